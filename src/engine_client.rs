@@ -4,29 +4,31 @@
 //! back everything in it that has not finished. Knows token ids only; no text, no HTTP.
 
 mod admission;
-mod held;
+mod cached_blocks;
+mod deferred_submit;
 mod inbox;
 #[cfg(all(test, feature = "interleavings"))]
 mod interleavings;
 mod mailbox;
 mod prefill_rate;
-mod resident;
 
-pub use admission::{Admission, AdmissionLimits, HeldBytes, Overload, Ticket};
-pub use held::Held;
-pub use inbox::Inbox;
-pub use mailbox::EventStream;
-pub use resident::Resident;
+pub use admission::{
+    AdmissionController, AdmissionLimits, AdmissionPermit, OverloadRejection, QueuedBytes,
+};
+pub use cached_blocks::CachedBlocks;
+pub use deferred_submit::DeferredSubmit;
+pub use inbox::BatchInbox;
+pub use mailbox::RequestEventStream;
 
-use crate::grammar::Guide;
-use crate::metrics::{Metrics, RequestTimes};
+use crate::grammar::DecodingGuide;
+use crate::metrics::{RequestTimes, ServerMetrics};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{DashMap, Mutex, lock};
-use mailbox::Mailbox;
-use protocol::{Epoch, Profiled, Ready, Replica, RequestId, StepId, ToExecutor};
+use mailbox::StreamMailbox;
+use protocol::{Epoch, ExecutorCommand, ExecutorReady, ProfilerStatus, Replica, RequestId, StepId};
 use scheduler::{
-    AbortCause, Enrolment, ErrorCode, Event, Finish, Loss, PromptHasher, StepStats, Submit,
-    TokenEvent,
+    AbortCause, ExecutorFailure, FinishReason, PromptHasher, RequestError, RequestIdAssigner,
+    RequestSubmission, SchedulerEvent, StepStats, TokenEvent,
 };
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -36,7 +38,7 @@ use tokio::sync::oneshot;
 
 /// Which executor says something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sender {
+pub struct ExecutorId {
     /// Its replica.
     pub replica: Replica,
     /// Its generation; what one of another generation than the engine's says is old news.
@@ -47,69 +49,69 @@ pub struct Sender {
 
 /// What reaches the engine's thread.
 #[derive(Debug)]
-pub enum Signal {
+pub enum EngineMessage {
     /// For `Engine::tick`.
-    Event(Event),
+    Event(SchedulerEvent),
     /// What the output of a request follows whose submit comes next.
-    Guide {
+    DecodingGuide {
         /// The request.
         request: RequestId,
         /// What limits its tokens.
-        guide: Guide,
+        guide: DecodingGuide,
     },
     /// An executor failed or is gone, and why.
-    Lost {
+    ExecutorFailed {
         /// Which.
-        sender: Sender,
+        sender: ExecutorId,
         /// What kind of loss it is.
-        loss: Loss,
+        failure: ExecutorFailure,
         /// What happened.
         cause: String,
     },
     /// The executors of a replica are ready, of the engine's generation and with an empty cache.
-    Back {
+    ExecutorRestored {
         /// Whose.
         replica: Replica,
         /// Road to them.
-        executor: SyncSender<ToExecutor>,
+        executor: SyncSender<ExecutorCommand>,
         /// What they brought up.
-        ready: Ready,
+        ready: ExecutorReady,
     },
     /// Record steps in new traces, or no more.
     Profile {
         /// Whether to record.
         on: bool,
         /// Where every executor's answer goes; closed once there will be no more.
-        replies: UnboundedSender<Profiled>,
+        replies: UnboundedSender<ProfilerStatus>,
     },
     /// An executor's answer to that.
-    Profiled(Sender, Profiled),
+    ProfileReply(ExecutorId, ProfilerStatus),
     /// A rank has done a step that another one answers.
-    StepDone(Sender, StepId),
+    StepDone(ExecutorId, StepId),
     /// List the blocks that prefix hits may find.
-    Resident {
+    ListCachedBlocks {
         /// Who waits for the list, one entry per replica.
-        reply: oneshot::Sender<Vec<Resident>>,
+        reply: oneshot::Sender<Vec<CachedBlocks>>,
     },
     /// Forget every cached prefix.
-    ClearPrefixCache {
+    ResetPrefixCache {
         /// Send requests that hold blocks back to the queue; else they prevent it.
         restart: bool,
         /// Who waits to hear whether it was done.
         reply: oneshot::Sender<bool>,
     },
     /// An executor gave a sign of life.
-    Beat(Sender),
+    Heartbeat(ExecutorId),
     /// There will be no executor any more, and why.
-    GiveUp(String),
+    RestartsExhausted(String),
     /// Stop the loop.
     Stop,
 }
 
 /// Where a request's events go.
 #[derive(Debug)]
-struct Route {
-    mailbox: Arc<Mailbox>,
+struct RequestRoute {
+    mailbox: Arc<StreamMailbox>,
     /// Place of the request in its stream.
     index: u32,
     times: RequestTimes,
@@ -120,40 +122,49 @@ struct Route {
 /// Handle to the engine; clones share everything.
 #[derive(Clone)]
 pub struct EngineClient {
-    shared: Arc<Shared>,
+    state: Arc<EngineClientState>,
 }
 
-struct Shared {
-    inflight: DashMap<RequestId, Route>,
-    inbox: Arc<Inbox<Signal>>,
+struct EngineClientState {
+    inflight: DashMap<RequestId, RequestRoute>,
+    inbox: Arc<BatchInbox<EngineMessage>>,
     hasher: PromptHasher,
-    admission: Arc<Admission>,
+    admission: Arc<AdmissionController>,
     next_id: AtomicU64,
     /// How requests end from now on, those included that come later.
-    closed: Mutex<Option<Finish>>,
+    closed: Mutex<Option<FinishReason>>,
     /// Of each replica.
     stats: Mutex<Vec<StepStats>>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ServerMetrics>,
 }
 
 impl EngineClient {
     /// A client of the engine that reads `inbox` and hashes prompts with `hasher`.
     pub fn new(
-        inbox: Arc<Inbox<Signal>>,
+        inbox: Arc<BatchInbox<EngineMessage>>,
         hasher: PromptHasher,
-        admission: Arc<Admission>,
-        metrics: Arc<Metrics>,
+        admission: Arc<AdmissionController>,
+        metrics: Arc<ServerMetrics>,
     ) -> Self {
         let next_id = AtomicU64::new(1);
         let inflight = DashMap::new();
         let (closed, stats) = (Mutex::default(), Mutex::default());
-        let shared = Shared { inflight, inbox, hasher, admission, next_id, closed, stats, metrics };
-        Self { shared: Arc::new(shared) }
+        let shared = EngineClientState {
+            inflight,
+            inbox,
+            hasher,
+            admission,
+            next_id,
+            closed,
+            stats,
+            metrics,
+        };
+        Self { state: Arc::new(shared) }
     }
 
     /// Counters that decide whether a request is taken.
-    pub fn admission(&self) -> &Arc<Admission> {
-        &self.shared.admission
+    pub fn admission(&self) -> &Arc<AdmissionController> {
+        &self.state.admission
     }
 
     /// Sends requests as one stream, `n` for each prompt; `submits[i].id` is overwritten with a fresh id and
@@ -162,95 +173,105 @@ impl EngineClient {
     /// `name`: what the client calls them all.
     pub fn submit(
         &self,
-        mut submits: Vec<Submit>,
+        mut submits: Vec<RequestSubmission>,
         n: u32,
         name: &str,
-        ticket: Ticket,
-    ) -> EventStream {
+        ticket: AdmissionPermit,
+    ) -> RequestEventStream {
         let stream = self.register(&mut submits, n, name, ticket);
         let ids: Vec<RequestId> = submits.iter().map(|submit| submit.id).collect();
-        let events = submits.into_iter().map(|s| Signal::Event(Event::Submit(Box::new(s))));
-        self.shared.inbox.push_all(events);
+        let events =
+            submits.into_iter().map(|s| EngineMessage::Event(SchedulerEvent::Submit(Box::new(s))));
+        self.state.inbox.push_all(events);
         for request in ids {
-            if !self.shared.inflight.contains_key(&request) {
+            if !self.state.inflight.contains_key(&request) {
                 // Whoever took it back before it was sent was heard too early. What has ended in the engine it ignores.
                 let cause = AbortCause::Operator;
-                self.shared.inbox.push(Signal::Event(Event::Abort { request, cause }));
+                self.state
+                    .inbox
+                    .push(EngineMessage::Event(SchedulerEvent::Abort { request, cause }));
             }
         }
         stream
     }
 
     /// The same, but the engine hears of them only once something that they need is there.
-    pub fn hold(
+    pub fn submit_deferred(
         &self,
-        mut submits: Vec<Submit>,
+        mut submits: Vec<RequestSubmission>,
         n: u32,
         name: &str,
-        ticket: Ticket,
-    ) -> (EventStream, Held) {
+        ticket: AdmissionPermit,
+    ) -> (RequestEventStream, DeferredSubmit) {
         let stream = self.register(&mut submits, n, name, ticket);
-        (stream, Held::new(self.clone(), submits))
+        (stream, DeferredSubmit::new(self.clone(), submits))
     }
 
-    fn register(&self, submits: &mut [Submit], n: u32, name: &str, ticket: Ticket) -> EventStream {
+    fn register(
+        &self,
+        submits: &mut [RequestSubmission],
+        n: u32,
+        name: &str,
+        ticket: AdmissionPermit,
+    ) -> RequestEventStream {
         let name: Arc<str> = name.into();
         let count = submits.len() as u64;
-        let first = self.shared.next_id.fetch_add(count, Ordering::Relaxed);
-        let mailbox = Arc::new(Mailbox::default());
-        Enrolment::default().enrol(submits, first, &name, &self.shared.hasher);
+        let first = self.state.next_id.fetch_add(count, Ordering::Relaxed);
+        let mailbox = Arc::new(StreamMailbox::default());
+        RequestIdAssigner::default().assign_ids(submits, first, &name, &self.state.hasher);
         let prompt_tokens = submits.iter().map(|submit| submit.tokens.len() as u64).collect();
         let mut index = 0;
         for choices in submits.chunks(n.max(1) as usize) {
             let (n, len) = (choices.len() as u32, choices[0].tokens.len() as u32);
-            let times = RequestTimes::of_choices(n, ticket.entered(), len, choices[0].max_tokens);
+            let times =
+                RequestTimes::of_choices(n, ticket.admitted_at(), len, choices[0].max_tokens);
             for (submit, times) in choices.iter().zip(times) {
                 let (mailbox, name) = (Arc::clone(&mailbox), Arc::clone(&name));
-                let route = Route { mailbox, index, times, name };
-                self.shared.inflight.insert(submit.id, route);
+                let route = RequestRoute { mailbox, index, times, name };
+                self.state.inflight.insert(submit.id, route);
                 index += 1;
             }
         }
         // `close` may have looked before they were there.
-        let closed = lock(&self.shared.closed).clone();
+        let closed = lock(&self.state.closed).clone();
         if let Some(finish) = closed {
             for submit in submits.iter() {
-                self.end(submit.id, &finish);
+                self.finish_request(submit.id, &finish);
             }
         }
-        EventStream::new(self.clone(), mailbox, RequestId(first), prompt_tokens, ticket)
+        RequestEventStream::new(self.clone(), mailbox, RequestId(first), prompt_tokens, ticket)
     }
 
     /// Takes a request back. Its stream hears no more of it; unknown ones are ignored.
     pub fn abort(&self, request: RequestId, cause: AbortCause) {
-        if let Some((_, route)) = self.shared.inflight.remove(&request) {
-            let requests = &self.shared.metrics.requests;
-            requests.ended(&route.times, &Finish::Abort(cause), Instant::now());
-            self.shared.inbox.push(Signal::Event(Event::Abort { request, cause }));
+        if let Some((_, route)) = self.state.inflight.remove(&request) {
+            let requests = &self.state.metrics.requests;
+            requests.ended(&route.times, &FinishReason::Abort(cause), Instant::now());
+            self.state.inbox.push(EngineMessage::Event(SchedulerEvent::Abort { request, cause }));
         }
     }
 
     /// Takes back every request whose name is meant; their streams end as aborted. Returns how many.
-    pub fn abort_named(&self, is_meant: impl Fn(&str) -> bool) -> usize {
-        let inflight = self.shared.inflight.iter();
+    pub fn abort_by_name(&self, is_meant: impl Fn(&str) -> bool) -> usize {
+        let inflight = self.state.inflight.iter();
         let named = inflight.map(|entry| (*entry.key(), Arc::clone(&entry.value().name)));
-        let meant = Enrolment::default().meant(named, is_meant);
-        let finish = Finish::Abort(AbortCause::Operator);
-        meant.into_iter().filter(|request| self.end(*request, &finish)).count()
+        let meant = RequestIdAssigner::default().ids_by_client_id(named, is_meant);
+        let finish = FinishReason::Abort(AbortCause::Operator);
+        meant.into_iter().filter(|request| self.finish_request(*request, &finish)).count()
     }
 
     /// Hands one step's events to their streams and wakes them.
     pub fn deliver(&self, events: Vec<TokenEvent>) {
-        let round = self.shared.metrics.requests.round();
+        let round = self.state.metrics.requests.delivery_round();
         for event in events {
             let request = event.request;
-            if event.finish.is_some() {
+            if event.finish_reason.is_some() {
                 // Removed first: a stream that sees the end must not abort what has ended.
-                if let Some((_, mut route)) = self.shared.inflight.remove(&request) {
+                if let Some((_, mut route)) = self.state.inflight.remove(&request) {
                     round.event(&mut route.times, &event);
                     route.mailbox.put(route.index, event);
                 }
-            } else if let Some(mut route) = self.shared.inflight.get_mut(&request) {
+            } else if let Some(mut route) = self.state.inflight.get_mut(&request) {
                 round.event(&mut route.times, &event);
                 route.mailbox.put(route.index, event);
             }
@@ -259,27 +280,27 @@ impl EngineClient {
 
     /// Ends every request, also those that come later: as aborted ones, or because the engine is lost. How many were
     /// there.
-    pub fn close(&self, finish: &Finish) -> usize {
-        *lock(&self.shared.closed) = Some(finish.clone());
-        let requests: Vec<RequestId> = self.shared.inflight.iter().map(|e| *e.key()).collect();
-        requests.into_iter().filter(|request| self.end(*request, finish)).count()
+    pub fn close(&self, finish: &FinishReason) -> usize {
+        *lock(&self.state.closed) = Some(finish.clone());
+        let requests: Vec<RequestId> = self.state.inflight.iter().map(|e| *e.key()).collect();
+        requests.into_iter().filter(|request| self.finish_request(*request, finish)).count()
     }
 
     /// Ends a request; whether it was still there.
-    fn end(&self, request: RequestId, finish: &Finish) -> bool {
-        let Some((_, route)) = self.shared.inflight.remove(&request) else { return false };
-        self.shared.metrics.requests.ended(&route.times, finish, Instant::now());
-        if let Finish::Abort(cause) = *finish {
-            self.shared.inbox.push(Signal::Event(Event::Abort { request, cause }));
+    fn finish_request(&self, request: RequestId, finish: &FinishReason) -> bool {
+        let Some((_, route)) = self.state.inflight.remove(&request) else { return false };
+        self.state.metrics.requests.ended(&route.times, finish, Instant::now());
+        if let FinishReason::Abort(cause) = *finish {
+            self.state.inbox.push(EngineMessage::Event(SchedulerEvent::Abort { request, cause }));
         }
-        route.mailbox.put(route.index, TokenEvent::end(request, finish.clone()));
+        route.mailbox.put(route.index, TokenEvent::finished(request, finish.clone()));
         true
     }
 
     /// Has steps recorded in new traces, or no more. Each executor that is there answers.
-    pub fn profile(&self, on: bool) -> UnboundedReceiver<Profiled> {
+    pub fn profile(&self, on: bool) -> UnboundedReceiver<ProfilerStatus> {
         let (replies, answers) = unbounded_channel();
-        self.shared.inbox.push(Signal::Profile { on, replies });
+        self.state.inbox.push(EngineMessage::Profile { on, replies });
         answers
     }
 
@@ -287,30 +308,30 @@ impl EngineClient {
     /// prevent it, unless they are to be restarted.
     pub fn reset_prefix_cache(&self, restart: bool) -> oneshot::Receiver<bool> {
         let (reply, answer) = oneshot::channel();
-        self.shared.inbox.push(Signal::ClearPrefixCache { restart, reply });
+        self.state.inbox.push(EngineMessage::ResetPrefixCache { restart, reply });
         answer
     }
 
     /// Lists the blocks that prefix hits may find, between two steps. The answer is an error if the engine is gone.
-    pub fn resident(&self) -> oneshot::Receiver<Vec<Resident>> {
+    pub fn cached_blocks(&self) -> oneshot::Receiver<Vec<CachedBlocks>> {
         let (reply, answer) = oneshot::channel();
-        self.shared.inbox.push(Signal::Resident { reply });
+        self.state.inbox.push(EngineMessage::ListCachedBlocks { reply });
         answer
     }
 
     /// Counters of the first replica after its last tick that changed them.
     pub fn stats(&self) -> StepStats {
-        self.replicas().into_iter().next().unwrap_or_default()
+        self.replica_stats().into_iter().next().unwrap_or_default()
     }
 
     /// Counters of every replica that has told any.
-    pub fn replicas(&self) -> Vec<StepStats> {
-        lock(&self.shared.stats).clone()
+    pub fn replica_stats(&self) -> Vec<StepStats> {
+        lock(&self.state.stats).clone()
     }
 
     /// Publishes counters of a replica.
     pub fn set_stats(&self, stats: StepStats) {
-        let mut all = lock(&self.shared.stats);
+        let mut all = lock(&self.state.stats);
         let index = usize::from(stats.replica.0);
         if index >= all.len() {
             all.resize(index + 1, StepStats::default());
@@ -320,9 +341,9 @@ impl EngineClient {
 
     /// Requests sent and not ended.
     pub fn requests_in_flight(&self) -> usize {
-        self.shared.inflight.len()
+        self.state.inflight.len()
     }
 }
 
 /// How requests end when the engine is gone for good.
-pub const ENGINE_LOST: Finish = Finish::Error(ErrorCode::EngineUnavailable);
+pub const ENGINE_UNAVAILABLE: FinishReason = FinishReason::Error(RequestError::ReplicaUnavailable);

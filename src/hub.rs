@@ -11,14 +11,14 @@ use std::time::Duration;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 
-use crate::config::Environment;
-use crate::progress::{Progress, Unit};
+use crate::config::ProcessEnvironment;
+use crate::progress::{ProgressReporter, ProgressUnit};
 
 /// How often a broken transfer is taken up again before giving up.
 const ATTEMPTS: u32 = 5;
 
 /// Files that describe a model, fetched where the repository has them.
-const DESCRIPTIONS: &[&str] = &["config.json", "generation_config.json"];
+const CONFIG_FILES: &[&str] = &["config.json", "generation_config.json"];
 
 /// Files that turn text into ids, fetched where the repository has them.
 const TEXT_FILES: &[&str] = &[
@@ -29,16 +29,16 @@ const TEXT_FILES: &[&str] = &[
     "chat_template.json",
 ];
 
-const INDEX: &str = "model.safetensors.index.json";
-const SINGLE: &str = "model.safetensors";
+const INDEX_FILE: &str = "model.safetensors.index.json";
+const SINGLE_WEIGHTS_FILE: &str = "model.safetensors";
 
 /// Which of a repository's files are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum HubFileSet {
     /// Everything serving reads.
-    Model,
+    Everything,
     /// Everything but the weights (they are synthesised).
-    Description,
+    WithoutWeights,
     /// The tokenizer's files alone.
     Tokenizer,
     /// What computes, of a model that speaks by another one's tokenizer.
@@ -47,13 +47,13 @@ pub enum Wanted {
     Config,
 }
 
-impl Wanted {
+impl HubFileSet {
     fn has_text(self) -> bool {
         !matches!(self, Self::Weights | Self::Config)
     }
 
     fn has_weights(self) -> bool {
-        matches!(self, Self::Model | Self::Weights)
+        matches!(self, Self::Everything | Self::Weights)
     }
 }
 
@@ -62,10 +62,10 @@ impl Wanted {
 pub enum HubError {
     /// It looks like a path, and nothing is there.
     #[error("{0}: no such model folder")]
-    NoFolder(String),
+    FolderMissing(String),
     /// Neither an existing folder nor `name` or `owner/name`.
     #[error("{0}: neither a model folder nor a hub id such as owner/name")]
-    NotAnId(String),
+    InvalidId(String),
     /// The hub does not know the repository or the revision.
     #[error("{id}: the hub at {endpoint} has no such model or revision ({revision})")]
     NotFound {
@@ -112,7 +112,7 @@ pub enum HubError {
     },
     /// There is no place for downloads.
     #[error("no cache folder: set HF_HOME or --download-dir")]
-    NoCache,
+    CacheFolderUnknown,
 }
 
 /// How the hub is reached.
@@ -130,11 +130,14 @@ pub struct HubOptions {
 
 impl HubOptions {
     /// From the environment; `download_dir` takes the cache's place.
-    pub fn new(environment: &Environment, download_dir: Option<&Path>) -> Result<Self, HubError> {
+    pub fn new(
+        environment: &ProcessEnvironment,
+        download_dir: Option<&Path>,
+    ) -> Result<Self, HubError> {
         let cache = download_dir.map(Path::to_owned).or_else(|| environment.hub_cache.clone());
         let endpoint = environment.hub_endpoint.clone();
         Ok(Self {
-            cache: cache.ok_or(HubError::NoCache)?,
+            cache: cache.ok_or(HubError::CacheFolderUnknown)?,
             endpoint: endpoint.unwrap_or_else(|| "https://huggingface.co".to_owned()),
             token: environment.hub_token.clone(),
             offline: environment.hub_offline,
@@ -146,15 +149,15 @@ impl HubOptions {
 pub fn resolve(
     model: &str,
     revision: Option<&str>,
-    wanted: Wanted,
-    environment: &Environment,
+    wanted: HubFileSet,
+    environment: &ProcessEnvironment,
     download_dir: Option<&Path>,
 ) -> Result<PathBuf, HubError> {
     if Path::new(model).is_dir() {
         return Ok(PathBuf::from(model));
     }
     if model.starts_with(['.', '/', '~']) || model.matches('/').count() > 1 {
-        return Err(HubError::NoFolder(model.to_owned()));
+        return Err(HubError::FolderMissing(model.to_owned()));
     }
     let plain = |part: &str| {
         !part.is_empty()
@@ -162,13 +165,13 @@ pub fn resolve(
             && part.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
     };
     if !model.split('/').all(plain) || Path::new(model).exists() {
-        return Err(HubError::NotAnId(model.to_owned()));
+        return Err(HubError::InvalidId(model.to_owned()));
     }
-    Hub::new(model, revision, HubOptions::new(environment, download_dir)?)?.fetch(wanted)
+    HubRepository::new(model, revision, HubOptions::new(environment, download_dir)?)?.fetch(wanted)
 }
 
 /// One repository of the hub, at one revision.
-struct Hub {
+struct HubRepository {
     id: String,
     revision: String,
     options: HubOptions,
@@ -176,7 +179,7 @@ struct Hub {
     cache: Cache,
 }
 
-impl Hub {
+impl HubRepository {
     fn new(id: &str, revision: Option<&str>, options: HubOptions) -> Result<Self, HubError> {
         let cache = Cache::new(options.cache.clone());
         let api = ApiBuilder::from_cache(cache.clone())
@@ -198,11 +201,12 @@ impl Hub {
         Repo::with_revision(self.id.clone(), RepoType::Model, revision.to_owned())
     }
 
-    fn fetch(&self, wanted: Wanted) -> Result<PathBuf, HubError> {
+    fn fetch(&self, wanted: HubFileSet) -> Result<PathBuf, HubError> {
         if self.options.offline {
             return self.cached(wanted);
         }
-        let info = self.attempt("file list", || self.api.repo(self.repo(&self.revision)).info())?;
+        let info =
+            self.with_retries("file list", || self.api.repo(self.repo(&self.revision)).info())?;
         let offered: BTreeSet<String> = info.siblings.into_iter().map(|s| s.rfilename).collect();
         // One commit for all files, whatever happens to the branch meanwhile.
         let pinned = self.api.repo(self.repo(&info.sha));
@@ -214,13 +218,13 @@ impl Hub {
             self.download(&pinned, file)?;
         }
         let named = self.cache.repo(self.repo(&self.revision));
-        named.create_ref(&info.sha).map_err(|e| self.failed("refs", &e))?;
+        named.create_ref(&info.sha).map_err(|e| self.transfer_error("refs", &e))?;
         Ok(named.pointer_path(&info.sha))
     }
 
     fn small_files(
         &self,
-        wanted: Wanted,
+        wanted: HubFileSet,
         offered: &BTreeSet<String>,
     ) -> Result<Vec<String>, HubError> {
         let (mut names, mut needed) = (Vec::new(), Vec::new());
@@ -228,8 +232,8 @@ impl Hub {
             names.extend(TEXT_FILES);
             needed.push("tokenizer.json");
         }
-        if wanted != Wanted::Tokenizer {
-            names.extend(DESCRIPTIONS);
+        if wanted != HubFileSet::Tokenizer {
+            names.extend(CONFIG_FILES);
             needed.push("config.json");
         }
         if let Some(file) = needed.into_iter().find(|file| !offered.contains(*file)) {
@@ -244,16 +248,16 @@ impl Hub {
         repo: &ApiRepo,
         offered: &BTreeSet<String>,
     ) -> Result<Vec<String>, HubError> {
-        if !offered.contains(INDEX) {
-            if offered.contains(SINGLE) {
-                return Ok(vec![SINGLE.to_owned()]);
+        if !offered.contains(INDEX_FILE) {
+            if offered.contains(SINGLE_WEIGHTS_FILE) {
+                return Ok(vec![SINGLE_WEIGHTS_FILE.to_owned()]);
             }
-            let file = SINGLE.to_owned();
+            let file = SINGLE_WEIGHTS_FILE.to_owned();
             return Err(HubError::FileMissing { id: self.id.clone(), file });
         }
-        let path = self.download(repo, INDEX)?;
-        let bytes = std::fs::read(path).map_err(|e| self.failed(INDEX, &e))?;
-        let shards = shards(&bytes).map_err(|reason| self.failed(INDEX, &reason))?;
+        let path = self.download(repo, INDEX_FILE)?;
+        let bytes = std::fs::read(path).map_err(|e| self.transfer_error(INDEX_FILE, &e))?;
+        let shards = shards(&bytes).map_err(|reason| self.transfer_error(INDEX_FILE, &reason))?;
         match shards.iter().find(|shard| !offered.contains(*shard)) {
             Some(shard) => Err(HubError::FileMissing { id: self.id.clone(), file: shard.clone() }),
             None => Ok(shards.into_iter().collect()),
@@ -262,7 +266,7 @@ impl Hub {
 
     /// Fetches one file, or the rest of it; a complete one in the cache is taken as it is.
     fn download(&self, repo: &ApiRepo, file: &str) -> Result<PathBuf, HubError> {
-        self.attempt(file, || {
+        self.with_retries(file, || {
             let metadata = self.api.metadata(&repo.url(file))?;
             let here = self.cache.repo(self.repo(metadata.commit_hash()));
             let blob = here.blob_path(metadata.etag());
@@ -277,7 +281,7 @@ impl Hub {
             if part.metadata().is_ok_and(|m| m.len() >= size) {
                 std::fs::remove_file(&part)?;
             }
-            let path = repo.download_with_progress(file, Transfer::new())?;
+            let path = repo.download_with_progress(file, TransferProgress::new())?;
             if complete(&path) {
                 return Ok(path);
             }
@@ -289,7 +293,7 @@ impl Hub {
     }
 
     /// Runs `work` until it succeeds, fails for good, or has failed too often.
-    fn attempt<T>(
+    fn with_retries<T>(
         &self,
         what: &str,
         work: impl Fn() -> Result<T, ApiError>,
@@ -312,9 +316,9 @@ impl Hub {
                     return Err(HubError::Denied { id: self.id.clone(), status });
                 }
                 Some(status) if status < 500 && status != 408 && status != 429 => {
-                    return Err(self.failed(what, &format!("status {status}")));
+                    return Err(self.transfer_error(what, &format!("status {status}")));
                 }
-                _ if tried == ATTEMPTS => return Err(self.failed(what, &error)),
+                _ if tried == ATTEMPTS => return Err(self.transfer_error(what, &error)),
                 _ => tracing::warn!("{}: {what}: {error}; trying again", self.id),
             }
             std::thread::sleep(Duration::from_millis(250 << tried));
@@ -323,7 +327,7 @@ impl Hub {
     }
 
     /// What an earlier download left, if it is complete.
-    fn cached(&self, wanted: Wanted) -> Result<PathBuf, HubError> {
+    fn cached(&self, wanted: HubFileSet) -> Result<PathBuf, HubError> {
         let here = self.cache.repo(self.repo(&self.revision));
         let folder = |file: &str| here.get(file).and_then(|path| Some(path.parent()?.to_owned()));
         let absent = || HubError::Offline {
@@ -332,14 +336,16 @@ impl Hub {
         };
         let first = if wanted.has_text() { "tokenizer.json" } else { "config.json" };
         let dir = folder(first).ok_or_else(absent)?;
-        if wanted != Wanted::Tokenizer {
+        if wanted != HubFileSet::Tokenizer {
             folder("config.json").ok_or_else(absent)?;
         }
         if wanted.has_weights() {
-            let index = std::fs::read(dir.join(INDEX)).ok();
+            let index = std::fs::read(dir.join(INDEX_FILE)).ok();
             let files = match index {
-                Some(bytes) => shards(&bytes).map_err(|reason| self.failed(INDEX, &reason))?,
-                None => BTreeSet::from([SINGLE.to_owned()]),
+                Some(bytes) => {
+                    shards(&bytes).map_err(|reason| self.transfer_error(INDEX_FILE, &reason))?
+                }
+                None => BTreeSet::from([SINGLE_WEIGHTS_FILE.to_owned()]),
             };
             if !files.iter().all(|file| dir.join(file).exists()) {
                 return Err(absent());
@@ -348,7 +354,7 @@ impl Hub {
         Ok(dir)
     }
 
-    fn failed(&self, file: &str, reason: &dyn std::fmt::Display) -> HubError {
+    fn transfer_error(&self, file: &str, reason: &dyn std::fmt::Display) -> HubError {
         HubError::Transfer {
             id: self.id.clone(),
             file: file.to_owned(),
@@ -371,10 +377,10 @@ fn status(error: &ApiError) -> Option<u16> {
 /// File names in a safetensors index, refused unless they are plain.
 fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     #[derive(serde::Deserialize)]
-    struct Index {
+    struct SafetensorsIndex {
         weight_map: std::collections::BTreeMap<String, String>,
     }
-    let index: Index = serde_json::from_slice(index).map_err(|e| e.to_string())?;
+    let index: SafetensorsIndex = serde_json::from_slice(index).map_err(|e| e.to_string())?;
     let files: BTreeSet<String> = index.weight_map.into_values().collect();
     match files.iter().find(|name| !name.ends_with(".safetensors") || name.contains(['/', '\\'])) {
         Some(name) => Err(format!("{name:?} is not the name of a tensor file")),
@@ -383,24 +389,25 @@ fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
 }
 
 /// Shows one transfer.
-struct Transfer {
-    bar: Option<Progress>,
+struct TransferProgress {
+    bar: Option<ProgressReporter>,
     done: u64,
     total: u64,
 }
 
-impl Transfer {
+impl TransferProgress {
     fn new() -> Self {
         Self { bar: None, done: 0, total: 0 }
     }
 }
 
-impl hf_hub::api::Progress for Transfer {
+impl hf_hub::api::Progress for TransferProgress {
     fn init(&mut self, size: usize, file: &str) {
         self.total = size as u64;
         self.done = 0;
         let label = format!("download {file}");
-        self.bar.get_or_insert_with(|| Progress::new(&label, size as u64, Unit::Bytes));
+        self.bar
+            .get_or_insert_with(|| ProgressReporter::new(&label, size as u64, ProgressUnit::Bytes));
     }
 
     fn update(&mut self, bytes: usize) {

@@ -11,7 +11,7 @@ pub mod hub;
 pub mod kv_events;
 pub mod launcher;
 pub mod log;
-mod log_rate;
+mod log_rate_limiter;
 pub mod metrics;
 pub mod progress;
 pub mod server;

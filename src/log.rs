@@ -13,47 +13,47 @@ use tracing_subscriber::fmt::MakeWriter;
 /// What a pipe that is said to be writable takes without waiting (POSIX, `PIPE_BUF`).
 const PIECE_BYTES: usize = 4_096;
 /// How long a reader that has kept up so far is waited for.
-const PATIENCE_MS: i64 = 20;
+const READER_WAIT_MS: i64 = 20;
 
 /// The log's end of stderr; clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct LogWriter {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<LogWriterState>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LogWriterState {
     /// Lines that nobody took, since the last word about it.
-    lost: u64,
+    dropped_lines: u64,
     /// Whether the last line was lost: then nobody waits for the reader.
-    stuck: bool,
+    last_line_dropped: bool,
     /// Whether the last line stopped before its end.
-    cut: bool,
+    last_line_truncated: bool,
 }
 
-impl State {
+impl LogWriterState {
     /// Writes one line or loses it. Returns how many were lost before, if it could be written.
-    fn take(&mut self, line: &[u8], stderr: &mut StderrLock<'_>) -> u64 {
-        let end: &[u8] = if self.cut { b"\n" } else { b"" };
+    fn write_or_drop(&mut self, line: &[u8], stderr: &mut StderrLock<'_>) -> u64 {
+        let end: &[u8] = if self.last_line_truncated { b"\n" } else { b"" };
         let mut begun = false;
         let done = [end, line].into_iter().flat_map(|part| part.chunks(PIECE_BYTES)).all(|piece| {
             let written = self.has_room(stderr) && stderr.write_all(piece).is_ok();
             begun |= written;
             written
         });
-        self.stuck = !done;
+        self.last_line_dropped = !done;
         if done {
-            self.cut = false;
-            return std::mem::take(&mut self.lost);
+            self.last_line_truncated = false;
+            return std::mem::take(&mut self.dropped_lines);
         }
-        self.cut |= begun;
-        self.lost += 1;
+        self.last_line_truncated |= begun;
+        self.dropped_lines += 1;
         0
     }
 
     /// Whether a piece can be written, or written in vain, without waiting.
     fn has_room(&self, stderr: &StderrLock<'_>) -> bool {
-        let patience_ms = if self.stuck { 0 } else { PATIENCE_MS };
+        let patience_ms = if self.last_line_dropped { 0 } else { READER_WAIT_MS };
         let patience = Timespec { tv_sec: 0, tv_nsec: patience_ms * 1_000_000 };
         let mut watched = [PollFd::new(stderr, PollFlags::OUT)];
         poll(&mut watched, Some(&patience)).is_ok_and(|ready| ready > 0)
@@ -62,7 +62,7 @@ impl State {
 
 impl LogWriter {
     /// Writes a line that is no event.
-    pub fn say(&mut self, line: &str) {
+    pub fn write_plain_line(&mut self, line: &str) {
         // It is written or lost, never refused.
         let _ = self.write(format!("{line}\n").as_bytes());
     }
@@ -73,7 +73,7 @@ impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         // Held while it is looked and written: nobody else takes the room in between.
-        let lost = state.take(line, &mut io::stderr().lock());
+        let lost = state.write_or_drop(line, &mut io::stderr().lock());
         drop(state);
         if lost > 0 {
             tracing::warn!(lines = lost, "nobody took these lines of the log: they are lost");

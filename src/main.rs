@@ -1,6 +1,6 @@
 //! Entry point: parses the command line and runs one role.
 
-use hadron::config::{self, Command, ConfigError, Invocation, LogFormat};
+use hadron::config::{self, CliCommand, CliInvocation, CommandLineError, LogFormat};
 use hadron::log::LogWriter;
 use hadron::{bench, eval, events, launcher, synth};
 use std::io::{IsTerminal, Write};
@@ -30,32 +30,32 @@ fn start_log(format: LogFormat, filter: &str) {
 }
 
 /// The last word of a process that could not do what it was told to.
-fn complain(format: LogFormat, error: &anyhow::Error) {
+fn report_error(format: LogFormat, error: &anyhow::Error) {
     match format {
         // A closed stderr leaves the exit code.
-        LogFormat::Human => LogWriter::default().say(&format!("hadron: {error:#}")),
+        LogFormat::Human => LogWriter::default().write_plain_line(&format!("hadron: {error:#}")),
         LogFormat::Json => tracing::error!(cause = format!("{error:#}"), "hadron failed"),
     }
 }
 
 fn main() -> ExitCode {
-    let Invocation { command, environment, notes } = match config::from_process() {
+    let CliInvocation { command, environment, notes } = match config::from_process() {
         Ok(invocation) => invocation,
         Err(error) => {
             let code = error.exit_code();
             // Help is an answer, everything else a complaint.
             let _ = match &error {
-                ConfigError::Help(text) => write!(std::io::stdout(), "{text}"),
-                ConfigError::Usage(text) => writeln!(std::io::stderr(), "{text}"),
-                ConfigError::Refused(text) => writeln!(std::io::stderr(), "hadron: {text}"),
+                CommandLineError::Help(text) => write!(std::io::stdout(), "{text}"),
+                CommandLineError::Usage(text) => writeln!(std::io::stderr(), "{text}"),
+                CommandLineError::Rejected(text) => writeln!(std::io::stderr(), "hadron: {text}"),
             };
             return ExitCode::from(code);
         }
     };
     let format = match &command {
-        Command::Serve(args) => args.log.log_format,
-        Command::Executor(args) => args.log_format,
-        Command::GrammarWorker(args) => args.log_format,
+        CliCommand::Serve(args) => args.log.log_format,
+        CliCommand::Executor(args) => args.log_format,
+        CliCommand::GrammarWorker(args) => args.log_format,
         _ => LogFormat::Human,
     };
     start_log(format, environment.log.as_deref().unwrap_or(LOG_FILTER));
@@ -63,17 +63,17 @@ fn main() -> ExitCode {
         tracing::info!("{note}");
     }
     let outcome = match command {
-        Command::Serve(args) => launcher::serve::run(&args, &environment),
-        Command::Executor(args) => launcher::executor::child::run(&args),
-        Command::GrammarWorker(_) => launcher::grammar_worker::run(),
-        Command::TemplateWorker => launcher::template_worker::run(),
-        Command::Bench(command) => bench::run(command, &environment),
-        Command::Eval(command) => eval::run(command, &environment),
-        Command::Events(command) => events::run(&command, &environment),
-        Command::Synth(args) => synth::run(&args),
+        CliCommand::Serve(args) => launcher::serve::run(&args, &environment),
+        CliCommand::Executor(args) => launcher::executor::child::run(&args),
+        CliCommand::GrammarWorker(_) => launcher::grammar_worker::run(),
+        CliCommand::TemplateWorker => launcher::template_worker::run(),
+        CliCommand::Bench(command) => bench::run(command, &environment),
+        CliCommand::Eval(command) => eval::run(command, &environment),
+        CliCommand::Events(command) => events::run(&command, &environment),
+        CliCommand::Synth(args) => synth::run(&args),
     };
     outcome.unwrap_or_else(|error| {
-        complain(format, &error);
+        report_error(format, &error);
         ExitCode::FAILURE
     })
 }

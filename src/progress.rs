@@ -11,7 +11,7 @@ const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
+pub enum ProgressUnit {
     /// Bytes, shown in MiB and GiB.
     Bytes,
     /// Things, shown as a number.
@@ -20,38 +20,43 @@ pub enum Unit {
 
 /// One piece of long work. Dropping it without `finish` leaves its last state on screen.
 #[derive(Debug)]
-pub struct Progress {
+pub struct ProgressReporter {
     label: String,
-    unit: Unit,
-    sink: Sink,
+    unit: ProgressUnit,
+    sink: ProgressSink,
 }
 
 #[derive(Debug)]
-enum Sink {
+enum ProgressSink {
     Bar(ProgressBar),
-    Lines(Mutex<Lines>),
+    Lines(Mutex<ProgressLog>),
 }
 
 #[derive(Debug)]
-struct Lines {
+struct ProgressLog {
     done: u64,
     total: u64,
     started: Instant,
     written: Instant,
 }
 
-impl Progress {
+impl ProgressReporter {
     /// Work named `label` of `total` units; 0 = not known yet.
-    pub fn new(label: &str, total: u64, unit: Unit) -> Self {
+    pub fn new(label: &str, total: u64, unit: ProgressUnit) -> Self {
         let sink = if std::io::stderr().is_terminal() {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
             bar.set_style(style(unit));
             bar.set_message(label.to_owned());
             bar.enable_steady_tick(Duration::from_millis(200));
-            Sink::Bar(bar)
+            ProgressSink::Bar(bar)
         } else {
             let now = Instant::now();
-            Sink::Lines(Mutex::new(Lines { done: 0, total, started: now, written: now }))
+            ProgressSink::Lines(Mutex::new(ProgressLog {
+                done: 0,
+                total,
+                started: now,
+                written: now,
+            }))
         };
         Self { label: label.to_owned(), unit, sink }
     }
@@ -59,11 +64,11 @@ impl Progress {
     /// `done` of `total` units are finished.
     pub fn set(&self, done: u64, total: u64) {
         match &self.sink {
-            Sink::Bar(bar) => {
+            ProgressSink::Bar(bar) => {
                 bar.set_length(total);
                 bar.set_position(done);
             }
-            Sink::Lines(lines) => {
+            ProgressSink::Lines(lines) => {
                 let Ok(mut lines) = lines.lock() else { return };
                 lines.done = done;
                 lines.total = total;
@@ -78,8 +83,8 @@ impl Progress {
     /// So many more units are finished.
     pub fn add(&self, units: u64) {
         match &self.sink {
-            Sink::Bar(bar) => bar.inc(units),
-            Sink::Lines(lines) => {
+            ProgressSink::Bar(bar) => bar.inc(units),
+            ProgressSink::Lines(lines) => {
                 let (done, total) = match lines.lock() {
                     Ok(lines) => (lines.done + units, lines.total),
                     Err(_) => return,
@@ -92,13 +97,13 @@ impl Progress {
     /// The work is over: the bar goes, a line says how long it took.
     pub fn finish(self) {
         match &self.sink {
-            Sink::Bar(bar) => {
+            ProgressSink::Bar(bar) => {
                 let (done, elapsed) = (bar.position(), bar.elapsed());
                 bar.finish_and_clear();
                 // A closed stderr is no reason to stop working.
                 let _ignored = writeln!(std::io::stderr(), "{}", self.end(done, elapsed));
             }
-            Sink::Lines(lines) => {
+            ProgressSink::Lines(lines) => {
                 let Ok(lines) = lines.lock() else { return };
                 tracing::info!("{}", self.end(lines.done, lines.started.elapsed()));
             }
@@ -110,7 +115,7 @@ impl Progress {
         format!("{}: {} in {seconds:.1} s", self.label, self.amount(done))
     }
 
-    fn write_line(&self, lines: &Lines, suffix: &str) {
+    fn write_line(&self, lines: &ProgressLog, suffix: &str) {
         let percent = (lines.done * 100).checked_div(lines.total);
         let percent = percent.map_or_else(String::new, |p| format!(" ({p} %)"));
         let of = if lines.total > 0 {
@@ -123,18 +128,18 @@ impl Progress {
 
     fn amount(&self, units: u64) -> String {
         match self.unit {
-            Unit::Bytes => HumanBytes(units).to_string(),
-            Unit::Items => units.to_string(),
+            ProgressUnit::Bytes => HumanBytes(units).to_string(),
+            ProgressUnit::Items => units.to_string(),
         }
     }
 }
 
-fn style(unit: Unit) -> ProgressStyle {
+fn style(unit: ProgressUnit) -> ProgressStyle {
     let template = match unit {
-        Unit::Bytes => {
+        ProgressUnit::Bytes => {
             "{msg} {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta_precise}"
         }
-        Unit::Items => "{msg} {wide_bar} {pos}/{len} {per_sec} {eta_precise}",
+        ProgressUnit::Items => "{msg} {wide_bar} {pos}/{len} {per_sec} {eta_precise}",
     };
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

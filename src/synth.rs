@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, bail};
 use models::synth::{SynthDType, SynthOptions, write};
 
-use crate::config::{Dtype, SynthArgs};
-use crate::progress::{Progress, Unit};
+use crate::config::{DtypeArg, SynthArgs};
+use crate::progress::{ProgressReporter, ProgressUnit};
 
 /// Writes the checkpoint and says how to serve it.
 pub fn run(args: &SynthArgs) -> Result<ExitCode> {
@@ -20,12 +20,12 @@ pub fn run(args: &SynthArgs) -> Result<ExitCode> {
         bail!("{out}: not empty");
     }
     let dtype = match args.dtype {
-        Dtype::Auto | Dtype::Bfloat16 => SynthDType::BF16,
-        Dtype::Float32 => SynthDType::F32,
-        Dtype::Float16 => SynthDType::F16,
+        DtypeArg::Auto | DtypeArg::Bfloat16 => SynthDType::BF16,
+        DtypeArg::Float32 => SynthDType::F32,
+        DtypeArg::Float16 => SynthDType::F16,
     };
     let options = SynthOptions { seed: args.seed, dtype, ..SynthOptions::default() };
-    let progress = Progress::new(&format!("write {out}"), 0, Unit::Bytes);
+    let progress = ProgressReporter::new(&format!("write {out}"), 0, ProgressUnit::Bytes);
     write(&config, &args.out, &options, &mut |done, total| progress.set(done, total))
         .with_context(|| format!("synth {}", config.display()))?;
     progress.finish();

@@ -2,13 +2,15 @@
 //! through a communicator, in the order of a stream. Small sums go through memory that the GPUs share, where they reach
 //! each other's.
 //!
-//! Calls return when the device has been told. What it has come past shows later, see [`Launched`].
+//! Calls return when the device has been told. What it has come past shows later, see [`LaunchCheckpoint`].
 
-use crate::shared_group::SharedGroup;
-use crate::watch::{Health, Launched, Watch};
-use crate::{Call, Collective, CollectiveError, Operation, RowCounts};
-use kernels::hip::{Communication, Communicator, CommunicatorId, HipDevice, PeerMemory, PeerOffer};
-use kernels::{Buffer, DType, DeviceError, Driver, Mat, MatMut, Stream};
+use crate::group_watchdog::{GroupHealth, GroupWatchdog, LaunchCheckpoint};
+use crate::shared_memory_group::SharedMemoryGroup;
+use crate::{CollectiveBackend, CollectiveCall, CollectiveError, CollectiveOp, RowCounts};
+use kernels::gpu::{
+    CollectiveLibrary, CommunicatorId, GpuCommunicator, GpuDevice, PeerMemory, PeerMemoryHandle,
+};
+use kernels::{Buffer, DType, DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::thread;
@@ -16,276 +18,305 @@ use std::time::{Duration, Instant};
 
 /// Bytes that all others bring to a rank, up to which a matrix is summed in one shot: larger ones are the library's. At
 /// the largest that was measured, 1 MiB between two H200, it takes 9.6 µs where NCCL takes 15.4.
-const ONE_SHOT_BYTES: usize = 1 << 20;
+const ONE_SHOT_MAX_BYTES: usize = 1 << 20;
 /// How long ranks that have met may take to reach each other's devices.
-const JOIN: Duration = Duration::from_mins(2);
+const JOIN_TIMEOUT: Duration = Duration::from_mins(2);
 /// How often they are asked.
-const ASK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// One rank. Dropping it leaves the group, which ends it for the others.
 #[derive(Debug)]
 pub struct DeviceGroup {
     /// Before what it watches.
-    watch: Watch,
-    communicator: Arc<Communicator>,
+    watchdog: GroupWatchdog,
+    communicator: Arc<GpuCommunicator>,
     /// `None` where a rank does not reach another one's memory, and then why.
-    peers: Option<Arc<PeerMemory>>,
-    apart: Option<CollectiveError>,
-    shared: SharedGroup,
+    peer_memory: Option<Arc<PeerMemory>>,
+    peer_access_error: Option<CollectiveError>,
+    shared_group: SharedMemoryGroup,
     /// What is being recorded instead of done.
-    recording: RefCell<Option<Vec<Call>>>,
+    captured_calls: RefCell<Option<Vec<CollectiveCall>>>,
     /// A word that ranks bring to a barrier.
-    token: RefCell<Buffer>,
+    barrier_buffer: RefCell<Buffer>,
 }
 
 impl DeviceGroup {
     /// Joins the others of `shared`, each with a device of its own.
     ///
     /// Errors: there is no library for it, a rank is gone, or they do not reach each other.
-    pub fn join(shared: SharedGroup, device: &Arc<HipDevice>) -> Result<Self, CollectiveError> {
+    pub fn join(
+        shared: SharedMemoryGroup,
+        device: &Arc<GpuDevice>,
+    ) -> Result<Self, CollectiveError> {
         let others = shared.size().saturating_sub(1).max(1);
-        Self::join_summing(shared, device, ONE_SHOT_BYTES / others)
+        Self::join_with_one_shot_limit(shared, device, ONE_SHOT_MAX_BYTES / others)
     }
 
     /// The same with sums in one shot of up to so many bytes, 0 for none. All ranks say the same.
-    pub fn join_summing(
-        shared: SharedGroup,
-        device: &Arc<HipDevice>,
+    pub fn join_with_one_shot_limit(
+        shared: SharedMemoryGroup,
+        device: &Arc<GpuDevice>,
         one_shot_bytes: usize,
     ) -> Result<Self, CollectiveError> {
-        let communication = Communication::open(device)?;
+        let communication = CollectiveLibrary::open(device)?;
         let (rank, size) = (shared.rank(), shared.size());
         let mut words = match rank {
             0 => communication.new_id()?.words(),
             _ => [0; CommunicatorId::WORDS],
         };
         let told = MatMut::of(&mut words, 1, CommunicatorId::WORDS)?;
-        shared.broadcast(&Stream::default(), told, 0)?;
+        shared.broadcast(&DeviceStream::default(), told, 0)?;
         let health = Arc::new(shared.health());
         let id = CommunicatorId::of_words(&words);
         let communicator = Arc::new(communication.begin(&id, size, rank)?);
-        let joined = until_ready(&communicator, &health);
+        let joined = wait_until_ready(&communicator, &health);
         if let Err(error) = joined {
             communicator.abort();
             return Err(shared.fail(error));
         }
         let (peers, apart) = match one_shot_bytes {
             0 => (None, None),
-            bytes => match reach_peers(&shared, device, bytes)? {
+            bytes => match exchange_peer_memory(&shared, device, bytes)? {
                 Ok(peers) => (Some(Arc::new(peers)), None),
                 Err(error) => (None, Some(error)),
             },
         };
-        let watch = Watch::start(&health, &communicator, peers.as_ref())?;
+        let watch = GroupWatchdog::start(&health, &communicator, peers.as_ref())?;
         let token = RefCell::new(device.alloc(size_of::<f32>())?);
         let recording = RefCell::default();
-        Ok(Self { watch, communicator, peers, apart, shared, recording, token })
+        Ok(Self {
+            watchdog: watch,
+            communicator,
+            peer_memory: peers,
+            peer_access_error: apart,
+            shared_group: shared,
+            captured_calls: recording,
+            barrier_buffer: token,
+        })
     }
 
     /// Whether a matrix of this shape is summed through memory that the GPUs share; if not, by the library.
     #[must_use]
-    pub fn sums_in_one_shot(&self, rows: usize, cols: usize, dtype: DType) -> bool {
-        self.peers.as_ref().is_some_and(|peers| peers.fits(rows, cols, dtype))
+    pub fn uses_one_shot_all_reduce(&self, rows: usize, cols: usize, dtype: DType) -> bool {
+        self.peer_memory.as_ref().is_some_and(|peers| peers.fits(rows, cols, dtype))
     }
 
     /// Why all sums are the library's, if the GPUs do not reach each other's memory.
     #[must_use]
-    pub fn apart(&self) -> Option<&CollectiveError> {
-        self.apart.as_ref()
+    pub fn peer_access_error(&self) -> Option<&CollectiveError> {
+        self.peer_access_error.as_ref()
     }
 
     /// Launches a call, with a note of it where others can read it.
-    fn run(
+    fn launch_call(
         &self,
-        operation: Operation,
+        operation: CollectiveOp,
         (dtype, rows, cols): (DType, usize, usize),
-        launch: impl FnOnce(&Communicator) -> Result<(), DeviceError>,
+        launch: impl FnOnce(&GpuCommunicator) -> Result<(), DeviceError>,
     ) -> Result<(), CollectiveError> {
-        if self.communicator.is_rehearsing() {
+        if self.communicator.is_dry_run() {
             return Ok(launch(&self.communicator)?);
         }
-        self.watch.health.check()?;
+        self.watchdog.health.check()?;
         let recorded = {
-            let mut recording = self.recording.borrow_mut();
-            let call = Call::new(operation, dtype, rows, cols);
+            let mut recording = self.captured_calls.borrow_mut();
+            let call = CollectiveCall::new(operation, dtype, rows, cols);
             recording.as_mut().map(|calls| calls.push(call)).is_some()
         };
         if !recorded {
-            self.shared.note(Call::new(operation, dtype, rows, cols));
+            self.shared_group.record_call(CollectiveCall::new(operation, dtype, rows, cols));
         }
-        launch(&self.communicator).map_err(|error| self.failed(error))
+        launch(&self.communicator).map_err(|error| self.fail_with(error))
     }
 
     /// A rank that is gone says more than what the device makes of it.
-    fn failed(&self, error: DeviceError) -> CollectiveError {
+    fn fail_with(&self, error: DeviceError) -> CollectiveError {
         let refused = matches!(error, DeviceError::Shape { .. } | DeviceError::Unsupported { .. });
         if refused {
             return error.into();
         }
-        let health = &self.watch.health;
-        let error = health.check().and_then(|()| health.look()).err().unwrap_or(error.into());
-        self.shared.fail(health.fail(error))
+        let health = &self.watchdog.health;
+        let error =
+            health.check().and_then(|()| health.check_peers()).err().unwrap_or(error.into());
+        self.shared_group.fail(health.fail(error))
     }
 }
 
 /// The memory of all ranks, if each of them reaches that of all others, or why not.
-fn reach_peers(
-    shared: &SharedGroup,
-    device: &Arc<HipDevice>,
+fn exchange_peer_memory(
+    shared: &SharedMemoryGroup,
+    device: &Arc<GpuDevice>,
     one_shot_bytes: usize,
 ) -> Result<Result<PeerMemory, CollectiveError>, CollectiveError> {
-    const WORDS: usize = PeerOffer::WORDS;
-    let (s, size) = (Stream::default(), shared.size());
-    let own = PeerMemory::offer(device, (size, shared.rank()), one_shot_bytes);
-    let offer = own.as_ref().map_or([0; WORDS], |own| own.offered().words());
+    const WORDS: usize = PeerMemoryHandle::WORDS;
+    let (s, size) = (DeviceStream::default(), shared.size());
+    let own = PeerMemory::allocate(device, (size, shared.rank()), one_shot_bytes);
+    let offer = own.as_ref().map_or([0; WORDS], |own| own.handle().words());
     let mut all = vec![0; size * WORDS];
-    shared.all_gather(&s, Mat::of(&offer, 1, WORDS)?, MatMut::of(&mut all, 1, size * WORDS)?)?;
-    let offers: Vec<PeerOffer> = all.as_chunks().0.iter().map(PeerOffer::of_words).collect();
-    let reached = own.and_then(|mut own| own.reach(&offers).map(|()| own));
+    shared.all_gather(&s, MatRef::of(&offer, 1, WORDS)?, MatMut::of(&mut all, 1, size * WORDS)?)?;
+    let offers: Vec<PeerMemoryHandle> =
+        all.as_chunks().0.iter().map(PeerMemoryHandle::of_words).collect();
+    let reached = own.and_then(|mut own| own.open_peers(&offers).map(|()| own));
     let mut reach = vec![0; size];
     let told = [i32::from(reached.is_ok())];
-    shared.all_gather(&s, Mat::of(&told, 1, 1)?, MatMut::of(&mut reach, 1, size)?)?;
+    shared.all_gather(&s, MatRef::of(&told, 1, 1)?, MatMut::of(&mut reach, 1, size)?)?;
     Ok(match reach.iter().position(|&reached| reached != 1) {
-        Some(rank) => Err(reached.err().map_or(CollectiveError::Apart { rank }, Into::into)),
+        Some(rank) => Err(reached.err().map_or(CollectiveError::NoPeerAccess { rank }, Into::into)),
         None => Ok(reached?),
     })
 }
 
 /// Waits until all ranks have joined.
-fn until_ready(communicator: &Communicator, health: &Health) -> Result<(), CollectiveError> {
+fn wait_until_ready(
+    communicator: &GpuCommunicator,
+    health: &GroupHealth,
+) -> Result<(), CollectiveError> {
     let started = Instant::now();
     while !communicator.is_ready()? {
-        health.look()?;
-        if started.elapsed() > JOIN {
-            return Err(CollectiveError::Unreached { seconds: JOIN.as_secs() });
+        health.check_peers()?;
+        if started.elapsed() > JOIN_TIMEOUT {
+            return Err(CollectiveError::DevicesUnreachable { seconds: JOIN_TIMEOUT.as_secs() });
         }
-        thread::sleep(ASK);
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
 
-impl Collective for DeviceGroup {
+impl CollectiveBackend for DeviceGroup {
     fn rank(&self) -> usize {
-        self.shared.rank()
+        self.shared_group.rank()
     }
 
     fn size(&self) -> usize {
-        self.shared.size()
+        self.shared_group.size()
     }
 
-    fn all_reduce(&self, s: &Stream, x: MatMut<'_>) -> Result<(), CollectiveError> {
+    fn all_reduce(&self, s: &DeviceStream, x: MatMut<'_>) -> Result<(), CollectiveError> {
         let what = (x.dtype(), x.rows(), x.cols());
-        let peers = self.peers.as_ref().filter(|peers| peers.fits(x.rows(), x.cols(), x.dtype()));
-        self.run(Operation::AllReduce, what, |ranks| match peers {
+        let peers =
+            self.peer_memory.as_ref().filter(|peers| peers.fits(x.rows(), x.cols(), x.dtype()));
+        self.launch_call(CollectiveOp::AllReduce, what, |ranks| match peers {
             Some(peers) => peers.all_reduce(s, x),
             None => ranks.all_reduce(s, x),
         })
     }
 
-    fn fuses_norm(&self, rows: usize, cols: usize, dtype: DType) -> bool {
-        self.peers.as_ref().is_some_and(|peers| peers.fits_norm(rows, cols, dtype))
+    fn fuses_all_reduce_norm(&self, rows: usize, cols: usize, dtype: DType) -> bool {
+        self.peer_memory.as_ref().is_some_and(|peers| peers.fits_norm(rows, cols, dtype))
     }
 
     fn all_reduce_norm(
         &self,
-        s: &Stream,
+        s: &DeviceStream,
         to: (MatMut<'_>, MatMut<'_>),
-        delta: Mat<'_>,
-        norm: (Mat<'_>, f32),
+        delta: MatRef<'_>,
+        norm: (MatRef<'_>, f32),
     ) -> Result<(), CollectiveError> {
         let (dtype, rows, cols) = (delta.dtype(), delta.rows(), delta.cols());
-        let Some(peers) = &self.peers else {
+        let Some(peers) = &self.peer_memory else {
             return Err(CollectiveError::Dtype { collective: "all_reduce_norm", dtype });
         };
-        self.run(Operation::AllReduce, (dtype, rows, cols), |_| {
+        self.launch_call(CollectiveOp::AllReduce, (dtype, rows, cols), |_| {
             peers.all_reduce_norm(s, to, delta, norm)
         })
     }
 
-    fn all_gather(&self, s: &Stream, own: Mat<'_>, all: MatMut<'_>) -> Result<(), CollectiveError> {
+    fn all_gather(
+        &self,
+        s: &DeviceStream,
+        own: MatRef<'_>,
+        all: MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
         let what = (own.dtype(), own.rows(), own.cols());
-        self.run(Operation::AllGather, what, |ranks| ranks.all_gather(s, own, all))
+        self.launch_call(CollectiveOp::AllGather, what, |ranks| ranks.all_gather(s, own, all))
     }
 
     fn all_gather_rows(
         &self,
-        s: &Stream,
-        own: Mat<'_>,
+        s: &DeviceStream,
+        own: MatRef<'_>,
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
         let what = (own.dtype(), all.rows(), own.cols());
-        self.run(Operation::AllGatherRows, what, |ranks| ranks.all_gather_rows(s, own, all))
+        self.launch_call(CollectiveOp::AllGatherRows, what, |ranks| {
+            ranks.all_gather_rows(s, own, all)
+        })
     }
 
     fn reduce_scatter(
         &self,
-        s: &Stream,
-        x: Mat<'_>,
+        s: &DeviceStream,
+        x: MatRef<'_>,
         own: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
         let what = (x.dtype(), x.rows(), x.cols());
-        self.run(Operation::ReduceScatter, what, |ranks| ranks.reduce_scatter(s, x, own))
+        self.launch_call(CollectiveOp::ReduceScatter, what, |ranks| ranks.reduce_scatter(s, x, own))
     }
 
     /// Where the ranks met: nothing of it goes through their devices.
     fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError> {
         if self.communicator.is_capturing() {
-            return Err(CollectiveError::Recorded { collective: "exchange_counts" });
+            return Err(CollectiveError::NotCapturable { collective: "exchange_counts" });
         }
-        self.watch.health.check()?;
-        self.shared.exchange_counts(to)
+        self.watchdog.health.check()?;
+        self.shared_group.exchange_counts(to)
     }
 
     fn all_to_all(
         &self,
-        s: &Stream,
-        x: Mat<'_>,
+        s: &DeviceStream,
+        x: MatRef<'_>,
         y: MatMut<'_>,
         counts: &RowCounts,
     ) -> Result<(), CollectiveError> {
         if self.communicator.is_capturing() {
-            return Err(CollectiveError::Recorded { collective: "all_to_all" });
+            return Err(CollectiveError::NotCapturable { collective: "all_to_all" });
         }
         let (size, rank) = (self.size(), self.rank());
-        let came: Vec<usize> = (0..size).map(|from| counts.of(from)[rank]).collect();
-        let what = (x.dtype(), counts.crossing(), x.cols());
-        let (from, to) = ((x, counts.of(rank)), (y, &came[..]));
-        self.run(Operation::AllToAll, what, |ranks| ranks.all_to_all(s, from, to))
+        let came: Vec<usize> = (0..size).map(|from| counts.rows_from(from)[rank]).collect();
+        let what = (x.dtype(), counts.crossing_rows(), x.cols());
+        let (from, to) = ((x, counts.rows_from(rank)), (y, &came[..]));
+        self.launch_call(CollectiveOp::AllToAll, what, |ranks| ranks.all_to_all(s, from, to))
     }
 
-    fn broadcast(&self, s: &Stream, x: MatMut<'_>, from: usize) -> Result<(), CollectiveError> {
+    fn broadcast(
+        &self,
+        s: &DeviceStream,
+        x: MatMut<'_>,
+        from: usize,
+    ) -> Result<(), CollectiveError> {
         let what = (x.dtype(), x.rows(), x.cols());
-        self.run(Operation::Broadcast(from), what, |ranks| ranks.broadcast(s, x, from))
+        self.launch_call(CollectiveOp::Broadcast(from), what, |ranks| ranks.broadcast(s, x, from))
     }
 
     /// In a recording it holds up the device alone.
-    fn barrier(&self, s: &Stream) -> Result<(), CollectiveError> {
-        let mut token = self.token.borrow_mut();
+    fn barrier(&self, s: &DeviceStream) -> Result<(), CollectiveError> {
+        let mut token = self.barrier_buffer.borrow_mut();
         let token = token.mat_mut(DType::F32, 1, 1)?;
-        self.run(Operation::Barrier, (DType::I32, 0, 0), |ranks| {
+        self.launch_call(CollectiveOp::Barrier, (DType::I32, 0, 0), |ranks| {
             ranks.all_reduce(s, token)?;
             if ranks.is_capturing() { Ok(()) } else { ranks.synchronize(s) }
         })?;
-        self.watch.health.check()
+        self.watchdog.health.check()
     }
 
-    fn begin_recording(&self) {
-        self.recording.replace(Some(Vec::new()));
+    fn begin_capture(&self) {
+        self.captured_calls.replace(Some(Vec::new()));
     }
 
-    fn end_recording(&self) -> Vec<Call> {
-        self.recording.take().unwrap_or_default()
+    fn end_capture(&self) -> Vec<CollectiveCall> {
+        self.captured_calls.take().unwrap_or_default()
     }
 
-    fn replayed(&self, calls: &[Call]) -> Result<(), CollectiveError> {
-        self.watch.health.check()?;
+    fn on_replayed(&self, calls: &[CollectiveCall]) -> Result<(), CollectiveError> {
+        self.watchdog.health.check()?;
         for &call in calls {
-            self.shared.note(call);
+            self.shared_group.record_call(call);
         }
         Ok(())
     }
 
-    fn launched(&self) -> Option<Launched> {
-        Some(Launched::new(&self.watch.health, self.shared.newest()))
+    fn launch_checkpoint(&self) -> Option<LaunchCheckpoint> {
+        Some(LaunchCheckpoint::new(&self.watchdog.health, self.shared_group.last_call()))
     }
 }

@@ -1,6 +1,6 @@
 //! Why a collective failed.
 
-use crate::Call;
+use crate::CollectiveCall;
 use kernels::{DType, DeviceError};
 use std::path::PathBuf;
 
@@ -29,17 +29,17 @@ pub enum CollectiveError {
     },
     /// A rank is gone: its process has ended, or it has failed and said so.
     #[error("rank {rank} left the group")]
-    Lost {
+    RankFailed {
         /// The rank.
         rank: usize,
     },
     /// A rank is there but does not come.
     #[error("rank {rank} has not come to {call} within {seconds} s")]
-    Late {
+    RankTimeout {
         /// The rank.
         rank: usize,
         /// What it was waited for in.
-        call: Call,
+        call: CollectiveCall,
         /// Time waited.
         seconds: u64,
     },
@@ -49,25 +49,25 @@ pub enum CollectiveError {
         /// The other rank.
         rank: usize,
         /// What it does.
-        theirs: Call,
+        theirs: CollectiveCall,
         /// What this rank does.
-        ours: Call,
+        ours: CollectiveCall,
     },
     /// Ranks that have met do not reach each other's devices.
     #[error("the devices of the ranks have not reached each other within {seconds} s")]
-    Unreached {
+    DevicesUnreachable {
         /// Time waited.
         seconds: u64,
     },
     /// A rank has no way to the memory of the others' devices.
     #[error("rank {rank} does not reach the memory of the other devices")]
-    Apart {
+    NoPeerAccess {
         /// The rank.
         rank: usize,
     },
     /// A collective whose sizes only the host knows cannot be part of a recording.
     #[error("{collective} cannot be recorded")]
-    Recorded {
+    NotCapturable {
         /// The collective that refused.
         collective: &'static str,
     },
@@ -76,7 +76,7 @@ pub enum CollectiveError {
     Device(#[from] DeviceError),
     /// Nobody could be set to look after the ranks.
     #[error("no thread that looks after the ranks: {error}")]
-    Watch {
+    WatchdogStart {
         /// What the system said.
         error: String,
     },
@@ -85,7 +85,7 @@ pub enum CollectiveError {
     Aborted,
     /// The memory in which ranks meet cannot be used.
     #[error("{path}: {error}")]
-    Memory {
+    SharedMemory {
         /// Where it lies.
         path: PathBuf,
         /// What is wrong with it.
@@ -93,7 +93,7 @@ pub enum CollectiveError {
     },
     /// The place is somebody else's, or was.
     #[error("rank {rank} of this group has joined before")]
-    Taken {
+    RankTaken {
         /// The rank.
         rank: usize,
     },

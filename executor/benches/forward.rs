@@ -6,11 +6,12 @@
 #![allow(clippy::print_stdout, reason = "the table is the result")]
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on stops")]
 
-use executor::{Dtype, Executor, ExecutorConfig, KvSize};
-use models::Config;
+use executor::{Executor, ExecutorConfig, KvCacheSize, ModelDtype};
+use models::ModelConfig;
 use protocol::{
-    Batch, BlockId, Bucket, Epoch, Input, Parallel, Rank, RequestId, Row, Sampling, Seat, SeatInit,
-    Settings, StepId, StepTiming, TableUpdate, ThinVec, Token,
+    Batch, BatchRow, BlockId, BlockTableUpdate, DispatchMode, Epoch, ExecutorSettings,
+    ParallelConfig, Rank, RequestId, RowInput, SamplingParams, SequenceInit, SequenceSlot, StepId,
+    StepTiming, ThinVec, Token,
 };
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -34,39 +35,39 @@ fn main() {
     let only = args.next();
     let wanted = |name: &str| only.as_ref().is_none_or(|only| only == name);
     let config = ExecutorConfig {
-        model: Config::from_json(Path::new("config.json"), QWEN3_0_6B).unwrap(),
+        model: ModelConfig::from_json(Path::new("config.json"), QWEN3_0_6B).unwrap(),
         manifest: 0,
         draft: None,
-        settings: Settings {
-            dir: PathBuf::new(),
-            draft_dir: None,
-            overrides: None,
+        settings: ExecutorSettings {
+            model_dir: PathBuf::new(),
+            draft_model_dir: None,
+            config_overrides: None,
             synth_seed: Some(0),
-            device: protocol::Device::Cpu,
+            device: protocol::DeviceKind::Cpu,
             gpus: Vec::new(),
             libraries: None,
             kernel_cache: None,
-            dtype: Dtype::Bfloat16,
-            kv_dtype: executor::KvDtype::Auto,
+            dtype: ModelDtype::Bfloat16,
+            kv_cache_dtype: executor::KvCacheDtype::Auto,
             threads,
             block_tokens: BLOCK,
             max_model_len: 512,
             kv_tokens_min: 512,
             max_num_seqs: 32,
             tokens_per_step: 512,
-            kv: KvSize::Blocks(32 * TABLE),
+            kv_cache_size: KvCacheSize::Blocks(32 * TABLE),
             memory_utilization: 0.9,
-            capture: protocol::Capture::default(),
-            speculation: None,
-            logprobs_max: 20,
-            profile: None,
+            graph_capture: protocol::GraphCapture::default(),
+            speculative: None,
+            max_logprobs: 20,
+            profile_dir: None,
             epoch: Epoch(0),
             rank: Rank(0),
-            parallel: Parallel::default(),
-            host_ranks: 1,
-            placement: None,
-            one_shot_sums: true,
-            meeting: None,
+            parallel: ParallelConfig::default(),
+            ranks_on_host: 1,
+            expert_placement: None,
+            one_shot_all_reduce: true,
+            rendezvous: None,
         },
     };
     let started = Instant::now();
@@ -76,7 +77,7 @@ fn main() {
     executor.warm_up(&mut |_| {}).unwrap();
     println!("warm-up {:.1} s", started.elapsed().as_secs_f64());
     executor.size_kv(32 * TABLE, &mut |_| {}).unwrap();
-    let mut bench = Bench { executor, step: StepId(0) };
+    let mut bench = CpuForwardBench { executor, step: StepId(0) };
     println!(
         "| step | ms p50 | best | inputs | forward | sample | tok/s | floor | of floor | tok/s mean |"
     );
@@ -85,13 +86,13 @@ fn main() {
         let steps = (0..3).map(|_| bench.prefill(512)).collect();
         report("prefill 512", 512.0, 470.0, steps);
     }
-    let drawn = Sampling { temperature: 1.0, ..Sampling::greedy() };
-    let nucleus = Sampling { top_p: 0.9, ..drawn.clone() };
+    let drawn = SamplingParams { temperature: 1.0, ..SamplingParams::greedy() };
+    let nucleus = SamplingParams { top_p: 0.9, ..drawn.clone() };
     for (name, rows, floor, sampling) in [
-        ("decode 1", 1, 31.0, Sampling::greedy()),
-        ("decode 8", 8, 222.0, Sampling::greedy()),
-        ("decode 16", 16, 295.0, Sampling::greedy()),
-        ("decode 32", 32, 333.0, Sampling::greedy()),
+        ("decode 1", 1, 31.0, SamplingParams::greedy()),
+        ("decode 8", 8, 222.0, SamplingParams::greedy()),
+        ("decode 16", 16, 295.0, SamplingParams::greedy()),
+        ("decode 32", 32, 333.0, SamplingParams::greedy()),
         ("decode 32, temperature 1", 32, 333.0, drawn),
         ("decode 32, top-p 0.9", 32, 333.0, nucleus),
     ] {
@@ -121,42 +122,48 @@ fn report(name: &str, tokens: f64, floor: f64, mut steps: Vec<(u64, StepTiming)>
     );
 }
 
-struct Bench {
+struct CpuForwardBench {
     executor: Executor,
     step: StepId,
 }
 
-impl Bench {
+impl CpuForwardBench {
     /// Runs a step; nanoseconds in all and per part.
-    fn step(&mut self, rows: Vec<Row>) -> (u64, StepTiming, Vec<Token>) {
+    fn step(&mut self, rows: Vec<BatchRow>) -> (u64, StepTiming, Vec<Token>) {
         self.step = self.step.next();
-        let bucket = Bucket::Eager { tokens: rows.iter().map(|row| row.len).sum() };
-        let batch =
-            Batch { step: self.step, epoch: Epoch(0), bucket, moe_tokens: 0, draft_rows: 0, rows };
+        let bucket = DispatchMode::Eager { tokens: rows.iter().map(|row| row.len).sum() };
+        let batch = Batch {
+            step: self.step,
+            epoch: Epoch(0),
+            dispatch: bucket,
+            moe_tokens: 0,
+            draft_rows: 0,
+            rows,
+        };
         let started = Instant::now();
         let output = self.executor.step(&batch).unwrap();
         let ns = started.elapsed().as_nanos() as u64;
-        (ns, output.timing, output.rows.iter().map(|row| row.emitted[0]).collect())
+        (ns, output.timing, output.rows.iter().map(|row| row.sampled_tokens[0]).collect())
     }
 
     fn prefill(&mut self, len: u32) -> (u64, StepTiming) {
-        let row = first_row(0, len, &Sampling::greedy());
+        let row = first_row(0, len, &SamplingParams::greedy());
         let (ns, timing, _) = self.step(vec![row]);
         (ns, timing)
     }
 
     /// Steps of `rows` requests from a short prompt to a context just below 50.
-    fn decode(&mut self, rows: u32, sampling: &Sampling) -> Vec<(u64, StepTiming)> {
+    fn decode(&mut self, rows: u32, sampling: &SamplingParams) -> Vec<(u64, StepTiming)> {
         let first = (0..rows).map(|seat| first_row(seat, PROMPT, sampling)).collect();
         let (_, _, mut tokens) = self.step(first);
         let mut steps = Vec::new();
         for start in PROMPT..49 {
-            let next = (0..).zip(&tokens).map(|(seat, token)| Row {
+            let next = (0..).zip(&tokens).map(|(seat, token)| BatchRow {
                 start,
                 len: 1,
-                input: Input::Tokens(vec![*token].into()),
-                tables: ThinVec::new(),
-                init: None,
+                input: RowInput::Tokens(vec![*token].into()),
+                table_updates: ThinVec::new(),
+                seq_init: None,
                 ..first_row(seat, 1, sampling)
             });
             let (ns, timing, sampled) = self.step(next.collect());
@@ -168,22 +175,27 @@ impl Bench {
 }
 
 /// The row that brings a request to its seat, with a table for 512 tokens.
-fn first_row(seat: u32, len: u32, sampling: &Sampling) -> Row {
+fn first_row(seat: u32, len: u32, sampling: &SamplingParams) -> BatchRow {
     let blocks = (seat * TABLE..(seat + 1) * TABLE).map(BlockId).collect();
     let key = u64::from(seat);
-    let init = SeatInit { sampling: sampling.clone(), key, prompt_len: len, history: Vec::new() };
-    Row {
+    let init = SequenceInit {
+        sampling: sampling.clone(),
+        rng_key: key,
+        prompt_len: len,
+        token_history: Vec::new(),
+    };
+    BatchRow {
         request: RequestId(key),
         epoch: 1,
-        seat: Seat(seat),
+        seq_slot: SequenceSlot(seat),
         start: 0,
         len,
         drafts: 0,
         samples: true,
         masked: false,
-        input: Input::Tokens((0..len).map(|i| (seat * 977 + i * 131) % 151_936).collect()),
-        tables: vec![TableUpdate { group: 0, from: 0, blocks }].into(),
-        next: None,
-        init: Some(Box::new(init)),
+        input: RowInput::Tokens((0..len).map(|i| (seat * 977 + i * 131) % 151_936).collect()),
+        table_updates: vec![BlockTableUpdate { group: 0, first_entry: 0, blocks }].into(),
+        next_token: None,
+        seq_init: Some(Box::new(init)),
     }
 }

@@ -7,11 +7,12 @@
 #![allow(clippy::print_stdout, reason = "the table is the result")]
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on stops")]
 
-use executor::{Dtype, Executor, ExecutorConfig, KvSize, Submitted};
-use models::Config;
+use executor::{Executor, ExecutorConfig, KvCacheSize, ModelDtype, SubmittedStep};
+use models::ModelConfig;
 use protocol::{
-    Batch, BlockId, Bucket, Device, Epoch, Input, Parallel, Rank, RequestId, Row, Sampling, Seat,
-    SeatInit, Settings, StepId, TableUpdate, ThinVec,
+    Batch, BatchRow, BlockId, BlockTableUpdate, DeviceKind, DispatchMode, Epoch, ExecutorSettings,
+    ParallelConfig, Rank, RequestId, RowInput, SamplingParams, SequenceInit, SequenceSlot, StepId,
+    ThinVec,
 };
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ const BLOCK: u32 = 16;
 const PROMPT: u32 = 1024;
 const STEPS: u32 = 128;
 const TABLE: u32 = (PROMPT + STEPS + 32).div_ceil(BLOCK);
-const SEATS: u32 = 256;
+const SEQ_SLOTS: u32 = 256;
 const BYTES_PER_S: f64 = 4.29e12;
 const FLOP_PER_S: f64 = 790e12;
 
@@ -33,17 +34,17 @@ fn main() {
             "usage: gpu cuda|rocm 0.6b|8b|30b-a3b [KERNEL_CACHE [graphs|eager [ROWS]]]"
         );
     };
-    let shape = Shape::named(model);
+    let shape = GpuBenchModel::named(model);
     let eager = rest.get(1).is_some_and(|how| how == "eager");
     let config = config(device, &shape, rest.first(), eager);
     let started = Instant::now();
     let mut executor = Executor::load(config, &mut |_| {}).unwrap();
     println!("{executor:?}, loaded after {:.2} s", started.elapsed().as_secs_f64());
     let memory = executor.warm_up(&mut |_| {}).unwrap();
-    println!("warm after {:.2} s, {} blocks", started.elapsed().as_secs_f64(), memory.blocks);
-    let graphs = executor.size_kv(SEATS * TABLE, &mut |_| {}).unwrap().graph_rows;
+    println!("warm after {:.2} s, {} blocks", started.elapsed().as_secs_f64(), memory.kv_blocks);
+    let graphs = executor.size_kv(SEQ_SLOTS * TABLE, &mut |_| {}).unwrap().capture_sizes;
     println!("ready after {:.2} s, recorded {graphs:?}", started.elapsed().as_secs_f64());
-    let mut bench = Bench { executor, shape, graphs, step: StepId(0) };
+    let mut bench = GpuForwardBench { executor, model: shape, graphs, step: StepId(0) };
     println!("| step | ms | tok/s | floor ms | of floor |");
     println!("|---|---:|---:|---:|---:|");
     if let Some(rows) = rest.get(2) {
@@ -51,13 +52,13 @@ fn main() {
     }
     bench.prefill(1);
     bench.prefill(8);
-    for rows in [1, 8, 16, 64, SEATS] {
+    for rows in [1, 8, 16, 64, SEQ_SLOTS] {
         bench.decode(rows);
     }
 }
 
 /// A model, and what one of its steps must read and multiply.
-struct Shape {
+struct GpuBenchModel {
     json: String,
     /// Parameters read by every step, without the embedding table.
     dense: f64,
@@ -69,7 +70,7 @@ struct Shape {
     attention: f64,
 }
 
-impl Shape {
+impl GpuBenchModel {
     fn named(name: &str) -> Self {
         // hidden, MLP, layers, heads, KV heads, tied
         let (h, i, l, n, k, tied) = match name {
@@ -122,66 +123,81 @@ impl Shape {
     }
 }
 
-fn config(device: &str, shape: &Shape, cache: Option<&String>, eager: bool) -> ExecutorConfig {
+fn config(
+    device: &str,
+    shape: &GpuBenchModel,
+    cache: Option<&String>,
+    eager: bool,
+) -> ExecutorConfig {
     ExecutorConfig {
-        model: Config::from_json(Path::new("config.json"), &shape.json).unwrap(),
+        model: ModelConfig::from_json(Path::new("config.json"), &shape.json).unwrap(),
         manifest: 0,
         draft: None,
-        settings: Settings {
-            dir: PathBuf::new(),
-            draft_dir: None,
-            overrides: None,
+        settings: ExecutorSettings {
+            model_dir: PathBuf::new(),
+            draft_model_dir: None,
+            config_overrides: None,
             synth_seed: Some(0),
             gpus: Vec::new(),
             device: match device {
-                "cuda" => Device::Cuda,
-                "rocm" => Device::Rocm,
+                "cuda" => DeviceKind::Cuda,
+                "rocm" => DeviceKind::Rocm,
                 _ => panic!("{device}: cuda or rocm"),
             },
             libraries: None,
             kernel_cache: cache.map(PathBuf::from),
-            dtype: Dtype::Bfloat16,
-            kv_dtype: executor::KvDtype::Auto,
+            dtype: ModelDtype::Bfloat16,
+            kv_cache_dtype: executor::KvCacheDtype::Auto,
             threads: None,
             block_tokens: BLOCK,
             max_model_len: 40960,
             kv_tokens_min: TABLE * BLOCK,
-            max_num_seqs: SEATS,
+            max_num_seqs: SEQ_SLOTS,
             tokens_per_step: 8192,
-            kv: KvSize::Blocks(SEATS * TABLE),
+            kv_cache_size: KvCacheSize::Blocks(SEQ_SLOTS * TABLE),
             memory_utilization: 0.95,
-            capture: if eager { protocol::Capture::Nothing } else { protocol::Capture::default() },
-            speculation: None,
-            logprobs_max: 20,
-            profile: None,
+            graph_capture: if eager {
+                protocol::GraphCapture::Disabled
+            } else {
+                protocol::GraphCapture::default()
+            },
+            speculative: None,
+            max_logprobs: 20,
+            profile_dir: None,
             epoch: Epoch(0),
             rank: Rank(0),
-            parallel: Parallel::default(),
-            host_ranks: 1,
-            placement: None,
-            one_shot_sums: true,
-            meeting: None,
+            parallel: ParallelConfig::default(),
+            ranks_on_host: 1,
+            expert_placement: None,
+            one_shot_all_reduce: true,
+            rendezvous: None,
         },
     }
 }
 
-struct Bench {
+struct GpuForwardBench {
     executor: Executor,
-    shape: Shape,
+    model: GpuBenchModel,
     graphs: Vec<u32>,
     step: StepId,
 }
 
-impl Bench {
-    fn submit(&mut self, rows: Vec<Row>) -> Submitted {
+impl GpuForwardBench {
+    fn submit(&mut self, rows: Vec<BatchRow>) -> SubmittedStep {
         self.step = self.step.next();
         let decode = rows.iter().all(|row| row.len == 1);
         let bucket = match self.graphs.iter().find(|&&graph| graph as usize >= rows.len()) {
-            Some(&rows) if decode => Bucket::Graph { rows, width: 1 },
-            _ => Bucket::Eager { tokens: rows.iter().map(|row| row.len).sum() },
+            Some(&rows) if decode => DispatchMode::Graph { rows, width: 1 },
+            _ => DispatchMode::Eager { tokens: rows.iter().map(|row| row.len).sum() },
         };
-        let batch =
-            Batch { step: self.step, epoch: Epoch(0), bucket, moe_tokens: 0, draft_rows: 0, rows };
+        let batch = Batch {
+            step: self.step,
+            epoch: Epoch(0),
+            dispatch: bucket,
+            moe_tokens: 0,
+            draft_rows: 0,
+            rows,
+        };
         self.executor.submit(&batch).unwrap()
     }
 
@@ -195,7 +211,7 @@ impl Bench {
             best = best.min(started.elapsed().as_secs_f64());
         }
         let (name, tokens) = (format!("prefill {rows} x {PROMPT}"), rows * PROMPT);
-        report(&name, best * 1e3, tokens, self.shape.floor_ms(rows, PROMPT, 0));
+        report(&name, best * 1e3, tokens, self.model.floor_ms(rows, PROMPT, 0));
     }
 
     /// Steps of `rows` requests behind their prompts, the next submitted before the last is answered.
@@ -204,7 +220,7 @@ impl Bench {
         for seats in seats.chunks(8) {
             self.submit(seats.iter().copied().map(first_row).collect()).finish().unwrap();
         }
-        let first: Vec<Row> = (0..rows).map(|seat| next_row(seat, 0, None)).collect();
+        let first: Vec<BatchRow> = (0..rows).map(|seat| next_row(seat, 0, None)).collect();
         let mut flying = VecDeque::from([self.submit(first)]);
         let mut started = Instant::now();
         for i in 1..STEPS {
@@ -222,7 +238,7 @@ impl Bench {
             &format!("decode {rows}"),
             ms,
             rows,
-            self.shape.floor_ms(rows, 1, PROMPT + STEPS / 2),
+            self.model.floor_ms(rows, 1, PROMPT + STEPS / 2),
         );
     }
 }
@@ -233,35 +249,36 @@ fn report(name: &str, ms: f64, tokens: u32, floor_ms: f64) {
 }
 
 /// The row that brings a request to its seat, with a table for prompt and answer.
-fn first_row(seat: u32) -> Row {
-    let blocks = (0..TABLE).map(|i| BlockId((seat * TABLE + i) * 229 % (SEATS * TABLE))).collect();
-    let init = SeatInit {
-        sampling: Sampling::greedy(),
-        key: u64::from(seat),
+fn first_row(seat: u32) -> BatchRow {
+    let blocks =
+        (0..TABLE).map(|i| BlockId((seat * TABLE + i) * 229 % (SEQ_SLOTS * TABLE))).collect();
+    let init = SequenceInit {
+        sampling: SamplingParams::greedy(),
+        rng_key: u64::from(seat),
         prompt_len: PROMPT,
-        history: Vec::new(),
+        token_history: Vec::new(),
     };
-    Row {
+    BatchRow {
         request: RequestId(u64::from(seat)),
         epoch: 1,
-        seat: Seat(seat),
+        seq_slot: SequenceSlot(seat),
         start: 0,
         len: PROMPT,
         drafts: 0,
         samples: true,
         masked: false,
-        input: Input::Tokens((0..PROMPT).map(|i| (seat * 977 + i * 131) % 151_936).collect()),
-        tables: vec![TableUpdate { group: 0, from: 0, blocks }].into(),
-        next: None,
-        init: Some(Box::new(init)),
+        input: RowInput::Tokens((0..PROMPT).map(|i| (seat * 977 + i * 131) % 151_936).collect()),
+        table_updates: vec![BlockTableUpdate { group: 0, first_entry: 0, blocks }].into(),
+        next_token: None,
+        seq_init: Some(Box::new(init)),
     }
 }
 
-fn next_row(seat: u32, i: u32, sampled_at: Option<StepId>) -> Row {
+fn next_row(seat: u32, i: u32, sampled_at: Option<StepId>) -> BatchRow {
     let input = match sampled_at {
-        Some(step) => Input::SampledAt { step, slack: 0 },
-        None => Input::Tokens([1].into_iter().collect()),
+        Some(step) => RowInput::SampledAt { step, draft_slack: 0 },
+        None => RowInput::Tokens([1].into_iter().collect()),
     };
     let (start, tables) = (PROMPT + i, ThinVec::new());
-    Row { start, len: 1, input, tables, init: None, ..first_row(seat) }
+    BatchRow { start, len: 1, input, table_updates: tables, seq_init: None, ..first_row(seat) }
 }

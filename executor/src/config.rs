@@ -1,8 +1,8 @@
 //! What an executor is told at start.
 
-use protocol::Settings;
+use protocol::ExecutorSettings;
 
-pub use protocol::{Dtype, KvDtype, KvSize};
+pub use protocol::{KvCacheDtype, KvCacheSize, ModelDtype};
 
 /// Most likeliest ids that a GPU lists for one token: what the sampling kernel sorts in shared memory.
 pub const GPU_LOGPROBS_MAX: u32 = 1024;
@@ -11,19 +11,19 @@ pub const GPU_LOGPROBS_MAX: u32 = 1024;
 #[derive(Debug, Clone)]
 pub struct ExecutorConfig {
     /// What a process is told to become this executor.
-    pub settings: Settings,
+    pub settings: ExecutorSettings,
     /// What is computed: the folder's configuration, already read.
-    pub model: models::Config,
+    pub model: models::ModelConfig,
     /// The same of the model that drafts for it, if one does.
-    pub draft: Option<models::Config>,
+    pub draft: Option<models::ModelConfig>,
     /// Digest of the folders (`models::manifest`); whoever starts the executor compares it with its own.
     pub manifest: u64,
 }
 
 /// Where an executor that is told this finds its weights.
-pub fn source(settings: &Settings) -> models::LoadFormat {
+pub fn source(settings: &ExecutorSettings) -> models::WeightsFormat {
     match settings.synth_seed {
-        Some(seed) => models::LoadFormat::Synth { seed },
-        None => models::LoadFormat::Safetensors,
+        Some(seed) => models::WeightsFormat::Synth { seed },
+        None => models::WeightsFormat::Safetensors,
     }
 }

@@ -3,18 +3,18 @@
 use crate::ExecutorError;
 use kernels::Kernels;
 use kernels::cpu::{CpuConfig, CpuDevice};
-use kernels::hip::{Api, Half, HipConfig, HipDevice, Libraries};
+use kernels::gpu::{GpuApi, GpuConfig, GpuDevice, GpuLibraries, HalfDtype};
 use ops::DType;
-use protocol::{Device, DeviceLibraries, Dtype, KvDtype, Settings};
+use protocol::{DeviceKind, DeviceLibraries, ExecutorSettings, KvCacheDtype, ModelDtype};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
 /// What an executor computes on.
-pub(crate) struct Opened {
+pub(crate) struct OpenedDevice {
     pub(crate) kernels: Arc<dyn Kernels>,
     /// The same, if it is a GPU.
-    pub(crate) gpu: Option<Arc<HipDevice>>,
+    pub(crate) gpu: Option<Arc<GpuDevice>>,
     /// Threads that may prepare what it is given.
     pub(crate) threads: usize,
 }
@@ -23,7 +23,7 @@ pub(crate) struct Opened {
 #[derive(Debug)]
 pub(crate) struct DeviceRequest<'a> {
     /// Kind of device.
-    pub(crate) device: Device,
+    pub(crate) device: DeviceKind,
     /// Driver libraries by path; `None` = those of the system.
     pub(crate) libraries: Option<&'a DeviceLibraries>,
     /// Index of the GPU.
@@ -33,15 +33,15 @@ pub(crate) struct DeviceRequest<'a> {
     /// Threads of the CPU device, or those that prepare what a GPU gets; `None` = as many as there are cores.
     pub(crate) threads: Option<usize>,
     /// Type of weights and activations.
-    pub(crate) dtype: Dtype,
+    pub(crate) dtype: ModelDtype,
 }
 
 /// Opens the device of a rank.
-pub(crate) fn open(settings: &Settings) -> Result<Opened, ExecutorError> {
+pub(crate) fn open(settings: &ExecutorSettings) -> Result<OpenedDevice, ExecutorError> {
     let rank = usize::from(settings.rank.0);
     let threads = match settings.device {
-        Device::Cpu => Some(cpu_threads(settings)),
-        Device::Rocm | Device::Cuda => settings.threads.map(|n| n as usize),
+        DeviceKind::Cpu => Some(cpu_threads(settings)),
+        DeviceKind::Rocm | DeviceKind::Cuda => settings.threads.map(|n| n as usize),
     };
     open_device(&DeviceRequest {
         device: settings.device,
@@ -54,35 +54,35 @@ pub(crate) fn open(settings: &Settings) -> Result<Opened, ExecutorError> {
 }
 
 /// Opens a device.
-pub(crate) fn open_device(request: &DeviceRequest<'_>) -> Result<Opened, ExecutorError> {
+pub(crate) fn open_device(request: &DeviceRequest<'_>) -> Result<OpenedDevice, ExecutorError> {
     let (api, system) = match request.device {
-        Device::Cpu => {
+        DeviceKind::Cpu => {
             let threads = request.threads.unwrap_or(0);
             let device = CpuDevice::new(CpuConfig { threads, ..CpuConfig::default() })?;
             let threads = device.threads().threads();
-            return Ok(Opened { kernels: Arc::new(device), gpu: None, threads });
+            return Ok(OpenedDevice { kernels: Arc::new(device), gpu: None, threads });
         }
-        Device::Rocm => (Api::Hip, Libraries::Rocm),
-        Device::Cuda => (Api::Cuda, Libraries::Cuda),
+        DeviceKind::Rocm => (GpuApi::Hip, GpuLibraries::Rocm),
+        DeviceKind::Cuda => (GpuApi::Cuda, GpuLibraries::Cuda),
     };
-    let hip = HipConfig {
+    let hip = GpuConfig {
         libraries: request.libraries.map_or(system, |named| named_libraries(api, named)),
         folders: Vec::new(),
         device: request.gpu,
         cache_dir: request.kernel_cache.cloned(),
-        half: half(request.dtype),
-        emulated_wave: request.libraries.and_then(|named| named.emulated_wave),
-        ..HipConfig::default()
+        half_dtype: half_dtype(request.dtype),
+        emulated_warp_size: request.libraries.and_then(|named| named.emulated_warp_size),
+        ..GpuConfig::default()
     };
     let cores = available_parallelism().map_or(1, usize::from);
-    let gpu = Arc::new(HipDevice::open(&hip)?);
+    let gpu = Arc::new(GpuDevice::open(&hip)?);
     let threads = request.threads.unwrap_or(cores);
-    Ok(Opened { kernels: gpu.clone(), gpu: Some(gpu), threads })
+    Ok(OpenedDevice { kernels: gpu.clone(), gpu: Some(gpu), threads })
 }
 
 /// Threads of this rank, 0 = one per core: ranks of one host share its cores unless told otherwise.
-fn cpu_threads(settings: &Settings) -> usize {
-    match (settings.threads, usize::from(settings.host_ranks)) {
+fn cpu_threads(settings: &ExecutorSettings) -> usize {
+    match (settings.threads, usize::from(settings.ranks_on_host)) {
         (Some(threads), _) => threads as usize,
         (None, 0 | 1) => 0,
         (None, ranks) => (available_parallelism().map_or(1, usize::from) / ranks).max(1),
@@ -90,15 +90,15 @@ fn cpu_threads(settings: &Settings) -> usize {
 }
 
 /// The 16-bit type that kernels are compiled for.
-fn half(dtype: Dtype) -> Half {
+fn half_dtype(dtype: ModelDtype) -> HalfDtype {
     match dtype {
-        Dtype::Float16 => Half::F16,
-        Dtype::Bfloat16 | Dtype::Float32 => Half::BF16,
+        ModelDtype::Float16 => HalfDtype::F16,
+        ModelDtype::Bfloat16 | ModelDtype::Float32 => HalfDtype::BF16,
     }
 }
 
-fn named_libraries(api: Api, named: &DeviceLibraries) -> Libraries {
-    Libraries::Named {
+fn named_libraries(api: GpuApi, named: &DeviceLibraries) -> GpuLibraries {
+    GpuLibraries::Named {
         api,
         driver: named.driver.clone(),
         rtc: named.compiler.clone().unwrap_or_else(|| named.driver.clone()),
@@ -108,23 +108,23 @@ fn named_libraries(api: Api, named: &DeviceLibraries) -> Libraries {
 }
 
 /// Type of the KV cache of a model in `dtype`.
-pub(crate) fn kv_dtype(settings: &Settings, dtype: DType) -> DType {
-    match settings.kv_dtype {
-        KvDtype::Auto => dtype,
-        KvDtype::Fp8 => DType::F8E4M3,
+pub(crate) fn kv_dtype(settings: &ExecutorSettings, dtype: DType) -> DType {
+    match settings.kv_cache_dtype {
+        KvCacheDtype::Auto => dtype,
+        KvCacheDtype::Fp8 => DType::F8E4M3,
     }
 }
 
 /// Type of weights and activations.
-pub(crate) fn dtype(settings: &Settings) -> DType {
+pub(crate) fn dtype(settings: &ExecutorSettings) -> DType {
     element_type(settings.dtype)
 }
 
 /// The element type of tensors in a type that a setting names.
-pub(crate) fn element_type(dtype: Dtype) -> DType {
+pub(crate) fn element_type(dtype: ModelDtype) -> DType {
     match dtype {
-        Dtype::Bfloat16 => DType::BF16,
-        Dtype::Float16 => DType::F16,
-        Dtype::Float32 => DType::F32,
+        ModelDtype::Bfloat16 => DType::BF16,
+        ModelDtype::Float16 => DType::F16,
+        ModelDtype::Float32 => DType::F32,
     }
 }

@@ -1,14 +1,14 @@
 //! Why an executor cannot start, or cannot go on.
 
 use crate::{SpeculationError, WorldError};
-use protocol::{RequestId, Seat};
+use protocol::{RequestId, SequenceSlot};
 
 /// What ends an executor.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorError {
     /// The checkpoint cannot be read or does not fit its configuration.
     #[error(transparent)]
-    Load(#[from] models::LoadError),
+    Load(#[from] models::ModelLoadError),
     /// The forward pass was refused or failed.
     #[error(transparent)]
     Forward(#[from] models::ForwardError),
@@ -29,7 +29,7 @@ pub enum ExecutorError {
     Link(protocol::link::LinkError),
     /// A batch came before the size of the KV cache.
     #[error("the KV cache has no size yet")]
-    NotSized,
+    KvCacheNotSized,
     /// A single request of the configured length would not fit.
     #[error(
         "max_model_len {max_model_len} does not fit into {blocks} KV blocks of {block_tokens} tokens: \
@@ -65,7 +65,7 @@ pub enum ExecutorError {
         "no memory is left for the KV cache: {free} of {total} bytes are free and \
          --gpu-memory-utilization is {utilization}; at least {sufficient:.2} would do"
     )]
-    NoRoom {
+    NoKvMemory {
         /// Bytes of the device.
         total: u64,
         /// Bytes that are free.
@@ -95,18 +95,18 @@ pub enum ExecutorError {
     },
     /// A trace was asked for, but no folder is configured.
     #[error("no folder for traces is configured (--profile DIR)")]
-    NoTraces,
+    TracingDisabled,
     /// Latents are to be kept in less than the model's type.
     #[error(
         "--kv-cache-dtype fp8: latent attention has a KV cache in the model's own type only, which is auto"
     )]
-    LatentKv,
+    MlaKvDtype,
     /// Drafts are asked for that cannot be made or verified.
     #[error(transparent)]
     Speculation(#[from] SpeculationError),
     /// What masked rows may sample did not come.
     #[error(transparent)]
-    Mask(#[from] MaskError),
+    TokenBitmask(#[from] TokenBitmaskError),
     /// A batch contradicts itself, or what was agreed at start.
     #[error("impossible batch: {0}")]
     Batch(#[from] BatchError),
@@ -114,7 +114,7 @@ pub enum ExecutorError {
 
 /// Masks that a step waits for in vain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum MaskError {
+pub enum TokenBitmaskError {
     /// They are not the ones of its rows.
     #[error("step {step} has {rows} masked rows and got masks of {got}")]
     Missing {
@@ -127,7 +127,7 @@ pub enum MaskError {
     },
     /// They do not come.
     #[error("step {step} has {got} of {rows} masks after {waited_ms} ms")]
-    Late {
+    Timeout {
         /// The step.
         step: u64,
         /// Its masked rows.
@@ -144,7 +144,7 @@ pub enum MaskError {
 pub enum BatchError {
     /// More tokens than a step may have.
     #[error("{tokens} tokens, at most {limit} per step")]
-    Tokens {
+    TooManyTokens {
         /// Tokens of the batch.
         tokens: usize,
         /// Tokens a step may have.
@@ -152,11 +152,11 @@ pub enum BatchError {
     },
     /// Layers with experts have no room for what this rank brings, or more than any step fills.
     #[error(
-        "room for {room} tokens of each replica, this one brings {tokens} and a step has at most {limit}"
+        "room for {capacity} tokens of each replica, this one brings {tokens} and a step has at most {limit}"
     )]
-    Room {
+    MoeTokenBudget {
         /// Tokens that there is room for.
-        room: usize,
+        capacity: usize,
         /// Tokens of the batch.
         tokens: usize,
         /// Tokens a step may have.
@@ -164,11 +164,11 @@ pub enum BatchError {
     },
     /// Replicas that step together leave no room for the rows that this one drafts behind, or for more than any has.
     #[error(
-        "room for drafts behind {room} rows of each replica, this one has {rows} and a step at most {limit}"
+        "room for drafts behind {capacity} rows of each replica, this one has {rows} and a step at most {limit}"
     )]
-    DraftRoom {
+    DraftRowBudget {
         /// Rows that there is room for.
-        room: u32,
+        capacity: u32,
         /// Rows of the batch up to the last with drafts.
         rows: u32,
         /// Rows a step may have.
@@ -196,7 +196,7 @@ pub enum BatchError {
     },
     /// More drafts than were agreed on.
     #[error("request {} is to verify {drafts} drafts, at most {limit} are made", request.0)]
-    Drafts {
+    TooManyDrafts {
         /// Whose row.
         request: RequestId,
         /// Drafts of the row.
@@ -213,30 +213,30 @@ pub enum BatchError {
         step: u64,
     },
     /// No such seat.
-    #[error("seat {} of {limit}", seat.0)]
-    Seat {
+    #[error("seat {} of {limit}", seq_slot.0)]
+    NoSequenceSlot {
         /// The seat.
-        seat: Seat,
+        seq_slot: SequenceSlot,
         /// Seats.
         limit: usize,
     },
     /// The seat belongs to another request or epoch.
-    #[error("request {} does not sit on seat {}", request.0, seat.0)]
-    Stranger {
+    #[error("request {} does not sit on seat {}", request.0, seq_slot.0)]
+    SlotOwnerMismatch {
         /// Whose row.
         request: RequestId,
         /// The seat it names.
-        seat: Seat,
+        seq_slot: SequenceSlot,
     },
     /// A table update leaves a gap, is too long, or names another group.
     #[error("the table update of request {} does not fit its table", request.0)]
-    Table {
+    InvalidTableUpdate {
         /// Whose row.
         request: RequestId,
     },
     /// The row begins behind tokens of which this executor knows no hidden state, which drafts need.
     #[error("request {} goes on at position {position}, inside a block that others have filled", request.0)]
-    Midway {
+    MissingHiddenState {
         /// Whose row.
         request: RequestId,
         /// Its first position.
@@ -244,7 +244,7 @@ pub enum BatchError {
     },
     /// The table does not cover the row.
     #[error("request {} writes position {position}, its table has {entries} entries", request.0)]
-    Uncovered {
+    TableTooShort {
         /// Whose row.
         request: RequestId,
         /// The position.

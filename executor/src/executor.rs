@@ -1,37 +1,37 @@
 //! `Executor`: a loaded model with its KV cache, driven by calls.
 
-use crate::device::Opened;
-use crate::draft_passes::Draft;
-use crate::engine::Engine;
-use crate::expert_reports::ExpertReports;
-use crate::graph::{self, Graphs, Wanted};
+use crate::bitmasks::{NoTokenBitmasks, TokenBitmaskSource};
+use crate::device::OpenedDevice;
+use crate::draft_proposer::DraftModel;
+use crate::expert_load_report::ExpertLoadReporter;
 use crate::inputs::StepLimits;
-use crate::masks::{Masks, NoMasks};
-use crate::pending::Pending;
-use crate::step::{State, StateSize};
-use crate::trace::{Session, Tracer};
+use crate::model_context::ModelContext;
+use crate::pending_step::PendingStep;
+use crate::step::{StepState, StepStateSize};
+use crate::step_graphs::{self, CapturePlan, StepGraphs};
+use crate::trace::{StepTracer, TraceSession};
 use crate::{
-    ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, KvSize, check_draft_world, check_speculation,
-    check_world, device, kv_pool, ranks, rehearsal, sampler, source, warm_up,
+    ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, KvCacheSize, check_draft_world,
+    check_speculation, check_world, device, kv_sizing, precompile, ranks, sampler, source, warm_up,
 };
-use models::sharding::{Indivisible, Ranks};
-use models::{LoadError, LoadOptions, kv_layout, kv_spec, load_eagle3, load_model};
+use models::sharding::{ParallelRanks, UnevenSplit};
+use models::{ModelLoadError, ModelLoadOptions, kv_layout, kv_spec, load_eagle3, load_model};
 use ops::{DType, Ops, RowBounds, StepShape};
 use protocol::{
-    Batch, Drafter, ExpertPlacement, KvSpec, Memory, Phase, Ready, Settings, Speculation,
-    StepOutput, WeightsDigest,
+    Batch, ExecutorReady, ExecutorSettings, ExpertPlacement, KvSpec, SpeculativeConfig,
+    SpeculativeMethod, StartupPhase, StepOutput, WarmUpReport, WeightsDigest,
 };
 use std::path::Path;
 use std::sync::Arc;
 
 /// Up to so many rows a product's kernel may be made for just that many.
-const FEW_ROWS: u32 = 16;
+const SMALL_BATCH_ROWS: u32 = 16;
 
 /// How far a phase of the start-up has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
+pub struct PhaseProgress {
     /// What is being done.
-    pub phase: Phase,
+    pub phase: StartupPhase,
     /// Units finished: bytes of weights, or passes.
     pub done: u64,
     /// Units in all.
@@ -41,81 +41,89 @@ pub struct Progress {
 /// A model on a device. It computes once `size_kv` has given it a KV cache.
 pub struct Executor {
     /// Before the engine: recordings know its ways to other ranks.
-    state: Option<State>,
+    state: Option<StepState>,
     config: ExecutorConfig,
-    engine: Engine,
-    ranks: Ranks,
+    model: ModelContext,
+    ranks: ParallelRanks,
     spec: KvSpec,
     weights: WeightsDigest,
     /// Where a folder for traces is configured.
-    tracer: Option<Tracer>,
+    tracer: Option<StepTracer>,
 }
 
 impl Executor {
     /// Starts the device and loads this rank's part of the model.
     pub fn load(
         mut config: ExecutorConfig,
-        progress: &mut dyn FnMut(Progress),
+        progress: &mut dyn FnMut(PhaseProgress),
     ) -> Result<Self, ExecutorError> {
         let settings = &config.settings;
-        config.model.drafting =
-            settings.speculation.is_some_and(|how| how.drafter == Drafter::Layer);
-        let placement = settings.placement.as_ref();
+        config.model.load_mtp =
+            settings.speculative.is_some_and(|how| how.method == SpeculativeMethod::Mtp);
+        let placement = settings.expert_placement.as_ref();
         check_world(settings.parallel, &config.model, placement)?;
         if let Some(draft) = &config.draft {
             check_draft_world(settings.parallel, draft)?;
         }
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
         let models = (&config.model, config.draft.as_ref());
-        check_speculation(settings.speculation, models)?;
-        let Opened { kernels, gpu, threads } = device::open(settings)?;
+        check_speculation(settings.speculative, models)?;
+        let OpenedDevice { kernels, gpu, threads } = device::open(settings)?;
         let [tp, dp] = ranks::groups(settings, gpu.as_ref(), progress)?;
         let dtype = device::dtype(settings);
         let kv_dtype = device::kv_dtype(settings, dtype);
-        let latent = |model: &models::Config| model.latent.is_some();
+        let latent = |model: &models::ModelConfig| model.mla.is_some();
         let latents = latent(&config.model) || config.draft.as_ref().is_some_and(latent);
         if latents && kv_dtype != dtype {
-            return Err(ExecutorError::LatentKv);
+            return Err(ExecutorError::MlaKvDtype);
         }
         let ops = Ops::new(kernels, dtype)?;
-        progress(Progress { phase: Phase::Load, done: 0, total: 0 }); // How much it is shows on the way.
-        let mut loading = Loading {
+        progress(PhaseProgress { phase: StartupPhase::Load, done: 0, total: 0 }); // How much it is shows on the way.
+        let mut loading = ModelLoader {
             ops: &ops,
             settings,
             ranks,
             kv_dtype,
             threads,
-            read: 0,
-            before: 0,
+            bytes_read: 0,
+            bytes_before: 0,
             progress,
             digest: WeightsDigest::default(),
         };
         let target = &config.model;
         let model =
-            loading.load(placement, |options| load_model(&settings.dir, target, options))?;
+            loading.load(placement, |options| load_model(&settings.model_dir, target, options))?;
         let digest = std::mem::take(&mut loading.digest);
-        let draft = config.draft.as_ref().zip(settings.draft_dir.as_deref());
+        let draft = config.draft.as_ref().zip(settings.draft_model_dir.as_deref());
         let draft = draft.map(|(draft, dir)| {
             loading.load(None, |options| match draft.eagle {
                 Some(_) => {
-                    load_eagle3(dir, (draft, target), options).map(Box::new).map(Draft::Eagle3)
+                    load_eagle3(dir, (draft, target), options).map(Box::new).map(DraftModel::Eagle3)
                 }
-                None => load_model(dir, draft, options).map(Draft::Model),
+                None => load_model(dir, draft, options).map(DraftModel::Standalone),
             })
         });
         let draft = draft.transpose()?;
         let weights = digest.with_draft(loading.digest);
-        let spec = of_both(&config, kv_dtype, &ranks)?;
+        let spec = combined_kv_spec(&config, kv_dtype, &ranks)?;
         let rank = config.settings.rank.0;
-        let folder = config.settings.profile.clone();
-        let tracer = folder.map(|folder| Tracer::new(ops.device().as_ref(), folder, rank));
+        let folder = config.settings.profile_dir.clone();
+        let tracer = folder.map(|folder| StepTracer::new(ops.device().as_ref(), folder, rank));
         let tracer = tracer.transpose()?;
-        let part = ranks.vocab_part(config.model.vocab);
+        let part = ranks.vocab_shard(config.model.vocab);
         // All ranks of a replica choose the same experts: the one that answers counts.
-        let counts = ranks::answers(settings);
-        let reports = if counts { ExpertReports::new(&ops, &config.model)? } else { None };
-        let engine = Engine { ops, model, draft, tp, dp, part, reports };
-        Ok(Self { config, engine, ranks, spec, weights, state: None, tracer })
+        let counts = ranks::reports_outputs(settings);
+        let reports = if counts { ExpertLoadReporter::new(&ops, &config.model)? } else { None };
+        let engine = ModelContext {
+            ops,
+            model,
+            draft,
+            tp,
+            dp,
+            vocab_shard: part,
+            expert_load_reporter: reports,
+        };
+        Ok(Self { config, model: engine, ranks, spec, weights, state: None, tracer })
     }
 
     /// Digests of the weights that were loaded, the draft model's among them.
@@ -125,65 +133,69 @@ impl Executor {
     }
 
     /// Runs the first passes, on blocks of their own, and says what this rank can hold.
-    pub fn warm_up(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<Memory, ExecutorError> {
+    pub fn warm_up(
+        &mut self,
+        progress: &mut dyn FnMut(PhaseProgress),
+    ) -> Result<WarmUpReport, ExecutorError> {
         let block_tokens = self.config.settings.block_tokens;
-        let gpu = self.engine.ops.device().captures_graphs();
-        let passes = warm_up::passes(&self.config.settings, self.questions(), gpu);
+        let gpu = self.model.ops.device().captures_graphs();
+        let passes = warm_up::warm_up_passes(&self.config.settings, self.max_logits_rows(), gpu);
         let mut state = self.state(warm_up::blocks(&passes, block_tokens))?;
         if gpu {
             let compiled = &mut |done, total| {
-                progress(Progress { phase: Phase::Compile, done, total });
+                progress(PhaseProgress { phase: StartupPhase::Compile, done, total });
             };
-            let shapes = self.shapes_to_come(&passes);
-            rehearsal::rehearse(&self.engine, &mut state.device, shapes, compiled)?;
+            let shapes = self.precompile_shapes(&passes);
+            precompile::precompile(&self.model, &mut state.device, shapes, compiled)?;
         }
-        let (phase, total) = (Phase::WarmUp, passes.len() as u64);
-        progress(Progress { phase, done: 0, total });
+        let (phase, total) = (StartupPhase::WarmUp, passes.len() as u64);
+        progress(PhaseProgress { phase, done: 0, total });
         let pace = warm_up::measure(
             &passes,
             block_tokens,
             gpu,
-            |batch| state.submit(&self.engine, batch, &mut NoMasks, None)?.finish(),
-            |done| progress(Progress { phase, done, total }),
+            |batch| state.submit(&self.model, batch, &mut NoTokenBitmasks, None)?.finish(),
+            |done| progress(PhaseProgress { phase, done, total }),
         )?;
         let blocks = self.blocks(&state)?;
         drop(state);
-        kv_pool::check(blocks, block_tokens, self.config.settings.kv_tokens_min)?;
-        Ok(Memory { spec: self.spec.clone(), blocks, pace })
+        kv_sizing::check(blocks, block_tokens, self.config.settings.kv_tokens_min)?;
+        Ok(WarmUpReport { kv_spec: self.spec.clone(), kv_blocks: blocks, step_cost: pace })
     }
 
     /// Allocates the KV cache and everything else that steps change; contents are lost.
     pub fn size_kv(
         &mut self,
         blocks: u32,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<Ready, ExecutorError> {
+        progress: &mut dyn FnMut(PhaseProgress),
+    ) -> Result<ExecutorReady, ExecutorError> {
         let settings = &self.config.settings;
-        kv_pool::check(blocks, settings.block_tokens, settings.kv_tokens_min)?;
+        kv_sizing::check(blocks, settings.block_tokens, settings.kv_tokens_min)?;
         self.state = None;
         let mut state = self.state(blocks)?;
-        let (wanted, shapes) = (self.graphs_wanted(), self.graph_shapes());
-        let (phase, total) = (Phase::Capture, shapes.len() as u64);
+        let (wanted, shapes) = (self.capture_plan(), self.graph_shapes());
+        let (phase, total) = (StartupPhase::Capture, shapes.len() as u64);
         if total > 0 {
-            let tell = |done| progress(Progress { phase, done, total });
+            let tell = |done| progress(PhaseProgress { phase, done, total });
             let (device, tracer) = (&mut state.device, self.tracer.as_ref());
-            state.graphs = Graphs::capture(&self.engine, device, (&wanted, &shapes), tracer, tell);
+            state.graphs =
+                StepGraphs::capture(&self.model, device, (&wanted, &shapes), tracer, tell);
         }
         let graph_rows = state.graphs.rows();
-        self.engine.ops.device().settle();
+        self.model.ops.device().freeze_autotuning();
         self.state = Some(state);
-        Ok(Ready { blocks, graph_rows })
+        Ok(ExecutorReady { kv_blocks: blocks, capture_sizes: graph_rows })
     }
 
     /// Records steps from now on in a new file; one that is under way gets no more.
     ///
     /// Errors: no folder is configured, or the file cannot be made.
-    pub fn begin_trace(&mut self) -> Result<Trace, ExecutorError> {
-        let tracer = self.tracer.as_mut().ok_or(ExecutorError::NoTraces)?;
-        Ok(Trace(tracer.begin(&self.engine.ops)?))
+    pub fn begin_trace(&mut self) -> Result<TraceHandle, ExecutorError> {
+        let tracer = self.tracer.as_mut().ok_or(ExecutorError::TracingDisabled)?;
+        Ok(TraceHandle(tracer.begin(&self.model.ops)?))
     }
 
-    /// Records no step from now on. [`Trace::close`] completes the file once those in flight are finished.
+    /// Records no step from now on. [`TraceHandle::close`] completes the file once those in flight are finished.
     pub fn end_trace(&mut self) {
         if let Some(tracer) = &mut self.tracer {
             tracer.end();
@@ -193,18 +205,18 @@ impl Executor {
     /// Hands a batch without masked rows to the device. Steps run in the order in which they were submitted.
     ///
     /// Errors: all are final. After one of them the executor is of no further use.
-    pub fn submit(&mut self, batch: &Batch) -> Result<Submitted, ExecutorError> {
-        self.submit_masked(batch, &mut NoMasks)
+    pub fn submit(&mut self, batch: &Batch) -> Result<SubmittedStep, ExecutorError> {
+        self.submit_with_bitmasks(batch, &mut NoTokenBitmasks)
     }
 
     /// The same for any batch. `masks` are asked for only if it has masked rows, and while its forward pass runs.
-    pub fn submit_masked(
+    pub fn submit_with_bitmasks(
         &mut self,
         batch: &Batch,
-        masks: &mut dyn Masks,
-    ) -> Result<Submitted, ExecutorError> {
-        let state = self.state.as_mut().ok_or(ExecutorError::NotSized)?;
-        Ok(Submitted(state.submit(&self.engine, batch, masks, self.tracer.as_mut())?))
+        masks: &mut dyn TokenBitmaskSource,
+    ) -> Result<SubmittedStep, ExecutorError> {
+        let state = self.state.as_mut().ok_or(ExecutorError::KvCacheNotSized)?;
+        Ok(SubmittedStep(state.submit(&self.model, batch, masks, self.tracer.as_mut())?))
     }
 
     /// Runs a batch without masked rows and answers every row of it: `submit`, then `finish`.
@@ -215,7 +227,7 @@ impl Executor {
     /// Bytes of the device that can still be allocated. Steps take none of them.
     #[must_use]
     pub fn memory_free_bytes(&self) -> u64 {
-        self.engine.ops.mem_info().free_bytes
+        self.model.ops.mem_info().free_bytes
     }
 
     /// Layout of the KV cache.
@@ -226,28 +238,32 @@ impl Executor {
 
     /// The parts that tests of drafts look into.
     #[cfg(test)]
-    pub(crate) fn drafting(&self) -> (&ops::KvPool, &ops::DraftBuffers, &Engine) {
-        let (kv, made) = self.state.as_ref().expect("it is sized").drafting();
-        (kv, made.expect("it drafts by its layer"), &self.engine)
+    pub(crate) fn draft_state(&self) -> (&ops::KvPool, &ops::DraftBuffers, &ModelContext) {
+        let (kv, made) = self.state.as_ref().expect("it is sized").draft_state();
+        (kv, made.expect("it drafts by its layer"), &self.model)
     }
 
     /// Blocks this rank can hold, measured while everything else is allocated.
-    fn blocks(&self, state: &State) -> Result<u32, ExecutorError> {
-        let memory = self.engine.ops.mem_info();
-        let (kv, block_bytes) = (self.config.settings.kv, self.spec.bytes_per_block());
-        if !self.engine.ops.device().captures_graphs() {
+    fn blocks(&self, state: &StepState) -> Result<u32, ExecutorError> {
+        let memory = self.model.ops.mem_info();
+        let (kv, block_bytes) = (self.config.settings.kv_cache_size, self.spec.bytes_per_block());
+        if !self.model.ops.device().captures_graphs() {
             let settings = &self.config.settings;
-            let blocks =
-                kv_pool::blocks(kv, memory.free_bytes, block_bytes, settings.host_ranks.into());
-            if matches!(kv, KvSize::Auto) {
+            let blocks = kv_sizing::blocks(
+                kv,
+                memory.free_bytes,
+                block_bytes,
+                settings.ranks_on_host.into(),
+            );
+            if matches!(kv, KvCacheSize::Auto) {
                 let longest = settings.kv_tokens_min;
                 let needed = longest.div_ceil(settings.block_tokens);
-                kv_pool::check_share(blocks, block_bytes, needed, memory.free_bytes, longest)?;
+                kv_sizing::check_share(blocks, block_bytes, needed, memory.free_bytes, longest)?;
             }
             return Ok(blocks);
         }
-        let kinds = self.engine.whole_rows().len() << u32::from(self.tracer.is_some());
-        let gpu = kv_pool::GpuMemory {
+        let kinds = self.model.full_logits_variants().len() << u32::from(self.tracer.is_some());
+        let gpu = kv_sizing::GpuMemoryBudget {
             total: memory.total_bytes,
             free: memory.free_bytes + state.kv_bytes(),
             utilization: self.config.settings.memory_utilization,
@@ -257,85 +273,92 @@ impl Executor {
     }
 
     /// Likeliest ids an answer can list.
-    fn top(&self) -> usize {
-        let gpu = self.engine.ops.device().captures_graphs();
+    fn max_top_logprobs(&self) -> usize {
+        let gpu = self.model.ops.device().captures_graphs();
         let most = if gpu { GPU_LOGPROBS_MAX } else { u32::MAX };
-        (self.config.settings.logprobs_max.min(most) as usize).min(self.config.model.vocab)
+        (self.config.settings.max_logprobs.min(most) as usize).min(self.config.model.vocab)
     }
 
     /// Questions answered at a time.
-    fn questions(&self) -> usize {
-        let gpu = self.engine.ops.device().captures_graphs();
-        sampler::questions_per_slice(self.config.model.vocab, self.top(), gpu)
+    fn max_logits_rows(&self) -> usize {
+        let gpu = self.model.ops.device().captures_graphs();
+        sampler::logits_rows_per_slice(self.config.model.vocab, self.max_top_logprobs(), gpu)
     }
 
     /// Tokens of a row with all its drafts.
-    fn width(&self) -> u32 {
-        1 + self.config.settings.speculation.map_or(0, |how| u32::from(how.drafts))
+    fn tokens_per_row(&self) -> u32 {
+        1 + self.config.settings.speculative.map_or(0, |how| u32::from(how.draft_tokens))
     }
 
     /// Rows of one token in the widest decode step, drafts among them.
     fn rows_max(&self) -> u32 {
         let settings = &self.config.settings;
-        settings.max_num_seqs.saturating_mul(self.width()).min(settings.tokens_per_step)
+        settings.max_num_seqs.saturating_mul(self.tokens_per_row()).min(settings.tokens_per_step)
     }
 
     /// Shapes to rehearse: the first passes, the steps to record, and the one that no pass has. A rehearsal
     /// takes the memory that its steps need.
-    fn shapes_to_come(&self, passes: &[Vec<u32>]) -> Vec<StepShape> {
-        let (questions, width) = (self.questions(), self.width() as usize);
-        let pass = |lens: &Vec<u32>| rehearsal::shape(lens, questions, width);
+    fn precompile_shapes(&self, passes: &[Vec<u32>]) -> Vec<StepShape> {
+        let (questions, width) = (self.max_logits_rows(), self.tokens_per_row() as usize);
+        let pass = |lens: &Vec<u32>| precompile::precompile_shape(lens, questions, width);
         let graphs = self.graph_shapes();
-        let few = (1..=FEW_ROWS.min(self.rows_max())).map(|rows| pass(&vec![1; rows as usize]));
-        let passes = self.longest(passes).into_iter().chain(few).chain(passes.iter().map(pass));
-        passes.chain(graphs).chain([self.deepest()]).collect()
+        let few =
+            (1..=SMALL_BATCH_ROWS.min(self.rows_max())).map(|rows| pass(&vec![1; rows as usize]));
+        let passes = self
+            .longest_prefill_shape(passes)
+            .into_iter()
+            .chain(few)
+            .chain(passes.iter().map(pass));
+        passes.chain(graphs).chain([self.widest_decode_shape()]).collect()
     }
 
     /// The prefill of most tokens behind the longest contexts, in rows of any length: what attention needs most memory for
     /// beside decodes.
-    fn longest(&self, passes: &[Vec<u32>]) -> Option<StepShape> {
+    fn longest_prefill_shape(&self, passes: &[Vec<u32>]) -> Option<StepShape> {
         let settings = &self.config.settings;
         let tokens = passes.iter().map(|lens| lens.iter().sum::<u32>()).max()? as usize;
-        let rows = (settings.max_num_seqs as usize).min((tokens / RowBounds::LONG).max(1));
+        let rows =
+            (settings.max_num_seqs as usize).min((tokens / RowBounds::MLA_PREFILL_TOKENS).max(1));
         let bounds = RowBounds::of_any(tokens, rows, settings.max_model_len as usize);
-        Some(StepShape { tokens, rows, questions: rows.min(self.questions()), bounds })
+        Some(StepShape { tokens, rows, logits_rows: rows.min(self.max_logits_rows()), bounds })
     }
 
     /// The widest decode step with the longest contexts, launch by launch: what attention needs most memory
     /// for.
-    fn deepest(&self) -> StepShape {
+    fn widest_decode_shape(&self) -> StepShape {
         let (rows, longest) = (self.rows_max() as usize, self.config.settings.max_model_len);
-        let shape = graph::shape(rows, self.width() as usize, longest as usize);
-        StepShape { questions: rows.min(self.questions()), ..shape }
+        let shape = step_graphs::shape(rows, self.tokens_per_row() as usize, longest as usize);
+        StepShape { logits_rows: rows.min(self.max_logits_rows()), ..shape }
     }
 
     /// Shapes of the steps to record, fewest rows first.
     fn graph_shapes(&self) -> Vec<StepShape> {
-        self.graphs_wanted().shapes(self.config.settings.max_model_len as usize)
+        self.capture_plan().shapes(self.config.settings.max_model_len as usize)
     }
 
-    fn graphs_wanted(&self) -> Wanted {
+    fn capture_plan(&self) -> CapturePlan {
         let settings = &self.config.settings;
-        if !self.engine.ops.device().captures_graphs() {
-            return Wanted::default();
+        if !self.model.ops.device().captures_graphs() {
+            return CapturePlan::default();
         }
-        let width = self.width();
-        let most = (self.rows_max() as usize).min(self.questions()) / width as usize;
-        let rows = graph::rows_to_capture(&settings.capture, most);
+        let width = self.tokens_per_row();
+        let most = (self.rows_max() as usize).min(self.max_logits_rows()) / width as usize;
+        let rows = step_graphs::row_counts_to_capture(&settings.graph_capture, most);
         // Who looks tokens up often finds none. Replicas that step together replay what all can.
-        let looks_up = |how: Speculation| matches!(how.drafter, Drafter::Ngram { .. });
-        let fewer = settings.speculation.is_some_and(looks_up) && !settings.parallel.lockstep();
-        Wanted { rows, width, fewer }
+        let looks_up =
+            |how: SpeculativeConfig| matches!(how.method, SpeculativeMethod::Ngram { .. });
+        let fewer = settings.speculative.is_some_and(looks_up) && !settings.parallel.lockstep();
+        CapturePlan { rows, tokens_per_row: width, also_without_drafts: fewer }
     }
 
-    fn state(&self, blocks: u32) -> Result<State, ExecutorError> {
+    fn state(&self, blocks: u32) -> Result<StepState, ExecutorError> {
         let ExecutorConfig { model, draft, settings, .. } = &self.config;
-        let Settings { block_tokens, max_num_seqs, max_model_len, .. } = settings;
-        let (device, longest) = (self.engine.ops.device(), *max_model_len as usize);
-        let dtype = device::kv_dtype(&self.config.settings, self.engine.ops.dtype());
-        let layout = |model: &models::Config| {
+        let ExecutorSettings { block_tokens, max_num_seqs, max_model_len, .. } = settings;
+        let (device, longest) = (self.model.ops.device(), *max_model_len as usize);
+        let dtype = device::kv_dtype(&self.config.settings, self.model.ops.dtype());
+        let layout = |model: &models::ModelConfig| {
             let (size, order) = ((blocks as usize, *block_tokens as usize), device.kv_order());
-            kv_layout(model, dtype, size, order, &self.ranks).map_err(of_heads)
+            kv_layout(model, dtype, size, order, &self.ranks).map_err(uneven_heads_error)
         };
         let kv = layout(model)?;
         let draft_kv = draft.as_ref().map(layout).transpose()?;
@@ -343,42 +366,59 @@ impl Executor {
             tokens: self.config.settings.tokens_per_step as usize,
             rows: *max_num_seqs as usize,
             block_tokens: *block_tokens,
-            width: longest.div_ceil(*block_tokens as usize),
+            table_width: longest.div_ceil(*block_tokens as usize),
             vocab: model.vocab,
             hidden: draft.as_ref().map_or(model, |draft| draft).hidden,
-            speculation: self.config.settings.speculation,
-            apart: device.captures_graphs(),
+            speculation: self.config.settings.speculative,
+            one_token_rows: device.captures_graphs(),
         };
-        let (questions, top) = (self.questions(), self.top());
-        let size = StateSize { kv, draft_kv, limits, longest, questions, top };
-        State::new(&self.engine.ops, self.config.settings.epoch, size)
+        let (questions, top) = (self.max_logits_rows(), self.max_top_logprobs());
+        let size = StepStateSize {
+            kv,
+            draft_kv,
+            limits,
+            longest,
+            logits_rows: questions,
+            top_logprobs: top,
+        };
+        StepState::new(&self.model.ops, self.config.settings.epoch, size)
     }
 }
 
 /// Models being loaded, one after the other.
-struct Loading<'a> {
+struct ModelLoader<'a> {
     ops: &'a Ops,
-    settings: &'a Settings,
-    ranks: Ranks,
+    settings: &'a ExecutorSettings,
+    ranks: ParallelRanks,
     kv_dtype: DType,
     threads: usize,
     /// Bytes of the one being loaded, and of those in front of it.
-    read: u64,
-    before: u64,
-    progress: &'a mut dyn FnMut(Progress),
+    bytes_read: u64,
+    bytes_before: u64,
+    progress: &'a mut dyn FnMut(PhaseProgress),
     /// Of the one being loaded.
     digest: WeightsDigest,
 }
 
-impl Loading<'_> {
+impl ModelLoader<'_> {
     fn load<T>(
         &mut self,
         placement: Option<&ExpertPlacement>,
-        how: impl FnOnce(LoadOptions<'_>) -> Result<T, LoadError>,
-    ) -> Result<T, LoadError> {
-        let Self { ops, settings, ranks, kv_dtype, threads, read, before, progress, digest } = self;
+        how: impl FnOnce(ModelLoadOptions<'_>) -> Result<T, ModelLoadError>,
+    ) -> Result<T, ModelLoadError> {
+        let Self {
+            ops,
+            settings,
+            ranks,
+            kv_dtype,
+            threads,
+            bytes_read: read,
+            bytes_before: before,
+            progress,
+            digest,
+        } = self;
         *before += std::mem::take(read);
-        how(LoadOptions {
+        how(ModelLoadOptions {
             ops,
             ranks: *ranks,
             placement,
@@ -389,7 +429,7 @@ impl Loading<'_> {
             progress: &mut |done, total| {
                 *read = total;
                 let (done, total) = (*before + done, *before + total);
-                progress(Progress { phase: Phase::Load, done, total });
+                progress(PhaseProgress { phase: StartupPhase::Load, done, total });
             },
             digest,
         })
@@ -397,9 +437,13 @@ impl Loading<'_> {
 }
 
 /// The KV cache of a model, and in the same blocks that of the model that drafts for it.
-fn of_both(config: &ExecutorConfig, dtype: DType, ranks: &Ranks) -> Result<KvSpec, ExecutorError> {
-    let of = |model: &models::Config| {
-        kv_spec(model, dtype, config.settings.block_tokens, ranks).map_err(of_heads)
+fn combined_kv_spec(
+    config: &ExecutorConfig,
+    dtype: DType,
+    ranks: &ParallelRanks,
+) -> Result<KvSpec, ExecutorError> {
+    let of = |model: &models::ModelConfig| {
+        kv_spec(model, dtype, config.settings.block_tokens, ranks).map_err(uneven_heads_error)
     };
     let mut spec = of(&config.model)?;
     let drafts = config.draft.as_ref().map(of).transpose()?;
@@ -410,15 +454,15 @@ fn of_both(config: &ExecutorConfig, dtype: DType, ranks: &Ranks) -> Result<KvSpe
 }
 
 /// Heads that do not split over the ranks.
-fn of_heads(error: Indivisible) -> ExecutorError {
-    LoadError::Split { tensor: "k_proj".to_owned(), error }.into()
+fn uneven_heads_error(error: UnevenSplit) -> ExecutorError {
+    ModelLoadError::Split { tensor: "k_proj".to_owned(), error }.into()
 }
 
 /// A trace under way. May be closed on another thread.
 #[derive(Clone)]
-pub struct Trace(Arc<Session>);
+pub struct TraceHandle(Arc<TraceSession>);
 
-impl Trace {
+impl TraceHandle {
     /// The file: Chrome's JSON, which parses at any time.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -435,22 +479,22 @@ impl Trace {
 }
 
 /// A step that the device works on. May be finished on another thread.
-pub struct Submitted(Pending);
+pub struct SubmittedStep(PendingStep);
 
-impl Submitted {
+impl SubmittedStep {
     /// Waits for the device and forms the answer.
     pub fn finish(self) -> Result<StepOutput, ExecutorError> {
         self.0.finish()
     }
 }
 
-impl std::fmt::Debug for Trace {
+impl std::fmt::Debug for TraceHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Trace").field("path", &self.path()).finish_non_exhaustive()
     }
 }
 
-impl std::fmt::Debug for Submitted {
+impl std::fmt::Debug for SubmittedStep {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Submitted").finish_non_exhaustive()
     }
@@ -458,6 +502,6 @@ impl std::fmt::Debug for Submitted {
 
 impl std::fmt::Debug for Executor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Executor").field("ops", &self.engine.ops).finish_non_exhaustive()
+        f.debug_struct("Executor").field("ops", &self.model.ops).finish_non_exhaustive()
     }
 }

@@ -1,10 +1,10 @@
 //! Checks the rows of a batch and stages them.
 
 use crate::BatchError;
-use crate::layer_drafts::LayerDrafts;
-use crate::seats::{Seats, TableChange};
-use ops::{DraftSize, Stage, StageRow};
-use protocol::{Batch, Drafter, Input, Row, Speculation, Token};
+use crate::draft_state_tracker::DraftStateTracker;
+use crate::sequence_slots::{BlockTableChange, HostSequenceSlots};
+use ops::{DraftBufferSize, StageRow, StagingBuffer};
+use protocol::{Batch, BatchRow, RowInput, SpeculativeConfig, SpeculativeMethod, Token};
 
 /// Bounds of a step, fixed at start.
 #[derive(Debug, Clone, Copy)]
@@ -16,45 +16,45 @@ pub(crate) struct StepLimits {
     /// Positions per KV block.
     pub(crate) block_tokens: u32,
     /// Entries of the longest block table.
-    pub(crate) width: usize,
+    pub(crate) table_width: usize,
     /// Size of the vocabulary.
     pub(crate) vocab: usize,
     /// Channels of a hidden state that drafts begin with.
     pub(crate) hidden: usize,
     /// How rows get drafts, if they do.
-    pub(crate) speculation: Option<Speculation>,
+    pub(crate) speculation: Option<SpeculativeConfig>,
     /// Rows with drafts are laid out as rows of one token each, which is what recordings are made of.
-    pub(crate) apart: bool,
+    pub(crate) one_token_rows: bool,
 }
 
 impl StepLimits {
     /// What the host and the device keep for drafts by a draft layer or another model, if one makes them, over a pool
     /// of so many blocks. Logits of so many rows are made at a time.
-    pub(crate) fn layer_drafts(
+    pub(crate) fn draft_tracking(
         &self,
         blocks: usize,
         logits: usize,
-    ) -> Option<(LayerDrafts, DraftSize)> {
-        let Speculation { drafts, drafter, .. } = self.speculation?;
+    ) -> Option<(DraftStateTracker, DraftBufferSize)> {
+        let SpeculativeConfig { draft_tokens: drafts, method: drafter, .. } = self.speculation?;
         let (states, hidden) = match drafter {
-            Drafter::Ngram { .. } => return None,
-            Drafter::Layer | Drafter::Eagle3 => (true, self.hidden),
-            Drafter::Model => (false, 1), // None is kept.
+            SpeculativeMethod::Ngram { .. } => return None,
+            SpeculativeMethod::Mtp | SpeculativeMethod::Eagle3 => (true, self.hidden),
+            SpeculativeMethod::DraftModel => (false, 1), // None is kept.
         };
         let (rows, passes) = (self.rows, drafts.into());
-        let size = DraftSize { rows, passes, seats: rows, hidden, blocks, logits };
-        Some((LayerDrafts::new(rows, self.block_tokens as usize, states), size))
+        let size = DraftBufferSize { rows, passes, seq_slots: rows, hidden, blocks, logits };
+        Some((DraftStateTracker::new(rows, self.block_tokens as usize, states), size))
     }
 
     /// Tokens of a row of one token with all its drafts.
-    pub(crate) fn width(&self) -> usize {
-        1 + self.speculation.map_or(0, |speculation| usize::from(speculation.drafts))
+    pub(crate) fn tokens_per_row(&self) -> usize {
+        1 + self.speculation.map_or(0, |speculation| usize::from(speculation.draft_tokens))
     }
 
     /// Rows that a step may be laid out in.
     pub(crate) fn stage_rows(&self) -> usize {
-        if self.apart {
-            (self.rows * self.width()).min(self.tokens.max(self.rows))
+        if self.one_token_rows {
+            (self.rows * self.tokens_per_row()).min(self.tokens.max(self.rows))
         } else {
             self.rows
         }
@@ -63,19 +63,19 @@ impl StepLimits {
     /// Refuses a batch with more tokens or rows than a step may have, or, if it is one of several that are
     /// `computed_together`, than it says that any of them has.
     pub(crate) fn check(&self, batch: &Batch, computed_together: bool) -> Result<(), BatchError> {
-        let most = |row: &Row| row.len as usize + usize::from(row.drafts);
+        let most = |row: &BatchRow| row.len as usize + usize::from(row.drafts);
         let tokens = batch.rows.iter().map(most).sum();
         if tokens > self.tokens || batch.rows.len() > self.rows {
-            return Err(BatchError::Tokens { tokens, limit: self.tokens });
+            return Err(BatchError::TooManyTokens { tokens, limit: self.tokens });
         }
         let room = batch.moe_tokens as usize;
         if computed_together && !(tokens.max(1)..=self.tokens).contains(&room) {
-            return Err(BatchError::Room { room, tokens, limit: self.tokens });
+            return Err(BatchError::MoeTokenBudget { capacity: room, tokens, limit: self.tokens });
         }
         let drafting = batch.rows.iter().rposition(|row| row.drafts > 0).map_or(0, |last| last + 1);
         let (rows, room) = (drafting as u32, batch.draft_rows);
         if computed_together && (rows > room || room as usize > self.rows) {
-            return Err(BatchError::DraftRoom { room, rows, limit: self.rows });
+            return Err(BatchError::DraftRowBudget { capacity: room, rows, limit: self.rows });
         }
         Ok(())
     }
@@ -83,31 +83,32 @@ impl StepLimits {
     /// Stages a row whose seat has taken over `change`, and its drafts.
     pub(crate) fn stage_row(
         &self,
-        row: &Row,
-        change: TableChange,
-        seats: &Seats,
-        stage: &mut Stage,
+        row: &BatchRow,
+        change: BlockTableChange,
+        seats: &HostSequenceSlots,
+        stage: &mut StagingBuffer,
     ) -> Result<(), BatchError> {
         self.check_row(row, seats)?;
-        let seat = seats.get(row.seat);
+        let seat = seats.get(row.seq_slot);
         let ids = match &row.input {
-            Input::Tokens(ids) => {
-                let to_come = std::iter::repeat_n(&0, seat.made.into());
-                stage
-                    .push_words(ids.iter().chain(&seat.guesses).chain(to_come).map(|&id| id as i32))
+            RowInput::Tokens(ids) => {
+                let to_come = std::iter::repeat_n(&0, seat.device_drafts.into());
+                stage.push_words(
+                    ids.iter().chain(&seat.host_drafts).chain(to_come).map(|&id| id as i32),
+                )
             }
-            Input::SampledAt { .. } => -1,
+            RowInput::SampledAt { .. } => -1,
         };
         let (table_from, table_len) = (change.from as i32, change.blocks.len() as i32);
         let table_at = stage.push_words(change.blocks);
         let drafts = seat.drafts();
-        let parts = if self.apart && row.len == 1 { 1 + drafts } else { 1 };
+        let parts = if self.one_token_rows && row.len == 1 { 1 + drafts } else { 1 };
         let len = row.len + drafts + 1 - parts;
         for i in 0..parts as i32 {
             // Each part finds its slots by itself, whoever stores the table.
             stage.rows.push(StageRow {
-                seat: row.seat.0 as i32,
-                start: (row.start + row.input.slack()) as i32 + i,
+                seq_slot: row.seq_slot.0 as i32,
+                start: (row.start + row.input.draft_slack()) as i32 + i,
                 len: len as i32,
                 token: stage.tokens as i32,
                 ids: if ids < 0 { ids - i } else { ids + i },
@@ -120,24 +121,24 @@ impl StepLimits {
         Ok(())
     }
 
-    fn check_row(&self, row: &Row, seats: &Seats) -> Result<(), BatchError> {
-        let (request, seat) = (row.request, seats.get(row.seat));
-        let limit = self.speculation.map_or(0, |speculation| speculation.drafts);
+    fn check_row(&self, row: &BatchRow, seats: &HostSequenceSlots) -> Result<(), BatchError> {
+        let (request, seat) = (row.request, seats.get(row.seq_slot));
+        let limit = self.speculation.map_or(0, |speculation| speculation.draft_tokens);
         if row.drafts > limit {
-            return Err(BatchError::Drafts { request, drafts: row.drafts, limit });
+            return Err(BatchError::TooManyDrafts { request, drafts: row.drafts, limit });
         }
         let given = match &row.input {
-            Input::Tokens(ids) => {
+            RowInput::Tokens(ids) => {
                 let limit = self.vocab;
                 let known = |token: Token| (token as usize) < limit;
-                let mut all = ids.iter().chain(&seat.guesses);
+                let mut all = ids.iter().chain(&seat.host_drafts);
                 if let Some(&token) = all.find(|&&token| !known(token)) {
                     return Err(BatchError::Vocabulary { request, token, limit });
                 }
                 ids.len()
             }
-            Input::SampledAt { step, .. } if seat.holds_token_of(*step) => 1,
-            Input::SampledAt { step, .. } => {
+            RowInput::SampledAt { step, .. } if seat.holds_token_of(*step) => 1,
+            RowInput::SampledAt { step, .. } => {
                 return Err(BatchError::NotSampled { request, step: step.0 });
             }
         };
@@ -145,11 +146,11 @@ impl StepLimits {
             return Err(BatchError::Length { request, len: row.len, given });
         }
         let entries = seat.table_len();
-        let last = row.start + row.input.slack() + row.len + u32::from(row.drafts) - 1;
+        let last = row.start + row.input.draft_slack() + row.len + u32::from(row.drafts) - 1;
         if (last / self.block_tokens) as usize >= entries {
             // The first position without an entry.
             let position = row.start.max(entries as u32 * self.block_tokens);
-            return Err(BatchError::Uncovered { request, position, entries });
+            return Err(BatchError::TableTooShort { request, position, entries });
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! What a rank last did together with others, in words.
 
-use collectives::Call;
+use collectives::CollectiveCall;
 use protocol::Rank;
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub struct RankCalls {
     /// The rank, in the world.
     pub rank: Rank,
     /// Its calls, oldest first.
-    pub calls: Vec<Call>,
+    pub calls: Vec<CollectiveCall>,
 }
 
 impl RankCalls {
@@ -23,16 +23,16 @@ impl RankCalls {
     /// run.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
-        let runs: Vec<String> = self.calls.chunk_by(alike).map(run).collect();
+        let runs: Vec<String> = self.calls.chunk_by(is_same_call).map(run).collect();
         runs.chunks(RUNS_PER_LINE).map(|runs| runs.join("; ")).collect()
     }
 }
 
-fn alike(a: &Call, b: &Call) -> bool {
-    Call { sequence: b.sequence, ..*a } == *b
+fn is_same_call(a: &CollectiveCall, b: &CollectiveCall) -> bool {
+    CollectiveCall { sequence: b.sequence, ..*a } == *b
 }
 
-fn run(calls: &[Call]) -> String {
+fn run(calls: &[CollectiveCall]) -> String {
     match calls {
         [] => String::new(),
         [call] => format!("{call}, {:?}", call.state),
@@ -54,33 +54,33 @@ impl fmt::Display for RankCalls {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use collectives::{CallState, Operation};
+    use collectives::{CallState, CollectiveOp};
     use kernels::DType;
 
-    fn call(sequence: u32, rows: u32, state: CallState) -> Call {
-        let (operation, dtype) = (Operation::AllReduce, DType::BF16);
-        Call { sequence, operation, dtype, rows, cols: 64, state }
+    fn call(sequence: u32, rows: u32, state: CallState) -> CollectiveCall {
+        let (operation, dtype) = (CollectiveOp::AllReduce, DType::BF16);
+        CollectiveCall { sequence, op: operation, dtype, rows, cols: 64, state }
     }
 
-    fn lines(calls: Vec<Call>) -> Vec<String> {
+    fn lines(calls: Vec<CollectiveCall>) -> Vec<String> {
         RankCalls { axis: "tp", rank: Rank(3), calls }.lines()
     }
 
     #[test]
-    fn calls_that_are_alike_are_told_as_one() {
-        let (done, waiting) = (CallState::Done, CallState::Waiting);
+    fn equal_calls_are_merged() {
+        let (done, waiting) = (CallState::Done, CallState::InProgress);
         let calls =
             vec![call(7, 1, done), call(8, 1, done), call(9, 2, done), call(10, 2, waiting)];
         assert_eq!(
             lines(calls),
             ["#7 to #8 all_reduce of 1 x 64 BF16, Done; #9 all_reduce of 2 x 64 BF16, Done; \
-              #10 all_reduce of 2 x 64 BF16, Waiting"]
+              #10 all_reduce of 2 x 64 BF16, InProgress"]
         );
         assert!(lines(Vec::new()).is_empty());
     }
 
     #[test]
-    fn no_line_is_long() {
+    fn report_lines_are_bounded() {
         let told = lines((1..=1_024).map(|n| call(n, n, CallState::Done)).collect());
         assert_eq!(told.len(), 128);
         assert!(told.iter().all(|line| line.len() < 512), "{told:?}");

@@ -1,12 +1,12 @@
 //! Where an executor stands among the ranks of its world, and how they meet.
 
 use crate::rank_calls::RankCalls;
-use crate::{ExecutorError, Progress};
-use collectives::{CollectiveError, DeviceGroup, Group, SharedGroup};
-use kernels::hip::HipDevice;
-use models::sharding::{Part, Ranks};
-use models::{Config, check_split};
-use protocol::{ExpertPlacement, Parallel, Phase, Rank, Settings};
+use crate::{ExecutorError, PhaseProgress};
+use collectives::{CollectiveError, DeviceGroup, ParallelGroup, SharedMemoryGroup};
+use kernels::gpu::GpuDevice;
+use models::sharding::{ParallelRank, ParallelRanks};
+use models::{ModelConfig, check_split};
+use protocol::{ExecutorSettings, ExpertPlacement, ParallelConfig, Rank, StartupPhase};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -30,13 +30,13 @@ pub enum WorldError {
     #[error(
         "{architecture} drafts for another model, which --speculative-config does not name: it names what drafts"
     )]
-    DraftsOnly {
+    DraftModelOnly {
         /// The checkpoint's.
         architecture: &'static str,
     },
     /// Nobody said where the ranks meet.
     #[error("{ranks} ranks that share layers need shared memory to meet in")]
-    NoMeeting {
+    NoRendezvous {
         /// Ranks that share something with this one.
         ranks: u16,
     },
@@ -46,17 +46,17 @@ pub enum WorldError {
 ///
 /// Errors: what is in the way, with the numbers and the nearest ones that work.
 pub fn check_world(
-    parallel: Parallel,
-    model: &Config,
+    parallel: ParallelConfig,
+    model: &ModelConfig,
     placement: Option<&ExpertPlacement>,
 ) -> Result<(), ExecutorError> {
-    let Parallel { tp_size, dp_size, experts } = parallel;
+    let ParallelConfig { tp_size, dp_size, expert_parallel: experts } = parallel;
     let refused = |error: WorldError| Err(error.into());
     if tp_size == 0 || dp_size == 0 {
         return refused(WorldError::Rank { rank: 0, tp_size, dp_size });
     }
     if model.eagle.is_some() {
-        return refused(WorldError::DraftsOnly { architecture: model.architecture.name() });
+        return refused(WorldError::DraftModelOnly { architecture: model.architecture.name() });
     }
     if experts && model.moe.is_none() {
         return refused(WorldError::NoExperts);
@@ -65,77 +65,82 @@ pub fn check_world(
 }
 
 /// The same for what drafts for a model, whose ranks it shares: without experts none are held whole.
-pub fn check_draft_world(parallel: Parallel, draft: &Config) -> Result<(), ExecutorError> {
+pub fn check_draft_world(
+    parallel: ParallelConfig,
+    draft: &ModelConfig,
+) -> Result<(), ExecutorError> {
     if draft.eagle.is_some() {
         return Ok(check_split(draft, &ranks(parallel, Rank(0))?, None)?);
     }
-    let experts = parallel.experts && draft.moe.is_some();
-    check_world(Parallel { experts, ..parallel }, draft, None)
+    let experts = parallel.expert_parallel && draft.moe.is_some();
+    check_world(ParallelConfig { expert_parallel: experts, ..parallel }, draft, None)
 }
 
 /// The part of the model that a rank holds.
-pub(crate) fn ranks(parallel: Parallel, rank: Rank) -> Result<Ranks, WorldError> {
-    let Parallel { tp_size, dp_size, experts } = parallel;
+pub(crate) fn ranks(parallel: ParallelConfig, rank: Rank) -> Result<ParallelRanks, WorldError> {
+    let ParallelConfig { tp_size, dp_size, expert_parallel: experts } = parallel;
     if rank.0 >= parallel.world_size() {
         return Err(WorldError::Rank { rank: rank.0, tp_size, dp_size });
     }
-    let tp = Part { rank: usize::from(rank.0 % tp_size), size: usize::from(tp_size) };
-    let world = Part { rank: usize::from(rank.0), size: usize::from(parallel.world_size()) };
-    Ok(Ranks { tp, ep: if experts { world } else { Part::ALONE } })
+    let tp = ParallelRank { rank: usize::from(rank.0 % tp_size), size: usize::from(tp_size) };
+    let world =
+        ParallelRank { rank: usize::from(rank.0), size: usize::from(parallel.world_size()) };
+    Ok(ParallelRanks { tp, ep: if experts { world } else { ParallelRank::SINGLE } })
 }
 
 /// Whether this rank's answers are those of its replica; the others only say that they are done.
-pub(crate) fn answers(settings: &Settings) -> bool {
+pub(crate) fn reports_outputs(settings: &ExecutorSettings) -> bool {
     settings.rank.0.is_multiple_of(settings.parallel.tp_size.max(1))
 }
 
 /// The groups of a rank: those who share its layers, and those in the same place of other replicas, with whom it
 /// shares experts.
 pub(crate) fn groups(
-    settings: &Settings,
-    gpu: Option<&Arc<HipDevice>>,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<[Group; 2], ExecutorError> {
+    settings: &ExecutorSettings,
+    gpu: Option<&Arc<GpuDevice>>,
+    progress: &mut dyn FnMut(PhaseProgress),
+) -> Result<[ParallelGroup; 2], ExecutorError> {
     let (parallel, rank) = (settings.parallel, settings.rank);
-    let Ranks { tp, .. } = ranks(parallel, rank)?;
+    let ParallelRanks { tp, .. } = ranks(parallel, rank)?;
     let replica = usize::from(rank.0 / parallel.tp_size);
-    let all = Part { rank: replica, size: parallel.dp_size.into() };
-    let dp = if parallel.lockstep() { all } else { Part::ALONE };
+    let all = ParallelRank { rank: replica, size: parallel.dp_size.into() };
+    let dp = if parallel.lockstep() { all } else { ParallelRank::SINGLE };
     if tp.size == 1 && dp.size == 1 {
-        return Ok([Group::single(), Group::single()]);
+        return Ok([ParallelGroup::single(), ParallelGroup::single()]);
     }
-    let phase = Phase::Join;
-    progress(Progress { phase, done: 0, total: 1 });
-    let no_meeting = WorldError::NoMeeting { ranks: (tp.size * dp.size) as u16 };
-    let path = settings.meeting.as_deref().ok_or(no_meeting)?;
-    let meeting = collectives::Meeting::open(path, &sizes(parallel))?;
-    let join = |group: usize, part: Part, sums: bool| -> Result<Group, CollectiveError> {
-        if part.size == 1 {
-            return Ok(Group::single());
-        }
-        let shared = meeting.join(group, part.rank)?;
-        Ok(Group::new(match gpu {
-            Some(gpu) => Box::new(on_gpus(shared, gpu, sums)?),
-            None => Box::new(shared),
-        }))
-    };
+    let phase = StartupPhase::Join;
+    progress(PhaseProgress { phase, done: 0, total: 1 });
+    let no_meeting = WorldError::NoRendezvous { ranks: (tp.size * dp.size) as u16 };
+    let path = settings.rendezvous.as_deref().ok_or(no_meeting)?;
+    let meeting = collectives::SharedMemoryRendezvous::open(path, &sizes(parallel))?;
+    let join =
+        |group: usize, part: ParallelRank, sums: bool| -> Result<ParallelGroup, CollectiveError> {
+            if part.size == 1 {
+                return Ok(ParallelGroup::single());
+            }
+            let shared = meeting.join(group, part.rank)?;
+            Ok(ParallelGroup::new(match gpu {
+                Some(gpu) => Box::new(join_device_group(shared, gpu, sums)?),
+                None => Box::new(shared),
+            }))
+        };
     let across = usize::from(parallel.dp_size) + tp.rank;
     // Across replicas nothing is summed but for experts, by scattering.
-    let joined = [join(replica, tp, settings.one_shot_sums)?, join(across, dp, false)?];
-    progress(Progress { phase, done: 1, total: 1 });
+    let joined = [join(replica, tp, settings.one_shot_all_reduce)?, join(across, dp, false)?];
+    progress(PhaseProgress { phase, done: 1, total: 1 });
     Ok(joined)
 }
 
-fn on_gpus(
-    shared: SharedGroup,
-    gpu: &Arc<HipDevice>,
+fn join_device_group(
+    shared: SharedMemoryGroup,
+    gpu: &Arc<GpuDevice>,
     one_shot_sums: bool,
 ) -> Result<DeviceGroup, CollectiveError> {
     if !one_shot_sums {
-        return DeviceGroup::join_summing(shared, gpu, 0);
+        return DeviceGroup::join_with_one_shot_limit(shared, gpu, 0);
     }
     let group = DeviceGroup::join(shared, gpu)?;
-    if let Some(error) = group.apart() {
+    if let Some(error) = group.peer_access_error() {
         tracing::warn!(%error, "small sums of ranks go the slower way, through the library");
     }
     Ok(group)
@@ -143,7 +148,7 @@ fn on_gpus(
 
 /// Sizes of the groups of a world: those of the replicas, then, if these share experts, those of the ranks in the same
 /// place of each.
-fn sizes(parallel: Parallel) -> Vec<usize> {
+fn sizes(parallel: ParallelConfig) -> Vec<usize> {
     let [tp_size, dp_size] = [parallel.tp_size, parallel.dp_size].map(usize::from);
     let mut sizes = vec![tp_size; dp_size];
     if parallel.lockstep() {
@@ -155,18 +160,21 @@ fn sizes(parallel: Parallel) -> Vec<usize> {
 /// The memory in which the ranks of a world meet, as whoever starts them holds it. Each generation of ranks needs a
 /// new one.
 #[derive(Debug)]
-pub struct Meeting {
-    memory: collectives::Meeting,
-    parallel: Parallel,
+pub struct RankRendezvous {
+    memory: collectives::SharedMemoryRendezvous,
+    parallel: ParallelConfig,
 }
 
-impl Meeting {
+impl RankRendezvous {
     /// Memory in which nobody has come yet.
-    pub fn new(parallel: Parallel) -> Result<Self, CollectiveError> {
-        Ok(Self { memory: collectives::Meeting::create(&sizes(parallel))?, parallel })
+    pub fn new(parallel: ParallelConfig) -> Result<Self, CollectiveError> {
+        Ok(Self {
+            memory: collectives::SharedMemoryRendezvous::create(&sizes(parallel))?,
+            parallel,
+        })
     }
 
-    /// What `Settings::meeting` of the ranks is: good for processes of this host, for as long as this value lives.
+    /// What `ExecutorSettings::meeting` of the ranks is: good for processes of this host, for as long as this value lives.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.memory.path()
@@ -184,7 +192,7 @@ impl Meeting {
         let rank = |axis, group, rank, of_world| RankCalls {
             axis,
             rank: Rank(of_world as u16),
-            calls: self.memory.calls(group, rank),
+            calls: self.memory.call_history(group, rank),
         };
         let world = usize::from(self.parallel.world_size());
         let all = |shared: bool| (0..world).filter(move |_| shared);
@@ -201,18 +209,21 @@ mod tests {
 
     #[test]
     fn ranks_of_a_replica_come_one_after_the_other() {
-        let parallel = Parallel { tp_size: 2, dp_size: 3, experts: false };
+        let parallel = ParallelConfig { tp_size: 2, dp_size: 3, expert_parallel: false };
         let place = |rank| ranks(parallel, Rank(rank)).unwrap();
-        assert_eq!(place(3).tp, Part { rank: 1, size: 2 });
-        assert_eq!(place(4).tp, Part { rank: 0, size: 2 });
-        assert_eq!(place(4).ep, Part::ALONE);
+        assert_eq!(place(3).tp, ParallelRank { rank: 1, size: 2 });
+        assert_eq!(place(4).tp, ParallelRank { rank: 0, size: 2 });
+        assert_eq!(place(4).ep, ParallelRank::SINGLE);
         let error = ranks(parallel, Rank(6)).unwrap_err().to_string();
         assert_eq!(error, "rank 6 is none of 2 x 3 ranks");
         assert_eq!(sizes(parallel), [2, 2, 2]);
-        assert_eq!(sizes(Parallel { dp_size: 1, experts: true, ..parallel }), [2]);
-        let spread = Parallel { experts: true, ..parallel };
+        assert_eq!(sizes(ParallelConfig { dp_size: 1, expert_parallel: true, ..parallel }), [2]);
+        let spread = ParallelConfig { expert_parallel: true, ..parallel };
         assert_eq!(sizes(spread), [2, 2, 2, 3, 3]);
-        let Ranks { tp, ep } = ranks(spread, Rank(3)).unwrap();
-        assert_eq!((tp, ep), (Part { rank: 1, size: 2 }, Part { rank: 3, size: 6 }));
+        let ParallelRanks { tp, ep } = ranks(spread, Rank(3)).unwrap();
+        assert_eq!(
+            (tp, ep),
+            (ParallelRank { rank: 1, size: 2 }, ParallelRank { rank: 3, size: 6 })
+        );
     }
 }

@@ -5,123 +5,146 @@
 //! says, which goes on from there before the host hears of it. Logits are the largest result of a step, so they are made
 //! in slices of bounded size.
 
+use crate::bitmasks::StepBitmasks;
 use crate::inputs::StepLimits;
-use crate::masks::StepMasks;
-use crate::seats::{self, SeatState, Seats};
+use crate::sequence_slots::{self, HostSequenceSlots, HostSequenceState};
 use kernels::cpu::GREEDY_BELOW;
-use ops::{Answer, Answers, InParts, Stage, StageQuestion};
-use protocol::{Batch, Input, Row, RowError, RowOutput, Sampling, Token, TokenLogprobs};
+use ops::{SampledToken, SamplerOutputs, StageLogitsRow, StagingBuffer, VocabParallelSupport};
+use protocol::{
+    Batch, BatchRow, RowError, RowInput, RowOutput, SamplingParams, Token, TokenLogprobs,
+};
 
 /// Bytes of logits made at a time on the CPU, where they compete for its caches.
 const CPU_SLICE_BYTES: usize = 64 << 20;
 /// Bytes of lists of likeliest ids made at a time.
-const LIST_BYTES: usize = 64 << 20;
+const TOP_LOGPROBS_BYTES: usize = 64 << 20;
 
 /// A question about the logits behind one token of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Question {
+pub(crate) struct LogitsRow {
     /// Row of the batch.
     row: usize,
     /// Token of the step whose hidden state is read.
     token: u32,
     /// Position of the token asked for, as if no draft of rows under way were accepted.
-    least: u32,
+    min_position: u32,
     /// That token, if it is known: a prompt position to be scored.
-    known: Option<Token>,
+    known_token: Option<Token>,
     /// Drafts in front of it that must be accepted.
-    place: u8,
+    draft_index: u8,
     /// Whether the step's next token is a draft of it.
-    draft: bool,
+    has_draft: bool,
     /// Likeliest ids to list; `None` = no log-probabilities.
-    top: Option<u32>,
+    top_logprobs: Option<u32>,
 }
 
 /// The same on a GPU, where a slice must hold the widest decode step.
 const GPU_SLICE_BYTES: usize = 512 << 20;
 
 /// Questions answered at a time: logits of `vocab` values and lists of `top` ids for each of them.
-pub(crate) fn questions_per_slice(vocab: usize, top: usize, gpu: bool) -> usize {
+pub(crate) fn logits_rows_per_slice(vocab: usize, top: usize, gpu: bool) -> usize {
     let bytes = if gpu { GPU_SLICE_BYTES } else { CPU_SLICE_BYTES };
     let logits = bytes / (vocab * size_of::<f32>()).max(1);
-    let lists = LIST_BYTES / (top * (size_of::<f32>() + size_of::<Token>())).max(1);
+    let lists = TOP_LOGPROBS_BYTES / (top * (size_of::<f32>() + size_of::<Token>())).max(1);
     logits.min(lists).max(1)
 }
 
 /// All questions of a batch: samples first, in row order, then prompt positions. The lists are cut at
 /// `top_max`, the vocabulary.
-pub(crate) fn questions(batch: &Batch, seats: &Seats, top_max: usize, found: &mut Vec<Question>) {
+pub(crate) fn collect_logits_rows(
+    batch: &Batch,
+    seats: &HostSequenceSlots,
+    top_max: usize,
+    found: &mut Vec<LogitsRow>,
+) {
     found.clear();
     let cut = |top: Option<u32>| top.map(|top| top.min(top_max as u32));
     let mut first = 0;
     for (r, row) in batch.rows.iter().enumerate() {
-        let seat = seats.get(row.seat);
+        let seat = seats.get(row.seq_slot);
         if row.samples {
             let top = cut(seat.sampling.logprobs);
             let (token, least) = (first + row.len - 1, row.start + row.len);
             let drafts = seat.drafts();
             found.extend((0..=drafts).map(|i| {
                 let (token, least, place, draft) = (token + i, least + i, i as u8, i < drafts);
-                Question { row: r, token, least, known: None, place, draft, top }
+                LogitsRow {
+                    row: r,
+                    token,
+                    min_position: least,
+                    known_token: None,
+                    draft_index: place,
+                    has_draft: draft,
+                    top_logprobs: top,
+                }
             }));
         }
         first += row.len + seat.drafts();
     }
     first = 0;
     for (r, row) in batch.rows.iter().enumerate() {
-        let seat = seats.get(row.seat);
+        let seat = seats.get(row.seq_slot);
         if let Some(top) = cut(seat.sampling.prompt_logprobs) {
-            found.extend(scored(r, row, first, seat, top));
+            found.extend(prompt_logprob_rows(r, row, first, seat, top));
         }
         first += row.len + seat.drafts();
     }
 }
 
 /// Prompt positions `start + 1 ..` that the row's tokens predict.
-fn scored<'a>(
+fn prompt_logprob_rows<'a>(
     r: usize,
-    row: &'a Row,
+    row: &'a BatchRow,
     first: u32,
-    seat: &SeatState,
+    seat: &HostSequenceState,
     top: u32,
-) -> impl Iterator<Item = Question> + 'a {
+) -> impl Iterator<Item = LogitsRow> + 'a {
     let ids = match &row.input {
-        Input::Tokens(ids) => &ids[..],
-        Input::SampledAt { .. } => &[], // Output, never scored.
+        RowInput::Tokens(ids) => &ids[..],
+        RowInput::SampledAt { .. } => &[], // Output, never scored.
     };
-    let successors = ids.iter().skip(1).copied().chain(row.next);
+    let successors = ids.iter().skip(1).copied().chain(row.next_token);
     let in_prompt = seat.prompt_len.saturating_sub(row.start + 1) as usize;
     let question = move |(i, known): (u32, Token)| {
         let (token, least) = (first + i, row.start + i + 1);
         let (place, draft, known, top) = (0, false, Some(known), Some(top));
-        Question { row: r, token, least, known, place, draft, top }
+        LogitsRow {
+            row: r,
+            token,
+            min_position: least,
+            known_token: known,
+            draft_index: place,
+            has_draft: draft,
+            top_logprobs: top,
+        }
     };
     (0..).zip(successors.take(in_prompt)).map(question)
 }
 
 /// Stages a slice of questions with the changes of their logits and the masks of their rows.
-pub(crate) fn stage_questions(
-    slice: &[Question],
+pub(crate) fn stage_logits_rows(
+    slice: &[LogitsRow],
     batch: &Batch,
-    (seats, masks): (&Seats, &StepMasks),
+    (seats, masks): (&HostSequenceSlots, &StepBitmasks),
     vocab: usize,
-    stage: &mut Stage,
+    stage: &mut StagingBuffer,
 ) {
     for question in slice {
-        let seat = batch.rows[question.row].seat;
-        if let (None, Some(mask)) = (question.known, masks.of(question.row)) {
-            seats::stage_mask(seat, seats.get(seat), mask, vocab, stage);
+        let seat = batch.rows[question.row].seq_slot;
+        if let (None, Some(mask)) = (question.known_token, masks.of(question.row)) {
+            sequence_slots::stage_bitmask(seat, seats.get(seat), mask, vocab, stage);
         }
-        let (edits_at, edits) = match question.known {
-            None => seats.get(seat).stage_edits(question.least, stage),
+        let (edits_at, edits) = match question.known_token {
+            None => seats.get(seat).stage_edits(question.min_position, stage),
             Some(_) => (0, 0),
         };
-        stage.questions.push(StageQuestion {
+        stage.logits_rows.push(StageLogitsRow {
             token: question.token as i32,
-            seat: seat.0 as i32,
-            place: question.place.into(),
-            draft: question.draft.into(),
-            known: question.known.map_or(-1, |id| id as i32),
-            top: question.top.map_or(-1, |top| top as i32),
+            seq_slot: seat.0 as i32,
+            draft_index: question.draft_index.into(),
+            has_draft: question.has_draft.into(),
+            known_token: question.known_token.map_or(-1, |id| id as i32),
+            top: question.top_logprobs.map_or(-1, |top| top as i32),
             edits_at,
             edits,
         });
@@ -129,27 +152,27 @@ pub(crate) fn stage_questions(
 }
 
 /// Whether any of the questions is one that the device does not answer out of parts of its row.
-pub(crate) fn want_whole_rows(
-    questions: &[Question],
-    (batch, seats): (&Batch, &Seats),
+pub(crate) fn needs_full_logits(
+    questions: &[LogitsRow],
+    (batch, seats): (&Batch, &HostSequenceSlots),
     vocab: usize,
-    answered: InParts,
+    answered: VocabParallelSupport,
 ) -> bool {
     let most = match answered {
-        InParts::Everything => return false,
-        InParts::Nothing => return true,
-        InParts::TopK(most) => most,
+        VocabParallelSupport::AllRules => return false,
+        VocabParallelSupport::Unsupported => return true,
+        VocabParallelSupport::TopK(most) => most,
     };
     questions.iter().any(|question| {
-        let sampling = &seats.get(batch.rows[question.row].seat).sampling;
-        question.known.is_some()
-            || question.top.is_some()
-            || !is_found_in_parts(sampling, vocab, most)
+        let sampling = &seats.get(batch.rows[question.row].seq_slot).sampling;
+        question.known_token.is_some()
+            || question.top_logprobs.is_some()
+            || !fits_vocab_parallel(sampling, vocab, most)
     })
 }
 
 /// Whether a token is the likeliest, the noisiest of all, or one of so many likeliest at `most`.
-fn is_found_in_parts(sampling: &Sampling, vocab: usize, most: usize) -> bool {
+fn fits_vocab_parallel(sampling: &SamplingParams, vocab: usize, most: usize) -> bool {
     let top_k = sampling.top_k as usize;
     if sampling.temperature < GREEDY_BELOW {
         true
@@ -161,58 +184,60 @@ fn is_found_in_parts(sampling: &Sampling, vocab: usize, most: usize) -> bool {
 }
 
 /// Leaves out the samples of rows whose mask is late.
-pub(crate) fn drop_late(questions: &mut Vec<Question>, masks: &StepMasks) {
-    questions.retain(|question| question.known.is_some() || !masks.is_late(question.row));
+pub(crate) fn drop_overdue(questions: &mut Vec<LogitsRow>, masks: &StepBitmasks) {
+    questions.retain(|question| question.known_token.is_some() || !masks.is_overdue(question.row));
 }
 
 /// Whether any of the questions wants a list.
-pub(crate) fn lists(slice: &[Question]) -> bool {
-    slice.iter().any(|question| question.top.is_some_and(|top| top > 0))
+pub(crate) fn wants_top_logprobs(slice: &[LogitsRow]) -> bool {
+    slice.iter().any(|question| question.top_logprobs.is_some_and(|top| top > 0))
 }
 
 /// Enters the answers of a slice into the output of its rows.
-pub(crate) fn enter(slice: &[Question], answers: &Answers, rows: &mut [RowOutput]) {
+pub(crate) fn write_outputs(slice: &[LogitsRow], answers: &SamplerOutputs, rows: &mut [RowOutput]) {
     for (q, (question, answer)) in slice.iter().zip(answers.iter()).enumerate() {
         let output = &mut rows[question.row];
-        let reached = question.known.is_some() || question.place == output.accepted;
+        let reached = question.known_token.is_some() || question.draft_index == output.accepted;
         if output.error.is_some() || !reached {
             continue; // What is asked behind a rejected draft is about nothing.
         }
         match error_of(&answer) {
             // As without drafts: the tokens in front of it come out, and the next step meets the error.
-            Some(_) if output.accepted > 0 && question.known.is_none() => output.accepted -= 1,
+            Some(_) if output.accepted > 0 && question.known_token.is_none() => {
+                output.accepted -= 1;
+            }
             Some(error) => *output = RowOutput { error: Some(error), ..RowOutput::default() },
-            None => enter_one(question, q, &answer, answers, output),
+            None => write_output(question, q, &answer, answers, output),
         }
     }
 }
 
-fn error_of(answer: &Answer) -> Option<RowError> {
+fn error_of(answer: &SampledToken) -> Option<RowError> {
     match answer.status {
-        ops::ANSWER_OK | ops::ANSWER_STANDS => None,
-        ops::ANSWER_ALL_MASKED => Some(RowError::AllMasked),
+        ops::SAMPLE_OK | ops::SAMPLE_DRAFT_ACCEPTED => None,
+        ops::SAMPLE_ALL_MASKED => Some(RowError::AllMasked),
         _ => Some(RowError::NonFiniteLogits),
     }
 }
 
-fn enter_one(
-    question: &Question,
+fn write_output(
+    question: &LogitsRow,
     q: usize,
-    answer: &Answer,
-    answers: &Answers,
+    answer: &SampledToken,
+    answers: &SamplerOutputs,
     output: &mut RowOutput,
 ) {
-    let (token, right) = (answer.token as Token, answer.status == ops::ANSWER_STANDS);
-    let logprobs = question.top.map(|top| TokenLogprobs {
+    let (token, right) = (answer.token as Token, answer.status == ops::SAMPLE_DRAFT_ACCEPTED);
+    let logprobs = question.top_logprobs.map(|top| TokenLogprobs {
         token,
         logprob: answer.logprob,
         rank: answer.rank,
-        top: answers.top(q, top as usize).collect(),
+        top_logprobs: answers.top(q, top as usize).collect(),
     });
-    if question.known.is_some() {
+    if question.known_token.is_some() {
         output.prompt_logprobs.extend(logprobs);
     } else {
-        output.emitted.push(token);
+        output.sampled_tokens.push(token);
         output.accepted += u8::from(right);
         output.logprobs.extend(logprobs);
     }
@@ -221,8 +246,8 @@ fn enter_one(
 /// Words and edits that a stage must have room for beside the rows of a step.
 pub(crate) fn stage_bytes(limits: &StepLimits, questions: usize, words: usize) -> usize {
     let records = limits.stage_rows() * size_of::<ops::StageRow>()
-        + limits.rows * (size_of::<ops::StageInit>() + size_of::<ops::DraftRow>())
-        + questions * size_of::<StageQuestion>()
+        + limits.rows * (size_of::<ops::StageSequenceInit>() + size_of::<ops::DraftRow>())
+        + questions * size_of::<StageLogitsRow>()
         + edits_max(limits) * size_of::<ops::StageEdit>();
     let regions = 7 * 64;
     size_of::<ops::StageHeader>() + regions + records + words * size_of::<i32>()
@@ -238,19 +263,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_found_in_parts_where_a_few_ids_decide() {
-        let drawn = Sampling { temperature: 0.7, ..Sampling::greedy() };
-        let top_k = |top_k| Sampling { top_k, ..drawn.clone() };
-        let found = |sampling: &Sampling| is_found_in_parts(sampling, 1000, 64);
-        let cut = |sampling: Sampling| Sampling { top_p: 0.9, min_p: 0.1, ..sampling };
+    fn vocab_parallel_covers_small_cutoffs() {
+        let drawn = SamplingParams { temperature: 0.7, ..SamplingParams::greedy() };
+        let top_k = |top_k| SamplingParams { top_k, ..drawn.clone() };
+        let found = |sampling: &SamplingParams| fits_vocab_parallel(sampling, 1000, 64);
+        let cut = |sampling: SamplingParams| SamplingParams { top_p: 0.9, min_p: 0.1, ..sampling };
         for sampling in [drawn.clone(), top_k(1), top_k(64), cut(top_k(64)), top_k(1000)] {
             assert!(found(&sampling), "{sampling:?}");
         }
-        let top_p = Sampling { top_p: 0.9, ..drawn.clone() };
-        let min_p = Sampling { min_p: 0.1, ..drawn.clone() };
+        let top_p = SamplingParams { top_p: 0.9, ..drawn.clone() };
+        let min_p = SamplingParams { min_p: 0.1, ..drawn.clone() };
         for sampling in [top_p, min_p, top_k(65), cut(top_k(1000))] {
             assert!(!found(&sampling), "{sampling:?}");
-            assert!(found(&Sampling { temperature: 0.0, ..sampling }), "the likeliest");
+            assert!(found(&SamplingParams { temperature: 0.0, ..sampling }), "the likeliest");
         }
     }
 }

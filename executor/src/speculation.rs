@@ -1,10 +1,10 @@
 //! Which drafts can be made, and verified, where.
 
-use models::Config;
-use protocol::{Drafter, Speculation};
+use models::ModelConfig;
+use protocol::{SpeculativeConfig, SpeculativeMethod};
 
 /// Most drafts of a row that a draft layer is asked for.
-pub const LAYER_DRAFTS_MAX: u8 = 4;
+pub const MTP_DRAFTS_MAX: u8 = 4;
 
 /// Most drafts of a row that a model of its own is asked for.
 pub const MODEL_DRAFTS_MAX: u8 = 16;
@@ -13,8 +13,8 @@ pub const MODEL_DRAFTS_MAX: u8 = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpeculationError {
     /// More than a draft layer is asked for.
-    #[error("num_speculative_tokens {drafts}: a draft layer makes 1 to {LAYER_DRAFTS_MAX}")]
-    Drafts {
+    #[error("num_speculative_tokens {drafts}: a draft layer makes 1 to {MTP_DRAFTS_MAX}")]
+    TooManyDrafts {
         /// Drafts asked for.
         drafts: u8,
     },
@@ -22,7 +22,7 @@ pub enum SpeculationError {
     #[error(
         "method mtp needs num_nextn_predict_layers 1 in config.json; {architecture} has {layers} here"
     )]
-    Layers {
+    MtpModules {
         /// The model.
         architecture: &'static str,
         /// Draft layers of the checkpoint.
@@ -32,13 +32,13 @@ pub enum SpeculationError {
     #[error(
         "num_speculative_tokens {drafts}: a model drafts 1 to {MODEL_DRAFTS_MAX} tokens for another"
     )]
-    ModelDrafts {
+    TooManyModelDrafts {
         /// Drafts asked for.
         drafts: u8,
     },
     /// No model to draft.
     #[error("method draft_model needs a model")]
-    NoModel,
+    NoDraftModel,
     /// Two models whose ids mean different tokens.
     #[error(
         "field `vocab_size` of the model that drafts: it has {draft} ids, the model {model}, and drafts must be ids of the model"
@@ -51,15 +51,15 @@ pub enum SpeculationError {
     },
     /// Nothing to draft by, or what is no such checkpoint.
     #[error("method eagle3 needs a model whose field `architectures` is LlamaForCausalLMEagle3")]
-    NoEagle,
+    NoEagleCheckpoint,
     /// A checkpoint of one method that another one is to draft by.
     #[error("method draft_model: a model of LlamaForCausalLMEagle3 drafts by method eagle3")]
-    OfEagle,
+    UnexpectedEagleCheckpoint,
     /// A checkpoint that was made for a model of another width.
     #[error(
         "field `{field}` of the model that drafts: its states have {draft} channels, those of the model {model} (hidden_size)"
     )]
-    Hidden {
+    HiddenSize {
         /// Who says so.
         field: &'static str,
         /// Channels that it begins with.
@@ -71,7 +71,7 @@ pub enum SpeculationError {
     #[error(
         "field `eagle_aux_hidden_state_layer_ids` of the model that drafts: what enters layer {layer}, of a model of {layers} layers"
     )]
-    States {
+    AuxLayer {
         /// The layer.
         layer: usize,
         /// Layers of the model.
@@ -83,54 +83,60 @@ pub enum SpeculationError {
 ///
 /// Errors: what is in the way.
 pub fn check_speculation(
-    speculation: Option<Speculation>,
-    (model, draft): (&Config, Option<&Config>),
+    speculation: Option<SpeculativeConfig>,
+    (model, draft): (&ModelConfig, Option<&ModelConfig>),
 ) -> Result<(), SpeculationError> {
-    let Some(Speculation { drafts, drafter, .. }) = speculation else { return Ok(()) };
+    let Some(SpeculativeConfig { draft_tokens: drafts, method: drafter, .. }) = speculation else {
+        return Ok(());
+    };
     match drafter {
-        Drafter::Ngram { .. } => Ok(()),
-        Drafter::Layer => check_layer(drafts, model),
-        Drafter::Model => check_model(drafts, model, draft),
-        Drafter::Eagle3 => check_eagle3(drafts, model, draft),
+        SpeculativeMethod::Ngram { .. } => Ok(()),
+        SpeculativeMethod::Mtp => check_mtp(drafts, model),
+        SpeculativeMethod::DraftModel => check_draft_model(drafts, model, draft),
+        SpeculativeMethod::Eagle3 => check_eagle3(drafts, model, draft),
     }
 }
 
 fn check_eagle3(
     drafts: u8,
-    model: &Config,
-    draft: Option<&Config>,
+    model: &ModelConfig,
+    draft: Option<&ModelConfig>,
 ) -> Result<(), SpeculationError> {
-    if !(1..=LAYER_DRAFTS_MAX).contains(&drafts) {
-        return Err(SpeculationError::Drafts { drafts });
+    if !(1..=MTP_DRAFTS_MAX).contains(&drafts) {
+        return Err(SpeculationError::TooManyDrafts { drafts });
     }
     let both = draft.and_then(|draft| Some((draft, draft.eagle?)));
-    let (draft, eagle) = both.ok_or(SpeculationError::NoEagle)?;
+    let (draft, eagle) = both.ok_or(SpeculationError::NoEagleCheckpoint)?;
     check_vocabulary(draft, model)?;
     if eagle.target_hidden != model.hidden {
         let stated = eagle.target_hidden != draft.hidden;
         let field = if stated { "target_hidden_size" } else { "hidden_size" };
         let (draft, model) = (eagle.target_hidden, model.hidden);
-        return Err(SpeculationError::Hidden { field, draft, model });
+        return Err(SpeculationError::HiddenSize { field, draft, model });
     }
-    let (layers, inputs) = (model.layers, eagle.inputs(model.layers));
+    let (layers, inputs) = (model.layers, eagle.aux_layers_for(model.layers));
     match inputs.into_iter().find(|&layer| layer > layers) {
-        Some(layer) => Err(SpeculationError::States { layer, layers }),
+        Some(layer) => Err(SpeculationError::AuxLayer { layer, layers }),
         None => Ok(()),
     }
 }
 
-fn check_model(drafts: u8, model: &Config, draft: Option<&Config>) -> Result<(), SpeculationError> {
+fn check_draft_model(
+    drafts: u8,
+    model: &ModelConfig,
+    draft: Option<&ModelConfig>,
+) -> Result<(), SpeculationError> {
     if !(1..=MODEL_DRAFTS_MAX).contains(&drafts) {
-        return Err(SpeculationError::ModelDrafts { drafts });
+        return Err(SpeculationError::TooManyModelDrafts { drafts });
     }
-    let draft = draft.ok_or(SpeculationError::NoModel)?;
+    let draft = draft.ok_or(SpeculationError::NoDraftModel)?;
     if draft.eagle.is_some() {
-        return Err(SpeculationError::OfEagle);
+        return Err(SpeculationError::UnexpectedEagleCheckpoint);
     }
     check_vocabulary(draft, model)
 }
 
-fn check_vocabulary(draft: &Config, model: &Config) -> Result<(), SpeculationError> {
+fn check_vocabulary(draft: &ModelConfig, model: &ModelConfig) -> Result<(), SpeculationError> {
     let (draft, model) = (draft.vocab, model.vocab);
     if draft != model {
         return Err(SpeculationError::Vocabulary { draft, model });
@@ -138,13 +144,13 @@ fn check_vocabulary(draft: &Config, model: &Config) -> Result<(), SpeculationErr
     Ok(())
 }
 
-fn check_layer(drafts: u8, model: &Config) -> Result<(), SpeculationError> {
-    if !(1..=LAYER_DRAFTS_MAX).contains(&drafts) {
-        return Err(SpeculationError::Drafts { drafts });
+fn check_mtp(drafts: u8, model: &ModelConfig) -> Result<(), SpeculationError> {
+    if !(1..=MTP_DRAFTS_MAX).contains(&drafts) {
+        return Err(SpeculationError::TooManyDrafts { drafts });
     }
-    if model.draft_layers != 1 {
-        let (architecture, layers) = (model.architecture.name(), model.draft_layers);
-        return Err(SpeculationError::Layers { architecture, layers });
+    if model.mtp_layers != 1 {
+        let (architecture, layers) = (model.architecture.name(), model.mtp_layers);
+        return Err(SpeculationError::MtpModules { architecture, layers });
     }
     Ok(())
 }

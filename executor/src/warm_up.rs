@@ -2,8 +2,8 @@
 
 use crate::ExecutorError;
 use protocol::{
-    Batch, BlockId, Bucket, Epoch, Input, Pace, RequestId, Row, Sampling, Seat, SeatInit, Settings,
-    StepId, StepOutput, TableUpdate,
+    Batch, BatchRow, BlockId, BlockTableUpdate, DispatchMode, Epoch, ExecutorSettings, RequestId,
+    RowInput, SamplingParams, SequenceInit, SequenceSlot, StepCost, StepId, StepOutput,
 };
 use std::time::Instant;
 
@@ -11,8 +11,8 @@ use std::time::Instant;
 const TOKENS_MAX: u32 = 512;
 
 /// Lengths of the rows of each pass: the largest prefill, the widest decode, and a single row.
-pub(crate) fn passes(
-    settings: &Settings,
+pub(crate) fn warm_up_passes(
+    settings: &ExecutorSettings,
     rows_per_slice: usize,
     whole_budget: bool,
 ) -> [Vec<u32>; 3] {
@@ -42,7 +42,7 @@ pub(crate) fn measure(
     again: bool,
     mut step: impl FnMut(&Batch) -> Result<StepOutput, ExecutorError>,
     mut done: impl FnMut(u64),
-) -> Result<Pace, ExecutorError> {
+) -> Result<StepCost, ExecutorError> {
     let mut measured = Vec::new();
     let mut id = StepId(0);
     for (i, lens) in (1..).zip(passes) {
@@ -57,51 +57,67 @@ pub(crate) fn measure(
         measured.push((lens.iter().sum(), ns));
         done(i);
     }
-    Ok(fit(&measured))
+    Ok(fit_step_cost(&measured))
 }
 
 /// The line through the pass of fewest and that of most tokens, raised until no pass lies above it.
-fn fit(measured: &[(u32, u64)]) -> Pace {
+fn fit_step_cost(measured: &[(u32, u64)]) -> StepCost {
     let tokens = |(tokens, _): &&(u32, u64)| *tokens;
     let (few, many) = (measured.iter().min_by_key(tokens), measured.iter().max_by_key(tokens));
     let per_token_ns = few
         .zip(many)
         .map_or(0, |(few, many)| many.1.saturating_sub(few.1) / u64::from((many.0 - few.0).max(1)));
     let rest = |(tokens, ns): &(u32, u64)| ns.saturating_sub(per_token_ns * u64::from(*tokens));
-    Pace { fixed_ns: measured.iter().map(rest).max().unwrap_or(0), per_token_ns }
+    StepCost { fixed_ns: measured.iter().map(rest).max().unwrap_or(0), per_token_ns }
 }
 
 /// One row per length, every row sampling by all rules that cost time.
 fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
-    let sampling =
-        Sampling { temperature: 1.0, top_p: 0.9, logprobs: Some(1), ..Sampling::greedy() };
+    let sampling = SamplingParams {
+        temperature: 1.0,
+        top_p: 0.9,
+        logprobs: Some(1),
+        ..SamplingParams::greedy()
+    };
     let mut next_block = 0;
     let row = |(seat, &len): (u32, &u32)| {
         let end = next_block + len.div_ceil(block_tokens);
         let blocks = (next_block..end).map(BlockId).collect();
         next_block = end;
         let key = u64::from(seat);
-        let init = SeatInit { sampling: sampling.clone(), key, prompt_len: len, history: vec![] };
-        Row {
+        let init = SequenceInit {
+            sampling: sampling.clone(),
+            rng_key: key,
+            prompt_len: len,
+            token_history: vec![],
+        };
+        BatchRow {
             request: RequestId(key),
             epoch: step.0 as u32,
-            seat: Seat(seat),
+            seq_slot: SequenceSlot(seat),
             start: 0,
             len,
             drafts: 0,
             samples: true,
             masked: false,
-            input: Input::Tokens(vec![0; len as usize].into()),
-            tables: vec![TableUpdate { group: 0, from: 0, blocks }].into(),
-            next: None,
-            init: Some(Box::new(init)),
+            input: RowInput::Tokens(vec![0; len as usize].into()),
+            table_updates: vec![BlockTableUpdate { group: 0, first_entry: 0, blocks }].into(),
+            next_token: None,
+            seq_init: Some(Box::new(init)),
         }
     };
     let rows = (0..).zip(lens).map(row).collect();
     let tokens = lens.iter().sum();
-    let bucket = Bucket::Eager { tokens };
+    let bucket = DispatchMode::Eager { tokens };
     // The passes of all ranks are the same.
-    Batch { step, epoch: Epoch::default(), bucket, moe_tokens: tokens, draft_rows: 0, rows }
+    Batch {
+        step,
+        epoch: Epoch::default(),
+        dispatch: bucket,
+        moe_tokens: tokens,
+        draft_rows: 0,
+        rows,
+    }
 }
 
 #[cfg(test)]
@@ -111,10 +127,13 @@ mod tests {
     #[test]
     fn the_fit_covers_every_pass() {
         // 2 ms and 0.01 ms a token; decodes of 512 rows take 4 ms more than that.
-        let pace = fit(&[(8192, 83_920_000), (512, 11_120_000), (1, 2_010_000)]);
-        assert_eq!(pace, Pace { fixed_ns: 6_000_000, per_token_ns: 10_000 });
+        let pace = fit_step_cost(&[(8192, 83_920_000), (512, 11_120_000), (1, 2_010_000)]);
+        assert_eq!(pace, StepCost { fixed_ns: 6_000_000, per_token_ns: 10_000 });
         // A first pass slower than the long one says nothing about tokens.
-        assert_eq!(fit(&[(64, 5_000), (1, 9_000)]), Pace { fixed_ns: 9_000, per_token_ns: 0 });
-        assert_eq!(fit(&[(1, 700)]), Pace { fixed_ns: 700, per_token_ns: 0 });
+        assert_eq!(
+            fit_step_cost(&[(64, 5_000), (1, 9_000)]),
+            StepCost { fixed_ns: 9_000, per_token_ns: 0 }
+        );
+        assert_eq!(fit_step_cost(&[(1, 700)]), StepCost { fixed_ns: 700, per_token_ns: 0 });
     }
 }

@@ -1,126 +1,145 @@
 //! An executor at the end of a link: the order of its start, its replies, and its ends.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-#[path = "invariance/player.rs"]
+#[path = "invariance/scheduler_harness.rs"]
 #[allow(dead_code, reason = "shared with the invariance tests")]
 mod player;
 
-use executor::{Dtype, ExecutorConfig, KvSize, Meeting, run};
-use protocol::link::{Halves, InProcess, Link, LinkError, Receiving, pair};
+use executor::{ExecutorConfig, KvCacheSize, ModelDtype, RankRendezvous, run};
+use protocol::link::{
+    InProcessLink, LinkError, LinkHalves, MessageLink, MessageReceiver, in_process_pair,
+};
 use protocol::{
-    Batch, BlockId, Bucket, Epoch, FromExecutor, Input, Phase, Profiled, Rank, RequestId, Row,
-    Sampling, Seat, SeatInit, StepId, TableUpdate, ToExecutor, WeightsDigest,
+    Batch, BatchRow, BlockId, BlockTableUpdate, DispatchMode, Epoch, ExecutorCommand,
+    ExecutorEvent, ProfilerStatus, Rank, RequestId, RowInput, SamplingParams, SequenceInit,
+    SequenceSlot, StartupPhase, StepId, WeightsDigest,
 };
 use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-type Peer = InProcess<ToExecutor, FromExecutor>;
+type LinkPeer = InProcessLink<ExecutorCommand, ExecutorEvent>;
 
-fn start(config: ExecutorConfig) -> (Peer, JoinHandle<()>) {
-    let (ours, theirs) = pair(64);
+fn start(config: ExecutorConfig) -> (LinkPeer, JoinHandle<()>) {
+    let (ours, theirs) = in_process_pair(64);
     (ours, std::thread::spawn(move || run(config, theirs)))
 }
 
-fn next(peer: &mut Peer) -> FromExecutor {
+fn next(peer: &mut LinkPeer) -> ExecutorEvent {
     peer.recv(Duration::from_mins(1)).unwrap().expect("an answer within a minute")
 }
 
 /// Receives up to the first message that tells of no progress.
-fn skip_progress(peer: &mut Peer) -> (FromExecutor, Vec<(Phase, u64, u64)>) {
+fn skip_progress(peer: &mut LinkPeer) -> (ExecutorEvent, Vec<(StartupPhase, u64, u64)>) {
     let mut seen = Vec::new();
     loop {
         match next(peer) {
-            FromExecutor::Progress { phase, done, total } => seen.push((phase, done, total)),
-            FromExecutor::Loaded(_) => {}
+            ExecutorEvent::Progress { phase, done, total } => seen.push((phase, done, total)),
+            ExecutorEvent::WeightsLoaded(_) => {}
             other => return (other, seen),
         }
     }
 }
 
-fn ready(peer: &mut Peer) {
-    let FromExecutor::Hello(hello) = next(peer) else { panic!("no hello") };
+fn ready(peer: &mut LinkPeer) {
+    let ExecutorEvent::Hello(hello) = next(peer) else { panic!("no hello") };
     assert_eq!((hello.version, hello.epoch), (protocol::PROTOCOL_VERSION, Epoch(1)));
     let (memory, progress) = skip_progress(peer);
-    assert!(matches!(memory, FromExecutor::Memory(_)), "{memory:?}");
-    for phase in [Phase::Load, Phase::WarmUp] {
+    assert!(matches!(memory, ExecutorEvent::WarmUpDone(_)), "{memory:?}");
+    for phase in [StartupPhase::Load, StartupPhase::WarmUp] {
         let (_, done, total) = progress.iter().rfind(|p| p.0 == phase).unwrap();
         assert_eq!(done, total, "{phase:?}");
     }
-    peer.send(ToExecutor::SizeKv { blocks: 20 }).unwrap();
-    let FromExecutor::Ready(ready) = next(peer) else { panic!("not ready") };
-    assert_eq!((ready.blocks, ready.graph_rows), (20, vec![]));
+    peer.send(ExecutorCommand::AllocateKv { blocks: 20 }).unwrap();
+    let ExecutorEvent::Ready(ready) = next(peer) else { panic!("not ready") };
+    assert_eq!((ready.kv_blocks, ready.capture_sizes), (20, vec![]));
 }
 
-fn batch(step: u64, epoch: u64, block: u32) -> ToExecutor {
-    let init =
-        SeatInit { sampling: Sampling::greedy(), key: 1, prompt_len: 3, history: Vec::new() };
-    let row = Row {
+fn batch(step: u64, epoch: u64, block: u32) -> ExecutorCommand {
+    let init = SequenceInit {
+        sampling: SamplingParams::greedy(),
+        rng_key: 1,
+        prompt_len: 3,
+        token_history: Vec::new(),
+    };
+    let row = BatchRow {
         request: RequestId(1),
         epoch: 1,
-        seat: Seat(0),
+        seq_slot: SequenceSlot(0),
         start: 0,
         len: 3,
         drafts: 0,
         samples: true,
         masked: false,
-        input: Input::Tokens(vec![1, 2, 3].into()),
-        tables: vec![TableUpdate { group: 0, from: 0, blocks: vec![BlockId(block)].into() }].into(),
-        next: None,
-        init: Some(Box::new(init)),
+        input: RowInput::Tokens(vec![1, 2, 3].into()),
+        table_updates: vec![BlockTableUpdate {
+            group: 0,
+            first_entry: 0,
+            blocks: vec![BlockId(block)].into(),
+        }]
+        .into(),
+        next_token: None,
+        seq_init: Some(Box::new(init)),
     };
-    let bucket = Bucket::Eager { tokens: 3 };
+    let bucket = DispatchMode::Eager { tokens: 3 };
     let (step, epoch) = (StepId(step), Epoch(epoch));
-    ToExecutor::Batch(Batch { step, epoch, bucket, moe_tokens: 0, draft_rows: 0, rows: vec![row] })
+    ExecutorCommand::Batch(Batch {
+        step,
+        epoch,
+        dispatch: bucket,
+        moe_tokens: 0,
+        draft_rows: 0,
+        rows: vec![row],
+    })
 }
 
 #[test]
-fn starts_serves_and_leaves_when_told() {
-    let (mut peer, thread) = start(player::config(Dtype::Float32, 1));
+fn starts_serves_and_exits_on_command() {
+    let (mut peer, thread) = start(player::config(ModelDtype::Float32, 1));
     ready(&mut peer);
     peer.send(batch(4, 0, 2)).unwrap(); // Of an older group: not answered.
     peer.send(batch(5, 1, 2)).unwrap();
-    let FromExecutor::StepOutput(output) = next(&mut peer) else { panic!("no output") };
-    assert_eq!((output.step, output.rows[0].emitted.len()), (StepId(5), 1));
+    let ExecutorEvent::StepOutput(output) = next(&mut peer) else { panic!("no output") };
+    assert_eq!((output.step, output.rows[0].sampled_tokens.len()), (StepId(5), 1));
     assert!(output.timing.forward_ns > 0);
-    peer.send(ToExecutor::Shutdown).unwrap();
+    peer.send(ExecutorCommand::Shutdown).unwrap();
     assert_eq!(peer.recv(Duration::from_mins(1)), Err(LinkError::Closed));
     thread.join().unwrap();
 }
 
 #[test]
 fn an_impossible_batch_is_a_fault_that_names_the_step() {
-    let (mut peer, thread) = start(player::config(Dtype::Float32, 1));
+    let (mut peer, thread) = start(player::config(ModelDtype::Float32, 1));
     ready(&mut peer);
     peer.send(batch(7, 1, 99)).unwrap();
-    let FromExecutor::Fault { step, text } = next(&mut peer) else { panic!("no fault") };
+    let ExecutorEvent::Fault { step, text } = next(&mut peer) else { panic!("no fault") };
     assert_eq!((step, text.as_str()), (Some(StepId(7)), "impossible batch: block 99 of 20"));
     assert_eq!(peer.recv(Duration::from_mins(1)), Err(LinkError::Closed));
     thread.join().unwrap();
 }
 
 /// Panics when a batch arrives.
-struct Breaking<R>(R);
+struct PanickingReceiver<R>(R);
 
-impl<R: Receiving<Message = ToExecutor>> Receiving for Breaking<R> {
-    type Message = ToExecutor;
+impl<R: MessageReceiver<Message = ExecutorCommand>> MessageReceiver for PanickingReceiver<R> {
+    type Message = ExecutorCommand;
 
-    fn recv(&mut self, timeout: Duration) -> Result<Option<ToExecutor>, LinkError> {
+    fn recv(&mut self, timeout: Duration) -> Result<Option<ExecutorCommand>, LinkError> {
         let message = self.0.recv(timeout)?;
-        assert!(!matches!(message, Some(ToExecutor::Batch(_))), "a broken invariant");
+        assert!(!matches!(message, Some(ExecutorCommand::Batch(_))), "a broken invariant");
         Ok(message)
     }
 }
 
 #[test]
 fn a_panic_is_a_fault_and_the_end() {
-    let (mut peer, theirs) = pair(64);
+    let (mut peer, theirs) = in_process_pair(64);
     let (sender, receiver) = theirs.split();
-    let broken = Halves { sender, receiver: Breaking(receiver) };
-    let thread = std::thread::spawn(|| run(player::config(Dtype::Float32, 1), broken));
+    let broken = LinkHalves { sender, receiver: PanickingReceiver(receiver) };
+    let thread = std::thread::spawn(|| run(player::config(ModelDtype::Float32, 1), broken));
     ready(&mut peer);
     peer.send(batch(7, 1, 0)).unwrap();
-    let FromExecutor::Fault { text, .. } = next(&mut peer) else { panic!("no fault") };
+    let ExecutorEvent::Fault { text, .. } = next(&mut peer) else { panic!("no fault") };
     assert_eq!(text, "panic: a broken invariant");
     assert_eq!(peer.recv(Duration::from_mins(1)), Err(LinkError::Closed));
     thread.join().unwrap();
@@ -128,20 +147,20 @@ fn a_panic_is_a_fault_and_the_end() {
 
 #[test]
 fn a_start_that_cannot_succeed_is_a_fault() {
-    let mut small = player::config(Dtype::Float32, 1);
-    small.settings.kv = KvSize::Blocks(3);
-    let mut missing = player::config(Dtype::Float32, 1);
-    missing.settings.dir = "/nonexistent/model".into();
+    let mut small = player::config(ModelDtype::Float32, 1);
+    small.settings.kv_cache_size = KvCacheSize::Blocks(3);
+    let mut missing = player::config(ModelDtype::Float32, 1);
+    missing.settings.model_dir = "/nonexistent/model".into();
     missing.settings.synth_seed = None;
-    let mut traced = player::config(Dtype::Float32, 1);
-    traced.settings.profile = Some("/dev/null/traces".into());
+    let mut traced = player::config(ModelDtype::Float32, 1);
+    traced.settings.profile_dir = Some("/dev/null/traces".into());
     for (config, expected) in
         [(small, "at most 48 fits"), (missing, "/nonexistent/model"), (traced, "/dev/null/traces")]
     {
         let (mut peer, thread) = start(config);
-        assert!(matches!(next(&mut peer), FromExecutor::Hello(_)));
+        assert!(matches!(next(&mut peer), ExecutorEvent::Hello(_)));
         let (last, _) = skip_progress(&mut peer);
-        let FromExecutor::Fault { step: None, text } = last else { panic!("{last:?}") };
+        let ExecutorEvent::Fault { step: None, text } = last else { panic!("{last:?}") };
         assert!(text.contains(expected), "{text}");
         thread.join().unwrap();
     }
@@ -149,15 +168,15 @@ fn a_start_that_cannot_succeed_is_a_fault() {
 
 /// The digests that an executor with weights of this seed reports between loading them and its memory.
 fn loaded(seed: u64) -> WeightsDigest {
-    let mut config = player::config(Dtype::Float32, 1);
+    let mut config = player::config(ModelDtype::Float32, 1);
     config.settings.synth_seed = Some(seed);
     let (mut peer, thread) = start(config);
     let mut loaded = None;
     let digest = loop {
         match next(&mut peer) {
-            FromExecutor::Loaded(digest) => loaded = Some(digest),
-            FromExecutor::Memory(_) => break loaded.expect("it has said what it loaded"),
-            FromExecutor::Fault { text, .. } => panic!("{text}"),
+            ExecutorEvent::WeightsLoaded(digest) => loaded = Some(digest),
+            ExecutorEvent::WarmUpDone(_) => break loaded.expect("it has said what it loaded"),
+            ExecutorEvent::Fault { text, .. } => panic!("{text}"),
             _ => {}
         }
     };
@@ -175,10 +194,10 @@ fn every_start_reports_the_digests_of_its_weights() {
 }
 
 /// The ranks of a replica, and where they meet.
-fn start_ranks(size: u16) -> (Meeting, Vec<(Peer, JoinHandle<()>)>) {
-    let mut config = player::shared(player::config(Dtype::Float32, 1), size, false);
-    let meeting = Meeting::new(config.settings.parallel).unwrap();
-    config.settings.meeting = Some(meeting.path().to_owned());
+fn start_ranks(size: u16) -> (RankRendezvous, Vec<(LinkPeer, JoinHandle<()>)>) {
+    let mut config = player::shared(player::config(ModelDtype::Float32, 1), size, false);
+    let meeting = RankRendezvous::new(config.settings.parallel).unwrap();
+    config.settings.rendezvous = Some(meeting.path().to_owned());
     let rank = |rank| {
         config.settings.rank = Rank(rank);
         start(config.clone())
@@ -191,19 +210,21 @@ fn start_ranks(size: u16) -> (Meeting, Vec<(Peer, JoinHandle<()>)>) {
 }
 
 #[test]
-fn one_rank_answers_and_the_others_say_that_they_are_done() {
+fn only_one_rank_reports_outputs() {
     let (meeting, mut ranks) = start_ranks(2);
     for (peer, _) in &mut ranks {
         peer.send(batch(5, 1, 2)).unwrap();
     }
     let first = next(&mut ranks[0].0);
-    assert!(matches!(first, FromExecutor::StepOutput(_)), "{first:?}");
+    assert!(matches!(first, ExecutorEvent::StepOutput(_)), "{first:?}");
     let second = next(&mut ranks[1].0);
-    let FromExecutor::StepDone { step: StepId(5), ns: 1.. } = second else { panic!("{second:?}") };
+    let ExecutorEvent::StepDone { step: StepId(5), duration_ns: 1.. } = second else {
+        panic!("{second:?}")
+    };
     let calls: Vec<_> = meeting.calls().iter().map(|rank| rank.calls.len()).collect();
     assert!(calls[0] > 0 && calls[0] == calls[1], "{calls:?}");
     for (mut peer, thread) in ranks {
-        peer.send(ToExecutor::Shutdown).unwrap();
+        peer.send(ExecutorCommand::Shutdown).unwrap();
         thread.join().unwrap();
     }
 }
@@ -213,9 +234,9 @@ fn a_rank_that_fails_ends_those_that_wait_for_it() {
     let (meeting, mut ranks) = start_ranks(2);
     ranks[0].0.send(batch(7, 1, 2)).unwrap();
     ranks[1].0.send(batch(7, 1, 99)).unwrap();
-    let FromExecutor::Fault { text, .. } = next(&mut ranks[1].0) else { panic!("no fault") };
+    let ExecutorEvent::Fault { text, .. } = next(&mut ranks[1].0) else { panic!("no fault") };
     assert_eq!(text, "impossible batch: block 99 of 20");
-    let FromExecutor::Fault { step, text } = next(&mut ranks[0].0) else { panic!("no fault") };
+    let ExecutorEvent::Fault { step, text } = next(&mut ranks[0].0) else { panic!("no fault") };
     assert_eq!((step, text.as_str()), (Some(StepId(7)), "rank 1 left the group"));
     let behind = meeting.calls().iter().map(ToString::to_string).collect::<Vec<_>>();
     assert!(behind[0].contains("Failed") && behind[1].contains("Done"), "{behind:?}");
@@ -225,51 +246,53 @@ fn a_rank_that_fails_ends_those_that_wait_for_it() {
 }
 
 /// The answer to an order to record.
-fn profile(peer: &mut Peer, on: bool) -> Profiled {
-    peer.send(ToExecutor::Profile { on }).unwrap();
-    let FromExecutor::Profiled(profiled) = next(peer) else { panic!("no word of the trace") };
+fn profile(peer: &mut LinkPeer, on: bool) -> ProfilerStatus {
+    peer.send(ExecutorCommand::Profile { enabled: on }).unwrap();
+    let ExecutorEvent::ProfilerStatus(profiled) = next(peer) else {
+        panic!("no word of the trace")
+    };
     profiled
 }
 
 #[test]
 fn traces_are_switched_between_steps() {
     let folder = std::env::temp_dir().join(format!("hadron-link-{}", std::process::id()));
-    let mut config = player::config(Dtype::Float32, 1);
-    config.settings.profile = Some(folder.clone());
+    let mut config = player::config(ModelDtype::Float32, 1);
+    config.settings.profile_dir = Some(folder.clone());
     let (mut peer, thread) = start(config);
     ready(&mut peer);
     peer.send(batch(1, 1, 2)).unwrap();
-    assert!(matches!(next(&mut peer), FromExecutor::StepOutput(_)));
+    assert!(matches!(next(&mut peer), ExecutorEvent::StepOutput(_)));
     let path = |n: u32| folder.join(format!("rank0-{n}.json")).display().to_string();
-    assert_eq!(profile(&mut peer, true), Profiled::Started(path(2)));
+    assert_eq!(profile(&mut peer, true), ProfilerStatus::Started(path(2)));
     peer.send(batch(2, 1, 3)).unwrap();
-    assert!(matches!(next(&mut peer), FromExecutor::StepOutput(_)));
-    assert_eq!(profile(&mut peer, false), Profiled::Stopped(Some(path(2))));
-    assert_eq!(profile(&mut peer, false), Profiled::Stopped(None));
+    assert!(matches!(next(&mut peer), ExecutorEvent::StepOutput(_)));
+    assert_eq!(profile(&mut peer, false), ProfilerStatus::Stopped(Some(path(2))));
+    assert_eq!(profile(&mut peer, false), ProfilerStatus::Stopped(None));
     let steps = |n| std::fs::read_to_string(path(n)).unwrap().matches("\"cat\":\"step\"").count();
     assert_eq!((steps(1), steps(2)), (1, 1), "from ready on");
-    assert_eq!(profile(&mut peer, true), Profiled::Started(path(3)));
-    assert_eq!(profile(&mut peer, false), Profiled::Stopped(None));
+    assert_eq!(profile(&mut peer, true), ProfilerStatus::Started(path(3)));
+    assert_eq!(profile(&mut peer, false), ProfilerStatus::Stopped(None));
     assert!(!Path::new(&path(3)).exists(), "a trace without a step leaves no file");
-    peer.send(ToExecutor::Shutdown).unwrap();
+    peer.send(ExecutorCommand::Shutdown).unwrap();
     thread.join().unwrap();
     std::fs::remove_dir_all(folder).unwrap();
 
-    let (mut peer, thread) = start(player::config(Dtype::Float32, 1));
+    let (mut peer, thread) = start(player::config(ModelDtype::Float32, 1));
     ready(&mut peer);
-    let Profiled::Failed(text) = profile(&mut peer, true) else { panic!("no folder") };
+    let ProfilerStatus::Failed(text) = profile(&mut peer, true) else { panic!("no folder") };
     assert!(text.contains("--profile"), "{text}");
     drop(peer);
     thread.join().unwrap();
 }
 
 #[test]
-fn a_peer_that_leaves_ends_the_executor() {
-    let (mut peer, thread) = start(player::config(Dtype::Float32, 1));
+fn peer_disconnect_ends_the_executor() {
+    let (mut peer, thread) = start(player::config(ModelDtype::Float32, 1));
     ready(&mut peer);
     drop(peer);
     thread.join().unwrap();
-    let (peer, thread) = start(player::config(Dtype::Float32, 1));
+    let (peer, thread) = start(player::config(ModelDtype::Float32, 1));
     drop(peer); // While it loads.
     thread.join().unwrap();
 }

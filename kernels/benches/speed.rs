@@ -8,13 +8,14 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use kernels::cpu::{CpuConfig, CpuDevice, Isa};
+use kernels::cpu::{CpuConfig, CpuDevice, CpuIsa};
 use kernels::{
-    Attention, BatchRows, DType, Driver, Element, HostMat, Kernels, KvLayout, KvOrder, Mat, MatMut,
-    Packed, QkRope, Rope, RowBounds, Stream, bf16, f16,
+    AttentionMetadata, DType, DeviceDriver, DeviceElement, DeviceStream, HostMat, Kernels,
+    KvLayout, KvOrder, MatMut, MatRef, PackedMatrix, PagedAttentionArgs, QkNormRopeArgs,
+    RopeCosSin, RowBounds, bf16, f16,
 };
 
-const S: Stream = Stream(0);
+const S: DeviceStream = DeviceStream(0);
 const HIDDEN: usize = 1024;
 
 /// Seconds of the fastest of several runs.
@@ -40,7 +41,7 @@ fn numbers(n: usize) -> Vec<bf16> {
         .collect()
 }
 
-fn packed(device: &CpuDevice, dtype: DType, n: usize, k: usize) -> Packed {
+fn packed(device: &CpuDevice, dtype: DType, n: usize, k: usize) -> PackedMatrix {
     let bytes: Vec<u8> = numbers(n * k).iter().flat_map(|x| x.to_le_bytes()).collect();
     device.pack(&[HostMat::new(&bytes, DType::BF16, n, k).unwrap()], dtype).unwrap()
 }
@@ -49,7 +50,7 @@ fn packed(device: &CpuDevice, dtype: DType, n: usize, k: usize) -> Packed {
 fn arithmetic_ceiling(device: &CpuDevice) -> f64 {
     const STEPS: usize = 1_000_000;
     #[cfg(target_arch = "x86_64")]
-    if device.isa() == Isa::Avx512Bf16 {
+    if device.isa() == CpuIsa::Avx512Bf16 {
         let job = |_: usize| {
             // SAFETY: the device has the instruction set.
             black_box(unsafe { products_in_registers(STEPS) });
@@ -114,13 +115,14 @@ fn memory_ceiling(device: &CpuDevice) -> f64 {
     buffer.bytes() as f64 / seconds / 1e9
 }
 
-fn linear<T: Element>(device: &CpuDevice, of: fn(f32) -> T) {
+fn linear<T: DeviceElement>(device: &CpuDevice, of: fn(f32) -> T) {
     println!("linear, {:?}: rows x K x N", T::DTYPE);
     for (k, n) in
         [(HIDDEN, 4096), (2048, HIDDEN), (HIDDEN, 6144), (3072, HIDDEN), (HIDDEN, 151_936)]
     {
         let copies = (300_000_000 / (k * n * 2)).max(1);
-        let weights: Vec<Packed> = (0..copies).map(|_| packed(device, T::DTYPE, n, k)).collect();
+        let weights: Vec<PackedMatrix> =
+            (0..copies).map(|_| packed(device, T::DTYPE, n, k)).collect();
         for rows in [1, 2, 4, 8, 12, 16, 32, 64, 128, 512] {
             let used = if rows > 32 { copies.min(8) } else { copies };
             if rows > 32 && n > 10_000 {
@@ -131,7 +133,7 @@ fn linear<T: Element>(device: &CpuDevice, of: fn(f32) -> T) {
             let seconds = best(7, || {
                 for w in &weights[..used] {
                     let out = MatMut::of(&mut y, rows, n).unwrap();
-                    device.linear(&S, out, Mat::of(&x, rows, k).unwrap(), w, None).unwrap();
+                    device.linear(&S, out, MatRef::of(&x, rows, k).unwrap(), w, None).unwrap();
                 }
             });
             let flops = 2.0 * (rows * k * n * used) as f64 / seconds / 1e9;
@@ -145,7 +147,7 @@ fn linear<T: Element>(device: &CpuDevice, of: fn(f32) -> T) {
 fn step(device: &CpuDevice, rows: usize) {
     const KINDS: [&str; 7] = ["qkv", "o", "gate_up", "down", "head", "norm", "silu"];
     let shapes = [(HIDDEN, 4096), (2048, HIDDEN), (HIDDEN, 6144), (3072, HIDDEN)];
-    let layers: Vec<[Packed; 4]> =
+    let layers: Vec<[PackedMatrix; 4]> =
         (0..28).map(|_| shapes.map(|(k, n)| packed(device, DType::BF16, n, k))).collect();
     let head = packed(device, DType::BF16, 151_936, HIDDEN);
     let wanted = if rows > 64 { 1 } else { rows };
@@ -165,7 +167,7 @@ fn step(device: &CpuDevice, rows: usize) {
             for (kind, w) in layer.iter().enumerate() {
                 time(kind, &mut || {
                     let y = MatMut::of(&mut out[..rows * w.n()], rows, w.n()).unwrap();
-                    let x = Mat::of(&x[..rows * w.k()], rows, w.k()).unwrap();
+                    let x = MatRef::of(&x[..rows * w.k()], rows, w.k()).unwrap();
                     device.linear(&S, y, x, w, None).unwrap();
                 });
             }
@@ -173,19 +175,19 @@ fn step(device: &CpuDevice, rows: usize) {
                 time(5, &mut || {
                     let y = MatMut::of(&mut out[..rows * HIDDEN], rows, HIDDEN).unwrap();
                     let stream = MatMut::of(&mut residual, rows, HIDDEN).unwrap();
-                    let delta = Mat::of(&x[..rows * HIDDEN], rows, HIDDEN).unwrap();
-                    let w = Mat::of(&x[..HIDDEN], 1, HIDDEN).unwrap();
+                    let delta = MatRef::of(&x[..rows * HIDDEN], rows, HIDDEN).unwrap();
+                    let w = MatRef::of(&x[..HIDDEN], 1, HIDDEN).unwrap();
                     device.add_rms_norm(&S, y, stream, delta, w, 1e-6).unwrap();
                 });
             }
             time(6, &mut || {
                 let y = MatMut::of(&mut out[..rows * 3072], rows, 3072).unwrap();
-                device.silu_mul(&S, y, Mat::of(&x, rows, 6144).unwrap()).unwrap();
+                device.silu_mul(&S, y, MatRef::of(&x, rows, 6144).unwrap()).unwrap();
             });
         }
         time(4, &mut || {
             let y = MatMut::of(&mut logits, wanted, head.n()).unwrap();
-            let x = Mat::of(&x[..wanted * HIDDEN], wanted, HIDDEN).unwrap();
+            let x = MatRef::of(&x[..wanted * HIDDEN], wanted, HIDDEN).unwrap();
             device.linear(&S, y, x, &head, None).unwrap();
         });
         for (fastest, seconds) in fastest.iter_mut().zip(seconds) {
@@ -228,18 +230,18 @@ fn attention(device: &CpuDevice, rows: usize, len: usize, context: usize) {
     let context_lens = vec![context as i32; rows];
     let mut q = vec![bf16::ZERO; tokens * heads * dim];
     let mut o = q.clone();
-    let rope = Rope {
-        cos: Mat::of(&cos, context, dim / 2).unwrap(),
-        sin: Mat::of(&sin, context, dim / 2).unwrap(),
+    let rope = RopeCosSin {
+        cos: MatRef::of(&cos, context, dim / 2).unwrap(),
+        sin: MatRef::of(&sin, context, dim / 2).unwrap(),
     };
-    let args = QkRope {
-        qkv: Mat::of(&qkv, tokens, (heads + 2 * kv_heads) * dim).unwrap(),
-        q_norm: Some(Mat::of(&norm, 1, dim).unwrap()),
-        k_norm: Some(Mat::of(&norm, 1, dim).unwrap()),
+    let args = QkNormRopeArgs {
+        qkv: MatRef::of(&qkv, tokens, (heads + 2 * kv_heads) * dim).unwrap(),
+        q_norm: Some(MatRef::of(&norm, 1, dim).unwrap()),
+        k_norm: Some(MatRef::of(&norm, 1, dim).unwrap()),
         eps: 1e-6,
         rope,
-        positions: Mat::of(&positions, 1, tokens).unwrap(),
-        slots: Mat::of(&slots, 1, tokens).unwrap(),
+        positions: MatRef::of(&positions, 1, tokens).unwrap(),
+        slots: MatRef::of(&slots, 1, tokens).unwrap(),
         heads,
         layer: 0,
         kv_scales: [1.0; 2],
@@ -248,12 +250,12 @@ fn attention(device: &CpuDevice, rows: usize, len: usize, context: usize) {
         let out = MatMut::of(&mut q, tokens, heads * dim).unwrap();
         device.qk_norm_rope_kv_write(&S, out, (&mut pool, &layout), &args).unwrap();
     });
-    let args = Attention {
-        q: Mat::of(&q, tokens, heads * dim).unwrap(),
-        rows: BatchRows {
-            cu_q: Mat::of(&cu_q, 1, rows + 1).unwrap(),
-            context_lens: Mat::of(&context_lens, 1, rows).unwrap(),
-            block_tables: Mat::of(&table, rows, per_row).unwrap(),
+    let args = PagedAttentionArgs {
+        q: MatRef::of(&q, tokens, heads * dim).unwrap(),
+        rows: AttentionMetadata {
+            cu_q: MatRef::of(&cu_q, 1, rows + 1).unwrap(),
+            context_lens: MatRef::of(&context_lens, 1, rows).unwrap(),
+            block_tables: MatRef::of(&table, rows, per_row).unwrap(),
             table_rows: None,
             bounds: RowBounds::of_any(tokens, rows, layout.slots()),
         },
@@ -288,18 +290,18 @@ fn small(device: &CpuDevice) {
         let norm = best(50, || {
             let out = MatMut::of(&mut y, rows, HIDDEN).unwrap();
             let stream = MatMut::of(&mut residual, rows, HIDDEN).unwrap();
-            let delta = Mat::of(&x, rows, HIDDEN).unwrap();
-            let w = Mat::of(&w, 1, HIDDEN).unwrap();
+            let delta = MatRef::of(&x, rows, HIDDEN).unwrap();
+            let w = MatRef::of(&w, 1, HIDDEN).unwrap();
             device.add_rms_norm(&S, out, stream, delta, w, 1e-6).unwrap();
         });
         let silu = best(50, || {
             let out = MatMut::of(&mut act, rows, 3072).unwrap();
-            device.silu_mul(&S, out, Mat::of(&gate_up, rows, 6144).unwrap()).unwrap();
+            device.silu_mul(&S, out, MatRef::of(&gate_up, rows, 6144).unwrap()).unwrap();
         });
         let ids: Vec<i32> = (0..rows).map(|i| (i * 7919 % 30_000) as i32).collect();
         let embed = best(20, || {
             let out = MatMut::of(&mut y, rows, HIDDEN).unwrap();
-            device.embed_packed(&S, out, Mat::of(&ids, 1, rows).unwrap(), &head, 0).unwrap();
+            device.embed_packed(&S, out, MatRef::of(&ids, 1, rows).unwrap(), &head, 0).unwrap();
         });
         println!(
             "{rows:4} rows: add_rms_norm {:7.1} us, silu_mul {:7.1} us, embed_packed {:7.1} us",
@@ -329,7 +331,7 @@ fn main() {
         let named = words.iter().any(|w| w.parse::<usize>().is_err());
         !named || words.iter().any(|w| w == name)
     };
-    let device = CpuDevice::new(CpuConfig { threads, isa: Isa::detect() }).unwrap();
+    let device = CpuDevice::new(CpuConfig { threads, isa: CpuIsa::detect() }).unwrap();
     println!("{}", device.name());
     let ceiling = || {
         let (flops, bytes) = (arithmetic_ceiling(&device), memory_ceiling(&device));

@@ -1,8 +1,8 @@
 //! The rows of a step as the host reads them: lengths, tables and slots that kernels read without a type.
 
-use crate::{BatchRows, DeviceError};
+use crate::{AttentionMetadata, DeviceError};
 
-impl BatchRows<'_> {
+impl AttentionMetadata<'_> {
     /// Rows of the step.
     #[must_use]
     pub fn len(&self) -> usize {

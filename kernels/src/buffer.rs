@@ -6,10 +6,10 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::{DType, DeviceError, Mat, MatMut};
+use crate::{DType, DeviceError, MatMut, MatRef};
 
 /// Takes back the memory of dropped buffers.
-pub trait Release: Send + Sync {
+pub trait BufferDeallocator: Send + Sync {
     /// Frees `[ptr, ptr + bytes)`.
     ///
     /// # Safety
@@ -21,7 +21,7 @@ pub trait Release: Send + Sync {
 pub struct Buffer {
     ptr: NonNull<u8>,
     bytes: usize,
-    home: Arc<dyn Release>,
+    home: Arc<dyn BufferDeallocator>,
 }
 
 // SAFETY: the buffer owns its range; `&Buffer` only reads and `&mut Buffer` excludes readers.
@@ -34,7 +34,11 @@ impl Buffer {
     ///
     /// # Safety
     /// `[ptr, ptr + bytes)` is initialised, 64-byte aligned, used by nobody else, and `home` frees it.
-    pub unsafe fn from_raw(ptr: NonNull<u8>, bytes: usize, home: Arc<dyn Release>) -> Self {
+    pub unsafe fn from_raw(
+        ptr: NonNull<u8>,
+        bytes: usize,
+        home: Arc<dyn BufferDeallocator>,
+    ) -> Self {
         Self { ptr, bytes, home }
     }
 
@@ -66,10 +70,10 @@ impl Buffer {
     }
 
     /// The first `rows * cols` elements as a matrix.
-    pub fn mat(&self, dtype: DType, rows: usize, cols: usize) -> Result<Mat<'_>, DeviceError> {
+    pub fn mat(&self, dtype: DType, rows: usize, cols: usize) -> Result<MatRef<'_>, DeviceError> {
         self.check(dtype, rows, cols)?;
         // SAFETY: checked against the size just now; the borrow keeps the memory alive.
-        Ok(unsafe { Mat::from_raw(self.as_ptr(), dtype, rows, cols, cols) })
+        Ok(unsafe { MatRef::from_raw(self.as_ptr(), dtype, rows, cols, cols) })
     }
 
     /// Rows of `cols` elements, `stride` apart.
@@ -82,10 +86,10 @@ impl Buffer {
         rows: usize,
         cols: usize,
         stride: usize,
-    ) -> Mat<'_> {
+    ) -> MatRef<'_> {
         assert!(cols <= stride && rows * stride * dtype.bytes() <= self.bytes);
         // SAFETY: checked just now; the borrow keeps the memory alive.
-        unsafe { Mat::from_raw(self.as_ptr(), dtype, rows, cols, stride) }
+        unsafe { MatRef::from_raw(self.as_ptr(), dtype, rows, cols, stride) }
     }
 
     /// The first `rows * cols` elements as a matrix to write. What lies behind them may change as well.
@@ -98,7 +102,9 @@ impl Buffer {
         self.check(dtype, rows, cols)?;
         let room = self.bytes / (cols * dtype.bytes()).max(1);
         // SAFETY: checked against the size just now; the unique borrow excludes other views.
-        Ok(unsafe { MatMut::from_raw(self.as_mut_ptr(), dtype, rows, cols, cols).with_room(room) })
+        Ok(unsafe {
+            MatMut::from_raw(self.as_mut_ptr(), dtype, rows, cols, cols).with_row_capacity(room)
+        })
     }
 }
 

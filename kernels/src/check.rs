@@ -1,6 +1,6 @@
 //! What every backend checks before it computes or hands addresses to a kernel.
 
-use crate::{DType, DeviceError, Mat, MatMut, Spread};
+use crate::{DType, DeviceError, ExpertParallelLayout, MatMut, MatRef};
 
 /// Refuses a size that differs from the one that would fit.
 pub(crate) fn check_size(
@@ -16,7 +16,7 @@ pub(crate) fn check_size(
 }
 
 /// Refuses a size below the one that is needed.
-pub(crate) fn check_least(
+pub(crate) fn check_at_least(
     kernel: &'static str,
     what: &'static str,
     got: usize,
@@ -26,7 +26,7 @@ pub(crate) fn check_least(
 }
 
 /// Refuses a size above the one the kernel is made for.
-pub(crate) fn check_most(
+pub(crate) fn check_at_most(
     kernel: &'static str,
     what: &'static str,
     got: usize,
@@ -52,7 +52,7 @@ pub(crate) fn check_dtype(
 pub(crate) fn check_dense(
     kernel: &'static str,
     what: &'static str,
-    x: Mat<'_>,
+    x: MatRef<'_>,
 ) -> Result<(), DeviceError> {
     if x.rows() <= 1 { Ok(()) } else { check_size(kernel, what, x.stride(), x.cols()) }
 }
@@ -80,8 +80,8 @@ pub(crate) fn check_dispatch(
     tokens: &MatMut<'_>,
     places: &MatMut<'_>,
     counts: &MatMut<'_>,
-    experts: Mat<'_>,
-    spread: &Spread,
+    experts: MatRef<'_>,
+    spread: &ExpertParallelLayout,
 ) -> Result<(), DeviceError> {
     const KERNEL: &str = "moe_dispatch";
     for (what, dtype) in [
@@ -92,19 +92,19 @@ pub(crate) fn check_dispatch(
     ] {
         check_dtype(KERNEL, what, dtype, DType::I32)?;
     }
-    check_least(KERNEL, "experts of a rank", spread.each, 1)?;
-    check_least(KERNEL, "ranks with the same tokens", spread.stride, 1)?;
-    check_least(KERNEL, "tokens", tokens.cols(), spread.size * experts.rows())?;
+    check_at_least(KERNEL, "experts of a rank", spread.experts_per_rank, 1)?;
+    check_at_least(KERNEL, "ranks with the same tokens", spread.rank_stride, 1)?;
+    check_at_least(KERNEL, "tokens", tokens.cols(), spread.ranks * experts.rows())?;
     check_size(KERNEL, "rows of places", places.rows(), experts.rows())?;
-    check_size(KERNEL, "columns of places", places.cols(), spread.size)?;
-    check_size(KERNEL, "counts", counts.cols(), spread.size)
+    check_size(KERNEL, "columns of places", places.cols(), spread.ranks)?;
+    check_size(KERNEL, "counts", counts.cols(), spread.ranks)
 }
 
 /// Fails unless `place_experts` has a position, or a named token, for each row of `experts`.
-pub(crate) fn check_places(
-    experts: Mat<'_>,
-    (positions, tokens): (Mat<'_>, Option<Mat<'_>>),
-    places: Mat<'_>,
+pub(crate) fn check_expert_map(
+    experts: MatRef<'_>,
+    (positions, tokens): (MatRef<'_>, Option<MatRef<'_>>),
+    places: MatRef<'_>,
 ) -> Result<(), DeviceError> {
     const KERNEL: &str = "place_experts";
     check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
@@ -118,7 +118,11 @@ pub(crate) fn check_places(
 }
 
 /// Fails unless `sum_rows` has a row of `places` for each of `y`, whose columns are those of `x`.
-pub(crate) fn check_sums(y: &MatMut<'_>, x: Mat<'_>, places: Mat<'_>) -> Result<(), DeviceError> {
+pub(crate) fn check_combine(
+    y: &MatMut<'_>,
+    x: MatRef<'_>,
+    places: MatRef<'_>,
+) -> Result<(), DeviceError> {
     const KERNEL: &str = "sum_rows";
     check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
     check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;

@@ -2,7 +2,7 @@
 
 pub use half::{bf16, f16};
 
-use crate::E4m3;
+use crate::Fp8E4m3;
 
 /// Element type of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,15 +38,15 @@ impl DType {
 ///
 /// # Safety
 /// `Self` has the size of `DTYPE`, no padding, and every bit pattern is a value.
-pub unsafe trait Element: Copy + Send + Sync + 'static {
+pub unsafe trait DeviceElement: Copy + Send + Sync + 'static {
     /// The device type.
     const DTYPE: DType;
 }
 
 /// A floating-point element: computed in f32, rounded to nearest even when stored.
-pub(crate) trait Float: Element {
+pub(crate) trait FloatElement: DeviceElement {
     /// What rows are widened to before they meet elements of this type in a product.
-    type Operand: Float;
+    type Operand: FloatElement;
     fn load(self) -> f32;
     fn store(x: f32) -> Self;
     /// Converts a value that is known to be exact in this type.
@@ -58,14 +58,14 @@ pub(crate) trait Float: Element {
 macro_rules! element {
     ($($rust:ty => $dtype:ident),*) => {$(
         // SAFETY: plain old data of exactly the size `DType::bytes` tells; any bits are a value.
-        unsafe impl Element for $rust {
+        unsafe impl DeviceElement for $rust {
             const DTYPE: DType = DType::$dtype;
         }
     )*};
 }
-element!(f32 => F32, bf16 => BF16, f16 => F16, E4m3 => F8E4M3, i32 => I32, i64 => I64);
+element!(f32 => F32, bf16 => BF16, f16 => F16, Fp8E4m3 => F8E4M3, i32 => I32, i64 => I64);
 
-impl Float for f32 {
+impl FloatElement for f32 {
     type Operand = Self;
     #[inline(always)]
     fn load(self) -> f32 {
@@ -77,7 +77,7 @@ impl Float for f32 {
     }
 }
 
-impl Float for bf16 {
+impl FloatElement for bf16 {
     type Operand = Self;
     #[inline(always)]
     fn load(self) -> f32 {
@@ -98,13 +98,13 @@ impl Float for bf16 {
 }
 
 /// On bits and without branches, so that loops vectorise; the same bits as the instructions of F16C give.
-impl Float for f16 {
+impl FloatElement for f16 {
     /// No instruction multiplies this type into f32 sums: rows are widened once, not at every product.
     type Operand = f32;
     #[inline(always)]
     fn load(self) -> f32 {
         const INFINITY: u32 = 0x7c00 << 13;
-        const LEAST_NORMAL: u32 = 0x0400 << 13;
+        const MIN_NORMAL: u32 = 0x0400 << 13;
         let bits = u32::from(self.to_bits());
         let magnitude = (bits & 0x7fff) << 13;
         // 112 is the difference of the exponents' biases.
@@ -113,14 +113,14 @@ impl Float for f16 {
         let least = f32::from_bits(113 << 23);
         let subnormal = (f32::from_bits(magnitude + (113 << 23)) - least).to_bits();
         let quiet = if magnitude > INFINITY { 0x7fc0_0000 } else { 0x7f80_0000 };
-        let finite = if magnitude < LEAST_NORMAL { subnormal } else { normal };
+        let finite = if magnitude < MIN_NORMAL { subnormal } else { normal };
         let wide = if magnitude >= INFINITY { magnitude | quiet } else { finite };
         f32::from_bits(wide | (bits & 0x8000) << 16)
     }
     /// Nearest even; NaN stays a quiet NaN.
     #[inline(always)]
     fn store(x: f32) -> Self {
-        const LEAST_NORMAL: u32 = 113 << 23;
+        const MIN_NORMAL: u32 = 113 << 23;
         const BEYOND: u32 = (127 + 16) << 23;
         let sign = (x.to_bits() >> 16) & 0x8000;
         let exact = x.to_bits() & 0x7fff_ffff;
@@ -130,7 +130,7 @@ impl Float for f16 {
         let normal = bounded.wrapping_sub(112 << 23).wrapping_add(halfway) >> 13;
         // Beside one half, the last bit of f32 is that of a subnormal number.
         let subnormal = (f32::from_bits(bounded) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
-        let finite = if bounded < LEAST_NORMAL { subnormal } else { normal };
+        let finite = if bounded < MIN_NORMAL { subnormal } else { normal };
         let quiet = (exact >> 13) & 0x03ff | 0x7e00;
         Self::from_bits((sign | if x.is_nan() { quiet } else { finite }) as u16)
     }
@@ -142,7 +142,7 @@ mod tests {
 
     /// Every f16, and the f32 around each: the middle to its neighbour and both sides of that.
     #[test]
-    fn halves_are_converted_as_the_standard_says() {
+    fn half_conversions_follow_ieee754() {
         for bits in 0..=u16::MAX {
             let half = f16::from_bits(bits);
             let wide = half.load();

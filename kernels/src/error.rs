@@ -56,28 +56,28 @@ pub enum DeviceError {
     },
     /// A GPU refused or failed.
     #[error(transparent)]
-    Hip(#[from] crate::hip::HipError),
+    Gpu(#[from] crate::gpu::GpuError),
     /// This device runs every launch at once.
     #[error("{device} cannot capture launches")]
-    NoGraphs {
+    GraphsUnsupported {
         /// Device, in words.
         device: String,
     },
     /// This device cannot choose tokens out of a part of the vocabulary.
     #[error("{device} needs the logits of the whole vocabulary")]
-    NoParts {
+    VocabParallelUnsupported {
         /// Device, in words.
         device: String,
     },
     /// This device has no attention over latent rows.
     #[error("{device} has no kernels for latent attention")]
-    NoLatent {
+    MlaUnsupported {
         /// Device, in words.
         device: String,
     },
     /// The ranks that have the other parts of the vocabulary are gone.
     #[error("the ranks that share the vocabulary are gone")]
-    Peers,
+    PeerRanksFailed,
     /// A worker thread could not be started.
     #[error("cannot start worker thread {index}")]
     Thread {

@@ -1,6 +1,6 @@
 //! Weights on the host, as files store them.
 
-use crate::{DType, DeviceError, E4m3};
+use crate::{DType, DeviceError, Fp8E4m3};
 
 /// Factors of a quantised matrix: one for `rows × cols` elements each, whose product with an element is
 /// the weight.
@@ -160,7 +160,7 @@ impl<'a> HostMat<'a> {
             DType::F32 => read(bytes, out, f32::from_le_bytes),
             DType::BF16 => read(bytes, out, |b| half::bf16::from_le_bytes(b).to_f32()),
             DType::F16 => read(bytes, out, |b| half::f16::from_le_bytes(b).to_f32()),
-            DType::F8E4M3 => read(bytes, out, |[b]| E4m3::from_bits(b).to_f32()),
+            DType::F8E4M3 => read(bytes, out, |[b]| Fp8E4m3::from_bits(b).to_f32()),
             DType::I32 => read(bytes, out, |b| i32::from_le_bytes(b) as f32),
             DType::I64 => read(bytes, out, |b| i64::from_le_bytes(b) as f32),
         }
@@ -186,9 +186,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_of_a_quantised_matrix_keeps_the_factors_of_its_blocks() {
+    fn slice_of_quantized_matrix_keeps_block_scales() {
         let (rows, cols, each) = (5, 7, [2, 3]);
-        let bytes: Vec<u8> = (0..35).map(|i| E4m3::from_f32((i % 13) as f32).to_bits()).collect();
+        let bytes: Vec<u8> =
+            (0..35).map(|i| Fp8E4m3::from_f32((i % 13) as f32).to_bits()).collect();
         let factors: Vec<f32> = (0..9).map(|i| 0.5 + i as f32).collect();
         let whole = HostMat::new(&bytes, DType::F8E4M3, rows, cols).unwrap();
         assert!(whole.scaled(&factors[1..], each).is_err());

@@ -1,6 +1,6 @@
 //! Devices, buffers and kernels; the home of unsafe code.
 //!
-//! [`Driver`] moves bytes, [`Kernels`] computes on them; both are object safe, because a launch costs
+//! [`DeviceDriver`] moves bytes, [`Kernels`] computes on them; both are object safe, because a launch costs
 //! microseconds and a virtual call nanoseconds. [`cpu::CpuDevice`] is always built: embedded default
 //! and oracle for every other backend. Nothing here knows a request, a model or a peer.
 
@@ -17,46 +17,47 @@ mod buffer;
 mod check;
 mod content_digest;
 pub mod cpu;
-mod driver;
+mod device_driver;
 mod dtype;
-mod e4m3;
 mod error;
-mod expert_count;
-pub mod hip;
+mod expert_load;
+mod fp8_e4m3;
+pub mod gpu;
 mod host_mat;
 mod kv_layout;
-mod latent;
-mod mapped;
-mod marks;
+mod mapped_file;
 mod mat;
-mod packed;
+mod mla;
 mod packed_group;
-mod pinned;
+mod packed_matrix;
+mod pinned_memory;
 mod route_rule;
 mod shared_memory;
 pub mod step;
-mod vocab_part;
+mod timestamps;
+mod vocab_shard;
 
 pub use args::{
-    Ahead, Around, Attention, BatchRows, Before, Experts, QkRope, Rope, Routes, RowBounds, Scores,
-    Spread,
+    AttentionMetadata, ExpertParallelLayout, ExpertWeights, LinearFusion, LinearPrologue,
+    PagedAttentionArgs, PrefetchHint, QkNormRopeArgs, RopeCosSin, RouterLogits, RowBounds,
+    TopKRoutes,
 };
-pub use buffer::{Buffer, Release};
+pub use buffer::{Buffer, BufferDeallocator};
 pub use content_digest::{MatrixWindow, digest_bytes};
-pub use driver::{Driver, Graph, Kernels, MemInfo, Replay, Stream};
-pub use dtype::{DType, Element, bf16, f16};
-pub use e4m3::E4m3;
+pub use device_driver::{CapturedGraph, DeviceDriver, DeviceStream, GraphReplay, Kernels, MemInfo};
+pub use dtype::{DType, DeviceElement, bf16, f16};
 pub use error::DeviceError;
-pub use expert_count::ExpertCount;
+pub use expert_load::ExpertLoadArgs;
+pub use fp8_e4m3::Fp8E4m3;
 pub use host_mat::{HostMat, HostScales};
 pub use kv_layout::{KvLayout, KvOrder};
-pub use latent::{LatentAttention, LatentHeads, LatentLayout, LatentWrite};
-pub use mapped::MappedFile;
-pub use marks::Marks;
-pub use mat::{Mat, MatMut};
-pub use packed::{PANEL_COLUMNS, Packed, Scales};
+pub use mapped_file::MappedFile;
+pub use mat::{MatMut, MatRef};
+pub use mla::{MlaAttentionArgs, MlaHeadWeights, MlaKvLayout, MlaKvWriteArgs};
 pub use packed_group::PackedGroup;
-pub use pinned::{Fence, InFlight, Pinned};
-pub use route_rule::{ExpertGroups, GroupScore, RouteRule, RouterScore};
+pub use packed_matrix::{PANEL_COLUMNS, PackedMatrix, PackedScales};
+pub use pinned_memory::{CopyFence, CopyInFlight, PinnedBuffer};
+pub use route_rule::{ExpertGroups, GroupScore, RouterRuleArgs, RouterScore};
 pub use shared_memory::SharedMemory;
-pub use vocab_part::{Gather, InParts, VocabPart};
+pub use timestamps::EventTimestamps;
+pub use vocab_shard::{GatherFn, VocabParallelSupport, VocabShard};

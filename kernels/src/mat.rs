@@ -4,11 +4,11 @@
 
 use std::marker::PhantomData;
 
-use crate::{DType, DeviceError, Element};
+use crate::{DType, DeviceElement, DeviceError};
 
 /// A matrix to read; vectors are matrices of one row.
 #[derive(Debug, Clone, Copy)]
-pub struct Mat<'a> {
+pub struct MatRef<'a> {
     ptr: *const u8,
     dtype: DType,
     rows: usize,
@@ -24,22 +24,22 @@ pub struct MatMut<'a> {
     dtype: DType,
     rows: usize,
     /// Rows that its memory holds, itself included: those behind it are nobody's.
-    room: usize,
+    row_capacity: usize,
     cols: usize,
     stride: usize,
     life: PhantomData<&'a mut [u8]>,
 }
 
 // SAFETY: a view behaves like the slice it was made from.
-unsafe impl Send for Mat<'_> {}
+unsafe impl Send for MatRef<'_> {}
 // SAFETY: as above.
-unsafe impl Sync for Mat<'_> {}
+unsafe impl Sync for MatRef<'_> {}
 // SAFETY: as above.
 unsafe impl Send for MatMut<'_> {}
 // SAFETY: `&MatMut` gives no access to the elements but by reading.
 unsafe impl Sync for MatMut<'_> {}
 
-impl<'a> Mat<'a> {
+impl<'a> MatRef<'a> {
     /// # Safety
     /// Every row is `cols` initialised elements of `dtype`, aligned, live and unwritten for `'a`.
     pub(crate) unsafe fn from_raw(
@@ -53,7 +53,11 @@ impl<'a> Mat<'a> {
     }
 
     /// Views host elements as a matrix.
-    pub fn of<T: Element>(data: &'a [T], rows: usize, cols: usize) -> Result<Self, DeviceError> {
+    pub fn of<T: DeviceElement>(
+        data: &'a [T],
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self, DeviceError> {
         check_len(data.len(), rows, cols)?;
         // SAFETY: the slice holds exactly rows * cols elements for 'a.
         Ok(unsafe { Self::from_raw(data.as_ptr().cast(), T::DTYPE, rows, cols, cols) })
@@ -100,7 +104,7 @@ impl<'a> Mat<'a> {
     /// # Panics
     /// If `T` is not the element type or `r` is outside.
     #[must_use]
-    pub fn row<T: Element>(&self, r: usize) -> &'a [T] {
+    pub fn row<T: DeviceElement>(&self, r: usize) -> &'a [T] {
         assert!(T::DTYPE == self.dtype && r < self.rows, "row {r} as {:?} of {self:?}", T::DTYPE);
         // SAFETY: row and type were checked; `from_raw` vouched for the memory.
         unsafe { std::slice::from_raw_parts(self.ptr.cast::<T>().add(r * self.stride), self.cols) }
@@ -140,25 +144,25 @@ impl<'a> MatMut<'a> {
         cols: usize,
         stride: usize,
     ) -> Self {
-        Self { ptr, dtype, rows, room: rows, cols, stride, life: PhantomData }
+        Self { ptr, dtype, rows, row_capacity: rows, cols, stride, life: PhantomData }
     }
 
     /// The same with memory for `room` rows in all.
     ///
     /// # Safety
     /// As `from_raw`, for so many rows.
-    pub(crate) unsafe fn with_room(self, room: usize) -> Self {
-        Self { room: room.max(self.rows), ..self }
+    pub(crate) unsafe fn with_row_capacity(self, room: usize) -> Self {
+        Self { row_capacity: room.max(self.rows), ..self }
     }
 
     /// Rows that may be written, its own included: what products of whole tiles leave behind the last row is
     /// nobody's.
-    pub(crate) fn room(&self) -> usize {
-        self.room
+    pub(crate) fn row_capacity(&self) -> usize {
+        self.row_capacity
     }
 
     /// Views host elements as a matrix to write.
-    pub fn of<T: Element>(
+    pub fn of<T: DeviceElement>(
         data: &'a mut [T],
         rows: usize,
         cols: usize,
@@ -198,9 +202,9 @@ impl<'a> MatMut<'a> {
 
     /// The same elements, to read.
     #[must_use]
-    pub fn as_ref(&self) -> Mat<'_> {
+    pub fn as_ref(&self) -> MatRef<'_> {
         // SAFETY: the borrow of self keeps writers away.
-        unsafe { Mat::from_raw(self.ptr, self.dtype, self.rows, self.cols, self.stride) }
+        unsafe { MatRef::from_raw(self.ptr, self.dtype, self.rows, self.cols, self.stride) }
     }
 
     /// A shorter loan of the same elements.
@@ -214,7 +218,7 @@ impl<'a> MatMut<'a> {
     /// # Panics
     /// If `T` is not the element type or `r` is outside.
     #[must_use]
-    pub fn row_mut<T: Element>(&mut self, r: usize) -> &mut [T] {
+    pub fn row_mut<T: DeviceElement>(&mut self, r: usize) -> &mut [T] {
         assert!(T::DTYPE == self.dtype && r < self.rows, "row {r} as {:?} of {self:?}", T::DTYPE);
         // SAFETY: row and type were checked; the unique borrow excludes other users.
         unsafe {

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::{Buffer, DType, DeviceError, Packed, Release, Scales};
+use crate::{Buffer, BufferDeallocator, DType, DeviceError, PackedMatrix, PackedScales};
 
 const KERNEL: &str = "pack_group";
 /// What a buffer begins on.
@@ -15,38 +15,38 @@ const ALIGNMENT: usize = 64;
 /// to the next), or stacked, row behind row or in an order of its own, in one piece of memory.
 #[derive(Debug)]
 pub struct PackedGroup {
-    parts: Vec<Arc<Packed>>,
+    parts: Vec<Arc<PackedMatrix>>,
     len: usize,
-    lines: bool,
+    tma_packed: bool,
 }
 
 impl PackedGroup {
     /// Matrices that were packed one by one; all of one shape.
-    pub(crate) fn apart(parts: Vec<Packed>) -> Result<Self, DeviceError> {
+    pub(crate) fn from_separate(parts: Vec<PackedMatrix>) -> Result<Self, DeviceError> {
         if let Some(first) = parts.first() {
             for part in &parts {
                 check("outputs", part.n(), first.n())?;
                 check("inputs", part.k(), first.k())?;
             }
         }
-        let parts: Vec<Arc<Packed>> = parts.into_iter().map(Arc::new).collect();
-        Ok(Self { len: parts.len(), parts, lines: false })
+        let parts: Vec<Arc<PackedMatrix>> = parts.into_iter().map(Arc::new).collect();
+        Ok(Self { len: parts.len(), parts, tma_packed: false })
     }
 
     /// `len` matrices that were packed as one of `len · N` rows.
-    pub(crate) fn stacked(whole: Packed, len: usize) -> Result<Self, DeviceError> {
+    pub(crate) fn stacked(whole: PackedMatrix, len: usize) -> Result<Self, DeviceError> {
         check("rows of the stack", whole.n(), whole.n().next_multiple_of(len.max(1)))?;
-        Ok(Self { parts: vec![Arc::new(whole)], len, lines: false })
+        Ok(Self { parts: vec![Arc::new(whole)], len, tma_packed: false })
     }
 
     /// The same memory, whose rows the device has put in an order of its own.
-    pub(crate) fn lined(self) -> Self {
-        Self { lines: true, ..self }
+    pub(crate) fn into_tma_packed(self) -> Self {
+        Self { tma_packed: true, ..self }
     }
 
     /// Whether rows lie in the device's own order.
-    pub(crate) fn is_lined(&self) -> bool {
-        self.lines
+    pub(crate) fn is_tma_packed(&self) -> bool {
+        self.tma_packed
     }
 
     /// Matrices.
@@ -89,7 +89,7 @@ impl PackedGroup {
     ///
     /// # Panics
     /// If they are stacked or there are fewer.
-    pub(crate) fn get(&self, i: usize) -> &Packed {
+    pub(crate) fn get(&self, i: usize) -> &PackedMatrix {
         assert!(self.parts.len() == self.len, "the matrices of this device are stacked");
         &self.parts[i]
     }
@@ -97,31 +97,31 @@ impl PackedGroup {
     /// Matrix `i` by itself, in the same memory. `None`: the device has put its rows in an order of its own, it begins where no
     /// matrix may, or there are fewer.
     #[must_use]
-    pub fn matrix(&self, i: usize) -> Option<Arc<Packed>> {
-        if self.lines || i >= self.len {
+    pub fn matrix(&self, i: usize) -> Option<Arc<PackedMatrix>> {
+        if self.tma_packed || i >= self.len {
             return None;
         }
         if self.parts.len() == self.len {
             return self.parts.get(i).cloned();
         }
         let (whole, n) = (self.parts.first()?, self.n());
-        let Packed { dtype, k, .. } = **whole;
+        let PackedMatrix { dtype, k, .. } = **whole;
         let of = |buffer: &Buffer, bytes| part_of(whole, buffer, i * bytes, bytes);
         let buffer = of(&whole.buffer, n * k * dtype.bytes())?;
         let scales = whole.scales.as_ref().map(|scales| {
-            let Scales { rows, stride, .. } = *scales;
+            let PackedScales { rows, stride, .. } = *scales;
             let buffer = of(&scales.buffer, n / rows * stride * size_of::<f32>())?;
-            Some(Scales { buffer, rows, stride })
+            Some(PackedScales { buffer, rows, stride })
         });
         let scales = match scales {
             Some(scales) => Some(scales?),
             None => None,
         };
-        Some(Arc::new(Packed { buffer, dtype, n, k, scales }))
+        Some(Arc::new(PackedMatrix { buffer, dtype, n, k, scales }))
     }
 
     /// Factors of the elements of a stack in fp8.
-    pub(crate) fn scales(&self) -> Option<&Scales> {
+    pub(crate) fn scales(&self) -> Option<&PackedScales> {
         self.parts.first().and_then(|part| part.scales())
     }
 
@@ -132,21 +132,28 @@ impl PackedGroup {
 }
 
 /// Keeps a stack whose memory a matrix of it lies in.
-struct Kept(#[expect(dead_code, reason = "held for its memory alone")] Arc<Packed>);
+struct StackKeepalive(#[expect(dead_code, reason = "held for its memory alone")] Arc<PackedMatrix>);
 
-impl Release for Kept {
+impl BufferDeallocator for StackKeepalive {
     /// The stack frees all of it.
     unsafe fn release(&self, _: NonNull<u8>, _: usize) {}
 }
 
 /// Bytes `[from, from + bytes)` of a buffer of `whole`, if they are there and begin where a buffer may.
-fn part_of(whole: &Arc<Packed>, buffer: &Buffer, from: usize, bytes: usize) -> Option<Buffer> {
+fn part_of(
+    whole: &Arc<PackedMatrix>,
+    buffer: &Buffer,
+    from: usize,
+    bytes: usize,
+) -> Option<Buffer> {
     if !from.is_multiple_of(ALIGNMENT) || from + bytes > buffer.bytes() {
         return None;
     }
     let first = NonNull::new(buffer.as_ptr().cast_mut())?;
-    // SAFETY: inside the buffer, initialised and aligned as it is; weights are only read, and `Kept` keeps them alive.
-    Some(unsafe { Buffer::from_raw(first.add(from), bytes, Arc::new(Kept(whole.clone()))) })
+    // SAFETY: inside the buffer, initialised and aligned as it is; weights are only read, and `StackKeepalive` keeps them alive.
+    Some(unsafe {
+        Buffer::from_raw(first.add(from), bytes, Arc::new(StackKeepalive(whole.clone())))
+    })
 }
 
 fn check(what: &'static str, got: usize, expected: usize) -> Result<(), DeviceError> {

@@ -1,17 +1,17 @@
 //! How a router's logits become choices of experts.
 
-use crate::check::{check_dtype, check_least, check_size};
-use crate::{DType, DeviceError, Mat, MatMut};
+use crate::check::{check_at_least, check_dtype, check_size};
+use crate::{DType, DeviceError, MatMut, MatRef};
 
 const KERNEL: &str = "moe_route";
 
 /// The rule of a router. Weights always come from the scores themselves, never from what is added for the choice.
 #[derive(Debug, Clone, Copy)]
-pub struct RouteRule<'a> {
+pub struct RouterRuleArgs<'a> {
     /// From logits to scores.
     pub score: RouterScore,
     /// Added to the scores for the choice alone; f32 `[E]`.
-    pub bias: Option<Mat<'a>>,
+    pub bias: Option<MatRef<'a>>,
     /// Experts that are chosen by groups first.
     pub groups: Option<ExpertGroups>,
     /// Whether a token's weights are divided by their sum.
@@ -37,9 +37,9 @@ pub struct ExpertGroups {
     /// Groups; they divide the experts.
     pub count: usize,
     /// Groups that a token chooses from.
-    pub kept: usize,
+    pub topk_group: usize,
     /// What groups are chosen by.
-    pub by: GroupScore,
+    pub score: GroupScore,
 }
 
 /// The score of a group, from those of its experts.
@@ -51,13 +51,13 @@ pub enum GroupScore {
     TwoLargest,
 }
 
-impl RouteRule<'_> {
+impl RouterRuleArgs<'_> {
     /// Refuses what does not fit: `experts` i32 and `weights` f32 `[T, k + shared]`, `logits` f32 `[T, E]`.
     pub(crate) fn check(
         &self,
         experts: &MatMut<'_>,
         weights: &MatMut<'_>,
-        logits: Mat<'_>,
+        logits: MatRef<'_>,
     ) -> Result<(), DeviceError> {
         check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
         check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
@@ -66,13 +66,13 @@ impl RouteRule<'_> {
         check_size(KERNEL, "rows of experts", experts.rows(), logits.rows())?;
         check_size(KERNEL, "rows of weights", weights.rows(), logits.rows())?;
         check_size(KERNEL, "columns of weights", weights.cols(), experts.cols())?;
-        check_least(KERNEL, "columns of experts", experts.cols(), self.shared)?;
+        check_at_least(KERNEL, "columns of experts", experts.cols(), self.shared)?;
         let k = experts.cols() - self.shared;
         if let Some(bias) = self.bias {
             check_dtype(KERNEL, "bias", bias.dtype(), DType::F32)?;
             check_size(KERNEL, "bias", bias.cols(), logits.cols())?;
         }
-        if let Some(ExpertGroups { count, kept, by }) = self.groups {
+        if let Some(ExpertGroups { count, topk_group: kept, score: by }) = self.groups {
             let least = if by == GroupScore::TwoLargest { 2 } else { 1 };
             let each = logits.cols() / count.max(1);
             check_size(KERNEL, "experts in groups", count * each, logits.cols())?;

@@ -39,7 +39,7 @@ half() {
     local tests files
     tests=$(cargo test -q --test gpu -- --list --format terse --skip errors:: "$@" | sed -n 's/: test$//p')
     # The longest files first.
-    files=$(printf '%s\n' latent_long sample latent kv_fp8 linear moe $(sed 's/::.*//' <<<"$tests") | awk '!seen[$0]++' | awk -v offset="$offset" 'NR % 2 == offset')
+    files=$(printf '%s\n' mla_prefill sample mla kv_fp8 linear moe $(sed 's/::.*//' <<<"$tests") | awk '!seen[$0]++' | awk -v offset="$offset" 'NR % 2 == offset')
     for file in $files; do
         grep "^$file::" <<<"$tests" | paste -sd ' ' - || true
     done | sed '/^$/d'
@@ -52,7 +52,7 @@ half() {
 threads() {
     local offset=$1 variant=$2
     shift 2
-    half "$offset" --skip frequencies_follow_the_softmax --skip one_launch_gives_what_two_give --skip any_number_of_tokens "$@" |
+    half "$offset" --skip frequencies_follow_the_softmax --skip fused_rope_attention_matches_two_launches --skip any_number_of_tokens "$@" |
         variant=$variant xargs -P 2 -d '\n' -I {} bash -c 'run thread libtsan.so 0 $variant --test-threads=1 --exact {}'
 }
 

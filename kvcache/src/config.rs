@@ -1,6 +1,6 @@
 //! What a KV cache is built from.
 
-use crate::{Hasher, Planted, Share};
+use crate::{BlockHasher, FaultInjection, SampleRate};
 use protocol::KvSpec;
 
 /// Size and behaviour of one replica's KV cache.
@@ -19,10 +19,10 @@ pub struct KvConfig {
     pub hash_bits: u8,
     /// Whether changes of the index are recorded for `KvCache::take_events`.
     pub events: bool,
-    /// Share of the blocks whose stays are measured for `KvCache::take_stays`; without caching there are none.
-    pub residency: Option<Share>,
+    /// Share of the blocks whose stays are measured for `KvCache::take_lifetimes`; without caching there are none.
+    pub lifetime_sample: Option<SampleRate>,
     /// Bug in force, for simulations of a build with the feature `planted`.
-    pub planted: Planted,
+    pub fault_injection: FaultInjection,
 }
 
 impl KvConfig {
@@ -35,40 +35,45 @@ impl KvConfig {
             guard_key,
             hash_bits: 64,
             events: true,
-            residency: None,
-            planted: Planted::default(),
+            lifetime_sample: None,
+            fault_injection: FaultInjection::default(),
         }
     }
 
     /// Checks what `KvCache::new` would refuse.
     ///
     /// Errors: a pool, block or hash of size zero, or a layout without groups.
-    pub fn validate(&self) -> Result<(), KvError> {
+    pub fn validate(&self) -> Result<(), KvConfigError> {
         let (block_tokens, groups) = (self.spec.block_tokens, self.spec.groups.len());
         if self.blocks == 0 {
-            return Err(KvError::NoBlocks);
+            return Err(KvConfigError::NoBlocks);
         }
         if block_tokens == 0 {
-            return Err(KvError::NoBlockTokens { block_tokens });
+            return Err(KvConfigError::NoBlockTokens { block_tokens });
         }
         if !(1..=255).contains(&groups) {
-            return Err(KvError::Groups { groups });
+            return Err(KvConfigError::GroupCount { groups });
         }
         if !(1..=64).contains(&self.hash_bits) {
-            return Err(KvError::HashBits { bits: self.hash_bits });
+            return Err(KvConfigError::HashBits { bits: self.hash_bits });
         }
         Ok(())
     }
 
     /// The function that gives blocks of this cache their keys.
-    pub fn hasher(&self) -> Hasher {
-        Hasher::new(self.spec.block_tokens, self.guard_key, self.hash_bits, self.planted)
+    pub fn block_hasher(&self) -> BlockHasher {
+        BlockHasher::new(
+            self.spec.block_tokens,
+            self.guard_key,
+            self.hash_bits,
+            self.fault_injection,
+        )
     }
 }
 
 /// Why a cache cannot be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum KvError {
+pub enum KvConfigError {
     /// The pool would be empty.
     #[error("the KV pool has no blocks")]
     NoBlocks,
@@ -80,7 +85,7 @@ pub enum KvError {
     },
     /// Groups are numbered by one byte; all of kind `Full` share one table.
     #[error("a KV layout needs between 1 and 255 groups, got {groups}")]
-    Groups {
+    GroupCount {
         /// Groups asked for.
         groups: usize,
     },
@@ -104,17 +109,17 @@ mod tests {
     }
 
     #[test]
-    fn caches_that_could_hold_nothing_are_refused() {
+    fn empty_cache_configs_are_rejected() {
         for good in [config(1, 1, 1, 1), config(1, 1, 255, 64)] {
             assert_eq!(good.validate(), Ok(()));
         }
         for (bad, why) in [
-            (config(0, 1, 1, 64), KvError::NoBlocks),
-            (config(1, 0, 1, 64), KvError::NoBlockTokens { block_tokens: 0 }),
-            (config(1, 1, 0, 64), KvError::Groups { groups: 0 }),
-            (config(1, 1, 256, 64), KvError::Groups { groups: 256 }),
-            (config(1, 1, 1, 0), KvError::HashBits { bits: 0 }),
-            (config(1, 1, 1, 65), KvError::HashBits { bits: 65 }),
+            (config(0, 1, 1, 64), KvConfigError::NoBlocks),
+            (config(1, 0, 1, 64), KvConfigError::NoBlockTokens { block_tokens: 0 }),
+            (config(1, 1, 0, 64), KvConfigError::GroupCount { groups: 0 }),
+            (config(1, 1, 256, 64), KvConfigError::GroupCount { groups: 256 }),
+            (config(1, 1, 1, 0), KvConfigError::HashBits { bits: 0 }),
+            (config(1, 1, 1, 65), KvConfigError::HashBits { bits: 65 }),
         ] {
             assert_eq!(bad.validate(), Err(why));
         }

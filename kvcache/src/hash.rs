@@ -6,7 +6,7 @@
 //! xxh64 can be forged, hence `guard_i = SipHash-2-4(key, guard_{i-1} ++ T ++ E)` under a key that
 //! never leaves the process. A hit needs both, and equal ids and extra keys.
 
-use crate::{Bug, Planted};
+use crate::{FaultInjection, InjectedFault};
 use protocol::{BlockHash, ExtraKey, Token};
 use siphasher::sip::SipHasher24;
 use std::hash::Hasher as _;
@@ -53,7 +53,7 @@ impl ExtraKeys {
     }
 
     /// The keys of block `index`, in the form KV events carry them.
-    pub fn of_block(&self, index: u32) -> Vec<ExtraKey> {
+    pub fn for_block(&self, index: u32) -> Vec<ExtraKey> {
         let lora = self.lora.iter().map(|name| ExtraKey::Lora(name.clone()));
         let salt = self.salt.iter().filter(|_| index == 0).map(|s| ExtraKey::Salt(s.clone()));
         lora.chain(salt).collect()
@@ -101,32 +101,37 @@ impl ExtraKeys {
 
 /// Computes block keys for one cache.
 #[derive(Debug, Clone, Copy)]
-pub struct Hasher {
+pub struct BlockHasher {
     block_tokens: u32,
     guard_key: [u64; 2],
     hash_mask: u64,
-    planted: Planted,
+    fault_injection: FaultInjection,
 }
 
-impl Hasher {
-    pub(crate) fn new(block_tokens: u32, key: [u64; 2], bits: u8, planted: Planted) -> Self {
+impl BlockHasher {
+    pub(crate) fn new(block_tokens: u32, key: [u64; 2], bits: u8, planted: FaultInjection) -> Self {
         let hash_mask = u64::MAX >> (64 - u32::from(bits.clamp(1, 64)));
-        Self { block_tokens, guard_key: key, hash_mask, planted }
+        Self { block_tokens, guard_key: key, hash_mask, fault_injection: planted }
     }
 
     /// Appends the keys of the full blocks of `tokens` that `keys` lacks.
-    pub fn extend(&self, keys: &mut Vec<BlockKey>, tokens: &[Token], extra: Option<&ExtraKeys>) {
+    pub fn extend_keys(
+        &self,
+        keys: &mut Vec<BlockKey>,
+        tokens: &[Token],
+        extra: Option<&ExtraKeys>,
+    ) {
         let bs = self.block_tokens as usize;
         let missing = keys.len()..tokens.len() / bs;
         let mut scratch = Vec::with_capacity(missing.len().min(1) * bs * size_of::<u64>());
         for index in missing {
             let ids = &tokens[index * bs..(index + 1) * bs];
-            let key = self.key(keys.last().copied(), index as u32, ids, extra, &mut scratch);
+            let key = self.block_key(keys.last().copied(), index as u32, ids, extra, &mut scratch);
             keys.push(key);
         }
     }
 
-    fn key(
+    fn block_key(
         &self,
         parent: Option<BlockKey>,
         index: u32,
@@ -136,7 +141,9 @@ impl Hasher {
     ) -> BlockKey {
         scratch.clear();
         scratch.extend(ids.iter().flat_map(|&id| u64::from(id).to_le_bytes()));
-        if let Some(extra) = extra.filter(|_| !self.planted.has(Bug::SaltIgnored)) {
+        if let Some(extra) =
+            extra.filter(|_| !self.fault_injection.is_active(InjectedFault::SaltIgnored))
+        {
             extra.encode(index * self.block_tokens, self.block_tokens, scratch);
         }
         let mut hash = Xxh64::new(0);
@@ -156,23 +163,23 @@ impl Hasher {
 /// Computes the keys of prompts on the thread that submits them, off the step thread.
 #[derive(Debug, Clone, Copy)]
 pub struct PromptHasher {
-    hasher: Hasher,
+    hasher: BlockHasher,
     caching: bool,
 }
 
 impl PromptHasher {
     /// A hasher for a cache; without prefix caching it returns nothing at no cost.
-    pub fn new(hasher: Hasher, caching: bool) -> Self {
+    pub fn new(hasher: BlockHasher, caching: bool) -> Self {
         Self { hasher, caching }
     }
 
     /// Keys of the full blocks of a prompt.
-    pub fn hash(&self, tokens: &[Token], extra: Option<&ExtraKeys>) -> Vec<BlockKey> {
+    pub fn hash_prompt(&self, tokens: &[Token], extra: Option<&ExtraKeys>) -> Vec<BlockKey> {
         if !self.caching {
             return Vec::new();
         }
         let mut keys = Vec::with_capacity(tokens.len() / self.hasher.block_tokens as usize + 1);
-        self.hasher.extend(&mut keys, tokens, extra);
+        self.hasher.extend_keys(&mut keys, tokens, extra);
         keys
     }
 }
@@ -182,8 +189,12 @@ mod tests {
     use super::*;
 
     fn hashes(bs: u32, tokens: &[Token], extra: Option<&ExtraKeys>) -> Vec<u64> {
-        let hasher = Hasher::new(bs, [1, 2], 64, Planted::default());
-        PromptHasher::new(hasher, true).hash(tokens, extra).iter().map(|k| k.hash.0).collect()
+        let hasher = BlockHasher::new(bs, [1, 2], 64, FaultInjection::default());
+        PromptHasher::new(hasher, true)
+            .hash_prompt(tokens, extra)
+            .iter()
+            .map(|k| k.hash.0)
+            .collect()
     }
 
     const EIGHT: [Token; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
@@ -218,12 +229,12 @@ mod tests {
     }
 
     #[test]
-    fn blocks_depend_on_their_own_keys() {
+    fn block_hashes_depend_on_their_own_extra_keys() {
         assert_eq!(ExtraKeys::salted(None), None);
         let salt = ExtraKeys::salted(Some("tenant-a".to_owned())).unwrap();
         assert_eq!(*salt, lora_and_salt(None, Some("tenant-a")));
-        assert_eq!(salt.of_block(0), [ExtraKey::Salt("tenant-a".to_owned())]);
-        assert_eq!(salt.of_block(1), []);
+        assert_eq!(salt.for_block(0), [ExtraKey::Salt("tenant-a".to_owned())]);
+        assert_eq!(salt.for_block(1), []);
         let [plain, salted] = [None, Some("tenant-a")].map(|salt| lora_and_salt(None, salt));
         let tuned = lora_and_salt(Some("sql-v2"), None);
         let same = |a: &ExtraKeys, b, index| ExtraKeys::same_in_block(Some(a), b, index, 4);
@@ -243,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn salt_encoding_is_the_documented_one() {
+    fn salt_encoding_matches_documentation() {
         let ids = [9, 9];
         let mut bytes = ids.to_vec();
         lora_and_salt(None, Some("tenant-a")).encode(0, 4, &mut bytes);
@@ -255,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn media_encoding_tells_where_in_its_block_an_item_begins() {
+    fn media_encoding_includes_offset_within_block() {
         let item = MediaItem { digest: [7; 16], start: 2, len: 6 };
         let media = ExtraKeys { media: vec![item], ..ExtraKeys::default() };
         for (start, offset) in [(0, 2_i32), (4, -2)] {
@@ -270,10 +281,10 @@ mod tests {
     }
 
     #[test]
-    fn truncated_hashes_are_never_zero_and_guards_stay_apart() {
-        let hasher = Hasher::new(1, [3, 4], 1, Planted::default());
+    fn truncated_hashes_are_nonzero_with_distinct_guards() {
+        let hasher = BlockHasher::new(1, [3, 4], 1, FaultInjection::default());
         let mut keys = Vec::new();
-        hasher.extend(&mut keys, &EIGHT, None);
+        hasher.extend_keys(&mut keys, &EIGHT, None);
         assert!(keys.iter().all(|k| k.hash.0 == 1));
         let guards: std::collections::BTreeSet<u64> = keys.iter().map(|k| k.guard).collect();
         assert_eq!(guards.len(), keys.len());

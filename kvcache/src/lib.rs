@@ -6,23 +6,23 @@
 
 #![forbid(unsafe_code)]
 
+mod block_lifetime;
+mod block_pool;
+mod block_table;
 mod cache;
 mod config;
+mod fault_injection;
+mod free_block_set;
 mod hash;
-mod index;
 mod lru;
-mod planted;
-mod pool;
-mod residency;
-mod table;
-mod vacant;
+mod prefix_index;
 
-pub use cache::{BlockCounts, Content, Hit, KvCache, Published};
-pub use config::{KvConfig, KvError};
-pub use hash::{BlockKey, ExtraKeys, Hasher, MediaItem, PromptHasher};
-pub use planted::{Bug, Planted};
-pub use residency::{Share, Stay};
-pub use table::Table;
+pub use block_lifetime::{BlockLifetime, SampleRate};
+pub use block_table::BlockTable;
+pub use cache::{BlockCounts, KvCache, PrefixHit, PublishOutcome, SequenceContent};
+pub use config::{KvConfig, KvConfigError};
+pub use fault_injection::{FaultInjection, InjectedFault};
+pub use hash::{BlockHasher, BlockKey, ExtraKeys, MediaItem, PromptHasher};
 
 #[cfg(test)]
-mod model_tests;
+mod reference_tests;

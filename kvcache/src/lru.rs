@@ -3,24 +3,24 @@
 const END: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy)]
-struct Links {
+struct LruLinks {
     older: u32,
     newer: u32,
     linked: bool,
 }
 
-const UNLINKED: Links = Links { older: END, newer: END, linked: false };
+const UNLINKED: LruLinks = LruLinks { older: END, newer: END, linked: false };
 
 /// Least recently freed first; every operation is O(1) and none allocates.
 #[derive(Debug, Clone)]
-pub(crate) struct Lru {
-    links: Vec<Links>,
+pub(crate) struct LruList {
+    links: Vec<LruLinks>,
     oldest: u32,
     newest: u32,
     count: u32,
 }
 
-impl Lru {
+impl LruList {
     pub(crate) fn new(blocks: u32) -> Self {
         Self { links: vec![UNLINKED; blocks as usize], oldest: END, newest: END, count: 0 }
     }
@@ -35,7 +35,7 @@ impl Lru {
 
     pub(crate) fn push_newest(&mut self, block: u32) {
         assert!(!self.contains(block), "block {block} is cached already");
-        self.links[block as usize] = Links { older: self.newest, newer: END, linked: true };
+        self.links[block as usize] = LruLinks { older: self.newest, newer: END, linked: true };
         match self.newest {
             END => self.oldest = block,
             newest => self.links[newest as usize].newer = block,
@@ -45,7 +45,7 @@ impl Lru {
     }
 
     pub(crate) fn unlink(&mut self, block: u32) {
-        let Links { older, newer, linked } = self.links[block as usize];
+        let LruLinks { older, newer, linked } = self.links[block as usize];
         assert!(linked, "block {block} is not cached");
         match older {
             END => self.oldest = newer,
@@ -59,7 +59,7 @@ impl Lru {
         self.count -= 1;
     }
 
-    pub(crate) fn take_oldest(&mut self) -> Option<u32> {
+    pub(crate) fn pop_oldest(&mut self) -> Option<u32> {
         let oldest = (self.oldest != END).then_some(self.oldest)?;
         self.unlink(oldest);
         Some(oldest)

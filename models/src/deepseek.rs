@@ -5,49 +5,60 @@
 //! softmax, V3 by sigmoid with a correction of the choice; both may choose groups of experts first. Behind its last layer V3 has one
 //! that predicts a token more. Goldens: `tests/data/golden/deepseek_v*`. Shapes: T tokens, H hidden.
 
-use crate::config::LatentConfig;
-use crate::layers::{Decoder, DecoderLayer, FeedForward, LatentAttention, Residual, RmsNorm, Rope};
-use crate::{Config, Forward, ForwardError, LoadError, Weights};
+use crate::config::MlaConfig;
+use crate::layers::{
+    DecoderLayer, DecoderModel, FeedForward, MlaAttention, ResidualStream, RmsNorm, RotaryEmbedding,
+};
+use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
 /// The model.
-pub(crate) type Deepseek = Decoder<Layer>;
+pub(crate) type DeepseekModel = DecoderModel<DeepseekLayer>;
 
 /// One layer.
 #[derive(Debug)]
-pub(crate) struct Layer {
+pub(crate) struct DeepseekLayer {
     attn_norm: RmsNorm,
-    attn: LatentAttention,
+    attn: MlaAttention,
     mlp_norm: RmsNorm,
     mlp: FeedForward,
 }
 
-impl DecoderLayer for Layer {
-    fn precede(&mut self, _: &Self) {}
+impl DecoderLayer for DeepseekLayer {
+    fn prefetch_next(&mut self, _: &Self) {}
 
     /// `x += attn(norm(x)); x += mlp(norm(x))`
     fn forward(
         &self,
-        f: &Forward<'_>,
-        x: &mut Residual,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
         asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         self.attn.forward(f, x, &self.attn_norm, asked)?;
         self.mlp.forward(f, x, &self.mlp_norm, asked)
     }
 
-    fn keep(&self, f: &Forward<'_>, x: &mut Residual) -> Result<(), ForwardError> {
-        self.attn.keep(f, x, &self.attn_norm)
+    fn write_kv_only(
+        &self,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
+    ) -> Result<(), ForwardError> {
+        self.attn.write_kv_only(f, x, &self.attn_norm)
     }
 
-    fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError> {
-        let Some(latent): Option<&LatentConfig> = config.latent.as_ref() else {
+    fn load(
+        config: &ModelConfig,
+        w: &Weights<'_>,
+        rope: &RotaryEmbedding,
+        i: usize,
+    ) -> Result<Self, ModelLoadError> {
+        let Some(latent): Option<&MlaConfig> = config.mla.as_ref() else {
             let what = "has no sizes of latents";
-            return Err(LoadError::Table { tensor: "self_attn".to_owned(), what });
+            return Err(ModelLoadError::Table { tensor: "self_attn".to_owned(), what });
         };
         Ok(Self {
             attn_norm: RmsNorm::load(&w.at("input_layernorm"), config.rms_eps)?,
-            attn: LatentAttention::load(config, latent, &w.at("self_attn"), rope, i)?,
+            attn: MlaAttention::load(config, latent, &w.at("self_attn"), rope, i)?,
             mlp_norm: RmsNorm::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
             mlp: FeedForward::load(config, &w.at("mlp"), i)?,
         })

@@ -4,155 +4,160 @@
 //! vocabulary of its own, whose ids are some of the model's. As a draft layer it keeps keys and values of each position `p`, made
 //! of token `p` and of the state before it. Shapes: T tokens, H hidden, R rows.
 
-use crate::config::EagleConfig;
+use crate::config::Eagle3Config;
 use crate::layers::{
-    GatedMlp, Heads, LmHead, PROJECTIONS, Residual, RmsNorm, Rope, VocabParallelEmbedding,
+    GatedMlp, GqaHeads, LmHead, PROJECTIONS, ResidualStream, RmsNorm, RotaryEmbedding,
+    VocabParallelEmbedding,
 };
-use crate::table::{EAGLE_EMBEDDING, HEAD, MIDLAYER, OFFSETS};
-use crate::{Config, Forward, ForwardError, LoadError, Model, Weights};
-use ops::{PackedLinear, Tensor, VocabPart};
+use crate::weight_table::{DRAFT_TO_TARGET, EAGLE_EMBEDDING, HEAD, MIDLAYER};
+use crate::{ForwardContext, ForwardError, Model, ModelConfig, ModelLoadError, Weights};
+use ops::{PackedLinear, Tensor, VocabShard};
 use std::cell::RefCell;
 
 /// The layer, and what is around it.
 #[derive(Debug)]
-pub struct Eagle3 {
+pub struct Eagle3Model {
     /// What enters these layers of the model is joined; of as many channels as the model has.
-    inputs: [usize; 3],
-    input_norms: Vec<RmsNorm>,
+    aux_layers: [usize; 3],
+    aux_norms: Vec<RmsNorm>,
     /// The columns of `fc` that meet each of them.
-    join: Vec<PackedLinear>,
+    fc: Vec<PackedLinear>,
     /// Else the model's.
     embed: Option<VocabParallelEmbedding>,
     embedding_norm: RmsNorm,
     hidden_norm: RmsNorm,
     /// The columns that meet the embedding, and those that meet the state.
     qkv: Vec<PackedLinear>,
-    heads: Heads,
+    heads: GqaHeads,
     mlp_norm: RmsNorm,
     mlp: GatedMlp,
     norm: RmsNorm,
     lm_head: LmHead,
     /// Its ids whose logits this rank makes.
-    part: VocabPart,
+    vocab_shard: VocabShard,
     /// What the model calls each of its ids, i32 `[1, V]`, if not by the same numbers.
-    names: Option<Tensor>,
-    shape: EagleConfig,
+    draft_to_target: Option<Tensor>,
+    shape: Eagle3Config,
 }
 
 /// What a pass makes of each row.
 #[derive(Debug)]
-pub struct Drafted {
+pub struct DraftPassOutput {
     /// For the head, `[R, H]`.
     pub hidden: Tensor,
     /// The state before the next token, where it is another, `[R, H]`.
-    pub carried: Option<Tensor>,
+    pub next_hidden: Option<Tensor>,
 }
 
 /// Joins what enters three layers of a model while it is computed.
 #[derive(Debug)]
-pub struct Taps<'a> {
-    eagle: &'a Eagle3,
+pub struct AuxHiddenStates<'a> {
+    eagle: &'a Eagle3Model,
     /// Of those that have been passed.
-    joined: RefCell<Option<Tensor>>,
+    combined: RefCell<Option<Tensor>>,
 }
 
-impl Eagle3 {
+impl Eagle3Model {
     /// Takes its weights by name; it drafts for the model `target`.
     pub(crate) fn load(
-        (config, target): (&Config, &Config),
+        (config, target): (&ModelConfig, &ModelConfig),
         w: &Weights<'_>,
-    ) -> Result<Self, LoadError> {
+    ) -> Result<Self, ModelLoadError> {
         let Some(shape) = config.eagle else {
-            return Err(LoadError::Table { tensor: "fc".to_owned(), what: "has no sizes" });
+            return Err(ModelLoadError::Table { tensor: "fc".to_owned(), what: "has no sizes" });
         };
         let norm = |w: &Weights<'_>| RmsNorm::load(w, config.rms_eps);
         let state_norm = |i: usize| norm(&w.at(format_args!("fc_norm.{i}")));
-        let state_norms = if shape.state_norms { 0..3 } else { 0..0 };
-        let rope = Rope::load(config, w)?;
+        let state_norms = if shape.aux_norms { 0..3 } else { 0..0 };
+        let rope = RotaryEmbedding::load(config, w)?;
         let layer = w.at(MIDLAYER[0].trim_end_matches('.'));
         let attn = layer.at("self_attn");
         let embed = || VocabParallelEmbedding::load(w, EAGLE_EMBEDDING, config.vocab);
         let has_embedding = w.has(EAGLE_EMBEDDING);
         Ok(Self {
-            inputs: shape.inputs(target.layers),
-            input_norms: state_norms.map(state_norm).collect::<Result<_, _>>()?,
-            join: w.linear_parts(&["fc"], 3)?,
+            aux_layers: shape.aux_layers_for(target.layers),
+            aux_norms: state_norms.map(state_norm).collect::<Result<_, _>>()?,
+            fc: w.linear_stacked(&["fc"], 3)?,
             embed: has_embedding.then(embed).transpose()?,
             embedding_norm: norm(&layer.at("input_layernorm"))?,
             hidden_norm: norm(&layer.at("hidden_norm"))?,
-            qkv: attn.linear_parts(&PROJECTIONS, 2)?,
-            heads: Heads::load(config, &attn, None, &rope, 0)?,
+            qkv: attn.linear_stacked(&PROJECTIONS, 2)?,
+            heads: GqaHeads::load(config, &attn, None, &rope, 0)?,
             mlp_norm: norm(&layer.at("post_attention_layernorm"))?,
             mlp: GatedMlp::load(&layer.at("mlp"), false)?,
             norm: norm(&w.at("norm"))?,
             lm_head: LmHead::load(w, HEAD, shape.vocab)?,
-            part: w.ranks().vocab_part(shape.vocab),
-            names: w.draft_names(OFFSETS)?,
+            vocab_shard: w.ranks().vocab_shard(shape.vocab),
+            draft_to_target: w.draft_to_target(DRAFT_TO_TARGET)?,
             shape,
         })
     }
 
     /// Watches a forward pass of the model.
     #[must_use]
-    pub fn taps(&self) -> Taps<'_> {
-        Taps { eagle: self, joined: RefCell::default() }
+    pub fn aux_hidden_states(&self) -> AuxHiddenStates<'_> {
+        AuxHiddenStates { eagle: self, combined: RefCell::default() }
     }
 
     /// Token ids `[R]`, none at position 0, and the states before them, `[R, H]`, to what the head makes drafts of.
     pub fn draft(
         &self,
-        f: &Forward<'_>,
+        f: &ForwardContext<'_>,
         (model, ids): (&dyn Model, &Tensor),
         before: Tensor,
-    ) -> Result<Drafted, ForwardError> {
+    ) -> Result<DraftPassOutput, ForwardError> {
         let hidden = f.ops.rms_norm(&before, &self.hidden_norm.weight, self.hidden_norm.eps)?;
-        let qkv = self.projected(f, &self.embedded(f, (model, ids))?, &hidden)?;
-        let mut x = Residual::new(if self.shape.normed_residual { hidden } else { before });
-        self.heads.behind_the_first(f, &mut x, &qkv)?;
+        let qkv = self.project_states(f, &self.embed_tokens(f, (model, ids))?, &hidden)?;
+        let mut x = ResidualStream::new(if self.shape.normed_residual { hidden } else { before });
+        self.heads.forward_skipping_first(f, &mut x, &qkv)?;
         self.mlp.forward(f, &mut x, &self.mlp_norm)?;
         let hidden = x.normed(f, &self.norm)?;
-        let carried = (!self.shape.carries_normed).then(|| x.into_stream());
-        Ok(Drafted { hidden, carried })
+        let carried = (!self.shape.carries_normed_state).then(|| x.into_stream());
+        Ok(DraftPassOutput { hidden, next_hidden: carried })
     }
 
     /// Of the same keeps what later drafts attend to, and computes no more. What it is given at position 0 is never seen.
-    pub fn keep(
+    pub fn write_kv_only(
         &self,
-        f: &Forward<'_>,
+        f: &ForwardContext<'_>,
         (model, ids): (&dyn Model, &Tensor),
         before: &Tensor,
     ) -> Result<(), ForwardError> {
         let hidden = f.ops.rms_norm(before, &self.hidden_norm.weight, self.hidden_norm.eps)?;
-        let qkv = self.projected(f, &self.embedded(f, (model, ids))?, &hidden)?;
-        self.heads.keep(f, &qkv).map(drop)
+        let qkv = self.project_states(f, &self.embed_tokens(f, (model, ids))?, &hidden)?;
+        self.heads.write_kv(f, &qkv).map(drop)
     }
 
     /// Logits of its own ids, f32 `[n, V]`, of `hidden [n, H]`: every rank gets those of all.
-    pub fn logits(&self, f: &Forward<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError> {
-        self.lm_head.whole(f, hidden)
+    pub fn logits(&self, f: &ForwardContext<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError> {
+        self.lm_head.full_logits(f, hidden)
     }
 
     /// Of these logits those of this rank's part of its ids.
-    pub fn own_logits(&self, f: &Forward<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError> {
-        self.lm_head.own(f, hidden)
+    pub fn shard_logits(
+        &self,
+        f: &ForwardContext<'_>,
+        hidden: &Tensor,
+    ) -> Result<Tensor, ForwardError> {
+        self.lm_head.shard_logits(f, hidden)
     }
 
     /// That part.
     #[must_use]
-    pub fn part(&self) -> &VocabPart {
-        &self.part
+    pub fn vocab_shard(&self) -> &VocabShard {
+        &self.vocab_shard
     }
 
     /// What the model calls each of its ids, i32 `[1, V]`; `None` = the same.
     #[must_use]
-    pub fn names(&self) -> Option<&Tensor> {
-        self.names.as_ref()
+    pub fn draft_to_target(&self) -> Option<&Tensor> {
+        self.draft_to_target.as_ref()
     }
 
     /// Normed embeddings `[R, H]`.
-    fn embedded(
+    fn embed_tokens(
         &self,
-        f: &Forward<'_>,
+        f: &ForwardContext<'_>,
         (model, ids): (&dyn Model, &Tensor),
     ) -> Result<Tensor, ForwardError> {
         let embedding = match &self.embed {
@@ -163,9 +168,9 @@ impl Eagle3 {
     }
 
     /// Queries, keys and values `[R, (N + 2 K) D]` of both.
-    fn projected(
+    fn project_states(
         &self,
-        f: &Forward<'_>,
+        f: &ForwardContext<'_>,
         embedding: &Tensor,
         hidden: &Tensor,
     ) -> Result<Tensor, ForwardError> {
@@ -174,26 +179,26 @@ impl Eagle3 {
     }
 }
 
-impl Taps<'_> {
+impl AuxHiddenStates<'_> {
     /// The states of all tokens, `[T, H]`, once the model has been computed.
     #[must_use]
     pub fn states(self) -> Option<Tensor> {
-        self.joined.into_inner()
+        self.combined.into_inner()
     }
 
     /// Whether what enters layer `layer` is wanted.
-    pub(crate) fn wants(&self, layer: usize) -> bool {
-        self.eagle.inputs.contains(&layer)
+    pub(crate) fn wants_layer(&self, layer: usize) -> bool {
+        self.eagle.aux_layers.contains(&layer)
     }
 
     /// Takes in what enters such a layer, `x [T, H of the model]`.
-    pub(crate) fn take_in(
+    pub(crate) fn collect(
         &self,
-        f: &Forward<'_>,
+        f: &ForwardContext<'_>,
         layer: usize,
         x: &Tensor,
     ) -> Result<(), ForwardError> {
-        let Eagle3 { inputs, input_norms, join, .. } = self.eagle;
+        let Eagle3Model { aux_layers: inputs, aux_norms: input_norms, fc: join, .. } = self.eagle;
         for (which, _) in inputs.iter().enumerate().filter(|(_, input)| **input == layer) {
             let part = match input_norms.get(which) {
                 Some(norm) => {
@@ -201,7 +206,7 @@ impl Taps<'_> {
                 }
                 None => f.ops.linear(x, &join[which])?,
             };
-            let mut joined = self.joined.borrow_mut();
+            let mut joined = self.combined.borrow_mut();
             *joined = Some(match joined.take() {
                 Some(sum) => f.ops.add(&sum, &part)?,
                 None => part,

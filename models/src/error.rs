@@ -1,15 +1,15 @@
 //! Why a model cannot be loaded. Every variant names what the user has to look at.
 
-use crate::ConfigError;
-use crate::sharding::Indivisible;
+use crate::ModelConfigError;
+use crate::sharding::UnevenSplit;
 use std::path::PathBuf;
 
 /// A checkpoint that cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum LoadError {
+pub enum ModelLoadError {
     /// The configuration is wrong.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] ModelConfigError),
     /// A file cannot be read.
     #[error("{path}: {error}")]
     Io {
@@ -59,7 +59,7 @@ pub enum LoadError {
     Placement(#[from] crate::PlacementError),
     /// There is no model in it.
     #[error("{dir}: LlamaForCausalLMEagle3 drafts for another model and says nothing itself")]
-    DraftsOnly {
+    DraftModelOnly {
         /// The folder.
         dir: PathBuf,
     },
@@ -69,7 +69,7 @@ pub enum LoadError {
         /// The tensor.
         tensor: String,
         /// The numbers.
-        error: Indivisible,
+        error: UnevenSplit,
     },
     /// A model asked for a weight that its table does not have, or left one unread.
     #[error("weight `{tensor}` {what}: the model and its table disagree")]

@@ -3,42 +3,49 @@
 //! Rope is default, linear, llama3 or yarn; biases and tied heads as the configuration says.
 //! Goldens: `tests/data/golden/llama-*`. Shapes: T tokens, H hidden.
 
-use crate::layers::{Attention, Decoder, DecoderLayer, GatedMlp, Residual, RmsNorm, Rope};
-use crate::{Config, Forward, ForwardError, LoadError, Weights};
+use crate::layers::{
+    DecoderLayer, DecoderModel, GatedMlp, GqaAttention, ResidualStream, RmsNorm, RotaryEmbedding,
+};
+use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
 /// The model.
-pub(crate) type Llama = Decoder<Layer>;
+pub(crate) type LlamaModel = DecoderModel<LlamaLayer>;
 
 /// One layer.
 #[derive(Debug)]
-pub(crate) struct Layer {
+pub(crate) struct LlamaLayer {
     attn_norm: RmsNorm,
-    attn: Attention,
+    attn: GqaAttention,
     mlp_norm: RmsNorm,
     mlp: GatedMlp,
 }
 
-impl DecoderLayer for Layer {
-    fn precede(&mut self, next: &Self) {
-        self.mlp.precede(&next.attn);
+impl DecoderLayer for LlamaLayer {
+    fn prefetch_next(&mut self, next: &Self) {
+        self.mlp.prefetch_next(&next.attn);
     }
 
     /// `x += attn(norm(x)); x += mlp(norm(x))`
     fn forward(
         &self,
-        f: &Forward<'_>,
-        x: &mut Residual,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
         asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         self.attn.forward(f, x, &self.attn_norm, asked)?;
         self.mlp.forward(f, x, &self.mlp_norm)
     }
 
-    fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError> {
-        let mut attn = Attention::load(config, &w.at("self_attn"), None, rope, i)?;
+    fn load(
+        config: &ModelConfig,
+        w: &Weights<'_>,
+        rope: &RotaryEmbedding,
+        i: usize,
+    ) -> Result<Self, ModelLoadError> {
+        let mut attn = GqaAttention::load(config, &w.at("self_attn"), None, rope, i)?;
         let mlp = GatedMlp::load(&w.at("mlp"), config.mlp_bias)?;
-        attn.precede(&mlp);
+        attn.prefetch_next(&mlp);
         Ok(Self {
             attn_norm: RmsNorm::load(&w.at("input_layernorm"), config.rms_eps)?,
             attn,

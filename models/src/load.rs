@@ -1,23 +1,23 @@
 //! From a model folder to a model.
 
-use crate::config::Architecture;
-use crate::deepseek::Deepseek;
-use crate::llama::Llama;
-use crate::mistral::Mistral;
-use crate::qwen2::Qwen2;
-use crate::qwen3::Qwen3;
-use crate::qwen3_moe::Qwen3Moe;
-use crate::sharding::Ranks;
-use crate::table::tensors;
-use crate::weights::{LoadObserver, Source, check_split};
-use crate::{Config, Eagle3, LoadError, Model, Weights};
+use crate::config::ModelArchitecture;
+use crate::deepseek::DeepseekModel;
+use crate::llama::LlamaModel;
+use crate::mistral::MistralModel;
+use crate::qwen2::Qwen2Model;
+use crate::qwen3::Qwen3Model;
+use crate::qwen3_moe::Qwen3MoeModel;
+use crate::sharding::ParallelRanks;
+use crate::weight_table::tensors;
+use crate::weights::{LoadObserver, WeightSource, check_split};
+use crate::{Eagle3Model, Model, ModelConfig, ModelLoadError, Weights};
 use ops::{DType, Ops};
 use protocol::{ExpertPlacement, WeightsDigest};
 use std::path::Path;
 
 /// Where weights come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LoadFormat {
+pub enum WeightsFormat {
     /// The folder's safetensors files.
     Safetensors,
     /// The hash that synthetic checkpoints are written with; the folder needs no weights.
@@ -28,15 +28,15 @@ pub enum LoadFormat {
 }
 
 /// How to load.
-pub struct LoadOptions<'a> {
+pub struct ModelLoadOptions<'a> {
     /// Holds the weights; its dtype is the model's.
     pub ops: &'a Ops,
     /// Which part of the model this is: what its forward passes find in their groups.
-    pub ranks: Ranks,
+    pub ranks: ParallelRanks,
     /// Where experts lie; `None` = each once, in order.
     pub placement: Option<&'a ExpertPlacement>,
     /// Where weights come from.
-    pub format: LoadFormat,
+    pub format: WeightsFormat,
     /// Type of the KV cache: the model's, or fp8.
     pub kv_dtype: DType,
     /// Longest context that will be asked for: positions of the rotation tables.
@@ -49,7 +49,7 @@ pub struct LoadOptions<'a> {
     pub digest: &'a mut WeightsDigest,
 }
 
-impl std::fmt::Debug for LoadOptions<'_> {
+impl std::fmt::Debug for ModelLoadOptions<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { ranks, format, max_positions, threads, .. } = self;
         write!(
@@ -64,27 +64,29 @@ impl std::fmt::Debug for LoadOptions<'_> {
 /// All names, shapes, dtypes and sizes are checked before the first weight is read.
 pub fn load_model(
     dir: &Path,
-    config: &Config,
-    options: LoadOptions<'_>,
-) -> Result<Box<dyn Model>, LoadError> {
-    if config.latent.is_some() {
+    config: &ModelConfig,
+    options: ModelLoadOptions<'_>,
+) -> Result<Box<dyn Model>, ModelLoadError> {
+    if config.mla.is_some() {
         let refused =
-            |error| LoadError::Device { tensor: "model.layers.*.self_attn".to_owned(), error };
-        options.ops.check_latent_attention(options.kv_dtype).map_err(refused)?;
+            |error| ModelLoadError::Device { tensor: "model.layers.*.self_attn".to_owned(), error };
+        options.ops.check_mla(options.kv_dtype).map_err(refused)?;
     }
     let progress = options.progress;
     let progress = &mut |done, total| progress(done, total);
-    let w = weights(dir, config, LoadOptions { progress, ..options })?;
+    let w = weights(dir, config, ModelLoadOptions { progress, ..options })?;
     let model: Box<dyn Model> = match config.architecture {
-        Architecture::Llama => Box::new(Llama::load(config, &w)?),
-        Architecture::Mistral => Box::new(Mistral::load(config, &w)?),
-        Architecture::Qwen2 => Box::new(Qwen2::load(config, &w)?),
-        Architecture::Qwen3 => Box::new(Qwen3::load(config, &w)?),
-        Architecture::Qwen3Moe => Box::new(Qwen3Moe::load(config, &w)?),
-        Architecture::DeepseekV2 | Architecture::DeepseekV3 => {
-            Box::new(Deepseek::load(config, &w)?)
+        ModelArchitecture::Llama => Box::new(LlamaModel::load(config, &w)?),
+        ModelArchitecture::Mistral => Box::new(MistralModel::load(config, &w)?),
+        ModelArchitecture::Qwen2 => Box::new(Qwen2Model::load(config, &w)?),
+        ModelArchitecture::Qwen3 => Box::new(Qwen3Model::load(config, &w)?),
+        ModelArchitecture::Qwen3Moe => Box::new(Qwen3MoeModel::load(config, &w)?),
+        ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => {
+            Box::new(DeepseekModel::load(config, &w)?)
         }
-        Architecture::LlamaEagle3 => return Err(LoadError::DraftsOnly { dir: dir.to_owned() }),
+        ModelArchitecture::LlamaEagle3 => {
+            return Err(ModelLoadError::DraftModelOnly { dir: dir.to_owned() });
+        }
     };
     w.finish()?;
     Ok(model)
@@ -93,13 +95,13 @@ pub fn load_model(
 /// The same of a checkpoint that drafts for the model `target`.
 pub fn load_eagle3(
     dir: &Path,
-    (config, target): (&Config, &Config),
-    options: LoadOptions<'_>,
-) -> Result<Eagle3, LoadError> {
+    (config, target): (&ModelConfig, &ModelConfig),
+    options: ModelLoadOptions<'_>,
+) -> Result<Eagle3Model, ModelLoadError> {
     let progress = options.progress;
     let progress = &mut |done, total| progress(done, total);
-    let w = weights(dir, config, LoadOptions { progress, ..options })?;
-    let eagle = Eagle3::load((config, target), &w)?;
+    let w = weights(dir, config, ModelLoadOptions { progress, ..options })?;
+    let eagle = Eagle3Model::load((config, target), &w)?;
     w.finish()?;
     Ok(eagle)
 }
@@ -107,10 +109,10 @@ pub fn load_eagle3(
 /// The weights of a folder, checked.
 fn weights<'a>(
     dir: &Path,
-    config: &'a Config,
-    options: LoadOptions<'a>,
-) -> Result<Weights<'a>, LoadError> {
-    let LoadOptions {
+    config: &'a ModelConfig,
+    options: ModelLoadOptions<'a>,
+) -> Result<Weights<'a>, ModelLoadError> {
+    let ModelLoadOptions {
         ops,
         ranks,
         placement,
@@ -123,8 +125,8 @@ fn weights<'a>(
     } = options;
     check_split(config, &ranks, placement)?;
     let source = match format {
-        LoadFormat::Safetensors => Source::open(dir, config, &tensors(config))?,
-        LoadFormat::Synth { seed } => Source::Synth { seed, threads },
+        WeightsFormat::Safetensors => WeightSource::open(dir, config, &tensors(config))?,
+        WeightsFormat::Synth { seed } => WeightSource::Synth { seed, threads },
     };
     let observer = LoadObserver::new(progress, digest, threads);
     Weights::new(config, source, ops, (ranks, placement), kv_dtype, max_positions, observer)

@@ -1,7 +1,7 @@
 //! A digest of what a model folder holds, by which two processes see that they mean the same model.
 
 use crate::weights::weight_files;
-use crate::{LoadError, LoadFormat};
+use crate::{ModelLoadError, WeightsFormat};
 use ops::digest_bytes;
 use std::fs::{self, File};
 use std::io;
@@ -23,18 +23,18 @@ const SAMPLE_BYTES: u64 = 256;
 /// [`protocol::WeightsDigest`]. It guards against mistakes (two mounts, a download still running), not against forgery.
 ///
 /// Errors: a file cannot be read, or there are no weights.
-pub fn manifest(dir: &Path, format: LoadFormat) -> Result<u64, LoadError> {
+pub fn manifest(dir: &Path, format: WeightsFormat) -> Result<u64, ModelLoadError> {
     let path = dir.join("config.json");
-    let config = fs::read(&path).map_err(|error| LoadError::Io { path, error })?;
+    let config = fs::read(&path).map_err(|error| ModelLoadError::Io { path, error })?;
     let mut digest = digest_bytes(&config, 0);
     match format {
-        LoadFormat::Synth { seed } => digest = digest_bytes(&seed.to_le_bytes(), digest),
-        LoadFormat::Safetensors => {
+        WeightsFormat::Synth { seed } => digest = digest_bytes(&seed.to_le_bytes(), digest),
+        WeightsFormat::Safetensors => {
             for path in weight_files(dir)? {
                 let name = path.file_name().unwrap_or_default().as_encoded_bytes();
                 digest = digest_bytes(name, digest);
                 digest = file_digest(&path, digest)
-                    .map_err(|error| LoadError::Io { path: path.clone(), error })?;
+                    .map_err(|error| ModelLoadError::Io { path: path.clone(), error })?;
             }
         }
     }
@@ -81,7 +81,7 @@ mod tests {
     fn every_part_counts() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
-        let digest = || manifest(dir.path(), LoadFormat::Safetensors);
+        let digest = || manifest(dir.path(), WeightsFormat::Safetensors);
         assert!(digest().unwrap_err().to_string().contains("config.json"));
         write("config.json", "{}");
         assert!(digest().unwrap_err().to_string().contains("no model.safetensors"));
@@ -93,12 +93,12 @@ mod tests {
         write("config.json", "{ }");
         let third = digest().unwrap();
         assert!(first != second && second != third);
-        let synth = |seed| manifest(dir.path(), LoadFormat::Synth { seed }).unwrap();
+        let synth = |seed| manifest(dir.path(), WeightsFormat::Synth { seed }).unwrap();
         assert!(synth(1) != synth(2) && synth(1) == synth(1));
     }
 
     #[test]
-    fn files_of_equal_size_are_told_apart_by_header_and_samples() {
+    fn equal_size_files_differ_by_header_and_samples() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model.safetensors");
         let mut bytes = vec![0; 1 << 20];

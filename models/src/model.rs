@@ -1,57 +1,57 @@
 //! What a model is to those who run it: a forward pass over a batch, and the logits of some rows.
 
-use crate::config::LatentConfig;
-use crate::sharding::{Indivisible, Ranks};
-use crate::{Config, ExpertLoad, LoadError, Taps, Weights};
-use collectives::{CollectiveError, Group};
+use crate::config::MlaConfig;
+use crate::sharding::{ParallelRanks, UnevenSplit};
+use crate::{AuxHiddenStates, ExpertLoad, ModelConfig, ModelLoadError, Weights};
+use collectives::{CollectiveError, ParallelGroup};
 use ops::{
-    BatchView, DType, KvLayout, KvOrder, KvPool, LatentLayout, OpError, Ops, PoolLayout, Routing,
-    Tensor,
+    BatchView, DType, ExpertRouting, KvLayout, KvOrder, KvPool, MlaKvLayout, OpError, Ops,
+    PoolLayout, Tensor,
 };
 use protocol::{KvGroup, KvKind, KvSpec};
 use std::fmt;
 
 /// Everything a forward pass may see. No globals, no environment, no request.
 #[derive(Clone, Copy)]
-pub struct Forward<'a> {
+pub struct ForwardContext<'a> {
     /// Maths on this rank's device.
     pub ops: &'a Ops,
     /// Ranks that share every layer.
-    pub tp: &'a Group,
+    pub tp: &'a ParallelGroup,
     /// Ranks of other replicas that share experts with this one: they hold the same part of everything else and
     /// have tokens of their own.
-    pub dp: &'a Group,
+    pub dp: &'a ParallelGroup,
     /// Rows that any rank of `dp` has room for where they bring their tokens together: those of none are more.
     pub dp_rows: usize,
     /// How tokens come to experts of other ranks of `dp`.
-    pub exchange: Exchange,
+    pub expert_exchange: ExpertExchange,
     /// This rank's KV bytes.
     pub kv: &'a KvPool,
     /// Positions, slots, lengths and block tables of the step.
     pub batch: &'a BatchView,
     /// Tokens whose hidden states anyone asks for, i32 `[n]`: the last layer computes no others behind its attention. `None` = all.
-    pub asked: Option<&'a Tensor>,
+    pub logits_indices: Option<&'a Tensor>,
     /// Who drafts from what enters some layers, if someone does.
-    pub taps: Option<&'a Taps<'a>>,
+    pub aux_hidden_states: Option<&'a AuxHiddenStates<'a>>,
     /// Where the choices of routers are counted, if they are.
-    pub load: Option<&'a ExpertLoad>,
+    pub expert_load: Option<&'a ExpertLoad>,
     /// Who watches, if anyone.
-    pub probe: Option<&'a dyn Probe>,
+    pub probe: Option<&'a dyn ForwardProbe>,
 }
 
 /// How tokens come to experts of other ranks, and back what these make of them. All ranks say the same of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exchange {
+pub enum ExpertExchange {
     /// Each rank gets the tokens of all, and the sums of its own are scattered to it. No size depends on what routers choose, so it can be
     /// recorded.
-    Gather,
+    AllGather,
     /// Each rank gets the tokens that go to its experts. The host learns their numbers on the way.
-    Send,
+    AllToAll,
     /// The one that moves fewer bytes if a router chooses all experts alike.
-    Cheapest,
+    Auto,
 }
 
-impl fmt::Debug for Forward<'_> {
+impl fmt::Debug for ForwardContext<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (ops, batch, probed) = (self.ops, self.batch, self.probe.is_some());
         write!(f, "Forward({ops:?}, {} tokens, probed: {probed})", batch.tokens())
@@ -59,12 +59,12 @@ impl fmt::Debug for Forward<'_> {
 }
 
 /// Watches a forward pass from inside, for comparison with a reference. Results never depend on it.
-pub trait Probe {
+pub trait ForwardProbe {
     /// The residual stream `[T, H]` after layer `layer`.
     fn hidden(&self, ops: &Ops, layer: usize, x: &Tensor) -> Result<(), OpError>;
 
     /// The experts that layer `layer` chose.
-    fn routes(&self, ops: &Ops, layer: usize, routing: &Routing) -> Result<(), OpError>;
+    fn routes(&self, ops: &Ops, layer: usize, routing: &ExpertRouting) -> Result<(), OpError>;
 }
 
 /// Why a forward pass failed.
@@ -78,40 +78,45 @@ pub enum ForwardError {
     Collective(#[from] CollectiveError),
     /// Whoever loaded the model did not ask for its draft layer, or it has none.
     #[error("no draft layer was loaded")]
-    NoDraftLayer,
+    NoMtpModule,
 }
 
 /// One architecture with its weights.
 pub trait Model: Send {
     /// Takes its weights by name.
-    fn load(config: &Config, w: &Weights<'_>) -> Result<Self, LoadError>
+    fn load(config: &ModelConfig, w: &Weights<'_>) -> Result<Self, ModelLoadError>
     where
         Self: Sized;
 
     /// Token ids `[T]` to the hidden states `[n, H]` after the final norm: of the `n` tokens asked for, or of all.
-    fn forward(&self, f: &Forward<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
+    fn forward(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
 
     /// Token ids `[T]` to the embeddings `[T, H]` that the first layer begins with.
-    fn embed(&self, f: &Forward<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
+    fn embed(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
 
     /// Token ids `[T]`, none at position 0, and the hidden states `[T, H]` of the tokens before them, to the hidden states `[T, H]`
     /// behind the draft layer. Their logits are of the tokens behind.
-    fn draft(&self, f: &Forward<'_>, ids: &Tensor, before: &Tensor)
-    -> Result<Tensor, ForwardError>;
+    fn mtp_forward(
+        &self,
+        f: &ForwardContext<'_>,
+        ids: &Tensor,
+        before: &Tensor,
+    ) -> Result<Tensor, ForwardError>;
 
     /// Of the same keeps what later drafts attend to, and computes no more. What it is given at position 0 is never seen.
-    fn keep_for_drafts(
+    fn mtp_write_kv(
         &self,
-        f: &Forward<'_>,
+        f: &ForwardContext<'_>,
         ids: &Tensor,
         before: &Tensor,
     ) -> Result<(), ForwardError>;
 
     /// Logits, f32 `[n, V]`, of `hidden [n, H]`: every rank gets those of all.
-    fn logits(&self, f: &Forward<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError>;
+    fn logits(&self, f: &ForwardContext<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError>;
 
-    /// Of these logits those of this rank's part of the vocabulary, as `Ranks::vocab_part` describes it.
-    fn own_logits(&self, f: &Forward<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError>;
+    /// Of these logits those of this rank's part of the vocabulary, as `ParallelRanks::vocab_part` describes it.
+    fn shard_logits(&self, f: &ForwardContext<'_>, hidden: &Tensor)
+    -> Result<Tensor, ForwardError>;
 }
 
 /// What the scheduler must know about this model's KV cache, of elements in `dtype`, on one of `ranks`.
@@ -119,36 +124,43 @@ pub trait Model: Send {
 /// Every supported layer keeps the keys and values of every position, or what they are made of: one group. A model that drafts
 /// also needs the hidden state at the end of each block, which is counted here and lies outside the pool.
 pub fn kv_spec(
-    config: &Config,
+    config: &ModelConfig,
     dtype: DType,
     block_tokens: u32,
-    ranks: &Ranks,
-) -> Result<KvSpec, Indivisible> {
+    ranks: &ParallelRanks,
+) -> Result<KvSpec, UnevenSplit> {
     let size = (1, block_tokens as usize);
     let layout = kv_layout(config, dtype, size, KvOrder::Rows, ranks)?;
     let kind = match layout {
         PoolLayout::Heads(_) => KvKind::Full,
-        PoolLayout::Latent(_) => KvKind::Latent,
+        PoolLayout::Mla(_) => KvKind::Mla,
     };
     let layers = (0..config.kv_layers() as u16).collect();
     let bytes_per_block =
-        (layout.bytes_per_block() + config.edge_channels() * dtype.bytes()) as u64;
+        (layout.bytes_per_block() + config.boundary_state_channels() * dtype.bytes()) as u64;
     let groups = vec![KvGroup { layers, kind, bytes_per_block }];
     Ok(KvSpec { block_tokens, groups })
 }
 
 /// The pool of such a cache, of so many blocks of so many tokens each, `order` being the device's.
 pub fn kv_layout(
-    config: &Config,
+    config: &ModelConfig,
     dtype: DType,
     (blocks, block_tokens): (usize, usize),
     order: KvOrder,
-    ranks: &Ranks,
-) -> Result<PoolLayout, Indivisible> {
+    ranks: &ParallelRanks,
+) -> Result<PoolLayout, UnevenSplit> {
     let layers = config.kv_layers();
-    if let Some(LatentConfig { key_value: latent, turned: rotary, .. }) = config.latent {
-        let layout = LatentLayout { layers, blocks, block_tokens, latent, rotary, dtype };
-        return Ok(PoolLayout::Latent(layout));
+    if let Some(MlaConfig { kv_lora_rank: latent, qk_rope_head_dim: rotary, .. }) = config.mla {
+        let layout = MlaKvLayout {
+            layers,
+            blocks,
+            block_tokens,
+            kv_lora_rank: latent,
+            rope_dim: rotary,
+            dtype,
+        };
+        return Ok(PoolLayout::Mla(layout));
     }
     let (kv_heads, head_dim) = (ranks.kv_heads(config)?.len(), config.head_dim);
     let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };

@@ -3,8 +3,8 @@
 //! Llama with biases on the query, key and value projections, and on nothing else.
 //! Goldens: `tests/data/golden/qwen2-*`.
 
-use crate::layers::Decoder;
+use crate::layers::DecoderModel;
 use crate::llama;
 
 /// The model.
-pub(crate) type Qwen2 = Decoder<llama::Layer>;
+pub(crate) type Qwen2Model = DecoderModel<llama::LlamaLayer>;

@@ -3,42 +3,50 @@
 //! Queries and keys are normalised per head before the rotation; the head size is a field of its own.
 //! Goldens: `tests/data/golden/qwen3-*`. Shapes: T tokens, H hidden.
 
-use crate::layers::{Attention, Decoder, DecoderLayer, GatedMlp, QkNorm, Residual, RmsNorm, Rope};
-use crate::{Config, Forward, ForwardError, LoadError, Weights};
+use crate::layers::{
+    DecoderLayer, DecoderModel, GatedMlp, GqaAttention, QkNorm, ResidualStream, RmsNorm,
+    RotaryEmbedding,
+};
+use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
 /// The model.
-pub(crate) type Qwen3 = Decoder<Layer>;
+pub(crate) type Qwen3Model = DecoderModel<Qwen3Layer>;
 
 /// One layer.
 #[derive(Debug)]
-pub(crate) struct Layer {
+pub(crate) struct Qwen3Layer {
     attn_norm: RmsNorm,
-    attn: Attention,
+    attn: GqaAttention,
     mlp_norm: RmsNorm,
     mlp: GatedMlp,
 }
 
-impl DecoderLayer for Layer {
-    fn precede(&mut self, next: &Self) {
-        self.mlp.precede(&next.attn);
+impl DecoderLayer for Qwen3Layer {
+    fn prefetch_next(&mut self, next: &Self) {
+        self.mlp.prefetch_next(&next.attn);
     }
 
     /// `x += attn(norm(x)); x += mlp(norm(x))`
     fn forward(
         &self,
-        f: &Forward<'_>,
-        x: &mut Residual,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
         asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         self.attn.forward(f, x, &self.attn_norm, asked)?;
         self.mlp.forward(f, x, &self.mlp_norm)
     }
 
-    fn load(config: &Config, w: &Weights<'_>, rope: &Rope, i: usize) -> Result<Self, LoadError> {
+    fn load(
+        config: &ModelConfig,
+        w: &Weights<'_>,
+        rope: &RotaryEmbedding,
+        i: usize,
+    ) -> Result<Self, ModelLoadError> {
         let mut attn = attention(config, &w.at("self_attn"), rope, i)?;
         let mlp = GatedMlp::load(&w.at("mlp"), false)?;
-        attn.precede(&mlp);
+        attn.prefetch_next(&mlp);
         Ok(Self {
             attn_norm: RmsNorm::load(&w.at("input_layernorm"), config.rms_eps)?,
             attn,
@@ -50,11 +58,11 @@ impl DecoderLayer for Layer {
 
 /// Qwen3 attention, dense and with experts: queries and keys are normalised.
 pub(crate) fn attention(
-    config: &Config,
+    config: &ModelConfig,
     w: &Weights<'_>,
-    rope: &Rope,
+    rope: &RotaryEmbedding,
     i: usize,
-) -> Result<Attention, LoadError> {
+) -> Result<GqaAttention, ModelLoadError> {
     let norm = QkNorm::load(w, config.rms_eps)?;
-    Attention::load(config, w, Some(norm), rope, i)
+    GqaAttention::load(config, w, Some(norm), rope, i)
 }

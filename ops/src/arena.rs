@@ -12,17 +12,17 @@ use kernels::{Buffer, Kernels};
 
 use crate::OpError;
 
-const SMALLEST: usize = 4096;
+const MIN_CLASS_BYTES: usize = 4096;
 /// A free buffer so many times as large as needed is left for who needs it.
 const SPARE_MAX: usize = 64;
 
 #[derive(Debug, Default)]
-pub(crate) struct Arena {
+pub(crate) struct BufferArena {
     /// One thread owns a device, so the lock is never contended; it makes tensors `Send`.
     free: Mutex<BTreeMap<usize, Vec<Buffer>>>,
 }
 
-impl Arena {
+impl BufferArena {
     /// A buffer of at least `bytes`, with the contents its last user left.
     pub(crate) fn take(&self, device: &dyn Kernels, bytes: usize) -> Result<Buffer, OpError> {
         let class = size_class(bytes);
@@ -42,21 +42,21 @@ impl Arena {
 
 /// Smallest class that holds `bytes`: a power of two times 4, 5, 6 or 7, divided by 4.
 fn size_class(bytes: usize) -> usize {
-    let bytes = bytes.max(SMALLEST);
+    let bytes = bytes.max(MIN_CLASS_BYTES);
     let quarter = (bytes.next_power_of_two() / 8).max(1);
     bytes.next_multiple_of(quarter)
 }
 
 /// Memory that goes back to its arena when dropped; weights have no arena and are freed.
 #[derive(Debug)]
-pub(crate) struct Storage {
+pub(crate) struct TensorStorage {
     buffer: Option<Buffer>,
-    home: Option<Arc<Arena>>,
+    arena: Option<Arc<BufferArena>>,
 }
 
-impl Storage {
-    pub(crate) fn new(buffer: Buffer, home: Option<Arc<Arena>>) -> Self {
-        Self { buffer: Some(buffer), home }
+impl TensorStorage {
+    pub(crate) fn new(buffer: Buffer, home: Option<Arc<BufferArena>>) -> Self {
+        Self { buffer: Some(buffer), arena: home }
     }
 
     pub(crate) fn buffer(&self) -> &Buffer {
@@ -68,9 +68,9 @@ impl Storage {
     }
 }
 
-impl Drop for Storage {
+impl Drop for TensorStorage {
     fn drop(&mut self) {
-        if let (Some(buffer), Some(home)) = (self.buffer.take(), &self.home) {
+        if let (Some(buffer), Some(home)) = (self.buffer.take(), &self.arena) {
             home.give_back(buffer);
         }
     }
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn a_smaller_step_allocates_nothing() {
         let device = kernels::cpu::CpuDevice::new(kernels::cpu::CpuConfig::default()).unwrap();
-        let arena = Arena::default();
+        let arena = BufferArena::default();
         let take = |bytes| arena.take(&device, bytes).unwrap();
         let sizes = [1 << 20, 3 << 20, 1 << 20];
         for buffer in sizes.map(take) {
@@ -102,7 +102,10 @@ mod tests {
     fn classes_hold_and_waste_at_most_a_quarter() {
         for bytes in (1..200_000).step_by(37) {
             let class = size_class(bytes);
-            assert!(class >= bytes && class <= bytes.max(SMALLEST) * 5 / 4, "{bytes} in {class}");
+            assert!(
+                class >= bytes && class <= bytes.max(MIN_CLASS_BYTES) * 5 / 4,
+                "{bytes} in {class}"
+            );
             assert_eq!(size_class(class), class, "a class is its own class");
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Legend: T tokens, N query heads, K KV heads, D head size, P positions.
 
-use kernels::{Attention, DType, QkRope, Rope};
+use kernels::{DType, PagedAttentionArgs, QkNormRopeArgs, RopeCosSin};
 
 use crate::error::check_size;
 use crate::{BatchView, KvPool, OpError, Ops, Tensor};
@@ -67,8 +67,8 @@ impl Ops {
         batch: &BatchView,
     ) -> Result<Tensor, OpError> {
         let args = qk_rope(qkv, weights, shape, batch)?;
-        let (rows, layout) = (batch.kernel_rows()?, kv.head_layout("rope_attention")?);
-        if !self.device.fuses_attention(&args, &rows, layout) {
+        let (rows, layout) = (batch.attention_metadata()?, kv.head_layout("rope_attention")?);
+        if !self.device.fuses_rope_attention(&args, &rows, layout) {
             let q = self.qk_norm_rope_kv_write(qkv, weights, shape, kv, batch)?;
             return self.paged_attention(&q, (shape, 0), kv, batch);
         }
@@ -108,9 +108,9 @@ impl Ops {
         batch: &BatchView,
     ) -> Result<Tensor, OpError> {
         let mut o = self.scratch(q.dtype(), q.shape())?;
-        let args = Attention {
+        let args = PagedAttentionArgs {
             q: q.mat()?,
-            rows: batch.kernel_rows()?,
+            rows: batch.attention_metadata()?,
             heads: shape.heads,
             layer: shape.layer,
             scale: shape.scale,
@@ -127,13 +127,13 @@ fn qk_rope<'a>(
     weights: &QkRopeWeights<'a>,
     shape: &AttentionShape,
     batch: &'a BatchView,
-) -> Result<QkRope<'a>, OpError> {
-    Ok(QkRope {
+) -> Result<QkNormRopeArgs<'a>, OpError> {
+    Ok(QkNormRopeArgs {
         qkv: qkv.mat()?,
         q_norm: weights.q_norm.map(Tensor::mat).transpose()?,
         k_norm: weights.k_norm.map(Tensor::mat).transpose()?,
         eps: weights.eps,
-        rope: Rope { cos: weights.rope.cos.mat()?, sin: weights.rope.sin.mat()? },
+        rope: RopeCosSin { cos: weights.rope.cos.mat()?, sin: weights.rope.sin.mat()? },
         positions: batch.positions.mat()?,
         slots: batch.slots.mat()?,
         heads: shape.heads,

@@ -1,6 +1,6 @@
 //! What a forward pass must know about its batch, on the device.
 
-use kernels::{BatchRows, DType, RowBounds};
+use kernels::{AttentionMetadata, DType, RowBounds};
 
 use crate::error::check_size;
 use crate::{OpError, Ops, Tensor};
@@ -81,8 +81,8 @@ impl BatchView {
         self.context_lens.len()
     }
 
-    pub(crate) fn kernel_rows(&self) -> Result<BatchRows<'_>, OpError> {
-        Ok(BatchRows {
+    pub(crate) fn attention_metadata(&self) -> Result<AttentionMetadata<'_>, OpError> {
+        Ok(AttentionMetadata {
             cu_q: self.cu_q.mat()?,
             context_lens: self.context_lens.mat()?,
             block_tables: self.block_tables.mat()?,

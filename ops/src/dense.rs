@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use kernels::{DType, DeviceError, HostMat, Kernels, MemInfo, Stream};
+use kernels::{DType, DeviceError, DeviceStream, HostMat, Kernels, MemInfo};
 
-use crate::arena::{Arena, Storage};
+use crate::arena::{BufferArena, TensorStorage};
 use crate::error::check_size;
-use crate::weights::Table;
-use crate::{Embedding, OpError, PackedLinear, Tensor};
+use crate::weights::EmbeddingStorage;
+use crate::{EmbeddingTable, OpError, PackedLinear, Tensor};
 
 /// Rows that matrix libraries compute at a time.
 const TILE_ROWS: usize = 16;
@@ -18,10 +18,10 @@ const TILE_ROWS: usize = 16;
 /// Maths on one device in one model type.
 pub struct Ops {
     pub(crate) device: Arc<dyn Kernels>,
-    pub(crate) stream: Stream,
-    pub(crate) arena: Arc<Arena>,
+    pub(crate) stream: DeviceStream,
+    pub(crate) arena: Arc<BufferArena>,
     /// Of results that are made aside: what the other arena has got back is in use again before a second stream is done with it.
-    pub(crate) side_arena: Arc<Arena>,
+    pub(crate) secondary_arena: Arc<BufferArena>,
     pub(crate) dtype: DType,
 }
 
@@ -37,11 +37,11 @@ impl std::fmt::Debug for Ops {
 impl Ops {
     /// Ops on `device` with activations of `dtype`: f32, bf16 or f16. Refuses a type that the device has no kernels for.
     pub fn new(device: Arc<dyn Kernels>, dtype: DType) -> Result<Self, OpError> {
-        if !device.computes_in(dtype) {
+        if !device.supports_dtype(dtype) {
             return Err(OpError::Activations { device: device.name(), dtype });
         }
         let (stream, arena, side_arena) = Default::default();
-        Ok(Self { device, stream, arena, side_arena, dtype })
+        Ok(Self { device, stream, arena, secondary_arena: side_arena, dtype })
     }
 
     /// Type of activations and of the residual stream.
@@ -58,7 +58,7 @@ impl Ops {
 
     /// The order in which everything here is launched; collectives join it.
     #[must_use]
-    pub fn stream(&self) -> &Stream {
+    pub fn stream(&self) -> &DeviceStream {
         &self.stream
     }
 
@@ -74,13 +74,13 @@ impl Ops {
         let rows = shape.first().map_or(1, |rows| rows.next_multiple_of(TILE_ROWS));
         let bytes = rows * shape.iter().skip(1).product::<usize>() * dtype.bytes();
         let buffer = self.arena.take(self.device.as_ref(), bytes)?;
-        Ok(Tensor::new(Storage::new(buffer, Some(self.arena.clone())), dtype, shape))
+        Ok(Tensor::new(TensorStorage::new(buffer, Some(self.arena.clone())), dtype, shape))
     }
 
     /// A zeroed tensor of its own memory: weights and tables.
     pub fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor, OpError> {
         let buffer = self.device.alloc(shape.iter().product::<usize>() * dtype.bytes())?;
-        Ok(Tensor::new(Storage::new(buffer, None), dtype, shape))
+        Ok(Tensor::new(TensorStorage::new(buffer, None), dtype, shape))
     }
 
     /// Stacks `parts` (rows of equal length, any float type) as a tensor of `dtype`: norm weights,
@@ -162,16 +162,20 @@ impl Ops {
             }
             None => None,
         };
-        Ok(PackedLinear { weight, bias, ahead: None })
+        Ok(PackedLinear { weight, bias, prefetch: None })
     }
 
     /// `y[t] = table[ids[t]]`; zeros for ids outside this rank's part. `ids` i32 `[T]`, `y [T, H]`.
-    pub fn embed(&self, table: &Embedding, ids: &Tensor) -> Result<Tensor, OpError> {
+    pub fn embed(&self, table: &EmbeddingTable, ids: &Tensor) -> Result<Tensor, OpError> {
         let mut y = self.scratch(self.dtype, &[ids.len(), table.hidden()])?;
         let (s, out, first) = (&self.stream, y.mat_mut()?, table.first);
         match &table.table {
-            Table::Rows(rows) => self.device.embed(s, out, ids.mat()?, rows.mat()?, first)?,
-            Table::Packed(w) => self.device.embed_packed(s, out, ids.mat()?, w, first)?,
+            EmbeddingStorage::Rows(rows) => {
+                self.device.embed(s, out, ids.mat()?, rows.mat()?, first)?;
+            }
+            EmbeddingStorage::Packed(w) => {
+                self.device.embed_packed(s, out, ids.mat()?, w, first)?;
+            }
         }
         Ok(y)
     }

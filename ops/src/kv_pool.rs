@@ -2,7 +2,7 @@
 
 use std::cell::{Ref, RefCell, RefMut};
 
-use kernels::{Buffer, DType, DeviceError, KvLayout, LatentLayout};
+use kernels::{Buffer, DType, DeviceError, KvLayout, MlaKvLayout};
 
 use crate::{OpError, Ops};
 
@@ -12,7 +12,7 @@ pub enum PoolLayout {
     /// Keys and values of some heads.
     Heads(KvLayout),
     /// A latent row from which all heads make theirs.
-    Latent(LatentLayout),
+    Mla(MlaKvLayout),
 }
 
 impl PoolLayout {
@@ -20,7 +20,7 @@ impl PoolLayout {
     pub fn check(&self) -> Result<(), DeviceError> {
         match self {
             Self::Heads(layout) => layout.check(),
-            Self::Latent(layout) => layout.check(),
+            Self::Mla(layout) => layout.check(),
         }
     }
 
@@ -29,7 +29,7 @@ impl PoolLayout {
     pub const fn bytes(&self) -> usize {
         match self {
             Self::Heads(layout) => layout.bytes(),
-            Self::Latent(layout) => layout.bytes(),
+            Self::Mla(layout) => layout.bytes(),
         }
     }
 
@@ -38,7 +38,7 @@ impl PoolLayout {
     pub const fn blocks(&self) -> usize {
         match self {
             Self::Heads(layout) => layout.blocks,
-            Self::Latent(layout) => layout.blocks,
+            Self::Mla(layout) => layout.blocks,
         }
     }
 
@@ -47,7 +47,7 @@ impl PoolLayout {
     pub const fn bytes_per_block(&self) -> usize {
         match self {
             Self::Heads(layout) => layout.bytes_per_block(),
-            Self::Latent(layout) => layout.bytes_per_block(),
+            Self::Mla(layout) => layout.bytes_per_block(),
         }
     }
 }
@@ -58,9 +58,9 @@ impl From<KvLayout> for PoolLayout {
     }
 }
 
-impl From<LatentLayout> for PoolLayout {
-    fn from(layout: LatentLayout) -> Self {
-        Self::Latent(layout)
+impl From<MlaKvLayout> for PoolLayout {
+    fn from(layout: MlaKvLayout) -> Self {
+        Self::Mla(layout)
     }
 }
 
@@ -92,13 +92,13 @@ impl KvPool {
     pub(crate) fn head_layout(&self, op: &'static str) -> Result<&KvLayout, OpError> {
         match &self.layout {
             PoolLayout::Heads(layout) => Ok(layout),
-            PoolLayout::Latent(_) => Err(OpError::Pool { op, stores: "latents" }),
+            PoolLayout::Mla(_) => Err(OpError::Pool { op, stores: "latents" }),
         }
     }
 
-    pub(crate) fn latent_layout(&self, op: &'static str) -> Result<&LatentLayout, OpError> {
+    pub(crate) fn mla_layout(&self, op: &'static str) -> Result<&MlaKvLayout, OpError> {
         match &self.layout {
-            PoolLayout::Latent(layout) => Ok(layout),
+            PoolLayout::Mla(layout) => Ok(layout),
             PoolLayout::Heads(_) => Err(OpError::Pool { op, stores: "keys and values" }),
         }
     }
@@ -112,8 +112,8 @@ impl KvPool {
     }
 
     /// Latent and turned channels of one slot as f32, to be compared by tests.
-    pub fn read_latent(&self, ops: &Ops, layer: usize, slot: usize) -> Result<Vec<f32>, OpError> {
-        let layout = self.latent_layout("read_latent")?;
+    pub fn read_mla_row(&self, ops: &Ops, layer: usize, slot: usize) -> Result<Vec<f32>, OpError> {
+        let layout = self.mla_layout("read_latent")?;
         for (what, got, limit) in [("layer", layer, layout.layers), ("slot", slot, layout.slots())]
         {
             if got >= limit {
@@ -158,7 +158,7 @@ impl KvPool {
             Ok(match layout.dtype {
                 DType::BF16 => kernels::bf16::from_le_bytes([raw[0], raw[1]]).to_f32(),
                 DType::F16 => kernels::f16::from_le_bytes([raw[0], raw[1]]).to_f32(),
-                DType::F8E4M3 => kernels::E4m3::from_bits(raw[0]).to_f32(),
+                DType::F8E4M3 => kernels::Fp8E4m3::from_bits(raw[0]).to_f32(),
                 _ => f32::from_le_bytes(raw),
             })
         };

@@ -7,45 +7,48 @@
 #![forbid(unsafe_code)]
 
 mod arena;
-mod aside;
 mod attention;
 mod batch;
 mod dense;
-mod drafts;
+mod draft_buffers;
 mod error;
-mod expert_counts;
-mod fused;
+mod expert_load;
+mod fused_linear;
 mod kv_pool;
-mod latent;
+mod mla;
 mod moe;
 mod moe_dispatch;
-mod seats;
-mod step;
+mod secondary_stream;
+mod sequence_slots;
+mod step_buffers;
 mod tensor;
 mod weights;
 
-pub use aside::Aside;
 pub use attention::{AttentionShape, QkRopeWeights, RopeTable};
 pub use batch::{BatchInputs, BatchView};
 pub use dense::Ops;
-pub use drafts::{DraftBuffers, DraftSize};
+pub use draft_buffers::{DraftBufferSize, DraftBuffers};
 pub use error::OpError;
-pub use expert_counts::{Counting, CountsInFlight, ExpertCounts};
+pub use expert_load::{ExpertLoadCounters, ExpertLoadDownload, LayerLoadCounter};
 pub use kernels::step::{
-    ANSWER_ALL_MASKED, ANSWER_NON_FINITE, ANSWER_OK, ANSWER_STANDS, Answer, DraftRow, Judge,
-    RULE_HISTORY, RULE_MASKED, SeatRules, Stage, StageEdit, StageHeader, StageInit, StageQuestion,
-    StageRow,
+    DraftRow, DraftVerification, RULE_HISTORY, RULE_MASKED, SAMPLE_ALL_MASKED,
+    SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SequenceSamplingParams,
+    StageEdit, StageHeader, StageLogitsRow, StageRow, StageSequenceInit, StagingBuffer,
 };
 pub use kernels::{
-    DType, E4m3, ExpertGroups, Gather, Graph, GroupScore, HostMat, InFlight, InParts, KvLayout,
-    KvOrder, LatentLayout, MappedFile, Mat, MatMut, MatrixWindow, Pinned, RouterScore, RowBounds,
-    Spread, Stream, VocabPart, bf16, digest_bytes, f16,
+    CapturedGraph, CopyInFlight, DType, DeviceStream, ExpertGroups, ExpertParallelLayout, Fp8E4m3,
+    GatherFn, GroupScore, HostMat, KvLayout, KvOrder, MappedFile, MatMut, MatRef, MatrixWindow,
+    MlaKvLayout, PinnedBuffer, RouterScore, RowBounds, VocabParallelSupport, VocabShard, bf16,
+    digest_bytes, f16,
 };
 pub use kv_pool::{KvPool, PoolLayout};
-pub use latent::{LatentWeights, PackedLatentHeads};
-pub use moe::{PackedExperts, RouteRule, Routing};
-pub use moe_dispatch::Dispatch;
-pub use seats::Seats;
-pub use step::{AnswerMemory, Answers, AnswersInFlight, StepBuffers, StepShape, StepSize};
+pub use mla::{MlaWeights, PackedMlaHeads};
+pub use moe::{ExpertRouting, PackedExperts, RouterRule};
+pub use moe_dispatch::MoeDispatch;
+pub use secondary_stream::SecondaryStream;
+pub use sequence_slots::DeviceSequenceSlots;
+pub use step_buffers::{
+    SamplerOutputMemory, SamplerOutputs, SamplerOutputsInFlight, StepBuffers, StepShape, StepSize,
+};
 pub use tensor::Tensor;
-pub use weights::{Embedding, PackedLinear};
+pub use weights::{EmbeddingTable, PackedLinear};

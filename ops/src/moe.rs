@@ -1,13 +1,15 @@
 //! Mixture of experts: T tokens, E experts, k choices a token.
 
-use kernels::{DType, ExpertGroups, Experts, HostMat, PackedGroup, RouterScore, Routes, Scores};
+use kernels::{
+    DType, ExpertGroups, ExpertWeights, HostMat, PackedGroup, RouterLogits, RouterScore, TopKRoutes,
+};
 
 use crate::error::check_size;
-use crate::{Counting, OpError, Ops, PackedLinear, Tensor};
+use crate::{LayerLoadCounter, OpError, Ops, PackedLinear, Tensor};
 
 /// Which experts each token goes to.
 #[derive(Debug)]
-pub struct Routing {
+pub struct ExpertRouting {
     /// i32 `[T, k]`, best first; where experts that all tokens share are with the others, these lie behind.
     pub experts: Tensor,
     /// f32, of the same shape.
@@ -16,7 +18,7 @@ pub struct Routing {
 
 /// How a router's logits become choices. See [`kernels::RouteRule`].
 #[derive(Debug)]
-pub struct RouteRule {
+pub struct RouterRule {
     /// From logits to scores.
     pub score: RouterScore,
     /// Added to the scores for the choice alone; f32 `[E]`.
@@ -29,7 +31,7 @@ pub struct RouteRule {
     pub scale: f32,
 }
 
-impl RouteRule {
+impl RouterRule {
     /// Whether it is softmax over all experts and nothing else.
     fn is_plain(&self) -> bool {
         let Self { score, bias, groups, scale, .. } = self;
@@ -46,20 +48,20 @@ pub struct PackedExperts {
     down: PackedGroup,
     shared: usize,
     /// Gate and up, and down, of all those as one MLP, in memory of their own.
-    apart: Option<[PackedLinear; 2]>,
+    separate_shared: Option<[PackedLinear; 2]>,
 }
 
 impl PackedExperts {
     /// The same, the last `shared` of which are not chosen: every token goes to them. All experts of the layer are here.
     #[must_use]
-    pub fn sharing(self, shared: usize) -> Self {
+    pub fn with_shared(self, shared: usize) -> Self {
         Self { shared, ..self }
     }
 
     /// The same, with gate and up, and down, of those that every token goes to once more, as one MLP of any linear layers.
     #[must_use]
-    pub fn with_apart(self, apart: [PackedLinear; 2]) -> Self {
-        Self { apart: Some(apart), ..self }
+    pub fn with_separate_shared(self, apart: [PackedLinear; 2]) -> Self {
+        Self { separate_shared: Some(apart), ..self }
     }
 
     /// Experts that every token goes to.
@@ -72,8 +74,8 @@ impl PackedExperts {
     /// own, and there is no second copy.
     #[must_use]
     pub fn shared_linears(&self) -> Option<Vec<[PackedLinear; 2]>> {
-        let linear = |weight| PackedLinear { weight, bias: None, ahead: None };
-        if let Some(apart) = &self.apart {
+        let linear = |weight| PackedLinear { weight, bias: None, prefetch: None };
+        if let Some(apart) = &self.separate_shared {
             return Some(vec![apart.clone()]);
         }
         let of = |i| Some([self.gate_up.matrix(i)?, self.down.matrix(i)?].map(linear));
@@ -98,14 +100,14 @@ impl PackedExperts {
         self.down.dtype()
     }
 
-    fn on_rank(&self) -> Experts<'_> {
-        Experts { first: self.first, gate_up: &self.gate_up, down: &self.down }
+    fn on_rank(&self) -> ExpertWeights<'_> {
+        ExpertWeights { first: self.first, gate_up: &self.gate_up, down: &self.down }
     }
 
     /// Bytes of the weights on the device.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let apart = self.apart.iter().flatten().map(PackedLinear::bytes).sum::<usize>();
+        let apart = self.separate_shared.iter().flatten().map(PackedLinear::bytes).sum::<usize>();
         self.gate_up.bytes() + self.down.bytes() + apart
     }
 }
@@ -125,24 +127,24 @@ impl Ops {
         check_size("pack_experts", "down projections", down.len(), gate_up.len())?;
         check_size("pack_experts", "outputs of gate_up", gate_up.n(), 2 * down.k())?;
         check_size("pack_experts", "outputs of down", down.n(), gate_up.k())?;
-        Ok(PackedExperts { first, gate_up, down, shared: 0, apart: None })
+        Ok(PackedExperts { first, gate_up, down, shared: 0, separate_shared: None })
     }
 
     /// Whether experts that all tokens share are ever best computed among others with these projections, as in [`Ops::pack_experts`].
     #[must_use]
-    pub fn takes_shared(
+    pub fn can_fuse_shared_experts(
         &self,
         layers: usize,
         gate_up: &[Vec<HostMat<'_>>],
         down: &[Vec<HostMat<'_>>],
     ) -> bool {
-        self.device.takes_shared(gate_up, down, layers, self.dtype())
+        self.device.can_fuse_shared_experts(gate_up, down, layers, self.dtype())
     }
 
     /// Whether experts that all tokens share are best computed among the others at so many tokens.
     #[must_use]
-    pub fn joins_shared(&self, tokens: usize, experts: &PackedExperts) -> bool {
-        experts.shared > 0 && self.device.joins_shared(tokens)
+    pub fn fuses_shared_experts(&self, tokens: usize, experts: &PackedExperts) -> bool {
+        experts.shared > 0 && self.device.fuses_shared_experts(tokens)
     }
 
     /// The `k` experts of each token by `rule`, best first, then the `shared` ones behind all of the router's: `logits` f32 `[T, E]`. Choices
@@ -151,26 +153,27 @@ impl Ops {
         &self,
         logits: &Tensor,
         (k, shared): (usize, usize),
-        rule: &RouteRule,
-        counting: Option<Counting<'_>>,
-    ) -> Result<Routing, OpError> {
+        rule: &RouterRule,
+        counting: Option<LayerLoadCounter<'_>>,
+    ) -> Result<ExpertRouting, OpError> {
         let shape = [logits.rows(), k + shared];
         let mut experts = self.scratch(DType::I32, &shape)?;
         let mut weights = self.scratch(DType::F32, &shape)?;
         let (s, logits) = (&self.stream, logits.mat()?);
         let (out, out_weights) = (experts.mat_mut()?, weights.mat_mut()?);
-        let RouteRule { score, bias, groups, normalise, scale } = rule;
+        let RouterRule { score, bias, groups, normalise, scale } = rule;
         let (groups, normalise, scale) = (*groups, *normalise, *scale);
         let bias = bias.as_ref().map(Tensor::mat).transpose()?;
-        Counting::with(counting, |count| {
+        LayerLoadCounter::with(counting, |count| {
             if rule.is_plain() {
-                let scores = Scores { logits, top_k: k, normalise, shared };
+                let scores = RouterLogits { logits, top_k: k, normalise, shared };
                 return Ok(self.device.moe_route_softmax(s, out, out_weights, &scores, count)?);
             }
-            let rule = kernels::RouteRule { score: *score, bias, groups, normalise, scale, shared };
+            let rule =
+                kernels::RouterRuleArgs { score: *score, bias, groups, normalise, scale, shared };
             Ok(self.device.moe_route(s, out, out_weights, logits, &rule, count)?)
         })?;
-        Ok(Routing { experts, weights })
+        Ok(ExpertRouting { experts, weights })
     }
 
     /// [`Ops::moe_route`] and [`Ops::moe_mlp`] where nobody wants to know more of the routing than numbers.
@@ -179,18 +182,18 @@ impl Ops {
         x: &Tensor,
         logits: &Tensor,
         (k, shared): (usize, usize),
-        rule: &RouteRule,
+        rule: &RouterRule,
         experts: &PackedExperts,
-        counting: Option<Counting<'_>>,
+        counting: Option<LayerLoadCounter<'_>>,
     ) -> Result<Tensor, OpError> {
         if rule.is_plain() {
             let mut y = self.scratch(x.dtype(), x.shape())?;
             let normalise = rule.normalise;
-            let scores = Scores { logits: logits.mat()?, top_k: k, normalise, shared };
+            let scores = RouterLogits { logits: logits.mat()?, top_k: k, normalise, shared };
             let (s, out) = (&self.stream, y.mat_mut()?);
             let (x, held) = (x.mat()?, experts.on_rank());
-            let done = Counting::with(counting, |count| {
-                Ok(self.device.moe_mlp_of_scores(s, out, x, &scores, &held, count)?)
+            let done = LayerLoadCounter::with(counting, |count| {
+                Ok(self.device.moe_mlp_from_logits(s, out, x, &scores, &held, count)?)
             })?;
             if done {
                 return Ok(y);
@@ -200,7 +203,7 @@ impl Ops {
     }
 
     /// Where the copies of each expert lie: `places [E, 1 + most]` row by row, their number first.
-    pub fn expert_places(&self, places: &[i32], cols: usize) -> Result<Tensor, OpError> {
+    pub fn upload_placement(&self, places: &[i32], cols: usize) -> Result<Tensor, OpError> {
         let mut tensor = self.zeros(DType::I32, &[places.len() / cols.max(1), cols])?;
         let bytes: Vec<u8> = places.iter().flat_map(|place| place.to_le_bytes()).collect();
         self.device.upload(tensor.buffer_mut()?, 0, &bytes)?;
@@ -209,15 +212,15 @@ impl Ops {
 
     /// Sends each token to one of the copies of its experts: `routing` names places then. It goes by the token's position: `positions [P]` has
     /// those of `tokens [T]`, or of all in order.
-    pub fn place_experts(
+    pub fn eplb_map_experts(
         &self,
-        routing: &mut Routing,
+        routing: &mut ExpertRouting,
         (positions, tokens): (&Tensor, Option<&Tensor>),
         places: &Tensor,
     ) -> Result<(), OpError> {
         let (s, experts) = (&self.stream, routing.experts.mat_mut()?);
         let tokens = tokens.map(Tensor::mat).transpose()?;
-        Ok(self.device.place_experts(s, experts, positions.mat()?, tokens, places.mat()?)?)
+        Ok(self.device.eplb_map_experts(s, experts, positions.mat()?, tokens, places.mat()?)?)
     }
 
     /// `y = Σ weight · down(silu(gate x) · up x)` over a token's experts on this rank in ascending
@@ -225,11 +228,12 @@ impl Ops {
     pub fn moe_mlp(
         &self,
         x: &Tensor,
-        routing: &Routing,
+        routing: &ExpertRouting,
         experts: &PackedExperts,
     ) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), x.shape())?;
-        let routes = Routes { experts: routing.experts.mat()?, weights: routing.weights.mat()? };
+        let routes =
+            TopKRoutes { experts: routing.experts.mat()?, weights: routing.weights.mat()? };
         let (s, out) = (&self.stream, y.mat_mut()?);
         self.device.moe_mlp(s, out, x.mat()?, &routes, &experts.on_rank())?;
         Ok(y)

@@ -1,20 +1,20 @@
 //! Mixture of experts over ranks that hold experts whole: T tokens of this rank, each sent once to every rank with an expert of its own.
 
-use kernels::{DType, Spread};
+use kernels::{DType, ExpertParallelLayout};
 
-use crate::{OpError, Ops, Routing, Tensor};
+use crate::{ExpertRouting, OpError, Ops, Tensor};
 
 /// The tokens that each rank gets.
 #[derive(Debug)]
-pub struct Dispatch {
+pub struct MoeDispatch {
     /// i32 `[ranks · T]`: those for rank 0, ascending, then those for rank 1; behind them nothing in particular.
     tokens: Tensor,
     /// i32 `[T, ranks]`: where a token lies among them, -1 = it is not sent there.
-    places: Tensor,
+    row_of_token: Tensor,
     counts: Vec<usize>,
 }
 
-impl Dispatch {
+impl MoeDispatch {
     /// Tokens for each rank.
     #[must_use]
     pub fn counts(&self) -> &[usize] {
@@ -24,8 +24,12 @@ impl Dispatch {
 
 impl Ops {
     /// Which tokens go to which rank of `spread`; waits for the device, because the host must know their numbers.
-    pub fn moe_dispatch(&self, routing: &Routing, spread: &Spread) -> Result<Dispatch, OpError> {
-        let (t, size) = (routing.experts.rows(), spread.size);
+    pub fn moe_dispatch(
+        &self,
+        routing: &ExpertRouting,
+        spread: &ExpertParallelLayout,
+    ) -> Result<MoeDispatch, OpError> {
+        let (t, size) = (routing.experts.rows(), spread.ranks);
         let mut tokens = self.scratch(DType::I32, &[size * t])?;
         let mut places = self.scratch(DType::I32, &[t, size])?;
         let mut counts = self.scratch(DType::I32, &[size])?;
@@ -35,14 +39,18 @@ impl Ops {
         let mut bytes = vec![0; size * DType::I32.bytes()];
         self.device.download(s, counts.buffer(), 0, &mut bytes)?;
         let count = |bytes: &[u8; 4]| u32::from_ne_bytes(*bytes) as usize;
-        Ok(Dispatch { tokens, places, counts: bytes.as_chunks().0.iter().map(count).collect() })
+        Ok(MoeDispatch {
+            tokens,
+            row_of_token: places,
+            counts: bytes.as_chunks().0.iter().map(count).collect(),
+        })
     }
 
     /// The rows of `x [T, C]` in the order in which they are sent, `[n, C]`, in memory that holds `room` rows.
-    pub fn dispatched(
+    pub fn dispatch_rows(
         &self,
         x: &Tensor,
-        dispatch: &Dispatch,
+        dispatch: &MoeDispatch,
         room: usize,
     ) -> Result<Tensor, OpError> {
         let rows = dispatch.counts.iter().sum();
@@ -63,9 +71,14 @@ impl Ops {
     }
 
     /// What the ranks made of each token, `x [n, H]` in the order in which tokens were sent, summed in the order of ranks in f32: `[T, H]`.
-    pub fn sum_dispatched(&self, x: &Tensor, dispatch: &Dispatch) -> Result<Tensor, OpError> {
-        let mut y = self.scratch(x.dtype(), &[dispatch.places.rows(), x.cols()])?;
-        self.device.sum_rows(&self.stream, y.mat_mut()?, x.mat()?, dispatch.places.mat()?)?;
+    pub fn moe_combine_ranks(&self, x: &Tensor, dispatch: &MoeDispatch) -> Result<Tensor, OpError> {
+        let mut y = self.scratch(x.dtype(), &[dispatch.row_of_token.rows(), x.cols()])?;
+        self.device.moe_combine_ranks(
+            &self.stream,
+            y.mat_mut()?,
+            x.mat()?,
+            dispatch.row_of_token.mat()?,
+        )?;
         Ok(y)
     }
 }

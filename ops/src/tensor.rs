@@ -2,23 +2,23 @@
 
 use std::sync::Arc;
 
-use kernels::{DType, Mat, MatMut};
+use kernels::{DType, MatMut, MatRef};
 
 use crate::OpError;
-use crate::arena::Storage;
+use crate::arena::TensorStorage;
 
 /// Contiguous, row-major elements on the device. A view is a matrix of `rows() × cols()`, the last
 /// dimension being the columns. Owns its memory, or shares it with those it was narrowed from; while
 /// shared it cannot be written.
 #[derive(Debug)]
 pub struct Tensor {
-    storage: Arc<Storage>,
+    storage: Arc<TensorStorage>,
     dtype: DType,
     shape: Vec<usize>,
 }
 
 impl Tensor {
-    pub(crate) fn new(storage: Storage, dtype: DType, shape: &[usize]) -> Self {
+    pub(crate) fn new(storage: TensorStorage, dtype: DType, shape: &[usize]) -> Self {
         Self { storage: Arc::new(storage), dtype, shape: shape.to_vec() }
     }
 
@@ -88,7 +88,7 @@ impl Tensor {
     }
 
     /// View for kernels, `[rows, cols]`.
-    pub fn mat(&self) -> Result<Mat<'_>, OpError> {
+    pub fn mat(&self) -> Result<MatRef<'_>, OpError> {
         Ok(self.storage.buffer().mat(self.dtype, self.rows(), self.cols())?)
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernels::{Ahead, DType, Packed};
+use kernels::{DType, PackedMatrix, PrefetchHint};
 
 use crate::Tensor;
 
@@ -12,23 +12,23 @@ use crate::Tensor;
 /// (q | k | v, gate | up). Cloning shares the weights.
 #[derive(Debug, Clone)]
 pub struct PackedLinear {
-    pub(crate) weight: Arc<Packed>,
+    pub(crate) weight: Arc<PackedMatrix>,
     /// f32 `[N]`.
     pub(crate) bias: Option<Arc<Tensor>>,
     /// The weights of the product that comes next, and whether it is a gated one.
-    pub(crate) ahead: Option<(Arc<Packed>, bool)>,
+    pub(crate) prefetch: Option<(Arc<PackedMatrix>, bool)>,
 }
 
 impl PackedLinear {
     /// Tells that `next` is the product behind this one, gate and up in one if `gated`: the device may bring some of its
     /// weights nearer meanwhile.
-    pub fn precede(&mut self, next: &Self, gated: bool) {
-        self.ahead = Some((next.weight.clone(), gated));
+    pub fn set_prefetch(&mut self, next: &Self, gated: bool) {
+        self.prefetch = Some((next.weight.clone(), gated));
     }
 
-    pub(crate) fn ahead(&self) -> Option<Ahead<'_>> {
-        let (weight, silu_mul) = self.ahead.as_ref()?;
-        Some(Ahead { weight, silu_mul: *silu_mul })
+    pub(crate) fn prefetch(&self) -> Option<PrefetchHint<'_>> {
+        let (weight, silu_mul) = self.prefetch.as_ref()?;
+        Some(PrefetchHint { weight, silu_mul: *silu_mul })
     }
 
     /// Outputs.
@@ -58,37 +58,37 @@ impl PackedLinear {
     /// The rows of the weight as an embedding table: a tied head is held once, packed, and the lookup
     /// gathers from its panels. `first` is the vocabulary id of row 0 on this rank.
     #[must_use]
-    pub fn tied_embedding(&self, first: usize) -> Embedding {
-        Embedding { table: Table::Packed(self.weight.clone()), first }
+    pub fn tied_embedding(&self, first: usize) -> EmbeddingTable {
+        EmbeddingTable { table: EmbeddingStorage::Packed(self.weight.clone()), first }
     }
 }
 
 /// Token ids to rows; ids outside this rank's part give zeros, so that an all-reduce completes them.
 #[derive(Debug, Clone)]
-pub struct Embedding {
-    pub(crate) table: Table,
+pub struct EmbeddingTable {
+    pub(crate) table: EmbeddingStorage,
     pub(crate) first: usize,
 }
 
 #[derive(Debug, Clone)]
-pub(crate) enum Table {
+pub(crate) enum EmbeddingStorage {
     Rows(Arc<Tensor>),
-    Packed(Arc<Packed>),
+    Packed(Arc<PackedMatrix>),
 }
 
-impl Embedding {
+impl EmbeddingTable {
     /// A table `[V, H]` of its own; `first` is the vocabulary id of row 0 on this rank.
     #[must_use]
     pub fn from_rows(table: Tensor, first: usize) -> Self {
-        Self { table: Table::Rows(Arc::new(table)), first }
+        Self { table: EmbeddingStorage::Rows(Arc::new(table)), first }
     }
 
     /// Width of a row.
     #[must_use]
     pub fn hidden(&self) -> usize {
         match &self.table {
-            Table::Rows(table) => table.cols(),
-            Table::Packed(table) => table.k(),
+            EmbeddingStorage::Rows(table) => table.cols(),
+            EmbeddingStorage::Packed(table) => table.k(),
         }
     }
 }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use kernels::cpu::{CpuConfig, CpuDevice};
 use ops::{
-    ANSWER_NON_FINITE, ANSWER_OK, AttentionShape, BatchInputs, BatchView, DType, Embedding,
-    HostMat, Judge, KvLayout, KvOrder, KvPool, OpError, Ops, QkRopeWeights, SeatRules, Seats,
-    Stage, StageInit, StageQuestion, StepBuffers, StepShape, StepSize,
+    AttentionShape, BatchInputs, BatchView, DType, DeviceSequenceSlots, DraftVerification,
+    EmbeddingTable, HostMat, KvLayout, KvOrder, KvPool, OpError, Ops, QkRopeWeights,
+    SAMPLE_NON_FINITE, SAMPLE_OK, SequenceSamplingParams, StageLogitsRow, StageSequenceInit,
+    StagingBuffer, StepBuffers, StepShape, StepSize,
 };
 
 fn ops(dtype: DType) -> Ops {
@@ -65,9 +66,9 @@ fn a_tied_head_is_its_own_embedding() {
         let head = ops.pack_linear(&[host(&table_bytes, 50, 16)], None).unwrap();
         let tied = head.tied_embedding(10);
         let rows = ops.upload(&[host(&table_bytes, 50, 16)], dtype).unwrap();
-        let plain = Embedding::from_rows(rows, 10);
+        let plain = EmbeddingTable::from_rows(rows, 10);
         let ids = ops.ids(&[10, 59, 60, 9, -1, 30]).unwrap();
-        let read = |e: &Embedding| ops.read_f32(&ops.embed(e, &ids).unwrap()).unwrap();
+        let read = |e: &EmbeddingTable| ops.read_f32(&ops.embed(e, &ids).unwrap()).unwrap();
         assert_eq!(read(&tied), read(&plain));
         assert_eq!(read(&tied)[5 * 16..], table[20 * 16..21 * 16]);
         assert!(read(&tied)[2 * 16..5 * 16].iter().all(|x| *x == 0.0));
@@ -168,39 +169,53 @@ fn wrong_shapes_are_refused_with_their_numbers() {
 
 /// Two rows of logits, two seats: the second row is no number.
 #[test]
-fn questions_are_answered_row_by_row() {
+fn sampling_is_row_by_row() {
     let ops = ops(DType::F32);
     let size = StepSize {
         tokens: 4,
         rows: 2,
-        questions: 3,
-        top: 2,
+        logits_rows: 3,
+        top_logprobs: 2,
         stage_bytes: 4096,
         block_tokens: 16,
-        judge: Judge::Nobody,
+        verification: DraftVerification::NoDrafts,
     };
     let mut buffers = StepBuffers::new(&ops, size).unwrap();
-    let mut seats = Seats::new(&ops, 2, 1, 16, 3).unwrap();
-    let mut stage = Stage::default();
+    let mut seats = DeviceSequenceSlots::new(&ops, 2, 1, 16, 3).unwrap();
+    let mut stage = StagingBuffer::default();
     for seat in 0..2 {
-        let rules = SeatRules { top_p: 1.0, repetition: 1.0, ..SeatRules::default() };
-        stage.inits.push(StageInit { seat, mask_at: -1, rules, ..StageInit::default() });
-        let question =
-            StageQuestion { token: seat, seat, known: -1, top: -1, ..Default::default() };
-        stage.questions.push(question);
+        let rules = SequenceSamplingParams {
+            top_p: 1.0,
+            repetition: 1.0,
+            ..SequenceSamplingParams::default()
+        };
+        stage.inits.push(StageSequenceInit {
+            seq_slot: seat,
+            mask_at: -1,
+            params: rules,
+            ..StageSequenceInit::default()
+        });
+        let question = StageLogitsRow {
+            token: seat,
+            seq_slot: seat,
+            known_token: -1,
+            top: -1,
+            ..Default::default()
+        };
+        stage.logits_rows.push(question);
     }
-    stage.questions[0].top = 2;
-    let shape = StepShape { questions: 2, ..StepShape::default() };
+    stage.logits_rows[0].top = 2;
+    let shape = StepShape { logits_rows: 2, ..StepShape::default() };
     let memory = ops.device().alloc_pinned(size.stage_bytes).unwrap();
     buffers.upload(&ops, &stage, memory).unwrap().wait().unwrap();
     buffers.prepare(&ops, &mut seats, shape).unwrap();
     let l = [0.0, 2.0, 1.0, f32::NAN, 0.0, 0.0];
     let logits = ops.floats(&l, DType::F32, &[2, 3]).unwrap();
     buffers.sample(&ops, &mut seats, &logits).unwrap();
-    let memory = buffers.answer_memory(&ops).unwrap();
+    let memory = buffers.output_memory(&ops).unwrap();
     let answers = buffers.download(&ops, memory, (2, true)).unwrap().wait().unwrap();
     let found: Vec<_> = answers.iter().collect();
-    assert_eq!((found[0].token, found[0].status, found[0].rank), (1, ANSWER_OK, 1));
-    assert_eq!(found[1].status, ANSWER_NON_FINITE);
+    assert_eq!((found[0].token, found[0].status, found[0].rank), (1, SAMPLE_OK, 1));
+    assert_eq!(found[1].status, SAMPLE_NON_FINITE);
     assert_eq!(answers.top(0, 2).map(|(id, _)| id).collect::<Vec<_>>(), [1, 2]);
 }

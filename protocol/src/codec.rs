@@ -4,12 +4,14 @@
 //! is total: whatever the bytes are, the answer is a value or an error, never a panic and never an
 //! allocation larger than what arrived.
 
-use crate::{FromExecutor, FromNode, Handshake, Settings, ToExecutor, ToNode};
+use crate::{
+    ExecutorCommand, ExecutorEvent, ExecutorSettings, NodeCommand, NodeEvent, NodeHandshake,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Something that travels in frames of its own.
-pub trait Message: Sized {
+pub trait WireMessage: Sized {
     /// Number of the kind, unique over all messages.
     fn kind(&self) -> u16;
 
@@ -55,66 +57,66 @@ pub enum CodecError {
     },
     /// A kind that is not sent in this direction.
     #[error("message kind {0} is unknown here")]
-    Kind(u16),
+    UnknownKind(u16),
 }
 
 /// Numbers of the kinds. A number is never used again for another type.
 mod kind {
     pub(super) const SETTINGS: u16 = 1;
-    pub(super) const SIZE_KV: u16 = 2;
+    pub(super) const ALLOCATE_KV: u16 = 2;
     pub(super) const BATCH: u16 = 3;
     pub(super) const SHUTDOWN: u16 = 4;
     pub(super) const PROFILE: u16 = 5;
-    pub(super) const MASK: u16 = 6;
+    pub(super) const GRAMMAR_BITMASK: u16 = 6;
     pub(super) const HELLO: u16 = 17;
     pub(super) const PROGRESS: u16 = 18;
-    pub(super) const MEMORY: u16 = 19;
+    pub(super) const WARM_UP_DONE: u16 = 19;
     pub(super) const READY: u16 = 20;
     pub(super) const STEP_OUTPUT: u16 = 21;
     pub(super) const FAULT: u16 = 22;
-    pub(super) const BEAT: u16 = 23;
-    pub(super) const PROFILED: u16 = 24;
+    pub(super) const HEARTBEAT: u16 = 23;
+    pub(super) const PROFILER_STATUS: u16 = 24;
     pub(super) const STEP_DONE: u16 = 25;
-    pub(super) const LOADED: u16 = 26;
+    pub(super) const WEIGHTS_LOADED: u16 = 26;
     pub(super) const CHALLENGE: u16 = 33;
-    pub(super) const ANSWER: u16 = 34;
+    pub(super) const RESPONSE: u16 = 34;
     pub(super) const WELCOME: u16 = 35;
     pub(super) const ACCEPTED: u16 = 36;
-    pub(super) const REFUSED: u16 = 37;
+    pub(super) const REJECTED: u16 = 37;
     pub(super) const START: u16 = 38;
     pub(super) const LEAVE: u16 = 39;
-    pub(super) const NODE_ZERO_BEAT: u16 = 40;
+    pub(super) const NODE_ZERO_HEARTBEAT: u16 = 40;
     pub(super) const JOIN: u16 = 41;
     pub(super) const LINK: u16 = 42;
-    pub(super) const NOT_STARTED: u16 = 43;
-    pub(super) const ENDED: u16 = 44;
-    pub(super) const NODE_BEAT: u16 = 45;
+    pub(super) const START_FAILED: u16 = 43;
+    pub(super) const EXECUTOR_EXITED: u16 = 44;
+    pub(super) const NODE_HEARTBEAT: u16 = 45;
     pub(super) const DENIED: u16 = 46;
 }
 
-impl Message for Settings {
+impl WireMessage for ExecutorSettings {
     fn kind(&self) -> u16 {
         kind::SETTINGS
     }
 
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
-        put(kind::SETTINGS, self, out)
+        encode_body(kind::SETTINGS, self, out)
     }
 
     fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
         match kind {
-            kind::SETTINGS => take(kind, body),
-            other => Err(CodecError::Kind(other)),
+            kind::SETTINGS => decode_body(kind, body),
+            other => Err(CodecError::UnknownKind(other)),
         }
     }
 }
 
-impl Message for ToExecutor {
+impl WireMessage for ExecutorCommand {
     fn kind(&self) -> u16 {
         match self {
-            Self::SizeKv { .. } => kind::SIZE_KV,
+            Self::AllocateKv { .. } => kind::ALLOCATE_KV,
             Self::Batch(_) => kind::BATCH,
-            Self::Mask(_) => kind::MASK,
+            Self::Bitmask(_) => kind::GRAMMAR_BITMASK,
             Self::Profile { .. } => kind::PROFILE,
             Self::Shutdown => kind::SHUTDOWN,
         }
@@ -123,82 +125,88 @@ impl Message for ToExecutor {
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
         let kind = self.kind();
         match self {
-            Self::SizeKv { blocks } => put(kind, &(blocks,), out),
-            Self::Batch(batch) => put(kind, batch, out),
-            Self::Mask(mask) => put(kind, mask, out),
-            Self::Profile { on } => put(kind, &(on,), out),
+            Self::AllocateKv { blocks } => encode_body(kind, &(blocks,), out),
+            Self::Batch(batch) => encode_body(kind, batch, out),
+            Self::Bitmask(mask) => encode_body(kind, mask, out),
+            Self::Profile { enabled: on } => encode_body(kind, &(on,), out),
             Self::Shutdown => Ok(()),
         }
     }
 
     fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
         match kind {
-            kind::SIZE_KV => take(kind, body).map(|(blocks,)| Self::SizeKv { blocks }),
-            kind::BATCH => take(kind, body).map(Self::Batch),
-            kind::MASK => take(kind, body).map(Self::Mask),
-            kind::PROFILE => take(kind, body).map(|(on,)| Self::Profile { on }),
-            kind::SHUTDOWN => empty(kind, body, Self::Shutdown),
-            other => Err(CodecError::Kind(other)),
+            kind::ALLOCATE_KV => {
+                decode_body(kind, body).map(|(blocks,)| Self::AllocateKv { blocks })
+            }
+            kind::BATCH => decode_body(kind, body).map(Self::Batch),
+            kind::GRAMMAR_BITMASK => decode_body(kind, body).map(Self::Bitmask),
+            kind::PROFILE => decode_body(kind, body).map(|(on,)| Self::Profile { enabled: on }),
+            kind::SHUTDOWN => expect_end(kind, body, Self::Shutdown),
+            other => Err(CodecError::UnknownKind(other)),
         }
     }
 }
 
-impl Message for FromExecutor {
+impl WireMessage for ExecutorEvent {
     fn kind(&self) -> u16 {
         match self {
             Self::Hello(_) => kind::HELLO,
             Self::Progress { .. } => kind::PROGRESS,
-            Self::Loaded(_) => kind::LOADED,
-            Self::Memory(_) => kind::MEMORY,
+            Self::WeightsLoaded(_) => kind::WEIGHTS_LOADED,
+            Self::WarmUpDone(_) => kind::WARM_UP_DONE,
             Self::Ready(_) => kind::READY,
             Self::StepOutput(_) => kind::STEP_OUTPUT,
             Self::StepDone { .. } => kind::STEP_DONE,
-            Self::Profiled(_) => kind::PROFILED,
+            Self::ProfilerStatus(_) => kind::PROFILER_STATUS,
             Self::Fault { .. } => kind::FAULT,
-            Self::Beat => kind::BEAT,
+            Self::Heartbeat => kind::HEARTBEAT,
         }
     }
 
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
         let kind = self.kind();
         match self {
-            Self::Hello(hello) => put(kind, hello, out),
-            Self::Progress { phase, done, total } => put(kind, &(phase, done, total), out),
-            Self::Loaded(digest) => put(kind, digest, out),
-            Self::Memory(memory) => put(kind, memory, out),
-            Self::Ready(ready) => put(kind, ready, out),
-            Self::StepOutput(output) => put(kind, output, out),
-            Self::StepDone { step, ns } => put(kind, &(step, ns), out),
-            Self::Profiled(profiled) => put(kind, profiled, out),
-            Self::Fault { step, text } => put(kind, &(step, text), out),
-            Self::Beat => Ok(()),
+            Self::Hello(hello) => encode_body(kind, hello, out),
+            Self::Progress { phase, done, total } => encode_body(kind, &(phase, done, total), out),
+            Self::WeightsLoaded(digest) => encode_body(kind, digest, out),
+            Self::WarmUpDone(memory) => encode_body(kind, memory, out),
+            Self::Ready(ready) => encode_body(kind, ready, out),
+            Self::StepOutput(output) => encode_body(kind, output, out),
+            Self::StepDone { step, duration_ns: ns } => encode_body(kind, &(step, ns), out),
+            Self::ProfilerStatus(profiled) => encode_body(kind, profiled, out),
+            Self::Fault { step, text } => encode_body(kind, &(step, text), out),
+            Self::Heartbeat => Ok(()),
         }
     }
 
     fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
         match kind {
-            kind::HELLO => take(kind, body).map(Self::Hello),
-            kind::PROGRESS => {
-                take(kind, body).map(|(phase, done, total)| Self::Progress { phase, done, total })
+            kind::HELLO => decode_body(kind, body).map(Self::Hello),
+            kind::PROGRESS => decode_body(kind, body).map(|(phase, done, total)| Self::Progress {
+                phase,
+                done,
+                total,
+            }),
+            kind::WEIGHTS_LOADED => decode_body(kind, body).map(Self::WeightsLoaded),
+            kind::WARM_UP_DONE => decode_body(kind, body).map(Self::WarmUpDone),
+            kind::READY => decode_body(kind, body).map(Self::Ready),
+            kind::STEP_OUTPUT => decode_body(kind, body).map(Self::StepOutput),
+            kind::STEP_DONE => {
+                decode_body(kind, body).map(|(step, ns)| Self::StepDone { step, duration_ns: ns })
             }
-            kind::LOADED => take(kind, body).map(Self::Loaded),
-            kind::MEMORY => take(kind, body).map(Self::Memory),
-            kind::READY => take(kind, body).map(Self::Ready),
-            kind::STEP_OUTPUT => take(kind, body).map(Self::StepOutput),
-            kind::STEP_DONE => take(kind, body).map(|(step, ns)| Self::StepDone { step, ns }),
-            kind::PROFILED => take(kind, body).map(Self::Profiled),
-            kind::FAULT => take(kind, body).map(|(step, text)| Self::Fault { step, text }),
-            kind::BEAT => empty(kind, body, Self::Beat),
-            other => Err(CodecError::Kind(other)),
+            kind::PROFILER_STATUS => decode_body(kind, body).map(Self::ProfilerStatus),
+            kind::FAULT => decode_body(kind, body).map(|(step, text)| Self::Fault { step, text }),
+            kind::HEARTBEAT => expect_end(kind, body, Self::Heartbeat),
+            other => Err(CodecError::UnknownKind(other)),
         }
     }
 }
 
-impl Message for Handshake {
+impl WireMessage for NodeHandshake {
     fn kind(&self) -> u16 {
         match self {
             Self::Challenge { .. } => kind::CHALLENGE,
-            Self::Answer { .. } => kind::ANSWER,
+            Self::Response { .. } => kind::RESPONSE,
             Self::Welcome { .. } => kind::WELCOME,
             Self::Denied => kind::DENIED,
         }
@@ -207,115 +215,121 @@ impl Message for Handshake {
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
         let kind = self.kind();
         match self {
-            Self::Challenge { nonce } => put(kind, &(nonce,), out),
-            Self::Answer { nonce, proof } => put(kind, &(nonce, proof), out),
-            Self::Welcome { proof } => put(kind, &(proof,), out),
+            Self::Challenge { nonce } => encode_body(kind, &(nonce,), out),
+            Self::Response { nonce, proof } => encode_body(kind, &(nonce, proof), out),
+            Self::Welcome { proof } => encode_body(kind, &(proof,), out),
             Self::Denied => Ok(()),
         }
     }
 
     fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
         match kind {
-            kind::CHALLENGE => take(kind, body).map(|(nonce,)| Self::Challenge { nonce }),
-            kind::ANSWER => take(kind, body).map(|(nonce, proof)| Self::Answer { nonce, proof }),
-            kind::WELCOME => take(kind, body).map(|(proof,)| Self::Welcome { proof }),
-            kind::DENIED => empty(kind, body, Self::Denied),
-            other => Err(CodecError::Kind(other)),
+            kind::CHALLENGE => decode_body(kind, body).map(|(nonce,)| Self::Challenge { nonce }),
+            kind::RESPONSE => {
+                decode_body(kind, body).map(|(nonce, proof)| Self::Response { nonce, proof })
+            }
+            kind::WELCOME => decode_body(kind, body).map(|(proof,)| Self::Welcome { proof }),
+            kind::DENIED => expect_end(kind, body, Self::Denied),
+            other => Err(CodecError::UnknownKind(other)),
         }
     }
 }
 
-impl Message for ToNode {
+impl WireMessage for NodeCommand {
     fn kind(&self) -> u16 {
         match self {
             Self::Accepted => kind::ACCEPTED,
-            Self::Refused { .. } => kind::REFUSED,
+            Self::Rejected { .. } => kind::REJECTED,
             Self::Start { .. } => kind::START,
             Self::Leave => kind::LEAVE,
-            Self::Beat => kind::NODE_ZERO_BEAT,
+            Self::Heartbeat => kind::NODE_ZERO_HEARTBEAT,
         }
     }
 
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
         let kind = self.kind();
         match self {
-            Self::Refused { text } => put(kind, &(text,), out),
-            Self::Start { replica, epoch, ticket } => put(kind, &(replica, epoch, ticket), out),
-            Self::Accepted | Self::Leave | Self::Beat => Ok(()),
+            Self::Rejected { reason: text } => encode_body(kind, &(text,), out),
+            Self::Start { replica, epoch, ticket } => {
+                encode_body(kind, &(replica, epoch, ticket), out)
+            }
+            Self::Accepted | Self::Leave | Self::Heartbeat => Ok(()),
         }
     }
 
     fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
         match kind {
-            kind::ACCEPTED => empty(kind, body, Self::Accepted),
-            kind::REFUSED => take(kind, body).map(|(text,)| Self::Refused { text }),
-            kind::START => take(kind, body).map(|(replica, epoch, ticket)| Self::Start {
+            kind::ACCEPTED => expect_end(kind, body, Self::Accepted),
+            kind::REJECTED => {
+                decode_body(kind, body).map(|(text,)| Self::Rejected { reason: text })
+            }
+            kind::START => decode_body(kind, body).map(|(replica, epoch, ticket)| Self::Start {
                 replica,
                 epoch,
                 ticket,
             }),
-            kind::LEAVE => empty(kind, body, Self::Leave),
-            kind::NODE_ZERO_BEAT => empty(kind, body, Self::Beat),
-            other => Err(CodecError::Kind(other)),
+            kind::LEAVE => expect_end(kind, body, Self::Leave),
+            kind::NODE_ZERO_HEARTBEAT => expect_end(kind, body, Self::Heartbeat),
+            other => Err(CodecError::UnknownKind(other)),
         }
     }
 }
 
-impl Message for FromNode {
+impl WireMessage for NodeEvent {
     fn kind(&self) -> u16 {
         match self {
             Self::Join(_) => kind::JOIN,
             Self::Link(_) => kind::LINK,
-            Self::NotStarted { .. } => kind::NOT_STARTED,
-            Self::Ended { .. } => kind::ENDED,
-            Self::Beat => kind::NODE_BEAT,
+            Self::StartFailed { .. } => kind::START_FAILED,
+            Self::ExecutorExited { .. } => kind::EXECUTOR_EXITED,
+            Self::Heartbeat => kind::NODE_HEARTBEAT,
         }
     }
 
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
         let kind = self.kind();
         match self {
-            Self::Join(member) => put(kind, member, out),
-            Self::Link(offer) => put(kind, offer, out),
-            Self::NotStarted { ticket, text } => put(kind, &(ticket, text), out),
-            Self::Ended { rank, epoch, text } => put(kind, &(rank, epoch, text), out),
-            Self::Beat => Ok(()),
+            Self::Join(member) => encode_body(kind, member, out),
+            Self::Link(offer) => encode_body(kind, offer, out),
+            Self::StartFailed { ticket, reason: text } => encode_body(kind, &(ticket, text), out),
+            Self::ExecutorExited { rank, epoch, description: text } => {
+                encode_body(kind, &(rank, epoch, text), out)
+            }
+            Self::Heartbeat => Ok(()),
         }
     }
 
     fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
         match kind {
-            kind::JOIN => take(kind, body).map(Self::Join),
-            kind::LINK => take(kind, body).map(Self::Link),
-            kind::NOT_STARTED => {
-                take(kind, body).map(|(ticket, text)| Self::NotStarted { ticket, text })
-            }
-            kind::ENDED => {
-                take(kind, body).map(|(rank, epoch, text)| Self::Ended { rank, epoch, text })
-            }
-            kind::NODE_BEAT => empty(kind, body, Self::Beat),
-            other => Err(CodecError::Kind(other)),
+            kind::JOIN => decode_body(kind, body).map(Self::Join),
+            kind::LINK => decode_body(kind, body).map(Self::Link),
+            kind::START_FAILED => decode_body(kind, body)
+                .map(|(ticket, text)| Self::StartFailed { ticket, reason: text }),
+            kind::EXECUTOR_EXITED => decode_body(kind, body)
+                .map(|(rank, epoch, text)| Self::ExecutorExited { rank, epoch, description: text }),
+            kind::NODE_HEARTBEAT => expect_end(kind, body, Self::Heartbeat),
+            other => Err(CodecError::UnknownKind(other)),
         }
     }
 }
 
-fn put(kind: u16, value: &impl Serialize, out: &mut Vec<u8>) -> Result<(), CodecError> {
+fn encode_body(kind: u16, value: &impl Serialize, out: &mut Vec<u8>) -> Result<(), CodecError> {
     let error = |e: rmp_serde::encode::Error| CodecError::Encode { kind, detail: e.to_string() };
     value.serialize(&mut rmp_serde::Serializer::new(out)).map_err(error)
 }
 
-fn take<T: DeserializeOwned>(kind: u16, body: &[u8]) -> Result<T, CodecError> {
+fn decode_body<T: DeserializeOwned>(kind: u16, body: &[u8]) -> Result<T, CodecError> {
     let mut decoder = rmp_serde::Deserializer::new(body);
     let value = T::deserialize(&mut decoder).map_err(|e| CodecError::Decode {
         kind,
         bytes: body.len(),
         detail: e.to_string(),
     })?;
-    empty(kind, decoder.get_ref(), value)
+    expect_end(kind, decoder.get_ref(), value)
 }
 
 /// `value`, if nothing is left.
-fn empty<T>(kind: u16, rest: &[u8], value: T) -> Result<T, CodecError> {
+fn expect_end<T>(kind: u16, rest: &[u8], value: T) -> Result<T, CodecError> {
     match rest.len() {
         0 => Ok(value),
         left => Err(CodecError::Trailing { kind, left }),

@@ -8,20 +8,20 @@ pub const PROTOCOL_VERSION: u16 = 13;
 
 /// Scheduler to executor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum ToExecutor {
+pub enum ExecutorCommand {
     /// Allocate this many KV blocks: the smallest number that every rank can hold.
-    SizeKv {
+    AllocateKv {
         /// Blocks per rank.
         blocks: u32,
     },
     /// Run a step.
     Batch(Batch),
     /// Masks of a step that was sent before; those of one step may come in several messages.
-    Mask(Mask),
-    /// Record steps from now on in a new trace, or no more; answered by `Profiled`.
+    Bitmask(GrammarBitmask),
+    /// Record steps from now on in a new trace, or no more; answered by `ProfilerStatus`.
     Profile {
         /// Whether to record.
-        on: bool,
+        enabled: bool,
     },
     /// Finish the current step and exit.
     Shutdown,
@@ -29,24 +29,24 @@ pub enum ToExecutor {
 
 /// Executor to scheduler.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum FromExecutor {
+pub enum ExecutorEvent {
     /// First message, once the settings have come: who this is and what it serves.
-    Hello(Hello),
+    Hello(ExecutorHello),
     /// Start-up goes on.
     Progress {
         /// What is being done.
-        phase: Phase,
+        phase: StartupPhase,
         /// Units finished.
         done: u64,
         /// Units in all.
         total: u64,
     },
     /// The weights are loaded: the digests of their bytes, made while they were read.
-    Loaded(WeightsDigest),
-    /// Warm-up is over; answered by `SizeKv`.
-    Memory(Memory),
+    WeightsLoaded(WeightsDigest),
+    /// Warm-up is over; answered by `AllocateKv`.
+    WarmUpDone(WarmUpReport),
     /// KV is allocated; batches are welcome.
-    Ready(Ready),
+    Ready(ExecutorReady),
     /// Answer to a batch.
     StepOutput(StepOutput),
     /// Answer to a batch of a rank whose tokens another one reports.
@@ -54,10 +54,10 @@ pub enum FromExecutor {
         /// The step.
         step: StepId,
         /// How long it took, in nanoseconds.
-        ns: u64,
+        duration_ns: u64,
     },
     /// Answer to `Profile`, once all steps that came before are recorded.
-    Profiled(Profiled),
+    ProfilerStatus(ProfilerStatus),
     /// The device or the executor failed; it exits.
     Fault {
         /// The step it happened in, if any.
@@ -66,33 +66,33 @@ pub enum FromExecutor {
         text: String,
     },
     /// The process is alive, whatever its device does.
-    Beat,
+    Heartbeat,
 }
 
 /// What rows of a step may sample: the forward pass runs meanwhile, the sampler waits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mask {
+pub struct GrammarBitmask {
     /// The step.
     pub step: StepId,
     /// Some of its masked rows, or all.
-    pub rows: Vec<MaskRow>,
+    pub rows: Vec<BitmaskRow>,
 }
 
 /// What one row may sample.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MaskRow {
+pub struct BitmaskRow {
     /// Index of the row in its batch.
     pub row: u32,
     /// Bit `i % 32` of word `i / 32` allows id `i`; ids beyond the words are masked.
-    #[serde(with = "crate::packed")]
-    pub allowed: Vec<u32>,
-    /// The step is to go on without it: the row samples nothing and answers `RowError::MaskLate`.
-    pub late: bool,
+    #[serde(with = "crate::packed_list")]
+    pub bitmask: Vec<u32>,
+    /// The step is to go on without it: the row samples nothing and answers `RowError::MaskOverdue`.
+    pub overdue: bool,
 }
 
 /// What became of an order to record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Profiled {
+pub enum ProfilerStatus {
     /// Steps are recorded in this file.
     Started(String),
     /// This file is complete; `None` = nothing was being recorded.
@@ -103,7 +103,7 @@ pub enum Profiled {
 
 /// Identity of an executor; a mismatch refuses to start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hello {
+pub struct ExecutorHello {
     /// Protocol version.
     pub version: u16,
     /// Rank in the world.
@@ -115,7 +115,7 @@ pub struct Hello {
     /// Release of the build.
     pub build: String,
     /// Digest of `config.json` and of the weight files: their names, sizes, headers and samples of their bytes.
-    pub manifest: u64,
+    pub model_digest: u64,
 }
 
 /// Digests of the weights that an executor has loaded, model and draft model together.
@@ -148,7 +148,7 @@ impl WeightsDigest {
 
 /// A part of the executor's start-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Phase {
+pub enum StartupPhase {
     /// Opening the device and its libraries; units are steps of it.
     Device,
     /// Compiling kernels that no cache holds; units are modules.
@@ -163,7 +163,7 @@ pub enum Phase {
     Join,
 }
 
-impl Phase {
+impl StartupPhase {
     /// The phase in words, for messages.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -180,18 +180,18 @@ impl Phase {
 
 /// Measured after the warm-up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Memory {
+pub struct WarmUpReport {
     /// KV layout of the model on this rank.
-    pub spec: KvSpec,
+    pub kv_spec: KvSpec,
     /// Blocks this rank can hold.
-    pub blocks: u32,
+    pub kv_blocks: u32,
     /// How long steps take, measured in the warm-up; seeds step deadlines.
-    pub pace: Pace,
+    pub step_cost: StepCost,
 }
 
 /// How long a step takes: `fixed_ns` and `per_token_ns` for each of its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Pace {
+pub struct StepCost {
     /// Nanoseconds of every step.
     pub fixed_ns: u64,
     /// Nanoseconds of each token.
@@ -200,9 +200,9 @@ pub struct Pace {
 
 /// The executor accepts batches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ready {
+pub struct ExecutorReady {
     /// Blocks allocated.
-    pub blocks: u32,
+    pub kv_blocks: u32,
     /// Row counts for which graphs are captured, ascending; empty = eager only.
-    pub graph_rows: Vec<u32>,
+    pub capture_sizes: Vec<u32>,
 }

@@ -9,7 +9,7 @@
 //! | 16 | length u32 | bytes of the body |
 //! | 20 | CRC-32C u32 | over the first 20 bytes and the body |
 
-use crate::codec::{CodecError, Message};
+use crate::codec::{CodecError, WireMessage};
 use crate::{Epoch, PROTOCOL_VERSION};
 
 /// Bytes of a header.
@@ -20,7 +20,7 @@ pub const BODY_BYTES_MAX: usize = 1 << 30;
 
 const MAGIC: [u8; 4] = *b"HDRN";
 /// Bytes of the header that the checksum covers.
-const CHECKED_BYTES: usize = 20;
+const CHECKSUMMED_BYTES: usize = 20;
 
 /// What is wrong with bytes that should be a frame. The stream has no next frame after one of these.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -67,7 +67,7 @@ pub enum FrameError {
 
 /// A header whose magic, version and length are right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct FrameHeader {
     /// Names the type of the body.
     pub kind: u16,
     /// Generation of the executor group.
@@ -77,26 +77,26 @@ pub struct Header {
     checksum: u32,
 }
 
-impl Header {
+impl FrameHeader {
     /// Reads a header of a peer whose bodies have `limit` bytes at most.
     ///
     /// Errors: other magic, other version, a longer body.
     pub fn parse(bytes: &[u8; HEADER_BYTES], limit: usize) -> Result<Self, FrameError> {
-        let magic = field(bytes, 0);
+        let magic = header_field(bytes, 0);
         if magic != MAGIC {
             return Err(FrameError::Magic(magic));
         }
-        let theirs = u16::from_le_bytes(field(bytes, 4));
+        let theirs = u16::from_le_bytes(header_field(bytes, 4));
         if theirs != PROTOCOL_VERSION {
             return Err(FrameError::Version { theirs, ours: PROTOCOL_VERSION });
         }
-        let body_bytes = u32::from_le_bytes(field(bytes, 16)) as usize;
+        let body_bytes = u32::from_le_bytes(header_field(bytes, 16)) as usize;
         if body_bytes > limit {
             return Err(FrameError::TooLong { bytes: body_bytes, limit });
         }
-        let kind = u16::from_le_bytes(field(bytes, 6));
-        let epoch = Epoch(u64::from_le_bytes(field(bytes, 8)));
-        let checksum = u32::from_le_bytes(field(bytes, CHECKED_BYTES));
+        let kind = u16::from_le_bytes(header_field(bytes, 6));
+        let epoch = Epoch(u64::from_le_bytes(header_field(bytes, 8)));
+        let checksum = u32::from_le_bytes(header_field(bytes, CHECKSUMMED_BYTES));
         Ok(Self { kind, epoch, body_bytes, checksum })
     }
 }
@@ -104,7 +104,11 @@ impl Header {
 /// Appends a message as a frame to `out`.
 ///
 /// Errors: the body cannot be encoded or is too long; `out` is then as it was.
-pub fn encode<M: Message>(message: &M, epoch: Epoch, out: &mut Vec<u8>) -> Result<(), FrameError> {
+pub fn encode<M: WireMessage>(
+    message: &M,
+    epoch: Epoch,
+    out: &mut Vec<u8>,
+) -> Result<(), FrameError> {
     let start = out.len();
     out.extend_from_slice(&MAGIC);
     out.extend_from_slice(&PROTOCOL_VERSION.to_le_bytes());
@@ -121,9 +125,9 @@ pub fn encode<M: Message>(message: &M, epoch: Epoch, out: &mut Vec<u8>) -> Resul
         out.truncate(start);
         return Err(FrameError::TooLong { bytes, limit: BODY_BYTES_MAX });
     }
-    out[start + 16..start + CHECKED_BYTES].copy_from_slice(&(bytes as u32).to_le_bytes());
+    out[start + 16..start + CHECKSUMMED_BYTES].copy_from_slice(&(bytes as u32).to_le_bytes());
     let crc = checksum(&out[start..]);
-    out[start + CHECKED_BYTES..body].copy_from_slice(&crc.to_le_bytes());
+    out[start + CHECKSUMMED_BYTES..body].copy_from_slice(&crc.to_le_bytes());
     Ok(())
 }
 
@@ -131,19 +135,19 @@ pub fn encode<M: Message>(message: &M, epoch: Epoch, out: &mut Vec<u8>) -> Resul
 /// frame is not complete yet.
 ///
 /// Errors: the bytes are no frame, a broken one, or one of a message that is not an `M`.
-pub fn decode<M: Message>(bytes: &[u8]) -> Result<Option<(M, Epoch, usize)>, FrameError> {
-    decode_within(bytes, BODY_BYTES_MAX)
+pub fn decode<M: WireMessage>(bytes: &[u8]) -> Result<Option<(M, Epoch, usize)>, FrameError> {
+    decode_with_limit(bytes, BODY_BYTES_MAX)
 }
 
 /// The same of a peer whose bodies have `limit` bytes at most: longer ones are refused, also if they are there.
 ///
 /// Errors: as `decode`.
-pub fn decode_within<M: Message>(
+pub fn decode_with_limit<M: WireMessage>(
     bytes: &[u8],
     limit: usize,
 ) -> Result<Option<(M, Epoch, usize)>, FrameError> {
     let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-    let header = Header::parse(header, limit)?;
+    let header = FrameHeader::parse(header, limit)?;
     let frame_bytes = HEADER_BYTES + header.body_bytes;
     let Some(frame) = bytes.get(..frame_bytes) else { return Ok(None) };
     let computed = checksum(frame);
@@ -155,11 +159,11 @@ pub fn decode_within<M: Message>(
 }
 
 fn checksum(frame: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&frame[..CHECKED_BYTES]), &frame[HEADER_BYTES..])
+    crc32c::crc32c_append(crc32c::crc32c(&frame[..CHECKSUMMED_BYTES]), &frame[HEADER_BYTES..])
 }
 
 /// `N` bytes of the header, from `at` on.
-fn field<const N: usize>(header: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
+fn header_field<const N: usize>(header: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
     let mut bytes = [0; N];
     bytes.copy_from_slice(&header[at..at + N]);
     bytes

@@ -30,7 +30,7 @@ id!(
 );
 id!(
     /// Row of persistent per-request state on a device.
-    Seat(u32)
+    SequenceSlot(u32)
 );
 id!(
     /// Physical index of a KV block in its pool.

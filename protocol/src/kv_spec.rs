@@ -28,7 +28,8 @@ pub enum KvKind {
     /// Keys and values of every position.
     Full,
     /// A latent of every position, from which keys and values are made.
-    Latent,
+    #[serde(rename = "Latent")]
+    Mla,
 }
 
 impl KvSpec {

@@ -15,27 +15,32 @@ mod kv_spec;
 pub mod link;
 mod node;
 mod output;
-mod packed;
+mod packed_list;
 mod sampling;
 mod settings;
 mod tokens;
 
-pub use batch::{Batch, BlockIds, Bucket, Input, Row, SeatInit, TableUpdate};
-pub use executor::{
-    FromExecutor, Hello, Mask, MaskRow, Memory, PROTOCOL_VERSION, Pace, Phase, Profiled, Ready,
-    ToExecutor, WeightsDigest,
+pub use batch::{
+    Batch, BatchRow, BlockIds, BlockTableUpdate, DispatchMode, RowInput, SequenceInit,
 };
-pub use ids::{BlockId, Epoch, Rank, Replica, RequestId, Seat, StepId, Token};
+pub use executor::{
+    BitmaskRow, ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady, GrammarBitmask,
+    PROTOCOL_VERSION, ProfilerStatus, StartupPhase, StepCost, WarmUpReport, WeightsDigest,
+};
+pub use ids::{BlockId, Epoch, Rank, Replica, RequestId, SequenceSlot, StepId, Token};
 pub use kv_event::{BlockHash, ExtraKey, KvEvent};
 pub use kv_spec::{KvGroup, KvKind, KvSpec};
-pub use node::{FromNode, Handshake, HostSettings, LinkOffer, Member, Nonce, Proof, ToNode};
-pub use output::{
-    CollectiveTiming, ExpertTokens, RowError, RowOutput, StepOutput, StepTiming, TokenLogprobs,
+pub use node::{
+    ExecutorLinkOffer, HandshakeNonce, HandshakeProof, HostSettings, NodeCommand, NodeEvent,
+    NodeHandshake, NodeInfo,
 };
-pub use sampling::Sampling;
+pub use output::{
+    CollectiveTiming, ExpertTokenCount, RowError, RowOutput, StepOutput, StepTiming, TokenLogprobs,
+};
+pub use sampling::SamplingParams;
 pub use settings::{
-    Acceptance, Capture, Device, DeviceLibraries, Drafter, Dtype, ExpertPlacement, KvDtype, KvSize,
-    Parallel, Settings, Speculation,
+    DeviceKind, DeviceLibraries, DraftAcceptance, ExecutorSettings, ExpertPlacement, GraphCapture,
+    KvCacheDtype, KvCacheSize, ModelDtype, ParallelConfig, SpeculativeConfig, SpeculativeMethod,
 };
 pub use thin_vec::ThinVec;
-pub use tokens::{Tokens, TokensIter};
+pub use tokens::{TokenVec, TokenVecIter};

@@ -1,6 +1,6 @@
 //! What an executor answers to a batch.
 
-use crate::{Epoch, StepId, ThinVec, Token, Tokens};
+use crate::{Epoch, StepId, ThinVec, Token, TokenVec};
 use serde::{Deserialize, Serialize};
 
 /// Result of one step: one entry per batch row, in the same order. A step that sampled nothing still answers.
@@ -16,13 +16,13 @@ pub struct StepOutput {
     pub timing: StepTiming,
     /// What the routers of this step chose, by layer and expert, without those that got nothing. Empty where there are
     /// no experts, or where they are not counted.
-    #[serde(with = "crate::packed")]
-    pub experts: Vec<ExpertTokens>,
+    #[serde(with = "crate::packed_list")]
+    pub expert_tokens: Vec<ExpertTokenCount>,
 }
 
 /// Tokens that one expert of a layer got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExpertTokens {
+pub struct ExpertTokenCount {
     /// The layer, from 0; dense ones count.
     pub layer: u16,
     /// The expert, from 0.
@@ -35,7 +35,7 @@ pub struct ExpertTokens {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RowOutput {
     /// Sampled ids: accepted drafts, then one more. Empty for a row that does not sample.
-    pub emitted: Tokens,
+    pub sampled_tokens: TokenVec,
     /// Drafts verified: those of the row, or fewer where the drafter had no more.
     pub drafted: u8,
     /// Of these, accepted.
@@ -56,7 +56,8 @@ pub enum RowError {
     /// Every id was masked.
     AllMasked,
     /// Its mask did not come in time: all tokens of the row were forwarded, but nothing was sampled.
-    MaskLate,
+    #[serde(rename = "MaskLate")]
+    MaskOverdue,
 }
 
 /// Log-probability of one token under the raw logits (log-softmax in f32).
@@ -69,8 +70,8 @@ pub struct TokenLogprobs {
     /// Its rank among all ids, from 1.
     pub rank: u32,
     /// The most likely ids, best first, lowest id first on ties.
-    #[serde(with = "crate::packed")]
-    pub top: Vec<(Token, f32)>,
+    #[serde(with = "crate::packed_list")]
+    pub top_logprobs: Vec<(Token, f32)>,
 }
 
 /// Nanoseconds spent per part of a step on the executor.

@@ -6,17 +6,17 @@ use std::path::PathBuf;
 
 /// Everything an executor process must know; the model folder it reads itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Settings {
+pub struct ExecutorSettings {
     /// The model folder.
-    pub dir: PathBuf,
+    pub model_dir: PathBuf,
     /// The folder of the model that drafts for it, if one does.
-    pub draft_dir: Option<PathBuf>,
+    pub draft_model_dir: Option<PathBuf>,
     /// Members to replace in the model's `config.json`: a JSON object.
-    pub overrides: Option<String>,
+    pub config_overrides: Option<String>,
     /// Seed of synthetic weights; `None` = the weights of the folder.
     pub synth_seed: Option<u64>,
     /// What to compute on.
-    pub device: Device,
+    pub device: DeviceKind,
     /// Each rank's GPU, by its place among those that the driver shows; empty = that of its rank.
     pub gpus: Vec<u32>,
     /// Device libraries by path, in place of those of the system.
@@ -24,9 +24,9 @@ pub struct Settings {
     /// Where compiled kernels are kept; `None` = nowhere.
     pub kernel_cache: Option<PathBuf>,
     /// Type of weights and activations.
-    pub dtype: Dtype,
+    pub dtype: ModelDtype,
     /// Type of the KV cache.
-    pub kv_dtype: KvDtype,
+    pub kv_cache_dtype: KvCacheDtype,
     /// Threads that compute on the CPU; `None` = one per physical core.
     pub threads: Option<u32>,
     /// Token positions per KV block.
@@ -40,52 +40,52 @@ pub struct Settings {
     /// Tokens of one step.
     pub tokens_per_step: u32,
     /// Size of the KV cache.
-    pub kv: KvSize,
+    pub kv_cache_size: KvCacheSize,
     /// Share of a GPU's memory to use, weights and all.
     pub memory_utilization: f64,
     /// Steps to record, where the device can replay recordings.
-    pub capture: Capture,
+    pub graph_capture: GraphCapture,
     /// How rows get drafts; `None` = they have none.
-    pub speculation: Option<Speculation>,
+    pub speculative: Option<SpeculativeConfig>,
     /// Most log-probabilities a request may ask for.
-    pub logprobs_max: u32,
+    pub max_logprobs: u32,
     /// Folder for a trace of the executor's steps; `None` = none is kept.
-    pub profile: Option<PathBuf>,
+    pub profile_dir: Option<PathBuf>,
     /// Group generation; batches of another one are dropped.
     pub epoch: Epoch,
     /// Rank in the world: `dp · tp_size + tp`.
     pub rank: Rank,
     /// How the world is laid out.
-    pub parallel: Parallel,
+    pub parallel: ParallelConfig,
     /// Ranks of the world on this one's machine, itself among them: they share its cores and its memory.
-    pub host_ranks: u16,
+    pub ranks_on_host: u16,
     /// Where experts lie; `None` = each once, in order.
-    pub placement: Option<ExpertPlacement>,
+    pub expert_placement: Option<ExpertPlacement>,
     /// Shared memory in which the ranks of this one's groups meet: a file that every rank maps; `None` = alone.
-    pub meeting: Option<PathBuf>,
+    pub rendezvous: Option<PathBuf>,
     /// Whether GPUs that reach each other's memory make small sums there; otherwise all are the library's.
-    pub one_shot_sums: bool,
+    pub one_shot_all_reduce: bool,
 }
 
 /// How the ranks of a world share the work. The ranks of one replica come one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Parallel {
+pub struct ParallelConfig {
     /// Ranks that share every layer of a replica.
     pub tp_size: u16,
     /// Replicas, each with a KV cache of its own.
     pub dp_size: u16,
     /// Whether experts are held whole, each by one rank of the world, instead of in parts by all ranks of a replica.
-    pub experts: bool,
+    pub expert_parallel: bool,
 }
 
-impl Default for Parallel {
+impl Default for ParallelConfig {
     /// One rank.
     fn default() -> Self {
-        Self { tp_size: 1, dp_size: 1, experts: false }
+        Self { tp_size: 1, dp_size: 1, expert_parallel: false }
     }
 }
 
-impl Parallel {
+impl ParallelConfig {
     /// Ranks of the world.
     #[must_use]
     pub fn world_size(self) -> u16 {
@@ -95,24 +95,24 @@ impl Parallel {
     /// Whether replicas step together, because they share experts.
     #[must_use]
     pub fn lockstep(self) -> bool {
-        self.experts && self.dp_size > 1
+        self.expert_parallel && self.dp_size > 1
     }
 }
 
 /// Tokens guessed ahead of those that are sampled, and verified together with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Speculation {
+pub struct SpeculativeConfig {
     /// Most drafts of a row.
-    pub drafts: u8,
+    pub draft_tokens: u8,
     /// Who makes them.
-    pub drafter: Drafter,
+    pub method: SpeculativeMethod,
     /// Which of them stand.
-    pub acceptance: Acceptance,
+    pub acceptance: DraftAcceptance,
 }
 
 /// Which drafts stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub enum Acceptance {
+pub enum DraftAcceptance {
     /// Those that would have been said without them.
     #[default]
     Exact,
@@ -125,41 +125,46 @@ pub enum Acceptance {
 
 /// Who guesses tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Drafter {
+pub enum SpeculativeMethod {
     /// What followed the newest tokens of a request where they stand earlier in it. It reads
-    /// [`SeatInit::history`](crate::SeatInit) of every request.
+    /// [`SequenceInit::history`](crate::SeatInit) of every request.
     Ngram {
         /// Fewest tokens that must be the same, at least 1.
-        min: u8,
+        lookup_min: u8,
         /// More are not compared.
-        max: u8,
+        lookup_max: u8,
     },
     /// The model's own draft layer.
-    Layer,
-    /// A model of its own, in `Settings::draft_dir`.
-    Model,
-    /// One layer that begins with hidden states of the model, in `Settings::draft_dir`.
+    #[serde(rename = "Layer")]
+    Mtp,
+    /// A model of its own, in `ExecutorSettings::draft_dir`.
+    #[serde(rename = "Model")]
+    DraftModel,
+    /// One layer that begins with hidden states of the model, in `ExecutorSettings::draft_dir`.
     Eagle3,
 }
 
 /// Pure decode steps that are recorded before the executor is ready, and replayed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Capture {
+pub enum GraphCapture {
     /// None: every step is launched kernel by kernel.
-    Nothing,
+    #[serde(rename = "Nothing")]
+    Disabled,
     /// Numbers of rows of the executor's choice.
-    Usual {
+    #[serde(rename = "Usual")]
+    DefaultSizes {
         /// Most rows; `None` = as many as a step may have.
-        rows_max: Option<u32>,
+        max_size: Option<u32>,
     },
     /// These numbers of rows, as far as a step may have so many.
-    Rows(Vec<u32>),
+    #[serde(rename = "Rows")]
+    Sizes(Vec<u32>),
 }
 
-impl Default for Capture {
+impl Default for GraphCapture {
     /// As many as a step may have.
     fn default() -> Self {
-        Self::Usual { rows_max: None }
+        Self::DefaultSizes { max_size: None }
     }
 }
 
@@ -172,7 +177,7 @@ pub struct ExpertPlacement {
 
 /// What an executor computes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub enum Device {
+pub enum DeviceKind {
     /// The processor; always there.
     #[default]
     Cpu,
@@ -192,14 +197,14 @@ pub struct DeviceLibraries {
     /// Matrix products; `None` = our own kernels only.
     pub blas: Option<PathBuf>,
     /// The libraries emulate a GPU, with waves of so many lanes.
-    pub emulated_wave: Option<u32>,
+    pub emulated_warp_size: Option<u32>,
     /// RCCL or NCCL, through which ranks reach each other; `None` = there is one rank.
     pub collectives: Option<PathBuf>,
 }
 
 /// Type of weights and activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Dtype {
+pub enum ModelDtype {
     /// 16 bits, 8 of them exponent; sums in f32.
     Bfloat16,
     /// 32 bits: the exact reference.
@@ -208,7 +213,7 @@ pub enum Dtype {
     Float16,
 }
 
-impl Dtype {
+impl ModelDtype {
     /// As `config.json` and `--dtype` write it.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -222,7 +227,7 @@ impl Dtype {
 
 /// Type of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub enum KvDtype {
+pub enum KvCacheDtype {
     /// As the activations.
     #[default]
     Auto,
@@ -232,7 +237,7 @@ pub enum KvDtype {
 
 /// How large the KV cache becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub enum KvSize {
+pub enum KvCacheSize {
     /// On the CPU the lesser of 4 GiB and a quarter of the memory that is free after the warm-up; on a
     /// GPU what its share of the memory leaves.
     #[default]

@@ -3,109 +3,109 @@
 //! A decode step moves one id per request into the device and one out of it. Thousands of
 //! one-element vectors per step cost more than everything the scheduler decides.
 
-use crate::{Token, packed};
+use crate::{Token, packed_list};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::ops::{Deref, DerefMut};
 
 /// Ids held in place: with these the type takes two words.
-const INLINE: usize = 3;
+const INLINE_TOKENS: usize = 3;
 
 /// A list of token ids; up to three of them are held in place. On the wire it is packed.
 #[derive(Clone)]
-pub struct Tokens(Repr);
+pub struct TokenVec(TokenVecRepr);
 
 #[derive(Clone)]
-enum Repr {
+enum TokenVecRepr {
     Inline {
         len: u8,
-        ids: [Token; INLINE],
+        ids: [Token; INLINE_TOKENS],
     },
     #[expect(clippy::box_collection, reason = "long lists are rare, and rows carry short ones")]
     Heap(Box<Vec<Token>>),
 }
 
-impl Tokens {
+impl TokenVec {
     /// No ids.
     pub const fn new() -> Self {
-        Self(Repr::Inline { len: 0, ids: [0; INLINE] })
+        Self(TokenVecRepr::Inline { len: 0, ids: [0; INLINE_TOKENS] })
     }
 
     /// One id.
     #[inline]
     pub const fn one(id: Token) -> Self {
-        Self(Repr::Inline { len: 1, ids: [id, 0, 0] })
+        Self(TokenVecRepr::Inline { len: 1, ids: [id, 0, 0] })
     }
 
     /// Appends one id.
     #[inline]
     pub fn push(&mut self, id: Token) {
         match &mut self.0 {
-            Repr::Inline { len, ids } if usize::from(*len) < INLINE => {
+            TokenVecRepr::Inline { len, ids } if usize::from(*len) < INLINE_TOKENS => {
                 ids[usize::from(*len)] = id;
                 *len += 1;
             }
-            Repr::Inline { ids, .. } => {
-                let mut heap = Vec::with_capacity(2 * INLINE + 2);
+            TokenVecRepr::Inline { ids, .. } => {
+                let mut heap = Vec::with_capacity(2 * INLINE_TOKENS + 2);
                 heap.extend(*ids);
                 heap.push(id);
-                self.0 = Repr::Heap(Box::new(heap));
+                self.0 = TokenVecRepr::Heap(Box::new(heap));
             }
-            Repr::Heap(heap) => heap.push(id),
+            TokenVecRepr::Heap(heap) => heap.push(id),
         }
     }
 
     /// Keeps the first `count` ids.
     pub fn truncate(&mut self, count: usize) {
         match &mut self.0 {
-            Repr::Inline { len, .. } => *len = (*len).min(count.min(INLINE) as u8),
-            Repr::Heap(heap) => heap.truncate(count),
+            TokenVecRepr::Inline { len, .. } => *len = (*len).min(count.min(INLINE_TOKENS) as u8),
+            TokenVecRepr::Heap(heap) => heap.truncate(count),
         }
     }
 }
 
-impl Serialize for Tokens {
+impl Serialize for TokenVec {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        packed::serialize(self, serializer)
+        packed_list::serialize(self, serializer)
     }
 }
 
-impl<'de> Deserialize<'de> for Tokens {
+impl<'de> Deserialize<'de> for TokenVec {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        packed::deserialize(deserializer)
+        packed_list::deserialize(deserializer)
     }
 }
 
-impl Default for Tokens {
+impl Default for TokenVec {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Deref for Tokens {
+impl Deref for TokenVec {
     type Target = [Token];
 
     #[inline]
     fn deref(&self) -> &[Token] {
         match &self.0 {
-            Repr::Inline { len, ids } => &ids[..usize::from(*len)],
-            Repr::Heap(heap) => heap,
+            TokenVecRepr::Inline { len, ids } => &ids[..usize::from(*len)],
+            TokenVecRepr::Heap(heap) => heap,
         }
     }
 }
 
-impl DerefMut for Tokens {
+impl DerefMut for TokenVec {
     fn deref_mut(&mut self) -> &mut [Token] {
         match &mut self.0 {
-            Repr::Inline { len, ids } => &mut ids[..usize::from(*len)],
-            Repr::Heap(heap) => heap,
+            TokenVecRepr::Inline { len, ids } => &mut ids[..usize::from(*len)],
+            TokenVecRepr::Heap(heap) => heap,
         }
     }
 }
 
-impl From<&[Token]> for Tokens {
+impl From<&[Token]> for TokenVec {
     fn from(ids: &[Token]) -> Self {
-        if ids.len() > INLINE {
-            return Self(Repr::Heap(Box::new(ids.to_vec())));
+        if ids.len() > INLINE_TOKENS {
+            return Self(TokenVecRepr::Heap(Box::new(ids.to_vec())));
         }
         let mut tokens = Self::new();
         tokens.extend(ids.iter().copied());
@@ -113,25 +113,25 @@ impl From<&[Token]> for Tokens {
     }
 }
 
-impl From<Vec<Token>> for Tokens {
+impl From<Vec<Token>> for TokenVec {
     fn from(ids: Vec<Token>) -> Self {
-        if ids.len() > INLINE {
-            return Self(Repr::Heap(Box::new(ids)));
+        if ids.len() > INLINE_TOKENS {
+            return Self(TokenVecRepr::Heap(Box::new(ids)));
         }
         Self::from(ids.as_slice())
     }
 }
 
-impl From<Tokens> for Vec<Token> {
-    fn from(tokens: Tokens) -> Self {
+impl From<TokenVec> for Vec<Token> {
+    fn from(tokens: TokenVec) -> Self {
         match tokens.0 {
-            Repr::Inline { len, ids } => ids[..usize::from(len)].to_vec(),
-            Repr::Heap(heap) => *heap,
+            TokenVecRepr::Inline { len, ids } => ids[..usize::from(len)].to_vec(),
+            TokenVecRepr::Heap(heap) => *heap,
         }
     }
 }
 
-impl Extend<Token> for Tokens {
+impl Extend<Token> for TokenVec {
     fn extend<I: IntoIterator<Item = Token>>(&mut self, ids: I) {
         for id in ids {
             self.push(id);
@@ -139,7 +139,7 @@ impl Extend<Token> for Tokens {
     }
 }
 
-impl FromIterator<Token> for Tokens {
+impl FromIterator<Token> for TokenVec {
     fn from_iter<I: IntoIterator<Item = Token>>(ids: I) -> Self {
         let mut tokens = Self::new();
         tokens.extend(ids);
@@ -147,16 +147,16 @@ impl FromIterator<Token> for Tokens {
     }
 }
 
-impl IntoIterator for Tokens {
+impl IntoIterator for TokenVec {
     type Item = Token;
-    type IntoIter = TokensIter;
+    type IntoIter = TokenVecIter;
 
-    fn into_iter(self) -> TokensIter {
-        TokensIter { tokens: self, next: 0 }
+    fn into_iter(self) -> TokenVecIter {
+        TokenVecIter { tokens: self, next: 0 }
     }
 }
 
-impl<'a> IntoIterator for &'a Tokens {
+impl<'a> IntoIterator for &'a TokenVec {
     type Item = &'a Token;
     type IntoIter = std::slice::Iter<'a, Token>;
 
@@ -167,12 +167,12 @@ impl<'a> IntoIterator for &'a Tokens {
 
 /// Ids of a list, in order.
 #[derive(Debug, Clone)]
-pub struct TokensIter {
-    tokens: Tokens,
+pub struct TokenVecIter {
+    tokens: TokenVec,
     next: usize,
 }
 
-impl Iterator for TokensIter {
+impl Iterator for TokenVecIter {
     type Item = Token;
 
     fn next(&mut self) -> Option<Token> {
@@ -182,21 +182,21 @@ impl Iterator for TokensIter {
     }
 }
 
-impl std::fmt::Debug for Tokens {
+impl std::fmt::Debug for TokenVec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self[..].fmt(f)
     }
 }
 
-impl PartialEq for Tokens {
+impl PartialEq for TokenVec {
     fn eq(&self, other: &Self) -> bool {
         self[..] == other[..]
     }
 }
 
-impl Eq for Tokens {}
+impl Eq for TokenVec {}
 
-impl PartialEq<Vec<Token>> for Tokens {
+impl PartialEq<Vec<Token>> for TokenVec {
     fn eq(&self, other: &Vec<Token>) -> bool {
         self[..] == other[..]
     }
@@ -207,17 +207,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn behaves_like_a_vector_on_both_sides_of_the_bound() {
+    fn behaves_like_vec_inline_and_on_heap() {
         for count in 0..8 {
             let ids: Vec<Token> = (10..10 + count).collect();
-            let mut tokens: Tokens = ids.iter().copied().collect();
+            let mut tokens: TokenVec = ids.iter().copied().collect();
             assert_eq!(tokens, ids);
-            assert_eq!(Tokens::from(ids.clone()), tokens);
+            assert_eq!(TokenVec::from(ids.clone()), tokens);
             assert_eq!(Vec::from(tokens.clone()), ids);
             assert!(tokens.clone().into_iter().eq(ids.iter().copied()));
             tokens.truncate(2);
             assert_eq!(&*tokens, &ids[..ids.len().min(2)]);
         }
-        assert_eq!(size_of::<Tokens>(), 2 * size_of::<usize>());
+        assert_eq!(size_of::<TokenVec>(), 2 * size_of::<usize>());
     }
 }

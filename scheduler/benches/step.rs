@@ -8,10 +8,13 @@
 #![allow(clippy::print_stdout, reason = "a benchmark prints its table")]
 
 use protocol::{
-    Batch, KvGroup, KvKind, KvSpec, Replica, RequestId, RowOutput, Sampling, StepOutput,
-    StepTiming, Token, Tokens,
+    Batch, KvGroup, KvKind, KvSpec, Replica, RequestId, RowOutput, SamplingParams, StepOutput,
+    StepTiming, Token, TokenVec,
 };
-use scheduler::{Effect, Engine, EngineConfig, Event, KvConfig, Limits, Submit};
+use scheduler::{
+    KvConfig, RequestSubmission, Scheduler, SchedulerConfig, SchedulerEffect, SchedulerEvent,
+    SchedulerLimits,
+};
 use std::time::{Duration, Instant};
 
 /// As in the server.
@@ -25,7 +28,7 @@ const STEPS: usize = 1_000;
 /// A small model's cache on a large GPU.
 const MANY_BLOCKS: u32 = 4_000_000;
 
-struct Case {
+struct StepBenchCase {
     /// Ranks that step together.
     ranks: u16,
     /// Requests of each.
@@ -38,9 +41,9 @@ struct Case {
 const CASES: [(u16, u32, f64); 5] =
     [(1, 1, 50.0), (1, 256, 50.0), (1, 1_024, 150.0), (8, 1_024, 1_500.0), (1, 10_000, 2_000.0)];
 
-impl Case {
+impl StepBenchCase {
     /// Requests of all ranks.
-    fn in_all(&self) -> u32 {
+    fn total_requests(&self) -> u32 {
         u32::from(self.ranks) * self.running
     }
 
@@ -52,7 +55,7 @@ impl Case {
     }
 }
 
-struct Times {
+struct StepBenchTimes {
     median: Duration,
     p99: Duration,
     longest: Duration,
@@ -69,24 +72,24 @@ fn main() {
     let mut slow = Vec::new();
     for depth in [1, 2] {
         for (ranks, running, bar_us) in CASES {
-            let case = Case { ranks, running, depth, bar_us };
-            if only.is_some_and(|only| only != case.in_all()) {
+            let case = StepBenchCase { ranks, running, depth, bar_us };
+            if only.is_some_and(|only| only != case.total_requests()) {
                 continue;
             }
             let times = measure(&case);
             print_row(&case, &times);
             let median_us = times.median.as_secs_f64() * 1e6;
             if median_us > bar_us || (running > 1 && times.p99 > 4 * times.median) {
-                slow.push(case.in_all());
+                slow.push(case.total_requests());
             }
         }
     }
     println!();
-    let added = long_submit();
+    let added = longest_prompt_submit();
     println!(
         "Submitting a prompt of 131,072 tokens (keys computed by the submitter) adds {added:?} to a step."
     );
-    let longest = longest_alone(MANY_BLOCKS);
+    let longest = longest_single_request_tick(MANY_BLOCKS);
     println!(
         "A request alone in a pool of {MANY_BLOCKS} blocks: its longest tick takes {longest:?}."
     );
@@ -96,9 +99,9 @@ fn main() {
     assert!(!strict || slow.is_empty(), "above the bar: {slow:?} running");
 }
 
-fn print_row(case: &Case, times: &Times) {
+fn print_row(case: &StepBenchCase, times: &StepBenchTimes) {
     let us = |d: Duration| d.as_secs_f64() * 1e6;
-    let per_request = times.median.as_nanos() as f64 / f64::from(case.in_all());
+    let per_request = times.median.as_nanos() as f64 / f64::from(case.total_requests());
     let ratio = us(times.p99) / us(times.median);
     println!(
         "| {} | {} | {:.1} us | {:.1} us | {ratio:.2} | {:.1} us | {per_request:.0} | {} us |",
@@ -112,12 +115,12 @@ fn print_row(case: &Case, times: &Times) {
 }
 
 /// Fills the engine with requests, then times single steps of all ranks.
-fn measure(case: &Case) -> Times {
-    let steps = if case.in_all() >= 8_000 { STEPS / 2 } else { STEPS } as u32;
+fn measure(case: &StepBenchCase) -> StepBenchTimes {
+    let steps = if case.total_requests() >= 8_000 { STEPS / 2 } else { STEPS } as u32;
     let length = PROMPT + 4 * steps;
     let mut engine = engine(case, length);
     let mut inbox = Vec::new();
-    for id in 0..case.in_all() {
+    for id in 0..case.total_requests() {
         // Lengths differ, as they do in traffic: block edges then spread over the steps.
         let prompt = PROMPT - id * 7 % BLOCK_TOKENS;
         let rank = Replica((id % u32::from(case.ranks)) as u16);
@@ -125,9 +128,9 @@ fn measure(case: &Case) -> Times {
     }
     let mut effects = Vec::new();
     // Prefill, then some steps of decoding so that buffers have their size.
-    while engine.limits().requests_running > 0 {
+    while engine.limits().max_num_seqs > 0 {
         engine.tick(0, &mut inbox, &mut effects);
-        let rows = answer(&mut effects, &mut inbox);
+        let rows = complete_steps(&mut effects, &mut inbox);
         if rows == case.running as usize * inbox.len() {
             break;
         }
@@ -137,7 +140,7 @@ fn measure(case: &Case) -> Times {
         let started = Instant::now();
         engine.tick(0, &mut inbox, &mut effects);
         let took = started.elapsed();
-        let rows = answer(&mut effects, &mut inbox);
+        let rows = complete_steps(&mut effects, &mut inbox);
         assert!(rows > 0, "the engine ran dry");
         // Two steps in flight are answered by one tick: count each, and all ranks' parts of it as one.
         let answered = (inbox.len() as u32 / u32::from(case.ranks)).max(1);
@@ -147,12 +150,12 @@ fn measure(case: &Case) -> Times {
     }
     times.sort();
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
-    Times { median: at(0.5), p99: at(0.99), longest: at(1.0) }
+    StepBenchTimes { median: at(0.5), p99: at(0.99), longest: at(1.0) }
 }
 
 /// Time that a very long prompt adds to the tick that takes it in.
-fn long_submit() -> Duration {
-    let case = Case { ranks: 1, running: 256, depth: 1, bar_us: 0.0 };
+fn longest_prompt_submit() -> Duration {
+    let case = StepBenchCase { ranks: 1, running: 256, depth: 1, bar_us: 0.0 };
     let mut engine = engine(&case, 140_000);
     let mut effects = Vec::new();
     let mut worst = Duration::ZERO;
@@ -167,9 +170,9 @@ fn long_submit() -> Duration {
 }
 
 /// The longest tick of a request that is alone in a pool of so many blocks, since the next one waits for it: the median of a hundred.
-fn longest_alone(blocks: u32) -> Duration {
-    let case = Case { ranks: 1, running: 1, depth: 1, bar_us: 0.0 };
-    let mut engine = engine_of(&case, 100, blocks);
+fn longest_single_request_tick(blocks: u32) -> Duration {
+    let case = StepBenchCase { ranks: 1, running: 1, depth: 1, bar_us: 0.0 };
+    let mut engine = engine_with_blocks(&case, 100, blocks);
     let mut effects = Vec::new();
     let mut longest = Vec::new();
     for id in 0..100 {
@@ -179,7 +182,7 @@ fn longest_alone(blocks: u32) -> Duration {
             let started = Instant::now();
             engine.tick(0, &mut inbox, &mut effects);
             longest_of_it = longest_of_it.max(started.elapsed());
-            answer(&mut effects, &mut inbox);
+            complete_steps(&mut effects, &mut inbox);
         }
         assert!(engine.is_idle(), "a request has ended");
         longest.push(longest_of_it);
@@ -188,59 +191,67 @@ fn longest_alone(blocks: u32) -> Duration {
     longest[longest.len() / 2]
 }
 
-fn engine(case: &Case, length: u32) -> Engine {
-    engine_of(case, length, (case.running + 1) * length.div_ceil(BLOCK_TOKENS))
+fn engine(case: &StepBenchCase, length: u32) -> Scheduler {
+    engine_with_blocks(case, length, (case.running + 1) * length.div_ceil(BLOCK_TOKENS))
 }
 
-fn engine_of(case: &Case, length: u32, blocks: u32) -> Engine {
-    let mut limits = Limits::cpu(length, VOCAB);
+fn engine_with_blocks(case: &StepBenchCase, length: u32, blocks: u32) -> Scheduler {
+    let mut limits = SchedulerLimits::cpu(length, VOCAB);
     limits.tokens_per_step = (case.running + 1).max(8_192);
-    limits.requests_running = case.running;
+    limits.max_num_seqs = case.running;
     limits.steps_in_flight = case.depth;
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
     let mut kv = KvConfig::new(spec, blocks, [1, 2]);
     kv.events = false;
-    let mut config = EngineConfig::new(limits, kv);
+    let mut config = SchedulerConfig::new(limits, kv);
     (config.replicas, config.lockstep) = (case.ranks, case.ranks > 1);
-    Engine::new(config).expect("limits are in range")
+    Scheduler::new(config).expect("limits are in range")
 }
 
-fn submit(engine: &Engine, id: u64, (prompt, max_tokens): (u32, u32), rank: Replica) -> Event {
+fn submit(
+    engine: &Scheduler,
+    id: u64,
+    (prompt, max_tokens): (u32, u32),
+    rank: Replica,
+) -> SchedulerEvent {
     let tokens: Vec<Token> = (0..prompt).map(|i| (id as u32 * 7_919 + i * 31) % VOCAB).collect();
-    let keys = engine.hasher().hash(&tokens, None);
-    Event::Submit(Box::new(Submit {
+    let keys = engine.hasher().hash_prompt(&tokens, None);
+    SchedulerEvent::Submit(Box::new(RequestSubmission {
         id: RequestId(id),
         tokens,
         max_tokens,
-        sampling: Sampling::greedy(),
-        masked_from: None,
-        key: id,
+        sampling: SamplingParams::greedy(),
+        first_masked_token: None,
+        rng_key: id,
         eos_ids: vec![VOCAB - 1],
         stop_ids: Vec::new(),
         priority: 0,
-        extra: None,
+        extra_keys: None,
         replica: Some(rank),
-        keys,
+        block_keys: keys,
     }))
 }
 
 /// The device: answers every batch at once. Returns the rows answered.
-fn answer(effects: &mut Vec<Effect>, inbox: &mut Vec<Event>) -> usize {
+fn complete_steps(effects: &mut Vec<SchedulerEffect>, inbox: &mut Vec<SchedulerEvent>) -> usize {
     let mut rows = 0;
     for effect in effects.drain(..) {
-        let Effect::Send { replica, batch } = effect else { continue };
+        let SchedulerEffect::SendBatch { replica, batch } = effect else { continue };
         rows += batch.rows.len();
-        inbox.push(Event::Output { replica: Replica(replica.0), output: output(&batch) });
+        inbox.push(SchedulerEvent::StepOutput {
+            replica: Replica(replica.0),
+            output: step_output(&batch),
+        });
     }
     rows
 }
 
-fn output(batch: &Batch) -> StepOutput {
-    let row = |(i, row): (usize, &protocol::Row)| {
+fn step_output(batch: &Batch) -> StepOutput {
+    let row = |(i, row): (usize, &protocol::BatchRow)| {
         let token = (batch.step.0 as u32 * 13 + i as u32 * 7) % (VOCAB - 1);
-        let emitted = if row.samples { Tokens::one(token) } else { Tokens::new() };
-        RowOutput { emitted, ..RowOutput::default() }
+        let emitted = if row.samples { TokenVec::one(token) } else { TokenVec::new() };
+        RowOutput { sampled_tokens: emitted, ..RowOutput::default() }
     };
     let rows = batch.rows.iter().enumerate().map(row).collect();
     StepOutput {
@@ -248,6 +259,6 @@ fn output(batch: &Batch) -> StepOutput {
         epoch: batch.epoch,
         rows,
         timing: StepTiming::default(),
-        experts: Vec::new(),
+        expert_tokens: Vec::new(),
     }
 }

@@ -3,37 +3,37 @@
 //! Results of requests that ended, or that were preempted since, are dropped. An output that is
 //! not the answer to the oldest step in flight is dropped as a whole and counted.
 
-use crate::publish::publish;
+use crate::publish::publish_full_blocks;
 use crate::request::Request;
-use crate::slab::Slot;
-use crate::state::{FlightRow, State, Totals};
-use crate::{ErrorCode, Finish, Limits, TokenEvent};
-use kvcache::{Bug, KvCache, Planted};
+use crate::scheduling_state::{ReplicaTotals, ScheduledRow, SchedulingState};
+use crate::slab::SlabSlot;
+use crate::{FinishReason, RequestError, SchedulerLimits, TokenEvent};
+use kvcache::{FaultInjection, InjectedFault, KvCache};
 use protocol::{RowError, RowOutput, StepOutput, ThinVec, Token, TokenLogprobs};
 use std::mem::take;
 
 /// Applies the answer to the oldest step in flight; events of its requests are appended to `events`,
 /// requests that ended to `ended`.
 pub(crate) fn apply(
-    state: &mut State,
+    state: &mut SchedulingState,
     kv: &mut KvCache,
-    limits: &Limits,
+    limits: &SchedulerLimits,
     mut output: StepOutput,
     events: &mut Vec<TokenEvent>,
-    ended: &mut Vec<Slot>,
+    ended: &mut Vec<SlabSlot>,
 ) {
-    let expected = state.flights.front().map(|flight| (flight.step, flight.rows.len()));
-    let repeated = state.planted.has(Bug::RepeatedOutputApplied)
+    let expected = state.steps_in_flight.front().map(|flight| (flight.step, flight.rows.len()));
+    let repeated = state.fault_injection.is_active(InjectedFault::RepeatedOutputApplied)
         && expected.is_some_and(|(_, rows)| rows == output.rows.len());
     if expected != Some((output.step, output.rows.len())) && !repeated {
         state.totals.outputs_dropped += 1;
         return;
     }
-    let Some(flight) = state.flights.pop_front() else { return };
+    let Some(flight) = state.steps_in_flight.pop_front() else { return };
     state.totals.steps += 1;
     let first_ended = ended.len();
     for (row, result) in flight.rows.iter().zip(&mut output.rows) {
-        let stale = state.planted.has(Bug::StaleEpochAccepted);
+        let stale = state.fault_injection.is_active(InjectedFault::StaleEpochAccepted);
         let live = |r: &&mut Request| r.id == row.request && (r.epoch == row.epoch || stale);
         let Some(request) = state.requests.get_mut(row.slot).filter(live) else {
             state.totals.rows_dropped += 1;
@@ -57,100 +57,109 @@ pub(crate) fn apply(
 fn apply_row(
     request: &mut Request,
     kv: &mut KvCache,
-    hasher: &kvcache::Hasher,
-    limits: &Limits,
-    (row, result): (&FlightRow, &mut RowOutput),
-    totals: &mut Totals,
+    hasher: &kvcache::BlockHasher,
+    limits: &SchedulerLimits,
+    (row, result): (&ScheduledRow, &mut RowOutput),
+    totals: &mut ReplicaTotals,
     events: &mut Vec<TokenEvent>,
 ) -> bool {
     request.rows_in_flight -= 1;
     if row.samples {
-        request.promised -= 1;
-        request.slack -= u16::from(row.drafts);
+        request.pending_samples -= 1;
+        request.draft_slack -= u16::from(row.drafts);
     }
-    let late = is_late(request, row, result);
-    if let Some(code) = fault(row, result, limits.vocab_size).filter(|_| !late) {
-        if kv.planted().has(Bug::ErrorRowPublished) {
-            publish(request, kv, hasher, request.settled + row.len);
+    let late = is_mask_overdue(request, row, result);
+    if let Some(code) = row_error(row, result, limits.vocab_size).filter(|_| !late) {
+        if kv.fault_injection().is_active(InjectedFault::ErrorRowPublished) {
+            publish_full_blocks(request, kv, hasher, request.committed_kv_len + row.len);
         }
-        request.tell(events).finish = Some(Finish::Error(code));
+        request.push_event(events).finish_reason = Some(FinishReason::Error(code));
         return true;
     }
     // Drafts accepted earlier have moved the row: its true start is what was settled before it.
-    let start = request.settled;
+    let start = request.committed_kv_len;
     totals.drafts.add(result.drafted, result.accepted);
-    request.computed += u32::from(result.accepted);
-    let all_settle = kv.planted().has(Bug::RejectedDraftsSettle);
+    request.computed_tokens += u32::from(result.accepted);
+    let all_settle = kv.fault_injection().is_active(InjectedFault::RejectedDraftsCommitted);
     let drafts = if all_settle { row.drafts } else { result.accepted };
-    request.settled += row.len + u32::from(drafts);
+    request.committed_kv_len += row.len + u32::from(drafts);
     if late {
-        forward_again(request);
+        recompute_last_token(request);
     }
-    let (taken, finish) = append(request, &result.emitted, kv.planted());
-    publish(request, kv, hasher, request.settled);
-    let prompt_logprobs = unseen_prompt_logprobs(request, start, take(&mut result.prompt_logprobs));
+    let (taken, finish) = commit_tokens(request, &result.sampled_tokens, kv.fault_injection());
+    publish_full_blocks(request, kv, hasher, request.committed_kv_len);
+    let prompt_logprobs =
+        undelivered_prompt_logprobs(request, start, take(&mut result.prompt_logprobs));
     if taken == 0 && prompt_logprobs.is_empty() && finish.is_none() {
         return false;
     }
     result.logprobs.truncate(taken);
-    let event = request.tell(events);
-    event.tokens.extend(result.emitted[..taken].iter().copied());
+    let event = request.push_event(events);
+    event.tokens.extend(result.sampled_tokens[..taken].iter().copied());
     event.logprobs = take(&mut result.logprobs);
     event.prompt_logprobs = prompt_logprobs;
     let ended = finish.is_some();
     if ended {
-        event.finish = finish;
+        event.finish_reason = finish;
     }
     ended
 }
 
 /// Whether a row did all but sample, because its mask was late.
-fn is_late(request: &Request, row: &FlightRow, result: &RowOutput) -> bool {
-    let silent = result.emitted.is_empty() && (result.drafted, result.accepted) == (0, 0);
-    result.error == Some(RowError::MaskLate) && row.samples && silent && request.masking.is_on()
+fn is_mask_overdue(request: &Request, row: &ScheduledRow, result: &RowOutput) -> bool {
+    let silent = result.sampled_tokens.is_empty() && (result.drafted, result.accepted) == (0, 0);
+    result.error == Some(RowError::MaskOverdue)
+        && row.samples
+        && silent
+        && request.mask_state.is_masked()
 }
 
 /// Takes back the last token of a row that was to sample: it is forwarded again once its mask is there. Rows of
 /// constrained requests wait for each other, so nothing was sent behind it.
-fn forward_again(request: &mut Request) {
-    request.masking.late();
-    request.computed -= 1;
-    request.settled -= 1;
+fn recompute_last_token(request: &mut Request) {
+    request.mask_state.on_overdue();
+    request.computed_tokens -= 1;
+    request.committed_kv_len -= 1;
 }
 
 /// Why a row's result cannot be used.
-fn fault(row: &FlightRow, result: &RowOutput, vocab_size: u32) -> Option<ErrorCode> {
+fn row_error(row: &ScheduledRow, result: &RowOutput, vocab_size: u32) -> Option<RequestError> {
     if let Some(error) = result.error {
-        return Some(ErrorCode::Row(error));
+        return Some(RequestError::RowFailed(error));
     }
     let expected = if row.samples { usize::from(result.accepted) + 1 } else { 0 };
-    let right = result.emitted.len() == expected
+    let right = result.sampled_tokens.len() == expected
         && result.accepted <= result.drafted
         && result.drafted <= row.drafts
-        && result.emitted.iter().all(|&token| token < vocab_size);
-    (!right).then_some(ErrorCode::BadOutput)
+        && result.sampled_tokens.iter().all(|&token| token < vocab_size);
+    (!right).then_some(RequestError::BadOutput)
 }
 
 /// Commits emitted tokens up to the one that ends the request; how many these are.
-fn append(request: &mut Request, emitted: &[Token], planted: Planted) -> (usize, Option<Finish>) {
+fn commit_tokens(
+    request: &mut Request,
+    emitted: &[Token],
+    planted: FaultInjection,
+) -> (usize, Option<FinishReason>) {
     for (i, &token) in emitted.iter().enumerate() {
         request.commit(token);
-        let stop = request.stop(token).map(Finish::Stop);
-        let full = || (request.len >= request.limit).then_some(Finish::Length);
+        let stop = request.stop_reason(token).map(FinishReason::Stop);
+        let full = || (request.len >= request.limit).then_some(FinishReason::Length);
         let finish = stop.or_else(full);
-        let runs_on = planted.has(Bug::StopAmongDraftsMissed) && i + 1 < emitted.len();
+        let runs_on =
+            planted.is_active(InjectedFault::StopInsideDraftsMissed) && i + 1 < emitted.len();
         if finish.is_some() && !runs_on {
             return (i + 1, finish);
         }
     }
     // Where a token may follow, the one that reaches the limit ends the request before it is forwarded.
-    let scored = request.settled >= request.limit;
-    (emitted.len(), scored.then_some(Finish::Length))
+    let scored = request.committed_kv_len >= request.limit;
+    (emitted.len(), scored.then_some(FinishReason::Length))
 }
 
 /// The part of a row's prompt log-probabilities that was not delivered before a preemption. The row
 /// started at `start`, so its first entry is about position `start + 1`.
-fn unseen_prompt_logprobs(
+fn undelivered_prompt_logprobs(
     request: &mut Request,
     start: u32,
     entries: ThinVec<TokenLogprobs>,
@@ -158,64 +167,66 @@ fn unseen_prompt_logprobs(
     if entries.is_empty() {
         return entries;
     }
-    let cold = &mut request.cold;
+    let cold = &mut request.cold_fields;
     let in_prompt = (cold.prompt_len - 1).saturating_sub(start) as usize;
-    let seen = cold.scored.saturating_sub(start + 1) as usize;
+    let seen = cold.prompt_logprobs_sent.saturating_sub(start + 1) as usize;
     let unseen: ThinVec<_> = entries.into_iter().take(in_prompt).skip(seen).collect();
-    cold.scored += unseen.len() as u32;
+    cold.prompt_logprobs_sent += unseen.len() as u32;
     unseen
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{EngineConfig, Submit};
+    use crate::{RequestSubmission, SchedulerConfig};
     use kvcache::KvConfig;
-    use protocol::{KvGroup, KvKind, KvSpec, Tokens};
+    use protocol::{KvGroup, KvKind, KvSpec, TokenVec};
     use std::ops::Range;
 
     fn request(prompt: u32) -> Request {
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: 4, groups: vec![group] };
-        let config = EngineConfig::new(Limits::cpu(8, 100), KvConfig::new(spec, 8, [1, 2]));
-        let submit = Submit::greedy(1, (0..prompt).collect(), &config.kv.hasher());
-        Request::new(Submit { masked_from: Some(0), ..submit }, 0, 0, &config)
+        let config =
+            SchedulerConfig::new(SchedulerLimits::cpu(8, 100), KvConfig::new(spec, 8, [1, 2]));
+        let submit = RequestSubmission::greedy(1, (0..prompt).collect(), &config.kv.block_hasher());
+        Request::new(RequestSubmission { first_masked_token: Some(0), ..submit }, 0, 0, &config)
     }
 
     #[test]
-    fn a_mask_is_late_for_a_row_that_samples_and_said_nothing() {
+    fn mask_is_overdue_for_sampling_row_without_output() {
         let request = request(9);
-        let row = |samples| FlightRow {
-            slot: Slot(0),
+        let row = |samples| ScheduledRow {
+            slot: SlabSlot(0),
             request: request.id,
             epoch: 0,
             len: 9,
             drafts: 2,
             samples,
         };
-        let late = RowOutput { error: Some(RowError::MaskLate), ..RowOutput::default() };
-        assert!(is_late(&request, &row(true), &late));
-        assert!(!is_late(&request, &row(false), &late));
-        assert!(!is_late(&request, &row(true), &RowOutput::default()));
+        let late = RowOutput { error: Some(RowError::MaskOverdue), ..RowOutput::default() };
+        assert!(is_mask_overdue(&request, &row(true), &late));
+        assert!(!is_mask_overdue(&request, &row(false), &late));
+        assert!(!is_mask_overdue(&request, &row(true), &RowOutput::default()));
         for said in [
             RowOutput { drafted: 1, ..late.clone() },
             RowOutput { accepted: 1, ..late.clone() },
-            RowOutput { emitted: Tokens::one(7), ..late.clone() },
+            RowOutput { sampled_tokens: TokenVec::one(7), ..late.clone() },
         ] {
-            assert!(!is_late(&request, &row(true), &said), "{said:?}");
+            assert!(!is_mask_overdue(&request, &row(true), &said), "{said:?}");
         }
     }
 
     /// A row that recomputes more than was delivered, and goes on behind the prompt.
     #[test]
-    fn scores_of_a_prompt_are_delivered_once_and_end_with_it() {
+    fn prompt_logprobs_are_delivered_once() {
         let mut request = request(9);
         let entries = |positions: Range<u32>| -> ThinVec<TokenLogprobs> {
-            let of = |token| TokenLogprobs { token, logprob: -1.0, rank: 1, top: Vec::new() };
+            let of =
+                |token| TokenLogprobs { token, logprob: -1.0, rank: 1, top_logprobs: Vec::new() };
             positions.map(of).collect()
         };
         let mut told = |start, end| -> Vec<Token> {
-            let unseen = unseen_prompt_logprobs(&mut request, start, entries(start + 1..end));
+            let unseen = undelivered_prompt_logprobs(&mut request, start, entries(start + 1..end));
             unseen.iter().map(|entry| entry.token).collect()
         };
         assert_eq!(told(0, 5), [1, 2, 3, 4]);

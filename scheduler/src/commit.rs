@@ -3,111 +3,120 @@
 //! The order matters. Victims first, then the prefix hits of *all* admissions are pinned, then
 //! fresh blocks are taken: an allocation must not evict a hit of the same plan.
 
-use crate::FirstRun;
-use crate::plan::{Admission, Plan, PlannedRow};
-use crate::publish::publish;
+use crate::FirstAdmission;
+use crate::plan::{PlannedAdmission, PlannedRow, StepPlan};
+use crate::publish::publish_full_blocks;
 use crate::request::{PREEMPTIONS_MAX, Request};
-use crate::state::{Flight, FlightRow, State};
-use crate::stats::Requeue;
-use kvcache::{Bug, KvCache, Planted};
-use protocol::{BlockId, Input, Row, SeatInit, StepId, TableUpdate, ThinVec, Tokens};
+use crate::scheduling_state::{ScheduledRow, ScheduledStep, SchedulingState};
+use crate::stats::RequeueReason;
+use kvcache::{FaultInjection, InjectedFault, KvCache};
+use protocol::{
+    BatchRow, BlockId, BlockTableUpdate, RowInput, SequenceInit, StepId, ThinVec, TokenVec,
+};
 
 /// Carries out `plan` but for its rows, which `launch` writes.
-pub(crate) fn commit(state: &mut State, kv: &mut KvCache, plan: &Plan, now_ms: u64) {
+pub(crate) fn commit(state: &mut SchedulingState, kv: &mut KvCache, plan: &StepPlan, now_ms: u64) {
     preempt(state, kv, plan);
-    if state.planted.has(Bug::TakeBeforeClaim) {
-        grow(state, kv, &plan.rows);
+    if state.fault_injection.is_active(InjectedFault::AllocateBeforePin) {
+        grow_running(state, kv, &plan.rows);
         for_each_admission(plan, |admission, found| {
-            claim(state, kv, admission, found);
-            take(state, kv, admission);
+            pin_hit(state, kv, admission, found);
+            allocate_admission(state, kv, admission);
         });
     } else {
-        for_each_admission(plan, |admission, found| claim(state, kv, admission, found));
-        grow(state, kv, &plan.rows);
-        for_each_admission(plan, |admission, _| take(state, kv, admission));
+        for_each_admission(plan, |admission, found| pin_hit(state, kv, admission, found));
+        grow_running(state, kv, &plan.rows);
+        for_each_admission(plan, |admission, _| allocate_admission(state, kv, admission));
     }
     admit(state, kv, plan, now_ms);
     if !plan.admit.is_empty() {
-        state.blocked = None;
-    } else if plan.blocked.is_some() {
-        state.blocked = plan.blocked;
+        state.blocked_head = None;
+    } else if plan.blocked_head.is_some() {
+        state.blocked_head = plan.blocked_head;
     }
 }
 
-fn preempt(state: &mut State, kv: &mut KvCache, plan: &Plan) {
+fn preempt(state: &mut SchedulingState, kv: &mut KvCache, plan: &StepPlan) {
     for &slot in &plan.preempt {
         let request = &mut state.requests[slot];
         request.preemptions = request.preemptions.saturating_add(1);
         let guarded = request.preemptions >= PREEMPTIONS_MAX;
-        request.guarded = guarded && !state.planted.has(Bug::NeverGuarded);
-        state.running.remove(request.cold.key);
-        state.requeue(slot, kv, Requeue::Preemption);
+        request.non_preemptible =
+            guarded && !state.fault_injection.is_active(InjectedFault::NeverNonPreemptible);
+        state.running.remove(request.cold_fields.queue_key);
+        state.requeue(slot, kv, RequeueReason::Preemption);
         state.totals.preemptions += 1;
     }
 }
 
 /// Calls `f` with each admission and the blocks of its prefix hit.
-fn for_each_admission(plan: &Plan, mut f: impl FnMut(Admission, &[BlockId])) {
+fn for_each_admission(plan: &StepPlan, mut f: impl FnMut(PlannedAdmission, &[BlockId])) {
     let mut hits = plan.hits.as_slice();
     for &admission in &plan.admit {
-        let (found, rest) = hits.split_at(admission.hits as usize);
+        let (found, rest) = hits.split_at(admission.hit_blocks as usize);
         f(admission, found);
         hits = rest;
     }
 }
 
 /// Pins the prefix hit of an admission.
-fn claim(state: &mut State, kv: &mut KvCache, admission: Admission, found: &[BlockId]) {
-    let table = state.spare_table();
-    state.requests[admission.slot].claim(table, found, kv);
+fn pin_hit(
+    state: &mut SchedulingState,
+    kv: &mut KvCache,
+    admission: PlannedAdmission,
+    found: &[BlockId],
+) {
+    let table = state.take_spare_block_table();
+    state.requests[admission.slot].pin_blocks(table, found, kv);
 }
 
 /// Takes the blocks an admission needs beside its hit.
-fn take(state: &mut State, kv: &mut KvCache, admission: Admission) {
+fn allocate_admission(state: &mut SchedulingState, kv: &mut KvCache, admission: PlannedAdmission) {
     let request = &mut state.requests[admission.slot];
-    request.grow(kv.blocks_for(request.len) - admission.hits, kv);
+    request.allocate_blocks(kv.blocks_for(request.len) - admission.hit_blocks, kv);
 }
 
 /// Takes blocks for the growth of running requests; guarded ones draw on what was set aside.
-fn grow(state: &mut State, kv: &mut KvCache, rows: &[PlannedRow]) {
-    for row in rows.iter().filter(|row| row.grow > 0) {
+fn grow_running(state: &mut SchedulingState, kv: &mut KvCache, rows: &[PlannedRow]) {
+    for row in rows.iter().filter(|row| row.new_blocks > 0) {
         let request = &mut state.requests[row.slot];
-        let own = row.grow.min(request.reserved);
-        request.reserved -= own;
-        state.reserved -= own;
-        request.grow(row.grow, kv);
+        let own = row.new_blocks.min(request.reserved_blocks);
+        request.reserved_blocks -= own;
+        state.reserved_blocks -= own;
+        request.allocate_blocks(row.new_blocks, kv);
     }
 }
 
 /// Moves admitted requests to the running line: they hold their blocks and get a seat.
-fn admit(state: &mut State, kv: &KvCache, plan: &Plan, now_ms: u64) {
-    for &Admission { slot, hits, reserve } in &plan.admit {
-        let seat = state.take_seat();
+fn admit(state: &mut SchedulingState, kv: &KvCache, plan: &StepPlan, now_ms: u64) {
+    for &PlannedAdmission { slot, hit_blocks: hits, reserved_blocks: reserve } in &plan.admit {
+        let seat = state.take_sequence_slot();
         let request = &mut state.requests[slot];
         let cached = hits * kv.block_tokens();
-        request.seat = Some(seat);
-        request.reserved = reserve;
-        (request.computed, request.settled, request.published) = (cached, cached, hits);
-        request.publishing = kv.is_caching();
-        let cold = &mut *request.cold;
-        if cold.asked.first_run.is_none() {
-            let queued_ms = now_ms.saturating_sub(cold.asked.submitted_ms) as u32;
+        request.seq_slot = Some(seat);
+        request.reserved_blocks = reserve;
+        (request.computed_tokens, request.committed_kv_len, request.published_blocks) =
+            (cached, cached, hits);
+        request.may_publish = kv.is_caching();
+        let cold = &mut *request.cold_fields;
+        if cold.params.first_admission.is_none() {
+            let queued_ms = now_ms.saturating_sub(cold.params.submitted_ms) as u32;
             let cached_tokens = cached.min(cold.prompt_len);
-            cold.asked.first_run =
-                Some(FirstRun { replica: state.replica, cached_tokens, queued_ms });
+            cold.params.first_admission =
+                Some(FirstAdmission { replica: state.replica, cached_tokens, queued_ms });
             state.totals.prompt_tokens += u64::from(cold.prompt_len);
             state.totals.prompt_tokens_cached += u64::from(cached_tokens);
         }
-        if let Some((why, computed)) = cold.asked.setback.take() {
+        if let Some((why, computed)) = cold.params.last_requeue.take() {
             state.totals.recomputed_tokens.add(why, computed.saturating_sub(cached));
         }
         if kv.is_caching() {
             state.totals.prefix_queries += u64::from(request.len);
             state.totals.prefix_hits += u64::from(cached);
         }
-        state.reserved += reserve;
+        state.reserved_blocks += reserve;
         state.waiting_tokens -= u64::from(request.len);
-        let key = cold.key;
+        let key = cold.queue_key;
         state.waiting.remove(key);
         state.running.insert(key, slot);
     }
@@ -115,23 +124,23 @@ fn admit(state: &mut State, kv: &KvCache, plan: &Plan, now_ms: u64) {
 
 /// Writes the rows of the batch and advances the cursors. A step is in flight afterwards, also one
 /// without rows.
-pub(crate) fn launch(
-    state: &mut State,
+pub(crate) fn write_batch_rows(
+    state: &mut SchedulingState,
     kv: &mut KvCache,
     planned: &[PlannedRow],
     histories: bool,
-) -> Vec<Row> {
+) -> Vec<BatchRow> {
     let step = state.step.next();
-    let mut flying = state.spare_rows();
+    let mut flying = state.take_spare_row_buffer();
     flying.reserve(planned.len());
     let rows = planned.iter().map(|plan| {
         let request = &mut state.requests[plan.slot];
-        let covered = u64::from(request.blocks) * u64::from(kv.block_tokens());
-        let end = u64::from(plan.start + plan.len) + u64::from(request.slack);
+        let covered = u64::from(request.block_count) * u64::from(kv.block_tokens());
+        let end = u64::from(plan.start + plan.len) + u64::from(request.draft_slack);
         let end = end + u64::from(plan.drafts);
         assert!(end <= covered, "{:?} writes up to {end}, its table covers {covered}", request.id);
-        let samples = samples(request, plan, state.planted);
-        flying.push(FlightRow {
+        let samples = row_samples(request, plan, state.fault_injection);
+        flying.push(ScheduledRow {
             slot: plan.slot,
             request: request.id,
             epoch: request.epoch,
@@ -139,22 +148,23 @@ pub(crate) fn launch(
             drafts: plan.drafts,
             samples,
         });
-        if state.planted.has(Bug::PublishBeforeCompute) {
-            publish(request, kv, &state.hasher, request.len);
+        if state.fault_injection.is_active(InjectedFault::PublishBeforeCompute) {
+            publish_full_blocks(request, kv, &state.hasher, request.len);
         }
-        write_row(request, plan, (samples, step), histories, state.planted)
+        write_row(request, plan, (samples, step), histories, state.fault_injection)
     });
     let rows = rows.collect();
     state.step = step;
-    state.flights.push_back(Flight { step, rows: flying });
+    state.steps_in_flight.push_back(ScheduledStep { step, rows: flying });
     rows
 }
 
 /// Whether the row samples.
-fn samples(request: &Request, plan: &PlannedRow, planted: Planted) -> bool {
+fn row_samples(request: &Request, plan: &PlannedRow, planted: FaultInjection) -> bool {
     let end = plan.start + plan.len;
-    let at_prompt_end = planted.has(Bug::SampleAtPromptEnd) && request.preemptions > 0;
-    request.samples_at(end) || (at_prompt_end && end == request.cold.prompt_len)
+    let at_prompt_end =
+        planted.is_active(InjectedFault::SampleAtPromptEnd) && request.preemptions > 0;
+    request.samples_at(end) || (at_prompt_end && end == request.cold_fields.prompt_len)
 }
 
 /// Writes one row of `step` and moves its request's cursors behind it.
@@ -167,70 +177,73 @@ fn write_row(
     plan: &PlannedRow,
     (samples, step): (bool, StepId),
     histories: bool,
-    planted: Planted,
-) -> Row {
-    assert_eq!(plan.start, request.computed, "{:?} was planned from elsewhere", request.id);
+    planted: FaultInjection,
+) -> BatchRow {
+    assert_eq!(plan.start, request.computed_tokens, "{:?} was planned from elsewhere", request.id);
     let end = plan.start + plan.len;
-    let sampled_at = request.sampled_at;
-    let slack = if planted.has(Bug::SlackNotTold) { 0 } else { request.slack };
+    let sampled_at = request.last_sampling_step;
+    let slack =
+        if planted.is_active(InjectedFault::DraftSlackNotSent) { 0 } else { request.draft_slack };
     request.rows_in_flight += 1;
-    request.computed = end;
-    request.drafted = samples;
+    request.computed_tokens = end;
+    request.slot_has_drafts = samples;
     if samples {
-        request.promised += 1;
-        request.slack += u16::from(plan.drafts);
-        let late = planted.has(Bug::SeatReadLate) && request.promised > 1;
-        request.sampled_at = if late { sampled_at } else { step };
+        request.pending_samples += 1;
+        request.draft_slack += u16::from(plan.drafts);
+        let late =
+            planted.is_active(InjectedFault::StaleSequenceSlotRead) && request.pending_samples > 1;
+        request.last_sampling_step = if late { sampled_at } else { step };
     }
-    let init = std::mem::take(&mut request.fresh).then(|| Box::new(seat_init(request, histories)));
-    let tables = table_updates(request);
-    let seat = request.seat.expect("a running request has a seat");
+    let init = std::mem::take(&mut request.first_row_of_epoch)
+        .then(|| Box::new(sequence_init(request, histories)));
+    let tables = block_table_updates(request);
+    let seat = request.seq_slot.expect("a running request has a seat");
     let next = (end < request.len).then(|| request.tokens()[end as usize]);
     let input = if plan.start + 1 == request.len {
-        Input::Tokens(Tokens::one(request.last()))
+        RowInput::Tokens(TokenVec::one(request.last_token()))
     } else if end <= request.len {
-        request.gather();
-        Input::Tokens(request.tokens()[plan.start as usize..end as usize].into())
+        request.flush_tail();
+        RowInput::Tokens(request.tokens()[plan.start as usize..end as usize].into())
     } else {
         assert_eq!(plan.len, 1, "only the last known token can still be on the device");
-        Input::SampledAt { step: sampled_at, slack }
+        RowInput::SampledAt { step: sampled_at, draft_slack: slack }
     };
-    Row {
+    BatchRow {
         request: request.id,
         epoch: request.epoch,
-        seat,
+        seq_slot: seat,
         start: plan.start,
         len: plan.len,
         drafts: plan.drafts,
         samples,
-        masked: samples && request.masking.is_on(),
+        masked: samples && request.mask_state.is_masked(),
         input,
-        tables,
-        next,
-        init,
+        table_updates: tables,
+        next_token: next,
+        seq_init: init,
     }
 }
 
 /// What the seat does not know of the table yet.
-fn table_updates(request: &mut Request) -> ThinVec<TableUpdate> {
-    let from = request.sent;
-    if from >= request.blocks {
+fn block_table_updates(request: &mut Request) -> ThinVec<BlockTableUpdate> {
+    let from = request.sent_blocks;
+    if from >= request.block_count {
         return ThinVec::new();
     }
-    request.sent = request.blocks;
-    let blocks = request.cold.table.blocks()[from as usize..].into();
-    ThinVec::from([TableUpdate { group: 0, from, blocks }])
+    request.sent_blocks = request.block_count;
+    let blocks = request.cold_fields.block_table.blocks()[from as usize..].into();
+    ThinVec::from([BlockTableUpdate { group: 0, first_entry: from, blocks }])
 }
 
-fn seat_init(request: &mut Request, histories: bool) -> SeatInit {
-    request.gather();
-    let asked = &request.cold.asked;
-    let reads = histories || asked.sampling.reads_history();
+fn sequence_init(request: &mut Request, histories: bool) -> SequenceInit {
+    request.flush_tail();
+    let asked = &request.cold_fields.params;
+    let reads = histories || asked.sampling.needs_token_history();
     let history = if reads { request.tokens() } else { &[] };
-    SeatInit {
+    SequenceInit {
         sampling: asked.sampling.clone(),
-        key: asked.key,
-        prompt_len: request.cold.prompt_len,
-        history: history.to_vec(),
+        rng_key: asked.rng_key,
+        prompt_len: request.cold_fields.prompt_len,
+        token_history: history.to_vec(),
     }
 }

@@ -1,16 +1,16 @@
 //! What an engine is built from.
 
-use crate::{DRAFTS_MAX, Limits};
-use kvcache::{KvConfig, KvError, Planted};
+use crate::{DRAFT_TOKENS_MAX, SchedulerLimits};
+use kvcache::{FaultInjection, KvConfig, KvConfigError};
 
 /// Largest number of steps in flight: one per pipeline stage and one more.
 const STEPS_IN_FLIGHT_MAX: u32 = 4;
 
 /// Everything an engine needs to know at start. Replicas are ready from the first tick.
 #[derive(Debug, Clone)]
-pub struct EngineConfig {
+pub struct SchedulerConfig {
     /// Bounds of steps and queues.
-    pub limits: Limits,
+    pub limits: SchedulerLimits,
     /// KV cache of each replica.
     pub kv: KvConfig,
     /// Replicas (DP ranks), at least 1.
@@ -18,54 +18,59 @@ pub struct EngineConfig {
     /// Whether the replicas share collectives, so that all of them step together.
     pub lockstep: bool,
     /// How submits find a replica.
-    pub routing: Routing,
+    pub routing: RoutingPolicy,
     /// Lockstep only: hold prefill back until enough ranks have some.
     pub prefill_gate: bool,
     /// Row counts for which the executors captured graphs, ascending; empty = eager only.
-    pub graph_rows: Vec<u32>,
+    pub capture_sizes: Vec<u32>,
     /// Bug in force, for simulations of a build with the feature `planted`.
-    pub planted: Planted,
+    pub fault_injection: FaultInjection,
 }
 
-impl EngineConfig {
+impl SchedulerConfig {
     /// One replica, eager dispatch.
-    pub fn new(limits: Limits, kv: KvConfig) -> Self {
+    pub fn new(limits: SchedulerLimits, kv: KvConfig) -> Self {
         Self {
             limits,
             kv,
             replicas: 1,
             lockstep: false,
-            routing: Routing::Prefix,
+            routing: RoutingPolicy::Prefix,
             prefill_gate: true,
-            graph_rows: Vec::new(),
-            planted: Planted::default(),
+            capture_sizes: Vec::new(),
+            fault_injection: FaultInjection::default(),
         }
     }
 
-    pub(crate) fn validate(&self) -> Result<(), EngineError> {
+    pub(crate) fn validate(&self) -> Result<(), SchedulerConfigError> {
         let limits = &self.limits;
         let block_tokens = self.kv.spec.block_tokens;
         let tokens_per_chunk = limits.tokens_per_chunk.unwrap_or(block_tokens);
         for (name, value, min, max) in [
             ("tokens_per_step", limits.tokens_per_step, 1, u32::MAX),
-            ("requests_running", limits.requests_running, 1, u32::MAX),
+            ("requests_running", limits.max_num_seqs, 1, u32::MAX),
             ("tokens_per_chunk", tokens_per_chunk, block_tokens, u32::MAX),
             ("steps_in_flight", limits.steps_in_flight, 1, STEPS_IN_FLIGHT_MAX),
             ("max_model_len", limits.max_model_len, 1, 1 << 30),
             ("vocab_size", limits.vocab_size, 1, u32::MAX),
-            ("drafts", limits.drafts.into(), 0, DRAFTS_MAX as u32),
+            ("drafts", limits.draft_tokens.into(), 0, DRAFT_TOKENS_MAX as u32),
             ("replicas", u32::from(self.replicas), 1, u32::from(u16::MAX)),
         ] {
             if !(min..=max).contains(&value) {
                 let (value, min, max) = (value.into(), min.into(), max.into());
-                return Err(EngineError::Limit { name, value, min, max });
+                return Err(SchedulerConfigError::LimitOutOfRange { name, value, min, max });
             }
         }
         self.kv.validate()?;
         let (blocks, max_model_len) = (self.kv.blocks, limits.max_model_len);
         let fits = u64::from(blocks) * u64::from(block_tokens);
         if fits < u64::from(max_model_len) {
-            return Err(EngineError::PoolTooSmall { blocks, block_tokens, fits, max_model_len });
+            return Err(SchedulerConfigError::PoolTooSmall {
+                blocks,
+                block_tokens,
+                tokens_in_pool: fits,
+                max_model_len,
+            });
         }
         Ok(())
     }
@@ -73,7 +78,7 @@ impl EngineConfig {
 
 /// How a submit that names no replica finds one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Routing {
+pub enum RoutingPolicy {
     /// Least outstanding tokens plus own tokens not cached there; ties rotate.
     #[default]
     Prefix,
@@ -87,14 +92,14 @@ pub enum Routing {
 
 /// Why an engine cannot be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum EngineError {
+pub enum SchedulerConfigError {
     /// The KV cache cannot be built.
     #[error(transparent)]
-    Kv(#[from] KvError),
+    KvCache(#[from] KvConfigError),
     /// A limit is outside its range.
     #[error("{name} is {value}, must be between {min} and {max}")]
-    Limit {
-        /// Field of `Limits` or `EngineConfig`.
+    LimitOutOfRange {
+        /// Field of `SchedulerLimits` or `SchedulerConfig`.
         name: &'static str,
         /// Value given.
         value: u64,
@@ -105,7 +110,7 @@ pub enum EngineError {
     },
     /// The pool cannot hold one request of the longest allowed length.
     #[error(
-        "{blocks} KV blocks of {block_tokens} tokens hold {fits} tokens, less than max_model_len \
+        "{blocks} KV blocks of {block_tokens} tokens hold {tokens_in_pool} tokens, less than max_model_len \
          {max_model_len}"
     )]
     PoolTooSmall {
@@ -114,7 +119,7 @@ pub enum EngineError {
         /// Tokens per block.
         block_tokens: u32,
         /// The largest length that fits.
-        fits: u64,
+        tokens_in_pool: u64,
         /// The length asked for.
         max_model_len: u32,
     },
@@ -126,26 +131,29 @@ mod tests {
     use protocol::{KvGroup, KvKind, KvSpec};
 
     /// Why a configuration of 8 blocks of 4 tokens is refused once it was changed.
-    fn refusal(change: impl FnOnce(&mut EngineConfig)) -> Option<String> {
+    fn validation_error(change: impl FnOnce(&mut SchedulerConfig)) -> Option<String> {
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: 4, groups: vec![group] };
-        let mut config = EngineConfig::new(Limits::cpu(32, 100), KvConfig::new(spec, 8, [1, 2]));
+        let mut config =
+            SchedulerConfig::new(SchedulerLimits::cpu(32, 100), KvConfig::new(spec, 8, [1, 2]));
         change(&mut config);
         config.validate().err().map(|error| error.to_string())
     }
 
     #[test]
-    fn limits_out_of_range_are_refused() {
-        assert_eq!(refusal(|_| {}), None, "32 tokens fit exactly");
-        assert_eq!(refusal(|config| config.limits.steps_in_flight = 4), None);
-        assert_eq!(refusal(|config| config.limits.tokens_per_chunk = Some(4)), None);
-        let said = refusal(|config| config.limits.steps_in_flight = 5).expect("too many");
+    fn out_of_range_limits_are_rejected() {
+        assert_eq!(validation_error(|_| {}), None, "32 tokens fit exactly");
+        assert_eq!(validation_error(|config| config.limits.steps_in_flight = 4), None);
+        assert_eq!(validation_error(|config| config.limits.tokens_per_chunk = Some(4)), None);
+        let said = validation_error(|config| config.limits.steps_in_flight = 5).expect("too many");
         assert_eq!(said, "steps_in_flight is 5, must be between 1 and 4");
-        let said = refusal(|config| config.limits.tokens_per_chunk = Some(3)).expect("too few");
+        let said =
+            validation_error(|config| config.limits.tokens_per_chunk = Some(3)).expect("too few");
         assert!(said.starts_with("tokens_per_chunk is 3, must be between 4 and"), "{said}");
-        let said = refusal(|config| config.limits.max_model_len = 33).expect("too long");
+        let said = validation_error(|config| config.limits.max_model_len = 33).expect("too long");
         assert!(said.starts_with("8 KV blocks of 4 tokens hold 32 tokens"), "{said}");
-        let said = refusal(|config| config.kv.hash_bits = 0).expect("the cache would refuse it");
-        assert_eq!(said, KvError::HashBits { bits: 0 }.to_string());
+        let said =
+            validation_error(|config| config.kv.hash_bits = 0).expect("the cache would refuse it");
+        assert_eq!(said, KvConfigError::HashBits { bits: 0 }.to_string());
     }
 }

@@ -1,14 +1,14 @@
 //! What goes into a tick and what comes out.
 
-use crate::{AbortCause, StepStats, Submit, TokenEvent};
-use kvcache::Stay;
+use crate::{AbortCause, RequestSubmission, StepStats, TokenEvent};
+use kvcache::BlockLifetime;
 use protocol::{Batch, KvEvent, Replica, RequestId, StepOutput};
 
 /// Something that happened since the last tick.
 #[derive(Debug)]
-pub enum Event {
+pub enum SchedulerEvent {
     /// A new request.
-    Submit(Box<Submit>),
+    Submit(Box<RequestSubmission>),
     /// A request is taken back; unknown and finished ones are ignored.
     Abort {
         /// Which.
@@ -17,42 +17,42 @@ pub enum Event {
         cause: AbortCause,
     },
     /// An operation on the whole engine.
-    Control(Control),
+    Control(ControlCommand),
     /// An executor answered a batch.
-    Output {
+    StepOutput {
         /// Who answered.
         replica: Replica,
         /// The answer.
         output: StepOutput,
     },
-    /// A replica's executors are gone. Its requests wait for `Ready`; in lockstep the whole group is lost.
-    Lost {
+    /// A replica's executors are gone. Its requests wait for `ExecutorsReady`; in lockstep the whole group is lost.
+    ExecutorsFailed {
         /// Which.
         replica: Replica,
         /// Why they were given up; decides nothing, but is told with what the loss cost.
-        loss: Loss,
+        failure: ExecutorFailure,
     },
     /// A lost replica is back, with an empty KV cache. Its executors expect the epoch of
     /// `Engine::epoch`.
-    Ready {
+    ExecutorsReady {
         /// Which.
         replica: Replica,
         /// Blocks it allocated.
         blocks: u32,
         /// Row counts of captured graphs, ascending.
-        graph_rows: Vec<u32>,
+        capture_sizes: Vec<u32>,
     },
     /// The mask of a constrained request's next token is there; what is said of another token is old news.
-    MaskMade {
+    MaskReady {
         /// Whose.
         request: RequestId,
         /// Tokens of its output in front of that token.
-        outputs: u32,
+        output_tokens: u32,
         /// Whether the masks behind it are slow too: each is waited for before its row is planned.
-        ahead: bool,
+        wait_for_next: bool,
     },
     /// No mask limits what a request samples from now on. Masked rows that are under way are answered as ever.
-    MasksOver {
+    MasksDone {
         /// Whose.
         request: RequestId,
     },
@@ -60,55 +60,55 @@ pub enum Event {
 
 /// Why executors were given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Loss {
+pub enum ExecutorFailure {
     /// Their process or thread ended, or their link closed.
     Exited,
     /// They gave no sign of life.
-    Silent,
+    HeartbeatTimeout,
     /// They gave signs of life, but did not answer a step.
-    Late,
+    StepTimeout,
     /// They said that they failed.
-    Fault,
+    ReportedFault,
 }
 
-/// An operation on the whole engine; answered by `Effect::ControlDone`.
+/// An operation on the whole engine; answered by `SchedulerEffect::ControlDone`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Control {
+pub enum ControlCommand {
     /// Forget every cached prefix on every replica, unless requests hold blocks.
     ClearPrefixCache {
         /// Echoed in the answer.
         op_id: u64,
         /// Send those requests back to the queue instead: they are computed anew.
-        restart: bool,
+        requeue_running: bool,
     },
 }
 
 /// Something to be done because of a tick, in this order.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a box would be an allocation in every step")]
-pub enum Effect {
+pub enum SchedulerEffect {
     /// Send a batch to every executor of the replica.
-    Send {
+    SendBatch {
         /// To whom.
         replica: Replica,
         /// What.
         batch: Batch,
     },
     /// News of requests, at most one list per applied output or inbox.
-    Tokens(Vec<TokenEvent>),
+    TokenEvents(Vec<TokenEvent>),
     /// Changes of a replica's prefix index.
-    Kv {
+    KvEvents {
         /// Whose.
         replica: Replica,
         /// In order.
         events: Vec<KvEvent>,
     },
     /// Sampled blocks of a replica were evicted.
-    Evicted {
+    BlocksEvicted {
         /// Whose.
         replica: Replica,
         /// How long they had stayed, in order.
-        stays: Vec<Stay>,
+        lifetimes: Vec<BlockLifetime>,
     },
     /// Counters of a replica that changed in this tick.
     Stats(StepStats),
@@ -117,6 +117,6 @@ pub enum Effect {
         /// Its id.
         op_id: u64,
         /// Whether it was carried out.
-        done: bool,
+        succeeded: bool,
     },
 }

@@ -1,52 +1,57 @@
 //! Decides the next step of every replica.
 //!
-//! `Engine::tick(now, inbox) -> effects` is the whole surface: no I/O, clock, thread, randomness or
+//! `Scheduler::tick(now, inbox) -> effects` is the whole surface: no I/O, clock, thread, randomness or
 //! hash-map order takes part in a decision, so a recorded inbox replays to the same effects. Beside it stand three rules
-//! that whoever drives it follows, a server and the simulator alike: when a step is late (`UnderWay`), when silence is a loss
-//! (`Silence`), and which ids requests get (`Enrolment`).
+//! that whoever drives it follows, a server and the simulator alike: when a step is late (`StepWatchdog`), when silence is a loss
+//! (`HeartbeatMonitor`), and which ids requests get (`RequestIdAssigner`).
 
 #![forbid(unsafe_code)]
 
+mod admission_control;
 mod apply;
-mod cold;
+mod cold_fields;
 mod commit;
 mod config;
-mod domain;
-mod engine;
-mod enrol;
 mod event;
-mod laps;
+mod heartbeat_monitor;
 mod limits;
-mod line;
 mod lockstep;
-mod masking;
-mod owners;
-mod place;
+mod mask_state;
 mod plan;
 mod publish;
-mod queue;
+mod replica_router;
+mod replica_state;
 mod request;
-mod silence;
+mod request_ids;
+mod request_index;
+mod request_queue;
+mod scheduler;
+mod scheduling_state;
 mod slab;
-mod state;
 mod stats;
 mod step_deadline;
+mod step_watchdog;
 mod submit;
+mod tick_timer;
 mod token_event;
-mod under_way;
 
-pub use config::{EngineConfig, EngineError, Routing};
-pub use engine::Engine;
-pub use enrol::Enrolment;
-pub use event::{Control, Effect, Event, Loss};
+pub use config::{RoutingPolicy, SchedulerConfig, SchedulerConfigError};
+pub use event::{ControlCommand, ExecutorFailure, SchedulerEffect, SchedulerEvent};
+pub use heartbeat_monitor::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, HeartbeatMonitor};
 pub use kvcache::{
-    BlockKey, Bug, ExtraKeys, KvConfig, KvError, Planted, PromptHasher, Share, Stay,
+    BlockKey, BlockLifetime, ExtraKeys, FaultInjection, InjectedFault, KvConfig, KvConfigError,
+    PromptHasher, SampleRate,
 };
-pub use laps::{Laps, Part};
-pub use limits::Limits;
-pub use silence::{SECOND_LOOK, SILENCE, Silence};
-pub use stats::{BlockStats, ByLoss, DRAFTS_MAX, Drafted, Recomputed, StepStats};
-pub use step_deadline::{StepDeadline, Work};
-pub use submit::{Refusal, Submit};
-pub use token_event::{AbortCause, ErrorCode, Finish, FirstRun, StopReason, TokenEvent};
-pub use under_way::{Lateness, Overdue, UnderWay};
+pub use limits::SchedulerLimits;
+pub use request_ids::RequestIdAssigner;
+pub use scheduler::Scheduler;
+pub use stats::{
+    BlockStats, DRAFT_TOKENS_MAX, FailureCounts, RecomputedTokens, SpecDecodeStats, StepStats,
+};
+pub use step_deadline::{StepDeadline, StepWork};
+pub use step_watchdog::{StepTimeout, StepWatchdog, StragglerReport};
+pub use submit::{RejectReason, RequestSubmission};
+pub use tick_timer::{TickPhase, TickTimer};
+pub use token_event::{
+    AbortCause, FinishReason, FirstAdmission, RequestError, StopReason, TokenEvent,
+};

@@ -2,11 +2,11 @@
 
 /// What a step and the queue may hold. Units: tokens, requests, steps, milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct SchedulerLimits {
     /// Tokens forwarded by one step of one replica, drafts included (`--max-num-batched-tokens`).
     pub tokens_per_step: u32,
     /// Requests with a seat per replica (`--max-num-seqs`).
-    pub requests_running: u32,
+    pub max_num_seqs: u32,
     /// Longest prefill chunk (`--long-prefill-token-threshold`); `None` = the step's budget.
     pub tokens_per_chunk: Option<u32>,
     /// Steps sent and not yet answered, 1 to 4: 1 on the CPU, 2 on GPUs.
@@ -16,35 +16,35 @@ pub struct Limits {
     /// Ids below this exist.
     pub vocab_size: u32,
     /// Requests waiting over all replicas before submits are refused.
-    pub requests_waiting: u32,
+    pub max_waiting_requests: u32,
     /// Tokens of waiting requests over all replicas before submits are refused.
-    pub tokens_waiting: u64,
+    pub max_waiting_tokens: u64,
     /// Whether one step may hold both decodes and prefill chunks (off only for comparison runs).
-    pub mixed: bool,
+    pub mixed_batches: bool,
     /// Draft tokens per decode row (k), at most [`DRAFTS_MAX`](crate::DRAFTS_MAX); 0 = no speculation.
-    pub drafts: u8,
+    pub draft_tokens: u8,
     /// Whether whoever makes drafts reads all ids of a request, so that seats begin with them.
-    pub histories: bool,
+    pub needs_token_history: bool,
     /// How long requests of a lost replica wait for its return before they fail.
-    pub loss_timeout_ms: u64,
+    pub failure_timeout_ms: u64,
 }
 
-impl Limits {
+impl SchedulerLimits {
     /// Defaults for the CPU backend: 512 tokens a step, one step in flight.
     pub fn cpu(max_model_len: u32, vocab_size: u32) -> Self {
         Self {
             tokens_per_step: 512,
-            requests_running: 512,
+            max_num_seqs: 512,
             tokens_per_chunk: None,
             steps_in_flight: 1,
             max_model_len,
             vocab_size,
-            requests_waiting: 16_384,
-            tokens_waiting: 64 << 20,
-            mixed: true,
-            drafts: 0,
-            histories: false,
-            loss_timeout_ms: 120_000,
+            max_waiting_requests: 16_384,
+            max_waiting_tokens: 64 << 20,
+            mixed_batches: true,
+            draft_tokens: 0,
+            needs_token_history: false,
+            failure_timeout_ms: 120_000,
         }
     }
 
@@ -57,9 +57,9 @@ impl Limits {
     }
 
     /// Seats such that decode rows alone can never take the whole budget of a step.
-    pub fn seats(&self) -> u32 {
-        let per_row = 1 + u32::from(self.drafts);
-        self.requests_running.min(((self.tokens_per_step - 1) / per_row).max(1))
+    pub fn seq_slot_count(&self) -> u32 {
+        let per_row = 1 + u32::from(self.draft_tokens);
+        self.max_num_seqs.min(((self.tokens_per_step - 1) / per_row).max(1))
     }
 }
 
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decodes_never_fill_a_step() {
+    fn decode_rows_never_fill_a_step() {
         for (tokens_per_step, requests_running, drafts, expected) in [
             (512, 512, 0, 511),
             (512, 100, 0, 100),
@@ -76,9 +76,13 @@ mod tests {
             (101, 64, 4, 20),
             (1, 8, 2, 1),
         ] {
-            let limits =
-                Limits { tokens_per_step, requests_running, drafts, ..Limits::cpu(8, 100) };
-            assert_eq!(limits.seats(), expected, "{limits:?}");
+            let limits = SchedulerLimits {
+                tokens_per_step,
+                max_num_seqs: requests_running,
+                draft_tokens: drafts,
+                ..SchedulerLimits::cpu(8, 100)
+            };
+            assert_eq!(limits.seq_slot_count(), expected, "{limits:?}");
         }
     }
 }

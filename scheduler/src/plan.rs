@@ -3,58 +3,58 @@
 //! Pure: reads state and cache, changes neither. Owns nothing and refuses nothing: `queue.rs` has
 //! turned away what can never fit. `commit` runs right behind it, so what was counted here is there.
 
-use crate::Limits;
+use crate::SchedulerLimits;
 use crate::request::Request;
-use crate::slab::Slot;
-use crate::state::{Blocked, State};
-use kvcache::{Bug, KvCache};
+use crate::scheduling_state::{BlockedHead, SchedulingState};
+use crate::slab::SlabSlot;
+use kvcache::{InjectedFault, KvCache};
 use protocol::BlockId;
 
 /// What the next step runs, and what must happen before.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
+pub(crate) struct StepPlan {
     /// Rows in the order of the batch.
     pub(crate) rows: Vec<PlannedRow>,
     /// Rows of the first pass: `rows[..decodes]`.
-    pub(crate) decodes: usize,
+    pub(crate) decode_rows: usize,
     /// Admissions; their rows are the last ones, in this order.
-    pub(crate) admit: Vec<Admission>,
+    pub(crate) admit: Vec<PlannedAdmission>,
     /// Prefix hits of all admissions, one after the other.
     pub(crate) hits: Vec<BlockId>,
     /// Running requests whose blocks are taken back.
-    pub(crate) preempt: Vec<Slot>,
+    pub(crate) preempt: Vec<SlabSlot>,
     /// Why the head of the queue stays there, if blocks are the reason.
-    pub(crate) blocked: Option<Blocked>,
+    pub(crate) blocked_head: Option<BlockedHead>,
     /// Tokens that the requests of passes 2 and 3 want, beyond this step's chunks too.
-    pub(crate) prefill_wanted: u64,
+    pub(crate) pending_prefill_tokens: u64,
     /// Places in the running line of requests that do not decode: the only ones that pass 2 looks at.
-    others: Vec<usize>,
+    non_decoding: Vec<usize>,
     /// Blocks that the victims hold.
-    held: Held,
+    victim_blocks: VictimBlocks,
 }
 
 /// One chunk of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PlannedRow {
-    pub(crate) slot: Slot,
+    pub(crate) slot: SlabSlot,
     pub(crate) start: u32,
     pub(crate) len: u32,
     pub(crate) drafts: u8,
     /// Blocks to append to the table first.
-    pub(crate) grow: u32,
+    pub(crate) new_blocks: u32,
 }
 
 /// A waiting request that starts to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Admission {
-    pub(crate) slot: Slot,
+pub(crate) struct PlannedAdmission {
+    pub(crate) slot: SlabSlot,
     /// Blocks of its prefix hit.
-    pub(crate) hits: u32,
+    pub(crate) hit_blocks: u32,
     /// Blocks set aside, if it is guarded.
-    pub(crate) reserve: u32,
+    pub(crate) reserved_blocks: u32,
 }
 
-impl Plan {
+impl StepPlan {
     /// Tokens forwarded.
     pub(crate) fn tokens(&self) -> u32 {
         self.rows.iter().map(|row| row.len + u32::from(row.drafts)).sum()
@@ -71,54 +71,54 @@ impl Plan {
     }
 
     /// Whether a prompt started earlier goes on.
-    pub(crate) fn has_partial(&self) -> bool {
-        self.rows.len() > self.decodes + self.admit.len()
+    pub(crate) fn has_partial_prefill(&self) -> bool {
+        self.rows.len() > self.decode_rows + self.admit.len()
     }
 
     /// Withdraws passes 2 and 3: a lockstep group holds its prefill back.
     pub(crate) fn hold_prefill(&mut self) {
-        self.rows.truncate(self.decodes);
+        self.rows.truncate(self.decode_rows);
         self.admit.clear();
         self.hits.clear();
     }
 
     fn clear(&mut self) {
         self.rows.clear();
-        self.decodes = 0;
+        self.decode_rows = 0;
         self.admit.clear();
         self.hits.clear();
         self.preempt.clear();
-        self.blocked = None;
-        self.prefill_wanted = 0;
-        self.others.clear();
-        self.held.clear();
+        self.blocked_head = None;
+        self.pending_prefill_tokens = 0;
+        self.non_decoding.clear();
+        self.victim_blocks.clear();
     }
 }
 
 /// How often the victims of a plan hold each block: shared blocks are freed by the last of them.
 #[derive(Debug, Default)]
-struct Held {
-    counts: Vec<u32>,
-    touched: Vec<BlockId>,
+struct VictimBlocks {
+    ref_counts: Vec<u32>,
+    touched_blocks: Vec<BlockId>,
 }
 
-impl Held {
+impl VictimBlocks {
     /// Adds a victim; returns the blocks that become free.
-    fn add(&mut self, request: &Request, kv: &KvCache) -> u32 {
-        self.counts.resize(kv.counts().pool as usize, 0);
+    fn add_victim(&mut self, request: &Request, kv: &KvCache) -> u32 {
+        self.ref_counts.resize(kv.counts().pool as usize, 0);
         let mut freed = 0;
-        for &block in request.cold.table.blocks() {
-            let count = &mut self.counts[block.0 as usize];
+        for &block in request.cold_fields.block_table.blocks() {
+            let count = &mut self.ref_counts[block.0 as usize];
             *count += 1;
-            freed += u32::from(*count == kv.refs(block));
-            self.touched.push(block);
+            freed += u32::from(*count == kv.ref_count(block));
+            self.touched_blocks.push(block);
         }
         freed
     }
 
     fn clear(&mut self) {
-        for block in self.touched.drain(..) {
-            self.counts[block.0 as usize] = 0;
+        for block in self.touched_blocks.drain(..) {
+            self.ref_counts[block.0 as usize] = 0;
         }
     }
 }
@@ -130,10 +130,15 @@ impl Held {
 /// preempt requests behind them; a plan that preempts admits nobody, or the victims' blocks would
 /// go to a younger request. Admission stops at the first request that does not fit: nothing is
 /// served past the head.
-pub(crate) fn plan(state: &State, kv: &KvCache, limits: &Limits, mut plan: Plan) -> Plan {
+pub(crate) fn plan(
+    state: &SchedulingState,
+    kv: &KvCache,
+    limits: &SchedulerLimits,
+    mut plan: StepPlan,
+) -> StepPlan {
     plan.clear();
-    let blocks_left = kv.available() - state.reserved;
-    let mut planner = Planner {
+    let blocks_left = kv.available_blocks() - state.reserved_blocks;
+    let mut planner = StepPlanner {
         state,
         kv,
         limits,
@@ -142,14 +147,14 @@ pub(crate) fn plan(state: &State, kv: &KvCache, limits: &Limits, mut plan: Plan)
         victims_from: state.running.len(),
         plan,
     };
-    if limits.mixed {
+    if limits.mixed_batches {
         planner.decode();
-        let others = std::mem::take(&mut planner.plan.others);
-        planner.resume(others.iter().copied());
-        planner.plan.others = others;
+        let others = std::mem::take(&mut planner.plan.non_decoding);
+        planner.continue_prefills(others.iter().copied());
+        planner.plan.non_decoding = others;
         planner.admit();
     } else {
-        planner.resume(0..state.running.len());
+        planner.continue_prefills(0..state.running.len());
         planner.admit();
         if planner.plan.rows.is_empty() {
             planner.decode();
@@ -158,45 +163,45 @@ pub(crate) fn plan(state: &State, kv: &KvCache, limits: &Limits, mut plan: Plan)
     planner.plan
 }
 
-struct Planner<'a> {
-    state: &'a State,
+struct StepPlanner<'a> {
+    state: &'a SchedulingState,
     kv: &'a KvCache,
-    limits: &'a Limits,
+    limits: &'a SchedulerLimits,
     /// Tokens left in the step.
     budget: u32,
     /// Free blocks that are neither reserved nor planned.
     blocks_left: u32,
     /// Unguarded requests from this place of the running line on are victims.
     victims_from: usize,
-    plan: Plan,
+    plan: StepPlan,
 }
 
-impl Planner<'_> {
+impl StepPlanner<'_> {
     /// Pass 1: one token, and drafts, for every request that waits for its next one.
     fn decode(&mut self) {
         let state = self.state;
         let mut has_room = true;
         for (place, slot) in state.running.slots().enumerate() {
             let request = &state.requests[slot];
-            if !request.decodes() {
-                self.plan.others.push(place);
+            if !request.can_decode() {
+                self.plan.non_decoding.push(place);
             } else if has_room && !self.is_victim(place, request) {
                 has_room = self.budget > 0 && self.decode_one(place, slot, request);
             }
         }
-        self.plan.decodes = self.plan.rows.len();
+        self.plan.decode_rows = self.plan.rows.len();
     }
 
     /// Plans one decode; false if it has to give way to those before it.
-    fn decode_one(&mut self, place: usize, slot: Slot, request: &Request) -> bool {
-        let Some(row) = self.fit(place, slot, request) else {
-            if !request.guarded {
+    fn decode_one(&mut self, place: usize, slot: SlabSlot, request: &Request) -> bool {
+        let Some(row) = self.fit_decode(place, slot, request) else {
+            if !request.non_preemptible {
                 self.add_victim(place);
             }
             return false;
         };
-        let own = row.grow.min(request.reserved);
-        self.blocks_left -= row.grow - own;
+        let own = row.new_blocks.min(request.reserved_blocks);
+        self.blocks_left -= row.new_blocks - own;
         self.budget -= 1 + u32::from(row.drafts);
         self.plan.rows.push(row);
         true
@@ -204,21 +209,26 @@ impl Planner<'_> {
 
     /// The row of a decode, after dropping drafts and preempting others if it must; `None` if it
     /// still does not fit.
-    fn fit(&mut self, place: usize, slot: Slot, request: &Request) -> Option<PlannedRow> {
+    fn fit_decode(
+        &mut self,
+        place: usize,
+        slot: SlabSlot,
+        request: &Request,
+    ) -> Option<PlannedRow> {
         let row = |drafts: u32, grow| {
-            let (start, drafts) = (request.computed, drafts as u8);
-            PlannedRow { slot, start, len: 1, drafts, grow }
+            let (start, drafts) = (request.computed_tokens, drafts as u8);
+            PlannedRow { slot, start, len: 1, drafts, new_blocks: grow }
         };
-        let drafts = self.drafts(request);
-        let grow = self.growth(request, drafts);
-        if grow <= self.blocks_left + request.reserved {
+        let drafts = self.draft_count(request);
+        let grow = self.blocks_to_grow(request, drafts);
+        if grow <= self.blocks_left + request.reserved_blocks {
             return Some(row(drafts, grow));
         }
-        let grow = self.growth(request, 0);
-        while grow > self.blocks_left + request.reserved {
-            let victim = (place + 1..self.victims_from)
-                .rev()
-                .find(|&other| !self.state.requests[self.state.running.get(other)].guarded)?;
+        let grow = self.blocks_to_grow(request, 0);
+        while grow > self.blocks_left + request.reserved_blocks {
+            let victim = (place + 1..self.victims_from).rev().find(|&other| {
+                !self.state.requests[self.state.running.get(other)].non_preemptible
+            })?;
             self.add_victim(victim);
         }
         Some(row(0, grow))
@@ -226,49 +236,50 @@ impl Planner<'_> {
 
     /// Drafts of a decode row. None before the seat has sampled in this epoch, nor where masks decide: they
     /// would have to be made for each draft.
-    fn drafts(&self, request: &Request) -> u32 {
-        if !request.drafted || request.masking.is_on() {
+    fn draft_count(&self, request: &Request) -> u32 {
+        if !request.slot_has_drafts || request.mask_state.is_masked() {
             return 0;
         }
-        let last = request.limit.min(request.unmasked_below());
-        let forgets = self.state.planted.has(Bug::LimitForgetsSlack);
-        let slack = if forgets { 0 } else { u32::from(request.slack) };
-        let room = last.saturating_sub(request.known() + slack + 1);
-        u32::from(self.limits.drafts).min(room).min(self.budget - 1)
+        let last = request.limit.min(request.first_masked_position());
+        let forgets = self.state.fault_injection.is_active(InjectedFault::LimitIgnoresDraftSlack);
+        let slack = if forgets { 0 } else { u32::from(request.draft_slack) };
+        let room = last.saturating_sub(request.known_len() + slack + 1);
+        u32::from(self.limits.draft_tokens).min(room).min(self.budget - 1)
     }
 
     /// Blocks a decode appends to its table: enough even if every draft in flight is accepted.
-    fn growth(&self, request: &Request, drafts: u32) -> u32 {
-        let one = u32::from(!self.state.planted.has(Bug::BlockEdgeOffByOne));
-        let forgets = self.state.planted.has(Bug::ReserveForgetsSlack);
-        let slack = if forgets { 0 } else { u32::from(request.slack) };
-        let positions = request.computed + slack + one + drafts;
-        self.kv.blocks_for(positions).saturating_sub(request.blocks)
+    fn blocks_to_grow(&self, request: &Request, drafts: u32) -> u32 {
+        let one =
+            u32::from(!self.state.fault_injection.is_active(InjectedFault::BlockEdgeOffByOne));
+        let forgets = self.state.fault_injection.is_active(InjectedFault::ReserveIgnoresDraftSlack);
+        let slack = if forgets { 0 } else { u32::from(request.draft_slack) };
+        let positions = request.computed_tokens + slack + one + drafts;
+        self.kv.blocks_for(positions).saturating_sub(request.block_count)
     }
 
     fn is_victim(&self, place: usize, request: &Request) -> bool {
-        place >= self.victims_from && !request.guarded
+        place >= self.victims_from && !request.non_preemptible
     }
 
     fn add_victim(&mut self, place: usize) {
         let slot = self.state.running.get(place);
-        self.blocks_left += self.plan.held.add(&self.state.requests[slot], self.kv);
+        self.blocks_left += self.plan.victim_blocks.add_victim(&self.state.requests[slot], self.kv);
         self.plan.preempt.push(slot);
         self.victims_from = place;
     }
 
     /// Pass 2: a chunk for every running request with several tokens to forward, of those at
     /// `places`. Its blocks were taken at admission.
-    fn resume(&mut self, places: impl Iterator<Item = usize>) {
+    fn continue_prefills(&mut self, places: impl Iterator<Item = usize>) {
         let state = self.state;
         for place in places {
             let slot = state.running.get(place);
             let request = &state.requests[slot];
-            if !request.resumes() || self.is_victim(place, request) {
+            if !request.continues_prefill() || self.is_victim(place, request) {
                 continue;
             }
-            let (start, want) = (request.computed, request.want());
-            let len = self.chunk(start, want);
+            let (start, want) = (request.computed_tokens, request.uncomputed_tokens());
+            let len = self.chunk_len(start, want);
             if len == 0 {
                 break;
             }
@@ -283,7 +294,7 @@ impl Planner<'_> {
             return;
         }
         let state = self.state;
-        let mut seats_left = state.seats_left();
+        let mut seats_left = state.free_slot_count();
         for slot in state.waiting.slots() {
             if seats_left == 0 || self.budget == 0 {
                 break;
@@ -291,7 +302,7 @@ impl Planner<'_> {
             let request = &state.requests[slot];
             if self.admit_one(slot, request) {
                 seats_left -= 1;
-            } else if !state.planted.has(Bug::OvertakesBlockedHead) {
+            } else if !state.fault_injection.is_active(InjectedFault::AdmitsPastBlockedHead) {
                 break;
             }
         }
@@ -300,67 +311,88 @@ impl Planner<'_> {
     /// Whether looking up the head of the queue again is in vain. A hit costs less than last time
     /// only by what was published since and by idle blocks that others claimed meanwhile.
     fn is_blocked(&self) -> bool {
-        let Some(blocked) = self.state.blocked else { return false };
+        let Some(blocked) = self.state.blocked_head else { return false };
         let head = self.state.waiting.slots().next();
         if head.is_none_or(|slot| self.state.requests[slot].id != blocked.request) {
             return false;
         }
-        let published = self.kv.published() - blocked.published;
-        let least = u64::from(blocked.need.saturating_sub(blocked.idle)).saturating_sub(published);
-        u64::from(self.kv.available()) < least
+        let published = self.kv.published_blocks() - blocked.published_blocks;
+        let least = u64::from(blocked.needed_blocks.saturating_sub(blocked.evictable_hits))
+            .saturating_sub(published);
+        u64::from(self.kv.available_blocks()) < least
     }
 
-    fn admit_one(&mut self, slot: Slot, request: &Request) -> bool {
+    fn admit_one(&mut self, slot: SlabSlot, request: &Request) -> bool {
         let first_hit = self.plan.hits.len();
-        let hit = if request.reads_cache() {
+        let hit = if request.may_use_prefix_cache() {
             self.kv.match_prefix(request.content(), &mut self.plan.hits)
         } else {
-            kvcache::Hit::default()
+            kvcache::PrefixHit::default()
         };
         let len = request.len;
         let now = self.kv.blocks_for(len);
-        let whole = if request.guarded { self.kv.blocks_for(request.limit) } else { now };
-        let idle = if self.state.planted.has(Bug::IdleHitsFree) { 0 } else { hit.idle };
+        let whole = if request.non_preemptible { self.kv.blocks_for(request.limit) } else { now };
+        let idle = if self.state.fault_injection.is_active(InjectedFault::EvictableHitsCostNothing)
+        {
+            0
+        } else {
+            hit.evictable
+        };
         let need = whole - hit.blocks + idle;
         let start = hit.blocks * self.kv.block_tokens();
-        let fits = need + self.headroom() <= self.blocks_left;
-        let chunk = if fits { self.chunk(start, len - start) } else { 0 };
+        let fits = need + self.admission_headroom() <= self.blocks_left;
+        let chunk = if fits { self.chunk_len(start, len - start) } else { 0 };
         if chunk == 0 {
             self.plan.hits.truncate(first_hit);
         }
         if !fits {
-            let (request, published) = (request.id, self.kv.published());
-            let blocked = Blocked { request, need, idle: hit.idle, published };
+            let (request, published) = (request.id, self.kv.published_blocks());
+            let blocked = BlockedHead {
+                request,
+                needed_blocks: need,
+                evictable_hits: hit.evictable,
+                published_blocks: published,
+            };
             // Admissions of this plan change what the next lookup finds: remember a head only.
-            self.plan.blocked = self.plan.admit.is_empty().then_some(blocked);
+            self.plan.blocked_head = self.plan.admit.is_empty().then_some(blocked);
         }
         if chunk == 0 {
             return false;
         }
         self.blocks_left -= need;
-        self.plan.admit.push(Admission { slot, hits: hit.blocks, reserve: whole - now });
+        self.plan.admit.push(PlannedAdmission {
+            slot,
+            hit_blocks: hit.blocks,
+            reserved_blocks: whole - now,
+        });
         self.add_chunk(slot, start, len - start, chunk);
         true
     }
 
     /// Blocks an admission leaves free, so that those who run can grow before anyone is preempted.
-    fn headroom(&self) -> u32 {
+    fn admission_headroom(&self) -> u32 {
         let running = (self.state.running.len() + self.plan.admit.len()) as u32;
         running.min(self.kv.counts().pool / 20)
     }
 
-    fn add_chunk(&mut self, slot: Slot, start: u32, want: u32, len: u32) {
+    fn add_chunk(&mut self, slot: SlabSlot, start: u32, want: u32, len: u32) {
         self.budget = self.budget.saturating_sub(len);
-        self.plan.prefill_wanted += u64::from(want);
-        self.plan.rows.push(PlannedRow { slot, start, len, drafts: 0, grow: 0 });
+        self.plan.pending_prefill_tokens += u64::from(want);
+        self.plan.rows.push(PlannedRow { slot, start, len, drafts: 0, new_blocks: 0 });
     }
 
-    fn chunk(&self, start: u32, want: u32) -> u32 {
-        let whole = self.state.planted.has(Bug::ChunkOverBudget);
+    fn chunk_len(&self, start: u32, want: u32) -> u32 {
+        let whole = self.state.fault_injection.is_active(InjectedFault::ChunkOverBudget);
         let budget = if whole { self.limits.tokens_per_step } else { self.budget };
-        let has_prefill = self.plan.rows.len() > self.plan.decodes;
+        let has_prefill = self.plan.rows.len() > self.plan.decode_rows;
         let cap = budget.min(self.limits.tokens_per_chunk.unwrap_or(u32::MAX));
-        chunk(start, want, cap, self.limits.chunk_quantum(self.kv.block_tokens()), has_prefill)
+        align_chunk(
+            start,
+            want,
+            cap,
+            self.limits.chunk_quantum(self.kv.block_tokens()),
+            has_prefill,
+        )
     }
 }
 
@@ -369,7 +401,7 @@ impl Planner<'_> {
 /// All of it if it fits. Else the chunk's *end* is aligned to `quantum`, so the next start is too.
 /// A chunk that would not reach the next multiple is left for a later step, unless the step holds
 /// no other prefill: decodes alone must never starve it.
-fn chunk(start: u32, want: u32, cap: u32, quantum: u32, step_has_prefill: bool) -> u32 {
+fn align_chunk(start: u32, want: u32, cap: u32, quantum: u32, step_has_prefill: bool) -> u32 {
     if want <= cap {
         return want;
     }

@@ -6,87 +6,99 @@
 //! 8 tokens of `a` cached and idle. `free` blocks are vacant besides.
 
 use super::*;
-use crate::commit::{commit, launch};
-use crate::line::Key;
-use crate::masking::Masking;
+use crate::commit::{commit, write_batch_rows};
+use crate::mask_state::MaskState;
 use crate::request::PREEMPTIONS_MAX;
-use crate::{EngineConfig, Submit};
+use crate::request_queue::QueueKey;
+use crate::{RequestSubmission, SchedulerConfig};
 use expect_test::{Expect, expect};
-use kvcache::{Content, KvConfig, Published, Table};
+use kvcache::{BlockTable, KvConfig, PublishOutcome, SequenceContent};
 use protocol::{KvGroup, KvKind, KvSpec, Replica, Token};
 
-struct Scene {
-    state: State,
+struct PlanScenario {
+    state: SchedulingState,
     kv: KvCache,
-    limits: Limits,
+    limits: SchedulerLimits,
     /// Blocks saved by sharing: held by nobody in the scene, and not free either.
-    parked: Table,
+    parked_blocks: BlockTable,
 }
 
 /// A request as written: name, whose tokens, computed, known, guarded.
-struct Written {
+struct ScenarioRequest {
     name: u8,
-    like: u8,
+    same_tokens_as: u8,
     computed: u32,
-    known: u32,
-    guarded: bool,
+    known_len: u32,
+    non_preemptible: bool,
 }
 
 fn tokens(like: u8, count: u32) -> Vec<Token> {
     (0..count).map(|i| u32::from(like) * 1_000 + i).collect()
 }
 
-fn written(text: &str) -> Written {
+fn parse_request(text: &str) -> ScenarioRequest {
     let (who, numbers) = text.trim().split_once(' ').expect("`name numbers`");
     let (computed, known) = numbers.split_once('/').unwrap_or(("0", numbers));
     let number = |text: &str| text.parse().expect("a number");
     let name = who.as_bytes()[0];
     let like = who.split_once('=').map_or(name, |(_, like)| like.as_bytes()[0]);
     let guarded = who.contains('!');
-    Written { name, like, computed: number(computed), known: number(known), guarded }
+    ScenarioRequest {
+        name,
+        same_tokens_as: like,
+        computed: number(computed),
+        known_len: number(known),
+        non_preemptible: guarded,
+    }
 }
 
-fn part<'a>(text: &'a str, name: &str) -> impl Iterator<Item = Written> + use<'a> {
+fn parse_section<'a>(text: &'a str, name: &str) -> impl Iterator<Item = ScenarioRequest> + use<'a> {
     let part = text.split('|').find_map(|part| part.trim().strip_prefix(name));
-    part.unwrap_or("").split(',').filter(|entry| !entry.trim().is_empty()).map(written)
+    part.unwrap_or("").split(',').filter(|entry| !entry.trim().is_empty()).map(parse_request)
 }
 
-fn setting(text: &str, name: &str) -> Option<u32> {
+fn parse_setting(text: &str, name: &str) -> Option<u32> {
     let settings = text.split('|').next()?;
     let value = settings.split_whitespace().find_map(|word| word.strip_prefix(name))?;
     Some(value.parse().expect("a number"))
 }
 
-fn scene(text: &str) -> Scene {
-    let block_tokens = setting(text, "block=").unwrap_or(4);
-    let mut limits = Limits::cpu(10_000, u32::MAX);
-    limits.tokens_per_step = setting(text, "step=").unwrap_or(64);
-    limits.tokens_per_chunk = setting(text, "chunk=");
-    limits.requests_running = setting(text, "seats=").unwrap_or(16);
-    limits.drafts = setting(text, "drafts=").unwrap_or(0) as u8;
+fn scenario(text: &str) -> PlanScenario {
+    let block_tokens = parse_setting(text, "block=").unwrap_or(4);
+    let mut limits = SchedulerLimits::cpu(10_000, u32::MAX);
+    limits.tokens_per_step = parse_setting(text, "step=").unwrap_or(64);
+    limits.tokens_per_chunk = parse_setting(text, "chunk=");
+    limits.max_num_seqs = parse_setting(text, "seats=").unwrap_or(16);
+    limits.draft_tokens = parse_setting(text, "drafts=").unwrap_or(0) as u8;
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens, groups: vec![group] };
-    let held: u32 = part(text, "run").map(|r| held(&r, block_tokens)).sum();
-    let cached: u32 = part(text, "cache").map(|c| c.known / block_tokens).sum();
-    let blocks = held + cached + setting(text, "free=").unwrap_or(100);
+    let held: u32 = parse_section(text, "run").map(|r| blocks_held(&r, block_tokens)).sum();
+    let cached: u32 = parse_section(text, "cache").map(|c| c.known_len / block_tokens).sum();
+    let blocks = held + cached + parse_setting(text, "free=").unwrap_or(100);
     let config = KvConfig::new(spec, blocks, [1, 2]);
-    let mut scene = Scene {
-        state: State::new(Replica(0), limits.requests_running, config.hasher(), config.planted),
+    let mut scene = PlanScenario {
+        state: SchedulingState::new(
+            Replica(0),
+            limits.max_num_seqs,
+            config.block_hasher(),
+            config.fault_injection,
+        ),
         kv: KvCache::new(&config).unwrap(),
         limits,
-        parked: Table::default(),
+        parked_blocks: BlockTable::default(),
     };
-    let config = EngineConfig::new(scene.limits.clone(), config);
-    for cached in part(text, "cache") {
-        let mut table = scene.fill(&tokens(cached.like, cached.known), cached.known);
+    let config = SchedulerConfig::new(scene.limits.clone(), config);
+    for cached in parse_section(text, "cache") {
+        let mut table =
+            scene.fill(&tokens(cached.same_tokens_as, cached.known_len), cached.known_len);
         scene.kv.free(&mut table);
     }
-    for (arrival, entry) in part(text, "run").enumerate() {
+    for (arrival, entry) in parse_section(text, "run").enumerate() {
         scene.run(&entry, arrival as u64, &config);
     }
-    let saved = scene.kv.available() - (blocks - held);
-    scene.kv.grow(&mut scene.parked, saved);
-    for (arrival, entry) in part(text, "wait").enumerate() {
+    let saved = scene.kv.available_blocks() - (blocks - held);
+    scene.kv.allocate(&mut scene.parked_blocks, saved);
+    for (arrival, entry) in parse_section(text, "wait").enumerate() {
         let request = request(&entry, 100 + arrival as u64, &config);
         scene.state.enqueue(request);
     }
@@ -94,58 +106,59 @@ fn scene(text: &str) -> Scene {
 }
 
 /// Blocks of a running request: the whole known length, or up to the computed position of a decode.
-fn held(entry: &Written, block_tokens: u32) -> u32 {
-    let decodes = entry.known - entry.computed == 1;
-    let positions = if decodes { entry.computed } else { entry.known };
+fn blocks_held(entry: &ScenarioRequest, block_tokens: u32) -> u32 {
+    let decodes = entry.known_len - entry.computed == 1;
+    let positions = if decodes { entry.computed } else { entry.known_len };
     positions.div_ceil(block_tokens)
 }
 
-fn request(entry: &Written, arrival: u64, config: &EngineConfig) -> Request {
-    let tokens = tokens(entry.like, entry.known);
-    let submit = Submit::greedy(u64::from(entry.name), tokens, &config.kv.hasher());
+fn request(entry: &ScenarioRequest, arrival: u64, config: &SchedulerConfig) -> Request {
+    let tokens = tokens(entry.same_tokens_as, entry.known_len);
+    let submit =
+        RequestSubmission::greedy(u64::from(entry.name), tokens, &config.kv.block_hasher());
     let mut request = Request::new(submit, arrival, 0, config);
-    request.cold.key = Key { priority: 0, arrival };
-    request.guarded = entry.guarded;
+    request.cold_fields.queue_key = QueueKey { priority: 0, arrival };
+    request.non_preemptible = entry.non_preemptible;
     request
 }
 
-impl Scene {
+impl PlanScenario {
     /// A table whose blocks below `computed` are published as `tokens`.
-    fn fill(&mut self, tokens: &[Token], computed: u32) -> Table {
+    fn fill(&mut self, tokens: &[Token], computed: u32) -> BlockTable {
         let mut keys = Vec::new();
-        self.state.hasher.extend(&mut keys, tokens, None);
-        let mut table = Table::default();
-        self.kv.grow(&mut table, self.kv.blocks_for(tokens.len() as u32));
+        self.state.hasher.extend_keys(&mut keys, tokens, None);
+        let mut table = BlockTable::default();
+        self.kv.allocate(&mut table, self.kv.blocks_for(tokens.len() as u32));
         for index in 0..computed / self.kv.block_tokens() {
-            let content = Content { tokens, keys: &keys, extra: None };
-            assert_ne!(self.kv.publish(&mut table, index, content), Published::Refused);
+            let content = SequenceContent { tokens, block_keys: &keys, extra_keys: None };
+            assert_ne!(self.kv.publish(&mut table, index, content), PublishOutcome::Rejected);
         }
         table
     }
 
-    fn run(&mut self, entry: &Written, arrival: u64, config: &EngineConfig) {
+    fn run(&mut self, entry: &ScenarioRequest, arrival: u64, config: &SchedulerConfig) {
         let mut request = request(entry, arrival, config);
-        let blocks = held(entry, self.kv.block_tokens());
-        let positions = (blocks * self.kv.block_tokens()).min(entry.known) as usize;
+        let blocks = blocks_held(entry, self.kv.block_tokens());
+        let positions = (blocks * self.kv.block_tokens()).min(entry.known_len) as usize;
         let table = self.fill(&request.tokens()[..positions], entry.computed);
-        request.claim(table, &[], &mut self.kv);
-        request.computed = entry.computed;
-        request.drafted = true;
-        request.seat = Some(self.state.take_seat());
-        if entry.guarded {
-            request.reserved = self.kv.blocks_for(request.limit) - blocks;
-            self.state.reserved += request.reserved;
+        request.pin_blocks(table, &[], &mut self.kv);
+        request.computed_tokens = entry.computed;
+        request.slot_has_drafts = true;
+        request.seq_slot = Some(self.state.take_sequence_slot());
+        if entry.non_preemptible {
+            request.reserved_blocks = self.kv.blocks_for(request.limit) - blocks;
+            self.state.reserved_blocks += request.reserved_blocks;
         }
-        let key = request.cold.key;
+        let key = request.cold_fields.queue_key;
         let slot = self.state.requests.insert(request);
         self.state.running.insert(key, slot);
     }
 
-    fn name(&self, slot: Slot) -> char {
+    fn name(&self, slot: SlabSlot) -> char {
         char::from(self.state.requests[slot].id.0 as u8)
     }
 
-    fn render(&self, plan: &Plan) -> String {
+    fn render(&self, plan: &StepPlan) -> String {
         let mut words = Vec::new();
         if !plan.rows.is_empty() {
             words.push("run".to_owned());
@@ -163,7 +176,7 @@ impl Scene {
             words.push("admit".to_owned());
         }
         words.extend(plan.admit.iter().map(|admit| self.name(admit.slot).to_string()));
-        if plan.blocked.is_some() {
+        if plan.blocked_head.is_some() {
             words.push("blocked".to_owned());
         }
         words.join(" ")
@@ -172,8 +185,8 @@ impl Scene {
 
 #[allow(clippy::needless_pass_by_value, reason = "reads best at the call")]
 fn check(text: &str, expected: Expect) {
-    let scene = scene(text);
-    let plan = plan(&scene.state, &scene.kv, &scene.limits, Plan::default());
+    let scene = scenario(text);
+    let plan = plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default());
     expected.assert_eq(&scene.render(&plan));
 }
 
@@ -187,29 +200,29 @@ fn decodes_come_first_and_in_order() {
 }
 
 #[test]
-fn rows_without_mask_are_planned_behind_those_under_way() {
+fn unmasked_rows_are_planned_after_rows_in_flight() {
     // Up to the limit of 17 tokens, or to the token at the position that is masked first.
     for (masked_from, expected) in [(None, 8..16), (Some(12), 8..11), (Some(0), 8..9)] {
-        let Scene { mut state, mut kv, limits, .. } = scene("| run a 8/9");
+        let PlanScenario { mut state, mut kv, limits, .. } = scenario("| run a 8/9");
         let slot = state.running.get(0);
         let request = &mut state.requests[slot];
-        request.masking = Masking::new(masked_from);
-        request.cold.asked.masked_from = masked_from.unwrap_or(u32::MAX);
+        request.mask_state = MaskState::new(masked_from);
+        request.cold_fields.params.first_masked_position = masked_from.unwrap_or(u32::MAX);
         let mut starts = Vec::new();
-        while let plan = plan(&state, &kv, &limits, Plan::default())
+        while let plan = plan(&state, &kv, &limits, StepPlan::default())
             && let Some(row) = plan.rows.first()
         {
             assert_eq!((plan.rows.len(), row.len), (1, 1));
             starts.push(row.start);
             commit(&mut state, &mut kv, &plan, 0);
-            launch(&mut state, &mut kv, &plan.rows, false);
+            write_batch_rows(&mut state, &mut kv, &plan.rows, false);
         }
         assert_eq!(starts, expected.collect::<Vec<_>>(), "{masked_from:?}");
     }
 }
 
 #[test]
-fn growth_preempts_the_latest_and_then_admits_nobody() {
+fn growth_preempts_the_latest_and_stops_admission() {
     check("free=0 | run a 8/9, b 3/4 | wait c 0/4", expect!["run a[8,9) preempt b"]);
     check("free=1 | run a 8/9, b 3/4 | wait c 0/4", expect!["run a[8,9) b[3,4) blocked"]);
     check("free=0 | run a 8/9, b 8/9, c 3/4", expect!["run a[8,9) preempt c b"]);
@@ -227,7 +240,7 @@ fn shared_blocks_of_victims_are_counted_as_a_set() {
 }
 
 #[test]
-fn guarded_requests_are_no_victims_and_own_their_reserve() {
+fn non_preemptible_requests_own_their_reserved_blocks() {
     // `b!` holds 1 block and has 2 set aside (limit 12): they are not `a`'s, which gives way itself.
     check("free=2 | run a 8/9, b! 3/4", expect!["preempt a"]);
     check("free=2 | run a 8/9, b! 3/4, c 3/4", expect!["run a[8,9) b[3,4) preempt c"]);
@@ -238,7 +251,7 @@ fn guarded_requests_are_no_victims_and_own_their_reserve() {
 }
 
 #[test]
-fn one_budget_for_chunks_and_seats() {
+fn chunks_and_sequence_slots_share_one_budget() {
     // Two tokens would be left for `b`: a sliver behind other prefill, so it waits.
     check("step=18 chunk=16 | wait a 0/40, b 0/4", expect!["run a[0,16) admit a"]);
     check("seats=1 | run a 3/4 | wait b 0/4", expect!["run a[3,4)"]);
@@ -251,13 +264,13 @@ fn one_budget_for_chunks_and_seats() {
 }
 
 #[test]
-fn nothing_is_served_past_the_head() {
+fn admission_stops_at_a_blocked_head() {
     check("free=2 | wait a 0/12, b 0/4", expect!["blocked"]);
     check("free=4 | wait a 0/12, b 0/8, c 0/4", expect!["run a[0,12) admit a"]);
 }
 
 #[test]
-fn admission_counts_idle_hits_and_leaves_headroom() {
+fn admission_counts_evictable_hits_and_keeps_headroom() {
     // Three blocks, two of them cached and idle: they cost what vacant ones cost.
     check("free=1 | wait a 0/9 | cache a 8", expect!["run a[8,9) admit a"]);
     check("free=0 | wait a 0/9 | cache a 8", expect!["blocked"]);
@@ -277,14 +290,14 @@ fn the_last_token_never_comes_from_the_cache() {
 }
 
 #[test]
-fn drafts_are_dropped_before_anybody_is_preempted() {
+fn drafts_are_dropped_before_preemption() {
     check("drafts=4 | run a 7/8", expect!["run a[7,8)+4"]);
     check("drafts=4 step=3 | run a 7/8", expect!["run a[7,8)+2"]);
     check("drafts=4 free=0 | run a 7/8, b 3/4", expect!["run a[7,8) b[3,4)"]);
 }
 
 #[test]
-fn chunk_table() {
+fn chunk_alignment_table() {
     let quantum = 64;
     for (start, want, cap, has_prefill, expected) in [
         (0, 10, 64, false, 10),   // all of it
@@ -299,92 +312,102 @@ fn chunk_table() {
         (0, 200, 0, false, 0),    // no budget
         (128, 1, 1, true, 1),
     ] {
-        let len = chunk(start, want, cap, quantum, has_prefill);
+        let len = align_chunk(start, want, cap, quantum, has_prefill);
         assert_eq!(len, expected, "start {start} want {want} cap {cap} has_prefill {has_prefill}");
     }
 }
 
 #[test]
-fn a_blocked_head_is_not_looked_up_again_in_vain() {
+fn blocked_head_is_not_looked_up_again_without_change() {
     // Five blocks were published before it was blocked.
-    let mut scene = scene("free=3 | run x 20/21 | wait a 0/20"); // `x` grows by one of them.
-    let first = plan(&scene.state, &scene.kv, &scene.limits, Plan::default());
+    let mut scene = scenario("free=3 | run x 20/21 | wait a 0/20"); // `x` grows by one of them.
+    let first = plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default());
     commit(&mut scene.state, &mut scene.kv, &first, 0);
-    assert_eq!(scene.state.blocked.map(|b| (b.need, b.idle)), Some((5, 0)));
-    let again = plan(&scene.state, &scene.kv, &scene.limits, Plan::default());
-    assert!(again.blocked.is_none(), "two free blocks cannot be enough for five");
+    assert_eq!(scene.state.blocked_head.map(|b| (b.needed_blocks, b.evictable_hits)), Some((5, 0)));
+    let again = plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default());
+    assert!(again.blocked_head.is_none(), "two free blocks cannot be enough for five");
     // Blocks published since may be hits that others hold: worth a look.
-    let mut tables: Vec<Table> = Vec::new();
+    let mut tables: Vec<BlockTable> = Vec::new();
     for like in [b'p', b'q'] {
         tables.push(scene.fill(&tokens(like, 4), 4));
     }
-    let again = plan(&scene.state, &scene.kv, &scene.limits, Plan::default());
-    assert!(again.blocked.is_none(), "none free, two published: three are missing still");
+    let again = plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default());
+    assert!(again.blocked_head.is_none(), "none free, two published: three are missing still");
 }
 
 #[test]
-fn a_plan_of_decodes_has_no_chunk() {
+fn decode_only_plan_has_no_chunk() {
     let has_chunk = |text| {
-        let scene = scene(text);
-        plan(&scene.state, &scene.kv, &scene.limits, Plan::default()).has_chunk()
+        let scene = scenario(text);
+        plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default()).has_chunk()
     };
     assert!(!has_chunk("drafts=2 | run a 8/9, b 3/4"));
     assert!(has_chunk("| run a 8/9, b 2/4"));
 }
 
 #[test]
-fn rows_count_up_to_the_last_with_drafts() {
+fn draft_rows_end_at_the_last_row_with_drafts() {
     let draft_rows = |drafts: &[u8]| {
-        let row = |&drafts: &u8| PlannedRow { slot: Slot(0), start: 0, len: 1, drafts, grow: 0 };
-        Plan { rows: drafts.iter().map(row).collect(), ..Plan::default() }.draft_rows()
+        let row = |&drafts: &u8| PlannedRow {
+            slot: SlabSlot(0),
+            start: 0,
+            len: 1,
+            drafts,
+            new_blocks: 0,
+        };
+        StepPlan { rows: drafts.iter().map(row).collect(), ..StepPlan::default() }.draft_rows()
     };
     assert_eq!([&[][..], &[0, 0], &[0, 2, 0], &[1, 0, 3]].map(draft_rows), [0, 0, 2, 3]);
 }
 
 #[test]
-fn prefill_is_wanted_beyond_the_step() {
-    let scene = scene("step=16 | run a 8/9, b 4/12 | wait c 0/40 | cache c 8");
-    let plan = plan(&scene.state, &scene.kv, &scene.limits, Plan::default());
+fn pending_prefill_counts_tokens_beyond_the_step() {
+    let scene = scenario("step=16 | run a 8/9, b 4/12 | wait c 0/40 | cache c 8");
+    let plan = plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default());
     assert_eq!(scene.render(&plan), "run a[8,9) b[4,12) c[8,12) admit c");
-    assert_eq!(plan.prefill_wanted, 8 + 32);
+    assert_eq!(plan.pending_prefill_tokens, 8 + 32);
 }
 
 #[test]
-fn a_prompt_that_goes_on_is_partial() {
+fn continued_prefill_is_partial() {
     let has_partial = |text| {
-        let scene = scene(text);
-        plan(&scene.state, &scene.kv, &scene.limits, Plan::default()).has_partial()
+        let scene = scenario(text);
+        plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default()).has_partial_prefill()
     };
     assert!(!has_partial("| run a 8/9 | wait b 0/4"));
     assert!(has_partial("| run a 8/9, b 2/4"));
 }
 
 #[test]
-fn a_guarded_admission_sets_aside_what_it_may_grow_by() {
-    let scene = scene("free=9 | wait a! 0/4");
-    let plan = plan(&scene.state, &scene.kv, &scene.limits, Plan::default());
-    assert_eq!(plan.admit.iter().map(|admission| admission.reserve).collect::<Vec<_>>(), [2]);
+fn non_preemptible_admission_reserves_its_growth() {
+    let scene = scenario("free=9 | wait a! 0/4");
+    let plan = plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default());
+    assert_eq!(
+        plan.admit.iter().map(|admission| admission.reserved_blocks).collect::<Vec<_>>(),
+        [2]
+    );
 }
 
 #[test]
-fn the_last_preemption_that_is_allowed_guards() {
+fn max_preemptions_make_a_request_non_preemptible() {
     for before in 0..PREEMPTIONS_MAX {
-        let Scene { mut state, mut kv, limits, .. } = scene("free=0 | run a 8/9, b 3/4");
+        let PlanScenario { mut state, mut kv, limits, .. } = scenario("free=0 | run a 8/9, b 3/4");
         let last = state.running.get(1);
         state.requests[last].preemptions = before;
-        let plan = plan(&state, &kv, &limits, Plan::default());
+        let plan = plan(&state, &kv, &limits, StepPlan::default());
         assert_eq!(plan.preempt, [last]);
         commit(&mut state, &mut kv, &plan, 0);
         let request = &state.requests[last];
         assert_eq!(request.preemptions, before + 1);
-        assert_eq!(request.guarded, before + 1 == PREEMPTIONS_MAX, "{before} before");
+        assert_eq!(request.non_preemptible, before + 1 == PREEMPTIONS_MAX, "{before} before");
     }
 }
 
 #[test]
-fn what_a_first_run_finds_is_counted() {
-    let Scene { mut state, mut kv, limits, .. } = scene("| wait a 0/9, b 0/5 | cache a 8");
-    let plan = plan(&state, &kv, &limits, Plan::default());
+fn first_admission_counts_prefix_hits() {
+    let PlanScenario { mut state, mut kv, limits, .. } =
+        scenario("| wait a 0/9, b 0/5 | cache a 8");
+    let plan = plan(&state, &kv, &limits, StepPlan::default());
     commit(&mut state, &mut kv, &plan, 0);
     let totals = &state.totals;
     assert_eq!((totals.prompt_tokens, totals.prompt_tokens_cached), (14, 8));

@@ -2,47 +2,47 @@
 
 /// Place of a request in its replica's slab. Reused after the request ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Slot(pub(crate) u32);
+pub(crate) struct SlabSlot(pub(crate) u32);
 
 /// Values in reusable slots.
 #[derive(Debug)]
-pub(crate) struct Slab<T> {
+pub(crate) struct RequestSlab<T> {
     slots: Vec<Option<T>>,
-    free: Vec<Slot>,
+    free: Vec<SlabSlot>,
 }
 
-impl<T> Slab<T> {
+impl<T> RequestSlab<T> {
     pub(crate) fn new() -> Self {
         Self { slots: Vec::new(), free: Vec::new() }
     }
 
-    pub(crate) fn insert(&mut self, value: T) -> Slot {
+    pub(crate) fn insert(&mut self, value: T) -> SlabSlot {
         if let Some(slot) = self.free.pop() {
             self.slots[slot.0 as usize] = Some(value);
             return slot;
         }
         self.slots.push(Some(value));
-        Slot(self.slots.len() as u32 - 1)
+        SlabSlot(self.slots.len() as u32 - 1)
     }
 
-    pub(crate) fn remove(&mut self, slot: Slot) -> T {
+    pub(crate) fn remove(&mut self, slot: SlabSlot) -> T {
         self.free.push(slot);
         self.slots[slot.0 as usize].take().expect("a slot is emptied once")
     }
 
     #[inline]
-    pub(crate) fn get(&self, slot: Slot) -> Option<&T> {
+    pub(crate) fn get(&self, slot: SlabSlot) -> Option<&T> {
         self.slots.get(slot.0 as usize)?.as_ref()
     }
 
     #[inline]
-    pub(crate) fn get_mut(&mut self, slot: Slot) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self, slot: SlabSlot) -> Option<&mut T> {
         self.slots.get_mut(slot.0 as usize)?.as_mut()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Slot, &T)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SlabSlot, &T)> {
         let numbered = self.slots.iter().enumerate();
-        numbered.filter_map(|(i, value)| Some((Slot(i as u32), value.as_ref()?)))
+        numbered.filter_map(|(i, value)| Some((SlabSlot(i as u32), value.as_ref()?)))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -50,18 +50,18 @@ impl<T> Slab<T> {
     }
 }
 
-impl<T> std::ops::Index<Slot> for Slab<T> {
+impl<T> std::ops::Index<SlabSlot> for RequestSlab<T> {
     type Output = T;
 
     #[inline]
-    fn index(&self, slot: Slot) -> &T {
+    fn index(&self, slot: SlabSlot) -> &T {
         self.get(slot).expect("a listed slot is occupied")
     }
 }
 
-impl<T> std::ops::IndexMut<Slot> for Slab<T> {
+impl<T> std::ops::IndexMut<SlabSlot> for RequestSlab<T> {
     #[inline]
-    fn index_mut(&mut self, slot: Slot) -> &mut T {
+    fn index_mut(&mut self, slot: SlabSlot) -> &mut T {
         self.get_mut(slot).expect("a listed slot is occupied")
     }
 }

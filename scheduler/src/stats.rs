@@ -1,6 +1,6 @@
 //! Counters of one replica as data: what metrics, admission control and health read.
 
-use crate::Loss;
+use crate::ExecutorFailure;
 use protocol::{Replica, StepId, StepTiming};
 
 /// Snapshot of a replica after a tick. Fields named `total` only grow.
@@ -9,7 +9,7 @@ pub struct StepStats {
     /// Whose.
     pub replica: Replica,
     /// Whether its executors are there.
-    pub ready: bool,
+    pub executors_ready: bool,
     /// Last step sent.
     pub step: StepId,
     /// Steps sent and not answered.
@@ -21,13 +21,13 @@ pub struct StepStats {
     /// Known tokens of the waiting requests.
     pub waiting_tokens: u64,
     /// When the request that is next to get a seat was submitted, as ticks tell the time; `None` = none waits.
-    pub next_submitted_ms: Option<u64>,
+    pub head_submitted_ms: Option<u64>,
     /// KV blocks by state.
     pub blocks: BlockStats,
     /// Rows of the last step sent.
-    pub rows: u32,
+    pub last_step_rows: u32,
     /// Tokens forwarded by the last step sent.
-    pub step_tokens: u32,
+    pub last_step_tokens: u32,
     /// Executor time of the last output applied.
     pub timing: StepTiming,
     /// Steps answered.
@@ -39,13 +39,13 @@ pub struct StepStats {
     /// Tokens produced.
     pub generated_tokens_total: u64,
     /// What became of drafts.
-    pub drafts_total: Drafted,
+    pub drafts_total: SpecDecodeStats,
     /// Preemptions.
     pub preemptions_total: u64,
     /// Requests that were running when their executors were lost, and were queued again.
-    pub requests_recovered_total: ByLoss,
+    pub requests_recovered_total: FailureCounts,
     /// Tokens computed a second time: those that the prefix cache did not keep.
-    pub tokens_recomputed_total: Recomputed,
+    pub tokens_recomputed_total: RecomputedTokens,
     /// Tokens looked up in the prefix cache at admission.
     pub prefix_queries_total: u64,
     /// Tokens found there.
@@ -57,24 +57,24 @@ pub struct StepStats {
 }
 
 /// Most drafts of one row.
-pub const DRAFTS_MAX: usize = 16;
+pub const DRAFT_TOKENS_MAX: usize = 16;
 
 /// Drafts that were verified. Those of rows that failed, or whose request had ended meanwhile, are left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Drafted {
+pub struct SpecDecodeStats {
     /// Rows that had some.
-    pub rows: u64,
+    pub draft_rows: u64,
     /// Drafts.
-    pub tokens: u64,
+    pub draft_tokens: u64,
     /// Of these, accepted, by their place in the row.
-    pub accepted: [u64; DRAFTS_MAX],
+    pub accepted_per_position: [u64; DRAFT_TOKENS_MAX],
 }
 
-impl Drafted {
+impl SpecDecodeStats {
     pub(crate) fn add(&mut self, drafted: u8, accepted: u8) {
-        self.rows += u64::from(drafted > 0);
-        self.tokens += u64::from(drafted);
-        for place in &mut self.accepted[..usize::from(accepted)] {
+        self.draft_rows += u64::from(drafted > 0);
+        self.draft_tokens += u64::from(drafted);
+        for place in &mut self.accepted_per_position[..usize::from(accepted)] {
             *place += 1;
         }
     }
@@ -82,24 +82,24 @@ impl Drafted {
 
 /// A count for each way of losing executors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ByLoss {
+pub struct FailureCounts {
     /// They ended.
     pub exited: u64,
     /// They gave no sign of life.
-    pub silent: u64,
+    pub heartbeat_timeout: u64,
     /// They did not answer a step.
-    pub late: u64,
+    pub step_timeout: u64,
     /// They said that they failed.
-    pub fault: u64,
+    pub reported_fault: u64,
 }
 
-impl ByLoss {
-    pub(crate) fn add(&mut self, loss: Loss, count: u64) {
+impl FailureCounts {
+    pub(crate) fn add(&mut self, loss: ExecutorFailure, count: u64) {
         let total = match loss {
-            Loss::Exited => &mut self.exited,
-            Loss::Silent => &mut self.silent,
-            Loss::Late => &mut self.late,
-            Loss::Fault => &mut self.fault,
+            ExecutorFailure::Exited => &mut self.exited,
+            ExecutorFailure::HeartbeatTimeout => &mut self.heartbeat_timeout,
+            ExecutorFailure::StepTimeout => &mut self.step_timeout,
+            ExecutorFailure::ReportedFault => &mut self.reported_fault,
         };
         *total += count;
     }
@@ -107,33 +107,33 @@ impl ByLoss {
 
 /// Why a running request went back to the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Requeue {
+pub(crate) enum RequeueReason {
     /// Its blocks were needed.
     Preemption,
     /// The prefix cache was cleared, and it was to start again.
     Reset,
     /// Its executors were lost.
-    Loss(Loss),
+    ExecutorFailure(ExecutorFailure),
 }
 
 /// Tokens by the reason for which they were computed again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Recomputed {
+pub struct RecomputedTokens {
     /// Blocks were needed.
     pub preemption: u64,
     /// The prefix cache was cleared.
     pub reset: u64,
     /// Executors were lost.
-    pub loss: ByLoss,
+    pub executor_failure: FailureCounts,
 }
 
-impl Recomputed {
-    pub(crate) fn add(&mut self, why: Requeue, tokens: u32) {
+impl RecomputedTokens {
+    pub(crate) fn add(&mut self, why: RequeueReason, tokens: u32) {
         let tokens = u64::from(tokens);
         match why {
-            Requeue::Preemption => self.preemption += tokens,
-            Requeue::Reset => self.reset += tokens,
-            Requeue::Loss(loss) => self.loss.add(loss, tokens),
+            RequeueReason::Preemption => self.preemption += tokens,
+            RequeueReason::Reset => self.reset += tokens,
+            RequeueReason::ExecutorFailure(loss) => self.executor_failure.add(loss, tokens),
         }
     }
 }
@@ -144,7 +144,7 @@ pub struct BlockStats {
     /// Blocks of the pool.
     pub pool: u32,
     /// Blocks that hold nothing.
-    pub vacant: u32,
+    pub free: u32,
     /// Blocks that nobody holds and a prefix hit may find.
     pub cached: u32,
     /// Blocks held by tables.
@@ -158,12 +158,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_rows_with_drafts_count_as_drafted() {
-        let mut drafted = Drafted::default();
+    fn only_rows_with_drafts_are_counted() {
+        let mut drafted = SpecDecodeStats::default();
         for (made, accepted) in [(0, 0), (3, 2), (1, 0)] {
             drafted.add(made, accepted);
         }
-        assert_eq!((drafted.rows, drafted.tokens), (2, 4));
-        assert_eq!(drafted.accepted[..3], [1, 1, 0]);
+        assert_eq!((drafted.draft_rows, drafted.draft_tokens), (2, 4));
+        assert_eq!(drafted.accepted_per_position[..3], [1, 1, 0]);
     }
 }

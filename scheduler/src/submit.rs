@@ -1,12 +1,12 @@
 //! What a user asked, and why it may be refused before any step.
 
 use kvcache::{BlockKey, ExtraKeys};
-use protocol::{Replica, RequestId, Sampling, Token};
+use protocol::{Replica, RequestId, SamplingParams, Token};
 use std::sync::Arc;
 
 /// One request: one choice of one prompt.
 #[derive(Debug, Clone)]
-pub struct Submit {
+pub struct RequestSubmission {
     /// Unique for the life of the process.
     pub id: RequestId,
     /// Ids of the prompt.
@@ -14,13 +14,13 @@ pub struct Submit {
     /// Tokens to produce at most; 0 = only score the prompt.
     pub max_tokens: u32,
     /// How tokens are chosen.
-    pub sampling: Sampling,
+    pub sampling: SamplingParams,
     /// The token of the output, counted from 0, from which on masks limit what may be sampled: each row that samples
     /// there is `masked` and waits for the token before it. `None` = no mask. Whoever submits sees to it that the masks
     /// are made.
-    pub masked_from: Option<u32>,
+    pub first_masked_token: Option<u32>,
     /// Key of the request's random numbers, drawn by the submitter.
-    pub key: u64,
+    pub rng_key: u64,
     /// Ids that end the request as end of text; empty if they shall be ignored.
     pub eos_ids: Vec<Token>,
     /// Ids that end the request because the user said so.
@@ -28,40 +28,40 @@ pub struct Submit {
     /// Smaller is served first; equal ones in order of arrival.
     pub priority: i32,
     /// What sets this request's cache blocks apart (`ExtraKeys::salted`); `None` = nothing.
-    pub extra: Option<Arc<ExtraKeys>>,
+    pub extra_keys: Option<Arc<ExtraKeys>>,
     /// The replica to use; `None` = the engine chooses.
     pub replica: Option<Replica>,
     /// Keys of the prompt's full blocks, from the engine's `PromptHasher` and the same `extra`.
     /// Missing ones are computed by the engine, at the cost of its step time.
-    pub keys: Vec<BlockKey>,
+    pub block_keys: Vec<BlockKey>,
 }
 
 #[cfg(test)]
-impl Submit {
+impl RequestSubmission {
     /// A greedy request for 8 tokens behind `tokens`.
-    pub(crate) fn greedy(id: u64, tokens: Vec<Token>, hasher: &kvcache::Hasher) -> Self {
+    pub(crate) fn greedy(id: u64, tokens: Vec<Token>, hasher: &kvcache::BlockHasher) -> Self {
         let mut keys = Vec::new();
-        hasher.extend(&mut keys, &tokens, None);
+        hasher.extend_keys(&mut keys, &tokens, None);
         Self {
             id: RequestId(id),
             tokens,
             max_tokens: 8,
-            sampling: Sampling::greedy(),
-            masked_from: None,
-            key: 0,
+            sampling: SamplingParams::greedy(),
+            first_masked_token: None,
+            rng_key: 0,
             eos_ids: Vec::new(),
             stop_ids: Vec::new(),
             priority: 0,
-            extra: None,
+            extra_keys: None,
             replica: None,
-            keys,
+            block_keys: keys,
         }
     }
 }
 
 /// Why a request was refused: the user's fault or a full queue, never a failure.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum RejectReason {
     /// Nothing to condition on.
     #[error("the prompt is empty")]
     EmptyPrompt,
@@ -111,18 +111,18 @@ pub enum Refusal {
         cap: u32,
     },
     /// Too many tokens wait.
-    #[error("{waiting} tokens are waiting and {asked} more exceed the limit of {cap}")]
-    QueueTokens {
+    #[error("{waiting} tokens are waiting and {requested} more exceed the limit of {cap}")]
+    QueueTokensFull {
         /// Tokens of waiting requests.
         waiting: u64,
         /// Tokens of this prompt.
-        asked: u64,
+        requested: u64,
         /// Configured cap.
         cap: u64,
     },
     /// Something that it needs could not be made: found out by whoever held it back before it was submitted.
     #[error("{message}")]
-    Unusable {
+    InvalidParameter {
         /// The request field at fault.
         param: String,
         /// Why, with numbers.
@@ -130,13 +130,13 @@ pub enum Refusal {
     },
     /// The same, and not the fault of the request.
     #[error("{message}")]
-    NotNow {
+    TemporarilyUnavailable {
         /// Why.
         message: String,
     },
     /// The same, because whoever makes it has too much to do, or too little of the machine.
     #[error("{message}")]
-    Crowded {
+    Overloaded {
         /// Why, with numbers.
         message: String,
     },

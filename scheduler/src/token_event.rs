@@ -1,7 +1,7 @@
 //! What the engine tells a request's owner.
 
-use crate::Refusal;
-use protocol::{Replica, RequestId, RowError, ThinVec, Token, TokenLogprobs, Tokens};
+use crate::RejectReason;
+use protocol::{Replica, RequestId, RowError, ThinVec, Token, TokenLogprobs, TokenVec};
 
 /// News of one request. Exactly one event of a request carries `finish`, and none follows it.
 #[derive(Debug, Clone, PartialEq)]
@@ -9,39 +9,39 @@ pub struct TokenEvent {
     /// Whose news.
     pub request: RequestId,
     /// New tokens, in order; never repeated, also not after preemption or a device loss.
-    pub tokens: Tokens,
+    pub tokens: TokenVec,
     /// One entry per new token, if asked for.
     pub logprobs: ThinVec<TokenLogprobs>,
     /// Entries of further prompt positions, from position 1 on and in order, if asked for.
     pub prompt_logprobs: ThinVec<TokenLogprobs>,
     /// How the request came to run; with its first event only.
-    pub first_run: Option<FirstRun>,
+    pub first_admission: Option<FirstAdmission>,
     /// Times the request was preempted so far.
     pub preemptions: u32,
     /// Set on the last event.
-    pub finish: Option<Finish>,
+    pub finish_reason: Option<FinishReason>,
 }
 
 impl TokenEvent {
     pub(crate) const EMPTY: Self = Self {
         request: RequestId(0),
-        tokens: Tokens::new(),
+        tokens: TokenVec::new(),
         logprobs: ThinVec::new(),
         prompt_logprobs: ThinVec::new(),
-        first_run: None,
+        first_admission: None,
         preemptions: 0,
-        finish: None,
+        finish_reason: None,
     };
 
     /// The end of a request, and nothing else.
-    pub fn end(request: RequestId, finish: Finish) -> Self {
-        Self { request, finish: Some(finish), ..Self::EMPTY }
+    pub fn finished(request: RequestId, finish: FinishReason) -> Self {
+        Self { request, finish_reason: Some(finish), ..Self::EMPTY }
     }
 }
 
 /// Figures of a request's first admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FirstRun {
+pub struct FirstAdmission {
     /// Where it ran first; it may have moved since.
     pub replica: Replica,
     /// Prompt tokens found in the cache.
@@ -52,7 +52,7 @@ pub struct FirstRun {
 
 /// How a request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Finish {
+pub enum FinishReason {
     /// A stop condition was met.
     Stop(StopReason),
     /// `max_tokens` or the model's length was reached.
@@ -60,9 +60,9 @@ pub enum Finish {
     /// Its owner took it back.
     Abort(AbortCause),
     /// It failed alone.
-    Error(ErrorCode),
+    Error(RequestError),
     /// It was never accepted. Boxed: every event of every step is as large as the largest end.
-    Refused(Box<Refusal>),
+    Rejected(Box<RejectReason>),
 }
 
 /// Which stop condition was met.
@@ -71,22 +71,22 @@ pub enum StopReason {
     /// This end-of-text id was produced; it is the last token delivered.
     Eos(Token),
     /// This id of `stop_ids` was produced; it is the last token delivered.
-    Id(Token),
+    StopToken(Token),
     /// The submitter found a stop string in the text.
-    Text,
+    StopString,
 }
 
 /// Why a request is taken back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AbortCause {
-    /// A stop string was found in the text: the request ends as `Stop(Text)`.
-    StopText,
+    /// A stop string was found in the text: the request ends as `Stop(StopString)`.
+    StopString,
     /// The client went away.
-    ClientGone,
+    ClientDisconnected,
     /// The client does not read.
     SlowReader,
     /// The server is shutting down.
-    Drain,
+    Shutdown,
     /// A deadline of the request passed.
     Deadline,
     /// An operator asked for it.
@@ -95,11 +95,11 @@ pub enum AbortCause {
 
 /// Why a single request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ErrorCode {
+pub enum RequestError {
     /// The device could not compute its row.
-    Row(RowError),
+    RowFailed(RowError),
     /// The device answered with an id outside the vocabulary, or with a wrong number of ids.
     BadOutput,
     /// Its replica was lost and did not return in time, or returned too small.
-    EngineUnavailable,
+    ReplicaUnavailable,
 }

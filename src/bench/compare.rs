@@ -10,7 +10,7 @@ use super::report;
 use crate::config::CompareArgs;
 
 /// Figures of a level and whether more is better, as paths into it.
-const FIGURES: &[(&str, bool)] = &[
+const COMPARED_METRICS: &[(&str, bool)] = &[
     ("/output_tok_s", true),
     ("/total_tok_s", true),
     ("/ttft_ms/p50", false),
@@ -25,7 +25,7 @@ const FIGURES: &[(&str, bool)] = &[
 ];
 
 /// What tells levels apart.
-const KEYS: &[&str] = &["concurrency", "running", "op", "tokens"];
+const LEVEL_KEYS: &[&str] = &["concurrency", "running", "op", "tokens"];
 
 /// Prints every figure both files have.
 pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
@@ -39,11 +39,11 @@ pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
     let mut rows = Vec::new();
     let mut worst = f64::NEG_INFINITY;
     for level in levels(&before) {
-        let same = |other: &&Value| KEYS.iter().all(|key| other[key] == level[key]);
+        let same = |other: &&Value| LEVEL_KEYS.iter().all(|key| other[key] == level[key]);
         let Some(other) = levels(&after).iter().find(same) else { continue };
-        for row in pairs(level, other) {
+        for row in compare_level(level, other) {
             worst = worst.max(row.worse_percent);
-            rows.push(row.cells(&name(level)));
+            rows.push(row.cells(&level_name(level)));
         }
     }
     if rows.is_empty() {
@@ -54,20 +54,20 @@ pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-struct Pair {
-    figure: &'static str,
+struct MetricComparison {
+    metric: &'static str,
     before: f64,
     after: f64,
     /// Negative where it got better.
     worse_percent: f64,
 }
 
-impl Pair {
+impl MetricComparison {
     fn cells(&self, level: &str) -> Vec<String> {
         let change = (self.after / self.before - 1.0) * 100.0;
         vec![
             level.to_owned(),
-            self.figure.trim_start_matches('/').replace('/', " "),
+            self.metric.trim_start_matches('/').replace('/', " "),
             format!("{:.2}", self.before),
             format!("{:.2}", self.after),
             format!("{change:+.1} %"),
@@ -76,28 +76,28 @@ impl Pair {
 }
 
 /// Figures both levels have; a figure that was 0 cannot be compared.
-fn pairs(before: &Value, after: &Value) -> Vec<Pair> {
+fn compare_level(before: &Value, after: &Value) -> Vec<MetricComparison> {
     let pair = |&(figure, more_is_better): &(&'static str, bool)| {
         let value = |level: &Value| level.pointer(figure).and_then(Value::as_f64);
         let (before, after) = (value(before)?, value(after)?);
         let change = (after / before - 1.0) * 100.0;
         let worse_percent = if more_is_better { -change } else { change };
-        (before > 0.0).then_some(Pair { figure, before, after, worse_percent })
+        (before > 0.0).then_some(MetricComparison { metric: figure, before, after, worse_percent })
     };
-    FIGURES.iter().filter_map(pair).collect()
+    COMPARED_METRICS.iter().filter_map(pair).collect()
 }
 
 fn levels(result: &Value) -> &[Value] {
     result["levels"].as_array().map_or(&[], Vec::as_slice)
 }
 
-fn name(level: &Value) -> String {
+fn level_name(level: &Value) -> String {
     let part = |key: &&str| match &level[*key] {
         Value::Null => None,
         Value::String(text) => Some(format!("{key} {text}")),
         value => Some(format!("{key} {value}")),
     };
-    KEYS.iter().filter_map(part).collect::<Vec<_>>().join(", ")
+    LEVEL_KEYS.iter().filter_map(part).collect::<Vec<_>>().join(", ")
 }
 
 fn read(path: &Path) -> Result<Value> {
@@ -111,12 +111,12 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn worse_is_worse_in_both_directions() {
+    fn regression_sign_follows_metric_direction() {
         let level = |rate: f64, ttft: f64| json!({"concurrency": 8, "output_tok_s": rate, "ttft_ms": {"p50": ttft, "p99": 0.0}});
-        let pairs = pairs(&level(100.0, 10.0), &level(90.0, 12.0));
+        let pairs = compare_level(&level(100.0, 10.0), &level(90.0, 12.0));
         let worse: Vec<i64> = pairs.iter().map(|p| p.worse_percent.round() as i64).collect();
         assert_eq!(worse, [10, 20]);
-        assert_eq!(name(&level(1.0, 1.0)), "concurrency 8");
-        assert_eq!(name(&json!({"op": "o_proj", "tokens": 8})), "op o_proj, tokens 8");
+        assert_eq!(level_name(&level(1.0, 1.0)), "concurrency 8");
+        assert_eq!(level_name(&json!({"op": "o_proj", "tokens": 8})), "op o_proj, tokens 8");
     }
 }

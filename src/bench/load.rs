@@ -12,19 +12,19 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use super::prompts::Prompts;
-use super::random::Random;
+use super::prompts::PromptGenerator;
 use super::report;
-use super::samples::{Level, Sample};
-use crate::client::{Client, ClientError};
-use crate::config::{Environment, LoadArgs};
-use crate::progress::{Progress, Unit};
+use super::rng::SplitMix64;
+use super::samples::{LoadLevelReport, RequestSample};
+use crate::client::{ClientError, OpenAiClient};
+use crate::config::{LoadArgs, ProcessEnvironment};
+use crate::progress::{ProgressReporter, ProgressUnit};
 
 /// The stream that arrival times are drawn from.
 const ARRIVAL_STREAM: u64 = u64::MAX - 1;
 
 /// Measures every level of `args` in turn.
-pub(super) fn run(args: &LoadArgs, environment: &Environment) -> Result<ExitCode> {
+pub(super) fn run(args: &LoadArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     if args.concurrency.contains(&0) {
         bail!("--concurrency: at least 1");
     }
@@ -35,21 +35,21 @@ pub(super) fn run(args: &LoadArgs, environment: &Environment) -> Result<ExitCode
     runtime.block_on(measure(args, environment))
 }
 
-async fn measure(args: &LoadArgs, environment: &Environment) -> Result<ExitCode> {
-    let client = Arc::new(Client::new(&args.client.base_url, &args.client, environment)?);
-    let card = client.first_card().await.context("/v1/models")?;
+async fn measure(args: &LoadArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
+    let client = Arc::new(OpenAiClient::new(&args.client.base_url, &args.client, environment)?);
+    let card = client.first_model_card().await.context("/v1/models")?;
     let model = client.model(args.client.model.as_deref()).await?;
-    let prompts = Prompts::new(args, model.clone(), &card)?;
+    let prompts = PromptGenerator::new(args, model.clone(), &card)?;
     let mut levels = Vec::new();
     for &concurrency in &args.concurrency {
         let count = args.num_prompts.unwrap_or((4 * concurrency).max(4));
-        let load = Load { client: &client, path: prompts.path(), concurrency };
+        let load = LoadGenerator { client: &client, path: prompts.path(), concurrency };
         let warmup = (0..args.warmup).map(|i| prompts.body(usize::MAX >> 32, i)).collect();
         load.run(warmup, None).await;
         let bodies: Vec<Bytes> = (0..count).map(|i| prompts.body(concurrency, i)).collect();
-        let arrivals = args.request_rate.map(|rate| arrivals(args.seed, rate, count));
+        let arrivals = args.request_rate.map(|rate| arrival_times(args.seed, rate, count));
         let (samples, errors) = load.run(bodies, arrivals).await;
-        levels.push(Level::of(concurrency, args.request_rate, &samples, &errors));
+        levels.push(LoadLevelReport::of(concurrency, args.request_rate, &samples, &errors));
     }
     print(&levels)?;
     let settings = json!({
@@ -66,8 +66,8 @@ async fn measure(args: &LoadArgs, environment: &Environment) -> Result<ExitCode>
 }
 
 /// When each request is sent, counted from the start: a Poisson process.
-fn arrivals(seed: u64, rate: f64, count: usize) -> Vec<Duration> {
-    let mut random = Random::new(seed, ARRIVAL_STREAM);
+fn arrival_times(seed: u64, rate: f64, count: usize) -> Vec<Duration> {
+    let mut random = SplitMix64::new(seed, ARRIVAL_STREAM);
     let mut at = 0.0;
     let draw = |_| {
         let now = at;
@@ -78,36 +78,37 @@ fn arrivals(seed: u64, rate: f64, count: usize) -> Vec<Duration> {
 }
 
 /// One level.
-struct Load<'a> {
-    client: &'a Arc<Client>,
+struct LoadGenerator<'a> {
+    client: &'a Arc<OpenAiClient>,
     path: &'static str,
     concurrency: usize,
 }
 
-impl Load<'_> {
+impl LoadGenerator<'_> {
     /// Sends every body and waits for all answers.
     async fn run(
         &self,
         bodies: Vec<Bytes>,
         arrivals: Option<Vec<Duration>>,
-    ) -> (Vec<Sample>, Vec<String>) {
+    ) -> (Vec<RequestSample>, Vec<String>) {
         if bodies.is_empty() {
             return (Vec::new(), Vec::new());
         }
         let label = format!("concurrency {}", self.concurrency);
-        let progress = Progress::new(&label, bodies.len() as u64, Unit::Items);
+        let progress = ProgressReporter::new(&label, bodies.len() as u64, ProgressUnit::Items);
         let seats = Arc::new(Semaphore::new(self.concurrency));
         let start = tokio::time::Instant::now();
         let mut running = JoinSet::new();
         let (mut samples, mut errors) = (Vec::new(), Vec::new());
-        let mut take = |answer: Result<Result<Sample, ClientError>, tokio::task::JoinError>| {
-            progress.add(1);
-            match answer {
-                Ok(Ok(sample)) => samples.push(sample),
-                Ok(Err(error)) => errors.push(error.to_string()),
-                Err(error) => errors.push(error.to_string()),
-            }
-        };
+        let mut take =
+            |answer: Result<Result<RequestSample, ClientError>, tokio::task::JoinError>| {
+                progress.add(1);
+                match answer {
+                    Ok(Ok(sample)) => samples.push(sample),
+                    Ok(Err(error)) => errors.push(error.to_string()),
+                    Err(error) => errors.push(error.to_string()),
+                }
+            };
         for (index, body) in bodies.into_iter().enumerate() {
             if let Some(arrivals) = &arrivals {
                 tokio::time::sleep_until(start + arrivals[index]).await;
@@ -116,7 +117,7 @@ impl Load<'_> {
             let (client, path) = (Arc::clone(self.client), self.path);
             running.spawn(async move {
                 let _seat = seat; // Held until the answer is complete.
-                one(&client, path, body).await
+                send_request(&client, path, body).await
             });
             while let Some(answer) = running.try_join_next() {
                 take(answer);
@@ -132,41 +133,41 @@ impl Load<'_> {
 
 /// The parts of an event that are read.
 #[derive(Deserialize)]
-struct Chunk {
+struct StreamedChunk {
     #[serde(default)]
-    choices: Vec<Choice>,
-    usage: Option<Usage>,
+    choices: Vec<StreamedChoice>,
+    usage: Option<StreamedUsage>,
     error: Option<serde_json::Value>,
 }
 
 #[derive(Deserialize)]
-struct Choice {
-    delta: Option<Delta>,
+struct StreamedChoice {
+    delta: Option<StreamedDelta>,
     finish_reason: Option<serde::de::IgnoredAny>,
 }
 
 #[derive(Deserialize)]
-struct Delta {
+struct StreamedDelta {
     role: Option<serde::de::IgnoredAny>,
     #[serde(default)]
     content: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct Usage {
+struct StreamedUsage {
     prompt_tokens: u64,
     completion_tokens: u64,
-    prompt_tokens_details: Option<PromptDetails>,
+    prompt_tokens_details: Option<PromptTokensDetails>,
 }
 
 #[derive(Deserialize)]
-struct PromptDetails {
+struct PromptTokensDetails {
     cached_tokens: Option<u64>,
 }
 
-impl Choice {
+impl StreamedChoice {
     /// Whether this is only the announcement of a chat answer.
-    fn is_opening(&self) -> bool {
+    fn is_role_chunk(&self) -> bool {
         self.finish_reason.is_none()
             && self.delta.as_ref().is_some_and(|delta| {
                 delta.role.is_some() && delta.content.as_deref().unwrap_or("").is_empty()
@@ -175,25 +176,29 @@ impl Choice {
 }
 
 /// Sends one request and times its events.
-async fn one(client: &Client, path: &str, body: Bytes) -> Result<Sample, ClientError> {
+async fn send_request(
+    client: &OpenAiClient,
+    path: &str,
+    body: Bytes,
+) -> Result<RequestSample, ClientError> {
     let sent = Instant::now();
     let mut stream = client.post_stream(path, body).await?;
     let (mut first, mut last) = (None, sent);
     let mut gaps = Vec::new();
-    let mut usage: Option<Usage> = None;
+    let mut usage: Option<StreamedUsage> = None;
     let mut done = false;
     while let Some(event) = stream.next().await? {
         if event.data == b"[DONE]" {
             done = true;
             continue;
         }
-        let chunk: Chunk = serde_json::from_slice(event.data)
+        let chunk: StreamedChunk = serde_json::from_slice(event.data)
             .map_err(|e| ClientError::Reply(format!("an event: {e}")))?;
         if let Some(error) = chunk.error {
             return Err(ClientError::Reply(error.to_string()));
         }
         usage = chunk.usage.or(usage);
-        if chunk.choices.iter().all(Choice::is_opening) {
+        if chunk.choices.iter().all(StreamedChoice::is_role_chunk) {
             continue;
         }
         if first.is_some() {
@@ -205,8 +210,8 @@ async fn one(client: &Client, path: &str, body: Bytes) -> Result<Sample, ClientE
     let Some(first) = first.filter(|_| done) else {
         return Err(ClientError::Reply("the stream ended early".to_owned()));
     };
-    let cached = |usage: &Usage| usage.prompt_tokens_details.as_ref()?.cached_tokens;
-    Ok(Sample {
+    let cached = |usage: &StreamedUsage| usage.prompt_tokens_details.as_ref()?.cached_tokens;
+    Ok(RequestSample {
         sent,
         first,
         last,
@@ -217,7 +222,7 @@ async fn one(client: &Client, path: &str, body: Bytes) -> Result<Sample, ClientE
     })
 }
 
-fn print(levels: &[Level]) -> Result<()> {
+fn print(levels: &[LoadLevelReport]) -> Result<()> {
     let headings = [
         "conc",
         "ok",
@@ -236,7 +241,7 @@ fn print(levels: &[Level]) -> Result<()> {
         "E2E p50",
         "p99",
     ];
-    let row = |l: &Level| {
+    let row = |l: &LoadLevelReport| {
         let mut cells = vec![
             l.concurrency.to_string(),
             l.requests.to_string(),

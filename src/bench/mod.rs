@@ -4,8 +4,8 @@ mod compare;
 mod load;
 mod op_times;
 mod prompts;
-mod random;
 mod report;
+mod rng;
 mod samples;
 mod step;
 mod trace;
@@ -14,10 +14,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::config::{BenchCommand, Environment};
+use crate::config::{BenchCommand, ProcessEnvironment};
 
 /// Runs one benchmark.
-pub fn run(command: BenchCommand, environment: &Environment) -> Result<ExitCode> {
+pub fn run(command: BenchCommand, environment: &ProcessEnvironment) -> Result<ExitCode> {
     match command {
         BenchCommand::Serve(args) => load::run(&args, environment),
         BenchCommand::Step(args) => step::run(&args),

@@ -5,17 +5,17 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use executor::{BENCH_OP_NAMES, OpBench, OpBenchConfig, OpTiming};
-use models::Config;
+use models::ModelConfig;
 use models::config::CheckpointDType;
-use protocol::Device;
+use protocol::DeviceKind;
 use serde::Serialize;
 use serde_json::{Map, json};
 
 use super::report;
-use super::samples::Spread;
-use crate::config::{DeviceKind, Dtype, Environment, OpsArgs};
-use crate::hub::{self, Wanted};
-use crate::launcher::device;
+use super::samples::LatencySummary;
+use crate::config::{DeviceArg, DtypeArg, OpsArgs, ProcessEnvironment};
+use crate::hub::{self, HubFileSet};
+use crate::launcher::device_detection;
 
 /// Shapes that are timed if no model is named.
 const DEFAULT_NAME: &str = "Qwen3-0.6B";
@@ -37,12 +37,12 @@ struct OpLevel {
     gb_per_s: f64,
     /// Of the median time.
     gflop_per_s: f64,
-    time_us: Spread,
+    time_us: LatencySummary,
     fastest_us: f64,
 }
 
 /// Measures every op of `args` and prints a table.
-pub(super) fn run(args: &OpsArgs, environment: &Environment) -> Result<ExitCode> {
+pub(super) fn run(args: &OpsArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     check(args)?;
     let model = model(args, environment)?;
     let name = args.model.as_deref().unwrap_or(DEFAULT_NAME);
@@ -93,37 +93,41 @@ fn check(args: &OpsArgs) -> Result<()> {
 }
 
 /// The configuration whose shapes are timed.
-fn model(args: &OpsArgs, environment: &Environment) -> Result<Config> {
+fn model(args: &OpsArgs, environment: &ProcessEnvironment) -> Result<ModelConfig> {
     let Some(name) = &args.model else {
-        return Ok(Config::from_json(Path::new("config.json"), DEFAULT_CONFIG)?);
+        return Ok(ModelConfig::from_json(Path::new("config.json"), DEFAULT_CONFIG)?);
     };
-    let dir = hub::resolve(name, None, Wanted::Config, environment, None)?;
-    Ok(Config::from_dir_with(&dir, &Map::new())?)
+    let dir = hub::resolve(name, None, HubFileSet::Config, environment, None)?;
+    Ok(ModelConfig::from_dir_with(&dir, &Map::new())?)
 }
 
-fn bench_config(args: &OpsArgs, environment: &Environment, model: Config) -> OpBenchConfig {
+fn bench_config(
+    args: &OpsArgs,
+    environment: &ProcessEnvironment,
+    model: ModelConfig,
+) -> OpBenchConfig {
     let kind = match args.device {
-        DeviceKind::Auto => device::found(),
+        DeviceArg::Auto => device_detection::detect(),
         kind => kind,
     };
     OpBenchConfig {
         device: match kind {
-            DeviceKind::Auto | DeviceKind::Cpu => Device::Cpu,
-            DeviceKind::Rocm => Device::Rocm,
-            DeviceKind::Cuda => Device::Cuda,
+            DeviceArg::Auto | DeviceArg::Cpu => DeviceKind::Cpu,
+            DeviceArg::Rocm => DeviceKind::Rocm,
+            DeviceArg::Cuda => DeviceKind::Cuda,
         },
         libraries: args.device_libraries.clone(),
         gpu: args.device_id,
         kernel_cache: environment.kernel_cache.clone(),
         threads: args.threads,
         dtype: match (args.dtype, model.dtype) {
-            (Dtype::Float32, _) | (Dtype::Auto, Some(CheckpointDType::F32)) => {
-                executor::Dtype::Float32
+            (DtypeArg::Float32, _) | (DtypeArg::Auto, Some(CheckpointDType::F32)) => {
+                executor::ModelDtype::Float32
             }
-            (Dtype::Float16, _) | (Dtype::Auto, Some(CheckpointDType::F16)) => {
-                executor::Dtype::Float16
+            (DtypeArg::Float16, _) | (DtypeArg::Auto, Some(CheckpointDType::F16)) => {
+                executor::ModelDtype::Float16
             }
-            (Dtype::Bfloat16 | Dtype::Auto, _) => executor::Dtype::Bfloat16,
+            (DtypeArg::Bfloat16 | DtypeArg::Auto, _) => executor::ModelDtype::Bfloat16,
         },
         model,
         tokens: args.tokens.clone(),
@@ -138,8 +142,8 @@ impl OpLevel {
     fn of(timing: OpTiming) -> Self {
         let OpTiming { op, tokens, shape, bytes, flops, seconds } = timing;
         let fastest_us = seconds.iter().copied().fold(f64::INFINITY, f64::min) * 1e6;
-        // `Spread` counts in thousandths of its input: thousandfold seconds give microseconds.
-        let time_us = Spread::of(seconds.into_iter().map(|s| s * 1e3).collect());
+        // `LatencySummary` counts in thousandths of its input: thousandfold seconds give microseconds.
+        let time_us = LatencySummary::of(seconds.into_iter().map(|s| s * 1e3).collect());
         let per_s = |count: u64| count as f64 / time_us.p50 / 1e3;
         let (gb_per_s, gflop_per_s) = (per_s(bytes), per_s(flops));
         Self { op, tokens, shape, bytes, flops, gb_per_s, gflop_per_s, time_us, fastest_us }
@@ -187,7 +191,7 @@ mod tests {
 
     #[test]
     fn default_shapes_are_a_valid_configuration() {
-        let config = Config::from_json(Path::new("config.json"), DEFAULT_CONFIG).unwrap();
+        let config = ModelConfig::from_json(Path::new("config.json"), DEFAULT_CONFIG).unwrap();
         assert_eq!((config.layers, config.vocab, config.head_dim), (28, 151_936, 128));
     }
 }

@@ -7,21 +7,21 @@ use bytes::Bytes;
 use protocol::Token;
 use serde_json::{Value, json};
 
-use super::random::Random;
-use crate::config::{Endpoint, LoadArgs, PromptKind};
+use super::rng::SplitMix64;
+use crate::config::{LoadArgs, LoadEndpoint, PromptKind};
 use crate::text::Tokenizer;
 
 /// Below this, vocabularies keep special tokens and single bytes.
-const PLAIN_ID_MIN: u32 = 100;
+const RANDOM_ID_MIN: u32 = 100;
 
 /// Vocabulary of a server that says nothing about it: less than any tokenizer in use has.
-const VOCAB_DEFAULT: u32 = 500;
+const VOCAB_SIZE_FALLBACK: u32 = 500;
 
 /// The stream that all requests of all levels share their prefix from.
-const SHARED_STREAM: u64 = u64::MAX;
+const SHARED_PREFIX_STREAM: u64 = u64::MAX;
 
 /// Makes the prompts of one load.
-pub(super) struct Prompts<'a> {
+pub(super) struct PromptGenerator<'a> {
     args: &'a LoadArgs,
     model: String,
     tokenizer: Option<Tokenizer>,
@@ -30,10 +30,10 @@ pub(super) struct Prompts<'a> {
     shared: Vec<Token>,
 }
 
-impl<'a> Prompts<'a> {
+impl<'a> PromptGenerator<'a> {
     /// `card` is the server's model card; a local folder in it tells the vocabulary.
     pub(super) fn new(args: &'a LoadArgs, model: String, card: &Value) -> Result<Self> {
-        if args.endpoint == Endpoint::Chat && args.prompts == PromptKind::Ids {
+        if args.endpoint == LoadEndpoint::Chat && args.prompts == PromptKind::Ids {
             bail!("--endpoint chat takes text: add --prompts text");
         }
         if args.input_len == 0 || args.output_len == 0 {
@@ -48,27 +48,28 @@ impl<'a> Prompts<'a> {
             None => None,
         };
         let known = tokenizer.as_ref().map(|t| t.vocab_size() as u32);
-        let high = args.vocab_size.or(known).or_else(|| vocab_size(card)).unwrap_or(VOCAB_DEFAULT);
-        let low = PLAIN_ID_MIN.min(high / 2);
-        let mut random = Random::new(args.seed, SHARED_STREAM);
-        let shared = (0..args.shared_prefix).map(|_| random.between(low, high)).collect();
+        let high =
+            args.vocab_size.or(known).or_else(|| vocab_size(card)).unwrap_or(VOCAB_SIZE_FALLBACK);
+        let low = RANDOM_ID_MIN.min(high / 2);
+        let mut random = SplitMix64::new(args.seed, SHARED_PREFIX_STREAM);
+        let shared = (0..args.shared_prefix).map(|_| random.uniform(low, high)).collect();
         Ok(Self { args, model, tokenizer, low, high, shared })
     }
 
     /// The path requests go to.
     pub(super) fn path(&self) -> &'static str {
         match self.args.endpoint {
-            Endpoint::Completions => "/v1/completions",
-            Endpoint::Chat => "/v1/chat/completions",
+            LoadEndpoint::Completions => "/v1/completions",
+            LoadEndpoint::Chat => "/v1/chat/completions",
         }
     }
 
     /// The body of request `index` at one level of concurrency.
     pub(super) fn body(&self, level: usize, index: usize) -> Bytes {
-        let mut random = Random::new(self.args.seed, (level as u64) << 32 | index as u64);
+        let mut random = SplitMix64::new(self.args.seed, (level as u64) << 32 | index as u64);
         let mut ids = self.shared.clone();
         let rest = self.args.input_len - ids.len();
-        ids.extend((0..rest).map(|_| random.between(self.low, self.high)));
+        ids.extend((0..rest).map(|_| random.uniform(self.low, self.high)));
         let mut body = json!({
             "model": self.model,
             "max_tokens": self.args.output_len,
@@ -78,9 +79,11 @@ impl<'a> Prompts<'a> {
             "ignore_eos": !self.args.stop_at_eos,
         });
         match (self.args.endpoint, self.args.prompts) {
-            (Endpoint::Completions, PromptKind::Ids) => body["prompt"] = ids.into(),
-            (Endpoint::Completions, PromptKind::Text) => body["prompt"] = self.text(&ids).into(),
-            (Endpoint::Chat, _) => {
+            (LoadEndpoint::Completions, PromptKind::Ids) => body["prompt"] = ids.into(),
+            (LoadEndpoint::Completions, PromptKind::Text) => {
+                body["prompt"] = self.text(&ids).into();
+            }
+            (LoadEndpoint::Chat, _) => {
                 body["messages"] = json!([{"role": "user", "content": self.text(&ids)}]);
             }
         }

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 /// One request that ended well.
 #[derive(Debug)]
-pub(super) struct Sample {
+pub(super) struct RequestSample {
     pub(super) sent: Instant,
     pub(super) first: Instant,
     pub(super) last: Instant,
@@ -25,7 +25,7 @@ pub(super) struct Sample {
 
 /// Milliseconds.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Spread {
+pub(super) struct LatencySummary {
     pub(super) mean: f64,
     pub(super) p50: f64,
     pub(super) p90: f64,
@@ -35,7 +35,7 @@ pub(super) struct Spread {
 
 /// All requests of one level.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Level {
+pub(super) struct LoadLevelReport {
     pub(super) concurrency: usize,
     pub(super) request_rate: Option<f64>,
     pub(super) requests: usize,
@@ -48,13 +48,13 @@ pub(super) struct Level {
     pub(super) requests_per_s: f64,
     pub(super) output_tok_s: f64,
     pub(super) total_tok_s: f64,
-    pub(super) ttft_ms: Spread,
-    pub(super) tpot_ms: Spread,
-    pub(super) itl_ms: Spread,
-    pub(super) e2e_ms: Spread,
+    pub(super) ttft_ms: LatencySummary,
+    pub(super) tpot_ms: LatencySummary,
+    pub(super) itl_ms: LatencySummary,
+    pub(super) e2e_ms: LatencySummary,
 }
 
-impl Spread {
+impl LatencySummary {
     /// Of values in seconds, in any order; all zero if there are none.
     pub(super) fn of(mut seconds: Vec<f64>) -> Self {
         seconds.sort_unstable_by(f64::total_cmp);
@@ -71,17 +71,18 @@ impl Spread {
     }
 }
 
-impl Level {
+impl LoadLevelReport {
     /// Sums up one level.
     pub(super) fn of(
         concurrency: usize,
         request_rate: Option<f64>,
-        samples: &[Sample],
+        samples: &[RequestSample],
         errors: &[String],
     ) -> Self {
         let seconds = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64();
-        let each = |f: &dyn Fn(&Sample) -> f64| Spread::of(samples.iter().map(f).collect());
-        let sum = |f: &dyn Fn(&Sample) -> u64| samples.iter().map(f).sum::<u64>();
+        let each =
+            |f: &dyn Fn(&RequestSample) -> f64| LatencySummary::of(samples.iter().map(f).collect());
+        let sum = |f: &dyn Fn(&RequestSample) -> u64| samples.iter().map(f).sum::<u64>();
         let begin = samples.iter().map(|s| s.sent).min();
         let end = samples.iter().map(|s| s.last).max();
         let duration_s = begin.zip(end).map_or(0.0, |(begin, end)| seconds(begin, end));
@@ -104,8 +105,8 @@ impl Level {
             output_tok_s: per_s(output_tokens),
             total_tok_s: per_s(prompt_tokens + output_tokens),
             ttft_ms: each(&|s| seconds(s.sent, s.first)),
-            tpot_ms: Spread::of(tpot.collect()),
-            itl_ms: Spread::of(
+            tpot_ms: LatencySummary::of(tpot.collect()),
+            itl_ms: LatencySummary::of(
                 samples.iter().flat_map(|s| s.gaps.iter().map(|&g| f64::from(g))).collect(),
             ),
             e2e_ms: each(&|s| seconds(s.sent, s.last)),
@@ -119,10 +120,10 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn figures_follow_their_definitions() {
+    fn latency_metrics_follow_their_definitions() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let sample = |sent, first, last, tokens| Sample {
+        let sample = |sent, first, last, tokens| RequestSample {
             sent: at(sent),
             first: at(first),
             last: at(last),
@@ -132,7 +133,7 @@ mod tests {
             gaps: vec![0.1],
         };
         let samples = [sample(0, 100, 300, 3), sample(50, 250, 1050, 5), sample(60, 70, 70, 1)];
-        let level = Level::of(2, None, &samples, &["x".to_owned()]);
+        let level = LoadLevelReport::of(2, None, &samples, &["x".to_owned()]);
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} {b}");
         close(level.duration_s, 1.05);
         close(level.output_tok_s, 9.0 / 1.05);
@@ -142,7 +143,7 @@ mod tests {
         close(level.tpot_ms.mean, 150.0);
         close(level.e2e_ms.p99, 1000.0);
         assert_eq!((level.requests, level.errors), (3, 1));
-        let none = Level::of(1, None, &[], &[]);
+        let none = LoadLevelReport::of(1, None, &[], &[]);
         close(none.output_tok_s, 0.0);
         close(none.ttft_ms.p99, 0.0);
     }

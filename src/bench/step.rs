@@ -1,19 +1,22 @@
 //! `hadron bench step`: plan, commit and apply of steps in which every request decodes, on a device
-//! that answers at once. Timed is what `Engine::tick` takes; making the answer is not.
+//! that answers at once. Timed is what `Scheduler::tick` takes; making the answer is not.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use protocol::{
-    Batch, KvGroup, KvKind, KvSpec, RequestId, RowOutput, Sampling, StepOutput, StepTiming,
+    Batch, KvGroup, KvKind, KvSpec, RequestId, RowOutput, SamplingParams, StepOutput, StepTiming,
 };
-use scheduler::{Effect, Engine, EngineConfig, Event, KvConfig, Limits, Submit};
+use scheduler::{
+    KvConfig, RequestSubmission, Scheduler, SchedulerConfig, SchedulerEffect, SchedulerEvent,
+    SchedulerLimits,
+};
 use serde::Serialize;
 use serde_json::json;
 
 use super::report;
-use super::samples::Spread;
+use super::samples::LatencySummary;
 use crate::config::StepArgs;
 
 /// Ids of prompts and answers lie below this.
@@ -23,12 +26,12 @@ const VOCAB_SIZE: u32 = 32_000;
 const WARMUP_STEPS: u32 = 20;
 
 #[derive(Debug, Serialize)]
-struct Level {
+struct StepLevelReport {
     running: u32,
     steps: usize,
     steps_per_s: f64,
     ns_per_request: f64,
-    step_us: Spread,
+    step_us: LatencySummary,
 }
 
 /// Measures every level of `args` in turn.
@@ -36,9 +39,9 @@ pub(super) fn run(args: &StepArgs) -> Result<ExitCode> {
     if args.running.contains(&0) || args.steps == 0 || args.input_len == 0 || args.block_size == 0 {
         bail!("--running, --steps, --input-len and --block-size: at least 1");
     }
-    let levels: Vec<Level> =
+    let levels: Vec<StepLevelReport> =
         args.running.iter().map(|&running| measure(args, running)).collect::<Result<_>>()?;
-    let row = |l: &Level| {
+    let row = |l: &StepLevelReport| {
         vec![
             l.running.to_string(),
             format!("{:.0}", l.steps_per_s),
@@ -59,8 +62,8 @@ pub(super) fn run(args: &StepArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn measure(args: &StepArgs, running: u32) -> Result<Level> {
-    let mut bench = Bench::new(args, running)?;
+fn measure(args: &StepArgs, running: u32) -> Result<StepLevelReport> {
+    let mut bench = SchedulerStepBench::new(args, running)?;
     let mut seconds = Vec::with_capacity(args.steps as usize);
     let mut warm = 0;
     while seconds.len() < args.steps as usize {
@@ -77,9 +80,9 @@ fn measure(args: &StepArgs, running: u32) -> Result<Level> {
     }
     let total: f64 = seconds.iter().sum();
     let steps = seconds.len();
-    // `Spread` counts in thousandths of its input: thousandfold seconds give microseconds.
-    let step_us = Spread::of(seconds.into_iter().map(|s| s * 1e3).collect());
-    Ok(Level {
+    // `LatencySummary` counts in thousandths of its input: thousandfold seconds give microseconds.
+    let step_us = LatencySummary::of(seconds.into_iter().map(|s| s * 1e3).collect());
+    Ok(StepLevelReport {
         running,
         steps,
         steps_per_s: steps as f64 / total,
@@ -89,46 +92,47 @@ fn measure(args: &StepArgs, running: u32) -> Result<Level> {
 }
 
 /// An engine whose device answers at once.
-struct Bench {
-    engine: Engine,
-    inbox: Vec<Event>,
-    effects: Vec<Effect>,
+struct SchedulerStepBench {
+    engine: Scheduler,
+    inbox: Vec<SchedulerEvent>,
+    effects: Vec<SchedulerEffect>,
     now_ms: u64,
 }
 
-impl Bench {
+impl SchedulerStepBench {
     fn new(args: &StepArgs, running: u32) -> Result<Self> {
         // Decodes, prefill and a margin; every request outlives the measurement.
         let prefill_steps = running * args.input_len.div_ceil(512) + 8;
         let max_tokens = args.steps + WARMUP_STEPS + prefill_steps;
         let length = args.input_len + max_tokens;
-        let limits = Limits {
+        let limits = SchedulerLimits {
             tokens_per_step: (running + 1).max(8192),
-            requests_running: running,
-            requests_waiting: running.max(16),
-            ..Limits::cpu(length + 1, VOCAB_SIZE)
+            max_num_seqs: running,
+            max_waiting_requests: running.max(16),
+            ..SchedulerLimits::cpu(length + 1, VOCAB_SIZE)
         };
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: args.block_size, groups: vec![group] };
         let blocks = u64::from(running) * u64::from(length.div_ceil(args.block_size) + 1);
         let blocks = u32::try_from(blocks).context("too many blocks; fewer --steps")?;
-        let engine = Engine::new(EngineConfig::new(limits, KvConfig::new(spec, blocks, [1, 2])))?;
+        let engine =
+            Scheduler::new(SchedulerConfig::new(limits, KvConfig::new(spec, blocks, [1, 2])))?;
         let submit = |index: u32| {
             // Prompts differ from the first token on: no block is shared.
             let token = |at: u32| (index.wrapping_mul(7919) + at.wrapping_mul(31)) % VOCAB_SIZE;
-            Event::Submit(Box::new(Submit {
+            SchedulerEvent::Submit(Box::new(RequestSubmission {
                 id: RequestId(u64::from(index) + 1),
                 tokens: (0..args.input_len).map(token).collect(),
                 max_tokens,
-                sampling: Sampling::greedy(),
-                masked_from: None,
-                key: 0,
+                sampling: SamplingParams::greedy(),
+                first_masked_token: None,
+                rng_key: 0,
                 eos_ids: Vec::new(),
                 stop_ids: Vec::new(),
                 priority: 0,
-                extra: None,
+                extra_keys: None,
                 replica: None,
-                keys: Vec::new(),
+                block_keys: Vec::new(),
             }))
         };
         let inbox = (0..running).map(submit).collect();
@@ -143,10 +147,11 @@ impl Bench {
         let elapsed = start.elapsed().as_secs_f64();
         let mut rows = None;
         for effect in self.effects.drain(..) {
-            if let Effect::Send { replica, batch } = effect {
+            if let SchedulerEffect::SendBatch { replica, batch } = effect {
                 let decoding = batch.rows.iter().all(|row| row.len == 1);
                 rows = Some(if decoding { batch.rows.len() } else { 0 });
-                self.inbox.push(Event::Output { replica, output: answer(&batch) });
+                self.inbox
+                    .push(SchedulerEvent::StepOutput { replica, output: simulated_output(&batch) });
             }
         }
         Ok((rows.context("the engine has nothing to run")?, elapsed))
@@ -154,9 +159,9 @@ impl Bench {
 }
 
 /// One token for every row that samples.
-fn answer(batch: &Batch) -> StepOutput {
-    let row = |row: &protocol::Row| RowOutput {
-        emitted: row.samples.then_some(row.start % VOCAB_SIZE).into_iter().collect(),
+fn simulated_output(batch: &Batch) -> StepOutput {
+    let row = |row: &protocol::BatchRow| RowOutput {
+        sampled_tokens: row.samples.then_some(row.start % VOCAB_SIZE).into_iter().collect(),
         ..RowOutput::default()
     };
     StepOutput {
@@ -164,6 +169,6 @@ fn answer(batch: &Batch) -> StepOutput {
         epoch: batch.epoch,
         rows: batch.rows.iter().map(row).collect(),
         timing: StepTiming::default(),
-        experts: Vec::new(),
+        expert_tokens: Vec::new(),
     }
 }

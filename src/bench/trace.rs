@@ -28,8 +28,8 @@ pub(super) fn run(args: &TraceArgs) -> Result<ExitCode> {
         &["step", "steps", "rows", "tokens", "ms", "gaps", "gap us", "gap of step"],
         &kinds.iter().map(|(kind, sums)| sums.row(&kind.to_string())).collect::<Vec<_>>(),
     )?;
-    for (kind, sums) in kinds.iter().filter(|(_, sums)| sums.marked.steps > 0) {
-        let marked = &sums.marked;
+    for (kind, sums) in kinds.iter().filter(|(_, sums)| sums.timed_steps.steps > 0) {
+        let marked = &sums.timed_steps;
         writeln!(stdout(), "\n{kind}: {} steps marked launch by launch", marked.steps)?;
         print_table(&["part", "launches", "ms", "share"], &marked.rows())?;
     }
@@ -38,7 +38,7 @@ pub(super) fn run(args: &TraceArgs) -> Result<ExitCode> {
 
 /// One line of the file.
 #[derive(Deserialize)]
-struct Event<'a> {
+struct ChromeTraceEvent<'a> {
     #[serde(borrow, default)]
     cat: Cow<'a, str>,
     #[serde(default)]
@@ -46,13 +46,13 @@ struct Event<'a> {
     #[serde(default)]
     dur: f64,
     #[serde(borrow)]
-    args: Facts<'a>,
+    args: TraceEventArgs<'a>,
 }
 
 /// What an event says about itself.
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Facts<'a> {
+struct TraceEventArgs<'a> {
     step: u64,
     rows: u32,
     fresh: u32,
@@ -65,7 +65,7 @@ struct Facts<'a> {
 
 /// Steps that are comparable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+enum StepClass {
     /// Recordings of so many rows.
     Replay(u32),
     /// Launched, one token a row, of up to so many rows.
@@ -74,8 +74,8 @@ enum Kind {
     Mixed(u32),
 }
 
-impl Kind {
-    fn of(facts: &Facts<'_>) -> Self {
+impl StepClass {
+    fn of(facts: &TraceEventArgs<'_>) -> Self {
         match facts.graph {
             Some(rows) => Self::Replay(rows),
             None if facts.tokens == facts.rows => Self::Decode(facts.rows.next_power_of_two()),
@@ -84,7 +84,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for StepClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Replay(rows) => write!(f, "replay of {rows} rows"),
@@ -96,7 +96,7 @@ impl fmt::Display for Kind {
 
 /// Sums over the steps of a kind. Times are microseconds.
 #[derive(Debug, Default)]
-struct Sums {
+struct StepClassTotals {
     /// Not marked.
     steps: u32,
     rows: u64,
@@ -106,12 +106,12 @@ struct Sums {
     gap_us: f64,
     /// Of the steps behind a gap that counts.
     gap_steps_us: f64,
-    marked: Parts,
+    timed_steps: KernelFamilyTotals,
 }
 
 /// Sums over the marked steps of a kind.
 #[derive(Debug, Default)]
-struct Parts {
+struct KernelFamilyTotals {
     steps: u32,
     us: f64,
     /// Launches and time by family.
@@ -120,14 +120,14 @@ struct Parts {
 
 /// A step that may be followed by a gap.
 #[derive(Debug, Clone, Copy)]
-struct Former {
+struct PreviousStep {
     step: u64,
     end_us: f64,
     marked: bool,
 }
 
-fn read(path: &Path) -> Result<BTreeMap<Kind, Sums>> {
-    let mut kinds: BTreeMap<Kind, Sums> = BTreeMap::new();
+fn read(path: &Path) -> Result<BTreeMap<StepClass, StepClassTotals>> {
+    let mut kinds: BTreeMap<StepClass, StepClassTotals> = BTreeMap::new();
     let (mut kind, mut former) = (None, None);
     for (n, line) in (1..).zip(BufReader::new(File::open(path)?).lines()) {
         let line = line?;
@@ -135,35 +135,36 @@ fn read(path: &Path) -> Result<BTreeMap<Kind, Sums>> {
         if !text.starts_with("{\"name\"") {
             continue; // The frame around the events.
         }
-        let event: Event<'_> = serde_json::from_str(text).with_context(|| format!("line {n}"))?;
+        let event: ChromeTraceEvent<'_> =
+            serde_json::from_str(text).with_context(|| format!("line {n}"))?;
         match (event.cat.as_ref(), kind) {
             ("step", _) => {
-                let of = Kind::of(&event.args);
+                let of = StepClass::of(&event.args);
                 kinds.entry(of).or_default().add(&event, former);
                 let (step, marked) = (event.args.step, event.args.marked);
-                former = Some(Former { step, end_us: event.ts + event.dur, marked });
+                former = Some(PreviousStep { step, end_us: event.ts + event.dur, marked });
                 kind = Some(of);
             }
-            ("kernel", Some(of)) => kinds.entry(of).or_default().marked.add(&event),
+            ("kernel", Some(of)) => kinds.entry(of).or_default().timed_steps.add(&event),
             _ => {}
         }
     }
     Ok(kinds)
 }
 
-impl Sums {
-    fn add(&mut self, event: &Event<'_>, former: Option<Former>) {
+impl StepClassTotals {
+    fn add(&mut self, event: &ChromeTraceEvent<'_>, former: Option<PreviousStep>) {
         let facts = &event.args;
         if facts.marked {
-            self.marked.steps += 1;
-            self.marked.us += event.dur;
+            self.timed_steps.steps += 1;
+            self.timed_steps.us += event.dur;
             return;
         }
         self.steps += 1;
         self.rows += u64::from(facts.rows);
         self.tokens += u64::from(facts.tokens);
         self.us += event.dur;
-        let next = |former: &Former| former.step + 1 == facts.step && !former.marked;
+        let next = |former: &PreviousStep| former.step + 1 == facts.step && !former.marked;
         if let Some(former) = former.filter(next)
             && facts.fresh < facts.rows
         {
@@ -189,8 +190,8 @@ impl Sums {
     }
 }
 
-impl Parts {
-    fn add(&mut self, event: &Event<'_>) {
+impl KernelFamilyTotals {
+    fn add(&mut self, event: &ChromeTraceEvent<'_>) {
         let family = self.families.entry(event.args.family.to_string()).or_default();
         family.0 += 1;
         family.1 += event.dur;
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_count_where_requests_go_on() {
+    fn gaps_count_only_while_requests_continue() {
         let one = r#""rows":1,"fresh":0,"tokens":1,"graph":1"#;
         let lines = [
             step(0, 99, r#""step":1,"rows":1,"fresh":1,"tokens":8,"graph":null"#),
@@ -252,8 +253,12 @@ mod tests {
             "prefill, <= 8 tokens | 1 | 1.0 | 8.0 | 0.100 | 0 | - | -",
         ];
         assert_eq!(rows, expected);
-        let parts: Vec<String> =
-            kinds[&Kind::Replay(1)].marked.rows().iter().map(|row| row.join(" | ")).collect();
+        let parts: Vec<String> = kinds[&StepClass::Replay(1)]
+            .timed_steps
+            .rows()
+            .iter()
+            .map(|row| row.join(" | "))
+            .collect();
         let expected = [
             "products | 1.0 | 0.100 | 66.9 %",
             "elementwise | 1.0 | 0.020 | 13.4 %",

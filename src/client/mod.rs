@@ -1,8 +1,8 @@
 //! A client of OpenAI servers, ours or others', for `bench` and `eval`: HTTP/1.1 with kept-alive
 //! connections, JSON replies and event streams. Plain TCP only.
 
-mod events;
-mod pool;
+mod connection_pool;
+mod sse;
 #[cfg(test)]
 mod tests;
 
@@ -18,10 +18,10 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
-pub use events::{EventStream, StreamEvent};
-pub use pool::{Idle, run_limited};
+pub use connection_pool::{IdleConnections, run_limited};
+pub use sse::{SseEvent, SseEventStream};
 
-use crate::config::{ClientArgs, Environment};
+use crate::config::{ClientArgs, ProcessEnvironment};
 
 /// A reply that is not a stream may have so many bytes.
 const REPLY_BYTES_MAX: usize = 256 << 20;
@@ -53,22 +53,22 @@ pub enum ClientError {
 
 /// One server.
 #[derive(Debug)]
-pub struct Client {
+pub struct OpenAiClient {
     /// `host:port`.
     authority: String,
     /// Path in front of `/v1`, usually empty.
     prefix: String,
     authorization: Option<String>,
     timeout: Duration,
-    idle: Idle<SendRequest<Full<Bytes>>>,
+    idle: IdleConnections<SendRequest<Full<Bytes>>>,
 }
 
-impl Client {
+impl OpenAiClient {
     /// A client of `base_url` with the key and deadline of `args`.
     pub fn new(
         base_url: &str,
         args: &ClientArgs,
-        environment: &Environment,
+        environment: &ProcessEnvironment,
     ) -> Result<Self, ClientError> {
         let bad = |why| ClientError::Url(base_url.to_owned(), why);
         let rest = base_url.strip_prefix("http://").ok_or_else(|| {
@@ -87,7 +87,7 @@ impl Client {
             prefix: prefix.trim_end_matches("/v1").to_owned(),
             authorization: key.map(|key| format!("Bearer {key}")),
             timeout: args.timeout.0,
-            idle: Idle::default(),
+            idle: IdleConnections::default(),
         })
     }
 
@@ -96,13 +96,13 @@ impl Client {
         if let Some(name) = named {
             return Ok(name.to_owned());
         }
-        let card = self.first_card().await?;
+        let card = self.first_model_card().await?;
         let id = card["id"].as_str().map(str::to_owned);
         id.ok_or_else(|| ClientError::Reply("/v1/models names no model".to_owned()))
     }
 
     /// The first entry of `/v1/models`.
-    pub async fn first_card(&self) -> Result<Value, ClientError> {
+    pub async fn first_model_card(&self) -> Result<Value, ClientError> {
         let request = self.request(Method::GET, "/v1/models", Bytes::new())?;
         let mut models = self.reply(request).await?;
         Ok(models["data"][0].take())
@@ -123,13 +123,13 @@ impl Client {
         &self,
         path: &str,
         body: Bytes,
-    ) -> Result<EventStream<'_>, ClientError> {
+    ) -> Result<SseEventStream<'_>, ClientError> {
         let request = self.request(Method::POST, path, body)?;
         let (response, connection) = self.send(request).await?;
         if !response.status().is_success() {
-            return Err(self.refusal(response, connection).await);
+            return Err(self.error_response(response, connection).await);
         }
-        Ok(EventStream::new(response.into_body(), connection, &self.idle, self.timeout))
+        Ok(SseEventStream::new(response.into_body(), connection, &self.idle, self.timeout))
     }
 
     fn request(
@@ -153,14 +153,14 @@ impl Client {
     async fn reply(&self, request: Request<Full<Bytes>>) -> Result<Value, ClientError> {
         let (response, connection) = self.send(request).await?;
         if !response.status().is_success() {
-            return Err(self.refusal(response, connection).await);
+            return Err(self.error_response(response, connection).await);
         }
         let bytes = self.body(response.into_body()).await?;
         self.idle.put(connection);
         serde_json::from_slice(&bytes).map_err(|e| ClientError::Reply(e.to_string()))
     }
 
-    async fn refusal(
+    async fn error_response(
         &self,
         response: Response<Incoming>,
         connection: SendRequest<Full<Bytes>>,

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::*;
 
 #[derive(clap::Parser)]
-struct Cli {
+struct ClientTestArgs {
     #[command(flatten)]
     client: ClientArgs,
 }
@@ -60,9 +60,9 @@ fn request(reader: &mut impl std::io::BufRead) -> Option<usize> {
     None
 }
 
-fn client(url: &str, timeout: &str) -> Client {
-    let args = Cli::parse_from(["x", "--timeout", timeout, "--api-key", "k"]).client;
-    Client::new(url, &args, &Environment::default()).unwrap()
+fn client(url: &str, timeout: &str) -> OpenAiClient {
+    let args = ClientTestArgs::parse_from(["x", "--timeout", timeout, "--api-key", "k"]).client;
+    OpenAiClient::new(url, &args, &ProcessEnvironment::default()).unwrap()
 }
 
 fn reply(status: u16, body: &str) -> Vec<u8> {
@@ -80,7 +80,7 @@ async fn events(url: &str) -> Result<Vec<String>, ClientError> {
 }
 
 #[tokio::test]
-async fn events_are_whole_at_any_cut() {
+async fn sse_events_are_complete_at_any_chunking() {
     let body = ": keep-alive\n\ndata: {\"a\":1}\r\n\r\ndata:two\n\ndata: [DONE]\n\n";
     let bytes = reply(200, body);
     let head = bytes.len() - body.len();
@@ -91,7 +91,7 @@ async fn events_are_whole_at_any_cut() {
 }
 
 #[tokio::test]
-async fn a_broken_stream_is_an_error() {
+async fn truncated_stream_is_an_error() {
     let mut bytes = reply(200, "data: 1\n\ndata: 2\n\n");
     bytes.truncate(bytes.len() - 4);
     let (url, _) = server(vec![bytes], true);
@@ -99,7 +99,7 @@ async fn a_broken_stream_is_an_error() {
 }
 
 #[tokio::test]
-async fn refusals_carry_status_and_message() {
+async fn error_responses_carry_status_and_message() {
     let (url, _) = server(vec![reply(400, r#"{"error":{"message":"bad top_k"}}"#)], false);
     let client = client(&url, "5s");
     let told = client.post("/v1/x", &json!({})).await.unwrap_err().to_string();
@@ -113,7 +113,7 @@ async fn refusals_carry_status_and_message() {
 }
 
 #[tokio::test]
-async fn connections_are_kept_and_stale_ones_replaced() {
+async fn connections_are_reused_and_stale_ones_replaced() {
     for (stale, expected) in [(false, 1), (true, 3)] {
         let (url, connections) = server(vec![reply(200, "{}")], stale);
         let client = client(&url, "5s");
@@ -126,18 +126,18 @@ async fn connections_are_kept_and_stale_ones_replaced() {
 }
 
 #[tokio::test]
-async fn silence_is_a_timeout() {
+async fn idle_response_times_out() {
     let (url, _) = server(vec![b"HTTP/1.1 200 X\r\ncontent-length: 9\r\n\r\n".to_vec()], false);
     let told = client(&url, "50ms").post("/v1/x", &json!({})).await;
     assert!(matches!(told, Err(ClientError::Timeout(_))));
 }
 
 #[test]
-fn urls_are_taken_apart() {
+fn base_urls_are_parsed() {
     let client = client("http://host:81/base/v1/", "1s");
     assert_eq!((client.authority.as_str(), client.prefix.as_str()), ("host:81", "/base"));
-    let args = Cli::parse_from(["x"]).client;
+    let args = ClientTestArgs::parse_from(["x"]).client;
     for bad in ["https://x", "x:80", "http://"] {
-        assert!(Client::new(bad, &args, &Environment::default()).is_err(), "{bad}");
+        assert!(OpenAiClient::new(bad, &args, &ProcessEnvironment::default()).is_err(), "{bad}");
     }
 }

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::{ConfigError, Environment, refused};
+use super::{CommandLineError, ProcessEnvironment, rejected};
 
 /// Flags whose values are secrets: never shown.
-pub(super) const SECRET: &[&str] = &["api-key", "admin-key"];
+pub(super) const SECRET_FLAGS: &[&str] = &["api-key", "admin-key"];
 
 /// Whom the server lets in.
 #[derive(Debug, Clone, Args)]
@@ -31,13 +31,13 @@ pub struct AccessArgs {
     pub metrics_require_key: bool,
     /// Sites whose pages may call this server from a browser: * for all, or a JSON list as vLLM takes
     #[arg(long, value_parser = json_strings, value_name = "JSON")]
-    pub allowed_origins: Option<Strings>,
+    pub allowed_origins: Option<StringListArg>,
     /// Methods that pages of those sites may use; * for all
     #[arg(long, value_parser = json_strings, value_name = "JSON")]
-    pub allowed_methods: Option<Strings>,
+    pub allowed_methods: Option<StringListArg>,
     /// Headers that pages of those sites may send; * for all
     #[arg(long, value_parser = json_strings, value_name = "JSON")]
-    pub allowed_headers: Option<Strings>,
+    pub allowed_headers: Option<StringListArg>,
     /// Let pages of those sites send cookies and keys that the browser holds
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
@@ -46,33 +46,38 @@ pub struct AccessArgs {
 
 /// A list out of one word of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Strings(pub Vec<String>);
+pub struct StringListArg(pub Vec<String>);
 
 /// `["a", "b"]`, or a bare word as a list of one.
-fn json_strings(text: &str) -> Result<Strings, String> {
+fn json_strings(text: &str) -> Result<StringListArg, String> {
     if !text.trim_start().starts_with('[') {
-        return Ok(Strings(vec![text.to_owned()]));
+        return Ok(StringListArg(vec![text.to_owned()]));
     }
-    serde_json::from_str(text).map(Strings).map_err(|e| format!("not a JSON list of strings: {e}"))
+    serde_json::from_str(text)
+        .map(StringListArg)
+        .map_err(|e| format!("not a JSON list of strings: {e}"))
 }
 
 impl AccessArgs {
     /// Keys of clients: those given, and those of the file.
     ///
     /// Errors: the file cannot be read, or holds no key.
-    pub fn client_keys(&self) -> Result<Vec<String>, ConfigError> {
+    pub fn client_keys(&self) -> Result<Vec<String>, CommandLineError> {
         let mut keys = self.api_key.clone();
         if let Some(path) = &self.api_key_file {
-            keys.extend(keys_of(path)?);
+            keys.extend(read_key_file(path)?);
         }
         if keys.iter().any(|key| self.admin_key.contains(key)) {
-            return refused("--admin-key: clients must not have the same key");
+            return rejected("--admin-key: clients must not have the same key");
         }
         Ok(keys)
     }
 
     /// Takes the environment's key if none is given, and refuses what cannot be meant.
-    pub(super) fn check(&mut self, environment: &Environment) -> Result<(), ConfigError> {
+    pub(super) fn check(
+        &mut self,
+        environment: &ProcessEnvironment,
+    ) -> Result<(), CommandLineError> {
         if self.api_key.is_empty() && self.api_key_file.is_none() {
             self.api_key.extend(environment.api_key.clone());
         }
@@ -81,25 +86,26 @@ impl AccessArgs {
             *key = key.trim().to_owned();
         }
         if self.api_key.iter().chain(&self.admin_key).any(String::is_empty) {
-            return refused("--api-key, --admin-key: a key may not be empty");
+            return rejected("--api-key, --admin-key: a key may not be empty");
         }
         if self.metrics_require_key && self.api_key.is_empty() && self.api_key_file.is_none() {
-            return refused(
+            return rejected(
                 "--metrics-require-key: there is no key to ask for: give --api-key or --api-key-file",
             );
         }
-        let all =
-            |list: &Option<Strings>| list.as_ref().is_some_and(|l| l.0.iter().any(|o| o == "*"));
+        let all = |list: &Option<StringListArg>| {
+            list.as_ref().is_some_and(|l| l.0.iter().any(|o| o == "*"))
+        };
         let lists = [&self.allowed_origins, &self.allowed_methods, &self.allowed_headers];
         if self.allow_credentials && lists.into_iter().any(all) {
-            return refused(
+            return rejected(
                 "--allow-credentials: browsers refuse it together with *: name the sites",
             );
         }
         if self.allowed_origins.is_none()
             && (self.allow_credentials || lists[1..].iter().any(|l| l.is_some()))
         {
-            return refused(
+            return rejected(
                 "--allowed-methods, --allowed-headers, --allow-credentials: say for whom with --allowed-origins",
             );
         }
@@ -107,9 +113,9 @@ impl AccessArgs {
     }
 }
 
-fn keys_of(path: &Path) -> Result<Vec<String>, ConfigError> {
+fn read_key_file(path: &Path) -> Result<Vec<String>, CommandLineError> {
     let told = |cause: &dyn std::fmt::Display| {
-        ConfigError::Refused(format!("--api-key-file {}: {cause}", path.display()))
+        CommandLineError::Rejected(format!("--api-key-file {}: {cause}", path.display()))
     };
     let text = std::fs::read_to_string(path).map_err(|error| told(&error))?;
     let lines =

@@ -10,15 +10,15 @@ use std::path::Path;
 
 use clap::Command;
 
-use super::foreign::{INERT, is_so_anyway, why_refused};
-use super::{ConfigError, file, refused};
+use super::compat_flags::{INERT_FLAGS, is_no_op_value, unsupported_reason};
+use super::{CommandLineError, file, rejected};
 
 /// A command line ready for clap.
-pub(super) struct Words {
+pub(super) struct RewrittenArgv {
     pub(super) argv: Vec<String>,
     pub(super) notes: Vec<String>,
     /// Whether names of the model were typed in the form that takes all words that follow.
-    pub(super) names_swallow: bool,
+    pub(super) served_names_variadic: bool,
 }
 
 /// Short names of several letters, which clap does not know.
@@ -50,16 +50,19 @@ const REWRITES: &[(&str, &str)] = &[
 ];
 
 /// Switches that set a value of another flag: what they say on, and off.
-const SWITCHES: &[(&str, &str, &str)] = &[
+const SWITCH_REWRITES: &[(&str, &str, &str)] = &[
     ("disable-radix-cache", "--enable-prefix-caching=false", "--enable-prefix-caching=true"),
     ("load-dummy", "--load-format=synth", "--load-format=auto"),
 ];
 
 /// Rewrites `argv`, whose first word is the program.
-pub(super) fn normalise(command: &Command, argv: Vec<OsString>) -> Result<Words, ConfigError> {
+pub(super) fn normalise(
+    command: &Command,
+    argv: Vec<OsString>,
+) -> Result<RewrittenArgv, CommandLineError> {
     let argv = argv.into_iter().map(OsString::into_string).collect::<Result<Vec<_>, _>>();
     let mut argv = argv.map_err(|word| {
-        ConfigError::Usage(format!("error: {} is not valid UTF-8\n", word.to_string_lossy()))
+        CommandLineError::Usage(format!("error: {} is not valid UTF-8\n", word.to_string_lossy()))
     })?;
     // The same line on every node: what differs, variables say.
     if let Some(word) = argv.get_mut(1).filter(|word| *word == "launch") {
@@ -67,36 +70,36 @@ pub(super) fn normalise(command: &Command, argv: Vec<OsString>) -> Result<Words,
     }
     // Flags of other engines and files belong to `serve` alone.
     if argv.get(1).map(String::as_str) != Some("serve") {
-        let argv = argv.into_iter().map(|word| spell(&word)).collect();
-        return Ok(Words { argv, notes: Vec::new(), names_swallow: false });
+        let argv = argv.into_iter().map(|word| canonical_spelling(&word)).collect();
+        return Ok(RewrittenArgv { argv, notes: Vec::new(), served_names_variadic: false });
     }
     let Some(serve) = command.find_subcommand("serve") else {
-        return refused("serve: not in this build");
+        return rejected("serve: not in this build");
     };
-    let flags = Flags::new(serve);
+    let flags = FlagTable::new(serve);
     let mut notes = Vec::new();
     let typed = flags.rewrite(&argv[2..], &mut notes)?;
     let mut words: Vec<String> = argv[..2].to_vec();
     if let Some(path) = value_of(&typed, "--config") {
         let path = Path::new(&path);
-        let listed = flags.rewrite(&file::words(path)?, &mut notes)?;
-        words.extend(flags.without(listed, &typed, path)?);
+        let listed = flags.rewrite(&file::argv_of_file(path)?, &mut notes)?;
+        words.extend(flags.without_overridden(listed, &typed, path)?);
     }
     let names_swallow = typed.iter().any(|word| word == "--served-model-name");
     words.extend(typed);
     notes.sort_unstable();
     notes.dedup();
-    Ok(Words { argv: words, notes, names_swallow })
+    Ok(RewrittenArgv { argv: words, notes, served_names_variadic: names_swallow })
 }
 
 /// What may be said, by spelling.
-struct Flags {
+struct FlagTable {
     /// Long names and aliases to the flag's first name.
     names: BTreeMap<String, String>,
     booleans: BTreeSet<String>,
 }
 
-impl Flags {
+impl FlagTable {
     fn new(serve: &Command) -> Self {
         let mut names = BTreeMap::new();
         let mut booleans = BTreeSet::new();
@@ -118,7 +121,7 @@ impl Flags {
         &self,
         words: &[String],
         notes: &mut Vec<String>,
-    ) -> Result<Vec<String>, ConfigError> {
+    ) -> Result<Vec<String>, CommandLineError> {
         let mut out = Vec::with_capacity(words.len());
         let mut words = words.iter().peekable();
         while let Some(word) = words.next() {
@@ -127,14 +130,16 @@ impl Flags {
                 out.extend(words.by_ref().cloned());
                 break;
             }
-            let word = self.negated(&spell(word));
+            let word = self.rewrite_negation(&canonical_spelling(word));
             let Some(name) = word.strip_prefix("--") else {
                 out.push(word);
                 continue;
             };
             let (name, value) = name.split_once('=').map_or((name, None), |(n, v)| (n, Some(v)));
             let bare = name.strip_prefix("no-").unwrap_or(name);
-            if let Some(flag) = INERT.iter().find(|flag| flag.name == name || flag.name == bare) {
+            if let Some(flag) =
+                INERT_FLAGS.iter().find(|flag| flag.name == name || flag.name == bare)
+            {
                 let value = match value {
                     None if flag.takes_value() => {
                         words.next_if(|next| !next.starts_with('-')).map(String::as_str)
@@ -142,24 +147,24 @@ impl Flags {
                     value => value,
                 };
                 if let Some(value) = value.filter(|value| !flag.is_inert_with(value)) {
-                    return refused(format!("--{name} {value} is not supported: {}", flag.because));
+                    return rejected(format!("--{name} {value} is not supported: {}", flag.reason));
                 }
-                notes.push(format!("--{name} changes nothing: {}", flag.because));
+                notes.push(format!("--{name} changes nothing: {}", flag.reason));
                 continue;
             }
-            if let Some(because) = why_refused(name).filter(|_| value != Some("false")) {
+            if let Some(because) = unsupported_reason(name).filter(|_| value != Some("false")) {
                 let given = value.or_else(|| words.peek().map(|next| next.as_str()));
-                if let Some(given) = given.filter(|given| is_so_anyway(name, given)) {
+                if let Some(given) = given.filter(|given| is_no_op_value(name, given)) {
                     notes.push(format!("--{name} {given} changes nothing: it is so anyway"));
                     if value.is_none() {
                         words.next();
                     }
                     continue;
                 }
-                return refused(format!("--{name} is not supported: {because}"));
+                return rejected(format!("--{name} is not supported: {because}"));
             }
             // What is not there may be switched off.
-            if let Some(because) = why_refused(bare) {
+            if let Some(because) = unsupported_reason(bare) {
                 notes.push(format!("--{name} changes nothing: {because}"));
                 continue;
             }
@@ -169,7 +174,7 @@ impl Flags {
     }
 
     /// `--no-X` as `--X=false`, for a boolean X.
-    fn negated(&self, word: &str) -> String {
+    fn rewrite_negation(&self, word: &str) -> String {
         let known = word.strip_prefix("--no-").and_then(|name| self.names.get(name));
         match known.filter(|name| self.booleans.contains(*name)) {
             Some(name) => format!("--{name}=false"),
@@ -178,29 +183,30 @@ impl Flags {
     }
 
     /// The flag a word names, by its first name.
-    fn named(&self, word: &str) -> Option<&str> {
+    fn flag_name(&self, word: &str) -> Option<&str> {
         let name = word.strip_prefix("--")?;
         let name = name.split_once('=').map_or(name, |(name, _)| name);
         self.names.get(name).map(String::as_str)
     }
 
     /// Words of a file, less the flags that are typed as well. Each word is `--name=value`.
-    fn without(
+    fn without_overridden(
         &self,
         listed: Vec<String>,
         typed: &[String],
         path: &Path,
-    ) -> Result<Vec<String>, ConfigError> {
-        let mut typed: BTreeSet<&str> = typed.iter().filter_map(|word| self.named(word)).collect();
+    ) -> Result<Vec<String>, CommandLineError> {
+        let mut typed: BTreeSet<&str> =
+            typed.iter().filter_map(|word| self.flag_name(word)).collect();
         typed.insert("config");
         let mut kept = Vec::new();
         for word in listed {
-            match self.named(&word) {
+            match self.flag_name(&word) {
                 Some(name) if typed.contains(name) => {}
                 Some(_) => kept.push(word),
                 None => {
                     let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
-                    return refused(format!("{}: {name} is not a flag of serve", path.display()));
+                    return rejected(format!("{}: {name} is not a flag of serve", path.display()));
                 }
             }
         }
@@ -209,10 +215,10 @@ impl Flags {
 }
 
 /// Kebab case for the name, the value left alone; then the rewrites.
-fn spell(word: &str) -> String {
+fn canonical_spelling(word: &str) -> String {
     let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
     let name = if name.starts_with("--") { name.replace('_', "-") } else { name.to_owned() };
-    if let Some(word) = switched(&name, value) {
+    if let Some(word) = switch_rewrite(&name, value) {
         return word.to_owned();
     }
     let level = name.strip_prefix("-O").filter(|level| level.parse::<u8>().is_ok());
@@ -227,11 +233,11 @@ fn spell(word: &str) -> String {
     }
 }
 
-/// What a switch of `SWITCHES` says.
-fn switched(name: &str, value: Option<&str>) -> Option<&'static str> {
+/// What a switch of `SWITCH_REWRITES` says.
+fn switch_rewrite(name: &str, value: Option<&str>) -> Option<&'static str> {
     let name = name.strip_prefix("--")?;
     let bare = name.strip_prefix("no-").unwrap_or(name);
-    let (_, on, off) = SWITCHES.iter().find(|(switch, ..)| *switch == bare)?;
+    let (_, on, off) = SWITCH_REWRITES.iter().find(|(switch, ..)| *switch == bare)?;
     match (name == bare, value) {
         (true, None | Some("true")) => Some(on),
         (true, Some("false")) | (false, None) => Some(off),

@@ -6,8 +6,8 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use protocol::DeviceLibraries;
 
-use super::engine::{LIBRARIES, libraries};
-use super::{ClientArgs, DeviceKind, Dtype};
+use super::engine::{DEVICE_LIBRARIES_SYNTAX, parse_device_libraries};
+use super::{ClientArgs, DeviceArg, DtypeArg};
 
 /// What to measure.
 #[derive(Debug, Clone, Subcommand)]
@@ -32,7 +32,7 @@ pub struct LoadArgs {
     pub client: ClientArgs,
     /// Which API to use
     #[arg(long, default_value = "completions")]
-    pub endpoint: Endpoint,
+    pub endpoint: LoadEndpoint,
     /// What prompts are made of
     #[arg(long, default_value = "ids")]
     pub prompts: PromptKind,
@@ -79,7 +79,7 @@ pub struct LoadArgs {
 
 /// Which API a load goes through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Endpoint {
+pub enum LoadEndpoint {
     /// /v1/completions
     Completions,
     /// /v1/chat/completions
@@ -125,9 +125,9 @@ pub struct OpsArgs {
     pub model: Option<String>,
     /// What to compute on; auto takes a GPU if there is one, else the CPU
     #[arg(long, default_value = "auto")]
-    pub device: DeviceKind,
+    pub device: DeviceArg,
     /// Device libraries by path, as for hadron serve
-    #[arg(long, hide = true, value_parser = libraries, value_name = LIBRARIES)]
+    #[arg(long, hide = true, value_parser = parse_device_libraries, value_name = DEVICE_LIBRARIES_SYNTAX)]
     pub device_libraries: Option<DeviceLibraries>,
     /// Index of the GPU
     #[arg(long, default_value_t = 0, value_name = "INDEX")]
@@ -137,7 +137,7 @@ pub struct OpsArgs {
     pub threads: Option<u32>,
     /// Type of the weights and activations; auto takes what config.json says
     #[arg(long, default_value = "auto")]
-    pub dtype: Dtype,
+    pub dtype: DtypeArg,
     /// Tokens per launch, one measurement for each value; the rows of a decode step, or one prompt
     #[arg(long, alias = "batch-size", value_delimiter = ',', default_values_t = [1, 8, 64, 512],
           value_name = "LIST")]

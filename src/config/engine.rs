@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use protocol::DeviceLibraries;
 
-use super::units::{ByteSize, Seconds, tokens};
-use super::{ConfigError, Dtype, refused};
+use super::units::{ByteSize, DurationArg, tokens};
+use super::{CommandLineError, DtypeArg, rejected};
 
 /// How the model is computed and scheduled.
 #[derive(Debug, Clone, Args)]
@@ -15,10 +15,10 @@ use super::{ConfigError, Dtype, refused};
 pub struct EngineArgs {
     /// What to compute on; auto takes a GPU if there is one that can be opened, else the CPU
     #[arg(long, default_value = "auto")]
-    pub device: DeviceKind,
+    pub device: DeviceArg,
     /// Device libraries by path, in place of the system's: driver, run-time compiler, BLAS, lanes of a wave
     /// if they emulate a GPU, RCCL or NCCL
-    #[arg(long, hide = true, value_parser = libraries, value_name = LIBRARIES)]
+    #[arg(long, hide = true, value_parser = parse_device_libraries, value_name = DEVICE_LIBRARIES_SYNTAX)]
     pub device_libraries: Option<DeviceLibraries>,
     /// Threads of the CPU backend [default: the physical cores]
     #[arg(long, value_name = "COUNT")]
@@ -38,7 +38,7 @@ pub struct EngineArgs {
     pub gpu_memory_utilization: f64,
     /// Type of the KV cache; auto takes the activations', fp8 is a byte a value
     #[arg(long, default_value = "auto")]
-    pub kv_cache_dtype: CacheDtype,
+    pub kv_cache_dtype: KvCacheDtypeArg,
     /// Share the KV blocks of equal prompt prefixes
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
@@ -66,10 +66,10 @@ pub struct EngineArgs {
     pub max_text_memory: ByteSize,
     /// HTTP status of a refusal for load
     #[arg(long, default_value = "429", value_name = "STATUS")]
-    pub admission_status: Admission,
+    pub admission_status: OverloadStatus,
     /// Order of service
     #[arg(long, default_value = "fcfs")]
-    pub scheduling_policy: SchedulingPolicy,
+    pub scheduling_policy: SchedulingPolicyArg,
     /// Capture no graphs (the CPU never does)
     #[arg(long, alias = "disable-cuda-graph", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value_t = false,
@@ -90,29 +90,29 @@ pub struct EngineArgs {
     pub mixed: bool,
     /// Where the executor runs; on a GPU always in a process of its own
     #[arg(long, default_value = "embedded")]
-    pub executor: ExecutorPlace,
+    pub executor: ExecutorPlacementArg,
     /// A step is late after this long [default: the greater of 5 s and ten times the expectation]
     #[arg(long, alias = "watchdog-timeout", value_name = "SECONDS")]
-    pub step_deadline: Option<Seconds>,
+    pub step_deadline: Option<DurationArg>,
     /// Record the executor's steps as traces in this folder, from ready on; see /start_profile
     #[arg(long, value_name = "DIR")]
     pub profile: Option<PathBuf>,
     /// An executor that is not ready after this long has failed
     #[arg(long, default_value = "600s", value_name = "SECONDS")]
-    pub startup_timeout: Seconds,
+    pub startup_timeout: DurationArg,
     /// Times within ten minutes that executors of a replica may fail while they serve and are started again; once more
     /// ends the server
     #[arg(long, default_value_t = 3, value_name = "COUNT")]
     pub max_executor_restarts: u32,
     /// Pause after a restart that fails before the executors are ready; it doubles with each further one
     #[arg(long, default_value = "500ms", value_name = "SECONDS")]
-    pub restart_backoff: Seconds,
+    pub restart_backoff: DurationArg,
     /// Longest pause between restarts that fail
     #[arg(long, default_value = "30s", value_name = "SECONDS")]
-    pub restart_backoff_max: Seconds,
+    pub restart_backoff_max: DurationArg,
     /// How long restarts that fail are repeated, three times at least, before the server ends
     #[arg(long, default_value = "300s", value_name = "SECONDS")]
-    pub restart_give_up: Seconds,
+    pub restart_give_up: DurationArg,
     /// Seed of synthetic weights
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
@@ -152,12 +152,12 @@ pub struct ParallelArgs {
     pub disable_custom_all_reduce: bool,
     /// How a request finds its replica
     #[arg(long, alias = "load-balance-method", default_value = "prefix")]
-    pub dp_load_balance: Placement,
+    pub dp_load_balance: LoadBalancePolicy,
 }
 
 /// A backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DeviceKind {
+pub enum DeviceArg {
     /// The best this build and this machine have
     Auto,
     /// The embedded backend
@@ -171,7 +171,7 @@ pub enum DeviceKind {
 
 /// Type of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum CacheDtype {
+pub enum KvCacheDtypeArg {
     /// As the activations
     Auto,
     /// 16 bits
@@ -182,7 +182,7 @@ pub enum CacheDtype {
     Fp8,
 }
 
-impl CacheDtype {
+impl KvCacheDtypeArg {
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
@@ -195,7 +195,7 @@ impl CacheDtype {
 
 /// What a server that is full answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Admission {
+pub enum OverloadStatus {
     /// Too Many Requests
     #[value(name = "429")]
     TooManyRequests,
@@ -206,7 +206,7 @@ pub enum Admission {
 
 /// Order of service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SchedulingPolicy {
+pub enum SchedulingPolicyArg {
     /// First come, first served
     Fcfs,
     /// Lower `priority` first
@@ -215,7 +215,7 @@ pub enum SchedulingPolicy {
 
 /// How a request finds its replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Placement {
+pub enum LoadBalancePolicy {
     /// Fewest requests
     #[value(name = "least_requests", alias = "least-requests")]
     LeastRequests,
@@ -231,7 +231,7 @@ pub enum Placement {
 
 /// Where the executor runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ExecutorPlace {
+pub enum ExecutorPlacementArg {
     /// A thread of the server
     Embedded,
     /// A process of its own
@@ -239,11 +239,11 @@ pub enum ExecutorPlace {
 }
 
 /// How device libraries are named.
-pub(super) const LIBRARIES: &str = "DRIVER[,COMPILER[,BLAS[,WAVE[,COLLECTIVES]]]]";
+pub(super) const DEVICE_LIBRARIES_SYNTAX: &str = "DRIVER[,COMPILER[,BLAS[,WAVE[,COLLECTIVES]]]]";
 
-/// [`LIBRARIES`]; an empty place means that there is none, `WAVE` that the libraries
+/// [`DEVICE_LIBRARIES_SYNTAX`]; an empty place means that there is none, `WAVE` that the libraries
 /// emulate a GPU with waves of so many lanes.
-pub(super) fn libraries(text: &str) -> Result<DeviceLibraries, String> {
+pub(super) fn parse_device_libraries(text: &str) -> Result<DeviceLibraries, String> {
     let places: Vec<&str> = text.split(',').collect();
     let place = |at: usize| places.get(at).copied().filter(|place| !place.is_empty());
     let path = |at: usize| place(at).map(PathBuf::from);
@@ -251,9 +251,15 @@ pub(super) fn libraries(text: &str) -> Result<DeviceLibraries, String> {
     match (path(0), wave, places.len()) {
         (Some(driver), Ok(emulated_wave), 1..=5) => {
             let (compiler, blas, collectives) = (path(1), path(2), path(4));
-            Ok(DeviceLibraries { driver, compiler, blas, emulated_wave, collectives })
+            Ok(DeviceLibraries {
+                driver,
+                compiler,
+                blas,
+                emulated_warp_size: emulated_wave,
+                collectives,
+            })
         }
-        _ => Err(format!("not {LIBRARIES}")),
+        _ => Err(format!("not {DEVICE_LIBRARIES_SYNTAX}")),
     }
 }
 
@@ -263,15 +269,15 @@ const CPU_TOKENS_PER_STEP: u32 = 512;
 const GPU_TOKENS_PER_STEP: u32 = 8192;
 
 /// Why there is no cache in bfloat16 of a model computed in another type.
-pub(crate) const BF16_CACHE_OF_OTHERS: &str = "--kv-cache-dtype bf16: a KV cache \
+pub(crate) const BF16_KV_CACHE_MISMATCH: &str = "--kv-cache-dtype bf16: a KV cache \
      that is not fp8 has the activations' type, which is another here; say --dtype bfloat16";
 
 impl EngineArgs {
     /// Tokens of one step, `--max-num-batched-tokens` or the device's default.
     pub fn tokens_per_step(&self) -> u32 {
         self.max_num_batched_tokens.unwrap_or(match self.device {
-            DeviceKind::Auto | DeviceKind::Cpu => CPU_TOKENS_PER_STEP,
-            DeviceKind::Rocm | DeviceKind::Cuda => GPU_TOKENS_PER_STEP,
+            DeviceArg::Auto | DeviceArg::Cpu => CPU_TOKENS_PER_STEP,
+            DeviceArg::Rocm | DeviceArg::Cuda => GPU_TOKENS_PER_STEP,
         })
     }
 
@@ -293,10 +299,10 @@ impl EngineArgs {
     }
 
     /// Refuses what this release cannot honour.
-    pub(super) fn check(&self, dtype: Dtype) -> Result<(), ConfigError> {
-        let other = matches!(dtype, Dtype::Float32 | Dtype::Float16);
-        if self.kv_cache_dtype == CacheDtype::Bf16 && other {
-            return refused(BF16_CACHE_OF_OTHERS);
+    pub(super) fn check(&self, dtype: DtypeArg) -> Result<(), CommandLineError> {
+        let other = matches!(dtype, DtypeArg::Float32 | DtypeArg::Float16);
+        if self.kv_cache_dtype == KvCacheDtypeArg::Bf16 && other {
+            return rejected(BF16_KV_CACHE_MISMATCH);
         }
         self.check_graphs()?;
         let positive = [
@@ -308,32 +314,32 @@ impl EngineArgs {
         ];
         for (name, value) in positive {
             if value == 0 {
-                return refused(format!("{name} 0: at least 1"));
+                return rejected(format!("{name} 0: at least 1"));
             }
         }
         if !self.block_size.is_multiple_of(2) {
-            return refused(format!("--block-size {}: an even number of tokens", self.block_size));
+            return rejected(format!("--block-size {}: an even number of tokens", self.block_size));
         }
         if self.threads == Some(0) {
-            return refused("--threads 0: at least 1");
+            return rejected("--threads 0: at least 1");
         }
         let backoff = RESTART_BACKOFF_MIN..=self.restart_backoff_max.0;
         if !backoff.contains(&self.restart_backoff.0) {
             let Self { restart_backoff: first, restart_backoff_max: most, .. } = self;
-            return refused(format!(
+            return rejected(format!(
                 "--restart-backoff {first}: at least 10ms and at most --restart-backoff-max, which is {most}"
             ));
         }
         if !(self.gpu_memory_utilization > 0.0 && self.gpu_memory_utilization <= 1.0) {
-            return refused("--gpu-memory-utilization: above 0 and at most 1");
+            return rejected("--gpu-memory-utilization: above 0 and at most 1");
         }
         Ok(())
     }
 
-    fn check_graphs(&self) -> Result<(), ConfigError> {
+    fn check_graphs(&self) -> Result<(), CommandLineError> {
         let sizes = &self.cudagraph_capture_sizes;
         if sizes.contains(&0) || self.max_cudagraph_capture_size == Some(0) {
-            return refused(
+            return rejected(
                 "--cudagraph-capture-sizes, --max-cudagraph-capture-size: at least 1; --enforce-eager captures none",
             );
         }
@@ -341,14 +347,14 @@ impl EngineArgs {
         if let (Some(most), Some(&largest)) = (self.max_cudagraph_capture_size, largest)
             && most != largest
         {
-            return refused(format!(
+            return rejected(format!(
                 "--max-cudagraph-capture-size {most}: --cudagraph-capture-sizes go up to {largest}; name one of the two"
             ));
         }
         let mut ids = self.device_ids.clone();
         ids.sort_unstable();
         match ids.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(twice) => refused(format!("--device-ids: {} is there twice", twice[0])),
+            Some(twice) => rejected(format!("--device-ids: {} is there twice", twice[0])),
             None => Ok(()),
         }
     }
@@ -358,7 +364,7 @@ impl EngineArgs {
 const RESTART_BACKOFF_MIN: Duration = Duration::from_millis(10);
 
 /// Most executors of one machine.
-const RANKS_MAX: u32 = 256;
+const LOCAL_RANKS_MAX: u32 = 256;
 
 impl ParallelArgs {
     /// Executors in all.
@@ -367,29 +373,29 @@ impl ParallelArgs {
     }
 
     /// Resolves `--ep-size`, and refuses what this release cannot honour.
-    pub(super) fn settle(&mut self) -> Result<(), ConfigError> {
+    pub(super) fn resolve(&mut self) -> Result<(), CommandLineError> {
         let (tp, dp, world) =
             (self.tensor_parallel_size, self.data_parallel_size, self.world_size());
         for (name, size) in [("--tensor-parallel-size", tp), ("--data-parallel-size", dp)] {
             if size == 0 {
-                return refused(format!("{name} 0: at least 1"));
+                return rejected(format!("{name} 0: at least 1"));
             }
         }
-        if world > RANKS_MAX {
-            return refused(format!(
+        if world > LOCAL_RANKS_MAX {
+            return rejected(format!(
                 "--tensor-parallel-size {tp} and --data-parallel-size {dp}: {world} executors, \
-                 one machine runs at most {RANKS_MAX}"
+                 one machine runs at most {LOCAL_RANKS_MAX}"
             ));
         }
         if self.enable_dp_attention && tp > 1 && dp > 1 {
-            return refused(format!(
+            return rejected(format!(
                 "--enable-dp-attention with --tensor-parallel-size {tp} and --data-parallel-size {dp}: \
                  {world} executors would each be a replica; say --data-parallel-size alone"
             ));
         }
         if let Some(size) = self.ep_size {
             if size != world {
-                return refused(format!(
+                return rejected(format!(
                     "--ep-size {size}: must equal the number of ranks, {world}"
                 ));
             }
@@ -397,21 +403,21 @@ impl ParallelArgs {
         }
         if self.enable_dp_attention && world > 1 {
             if !self.enable_expert_parallel {
-                return refused(format!(
+                return rejected(format!(
                     "--enable-dp-attention with {world} ranks: needs --enable-expert-parallel, \
                      experts are all that they share"
                 ));
             }
             (self.tensor_parallel_size, self.data_parallel_size) = (1, world as u16);
         }
-        self.settle_placement(world)
+        self.check_expert_placement(world)
     }
 
-    fn settle_placement(&mut self, world: u32) -> Result<(), ConfigError> {
+    fn check_expert_placement(&mut self, world: u32) -> Result<(), CommandLineError> {
         // SGLang's word for experts in their own order.
         self.expert_placement.take_if(|file| file.as_os_str() == "trivial");
         if self.expert_placement.is_some() && !(self.enable_expert_parallel && world > 1) {
-            return refused(
+            return rejected(
                 "--expert-placement: experts lie whole on one of several executors only with \
                  --enable-expert-parallel and a size above 1",
             );

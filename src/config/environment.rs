@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use super::cluster::{ClusterVariables, SECRET_VARIABLE, Secret};
+use super::cluster::{ClusterSecret, ClusterVariables, SECRET_VARIABLE};
 
 /// What the environment says.
 #[derive(Debug, Clone, Default)]
-pub struct Environment {
+pub struct ProcessEnvironment {
     /// Root of the hub's cache: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`.
     pub hub_cache: Option<PathBuf>,
     /// `HF_ENDPOINT`, in place of `https://huggingface.co`.
@@ -23,14 +23,14 @@ pub struct Environment {
     /// server.
     pub api_key: Option<String>,
     /// `POD_NAME`, else the name of the machine: `{pod}` in topics.
-    pub pod: Option<String>,
+    pub pod_name: Option<String>,
     /// `HADRON_CLUSTER_SECRET`: what the nodes of a server know in common.
-    pub cluster_secret: Option<Secret>,
+    pub cluster_secret: Option<ClusterSecret>,
     /// What Slurm, MPI, torchrun and LeaderWorkerSet say of the nodes they start.
     pub cluster: ClusterVariables,
 }
 
-impl Environment {
+impl ProcessEnvironment {
     /// Reads the process's environment.
     #[allow(clippy::disallowed_methods)] // The one place where the environment is read.
     pub fn from_process() -> Self {
@@ -53,15 +53,15 @@ impl Environment {
             kernel_cache: cache.map(|cache| cache.join("hadron")),
             log: text("RUST_LOG"),
             api_key: text("HADRON_API_KEY").or_else(|| text("VLLM_API_KEY")),
-            pod: text("POD_NAME").or_else(machine),
-            cluster_secret: text(SECRET_VARIABLE).map(|text| Secret::new(&text)),
+            pod_name: text("POD_NAME").or_else(host_name),
+            cluster_secret: text(SECRET_VARIABLE).map(|text| ClusterSecret::new(&text)),
             cluster: ClusterVariables::read(text),
         }
     }
 }
 
 /// The name of this machine; in a container that of the pod.
-fn machine() -> Option<String> {
+fn host_name() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }

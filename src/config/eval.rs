@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::units::Seconds;
+use super::units::DurationArg;
 
 /// A server to talk to.
 #[derive(Debug, Clone, Args)]
@@ -20,7 +20,7 @@ pub struct ClientArgs {
     pub api_key: Option<String>,
     /// A request without progress for this long has failed
     #[arg(long, default_value = "600s", value_name = "SECONDS")]
-    pub timeout: Seconds,
+    pub timeout: DurationArg,
 }
 
 /// What to check.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::units::Seconds;
+use super::units::DurationArg;
 
 /// What to do with KV events, ours or those of another engine that speaks vLLM's format.
 #[derive(Debug, Clone, Subcommand)]
@@ -53,7 +53,7 @@ pub struct TailArgs {
     pub subscribe: SubscribeArgs,
     /// Stop after this long
     #[arg(long, value_name = "SECONDS")]
-    pub duration: Option<Seconds>,
+    pub duration: Option<DurationArg>,
     /// One JSON object a batch instead of a table
     #[arg(long)]
     pub json: bool,
@@ -67,7 +67,7 @@ pub struct CheckArgs {
     pub subscribe: SubscribeArgs,
     /// Listen for this long
     #[arg(long, default_value = "10s", value_name = "SECONDS")]
-    pub duration: Seconds,
+    pub duration: DurationArg,
     /// Write the set of blocks here, one hash a line, sorted
     #[arg(long, value_name = "FILE")]
     pub blocks: Option<PathBuf>,
@@ -81,7 +81,7 @@ pub struct DumpArgs {
     pub subscribe: SubscribeArgs,
     /// Stop after this long
     #[arg(long, value_name = "SECONDS")]
-    pub duration: Option<Seconds>,
+    pub duration: Option<DurationArg>,
     /// Where to write; MessagePack arrays [topic, sequence, payload] one after another
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,

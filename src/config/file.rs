@@ -4,12 +4,12 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::{ConfigError, refused};
+use super::{CommandLineError, rejected};
 
 /// The file as words of a command line, each `--name=value`.
-pub(super) fn words(path: &Path) -> Result<Vec<String>, ConfigError> {
+pub(super) fn argv_of_file(path: &Path) -> Result<Vec<String>, CommandLineError> {
     let named = |error: &dyn std::fmt::Display| {
-        ConfigError::Refused(format!("{}: {error}", path.display()))
+        CommandLineError::Rejected(format!("{}: {error}", path.display()))
     };
     let text = std::fs::read_to_string(path).map_err(|e| named(&e))?;
     let table: Table = text.parse().map_err(|e: toml::de::Error| named(&e))?;
@@ -18,16 +18,16 @@ pub(super) fn words(path: &Path) -> Result<Vec<String>, ConfigError> {
         match value {
             Value::Array(items) if items.iter().all(|item| !item.is_table()) => {
                 for item in items {
-                    words.push(word(name, item, path)?);
+                    words.push(argv_of_flag(name, item, path)?);
                 }
             }
-            value => words.push(word(name, value, path)?),
+            value => words.push(argv_of_flag(name, value, path)?),
         }
     }
     Ok(words)
 }
 
-fn word(name: &str, value: &Value, path: &Path) -> Result<String, ConfigError> {
+fn argv_of_flag(name: &str, value: &Value, path: &Path) -> Result<String, CommandLineError> {
     let value = match value {
         Value::String(text) => text.clone(),
         Value::Integer(number) => number.to_string(),
@@ -36,10 +36,10 @@ fn word(name: &str, value: &Value, path: &Path) -> Result<String, ConfigError> {
         // A flag that takes JSON may be written as a table.
         Value::Table(_) => match serde_json::to_string(value) {
             Ok(json) => json,
-            Err(error) => return refused(format!("{}: {name}: {error}", path.display())),
+            Err(error) => return rejected(format!("{}: {name}: {error}", path.display())),
         },
         Value::Array(_) | Value::Datetime(_) => {
-            return refused(format!("{}: {name}: not a flag's value", path.display()));
+            return rejected(format!("{}: {name}: not a flag's value", path.display()));
         }
     };
     Ok(format!("--{name}={value}"))

@@ -3,9 +3,9 @@
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
-use super::units::{Seconds, json_object};
-use super::{ConfigError, refused};
-use crate::text::{CallSyntax, Reasoning};
+use super::units::{DurationArg, json_object};
+use super::{CommandLineError, rejected};
+use crate::text::{ReasoningFamily, ToolCallSyntax};
 
 /// Where the server listens, and how long it waits.
 #[derive(Debug, Clone, Args)]
@@ -19,10 +19,10 @@ pub struct HttpArgs {
     pub port: u16,
     /// Comment on idle streams after this long; 0 = never
     #[arg(long, default_value = "15s", value_name = "SECONDS")]
-    pub sse_keep_alive_interval: Seconds,
+    pub sse_keep_alive_interval: DurationArg,
     /// On SIGTERM, streams may run on for this long
     #[arg(long, default_value = "30s", value_name = "SECONDS")]
-    pub shutdown_timeout: Seconds,
+    pub shutdown_timeout: DurationArg,
 }
 
 /// What replies look like.
@@ -54,7 +54,7 @@ pub struct ReplyArgs {
     pub reasoning_parser: String,
     /// Fields that show reasoning
     #[arg(long, default_value = "both", value_name = "NAME")]
-    pub reasoning_field: ReasoningPlace,
+    pub reasoning_field: ReasoningFieldArg,
     /// Most logprobs a request may ask for; -1 = the vocabulary, on a GPU its 1024 likeliest ids
     #[arg(long, default_value_t = 20, allow_negative_numbers = true, value_name = "COUNT")]
     pub max_logprobs: i64,
@@ -81,7 +81,7 @@ pub struct ReplyArgs {
 
 /// Fields that show reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ReasoningPlace {
+pub enum ReasoningFieldArg {
     /// Both of the following
     Both,
     /// The name of today
@@ -92,11 +92,11 @@ pub enum ReasoningPlace {
 }
 
 /// Refuses a parser that is not there, and lists those that are.
-fn known(flag: &str, name: &str, names: &[&str]) -> Result<(), ConfigError> {
+fn check_parser_name(flag: &str, name: &str, names: &[&str]) -> Result<(), CommandLineError> {
     if matches!(name, "auto" | "none") || names.contains(&name) {
         return Ok(());
     }
-    refused(format!("{flag} {name}: one of auto, none, {}", names.join(", ")))
+    rejected(format!("{flag} {name}: one of auto, none, {}", names.join(", ")))
 }
 
 impl ReplyArgs {
@@ -106,19 +106,19 @@ impl ReplyArgs {
     }
 
     /// Refuses what this release cannot honour.
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    pub(super) fn check(&self) -> Result<(), CommandLineError> {
         if !matches!(self.generation_config.as_str(), "auto" | "none" | "vllm") {
-            return refused(format!(
+            return rejected(format!(
                 "--generation-config {}: auto or none (a folder of its own is not read)",
                 self.generation_config
             ));
         }
-        let calls: Vec<&str> = CallSyntax::NAMES.iter().map(|(name, _)| *name).collect();
-        known("--tool-call-parser", &self.tool_call_parser, &calls)?;
-        let reasoning: Vec<&str> = Reasoning::NAMES.iter().map(|(name, _)| *name).collect();
-        known("--reasoning-parser", &self.reasoning_parser, &reasoning)?;
+        let calls: Vec<&str> = ToolCallSyntax::NAMES.iter().map(|(name, _)| *name).collect();
+        check_parser_name("--tool-call-parser", &self.tool_call_parser, &calls)?;
+        let reasoning: Vec<&str> = ReasoningFamily::NAMES.iter().map(|(name, _)| *name).collect();
+        check_parser_name("--reasoning-parser", &self.reasoning_parser, &reasoning)?;
         if self.max_logprobs < -1 {
-            return refused(format!("--max-logprobs {}: -1 or more", self.max_logprobs));
+            return rejected(format!("--max-logprobs {}: -1 or more", self.max_logprobs));
         }
         Ok(())
     }

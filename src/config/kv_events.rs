@@ -5,12 +5,12 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
-use super::{ConfigError, refused};
+use super::{CommandLineError, rejected};
 
 /// Most batches that a ring or a queue may hold.
 const BATCHES_MAX: usize = 1_000_000;
 /// Longest time between two beats: a day.
-const BEAT_MAX_S: f64 = 86_400.0;
+const IDLE_HEARTBEAT_MAX_S: f64 = 86_400.0;
 
 /// Whether and how changes of the prefix index are published.
 #[derive(Debug, Clone, Args)]
@@ -22,7 +22,7 @@ pub struct KvEventsArgs {
     kv_events_config: Option<KvEventsConfig>,
     /// Encoding of events: map as of vLLM 0.24, array as before it
     #[arg(long, value_name = "FORMAT")]
-    kv_events_format: Option<EventFormat>,
+    kv_events_format: Option<KvEventFormat>,
 }
 
 impl KvEventsArgs {
@@ -33,9 +33,9 @@ impl KvEventsArgs {
     }
 
     /// Refuses a format without events to write in it.
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    pub(super) fn check(&self) -> Result<(), CommandLineError> {
         if self.kv_events_format.is_some() && self.enabled().is_none() {
-            return refused(
+            return rejected(
                 "--kv-events-format: nothing is published without \
                  --kv-events-config '{\"enable_kv_cache_events\": true}'",
             );
@@ -67,7 +67,7 @@ pub struct KvEventsConfig {
     /// Whether the PUB socket waits for subscribers or goes to them.
     pub bind: BindMode,
     /// How events are encoded.
-    pub format: EventFormat,
+    pub format: KvEventFormat,
     /// Where sequences start.
     pub sequence_start: SequenceStart,
     idle_beat_s: f64,
@@ -86,7 +86,7 @@ enum PublisherKind {
 
 /// Whether a socket binds or connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(from = "BindText")]
+#[serde(from = "BindModeText")]
 pub enum BindMode {
     /// Loopback, wildcards, ipc and inproc bind; other hosts are connected to.
     Auto,
@@ -98,23 +98,23 @@ pub enum BindMode {
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum BindText {
+enum BindModeText {
     Forced(bool),
-    Named(Auto),
+    Named(AutoKeyword),
 }
 
 #[derive(Deserialize)]
-enum Auto {
+enum AutoKeyword {
     #[serde(rename = "auto")]
     Auto,
 }
 
-impl From<BindText> for BindMode {
-    fn from(text: BindText) -> Self {
+impl From<BindModeText> for BindMode {
+    fn from(text: BindModeText) -> Self {
         match text {
-            BindText::Forced(true) => Self::Bind,
-            BindText::Forced(false) => Self::Connect,
-            BindText::Named(Auto::Auto) => Self::Auto,
+            BindModeText::Forced(true) => Self::Bind,
+            BindModeText::Forced(false) => Self::Connect,
+            BindModeText::Named(AutoKeyword::Auto) => Self::Auto,
         }
     }
 }
@@ -122,7 +122,7 @@ impl From<BindText> for BindMode {
 /// Encoding of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum EventFormat {
+pub enum KvEventFormat {
     /// Maps, as of vLLM 0.24
     Map,
     /// Arrays whose first element is the tag, as before it
@@ -152,7 +152,7 @@ impl Default for KvEventsConfig {
             max_queue_bytes: 256 << 20,
             topic: String::new(),
             bind: BindMode::Auto,
-            format: EventFormat::Map,
+            format: KvEventFormat::Map,
             sequence_start: SequenceStart::Clock,
             idle_beat_s: 0.0,
             token_ids: true,
@@ -166,7 +166,7 @@ impl KvEventsConfig {
     }
 
     /// Time without events after which an empty batch is sent; `None` = never.
-    pub fn idle_beat(&self) -> Option<Duration> {
+    pub fn idle_heartbeat_interval(&self) -> Option<Duration> {
         (self.idle_beat_s > 0.0).then(|| Duration::from_secs_f64(self.idle_beat_s))
     }
 
@@ -183,8 +183,8 @@ impl KvEventsConfig {
         if self.hwm < 0 {
             return Err(format!("hwm {}: 0 (no limit) or more", self.hwm));
         }
-        if !(0.0..=BEAT_MAX_S).contains(&self.idle_beat_s) {
-            return Err(format!("idle_beat_s {}: 0 to {BEAT_MAX_S}", self.idle_beat_s));
+        if !(0.0..=IDLE_HEARTBEAT_MAX_S).contains(&self.idle_beat_s) {
+            return Err(format!("idle_beat_s {}: 0 to {IDLE_HEARTBEAT_MAX_S}", self.idle_beat_s));
         }
         Ok(())
     }
@@ -213,12 +213,15 @@ mod tests {
     fn defaults_are_loopback_and_no_replay() {
         let config = enabled(r#"{"enable_kv_cache_events": true}"#);
         assert_eq!(config.endpoint, "tcp://127.0.0.1:5557");
-        assert_eq!((config.replay_endpoint.as_deref(), config.idle_beat()), (None, None));
+        assert_eq!(
+            (config.replay_endpoint.as_deref(), config.idle_heartbeat_interval()),
+            (None, None)
+        );
         assert_eq!(
             (config.buffer_steps, config.hwm, config.max_queue_size),
             (10_000, 100_000, 100_000)
         );
-        assert_eq!((config.format, config.bind), (EventFormat::Map, BindMode::Auto));
+        assert_eq!((config.format, config.bind), (KvEventFormat::Map, BindMode::Auto));
         assert_eq!(config.max_queue_bytes, 256 << 20);
         assert!(config.token_ids && config.sequence_start == SequenceStart::Clock);
     }
@@ -236,14 +239,14 @@ mod tests {
         assert_eq!((config.topic.as_str(), config.bind), ("kv@{pod}", BindMode::Connect));
         assert_eq!(
             (config.format, config.sequence_start),
-            (EventFormat::Array, SequenceStart::Zero)
+            (KvEventFormat::Array, SequenceStart::Zero)
         );
-        assert_eq!(config.idle_beat(), Some(Duration::from_millis(500)));
+        assert_eq!(config.idle_heartbeat_interval(), Some(Duration::from_millis(500)));
         assert!(!config.token_ids && config.max_queue_bytes == 8);
     }
 
     #[test]
-    fn who_asks_for_nothing_gets_nothing() {
+    fn events_are_disabled_by_default() {
         for keys in [
             "{}",
             r#"{"enable_kv_cache_events": true, "publisher": null}"#,
@@ -256,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_keys_are_named() {
         for (keys, named) in [
             (r#"{"enable_kv_events": true}"#, "enable_kv_events"),
             (r#"{"publisher": "nats"}"#, "nats"),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{ConfigError, refused};
+use super::{CommandLineError, rejected};
 
 /// What is written down.
 #[derive(Debug, Clone, Args)]
@@ -43,9 +43,9 @@ impl LogFormat {
 
 impl LogArgs {
     /// Refuses a switch without the file it belongs to.
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    pub(super) fn check(&self) -> Result<(), CommandLineError> {
         if self.trace_prompts && self.trace_requests.is_none() {
-            return refused("--trace-prompts: needs --trace-requests FILE");
+            return rejected("--trace-prompts: needs --trace-requests FILE");
         }
         Ok(())
     }

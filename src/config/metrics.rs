@@ -2,12 +2,12 @@
 
 use clap::Args;
 
-use scheduler::Share;
+use scheduler::SampleRate;
 
 use crate::metrics::CustomBuckets;
 
 /// Share of the blocks that are measured, as in vLLM.
-const SAMPLE: f64 = 0.01;
+const KV_CACHE_METRICS_SAMPLE_DEFAULT: f64 = 0.01;
 
 /// What is measured, and how finely.
 #[derive(Debug, Clone, Args)]
@@ -31,13 +31,14 @@ pub struct MetricsArgs {
 
 impl MetricsArgs {
     /// Share of the blocks whose stays are measured, if any are.
-    pub fn residency(&self) -> Option<Share> {
+    pub fn block_lifetime_sample_rate(&self) -> Option<SampleRate> {
         let measured = self.kv_cache_metrics.unwrap_or(self.kv_cache_metrics_sample.is_some());
-        Share::new(self.kv_cache_metrics_sample.unwrap_or(SAMPLE)).filter(|_| measured)
+        SampleRate::new(self.kv_cache_metrics_sample.unwrap_or(KV_CACHE_METRICS_SAMPLE_DEFAULT))
+            .filter(|_| measured)
     }
 }
 
 fn fraction(text: &str) -> Result<f64, String> {
-    let fraction = text.parse().ok().filter(|&fraction| Share::new(fraction).is_some());
+    let fraction = text.parse().ok().filter(|&fraction| SampleRate::new(fraction).is_some());
     fraction.ok_or_else(|| "not a share above 0 and at most 1, such as 0.01".to_owned())
 }

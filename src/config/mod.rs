@@ -7,22 +7,22 @@
 mod access;
 mod argv;
 mod bench;
+mod cli_reference;
 mod cluster;
+mod compat_flags;
 mod engine;
 mod environment;
 mod eval;
 mod events;
 mod executor;
 mod file;
-mod foreign;
+mod flag_values;
 mod grammar_worker;
 mod http;
 mod kv_events;
-mod listed;
 mod log;
 mod metrics;
 mod model;
-mod reference;
 mod speculation;
 #[cfg(test)]
 mod tests;
@@ -33,30 +33,30 @@ use std::ffi::OsString;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use serde_json::{Map, Value};
 
-pub use access::{AccessArgs, Strings};
+pub use access::{AccessArgs, StringListArg};
 pub use bench::{
-    BenchCommand, CompareArgs, Endpoint, LoadArgs, OpsArgs, PromptKind, StepArgs, TraceArgs,
+    BenchCommand, CompareArgs, LoadArgs, LoadEndpoint, OpsArgs, PromptKind, StepArgs, TraceArgs,
 };
+pub use cli_reference::{reference, reference_path};
 pub(crate) use cluster::SECRET_VARIABLE;
-pub use cluster::{Cluster, ClusterVariables, NodeArgs, Secret};
-pub(crate) use engine::BF16_CACHE_OF_OTHERS;
+pub use cluster::{ClusterConfig, ClusterSecret, ClusterVariables, NodeArgs};
+pub(crate) use engine::BF16_KV_CACHE_MISMATCH;
 pub use engine::{
-    Admission, CacheDtype, DeviceKind, EngineArgs, ExecutorPlace, ParallelArgs, Placement,
-    SchedulingPolicy,
+    DeviceArg, EngineArgs, ExecutorPlacementArg, KvCacheDtypeArg, LoadBalancePolicy,
+    OverloadStatus, ParallelArgs, SchedulingPolicyArg,
 };
-pub use environment::Environment;
+pub use environment::ProcessEnvironment;
 pub use eval::{ClientArgs, EqualArgs, EvalCommand, GoldenArgs, LogprobsArgs, TasksArgs};
 pub use events::{CheckArgs, DumpArgs, EventsCommand, SubscribeArgs, TailArgs};
 pub use executor::ExecutorArgs;
 pub use grammar_worker::GrammarWorkerArgs;
-pub use http::{HttpArgs, ReasoningPlace, ReplyArgs};
-pub use kv_events::{BindMode, EventFormat, KvEventsArgs, KvEventsConfig, SequenceStart};
+pub use http::{HttpArgs, ReasoningFieldArg, ReplyArgs};
+pub use kv_events::{BindMode, KvEventFormat, KvEventsArgs, KvEventsConfig, SequenceStart};
 pub use log::{LogArgs, LogFormat};
 pub use metrics::MetricsArgs;
-pub use model::{Dtype, LoadFormat, ModelArgs};
-pub use reference::{reference, reference_path};
+pub use model::{DtypeArg, LoadFormatArg, ModelArgs};
 pub use speculation::SpeculationArgs;
-pub use units::{ByteSize, Length, Seconds};
+pub use units::{ByteSize, DurationArg, MaxModelLenArg};
 
 /// What one invocation of the binary does.
 #[derive(Debug, Parser)]
@@ -68,14 +68,14 @@ pub use units::{ByteSize, Length, Seconds};
     disable_help_subcommand = true,
     args_override_self = true
 )]
-struct Cli {
+struct CliArgs {
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 /// The subcommands. Each is one function `run(args) -> anyhow::Result<ExitCode>` elsewhere.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Serve a model, on this machine or together with others
     Serve(Box<ServeArgs>),
     /// Measure: a server, the scheduler; compare two results; read a trace
@@ -156,23 +156,23 @@ pub struct SynthArgs {
     pub seed: u64,
     /// Type of the weights; auto is bfloat16, and the values are the same in all. config.json names float16 where it is that
     #[arg(long, default_value = "auto")]
-    pub dtype: Dtype,
+    pub dtype: DtypeArg,
 }
 
 /// A parsed command line, with what the log should say about it.
 #[derive(Debug)]
-pub struct Invocation {
+pub struct CliInvocation {
     /// What to do.
-    pub command: Command,
+    pub command: CliCommand,
     /// What the environment adds.
-    pub environment: Environment,
+    pub environment: ProcessEnvironment,
     /// One line each: flags accepted for compatibility that change nothing.
     pub notes: Vec<String>,
 }
 
 /// Why there is nothing to run.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
+pub enum CommandLineError {
     /// Help or version was asked for: print to stdout and exit 0.
     #[error("{0}")]
     Help(String),
@@ -181,38 +181,41 @@ pub enum ConfigError {
     Usage(String),
     /// Understood, but it cannot be honoured: exit 1.
     #[error("{0}")]
-    Refused(String),
+    Rejected(String),
 }
 
-impl ConfigError {
+impl CommandLineError {
     /// The exit code of the process.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Help(_) => 0,
-            Self::Refused(_) => 1,
+            Self::Rejected(_) => 1,
             Self::Usage(_) => 2,
         }
     }
 }
 
 /// Reads the process's own command line and environment.
-pub fn from_process() -> Result<Invocation, ConfigError> {
-    parse(std::env::args_os().collect(), Environment::from_process())
+pub fn from_process() -> Result<CliInvocation, CommandLineError> {
+    parse(std::env::args_os().collect(), ProcessEnvironment::from_process())
 }
 
 /// Reads a command line whose first word is the program.
-pub fn parse(argv: Vec<OsString>, environment: Environment) -> Result<Invocation, ConfigError> {
-    let command = Cli::command();
+pub fn parse(
+    argv: Vec<OsString>,
+    environment: ProcessEnvironment,
+) -> Result<CliInvocation, CommandLineError> {
+    let command = CliArgs::command();
     let words = argv::normalise(&command, argv)?;
     let matches = command.try_get_matches_from(&words.argv).map_err(|e| usage(&e))?;
-    let flags = listed::flags(&matches);
-    let cli = Cli::from_arg_matches(&matches).map_err(|e| usage(&e))?;
+    let flags = flag_values::serve_flag_values(&matches);
+    let cli = CliArgs::from_arg_matches(&matches).map_err(|e| usage(&e))?;
     let mut command = cli.command;
-    if let Command::Serve(args) = &mut command {
-        args.model.settle(words.names_swallow)?;
+    if let CliCommand::Serve(args) = &mut command {
+        args.model.resolve(words.served_names_variadic)?;
         args.engine.check(args.model.dtype)?;
-        args.parallel.settle()?;
-        args.nodes.settle(&args.parallel, &environment)?;
+        args.parallel.resolve()?;
+        args.nodes.resolve(&args.parallel, &environment)?;
         args.reply.check()?;
         args.speculation.check()?;
         args.kv_events.check()?;
@@ -220,17 +223,17 @@ pub fn parse(argv: Vec<OsString>, environment: Environment) -> Result<Invocation
         args.log.check()?;
         args.flags = flags;
     }
-    Ok(Invocation { command, environment, notes: words.notes })
+    Ok(CliInvocation { command, environment, notes: words.notes })
 }
 
-fn usage(error: &clap::Error) -> ConfigError {
+fn usage(error: &clap::Error) -> CommandLineError {
     if error.use_stderr() {
-        ConfigError::Usage(error.render().to_string())
+        CommandLineError::Usage(error.render().to_string())
     } else {
-        ConfigError::Help(error.render().to_string())
+        CommandLineError::Help(error.render().to_string())
     }
 }
 
-fn refused<T>(text: impl Into<String>) -> Result<T, ConfigError> {
-    Err(ConfigError::Refused(text.into()))
+fn rejected<T>(text: impl Into<String>) -> Result<T, CommandLineError> {
+    Err(CommandLineError::Rejected(text.into()))
 }

@@ -3,8 +3,8 @@
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
-use super::units::{Length, json_object};
-use super::{ConfigError, refused};
+use super::units::{MaxModelLenArg, json_object};
+use super::{CommandLineError, rejected};
 
 /// Which model, read how.
 #[derive(Debug, Clone, Args)]
@@ -30,10 +30,10 @@ pub struct ModelArgs {
     pub hf_overrides: Option<Map<String, Value>>,
     /// Type of the weights and activations; auto takes what config.json says
     #[arg(long, default_value = "auto")]
-    pub dtype: Dtype,
+    pub dtype: DtypeArg,
     /// Where weights come from; synth generates them in place from config.json
     #[arg(long, default_value = "auto")]
-    pub load_format: LoadFormat,
+    pub load_format: LoadFormatArg,
     /// Longest prompt plus output in tokens; auto is what config.json says, or less where the KV cache holds less
     #[arg(
         long,
@@ -42,7 +42,7 @@ pub struct ModelArgs {
         allow_hyphen_values = true,
         value_name = "TOKENS"
     )]
-    pub max_model_len: Length,
+    pub max_model_len: MaxModelLenArg,
     /// Where downloads are kept [default: the hub's cache folder]
     #[arg(long, value_name = "DIR")]
     pub download_dir: Option<std::path::PathBuf>,
@@ -50,7 +50,7 @@ pub struct ModelArgs {
 
 /// Type of weights and activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Dtype {
+pub enum DtypeArg {
     /// As config.json says
     Auto,
     /// The usual type of published weights
@@ -66,7 +66,7 @@ pub enum Dtype {
 
 /// Where weights come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LoadFormat {
+pub enum LoadFormatArg {
     /// Safetensors files
     Auto,
     /// Safetensors files
@@ -79,20 +79,20 @@ pub enum LoadFormat {
 impl ModelArgs {
     /// Merges the two spellings of MODEL and refuses what cannot be honoured. `names_swallow`: names were typed in
     /// the form that takes all words that follow.
-    pub(super) fn settle(&mut self, names_swallow: bool) -> Result<(), ConfigError> {
+    pub(super) fn resolve(&mut self, names_swallow: bool) -> Result<(), CommandLineError> {
         if let Some(flag) = self.model_flag.take() {
             match &self.model {
                 Some(model) if *model != flag => {
-                    return refused(format!("two models are named: {model} and --model {flag}"));
+                    return rejected(format!("two models are named: {model} and --model {flag}"));
                 }
                 _ => self.model = Some(flag),
             }
         }
         if self.model.is_none() && names_swallow {
-            self.check_names_alone()?;
+            self.check_served_names()?;
         }
         if let Some(tokens @ 0..2) = self.max_model_len.tokens() {
-            return refused(format!(
+            return rejected(format!(
                 "--max-model-len {tokens}: at least 2, a token to read and one to write"
             ));
         }
@@ -101,7 +101,7 @@ impl ModelArgs {
 
     /// `--served-model-name` takes what follows it: a MODEL behind it would be a name, and the demo be
     /// served under it.
-    fn check_names_alone(&self) -> Result<(), ConfigError> {
+    fn check_served_names(&self) -> Result<(), CommandLineError> {
         let names = &self.served_model_name;
         let swallowed = match names.as_slice() {
             [] => None,
@@ -109,7 +109,7 @@ impl ModelArgs {
             [.., last] => Some(last),
         };
         match swallowed {
-            Some(last) => refused(format!(
+            Some(last) => rejected(format!(
                 "--served-model-name {}: is {last} the model? No MODEL is named; put it in front of \
                  the flag, or say --model {last}",
                 names.join(" ")

@@ -1,11 +1,11 @@
 //! Drafts: `--speculative-config JSON` with vLLM's keys, or the same by two flags.
 
 use clap::Args;
-use executor::LAYER_DRAFTS_MAX;
-use protocol::{Acceptance, Drafter, Speculation};
+use executor::MTP_DRAFTS_MAX;
+use protocol::{DraftAcceptance, SpeculativeConfig, SpeculativeMethod};
 use serde::Deserialize;
 
-use super::{ConfigError, refused};
+use super::{CommandLineError, rejected};
 
 /// Who guesses.
 const NGRAM: &str = "ngram";
@@ -17,13 +17,13 @@ const STRICT: &str = "strict";
 /// Chance decides which drafts stand, for benchmarks.
 const SYNTHETIC: &str = "synthetic";
 /// Most drafts of a row that is looked up.
-const DRAFTS_MAX: u8 = 16;
+const NGRAM_DRAFT_TOKENS_MAX: u8 = 16;
 /// Most tokens that are compared.
-const LOOKUP_MAX: u8 = 64;
+const PROMPT_LOOKUP_LIMIT: u8 = 64;
 /// Tokens that are compared where nobody says how many.
-const LOOKUP: u8 = 5;
+const PROMPT_LOOKUP_DEFAULT: u8 = 5;
 /// Drafts where nobody says how many.
-const DRAFTS: u8 = 1;
+const DRAFT_TOKENS_DEFAULT: u8 = 1;
 
 /// Whether and how tokens are guessed ahead.
 #[derive(Debug, Clone, Args)]
@@ -32,7 +32,7 @@ pub struct SpeculationArgs {
     /// Guess tokens and verify several at once, e.g. {"method": "mtp", "num_speculative_tokens": 1} or {"method": "ngram",
     /// "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
     #[arg(long, value_parser = config, value_name = "JSON")]
-    speculative_config: Option<SpeculativeConfig>,
+    speculative_config: Option<SpeculativeConfigJson>,
     /// Who guesses: none; ngram, which looks for the newest tokens earlier in the request; or mtp, the model's own draft
     /// layer. A model of its own (draft_model) or an EAGLE-3 layer (eagle3) does by --speculative-config, which names it
     #[arg(long, alias = "method", default_value = "none")]
@@ -44,13 +44,13 @@ pub struct SpeculationArgs {
 
 impl SpeculationArgs {
     /// What executors and the scheduler are told; `None` = nothing is guessed.
-    pub fn speculation(&self) -> Option<Speculation> {
+    pub fn speculation(&self) -> Option<SpeculativeConfig> {
         if let Some(config) = &self.speculative_config {
             return Some(config.speculation());
         }
-        let config = SpeculativeConfig {
+        let config = SpeculativeConfigJson {
             method: self.spec_method.clone(),
-            num_speculative_tokens: self.spec_tokens.unwrap_or(DRAFTS),
+            num_speculative_tokens: self.spec_tokens.unwrap_or(DRAFT_TOKENS_DEFAULT),
             prompt_lookup_min: None,
             prompt_lookup_max: None,
             model: None,
@@ -66,7 +66,7 @@ impl SpeculationArgs {
     }
 
     /// The flag that asks for it, as refusals name it.
-    pub fn flag(&self) -> String {
+    pub fn flag_in_error(&self) -> String {
         match self.speculative_config {
             Some(_) => "--speculative-config".to_owned(),
             None => format!("--spec-method {}", self.spec_method),
@@ -74,30 +74,30 @@ impl SpeculationArgs {
     }
 
     /// Refuses what nobody here can guess by, and what two flags say differently.
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    pub(super) fn check(&self) -> Result<(), CommandLineError> {
         let named = self.spec_method != "none";
         if self.speculative_config.is_some() && (named || self.spec_tokens.is_some()) {
-            return refused(
+            return rejected(
                 "--speculative-config says all that --spec-method and --spec-tokens do",
             );
         }
         if !named && self.spec_tokens.is_some() {
-            return refused("--spec-tokens: nothing is guessed without --spec-method");
+            return rejected("--spec-tokens: nothing is guessed without --spec-method");
         }
         let method = check_method(&self.spec_method);
-        if is_named(&self.spec_method) {
-            return refused(format!(
+        if needs_draft_checkpoint(&self.spec_method) {
+            return rejected(format!(
                 "--spec-method {}: --speculative-config names the model",
                 self.spec_method
             ));
         }
         if named && let Err(error) = method {
-            return refused(format!("--spec-method {error}"));
+            return rejected(format!("--spec-method {error}"));
         }
-        let most = drafts_max(&self.spec_method);
+        let most = draft_tokens_max(&self.spec_method);
         match self.spec_tokens {
             Some(count) if !(1..=most).contains(&count) => {
-                refused(format!("--spec-tokens {count}: 1 to {most} by {}", self.spec_method))
+                rejected(format!("--spec-tokens {count}: 1 to {most} by {}", self.spec_method))
             }
             _ => Ok(()),
         }
@@ -107,7 +107,7 @@ impl SpeculationArgs {
 /// The object behind `--speculative-config`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SpeculativeConfig {
+struct SpeculativeConfigJson {
     method: String,
     num_speculative_tokens: u8,
     prompt_lookup_min: Option<u8>,
@@ -117,23 +117,28 @@ struct SpeculativeConfig {
     synthetic_acceptance_rate: Option<f64>,
 }
 
-impl SpeculativeConfig {
-    fn speculation(&self) -> Speculation {
-        let (min, max) = self.lookup();
+impl SpeculativeConfigJson {
+    fn speculation(&self) -> SpeculativeConfig {
+        let (min, max) = self.prompt_lookup_range();
         let drafter = match self.method.as_str() {
-            MTP => Drafter::Layer,
-            DRAFT_MODEL => Drafter::Model,
-            EAGLE3 => Drafter::Eagle3,
-            _ => Drafter::Ngram { min, max },
+            MTP => SpeculativeMethod::Mtp,
+            DRAFT_MODEL => SpeculativeMethod::DraftModel,
+            EAGLE3 => SpeculativeMethod::Eagle3,
+            _ => SpeculativeMethod::Ngram { lookup_min: min, lookup_max: max },
         };
-        Speculation { drafts: self.num_speculative_tokens, drafter, acceptance: self.acceptance() }
+        SpeculativeConfig {
+            draft_tokens: self.num_speculative_tokens,
+            method: drafter,
+            acceptance: self.acceptance(),
+        }
     }
 
     /// A rate asks for a benchmark's chance.
-    fn acceptance(&self) -> Acceptance {
+    fn acceptance(&self) -> DraftAcceptance {
         let per_mille = |rate: f64| (rate * 1000.0).round() as u16;
-        self.synthetic_acceptance_rate
-            .map_or(Acceptance::Exact, |rate| Acceptance::Synthetic { per_mille: per_mille(rate) })
+        self.synthetic_acceptance_rate.map_or(DraftAcceptance::Exact, |rate| {
+            DraftAcceptance::Synthetic { per_mille: per_mille(rate) }
+        })
     }
 
     /// Refuses a rate without the method that it belongs to, and the other way round.
@@ -157,19 +162,20 @@ impl SpeculativeConfig {
     }
 
     /// Tokens that are compared, at least and at most. As in vLLM: one of the two is both.
-    fn lookup(&self) -> (u8, u8) {
-        let max = self.prompt_lookup_max.or(self.prompt_lookup_min).unwrap_or(LOOKUP);
+    fn prompt_lookup_range(&self) -> (u8, u8) {
+        let max =
+            self.prompt_lookup_max.or(self.prompt_lookup_min).unwrap_or(PROMPT_LOOKUP_DEFAULT);
         (self.prompt_lookup_min.unwrap_or(max), max)
     }
 
     fn check(&self) -> Result<(), String> {
         check_method(&self.method).map_err(|error| format!("method {error}"))?;
-        let (count, most) = (self.num_speculative_tokens, drafts_max(&self.method));
+        let (count, most) = (self.num_speculative_tokens, draft_tokens_max(&self.method));
         if !(1..=most).contains(&count) {
             return Err(format!("num_speculative_tokens {count}: 1 to {most} by {}", self.method));
         }
         self.check_acceptance()?;
-        if is_named(&self.method) != self.model.is_some() {
+        if needs_draft_checkpoint(&self.method) != self.model.is_some() {
             return Err(format!(
                 "model: methods {DRAFT_MODEL} and {EAGLE3} need it, and no other has one"
             ));
@@ -180,10 +186,10 @@ impl SpeculativeConfig {
             }
             return Ok(());
         }
-        let (min, max) = self.lookup();
-        if min == 0 || min > max || max > LOOKUP_MAX {
+        let (min, max) = self.prompt_lookup_range();
+        if min == 0 || min > max || max > PROMPT_LOOKUP_LIMIT {
             return Err(format!(
-                "prompt_lookup_min {min}, prompt_lookup_max {max}: 1 to {LOOKUP_MAX}, in this order"
+                "prompt_lookup_min {min}, prompt_lookup_max {max}: 1 to {PROMPT_LOOKUP_LIMIT}, in this order"
             ));
         }
         Ok(())
@@ -198,19 +204,19 @@ fn check_method(method: &str) -> Result<(), String> {
 }
 
 /// Whether it drafts by a checkpoint that somebody must name.
-fn is_named(method: &str) -> bool {
+fn needs_draft_checkpoint(method: &str) -> bool {
     [DRAFT_MODEL, EAGLE3].contains(&method)
 }
 
 /// Most drafts of a row.
-fn drafts_max(method: &str) -> u8 {
-    if [MTP, EAGLE3].contains(&method) { LAYER_DRAFTS_MAX } else { DRAFTS_MAX }
+fn draft_tokens_max(method: &str) -> u8 {
+    if [MTP, EAGLE3].contains(&method) { MTP_DRAFTS_MAX } else { NGRAM_DRAFT_TOKENS_MAX }
 }
 
 /// Reads the object; unknown keys are named.
-fn config(text: &str) -> Result<SpeculativeConfig, String> {
+fn config(text: &str) -> Result<SpeculativeConfigJson, String> {
     let object = super::units::json_object(text)?;
-    let config: SpeculativeConfig =
+    let config: SpeculativeConfigJson =
         serde_json::from_value(object.into()).map_err(|error| error.to_string())?;
     config.check()?;
     Ok(config)
@@ -220,8 +226,12 @@ fn config(text: &str) -> Result<SpeculativeConfig, String> {
 mod tests {
     use super::*;
 
-    fn ngram(drafts: u8, min: u8, max: u8) -> Speculation {
-        Speculation { drafts, drafter: Drafter::Ngram { min, max }, acceptance: Acceptance::Exact }
+    fn ngram(drafts: u8, min: u8, max: u8) -> SpeculativeConfig {
+        SpeculativeConfig {
+            draft_tokens: drafts,
+            method: SpeculativeMethod::Ngram { lookup_min: min, lookup_max: max },
+            acceptance: DraftAcceptance::Exact,
+        }
     }
 
     fn args(json: Option<&str>, method: &str, tokens: Option<u8>) -> SpeculationArgs {
@@ -233,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_and_object_say_the_same() {
+    fn flags_and_json_are_equivalent() {
         let read = |keys: &str| args(Some(keys), "none", None).speculation().unwrap();
         let keys = r#"{"method": "ngram", "num_speculative_tokens": 4"#;
         assert_eq!(read(&format!("{keys}}}")), ngram(4, 5, 5));
@@ -244,29 +254,38 @@ mod tests {
         assert_eq!(args(None, "ngram", Some(4)).speculation(), Some(ngram(4, 5, 5)));
         assert_eq!(args(None, "ngram", None).speculation(), Some(ngram(1, 5, 5)));
         assert_eq!(args(None, "none", None).speculation(), None);
-        let layer =
-            |drafts, acceptance| Some(Speculation { drafts, drafter: Drafter::Layer, acceptance });
-        let mtp = |drafts| layer(drafts, Acceptance::Exact);
+        let layer = |drafts, acceptance| {
+            Some(SpeculativeConfig {
+                draft_tokens: drafts,
+                method: SpeculativeMethod::Mtp,
+                acceptance,
+            })
+        };
+        let mtp = |drafts| layer(drafts, DraftAcceptance::Exact);
         let keys = r#"{"method": "mtp", "num_speculative_tokens": 4}"#;
         assert_eq!(args(Some(keys), "none", None).speculation(), mtp(4));
         assert_eq!(args(None, "mtp", None).speculation(), mtp(1));
         let keys = r#"{"method": "draft_model", "num_speculative_tokens": 5, "model": "small"}"#;
         let by_model = args(Some(keys), "none", None);
-        let how = Speculation { drafts: 5, drafter: Drafter::Model, acceptance: Acceptance::Exact };
+        let how = SpeculativeConfig {
+            draft_tokens: 5,
+            method: SpeculativeMethod::DraftModel,
+            acceptance: DraftAcceptance::Exact,
+        };
         assert_eq!((by_model.speculation(), by_model.draft_model()), (Some(how), Some("small")));
         let keys = r#"{"method": "eagle3", "num_speculative_tokens": 4, "model": "layer"}"#;
         let by_layer = args(Some(keys), "none", None);
-        let how = Speculation { drafts: 4, drafter: Drafter::Eagle3, ..how };
+        let how = SpeculativeConfig { draft_tokens: 4, method: SpeculativeMethod::Eagle3, ..how };
         assert_eq!((by_layer.speculation(), by_layer.draft_model()), (Some(how), Some("layer")));
         let keys = r#"{"method": "mtp", "num_speculative_tokens": 3, "rejection_sample_method": "#;
         assert_eq!(read(&format!(r#"{keys}"strict"}}"#)), mtp(3).unwrap());
         let keys = format!(r#"{keys}"synthetic", "synthetic_acceptance_rate": 0.85}}"#);
-        let synthetic = Acceptance::Synthetic { per_mille: 850 };
+        let synthetic = DraftAcceptance::Synthetic { per_mille: 850 };
         assert_eq!(args(Some(&keys), "none", None).speculation(), layer(3, synthetic));
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_keys_are_named() {
         for (keys, named) in [
             (r#"{"num_speculative_tokens": 4}"#, "method"),
             (r#"{"method": "ngram"}"#, "num_speculative_tokens"),

@@ -2,18 +2,18 @@
 
 use std::ffi::OsString;
 
-use scheduler::Share;
+use scheduler::SampleRate;
 
 use super::*;
 
-fn run(line: &str) -> Result<Invocation, ConfigError> {
+fn run(line: &str) -> Result<CliInvocation, CommandLineError> {
     let argv = std::iter::once("hadron").chain(line.split(' ').filter(|word| !word.is_empty()));
-    parse(argv.map(OsString::from).collect(), Environment::default())
+    parse(argv.map(OsString::from).collect(), ProcessEnvironment::default())
 }
 
 fn serve(line: &str) -> ServeArgs {
     match run(&format!("serve {line}")).unwrap().command {
-        Command::Serve(args) => *args,
+        CliCommand::Serve(args) => *args,
         other => panic!("{other:?}"),
     }
 }
@@ -24,12 +24,12 @@ fn error(line: &str) -> (u8, String) {
 }
 
 #[test]
-fn the_table_is_sound() {
-    Cli::command().debug_assert();
+fn clap_flag_table_is_consistent() {
+    CliArgs::command().debug_assert();
 }
 
 #[test]
-fn defaults_suit_a_cpu() {
+fn defaults_fit_cpu_serving() {
     let args = serve("");
     assert_eq!(args.model.model, None);
     assert_eq!(args.engine.tokens_per_step(), 512);
@@ -41,7 +41,7 @@ fn defaults_suit_a_cpu() {
 }
 
 #[test]
-fn spellings_of_three_engines_mean_the_same() {
+fn aliases_of_three_engines_are_equivalent() {
     for (line, check) in [
         ("M --max-num-seqs 4", "seqs"),
         ("M --max_num_seqs=4", "seqs"),
@@ -69,13 +69,13 @@ fn spellings_of_three_engines_mean_the_same() {
         (vec![1, 2, 4], vec![3])
     );
     let args = serve("M --load_dummy --dtype float32 --max-model-len 32K --served-model-name a b");
-    assert_eq!(args.model.load_format, LoadFormat::Synth);
+    assert_eq!(args.model.load_format, LoadFormatArg::Synth);
     assert_eq!(args.model.max_model_len.tokens(), Some(32_768));
     assert_eq!(serve("M --max-model-len -1 --port 1").model.max_model_len.tokens(), None);
     assert_eq!(args.model.served_model_name, ["a", "b"]);
     assert_eq!(serve("M --port 1 --port 2").http.port, 2);
     for half in ["float16", "half", "fp16"] {
-        assert_eq!(serve(&format!("M --dtype {half}")).model.dtype, Dtype::Float16);
+        assert_eq!(serve(&format!("M --dtype {half}")).model.dtype, DtypeArg::Float16);
     }
 }
 
@@ -93,14 +93,14 @@ fn short_names_and_switches_of_other_engines_are_read() {
     ] {
         assert_eq!(serve(line).engine.enable_prefix_caching, caches, "{line}");
     }
-    assert_eq!(serve("M --load-dummy=false").model.load_format, LoadFormat::Auto);
+    assert_eq!(serve("M --load-dummy=false").model.load_format, LoadFormatArg::Auto);
     assert_eq!(error("serve M --disable-radix-cache=perhaps").0, 2);
 }
 
 /// The list is of another project's release: see its first line.
 #[test]
-fn every_flag_of_vllm_is_honoured_or_has_its_reason() {
-    let command = Cli::command();
+fn every_vllm_flag_is_supported_or_explained() {
+    let command = CliArgs::command();
     let serve = command.find_subcommand("serve").unwrap();
     let ours: Vec<String> = serve
         .get_arguments()
@@ -109,15 +109,17 @@ fn every_flag_of_vllm_is_honoured_or_has_its_reason() {
             names.into_iter().chain(flag.get_long()).map(str::to_owned).collect::<Vec<_>>()
         })
         .collect();
-    let inert = |name: &str| foreign::INERT.iter().any(|flag| flag.name == name);
+    let inert = |name: &str| compat_flags::INERT_FLAGS.iter().any(|flag| flag.name == name);
     for name in include_str!("../../tests/data/vllm_flags.txt").lines().skip(1) {
         let places = [ours.iter().any(|own| own == name), inert(name)];
         let places = places.iter().filter(|is| **is).count();
-        let refused = foreign::why_refused(name).map_or(0, |_| 1);
+        let refused = compat_flags::unsupported_reason(name).map_or(0, |_| 1);
         assert_eq!(places + refused, 1, "--{name}");
     }
-    let mut refused: Vec<&str> =
-        foreign::REFUSED.iter().flat_map(foreign::Refused::names).collect();
+    let mut refused: Vec<&str> = compat_flags::UNSUPPORTED_FLAGS
+        .iter()
+        .flat_map(compat_flags::UnsupportedFlags::names)
+        .collect();
     let count = refused.len();
     refused.sort_unstable();
     refused.dedup();
@@ -126,7 +128,7 @@ fn every_flag_of_vllm_is_honoured_or_has_its_reason() {
 }
 
 #[test]
-fn what_is_not_there_may_be_switched_off() {
+fn missing_features_may_be_disabled() {
     for line in ["M --no-enable-lora", "M --enable-lora=false", "M --no_enable_eplb"] {
         let notes = run(&format!("serve {line}")).unwrap().notes;
         assert!(notes.len() == 1 && notes[0].contains("changes nothing"), "{line}: {notes:?}");
@@ -136,9 +138,12 @@ fn what_is_not_there_may_be_switched_off() {
 }
 
 #[test]
-fn a_refused_flag_may_ask_for_what_is_so_anyway() {
-    for (flag, values) in foreign::SO_ANYWAY {
-        assert!(foreign::why_refused(flag).is_some(), "--{flag} is not refused with any value");
+fn unsupported_flags_accept_no_op_values() {
+    for (flag, values) in compat_flags::NO_OP_VALUES {
+        assert!(
+            compat_flags::unsupported_reason(flag).is_some(),
+            "--{flag} is not refused with any value"
+        );
         for value in *values {
             for line in [format!("--{flag} {value} M"), format!("M --{flag}={value}")] {
                 let ready = run(&format!("serve {line}")).unwrap();
@@ -155,7 +160,7 @@ fn a_refused_flag_may_ask_for_what_is_so_anyway() {
 }
 
 #[test]
-fn an_inert_flag_is_refused_where_it_would_change_something() {
+fn inert_flags_reject_values_with_an_effect() {
     for line in ["M --distributed-executor-backend mp", "M --distributed_executor_backend=uni"] {
         let notes = run(&format!("serve {line}")).unwrap().notes;
         assert!(notes.len() == 1 && notes[0].contains("changes nothing"), "{line}: {notes:?}");
@@ -178,7 +183,7 @@ fn an_unknown_flag_is_a_usage_error() {
 }
 
 #[test]
-fn what_cannot_be_honoured_is_refused_with_the_reason() {
+fn unsupported_values_are_rejected_with_reason() {
     for (line, reason) in [
         ("M --quantization fp8", "--quantization is not supported: weights"),
         ("M --kv-events-format array", "nothing is published"),
@@ -264,7 +269,7 @@ fn sizes_have_the_spellings_of_other_engines() {
         assert_eq!((asked, args.enable_expert_parallel), (sizes, experts), "{line}");
     }
     let placement = serve("M -dp 2 --load-balance-method round_robin").parallel.dp_load_balance;
-    assert_eq!(placement, Placement::RoundRobin);
+    assert_eq!(placement, LoadBalancePolicy::RoundRobin);
 }
 
 #[test]
@@ -277,18 +282,18 @@ fn histogram_bounds_are_checked_before_anything_starts() {
 }
 
 #[test]
-fn stays_of_blocks_are_measured_where_asked_for() {
-    let share = |line: &str| serve(line).metrics.residency();
+fn block_lifetimes_are_sampled_on_request() {
+    let share = |line: &str| serve(line).metrics.block_lifetime_sample_rate();
     assert_eq!(share("M"), None);
     assert_eq!(
         share("M --kv-cache-metrics-sample 0.5"),
-        Share::new(0.5),
+        SampleRate::new(0.5),
         "else it would say nothing"
     );
     assert_eq!(share("M --kv-cache-metrics-sample 0.5 --no-kv-cache-metrics"), None);
-    assert_eq!(share("M --kv-cache-metrics"), Share::new(0.01));
+    assert_eq!(share("M --kv-cache-metrics"), SampleRate::new(0.01));
     let all = "M --kv_cache_metrics --kv-cache-metrics-sample=1 --custom-histogram-buckets";
-    assert_eq!(share(&format!(r#"{all} {{"kv_cache_residency":[1,60]}}"#)), Share::new(1.0));
+    assert_eq!(share(&format!(r#"{all} {{"kv_cache_residency":[1,60]}}"#)), SampleRate::new(1.0));
     assert_eq!(share("M --kv-cache-metrics --no-kv-cache-metrics"), None);
     for wrong in ["0", "1.01", "-1", "nan", "half"] {
         let (code, text) = error(&format!("serve M --kv-cache-metrics-sample={wrong}"));
@@ -297,7 +302,7 @@ fn stays_of_blocks_are_measured_where_asked_for() {
 }
 
 #[test]
-fn a_model_is_never_taken_for_a_name() {
+fn model_argument_is_not_a_served_name() {
     let dir = env!("CARGO_MANIFEST_DIR");
     for line in [
         format!("--served-model-name one {dir}"),
@@ -323,40 +328,45 @@ fn a_device_may_be_named_with_its_libraries() {
     let libraries = args.device_libraries.unwrap();
     assert_eq!(libraries.driver, std::path::Path::new("/a/emu.so"));
     assert_eq!((libraries.compiler, libraries.blas), (None, Some("/b/blas.so".into())));
-    assert_eq!((libraries.emulated_wave, libraries.collectives), (Some(64), None));
+    assert_eq!((libraries.emulated_warp_size, libraries.collectives), (Some(64), None));
     let args = serve("M --device cuda --device-libraries /a/cuda.so,,,,/b/nccl.so").engine;
     let libraries = args.device_libraries.unwrap();
-    assert_eq!((libraries.emulated_wave, libraries.collectives), (None, Some("/b/nccl.so".into())));
-    assert_eq!((args.device, args.executor), (DeviceKind::Cuda, ExecutorPlace::Embedded));
+    assert_eq!(
+        (libraries.emulated_warp_size, libraries.collectives),
+        (None, Some("/b/nccl.so".into()))
+    );
+    assert_eq!((args.device, args.executor), (DeviceArg::Cuda, ExecutorPlacementArg::Embedded));
     assert_eq!(
         (args.max_num_batched_tokens, serve("M --device rocm").engine.tokens_per_step()),
         (None, 8192)
     );
     assert_eq!(error("serve M --device-libraries ,x").0, 2);
     assert_eq!(error("serve M --device-libraries a,b,c,wide").0, 2);
-    let Command::Executor(args) = run("executor --rank 1 --epoch 4").unwrap().command else {
+    let CliCommand::Executor(args) = run("executor --rank 1 --epoch 4").unwrap().command else {
         panic!("not executor")
     };
     assert_eq!((args.rank, args.epoch), (1, 4));
     let worker = run("grammar-worker --log-format json").unwrap().command;
-    assert!(matches!(worker, Command::GrammarWorker(args) if args.log_format == LogFormat::Json));
+    assert!(
+        matches!(worker, CliCommand::GrammarWorker(args) if args.log_format == LogFormat::Json)
+    );
     for hidden in ["hadron executor", "hadron grammar-worker"] {
         assert!(!reference().contains(hidden), "nobody types it");
     }
 }
 
 #[test]
-fn inert_flags_leave_a_note_and_nothing_else() {
+fn inert_flags_only_log_a_note() {
     let line = "serve M --trust-remote-code --api-server-count 4 --uvicorn-log-level=info \
                 --no-enable-chunked-prefill --disable_log_requests --port 9";
     let invocation = run(line).unwrap();
     assert_eq!(invocation.notes.len(), 5, "{:?}", invocation.notes);
-    let Command::Serve(args) = invocation.command else { panic!("not serve") };
+    let CliCommand::Serve(args) = invocation.command else { panic!("not serve") };
     assert_eq!((args.model.model.as_deref(), args.http.port), (Some("M"), 9));
 }
 
 #[test]
-fn a_file_gives_way_to_the_command_line() {
+fn command_line_overrides_config_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("serve.toml");
     let text = "model = \"F\"\nport = 1\nmax_num_seqs = 3\nserved-model-name = [\"a\", \"b\"]\n\
@@ -386,12 +396,13 @@ fn a_file_gives_way_to_the_command_line() {
 }
 
 #[test]
-fn the_key_may_come_from_the_environment() {
-    let environment = Environment { api_key: Some("k".to_owned()), ..Environment::default() };
+fn api_key_may_come_from_the_environment() {
+    let environment =
+        ProcessEnvironment { api_key: Some("k".to_owned()), ..ProcessEnvironment::default() };
     let line = |words: &[&str]| {
         let argv = words.iter().map(OsString::from).collect();
         match parse(argv, environment.clone()).unwrap().command {
-            Command::Serve(args) => args.access.api_key,
+            CliCommand::Serve(args) => args.access.api_key,
             other => panic!("{other:?}"),
         }
     };
@@ -412,7 +423,7 @@ fn nodes_have_the_spellings_of_other_engines() {
     assert_eq!(cluster("-n 2 -r 1 --master-addr h --master-port 1"), at(1, "h", 1));
     assert_eq!(cluster("--nnodes 2 --node-rank 1 --dist-init-addr h:5"), at(1, "h", 5));
     assert_eq!(cluster("--nnodes 2 --nccl_init_addr h:5"), at(0, "h", 5));
-    let Command::Serve(args) = run("launch M --port 9").unwrap().command else {
+    let CliCommand::Serve(args) = run("launch M --port 9").unwrap().command else {
         panic!("not serve")
     };
     assert!(args.http.port == 9 && args.nodes.cluster().is_none(), "launch is serve");

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 /// A duration; a bare number counts seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Seconds(pub Duration);
+pub struct DurationArg(pub Duration);
 
-impl FromStr for Seconds {
+impl FromStr for DurationArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -24,7 +24,7 @@ impl FromStr for Seconds {
     }
 }
 
-impl fmt::Display for Seconds {
+impl fmt::Display for DurationArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}s", self.0.as_secs_f64())
     }
@@ -83,14 +83,14 @@ pub(super) fn tokens(text: &str) -> Result<u32, String> {
 
 /// A count of tokens, or `auto`, for which vLLM also takes -1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Length {
+pub enum MaxModelLenArg {
     /// The most there can be
     Auto,
     /// So many tokens
     Tokens(u32),
 }
 
-impl FromStr for Length {
+impl FromStr for MaxModelLenArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -101,7 +101,7 @@ impl FromStr for Length {
     }
 }
 
-impl Length {
+impl MaxModelLenArg {
     /// The count, if one was given.
     pub fn tokens(self) -> Option<u32> {
         match self {
@@ -124,17 +124,20 @@ mod tests {
 
     #[test]
     fn units_are_read_and_written_back() {
-        assert_eq!("500ms".parse::<Seconds>().unwrap().0, Duration::from_millis(500));
-        assert_eq!("30".parse::<Seconds>().unwrap().to_string(), "30s");
-        assert!("-1".parse::<Seconds>().is_err());
+        assert_eq!("500ms".parse::<DurationArg>().unwrap().0, Duration::from_millis(500));
+        assert_eq!("30".parse::<DurationArg>().unwrap().to_string(), "30s");
+        assert!("-1".parse::<DurationArg>().is_err());
         assert_eq!("4GiB".parse::<ByteSize>().unwrap(), ByteSize(4 << 30));
         assert_eq!("1.5k".parse::<ByteSize>().unwrap(), ByteSize(1536));
         assert_eq!(ByteSize(1 << 30).to_string(), "1GiB");
         assert_eq!(tokens("32k"), Ok(32_000));
         assert_eq!(tokens("32K"), Ok(32_768));
         assert!(tokens("1.5").is_err());
-        assert_eq!("4K".parse(), Ok(Length::Tokens(4_096)));
-        assert_eq!(["auto", "-1"].map(str::parse), [Ok(Length::Auto), Ok(Length::Auto)]);
-        assert!("-2".parse::<Length>().is_err_and(|told| told.contains("nor auto")));
+        assert_eq!("4K".parse(), Ok(MaxModelLenArg::Tokens(4_096)));
+        assert_eq!(
+            ["auto", "-1"].map(str::parse),
+            [Ok(MaxModelLenArg::Auto), Ok(MaxModelLenArg::Auto)]
+        );
+        assert!("-2".parse::<MaxModelLenArg>().is_err_and(|told| told.contains("nor auto")));
     }
 }

@@ -1,6 +1,6 @@
 //! Whether one more request is taken: counters against limits, before and after tokenising.
 //!
-//! A `Ticket` is what a request holds of the counters; dropping it gives everything back, so no
+//! A `AdmissionPermit` is what a request holds of the counters; dropping it gives everything back, so no
 //! path can leak. An accepted request is never refused later for load.
 
 use super::prefill_rate::PrefillRate;
@@ -23,7 +23,7 @@ pub struct AdmissionLimits {
 
 /// Which cap a request would have passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Overload {
+pub struct OverloadRejection {
     /// Slug of the limit.
     pub reason: &'static str,
     /// What is counted now.
@@ -36,7 +36,7 @@ pub struct Overload {
 
 /// Counters of what is in flight.
 #[derive(Debug)]
-pub struct Admission {
+pub struct AdmissionController {
     limits: AdmissionLimits,
     requests: AtomicU64,
     prefill_tokens: AtomicU64,
@@ -44,7 +44,7 @@ pub struct Admission {
     rate: Mutex<PrefillRate>,
 }
 
-impl Admission {
+impl AdmissionController {
     /// Nothing in flight.
     pub fn new(limits: AdmissionLimits) -> Arc<Self> {
         Arc::new(Self {
@@ -57,21 +57,24 @@ impl Admission {
     }
 
     /// Holds nothing yet: for a body that is going to be read.
-    pub fn hold(self: &Arc<Self>) -> HeldBytes {
-        HeldBytes { admission: Arc::clone(self), bytes: 0 }
+    pub fn queue_body(self: &Arc<Self>) -> QueuedBytes {
+        QueuedBytes { admission: Arc::clone(self), bytes: 0 }
     }
 
     /// Counts a request whose body is there, before its prompt is known.
     ///
     /// Errors: there is no room for one more.
-    pub fn enter(self: &Arc<Self>, body: HeldBytes) -> Result<Ticket, Overload> {
+    pub fn admit(
+        self: &Arc<Self>,
+        body: QueuedBytes,
+    ) -> Result<AdmissionPermit, OverloadRejection> {
         self.add(&self.requests, 1, self.limits.requests, "max_num_queued_reqs")?;
-        Ok(Ticket {
+        Ok(AdmissionPermit {
             admission: Arc::clone(self),
             requests: 1,
             prefill_tokens: 0,
-            held: body,
-            entered: Instant::now(),
+            queued_bytes: body,
+            admitted_at: Instant::now(),
         })
     }
 
@@ -91,10 +94,10 @@ impl Admission {
         amount: u64,
         cap: u64,
         reason: &'static str,
-    ) -> Result<(), Overload> {
+    ) -> Result<(), OverloadRejection> {
         let within = |current: u64| current.checked_add(amount).filter(|sum| *sum <= cap);
         let tried = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within);
-        tried.map(|_| ()).map_err(|current| Overload {
+        tried.map(|_| ()).map_err(|current| OverloadRejection {
             reason,
             current,
             cap,
@@ -112,23 +115,23 @@ impl Admission {
     fn leave_prefill(&self, tokens: u64, prefilled: bool) {
         let left = self.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed) - tokens;
         let done = if prefilled { tokens } else { 0 };
-        lock(&self.rate).note(done, left, Instant::now());
+        lock(&self.rate).record(done, left, Instant::now());
     }
 }
 
 /// Bytes that are counted for one request: of its body, as they come (many slow clients with large bodies are a load
 /// before any of them is a request), and of what it makes of them.
 #[derive(Debug)]
-pub struct HeldBytes {
-    admission: Arc<Admission>,
+pub struct QueuedBytes {
+    admission: Arc<AdmissionController>,
     bytes: u64,
 }
 
-impl HeldBytes {
+impl QueuedBytes {
     /// Counts bytes that have come.
     ///
     /// Errors: there is no room for them.
-    pub fn grow(&mut self, bytes: u64) -> Result<(), Overload> {
+    pub fn grow(&mut self, bytes: u64) -> Result<(), OverloadRejection> {
         let admission = &self.admission;
         admission.add(&admission.bytes, bytes, admission.limits.bytes, "max_queued_bytes")?;
         self.bytes += bytes;
@@ -136,7 +139,7 @@ impl HeldBytes {
     }
 }
 
-impl Drop for HeldBytes {
+impl Drop for QueuedBytes {
     fn drop(&mut self) {
         self.admission.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -144,18 +147,18 @@ impl Drop for HeldBytes {
 
 /// One HTTP request's share of the counters.
 #[derive(Debug)]
-pub struct Ticket {
-    admission: Arc<Admission>,
+pub struct AdmissionPermit {
+    admission: Arc<AdmissionController>,
     requests: u64,
     prefill_tokens: u64,
-    held: HeldBytes,
-    entered: Instant,
+    queued_bytes: QueuedBytes,
+    admitted_at: Instant,
 }
 
-impl Ticket {
+impl AdmissionPermit {
     /// When its body was there: what clients wait for counts from here.
-    pub fn entered(&self) -> Instant {
-        self.entered
+    pub fn admitted_at(&self) -> Instant {
+        self.admitted_at
     }
 
     /// Requests in flight at most, over the whole server.
@@ -166,7 +169,7 @@ impl Ticket {
     /// Counts what is known after tokenising: `requests` engine requests in all, and their tokens.
     ///
     /// Errors: the first limit that has no room.
-    pub fn grow(&mut self, requests: u64, prefill_tokens: u64) -> Result<(), Overload> {
+    pub fn grow(&mut self, requests: u64, prefill_tokens: u64) -> Result<(), OverloadRejection> {
         let admission = Arc::clone(&self.admission);
         let (limits, more) = (admission.limits, requests.saturating_sub(self.requests));
         admission.add(&admission.requests, more, limits.requests, "max_num_queued_reqs")?;
@@ -174,21 +177,21 @@ impl Ticket {
         let (counter, cap) = (&admission.prefill_tokens, limits.prefill_tokens);
         admission.add(counter, prefill_tokens, cap, "max_num_queued_tokens")?;
         self.prefill_tokens += prefill_tokens;
-        lock(&admission.rate).begin(Instant::now());
+        lock(&admission.rate).prompt_queued(Instant::now());
         Ok(())
     }
 
     /// Counts what the request makes of its body and holds as long as it lives: ids, parsed values, answers.
     ///
     /// Errors: there is no room for it.
-    pub fn hold_bytes(&mut self, bytes: u64) -> Result<(), Overload> {
-        self.held.grow(bytes)
+    pub fn reserve_bytes(&mut self, bytes: u64) -> Result<(), OverloadRejection> {
+        self.queued_bytes.grow(bytes)
     }
 
     /// Gives away the bytes that are counted: for a reply that takes memory until it is sent.
-    pub(super) fn take_held(&mut self) -> HeldBytes {
-        let nothing = self.admission.hold();
-        mem::replace(&mut self.held, nothing)
+    pub(super) fn take_held(&mut self) -> QueuedBytes {
+        let nothing = self.admission.queue_body();
+        mem::replace(&mut self.queued_bytes, nothing)
     }
 
     /// Some prompt tokens have been `prefilled`, or never will be.
@@ -207,7 +210,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for AdmissionPermit {
     fn drop(&mut self) {
         self.admission.requests.fetch_sub(self.requests, Ordering::Relaxed);
         if self.prefill_tokens > 0 {
@@ -221,14 +224,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_cap_refuses_and_every_ticket_gives_back() {
+    fn every_limit_rejects_and_every_permit_releases() {
         let limits = AdmissionLimits { requests: 4, prefill_tokens: 100, bytes: 50 };
-        let admission = Admission::new(limits);
+        let admission = AdmissionController::new(limits);
         let body = |bytes: u64| {
-            let mut body = admission.hold();
+            let mut body = admission.queue_body();
             body.grow(bytes / 2).and_then(|()| body.grow(bytes - bytes / 2)).map(|()| body)
         };
-        let enter = |bytes| admission.enter(body(bytes)?);
+        let enter = |bytes| admission.admit(body(bytes)?);
         let mut a = enter(10).unwrap();
         a.grow(3, 90).unwrap();
         let mut b = enter(10).unwrap();
@@ -238,8 +241,8 @@ mod tests {
         a.release_request();
         b.grow(1, 11).unwrap();
         assert_eq!(enter(31).unwrap_err().reason, "max_queued_bytes");
-        assert_eq!(b.hold_bytes(31).unwrap_err().reason, "max_queued_bytes");
-        b.hold_bytes(5).unwrap();
+        assert_eq!(b.reserve_bytes(31).unwrap_err().reason, "max_queued_bytes");
+        b.reserve_bytes(5).unwrap();
         let half_read = body(25).unwrap();
         assert_eq!(body(1).unwrap_err().reason, "max_queued_bytes");
         drop((a, b, half_read));

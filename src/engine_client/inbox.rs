@@ -8,26 +8,26 @@ use std::time::Duration;
 
 /// The queue.
 #[derive(Debug)]
-pub struct Inbox<T> {
-    state: Mutex<State<T>>,
+pub struct BatchInbox<T> {
+    state: Mutex<BatchInboxState<T>>,
     arrived: Condvar,
 }
 
 #[derive(Debug)]
-struct State<T> {
+struct BatchInboxState<T> {
     items: Vec<T>,
     /// Whether the reader sleeps, so that a push to a busy reader costs no system call.
     sleeping: bool,
 }
 
-impl<T> Default for Inbox<T> {
+impl<T> Default for BatchInbox<T> {
     fn default() -> Self {
-        let state = Mutex::new(State { items: Vec::new(), sleeping: false });
+        let state = Mutex::new(BatchInboxState { items: Vec::new(), sleeping: false });
         Self { state, arrived: Condvar::new() }
     }
 }
 
-impl<T> Inbox<T> {
+impl<T> BatchInbox<T> {
     /// Appends one item.
     pub fn push(&self, item: T) {
         self.push_all([item]);
@@ -45,7 +45,7 @@ impl<T> Inbox<T> {
     }
 
     /// Moves everything to the end of `into`; waits up to `timeout` if there is nothing.
-    pub fn take(&self, into: &mut Vec<T>, timeout: Duration) {
+    pub fn drain(&self, into: &mut Vec<T>, timeout: Duration) {
         let mut state = lock(&self.state);
         if state.items.is_empty() {
             state.sleeping = true;

@@ -1,6 +1,6 @@
 //! The event stream of one HTTP request: one or more engine requests, read by one task.
 
-use super::{EngineClient, HeldBytes, Ticket};
+use super::{AdmissionPermit, EngineClient, QueuedBytes};
 use crate::sync::{Mutex, lock};
 use protocol::RequestId;
 use scheduler::{AbortCause, TokenEvent};
@@ -10,17 +10,17 @@ use std::task::{Context, Poll, Waker};
 
 /// Events that wait for their reader. Bounded by the `max_tokens` of its requests.
 #[derive(Debug, Default)]
-pub(super) struct Mailbox {
-    state: Mutex<State>,
+pub(super) struct StreamMailbox {
+    state: Mutex<StreamMailboxState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct StreamMailboxState {
     events: Vec<(u32, TokenEvent)>,
     reader: Option<Waker>,
 }
 
-impl Mailbox {
+impl StreamMailbox {
     /// Adds an event; wakes the reader at most once until it has looked.
     pub(super) fn put(&self, index: u32, event: TokenEvent) {
         let mut state = lock(&self.state);
@@ -35,36 +35,36 @@ impl Mailbox {
 
 /// What became of one engine request, as far as the stream knows.
 #[derive(Debug, Clone, Copy)]
-struct Member {
+struct StreamedRequest {
     /// Tokens of its prompt that admission still counts.
     prompt_tokens: u64,
     live: bool,
 }
 
 /// Events of the requests sent together. Dropping it takes back those that have not ended.
-pub struct EventStream {
+pub struct RequestEventStream {
     client: EngineClient,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<StreamMailbox>,
     first: RequestId,
-    members: Vec<Member>,
-    ticket: Ticket,
+    requests: Vec<StreamedRequest>,
+    permit: AdmissionPermit,
 }
 
-impl EventStream {
+impl RequestEventStream {
     pub(super) fn new(
         client: EngineClient,
-        mailbox: Arc<Mailbox>,
+        mailbox: Arc<StreamMailbox>,
         first: RequestId,
         prompt_tokens: Vec<u64>,
-        ticket: Ticket,
+        ticket: AdmissionPermit,
     ) -> Self {
-        let member = |prompt_tokens| Member { prompt_tokens, live: true };
+        let member = |prompt_tokens| StreamedRequest { prompt_tokens, live: true };
         let members = prompt_tokens.into_iter().map(member).collect();
-        Self { client, mailbox, first, members, ticket }
+        Self { client, mailbox, first, requests: members, permit: ticket }
     }
 
     /// Moves the events that have arrived to the end of `into`; pending if there are none.
-    pub fn poll_take(
+    pub fn poll_events(
         &mut self,
         cx: &mut Context<'_>,
         into: &mut Vec<(u32, TokenEvent)>,
@@ -83,39 +83,39 @@ impl EventStream {
         }
         drop(state);
         for (index, event) in into.iter() {
-            let Some(member) = self.members.get_mut(*index as usize) else { continue };
+            let Some(member) = self.requests.get_mut(*index as usize) else { continue };
             if member.prompt_tokens > 0 {
                 let prefilled = !event.tokens.is_empty();
-                if prefilled || event.finish.is_some() {
-                    self.ticket.release_tokens(mem::take(&mut member.prompt_tokens), prefilled);
+                if prefilled || event.finish_reason.is_some() {
+                    self.permit.release_tokens(mem::take(&mut member.prompt_tokens), prefilled);
                 }
             }
-            if event.finish.is_some() && mem::take(&mut member.live) {
-                self.ticket.release_request();
+            if event.finish_reason.is_some() && mem::take(&mut member.live) {
+                self.permit.release_request();
             }
         }
         Poll::Ready(())
     }
 
     /// Gives away the bytes that its ticket counts.
-    pub fn take_held(&mut self) -> HeldBytes {
-        self.ticket.take_held()
+    pub fn take_held(&mut self) -> QueuedBytes {
+        self.permit.take_held()
     }
 
     /// Takes back one request whose remaining output is not wanted.
-    pub fn stop(&mut self, index: u32, cause: AbortCause) {
-        let Some(member) = self.members.get_mut(index as usize) else { return };
+    pub fn abort_one(&mut self, index: u32, cause: AbortCause) {
+        let Some(member) = self.requests.get_mut(index as usize) else { return };
         if mem::take(&mut member.live) {
             self.client.abort(RequestId(self.first.0 + u64::from(index)), cause);
-            self.ticket.release_request();
+            self.permit.release_request();
         }
     }
 }
 
-impl Drop for EventStream {
+impl Drop for RequestEventStream {
     fn drop(&mut self) {
-        for index in 0..self.members.len() as u32 {
-            self.stop(index, AbortCause::ClientGone);
+        for index in 0..self.requests.len() as u32 {
+            self.abort_one(index, AbortCause::ClientDisconnected);
         }
     }
 }

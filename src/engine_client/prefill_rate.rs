@@ -18,29 +18,29 @@ pub(super) struct PrefillRate {
 
 impl PrefillRate {
     /// A prompt waits from now on.
-    pub(super) fn begin(&mut self, now: Instant) {
+    pub(super) fn prompt_queued(&mut self, now: Instant) {
         self.counted_to.get_or_insert(now);
     }
 
     /// `done` tokens were prefilled and `left` wait.
-    pub(super) fn note(&mut self, done: u64, left: u64, now: Instant) {
+    pub(super) fn record(&mut self, done: u64, left: u64, now: Instant) {
         let Some(before) = self.counted_to else { return };
         self.waited += now.saturating_duration_since(before);
         self.tokens += done;
         self.counted_to = (left > 0).then_some(now);
         if self.waited >= WINDOW {
-            self.last = self.of_window();
+            self.last = self.window_rate();
             (self.waited, self.tokens) = (Duration::ZERO, 0);
         }
     }
 
     /// Seconds that `tokens` will take; 0 as long as nothing is known.
     pub(super) fn seconds_for(&self, tokens: u64) -> f64 {
-        let per_second = self.last.or_else(|| self.of_window());
+        let per_second = self.last.or_else(|| self.window_rate());
         per_second.map_or(0.0, |per_second| tokens as f64 / per_second.max(1.0))
     }
 
-    fn of_window(&self) -> Option<f64> {
+    fn window_rate(&self) -> Option<f64> {
         let seconds = self.waited.as_secs_f64();
         (seconds > 0.0 && self.tokens > 0).then(|| self.tokens as f64 / seconds)
     }
@@ -56,16 +56,16 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         let mut rate = PrefillRate::default();
         assert_eq!(rate.seconds_for(1_000), 0.0);
-        rate.begin(at(0));
-        rate.note(500, 0, at(500));
+        rate.prompt_queued(at(0));
+        rate.record(500, 0, at(500));
         assert_eq!(rate.seconds_for(10_000), 10.0, "what is known of the first window");
-        rate.begin(at(3_600_000));
-        rate.begin(at(3_600_100));
-        rate.note(1_000, 100, at(3_600_250));
-        rate.note(0, 100, at(3_600_300));
-        rate.note(500, 0, at(3_600_500));
+        rate.prompt_queued(at(3_600_000));
+        rate.prompt_queued(at(3_600_100));
+        rate.record(1_000, 100, at(3_600_250));
+        rate.record(0, 100, at(3_600_300));
+        rate.record(500, 0, at(3_600_500));
         assert_eq!(rate.seconds_for(10_000), 5.0, "2,000 tokens in a second of waiting");
-        rate.note(7, 0, at(3_700_000));
+        rate.record(7, 0, at(3_700_000));
         assert_eq!(rate.seconds_for(10_000), 5.0, "nobody waited");
     }
 }

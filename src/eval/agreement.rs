@@ -1,6 +1,6 @@
 //! How far two scorings of the same tokens agree.
 
-use super::logprobs::Scored;
+use super::logprobs::ScoredTokens;
 use anyhow::{Context as _, Result, ensure};
 use protocol::Token;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// Differences over all tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(super) struct Agreement {
+pub(super) struct LogprobAgreement {
     /// Tokens compared.
     pub(super) tokens: usize,
     /// Sum and largest of `|difference of log-probabilities|`.
@@ -18,11 +18,11 @@ pub(super) struct Agreement {
     top_equal: usize,
 }
 
-impl Agreement {
+impl LogprobAgreement {
     /// Adds a line.
     ///
     /// Errors: the lines are not of the same tokens.
-    pub(super) fn add(&mut self, line: &Scored, reference: &Scored) -> Result<()> {
+    pub(super) fn add(&mut self, line: &ScoredTokens, reference: &ScoredTokens) -> Result<()> {
         ensure!(line.tokens == reference.tokens, "the reference is of other tokens");
         for (ours, theirs) in line.logprobs.iter().zip(&reference.logprobs) {
             let delta = (ours - theirs).abs();
@@ -46,7 +46,7 @@ impl Agreement {
 }
 
 /// The lines an earlier run wrote.
-pub(super) fn read(path: &Path) -> Result<Vec<Scored>> {
+pub(super) fn read(path: &Path) -> Result<Vec<ScoredTokens>> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let lines = text.lines().enumerate().map(|(index, line)| {
         let place = || format!("{} line {}", path.display(), index + 1);
@@ -56,13 +56,13 @@ pub(super) fn read(path: &Path) -> Result<Vec<Scored>> {
     lines.collect()
 }
 
-fn scored(line: &Value) -> Result<Scored> {
+fn scored(line: &Value) -> Result<ScoredTokens> {
     let ids = |name: &str| -> Result<Vec<Token>> {
         serde_json::from_value(line[name].clone()).with_context(|| name.to_owned())
     };
     let logprobs: Vec<f64> =
         serde_json::from_value(line["token_logprobs"].clone()).context("token_logprobs")?;
-    let scored = Scored { tokens: ids("tokens")?, top: ids("top")?, logprobs };
+    let scored = ScoredTokens { tokens: ids("tokens")?, top: ids("top")?, logprobs };
     let (tokens, top, logprobs) = (scored.tokens.len(), scored.top.len(), scored.logprobs.len());
     ensure!(
         top == logprobs && logprobs + 1 == tokens,
@@ -75,13 +75,13 @@ fn scored(line: &Value) -> Result<Scored> {
 mod tests {
     use super::*;
 
-    fn line(top: &[Token], logprobs: &[f64]) -> Scored {
-        Scored { tokens: vec![1, 2, 3], top: top.to_vec(), logprobs: logprobs.to_vec() }
+    fn line(top: &[Token], logprobs: &[f64]) -> ScoredTokens {
+        ScoredTokens { tokens: vec![1, 2, 3], top: top.to_vec(), logprobs: logprobs.to_vec() }
     }
 
     #[test]
     fn differences_are_averaged_over_tokens() {
-        let mut agreement = Agreement::default();
+        let mut agreement = LogprobAgreement::default();
         let reference = line(&[5, 6], &[-1.0, -2.0]);
         agreement.add(&line(&[5, 7], &[-1.5, -1.0]), &reference).unwrap();
         agreement.add(&reference, &reference).unwrap();
@@ -89,12 +89,12 @@ mod tests {
         assert_eq!(agreement.delta_mean(), 0.375);
         assert_eq!(agreement.delta_max, 1.0);
         assert_eq!(agreement.top_share(), 0.75);
-        let other = Scored { tokens: vec![1, 2, 4], ..reference };
+        let other = ScoredTokens { tokens: vec![1, 2, 4], ..reference };
         assert!(agreement.add(&other, &line(&[5, 6], &[-1.0, -2.0])).is_err());
     }
 
     #[test]
-    fn what_a_run_writes_is_read_back() {
+    fn scored_output_round_trips() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("reference.jsonl");
         let written = line(&[5, 6], &[-1.0, -2.0]);

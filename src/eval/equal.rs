@@ -5,28 +5,28 @@ use std::io::Write as _;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use super::questions::{Question, read, text_of};
-use crate::client::{Client, run_limited};
-use crate::config::{Environment, EqualArgs};
-use crate::progress::{Progress, Unit};
+use super::questions::{EvalQuestion, read, text_of};
+use crate::client::{OpenAiClient, run_limited};
+use crate::config::{EqualArgs, ProcessEnvironment};
+use crate::progress::{ProgressReporter, ProgressUnit};
 
 /// Differences shown on the terminal.
 const SHOWN_MAX: usize = 5;
 
 /// What one server said: text, and token ids if it reports them.
 #[derive(Debug, PartialEq)]
-struct Said {
+struct ServerOutput {
     text: String,
     ids: Option<Vec<u64>>,
 }
 
 /// Asks both servers everything; false if an answer differs.
-pub(super) async fn run(args: &EqualArgs, environment: &Environment) -> Result<bool> {
+pub(super) async fn run(args: &EqualArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let questions = read(&args.data, args.limit)?;
-    let one = Client::new(&args.client.base_url, &args.client, environment)?;
-    let other = Client::new(&args.other_url, &args.client, environment)?;
-    let first = ask(&one, args, questions.clone(), args.concurrency).await?;
-    let second = ask(&other, args, questions.clone(), args.other_concurrency).await?;
+    let one = OpenAiClient::new(&args.client.base_url, &args.client, environment)?;
+    let other = OpenAiClient::new(&args.other_url, &args.client, environment)?;
+    let first = complete_all(&one, args, questions.clone(), args.concurrency).await?;
+    let second = complete_all(&other, args, questions.clone(), args.other_concurrency).await?;
 
     let mut out = std::io::stdout().lock();
     let mut differ = 0;
@@ -43,33 +43,33 @@ pub(super) async fn run(args: &EqualArgs, environment: &Environment) -> Result<b
     Ok(differ == 0)
 }
 
-async fn ask(
-    client: &Client,
+async fn complete_all(
+    client: &OpenAiClient,
     args: &EqualArgs,
-    questions: Vec<Question>,
+    questions: Vec<EvalQuestion>,
     concurrency: usize,
-) -> Result<Vec<Said>> {
+) -> Result<Vec<ServerOutput>> {
     let model = client.model(args.client.model.as_deref()).await.context("/v1/models")?;
-    let progress = Progress::new("prompts", questions.len() as u64, Unit::Items);
-    let work = async |question: Question| {
+    let progress = ProgressReporter::new("prompts", questions.len() as u64, ProgressUnit::Items);
+    let work = async |question: EvalQuestion| {
         let (path, mut body) = question.request(&model, args.max_tokens);
         body["return_token_ids"] = true.into();
         let reply = client.post(path, &body).await;
-        said(&reply.with_context(|| format!("question {}", question.id))?)
+        parse_output(&reply.with_context(|| format!("question {}", question.id))?)
     };
     let answers = run_limited(questions, concurrency, &progress, work).await;
     progress.finish();
     answers.into_iter().collect()
 }
 
-fn said(reply: &Value) -> Result<Said> {
+fn parse_output(reply: &Value) -> Result<ServerOutput> {
     let ids = reply["choices"][0]["token_ids"].as_array();
     let ids = ids.map(|ids| ids.iter().filter_map(Value::as_u64).collect());
-    Ok(Said { text: text_of(reply)?.to_owned(), ids })
+    Ok(ServerOutput { text: text_of(reply)?.to_owned(), ids })
 }
 
 /// Where two answers part, in words.
-fn difference(a: &Said, b: &Said) -> Option<String> {
+fn difference(a: &ServerOutput, b: &ServerOutput) -> Option<String> {
     if let (Some(a), Some(b)) = (&a.ids, &b.ids) {
         if a == b {
             return None;
@@ -87,12 +87,12 @@ mod tests {
 
     #[test]
     fn ids_decide_where_both_report_them() {
-        let said = |text: &str, ids: Option<Vec<u64>>| Said { text: text.to_owned(), ids };
+        let said = |text: &str, ids: Option<Vec<u64>>| ServerOutput { text: text.to_owned(), ids };
         assert_eq!(difference(&said("a", Some(vec![1])), &said("b", Some(vec![1]))), None);
         let parted = difference(&said("a", Some(vec![1, 2])), &said("a", Some(vec![1, 3])));
         assert_eq!(parted.unwrap(), "token 1 is Some(2) and Some(3)");
         assert!(difference(&said("a", None), &said("b", Some(vec![]))).is_some());
         let reply = json!({"choices": [{"text": "x", "token_ids": [4]}]});
-        assert_eq!(super::said(&reply).unwrap(), said("x", Some(vec![4])));
+        assert_eq!(super::parse_output(&reply).unwrap(), said("x", Some(vec![4])));
     }
 }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 /// What a fixture holds for a teacher-forced check.
 #[derive(Debug)]
-pub(super) struct Fixture {
+pub(super) struct EvalFixture {
     /// `config.json` of the checkpoint.
     pub(super) config: String,
     /// Seed of its synthetic weights.
@@ -24,20 +24,20 @@ pub(super) struct Fixture {
 }
 
 #[derive(Deserialize)]
-struct Golden {
+struct FixtureMetadata {
     config: String,
     #[serde(default)]
     seed: u64,
 }
 
 #[derive(Deserialize)]
-struct Tensor {
+struct SafetensorsEntry {
     dtype: String,
     shape: Vec<usize>,
     data_offsets: [usize; 2],
 }
 
-impl Fixture {
+impl EvalFixture {
     /// Reads one file.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
@@ -51,7 +51,8 @@ impl Fixture {
         let (header, data) = rest.split_at(length);
         let header: Map<String, Value> = serde_json::from_slice(header).context("header")?;
         let golden = header.get("__metadata__").and_then(|m| m["golden"].as_str());
-        let golden: Golden = serde_json::from_str(golden.context("not a golden fixture")?)?;
+        let golden: FixtureMetadata =
+            serde_json::from_str(golden.context("not a golden fixture")?)?;
         let (shape, tokens) = tensor(&header, data, "tokens", "I32")?;
         ensure!(shape.len() == 1, "tokens: shape {shape:?}");
         let tokens = tokens.iter().map(|&b| Token::try_from(i32::from_le_bytes(b)));
@@ -80,7 +81,8 @@ fn tensor<'a>(
     dtype: &str,
 ) -> Result<(Vec<usize>, &'a [[u8; 4]])> {
     let entry = header.get(name).with_context(|| format!("no tensor {name}"))?;
-    let entry: Tensor = serde_json::from_value(entry.clone()).with_context(|| name.to_owned())?;
+    let entry: SafetensorsEntry =
+        serde_json::from_value(entry.clone()).with_context(|| name.to_owned())?;
     let [from, to] = entry.data_offsets;
     let bytes = data.get(from..to).with_context(|| format!("{name}: beyond the file"))?;
     let (elements, rest) = bytes.as_chunks::<4>();
@@ -116,18 +118,18 @@ mod tests {
 
     #[test]
     fn a_fixture_is_read_and_normalised() {
-        let fixture = Fixture::parse(&bytes(&[2, 2])).unwrap();
+        let fixture = EvalFixture::parse(&bytes(&[2, 2])).unwrap();
         assert_eq!((fixture.tokens.as_slice(), fixture.seed), ([5, 6].as_slice(), 3));
         assert!((fixture.logprobs(1)[0] + 2_f64.ln()).abs() < 1e-12);
     }
 
     #[test]
-    fn a_lying_fixture_is_refused() {
+    fn inconsistent_fixture_is_rejected() {
         let good = bytes(&[2, 2]);
-        assert!(Fixture::parse(&bytes(&[2, 3])).is_err());
-        assert!(Fixture::parse(&bytes(&[usize::MAX, 2])).is_err());
+        assert!(EvalFixture::parse(&bytes(&[2, 3])).is_err());
+        assert!(EvalFixture::parse(&bytes(&[usize::MAX, 2])).is_err());
         for cut in [0, 4, 8, 20, good.len() - 1] {
-            assert!(Fixture::parse(&good[..cut]).is_err(), "{cut}");
+            assert!(EvalFixture::parse(&good[..cut]).is_err(), "{cut}");
         }
     }
 }

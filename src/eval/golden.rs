@@ -11,50 +11,50 @@ use anyhow::{Context as _, Result, ensure};
 use models::synth::{SynthDType, SynthOptions, write};
 use serde_json::{Value, json};
 
-use super::fixture::Fixture;
-use crate::client::{Client, ClientError};
-use crate::config::{Environment, GoldenArgs};
+use super::fixture::EvalFixture;
+use crate::client::{ClientError, OpenAiClient};
+use crate::config::{GoldenArgs, ProcessEnvironment};
 
 /// Ids compared at a position.
-const TOP: usize = 64;
+const TOP_K: usize = 64;
 
 /// Writes the checkpoint a fixture belongs to, and says how to serve it.
 pub(super) fn write_model(fixture: &Path, dir: &Path) -> Result<bool> {
-    let fixture = Fixture::read(fixture)?;
+    let fixture = EvalFixture::read(fixture)?;
     std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
     let config = dir.join("config.json");
     std::fs::write(&config, &fixture.config).with_context(|| config.display().to_string())?;
     let options =
         SynthOptions { seed: fixture.seed, dtype: SynthDType::F32, ..SynthOptions::default() };
     write(&config, dir, &options, &mut |_, _| {})?;
-    let line = format!("hadron serve {} --dtype float32 --max-logprobs {TOP}", dir.display());
+    let line = format!("hadron serve {} --dtype float32 --max-logprobs {TOP_K}", dir.display());
     writeln!(std::io::stdout(), "{line}")?;
     Ok(true)
 }
 
 /// Compares; false if a bound is passed.
-pub(super) async fn run(args: &GoldenArgs, environment: &Environment) -> Result<bool> {
-    let fixture = Fixture::read(&args.fixture)?;
-    let client = Client::new(&args.client.base_url, &args.client, environment)?;
+pub(super) async fn run(args: &GoldenArgs, environment: &ProcessEnvironment) -> Result<bool> {
+    let fixture = EvalFixture::read(&args.fixture)?;
+    let client = OpenAiClient::new(&args.client.base_url, &args.client, environment)?;
     let model = client.model(args.client.model.as_deref()).await.context("/v1/models")?;
     let body = json!({
         "model": model,
         "prompt": fixture.tokens,
         "max_tokens": 1,
         "temperature": 0.0,
-        "prompt_logprobs": TOP.min(fixture.vocab_size),
+        "prompt_logprobs": TOP_K.min(fixture.vocab_size),
     });
     let reply = client.post("/v1/completions", &body).await;
     let reply = reply.map_err(|error| match error {
         ClientError::Status { status: 400, message } => anyhow::anyhow!(
-            "{message}; serve the fixture's own model (--write-model) with --max-logprobs {TOP}"
+            "{message}; serve the fixture's own model (--write-model) with --max-logprobs {TOP_K}"
         ),
         other => other.into(),
     })?;
     let positions = reply["choices"][0]["prompt_logprobs"].as_array();
     let positions = positions.context("no prompt_logprobs in the reply")?;
     ensure!(positions.len() == fixture.tokens.len(), "one entry per prompt token is expected");
-    let mut found = Findings::default();
+    let mut found = LogprobDifferences::default();
     for (at, position) in positions.iter().enumerate().skip(1) {
         found.add(&fixture.logprobs(at - 1), &entries(position)?);
     }
@@ -75,25 +75,25 @@ fn entries(position: &Value) -> Result<Vec<(usize, f64, u64)>> {
 
 /// Differences so far.
 #[derive(Debug, Default)]
-struct Findings {
+struct LogprobDifferences {
     differences: Vec<f64>,
     regret: f64,
     positions: usize,
-    best_differs: usize,
+    top1_mismatches: usize,
 }
 
-impl Findings {
+impl LogprobDifferences {
     /// One position: the reference's log-probabilities of all ids, and the server's entries.
     fn add(&mut self, reference: &[f64], served: &[(usize, f64, u64)]) {
         let mut order: Vec<usize> = (0..reference.len()).collect();
         order.sort_by(|&a, &b| reference[b].total_cmp(&reference[a]));
-        let top = &order[..TOP.min(order.len())];
+        let top = &order[..TOP_K.min(order.len())];
         let compared = served.iter().filter(|(id, ..)| top.contains(id));
         self.differences.extend(compared.map(|&(id, logprob, _)| (reference[id] - logprob).abs()));
         let best = served.iter().find(|&&(id, _, rank)| rank == 1 && id < reference.len());
         if let Some(&(id, ..)) = best {
             self.regret = self.regret.max(reference[order[0]] - reference[id]);
-            self.best_differs += usize::from(id != order[0]);
+            self.top1_mismatches += usize::from(id != order[0]);
         }
         self.positions += 1;
     }
@@ -120,7 +120,7 @@ impl Findings {
             self.mean(),
             self.p99(),
             self.regret,
-            self.best_differs,
+            self.top1_mismatches,
         )?;
         Ok(())
     }
@@ -131,16 +131,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn findings_measure_difference_and_regret() {
-        let mut found = Findings::default();
+    fn logprob_differences_and_regret_are_measured() {
+        let mut found = LogprobDifferences::default();
         let reference = [0.5_f64.ln(), 0.3_f64.ln(), 0.2_f64.ln()];
         found.add(&reference, &[(0, 0.5_f64.ln(), 1), (1, 0.3_f64.ln() + 0.1, 2)]);
-        assert_eq!((found.differences.len(), found.best_differs), (2, 0));
+        assert_eq!((found.differences.len(), found.top1_mismatches), (2, 0));
         assert!((found.mean() - 0.05).abs() < 1e-9 && (found.p99() - 0.1).abs() < 1e-9);
         found.add(&reference, &[(2, 0.2_f64.ln(), 1)]);
-        assert_eq!(found.best_differs, 1);
+        assert_eq!(found.top1_mismatches, 1);
         assert!((found.regret - 2.5_f64.ln()).abs() < 1e-9);
         // Nothing compared is no pass.
-        assert!(Findings::default().p99().is_infinite());
+        assert!(LogprobDifferences::default().p99().is_infinite());
     }
 }

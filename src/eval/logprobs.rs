@@ -7,15 +7,15 @@ use anyhow::{Context as _, Result, ensure};
 use protocol::Token;
 use serde_json::{Value, json};
 
-use super::agreement::{self, Agreement};
+use super::agreement::{self, LogprobAgreement};
 use super::questions::read_ids;
-use crate::client::{Client, run_limited};
-use crate::config::{Environment, LogprobsArgs};
-use crate::progress::{Progress, Unit};
+use crate::client::{OpenAiClient, run_limited};
+use crate::config::{LogprobsArgs, ProcessEnvironment};
+use crate::progress::{ProgressReporter, ProgressUnit};
 
 /// A line of tokens, and what a server says of it.
 #[derive(Debug, Clone)]
-pub(super) struct Scored {
+pub(super) struct ScoredTokens {
     /// The ids.
     pub(super) tokens: Vec<Token>,
     /// The most likely id in place of each token but the first.
@@ -24,7 +24,7 @@ pub(super) struct Scored {
     pub(super) logprobs: Vec<f64>,
 }
 
-impl Scored {
+impl ScoredTokens {
     /// As the output file holds it.
     pub(super) fn json(&self, index: usize) -> Value {
         json!({
@@ -39,7 +39,7 @@ impl Scored {
 
 /// Scores every line and writes one JSON object for each; false if it disagrees with the reference by more
 /// than is allowed.
-pub(super) async fn run(args: &LogprobsArgs, environment: &Environment) -> Result<bool> {
+pub(super) async fn run(args: &LogprobsArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let lines = read_ids(&args.data)?;
     ensure!(!lines.is_empty(), "{}: no lines", args.data.display());
     let share = |share: f64| (0.0..=1.0).contains(&share);
@@ -47,9 +47,9 @@ pub(super) async fn run(args: &LogprobsArgs, environment: &Environment) -> Resul
     let sensible = |delta: f64| delta.is_finite() && delta >= 0.0;
     ensure!(args.mean_delta_max.is_none_or(sensible), "--mean-delta-max: a number from 0 on");
     let reference = args.reference.as_deref().map(agreement::read).transpose()?;
-    let client = Client::new(&args.client.base_url, &args.client, environment)?;
+    let client = OpenAiClient::new(&args.client.base_url, &args.client, environment)?;
     let model = client.model(args.client.model.as_deref()).await.context("/v1/models")?;
-    let progress = Progress::new("lines", lines.len() as u64, Unit::Items);
+    let progress = ProgressReporter::new("lines", lines.len() as u64, ProgressUnit::Items);
     let score = async |(index, ids): (usize, Vec<Token>)| {
         let scored = scored(&client, &model, ids).await;
         scored.with_context(|| format!("line {}", index + 1))
@@ -63,7 +63,7 @@ pub(super) async fn run(args: &LogprobsArgs, environment: &Environment) -> Resul
     reference.map_or(Ok(true), |reference| agrees(args, &scored, &reference))
 }
 
-fn write(args: &LogprobsArgs, scored: &[Scored]) -> Result<()> {
+fn write(args: &LogprobsArgs, scored: &[ScoredTokens]) -> Result<()> {
     let mut out: Box<dyn std::io::Write> = match &args.output {
         Some(path) => {
             Box::new(std::fs::File::create(path).with_context(|| path.display().to_string())?)
@@ -76,7 +76,7 @@ fn write(args: &LogprobsArgs, scored: &[Scored]) -> Result<()> {
     Ok(())
 }
 
-fn report(scored: &[Scored]) {
+fn report(scored: &[ScoredTokens]) {
     let sum: f64 = scored.iter().flat_map(|line| &line.logprobs).sum();
     let count: usize = scored.iter().map(|line| line.logprobs.len()).sum();
     let perplexity = (-sum / count.max(1) as f64).exp();
@@ -84,10 +84,14 @@ fn report(scored: &[Scored]) {
 }
 
 /// Compares with an earlier run, line by line.
-fn agrees(args: &LogprobsArgs, scored: &[Scored], reference: &[Scored]) -> Result<bool> {
+fn agrees(
+    args: &LogprobsArgs,
+    scored: &[ScoredTokens],
+    reference: &[ScoredTokens],
+) -> Result<bool> {
     let (lines, others) = (scored.len(), reference.len());
     ensure!(lines == others, "--data has {lines} lines, --reference {others}");
-    let mut agreement = Agreement::default();
+    let mut agreement = LogprobAgreement::default();
     for (index, (line, reference)) in scored.iter().zip(reference).enumerate() {
         agreement.add(line, reference).with_context(|| format!("line {}", index + 1))?;
     }
@@ -109,7 +113,7 @@ fn agrees(args: &LogprobsArgs, scored: &[Scored], reference: &[Scored]) -> Resul
     Ok(far.is_none() && other.is_none())
 }
 
-async fn scored(client: &Client, model: &str, tokens: Vec<Token>) -> Result<Scored> {
+async fn scored(client: &OpenAiClient, model: &str, tokens: Vec<Token>) -> Result<ScoredTokens> {
     let body = json!({
         "model": model,
         "prompt": tokens,
@@ -133,7 +137,7 @@ async fn scored(client: &Client, model: &str, tokens: Vec<Token>) -> Result<Scor
     let top = top.filter(|listed| whole(listed.len()));
     let missing = "the reply does not hold one entry per token";
     let (logprobs, top) = (logprobs.context(missing)?, top.context(missing)?);
-    Ok(Scored { tokens, top, logprobs })
+    Ok(ScoredTokens { tokens, top, logprobs })
 }
 
 /// The id with the largest log-probability of a position's list; the token itself may be listed beside it.

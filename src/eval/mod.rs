@@ -14,10 +14,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::config::{Environment, EvalCommand};
+use crate::config::{EvalCommand, ProcessEnvironment};
 
 /// Runs one check. A check that fails is exit code 1, not an error.
-pub fn run(command: EvalCommand, environment: &Environment) -> Result<ExitCode> {
+pub fn run(command: EvalCommand, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let passed = match command {
         EvalCommand::Tasks(args) => block_on(tasks::run(&args, environment)),
         EvalCommand::Golden(args) => match &args.write_model {

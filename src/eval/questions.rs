@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 /// One line of a question file.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Question {
+pub(super) struct EvalQuestion {
     #[serde(default)]
     pub(super) id: Value,
     /// What sort of question, to count apart.
@@ -27,7 +27,7 @@ fn any_kind() -> String {
     "question".to_owned()
 }
 
-impl Question {
+impl EvalQuestion {
     /// The path and the body that ask it, greedily.
     pub(super) fn request(&self, model: &str, max_tokens: u32) -> (&'static str, Value) {
         let mut body = json!({"model": model, "max_tokens": max_tokens, "temperature": 0.0});
@@ -52,7 +52,7 @@ pub(super) fn text_of(reply: &Value) -> Result<&str> {
 const DEMO: &str = include_str!("../../tests/data/demo/questions.jsonl");
 
 /// Reads a file of questions, at most `limit` of them; without a file those of the demo model.
-pub(super) fn read_or_demo(path: Option<&Path>, limit: Option<usize>) -> Result<Vec<Question>> {
+pub(super) fn read_or_demo(path: Option<&Path>, limit: Option<usize>) -> Result<Vec<EvalQuestion>> {
     match path {
         Some(path) => read(path, limit),
         None => questions(Path::new("the demo's questions"), DEMO, limit),
@@ -60,23 +60,23 @@ pub(super) fn read_or_demo(path: Option<&Path>, limit: Option<usize>) -> Result<
 }
 
 /// Reads a file of questions, at most `limit` of them.
-pub(super) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Question>> {
+pub(super) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<EvalQuestion>> {
     questions(path, &text(path)?, limit)
 }
 
-fn questions(path: &Path, text: &str, limit: Option<usize>) -> Result<Vec<Question>> {
+fn questions(path: &Path, text: &str, limit: Option<usize>) -> Result<Vec<EvalQuestion>> {
     let questions =
         lines(path, text)?.into_iter().take(limit.unwrap_or(usize::MAX)).map(|(number, line)| {
             let named = || format!("{} line {number}", path.display());
             // A bare list of ids is a prompt too.
             let line = if line.is_array() { json!({ "prompt": line }) } else { line };
-            let question: Question = serde_json::from_value(line).with_context(named)?;
+            let question: EvalQuestion = serde_json::from_value(line).with_context(named)?;
             if question.messages.is_none() && question.prompt.is_none() {
                 bail!("{}: neither messages nor prompt", named());
             }
             Ok(question)
         });
-    let questions: Vec<Question> = questions.collect::<Result<_>>()?;
+    let questions: Vec<EvalQuestion> = questions.collect::<Result<_>>()?;
     if questions.is_empty() {
         bail!("{}: no questions", path.display());
     }

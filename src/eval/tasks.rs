@@ -6,41 +6,41 @@ use std::io::Write as _;
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
-use super::questions::{Question, read_or_demo, text_of};
-use crate::client::{Client, run_limited};
-use crate::config::{Environment, TasksArgs};
-use crate::progress::{Progress, Unit};
+use super::questions::{EvalQuestion, read_or_demo, text_of};
+use crate::client::{OpenAiClient, run_limited};
+use crate::config::{ProcessEnvironment, TasksArgs};
+use crate::progress::{ProgressReporter, ProgressUnit};
 
 /// Wrong answers shown on the terminal.
 const SHOWN_MAX: usize = 3;
 
 /// What came of one question.
-struct Answer {
-    question: Question,
-    given: String,
+struct EvalAnswer {
+    question: EvalQuestion,
+    output: String,
     right: bool,
     reply: Value,
 }
 
 /// Asks all questions and prints the score; false if it is below the minimum.
-pub(super) async fn run(args: &TasksArgs, environment: &Environment) -> Result<bool> {
+pub(super) async fn run(args: &TasksArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let questions = read_or_demo(args.data.as_deref(), args.limit)?;
     if let Some(question) = questions.iter().find(|q| q.answer.is_none()) {
         bail!("question {} has no answer", question.id);
     }
-    let client = Client::new(&args.client.base_url, &args.client, environment)?;
+    let client = OpenAiClient::new(&args.client.base_url, &args.client, environment)?;
     let model = client.model(args.client.model.as_deref()).await.context("/v1/models")?;
-    let progress = Progress::new("questions", questions.len() as u64, Unit::Items);
-    let ask = async |question: Question| {
+    let progress = ProgressReporter::new("questions", questions.len() as u64, ProgressUnit::Items);
+    let ask = async |question: EvalQuestion| {
         let (path, body) = question.request(&model, args.max_tokens);
         let reply = client.post(path, &body).await.with_context(|| named(&question))?;
         let given = text_of(&reply)?.trim().to_owned();
         let right = question.answer.as_deref().map(str::trim) == Some(&given);
-        anyhow::Ok(Answer { question, given, right, reply })
+        anyhow::Ok(EvalAnswer { question, output: given, right, reply })
     };
     let answers = run_limited(questions, args.concurrency, &progress, ask).await;
     progress.finish();
-    let answers: Vec<Answer> = answers.into_iter().collect::<Result<_>>()?;
+    let answers: Vec<EvalAnswer> = answers.into_iter().collect::<Result<_>>()?;
     let score = print(&answers)?;
     if let Some(path) = &args.output {
         let text = serde_json::to_string_pretty(&report(&answers, score, args))? + "\n";
@@ -49,12 +49,12 @@ pub(super) async fn run(args: &TasksArgs, environment: &Environment) -> Result<b
     Ok(args.min_score.is_none_or(|least| score >= least))
 }
 
-fn named(question: &Question) -> String {
+fn named(question: &EvalQuestion) -> String {
     format!("question {}", question.id)
 }
 
 /// Right and all answers, per kind.
-fn by_kind(answers: &[Answer]) -> BTreeMap<&str, (usize, usize)> {
+fn by_kind(answers: &[EvalAnswer]) -> BTreeMap<&str, (usize, usize)> {
     let mut kinds = BTreeMap::new();
     for answer in answers {
         let (right, all) = kinds.entry(answer.question.kind.as_str()).or_insert((0, 0));
@@ -69,11 +69,11 @@ fn share(right: usize, all: usize) -> f64 {
 }
 
 /// Prints the score of each kind and returns that of all.
-fn print(answers: &[Answer]) -> Result<f64> {
+fn print(answers: &[EvalAnswer]) -> Result<f64> {
     let mut out = std::io::stdout().lock();
     for answer in answers.iter().filter(|answer| !answer.right).take(SHOWN_MAX) {
         let expected = answer.question.answer.as_deref().unwrap_or_default();
-        writeln!(out, "{}: {expected:?} expected, {:?}", named(&answer.question), answer.given)?;
+        writeln!(out, "{}: {expected:?} expected, {:?}", named(&answer.question), answer.output)?;
     }
     let mut total = (0, 0);
     for (kind, (right, all)) in by_kind(answers) {
@@ -85,7 +85,7 @@ fn print(answers: &[Answer]) -> Result<f64> {
     Ok(score)
 }
 
-fn report(answers: &[Answer], score: f64, args: &TasksArgs) -> Value {
+fn report(answers: &[EvalAnswer], score: f64, args: &TasksArgs) -> Value {
     let sum = |path: &str| {
         let counts = answers.iter().filter_map(|answer| answer.reply.pointer(path)?.as_u64());
         counts.sum::<u64>()
@@ -98,7 +98,7 @@ fn report(answers: &[Answer], score: f64, args: &TasksArgs) -> Value {
             "id": answer.question.id,
             "kind": answer.question.kind,
             "expected": answer.question.answer,
-            "given": answer.given,
+            "given": answer.output,
             "right": answer.right,
             "finish_reason": answer.reply["choices"][0]["finish_reason"],
         })

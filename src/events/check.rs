@@ -8,42 +8,42 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 
 use super::source;
-use super::subscriber::{Batch, News, Subscriber};
-use crate::config::{CheckArgs, Environment};
-use crate::kv_events::{Event, Resident, Violation, decode};
+use super::subscriber::{EventSubscriber, RawKvEventBatch, SubscriptionEvent};
+use crate::config::{CheckArgs, ProcessEnvironment};
+use crate::kv_events::{DecodedKvEvent, KvEventViolation, SubscriberBlocks, decode};
 
 /// Faults that are written out; all are counted.
-const FAULTS_SHOWN: usize = 20;
+const VIOLATIONS_SHOWN: usize = 20;
 /// Live batches kept to be compared with their replay.
-const COMPARED_MAX: usize = 10_000;
+const LIVE_BATCHES_COMPARED_MAX: usize = 10_000;
 
 /// Listens, compares, reports. Exit code 1 if something is wrong.
-pub(super) fn run(args: &CheckArgs, environment: &Environment) -> Result<ExitCode> {
+pub(super) fn run(args: &CheckArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let addresses = source::resolve(&args.subscribe, environment)?;
     let mut subscribe = args.subscribe.clone();
     if addresses.replay.is_some() {
         subscribe.from.get_or_insert(0);
     }
-    let mut subscriber = Subscriber::open(&subscribe, &addresses, Some(args.duration.0))?;
-    let mut record = Record::default();
+    let mut subscriber = EventSubscriber::open(&subscribe, &addresses, Some(args.duration.0))?;
+    let mut record = StreamCheck::default();
     while let Some(news) = subscriber.next()? {
-        record.note(news);
+        record.record(news);
     }
     if subscriber.replays() {
         record.compare(&subscriber)?;
     }
     if let Some(path) = &args.blocks {
-        let hashes: BTreeSet<String> = record.set.hashes().map(ToString::to_string).collect();
+        let hashes: BTreeSet<String> = record.blocks.hashes().map(ToString::to_string).collect();
         let text: String = hashes.into_iter().map(|hash| hash + "\n").collect();
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     write!(std::io::stdout(), "{}", record.report())?;
-    Ok(if record.faults_total == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if record.violations_total == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// What was seen.
 #[derive(Default)]
-struct Record {
+struct StreamCheck {
     batches: u64,
     replayed: u64,
     first: Option<u64>,
@@ -51,92 +51,94 @@ struct Record {
     stored: u64,
     removed: u64,
     cleared: u64,
-    beats: u64,
+    idle_batches: u64,
     gaps: u64,
     missing: u64,
     restarts: u64,
     compared: u64,
-    set: Resident,
+    blocks: SubscriberBlocks,
     /// The latest live batches.
     live: BTreeMap<u64, Vec<u8>>,
-    faults: Vec<String>,
-    faults_total: u64,
+    violations: Vec<String>,
+    violations_total: u64,
 }
 
-impl Record {
-    fn fault(&mut self, text: String) {
-        self.faults_total += 1;
-        if self.faults.len() < FAULTS_SHOWN {
-            self.faults.push(text);
+impl StreamCheck {
+    fn add_violation(&mut self, text: String) {
+        self.violations_total += 1;
+        if self.violations.len() < VIOLATIONS_SHOWN {
+            self.violations.push(text);
         }
     }
 
-    fn note(&mut self, news: News) {
+    fn record(&mut self, news: SubscriptionEvent) {
         match news {
-            News::Batch(batch) => self.note_batch(batch),
-            News::Gap { from, to, replayed } => {
+            SubscriptionEvent::Batch(batch) => self.record_batch(batch),
+            SubscriptionEvent::Gap { from, to, replayed } => {
                 self.gaps += 1;
                 if replayed == 0 {
                     self.missing += to - from + 1;
-                    self.fault(format!("batches {from} to {to} are missing"));
+                    self.add_violation(format!("batches {from} to {to} are missing"));
                 }
             }
-            News::Restart { seq } => {
+            SubscriptionEvent::Restart { seq } => {
                 self.restarts += 1;
-                self.fault(format!("the sequence went back to {seq}"));
+                self.add_violation(format!("the sequence went back to {seq}"));
             }
-            News::Malformed(text) => self.fault(text),
+            SubscriptionEvent::Malformed(text) => self.add_violation(text),
         }
     }
 
-    fn note_batch(&mut self, batch: Batch) {
-        let Batch { seq, payload, replayed, .. } = batch;
+    fn record_batch(&mut self, batch: RawKvEventBatch) {
+        let RawKvEventBatch { seq, payload, replayed, .. } = batch;
         self.batches += 1;
         self.replayed += u64::from(replayed);
         self.first.get_or_insert(seq);
         self.last = seq;
         match decode(&payload) {
             Ok(decoded) => {
-                self.beats += u64::from(decoded.events.is_empty());
+                self.idle_batches += u64::from(decoded.events.is_empty());
                 for event in &decoded.events {
                     self.apply(seq, event);
                 }
             }
-            Err(error) => self.fault(format!("batch {seq}: {error}")),
+            Err(error) => self.add_violation(format!("batch {seq}: {error}")),
         }
         if !replayed {
             self.live.insert(seq, payload);
-            if self.live.len() > COMPARED_MAX {
+            if self.live.len() > LIVE_BATCHES_COMPARED_MAX {
                 self.live.pop_first();
             }
         }
     }
 
-    fn apply(&mut self, seq: u64, event: &Event) {
+    fn apply(&mut self, seq: u64, event: &DecodedKvEvent) {
         match event {
-            Event::BlockStored(stored) => self.stored += stored.block_hashes.len() as u64,
-            Event::BlockRemoved(removed) => self.removed += removed.block_hashes.len() as u64,
-            Event::AllBlocksCleared => self.cleared += 1,
+            DecodedKvEvent::BlockStored(stored) => self.stored += stored.block_hashes.len() as u64,
+            DecodedKvEvent::BlockRemoved(removed) => {
+                self.removed += removed.block_hashes.len() as u64;
+            }
+            DecodedKvEvent::AllBlocksCleared => self.cleared += 1,
         }
-        let mut broken: Vec<Violation> = Vec::new();
-        self.set.apply(event, &mut broken);
+        let mut broken: Vec<KvEventViolation> = Vec::new();
+        self.blocks.apply(event, &mut broken);
         for violation in broken {
-            self.fault(format!("batch {seq}: {violation}"));
+            self.add_violation(format!("batch {seq}: {violation}"));
         }
     }
 
     /// A replay must bring the bytes that were sent live, and everything from 0 on the set as it is.
-    fn compare(&mut self, subscriber: &Subscriber) -> Result<()> {
+    fn compare(&mut self, subscriber: &EventSubscriber) -> Result<()> {
         if let Some(&first) = self.live.keys().next() {
             for batch in subscriber.replay(first)? {
                 let Some(live) = self.live.get(&batch.seq) else { continue };
                 self.compared += 1;
                 if *live != batch.payload {
-                    self.fault(format!("batch {} is replayed with other bytes", batch.seq));
+                    self.add_violation(format!("batch {} is replayed with other bytes", batch.seq));
                 }
             }
         }
-        let (mut anew, mut broken, mut last) = (Resident::default(), Vec::new(), None);
+        let (mut anew, mut broken, mut last) = (SubscriberBlocks::default(), Vec::new(), None);
         for batch in subscriber.replay(0)? {
             last = Some(batch.seq);
             let events = decode(&batch.payload).map(|payload| payload.events).unwrap_or_default();
@@ -144,23 +146,36 @@ impl Record {
                 anew.apply(event, &mut broken);
             }
         }
-        let set = |resident: &Resident| resident.hashes().cloned().collect::<BTreeSet<_>>();
+        let set = |resident: &SubscriberBlocks| resident.hashes().cloned().collect::<BTreeSet<_>>();
         // What was published after the last batch seen explains a difference.
-        if last == Some(self.last) && self.set.is_whole() && set(&anew) != set(&self.set) {
-            let (own, other) = (self.set.len(), anew.len());
-            self.fault(format!("the set has {own} blocks, one built from a replay {other}"));
+        if last == Some(self.last) && self.blocks.is_complete() && set(&anew) != set(&self.blocks) {
+            let (own, other) = (self.blocks.len(), anew.len());
+            self.add_violation(format!(
+                "the set has {own} blocks, one built from a replay {other}"
+            ));
         }
         Ok(())
     }
 
     fn report(&self) -> String {
-        let Self { batches, replayed, beats, stored, removed, cleared, gaps, missing, .. } = self;
+        let Self {
+            batches,
+            replayed,
+            idle_batches: beats,
+            stored,
+            removed,
+            cleared,
+            gaps,
+            missing,
+            ..
+        } = self;
         let mut text = String::new();
         let span = self.first.map_or_else(
             || "no batch came".to_owned(),
             |first| format!("{first} to {}", self.last),
         );
-        let whole = if self.set.is_whole() { "" } else { " (joined late: older ones are unknown)" };
+        let whole =
+            if self.blocks.is_complete() { "" } else { " (joined late: older ones are unknown)" };
         // Writing to a string cannot fail.
         let _ = writeln!(text, "batches    {batches}, {replayed} of them replayed, {beats} empty");
         let _ = writeln!(
@@ -171,21 +186,21 @@ impl Record {
         let _ = writeln!(
             text,
             "blocks     {stored} stored, {removed} removed, {cleared} clears; {} in the set{whole}",
-            self.set.len()
+            self.blocks.len()
         );
         let _ = writeln!(
             text,
             "replay     {} live batches came again, compared byte for byte",
             self.compared
         );
-        for fault in &self.faults {
+        for fault in &self.violations {
             let _ = writeln!(text, "FAULT      {fault}");
         }
-        let unseen = self.faults_total - self.faults.len() as u64;
+        let unseen = self.violations_total - self.violations.len() as u64;
         if unseen > 0 {
             let _ = writeln!(text, "FAULT      and {unseen} more");
         }
-        let verdict = if self.faults_total == 0 { "ok" } else { "FAILED" };
+        let verdict = if self.violations_total == 0 { "ok" } else { "FAILED" };
         let _ = writeln!(text, "{verdict}");
         text
     }

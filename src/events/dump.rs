@@ -8,21 +8,21 @@ use anyhow::{Context as _, Result};
 use rmp::encode::{write_array_len, write_bin, write_uint};
 
 use super::source;
-use super::subscriber::{News, Subscriber};
-use crate::config::{DumpArgs, Environment};
+use super::subscriber::{EventSubscriber, SubscriptionEvent};
+use crate::config::{DumpArgs, ProcessEnvironment};
 
 /// Writes until told to stop.
-pub(super) fn run(args: &DumpArgs, environment: &Environment) -> Result<ExitCode> {
+pub(super) fn run(args: &DumpArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let addresses = source::resolve(&args.subscribe, environment)?;
     let duration = args.duration.map(|duration| duration.0);
-    let mut subscriber = Subscriber::open(&args.subscribe, &addresses, duration)?;
+    let mut subscriber = EventSubscriber::open(&args.subscribe, &addresses, duration)?;
     let path = args.output.display();
     let file = File::create(&args.output).with_context(|| format!("cannot write {path}"))?;
     let mut out = BufWriter::new(file);
     let (mut batches, mut missing) = (0_u64, 0_u64);
     while let Some(news) = subscriber.next()? {
         match news {
-            News::Batch(batch) => {
+            SubscriptionEvent::Batch(batch) => {
                 write_array_len(&mut out, 3)?;
                 write_bin(&mut out, &batch.topic)?;
                 write_uint(&mut out, batch.seq)?;
@@ -31,8 +31,10 @@ pub(super) fn run(args: &DumpArgs, environment: &Environment) -> Result<ExitCode
                 out.flush().with_context(|| format!("cannot write {path}"))?;
                 batches += 1;
             }
-            News::Gap { from, to, replayed } => missing += (to - from + 1).saturating_sub(replayed),
-            News::Restart { .. } | News::Malformed(_) => {}
+            SubscriptionEvent::Gap { from, to, replayed } => {
+                missing += (to - from + 1).saturating_sub(replayed);
+            }
+            SubscriptionEvent::Restart { .. } | SubscriptionEvent::Malformed(_) => {}
         }
     }
     writeln!(std::io::stdout(), "{batches} batches in {path}, {missing} missing")?;

@@ -11,10 +11,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::config::{Environment, EventsCommand};
+use crate::config::{EventsCommand, ProcessEnvironment};
 
 /// Runs one of the commands.
-pub fn run(command: &EventsCommand, environment: &Environment) -> Result<ExitCode> {
+pub fn run(command: &EventsCommand, environment: &ProcessEnvironment) -> Result<ExitCode> {
     match command {
         EventsCommand::Tail(args) => tail::run(args, environment),
         EventsCommand::Check(args) => check::run(args, environment),

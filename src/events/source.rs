@@ -4,30 +4,33 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::client::Client;
-use crate::config::{ClientArgs, Environment, Seconds, SubscribeArgs};
+use crate::client::OpenAiClient;
+use crate::config::{ClientArgs, DurationArg, ProcessEnvironment, SubscribeArgs};
 
 /// Time for the server to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Addresses to connect to.
-pub(super) struct Addresses {
+pub(super) struct PublisherEndpoints {
     pub(super) publish: String,
     pub(super) replay: Option<String>,
 }
 
 /// Resolves what the arguments leave open.
-pub(super) fn resolve(args: &SubscribeArgs, environment: &Environment) -> Result<Addresses> {
+pub(super) fn resolve(
+    args: &SubscribeArgs,
+    environment: &ProcessEnvironment,
+) -> Result<PublisherEndpoints> {
     if let Some(publish) = &args.endpoint {
-        return Ok(Addresses { publish: publish.clone(), replay: args.replay.clone() });
+        return Ok(PublisherEndpoints { publish: publish.clone(), replay: args.replay.clone() });
     }
     let client_args = ClientArgs {
         base_url: args.url.clone(),
         model: None,
         api_key: args.api_key.clone(),
-        timeout: Seconds(TIMEOUT),
+        timeout: DurationArg(TIMEOUT),
     };
-    let client = Client::new(&args.url, &client_args, environment)?;
+    let client = OpenAiClient::new(&args.url, &client_args, environment)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let sources = runtime
         .block_on(client.get("/kv_event_sources"))
@@ -41,7 +44,10 @@ pub(super) fn resolve(args: &SubscribeArgs, environment: &Environment) -> Result
     let Some(publish) = address("endpoint").filter(|_| listens) else {
         bail!("{}: its publisher connects to {}; listen there", args.url, source["endpoint"]);
     };
-    Ok(Addresses { publish, replay: args.replay.clone().or_else(|| address("replay_endpoint")) })
+    Ok(PublisherEndpoints {
+        publish,
+        replay: args.replay.clone().or_else(|| address("replay_endpoint")),
+    })
 }
 
 /// A wildcard is no address to connect to.

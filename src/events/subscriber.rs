@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow};
 use zmq::{Context, Socket};
 
-use super::source::Addresses;
+use super::source::PublisherEndpoints;
 use crate::config::SubscribeArgs;
-use crate::kv_events::{Arrival, Follower};
+use crate::kv_events::{BatchArrival, SequenceNumberTracker};
 
 /// Longest wait for the next message of a replay.
 const REPLAY_WAIT_MS: i32 = 10_000;
@@ -17,7 +17,7 @@ const RECEIVE_BATCHES_MAX: i32 = 1_000_000;
 
 /// A batch, undecoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Batch {
+pub(super) struct RawKvEventBatch {
     pub(super) topic: Vec<u8>,
     pub(super) seq: u64,
     pub(super) payload: Vec<u8>,
@@ -27,8 +27,8 @@ pub(super) struct Batch {
 
 /// What a subscriber hears.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum News {
-    Batch(Batch),
+pub(super) enum SubscriptionEvent {
+    Batch(RawKvEventBatch),
     /// Batches did not come; those that a replay brought follow.
     Gap {
         from: u64,
@@ -44,23 +44,23 @@ pub(super) enum News {
 }
 
 /// One subscription.
-pub(super) struct Subscriber {
+pub(super) struct EventSubscriber {
     context: Context,
     live: Socket,
     replay: Option<String>,
-    follower: Follower,
+    follower: SequenceNumberTracker,
     /// The last number that came by replay: live ones up to here are repetitions, until one beyond it has come.
     replayed_to: Option<u64>,
-    due: VecDeque<News>,
+    pending: VecDeque<SubscriptionEvent>,
     left: Option<u64>,
     deadline: Option<Instant>,
 }
 
-impl Subscriber {
+impl EventSubscriber {
     /// Subscribes; with `--from` the replay comes first.
     pub(super) fn open(
         args: &SubscribeArgs,
-        addresses: &Addresses,
+        addresses: &PublisherEndpoints,
         duration: Option<Duration>,
     ) -> Result<Self> {
         let context = Context::new();
@@ -71,9 +71,9 @@ impl Subscriber {
             context,
             live,
             replay: addresses.replay.clone(),
-            follower: Follower::default(),
+            follower: SequenceNumberTracker::default(),
             replayed_to: None,
-            due: VecDeque::new(),
+            pending: VecDeque::new(),
             left: args.batches,
             deadline: duration.map(|duration| Instant::now() + duration),
         };
@@ -81,15 +81,15 @@ impl Subscriber {
             if subscriber.replay.is_none() {
                 return Err(anyhow!("--from {from}: the publisher has no replay endpoint"));
             }
-            subscriber.follower = Follower::at(from);
+            subscriber.follower = SequenceNumberTracker::at(from);
             subscriber.fill(from)?;
         }
         Ok(subscriber)
     }
 
     /// What comes next; `None` at the end of `--batches` or of the time.
-    pub(super) fn next(&mut self) -> Result<Option<News>> {
-        while self.due.is_empty() {
+    pub(super) fn next(&mut self) -> Result<Option<SubscriptionEvent>> {
+        while self.pending.is_empty() {
             if self.left == Some(0) {
                 return Ok(None);
             }
@@ -105,8 +105,8 @@ impl Subscriber {
                 self.receive(frames)?;
             }
         }
-        let news = self.due.pop_front();
-        if let (Some(News::Batch(_)), Some(left)) = (&news, &mut self.left) {
+        let news = self.pending.pop_front();
+        if let (Some(SubscriptionEvent::Batch(_)), Some(left)) = (&news, &mut self.left) {
             if *left == 0 {
                 return Ok(None);
             }
@@ -119,33 +119,40 @@ impl Subscriber {
         let batch = match batch(frames, false) {
             Ok(batch) => batch,
             Err(text) => {
-                self.due.push_back(News::Malformed(text));
+                self.pending.push_back(SubscriptionEvent::Malformed(text));
                 return Ok(());
             }
         };
-        match self.follower.judge(batch.seq) {
-            Arrival::Next => self.replayed_to = None,
-            Arrival::Old if self.replayed_to.is_some_and(|to| batch.seq <= to) => return Ok(()),
-            Arrival::Old => {
-                self.due.push_back(News::Restart { seq: batch.seq });
-                self.follower = Follower::at(0);
+        match self.follower.check(batch.seq) {
+            BatchArrival::Next => self.replayed_to = None,
+            BatchArrival::Duplicate if self.replayed_to.is_some_and(|to| batch.seq <= to) => {
+                return Ok(());
+            }
+            BatchArrival::Duplicate => {
+                self.pending.push_back(SubscriptionEvent::Restart { seq: batch.seq });
+                self.follower = SequenceNumberTracker::at(0);
                 self.fill(0)?;
-                if self.follower.judge(batch.seq) == Arrival::Old {
+                if self.follower.check(batch.seq) == BatchArrival::Duplicate {
                     return Ok(()); // The replay brought it, too.
                 }
             }
-            Arrival::Gap { from } => {
-                self.due.push_back(News::Gap { from, to: batch.seq - 1, replayed: 0 });
-                let at = self.due.len() - 1;
+            BatchArrival::Gap { from } => {
+                self.pending.push_back(SubscriptionEvent::Gap {
+                    from,
+                    to: batch.seq - 1,
+                    replayed: 0,
+                });
+                let at = self.pending.len() - 1;
                 let brought = self.fill(from)?;
-                self.due[at] = News::Gap { from, to: batch.seq - 1, replayed: brought };
-                if self.follower.judge(batch.seq) == Arrival::Old {
+                self.pending[at] =
+                    SubscriptionEvent::Gap { from, to: batch.seq - 1, replayed: brought };
+                if self.follower.check(batch.seq) == BatchArrival::Duplicate {
                     return Ok(()); // The replay brought it, too.
                 }
             }
         }
-        self.follower.take(batch.seq);
-        self.due.push_back(News::Batch(batch));
+        self.follower.advance(batch.seq);
+        self.pending.push_back(SubscriptionEvent::Batch(batch));
         Ok(())
     }
 
@@ -154,15 +161,15 @@ impl Subscriber {
         let batches = self.replay(from)?;
         let brought = batches.len() as u64;
         for batch in batches {
-            self.follower.take(batch.seq);
+            self.follower.advance(batch.seq);
             self.replayed_to = Some(batch.seq);
-            self.due.push_back(News::Batch(batch));
+            self.pending.push_back(SubscriptionEvent::Batch(batch));
         }
         Ok(brought)
     }
 
     /// The publisher's answer to a replay request.
-    pub(super) fn replay(&self, from: u64) -> Result<Vec<Batch>> {
+    pub(super) fn replay(&self, from: u64) -> Result<Vec<RawKvEventBatch>> {
         let Some(endpoint) = &self.replay else { return Ok(Vec::new()) };
         let dealer = connect(&self.context, zmq::DEALER, endpoint)?;
         dealer.set_rcvhwm(0)?;
@@ -207,14 +214,14 @@ fn connect(context: &Context, kind: zmq::SocketType, endpoint: &str) -> Result<S
 }
 
 /// Three frames as a batch, or what is wrong with them.
-fn batch(frames: Vec<Vec<u8>>, replayed: bool) -> Result<Batch, String> {
+fn batch(frames: Vec<Vec<u8>>, replayed: bool) -> Result<RawKvEventBatch, String> {
     let count = frames.len();
     let [topic, seq, payload] =
         <[Vec<u8>; 3]>::try_from(frames).map_err(|_| format!("{count} frames instead of 3"))?;
     let bytes = seq.len();
     let seq = <[u8; 8]>::try_from(seq)
         .map_err(|_| format!("a sequence number of {bytes} bytes instead of 8"))?;
-    Ok(Batch { topic, seq: u64::from_be_bytes(seq), payload, replayed })
+    Ok(RawKvEventBatch { topic, seq: u64::from_be_bytes(seq), payload, replayed })
 }
 
 #[cfg(test)]
@@ -231,16 +238,16 @@ mod tests {
     }
 
     #[test]
-    fn repetitions_are_dropped_and_behind_them_a_restart_is_seen() {
+    fn duplicates_are_dropped_and_restart_is_detected() {
         let context = Context::new();
         let live = context.socket(zmq::SUB).unwrap();
-        let mut subscriber = Subscriber {
+        let mut subscriber = EventSubscriber {
             context,
             live,
             replay: None,
-            follower: Follower::at(11),
+            follower: SequenceNumberTracker::at(11),
             replayed_to: Some(10),
-            due: VecDeque::new(),
+            pending: VecDeque::new(),
             left: None,
             deadline: None,
         };
@@ -248,10 +255,10 @@ mod tests {
             let frames = vec![Vec::new(), seq.to_be_bytes().to_vec(), Vec::new()];
             subscriber.receive(frames).unwrap();
             let told = |news| match news {
-                News::Batch(batch) => format!("batch {}", batch.seq),
+                SubscriptionEvent::Batch(batch) => format!("batch {}", batch.seq),
                 other => format!("{other:?}"),
             };
-            subscriber.due.drain(..).map(told).collect()
+            subscriber.pending.drain(..).map(told).collect()
         };
         assert_eq!(hear(10), Vec::<String>::new());
         assert_eq!(hear(11), ["batch 11"]);

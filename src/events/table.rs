@@ -1,20 +1,22 @@
 //! Events as rows for a terminal.
 
-use crate::kv_events::{Event, Hash};
+use crate::kv_events::{DecodedKvEvent, ExternalBlockHash};
 
 /// Names of the columns.
 pub(super) const HEADER: &str = "TIME (UTC)    SEQUENCE          RANK  EVENT    BLOCKS  TOKENS  \
                                  MEDIUM   FIRST HASH        PARENT";
 
 /// One event.
-pub(super) fn row(seq: u64, ts: f64, rank: Option<u32>, event: &Event) -> String {
+pub(super) fn row(seq: u64, ts: f64, rank: Option<u32>, event: &DecodedKvEvent) -> String {
     let rank = rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string());
     let head = format!("{:<12}  {seq:<16}  {rank:>4}", time_of_day(ts));
-    let first = |hashes: &[Hash]| hashes.first().map_or_else(|| "-".to_owned(), Hash::to_string);
+    let first = |hashes: &[ExternalBlockHash]| {
+        hashes.first().map_or_else(|| "-".to_owned(), ExternalBlockHash::to_string)
+    };
     match event {
-        Event::BlockStored(stored) => {
+        DecodedKvEvent::BlockStored(stored) => {
             let parent = stored.parent_block_hash.as_ref();
-            let parent = parent.map_or_else(|| "-".to_owned(), Hash::to_string);
+            let parent = parent.map_or_else(|| "-".to_owned(), ExternalBlockHash::to_string);
             let notes = stored.lora_name.iter().map(|name| format!("  lora {name}"));
             let extra = stored.extra_keys.iter().map(|keys| format!("  keys {}", shown(keys)));
             format!(
@@ -26,14 +28,14 @@ pub(super) fn row(seq: u64, ts: f64, rank: Option<u32>, event: &Event) -> String
                 notes.chain(extra).collect::<String>(),
             )
         }
-        Event::BlockRemoved(removed) => format!(
+        DecodedKvEvent::BlockRemoved(removed) => format!(
             "{head}  removed  {:>6}  {:>6}  {:<7}  {}",
             removed.block_hashes.len(),
             "-",
             removed.medium.as_deref().unwrap_or("-"),
             first(&removed.block_hashes),
         ),
-        Event::AllBlocksCleared => format!("{head}  cleared     all"),
+        DecodedKvEvent::AllBlocksCleared => format!("{head}  cleared     all"),
     }
 }
 
@@ -51,14 +53,17 @@ fn time_of_day(ts: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv_events::{Removed, Stored};
+    use crate::kv_events::{BlockRemoved, BlockStored};
     use expect_test::expect;
 
     #[test]
-    fn rows_stand_below_their_columns() {
-        let stored = Event::BlockStored(Stored {
-            block_hashes: vec![Hash::Number(0x73f8_59a0_4f66_9e6d), Hash::Number(2)],
-            parent_block_hash: Some(Hash::Number(1)),
+    fn rows_align_with_the_header() {
+        let stored = DecodedKvEvent::BlockStored(BlockStored {
+            block_hashes: vec![
+                ExternalBlockHash::Number(0x73f8_59a0_4f66_9e6d),
+                ExternalBlockHash::Number(2),
+            ],
+            parent_block_hash: Some(ExternalBlockHash::Number(1)),
             token_ids: vec![1; 32],
             block_size: 16,
             lora_id: None,
@@ -69,13 +74,18 @@ mod tests {
             kv_cache_spec_kind: None,
             kv_cache_spec_sliding_window: None,
         });
-        let removed = Event::BlockRemoved(Removed {
-            block_hashes: vec![Hash::Bytes(vec![0xab, 1])],
+        let removed = DecodedKvEvent::BlockRemoved(BlockRemoved {
+            block_hashes: vec![ExternalBlockHash::Bytes(vec![0xab, 1])],
             medium: None,
             group_idx: None,
         });
         let row = |event| row(1_763_758_800_123_456, 1_763_758_800.25, Some(0), event);
-        let rows = [HEADER.to_owned(), row(&stored), row(&removed), row(&Event::AllBlocksCleared)];
+        let rows = [
+            HEADER.to_owned(),
+            row(&stored),
+            row(&removed),
+            row(&DecodedKvEvent::AllBlocksCleared),
+        ];
         expect![[r#"
             TIME (UTC)    SEQUENCE          RANK  EVENT    BLOCKS  TOKENS  MEDIUM   FIRST HASH        PARENT
             21:00:00.250  1763758800123456     0  stored        2      32  GPU      73f859a04f669e6d  0000000000000001  keys ["tenant-a"]

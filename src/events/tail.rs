@@ -6,16 +6,16 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde_json::json;
 
-use super::subscriber::{Batch, News, Subscriber};
+use super::subscriber::{EventSubscriber, RawKvEventBatch, SubscriptionEvent};
 use super::{source, table};
-use crate::config::{Environment, TailArgs};
+use crate::config::{ProcessEnvironment, TailArgs};
 use crate::kv_events::decode;
 
 /// Prints until told to stop, or until nobody reads what is printed.
-pub(super) fn run(args: &TailArgs, environment: &Environment) -> Result<ExitCode> {
+pub(super) fn run(args: &TailArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let addresses = source::resolve(&args.subscribe, environment)?;
     let duration = args.duration.map(|duration| duration.0);
-    let mut subscriber = Subscriber::open(&args.subscribe, &addresses, duration)?;
+    let mut subscriber = EventSubscriber::open(&args.subscribe, &addresses, duration)?;
     let mut out = BufWriter::new(std::io::stdout());
     if !args.json {
         writeln!(out, "{}", table::HEADER)?;
@@ -30,19 +30,21 @@ pub(super) fn run(args: &TailArgs, environment: &Environment) -> Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-fn rows(news: &News) -> String {
+fn rows(news: &SubscriptionEvent) -> String {
     match news {
-        News::Batch(batch) => batch_rows(batch),
-        News::Gap { from, to, replayed } => {
+        SubscriptionEvent::Batch(batch) => batch_rows(batch),
+        SubscriptionEvent::Gap { from, to, replayed } => {
             let missing = to - from + 1;
             format!("-- gap: {missing} batches missing from {from} on, {replayed} replayed\n")
         }
-        News::Restart { seq } => format!("-- the sequence went back to {seq}: a restart\n"),
-        News::Malformed(text) => format!("-- not a batch: {text}\n"),
+        SubscriptionEvent::Restart { seq } => {
+            format!("-- the sequence went back to {seq}: a restart\n")
+        }
+        SubscriptionEvent::Malformed(text) => format!("-- not a batch: {text}\n"),
     }
 }
 
-fn batch_rows(batch: &Batch) -> String {
+fn batch_rows(batch: &RawKvEventBatch) -> String {
     match decode(&batch.payload) {
         Ok(payload) if payload.events.is_empty() => String::new(), // A beat.
         Ok(payload) => {
@@ -54,9 +56,9 @@ fn batch_rows(batch: &Batch) -> String {
     }
 }
 
-fn json_lines(news: &News) -> String {
+fn json_lines(news: &SubscriptionEvent) -> String {
     let value = match news {
-        News::Batch(batch) => {
+        SubscriptionEvent::Batch(batch) => {
             let topic = String::from_utf8_lossy(&batch.topic);
             let (seq, replayed) = (batch.seq, batch.replayed);
             match decode(&batch.payload) {
@@ -66,11 +68,11 @@ fn json_lines(news: &News) -> String {
                 Err(error) => json!({"seq": seq, "error": error.to_string()}),
             }
         }
-        News::Gap { from, to, replayed } => {
+        SubscriptionEvent::Gap { from, to, replayed } => {
             json!({"gap": {"from": from, "to": to, "replayed": replayed}})
         }
-        News::Restart { seq } => json!({"restart": {"seq": seq}}),
-        News::Malformed(text) => json!({"malformed": text}),
+        SubscriptionEvent::Restart { seq } => json!({"restart": {"seq": seq}}),
+        SubscriptionEvent::Malformed(text) => json!({"malformed": text}),
     };
     format!("{value}\n")
 }

@@ -1,12 +1,12 @@
 //! Compiled grammars by their text; those not asked for longest go first.
 
-use super::compile::Compiled;
+use super::compile::CompiledGrammar;
 use std::collections::HashMap;
 
 /// The cache.
 #[derive(Debug)]
-pub(super) struct Cache {
-    entries: HashMap<String, Entry>,
+pub(super) struct GrammarCache {
+    entries: HashMap<String, GrammarCacheEntry>,
     bytes_max: usize,
     bytes: usize,
     /// Lookups and insertions so far: the age of entries.
@@ -14,18 +14,18 @@ pub(super) struct Cache {
 }
 
 #[derive(Debug)]
-struct Entry {
-    compiled: Compiled,
+struct GrammarCacheEntry {
+    compiled: CompiledGrammar,
     used_at: u64,
     bytes: usize,
 }
 
-impl Cache {
+impl GrammarCache {
     pub(super) fn new(bytes_max: usize) -> Self {
         Self { entries: HashMap::new(), bytes_max, bytes: 0, now: 0 }
     }
 
-    pub(super) fn get(&mut self, key: &str) -> Option<Compiled> {
+    pub(super) fn get(&mut self, key: &str) -> Option<CompiledGrammar> {
         self.now += 1;
         let entry = self.entries.get_mut(key)?;
         entry.used_at = self.now;
@@ -33,7 +33,7 @@ impl Cache {
     }
 
     /// Keeps a grammar, unless it alone is too large.
-    pub(super) fn put(&mut self, key: String, compiled: Compiled) {
+    pub(super) fn put(&mut self, key: String, compiled: CompiledGrammar) {
         self.now += 1;
         let bytes = compiled.bytes + key.len();
         if bytes > self.bytes_max || self.entries.contains_key(&key) {
@@ -45,11 +45,11 @@ impl Cache {
             self.bytes -= self.entries.remove(&oldest).map_or(0, |entry| entry.bytes);
         }
         self.bytes += bytes;
-        self.entries.insert(key, Entry { compiled, used_at: self.now, bytes });
+        self.entries.insert(key, GrammarCacheEntry { compiled, used_at: self.now, bytes });
     }
 
     #[cfg(test)]
-    pub(super) fn held(&self) -> (usize, usize) {
+    pub(super) fn usage(&self) -> (usize, usize) {
         (self.entries.len(), self.bytes)
     }
 }

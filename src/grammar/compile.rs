@@ -1,18 +1,18 @@
 //! A constraint becomes a grammar that sessions can follow, or a refusal that says why not.
 
-use super::constraint::{Constraint, Form, Spaces};
-use super::copies::{Copies, Own};
-use super::explanation::explain;
-use super::guard;
+use super::constraint::{GrammarSpec, JsonWhitespace, OutputConstraint};
+use super::error_message::client_message;
 use super::limits::{
-    CHOICES_APART, COMPILE_TIME, COMPILED_BYTES_MAX, MASK_SLOW_IN_TRIAL, NESTING_MAX,
-    TEXT_BYTES_MAX, TRIAL_BYTES, parser_limits,
+    COMPILE_TIME, COMPILED_BYTES_MAX, MASK_SLOW_IN_DRY_RUN, NESTING_MAX, SEPARATE_CHOICES_MAX,
+    TEXT_BYTES_MAX, WORKER_BYTES, parser_limits,
 };
 use super::lock;
+use super::matcher_copies::{MatcherCopies, MatcherCopy};
 use super::number_keywords;
-use super::session::{Seed, Session};
-use super::timings::processor_time;
-use super::vocabulary::{TokenTrie, Vocabulary};
+use super::schema_cost;
+use super::session::{GrammarSession, SessionSeed};
+use super::timings::thread_cpu_time;
+use super::vocabulary::{GrammarVocabulary, TokenTrie};
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::TokEnv;
 use llguidance::{Matcher, ParserFactory};
@@ -27,8 +27,8 @@ use std::time::Duration;
 /// Bytes that a compiled grammar takes for each byte of its text, roughly, beside its lexer.
 const BYTES_PER_TEXT_BYTE: usize = 64;
 /// Texts that a new grammar is tried with, and tokens of each.
-const WALKS: u32 = 4;
-const WALK_TOKENS: u32 = 12;
+const DRY_RUN_TEXTS: u32 = 4;
+const DRY_RUN_TOKENS: u32 = 12;
 
 /// Why there is no grammar.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
@@ -79,21 +79,21 @@ pub enum GrammarError {
     /// It broke the processes that tried it, one after the other.
     #[error(
         "the process that compiled the grammar ended ({how}): it may take {} MiB",
-        TRIAL_BYTES >> 20
+        WORKER_BYTES >> 20
     )]
-    Fatal {
+    WorkerCrashed {
         /// How it ended.
         how: String,
     },
     /// Grammars cannot be tried: the fault of no grammar.
     #[error("the process that tries grammars cannot be started")]
-    NoTrials {
+    WorkerUnavailable {
         /// Why, for the log only.
         cause: String,
     },
     /// Too many grammars wait.
     #[error("{waiting} grammars are waiting, the limit is {limit}")]
-    Busy {
+    QueueFull {
         /// How many.
         waiting: usize,
         /// How many may.
@@ -101,7 +101,7 @@ pub enum GrammarError {
     },
     /// Those before it took too long.
     #[error("the grammar has waited {waited_ms} ms to be compiled, the limit is {limit_ms} ms")]
-    WaitedTooLong {
+    QueueTimeout {
         /// How long it waited.
         waited_ms: u64,
         /// How long it may.
@@ -110,20 +110,20 @@ pub enum GrammarError {
 }
 
 /// What compiles for one tokenizer.
-pub struct Compiler {
+pub struct GrammarCompiler {
     factory: ParserFactory,
-    ends: Arc<[Token]>,
-    copies: Copies,
+    end_ids: Arc<[Token]>,
+    matcher_copies: MatcherCopies,
 }
 
 /// A compiled grammar; clones share it.
 #[derive(Clone)]
-pub struct Compiled {
+pub struct CompiledGrammar {
     /// Never advanced. Requests begin with copies that share nothing with it, so that what one of them spends is
     /// no other's.
     prototype: Arc<Mutex<Matcher>>,
-    ends: Arc<[Token]>,
-    copies: Copies,
+    end_ids: Arc<[Token]>,
+    matcher_copies: MatcherCopies,
     /// Bytes it takes, roughly.
     pub(super) bytes: usize,
     /// Whether its trial, or a request, met a mask that no step should wait for.
@@ -132,17 +132,17 @@ pub struct Compiled {
 
 /// What the trial of a grammar has found out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Findings {
+pub struct DryRunReport {
     /// Most processor time of a mask.
     pub(super) slowest_mask: Duration,
 }
 
-impl Compiler {
+impl GrammarCompiler {
     /// What compiles for these tokens.
     ///
     /// Errors: an explanation, if grammars cannot be followed with these tokens.
-    pub fn new(vocabulary: Vocabulary) -> Result<Self, String> {
-        let ends: Arc<[Token]> = vocabulary.ends.clone().into();
+    pub fn new(vocabulary: GrammarVocabulary) -> Result<Self, String> {
+        let ends: Arc<[Token]> = vocabulary.end_ids.clone().into();
         let trie = TokenTrie::new(vocabulary).ok_or("the model has no token that ends a text")?;
         let env: TokEnv = Arc::new(trie);
         let factory = ParserFactory::new_simple(&env);
@@ -152,26 +152,28 @@ impl Compiler {
         })?;
         factory.quiet();
         *factory.limits_mut() = parser_limits();
-        Ok(Self { factory, ends, copies: Copies::default() })
+        Ok(Self { factory, end_ids: ends, matcher_copies: MatcherCopies::default() })
     }
 
     /// Bytes of the copies that sessions follow.
     #[cfg(test)]
-    pub(super) fn copies_held(&self) -> usize {
-        self.copies.held()
+    pub(super) fn matcher_copy_bytes(&self) -> usize {
+        self.matcher_copies.bytes_in_use()
     }
 
     /// Compiles and follows some texts, however long it takes.
     ///
     /// Errors: it is wrong, too large, or cannot be followed within limits.
-    pub fn try_out(&self, constraint: &Constraint) -> Result<Findings, GrammarError> {
-        let tried = guarded(constraint, || self.follow_some(constraint));
-        let Form::Json { spaces: Spaces::Pattern(regex), .. } = &constraint.form else {
+    pub fn dry_run(&self, constraint: &OutputConstraint) -> Result<DryRunReport, GrammarError> {
+        let tried = catch_compiler_panic(constraint, || self.sample_masks(constraint));
+        let GrammarSpec::Json { whitespace: JsonWhitespace::Pattern(regex), .. } = &constraint.spec
+        else {
             return tried;
         };
         tried.map_err(|error| {
-            let alone = Constraint::new(Form::Regex(regex.clone()), constraint.param.clone());
-            match guarded(&alone, || self.matcher(&alone)) {
+            let alone =
+                OutputConstraint::new(GrammarSpec::Regex(regex.clone()), constraint.param.clone());
+            match catch_compiler_panic(&alone, || self.matcher(&alone)) {
                 Ok(_) => error,
                 Err(failed @ GrammarError::Failed { .. }) => failed,
                 Err(alone) => GrammarError::InvalidSpaces(alone.to_string()),
@@ -182,20 +184,22 @@ impl Compiler {
     /// Compiles what has passed its trial: it takes about as long again.
     pub(super) fn compile(
         &self,
-        constraint: &Constraint,
-        findings: Findings,
-    ) -> Result<Compiled, GrammarError> {
-        let (matcher, bytes) = guarded(constraint, || self.matcher(constraint))?;
+        constraint: &OutputConstraint,
+        findings: DryRunReport,
+    ) -> Result<CompiledGrammar, GrammarError> {
+        let (matcher, bytes) = catch_compiler_panic(constraint, || self.matcher(constraint))?;
         let prototype = Arc::new(Mutex::new(matcher));
-        let (ends, copies) = (Arc::clone(&self.ends), self.copies.clone());
-        let is_slow = Arc::new(AtomicBool::new(findings.slowest_mask > MASK_SLOW_IN_TRIAL));
-        Ok(Compiled { prototype, ends, copies, bytes, is_slow })
+        let (ends, copies) = (Arc::clone(&self.end_ids), self.matcher_copies.clone());
+        let is_slow = Arc::new(AtomicBool::new(findings.slowest_mask > MASK_SLOW_IN_DRY_RUN));
+        Ok(CompiledGrammar { prototype, end_ids: ends, matcher_copies: copies, bytes, is_slow })
     }
 
-    fn matcher(&self, constraint: &Constraint) -> Result<(Matcher, usize), GrammarError> {
+    fn matcher(&self, constraint: &OutputConstraint) -> Result<(Matcher, usize), GrammarError> {
         let text_bytes = check(constraint)?;
-        let parser =
-            self.factory.create_parser(grammar(constraint)?).map_err(|error| explain(&error))?;
+        let parser = self
+            .factory
+            .create_parser(grammar(constraint)?)
+            .map_err(|error| client_message(&error))?;
         let bytes = parser.parser.lexer_stats().num_bytes + BYTES_PER_TEXT_BYTE * text_bytes;
         if bytes > COMPILED_BYTES_MAX {
             return Err(GrammarError::TooLarge { bytes });
@@ -203,21 +207,22 @@ impl Compiler {
         Ok((Matcher::new(Ok(parser)), bytes))
     }
 
-    fn follow_some(&self, constraint: &Constraint) -> Result<Findings, GrammarError> {
+    fn sample_masks(&self, constraint: &OutputConstraint) -> Result<DryRunReport, GrammarError> {
         let (matcher, _) = self.matcher(constraint)?;
         let mut slowest_mask = Duration::ZERO;
-        for walk in 0..WALKS {
-            let session = Session::new(matcher.deep_clone(), Arc::clone(&self.ends), false);
-            slowest_mask =
-                slowest_mask.max(follow(session, walk).map_err(|error| explain(&error))?);
+        for walk in 0..DRY_RUN_TEXTS {
+            let session =
+                GrammarSession::new(matcher.deep_clone(), Arc::clone(&self.end_ids), false);
+            slowest_mask = slowest_mask
+                .max(follow_random_text(session, walk).map_err(|error| client_message(&error))?);
         }
-        Ok(Findings { slowest_mask })
+        Ok(DryRunReport { slowest_mask })
     }
 }
 
 /// Runs the compiler, whose panics refuse the grammar.
-fn guarded<T>(
-    constraint: &Constraint,
+fn catch_compiler_panic<T>(
+    constraint: &OutputConstraint,
     work: impl FnOnce() -> Result<T, GrammarError>,
 ) -> Result<T, GrammarError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
@@ -231,69 +236,69 @@ fn guarded<T>(
 /// Follows some text for a few tokens. Fails where a step costs more than it may: most grammars that do so
 /// anywhere do so soon, and are then refused instead of failing in the middle of an output. Returns the processor
 /// time of the slowest mask.
-fn follow(mut session: Session, walk: u32) -> anyhow::Result<Duration> {
+fn follow_random_text(mut session: GrammarSession, walk: u32) -> anyhow::Result<Duration> {
     let mut slowest = Duration::ZERO;
-    for step in 0..WALK_TOKENS {
-        let since = processor_time();
+    for step in 0..DRY_RUN_TOKENS {
+        let since = thread_cpu_time();
         let mask = session.try_mask()?; // A grammar without any text is found out by the first one.
-        slowest = slowest.max(processor_time().saturating_sub(since));
-        if session.is_over() {
+        slowest = slowest.max(thread_cpu_time().saturating_sub(since));
+        if session.is_finished() {
             break;
         }
-        let pick = (walk * WALK_TOKENS + step).wrapping_mul(0x9e37_79b9) >> 8;
+        let pick = (walk * DRY_RUN_TOKENS + step).wrapping_mul(0x9e37_79b9) >> 8;
         let Some(token) = session.pick(&mask, pick) else { break };
         session.advance(&[token]);
     }
     Ok(slowest)
 }
 
-impl Compiled {
+impl CompiledGrammar {
     /// What the choices of one request begin with. With `ignores_end` a token that ends the text is allowed only
     /// where nothing else is.
-    pub fn seed(&self, ignores_end: bool) -> Seed {
-        Seed::new(self.clone(), ignores_end)
+    pub fn session_seed(&self, ignores_end: bool) -> SessionSeed {
+        SessionSeed::new(self.clone(), ignores_end)
     }
 
     /// A copy for one request.
-    pub(super) fn copy(&self) -> Own {
-        self.copies.of(&lock(&self.prototype), self.bytes)
+    pub(super) fn matcher_copy(&self) -> MatcherCopy {
+        self.matcher_copies.copy_of(&lock(&self.prototype), self.bytes)
     }
 
     /// Ids that end a text.
-    pub(super) fn ends(&self) -> &Arc<[Token]> {
-        &self.ends
+    pub(super) fn end_ids(&self) -> &Arc<[Token]> {
+        &self.end_ids
     }
 }
 
-impl std::fmt::Debug for Compiled {
+impl std::fmt::Debug for CompiledGrammar {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Compiled").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 
 /// Bytes of the constraint's text, which is neither too long nor too deep, nor known to take for ever.
-pub(super) fn check(constraint: &Constraint) -> Result<usize, GrammarError> {
-    match &constraint.form {
-        Form::Json { schema, spaces } => {
+pub(super) fn check(constraint: &OutputConstraint) -> Result<usize, GrammarError> {
+    match &constraint.spec {
+        GrammarSpec::Json { schema, whitespace: spaces } => {
             let of_spaces = match spaces {
-                Spaces::Pattern(regex) => bounded(regex.len(), nesting(regex)),
-                Spaces::Any | Spaces::None => Ok(0),
+                JsonWhitespace::Pattern(regex) => check_bounds(regex.len(), nesting(regex)),
+                JsonWhitespace::Any | JsonWhitespace::None => Ok(0),
             };
             let of_spaces = of_spaces.map_err(|e| GrammarError::InvalidSpaces(e.to_string()))?;
-            guard::check(schema)?;
+            schema_cost::check(schema)?;
             number_keywords::prepare(&mut schema.clone())?;
-            bounded(schema.to_string().len() + of_spaces, depth_of(schema))
+            check_bounds(schema.to_string().len() + of_spaces, depth_of(schema))
         }
-        Form::Regex(text) => bounded(text.len(), nesting(text)),
-        Form::Lark(text) => {
-            guard::check_lark(text)?;
-            bounded(text.len(), nesting(text))
+        GrammarSpec::Regex(text) => check_bounds(text.len(), nesting(text)),
+        GrammarSpec::Lark(text) => {
+            schema_cost::check_lark(text)?;
+            check_bounds(text.len(), nesting(text))
         }
-        Form::Choice(texts) => bounded(texts.iter().map(String::len).sum(), 0),
+        GrammarSpec::Choice(texts) => check_bounds(texts.iter().map(String::len).sum(), 0),
     }
 }
 
-fn bounded(bytes: usize, depth: usize) -> Result<usize, GrammarError> {
+fn check_bounds(bytes: usize, depth: usize) -> Result<usize, GrammarError> {
     match (bytes, depth) {
         (bytes, _) if bytes > TEXT_BYTES_MAX => Err(GrammarError::TooLong { bytes }),
         (_, depth) if depth > NESTING_MAX => Err(GrammarError::TooDeep { depth }),
@@ -325,16 +330,18 @@ fn depth_of(value: &Value) -> usize {
     }
 }
 
-fn grammar(constraint: &Constraint) -> Result<TopLevelGrammar, GrammarError> {
-    let mut whole = match &constraint.form {
-        Form::Json { schema, spaces } => {
-            GrammarWithLexer::from_json_schema(with_spaces(schema, spaces)?)
+fn grammar(constraint: &OutputConstraint) -> Result<TopLevelGrammar, GrammarError> {
+    let mut whole = match &constraint.spec {
+        GrammarSpec::Json { schema, whitespace: spaces } => {
+            GrammarWithLexer::from_json_schema(with_whitespace(schema, spaces)?)
         }
-        Form::Regex(regex) => GrammarWithLexer::from_regex(regex),
-        Form::Choice(texts) => GrammarWithLexer::from_lark(choice(texts)),
-        Form::Lark(text) => GrammarWithLexer::from_lark(text.clone()),
+        GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(regex),
+        GrammarSpec::Choice(texts) => GrammarWithLexer::from_lark(choice_grammar(texts)),
+        GrammarSpec::Lark(text) => GrammarWithLexer::from_lark(text.clone()),
     };
-    let Some(marker) = &constraint.after else { return Ok(TopLevelGrammar::from_grammar(whole)) };
+    let Some(marker) = &constraint.start_after else {
+        return Ok(TopLevelGrammar::from_grammar(whole));
+    };
     whole.name = Some("rest".to_owned());
     let marker = Value::from(marker.as_str());
     let head = format!("start: head @rest\nhead[suffix={marker}]: /(?s:.*)/\n");
@@ -344,10 +351,10 @@ fn grammar(constraint: &Constraint) -> Result<TopLevelGrammar, GrammarError> {
 
 /// One of several texts, as a grammar. Each of a few is a word of its own, so that a long one is spelled without a look at
 /// the others; many are one word, since a parser follows only so many at a time.
-fn choice(texts: &[String]) -> String {
+fn choice_grammar(texts: &[String]) -> String {
     let quoted = texts.iter().map(|text| Value::from(text.as_str()).to_string());
     let listed = quoted.collect::<Vec<_>>().join(" | ");
-    if texts.len() <= CHOICES_APART {
+    if texts.len() <= SEPARATE_CHOICES_MAX {
         format!("start: {listed}\n")
     } else {
         format!("start: CHOICE\nCHOICE: {listed}\n")
@@ -356,7 +363,7 @@ fn choice(texts: &[String]) -> String {
 
 /// The schema with the compiler's options. A request cannot bring options of its own: one of them widens
 /// the grammar where a keyword is unknown.
-fn with_spaces(schema: &Value, spaces: &Spaces) -> Result<Value, GrammarError> {
+fn with_whitespace(schema: &Value, spaces: &JsonWhitespace) -> Result<Value, GrammarError> {
     const OPTIONS: &str = "x-guidance";
     let schema = match schema {
         Value::Object(map) => map.clone(),
@@ -369,9 +376,9 @@ fn with_spaces(schema: &Value, spaces: &Spaces) -> Result<Value, GrammarError> {
     let mut schema = Value::Object(schema);
     number_keywords::prepare(&mut schema)?;
     let options = match spaces {
-        Spaces::Any => None,
-        Spaces::None => Some(json!({"whitespace_flexible": false})),
-        Spaces::Pattern(regex) => Some(json!({"whitespace_pattern": regex})),
+        JsonWhitespace::Any => None,
+        JsonWhitespace::None => Some(json!({"whitespace_flexible": false})),
+        JsonWhitespace::Pattern(regex) => Some(json!({"whitespace_pattern": regex})),
     };
     if let Some(options) = options {
         schema[OPTIONS] = options;

@@ -5,24 +5,24 @@ use serde_json::{Value, json};
 
 /// What an output must be, and who says so.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Constraint {
+pub struct OutputConstraint {
     /// What it must be.
-    pub form: Form,
+    pub spec: GrammarSpec,
     /// The request field that asks for it: what a refusal names.
     pub param: String,
     /// Text of the output behind which the constraint begins; anything may stand before. `None` = at once.
-    pub after: Option<String>,
+    pub start_after: Option<String>,
 }
 
 /// A language.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Form {
+pub enum GrammarSpec {
     /// JSON texts that a schema accepts.
     Json {
         /// The schema; keywords that cannot be enforced are refused.
         schema: Value,
         /// What may stand between its tokens.
-        spaces: Spaces,
+        whitespace: JsonWhitespace,
     },
     /// Texts that a regular expression matches from end to end, in the syntax of the `regex` crate.
     Regex(String),
@@ -34,7 +34,7 @@ pub enum Form {
 
 /// What may stand between the tokens of a JSON text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Spaces {
+pub enum JsonWhitespace {
     /// Any white space.
     Any,
     /// Nothing.
@@ -43,33 +43,33 @@ pub enum Spaces {
     Pattern(String),
 }
 
-impl Constraint {
+impl OutputConstraint {
     /// A constraint on the whole output, asked for by the field `param`.
-    pub fn new(form: Form, param: impl Into<String>) -> Self {
-        Self { form, param: param.into(), after: None }
+    pub fn new(form: GrammarSpec, param: impl Into<String>) -> Self {
+        Self { spec: form, param: param.into(), start_after: None }
     }
 
     /// The same behind `marker`.
     #[must_use]
-    pub fn after(self, marker: impl Into<String>) -> Self {
-        Self { after: Some(marker.into()), ..self }
+    pub fn start_after(self, marker: impl Into<String>) -> Self {
+        Self { start_after: Some(marker.into()), ..self }
     }
 
     /// A text that no other language shares.
-    pub(super) fn key(&self) -> String {
-        let form = match &self.form {
-            Form::Json { schema, spaces } => format!("json {spaces:?} {schema}"),
-            Form::Regex(regex) => format!("regex {regex}"),
-            Form::Choice(texts) => format!("choice {texts:?}"),
-            Form::Lark(grammar) => format!("lark {grammar}"),
+    pub(super) fn cache_key(&self) -> String {
+        let form = match &self.spec {
+            GrammarSpec::Json { schema, whitespace: spaces } => format!("json {spaces:?} {schema}"),
+            GrammarSpec::Regex(regex) => format!("regex {regex}"),
+            GrammarSpec::Choice(texts) => format!("choice {texts:?}"),
+            GrammarSpec::Lark(grammar) => format!("lark {grammar}"),
         };
-        format!("{:?} {form}", self.after)
+        format!("{:?} {form}", self.start_after)
     }
 }
 
-impl Form {
+impl GrammarSpec {
     /// Any JSON object.
-    pub fn json_object(spaces: Spaces) -> Self {
-        Self::Json { schema: json!({"type": "object"}), spaces }
+    pub fn json_object(spaces: JsonWhitespace) -> Self {
+        Self::Json { schema: json!({"type": "object"}), whitespace: spaces }
     }
 }

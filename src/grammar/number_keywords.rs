@@ -90,7 +90,7 @@ fn visit_keyword(keyword: &str, value: &mut Value) -> Result<(), GrammarError> {
     Ok(())
 }
 
-fn refuse<T>(message: String) -> Result<T, GrammarError> {
+fn reject<T>(message: String) -> Result<T, GrammarError> {
     Err(GrammarError::Invalid(message))
 }
 
@@ -100,15 +100,15 @@ fn fitting_multiple(number: &Number) -> Result<Number, GrammarError> {
     const KEYWORD: &str = "multipleOf";
     let double = number.as_f64().unwrap_or_default();
     if double <= 0.0 {
-        return refuse(format!("{KEYWORD} must be greater than 0, got {number}"));
+        return reject(format!("{KEYWORD} must be greater than 0, got {number}"));
     }
     let Some(decimal) = DecimalNumber::of(number) else {
-        return refuse(format!("{KEYWORD} {number} has too many digits"));
+        return reject(format!("{KEYWORD} {number} has too many digits"));
     };
     let (is_fine, decimal) = (decimal.places > PLACES_MAX, decimal.coarser(PLACES_MAX));
     let double = if is_fine { decimal.to_double() } else { double };
     if !decimal.fits_library() {
-        return refuse(format!("{KEYWORD} {number} has too many digits"));
+        return reject(format!("{KEYWORD} {number} has too many digits"));
     }
     let reads = |double: &f64| DecimalNumber::read_by_library(*double) == Some(decimal);
     if reads(&double) {
@@ -118,7 +118,7 @@ fn fitting_multiple(number: &Number) -> Result<Number, GrammarError> {
     let bits = double.to_bits();
     let near = (1..=NEIGHBOURS_MAX).flat_map(|step| [bits - step, bits + step]);
     let fitting = near.map(f64::from_bits).find(reads).and_then(Number::from_f64);
-    fitting.map_or_else(|| refuse(format!("{KEYWORD} {number} has too many digits")), Ok)
+    fitting.map_or_else(|| reject(format!("{KEYWORD} {number} has too many digits")), Ok)
 }
 
 /// Refuses schemas that apply to the same number and whose `multipleOf` have no common multiple that fits.
@@ -137,7 +137,7 @@ fn combine(
         (Some(a), Some(b)) => match a.common_multiple(b) {
             Some(multiple) => Some(multiple),
             None => {
-                return refuse(
+                return reject(
                     "multipleOf of schemas that apply together have too large a common multiple"
                         .to_owned(),
                 );
@@ -165,7 +165,7 @@ fn combine(
 fn fitting_count(keyword: &str, number: &Number) -> Result<Number, GrammarError> {
     let double = number.as_f64().unwrap_or(-1.0);
     if double < 0.0 || double.fract() != 0.0 {
-        return refuse(format!("{keyword} must be a non-negative integer, got {number}"));
+        return reject(format!("{keyword} must be a non-negative integer, got {number}"));
     }
     let count = number.as_u64().unwrap_or(double as u64); // Casts saturate.
     if count <= COUNT_MAX {
@@ -174,7 +174,7 @@ fn fitting_count(keyword: &str, number: &Number) -> Result<Number, GrammarError>
     if keyword.starts_with("max") {
         return Ok(Number::from(COUNT_MAX));
     }
-    refuse(format!("{keyword} {number} is beyond the limit of {COUNT_MAX}"))
+    reject(format!("{keyword} {number} is beyond the limit of {COUNT_MAX}"))
 }
 
 /// Which end of a range a bound is.
@@ -192,13 +192,13 @@ fn fitting_bound(keyword: &str, number: &Number, side: BoundSide) -> Result<Numb
         BoundSide::Low if double < -most => Some(-most),
         BoundSide::High if double > most => Some(most),
         _ if double.abs() > most => {
-            return refuse(format!("{keyword} {number} is beyond ±{BOUND_MAX}, the limit"));
+            return reject(format!("{keyword} {number} is beyond ±{BOUND_MAX}, the limit"));
         }
-        _ => inner_double(keyword, number, double, side),
+        _ => nearest_inner_double(keyword, number, double, side),
     };
     let places = format!("{double}").split_once('.').map_or(0, |(_, places)| places.len());
     if places > BOUND_PLACES_MAX {
-        return refuse(format!(
+        return reject(format!(
             "{keyword} {number} has {places} decimal places, the limit is {BOUND_PLACES_MAX}"
         ));
     }
@@ -207,7 +207,12 @@ fn fitting_bound(keyword: &str, number: &Number, side: BoundSide) -> Result<Numb
 
 /// The double on the inner side of an integer that is none, or of an excluded one that has no double next to it:
 /// the library would add or subtract 1 in vain. `None` if the bound is followed as it is.
-fn inner_double(keyword: &str, number: &Number, double: f64, side: BoundSide) -> Option<f64> {
+fn nearest_inner_double(
+    keyword: &str,
+    number: &Number,
+    double: f64,
+    side: BoundSide,
+) -> Option<f64> {
     let inwards = |double: f64| match side {
         BoundSide::Low => double.next_up(),
         BoundSide::High => double.next_down(),
@@ -239,7 +244,7 @@ fn check_constants(keyword: &str, value: &Value) -> Result<(), GrammarError> {
             if is_exact && double.abs() <= BOUND_MAX as f64 {
                 return Ok(());
             }
-            refuse(format!("{keyword} {number} has too many digits"))
+            reject(format!("{keyword} {number} has too many digits"))
         }
         _ => Ok(()),
     }
@@ -333,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn data_and_property_names_are_no_keywords() {
+    fn data_and_property_names_are_not_keywords() {
         let schema = json!({"default": {"multipleOf": 0}, "properties": {
             "multipleOf": {"type": "string"}, "default": {"type": "integer"}}});
         assert_eq!(prepared(schema.clone()), Ok(schema));

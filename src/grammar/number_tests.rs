@@ -1,8 +1,8 @@
 //! Drawn number keywords: each schema is rejected by name or followed exactly, and the compiler never panics.
 
-use super::compile::{Compiler, GrammarError};
-use super::tests::{END, compile_with, json_form, vocabulary};
-use super::{Constraint, Session};
+use super::compile::{GrammarCompiler, GrammarError};
+use super::tests::{END, compile_with, json_spec, vocabulary};
+use super::{GrammarSession, OutputConstraint};
 use protocol::Token;
 use serde_json::{Map, Number, Value, json};
 
@@ -21,9 +21,9 @@ const KEYWORDS: [&str; 8] = [
 ];
 
 /// Numbers of one seed (splitmix64).
-struct SeededDraws(u64);
+struct NumberSchemaRng(u64);
 
-impl SeededDraws {
+impl NumberSchemaRng {
     fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
@@ -83,7 +83,7 @@ impl SeededDraws {
 }
 
 /// A text of the grammar, if it ends soon.
-fn text_of(session: &mut Session, draws: &mut SeededDraws) -> Option<String> {
+fn text_of(session: &mut GrammarSession, draws: &mut NumberSchemaRng) -> Option<String> {
     let mut text = String::new();
     for _ in 0..TEXT_BYTES_MAX {
         let mask = session.mask()?;
@@ -140,18 +140,18 @@ fn is_accepted(schema: &Value, text: &str) -> bool {
 }
 
 #[test]
-fn drawn_number_keywords_are_exact_or_rejected_by_name() {
-    let compiler = Compiler::new(vocabulary()).unwrap();
-    let mut draws = SeededDraws(7);
+fn random_number_keywords_are_exact_or_rejected() {
+    let compiler = GrammarCompiler::new(vocabulary()).unwrap();
+    let mut draws = NumberSchemaRng(7);
     let (mut followed, mut rejected) = (0, 0);
     for _ in 0..SCHEMAS {
         let schema = draws.schema(1);
-        let constraint = Constraint::new(json_form(schema.clone()), "test");
+        let constraint = OutputConstraint::new(json_spec(schema.clone()), "test");
         match compile_with(&compiler, &constraint) {
             Ok(compiled) => {
                 followed += 1;
                 for _ in 0..TEXTS {
-                    let mut session = compiled.seed(false).session();
+                    let mut session = compiled.session_seed(false).session();
                     if let Some(text) = text_of(&mut session, &mut draws) {
                         assert!(is_accepted(&schema, &text), "{schema} does not accept {text}");
                     }

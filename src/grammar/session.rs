@@ -1,7 +1,7 @@
 //! One output as its grammar sees it: committed tokens in, masks out.
 
-use super::compile::Compiled;
-use super::copies::Own;
+use super::compile::CompiledGrammar;
+use super::matcher_copies::MatcherCopy;
 use llguidance::{CancellationHandle, Matcher};
 use protocol::Token;
 use std::collections::VecDeque;
@@ -10,16 +10,16 @@ use std::sync::{Arc, OnceLock};
 
 /// What the session of one output begins with. It shares the grammar until then: a request that waits has no copy.
 #[derive(Clone)]
-pub struct Seed {
-    compiled: Compiled,
+pub struct SessionSeed {
+    compiled: CompiledGrammar,
     /// The copy that the choices of one request share: what they find out about the grammar they find out once.
-    own: Arc<OnceLock<Own>>,
+    copy: Arc<OnceLock<MatcherCopy>>,
     ignores_end: bool,
 }
 
-impl Seed {
-    pub(super) fn new(compiled: Compiled, ignores_end: bool) -> Self {
-        Self { compiled, own: Arc::default(), ignores_end }
+impl SessionSeed {
+    pub(super) fn new(compiled: CompiledGrammar, ignores_end: bool) -> Self {
+        Self { compiled, copy: Arc::default(), ignores_end }
     }
 
     /// Whether masks of this grammar are known to be slow: what one request finds out holds for the next ones.
@@ -28,39 +28,40 @@ impl Seed {
     }
 
     /// Follows an output from its first token.
-    pub fn session(&self) -> Session {
-        let matcher = self.own.get_or_init(|| self.compiled.copy()).matcher.clone();
-        let session = Session::new(matcher, Arc::clone(self.compiled.ends()), self.ignores_end);
-        Session { _own: Some(Arc::clone(&self.own)), ..session }
+    pub fn session(&self) -> GrammarSession {
+        let matcher = self.copy.get_or_init(|| self.compiled.matcher_copy()).matcher.clone();
+        let session =
+            GrammarSession::new(matcher, Arc::clone(self.compiled.end_ids()), self.ignores_end);
+        GrammarSession { _copy: Some(Arc::clone(&self.copy)), ..session }
     }
 }
 
-impl std::fmt::Debug for Seed {
+impl std::fmt::Debug for SessionSeed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Seed").field("compiled", &self.compiled).finish_non_exhaustive()
     }
 }
 
 /// Where one output stands in its grammar.
-pub struct Session {
+pub struct GrammarSession {
     matcher: Matcher,
-    ends: Arc<[Token]>,
+    end_ids: Arc<[Token]>,
     ignores_end: bool,
     /// Ids that must come next, one after the other. A text without a choice in it is spelled once, not anew for
     /// each of its tokens.
     forced: VecDeque<Token>,
     /// Counted as long as this lives.
-    _own: Option<Arc<OnceLock<Own>>>,
+    _copy: Option<Arc<OnceLock<MatcherCopy>>>,
 }
 
-impl Session {
+impl GrammarSession {
     pub(super) fn new(matcher: Matcher, ends: Arc<[Token]>, ignores_end: bool) -> Self {
         let matcher = matcher.into_cancellable();
-        Self { matcher, ends, ignores_end, forced: VecDeque::new(), _own: None }
+        Self { matcher, end_ids: ends, ignores_end, forced: VecDeque::new(), _copy: None }
     }
 
     /// What makes it give up, for good, whatever it is doing.
-    pub(super) fn cancellation(&self) -> CancellationHandle {
+    pub(super) fn cancellation_handle(&self) -> CancellationHandle {
         self.matcher.cancellation_handle().unwrap_or_default()
     }
 
@@ -103,7 +104,7 @@ impl Session {
         let mut words = self.matcher.compute_mask_or_eos()?.as_slice().to_vec();
         if self.ignores_end {
             let mut others = words.clone();
-            for &id in &*self.ends {
+            for &id in &*self.end_ids {
                 if let Some(word) = others.get_mut(id as usize / 32) {
                     *word &= !(1 << (id % 32));
                 }
@@ -121,12 +122,12 @@ impl Session {
         let bits = words.flat_map(|(first, word): (Token, &u32)| {
             (0..32).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
         });
-        let allowed: Vec<Token> = bits.filter(|id| !self.ends.contains(id)).collect();
+        let allowed: Vec<Token> = bits.filter(|id| !self.end_ids.contains(id)).collect();
         allowed.get(pick as usize % allowed.len().max(1)).copied()
     }
 
     /// Whether the text is over: nothing but its end may come.
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn is_finished(&self) -> bool {
         self.matcher.is_stopped()
     }
 
@@ -136,7 +137,7 @@ impl Session {
     }
 }
 
-impl std::fmt::Debug for Session {
+impl std::fmt::Debug for GrammarSession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session").field("ignores_end", &self.ignores_end).finish_non_exhaustive()
     }

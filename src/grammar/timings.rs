@@ -10,14 +10,14 @@ pub const BOUNDS_US: [u64; 12] =
 
 /// Durations in buckets.
 #[derive(Debug, Default)]
-pub struct Timings {
+pub struct DurationHistogram {
     buckets: [AtomicU64; BOUNDS_US.len() + 1],
     sum_ns: AtomicU64,
 }
 
-impl Timings {
+impl DurationHistogram {
     /// Adds one.
-    pub fn note(&self, took: Duration) {
+    pub fn record(&self, took: Duration) {
         let us = took.as_micros();
         let bucket = BOUNDS_US.iter().position(|&bound| us <= u128::from(bound));
         self.buckets[bucket.unwrap_or(BOUNDS_US.len())].fetch_add(1, Ordering::Relaxed);
@@ -39,19 +39,19 @@ impl Timings {
 #[derive(Debug, Default)]
 pub struct GrammarTimings {
     /// Compiled; found in the cache is not counted.
-    pub compiled: Timings,
+    pub compiled: DurationHistogram,
     /// Refused.
-    pub refused: Timings,
+    pub rejected: DurationHistogram,
     /// One mask of one row.
-    pub masks: Timings,
+    pub masks: DurationHistogram,
     /// Masks that could not be made: their requests ended with `error`.
     pub masks_failed: AtomicU64,
     /// Masks that steps did not wait for.
-    pub masks_late: AtomicU64,
+    pub masks_overdue: AtomicU64,
 }
 
 /// Processor time of this thread.
-pub(super) fn processor_time() -> Duration {
+pub(super) fn thread_cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

@@ -7,30 +7,30 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// How a text becomes ids; `None` = it cannot.
-pub type Encode = Arc<dyn Fn(&str) -> Option<Vec<Token>> + Send + Sync>;
+pub type EncodeFn = Arc<dyn Fn(&str) -> Option<Vec<Token>> + Send + Sync>;
 
 /// What there is to know about a tokenizer.
-pub struct Vocabulary {
+pub struct GrammarVocabulary {
     /// The bytes that each id adds to the output; empty = the id is never allowed.
     pub tokens: Vec<Vec<u8>>,
     /// Ids without text of their own, which only a grammar that names them allows.
     pub special: Vec<Token>,
     /// Ids that end a text.
-    pub ends: Vec<Token>,
+    pub end_ids: Vec<Token>,
     /// The usual ids of a text: where a grammar leaves no choice of text, they are the only ones allowed.
-    pub encode: Encode,
+    pub encode: EncodeFn,
 }
 
 /// The trie over all tokens.
 pub(super) struct TokenTrie {
     trie: TokTrie,
-    encode: Encode,
+    encode: EncodeFn,
 }
 
 impl TokenTrie {
     /// `None` if no id ends a text: no constrained output could ever end.
-    pub(super) fn new(vocabulary: Vocabulary) -> Option<Self> {
-        let Vocabulary { mut tokens, special, mut ends, encode } = vocabulary;
+    pub(super) fn new(vocabulary: GrammarVocabulary) -> Option<Self> {
+        let GrammarVocabulary { mut tokens, special, end_ids: mut ends, encode } = vocabulary;
         ends.retain(|&id| (id as usize) < tokens.len());
         let first = *ends.first()?;
         for bytes in tokens.iter_mut().filter(|bytes| bytes.len() > TOKEN_BYTES_MAX) {

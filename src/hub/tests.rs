@@ -11,7 +11,7 @@ const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// What the hub serves, and what it saw.
 #[derive(Default)]
-struct State {
+struct MockHubState {
     files: BTreeMap<String, Vec<u8>>,
     /// Transfers of a file that end after so many bytes of the body, in order.
     cuts: BTreeMap<String, Vec<usize>>,
@@ -24,29 +24,29 @@ struct State {
 }
 
 #[derive(Clone)]
-struct Mock {
-    state: Arc<Mutex<State>>,
+struct MockHub {
+    state: Arc<Mutex<MockHubState>>,
     url: String,
 }
 
-impl Mock {
+impl MockHub {
     fn start(files: &[(&str, &[u8])]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let files = files.iter().map(|(name, body)| ((*name).to_owned(), body.to_vec()));
-        let state = State { files: files.collect(), ..State::default() };
+        let state = MockHubState { files: files.collect(), ..MockHubState::default() };
         let mock = Self { state: Arc::new(Mutex::new(state)), url };
         let server = mock.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let server = server.clone();
-                std::thread::spawn(move || server.answer(stream));
+                std::thread::spawn(move || server.serve_request(stream));
             }
         });
         mock
     }
 
-    fn answer(&self, mut stream: TcpStream) -> Option<()> {
+    fn serve_request(&self, mut stream: TcpStream) -> Option<()> {
         let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
         let request = lines.next()?.ok()?;
         let path = request.split(' ').nth(1)?.to_owned();
@@ -116,27 +116,27 @@ impl Mock {
         reply
     }
 
-    fn set(&self, change: impl FnOnce(&mut State)) {
+    fn set(&self, change: impl FnOnce(&mut MockHubState)) {
         change(&mut self.state.lock().unwrap());
     }
 
     fn fetch(&self, dir: &Path, revision: Option<&str>) -> Result<PathBuf, HubError> {
-        self.fetch_as(dir, revision, Wanted::Model, false)
+        self.fetch_as(dir, revision, HubFileSet::Everything, false)
     }
 
     fn fetch_as(
         &self,
         dir: &Path,
         revision: Option<&str>,
-        wanted: Wanted,
+        wanted: HubFileSet,
         offline: bool,
     ) -> Result<PathBuf, HubError> {
-        let environment = Environment {
+        let environment = ProcessEnvironment {
             hub_endpoint: Some(self.url.clone()),
             hub_cache: Some(dir.to_owned()),
             hub_token: Some("secret".to_owned()),
             hub_offline: offline,
-            ..Environment::default()
+            ..ProcessEnvironment::default()
         };
         resolve("owner/name", revision, wanted, &environment, None)
     }
@@ -155,13 +155,13 @@ fn small() -> Vec<(&'static str, &'static [u8])> {
 }
 
 #[test]
-fn only_what_serving_reads_is_fetched() {
+fn only_files_needed_for_serving_are_fetched() {
     let weights = weights();
     let mut files = small();
     files.push(("model.safetensors", &weights));
     files.push(("consolidated.safetensors", &weights));
     files.push(("pytorch_model.bin", b"pickle"));
-    let mock = Mock::start(&files);
+    let mock = MockHub::start(&files);
     let dir = tempfile::tempdir().unwrap();
     let folder = mock.fetch(dir.path(), None).unwrap();
     assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
@@ -177,15 +177,15 @@ fn only_what_serving_reads_is_fetched() {
     let sent = mock.state.lock().unwrap().sent.len();
     assert_eq!(mock.fetch(dir.path(), None).unwrap(), folder);
     assert_eq!(mock.state.lock().unwrap().sent.len(), sent);
-    assert_eq!(mock.fetch_as(dir.path(), None, Wanted::Model, true).unwrap(), folder);
+    assert_eq!(mock.fetch_as(dir.path(), None, HubFileSet::Everything, true).unwrap(), folder);
 }
 
 #[test]
-fn a_broken_transfer_resumes_where_it_stopped() {
+fn broken_transfer_is_resumed() {
     let weights = weights();
     let mut files = small();
     files.push(("model.safetensors", &weights));
-    let mock = Mock::start(&files);
+    let mock = MockHub::start(&files);
     mock.set(|s| {
         s.cuts.insert("model.safetensors".to_owned(), vec![30_000, 0, 20_000]);
     });
@@ -199,11 +199,11 @@ fn a_broken_transfer_resumes_where_it_stopped() {
 }
 
 #[test]
-fn a_part_left_by_a_killed_process_is_continued() {
+fn partial_download_of_a_killed_process_is_resumed() {
     let weights = weights();
     let mut files = small();
     files.push(("model.safetensors", &weights));
-    let mock = Mock::start(&files);
+    let mock = MockHub::start(&files);
     let dir = tempfile::tempdir().unwrap();
     let blobs = dir.path().join("models--owner--name/blobs");
     std::fs::create_dir_all(&blobs).unwrap();
@@ -227,11 +227,11 @@ fn a_part_left_by_a_killed_process_is_continued() {
 }
 
 #[test]
-fn a_server_without_ranges_cannot_spoil_a_file() {
+fn server_without_ranges_cannot_corrupt_a_file() {
     let weights = weights();
     let mut files = small();
     files.push(("model.safetensors", &weights));
-    let mock = Mock::start(&files);
+    let mock = MockHub::start(&files);
     mock.set(|s| {
         s.ignore_ranges = true;
         s.cuts.insert("model.safetensors".to_owned(), vec![30_000]);
@@ -245,9 +245,9 @@ fn a_server_without_ranges_cannot_spoil_a_file() {
 fn shards_come_from_the_index() {
     let index = br#"{"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}}"#;
     let mut files = small();
-    files.push((INDEX, index));
+    files.push((INDEX_FILE, index));
     files.push(("model-1.safetensors", b"one"));
-    let mock = Mock::start(&files);
+    let mock = MockHub::start(&files);
     let dir = tempfile::tempdir().unwrap();
     let error = mock.fetch(dir.path(), None).unwrap_err().to_string();
     assert_eq!(error, "owner/name: the repository has no model-2.safetensors");
@@ -263,8 +263,8 @@ fn shards_come_from_the_index() {
 }
 
 #[test]
-fn refusals_name_what_was_asked_for() {
-    let mock = Mock::start(&small());
+fn http_errors_name_the_requested_file() {
+    let mock = MockHub::start(&small());
     let dir = tempfile::tempdir().unwrap();
     let error = |revision| mock.fetch(dir.path(), revision).unwrap_err().to_string();
     assert_eq!(error(None), "owner/name: the repository has no model.safetensors");
@@ -273,23 +273,23 @@ fn refusals_name_what_was_asked_for() {
     assert!(error(None).contains("status 403"));
     mock.set(|s| s.status = Some(410));
     assert!(error(None).contains("file list: status 410"));
-    let offline = mock.fetch_as(dir.path(), Some("v2"), Wanted::Tokenizer, true);
+    let offline = mock.fetch_as(dir.path(), Some("v2"), HubFileSet::Tokenizer, true);
     assert!(matches!(offline, Err(HubError::Offline { .. })));
 }
 
 #[test]
-fn what_is_not_an_id_is_not_asked_for() {
-    let environment = Environment::default();
-    let ask = |model| resolve(model, None, Wanted::Model, &environment, None).unwrap_err();
+fn invalid_ids_are_never_requested() {
+    let environment = ProcessEnvironment::default();
+    let ask = |model| resolve(model, None, HubFileSet::Everything, &environment, None).unwrap_err();
     for path in ["./none", "/no/such", "a/b/c", "~/x"] {
-        assert!(matches!(ask(path), HubError::NoFolder(_)), "{path}");
+        assert!(matches!(ask(path), HubError::FolderMissing(_)), "{path}");
     }
     for name in ["a b", "owner/", "a/..", "own?er/x", "Cargo.toml"] {
-        assert!(matches!(ask(name), HubError::NotAnId(_)), "{name}");
+        assert!(matches!(ask(name), HubError::InvalidId(_)), "{name}");
     }
-    assert!(matches!(ask("owner/name"), HubError::NoCache));
+    assert!(matches!(ask("owner/name"), HubError::CacheFolderUnknown));
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();
-    let found = resolve(path, None, Wanted::Model, &environment, None).unwrap();
+    let found = resolve(path, None, HubFileSet::Everything, &environment, None).unwrap();
     assert_eq!(found, dir.path());
 }

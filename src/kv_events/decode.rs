@@ -7,11 +7,11 @@ use std::io::Cursor;
 
 /// A decoded payload.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-pub struct Payload {
+pub struct KvEventBatch {
     /// Seconds of unix time.
     pub ts: f64,
     /// In the order in which the index changed.
-    pub events: Vec<Event>,
+    pub events: Vec<DecodedKvEvent>,
     /// Nil with some publishers that have one rank.
     pub data_parallel_rank: Option<u32>,
 }
@@ -19,22 +19,22 @@ pub struct Payload {
 /// One change of an index.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "type")]
-pub enum Event {
+pub enum DecodedKvEvent {
     /// Blocks can be found from now on.
-    BlockStored(Stored),
+    BlockStored(BlockStored),
     /// Blocks are gone.
-    BlockRemoved(Removed),
+    BlockRemoved(BlockRemoved),
     /// All blocks are gone.
     AllBlocksCleared,
 }
 
 /// Blocks that can be found from now on.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-pub struct Stored {
+pub struct BlockStored {
     /// A contiguous run.
-    pub block_hashes: Vec<Hash>,
+    pub block_hashes: Vec<ExternalBlockHash>,
     /// The block before the run.
-    pub parent_block_hash: Option<Hash>,
+    pub parent_block_hash: Option<ExternalBlockHash>,
     /// Of the whole run; empty if the publisher leaves them out.
     pub token_ids: Vec<u32>,
     /// Tokens per block.
@@ -61,9 +61,9 @@ pub struct Stored {
 
 /// Blocks that are gone.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-pub struct Removed {
+pub struct BlockRemoved {
     /// Leaves first.
-    pub block_hashes: Vec<Hash>,
+    pub block_hashes: Vec<ExternalBlockHash>,
     /// Tier.
     pub medium: Option<String>,
     /// KV group.
@@ -73,14 +73,14 @@ pub struct Removed {
 
 /// Name of a block: our publishers send integers, some others send bytes or signed integers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Hash {
+pub enum ExternalBlockHash {
     /// An integer.
     Number(u64),
     /// A digest.
     Bytes(Vec<u8>),
 }
 
-impl fmt::Display for Hash {
+impl fmt::Display for ExternalBlockHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Number(number) => write!(f, "{number:016x}"),
@@ -89,7 +89,7 @@ impl fmt::Display for Hash {
     }
 }
 
-impl Serialize for Hash {
+impl Serialize for ExternalBlockHash {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Number(number) => serializer.serialize_u64(*number),
@@ -98,46 +98,46 @@ impl Serialize for Hash {
     }
 }
 
-impl<'de> Deserialize<'de> for Hash {
+impl<'de> Deserialize<'de> for ExternalBlockHash {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(HashVisitor)
+        deserializer.deserialize_any(BlockHashVisitor)
     }
 }
 
-struct HashVisitor;
+struct BlockHashVisitor;
 
-impl<'de> Visitor<'de> for HashVisitor {
-    type Value = Hash;
+impl<'de> Visitor<'de> for BlockHashVisitor {
+    type Value = ExternalBlockHash;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a block hash: an integer or bytes")
     }
 
-    fn visit_u64<E: Error>(self, number: u64) -> Result<Hash, E> {
-        Ok(Hash::Number(number))
+    fn visit_u64<E: Error>(self, number: u64) -> Result<ExternalBlockHash, E> {
+        Ok(ExternalBlockHash::Number(number))
     }
 
-    fn visit_i64<E: Error>(self, number: i64) -> Result<Hash, E> {
-        Ok(Hash::Number(number as u64))
+    fn visit_i64<E: Error>(self, number: i64) -> Result<ExternalBlockHash, E> {
+        Ok(ExternalBlockHash::Number(number as u64))
     }
 
-    fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Hash, E> {
-        Ok(Hash::Bytes(bytes.to_vec()))
+    fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<ExternalBlockHash, E> {
+        Ok(ExternalBlockHash::Bytes(bytes.to_vec()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut bytes: A) -> Result<Hash, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut bytes: A) -> Result<ExternalBlockHash, A::Error> {
         let mut digest = Vec::new();
         while let Some(byte) = bytes.next_element()? {
             digest.push(byte);
         }
-        Ok(Hash::Bytes(digest))
+        Ok(ExternalBlockHash::Bytes(digest))
     }
 }
 
 /// Decodes a payload; what follows it is an error.
-pub fn decode(payload: &[u8]) -> Result<Payload, DecodeError> {
+pub fn decode(payload: &[u8]) -> Result<KvEventBatch, DecodeError> {
     let mut reader = rmp_serde::Deserializer::new(Cursor::new(payload));
-    let decoded = Payload::deserialize(&mut reader)?;
+    let decoded = KvEventBatch::deserialize(&mut reader)?;
     let left = payload.len() - reader.get_ref().position() as usize;
     if left > 0 { Err(DecodeError::Trailing { left }) } else { Ok(decoded) }
 }

@@ -1,6 +1,6 @@
 //! Events as bytes, exactly as msgspec writes the classes of vLLM 0.33, or as arrays as before it.
 
-use crate::config::EventFormat;
+use crate::config::KvEventFormat;
 use protocol::{BlockHash, ExtraKey, KvEvent, Token};
 use rmp::encode::{write_array_len, write_f64, write_map_len, write_nil, write_str, write_uint};
 use std::io;
@@ -11,9 +11,9 @@ const MAP_16: u8 = 0xde;
 
 /// How one replica's events are written.
 #[derive(Debug, Clone)]
-pub struct Encoder {
+pub struct KvEventEncoder {
     /// Maps or arrays.
-    pub format: EventFormat,
+    pub format: KvEventFormat,
     /// DP rank.
     pub rank: u16,
     /// Tokens per block hash.
@@ -26,7 +26,7 @@ pub struct Encoder {
     pub token_ids: bool,
 }
 
-impl Encoder {
+impl KvEventEncoder {
     /// A batch: `[ts, [event, ..], rank]`; `ts` in seconds of unix time.
     pub fn batch(&self, ts: f64, events: &[KvEvent]) -> io::Result<Vec<u8>> {
         let mut out = Vec::with_capacity(64 + 256 * events.len());
@@ -35,8 +35,8 @@ impl Encoder {
         write_array_len(&mut out, events.len() as u32)?;
         for event in events {
             match self.format {
-                EventFormat::Map => self.map(&mut out, event)?,
-                EventFormat::Array => self.array(&mut out, event)?,
+                KvEventFormat::Map => self.map(&mut out, event)?,
+                KvEventFormat::Array => self.array(&mut out, event)?,
             }
         }
         write_uint(&mut out, self.rank.into())?;
@@ -47,11 +47,11 @@ impl Encoder {
         match event {
             KvEvent::Stored { hashes, parent, tokens, extra_keys, group } => {
                 let kind = self.kinds.get(usize::from(*group));
-                let extra = has_any(extra_keys);
+                let extra = has_extra_keys(extra_keys);
                 let keys = 9 + u16::from(extra) + u16::from(kind.is_some());
                 out.push(MAP_16);
                 out.extend(keys.to_be_bytes());
-                pair(out, "type", "BlockStored")?;
+                write_key_value(out, "type", "BlockStored")?;
                 write_str(out, "block_hashes")?;
                 write_hashes(out, hashes)?;
                 write_str(out, "parent_block_hash")?;
@@ -62,30 +62,30 @@ impl Encoder {
                 write_uint(out, self.block_tokens.into())?;
                 write_str(out, "lora_id")?;
                 write_nil(out)?;
-                pair(out, "medium", self.medium)?;
+                write_key_value(out, "medium", self.medium)?;
                 write_str(out, "lora_name")?;
                 write_lora(out, extra_keys)?;
                 if extra {
                     write_str(out, "extra_keys")?;
-                    write_extra(out, extra_keys)?;
+                    write_extra_keys(out, extra_keys)?;
                 }
                 write_str(out, "group_idx")?;
                 write_uint(out, (*group).into())?;
-                kind.map_or(Ok(()), |kind| pair(out, "kv_cache_spec_kind", kind))
+                kind.map_or(Ok(()), |kind| write_key_value(out, "kv_cache_spec_kind", kind))
             }
             KvEvent::Removed { hashes, group } => {
                 write_map_len(out, 4)?;
-                pair(out, "type", "BlockRemoved")?;
+                write_key_value(out, "type", "BlockRemoved")?;
                 write_str(out, "block_hashes")?;
                 write_hashes(out, hashes)?;
-                pair(out, "medium", self.medium)?;
+                write_key_value(out, "medium", self.medium)?;
                 write_str(out, "group_idx")?;
                 write_uint(out, (*group).into())?;
                 Ok(())
             }
             KvEvent::Cleared => {
                 write_map_len(out, 1)?;
-                pair(out, "type", "AllBlocksCleared")
+                write_key_value(out, "type", "AllBlocksCleared")
             }
         }
     }
@@ -103,8 +103,8 @@ impl Encoder {
                 write_nil(out)?; // lora_id
                 write_str(out, self.medium)?;
                 write_lora(out, extra_keys)?;
-                if has_any(extra_keys) {
-                    write_extra(out, extra_keys)?;
+                if has_extra_keys(extra_keys) {
+                    write_extra_keys(out, extra_keys)?;
                 } else {
                     write_nil(out)?;
                 }
@@ -140,7 +140,7 @@ impl Encoder {
     }
 }
 
-fn pair(out: &mut Vec<u8>, key: &str, value: &str) -> io::Result<()> {
+fn write_key_value(out: &mut Vec<u8>, key: &str, value: &str) -> io::Result<()> {
     write_str(out, key)?;
     Ok(write_str(out, value)?)
 }
@@ -161,7 +161,7 @@ fn write_parent(out: &mut Vec<u8>, parent: Option<BlockHash>) -> io::Result<()> 
     Ok(())
 }
 
-fn has_any(extra_keys: &[Vec<ExtraKey>]) -> bool {
+fn has_extra_keys(extra_keys: &[Vec<ExtraKey>]) -> bool {
     extra_keys.iter().any(|keys| !keys.is_empty())
 }
 
@@ -179,7 +179,7 @@ fn write_lora(out: &mut Vec<u8>, extra_keys: &[Vec<ExtraKey>]) -> io::Result<()>
 }
 
 /// One entry per hash, nil or an array.
-fn write_extra(out: &mut Vec<u8>, extra_keys: &[Vec<ExtraKey>]) -> io::Result<()> {
+fn write_extra_keys(out: &mut Vec<u8>, extra_keys: &[Vec<ExtraKey>]) -> io::Result<()> {
     write_array_len(out, extra_keys.len() as u32)?;
     for keys in extra_keys {
         if keys.is_empty() {

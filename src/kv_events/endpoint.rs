@@ -33,7 +33,7 @@ pub enum EndpointError {
 
 /// The address of a rank: TCP ports count up, everything else gets a suffix. Port 0 stays 0: the system
 /// chooses one.
-pub(super) fn of_rank(
+pub(super) fn endpoint_of_rank(
     key: &'static str,
     endpoint: &str,
     rank: u16,
@@ -86,7 +86,7 @@ pub(super) fn is_public(endpoint: &str) -> bool {
 
 /// What a topic may name.
 #[derive(Debug, Clone, Default)]
-pub struct TopicWords {
+pub struct TopicFields {
     /// Name of this pod or machine.
     pub pod: String,
     /// First served name of the model.
@@ -98,7 +98,7 @@ pub struct TopicWords {
 }
 
 /// A topic out of its template.
-pub(super) fn topic(template: &str, words: &TopicWords) -> Result<String, EndpointError> {
+pub(super) fn topic(template: &str, words: &TopicFields) -> Result<String, EndpointError> {
     let wrong = || EndpointError::Topic { template: template.to_owned() };
     let mut topic = String::new();
     let mut rest = template;
@@ -122,8 +122,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_rank_has_its_own_address() {
-        let of = |endpoint: &str, rank| of_rank("endpoint", endpoint, rank).ok();
+    fn every_rank_has_its_own_endpoint() {
+        let of = |endpoint: &str, rank| endpoint_of_rank("endpoint", endpoint, rank).ok();
         assert_eq!(of("tcp://*:5557", 3).as_deref(), Some("tcp://*:5560"));
         assert_eq!(of("tcp://127.0.0.1:0", 3).as_deref(), Some("tcp://127.0.0.1:0"));
         assert_eq!(of("tcp://[::1]:5557", 1).as_deref(), Some("tcp://[::1]:5558"));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_bind_where_nobody_else_can_listen() {
+    fn auto_bind_only_for_local_endpoints() {
         for endpoint in [
             "tcp://*:1",
             "tcp://0.0.0.0:1",
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn a_topic_is_a_template() {
         let words =
-            TopicWords { pod: "p-0".to_owned(), model: "org/m".to_owned(), rank: 1, epoch: 7 };
+            TopicFields { pod: "p-0".to_owned(), model: "org/m".to_owned(), rank: 1, epoch: 7 };
         let of = |template: &str| topic(template, &words).ok();
         assert_eq!(of("").as_deref(), Some(""));
         assert_eq!(of("kv@{pod}@{model}").as_deref(), Some("kv@p-0@org/m"));

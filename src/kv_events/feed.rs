@@ -1,7 +1,7 @@
 //! The scheduler's end: hands over what changed and never waits.
 
-use super::arrears::Arrears;
-use super::figures::{Figures, count};
+use super::backlog::EventBacklog;
+use super::publisher_counters::{PublisherCounters, count};
 use protocol::{ExtraKey, KvEvent};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -12,23 +12,23 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What changed, and when in seconds of unix time.
 #[derive(Debug)]
-pub enum Changes {
+pub enum KvEventChanges {
     /// In one step, in order.
     Step(f64, Vec<KvEvent>),
     /// In all steps that found the queue full.
-    Missed(f64, Box<Arrears>),
+    Backlog(f64, Box<EventBacklog>),
 }
 
-impl Changes {
-    fn are_owed(&self) -> bool {
-        matches!(self, Self::Missed(..))
+impl KvEventChanges {
+    fn is_backlog(&self) -> bool {
+        matches!(self, Self::Backlog(..))
     }
 
     /// Memory that they take while they wait.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Step(_, events) => events.iter().map(event_bytes).sum(),
-            Self::Missed(_, arrears) => arrears.bytes(),
+            Self::Backlog(_, arrears) => arrears.bytes(),
         }
     }
 }
@@ -51,7 +51,7 @@ fn event_bytes(event: &KvEvent) -> u64 {
 
 /// How much may wait for a publisher. A single change may always, whatever its size.
 #[derive(Debug, Clone, Copy)]
-pub struct Room {
+pub struct FeedLimits {
     /// Changes, at least 1.
     pub batches: usize,
     /// Bytes of all of them.
@@ -60,144 +60,150 @@ pub struct Room {
 
 /// The way from a scheduler to one publisher.
 #[derive(Debug)]
-pub struct Feed {
-    queue: SyncSender<Changes>,
-    room: Room,
-    bell: Bell,
-    figures: Arc<Figures>,
-    gathered: Vec<KvEvent>,
+pub struct KvEventFeed {
+    queue: SyncSender<KvEventChanges>,
+    limits: FeedLimits,
+    waker: PublisherWaker,
+    counters: Arc<PublisherCounters>,
+    pending: Vec<KvEvent>,
     /// What was dropped and is still owed; what follows means nothing before it.
-    arrears: Option<Box<Arrears>>,
+    backlog: Option<Box<EventBacklog>>,
     /// Size of the pool.
     blocks: u32,
     /// Tells the publisher's owner that this end is still there.
-    alive: Arc<()>,
+    liveness: Arc<()>,
 }
 
 /// Wakes the publisher's thread, if it sleeps.
 #[derive(Debug)]
-pub struct Bell {
-    wire: UnixStream,
+pub struct PublisherWaker {
+    socket: UnixStream,
     sleeping: Arc<AtomicBool>,
 }
 
-impl Bell {
+impl PublisherWaker {
     /// A bell that writes to `wire`, which must not block, while `sleeping` is set.
     pub fn new(wire: UnixStream, sleeping: Arc<AtomicBool>) -> Self {
-        Self { wire, sleeping }
+        Self { socket: wire, sleeping }
     }
 
-    fn ring(&self) {
+    fn wake(&self) {
         // A full wire has woken it already, a closed one has nobody to wake.
         if self.sleeping.swap(false, Ordering::SeqCst) {
-            let _ = (&self.wire).write(&[1]);
+            let _ = (&self.socket).write(&[1]);
         }
     }
 }
 
-impl Feed {
+impl KvEventFeed {
     /// A feed of a pool of `blocks`, and the end that its publisher reads; no more waits than there is `room` for.
     pub fn new(
-        room: Room,
+        room: FeedLimits,
         blocks: u32,
-        bell: Bell,
-        figures: Arc<Figures>,
-    ) -> (Self, Receiver<Changes>) {
+        bell: PublisherWaker,
+        figures: Arc<PublisherCounters>,
+    ) -> (Self, Receiver<KvEventChanges>) {
         let (queue, changes) = sync_channel(room.batches);
         let feed = Self {
             queue,
-            room,
-            bell,
-            figures,
-            gathered: Vec::new(),
-            arrears: None,
+            limits: room,
+            waker: bell,
+            counters: figures,
+            pending: Vec::new(),
+            backlog: None,
             blocks,
-            alive: Arc::default(),
+            liveness: Arc::default(),
         };
         (feed, changes)
     }
 
     /// Is there for as long as the feed is.
-    pub(super) fn alive(&self) -> Weak<()> {
-        Arc::downgrade(&self.alive)
+    pub(super) fn liveness(&self) -> Weak<()> {
+        Arc::downgrade(&self.liveness)
     }
 
     /// Adds to what this step changed.
-    pub fn gather(&mut self, events: Vec<KvEvent>) {
-        if self.gathered.is_empty() {
-            self.gathered = events;
+    pub fn add(&mut self, events: Vec<KvEvent>) {
+        if self.pending.is_empty() {
+            self.pending = events;
         } else {
-            self.gathered.extend(events);
+            self.pending.extend(events);
         }
     }
 
     /// Ends a step: hands over what was gathered as one batch, or notes it as owed if there is no room. Then
     /// nothing is handed over until half of the queue is free, and all that is owed is handed over at once.
     pub fn flush(&mut self) {
-        if self.arrears.is_some() {
-            self.owe();
-            let Room { batches, bytes } = self.room;
-            let waiting = self.figures.queue_depth.load(Ordering::Relaxed);
+        if self.backlog.is_some() {
+            self.add_to_backlog();
+            let FeedLimits { batches, bytes } = self.limits;
+            let waiting = self.counters.queue_depth.load(Ordering::Relaxed);
             if waiting > batches as u64 / 2 || self.waiting_bytes() > bytes / 2 {
                 return;
             }
         }
-        let changes = match self.arrears.take() {
-            Some(arrears) => Changes::Missed(unix_seconds(), arrears),
-            None if self.gathered.is_empty() => return,
-            None => Changes::Step(unix_seconds(), std::mem::take(&mut self.gathered)),
+        let changes = match self.backlog.take() {
+            Some(arrears) => KvEventChanges::Backlog(unix_seconds(), arrears),
+            None if self.pending.is_empty() => return,
+            None => KvEventChanges::Step(unix_seconds(), std::mem::take(&mut self.pending)),
         };
         let (bytes, waiting) = (changes.bytes(), self.waiting_bytes());
         // What is owed takes no less by waiting.
-        let fits = waiting == 0 || waiting + bytes <= self.room.bytes || changes.are_owed();
+        let fits = waiting == 0 || waiting + bytes <= self.limits.bytes || changes.is_backlog();
         let sent = if fits { self.send(changes, bytes) } else { Err(TrySendError::Full(changes)) };
         match sent {
-            Ok(()) => self.bell.ring(),
-            Err(TrySendError::Full(Changes::Step(_, events))) => {
-                self.gathered = events;
-                self.owe();
+            Ok(()) => self.waker.wake(),
+            Err(TrySendError::Full(KvEventChanges::Step(_, events))) => {
+                self.pending = events;
+                self.add_to_backlog();
             }
-            Err(TrySendError::Full(Changes::Missed(_, arrears))) => self.arrears = Some(arrears),
+            Err(TrySendError::Full(KvEventChanges::Backlog(_, arrears))) => {
+                self.backlog = Some(arrears);
+            }
             // The publisher's thread is gone, and has said why.
-            Err(TrySendError::Disconnected(_)) => count(&self.figures.dropped, 1),
+            Err(TrySendError::Disconnected(_)) => count(&self.counters.dropped, 1),
         }
     }
 
     /// Hands over changes of so many bytes.
-    fn send(&self, changes: Changes, bytes: u64) -> Result<(), TrySendError<Changes>> {
-        count(&self.figures.queue_depth, 1);
-        count(&self.figures.queue_bytes, bytes);
+    fn send(
+        &self,
+        changes: KvEventChanges,
+        bytes: u64,
+    ) -> Result<(), TrySendError<KvEventChanges>> {
+        count(&self.counters.queue_depth, 1);
+        count(&self.counters.queue_bytes, bytes);
         let sent = self.queue.try_send(changes);
         if sent.is_err() {
-            self.figures.queue_depth.fetch_sub(1, Ordering::Relaxed);
-            self.figures.queue_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.counters.queue_depth.fetch_sub(1, Ordering::Relaxed);
+            self.counters.queue_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
         sent
     }
 
     fn waiting_bytes(&self) -> u64 {
-        self.figures.queue_bytes.load(Ordering::Relaxed)
+        self.counters.queue_bytes.load(Ordering::Relaxed)
     }
 
     /// Drops a batch, and keeps what it means for the blocks.
-    fn owe(&mut self) {
+    fn add_to_backlog(&mut self) {
         let blocks = self.blocks;
-        let arrears = self.arrears.get_or_insert_with(|| Box::new(Arrears::new(blocks)));
-        if !self.gathered.is_empty() {
-            for event in self.gathered.drain(..) {
+        let arrears = self.backlog.get_or_insert_with(|| Box::new(EventBacklog::new(blocks)));
+        if !self.pending.is_empty() {
+            for event in self.pending.drain(..) {
                 arrears.add(&event);
             }
-            count(&self.figures.dropped, 1);
+            count(&self.counters.dropped, 1);
         }
     }
 }
 
-impl Drop for Feed {
+impl Drop for KvEventFeed {
     fn drop(&mut self) {
         // The other end sees that the queue is closed only when it looks.
         let (closed, _) = sync_channel(1);
         self.queue = closed;
-        self.bell.ring();
+        self.waker.wake();
     }
 }
 

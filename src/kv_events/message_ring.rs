@@ -1,6 +1,6 @@
 //! The last batches, shared by all subscribers: each has a position in it, and none holds anything of its own.
 
-use super::zmtp::Outgoing;
+use super::zmtp::OutgoingMessage;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// misses the oldest ones.
 #[derive(Debug)]
 pub(super) struct MessageRing {
-    messages: VecDeque<Arc<Outgoing>>,
+    messages: VecDeque<Arc<OutgoingMessage>>,
     /// Position of the first of `messages`.
     first: u64,
     bytes: u64,
@@ -28,14 +28,14 @@ impl MessageRing {
     }
 
     /// Whether a message of `bytes` bytes pushes others out.
-    pub(super) fn is_full_for(&self, bytes: usize) -> bool {
+    pub(super) fn would_evict(&self, bytes: usize) -> bool {
         !self.messages.is_empty()
             && (self.messages.len() >= self.len_max || self.bytes + bytes as u64 > self.bytes_max)
     }
 
     /// Adds a message; the oldest ones go as far as there is no room.
-    pub(super) fn push(&mut self, message: Outgoing) {
-        while self.is_full_for(message.len()) {
+    pub(super) fn push(&mut self, message: OutgoingMessage) {
+        while self.would_evict(message.len()) {
             self.pop();
         }
         self.bytes += message.len() as u64;
@@ -43,7 +43,7 @@ impl MessageRing {
     }
 
     /// The message at a position, which moves on to the next one: past those that are gone.
-    pub(super) fn take(&self, position: &mut u64) -> Option<Arc<Outgoing>> {
+    pub(super) fn take(&self, position: &mut u64) -> Option<Arc<OutgoingMessage>> {
         let at = (*position).max(self.first);
         let message = self.messages.get((at - self.first) as usize)?;
         *position = at + 1;
@@ -51,7 +51,7 @@ impl MessageRing {
     }
 
     /// Forgets what is before a position.
-    pub(super) fn forget(&mut self, before: u64) {
+    pub(super) fn discard_before(&mut self, before: u64) {
         while self.first < before && !self.messages.is_empty() {
             self.pop();
         }
@@ -69,8 +69,8 @@ impl MessageRing {
 mod tests {
     use super::*;
 
-    fn message(number: u8, bytes: usize) -> Outgoing {
-        Outgoing { head: vec![number], payload: vec![number; bytes - 1].into() }
+    fn message(number: u8, bytes: usize) -> OutgoingMessage {
+        OutgoingMessage { head: vec![number], payload: vec![number; bytes - 1].into() }
     }
 
     fn rest(ring: &MessageRing, position: &mut u64) -> Vec<u8> {
@@ -95,9 +95,9 @@ mod tests {
     fn messages_that_every_subscriber_has_are_forgotten() {
         let mut ring = MessageRing::new(10, 1_000);
         (0..5).for_each(|number| ring.push(message(number, 10)));
-        ring.forget(3);
+        ring.discard_before(3);
         assert_eq!((rest(&ring, &mut 0), ring.bytes), (vec![3, 4], 20));
-        ring.forget(9);
+        ring.discard_before(9);
         assert_eq!((ring.end(), ring.bytes), (5, 0));
     }
 }

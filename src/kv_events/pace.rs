@@ -22,7 +22,7 @@ impl ReplayPace {
 
     /// Takes the bytes that the connection has sent by now.
     ///
-    /// Errors: `PeerError::Late` if they are too few.
+    /// Errors: `PeerError::TimedOut` if they are too few.
     pub(super) fn check(&mut self, now: Instant, sent_bytes: u64) -> Result<(), PeerError> {
         if sent_bytes - self.sent_bytes >= STEP_BYTES {
             *self = Self::new(now, sent_bytes);
@@ -30,7 +30,7 @@ impl ReplayPace {
         if now.duration_since(self.since) < STEP_TIME {
             return Ok(());
         }
-        Err(PeerError::Late { what: "a replay was not taken", after: STEP_TIME })
+        Err(PeerError::TimedOut { what: "a replay was not taken", after: STEP_TIME })
     }
 }
 

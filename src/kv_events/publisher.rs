@@ -1,15 +1,15 @@
 //! The publisher's thread: owns both sockets of one replica and sleeps until there is something to send.
 
-use super::arrears::Arrears;
-use super::encode::Encoder;
-use super::endpoint::TopicWords;
-use super::feed::{Bell, Changes, Feed, Room, unix_seconds};
-use super::figures::{Figures, count};
-use super::journal::{Entry, Journal};
-use super::publish::PublishSocket;
-use super::replay::{Library, ReplaySocket};
-use super::sockets::{self, SocketError, Sockets};
-use super::source::Source;
+use super::backlog::EventBacklog;
+use super::encode::KvEventEncoder;
+use super::endpoint::TopicFields;
+use super::feed::{FeedLimits, KvEventChanges, KvEventFeed, PublisherWaker, unix_seconds};
+use super::journal::{EventJournal, PublishedBatch};
+use super::pub_socket::PubSocket;
+use super::publisher_counters::{PublisherCounters, count};
+use super::replay_socket::{ReplayContext, ReplaySocket};
+use super::sockets::{self, PublisherSockets, SocketError};
+use super::source::KvEventSource;
 use crate::config::{KvEventsConfig, SequenceStart};
 use protocol::{KvEvent, KvKind, KvSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -26,28 +26,28 @@ const BATCHES_PER_TURN: usize = 1024;
 /// At the end: time for what still waits.
 const FLUSH: Duration = Duration::from_secs(1);
 /// Longest sleep while a peer has a deadline or sends too fast.
-const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Blocks of the primary tier, whatever the device is.
 const PRIMARY_MEDIUM: &str = "GPU";
 
 /// A publisher whose sockets are open, before the model is up.
-pub struct Bound {
+pub struct BoundPublisher {
     config: KvEventsConfig,
-    words: TopicWords,
-    sockets: Sockets,
+    topic_fields: TopicFields,
+    sockets: PublisherSockets,
 }
 
-impl Bound {
+impl BoundPublisher {
     /// Opens the sockets of one rank; `words.epoch` is chosen here.
     ///
     /// Errors: an address in use, or none of this machine.
-    pub fn open(config: &KvEventsConfig, mut words: TopicWords) -> Result<Self, SocketError> {
+    pub fn open(config: &KvEventsConfig, mut words: TopicFields) -> Result<Self, SocketError> {
         words.epoch = match config.sequence_start {
             SequenceStart::Clock => (unix_seconds() * 1e6) as u64,
             SequenceStart::Zero => 0,
         };
         let sockets = sockets::open(config, &words)?;
-        Ok(Self { config: config.clone(), words, sockets })
+        Ok(Self { config: config.clone(), topic_fields: words, sockets })
     }
 
     /// Starts to publish for a cache of this layout with a pool of `blocks`, and to count in `figures`.
@@ -55,11 +55,11 @@ impl Bound {
         self,
         spec: &KvSpec,
         blocks: u32,
-        figures: Arc<Figures>,
-    ) -> io::Result<(Feed, Publisher)> {
-        let Self { config, words, sockets } = self;
-        let Sockets { publish, endpoint, binds, replay, topic } = sockets;
-        let encoder = Encoder {
+        figures: Arc<PublisherCounters>,
+    ) -> io::Result<(KvEventFeed, KvEventPublisher)> {
+        let Self { config, topic_fields: words, sockets } = self;
+        let PublisherSockets { publish, endpoint, binds, replay, topic } = sockets;
+        let encoder = KvEventEncoder {
             format: config.format,
             rank: words.rank,
             block_tokens: spec.block_tokens,
@@ -67,68 +67,72 @@ impl Bound {
             kinds: spec.groups.iter().map(|group| kind_name(group.kind)).collect(),
             token_ids: config.token_ids,
         };
-        let journal = Journal::new(encoder, words.epoch, config.buffer_steps);
+        let journal = EventJournal::new(encoder, words.epoch, config.buffer_steps);
         let (wire, woken) = UnixStream::pair()?;
         wire.set_nonblocking(true)?;
         woken.set_nonblocking(true)?;
         let sleeping = Arc::new(AtomicBool::new(false));
         let (replay, replay_endpoint) =
             replay.map(|bound| (bound.listener, bound.endpoint)).unzip();
-        let publish = PublishSocket::new(&config, publish, &topic, &wire, Arc::clone(&figures))?;
-        let source = Arc::new(Source {
+        let publish = PubSocket::new(&config, publish, &topic, &wire, Arc::clone(&figures))?;
+        let source = Arc::new(KvEventSource {
             rank: words.rank,
             endpoint,
             binds,
             replay_endpoint,
             topic: topic.clone(),
             block_tokens: spec.block_tokens,
-            figures,
+            counters: figures,
             config,
         });
-        source.figures.epoch.store(words.epoch, Ordering::Relaxed);
-        let bell = Bell::new(wire, Arc::clone(&sleeping));
-        let (feed, changes) =
-            Feed::new(room(&source.config), blocks, bell, Arc::clone(&source.figures));
-        let desk = Desk {
+        source.counters.epoch.store(words.epoch, Ordering::Relaxed);
+        let bell = PublisherWaker::new(wire, Arc::clone(&sleeping));
+        let (feed, changes) = KvEventFeed::new(
+            feed_limits(&source.config),
+            blocks,
+            bell,
+            Arc::clone(&source.counters),
+        );
+        let desk = PublisherLoop {
             journal,
             changes,
             publish,
             replay: replay.map(|listener| ReplaySocket::new(listener, &topic)),
-            woken,
+            wake_socket: woken,
             sleeping,
             source: Arc::clone(&source),
-            sent: Instant::now(),
+            last_sent: Instant::now(),
         };
         let named = thread::Builder::new().name(format!("kv-events-{}", words.rank));
         let thread = named.spawn(move || desk.run())?;
-        let publisher = Publisher { source, thread, feed: feed.alive() };
+        let publisher = KvEventPublisher { source, thread, feed: feed.liveness() };
         Ok((feed, publisher))
     }
 }
 
 /// What may wait for the thread.
-fn room(config: &KvEventsConfig) -> Room {
-    Room { batches: config.max_queue_size, bytes: config.max_queue_bytes }
+fn feed_limits(config: &KvEventsConfig) -> FeedLimits {
+    FeedLimits { batches: config.max_queue_size, bytes: config.max_queue_bytes }
 }
 
 /// What a group stores, in vLLM's words.
 fn kind_name(kind: KvKind) -> &'static str {
     match kind {
         KvKind::Full => "full_attention",
-        KvKind::Latent => "mla_attention",
+        KvKind::Mla => "mla_attention",
     }
 }
 
 /// A running publisher. It ends when its feed is dropped.
-pub struct Publisher {
-    source: Arc<Source>,
+pub struct KvEventPublisher {
+    source: Arc<KvEventSource>,
     thread: JoinHandle<()>,
     feed: Weak<()>,
 }
 
-impl Publisher {
+impl KvEventPublisher {
     /// What it is, and its counters.
-    pub fn source(&self) -> &Arc<Source> {
+    pub fn source(&self) -> &Arc<KvEventSource> {
         &self.source
     }
 
@@ -145,19 +149,19 @@ impl Publisher {
 }
 
 /// Everything the thread works with.
-struct Desk {
-    journal: Journal,
-    changes: Receiver<Changes>,
-    publish: PublishSocket,
+struct PublisherLoop {
+    journal: EventJournal,
+    changes: Receiver<KvEventChanges>,
+    publish: PubSocket,
     replay: Option<ReplaySocket>,
-    woken: UnixStream,
+    wake_socket: UnixStream,
     sleeping: Arc<AtomicBool>,
-    source: Arc<Source>,
+    source: Arc<KvEventSource>,
     /// When the last batch was sent.
-    sent: Instant,
+    last_sent: Instant,
 }
 
-impl Desk {
+impl PublisherLoop {
     fn run(mut self) {
         self.append(unix_seconds(), &[KvEvent::Cleared]);
         loop {
@@ -165,10 +169,13 @@ impl Desk {
                 return self.publish.flush(FLUSH);
             };
             let now = Instant::now();
-            more |= self.publish.turn(now);
+            more |= self.publish.poll(now);
             if let Some(replay) = &mut self.replay {
-                let (journal, figures) = (&mut self.journal, &*self.source.figures);
-                more |= replay.turn(now, &mut Library { journal, figures, ts: unix_seconds() });
+                let (journal, figures) = (&mut self.journal, &*self.source.counters);
+                more |= replay.poll(
+                    now,
+                    &mut ReplayContext { journal, counters: figures, ts: unix_seconds() },
+                );
             }
             if !more {
                 self.sleep();
@@ -183,10 +190,10 @@ impl Desk {
         for _ in 0..BATCHES_PER_TURN {
             match self.changes.try_recv() {
                 Ok(changes) => {
-                    self.source.figures.taken(&changes);
+                    self.source.counters.record_dequeued(&changes);
                     match changes {
-                        Changes::Step(ts, events) => self.append(ts, &events),
-                        Changes::Missed(ts, arrears) => self.catch_up(ts, *arrears),
+                        KvEventChanges::Step(ts, events) => self.append(ts, &events),
+                        KvEventChanges::Backlog(ts, arrears) => self.append_backlog(ts, *arrears),
                     }
                 }
                 Err(TryRecvError::Empty) => return Ok(false),
@@ -203,13 +210,13 @@ impl Desk {
     }
 
     /// Sends everything that is cached, in place of steps that were missed.
-    fn catch_up(&mut self, ts: f64, arrears: Arrears) {
-        let entry = self.journal.catch_up(ts, arrears);
+    fn append_backlog(&mut self, ts: f64, arrears: EventBacklog) {
+        let entry = self.journal.append_backlog(ts, arrears);
         self.send(entry, 1 + self.journal.blocks());
     }
 
-    fn send(&mut self, entry: io::Result<Entry>, events: usize) {
-        let figures = &self.source.figures;
+    fn send(&mut self, entry: io::Result<PublishedBatch>, events: usize) {
+        let figures = &self.source.counters;
         let Ok(entry) = entry else {
             count(&figures.errors, 1);
             return;
@@ -220,25 +227,25 @@ impl Desk {
         // A subscriber that reads too slowly misses batches, and sees it by the number.
         let now = Instant::now();
         self.publish.send(entry.seq, entry.payload, now);
-        self.sent = now;
+        self.last_sent = now;
     }
 
     /// Sleeps until something was handed over or asked for, or a beat is due.
     fn sleep(&mut self) {
         self.sleeping.store(true, Ordering::SeqCst);
         // What was handed over before the line above has not rung, and is sent by the sockets' next turn.
-        let sent = self.sent;
-        if !matches!(self.publish_waiting(), Ok(false)) || self.sent != sent {
+        let sent = self.last_sent;
+        if !matches!(self.publish_waiting(), Ok(false)) || self.last_sent != sent {
             self.sleeping.store(false, Ordering::SeqCst);
             return;
         }
-        let beat = self.source.config.idle_beat();
-        let mut left = beat.map(|beat| beat.saturating_sub(self.sent.elapsed()));
-        let mut polled = vec![PollFd::new(&self.woken, PollFlags::IN)];
-        let mut needs_time = self.publish.watch(&mut polled);
-        needs_time |= self.replay.as_ref().is_some_and(|replay| replay.watch(&mut polled));
+        let beat = self.source.config.idle_heartbeat_interval();
+        let mut left = beat.map(|beat| beat.saturating_sub(self.last_sent.elapsed()));
+        let mut polled = vec![PollFd::new(&self.wake_socket, PollFlags::IN)];
+        let mut needs_time = self.publish.add_poll_fds(&mut polled);
+        needs_time |= self.replay.as_ref().is_some_and(|replay| replay.add_poll_fds(&mut polled));
         if needs_time {
-            left = Some(left.map_or(LOOK_INTERVAL, |left| left.min(LOOK_INTERVAL)));
+            left = Some(left.map_or(PEER_CHECK_INTERVAL, |left| left.min(PEER_CHECK_INTERVAL)));
         }
         // A day and more ends at once, and the sleep begins anew.
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
@@ -246,9 +253,9 @@ impl Desk {
         let _ = poll(&mut polled, timeout.as_ref());
         self.sleeping.store(false, Ordering::SeqCst);
         let mut rings = [0; 64];
-        while (&self.woken).read(&mut rings).is_ok_and(|n| n == rings.len()) {}
-        let waits = self.source.figures.queue_depth.load(Ordering::Relaxed) > 0;
-        if !waits && beat.is_some_and(|beat| self.sent.elapsed() >= beat) {
+        while (&self.wake_socket).read(&mut rings).is_ok_and(|n| n == rings.len()) {}
+        let waits = self.source.counters.queue_depth.load(Ordering::Relaxed) > 0;
+        if !waits && beat.is_some_and(|beat| self.last_sent.elapsed() >= beat) {
             self.append(unix_seconds(), &[]);
         }
     }

@@ -1,7 +1,7 @@
 //! Opens the sockets of one publisher.
 
-use super::endpoint::{self, EndpointError, TopicWords};
-use super::publish::PublishPlace;
+use super::endpoint::{self, EndpointError, TopicFields};
+use super::pub_socket::PubSocketMode;
 use super::zmtp::{PeerAddress, PeerListener};
 use crate::config::KvEventsConfig;
 use std::io;
@@ -23,8 +23,8 @@ pub enum SocketError {
 }
 
 /// Open sockets and where they are.
-pub(super) struct Sockets {
-    pub(super) publish: PublishPlace,
+pub(super) struct PublisherSockets {
+    pub(super) publish: PubSocketMode,
     pub(super) endpoint: String,
     pub(super) binds: bool,
     pub(super) replay: Option<BoundSocket>,
@@ -39,20 +39,23 @@ pub(super) struct BoundSocket {
 }
 
 /// Opens the sockets of rank `words.rank`.
-pub(super) fn open(config: &KvEventsConfig, words: &TopicWords) -> Result<Sockets, SocketError> {
+pub(super) fn open(
+    config: &KvEventsConfig,
+    words: &TopicFields,
+) -> Result<PublisherSockets, SocketError> {
     let topic = endpoint::topic(&config.topic, words)?;
-    let at = endpoint::of_rank("endpoint", &config.endpoint, words.rank)?;
+    let at = endpoint::endpoint_of_rank("endpoint", &config.endpoint, words.rank)?;
     let binds = endpoint::binds(config.bind, &at);
     let (publish, endpoint) = if binds {
         let BoundSocket { listener, endpoint } = bind("endpoint", &at)?;
-        (PublishPlace::Listens(listener), endpoint)
+        (PubSocketMode::Bind(listener), endpoint)
     } else {
-        (PublishPlace::Connects(address("endpoint", &at)?), at)
+        (PubSocketMode::Connect(address("endpoint", &at)?), at)
     };
     let replay = config.replay_endpoint.as_ref().map(|replay| {
-        bind("replay_endpoint", &endpoint::of_rank("replay_endpoint", replay, words.rank)?)
+        bind("replay_endpoint", &endpoint::endpoint_of_rank("replay_endpoint", replay, words.rank)?)
     });
-    Ok(Sockets { publish, endpoint, binds, replay: replay.transpose()?, topic })
+    Ok(PublisherSockets { publish, endpoint, binds, replay: replay.transpose()?, topic })
 }
 
 fn address(key: &'static str, at: &str) -> Result<PeerAddress, SocketError> {

@@ -1,14 +1,14 @@
 //! One publisher as others see it: where it publishes, what, and how far it is.
 
-use super::figures::Figures;
-use crate::config::{EventFormat, KvEventsConfig, SequenceStart};
+use super::publisher_counters::PublisherCounters;
+use crate::config::{KvEventFormat, KvEventsConfig, SequenceStart};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A publisher with everything resolved.
 #[derive(Debug)]
-pub struct Source {
+pub struct KvEventSource {
     /// What was asked for.
     pub config: KvEventsConfig,
     /// DP rank.
@@ -24,16 +24,16 @@ pub struct Source {
     /// Tokens per block hash.
     pub block_tokens: u32,
     /// What it counts.
-    pub figures: Arc<Figures>,
+    pub counters: Arc<PublisherCounters>,
 }
 
-impl Source {
+impl KvEventSource {
     /// Its member of `/kv_event_sources`: the configuration in vLLM's words, and what else a reader needs.
     pub fn describe(&self) -> Value {
-        let (config, figures) = (&self.config, &self.figures);
+        let (config, figures) = (&self.config, &self.counters);
         let format = match config.format {
-            EventFormat::Map => "map",
-            EventFormat::Array => "array",
+            KvEventFormat::Map => "map",
+            KvEventFormat::Array => "array",
         };
         let sequence_start = match config.sequence_start {
             SequenceStart::Clock => "clock",
@@ -64,7 +64,7 @@ impl Source {
             "hwm": config.hwm,
             "max_queue_size": config.max_queue_size,
             "max_queue_bytes": config.max_queue_bytes,
-            "idle_beat_s": config.idle_beat().map_or(0.0, |beat| beat.as_secs_f64()),
+            "idle_beat_s": config.idle_heartbeat_interval().map_or(0.0, |beat| beat.as_secs_f64()),
         })
     }
 }

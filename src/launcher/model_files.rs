@@ -1,12 +1,12 @@
 //! The model as files: where they are, what they say, and the text parts read from them.
 
-use super::start_up::WeightsBaseline;
-use super::{demo, settings};
-use crate::config::{Dtype, Environment, LoadFormat, ModelArgs, ServeArgs};
-use crate::hub::{self, Wanted};
+use super::startup::WeightsBaseline;
+use super::{demo_model, settings};
+use crate::config::{DtypeArg, LoadFormatArg, ModelArgs, ProcessEnvironment, ServeArgs};
+use crate::hub::{self, HubFileSet};
 use crate::text::{ChatTemplate, Tokenizer};
 use anyhow::{Context, Result, bail};
-use models::Config;
+use models::ModelConfig;
 use models::config::CheckpointDType;
 use std::fs;
 use std::hash::{DefaultHasher, Hasher};
@@ -21,29 +21,29 @@ pub struct ModelFiles {
     /// Folder of the tokenizer.
     pub text_dir: PathBuf,
     /// What the model computes.
-    pub config: Config,
+    pub config: ModelConfig,
     /// Where the weights come from.
-    pub source: models::LoadFormat,
+    pub source: models::WeightsFormat,
     /// Digest of the folders: an executor that computes another one reads other files.
     pub manifest: u64,
     /// The model that drafts for it, if one does: its folder, and what it computes.
-    pub draft: Option<(PathBuf, Config)>,
+    pub draft: Option<(PathBuf, ModelConfig)>,
     /// Longest prompt plus output: asked for, else the model's.
     pub max_model_len: u32,
     /// Removes an unpacked demo.
-    _unpacked: Option<demo::Unpacked>,
+    _unpacked: Option<demo_model::UnpackedDemo>,
 }
 
 /// Digest of a model's folder, and of that of the model that drafts for it.
 ///
 /// Errors: as `models::manifest`.
-pub fn manifest(dir: &Path, draft: Option<&Path>, source: models::LoadFormat) -> Result<u64> {
+pub fn manifest(dir: &Path, draft: Option<&Path>, source: models::WeightsFormat) -> Result<u64> {
     let draft = draft.map(|dir| models::manifest(dir, source)).transpose()?;
     Ok(models::manifest(dir, source)? ^ draft.map_or(0, |digest| digest.rotate_left(1)))
 }
 
 /// What turns text into ids and back.
-pub struct Text {
+pub struct TextAssets {
     /// Of the model.
     pub tokenizer: Tokenizer,
     /// If the model has one.
@@ -52,34 +52,34 @@ pub struct Text {
 
 impl ModelFiles {
     /// Finds the files, fetching or unpacking them where needed, and reads `config.json`.
-    pub fn resolve(args: &ServeArgs, environment: &Environment) -> Result<Self> {
+    pub fn resolve(args: &ServeArgs, environment: &ProcessEnvironment) -> Result<Self> {
         let model = &args.model;
         let fetch = |name: &str, wanted| {
             let (revision, cache) = (model.revision.as_deref(), model.download_dir.as_deref());
             hub::resolve(name, revision, wanted, environment, cache)
         };
         let (name, dir, unpacked) = if let Some(name) = &model.model {
-            let synth = model.load_format == LoadFormat::Synth;
-            let wanted = if synth { Wanted::Description } else { Wanted::Model };
+            let synth = model.load_format == LoadFormatArg::Synth;
+            let wanted = if synth { HubFileSet::WithoutWeights } else { HubFileSet::Everything };
             (name.clone(), fetch(name, wanted)?, None)
         } else {
-            let unpacked = demo::Unpacked::new()?;
-            (demo::NAME.to_owned(), unpacked.dir().to_owned(), Some(unpacked))
+            let unpacked = demo_model::UnpackedDemo::new()?;
+            (demo_model::NAME.to_owned(), unpacked.dir().to_owned(), Some(unpacked))
         };
         let text_dir = match &model.tokenizer {
-            Some(name) => fetch(name, Wanted::Tokenizer)?,
+            Some(name) => fetch(name, HubFileSet::Tokenizer)?,
             None => dir.clone(),
         };
         let overrides = model.hf_overrides.clone().unwrap_or_default();
-        let config = Config::from_dir_with(&dir, &overrides)?;
-        let source = settings::source(args);
+        let config = ModelConfig::from_dir_with(&dir, &overrides)?;
+        let source = settings::load_format(args);
         let draft = args.speculation.draft_model().map(|name| -> Result<_> {
-            let synth = model.load_format == LoadFormat::Synth;
-            let dir = fetch(name, if synth { Wanted::Config } else { Wanted::Weights })?;
-            let config = Config::from_dir(&dir)?;
+            let synth = model.load_format == LoadFormatArg::Synth;
+            let dir = fetch(name, if synth { HubFileSet::Config } else { HubFileSet::Weights })?;
+            let config = ModelConfig::from_dir(&dir)?;
             Ok((dir, config))
         });
-        let draft = draft.transpose().with_context(|| args.speculation.flag())?;
+        let draft = draft.transpose().with_context(|| args.speculation.flag_in_error())?;
         let manifest = manifest(&dir, draft.as_ref().map(|(dir, _)| dir.as_path()), source)?;
         let max_model_len = max_model_len(model.max_model_len.tokens(), &config)?;
         Ok(Self {
@@ -96,13 +96,13 @@ impl ModelFiles {
     }
 
     /// Reads the tokenizer and compiles the chat template.
-    pub fn load_text(&self, args: &ServeArgs) -> Result<Text> {
+    pub fn load_text(&self, args: &ServeArgs) -> Result<TextAssets> {
         let tokenizer = Tokenizer::load(&self.text_dir)?;
         let tokenizer = tokenizer.with_memory(args.engine.max_text_memory.0);
         let output_bytes_max = settings::prompt_bytes_max(self.max_model_len);
         let chosen = args.reply.chat_template.as_deref();
         let template = ChatTemplate::load(&self.text_dir, chosen, &tokenizer, output_bytes_max)?;
-        Ok(Text { tokenizer, template })
+        Ok(TextAssets { tokenizer, template })
     }
 
     /// Names the API answers to; at least one.
@@ -114,15 +114,15 @@ impl ModelFiles {
     }
 
     /// What is computed in where `asked` is: `auto` is what the checkpoint names, bfloat16 if it names nothing.
-    pub fn dtype(&self, asked: Dtype) -> executor::Dtype {
+    pub fn dtype(&self, asked: DtypeArg) -> executor::ModelDtype {
         match (asked, self.config.dtype) {
-            (Dtype::Float32, _) | (Dtype::Auto, Some(CheckpointDType::F32)) => {
-                executor::Dtype::Float32
+            (DtypeArg::Float32, _) | (DtypeArg::Auto, Some(CheckpointDType::F32)) => {
+                executor::ModelDtype::Float32
             }
-            (Dtype::Float16, _) | (Dtype::Auto, Some(CheckpointDType::F16)) => {
-                executor::Dtype::Float16
+            (DtypeArg::Float16, _) | (DtypeArg::Auto, Some(CheckpointDType::F16)) => {
+                executor::ModelDtype::Float16
             }
-            (Dtype::Bfloat16 | Dtype::Auto, _) => executor::Dtype::Bfloat16,
+            (DtypeArg::Bfloat16 | DtypeArg::Auto, _) => executor::ModelDtype::Bfloat16,
         }
     }
 
@@ -142,7 +142,7 @@ impl ModelFiles {
 }
 
 /// Longest prompt plus output: what was asked for, else what the model was made for.
-fn max_model_len(asked: Option<u32>, config: &Config) -> Result<u32> {
+fn max_model_len(asked: Option<u32>, config: &ModelConfig) -> Result<u32> {
     let longest = u32::try_from(config.context_max()).unwrap_or(u32::MAX);
     if longest < 2 {
         bail!("max_position_embeddings of config.json is {longest}: nothing can be generated");
@@ -161,9 +161,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_length_beyond_the_model_is_refused_with_both_numbers() {
-        let dir = demo::Unpacked::new().unwrap();
-        let config = Config::from_dir(dir.dir()).unwrap();
+    fn too_large_max_model_len_is_rejected_with_both_numbers() {
+        let dir = demo_model::UnpackedDemo::new().unwrap();
+        let config = ModelConfig::from_dir(dir.dir()).unwrap();
         let longest = config.context_max() as u32;
         assert_eq!(max_model_len(None, &config).unwrap(), longest);
         assert_eq!(max_model_len(Some(longest), &config).unwrap(), longest);

@@ -4,32 +4,35 @@
 //! once), then the model's files, then text and executors, then the engine. Whatever fails before
 //! ready ends the process with exit code 1 and its cause.
 
-use super::engine_thread::Notice;
-use super::executor::{ExecutorLink, Lifetime, Others, World};
-use super::host::{Deciding, Host, Observers};
-use super::model_files::{ModelFiles, Text};
-use super::nodes::{self, Door, Registry};
-use super::shutdown::Front;
-use super::start_rules::start_rules;
-use super::start_up::{StartError, Up};
-use super::supervisor::{self, Supervised};
-use super::{device, grammar_worker, info, listen, parsers, settings, signals, template_worker};
-use crate::config::{DeviceKind, Environment, Length, LogFormat, ServeArgs};
-use crate::grammar::Grammars;
-use crate::kv_events::{Bound, Feed, Publisher, TopicWords};
+use super::engine_host::{EngineHost, EngineObservers, EngineParts};
+use super::engine_loop::SupervisorEvent;
+use super::executor::{ExecutorLaunchOptions, ExecutorLink, ExecutorWorld, RemoteNodes};
+use super::model_files::{ModelFiles, TextAssets};
+use super::nodes::{self, NodeListener, NodeRegistry};
+use super::shutdown::ServerFrontend;
+use super::start_policy::start_policy;
+use super::startup::{StartError, StartupReport};
+use super::supervisor::{self, SupervisorState};
+use super::{
+    device_detection, grammar_worker, listeners, parser_selection, server_info, settings, signals,
+    template_worker,
+};
+use crate::config::{DeviceArg, LogFormat, MaxModelLenArg, ProcessEnvironment, ServeArgs};
+use crate::grammar::GrammarCompilePool;
+use crate::kv_events::{BoundPublisher, KvEventFeed, KvEventPublisher, TopicFields};
 use crate::log::LogWriter;
-use crate::metrics::{CacheFacts, Metrics, MetricsConfig};
-use crate::progress::{Progress, Unit};
-use crate::server::app::{App, ModelCard, Serving};
-use crate::server::health::Health;
-use crate::server::listen::Connections;
-use crate::server::openai::exchange::unix_time;
-use crate::server::openai::params::Bounds;
-use crate::server::trace::Tracer;
+use crate::metrics::{KvCacheInfo, MetricsConfig, ServerMetrics};
+use crate::progress::{ProgressReporter, ProgressUnit};
+use crate::server::app::{AppState, ModelCard, ServingContext};
+use crate::server::health::HealthState;
+use crate::server::listener::ConnectionLimiter;
+use crate::server::openai::endpoint::unix_time;
+use crate::server::openai::params::FieldBounds;
+use crate::server::request_trace::RequestTracer;
 use crate::text::RequestTemplates;
 use anyhow::{Context, Result, anyhow, bail};
-use protocol::{Epoch, Phase};
-use scheduler::{Engine, EngineConfig, EngineError, KvConfig, StepDeadline};
+use protocol::{Epoch, StartupPhase};
+use scheduler::{KvConfig, Scheduler, SchedulerConfig, SchedulerConfigError, StepDeadline};
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -44,7 +47,7 @@ const HTTP_THREADS: usize = 2;
 const FIRST_EPOCH: Epoch = Epoch(1);
 
 /// Serves until told to stop. Returns the process's exit code.
-pub fn run(args: &ServeArgs, environment: &Environment) -> Result<ExitCode> {
+pub fn run(args: &ServeArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(HTTP_THREADS)
         .thread_name("http")
@@ -53,7 +56,7 @@ pub fn run(args: &ServeArgs, environment: &Environment) -> Result<ExitCode> {
         .context("cannot start the HTTP threads")?;
     let code = match args.nodes.cluster() {
         Some(cluster) if cluster.node > 0 => {
-            nodes::member::run(args, environment, cluster, &runtime)
+            nodes::worker_node::run(args, environment, cluster, &runtime)
         }
         _ => serve(args, environment, &runtime),
     };
@@ -61,20 +64,24 @@ pub fn run(args: &ServeArgs, environment: &Environment) -> Result<ExitCode> {
     code
 }
 
-fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Result<ExitCode> {
+fn serve(
+    args: &ServeArgs,
+    environment: &ProcessEnvironment,
+    runtime: &Runtime,
+) -> Result<ExitCode> {
     let began = Instant::now();
-    let health = Arc::new(Health::default());
-    let app = Arc::new(App::new(settings::options(args)?, Arc::clone(&health)));
+    let health = Arc::new(HealthState::default());
+    let app = Arc::new(AppState::new(settings::options(args)?, Arc::clone(&health)));
     {
         let _inside = runtime.enter();
         let tracer = app.options.tracer.clone();
-        signals::survive(move || tracer.iter().for_each(Tracer::reopen))
+        signals::handle_harmless_signals(move || tracer.iter().for_each(RequestTracer::reopen))
             .context("cannot watch for signals")?;
     }
-    let connections = Connections::new(settings::connections_max());
-    let address = listen::public(args, runtime, &app, &connections)?;
-    listen::admin(args, runtime, &app, &connections)?;
-    let open = |cluster| Door::open(cluster, args.nodes.secret(environment)?);
+    let connections = ConnectionLimiter::new(settings::connections_max());
+    let address = listeners::open_public(args, runtime, &app, &connections)?;
+    listeners::open_admin(args, runtime, &app, &connections)?;
+    let open = |cluster| NodeListener::open(cluster, args.nodes.secret(environment)?);
     let door = args.nodes.cluster().map(open).transpose()?;
 
     let files = ModelFiles::resolve(args, environment)?;
@@ -83,26 +90,26 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
     {
         let _inside = runtime.enter();
         let sender = sender.clone();
-        signals::forward(move |number| sender.send(Notice::Signal(number)).is_ok())
+        signals::forward(move |number| sender.send(SupervisorEvent::Signal(number)).is_ok())
             .context("cannot watch for signals")?;
     }
-    let others = door.map(|door| let_in(door, args, &files)).transpose()?;
+    let others = door.map(|door| admit_nodes(door, args, &files)).transpose()?;
     let configured = began.elapsed();
     let Some(started) = start(args.clone(), &files, environment, others, &notices)? else {
         return Ok(ExitCode::SUCCESS);
     };
-    let Started { args, world, links, up, text } = started;
+    let StartedModel { args, world, links, startup: up, text } = started;
     let args = &args;
     let (engine, max_model_len) = engine(args, &files, &up)?;
     let limits = engine.limits().clone();
     let fixed = args.engine.step_deadline.map(|seconds| seconds.0);
-    let deadline = StepDeadline::new(fixed, up.memory.pace);
+    let deadline = StepDeadline::new(fixed, up.memory.step_cost);
     let admission = settings::admission(&args.engine, args.parallel.data_parallel_size);
     let metrics = metrics(args, &files, &up, &engine, max_model_len)?;
-    let observers = Observers { health, metrics: Arc::clone(&metrics) };
+    let observers = EngineObservers { health, metrics: Arc::clone(&metrics) };
     let (kv_events, publishers) = start_kv_events(bound, &up, &metrics)?;
-    let deciding = Deciding { engine, kv_events };
-    let host = Host::start(
+    let deciding = EngineParts { engine, kv_events };
+    let host = EngineHost::start(
         deciding,
         links,
         admission,
@@ -113,45 +120,47 @@ fn serve(args: &ServeArgs, environment: &Environment, runtime: &Runtime) -> Resu
     )
     .context("cannot start the scheduler's thread")?;
 
-    let logprobs_max = world.settings().logprobs_max;
-    let bounds = settings::bounds(args, max_model_len, files.config.vocab as u32, logprobs_max);
-    metrics.life.started(&up.phases, configured, began.elapsed());
+    let logprobs_max = world.settings().max_logprobs;
+    let bounds =
+        settings::field_bounds(args, max_model_len, files.config.vocab as u32, logprobs_max);
+    metrics.executors.started(&up.phases, configured, began.elapsed());
     let of_serving = (&host, Arc::clone(&metrics));
     let mut serving = serving(args, &files, &up, text, bounds, of_serving)?;
-    serving.info = info::of(args, world.settings(), &serving, &up, &limits);
+    serving.info = server_info::server_info(args, world.settings(), &serving, &up, &limits);
     serving.kv_event_sources = publishers.iter().map(|p| Arc::clone(p.source())).collect();
     app.set_serving(serving);
     if let Ok(serving) = app.serving() {
-        greet(args.log.log_format, serving, address);
+        log_ready(args.log.log_format, serving, address);
     }
     // An executor in a thread has no second start, and needs no unpacked demo any more.
-    let files = settings::apart(args).then_some(files);
-    let front = Front { app: &app, connections: &connections, runtime: runtime.handle() };
-    let supervised = Supervised::new(world, notices, sender, metrics);
+    let files = settings::uses_executor_processes(args).then_some(files);
+    let front = ServerFrontend { app: &app, connections: &connections, runtime: runtime.handle() };
+    let supervised = SupervisorState::new(world, notices, sender, metrics);
     let code = supervisor::run(&front, host, supervised, args.http.shutdown_timeout.0);
-    publishers.into_iter().for_each(Publisher::finish);
+    publishers.into_iter().for_each(KvEventPublisher::finish);
     drop(files);
     Ok(code)
 }
 
 /// Lets the other nodes in, as far as they belong here.
-fn let_in(door: Door, args: &ServeArgs, files: &ModelFiles) -> Result<Others> {
+fn admit_nodes(door: NodeListener, args: &ServeArgs, files: &ModelFiles) -> Result<RemoteNodes> {
     let cluster = args.nodes.cluster().context("a node that serves alone")?.clone();
     let (parallel, manifest) = (settings::parallel(args), files.manifest);
-    let expected = nodes::Expected { nodes: cluster.nodes, parallel, manifest };
-    let registry = Arc::new(Registry::new(expected));
-    door.receive(&registry).context("cannot start a thread for other nodes")?;
-    Ok(Others { cluster, registry })
+    let expected = nodes::ClusterRequirements { nodes: cluster.nodes, parallel, manifest };
+    let registry = Arc::new(NodeRegistry::new(expected));
+    door.start(&registry).context("cannot start a thread for other nodes")?;
+    Ok(RemoteNodes { cluster, registry })
 }
 
 /// Starts the publishers of KV events.
 fn start_kv_events(
-    bound: Vec<Bound>,
-    up: &Up,
-    metrics: &Metrics,
-) -> Result<(Vec<Feed>, Vec<Publisher>)> {
-    let (spec, blocks) = (&up.memory.spec, up.ready.blocks);
-    let start = |(bound, figures): (Bound, _)| bound.start(spec, blocks, Arc::clone(figures));
+    bound: Vec<BoundPublisher>,
+    up: &StartupReport,
+    metrics: &ServerMetrics,
+) -> Result<(Vec<KvEventFeed>, Vec<KvEventPublisher>)> {
+    let (spec, blocks) = (&up.memory.kv_spec, up.ready.kv_blocks);
+    let start =
+        |(bound, figures): (BoundPublisher, _)| bound.start(spec, blocks, Arc::clone(figures));
     let started: std::io::Result<Vec<_>> =
         bound.into_iter().zip(&metrics.kv_events).map(start).collect();
     Ok(started.context("cannot start a thread for KV events")?.into_iter().unzip())
@@ -161,31 +170,31 @@ fn start_kv_events(
 fn bind_kv_events(
     args: &ServeArgs,
     files: &ModelFiles,
-    environment: &Environment,
-) -> Result<Vec<Bound>> {
+    environment: &ProcessEnvironment,
+) -> Result<Vec<BoundPublisher>> {
     let Some(config) = args.kv_events.enabled() else { return Ok(Vec::new()) };
     if !args.engine.enable_prefix_caching {
         tracing::warn!("KV events are on, but without prefix caching there is nothing to announce");
     }
-    let words = |rank| TopicWords {
-        pod: environment.pod.clone().unwrap_or_default(),
+    let words = |rank| TopicFields {
+        pod: environment.pod_name.clone().unwrap_or_default(),
         model: files.served_names(args).into_iter().next().unwrap_or_default(),
         rank,
         epoch: 0, // Chosen with the socket.
     };
     (0..args.parallel.data_parallel_size)
-        .map(|rank| Bound::open(&config, words(rank)).context("--kv-events-config"))
+        .map(|rank| BoundPublisher::open(&config, words(rank)).context("--kv-events-config"))
         .collect()
 }
 
 /// A model that is up.
-struct Started {
+struct StartedModel {
     /// As given, with `--device auto` resolved.
     args: ServeArgs,
-    world: World,
+    world: ExecutorWorld,
     links: Vec<ExecutorLink>,
-    up: Up,
-    text: Text,
+    startup: StartupReport,
+    text: TextAssets,
 }
 
 /// Starts the executors and reads the model's text files meanwhile. A GPU that was merely found, and cannot
@@ -193,32 +202,32 @@ struct Started {
 fn start(
     mut args: ServeArgs,
     files: &ModelFiles,
-    environment: &Environment,
-    others: Option<Others>,
-    notices: &Receiver<Notice>,
-) -> Result<Option<Started>> {
-    let auto = args.engine.device == DeviceKind::Auto;
+    environment: &ProcessEnvironment,
+    others: Option<RemoteNodes>,
+    notices: &Receiver<SupervisorEvent>,
+) -> Result<Option<StartedModel>> {
+    let auto = args.engine.device == DeviceArg::Auto;
     if auto {
-        args.engine.device = device::found();
+        args.engine.device = device_detection::detect();
     }
     settings::check_world(&args, files)?;
     let (mut world, mut links) = start_executors(&args, files, environment, others)?;
     let text = files.load_text(&args)?;
-    let mut up = wait_for(&mut world, &mut links, notices);
+    let mut up = wait_until_ready(&mut world, &mut links, notices);
     if let Err(error) = &up
         && auto
         && settings::parallel(&args).world_size() == 1
-        && args.engine.device != DeviceKind::Cpu
-        && error.is_of_the_device()
+        && args.engine.device != DeviceArg::Cpu
+        && error.is_device_error()
     {
         tracing::warn!(%error, "the GPU cannot be used: computing on the CPU");
-        args.engine.device = DeviceKind::Cpu;
+        args.engine.device = DeviceArg::Cpu;
         (world, links) = start_executors(&args, files, environment, None)?;
-        up = wait_for(&mut world, &mut links, notices);
+        up = wait_until_ready(&mut world, &mut links, notices);
     }
     match up {
-        Ok(up) => Ok(Some(Started { args, world, links, up, text })),
-        Err(StartError::Signal(_)) => Ok(None),
+        Ok(up) => Ok(Some(StartedModel { args, world, links, startup: up, text })),
+        Err(StartError::Interrupted(_)) => Ok(None),
         Err(error) => Err(anyhow!(error).context(files.name.clone())),
     }
 }
@@ -227,19 +236,24 @@ fn start(
 fn serving(
     args: &ServeArgs,
     files: &ModelFiles,
-    up: &Up,
-    text: Text,
-    bounds: Bounds,
-    (host, metrics): (&Host, Arc<Metrics>),
-) -> Result<Serving> {
-    let block_tokens = up.memory.spec.block_tokens;
+    up: &StartupReport,
+    text: TextAssets,
+    bounds: FieldBounds,
+    (host, metrics): (&EngineHost, Arc<ServerMetrics>),
+) -> Result<ServingContext> {
+    let block_tokens = up.memory.kv_spec.block_tokens;
     let architecture = files.config.architecture;
-    let parsers = parsers::of(&args.reply, architecture, text.template.as_ref(), &text.tokenizer);
+    let parsers = parser_selection::select_parsers(
+        &args.reply,
+        architecture,
+        text.template.as_ref(),
+        &text.tokenizer,
+    );
     let tokenizer = Arc::new(text.tokenizer);
     let tokens = Arc::clone(&tokenizer);
     let timings = Arc::clone(&host.grammar_timings);
     let trials = grammar_worker::program(args.log.log_format);
-    let grammars = Grammars::start(move || tokens.grammar_vocabulary(), &trials, timings)
+    let grammars = GrammarCompilePool::start(move || tokens.grammar_vocabulary(), &trials, timings)
         .context("cannot start the threads that compile grammars")?;
     let prompt_bytes_max = settings::prompt_bytes_max(bounds.max_model_len);
     let trusted = args.reply.trust_request_chat_template;
@@ -247,7 +261,7 @@ fn serving(
     let request_templates = program
         .map(|program| RequestTemplates::new(program, &tokenizer, prompt_bytes_max))
         .transpose()?;
-    Ok(Serving {
+    Ok(ServingContext {
         client: host.client.clone(),
         grammars,
         parsers,
@@ -259,13 +273,13 @@ fn serving(
             created: unix_time(),
             fingerprint: files.fingerprint(&args.model, &up.weights)?,
         },
-        defaults: settings::defaults(&args.reply, &files.config.generation),
+        sampling_defaults: settings::sampling_defaults(&args.reply, &files.config.generation),
         template_defaults: args.reply.default_chat_template_kwargs.clone().unwrap_or_default(),
         request_templates,
         body_bytes_max: settings::body_bytes_max(bounds.max_model_len),
-        bounds,
+        field_bounds: bounds,
         block_tokens: if args.engine.enable_prefix_caching { block_tokens } else { 0 },
-        pool_tokens: u64::from(up.ready.blocks) * u64::from(block_tokens),
+        pool_tokens: u64::from(up.ready.kv_blocks) * u64::from(block_tokens),
         metrics,
         kv_event_sources: Vec::new(),
         info: serde_json::Value::Null,
@@ -276,21 +290,21 @@ fn serving(
 fn metrics(
     args: &ServeArgs,
     files: &ModelFiles,
-    up: &Up,
-    engine: &Engine,
+    up: &StartupReport,
+    engine: &Scheduler,
     max_model_len: u32,
-) -> Result<Arc<Metrics>> {
+) -> Result<Arc<ServerMetrics>> {
     let name = files.served_names(args).into_iter().next().unwrap_or_default();
-    let experts = settings::experts_counted(&files.config);
+    let experts = settings::expert_counts_by_layer(&files.config);
     let config = MetricsConfig { experts, ..settings::metrics(args, name, max_model_len) };
-    let metrics = Metrics::new(&config)?;
-    metrics.set_cache(CacheFacts {
-        block_tokens: up.memory.spec.block_tokens,
-        blocks: up.ready.blocks,
+    let metrics = ServerMetrics::new(&config)?;
+    metrics.set_kv_cache(KvCacheInfo {
+        block_tokens: up.memory.kv_spec.block_tokens,
+        blocks: up.ready.kv_blocks,
         dtype: args.engine.kv_cache_dtype.name().to_owned(),
         memory_utilization: args.engine.gpu_memory_utilization,
         prefix_caching: args.engine.enable_prefix_caching,
-        seats: engine.limits().requests_running,
+        max_num_seqs: engine.limits().max_num_seqs,
     })?;
     Ok(metrics)
 }
@@ -299,27 +313,30 @@ fn metrics(
 fn start_executors(
     args: &ServeArgs,
     files: &ModelFiles,
-    environment: &Environment,
-    others: Option<Others>,
-) -> Result<(World, Vec<ExecutorLink>)> {
+    environment: &ProcessEnvironment,
+    others: Option<RemoteNodes>,
+) -> Result<(ExecutorWorld, Vec<ExecutorLink>)> {
     let config = settings::executor(args, files, environment)?;
-    let lifetime = Lifetime { apart: settings::apart(args), log: args.log.log_format };
+    let lifetime = ExecutorLaunchOptions {
+        as_processes: settings::uses_executor_processes(args),
+        log_format: args.log.log_format,
+    };
     let jitter_seed = RandomState::new().hash_one(0);
-    let mut world = World::new(&config, lifetime, start_rules(args, jitter_seed), others);
+    let mut world = ExecutorWorld::new(&config, lifetime, start_policy(args, jitter_seed), others);
     let links = world.start(FIRST_EPOCH)?;
     Ok((world, links))
 }
 
 /// Waits until the executors are ready and shows how far they are.
-fn wait_for(
-    world: &mut World,
+fn wait_until_ready(
+    world: &mut ExecutorWorld,
     links: &mut Vec<ExecutorLink>,
-    notices: &Receiver<Notice>,
-) -> Result<Up, StartError> {
-    let mut shown: Option<(Phase, Progress)> = None;
+    notices: &Receiver<SupervisorEvent>,
+) -> Result<StartupReport, StartError> {
+    let mut shown: Option<(StartupPhase, ProgressReporter)> = None;
     // Nothing else can be noticed before there is an engine.
     let stop = || match notices.try_recv() {
-        Ok(Notice::Signal(number)) => Some(number),
+        Ok(SupervisorEvent::Signal(number)) => Some(number),
         _ => None,
     };
     let up = world.bring_up(links, stop, |phase, done, total| {
@@ -338,17 +355,19 @@ fn wait_for(
     up
 }
 
-fn new_progress(phase: Phase, total: u64) -> Progress {
+fn new_progress(phase: StartupPhase, total: u64) -> ProgressReporter {
     match phase {
-        Phase::Load => Progress::new(phase.name(), total, Unit::Bytes),
-        Phase::Device | Phase::Join | Phase::Compile | Phase::WarmUp | Phase::Capture => {
-            Progress::new(phase.name(), total, Unit::Items)
-        }
+        StartupPhase::Load => ProgressReporter::new(phase.name(), total, ProgressUnit::Bytes),
+        StartupPhase::Device
+        | StartupPhase::Join
+        | StartupPhase::Compile
+        | StartupPhase::WarmUp
+        | StartupPhase::Capture => ProgressReporter::new(phase.name(), total, ProgressUnit::Items),
     }
 }
 
 /// The scheduler, and the longest request it takes: what was asked for, or what the cache holds.
-fn engine(args: &ServeArgs, files: &ModelFiles, up: &Up) -> Result<(Engine, u32)> {
+fn engine(args: &ServeArgs, files: &ModelFiles, up: &StartupReport) -> Result<(Scheduler, u32)> {
     if let Some(rate) = settings::synthetic_acceptance(args) {
         tracing::warn!(
             rate,
@@ -357,28 +376,30 @@ fn engine(args: &ServeArgs, files: &ModelFiles, up: &Up) -> Result<(Engine, u32)
     }
     let random = RandomState::new();
     let keys = [random.hash_one(0), random.hash_one(1)];
-    let mut kv = KvConfig::new(up.memory.spec.clone(), up.ready.blocks, keys);
+    let mut kv = KvConfig::new(up.memory.kv_spec.clone(), up.ready.kv_blocks, keys);
     kv.caching = args.engine.enable_prefix_caching;
     kv.events = args.kv_events.enabled().is_some();
-    kv.residency = args.metrics.residency();
+    kv.lifetime_sample = args.metrics.block_lifetime_sample_rate();
     let build = |max_model_len: u32| {
         let replicas = args.parallel.data_parallel_size;
         let limits =
             settings::limits(&args.engine, replicas, max_model_len, files.config.vocab as u32);
-        let limits = settings::with_drafts(limits, args.speculation.speculation());
-        let mut config = EngineConfig::new(limits, kv.clone());
+        let limits = settings::limits_with_draft_tokens(limits, args.speculation.speculation());
+        let mut config = SchedulerConfig::new(limits, kv.clone());
         config.replicas = replicas;
         config.lockstep = settings::parallel(args).lockstep();
         // Where no step is recorded a chunk makes nobody else's slower.
-        config.prefill_gate = !up.ready.graph_rows.is_empty();
-        config.graph_rows.clone_from(&up.ready.graph_rows);
+        config.prefill_gate = !up.ready.capture_sizes.is_empty();
+        config.capture_sizes.clone_from(&up.ready.capture_sizes);
         config.routing = settings::routing(args.parallel.dp_load_balance);
-        Engine::new(config)
+        Scheduler::new(config)
     };
     let asked = files.max_model_len;
     match build(asked) {
         Ok(engine) => Ok((engine, asked)),
-        Err(EngineError::PoolTooSmall { fits, .. }) if args.model.max_model_len == Length::Auto => {
+        Err(SchedulerConfigError::PoolTooSmall { tokens_in_pool: fits, .. })
+            if args.model.max_model_len == MaxModelLenArg::Auto =>
+        {
             let fits = u32::try_from(fits).unwrap_or(u32::MAX).min(asked);
             tracing::warn!(
                 max_model_len = fits,
@@ -393,19 +414,19 @@ fn engine(args: &ServeArgs, files: &ModelFiles, up: &Up) -> Result<(Engine, u32)
 }
 
 /// Says that all is well: to people with what to type next, to collectors of logs as an event.
-fn greet(format: LogFormat, serving: &Serving, address: SocketAddr) {
+fn log_ready(format: LogFormat, serving: &ServingContext, address: SocketAddr) {
     match format {
-        LogFormat::Human => LogWriter::default().say(&greeting(serving, address)),
+        LogFormat::Human => LogWriter::default().write_plain_line(&ready_message(serving, address)),
         LogFormat::Json => {
             let model = serving.card.names.first().map_or("", String::as_str);
             let (max_model_len, kv_cache_tokens) =
-                (serving.bounds.max_model_len, serving.pool_tokens);
+                (serving.field_bounds.max_model_len, serving.pool_tokens);
             tracing::info!(%address, model, max_model_len, kv_cache_tokens, "ready");
         }
     }
 }
 
-fn greeting(serving: &Serving, address: SocketAddr) -> String {
+fn ready_message(serving: &ServingContext, address: SocketAddr) -> String {
     let (path, body) = if serving.template.is_some() {
         let content = "What is 12 plus 30?";
         let body = format!(r#"{{"messages":[{{"role":"user","content":"{content}"}}]}}"#);
@@ -414,7 +435,7 @@ fn greeting(serving: &Serving, address: SocketAddr) -> String {
         ("/v1/completions", r#"{"prompt":"Once upon a time"}"#.to_owned())
     };
     let name = serving.card.names.first().map_or("", String::as_str);
-    let (most, pool) = (serving.bounds.max_model_len, serving.pool_tokens);
+    let (most, pool) = (serving.field_bounds.max_model_len, serving.pool_tokens);
     format!(
         "hadron {} serves {name} on http://{address} (up to {most} tokens a request, \
          {pool} in the KV cache)\ntry:\n  curl http://{address}{path} \

@@ -2,28 +2,28 @@
 
 use super::model_files::ModelFiles;
 use crate::config::{
-    AccessArgs, Admission, BF16_CACHE_OF_OTHERS, CacheDtype, DeviceKind, EngineArgs, Environment,
-    ExecutorPlace, LoadFormat, LogArgs, Placement, ReasoningPlace, ReplyArgs, SchedulingPolicy,
-    ServeArgs, Strings,
+    AccessArgs, BF16_KV_CACHE_MISMATCH, DeviceArg, EngineArgs, ExecutorPlacementArg,
+    KvCacheDtypeArg, LoadBalancePolicy, LoadFormatArg, LogArgs, OverloadStatus, ProcessEnvironment,
+    ReasoningFieldArg, ReplyArgs, SchedulingPolicyArg, ServeArgs, StringListArg,
 };
 use crate::engine_client::AdmissionLimits;
 use crate::metrics::MetricsConfig;
-use crate::server::app::Options;
-use crate::server::cross_origin::CrossOrigin;
-use crate::server::keys::Keys;
+use crate::server::app::ServerOptions;
+use crate::server::auth::ApiKeys;
+use crate::server::cors::CorsConfig;
 use crate::server::openai::chat::ReasoningField;
-use crate::server::openai::params::{Bounds, Defaults};
-use crate::server::trace::Tracer;
+use crate::server::openai::params::{FieldBounds, SamplingDefaults};
+use crate::server::request_trace::RequestTracer;
 use anyhow::{Context, Result, anyhow, bail};
 use axum::http::StatusCode;
-use executor::{ExecutorConfig, GPU_LOGPROBS_MAX, KvSize};
-use models::Config;
+use executor::{ExecutorConfig, GPU_LOGPROBS_MAX, KvCacheSize};
+use models::ModelConfig;
 use models::config::GenerationConfig;
 use protocol::{
-    Acceptance, Capture, Device, Drafter, Epoch, ExpertPlacement, Parallel, Rank, Settings,
-    Speculation,
+    DeviceKind, DraftAcceptance, Epoch, ExecutorSettings, ExpertPlacement, GraphCapture,
+    ParallelConfig, Rank, SpeculativeConfig, SpeculativeMethod,
 };
-use scheduler::{Limits, Routing};
+use scheduler::{RoutingPolicy, SchedulerLimits};
 use std::fs;
 
 /// Descriptors kept for everything but connections.
@@ -36,31 +36,33 @@ const BODY_BYTES_MAX: usize = 64 << 20;
 /// How replies are made, and for whom.
 ///
 /// Errors: keys that cannot be read.
-pub fn options(args: &ServeArgs) -> Result<Options> {
+pub fn options(args: &ServeArgs) -> Result<ServerOptions> {
     let (reply, access) = (&args.reply, &args.access);
     let clients = access.client_keys()?;
-    let keys =
-        Keys::new(clients.iter().map(String::as_str), access.admin_key.iter().map(String::as_str));
-    let usual = Options::default();
-    Ok(Options {
-        keys,
+    let keys = ApiKeys::new(
+        clients.iter().map(String::as_str),
+        access.admin_key.iter().map(String::as_str),
+    );
+    let usual = ServerOptions::default();
+    Ok(ServerOptions {
+        api_keys: keys,
         admin_listener: access.admin_listen.is_some(),
         metrics_require_key: access.metrics_require_key,
         cors: cors(access)?,
         tracer: tracer(&args.log)?,
         keep_alive: args.http.sse_keep_alive_interval.0,
         overload_status: match args.engine.admission_status {
-            Admission::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
-            Admission::ServiceUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+            OverloadStatus::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
+            OverloadStatus::ServiceUnavailable => StatusCode::SERVICE_UNAVAILABLE,
         },
         strict_fields: reply.strict_fields,
         force_usage: reply.enable_force_include_usage,
         usage_details: reply.enable_prompt_tokens_details,
         tokens_as_ids: reply.return_tokens_as_token_ids,
         reasoning_field: match reply.reasoning_field {
-            ReasoningPlace::Both => ReasoningField::Both,
-            ReasoningPlace::Reasoning => ReasoningField::Reasoning,
-            ReasoningPlace::ReasoningContent => ReasoningField::ReasoningContent,
+            ReasoningFieldArg::Both => ReasoningField::Both,
+            ReasoningFieldArg::Reasoning => ReasoningField::Reasoning,
+            ReasoningFieldArg::ReasoningContent => ReasoningField::ReasoningContent,
         },
         tokenizer_info: reply.enable_tokenizer_info_endpoint,
         owned_by: reply.owned_by.clone(),
@@ -78,19 +80,20 @@ pub fn options(args: &ServeArgs) -> Result<Options> {
 /// Where lines about finished requests go; `None` = nowhere.
 ///
 /// Errors: the file cannot be written.
-fn tracer(log: &LogArgs) -> Result<Option<Tracer>> {
+fn tracer(log: &LogArgs) -> Result<Option<RequestTracer>> {
     let Some(path) = &log.trace_requests else { return Ok(None) };
-    let tracer = Tracer::open(path, log.trace_prompts);
+    let tracer = RequestTracer::open(path, log.trace_prompts);
     tracer.map(Some).with_context(|| format!("--trace-requests {}", path.display()))
 }
 
 /// What pages of other sites may do; `None` = nothing.
 ///
 /// Errors: a name that no HTTP header may hold.
-fn cors(access: &AccessArgs) -> Result<Option<CrossOrigin>> {
+fn cors(access: &AccessArgs) -> Result<Option<CorsConfig>> {
     let Some(origins) = &access.allowed_origins else { return Ok(None) };
-    let list = |list: &Option<Strings>| list.as_ref().map_or_else(Vec::new, |list| list.0.clone());
-    let cors = CrossOrigin {
+    let list =
+        |list: &Option<StringListArg>| list.as_ref().map_or_else(Vec::new, |list| list.0.clone());
+    let cors = CorsConfig {
         origins: origins.0.clone(),
         methods: list(&access.allowed_methods),
         headers: list(&access.allowed_headers),
@@ -128,8 +131,11 @@ pub fn metrics(args: &ServeArgs, model_name: String, max_model_len: u32) -> Metr
         tp_size: args.parallel.tensor_parallel_size,
         experts_shared: parallel(args).lockstep(),
         aggregate: args.metrics.metrics_aggregate,
-        residency: args.metrics.residency().is_some(),
-        drafts: args.speculation.speculation().map_or(0, |speculation| speculation.drafts),
+        block_lifetimes: args.metrics.block_lifetime_sample_rate().is_some(),
+        draft_tokens_max: args
+            .speculation
+            .speculation()
+            .map_or(0, |speculation| speculation.draft_tokens),
         synthetic_acceptance: synthetic_acceptance(args).unwrap_or(0.0),
         buckets: args.metrics.custom_histogram_buckets.clone().unwrap_or_default(),
         ..MetricsConfig::new(model_name, max_model_len)
@@ -139,13 +145,13 @@ pub fn metrics(args: &ServeArgs, model_name: String, max_model_len: u32) -> Metr
 /// Share of drafts that stand by chance, where a benchmark asks for that.
 pub fn synthetic_acceptance(args: &ServeArgs) -> Option<f64> {
     match args.speculation.speculation()?.acceptance {
-        Acceptance::Exact => None,
-        Acceptance::Synthetic { per_mille } => Some(f64::from(per_mille) / 1000.0),
+        DraftAcceptance::Exact => None,
+        DraftAcceptance::Synthetic { per_mille } => Some(f64::from(per_mille) / 1000.0),
     }
 }
 
 /// Experts of each layer, of which the executors say how many tokens they get; none for a model without any.
-pub fn experts_counted(model: &models::Config) -> Vec<u16> {
+pub fn expert_counts_by_layer(model: &models::ModelConfig) -> Vec<u16> {
     if model.moe.is_none() {
         return Vec::new();
     }
@@ -154,66 +160,88 @@ pub fn experts_counted(model: &models::Config) -> Vec<u16> {
 }
 
 /// Bounds of a replica's steps, and of the queue of all of them.
-pub fn limits(engine: &EngineArgs, replicas: u16, max_model_len: u32, vocab_size: u32) -> Limits {
+pub fn limits(
+    engine: &EngineArgs,
+    replicas: u16,
+    max_model_len: u32,
+    vocab_size: u32,
+) -> SchedulerLimits {
     let tokens_per_step = engine.tokens_per_step();
     // Decodes alone must not fill a step. Only who asked for another budget hears of it.
     let seats = match engine.max_num_batched_tokens {
         None => engine.max_num_seqs.min(tokens_per_step - 1),
         Some(_) => engine.max_num_seqs,
     };
-    Limits {
+    SchedulerLimits {
         tokens_per_step,
-        requests_running: seats,
+        max_num_seqs: seats,
         tokens_per_chunk: engine.tokens_per_chunk(),
         // Admission counts running requests too, so the queue itself never refuses.
-        requests_waiting: engine.requests_in_flight_max(replicas),
-        mixed: engine.mixed,
+        max_waiting_requests: engine.requests_in_flight_max(replicas),
+        mixed_batches: engine.mixed,
         // A GPU shall never wait for the host; on the CPU both are the same cores.
-        steps_in_flight: if device(engine.device) == Device::Cpu { 1 } else { 2 },
-        ..Limits::cpu(max_model_len, vocab_size)
+        steps_in_flight: if device(engine.device) == DeviceKind::Cpu { 1 } else { 2 },
+        ..SchedulerLimits::cpu(max_model_len, vocab_size)
     }
 }
 
 /// The same where rows have drafts.
-pub fn with_drafts(limits: Limits, speculation: Option<Speculation>) -> Limits {
-    let Some(Speculation { drafts, drafter, .. }) = speculation else { return limits };
+pub fn limits_with_draft_tokens(
+    limits: SchedulerLimits,
+    speculation: Option<SpeculativeConfig>,
+) -> SchedulerLimits {
+    let Some(SpeculativeConfig { draft_tokens: drafts, method: drafter, .. }) = speculation else {
+        return limits;
+    };
     match drafter {
         // Guesses are made of what the host has seen: a step waits for the one before it.
-        Drafter::Ngram { .. } => Limits { drafts, histories: true, steps_in_flight: 1, ..limits },
-        Drafter::Layer | Drafter::Model | Drafter::Eagle3 => Limits { drafts, ..limits },
+        SpeculativeMethod::Ngram { .. } => SchedulerLimits {
+            draft_tokens: drafts,
+            needs_token_history: true,
+            steps_in_flight: 1,
+            ..limits
+        },
+        SpeculativeMethod::Mtp | SpeculativeMethod::DraftModel | SpeculativeMethod::Eagle3 => {
+            SchedulerLimits { draft_tokens: drafts, ..limits }
+        }
     }
 }
 
 /// How submits find a replica.
-pub fn routing(placement: Placement) -> Routing {
+pub fn routing(placement: LoadBalancePolicy) -> RoutingPolicy {
     match placement {
-        Placement::LeastRequests => Routing::LeastRequests,
-        Placement::LeastTokens => Routing::LeastTokens,
-        Placement::Prefix => Routing::Prefix,
-        Placement::RoundRobin => Routing::RoundRobin,
+        LoadBalancePolicy::LeastRequests => RoutingPolicy::LeastRequests,
+        LoadBalancePolicy::LeastTokens => RoutingPolicy::LeastTokens,
+        LoadBalancePolicy::Prefix => RoutingPolicy::Prefix,
+        LoadBalancePolicy::RoundRobin => RoutingPolicy::RoundRobin,
     }
 }
 
 /// Ranges of request fields.
 ///
 /// `logprobs_max`: as the executor was told.
-pub fn bounds(args: &ServeArgs, max_model_len: u32, vocab_size: u32, logprobs_max: u32) -> Bounds {
-    Bounds {
+pub fn field_bounds(
+    args: &ServeArgs,
+    max_model_len: u32,
+    vocab_size: u32,
+    logprobs_max: u32,
+) -> FieldBounds {
+    FieldBounds {
         vocab_size,
         max_model_len,
         logprobs_max: Some(logprobs_max).filter(|most| *most < vocab_size),
         replicas: args.parallel.data_parallel_size,
-        priorities: args.engine.scheduling_policy == SchedulingPolicy::Priority,
+        priorities: args.engine.scheduling_policy == SchedulingPolicyArg::Priority,
     }
 }
 
 /// Sampling values where a request is silent.
-pub fn defaults(reply: &ReplyArgs, generation: &GenerationConfig) -> Defaults {
-    let neutral = Defaults::default();
+pub fn sampling_defaults(reply: &ReplyArgs, generation: &GenerationConfig) -> SamplingDefaults {
+    let neutral = SamplingDefaults::default();
     if !reply.uses_generation_config() {
         return neutral;
     }
-    Defaults {
+    SamplingDefaults {
         temperature: generation.temperature.unwrap_or(neutral.temperature),
         top_p: generation.top_p.unwrap_or(neutral.top_p),
         top_k: generation.top_k.unwrap_or(neutral.top_k),
@@ -233,44 +261,44 @@ pub fn connections_max() -> u32 {
 }
 
 /// Where the weights come from.
-pub fn source(args: &ServeArgs) -> models::LoadFormat {
+pub fn load_format(args: &ServeArgs) -> models::WeightsFormat {
     match args.model.load_format {
-        LoadFormat::Auto | LoadFormat::Safetensors => models::LoadFormat::Safetensors,
-        LoadFormat::Synth => models::LoadFormat::Synth { seed: args.engine.seed },
+        LoadFormatArg::Auto | LoadFormatArg::Safetensors => models::WeightsFormat::Safetensors,
+        LoadFormatArg::Synth => models::WeightsFormat::Synth { seed: args.engine.seed },
     }
 }
 
 /// What to compute on, once `auto` has been resolved.
-pub fn device(kind: DeviceKind) -> Device {
+pub fn device(kind: DeviceArg) -> DeviceKind {
     match kind {
-        DeviceKind::Auto | DeviceKind::Cpu => Device::Cpu,
-        DeviceKind::Rocm => Device::Rocm,
-        DeviceKind::Cuda => Device::Cuda,
+        DeviceArg::Auto | DeviceArg::Cpu => DeviceKind::Cpu,
+        DeviceArg::Rocm => DeviceKind::Rocm,
+        DeviceArg::Cuda => DeviceKind::Cuda,
     }
 }
 
 /// Whether executors are processes of their own. Those of GPUs always are, because a driver may take the process
 /// along, and so are several: each can be lost alone.
-pub fn apart(args: &ServeArgs) -> bool {
-    let forced = device(args.engine.device) != Device::Cpu || parallel(args).world_size() > 1;
-    forced || args.engine.executor == ExecutorPlace::Process
+pub fn uses_executor_processes(args: &ServeArgs) -> bool {
+    let forced = device(args.engine.device) != DeviceKind::Cpu || parallel(args).world_size() > 1;
+    forced || args.engine.executor == ExecutorPlacementArg::Process
 }
 
 /// How the ranks share the work.
-pub fn parallel(args: &ServeArgs) -> Parallel {
+pub fn parallel(args: &ServeArgs) -> ParallelConfig {
     let (tp_size, dp_size) = (args.parallel.tensor_parallel_size, args.parallel.data_parallel_size);
     // One rank holds all experts whole either way.
     let experts = args.parallel.enable_expert_parallel && (tp_size > 1 || dp_size > 1);
-    Parallel { tp_size, dp_size, experts }
+    ParallelConfig { tp_size, dp_size, expert_parallel: experts }
 }
 
 /// Refuses ranks that cannot serve the model together, with the numbers.
 pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
     let (model, draft) = (&files.config, files.draft.as_ref().map(|(_, config)| config));
     let parallel = parallel(args);
-    let Parallel { tp_size, dp_size, .. } = parallel;
+    let ParallelConfig { tp_size, dp_size, .. } = parallel;
     if let Some(cluster) = args.nodes.cluster()
-        && device(args.engine.device) != Device::Cpu
+        && device(args.engine.device) != DeviceKind::Cpu
     {
         bail!(
             "--nnodes {} on {:?}: executors of several nodes compute on CPUs so far: --device cpu",
@@ -279,16 +307,18 @@ pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
         );
     }
     if let (Some(cluster), Some(_)) = (args.nodes.cluster(), draft) {
-        let flag = args.speculation.flag();
+        let flag = args.speculation.flag_in_error();
         bail!("{flag}: what drafts lies on one node so far, not on {}", cluster.nodes);
     }
     if let Some(draft) = draft {
         let checked = executor::check_draft_world(parallel, draft);
-        checked.with_context(|| format!("{}: the model that drafts", args.speculation.flag()))?;
+        checked.with_context(|| {
+            format!("{}: the model that drafts", args.speculation.flag_in_error())
+        })?;
     }
     let how = args.speculation.speculation();
-    let drafting = how.is_some_and(|how| how.drafter == Drafter::Layer);
-    let model = &Config { drafting, ..model.clone() };
+    let drafting = how.is_some_and(|how| how.method == SpeculativeMethod::Mtp);
+    let model = &ModelConfig { load_mtp: drafting, ..model.clone() };
     let placed = placement(args)?;
     let checked = executor::check_world(parallel, model, placed.as_ref());
     checked.with_context(|| {
@@ -298,7 +328,7 @@ pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
         format!("--tensor-parallel-size {tp_size}, --data-parallel-size {dp_size}{placed}")
     })?;
     let checked = executor::check_speculation(how, (model, draft));
-    checked.map_err(|error| anyhow!("{}: {error}", args.speculation.flag()))
+    checked.map_err(|error| anyhow!("{}: {error}", args.speculation.flag_in_error()))
 }
 
 /// Executors of each node.
@@ -309,7 +339,7 @@ fn host_ranks(args: &ServeArgs) -> u16 {
 /// The file of `--expert-placement`, in the words of SGLang's `--init-expert-location`.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PlacementFile {
+struct ExpertPlacementFile {
     physical_to_logical_map: Vec<Vec<serde_json::Number>>,
 }
 
@@ -320,7 +350,7 @@ fn placement(args: &ServeArgs) -> Result<Option<ExpertPlacement>> {
     let Some(file) = &args.parallel.expert_placement else { return Ok(None) };
     let named = || format!("--expert-placement {}", file.display());
     let text = fs::read_to_string(file).with_context(named)?;
-    let PlacementFile { physical_to_logical_map } =
+    let ExpertPlacementFile { physical_to_logical_map } =
         serde_json::from_str(&text).with_context(named)?;
     let layer = |(layer, experts): (usize, Vec<serde_json::Number>)| -> Result<Vec<u16>> {
         let number = |(place, number): (usize, &serde_json::Number)| {
@@ -344,10 +374,10 @@ fn threads(args: &ServeArgs) -> Option<u32> {
 
 /// Refuses a KV cache in a type that the model turns out not to be computed in, which the command line could not know
 /// before the checkpoint was read.
-fn check_cache(args: &ServeArgs, dtype: executor::Dtype) -> Result<()> {
+fn check_cache(args: &ServeArgs, dtype: executor::ModelDtype) -> Result<()> {
     let cache = args.engine.kv_cache_dtype;
-    if cache == CacheDtype::Bf16 && dtype != executor::Dtype::Bfloat16 {
-        bail!(BF16_CACHE_OF_OTHERS);
+    if cache == KvCacheDtypeArg::Bf16 && dtype != executor::ModelDtype::Bfloat16 {
+        bail!(BF16_KV_CACHE_MISMATCH);
     }
     Ok(())
 }
@@ -359,27 +389,32 @@ fn check_cache(args: &ServeArgs, dtype: executor::Dtype) -> Result<()> {
 pub fn executor(
     args: &ServeArgs,
     files: &ModelFiles,
-    environment: &Environment,
+    environment: &ProcessEnvironment,
 ) -> Result<ExecutorConfig> {
     let (engine, device) = (&args.engine, device(args.engine.device));
     let dtype = files.dtype(args.model.dtype);
     check_cache(args, dtype)?;
-    let settings = Settings {
-        dir: files.dir.clone(),
-        draft_dir: files.draft.as_ref().map(|(dir, _)| dir.clone()),
-        overrides: args.model.hf_overrides.as_ref().map(serde_json::to_string).transpose()?,
+    let settings = ExecutorSettings {
+        model_dir: files.dir.clone(),
+        draft_model_dir: files.draft.as_ref().map(|(dir, _)| dir.clone()),
+        config_overrides: args
+            .model
+            .hf_overrides
+            .as_ref()
+            .map(serde_json::to_string)
+            .transpose()?,
         synth_seed: match files.source {
-            models::LoadFormat::Synth { seed } => Some(seed),
-            models::LoadFormat::Safetensors => None,
+            models::WeightsFormat::Synth { seed } => Some(seed),
+            models::WeightsFormat::Safetensors => None,
         },
         device,
-        gpus: gpus(args)?,
+        gpus: gpu_indices(args)?,
         libraries: engine.device_libraries.clone(),
         kernel_cache: environment.kernel_cache.clone(),
         dtype,
-        kv_dtype: match engine.kv_cache_dtype {
-            CacheDtype::Fp8 => executor::KvDtype::Fp8,
-            CacheDtype::Auto | CacheDtype::Bf16 => executor::KvDtype::Auto,
+        kv_cache_dtype: match engine.kv_cache_dtype {
+            KvCacheDtypeArg::Fp8 => executor::KvCacheDtype::Fp8,
+            KvCacheDtypeArg::Auto | KvCacheDtypeArg::Bf16 => executor::KvCacheDtype::Auto,
         },
         threads: threads(args),
         block_tokens: engine.block_size,
@@ -388,44 +423,44 @@ pub fn executor(
         kv_tokens_min: args.model.max_model_len.tokens().unwrap_or(engine.block_size),
         max_num_seqs: engine.max_num_seqs,
         tokens_per_step: engine.tokens_per_step(),
-        kv: match (engine.num_gpu_blocks_override, engine.kv_cache_memory_bytes) {
-            (Some(blocks), _) => KvSize::Blocks(blocks),
-            (None, Some(bytes)) => KvSize::Bytes(bytes.0),
-            (None, None) => KvSize::Auto,
+        kv_cache_size: match (engine.num_gpu_blocks_override, engine.kv_cache_memory_bytes) {
+            (Some(blocks), _) => KvCacheSize::Blocks(blocks),
+            (None, Some(bytes)) => KvCacheSize::Bytes(bytes.0),
+            (None, None) => KvCacheSize::Auto,
         },
         memory_utilization: engine.gpu_memory_utilization,
-        capture: capture(engine),
-        speculation: args.speculation.speculation(),
-        logprobs_max: logprobs_max(device, args.reply.max_logprobs, files.config.vocab as u32)?,
-        profile: engine.profile.clone(),
+        graph_capture: graph_capture(engine),
+        speculative: args.speculation.speculation(),
+        max_logprobs: logprobs_max(device, args.reply.max_logprobs, files.config.vocab as u32)?,
+        profile_dir: engine.profile.clone(),
         epoch: Epoch(1), // The first generation of the engine's executor groups.
         rank: Rank(0),
         parallel: parallel(args),
-        host_ranks: host_ranks(args),
-        placement: placement(args)?,
-        meeting: None,
-        one_shot_sums: !args.parallel.disable_custom_all_reduce,
+        ranks_on_host: host_ranks(args),
+        expert_placement: placement(args)?,
+        rendezvous: None,
+        one_shot_all_reduce: !args.parallel.disable_custom_all_reduce,
     };
     let draft = files.draft.as_ref().map(|(_, config)| config.clone());
     Ok(ExecutorConfig { settings, model: files.config.clone(), draft, manifest: files.manifest })
 }
 
 /// Decode steps that a GPU records.
-fn capture(engine: &EngineArgs) -> Capture {
+fn graph_capture(engine: &EngineArgs) -> GraphCapture {
     let sizes = &engine.cudagraph_capture_sizes;
     match (engine.enforce_eager, sizes.is_empty()) {
-        (true, _) => Capture::Nothing,
-        (false, true) => Capture::Usual { rows_max: engine.max_cudagraph_capture_size },
-        (false, false) => Capture::Rows(sizes.clone()),
+        (true, _) => GraphCapture::Disabled,
+        (false, true) => GraphCapture::DefaultSizes { max_size: engine.max_cudagraph_capture_size },
+        (false, false) => GraphCapture::Sizes(sizes.clone()),
     }
 }
 
 /// The GPU of each rank, where they are named.
-fn gpus(args: &ServeArgs) -> Result<Vec<u32>> {
+fn gpu_indices(args: &ServeArgs) -> Result<Vec<u32>> {
     let (ids, ranks) = (&args.engine.device_ids, usize::from(parallel(args).world_size()));
     match (ids.len(), device(args.engine.device)) {
         (0, _) => {}
-        (_, Device::Cpu) => bail!("--device-ids: the executors run on the CPU"),
+        (_, DeviceKind::Cpu) => bail!("--device-ids: the executors run on the CPU"),
         (named, _) if named != ranks => {
             bail!("--device-ids names {named} GPUs, for {ranks} executors with one each")
         }
@@ -435,10 +470,10 @@ fn gpus(args: &ServeArgs) -> Result<Vec<u32>> {
 }
 
 /// Most log-probabilities that a request may ask for; `asked` −1 = as many as there are.
-fn logprobs_max(device: Device, asked: i64, vocab: u32) -> Result<u32> {
+fn logprobs_max(device: DeviceKind, asked: i64, vocab: u32) -> Result<u32> {
     let most = match device {
-        Device::Cpu => vocab,
-        Device::Rocm | Device::Cuda => vocab.min(GPU_LOGPROBS_MAX),
+        DeviceKind::Cpu => vocab,
+        DeviceKind::Rocm | DeviceKind::Cuda => vocab.min(GPU_LOGPROBS_MAX),
     };
     if asked > i64::from(most) && most < vocab {
         bail!(
@@ -454,16 +489,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_lists_fewer_ids_than_the_vocabulary_has() {
+    fn gpu_logprobs_are_capped_below_the_vocabulary() {
         let most = |device, asked| logprobs_max(device, asked, 151_936).map_err(|e| e.to_string());
-        assert_eq!(most(Device::Cpu, -1), Ok(151_936));
-        assert_eq!(most(Device::Cpu, 200_000), Ok(151_936));
-        assert_eq!((most(Device::Cuda, 20), most(Device::Rocm, 0)), (Ok(20), Ok(0)));
-        assert_eq!(most(Device::Cuda, -1), Ok(1024));
-        let refused = most(Device::Rocm, 2000).unwrap_err();
+        assert_eq!(most(DeviceKind::Cpu, -1), Ok(151_936));
+        assert_eq!(most(DeviceKind::Cpu, 200_000), Ok(151_936));
+        assert_eq!((most(DeviceKind::Cuda, 20), most(DeviceKind::Rocm, 0)), (Ok(20), Ok(0)));
+        assert_eq!(most(DeviceKind::Cuda, -1), Ok(1024));
+        let refused = most(DeviceKind::Rocm, 2000).unwrap_err();
         for part in ["--max-logprobs 2000", "at most 1024", "151936 ids"] {
             assert!(refused.contains(part), "{refused}");
         }
-        assert_eq!(logprobs_max(Device::Cuda, 2000, 300).ok(), Some(300), "no id is missing");
+        assert_eq!(logprobs_max(DeviceKind::Cuda, 2000, 300).ok(), Some(300), "no id is missing");
     }
 }

@@ -1,11 +1,11 @@
 //! The end of a server: drain, second signal, failed engine.
 
-use super::engine_thread::Notice;
-use super::host::Host;
-use super::supervisor::Supervised;
-use crate::server::app::App;
-use crate::server::listen::Connections;
-use scheduler::{AbortCause, Finish, StepStats};
+use super::engine_host::EngineHost;
+use super::engine_loop::SupervisorEvent;
+use super::supervisor::SupervisorState;
+use crate::server::app::AppState;
+use crate::server::listener::ConnectionLimiter;
+use scheduler::{AbortCause, FinishReason, StepStats};
 use std::process::ExitCode;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
@@ -23,26 +23,26 @@ const TRACE_WAIT_MIN: Duration = Duration::from_millis(200);
 const EXECUTOR_WAIT: Duration = Duration::from_secs(5);
 const EXECUTOR_WAIT_MIN: Duration = Duration::from_millis(300);
 /// Exit code after a failure at run time.
-pub const FATAL: u8 = 3;
+pub const EXIT_CODE_FATAL: u8 = 3;
 
 /// What faces clients.
-pub struct Front<'a> {
+pub struct ServerFrontend<'a> {
     /// Handlers and health.
-    pub app: &'a App,
+    pub app: &'a AppState,
     /// Open sockets.
-    pub connections: &'a Connections,
+    pub connections: &'a ConnectionLimiter,
     /// Where they live.
     pub runtime: &'a Handle,
 }
 
-impl Front<'_> {
+impl ServerFrontend<'_> {
     /// Lets streams run out, ends the rest after `timeout`, stops the engine and its executor.
     pub fn drain(
         &self,
         signal: i32,
         timeout: Duration,
-        host: Host,
-        mut supervised: Supervised,
+        host: EngineHost,
+        mut supervised: SupervisorState,
     ) -> ExitCode {
         tracing::info!(signal, "draining");
         self.app.health.set_draining();
@@ -50,35 +50,35 @@ impl Front<'_> {
         let busy =
             || host.client.requests_in_flight() > 0 || host.client.admission().requests() > 0;
         while busy() && Instant::now() < deadline {
-            match supervised.notices.recv_timeout(POLL) {
-                Ok(Notice::Signal(number)) => return at_once(number),
-                Ok(Notice::EngineFailed(text)) => return self.fail(&text),
+            match supervised.events.recv_timeout(POLL) {
+                Ok(SupervisorEvent::Signal(number)) => return second_signal_exit_code(number),
+                Ok(SupervisorEvent::EngineFailed(text)) => return self.fail(&text),
                 // Nobody starts them again: what no other replica takes over cannot go on.
-                Ok(Notice::ExecutorLost { replica, cause, .. }) => {
+                Ok(SupervisorEvent::ExecutorsFailed { replica, cause, .. }) => {
                     let replica_lost = replica.0;
                     tracing::error!(replica_lost, cause, "executors were lost during the drain");
-                    supervised.set_up(replica, false);
+                    supervised.set_serving(replica, false);
                     if !supervised.serves() {
                         break;
                     }
                 }
                 // Executors that come up now are too late to be of use.
-                Ok(Notice::Up { .. })
+                Ok(SupervisorEvent::StartFinished { .. })
                 | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
             }
         }
-        let cut = host.client.close(&Finish::Abort(AbortCause::Drain));
+        let cut = host.client.close(&FinishReason::Abort(AbortCause::Shutdown));
         if cut > 0 {
             tracing::warn!(outputs = cut, ?timeout, "the drain ends outputs that are not complete");
         }
         if !self.close() {
             tracing::warn!("some connections did not take their last bytes");
         }
-        if let Ok(Notice::Signal(number)) = supervised.notices.try_recv() {
-            return at_once(number);
+        if let Ok(SupervisorEvent::Signal(number)) = supervised.events.try_recv() {
+            return second_signal_exit_code(number);
         }
         self.write_trace(deadline);
-        report(&host.client.replicas());
+        log_totals(&host.client.replica_stats());
         host.stop();
         // A drain that took its whole time leaves the executor little.
         let left = deadline.saturating_duration_since(Instant::now());
@@ -91,7 +91,7 @@ impl Front<'_> {
         tracing::error!(text, "fatal");
         self.close();
         self.write_trace(Instant::now() + TRACE_WAIT);
-        ExitCode::from(FATAL)
+        ExitCode::from(EXIT_CODE_FATAL)
     }
 
     /// Writes the lines of requests that have ended, until `deadline` or a little longer.
@@ -99,7 +99,7 @@ impl Front<'_> {
         let left = deadline.saturating_duration_since(Instant::now());
         let Some(tracer) = &self.app.options.tracer else { return };
         if !tracer.flush(left.clamp(TRACE_WAIT_MIN, TRACE_WAIT)) {
-            tracing::warn!(lost = tracer.lost(), "lines of --trace-requests are missing");
+            tracing::warn!(lost = tracer.dropped_lines(), "lines of --trace-requests are missing");
         }
     }
 
@@ -111,7 +111,7 @@ impl Front<'_> {
 }
 
 /// What was done over the life of the process, in one line.
-fn report(replicas: &[StepStats]) {
+fn log_totals(replicas: &[StepStats]) {
     let sum = |of: fn(&StepStats) -> u64| replicas.iter().map(of).sum::<u64>();
     tracing::info!(
         steps = sum(|stats| stats.steps_total),
@@ -124,7 +124,7 @@ fn report(replicas: &[StepStats]) {
 }
 
 /// The exit code after a second signal.
-pub(super) fn at_once(number: i32) -> ExitCode {
+pub(super) fn second_signal_exit_code(number: i32) -> ExitCode {
     tracing::warn!(signal = number, "second signal: stopping at once");
     ExitCode::from(128_u8.saturating_add(number as u8))
 }

@@ -74,7 +74,7 @@ impl HarmlessSignals {
 /// Executors write their log through the server. Call it inside a runtime, before anything else is started.
 ///
 /// Errors: the system gives no descriptor for signals.
-pub fn survive(reopen: impl Fn() + Send + 'static) -> io::Result<()> {
+pub fn handle_harmless_signals(reopen: impl Fn() + Send + 'static) -> io::Result<()> {
     let mut signals = HarmlessSignals::catch()?;
     let log = LogFile::of_stderr();
     tokio::spawn(async move {

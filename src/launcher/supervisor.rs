@@ -1,11 +1,11 @@
 //! The main thread of a server: waits for whatever ends it, and starts lost executors again.
 
-use super::engine_thread::{FailedStart, Notice};
-use super::executor::{FailureStage, NextStart, World};
-use super::host::Host;
-use super::shutdown::Front;
-use crate::metrics::{Metrics, StartFailure};
-use crate::server::health::Health;
+use super::engine_host::EngineHost;
+use super::engine_loop::{StartFailureReport, SupervisorEvent};
+use super::executor::{ExecutorWorld, FailureStage, NextStart};
+use super::shutdown::ServerFrontend;
+use crate::metrics::{ServerMetrics, StartFailure};
+use crate::server::health::HealthState;
 use protocol::{Epoch, Replica};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 /// The executors, and what the main thread hears of them.
-pub struct Supervised {
+pub struct SupervisorState {
     /// How to start them.
-    pub world: World,
+    pub world: ExecutorWorld,
     /// What happens.
-    pub notices: Receiver<Notice>,
+    pub events: Receiver<SupervisorEvent>,
     /// For those who start something on its behalf.
-    pub sender: Sender<Notice>,
+    pub event_sender: Sender<SupervisorEvent>,
     /// Gets the failures of starts.
-    pub metrics: Arc<Metrics>,
+    pub metrics: Arc<ServerMetrics>,
     /// Replicas whose executors are there.
-    up: Vec<bool>,
+    serving: Vec<bool>,
     /// Why the last start of each replica failed, until one succeeds.
     start_failures: Vec<Option<StartFailure>>,
     /// Starts that wait for the end of a pause.
@@ -37,28 +37,36 @@ struct PendingStart {
     epoch: Epoch,
 }
 
-impl Supervised {
+impl SupervisorState {
     /// All executors are there.
     pub fn new(
-        world: World,
-        notices: Receiver<Notice>,
-        sender: Sender<Notice>,
-        metrics: Arc<Metrics>,
+        world: ExecutorWorld,
+        notices: Receiver<SupervisorEvent>,
+        sender: Sender<SupervisorEvent>,
+        metrics: Arc<ServerMetrics>,
     ) -> Self {
         let up = vec![true; usize::from(world.settings().parallel.dp_size)];
         let (start_failures, pending) = (vec![None; up.len()], Vec::new());
-        Self { world, notices, sender, metrics, up, start_failures, pending }
+        Self {
+            world,
+            events: notices,
+            event_sender: sender,
+            metrics,
+            serving: up,
+            start_failures,
+            pending,
+        }
     }
 
     /// Whether a replica serves.
     pub fn serves(&self) -> bool {
-        self.up.contains(&true)
+        self.serving.contains(&true)
     }
 
     /// Takes note that the executors of a replica, and of those that step with it, are there, or are not.
-    pub fn set_up(&mut self, replica: Replica, up: bool) {
+    pub fn set_serving(&mut self, replica: Replica, up: bool) {
         for replica in self.world.group_of(replica) {
-            self.up[usize::from(replica)] = up;
+            self.serving[usize::from(replica)] = up;
         }
     }
 
@@ -66,7 +74,7 @@ impl Supervised {
     /// replica serves.
     fn set_start_failure(
         &mut self,
-        health: &Health,
+        health: &HealthState,
         replica: Replica,
         failure: Option<StartFailure>,
     ) {
@@ -77,11 +85,11 @@ impl Supervised {
     }
 
     /// The next notice; `None` = a start is due.
-    fn next_notice(&self) -> Result<Option<Notice>, RecvTimeoutError> {
+    fn next_event(&self) -> Result<Option<SupervisorEvent>, RecvTimeoutError> {
         let Some(due) = self.pending.iter().map(|pending| pending.due).min() else {
-            return self.notices.recv().map(Some).map_err(|_| RecvTimeoutError::Disconnected);
+            return self.events.recv().map(Some).map_err(|_| RecvTimeoutError::Disconnected);
         };
-        match self.notices.recv_timeout(due.saturating_duration_since(Instant::now())) {
+        match self.events.recv_timeout(due.saturating_duration_since(Instant::now())) {
             Ok(notice) => Ok(Some(notice)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(error) => Err(error),
@@ -90,17 +98,17 @@ impl Supervised {
 
     /// The executors of a replica, or its group, have failed: starts them again, at once or after a pause. Their streams
     /// have nothing to wait for if they have failed too often.
-    fn failed(
+    fn executors_failed(
         &mut self,
-        host: &Host,
+        host: &EngineHost,
         replica: Replica,
         epoch: Epoch,
         stage: FailureStage,
         cause: &str,
     ) {
-        self.set_up(replica, false);
+        self.set_serving(replica, false);
         match self.world.failed(replica, stage, cause) {
-            Ok(NextStart { pause, attempt }) => {
+            Ok(NextStart { backoff: pause, attempt }) => {
                 let pause_ms = pause.as_millis() as u64;
                 let replica_number = self.world.group_of(replica).start;
                 tracing::warn!(
@@ -113,21 +121,21 @@ impl Supervised {
                 );
                 self.pending.push(PendingStart { due: Instant::now() + pause, replica, epoch });
             }
-            Err(exhausted) => host.give_up(exhausted.to_string()), // The answer is `EngineFailed`.
+            Err(exhausted) => host.fail_all_requests(exhausted.to_string()), // The answer is `EngineFailed`.
         }
     }
 
     /// Executors that were started again have not become ready.
-    fn failed_to_start(
+    fn start_failed(
         &mut self,
-        front: &Front<'_>,
-        host: &Host,
+        front: &ServerFrontend<'_>,
+        host: &EngineHost,
         replica: Replica,
         epoch: Epoch,
-        failed: &FailedStart,
+        failed: &StartFailureReport,
     ) {
-        let FailedStart { failure, text } = failed;
-        self.metrics.life.start_failed(replica, *failure);
+        let StartFailureReport { failure, text } = failed;
+        self.metrics.executors.start_failed(replica, *failure);
         self.set_start_failure(&front.app.health, replica, Some(*failure));
         let replica_number = replica.0;
         tracing::error!(
@@ -136,26 +144,26 @@ impl Supervised {
             text,
             "executors did not become ready"
         );
-        self.failed(host, replica, epoch, FailureStage::Starting, text);
+        self.executors_failed(host, replica, epoch, FailureStage::Starting, text);
     }
 
     /// Begins the starts whose pause is over.
-    fn start_due(&mut self, front: &Front<'_>, host: &Host) {
+    fn start_due(&mut self, front: &ServerFrontend<'_>, host: &EngineHost) {
         let now = Instant::now();
         let (due, later) =
             std::mem::take(&mut self.pending).into_iter().partition(|p| p.due <= now);
         self.pending = later;
         let due: Vec<PendingStart> = due;
         for PendingStart { replica, epoch, .. } in due {
-            if let Err(failed) = self.world.restart(replica, epoch, &self.sender) {
-                self.failed_to_start(front, host, replica, epoch, &failed);
+            if let Err(failed) = self.world.restart(replica, epoch, &self.event_sender) {
+                self.start_failed(front, host, replica, epoch, &failed);
             }
         }
     }
 
     /// Ends the executors, which have been told to stop.
     pub fn shut_down(&mut self, patience: Duration) {
-        let up = &self.up;
+        let up = &self.serving;
         self.world.shut_down(patience, |replica| up[usize::from(replica.0)]);
     }
 }
@@ -164,32 +172,36 @@ impl Supervised {
 ///
 /// `timeout`: how long streams may run on after a signal.
 pub fn run(
-    front: &Front<'_>,
-    host: Host,
-    mut supervised: Supervised,
+    front: &ServerFrontend<'_>,
+    host: EngineHost,
+    mut supervised: SupervisorState,
     timeout: Duration,
 ) -> ExitCode {
     loop {
         supervised.start_due(front, &host);
-        match supervised.next_notice() {
+        match supervised.next_event() {
             Ok(None) => {}
-            Ok(Some(Notice::Signal(number))) => {
+            Ok(Some(SupervisorEvent::Signal(number))) => {
                 // Where nobody computes, streams have nothing to wait for.
                 let timeout = if supervised.serves() { timeout } else { Duration::ZERO };
                 return front.drain(number, timeout, host, supervised);
             }
-            Ok(Some(Notice::EngineFailed(text))) => return front.fail(&text),
-            Ok(Some(Notice::Up { replica, outcome: Ok((links, ready)), .. })) => {
+            Ok(Some(SupervisorEvent::EngineFailed(text))) => return front.fail(&text),
+            Ok(Some(SupervisorEvent::StartFinished {
+                replica,
+                outcome: Ok((links, ready)),
+                ..
+            })) => {
                 supervised.world.ready(replica);
                 supervised.set_start_failure(&front.app.health, replica, None);
-                host.resume(replica, links, &ready);
-                supervised.set_up(replica, true);
+                host.restore_executors(replica, links, &ready);
+                supervised.set_serving(replica, true);
             }
-            Ok(Some(Notice::ExecutorLost { replica, epoch, cause })) => {
-                supervised.failed(&host, replica, epoch, FailureStage::InService, &cause);
+            Ok(Some(SupervisorEvent::ExecutorsFailed { replica, epoch, cause })) => {
+                supervised.executors_failed(&host, replica, epoch, FailureStage::InService, &cause);
             }
-            Ok(Some(Notice::Up { replica, epoch, outcome: Err(failed) })) => {
-                supervised.failed_to_start(front, &host, replica, epoch, &failed);
+            Ok(Some(SupervisorEvent::StartFinished { replica, epoch, outcome: Err(failed) })) => {
+                supervised.start_failed(front, &host, replica, epoch, &failed);
             }
             Err(_) => return front.fail("nobody watches this process any more"),
         }

@@ -1,22 +1,22 @@
 //! What the executors of a group spend with each other.
 
-use super::buckets::Family;
-use super::families::{Families, PerEngine};
+use super::histogram_buckets::HistogramFamily;
+use super::metric_registrar::{MetricRegistrar, PerEngine};
 use prometheus::{Error, Histogram};
 use protocol::{CollectiveTiming, Replica};
 
-const SECONDS: &str = "Time of a step that the executor which answers spent in collectives with others: group tp are \
+const COLLECTIVE_SECONDS_HELP: &str = "Time of a step that the executor which answers spent in collectives with others: group tp are \
      the ranks of its replica, dp the replicas that share experts with it. On CPUs the lateness of others is included; \
      on GPUs it is the host's time to hand the calls over, and none for recorded steps.";
 
 /// Operation and group of a series, and what it shows of a step.
-type Part = ([&'static str; 2], fn(&CollectiveTiming) -> u64);
+type CollectiveTimingSeries = ([&'static str; 2], fn(&CollectiveTiming) -> u64);
 
-const OF_RANKS: [Part; 2] = [
+const TENSOR_PARALLEL_SERIES: [CollectiveTimingSeries; 2] = [
     (["all_reduce", "tp"], |timing| timing.tp_all_reduce_ns),
     (["all_gather", "tp"], |timing| timing.tp_all_gather_ns),
 ];
-const OF_REPLICAS: [Part; 4] = [
+const DATA_PARALLEL_SERIES: [CollectiveTimingSeries; 4] = [
     (["all_gather_rows", "dp"], |timing| timing.dp_all_gather_rows_ns),
     (["reduce_scatter", "dp"], |timing| timing.dp_reduce_scatter_ns),
     (["exchange_counts", "dp"], |timing| timing.dp_exchange_counts_ns),
@@ -25,25 +25,27 @@ const OF_REPLICAS: [Part; 4] = [
 
 /// Series of those groups that a server has; none where every executor is alone.
 pub struct CollectiveMetrics {
-    series: Vec<(PerEngine<Histogram>, Part)>,
+    series: Vec<(PerEngine<Histogram>, CollectiveTimingSeries)>,
 }
 
 impl CollectiveMetrics {
     /// `shared` = replicas share experts.
-    pub(super) fn new(f: &Families<'_>, shared: bool) -> Result<Self, Error> {
-        let ranks = OF_RANKS.into_iter().filter(|_| f.tp_size() > 1);
-        let parts: Vec<Part> = ranks.chain(OF_REPLICAS.into_iter().filter(|_| shared)).collect();
+    pub(super) fn new(f: &MetricRegistrar<'_>, shared: bool) -> Result<Self, Error> {
+        let ranks = TENSOR_PARALLEL_SERIES.into_iter().filter(|_| f.tp_size() > 1);
+        let parts: Vec<CollectiveTimingSeries> =
+            ranks.chain(DATA_PARALLEL_SERIES.into_iter().filter(|_| shared)).collect();
         if parts.is_empty() {
             return Ok(Self { series: Vec::new() });
         }
         let values: Vec<[&str; 2]> = parts.iter().map(|(values, _)| *values).collect();
-        let (name, family) = ("hadron:collective_seconds", Family::StepSeconds);
-        let series = f.histograms_by(name, SECONDS, family, ["op", "group"], &values)?;
+        let (name, family) = ("hadron:collective_seconds", HistogramFamily::StepSeconds);
+        let series =
+            f.histograms_by(name, COLLECTIVE_SECONDS_HELP, family, ["op", "group"], &values)?;
         Ok(Self { series: series.into_iter().zip(parts).collect() })
     }
 
     /// A step of a replica was answered. What it did not call is not observed.
-    pub fn answered(&self, replica: Replica, timing: &CollectiveTiming) {
+    pub fn step_completed(&self, replica: Replica, timing: &CollectiveTiming) {
         for (series, (_, part)) in &self.series {
             let ns = part(timing);
             if ns > 0 {

@@ -2,29 +2,29 @@
 //!
 //! A model has thousands of experts: each has a number here, and two series per layer say how uneven they are.
 
-use super::families::{Families, PerEngine};
+use super::metric_registrar::{MetricRegistrar, PerEngine};
 use prometheus::{Error, Gauge, IntCounter};
-use protocol::{ExpertTokens, Replica};
+use protocol::{ExpertTokenCount, Replica};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Figures of experts; without any where a model has none, or where they are not counted.
 pub struct ExpertMetrics {
-    layers: Vec<Layer>,
+    layers: Vec<ExpertLayer>,
     /// By replica, then by layer and expert.
     tokens: Vec<Vec<AtomicU64>>,
 }
 
 /// The experts of one layer.
-struct Layer {
+struct ExpertLayer {
     experts: usize,
     /// Place of the first one.
     first: usize,
     /// `None` for a dense layer.
-    series: Option<LayerSeries>,
+    series: Option<ExpertLayerSeries>,
 }
 
 /// What a layer with experts shows.
-struct LayerSeries {
+struct ExpertLayerSeries {
     tokens: PerEngine<IntCounter>,
     /// Tokens of the one that got most in a step.
     hottest: PerEngine<IntCounter>,
@@ -41,7 +41,7 @@ const LOAD: &str = "Tokens of the expert of a layer that got most, over the mean
 
 impl ExpertMetrics {
     /// `experts` of each layer, 0 for dense ones.
-    pub(super) fn new(f: &Families<'_>, experts: &[u16]) -> Result<Self, Error> {
+    pub(super) fn new(f: &MetricRegistrar<'_>, experts: &[u16]) -> Result<Self, Error> {
         let names: Vec<String> = (0..experts.len()).map(|layer| layer.to_string()).collect();
         let sparse: Vec<&str> = names
             .iter()
@@ -51,13 +51,13 @@ impl ExpertMetrics {
             .collect();
         let mut series = series(f, &sparse)?.into_iter();
         let mut first = 0;
-        let layers: Vec<Layer> = experts
+        let layers: Vec<ExpertLayer> = experts
             .iter()
             .map(|&experts| {
                 let experts = usize::from(experts);
                 let series = if experts > 0 { series.next() } else { None };
                 first += experts;
-                Layer { experts, first: first - experts, series }
+                ExpertLayer { experts, first: first - experts, series }
             })
             .collect();
         let zeros = || (0..first).map(|_| AtomicU64::new(0)).collect();
@@ -65,7 +65,7 @@ impl ExpertMetrics {
     }
 
     /// A step of a replica was answered; the counts of a layer lie together.
-    pub fn answered(&self, replica: Replica, counts: &[ExpertTokens]) {
+    pub fn step_completed(&self, replica: Replica, counts: &[ExpertTokenCount]) {
         let Some(totals) = self.tokens.get(usize::from(replica.0)) else { return };
         for of_layer in counts.chunk_by(|a, b| a.layer == b.layer) {
             let Some(layer) = self.layers.get(usize::from(of_layer[0].layer)) else { continue };
@@ -75,7 +75,7 @@ impl ExpertMetrics {
                     total.fetch_add(u64::from(count.tokens), Ordering::Relaxed);
                 }
             }
-            if let Some(LayerSeries { tokens, hottest, .. }) = &layer.series {
+            if let Some(ExpertLayerSeries { tokens, hottest, .. }) = &layer.series {
                 let each = || of_layer.iter().map(|count| u64::from(count.tokens));
                 tokens.of(replica).inc_by(each().sum());
                 hottest.of(replica).inc_by(each().max().unwrap_or(0));
@@ -84,7 +84,7 @@ impl ExpertMetrics {
     }
 
     /// Brings up what is worked out of the numbers of single experts.
-    pub(super) fn set(&self) {
+    pub(super) fn update(&self) {
         for layer in &self.layers {
             let Some(series) = &layer.series else { continue };
             for (gauge, totals) in series.max_over_mean.iter().zip(&self.tokens) {
@@ -99,7 +99,7 @@ impl ExpertMetrics {
     /// By replica, tokens by layer and expert since the start; a dense layer has no experts.
     pub fn table(&self) -> Vec<Vec<Vec<u64>>> {
         let of = |totals: &Vec<AtomicU64>| {
-            let layer = |layer: &Layer| {
+            let layer = |layer: &ExpertLayer| {
                 let own = &totals[layer.first..][..layer.experts];
                 own.iter().map(|total| total.load(Ordering::Relaxed)).collect()
             };
@@ -110,7 +110,7 @@ impl ExpertMetrics {
 }
 
 /// The series of layers with these names.
-fn series(f: &Families<'_>, layers: &[&str]) -> Result<Vec<LayerSeries>, Error> {
+fn series(f: &MetricRegistrar<'_>, layers: &[&str]) -> Result<Vec<ExpertLayerSeries>, Error> {
     if layers.is_empty() {
         return Ok(Vec::new());
     }
@@ -119,6 +119,7 @@ fn series(f: &Families<'_>, layers: &[&str]) -> Result<Vec<LayerSeries>, Error> 
     let hottest = counters("hadron:expert_tokens_hottest_total", HOTTEST)?;
     let load =
         f.gauges_of_first_ranks("hadron:expert_load_max_over_mean", LOAD, "layer", layers)?;
-    let of = |((tokens, hottest), max_over_mean)| LayerSeries { tokens, hottest, max_over_mean };
+    let of =
+        |((tokens, hottest), max_over_mean)| ExpertLayerSeries { tokens, hottest, max_over_mean };
     Ok(tokens.zip(hottest).zip(load).map(of).collect())
 }

@@ -15,15 +15,15 @@ const WHOLE_BELOW: f64 = 9_007_199_254_740_992.0;
 
 /// A page without its numbers.
 #[derive(Default)]
-pub(super) struct Exposition {
+pub(super) struct ExpositionTemplate {
     /// Series of each family, in the order of the page.
     shape: Vec<usize>,
-    words: String,
+    template: String,
     /// Where in `words` each number stands.
-    places: Vec<usize>,
+    number_offsets: Vec<usize>,
 }
 
-impl Exposition {
+impl ExpositionTemplate {
     /// The page of these families in text format 0.0.4, as the library would write it.
     ///
     /// Errors: as the library's; none is known.
@@ -31,16 +31,16 @@ impl Exposition {
         if !families.iter().map(series).eq(self.shape.iter().copied()) {
             *self = Self::of(families)?;
         }
-        let bytes = self.words.len() + NUMBER_BYTES * self.places.len();
+        let bytes = self.template.len() + NUMBER_BYTES * self.number_offsets.len();
         let mut page = String::with_capacity(bytes);
-        let (mut from, mut places) = (0, self.places.iter());
+        let (mut from, mut places) = (0, self.number_offsets.iter());
         each_number(families, |number| {
             let to = places.next().copied().unwrap_or(from);
-            page.push_str(&self.words[from..to]);
+            page.push_str(&self.template[from..to]);
             write_number(&mut page, number);
             from = to;
         });
-        page.push_str(&self.words[from..]);
+        page.push_str(&self.template[from..]);
         Ok(page)
     }
 
@@ -68,7 +68,7 @@ impl Exposition {
             let told = format!("a page of {} samples has {numbers} numbers", places.len());
             return Err(Error::Msg(told));
         }
-        Ok(Self { shape, words, places })
+        Ok(Self { shape, template: words, number_offsets: places })
     }
 }
 
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_the_librarys_to_the_byte() {
+    fn pages_equal_the_prometheus_encoder_output() {
         let registry = Registry::new();
         let gauge = Gauge::new("level", "A level,\nin two lines.").unwrap();
         let counters = IntCounterVec::new(Opts::new("seen_total", "Seen."), &["what"]).unwrap();
@@ -134,7 +134,7 @@ mod tests {
         registry.register(Box::new(gauge.clone())).unwrap();
         registry.register(Box::new(counters.clone())).unwrap();
         registry.register(Box::new(times.clone())).unwrap();
-        let mut exposition = Exposition::default();
+        let mut exposition = ExpositionTemplate::default();
         let mut check = || {
             let families = registry.gather();
             assert_eq!(exposition.write(&families).unwrap(), by_the_library(&families));

@@ -1,8 +1,8 @@
 //! Figures of constrained output, read from what its owner counts.
 
-use super::families::Families;
-use super::kv_events::raise;
-use crate::grammar::{BOUNDS_US, GrammarTimings, Timings};
+use super::kv_events::raise_to;
+use super::metric_registrar::MetricRegistrar;
+use crate::grammar::{BOUNDS_US, DurationHistogram, GrammarTimings};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Error, IntCounter};
@@ -11,51 +11,51 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Series that are brought up to date at a scrape; the histograms read their owner themselves.
-pub(super) struct GrammarSeries {
+pub(super) struct GrammarMetrics {
     masks_failed: IntCounter,
-    masks_late: IntCounter,
+    masks_overdue: IntCounter,
 }
 
-impl GrammarSeries {
+impl GrammarMetrics {
     #[rustfmt::skip] // A table.
-    pub(super) fn new(f: &Families<'_>, timings: &Arc<GrammarTimings>) -> Result<Self, Error> {
-        let of = |name, help, children| TimingSeries::new(f.model(), name, help, (Arc::clone(timings), children));
-        f.add_collector(of("hadron:grammar_compile_seconds", "Time to compile a grammar, by whether it could be used; one that is kept already takes none.", vec![("ok", |t| &t.compiled), ("error", |t| &t.refused)])?)?;
+    pub(super) fn new(f: &MetricRegistrar<'_>, timings: &Arc<GrammarTimings>) -> Result<Self, Error> {
+        let of = |name, help, children| TimingCollector::new(f.model(), name, help, (Arc::clone(timings), children));
+        f.add_collector(of("hadron:grammar_compile_seconds", "Time to compile a grammar, by whether it could be used; one that is kept already takes none.", vec![("ok", |t| &t.compiled), ("error", |t| &t.rejected)])?)?;
         f.add_collector(of("hadron:grammar_mask_seconds", "Time to make one mask of allowed tokens.", vec![("ok", |t| &t.masks)])?)?;
-        Ok(Self { masks_failed: f.counter("hadron:grammar_masks_failed_total", "Masks that could not be made: their requests ended with an error.")?, masks_late: f.counter("hadron:grammar_masks_late_total", "Masks that steps did not wait for: their rows were forwarded again.")? })
+        Ok(Self { masks_failed: f.counter("hadron:grammar_masks_failed_total", "Masks that could not be made: their requests ended with an error.")?, masks_overdue: f.counter("hadron:grammar_masks_late_total", "Masks that steps did not wait for: their rows were forwarded again.")? })
     }
 
-    pub(super) fn set(&self, timings: &GrammarTimings) {
-        raise(&self.masks_failed, timings.masks_failed.load(Ordering::Relaxed));
-        raise(&self.masks_late, timings.masks_late.load(Ordering::Relaxed));
+    pub(super) fn update(&self, timings: &GrammarTimings) {
+        raise_to(&self.masks_failed, timings.masks_failed.load(Ordering::Relaxed));
+        raise_to(&self.masks_overdue, timings.masks_overdue.load(Ordering::Relaxed));
     }
 }
 
 /// Which durations a value of `result` shows.
-type Child = (&'static str, fn(&GrammarTimings) -> &Timings);
+type TimingLabel = (&'static str, fn(&GrammarTimings) -> &DurationHistogram);
 
 /// A histogram whose numbers lie elsewhere.
-struct TimingSeries {
+struct TimingCollector {
     desc: Desc,
     help: &'static str,
     model: String,
     timings: Arc<GrammarTimings>,
-    children: Vec<Child>,
+    children: Vec<TimingLabel>,
 }
 
-impl TimingSeries {
+impl TimingCollector {
     fn new(
         model: &str,
         name: &str,
         help: &'static str,
-        (timings, children): (Arc<GrammarTimings>, Vec<Child>),
+        (timings, children): (Arc<GrammarTimings>, Vec<TimingLabel>),
     ) -> Result<Self, Error> {
         let labels = ["model_name", "engine", "result"].map(str::to_owned).to_vec();
         let desc = Desc::new(name.to_owned(), help.to_owned(), labels, HashMap::new())?;
         Ok(Self { desc, help, model: model.to_owned(), timings, children })
     }
 
-    fn metric(&self, (result, of): &Child) -> Metric {
+    fn metric(&self, (result, of): &TimingLabel) -> Metric {
         let pair = |(name, value): (&str, &str)| {
             let mut pair = LabelPair::default();
             pair.set_name(name.to_owned());
@@ -69,7 +69,7 @@ impl TimingSeries {
     }
 }
 
-impl Collector for TimingSeries {
+impl Collector for TimingCollector {
     fn desc(&self) -> Vec<&Desc> {
         vec![&self.desc]
     }
@@ -84,7 +84,7 @@ impl Collector for TimingSeries {
     }
 }
 
-fn histogram(timings: &Timings) -> Histogram {
+fn histogram(timings: &DurationHistogram) -> Histogram {
     let mut histogram = Histogram::default();
     let (counts, mut sum) = (timings.buckets(), 0);
     let mut buckets = Vec::with_capacity(BOUNDS_US.len());

@@ -1,13 +1,13 @@
 //! Figures of the HTTP server.
 
-use super::buckets::Family;
-use super::families::Families;
+use super::histogram_buckets::HistogramFamily;
+use super::metric_registrar::MetricRegistrar;
 use prometheus::{Error, Gauge, Histogram, IntCounter, IntCounterVec};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Slugs of refusals for load or state, as error bodies carry them.
-const REFUSALS: [&str; 8] = [
+const REJECTION_REASONS: [&str; 8] = [
     "grammars_overloaded",
     "max_num_queued_reqs",
     "max_num_queued_tokens",
@@ -18,7 +18,7 @@ const REFUSALS: [&str; 8] = [
     "engine_unavailable",
 ];
 /// Of these, what vLLM counts too.
-const VLLM_REFUSALS: [&str; 2] = ["max_num_queued_reqs", "max_num_queued_tokens"];
+const VLLM_REJECTION_REASONS: [&str; 2] = ["max_num_queued_reqs", "max_num_queued_tokens"];
 /// Routes whose series exist before anybody asked for them.
 const ROUTES: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 
@@ -27,15 +27,15 @@ pub struct HttpMetrics {
     requests: IntCounterVec,
     open_streams: Gauge,
     ignored_fields: IntCounter,
-    refusals: BTreeMap<&'static str, IntCounter>,
-    vllm_refusals: BTreeMap<&'static str, IntCounter>,
+    rejections: BTreeMap<&'static str, IntCounter>,
+    vllm_rejections: BTreeMap<&'static str, IntCounter>,
     tokenize: [Histogram; 2],
     model: String,
 }
 
 impl HttpMetrics {
     #[rustfmt::skip] // A table.
-    pub(super) fn new(f: &Families<'_>) -> Result<Self, Error> {
+    pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         let requests = f.open_counters("hadron:http_requests_total", "Replies whose head was sent, by route and status.", &["model_name", "route", "code"])?;
         for route in ROUTES {
             requests.with_label_values(&[f.model(), route, "200"]);
@@ -47,9 +47,9 @@ impl HttpMetrics {
         Ok(Self {
             open_streams: f.gauge("hadron:http_open_streams", "Streamed replies whose body is not complete.")?,
             ignored_fields: ignored.with_label_values(&[f.model()]),
-            refusals: REFUSALS.map(|reason| of(&refusals, reason)).into(),
-            vllm_refusals: VLLM_REFUSALS.map(|reason| of(&vllm, reason)).into(),
-            tokenize: f.histograms("hadron:tokenize_seconds", "Time to read a body: JSON, template, tokenizer, hashes.", Family::WorkSeconds, ("result", ["ok", "error"]))?,
+            rejections: REJECTION_REASONS.map(|reason| of(&refusals, reason)).into(),
+            vllm_rejections: VLLM_REJECTION_REASONS.map(|reason| of(&vllm, reason)).into(),
+            tokenize: f.histograms("hadron:tokenize_seconds", "Time to read a body: JSON, template, tokenizer, hashes.", HistogramFamily::WorkSeconds, ("result", ["ok", "error"]))?,
             model: f.model().to_owned(),
             requests,
         })
@@ -61,15 +61,17 @@ impl HttpMetrics {
     }
 
     /// A request was refused; reasons that are not about load or state count nothing.
-    pub fn refused(&self, reason: &str) {
-        for counter in self.refusals.get(reason).into_iter().chain(self.vllm_refusals.get(reason)) {
+    pub fn rejected(&self, reason: &str) {
+        for counter in
+            self.rejections.get(reason).into_iter().chain(self.vllm_rejections.get(reason))
+        {
             counter.inc();
         }
     }
 
     /// So many requests were refused while there was nowhere to count them: the model was being loaded.
-    pub fn refused_at_start(&self, requests: u64) {
-        if let Some(counter) = self.refusals.get("starting") {
+    pub fn rejected_at_startup(&self, requests: u64) {
+        if let Some(counter) = self.rejections.get("starting") {
             counter.inc_by(requests);
         }
     }

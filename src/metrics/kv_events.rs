@@ -1,25 +1,25 @@
 //! Figures of the KV-event publisher: plain counters that it writes, brought up to date at a scrape.
 
-use super::families::Families;
-use crate::kv_events::Figures;
+use super::metric_registrar::MetricRegistrar;
+use crate::kv_events::PublisherCounters;
 use prometheus::{Error, Gauge, IntCounter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a counter of a publisher shows.
-type Total = fn(&Figures) -> &AtomicU64;
+type PublisherCounterFn = fn(&PublisherCounters) -> &AtomicU64;
 
 /// The series of what publishers count; all zero while there are none.
-pub(super) struct KvEventSeries {
-    counters: Vec<(Vec<IntCounter>, Total)>,
+pub(super) struct KvEventMetrics {
+    counters: Vec<(Vec<IntCounter>, PublisherCounterFn)>,
     queue_depth: Vec<Gauge>,
     seq: Vec<Gauge>,
 }
 
-impl KvEventSeries {
+impl KvEventMetrics {
     #[rustfmt::skip] // A table.
-    pub(super) fn new(f: &Families<'_>) -> Result<Self, Error> {
-        let counters: Vec<(Vec<IntCounter>, Total)> = vec![
+    pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
+        let counters: Vec<(Vec<IntCounter>, PublisherCounterFn)> = vec![
             (f.counter_of_replicas("hadron:kv_events_batches_total", "Batches of KV events published.", None)?, |figures| &figures.batches),
             (f.counter_of_replicas("hadron:kv_events_published_total", "KV events published.", None)?, |figures| &figures.events),
             (f.counter_of_replicas("hadron:kv_events_dropped_total", "Batches of KV events that found the queue full.", None)?, |figures| &figures.dropped),
@@ -33,16 +33,16 @@ impl KvEventSeries {
     }
 
     /// Shows these figures, by replica; those without a series of their own add to the last one's.
-    pub(super) fn set(&self, figures: &[Arc<Figures>]) {
+    pub(super) fn update(&self, figures: &[Arc<PublisherCounters>]) {
         let series = self.queue_depth.len();
         for engine in 0..series {
             let rest = if engine + 1 == series { figures.len() } else { engine + 1 };
             let Some(own) = figures.get(engine..rest) else { continue };
-            let sum = |of: Total| -> u64 {
+            let sum = |of: PublisherCounterFn| -> u64 {
                 own.iter().map(|figures| of(figures).load(Ordering::Relaxed)).sum()
             };
             for (counters, total) in &self.counters {
-                raise(&counters[engine], sum(*total));
+                raise_to(&counters[engine], sum(*total));
             }
             self.queue_depth[engine].set(sum(|figures| &figures.queue_depth) as f64);
             let last = own.iter().map(|figures| figures.seq.load(Ordering::Relaxed)).max();
@@ -52,6 +52,6 @@ impl KvEventSeries {
 }
 
 /// Brings a counter up to a total that only grows.
-pub(super) fn raise(counter: &IntCounter, total: u64) {
+pub(super) fn raise_to(counter: &IntCounter, total: u64) {
     counter.inc_by(total.saturating_sub(counter.get()));
 }

@@ -3,55 +3,55 @@
 //! Writers touch atomics where something happens: a step, a token, the end of a request. Whoever reads
 //! takes what lies there; nobody is asked and nobody waits, so a scrape costs a step nothing.
 
-mod buckets;
+mod block_lifetimes;
 mod collectives;
+mod executor_lifecycle;
 mod experts;
 mod exposition;
-mod families;
 mod grammar;
+mod histogram_buckets;
 mod http;
 mod kv_events;
-mod life;
-mod page;
+mod metric_registrar;
+mod metrics_reference;
 mod process;
 mod queue;
 mod replicas;
 mod request_times;
 mod requests;
-mod residency;
 mod start_failure;
 mod step_ring;
 mod steps;
 #[cfg(test)]
 mod tests;
-mod unused;
+mod unsupported_features;
 
-pub use buckets::{BucketsError, CustomBuckets};
+pub use block_lifetimes::BlockLifetimeMetrics;
 pub use collectives::CollectiveMetrics;
+pub use executor_lifecycle::ExecutorLifecycleMetrics;
 pub use experts::ExpertMetrics;
+pub use histogram_buckets::{CustomBuckets, CustomBucketsError};
 pub use http::{HttpMetrics, OpenStream};
-pub use life::LifeMetrics;
-pub use page::{page, page_path};
+pub use metrics_reference::{page_path, reference_page};
 pub use queue::QueueMetrics;
 pub use request_times::RequestTimes;
-pub use requests::{RequestMetrics, Round};
-pub use residency::ResidencyMetrics;
+pub use requests::{DeliveryRound, RequestMetrics};
 pub use start_failure::StartFailure;
-pub use step_ring::{STEPS_KEPT, StepRecord, StepRing};
+pub use step_ring::{STEPS_KEPT, StepRing, StepTimingRecord};
 pub use steps::{StepMetrics, StepPhase};
 
 use crate::grammar::GrammarTimings;
-use crate::kv_events::Figures;
-use exposition::Exposition;
-use families::Families;
-use grammar::GrammarSeries;
+use crate::kv_events::PublisherCounters;
+use exposition::ExpositionTemplate;
+use grammar::GrammarMetrics;
+use metric_registrar::MetricRegistrar;
 use process::ProcessMetrics;
 use prometheus::Registry;
 use replicas::ReplicaMetrics;
 use scheduler::StepStats;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use unused::UnusedMetrics;
+use unsupported_features::UnsupportedFeatureMetrics;
 
 /// What the series of a server are called and how fine they are.
 #[derive(Debug, Clone)]
@@ -71,9 +71,9 @@ pub struct MetricsConfig {
     /// One series for all replicas (`--metrics-aggregate`).
     pub aggregate: bool,
     /// Series of how long KV blocks stay (`--kv-cache-metrics`).
-    pub residency: bool,
+    pub block_lifetimes: bool,
     /// Most drafts of a row.
-    pub drafts: u8,
+    pub draft_tokens_max: u8,
     /// Share of drafts that a benchmark lets stand by chance; 0 = drafts are verified.
     pub synthetic_acceptance: f64,
     /// Buckets that replace the usual ones.
@@ -91,8 +91,8 @@ impl MetricsConfig {
             experts: Vec::new(),
             experts_shared: false,
             aggregate: false,
-            residency: false,
-            drafts: 0,
+            block_lifetimes: false,
+            draft_tokens_max: 0,
             synthetic_acceptance: 0.0,
             buckets: CustomBuckets::default(),
         }
@@ -101,7 +101,7 @@ impl MetricsConfig {
 
 /// What `vllm:cache_config_info` says, and what token counts are made of.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CacheFacts {
+pub struct KvCacheInfo {
     /// Tokens per block.
     pub block_tokens: u32,
     /// Blocks of one replica.
@@ -113,15 +113,15 @@ pub struct CacheFacts {
     /// Whether prefixes are shared.
     pub prefix_caching: bool,
     /// Seats of one replica.
-    pub seats: u32,
+    pub max_num_seqs: u32,
 }
 
 /// All figures of one server.
-pub struct Metrics {
+pub struct ServerMetrics {
     registry: Registry,
     /// Updating and gathering belong together: counters are brought up by differences.
-    reading: Mutex<()>,
-    exposition: Mutex<Exposition>,
+    update_lock: Mutex<()>,
+    exposition: Mutex<ExpositionTemplate>,
     config: MetricsConfig,
     /// Of requests.
     pub requests: RequestMetrics,
@@ -134,32 +134,32 @@ pub struct Metrics {
     /// Of the HTTP server.
     pub http: HttpMetrics,
     /// Of the executor's life.
-    pub life: LifeMetrics,
+    pub executors: ExecutorLifecycleMetrics,
     /// Of requests that wait for a seat.
     pub queue: QueueMetrics,
     /// Of constrained output; whoever compiles grammars and makes masks writes here.
     pub grammar: Arc<GrammarTimings>,
-    grammar_series: GrammarSeries,
+    grammar_series: GrammarMetrics,
     /// Of KV blocks that were evicted, if they are sampled.
-    pub residency: Option<ResidencyMetrics>,
+    pub block_lifetimes: Option<BlockLifetimeMetrics>,
     /// Requests that wait outside the scheduler for their grammar.
     pub deferred: AtomicU64,
     /// Of the KV-event publishers, by replica.
-    pub kv_events: Vec<Arc<Figures>>,
-    kv_event_series: kv_events::KvEventSeries,
+    pub kv_events: Vec<Arc<PublisherCounters>>,
+    kv_event_series: kv_events::KvEventMetrics,
     replicas: ReplicaMetrics,
     process: ProcessMetrics,
-    unused: UnusedMetrics,
-    cache: OnceLock<CacheFacts>,
+    unused: UnsupportedFeatureMetrics,
+    kv_cache: OnceLock<KvCacheInfo>,
 }
 
-impl Metrics {
+impl ServerMetrics {
     /// Every series at zero.
     ///
     /// Errors: a name or bucket list that Prometheus does not take.
     pub fn new(config: &MetricsConfig) -> Result<Arc<Self>, prometheus::Error> {
         let registry = Registry::new();
-        let families = Families::new(&registry, config);
+        let families = MetricRegistrar::new(&registry, config);
         let grammar = Arc::new(GrammarTimings::default());
         let metrics = Self {
             requests: RequestMetrics::new(&families)?,
@@ -167,19 +167,22 @@ impl Metrics {
             experts: ExpertMetrics::new(&families, &config.experts)?,
             collectives: CollectiveMetrics::new(&families, config.experts_shared)?,
             http: HttpMetrics::new(&families)?,
-            life: LifeMetrics::new(&families)?,
+            executors: ExecutorLifecycleMetrics::new(&families)?,
             queue: QueueMetrics::new(&families)?,
-            grammar_series: GrammarSeries::new(&families, &grammar)?,
+            grammar_series: GrammarMetrics::new(&families, &grammar)?,
             grammar,
-            residency: config.residency.then(|| ResidencyMetrics::new(&families)).transpose()?,
+            block_lifetimes: config
+                .block_lifetimes
+                .then(|| BlockLifetimeMetrics::new(&families))
+                .transpose()?,
             deferred: AtomicU64::new(0),
             kv_events: (0..families.replicas()).map(|_| Arc::default()).collect(),
-            kv_event_series: kv_events::KvEventSeries::new(&families)?,
+            kv_event_series: kv_events::KvEventMetrics::new(&families)?,
             replicas: ReplicaMetrics::new(&families, config)?,
             process: ProcessMetrics::new(&families)?,
-            unused: UnusedMetrics::new(&families)?,
-            cache: OnceLock::new(),
-            reading: Mutex::new(()),
+            unused: UnsupportedFeatureMetrics::new(&families)?,
+            kv_cache: OnceLock::new(),
+            update_lock: Mutex::new(()),
             exposition: Mutex::default(),
             config: config.clone(),
             registry: registry.clone(),
@@ -190,18 +193,18 @@ impl Metrics {
     /// Tells what the cache is like. Only the first call counts.
     ///
     /// Errors: as `new`.
-    pub fn set_cache(&self, facts: CacheFacts) -> Result<(), prometheus::Error> {
-        if self.cache.set(facts).is_ok()
-            && let Some(facts) = self.cache.get()
+    pub fn set_kv_cache(&self, facts: KvCacheInfo) -> Result<(), prometheus::Error> {
+        if self.kv_cache.set(facts).is_ok()
+            && let Some(facts) = self.kv_cache.get()
         {
-            replicas::describe_cache(&Families::new(&self.registry, &self.config), facts)?;
+            replicas::describe_cache(&MetricRegistrar::new(&self.registry, &self.config), facts)?;
         }
         Ok(())
     }
 
     /// What the cache is like, once known.
-    pub fn cache(&self) -> Option<&CacheFacts> {
-        self.cache.get()
+    pub fn kv_cache(&self) -> Option<&KvCacheInfo> {
+        self.kv_cache.get()
     }
 
     /// The page of this moment in Prometheus' text format 0.0.4; `stats` are those of every replica.
@@ -213,15 +216,15 @@ impl Metrics {
     }
 
     fn gather(&self, stats: &[StepStats]) -> Vec<prometheus::proto::MetricFamily> {
-        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
-        self.replicas.set(stats, self.deferred.load(Ordering::Relaxed));
-        self.grammar_series.set(&self.grammar);
-        self.life.set(stats);
-        self.queue.set();
-        self.experts.set();
-        self.kv_event_series.set(&self.kv_events);
-        self.process.set();
-        self.unused.set();
+        let _reading = self.update_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.replicas.update(stats, self.deferred.load(Ordering::Relaxed));
+        self.grammar_series.update(&self.grammar);
+        self.executors.update(stats);
+        self.queue.update();
+        self.experts.update();
+        self.kv_event_series.update(&self.kv_events);
+        self.process.update();
+        self.unused.update();
         self.registry.gather()
     }
 }

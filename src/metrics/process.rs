@@ -3,7 +3,7 @@
 //! One file, one directory entry and two calls: the library's own collector opens a dozen, and counts processor
 //! time in whole seconds.
 
-use super::families::Families;
+use super::metric_registrar::MetricRegistrar;
 use prometheus::{Counter, Error, Gauge};
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -22,7 +22,7 @@ pub(super) struct ProcessMetrics {
 }
 
 /// Fields of `/proc/self/stat`, as `proc(5)` names them.
-struct Stat {
+struct ProcStat {
     num_threads: f64,
     /// In clock ticks after boot.
     starttime: f64,
@@ -34,7 +34,7 @@ struct Stat {
 
 impl ProcessMetrics {
     #[rustfmt::skip] // A table.
-    pub(super) fn new(f: &Families<'_>) -> Result<Self, Error> {
+    pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         let started = f.process_gauge("process_start_time_seconds", "Start time of the process since unix epoch in seconds.")?;
         if let Some(stat) = stat() {
             started.set(start_time(&stat));
@@ -51,7 +51,7 @@ impl ProcessMetrics {
     }
 
     /// Reads all of them; what the system does not tell stays as it was.
-    pub(super) fn set(&self) {
+    pub(super) fn update(&self) {
         let spent = seconds(clock_gettime(ClockId::ProcessCPUTime));
         self.cpu.inc_by((spent - self.cpu.get()).max(0.0));
         if let Some(open) = open_fds() {
@@ -72,12 +72,12 @@ fn seconds(time: Timespec) -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-fn stat() -> Option<Stat> {
+fn stat() -> Option<ProcStat> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
     // The second field, a name in brackets, may hold both; the third is the first behind it.
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
-    Some(Stat {
+    Some(ProcStat {
         num_threads: field(20)?,
         starttime: field(22)?,
         vsize: field(23)?,
@@ -86,7 +86,7 @@ fn stat() -> Option<Stat> {
 }
 
 /// In seconds of unix time.
-fn start_time(stat: &Stat) -> f64 {
+fn start_time(stat: &ProcStat) -> f64 {
     let ticks_per_s = rustix::param::clock_ticks_per_second() as f64;
     let uptime_s = seconds(clock_gettime(ClockId::Boottime)) - stat.starttime / ticks_per_s;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_system_tells_all_of_it() {
+    fn process_metrics_are_all_available() {
         let stat = stat().unwrap();
         assert!(stat.num_threads >= 1.0 && stat.vsize > stat.rss, "{} threads", stat.num_threads);
         assert!(stat.rss * rustix::param::page_size() as f64 > 1e6, "{} pages", stat.rss);

@@ -1,6 +1,6 @@
 //! How long the next request in the queue of each replica has waited: it grows while nothing moves.
 
-use super::families::Families;
+use super::metric_registrar::MetricRegistrar;
 use prometheus::{Error, Gauge};
 use protocol::Replica;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ pub struct QueueMetrics {
 
 impl QueueMetrics {
     #[rustfmt::skip] // A table.
-    pub(super) fn new(f: &Families<'_>) -> Result<Self, Error> {
+    pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         Ok(Self {
             age: f.gauge_of_replicas("hadron:queue_age_seconds", "Time since the request was submitted that is next to get a seat, 0 if none waits; of several replicas in one series, the longest.")?,
             start: Instant::now(),
@@ -25,13 +25,13 @@ impl QueueMetrics {
     }
 
     /// The next request of a replica has waited for so long; `None` = none waits.
-    pub fn next_waits(&self, replica: Replica, waited: Option<Duration>) {
+    pub fn set_head_wait(&self, replica: Replica, waited: Option<Duration>) {
         let Some(submitted_ms) = self.submitted_ms.get(usize::from(replica.0)) else { return };
         let at = waited.map(|waited| self.start.elapsed().saturating_sub(waited));
         submitted_ms.store(at.map_or(0, |at| at.as_millis() as u64 + 1), Ordering::Relaxed);
     }
 
-    pub(super) fn set(&self) {
+    pub(super) fn update(&self) {
         let (now, series) = (self.start.elapsed(), self.age.len());
         let age = |submitted_ms: &AtomicU64| {
             let since = submitted_ms.load(Ordering::Relaxed).checked_sub(1);

@@ -1,22 +1,22 @@
 //! Figures of replicas, set from the scheduler's own counters when somebody looks.
 
-use super::families::Families;
-use super::kv_events::raise;
-use super::life::CAUSES;
-use super::{CacheFacts, MetricsConfig};
+use super::executor_lifecycle::CAUSES;
+use super::kv_events::raise_to;
+use super::metric_registrar::MetricRegistrar;
+use super::{KvCacheInfo, MetricsConfig};
 use prometheus::{Error, Gauge, IntCounter};
-use scheduler::{DRAFTS_MAX, StepStats};
+use scheduler::{DRAFT_TOKENS_MAX, StepStats};
 
 type PerReplica<T> = Vec<T>;
 /// What a counter of a replica shows.
-type Total = fn(&StepStats) -> u64;
+type ReplicaCounterFn = fn(&StepStats) -> u64;
 /// What a gauge of a replica shows.
-type Level = fn(&StepStats) -> f64;
+type ReplicaGaugeFn = fn(&StepStats) -> f64;
 
 /// Series of replicas.
 pub(super) struct ReplicaMetrics {
-    counters: Vec<(PerReplica<IntCounter>, Total)>,
-    gauges: Vec<(PerReplica<Gauge>, Level)>,
+    counters: Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>,
+    gauges: Vec<(PerReplica<Gauge>, ReplicaGaugeFn)>,
     usage: PerReplica<Gauge>,
     waiting: PerReplica<Gauge>,
     deferred: PerReplica<Gauge>,
@@ -24,12 +24,12 @@ pub(super) struct ReplicaMetrics {
 
 impl ReplicaMetrics {
     #[rustfmt::skip] // A table.
-    pub(super) fn new(f: &Families<'_>, config: &MetricsConfig) -> Result<Self, Error> {
+    pub(super) fn new(f: &MetricRegistrar<'_>, config: &MetricsConfig) -> Result<Self, Error> {
         let [capacity, deferred] = f.gauges_of_replicas("vllm:num_requests_waiting_by_reason", "Requests without a seat, by the reason.", "reason", ["capacity", "deferred"])?;
         let [computed, hit, _external] = f.counters_of_replicas("vllm:prompt_tokens_by_source_total", "Prompt tokens of requests that got a seat, by where their KV came from.", "source", ["local_compute", "local_cache_hit", "external_kv_transfer"])?;
         let [cached_hit, _cached_external] = f.counters_of_replicas("vllm:prompt_tokens_cached_by_source_total", "Prompt tokens found in a cache, by which.", "source", ["local_cache_hit", "external_kv_transfer"])?;
         let [vacant, cached, used, reserved] = f.gauges_of_replicas("hadron:kv_blocks", "KV blocks by state; reserved ones are vacant or cached too.", "state", ["vacant", "cached", "used", "reserved"])?;
-        let mut counters: Vec<(PerReplica<IntCounter>, Total)> = vec![
+        let mut counters: Vec<(PerReplica<IntCounter>, ReplicaCounterFn)> = vec![
             (f.counter_of_replicas("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.", None)?, |s| s.prefix_queries_total),
             (f.counter_of_replicas("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.", None)?, |s| s.prefix_hits_total),
             (f.counter_of_replicas("vllm:num_preemptions_total", "Requests whose blocks were taken back.", None)?, |s| s.preemptions_total),
@@ -40,16 +40,16 @@ impl ReplicaMetrics {
             (hit, |s| s.prompt_tokens_cached_total),
             (cached_hit, |s| s.prompt_tokens_cached_total),
         ];
-        let gauges: Vec<(PerReplica<Gauge>, Level)> = vec![
+        let gauges: Vec<(PerReplica<Gauge>, ReplicaGaugeFn)> = vec![
             (f.gauge_of_replicas("vllm:num_requests_running", "Requests with a seat.")?, |s| f64::from(s.running)),
             (capacity, |s| f64::from(s.waiting)),
-            (vacant, |s| f64::from(s.blocks.vacant)),
+            (vacant, |s| f64::from(s.blocks.free)),
             (cached, |s| f64::from(s.blocks.cached)),
             (used, |s| f64::from(s.blocks.in_use)),
             (reserved, |s| f64::from(s.blocks.reserved)),
         ];
-        counters.extend(setbacks(f)?);
-        counters.extend(drafted(f, config.drafts)?);
+        counters.extend(recompute_counters(f)?);
+        counters.extend(spec_decode_counters(f, config.draft_tokens_max)?);
         let synthetic = f.gauge(
             "hadron:spec_decode_synthetic_acceptance_rate",
             "Share of drafts that stand by chance, for a benchmark; 0 = drafts are verified.",
@@ -62,7 +62,7 @@ impl ReplicaMetrics {
 
     /// Shows these figures, and `deferred` requests that no replica has yet, with the first. Replicas without a
     /// series of their own add to the last one's: sums, and the mean of a share.
-    pub(super) fn set(&self, stats: &[StepStats], deferred: u64) {
+    pub(super) fn update(&self, stats: &[StepStats], deferred: u64) {
         if let Some(gauge) = self.deferred.first() {
             gauge.set(deferred as f64);
         }
@@ -71,7 +71,7 @@ impl ReplicaMetrics {
             let rest = if engine + 1 == series { stats.len() } else { engine + 1 };
             let Some(own) = stats.get(engine..rest) else { continue };
             for (counters, total) in &self.counters {
-                raise(&counters[engine], own.iter().map(total).sum());
+                raise_to(&counters[engine], own.iter().map(total).sum());
             }
             for (gauges, level) in &self.gauges {
                 gauges[engine].set(own.iter().map(level).sum());
@@ -87,21 +87,21 @@ impl ReplicaMetrics {
 
 /// What losses, preemptions and resets cost, by the cause.
 #[rustfmt::skip] // A table.
-fn setbacks(f: &Families<'_>) -> Result<Vec<(PerReplica<IntCounter>, Total)>, Error> {
+fn recompute_counters(f: &MetricRegistrar<'_>) -> Result<Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>, Error> {
     let [exited, silent, late, fault] = CAUSES;
     let recovered = f.counters_of_replicas("hadron:requests_recovered_total", "Running requests that outlived the loss of their executors, by its cause.", "cause", CAUSES)?;
     let recomputed = f.counters_of_replicas("hadron:tokens_recomputed_total", "Tokens computed again, after a loss by its cause, a preemption, or a reset of the prefix cache.", "cause", [exited, silent, late, fault, "preemption", "reset"])?;
-    let requests: [Total; 4] = [
+    let requests: [ReplicaCounterFn; 4] = [
         |s| s.requests_recovered_total.exited,
-        |s| s.requests_recovered_total.silent,
-        |s| s.requests_recovered_total.late,
-        |s| s.requests_recovered_total.fault,
+        |s| s.requests_recovered_total.heartbeat_timeout,
+        |s| s.requests_recovered_total.step_timeout,
+        |s| s.requests_recovered_total.reported_fault,
     ];
-    let tokens: [Total; 6] = [
-        |s| s.tokens_recomputed_total.loss.exited,
-        |s| s.tokens_recomputed_total.loss.silent,
-        |s| s.tokens_recomputed_total.loss.late,
-        |s| s.tokens_recomputed_total.loss.fault,
+    let tokens: [ReplicaCounterFn; 6] = [
+        |s| s.tokens_recomputed_total.executor_failure.exited,
+        |s| s.tokens_recomputed_total.executor_failure.heartbeat_timeout,
+        |s| s.tokens_recomputed_total.executor_failure.step_timeout,
+        |s| s.tokens_recomputed_total.executor_failure.reported_fault,
         |s| s.tokens_recomputed_total.preemption,
         |s| s.tokens_recomputed_total.reset,
     ];
@@ -110,30 +110,30 @@ fn setbacks(f: &Families<'_>) -> Result<Vec<(PerReplica<IntCounter>, Total)>, Er
 
 /// What became of drafts; of the places in a row there is one at least.
 #[rustfmt::skip] // A table.
-fn drafted(f: &Families<'_>, drafts: u8) -> Result<Vec<(PerReplica<IntCounter>, Total)>, Error> {
-    let mut counters: Vec<(PerReplica<IntCounter>, Total)> = vec![
-        (f.counter_of_replicas("vllm:spec_decode_num_drafts_total", "Drafts: rows whose next tokens were guessed.", None)?, |s| s.drafts_total.rows),
-        (f.counter_of_replicas("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens.", None)?, |s| s.drafts_total.tokens),
-        (f.counter_of_replicas("vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that were right.", None)?, |s| s.drafts_total.accepted.iter().sum()),
+fn spec_decode_counters(f: &MetricRegistrar<'_>, drafts: u8) -> Result<Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>, Error> {
+    let mut counters: Vec<(PerReplica<IntCounter>, ReplicaCounterFn)> = vec![
+        (f.counter_of_replicas("vllm:spec_decode_num_drafts_total", "Drafts: rows whose next tokens were guessed.", None)?, |s| s.drafts_total.draft_rows),
+        (f.counter_of_replicas("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens.", None)?, |s| s.drafts_total.draft_tokens),
+        (f.counter_of_replicas("vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that were right.", None)?, |s| s.drafts_total.accepted_per_position.iter().sum()),
     ];
-    let places = usize::from(drafts).clamp(1, DRAFTS_MAX);
+    let places = usize::from(drafts).clamp(1, DRAFT_TOKENS_MAX);
     let names: Vec<String> = (0..places).map(|place| place.to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let by_place = f.counters_by("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Drafted tokens that were right, by their place in the draft.", "position", &names)?;
-    counters.extend(by_place.iter().map(|series| series.iter().cloned().collect()).zip(ACCEPTED));
+    counters.extend(by_place.iter().map(|series| series.iter().cloned().collect()).zip(ACCEPTED_BY_POSITION));
     Ok(counters)
 }
 
 /// Accepted drafts of a place.
-fn accepted<const PLACE: usize>(stats: &StepStats) -> u64 {
-    stats.drafts_total.accepted[PLACE]
+fn accepted_at_position<const PLACE: usize>(stats: &StepStats) -> u64 {
+    stats.drafts_total.accepted_per_position[PLACE]
 }
 
 /// The same, of each place.
 #[rustfmt::skip] // A table.
-const ACCEPTED: [Total; DRAFTS_MAX] = [
-    accepted::<0>, accepted::<1>, accepted::<2>, accepted::<3>, accepted::<4>, accepted::<5>, accepted::<6>, accepted::<7>,
-    accepted::<8>, accepted::<9>, accepted::<10>, accepted::<11>, accepted::<12>, accepted::<13>, accepted::<14>, accepted::<15>,
+const ACCEPTED_BY_POSITION: [ReplicaCounterFn; DRAFT_TOKENS_MAX] = [
+    accepted_at_position::<0>, accepted_at_position::<1>, accepted_at_position::<2>, accepted_at_position::<3>, accepted_at_position::<4>, accepted_at_position::<5>, accepted_at_position::<6>, accepted_at_position::<7>,
+    accepted_at_position::<8>, accepted_at_position::<9>, accepted_at_position::<10>, accepted_at_position::<11>, accepted_at_position::<12>, accepted_at_position::<13>, accepted_at_position::<14>, accepted_at_position::<15>,
 ];
 
 /// Share of a pool that is held.
@@ -142,7 +142,7 @@ fn usage(stats: &StepStats) -> f64 {
 }
 
 /// The series that says what the cache is like.
-pub(super) fn describe_cache(f: &Families<'_>, facts: &CacheFacts) -> Result<(), Error> {
+pub(super) fn describe_cache(f: &MetricRegistrar<'_>, facts: &KvCacheInfo) -> Result<(), Error> {
     let python = |yes: bool| if yes { "True" } else { "False" };
     f.info_of_replicas(
         "vllm:cache_config_info",

@@ -7,23 +7,23 @@ use std::time::{Duration, Instant};
 
 /// Choices of one prompt: figures that vLLM observes once for all of them.
 #[derive(Debug)]
-pub(super) struct Siblings {
+pub(super) struct PromptChoices {
     pub(super) n: u32,
     /// Choices that have not ended.
-    left: AtomicU32,
+    choices_left: AtomicU32,
     /// Most tokens that one of them produced.
     most_tokens: AtomicU32,
 }
 
-impl Siblings {
+impl PromptChoices {
     fn new(n: u32) -> Self {
-        Self { n, left: AtomicU32::new(n), most_tokens: AtomicU32::new(0) }
+        Self { n, choices_left: AtomicU32::new(n), most_tokens: AtomicU32::new(0) }
     }
 
     /// A choice ended with so many tokens; the most of all of them once it was the last.
     pub(super) fn ended(&self, tokens: u32) -> Option<u32> {
         self.most_tokens.fetch_max(tokens, Ordering::AcqRel);
-        let last = self.left.fetch_sub(1, Ordering::AcqRel) == 1;
+        let last = self.choices_left.fetch_sub(1, Ordering::AcqRel) == 1;
         last.then(|| self.most_tokens.load(Ordering::Acquire))
     }
 }
@@ -46,7 +46,7 @@ pub struct RequestTimes {
     pub(super) max_tokens: u32,
     pub(super) generated: u32,
     pub(super) preemptions: u32,
-    pub(super) siblings: Arc<Siblings>,
+    pub(super) choices: Arc<PromptChoices>,
 }
 
 impl RequestTimes {
@@ -57,7 +57,7 @@ impl RequestTimes {
         prompt_tokens: u32,
         max_tokens: u32,
     ) -> impl Iterator<Item = Self> {
-        let (siblings, submitted) = (Arc::new(Siblings::new(n)), Instant::now());
+        let (siblings, submitted) = (Arc::new(PromptChoices::new(n)), Instant::now());
         (0..n).map(move |_| Self {
             arrived,
             replica: Replica(0),
@@ -69,7 +69,7 @@ impl RequestTimes {
             max_tokens,
             generated: 0,
             preemptions: 0,
-            siblings: Arc::clone(&siblings),
+            choices: Arc::clone(&siblings),
         })
     }
 

@@ -3,17 +3,17 @@
 //! Latency and time to the first token count from the body's arrival, so tokenising is part of them; the
 //! time in the queue counts from the engine on.
 
-use super::buckets::Family;
-use super::families::{Families, PerEngine};
+use super::histogram_buckets::HistogramFamily;
+use super::metric_registrar::{MetricRegistrar, PerEngine};
 use super::request_times::RequestTimes;
 use prometheus::local::LocalHistogram;
 use prometheus::{Error, Histogram, IntCounter};
 use protocol::RowError;
-use scheduler::{AbortCause, ErrorCode, Finish, TokenEvent};
+use scheduler::{AbortCause, FinishReason, RequestError, TokenEvent};
 use std::time::{Duration, Instant};
 
 /// Values of `finished_reason`.
-const REASONS: [&str; 5] = ["stop", "length", "abort", "error", "repetition"];
+const FINISH_REASONS: [&str; 5] = ["stop", "length", "abort", "error", "repetition"];
 
 /// Series of requests.
 pub struct RequestMetrics {
@@ -38,8 +38,8 @@ pub struct RequestMetrics {
 
 impl RequestMetrics {
     #[rustfmt::skip] // A table.
-    pub(super) fn new(f: &Families<'_>) -> Result<Self, Error> {
-        use Family::{InterTokenLatency, ParamsN, Preemptions, RequestLatency, TimeToFirstToken, Tokens};
+    pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
+        use HistogramFamily::{InterTokenLatency, ParamsN, Preemptions, RequestLatency, TimeToFirstToken, Tokens};
         Ok(Self {
             first_token: f.histogram_of_replicas("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", TimeToFirstToken)?,
             gap: f.histogram_of_replicas("vllm:inter_token_latency_seconds", "Between two deliveries of tokens of a request.", InterTokenLatency)?,
@@ -56,23 +56,24 @@ impl RequestMetrics {
             n: f.histogram_of_replicas("vllm:request_params_n", "Choices asked for per prompt.", ParamsN)?,
             preemptions: f.histogram_of_replicas("vllm:request_num_preemptions", "Times a request was preempted.", Preemptions)?,
             computed_tokens: f.histogram_of_replicas("vllm:request_prefill_kv_computed_tokens", "Prompt tokens of a request that were not in the prefix cache.", Tokens)?,
-            finished: f.counters_of_replicas("vllm:request_success_total", "Requests that ended, by the reason.", "finished_reason", REASONS)?.map(PerEngine::from),
+            finished: f.counters_of_replicas("vllm:request_success_total", "Requests that ended, by the reason.", "finished_reason", FINISH_REASONS)?.map(PerEngine::from),
             corrupted: f.counter_of_replicas("vllm:corrupted_requests_total", "Requests whose logits were not numbers.", None)?.into(),
         })
     }
 
     /// Takes events that are handed out together: they happen at one time.
-    pub fn round(&self) -> Round<'_> {
+    pub fn delivery_round(&self) -> DeliveryRound<'_> {
         let gaps = self.gap.iter().map(Histogram::local).collect::<Vec<_>>().into();
-        Round { metrics: self, now: Instant::now(), gaps }
+        DeliveryRound { metrics: self, now: Instant::now(), gaps }
     }
 
     /// A request ended, or was taken back by its owner.
-    pub fn ended(&self, times: &RequestTimes, finish: &Finish, now: Instant) {
+    pub fn ended(&self, times: &RequestTimes, finish: &FinishReason, now: Instant) {
         let Some(reason) = reason(finish) else { return };
         let replica = times.replica;
         self.finished[reason].of(replica).inc();
-        if matches!(finish, Finish::Error(ErrorCode::Row(RowError::NonFiniteLogits))) {
+        if matches!(finish, FinishReason::Error(RequestError::RowFailed(RowError::NonFiniteLogits)))
+        {
             self.corrupted.of(replica).inc();
         }
         self.latency.of(replica).observe(seconds(times.arrived, now));
@@ -80,8 +81,8 @@ impl RequestMetrics {
         self.generation_tokens.of(replica).observe(f64::from(times.generated));
         self.max_tokens.of(replica).observe(f64::from(times.max_tokens));
         self.preemptions.of(replica).observe(f64::from(times.preemptions));
-        if let Some(most) = times.siblings.ended(times.generated) {
-            self.n.of(replica).observe(f64::from(times.siblings.n));
+        if let Some(most) = times.choices.ended(times.generated) {
+            self.n.of(replica).observe(f64::from(times.choices.n));
             self.most_tokens.of(replica).observe(f64::from(most));
         }
         self.phases(times);
@@ -106,18 +107,18 @@ impl RequestMetrics {
 }
 
 /// Events handed out together.
-pub struct Round<'a> {
+pub struct DeliveryRound<'a> {
     metrics: &'a RequestMetrics,
     now: Instant,
     /// Summed up here: one token costs no shared memory.
     gaps: PerEngine<LocalHistogram>,
 }
 
-impl Round<'_> {
+impl DeliveryRound<'_> {
     /// An event is handed out to its request's owner.
     pub fn event(&self, times: &mut RequestTimes, event: &TokenEvent) {
         times.preemptions = event.preemptions;
-        if let Some(run) = event.first_run {
+        if let Some(run) = event.first_admission {
             times.replica = run.replica;
             times.queued = Some(Duration::from_millis(u64::from(run.queued_ms)));
             times.cached_tokens = run.cached_tokens;
@@ -136,20 +137,20 @@ impl Round<'_> {
                 }
             }
         }
-        if let Some(finish) = &event.finish {
+        if let Some(finish) = &event.finish_reason {
             self.metrics.ended(times, finish, self.now);
         }
     }
 }
 
-/// Place of a finish in `REASONS`; `None` = the request was never accepted.
-fn reason(finish: &Finish) -> Option<usize> {
+/// Place of a finish in `FINISH_REASONS`; `None` = the request was never accepted.
+fn reason(finish: &FinishReason) -> Option<usize> {
     match finish {
-        Finish::Stop(_) | Finish::Abort(AbortCause::StopText) => Some(0),
-        Finish::Length => Some(1),
-        Finish::Abort(_) => Some(2),
-        Finish::Error(_) => Some(3),
-        Finish::Refused(_) => None,
+        FinishReason::Stop(_) | FinishReason::Abort(AbortCause::StopString) => Some(0),
+        FinishReason::Length => Some(1),
+        FinishReason::Abort(_) => Some(2),
+        FinishReason::Error(_) => Some(3),
+        FinishReason::Rejected(_) => None,
     }
 }
 

@@ -11,7 +11,7 @@ pub const STEPS_KEPT: usize = 1_024;
 
 /// One step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct StepRecord {
+pub struct StepTimingRecord {
     /// DP rank of the replica.
     #[serde(rename = "dp_rank")]
     pub replica: u64,
@@ -49,10 +49,10 @@ pub struct StepRecord {
     pub replayed: u64,
 }
 
-const WORDS: usize = 17;
+const RECORD_WORDS: usize = 17;
 
-impl StepRecord {
-    fn words(&self) -> [u64; WORDS] {
+impl StepTimingRecord {
+    fn to_words(self) -> [u64; RECORD_WORDS] {
         [
             self.replica,
             self.step,
@@ -74,7 +74,7 @@ impl StepRecord {
         ]
     }
 
-    fn of(words: [u64; WORDS]) -> Self {
+    fn of(words: [u64; RECORD_WORDS]) -> Self {
         let [
             replica,
             step,
@@ -117,56 +117,56 @@ impl StepRecord {
 }
 
 #[derive(Debug, Default)]
-struct Place {
-    number: AtomicU64,
-    words: [AtomicU64; WORDS],
+struct StepRingEntry {
+    version: AtomicU64,
+    words: [AtomicU64; RECORD_WORDS],
 }
 
 /// The places.
 #[derive(Debug)]
 pub struct StepRing {
-    places: Vec<Place>,
+    entries: Vec<StepRingEntry>,
     /// Steps pushed so far.
     count: AtomicU64,
 }
 
 impl Default for StepRing {
     fn default() -> Self {
-        let places = (0..STEPS_KEPT).map(|_| Place::default()).collect();
-        Self { places, count: AtomicU64::new(0) }
+        let places = (0..STEPS_KEPT).map(|_| StepRingEntry::default()).collect();
+        Self { entries: places, count: AtomicU64::new(0) }
     }
 }
 
 impl StepRing {
     /// Adds a step in place of the oldest. Call it on one thread only.
-    pub fn push(&self, record: &StepRecord) {
+    pub fn push(&self, record: &StepTimingRecord) {
         let count = self.count.load(Ordering::Relaxed);
-        let place = &self.places[count as usize % STEPS_KEPT];
-        place.number.store(2 * count + 1, Ordering::Relaxed);
+        let place = &self.entries[count as usize % STEPS_KEPT];
+        place.version.store(2 * count + 1, Ordering::Relaxed);
         fence(Ordering::Release);
-        for (to, word) in place.words.iter().zip(record.words()) {
+        for (to, word) in place.words.iter().zip(record.to_words()) {
             to.store(word, Ordering::Relaxed);
         }
-        place.number.store(2 * count + 2, Ordering::Release);
+        place.version.store(2 * count + 2, Ordering::Release);
         self.count.store(count + 1, Ordering::Release);
     }
 
     /// The newest `most` steps, oldest first; fewer if some are overwritten meanwhile.
-    pub fn newest(&self, most: usize) -> Vec<StepRecord> {
+    pub fn newest(&self, most: usize) -> Vec<StepTimingRecord> {
         let end = self.count.load(Ordering::Acquire);
         let start = end.saturating_sub(most.min(STEPS_KEPT) as u64);
         (start..end).filter_map(|count| self.read(count)).collect()
     }
 
-    fn read(&self, count: u64) -> Option<StepRecord> {
-        let place = &self.places[count as usize % STEPS_KEPT];
+    fn read(&self, count: u64) -> Option<StepTimingRecord> {
+        let place = &self.entries[count as usize % STEPS_KEPT];
         let expected = 2 * count + 2;
-        if place.number.load(Ordering::Acquire) != expected {
+        if place.version.load(Ordering::Acquire) != expected {
             return None;
         }
         let words = std::array::from_fn(|i| place.words[i].load(Ordering::Relaxed));
         fence(Ordering::Acquire);
-        (place.number.load(Ordering::Relaxed) == expected).then(|| StepRecord::of(words))
+        (place.version.load(Ordering::Relaxed) == expected).then(|| StepTimingRecord::of(words))
     }
 }
 
@@ -175,12 +175,12 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    fn record(step: u64) -> StepRecord {
-        StepRecord::of([step; WORDS])
+    fn record(step: u64) -> StepTimingRecord {
+        StepTimingRecord::of([step; RECORD_WORDS])
     }
 
     #[test]
-    fn the_newest_are_kept_in_order() {
+    fn step_ring_keeps_the_newest_in_order() {
         let ring = StepRing::default();
         assert!(ring.newest(10).is_empty());
         for step in 0..STEPS_KEPT as u64 + 5 {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_never_sees_half_a_step() {
+    fn reader_never_sees_a_torn_record() {
         let ring = Arc::new(StepRing::default());
         let writer = {
             let ring = Arc::clone(&ring);
@@ -202,7 +202,7 @@ mod tests {
         let mut seen = 0;
         while !writer.is_finished() || seen == 0 {
             let steps = ring.newest(STEPS_KEPT);
-            assert!(steps.iter().all(|r| r.words() == [r.step; WORDS]), "torn");
+            assert!(steps.iter().all(|r| r.to_words() == [r.step; RECORD_WORDS]), "torn");
             assert!(steps.is_sorted_by_key(|r| r.step));
             seen += steps.len();
         }

@@ -1,8 +1,8 @@
 //! Figures of steps, written by the scheduler's thread alone.
 
-use super::buckets::Family;
-use super::families::{Families, PerEngine};
-use super::step_ring::{StepRecord, StepRing};
+use super::histogram_buckets::HistogramFamily;
+use super::metric_registrar::{MetricRegistrar, PerEngine};
+use super::step_ring::{StepRing, StepTimingRecord};
 use prometheus::{Counter, Error, Histogram, IntCounter};
 use protocol::Replica;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,11 +45,11 @@ pub struct StepMetrics {
 
 impl StepMetrics {
     #[rustfmt::skip] // A table.
-    pub(super) fn new(f: &Families<'_>) -> Result<Self, Error> {
+    pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         Ok(Self {
-            phases: f.histograms_of_replicas("hadron:step_seconds", "Time of each part of a step.", Family::StepSeconds, ("phase", PHASES))?,
-            rows: f.histograms_of_replicas("hadron:step_rows", "Rows of a step, by kind.", Family::StepRows, ("kind", ["decode", "prefill"]))?,
-            tokens: f.histogram_of_replicas("vllm:iteration_tokens_total", "Tokens of a step, of prompts and produced ones alike.", Family::IterationTokens)?,
+            phases: f.histograms_of_replicas("hadron:step_seconds", "Time of each part of a step.", HistogramFamily::StepSeconds, ("phase", PHASES))?,
+            rows: f.histograms_of_replicas("hadron:step_rows", "Rows of a step, by kind.", HistogramFamily::StepRows, ("kind", ["decode", "prefill"]))?,
+            tokens: f.histogram_of_replicas("vllm:iteration_tokens_total", "Tokens of a step, of prompts and produced ones alike.", HistogramFamily::IterationTokens)?,
             cpu: f.seconds("hadron:scheduler_cpu_seconds_total", "Processor time of the scheduler's thread.")?,
             idle: f.seconds("hadron:scheduler_idle_seconds_total", "Time the scheduler's thread waited for something to do.")?,
             replays: f.counter_of_replicas("hadron:graph_replays_total", "Steps that replayed a captured graph.", None)?.into(),
@@ -60,7 +60,7 @@ impl StepMetrics {
     }
 
     /// A step of a replica was sent.
-    pub fn sent(&self, replica: Replica, step: &StepRecord) {
+    pub fn step_sent(&self, replica: Replica, step: &StepTimingRecord) {
         let scheduling = [step.plan_ns, step.commit_ns, step.apply_ns, step.send_ns];
         for (histogram, ns) in self.phases.iter().zip(scheduling) {
             histogram.of(replica).observe(seconds(ns));
@@ -71,7 +71,7 @@ impl StepMetrics {
     }
 
     /// A step was answered: it is complete.
-    pub fn answered(&self, replica: Replica, step: &StepRecord) {
+    pub fn step_completed(&self, replica: Replica, step: &StepTimingRecord) {
         let phase = |phase: StepPhase| self.phases[phase as usize].of(replica);
         phase(StepPhase::Wait).observe(seconds(step.wait_ns));
         phase(StepPhase::Device).observe(seconds(step.device_ns));

@@ -1,15 +1,15 @@
 //! Figures against what was done to them.
 
 use super::*;
-use protocol::{CollectiveTiming, ExpertTokens, Rank, Replica, RequestId, RowError};
+use protocol::{CollectiveTiming, ExpertTokenCount, Rank, Replica, RequestId, RowError};
 use scheduler::{
-    AbortCause, BlockStats, ByLoss, ErrorCode, Finish, FirstRun, Loss, Recomputed, StopReason,
-    TokenEvent,
+    AbortCause, BlockStats, ExecutorFailure, FailureCounts, FinishReason, FirstAdmission,
+    RecomputedTokens, RequestError, StopReason, TokenEvent,
 };
 use std::time::{Duration, Instant};
 
-fn metrics() -> Arc<Metrics> {
-    Metrics::new(&MetricsConfig::new("m", 4_096)).unwrap()
+fn metrics() -> Arc<ServerMetrics> {
+    ServerMetrics::new(&MetricsConfig::new("m", 4_096)).unwrap()
 }
 
 /// The sample of this name and these labels, in order of the page.
@@ -25,14 +25,18 @@ fn count(page: &str, histogram: &str) -> (f64, f64) {
     (of("count"), of("sum"))
 }
 
-fn event(tokens: usize, finish: Option<Finish>) -> TokenEvent {
-    let end = Finish::Length;
+fn event(tokens: usize, finish: Option<FinishReason>) -> TokenEvent {
+    let end = FinishReason::Length;
     let tokens: Vec<u32> = vec![7; tokens];
-    TokenEvent { tokens: tokens.into(), finish, ..TokenEvent::end(RequestId(1), end) }
+    TokenEvent {
+        tokens: tokens.into(),
+        finish_reason: finish,
+        ..TokenEvent::finished(RequestId(1), end)
+    }
 }
 
 #[test]
-fn every_series_is_there_before_the_first_request() {
+fn all_series_exist_before_the_first_request() {
     let metrics = metrics();
     let page = metrics.render(&[]).unwrap();
     for series in [
@@ -55,17 +59,17 @@ fn every_series_is_there_before_the_first_request() {
 }
 
 #[test]
-fn a_request_is_observed_once_at_each_of_its_turns() {
+fn request_phases_are_each_observed_once() {
     let metrics = metrics();
     let arrived = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
     let mut choices: Vec<_> = RequestTimes::of_choices(2, arrived, 10, 64).collect();
-    let run = Some(FirstRun { replica: Replica(0), cached_tokens: 4, queued_ms: 0 });
-    let round = metrics.requests.round();
-    round.event(&mut choices[0], &TokenEvent { first_run: run, ..event(1, None) });
-    round.event(&mut choices[1], &event(3, Some(Finish::Stop(StopReason::Eos(2)))));
+    let run = Some(FirstAdmission { replica: Replica(0), cached_tokens: 4, queued_ms: 0 });
+    let round = metrics.requests.delivery_round();
+    round.event(&mut choices[0], &TokenEvent { first_admission: run, ..event(1, None) });
+    round.event(&mut choices[1], &event(3, Some(FinishReason::Stop(StopReason::Eos(2)))));
     drop(round);
-    let round = metrics.requests.round();
-    let last = TokenEvent { preemptions: 2, ..event(2, Some(Finish::Length)) };
+    let round = metrics.requests.delivery_round();
+    let last = TokenEvent { preemptions: 2, ..event(2, Some(FinishReason::Length)) };
     round.event(&mut choices[0], &last);
     drop(round);
     let page = metrics.render(&[]).unwrap();
@@ -89,14 +93,14 @@ fn a_request_is_observed_once_at_each_of_its_turns() {
 }
 
 #[test]
-fn ends_have_reasons_and_refusals_are_none() {
+fn rejections_are_not_counted_as_finished() {
     let metrics = metrics();
-    let nan = Finish::Error(ErrorCode::Row(RowError::NonFiniteLogits));
+    let nan = FinishReason::Error(RequestError::RowFailed(RowError::NonFiniteLogits));
     let ends = [
-        Finish::Abort(AbortCause::StopText),
-        Finish::Abort(AbortCause::ClientGone),
+        FinishReason::Abort(AbortCause::StopString),
+        FinishReason::Abort(AbortCause::ClientDisconnected),
         nan,
-        Finish::Refused(Box::new(scheduler::Refusal::EmptyPrompt)),
+        FinishReason::Rejected(Box::new(scheduler::RejectReason::EmptyPrompt)),
     ];
     for finish in ends {
         let times = RequestTimes::of_choices(1, Instant::now(), 1, 1).next().unwrap();
@@ -112,20 +116,20 @@ fn ends_have_reasons_and_refusals_are_none() {
 }
 
 fn stats(in_use: u32, generated: u64) -> StepStats {
-    let blocks = BlockStats { pool: 10, vacant: 10 - in_use, in_use, ..BlockStats::default() };
+    let blocks = BlockStats { pool: 10, free: 10 - in_use, in_use, ..BlockStats::default() };
     StepStats { blocks, running: in_use, generated_tokens_total: generated, ..StepStats::default() }
 }
 
 #[test]
-fn replicas_have_series_of_their_own_or_one_for_all() {
+fn series_are_per_replica_or_aggregated() {
     let config = MetricsConfig { replicas: 2, ..MetricsConfig::new("m", 64) };
-    let apart = Metrics::new(&config).unwrap();
+    let apart = ServerMetrics::new(&config).unwrap();
     let page = apart.render(&[stats(2, 5), stats(4, 7)]).unwrap();
     let usage = |page: &str, engine: u32| {
         value(page, &format!(r#"vllm:kv_cache_usage_perc{{engine="{engine}",model_name="m"}}"#))
     };
     assert_eq!((usage(&page, 0), usage(&page, 1)), (0.2, 0.4));
-    let together = Metrics::new(&MetricsConfig { aggregate: true, ..config }).unwrap();
+    let together = ServerMetrics::new(&MetricsConfig { aggregate: true, ..config }).unwrap();
     let page = together.render(&[stats(2, 5), stats(4, 7)]).unwrap();
     assert!((usage(&page, 0) - 0.3).abs() < 1e-9 && !page.contains(r#"engine="1""#));
     let tokens = r#"vllm:generation_tokens_total{engine="0",model_name="m"}"#;
@@ -135,16 +139,22 @@ fn replicas_have_series_of_their_own_or_one_for_all() {
 }
 
 #[test]
-fn causes_and_sequences_are_those_of_each_replica() {
+fn failure_causes_and_sequences_are_per_replica() {
     let config = MetricsConfig { replicas: 2, ..MetricsConfig::new("m", 64) };
-    let lost = ByLoss { exited: 1, silent: 2, late: 3, fault: 4 };
-    let tokens = ByLoss { exited: 10, silent: 20, late: 30, fault: 40 };
+    let lost =
+        FailureCounts { exited: 1, heartbeat_timeout: 2, step_timeout: 3, reported_fault: 4 };
+    let tokens =
+        FailureCounts { exited: 10, heartbeat_timeout: 20, step_timeout: 30, reported_fault: 40 };
     let hit = StepStats {
         requests_recovered_total: lost,
-        tokens_recomputed_total: Recomputed { preemption: 50, reset: 60, loss: tokens },
+        tokens_recomputed_total: RecomputedTokens {
+            preemption: 50,
+            reset: 60,
+            executor_failure: tokens,
+        },
         ..stats(1, 1)
     };
-    let run = |metrics: &Metrics| {
+    let run = |metrics: &ServerMetrics| {
         for (figures, base) in metrics.kv_events.iter().zip([1_u64 << 50, 1 << 49]) {
             figures.seq.store(base + 1, Ordering::Relaxed);
             figures.events.store(base, Ordering::Relaxed);
@@ -155,7 +165,7 @@ fn causes_and_sequences_are_those_of_each_replica() {
     let of = |page: &str, name: &str, engine: u32, cause: &str| {
         value(page, &format!(r#"{name}{{cause="{cause}",engine="{engine}",model_name="m"}}"#))
     };
-    let page = run(&Metrics::new(&config).unwrap());
+    let page = run(&ServerMetrics::new(&config).unwrap());
     let causes = ["exited", "silent", "late", "fault", "preemption", "reset"];
     let recovered = "hadron:requests_recovered_total";
     let recomputed = "hadron:tokens_recomputed_total";
@@ -175,7 +185,7 @@ fn causes_and_sequences_are_those_of_each_replica() {
     assert!(page.contains(&format!(" {}\n", (1_u64 << 50) + 1)), "every digit of a number");
     assert_eq!(events(&page, "published_total", 1), second);
     assert_eq!(events(&page, "replayed_total", 1), 3.0);
-    let page = run(&Metrics::new(&MetricsConfig { aggregate: true, ..config }).unwrap());
+    let page = run(&ServerMetrics::new(&MetricsConfig { aggregate: true, ..config }).unwrap());
     assert_eq!(
         events(&page, "seq", 0),
         first + 1.0,
@@ -185,22 +195,24 @@ fn causes_and_sequences_are_those_of_each_replica() {
 }
 
 #[test]
-fn what_runs_on_a_replica_is_counted_there() {
+fn requests_are_counted_on_their_replica() {
     let config = MetricsConfig { replicas: 2, tp_size: 2, ..MetricsConfig::new("m", 64) };
-    let run = |metrics: &Metrics| {
+    let run = |metrics: &ServerMetrics| {
         let mut times = RequestTimes::of_choices(1, Instant::now(), 1, 1).next().unwrap();
-        let first_run = Some(FirstRun { replica: Replica(1), cached_tokens: 0, queued_ms: 0 });
-        let last = TokenEvent { first_run, ..event(1, Some(Finish::Length)) };
-        metrics.requests.round().event(&mut times, &last);
-        metrics.steps.sent(Replica(1), &StepRecord::default());
+        let first_run =
+            Some(FirstAdmission { replica: Replica(1), cached_tokens: 0, queued_ms: 0 });
+        let last =
+            TokenEvent { first_admission: first_run, ..event(1, Some(FinishReason::Length)) };
+        metrics.requests.delivery_round().event(&mut times, &last);
+        metrics.steps.step_sent(Replica(1), &StepTimingRecord::default());
         metrics.steps.set_throughput(Replica(1), 2.5);
-        metrics.life.late(Rank(3));
-        metrics.life.lost(Replica(1), Loss::Late);
+        metrics.executors.straggler(Rank(3));
+        metrics.executors.executors_failed(Replica(1), ExecutorFailure::StepTimeout);
         metrics.kv_events[1].batches.store(7, Ordering::Relaxed);
-        let ready = StepStats { ready: true, ..stats(1, 1) };
+        let ready = StepStats { executors_ready: true, ..stats(1, 1) };
         metrics.render(&[ready, stats(1, 1)]).unwrap()
     };
-    let apart = Metrics::new(&config).unwrap();
+    let apart = ServerMetrics::new(&config).unwrap();
     let page = run(&apart);
     for (series, engines) in [
         (
@@ -226,7 +238,7 @@ fn what_runs_on_a_replica_is_counted_there() {
         (apart.steps.throughput(Replica(0)), apart.steps.throughput(Replica(1))),
         (0.0, 2.5)
     );
-    let page = run(&Metrics::new(&MetricsConfig { aggregate: true, ..config }).unwrap());
+    let page = run(&ServerMetrics::new(&MetricsConfig { aggregate: true, ..config }).unwrap());
     assert!(!page.contains(r#"engine="1""#));
     let success =
         r#"vllm:request_success_total{engine="0",finished_reason="length",model_name="m"}"#;
@@ -238,20 +250,21 @@ fn what_runs_on_a_replica_is_counted_there() {
 #[test]
 fn the_page_of_metrics_is_current() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(page_path());
-    expect_test::expect_file![path].assert_eq(&page().unwrap());
+    expect_test::expect_file![path].assert_eq(&reference_page().unwrap());
 }
 
 #[test]
 fn experts_are_summed_by_layer_and_listed_one_by_one() {
     let config = MetricsConfig::new("m", 4_096);
-    let none = Metrics::new(&config).unwrap();
+    let none = ServerMetrics::new(&config).unwrap();
     assert!(!none.render(&[]).unwrap().contains("expert"), "no series where there are no experts");
     let metrics =
-        Metrics::new(&MetricsConfig { experts: vec![0, 3, 3], replicas: 2, ..config }).unwrap();
-    let got = |layer, expert, tokens| ExpertTokens { layer, expert, tokens };
-    metrics.experts.answered(Replica(1), &[got(1, 0, 4), got(1, 2, 6), got(2, 1, 10)]);
-    metrics.experts.answered(Replica(1), &[got(1, 0, 5)]);
-    metrics.experts.answered(Replica(1), &[got(9, 0, 1), got(2, 7, 1)]);
+        ServerMetrics::new(&MetricsConfig { experts: vec![0, 3, 3], replicas: 2, ..config })
+            .unwrap();
+    let got = |layer, expert, tokens| ExpertTokenCount { layer, expert, tokens };
+    metrics.experts.step_completed(Replica(1), &[got(1, 0, 4), got(1, 2, 6), got(2, 1, 10)]);
+    metrics.experts.step_completed(Replica(1), &[got(1, 0, 5)]);
+    metrics.experts.step_completed(Replica(1), &[got(9, 0, 1), got(2, 7, 1)]);
     let page = metrics.render(&[]).unwrap();
     let of = |name: &str, engine: u16, layer: u16| {
         let labels = format!("engine=\"{engine}\",layer=\"{layer}\",model_name=\"m\"");
@@ -275,15 +288,15 @@ fn experts_are_summed_by_layer_and_listed_one_by_one() {
 #[test]
 fn collectives_are_observed_where_a_step_called_them() {
     let config = MetricsConfig { replicas: 2, tp_size: 2, ..MetricsConfig::new("m", 64) };
-    let alone = Metrics::new(&MetricsConfig { tp_size: 1, ..config.clone() }).unwrap();
+    let alone = ServerMetrics::new(&MetricsConfig { tp_size: 1, ..config.clone() }).unwrap();
     assert!(!alone.render(&[]).unwrap().contains("collective"), "nobody to meet");
-    let apart = Metrics::new(&config).unwrap();
+    let apart = ServerMetrics::new(&config).unwrap();
     assert!(!apart.render(&[]).unwrap().contains("group=\"dp\""), "replicas that share nothing");
-    let metrics = Metrics::new(&MetricsConfig { experts_shared: true, ..config }).unwrap();
+    let metrics = ServerMetrics::new(&MetricsConfig { experts_shared: true, ..config }).unwrap();
     let timing = CollectiveTiming { tp_all_reduce_ns: 500_000_000, ..CollectiveTiming::default() };
-    metrics.collectives.answered(Replica(1), &timing);
+    metrics.collectives.step_completed(Replica(1), &timing);
     let timing = CollectiveTiming { dp_reduce_scatter_ns: 250_000_000, ..timing };
-    metrics.collectives.answered(Replica(1), &timing);
+    metrics.collectives.step_completed(Replica(1), &timing);
     let page = metrics.render(&[]).unwrap();
     let of = |part: &str, engine: u16, group: &str, op: &str| {
         let labels = format!("engine=\"{engine}\",group=\"{group}\",model_name=\"m\",op=\"{op}\"");

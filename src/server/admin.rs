@@ -1,10 +1,10 @@
 //! Routes of operators: what is configured, forget cached prefixes, take requests back.
 
-use super::app::App;
-use super::body;
-use super::error::ApiError;
-use super::fields::Fields;
-use super::json::Json;
+use super::api_error::ApiError;
+use super::app::AppState;
+use super::request_body;
+use super::request_fields::RequestFields;
+use super::strict_json::JsonValue;
 use axum::Json as Reply;
 use axum::extract::{RawQuery, Request, State};
 use serde_json::{Value, json};
@@ -18,19 +18,19 @@ const REPLY_WAIT: Duration = Duration::from_secs(30);
 /// Largest body of an order.
 const BODY_BYTES_MAX: usize = 1 << 20;
 /// Names one order may list.
-const NAMES_MAX: usize = 10_000;
-const NAME_BYTES_MAX: usize = 160;
+const REQUEST_IDS_MAX: usize = 10_000;
+const REQUEST_ID_BYTES_MAX: usize = 160;
 /// What ids of replies begin with; the id of the request follows.
-const REPLY_KINDS: [&str; 3] = ["chatcmpl-", "cmpl-", "msg_"];
+const REPLY_ID_PREFIXES: [&str; 3] = ["chatcmpl-", "cmpl-", "msg_"];
 
 /// The configuration in force.
-pub async fn server_info(State(app): State<Arc<App>>) -> Result<Reply<Value>, ApiError> {
+pub async fn server_info(State(app): State<Arc<AppState>>) -> Result<Reply<Value>, ApiError> {
     Ok(Reply(app.serving()?.info.clone()))
 }
 
 /// Forgets every cached prefix, unless blocks are held and their holders shall not be restarted.
 pub async fn reset_prefix_cache(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<AppState>>,
     RawQuery(query): RawQuery,
 ) -> Result<Reply<Value>, ApiError> {
     let restart = reset_running(query.as_deref().unwrap_or_default())?;
@@ -68,50 +68,54 @@ fn reset_running(query: &str) -> Result<bool, ApiError> {
 
 /// Takes back the requests of some names, or all. Those in the tokenizer are not known by name yet.
 pub async fn abort_requests(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Reply<Value>, ApiError> {
     let client = &app.serving()?.client;
     let (parts, body) = request.into_parts();
     // Not counted: an order to take requests back must get through where too much is held.
     let (limit, count) = (app.options.body_timeout, |_| Ok(()));
-    let body = body::read(&parts.headers, body, BODY_BYTES_MAX, limit, count).await?;
-    let mut fields = Fields::of_body(Json::parse(&body)?)?;
-    let aborted = match names(&mut fields)? {
+    let body = request_body::read(&parts.headers, body, BODY_BYTES_MAX, limit, count).await?;
+    let mut fields = RequestFields::of_body(JsonValue::parse(&body)?)?;
+    let aborted = match requested_ids(&mut fields)? {
         Some(asked) => {
-            let meant = meant_by(&asked);
-            client.abort_named(|name| meant.contains(name))
+            let meant = request_ids_of(&asked);
+            client.abort_by_name(|name| meant.contains(name))
         }
-        None => client.abort_named(|_| true),
+        None => client.abort_by_name(|_| true),
     };
     Ok(Reply(json!({"aborted": aborted})))
 }
 
 /// The ids of requests that are meant by names: each an id, or the id of its reply.
-fn meant_by(asked: &[String]) -> HashSet<&str> {
+fn request_ids_of(asked: &[String]) -> HashSet<&str> {
     let ids = asked.iter().flat_map(|name| {
-        let of_reply = REPLY_KINDS.iter().filter_map(|kind| name.strip_prefix(kind));
+        let of_reply = REPLY_ID_PREFIXES.iter().filter_map(|kind| name.strip_prefix(kind));
         of_reply.chain([name.as_str()])
     });
     ids.collect()
 }
 
 /// Whether a body of `/abort_request` would be taken.
-pub(crate) fn check_abort(fields: &mut Fields) -> Result<(), ApiError> {
-    names(fields).map(|_| ())
+pub(crate) fn check_abort(fields: &mut RequestFields) -> Result<(), ApiError> {
+    requested_ids(fields).map(|_| ())
 }
 
 /// The names of an order; `None` = all requests.
-fn names(fields: &mut Fields) -> Result<Option<Vec<String>>, ApiError> {
+fn requested_ids(fields: &mut RequestFields) -> Result<Option<Vec<String>>, ApiError> {
     let all = fields.bool("abort_all")?.unwrap_or(false);
     let one = match fields.take_alias("request_id", "rid")? {
         None => None,
-        Some(Json::Str(name)) => Some(name),
+        Some(JsonValue::Str(name)) => Some(name),
         Some(other) => {
-            return Err(super::fields::wrong_kind("request_id".to_owned(), "a string", &other));
+            return Err(super::request_fields::wrong_type(
+                "request_id".to_owned(),
+                "a string",
+                &other,
+            ));
         }
     };
-    let list = fields.strings("request_ids", NAME_BYTES_MAX, NAMES_MAX)?;
+    let list = fields.strings("request_ids", REQUEST_ID_BYTES_MAX, REQUEST_IDS_MAX)?;
     match (all, one, list) {
         (true, None, None) => Ok(None),
         (true, ..) => Err(ApiError::invalid("abort_all", "give names or abort_all, not both")),

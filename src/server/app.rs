@@ -1,21 +1,21 @@
 //! What all handlers share: options, health, and, once the model is up, what it takes to serve it.
 
-use super::cross_origin::CrossOrigin;
-use super::error::ApiError;
-use super::health::{Health, State};
-use super::ids::Random;
-use super::keys::Keys;
+use super::api_error::ApiError;
+use super::auth::ApiKeys;
+use super::cors::CorsConfig;
+use super::health::{HealthState, ServerStatus};
 use super::openai::chat::ReasoningField;
 use super::openai::generation::draining;
-use super::openai::params::{Bounds, Defaults};
-use super::responses::Store;
+use super::openai::params::{FieldBounds, SamplingDefaults};
+use super::request_ids::IdGenerator;
+use super::request_trace::RequestTracer;
+use super::responses::ResponseStore;
 use super::text_pool::TextPool;
-use super::trace::Tracer;
 use crate::engine_client::EngineClient;
-use crate::grammar::Grammars;
-use crate::kv_events::Source;
-use crate::metrics::Metrics;
-use crate::text::{ChatTemplate, Parsers, RequestTemplates, Tokenizer};
+use crate::grammar::GrammarCompilePool;
+use crate::kv_events::KvEventSource;
+use crate::metrics::ServerMetrics;
+use crate::text::{ChatTemplate, OutputParsers, RequestTemplates, Tokenizer};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use serde_json::{Map, Value};
@@ -29,7 +29,7 @@ const MODEL_NAME_SHOWN: usize = 128;
 
 /// Behaviour chosen at start.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct ServerOptions {
     /// What requests and probes hear until the model is up.
     pub starting: &'static str,
     /// Time for a whole body.
@@ -55,18 +55,18 @@ pub struct Options {
     /// Whether the executors can record traces.
     pub profile: bool,
     /// Who is let in.
-    pub keys: Keys,
+    pub api_keys: ApiKeys,
     /// Where lines about finished requests go.
-    pub tracer: Option<Tracer>,
+    pub tracer: Option<RequestTracer>,
     /// What pages of other sites may do; `None` = nothing.
-    pub cors: Option<CrossOrigin>,
+    pub cors: Option<CorsConfig>,
     /// Whether operators have a listener of their own.
     pub admin_listener: bool,
     /// Whether scrapers of metrics need a key, too.
     pub metrics_require_key: bool,
 }
 
-impl Default for Options {
+impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             starting: "the model is being loaded",
@@ -81,7 +81,7 @@ impl Default for Options {
             tokenizer_info: false,
             owned_by: "vllm".to_owned(),
             profile: false,
-            keys: Keys::default(),
+            api_keys: ApiKeys::default(),
             tracer: None,
             cors: None,
             admin_listener: false,
@@ -104,23 +104,23 @@ pub struct ModelCard {
 }
 
 /// What exists once the model is up.
-pub struct Serving {
+pub struct ServingContext {
     /// Road to the engine.
     pub client: EngineClient,
     /// What compiles the grammars of constrained requests.
-    pub grammars: Grammars,
+    pub grammars: GrammarCompilePool,
     /// Text to ids and back.
     pub tokenizer: Arc<Tokenizer>,
     /// Absent if the model has none: chat is refused then.
     pub template: Option<ChatTemplate>,
     /// How outputs are read.
-    pub parsers: Parsers,
+    pub parsers: OutputParsers,
     /// Names and origin.
     pub card: ModelCard,
     /// Ranges of request fields.
-    pub bounds: Bounds,
+    pub field_bounds: FieldBounds,
     /// Sampling values where a request is silent.
-    pub defaults: Defaults,
+    pub sampling_defaults: SamplingDefaults,
     /// Template variables that requests may override (`--default-chat-template-kwargs`).
     pub template_defaults: Map<String, Value>,
     /// Renders templates of requests, if they may bring any (`--trust-request-chat-template`).
@@ -132,80 +132,80 @@ pub struct Serving {
     /// Tokens the KV pool of one replica holds.
     pub pool_tokens: u64,
     /// Figures.
-    pub metrics: Arc<Metrics>,
+    pub metrics: Arc<ServerMetrics>,
     /// Publishers of KV events, by replica; empty = none.
-    pub kv_event_sources: Vec<Arc<Source>>,
+    pub kv_event_sources: Vec<Arc<KvEventSource>>,
     /// What `/server_info` says: the configuration in force, without secrets.
     pub info: Value,
 }
 
 /// Shared by all handlers.
-pub struct App {
+pub struct AppState {
     /// Behaviour chosen at start.
-    pub options: Options,
+    pub options: ServerOptions,
     /// What the probes say.
-    pub health: Arc<Health>,
+    pub health: Arc<HealthState>,
     /// Where text work runs.
-    pub text: TextPool,
+    pub text_pool: TextPool,
     /// Ids and seeds.
-    pub random: Random,
+    pub id_generator: IdGenerator,
     /// The OpenAPI document, once somebody has asked for it.
     pub openapi: OnceLock<Bytes>,
     /// Responses that may be fetched and continued.
-    pub responses: Store,
+    pub responses: ResponseStore,
     /// Held by whoever has the scheduler list its blocks.
     pub kv_listing: Mutex<()>,
-    serving: OnceLock<Arc<Serving>>,
+    serving: OnceLock<Arc<ServingContext>>,
     /// Requests refused before there were metrics to count them in.
-    refused_at_start: AtomicU64,
+    rejected_at_startup: AtomicU64,
 }
 
-impl App {
+impl AppState {
     /// A server whose model is not up yet.
-    pub fn new(options: Options, health: Arc<Health>) -> Self {
-        let (text, random) = (TextPool::new(), Random::default());
+    pub fn new(options: ServerOptions, health: Arc<HealthState>) -> Self {
+        let (text, random) = (TextPool::new(), IdGenerator::default());
         let (openapi, serving) = (OnceLock::new(), OnceLock::new());
-        let responses = Store::default();
+        let responses = ResponseStore::default();
         let refused_at_start = AtomicU64::new(0);
         let kv_listing = Mutex::default();
         Self {
             options,
             health,
-            text,
-            random,
+            text_pool: text,
+            id_generator: random,
             openapi,
             responses,
             kv_listing,
             serving,
-            refused_at_start,
+            rejected_at_startup: refused_at_start,
         }
     }
 
     /// The model is up. Only the first call counts.
-    pub fn set_serving(&self, serving: Serving) {
+    pub fn set_serving(&self, serving: ServingContext) {
         if self.serving.set(Arc::new(serving)).is_ok() {
             self.health.set_started();
-            self.hand_over_refusals();
+            self.flush_rejections();
         }
     }
 
     /// A request was refused because the model is not up.
-    pub fn refused_at_start(&self) {
+    pub fn rejected_at_startup(&self) {
         // Ordered with `serving`: either the model is seen to be up here, or its owner sees this one.
-        self.refused_at_start.fetch_add(1, Ordering::SeqCst);
-        self.hand_over_refusals();
+        self.rejected_at_startup.fetch_add(1, Ordering::SeqCst);
+        self.flush_rejections();
     }
 
-    fn hand_over_refusals(&self) {
+    fn flush_rejections(&self) {
         fence(Ordering::SeqCst);
         if let Some(serving) = self.serving.get() {
-            let refused = self.refused_at_start.swap(0, Ordering::SeqCst);
-            serving.metrics.http.refused_at_start(refused);
+            let refused = self.rejected_at_startup.swap(0, Ordering::SeqCst);
+            serving.metrics.http.rejected_at_startup(refused);
         }
     }
 
     /// What serves, if the model is up, whatever the probes say.
-    pub fn serving(&self) -> Result<&Arc<Serving>, ApiError> {
+    pub fn serving(&self) -> Result<&Arc<ServingContext>, ApiError> {
         self.serving.get().ok_or_else(|| self.starting())
     }
 
@@ -217,19 +217,21 @@ impl App {
     /// What serves new requests.
     ///
     /// Errors: 503 while starting, draining, or when nothing can be served.
-    pub fn accepting(&self) -> Result<&Arc<Serving>, ApiError> {
-        match self.health.state() {
-            State::Draining => Err(draining()),
-            State::Unavailable | State::Stalled => {
+    pub fn accepting(&self) -> Result<&Arc<ServingContext>, ApiError> {
+        match self.health.status() {
+            ServerStatus::Draining => Err(draining()),
+            ServerStatus::Unavailable | ServerStatus::Stalled => {
                 Err(ApiError::unavailable("engine_unavailable", "the engine is not available", 10))
             }
             // What is accepted during a restart waits for its end.
-            State::Starting | State::Serving | State::Restarting => self.serving(),
+            ServerStatus::Starting | ServerStatus::Serving | ServerStatus::Restarting => {
+                self.serving()
+            }
         }
     }
 }
 
-impl Serving {
+impl ServingContext {
     /// The name to answer with.
     ///
     /// Errors: 404 if the name asked for is not served here.

@@ -2,10 +2,10 @@
 //!
 //! One timer per connection, moved only when it fires; a busy connection pays nothing for it.
 
-use super::app::App;
-use super::error::ApiError;
-use super::gate::{self, Access};
-use super::timed_io::TimedIo;
+use super::api_error::ApiError;
+use super::app::AppState;
+use super::client_socket::ClientSocket;
+use super::middleware::{self, ConnectionAccess};
 use axum::Router;
 use axum::http::Request;
 use hyper::body::Incoming;
@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep_until};
 
 /// Deadlines of a connection.
 #[derive(Debug, Clone, Copy)]
-pub struct Deadlines {
+pub struct ConnectionDeadlines {
     /// From the first byte of a header to its last.
     pub header: Duration,
     /// Between requests.
@@ -32,7 +32,7 @@ pub struct Deadlines {
     pub write: Duration,
 }
 
-impl Default for Deadlines {
+impl Default for ConnectionDeadlines {
     fn default() -> Self {
         let seconds = Duration::from_secs;
         Self { header: seconds(5), idle: seconds(60), write: seconds(30) }
@@ -47,25 +47,25 @@ const PARSED_HEADERS_MAX: usize = 128;
 /// current reply.
 pub async fn serve(
     stream: TcpStream,
-    app: Arc<App>,
+    app: Arc<AppState>,
     router: Router,
-    access: Access,
-    deadlines: Deadlines,
+    access: ConnectionAccess,
+    deadlines: ConnectionDeadlines,
     mut stop: watch::Receiver<bool>,
 ) {
-    let progress = Arc::new(Progress::new(app));
-    let io = TimedIo::new(stream, Arc::clone(&progress), deadlines.write);
+    let progress = Arc::new(ConnectionProgress::new(app));
+    let io = ClientSocket::new(stream, Arc::clone(&progress), deadlines.write);
     let service = {
         let progress = Arc::clone(&progress);
         service_fn(move |request: Request<Incoming>| {
-            let answer = gate::answer(router.clone(), access, Arc::clone(&progress), request);
+            let answer = middleware::handle(router.clone(), access, Arc::clone(&progress), request);
             async move { Ok::<_, Infallible>(answer.await) }
         })
     };
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(None) // It would also cut idle connections; `Progress` tells them apart.
+        .header_read_timeout(None) // It would also cut idle connections; `ConnectionProgress` tells them apart.
         .max_buf_size(READ_BUFFER_BYTES)
         .max_headers(PARSED_HEADERS_MAX)
         .writev(false);
@@ -99,18 +99,18 @@ pub async fn serve(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndOfInput {
     /// The client has never asked for anything, or not in full.
-    NothingAsked,
+    NoRequest,
     /// The client has asked for nothing else since the last reply, whose last bytes may not be sent yet.
-    NothingMore,
+    AllAnswered,
     /// The client has left in the middle of a request, unless the rest is about to be looked at.
-    PerhapsCutOff,
+    MaybeTruncated,
     /// The client has asked for what it wanted. It may wait for the answer, or have left.
-    RequestIsWhole,
+    RequestComplete,
 }
 
 /// What a connection is doing, and since when.
-pub struct Progress {
-    app: Arc<App>,
+pub struct ConnectionProgress {
+    app: Arc<AppState>,
     start: Instant,
     phase: AtomicU8,
     since_ms: AtomicU64,
@@ -127,10 +127,10 @@ const HEADER: u8 = 1;
 /// The head has been read.
 const BUSY: u8 = 2;
 /// The body has been read as well.
-const ANSWERING: u8 = 3;
+const RESPONDING: u8 = 3;
 
-impl Progress {
-    fn new(app: Arc<App>) -> Self {
+impl ConnectionProgress {
+    fn new(app: Arc<AppState>) -> Self {
         Self {
             app,
             start: Instant::now(),
@@ -151,9 +151,9 @@ impl Progress {
     }
 
     /// All of the request has been read.
-    pub fn answering(&self) {
+    pub fn responding(&self) {
         // A body may be read after the reply.
-        let _ = self.phase.compare_exchange(BUSY, ANSWERING, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.phase.compare_exchange(BUSY, RESPONDING, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// The reply is a stream of events.
@@ -167,18 +167,18 @@ impl Progress {
     }
 
     /// What the end of the client's bytes means now.
-    pub(super) fn meaning_of_end(&self) -> EndOfInput {
+    pub(super) fn classify_end_of_input(&self) -> EndOfInput {
         match self.phase.load(Ordering::Relaxed) {
-            BUSY => EndOfInput::PerhapsCutOff,
-            ANSWERING => EndOfInput::RequestIsWhole,
-            IDLE if self.request() > 0 => EndOfInput::NothingMore,
-            _ => EndOfInput::NothingAsked,
+            BUSY => EndOfInput::MaybeTruncated,
+            RESPONDING => EndOfInput::RequestComplete,
+            IDLE if self.request() > 0 => EndOfInput::AllAnswered,
+            _ => EndOfInput::NoRequest,
         }
     }
 
     /// Bytes that a client which waits for its answer skips; `has_begun`: some of the answer is sent. `None` = there
     /// are none.
-    pub(super) fn probe(&self, has_begun: bool) -> Option<&'static [u8]> {
+    pub(super) fn half_close_probe(&self, has_begun: bool) -> Option<&'static [u8]> {
         let interim = self.takes_interim.load(Ordering::Relaxed);
         let events = self.is_event_stream.load(Ordering::Relaxed);
         match (has_begun, interim, events) {
@@ -209,18 +209,18 @@ impl Progress {
     }
 
     /// A head was refused: the rest of what the client sends has a header's time.
-    pub(super) fn refused(&self, error: &ApiError) {
+    pub(super) fn head_rejected(&self, error: &ApiError) {
         self.enter(HEADER);
-        self.app.refused_head(error);
+        self.app.head_rejected(error);
     }
 
     /// Whom to tell of requests that no route sees.
-    pub(super) fn app(&self) -> &App {
+    pub(super) fn app(&self) -> &AppState {
         &self.app
     }
 
     /// Completes when the connection has been idle, or at a header, for too long.
-    async fn expired(&self, deadlines: Deadlines) {
+    async fn expired(&self, deadlines: ConnectionDeadlines) {
         let mut check_at = self.start + deadlines.header.min(deadlines.idle);
         loop {
             sleep_until(check_at).await;

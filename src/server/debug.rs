@@ -1,9 +1,9 @@
 //! `/debug/steps`, `/debug/kv` and `/debug/experts`: for operators, behind the admin guard.
 
-use super::app::App;
-use super::error::ApiError;
-use crate::engine_client::Resident;
-use crate::metrics::{STEPS_KEPT, StepRecord};
+use super::api_error::ApiError;
+use super::app::AppState;
+use crate::engine_client::CachedBlocks;
+use crate::metrics::{STEPS_KEPT, StepTimingRecord};
 use axum::Json;
 use axum::extract::State;
 use scheduler::BlockStats;
@@ -19,18 +19,18 @@ const REPLY_WAIT: Duration = Duration::from_secs(10);
 
 /// The newest steps, oldest first.
 #[derive(Debug, Serialize)]
-pub struct Steps {
-    steps: Vec<StepRecord>,
+pub struct StepsResponse {
+    steps: Vec<StepTimingRecord>,
 }
 
 /// The newest 1,024 steps.
-pub async fn steps(State(app): State<Arc<App>>) -> Result<Json<Steps>, ApiError> {
+pub async fn steps(State(app): State<Arc<AppState>>) -> Result<Json<StepsResponse>, ApiError> {
     let serving = app.serving()?;
-    Ok(Json(Steps { steps: serving.metrics.steps.ring.newest(STEPS_KEPT) }))
+    Ok(Json(StepsResponse { steps: serving.metrics.steps.ring.newest(STEPS_KEPT) }))
 }
 
 /// What each expert got since the start, by replica, layer and expert; nothing where experts are not counted.
-pub async fn experts(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+pub async fn experts(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     let tables = app.serving()?.metrics.experts.table();
     let replicas = tables.into_iter().enumerate();
     let replicas: Vec<Value> = replicas
@@ -42,21 +42,22 @@ pub async fn experts(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiErro
 /// The blocks of every replica that a prefix hit may find, by their hashes, ascending.
 ///
 /// Between two steps the hashes are copied and no more is done, for one caller at a time.
-pub async fn kv(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+pub async fn kv(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let no_answer =
         || ApiError::unavailable("engine_unavailable", "the scheduler does not answer", 10);
     let turn = timeout(REPLY_WAIT, app.kv_listing.lock()).await.map_err(|_| no_answer())?;
-    let Ok(Ok(resident)) = timeout(REPLY_WAIT, serving.client.resident()).await else {
+    let Ok(Ok(resident)) = timeout(REPLY_WAIT, serving.client.cached_blocks()).await else {
         return Err(no_answer());
     };
-    let listed = spawn_blocking(|| resident.into_iter().map(listed).collect::<Vec<_>>()).await;
+    let listed =
+        spawn_blocking(|| resident.into_iter().map(cached_blocks_json).collect::<Vec<_>>()).await;
     drop(turn);
     let replicas = listed.map_err(|_| ApiError::internal())?;
     Ok(Json(json!({"replicas": replicas})))
 }
 
-fn listed(mut resident: Resident) -> Value {
+fn cached_blocks_json(mut resident: CachedBlocks) -> Value {
     resident.hashes.sort_unstable_by_key(|hash| hash.0);
     let hashes: Vec<String> =
         resident.hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect();
@@ -71,7 +72,7 @@ fn listed(mut resident: Resident) -> Value {
 fn blocks(blocks: &BlockStats) -> Value {
     json!({
         "pool": blocks.pool,
-        "vacant": blocks.vacant,
+        "vacant": blocks.free,
         "cached": blocks.cached,
         "in_use": blocks.in_use,
         "reserved": blocks.reserved,

@@ -14,12 +14,12 @@ const RESTART_S: u32 = 10;
 
 /// State of the server as the probes see it.
 #[derive(Debug)]
-pub struct Health {
+pub struct HealthState {
     start: Instant,
     phase: AtomicU8,
     draining: AtomicBool,
     /// Milliseconds since `start` of the last sign of life of the scheduler's thread.
-    beat_ms: AtomicU64,
+    heartbeat_ms: AtomicU64,
     /// When the oldest unanswered step was sent, plus one; 0 = none.
     step_sent_ms: AtomicU64,
     step_deadline_ms: AtomicU64,
@@ -32,7 +32,7 @@ pub struct Health {
 
 /// Where the process is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum ServerStatus {
     /// Weights are being loaded.
     Starting,
     /// Requests are served.
@@ -52,13 +52,13 @@ const SERVING: u8 = 1;
 const UNAVAILABLE: u8 = 2;
 const RESTARTING: u8 = 3;
 
-impl Default for Health {
+impl Default for HealthState {
     fn default() -> Self {
         Self {
             start: Instant::now(),
             phase: AtomicU8::new(STARTING),
             draining: AtomicBool::new(false),
-            beat_ms: AtomicU64::new(0),
+            heartbeat_ms: AtomicU64::new(0),
             step_sent_ms: AtomicU64::new(0),
             step_deadline_ms: AtomicU64::new(5_000),
             restart_began_ms: AtomicU64::new(0),
@@ -68,28 +68,28 @@ impl Default for Health {
     }
 }
 
-impl Health {
+impl HealthState {
     /// Milliseconds since the process began to serve.
     pub fn now_ms(&self) -> u64 {
         self.start.elapsed().as_millis() as u64
     }
 
     /// The scheduler's thread is alive; when that was, in milliseconds as of `now_ms`.
-    pub fn beat(&self) -> u64 {
+    pub fn heartbeat(&self) -> u64 {
         let now_ms = self.now_ms();
-        self.beat_ms.store(now_ms, Ordering::Relaxed);
+        self.heartbeat_ms.store(now_ms, Ordering::Relaxed);
         now_ms
     }
 
     /// The model is up. A loss that came first is not forgotten.
     pub fn set_started(&self) {
-        self.beat();
+        self.heartbeat();
         let (old, new) = (STARTING, SERVING);
         let _ = self.phase.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// The executors of a replica are lost and others are on their way; `serving` = those of another one serve.
-    pub fn set_lost(&self, serving: bool) {
+    pub fn set_executors_failed(&self, serving: bool) {
         self.restart_began_ms.store(self.now_ms(), Ordering::Relaxed);
         if !serving {
             self.phase.store(RESTARTING, Ordering::Release);
@@ -97,7 +97,7 @@ impl Health {
     }
 
     /// The executors of a replica are back.
-    pub fn set_restarted(&self) {
+    pub fn set_executors_restored(&self) {
         let took = self.now_ms().saturating_sub(self.restart_began_ms.load(Ordering::Relaxed));
         self.restart_took_ms.store(took.max(1), Ordering::Relaxed);
         self.phase.store(SERVING, Ordering::Release);
@@ -132,7 +132,7 @@ impl Health {
     }
 
     /// No step is unanswered.
-    pub fn steps_answered(&self) {
+    pub fn steps_completed(&self) {
         self.step_sent_ms.store(0, Ordering::Relaxed);
     }
 
@@ -145,16 +145,16 @@ impl Health {
     }
 
     /// The state of this moment.
-    pub fn state(&self) -> State {
+    pub fn status(&self) -> ServerStatus {
         if self.draining.load(Ordering::Acquire) {
-            return State::Draining;
+            return ServerStatus::Draining;
         }
         match self.phase.load(Ordering::Acquire) {
-            STARTING => State::Starting,
-            UNAVAILABLE => State::Unavailable,
-            RESTARTING if !self.is_silent() => State::Restarting,
-            _ if self.is_stalled() => State::Stalled,
-            _ => State::Serving,
+            STARTING => ServerStatus::Starting,
+            UNAVAILABLE => ServerStatus::Unavailable,
+            RESTARTING if !self.is_heartbeat_overdue() => ServerStatus::Restarting,
+            _ if self.is_stalled() => ServerStatus::Stalled,
+            _ => ServerStatus::Serving,
         }
     }
 
@@ -163,12 +163,12 @@ impl Health {
         let sent = self.step_sent_ms.load(Ordering::Relaxed);
         let late =
             sent > 0 && now.saturating_sub(sent) > self.step_deadline_ms.load(Ordering::Relaxed);
-        late || self.is_silent()
+        late || self.is_heartbeat_overdue()
     }
 
     /// Whether the scheduler's thread has not looked around for too long.
-    fn is_silent(&self) -> bool {
-        self.now_ms().saturating_sub(self.beat_ms.load(Ordering::Relaxed)) > STALL_MS
+    fn is_heartbeat_overdue(&self) -> bool {
+        self.now_ms().saturating_sub(self.heartbeat_ms.load(Ordering::Relaxed)) > STALL_MS
     }
 }
 
@@ -177,17 +177,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_follow_the_table() {
-        let health = Health::default();
-        assert_eq!(health.state(), State::Starting);
+    fn health_status_follows_the_state_table() {
+        let health = HealthState::default();
+        assert_eq!(health.status(), ServerStatus::Starting);
         health.set_started();
-        assert_eq!(health.state(), State::Serving);
-        health.set_lost(true);
-        assert_eq!(health.state(), State::Serving);
-        health.set_lost(false);
-        assert_eq!(health.state(), State::Restarting);
+        assert_eq!(health.status(), ServerStatus::Serving);
+        health.set_executors_failed(true);
+        assert_eq!(health.status(), ServerStatus::Serving);
+        health.set_executors_failed(false);
+        assert_eq!(health.status(), ServerStatus::Restarting);
         health.set_started(); // Comes too late to matter.
-        assert_eq!(health.state(), State::Restarting);
+        assert_eq!(health.status(), ServerStatus::Restarting);
         assert_eq!(health.restart_s(), 10, "nothing is known yet");
         assert_eq!(health.start_failure(), None);
         for failure in StartFailure::ALL {
@@ -196,16 +196,16 @@ mod tests {
         }
         health.set_start_failure(None);
         assert_eq!(health.start_failure(), None);
-        health.set_restarted();
+        health.set_executors_restored();
         assert_eq!(health.restart_s(), 1);
         health.step_sent(0, 0);
         std::thread::sleep(std::time::Duration::from_millis(5));
-        assert_eq!(health.state(), State::Stalled);
-        health.steps_answered();
-        assert_eq!(health.state(), State::Serving);
+        assert_eq!(health.status(), ServerStatus::Stalled);
+        health.steps_completed();
+        assert_eq!(health.status(), ServerStatus::Serving);
         health.set_unavailable();
-        assert_eq!(health.state(), State::Unavailable);
+        assert_eq!(health.status(), ServerStatus::Unavailable);
         health.set_draining();
-        assert_eq!(health.state(), State::Draining);
+        assert_eq!(health.status(), ServerStatus::Draining);
     }
 }

@@ -1,9 +1,9 @@
 //! `/v1/loads`: how busy each replica is, in SGLang's words; `?include=steps` adds the newest steps, and
 //! `?dp_rank=N` leaves out the other replicas.
 
-use super::app::App;
-use super::error::ApiError;
-use crate::metrics::{CacheFacts, StepRecord};
+use super::api_error::ApiError;
+use super::app::AppState;
+use crate::metrics::{KvCacheInfo, StepTimingRecord};
 use crate::text::strftime;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
@@ -21,14 +21,14 @@ const RFC_3339: &str = "%Y-%m-%dT%H:%M:%SZ";
 
 /// What is asked for.
 #[derive(Debug, Default)]
-struct Asked {
+struct LoadsQuery {
     /// The newest steps, too.
     steps: bool,
     /// One replica alone.
     dp_rank: Option<u16>,
 }
 
-impl Asked {
+impl LoadsQuery {
     fn of(pairs: &[(String, String)]) -> Result<Self, ApiError> {
         let mut asked = Self::default();
         for (name, value) in pairs {
@@ -64,19 +64,19 @@ fn steps_included(sections: &str) -> Result<bool, ApiError> {
 
 /// The load of all replicas.
 #[derive(Debug, Serialize)]
-pub struct Reading {
+pub struct LoadsResponse {
     /// When this was read, in RFC 3339.
     timestamp: String,
     version: &'static str,
     dp_rank_count: usize,
-    loads: Vec<Load>,
+    loads: Vec<ReplicaLoadEntry>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    steps: Option<Vec<StepRecord>>,
+    steps: Option<Vec<StepTimingRecord>>,
 }
 
 /// The load of one replica.
 #[derive(Debug, Serialize)]
-pub struct Load {
+pub struct ReplicaLoadEntry {
     dp_rank: u16,
     /// Its executors are there.
     ready: bool,
@@ -100,19 +100,19 @@ pub struct Load {
 
 /// Answers.
 pub async fn loads(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<AppState>>,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
-) -> Result<Json<Reading>, ApiError> {
+) -> Result<Json<LoadsResponse>, ApiError> {
     let Ok(Query(pairs)) = query else {
         return Err(ApiError::invalid("query", "is not name=value pairs in UTF-8"));
     };
-    let asked = Asked::of(&pairs)?;
+    let asked = LoadsQuery::of(&pairs)?;
     let serving = app.serving()?;
     let metrics = &serving.metrics;
-    let all = serving.client.replicas();
+    let all = serving.client.replica_stats();
     let replicas = all.len();
     let is_asked = |stats: &&StepStats| asked.dp_rank.is_none_or(|rank| rank == stats.replica.0);
-    let loads: Vec<Load> = match metrics.cache() {
+    let loads: Vec<ReplicaLoadEntry> = match metrics.kv_cache() {
         None => Vec::new(),
         Some(cache) => {
             let throughput = |stats: &StepStats| metrics.steps.throughput(stats.replica);
@@ -124,7 +124,7 @@ pub async fn loads(
         let message = format!("ranks of replicas are 0 to {}", replicas.saturating_sub(1));
         return Err(ApiError::invalid("dp_rank", message));
     }
-    Ok(Json(Reading {
+    Ok(Json(LoadsResponse {
         timestamp: strftime(RFC_3339, SystemTime::now()),
         version: env!("CARGO_PKG_VERSION"),
         dp_rank_count: replicas,
@@ -133,14 +133,14 @@ pub async fn loads(
     }))
 }
 
-fn load(stats: &StepStats, cache: &CacheFacts, gen_throughput: f64) -> Load {
+fn load(stats: &StepStats, cache: &KvCacheInfo, gen_throughput: f64) -> ReplicaLoadEntry {
     let tokens = |blocks: u32| u64::from(blocks) * u64::from(cache.block_tokens);
     let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
     let token_usage = share(f64::from(stats.blocks.in_use), f64::from(stats.blocks.pool));
     let (hits, queries) = (stats.prefix_hits_total as f64, stats.prefix_queries_total as f64);
-    Load {
+    ReplicaLoadEntry {
         dp_rank: stats.replica.0,
-        ready: stats.ready,
+        ready: stats.executors_ready,
         num_running_reqs: stats.running,
         num_waiting_reqs: stats.waiting,
         num_waiting_uncached_tokens: stats.waiting_tokens,
@@ -150,7 +150,8 @@ fn load(stats: &StepStats, cache: &CacheFacts, gen_throughput: f64) -> Load {
         token_usage,
         gen_throughput,
         cache_hit_rate: share(hits, queries),
-        utilization: token_usage.max(share(f64::from(stats.running), f64::from(cache.seats))),
-        max_running_requests: cache.seats,
+        utilization: token_usage
+            .max(share(f64::from(stats.running), f64::from(cache.max_num_seqs))),
+        max_running_requests: cache.max_num_seqs,
     }
 }

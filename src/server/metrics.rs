@@ -1,16 +1,16 @@
 //! `/metrics`: every figure in Prometheus' text format.
 
-use super::app::App;
-use super::error::ApiError;
+use super::api_error::ApiError;
+use super::app::AppState;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderValue, Response, header};
 use std::sync::Arc;
 
 /// The page of this moment; HEAD gets its length.
-pub async fn page(State(app): State<Arc<App>>) -> Result<Response<Body>, ApiError> {
+pub async fn page(State(app): State<Arc<AppState>>) -> Result<Response<Body>, ApiError> {
     let serving = app.serving()?;
-    let page = serving.metrics.render(&serving.client.replicas()).map_err(|error| {
+    let page = serving.metrics.render(&serving.client.replica_stats()).map_err(|error| {
         tracing::error!(%error, "the page of metrics cannot be written");
         ApiError::internal()
     })?;

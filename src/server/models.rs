@@ -1,15 +1,15 @@
 //! GET `/v1/models` and `/v1/models/{id}`.
 
-use super::app::{App, Serving};
-use super::error::ApiError;
-use super::path::PathPart;
+use super::api_error::ApiError;
+use super::app::{AppState, ServingContext};
+use super::path_param::PathParam;
 use axum::Json;
 use axum::extract::State;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Every served name.
-pub async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+pub async fn list(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let cards: Vec<Value> =
         serving.card.names.iter().map(|name| card(&app, serving, name)).collect();
@@ -18,15 +18,15 @@ pub async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> 
 
 /// One served name; names may hold slashes.
 pub async fn one(
-    State(app): State<Arc<App>>,
-    PathPart(name): PathPart,
+    State(app): State<Arc<AppState>>,
+    PathParam(name): PathParam,
 ) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let name = serving.check_model(Some(&name))?;
     Ok(Json(card(&app, serving, &name)))
 }
 
-fn card(app: &App, serving: &Serving, name: &str) -> Value {
+fn card(app: &AppState, serving: &ServingContext, name: &str) -> Value {
     json!({
         "id": name,
         "object": "model",
@@ -34,7 +34,7 @@ fn card(app: &App, serving: &Serving, name: &str) -> Value {
         "owned_by": app.options.owned_by,
         "root": serving.card.root,
         "parent": null,
-        "max_model_len": serving.bounds.max_model_len,
+        "max_model_len": serving.field_bounds.max_model_len,
         "permission": [],
     })
 }

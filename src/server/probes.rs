@@ -2,9 +2,9 @@
 //!
 //! Answered from atomics: they touch neither the tokeniser nor the scheduler.
 
-use super::app::App;
-use super::error::ApiError;
-use super::health::State as Health;
+use super::api_error::ApiError;
+use super::app::AppState;
+use super::health::ServerStatus as Health;
 use super::openai::generation::draining;
 use crate::metrics::StartFailure;
 use axum::Json;
@@ -13,16 +13,16 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Whether the process should be left alive.
-pub async fn live(State(app): State<Arc<App>>) -> Result<(), ApiError> {
-    match app.health.state() {
+pub async fn live(State(app): State<Arc<AppState>>) -> Result<(), ApiError> {
+    match app.health.status() {
         Health::Stalled => Err(stalled()),
         _ => Ok(()),
     }
 }
 
 /// Whether new requests should be sent here.
-pub async fn ready(State(app): State<Arc<App>>) -> Result<(), ApiError> {
-    match app.health.state() {
+pub async fn ready(State(app): State<Arc<AppState>>) -> Result<(), ApiError> {
+    match app.health.status() {
         Health::Serving => Ok(()),
         Health::Starting => Err(app.starting()),
         Health::Draining => Err(draining()),
@@ -60,7 +60,7 @@ pub async fn version() -> Json<Value> {
 }
 
 /// Requests in flight.
-pub async fn load(State(app): State<Arc<App>>) -> Json<Value> {
+pub async fn load(State(app): State<Arc<AppState>>) -> Json<Value> {
     let requests = app.serving().map_or(0, |serving| serving.client.admission().requests());
     Json(json!({"server_load": requests}))
 }

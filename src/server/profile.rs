@@ -1,11 +1,11 @@
 //! `/start_profile` and `/stop_profile`: traces of the executors' steps, as vLLM switches them.
 
-use super::app::App;
-use super::error::ApiError;
+use super::api_error::ApiError;
+use super::app::AppState;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use protocol::Profiled;
+use protocol::ProfilerStatus;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use tokio::time::timeout;
 const REPLY_WAIT: Duration = Duration::from_secs(30);
 
 /// Steps from now on go into a new file.
-pub async fn start(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    switch(&app, true).await
+pub async fn start(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
+    set_profiling(&app, true).await
 }
 
 /// No step is recorded any more, and the file is complete.
-pub async fn stop(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    switch(&app, false).await
+pub async fn stop(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
+    set_profiling(&app, false).await
 }
 
-async fn switch(app: &App, on: bool) -> Result<Json<Value>, ApiError> {
+async fn set_profiling(app: &AppState, on: bool) -> Result<Json<Value>, ApiError> {
     if !app.options.profile {
         let message = "this server records no traces: start it with --profile DIR";
         return Err(ApiError::new(StatusCode::NOT_FOUND, "profiling_off", message));
@@ -39,7 +39,7 @@ async fn switch(app: &App, on: bool) -> Result<Json<Value>, ApiError> {
         told
     };
     match timeout(REPLY_WAIT, all).await {
-        Ok(told) if !told.is_empty() => said(on, told),
+        Ok(told) if !told.is_empty() => merged_reply(on, told),
         Ok(_) | Err(_) => {
             Err(ApiError::unavailable("engine_unavailable", "the executor does not answer", 10))
         }
@@ -47,14 +47,14 @@ async fn switch(app: &App, on: bool) -> Result<Json<Value>, ApiError> {
 }
 
 /// What the executors answered, as one answer: `file` is the first one's, `files` are those of several.
-fn said(on: bool, told: Vec<Profiled>) -> Result<Json<Value>, ApiError> {
+fn merged_reply(on: bool, told: Vec<ProfilerStatus>) -> Result<Json<Value>, ApiError> {
     let several = told.len() > 1;
     let mut files = Vec::new();
     for profiled in told {
         match profiled {
-            Profiled::Started(path) => files.push(name(&path)),
-            Profiled::Stopped(path) => files.extend(path.as_deref().map(name)),
-            Profiled::Failed(error) => {
+            ProfilerStatus::Started(path) => files.push(file_name(&path)),
+            ProfilerStatus::Stopped(path) => files.extend(path.as_deref().map(file_name)),
+            ProfilerStatus::Failed(error) => {
                 tracing::error!(error, on, "the trace cannot be switched");
                 return Err(ApiError::internal());
             }
@@ -70,6 +70,6 @@ fn said(on: bool, told: Vec<Profiled>) -> Result<Json<Value>, ApiError> {
 }
 
 /// Without the folder, which is the operator's.
-fn name(path: &str) -> String {
+fn file_name(path: &str) -> String {
     Path::new(path).file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }

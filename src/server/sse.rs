@@ -1,9 +1,9 @@
 //! Server-sent events of a generation: framing, keep-alive comments, merging, end and failure.
 
-use super::error::ApiError;
-use super::openai::choice::{Delta, End, StoppedBy};
-use super::openai::generation::Generation;
-use super::openai::usage::Usage;
+use super::api_error::ApiError;
+use super::openai::choice::{ChoiceDelta, ChoiceFinish, StopMatch};
+use super::openai::generation::RequestGeneration;
+use super::openai::usage::UsageInfo;
 use bytes::{BufMut, Bytes, BytesMut};
 use http_body::{Body, Frame};
 use std::convert::Infallible;
@@ -20,10 +20,16 @@ const BUFFER_BYTES: usize = 2_048;
 /// How one kind of reply writes its chunks.
 pub trait ChunkWriter: Send + Unpin {
     /// Appends the chunks of one delta as whole events.
-    fn delta(&mut self, choice: u32, delta: &Delta, all: &Generation, out: &mut BytesMut);
+    fn delta(
+        &mut self,
+        choice: u32,
+        delta: &ChoiceDelta,
+        all: &RequestGeneration,
+        out: &mut BytesMut,
+    );
 
     /// Appends what follows the last delta.
-    fn end(&mut self, usage: &Usage, out: &mut BytesMut);
+    fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut);
 
     /// Appends a failure after the first byte.
     fn fail(&mut self, error: &ApiError, out: &mut BytesMut) {
@@ -33,27 +39,27 @@ pub trait ChunkWriter: Send + Unpin {
     }
 
     /// What ends every stream.
-    fn last(&self) -> &'static [u8] {
+    fn stream_terminator(&self) -> &'static [u8] {
         b"data: [DONE]\n\n"
     }
 
     /// What a silent stream says.
-    fn sign_of_life(&self) -> &'static [u8] {
+    fn keep_alive_bytes(&self) -> &'static [u8] {
         b": keep-alive\n\n"
     }
 }
 
 /// A streamed reply. Dropping it takes the request back.
 pub struct SseBody<W> {
-    generation: Generation,
+    generation: RequestGeneration,
     writer: W,
     out: BytesMut,
-    state: State,
+    state: SseBodyState,
     keep_alive: Option<KeepAlive>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum State {
+enum SseBodyState {
     Open,
     Done,
 }
@@ -67,14 +73,14 @@ struct KeepAlive {
 
 impl<W: ChunkWriter> SseBody<W> {
     /// A body that says something at least every `keep_alive` (zero = never).
-    pub fn new(generation: Generation, writer: W, keep_alive: Duration) -> Self {
+    pub fn new(generation: RequestGeneration, writer: W, keep_alive: Duration) -> Self {
         let keep_alive = (!keep_alive.is_zero()).then(|| {
             let now = Instant::now();
             let timer = Box::pin(sleep_until(now + keep_alive));
             KeepAlive { interval: keep_alive, last_write: now, timer }
         });
         let out = BytesMut::with_capacity(BUFFER_BYTES);
-        Self { generation, writer, out, state: State::Open, keep_alive }
+        Self { generation, writer, out, state: SseBodyState::Open, keep_alive }
     }
 
     /// Writes what has arrived, and the end if this was it.
@@ -84,12 +90,12 @@ impl<W: ChunkWriter> SseBody<W> {
         if !self.generation.has_ended() {
             return;
         }
-        match self.generation.take_fatal() {
+        match self.generation.take_request_error() {
             Some(error) => writer.fail(&error, out),
             None => writer.end(&self.generation.usage(), out),
         }
-        out.put_slice(writer.last());
-        self.state = State::Done;
+        out.put_slice(writer.stream_terminator());
+        self.state = SseBodyState::Done;
     }
 }
 
@@ -102,7 +108,7 @@ impl<W: ChunkWriter> Body for SseBody<W> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = self.get_mut();
-        if this.state == State::Done {
+        if this.state == SseBodyState::Done {
             return Poll::Ready(None);
         }
         while this.generation.poll_events(cx).is_ready() {
@@ -116,14 +122,14 @@ impl<W: ChunkWriter> Body for SseBody<W> {
         }
         let due = this.keep_alive.as_mut().map(|keep_alive| keep_alive.poll(cx));
         if due == Some(Poll::Ready(())) {
-            let comment = Bytes::from_static(this.writer.sign_of_life());
+            let comment = Bytes::from_static(this.writer.keep_alive_bytes());
             return Poll::Ready(Some(Ok(Frame::data(comment))));
         }
         Poll::Pending
     }
 
     fn is_end_stream(&self) -> bool {
-        self.state == State::Done
+        self.state == SseBodyState::Done
     }
 }
 
@@ -174,16 +180,16 @@ pub fn escape(text: &str, out: &mut BytesMut) {
 }
 
 /// Appends `finish_reason` and `stop_reason`.
-pub fn write_end(end: Option<&End>, out: &mut BytesMut) {
+pub fn write_end(end: Option<&ChoiceFinish>, out: &mut BytesMut) {
     let Some(end) = end else {
         return out.put_slice(b",\"finish_reason\":null,\"stop_reason\":null");
     };
     let _ = write!(out.writer(), ",\"finish_reason\":\"{}\",\"stop_reason\":", end.name());
     match end {
-        End::Stop(StoppedBy::Id(id)) | End::Calls(StoppedBy::Id(id)) => {
+        ChoiceFinish::Stop(StopMatch::Id(id)) | ChoiceFinish::Calls(StopMatch::Id(id)) => {
             let _ = write!(out.writer(), "{id}");
         }
-        End::Stop(StoppedBy::Text(text)) | End::Calls(StoppedBy::Text(text)) => {
+        ChoiceFinish::Stop(StopMatch::Text(text)) | ChoiceFinish::Calls(StopMatch::Text(text)) => {
             out.put_u8(b'"');
             escape(text, out);
             out.put_u8(b'"');

@@ -3,7 +3,7 @@
 //! Long texts share two places, so that they cannot keep short ones waiting; all are counted by
 //! admission before they come here.
 
-use super::error::ApiError;
+use super::api_error::ApiError;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
@@ -11,8 +11,8 @@ use tracing::Span;
 
 /// Bodies above this are long: about 5 ms of tokenising.
 const LONG_BYTES: usize = 16 << 10;
-const LONG_PLACES: usize = 2;
-const SHORT_PLACES: usize = 8;
+const LONG_PERMITS: usize = 2;
+const SHORT_PERMITS: usize = 8;
 
 /// The places.
 pub struct TextPool {
@@ -30,7 +30,7 @@ impl TextPool {
     /// All places free.
     pub fn new() -> Self {
         let places = |count| Arc::new(Semaphore::new(count));
-        Self { long: places(LONG_PLACES), short: places(SHORT_PLACES) }
+        Self { long: places(LONG_PERMITS), short: places(SHORT_PERMITS) }
     }
 
     /// Runs `work` on a text of `bytes` bytes.

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use protocol::Token;
 
+use super::token_table::{InvalidBytes, LeadingSpace, TokenKind};
 use super::tokenizer::Tokenizer;
-use super::vocabulary::{Invalid, Kind, Leading};
 
 /// How ids are shown.
 ///
@@ -39,45 +39,45 @@ impl Default for DetokenizeOptions {
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
-    machine: Machine,
+    state: DetokenizerState,
 }
 
 impl Detokenizer {
     /// A detokeniser before its first id.
     pub fn new(tokenizer: Arc<Tokenizer>, options: DetokenizeOptions) -> Self {
-        Self { tokenizer, machine: Machine::new(options) }
+        Self { tokenizer, state: DetokenizerState::new(options) }
     }
 
     /// The same, but these special tokens show.
     #[must_use]
-    pub fn keeping(mut self, kept: Arc<[Token]>) -> Self {
-        self.machine.kept = kept;
+    pub fn with_visible_special(mut self, kept: Arc<[Token]>) -> Self {
+        self.state.visible_special = kept;
         self
     }
 
     /// Takes the next id and appends the text that is now certain. Ids outside the vocabulary
     /// contribute nothing.
     pub fn push(&mut self, token: Token, out: &mut String) {
-        self.machine.push(&self.tokenizer, token, out);
+        self.state.push(&self.tokenizer, token, out);
     }
 
     /// Whether the bytes of an unfinished character are held back.
     pub fn is_holding(&self) -> bool {
-        !self.machine.pending.is_empty()
+        !self.state.pending.is_empty()
     }
 
     /// The ids have ended: appends a replacement for an unfinished character, if any.
     pub fn finish(&mut self, out: &mut String) {
-        self.machine.finish(&self.tokenizer, out);
+        self.state.finish(&self.tokenizer, out);
     }
 }
 
 /// The detokeniser without its tokenizer.
 #[derive(Debug, Clone)]
-pub(super) struct Machine {
+pub(super) struct DetokenizerState {
     skip_special_tokens: bool,
     /// Special tokens that show all the same.
-    kept: Arc<[Token]>,
+    visible_special: Arc<[Token]>,
     /// No token has contributed yet and this is the start of a text.
     at_start: bool,
     /// Leading spaces already dropped, of those that may be.
@@ -86,11 +86,11 @@ pub(super) struct Machine {
     pending: Vec<u8>,
 }
 
-impl Machine {
+impl DetokenizerState {
     pub(super) fn new(options: DetokenizeOptions) -> Self {
         Self {
             skip_special_tokens: options.skip_special_tokens,
-            kept: Arc::default(),
+            visible_special: Arc::default(),
             at_start: !options.continues,
             spaces_dropped: 0,
             pending: Vec::new(),
@@ -98,10 +98,10 @@ impl Machine {
     }
 
     pub(super) fn push(&mut self, tokenizer: &Tokenizer, token: Token, out: &mut String) {
-        let vocabulary = &tokenizer.vocabulary;
+        let vocabulary = &tokenizer.token_table;
         let kind = vocabulary.kind(token);
-        let skipped = kind == Kind::Special && self.skip_special_tokens;
-        if kind == Kind::Absent || (skipped && !self.kept.contains(&token)) {
+        let skipped = kind == TokenKind::Special && self.skip_special_tokens;
+        if kind == TokenKind::Unassigned || (skipped && !self.visible_special.contains(&token)) {
             return;
         }
         let mut bytes = vocabulary.bytes(token);
@@ -110,35 +110,35 @@ impl Machine {
             kept = self.strip_start(vocabulary.leading, bytes);
             bytes = &kept;
         }
-        let run_ends = vocabulary.invalid == Invalid::PerByte && kind != Kind::Byte;
+        let run_ends = vocabulary.invalid == InvalidBytes::PerByte && kind != TokenKind::Byte;
         if run_ends && !self.pending.is_empty() {
             self.flush(vocabulary.invalid, out);
         }
         if self.pending.is_empty() {
-            self.take(bytes, vocabulary.invalid, out);
+            self.append_valid(bytes, vocabulary.invalid, out);
         } else {
             let mut joined = std::mem::take(&mut self.pending);
             joined.extend_from_slice(bytes);
-            self.take(&joined, vocabulary.invalid, out);
+            self.append_valid(&joined, vocabulary.invalid, out);
         }
     }
 
     pub(super) fn finish(&mut self, tokenizer: &Tokenizer, out: &mut String) {
-        self.flush(tokenizer.vocabulary.invalid, out);
+        self.flush(tokenizer.token_table.invalid, out);
     }
 
     /// Applies the rule for the start of a text to the next token's bytes.
-    fn strip_start(&mut self, leading: Leading, bytes: &[u8]) -> Vec<u8> {
+    fn strip_start(&mut self, leading: LeadingSpace, bytes: &[u8]) -> Vec<u8> {
         match leading {
-            Leading::Keep => {
+            LeadingSpace::Keep => {
                 self.at_start = false;
                 bytes.to_vec()
             }
-            Leading::StripToken => {
+            LeadingSpace::StripToken => {
                 self.at_start = false;
                 bytes.iter().copied().filter(|&b| b != b' ').collect()
             }
-            Leading::StripText(limit) => {
+            LeadingSpace::StripText(limit) => {
                 let left = limit - self.spaces_dropped;
                 let spaces = bytes.iter().take(left).take_while(|&&b| b == b' ').count();
                 self.spaces_dropped += spaces;
@@ -149,7 +149,7 @@ impl Machine {
     }
 
     /// Appends the valid part of `bytes`; an unfinished character at their end becomes `pending`.
-    fn take(&mut self, mut bytes: &[u8], invalid: Invalid, out: &mut String) {
+    fn append_valid(&mut self, mut bytes: &[u8], invalid: InvalidBytes, out: &mut String) {
         loop {
             match std::str::from_utf8(bytes) {
                 Ok(text) => {
@@ -170,7 +170,7 @@ impl Machine {
         }
     }
 
-    fn flush(&mut self, invalid: Invalid, out: &mut String) {
+    fn flush(&mut self, invalid: InvalidBytes, out: &mut String) {
         if !self.pending.is_empty() {
             replace(self.pending.len(), invalid, out);
             self.pending.clear();
@@ -179,7 +179,7 @@ impl Machine {
 }
 
 /// Shows one invalid sequence of so many bytes.
-fn replace(bytes: usize, invalid: Invalid, out: &mut String) {
-    let marks = if invalid == Invalid::PerByte { bytes } else { 1 };
+fn replace(bytes: usize, invalid: InvalidBytes, out: &mut String) {
+    let marks = if invalid == InvalidBytes::PerByte { bytes } else { 1 };
     out.extend(std::iter::repeat_n(char::REPLACEMENT_CHARACTER, marks));
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 /// The model folder cannot be used; start-up ends with this text.
 #[derive(Debug, thiserror::Error)]
-pub enum LoadError {
+pub enum TextLoadError {
     /// A file that must exist does not.
     #[error("{}: missing; a model folder needs it", .0.display())]
     Missing(PathBuf),
@@ -33,19 +33,19 @@ pub enum LoadError {
 pub enum TextError {
     /// The template called `raise_exception`: its text is meant for the user.
     #[error("the chat template refuses these messages: {0}")]
-    Raised(String),
+    TemplateException(String),
     /// The template failed on these messages; details belong in the log only.
     #[error("the chat template cannot render these messages")]
     Template(String),
     /// What the request gives as a template is none; details belong in the log only.
     #[error("this is no chat template")]
-    NoTemplate(String),
+    InvalidRequestTemplate(String),
     /// The template ran longer than its fuel of so many instructions.
     #[error("rendering the chat template took more than {0} instructions")]
-    Fuel(u64),
+    TemplateFuelExhausted(u64),
     /// The template wrote more than the cap.
     #[error("the rendered prompt exceeds {0} bytes")]
-    TooLong(usize),
+    RenderedTooLong(usize),
     /// The template of a request took more than so many bytes of memory.
     #[error("rendering the chat template takes more than {0} bytes of memory")]
     TemplateMemory(u64),
@@ -75,7 +75,7 @@ pub enum TextError {
     #[error(
         "tokenising takes {bytes} bytes of memory, {used} of {limit} are in use: try again later"
     )]
-    NoMemoryNow {
+    MemoryBusy {
         /// Bytes that the text would take.
         bytes: u64,
         /// Bytes that others take.

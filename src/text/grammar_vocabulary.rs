@@ -1,24 +1,26 @@
 //! The tokenizer as the grammar engine needs it.
 
+use super::token_table::TokenKind;
 use super::tokenizer::Tokenizer;
-use super::vocabulary::Kind;
-use crate::grammar::Vocabulary;
+use crate::grammar::GrammarVocabulary;
 use protocol::Token;
 use std::sync::Arc;
 
 impl Tokenizer {
     /// All tokens with their bytes, those without text of their own, and those that end a text.
-    pub fn grammar_vocabulary(self: &Arc<Self>) -> Vocabulary {
+    pub fn grammar_vocabulary(self: &Arc<Self>) -> GrammarVocabulary {
         let ids = || 0..self.vocab_size() as Token;
-        let bytes = |id: Token| match self.vocabulary.kind(id) {
-            Kind::Absent => Vec::new(),
-            Kind::Plain | Kind::Byte | Kind::Special => self.token_bytes(id).to_vec(),
+        let bytes = |id: Token| match self.token_table.kind(id) {
+            TokenKind::Unassigned => Vec::new(),
+            TokenKind::Plain | TokenKind::Byte | TokenKind::Special => {
+                self.token_bytes(id).to_vec()
+            }
         };
         let tokenizer = Arc::clone(self);
-        Vocabulary {
+        GrammarVocabulary {
             tokens: ids().map(bytes).collect(),
             special: ids().filter(|&id| self.is_special(id)).collect(),
-            ends: self.eos_ids().to_vec(),
+            end_ids: self.eos_ids().to_vec(),
             encode: Arc::new(move |text| tokenizer.encode(text, false).ok()),
         }
     }

@@ -1,39 +1,39 @@
 //! Between people's text and token ids: tokenizer, chat template, detokeniser, stop strings.
 //! Everything below this module knows ids only; everything here is bounded and linear.
 
-mod added;
-mod contained;
+mod added_tokens;
 mod detokenizer;
 mod error;
 mod grammar_vocabulary;
-mod guard;
-mod json_python;
-mod length_bound;
-mod memory;
-mod output;
-mod pieces;
+mod output_parser;
+mod output_pieces;
+mod panic_guard;
+mod post_processor;
+mod python_json;
 mod reasoning;
-mod stop;
+mod special_token_guard;
+mod stop_strings;
 mod strftime;
-mod surroundings;
 mod template;
 #[cfg(test)]
 mod tests;
+mod text_memory;
+mod token_count_bound;
+mod token_table;
 mod tokenizer;
+mod tokenizer_windows;
 mod tool_calls;
-mod vocabulary;
-mod windows;
 
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
-pub use error::{LoadError, TextError};
-pub use memory::TEXT_MEMORY_DEFAULT;
-pub use output::{OutputParser, Parsers};
-pub use pieces::{Piece, PieceList};
-pub use reasoning::{Beginning, Reasoning, ReasoningReader};
-pub use stop::{StopMatcher, StopSet};
+pub use error::{TextError, TextLoadError};
+pub use output_parser::{OutputParser, OutputParsers};
+pub use output_pieces::{OutputPiece, OutputPieces};
+pub use reasoning::{ReasoningFamily, ReasoningReader, ReasoningStart};
+pub use stop_strings::{StopMatcher, StopStrings};
 pub use strftime::strftime;
 pub use template::{
-    ChatInput, ChatTemplate, Rendered, RequestTemplates, TEMPLATE_BYTES_MAX, serve_templates,
+    ChatInput, ChatTemplate, RenderedChat, RequestTemplates, TEMPLATE_BYTES_MAX, serve_templates,
 };
+pub use text_memory::TEXT_MEMORY_DEFAULT;
 pub use tokenizer::Tokenizer;
-pub use tool_calls::{CallIds, CallSyntax, Tool, cut_arguments};
+pub use tool_calls::{ToolCallIdFormat, ToolCallSyntax, ToolDefinition, partial_arguments};

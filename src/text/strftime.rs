@@ -25,7 +25,7 @@ const DAYS: [&str; 7] =
 /// `now` written as `format` says. An unknown directive is copied as it stands.
 pub fn strftime(format: &str, now: SystemTime) -> String {
     let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64);
-    let date = Date::new(seconds);
+    let date = CivilDate::new(seconds);
     let mut out = String::new();
     let mut chars = format.chars();
     while let Some(c) = chars.next() {
@@ -50,7 +50,7 @@ pub fn strftime(format: &str, now: SystemTime) -> String {
     out
 }
 
-struct Date {
+struct CivilDate {
     year: i64,
     /// From 1.
     month: usize,
@@ -63,7 +63,7 @@ struct Date {
     second: i64,
 }
 
-impl Date {
+impl CivilDate {
     fn new(seconds: i64) -> Self {
         let days = seconds.div_euclid(86_400);
         let (year, month, day) = civil(days);

@@ -12,25 +12,25 @@ use std::path::Path;
 use protocol::Token;
 use serde_json::Value;
 
-use super::added::{Added, append_ids, borders};
-use super::contained::contained;
-use super::detokenizer::{DetokenizeOptions, Machine};
-use super::error::{LoadError, TextError};
-use super::length_bound::LengthBound;
-use super::memory::{MemoryShare, TEXT_MEMORY_DEFAULT, TextMemory};
-use super::surroundings::Surroundings;
-use super::template::Rendered;
-use super::vocabulary::{Kind, Vocabulary};
-use super::windows::{WINDOW_BYTES, WindowRules};
+use super::added_tokens::{AddedTokens, append_ids, pre_token_starts};
+use super::detokenizer::{DetokenizeOptions, DetokenizerState};
+use super::error::{TextError, TextLoadError};
+use super::panic_guard::catch_panic;
+use super::post_processor::PostProcessorTokens;
+use super::template::RenderedChat;
+use super::text_memory::{MemoryShare, TEXT_MEMORY_DEFAULT, TextMemory};
+use super::token_count_bound::TokenCountBound;
+use super::token_table::{TokenKind, TokenTable};
+use super::tokenizer_windows::{WINDOW_BYTES, WindowCutRules};
 
 /// Ids beyond this are refused at load: the tables are flat.
 const VOCABULARY_MAX: usize = 1 << 22;
 
 /// It panics where a post-processor names what it does not define (tokenizers 0.22), among others.
-const LIBRARY: &str = "tokenizer library";
+const LIBRARY_NAME: &str = "tokenizer library";
 
 /// Bytes that the library builds for each byte of a text that it takes for one word, at most: measured by
-/// `tests/e2e/http/multiplied.rs`.
+/// `tests/e2e/http/memory_amplification.rs`.
 const BYTES_PER_WORD_BYTE: u64 = 176;
 /// The same of a text whose every byte may be a word.
 const BYTES_PER_TEXT_BYTE: u64 = 320;
@@ -45,20 +45,20 @@ const EOS_MAX: usize = 64;
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    added: Added,
-    pub(super) vocabulary: Vocabulary,
+    added_tokens: AddedTokens,
+    pub(super) token_table: TokenTable,
     /// Absent where the bytes of a text say nothing certain about its tokens.
-    length_bound: Option<LengthBound>,
+    length_bound: Option<TokenCountBound>,
     /// Absent where long texts are tokenised as a whole.
-    windows: Option<WindowRules>,
+    windows: Option<WindowCutRules>,
     /// Absent where the library alone knows what is put around a text.
-    surroundings: Option<Surroundings>,
+    post_processor: Option<PostProcessorTokens>,
     /// Bytes that tokenising takes for each byte of a text that cannot be cut.
     bytes_per_byte: u64,
     /// What tokenising long texts may take.
     memory: TextMemory,
     /// Special tokens by role (`bos_token`, ...), as templates name them.
-    special: Vec<(String, String)>,
+    special_tokens: Vec<(String, String)>,
     bos: Option<Token>,
     /// `add_bos_token` of a Llama tokenizer class, which overrules the post-processor.
     add_bos: Option<bool>,
@@ -72,19 +72,20 @@ impl Tokenizer {
     /// `config.json`, where they exist, the special tokens and the ids that end a text.
     ///
     /// Errors name the file and what is wrong in it.
-    pub fn load(dir: &Path) -> Result<Self, LoadError> {
+    pub fn load(dir: &Path) -> Result<Self, TextLoadError> {
         let path = dir.join("tokenizer.json");
-        let bytes = read(&path)?.ok_or_else(|| LoadError::Missing(path.clone()))?;
-        let invalid = |reason: String| LoadError::Invalid { path: path.clone(), reason };
+        let bytes = read_file(&path)?.ok_or_else(|| TextLoadError::Missing(path.clone()))?;
+        let invalid = |reason: String| TextLoadError::Invalid { path: path.clone(), reason };
         let json: Value = serde_json::from_slice(&bytes).map_err(|e| invalid(e.to_string()))?;
-        let inner = contained(LIBRARY, || read_by_library(&bytes));
+        let inner = catch_panic(LIBRARY_NAME, || read_by_library(&bytes));
         let inner = inner.and_then(|inner| inner).map_err(invalid)?;
         let tokens = tokens_by_id(&inner).map_err(invalid)?;
-        let vocabulary = Vocabulary::new(&tokens, &json["decoder"]).map_err(invalid)?;
+        let vocabulary = TokenTable::new(&tokens, &json["decoder"]).map_err(invalid)?;
         let listed: Vec<_> = inner.get_added_tokens_decoder().into_iter().collect();
-        let length_bound = LengthBound::new(&json, &tokens, &listed, &vocabulary);
-        let windows = WindowRules::new(&json, &listed);
-        let surroundings = contained(LIBRARY, || Surroundings::new(&inner)).ok().flatten();
+        let length_bound = TokenCountBound::new(&json, &tokens, &listed, &vocabulary);
+        let windows = WindowCutRules::new(&json, &listed);
+        let surroundings =
+            catch_panic(LIBRARY_NAME, || PostProcessorTokens::new(&inner)).ok().flatten();
         let one_word = windows.is_some() || json["pre_tokenizer"].is_null();
         let bytes_per_byte = if one_word && surroundings.is_some() {
             BYTES_PER_WORD_BYTE
@@ -92,7 +93,7 @@ impl Tokenizer {
             BYTES_PER_TEXT_BYTE
         };
         let memory = TextMemory::new(TEXT_MEMORY_DEFAULT);
-        let added = Added::new(&inner).map_err(invalid)?;
+        let added = AddedTokens::new(&inner).map_err(invalid)?;
         let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
         let special = special_tokens(&config);
         let role = |name: &str| special.iter().find(|(r, _)| r == name).map(|(_, t)| t.as_str());
@@ -103,14 +104,14 @@ impl Tokenizer {
         let eos_ids = eos_ids(dir, role("eos_token").and_then(id))?;
         Ok(Self {
             inner,
-            added,
-            vocabulary,
+            added_tokens: added,
+            token_table: vocabulary,
             length_bound,
             windows,
-            surroundings,
+            post_processor: surroundings,
             bytes_per_byte,
             memory,
-            special,
+            special_tokens: special,
             bos,
             add_bos,
             eos_ids,
@@ -134,17 +135,17 @@ impl Tokenizer {
     ///
     /// Errors: the library fails; the text takes more memory than there is, or than there is now.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<Token>, TextError> {
-        let mut ids = match &self.surroundings {
+        let mut ids = match &self.post_processor {
             Some(around) if text.len() > WINDOW_BYTES => {
                 let mut ids = if add_special_tokens { around.before.clone() } else { Vec::new() };
                 self.encode_pieces(text, &[], &mut ids)?;
-                ids.extend(around.behind.iter().filter(|_| add_special_tokens));
+                ids.extend(around.after.iter().filter(|_| add_special_tokens));
                 ids
             }
             _ => self.encode_by_library(text, add_special_tokens)?,
         };
         if add_special_tokens {
-            self.place_bos(&mut ids);
+            self.insert_bos(&mut ids);
         }
         Ok(ids)
     }
@@ -153,8 +154,8 @@ impl Tokenizer {
     /// are plain text inside what the user wrote.
     ///
     /// Equal to `encode(text, false)` when the messages spell no special token.
-    pub fn encode_rendered(&self, rendered: &Rendered) -> Result<Vec<Token>, TextError> {
-        let Rendered { text, marks } = rendered;
+    pub fn encode_rendered(&self, rendered: &RenderedChat) -> Result<Vec<Token>, TextError> {
+        let RenderedChat { text, protected_positions: marks } = rendered;
         if marks.is_empty() {
             return self.encode(text, false);
         }
@@ -168,9 +169,9 @@ impl Tokenizer {
         text: &str,
         add_special_tokens: bool,
     ) -> Result<Vec<Token>, TextError> {
-        let _share = self.share_for(text.len())?;
+        let _share = self.memory_share_for(text.len())?;
         let encode = || self.inner.encode_fast(text, add_special_tokens);
-        let encoding = contained(LIBRARY, encode).map_err(TextError::Tokenizer)?;
+        let encoding = catch_panic(LIBRARY_NAME, encode).map_err(TextError::Tokenizer)?;
         Ok(encoding.map_err(|e| failed(&e))?.get_ids().to_vec())
     }
 
@@ -184,19 +185,19 @@ impl Tokenizer {
         if let Some(rules) = &self.windows {
             return self.encode_windows(rules, text, marks, ids);
         }
-        let _share = self.share_for(text.len())?;
+        let _share = self.memory_share_for(text.len())?;
         let encode = || {
-            let pieces = self.added.pieces(&self.inner, text, marks)?;
+            let pieces = self.added_tokens.pre_tokenize(&self.inner, text, marks)?;
             append_ids(&self.inner, &pieces, text.len(), ids)
         };
-        contained(LIBRARY, encode).map_err(TextError::Tokenizer)?.map_err(|e| failed(&e))
+        catch_panic(LIBRARY_NAME, encode).map_err(TextError::Tokenizer)?.map_err(|e| failed(&e))
     }
 
     /// Appends the ids of a text of which only a window is tokenised at a time. A window without a place to be cut
     /// grows, and takes its share of the memory for long texts.
     fn encode_windows(
         &self,
-        rules: &WindowRules,
+        rules: &WindowCutRules,
         text: &str,
         marks: &[usize],
         ids: &mut Vec<Token>,
@@ -208,20 +209,20 @@ impl Tokenizer {
             let of_window = marks[marks.partition_point(|mark| *mark < start)..].iter();
             let of_window: Vec<usize> =
                 of_window.take_while(|mark| **mark < end).map(|mark| mark - start).collect();
-            let _share = self.share_for(window.len())?;
+            let _share = self.memory_share_for(window.len())?;
             let encode = || {
-                let pieces = self.added.pieces(&self.inner, window, &of_window)?;
+                let pieces = self.added_tokens.pre_tokenize(&self.inner, window, &of_window)?;
                 let cut = if end == text.len() {
                     Some(window.len())
                 } else {
-                    rules.cut(window, &borders(&pieces))
+                    rules.last_safe_cut(window, &pre_token_starts(&pieces))
                 };
                 if let Some(cut) = cut {
                     append_ids(&self.inner, &pieces, cut, ids)?;
                 }
                 Ok(cut)
             };
-            let cut = contained(LIBRARY, encode).map_err(TextError::Tokenizer)?;
+            let cut = catch_panic(LIBRARY_NAME, encode).map_err(TextError::Tokenizer)?;
             match cut.map_err(|e| failed(&e))? {
                 Some(cut) => (start, size) = (start + cut, WINDOW_BYTES),
                 None => size = size.saturating_mul(WINDOW_GROWTH),
@@ -231,16 +232,16 @@ impl Tokenizer {
     }
 
     /// Memory for tokenising so many bytes at a time; windows of the usual size need none, for they are few.
-    fn share_for(&self, bytes: usize) -> Result<Option<MemoryShare<'_>>, TextError> {
+    fn memory_share_for(&self, bytes: usize) -> Result<Option<MemoryShare<'_>>, TextError> {
         if bytes <= WINDOW_BYTES {
             return Ok(None);
         }
-        self.memory.take(bytes as u64 * self.bytes_per_byte, bytes).map(Some)
+        self.memory.acquire(bytes as u64 * self.bytes_per_byte, bytes).map(Some)
     }
 
     /// A number of tokens that `text` has at least, found without tokenising it; 0 where nothing is
     /// certain. Linear: 12 ms for 8 MiB, 60 ms where NFC composes and not all is ASCII.
-    pub fn tokens_at_least(&self, text: &str) -> usize {
+    pub fn min_token_count(&self, text: &str) -> usize {
         let bound = self.length_bound.as_ref().map_or(0, |bound| bound.tokens(text));
         bound.saturating_sub(1) // A first token that the text spells may be taken off.
     }
@@ -248,7 +249,8 @@ impl Tokenizer {
     /// The text of `ids`, as a whole text of its own.
     pub fn decode(&self, ids: &[Token], skip_special_tokens: bool) -> String {
         let mut out = String::new();
-        let mut machine = Machine::new(DetokenizeOptions { skip_special_tokens, continues: false });
+        let mut machine =
+            DetokenizerState::new(DetokenizeOptions { skip_special_tokens, continues: false });
         for &id in ids {
             machine.push(self, id, &mut out);
         }
@@ -258,7 +260,7 @@ impl Tokenizer {
 
     /// The bytes a token stands for; empty for an id without a token.
     pub fn token_bytes(&self, token: Token) -> &[u8] {
-        self.vocabulary.bytes(token)
+        self.token_table.bytes(token)
     }
 
     /// A token on its own, as logprobs show it: its text, or `bytes:\xE2\x80` where its bytes are
@@ -287,12 +289,12 @@ impl Tokenizer {
 
     /// Whether `token` is left out under `skip_special_tokens`.
     pub fn is_special(&self, token: Token) -> bool {
-        self.vocabulary.kind(token) == Kind::Special
+        self.token_table.kind(token) == TokenKind::Special
     }
 
     /// One more than the largest id. The model's vocabulary may be padded beyond it.
     pub fn vocab_size(&self) -> usize {
-        self.vocabulary.len()
+        self.token_table.len()
     }
 
     /// `tokenizer_config.json` as it was read; null without one.
@@ -313,15 +315,15 @@ impl Tokenizer {
 
     /// Special tokens by role, as chat templates name them (`bos_token`, `eos_token`, ...).
     pub fn special_tokens(&self) -> &[(String, String)] {
-        &self.special
+        &self.special_tokens
     }
 
     /// Special tokens as text: what user text must not smuggle in.
     pub(super) fn special_spellings(&self) -> &[String] {
-        self.added.special_spellings()
+        self.added_tokens.special_spellings()
     }
 
-    fn place_bos(&self, ids: &mut Vec<Token>) {
+    fn insert_bos(&self, ids: &mut Vec<Token>) {
         let Some(bos) = self.bos else { return };
         match self.add_bos {
             Some(true) if ids.first() != Some(&bos) => ids.insert(0, bos),
@@ -338,18 +340,19 @@ fn failed(error: &tokenizers::Error) -> TextError {
 }
 
 /// `None` if the file does not exist.
-pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
+pub(super) fn read_file(path: &Path) -> Result<Option<Vec<u8>>, TextLoadError> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(LoadError::Read { path: path.to_owned(), source }),
+        Err(source) => Err(TextLoadError::Read { path: path.to_owned(), source }),
     }
 }
 
-pub(super) fn read_json(path: &Path) -> Result<Option<Value>, LoadError> {
-    let Some(bytes) = read(path)? else { return Ok(None) };
+pub(super) fn read_json(path: &Path) -> Result<Option<Value>, TextLoadError> {
+    let Some(bytes) = read_file(path)? else { return Ok(None) };
     let json = serde_json::from_slice(&bytes);
-    json.map(Some).map_err(|e| LoadError::Invalid { path: path.to_owned(), reason: e.to_string() })
+    json.map(Some)
+        .map_err(|e| TextLoadError::Invalid { path: path.to_owned(), reason: e.to_string() })
 }
 
 /// What the library makes of the file, once it has shown that it can encode a text.
@@ -404,12 +407,12 @@ fn special_tokens(config: &Value) -> Vec<(String, String)> {
 }
 
 /// The tokenizer's own, then those of `generation_config.json` and `config.json`.
-fn eos_ids(dir: &Path, own: Option<Token>) -> Result<Vec<Token>, LoadError> {
+fn eos_ids(dir: &Path, own: Option<Token>) -> Result<Vec<Token>, TextLoadError> {
     let mut ids: Vec<Token> = own.into_iter().collect();
     for name in ["generation_config.json", "config.json"] {
         let path = dir.join(name);
         let Some(json) = read_json(&path)? else { continue };
-        let invalid = |reason: &str| LoadError::Invalid {
+        let invalid = |reason: &str| TextLoadError::Invalid {
             path: path.clone(),
             reason: format!("eos_token_id: {reason}"),
         };

@@ -29,7 +29,7 @@ pub fn decode_message<T: DeserializeOwned>(
     body: &[u8],
 ) -> Result<T, CodecError> {
     if kind != wanted {
-        return Err(CodecError::Kind(kind));
+        return Err(CodecError::UnknownKind(kind));
     }
     rmp_serde::from_slice(body).map_err(|e| CodecError::Decode {
         kind,

@@ -5,9 +5,12 @@
 //! what the same moments cost elsewhere: the batch of everything on the publisher's thread, and the copy of all
 //! hashes that `/debug/kv` asks the scheduler's thread for.
 
-use hadron::config::EventFormat;
-use hadron::kv_events::{Bell, Changes, Encoder, Feed, Figures, Journal, Room};
-use kvcache::{Content, Hasher, KvCache, KvConfig, Table};
+use hadron::config::KvEventFormat;
+use hadron::kv_events::{
+    EventJournal, FeedLimits, KvEventChanges, KvEventEncoder, KvEventFeed, PublisherCounters,
+    PublisherWaker,
+};
+use kvcache::{BlockHasher, BlockTable, KvCache, KvConfig, SequenceContent};
 use protocol::{KvEvent, KvGroup, KvKind, KvSpec, Token};
 use rustix::time::{ClockId, clock_gettime};
 use std::os::unix::net::UnixStream;
@@ -20,22 +23,22 @@ const BLOCK_TOKENS: u32 = 16;
 const STEP_BLOCKS: u32 = 32;
 const QUEUE: usize = 1_000;
 /// As many as replace every block.
-const BEHIND: usize = (BLOCKS / STEP_BLOCKS) as usize;
+const STEPS_TO_REPLACE_ALL: usize = (BLOCKS / STEP_BLOCKS) as usize;
 
 /// A cache whose every step is a prompt that nobody has sent before.
-struct Cache {
+struct EvictingCache {
     kv: KvCache,
-    hasher: Hasher,
+    hasher: BlockHasher,
     prompts: u32,
 }
 
-impl Cache {
+impl EvictingCache {
     fn full() -> Self {
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
         let config = KvConfig::new(spec, BLOCKS, [1, 2]);
         let kv = KvCache::new(&config).unwrap();
-        let mut cache = Self { kv, hasher: config.hasher(), prompts: 0 };
+        let mut cache = Self { kv, hasher: config.block_hasher(), prompts: 0 };
         for _ in 0..BLOCKS / STEP_BLOCKS {
             cache.prompt();
         }
@@ -47,10 +50,10 @@ impl Cache {
         self.prompts += 1;
         let tokens: Vec<Token> = vec![self.prompts; (STEP_BLOCKS * BLOCK_TOKENS) as usize];
         let mut keys = Vec::new();
-        self.hasher.extend(&mut keys, &tokens, None);
-        let content = Content { tokens: &tokens, keys: &keys, extra: None };
-        let mut table = Table::default();
-        self.kv.grow(&mut table, STEP_BLOCKS);
+        self.hasher.extend_keys(&mut keys, &tokens, None);
+        let content = SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: None };
+        let mut table = BlockTable::default();
+        self.kv.allocate(&mut table, STEP_BLOCKS);
         for index in 0..STEP_BLOCKS {
             self.kv.publish(&mut table, index, content);
         }
@@ -72,10 +75,10 @@ pub(crate) fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
 }
 
 /// Times of `steps` flushes.
-fn flushes(cache: &mut Cache, feed: &mut Feed, steps: usize) -> Vec<Duration> {
+fn flushes(cache: &mut EvictingCache, feed: &mut KvEventFeed, steps: usize) -> Vec<Duration> {
     let flush = |_| {
         cache.prompt();
-        feed.gather(cache.kv.take_events());
+        feed.add(cache.kv.take_events());
         timed(|| feed.flush()).0
     };
     (0..steps).map(flush).collect()
@@ -90,38 +93,45 @@ fn report(what: &str, mut times: Vec<Duration>) {
 
 #[test]
 #[ignore = "a measurement; run it alone"]
-fn a_publisher_that_stands_still() {
-    let mut cache = Cache::full();
+fn step_cost_with_a_stalled_publisher() {
+    let mut cache = EvictingCache::full();
     let known = cache.kv.take_events();
-    let encoder = Encoder {
-        format: EventFormat::Map,
+    let encoder = KvEventEncoder {
+        format: KvEventFormat::Map,
         rank: 0,
         block_tokens: BLOCK_TOKENS,
         medium: "GPU",
         kinds: vec!["full_attention"],
         token_ids: true,
     };
-    let mut journal = Journal::new(encoder, 0, 10);
+    let mut journal = EventJournal::new(encoder, 0, 10);
     journal.append(0.0, &[KvEvent::Cleared]).unwrap();
     journal.append(0.0, &known).unwrap();
     let (near, _far) = UnixStream::pair().unwrap();
     near.set_nonblocking(true).unwrap();
-    let bell = Bell::new(near, Arc::new(AtomicBool::new(false)));
-    let figures = Arc::new(Figures::default());
-    let (mut feed, changes) =
-        Feed::new(Room { batches: QUEUE, bytes: u64::MAX }, BLOCKS, bell, Arc::clone(&figures));
+    let bell = PublisherWaker::new(near, Arc::new(AtomicBool::new(false)));
+    let figures = Arc::new(PublisherCounters::default());
+    let (mut feed, changes) = KvEventFeed::new(
+        FeedLimits { batches: QUEUE, bytes: u64::MAX },
+        BLOCKS,
+        bell,
+        Arc::clone(&figures),
+    );
 
     println!("| flush | steps | p50 | worst |\n|---|--:|--:|--:|");
     report("while there is room", flushes(&mut cache, &mut feed, QUEUE));
     report("that finds the queue full first", flushes(&mut cache, &mut feed, 1));
-    report("while the publisher stands still", flushes(&mut cache, &mut feed, BEHIND));
+    report(
+        "while the publisher stands still",
+        flushes(&mut cache, &mut feed, STEPS_TO_REPLACE_ALL),
+    );
     let mut publish = || {
         let mut longest = Duration::ZERO;
         for changes in changes.try_iter() {
-            figures.taken(&changes);
+            figures.record_dequeued(&changes);
             let (took, _) = timed(|| match changes {
-                Changes::Step(ts, events) => journal.append(ts, &events),
-                Changes::Missed(ts, arrears) => journal.catch_up(ts, *arrears),
+                KvEventChanges::Step(ts, events) => journal.append(ts, &events),
+                KvEventChanges::Backlog(ts, arrears) => journal.append_backlog(ts, *arrears),
             });
             longest = longest.max(took);
         }
@@ -132,6 +142,6 @@ fn a_publisher_that_stands_still() {
     let (everything, told) = publish();
     assert_eq!(told, BLOCKS as usize, "blocks that a subscriber knows");
     println!("the batch of everything, on the publisher's thread: {everything:?}");
-    let (took, hashes) = timed(|| cache.kv.hashes().collect::<Vec<_>>().len());
+    let (took, hashes) = timed(|| cache.kv.indexed_hashes().collect::<Vec<_>>().len());
     println!("a copy of {hashes} hashes for /debug/kv: {took:?}");
 }

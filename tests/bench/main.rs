@@ -6,21 +6,21 @@
     reason = "a measurement prints, and panics if it cannot go on"
 )]
 
-#[allow(dead_code, reason = "each test binary uses a part")]
-#[path = "../sim/chance.rs"]
-mod chance;
 #[path = "../support/hash_model.rs"]
 mod hash_model;
 #[path = "../support/http_client.rs"]
 mod http_client;
-#[path = "../support/http_host.rs"]
-mod http_host;
-#[path = "../support/kv_feed.rs"]
-mod kv_feed;
+#[path = "../support/kv_event_replay.rs"]
+mod kv_event_replay;
+#[allow(dead_code, reason = "each test binary uses a part")]
+#[path = "../sim/rng.rs"]
+mod rng;
 #[path = "../support/small_tokenizer.rs"]
 mod small_tokenizer;
+#[path = "../support/test_server.rs"]
+mod test_server;
 
 mod http;
 mod kv_overflow;
 mod metrics_page;
-mod outputs;
+mod output_parsers;

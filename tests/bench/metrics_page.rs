@@ -2,7 +2,7 @@
 //! sockets. All times are processor times.
 
 use crate::kv_overflow::timed;
-use hadron::metrics::{CacheFacts, Metrics, MetricsConfig, StepRecord};
+use hadron::metrics::{KvCacheInfo, MetricsConfig, ServerMetrics, StepTimingRecord};
 use protocol::Replica;
 use scheduler::StepStats;
 use std::net::UdpSocket;
@@ -13,24 +13,28 @@ const PAGES: usize = 5_000;
 
 #[test]
 #[ignore = "a measurement; run it alone"]
-fn a_page() {
+fn metrics_page_cost() {
     let _sockets: Vec<UdpSocket> =
         (0..SOCKETS).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
-    let metrics = Metrics::new(&MetricsConfig::new("tiny", 4_096)).unwrap();
-    let facts = CacheFacts {
+    let metrics = ServerMetrics::new(&MetricsConfig::new("tiny", 4_096)).unwrap();
+    let facts = KvCacheInfo {
         block_tokens: 16,
         blocks: 65_536,
         dtype: "auto".to_owned(),
         memory_utilization: 0.9,
         prefix_caching: true,
-        seats: 256,
+        max_num_seqs: 256,
     };
-    metrics.set_cache(facts).unwrap();
-    let step =
-        |step| StepRecord { step, plan_ns: 71_234, wait_ns: 5_012_345, ..StepRecord::default() };
+    metrics.set_kv_cache(facts).unwrap();
+    let step = |step| StepTimingRecord {
+        step,
+        plan_ns: 71_234,
+        wait_ns: 5_012_345,
+        ..StepTimingRecord::default()
+    };
     let mut times: Vec<Duration> = (0..PAGES)
         .map(|round| {
-            metrics.steps.sent(Replica(0), &step(round as u64));
+            metrics.steps.step_sent(Replica(0), &step(round as u64));
             metrics.http.read_body(Duration::from_micros(round as u64), true);
             let (took, page) = timed(|| metrics.render(&[StepStats::default()]).unwrap());
             assert!(page.ends_with('\n'));

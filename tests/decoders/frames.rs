@@ -1,19 +1,19 @@
 //! Frames of links between processes, and the bodies behind their checksums.
 
-use protocol::codec::Message;
+use protocol::codec::WireMessage;
 use protocol::frame::decode;
-use protocol::{FromExecutor, FromNode, Handshake, ToExecutor, ToNode};
+use protocol::{ExecutorCommand, ExecutorEvent, NodeCommand, NodeEvent, NodeHandshake};
 
 pub(crate) fn run(data: &[u8]) {
-    one::<ToExecutor>(data);
-    one::<FromExecutor>(data);
-    one::<ToNode>(data);
-    one::<FromNode>(data);
-    one::<Handshake>(data);
+    check_message_type::<ExecutorCommand>(data);
+    check_message_type::<ExecutorEvent>(data);
+    check_message_type::<NodeCommand>(data);
+    check_message_type::<NodeEvent>(data);
+    check_message_type::<NodeHandshake>(data);
 }
 
 /// As a frame, and as kind and body of one: chance finds no checksum.
-fn one<M: Message>(data: &[u8]) {
+fn check_message_type<M: WireMessage>(data: &[u8]) {
     if let Ok(Some((_, _, used))) = decode::<M>(data) {
         assert!(used <= data.len());
     }

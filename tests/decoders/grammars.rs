@@ -1,22 +1,25 @@
 //! Grammars of requests, as they are tried: the first byte says of which form.
 
-use hadron::grammar::{Compiler, Constraint, Form, Spaces, TEXT_BYTES_MAX, Vocabulary};
+use hadron::grammar::{
+    GrammarCompiler, GrammarSpec, GrammarVocabulary, JsonWhitespace, OutputConstraint,
+    TEXT_BYTES_MAX,
+};
 use protocol::Token;
 use std::cell::OnceCell;
 use std::sync::Arc;
 
 /// The bytes, and one id that ends a text.
-fn compiler_of_bytes() -> Compiler {
+fn compiler_of_bytes() -> GrammarCompiler {
     let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     tokens.push(b"<|end|>".to_vec());
     let encode = Arc::new(|text: &str| Some(text.bytes().map(Token::from).collect()));
-    let vocabulary = Vocabulary { tokens, special: vec![256], ends: vec![256], encode };
-    Compiler::new(vocabulary).unwrap()
+    let vocabulary = GrammarVocabulary { tokens, special: vec![256], end_ids: vec![256], encode };
+    GrammarCompiler::new(vocabulary).unwrap()
 }
 
 pub(crate) fn run(data: &[u8]) {
     thread_local! {
-        static COMPILER: OnceCell<Compiler> = const { OnceCell::new() };
+        static COMPILER: OnceCell<GrammarCompiler> = const { OnceCell::new() };
     }
     let Some((form, text)) = data.split_first() else { return };
     let Ok(text) = std::str::from_utf8(text) else { return };
@@ -25,16 +28,16 @@ pub(crate) fn run(data: &[u8]) {
     }
     let form = match form % 4 {
         0 => match serde_json::from_str(text) {
-            Ok(schema) => Form::Json { schema, spaces: Spaces::Any },
+            Ok(schema) => GrammarSpec::Json { schema, whitespace: JsonWhitespace::Any },
             Err(_) => return,
         },
-        1 => Form::Regex(text.to_owned()),
-        2 => Form::Lark(text.to_owned()),
-        _ => Form::Choice(text.lines().map(str::to_owned).collect()),
+        1 => GrammarSpec::Regex(text.to_owned()),
+        2 => GrammarSpec::Lark(text.to_owned()),
+        _ => GrammarSpec::Choice(text.lines().map(str::to_owned).collect()),
     };
     // Hangs are what trials in a process of their own are for; panics of the library are refusals there and here.
     COMPILER.with(|compiler| {
         let compiler = compiler.get_or_init(compiler_of_bytes);
-        let _ = compiler.try_out(&Constraint::new(form, "x"));
+        let _ = compiler.dry_run(&OutputConstraint::new(form, "x"));
     });
 }

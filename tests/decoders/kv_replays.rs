@@ -1,7 +1,9 @@
 //! Requests for a replay of KV events as frames and as bytes of a connection, and the payloads of batches, which
 //! subscribers read.
 
-use hadron::kv_events::{FrameHead, FrameReader, Request, RequestFrames, decode};
+use hadron::kv_events::{
+    ReplayRequest, ReplayRequestReader, ZmtpFrameHead, ZmtpFrameReader, decode,
+};
 
 /// Longest body that the reader is to keep.
 const BODY_BYTES_MAX: usize = 16;
@@ -16,15 +18,16 @@ pub(crate) fn run(data: &[u8]) {
         frames.push(frame);
         rest = behind;
     }
-    let mut request = RequestFrames::default();
+    let mut request = ReplayRequestReader::default();
     let mut read = None;
     for (i, body) in frames.iter().enumerate() {
         assert_eq!(read, None, "a request before its last frame");
         let has_more = i + 1 < frames.len();
-        read = request.take(FrameHead { is_command: false, has_more, is_whole: true }, body);
+        read = request
+            .take(ZmtpFrameHead { is_command: false, has_more, is_body_complete: true }, body);
     }
     let is_one = frames.len() == 2 && frames[0].is_empty() && frames[1].len() == 8;
-    assert_eq!(matches!(read, Some(Request::From(_))), is_one);
+    assert_eq!(matches!(read, Some(ReplayRequest::From(_))), is_one);
 }
 
 /// Frames are read alike at once and byte by byte, and no longer body is kept than there is room for.
@@ -33,8 +36,8 @@ fn read_frames(data: &[u8]) {
     assert_eq!(all_frames(data, 1), whole);
 }
 
-fn all_frames(data: &[u8], chunk: usize) -> Vec<(FrameHead, Vec<u8>)> {
-    let (mut reader, mut frames) = (FrameReader::new(BODY_BYTES_MAX), Vec::new());
+fn all_frames(data: &[u8], chunk: usize) -> Vec<(ZmtpFrameHead, Vec<u8>)> {
+    let (mut reader, mut frames) = (ZmtpFrameReader::new(BODY_BYTES_MAX), Vec::new());
     for mut part in data.chunks(chunk) {
         while !part.is_empty() {
             match reader.read(&mut part) {

@@ -1,30 +1,35 @@
 //! What models write: reasoning and tool calls, whole and in pieces. Two bytes choose the parser and where it is cut.
 
-use hadron::text::{Beginning, CallSyntax, OutputParser, PieceList, Tool};
+use hadron::text::{OutputParser, OutputPieces, ReasoningStart, ToolCallSyntax, ToolDefinition};
 use serde_json::json;
 use std::sync::Arc;
 
-const SYNTAXES: [CallSyntax; 6] = [
-    CallSyntax::Hermes,
-    CallSyntax::Qwen3Coder,
-    CallSyntax::Llama3Json,
-    CallSyntax::Mistral,
-    CallSyntax::DeepSeekV3,
-    CallSyntax::DeepSeekV31,
+const SYNTAXES: [ToolCallSyntax; 6] = [
+    ToolCallSyntax::Hermes,
+    ToolCallSyntax::Qwen3Coder,
+    ToolCallSyntax::Llama3Json,
+    ToolCallSyntax::Mistral,
+    ToolCallSyntax::DeepSeekV3,
+    ToolCallSyntax::DeepSeekV31,
 ];
 
 pub(crate) fn run(data: &[u8]) {
     let [choice, stride, text @ ..] = data else { return };
     let text = String::from_utf8_lossy(text);
     let syntax = SYNTAXES[usize::from(choice % 6)];
-    let begins = [None, Some(Beginning::Open), Some(Beginning::Inside), Some(Beginning::Behind)]
-        [usize::from(choice / 6 % 4)];
+    let begins = [
+        None,
+        Some(ReasoningStart::AtMarker),
+        Some(ReasoningStart::Inside),
+        Some(ReasoningStart::After),
+    ][usize::from(choice / 6 % 4)];
     let parameters = json!({"type": "object", "properties": {
         "city": {"type": "string"}, "days": {"type": "integer"}, "a": {"type": "array"}}});
-    let tools: Arc<[Tool]> = [Tool { name: "time".to_owned(), parameters }].into();
+    let tools: Arc<[ToolDefinition]> =
+        [ToolDefinition { name: "time".to_owned(), parameters }].into();
     let read = |stride: usize| {
         let mut parser = OutputParser::new(begins, Some((syntax, &tools, u32::MAX)));
-        let (mut pieces, mut from) = (PieceList::default(), 0);
+        let (mut pieces, mut from) = (OutputPieces::default(), 0);
         while from < text.len() {
             let mut to = text.len().min(from + stride);
             while !text.is_char_boundary(to) {

@@ -13,9 +13,9 @@ const TIME_MAX: Duration = Duration::from_secs(8);
 const BYTES_MAX: usize = 16 << 10;
 
 /// splitmix64.
-struct Chance(u64);
+struct MutationRng(u64);
 
-impl Chance {
+impl MutationRng {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -28,7 +28,7 @@ impl Chance {
 }
 
 /// What readers trip over.
-const SCRAPS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     "0",
     "-1",
     "1e400",
@@ -71,7 +71,7 @@ const SCRAPS: &[&str] = &[
 ];
 
 /// A child of one or two inputs.
-fn mutated(chance: &mut Chance, corpus: &[Vec<u8>]) -> Vec<u8> {
+fn mutate(chance: &mut MutationRng, corpus: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = corpus[chance.below(corpus.len())].clone();
     for _ in 0..=chance.below(4) {
         let (at, to) = (chance.below(bytes.len()), chance.below(bytes.len()));
@@ -90,7 +90,7 @@ fn mutated(chance: &mut Chance, corpus: &[Vec<u8>]) -> Vec<u8> {
                 bytes.splice(from..to, other[begin..].iter().copied());
             }
             5 => bytes.truncate(at),
-            _ => drop(bytes.splice(at..at, SCRAPS[chance.below(SCRAPS.len())].bytes())),
+            _ => drop(bytes.splice(at..at, DICTIONARY[chance.below(DICTIONARY.len())].bytes())),
         }
         bytes.truncate(BYTES_MAX);
     }
@@ -98,9 +98,9 @@ fn mutated(chance: &mut Chance, corpus: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// A decoder, by the name of its corpus.
-type Target = (&'static str, fn(&[u8]));
+type DecoderTarget = (&'static str, fn(&[u8]));
 
-const TARGETS: [Target; 9] = [
+const TARGETS: [DecoderTarget; 9] = [
     ("frames", crate::frames::run),
     ("kv_replays", crate::kv_replays::run),
     ("requests", crate::requests::run),
@@ -122,23 +122,23 @@ fn files(folder: &str, target: &str) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// Runs one input, and shows it if it breaks its decoder.
-fn strict((target, run): Target, name: &str, bytes: &[u8]) {
+fn run_input((target, run): DecoderTarget, name: &str, bytes: &[u8]) {
     let done = catch_unwind(AssertUnwindSafe(|| run(bytes)));
     assert!(done.is_ok(), "{target}, {name}: {:?}", String::from_utf8_lossy(bytes));
 }
 
 /// Runs the corpus, then mutations: so many, or as many as there is time for.
-fn drill(name: &str, mutations: usize) {
+fn replay_and_mutate(name: &str, mutations: usize) {
     let target = TARGETS.into_iter().find(|(target, _)| *target == name).unwrap();
     let files = files("fuzz/corpus", name);
     assert!(files.len() >= 3, "{name}: {} files", files.len());
     for (file, bytes) in &files {
-        strict(target, file, bytes);
+        run_input(target, file, bytes);
     }
     let corpus: Vec<Vec<u8>> = files.into_values().collect();
-    let (mut chance, start, mut done) = (Chance(7), Instant::now(), 0);
+    let (mut chance, start, mut done) = (MutationRng(7), Instant::now(), 0);
     while done < mutations && start.elapsed() < TIME_MAX {
-        strict(target, "a mutation", &mutated(&mut chance, &corpus));
+        run_input(target, "a mutation", &mutate(&mut chance, &corpus));
         done += 1;
     }
     println!("{name}: {} files, {done} mutations in {:?}", corpus.len(), start.elapsed());
@@ -150,7 +150,7 @@ fn drill(name: &str, mutations: usize) {
 #[test]
 #[ignore = "as long as asked for: `just decoders TARGET COUNT`"]
 #[allow(clippy::disallowed_methods, reason = "what to do comes from `just`")]
-fn mutations_without_number() {
+fn unbounded_mutations() {
     let said = |name: &str| std::env::var(name).ok();
     let number = |name: &str| said(name).map(|text| text.parse::<u64>().unwrap());
     let name = said("HADRON_DECODERS_TARGET").unwrap();
@@ -161,12 +161,12 @@ fn mutations_without_number() {
         .iter()
         .flat_map(|folder| files(folder, &name).into_values())
         .collect();
-    let (mut chance, start) = (Chance(seed), Instant::now());
+    let (mut chance, start) = (MutationRng(seed), Instant::now());
     let mut slowest = Duration::ZERO;
     for _ in 0..count {
-        let bytes = mutated(&mut chance, &corpus);
+        let bytes = mutate(&mut chance, &corpus);
         let since = Instant::now();
-        strict(target, "a mutation", &bytes);
+        run_input(target, "a mutation", &bytes);
         slowest = slowest.max(since.elapsed());
     }
     println!(
@@ -177,46 +177,46 @@ fn mutations_without_number() {
 }
 
 #[test]
-fn frames_are_refused_or_sound() {
-    drill("frames", 200_000);
+fn frame_decoder_survives_mutations() {
+    replay_and_mutate("frames", 200_000);
 }
 
 #[test]
-fn kv_replays_are_refused_or_sound() {
-    drill("kv_replays", 200_000);
+fn kv_replay_decoder_survives_mutations() {
+    replay_and_mutate("kv_replays", 200_000);
 }
 
 #[test]
-fn requests_are_refused_or_sound() {
-    drill("requests", 100_000);
+fn request_decoder_survives_mutations() {
+    replay_and_mutate("requests", 100_000);
 }
 
 #[test]
-fn headers_are_refused_or_sound() {
-    drill("headers", 200_000);
+fn header_decoder_survives_mutations() {
+    replay_and_mutate("headers", 200_000);
 }
 
 #[test]
-fn configs_are_refused_or_sound() {
-    drill("configs", 100_000);
+fn config_decoder_survives_mutations() {
+    replay_and_mutate("configs", 100_000);
 }
 
 #[test]
-fn tokenizers_are_refused_or_sound() {
-    drill("tokenizers", 5_000);
+fn tokenizer_loader_survives_mutations() {
+    replay_and_mutate("tokenizers", 5_000);
 }
 
 #[test]
-fn templates_are_refused_or_sound() {
-    drill("templates", 20_000);
+fn template_renderer_survives_mutations() {
+    replay_and_mutate("templates", 20_000);
 }
 
 #[test]
-fn grammars_are_refused_or_sound() {
-    drill("grammars", 2_000);
+fn grammar_compiler_survives_mutations() {
+    replay_and_mutate("grammars", 2_000);
 }
 
 #[test]
-fn outputs_are_told_alike_however_they_are_cut() {
-    drill("outputs", 100_000);
+fn output_parser_is_independent_of_splits() {
+    replay_and_mutate("outputs", 100_000);
 }

@@ -1,11 +1,11 @@
 //! Bodies of completions and chats.
 
-use hadron::server::fields::Fields;
-use hadron::server::json::Json;
-use hadron::server::openai::params::{Bounds, Defaults};
+use hadron::server::openai::params::{FieldBounds, SamplingDefaults};
 use hadron::server::openai::{chat, completions};
+use hadron::server::request_fields::RequestFields;
+use hadron::server::strict_json::JsonValue;
 
-const BOUNDS: Bounds = Bounds {
+const BOUNDS: FieldBounds = FieldBounds {
     vocab_size: 320,
     max_model_len: 4_096,
     logprobs_max: Some(20),
@@ -14,12 +14,12 @@ const BOUNDS: Bounds = Bounds {
 };
 
 pub(crate) fn run(data: &[u8]) {
-    let fields = || Json::parse(data).and_then(Fields::of_body);
-    let defaults = Defaults::default();
+    let fields = || JsonValue::parse(data).and_then(RequestFields::of_body);
+    let defaults = SamplingDefaults::default();
     if let Ok(mut fields) = fields() {
-        let _ = completions::check(&mut fields, &BOUNDS, &defaults);
+        let _ = completions::validate(&mut fields, &BOUNDS, &defaults);
     }
     if let Ok(mut fields) = fields() {
-        let _ = chat::check(&mut fields, &BOUNDS, &defaults);
+        let _ = chat::validate(&mut fields, &BOUNDS, &defaults);
     }
 }

@@ -19,7 +19,7 @@ fn tokenizer() -> &'static Tokenizer {
 
 /// Whether a namespace is put into itself. What a template does with one ends the process, whatever is caught:
 /// `docs/lessons/library_calls_that_look_harmless.md`.
-fn holds_itself(text: &str) -> bool {
+fn contains_itself(text: &str) -> bool {
     let tags = text.split("{%").skip(1);
     let mut sets =
         tags.filter_map(|tag| tag.trim_start_matches(['-', '+', ' ', '\n']).strip_prefix("set"));
@@ -41,7 +41,7 @@ fn holds_itself(text: &str) -> bool {
 
 pub(crate) fn run(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    if holds_itself(text) {
+    if contains_itself(text) {
         return;
     }
     let Ok(template) = ChatTemplate::of_text(text, tokenizer(), OUTPUT_BYTES_MAX) else {
@@ -64,7 +64,7 @@ pub(crate) fn run(data: &[u8]) {
             assert!(rendered.text.len() <= OUTPUT_BYTES_MAX);
             assert!(tokenizer().encode_rendered(&rendered).is_ok());
         }
-        Err(TextError::Fuel(_) | TextError::TooLong(_)) => {}
+        Err(TextError::TemplateFuelExhausted(_) | TextError::RenderedTooLong(_)) => {}
         Err(error) => assert!(!error.to_string().is_empty()),
     }
 }

@@ -4,7 +4,7 @@
 //! same in every configuration. Each server reports at its end what happened in it: a configuration
 //! that is meant to preempt or to hit must have done so.
 
-use crate::watchdog::{CHILD_WITHIN, Watchdog, run_within};
+use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog, run_within};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,38 +13,42 @@ use std::time::Duration;
 const HADRON: &str = env!("CARGO_BIN_EXE_hadron");
 const QUESTIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/demo/questions.jsonl");
 /// All questions.
-pub(super) const ALL: u32 = 500;
+pub(super) const ALL_QUESTIONS: u32 = 500;
 /// Every fifth question, which is asked in each configuration; all are with `HADRON_ACCURACY=all` (`just accuracy`).
-pub(super) const FIFTH: u32 = 100;
+pub(super) const SAMPLED_QUESTIONS: u32 = 100;
 
 /// How many questions a configuration is compared by.
 #[allow(clippy::disallowed_methods, reason = "`just accuracy` asks for all")]
 pub(super) fn compared() -> u32 {
-    if std::env::var("HADRON_ACCURACY").is_ok_and(|value| value == "all") { ALL } else { FIFTH }
+    if std::env::var("HADRON_ACCURACY").is_ok_and(|value| value == "all") {
+        ALL_QUESTIONS
+    } else {
+        SAMPLED_QUESTIONS
+    }
 }
 
 /// A file of `count` questions, taken at equal distances.
 fn questions(count: u32) -> PathBuf {
-    if count == ALL {
+    if count == ALL_QUESTIONS {
         return PathBuf::from(QUESTIONS);
     }
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("questions-{count}.jsonl"));
     let unfinished = path.with_extension(std::process::id().to_string());
     let text = std::fs::read_to_string(QUESTIONS).unwrap();
-    let lines: Vec<&str> = text.lines().step_by((ALL / count) as usize).collect();
+    let lines: Vec<&str> = text.lines().step_by((ALL_QUESTIONS / count) as usize).collect();
     std::fs::write(&unfinished, lines.join("\n") + "\n").unwrap();
     std::fs::rename(unfinished, &path).unwrap();
     path
 }
 
 /// A server of a demo model on a port of its own.
-pub(super) struct Server {
+pub(super) struct AccuracyServer {
     process: Child,
     stderr: BufReader<std::process::ChildStderr>,
     pub(super) url: String,
 }
 
-impl Server {
+impl AccuracyServer {
     pub(super) fn start(flags: &str) -> Self {
         // Named, because the server's own size depends on the memory that the machine has left.
         let sized = flags.contains("--num-gpu-blocks-override");
@@ -56,7 +60,7 @@ impl Server {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the binary starts");
-        let watchdog = Watchdog::start(process.id(), CHILD_WITHIN);
+        let watchdog = ChildWatchdog::start(process.id(), CHILD_TIMEOUT);
         let mut stderr = BufReader::new(process.stderr.take().unwrap());
         let mut seen = String::new();
         let url = loop {
@@ -101,7 +105,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for AccuracyServer {
     fn drop(&mut self) {
         // Gone already unless the test failed.
         let _ = self.process.kill();
@@ -122,17 +126,17 @@ fn total(log: &str, name: &str) -> u64 {
 
 /// Score and report of one configuration.
 pub(super) fn run(flags: &str, concurrency: u32, count: u32) -> (u32, String) {
-    let server = Server::start(flags);
+    let server = AccuracyServer::start(flags);
     let right = server.score(concurrency, count);
     println!("{right} of {count} at concurrency {concurrency} with {flags:?}");
     (right, server.stop())
 }
 
 #[test]
-fn the_score_is_the_same_however_it_is_served() {
+fn accuracy_is_the_same_in_every_configuration() {
     let count = compared();
-    let server = Server::start("");
-    let all = server.score(64, ALL);
+    let server = AccuracyServer::start("");
+    let all = server.score(64, ALL_QUESTIONS);
     assert!(all >= 475, "{all} of 500 is below 95 %");
     let alone = server.score(1, count);
     assert!(total(&server.stop(), "prefix_hits") > 0, "the questions share prefixes");

@@ -2,7 +2,7 @@
 //!
 //! In f32 the ids are those of one rank however many there are, and with drafts those without.
 
-use super::accuracy::{ALL, Server, compared, run};
+use super::accuracy::{ALL_QUESTIONS, AccuracyServer, compared, run};
 use crate::http_client::get;
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/demo_deepseek");
@@ -11,7 +11,7 @@ const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/demo_deepsee
 const ACCEPTED_MIN: f64 = 70.0;
 
 /// Guessed and accepted tokens of a server, over all that it was asked.
-fn drafted(server: &Server) -> [f64; 2] {
+fn spec_decode_counts(server: &AccuracyServer) -> [f64; 2] {
     let address = server.url.strip_prefix("http://").unwrap().parse().unwrap();
     let page = String::from_utf8(get(address, "/metrics").body).unwrap();
     ["draft_tokens", "accepted_tokens"].map(|name| {
@@ -22,12 +22,12 @@ fn drafted(server: &Server) -> [f64; 2] {
 }
 
 #[test]
-fn latents_experts_ranks_and_drafts_have_the_same_score() {
+fn accuracy_is_the_same_with_mla_experts_ranks_and_mtp() {
     let count = compared();
     let score = |flags: &str, count: u32| run(&format!("{DEMO} {flags}"), 64, count).0;
-    let all = score("--dtype float32", ALL);
+    let all = score("--dtype float32", ALL_QUESTIONS);
     assert!(all >= 475, "{all} of 500 is below 95 %");
-    let alone = if count == ALL { all } else { score("--dtype float32", count) };
+    let alone = if count == ALL_QUESTIONS { all } else { score("--dtype float32", count) };
     let ranks = "--dtype float32 --threads 1 --enable-expert-parallel";
     for shared in ["--tensor-parallel-size 2", "--data-parallel-size 2"] {
         assert_eq!(score(&format!("{ranks} {shared}"), count), alone, "{shared}");
@@ -35,16 +35,21 @@ fn latents_experts_ranks_and_drafts_have_the_same_score() {
     let rounded = score("", count);
     assert!(rounded * 100 >= count * 95, "{rounded} of {count} in bf16");
 
-    let single = accepted("--spec-tokens 1", alone, count);
+    let single = acceptance_percent("--spec-tokens 1", alone, count);
     assert!(single >= ACCEPTED_MIN, "{single:.1} % of single drafts");
-    accepted("--spec-tokens 4 --num-gpu-blocks-override 44 --max-model-len 700", alone, count);
+    acceptance_percent(
+        "--spec-tokens 4 --num-gpu-blocks-override 44 --max-model-len 700",
+        alone,
+        count,
+    );
 }
 
 /// How many of a hundred drafts are accepted by a server in f32 that answers as many of `count` questions as without.
-fn accepted(flags: &str, right: u32, count: u32) -> f64 {
-    let server = Server::start(&format!("{DEMO} --dtype float32 --spec-method mtp {flags}"));
+fn acceptance_percent(flags: &str, right: u32, count: u32) -> f64 {
+    let server =
+        AccuracyServer::start(&format!("{DEMO} --dtype float32 --spec-method mtp {flags}"));
     assert_eq!(server.score(64, count), right, "{flags}");
-    let [drafted, accepted] = drafted(&server);
+    let [drafted, accepted] = spec_decode_counts(&server);
     let share = 100.0 * accepted / drafted;
     println!("{accepted} of {drafted} drafts accepted, {share:.1} %, with {flags:?}");
     server.stop();

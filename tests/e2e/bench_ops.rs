@@ -48,7 +48,7 @@ fn bench_ops_writes_table_and_comparable_results() {
 }
 
 #[test]
-fn bench_ops_names_what_it_cannot_time() {
+fn bench_ops_rejects_unknown_ops_by_name() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/demo");
     let says = |args: &[&str], words: &str| {
         let output = bench(&[&["ops", demo.to_str().unwrap(), "--device", "cpu"], args].concat());

@@ -1,8 +1,9 @@
 //! Grammars made to cost much: each is refused within its wall, or harmless.
 
-use crate::http_host::trials;
+use crate::test_server::trials;
 use hadron::grammar::{
-    Constraint, Form, GrammarTimings, Grammars, Session, Spaces, TEXT_BYTES_MAX, Vocabulary,
+    GrammarCompilePool, GrammarSession, GrammarSpec, GrammarTimings, GrammarVocabulary,
+    JsonWhitespace, OutputConstraint, TEXT_BYTES_MAX,
 };
 use protocol::Token;
 use serde_json::{Value, json};
@@ -13,19 +14,19 @@ use std::time::{Duration, Instant};
 const END: Token = 256;
 
 /// The bytes, and one id that ends a text.
-pub(crate) fn vocabulary() -> Vocabulary {
+pub(crate) fn vocabulary() -> GrammarVocabulary {
     let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     tokens.push(b"<|end|>".to_vec());
     let encode = Arc::new(|text: &str| Some(text.bytes().map(Token::from).collect()));
-    Vocabulary { tokens, special: vec![END], ends: vec![END], encode }
+    GrammarVocabulary { tokens, special: vec![END], end_ids: vec![END], encode }
 }
 
-pub(crate) fn json_form(schema: Value) -> Form {
-    Form::Json { schema, spaces: Spaces::None }
+pub(crate) fn json_spec(schema: Value) -> GrammarSpec {
+    GrammarSpec::Json { schema, whitespace: JsonWhitespace::None }
 }
 
 #[test]
-fn hostile_grammars_are_refused_or_harmless_within_a_second() {
+fn hostile_grammars_are_rejected_or_cheap_in_a_second() {
     let deep =
         |open: &str, close: &str, n: usize| format!("{}a{}", open.repeat(n), close.repeat(n));
     let words: Vec<Value> =
@@ -37,36 +38,37 @@ fn hostile_grammars_are_refused_or_harmless_within_a_second() {
         all_of = json!({"allOf": [all_of, {"anyOf": [{"minLength": 1}, {"maxLength": 9}]}]});
     }
     let forms = [
-        Form::Regex(deep("(", ")", 20_000)),
-        Form::Regex("(((((a{1,100}){1,100}){1,100}){1,100}){1,100}){1,100}".to_owned()),
-        Form::Regex(format!("({})*x{{1000}}", "a?".repeat(2_000))),
-        Form::Regex(r"(\p{L}|\p{N}){1,5000}[^\p{L}]{5000}".to_owned()),
-        Form::Lark(format!("start: {}", deep("(", ")", 20_000).replace('a', "\"a\""))),
-        Form::Lark(format!("start: {}", "\"a\"? ".repeat(9_000))),
-        Form::Lark("start: a\na: a a | \"x\"{1,400000}".to_owned()),
-        Form::Lark("x".repeat(TEXT_BYTES_MAX + 1)),
-        Form::Lark(chain),
-        json_form(json!({"allOf": words[..60]})),
-        json_form(json!({"type": "integer", "multipleOf": 999_983})),
-        json_form(json!({"anyOf": words})),
-        json_form(json!({"type": "string", "minLength": 1_000_000, "pattern": "^(a|b|ab)*$"})),
-        json_form(json!({"type": "array", "minItems": 2_000_000_000, "items": {"type": "null"}})),
-        json_form(all_of),
+        GrammarSpec::Regex(deep("(", ")", 20_000)),
+        GrammarSpec::Regex("(((((a{1,100}){1,100}){1,100}){1,100}){1,100}){1,100}".to_owned()),
+        GrammarSpec::Regex(format!("({})*x{{1000}}", "a?".repeat(2_000))),
+        GrammarSpec::Regex(r"(\p{L}|\p{N}){1,5000}[^\p{L}]{5000}".to_owned()),
+        GrammarSpec::Lark(format!("start: {}", deep("(", ")", 20_000).replace('a', "\"a\""))),
+        GrammarSpec::Lark(format!("start: {}", "\"a\"? ".repeat(9_000))),
+        GrammarSpec::Lark("start: a\na: a a | \"x\"{1,400000}".to_owned()),
+        GrammarSpec::Lark("x".repeat(TEXT_BYTES_MAX + 1)),
+        GrammarSpec::Lark(chain),
+        json_spec(json!({"allOf": words[..60]})),
+        json_spec(json!({"type": "integer", "multipleOf": 999_983})),
+        json_spec(json!({"anyOf": words})),
+        json_spec(json!({"type": "string", "minLength": 1_000_000, "pattern": "^(a|b|ab)*$"})),
+        json_spec(json!({"type": "array", "minItems": 2_000_000_000, "items": {"type": "null"}})),
+        json_spec(all_of),
     ];
     let (told, results) = channel();
     let mut refused = 0;
     let timings = Arc::new(GrammarTimings::default());
-    let grammars = Grammars::start(vocabulary, &trials(), timings).unwrap();
+    let grammars = GrammarCompilePool::start(vocabulary, &trials(), timings).unwrap();
     for form in forms {
         let (since, told) = (Instant::now(), told.clone());
         let shown: String = format!("{form:?}").chars().take(80).collect();
-        grammars.compile(Constraint::new(form, "test"), move |result| told.send(result).unwrap());
+        grammars
+            .compile(OutputConstraint::new(form, "test"), move |result| told.send(result).unwrap());
         let result = results.recv_timeout(Duration::from_mins(1)).unwrap();
         let took = since.elapsed();
         println!("{took:?} {shown}: {:?}", result.as_ref());
         refused += u32::from(result.is_err());
         if let Ok(compiled) = result {
-            let mut session = compiled.seed(false).session();
+            let mut session = compiled.session_seed(false).session();
             let mut made = 0;
             while made < 50 && session.mask().is_some_and(|mask| take_first(&mut session, &mask)) {
                 made += 1;
@@ -81,7 +83,7 @@ fn hostile_grammars_are_refused_or_harmless_within_a_second() {
 }
 
 /// Takes the first allowed id, unless it is the end.
-pub(crate) fn take_first(session: &mut Session, mask: &[u32]) -> bool {
+pub(crate) fn take_first(session: &mut GrammarSession, mask: &[u32]) -> bool {
     let first = (0..END).find(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1);
     session.advance(first.as_slice());
     first.is_some()

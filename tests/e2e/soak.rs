@@ -3,8 +3,8 @@
 //! `just soak HOURS` prints slopes, every test run does a few seconds and judges what seconds can show.
 
 use crate::http::executor_process::children_as;
-use crate::http::process::Process;
-use crate::http_client::{Client, get, post};
+use crate::http::server_process::ServerProcess;
+use crate::http_client::{HttpClient, get, post};
 use serde_json::{Value, json};
 use std::fs;
 use std::net::SocketAddr;
@@ -12,12 +12,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const APART: &[&str] = &["--executor", "process", "--threads", "1", "--max-model-len", "512"];
+const EXECUTOR_PROCESS_FLAGS: &[&str] =
+    &["--executor", "process", "--threads", "1", "--max-model-len", "512"];
 const CLIENTS: u64 = 4;
 
 /// What the server and its executors hold at one time.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sample {
+pub(crate) struct ResourceSample {
     pub(crate) at: Duration,
     pub(crate) resident_kib: u64,
     pub(crate) descriptors: u64,
@@ -26,17 +27,17 @@ pub(crate) struct Sample {
 }
 
 /// How a run went.
-struct Soak {
-    samples: Vec<Sample>,
+struct SoakReport {
+    samples: Vec<ResourceSample>,
     requests: u64,
     /// Replies of class 5xx.
     failures: u64,
     /// Blocks in use, and requests running or waiting, once all clients had gone.
-    left: f64,
+    in_use_at_end: f64,
 }
 
 /// The next request of one client: all kinds in turn, with numbers that no other has. Returns how long a whole reply took.
-fn ask(at: SocketAddr, number: u64, failures: &AtomicU64) -> Option<Duration> {
+fn send_request(at: SocketAddr, number: u64, failures: &AtomicU64) -> Option<Duration> {
     let prompt = format!("{number} What is {} plus {}?", number % 97, number % 89);
     let since = Instant::now();
     let send = |path: &str, body: Value| {
@@ -69,7 +70,7 @@ fn ask(at: SocketAddr, number: u64, failures: &AtomicU64) -> Option<Duration> {
         }
         5 | 6 => {
             // Streams that are left, before their first token or behind some.
-            let mut client = Client::connect(at);
+            let mut client = HttpClient::connect(at);
             let body =
                 json!({"prompt": prompt, "max_tokens": 300, "stream": true, "ignore_eos": true});
             client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
@@ -87,7 +88,7 @@ fn ask(at: SocketAddr, number: u64, failures: &AtomicU64) -> Option<Duration> {
     }
 }
 
-pub(crate) fn sample(pids: &[u32], at: Duration, took: &Mutex<Vec<Duration>>) -> Sample {
+pub(crate) fn sample(pids: &[u32], at: Duration, took: &Mutex<Vec<Duration>>) -> ResourceSample {
     let resident = |pid: &u32| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -98,11 +99,11 @@ pub(crate) fn sample(pids: &[u32], at: Duration, took: &Mutex<Vec<Duration>>) ->
     took.sort_unstable();
     let p99 = took.get(took.len() * 99 / 100).copied().unwrap_or_default();
     let descriptors = pids.iter().map(open).sum::<usize>() as u64;
-    Sample { at, resident_kib: pids.iter().map(resident).sum(), descriptors, p99 }
+    ResourceSample { at, resident_kib: pids.iter().map(resident).sum(), descriptors, p99 }
 }
 
 /// Blocks and requests that are held though nobody is there.
-pub(crate) fn left(at: SocketAddr) -> f64 {
+pub(crate) fn in_use(at: SocketAddr) -> f64 {
     let page = String::from_utf8(get(at, "/metrics").body).unwrap();
     let held = ["hadron:kv_blocks{", "vllm:num_requests_running{", "vllm:num_requests_waiting{"];
     let is_held = |line: &&str| {
@@ -115,8 +116,8 @@ pub(crate) fn left(at: SocketAddr) -> f64 {
     lines.iter().sum()
 }
 
-fn run(time: Duration, every: Duration) -> Soak {
-    let process = Process::start(APART);
+fn run(time: Duration, every: Duration) -> SoakReport {
+    let process = ServerProcess::start(EXECUTOR_PROCESS_FLAGS);
     let at = process.address;
     let (over, requests, failures) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let took = Mutex::new(Vec::new());
@@ -127,7 +128,7 @@ fn run(time: Duration, every: Duration) -> Soak {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
                     let number = requests.fetch_add(1, Ordering::Relaxed);
-                    if let Some(time) = ask(at, number, &failures) {
+                    if let Some(time) = send_request(at, number, &failures) {
                         took.lock().unwrap().push(time);
                     }
                 }
@@ -144,18 +145,18 @@ fn run(time: Duration, every: Duration) -> Soak {
         over.store(true, Ordering::Relaxed);
     });
     let since = Instant::now();
-    while left(at) > 0.0 && since.elapsed() < Duration::from_secs(20) {
+    while in_use(at) > 0.0 && since.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(20));
     }
     let [requests, failures] = [requests, failures].map(AtomicU64::into_inner);
-    Soak { samples, requests, failures, left: left(at) }
+    SoakReport { samples, requests, failures, in_use_at_end: in_use(at) }
 }
 
 /// Least squares over what comes after the first quarter, in units an hour.
-pub(crate) fn slope(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
+pub(crate) fn slope(samples: &[ResourceSample], of: impl Fn(&ResourceSample) -> f64) -> f64 {
     let late = &samples[samples.len() / 4..];
     let n = late.len() as f64;
-    let hours = |s: &Sample| s.at.as_secs_f64() / 3_600.0;
+    let hours = |s: &ResourceSample| s.at.as_secs_f64() / 3_600.0;
     let (x, y) = (late.iter().map(hours).sum::<f64>() / n, late.iter().map(&of).sum::<f64>() / n);
     let over: f64 = late.iter().map(|s| (hours(s) - x) * (of(s) - y)).sum();
     let under: f64 = late.iter().map(|s| (hours(s) - x).powi(2)).sum();
@@ -163,23 +164,23 @@ pub(crate) fn slope(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
 }
 
 #[test]
-fn slopes_are_those_of_a_line() {
-    let line = |minute: u64| Sample {
+fn slope_of_a_line_is_exact() {
+    let line = |minute: u64| ResourceSample {
         at: Duration::from_mins(minute),
         resident_kib: 1_000 + 5 * minute,
         descriptors: 30,
         p99: Duration::ZERO,
     };
-    let samples: Vec<Sample> = (0..40).map(line).collect();
+    let samples: Vec<ResourceSample> = (0..40).map(line).collect();
     assert!((slope(&samples, |s| s.resident_kib as f64) - 300.0).abs() < 1e-6);
     assert!(slope(&samples, |s| s.descriptors as f64).abs() < 1e-6);
 }
 
 #[test]
-fn seconds_of_mixed_traffic_leave_nothing_behind() {
+fn short_soak_leaves_no_resources() {
     let soak = run(Duration::from_secs(8), Duration::from_secs(2));
     assert!(soak.requests > 50, "{}", soak.requests);
-    assert_eq!((soak.failures, soak.left), (0, 0.0));
+    assert_eq!((soak.failures, soak.in_use_at_end), (0, 0.0));
     // One for each client that is there, the one that has just left, and the process's own.
     let descriptors = soak.samples.iter().map(|s| s.descriptors);
     let (least, most) = (descriptors.clone().min().unwrap(), descriptors.max().unwrap());
@@ -190,7 +191,7 @@ fn seconds_of_mixed_traffic_leave_nothing_behind() {
 #[test]
 #[ignore = "an hour or a day: `just soak HOURS`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
-fn hours_of_mixed_traffic() {
+fn long_soak() {
     let said = std::env::var("HADRON_SOAK_HOURS").ok();
     let hours = said.map_or(1.0, |text| text.parse::<f64>().unwrap());
     let every = Duration::from_secs_f64((hours * 60.0).clamp(4.0, 60.0));
@@ -208,7 +209,7 @@ fn hours_of_mixed_traffic() {
         last.descriptors,
         slope(&soak.samples, |s| s.p99.as_secs_f64() * 1e3),
         last.p99.as_secs_f64() * 1e3,
-        soak.left,
+        soak.in_use_at_end,
     );
-    assert_eq!((soak.failures, soak.left), (0, 0.0));
+    assert_eq!((soak.failures, soak.in_use_at_end), (0, 0.0));
 }

@@ -1,13 +1,16 @@
 //! Layers that draft for another model (EAGLE-3), out of checkpoints of both spellings.
 
-use crate::fixture::{DraftFixture, Fixture};
-use crate::replay::{
-    self, BLOCK_TOKENS, BLOCKS, POSITIONS, Place, Replay, Row, Sharing, difference, in_a_world,
-    matrix, top,
+use crate::fixture::{DraftFixture, GoldenFixture};
+use crate::model_harness::{
+    self, BLOCK_TOKENS, BLOCKS, ModelHarness, POSITIONS, RankContext, SequenceRow, ShardingMode,
+    difference, matrix, run_ranks, top,
 };
-use kernels::hip::Half;
+use kernels::gpu::HalfDtype;
 use models::synth::{self, SynthDType, SynthOptions};
-use models::{Config, Drafted, Eagle3, LoadFormat, LoadOptions, kv_layout, load_eagle3};
+use models::{
+    DraftPassOutput, Eagle3Model, ModelConfig, ModelLoadOptions, WeightsFormat, kv_layout,
+    load_eagle3,
+};
 use ops::{DType, KvPool};
 use std::fs;
 use std::path::Path;
@@ -17,20 +20,20 @@ const NAMES: [&str; 2] = ["llama-eagle3", "qwen3_moe-eagle3-variants"];
 const TOLERANCE: f32 = 1e-4;
 
 /// A layer beside its model, with a pool of its own.
-struct Layer<'a, 'b> {
-    replay: &'b Replay<'a>,
-    eagle: Eagle3,
+struct Eagle3Harness<'a, 'b> {
+    replay: &'b ModelHarness<'a>,
+    eagle: Eagle3Model,
     kv: KvPool,
 }
 
 /// What a pass makes: the logits of the layer's ids, and the states that go on.
-struct Made {
+struct Eagle3Pass {
     logits: Vec<Vec<f32>>,
-    carried: Vec<Vec<f32>>,
+    next_states: Vec<Vec<f32>>,
 }
 
 /// Calls the layer as newer checkpoints do, in the header of the one file.
-fn respell(file: &Path) {
+fn rename_tensors(file: &Path) {
     let bytes = fs::read(file).unwrap();
     let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
     let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
@@ -39,25 +42,30 @@ fn respell(file: &Path) {
     fs::write(file, spelled).unwrap();
 }
 
-impl<'a, 'b> Layer<'a, 'b> {
+impl<'a, 'b> Eagle3Harness<'a, 'b> {
     /// Written and read again; `newer` as newer checkpoints spell it.
-    fn load(replay: &'b Replay<'a>, fixture: &DraftFixture, target: &str, newer: bool) -> Self {
-        let (dir, place) = (tempfile::tempdir().unwrap(), replay.place);
+    fn load(
+        replay: &'b ModelHarness<'a>,
+        fixture: &DraftFixture,
+        target: &str,
+        newer: bool,
+    ) -> Self {
+        let (dir, place) = (tempfile::tempdir().unwrap(), replay.rank_context);
         let (source, out) = (dir.path().join("source.json"), dir.path().join("layer"));
         fs::write(&source, &fixture.config).unwrap();
         let (seed, dtype) = (fixture.seed, SynthDType::F32);
         let options = SynthOptions { seed, dtype, ..SynthOptions::default() };
         synth::write(&source, &out, &options, &mut |_, _| ()).unwrap();
         if newer {
-            respell(&out.join("model.safetensors"));
+            rename_tensors(&out.join("model.safetensors"));
         }
-        let config = Config::from_dir(&out).unwrap();
-        let target = Config::from_json(Path::new("config.json"), target).unwrap();
-        let options = LoadOptions {
+        let config = ModelConfig::from_dir(&out).unwrap();
+        let target = ModelConfig::from_json(Path::new("config.json"), target).unwrap();
+        let options = ModelLoadOptions {
             ops: &replay.ops,
             ranks: place.ranks,
             placement: None,
-            format: LoadFormat::Safetensors,
+            format: WeightsFormat::Safetensors,
             kv_dtype: DType::F32,
             max_positions: POSITIONS,
             threads: 2,
@@ -71,51 +79,51 @@ impl<'a, 'b> Layer<'a, 'b> {
     }
 
     /// The states of a row's tokens.
-    fn states(&self, row: &Row) -> Vec<Vec<f32>> {
+    fn states(&self, row: &SequenceRow) -> Vec<Vec<f32>> {
         let Self { replay, eagle, .. } = self;
-        let taps = eagle.taps();
+        let taps = eagle.aux_hidden_states();
         replay.with(&[row], |f, ids| {
-            let f = models::Forward { taps: Some(&taps), ..*f };
+            let f = models::ForwardContext { aux_hidden_states: Some(&taps), ..*f };
             replay.model.forward(&f, ids).unwrap()
         });
         matrix(&replay.ops, &taps.states().unwrap()).unwrap()
     }
 
     /// Drafts behind a row's tokens, given the states before them.
-    fn draft(&self, row: &Row, before: &[Vec<f32>]) -> Made {
+    fn draft(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Eagle3Pass {
         let Self { replay, eagle, kv } = self;
         let mut states = Vec::new();
         let logits = replay.with_pool(kv, &[row], |f, ids| {
             let before = replay.tensor(before);
             let made = eagle.draft(f, (replay.model.as_ref(), ids), before).unwrap();
-            let Drafted { hidden, carried } = made;
+            let DraftPassOutput { hidden, next_hidden: carried } = made;
             states = matrix(&replay.ops, carried.as_ref().unwrap_or(&hidden)).unwrap();
             eagle.logits(f, &hidden).unwrap()
         });
-        Made { logits, carried: states }
+        Eagle3Pass { logits, next_states: states }
     }
 
-    fn keep(&self, row: &Row, before: &[Vec<f32>]) {
+    fn write_kv(&self, row: &SequenceRow, before: &[Vec<f32>]) {
         let Self { replay, eagle, kv } = self;
         replay.with_pool(kv, &[row], |f, ids| {
             let before = replay.tensor(before);
-            eagle.keep(f, (replay.model.as_ref(), ids), &before).unwrap();
+            eagle.write_kv_only(f, (replay.model.as_ref(), ids), &before).unwrap();
             before
         });
     }
 
     /// What the model calls the likeliest of the layer's ids.
-    fn choice(&self, logits: &[f32]) -> i32 {
-        let names = self.eagle.names().unwrap();
+    fn top_draft_id(&self, logits: &[f32]) -> i32 {
+        let names = self.eagle.draft_to_target().unwrap();
         self.replay.ops.read_f32(names).unwrap()[top(logits)] as i32
     }
 }
 
-fn matches_the_paper(place: &Place, fixture: &DraftFixture, newer: bool) {
-    let base = Fixture::read(&fixture.model);
-    let mut replay = Replay::load(place, &base, DType::F32);
-    let [row, again, hidden] = [0; 3].map(|_| Row::new(&mut replay, &base.tokens));
-    let layer = Layer::load(&replay, fixture, &base.config, newer);
+fn matches_reference(place: &RankContext, fixture: &DraftFixture, newer: bool) {
+    let base = GoldenFixture::read(&fixture.model);
+    let mut replay = ModelHarness::load(place, &base, DType::F32);
+    let [row, again, hidden] = [0; 3].map(|_| SequenceRow::new(&mut replay, &base.tokens));
+    let layer = Eagle3Harness::load(&replay, fixture, &base.config, newer);
     let states = layer.states(&row);
     assert!(
         replay.hidden(&hidden) == replay.hidden(&row),
@@ -123,17 +131,17 @@ fn matches_the_paper(place: &Place, fixture: &DraftFixture, newer: bool) {
     );
     let (behind, before) = (row.part(1, states.len() - 1), &states[..states.len() - 1]);
     let all = layer.draft(&behind, before).logits;
-    let tokens: Vec<i32> = all.iter().map(|logits| layer.choice(logits)).collect();
+    let tokens: Vec<i32> = all.iter().map(|logits| layer.top_draft_id(logits)).collect();
     assert_eq!(tokens, fixture.tokens);
     let worst = difference(&all[all.len() - fixture.logits.len()..], &fixture.logits);
     assert!(worst <= TOLERANCE, "logits differ by {worst}");
 
     // Bit for bit, however it is cut; what the first position is given nobody sees.
-    layer.keep(&again.part(0, 1), &[vec![7.0; states[0].len()]]);
+    layer.write_kv(&again.part(0, 1), &[vec![7.0; states[0].len()]]);
     for (start, end) in [(1, 8), (8, 24), (24, 25), (25, 89), (89, states.len())] {
         let (part, before) = (again.part(start, end - start), &states[start - 1..end - 1]);
         if start % 2 == 0 {
-            layer.keep(&part, before);
+            layer.write_kv(&part, before);
         } else {
             let logits = layer.draft(&part, before).logits;
             assert!(logits == all[start - 1..end - 1], "{start}..{end}");
@@ -146,27 +154,29 @@ fn matches_the_paper(place: &Place, fixture: &DraftFixture, newer: bool) {
         let mut made = layer.draft(&row.part(1, *at), &states[..*at]);
         for (i, expected) in chain.iter().enumerate() {
             let last = made.logits.len() - 1;
-            let guess = layer.choice(&made.logits[last]);
+            let guess = layer.top_draft_id(&made.logits[last]);
             assert_eq!(guess, *expected, "draft {i} behind {at}");
             let place = at + 1 + i;
             row.tokens.resize(row.tokens.len().max(place + 1), 0);
             row.tokens[place] = guess;
-            made = layer.draft(&row.part(place, 1), &made.carried[last..]);
+            made = layer.draft(&row.part(place, 1), &made.next_states[last..]);
         }
     }
 }
 
 #[test]
-fn drafts_match_the_paper() {
-    if replay::on_a_gpu() {
-        return; // There draft layers are held to the CPU by executor/tests/emulated.
+fn eagle3_logits_match_the_reference() {
+    if model_harness::on_a_gpu() {
+        return; // There draft layers are held to the CPU by executor/tests/emulated_gpu.
     }
     for name in NAMES {
         let fixture = DraftFixture::read(name);
-        matches_the_paper(&Place::alone(), &fixture, false);
-        matches_the_paper(&Place::alone(), &fixture, true);
+        matches_reference(&RankContext::alone(), &fixture, false);
+        matches_reference(&RankContext::alone(), &fixture, true);
     }
     // Whose heads split evenly.
     let [dense, _] = NAMES.map(DraftFixture::read);
-    in_a_world(2, Sharing::Parts, Half::BF16, |place| matches_the_paper(place, &dense, false));
+    run_ranks(2, ShardingMode::TensorParallel, HalfDtype::BF16, |place| {
+        matches_reference(place, &dense, false);
+    });
 }

@@ -5,13 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What HF transformers computed for one configuration and seed.
-pub(crate) struct Fixture {
+pub(crate) struct GoldenFixture {
     /// Text of `config.json`.
     pub(crate) config: String,
     pub(crate) seed: u64,
-    pub(crate) bf16_gate: Gate,
+    pub(crate) bf16_gate: ToleranceGate,
     /// The same where inputs are quantised as well, if weights are.
-    pub(crate) fp8_gate: Option<Gate>,
+    pub(crate) fp8_gate: Option<ToleranceGate>,
     pub(crate) tokens: Vec<i32>,
     /// `[T][V]`
     pub(crate) logits: Vec<Vec<f32>>,
@@ -31,14 +31,14 @@ pub(crate) struct Fixture {
 
 /// How close bf16 must come; the reason stands beside it in the file.
 #[derive(Clone, Copy)]
-pub(crate) struct Gate {
+pub(crate) struct ToleranceGate {
     /// How much wider than usual the gates of log-probabilities are.
     pub(crate) scale: f32,
     /// Share of positions where the experts of f32 must be chosen.
     pub(crate) same_experts: f64,
 }
 
-impl Gate {
+impl ToleranceGate {
     fn read(about: &Value) -> Option<Self> {
         let scale = about["scale"].as_f64()? as f32;
         Some(Self { scale, same_experts: about["same_experts"].as_f64().unwrap_or(0.75) })
@@ -59,9 +59,9 @@ pub(crate) fn names() -> Vec<String> {
     names
 }
 
-impl Fixture {
+impl GoldenFixture {
     /// Whether its model attends to latents.
-    pub(crate) fn has_latents(&self) -> bool {
+    pub(crate) fn uses_mla(&self) -> bool {
         self.config.contains("kv_lora_rank")
     }
 
@@ -72,7 +72,7 @@ impl Fixture {
         let header: Value = serde_json::from_slice(header).unwrap();
         let about = header["__metadata__"]["golden"].as_str().unwrap();
         let about: Value = serde_json::from_str(about).unwrap();
-        let tensor = |name: &str| Tensor::read(&header[name], data);
+        let tensor = |name: &str| FixtureTensor::read(&header[name], data);
         let floats = |name: &str| tensor(name).words(f32::from_le_bytes);
         let ids = |name: &str| tensor(name).words(i32::from_le_bytes);
         let width = tensor("logits").shape[1];
@@ -82,8 +82,8 @@ impl Fixture {
         Self {
             config: about["config"].as_str().unwrap().to_owned(),
             seed: about["seed"].as_u64().unwrap(),
-            bf16_gate: Gate::read(&about["bf16_gate"]).unwrap(),
-            fp8_gate: Gate::read(&about["fp8_gate"]),
+            bf16_gate: ToleranceGate::read(&about["bf16_gate"]).unwrap(),
+            fp8_gate: ToleranceGate::read(&about["fp8_gate"]),
             tokens: ids("tokens"),
             logits: rows(&floats("logits"), width),
             hidden: floats("hidden").chunks(taps * channels).map(|l| rows(l, channels)).collect(),
@@ -119,7 +119,7 @@ impl DraftFixture {
         let header: Value = serde_json::from_slice(header).unwrap();
         let about: Value =
             serde_json::from_str(header["__metadata__"]["golden"].as_str().unwrap()).unwrap();
-        let tensor = |name: &str| Tensor::read(&header[name], data);
+        let tensor = |name: &str| FixtureTensor::read(&header[name], data);
         let ids = |name: &str| tensor(name).words(i32::from_le_bytes);
         let (logits, chains) = (tensor("draft_logits"), tensor("chains"));
         let behind = ids("chained_behind").into_iter().map(|at| at as usize);
@@ -134,12 +134,12 @@ impl DraftFixture {
     }
 }
 
-struct Tensor<'a> {
+struct FixtureTensor<'a> {
     shape: Vec<usize>,
     bytes: &'a [u8],
 }
 
-impl<'a> Tensor<'a> {
+impl<'a> FixtureTensor<'a> {
     fn read(entry: &Value, data: &'a [u8]) -> Self {
         let numbers = |field: &str| -> Vec<usize> {
             let list = entry[field].as_array().unwrap();

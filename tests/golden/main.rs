@@ -8,20 +8,20 @@
 #![allow(clippy::print_stdout, reason = "differences are shown even where they pass")]
 #![allow(clippy::disallowed_methods, reason = "a variable names the GPU to replay on")]
 
-mod drafts;
 mod eagle3;
 mod fixture;
-mod replay;
-mod replicas;
+mod model_harness;
+mod mtp;
+mod replica_parallel;
 
-use fixture::{Fixture, Gate};
-use kernels::hip::Half;
-use models::{Config, check_split};
-use ops::DType;
-use replay::{
-    Closeness, Place, Replay, Row, Sharing, chunks, closeness, difference, in_a_world, top,
-    watched_chunks,
+use fixture::{GoldenFixture, ToleranceGate};
+use kernels::gpu::HalfDtype;
+use model_harness::{
+    LogprobCloseness, ModelHarness, RankContext, SequenceRow, ShardingMode, chunks, closeness,
+    difference, run_ranks, top, traced_chunks,
 };
+use models::{ModelConfig, check_split};
+use ops::DType;
 
 /// CPU f32 against HF f32: sums in another order.
 const LOGIT_TOLERANCE: f32 = 2e-4;
@@ -45,37 +45,37 @@ macro_rules! cases {
         $(mod $module {
             #[test]
             fn matches_transformers() {
-                let fixture = super::Fixture::read($file);
-                super::matches_transformers(&super::Place::alone(), &fixture);
+                let fixture = super::GoldenFixture::read($file);
+                super::matches_transformers(&super::RankContext::alone(), &fixture);
             }
             #[test]
-            fn chunks_and_hits_change_no_bit() {
-                let fixture = super::Fixture::read($file);
-                super::chunks_and_hits_change_no_bit(&super::Place::alone(), &fixture);
+            fn chunking_and_prefix_hits_are_bit_exact() {
+                let fixture = super::GoldenFixture::read($file);
+                super::chunking_and_prefix_hits_are_bit_exact(&super::RankContext::alone(), &fixture);
             }
             #[test]
-            fn greedy_tokens_are_equal_in_a_batch() {
-                let fixture = super::Fixture::read($file);
-                super::greedy_tokens_are_equal_in_a_batch(&super::Place::alone(), &fixture);
+            fn greedy_tokens_are_batch_invariant() {
+                let fixture = super::GoldenFixture::read($file);
+                super::greedy_tokens_are_batch_invariant(&super::RankContext::alone(), &fixture);
             }
             #[test]
-            fn ranks_that_share_it_do_all_of_that() {
-                super::ranks_that_share_it_do_all_of_that($file);
+            fn parallel_ranks_match_one_rank() {
+                super::parallel_ranks_match_one_rank($file);
             }
             #[test]
-            fn bf16_is_close_and_as_invariant() {
-                let fixture = super::Fixture::read($file);
-                super::half_is_close_and_as_invariant(
-                    &super::Place::alone(),
+            fn bf16_is_close_and_invariant() {
+                let fixture = super::GoldenFixture::read($file);
+                super::half_is_close_and_invariant(
+                    &super::RankContext::alone(),
                     &fixture,
                     super::DType::BF16,
                 );
             }
             #[test]
-            fn f16_is_close_and_as_invariant() {
-                let fixture = super::Fixture::read($file);
-                super::half_is_close_and_as_invariant(
-                    &super::Place::alone(),
+            fn f16_is_close_and_invariant() {
+                let fixture = super::GoldenFixture::read($file);
+                super::half_is_close_and_invariant(
+                    &super::RankContext::alone(),
                     &fixture,
                     super::DType::F16,
                 );
@@ -120,11 +120,11 @@ fn every_fixture_has_its_tests() {
 }
 
 /// Whole prefill of every length, through the probe: logits, hidden states, experts.
-fn matches_transformers(place: &Place, fixture: &Fixture) {
-    let mut replay = Replay::load(place, fixture, DType::F32);
+fn matches_transformers(place: &RankContext, fixture: &GoldenFixture) {
+    let mut replay = ModelHarness::load(place, fixture, DType::F32);
     for &length in &fixture.prompts {
-        let row = Row::new(&mut replay, &fixture.tokens[..length]);
-        let seen = replay.watched(&row);
+        let row = SequenceRow::new(&mut replay, &fixture.tokens[..length]);
+        let seen = replay.run_traced(&row);
         let worst = difference(&seen.logits, &fixture.logits[..length]);
         assert!(worst <= LOGIT_TOLERANCE, "{length} tokens: logits differ by {worst}");
         for (t, (ours, theirs)) in seen.logits.iter().zip(&fixture.logits).enumerate() {
@@ -141,7 +141,7 @@ fn matches_transformers(place: &Place, fixture: &Fixture) {
 }
 
 /// The residual stream after each layer, at the last positions.
-fn check_hidden(fixture: &Fixture, hidden: &[Vec<Vec<f32>>]) {
+fn check_hidden(fixture: &GoldenFixture, hidden: &[Vec<Vec<f32>>]) {
     assert_eq!(hidden.len(), fixture.hidden.len());
     for (layer, (ours, theirs)) in hidden.iter().zip(&fixture.hidden).enumerate() {
         let ours = &ours[ours.len() - theirs.len()..];
@@ -152,48 +152,52 @@ fn check_hidden(fixture: &Fixture, hidden: &[Vec<Vec<f32>>]) {
 }
 
 /// Bit for bit: chunks of every size, decode after prefill, and a prefix found in another's blocks.
-fn chunks_and_hits_change_no_bit(place: &Place, fixture: &Fixture) {
-    let mut replay = Replay::load(place, fixture, DType::F32);
-    let whole = Row::new(&mut replay, &fixture.tokens);
+fn chunking_and_prefix_hits_are_bit_exact(place: &RankContext, fixture: &GoldenFixture) {
+    let mut replay = ModelHarness::load(place, fixture, DType::F32);
+    let whole = SequenceRow::new(&mut replay, &fixture.tokens);
     let expected = replay.run(&[&whole]);
     for size in [1, 7, 16, 64] {
-        let row = Row::new(&mut replay, &fixture.tokens);
+        let row = SequenceRow::new(&mut replay, &fixture.tokens);
         assert!(chunks(&mut replay, &row, size) == expected, "chunks of {size}");
     }
-    let row = Row::new(&mut replay, &fixture.tokens);
+    let row = SequenceRow::new(&mut replay, &fixture.tokens);
     let mut logits = replay.run(&[&row.part(0, 65)]);
     for t in 65..fixture.tokens.len() {
         logits.extend(replay.run(&[&row.part(t, 1)]));
     }
     assert!(logits == expected, "prefill of 65, then decode");
     for start in [16, 64, 144] {
-        let hit = Row::sharing(&mut replay, &whole, start);
+        let hit = SequenceRow::sharing(&mut replay, &whole, start);
         let rest = fixture.tokens.len() - start;
         let logits = replay.run(&[&hit.part(start, rest)]);
         assert!(logits == expected[start..], "prefix of {start} tokens found");
     }
-    let (first, second) = (Row::new(&mut replay, &fixture.tokens), row.part(65, 30));
+    let (first, second) = (SequenceRow::new(&mut replay, &fixture.tokens), row.part(65, 30));
     let last = fixture.tokens.len() - 1;
-    let asked = replay.run_asked(&[&first, &second], &[last as i32, 0, last as i32 + 30, 64]);
+    let asked = replay.run_rows(&[&first, &second], &[last as i32, 0, last as i32 + 30, 64]);
     let wanted: Vec<_> = [last, 0, 94, 64].map(|token| expected[token].clone()).into();
     assert!(asked == wanted, "logits of a few tokens");
-    let synth = Replay::synth(place, fixture, DType::F32).run(&[&whole]);
+    let synth = ModelHarness::synth(place, fixture, DType::F32).run(&[&whole]);
     assert!(synth == expected, "weights made in place");
 }
 
 /// All prompts decode together for 64 steps, while another sequence is prefilled beside them.
-fn greedy_tokens_are_equal_in_a_batch(place: &Place, fixture: &Fixture) {
-    let mut replay = Replay::load(place, fixture, DType::F32);
-    let other = Row::new(&mut replay, &fixture.tokens);
+fn greedy_tokens_are_batch_invariant(place: &RankContext, fixture: &GoldenFixture) {
+    let mut replay = ModelHarness::load(place, fixture, DType::F32);
+    let other = SequenceRow::new(&mut replay, &fixture.tokens);
     let alone = replay.run(&[&other]);
-    let beside = Row::new(&mut replay, &fixture.tokens);
-    let mut rows: Vec<Row> =
-        fixture.prompts.iter().map(|n| Row::new(&mut replay, &fixture.tokens[..*n])).collect();
-    let mut parts: Vec<Row> = rows.iter().map(|row| row.part(0, row.tokens.len())).collect();
+    let beside = SequenceRow::new(&mut replay, &fixture.tokens);
+    let mut rows: Vec<SequenceRow> = fixture
+        .prompts
+        .iter()
+        .map(|n| SequenceRow::new(&mut replay, &fixture.tokens[..*n]))
+        .collect();
+    let mut parts: Vec<SequenceRow> =
+        rows.iter().map(|row| row.part(0, row.tokens.len())).collect();
     let mut found = vec![Vec::new(); rows.len()];
     for step in 0..fixture.greedy[0].len() {
         let chunk = (step * 3 < fixture.tokens.len()).then(|| beside.part(step * 3, 3));
-        let batch: Vec<&Row> = parts.iter().chain(&chunk).collect();
+        let batch: Vec<&SequenceRow> = parts.iter().chain(&chunk).collect();
         let logits = replay.run(&batch);
         let mut from = 0;
         for (row, (part, found)) in rows.iter_mut().zip(parts.iter_mut().zip(&mut found)) {
@@ -213,21 +217,21 @@ fn greedy_tokens_are_equal_in_a_batch(place: &Place, fixture: &Fixture) {
 
 /// A GPU has kernels for few rows and others for many, whose sums differ in the last bits of 16.
 fn few_rows_differ(dtype: DType) -> bool {
-    dtype != DType::F32 && replay::on_a_gpu()
+    dtype != DType::F32 && model_harness::on_a_gpu()
 }
 
 /// Halves round, but its results depend on nothing but the sequence either.
-fn half_is_close_and_as_invariant(place: &Place, fixture: &Fixture, dtype: DType) {
-    let mut replay = Replay::load(place, fixture, dtype);
-    let whole = Row::new(&mut replay, &fixture.tokens);
+fn half_is_close_and_invariant(place: &RankContext, fixture: &GoldenFixture, dtype: DType) {
+    let mut replay = ModelHarness::load(place, fixture, dtype);
+    let whole = SequenceRow::new(&mut replay, &fixture.tokens);
     let expected = replay.run(&[&whole]);
-    let row = Row::new(&mut replay, &fixture.tokens);
+    let row = SequenceRow::new(&mut replay, &fixture.tokens);
     let chunked = chunks(&mut replay, &row, 7);
-    let latent = fixture.has_latents();
+    let latent = fixture.uses_mla();
     assert!(chunked == expected || latent || few_rows_differ(dtype), "chunks of 7");
-    let tipped = place.is_shared() || replay::on_a_gpu() || latent;
+    let tipped = place.is_shared() || model_harness::on_a_gpu() || latent;
     let found = if tipped && !fixture.routes.is_empty() {
-        let routes = replay.watched(&whole).routes;
+        let routes = replay.run_traced(&whole).routes;
         closeness_where_routes_agree(fixture, &expected, &routes)
     } else {
         closeness(&expected, &fixture.logits)
@@ -235,7 +239,7 @@ fn half_is_close_and_as_invariant(place: &Place, fixture: &Fixture, dtype: DType
     check_half(fixture, &found, dtype);
     if latent {
         // Queries of few rows go to the latents; for those of many, keys are made of them.
-        let seen = watched_chunks(&mut replay, &row, 7);
+        let seen = traced_chunks(&mut replay, &row, 7);
         assert!(seen.logits == chunked, "watched and not");
         assert!(chunks(&mut replay, &row, 1) == chunked, "chunks of 1 and of 7");
         let found = closeness_where_routes_agree(fixture, &chunked, &seen.routes);
@@ -244,16 +248,16 @@ fn half_is_close_and_as_invariant(place: &Place, fixture: &Fixture, dtype: DType
 }
 
 /// The CPU multiplies fp8 weights out; a GPU quantises the inputs of many rows.
-fn gate_here(fixture: &Fixture) -> Gate {
-    fixture.fp8_gate.filter(|_| replay::on_a_gpu()).unwrap_or(fixture.bf16_gate)
+fn device_gate(fixture: &GoldenFixture) -> ToleranceGate {
+    fixture.fp8_gate.filter(|_| model_harness::on_a_gpu()).unwrap_or(fixture.bf16_gate)
 }
 
-fn check_half(fixture: &Fixture, found: &Closeness, dtype: DType) {
+fn check_half(fixture: &GoldenFixture, found: &LogprobCloseness, dtype: DType) {
     println!("{dtype:?} {found:?}");
     // Inputs in fp8 are as coarse whatever they were before.
-    let coarse = fixture.fp8_gate.is_some() && replay::on_a_gpu();
+    let coarse = fixture.fp8_gate.is_some() && model_harness::on_a_gpu();
     let share = if dtype == DType::F16 && !coarse { F16_SHARE } else { 1.0 };
-    let gate = BF16_GATE.map(|x| x * share * gate_here(fixture).scale);
+    let gate = BF16_GATE.map(|x| x * share * device_gate(fixture).scale);
     let close = found.mean <= gate[0] && found.p99 <= gate[1] && found.regret <= gate[2];
     assert!(close, "{found:?} against {gate:?}");
 }
@@ -262,15 +266,15 @@ fn check_half(fixture: &Fixture, found: &Closeness, dtype: DType) {
 /// of the router than one rank of the CPU does; scores that are sigmoids lie closer together than those of a softmax. Compares
 /// where the same experts are chosen as in f32.
 fn closeness_where_routes_agree(
-    fixture: &Fixture,
+    fixture: &GoldenFixture,
     logits: &[Vec<f32>],
     routes: &[Vec<Vec<i32>>],
-) -> Closeness {
+) -> LogprobCloseness {
     let agree =
         |t: &usize| routes.iter().zip(&fixture.routes).all(|(ours, f32)| ours[*t] == f32[*t]);
     let kept: Vec<usize> = (0..logits.len()).filter(agree).collect();
     println!("the same experts at {} of {} positions", kept.len(), logits.len());
-    let least = gate_here(fixture).same_experts * logits.len() as f64;
+    let least = device_gate(fixture).same_experts * logits.len() as f64;
     assert!(kept.len() as f64 >= least, "{} positions of {}", kept.len(), logits.len());
     let rows =
         |all: &[Vec<f32>]| -> Vec<Vec<f32>> { kept.iter().map(|&t| all[t].clone()).collect() };
@@ -278,57 +282,59 @@ fn closeness_where_routes_agree(
 }
 
 /// Ranks that cannot share a fixture's model: how many, and how.
-const REFUSED: &[(&str, usize, Sharing)] = &[
-    ("llama-d128-gqa1", 4, Sharing::Parts), // 2 query heads.
+const UNSUPPORTED_SHARDINGS: &[(&str, usize, ShardingMode)] = &[
+    ("llama-d128-gqa1", 4, ShardingMode::TensorParallel), // 2 query heads.
     // MLPs of 320 and 160 channels, of which 128 share a scale; and 256 channels of heads are two blocks.
-    ("qwen3-fp8-blocks", 2, Sharing::Parts),
-    ("qwen3-fp8-blocks", 4, Sharing::Parts),
-    ("qwen3_moe-fp8-blocks", 2, Sharing::Parts),
-    ("qwen3_moe-fp8-blocks", 4, Sharing::Parts),
-    ("qwen3_moe-fp8-blocks", 2, Sharing::Experts), // Layer 1 is dense.
-    ("qwen3_moe-fp8-blocks", 4, Sharing::Experts),
-    ("deepseek_v3-fp8-blocks", 2, Sharing::Parts), // Layer 0 is dense.
-    ("deepseek_v3-fp8-blocks", 4, Sharing::Parts),
-    ("deepseek_v3-fp8-blocks", 2, Sharing::Experts),
-    ("deepseek_v3-fp8-blocks", 4, Sharing::Experts),
+    ("qwen3-fp8-blocks", 2, ShardingMode::TensorParallel),
+    ("qwen3-fp8-blocks", 4, ShardingMode::TensorParallel),
+    ("qwen3_moe-fp8-blocks", 2, ShardingMode::TensorParallel),
+    ("qwen3_moe-fp8-blocks", 4, ShardingMode::TensorParallel),
+    ("qwen3_moe-fp8-blocks", 2, ShardingMode::ExpertParallel), // Layer 1 is dense.
+    ("qwen3_moe-fp8-blocks", 4, ShardingMode::ExpertParallel),
+    ("deepseek_v3-fp8-blocks", 2, ShardingMode::TensorParallel), // Layer 0 is dense.
+    ("deepseek_v3-fp8-blocks", 4, ShardingMode::TensorParallel),
+    ("deepseek_v3-fp8-blocks", 2, ShardingMode::ExpertParallel),
+    ("deepseek_v3-fp8-blocks", 4, ShardingMode::ExpertParallel),
 ];
 
 /// Two and four ranks: KV heads split or held twice, experts in parts or spread; and replicas that share experts, to which tokens come in either way
 /// with the same bits.
-fn ranks_that_share_it_do_all_of_that(name: &str) {
-    let fixture = Fixture::read(name);
-    let config = Config::from_json("config.json".as_ref(), &fixture.config).unwrap();
+fn parallel_ranks_match_one_rank(name: &str) {
+    let fixture = GoldenFixture::read(name);
+    let config = ModelConfig::from_json("config.json".as_ref(), &fixture.config).unwrap();
     let mut gathered = None;
     for (size, sharing) in [
-        (2, Sharing::Parts),
-        (4, Sharing::Parts),
-        (2, Sharing::Experts),
-        (4, Sharing::Experts),
-        (2, Sharing::Replicas),
-        (2, Sharing::Sending),
-        (4, Sharing::Sending),
+        (2, ShardingMode::TensorParallel),
+        (4, ShardingMode::TensorParallel),
+        (2, ShardingMode::ExpertParallel),
+        (4, ShardingMode::ExpertParallel),
+        (2, ShardingMode::AttentionReplicas),
+        (2, ShardingMode::AllToAllReplicas),
+        (4, ShardingMode::AllToAllReplicas),
     ] {
-        if sharing != Sharing::Parts && config.moe.is_none() {
+        if sharing != ShardingMode::TensorParallel && config.moe.is_none() {
             continue;
         }
-        let split = check_split(&config, &Place::ranks(0, size, sharing), None);
-        let refused = REFUSED.contains(&(name, size, sharing));
+        let split = check_split(&config, &RankContext::ranks(0, size, sharing), None);
+        let refused = UNSUPPORTED_SHARDINGS.contains(&(name, size, sharing));
         assert_eq!(split.is_err(), refused, "{name}, {size} ranks, {sharing:?}: {split:?}");
-        if refused || !replay::can_be(size) {
+        if refused || !model_harness::has_ranks(size) {
             continue;
         }
-        let bits = in_a_world(size, sharing, Half::BF16, |place| {
+        let bits = run_ranks(size, sharing, HalfDtype::BF16, |place| {
             matches_transformers(place, &fixture);
-            chunks_and_hits_change_no_bit(place, &fixture);
-            greedy_tokens_are_equal_in_a_batch(place, &fixture);
-            half_is_close_and_as_invariant(place, &fixture, DType::BF16);
+            chunking_and_prefix_hits_are_bit_exact(place, &fixture);
+            greedy_tokens_are_batch_invariant(place, &fixture);
+            half_is_close_and_invariant(place, &fixture, DType::BF16);
         });
-        in_a_world(size, sharing, Half::F16, |place| {
-            half_is_close_and_as_invariant(place, &fixture, DType::F16);
+        run_ranks(size, sharing, HalfDtype::F16, |place| {
+            half_is_close_and_invariant(place, &fixture, DType::F16);
         });
         match (size, sharing) {
-            (2, Sharing::Replicas) => gathered = Some(bits),
-            (2, Sharing::Sending) => assert_eq!(Some(bits), gathered, "{name}: gathered or sent"),
+            (2, ShardingMode::AttentionReplicas) => gathered = Some(bits),
+            (2, ShardingMode::AllToAllReplicas) => {
+                assert_eq!(Some(bits), gathered, "{name}: gathered or sent");
+            }
             _ => {}
         }
     }
@@ -336,21 +342,24 @@ fn ranks_that_share_it_do_all_of_that(name: &str) {
 
 /// Keys and values in fp8: as near as three bits of mantissa allow, and no less invariant.
 #[test]
-fn a_cache_in_fp8_is_close_and_as_invariant() {
+fn fp8_kv_cache_is_close_and_invariant() {
     for name in ["llama-untied", "qwen3-d128-gqa4", "qwen3-fp8-blocks", "qwen3-fp8-channels"] {
-        let fixture = Fixture::read(name);
+        let fixture = GoldenFixture::read(name);
         for dtype in [DType::F32, DType::BF16, DType::F16] {
-            let place = Place::alone();
-            let mut replay = Replay::with_fp8_cache(&place, &fixture, dtype);
-            let whole = Row::new(&mut replay, &fixture.tokens);
+            let place = RankContext::alone();
+            let mut replay = ModelHarness::with_fp8_cache(&place, &fixture, dtype);
+            let whole = SequenceRow::new(&mut replay, &fixture.tokens);
             let expected = replay.run(&[&whole]);
-            let row = Row::new(&mut replay, &fixture.tokens);
+            let row = SequenceRow::new(&mut replay, &fixture.tokens);
             let chunked = chunks(&mut replay, &row, 7);
-            assert!(chunked == expected || replay::on_a_gpu(), "{name} {dtype:?}: chunks of 7");
+            assert!(
+                chunked == expected || model_harness::on_a_gpu(),
+                "{name} {dtype:?}: chunks of 7"
+            );
             let found = closeness(&expected, &fixture.logits);
             println!("{name} {dtype:?} {found:?}");
             // A GPU also quantises what meets weights in fp8: both roundings add up.
-            let quantises = dtype != DType::F32 && replay::on_a_gpu();
+            let quantises = dtype != DType::F32 && model_harness::on_a_gpu();
             let scale = fixture.fp8_gate.filter(|_| quantises).map_or(0.0, |gate| gate.scale);
             let gate: [f32; 3] = std::array::from_fn(|i| FP8_CACHE_GATE[i] + BF16_GATE[i] * scale);
             let close = found.mean <= gate[0] && found.p99 <= gate[1] && found.regret <= gate[2];
@@ -362,7 +371,7 @@ fn a_cache_in_fp8_is_close_and_as_invariant() {
 /// Sizes that fill no vector and no panel, and heads of every width: no fixture, but the same bits
 /// whole and in chunks, and nothing that is not a number.
 #[test]
-fn unusual_sizes_run_and_stay_invariant() {
+fn unusual_sizes_are_invariant() {
     // (hidden, query heads, KV heads, head size, MLP width, vocabulary)
     let shapes = [
         (2, 1, 1, 16, 2, 3),
@@ -381,12 +390,12 @@ fn unusual_sizes_run_and_stay_invariant() {
         });
         let tokens: Vec<i32> = (0..40).map(|i| i * 7 % vocab).collect();
         for dtype in [DType::F32, DType::BF16, DType::F16] {
-            let place = Place::alone();
-            let mut replay = Replay::of(&place, &config.to_string(), 3, dtype);
-            let whole = Row::new(&mut replay, &tokens);
+            let place = RankContext::alone();
+            let mut replay = ModelHarness::of(&place, &config.to_string(), 3, dtype);
+            let whole = SequenceRow::new(&mut replay, &tokens);
             let expected = replay.run(&[&whole]);
             assert!(expected.iter().flatten().all(|x| x.is_finite()), "{config} {dtype:?}");
-            let row = Row::new(&mut replay, &tokens);
+            let row = SequenceRow::new(&mut replay, &tokens);
             let equal = chunks(&mut replay, &row, 3) == expected;
             assert!(equal || few_rows_differ(dtype), "{config} {dtype:?}");
         }

@@ -2,25 +2,25 @@
 //! tables hold what the request may use and nothing more. I8: budgets. I16: steps of one replica
 //! follow each other in the live epoch. Lockstep: all ranks of a group take part alike.
 
-use crate::broken::{Checked, ensure};
-use crate::setup::Setup;
-use protocol::{Batch, BlockId, Bucket, Input, Row};
+use crate::invariant::{CheckResult, ensure};
+use crate::sim_config::SimConfig;
+use protocol::{Batch, BatchRow, BlockId, DispatchMode, RowInput};
 use std::collections::BTreeMap;
 
 /// What a replica's executors have been told.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct BatchChecker {
     /// Steps sent and not answered.
     pub(crate) in_flight: u32,
     last_step: u64,
-    tables: Vec<Vec<BlockId>>,
-    readers: Vec<u16>,
+    block_tables: Vec<Vec<BlockId>>,
+    block_readers: Vec<u16>,
 }
 
-impl Told {
+impl BatchChecker {
     /// New executors know nothing; steps are counted on.
-    pub(crate) fn forget(&mut self) {
-        self.tables.clear();
+    pub(crate) fn reset(&mut self) {
+        self.block_tables.clear();
         self.in_flight = 0;
     }
 
@@ -29,10 +29,10 @@ impl Told {
     pub(crate) fn check(
         &mut self,
         batch: &Batch,
-        setup: &Setup,
-        limit_of: impl Fn(&Row) -> (u32, u32),
-    ) -> Checked {
-        let limits = &setup.engine.limits;
+        setup: &SimConfig,
+        limit_of: impl Fn(&BatchRow) -> (u32, u32),
+    ) -> CheckResult {
+        let limits = &setup.scheduler.limits;
         let step = batch.step.0;
         ensure!("I16", step > self.last_step, "step {step} follows step {}", self.last_step);
         self.last_step = step;
@@ -42,8 +42,8 @@ impl Told {
         let tokens: u32 = batch.rows.iter().map(|r| r.len + u32::from(r.drafts)).sum();
         let rows = batch.rows.len() as u32;
         ensure!("I8", tokens <= limits.tokens_per_step, "step {step} forwards {tokens} tokens");
-        ensure!("I8", rows <= limits.requests_running, "step {step} has {rows} rows");
-        check_bucket(batch, tokens, setup)?;
+        ensure!("I8", rows <= limits.max_num_seqs, "step {step} has {rows} rows");
+        check_dispatch(batch, tokens, setup)?;
         for row in &batch.rows {
             self.check_row(row, setup, limit_of(row))?;
         }
@@ -51,26 +51,31 @@ impl Told {
         self.check_writers(batch, setup)
     }
 
-    fn check_row(&mut self, row: &Row, setup: &Setup, (limit, last): (u32, u32)) -> Checked {
+    fn check_row(
+        &mut self,
+        row: &BatchRow,
+        setup: &SimConfig,
+        (limit, last): (u32, u32),
+    ) -> CheckResult {
         let (id, size) = (row.request.0, setup.block_tokens());
-        let (seat, seats) = (row.seat.0, setup.engine.limits.requests_running);
+        let (seat, seats) = (row.seq_slot.0, setup.scheduler.limits.max_num_seqs);
         ensure!("I8", seat < seats, "request {id} sits on seat {seat} of {seats}");
         ensure!("I8", row.len > 0, "request {id} has an empty row");
-        let end = row.start + row.input.slack() + row.len + u32::from(row.drafts);
+        let end = row.start + row.input.draft_slack() + row.len + u32::from(row.drafts);
         ensure!("I8", end <= last, "request {id} [{}, {end}) passes its end {last}", row.start);
-        let longest = setup.engine.limits.tokens_per_chunk.unwrap_or(u32::MAX);
+        let longest = setup.scheduler.limits.tokens_per_chunk.unwrap_or(u32::MAX);
         ensure!("I8", row.len <= longest, "request {id} has a chunk of {}", row.len);
-        let device_fed = matches!(row.input, Input::SampledAt { .. });
+        let device_fed = matches!(row.input, RowInput::SampledAt { .. });
         ensure!("I7", !device_fed || row.len == 1, "request {id}: {} ids from the seat", row.len);
-        if self.tables.len() <= seat as usize {
-            self.tables.resize_with(seat as usize + 1, Vec::new);
+        if self.block_tables.len() <= seat as usize {
+            self.block_tables.resize_with(seat as usize + 1, Vec::new);
         }
-        let table = &mut self.tables[seat as usize];
-        if row.init.is_some() {
+        let table = &mut self.block_tables[seat as usize];
+        if row.seq_init.is_some() {
             table.clear();
         }
-        for update in &row.tables {
-            table.truncate(update.from as usize);
+        for update in &row.table_updates {
+            table.truncate(update.first_entry as usize);
             table.extend_from_slice(&update.blocks);
         }
         let (least, most) = (end.div_ceil(size), limit.div_ceil(size));
@@ -85,22 +90,22 @@ impl Told {
     }
 
     /// A block written in this step is in one table only, once.
-    fn check_writers(&mut self, batch: &Batch, setup: &Setup) -> Checked {
-        self.readers.clear();
-        self.readers.resize(setup.engine.kv.blocks as usize, 0); // Pools only shrink.
+    fn check_writers(&mut self, batch: &Batch, setup: &SimConfig) -> CheckResult {
+        self.block_readers.clear();
+        self.block_readers.resize(setup.scheduler.kv.blocks as usize, 0); // Pools only shrink.
         for row in &batch.rows {
-            for block in &self.tables[row.seat.0 as usize] {
-                self.readers[block.0 as usize] += 1;
+            for block in &self.block_tables[row.seq_slot.0 as usize] {
+                self.block_readers[block.0 as usize] += 1;
             }
         }
         let size = setup.block_tokens();
         for row in &batch.rows {
-            let table = &self.tables[row.seat.0 as usize];
-            let furthest = row.start + row.input.slack();
+            let table = &self.block_tables[row.seq_slot.0 as usize];
+            let furthest = row.start + row.input.draft_slack();
             let last = (furthest + row.len + u32::from(row.drafts) - 1) / size;
             for index in row.start / size..=last {
                 let block = table[index as usize];
-                let readers = self.readers[block.0 as usize];
+                let readers = self.block_readers[block.0 as usize];
                 ensure!(
                     "I3",
                     readers == 1,
@@ -116,37 +121,41 @@ impl Told {
 
 /// A chunk that leaves known tokens for a later step ends on the quantum. Only the first prefill of
 /// a step may be a sliver, and only if it does not reach the next multiple.
-fn check_chunks(batch: &Batch, setup: &Setup) -> Checked {
-    let quantum = setup.engine.limits.chunk_quantum(setup.block_tokens());
+fn check_chunks(batch: &Batch, setup: &SimConfig) -> CheckResult {
+    let quantum = setup.scheduler.limits.chunk_quantum(setup.block_tokens());
     let mut has_prefill = false;
     for row in &batch.rows {
         let (id, start, end) = (row.request.0, row.start, row.start + row.len);
-        if !row.samples && row.next.is_some() && end % quantum != 0 {
+        if !row.samples && row.next_token.is_some() && end % quantum != 0 {
             let sliver = end / quantum * quantum <= start && !has_prefill;
             ensure!("A16", sliver, "request {id} has a chunk [{start}, {end}), quantum {quantum}");
         }
-        has_prefill |= row.len > 1 || !row.samples || row.init.is_some();
+        has_prefill |= row.len > 1 || !row.samples || row.seq_init.is_some();
     }
-    let decodes = batch.rows.iter().any(|row| matches!(row.input, Input::SampledAt { .. }));
+    let decodes = batch.rows.iter().any(|row| matches!(row.input, RowInput::SampledAt { .. }));
     let mixes = decodes && has_prefill;
     let step = batch.step.0;
-    ensure!("A6", !mixes || setup.engine.limits.mixed, "step {step} mixes decodes and prefill");
+    ensure!(
+        "A6",
+        !mixes || setup.scheduler.limits.mixed_batches,
+        "step {step} mixes decodes and prefill"
+    );
     Ok(())
 }
 
 /// The bucket holds the batch.
-fn check_bucket(batch: &Batch, tokens: u32, setup: &Setup) -> Checked {
+fn check_dispatch(batch: &Batch, tokens: u32, setup: &SimConfig) -> CheckResult {
     let (step, rows) = (batch.step.0, batch.rows.len() as u32);
-    match batch.bucket {
-        Bucket::Eager { tokens: told } => {
-            let right = told == tokens || setup.engine.lockstep && told > tokens;
+    match batch.dispatch {
+        DispatchMode::Eager { tokens: told } => {
+            let right = told == tokens || setup.scheduler.lockstep && told > tokens;
             ensure!("I8", right, "step {step}: bucket of {told} for {tokens} tokens");
         }
-        Bucket::Graph { rows: room, width } => {
-            let known = setup.engine.graph_rows.contains(&room);
-            let thin = |row: &Row| row.len == 1 && u32::from(row.drafts) < width;
+        DispatchMode::Graph { rows: room, width } => {
+            let known = setup.scheduler.capture_sizes.contains(&room);
+            let thin = |row: &BatchRow| row.len == 1 && u32::from(row.drafts) < width;
             let fits = rows <= room && batch.rows.iter().all(thin);
-            ensure!("I8", known && fits, "step {step}: {:?}, {rows} rows", batch.bucket);
+            ensure!("I8", known && fits, "step {step}: {:?}, {rows} rows", batch.dispatch);
         }
     }
     Ok(())
@@ -154,26 +163,32 @@ fn check_bucket(batch: &Batch, tokens: u32, setup: &Setup) -> Checked {
 
 /// The batches of one tick in lockstep: every group step names every rank, with one bucket kind and
 /// one padding of the MoE layers.
-pub(crate) fn check_lockstep(batches: &[(usize, &Batch)], setup: &Setup) -> Checked {
+pub(crate) fn check_lockstep(batches: &[(usize, &Batch)], setup: &SimConfig) -> CheckResult {
     let mut steps: BTreeMap<u64, Vec<&Batch>> = BTreeMap::new();
     for (_, batch) in batches {
         steps.entry(batch.step.0).or_default().push(batch);
     }
     for (step, group) in steps {
         let ranks = group.len();
-        let all = ranks == usize::from(setup.engine.replicas);
-        ensure!("A25", all, "group step {step} has {ranks} of {} ranks", setup.engine.replicas);
+        let all = ranks == usize::from(setup.scheduler.replicas);
+        ensure!("A25", all, "group step {step} has {ranks} of {} ranks", setup.scheduler.replicas);
         let first = group[0];
         let tokens = |b: &&Batch| b.rows.iter().map(|r| r.len + u32::from(r.drafts)).sum::<u32>();
         let padded = group.iter().map(tokens).max().unwrap_or(0);
         ensure!("A25", padded > 0, "group step {step} has no work");
-        let graph = |b: &Batch| match b.bucket {
-            Bucket::Graph { rows, width } => Some((rows, width)),
-            Bucket::Eager { .. } => None,
+        let graph = |b: &Batch| match b.dispatch {
+            DispatchMode::Graph { rows, width } => Some((rows, width)),
+            DispatchMode::Eager { .. } => None,
         };
         for batch in group {
             let (moe, same) = (batch.moe_tokens, graph(batch) == graph(first));
-            ensure!("A25", same, "group step {step}: {:?} and {:?}", batch.bucket, first.bucket);
+            ensure!(
+                "A25",
+                same,
+                "group step {step}: {:?} and {:?}",
+                batch.dispatch,
+                first.dispatch
+            );
             let drafting = batch.rows.iter().rposition(|row| row.drafts > 0).map_or(0, |i| i + 1);
             let (drafts, agreed) = (batch.draft_rows, batch.draft_rows == first.draft_rows);
             let fits = agreed && drafts as usize >= drafting;
@@ -181,8 +196,8 @@ pub(crate) fn check_lockstep(batches: &[(usize, &Batch)], setup: &Setup) -> Chec
             let (ours, theirs) = (batch.epoch, first.epoch);
             ensure!("A25", ours == theirs, "group step {step}: of {ours:?} and {theirs:?}");
             ensure!("A25", moe >= padded && moe == first.moe_tokens, "group step {step}: {moe}");
-            if let Bucket::Eager { tokens } = batch.bucket {
-                ensure!("A25", tokens == padded, "group step {step}: {:?}", batch.bucket);
+            if let DispatchMode::Eager { tokens } = batch.dispatch {
+                ensure!("A25", tokens == padded, "group step {step}: {:?}", batch.dispatch);
             }
         }
     }

@@ -1,17 +1,20 @@
 //! A client's view of its request: I9 (one terminal event), I10 (tokens only grow) and I13 (the text
 //! is what the request alone and cold would get), plus refusals and log-probabilities.
 
-use crate::broken::{Checked, ensure};
-use crate::hash_model::text::{EMPTY, Oracle, entry, fold, logprobs};
-use crate::mask_maker::MaskMaker;
-use crate::requests::oracle;
-use crate::setup::Setup;
+use crate::hash_model::text::{EMPTY, HashOracle, entry, fold, logprobs};
+use crate::invariant::{CheckResult, ensure};
+use crate::mask_worker::SimMaskWorker;
+use crate::request_generator::oracle;
+use crate::sim_config::SimConfig;
 use protocol::{RequestId, RowError, Token, TokenLogprobs};
-use scheduler::{AbortCause, ErrorCode, Finish, FirstRun, Refusal, StopReason, Submit, TokenEvent};
+use scheduler::{
+    AbortCause, FinishReason, FirstAdmission, RejectReason, RequestError, RequestSubmission,
+    StopReason, TokenEvent,
+};
 
 /// Where a request stands in its owner's eyes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum ClientStage {
     /// Not sent yet.
     Unsent,
     /// Sent, no terminal event seen.
@@ -22,9 +25,9 @@ pub(crate) enum Stage {
 
 /// What may befall a request besides an ordinary end.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Excuses {
+pub(crate) struct AllowedOutcomes {
     /// An abort was handed to the engine.
-    pub(crate) abort: Option<AbortCause>,
+    pub(crate) aborted: Option<AbortCause>,
     /// A row of it was made to fail.
     pub(crate) row_failed: bool,
     /// A row of it was answered with ids that cannot be.
@@ -35,46 +38,46 @@ pub(crate) struct Excuses {
 
 /// A request and all its owner knows.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct SimClient {
     /// What is asked.
-    pub(crate) submit: Submit,
+    pub(crate) submit: RequestSubmission,
     /// What its owner calls it.
-    pub(crate) name: String,
+    pub(crate) client_id: String,
     /// Progress.
-    pub(crate) stage: Stage,
+    pub(crate) stage: ClientStage,
     /// What else may happen.
-    pub(crate) excuses: Excuses,
+    pub(crate) allowed: AllowedOutcomes,
     /// Whether a row of it was ever sent.
     pub(crate) started: bool,
     /// Tokens received.
     pub(crate) delivered: u32,
     /// Prompt and tokens received.
-    pub(crate) text: Vec<Token>,
+    pub(crate) known_tokens: Vec<Token>,
     /// Preemptions reported.
     pub(crate) preemptions: u32,
     /// Who makes its masks.
-    pub(crate) masks: MaskMaker,
-    oracle: Oracle,
-    last: Option<StopReason>,
+    pub(crate) mask_worker: SimMaskWorker,
+    oracle: HashOracle,
+    last_stop: Option<StopReason>,
     prompt_logprobs: Vec<TokenLogprobs>,
     admitted: bool,
 }
 
-impl Client {
+impl SimClient {
     /// A client that has not asked yet.
-    pub(crate) fn new(submit: Submit, setup: &Setup) -> Self {
-        let vocab = setup.engine.limits.vocab_size;
+    pub(crate) fn new(submit: RequestSubmission, setup: &SimConfig) -> Self {
+        let vocab = setup.scheduler.limits.vocab_size;
         Self {
             oracle: oracle(&submit, vocab),
-            name: submit.id.0.to_string(),
-            stage: Stage::Unsent,
-            excuses: Excuses::default(),
+            client_id: submit.id.0.to_string(),
+            stage: ClientStage::Unsent,
+            allowed: AllowedOutcomes::default(),
             started: false,
             delivered: 0,
-            text: submit.tokens.clone(),
+            known_tokens: submit.tokens.clone(),
             preemptions: 0,
-            masks: MaskMaker::default(),
-            last: None,
+            mask_worker: SimMaskWorker::default(),
+            last_stop: None,
             prompt_logprobs: Vec::new(),
             admitted: false,
             submit,
@@ -92,20 +95,29 @@ impl Client {
     }
 
     /// Position behind the last token that is ever forwarded: the last one produced never is.
-    pub(crate) fn forwarded(&self) -> u32 {
+    pub(crate) fn forwarded_limit(&self) -> u32 {
         self.limit() - u32::from(self.submit.max_tokens > 0)
     }
 
     /// Tokens of its output so far.
-    pub(crate) fn outputs(&self) -> u32 {
-        (self.text.len() - self.submit.tokens.len()) as u32
+    pub(crate) fn output_len(&self) -> u32 {
+        (self.known_tokens.len() - self.submit.tokens.len()) as u32
     }
 
     /// Takes one event.
-    pub(crate) fn hear(&mut self, event: &TokenEvent, setup: &Setup) -> Checked {
+    pub(crate) fn take_token_event(
+        &mut self,
+        event: &TokenEvent,
+        setup: &SimConfig,
+    ) -> CheckResult {
         let id = self.id().0;
-        ensure!("I9", self.stage == Stage::Live, "request {id} is {:?}: {event:?}", self.stage);
-        if let Some(FirstRun { cached_tokens: cached, .. }) = event.first_run {
+        ensure!(
+            "I9",
+            self.stage == ClientStage::Live,
+            "request {id} is {:?}: {event:?}",
+            self.stage
+        );
+        if let Some(FirstAdmission { cached_tokens: cached, .. }) = event.first_admission {
             ensure!("I9", !self.admitted, "request {id} is told twice that it runs: {event:?}");
             self.admitted = true;
             let most = self.submit.tokens.len() as u32;
@@ -117,32 +129,32 @@ impl Client {
         ensure!("I11", event.preemptions <= 4, "request {id}: {} preemptions", event.preemptions);
         ensure!("I10", event.preemptions >= self.preemptions, "request {id}: preemptions shrink");
         self.preemptions = event.preemptions;
-        self.hear_tokens(event, setup)?;
+        self.check_tokens(event, setup)?;
         self.prompt_logprobs.extend_from_slice(&event.prompt_logprobs);
         let most = self.submit.max_tokens;
-        let over = self.last.is_some() || most > 0 && self.delivered == most;
-        match &event.finish {
+        let over = self.last_stop.is_some() || most > 0 && self.delivered == most;
+        match &event.finish_reason {
             None => {
                 ensure!("I9", !over, "request {id} has all its tokens, but no end: {event:?}");
                 ensure!("I10", !is_empty(event), "request {id}: news without content: {event:?}");
                 Ok(())
             }
             Some(finish) => {
-                self.stage = Stage::Done;
-                self.ends_well(finish, setup)
+                self.stage = ClientStage::Done;
+                self.check_finish(finish, setup)
             }
         }
     }
 
     /// Each token is the oracle's next one and nothing follows an end.
-    fn hear_tokens(&mut self, event: &TokenEvent, setup: &Setup) -> Checked {
+    fn check_tokens(&mut self, event: &TokenEvent, setup: &SimConfig) -> CheckResult {
         let (id, submit) = (self.submit.id.0, &self.submit);
         let wanted = submit.sampling.logprobs;
         let told = event.logprobs.len();
         let expected = wanted.map_or(0, |_| event.tokens.len());
         ensure!("I10", told == expected, "request {id}: {told} logprobs, expected {expected}");
         for (i, &token) in event.tokens.iter().enumerate() {
-            let over = self.last.is_some() || self.delivered >= submit.max_tokens;
+            let over = self.last_stop.is_some() || self.delivered >= submit.max_tokens;
             ensure!("I9", !over, "request {id}: token {token} behind its end: {event:?}");
             let context = self.oracle.context();
             let right = self.oracle.next();
@@ -153,55 +165,63 @@ impl Client {
                 self.delivered
             );
             if let Some(top) = wanted {
-                let right = logprobs(context, token, top, setup.engine.limits.vocab_size);
+                let right = logprobs(context, token, top, setup.scheduler.limits.vocab_size);
                 ensure!("I13", event.logprobs[i] == right, "request {id}: {:?}", event.logprobs[i]);
             }
             self.delivered += 1;
-            self.text.push(token);
-            self.last = if submit.eos_ids.contains(&token) {
+            self.known_tokens.push(token);
+            self.last_stop = if submit.eos_ids.contains(&token) {
                 Some(StopReason::Eos(token))
             } else {
-                submit.stop_ids.contains(&token).then_some(StopReason::Id(token))
+                submit.stop_ids.contains(&token).then_some(StopReason::StopToken(token))
             };
         }
         Ok(())
     }
 
     /// The end is the right one.
-    fn ends_well(&mut self, finish: &Finish, setup: &Setup) -> Checked {
-        let (id, delivered, excuses) = (self.id().0, self.delivered, self.excuses);
+    fn check_finish(&mut self, finish: &FinishReason, setup: &SimConfig) -> CheckResult {
+        let (id, delivered, excuses) = (self.id().0, self.delivered, self.allowed);
         let right = match finish {
-            Finish::Stop(StopReason::Text) => excuses.abort == Some(AbortCause::StopText),
-            Finish::Abort(AbortCause::StopText)
-            | Finish::Error(ErrorCode::Row(RowError::MaskLate)) => false,
-            Finish::Abort(cause) => excuses.abort == Some(*cause),
-            Finish::Stop(reason) => self.last == Some(*reason),
-            Finish::Length => self.last.is_none() && delivered == self.submit.max_tokens,
-            Finish::Error(ErrorCode::Row(RowError::NonFiniteLogits)) => excuses.row_failed,
-            Finish::Error(ErrorCode::Row(RowError::AllMasked)) => self.oracle.next().is_none(),
-            Finish::Error(ErrorCode::BadOutput) => excuses.bad_output,
-            Finish::Error(ErrorCode::EngineUnavailable) => excuses.unavailable,
-            Finish::Refused(refusal) => delivered == 0 && self.deserves(refusal, setup),
+            FinishReason::Stop(StopReason::StopString) => {
+                excuses.aborted == Some(AbortCause::StopString)
+            }
+            FinishReason::Abort(AbortCause::StopString)
+            | FinishReason::Error(RequestError::RowFailed(RowError::MaskOverdue)) => false,
+            FinishReason::Abort(cause) => excuses.aborted == Some(*cause),
+            FinishReason::Stop(reason) => self.last_stop == Some(*reason),
+            FinishReason::Length => self.last_stop.is_none() && delivered == self.submit.max_tokens,
+            FinishReason::Error(RequestError::RowFailed(RowError::NonFiniteLogits)) => {
+                excuses.row_failed
+            }
+            FinishReason::Error(RequestError::RowFailed(RowError::AllMasked)) => {
+                self.oracle.next().is_none()
+            }
+            FinishReason::Error(RequestError::BadOutput) => excuses.bad_output,
+            FinishReason::Error(RequestError::ReplicaUnavailable) => excuses.unavailable,
+            FinishReason::Rejected(refusal) => {
+                delivered == 0 && self.is_valid_rejection(refusal, setup)
+            }
         };
-        let last = self.last;
+        let last = self.last_stop;
         ensure!(
             "I9",
             right,
             "request {id} ends {finish:?}: {delivered} tokens, {last:?}, {excuses:?}"
         );
-        let whole = matches!(finish, Finish::Length)
-            || matches!(finish, Finish::Stop(StopReason::Eos(_) | StopReason::Id(_)));
-        if whole { self.prompt_was_scored(setup) } else { Ok(()) }
+        let whole = matches!(finish, FinishReason::Length)
+            || matches!(finish, FinishReason::Stop(StopReason::Eos(_) | StopReason::StopToken(_)));
+        if whole { self.check_prompt_logprobs(setup) } else { Ok(()) }
     }
 
     /// Every prompt position behind the first one was scored once, in order, if asked for.
-    fn prompt_was_scored(&self, setup: &Setup) -> Checked {
+    fn check_prompt_logprobs(&self, setup: &SimConfig) -> CheckResult {
         let (id, tokens) = (self.id().0, &self.submit.tokens);
         let Some(top) = self.submit.sampling.prompt_logprobs else {
             ensure!("I13", self.prompt_logprobs.is_empty(), "request {id}: scores not asked for");
             return Ok(());
         };
-        let vocab = setup.engine.limits.vocab_size;
+        let vocab = setup.scheduler.limits.vocab_size;
         let mut context = fold(EMPTY, entry(EMPTY, tokens[0]));
         let (told, asked) = (self.prompt_logprobs.len(), tokens.len() - 1);
         ensure!("I13", told == asked, "request {id}: {told} of {asked} prompt ids scored");
@@ -215,44 +235,46 @@ impl Client {
     }
 
     /// Whether a refusal tells the truth.
-    fn deserves(&self, refusal: &Refusal, setup: &Setup) -> bool {
-        let (submit, limits) = (&self.submit, &setup.engine.limits);
+    fn is_valid_rejection(&self, refusal: &RejectReason, setup: &SimConfig) -> bool {
+        let (submit, limits) = (&self.submit, &setup.scheduler.limits);
         let (prompt, longest) = (submit.tokens.len() as u64, limits.max_model_len);
         match refusal {
-            Refusal::EmptyPrompt => prompt == 0,
-            Refusal::UnknownToken { token, .. } => {
+            RejectReason::EmptyPrompt => prompt == 0,
+            RejectReason::UnknownToken { token, .. } => {
                 *token >= limits.vocab_size && submit.tokens.contains(token)
             }
-            Refusal::PromptTooLong { .. } => prompt >= u64::from(longest),
-            Refusal::TotalTooLong { .. } => {
+            RejectReason::PromptTooLong { .. } => prompt >= u64::from(longest),
+            RejectReason::TotalTooLong { .. } => {
                 prompt + u64::from(submit.max_tokens) > u64::from(longest)
             }
-            Refusal::PoolTooSmall { blocks, pool } => blocks > pool,
-            Refusal::QueueFull { waiting, cap } => {
-                waiting >= cap && *cap == limits.requests_waiting
+            RejectReason::PoolTooSmall { blocks, pool } => blocks > pool,
+            RejectReason::QueueFull { waiting, cap } => {
+                waiting >= cap && *cap == limits.max_waiting_requests
             }
-            Refusal::QueueTokens { waiting, asked, cap } => {
-                waiting + asked > *cap && *cap == limits.tokens_waiting && *asked == prompt
+            RejectReason::QueueTokensFull { waiting, requested: asked, cap } => {
+                waiting + asked > *cap && *cap == limits.max_waiting_tokens && *asked == prompt
             }
-            Refusal::UnknownReplica { replica, replicas } => replica >= replicas,
+            RejectReason::UnknownReplica { replica, replicas } => replica >= replicas,
             // Only who holds requests back says so.
-            Refusal::Unusable { .. } | Refusal::NotNow { .. } | Refusal::Crowded { .. } => false,
+            RejectReason::InvalidParameter { .. }
+            | RejectReason::TemporarilyUnavailable { .. }
+            | RejectReason::Overloaded { .. } => false,
         }
     }
 
     /// Whether the engine must refuse this request, whatever else happens.
-    pub(crate) fn is_hopeless(&self, setup: &Setup) -> bool {
-        let (submit, limits) = (&self.submit, &setup.engine.limits);
+    pub(crate) fn must_be_rejected(&self, setup: &SimConfig) -> bool {
+        let (submit, limits) = (&self.submit, &setup.scheduler.limits);
         let prompt = submit.tokens.len() as u32;
         prompt == 0
             || prompt >= limits.max_model_len
             || self.limit() > limits.max_model_len
             || submit.tokens.iter().any(|&t| t >= limits.vocab_size)
-            || submit.replica.is_some_and(|r| r.0 >= setup.engine.replicas)
+            || submit.replica.is_some_and(|r| r.0 >= setup.scheduler.replicas)
     }
 }
 
 /// Whether an event says nothing.
 fn is_empty(event: &TokenEvent) -> bool {
-    event.tokens.is_empty() && event.prompt_logprobs.is_empty() && event.first_run.is_none()
+    event.tokens.is_empty() && event.prompt_logprobs.is_empty() && event.first_admission.is_none()
 }

@@ -1,53 +1,64 @@
 //! The simulated device itself: it says what the oracle says, and only if every slot is right.
 
-use crate::hash_model::text::{Oracle, Voice};
-use crate::hash_model::{HashModel, Reading, Shape, Violation};
+use crate::hash_model::text::{HashOracle, HashSampler};
+use crate::hash_model::{HashModel, HashModelConfig, InvalidBatch, SlotAccess};
 use protocol::{
-    Batch, BlockId, Bucket, Epoch, Input, RequestId, Row, RowError, RowOutput, Sampling, Seat,
-    SeatInit, StepId, TableUpdate, Token,
+    Batch, BatchRow, BlockId, BlockTableUpdate, DispatchMode, Epoch, RequestId, RowError, RowInput,
+    RowOutput, SamplingParams, SequenceInit, SequenceSlot, StepId, Token,
 };
 
 const PROMPT: [Token; 5] = [3, 1, 4, 1, 5];
 
 fn device(drafts: u8) -> HashModel {
-    let reading = Reading::Slots;
-    HashModel::new(Shape { blocks: 8, block_tokens: 2, vocab: 50, drafts, reading })
+    let reading = SlotAccess::ReadWrite;
+    HashModel::new(HashModelConfig {
+        blocks: 8,
+        block_tokens: 2,
+        vocab: 50,
+        drafts,
+        slot_access: reading,
+    })
 }
 
 fn oracle(count: usize) -> Vec<Token> {
-    let voice = Voice::new(50, Sampling::greedy(), 7, 5);
-    Oracle::new(voice, &PROMPT).take(count).collect()
+    let voice = HashSampler::new(50, SamplingParams::greedy(), 7, 5);
+    HashOracle::new(voice, &PROMPT).take(count).collect()
 }
 
-fn row(start: u32, input: Input, table: &[u32]) -> Row {
+fn row(start: u32, input: RowInput, table: &[u32]) -> BatchRow {
     let len = match &input {
-        Input::Tokens(ids) => ids.len() as u32,
-        Input::SampledAt { .. } => 1,
+        RowInput::Tokens(ids) => ids.len() as u32,
+        RowInput::SampledAt { .. } => 1,
     };
     let blocks = table.iter().map(|&b| BlockId(b)).collect();
-    let init = SeatInit { sampling: Sampling::greedy(), key: 7, prompt_len: 5, history: vec![] };
-    Row {
+    let init = SequenceInit {
+        sampling: SamplingParams::greedy(),
+        rng_key: 7,
+        prompt_len: 5,
+        token_history: vec![],
+    };
+    BatchRow {
         request: RequestId(1),
         epoch: 0,
-        seat: Seat(0),
+        seq_slot: SequenceSlot(0),
         start,
         len,
         drafts: 0,
         samples: start + len >= 5,
         masked: false,
         input,
-        tables: vec![TableUpdate { group: 0, from: 0, blocks }].into(),
-        next: None,
-        init: (start == 0).then(|| Box::new(init)),
+        table_updates: vec![BlockTableUpdate { group: 0, first_entry: 0, blocks }].into(),
+        next_token: None,
+        seq_init: (start == 0).then(|| Box::new(init)),
     }
 }
 
-fn step(device: &mut HashModel, n: u64, row: Row) -> Result<RowOutput, Violation> {
-    let bucket = Bucket::Eager { tokens: row.len };
+fn step(device: &mut HashModel, n: u64, row: BatchRow) -> Result<RowOutput, InvalidBatch> {
+    let bucket = DispatchMode::Eager { tokens: row.len };
     let batch = Batch {
         step: StepId(n),
         epoch: Epoch(0),
-        bucket,
+        dispatch: bucket,
         moe_tokens: 0,
         draft_rows: 0,
         rows: vec![row],
@@ -56,82 +67,91 @@ fn step(device: &mut HashModel, n: u64, row: Row) -> Result<RowOutput, Violation
 }
 
 #[test]
-fn chunks_and_device_fed_decodes_say_what_the_oracle_says() {
+fn chunked_prefill_and_decode_match_the_oracle() {
     let (mut device, table) = (device(0), [6, 2, 5, 1]);
-    let first = row(0, Input::Tokens(PROMPT[..3].to_vec().into()), &table);
-    assert!(step(&mut device, 1, first).unwrap().emitted.is_empty());
+    let first = row(0, RowInput::Tokens(PROMPT[..3].to_vec().into()), &table);
+    assert!(step(&mut device, 1, first).unwrap().sampled_tokens.is_empty());
     let mut said = Vec::new();
-    let second = row(3, Input::Tokens(PROMPT[3..].to_vec().into()), &table);
-    said.extend(step(&mut device, 2, second).unwrap().emitted);
+    let second = row(3, RowInput::Tokens(PROMPT[3..].to_vec().into()), &table);
+    said.extend(step(&mut device, 2, second).unwrap().sampled_tokens);
     for n in 3..6 {
-        let decode = row(2 + n as u32, Input::SampledAt { step: StepId(n - 1), slack: 0 }, &table);
-        said.extend(step(&mut device, n, decode).unwrap().emitted);
+        let decode =
+            row(2 + n as u32, RowInput::SampledAt { step: StepId(n - 1), draft_slack: 0 }, &table);
+        said.extend(step(&mut device, n, decode).unwrap().sampled_tokens);
     }
     assert_eq!(said, oracle(4));
 }
 
 #[test]
-fn verify_rows_say_what_plain_decodes_say() {
+fn verify_rows_match_plain_decoding() {
     let (mut device, table) = (device(3), [6, 2, 5, 1, 0, 3, 4, 7]);
     let mut said =
-        step(&mut device, 1, row(0, Input::Tokens(PROMPT.to_vec().into()), &table)).unwrap();
-    let (mut said, mut accepted) = (std::mem::take(&mut said.emitted), 0);
+        step(&mut device, 1, row(0, RowInput::Tokens(PROMPT.to_vec().into()), &table)).unwrap();
+    let (mut said, mut accepted) = (std::mem::take(&mut said.sampled_tokens), 0);
     for n in 2.. {
         let start = 5 + said.len() as u32 - 1;
         if start + 4 > 8 * 2 {
             break; // The table has no room for another row.
         }
-        let mut verify = row(start, Input::SampledAt { step: StepId(n - 1), slack: 0 }, &table);
+        let mut verify =
+            row(start, RowInput::SampledAt { step: StepId(n - 1), draft_slack: 0 }, &table);
         verify.drafts = 3;
         let output = step(&mut device, n, verify).unwrap();
-        assert_eq!(output.emitted.len(), 1 + usize::from(output.accepted));
+        assert_eq!(output.sampled_tokens.len(), 1 + usize::from(output.accepted));
         accepted += output.accepted;
-        said.extend(output.emitted);
+        said.extend(output.sampled_tokens);
     }
     assert!(accepted > 0);
     assert_eq!(said, oracle(said.len()));
 }
 
 #[test]
-fn an_aliased_a_poisoned_and_an_unwritten_block_change_the_text() {
+fn corrupt_blocks_change_the_tokens() {
     let right = oracle(1);
-    let whole = || Input::Tokens(PROMPT.to_vec().into());
-    assert_eq!(step(&mut device(0), 1, row(0, whole(), &[0, 1, 2])).unwrap().emitted, right);
-    assert_ne!(step(&mut device(0), 1, row(0, whole(), &[0, 0, 2])).unwrap().emitted, right);
+    let whole = || RowInput::Tokens(PROMPT.to_vec().into());
+    assert_eq!(step(&mut device(0), 1, row(0, whole(), &[0, 1, 2])).unwrap().sampled_tokens, right);
+    assert_ne!(step(&mut device(0), 1, row(0, whole(), &[0, 0, 2])).unwrap().sampled_tokens, right);
 
     let mut poisoned = device(0);
-    step(&mut poisoned, 1, row(0, Input::Tokens(PROMPT[..4].to_vec().into()), &[0, 1])).unwrap();
+    step(&mut poisoned, 1, row(0, RowInput::Tokens(PROMPT[..4].to_vec().into()), &[0, 1])).unwrap();
     poisoned.poison(BlockId(1));
-    let last = row(4, Input::Tokens(PROMPT[4..].to_vec().into()), &[0, 1, 2]);
-    assert_ne!(step(&mut poisoned, 2, last).unwrap().emitted, right);
+    let last = row(4, RowInput::Tokens(PROMPT[4..].to_vec().into()), &[0, 1, 2]);
+    assert_ne!(step(&mut poisoned, 2, last).unwrap().sampled_tokens, right);
 }
 
 #[test]
-fn what_no_device_could_run_is_a_violation() {
-    let whole = || Input::Tokens(PROMPT.to_vec().into());
-    let violates = |row: Row| assert!(step(&mut device(0), 1, row).is_err());
+fn impossible_rows_are_violations() {
+    let whole = || RowInput::Tokens(PROMPT.to_vec().into());
+    let violates = |row: BatchRow| assert!(step(&mut device(0), 1, row).is_err());
     violates(row(0, whole(), &[0, 1])); // The table is too short.
     violates(row(0, whole(), &[0, 1, 8])); // Block 8 of 8.
-    violates(row(3, Input::Tokens(vec![1, 5].into()), &[0, 1, 2])); // The seat was never initialised.
-    violates(Row {
-        input: Input::SampledAt { step: StepId(0), slack: 0 },
+    violates(row(3, RowInput::Tokens(vec![1, 5].into()), &[0, 1, 2])); // The seat was never initialised.
+    violates(BatchRow {
+        input: RowInput::SampledAt { step: StepId(0), draft_slack: 0 },
         ..row(0, whole(), &[0, 1, 2])
     });
-    violates(Row { drafts: 1, ..row(0, whole(), &[0, 1, 2]) });
-    let hole = vec![TableUpdate { group: 0, from: 1, blocks: vec![BlockId(0)].into() }].into();
-    violates(Row { tables: hole, ..row(0, whole(), &[]) });
+    violates(BatchRow { drafts: 1, ..row(0, whole(), &[0, 1, 2]) });
+    let hole =
+        vec![BlockTableUpdate { group: 0, first_entry: 1, blocks: vec![BlockId(0)].into() }].into();
+    violates(BatchRow { table_updates: hole, ..row(0, whole(), &[]) });
 }
 
 #[test]
-fn a_failed_row_poisons_what_it_wrote() {
+fn failed_row_poisons_its_blocks() {
     let (mut device, table) = (device(0), [0, 1, 2]);
-    let first = row(0, Input::Tokens(PROMPT[..3].to_vec().into()), &table);
-    let bucket = Bucket::Eager { tokens: 3 };
+    let first = row(0, RowInput::Tokens(PROMPT[..3].to_vec().into()), &table);
+    let bucket = DispatchMode::Eager { tokens: 3 };
     let rows = vec![first];
-    let batch =
-        Batch { step: StepId(1), epoch: Epoch(0), bucket, moe_tokens: 0, draft_rows: 0, rows };
+    let batch = Batch {
+        step: StepId(1),
+        epoch: Epoch(0),
+        dispatch: bucket,
+        moe_tokens: 0,
+        draft_rows: 0,
+        rows,
+    };
     let output = device.run_with(&batch, &[], |_| Some(RowError::NonFiniteLogits)).unwrap();
     assert_eq!(output.rows[0].error, Some(RowError::NonFiniteLogits));
-    let rest = row(3, Input::Tokens(PROMPT[3..].to_vec().into()), &table);
-    assert_ne!(step(&mut device, 2, rest).unwrap().emitted, oracle(1));
+    let rest = row(3, RowInput::Tokens(PROMPT[3..].to_vec().into()), &table);
+    assert_ne!(step(&mut device, 2, rest).unwrap().sampled_tokens, oracle(1));
 }

@@ -1,44 +1,44 @@
 //! The executors of one replica and both directions of their link: in order, delayed, mortal.
 
-use crate::hash_model::{HashModel, Reading, Shape, Violation};
-use crate::setup::Setup;
-use protocol::{Batch, BlockId, Epoch, MaskRow, Row, RowError, StepId, StepOutput};
+use crate::hash_model::{HashModel, HashModelConfig, InvalidBatch, SlotAccess};
+use crate::sim_config::SimConfig;
+use protocol::{Batch, BatchRow, BitmaskRow, BlockId, Epoch, RowError, StepId, StepOutput};
 use std::collections::VecDeque;
 
 /// What the scheduler's side put on the link, in stream order.
 #[derive(Debug)]
-enum Message {
+enum SimExecutorMessage {
     /// Run this.
-    Batch { batch: Batch, masks: Vec<MaskRow>, arrives_ms: u64 },
+    Batch { batch: Batch, bitmasks: Vec<BitmaskRow>, arrives_ms: u64 },
     /// Nothing may read these blocks any more; no real message, so it takes no time.
-    Freed(Vec<BlockId>),
+    FreedBlocks(Vec<BlockId>),
 }
 
 /// A step that ran: the reply, and what was really computed.
 #[derive(Debug)]
-pub(crate) struct Ran {
+pub(crate) struct CompletedStep {
     /// The reply.
     pub(crate) output: StepOutput,
     /// Contexts behind the blocks that the step filled, with the index of their row.
-    pub(crate) filled: Vec<(usize, u64)>,
+    pub(crate) filled_blocks: Vec<(usize, u64)>,
     /// What was asked.
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Vec<BatchRow>,
     /// How many of these rows began behind their `start`.
-    pub(crate) moved: u64,
+    pub(crate) shifted_rows: u64,
 }
 
 /// How executors hang.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Hang {
+pub(crate) enum HangKind {
     /// No step of theirs ends.
-    Working,
+    StepNeverEnds,
     /// They give no sign of life either.
-    Stopped,
+    NoHeartbeat,
 }
 
 /// One incarnation of a replica's executors.
 #[derive(Debug)]
-pub(crate) struct Executor {
+pub(crate) struct SimExecutor {
     /// Group generation it was started for.
     pub(crate) epoch: Epoch,
     /// Time its last reply arrives: the link keeps order.
@@ -48,38 +48,38 @@ pub(crate) struct Executor {
     /// When it begins.
     pub(crate) begins_ms: u64,
     /// Whether the way to it is broken: what is sent is lost.
-    pub(crate) deaf: bool,
+    pub(crate) link_broken: bool,
     /// How they hang, if they do, and since when.
-    pub(crate) hangs: Option<(Hang, u64)>,
+    pub(crate) hang: Option<(HangKind, u64)>,
     /// When they last said something.
-    pub(crate) said_ms: u64,
+    pub(crate) last_message_ms: u64,
     /// The last step that ran.
-    done: StepId,
+    last_step: StepId,
     model: HashModel,
-    queue: VecDeque<Message>,
+    queue: VecDeque<SimExecutorMessage>,
     last_arrival_ms: u64,
 }
 
-impl Executor {
+impl SimExecutor {
     /// Fresh executors with an empty pool.
-    pub(crate) fn new(epoch: Epoch, blocks: u32, setup: &Setup) -> Self {
-        let (kv, limits) = (&setup.engine.kv, &setup.engine.limits);
-        let shape = Shape {
+    pub(crate) fn new(epoch: Epoch, blocks: u32, setup: &SimConfig) -> Self {
+        let (kv, limits) = (&setup.scheduler.kv, &setup.scheduler.limits);
+        let shape = HashModelConfig {
             blocks,
             block_tokens: kv.spec.block_tokens,
             vocab: limits.vocab_size,
-            drafts: limits.drafts,
-            reading: Reading::Slots,
+            drafts: limits.draft_tokens,
+            slot_access: SlotAccess::ReadWrite,
         };
         Self {
             epoch,
             last_reply_ms: 0,
             busy: false,
             begins_ms: 0,
-            deaf: false,
-            hangs: None,
-            said_ms: 0,
-            done: StepId(0),
+            link_broken: false,
+            hang: None,
+            last_message_ms: 0,
+            last_step: StepId(0),
             model: HashModel::new(shape),
             queue: VecDeque::new(),
             last_arrival_ms: 0,
@@ -87,14 +87,18 @@ impl Executor {
     }
 
     /// Takes a batch and its masks that arrive at `arrives_ms`, but not before anything sent earlier.
-    pub(crate) fn send(&mut self, batch: Batch, masks: Vec<MaskRow>, arrives_ms: u64) {
+    pub(crate) fn send(&mut self, batch: Batch, masks: Vec<BitmaskRow>, arrives_ms: u64) {
         self.last_arrival_ms = self.last_arrival_ms.max(arrives_ms);
-        self.queue.push_back(Message::Batch { batch, masks, arrives_ms: self.last_arrival_ms });
+        self.queue.push_back(SimExecutorMessage::Batch {
+            batch,
+            bitmasks: masks,
+            arrives_ms: self.last_arrival_ms,
+        });
     }
 
     /// Notes that the scheduler gave these blocks back, behind everything sent so far.
     pub(crate) fn free(&mut self, blocks: Vec<BlockId>) {
-        self.queue.push_back(Message::Freed(blocks));
+        self.queue.push_back(SimExecutorMessage::FreedBlocks(blocks));
     }
 
     /// When the next batch can start, if there is one and none runs.
@@ -104,8 +108,10 @@ impl Executor {
         }
         loop {
             match self.queue.front()? {
-                Message::Batch { arrives_ms, .. } => return Some(now_ms.max(*arrives_ms)),
-                Message::Freed(blocks) => {
+                SimExecutorMessage::Batch { arrives_ms, .. } => {
+                    return Some(now_ms.max(*arrives_ms));
+                }
+                SimExecutorMessage::FreedBlocks(blocks) => {
                     for &block in blocks {
                         self.model.poison(block);
                     }
@@ -120,34 +126,42 @@ impl Executor {
     /// Errors: the batch asks for what no device could do.
     pub(crate) fn run(
         &mut self,
-        fails: impl Fn(&Row) -> Option<RowError>,
-    ) -> Result<Option<Ran>, Violation> {
+        fails: impl Fn(&BatchRow) -> Option<RowError>,
+    ) -> Result<Option<CompletedStep>, InvalidBatch> {
         self.busy = false;
         let _ = self.next_start_ms(0);
-        let Some(Message::Batch { batch, masks, .. }) = self.queue.pop_front() else {
+        let Some(SimExecutorMessage::Batch { batch, bitmasks: masks, .. }) = self.queue.pop_front()
+        else {
             return Ok(None);
         };
-        self.done = batch.step;
+        self.last_step = batch.step;
         if batch.epoch != self.epoch {
             return Ok(None);
         }
         let output = self.model.run_with(&batch, &masks, fails)?;
         let filled = self.model.filled().iter().map(|f| (f.row as usize, f.context)).collect();
-        Ok(Some(Ran { output, filled, rows: batch.rows, moved: self.model.moved() }))
+        Ok(Some(CompletedStep {
+            output,
+            filled_blocks: filled,
+            rows: batch.rows,
+            shifted_rows: self.model.shifted_rows(),
+        }))
     }
 
     /// The newest step that it has begun.
-    pub(crate) fn begun(&self, now_ms: u64) -> StepId {
+    pub(crate) fn newest_begun_step(&self, now_ms: u64) -> StepId {
         match self.queue.front() {
-            Some(Message::Batch { batch, .. }) if self.busy && self.begins_ms <= now_ms => {
+            Some(SimExecutorMessage::Batch { batch, .. })
+                if self.busy && self.begins_ms <= now_ms =>
+            {
                 batch.step
             }
-            _ => self.done,
+            _ => self.last_step,
         }
     }
 
     /// Whether batches are queued.
     pub(crate) fn has_work(&self) -> bool {
-        self.queue.iter().any(|message| matches!(message, Message::Batch { .. }))
+        self.queue.iter().any(|message| matches!(message, SimExecutorMessage::Batch { .. }))
     }
 }

@@ -6,38 +6,38 @@
 //! `standstill`, `absorb` takes in what it decides and `finish` the end. Checks, named by invariant: `batch_checks`,
 //! `service_checks`, `client`, `mirror`, `names`, `subscriber`, `vigil`.
 
-#[path = "../support/cursor.rs"]
-mod cursor;
 #[path = "../support/hash_model.rs"]
 mod hash_model;
+#[path = "../support/seed_cursor.rs"]
+mod seed_cursor;
 
-mod absorb;
 mod batch_checks;
-mod broken;
-#[cfg(feature = "planted")]
-mod canary;
-mod chance;
 mod client;
+mod client_arrivals;
+mod client_ids;
 mod device_tests;
-mod devices;
+mod effects;
+mod event_queue;
 mod executor;
-mod finish;
-mod happening;
-mod inside;
-mod links;
-mod mask_maker;
-mod mirror;
-mod names;
-mod people;
+mod executor_faults;
+mod executor_watch;
+mod final_checks;
+mod index_mirror;
+#[cfg(feature = "planted")]
+mod injected_faults;
+mod introspection;
+mod invariant;
+mod link_faults;
+mod mask_worker;
+mod process_pause;
 mod regressions;
-mod requests;
+mod request_generator;
+mod rng;
+mod seed_sweep;
 mod service_checks;
-mod setup;
-mod show;
-mod standstill;
+mod sim_config;
 mod subscriber;
 mod suite;
-mod swarm;
 mod trace;
-mod vigil;
+mod trace_format;
 mod world;

@@ -1,10 +1,10 @@
 //! What every `cargo test` proves, and how a seed is replayed.
 
-use crate::cursor::first_seed;
-use crate::setup::{GROUPS, LINKS};
-use crate::swarm::{Harvest, run, sweep};
-use crate::world::Tally;
-use scheduler::Planted;
+use crate::seed_cursor::first_seed;
+use crate::seed_sweep::{SweepResult, run, sweep};
+use crate::sim_config::{GROUP_SEEDS_FROM, LINK_SEEDS_FROM};
+use crate::world::SimCounts;
+use scheduler::FaultInjection;
 use std::time::Instant;
 
 /// Seeds of the ordinary suite.
@@ -14,16 +14,16 @@ const GROUP_SEEDS: u64 = 300;
 /// Of worlds whose links break and whose subscribers vanish.
 const LINK_SEEDS: u64 = 300;
 /// Where seeds of runs with a cursor begin: above all that have been explored.
-const FRESH: u64 = 10_000_000;
+const FRESH_SEEDS_FROM: u64 = 10_000_000;
 /// For each mutant of the scheduler and the cache.
 const MUTANT_SEEDS: u64 = 800;
 
 #[test]
-fn a_million_steps_break_nothing() {
+fn million_steps_keep_all_invariants() {
     let start = Instant::now();
-    let first = first_seed(0, FRESH, SEEDS);
-    let harvest = sweep(first..first + SEEDS, Planted::default(), true);
-    judge(&harvest);
+    let first = first_seed(0, FRESH_SEEDS_FROM, SEEDS);
+    let harvest = sweep(first..first + SEEDS, FaultInjection::default(), true);
+    assert_no_failures(&harvest);
     let tally = harvest.tally;
     println!(
         "{} seeds from {first} in {:.1} s: {tally:?}",
@@ -36,25 +36,25 @@ fn a_million_steps_break_nothing() {
         tally.preemptions,
         tally.hits,
         tally.removed,
-        tally.stays,
+        tally.lifetimes,
         tally.aborts,
         tally.crashes,
-        tally.stale,
+        tally.stale_outputs,
         tally.failed_rows,
         tally.masked_rows,
-        tally.late_masks,
+        tally.overdue_masks,
         tally.ended_masks,
-        tally.refused,
+        tally.rejected,
         tally.accepted,
         tally.drafted - tally.accepted,
-        tally.moved,
-        tally.standstills,
+        tally.shifted_rows,
+        tally.process_pauses,
         tally.hangs,
-        tally.late,
-        tally.silent,
-        tally.spared,
-        tally.namesakes,
-        tally.orders,
+        tally.step_timeouts,
+        tally.heartbeat_timeouts,
+        tally.false_suspicions,
+        tally.shared_client_ids,
+        tally.aborts_by_client_id,
     ];
     assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
 }
@@ -62,11 +62,11 @@ fn a_million_steps_break_nothing() {
 /// Groups of up to 8 ranks that step together, with deaths, ranks that die again before the others are back, steps
 /// that wait for the slowest rank, and replies in any order among ranks.
 #[test]
-fn groups_of_ranks_break_nothing() {
+fn lockstep_groups_keep_all_invariants() {
     let start = Instant::now();
-    let first = first_seed(GROUPS, GROUPS + FRESH, GROUP_SEEDS);
-    let harvest = sweep(first..first + GROUP_SEEDS, Planted::default(), true);
-    judge(&harvest);
+    let first = first_seed(GROUP_SEEDS_FROM, GROUP_SEEDS_FROM + FRESH_SEEDS_FROM, GROUP_SEEDS);
+    let harvest = sweep(first..first + GROUP_SEEDS, FaultInjection::default(), true);
+    assert_no_failures(&harvest);
     let tally = harvest.tally;
     println!(
         "{} seeds from {first} in {:.1} s: {tally:?}",
@@ -77,23 +77,23 @@ fn groups_of_ranks_break_nothing() {
     let happened = [
         tally.idle_of_eight,
         tally.crashes,
-        tally.relapses,
-        tally.stale,
+        tally.repeated_failures,
+        tally.stale_outputs,
         tally.preemptions,
-        tally.moved,
+        tally.shifted_rows,
     ];
     assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
-    judge_watch(&tally);
+    assert_heartbeat_faults_happened(&tally);
 }
 
 /// Links that lose what is on them, one way or both, before anybody notices, and subscribers of KV events that vanish, come
 /// back, and are told what they missed or everything.
 #[test]
-fn links_that_lose_frames_and_subscribers_that_vanish_break_nothing() {
+fn broken_links_and_subscribers_keep_all_invariants() {
     let start = Instant::now();
-    let first = first_seed(LINKS, LINKS + FRESH, LINK_SEEDS);
-    let harvest = sweep(first..first + LINK_SEEDS, Planted::default(), true);
-    judge(&harvest);
+    let first = first_seed(LINK_SEEDS_FROM, LINK_SEEDS_FROM + FRESH_SEEDS_FROM, LINK_SEEDS);
+    let harvest = sweep(first..first + LINK_SEEDS, FaultInjection::default(), true);
+    assert_no_failures(&harvest);
     let tally = harvest.tally;
     println!(
         "{} seeds from {first} in {:.1} s: {tally:?}",
@@ -101,35 +101,49 @@ fn links_that_lose_frames_and_subscribers_that_vanish_break_nothing() {
         start.elapsed().as_secs_f64()
     );
     let happened = [
-        tally.cuts - tally.halves,
-        tally.halves,
+        tally.broken_links - tally.one_way_breaks,
+        tally.one_way_breaks,
         tally.lost_frames,
         tally.replays,
-        tally.listings,
-        tally.stale,
+        tally.snapshots,
+        tally.stale_outputs,
         tally.preemptions,
     ];
     assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
-    judge_watch(&tally);
+    assert_heartbeat_faults_happened(&tally);
 }
 
 /// Of all kinds, in seconds: what mutation testing runs for each mutant.
 #[test]
 #[ignore = "a part of the three above, for `just mutants`"]
-fn seeds_for_mutants() {
-    judge(&sweep(0..MUTANT_SEEDS, Planted::default(), true));
-    judge(&sweep(GROUPS..GROUPS + MUTANT_SEEDS / 8, Planted::default(), true));
-    judge(&sweep(LINKS..LINKS + MUTANT_SEEDS / 8, Planted::default(), true));
+fn mutant_seeds() {
+    assert_no_failures(&sweep(0..MUTANT_SEEDS, FaultInjection::default(), true));
+    assert_no_failures(&sweep(
+        GROUP_SEEDS_FROM..GROUP_SEEDS_FROM + MUTANT_SEEDS / 8,
+        FaultInjection::default(),
+        true,
+    ));
+    assert_no_failures(&sweep(
+        LINK_SEEDS_FROM..LINK_SEEDS_FROM + MUTANT_SEEDS / 8,
+        FaultInjection::default(),
+        true,
+    ));
 }
 
 /// Of few worlds: that some stood still, and that some executors were given up with reason and some suspected without.
-fn judge_watch(tally: &Tally) {
-    let happened = [tally.standstills, tally.hangs, tally.late, tally.silent, tally.spared];
+fn assert_heartbeat_faults_happened(tally: &SimCounts) {
+    let happened = [
+        tally.process_pauses,
+        tally.hangs,
+        tally.step_timeouts,
+        tally.heartbeat_timeouts,
+        tally.false_suspicions,
+    ];
     assert!(happened.iter().all(|&count| count > 4), "too few to watch: {tally:?}");
 }
 
 /// Fails with the first failure.
-fn judge(harvest: &Harvest) {
+fn assert_no_failures(harvest: &SweepResult) {
     if let Some(failure) = harvest.failures.first() {
         let broken = failure.broken.as_ref().expect("a failure has a cause");
         panic!("seed {}: {broken}\nreplay: just sim {}", failure.seed, failure.seed);
@@ -139,9 +153,9 @@ fn judge(harvest: &Harvest) {
 /// Replays one seed with a readable trace: `just sim SEED`.
 #[test]
 #[ignore = "needs HADRON_SIM_SEED"]
-fn replay() {
-    let seed = number("HADRON_SIM_SEED").expect("HADRON_SIM_SEED is a number");
-    let run = run(seed, Planted::default(), true);
+fn replay_seed() {
+    let seed = env_number("HADRON_SIM_SEED").expect("HADRON_SIM_SEED is a number");
+    let run = run(seed, FaultInjection::default(), true);
     println!("{}", run.lines);
     println!("seed {seed}: trace hash {:016x}, {:?}", run.hash, run.tally);
     if let Some(broken) = run.broken {
@@ -152,14 +166,15 @@ fn replay() {
 /// Looks for failures among other seeds, and among a fifth as many groups of ranks and of worlds whose links break: `HADRON_SIM_FROM`, `HADRON_SIM_COUNT`.
 #[test]
 #[ignore = "as long as asked for"]
-fn explore() {
+fn explore_seeds() {
     let start = Instant::now();
-    let from = number("HADRON_SIM_FROM").unwrap_or(SEEDS);
-    let count = number("HADRON_SIM_COUNT").unwrap_or(20_000);
+    let from = env_number("HADRON_SIM_FROM").unwrap_or(SEEDS);
+    let count = env_number("HADRON_SIM_COUNT").unwrap_or(20_000);
     let mut failing = 0;
-    for (first, count) in [(0, count), (GROUPS, count / 5), (LINKS, count / 5)] {
+    for (first, count) in [(0, count), (GROUP_SEEDS_FROM, count / 5), (LINK_SEEDS_FROM, count / 5)]
+    {
         let seeds = first + from..first + from + count;
-        let harvest = sweep(seeds.clone(), Planted::default(), false);
+        let harvest = sweep(seeds.clone(), FaultInjection::default(), false);
         let (steps, tally) = (harvest.tally.steps, harvest.tally);
         println!("seeds {seeds:?}: {} in {steps} steps: {tally:?}", harvest.seeds);
         for failure in &harvest.failures {
@@ -183,6 +198,6 @@ fn processor_seconds() -> f64 {
 }
 
 #[expect(clippy::disallowed_methods, reason = "tests take their seed from the command line")]
-fn number(name: &str) -> Option<u64> {
+fn env_number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }

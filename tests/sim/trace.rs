@@ -5,26 +5,26 @@ use std::fmt::Write as _;
 
 /// The record of one run.
 #[derive(Debug)]
-pub(crate) struct Trace {
+pub(crate) struct SimTrace {
     hash: u64,
     lines: Option<String>,
 }
 
-impl Trace {
+impl SimTrace {
     /// An empty record; `readable` keeps the lines too.
     pub(crate) fn new(readable: bool) -> Self {
         Self { hash: EMPTY, lines: readable.then(String::new) }
     }
 
     /// Records that `what` happened, with the numbers that identify it.
-    pub(crate) fn note(&mut self, now_ms: u64, what: &'static str, numbers: &[u64]) {
+    pub(crate) fn record(&mut self, now_ms: u64, what: &'static str, numbers: &[u64]) {
         let name = what.bytes().fold(0, |h, b| fold(h, u64::from(b)));
         self.hash = numbers.iter().fold(fold(fold(self.hash, now_ms), name), |h, &n| fold(h, n));
         self.line(|| format!("{now_ms:>8} ms  {what:<10} {numbers:?}"));
     }
 
     /// Adds numbers to the hash alone.
-    pub(crate) fn mix(&mut self, numbers: impl Iterator<Item = u64>) {
+    pub(crate) fn mix_into_hash(&mut self, numbers: impl Iterator<Item = u64>) {
         self.hash = numbers.fold(self.hash, fold);
     }
 

@@ -3,45 +3,50 @@
 //! Two phases. Safety: faults happen, everything is checked after every tick. Then all heals, and
 //! within a bound of steps every request must end and the engine must be idle (`finish.rs`).
 
-use crate::batch_checks::Told;
-use crate::broken::{Checked, ensure};
-use crate::chance::Chance;
-use crate::client::{Client, Stage};
-use crate::executor::Executor;
-use crate::happening::{Agenda, Happening};
-use crate::inside::is_vacant;
-use crate::mirror::Mirror;
-use crate::setup::{Faults, GROUPS, LATER, LINKS, Setup};
-use crate::standstill::{STANDSTILLS, Standstill};
-use crate::subscriber::Subscriber;
-use crate::trace::Trace;
-use crate::vigil::{Sign, Vigil};
+use crate::batch_checks::BatchChecker;
+use crate::client::{ClientStage, SimClient};
+use crate::event_queue::{SimEvent, SimEventQueue};
+use crate::executor::SimExecutor;
+use crate::executor_watch::{ExecutorSignal, SimExecutorWatch};
+use crate::index_mirror::IndexMirror;
+use crate::introspection::is_free;
+use crate::invariant::{CheckResult, ensure};
+use crate::process_pause::{PROCESS_PAUSES_MAX, ProcessPause};
+use crate::rng::SimRng;
+use crate::sim_config::{
+    FaultRates, GROUP_SEEDS_FROM, LATE_DRAWS_STREAM, LINK_SEEDS_FROM, SimConfig,
+};
+use crate::subscriber::SimSubscriber;
+use crate::trace::SimTrace;
 use protocol::{BlockId, Replica};
-use scheduler::{Control, Effect, Engine, Event, Loss, Planted, StepStats};
+use scheduler::{
+    ControlCommand, ExecutorFailure, FaultInjection, Scheduler, SchedulerEffect, SchedulerEvent,
+    StepStats,
+};
 
 /// One replica, as the world knows it.
 #[derive(Debug, Default)]
-pub(crate) struct Site {
+pub(crate) struct SimReplica {
     /// Its executors, unless they are dead.
-    pub(crate) executor: Option<Executor>,
+    pub(crate) executor: Option<SimExecutor>,
     /// Counts its executors' lives.
     pub(crate) incarnation: u32,
     /// Which of these lives the engine was last told of.
-    pub(crate) announced: u32,
+    pub(crate) announced_incarnation: u32,
     /// When the engine was told that they are dead, until it is told that they are back.
-    pub(crate) lost_at_ms: Option<u64>,
+    pub(crate) failed_at_ms: Option<u64>,
     /// What its executors have been told.
-    pub(crate) told: Told,
+    pub(crate) batch_checker: BatchChecker,
     /// Stays of evicted blocks that were told so far.
-    pub(crate) stays: u64,
+    pub(crate) lifetimes: u64,
     /// What a subscriber of its KV events believes.
-    pub(crate) mirror: Mirror,
+    pub(crate) mirror: IndexMirror,
     /// Another one, who comes and goes.
-    pub(crate) subscriber: Option<Subscriber>,
+    pub(crate) subscriber: Option<SimSubscriber>,
     /// Lives of its executors whose link has broken: what was on the way is lost.
-    pub(crate) severed: Vec<u32>,
+    pub(crate) broken_links: Vec<u32>,
     /// What its executors are watched by.
-    pub(crate) vigil: Vigil,
+    pub(crate) watch: SimExecutorWatch,
     /// Its counters.
     pub(crate) stats: StepStats,
     /// Outputs that the engine must have dropped.
@@ -49,18 +54,18 @@ pub(crate) struct Site {
     /// Blocks its executors allocated.
     pub(crate) blocks: u32,
     /// Blocks that nobody held and nobody could find after the last tick.
-    vacant: Vec<bool>,
+    free_blocks: Vec<bool>,
 }
 
-impl Site {
-    fn new(blocks: u32, planted: Planted) -> Self {
-        Self { blocks, vigil: Vigil::new(planted), ..Self::default() }
+impl SimReplica {
+    fn new(blocks: u32, planted: FaultInjection) -> Self {
+        Self { blocks, watch: SimExecutorWatch::new(planted), ..Self::default() }
     }
 }
 
 /// What a run did, to show that the faults really happened.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Tally {
+pub(crate) struct SimCounts {
     pub(crate) steps: u64,
     pub(crate) ticks: u64,
     pub(crate) rows: u64,
@@ -70,329 +75,346 @@ pub(crate) struct Tally {
     pub(crate) hits: u64,
     pub(crate) stored: u64,
     pub(crate) removed: u64,
-    pub(crate) stays: u64,
+    pub(crate) lifetimes: u64,
     pub(crate) aborts: u64,
     pub(crate) crashes: u64,
-    pub(crate) stale: u64,
+    pub(crate) stale_outputs: u64,
     pub(crate) failed_rows: u64,
     pub(crate) masked_rows: u64,
-    pub(crate) late_masks: u64,
+    pub(crate) overdue_masks: u64,
     pub(crate) ended_masks: u64,
-    pub(crate) refused: u64,
+    pub(crate) rejected: u64,
     /// Drafts verified, and of these accepted.
     pub(crate) drafted: u64,
     pub(crate) accepted: u64,
     /// Rows that began behind their `start`, where only the seat knew.
-    pub(crate) moved: u64,
+    pub(crate) shifted_rows: u64,
     /// Batches of groups of 8 ranks that step together, and how many of them were empty.
     pub(crate) batches_of_eight: u64,
     pub(crate) idle_of_eight: u64,
     /// Deaths of a rank before all of its group were back.
-    pub(crate) relapses: u64,
+    pub(crate) repeated_failures: u64,
     /// Links that broke, and of these the ones that first lost batches only.
-    pub(crate) cuts: u64,
-    pub(crate) halves: u64,
+    pub(crate) broken_links: u64,
+    pub(crate) one_way_breaks: u64,
     /// Batches and replies that were lost on them.
     pub(crate) lost_frames: u64,
     /// Subscribers that came back and were told what they had missed, or everything.
     pub(crate) replays: u64,
-    pub(crate) listings: u64,
+    pub(crate) snapshots: u64,
     /// Requests sent while another one of their name was in flight, and orders by name that meant several.
-    pub(crate) namesakes: u64,
-    pub(crate) orders: u64,
+    pub(crate) shared_client_ids: u64,
+    pub(crate) aborts_by_client_id: u64,
     /// Times in which the engine stood still.
-    pub(crate) standstills: u64,
+    pub(crate) process_pauses: u64,
     /// Executors that hung, and how many were given up as late and as silent.
     pub(crate) hangs: u64,
-    pub(crate) late: u64,
-    pub(crate) silent: u64,
+    pub(crate) step_timeouts: u64,
+    pub(crate) heartbeat_timeouts: u64,
     /// Executors that seemed late or silent at a first look and did their work.
-    pub(crate) spared: u64,
+    pub(crate) false_suspicions: u64,
 }
 
 /// The world of one seed.
 #[derive(Debug)]
-pub(crate) struct World {
-    pub(crate) setup: Setup,
-    pub(crate) chance: Chance,
+pub(crate) struct SimWorld {
+    pub(crate) config: SimConfig,
+    pub(crate) rng: SimRng,
     pub(crate) now_ms: u64,
-    pub(crate) agenda: Agenda,
-    pub(crate) engine: Engine,
-    pub(crate) sites: Vec<Site>,
-    pub(crate) clients: Vec<Client>,
-    pub(crate) trace: Trace,
-    pub(crate) tally: Tally,
+    pub(crate) events: SimEventQueue,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) replicas: Vec<SimReplica>,
+    pub(crate) clients: Vec<SimClient>,
+    pub(crate) trace: SimTrace,
+    pub(crate) counts: SimCounts,
     /// Whether somebody cleared the prefix cache.
     pub(crate) cleared: bool,
     /// Whether a replica is lost in this tick.
-    pub(crate) losing: bool,
-    pub(crate) effects: Vec<Effect>,
-    pub(crate) inbox: Vec<Event>,
+    pub(crate) failure_in_tick: bool,
+    pub(crate) effects: Vec<SchedulerEffect>,
+    pub(crate) inbox: Vec<SchedulerEvent>,
     /// What was said besides, since the last tick.
-    pub(crate) signs: Vec<Sign>,
-    control: u64,
+    pub(crate) signals: Vec<ExecutorSignal>,
+    control_ops: u64,
     pub(crate) crashes_left: u32,
-    pub(crate) standstills_left: u32,
+    pub(crate) pauses_left: u32,
     /// What stands still, and since when nothing has.
-    pub(crate) standstill: Option<Standstill>,
-    pub(crate) woke_ms: u64,
+    pub(crate) process_pause: Option<ProcessPause>,
+    pub(crate) resumed_ms: u64,
     /// The same of the engine's thread alone, and when it last had a tick.
-    pub(crate) engine_woke_ms: u64,
-    pub(crate) ticked_ms: u64,
+    pub(crate) scheduler_resumed_ms: u64,
+    pub(crate) last_tick_ms: u64,
     /// Whether nothing goes wrong any more.
-    pub(crate) healed: bool,
+    pub(crate) faults_ended: bool,
     /// Signs of life since something else happened.
-    pub(crate) quiet: usize,
+    pub(crate) idle_heartbeats: usize,
 }
 
-impl World {
+impl SimWorld {
     /// The world of a seed, before its first event.
-    pub(crate) fn new(seed: u64, planted: Planted, readable: bool) -> Self {
-        let mut chance = Chance::new(seed);
+    pub(crate) fn new(seed: u64, planted: FaultInjection, readable: bool) -> Self {
+        let mut chance = SimRng::new(seed);
         let draw = match seed {
-            LINKS.. => Setup::draw_links,
-            GROUPS.. => Setup::draw_group,
-            _ => Setup::draw,
+            LINK_SEEDS_FROM.. => SimConfig::draw_links,
+            GROUP_SEEDS_FROM.. => SimConfig::draw_group,
+            _ => SimConfig::draw,
         };
         let mut setup = draw(&mut chance, planted);
-        let mut later = Chance::new(seed ^ LATER);
-        setup.draw_later(&mut later);
-        let engine = Engine::new(setup.engine.clone()).expect("drawn configurations are valid");
-        let mut trace = Trace::new(readable);
+        let mut later = SimRng::new(seed ^ LATE_DRAWS_STREAM);
+        setup.draw_late_additions(&mut later);
+        let engine =
+            Scheduler::new(setup.scheduler.clone()).expect("drawn configurations are valid");
+        let mut trace = SimTrace::new(readable);
         trace.line(|| format!("seed {seed}: {setup:#?}"));
         let mut world = Self {
-            crashes_left: setup.faults.crashes,
-            sites: (0..setup.engine.replicas)
-                .map(|_| Site::new(setup.engine.kv.blocks, planted))
+            crashes_left: setup.faults.max_crashes,
+            replicas: (0..setup.scheduler.replicas)
+                .map(|_| SimReplica::new(setup.scheduler.kv.blocks, planted))
                 .collect(),
-            engine,
-            setup,
-            chance,
+            scheduler: engine,
+            config: setup,
+            rng: chance,
             now_ms: 0,
-            agenda: Agenda::default(),
+            events: SimEventQueue::default(),
             clients: Vec::new(),
             trace,
-            tally: Tally::default(),
+            counts: SimCounts::default(),
             cleared: false,
-            losing: false,
+            failure_in_tick: false,
             effects: Vec::new(),
             inbox: Vec::new(),
-            signs: Vec::new(),
-            control: 0,
-            standstills_left: STANDSTILLS,
-            standstill: None,
-            woke_ms: 0,
-            engine_woke_ms: 0,
-            ticked_ms: 0,
-            healed: false,
-            quiet: 0,
+            signals: Vec::new(),
+            control_ops: 0,
+            pauses_left: PROCESS_PAUSES_MAX,
+            process_pause: None,
+            resumed_ms: 0,
+            scheduler_resumed_ms: 0,
+            last_tick_ms: 0,
+            faults_ended: false,
+            idle_heartbeats: 0,
         };
-        world.subscribe();
-        world.people();
-        world.name_people(&mut later);
-        for replica in 0..world.sites.len() {
+        world.add_subscribers();
+        world.draw_clients();
+        world.assign_client_ids(&mut later);
+        for replica in 0..world.replicas.len() {
             world.start_executor(replica);
         }
         world
     }
 
     /// Runs both phases.
-    pub(crate) fn run(&mut self) -> Checked {
-        while let Some(next_ms) = self.agenda.next_ms() {
+    pub(crate) fn run(&mut self) -> CheckResult {
+        while let Some(next_ms) = self.events.next_ms() {
             self.now_ms = self.now_ms.max(next_ms);
-            if self.chance.hits(self.setup.faults.pause) {
-                self.now_ms += self.chance.below(60);
+            if self.rng.chance_per_mille(self.config.faults.late_tick) {
+                self.now_ms += self.rng.below(60);
             }
-            if self.chance.hits(self.setup.faults.jump) {
+            if self.rng.chance_per_mille(self.config.faults.clock_jump) {
                 self.now_ms += 86_400_000;
-                (self.woke_ms, self.engine_woke_ms) = (self.now_ms, self.now_ms);
+                (self.resumed_ms, self.scheduler_resumed_ms) = (self.now_ms, self.now_ms);
             }
-            self.go_on()?;
-            while let Some(what) = self.agenda.take(self.now_ms) {
-                self.happen(what)?;
+            self.end_process_pause()?;
+            while let Some(what) = self.events.pop_due(self.now_ms) {
+                self.handle_event(what)?;
             }
-            self.may_stand_still();
+            self.maybe_pause_process();
             self.tick()?;
-            self.stand_still()?;
+            self.run_process_pause()?;
             let bound = self.step_bound();
-            ensure!("I12", self.tally.steps <= bound, "no end after {bound} steps");
+            ensure!("I12", self.counts.steps <= bound, "no end after {bound} steps");
         }
-        self.finish()
+        self.check_final_state()
     }
 
     /// Fresh executors for a replica, of the generation the engine expects.
     pub(crate) fn start_executor(&mut self, replica: usize) {
-        let epoch = self.engine.epoch(Replica(replica as u16));
-        let site = &mut self.sites[replica];
-        let executor = Executor::new(epoch, site.blocks, &self.setup);
+        let epoch = self.scheduler.epoch(Replica(replica as u16));
+        let site = &mut self.replicas[replica];
+        let executor = SimExecutor::new(epoch, site.blocks, &self.config);
         site.executor = Some(executor);
-        site.told.forget();
-        site.vacant = vec![true; site.blocks as usize];
-        self.watch(replica);
+        site.batch_checker.reset();
+        site.free_blocks = vec![true; site.blocks as usize];
+        self.watch_executors(replica);
     }
 
-    pub(crate) fn happen(&mut self, what: Happening) -> Checked {
-        let Some(what) = self.lie_unread(what) else { return Ok(()) };
+    pub(crate) fn handle_event(&mut self, what: SimEvent) -> CheckResult {
+        let Some(what) = self.defer_unread_message(what) else { return Ok(()) };
         match what {
-            Happening::Arrive(index) => self.arrive(index),
-            Happening::Abort(index, cause) => self.abort(index, cause),
-            Happening::StepDone { replica, incarnation } => {
-                if self.sites[replica].incarnation == incarnation {
+            SimEvent::Arrive(index) => self.arrive(index),
+            SimEvent::Abort(index, cause) => self.abort(index, cause),
+            SimEvent::StepDone { replica, incarnation } => {
+                if self.replicas[replica].incarnation == incarnation {
                     self.step_done(replica)?;
                 }
             }
-            Happening::Reply { replica, reply } => self.reply(replica, reply),
-            Happening::Lost { replica, incarnation } => {
+            SimEvent::Reply { replica, reply } => self.reply(replica, reply),
+            SimEvent::ExecutorsFailed { replica, incarnation } => {
                 // Of two deaths the later one is told: whoever is back in between is not taken for dead.
-                if self.sites[replica].incarnation == incarnation {
-                    self.trace.note(self.now_ms, "lost", &[replica as u64]);
-                    let (replica, loss) = (Replica(replica as u16), Loss::Exited);
-                    self.inbox.push(Event::Lost { replica, loss });
+                if self.replicas[replica].incarnation == incarnation {
+                    self.trace.record(self.now_ms, "lost", &[replica as u64]);
+                    let (replica, loss) = (Replica(replica as u16), ExecutorFailure::Exited);
+                    self.inbox.push(SchedulerEvent::ExecutorsFailed { replica, failure: loss });
                 }
             }
-            Happening::Ready { replica, incarnation } => {
-                if self.sites[replica].incarnation == incarnation {
-                    self.ready(replica);
+            SimEvent::ExecutorsReady { replica, incarnation } => {
+                if self.replicas[replica].incarnation == incarnation {
+                    self.executors_ready(replica);
                 }
             }
-            Happening::Relapse { replica, incarnation } => self.relapse(replica, incarnation)?,
-            Happening::Deaf { replica, incarnation } => {
-                if self.sites[replica].incarnation == incarnation {
+            SimEvent::FailAgain { replica, incarnation } => {
+                self.fail_again(replica, incarnation)?;
+            }
+            SimEvent::LinkFailureSeen { replica, incarnation } => {
+                if self.replicas[replica].incarnation == incarnation {
                     self.crash(replica)?;
                 }
             }
-            Happening::Beat { replica, life } => self.beat(replica, life),
-            Happening::Alive { replica, life } => self.alive(replica, life),
-            Happening::Look { replica, life } => self.look(replica, life)?,
-            Happening::Hang { replica } => self.hang(replica),
-            Happening::Clear => {
+            SimEvent::HeartbeatDue { replica, incarnation: life } => {
+                self.heartbeat_due(replica, life);
+            }
+            SimEvent::HeartbeatArrives { replica, incarnation: life } => {
+                self.heartbeat_arrives(replica, life);
+            }
+            SimEvent::CheckHeartbeat { replica, incarnation: life } => {
+                self.check_heartbeat(replica, life)?;
+            }
+            SimEvent::Hang { replica } => self.hang_executors(replica),
+            SimEvent::ClearPrefixCache => {
                 self.cleared = true;
-                self.control += 1;
-                let op_id = self.control;
+                self.control_ops += 1;
+                let op_id = self.control_ops;
                 let restart = op_id.is_multiple_of(2);
-                self.inbox.push(Event::Control(Control::ClearPrefixCache { op_id, restart }));
+                self.inbox.push(SchedulerEvent::Control(ControlCommand::ClearPrefixCache {
+                    op_id,
+                    requeue_running: restart,
+                }));
             }
-            Happening::MaskMade { request, outputs } => self.mask_made(request, outputs),
-            Happening::MasksOver { request } => {
-                self.trace.note(self.now_ms, "masks over", &[request.0]);
-                self.inbox.push(Event::MasksOver { request });
+            SimEvent::MaskReady { request, output_tokens: outputs } => {
+                self.mask_ready(request, outputs);
             }
-            Happening::Wake => {}
-            Happening::Heal => {
-                self.setup.faults = Faults::none();
-                self.healed = true;
-                self.trace.note(self.now_ms, "heal", &[]);
-                if self.chance.hits(100) {
-                    self.drain();
+            SimEvent::MasksDone { request } => {
+                self.trace.record(self.now_ms, "masks over", &[request.0]);
+                self.inbox.push(SchedulerEvent::MasksDone { request });
+            }
+            SimEvent::Wake => {}
+            SimEvent::EndFaults => {
+                self.config.faults = FaultRates::none();
+                self.faults_ended = true;
+                self.trace.record(self.now_ms, "heal", &[]);
+                if self.rng.chance_per_mille(100) {
+                    self.abort_all();
                 }
             }
         }
         Ok(())
     }
 
-    fn tick(&mut self) -> Checked {
-        if self.chance.hits(self.setup.faults.clear) {
-            self.happen(Happening::Clear)?;
+    fn tick(&mut self) -> CheckResult {
+        if self.rng.chance_per_mille(self.config.faults.clear_prefix_cache) {
+            self.handle_event(SimEvent::ClearPrefixCache)?;
         }
-        let bearers = self.order();
-        self.judge()?;
+        let bearers = self.abort_by_client_id();
+        self.process_signals()?;
         let mut inbox = std::mem::take(&mut self.inbox);
         let aborted: Vec<usize> = aborted_live(&inbox, &self.clients);
-        let News { lost, back, relapsed } = news(&inbox, self.setup.engine.lockstep);
+        let ReplicaChanges { failed: lost, restored: back, failed_again: relapsed } =
+            replica_changes(&inbox, self.config.scheduler.lockstep);
         let submitted = submitted(&inbox);
-        self.losing = !lost.is_empty();
+        self.failure_in_tick = !lost.is_empty();
         for replica in relapsed {
-            self.sites[replica].lost_at_ms = None; // And lost anew, now.
+            self.replicas[replica].failed_at_ms = None; // And lost anew, now.
         }
-        self.note_losses(&lost);
-        self.tally.ticks += 1;
+        self.record_failures(&lost);
+        self.counts.ticks += 1;
         let mut effects = std::mem::take(&mut self.effects);
-        self.engine.tick(self.now_ms, &mut inbox, &mut effects);
+        self.scheduler.tick(self.now_ms, &mut inbox, &mut effects);
         self.inbox = inbox;
         for replica in back {
-            self.sites[replica].lost_at_ms = None;
+            self.replicas[replica].failed_at_ms = None;
             self.start_executor(replica);
             // It may have died before the engine took notice of it.
-            let site = &mut self.sites[replica];
-            site.executor.take_if(|_| site.announced != site.incarnation);
+            let site = &mut self.replicas[replica];
+            site.executor.take_if(|_| site.announced_incarnation != site.incarnation);
         }
-        self.absorb(&mut effects)?;
-        if self.chance.hits(100) {
-            self.engine.tick(self.now_ms, &mut Vec::new(), &mut effects);
-            let sends = effects.iter().any(|effect| matches!(effect, Effect::Send { .. }));
+        self.apply_effects(&mut effects)?;
+        if self.rng.chance_per_mille(100) {
+            self.scheduler.tick(self.now_ms, &mut Vec::new(), &mut effects);
+            let sends =
+                effects.iter().any(|effect| matches!(effect, SchedulerEffect::SendBatch { .. }));
             ensure!("I12", !sends, "a tick left work undone, the next one sends {effects:?}");
             effects.clear();
         }
         self.effects = effects;
-        self.check_moved()?;
+        self.check_queue_migration()?;
         for replica in self.group_of(&lost) {
-            self.sites[replica].mirror.lose();
+            self.replicas[replica].mirror.clear_computed();
         }
-        self.check_taken_in(&aborted, &submitted)?;
-        self.check_order_by_name(&bearers)?;
-        self.come_and_go()?;
-        self.check_queue()?;
-        self.check_patience()?;
-        self.engine.check();
+        self.check_aborts_and_rejections(&aborted, &submitted)?;
+        self.check_abort_by_client_id(&bearers)?;
+        self.churn_subscribers()?;
+        self.check_queue_limits()?;
+        self.check_failure_timeout()?;
+        self.scheduler.check();
         self.poison_freed();
-        for replica in 0..self.sites.len() {
-            self.kick(replica);
+        for replica in 0..self.replicas.len() {
+            self.start_next_step(replica);
         }
         Ok(())
     }
 
     /// I9: whoever was taken back has ended, and so has whoever can never be served.
-    fn check_taken_in(&self, aborted: &[usize], submitted: &[usize]) -> Checked {
+    fn check_aborts_and_rejections(&self, aborted: &[usize], submitted: &[usize]) -> CheckResult {
         for &index in aborted {
             let (id, stage) = (self.clients[index].id().0, self.clients[index].stage);
-            ensure!("I9", stage == Stage::Done, "request {id} was aborted, but lives on");
+            ensure!("I9", stage == ClientStage::Done, "request {id} was aborted, but lives on");
         }
         for &index in submitted {
             let client = &self.clients[index];
-            let (id, refused) = (client.id().0, client.stage == Stage::Done);
-            let hopeless = client.is_hopeless(&self.setup);
+            let (id, refused) = (client.id().0, client.stage == ClientStage::Done);
+            let hopeless = client.must_be_rejected(&self.config);
             ensure!("I9", refused || !hopeless, "request {id} can never be served, but lives");
         }
         Ok(())
     }
 
     /// Notes which replicas are gone and for how long.
-    fn note_losses(&mut self, lost: &[usize]) {
+    fn record_failures(&mut self, lost: &[usize]) {
         let now_ms = self.now_ms;
         for replica in self.group_of(lost) {
-            self.sites[replica].lost_at_ms.get_or_insert(now_ms);
-            self.sites[replica].told.forget();
-            self.sites[replica].vigil.lose();
+            self.replicas[replica].failed_at_ms.get_or_insert(now_ms);
+            self.replicas[replica].batch_checker.reset();
+            self.replicas[replica].watch.on_executor_failure();
         }
-        let timeout_ms = self.setup.engine.limits.loss_timeout_ms;
-        let gone = |site: &Site| site.lost_at_ms.is_some_and(|at_ms| now_ms - at_ms >= timeout_ms);
-        if self.sites.iter().any(gone) {
+        let timeout_ms = self.config.scheduler.limits.failure_timeout_ms;
+        let gone =
+            |site: &SimReplica| site.failed_at_ms.is_some_and(|at_ms| now_ms - at_ms >= timeout_ms);
+        if self.replicas.iter().any(gone) {
             for client in &mut self.clients {
-                client.excuses.unavailable |= client.stage == Stage::Live;
+                client.allowed.unavailable |= client.stage == ClientStage::Live;
             }
         }
     }
 
     pub(crate) fn group_of(&self, lost: &[usize]) -> Vec<usize> {
-        if self.setup.engine.lockstep && !lost.is_empty() {
-            return (0..self.sites.len()).collect();
+        if self.config.scheduler.lockstep && !lost.is_empty() {
+            return (0..self.replicas.len()).collect();
         }
         lost.to_vec()
     }
 
     /// Whether every request has ended.
     pub(crate) fn all_done(&self) -> bool {
-        self.clients.iter().all(|client| client.stage == Stage::Done)
+        self.clients.iter().all(|client| client.stage == ClientStage::Done)
     }
 
     /// What was given back becomes unreadable, behind all that has been sent.
     fn poison_freed(&mut self) {
-        for (replica, site) in self.sites.iter_mut().enumerate() {
+        for (replica, site) in self.replicas.iter_mut().enumerate() {
             let Some(executor) = &mut site.executor else { continue };
             let mut freed = Vec::new();
-            for (block, was_vacant) in site.vacant.iter_mut().enumerate() {
+            for (block, was_vacant) in site.free_blocks.iter_mut().enumerate() {
                 let block = BlockId(block as u32);
-                let vacant = is_vacant(&self.engine, Replica(replica as u16), block);
+                let vacant = is_free(&self.scheduler, Replica(replica as u16), block);
                 if vacant && !*was_vacant {
                     freed.push(block);
                 }
@@ -409,30 +431,35 @@ impl World {
     fn step_bound(&self) -> u64 {
         let tokens: u64 = self.clients.iter().map(|c| u64::from(c.limit())).sum();
         // Every second time that the cache is cleared all begin anew.
-        let given_up = self.tally.late + self.tally.silent;
-        let lives = 6 + self.tally.crashes + given_up + self.control / 2;
-        tokens * lives * u64::from(self.setup.engine.replicas) + self.tally.late_masks + 1000
+        let given_up = self.counts.step_timeouts + self.counts.heartbeat_timeouts;
+        let lives = 6 + self.counts.crashes + given_up + self.control_ops / 2;
+        tokens * lives * u64::from(self.config.scheduler.replicas)
+            + self.counts.overdue_masks
+            + 1000
     }
 }
 
 /// Clients whose submit is in the inbox.
-fn submitted(inbox: &[Event]) -> Vec<usize> {
-    let index = |event: &Event| match event {
-        Event::Submit(submit) => Some(submit.id.0 as usize - 1),
+fn submitted(inbox: &[SchedulerEvent]) -> Vec<usize> {
+    let index = |event: &SchedulerEvent| match event {
+        SchedulerEvent::Submit(submit) => Some(submit.id.0 as usize - 1),
         _ => None,
     };
     inbox.iter().filter_map(index).collect()
 }
 
 /// Live clients whose abort is in the inbox, behind their submit.
-fn aborted_live(inbox: &[Event], clients: &[Client]) -> Vec<usize> {
+fn aborted_live(inbox: &[SchedulerEvent], clients: &[SimClient]) -> Vec<usize> {
     let arrives_later = |at: usize, id| {
-        inbox[at..].iter().any(|e| matches!(e, Event::Submit(submit) if submit.id == id))
+        inbox[at..].iter().any(|e| matches!(e, SchedulerEvent::Submit(submit) if submit.id == id))
     };
-    let live = |(at, event): (usize, &Event)| match event {
-        Event::Abort { request, .. } if !arrives_later(at, *request) => {
+    let live = |(at, event): (usize, &SchedulerEvent)| match event {
+        SchedulerEvent::Abort { request, .. } if !arrives_later(at, *request) => {
             let index = request.0 as usize - 1;
-            clients.get(index).is_some_and(|client| client.stage == Stage::Live).then_some(index)
+            clients
+                .get(index)
+                .is_some_and(|client| client.stage == ClientStage::Live)
+                .then_some(index)
         }
         _ => None,
     };
@@ -441,27 +468,29 @@ fn aborted_live(inbox: &[Event], clients: &[Client]) -> Vec<usize> {
 
 /// Replicas by what the inbox says of them.
 #[derive(Debug, Default)]
-pub(crate) struct News {
+pub(crate) struct ReplicaChanges {
     /// Whose loss is there.
-    pub(crate) lost: Vec<usize>,
+    pub(crate) failed: Vec<usize>,
     /// Who is back.
-    pub(crate) back: Vec<usize>,
+    pub(crate) restored: Vec<usize>,
     /// Who was back for no time at all: the loss of its group stands behind its return.
-    pub(crate) relapsed: Vec<usize>,
+    pub(crate) failed_again: Vec<usize>,
 }
 
 /// Of replicas that step together (`lockstep`: all), what is lost is the group.
-pub(crate) fn news(inbox: &[Event], lockstep: bool) -> News {
-    let mut news = News::default();
+pub(crate) fn replica_changes(inbox: &[SchedulerEvent], lockstep: bool) -> ReplicaChanges {
+    let mut news = ReplicaChanges::default();
     for event in inbox {
         match event {
-            Event::Lost { replica, .. } => {
+            SchedulerEvent::ExecutorsFailed { replica, .. } => {
                 let gone = usize::from(replica.0);
-                let relapsed = news.back.extract_if(.., |replica| lockstep || *replica == gone);
-                news.relapsed.extend(relapsed);
-                news.lost.push(gone);
+                let relapsed = news.restored.extract_if(.., |replica| lockstep || *replica == gone);
+                news.failed_again.extend(relapsed);
+                news.failed.push(gone);
             }
-            Event::Ready { replica, .. } => news.back.push(usize::from(replica.0)),
+            SchedulerEvent::ExecutorsReady { replica, .. } => {
+                news.restored.push(usize::from(replica.0));
+            }
             _ => {}
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// What happens to the bytes of all connections, from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum LinkFault {
     /// They pass.
     None,
     /// Each piece passes later.
@@ -16,7 +16,7 @@ pub(crate) enum Fault {
     /// Nothing passes, nothing is closed.
     Stall,
     /// Both directions end with the next piece.
-    Cut,
+    Reset,
     /// The way to the server ends with the next piece that passes in either direction, the way back goes on.
     HalfClose,
     /// One bit of the next piece to the server is another, of that one only.
@@ -26,27 +26,27 @@ pub(crate) enum Fault {
 /// Listens on a port of loopback that is given back at its end.
 pub(crate) struct FaultProxy {
     pub(crate) address: SocketAddr,
-    state: Arc<State>,
+    state: Arc<FaultProxyState>,
 }
 
-struct State {
-    fault: Mutex<Fault>,
-    over: AtomicBool,
+struct FaultProxyState {
+    fault: Mutex<LinkFault>,
+    stopped: AtomicBool,
     /// Pieces that have been broken, or connections.
     broken: AtomicU64,
 }
 
-impl State {
-    fn fault(&self) -> Fault {
+impl FaultProxyState {
+    fn fault(&self) -> LinkFault {
         *self.fault.lock().unwrap()
     }
 
     /// Whether this piece is the one to be changed.
     fn takes_corruption(&self) -> bool {
         let mut fault = self.fault.lock().unwrap();
-        let is_due = *fault == Fault::Corrupt;
+        let is_due = *fault == LinkFault::Corrupt;
         if is_due {
-            *fault = Fault::None;
+            *fault = LinkFault::None;
         }
         is_due
     }
@@ -57,13 +57,13 @@ impl FaultProxy {
     pub(crate) fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let fault = Mutex::new(Fault::None);
+        let fault = Mutex::new(LinkFault::None);
         let (over, broken) = (AtomicBool::new(false), AtomicU64::new(0));
-        let state = Arc::new(State { fault, over, broken });
+        let state = Arc::new(FaultProxyState { fault, stopped: over, broken });
         let own = Arc::clone(&state);
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                if own.over.load(Ordering::Relaxed) {
+                if own.stopped.load(Ordering::Relaxed) {
                     return;
                 }
                 // Whom nobody answers, is closed, as without a proxy.
@@ -75,7 +75,7 @@ impl FaultProxy {
         Self { address, state }
     }
 
-    pub(crate) fn set(&self, fault: Fault) {
+    pub(crate) fn set(&self, fault: LinkFault) {
         *self.state.fault.lock().unwrap() = fault;
     }
 
@@ -87,13 +87,13 @@ impl FaultProxy {
 
 impl Drop for FaultProxy {
     fn drop(&mut self) {
-        self.set(Fault::Cut);
-        self.state.over.store(true, Ordering::Relaxed);
+        self.set(LinkFault::Reset);
+        self.state.stopped.store(true, Ordering::Relaxed);
         let _ = TcpStream::connect(self.address); // Wakes the one who listens.
     }
 }
 
-fn join(client: &TcpStream, server: &TcpStream, state: &Arc<State>) {
+fn join(client: &TcpStream, server: &TcpStream, state: &Arc<FaultProxyState>) {
     for stream in [client, server] {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
@@ -106,11 +106,11 @@ fn join(client: &TcpStream, server: &TcpStream, state: &Arc<State>) {
 }
 
 /// Passes one direction on until an end.
-fn pump(client: &TcpStream, server: &TcpStream, to_server: bool, state: &State) {
+fn pump(client: &TcpStream, server: &TcpStream, to_server: bool, state: &FaultProxyState) {
     let (mut from, mut to) = if to_server { (client, server) } else { (server, client) };
     let mut piece = [0; 4_096];
     loop {
-        if state.over.load(Ordering::Relaxed) {
+        if state.stopped.load(Ordering::Relaxed) {
             break;
         }
         let length = match from.read(&mut piece) {
@@ -122,23 +122,23 @@ fn pump(client: &TcpStream, server: &TcpStream, to_server: bool, state: &State) 
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
             Err(_) => break,
         };
-        while state.fault() == Fault::Stall && !state.over.load(Ordering::Relaxed) {
+        while state.fault() == LinkFault::Stall && !state.stopped.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(5));
         }
         let fault = state.fault();
-        state.broken.fetch_add(u64::from(fault != Fault::None), Ordering::Relaxed);
+        state.broken.fetch_add(u64::from(fault != LinkFault::None), Ordering::Relaxed);
         match fault {
-            Fault::Cut => break,
-            Fault::Delay(time) => std::thread::sleep(time),
-            Fault::HalfClose => {
+            LinkFault::Reset => break,
+            LinkFault::Delay(time) => std::thread::sleep(time),
+            LinkFault::HalfClose => {
                 // Its reader hears the end; what comes back still passes.
                 let _ = server.shutdown(Shutdown::Write);
                 if to_server {
                     return;
                 }
             }
-            Fault::Corrupt if to_server && state.takes_corruption() => piece[length / 2] ^= 4,
-            Fault::None | Fault::Stall | Fault::Corrupt => {}
+            LinkFault::Corrupt if to_server && state.takes_corruption() => piece[length / 2] ^= 4,
+            LinkFault::None | LinkFault::Stall | LinkFault::Corrupt => {}
         }
         if to.write_all(&piece[..length]).is_err() {
             break;

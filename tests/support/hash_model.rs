@@ -3,34 +3,34 @@
 //! Owns slots and seats, as a device does; never refcounts, never a policy. The next token is a hash
 //! of the whole prefix **read back through the block table**, slot by slot, so an aliased, stale,
 //! freed or misplaced block shows as a wrong token at once. Reads happen after the writes of all
-//! rows of the step, as on a device. `Reading::Nothing` is the zero-time device for HTTP
+//! rows of the step, as on a device. `SlotAccess::Untouched` is the zero-time device for HTTP
 //! benchmarks: the token is a hash of (key, position) and no slot is touched.
 //!
-//! A batch that no device could run (a hole in a table, an unknown seat) is a `Violation`.
+//! A batch that no device could run (a hole in a table, an unknown seat) is a `InvalidBatch`.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-#[path = "hash_text.rs"]
+#[path = "hash_language.rs"]
 pub(crate) mod text;
 
 use protocol::{
-    Batch, BlockId, Epoch, Input, MaskRow, RequestId, Row, RowError, RowOutput, StepId, StepOutput,
-    StepTiming, Token,
+    Batch, BatchRow, BitmaskRow, BlockId, Epoch, RequestId, RowError, RowInput, RowOutput, StepId,
+    StepOutput, StepTiming, Token,
 };
-use text::{EMPTY, POISON, Voice, avalanche, entry, fold};
+use text::{EMPTY, HashSampler, POISON, avalanche, entry, fold};
 
 /// Whether the next token depends on what the slots hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reading {
+pub(crate) enum SlotAccess {
     /// Write and read every slot.
-    Slots,
+    ReadWrite,
     /// Touch no slot.
-    Nothing,
+    Untouched,
 }
 
 /// Size of a simulated device.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct HashModelConfig {
     /// KV blocks in the pool.
     pub(crate) blocks: u32,
     /// Positions per block.
@@ -40,16 +40,16 @@ pub(crate) struct Shape {
     /// Most drafts made behind a sampled token.
     pub(crate) drafts: u8,
     /// Whether slots are used.
-    pub(crate) reading: Reading,
+    pub(crate) slot_access: SlotAccess,
 }
 
 /// A batch asked for something that no device could do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Violation(pub(crate) String);
+pub(crate) struct InvalidBatch(pub(crate) String);
 
 /// A block that a row filled, for checkers that want to know what has really been computed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Filled {
+pub(crate) struct FilledBlock {
     /// Index of the row in its batch.
     pub(crate) row: u32,
     /// Position behind the block.
@@ -59,14 +59,14 @@ pub(crate) struct Filled {
 }
 
 /// Result of one row before it is known whether it fails.
-type Outcome<T> = Result<T, Violation>;
+type RowResult<T> = Result<T, InvalidBatch>;
 
 /// Persistent state of one seat.
 #[derive(Debug, Clone)]
-struct SeatState {
+struct HashSequenceState {
     request: RequestId,
     epoch: u32,
-    voice: Voice,
+    sampler: HashSampler,
     table: Vec<BlockId>,
     /// The last sampled token, not yet in a slot, and the step that sampled it.
     last: Option<(Token, StepId)>,
@@ -77,7 +77,7 @@ struct SeatState {
 }
 
 /// What a row forwards, once the seat has filled in what the host does not know.
-struct Span {
+struct ResolvedSpan {
     start: u32,
     ids: Vec<Token>,
 }
@@ -85,23 +85,32 @@ struct Span {
 /// The simulated device.
 #[derive(Debug)]
 pub(crate) struct HashModel {
-    shape: Shape,
+    shape: HashModelConfig,
     slots: Vec<u64>,
-    seats: Vec<Option<SeatState>>,
-    filled: Vec<Filled>,
-    moved: u64,
+    sequence_slots: Vec<Option<HashSequenceState>>,
+    filled: Vec<FilledBlock>,
+    shifted_rows: u64,
     /// What every request is answered with, whatever its prompt.
     pub(crate) script: Option<Vec<Token>>,
 }
 
 impl HashModel {
     /// A device whose slots have never been written.
-    pub(crate) fn new(shape: Shape) -> Self {
-        let slots = match shape.reading {
-            Reading::Slots => vec![POISON; shape.blocks as usize * shape.block_tokens as usize],
-            Reading::Nothing => Vec::new(),
+    pub(crate) fn new(shape: HashModelConfig) -> Self {
+        let slots = match shape.slot_access {
+            SlotAccess::ReadWrite => {
+                vec![POISON; shape.blocks as usize * shape.block_tokens as usize]
+            }
+            SlotAccess::Untouched => Vec::new(),
         };
-        Self { shape, slots, seats: Vec::new(), filled: Vec::new(), moved: 0, script: None }
+        Self {
+            shape,
+            slots,
+            sequence_slots: Vec::new(),
+            filled: Vec::new(),
+            shifted_rows: 0,
+            script: None,
+        }
     }
 
     /// Makes the content of a freed block unreadable. Call it in stream order.
@@ -114,17 +123,17 @@ impl HashModel {
     }
 
     /// Blocks that the last step filled, failed rows and rejected drafts left out.
-    pub(crate) fn filled(&self) -> &[Filled] {
+    pub(crate) fn filled(&self) -> &[FilledBlock] {
         &self.filled
     }
 
     /// Rows of the last step that began behind their `start`: drafts of those under way were accepted.
-    pub(crate) fn moved(&self) -> u64 {
-        self.moved
+    pub(crate) fn shifted_rows(&self) -> u64 {
+        self.shifted_rows
     }
 
     /// Runs one step without masked rows.
-    pub(crate) fn run(&mut self, batch: &Batch) -> Outcome<StepOutput> {
+    pub(crate) fn run(&mut self, batch: &Batch) -> RowResult<StepOutput> {
         self.run_with(batch, &[], |_| None)
     }
 
@@ -133,19 +142,19 @@ impl HashModel {
     pub(crate) fn run_with(
         &mut self,
         batch: &Batch,
-        masks: &[MaskRow],
-        fails: impl Fn(&Row) -> Option<RowError>,
-    ) -> Outcome<StepOutput> {
+        masks: &[BitmaskRow],
+        fails: impl Fn(&BatchRow) -> Option<RowError>,
+    ) -> RowResult<StepOutput> {
         let mut spans = Vec::with_capacity(batch.rows.len());
         let mut rows = vec![RowOutput::default(); batch.rows.len()];
         self.filled.clear();
-        self.moved = 0;
+        self.shifted_rows = 0;
         for (index, (row, output)) in batch.rows.iter().zip(&mut rows).enumerate() {
-            self.take_seat(row)?;
+            self.start_sequence(row)?;
             let span = self.span(row)?;
-            self.moved += u64::from(span.start > row.start);
+            self.shifted_rows += u64::from(span.start > row.start);
             output.error = fails(row);
-            if self.shape.reading == Reading::Slots {
+            if self.shape.slot_access == SlotAccess::ReadWrite {
                 self.write(index as u32, row, &span, output)?;
             }
             spans.push(span);
@@ -154,17 +163,21 @@ impl HashModel {
             (0..).zip(batch.rows.iter().zip(&spans).zip(&mut rows))
         {
             let found = masks.iter().find(|mask| mask.row == index);
-            let mask = found.map(|mask| &mask.allowed[..]);
+            let mask = found.map(|mask| &mask.bitmask[..]);
             if mask.is_some() != row.masked {
                 return fail(row, format_args!("masked {}, mask {mask:?}", row.masked));
             }
-            if found.is_some_and(|mask| mask.late) {
-                output.error.get_or_insert(RowError::MaskLate);
+            if found.is_some_and(|mask| mask.overdue) {
+                output.error.get_or_insert(RowError::MaskOverdue);
             }
             match output.error {
                 Some(_) => {
                     let drafts = self.shape.drafts;
-                    self.seat_mut(row)?.lose(batch.step, span.start + row.len, drafts);
+                    self.sequence_mut(row)?.invalidate_last(
+                        batch.step,
+                        span.start + row.len,
+                        drafts,
+                    );
                 }
                 None if row.samples => self.sample(batch.step, (row, mask), span, output)?,
                 None => {}
@@ -177,23 +190,29 @@ impl HashModel {
             filled.end <= span.start + row.len + accepted
         });
         let (timing, experts) = (StepTiming::default(), Vec::new());
-        Ok(StepOutput { step: batch.step, epoch: batch.epoch, rows, timing, experts })
+        Ok(StepOutput {
+            step: batch.step,
+            epoch: batch.epoch,
+            rows,
+            timing,
+            expert_tokens: experts,
+        })
     }
 
     /// Starts a request's epoch in its seat, if this is its first row, and updates its block table.
-    fn take_seat(&mut self, row: &Row) -> Outcome<()> {
-        let index = row.seat.0 as usize;
-        if index >= self.seats.len() {
-            self.seats.resize_with(index + 1, || None);
+    fn start_sequence(&mut self, row: &BatchRow) -> RowResult<()> {
+        let index = row.seq_slot.0 as usize;
+        if index >= self.sequence_slots.len() {
+            self.sequence_slots.resize_with(index + 1, || None);
         }
-        if let Some(init) = &row.init {
+        if let Some(init) = &row.seq_init {
             let (sampling, vocab) = (init.sampling.clone(), self.shape.vocab);
-            let mut voice = Voice::new(vocab, sampling, init.key, init.prompt_len);
-            voice.hear(&init.history);
-            self.seats[index] = Some(SeatState {
+            let mut voice = HashSampler::new(vocab, sampling, init.rng_key, init.prompt_len);
+            voice.observe(&init.token_history);
+            self.sequence_slots[index] = Some(HashSequenceState {
                 request: row.request,
                 epoch: row.epoch,
-                voice,
+                sampler: voice,
                 table: Vec::new(),
                 last: None,
                 next: 0,
@@ -201,9 +220,9 @@ impl HashModel {
             });
         }
         let blocks = self.shape.blocks;
-        let seat = self.seat_mut(row)?;
-        for update in &row.tables {
-            let from = update.from as usize;
+        let seat = self.sequence_mut(row)?;
+        for update in &row.table_updates {
+            let from = update.first_entry as usize;
             if update.group != 0 || from > seat.table.len() {
                 return fail(row, format_args!("table update {update:?} leaves a hole"));
             }
@@ -220,11 +239,15 @@ impl HashModel {
     }
 
     /// Resolves the input ids of a row: from the host, or from the seat.
-    fn span(&mut self, row: &Row) -> Outcome<Span> {
-        let seat = self.seat_mut(row)?;
+    fn span(&mut self, row: &BatchRow) -> RowResult<ResolvedSpan> {
+        let seat = self.sequence_mut(row)?;
         let (start, mut ids) = match (&row.input, seat.last) {
-            (Input::Tokens(ids), _) if ids.len() == row.len as usize => (row.start, ids.to_vec()),
-            (Input::SampledAt { step, .. }, Some((token, at))) if at == *step && row.len == 1 => {
+            (RowInput::Tokens(ids), _) if ids.len() == row.len as usize => {
+                (row.start, ids.to_vec())
+            }
+            (RowInput::SampledAt { step, .. }, Some((token, at)))
+                if at == *step && row.len == 1 =>
+            {
                 (seat.next, vec![token])
             }
             (input, last) => {
@@ -234,7 +257,7 @@ impl HashModel {
                 );
             }
         };
-        let slack = row.input.slack();
+        let slack = row.input.draft_slack();
         if !(row.start..=row.start + slack).contains(&start) {
             return fail(row, format_args!("starts at {start}, its slack is {slack}"));
         }
@@ -244,14 +267,20 @@ impl HashModel {
             };
             ids.extend(drafts.iter().take(row.drafts.into()));
         }
-        Ok(Span { start, ids })
+        Ok(ResolvedSpan { start, ids })
     }
 
     /// Writes the entries of a row's ids and reports the prompt log-probabilities of the chunk.
-    fn write(&mut self, index: u32, row: &Row, span: &Span, output: &mut RowOutput) -> Outcome<()> {
-        let Self { shape, slots, seats, filled, .. } = self;
-        let seat = seat_of(seats, row)?;
-        let wanted = seat.voice.sampling.prompt_logprobs;
+    fn write(
+        &mut self,
+        index: u32,
+        row: &BatchRow,
+        span: &ResolvedSpan,
+        output: &mut RowOutput,
+    ) -> RowResult<()> {
+        let Self { shape, slots, sequence_slots: seats, filled, .. } = self;
+        let seat = sequence_of(seats, row)?;
+        let wanted = seat.sampler.sampling.prompt_logprobs;
         let failed = output.error.is_some();
         let mut context = read(slots, &seat.table, shape, span.start, row)?;
         for (i, &id) in span.ids.iter().enumerate() {
@@ -261,11 +290,11 @@ impl HashModel {
             let slot = slot(&seat.table, shape, position, row)?;
             slots[slot] = if failed { POISON } else { value };
             if (position + 1).is_multiple_of(shape.block_tokens) && !failed {
-                filled.push(Filled { row: index, end: position + 1, context });
+                filled.push(FilledBlock { row: index, end: position + 1, context });
             }
-            let of_prompt = position + 1 < seat.voice.prompt_len;
+            let of_prompt = position + 1 < seat.sampler.prompt_len;
             if let (Some(top), true, false) = (wanted, of_prompt, failed) {
-                let Some(next) = span.ids.get(i + 1).copied().or(row.next) else {
+                let Some(next) = span.ids.get(i + 1).copied().or(row.next_token) else {
                     return fail(row, format_args!("prompt id {} is not named", position + 1));
                 };
                 output.prompt_logprobs.push(text::logprobs(context, next, top, shape.vocab));
@@ -278,32 +307,33 @@ impl HashModel {
     fn sample(
         &mut self,
         step: StepId,
-        (row, mask): (&Row, Option<&[u32]>),
-        span: &Span,
+        (row, mask): (&BatchRow, Option<&[u32]>),
+        span: &ResolvedSpan,
         output: &mut RowOutput,
-    ) -> Outcome<()> {
-        let Self { shape, slots, seats, script, .. } = self;
-        let seat = seat_of_mut(seats, row)?;
+    ) -> RowResult<()> {
+        let Self { shape, slots, sequence_slots: seats, script, .. } = self;
+        let seat = sequence_of_mut(seats, row)?;
         let first = span.start + row.len; // Position of the first token emitted.
-        let mut context = match shape.reading {
-            Reading::Slots => read(slots, &seat.table, shape, first, row)?,
-            Reading::Nothing => avalanche(seat.voice.key ^ avalanche(u64::from(first))),
+        let mut context = match shape.slot_access {
+            SlotAccess::ReadWrite => read(slots, &seat.table, shape, first, row)?,
+            SlotAccess::Untouched => avalanche(seat.sampler.key ^ avalanche(u64::from(first))),
         };
-        let wanted = seat.voice.sampling.logprobs;
+        let wanted = seat.sampler.sampling.logprobs;
         output.drafted = (span.ids.len() - row.len as usize) as u8;
         for i in 0..=usize::from(row.drafts) {
             let position = first + i as u32;
-            let said = position.saturating_sub(seat.voice.prompt_len) as usize;
+            let said = position.saturating_sub(seat.sampler.prompt_len) as usize;
             let scripted = script.as_ref().and_then(|script| script.get(said).copied());
             let scripted = scripted.filter(|&id| mask.is_none_or(|mask| text::allows(mask, id)));
-            let Some(token) = scripted.or_else(|| seat.voice.next(context, position, mask)) else {
+            let Some(token) = scripted.or_else(|| seat.sampler.next(context, position, mask))
+            else {
                 *output = RowOutput { error: Some(RowError::AllMasked), ..RowOutput::default() };
-                seat.lose(step, position, shape.drafts);
+                seat.invalidate_last(step, position, shape.drafts);
                 return Ok(());
             };
-            output.emitted.push(token);
+            output.sampled_tokens.push(token);
             output.logprobs.extend(wanted.map(|n| text::logprobs(context, token, n, shape.vocab)));
-            seat.voice.hear(&[token]);
+            seat.sampler.observe(&[token]);
             seat.last = Some((token, step));
             seat.next = position;
             if span.ids.get(row.len as usize + i) != Some(&token) {
@@ -318,14 +348,14 @@ impl HashModel {
     }
 
     /// The seat a row names, if it still belongs to the row's request and epoch.
-    fn seat_mut(&mut self, row: &Row) -> Outcome<&mut SeatState> {
-        seat_of_mut(&mut self.seats, row)
+    fn sequence_mut(&mut self, row: &BatchRow) -> RowResult<&mut HashSequenceState> {
+        sequence_of_mut(&mut self.sequence_slots, row)
     }
 }
 
-impl SeatState {
+impl HashSequenceState {
     /// After a failed row: a step already in flight may still read this seat and gets rubbish.
-    fn lose(&mut self, step: StepId, next: u32, drafts: u8) {
+    fn invalidate_last(&mut self, step: StepId, next: u32, drafts: u8) {
         self.last = Some((0, step));
         self.next = next;
         self.draft(POISON, drafts);
@@ -336,7 +366,8 @@ impl SeatState {
     fn draft(&mut self, mut context: u64, most: u8) {
         let mut drafts = self.drafts.take().unwrap_or_default();
         drafts.clear();
-        let (mut token, mut voice) = (self.last.map_or(0, |(token, _)| token), self.voice.clone());
+        let (mut token, mut voice) =
+            (self.last.map_or(0, |(token, _)| token), self.sampler.clone());
         let luck = avalanche(context ^ 2);
         let count = if luck.is_multiple_of(4) { luck % (u64::from(most) + 1) } else { most.into() };
         for i in 1..=count as u32 {
@@ -345,7 +376,7 @@ impl SeatState {
             if avalanche(context ^ 1).is_multiple_of(3) {
                 guess = (guess + 1) % voice.vocab;
             }
-            voice.hear(&[guess]);
+            voice.observe(&[guess]);
             drafts.push(guess);
             token = guess;
         }
@@ -354,7 +385,13 @@ impl SeatState {
 }
 
 /// Folds the entries of positions `[0, end)`, read slot by slot through the table.
-fn read(slots: &[u64], table: &[BlockId], shape: &Shape, end: u32, row: &Row) -> Outcome<u64> {
+fn read(
+    slots: &[u64],
+    table: &[BlockId],
+    shape: &HashModelConfig,
+    end: u32,
+    row: &BatchRow,
+) -> RowResult<u64> {
     let size = shape.block_tokens as usize;
     let mut left = end as usize;
     let mut context = EMPTY;
@@ -377,7 +414,12 @@ fn read(slots: &[u64], table: &[BlockId], shape: &Shape, end: u32, row: &Row) ->
 }
 
 /// The slot of a position.
-fn slot(table: &[BlockId], shape: &Shape, position: u32, row: &Row) -> Outcome<usize> {
+fn slot(
+    table: &[BlockId],
+    shape: &HashModelConfig,
+    position: u32,
+    row: &BatchRow,
+) -> RowResult<usize> {
     let size = shape.block_tokens;
     match table.get((position / size) as usize) {
         Some(block) => Ok((block.0 * size + position % size) as usize),
@@ -385,24 +427,30 @@ fn slot(table: &[BlockId], shape: &Shape, position: u32, row: &Row) -> Outcome<u
     }
 }
 
-fn seat_of<'a>(seats: &'a [Option<SeatState>], row: &Row) -> Outcome<&'a SeatState> {
-    match seats.get(row.seat.0 as usize).and_then(Option::as_ref) {
+fn sequence_of<'a>(
+    seats: &'a [Option<HashSequenceState>],
+    row: &BatchRow,
+) -> RowResult<&'a HashSequenceState> {
+    match seats.get(row.seq_slot.0 as usize).and_then(Option::as_ref) {
         Some(seat) if (seat.request, seat.epoch) == (row.request, row.epoch) => Ok(seat),
         other => fail(row, format_args!("seat holds {:?}", other.map(|s| (s.request, s.epoch)))),
     }
 }
 
-fn seat_of_mut<'a>(seats: &'a mut [Option<SeatState>], row: &Row) -> Outcome<&'a mut SeatState> {
-    seat_of(seats, row)?;
+fn sequence_of_mut<'a>(
+    seats: &'a mut [Option<HashSequenceState>],
+    row: &BatchRow,
+) -> RowResult<&'a mut HashSequenceState> {
+    sequence_of(seats, row)?;
     seats
-        .get_mut(row.seat.0 as usize)
+        .get_mut(row.seq_slot.0 as usize)
         .and_then(Option::as_mut)
-        .ok_or_else(|| Violation("seat vanished".into()))
+        .ok_or_else(|| InvalidBatch("seat vanished".into()))
 }
 
-fn fail<T>(row: &Row, text: std::fmt::Arguments<'_>) -> Outcome<T> {
-    let Row { request, epoch, seat, start, len, .. } = row;
-    Err(Violation(format!(
+fn fail<T>(row: &BatchRow, text: std::fmt::Arguments<'_>) -> RowResult<T> {
+    let BatchRow { request, epoch, seq_slot: seat, start, len, .. } = row;
+    Err(InvalidBatch(format!(
         "request {}.{epoch} seat {} [{start}, {start} + {len}): {text}",
         request.0, seat.0
     )))
@@ -410,53 +458,54 @@ fn fail<T>(row: &Row, text: std::fmt::Arguments<'_>) -> Outcome<T> {
 
 /// An executor thread around a zero-time device: the start-up handshake, then one reply per batch.
 pub(crate) mod thread {
-    use super::{Epoch, HashModel, Shape};
-    use protocol::link::{InProcess, Link, LinkError};
+    use super::{Epoch, HashModel, HashModelConfig};
+    use protocol::link::{InProcessLink, LinkError, MessageLink};
     use protocol::{
-        Batch, FromExecutor, Hello, KvGroup, KvKind, KvSpec, MaskRow, Memory, PROTOCOL_VERSION,
-        Pace, Profiled, Rank, Ready, ToExecutor, WeightsDigest,
+        Batch, BitmaskRow, ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady, KvGroup,
+        KvKind, KvSpec, PROTOCOL_VERSION, ProfilerStatus, Rank, StepCost, WarmUpReport,
+        WeightsDigest,
     };
     use std::collections::VecDeque;
     use std::time::Duration;
 
     /// Both directions of a link; masks are taken ahead of the orders between them.
-    pub(crate) struct Orders {
-        link: InProcess<FromExecutor, ToExecutor>,
-        kept: VecDeque<ToExecutor>,
+    pub(crate) struct MaskedCommandQueue {
+        link: InProcessLink<ExecutorEvent, ExecutorCommand>,
+        queued: VecDeque<ExecutorCommand>,
     }
 
-    impl Orders {
-        pub(crate) fn new(link: InProcess<FromExecutor, ToExecutor>) -> Self {
-            Self { link, kept: VecDeque::new() }
+    impl MaskedCommandQueue {
+        pub(crate) fn new(link: InProcessLink<ExecutorEvent, ExecutorCommand>) -> Self {
+            Self { link, queued: VecDeque::new() }
         }
 
-        pub(crate) fn send(&mut self, message: FromExecutor) -> Result<(), LinkError> {
+        pub(crate) fn send(&mut self, message: ExecutorEvent) -> Result<(), LinkError> {
             self.link.send(message)
         }
 
-        pub(crate) fn next(&mut self) -> Result<Option<ToExecutor>, LinkError> {
-            match self.kept.pop_front() {
+        pub(crate) fn next(&mut self) -> Result<Option<ExecutorCommand>, LinkError> {
+            match self.queued.pop_front() {
                 Some(order) => Ok(Some(order)),
                 None => self.link.recv(Duration::from_hours(1)),
             }
         }
 
         /// Waits for the masks of a batch.
-        pub(crate) fn masks(&mut self, batch: &Batch) -> Result<Vec<MaskRow>, LinkError> {
+        pub(crate) fn masks(&mut self, batch: &Batch) -> Result<Vec<BitmaskRow>, LinkError> {
             let wanted = batch.rows.iter().filter(|row| row.masked).count();
             let mut rows = Vec::new();
             let mut others = VecDeque::new();
             while rows.len() < wanted {
                 match self.next()? {
-                    Some(ToExecutor::Mask(mask)) if mask.step == batch.step => {
+                    Some(ExecutorCommand::Bitmask(mask)) if mask.step == batch.step => {
                         rows.extend(mask.rows);
                     }
-                    Some(ToExecutor::Mask(mask)) if mask.step < batch.step => {}
+                    Some(ExecutorCommand::Bitmask(mask)) if mask.step < batch.step => {}
                     other => others.extend(other),
                 }
             }
-            others.append(&mut self.kept);
-            self.kept = others;
+            others.append(&mut self.queued);
+            self.queued = others;
             Ok(rows)
         }
     }
@@ -465,48 +514,55 @@ pub(crate) mod thread {
     ///
     /// Errors: `LinkError::Closed` if the scheduler goes away without `Shutdown`.
     pub(crate) fn serve(
-        shape: Shape,
-        link: InProcess<FromExecutor, ToExecutor>,
+        shape: HashModelConfig,
+        link: InProcessLink<ExecutorEvent, ExecutorCommand>,
     ) -> Result<(), LinkError> {
-        let mut link = Orders::new(link);
+        let mut link = MaskedCommandQueue::new(link);
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: shape.block_tokens, groups: vec![group] };
         let blocks = shape.blocks;
         let device = "hash model".to_owned();
         let (build, manifest) = (String::new(), 0);
-        let hello = Hello {
+        let hello = ExecutorHello {
             version: PROTOCOL_VERSION,
             rank: Rank(0),
             epoch: Epoch(0),
             device,
             build,
-            manifest,
+            model_digest: manifest,
         };
-        link.send(FromExecutor::Hello(hello))?;
-        link.send(FromExecutor::Loaded(WeightsDigest::default()))?;
-        link.send(FromExecutor::Memory(Memory { spec, blocks, pace: Pace::default() }))?;
+        link.send(ExecutorEvent::Hello(hello))?;
+        link.send(ExecutorEvent::WeightsLoaded(WeightsDigest::default()))?;
+        link.send(ExecutorEvent::WarmUpDone(WarmUpReport {
+            kv_spec: spec,
+            kv_blocks: blocks,
+            step_cost: StepCost::default(),
+        }))?;
         let mut model = HashModel::new(shape);
         loop {
             match link.next()? {
-                None | Some(ToExecutor::Mask(_)) => {}
-                Some(ToExecutor::SizeKv { blocks }) => {
-                    model = HashModel::new(Shape { blocks, ..shape });
-                    link.send(FromExecutor::Ready(Ready { blocks, graph_rows: Vec::new() }))?;
+                None | Some(ExecutorCommand::Bitmask(_)) => {}
+                Some(ExecutorCommand::AllocateKv { blocks }) => {
+                    model = HashModel::new(HashModelConfig { blocks, ..shape });
+                    link.send(ExecutorEvent::Ready(ExecutorReady {
+                        kv_blocks: blocks,
+                        capture_sizes: Vec::new(),
+                    }))?;
                 }
-                Some(ToExecutor::Batch(batch)) => {
+                Some(ExecutorCommand::Batch(batch)) => {
                     let masks = link.masks(&batch)?;
                     let reply = match model.run_with(&batch, &masks, |_| None) {
-                        Ok(output) => FromExecutor::StepOutput(output),
+                        Ok(output) => ExecutorEvent::StepOutput(output),
                         Err(violation) => {
-                            FromExecutor::Fault { step: Some(batch.step), text: violation.0 }
+                            ExecutorEvent::Fault { step: Some(batch.step), text: violation.0 }
                         }
                     };
                     link.send(reply)?;
                 }
-                Some(ToExecutor::Profile { .. }) => {
-                    link.send(FromExecutor::Profiled(Profiled::Stopped(None)))?;
+                Some(ExecutorCommand::Profile { .. }) => {
+                    link.send(ExecutorEvent::ProfilerStatus(ProfilerStatus::Stopped(None)))?;
                 }
-                Some(ToExecutor::Shutdown) => return Ok(()),
+                Some(ExecutorCommand::Shutdown) => return Ok(()),
             }
         }
     }

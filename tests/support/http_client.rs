@@ -12,13 +12,13 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A whole reply.
 #[derive(Debug, Clone)]
-pub(crate) struct Reply {
+pub(crate) struct HttpReply {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
 }
 
-impl Reply {
+impl HttpReply {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
     }
@@ -42,11 +42,11 @@ impl Reply {
 }
 
 /// One connection.
-pub(crate) struct Client {
+pub(crate) struct HttpClient {
     pub(crate) reader: BufReader<TcpStream>,
 }
 
-impl Client {
+impl HttpClient {
     pub(crate) fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect_timeout(&address, DEADLINE).unwrap();
         stream.set_nodelay(true).unwrap();
@@ -68,7 +68,7 @@ impl Client {
     }
 
     /// Reads status and headers; `None` if the connection ended first.
-    pub(crate) fn read_head(&mut self) -> Option<Reply> {
+    pub(crate) fn read_head(&mut self) -> Option<HttpReply> {
         let mut line = String::new();
         if self.reader.read_line(&mut line).ok()? == 0 {
             return None;
@@ -80,7 +80,7 @@ impl Client {
             self.reader.read_line(&mut line).ok()?;
             let line = line.trim_end();
             if line.is_empty() {
-                return Some(Reply { status, headers, body: Vec::new() });
+                return Some(HttpReply { status, headers, body: Vec::new() });
             }
             let (name, value) = line.split_once(':')?;
             headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
@@ -101,7 +101,7 @@ impl Client {
     }
 
     /// Reads a whole reply.
-    pub(crate) fn read(&mut self) -> Option<Reply> {
+    pub(crate) fn read(&mut self) -> Option<HttpReply> {
         let mut reply = self.read_head()?;
         if reply.header("transfer-encoding") == Some("chunked") {
             loop {
@@ -118,7 +118,7 @@ impl Client {
         Some(reply)
     }
 
-    pub(crate) fn post(&mut self, path: &str, body: &Value) -> Reply {
+    pub(crate) fn post(&mut self, path: &str, body: &Value) -> HttpReply {
         let headers = "Content-Type: application/json\r\n";
         self.send("POST", path, headers, body.to_string().as_bytes());
         self.read().expect("a reply")
@@ -126,13 +126,13 @@ impl Client {
 }
 
 /// One request on a connection of its own.
-pub(crate) fn post(address: SocketAddr, path: &str, body: &Value) -> Reply {
-    Client::connect(address).post(path, body)
+pub(crate) fn post(address: SocketAddr, path: &str, body: &Value) -> HttpReply {
+    HttpClient::connect(address).post(path, body)
 }
 
 /// One request on a connection of its own.
-pub(crate) fn get(address: SocketAddr, path: &str) -> Reply {
-    let mut client = Client::connect(address);
+pub(crate) fn get(address: SocketAddr, path: &str) -> HttpReply {
+    let mut client = HttpClient::connect(address);
     client.send("GET", path, "", b"");
     client.read().expect("a reply")
 }

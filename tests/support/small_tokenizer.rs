@@ -15,7 +15,7 @@ const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.co
 
 /// Which bytes have a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Alphabet {
+pub(crate) enum TokenizerAlphabet {
     /// All, so that any text can be written and single tokens may be no text at all.
     Bytes,
     /// Printable ASCII, so that every token is text.
@@ -23,11 +23,11 @@ pub(crate) enum Alphabet {
 }
 
 /// Writes `tokenizer.json` and `tokenizer_config.json`.
-pub(crate) fn write(dir: &Path, alphabet: Alphabet) {
+pub(crate) fn write(dir: &Path, alphabet: TokenizerAlphabet) {
     let mut vocab = serde_json::Map::new();
     let bytes = match alphabet {
-        Alphabet::Bytes => 0..=255_u8,
-        Alphabet::Ascii => b' '..=b'~',
+        TokenizerAlphabet::Bytes => 0..=255_u8,
+        TokenizerAlphabet::Ascii => b' '..=b'~',
     };
     for byte in bytes {
         vocab.insert(letter(byte).to_string(), json!(vocab.len()));

@@ -1,8 +1,10 @@
 //! The files of `deploy/`: no flag, probe or time in them may differ from what the server does.
 
-use crate::tree::{read, root};
-use hadron::config::{ClusterVariables, Command as Parsed, Environment, ServeArgs, parse};
-use hadron::server::keys::Access;
+use crate::source_tree::{read_file, root};
+use hadron::config::{
+    CliCommand as Parsed, ClusterVariables, ProcessEnvironment, ServeArgs, parse,
+};
+use hadron::server::auth::RouteAccess;
 use hadron::server::routes::table;
 use serde_json::Value;
 use std::ffi::OsString;
@@ -29,9 +31,11 @@ fn serve_in(words: &[String], variables: &[(&str, String)], place: &str) -> Serv
         let found = variables.iter().find(|(known, _)| *known == name);
         found.map(|(_, text)| text.clone())
     };
-    let secret = text("HADRON_CLUSTER_SECRET").map(|text| hadron::config::Secret::new(&text));
+    let secret =
+        text("HADRON_CLUSTER_SECRET").map(|text| hadron::config::ClusterSecret::new(&text));
     let cluster = ClusterVariables::read(text);
-    let environment = Environment { cluster, cluster_secret: secret, ..Environment::default() };
+    let environment =
+        ProcessEnvironment { cluster, cluster_secret: secret, ..ProcessEnvironment::default() };
     let parsed = parse(argv.map(OsString::from).collect(), environment);
     match parsed.unwrap_or_else(|error| panic!("{place}: {error}")).command {
         Parsed::Serve(args) => *args,
@@ -40,7 +44,7 @@ fn serve_in(words: &[String], variables: &[(&str, String)], place: &str) -> Serv
 }
 
 fn documents(name: &str) -> Vec<Value> {
-    let text = read(&format!("deploy/kubernetes/{name}.yaml"));
+    let text = read_file(&format!("deploy/kubernetes/{name}.yaml"));
     let parts = text.split("\n---\n").map(yaml_serde::from_str);
     parts.collect::<Result<_, _>>().unwrap_or_else(|e| panic!("{name}: {e}"))
 }
@@ -65,7 +69,7 @@ fn seconds(value: &Value) -> u64 {
 }
 
 #[test]
-fn manifests_name_flags_probes_and_times_of_the_server() {
+fn manifests_match_server_flags_probes_and_timeouts() {
     for name in MANIFESTS {
         let documents = documents(name);
         let pod = pod(&documents[0]);
@@ -92,8 +96,9 @@ fn manifests_name_flags_probes_and_times_of_the_server() {
             ("livenessProbe", "/livez"),
         ] {
             assert_eq!(probe(kind)["httpGet"]["path"], path, "{name}");
-            let open =
-                |r: &hadron::server::routes::Route| r.path == path && r.access == Access::Open;
+            let open = |r: &hadron::server::routes::HttpRoute| {
+                r.path == path && r.access == RouteAccess::Open
+            };
             assert!(table().iter().any(open), "{path} asks for a key");
         }
         let shm = pod["volumes"].as_array().unwrap().iter().find(|v| v["name"] == "shm").unwrap();
@@ -123,7 +128,7 @@ fn check_mounts(name: &str, pod: &Value, container: &Value) {
 
 /// All pods of a group run the same line; the controller's variables make one node of each.
 #[test]
-fn a_group_of_pods_is_one_server() {
+fn leader_worker_set_is_one_server() {
     let documents = documents("leader_worker_set");
     let group = &documents[0]["spec"]["leaderWorkerTemplate"];
     let size = group["size"].as_u64().unwrap();
@@ -167,8 +172,8 @@ fn a_group_of_pods_is_one_server() {
 }
 
 #[test]
-fn a_job_of_slurm_is_one_server() {
-    let text = read("deploy/slurm/hadron.sbatch");
+fn slurm_job_is_one_server() {
+    let text = read_file("deploy/slurm/hadron.sbatch");
     let option = |name: &str| {
         let found =
             text.lines().find_map(|line| line.strip_prefix("#SBATCH --")?.strip_prefix(name));
@@ -210,7 +215,7 @@ fn a_job_of_slurm_is_one_server() {
 #[test]
 fn images_start_the_server_without_root() {
     for name in DOCKERFILES {
-        let text = read(&format!("deploy/docker/{name}.Dockerfile"));
+        let text = read_file(&format!("deploy/docker/{name}.Dockerfile"));
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         let value = |word: &str| {
             let found = lines.iter().rev().find_map(|line| line.strip_prefix(word));
@@ -229,15 +234,15 @@ fn images_start_the_server_without_root() {
             assert!(tag.is_some_and(|tag| tag != "latest"), "{name}: {base} may change");
         }
         let builds = lines.iter().find_map(|line| line.strip_prefix("FROM rust:")).unwrap();
-        let toolchain = read("rust-toolchain.toml");
+        let toolchain = read_file("rust-toolchain.toml");
         let version = builds.split('-').next().unwrap();
         assert!(toolchain.contains(&format!("\"{version}")), "{name}: rust {version}");
     }
 }
 
 #[test]
-fn the_unit_leaves_time_for_the_drain() {
-    let text = read("deploy/systemd/hadron.service");
+fn systemd_unit_leaves_time_for_the_drain() {
+    let text = read_file("deploy/systemd/hadron.service");
     let value = |key: &str| {
         let found = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
         found.unwrap_or_else(|| panic!("no {key}")).to_owned()
@@ -268,8 +273,8 @@ fn verify(text: &str, binary: &str) {
 }
 
 #[test]
-fn every_file_is_explained() {
-    let page = read("deploy/README.md");
+fn every_deploy_file_is_documented() {
+    let page = read_file("deploy/README.md");
     for folder in ["docker", "systemd", "kubernetes", "slurm"] {
         for entry in std::fs::read_dir(root().join("deploy").join(folder)).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();

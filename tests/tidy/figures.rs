@@ -1,7 +1,7 @@
 //! Figures that are published: every number of the README stands in a committed result page, and medians of
 //! result pages follow from their runs.
 
-use crate::tree::read;
+use crate::source_tree::read_file;
 
 /// A row of a table.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,7 +50,7 @@ fn median(values: &[f64]) -> f64 {
 }
 
 /// What is wrong with a row of the README, given the page that it links.
-fn fault_of_quote(row: &TableRow, page: &str) -> Option<String> {
+fn quote_error(row: &TableRow, page: &str) -> Option<String> {
     let figure = &row.cells[0];
     let source = figure_rows(page).into_iter().find(|other| other.cells[0] == *figure);
     let Some(source) = source else { return Some(format!("{figure}: no such row on its page")) };
@@ -70,7 +70,7 @@ fn fault_of_quote(row: &TableRow, page: &str) -> Option<String> {
 }
 
 /// What is wrong with a row of a result page, if its runs are listed.
-fn fault_of_runs(row: &TableRow) -> Option<String> {
+fn runs_error(row: &TableRow) -> Option<String> {
     let (figure, shown, range, runs) = (&row.cells[0], &row.cells[1], &row.cells[2], &row.cells[3]);
     if runs.ends_with("rounds") {
         return (range != "not recorded").then(|| format!("{figure}: a range without its runs"));
@@ -94,20 +94,20 @@ fn fault_of_runs(row: &TableRow) -> Option<String> {
 }
 
 /// Paths of the result files that a cell links.
-fn linked(cell: &str) -> Vec<&str> {
+fn linked_result_files(cell: &str) -> Vec<&str> {
     let links = cell.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     links.filter(|path| path.starts_with("tests/bench/results/")).collect()
 }
 
 #[test]
-fn readme_figures_stand_in_committed_results() {
-    let readme = read("README.md");
+fn readme_figures_match_committed_results() {
+    let readme = read_file("README.md");
     let rows = figure_rows(&readme);
     assert!(rows.len() >= 10, "the README publishes figures: {}", rows.len());
     let faults: Vec<String> = rows
         .iter()
-        .filter_map(|row| match linked(row.cells.last().unwrap())[..] {
-            [page] => fault_of_quote(row, &read(page)),
+        .filter_map(|row| match linked_result_files(row.cells.last().unwrap())[..] {
+            [page] => quote_error(row, &read_file(page)),
             _ => Some(format!("{}: one link to a result page", row.cells[0])),
         })
         .collect();
@@ -118,11 +118,11 @@ fn readme_figures_stand_in_committed_results() {
 }
 
 #[test]
-fn medians_of_result_pages_follow_from_their_runs() {
+fn result_page_medians_match_their_runs() {
     for page in ["h200/serving.md", "h200/ranks.md", "cpu/llama_cpp.md"] {
-        let rows = figure_rows(&read(&format!("tests/bench/results/{page}")));
+        let rows = figure_rows(&read_file(&format!("tests/bench/results/{page}")));
         assert!(!rows.is_empty(), "{page}");
-        let faults: Vec<String> = rows.iter().filter_map(fault_of_runs).collect();
+        let faults: Vec<String> = rows.iter().filter_map(runs_error).collect();
         assert!(faults.is_empty(), "{page}: {}", faults.join("\n"));
     }
 }
@@ -130,7 +130,7 @@ fn medians_of_result_pages_follow_from_their_runs() {
 /// Runs that have a committed raw line are that line, rounded.
 #[test]
 fn committed_raw_lines_are_among_the_runs() {
-    let rows = figure_rows(&read("tests/bench/results/h200/serving.md"));
+    let rows = figure_rows(&read_file("tests/bench/results/h200/serving.md"));
     let raw = [
         ("qwen3-0.6b", "Qwen3-0.6B"),
         ("qwen3-8b", "Qwen3-8B"),
@@ -138,7 +138,7 @@ fn committed_raw_lines_are_among_the_runs() {
         ("qwen3-30b-a3b-fp8", "Qwen3-30B-A3B FP8"),
     ];
     for (file, model) in raw {
-        for line in read(&format!("tests/bench/results/h200/{file}.jsonl")).lines() {
+        for line in read_file(&format!("tests/bench/results/h200/{file}.jsonl")).lines() {
             let line: serde_json::Value = serde_json::from_str(line).unwrap();
             let requests = line["conc"].as_u64().unwrap();
             let (figure, key) = match requests {
@@ -157,11 +157,11 @@ fn committed_raw_lines_are_among_the_runs() {
 }
 
 #[test]
-fn an_edited_figure_is_noticed() {
-    let readme = read("README.md");
+fn edited_figures_are_detected() {
+    let readme = read_file("README.md");
     let rows = figure_rows(&readme);
     for row in &rows {
-        let page = read(linked(row.cells.last().unwrap())[0]);
+        let page = read_file(linked_result_files(row.cells.last().unwrap())[0]);
         for cell in 1..5 {
             for number in numbers(&row.cells[cell]) {
                 let mut edited = row.clone();
@@ -169,13 +169,13 @@ fn an_edited_figure_is_noticed() {
                 let digit = (number.as_bytes()[last] - b'0' + 1) % 10;
                 let other = format!("{}{digit}", &number[..last]);
                 edited.cells[cell] = edited.cells[cell].replacen(number, &other, 1);
-                assert!(fault_of_quote(&edited, &page).is_some(), "{edited:?} passes");
+                assert!(quote_error(&edited, &page).is_some(), "{edited:?} passes");
             }
         }
     }
     let run = |shown: &str, range: &str| {
         let cells = ["a", shown, range, "1.0; 3.0; 2.4"].map(str::to_owned).to_vec();
-        fault_of_runs(&TableRow { cells })
+        runs_error(&TableRow { cells })
     };
     assert!(run("2.4", "1.0–3.0").is_none());
     assert!(run("2.5", "1.0–3.0").is_some() && run("2.4", "1.1–3.0").is_some());
@@ -183,7 +183,7 @@ fn an_edited_figure_is_noticed() {
 
 #[test]
 fn the_readme_is_short_before_its_figures() {
-    let readme = read("README.md");
+    let readme = read_file("README.md");
     let (before, _) = readme.split_once("## Figures").unwrap();
     let words = before.split_whitespace().count();
     assert!(words <= 400, "{words} words before the figures");

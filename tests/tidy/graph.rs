@@ -1,6 +1,6 @@
 //! Crate graph and homes of third-party crates, from `cargo metadata`.
 
-use crate::tree::{read, root};
+use crate::source_tree::{read_file, root};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -22,7 +22,7 @@ const EDGES: &[(&str, &[&str])] = &[
 ];
 
 /// Third-party crates that only the named packages may depend on.
-const HOMES: &[(&str, &[&str])] = &[
+const ALLOWED_DEPENDENTS: &[(&str, &[&str])] = &[
     ("tokio", &["hadron"]),
     ("axum", &["hadron"]),
     ("hyper", &["hadron"]),
@@ -52,13 +52,13 @@ const HOMES: &[(&str, &[&str])] = &[
 const DEVICE: &[&str] =
     &["hip-runtime-sys", "rccl-sys", "kernels", "ops", "collectives", "models", "executor"];
 
-struct Dependency {
+struct CrateDependency {
     name: String,
     dev: bool,
     in_tree: bool,
 }
 
-fn packages() -> BTreeMap<String, Vec<Dependency>> {
+fn packages() -> BTreeMap<String, Vec<CrateDependency>> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
         .current_dir(root())
@@ -66,7 +66,7 @@ fn packages() -> BTreeMap<String, Vec<Dependency>> {
         .expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
-    let dependency = |d: &Value| Dependency {
+    let dependency = |d: &Value| CrateDependency {
         name: d["name"].as_str().unwrap().to_owned(),
         dev: d["kind"] == "dev",
         in_tree: d["path"].is_string(),
@@ -83,7 +83,7 @@ fn packages() -> BTreeMap<String, Vec<Dependency>> {
 }
 
 #[test]
-fn the_crate_graph_is_the_one_in_the_architecture_page() {
+fn crate_graph_matches_the_architecture_page() {
     let packages = packages();
     let known: BTreeSet<_> = EDGES.iter().map(|(name, _)| (*name).to_owned()).collect();
     assert_eq!(packages.keys().cloned().collect::<BTreeSet<_>>(), known);
@@ -99,7 +99,7 @@ fn the_crate_graph_is_the_one_in_the_architecture_page() {
 }
 
 #[test]
-fn the_deciding_arm_reaches_no_device_even_in_tests() {
+fn scheduling_crates_reach_no_device_even_in_tests() {
     let packages = packages();
     for name in ["protocol", "kvcache", "scheduler"] {
         for edge in &packages[name] {
@@ -109,10 +109,12 @@ fn the_deciding_arm_reaches_no_device_even_in_tests() {
 }
 
 #[test]
-fn third_party_crates_stay_in_their_homes() {
+fn third_party_crates_have_only_allowed_dependents() {
     for (package, dependencies) in packages() {
         for dependency in dependencies.iter().filter(|d| !d.dev) {
-            if let Some((_, homes)) = HOMES.iter().find(|(name, _)| *name == dependency.name) {
+            if let Some((_, homes)) =
+                ALLOWED_DEPENDENTS.iter().find(|(name, _)| *name == dependency.name)
+            {
                 assert!(
                     homes.contains(&package.as_str()),
                     "{} is not at home in {package}",
@@ -124,8 +126,8 @@ fn third_party_crates_stay_in_their_homes() {
 }
 
 #[test]
-fn every_direct_dependency_is_explained() {
-    let page = read("ARCHITECTURE.md");
+fn every_direct_dependency_is_documented() {
+    let page = read_file("ARCHITECTURE.md");
     let missing: BTreeSet<String> = packages()
         .into_iter()
         .flat_map(|(package, dependencies)| {

@@ -6,8 +6,8 @@
 mod deploy;
 mod figures;
 mod graph;
-mod ignored;
+mod ignored_tests;
 mod reliability;
 mod sizes;
+mod source_tree;
 mod sources;
-mod tree;

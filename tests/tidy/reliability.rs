@@ -1,6 +1,6 @@
 //! `docs/reliability.md` has a row for each fault, incident and figure, and the tests it names exist.
 
-use crate::tree::read;
+use crate::source_tree::read_file;
 use std::collections::BTreeSet;
 
 /// Cells of the rows whose first cell is `name`.
@@ -26,8 +26,8 @@ fn is_test(text: &str, name: &str) -> bool {
 }
 
 #[test]
-fn every_row_is_there_and_names_tests_that_exist() {
-    let page = read("docs/reliability.md");
+fn every_reliability_row_names_existing_tests() {
+    let page = read_file("docs/reliability.md");
     let faults = (1..=52).map(|n| format!("F{n}"));
     let incidents = (1..=22).map(|n| n.to_string());
     let figures = (1..=19).map(|n| format!("G{n}"));
@@ -43,7 +43,8 @@ fn every_row_is_there_and_names_tests_that_exist() {
         }
         for (path, test) in named {
             let path = format!("{path}.rs");
-            if !crate::tree::root().join(&path).exists() || !is_test(&read(&path), test) {
+            if !crate::source_tree::root().join(&path).exists() || !is_test(&read_file(&path), test)
+            {
                 wrong.push(format!("{name}: there is no test {path}::{test}"));
             }
         }
@@ -52,7 +53,7 @@ fn every_row_is_there_and_names_tests_that_exist() {
 }
 
 #[test]
-fn a_test_is_told_from_a_function_of_its_name() {
+fn tests_are_distinguished_from_functions() {
     assert!(is_test("#[test]\nfn a() {}", "a"));
     assert!(is_test("    #[test]\n    #[ignore = \"x\"]\n    // Why.\n    fn a() {}", "a"));
     assert!(!is_test("fn a() {}", "a") && !is_test("#[test]\nfn ab() {}", "a"));

@@ -1,10 +1,10 @@
 //! Prints the longest files and functions, for readers of the log; sizes never fail a build.
 
-use crate::tree::{Source, rust_files};
+use crate::source_tree::{SourceFile, rust_files};
 
 #[test]
-fn the_longest_are_printed() {
-    let files: Vec<Source> =
+fn longest_files_and_functions_are_printed() {
+    let files: Vec<SourceFile> =
         rust_files().into_iter().filter(|f| !f.path.starts_with("tests/")).collect();
     assert!(!files.is_empty());
     let mut lines: Vec<(usize, &str)> =
@@ -23,7 +23,7 @@ fn the_longest_are_printed() {
 }
 
 /// Length and place of each function: from its `fn` line to the closing brace at the same indent.
-fn functions(file: &Source) -> Vec<(usize, String)> {
+fn functions(file: &SourceFile) -> Vec<(usize, String)> {
     let lines: Vec<&str> = file.text.lines().collect();
     let indent = |l: &str| l.len() - l.trim_start().len();
     let mut found = Vec::new();

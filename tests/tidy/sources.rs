@@ -1,14 +1,15 @@
 //! What source files must and must not contain.
 
-use crate::tree::{Source, code_lines, read, root, rust_files};
+use crate::source_tree::{SourceFile, code_lines, read_file, root, rust_files};
 
 /// Fails with every offending line at once.
 fn forbid(rule: &str, hits: &[String]) {
     assert!(hits.is_empty(), "{rule}:\n  {}", hits.join("\n  "));
 }
 
-fn hits(files: &[Source], wanted: impl Fn(&str, &str) -> bool) -> Vec<String> {
-    let line = |file: &Source, n: usize, code: &str| format!("{}:{n}: {}", file.path, code.trim());
+fn hits(files: &[SourceFile], wanted: impl Fn(&str, &str) -> bool) -> Vec<String> {
+    let line =
+        |file: &SourceFile, n: usize, code: &str| format!("{}:{n}: {}", file.path, code.trim());
     files
         .iter()
         .flat_map(|f| code_lines(f).map(move |(n, code)| (f, n, code)))
@@ -22,13 +23,13 @@ fn in_tests(path: &str) -> bool {
 }
 
 #[test]
-fn every_file_opens_with_what_it_is() {
+fn every_file_has_a_module_doc() {
     let bare = rust_files().into_iter().filter(|f| !f.text.starts_with("//!")).map(|f| f.path);
     forbid("files without an opening `//!`", &bare.collect::<Vec<_>>());
 }
 
 #[test]
-fn the_environment_is_read_in_one_place() {
+fn environment_is_read_in_config_only() {
     let reads = |path: &str, code: &str| {
         !in_tests(path)
             && !path.starts_with("src/config")
@@ -56,13 +57,13 @@ fn no_static_holds_mutable_state() {
 #[test]
 fn crates_that_need_no_unsafe_forbid_it() {
     for name in ["protocol", "kvcache", "scheduler", "models", "ops", "collectives", "executor"] {
-        let lib = read(&format!("{name}/src/lib.rs"));
+        let lib = read_file(&format!("{name}/src/lib.rs"));
         assert!(lib.contains("#![forbid(unsafe_code)]"), "{name} must forbid unsafe code");
     }
 }
 
 #[test]
-fn clocks_stay_out_of_the_deciding_arm() {
+fn scheduling_crates_read_no_clock() {
     let clock = |path: &str, code: &str| {
         let deciding = ["protocol/src", "kvcache/src", "scheduler/src"];
         deciding.iter().any(|d| path.starts_with(d))
@@ -73,14 +74,14 @@ fn clocks_stay_out_of_the_deciding_arm() {
 
 /// Whatever judges, waits or orders is told a time that never jumps.
 #[test]
-fn the_wall_clock_only_dates_what_is_shown() {
+fn wall_clock_is_read_for_display_only() {
     let shown = [
         "src/server/loads.rs",
-        "src/server/openai/exchange.rs",
+        "src/server/openai/endpoint.rs",
         "src/text/template/engine.rs",
         "src/text/strftime.rs",
         "src/metrics/process.rs",
-        "src/metrics/unused.rs",
+        "src/metrics/unsupported_features.rs",
         "src/kv_events/feed.rs",
         "executor/src/trace/session.rs",
     ];
@@ -94,8 +95,8 @@ fn the_wall_clock_only_dates_what_is_shown() {
 }
 
 #[test]
-fn checks_stay_on_in_release() {
-    let manifest: toml::Table = read("Cargo.toml").parse().unwrap();
+fn release_builds_keep_checks() {
+    let manifest: toml::Table = read_file("Cargo.toml").parse().unwrap();
     let release = &manifest["profile"]["release"];
     assert_eq!(release["overflow-checks"].as_bool(), Some(true));
     let without: Vec<&String> = release["package"].as_table().unwrap().keys().collect();
@@ -111,7 +112,7 @@ fn checks_stay_on_in_release() {
 }
 
 #[test]
-fn the_binary_names_no_kernel_and_keeps_its_ladder() {
+fn src_respects_the_layering() {
     let wrong = |path: &str, code: &str| {
         let names = |word: &str| code.contains(word);
         path.starts_with("src/")
@@ -129,7 +130,7 @@ fn the_binary_names_no_kernel_and_keeps_its_ladder() {
 }
 
 #[test]
-fn names_say_what_a_thing_is() {
+fn vague_file_names_are_rejected() {
     let vague = ["util", "utils", "common", "base", "misc", "manager", "core", "helper", "helpers"];
     let stem =
         |path: &str| path.rsplit('/').next().unwrap_or(path).trim_end_matches(".rs").to_owned();
@@ -142,7 +143,7 @@ fn names_say_what_a_thing_is() {
 #[test]
 fn no_file_is_left_out_of_the_build() {
     let files = rust_files();
-    let orphan = |file: &&Source| {
+    let orphan = |file: &&SourceFile| {
         let path = &file.path;
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
         let stem = name.trim_end_matches(".rs");
@@ -182,7 +183,7 @@ fn no_file_is_left_out_of_the_build() {
                 ],
             )
         };
-        let declared = |f: &Source| {
+        let declared = |f: &SourceFile| {
             parents.contains(&f.path)
                 && f.text.lines().any(|l| {
                     l.trim_end().trim_end_matches(';').ends_with(&format!("mod {module}"))
@@ -196,12 +197,12 @@ fn no_file_is_left_out_of_the_build() {
 }
 
 #[test]
-fn every_kernel_has_its_row() {
+fn every_kernel_is_documented() {
     let kernels = rust_files().into_iter().find(|f| f.text.contains("pub trait Kernels"));
     let kernels = kernels.expect("kernels/src declares `pub trait Kernels`");
     let body = kernels.text.split("pub trait Kernels").nth(1).unwrap();
     let body = &body[..body.find("\n}").expect("the trait ends")];
-    let page = read("kernels/KERNELS.md");
+    let page = read_file("kernels/KERNELS.md");
     let missing = body
         .lines()
         .filter_map(|l| l.trim().strip_prefix("fn "))
@@ -212,8 +213,8 @@ fn every_kernel_has_its_row() {
 }
 
 #[test]
-fn the_front_page_names_two_commands() {
-    let page = read("README.md");
+fn readme_shows_run_and_test_commands() {
+    let page = read_file("README.md");
     for command in ["cargo run --release -- serve", "cargo test"] {
         assert!(page.contains(command), "README.md must show `{command}`");
     }

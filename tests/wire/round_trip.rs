@@ -1,7 +1,7 @@
 //! Any events, in both formats, come back as they were.
 
-use hadron::config::EventFormat;
-use hadron::kv_events::{Encoder, Event, Hash, Journal, decode};
+use hadron::config::KvEventFormat;
+use hadron::kv_events::{DecodedKvEvent, EventJournal, ExternalBlockHash, KvEventEncoder, decode};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use protocol::{BlockHash, ExtraKey, KvEvent};
@@ -37,22 +37,22 @@ fn event() -> impl Strategy<Value = KvEvent> {
     ]
 }
 
-fn number(hash: BlockHash) -> Hash {
-    Hash::Number(hash.0)
+fn number(hash: BlockHash) -> ExternalBlockHash {
+    ExternalBlockHash::Number(hash.0)
 }
 
 /// Whether what was read is what was written.
-fn same(event: &KvEvent, read: &Event) -> bool {
+fn same(event: &KvEvent, read: &DecodedKvEvent) -> bool {
     match (event, read) {
-        (KvEvent::Cleared, Event::AllBlocksCleared) => true,
-        (KvEvent::Removed { hashes, group }, Event::BlockRemoved(read)) => {
+        (KvEvent::Cleared, DecodedKvEvent::AllBlocksCleared) => true,
+        (KvEvent::Removed { hashes, group }, DecodedKvEvent::BlockRemoved(read)) => {
             read.block_hashes.iter().eq(&hashes.iter().copied().map(number).collect::<Vec<_>>())
                 && read.group_idx == Some(u32::from(*group))
                 && read.medium.as_deref() == Some("GPU")
         }
         (
             KvEvent::Stored { hashes, parent, tokens, extra_keys, group },
-            Event::BlockStored(read),
+            DecodedKvEvent::BlockStored(read),
         ) => {
             let texts = |keys: &Vec<ExtraKey>| {
                 let text = |(ExtraKey::Lora(text) | ExtraKey::Salt(text)): &ExtraKey| text.clone();
@@ -72,8 +72,8 @@ fn same(event: &KvEvent, read: &Event) -> bool {
     }
 }
 
-fn encoder(format: EventFormat) -> Encoder {
-    Encoder {
+fn encoder(format: KvEventFormat) -> KvEventEncoder {
+    KvEventEncoder {
         format,
         rank: 3,
         block_tokens: BLOCK_TOKENS,
@@ -85,8 +85,8 @@ fn encoder(format: EventFormat) -> Encoder {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(events in vec(event(), 0..20), ts in 0.0..4e9_f64) {
-        for format in [EventFormat::Map, EventFormat::Array] {
+    fn encoded_events_decode_to_themselves(events in vec(event(), 0..20), ts in 0.0..4e9_f64) {
+        for format in [KvEventFormat::Map, KvEventFormat::Array] {
             let payload = encoder(format).batch(ts, &events).unwrap();
             let read = decode(&payload).unwrap();
             prop_assert_eq!((read.ts, read.data_parallel_rank), (ts, Some(3)));
@@ -98,20 +98,20 @@ proptest! {
     }
 
     #[test]
-    fn bytes_from_a_stranger_never_panic(bytes in vec(any::<u8>(), 0..200)) {
+    fn untrusted_bytes_never_panic(bytes in vec(any::<u8>(), 0..200)) {
         let _ = decode(&bytes); // An error is an answer.
     }
 
     #[test]
-    fn a_replay_is_what_the_table_says(published in 1..30_u64, steps in 0..40_usize, start in 0..60_u64) {
-        let mut journal = Journal::new(encoder(EventFormat::Map), 10, steps);
+    fn replay_follows_the_journal(published in 1..30_u64, steps in 0..40_usize, start in 0..60_u64) {
+        let mut journal = EventJournal::new(encoder(KvEventFormat::Map), 10, steps);
         let live: Vec<_> =
             (0..published).map(|i| journal.append(i as f64, &[KvEvent::Cleared]).unwrap()).collect();
         let last = 10 + published - 1;
         let oldest = (last + 1).saturating_sub(steps as u64).max(10);
         let mut replay = journal.replay(99.0, start).unwrap();
         let mut entries = Vec::new();
-        while let Some(entry) = journal.next_of(99.0, &mut replay).unwrap() {
+        while let Some(entry) = journal.next_batch(99.0, &mut replay).unwrap() {
             entries.push(entry);
         }
         if start >= oldest || oldest == 10 {
@@ -123,7 +123,7 @@ proptest! {
             prop_assert_eq!(entries.len(), 1);
             prop_assert_eq!(entries[0].seq, last);
             let events = decode(&entries[0].payload).unwrap().events;
-            prop_assert_eq!(events, [Event::AllBlocksCleared]);
+            prop_assert_eq!(events, [DecodedKvEvent::AllBlocksCleared]);
         }
     }
 }

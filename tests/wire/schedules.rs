@@ -1,13 +1,16 @@
 //! Ten thousand schedules of drops, reconnects, replays, clears and restarts: a subscriber that sees the
 //! last number holds exactly what the index holds. The real cache, feed and journal; no sockets.
 
-use crate::chance::Chance;
-use hadron::config::EventFormat;
+use crate::schedule_rng::ScheduleRng;
+use hadron::config::KvEventFormat;
 use hadron::kv_events::{
-    Arrival, Bell, Changes, Encoder, Entry, Event, Feed, Figures, Follower, Hash, Journal,
-    Resident, Room, decode,
+    BatchArrival, DecodedKvEvent, EventJournal, ExternalBlockHash, FeedLimits, KvEventChanges,
+    KvEventEncoder, KvEventFeed, PublishedBatch, PublisherCounters, PublisherWaker,
+    SequenceNumberTracker, SubscriberBlocks, decode,
 };
-use kvcache::{Content, ExtraKeys, Hasher, KvCache, KvConfig, Published, Table};
+use kvcache::{
+    BlockHasher, BlockTable, ExtraKeys, KvCache, KvConfig, PublishOutcome, SequenceContent,
+};
 use protocol::{KvEvent, KvGroup, KvKind, KvSpec, Token};
 use std::collections::{BTreeSet, VecDeque};
 use std::os::unix::net::UnixStream;
@@ -19,36 +22,40 @@ const SCHEDULES: u64 = 10_000;
 const BLOCK_TOKENS: u32 = 2;
 
 /// A server with a handful of blocks, and its publisher.
-struct Server {
+struct ScheduleServer {
     kv: KvCache,
-    hasher: Hasher,
-    held: Vec<Table>,
-    feed: Feed,
-    changes: Receiver<Changes>,
-    figures: Arc<Figures>,
-    journal: Journal,
+    hasher: BlockHasher,
+    held_tables: Vec<BlockTable>,
+    feed: KvEventFeed,
+    changes: Receiver<KvEventChanges>,
+    figures: Arc<PublisherCounters>,
+    journal: EventJournal,
 }
 
 /// Keeps the far ends of wires open that nobody reads.
-struct Wires(Vec<UnixStream>);
+struct UnreadSockets(Vec<UnixStream>);
 
-impl Server {
-    fn start(chance: &mut Chance, clock: u64, wires: &mut Wires) -> (Self, Entry) {
+impl ScheduleServer {
+    fn start(
+        chance: &mut ScheduleRng,
+        clock: u64,
+        wires: &mut UnreadSockets,
+    ) -> (Self, PublishedBatch) {
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
         let config = KvConfig::new(spec, 4 + chance.below(12), [1, 2]);
-        let figures = Arc::new(Figures::default());
+        let figures = Arc::new(PublisherCounters::default());
         let (near, far) = UnixStream::pair().unwrap();
         near.set_nonblocking(true).unwrap();
         wires.0.push(far);
-        let bell = Bell::new(near, Arc::new(AtomicBool::new(false)));
+        let bell = PublisherWaker::new(near, Arc::new(AtomicBool::new(false)));
         // Either may be what is short.
         let batches = 1 + chance.below(4) as usize;
         let bytes = if chance.one_in(2) { u64::MAX } else { u64::from(1 + chance.below(2_000)) };
-        let room = Room { batches, bytes };
-        let (feed, changes) = Feed::new(room, config.blocks, bell, Arc::clone(&figures));
-        let format = if chance.one_in(2) { EventFormat::Map } else { EventFormat::Array };
-        let encoder = Encoder {
+        let room = FeedLimits { batches, bytes };
+        let (feed, changes) = KvEventFeed::new(room, config.blocks, bell, Arc::clone(&figures));
+        let format = if chance.one_in(2) { KvEventFormat::Map } else { KvEventFormat::Array };
+        let encoder = KvEventEncoder {
             format,
             rank: 0,
             block_tokens: BLOCK_TOKENS,
@@ -56,93 +63,94 @@ impl Server {
             kinds: vec!["full_attention"],
             token_ids: !chance.one_in(8),
         };
-        let mut journal = Journal::new(encoder, clock, chance.below(12) as usize);
+        let mut journal = EventJournal::new(encoder, clock, chance.below(12) as usize);
         let first = journal.append(0.0, &[KvEvent::Cleared]).unwrap();
         let kv = KvCache::new(&config).unwrap();
-        let hasher = config.hasher();
-        let server = Self { kv, hasher, held: Vec::new(), feed, changes, figures, journal };
+        let hasher = config.block_hasher();
+        let server = Self { kv, hasher, held_tables: Vec::new(), feed, changes, figures, journal };
         (server, first)
     }
 
     /// One step: something happens to the cache, and the feed hears of it.
-    fn step(&mut self, chance: &mut Chance) {
+    fn step(&mut self, chance: &mut ScheduleRng) {
         match chance.below(12) {
             0 => self.kv.clear(),
-            1..=4 if !self.held.is_empty() => {
-                let at = chance.below(self.held.len() as u32) as usize;
-                let mut table = self.held.swap_remove(at);
+            1..=4 if !self.held_tables.is_empty() => {
+                let at = chance.below(self.held_tables.len() as u32) as usize;
+                let mut table = self.held_tables.swap_remove(at);
                 self.kv.free(&mut table);
             }
             5 => {}
             _ => self.request(chance),
         }
         if self.kv.has_events() {
-            self.feed.gather(self.kv.take_events());
+            self.feed.add(self.kv.take_events());
         }
         self.feed.flush();
     }
 
     /// A prompt that shares prefixes with others, by few tokens and two salts.
-    fn request(&mut self, chance: &mut Chance) {
+    fn request(&mut self, chance: &mut ScheduleRng) {
         let length = BLOCK_TOKENS + chance.below(9);
         let tokens: Vec<Token> = (0..length).map(|_| chance.below(2)).collect();
         let extra = ExtraKeys::salted(chance.one_in(3).then(|| "a".to_owned()));
         let mut keys = Vec::new();
-        self.hasher.extend(&mut keys, &tokens, extra.as_deref());
-        let content = Content { tokens: &tokens, keys: &keys, extra: extra.as_ref() };
+        self.hasher.extend_keys(&mut keys, &tokens, extra.as_deref());
+        let content =
+            SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: extra.as_ref() };
         let mut found = Vec::new();
         let hit = self.kv.match_prefix(content, &mut found);
         let more = self.kv.blocks_for(length) - hit.blocks;
-        if more + hit.idle > self.kv.available() {
+        if more + hit.evictable > self.kv.available_blocks() {
             return;
         }
-        let mut table = Table::default();
-        self.kv.claim(&mut table, &found);
-        self.kv.grow(&mut table, more);
+        let mut table = BlockTable::default();
+        self.kv.pin(&mut table, &found);
+        self.kv.allocate(&mut table, more);
         for index in hit.blocks..length / BLOCK_TOKENS {
-            if self.kv.publish(&mut table, index, content) == Published::Refused {
+            if self.kv.publish(&mut table, index, content) == PublishOutcome::Rejected {
                 break;
             }
         }
-        self.held.push(table);
+        self.held_tables.push(table);
     }
 
     /// The publisher's thread gets a turn.
-    fn publish(&mut self, sent: &mut Vec<Entry>) {
+    fn publish(&mut self, sent: &mut Vec<PublishedBatch>) {
         while let Ok(changes) = self.changes.try_recv() {
-            self.figures.taken(&changes);
+            self.figures.record_dequeued(&changes);
             let entry = match changes {
-                Changes::Step(ts, events) => self.journal.append(ts, &events),
-                Changes::Missed(ts, arrears) => self.journal.catch_up(ts, *arrears),
+                KvEventChanges::Step(ts, events) => self.journal.append(ts, &events),
+                KvEventChanges::Backlog(ts, arrears) => self.journal.append_backlog(ts, *arrears),
             };
             sent.push(entry.unwrap());
         }
     }
 
-    fn index(&self) -> BTreeSet<Hash> {
-        self.kv.hashes().map(|hash| Hash::Number(hash.0)).collect()
+    fn index(&self) -> BTreeSet<ExternalBlockHash> {
+        self.kv.indexed_hashes().map(|hash| ExternalBlockHash::Number(hash.0)).collect()
     }
 }
 
 /// A reader behind a wire that loses batches. It asks for everything first, as routers do.
-struct Subscriber {
-    follower: Follower,
-    set: Resident,
-    wire: VecDeque<Entry>,
+struct ScheduleSubscriber {
+    follower: SequenceNumberTracker,
+    cached_hashes: SubscriberBlocks,
+    wire: VecDeque<PublishedBatch>,
     gaps: u32,
 }
 
-impl Subscriber {
+impl ScheduleSubscriber {
     /// Reads what the wire holds. A gap is closed by a replay, which may break off in the middle.
-    fn read(&mut self, server: &mut Server, chance: &mut Chance, reliable: bool) {
+    fn read(&mut self, server: &mut ScheduleServer, chance: &mut ScheduleRng, reliable: bool) {
         while let Some(entry) = self.wire.pop_front() {
-            match self.follower.judge(entry.seq) {
-                Arrival::Old => {}
-                Arrival::Next => self.take(&entry),
-                Arrival::Gap { from } => {
+            match self.follower.check(entry.seq) {
+                BatchArrival::Duplicate => {}
+                BatchArrival::Next => self.take(&entry),
+                BatchArrival::Gap { from } => {
                     self.gaps += 1;
                     self.catch_up(server, chance, reliable, from);
-                    if !reliable && self.follower.judge(entry.seq) != Arrival::Old {
+                    if !reliable && self.follower.check(entry.seq) != BatchArrival::Duplicate {
                         return; // The next batch shows the rest of the gap.
                     }
                 }
@@ -150,9 +158,15 @@ impl Subscriber {
         }
     }
 
-    fn catch_up(&mut self, server: &mut Server, chance: &mut Chance, reliable: bool, from: u64) {
+    fn catch_up(
+        &mut self,
+        server: &mut ScheduleServer,
+        chance: &mut ScheduleRng,
+        reliable: bool,
+        from: u64,
+    ) {
         let mut replay = server.journal.replay(1.0, from).unwrap();
-        while let Some(entry) = server.journal.next_of(1.0, &mut replay).unwrap() {
+        while let Some(entry) = server.journal.next_batch(1.0, &mut replay).unwrap() {
             if !reliable && chance.one_in(6) {
                 return;
             }
@@ -160,38 +174,38 @@ impl Subscriber {
         }
     }
 
-    fn take(&mut self, entry: &Entry) {
+    fn take(&mut self, entry: &PublishedBatch) {
         let mut broken = Vec::new();
         for event in decode(&entry.payload).unwrap().events {
-            self.set.apply(&event, &mut broken);
+            self.cached_hashes.apply(&event, &mut broken);
         }
         assert_eq!(broken, [], "batch {}", entry.seq);
-        self.follower.take(entry.seq);
+        self.follower.advance(entry.seq);
     }
 }
 
 /// What a schedule met.
 #[derive(Default)]
-struct Met {
+struct ScheduleCounts {
     dropped: u64,
     gaps: u32,
     restarts: u32,
-    late: u32,
+    late_joins: u32,
 }
 
-fn schedule(seed: u64, met: &mut Met) {
-    let mut chance = Chance::new(seed);
-    let mut wires = Wires(Vec::new());
+fn schedule(seed: u64, met: &mut ScheduleCounts) {
+    let mut chance = ScheduleRng::new(seed);
+    let mut wires = UnreadSockets(Vec::new());
     let mut clock = 1_000;
-    let (mut server, first) = Server::start(&mut chance, clock, &mut wires);
-    let mut subscriber = Subscriber {
-        follower: Follower::at(0),
-        set: Resident::default(),
+    let (mut server, first) = ScheduleServer::start(&mut chance, clock, &mut wires);
+    let mut subscriber = ScheduleSubscriber {
+        follower: SequenceNumberTracker::at(0),
+        cached_hashes: SubscriberBlocks::default(),
         wire: VecDeque::new(),
         gaps: 0,
     };
     let joins_late = chance.one_in(3);
-    met.late += u32::from(joins_late);
+    met.late_joins += u32::from(joins_late);
     if !joins_late {
         subscriber.wire.push_back(first);
     }
@@ -205,7 +219,7 @@ fn schedule(seed: u64, met: &mut Met) {
         if chance.one_in(60) {
             clock = server.journal.last().unwrap() + 1 + u64::from(chance.below(1_000));
             met.dropped += server.figures.dropped.load(Ordering::Relaxed);
-            let (restarted, first) = Server::start(&mut chance, clock, &mut wires);
+            let (restarted, first) = ScheduleServer::start(&mut chance, clock, &mut wires);
             (server, sent) = (restarted, vec![first]);
             met.restarts += 1;
         }
@@ -219,13 +233,18 @@ fn schedule(seed: u64, met: &mut Met) {
             subscriber.wire.clear(); // The connection broke.
         }
     }
-    settle(&mut server, &mut subscriber, &mut chance, seed);
+    finish_schedule(&mut server, &mut subscriber, &mut chance, seed);
     met.dropped += server.figures.dropped.load(Ordering::Relaxed);
     met.gaps += subscriber.gaps;
 }
 
 /// Everything is published and the subscriber sees one more batch: it must know the index.
-fn settle(server: &mut Server, subscriber: &mut Subscriber, chance: &mut Chance, seed: u64) {
+fn finish_schedule(
+    server: &mut ScheduleServer,
+    subscriber: &mut ScheduleSubscriber,
+    chance: &mut ScheduleRng,
+    seed: u64,
+) {
     let mut sent = Vec::new();
     server.publish(&mut sent);
     server.feed.flush();
@@ -233,32 +252,33 @@ fn settle(server: &mut Server, subscriber: &mut Subscriber, chance: &mut Chance,
     let beat = server.journal.append(2.0, &[]).unwrap();
     subscriber.wire.push_back(beat);
     subscriber.read(server, chance, true);
-    let known: BTreeSet<Hash> = subscriber.set.hashes().cloned().collect();
+    let known: BTreeSet<ExternalBlockHash> = subscriber.cached_hashes.hashes().cloned().collect();
     assert_eq!(known, server.index(), "schedule {seed}");
     assert_eq!(known.len(), server.journal.blocks(), "schedule {seed}");
-    server.kv.check(server.held.iter());
+    server.kv.check(server.held_tables.iter());
 }
 
 #[test]
-fn whoever_sees_the_last_number_knows_the_index() {
-    let mut met = Met::default();
+fn subscriber_at_last_sequence_knows_the_index() {
+    let mut met = ScheduleCounts::default();
     for seed in 0..SCHEDULES {
         schedule(seed, &mut met);
     }
-    let Met { dropped, gaps, restarts, late } = met;
+    let ScheduleCounts { dropped, gaps, restarts, late_joins: late } = met;
     assert!(dropped > 1_000 && gaps > 10_000 && restarts > 1_000 && late > 1_000);
 }
 
 /// What is owed is told in one batch, a clear first, once half of the queue is free; until then a publisher that
 /// stands still is owed no more than the pool holds twice, whatever happened meanwhile.
 #[test]
-fn a_publisher_that_stood_still_is_told_everything_at_once() {
+fn stalled_publisher_catches_up_in_one_batch() {
     for seed in 0..200 {
-        let mut chance = Chance::new(seed);
-        let (mut server, first) = Server::start(&mut chance, 0, &mut Wires(Vec::new()));
-        let mut subscriber = Subscriber {
-            follower: Follower::at(0),
-            set: Resident::default(),
+        let mut chance = ScheduleRng::new(seed);
+        let (mut server, first) =
+            ScheduleServer::start(&mut chance, 0, &mut UnreadSockets(Vec::new()));
+        let mut subscriber = ScheduleSubscriber {
+            follower: SequenceNumberTracker::at(0),
+            cached_hashes: SubscriberBlocks::default(),
             wire: VecDeque::from([first]),
             gaps: 0,
         };
@@ -271,15 +291,18 @@ fn a_publisher_that_stood_still_is_told_everything_at_once() {
         server.feed.flush();
         let pool = server.kv.counts().pool as usize;
         for changes in server.changes.try_iter() {
-            let Changes::Missed(ts, arrears) = changes else { panic!("schedule {seed}: a step") };
+            let KvEventChanges::Backlog(ts, arrears) = changes else {
+                panic!("schedule {seed}: a step")
+            };
             assert!(arrears.len() <= 2 * pool, "{} of {pool} blocks", arrears.len());
-            owed.push(server.journal.catch_up(ts, *arrears).unwrap());
+            owed.push(server.journal.append_backlog(ts, *arrears).unwrap());
         }
         let [told] = &owed[..] else { panic!("schedule {seed}: {} batches", owed.len()) };
-        assert_eq!(decode(&told.payload).unwrap().events[0], Event::AllBlocksCleared);
+        assert_eq!(decode(&told.payload).unwrap().events[0], DecodedKvEvent::AllBlocksCleared);
         subscriber.wire.extend(waited.into_iter().chain(owed));
         subscriber.read(&mut server, &mut chance, true);
-        let known: BTreeSet<Hash> = subscriber.set.hashes().cloned().collect();
+        let known: BTreeSet<ExternalBlockHash> =
+            subscriber.cached_hashes.hashes().cloned().collect();
         assert_eq!((known, subscriber.gaps), (server.index(), 0), "schedule {seed}");
     }
 }

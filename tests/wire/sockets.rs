@@ -1,7 +1,10 @@
 //! A real publisher over real sockets: frames, replay, topics, a reader that never reads.
 
-use crate::kv_feed::{self, config};
-use hadron::kv_events::{Bound, Event, Feed, Follower, Publisher, TopicWords, decode};
+use crate::kv_event_replay::{self, config};
+use hadron::kv_events::{
+    BoundPublisher, DecodedKvEvent, KvEventFeed, KvEventPublisher, SequenceNumberTracker,
+    TopicFields, decode,
+};
 use protocol::{BlockHash, KvEvent, KvGroup, KvKind, KvSpec};
 use serde_json::json;
 use std::sync::Arc;
@@ -11,19 +14,21 @@ use zmq::{Context, Socket};
 
 const WAIT_MS: i32 = 10_000;
 
-fn start(extra: &serde_json::Value) -> (Feed, Publisher) {
+fn start(extra: &serde_json::Value) -> (KvEventFeed, KvEventPublisher) {
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens: 2, groups: vec![group] };
     let words =
-        TopicWords { pod: "pod-0".to_owned(), model: "m".to_owned(), ..TopicWords::default() };
-    let (feed, publisher) =
-        Bound::open(&config(extra), words).unwrap().start(&spec, 1_000, Arc::default()).unwrap();
-    published(&publisher, 1); // Who subscribes from here on misses the first batch.
+        TopicFields { pod: "pod-0".to_owned(), model: "m".to_owned(), ..TopicFields::default() };
+    let (feed, publisher) = BoundPublisher::open(&config(extra), words)
+        .unwrap()
+        .start(&spec, 1_000, Arc::default())
+        .unwrap();
+    wait_for_batches(&publisher, 1); // Who subscribes from here on misses the first batch.
     std::thread::sleep(Duration::from_millis(50)); // It is counted before it is sent.
     (feed, publisher)
 }
 
-fn subscribe(context: &Context, publisher: &Publisher, topic: &str) -> Socket {
+fn subscribe(context: &Context, publisher: &KvEventPublisher, topic: &str) -> Socket {
     let subscriber = context.socket(zmq::SUB).unwrap();
     subscriber.set_subscribe(topic.as_bytes()).unwrap();
     subscriber.set_rcvtimeo(WAIT_MS).unwrap();
@@ -31,8 +36,8 @@ fn subscribe(context: &Context, publisher: &Publisher, topic: &str) -> Socket {
     subscriber
 }
 
-fn replay(publisher: &Publisher, start: u64) -> Vec<(u64, Vec<u8>)> {
-    kv_feed::replay(publisher.source().replay_endpoint.as_ref().unwrap(), start, WAIT_MS)
+fn replay(publisher: &KvEventPublisher, start: u64) -> Vec<(u64, Vec<u8>)> {
+    kv_event_replay::replay(publisher.source().replay_endpoint.as_ref().unwrap(), start, WAIT_MS)
 }
 
 fn stored(hash: u64) -> Vec<KvEvent> {
@@ -45,30 +50,30 @@ fn stored(hash: u64) -> Vec<KvEvent> {
     }]
 }
 
-fn hand_over(feed: &mut Feed, events: Vec<KvEvent>) {
-    feed.gather(events);
+fn publish_events(feed: &mut KvEventFeed, events: Vec<KvEvent>) {
+    feed.add(events);
     feed.flush();
 }
 
-fn published(publisher: &Publisher, batches: u64) {
+fn wait_for_batches(publisher: &KvEventPublisher, batches: u64) {
     let start = Instant::now();
-    while publisher.source().figures.batches.load(Ordering::Relaxed) < batches {
+    while publisher.source().counters.batches.load(Ordering::Relaxed) < batches {
         assert!(start.elapsed() < Duration::from_mins(1));
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
 #[test]
-fn frames_are_three_and_replays_are_the_same_bytes() {
+fn batches_have_three_frames_and_replays_equal_them() {
     let context = Context::new();
     let before_us = unix_us();
     let (mut feed, publisher) = start(&json!({"topic": "kv@{pod}@{model}"}));
     let subscriber = subscribe(&context, &publisher, "kv@pod-0@");
     std::thread::sleep(Duration::from_secs(1)); // A subscription has no answer to wait for.
     for hash in 1..=500 {
-        hand_over(&mut feed, stored(hash));
+        publish_events(&mut feed, stored(hash));
     }
-    let epoch = publisher.source().figures.epoch.load(Ordering::Relaxed);
+    let epoch = publisher.source().counters.epoch.load(Ordering::Relaxed);
     assert!((before_us..=unix_us()).contains(&epoch), "{epoch} is not now");
     let mut live = Vec::new();
     for seq in epoch + 1..=epoch + 500 {
@@ -79,11 +84,11 @@ fn frames_are_three_and_replays_are_the_same_bytes() {
         live.push((seq, frames[2].clone()));
     }
     let all = replay(&publisher, 0);
-    assert_eq!(decode(&all[0].1).unwrap().events, [Event::AllBlocksCleared]);
+    assert_eq!(decode(&all[0].1).unwrap().events, [DecodedKvEvent::AllBlocksCleared]);
     assert_eq!((all[0].0, &all[1..]), (epoch, live.as_slice()));
     assert_eq!(replay(&publisher, epoch + 490), live[489..]);
     assert_eq!(replay(&publisher, epoch + 501), []);
-    let figures = &publisher.source().figures;
+    let figures = &publisher.source().counters;
     assert_eq!(figures.batches.load(Ordering::Relaxed), 501);
     assert_eq!(
         (figures.replays.load(Ordering::Relaxed), figures.errors.load(Ordering::Relaxed)),
@@ -95,50 +100,50 @@ fn frames_are_three_and_replays_are_the_same_bytes() {
 }
 
 #[test]
-fn what_the_ring_has_lost_comes_as_a_snapshot() {
+fn batches_dropped_from_the_ring_become_a_snapshot() {
     let (mut feed, publisher) = start(&json!({"buffer_steps": 10, "sequence_start": "zero"}));
     for hash in 1..=100 {
-        hand_over(&mut feed, stored(hash));
+        publish_events(&mut feed, stored(hash));
     }
-    hand_over(
+    publish_events(
         &mut feed,
         vec![KvEvent::Removed { hashes: vec![BlockHash(1), BlockHash(50)], group: 0 }],
     );
-    published(&publisher, 102);
+    wait_for_batches(&publisher, 102);
     let [(seq, payload)] = &replay(&publisher, 5)[..] else { panic!("not one batch") };
     assert_eq!(*seq, 101);
     let events = decode(payload).unwrap().events;
-    assert_eq!(events[0], Event::AllBlocksCleared);
+    assert_eq!(events[0], DecodedKvEvent::AllBlocksCleared);
     assert_eq!(events.len(), 99, "a clear and 98 blocks without a parent");
     assert_eq!(replay(&publisher, 92).len(), 10);
-    assert_eq!(publisher.source().figures.snapshots.load(Ordering::Relaxed), 1);
+    assert_eq!(publisher.source().counters.snapshots.load(Ordering::Relaxed), 1);
 }
 
 #[test]
-fn a_silent_publisher_beats_and_a_wrong_request_is_ignored() {
+fn idle_publisher_sends_heartbeats_and_ignores_garbage() {
     let context = Context::new();
     let (_feed, publisher) = start(&json!({"idle_beat_s": 0.02}));
     let subscriber = subscribe(&context, &publisher, "");
-    let mut follower = Follower::default();
+    let mut follower = SequenceNumberTracker::default();
     for _ in 0..5 {
         let frames = subscriber.recv_multipart(0).unwrap();
         let seq = u64::from_be_bytes(frames[1][..].try_into().unwrap());
-        assert_eq!(follower.judge(seq), hadron::kv_events::Arrival::Next);
-        follower.take(seq);
+        assert_eq!(follower.check(seq), hadron::kv_events::BatchArrival::Next);
+        follower.advance(seq);
         assert_eq!(decode(&frames[2]).unwrap().events, []);
     }
     let dealer = context.socket(zmq::DEALER).unwrap();
     dealer.connect(publisher.source().replay_endpoint.as_ref().unwrap()).unwrap();
     dealer.send("nonsense", 0).unwrap();
     let start = Instant::now();
-    while publisher.source().figures.malformed.load(Ordering::Relaxed) == 0 {
+    while publisher.source().counters.malformed.load(Ordering::Relaxed) == 0 {
         assert!(start.elapsed() < Duration::from_mins(1));
     }
     assert!(!replay(&publisher, 0).is_empty());
 }
 
 #[test]
-fn a_reader_that_never_reads_costs_nothing_and_loses_its_own() {
+fn stuck_subscriber_loses_only_its_own_batches() {
     let context = Context::new();
     let (mut feed, publisher) = start(&json!({"hwm": 10, "buffer_steps": 100}));
     let stuck = subscribe(&context, &publisher, "");
@@ -155,12 +160,12 @@ fn a_reader_that_never_reads_costs_nothing_and_loses_its_own() {
             group: 0,
         }];
         let start = Instant::now();
-        hand_over(&mut feed, events);
+        publish_events(&mut feed, events);
         slowest = slowest.max(start.elapsed());
         std::thread::sleep(Duration::from_micros(200));
     }
-    published(&publisher, 2_001);
-    let figures = &publisher.source().figures;
+    wait_for_batches(&publisher, 2_001);
+    let figures = &publisher.source().counters;
     assert_eq!(
         (figures.dropped.load(Ordering::Relaxed), figures.errors.load(Ordering::Relaxed)),
         (0, 0)
@@ -177,7 +182,7 @@ fn a_reader_that_never_reads_costs_nothing_and_loses_its_own() {
 }
 
 #[test]
-fn what_a_reader_holds_up_is_bounded_in_bytes() {
+fn queue_of_a_stuck_subscriber_is_bounded_in_bytes() {
     const BOUND: usize = 4 << 20;
     const BATCHES: u64 = 400;
     let context = Context::new();
@@ -190,7 +195,7 @@ fn what_a_reader_holds_up_is_bounded_in_bytes() {
     stuck.set_rcvtimeo(10).unwrap();
     let mut batches = 1;
     while stuck.recv_multipart(0).is_err() {
-        hand_over(&mut feed, stored(1));
+        publish_events(&mut feed, stored(1));
         batches += 1;
     }
     let mut bytes = 0;
@@ -202,10 +207,10 @@ fn what_a_reader_holds_up_is_bounded_in_bytes() {
             extra_keys: vec![Vec::new()],
             group: 0,
         };
-        hand_over(&mut feed, vec![large]);
-        published(&publisher, batches + hash); // The queue is never full.
+        publish_events(&mut feed, vec![large]);
+        wait_for_batches(&publisher, batches + hash); // The queue is never full.
     }
-    assert_eq!(publisher.source().figures.dropped.load(Ordering::Relaxed), 0);
+    assert_eq!(publisher.source().counters.dropped.load(Ordering::Relaxed), 0);
     stuck.set_rcvtimeo(1_000).unwrap();
     while let Ok(frames) = stuck.recv_multipart(0) {
         bytes += frames[2].len();
@@ -214,31 +219,35 @@ fn what_a_reader_holds_up_is_bounded_in_bytes() {
     let sent = BATCHES as usize * 100_000;
     assert!((BOUND / 2..sent / 2).contains(&bytes), "{bytes} of {sent} bytes were kept for it");
     // It goes on with the newest, and the number says that there was more.
-    hand_over(&mut feed, stored(1));
+    publish_events(&mut feed, stored(1));
     stuck.set_rcvtimeo(WAIT_MS).unwrap();
     let frames = stuck.recv_multipart(0).unwrap();
     let seq = u64::from_be_bytes(frames[1][..].try_into().unwrap());
-    assert_eq!(seq, publisher.source().figures.seq.load(Ordering::Relaxed));
+    assert_eq!(seq, publisher.source().counters.seq.load(Ordering::Relaxed));
 }
 
 /// Until a subscription is known nothing comes, and a subscription has no answer to wait for.
-fn gets_batches(feed: &mut Feed, subscriber: &Socket, publisher: &Publisher) {
+fn assert_receives_batches(
+    feed: &mut KvEventFeed,
+    subscriber: &Socket,
+    publisher: &KvEventPublisher,
+) {
     subscriber.set_rcvtimeo(10).unwrap();
     let start = Instant::now();
     while subscriber.recv_multipart(0).is_err() {
-        hand_over(feed, stored(1));
+        publish_events(feed, stored(1));
         assert!(start.elapsed() < Duration::from_secs(20), "no batch");
     }
-    let last = publisher.source().figures.batches.load(Ordering::Relaxed);
-    hand_over(feed, stored(1));
-    published(publisher, last + 1);
+    let last = publisher.source().counters.batches.load(Ordering::Relaxed);
+    publish_events(feed, stored(1));
+    wait_for_batches(publisher, last + 1);
     subscriber.set_rcvtimeo(WAIT_MS).unwrap();
-    let wanted = publisher.source().figures.seq.load(Ordering::Relaxed).to_be_bytes();
+    let wanted = publisher.source().counters.seq.load(Ordering::Relaxed).to_be_bytes();
     while subscriber.recv_multipart(0).unwrap()[1] != wanted {}
 }
 
 #[test]
-fn a_collector_that_binds_is_connected_to_and_again() {
+fn publisher_reconnects_to_a_binding_collector() {
     let context = Context::new();
     let bind = |at: &str| {
         let collector = context.socket(zmq::SUB).unwrap();
@@ -251,7 +260,7 @@ fn a_collector_that_binds_is_connected_to_and_again() {
     let at = collector.get_last_endpoint().unwrap().unwrap();
     let (mut feed, publisher) = start(&json!({"endpoint": at, "bind": false}));
     assert_eq!((publisher.source().binds, &publisher.source().endpoint), (false, &at));
-    gets_batches(&mut feed, &collector, &publisher);
+    assert_receives_batches(&mut feed, &collector, &publisher);
     collector.unbind(&at).unwrap();
     drop(collector);
     let start = Instant::now();
@@ -264,7 +273,7 @@ fn a_collector_that_binds_is_connected_to_and_again() {
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    gets_batches(&mut feed, &again, &publisher);
+    assert_receives_batches(&mut feed, &again, &publisher);
 }
 
 #[test]
@@ -274,7 +283,7 @@ fn ipc_endpoints_publish_and_replay() {
     let keys = json!({"endpoint": at("events"), "replay_endpoint": at("replay")});
     let (mut feed, publisher) = start(&keys);
     let subscriber = subscribe(&Context::new(), &publisher, "");
-    gets_batches(&mut feed, &subscriber, &publisher);
+    assert_receives_batches(&mut feed, &subscriber, &publisher);
     assert!(replay(&publisher, 0).len() >= 2);
     drop(feed);
     publisher.finish();
@@ -285,7 +294,7 @@ fn ipc_endpoints_publish_and_replay() {
 }
 
 #[test]
-fn heartbeats_of_subscribers_are_answered() {
+fn subscriber_zmtp_heartbeats_are_answered() {
     let (mut feed, publisher) = start(&json!({}));
     let subscriber = Context::new().socket(zmq::SUB).unwrap();
     subscriber.set_heartbeat_ivl(20).unwrap();
@@ -293,20 +302,20 @@ fn heartbeats_of_subscribers_are_answered() {
     subscriber.set_reconnect_ivl(60_000).unwrap();
     subscriber.set_subscribe(b"").unwrap();
     subscriber.connect(&publisher.source().endpoint).unwrap();
-    gets_batches(&mut feed, &subscriber, &publisher);
+    assert_receives_batches(&mut feed, &subscriber, &publisher);
     std::thread::sleep(Duration::from_secs(1)); // Unanswered, it would have left, and not come back.
-    gets_batches(&mut feed, &subscriber, &publisher);
-    assert_eq!(publisher.source().figures.subscribers.load(Ordering::Relaxed), 1);
+    assert_receives_batches(&mut feed, &subscriber, &publisher);
+    assert_eq!(publisher.source().counters.subscribers.load(Ordering::Relaxed), 1);
 }
 
 #[test]
-fn an_address_in_use_is_named() {
+fn address_in_use_error_names_the_address() {
     let (_feed, publisher) = start(&json!({}));
     let taken = publisher.source().endpoint.clone();
-    let again = Bound::open(&config(&json!({"endpoint": taken})), TopicWords::default());
+    let again = BoundPublisher::open(&config(&json!({"endpoint": taken})), TopicFields::default());
     let told = again.err().unwrap().to_string();
     assert!(told.contains(&taken) && told.contains("in use"), "{told}");
-    let wrong = Bound::open(&config(&json!({"topic": "{nope}"})), TopicWords::default());
+    let wrong = BoundPublisher::open(&config(&json!({"topic": "{nope}"})), TopicFields::default());
     assert!(wrong.err().unwrap().to_string().contains("{nope}"));
 }
 

@@ -8,64 +8,69 @@
 #![allow(clippy::print_stdout, reason = "figures are shown, not judged")]
 #![allow(clippy::disallowed_methods, reason = "the environment names the GPUs")]
 
-#[path = "../../../kernels/tests/emulated/mod.rs"]
-mod emulated;
+mod all_reduce_speed;
+#[path = "../../../kernels/tests/emulated_gpu/mod.rs"]
+mod emulated_gpu;
 mod one_shot;
-mod speed;
 
-use collectives::{CallState, Collective, CollectiveError, DeviceGroup, Meeting, SharedGroup};
-use kernels::hip::{Api, HipConfig, HipDevice, Libraries};
-use kernels::{Buffer, DType, Driver, Element, Stream, bf16};
+use collectives::{
+    CallState, CollectiveBackend, CollectiveError, DeviceGroup, SharedMemoryGroup,
+    SharedMemoryRendezvous,
+};
+use kernels::gpu::{GpuApi, GpuConfig, GpuDevice, GpuLibraries};
+use kernels::{Buffer, DType, DeviceDriver, DeviceElement, DeviceStream, bf16};
 use std::sync::atomic::{AtomicIsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const S: Stream = Stream(0);
+const S: DeviceStream = DeviceStream(0);
 /// Longer than anything here may take.
-const PATIENCE: Duration = Duration::from_mins(1);
+const TEST_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The GPU of a rank. Emulated worlds have names, because tests run side by side.
-fn device(world: &str, rank: usize) -> HipConfig {
+fn device(world: &str, rank: usize) -> GpuConfig {
     let folders = std::env::var("HADRON_GPU_FOLDERS").unwrap_or_default();
     let folders = std::env::split_paths(&folders).collect();
-    let cache_dir = Some(emulated::kernel_cache());
+    let cache_dir = Some(emulated_gpu::kernel_cache());
     match std::env::var("HADRON_GPU").as_deref() {
-        Ok("cuda") => HipConfig {
-            libraries: Libraries::Cuda,
+        Ok("cuda") => GpuConfig {
+            libraries: GpuLibraries::Cuda,
             folders,
             device: rank,
             cache_dir,
-            ..HipConfig::default()
+            ..GpuConfig::default()
         },
-        Ok("rocm") => HipConfig { folders, device: rank, cache_dir, ..HipConfig::default() },
+        Ok("rocm") => GpuConfig { folders, device: rank, cache_dir, ..GpuConfig::default() },
         _ => {
-            let library = emulated::library_of(world, rank);
+            let library = emulated_gpu::library_of(world, rank);
             let (driver, rtc, collectives) = (library.clone(), library.clone(), Some(library));
-            let api = Api::Hip;
-            HipConfig {
-                libraries: Libraries::Named { api, driver, rtc, blas: None, collectives },
+            let api = GpuApi::Hip;
+            GpuConfig {
+                libraries: GpuLibraries::Named { api, driver, rtc, blas: None, collectives },
                 cache_dir,
-                emulated_wave: Some(64),
-                ..HipConfig::default()
+                emulated_warp_size: Some(64),
+                ..GpuConfig::default()
             }
         }
     }
 }
 
 /// One rank, and its device. Ranks of one test go together, or one would find the other gone behind a last barrier.
-struct Rank {
+struct DeviceRank {
     group: DeviceGroup,
-    device: Arc<HipDevice>,
+    device: Arc<GpuDevice>,
     /// Ranks that have not come to their end, this one among them.
-    staying: Arc<AtomicIsize>,
+    active_ranks: Arc<AtomicIsize>,
 }
 
-impl Drop for Rank {
+impl Drop for DeviceRank {
     fn drop(&mut self) {
-        self.staying.fetch_sub(1, SeqCst);
+        self.active_ranks.fetch_sub(1, SeqCst);
         let started = Instant::now();
-        while self.staying.load(SeqCst) > 0 && !thread::panicking() && started.elapsed() < PATIENCE
+        while self.active_ranks.load(SeqCst) > 0
+            && !thread::panicking()
+            && started.elapsed() < TEST_TIMEOUT
         {
             thread::sleep(Duration::from_millis(1));
         }
@@ -73,20 +78,20 @@ impl Drop for Rank {
 }
 
 /// Runs `work` as both ranks of a group, each in a thread, and returns what each found.
-fn ranks<T: Send>(world: &str, work: impl Fn(Rank) -> T + Sync) -> Vec<T> {
+fn ranks<T: Send>(world: &str, work: impl Fn(DeviceRank) -> T + Sync) -> Vec<T> {
     ranks_of(world, 2, DeviceGroup::join, work)
 }
 
 /// The same of two ranks whose sums of up to so many bytes are made in one shot, and only these.
-fn ranks_summing<T: Send>(
+fn ranks_with_one_shot_limit<T: Send>(
     world: &str,
     one_shot_bytes: usize,
-    work: impl Fn(Rank) -> T + Sync,
+    work: impl Fn(DeviceRank) -> T + Sync,
 ) -> Vec<T> {
-    let join = |own, device: &_| DeviceGroup::join_summing(own, device, one_shot_bytes);
-    ranks_of(world, 2, join, |rank: Rank| {
-        let reached = rank.group.sums_in_one_shot(1, 8, DType::BF16);
-        assert_eq!(reached, one_shot_bytes > 0, "{:?}", rank.group.apart());
+    let join = |own, device: &_| DeviceGroup::join_with_one_shot_limit(own, device, one_shot_bytes);
+    ranks_of(world, 2, join, |rank: DeviceRank| {
+        let reached = rank.group.uses_one_shot_all_reduce(1, 8, DType::BF16);
+        assert_eq!(reached, one_shot_bytes > 0, "{:?}", rank.group.peer_access_error());
         work(rank)
     })
 }
@@ -95,20 +100,20 @@ fn ranks_summing<T: Send>(
 fn ranks_of<T: Send>(
     world: &str,
     size: usize,
-    join: impl Fn(SharedGroup, &Arc<HipDevice>) -> Result<DeviceGroup, CollectiveError> + Sync,
-    work: impl Fn(Rank) -> T + Sync,
+    join: impl Fn(SharedMemoryGroup, &Arc<GpuDevice>) -> Result<DeviceGroup, CollectiveError> + Sync,
+    work: impl Fn(DeviceRank) -> T + Sync,
 ) -> Vec<T> {
-    let meeting = Meeting::create(&[size]).unwrap();
+    let meeting = SharedMemoryRendezvous::create(&[size]).unwrap();
     let (join, work) = (&join, &work);
     let staying = Arc::new(AtomicIsize::new(size as isize));
     thread::scope(|scope| {
         let rank = |rank| {
-            let own = Meeting::open(meeting.path(), &[size]).unwrap();
+            let own = SharedMemoryRendezvous::open(meeting.path(), &[size]).unwrap();
             let (config, staying) = (device(world, rank), Arc::clone(&staying));
             scope.spawn(move || {
-                let device = Arc::new(HipDevice::open(&config).unwrap());
+                let device = Arc::new(GpuDevice::open(&config).unwrap());
                 let group = join(own.join(0, rank).unwrap(), &device).unwrap();
-                work(Rank { group, device, staying })
+                work(DeviceRank { group, device, active_ranks: staying })
             })
         };
         let threads: Vec<_> = (0..size).map(rank).collect();
@@ -117,7 +122,7 @@ fn ranks_of<T: Send>(
 }
 
 /// Elements that are tested, and their bytes.
-trait Plain: Element + PartialEq + std::fmt::Debug {
+trait CollectiveTestElement: DeviceElement + PartialEq + std::fmt::Debug {
     fn of(value: i32) -> Self;
     fn bytes(self) -> Vec<u8>;
     fn read(bytes: &[u8]) -> Self;
@@ -125,7 +130,7 @@ trait Plain: Element + PartialEq + std::fmt::Debug {
 
 macro_rules! plain {
     ($type:ty, $of:expr) => {
-        impl Plain for $type {
+        impl CollectiveTestElement for $type {
             fn of(value: i32) -> Self {
                 $of(value)
             }
@@ -142,21 +147,21 @@ plain!(f32, |value| value as f32);
 plain!(i32, |value| value);
 plain!(bf16, |value| bf16::from_f32(value as f32));
 
-fn upload(device: &HipDevice, bytes: &[u8]) -> Buffer {
+fn upload(device: &GpuDevice, bytes: &[u8]) -> Buffer {
     let mut buffer = device.alloc(bytes.len()).unwrap();
     device.upload(&mut buffer, 0, bytes).unwrap();
     buffer
 }
 
 /// What is there once all that was launched is done.
-fn read<T: Plain>(device: &HipDevice, buffer: &Buffer, count: usize) -> Vec<T> {
+fn read<T: CollectiveTestElement>(device: &GpuDevice, buffer: &Buffer, count: usize) -> Vec<T> {
     let mut bytes = vec![0; count * T::DTYPE.bytes()];
     device.download(&S, buffer, 0, &mut bytes).unwrap();
     bytes.chunks_exact(T::DTYPE.bytes()).map(T::read).collect()
 }
 
-impl Rank {
-    fn matrix<T: Plain>(
+impl DeviceRank {
+    fn matrix<T: CollectiveTestElement>(
         &self,
         rows: usize,
         cols: usize,
@@ -166,19 +171,19 @@ impl Rank {
         upload(&self.device, &all.collect::<Vec<u8>>())
     }
 
-    fn read<T: Plain>(&self, buffer: &Buffer, count: usize) -> Vec<T> {
+    fn read<T: CollectiveTestElement>(&self, buffer: &Buffer, count: usize) -> Vec<T> {
         read(&self.device, buffer, count)
     }
 
     /// Runs `work`; then once more, recorded, and replays that. `work` must not build upon its results.
-    fn twice(&self, mut work: impl FnMut()) {
+    fn run_eager_and_replayed(&self, mut work: impl FnMut()) {
         work();
         self.device.synchronize(&S).unwrap();
         self.device.begin_capture(&S).unwrap();
-        self.group.begin_recording();
+        self.group.begin_capture();
         work();
         let graph = self.device.end_capture(&S).unwrap();
-        self.group.replayed(&self.group.end_recording()).unwrap();
+        self.group.on_replayed(&self.group.end_capture()).unwrap();
         self.device.replay(&S, &graph).unwrap();
         self.group.barrier(&S).unwrap(); // Recordings end before the group.
     }
@@ -189,12 +194,12 @@ fn value(rank: usize, row: usize, col: usize) -> i32 {
     ((rank * 31 + row * 7 + col * 3) % 23) as i32 - 11
 }
 
-fn sums<T: Plain>(world: &str, rows: usize, cols: usize) {
+fn check_sums<T: CollectiveTestElement>(world: &str, rows: usize, cols: usize) {
     ranks(world, |rank| {
         let own = rank.group.rank();
         let mut x = rank.matrix::<T>(rows, cols, |r, c| value(own, r, c));
         // The sum of two sums of two: recorded launches run on what the first have left.
-        rank.twice(|| {
+        rank.run_eager_and_replayed(|| {
             rank.group.all_reduce(&S, x.mat_mut(T::DTYPE, rows, cols).unwrap()).unwrap();
         });
         let found = rank.read::<T>(&x, rows * cols);
@@ -207,7 +212,7 @@ fn sums<T: Plain>(world: &str, rows: usize, cols: usize) {
         let mut own_sums = rank.matrix::<T>(most, cols, |_, _| 99);
         let x = rank.matrix::<T>(2 * most, cols, |r, c| value(own, r, c));
         let wanted = most - 1;
-        rank.twice(|| {
+        rank.run_eager_and_replayed(|| {
             let x = x.mat(T::DTYPE, 2 * most, cols).unwrap();
             let sums = own_sums.mat_mut(T::DTYPE, wanted, cols).unwrap();
             rank.group.reduce_scatter(&S, x, sums).unwrap();
@@ -220,19 +225,19 @@ fn sums<T: Plain>(world: &str, rows: usize, cols: usize) {
 }
 
 #[test]
-fn sums_are_those_of_all_ranks_launched_and_replayed() {
-    sums::<f32>("sums", 5, 33);
-    sums::<bf16>("sums", 5, 33);
-    sums::<f32>("sums", 3, 40_000); // More than an emulated rank brings at a time.
+fn all_reduce_matches_eager_and_replayed() {
+    check_sums::<f32>("sums", 5, 33);
+    check_sums::<bf16>("sums", 5, 33);
+    check_sums::<f32>("sums", 3, 40_000); // More than an emulated rank brings at a time.
 }
 
-fn gathers<T: Plain>(world: &str, rows: usize, cols: usize, total: usize) {
+fn check_gathers<T: CollectiveTestElement>(world: &str, rows: usize, cols: usize, total: usize) {
     ranks(world, |rank| {
         let own = rank.group.rank();
         let x = rank.matrix::<T>(rows, cols, |r, c| value(own, r, c));
         let x = x.mat(T::DTYPE, rows, cols).unwrap();
         let mut all = rank.matrix::<T>(rows, total, |_, _| 99);
-        rank.twice(|| {
+        rank.run_eager_and_replayed(|| {
             rank.group.all_gather(&S, x, all.mat_mut(T::DTYPE, rows, total).unwrap()).unwrap();
         });
         let of = |i: usize| value(i % total / cols, i / total, i % total % cols);
@@ -242,7 +247,7 @@ fn gathers<T: Plain>(world: &str, rows: usize, cols: usize, total: usize) {
         let most = rows + 2;
         let brought = rows - own;
         let mut all = rank.matrix::<T>(2 * most, cols, |_, _| 99);
-        rank.twice(|| {
+        rank.run_eager_and_replayed(|| {
             let below = all.mat_mut(T::DTYPE, 2 * most, cols).unwrap();
             rank.group.all_gather_rows(&S, x.rows_from(0, brought), below).unwrap();
         });
@@ -256,7 +261,7 @@ fn gathers<T: Plain>(world: &str, rows: usize, cols: usize, total: usize) {
         assert_eq!(rank.read::<T>(&all, 2 * most * cols), expected);
 
         let mut told = rank.matrix::<T>(rows, cols, |r, c| value(own, r, c));
-        rank.twice(|| {
+        rank.run_eager_and_replayed(|| {
             rank.group.broadcast(&S, told.mat_mut(T::DTYPE, rows, cols).unwrap(), 1).unwrap();
         });
         let expected: Vec<T> =
@@ -266,16 +271,16 @@ fn gathers<T: Plain>(world: &str, rows: usize, cols: usize, total: usize) {
 }
 
 #[test]
-fn what_ranks_bring_lies_side_by_side_or_below_each_other() {
-    gathers::<f32>("gathers", 1, 64, 128);
-    gathers::<f32>("gathers", 5, 64, 117);
-    gathers::<bf16>("gathers", 3, 24, 41);
-    gathers::<i32>("gathers", 4, 3, 6);
+fn all_gather_concatenates_columns_or_rows() {
+    check_gathers::<f32>("gathers", 1, 64, 128);
+    check_gathers::<f32>("gathers", 5, 64, 117);
+    check_gathers::<bf16>("gathers", 3, 24, 41);
+    check_gathers::<i32>("gathers", 4, 3, 6);
 }
 
 /// A rank that neither sends nor gets anything makes no call, and others do not wait for it.
 #[test]
-fn rows_of_one_rank_alone_and_of_many_pieces_arrive() {
+fn all_to_all_handles_one_sided_and_chunked_rows() {
     ranks("few", |rank| {
         let (own, cols) = (rank.group.rank(), 9_000);
         for to in [[[2, 0], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [2, 0]], [[1, 2], [2, 1]]] {
@@ -299,7 +304,7 @@ fn rows_of_one_rank_alone_and_of_many_pieces_arrive() {
 }
 
 #[test]
-fn rows_go_where_they_are_sent_and_are_not_recorded() {
+fn all_to_all_delivers_rows_and_rejects_capture() {
     ranks("rows", |rank| {
         let (own, cols) = (rank.group.rank(), 5);
         let to = if own == 0 { [1, 3] } else { [2, 0] };
@@ -310,7 +315,7 @@ fn rows_go_where_they_are_sent_and_are_not_recorded() {
         let counts = rank.group.exchange_counts(&to).unwrap();
         let all = y.mat_mut(DType::F32, 4, cols).unwrap();
         rank.group.all_to_all(&S, x, all, &counts).unwrap();
-        let came = [0, 1].map(|from| counts.of(from)[own]);
+        let came = [0, 1].map(|from| counts.rows_from(from)[own]);
         assert_eq!(came, if own == 0 { [1, 2] } else { [3, 0] });
         let first = if own == 0 { [0, 0] } else { [1, 2] };
         let rows = (0..2).flat_map(|from| (0..came[from]).map(move |r| (from, first[from] + r)));
@@ -320,7 +325,7 @@ fn rows_go_where_they_are_sent_and_are_not_recorded() {
         assert_eq!(rank.read::<f32>(&y, expected.len()), expected);
 
         rank.device.begin_capture(&S).unwrap();
-        let recorded = |collective| CollectiveError::Recorded { collective };
+        let recorded = |collective| CollectiveError::NotCapturable { collective };
         let all = y.mat_mut(DType::F32, 4, cols).unwrap();
         let refused = rank.group.all_to_all(&S, x, all, &counts);
         assert_eq!(refused, Err(recorded("all_to_all")));
@@ -332,51 +337,52 @@ fn rows_go_where_they_are_sent_and_are_not_recorded() {
 
 /// The device of a rank would wait for good: what is under way ends, and nothing of it is believed.
 #[test]
-fn a_rank_that_leaves_ends_the_group() {
-    leaves("leaves", 64 << 10);
-    leaves("leaves", 0);
+fn leaving_rank_fails_the_device_group() {
+    check_rank_leaves("leaves", 64 << 10);
+    check_rank_leaves("leaves", 0);
 }
 
-fn leaves(world: &str, one_shot_bytes: usize) {
+fn check_rank_leaves(world: &str, one_shot_bytes: usize) {
     let past = Barrier::new(2);
-    let found = ranks_summing(world, one_shot_bytes, |rank| {
+    let found = ranks_with_one_shot_limit(world, one_shot_bytes, |rank| {
         let mut x = rank.matrix::<f32>(2, 8, |_, _| 1);
         rank.group.all_reduce(&S, x.mat_mut(DType::F32, 2, 8).unwrap()).unwrap();
-        let before = rank.group.launched().unwrap();
+        let before = rank.group.launch_checkpoint().unwrap();
         rank.group.barrier(&S).unwrap();
         assert_eq!(before.finish(), Ok(()));
         past.wait();
         if rank.group.rank() == 1 {
-            rank.staying.store(1, SeqCst); // Waits for nobody.
+            rank.active_ranks.store(1, SeqCst); // Waits for nobody.
             return None;
         }
         let launched = rank.group.all_reduce(&S, x.mat_mut(DType::F32, 2, 8).unwrap());
-        let after = rank.group.launched().unwrap();
+        let after = rank.group.launch_checkpoint().unwrap();
         let synchronized = rank.device.synchronize(&S);
         let started = Instant::now();
-        while after.finish().is_ok() && started.elapsed() < PATIENCE {
+        while after.finish().is_ok() && started.elapsed() < TEST_TIMEOUT {
             thread::yield_now();
         }
         let again = rank.group.barrier(&S);
         Some((launched, synchronized, after.finish(), again))
     });
     let (launched, _, finished, again) = found[0].clone().unwrap();
-    let lost = Err(CollectiveError::Lost { rank: 1 });
+    let lost = Err(CollectiveError::RankFailed { rank: 1 });
     assert!(launched == Ok(()) || launched == lost, "{launched:?}");
     assert_eq!((finished, again), (lost.clone(), lost));
 }
 
 #[test]
-fn calls_are_done_once_the_device_has_come_past_them() {
-    let meeting = Meeting::create(&[2]).unwrap();
+fn calls_are_done_after_the_device_passes_them() {
+    let meeting = SharedMemoryRendezvous::create(&[2]).unwrap();
     let path = meeting.path();
     let join = |rank| {
-        let (own, config) = (Meeting::open(path, &[2]).unwrap(), device("done", rank));
-        let device = Arc::new(HipDevice::open(&config).unwrap());
+        let (own, config) =
+            (SharedMemoryRendezvous::open(path, &[2]).unwrap(), device("done", rank));
+        let device = Arc::new(GpuDevice::open(&config).unwrap());
         let group = DeviceGroup::join(own.join(0, rank).unwrap(), &device).unwrap();
         let mut x = device.alloc(4).unwrap();
         group.all_reduce(&S, x.mat_mut(DType::F32, 1, 1).unwrap()).unwrap();
-        let launched = group.launched().unwrap();
+        let launched = group.launch_checkpoint().unwrap();
         device.synchronize(&S).unwrap();
         (group, launched)
     };
@@ -384,9 +390,10 @@ fn calls_are_done_once_the_device_has_come_past_them() {
         let other = scope.spawn(|| join(1));
         [join(0), other.join().unwrap()]
     });
-    let states =
-        |rank| -> Vec<CallState> { meeting.calls(0, rank).iter().map(|call| call.state).collect() };
-    let [done, waiting] = [CallState::Done, CallState::Waiting];
+    let states = |rank| -> Vec<CallState> {
+        meeting.call_history(0, rank).iter().map(|call| call.state).collect()
+    };
+    let [done, waiting] = [CallState::Done, CallState::InProgress];
     let calls = "the id, offers of memory, whether it was reached, and a sum";
     assert_eq!(states(0), [done, done, done, waiting], "{calls}");
     for (_, launched) in &ranks {

@@ -1,9 +1,9 @@
 //! Sums in one shot, through memory that the GPUs share: their bits, between threads and between processes.
 
-use super::{Plain, Rank, S, device, ranks, ranks_of, read, upload};
-use collectives::{Collective, DeviceGroup, Meeting};
-use kernels::hip::{HipDevice, PeerMemory};
-use kernels::{Buffer, DType, Driver, Kernels, bf16};
+use super::{CollectiveTestElement, DeviceRank, S, device, ranks, ranks_of, read, upload};
+use collectives::{CollectiveBackend, DeviceGroup, SharedMemoryRendezvous};
+use kernels::gpu::{GpuDevice, PeerMemory};
+use kernels::{Buffer, DType, DeviceDriver, Kernels, bf16};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
@@ -16,11 +16,11 @@ fn fraction(rank: usize, i: usize) -> f32 {
 }
 
 /// An element and what it counts.
-trait Real: Plain {
+trait FloatTestElement: CollectiveTestElement {
     fn round(x: f32) -> Self;
     fn number(self) -> f32;
 }
-impl Real for f32 {
+impl FloatTestElement for f32 {
     fn round(x: f32) -> Self {
         x
     }
@@ -28,7 +28,7 @@ impl Real for f32 {
         self
     }
 }
-impl Real for bf16 {
+impl FloatTestElement for bf16 {
     fn round(x: f32) -> Self {
         Self::from_f32(x)
     }
@@ -37,20 +37,23 @@ impl Real for bf16 {
     }
 }
 
-fn fractions<T: Real>(device: &HipDevice, rank: usize, count: usize) -> Buffer {
+fn fractions<T: FloatTestElement>(device: &GpuDevice, rank: usize, count: usize) -> Buffer {
     let bytes: Vec<u8> = (0..count).flat_map(|i| T::round(fraction(rank, i)).bytes()).collect();
     upload(device, &bytes)
 }
 
-impl Rank {
-    fn fractions<T: Real>(&self, rank: usize, count: usize) -> Buffer {
+impl DeviceRank {
+    fn fractions<T: FloatTestElement>(&self, rank: usize, count: usize) -> Buffer {
         fractions::<T>(&self.device, rank, count)
     }
 
     /// Sums once, then as often as `replays` says out of a recording, fresh values each time.
-    fn check_one_shot<T: Real>(&self, rows: usize, cols: usize, replays: usize) {
+    fn check_one_shot<T: FloatTestElement>(&self, rows: usize, cols: usize, replays: usize) {
         let (own, size, count) = (self.group.rank(), self.group.size(), rows * cols);
-        assert!(self.group.sums_in_one_shot(rows, cols, T::DTYPE), "no way between the GPUs");
+        assert!(
+            self.group.uses_one_shot_all_reduce(rows, cols, T::DTYPE),
+            "no way between the GPUs"
+        );
         let sum = |i| {
             let parts = (0..size).map(|rank| T::round(fraction(rank, i)).number());
             T::round(parts.fold(0.0, |sum, x| sum + x))
@@ -78,16 +81,16 @@ impl Rank {
 }
 
 #[test]
-fn sums_in_one_shot_are_those_in_the_order_of_ranks() {
-    let work = |rank: Rank| {
+fn one_shot_all_reduce_sums_in_rank_order() {
+    let work = |rank: DeviceRank| {
         for (rows, cols) in [(1, 1), (3, 37), (2, 64), (5, 4096)] {
             rank.check_one_shot::<bf16>(rows, cols, 3);
             rank.check_one_shot::<f32>(rows, cols, 2);
         }
         let most = (1 << 20) / (rank.group.size() - 1) / 16 * 16;
-        assert!(rank.group.sums_in_one_shot(1, most / 2, DType::BF16));
-        assert!(!rank.group.sums_in_one_shot(1, most / 2 + 8, DType::BF16));
-        assert!(!rank.group.sums_in_one_shot(1, 8, DType::I32));
+        assert!(rank.group.uses_one_shot_all_reduce(1, most / 2, DType::BF16));
+        assert!(!rank.group.uses_one_shot_all_reduce(1, most / 2 + 8, DType::BF16));
+        assert!(!rank.group.uses_one_shot_all_reduce(1, 8, DType::I32));
     };
     ranks_of("one shot", 2, DeviceGroup::join, work);
     if std::env::var_os("HADRON_GPU").is_none() {
@@ -96,9 +99,9 @@ fn sums_in_one_shot_are_those_in_the_order_of_ranks() {
 }
 
 /// The sum over ranks, the sum with the stream and the norm are one launch with the bits of the two.
-fn norms<T: Real>(rank: &Rank, rows: usize, cols: usize) {
+fn check_fused_norm<T: FloatTestElement>(rank: &DeviceRank, rows: usize, cols: usize) {
     let (own, count) = (rank.group.rank(), rows * cols);
-    assert!(rank.group.fuses_norm(rows, cols, T::DTYPE));
+    assert!(rank.group.fuses_all_reduce_norm(rows, cols, T::DTYPE));
     let weight = rank.fractions::<T>(7, cols);
     let weight = weight.mat(T::DTYPE, 1, cols).unwrap();
     let run = |fused: bool| {
@@ -123,65 +126,65 @@ fn norms<T: Real>(rank: &Rank, rows: usize, cols: usize) {
 }
 
 #[test]
-fn a_sum_over_ranks_is_normed_in_the_same_launch() {
+fn fused_all_reduce_norm_matches_two_launches() {
     ranks("norms", |rank| {
         for (rows, cols) in [(1, 8), (3, 96), (1, 4096), (6, 1024), (2, 8192)] {
-            norms::<bf16>(&rank, rows, cols);
-            norms::<f32>(&rank, rows, cols);
+            check_fused_norm::<bf16>(&rank, rows, cols);
+            check_fused_norm::<f32>(&rank, rows, cols);
         }
-        assert!(!rank.group.fuses_norm(1, 12, DType::BF16), "no whole eights");
-        assert!(!rank.group.fuses_norm(1, 10_240, DType::BF16), "not in registers");
+        assert!(!rank.group.fuses_all_reduce_norm(1, 12, DType::BF16), "no whole eights");
+        assert!(!rank.group.fuses_all_reduce_norm(1, 10_240, DType::BF16), "not in registers");
         rank.group.barrier(&S).unwrap();
     });
 }
 
 #[test]
-fn processes_reach_the_memory_of_each_other() {
-    let meeting = Meeting::create(&[2]).unwrap();
+fn processes_access_each_others_peer_memory() {
+    let meeting = SharedMemoryRendezvous::create(&[2]).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "one_shot::the_child_of_another_test", "--ignored", "--nocapture"])
+        .args(["--exact", "one_shot::peer_memory_child_process", "--ignored", "--nocapture"])
         .env("HADRON_TEST_MEETING", meeting.path())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    one_of_two_processes(&meeting, 0);
+    run_one_of_two_processes(&meeting, 0);
     assert!(child.wait().unwrap().success());
 }
 
 /// The other rank.
 #[test]
-#[ignore = "a process of processes_reach_the_memory_of_each_other"]
-fn the_child_of_another_test() {
+#[ignore = "a process of processes_access_each_others_peer_memory"]
+fn peer_memory_child_process() {
     let Some(path) = std::env::var_os("HADRON_TEST_MEETING") else { return };
-    one_of_two_processes(&Meeting::open(path.as_ref(), &[2]).unwrap(), 1);
+    run_one_of_two_processes(&SharedMemoryRendezvous::open(path.as_ref(), &[2]).unwrap(), 1);
 }
 
-fn one_of_two_processes(meeting: &Meeting, rank: usize) {
-    let device = Arc::new(HipDevice::open(&device("processes", rank)).unwrap());
+fn run_one_of_two_processes(meeting: &SharedMemoryRendezvous, rank: usize) {
+    let device = Arc::new(GpuDevice::open(&device("processes", rank)).unwrap());
     let group = DeviceGroup::join(meeting.join(0, rank).unwrap(), &device).unwrap();
-    let rank = Rank { group, device, staying: Arc::default() };
+    let rank = DeviceRank { group, device, active_ranks: Arc::default() };
     rank.check_one_shot::<bf16>(2, 1000, 4);
-    norms::<bf16>(&rank, 2, 128);
+    check_fused_norm::<bf16>(&rank, 2, 128);
     let _ = rank.group.barrier(&S); // The other one may be gone as soon as it is past it.
 }
 
 /// Two ranks of no group, each in a thread: `work` finds its rank, its device and the memory that it shares, and must not
 /// panic, because the other one would wait.
-fn two_peers<T: Send>(
+fn run_two_peers<T: Send>(
     world: &str,
-    work: impl Fn(usize, &HipDevice, PeerMemory) -> T + Sync,
+    work: impl Fn(usize, &GpuDevice, PeerMemory) -> T + Sync,
 ) -> [T; 2] {
     let (offers, met) = (Mutex::new([None; 2]), Barrier::new(2));
     thread::scope(|scope| {
         let threads = [0, 1].map(|rank| {
             let (offers, met, work) = (&offers, &met, &work);
             scope.spawn(move || {
-                let device = Arc::new(HipDevice::open(&device(world, rank)).unwrap());
-                let mut peers = PeerMemory::offer(&device, (2, rank), 64 << 10).unwrap();
-                offers.lock().unwrap()[rank] = Some(peers.offered());
+                let device = Arc::new(GpuDevice::open(&device(world, rank)).unwrap());
+                let mut peers = PeerMemory::allocate(&device, (2, rank), 64 << 10).unwrap();
+                offers.lock().unwrap()[rank] = Some(peers.handle());
                 met.wait();
                 let all = offers.lock().unwrap().map(Option::unwrap);
-                peers.reach(&all).unwrap();
+                peers.open_peers(&all).unwrap();
                 met.wait();
                 let found = work(rank, &device, peers);
                 met.wait(); // Nobody goes while the other one still computes.
@@ -193,8 +196,8 @@ fn two_peers<T: Send>(
 }
 
 /// Whether the sum of what the ranks bring to occasion `occasion`, no two of them alike, is found.
-fn sums_up(
-    (rank, device): (usize, &HipDevice),
+fn check_peer_sum(
+    (rank, device): (usize, &GpuDevice),
     peers: &PeerMemory,
     occasion: usize,
     count: usize,
@@ -208,16 +211,16 @@ fn sums_up(
 
 /// Behind the last number comes the second, and words that are left from its last launch are not taken for new.
 #[test]
-fn numbers_of_launches_start_over() {
+fn launch_numbers_wrap_around() {
     const LARGE: usize = 4000;
     const SMALL: usize = 24;
     let done = Barrier::new(2);
     let (told, ended) = mpsc::channel();
     let ended = Mutex::new(ended);
-    let found = two_peers("numbers", |rank, device, mut peers| {
+    let found = run_two_peers("numbers", |rank, device, mut peers| {
         let mut right = Vec::new();
         let mut sum = |peers: &_, count| {
-            right.push(sums_up((rank, device), peers, right.len(), count));
+            right.push(check_peer_sum((rank, device), peers, right.len(), count));
         };
         peers.count_from(3).unwrap();
         (0..2).for_each(|_| sum(&peers, LARGE)); // Launches 4 and 5.

@@ -108,7 +108,7 @@ pub(super) fn time(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     let bench = AttentionBench::new(runner)?;
     let context = runner.config().context as usize;
     for tokens in runner.token_counts() {
-        time_decode(runner, &bench, RowShape { rows: tokens, new_tokens: 1, context })?;
+        time_paged_decode(runner, &bench, RowShape { rows: tokens, new_tokens: 1, context })?;
     }
     for tokens in runner.token_counts().filter(|&tokens| tokens > 1) {
         let rows = RowShape { rows: 1, new_tokens: tokens, context: tokens };
@@ -118,7 +118,7 @@ pub(super) fn time(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
 }
 
 /// Steps of rows with one new token each.
-fn time_decode(
+fn time_paged_decode(
     runner: &mut OpRunner<'_>,
     bench: &AttentionBench,
     rows: RowShape,

@@ -5,7 +5,7 @@
 use super::random_weights::{MatrixSize, RandomWeights, activations, copies, norm};
 use super::{OpCase, OpCost, OpRunner};
 use crate::ExecutorError;
-use ops::{Embedding, OpError, Ops, PackedLinear, Tensor};
+use ops::{EmbeddingTable, OpError, Ops, PackedLinear, Tensor};
 
 /// Tokens at most whose logits are measured: a step asks for those of its last token of each row.
 pub(super) const LM_HEAD_TOKENS_MAX: usize = 512;
@@ -119,20 +119,20 @@ pub(super) fn time_before_attention(runner: &mut OpRunner<'_>) -> Result<(), Exe
     let (hidden, layers) = (model.hidden, model.layers);
     time_embedding(runner)?;
     time_norms(runner, hidden)?;
-    let Some(latent) = model.latent else {
+    let Some(latent) = model.mla else {
         let heads = model.heads + 2 * model.kv_heads;
         let qkv = LinearOp::plain("qkv_proj", hidden, heads * model.head_dim, layers);
         return time_linear(runner, &qkv);
     };
-    let queries = model.heads * (latent.unturned + latent.turned);
-    match latent.query {
+    let queries = model.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim);
+    match latent.q_lora_rank {
         None => time_linear(runner, &LinearOp::plain("q_proj", hidden, queries, layers))?,
         Some(width) => {
             time_linear(runner, &LinearOp::plain("q_a_proj", hidden, width, layers))?;
             time_linear(runner, &LinearOp::plain("q_b_proj", width, queries, layers))?;
         }
     }
-    let key_value = latent.key_value + latent.turned;
+    let key_value = latent.kv_lora_rank + latent.qk_rope_head_dim;
     time_linear(runner, &LinearOp::plain("kv_a_proj", hidden, key_value, layers))
 }
 
@@ -175,7 +175,7 @@ fn time_embedding(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     let table = if tied {
         random.linear(ops, size)?.tied_embedding(0)
     } else {
-        Embedding::from_rows(random.table(ops, size)?, 0)
+        EmbeddingTable::from_rows(random.table(ops, size)?, 0)
     };
     for tokens in runner.token_counts() {
         let ids: Vec<i32> = (0..tokens).map(|i| (i * 7919 % vocab) as i32).collect();

@@ -7,7 +7,7 @@ use super::random_weights::{ExpertSize, MatrixSize, RandomWeights, activations, 
 use super::{OpCase, OpCost, OpRunner};
 use crate::ExecutorError;
 use models::config::MoeConfig;
-use ops::{DType, PackedExperts, RouteRule};
+use ops::{DType, PackedExperts, RouterRule};
 
 /// Times the router, the choice of experts, the experts of a token and shared experts.
 pub(super) fn time(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {
@@ -27,10 +27,13 @@ pub(super) fn time(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), Exe
 }
 
 /// The rule of the model, with a correction of zero where it has one.
-fn rule(runner: &OpRunner<'_>, moe: &MoeConfig) -> Result<RouteRule, ExecutorError> {
-    let bias = moe.corrected.then(|| runner.ops().zeros(DType::F32, &[moe.experts])).transpose()?;
-    let MoeConfig { score, groups, normalise, scale, .. } = *moe;
-    Ok(RouteRule { score, bias, groups, normalise, scale })
+fn rule(runner: &OpRunner<'_>, moe: &MoeConfig) -> Result<RouterRule, ExecutorError> {
+    let bias = moe
+        .has_correction_bias
+        .then(|| runner.ops().zeros(DType::F32, &[moe.experts]))
+        .transpose()?;
+    let MoeConfig { score, expert_groups: groups, norm_topk_prob: normalise, scale, .. } = *moe;
+    Ok(RouterRule { score, bias, groups, normalise, scale })
 }
 
 fn time_route(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {

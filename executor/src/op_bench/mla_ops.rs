@@ -8,10 +8,10 @@ use super::kv_batches::{PoolSize, RowShape, rope_table};
 use super::random_weights::{MatrixSize, RandomWeights, activations, norm};
 use super::{OpCase, OpCost, OpRunner};
 use crate::ExecutorError;
-use models::config::LatentConfig;
+use models::config::MlaConfig;
 use ops::{
-    AttentionShape, BatchView, KvPool, LatentLayout, LatentWeights, Ops, PackedLatentHeads,
-    RopeTable, Tensor,
+    AttentionShape, BatchView, KvPool, MlaKvLayout, MlaWeights, Ops, PackedMlaHeads, RopeTable,
+    Tensor,
 };
 
 /// What all launches share.
@@ -21,43 +21,47 @@ struct MlaBench {
     rope: RopeTable,
     norm: Tensor,
     eps: f32,
-    heads: PackedLatentHeads,
+    heads: PackedMlaHeads,
     shape: AttentionShape,
-    latent: LatentConfig,
+    mla: MlaConfig,
 }
 
 impl MlaBench {
-    fn new(runner: &OpRunner<'_>, latent: LatentConfig) -> Result<Self, ExecutorError> {
+    fn new(runner: &OpRunner<'_>, latent: MlaConfig) -> Result<Self, ExecutorError> {
         let (ops, config) = (runner.ops(), runner.config());
         let model = &config.model;
-        ops.check_latent_attention(ops.dtype())?;
+        ops.check_mla(ops.dtype())?;
         let tokens = runner.token_counts().max().unwrap_or(1);
         let context = (config.context as usize).max(tokens);
         let longest = RowShape { rows: tokens, new_tokens: 1, context };
-        let token_bytes = (latent.key_value + latent.turned) * runner.element_bytes();
+        let token_bytes = (latent.kv_lora_rank + latent.qk_rope_head_dim) * runner.element_bytes();
         let pool = PoolSize::new(longest, config.block_tokens as usize, token_bytes);
-        let layout = LatentLayout {
+        let layout = MlaKvLayout {
             layers: 1,
             blocks: pool.blocks,
             block_tokens: pool.block_tokens,
-            latent: latent.key_value,
-            rotary: latent.turned,
+            kv_lora_rank: latent.kv_lora_rank,
+            rope_dim: latent.qk_rope_head_dim,
             dtype: ops.dtype(),
         };
-        let rows = model.heads * (latent.unturned + latent.value);
-        let kv_b = MatrixSize { rows, cols: latent.key_value };
+        let rows = model.heads * (latent.qk_nope_head_dim + latent.v_head_dim);
+        let kv_b = MatrixSize { rows, cols: latent.kv_lora_rank };
         let random = RandomWeights::whole(kv_b);
-        let widths = (latent.unturned, latent.value);
+        let widths = (latent.qk_nope_head_dim, latent.v_head_dim);
         let scale = (model.head_dim as f32).powf(-0.5);
         let bench = Self {
             pool,
             kv: KvPool::new(ops, layout)?,
-            rope: rope_table(ops, context.max(pool.fill_tokens()) + 1, latent.turned / 2)?,
-            norm: norm(ops, latent.key_value)?,
+            rope: rope_table(
+                ops,
+                context.max(pool.fill_tokens()) + 1,
+                latent.qk_rope_head_dim / 2,
+            )?,
+            norm: norm(ops, latent.kv_lora_rank)?,
             eps: model.rms_eps,
-            heads: ops.pack_latent_heads(&random.matrix(kv_b)?, widths)?,
+            heads: ops.pack_mla_heads(&random.matrix(kv_b)?, widths)?,
             shape: AttentionShape { heads: model.heads, layer: 0, scale },
-            latent,
+            mla: latent,
         };
         bench.fill(ops)?;
         Ok(bench)
@@ -66,26 +70,32 @@ impl MlaBench {
     fn fill(&self, ops: &Ops) -> Result<(), ExecutorError> {
         self.pool.fill(ops, &mut |batch| {
             let kv = activations(ops, batch.tokens(), self.kv_width())?;
-            ops.keep_latents(&kv, &self.weights(), 0, (&self.kv, batch))
+            ops.mla_write_kv_only(&kv, &self.weights(), 0, (&self.kv, batch))
         })
     }
 
-    fn weights(&self) -> LatentWeights<'_> {
-        LatentWeights { norm: &self.norm, eps: self.eps, rope: &self.rope, heads: &self.heads }
+    fn weights(&self) -> MlaWeights<'_> {
+        MlaWeights { norm: &self.norm, eps: self.eps, rope: &self.rope, heads: &self.heads }
     }
 
     fn kv_width(&self) -> usize {
-        self.latent.key_value + self.latent.turned
+        self.mla.kv_lora_rank + self.mla.qk_rope_head_dim
     }
 
     fn query_width(&self) -> usize {
-        self.shape.heads * (self.latent.unturned + self.latent.turned)
+        self.shape.heads * (self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim)
     }
 
     /// Products of the absorbed form for a decode step, and of the form that makes keys and values of all
     /// heads for a prefill.
     fn cost(&self, rows: RowShape, element: usize) -> OpCost {
-        let LatentConfig { key_value: c, unturned: m, turned: p, value: v, .. } = self.latent;
+        let MlaConfig {
+            kv_lora_rank: c,
+            qk_nope_head_dim: m,
+            qk_rope_head_dim: p,
+            v_head_dim: v,
+            ..
+        } = self.mla;
         let (heads, tokens) = (self.shape.heads, rows.tokens());
         let products = if rows.new_tokens == 1 {
             tokens * c * (m + v) + rows.pairs() * (c + p + c)
@@ -103,7 +113,7 @@ impl MlaBench {
 }
 
 /// Times attention of decode and prefill steps, the KV write included.
-pub(super) fn time(runner: &mut OpRunner<'_>, latent: &LatentConfig) -> Result<(), ExecutorError> {
+pub(super) fn time(runner: &mut OpRunner<'_>, latent: &MlaConfig) -> Result<(), ExecutorError> {
     if !["mla_decode", "mla_prefill"].iter().any(|op| runner.wants(op)) {
         return Ok(());
     }
@@ -141,6 +151,6 @@ fn time_attention(
         let (batch, query) = (&batches[i % batches.len()], [tokens, bench.query_width()]);
         let q = ops.scratch(ops.dtype(), &query)?;
         let (weights, shape) = (bench.weights(), (&bench.shape, 0));
-        ops.latent_attention(q, &kv, &weights, shape, (&bench.kv, batch)).map(drop)
+        ops.mla_attention(q, &kv, &weights, shape, (&bench.kv, batch)).map(drop)
     })
 }

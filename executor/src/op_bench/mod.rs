@@ -15,10 +15,10 @@ mod random_weights;
 mod tests;
 
 use crate::ExecutorError;
-use crate::device::{self, DeviceRequest, Opened};
+use crate::device::{self, DeviceRequest, OpenedDevice};
 use op_timer::OpTimer;
 use ops::{OpError, Ops};
-use protocol::{Device, DeviceLibraries, Dtype};
+use protocol::{DeviceKind, DeviceLibraries, ModelDtype};
 use std::path::PathBuf;
 
 /// Names of all ops that the benchmark can time, in the order in which it times them.
@@ -56,7 +56,7 @@ pub const BENCH_OP_NAMES: &[&str] = &[
 #[derive(Debug, Clone)]
 pub struct OpBenchConfig {
     /// Kind of device.
-    pub device: Device,
+    pub device: DeviceKind,
     /// Driver libraries by path; `None` = those of the system.
     pub libraries: Option<DeviceLibraries>,
     /// Index of the GPU.
@@ -66,9 +66,9 @@ pub struct OpBenchConfig {
     /// Threads of the CPU device; `None` = one per physical core.
     pub threads: Option<u32>,
     /// Type of weights and activations.
-    pub dtype: Dtype,
+    pub dtype: ModelDtype,
     /// Model whose shapes are used. Its weights are not read.
-    pub model: models::Config,
+    pub model: models::ModelConfig,
     /// Tokens per launch, one measurement for each value.
     pub tokens: Vec<u32>,
     /// Keys that each row of a decode step attends to.
@@ -111,7 +111,7 @@ impl OpBench {
     ///
     /// Errors: the device cannot be opened or has no kernels for the type.
     pub fn open(config: OpBenchConfig) -> Result<Self, ExecutorError> {
-        let Opened { kernels, .. } = device::open_device(&DeviceRequest {
+        let OpenedDevice { kernels, .. } = device::open_device(&DeviceRequest {
             device: config.device,
             libraries: config.libraries.as_ref(),
             gpu: config.gpu as usize,
@@ -136,7 +136,7 @@ impl OpBench {
     pub fn run(&self, report: &mut dyn FnMut(OpTiming)) -> Result<(), ExecutorError> {
         let mut runner = OpRunner { bench: self, report };
         dense_ops::time_before_attention(&mut runner)?;
-        match self.config.model.latent {
+        match self.config.model.mla {
             Some(latent) => mla_ops::time(&mut runner, &latent)?,
             None => attention_ops::time(&mut runner)?,
         }

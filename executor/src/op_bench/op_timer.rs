@@ -1,7 +1,7 @@
 //! Time of a launch on the device's own clock.
 
 use crate::ExecutorError;
-use ops::{Graph, OpError, Ops};
+use ops::{CapturedGraph, OpError, Ops};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,13 +13,13 @@ const RUN_LAUNCHES_MAX: usize = 1024;
 /// Event timestamps around runs of launches.
 #[derive(Debug)]
 pub(super) struct OpTimer {
-    marks: Arc<dyn kernels::Marks>,
+    timestamps: Arc<dyn kernels::EventTimestamps>,
     repeats: u32,
 }
 
 impl OpTimer {
     pub(super) fn new(ops: &Ops, repeats: u32) -> Result<Self, ExecutorError> {
-        Ok(Self { marks: ops.device().alloc_marks(2)?, repeats })
+        Ok(Self { timestamps: ops.device().alloc_timestamps(2)?, repeats })
     }
 
     /// Seconds of one launch, one entry per timed run. A GPU replays a captured graph, so that the host's
@@ -45,14 +45,14 @@ impl OpTimer {
         };
         let mut seconds = Vec::new();
         for _ in 0..self.repeats {
-            self.marks.set(stream, 0)?;
+            self.timestamps.record(stream, 0)?;
             match &graph {
                 Some(graph) => device.replay(stream, graph)?,
                 None => run(copies, rounds, launch)?,
             }
-            self.marks.set(stream, 1)?;
-            self.marks.wait(1)?;
-            let ns = self.marks.ns_between(0, 1)?;
+            self.timestamps.record(stream, 1)?;
+            self.timestamps.wait(1)?;
+            let ns = self.timestamps.elapsed_ns(0, 1)?;
             seconds.push(ns as f64 / 1e9 / (rounds * copies) as f64);
         }
         Ok(seconds)
@@ -77,7 +77,7 @@ fn run(
 fn capture(
     ops: &Ops,
     launches: impl FnOnce() -> Result<(), OpError>,
-) -> Result<Graph, ExecutorError> {
+) -> Result<CapturedGraph, ExecutorError> {
     let (device, stream) = (ops.device(), ops.stream());
     device.begin_capture(stream)?;
     let launched = launches();

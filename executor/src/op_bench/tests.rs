@@ -6,13 +6,13 @@ use std::path::Path;
 
 fn config(model: &str) -> OpBenchConfig {
     OpBenchConfig {
-        device: Device::Cpu,
+        device: DeviceKind::Cpu,
         libraries: None,
         gpu: 0,
         kernel_cache: None,
         threads: Some(2),
-        dtype: Dtype::Bfloat16,
-        model: models::Config::from_json(Path::new("config.json"), model).unwrap(),
+        dtype: ModelDtype::Bfloat16,
+        model: models::ModelConfig::from_json(Path::new("config.json"), model).unwrap(),
         tokens: vec![1, 3],
         context: 20,
         block_tokens: 4,

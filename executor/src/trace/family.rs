@@ -1,7 +1,7 @@
 //! What kind of work a kernel does, by its name.
 
-use super::Lap;
-use super::laps::Scope;
+use super::DeviceSpan;
+use super::spans::TraceScope;
 
 /// Beginnings of names, and the family. A kernel without a row is a family of its own name's kind: `other`.
 const FAMILIES: &[(&str, &str)] = &[
@@ -38,8 +38,8 @@ const FAMILIES: &[(&str, &str)] = &[
 ];
 
 /// The family of a lap. Everything beside the layers is one of its own.
-pub(super) fn family(lap: &Lap) -> &'static str {
-    let Some(kernel) = lap.kernel.filter(|_| lap.scope == Scope::Forward) else {
+pub(super) fn family(lap: &DeviceSpan) -> &'static str {
+    let Some(kernel) = lap.kernel.filter(|_| lap.scope == TraceScope::Forward) else {
         return lap.scope.name();
     };
     let known = FAMILIES.iter().find(|(beginning, _)| kernel.starts_with(beginning));
@@ -74,13 +74,13 @@ mod tests {
 
     #[test]
     fn kernels_have_families_in_the_layers_only() {
-        let of = |scope, kernel| family(&Lap { scope, kernel });
-        assert_eq!(of(Scope::Forward, Some("skinny")), "products");
-        assert_eq!(of(Scope::Head, Some("skinny")), "head");
-        assert_eq!(of(Scope::Forward, Some("attention_prefill")), "attention prefill");
-        assert_eq!(of(Scope::Forward, Some("attention_decode")), "attention decode");
-        assert_eq!(of(Scope::Forward, Some("moe_tile")), "experts");
-        assert_eq!(of(Scope::Forward, Some("novelty")), "other");
-        assert_eq!(of(Scope::Forward, None), "forward");
+        let of = |scope, kernel| family(&DeviceSpan { scope, kernel });
+        assert_eq!(of(TraceScope::Forward, Some("skinny")), "products");
+        assert_eq!(of(TraceScope::LmHead, Some("skinny")), "head");
+        assert_eq!(of(TraceScope::Forward, Some("attention_prefill")), "attention prefill");
+        assert_eq!(of(TraceScope::Forward, Some("attention_decode")), "attention decode");
+        assert_eq!(of(TraceScope::Forward, Some("moe_tile")), "experts");
+        assert_eq!(of(TraceScope::Forward, Some("novelty")), "other");
+        assert_eq!(of(TraceScope::Forward, None), "forward");
     }
 }

@@ -17,7 +17,7 @@ const FILES_MAX: u32 = 100_000;
 
 /// A trace under way.
 #[derive(Debug)]
-pub(super) struct TraceFile {
+pub(super) struct ChromeTraceFile {
     file: File,
     path: PathBuf,
     /// Where the closing brackets begin.
@@ -27,7 +27,7 @@ pub(super) struct TraceFile {
     is_empty: bool,
 }
 
-impl TraceFile {
+impl ChromeTraceFile {
     /// A new file in `folder`, which is made if need be; others are left alone. `head` is a JSON object of
     /// facts about the trace.
     pub(super) fn create(folder: &Path, rank: u16, head: &str, bytes_max: u64) -> io::Result<Self> {
@@ -99,8 +99,8 @@ mod tests {
     #[test]
     fn the_file_is_closed_after_every_write() {
         let folder = folder("closed");
-        let mut file = TraceFile::create(&folder, 3, "{}", 1 << 20).unwrap();
-        let read = |file: &TraceFile| fs::read_to_string(file.path()).unwrap();
+        let mut file = ChromeTraceFile::create(&folder, 3, "{}", 1 << 20).unwrap();
+        let read = |file: &ChromeTraceFile| fs::read_to_string(file.path()).unwrap();
         let head = r#"{"displayTimeUnit":"ns","otherData":{},"traceEvents":["#;
         assert_eq!(read(&file), format!("{head}\n]}}\n"));
         for n in 1..=2 {
@@ -108,7 +108,7 @@ mod tests {
             file.flush().unwrap();
         }
         assert_eq!(read(&file), format!("{head}\n{{\"n\":1}},\n{{\"n\":2}}\n]}}\n"));
-        let next = TraceFile::create(&folder, 3, "{}", 1 << 20).unwrap();
+        let next = ChromeTraceFile::create(&folder, 3, "{}", 1 << 20).unwrap();
         assert_eq!(next.path(), folder.join("rank3-2.json"));
         fs::remove_dir_all(folder).unwrap();
     }
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn it_does_not_grow_for_ever() {
         let folder = folder("bounded");
-        let mut file = TraceFile::create(&folder, 0, "{}", 4_000).unwrap();
+        let mut file = ChromeTraceFile::create(&folder, 0, "{}", 4_000).unwrap();
         let taken = (0..1_000).filter(|n| file.push(&format!("{{\"n\":{n}}}")).unwrap()).count();
         file.flush().unwrap();
         let text = fs::read_to_string(file.path()).unwrap();

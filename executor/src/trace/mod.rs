@@ -1,22 +1,22 @@
 //! Traces of steps: where the host's time went, and where the device's, as a file that Perfetto opens.
 //!
-//! A step notes a handful of times of the host and two marks on the device; one step in `MARK_EVERY` of its kind
+//! A step notes a handful of times of the host and two marks on the device; one step in `INSTRUMENT_EVERY` of its kind
 //! is marked launch by launch as well, which keeps its kernels from overlapping and so makes it slower: such
 //! steps are labelled. Marks are read when the step's answers have come, a thread of its own writes.
-//! Without `Settings::profile` nothing of this exists.
+//! Without `ExecutorSettings::profile` nothing of this exists.
 
 mod family;
 mod file;
-mod laps;
 mod session;
+mod spans;
 mod step;
 
-pub(crate) use laps::{Lap, Laps, Scope};
-pub(crate) use session::Session;
+pub(crate) use session::TraceSession;
+pub(crate) use spans::{DeviceSpan, SpanRecorder, TraceScope};
 pub(crate) use step::{StepFacts, StepTrace};
 
 use crate::ExecutorError;
-use kernels::{Kernels, Marks};
+use kernels::{EventTimestamps, Kernels};
 use ops::Ops;
 use std::collections::HashMap;
 use std::fs::create_dir_all;
@@ -26,33 +26,33 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Of so many steps of a kind one is marked launch by launch: it takes up to twice as long as the others.
-const MARK_EVERY: u32 = 64;
+const INSTRUMENT_EVERY: u32 = 64;
 /// Which of them: the first of a kind may wait for choices that are made once.
-const MARKED: u32 = 1;
+const INSTRUMENTED_STEP: u32 = 1;
 /// Launches of a step that can be marked.
-const LAPS_MAX: usize = 4096;
+const SPANS_MAX: usize = 4096;
 /// Places for the marks of whole steps. A step reads the end of its predecessor, and no more than three steps
 /// are in flight, because each holds the memory of its answers.
-const PLACES: usize = 8;
+const STEP_EVENT_SLOTS: usize = 8;
 /// The mark from which a session counts.
-const ORIGIN: usize = 0;
+const ORIGIN_EVENT: usize = 0;
 /// The first mark inside a step.
-pub(crate) const FIRST_LAP: usize = 1 + 2 * PLACES;
+pub(crate) const FIRST_SPAN_EVENT: usize = 1 + 2 * STEP_EVENT_SLOTS;
 
 /// What records the steps of one executor, if anything does.
-pub(crate) struct Tracer {
+pub(crate) struct StepTracer {
     folder: PathBuf,
     rank: u16,
-    marks: Arc<dyn Marks>,
+    timestamps: Arc<dyn EventTimestamps>,
     /// Whether the marks inside a step are free: they belong to one step at a time.
-    laps_free: Arc<AtomicBool>,
-    session: Option<Arc<Session>>,
+    span_events_free: Arc<AtomicBool>,
+    session: Option<Arc<TraceSession>>,
     /// Steps so far, by the rows of their recording.
     kinds: HashMap<Option<u32>, u32>,
-    place: usize,
+    next_slot: usize,
 }
 
-impl Tracer {
+impl StepTracer {
     /// Reserves the marks; nothing is recorded yet.
     ///
     /// Errors: the folder cannot be made, which is better known before the first step.
@@ -68,19 +68,20 @@ impl Tracer {
         Ok(Self {
             folder,
             rank,
-            marks: device.alloc_marks(FIRST_LAP + LAPS_MAX)?,
-            laps_free: Arc::new(AtomicBool::new(true)),
+            timestamps: device.alloc_timestamps(FIRST_SPAN_EVENT + SPANS_MAX)?,
+            span_events_free: Arc::new(AtomicBool::new(true)),
             session: None,
             kinds: HashMap::new(),
-            place: 0,
+            next_slot: 0,
         })
     }
 
     /// Steps from now on go into a new file.
-    pub(crate) fn begin(&mut self, ops: &Ops) -> Result<Arc<Session>, ExecutorError> {
-        self.marks.set(ops.stream(), ORIGIN)?;
-        self.marks.wait(ORIGIN)?;
-        let session = Arc::new(Session::begin(&self.folder, self.rank, Arc::clone(&self.marks))?);
+    pub(crate) fn begin(&mut self, ops: &Ops) -> Result<Arc<TraceSession>, ExecutorError> {
+        self.timestamps.record(ops.stream(), ORIGIN_EVENT)?;
+        self.timestamps.wait(ORIGIN_EVENT)?;
+        let session =
+            Arc::new(TraceSession::begin(&self.folder, self.rank, Arc::clone(&self.timestamps))?);
         self.kinds.clear();
         self.session = Some(Arc::clone(&session));
         Ok(session)
@@ -92,8 +93,8 @@ impl Tracer {
     }
 
     /// Marks for the laps of a step of `ops`.
-    pub(crate) fn laps(&self, ops: &Ops) -> Laps {
-        Laps::new(ops, Arc::clone(&self.marks))
+    pub(crate) fn span_recorder(&self, ops: &Ops) -> SpanRecorder {
+        SpanRecorder::new(ops, Arc::clone(&self.timestamps))
     }
 
     /// A step that is about to be launched; `None` if nothing is recorded.
@@ -110,27 +111,27 @@ impl Tracer {
             return Ok(None);
         };
         let count = self.kinds.entry(facts.graph).or_default();
-        let turn = can_mark && *count % MARK_EVERY == MARKED;
-        let token = turn.then(|| LapToken::take(&self.laps_free)).flatten();
+        let turn = can_mark && *count % INSTRUMENT_EVERY == INSTRUMENTED_STEP;
+        let token = turn.then(|| SpanLease::take(&self.span_events_free)).flatten();
         *count += 1;
-        self.place = (self.place + 1) % PLACES;
-        let start = 1 + 2 * self.place;
-        self.marks.set(ops.stream(), start)?;
+        self.next_slot = (self.next_slot + 1) % STEP_EVENT_SLOTS;
+        let start = 1 + 2 * self.next_slot;
+        self.timestamps.record(ops.stream(), start)?;
         Ok(Some(StepTrace::new(Arc::clone(session), facts, start, token, staged)))
     }
 }
 
 /// Leave to set the marks inside a step, given back when dropped.
 #[derive(Debug)]
-pub(crate) struct LapToken(Arc<AtomicBool>);
+pub(crate) struct SpanLease(Arc<AtomicBool>);
 
-impl LapToken {
+impl SpanLease {
     fn take(free: &Arc<AtomicBool>) -> Option<Self> {
         free.swap(false, Ordering::Acquire).then(|| Self(Arc::clone(free)))
     }
 }
 
-impl Drop for LapToken {
+impl Drop for SpanLease {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }

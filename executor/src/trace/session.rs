@@ -1,10 +1,10 @@
 //! One trace from its beginning to its end: the clock of the device, and the thread that writes.
 
-use super::file::TraceFile;
-use super::step::StepRecord;
-use super::{Laps, ORIGIN};
+use super::file::ChromeTraceFile;
+use super::step::StepTraceRecord;
+use super::{ORIGIN_EVENT, SpanRecorder};
 use crate::ExecutorError;
-use kernels::{DeviceError, Marks};
+use kernels::{DeviceError, EventTimestamps};
 use ops::Ops;
 use std::fs::remove_file;
 use std::io;
@@ -25,13 +25,13 @@ const FILE_BYTES_MAX: u64 = 1 << 30;
 const CLOSE_WAIT: Duration = Duration::from_secs(10);
 
 /// A trace under way.
-pub(crate) struct Session {
+pub(crate) struct TraceSession {
     path: PathBuf,
-    marks: Arc<dyn Marks>,
-    /// The host's time of the mark `ORIGIN`; all times count from here.
+    timestamps: Arc<dyn EventTimestamps>,
+    /// The host's time of the mark `ORIGIN_EVENT`; all times count from here.
     origin: Instant,
-    clock: Mutex<Clock>,
-    steps: Mutex<Option<SyncSender<StepRecord>>>,
+    clock: Mutex<DeviceClock>,
+    steps: Mutex<Option<SyncSender<StepTraceRecord>>>,
     written: Mutex<Receiver<io::Result<()>>>,
     /// No step is recorded any more: the file is full, or cannot be written.
     over: Arc<AtomicBool>,
@@ -40,17 +40,17 @@ pub(crate) struct Session {
 
 /// The mark whose time is known: floats of milliseconds are exact only between near ones.
 #[derive(Debug, Clone, Copy)]
-struct Clock {
-    mark: usize,
+struct DeviceClock {
+    origin_event: usize,
     ns: i64,
 }
 
-impl Session {
-    /// Opens a file in `folder` and starts the thread that writes it. `ORIGIN` has just passed.
+impl TraceSession {
+    /// Opens a file in `folder` and starts the thread that writes it. `ORIGIN_EVENT` has just passed.
     pub(super) fn begin(
         folder: &Path,
         rank: u16,
-        marks: Arc<dyn Marks>,
+        marks: Arc<dyn EventTimestamps>,
     ) -> Result<Self, ExecutorError> {
         let origin = Instant::now();
         let failed = |error: io::Error| {
@@ -62,13 +62,13 @@ impl Session {
         let head = format!(
             r#"{{"version":"hadron {version}","rank":"{rank}","started_unix_ns":"{unix_ns}"}}"#
         );
-        let file = TraceFile::create(folder, rank, &head, FILE_BYTES_MAX).map_err(failed)?;
+        let file = ChromeTraceFile::create(folder, rank, &head, FILE_BYTES_MAX).map_err(failed)?;
         let path = file.path().to_owned();
         let (steps, waiting) = sync_channel(WAITING_MAX);
         let (done, written) = sync_channel(1);
         let (over, dropped) = (Arc::default(), Arc::default());
         let (ended, left_out) = (Arc::clone(&over), Arc::clone(&dropped));
-        let writer = Writer { file, rank, steps: 0, over: ended, dropped: left_out };
+        let writer = ChromeTraceWriter { file, rank, steps: 0, over: ended, dropped: left_out };
         let thread = thread::Builder::new().name("trace".to_owned());
         let run = move || {
             let _ = done.send(writer.run(&waiting)); // Whoever closes waits for it, or nobody does.
@@ -77,9 +77,9 @@ impl Session {
         tracing::info!(file = %path.display(), "recording a trace");
         Ok(Self {
             path,
-            marks,
+            timestamps: marks,
             origin,
-            clock: Mutex::new(Clock { mark: ORIGIN, ns: 0 }),
+            clock: Mutex::new(DeviceClock { origin_event: ORIGIN_EVENT, ns: 0 }),
             steps: Mutex::new(Some(steps)),
             written: Mutex::new(written),
             over,
@@ -98,13 +98,13 @@ impl Session {
     }
 
     /// Where the marks of steps are.
-    pub(super) fn marks(&self) -> &dyn Marks {
-        self.marks.as_ref()
+    pub(super) fn timestamps(&self) -> &dyn EventTimestamps {
+        self.timestamps.as_ref()
     }
 
     /// Marks for the laps of a step.
-    pub(super) fn laps(&self, ops: &Ops) -> Laps {
-        Laps::new(ops, Arc::clone(&self.marks))
+    pub(super) fn spans(&self, ops: &Ops) -> SpanRecorder {
+        SpanRecorder::new(ops, Arc::clone(&self.timestamps))
     }
 
     /// Nanoseconds of the host from the origin to `at`.
@@ -114,16 +114,16 @@ impl Session {
 
     /// Begin and end of a step in nanoseconds of the device from the origin. Steps come in their order.
     pub(super) fn device_ns(&self, start: usize, end: usize) -> Result<(i64, i64), DeviceError> {
-        self.marks.wait(end)?;
+        self.timestamps.wait(end)?;
         let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
-        let start_ns = clock.ns + self.marks.ns_between(clock.mark, start)?;
-        let end_ns = start_ns + self.marks.ns_between(start, end)?;
-        *clock = Clock { mark: end, ns: end_ns };
+        let start_ns = clock.ns + self.timestamps.elapsed_ns(clock.origin_event, start)?;
+        let end_ns = start_ns + self.timestamps.elapsed_ns(start, end)?;
+        *clock = DeviceClock { origin_event: end, ns: end_ns };
         Ok((start_ns, end_ns))
     }
 
     /// Hands a step to the writer. One that finds no room is counted, and nobody waits.
-    pub(super) fn record(&self, step: StepRecord) {
+    pub(super) fn record(&self, step: StepTraceRecord) {
         let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(steps) = steps.as_ref() else { return };
         if let Err(TrySendError::Full(_)) = steps.try_send(step) {
@@ -158,8 +158,8 @@ impl Session {
 }
 
 /// The thread behind a session.
-struct Writer {
-    file: TraceFile,
+struct ChromeTraceWriter {
+    file: ChromeTraceFile,
     rank: u16,
     /// Written so far.
     steps: u64,
@@ -167,8 +167,8 @@ struct Writer {
     dropped: Arc<AtomicU64>,
 }
 
-impl Writer {
-    fn run(mut self, steps: &Receiver<StepRecord>) -> io::Result<()> {
+impl ChromeTraceWriter {
+    fn run(mut self, steps: &Receiver<StepTraceRecord>) -> io::Result<()> {
         let written = self.write(steps).and_then(|()| match self.steps {
             0 => remove_file(self.file.path()),
             _ => Ok(()),
@@ -180,7 +180,7 @@ impl Writer {
         written
     }
 
-    fn write(&mut self, steps: &Receiver<StepRecord>) -> io::Result<()> {
+    fn write(&mut self, steps: &Receiver<StepTraceRecord>) -> io::Result<()> {
         for event in super::step::names(self.rank) {
             self.file.push(&event)?;
         }
@@ -204,7 +204,7 @@ impl Writer {
     }
 
     /// Writes a whole step, or none of it once the file is full.
-    fn step(&mut self, step: &StepRecord) -> io::Result<()> {
+    fn step(&mut self, step: &StepTraceRecord) -> io::Result<()> {
         if self.over.load(Ordering::Relaxed) {
             return Ok(());
         }

@@ -1,9 +1,9 @@
 //! One step of a trace: what is noted while it runs, and the events it becomes.
 
 use super::family::family;
-use super::{FIRST_LAP, Lap, LapToken, Laps, Scope, Session};
+use super::{DeviceSpan, FIRST_SPAN_EVENT, SpanLease, SpanRecorder, TraceScope, TraceSession};
 use kernels::DeviceError;
-use ops::{Ops, Stream};
+use ops::{DeviceStream, Ops};
 use protocol::{Batch, StepId};
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl StepFacts {
         Self {
             step: batch.step,
             rows: batch.rows.len(),
-            fresh: batch.rows.iter().filter(|row| row.init.is_some()).count(),
+            fresh: batch.rows.iter().filter(|row| row.seq_init.is_some()).count(),
             tokens: batch.rows.iter().map(|row| row.len).sum(),
             graph,
         }
@@ -40,12 +40,12 @@ impl StepFacts {
 
 /// A step on its way.
 pub(crate) struct StepTrace {
-    session: Arc<Session>,
+    session: Arc<TraceSession>,
     facts: StepFacts,
     /// Mark at its begin; the next one is at its end.
     start: usize,
-    token: Option<LapToken>,
-    laps: Option<Arc<[Lap]>>,
+    token: Option<SpanLease>,
+    spans: Option<Arc<[DeviceSpan]>>,
     /// Whether everything behind the last lap is the download.
     downloads: bool,
     staged: Instant,
@@ -55,43 +55,43 @@ pub(crate) struct StepTrace {
 
 impl StepTrace {
     pub(super) fn new(
-        session: Arc<Session>,
+        session: Arc<TraceSession>,
         facts: StepFacts,
         start: usize,
-        token: Option<LapToken>,
+        token: Option<SpanLease>,
         staged: Instant,
     ) -> Self {
         let now = Instant::now();
         let (laps, downloads, launched, submitted) = (None, true, now, now);
-        Self { session, facts, start, token, laps, downloads, staged, launched, submitted }
+        Self { session, facts, start, token, spans: laps, downloads, staged, launched, submitted }
     }
 
     /// Whether the marks inside the step are this one's to set.
-    pub(crate) fn is_marked(&self) -> bool {
+    pub(crate) fn is_instrumented(&self) -> bool {
         self.token.is_some()
     }
 
     /// The inputs are on their way to the device.
-    pub(crate) fn uploaded(&self, s: Stream) -> Result<(), DeviceError> {
-        if !self.is_marked() {
+    pub(crate) fn uploaded(&self, s: DeviceStream) -> Result<(), DeviceError> {
+        if !self.is_instrumented() {
             return Ok(());
         }
-        self.session.marks().set(&s, FIRST_LAP)
+        self.session.timestamps().record(&s, FIRST_SPAN_EVENT)
     }
 
     /// Marks for what is going to be launched.
-    pub(crate) fn laps(&self, ops: &Ops) -> Laps {
-        self.session.laps(ops)
+    pub(crate) fn span_recorder(&self, ops: &Ops) -> SpanRecorder {
+        self.session.spans(ops)
     }
 
     /// What has been launched, or replayed.
-    pub(crate) fn set_laps(&mut self, laps: Arc<[Lap]>) {
-        self.laps = Some(laps);
+    pub(crate) fn set_spans(&mut self, laps: Arc<[DeviceSpan]>) {
+        self.spans = Some(laps);
     }
 
     /// All has been launched. `slices`: how often answers are downloaded.
-    pub(crate) fn submitted(&mut self, s: Stream, slices: usize) -> Result<(), DeviceError> {
-        self.session.marks().set(&s, self.start + 1)?;
+    pub(crate) fn submitted(&mut self, s: DeviceStream, slices: usize) -> Result<(), DeviceError> {
+        self.session.timestamps().record(&s, self.start + 1)?;
         self.downloads = slices == 1;
         self.submitted = Instant::now();
         Ok(())
@@ -106,26 +106,29 @@ impl StepTrace {
         }
     }
 
-    fn read(&self, [waiting, waited, answered]: [Instant; 3]) -> Result<StepRecord, DeviceError> {
+    fn read(
+        &self,
+        [waiting, waited, answered]: [Instant; 3],
+    ) -> Result<StepTraceRecord, DeviceError> {
         let host = |at| self.session.host_ns(at);
         let device = self.session.device_ns(self.start, self.start + 1)?;
         let mut ends = Vec::new();
-        let laps = self.laps.iter().flat_map(|laps| laps.iter());
+        let laps = self.spans.iter().flat_map(|laps| laps.iter());
         for (i, lap) in laps.enumerate() {
-            let ns = self.session.marks().ns_between(self.start, FIRST_LAP + i)?;
+            let ns = self.session.timestamps().elapsed_ns(self.start, FIRST_SPAN_EVENT + i)?;
             ends.push((*lap, device.0 + ns));
         }
         if self.downloads && !ends.is_empty() {
-            ends.push((Lap { scope: Scope::Download, kernel: None }, device.1));
+            ends.push((DeviceSpan { scope: TraceScope::Download, kernel: None }, device.1));
         }
         let submit = [self.staged, self.launched, self.submitted].map(host);
         let answer = [waiting, waited, answered].map(host);
-        Ok(StepRecord { facts: self.facts, submit, answer, device, laps: ends })
+        Ok(StepTraceRecord { facts: self.facts, submit, answer, device, spans: ends })
     }
 }
 
 /// A step that is over. Times are nanoseconds from the session's origin.
-pub(super) struct StepRecord {
+pub(super) struct StepTraceRecord {
     facts: StepFacts,
     /// Staging begins, launching begins, all is launched.
     submit: [i64; 3],
@@ -133,24 +136,24 @@ pub(super) struct StepRecord {
     answer: [i64; 3],
     device: (i64, i64),
     /// Laps and their ends; the first begins with the step.
-    laps: Vec<(Lap, i64)>,
+    spans: Vec<(DeviceSpan, i64)>,
 }
 
 /// A span to be written.
-struct Span<'a> {
+struct SpanEvent<'a> {
     name: &'a str,
     kind: &'a str,
     track: u32,
     ns: (i64, i64),
 }
 
-impl StepRecord {
+impl StepTraceRecord {
     /// The events of the step, separated by commas and line ends.
     pub(super) fn events(&self, rank: u16) -> String {
-        let mut out = String::with_capacity(1024 + 160 * self.laps.len());
+        let mut out = String::with_capacity(1024 + 160 * self.spans.len());
         let StepFacts { step, rows, fresh, tokens, graph } = self.facts;
         let graph = graph.map_or_else(|| "null".to_owned(), |rows| rows.to_string());
-        let marked = !self.laps.is_empty();
+        let marked = !self.spans.is_empty();
         let args = format!(
             r#""step":{},"rows":{rows},"fresh":{fresh},"tokens":{tokens},"graph":{graph},"marked":{marked}"#,
             step.0
@@ -160,7 +163,7 @@ impl StepRecord {
             if !out.is_empty() {
                 out.push_str(",\n");
             }
-            write_span(&mut out, rank, &Span { name, kind, track, ns }, args);
+            write_span(&mut out, rank, &SpanEvent { name, kind, track, ns }, args);
         };
         let [staged, launched, submitted] = self.submit;
         put(&name, "host", SUBMIT, (staged, submitted), &args);
@@ -172,7 +175,7 @@ impl StepRecord {
         put("answer", "host", ANSWER, (waited, answered), "");
         put(&name, "step", DEVICE, self.device, &args);
         let mut from = self.device.0;
-        for laps in self.laps.chunk_by(|a, b| a.0.scope == b.0.scope) {
+        for laps in self.spans.chunk_by(|a, b| a.0.scope == b.0.scope) {
             let (Some((first, _)), Some(&(_, to))) = (laps.first(), laps.last()) else { continue };
             if first.kernel.is_some() {
                 put(first.scope.name(), "scope", DEVICE, (from, to), "");
@@ -188,8 +191,8 @@ impl StepRecord {
     }
 }
 
-fn write_span(out: &mut String, rank: u16, span: &Span<'_>, args: &str) {
-    let Span { name, kind, track, ns: (from, to) } = span;
+fn write_span(out: &mut String, rank: u16, span: &SpanEvent<'_>, args: &str) {
+    let SpanEvent { name, kind, track, ns: (from, to) } = span;
     let (from, ns) = ((*from).max(0), (to - from).max(0));
     // Writing to a string cannot fail.
     let _ = write!(
@@ -223,18 +226,18 @@ mod tests {
 
     #[test]
     fn a_step_is_a_tree_of_spans() {
-        let lap = |scope, kernel, ns| (Lap { scope, kernel }, ns);
+        let lap = |scope, kernel, ns| (DeviceSpan { scope, kernel }, ns);
         let facts = StepFacts { step: StepId(7), rows: 2, fresh: 1, tokens: 9, graph: Some(4) };
-        let record = StepRecord {
+        let record = StepTraceRecord {
             facts,
             submit: [1_000, 2_500, 4_000],
             answer: [4_100, 9_000, 9_200],
             device: (2_600, 8_900),
-            laps: vec![
-                lap(Scope::Upload, None, 3_000),
-                lap(Scope::Forward, Some("rms_norm"), 4_000),
-                lap(Scope::Forward, Some("skinny"), 6_001),
-                lap(Scope::Download, None, 8_900),
+            spans: vec![
+                lap(TraceScope::Upload, None, 3_000),
+                lap(TraceScope::Forward, Some("rms_norm"), 4_000),
+                lap(TraceScope::Forward, Some("skinny"), 6_001),
+                lap(TraceScope::Download, None, 8_900),
             ],
         };
         let events = record.events(0);

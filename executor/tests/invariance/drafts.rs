@@ -1,14 +1,16 @@
 //! Drafts change how many tokens a step brings, never which: the same bits as without, whatever is guessed, in any batch,
 //! behind a prefix hit and after a preemption, on all ranks.
 
-use crate::player::{BLOCK, Job, Player, config, latents, layer_drafting, shared, speculating};
+use crate::scheduler_harness::{
+    BLOCK, SchedulerHarness, ScriptedRequest, config, mla_model, mtp_drafting, shared, speculating,
+};
 use crate::{PROMPT, TOTAL, name, rules, worlds};
-use executor::{Dtype, ExecutorConfig};
-use protocol::{Acceptance, RowError, Sampling, Token, TokenLogprobs};
+use executor::{ExecutorConfig, ModelDtype};
+use protocol::{DraftAcceptance, RowError, SamplingParams, Token, TokenLogprobs};
 
 /// A request that repeats itself, and so do guesses.
-pub(crate) fn job(id: u64, sampling: &Sampling, drafts: u8) -> Job {
-    let mut job = Job::new(id, PROMPT, sampling.clone());
+pub(crate) fn job(id: u64, sampling: &SamplingParams, drafts: u8) -> ScriptedRequest {
+    let mut job = ScriptedRequest::new(id, PROMPT, sampling.clone());
     job.tokens =
         (0..PROMPT as u64).map(|i| (i * i % (5 + id % 7) + 20 + id % 3) as Token).collect();
     job.drafts = drafts;
@@ -16,7 +18,7 @@ pub(crate) fn job(id: u64, sampling: &Sampling, drafts: u8) -> Job {
 }
 
 /// What was generated, as far as all go: the last row may bring more.
-pub(crate) fn said(job: &Job) -> (Vec<Token>, Vec<TokenLogprobs>) {
+pub(crate) fn expected_tokens(job: &ScriptedRequest) -> (Vec<Token>, Vec<TokenLogprobs>) {
     let (mut tokens, mut logprobs) = job.output();
     tokens.truncate(TOTAL - PROMPT);
     logprobs.truncate(TOTAL - PROMPT);
@@ -28,14 +30,18 @@ fn any_number_of_drafts_changes_nothing() {
     let (mut drafted, mut accepted) = (0, 0);
     for world in worlds() {
         let name = name(&world);
-        let mut player = Player::with(speculating(world, 4));
+        let mut player = SchedulerHarness::with(speculating(world, 4));
         for sampling in rules() {
             let mut plain = job(3, &sampling, 0);
             player.finish(&mut plain, PROMPT, TOTAL);
             for drafts in 1..=4 {
                 let mut job = job(3, &sampling, drafts);
                 player.finish(&mut job, 16, TOTAL);
-                assert_eq!(said(&job), said(&plain), "{name}, {drafts} drafts, {sampling:?}");
+                assert_eq!(
+                    expected_tokens(&job),
+                    expected_tokens(&plain),
+                    "{name}, {drafts} drafts, {sampling:?}"
+                );
                 drafted += job.drafted;
                 accepted += job.accepted;
                 player.free(job.table);
@@ -51,7 +57,7 @@ fn any_number_of_drafts_changes_nothing() {
 fn drafts_go_on_after_preemptions_and_behind_prefix_hits() {
     for world in worlds() {
         let name = name(&world);
-        let mut player = Player::with(speculating(world, 3));
+        let mut player = SchedulerHarness::with(speculating(world, 3));
         for sampling in rules() {
             let mut plain = job(3, &sampling, 0);
             player.finish(&mut plain, PROMPT, TOTAL);
@@ -61,14 +67,22 @@ fn drafts_go_on_after_preemptions_and_behind_prefix_hits() {
                 let blocks = job.preempt(30);
                 player.free(blocks);
                 player.finish(&mut job, 33, TOTAL);
-                assert_eq!(said(&job), said(&plain), "{name}, preempted at {at}, {sampling:?}");
+                assert_eq!(
+                    expected_tokens(&job),
+                    expected_tokens(&plain),
+                    "{name}, preempted at {at}, {sampling:?}"
+                );
                 player.free(job.table);
             }
-            let mut hit = job(3, &sampling, 3).on_seat(8);
+            let mut hit = job(3, &sampling, 3).in_slot(8);
             hit.table = plain.table[..2].to_vec();
             hit.computed = 2 * BLOCK;
             player.finish(&mut hit, PROMPT, TOTAL);
-            assert_eq!(said(&hit), said(&plain), "{name}, behind a hit, {sampling:?}");
+            assert_eq!(
+                expected_tokens(&hit),
+                expected_tokens(&plain),
+                "{name}, behind a hit, {sampling:?}"
+            );
             player.free(hit.table.split_off(2));
             player.free(plain.table);
         }
@@ -80,9 +94,9 @@ fn batch_mates_with_and_without_drafts_change_nothing() {
     for world in worlds() {
         let name = name(&world);
         let rules = rules();
-        let mut player = Player::with(speculating(world, 4));
-        let jobs = |drafts: fn(u64) -> u8| -> Vec<Job> {
-            let one = |i| job(100 + i, &rules[i as usize % 4], drafts(i)).on_seat(i as u32);
+        let mut player = SchedulerHarness::with(speculating(world, 4));
+        let jobs = |drafts: fn(u64) -> u8| -> Vec<ScriptedRequest> {
+            let one = |i| job(100 + i, &rules[i as usize % 4], drafts(i)).in_slot(i as u32);
             (0..12).map(one).collect()
         };
         let (mut plain, mut mixed) = (jobs(|_| 0), jobs(|i| (i % 5) as u8));
@@ -92,7 +106,7 @@ fn batch_mates_with_and_without_drafts_change_nothing() {
         }
         player.finish_all(&mut mixed, TOTAL);
         for (i, (plain, mixed)) in plain.iter().zip(&mixed).enumerate() {
-            assert_eq!(said(mixed), said(plain), "{name}, request {i}");
+            assert_eq!(expected_tokens(mixed), expected_tokens(plain), "{name}, request {i}");
         }
         assert!(mixed.iter().any(|job| job.drafted > 0));
     }
@@ -100,17 +114,21 @@ fn batch_mates_with_and_without_drafts_change_nothing() {
 
 /// Rows of few tokens and of many go different ways there in 16 bits.
 #[test]
-fn as_many_drafts_as_can_be_change_nothing_in_latents() {
+fn max_drafts_change_nothing_with_mla() {
     let mut drafted = 0;
     for dtype in crate::DTYPES {
-        let mut player = Player::with(speculating(latents(dtype), 16));
+        let mut player = SchedulerHarness::with(speculating(mla_model(dtype), 16));
         for sampling in rules() {
             let mut plain = job(3, &sampling, 0);
             player.finish(&mut plain, PROMPT, TOTAL);
             for drafts in [1, 4, 15, 16] {
                 let mut job = job(3, &sampling, drafts);
                 player.finish(&mut job, PROMPT, TOTAL);
-                assert_eq!(said(&job), said(&plain), "{dtype:?}, {drafts} drafts, {sampling:?}");
+                assert_eq!(
+                    expected_tokens(&job),
+                    expected_tokens(&plain),
+                    "{dtype:?}, {drafts} drafts, {sampling:?}"
+                );
                 drafted = drafted.max(job.drafted);
                 player.free(job.table);
             }
@@ -121,11 +139,12 @@ fn as_many_drafts_as_can_be_change_nothing_in_latents() {
 }
 
 /// Tokens that come out before an error that the rules make: the third 5 is a bad word where all others are banned.
-fn said_before_error(drafts: u8) -> Vec<Token> {
+fn tokens_before_error(drafts: u8) -> Vec<Token> {
     let (allowed, bad_words) = (Some(vec![5]), vec![vec![5, 5, 5]]);
-    let sampling = Sampling { allowed, bad_words, ..Sampling::greedy() };
-    let mut player = Player::with(speculating(config(Dtype::Float32, 1), 4));
-    let mut job = Job::new(3, PROMPT, sampling);
+    let sampling =
+        SamplingParams { allowed_token_ids: allowed, bad_words, ..SamplingParams::greedy() };
+    let mut player = SchedulerHarness::with(speculating(config(ModelDtype::Float32, 1), 4));
+    let mut job = ScriptedRequest::new(3, PROMPT, sampling);
     job.tokens[..8].fill(5);
     job.tokens[PROMPT - 1] = 9;
     job.drafts = drafts;
@@ -136,7 +155,7 @@ fn said_before_error(drafts: u8) -> Vec<Token> {
         match result.error {
             None => job.learn(&rows[0], result),
             Some(error) => {
-                assert_eq!((error, result.emitted.len()), (RowError::AllMasked, 0));
+                assert_eq!((error, result.sampled_tokens.len()), (RowError::AllMasked, 0));
                 return job.output().0;
             }
         }
@@ -144,19 +163,19 @@ fn said_before_error(drafts: u8) -> Vec<Token> {
 }
 
 #[test]
-fn an_error_behind_accepted_drafts_costs_no_token() {
+fn error_after_accepted_drafts_loses_no_token() {
     for drafts in 0..=4 {
-        assert_eq!(said_before_error(drafts), [5, 5], "{drafts} drafts");
+        assert_eq!(tokens_before_error(drafts), [5, 5], "{drafts} drafts");
     }
 }
 
 /// A benchmark's drafts stand by chance, about as often as it says, on all ranks alike.
 #[test]
-fn by_chance_as_many_drafts_stand_as_asked_for() {
+fn synthetic_acceptance_rate_is_met() {
     let chance = |mut config: ExecutorConfig, per_mille| {
-        let how = config.settings.speculation.as_mut().unwrap();
-        how.acceptance = Acceptance::Synthetic { per_mille };
-        let mut player = Player::with(config);
+        let how = config.settings.speculative.as_mut().unwrap();
+        how.acceptance = DraftAcceptance::Synthetic { per_mille };
+        let mut player = SchedulerHarness::with(config);
         let mut found = [0; 2];
         for id in 0..6 {
             let mut job = job(id, &rules()[0], 1);
@@ -166,7 +185,7 @@ fn by_chance_as_many_drafts_stand_as_asked_for() {
         }
         found
     };
-    let layer = || layer_drafting(Dtype::Float32, 1);
+    let layer = || mtp_drafting(ModelDtype::Float32, 1);
     let [drafted, accepted] = chance(layer(), 1000);
     assert!(drafted > 200 && accepted == drafted, "{accepted} of {drafted}");
     assert_eq!(chance(layer(), 0)[1], 0);

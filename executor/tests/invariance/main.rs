@@ -5,39 +5,43 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod drafts;
-mod eagle_drafts;
-mod layer_drafts;
+mod eagle3_drafts;
 mod model_drafts;
-mod player;
+mod mtp_drafts;
 mod ranks;
 mod replicas;
+mod scheduler_harness;
 
-use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, KvSize, Meeting};
-use player::{BLOCK, Job, Player, VOCAB, config, experts, placed, shared};
+use executor::{Executor, ExecutorConfig, ExecutorError, KvCacheSize, ModelDtype, RankRendezvous};
 use protocol::{
-    Batch, Bucket, Epoch, Parallel, Rank, RowError, Sampling, StepId, Token, TokenLogprobs,
+    Batch, DispatchMode, Epoch, ParallelConfig, Rank, RowError, SamplingParams, StepId, Token,
+    TokenLogprobs,
+};
+use scheduler_harness::{
+    BLOCK, SchedulerHarness, ScriptedRequest, VOCAB, config, moe_model, shared,
+    with_expert_placement,
 };
 
 const PROMPT: usize = 50;
 const TOTAL: usize = 74;
-const DTYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Bfloat16, Dtype::Float16];
+const DTYPES: [ModelDtype; 3] = [ModelDtype::Float32, ModelDtype::Bfloat16, ModelDtype::Float16];
 /// Log-probabilities of a model in f32 whose sums are those of several ranks.
 const LOGPROB_TOLERANCE: f32 = 2e-4;
 
 /// Whom the same must hold for: an executor alone; two ranks with a KV head each; four that hold the two KV heads
 /// twice; experts in parts, spread, and placed.
 fn worlds() -> Vec<ExecutorConfig> {
-    use Dtype::{Bfloat16, Float16, Float32};
+    use ModelDtype::{Bfloat16, Float16, Float32};
     vec![
         config(Float32, 2),
         config(Bfloat16, 2),
         config(Float16, 2),
-        shared(experts(Float16), 2, false),
+        shared(moe_model(Float16), 2, false),
         shared(config(Float32, 1), 2, false),
         shared(config(Bfloat16, 1), 4, false),
-        shared(experts(Bfloat16), 2, false),
-        shared(experts(Float32), 2, true),
-        placed(shared(experts(Bfloat16), 2, true)),
+        shared(moe_model(Bfloat16), 2, false),
+        shared(moe_model(Float32), 2, true),
+        with_expert_placement(shared(moe_model(Bfloat16), 2, true)),
     ]
 }
 
@@ -47,25 +51,28 @@ fn name(config: &ExecutorConfig) -> String {
 }
 
 /// Rules that read history, cut, draw and report.
-fn rules() -> Vec<Sampling> {
-    let greedy = Sampling { logprobs: Some(3), ..Sampling::greedy() };
-    let drawn = Sampling { temperature: 1.0, ..greedy.clone() };
-    let cut = Sampling { top_p: 0.8, top_k: 40, min_p: 0.01, ..drawn.clone() };
-    let penalised = Sampling {
-        repetition: 1.3,
-        frequency: 0.4,
-        presence: 0.2,
+fn rules() -> Vec<SamplingParams> {
+    let greedy = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };
+    let drawn = SamplingParams { temperature: 1.0, ..greedy.clone() };
+    let cut = SamplingParams { top_p: 0.8, top_k: 40, min_p: 0.01, ..drawn.clone() };
+    let penalised = SamplingParams {
+        repetition_penalty: 1.3,
+        frequency_penalty: 0.4,
+        presence_penalty: 0.2,
         bad_words: vec![vec![7], vec![1, 2]],
         logit_bias: vec![(11, 2.5)],
         min_tokens: 9,
-        stop_ids: vec![1, 2, 3],
+        stop_token_ids: vec![1, 2, 3],
         ..drawn.clone()
     };
     vec![greedy, drawn, cut, penalised]
 }
 
-fn alone(player: &mut Player, sampling: &Sampling) -> (Vec<Token>, Vec<TokenLogprobs>) {
-    let mut job = Job::new(3, PROMPT, sampling.clone());
+fn alone(
+    player: &mut SchedulerHarness,
+    sampling: &SamplingParams,
+) -> (Vec<Token>, Vec<TokenLogprobs>) {
+    let mut job = ScriptedRequest::new(3, PROMPT, sampling.clone());
     player.finish(&mut job, PROMPT, TOTAL);
     let output = job.output();
     assert_eq!((output.0.len(), output.1.len()), (TOTAL - PROMPT, TOTAL - PROMPT));
@@ -82,23 +89,23 @@ fn close(ours: &[TokenLogprobs], theirs: &[TokenLogprobs]) -> bool {
 }
 
 #[test]
-fn chunks_preemption_and_seats_change_nothing() {
+fn chunks_preemption_and_slots_change_nothing() {
     for world in worlds() {
         let name = name(&world);
-        let mut player = Player::with(world);
+        let mut player = SchedulerHarness::with(world);
         for sampling in rules() {
             let expected = alone(&mut player, &sampling);
             for chunk in [1, 7, 16, 64] {
-                let mut job = Job::new(3, PROMPT, sampling.clone()).on_seat(17);
+                let mut job = ScriptedRequest::new(3, PROMPT, sampling.clone()).in_slot(17);
                 player.finish(&mut job, chunk, TOTAL);
                 assert_eq!(job.output(), expected, "{name}, chunks of {chunk}, {sampling:?}");
                 player.free(job.table);
             }
             for at in [PROMPT + 1, PROMPT + 9, TOTAL - 1] {
-                let mut job = Job::new(3, PROMPT, sampling.clone());
+                let mut job = ScriptedRequest::new(3, PROMPT, sampling.clone());
                 player.finish(&mut job, 16, at);
                 let blocks = job.preempt(30);
-                let mut other = Job::new(9, 60, sampling.clone()); // Writes over what it held.
+                let mut other = ScriptedRequest::new(9, 60, sampling.clone()); // Writes over what it held.
                 player.free(blocks);
                 player.finish(&mut other, 60, 70);
                 player.finish(&mut job, 33, TOTAL);
@@ -114,17 +121,18 @@ fn chunks_preemption_and_seats_change_nothing() {
 fn batch_mates_change_nothing() {
     for world in worlds() {
         let name = name(&world);
-        let mut player = Player::with(world);
+        let mut player = SchedulerHarness::with(world);
         let rules = rules();
         let expected: Vec<_> = rules.iter().map(|s| alone(&mut player, s)).collect();
         for (which, expected) in expected.iter().enumerate() {
-            let mut jobs: Vec<Job> = (0..32)
+            let mut jobs: Vec<ScriptedRequest> = (0..32)
                 .map(|i| {
                     if i == 13 {
-                        return Job::new(3, PROMPT, rules[which].clone()).on_seat(39);
+                        return ScriptedRequest::new(3, PROMPT, rules[which].clone()).in_slot(39);
                     }
                     let sampling = rules[i as usize % 4].clone();
-                    Job::new(100 + i, 5 + (i as usize * 13) % 60, sampling).on_seat(i as u32)
+                    ScriptedRequest::new(100 + i, 5 + (i as usize * 13) % 60, sampling)
+                        .in_slot(i as u32)
                 })
                 .collect();
             player.finish_all(&mut jobs, TOTAL);
@@ -140,12 +148,12 @@ fn batch_mates_change_nothing() {
 fn a_prefix_hit_changes_nothing() {
     for world in worlds() {
         let name = name(&world);
-        let mut player = Player::with(world);
+        let mut player = SchedulerHarness::with(world);
         for sampling in rules() {
-            let mut first = Job::new(3, PROMPT, sampling.clone());
+            let mut first = ScriptedRequest::new(3, PROMPT, sampling.clone());
             player.finish(&mut first, PROMPT, TOTAL);
             for blocks in 1..=PROMPT / BLOCK {
-                let mut job = Job::new(3, PROMPT, sampling.clone()).on_seat(8);
+                let mut job = ScriptedRequest::new(3, PROMPT, sampling.clone()).in_slot(8);
                 job.table = first.table[..blocks].to_vec();
                 job.computed = blocks * BLOCK;
                 player.finish(&mut job, PROMPT, TOTAL);
@@ -160,8 +168,8 @@ fn a_prefix_hit_changes_nothing() {
 #[test]
 fn threads_change_nothing() {
     for dtype in DTYPES {
-        let mut one = Player::new(dtype, 1);
-        let mut three = Player::new(dtype, 3);
+        let mut one = SchedulerHarness::new(dtype, 1);
+        let mut three = SchedulerHarness::new(dtype, 3);
         for sampling in rules() {
             assert_eq!(alone(&mut one, &sampling), alone(&mut three, &sampling), "{dtype:?}");
         }
@@ -169,16 +177,16 @@ fn threads_change_nothing() {
 }
 
 #[test]
-fn in_f32_ranks_find_the_tokens_of_one() {
+fn tp_ranks_in_f32_match_single_rank() {
     let cases = [
-        (config(Dtype::Float32, 1), vec![(2, false), (4, false)]),
-        (experts(Dtype::Float32), vec![(2, false), (4, false), (2, true), (4, true)]),
+        (config(ModelDtype::Float32, 1), vec![(2, false), (4, false)]),
+        (moe_model(ModelDtype::Float32), vec![(2, false), (4, false), (2, true), (4, true)]),
     ];
     for (model, worlds) in cases {
-        let mut one = Player::with(model.clone());
+        let mut one = SchedulerHarness::with(model.clone());
         let expected: Vec<_> = rules().iter().map(|rule| alone(&mut one, rule)).collect();
         for (size, spread) in worlds {
-            let mut ranks = Player::with(shared(model.clone(), size, spread));
+            let mut ranks = SchedulerHarness::with(shared(model.clone(), size, spread));
             for (rule, (tokens, logprobs)) in rules().iter().zip(&expected) {
                 let found = alone(&mut ranks, rule);
                 assert_eq!(&found.0, tokens, "{size} ranks, spread: {spread}, {rule:?}");
@@ -189,11 +197,12 @@ fn in_f32_ranks_find_the_tokens_of_one() {
 }
 
 #[test]
-fn late_and_timely_masks_are_the_same_on_all_ranks() {
+fn overdue_bitmasks_are_the_same_on_all_ranks() {
     let play = |size| {
-        let mut player = Player::with(shared(config(Dtype::Float32, 1), size, false));
-        player.late_masks = true;
-        let mut job = Job::new(3, PROMPT, rules()[1].clone());
+        let mut player =
+            SchedulerHarness::with(shared(config(ModelDtype::Float32, 1), size, false));
+        player.overdue_bitmasks = true;
+        let mut job = ScriptedRequest::new(3, PROMPT, rules()[1].clone());
         job.masked = true;
         player.finish(&mut job, 16, TOTAL);
         job.output().0
@@ -207,9 +216,9 @@ fn ranks_share_the_bytes_of_a_cache() {
         Executor::load(config, &mut |_| {}).unwrap().kv_spec().bytes_per_block()
     };
     let of = |size: u16, rank: u16| {
-        let mut config = shared(config(Dtype::Float32, 1), size, false);
-        let meeting = Meeting::new(config.settings.parallel).unwrap();
-        config.settings.meeting = Some(meeting.path().to_owned());
+        let mut config = shared(config(ModelDtype::Float32, 1), size, false);
+        let meeting = RankRendezvous::new(config.settings.parallel).unwrap();
+        config.settings.rendezvous = Some(meeting.path().to_owned());
         config.settings.rank = Rank(rank);
         memory(config)
     };
@@ -219,16 +228,17 @@ fn ranks_share_the_bytes_of_a_cache() {
 }
 
 #[test]
-fn worlds_that_cannot_be_are_refused_with_the_numbers() {
+fn invalid_parallel_sizes_are_rejected() {
     let refused = |config: ExecutorConfig| {
         Executor::load(config, &mut |_| {}).expect_err("a refusal").to_string()
     };
     let with = |parallel| {
-        let mut config = config(Dtype::Float32, 1);
+        let mut config = config(ModelDtype::Float32, 1);
         config.settings.parallel = parallel;
         refused(config)
     };
-    let parallel = |tp_size, dp_size, experts| Parallel { tp_size, dp_size, experts };
+    let parallel =
+        |tp_size, dp_size, experts| ParallelConfig { tp_size, dp_size, expert_parallel: experts };
     let three = with(parallel(3, 1, false));
     assert!(three.contains("num_attention_heads 4 cannot be split over 3 ranks"), "{three}");
     assert!(three.contains("the nearest number that works is 2"), "{three}");
@@ -238,24 +248,24 @@ fn worlds_that_cannot_be_are_refused_with_the_numbers() {
     assert!(alone.contains("2 ranks that share layers need shared memory"), "{alone}");
     let nobody = with(parallel(0, 1, false));
     assert!(nobody.contains("rank 0 is none of 0 x 1 ranks"), "{nobody}");
-    let mut spread = experts(Dtype::Float32);
+    let mut spread = moe_model(ModelDtype::Float32);
     spread.settings.parallel = parallel(1, 3, true);
     let text = refused(spread.clone());
     assert!(text.contains("num_experts 8 cannot be split over 3 ranks"), "{text}");
     spread.settings.parallel = parallel(1, 2, true);
     let text = refused(spread.clone());
     assert!(text.contains("2 ranks that share layers need shared memory"), "{text}");
-    let mut wrong = placed(shared(experts(Dtype::Float32), 2, true));
-    wrong.settings.placement.as_mut().unwrap().layers[2][4] = 6;
+    let mut wrong = with_expert_placement(shared(moe_model(ModelDtype::Float32), 2, true));
+    wrong.settings.expert_placement.as_mut().unwrap().layers[2][4] = 6;
     let text = refused(wrong);
     assert!(text.contains("layer 2: expert 4 has no place"), "{text}");
-    let text = refused(placed(experts(Dtype::Float32)));
+    let text = refused(with_expert_placement(moe_model(ModelDtype::Float32)));
     assert!(text.contains("a placement of experts needs several ranks"), "{text}");
 }
 
 #[test]
 fn tokens_still_on_the_device_equal_tokens_from_the_host() {
-    let mut player = Player::new(Dtype::Float32, 2);
+    let mut player = SchedulerHarness::new(ModelDtype::Float32, 2);
     for sampling in rules() {
         let expected = alone(&mut player, &sampling);
         player.from_device = true;
@@ -266,10 +276,11 @@ fn tokens_still_on_the_device_equal_tokens_from_the_host() {
 
 #[test]
 fn prompt_logprobs_cover_each_position_once_in_any_chunking() {
-    let sampling = Sampling { prompt_logprobs: Some(2), logprobs: Some(2), ..Sampling::greedy() };
-    let mut player = Player::new(Dtype::Float32, 2);
+    let sampling =
+        SamplingParams { prompt_logprobs: Some(2), logprobs: Some(2), ..SamplingParams::greedy() };
+    let mut player = SchedulerHarness::new(ModelDtype::Float32, 2);
     let mut score = |chunk| {
-        let mut job = Job::new(3, PROMPT, sampling.clone());
+        let mut job = ScriptedRequest::new(3, PROMPT, sampling.clone());
         player.finish(&mut job, chunk, PROMPT + 4);
         player.free(std::mem::take(&mut job.table));
         (job.prompt_logprobs.clone(), job.tokens.clone(), job.output())
@@ -278,8 +289,8 @@ fn prompt_logprobs_cover_each_position_once_in_any_chunking() {
     assert_eq!(whole.len(), PROMPT - 1);
     for (i, entry) in whole.iter().enumerate() {
         assert_eq!(entry.token, tokens[i + 1]);
-        assert_eq!(entry.top.len(), 2);
-        let place = entry.top.iter().position(|&(token, _)| token == entry.token);
+        assert_eq!(entry.top_logprobs.len(), 2);
+        let place = entry.top_logprobs.iter().position(|&(token, _)| token == entry.token);
         assert_eq!(place.map(|p| p as u32 + 1), (entry.rank <= 2).then_some(entry.rank));
     }
     for chunk in [1, 7, 16] {
@@ -288,68 +299,72 @@ fn prompt_logprobs_cover_each_position_once_in_any_chunking() {
 }
 
 #[test]
-fn a_full_report_sums_to_one() {
-    let sampling = Sampling { logprobs: Some(u32::MAX), ..Sampling::greedy() };
-    let mut player = Player::new(Dtype::Float32, 1);
+fn full_logprobs_sum_to_one() {
+    let sampling = SamplingParams { logprobs: Some(u32::MAX), ..SamplingParams::greedy() };
+    let mut player = SchedulerHarness::new(ModelDtype::Float32, 1);
     let (tokens, logprobs) = alone(&mut player, &sampling);
     for (token, entry) in tokens.iter().zip(&logprobs) {
-        assert_eq!(entry.top.len(), VOCAB as usize);
-        assert_eq!((entry.rank, entry.top[0]), (1, (*token, entry.logprob)));
-        let total: f64 = entry.top.iter().map(|&(_, l)| f64::from(l).exp()).sum();
+        assert_eq!(entry.top_logprobs.len(), VOCAB as usize);
+        assert_eq!((entry.rank, entry.top_logprobs[0]), (1, (*token, entry.logprob)));
+        let total: f64 = entry.top_logprobs.iter().map(|&(_, l)| f64::from(l).exp()).sum();
         assert!((total - 1.0).abs() < 1e-4, "{total}");
     }
 }
 
 #[test]
 fn masking_everything_fails_the_row_alone() {
-    let nothing = Sampling { allowed: Some(Vec::new()), ..Sampling::greedy() };
-    let mut player = Player::new(Dtype::Float32, 1);
+    let nothing =
+        SamplingParams { allowed_token_ids: Some(Vec::new()), ..SamplingParams::greedy() };
+    let mut player = SchedulerHarness::new(ModelDtype::Float32, 1);
     let expected = alone(&mut player, &rules()[0]);
-    let (mut good, mut bad) = (Job::new(3, PROMPT, rules()[0].clone()), Job::new(4, 9, nothing));
+    let (mut good, mut bad) =
+        (ScriptedRequest::new(3, PROMPT, rules()[0].clone()), ScriptedRequest::new(4, 9, nothing));
     let (_, output) = player.try_step(&mut [(&mut bad, 9), (&mut good, PROMPT)]);
     assert_eq!(output.rows[0].error, Some(RowError::AllMasked));
-    assert!(output.rows[0].emitted.is_empty());
-    assert_eq!((output.rows[1].error, output.rows[1].emitted[0]), (None, expected.0[0]));
+    assert!(output.rows[0].sampled_tokens.is_empty());
+    assert_eq!((output.rows[1].error, output.rows[1].sampled_tokens[0]), (None, expected.0[0]));
 }
 
 #[test]
-fn a_step_without_rows_answers() {
-    let mut player = Player::new(Dtype::Float32, 1);
+fn empty_step_completes() {
+    let mut player = SchedulerHarness::new(ModelDtype::Float32, 1);
     assert!(player.step(&mut []).rows.is_empty());
 }
 
 #[test]
 fn batches_before_the_cache_has_a_size_are_refused() {
-    let mut executor = Executor::load(config(Dtype::Float32, 1), &mut |_| {}).unwrap();
-    let bucket = Bucket::Eager { tokens: 0 };
+    let mut executor = Executor::load(config(ModelDtype::Float32, 1), &mut |_| {}).unwrap();
+    let bucket = DispatchMode::Eager { tokens: 0 };
     let batch = Batch {
         step: StepId(1),
         epoch: Epoch(1),
-        bucket,
+        dispatch: bucket,
         moe_tokens: 0,
         draft_rows: 0,
         rows: Vec::new(),
     };
-    assert!(matches!(executor.step(&batch), Err(ExecutorError::NotSized)));
+    assert!(matches!(executor.step(&batch), Err(ExecutorError::KvCacheNotSized)));
     assert!(matches!(
         executor.size_kv(15, &mut |_| {}),
         Err(ExecutorError::KvTooSmall { longest: 240, .. })
     ));
-    assert_eq!(executor.size_kv(16, &mut |_| {}).unwrap().blocks, 16);
+    assert_eq!(executor.size_kv(16, &mut |_| {}).unwrap().kv_blocks, 16);
 }
 
 #[test]
 fn warm_up_measures_and_sizes() {
     let sized = |kv| {
-        let mut config = config(Dtype::Float32, 2);
-        config.settings.kv = kv;
+        let mut config = config(ModelDtype::Float32, 2);
+        config.settings.kv_cache_size = kv;
         Executor::load(config, &mut |_| {}).unwrap().warm_up(&mut |_| {})
     };
-    let memory = sized(KvSize::Blocks(77)).unwrap();
-    assert!(memory.blocks == 77 && memory.pace.fixed_ns + memory.pace.per_token_ns > 0);
-    let bytes = memory.spec.bytes_per_block();
+    let memory = sized(KvCacheSize::Blocks(77)).unwrap();
+    assert!(
+        memory.kv_blocks == 77 && memory.step_cost.fixed_ns + memory.step_cost.per_token_ns > 0
+    );
+    let bytes = memory.kv_spec.bytes_per_block();
     assert_eq!(bytes, (3 * 2 * 2 * 64 * 4 * BLOCK) as u64);
-    assert_eq!(sized(KvSize::Bytes(20 * bytes + 1)).unwrap().blocks, 20);
-    assert!(sized(KvSize::Auto).unwrap().blocks > 1000);
-    assert!(matches!(sized(KvSize::Bytes(bytes)), Err(ExecutorError::KvTooSmall { .. })));
+    assert_eq!(sized(KvCacheSize::Bytes(20 * bytes + 1)).unwrap().kv_blocks, 20);
+    assert!(sized(KvCacheSize::Auto).unwrap().kv_blocks > 1000);
+    assert!(matches!(sized(KvCacheSize::Bytes(bytes)), Err(ExecutorError::KvTooSmall { .. })));
 }

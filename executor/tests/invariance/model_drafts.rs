@@ -1,28 +1,30 @@
 //! Drafts of a model of its own: they change nothing, and one that says the same as the model is always right.
 
-use crate::drafts::{job, said};
-use crate::player::{BLOCK, Player, config, experts, latents, model_drafting, shared};
+use crate::drafts::{expected_tokens, job};
+use crate::scheduler_harness::{
+    BLOCK, SchedulerHarness, config, mla_model, model_drafting, moe_model, shared,
+};
 use crate::{PROMPT, TOTAL, name, rules};
-use executor::{Dtype, Executor, ExecutorConfig, ExecutorError, SpeculationError};
-use models::Config;
+use executor::{Executor, ExecutorConfig, ExecutorError, ModelDtype, SpeculationError};
+use models::ModelConfig;
 
 /// A model of two layers of half the width, of the same ids.
-fn small() -> Config {
-    let mut small = config(Dtype::Float32, 1).model;
+fn small() -> ModelConfig {
+    let mut small = config(ModelDtype::Float32, 1).model;
     (small.layers, small.hidden, small.intermediate) = (2, 32, 64);
     small
 }
 
 /// Alone and over ranks, with models of several kinds.
 fn worlds(drafts: u8) -> Vec<ExecutorConfig> {
-    use Dtype::{Bfloat16, Float32};
+    use ModelDtype::{Bfloat16, Float32};
     let by_small = |config| model_drafting(config, small(), drafts);
     vec![
         by_small(config(Float32, 2)),
         by_small(config(Bfloat16, 2)),
-        by_small(shared(experts(Float32), 2, true)),
-        model_drafting(config(Float32, 1), experts(Float32).model, drafts),
-        by_small(latents(Float32)),
+        by_small(shared(moe_model(Float32), 2, true)),
+        model_drafting(config(Float32, 1), moe_model(Float32).model, drafts),
+        by_small(mla_model(Float32)),
     ]
 }
 
@@ -30,14 +32,18 @@ fn worlds(drafts: u8) -> Vec<ExecutorConfig> {
 fn drafts_of_another_model_change_nothing() {
     for world in worlds(4) {
         let name = name(&world);
-        let mut player = Player::with(world);
+        let mut player = SchedulerHarness::with(world);
         for sampling in rules() {
             let mut plain = job(3, &sampling, 0);
             player.finish(&mut plain, PROMPT, TOTAL);
             for drafts in [1, 4] {
                 let mut job = job(3, &sampling, drafts);
                 player.finish(&mut job, 16, TOTAL);
-                assert_eq!(said(&job), said(&plain), "{name}, {drafts} drafts, {sampling:?}");
+                assert_eq!(
+                    expected_tokens(&job),
+                    expected_tokens(&plain),
+                    "{name}, {drafts} drafts, {sampling:?}"
+                );
                 assert!(job.drafted >= TOTAL - PROMPT - 2 - job.accepted, "{}", job.drafted);
                 player.free(job.table);
             }
@@ -48,11 +54,11 @@ fn drafts_of_another_model_change_nothing() {
 
 /// In chunks, after a preemption, behind a prefix hit and beside others without drafts: its cache knows what the model's does.
 #[test]
-fn a_model_that_says_the_same_is_always_right() {
-    let model = config(Dtype::Float32, 1);
+fn drafts_of_the_same_model_are_always_accepted() {
+    let model = config(ModelDtype::Float32, 1);
     let alike = model_drafting(model.clone(), model.model.clone(), 3);
     for world in [alike.clone(), shared(alike, 2, false)] {
-        let mut player = Player::with(world);
+        let mut player = SchedulerHarness::with(world);
         let greedy = &rules()[0];
         let mut first = job(3, greedy, 3);
         player.finish(&mut first, 7, TOTAL);
@@ -65,64 +71,68 @@ fn a_model_that_says_the_same_is_always_right() {
         player.finish(&mut other, 60, TOTAL);
         player.finish(&mut again, 33, TOTAL);
         assert!(
-            again.accepted == again.drafted && said(&again) == said(&first),
+            again.accepted == again.drafted && expected_tokens(&again) == expected_tokens(&first),
             "{}",
             again.accepted
         );
-        let mut hit = job(3, greedy, 2).on_seat(8);
+        let mut hit = job(3, greedy, 2).in_slot(8);
         hit.table = first.table[..2].to_vec();
         hit.computed = 2 * BLOCK;
-        let mut plain = job(11, greedy, 0).on_seat(9);
+        let mut plain = job(11, greedy, 0).in_slot(9);
         while hit.tokens.len() < TOTAL {
             let (own, others) = (hit.want(), plain.want().min(5));
             let mut rows = [(&mut plain, others), (&mut hit, own)];
             rows.sort_by_key(|(_, len)| *len > 1);
             player.step(&mut rows);
         }
-        assert!(hit.accepted == hit.drafted && said(&hit) == said(&first), "{}", hit.accepted);
+        assert!(
+            hit.accepted == hit.drafted && expected_tokens(&hit) == expected_tokens(&first),
+            "{}",
+            hit.accepted
+        );
     }
 }
 
 /// Where all drafts stand, rows sent ahead begin as far behind their start as they can.
 #[test]
-fn all_drafts_stand_where_steps_are_sent_ahead() {
-    let model = config(Dtype::Float32, 1);
+fn all_drafts_are_accepted_in_async_steps() {
+    let model = config(ModelDtype::Float32, 1);
     let alike = model_drafting(model.clone(), model.model.clone(), 3);
     for world in [alike.clone(), shared(alike, 2, false)] {
-        let mut player = Player::with(world);
+        let mut player = SchedulerHarness::with(world);
         let greedy = &rules()[0];
-        let jobs = |drafts| [3, 5, 9].map(|id| job(id, greedy, drafts).on_seat(id as u32));
+        let jobs = |drafts| [3, 5, 9].map(|id| job(id, greedy, drafts).in_slot(id as u32));
         let (mut plain, mut ahead) = (jobs(0), jobs(3));
         player.finish_all(&mut plain, TOTAL);
-        player.finish_ahead(&mut ahead, TOTAL, |_, _, _| {});
+        player.finish_async(&mut ahead, TOTAL, |_, _, _| {});
         for (ahead, plain) in ahead.iter().zip(&plain) {
             assert!(ahead.drafted > 12 && ahead.accepted == ahead.drafted, "{}", ahead.drafted);
-            assert_eq!(said(ahead), said(plain));
+            assert_eq!(expected_tokens(ahead), expected_tokens(plain));
         }
     }
 }
 
 #[test]
-fn the_size_of_a_block_counts_both_models() {
+fn block_size_includes_both_models() {
     let bytes = |config| Executor::load(config, &mut |_| {}).unwrap().kv_spec().bytes_per_block();
-    let (model, draft) = (config(Dtype::Float32, 1), small());
+    let (model, draft) = (config(ModelDtype::Float32, 1), small());
     let each =
         [bytes(model.clone()), bytes(ExecutorConfig { model: draft.clone(), ..model.clone() })];
     assert_eq!(bytes(model_drafting(model, draft, 1)), each[0] + each[1]);
 }
 
 #[test]
-fn models_that_cannot_draft_for_each_other_are_refused() {
+fn incompatible_draft_model_is_rejected() {
     let refused = |config: ExecutorConfig| match Executor::load(config, &mut |_| {}) {
         Err(ExecutorError::Speculation(error)) => error,
         other => panic!("{other:?}"),
     };
-    let model = || config(Dtype::Float32, 1);
-    let other = Config { vocab: 400, ..small() };
+    let model = || config(ModelDtype::Float32, 1);
+    let other = ModelConfig { vocab: 400, ..small() };
     let expected = SpeculationError::Vocabulary { draft: 400, model: 384 };
     assert_eq!(refused(model_drafting(model(), other, 1)), expected);
-    let expected = SpeculationError::ModelDrafts { drafts: 17 };
+    let expected = SpeculationError::TooManyModelDrafts { drafts: 17 };
     assert_eq!(refused(model_drafting(model(), small(), 17)), expected);
     let none = ExecutorConfig { draft: None, ..model_drafting(model(), small(), 1) };
-    assert_eq!(refused(none), SpeculationError::NoModel);
+    assert_eq!(refused(none), SpeculationError::NoDraftModel);
 }

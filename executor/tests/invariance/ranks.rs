@@ -1,40 +1,42 @@
 //! Ranks that share a vocabulary choose what one rank chooses, and tell each other little for it.
 
-use crate::player::{Job, Player, config, experts, placed, shared};
+use crate::scheduler_harness::{
+    SchedulerHarness, ScriptedRequest, config, moe_model, shared, with_expert_placement,
+};
 use crate::{LOGPROB_TOLERANCE, PROMPT};
-use collectives::Operation;
-use executor::{Dtype, Executor, ExecutorConfig, Meeting};
+use collectives::CollectiveOp;
+use executor::{Executor, ExecutorConfig, ModelDtype, RankRendezvous};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
-use protocol::{ExpertTokens, Phase, Rank, Sampling, Token, TokenLogprobs};
+use protocol::{ExpertTokenCount, Rank, SamplingParams, StartupPhase, Token, TokenLogprobs};
 
 /// Enough for rules to cut somewhere in the middle.
 const VOCAB: usize = 4000;
 const TOTAL: usize = 44;
 
 fn wide(ranks: u16) -> ExecutorConfig {
-    let mut config = config(Dtype::Float32, 1);
+    let mut config = config(ModelDtype::Float32, 1);
     config.model.vocab = VOCAB;
     if ranks == 1 { config } else { shared(config, ranks, false) }
 }
 
 prop_compose! {
-    fn cuts()(
+    fn cutoff_variants()(
         temperature in prop_oneof![Just(0.0_f32), Just(1.0_f32), 0.05_f32..2.0],
         top_k in prop_oneof![Just(0_u32), Just(0_u32), 1_u32..100, 1_u32..4000],
         top_p in prop_oneof![Just(1.0_f32), 0.05_f32..1.0],
         min_p in prop_oneof![Just(0.0_f32), Just(0.0_f32), 0.001_f32..0.9],
         logprobs in prop::option::of(prop_oneof![0_u32..21, Just(u32::MAX)]),
         prompt_logprobs in prop::option::weighted(0.3, 0_u32..21),
-    ) -> Sampling {
-        Sampling { temperature, top_k, top_p, min_p, logprobs, prompt_logprobs, ..Sampling::greedy() }
+    ) -> SamplingParams {
+        SamplingParams { temperature, top_k, top_p, min_p, logprobs, prompt_logprobs, ..SamplingParams::greedy() }
     }
 }
 
 prop_compose! {
-    fn samplings()(
-        cuts in cuts(),
+    fn sampling_variants()(
+        cuts in cutoff_variants(),
         penalised in any::<bool>(),
         repetition in 0.7_f32..1.5,
         frequency in -0.5_f32..0.9,
@@ -44,31 +46,31 @@ prop_compose! {
         logit_bias in prop::collection::vec((0_u32..4000, -4.0_f32..4.0), 0..5),
         allowed in prop::option::weighted(0.2, prop::collection::vec(0_u32..4000, 1..300)),
         bad_words in prop::collection::vec(prop::collection::vec(0_u32..4000, 1..3), 0..3),
-    ) -> Sampling {
-        let edited = Sampling { min_tokens, stop_ids, logit_bias, allowed, bad_words, ..cuts };
-        if penalised { Sampling { repetition, frequency, presence, ..edited } } else { edited }
+    ) -> SamplingParams {
+        let edited = SamplingParams { min_tokens, stop_token_ids: stop_ids, logit_bias, allowed_token_ids: allowed, bad_words, ..cuts };
+        if penalised { SamplingParams { repetition_penalty: repetition, frequency_penalty: frequency, presence_penalty: presence, ..edited } } else { edited }
     }
 }
 
 /// The same requests every time.
-fn drawn(count: usize) -> Vec<Sampling> {
+fn drawn(count: usize) -> Vec<SamplingParams> {
     let mut runner = TestRunner::deterministic();
     (0..count)
         .map(|i| match i % 3 {
-            0 => cuts().new_tree(&mut runner).unwrap().current(),
-            _ => samplings().new_tree(&mut runner).unwrap().current(),
+            0 => cutoff_variants().new_tree(&mut runner).unwrap().current(),
+            _ => sampling_variants().new_tree(&mut runner).unwrap().current(),
         })
         .collect()
 }
 
-type Output = (Vec<Token>, Vec<TokenLogprobs>, Vec<TokenLogprobs>);
+type PromptScoredOutput = (Vec<Token>, Vec<TokenLogprobs>, Vec<TokenLogprobs>);
 
-fn play(ranks: u16, requests: &[Sampling]) -> Vec<Output> {
-    let mut player = Player::with(wide(ranks));
-    let job = |(i, sampling): (u64, &Sampling)| {
-        Job::new(i, 5 + (i as usize * 13) % 30, sampling.clone()).on_seat(i as u32)
+fn play(ranks: u16, requests: &[SamplingParams]) -> Vec<PromptScoredOutput> {
+    let mut player = SchedulerHarness::with(wide(ranks));
+    let job = |(i, sampling): (u64, &SamplingParams)| {
+        ScriptedRequest::new(i, 5 + (i as usize * 13) % 30, sampling.clone()).in_slot(i as u32)
     };
-    let mut jobs: Vec<Job> = (0..).zip(requests).map(job).collect();
+    let mut jobs: Vec<ScriptedRequest> = (0..).zip(requests).map(job).collect();
     player.finish_all(&mut jobs, TOTAL);
     jobs.into_iter().map(|job| (job.tokens, job.logprobs, job.prompt_logprobs)).collect()
 }
@@ -78,16 +80,16 @@ fn assert_close(ours: &[TokenLogprobs], theirs: &[TokenLogprobs], what: &str) {
     assert_eq!(ours.len(), theirs.len(), "{what}");
     for (a, b) in ours.iter().zip(theirs) {
         assert!(a.token == b.token && near(a.logprob, b.logprob), "{what}: {a:?}, {b:?}");
-        assert_eq!(a.top.len(), b.top.len(), "{what}");
+        assert_eq!(a.top_logprobs.len(), b.top_logprobs.len(), "{what}");
         // Ids of equal rank may change places where their logits differ in the last bits.
-        for (&(_, a), &(_, b)) in a.top.iter().zip(&b.top) {
+        for (&(_, a), &(_, b)) in a.top_logprobs.iter().zip(&b.top_logprobs) {
             assert!(near(a, b), "{what}: {a}, {b}");
         }
     }
 }
 
 #[test]
-fn whatever_is_asked_ranks_find_the_tokens_of_one() {
+fn ranks_match_single_rank_for_all_sampling_params() {
     let requests = drawn(40);
     let expected = play(1, &requests);
     for ranks in [2, 4] {
@@ -102,25 +104,27 @@ fn whatever_is_asked_ranks_find_the_tokens_of_one() {
 }
 
 /// Words that each rank brings to gatherings in one decode step of `rows` requests, call by call.
-fn gathered(ranks: u16, rows: u64, sampling: &Sampling) -> Vec<u32> {
-    let mut player = Player::with(wide(ranks));
-    let mut jobs: Vec<Job> =
-        (0..rows).map(|i| Job::new(i, PROMPT, sampling.clone()).on_seat(i as u32)).collect();
-    let prompts: Vec<(&mut Job, usize)> = jobs.iter_mut().map(|job| (job, PROMPT)).collect();
+fn gathered(ranks: u16, rows: u64, sampling: &SamplingParams) -> Vec<u32> {
+    let mut player = SchedulerHarness::with(wide(ranks));
+    let mut jobs: Vec<ScriptedRequest> = (0..rows)
+        .map(|i| ScriptedRequest::new(i, PROMPT, sampling.clone()).in_slot(i as u32))
+        .collect();
+    let prompts: Vec<(&mut ScriptedRequest, usize)> =
+        jobs.iter_mut().map(|job| (job, PROMPT)).collect();
     player.step(&mut { prompts });
-    let seen = player.pact.meeting.calls()[0].calls.len();
+    let seen = player.lockstep.rendezvous.calls()[0].calls.len();
     player.step(&mut jobs.iter_mut().map(|job| (job, 1)).collect::<Vec<_>>());
-    let calls = &player.pact.meeting.calls()[0].calls[seen..];
-    let gathers = calls.iter().filter(|call| call.operation == Operation::AllGather);
+    let calls = &player.lockstep.rendezvous.calls()[0].calls[seen..];
+    let gathers = calls.iter().filter(|call| call.op == CollectiveOp::AllGather);
     gathers.map(|call| call.rows * call.cols).collect()
 }
 
 #[test]
-fn a_step_tells_what_its_rules_need() {
-    let greedy = Sampling::greedy();
-    let drawn = Sampling { temperature: 1.0, ..greedy.clone() };
-    let top_k = Sampling { top_k: 20, top_p: 0.9, ..drawn.clone() };
-    let scored = Sampling { logprobs: Some(5), ..drawn.clone() };
+fn step_gathers_only_what_sampling_needs() {
+    let greedy = SamplingParams::greedy();
+    let drawn = SamplingParams { temperature: 1.0, ..greedy.clone() };
+    let top_k = SamplingParams { top_k: 20, top_p: 0.9, ..drawn.clone() };
+    let scored = SamplingParams { logprobs: Some(5), ..drawn.clone() };
     for ranks in [2, 4] {
         assert_eq!(gathered(ranks, 1, &greedy), [3]);
         assert_eq!(gathered(ranks, 8, &greedy), [24]);
@@ -131,16 +135,20 @@ fn a_step_tells_what_its_rules_need() {
 }
 
 #[test]
-fn where_experts_lie_changes_no_token() {
+fn expert_placement_changes_no_token() {
     let play = |config| {
-        let mut player = Player::with(config);
-        let mut job = Job::new(3, PROMPT, Sampling { logprobs: Some(3), ..Sampling::greedy() });
+        let mut player = SchedulerHarness::with(config);
+        let mut job = ScriptedRequest::new(
+            3,
+            PROMPT,
+            SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() },
+        );
         player.finish(&mut job, 16, PROMPT + 20);
         job.output()
     };
-    let one = play(experts(Dtype::Float32));
-    let spread = play(shared(experts(Dtype::Float32), 2, true));
-    let ranks = play(placed(shared(experts(Dtype::Float32), 2, true)));
+    let one = play(moe_model(ModelDtype::Float32));
+    let spread = play(shared(moe_model(ModelDtype::Float32), 2, true));
+    let ranks = play(with_expert_placement(shared(moe_model(ModelDtype::Float32), 2, true)));
     for found in [&spread, &ranks] {
         assert_eq!(found.0, one.0);
         assert_close(&found.1, &one.1, "experts in places");
@@ -153,12 +161,12 @@ fn where_experts_lie_changes_no_token() {
 
 /// Bytes of weights that a rank of this world reads.
 fn weight_bytes(mut config: ExecutorConfig, rank: u16) -> u64 {
-    let meeting = Meeting::new(config.settings.parallel).unwrap();
-    config.settings.meeting = Some(meeting.path().to_owned());
+    let meeting = RankRendezvous::new(config.settings.parallel).unwrap();
+    config.settings.rendezvous = Some(meeting.path().to_owned());
     config.settings.rank = Rank(rank);
     let mut bytes = 0;
-    let progress = &mut |progress: executor::Progress| {
-        if progress.phase == Phase::Load {
+    let progress = &mut |progress: executor::PhaseProgress| {
+        if progress.phase == StartupPhase::Load {
             bytes = progress.total;
         }
     };
@@ -167,32 +175,34 @@ fn weight_bytes(mut config: ExecutorConfig, rank: u16) -> u64 {
 }
 
 #[test]
-fn each_rank_holds_the_experts_that_were_placed_there() {
-    let spread = shared(experts(Dtype::Float32), 2, true);
+fn ranks_load_the_experts_placed_on_them() {
+    let spread = shared(moe_model(ModelDtype::Float32), 2, true);
     let moe = spread.model.moe.as_ref().unwrap();
     let expert = (3 * spread.model.hidden * moe.intermediate * size_of::<u16>()) as u64; // Synthetic ones are bf16.
     for rank in [0, 1] {
-        let (usual, placed) =
-            (weight_bytes(spread.clone(), rank), weight_bytes(placed(spread.clone()), rank));
+        let (usual, placed) = (
+            weight_bytes(spread.clone(), rank),
+            weight_bytes(with_expert_placement(spread.clone()), rank),
+        );
         assert_eq!(placed, usual + 2 * expert, "rank {rank}: 6 of layer 1 instead of 4");
     }
 }
 
 #[test]
-fn experts_are_counted_once_however_many_ranks_hold_them() {
+fn expert_load_is_counted_once_with_replicated_experts() {
     let counted = |ranks: u16, spread: bool| {
-        let config = experts(Dtype::Float32);
+        let config = moe_model(ModelDtype::Float32);
         let config = if ranks == 1 { config } else { shared(config, ranks, spread) };
-        let mut player = Player::with(config);
-        let mut job = Job::new(3, PROMPT, Sampling::greedy());
-        let prompt = player.step(&mut [(&mut job, PROMPT)]).experts;
-        let decode = player.step(&mut [(&mut job, 1)]).experts;
+        let mut player = SchedulerHarness::with(config);
+        let mut job = ScriptedRequest::new(3, PROMPT, SamplingParams::greedy());
+        let prompt = player.step(&mut [(&mut job, PROMPT)]).expert_tokens;
+        let decode = player.step(&mut [(&mut job, 1)]).expert_tokens;
         (prompt, decode)
     };
     let (prompt, decode) = counted(1, false);
     // Layer 0 is dense; the others have 8 experts, and send each token to 2 of them: the last one those that a token comes from.
     for (layer, tokens) in [(1, PROMPT as u32), (2, 1)] {
-        let of = |counts: &[ExpertTokens]| -> u32 {
+        let of = |counts: &[ExpertTokenCount]| -> u32 {
             counts.iter().filter(|count| count.layer == layer).map(|count| count.tokens).sum()
         };
         assert_eq!((of(&prompt), of(&decode)), (2 * tokens, 2));

@@ -1,33 +1,36 @@
 //! Replicas that share experts: each computes requests of its own, and finds what a model alone finds.
 
-use crate::player::{Job, Pact, Player, experts, layer_drafting, placed, speculating};
+use crate::scheduler_harness::{
+    LockstepGroup, SchedulerHarness, ScriptedRequest, moe_model, mtp_drafting, speculating,
+    with_expert_placement,
+};
 use crate::{close, rules};
-use collectives::{CallState, Operation};
-use executor::{Dtype, ExecutorConfig};
-use protocol::{Parallel, Token, TokenLogprobs};
+use collectives::{CallState, CollectiveOp};
+use executor::{ExecutorConfig, ModelDtype};
+use protocol::{ParallelConfig, Token, TokenLogprobs};
 use std::sync::Arc;
 use std::thread;
 
 /// Group steps: what they are too many for is idle in the end.
 const STEPS: usize = 60;
 
-type Output = (Vec<Token>, Vec<TokenLogprobs>);
+type ReplicaOutput = (Vec<Token>, Vec<TokenLogprobs>);
 
-fn model(dtype: Dtype, tp_size: u16, dp_size: u16) -> ExecutorConfig {
-    let mut config = experts(dtype);
-    config.settings.parallel = Parallel { tp_size, dp_size, experts: true };
+fn model(dtype: ModelDtype, tp_size: u16, dp_size: u16) -> ExecutorConfig {
+    let mut config = moe_model(dtype);
+    config.settings.parallel = ParallelConfig { tp_size, dp_size, expert_parallel: true };
     config
 }
 
 /// Tokens of an answer that are compared.
-const SAID: usize = 10;
+const EXPECTED_TOKENS: usize = 10;
 
 /// The requests of a replica: one after the other on the odd ones, which are idle at first; two at a time on the even.
-fn jobs(replica: u16, drafts: u8) -> Vec<Job> {
+fn jobs(replica: u16, drafts: u8) -> Vec<ScriptedRequest> {
     let job = |i: u16| {
         let id = u64::from(1 + replica * 7 + i);
         let rules = rules();
-        let mut job = Job::new(
+        let mut job = ScriptedRequest::new(
             id,
             20 + usize::from(9 * i + 3 * replica),
             rules[id as usize % rules.len()].clone(),
@@ -39,17 +42,24 @@ fn jobs(replica: u16, drafts: u8) -> Vec<Job> {
 }
 
 /// Runs the requests of a replica within the steps of its group, and says what came of them.
-fn play(player: &mut Player, replica: u16) -> Vec<Output> {
+fn play(player: &mut SchedulerHarness, replica: u16) -> Vec<ReplicaOutput> {
     play_drafting(player, replica, 0).0
 }
 
 /// The same where rows may have drafts; also how many there were, and how many were right.
-fn play_drafting(player: &mut Player, replica: u16, drafts: u8) -> (Vec<Output>, [usize; 2]) {
+fn play_drafting(
+    player: &mut SchedulerHarness,
+    replica: u16,
+    drafts: u8,
+) -> (Vec<ReplicaOutput>, [usize; 2]) {
     let mut jobs = jobs(replica, drafts);
     for step in 0..STEPS {
-        let mut rows: Vec<(&mut Job, usize)> = Vec::new();
+        let mut rows: Vec<(&mut ScriptedRequest, usize)> = Vec::new();
         let idle = replica % 2 == 1 && step < 5;
-        for job in jobs.iter_mut().filter(|job| !idle && job.tokens.len() < job.prompt_len + SAID) {
+        for job in jobs
+            .iter_mut()
+            .filter(|job| !idle && job.tokens.len() < job.prompt_len + EXPECTED_TOKENS)
+        {
             if replica.is_multiple_of(2) || rows.is_empty() {
                 let len = job.want().min(1 + (step * 11) % 30);
                 rows.push((job, len));
@@ -59,51 +69,56 @@ fn play_drafting(player: &mut Player, replica: u16, drafts: u8) -> (Vec<Output>,
         let output = player.step(&mut rows);
         assert!(!rows.is_empty() || output.rows.is_empty());
     }
-    assert!(jobs.iter().all(|job| job.tokens.len() >= job.prompt_len + SAID), "too few steps");
-    let said = |job: &Job| {
+    assert!(
+        jobs.iter().all(|job| job.tokens.len() >= job.prompt_len + EXPECTED_TOKENS),
+        "too few steps"
+    );
+    let said = |job: &ScriptedRequest| {
         let (mut tokens, mut logprobs) = job.output();
-        tokens.truncate(SAID); // The last row may bring more.
-        logprobs.truncate(SAID);
+        tokens.truncate(EXPECTED_TOKENS); // The last row may bring more.
+        logprobs.truncate(EXPECTED_TOKENS);
         (tokens, logprobs)
     };
-    let count = |of: fn(&Job) -> usize| jobs.iter().map(of).sum();
+    let count = |of: fn(&ScriptedRequest) -> usize| jobs.iter().map(of).sum();
     (jobs.iter().map(said).collect(), [count(|job| job.drafted), count(|job| job.accepted)])
 }
 
 /// What each replica of a group found.
-fn together(config: &ExecutorConfig) -> Vec<Vec<Output>> {
-    together_by(config, &Arc::new(Pact::new(config)))
+fn together(config: &ExecutorConfig) -> Vec<Vec<ReplicaOutput>> {
+    together_by(config, &Arc::new(LockstepGroup::new(config)))
 }
 
-fn together_by(config: &ExecutorConfig, pact: &Arc<Pact>) -> Vec<Vec<Output>> {
+fn together_by(config: &ExecutorConfig, pact: &Arc<LockstepGroup>) -> Vec<Vec<ReplicaOutput>> {
     let replica = |replica| {
         let (config, pact) = (config.clone(), Arc::clone(pact));
-        thread::spawn(move || play(&mut Player::of_replica(config, replica, pact), replica))
+        thread::spawn(move || {
+            play(&mut SchedulerHarness::of_replica(config, replica, pact), replica)
+        })
     };
     let replicas: Vec<_> = (0..config.settings.parallel.dp_size).map(replica).collect();
     replicas.into_iter().map(|replica| replica.join().unwrap()).collect()
 }
 
 /// By what operations ranks brought rows to experts and back, and how many bytes went from one rank to another for it.
-fn brought(config: &ExecutorConfig) -> (Vec<Operation>, u64) {
-    let pact = Arc::new(Pact::new(config));
+fn gathered_rows(config: &ExecutorConfig) -> (Vec<CollectiveOp>, u64) {
+    let pact = Arc::new(LockstepGroup::new(config));
     together_by(config, &pact);
     let (mut operations, mut bytes) = (Vec::new(), 0);
     let size = u64::from(config.settings.parallel.dp_size);
-    let ranks = pact.meeting.calls();
+    let ranks = pact.rendezvous.calls();
     for (rank, call) in ranks.iter().flat_map(|rank| rank.calls.iter().map(move |c| (rank, c))) {
         assert!(rank.axis == "dp" && call.state == CallState::Done, "{call}");
-        assert!(rank.calls.len() < collectives::CALLS, "all calls are remembered");
+        assert!(rank.calls.len() < collectives::CALL_HISTORY_LEN, "all calls are remembered");
         let (rows, row) = (u64::from(call.rows), u64::from(call.cols) * call.dtype.bytes() as u64);
-        bytes += match call.operation {
-            Operation::AllToAll if rank.rank.0 == 0 => rows * row, // Of all ranks.
-            Operation::AllToAll => 0,
-            Operation::ExchangeCounts => row * (size - 1),
+        bytes += match call.op {
+            CollectiveOp::AllToAll if rank.rank.0 == 0 => rows * row, // Of all ranks.
+            CollectiveOp::AllToAll => 0,
+            CollectiveOp::ExchangeCounts => row * (size - 1),
             // Each rank's rows to all others, or as many sums from them.
             _ => rows / size * row * (size - 1),
         };
-        if !operations.contains(&call.operation) {
-            operations.push(call.operation);
+        if !operations.contains(&call.op) {
+            operations.push(call.op);
         }
     }
     (operations, bytes)
@@ -111,13 +126,13 @@ fn brought(config: &ExecutorConfig) -> (Vec<Operation>, u64) {
 
 /// Whether tokens are sent or gathered depends on how many experts they have and on how many ranks, and those that are sent are fewer bytes.
 #[test]
-fn tokens_are_sent_where_their_experts_lie_on_few_ranks() {
-    use Operation::{AllGatherRows, AllToAll, ExchangeCounts, ReduceScatter};
+fn all_to_all_is_used_for_few_target_ranks() {
+    use CollectiveOp::{AllGatherRows, AllToAll, ExchangeCounts, ReduceScatter};
     for (dp_size, most) in [(2, 2), (4, 4)] {
         let mut found = (1..8).map(|top_k| {
-            let mut config = model(Dtype::Float32, 1, dp_size);
+            let mut config = model(ModelDtype::Float32, 1, dp_size);
             config.model.moe.as_mut().unwrap().top_k = top_k;
-            let (operations, bytes) = brought(&config);
+            let (operations, bytes) = gathered_rows(&config);
             println!("{top_k} of 8 experts on {dp_size} ranks: {bytes} bytes, {operations:?}");
             (top_k, operations, bytes)
         });
@@ -132,10 +147,17 @@ fn tokens_are_sent_where_their_experts_lie_on_few_ranks() {
 }
 
 #[test]
-fn replicas_that_share_experts_find_the_tokens_of_one() {
-    let alone = |replica| play(&mut Player::with(experts(Dtype::Float32)), replica);
-    let of = |tp_size, dp_size| model(Dtype::Float32, tp_size, dp_size);
-    for config in [of(1, 2), of(2, 2), of(1, 4), placed(of(1, 2)), placed(of(2, 2))] {
+fn expert_parallel_replicas_match_single_replica() {
+    let alone =
+        |replica| play(&mut SchedulerHarness::with(moe_model(ModelDtype::Float32)), replica);
+    let of = |tp_size, dp_size| model(ModelDtype::Float32, tp_size, dp_size);
+    for config in [
+        of(1, 2),
+        of(2, 2),
+        of(1, 4),
+        with_expert_placement(of(1, 2)),
+        with_expert_placement(of(2, 2)),
+    ] {
         let dp_size = config.settings.parallel.dp_size;
         let found = together(&config);
         for (replica, found) in (0..dp_size).zip(&found) {
@@ -154,18 +176,18 @@ fn replicas_draft_together() {
     for (tp_size, dp_size, drafter) in [(1, 2, true), (2, 2, true), (1, 4, true), (1, 2, false)] {
         let of = |layer: bool| {
             if layer {
-                layer_drafting(Dtype::Float32, DRAFTS)
+                mtp_drafting(ModelDtype::Float32, DRAFTS)
             } else {
-                speculating(experts(Dtype::Float32), DRAFTS)
+                speculating(moe_model(ModelDtype::Float32), DRAFTS)
             }
         };
         let mut config = of(drafter);
-        config.settings.parallel = Parallel { tp_size, dp_size, experts: true };
-        let pact = Arc::new(Pact::new(&config));
+        config.settings.parallel = ParallelConfig { tp_size, dp_size, expert_parallel: true };
+        let pact = Arc::new(LockstepGroup::new(&config));
         let start = |replica| {
             let (config, pact) = (config.clone(), Arc::clone(&pact));
             let play = move || {
-                let mut player = Player::of_replica(config, replica, pact);
+                let mut player = SchedulerHarness::of_replica(config, replica, pact);
                 play_drafting(&mut player, replica, DRAFTS)
             };
             thread::spawn(play)
@@ -174,12 +196,12 @@ fn replicas_draft_together() {
         for (replica, found) in (0..).zip(replicas) {
             let (found, counted) = found.join().unwrap();
             let name = format!("replica {replica} of {dp_size}, {tp_size} ranks each");
-            let plain = play(&mut Player::with(of(drafter)), replica);
+            let plain = play(&mut SchedulerHarness::with(of(drafter)), replica);
             for ((tokens, logprobs), (own, own_logprobs)) in plain.iter().zip(&found) {
                 assert_eq!(tokens, own, "{name}");
                 assert!(close(logprobs, own_logprobs), "{name}");
             }
-            let alone = play_drafting(&mut Player::with(of(drafter)), replica, DRAFTS);
+            let alone = play_drafting(&mut SchedulerHarness::with(of(drafter)), replica, DRAFTS);
             assert_eq!(alone.1, counted, "{name}");
             assert!(!drafter || counted[0] > 10, "{name}: {counted:?}");
         }
@@ -188,18 +210,18 @@ fn replicas_draft_together() {
 
 /// Who else computes, and how much of it, changes no bit: in no type.
 #[test]
-fn company_in_other_replicas_changes_no_bit() {
+fn other_replicas_change_no_bit() {
     for dtype in crate::DTYPES {
         let config = model(dtype, 1, 2);
-        let pact = Arc::new(Pact::new(&config));
+        let pact = Arc::new(LockstepGroup::new(&config));
         let idle = {
             let (config, pact) = (config.clone(), Arc::clone(&pact));
             thread::spawn(move || {
-                let mut player = Player::of_replica(config, 1, pact);
+                let mut player = SchedulerHarness::of_replica(config, 1, pact);
                 (0..STEPS).for_each(|_| drop(player.step(&mut [])));
             })
         };
-        let lonely = play(&mut Player::of_replica(config.clone(), 0, pact), 0);
+        let lonely = play(&mut SchedulerHarness::of_replica(config.clone(), 0, pact), 0);
         idle.join().unwrap();
         assert_eq!(together(&config)[0], lonely, "{dtype:?}");
     }

@@ -77,7 +77,7 @@ DEV void team_sync() { sync(); }
 // Most keys of a split. Few rows cut a short context finely, to fill the device, and a lone one finer still: it waits for
 // nobody's memory. Among many rows the end of a split takes some 2 us while memory is busy, which costs more than what
 // short splits even out. Long contexts are cut coarsely, to keep merging cheap.
-// The twins of `SPLITS`, `FEW_SPLITS` and `LONE_SPLITS` in kernels/src/hip/attention.rs.
+// The twins of `SPLITS`, `SMALL_BATCH_SPLITS` and `SINGLE_ROW_SPLITS` in kernels/src/gpu/attention.rs.
 DEV u32 split_keys(u32 context) {
     const u32 finest = FROM_QKV && context <= 2048 ? 128 : FROM_QKV || FEW ? 256 : 448;
     return context <= 8192 ? finest : context <= 32768 ? 512 : 1024;

@@ -2,7 +2,7 @@
 // (dev/wgmma.h). NVIDIA from sm_90 on, and the emulator, where a copy is there at once.
 //
 //   TENSOR_MAP              type of a kernel argument that names the matrix, its row length and the box; made by the host,
-//                           src/hip/tensor_map.rs. Elsewhere it is empty and the other arguments say the same
+//                           src/gpu/tensor_map.rs. Elsewhere it is empty and the other arguments say the same
 //   box_copy(to, map, matrix, width, row, column, b)  rows [row, row + 16), columns [column, column + 64) of a matrix
 //                           [.., width]: 2048 bytes, part of a panel, eight rows of which begin at `to`. They count in b
 //   panel_copy(to, map, matrix, rows, row, column, b)  the same of `rows` rows, as the map's box has; those behind the

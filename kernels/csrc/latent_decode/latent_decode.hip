@@ -61,7 +61,7 @@ DEV u32 half_of_wave() { return wave_of_token() / TILES; }
 DEV u32 first_head() { return bid_y() * TILE; }
 
 // Keys of a split: what ends one, and merges it, costs as much as some 60 keys. The twin of `SPLITS` in
-// kernels/src/hip/latent_decode.rs.
+// kernels/src/gpu/mla_decode.rs.
 DEV u32 split_keys(u32 context) {
     return context <= 2048 ? 256 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
 }

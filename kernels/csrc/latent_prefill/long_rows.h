@@ -3,7 +3,7 @@
 // are cut: keys of a row are taken in steps that begin at fixed positions, and what a step leaves is carried on as it is.
 #pragma once
 
-enum : u32 { STEP_KEYS = 128 };  // The twin of the same in kernels/src/hip/latent_plan.rs.
+enum : u32 { STEP_KEYS = 128 };  // The twin of the same in kernels/src/gpu/mla_prefill_plan.rs.
 
 // Rows [first, first + count) of a step, of which those of at least so many tokens are meant.
 struct LongRows {

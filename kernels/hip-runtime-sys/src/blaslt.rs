@@ -2,55 +2,55 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::table::table;
-use crate::{Api, Ptr};
+use crate::symbol_table::table;
+use crate::{DriverPtr, GpuApi};
 
 /// What a BLASLt call returns; 0 = success.
 pub type BlasLtStatus = c_int;
 
 table! {
     /// The matrix library of one vendor.
-    BlasLt {
+    BlasLtApi {
         /// `(handle out)`.
-        create: "hipblasLtCreate" "cublasLtCreate" (*mut Ptr);
+        create: "hipblasLtCreate" "cublasLtCreate" (*mut DriverPtr);
         /// `(handle)`.
-        destroy: "hipblasLtDestroy" "cublasLtDestroy" (Ptr);
+        destroy: "hipblasLtDestroy" "cublasLtDestroy" (DriverPtr);
         /// `(operation out, compute type, scale type)`.
-        operation_create: "hipblasLtMatmulDescCreate" "cublasLtMatmulDescCreate" (*mut Ptr, c_int, c_int);
+        operation_create: "hipblasLtMatmulDescCreate" "cublasLtMatmulDescCreate" (*mut DriverPtr, c_int, c_int);
         /// `(operation)`.
-        operation_destroy: "hipblasLtMatmulDescDestroy" "cublasLtMatmulDescDestroy" (Ptr);
+        operation_destroy: "hipblasLtMatmulDescDestroy" "cublasLtMatmulDescDestroy" (DriverPtr);
         /// `(operation, attribute, value, bytes)`.
         operation_set: "hipblasLtMatmulDescSetAttribute" "cublasLtMatmulDescSetAttribute" (
-            Ptr, c_int, *const c_void, usize,
+            DriverPtr, c_int, *const c_void, usize,
         );
         /// `(layout out, data type, rows, columns, leading dimension)`, column-major.
         layout_create: "hipblasLtMatrixLayoutCreate" "cublasLtMatrixLayoutCreate" (
-            *mut Ptr, c_int, u64, u64, i64,
+            *mut DriverPtr, c_int, u64, u64, i64,
         );
         /// `(layout)`.
-        layout_destroy: "hipblasLtMatrixLayoutDestroy" "cublasLtMatrixLayoutDestroy" (Ptr);
+        layout_destroy: "hipblasLtMatrixLayoutDestroy" "cublasLtMatrixLayoutDestroy" (DriverPtr);
         /// `(layout, attribute, value, bytes)`.
         layout_set: "hipblasLtMatrixLayoutSetAttribute" "cublasLtMatrixLayoutSetAttribute" (
-            Ptr, c_int, *const c_void, usize,
+            DriverPtr, c_int, *const c_void, usize,
         );
         /// `(preference out)`.
-        preference_create: "hipblasLtMatmulPreferenceCreate" "cublasLtMatmulPreferenceCreate" (*mut Ptr);
+        preference_create: "hipblasLtMatmulPreferenceCreate" "cublasLtMatmulPreferenceCreate" (*mut DriverPtr);
         /// `(preference)`.
-        preference_destroy: "hipblasLtMatmulPreferenceDestroy" "cublasLtMatmulPreferenceDestroy" (Ptr);
+        preference_destroy: "hipblasLtMatmulPreferenceDestroy" "cublasLtMatmulPreferenceDestroy" (DriverPtr);
         /// `(preference, attribute, value, bytes)`.
         preference_set: "hipblasLtMatmulPreferenceSetAttribute" "cublasLtMatmulPreferenceSetAttribute" (
-            Ptr, c_int, *const c_void, usize,
+            DriverPtr, c_int, *const c_void, usize,
         );
         /// `(handle, operation, layouts of A B C D, preference, wanted, results out, found out)`; a
-        /// result takes [`BlasLtNumbers::result_bytes`].
+        /// result takes [`BlasLtConstants::result_bytes`].
         heuristic: "hipblasLtMatmulAlgoGetHeuristic" "cublasLtMatmulAlgoGetHeuristic" (
-            Ptr, Ptr, Ptr, Ptr, Ptr, Ptr, Ptr, c_int, *mut c_void, *mut c_int,
+            DriverPtr, DriverPtr, DriverPtr, DriverPtr, DriverPtr, DriverPtr, DriverPtr, c_int, *mut c_void, *mut c_int,
         );
         /// `(handle, operation, alpha, A, layout, B, layout, beta, C, layout, D, layout, algorithm,
         /// workspace, workspace bytes, stream)`.
         matmul: "hipblasLtMatmul" "cublasLtMatmul" (
-            Ptr, Ptr, *const c_void, *const c_void, Ptr, *const c_void, Ptr, *const c_void, *const c_void,
-            Ptr, Ptr, Ptr, *const c_void, Ptr, usize, Ptr,
+            DriverPtr, DriverPtr, *const c_void, *const c_void, DriverPtr, *const c_void, DriverPtr, *const c_void, *const c_void,
+            DriverPtr, DriverPtr, DriverPtr, *const c_void, DriverPtr, usize, DriverPtr,
         );
     }
     optional {
@@ -62,7 +62,7 @@ table! {
 /// An element type, numbered equally by both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
-pub enum DataType {
+pub enum BlasDataType {
     /// IEEE binary32.
     F32 = 0,
     /// IEEE binary16.
@@ -75,7 +75,7 @@ pub enum DataType {
 
 /// Numbers that differ between the libraries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BlasLtNumbers {
+pub struct BlasLtConstants {
     /// Operation attribute: whether A is transposed.
     pub trans_a: c_int,
     /// Operation attribute: whether B is transposed.
@@ -104,7 +104,7 @@ pub struct BlasLtNumbers {
     /// Layout attribute: elements between matrices of a batch.
     pub batch_stride: c_int,
     /// Preference attribute: bits of the allowed ways to add up parts of a sum (u32); 0 = none, sums stay whole.
-    pub split_sums: Option<c_int>,
+    pub reduction_scheme: Option<c_int>,
     /// Preference attributes: bytes to which A, B, C, D are aligned (u32).
     pub alignments: Option<[c_int; 4]>,
     /// Bytes of an opaque algorithm.
@@ -113,7 +113,7 @@ pub struct BlasLtNumbers {
     pub result_bytes: usize,
 }
 
-impl BlasLtNumbers {
+impl BlasLtConstants {
     /// Value of `epilogue`, equal on both sides: sums as they are.
     pub const EPILOGUE_NONE: c_int = 1;
     /// Value of `epilogue`, equal on both sides: plus the bias, one element per row of D.
@@ -123,9 +123,9 @@ impl BlasLtNumbers {
 
     /// The numbers of one library.
     #[must_use]
-    pub const fn of(api: Api) -> Self {
+    pub const fn of(api: GpuApi) -> Self {
         match api {
-            Api::Hip => Self {
+            GpuApi::Hip => Self {
                 trans_a: 0,
                 trans_b: 1,
                 epilogue: 2,
@@ -139,12 +139,12 @@ impl BlasLtNumbers {
                 compute_f32: 2,
                 batch_count: 0,
                 batch_stride: 1,
-                split_sums: None,
+                reduction_scheme: None,
                 alignments: None,
                 algorithm_bytes: 24,
                 result_bytes: 56,
             },
-            Api::Cuda => Self {
+            GpuApi::Cuda => Self {
                 trans_a: 3,
                 trans_b: 4,
                 epilogue: 7,
@@ -158,7 +158,7 @@ impl BlasLtNumbers {
                 compute_f32: 68,
                 batch_count: 5,
                 batch_stride: 6,
-                split_sums: Some(3),
+                reduction_scheme: Some(3),
                 alignments: Some([5, 6, 7, 8]),
                 algorithm_bytes: 64,
                 result_bytes: 96,

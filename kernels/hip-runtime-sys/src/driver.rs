@@ -2,12 +2,12 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use crate::table::table;
-use crate::{Api, Code, Ptr};
+use crate::symbol_table::table;
+use crate::{DriverPtr, DriverStatus, GpuApi};
 
 table! {
     /// The driver of one vendor.
-    Driver {
+    DriverApi {
         /// `(flags)`: first call of a process.
         init: "hipInit" "cuInit" (c_uint);
         /// `(count out)`.
@@ -16,110 +16,110 @@ table! {
         device_get: "hipDeviceGet" "cuDeviceGet" (*mut c_int, c_int);
         /// `(text out, bytes, device)`.
         device_name: "hipDeviceGetName" "cuDeviceGetName" (*mut c_char, c_int, c_int);
-        /// `(value out, attribute number of the vendor, device)`; see [`Attribute`].
+        /// `(value out, attribute number of the vendor, device)`; see [`DeviceAttribute`].
         device_attribute: "hipDeviceGetAttribute" "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
         /// `(context out, device)`.
-        context_retain: "hipDevicePrimaryCtxRetain" "cuDevicePrimaryCtxRetain" (*mut Ptr, c_int);
+        context_retain: "hipDevicePrimaryCtxRetain" "cuDevicePrimaryCtxRetain" (*mut DriverPtr, c_int);
         /// `(context)`: current on the calling thread from now on.
-        context_set: "hipCtxSetCurrent" "cuCtxSetCurrent" (Ptr);
+        context_set: "hipCtxSetCurrent" "cuCtxSetCurrent" (DriverPtr);
 
         /// `(address out, bytes)`: aligned to 256.
-        alloc: "hipMalloc" "cuMemAlloc_v2" (*mut Ptr, usize);
+        alloc: "hipMalloc" "cuMemAlloc_v2" (*mut DriverPtr, usize);
         /// `(address)`.
-        free: "hipFree" "cuMemFree_v2" (Ptr);
+        free: "hipFree" "cuMemFree_v2" (DriverPtr);
         /// `(address out, bytes, flags)`: host memory that the device copies from and to by itself.
-        host_alloc: "hipHostMalloc" "cuMemHostAlloc" (*mut Ptr, usize, c_uint);
+        host_alloc: "hipHostMalloc" "cuMemHostAlloc" (*mut DriverPtr, usize, c_uint);
         /// `(address)`.
-        host_free: "hipHostFree" "cuMemFreeHost" (Ptr);
+        host_free: "hipHostFree" "cuMemFreeHost" (DriverPtr);
         /// `(free bytes out, total bytes out)`.
         mem_info: "hipMemGetInfo" "cuMemGetInfo_v2" (*mut usize, *mut usize);
         /// `(to, from, bytes, stream)`.
-        copy_to_device: "hipMemcpyHtoDAsync" "cuMemcpyHtoDAsync_v2" (Ptr, *const c_void, usize, Ptr);
+        copy_to_device: "hipMemcpyHtoDAsync" "cuMemcpyHtoDAsync_v2" (DriverPtr, *const c_void, usize, DriverPtr);
         /// `(to, from, bytes, stream)`.
-        copy_to_host: "hipMemcpyDtoHAsync" "cuMemcpyDtoHAsync_v2" (Ptr, Ptr, usize, Ptr);
+        copy_to_host: "hipMemcpyDtoHAsync" "cuMemcpyDtoHAsync_v2" (DriverPtr, DriverPtr, usize, DriverPtr);
         /// `(to, from, bytes, stream)`.
-        copy_on_device: "hipMemcpyDtoDAsync" "cuMemcpyDtoDAsync_v2" (Ptr, Ptr, usize, Ptr);
+        copy_on_device: "hipMemcpyDtoDAsync" "cuMemcpyDtoDAsync_v2" (DriverPtr, DriverPtr, usize, DriverPtr);
         /// `(to, byte, bytes, stream)`.
-        fill: "hipMemsetD8Async" "cuMemsetD8Async" (Ptr, u8, usize, Ptr);
+        fill: "hipMemsetD8Async" "cuMemsetD8Async" (DriverPtr, u8, usize, DriverPtr);
 
         /// `(stream out, flags)`.
-        stream_create: "hipStreamCreateWithFlags" "cuStreamCreate" (*mut Ptr, c_uint);
+        stream_create: "hipStreamCreateWithFlags" "cuStreamCreate" (*mut DriverPtr, c_uint);
         /// `(stream)`.
-        stream_destroy: "hipStreamDestroy" "cuStreamDestroy_v2" (Ptr);
+        stream_destroy: "hipStreamDestroy" "cuStreamDestroy_v2" (DriverPtr);
         /// `(stream)`: waits for all launches.
-        stream_synchronize: "hipStreamSynchronize" "cuStreamSynchronize" (Ptr);
+        stream_synchronize: "hipStreamSynchronize" "cuStreamSynchronize" (DriverPtr);
         /// `(stream, event, flags)`: launches from now on come after the event.
-        stream_wait: "hipStreamWaitEvent" "cuStreamWaitEvent" (Ptr, Ptr, c_uint);
+        stream_wait: "hipStreamWaitEvent" "cuStreamWaitEvent" (DriverPtr, DriverPtr, c_uint);
 
         /// `(event out, flags)`.
-        event_create: "hipEventCreateWithFlags" "cuEventCreate" (*mut Ptr, c_uint);
+        event_create: "hipEventCreateWithFlags" "cuEventCreate" (*mut DriverPtr, c_uint);
         /// `(event, stream)`: the event passes after all launches so far.
-        event_record: "hipEventRecord" "cuEventRecord" (Ptr, Ptr);
+        event_record: "hipEventRecord" "cuEventRecord" (DriverPtr, DriverPtr);
         /// `(event)`: waits for it.
-        event_synchronize: "hipEventSynchronize" "cuEventSynchronize" (Ptr);
+        event_synchronize: "hipEventSynchronize" "cuEventSynchronize" (DriverPtr);
         /// `(milliseconds out, from, to)`; both made without [`flag::EVENT_WITHOUT_TIME`].
-        event_elapsed: "hipEventElapsedTime" "cuEventElapsedTime" (*mut f32, Ptr, Ptr);
+        event_elapsed: "hipEventElapsedTime" "cuEventElapsedTime" (*mut f32, DriverPtr, DriverPtr);
         /// `(event)`.
-        event_destroy: "hipEventDestroy" "cuEventDestroy_v2" (Ptr);
+        event_destroy: "hipEventDestroy" "cuEventDestroy_v2" (DriverPtr);
 
         /// `(module out, image)`.
-        module_load: "hipModuleLoadData" "cuModuleLoadData" (*mut Ptr, *const c_void);
+        module_load: "hipModuleLoadData" "cuModuleLoadData" (*mut DriverPtr, *const c_void);
         /// `(module)`.
-        module_unload: "hipModuleUnload" "cuModuleUnload" (Ptr);
+        module_unload: "hipModuleUnload" "cuModuleUnload" (DriverPtr);
         /// `(function out, module, name)`.
-        module_function: "hipModuleGetFunction" "cuModuleGetFunction" (*mut Ptr, Ptr, *const c_char);
+        module_function: "hipModuleGetFunction" "cuModuleGetFunction" (*mut DriverPtr, DriverPtr, *const c_char);
         /// `(function, grid x y z, block x y z, dynamic shared bytes, stream, arguments, null)`.
         launch: "hipModuleLaunchKernel" "cuLaunchKernel" (
-            Ptr, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Ptr, *mut Ptr, *mut Ptr,
+            DriverPtr, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, DriverPtr, *mut DriverPtr, *mut DriverPtr,
         );
 
         /// `(stream, mode)`.
-        capture_begin: "hipStreamBeginCapture" "cuStreamBeginCapture_v2" (Ptr, c_int);
+        capture_begin: "hipStreamBeginCapture" "cuStreamBeginCapture_v2" (DriverPtr, c_int);
         /// `(stream, graph out)`.
-        capture_end: "hipStreamEndCapture" "cuStreamEndCapture" (Ptr, *mut Ptr);
+        capture_end: "hipStreamEndCapture" "cuStreamEndCapture" (DriverPtr, *mut DriverPtr);
         /// `(executable out, graph, flags)`.
         graph_instantiate: "hipGraphInstantiateWithFlags" "cuGraphInstantiateWithFlags" (
-            *mut Ptr, Ptr, u64,
+            *mut DriverPtr, DriverPtr, u64,
         );
         /// `(executable, stream)`.
-        graph_launch: "hipGraphLaunch" "cuGraphLaunch" (Ptr, Ptr);
+        graph_launch: "hipGraphLaunch" "cuGraphLaunch" (DriverPtr, DriverPtr);
         /// `(graph)`.
-        graph_destroy: "hipGraphDestroy" "cuGraphDestroy" (Ptr);
+        graph_destroy: "hipGraphDestroy" "cuGraphDestroy" (DriverPtr);
         /// `(executable)`.
-        graph_executable_destroy: "hipGraphExecDestroy" "cuGraphExecDestroy" (Ptr);
+        graph_executable_destroy: "hipGraphExecDestroy" "cuGraphExecDestroy" (DriverPtr);
     }
     optional {
         /// `(properties out, device)`: the name of the architecture is text at byte 1160 of at most 1472.
-        properties: "hipGetDevicePropertiesR0600" "" (*mut u8, c_int) -> Code;
+        properties: "hipGetDevicePropertiesR0600" "" (*mut u8, c_int) -> DriverStatus;
         /// `(code)`: the name of an error.
-        hip_error_name: "hipGetErrorName" "" (Code) -> *const c_char;
+        hip_error_name: "hipGetErrorName" "" (DriverStatus) -> *const c_char;
         /// `(code, name out)`.
-        cuda_error_name: "" "cuGetErrorName" (Code, *mut *const c_char) -> Code;
+        cuda_error_name: "" "cuGetErrorName" (DriverStatus, *mut *const c_char) -> DriverStatus;
         /// `(function, attribute, value)`; AMD needs no leave for large dynamic shared memory.
-        function_set: "" "cuFuncSetAttribute" (Ptr, c_int, c_int) -> Code;
+        function_set: "" "cuFuncSetAttribute" (DriverPtr, c_int, c_int) -> DriverStatus;
         /// `(value out, attribute, function)`; attribute numbers are equal: 1 static shared bytes,
         /// 3 spilled bytes, 4 registers.
-        function_get: "hipFuncGetAttribute" "cuFuncGetAttribute" (*mut c_int, c_int, Ptr) -> Code;
+        function_get: "hipFuncGetAttribute" "cuFuncGetAttribute" (*mut c_int, c_int, DriverPtr) -> DriverStatus;
         /// `(event, stream, flags)`: with [`flag::EVENT_RECORD_EXTERNAL`] a capture keeps the record, and
         /// every replay makes it.
-        event_record_with: "hipEventRecordWithFlags" "cuEventRecordWithFlags" (Ptr, Ptr, c_uint) -> Code;
+        event_record_with: "hipEventRecordWithFlags" "cuEventRecordWithFlags" (DriverPtr, DriverPtr, c_uint) -> DriverStatus;
         /// `(config, function, arguments, null)`.
-        launch_ex: "" "cuLaunchKernelEx" (*const LaunchConfig, Ptr, *mut Ptr, *mut Ptr) -> Code;
+        launch_ex: "" "cuLaunchKernelEx" (*const LaunchConfig, DriverPtr, *mut DriverPtr, *mut DriverPtr) -> DriverStatus;
         /// `(map out, data type, rank, address, sizes, strides in bytes, box, element strides,
         /// interleave, swizzle, promotion, fill)`: describes a tensor to the copy engine of an SM.
         tensor_map_encode: "" "cuTensorMapEncodeTiled" (
-            Ptr, c_int, c_uint, Ptr, *const u64, *const u64, *const c_uint, *const c_uint, c_int, c_int,
+            DriverPtr, c_int, c_uint, DriverPtr, *const u64, *const u64, *const c_uint, *const c_uint, c_int, c_int,
             c_int, c_int,
-        ) -> Code;
+        ) -> DriverStatus;
         /// `(address out, bytes, flags)`: with [`flag::MALLOC_UNCACHED`] what other devices write is seen while a kernel
         /// runs; NVIDIA's memory always is like that.
-        alloc_with: "hipExtMallocWithFlags" "" (*mut Ptr, usize, c_uint) -> Code;
+        alloc_with: "hipExtMallocWithFlags" "" (*mut DriverPtr, usize, c_uint) -> DriverStatus;
         /// `(handle out, address)`: by what other processes of the host open this allocation.
-        ipc_handle: "hipIpcGetMemHandle" "cuIpcGetMemHandle" (*mut IpcHandle, Ptr) -> Code;
+        ipc_handle: "hipIpcGetMemHandle" "cuIpcGetMemHandle" (*mut IpcHandle, DriverPtr) -> DriverStatus;
         /// `(address out, handle, flags)`: in any process but the one that allocated.
-        ipc_open: "hipIpcOpenMemHandle" "cuIpcOpenMemHandle_v2" (*mut Ptr, IpcHandle, c_uint) -> Code;
+        ipc_open: "hipIpcOpenMemHandle" "cuIpcOpenMemHandle_v2" (*mut DriverPtr, IpcHandle, c_uint) -> DriverStatus;
         /// `(context of the other device, flags 0)`: kernels of this one reach its memory from now on.
-        peer_enable: "hipCtxEnablePeerAccess" "cuCtxEnablePeerAccess" (Ptr, c_uint) -> Code;
+        peer_enable: "hipCtxEnablePeerAccess" "cuCtxEnablePeerAccess" (DriverPtr, c_uint) -> DriverStatus;
     }
 }
 
@@ -128,7 +128,7 @@ table! {
 #[repr(C)]
 pub struct IpcHandle(pub [u8; 64]);
 
-/// How a kernel is launched by [`Driver::launch_ex`].
+/// How a kernel is launched by [`DriverApi::launch_ex`].
 #[derive(Debug)]
 #[repr(C)]
 pub struct LaunchConfig {
@@ -139,7 +139,7 @@ pub struct LaunchConfig {
     /// Dynamic shared memory.
     pub shared_bytes: c_uint,
     /// The stream.
-    pub stream: Ptr,
+    pub stream: DriverPtr,
     /// `attribute_count` attributes.
     pub attributes: *const LaunchAttribute,
     /// Their number.
@@ -177,9 +177,9 @@ impl LaunchAttribute {
 
 /// A property of a device that both vendors number, differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Attribute {
+pub enum DeviceAttribute {
     /// Threads of a wave.
-    Wave,
+    WarpSize,
     /// Compute units or streaming multiprocessors.
     Multiprocessors,
     /// Dynamic shared memory a block may have, without (AMD) or with leave (NVIDIA).
@@ -192,12 +192,12 @@ pub enum Attribute {
     CapabilityMinor,
 }
 
-impl Attribute {
+impl DeviceAttribute {
     /// The vendor's number.
     #[must_use]
-    pub const fn number(self, api: Api) -> c_int {
+    pub const fn number(self, api: GpuApi) -> c_int {
         match self {
-            Self::Wave => api.pick(87, 10),
+            Self::WarpSize => api.pick(87, 10),
             Self::Multiprocessors => api.pick(63, 16),
             Self::SharedBytesPerBlock => api.pick(74, 97),
             Self::L2Bytes => api.pick(19, 38),
@@ -209,20 +209,20 @@ impl Attribute {
 
 /// Result codes, equal on both sides.
 pub mod code {
-    use crate::Code;
+    use crate::DriverStatus;
 
     /// Done.
-    pub const SUCCESS: Code = 0;
+    pub const SUCCESS: DriverStatus = 0;
     /// No such amount of memory.
-    pub const OUT_OF_MEMORY: Code = 2;
+    pub const OUT_OF_MEMORY: DriverStatus = 2;
     /// The driver is there, a device is not.
-    pub const NO_DEVICE: Code = 100;
+    pub const NO_DEVICE: DriverStatus = 100;
     /// There is no device of this number; HIP's first call says so where there is none at all.
-    pub const INVALID_DEVICE: Code = 101;
+    pub const INVALID_DEVICE: DriverStatus = 101;
     /// The devices reach each other already.
-    pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+    pub const PEER_ACCESS_ALREADY_ENABLED: DriverStatus = 704;
     /// The operation cannot be captured.
-    pub const CAPTURE_UNSUPPORTED: Code = 900;
+    pub const CAPTURE_UNSUPPORTED: DriverStatus = 900;
 }
 
 /// Flags and modes, equal on both sides.

@@ -5,37 +5,39 @@
 //! library gets an ordinary error that names what was tried. Opened libraries are never closed, because
 //! GPU runtimes do not survive being unloaded while the process exits.
 //!
-//! Handles and device addresses are [`Ptr`]; result codes are [`Code`], 0 = success.
+//! Handles and device addresses are [`DriverPtr`]; result codes are [`DriverStatus`], 0 = success.
 
 mod blaslt;
 mod driver;
 mod library;
 mod rtc;
-mod table;
+mod symbol_table;
 
-pub use blaslt::{BlasLt, BlasLtNumbers, BlasLtStatus, DataType};
-pub use driver::{Attribute, Driver, IpcHandle, LaunchAttribute, LaunchConfig, code, flag};
-pub use library::{OpenError, Opened, Search};
-pub use rtc::Rtc;
+pub use blaslt::{BlasDataType, BlasLtApi, BlasLtConstants, BlasLtStatus};
+pub use driver::{
+    DeviceAttribute, DriverApi, IpcHandle, LaunchAttribute, LaunchConfig, code, flag,
+};
+pub use library::{LibraryOpenError, LibrarySearch, SharedLibrary};
+pub use rtc::RtcApi;
 
 use std::ffi::{c_int, c_void};
 
 /// A handle, or an address on the device.
-pub type Ptr = *mut c_void;
+pub type DriverPtr = *mut c_void;
 
 /// What every entry returns; 0 = success.
-pub type Code = c_int;
+pub type DriverStatus = c_int;
 
 /// Which of the two names of an entry a library exports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Api {
+pub enum GpuApi {
     /// AMD, and whatever else exports the HIP interface.
     Hip,
     /// NVIDIA.
     Cuda,
 }
 
-impl Api {
+impl GpuApi {
     /// The one of two values that belongs to this interface.
     #[must_use]
     pub const fn pick<T: Copy>(self, hip: T, cuda: T) -> T {

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
-use crate::Api;
+use crate::GpuApi;
 
 /// A library could not be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum OpenError {
+pub enum LibraryOpenError {
     /// No name led to a library.
     #[error("no {what} found; tried {}", tried.join("; "))]
     NotFound {
@@ -31,16 +31,16 @@ pub enum OpenError {
 /// Where a library is looked for: every name in every folder, then every name alone, as the loader
 /// finds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Search {
+pub struct LibrarySearch {
     what: &'static str,
     names: Vec<PathBuf>,
     folders: Vec<PathBuf>,
 }
 
-impl Search {
+impl LibrarySearch {
     /// The driver of `api`.
     #[must_use]
-    pub fn driver(api: Api, folders: &[PathBuf]) -> Self {
+    pub fn driver(api: GpuApi, folders: &[PathBuf]) -> Self {
         let hip: &[&str] =
             &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
         let cuda: &[&str] = &["libcuda.so.1"];
@@ -50,7 +50,7 @@ impl Search {
 
     /// The run-time compiler of `api`; HIP's driver library contains one too.
     #[must_use]
-    pub fn rtc(api: Api, folders: &[PathBuf]) -> Self {
+    pub fn rtc(api: GpuApi, folders: &[PathBuf]) -> Self {
         let hip: &[&str] = &[
             "libhiprtc.so.7",
             "libhiprtc.so.6",
@@ -67,7 +67,7 @@ impl Search {
 
     /// The matrix library of `api`.
     #[must_use]
-    pub fn blaslt(api: Api, folders: &[PathBuf]) -> Self {
+    pub fn blaslt(api: GpuApi, folders: &[PathBuf]) -> Self {
         let hip: &[&str] = &["libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"];
         let cuda: &[&str] = &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
         let what = api.pick("hipBLASLt", "cuBLASLt");
@@ -76,7 +76,7 @@ impl Search {
 
     /// The library of `api` in which ranks combine what they have.
     #[must_use]
-    pub fn collectives(api: Api, folders: &[PathBuf]) -> Self {
+    pub fn collectives(api: GpuApi, folders: &[PathBuf]) -> Self {
         let hip: &[&str] = &["librccl.so.1", "librccl.so"];
         let cuda: &[&str] = &["libnccl.so.2", "libnccl.so"];
         let what = api.pick("RCCL", "NCCL");
@@ -89,9 +89,9 @@ impl Search {
         Self { what, names: vec![path.to_owned()], folders: Vec::new() }
     }
 
-    fn new(what: &'static str, api: Api, names: &[&str], folders: &[PathBuf]) -> Self {
+    fn new(what: &'static str, api: GpuApi, names: &[&str], folders: &[PathBuf]) -> Self {
         let mut folders = folders.to_vec();
-        if api == Api::Hip {
+        if api == GpuApi::Hip {
             folders.extend(rocm_folders());
         }
         Self { what, names: names.iter().map(PathBuf::from).collect(), folders }
@@ -120,14 +120,14 @@ fn rocm_folders() -> Vec<PathBuf> {
 
 /// A library that stays open for good, for tables of other crates.
 #[derive(Debug, Clone)]
-pub struct Opened {
+pub struct SharedLibrary {
     library: &'static Library,
     found: PathBuf,
 }
 
-impl Opened {
+impl SharedLibrary {
     /// Opens the first library of `search` that can be opened.
-    pub fn open(search: &Search) -> Result<Self, OpenError> {
+    pub fn open(search: &LibrarySearch) -> Result<Self, LibraryOpenError> {
         let (library, found) = open(search)?;
         Ok(Self { library: Box::leak(Box::new(library)), found })
     }
@@ -142,14 +142,14 @@ impl Opened {
     ///
     /// # Safety
     /// `F` is its type.
-    pub unsafe fn symbol<F: Copy>(&self, name: &str) -> Result<F, OpenError> {
+    pub unsafe fn symbol<F: Copy>(&self, name: &str) -> Result<F, LibraryOpenError> {
         // SAFETY: the caller vouches for the type; the library is never closed.
         unsafe { symbol(self.library, &self.found, name) }
     }
 }
 
 /// Opens the first library that can be opened, and tells its name.
-pub(crate) fn open(search: &Search) -> Result<(Library, PathBuf), OpenError> {
+pub(crate) fn open(search: &LibrarySearch) -> Result<(Library, PathBuf), LibraryOpenError> {
     let mut tried = Vec::new();
     for path in search.paths() {
         open_companions(&path);
@@ -160,7 +160,7 @@ pub(crate) fn open(search: &Search) -> Result<(Library, PathBuf), OpenError> {
             Err(error) => tried.push(format!("{}: {}", path.display(), reason(&error))),
         }
     }
-    Err(OpenError::NotFound { what: search.what, tried })
+    Err(LibraryOpenError::NotFound { what: search.what, tried })
 }
 
 /// NVRTC opens its built-in headers by name alone, which fails when it lies outside the loader's
@@ -193,10 +193,10 @@ pub(crate) unsafe fn symbol<F: Copy>(
     library: &'static Library,
     found: &Path,
     name: &str,
-) -> Result<F, OpenError> {
+) -> Result<F, LibraryOpenError> {
     // SAFETY: passed on.
     let symbol = unsafe { library.get::<F>(name) };
-    symbol.map(|s| *s).map_err(|_| OpenError::NoSymbol {
+    symbol.map(|s| *s).map_err(|_| LibraryOpenError::NoSymbol {
         library: found.display().to_string(),
         symbol: name.to_owned(),
     })
@@ -215,12 +215,13 @@ pub(crate) unsafe fn optional<F: Copy>(library: &'static Library, name: &str) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Driver;
+    use crate::DriverApi;
 
     #[test]
     fn a_missing_library_is_an_error_that_names_what_was_tried() {
-        let search = Search::named("HIP runtime", Path::new("/nowhere/libamdhip64.so"));
-        let error = Driver::open(Api::Hip, &search).expect_err("there is no such file").to_string();
+        let search = LibrarySearch::named("HIP runtime", Path::new("/nowhere/libamdhip64.so"));
+        let error =
+            DriverApi::open(GpuApi::Hip, &search).expect_err("there is no such file").to_string();
         assert!(
             error.starts_with("no HIP runtime found; tried /nowhere/libamdhip64.so: "),
             "{error}"
@@ -228,16 +229,17 @@ mod tests {
     }
 
     #[test]
-    fn a_library_of_another_kind_is_refused_by_the_symbol_it_lacks() {
-        let search = Search::named("HIP runtime", Path::new("libc.so.6"));
-        let error = Driver::open(Api::Hip, &search).expect_err("the C library is no GPU runtime");
+    fn library_without_required_symbol_is_rejected() {
+        let search = LibrarySearch::named("HIP runtime", Path::new("libc.so.6"));
+        let error =
+            DriverApi::open(GpuApi::Hip, &search).expect_err("the C library is no GPU runtime");
         assert_eq!(error.to_string(), "libc.so.6 has no hipInit");
     }
 
     #[test]
-    fn folders_the_caller_names_come_first() {
+    fn configured_folders_are_searched_first() {
         let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-        let search = Search {
+        let search = LibrarySearch {
             what: "file",
             names: vec!["Cargo.toml".into()],
             folders: vec![here.clone(), "/nowhere".into()],

@@ -2,21 +2,24 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::isa::Isa;
+use super::isa::CpuIsa;
 use super::memory::{CpuMemory, host_memory};
-use super::moe::Workspace;
-use super::pool::ThreadPool;
-use super::sample::Sampler;
+use super::moe::MoeWorkspace;
+use super::sample::CpuSampler;
+use super::thread_pool::ThreadPool;
 use super::topology::physical_cores;
 use crate::check::check_range;
-use crate::pinned::Passed;
+use crate::pinned_memory::CompletedFence;
 use crate::step::{
-    AnswerArrays, DraftPass, DraftStates, Laid, PassArrays, SeatArrays, StageView, StepArrays,
+    DraftHiddenStates, DraftPass, DraftPassArrays, PreparedStep, SamplerOutputArrays,
+    SequenceSlotArrays, StageView, StepArrays,
 };
 use crate::{
-    Attention, Buffer, DType, DeviceError, Driver, ExpertCount, Experts, Gather, HostMat, InFlight,
-    InParts, Kernels, KvLayout, KvOrder, LatentAttention, LatentLayout, LatentWrite, Mat, MatMut,
-    MemInfo, Packed, Pinned, QkRope, RouteRule, Routes, Scores, Spread, Stream, VocabPart,
+    Buffer, CopyInFlight, DType, DeviceDriver, DeviceError, DeviceStream, ExpertLoadArgs,
+    ExpertParallelLayout, ExpertWeights, GatherFn, HostMat, Kernels, KvLayout, KvOrder, MatMut,
+    MatRef, MemInfo, MlaAttentionArgs, MlaKvLayout, MlaKvWriteArgs, PackedMatrix,
+    PagedAttentionArgs, PinnedBuffer, QkNormRopeArgs, RouterLogits, RouterRuleArgs, TopKRoutes,
+    VocabParallelSupport, VocabShard,
 };
 
 /// How a CPU device computes.
@@ -25,12 +28,12 @@ pub struct CpuConfig {
     /// Threads that compute, the caller included; 0 = one per physical core.
     pub threads: usize,
     /// Instruction set; tests name slower ones than the best.
-    pub isa: Isa,
+    pub isa: CpuIsa,
 }
 
 impl Default for CpuConfig {
     fn default() -> Self {
-        Self { threads: 0, isa: Isa::detect() }
+        Self { threads: 0, isa: CpuIsa::detect() }
     }
 }
 
@@ -39,10 +42,10 @@ impl Default for CpuConfig {
 pub struct CpuDevice {
     threads: ThreadPool,
     memory: Arc<CpuMemory>,
-    sampler: Sampler,
-    experts: Mutex<Workspace>,
-    spread: Mutex<Option<Buffer>>,
-    isa: Isa,
+    sampler: CpuSampler,
+    moe_workspace: Mutex<MoeWorkspace>,
+    padded_rows: Mutex<Option<Buffer>>,
+    isa: CpuIsa,
 }
 
 impl CpuDevice {
@@ -55,30 +58,30 @@ impl CpuDevice {
         Ok(Self {
             threads: ThreadPool::new(threads)?,
             memory: Arc::default(),
-            sampler: Sampler::new(threads),
-            experts: Mutex::default(),
-            spread: Mutex::default(),
+            sampler: CpuSampler::new(threads),
+            moe_workspace: Mutex::default(),
+            padded_rows: Mutex::default(),
             isa: config.isa,
         })
     }
 
     /// The instruction set in use.
     #[must_use]
-    pub fn isa(&self) -> Isa {
+    pub fn isa(&self) -> CpuIsa {
         self.isa
     }
 
     /// Copies of inputs whose rows would clash in cache; never contended either.
-    pub(super) fn spread(&self) -> &Mutex<Option<Buffer>> {
-        &self.spread
+    pub(super) fn padded_rows(&self) -> &Mutex<Option<Buffer>> {
+        &self.padded_rows
     }
 
     /// Memory of `moe_mlp`; one thread owns a device, so it is never contended.
-    pub(super) fn workspace(&self) -> &Mutex<Workspace> {
-        &self.experts
+    pub(super) fn moe_workspace(&self) -> &Mutex<MoeWorkspace> {
+        &self.moe_workspace
     }
 
-    pub(super) fn sampler(&self) -> &Sampler {
+    pub(super) fn sampler(&self) -> &CpuSampler {
         &self.sampler
     }
 
@@ -89,7 +92,7 @@ impl CpuDevice {
     }
 }
 
-impl Driver for CpuDevice {
+impl DeviceDriver for CpuDevice {
     fn name(&self) -> String {
         format!("cpu, {} threads, {}", self.threads.threads(), self.isa.name())
     }
@@ -109,7 +112,7 @@ impl Driver for CpuDevice {
 
     fn download(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         from: &Buffer,
         offset: usize,
         to: &mut [u8],
@@ -122,40 +125,40 @@ impl Driver for CpuDevice {
         Ok(())
     }
 
-    fn synchronize(&self, _: &Stream) -> Result<(), DeviceError> {
+    fn synchronize(&self, _: &DeviceStream) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn alloc_pinned(&self, bytes: usize) -> Result<Pinned, DeviceError> {
+    fn alloc_pinned(&self, bytes: usize) -> Result<PinnedBuffer, DeviceError> {
         // SAFETY: this device's memory is the host's.
-        Ok(unsafe { Pinned::from_host(self.memory.alloc(bytes)?) })
+        Ok(unsafe { PinnedBuffer::from_host(self.memory.alloc(bytes)?) })
     }
 
     fn start_upload(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         to: &mut Buffer,
-        from: Pinned,
+        from: PinnedBuffer,
         bytes: usize,
-    ) -> Result<InFlight, DeviceError> {
+    ) -> Result<CopyInFlight, DeviceError> {
         check_range("start_upload", 0, bytes, from.bytes().len())?;
         self.upload(to, 0, &from.bytes()[..bytes])?;
-        Ok(InFlight::new(from, Box::new(Passed)))
+        Ok(CopyInFlight::new(from, Box::new(CompletedFence)))
     }
 
     fn start_download(
         &self,
-        s: &Stream,
+        s: &DeviceStream,
         from: &Buffer,
-        mut to: Pinned,
+        mut to: PinnedBuffer,
         bytes: usize,
-    ) -> Result<InFlight, DeviceError> {
+    ) -> Result<CopyInFlight, DeviceError> {
         check_range("start_download", 0, bytes, to.bytes().len())?;
         self.download(s, from, 0, &mut to.bytes_mut()[..bytes])?;
-        Ok(InFlight::new(to, Box::new(Passed)))
+        Ok(CopyInFlight::new(to, Box::new(CompletedFence)))
     }
 
-    fn zero(&self, _: &Stream, x: &mut Buffer) -> Result<(), DeviceError> {
+    fn zero(&self, _: &DeviceStream, x: &mut Buffer) -> Result<(), DeviceError> {
         // SAFETY: all of a buffer that is uniquely borrowed.
         unsafe { x.as_mut_ptr().write_bytes(0, x.bytes()) };
         Ok(())
@@ -172,31 +175,31 @@ impl Driver for CpuDevice {
 }
 
 impl Kernels for CpuDevice {
-    fn computes_in(&self, dtype: DType) -> bool {
+    fn supports_dtype(&self, dtype: DType) -> bool {
         matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
     }
 
-    fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Packed, DeviceError> {
-        self.pack_parts(parts, dtype)
+    fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<PackedMatrix, DeviceError> {
+        self.pack_stacked(parts, dtype)
     }
 
     fn linear(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         y: MatMut<'_>,
-        x: Mat<'_>,
-        w: &Packed,
-        bias: Option<Mat<'_>>,
+        x: MatRef<'_>,
+        w: &PackedMatrix,
+        bias: Option<MatRef<'_>>,
     ) -> Result<(), DeviceError> {
         self.linear_rows(y, x, w, bias)
     }
 
     fn embed(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         y: MatMut<'_>,
-        ids: Mat<'_>,
-        table: Mat<'_>,
+        ids: MatRef<'_>,
+        table: MatRef<'_>,
         first: usize,
     ) -> Result<(), DeviceError> {
         self.embed_table(y, ids, table, first)
@@ -204,10 +207,10 @@ impl Kernels for CpuDevice {
 
     fn embed_packed(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         y: MatMut<'_>,
-        ids: Mat<'_>,
-        table: &Packed,
+        ids: MatRef<'_>,
+        table: &PackedMatrix,
         first: usize,
     ) -> Result<(), DeviceError> {
         self.embed_panels(y, ids, table, first)
@@ -215,10 +218,10 @@ impl Kernels for CpuDevice {
 
     fn rms_norm(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         y: MatMut<'_>,
-        x: Mat<'_>,
-        w: Mat<'_>,
+        x: MatRef<'_>,
+        w: MatRef<'_>,
         eps: f32,
     ) -> Result<(), DeviceError> {
         self.norm_rows(y, x, w, eps)
@@ -226,11 +229,11 @@ impl Kernels for CpuDevice {
 
     fn add_rms_norm(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         y: MatMut<'_>,
         x: MatMut<'_>,
-        delta: Mat<'_>,
-        w: Mat<'_>,
+        delta: MatRef<'_>,
+        w: MatRef<'_>,
         eps: f32,
     ) -> Result<(), DeviceError> {
         self.add_norm_rows(y, x, delta, w, eps)
@@ -238,243 +241,249 @@ impl Kernels for CpuDevice {
 
     fn qk_norm_rope_kv_write(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         q: MatMut<'_>,
         kv: (&mut Buffer, &KvLayout),
-        args: &QkRope<'_>,
+        args: &QkNormRopeArgs<'_>,
     ) -> Result<(), DeviceError> {
         self.rope_and_store(q, kv, args)
     }
 
     fn paged_attention(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         o: MatMut<'_>,
         kv: (&Buffer, &KvLayout),
-        args: &Attention<'_>,
+        args: &PagedAttentionArgs<'_>,
     ) -> Result<(), DeviceError> {
         self.attend(o, kv, args)
     }
 
-    fn has_latent_attention(&self) -> bool {
+    fn has_mla(&self) -> bool {
         true
     }
 
-    fn latent_write(
+    fn mla_kv_write(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         q: MatMut<'_>,
-        kv: (&mut Buffer, &LatentLayout),
-        args: &LatentWrite<'_>,
+        kv: (&mut Buffer, &MlaKvLayout),
+        args: &MlaKvWriteArgs<'_>,
     ) -> Result<(), DeviceError> {
-        self.store_latents(q, kv, args)
+        self.write_mla_kv(q, kv, args)
     }
 
-    fn latent_attention(
+    fn mla_attention(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         o: MatMut<'_>,
-        kv: (&Buffer, &LatentLayout),
-        args: &LatentAttention<'_>,
+        kv: (&Buffer, &MlaKvLayout),
+        args: &MlaAttentionArgs<'_>,
     ) -> Result<(), DeviceError> {
-        self.attend_latent(o, kv, args)
+        self.attend_mla(o, kv, args)
     }
 
-    fn silu_mul(&self, _: &Stream, y: MatMut<'_>, x: Mat<'_>) -> Result<(), DeviceError> {
+    fn silu_mul(&self, _: &DeviceStream, y: MatMut<'_>, x: MatRef<'_>) -> Result<(), DeviceError> {
         self.silu_mul_rows(y, x)
     }
 
-    fn add(&self, _: &Stream, y: MatMut<'_>, a: Mat<'_>, b: Mat<'_>) -> Result<(), DeviceError> {
+    fn add(
+        &self,
+        _: &DeviceStream,
+        y: MatMut<'_>,
+        a: MatRef<'_>,
+        b: MatRef<'_>,
+    ) -> Result<(), DeviceError> {
         self.add_rows(y, a, b)
     }
 
     fn gather_rows(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         y: MatMut<'_>,
-        x: Mat<'_>,
-        rows: Mat<'_>,
+        x: MatRef<'_>,
+        rows: MatRef<'_>,
     ) -> Result<(), DeviceError> {
         self.gather(y, x, rows)
     }
 
     fn moe_route_softmax(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         experts: MatMut<'_>,
         weights: MatMut<'_>,
-        scores: &Scores<'_>,
-        count: Option<&mut ExpertCount<'_>>,
+        scores: &RouterLogits<'_>,
+        count: Option<&mut ExpertLoadArgs<'_>>,
     ) -> Result<(), DeviceError> {
-        Self::route(experts, weights, scores.logits, &RouteRule::softmax(scores), count)
+        Self::route(experts, weights, scores.logits, &RouterRuleArgs::softmax(scores), count)
     }
 
     fn moe_route(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         experts: MatMut<'_>,
         weights: MatMut<'_>,
-        logits: Mat<'_>,
-        rule: &RouteRule<'_>,
-        count: Option<&mut ExpertCount<'_>>,
+        logits: MatRef<'_>,
+        rule: &RouterRuleArgs<'_>,
+        count: Option<&mut ExpertLoadArgs<'_>>,
     ) -> Result<(), DeviceError> {
         Self::route(experts, weights, logits, rule, count)
     }
 
-    fn place_experts(
+    fn eplb_map_experts(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         experts: MatMut<'_>,
-        positions: Mat<'_>,
-        tokens: Option<Mat<'_>>,
-        places: Mat<'_>,
+        positions: MatRef<'_>,
+        tokens: Option<MatRef<'_>>,
+        places: MatRef<'_>,
     ) -> Result<(), DeviceError> {
-        Self::place_chosen(experts, (positions, tokens), places)
+        Self::map_chosen_experts(experts, (positions, tokens), places)
     }
 
     fn moe_dispatch(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         tokens: MatMut<'_>,
         places: MatMut<'_>,
         counts: MatMut<'_>,
-        experts: Mat<'_>,
-        spread: &Spread,
+        experts: MatRef<'_>,
+        spread: &ExpertParallelLayout,
     ) -> Result<(), DeviceError> {
         Self::dispatch(tokens, places, counts, experts, spread)
     }
 
-    fn sum_rows(
+    fn moe_combine_ranks(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         y: MatMut<'_>,
-        x: Mat<'_>,
-        places: Mat<'_>,
+        x: MatRef<'_>,
+        places: MatRef<'_>,
     ) -> Result<(), DeviceError> {
-        self.sum_named_rows(y, x, places)
+        self.combine_named_rows(y, x, places)
     }
 
     fn moe_mlp(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         y: MatMut<'_>,
-        x: Mat<'_>,
-        routes: &Routes<'_>,
-        experts: &Experts<'_>,
+        x: MatRef<'_>,
+        routes: &TopKRoutes<'_>,
+        experts: &ExpertWeights<'_>,
     ) -> Result<(), DeviceError> {
         self.expert_mlp(y, x, routes, experts)
     }
 
-    fn prepare(
+    fn prepare_step(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         stage: &StageView<'_>,
-        seats: &mut SeatArrays<'_>,
+        seats: &mut SequenceSlotArrays<'_>,
         step: &mut StepArrays<'_>,
         block_tokens: usize,
     ) -> Result<(), DeviceError> {
         Self::prepare_step(stage, seats, step, block_tokens)
     }
 
-    fn draft_rows(
+    fn prepare_draft_pass(
         &self,
-        _: &Stream,
-        stage: Mat<'_>,
-        to: &mut PassArrays<'_>,
+        _: &DeviceStream,
+        stage: MatRef<'_>,
+        to: &mut DraftPassArrays<'_>,
         pass: &DraftPass<'_>,
     ) -> Result<(), DeviceError> {
-        Self::lay_out_pass(stage, to, pass)
+        Self::lay_out_draft_pass(stage, to, pass)
     }
 
-    fn draft_before(
+    fn gather_draft_inputs(
         &self,
-        _: &Stream,
-        step: (Mat<'_>, Mat<'_>),
+        _: &DeviceStream,
+        step: (MatRef<'_>, MatRef<'_>),
         rows: usize,
         y: MatMut<'_>,
-        from: (Option<Mat<'_>>, &DraftStates<'_>),
+        from: (Option<MatRef<'_>>, &DraftHiddenStates<'_>),
     ) -> Result<(), DeviceError> {
-        Self::states_before((step.0, step.1, rows), y, from)
+        Self::gather_previous_states((step.0, step.1, rows), y, from)
     }
 
-    fn draft_carry(
+    fn store_draft_states(
         &self,
-        _: &Stream,
-        step: (Mat<'_>, Mat<'_>),
-        states: &mut DraftStates<'_>,
-        hidden: (Mat<'_>, usize),
-        tables: (Mat<'_>, usize),
+        _: &DeviceStream,
+        step: (MatRef<'_>, MatRef<'_>),
+        states: &mut DraftHiddenStates<'_>,
+        hidden: (MatRef<'_>, usize),
+        tables: (MatRef<'_>, usize),
     ) -> Result<(), DeviceError> {
-        Self::carry_states(step, states, hidden, tables)
+        Self::store_draft_state_rows(step, states, hidden, tables)
     }
 
     fn draft_argmax(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         drafts: MatMut<'_>,
         place: (usize, usize),
-        logits: Mat<'_>,
+        logits: MatRef<'_>,
     ) -> Result<(), DeviceError> {
-        Self::choose_drafts(drafts, place, logits)
+        Self::argmax_drafts(drafts, place, logits)
     }
 
-    fn draft_argmax_parts(
+    fn draft_argmax_vocab_parallel(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         drafts: MatMut<'_>,
         place: (usize, usize),
-        logits: (Mat<'_>, &VocabPart),
-        gather: &mut Gather<'_>,
+        logits: (MatRef<'_>, &VocabShard),
+        gather: &mut GatherFn<'_>,
     ) -> Result<(), DeviceError> {
-        Self::choose_drafts_of_parts(drafts, place, logits, gather)
+        Self::argmax_drafts_vocab_parallel(drafts, place, logits, gather)
     }
 
-    fn draft_name(
+    fn map_draft_ids(
         &self,
-        _: &Stream,
+        _: &DeviceStream,
         drafts: MatMut<'_>,
         place: (usize, usize),
-        names: Mat<'_>,
+        names: MatRef<'_>,
     ) -> Result<(), DeviceError> {
-        Self::name_drafts(drafts, place, names)
+        Self::map_draft_token_ids(drafts, place, names)
     }
 
-    fn draft_place(
+    fn insert_drafts(
         &self,
-        _: &Stream,
-        step: (Mat<'_>, Mat<'_>),
+        _: &DeviceStream,
+        step: (MatRef<'_>, MatRef<'_>),
         rows: usize,
         to: (MatMut<'_>, MatMut<'_>),
-        drafts: Mat<'_>,
+        drafts: MatRef<'_>,
     ) -> Result<(), DeviceError> {
-        Self::place_drafts((step.0, step.1, rows), to, drafts)
+        Self::insert_draft_tokens((step.0, step.1, rows), to, drafts)
     }
 
     fn sample_rows(
         &self,
-        _: &Stream,
-        logits: Mat<'_>,
-        asked: (&StageView<'_>, &Laid<'_>),
-        seats: &mut SeatArrays<'_>,
-        answers: &mut AnswerArrays<'_>,
+        _: &DeviceStream,
+        logits: MatRef<'_>,
+        asked: (&StageView<'_>, &PreparedStep<'_>),
+        seats: &mut SequenceSlotArrays<'_>,
+        answers: &mut SamplerOutputArrays<'_>,
     ) -> Result<(), DeviceError> {
-        self.answer_questions(logits, asked, seats, answers)
+        self.sample_logits_rows(logits, asked, seats, answers)
     }
 
-    fn samples_in_parts(&self, _: &VocabPart) -> InParts {
-        InParts::Everything
+    fn vocab_parallel_support(&self, _: &VocabShard) -> VocabParallelSupport {
+        VocabParallelSupport::AllRules
     }
 
-    fn sample_parts(
+    fn sample_vocab_parallel(
         &self,
-        _: &Stream,
-        logits: (Mat<'_>, &VocabPart),
-        asked: (&StageView<'_>, &Laid<'_>),
-        seats: &mut SeatArrays<'_>,
-        answers: &mut AnswerArrays<'_>,
-        gather: &mut Gather<'_>,
+        _: &DeviceStream,
+        logits: (MatRef<'_>, &VocabShard),
+        asked: (&StageView<'_>, &PreparedStep<'_>),
+        seats: &mut SequenceSlotArrays<'_>,
+        answers: &mut SamplerOutputArrays<'_>,
+        gather: &mut GatherFn<'_>,
     ) -> Result<(), DeviceError> {
-        self.answer_in_parts(logits, asked, seats, answers, gather)
+        self.sample_vocab_parallel_rows(logits, asked, seats, answers, gather)
     }
 }
 

@@ -3,10 +3,10 @@
 use super::device::{CpuDevice, for_float};
 use super::maths::silu;
 use super::row_kernel::{RowKernel, dispatch};
-use super::share::Rows;
+use super::shared_rows::SharedRows;
 use crate::check::{check_dtype, check_size};
-use crate::dtype::Float;
-use crate::{DType, DeviceError, Element, Mat, MatMut};
+use crate::dtype::FloatElement;
+use crate::{DType, DeviceElement, DeviceError, MatMut, MatRef};
 
 /// Elements below which waking the other threads costs more than they save.
 pub(super) const MIN_ELEMENTS: usize = 16 * 1024;
@@ -22,7 +22,7 @@ struct SiluMul<'a, T> {
     up: &'a [T],
 }
 
-impl<T: Float> RowKernel for SiluMul<'_, T> {
+impl<T: FloatElement> RowKernel for SiluMul<'_, T> {
     #[inline(always)]
     fn run(self) {
         for ((y, gate), up) in self.y.iter_mut().zip(self.gate).zip(self.up) {
@@ -31,13 +31,13 @@ impl<T: Float> RowKernel for SiluMul<'_, T> {
     }
 }
 
-struct Add<'a, T> {
+struct AddRows<'a, T> {
     y: &'a mut [T],
     a: &'a [T],
     b: &'a [T],
 }
 
-impl<T: Float> RowKernel for Add<'_, T> {
+impl<T: FloatElement> RowKernel for AddRows<'_, T> {
     #[inline(always)]
     fn run(self) {
         for ((y, a), b) in self.y.iter_mut().zip(self.a).zip(self.b) {
@@ -47,7 +47,11 @@ impl<T: Float> RowKernel for Add<'_, T> {
 }
 
 impl CpuDevice {
-    pub(super) fn silu_mul_rows(&self, mut y: MatMut<'_>, x: Mat<'_>) -> Result<(), DeviceError> {
+    pub(super) fn silu_mul_rows(
+        &self,
+        mut y: MatMut<'_>,
+        x: MatRef<'_>,
+    ) -> Result<(), DeviceError> {
         const KERNEL: &str = "silu_mul";
         check_size(KERNEL, "rows", y.rows(), x.rows())?;
         check_size(KERNEL, "columns", x.cols(), 2 * y.cols())?;
@@ -56,9 +60,9 @@ impl CpuDevice {
         Ok(())
     }
 
-    fn silu_mul_of<T: Float>(&self, y: &mut MatMut<'_>, x: Mat<'_>) {
+    fn silu_mul_of<T: FloatElement>(&self, y: &mut MatMut<'_>, x: MatRef<'_>) {
         let (inner, isa) = (y.cols(), self.isa());
-        let out = Rows::<T>::new(y);
+        let out = SharedRows::<T>::new(y);
         self.threads().split(x.rows(), 1, min_rows(inner), &|range| {
             for r in range {
                 let (gate, up) = x.row::<T>(r).split_at(inner);
@@ -72,8 +76,8 @@ impl CpuDevice {
     pub(super) fn add_rows(
         &self,
         mut y: MatMut<'_>,
-        a: Mat<'_>,
-        b: Mat<'_>,
+        a: MatRef<'_>,
+        b: MatRef<'_>,
     ) -> Result<(), DeviceError> {
         const KERNEL: &str = "add";
         for (x, what) in [(&a, "left"), (&b, "right")] {
@@ -85,14 +89,14 @@ impl CpuDevice {
         Ok(())
     }
 
-    fn add_of<T: Float>(&self, y: &mut MatMut<'_>, a: Mat<'_>, b: Mat<'_>) {
+    fn add_of<T: FloatElement>(&self, y: &mut MatMut<'_>, a: MatRef<'_>, b: MatRef<'_>) {
         let isa = self.isa();
-        let out = Rows::<T>::new(y);
+        let out = SharedRows::<T>::new(y);
         self.threads().split(a.rows(), 1, min_rows(a.cols()), &|range| {
             for r in range {
                 // SAFETY: each row belongs to one thread.
                 let y = unsafe { out.row(r) };
-                dispatch(isa, Add { y, a: a.row(r), b: b.row(r) });
+                dispatch(isa, AddRows { y, a: a.row(r), b: b.row(r) });
             }
         });
     }
@@ -100,8 +104,8 @@ impl CpuDevice {
     pub(super) fn gather(
         &self,
         mut y: MatMut<'_>,
-        x: Mat<'_>,
-        rows: Mat<'_>,
+        x: MatRef<'_>,
+        rows: MatRef<'_>,
     ) -> Result<(), DeviceError> {
         const KERNEL: &str = "gather_rows";
         check_dtype(KERNEL, "rows", rows.dtype(), DType::I32)?;
@@ -122,7 +126,7 @@ impl CpuDevice {
     }
 }
 
-fn copy_rows<T: Element>(y: &mut MatMut<'_>, x: Mat<'_>, rows: &[i32]) {
+fn copy_rows<T: DeviceElement>(y: &mut MatMut<'_>, x: MatRef<'_>, rows: &[i32]) {
     for (i, &r) in rows.iter().enumerate() {
         y.row_mut::<T>(i).copy_from_slice(x.row(r as usize));
     }

@@ -6,10 +6,10 @@
 
 use super::device::{CpuDevice, for_float};
 use super::elementwise::min_rows;
-use super::share::Rows;
+use super::shared_rows::SharedRows;
 use crate::check::{check_dtype, check_size};
-use crate::dtype::Float;
-use crate::{DType, DeviceError, Mat, MatMut, Packed};
+use crate::dtype::FloatElement;
+use crate::{DType, DeviceError, MatMut, MatRef, PackedMatrix};
 
 const KERNEL: &str = "embed";
 
@@ -17,13 +17,13 @@ impl CpuDevice {
     pub(super) fn embed_table(
         &self,
         mut y: MatMut<'_>,
-        ids: Mat<'_>,
-        table: Mat<'_>,
+        ids: MatRef<'_>,
+        table: MatRef<'_>,
         first: usize,
     ) -> Result<(), DeviceError> {
         check_size(KERNEL, "columns", y.cols(), table.cols())?;
         check_dtype(KERNEL, "table", table.dtype(), y.dtype())?;
-        let fill = Lookup { ids, first, rows: table.rows() };
+        let fill = EmbeddingLookup { ids, first, rows: table.rows() };
         for_float!(KERNEL, y.dtype(), T => self.look_up::<T>(&mut y, &fill, &|row, n| {
             row.copy_from_slice(table.row(n));
         })?);
@@ -33,15 +33,15 @@ impl CpuDevice {
     pub(super) fn embed_panels(
         &self,
         mut y: MatMut<'_>,
-        ids: Mat<'_>,
-        table: &Packed,
+        ids: MatRef<'_>,
+        table: &PackedMatrix,
         first: usize,
     ) -> Result<(), DeviceError> {
         check_size(KERNEL, "columns", y.cols(), table.k())?;
         check_dtype(KERNEL, "table", table.dtype(), y.dtype())?;
         let elements = table.bytes() / table.dtype().bytes();
         let all = table.buffer.mat(table.dtype(), 1, elements)?;
-        let fill = Lookup { ids, first, rows: table.n() };
+        let fill = EmbeddingLookup { ids, first, rows: table.n() };
         for_float!(KERNEL, y.dtype(), T => self.look_up::<T>(&mut y, &fill, &|row, n| {
             let weights = all.row::<T>(0);
             for (k, x) in row.iter_mut().enumerate() {
@@ -51,16 +51,16 @@ impl CpuDevice {
         Ok(())
     }
 
-    fn look_up<T: Float>(
+    fn look_up<T: FloatElement>(
         &self,
         y: &mut MatMut<'_>,
-        lookup: &Lookup<'_>,
+        lookup: &EmbeddingLookup<'_>,
         copy: &(dyn Fn(&mut [T], usize) + Sync),
     ) -> Result<(), DeviceError> {
         check_dtype(KERNEL, "ids", lookup.ids.dtype(), DType::I32)?;
         check_size(KERNEL, "ids", lookup.ids.cols(), y.rows())?;
         let cols = y.cols();
-        let out = Rows::<T>::new(y);
+        let out = SharedRows::<T>::new(y);
         let ids = lookup.ids.row::<i32>(0);
         self.threads().split(ids.len(), 1, min_rows(cols), &|range| {
             for t in range {
@@ -76,13 +76,13 @@ impl CpuDevice {
     }
 }
 
-struct Lookup<'a> {
-    ids: Mat<'a>,
+struct EmbeddingLookup<'a> {
+    ids: MatRef<'a>,
     first: usize,
     rows: usize,
 }
 
-impl Lookup<'_> {
+impl EmbeddingLookup<'_> {
     /// Row of the table that holds `id`, if it is on this rank.
     fn row(&self, id: i32) -> Option<usize> {
         let row = usize::try_from(id).ok()?.checked_sub(self.first)?;

@@ -2,7 +2,7 @@
 
 /// An instruction set; the order is the order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Isa {
+pub enum CpuIsa {
     /// Plain Rust, any architecture.
     Portable,
     /// AVX2 with fused multiply-add and f16 conversions.
@@ -13,7 +13,7 @@ pub enum Isa {
     Avx512Bf16,
 }
 
-impl Isa {
+impl CpuIsa {
     /// All of them, slowest first.
     pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
 

@@ -9,29 +9,33 @@ use std::sync::PoisonError;
 
 use super::device::{CpuDevice, for_float};
 use super::elementwise::min_rows;
-use super::product::{
-    Ahead, HALF, Operands, Products, Segment, TILE_COLUMNS, TILE_ROWS, column_bytes,
+use super::matmul_tile::{
+    CachePrefetch, HALF, OperandSegment, TILE_COLUMNS, TILE_ROWS, TileKernels, TileOperands,
+    column_bytes,
 };
-use super::row_kernel::{RowKernel, Widen, dispatch};
-use super::share::Rows;
+use super::row_kernel::{RowKernel, WidenRow, dispatch};
+use super::shared_rows::SharedRows;
 use crate::check::{check_dtype, check_size};
-use crate::dtype::{Float, bf16, f16};
-use crate::{Buffer, DType, DeviceError, Driver, Element, Mat, MatMut, PANEL_COLUMNS, Packed};
+use crate::dtype::{FloatElement, bf16, f16};
+use crate::{
+    Buffer, DType, DeviceDriver, DeviceElement, DeviceError, MatMut, MatRef, PANEL_COLUMNS,
+    PackedMatrix,
+};
 
 const KERNEL: &str = "linear";
 const _: () = assert!(PANEL_COLUMNS == TILE_COLUMNS);
 
 /// Sums of one tile.
 #[repr(align(64))]
-struct Tile([[f32; TILE_COLUMNS]; TILE_ROWS]);
+struct OutputTile([[f32; TILE_COLUMNS]; TILE_ROWS]);
 
 impl CpuDevice {
     pub(super) fn linear_rows(
         &self,
         mut y: MatMut<'_>,
-        x: Mat<'_>,
-        w: &Packed,
-        bias: Option<Mat<'_>>,
+        x: MatRef<'_>,
+        w: &PackedMatrix,
+        bias: Option<MatRef<'_>>,
     ) -> Result<(), DeviceError> {
         check_size(KERNEL, "rows", y.rows(), x.rows())?;
         check_size(KERNEL, "inputs", x.cols(), w.k())?;
@@ -45,15 +49,15 @@ impl CpuDevice {
         if w.dtype() != DType::F32 || !matches!(x.dtype(), DType::BF16 | DType::F16) {
             check_dtype(KERNEL, "input", x.dtype(), w.dtype())?;
         }
-        let mut spread = self.spread().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spread = self.padded_rows().lock().unwrap_or_else(PoisonError::into_inner);
         let x = match (x.dtype(), w.dtype()) {
             (DType::BF16, DType::F32) => self.widen_rows::<bf16>(&mut spread, x)?,
             (DType::F16, _) => self.widen_rows::<f16>(&mut spread, x)?,
-            _ => self.spread_rows(&mut spread, x)?,
+            _ => self.pad_rows(&mut spread, x)?,
         };
         for_float!(KERNEL, y.dtype(), T => {
-            let out = Rows::<T>::new(&mut y);
-            let job = Linear { x, w, bias, out, isa: self.isa() };
+            let out = SharedRows::<T>::new(&mut y);
+            let job = LinearCall { x, w, bias, out, isa: self.isa() };
             self.threads().split(w.panels(), 1, 2, &|panels| job.run(panels));
         });
         Ok(())
@@ -62,19 +66,19 @@ impl CpuDevice {
 
 /// Distance of rows, in bytes, at which all rows of a tile fall into one set of the first-level cache
 /// (64 sets of 64 bytes) and evict each other, an eighth of the speed.
-const CLASHING_BYTES: usize = 4096;
+const CACHE_ALIAS_BYTES: usize = 4096;
 /// Rows up to which a product waits for memory, not for arithmetic. The hardware follows the one
 /// stream of weights by itself then, and being told costs it 5 % of the bandwidth (Zen 4).
 const MEMORY_BOUND_ROWS: usize = 4;
 /// How far ahead a single tile fetches: panels follow each other in memory. Less does not cover the
 /// latency, more costs bandwidth where memory is the limit.
-const AHEAD_BYTES: usize = 8192;
+const PREFETCH_BYTES: usize = 8192;
 
 /// Bytes of a line of cache.
-const LINE: usize = 64;
+const CACHE_LINE: usize = 64;
 
 /// Memory for at least `bytes`.
-fn room<'a>(
+fn scratch_buffer<'a>(
     device: &CpuDevice,
     buffer: &'a mut Option<Buffer>,
     bytes: usize,
@@ -87,42 +91,43 @@ fn room<'a>(
 
 impl CpuDevice {
     /// `x` in f32, rows a line further apart if they would clash in cache.
-    fn widen_rows<'a, T: Float>(
+    fn widen_rows<'a, T: FloatElement>(
         &self,
         buffer: &'a mut Option<Buffer>,
-        x: Mat<'_>,
-    ) -> Result<Mat<'a>, DeviceError> {
+        x: MatRef<'_>,
+    ) -> Result<MatRef<'a>, DeviceError> {
         let (rows, cols) = (x.rows(), x.cols());
-        let clash = rows > TILE_ROWS && (cols * 4).is_multiple_of(CLASHING_BYTES);
-        let stride = cols + if clash { LINE / 4 } else { 0 };
-        let buffer = room(self, buffer, rows * stride * 4)?;
+        let clash = rows > TILE_ROWS && (cols * 4).is_multiple_of(CACHE_ALIAS_BYTES);
+        let stride = cols + if clash { CACHE_LINE / 4 } else { 0 };
+        let buffer = scratch_buffer(self, buffer, rows * stride * 4)?;
         let mut to = buffer.mat_mut(DType::F32, rows, stride)?;
-        let (isa, out) = (self.isa(), Rows::<f32>::new(&mut to));
+        let (isa, out) = (self.isa(), SharedRows::<f32>::new(&mut to));
         self.threads().split(rows, 1, min_rows(cols), &|range| {
             for r in range {
                 // SAFETY: each row belongs to one thread.
                 let to = unsafe { out.part(r, 0, cols) };
-                dispatch(isa, Widen { to, from: x.row::<T>(r) });
+                dispatch(isa, WidenRow { to, from: x.row::<T>(r) });
             }
         });
         Ok(buffer.mat_strided(DType::F32, rows, cols, stride))
     }
 
     /// `x`, or a copy whose rows lie a line further apart if they would clash in cache.
-    fn spread_rows<'a>(
+    fn pad_rows<'a>(
         &self,
         buffer: &'a mut Option<Buffer>,
-        x: Mat<'a>,
-    ) -> Result<Mat<'a>, DeviceError> {
+        x: MatRef<'a>,
+    ) -> Result<MatRef<'a>, DeviceError> {
         let row_bytes = x.cols() * x.dtype().bytes();
-        if x.rows() <= TILE_ROWS || !(x.stride() * x.dtype().bytes()).is_multiple_of(CLASHING_BYTES)
+        if x.rows() <= TILE_ROWS
+            || !(x.stride() * x.dtype().bytes()).is_multiple_of(CACHE_ALIAS_BYTES)
         {
             return Ok(x);
         }
-        let stride = row_bytes.next_multiple_of(LINE) + LINE;
-        let buffer = room(self, buffer, stride * x.rows())?;
+        let stride = row_bytes.next_multiple_of(CACHE_LINE) + CACHE_LINE;
+        let buffer = scratch_buffer(self, buffer, stride * x.rows())?;
         let mut to = buffer.mat_mut(DType::BF16, x.rows(), stride / 2)?;
-        let out = Rows::<bf16>::new(&mut to);
+        let out = SharedRows::<bf16>::new(&mut to);
         self.threads().split(x.rows(), 1, min_rows(row_bytes / 2), &|range| {
             for r in range {
                 // SAFETY: each row belongs to one thread; rows of `x` are `row_bytes` long.
@@ -136,37 +141,40 @@ impl CpuDevice {
     }
 }
 
-struct Linear<'a, T> {
-    x: Mat<'a>,
-    w: &'a Packed,
+struct LinearCall<'a, T> {
+    x: MatRef<'a>,
+    w: &'a PackedMatrix,
     bias: Option<&'a [f32]>,
-    out: Rows<T>,
-    isa: super::Isa,
+    out: SharedRows<T>,
+    isa: super::CpuIsa,
 }
 
-impl<T: Float + Element> Linear<'_, T> {
+impl<T: FloatElement + DeviceElement> LinearCall<'_, T> {
     /// Computes the columns of some panels for all rows.
     fn run(&self, panels: Range<usize>) {
-        let products = Products::new(self.isa, self.w.dtype());
+        let products = TileKernels::new(self.isa, self.w.dtype());
         let (rows, pair) = (self.x.rows(), self.w.dtype() == DType::BF16);
         let steps = if pair { self.w.k() / 2 } else { self.w.k() };
         let tiles = rows.div_ceil(TILE_ROWS);
         let column = column_bytes(self.w.dtype());
-        let mut sums = Tile([[0.0; TILE_COLUMNS]; TILE_ROWS]);
+        let mut sums = OutputTile([[0.0; TILE_COLUMNS]; TILE_ROWS]);
         for p in panels.clone() {
             let panel = self.w.panel(p);
             for tile in 0..tiles {
                 // Rows are spread evenly: 16 are two tiles of 8, not 12 and 4.
                 let (from, to) = (rows * tile / tiles, rows * (tile + 1) / tiles);
-                let operands = Operands {
+                let operands = TileOperands {
                     a: self.x.row_ptr(from),
                     a_stride: self.x.stride() * self.x.dtype().bytes(),
-                    b: &[Segment { start: [panel, panel.wrapping_add(HALF * column)], steps }],
+                    b: &[OperandSegment {
+                        start: [panel, panel.wrapping_add(HALF * column)],
+                        steps,
+                    }],
                     b_stride: TILE_COLUMNS * column,
                     c: sums.0.as_mut_ptr().cast(),
                     c_stride: TILE_COLUMNS,
-                    resume: false,
-                    ahead: self.ahead(p, &panels, tile, tiles),
+                    accumulate: false,
+                    prefetch: self.prefetch_hint(p, &panels, tile, tiles),
                 };
                 // SAFETY: the panel holds `steps` lines of 32 columns, `x` rows of as many inputs,
                 // `sums` a full tile; the device checked its instruction set.
@@ -178,37 +186,45 @@ impl<T: Float + Element> Linear<'_, T> {
 
     /// What a tile fetches while it computes. A single one stays a fixed distance ahead of itself;
     /// else the first two take half of the next panel each, which has two lines a step.
-    fn ahead(&self, panel: usize, panels: &Range<usize>, tile: usize, tiles: usize) -> Ahead {
+    fn prefetch_hint(
+        &self,
+        panel: usize,
+        panels: &Range<usize>,
+        tile: usize,
+        tiles: usize,
+    ) -> CachePrefetch {
         if self.x.rows() <= MEMORY_BOUND_ROWS {
-            return Ahead::Nothing;
+            return CachePrefetch::Nothing;
         }
         let next = self.w.panel((panel + 1).min(panels.end - 1));
         match tile {
-            0 if tiles == 1 => Ahead::TwoLines(self.w.panel(panel).wrapping_add(AHEAD_BYTES)),
-            0 => Ahead::OneLine(next),
-            1 => Ahead::OneLine(next.wrapping_add(self.w.panel_bytes() / 2)),
-            _ => Ahead::Nothing,
+            0 if tiles == 1 => {
+                CachePrefetch::TwoLines(self.w.panel(panel).wrapping_add(PREFETCH_BYTES))
+            }
+            0 => CachePrefetch::OneLine(next),
+            1 => CachePrefetch::OneLine(next.wrapping_add(self.w.panel_bytes() / 2)),
+            _ => CachePrefetch::Nothing,
         }
     }
 
-    fn store(&self, sums: &Tile, rows: Range<usize>, panel: usize) {
+    fn store(&self, sums: &OutputTile, rows: Range<usize>, panel: usize) {
         let from = panel * TILE_COLUMNS;
         let cols = TILE_COLUMNS.min(self.w.n() - from);
         let bias = self.bias.map(|b| &b[from..from + cols]);
-        dispatch(self.isa, Store { out: &self.out, sums, rows, from, cols, bias });
+        dispatch(self.isa, StoreTile { out: &self.out, sums, rows, from, cols, bias });
     }
 }
 
-struct Store<'a, T> {
-    out: &'a Rows<T>,
-    sums: &'a Tile,
+struct StoreTile<'a, T> {
+    out: &'a SharedRows<T>,
+    sums: &'a OutputTile,
     rows: Range<usize>,
     from: usize,
     cols: usize,
     bias: Option<&'a [f32]>,
 }
 
-impl<T: Float> RowKernel for Store<'_, T> {
+impl<T: FloatElement> RowKernel for StoreTile<'_, T> {
     #[inline(always)]
     fn run(self) {
         for (r, sums) in self.rows.zip(&self.sums.0) {

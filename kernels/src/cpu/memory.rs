@@ -9,10 +9,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Buffer, DeviceError, Release};
+use crate::{Buffer, BufferDeallocator, DeviceError};
 
-const LINE: usize = 64;
-const HUGE: usize = 2 << 20;
+const CACHE_LINE: usize = 64;
+const HUGE_PAGE: usize = 2 << 20;
 
 /// Hands out buffers and counts their bytes.
 #[derive(Debug, Default)]
@@ -23,7 +23,8 @@ pub(super) struct CpuMemory {
 impl CpuMemory {
     pub(super) fn alloc(self: &Arc<Self>, bytes: usize) -> Result<Buffer, DeviceError> {
         let out_of_memory = DeviceError::OutOfMemory { bytes, device: "cpu" };
-        let size = bytes.max(1).checked_next_multiple_of(LINE).ok_or(out_of_memory.clone())?;
+        let size =
+            bytes.max(1).checked_next_multiple_of(CACHE_LINE).ok_or(out_of_memory.clone())?;
         let ptr = reserve(size).ok_or(out_of_memory)?;
         self.used.fetch_add(size as u64, Ordering::Relaxed);
         // SAFETY: `reserve` gave `size` zeroed bytes to us alone, and `release` frees them.
@@ -31,7 +32,7 @@ impl CpuMemory {
     }
 }
 
-impl Release for CpuMemory {
+impl BufferDeallocator for CpuMemory {
     unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize) {
         self.used.fetch_sub(bytes as u64, Ordering::Relaxed);
         // SAFETY: the range came out of `reserve` with this size, as the caller promises.
@@ -40,10 +41,10 @@ impl Release for CpuMemory {
 }
 
 fn reserve(bytes: usize) -> Option<NonNull<u8>> {
-    if bytes >= HUGE && mapped::AVAILABLE {
+    if bytes >= HUGE_PAGE && mapped::AVAILABLE {
         return mapped::reserve(bytes);
     }
-    let layout = Layout::from_size_align(bytes, LINE).ok()?;
+    let layout = Layout::from_size_align(bytes, CACHE_LINE).ok()?;
     // SAFETY: the size is not zero.
     NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })
 }
@@ -51,11 +52,11 @@ fn reserve(bytes: usize) -> Option<NonNull<u8>> {
 /// # Safety
 /// `ptr` came from `reserve(bytes)` and is not used again.
 unsafe fn give_back(ptr: NonNull<u8>, bytes: usize) {
-    if bytes >= HUGE && mapped::AVAILABLE {
+    if bytes >= HUGE_PAGE && mapped::AVAILABLE {
         // SAFETY: passed on.
         return unsafe { mapped::give_back(ptr, bytes) };
     }
-    if let Ok(layout) = Layout::from_size_align(bytes, LINE) {
+    if let Ok(layout) = Layout::from_size_align(bytes, CACHE_LINE) {
         // SAFETY: the layout it was allocated with.
         unsafe { std::alloc::dealloc(ptr.as_ptr(), layout) }
     }
@@ -77,7 +78,7 @@ mod mapped {
     use std::ffi::{c_int, c_long, c_void};
     use std::ptr::NonNull;
 
-    use super::HUGE;
+    use super::HUGE_PAGE;
 
     pub(super) const AVAILABLE: bool = true;
     const READ_WRITE: c_int = 3;
@@ -100,28 +101,28 @@ mod mapped {
 
     /// Bytes mapped for a range, so that it can be unmapped by its size alone.
     fn mapped_bytes(bytes: usize) -> usize {
-        bytes.next_multiple_of(HUGE)
+        bytes.next_multiple_of(HUGE_PAGE)
     }
 
     pub(super) fn reserve(bytes: usize) -> Option<NonNull<u8>> {
         let size = mapped_bytes(bytes);
         // One huge page more than needed, so that an aligned range fits; the rest is returned.
-        let wide = size.checked_add(HUGE)?;
+        let wide = size.checked_add(HUGE_PAGE)?;
         // SAFETY: a new anonymous mapping touches nothing that exists.
         let base =
             unsafe { mmap(std::ptr::null_mut(), wide, READ_WRITE, PRIVATE_ANONYMOUS, -1, 0) };
         if base.addr() == usize::MAX {
             return None;
         }
-        let head = base.addr().next_multiple_of(HUGE) - base.addr();
+        let head = base.addr().next_multiple_of(HUGE_PAGE) - base.addr();
         // SAFETY: the parts before and behind the aligned range belong to this mapping alone.
         unsafe {
             let start = base.byte_add(head);
             if head > 0 {
                 munmap(base, head);
             }
-            if head < HUGE {
-                munmap(start.byte_add(size), HUGE - head);
+            if head < HUGE_PAGE {
+                munmap(start.byte_add(size), HUGE_PAGE - head);
             }
             madvise(start, size, ADVISE_HUGE_PAGES); // Only advice: small pages are slower, not wrong.
             NonNull::new(start.cast())
@@ -159,9 +160,9 @@ mod tests {
     #[test]
     fn buffers_are_zero_aligned_and_counted() {
         let memory = Arc::new(CpuMemory::default());
-        for bytes in [0, 1, 64, 4097, HUGE - 1, HUGE, 2 * HUGE + 5] {
+        for bytes in [0, 1, 64, 4097, HUGE_PAGE - 1, HUGE_PAGE, 2 * HUGE_PAGE + 5] {
             let buffer = memory.alloc(bytes).unwrap();
-            assert_eq!(buffer.as_ptr() as usize % LINE, 0);
+            assert_eq!(buffer.as_ptr() as usize % CACHE_LINE, 0);
             assert!(buffer.bytes() >= bytes);
             let words = buffer.mat(DType::I32, 1, bytes / 4).unwrap();
             assert!(words.row::<i32>(0).iter().all(|&w| w == 0));

@@ -1,7 +1,7 @@
 //! The CPU device: embedded default, and the oracle for every other backend.
 //!
 //! Each kernel exists once per instruction set where that pays, else as plain code that the compiler
-//! vectorises; [`Isa`] is chosen when the device is made. Launches run to their end before they return.
+//! vectorises; [`CpuIsa`] is chosen when the device is made. Launches run to their end before they return.
 
 mod attention;
 mod device;
@@ -9,26 +9,26 @@ mod draft;
 mod elementwise;
 mod embed;
 mod isa;
-mod latent;
 mod linear;
 mod maths;
+mod matmul_tile;
 mod memory;
+mod mla;
 mod moe;
 mod moe_dispatch;
 mod norm;
 mod pack;
-mod pool;
-mod product;
 mod qk_rope;
 mod route;
 mod row_kernel;
 mod sample;
-mod share;
+mod shared_rows;
 mod step;
+mod thread_pool;
 mod topology;
 
 pub use device::{CpuConfig, CpuDevice};
-pub use isa::Isa;
-pub use pool::ThreadPool;
+pub use isa::CpuIsa;
 pub use step::GREEDY_BELOW;
+pub use thread_pool::ThreadPool;
 pub use topology::physical_cores;

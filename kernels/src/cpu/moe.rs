@@ -5,20 +5,20 @@ use std::sync::PoisonError;
 use super::device::{CpuDevice, for_float};
 use super::elementwise::min_rows;
 use super::row_kernel::{RowKernel, dispatch};
-use super::share::Rows;
-use crate::check::{check_dtype, check_places, check_size};
-use crate::dtype::Float;
-use crate::{Buffer, DType, DeviceError, Driver, Experts, Mat, MatMut, Routes};
+use super::shared_rows::SharedRows;
+use crate::check::{check_dtype, check_expert_map, check_size};
+use crate::dtype::FloatElement;
+use crate::{Buffer, DType, DeviceDriver, DeviceError, ExpertWeights, MatMut, MatRef, TopKRoutes};
 
 impl CpuDevice {
     /// The copy at index `position mod copies` of each chosen expert.
-    pub(super) fn place_chosen(
+    pub(super) fn map_chosen_experts(
         mut experts: MatMut<'_>,
-        (positions, tokens): (Mat<'_>, Option<Mat<'_>>),
-        places: Mat<'_>,
+        (positions, tokens): (MatRef<'_>, Option<MatRef<'_>>),
+        places: MatRef<'_>,
     ) -> Result<(), DeviceError> {
         const KERNEL: &str = "place_experts";
-        check_places(experts.as_ref(), (positions, tokens), places)?;
+        check_expert_map(experts.as_ref(), (positions, tokens), places)?;
         for t in 0..experts.rows() {
             let token = tokens.map_or(t as i32, |tokens| tokens.row::<i32>(0)[t]);
             let position = usize::try_from(token).ok().and_then(|t| positions.row::<i32>(0).get(t));
@@ -46,27 +46,27 @@ impl CpuDevice {
     pub(super) fn expert_mlp(
         &self,
         mut y: MatMut<'_>,
-        x: Mat<'_>,
-        routes: &Routes<'_>,
-        experts: &Experts<'_>,
+        x: MatRef<'_>,
+        routes: &TopKRoutes<'_>,
+        experts: &ExpertWeights<'_>,
     ) -> Result<(), DeviceError> {
         check_mlp(&y, x, routes, experts)?;
         for_float!(MLP, x.dtype(), T => self.expert_mlp_of::<T>(&mut y, x, routes, experts)?);
         Ok(())
     }
 
-    fn expert_mlp_of<T: Float>(
+    fn expert_mlp_of<T: FloatElement>(
         &self,
         y: &mut MatMut<'_>,
-        x: Mat<'_>,
-        routes: &Routes<'_>,
-        experts: &Experts<'_>,
+        x: MatRef<'_>,
+        routes: &TopKRoutes<'_>,
+        experts: &ExpertWeights<'_>,
     ) -> Result<(), DeviceError> {
         let (tokens, hidden) = (x.rows(), x.cols());
         let inner = experts.down.k();
-        let grouped = Grouped::new(routes, experts);
+        let grouped = TokensByExpert::new(routes, experts);
         let widest = grouped.groups.iter().map(Vec::len).max().unwrap_or(0);
-        let mut workspace = self.workspace().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut workspace = self.moe_workspace().lock().unwrap_or_else(PoisonError::into_inner);
         let [rows, both, act, out, sums] = workspace.of(
             |bytes| self.alloc(bytes),
             [
@@ -102,8 +102,13 @@ impl CpuDevice {
         Ok(())
     }
 
-    fn gather_group<T: Float>(&self, rows: &mut MatMut<'_>, x: Mat<'_>, group: &[(usize, f32)]) {
-        let out = Rows::<T>::new(rows);
+    fn gather_group<T: FloatElement>(
+        &self,
+        rows: &mut MatMut<'_>,
+        x: MatRef<'_>,
+        group: &[(usize, f32)],
+    ) {
+        let out = SharedRows::<T>::new(rows);
         self.threads().split(group.len(), 1, min_rows(x.cols()), &|range| {
             for i in range {
                 // SAFETY: each row belongs to one thread.
@@ -113,8 +118,8 @@ impl CpuDevice {
     }
 
     /// `sums[token] += weight · out[i]` for the tokens of one expert, each of which occurs once.
-    fn add_group(&self, sums: &mut MatMut<'_>, out: Mat<'_>, group: &[(usize, f32)]) {
-        let (isa, sums) = (self.isa(), Rows::<f32>::new(sums));
+    fn add_group(&self, sums: &mut MatMut<'_>, out: MatRef<'_>, group: &[(usize, f32)]) {
+        let (isa, sums) = (self.isa(), SharedRows::<f32>::new(sums));
         self.threads().split(group.len(), 1, min_rows(out.cols()), &|range| {
             for i in range {
                 let (t, weight) = group[i];
@@ -143,9 +148,9 @@ impl RowKernel for AddWeighted<'_> {
 
 /// Memory of `moe_mlp` between its steps, kept from call to call.
 #[derive(Debug, Default)]
-pub(super) struct Workspace(Vec<Buffer>);
+pub(super) struct MoeWorkspace(Vec<Buffer>);
 
-impl Workspace {
+impl MoeWorkspace {
     /// Buffers of at least these sizes.
     fn of<const N: usize>(
         &mut self,
@@ -166,12 +171,12 @@ impl Workspace {
 const MLP: &str = "moe_mlp";
 
 /// Tokens and weights by local expert, tokens ascending.
-struct Grouped {
+struct TokensByExpert {
     groups: Vec<Vec<(usize, f32)>>,
 }
 
-impl Grouped {
-    fn new(routes: &Routes<'_>, experts: &Experts<'_>) -> Self {
+impl TokensByExpert {
+    fn new(routes: &TopKRoutes<'_>, experts: &ExpertWeights<'_>) -> Self {
         let mut groups = vec![Vec::new(); experts.gate_up.len()];
         for t in 0..routes.experts.rows() {
             let chosen = routes.experts.row::<i32>(t).iter().zip(routes.weights.row::<f32>(t));
@@ -188,9 +193,9 @@ impl Grouped {
 
 fn check_mlp(
     y: &MatMut<'_>,
-    x: Mat<'_>,
-    routes: &Routes<'_>,
-    experts: &Experts<'_>,
+    x: MatRef<'_>,
+    routes: &TopKRoutes<'_>,
+    experts: &ExpertWeights<'_>,
 ) -> Result<(), DeviceError> {
     check_size(MLP, "rows", y.rows(), x.rows())?;
     check_size(MLP, "columns", y.cols(), x.cols())?;

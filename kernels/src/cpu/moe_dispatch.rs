@@ -2,18 +2,18 @@
 
 use super::device::{CpuDevice, for_float};
 use super::elementwise::min_rows;
-use super::share::Rows;
-use crate::check::{check_dispatch, check_sums};
-use crate::dtype::Float;
-use crate::{DeviceError, Mat, MatMut, Spread};
+use super::shared_rows::SharedRows;
+use crate::check::{check_combine, check_dispatch};
+use crate::dtype::FloatElement;
+use crate::{DeviceError, ExpertParallelLayout, MatMut, MatRef};
 
 impl CpuDevice {
     pub(super) fn dispatch(
         mut tokens: MatMut<'_>,
         mut places: MatMut<'_>,
         mut counts: MatMut<'_>,
-        experts: Mat<'_>,
-        spread: &Spread,
+        experts: MatRef<'_>,
+        spread: &ExpertParallelLayout,
     ) -> Result<(), DeviceError> {
         check_dispatch(&tokens, &places, &counts, experts, spread)?;
         for t in 0..experts.rows() {
@@ -24,7 +24,7 @@ impl CpuDevice {
             }
         }
         let mut next = 0;
-        for rank in 0..spread.size {
+        for rank in 0..spread.ranks {
             let first = next;
             for t in 0..experts.rows() {
                 let place = &mut places.row_mut::<i32>(t)[rank];
@@ -39,27 +39,32 @@ impl CpuDevice {
         Ok(())
     }
 
-    pub(super) fn sum_named_rows(
+    pub(super) fn combine_named_rows(
         &self,
         mut y: MatMut<'_>,
-        x: Mat<'_>,
-        places: Mat<'_>,
+        x: MatRef<'_>,
+        places: MatRef<'_>,
     ) -> Result<(), DeviceError> {
         const KERNEL: &str = "sum_rows";
-        check_sums(&y, x, places)?;
+        check_combine(&y, x, places)?;
         let limit = x.rows() as i32;
         let named = (0..places.rows()).flat_map(|t| places.row::<i32>(t));
         if let Some(&bad) = named.into_iter().find(|&&row| !(-1..limit).contains(&row)) {
             let (what, index, limit) = ("row", i64::from(bad), x.rows());
             return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
         }
-        for_float!(KERNEL, x.dtype(), T => self.sum_named::<T>(&mut y, x, places));
+        for_float!(KERNEL, x.dtype(), T => self.combine_named::<T>(&mut y, x, places));
         Ok(())
     }
 
-    fn sum_named<T: Float>(&self, y: &mut MatMut<'_>, x: Mat<'_>, places: Mat<'_>) {
+    fn combine_named<T: FloatElement>(
+        &self,
+        y: &mut MatMut<'_>,
+        x: MatRef<'_>,
+        places: MatRef<'_>,
+    ) {
         let (rows, cols) = (y.rows(), y.cols());
-        let out = Rows::<T>::new(y);
+        let out = SharedRows::<T>::new(y);
         self.threads().split(rows, 1, min_rows(cols), &|range| {
             let mut sum = vec![0.0_f32; cols];
             for t in range {

@@ -7,22 +7,22 @@ use super::device::{CpuDevice, for_float};
 use super::elementwise::min_rows;
 use super::maths::sum_by;
 use super::row_kernel::{RowKernel, dispatch};
-use super::share::Rows;
+use super::shared_rows::SharedRows;
 use crate::check::{check_dtype, check_size};
-use crate::dtype::Float;
-use crate::{DeviceError, Mat, MatMut};
+use crate::dtype::FloatElement;
+use crate::{DeviceError, MatMut, MatRef};
 
 const KERNEL: &str = "rms_norm";
 
 /// One row.
-pub(super) struct Norm<'a, T> {
+pub(super) struct RmsNormRow<'a, T> {
     pub(super) y: &'a mut [T],
     pub(super) x: &'a [T],
     pub(super) w: &'a [T],
     pub(super) eps: f32,
 }
 
-impl<T: Float> RowKernel for Norm<'_, T> {
+impl<T: FloatElement> RowKernel for RmsNormRow<'_, T> {
     #[inline(always)]
     fn run(self) {
         let scale = inverse_rms(self.x, self.eps);
@@ -33,7 +33,7 @@ impl<T: Float> RowKernel for Norm<'_, T> {
     }
 }
 
-struct AddNorm<'a, T> {
+struct AddRmsNormRow<'a, T> {
     y: &'a mut [T],
     x: &'a mut [T],
     delta: &'a [T],
@@ -41,19 +41,19 @@ struct AddNorm<'a, T> {
     eps: f32,
 }
 
-impl<T: Float> RowKernel for AddNorm<'_, T> {
+impl<T: FloatElement> RowKernel for AddRmsNormRow<'_, T> {
     #[inline(always)]
     fn run(self) {
         for (x, delta) in self.x.iter_mut().zip(self.delta) {
             *x = T::store(x.load() + delta.load());
         }
-        Norm { y: self.y, x: self.x, w: self.w, eps: self.eps }.run();
+        RmsNormRow { y: self.y, x: self.x, w: self.w, eps: self.eps }.run();
     }
 }
 
 /// `1 / sqrt(mean(x²) + eps)`.
 #[inline(always)]
-pub(super) fn inverse_rms<T: Float>(x: &[T], eps: f32) -> f32 {
+pub(super) fn inverse_rms<T: FloatElement>(x: &[T], eps: f32) -> f32 {
     let squares = sum_by(x, |x| x.load() * x.load());
     1.0 / (squares / x.len() as f32 + eps).sqrt()
 }
@@ -62,8 +62,8 @@ impl CpuDevice {
     pub(super) fn norm_rows(
         &self,
         mut y: MatMut<'_>,
-        x: Mat<'_>,
-        w: Mat<'_>,
+        x: MatRef<'_>,
+        w: MatRef<'_>,
         eps: f32,
     ) -> Result<(), DeviceError> {
         check_norm(&y, x, w)?;
@@ -71,14 +71,14 @@ impl CpuDevice {
         Ok(())
     }
 
-    fn norm_of<T: Float>(&self, y: &mut MatMut<'_>, x: Mat<'_>, w: &[T], eps: f32) {
+    fn norm_of<T: FloatElement>(&self, y: &mut MatMut<'_>, x: MatRef<'_>, w: &[T], eps: f32) {
         let isa = self.isa();
-        let out = Rows::<T>::new(y);
+        let out = SharedRows::<T>::new(y);
         self.threads().split(x.rows(), 1, min_rows(x.cols()), &|range| {
             for r in range {
                 // SAFETY: each row belongs to one thread.
                 let y = unsafe { out.row(r) };
-                dispatch(isa, Norm { y, x: x.row(r), w, eps });
+                dispatch(isa, RmsNormRow { y, x: x.row(r), w, eps });
             }
         });
     }
@@ -87,8 +87,8 @@ impl CpuDevice {
         &self,
         mut y: MatMut<'_>,
         mut x: MatMut<'_>,
-        delta: Mat<'_>,
-        w: Mat<'_>,
+        delta: MatRef<'_>,
+        w: MatRef<'_>,
         eps: f32,
     ) -> Result<(), DeviceError> {
         check_norm(&y, x.as_ref(), w)?;
@@ -99,28 +99,28 @@ impl CpuDevice {
         Ok(())
     }
 
-    fn add_norm_of<T: Float>(
+    fn add_norm_of<T: FloatElement>(
         &self,
         y: &mut MatMut<'_>,
         x: &mut MatMut<'_>,
-        delta: Mat<'_>,
-        (w, eps): (Mat<'_>, f32),
+        delta: MatRef<'_>,
+        (w, eps): (MatRef<'_>, f32),
     ) {
         let isa = self.isa();
         let (rows, w) = (x.rows(), w.row::<T>(0));
         let min = min_rows(x.cols());
-        let (out, residual) = (Rows::<T>::new(y), Rows::<T>::new(x));
+        let (out, residual) = (SharedRows::<T>::new(y), SharedRows::<T>::new(x));
         self.threads().split(rows, 1, min, &|range| {
             for r in range {
                 // SAFETY: each row of both belongs to one thread.
                 let (y, x) = unsafe { (out.row(r), residual.row(r)) };
-                dispatch(isa, AddNorm { y, x, delta: delta.row(r), w, eps });
+                dispatch(isa, AddRmsNormRow { y, x, delta: delta.row(r), w, eps });
             }
         });
     }
 }
 
-fn check_norm(y: &MatMut<'_>, x: Mat<'_>, w: Mat<'_>) -> Result<(), DeviceError> {
+fn check_norm(y: &MatMut<'_>, x: MatRef<'_>, w: MatRef<'_>) -> Result<(), DeviceError> {
     check_size(KERNEL, "rows", y.rows(), x.rows())?;
     check_size(KERNEL, "columns", y.cols(), x.cols())?;
     check_size(KERNEL, "weight", w.cols(), x.cols())?;

@@ -1,18 +1,18 @@
 //! Packs weights: rows of `W` into panels of 32 columns, on all threads.
 
 use super::device::CpuDevice;
-use super::share::SendPtr;
-use crate::dtype::{Float, bf16, f16};
-use crate::{DType, DeviceError, Driver, HostMat, PANEL_COLUMNS, Packed};
+use super::shared_rows::SendPtr;
+use crate::dtype::{FloatElement, bf16, f16};
+use crate::{DType, DeviceDriver, DeviceError, HostMat, PANEL_COLUMNS, PackedMatrix};
 
 const KERNEL: &str = "pack";
 
 impl CpuDevice {
-    pub(super) fn pack_parts(
+    pub(super) fn pack_stacked(
         &self,
         parts: &[HostMat<'_>],
         dtype: DType,
-    ) -> Result<Packed, DeviceError> {
+    ) -> Result<PackedMatrix, DeviceError> {
         let k = parts.first().map_or(0, HostMat::cols);
         if let Some(part) = parts.iter().find(|part| part.cols() != k) {
             let (what, got) = ("columns of a part", part.cols());
@@ -27,7 +27,7 @@ impl CpuDevice {
         }
         let n: usize = parts.iter().map(HostMat::rows).sum();
         let bytes = n.next_multiple_of(PANEL_COLUMNS) * k * dtype.bytes();
-        let mut packed = Packed { buffer: self.alloc(bytes)?, dtype, n, k, scales: None };
+        let mut packed = PackedMatrix { buffer: self.alloc(bytes)?, dtype, n, k, scales: None };
         match dtype {
             DType::BF16 => self.fill::<bf16>(&mut packed, parts),
             DType::F16 => self.fill::<f16>(&mut packed, parts),
@@ -36,7 +36,7 @@ impl CpuDevice {
         Ok(packed)
     }
 
-    fn fill<T: Float>(&self, packed: &mut Packed, parts: &[HostMat<'_>]) {
+    fn fill<T: FloatElement>(&self, packed: &mut PackedMatrix, parts: &[HostMat<'_>]) {
         let (n, panels, panel_len) = (packed.n, packed.panels(), PANEL_COLUMNS * packed.k);
         let (k, dtype) = (packed.k, packed.dtype);
         let base = SendPtr(packed.buffer.as_mut_ptr().cast::<T>());
@@ -67,7 +67,7 @@ fn read_stacked(parts: &[HostMat<'_>], mut n: usize, row: &mut [f32]) {
 }
 
 /// Writes one output column of a panel.
-fn scatter<T: Float>(panel: &mut [T], column: usize, row: &[f32], dtype: DType) {
+fn scatter<T: FloatElement>(panel: &mut [T], column: usize, row: &[f32], dtype: DType) {
     if dtype == DType::BF16 {
         for (pairs, x) in panel.chunks_exact_mut(2 * PANEL_COLUMNS).zip(row.as_chunks::<2>().0) {
             pairs[2 * column] = T::store(x[0]);
@@ -86,7 +86,7 @@ mod tests {
     use crate::cpu::CpuConfig;
 
     #[test]
-    fn parts_stack_and_every_element_is_found_again() {
+    fn packed_parts_stack_and_keep_every_element() {
         let device = CpuDevice::new(CpuConfig { threads: 2, ..CpuConfig::default() }).unwrap();
         let k = 6;
         let value = |n: usize, k: usize| ((n * 8 + k) % 256) as f32;
@@ -99,21 +99,21 @@ mod tests {
             HostMat::new(&a, DType::F32, 19, k).unwrap(),
             HostMat::new(&b, DType::F32, 22, k).unwrap(),
         ];
-        let packed = device.pack_parts(&parts, DType::F32).unwrap();
+        let packed = device.pack_stacked(&parts, DType::F32).unwrap();
         let all = packed.buffer.mat(DType::F32, 1, 64 * k).unwrap();
         for n in 0..41 {
             for j in 0..k {
                 assert_eq!(all.row::<f32>(0)[packed.index(n, j)], value(n, j));
             }
         }
-        let packed = device.pack_parts(&parts, DType::F16).unwrap();
+        let packed = device.pack_stacked(&parts, DType::F16).unwrap();
         let all = packed.buffer.mat(DType::F16, 1, 64 * k).unwrap();
         for n in 0..41 {
             for j in 0..k {
                 assert_eq!(all.row::<f16>(0)[packed.index(n, j)].to_f32(), value(n, j));
             }
         }
-        let packed = device.pack_parts(&parts, DType::BF16).unwrap();
+        let packed = device.pack_stacked(&parts, DType::BF16).unwrap();
         let all = packed.buffer.mat(DType::BF16, 1, 64 * k).unwrap();
         for n in 0..41 {
             for j in 0..k {
@@ -127,10 +127,10 @@ mod tests {
         let device = CpuDevice::new(CpuConfig::default()).unwrap();
         let bytes = [0; 4 * 3 * 4];
         let odd = HostMat::new(&bytes, DType::F32, 4, 3).unwrap();
-        assert!(device.pack_parts(&[odd], DType::BF16).is_err());
-        assert!(device.pack_parts(&[odd], DType::F32).is_ok());
-        assert!(device.pack_parts(&[odd, odd.column_range(0, 2)], DType::F32).is_err());
-        assert!(device.pack_parts(&[odd], DType::F16).is_ok());
-        assert!(device.pack_parts(&[odd], DType::F8E4M3).is_err());
+        assert!(device.pack_stacked(&[odd], DType::BF16).is_err());
+        assert!(device.pack_stacked(&[odd], DType::F32).is_ok());
+        assert!(device.pack_stacked(&[odd, odd.column_range(0, 2)], DType::F32).is_err());
+        assert!(device.pack_stacked(&[odd], DType::F16).is_ok());
+        assert!(device.pack_stacked(&[odd], DType::F8E4M3).is_err());
     }
 }

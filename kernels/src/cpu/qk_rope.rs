@@ -7,14 +7,14 @@
 use super::device::{CpuDevice, for_float};
 use super::norm::inverse_rms;
 use super::row_kernel::{RowKernel, dispatch};
-use super::share::{Rows, SendPtr};
+use super::shared_rows::{SendPtr, SharedRows};
 use crate::check::{check_dtype, check_size};
-use crate::dtype::Float;
-use crate::{Buffer, DType, DeviceError, E4m3, KvLayout, Mat, MatMut, QkRope};
+use crate::dtype::FloatElement;
+use crate::{Buffer, DType, DeviceError, Fp8E4m3, KvLayout, MatMut, MatRef, QkNormRopeArgs};
 
 const KERNEL: &str = "qk_norm_rope_kv_write";
 /// Normalises and rotates one head of one token.
-struct Turn<'a, T> {
+struct QkNormRopeHead<'a, T> {
     y: &'a mut [T],
     x: &'a [T],
     norm: Option<&'a [T]>,
@@ -23,7 +23,7 @@ struct Turn<'a, T> {
     sin: &'a [f32],
 }
 
-impl<T: Float> RowKernel for Turn<'_, T> {
+impl<T: FloatElement> RowKernel for QkNormRopeHead<'_, T> {
     #[inline(always)]
     fn run(self) {
         if let Some(w) = self.norm {
@@ -50,25 +50,29 @@ impl CpuDevice {
         &self,
         mut q: MatMut<'_>,
         (kv, layout): (&mut Buffer, &KvLayout),
-        args: &QkRope<'_>,
+        args: &QkNormRopeArgs<'_>,
     ) -> Result<(), DeviceError> {
         check(&q, kv, layout, args)?;
-        for_float!(KERNEL, q.dtype(), T => self.turn_and_store::<T>(&mut q, kv, layout, args));
+        for_float!(KERNEL, q.dtype(), T => self.norm_rope_and_store::<T>(&mut q, kv, layout, args));
         Ok(())
     }
 
-    fn turn_and_store<T: Float>(
+    fn norm_rope_and_store<T: FloatElement>(
         &self,
         q: &mut MatMut<'_>,
         kv: &mut Buffer,
         layout: &KvLayout,
-        args: &QkRope<'_>,
+        args: &QkNormRopeArgs<'_>,
     ) {
         let heads = args.heads + 2 * layout.kv_heads;
         let tokens = args.qkv.rows();
-        let step =
-            Step { args, layout, pool: SendPtr(kv.as_mut_ptr().cast::<T>()), isa: self.isa() };
-        let out = Rows::<T>::new(q);
+        let step = QkRopeCall {
+            args,
+            layout,
+            pool: SendPtr(kv.as_mut_ptr().cast::<T>()),
+            isa: self.isa(),
+        };
+        let out = SharedRows::<T>::new(q);
         let few = tokens * args.qkv.cols() < super::elementwise::MIN_ELEMENTS;
         let job = |range: std::ops::Range<usize>| {
             let mut key = vec![T::store(0.0); layout.head_dim];
@@ -78,9 +82,9 @@ impl CpuDevice {
                         let dim = layout.head_dim;
                         // SAFETY: each head's columns belong to one thread.
                         let y = unsafe { out.part(t, head * dim, dim) };
-                        step.turn(y, t, head, args.q_norm);
+                        step.norm_rope(y, t, head, args.q_norm);
                     } else if head < args.heads + layout.kv_heads {
-                        step.turn(&mut key, t, head, args.k_norm);
+                        step.norm_rope(&mut key, t, head, args.k_norm);
                         step.store_key(&key, t, head - args.heads);
                     } else {
                         step.store_value(t, head - args.heads - layout.kv_heads);
@@ -100,7 +104,7 @@ struct StoreValue<'a, T> {
     odd: bool,
 }
 
-impl<T: Float> RowKernel for StoreValue<'_, T> {
+impl<T: FloatElement> RowKernel for StoreValue<'_, T> {
     #[inline(always)]
     fn run(self) {
         if T::DTYPE != DType::BF16 {
@@ -113,25 +117,25 @@ impl<T: Float> RowKernel for StoreValue<'_, T> {
     }
 }
 
-struct Step<'a, T> {
-    args: &'a QkRope<'a>,
+struct QkRopeCall<'a, T> {
+    args: &'a QkNormRopeArgs<'a>,
     layout: &'a KvLayout,
     pool: SendPtr<T>,
-    isa: super::Isa,
+    isa: super::CpuIsa,
 }
 
-impl<T: Float> Step<'_, T> {
+impl<T: FloatElement> QkRopeCall<'_, T> {
     /// Columns of `head` in the projections of token `t`.
     fn head(&self, t: usize, head: usize) -> &[T] {
         let dim = self.layout.head_dim;
         &self.args.qkv.row::<T>(t)[head * dim..][..dim]
     }
 
-    fn turn(&self, y: &mut [T], t: usize, head: usize, norm: Option<Mat<'_>>) {
+    fn norm_rope(&self, y: &mut [T], t: usize, head: usize, norm: Option<MatRef<'_>>) {
         let position = self.args.positions.row::<i32>(0)[t] as usize;
         dispatch(
             self.isa,
-            Turn {
+            QkNormRopeHead {
                 y,
                 x: self.head(t, head),
                 norm: norm.map(|w| w.row(0)),
@@ -183,7 +187,7 @@ impl<T: Float> Step<'_, T> {
             std::slice::from_raw_parts_mut(self.pool.get().cast::<u8>().add(start), x.len())
         };
         for (to, x) in row.iter_mut().zip(x) {
-            *to = E4m3::from_f32(x.load() * factor).to_bits();
+            *to = Fp8E4m3::from_f32(x.load() * factor).to_bits();
         }
     }
 
@@ -198,7 +202,7 @@ fn check(
     q: &MatMut<'_>,
     kv: &Buffer,
     layout: &KvLayout,
-    args: &QkRope<'_>,
+    args: &QkNormRopeArgs<'_>,
 ) -> Result<(), DeviceError> {
     layout.check()?;
     let (tokens, dim) = (args.qkv.rows(), layout.head_dim);

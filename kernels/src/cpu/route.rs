@@ -3,16 +3,17 @@
 use super::device::CpuDevice;
 use super::maths::exp;
 use crate::{
-    DeviceError, ExpertCount, ExpertGroups, GroupScore, Mat, MatMut, RouteRule, RouterScore, Scores,
+    DeviceError, ExpertGroups, ExpertLoadArgs, GroupScore, MatMut, MatRef, RouterLogits,
+    RouterRuleArgs, RouterScore,
 };
 
 /// Added to the sum that weights are divided by, as transformers `modeling_deepseek_v3.py` does: sigmoids may all be 0.
-const LEAST: f32 = 1e-20;
+const MIN_DIVISOR: f32 = 1e-20;
 
-impl RouteRule<'_> {
+impl RouterRuleArgs<'_> {
     /// Softmax over all experts, the largest of them.
-    pub(super) const fn softmax(scores: &Scores<'_>) -> Self {
-        let (score, Scores { normalise, shared, .. }) = (RouterScore::Softmax, *scores);
+    pub(super) const fn softmax(scores: &RouterLogits<'_>) -> Self {
+        let (score, RouterLogits { normalise, shared, .. }) = (RouterScore::Softmax, *scores);
         Self { score, bias: None, groups: None, normalise, scale: 1.0, shared }
     }
 }
@@ -21,9 +22,9 @@ impl CpuDevice {
     pub(super) fn route(
         mut experts: MatMut<'_>,
         mut weights: MatMut<'_>,
-        logits: Mat<'_>,
-        rule: &RouteRule<'_>,
-        count: Option<&mut ExpertCount<'_>>,
+        logits: MatRef<'_>,
+        rule: &RouterRuleArgs<'_>,
+        count: Option<&mut ExpertLoadArgs<'_>>,
     ) -> Result<(), DeviceError> {
         rule.check(&experts, &weights, logits)?;
         let bias = rule.bias.map(|bias| bias.row::<f32>(0));
@@ -40,7 +41,7 @@ impl CpuDevice {
                 *c += b;
             }
             if let Some(groups) = &rule.groups {
-                keep_best(&mut choice, groups);
+                keep_top_groups(&mut choice, groups);
             }
             let (chosen, weight) = (experts.row_mut::<i32>(t), weights.row_mut::<f32>(t));
             let (chosen, all) = chosen.split_at_mut(k);
@@ -55,7 +56,7 @@ impl CpuDevice {
                 choice[best] = f32::NEG_INFINITY; // Taken.
             }
             if rule.normalise {
-                let sum: f32 = weight.iter().sum::<f32>() + LEAST;
+                let sum: f32 = weight.iter().sum::<f32>() + MIN_DIVISOR;
                 for w in weight.iter_mut() {
                     *w /= sum;
                 }
@@ -73,10 +74,10 @@ impl CpuDevice {
 
 /// Counts the first `k` of each token's experts, i32.
 fn add(
-    count: &mut ExpertCount<'_>,
-    experts: Mat<'_>,
+    count: &mut ExpertLoadArgs<'_>,
+    experts: MatRef<'_>,
     k: usize,
-    logits: Mat<'_>,
+    logits: MatRef<'_>,
 ) -> Result<(), DeviceError> {
     count.check("moe_route", logits)?;
     let slots = count.slots.map(|slots| slots.row::<i64>(0));
@@ -90,9 +91,9 @@ fn add(
 }
 
 /// Leaves the experts of the best groups.
-fn keep_best(choice: &mut [f32], groups: &ExpertGroups) {
+fn keep_top_groups(choice: &mut [f32], groups: &ExpertGroups) {
     let each = choice.len() / groups.count;
-    let score = |group: &[f32]| match groups.by {
+    let score = |group: &[f32]| match groups.score {
         GroupScore::Largest => group[first_largest(group)],
         GroupScore::TwoLargest => {
             let best = first_largest(group);
@@ -102,7 +103,7 @@ fn keep_best(choice: &mut [f32], groups: &ExpertGroups) {
     };
     let mut scores: Vec<f32> = choice.chunks(each).map(score).collect();
     let mut kept = vec![false; groups.count];
-    for _ in 0..groups.kept {
+    for _ in 0..groups.topk_group {
         let best = first_largest(&scores);
         scores[best] = f32::NEG_INFINITY;
         kept[best] = true;

@@ -4,8 +4,8 @@
 //! enclosing function enables. Rust never contracts or reorders f32 arithmetic, so all versions give
 //! the same bits.
 
-use super::isa::Isa;
-use crate::dtype::Float;
+use super::isa::CpuIsa;
+use crate::dtype::FloatElement;
 
 /// A loop nest over captured data. `run` must be `#[inline(always)]`, as must all it calls.
 pub(super) trait RowKernel {
@@ -14,12 +14,12 @@ pub(super) trait RowKernel {
 }
 
 /// Elements of one type as those of another that holds them exactly.
-pub(super) struct Widen<'a, T, U> {
+pub(super) struct WidenRow<'a, T, U> {
     pub(super) to: &'a mut [U],
     pub(super) from: &'a [T],
 }
 
-impl<T: Float, U: Float> RowKernel for Widen<'_, T, U> {
+impl<T: FloatElement, U: FloatElement> RowKernel for WidenRow<'_, T, U> {
     #[inline(always)]
     fn run(self) {
         for (to, from) in self.to.iter_mut().zip(self.from) {
@@ -29,14 +29,14 @@ impl<T: Float, U: Float> RowKernel for Widen<'_, T, U> {
 }
 
 /// Runs the version for `isa`, which the device has checked to be available.
-pub(super) fn dispatch<K: RowKernel>(isa: Isa, kernel: K) {
+pub(super) fn dispatch<K: RowKernel>(isa: CpuIsa, kernel: K) {
     match isa {
         // SAFETY: `CpuDevice::new` refuses an instruction set that the processor lacks.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Bf16 => unsafe { avx512(kernel) },
+        CpuIsa::Avx512 | CpuIsa::Avx512Bf16 => unsafe { avx512(kernel) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => unsafe { avx2(kernel) },
+        CpuIsa::Avx2 => unsafe { avx2(kernel) },
         _ => kernel.run(),
     }
 }

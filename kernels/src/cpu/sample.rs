@@ -8,24 +8,24 @@
 //! Noise: Philox4x32-10 (Salmon et al., 2011), keyed by request and countered by vocabulary id and
 //! position; the token is the argmax of `l + Gumbel noise`, which is a draw from `softmax(l)`.
 
-mod parts;
 mod philox;
 mod row;
 pub(crate) mod rules;
 mod vector;
 #[cfg_attr(not(test), expect(dead_code, reason = "no drafter of this release draws its drafts"))]
 mod verify;
+mod vocab_parallel;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::pool::ThreadPool;
-use crate::Mat;
-use crate::cpu::sample::rules::{Pick, Picked, RowAnswer, RowRequest};
+use super::thread_pool::ThreadPool;
+use crate::MatRef;
+use crate::cpu::sample::rules::{RowSampleResult, SampleRequest, SampledRow, TokenChoice};
 
 #[cfg(test)]
 use philox::{DRAW_TOKEN, gumbel, philox4x32_10};
-use row::{Scratch, choose, logprobs};
+use row::{RowScratch, logprobs, sample_token};
 
 /// A number in `(0, 1)` that decides whether the draft at a position stands, where such noise does: the same for each request,
 /// position and run.
@@ -36,32 +36,33 @@ pub(super) fn acceptance_noise(key: u64, position: u32) -> f32 {
 
 /// Answers row by row, the rows spread over the threads, with memory of its own for each thread.
 #[derive(Debug)]
-pub(super) struct Sampler {
-    scratch: Vec<Mutex<Scratch>>,
+pub(super) struct CpuSampler {
+    scratch: Vec<Mutex<RowScratch>>,
 }
 
-impl Sampler {
+impl CpuSampler {
     pub(super) fn new(threads: usize) -> Self {
         Self { scratch: (0..threads).map(|_| Mutex::default()).collect() }
     }
 
     /// One answer per row of `logits`, f32 `[n, V]`.
-    pub(super) fn answer(
+    pub(super) fn sample_rows(
         &self,
         threads: &ThreadPool,
-        logits: Mat<'_>,
-        rows: &[RowRequest<'_>],
-    ) -> Vec<RowAnswer> {
-        let answer = |r: usize, scratch: &mut Scratch| answer_row(logits.row(r), &rows[r], scratch);
-        self.each(threads, rows.len(), &answer)
+        logits: MatRef<'_>,
+        rows: &[SampleRequest<'_>],
+    ) -> Vec<RowSampleResult> {
+        let answer =
+            |r: usize, scratch: &mut RowScratch| sample_row(logits.row(r), &rows[r], scratch);
+        self.for_each_row(threads, rows.len(), &answer)
     }
 
     /// What `work` makes of each of `n` rows.
-    fn each<T: Send>(
+    fn for_each_row<T: Send>(
         &self,
         threads: &ThreadPool,
         n: usize,
-        work: &(dyn Fn(usize, &mut Scratch) -> T + Sync),
+        work: &(dyn Fn(usize, &mut RowScratch) -> T + Sync),
     ) -> Vec<T> {
         let next = AtomicUsize::new(0);
         let made: Vec<Mutex<Option<T>>> = (0..n).map(|_| Mutex::new(None)).collect();
@@ -88,13 +89,13 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn answer_row(l: &[f32], row: &RowRequest<'_>, scratch: &mut Scratch) -> RowAnswer {
+fn sample_row(l: &[f32], row: &SampleRequest<'_>, scratch: &mut RowScratch) -> RowSampleResult {
     let token = match &row.pick {
-        Pick::Choose(rules) => choose(l, rules, scratch)?,
-        Pick::Known(token) => *token,
+        TokenChoice::Sample(rules) => sample_token(l, rules, scratch)?,
+        TokenChoice::Known(token) => *token,
     };
     let logprobs = row.logprobs.map(|top| logprobs(l, token, top, scratch)).transpose()?;
-    Ok(Picked { token, logprobs })
+    Ok(SampledRow { token, logprobs })
 }
 
 #[cfg(test)]

@@ -7,31 +7,35 @@ use std::collections::HashMap;
 use super::CpuDevice;
 use super::sample::acceptance_noise;
 use crate::check::{check_dtype, check_size};
-use crate::cpu::sample::rules::{Draw, Edits, Pick, RowAnswer, RowRequest, Rules, Seen, Unusable};
-use crate::step::{
-    ANSWER_ALL_MASKED, ANSWER_NON_FINITE, ANSWER_OK, ANSWER_STANDS, Answer, AnswerArrays, Judge,
-    Laid, Newest, RULE_HISTORY, RULE_MASKED, SeatArrays, SeatRules, StageEdit, StageInit,
-    StageQuestion, StageRead, StageRow, StageView, StepArrays,
+use crate::cpu::sample::rules::{
+    DrawParams, LogitEdits, RowSampleResult, SampleError, SampleRequest, SamplingRules,
+    TokenChoice, TokenOccurrence,
 };
-use crate::{DType, DeviceError, Gather, Mat, VocabPart};
+use crate::step::{
+    DraftVerification, LatestToken, PreparedStep, RULE_HISTORY, RULE_MASKED, SAMPLE_ALL_MASKED,
+    SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SamplerOutputArrays,
+    SequenceSamplingParams, SequenceSlotArrays, StageEdit, StageLogitsRow, StageReader, StageRow,
+    StageSequenceInit, StageView, StepArrays,
+};
+use crate::{DType, DeviceError, GatherFn, MatRef, VocabShard};
 
 /// Temperatures below this one mean argmax.
 pub const GREEDY_BELOW: f32 = 1e-5;
-/// Words of a `SeatRules` record.
-const RULE_WORDS: usize = size_of::<SeatRules>() / 4;
-/// Words of an `Answer` record.
-const ANSWER_WORDS: usize = size_of::<Answer>() / 4;
+/// Words of a `SequenceSamplingParams` record.
+const RULE_WORDS: usize = size_of::<SequenceSamplingParams>() / 4;
+/// Words of an `SampledToken` record.
+const SAMPLE_WORDS: usize = size_of::<SampledToken>() / 4;
 
 impl CpuDevice {
     pub(super) fn prepare_step(
         stage: &StageView<'_>,
-        seats: &mut SeatArrays<'_>,
+        seats: &mut SequenceSlotArrays<'_>,
         step: &mut StepArrays<'_>,
         block_tokens: usize,
     ) -> Result<(), DeviceError> {
-        let read = StageRead::new(stage.bytes)?;
+        let read = StageReader::new(stage.bytes)?;
         for init in read.inits {
-            take_seat(init, &read, seats)?;
+            init_sequence(init, &read, seats)?;
         }
         step.cu_q.row_mut::<i32>(0)[0] = 0;
         let mut end = 0;
@@ -42,10 +46,10 @@ impl CpuDevice {
                 let start = start_of(row, seats);
                 lay_out((row, start), &read, seats, step, block_tokens)?;
                 end = row.token + row.len;
-                (context, seat) = (start + row.len, row.seat);
+                (context, seat) = (start + row.len, row.seq_slot);
             }
             step.context_lens.row_mut::<i32>(0)[r] = context;
-            step.row_seats.row_mut::<i32>(0)[r] = seat;
+            step.row_seq_slots.row_mut::<i32>(0)[r] = seat;
             step.cu_q.row_mut::<i32>(0)[r + 1] = end;
         }
         for t in end as usize..stage.tokens {
@@ -53,75 +57,78 @@ impl CpuDevice {
             step.positions.row_mut::<i32>(0)[t] = 0;
             step.slots.row_mut::<i64>(0)[t] = -1;
         }
-        for q in 0..stage.questions {
-            let token = read.questions.get(q).map_or(0, |question| question.token.max(0));
-            step.question_tokens.row_mut::<i32>(0)[q] = token;
+        for q in 0..stage.logits_rows {
+            let token = read.logits_rows.get(q).map_or(0, |question| question.token.max(0));
+            step.logits_indices.row_mut::<i32>(0)[q] = token;
         }
         Ok(())
     }
 
-    pub(super) fn answer_questions(
+    pub(super) fn sample_logits_rows(
         &self,
-        logits: Mat<'_>,
-        (stage, laid): (&StageView<'_>, &Laid<'_>),
-        seats: &mut SeatArrays<'_>,
-        answers: &mut AnswerArrays<'_>,
+        logits: MatRef<'_>,
+        (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
+        seats: &mut SequenceSlotArrays<'_>,
+        answers: &mut SamplerOutputArrays<'_>,
     ) -> Result<(), DeviceError> {
-        answer(logits, (stage, laid), seats, answers, |logits, rows| {
-            Ok(self.sampler().answer(self.threads(), logits, rows))
+        sample_and_store(logits, (stage, laid), seats, answers, |logits, rows| {
+            Ok(self.sampler().sample_rows(self.threads(), logits, rows))
         })
     }
 
-    pub(super) fn answer_in_parts(
+    pub(super) fn sample_vocab_parallel_rows(
         &self,
-        (logits, part): (Mat<'_>, &VocabPart),
-        (stage, laid): (&StageView<'_>, &Laid<'_>),
-        seats: &mut SeatArrays<'_>,
-        answers: &mut AnswerArrays<'_>,
-        gather: &mut Gather<'_>,
+        (logits, part): (MatRef<'_>, &VocabShard),
+        (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
+        seats: &mut SequenceSlotArrays<'_>,
+        answers: &mut SamplerOutputArrays<'_>,
+        gather: &mut GatherFn<'_>,
     ) -> Result<(), DeviceError> {
         check_size("sample_parts", "columns of logits", logits.cols(), part.cols)?;
-        answer(logits, (stage, laid), seats, answers, |logits, rows| {
-            self.sampler().answer_parts(self.threads(), (logits, part), rows, gather)
+        sample_and_store(logits, (stage, laid), seats, answers, |logits, rows| {
+            self.sampler().sample_vocab_parallel(self.threads(), (logits, part), rows, gather)
         })
     }
 }
 
 /// Asks `find` about the rows of `logits` that a stage has questions about, and enters what it finds.
-fn answer(
-    logits: Mat<'_>,
-    (stage, laid): (&StageView<'_>, &Laid<'_>),
-    seats: &mut SeatArrays<'_>,
-    answers: &mut AnswerArrays<'_>,
-    find: impl FnOnce(Mat<'_>, &[RowRequest<'_>]) -> Result<Vec<RowAnswer>, DeviceError>,
+fn sample_and_store(
+    logits: MatRef<'_>,
+    (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
+    seats: &mut SequenceSlotArrays<'_>,
+    answers: &mut SamplerOutputArrays<'_>,
+    find: impl FnOnce(MatRef<'_>, &[SampleRequest<'_>]) -> Result<Vec<RowSampleResult>, DeviceError>,
 ) -> Result<(), DeviceError> {
     check_dtype("sample_rows", "logits", logits.dtype(), DType::F32)?;
-    let read = StageRead::new(stage.bytes)?;
-    let asked = &read.questions[..read.questions.len().min(logits.rows())];
-    check_size("sample_rows", "width of an answer", answers.answers.cols(), ANSWER_WORDS)?;
-    let rules: Vec<RowRules> =
-        asked.iter().map(|q| RowRules::new(q, &read, laid, seats)).collect::<Result<_, _>>()?;
-    let rows: Vec<RowRequest<'_>> = asked.iter().zip(&rules).map(|(q, r)| r.request(q)).collect();
+    let read = StageReader::new(stage.bytes)?;
+    let asked = &read.logits_rows[..read.logits_rows.len().min(logits.rows())];
+    check_size("sample_rows", "width of an answer", answers.sampled.cols(), SAMPLE_WORDS)?;
+    let rules: Vec<RowSamplingRules> = asked
+        .iter()
+        .map(|q| RowSamplingRules::new(q, &read, laid, seats))
+        .collect::<Result<_, _>>()?;
+    let rows: Vec<SampleRequest<'_>> =
+        asked.iter().zip(&rules).map(|(q, r)| r.request(q)).collect();
     let found = find(logits.rows_from(0, asked.len()), &rows)?;
     for (i, (question, answer)) in asked.iter().zip(found).enumerate() {
-        let mut words = enter(i, question, answer, answers);
-        if question.token >= 0 && question.known < 0 {
-            remember(question, rules[i].position, &mut words, laid, seats);
+        let mut words = write_sample(i, question, answer, answers);
+        if question.token >= 0 && question.known_token < 0 {
+            update_latest_token(question, rules[i].position, &mut words, laid, seats);
         }
         // SAFETY: the record is exactly ANSWER_WORDS words without padding.
-        let words: [i32; ANSWER_WORDS] = unsafe { std::mem::transmute(words) };
-        answers.answers.row_mut::<i32>(i).copy_from_slice(&words);
+        let words: [i32; SAMPLE_WORDS] = unsafe { std::mem::transmute(words) };
+        answers.sampled.row_mut::<i32>(i).copy_from_slice(&words);
     }
     Ok(())
 }
 
 /// Sets up a seat for its request.
-fn take_seat(
-    init: &StageInit,
-    read: &StageRead<'_>,
-    seats: &mut SeatArrays<'_>,
+fn init_sequence(
+    init: &StageSequenceInit,
+    read: &StageReader<'_>,
+    seats: &mut SequenceSlotArrays<'_>,
 ) -> Result<(), DeviceError> {
-    let seat = index("seat", init.seat, seats.rules.rows())?;
+    let seat = index("seat", init.seq_slot, seats.params.rows())?;
     let history = read.words(init.history_at, init.history_len)?;
     let from = init.history_from.max(0) as usize;
     let row = seats.history.row_mut::<i32>(seat);
@@ -132,13 +139,13 @@ fn take_seat(
         mask.copy_from_slice(read.words(init.mask_at, mask.len() as i32)?);
     }
     // SAFETY: the record is exactly RULE_WORDS words without padding.
-    let words: [i32; RULE_WORDS] = unsafe { std::mem::transmute(init.rules) };
-    seats.rules.row_mut::<i32>(seat).copy_from_slice(&words);
+    let words: [i32; RULE_WORDS] = unsafe { std::mem::transmute(init.params) };
+    seats.params.row_mut::<i32>(seat).copy_from_slice(&words);
     Ok(())
 }
 
-fn rules_of(seats: &SeatArrays<'_>, seat: usize) -> SeatRules {
-    let words = seats.rules.as_ref().row::<i32>(seat);
+fn sampling_rules(seats: &SequenceSlotArrays<'_>, seat: usize) -> SequenceSamplingParams {
+    let words = seats.params.as_ref().row::<i32>(seat);
     let words: [i32; RULE_WORDS] = std::array::from_fn(|i| words[i]);
     // SAFETY: the record is exactly RULE_WORDS words, and any bits are a record.
     unsafe { std::mem::transmute(words) }
@@ -146,11 +153,11 @@ fn rules_of(seats: &SeatArrays<'_>, seat: usize) -> SeatRules {
 
 fn update_table(
     row: &StageRow,
-    read: &StageRead<'_>,
-    seats: &mut SeatArrays<'_>,
+    read: &StageReader<'_>,
+    seats: &mut SequenceSlotArrays<'_>,
 ) -> Result<(), DeviceError> {
     let entries = read.words(row.table_at, row.table_len)?;
-    let seat = index("seat", row.seat, seats.tables.rows())?;
+    let seat = index("seat", row.seq_slot, seats.tables.rows())?;
     let table = seats.tables.row_mut::<i32>(seat);
     let from = row.table_from.max(0) as usize;
     index("table", (from + entries.len()) as i32, table.len() + 1)?;
@@ -159,28 +166,28 @@ fn update_table(
 }
 
 /// Position of the first token of a row: the host's, or the seat's, which lies within what the host has covered.
-fn start_of(row: &StageRow, seats: &SeatArrays<'_>) -> i32 {
+fn start_of(row: &StageRow, seats: &SequenceSlotArrays<'_>) -> i32 {
     if row.ids >= 0 {
         return row.start;
     }
-    row.start.min(newest_of(seats, row.seat as usize).position - 1 - row.ids)
+    row.start.min(latest_token_of(seats, row.seq_slot as usize).position - 1 - row.ids)
 }
 
-fn newest_of(seats: &SeatArrays<'_>, seat: usize) -> Newest {
-    let words = seats.newest.as_ref().row::<i32>(seat);
-    Newest { token: words[0], position: words[1], stands: words[2] }
+fn latest_token_of(seats: &SequenceSlotArrays<'_>, seat: usize) -> LatestToken {
+    let words = seats.latest.as_ref().row::<i32>(seat);
+    LatestToken { token: words[0], position: words[1], draft_accepted: words[2] }
 }
 
 /// Ids, positions and slots: position `p` lies in slot `table[p / bs] · bs + p mod bs`.
 fn lay_out(
     (row, start): (&StageRow, i32),
-    read: &StageRead<'_>,
-    seats: &SeatArrays<'_>,
+    read: &StageReader<'_>,
+    seats: &SequenceSlotArrays<'_>,
     step: &mut StepArrays<'_>,
     block_tokens: usize,
 ) -> Result<(), DeviceError> {
-    let seat = row.seat as usize;
-    let newest = newest_of(seats, seat).token;
+    let seat = row.seq_slot as usize;
+    let newest = latest_token_of(seats, seat).token;
     let ids = if row.ids < 0 { &[] } else { read.words(row.ids, row.len)? };
     let table = seats.tables.as_ref().row::<i32>(seat);
     for i in 0..row.len as usize {
@@ -206,36 +213,36 @@ pub(super) fn index(what: &'static str, index: i32, limit: usize) -> Result<usiz
 }
 
 /// The rules of one question, as lists.
-struct RowRules {
-    rules: SeatRules,
+struct RowSamplingRules {
+    rules: SequenceSamplingParams,
     allowed: Option<Vec<u32>>,
     banned: Vec<u32>,
     bias: Vec<(u32, f32)>,
-    seen: Vec<Seen>,
+    seen: Vec<TokenOccurrence>,
     /// Of the token asked for.
     position: i32,
 }
 
-impl RowRules {
+impl RowSamplingRules {
     fn new(
-        question: &StageQuestion,
-        read: &StageRead<'_>,
-        laid: &Laid<'_>,
-        seats: &SeatArrays<'_>,
+        question: &StageLogitsRow,
+        read: &StageReader<'_>,
+        laid: &PreparedStep<'_>,
+        seats: &SequenceSlotArrays<'_>,
     ) -> Result<Self, DeviceError> {
         let mut new = Self {
-            rules: SeatRules::default(),
+            rules: SequenceSamplingParams::default(),
             allowed: None,
             banned: Vec::new(),
             bias: Vec::new(),
             seen: Vec::new(),
             position: 0,
         };
-        if question.token < 0 || question.known >= 0 {
+        if question.token < 0 || question.known_token >= 0 {
             return Ok(new); // Padding, or nothing to choose.
         }
-        let seat = index("seat", question.seat, seats.rules.rows())?;
-        new.rules = rules_of(seats, seat);
+        let seat = index("seat", question.seq_slot, seats.params.rows())?;
+        new.rules = sampling_rules(seats, seat);
         let token = index("token", question.token, laid.positions.cols())?;
         new.position = laid.positions.row::<i32>(0)[token] + 1;
         let known = index("position", new.position, seats.history.cols() + 1)?;
@@ -260,9 +267,9 @@ impl RowRules {
         Ok(new)
     }
 
-    fn request(&self, question: &StageQuestion) -> RowRequest<'_> {
+    fn request(&self, question: &StageLogitsRow) -> SampleRequest<'_> {
         let rules = &self.rules;
-        let draw = Draw {
+        let draw = DrawParams {
             temperature: rules.temperature,
             min_p: rules.min_p,
             top_k: rules.top_k as usize,
@@ -270,7 +277,7 @@ impl RowRules {
             key: rules.key,
             position: self.position as u32,
         };
-        let edits = Edits {
+        let edits = LogitEdits {
             allowed: self.allowed.as_deref(),
             banned: &self.banned,
             bias: &self.bias,
@@ -280,16 +287,16 @@ impl RowRules {
             presence: rules.presence,
         };
         let draw = (rules.temperature >= GREEDY_BELOW).then_some(draw);
-        let pick = match u32::try_from(question.known) {
-            Ok(known) => Pick::Known(known),
-            Err(_) => Pick::Choose(Rules { edits, draw }),
+        let pick = match u32::try_from(question.known_token) {
+            Ok(known) => TokenChoice::Known(known),
+            Err(_) => TokenChoice::Sample(SamplingRules { edits, draw }),
         };
-        RowRequest { pick, logprobs: usize::try_from(question.top).ok() }
+        SampleRequest { pick, logprobs: usize::try_from(question.top).ok() }
     }
 }
 
 /// Whether an edit is for the token behind `history`.
-fn applies(edit: &StageEdit, history: &[i32], read: &StageRead<'_>) -> Result<bool, DeviceError> {
+fn applies(edit: &StageEdit, history: &[i32], read: &StageReader<'_>) -> Result<bool, DeviceError> {
     if edit.when_len < 0 {
         return Ok((history.len() as i64) < i64::from(edit.when_at));
     }
@@ -306,12 +313,12 @@ fn ids_of(mask: &[i32]) -> Vec<u32> {
 }
 
 /// The different ids in order of appearance, with their occurrences from `prompt_len` on.
-fn count(history: &[i32], prompt_len: usize) -> Vec<Seen> {
-    let mut seen: Vec<Seen> = Vec::new();
+fn count(history: &[i32], prompt_len: usize) -> Vec<TokenOccurrence> {
+    let mut seen: Vec<TokenOccurrence> = Vec::new();
     let mut places = HashMap::new();
     for (position, &id) in history.iter().enumerate() {
         let place = *places.entry(id).or_insert_with(|| {
-            seen.push(Seen { id: id as u32, count: 0 });
+            seen.push(TokenOccurrence { id: id as u32, count: 0 });
             seen.len() - 1
         });
         seen[place].count += u32::from(position >= prompt_len);
@@ -320,19 +327,19 @@ fn count(history: &[i32], prompt_len: usize) -> Vec<Seen> {
 }
 
 /// The record of an answer, whose lists are written.
-fn enter(
+fn write_sample(
     row: usize,
-    question: &StageQuestion,
-    answer: RowAnswer,
-    answers: &mut AnswerArrays<'_>,
-) -> Answer {
-    let mut words = Answer { token: -1, ..Answer::default() };
+    question: &StageLogitsRow,
+    answer: RowSampleResult,
+    answers: &mut SamplerOutputArrays<'_>,
+) -> SampledToken {
+    let mut words = SampledToken { token: -1, ..SampledToken::default() };
     match answer {
         _ if question.token < 0 => {}
-        Err(Unusable::NonFinite) => words.status = ANSWER_NON_FINITE,
-        Err(Unusable::AllMasked) => words.status = ANSWER_ALL_MASKED,
+        Err(SampleError::NonFinite) => words.status = SAMPLE_NON_FINITE,
+        Err(SampleError::AllMasked) => words.status = SAMPLE_ALL_MASKED,
         Ok(picked) => {
-            words.status = ANSWER_OK;
+            words.status = SAMPLE_OK;
             words.token = picked.token as i32;
             if let Some(logprobs) = picked.logprobs {
                 (words.logprob, words.rank) = (logprobs.logprob, logprobs.rank);
@@ -352,28 +359,28 @@ fn enter(
 
 /// Judges the draft behind a token that was to be chosen at `position`, and makes the token the seat's newest if all drafts
 /// in front of it stand.
-fn remember(
-    question: &StageQuestion,
+fn update_latest_token(
+    question: &StageLogitsRow,
     position: i32,
-    answer: &mut Answer,
-    laid: &Laid<'_>,
-    seats: &mut SeatArrays<'_>,
+    answer: &mut SampledToken,
+    laid: &PreparedStep<'_>,
+    seats: &mut SequenceSlotArrays<'_>,
 ) {
-    let seat = question.seat as usize;
-    let (rules, before) = (rules_of(seats, seat), newest_of(seats, seat));
-    let found = answer.status == ANSWER_OK;
-    let counts = question.place == 0 || before.stands != 0;
-    if found && counts && question.draft != 0 {
+    let seat = question.seq_slot as usize;
+    let (rules, before) = (sampling_rules(seats, seat), latest_token_of(seats, seat));
+    let found = answer.status == SAMPLE_OK;
+    let counts = question.draft_index == 0 || before.draft_accepted != 0;
+    if found && counts && question.has_draft != 0 {
         let draft = laid.ids.row::<i32>(0)[question.token as usize + 1];
-        let stands = match laid.judge {
-            Judge::Nobody => false,
-            Judge::Answers => draft == answer.token,
-            Judge::Chance { per_mille } => {
+        let stands = match laid.verification {
+            DraftVerification::NoDrafts => false,
+            DraftVerification::MatchSampled => draft == answer.token,
+            DraftVerification::Synthetic { per_mille } => {
                 acceptance_noise(rules.key, position as u32) * 1000.0 < f32::from(per_mille)
             }
         };
         if stands {
-            (answer.token, answer.status) = (draft, ANSWER_STANDS);
+            (answer.token, answer.status) = (draft, SAMPLE_DRAFT_ACCEPTED);
         }
     }
     if found
@@ -383,11 +390,15 @@ fn remember(
         *slot = answer.token;
     }
     let mut newest = before;
-    if counts && (found || question.place == 0) {
+    if counts && (found || question.draft_index == 0) {
         // An error behind drafts leaves the token in front of it the newest.
-        newest = Newest { token: if found { answer.token } else { 0 }, position, stands: 0 };
+        newest = LatestToken {
+            token: if found { answer.token } else { 0 },
+            position,
+            draft_accepted: 0,
+        };
     }
-    newest.stands = i32::from(answer.status == ANSWER_STANDS);
-    let words = [newest.token, newest.position, newest.stands];
-    seats.newest.row_mut::<i32>(seat).copy_from_slice(&words);
+    newest.draft_accepted = i32::from(answer.status == SAMPLE_DRAFT_ACCEPTED);
+    let words = [newest.token, newest.position, newest.draft_accepted];
+    seats.latest.row_mut::<i32>(seat).copy_from_slice(&words);
 }

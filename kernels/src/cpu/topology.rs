@@ -32,7 +32,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_folder_says_nothing() {
+    fn missing_folder_yields_no_cores() {
         assert_eq!(cores_of(Path::new("/nonexistent")), None);
     }
 }

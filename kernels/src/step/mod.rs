@@ -5,35 +5,35 @@
 //!
 //! Legend: S seats, W block table width, L longest request, V vocabulary, T tokens, R rows, Q questions.
 
-mod stage;
+mod staging;
 
-use crate::{Mat, MatMut};
+use crate::{MatMut, MatRef};
 
-pub use stage::Stage;
-pub(crate) use stage::StageRead;
+pub(crate) use staging::StageReader;
+pub use staging::StagingBuffer;
 
 /// A record as the device reads it.
 ///
 /// # Safety
 /// The type is `repr(C)`, has no padding, and every bit pattern is a value.
-pub unsafe trait Record: Copy + Send + Sync + 'static {}
+pub unsafe trait StageRecord: Copy + Send + Sync + 'static {}
 
 macro_rules! records {
     ($($name:ty),*) => {$(
         // SAFETY: `repr(C)` structs of 32- and 64-bit numbers whose sizes add up (checked by a test).
-        unsafe impl Record for $name {}
+        unsafe impl StageRecord for $name {}
     )*};
 }
 records!(
     StageHeader,
     StageRow,
-    StageInit,
-    StageQuestion,
+    StageSequenceInit,
+    StageLogitsRow,
     StageEdit,
     DraftRow,
-    SeatRules,
-    Newest,
-    Answer,
+    SequenceSamplingParams,
+    LatestToken,
+    SampledToken,
     i32,
     u32
 );
@@ -45,7 +45,7 @@ pub struct StageHeader {
     /// Records of the rows region.
     pub rows: u32,
     /// Records of the questions region.
-    pub questions: u32,
+    pub logits_rows: u32,
     /// Records of the seat region.
     pub inits: u32,
     /// Words of the words region.
@@ -55,7 +55,7 @@ pub struct StageHeader {
     /// First byte of the rows.
     pub rows_at: u32,
     /// First byte of the questions.
-    pub questions_at: u32,
+    pub logits_rows_at: u32,
     /// First byte of the seat records.
     pub inits_at: u32,
     /// First byte of the words.
@@ -77,7 +77,7 @@ pub struct StageHeader {
 #[repr(C)]
 pub struct StageRow {
     /// Whose tokens.
-    pub seat: i32,
+    pub seq_slot: i32,
     /// Position of the first one; where the seat knows it, the furthest that it may be.
     pub start: i32,
     /// How many.
@@ -98,9 +98,9 @@ pub struct StageRow {
 /// A request takes a seat.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C)]
-pub struct StageInit {
+pub struct StageSequenceInit {
     /// Which seat.
-    pub seat: i32,
+    pub seq_slot: i32,
     /// Index of known ids in the words.
     pub history_at: i32,
     /// Position of the first of them.
@@ -112,23 +112,23 @@ pub struct StageInit {
     /// Zero.
     pub reserved: [i32; 3],
     /// How its tokens are chosen.
-    pub rules: SeatRules,
+    pub params: SequenceSamplingParams,
 }
 
 /// What is asked about the logits behind one token of the step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct StageQuestion {
+pub struct StageLogitsRow {
     /// The token of the step, behind which the one asked for comes; −1 = padding, nothing is asked.
     pub token: i32,
     /// Whose rules.
-    pub seat: i32,
+    pub seq_slot: i32,
     /// Drafts in front of it in its row: all must be right.
-    pub place: i32,
+    pub draft_index: i32,
     /// 1 = the step's next token is a draft of what is asked for; 0 = nothing is guessed.
-    pub draft: i32,
+    pub has_draft: i32,
     /// The token, where only its log-probability is asked for; −1 = choose one.
-    pub known: i32,
+    pub known_token: i32,
     /// Ids to report beside the token; −1 = no log-probabilities at all.
     pub top: i32,
     /// First of its edits.
@@ -156,7 +156,7 @@ pub struct StageEdit {
 #[repr(C)]
 pub struct DraftRow {
     /// Whose tokens.
-    pub seat: i32,
+    pub seq_slot: i32,
     /// How many are known.
     pub len: i32,
     /// Index of the first one in the step.
@@ -164,9 +164,9 @@ pub struct DraftRow {
     /// Drafts behind them that the layer makes.
     pub drafts: i32,
     /// 1 = the seat holds the state before the first token; 0 = it lies elsewhere.
-    pub held: i32,
+    pub state_in_slot: i32,
     /// It is the one at the end of this block; −1 = it lies elsewhere, and with `held` 0 it is zeros.
-    pub edge: i32,
+    pub boundary_block: i32,
     /// Zero.
     pub reserved: [i32; 2],
 }
@@ -174,19 +174,19 @@ pub struct DraftRow {
 /// The newest token of the request on a seat, which no row has forwarded yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Newest {
+pub struct LatestToken {
     /// The token.
     pub token: i32,
     /// Its position.
     pub position: i32,
     /// Whether the draft behind it is right: a row may have more of them.
-    pub stands: i32,
+    pub draft_accepted: i32,
 }
 
 /// How the tokens of the request on a seat are chosen; held on the device for the life of the seat.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C)]
-pub struct SeatRules {
+pub struct SequenceSamplingParams {
     /// Softmax temperature; below `1e-5` the likeliest id is taken.
     pub temperature: f32,
     /// Probability kept; 1 = all.
@@ -219,10 +219,10 @@ pub const RULE_HISTORY: u32 = 2;
 /// The answer to one question.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C)]
-pub struct Answer {
+pub struct SampledToken {
     /// The token.
     pub token: i32,
-    /// [`ANSWER_OK`], [`ANSWER_STANDS`], [`ANSWER_NON_FINITE`] or [`ANSWER_ALL_MASKED`].
+    /// [`SAMPLE_OK`], [`SAMPLE_DRAFT_ACCEPTED`], [`SAMPLE_NON_FINITE`] or [`SAMPLE_ALL_MASKED`].
     pub status: u32,
     /// Its log-probability under the raw logits, if asked for.
     pub logprob: f32,
@@ -231,41 +231,41 @@ pub struct Answer {
 }
 
 /// A token was chosen or scored.
-pub const ANSWER_OK: u32 = 0;
+pub const SAMPLE_OK: u32 = 0;
 /// A logit is NaN or infinite.
-pub const ANSWER_NON_FINITE: u32 = 1;
+pub const SAMPLE_NON_FINITE: u32 = 1;
 /// The rules mask every id.
-pub const ANSWER_ALL_MASKED: u32 = 2;
+pub const SAMPLE_ALL_MASKED: u32 = 2;
 /// A token was chosen, and the draft of it is right; or chance lets that draft stand, and it is the token.
-pub const ANSWER_STANDS: u32 = 3;
+pub const SAMPLE_DRAFT_ACCEPTED: u32 = 3;
 
 /// A stage on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct StageView<'a> {
     /// The stage's bytes as words, i32 `[1, n]`, from the header on.
-    pub bytes: Mat<'a>,
+    pub bytes: MatRef<'a>,
     /// Rows to prepare: those of the stage, or more where a captured graph has a fixed number. Rows
     /// beyond the stage's are padding: no token, no key.
     pub rows: usize,
     /// Tokens to lay out, likewise; those beyond the stage's get id 0, position 0 and slot −1.
     pub tokens: usize,
     /// Questions to lay out, likewise.
-    pub questions: usize,
+    pub logits_rows: usize,
 }
 
 /// Per-request state on the device.
 #[derive(Debug)]
-pub struct SeatArrays<'a> {
-    /// [`Newest`] tokens as words; i32 `[S, 3]`.
-    pub newest: MatMut<'a>,
+pub struct SequenceSlotArrays<'a> {
+    /// [`LatestToken`] tokens as words; i32 `[S, 3]`.
+    pub latest: MatMut<'a>,
     /// Block tables, i32 `[S, W]`.
     pub tables: MatMut<'a>,
     /// Known ids by position, where a rule reads them; i32 `[S, L]`.
     pub history: MatMut<'a>,
     /// Masks of allowed ids, one bit each; i32 `[S, ceil(V / 32)]`.
     pub masks: MatMut<'a>,
-    /// [`SeatRules`] as words; i32 `[S, 12]`.
-    pub rules: MatMut<'a>,
+    /// [`SequenceSamplingParams`] as words; i32 `[S, 12]`.
+    pub params: MatMut<'a>,
 }
 
 /// What a forward pass reads, written by `prepare`.
@@ -282,32 +282,32 @@ pub struct StepArrays<'a> {
     /// Keys of each row, its own tokens included; i32 `[1, R]`.
     pub context_lens: MatMut<'a>,
     /// Seat of each row; i32 `[1, R]`.
-    pub row_seats: MatMut<'a>,
+    pub row_seq_slots: MatMut<'a>,
     /// Token behind each question, 0 for padding; i32 `[1, Q]`.
-    pub question_tokens: MatMut<'a>,
+    pub logits_indices: MatMut<'a>,
 }
 
 /// What `prepare` has laid out of the step that questions are about, and what becomes of its drafts.
 #[derive(Debug, Clone, Copy)]
-pub struct Laid<'a> {
+pub struct PreparedStep<'a> {
     /// i32 `[1, T]`.
-    pub ids: Mat<'a>,
+    pub ids: MatRef<'a>,
     /// i32 `[1, T]`.
-    pub positions: Mat<'a>,
+    pub positions: MatRef<'a>,
     /// Who says which drafts stand.
-    pub judge: Judge,
+    pub verification: DraftVerification,
 }
 
 /// Who says which drafts stand.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Judge {
+pub enum DraftVerification {
     /// Nobody: there are none.
     #[default]
-    Nobody,
+    NoDrafts,
     /// The answers: one that is the token which was chosen.
-    Answers,
+    MatchSampled,
     /// Chance, for benchmarks.
-    Chance {
+    Synthetic {
         /// Of 1000 drafts so many stand.
         per_mille: u16,
     },
@@ -315,7 +315,7 @@ pub enum Judge {
 
 /// What a pass of a draft layer reads, written by `draft_rows`: a row of one token for each row of the step.
 #[derive(Debug)]
-pub struct PassArrays<'a> {
+pub struct DraftPassArrays<'a> {
     /// i32 `[1, R]`.
     pub ids: MatMut<'a>,
     /// i32 `[1, R]`.
@@ -327,7 +327,7 @@ pub struct PassArrays<'a> {
     /// Keys of each row, its own token included, 0 for padding; i32 `[1, R]`.
     pub context_lens: MatMut<'a>,
     /// Seat of each row; i32 `[1, R]`.
-    pub row_seats: MatMut<'a>,
+    pub row_seq_slots: MatMut<'a>,
 }
 
 /// What such a pass is made of.
@@ -338,36 +338,36 @@ pub struct DraftPass<'a> {
     /// Rows to lay out.
     pub rows: usize,
     /// Ids of the step, i32 `[1, T]`.
-    pub ids: Mat<'a>,
+    pub ids: MatRef<'a>,
     /// Positions of the step, i32 `[1, T]`.
-    pub positions: Mat<'a>,
+    pub positions: MatRef<'a>,
     /// What the passes before have made, i32 `[passes, R]`.
-    pub drafts: Mat<'a>,
+    pub drafts: MatRef<'a>,
     /// Block tables by seat, i32 `[S, W]`.
-    pub tables: Mat<'a>,
+    pub tables: MatRef<'a>,
     /// Positions per block.
     pub block_tokens: usize,
 }
 
 /// Hidden states that draft layers go on from, in the type of activations. H channels.
 #[derive(Debug)]
-pub struct DraftStates<'a> {
+pub struct DraftHiddenStates<'a> {
     /// Those of each seat's newest tokens, `[S · depth, H]`: of the one before the newest that is known, if there is one, of
     /// that one, and of the drafts behind it.
-    pub held: MatMut<'a>,
+    pub slot_states: MatMut<'a>,
     /// Position of the first of them, i32 `[1, S]`.
-    pub firsts: MatMut<'a>,
+    pub first_positions: MatMut<'a>,
     /// How many a seat has room for.
-    pub depth: usize,
+    pub states_per_slot: usize,
     /// Those at the ends of blocks, `[blocks, H]`.
-    pub edges: MatMut<'a>,
+    pub boundary_states: MatMut<'a>,
 }
 
 /// What `sample_rows` writes.
 #[derive(Debug)]
-pub struct AnswerArrays<'a> {
-    /// [`Answer`]s as words; i32 `[Q, 4]`.
-    pub answers: MatMut<'a>,
+pub struct SamplerOutputArrays<'a> {
+    /// [`SampledToken`]s as words; i32 `[Q, 4]`.
+    pub sampled: MatMut<'a>,
     /// Likeliest ids in order, as many as asked for; i32 `[Q, most]`.
     pub top_ids: MatMut<'a>,
     /// Their log-probabilities; f32 `[Q, most]`.
@@ -382,12 +382,12 @@ mod tests {
     fn records_have_no_padding() {
         assert_eq!(size_of::<StageHeader>(), 64);
         assert_eq!(size_of::<StageRow>(), 32);
-        assert_eq!(size_of::<StageQuestion>(), 32);
+        assert_eq!(size_of::<StageLogitsRow>(), 32);
         assert_eq!(size_of::<StageEdit>(), 16);
         assert_eq!(size_of::<DraftRow>(), 32);
-        assert_eq!(size_of::<SeatRules>(), 48);
-        assert_eq!(size_of::<Newest>(), 12);
-        assert_eq!(size_of::<StageInit>(), 80);
-        assert_eq!(size_of::<Answer>(), 16);
+        assert_eq!(size_of::<SequenceSamplingParams>(), 48);
+        assert_eq!(size_of::<LatestToken>(), 12);
+        assert_eq!(size_of::<StageSequenceInit>(), 80);
+        assert_eq!(size_of::<SampledToken>(), 16);
     }
 }

@@ -1,23 +1,23 @@
 //! The KV write and paged attention: mixed rows, random blocks, every ratio of heads, all block sizes.
 
 use kernels::{
-    Attention, BatchRows, Buffer, DeviceError, Driver, Kernels, KvLayout, KvOrder, Mat, MatMut,
-    QkRope, Rope, Stream, bf16,
-    cpu::{CpuDevice, Isa},
+    AttentionMetadata, Buffer, DeviceDriver, DeviceError, DeviceStream, Kernels, KvLayout, KvOrder,
+    MatMut, MatRef, PagedAttentionArgs, QkNormRopeArgs, RopeCosSin, bf16,
+    cpu::{CpuDevice, CpuIsa},
     f16,
 };
 
-use crate::support::{Numbers, Real, cast, device, devices, error, tolerance};
+use crate::support::{RealElement, SeededNumbers, cast, device, devices, error, tolerance};
 
-const S: Stream = Stream(0);
+const S: DeviceStream = DeviceStream(0);
 /// Positions of the rotation tables.
 const POSITIONS: usize = 512;
 
 /// A small attention: shapes, weights, and requests with keys for every position.
-struct Case {
+struct AttentionConformanceCase {
     heads: usize,
     /// First position that is seen.
-    first: usize,
+    first_position: usize,
     layout: KvLayout,
     rotary: usize,
     /// Per request: projections of every token `[len][(N + 2 K) D]` and its block table.
@@ -29,14 +29,14 @@ struct Case {
 
 const EPS: f32 = 1e-6;
 
-impl Case {
-    fn new<T: Real>(
+impl AttentionConformanceCase {
+    fn new<T: RealElement>(
         seed: u64,
         (heads, kv_heads, head_dim): (usize, usize, usize),
         block_tokens: usize,
         lens: &[usize],
     ) -> Self {
-        let mut numbers = Numbers::new(seed);
+        let mut numbers = SeededNumbers::new(seed);
         let width = (heads + 2 * kv_heads) * head_dim;
         let needed: usize = lens.iter().map(|len| len.div_ceil(block_tokens)).sum();
         let layout = KvLayout {
@@ -62,7 +62,7 @@ impl Case {
             (weight(), weight())
         });
         let rotary = if seed.is_multiple_of(3) { head_dim / 2 } else { head_dim };
-        Self { heads, first: 0, layout, rotary, requests, norms, rope: rope(rotary) }
+        Self { heads, first_position: 0, layout, rotary, requests, norms, rope: rope(rotary) }
     }
 
     fn width(&self) -> usize {
@@ -75,7 +75,7 @@ impl Case {
     }
 
     /// Head `head` of a token after norm and rotation, in f64; rounded where the kernel rounds.
-    fn turned<T: Real>(&self, request: usize, position: usize, head: usize) -> Vec<f64> {
+    fn rotated<T: RealElement>(&self, request: usize, position: usize, head: usize) -> Vec<f64> {
         let dim = self.layout.head_dim;
         let raw = &self.requests[request].0[position * self.width() + head * dim..][..dim];
         let mut x: Vec<f64> = raw.iter().map(|x| f64::from(*x)).collect();
@@ -100,14 +100,14 @@ impl Case {
     }
 
     /// Keys of a request after norm and rotation, `[KV head][position]`.
-    fn keys<T: Real>(&self, request: usize) -> Vec<Vec<Vec<f64>>> {
+    fn keys<T: RealElement>(&self, request: usize) -> Vec<Vec<Vec<f64>>> {
         let len = self.requests[request].0.len() / self.width();
-        let key = |head, p| self.turned::<T>(request, p, self.heads + head);
+        let key = |head, p| self.rotated::<T>(request, p, self.heads + head);
         (0..self.layout.kv_heads).map(|head| (0..len).map(|p| key(head, p)).collect()).collect()
     }
 
     /// The formula, for one token.
-    fn expected<T: Real>(
+    fn expected<T: RealElement>(
         &self,
         request: usize,
         position: usize,
@@ -117,8 +117,8 @@ impl Case {
         let mut out = Vec::new();
         for head in 0..self.heads {
             let value_head = self.heads + self.layout.kv_heads + head / group;
-            let q = self.turned::<T>(request, position, head);
-            let scores: Vec<f64> = keys[head / group][self.first..=position]
+            let q = self.rotated::<T>(request, position, head);
+            let scores: Vec<f64> = keys[head / group][self.first_position..=position]
                 .iter()
                 .map(|k| q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() * f64::from(self.scale()))
                 .collect();
@@ -126,7 +126,7 @@ impl Case {
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
             let sum: f64 = weights.iter().sum();
             let mut o = vec![0.0; dim];
-            for (p, w) in (self.first..).zip(&weights) {
+            for (p, w) in (self.first_position..).zip(&weights) {
                 let at = p * self.width() + value_head * dim;
                 for (o, v) in o.iter_mut().zip(&self.requests[request].0[at..]) {
                     *o += w / sum * f64::from(*v);
@@ -146,7 +146,7 @@ impl Case {
     }
 
     /// Runs chunks `(request, from, to)` as one step of layer 1; returns `[T, N D]`.
-    fn step<T: Real>(
+    fn step<T: RealElement>(
         &self,
         device: &CpuDevice,
         pool: &mut Buffer,
@@ -171,17 +171,17 @@ impl Case {
         let (cos, sin) = &self.rope;
         let norms = self.norms.as_ref().map(|(q, k)| (cast::<T>(q), cast::<T>(k)));
         let mut q = vec![T::of(0.0); tokens * self.heads * dim];
-        let args = QkRope {
-            qkv: Mat::of(&qkv, tokens, self.width()).unwrap(),
-            q_norm: norms.as_ref().map(|(q, _)| Mat::of(q, 1, dim).unwrap()),
-            k_norm: norms.as_ref().map(|(_, k)| Mat::of(k, 1, dim).unwrap()),
+        let args = QkNormRopeArgs {
+            qkv: MatRef::of(&qkv, tokens, self.width()).unwrap(),
+            q_norm: norms.as_ref().map(|(q, _)| MatRef::of(q, 1, dim).unwrap()),
+            k_norm: norms.as_ref().map(|(_, k)| MatRef::of(k, 1, dim).unwrap()),
             eps: EPS,
-            rope: Rope {
-                cos: Mat::of(cos, POSITIONS, self.rotary / 2).unwrap(),
-                sin: Mat::of(sin, POSITIONS, self.rotary / 2).unwrap(),
+            rope: RopeCosSin {
+                cos: MatRef::of(cos, POSITIONS, self.rotary / 2).unwrap(),
+                sin: MatRef::of(sin, POSITIONS, self.rotary / 2).unwrap(),
             },
-            positions: Mat::of(&positions, 1, tokens).unwrap(),
-            slots: Mat::of(&slots, 1, tokens).unwrap(),
+            positions: MatRef::of(&positions, 1, tokens).unwrap(),
+            slots: MatRef::of(&slots, 1, tokens).unwrap(),
             heads: self.heads,
             layer: 1,
             kv_scales: [1.0; 2],
@@ -189,19 +189,19 @@ impl Case {
         let out = MatMut::of(&mut q, tokens, self.heads * dim).unwrap();
         device.qk_norm_rope_kv_write(&S, out, (pool, &self.layout), &args).unwrap();
         let rows = chunks.len();
-        let args = Attention {
-            q: Mat::of(&q, tokens, self.heads * dim).unwrap(),
-            rows: BatchRows {
-                cu_q: Mat::of(&cu_q, 1, rows + 1).unwrap(),
-                context_lens: Mat::of(&context_lens, 1, rows).unwrap(),
-                block_tables: Mat::of(&tables, rows, widest).unwrap(),
+        let args = PagedAttentionArgs {
+            q: MatRef::of(&q, tokens, self.heads * dim).unwrap(),
+            rows: AttentionMetadata {
+                cu_q: MatRef::of(&cu_q, 1, rows + 1).unwrap(),
+                context_lens: MatRef::of(&context_lens, 1, rows).unwrap(),
+                block_tables: MatRef::of(&tables, rows, widest).unwrap(),
                 table_rows: None,
                 bounds: kernels::RowBounds::of_any(tokens, rows, widest * self.layout.block_tokens),
             },
             heads: self.heads,
             layer: 1,
             scale: self.scale(),
-            first: self.first,
+            first: self.first_position,
         };
         let mut o = vec![T::of(0.0); tokens * self.heads * dim];
         let out = MatMut::of(&mut o, tokens, self.heads * dim).unwrap();
@@ -226,10 +226,10 @@ fn rope(rotary: usize) -> (Vec<f32>, Vec<f32>) {
     (table(f64::cos), table(f64::sin))
 }
 
-fn check<T: Real>(case: &Case, what: &str) {
+fn check<T: RealElement>(case: &AttentionConformanceCase, what: &str) {
     let mut chunks = case.whole();
     for (_, from, _) in &mut chunks {
-        *from = case.first; // Nobody asks before.
+        *from = case.first_position; // Nobody asks before.
     }
     let expected: Vec<f64> = chunks
         .iter()
@@ -250,8 +250,20 @@ fn check<T: Real>(case: &Case, what: &str) {
 fn the_first_position_is_left_out() {
     for heads in [(4, 2, 64), (2, 1, 80)] {
         let lens = &[2usize, 17, 70, 130][..];
-        check::<f32>(&Case { first: 1, ..Case::new::<f32>(5, heads, 16, lens) }, "from 1");
-        check::<bf16>(&Case { first: 1, ..Case::new::<bf16>(5, heads, 16, lens) }, "from 1");
+        check::<f32>(
+            &AttentionConformanceCase {
+                first_position: 1,
+                ..AttentionConformanceCase::new::<f32>(5, heads, 16, lens)
+            },
+            "from 1",
+        );
+        check::<bf16>(
+            &AttentionConformanceCase {
+                first_position: 1,
+                ..AttentionConformanceCase::new::<bf16>(5, heads, 16, lens)
+            },
+            "from 1",
+        );
     }
 }
 
@@ -271,16 +283,29 @@ fn agrees_with_the_formula() {
     ];
     for (seed, (heads, block_tokens, lens)) in shapes.into_iter().enumerate() {
         let what = format!("{heads:?} blocks of {block_tokens}");
-        check::<f32>(&Case::new::<f32>(seed as u64, heads, block_tokens, lens), &what);
-        check::<bf16>(&Case::new::<bf16>(seed as u64, heads, block_tokens, lens), &what);
-        check::<f16>(&Case::new::<f16>(seed as u64, heads, block_tokens, lens), &what);
+        check::<f32>(
+            &AttentionConformanceCase::new::<f32>(seed as u64, heads, block_tokens, lens),
+            &what,
+        );
+        check::<bf16>(
+            &AttentionConformanceCase::new::<bf16>(seed as u64, heads, block_tokens, lens),
+            &what,
+        );
+        check::<f16>(
+            &AttentionConformanceCase::new::<f16>(seed as u64, heads, block_tokens, lens),
+            &what,
+        );
     }
 }
 
 /// Whole prefill, chunks, decode, and mixed batches give the same bits for every token.
-fn check_invariance<T: Real>(heads: (usize, usize, usize), block_tokens: usize, isa: Isa) {
+fn check_invariance<T: RealElement>(
+    heads: (usize, usize, usize),
+    block_tokens: usize,
+    isa: CpuIsa,
+) {
     let lens = [150usize, 37, 65];
-    let case = Case::new::<T>(4, heads, block_tokens, &lens);
+    let case = AttentionConformanceCase::new::<T>(4, heads, block_tokens, &lens);
     let reference = device(1, isa);
     let mut expected = Vec::new();
     for chunk in case.whole() {
@@ -314,7 +339,7 @@ fn check_invariance<T: Real>(heads: (usize, usize, usize), block_tokens: usize, 
 
 #[test]
 fn a_token_does_not_depend_on_chunks_batch_or_threads() {
-    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+    for isa in CpuIsa::ALL.into_iter().filter(|isa| isa.available()) {
         check_invariance::<f32>((4, 2, 64), 16, isa);
         check_invariance::<bf16>((4, 2, 64), 16, isa);
         check_invariance::<f16>((4, 2, 64), 16, isa);
@@ -324,9 +349,9 @@ fn a_token_does_not_depend_on_chunks_batch_or_threads() {
 }
 
 /// A former owner's infinities in the same block must not leak into a request.
-fn check_stale<T: Real>() {
+fn check_stale<T: RealElement>() {
     for device in devices(2) {
-        let case = Case::new::<T>(2, (4, 2, 64), 16, &[21]);
+        let case = AttentionConformanceCase::new::<T>(2, (4, 2, 64), 16, &[21]);
         let clean = case.step::<T>(&device, &mut case.pool(&device), &[(0, 0, 21)]);
         let mut pool = case.pool(&device);
         let poison: Vec<u8> =
@@ -346,8 +371,8 @@ fn stale_blocks_do_not_poison() {
 }
 
 /// Keys and values that fp8 holds exactly give the bits that they give in the type of the activations.
-fn check_fp8<T: Real>(block_tokens: usize) {
-    let mut case = Case::new::<T>(1, (4, 2, 32), block_tokens, &[1, 70, 19]);
+fn check_fp8<T: RealElement>(block_tokens: usize) {
+    let mut case = AttentionConformanceCase::new::<T>(1, (4, 2, 32), block_tokens, &[1, 70, 19]);
     let eighths = |x: &mut f32| *x = (*x * 8.0).round() / 8.0;
     case.requests.iter_mut().flat_map(|(qkv, _)| qkv).for_each(eighths);
     case.rope.0.fill(1.0);
@@ -371,12 +396,12 @@ fn a_pool_in_fp8_serves_every_model_type() {
 }
 
 /// Four tokens of two query and two KV heads of 16 channels, unrotated, and a pool of three blocks.
-struct Slots<T> {
+struct SlotWriteCase<T> {
     layout: KvLayout,
     qkv: Vec<T>,
 }
 
-impl<T: Real> Slots<T> {
+impl<T: RealElement> SlotWriteCase<T> {
     const HEADS: usize = 2;
     const WIDTH: usize = 6 * 16;
 
@@ -390,7 +415,7 @@ impl<T: Real> Slots<T> {
             dtype: T::DTYPE,
             order: KvOrder::Lanes,
         };
-        Self { layout, qkv: cast::<T>(&Numbers::new(3).floats(4 * Self::WIDTH)) }
+        Self { layout, qkv: cast::<T>(&SeededNumbers::new(3).floats(4 * Self::WIDTH)) }
     }
 
     /// Stores the keys and values of layer 1 at `slots`.
@@ -402,14 +427,17 @@ impl<T: Real> Slots<T> {
     ) -> Result<(), DeviceError> {
         let (cos, sin) = (vec![1.0f32; 8 * 8], vec![0.0f32; 8 * 8]);
         let mut q = vec![T::of(0.0); 4 * Self::HEADS * 16];
-        let args = QkRope {
-            qkv: Mat::of(&self.qkv, 4, Self::WIDTH).unwrap(),
+        let args = QkNormRopeArgs {
+            qkv: MatRef::of(&self.qkv, 4, Self::WIDTH).unwrap(),
             q_norm: None,
             k_norm: None,
             eps: EPS,
-            rope: Rope { cos: Mat::of(&cos, 8, 8).unwrap(), sin: Mat::of(&sin, 8, 8).unwrap() },
-            positions: Mat::of(&[0, 1, 2, 3], 1, 4).unwrap(),
-            slots: Mat::of(&slots, 1, 4).unwrap(),
+            rope: RopeCosSin {
+                cos: MatRef::of(&cos, 8, 8).unwrap(),
+                sin: MatRef::of(&sin, 8, 8).unwrap(),
+            },
+            positions: MatRef::of(&[0, 1, 2, 3], 1, 4).unwrap(),
+            slots: MatRef::of(&slots, 1, 4).unwrap(),
             heads: Self::HEADS,
             layer: 1,
             kv_scales: [1.0; 2],
@@ -436,7 +464,7 @@ impl<T: Real> Slots<T> {
 }
 
 /// A value as it lies in a pool of its type.
-fn stored<T: Real>(x: T) -> Vec<u8> {
+fn stored<T: RealElement>(x: T) -> Vec<u8> {
     match T::DTYPE {
         kernels::DType::BF16 => bf16::from_f32(x.value()).to_le_bytes().to_vec(),
         kernels::DType::F16 => f16::from_f32(x.value()).to_le_bytes().to_vec(),
@@ -445,11 +473,11 @@ fn stored<T: Real>(x: T) -> Vec<u8> {
 }
 
 /// Slot −1 stores nothing, every other slot of the pool keeps its bytes, and the last slot is usable.
-fn check_slots<T: Real>() {
-    let device = device(2, Isa::detect());
-    let case = Slots::<T>::new();
+fn check_slots<T: RealElement>() {
+    let device = device(2, CpuIsa::detect());
+    let case = SlotWriteCase::<T>::new();
     let mut pool = device.alloc(case.layout.bytes()).unwrap();
-    let marks = Numbers::new(9).floats(case.layout.bytes() / T::DTYPE.bytes());
+    let marks = SeededNumbers::new(9).floats(case.layout.bytes() / T::DTYPE.bytes());
     let mut expected: Vec<u8> = cast::<T>(&marks).into_iter().flat_map(stored).collect();
     device.upload(&mut pool, 0, &expected).unwrap();
     let mut got = vec![0; expected.len()];
@@ -475,8 +503,8 @@ fn only_named_slots_are_written() {
 }
 
 #[test]
-fn lying_tables_are_refused() {
-    let device = device(1, Isa::Portable);
+fn invalid_block_tables_are_rejected() {
+    let device = device(1, CpuIsa::Portable);
     let layout = KvLayout {
         layers: 1,
         blocks: 2,
@@ -490,12 +518,12 @@ fn lying_tables_are_refused() {
     let q = [0.0f32; 3 * 16];
     let run = |cu_q: &[i32], context: &[i32], table: &[i32]| {
         let mut o = [0.0f32; 3 * 16];
-        let args = Attention {
-            q: Mat::of(&q, 3, 16).unwrap(),
-            rows: BatchRows {
-                cu_q: Mat::of(cu_q, 1, cu_q.len()).unwrap(),
-                context_lens: Mat::of(context, 1, context.len()).unwrap(),
-                block_tables: Mat::of(table, 1, table.len()).unwrap(),
+        let args = PagedAttentionArgs {
+            q: MatRef::of(&q, 3, 16).unwrap(),
+            rows: AttentionMetadata {
+                cu_q: MatRef::of(cu_q, 1, cu_q.len()).unwrap(),
+                context_lens: MatRef::of(context, 1, context.len()).unwrap(),
+                block_tables: MatRef::of(table, 1, table.len()).unwrap(),
                 table_rows: None,
                 bounds: kernels::RowBounds::of_any(
                     3,

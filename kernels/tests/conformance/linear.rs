@@ -1,27 +1,27 @@
 //! `linear` over odd shapes, and its independence of batch, threads and tile.
 
-use kernels::{DType, Kernels, Mat, MatMut, Packed, Stream, bf16, f16};
+use kernels::{DType, DeviceStream, Kernels, MatMut, MatRef, PackedMatrix, bf16, f16};
 
-use crate::support::{Numbers, Real, bytes_of, cast, devices, error, host, tolerance};
+use crate::support::{RealElement, SeededNumbers, bytes_of, cast, devices, error, host, tolerance};
 
-const S: Stream = Stream(0);
+const S: DeviceStream = DeviceStream(0);
 
-fn run<T: Real>(
+fn run<T: RealElement>(
     device: &dyn Kernels,
     x: &[T],
-    w: &Packed,
+    w: &PackedMatrix,
     bias: Option<&[f32]>,
     rows: usize,
 ) -> Vec<T> {
     let mut y = vec![T::of(0.0); rows * w.n()];
-    let bias = bias.map(|b| Mat::of(b, 1, b.len()).unwrap());
+    let bias = bias.map(|b| MatRef::of(b, 1, b.len()).unwrap());
     let out = MatMut::of(&mut y, rows, w.n()).unwrap();
-    device.linear(&S, out, Mat::of(x, rows, w.k()).unwrap(), w, bias).unwrap();
+    device.linear(&S, out, MatRef::of(x, rows, w.k()).unwrap(), w, bias).unwrap();
     y
 }
 
-fn check<T: Real>(rows: usize, n: usize, k: usize) {
-    let mut numbers = Numbers::new((rows * 7919 + n * 31 + k) as u64);
+fn check<T: RealElement>(rows: usize, n: usize, k: usize) {
+    let mut numbers = SeededNumbers::new((rows * 7919 + n * 31 + k) as u64);
     let (x, w) = (numbers.floats(rows * k), numbers.floats(n * k));
     let bias = numbers.floats(n);
     let expected: Vec<f64> = (0..rows * n)
@@ -69,9 +69,9 @@ fn agrees_with_the_formula() {
 }
 
 /// A row's bits are the same alone, in any batch, at any place, on any number of threads.
-fn check_invariance<T: Real>() {
+fn check_invariance<T: RealElement>() {
     let (n, k, most) = (70, 130, 30);
-    let mut numbers = Numbers::new(11);
+    let mut numbers = SeededNumbers::new(11);
     let (x, w) = (cast::<T>(&numbers.floats(most * k)), bytes_of(&numbers.floats(n * k)));
     let mut reference: Vec<Vec<T>> = Vec::new();
     for threads in 1..=3 {
@@ -101,9 +101,9 @@ fn a_row_does_not_depend_on_its_batch() {
     check_invariance::<f16>();
 }
 
-fn check_logits<T: Real>() {
+fn check_logits<T: RealElement>() {
     let (rows, n, k) = (3, 40, 64);
-    let mut numbers = Numbers::new(5);
+    let mut numbers = SeededNumbers::new(5);
     let (x, w) = (cast::<T>(&numbers.floats(rows * k)), numbers.floats(n * k));
     let bytes = bytes_of(&w);
     let expected: Vec<f64> = (0..rows * n)
@@ -118,7 +118,7 @@ fn check_logits<T: Real>() {
             let packed = device.pack(&[host(&bytes, n, k)], dtype).unwrap();
             let mut y = vec![0.0f32; rows * n];
             let out = MatMut::of(&mut y, rows, n).unwrap();
-            device.linear(&S, out, Mat::of(&x, rows, k).unwrap(), &packed, None).unwrap();
+            device.linear(&S, out, MatRef::of(&x, rows, k).unwrap(), &packed, None).unwrap();
             assert!(error(&y, &expected) < 3e-6, "{dtype:?} on {:?}", device.isa());
         }
     }
@@ -132,9 +132,9 @@ fn logits_are_not_rounded_and_routers_widen() {
 
 /// Products of f16 are those of the same numbers in f32, to the bit: largest, least and infinite ones among them.
 #[test]
-fn halves_give_the_bits_of_their_numbers_in_f32() {
+fn half_weights_give_the_bits_of_f32_weights() {
     let (rows, n, k) = (13, 70, 37);
-    let mut numbers = Numbers::new(17);
+    let mut numbers = SeededNumbers::new(17);
     let mut draw = |count: usize| -> Vec<f32> {
         let of = |bits: u64| f16::from_bits((bits & 0xffff) as u16).to_f32();
         let finite = |x: f32| if x.is_finite() { x } else { of(1) };
@@ -144,28 +144,28 @@ fn halves_give_the_bits_of_their_numbers_in_f32() {
     w[3] = f32::INFINITY;
     let (bytes, halves) = (bytes_of(&w), cast::<f16>(&x));
     for device in devices(2) {
-        let product = |dtype, x: Mat<'_>| {
+        let product = |dtype, x: MatRef<'_>| {
             let packed = device.pack(&[host(&bytes, n, k)], dtype).unwrap();
             let mut y = vec![0.0f32; rows * n];
             device.linear(&S, MatMut::of(&mut y, rows, n).unwrap(), x, &packed, None).unwrap();
             let bits = |y: f32| if y.is_nan() { f32::NAN.to_bits() } else { y.to_bits() };
             y.into_iter().map(bits).collect::<Vec<_>>()
         };
-        let wide = product(DType::F32, Mat::of(&x, rows, k).unwrap());
-        let half = product(DType::F16, Mat::of(&halves, rows, k).unwrap());
+        let wide = product(DType::F32, MatRef::of(&x, rows, k).unwrap());
+        let half = product(DType::F16, MatRef::of(&halves, rows, k).unwrap());
         assert_eq!(half, wide, "{:?}", device.isa());
     }
 }
 
 #[test]
-fn contradicting_shapes_are_refused() {
+fn inconsistent_shapes_are_rejected() {
     let device = &devices(1)[0];
     let bytes = bytes_of(&[0.0; 12]);
     let w = device.pack(&[host(&bytes, 3, 4)], DType::F32).unwrap();
     let x = [0.0f32; 8];
     let mut y = [0.0f32; 6];
     let mut go = |rows, cols, n| {
-        let x = Mat::of(&x[..rows * cols], rows, cols).unwrap();
+        let x = MatRef::of(&x[..rows * cols], rows, cols).unwrap();
         device.linear(&S, MatMut::of(&mut y[..rows * n], rows, n).unwrap(), x, &w, None)
     };
     assert!(go(2, 4, 3).is_ok());

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
 mod attention;
-mod latent;
 mod linear;
+mod mla;
 mod rows;
 mod support;

@@ -1,17 +1,18 @@
 //! Row-wise kernels: embedding, norms, activations, sums, gathers, routing and experts.
 
 use kernels::{
-    DType, ExpertCount, ExpertGroups, Experts, GroupScore, Kernels, Mat, MatMut, RouteRule,
-    RouterScore, Routes, Scores, Spread, Stream, bf16, f16,
+    DType, DeviceStream, ExpertGroups, ExpertLoadArgs, ExpertParallelLayout, ExpertWeights,
+    GroupScore, Kernels, MatMut, MatRef, RouterLogits, RouterRuleArgs, RouterScore, TopKRoutes,
+    bf16, f16,
 };
 
-use crate::support::{Numbers, Real, bytes_of, cast, devices, error, host, tolerance};
+use crate::support::{RealElement, SeededNumbers, bytes_of, cast, devices, error, host, tolerance};
 
-const S: Stream = Stream(0);
+const S: DeviceStream = DeviceStream(0);
 
-fn norms<T: Real>() {
+fn norms<T: RealElement>() {
     for (rows, cols) in [(1, 1), (2, 17), (5, 96), (3, 1000)] {
-        let mut numbers = Numbers::new(cols as u64);
+        let mut numbers = SeededNumbers::new(cols as u64);
         let x = cast::<T>(&numbers.floats(rows * cols));
         let delta = cast::<T>(&numbers.floats(rows * cols));
         let w = cast::<T>(&numbers.floats(cols));
@@ -28,15 +29,15 @@ fn norms<T: Real>() {
         let summed: Vec<T> =
             x.iter().zip(&delta).map(|(a, b)| T::of(a.value() + b.value())).collect();
         for device in devices(2) {
-            let weight = Mat::of(&w, 1, cols).unwrap();
+            let weight = MatRef::of(&w, 1, cols).unwrap();
             let mut y = vec![T::of(0.0); rows * cols];
             let out = MatMut::of(&mut y, rows, cols).unwrap();
-            device.rms_norm(&S, out, Mat::of(&x, rows, cols).unwrap(), weight, 1e-5).unwrap();
+            device.rms_norm(&S, out, MatRef::of(&x, rows, cols).unwrap(), weight, 1e-5).unwrap();
             assert!(error(&y, &normed(&x)) < tolerance::<T>());
             let mut residual = x.clone();
             let out = MatMut::of(&mut y, rows, cols).unwrap();
             let stream = MatMut::of(&mut residual, rows, cols).unwrap();
-            let delta = Mat::of(&delta, rows, cols).unwrap();
+            let delta = MatRef::of(&delta, rows, cols).unwrap();
             device.add_rms_norm(&S, out, stream, delta, weight, 1e-5).unwrap();
             assert_eq!(residual, summed);
             assert!(error(&y, &normed(&summed)) < tolerance::<T>());
@@ -44,9 +45,9 @@ fn norms<T: Real>() {
     }
 }
 
-fn activations<T: Real>() {
+fn activations<T: RealElement>() {
     for (rows, cols) in [(1, 1), (3, 33), (2, 9000)] {
-        let mut numbers = Numbers::new(cols as u64 + 7);
+        let mut numbers = SeededNumbers::new(cols as u64 + 7);
         let x: Vec<f32> = numbers.floats(rows * 2 * cols).iter().map(|x| x * 8.0).collect();
         let x = cast::<T>(&x);
         let b = cast::<T>(&numbers.floats(rows * cols));
@@ -60,11 +61,11 @@ fn activations<T: Real>() {
         for device in devices(2) {
             let mut y = vec![T::of(0.0); rows * cols];
             let out = MatMut::of(&mut y, rows, cols).unwrap();
-            device.silu_mul(&S, out, Mat::of(&x, rows, 2 * cols).unwrap()).unwrap();
+            device.silu_mul(&S, out, MatRef::of(&x, rows, 2 * cols).unwrap()).unwrap();
             assert!(error(&y, &expected) < tolerance::<T>());
             let mut sum = vec![T::of(0.0); rows * cols];
             let out = MatMut::of(&mut sum, rows, cols).unwrap();
-            let (left, right) = (Mat::of(&y, rows, cols), Mat::of(&b, rows, cols));
+            let (left, right) = (MatRef::of(&y, rows, cols), MatRef::of(&b, rows, cols));
             device.add(&S, out, left.unwrap(), right.unwrap()).unwrap();
             for ((s, a), b) in sum.iter().zip(&y).zip(&b) {
                 assert_eq!(*s, T::of(a.value() + b.value()));
@@ -73,9 +74,9 @@ fn activations<T: Real>() {
     }
 }
 
-fn lookups<T: Real>() {
+fn lookups<T: RealElement>() {
     let (vocabulary, hidden) = (70, 34);
-    let table = Numbers::new(1).floats(vocabulary * hidden);
+    let table = SeededNumbers::new(1).floats(vocabulary * hidden);
     let ids = [0i32, 69, 33, 5, 5, 70, -1, 31, 32];
     for device in devices(2) {
         for first in [0, 3] {
@@ -87,10 +88,10 @@ fn lookups<T: Real>() {
                     (0..hidden).map(move |d| T::of(at(d))).collect::<Vec<_>>()
                 })
                 .collect();
-            let ids = Mat::of(&ids, 1, ids.len()).unwrap();
+            let ids = MatRef::of(&ids, 1, ids.len()).unwrap();
             let mut y = vec![T::of(7.0); expected.len()];
             let plain = cast::<T>(&table);
-            let plain = Mat::of(&plain, vocabulary, hidden).unwrap();
+            let plain = MatRef::of(&plain, vocabulary, hidden).unwrap();
             let out = MatMut::of(&mut y, ids.cols(), hidden).unwrap();
             device.embed(&S, out, ids, plain, first).unwrap();
             assert_eq!(y, expected);
@@ -132,7 +133,12 @@ fn gathers_copy_rows_and_refuse_others() {
     for device in devices(1) {
         let mut go = |rows: &[i32; 3]| {
             let out = MatMut::of(&mut y, 3, 3).unwrap();
-            device.gather_rows(&S, out, Mat::of(&x, 4, 3).unwrap(), Mat::of(rows, 1, 3).unwrap())
+            device.gather_rows(
+                &S,
+                out,
+                MatRef::of(&x, 4, 3).unwrap(),
+                MatRef::of(rows, 1, 3).unwrap(),
+            )
         };
         assert!(go(&[0, 4, 1]).is_err());
         assert!(go(&[0, -1, 1]).is_err());
@@ -149,8 +155,8 @@ fn routing_takes_the_lower_index_among_equals() {
             let (mut experts, mut weights) = ([0i32; 6], [0.0f32; 6]);
             let out = MatMut::of(&mut experts, 2, 3).unwrap();
             let out_weights = MatMut::of(&mut weights, 2, 3).unwrap();
-            let logits = Mat::of(&logits, 2, 4).unwrap();
-            let scores = Scores { logits, top_k: 3, normalise, shared: 0 };
+            let logits = MatRef::of(&logits, 2, 4).unwrap();
+            let scores = RouterLogits { logits, top_k: 3, normalise, shared: 0 };
             device.moe_route_softmax(&S, out, out_weights, &scores, None).unwrap();
             assert_eq!(experts, [1, 2, 3, 0, 1, 2]);
             let sum: f32 = weights[3..].iter().sum();
@@ -162,12 +168,12 @@ fn routing_takes_the_lower_index_among_equals() {
 
 /// Scores of six experts in three groups: 0.9 and 0.1, 0.6 and 0.5, 0.8 and 0.2.
 #[test]
-fn groups_are_chosen_before_experts() {
+fn expert_groups_are_chosen_before_experts() {
     let scores = [0.9f32, 0.1, 0.6, 0.5, 0.8, 0.2];
     let odds = scores.map(|p| (p / (1.0 - p)).ln());
     let shares = scores.map(f32::ln);
     let bias = [0.3f32, 0.0, 0.0, 0.0, 0.0, 0.0];
-    let plain = RouteRule {
+    let plain = RouterRuleArgs {
         score: RouterScore::Sigmoid,
         bias: None,
         groups: None,
@@ -175,32 +181,32 @@ fn groups_are_chosen_before_experts() {
         scale: 1.0,
         shared: 0,
     };
-    let groups = |kept, by| Some(ExpertGroups { count: 3, kept, by });
+    let groups = |kept, by| Some(ExpertGroups { count: 3, topk_group: kept, score: by });
     let two = GroupScore::TwoLargest;
-    let corrected = Some(Mat::of(&bias, 1, 6).unwrap());
+    let corrected = Some(MatRef::of(&bias, 1, 6).unwrap());
     let shared = scores.iter().sum::<f32>();
-    let softmax = RouteRule { score: RouterScore::Softmax, scale: shared, ..plain };
+    let softmax = RouterRuleArgs { score: RouterScore::Softmax, scale: shared, ..plain };
     // Rule, logits, experts, weights.
-    type Routed<'a> = (RouteRule<'a>, [f32; 6], &'a [i32], &'a [f32]);
-    let cases: [Routed<'_>; 6] = [
+    type RoutedCase<'a> = (RouterRuleArgs<'a>, [f32; 6], &'a [i32], &'a [f32]);
+    let cases: [RoutedCase<'_>; 6] = [
         (plain, odds, &[0, 4, 2], &[0.9, 0.8, 0.6]),
-        (RouteRule { groups: groups(1, two), ..plain }, odds, &[2, 3], &[0.6, 0.5]),
+        (RouterRuleArgs { groups: groups(1, two), ..plain }, odds, &[2, 3], &[0.6, 0.5]),
         // What is added counts for the choice alone.
         (
-            RouteRule { groups: groups(1, two), bias: corrected, ..plain },
+            RouterRuleArgs { groups: groups(1, two), bias: corrected, ..plain },
             odds,
             &[0, 1],
             &[0.9, 0.1],
         ),
         (
-            RouteRule { groups: groups(1, two), normalise: true, scale: 2.2, ..plain },
+            RouterRuleArgs { groups: groups(1, two), normalise: true, scale: 2.2, ..plain },
             odds,
             &[2, 3],
             &[1.2, 1.0],
         ),
         (softmax, shares, &[0, 4, 2], &[0.9, 0.8, 0.6]),
         (
-            RouteRule { groups: groups(2, GroupScore::Largest), ..softmax },
+            RouterRuleArgs { groups: groups(2, GroupScore::Largest), ..softmax },
             shares,
             &[0, 4, 5],
             &[0.9, 0.8, 0.2],
@@ -212,20 +218,20 @@ fn groups_are_chosen_before_experts() {
             let (mut experts, mut weights) = (vec![0i32; k], vec![0f32; k]);
             let out = MatMut::of(&mut experts, 1, k).unwrap();
             let out_weights = MatMut::of(&mut weights, 1, k).unwrap();
-            let logits = Mat::of(logits, 1, 6).unwrap();
+            let logits = MatRef::of(logits, 1, 6).unwrap();
             device.moe_route(&S, out, out_weights, logits, rule, None).unwrap();
             assert_eq!(experts, *wanted, "{rule:?}");
             let off = weights.iter().zip(*weighed).map(|(w, e)| (w - e).abs());
             assert!(off.fold(0.0, f32::max) < 1e-6, "{rule:?}: {weights:?}");
         }
         // Two experts that all tokens share, and counters that never hear of them.
-        let rule = RouteRule { normalise: true, scale: 1.7, shared: 2, ..plain };
+        let rule = RouterRuleArgs { normalise: true, scale: 1.7, shared: 2, ..plain };
         let (mut experts, mut weights, mut counted) = ([0i32; 4], [0f32; 4], [0i32; 6]);
         let (out, out_weights) =
             (MatMut::of(&mut experts, 1, 4).unwrap(), MatMut::of(&mut weights, 1, 4).unwrap());
         let tokens = MatMut::of(&mut counted, 1, 6).unwrap();
-        let mut count = ExpertCount { tokens, layer: 0, slots: None };
-        let logits = Mat::of(&odds, 1, 6).unwrap();
+        let mut count = ExpertLoadArgs { tokens, layer: 0, slots: None };
+        let logits = MatRef::of(&odds, 1, 6).unwrap();
         device.moe_route(&S, out, out_weights, logits, &rule, Some(&mut count)).unwrap();
         assert_eq!((experts, counted), ([0, 4, 6, 7], [1, 0, 0, 0, 1, 0]));
         assert!(
@@ -233,42 +239,44 @@ fn groups_are_chosen_before_experts() {
         );
         assert_eq!(weights[2..], [1.0; 2]);
         // More choices than the groups kept have experts.
-        let rule = RouteRule { groups: groups(1, two), ..plain };
+        let rule = RouterRuleArgs { groups: groups(1, two), ..plain };
         let (mut experts, mut weights) = ([0i32; 3], [0f32; 3]);
         let (out, out_weights) =
             (MatMut::of(&mut experts, 1, 3).unwrap(), MatMut::of(&mut weights, 1, 3).unwrap());
-        let logits = Mat::of(&odds, 1, 6).unwrap();
+        let logits = MatRef::of(&odds, 1, 6).unwrap();
         assert!(device.moe_route(&S, out, out_weights, logits, &rule, None).is_err());
     }
 }
 
 #[test]
-fn tokens_take_a_copy_of_their_expert_by_their_position() {
+fn tokens_choose_expert_replicas_by_position() {
     // Three places of expert 0, one of expert 1, two of expert 2.
     let places = [3, 0, 4, 5, 1, 2, -1, -1, 2, 1, 3, -1];
     let positions = [0, 1, 2, 3, 7];
     for device in devices(2) {
         let mut experts = [0, 2, 0, 2, 0, 1, 2, 0, 0, 2];
-        let (places, at) = (Mat::of(&places, 3, 4).unwrap(), Mat::of(&positions, 1, 5).unwrap());
+        let (places, at) =
+            (MatRef::of(&places, 3, 4).unwrap(), MatRef::of(&positions, 1, 5).unwrap());
         let chosen = MatMut::of(&mut experts, 5, 2).unwrap();
-        device.place_experts(&S, chosen, at, None, places).unwrap();
+        device.eplb_map_experts(&S, chosen, at, None, places).unwrap();
         assert_eq!(experts, [0, 1, 4, 3, 5, 2, 3, 0, 4, 3]);
         let mut experts = [0, 2, 0, 2];
         let tokens = [4, 2];
-        let tokens = |n: usize| Some(Mat::of(&tokens[..n], 1, n).unwrap());
+        let tokens = |n: usize| Some(MatRef::of(&tokens[..n], 1, n).unwrap());
         let chosen = MatMut::of(&mut experts, 2, 2).unwrap();
-        device.place_experts(&S, chosen, at, tokens(2), places).unwrap();
+        device.eplb_map_experts(&S, chosen, at, tokens(2), places).unwrap();
         assert_eq!(experts, [4, 3, 5, 1], "of the fifth token and the third");
-        let one = Mat::of(&positions[..1], 1, 1).unwrap();
+        let one = MatRef::of(&positions[..1], 1, 1).unwrap();
         let mut experts = [0, 2];
         let chosen = MatMut::of(&mut experts, 1, 2).unwrap();
-        let error = device.place_experts(&S, chosen, one, tokens(1), places).unwrap_err();
+        let error = device.eplb_map_experts(&S, chosen, one, tokens(1), places).unwrap_err();
         assert!(error.to_string().contains("token"), "{error}");
         for unknown in [3, -1] {
             let mut experts = [0, unknown];
             let chosen = MatMut::of(&mut experts, 1, 2).unwrap();
-            let at = Mat::of(&positions[..1], 1, 1).unwrap();
-            let error = device.place_experts(&S, chosen, at, None, places).unwrap_err().to_string();
+            let at = MatRef::of(&positions[..1], 1, 1).unwrap();
+            let error =
+                device.eplb_map_experts(&S, chosen, at, None, places).unwrap_err().to_string();
             assert!(
                 error.contains("place_experts") && error.contains(&unknown.to_string()),
                 "{error}"
@@ -278,9 +286,10 @@ fn tokens_take_a_copy_of_their_expert_by_their_position() {
 }
 
 #[test]
-fn tokens_go_once_to_each_rank_that_holds_an_expert_of_theirs() {
+fn tokens_are_dispatched_once_per_target_rank() {
     // Two experts a rank; ranks 1, 3 and 5 of six send each other tokens, the others hold the same tokens as these.
-    let spread = Spread { each: 2, size: 3, stride: 2, offset: 1 };
+    let spread =
+        ExpertParallelLayout { experts_per_rank: 2, ranks: 3, rank_stride: 2, rank_offset: 1 };
     // Ranks of the experts: 0 and 1, 3 and 3, 5 and 1, none, none and 5, beyond all.
     let experts = [1, 2, 6, 7, 11, 3, -1, 4, -1, 10, 12, 99];
     for device in devices(2) {
@@ -290,7 +299,7 @@ fn tokens_go_once_to_each_rank_that_holds_an_expert_of_theirs() {
             let tokens = MatMut::of(&mut tokens[..room], 1, room).unwrap();
             let places = MatMut::of(&mut places[..3 * t], t, 3).unwrap();
             let counts = MatMut::of(&mut counts, 1, 3).unwrap();
-            let experts = Mat::of(experts, t, 2).unwrap();
+            let experts = MatRef::of(experts, t, 2).unwrap();
             device.moe_dispatch(&S, tokens, places, counts, experts, &spread)
         };
         dispatch(&experts, 6, 18).unwrap();
@@ -303,15 +312,15 @@ fn tokens_go_once_to_each_rank_that_holds_an_expert_of_theirs() {
         let (mut tokens, mut places, mut counts) = ([-7; 0], [-7; 0], [-7; 3]);
         let none = MatMut::of(&mut tokens, 1, 0).unwrap();
         let (nowhere, zero) = (MatMut::of(&mut places, 0, 3), MatMut::of(&mut counts, 1, 3));
-        let nobody = Mat::of(&[0_i32; 0], 0, 2).unwrap();
+        let nobody = MatRef::of(&[0_i32; 0], 0, 2).unwrap();
         device.moe_dispatch(&S, none, nowhere.unwrap(), zero.unwrap(), nobody, &spread).unwrap();
         assert_eq!(counts, [0; 3], "no tokens");
     }
 }
 
-fn named_sums<T: Real>() {
+fn combine_sums<T: RealElement>() {
     let (rows, cols, sums) = (7, 45, 5);
-    let x = cast::<T>(&Numbers::new(3).floats(rows * cols));
+    let x = cast::<T>(&SeededNumbers::new(3).floats(rows * cols));
     let places = [0, -1, 6, -1, -1, -1, 3, 3, -1, -1, 5, 4, 2, 1, 0];
     let expected: Vec<T> = (0..sums * cols)
         .map(|i| {
@@ -322,9 +331,9 @@ fn named_sums<T: Real>() {
     for device in devices(2) {
         let mut y = vec![T::of(9.0); sums * cols];
         let mut sum = |places: &[i32]| {
-            let (x, places) = (Mat::of(&x, rows, cols), Mat::of(places, sums, 3));
+            let (x, places) = (MatRef::of(&x, rows, cols), MatRef::of(places, sums, 3));
             let y = MatMut::of(&mut y, sums, cols).unwrap();
-            device.sum_rows(&S, y, x.unwrap(), places.unwrap())
+            device.moe_combine_ranks(&S, y, x.unwrap(), places.unwrap())
         };
         sum(&places).unwrap();
         let beyond = places.map(|row| if row == 6 { 7 } else { row });
@@ -335,16 +344,16 @@ fn named_sums<T: Real>() {
 }
 
 #[test]
-fn rows_are_summed_in_the_order_they_are_named() {
-    named_sums::<f32>();
-    named_sums::<bf16>();
-    named_sums::<f16>();
+fn combine_sums_rows_in_the_given_order() {
+    combine_sums::<f32>();
+    combine_sums::<bf16>();
+    combine_sums::<f16>();
 }
 
 /// Experts against the formula, and a token's result against the same token alone.
-fn experts<T: Real>() {
+fn experts<T: RealElement>() {
     let (tokens, hidden, inner, count, k) = (9usize, 34usize, 22usize, 5usize, 2usize);
-    let mut numbers = Numbers::new(21);
+    let mut numbers = SeededNumbers::new(21);
     let x = numbers.floats(tokens * hidden);
     let gate_up: Vec<Vec<f32>> = (0..count).map(|_| numbers.floats(2 * inner * hidden)).collect();
     let down: Vec<Vec<f32>> = (0..count).map(|_| numbers.floats(hidden * inner)).collect();
@@ -386,15 +395,15 @@ fn experts<T: Real>() {
             device.pack_group(&parts, T::DTYPE, rows == 2 * inner).unwrap()
         };
         let (gate_up, down) = (pack(&gate_up, 2 * inner, hidden), pack(&down, hidden, inner));
-        let experts = Experts { first, gate_up: &gate_up, down: &down };
+        let experts = ExpertWeights { first, gate_up: &gate_up, down: &down };
         let run = |tokens: usize, x: &[T], chosen: &[i32], weights: &[f32]| {
             let mut y = vec![T::of(0.0); tokens * hidden];
-            let routes = Routes {
-                experts: Mat::of(chosen, tokens, k).unwrap(),
-                weights: Mat::of(weights, tokens, k).unwrap(),
+            let routes = TopKRoutes {
+                experts: MatRef::of(chosen, tokens, k).unwrap(),
+                weights: MatRef::of(weights, tokens, k).unwrap(),
             };
             let out = MatMut::of(&mut y, tokens, hidden).unwrap();
-            let x = Mat::of(x, tokens, hidden).unwrap();
+            let x = MatRef::of(x, tokens, hidden).unwrap();
             device.moe_mlp(&S, out, x, &routes, &experts).unwrap();
             y
         };
@@ -411,7 +420,7 @@ fn experts<T: Real>() {
 }
 
 #[test]
-fn experts_agree_with_the_formula_and_with_themselves_alone() {
+fn experts_match_the_formula_and_are_batch_invariant() {
     experts::<f32>();
     experts::<bf16>();
     experts::<f16>();

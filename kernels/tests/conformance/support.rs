@@ -1,23 +1,23 @@
 //! Devices to test, reproducible numbers, and host matrices.
 
-use kernels::cpu::{CpuConfig, CpuDevice, Isa};
+use kernels::cpu::{CpuConfig, CpuDevice, CpuIsa};
 use kernels::{DType, HostMat, bf16, f16};
 
 /// One device per available instruction set.
 pub(crate) fn devices(threads: usize) -> Vec<CpuDevice> {
-    let isas = Isa::ALL.into_iter().filter(|isa| isa.available());
+    let isas = CpuIsa::ALL.into_iter().filter(|isa| isa.available());
     isas.map(|isa| CpuDevice::new(CpuConfig { threads, isa }).unwrap()).collect()
 }
 
 /// The device of one instruction set.
-pub(crate) fn device(threads: usize, isa: Isa) -> CpuDevice {
+pub(crate) fn device(threads: usize, isa: CpuIsa) -> CpuDevice {
     CpuDevice::new(CpuConfig { threads, isa }).unwrap()
 }
 
 /// Numbers in (−1, 1) that depend on the seed alone; exact in bf16 and f16.
-pub(crate) struct Numbers(u64);
+pub(crate) struct SeededNumbers(u64);
 
-impl Numbers {
+impl SeededNumbers {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
@@ -43,12 +43,12 @@ impl Numbers {
 }
 
 /// An element type of the model, for generic tests.
-pub(crate) trait Real: kernels::Element + PartialEq + std::fmt::Debug {
+pub(crate) trait RealElement: kernels::DeviceElement + PartialEq + std::fmt::Debug {
     fn of(x: f32) -> Self;
     fn value(self) -> f32;
 }
 
-impl Real for f32 {
+impl RealElement for f32 {
     fn of(x: f32) -> Self {
         x
     }
@@ -57,7 +57,7 @@ impl Real for f32 {
     }
 }
 
-impl Real for bf16 {
+impl RealElement for bf16 {
     fn of(x: f32) -> Self {
         Self::from_f32(x)
     }
@@ -66,7 +66,7 @@ impl Real for bf16 {
     }
 }
 
-impl Real for f16 {
+impl RealElement for f16 {
     fn of(x: f32) -> Self {
         Self::from_f32(x)
     }
@@ -75,7 +75,7 @@ impl Real for f16 {
     }
 }
 
-pub(crate) fn cast<T: Real>(x: &[f32]) -> Vec<T> {
+pub(crate) fn cast<T: RealElement>(x: &[f32]) -> Vec<T> {
     x.iter().map(|x| T::of(*x)).collect()
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn host(bytes: &[u8], rows: usize, cols: usize) -> HostMat<'_> {
 }
 
 /// Largest difference, relative to the size of the expected values.
-pub(crate) fn error<T: Real>(got: &[T], expected: &[f64]) -> f64 {
+pub(crate) fn error<T: RealElement>(got: &[T], expected: &[f64]) -> f64 {
     assert_eq!(got.len(), expected.len());
     let size = expected.iter().fold(1e-3f64, |m, x| m.max(x.abs()));
     let worst = got.iter().zip(expected).map(|(g, e)| (f64::from(g.value()) - e).abs());
@@ -96,7 +96,7 @@ pub(crate) fn error<T: Real>(got: &[T], expected: &[f64]) -> f64 {
 }
 
 /// What rounding to the model type and f32 sums may cost.
-pub(crate) fn tolerance<T: Real>() -> f64 {
+pub(crate) fn tolerance<T: RealElement>() -> f64 {
     match T::DTYPE {
         DType::BF16 => 6e-3,
         DType::F16 => 6e-3 / 8.0,

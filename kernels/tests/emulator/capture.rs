@@ -1,22 +1,22 @@
 //! Capture, instantiation and replay: what hardware allows, refuses and remembers.
 
-use hip_runtime_sys::{Code, Ptr, code};
+use hip_runtime_sys::{DriverPtr, DriverStatus, code};
 
-use crate::children;
-use crate::gpu::{Arg, Gpu, Memory, Shape};
-use crate::planted::ROWS;
+use crate::child_process;
+use crate::gpu::{EmulatedGpu, EmulatedMemory, KernelArg, LaunchShape};
+use crate::injected_bugs::ROWS;
 
-const SPOILT: Code = 901;
-const NOT_CAPTURING: Code = 903;
-const UNJOINED: Code = 904;
+const INVALIDATED: DriverStatus = 901;
+const NOT_CAPTURING: DriverStatus = 903;
+const UNJOINED_STREAM: DriverStatus = 904;
 
-impl Gpu {
-    fn begin(&self, mode: i32) {
+impl EmulatedGpu {
+    fn begin_capture(&self, mode: i32) {
         // SAFETY: a live stream.
         assert_eq!(unsafe { (self.driver.capture_begin)(self.stream, mode) }, code::SUCCESS);
     }
 
-    fn end(&self) -> Result<Ptr, Code> {
+    fn end_capture(&self) -> Result<DriverPtr, DriverStatus> {
         let mut graph = std::ptr::null_mut();
         // SAFETY: a live stream, and a place to write to.
         match unsafe { (self.driver.capture_end)(self.stream, &raw mut graph) } {
@@ -25,7 +25,7 @@ impl Gpu {
         }
     }
 
-    fn instantiate(&self, graph: Ptr) -> Ptr {
+    fn instantiate(&self, graph: DriverPtr) -> DriverPtr {
         let mut executable = std::ptr::null_mut();
         // SAFETY: a graph that was captured, destroyed only afterwards.
         unsafe {
@@ -36,12 +36,12 @@ impl Gpu {
         executable
     }
 
-    fn replay(&self, executable: Ptr) {
+    fn replay(&self, executable: DriverPtr) {
         // SAFETY: instantiated before, and its memory is alive.
         assert_eq!(unsafe { (self.driver.graph_launch)(executable, self.stream) }, code::SUCCESS);
     }
 
-    fn copy(&self, to: Memory, from: Memory) {
+    fn copy(&self, to: EmulatedMemory, from: EmulatedMemory) {
         let copy = self.driver.copy_on_device;
         // SAFETY: both hold so many bytes.
         assert_eq!(unsafe { copy(to.at, from.at, from.bytes, self.stream) }, code::SUCCESS);
@@ -49,17 +49,21 @@ impl Gpu {
 }
 
 #[test]
-fn a_replay_runs_launches_copies_and_fills_on_what_memory_holds_then() {
-    let gpu = Gpu::open();
+fn replay_uses_memory_contents_at_replay_time() {
+    let gpu = EmulatedGpu::open();
     let product = gpu.kernel(ROWS, &[], "product");
     let (a, b, y) = (gpu.upload(&[2f32; 8]), gpu.alloc(32), gpu.alloc(32));
-    gpu.begin(1);
+    gpu.begin_capture(1);
     gpu.copy(b, a);
     // The arguments die with this block; the graph has its own.
-    gpu.launch(product, Shape(1, 64, 0), &[Arg::At(y), Arg::At(a), Arg::At(b), Arg::U32(8)]);
+    gpu.launch(
+        product,
+        LaunchShape(1, 64, 0),
+        &[KernelArg::At(y), KernelArg::At(a), KernelArg::At(b), KernelArg::U32(8)],
+    );
     // SAFETY: within `a`.
     assert_eq!(unsafe { (gpu.driver.fill)(a.at, 0, 4, gpu.stream) }, code::SUCCESS);
-    let executable = gpu.instantiate(gpu.end().unwrap());
+    let executable = gpu.instantiate(gpu.end_capture().unwrap());
     assert!(gpu.download::<f32>(y).iter().all(|v| v.is_nan()), "a capture runs nothing");
     for (value, first, rest) in [(2f32, 4f32, 4f32), (3.0, 9.0, 9.0)] {
         gpu.write(a, &[value; 8]);
@@ -75,31 +79,31 @@ fn a_replay_runs_launches_copies_and_fills_on_what_memory_holds_then() {
 }
 
 #[test]
-fn waiting_and_allocating_spoil_a_capture() {
-    let gpu = Gpu::open();
-    gpu.begin(1);
+fn waiting_or_allocating_invalidates_a_capture() {
+    let gpu = EmulatedGpu::open();
+    gpu.begin_capture(1);
     assert_eq!(gpu.synchronize(), code::CAPTURE_UNSUPPORTED);
-    assert_eq!(gpu.end(), Err(SPOILT));
-    assert_eq!(gpu.end(), Err(NOT_CAPTURING));
+    assert_eq!(gpu.end_capture(), Err(INVALIDATED));
+    assert_eq!(gpu.end_capture(), Err(NOT_CAPTURING));
 
     for mode in [0, 1] {
-        gpu.begin(mode);
+        gpu.begin_capture(mode);
         let mut at = std::ptr::null_mut();
         // SAFETY: a place to write to.
         assert_eq!(unsafe { (gpu.driver.alloc)(&raw mut at, 64) }, code::CAPTURE_UNSUPPORTED);
-        assert_eq!(gpu.end(), Err(SPOILT));
+        assert_eq!(gpu.end_capture(), Err(INVALIDATED));
     }
-    gpu.begin(2); // Relaxed: the caller knows what it does.
+    gpu.begin_capture(2); // Relaxed: the caller knows what it does.
     let memory = gpu.alloc(64);
-    gpu.instantiate(gpu.end().unwrap());
+    gpu.instantiate(gpu.end_capture().unwrap());
     gpu.free(memory);
 }
 
 #[test]
 fn a_thread_may_allocate_while_another_captures_for_itself() {
-    let gpu = Gpu::open();
+    let gpu = EmulatedGpu::open();
     for (mode, expected) in [(1, code::SUCCESS), (0, code::CAPTURE_UNSUPPORTED)] {
-        gpu.begin(mode);
+        gpu.begin_capture(mode);
         let alloc = gpu.driver.alloc;
         let other = std::thread::spawn(move || {
             let mut at = std::ptr::null_mut();
@@ -107,15 +111,15 @@ fn a_thread_may_allocate_while_another_captures_for_itself() {
             unsafe { alloc(&raw mut at, 64) }
         });
         assert_eq!(other.join().unwrap(), expected);
-        assert_eq!(gpu.end().is_ok(), expected == code::SUCCESS);
+        assert_eq!(gpu.end_capture().is_ok(), expected == code::SUCCESS);
     }
 }
 
 /// A second stream, an event, and the calls that fork to it and join it again.
-fn fork(gpu: &Gpu, join: bool) -> Result<Ptr, Code> {
+fn fork(gpu: &EmulatedGpu, join: bool) -> Result<DriverPtr, DriverStatus> {
     let (mut side, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
     let a = gpu.upload(&[1u8; 16]);
-    gpu.begin(1);
+    gpu.begin_capture(1);
     // SAFETY: places to write to, live handles, memory of 16 bytes.
     unsafe {
         let d = &gpu.driver;
@@ -129,7 +133,7 @@ fn fork(gpu: &Gpu, join: bool) -> Result<Ptr, Code> {
             assert_eq!((d.stream_wait)(gpu.stream, event, 0), 0);
         }
     }
-    let graph = gpu.end()?;
+    let graph = gpu.end_capture()?;
     let executable = gpu.instantiate(graph);
     assert_eq!(gpu.download::<u8>(a), [1; 16]);
     gpu.replay(executable);
@@ -138,17 +142,17 @@ fn fork(gpu: &Gpu, join: bool) -> Result<Ptr, Code> {
 }
 
 #[test]
-fn a_capture_reaches_streams_that_wait_for_it_and_wants_them_back() {
-    let gpu = Gpu::open();
+fn capture_includes_waiting_streams_and_requires_join() {
+    let gpu = EmulatedGpu::open();
     assert!(fork(&gpu, true).is_ok());
-    assert_eq!(fork(&gpu, false), Err(UNJOINED));
+    assert_eq!(fork(&gpu, false), Err(UNJOINED_STREAM));
 }
 
 #[test]
-#[ignore = "run by lazily_nothing_runs_before_somebody_waits"]
-fn lazy() {
-    let gpu = Gpu::open();
-    let mut pinned: Ptr = std::ptr::null_mut();
+#[ignore = "run by lazy_streams_run_only_when_waited_for"]
+fn lazily_run_streams() {
+    let gpu = EmulatedGpu::open();
+    let mut pinned: DriverPtr = std::ptr::null_mut();
     let memory = gpu.upload(&[5u8; 64]);
     // SAFETY: places to write to, and 64 bytes on both sides; the event is recorded before it is waited for.
     unsafe {
@@ -167,6 +171,9 @@ fn lazy() {
 }
 
 #[test]
-fn lazily_nothing_runs_before_somebody_waits() {
-    children::passed(&children::run("capture::lazy", &[("HIPEMU_LAZY", "1")]));
+fn lazy_streams_run_only_when_waited_for() {
+    child_process::passed(&child_process::run(
+        "capture::lazily_run_streams",
+        &[("HIPEMU_LAZY", "1")],
+    ));
 }

@@ -2,43 +2,45 @@
 
 use std::ffi::{CString, c_char, c_void};
 
-use hip_runtime_sys::{Api, Code, Driver, Ptr, Rtc, Search, code};
-use kernels::hip::HEADERS;
+use hip_runtime_sys::{DriverApi, DriverPtr, DriverStatus, GpuApi, LibrarySearch, RtcApi, code};
+use kernels::gpu::HEADERS;
 
-use crate::emulated;
+use crate::emulated_gpu;
 
 /// The driver and the compiler, opened.
-pub(crate) struct Gpu {
-    pub(crate) driver: Driver,
-    rtc: Rtc,
-    pub(crate) stream: Ptr,
+pub(crate) struct EmulatedGpu {
+    pub(crate) driver: DriverApi,
+    rtc: RtcApi,
+    pub(crate) stream: DriverPtr,
     set_seed: extern "C" fn(u64),
 }
 
-/// Memory of the device; freed by [`Gpu::free`] or with the process.
+/// Memory of the device; freed by [`EmulatedGpu::free`] or with the process.
 #[derive(Clone, Copy)]
-pub(crate) struct Memory {
-    pub(crate) at: Ptr,
+pub(crate) struct EmulatedMemory {
+    pub(crate) at: DriverPtr,
     pub(crate) bytes: usize,
 }
 
 /// One argument of a kernel.
 #[derive(Clone, Copy)]
-pub(crate) enum Arg {
-    At(Memory),
+pub(crate) enum KernelArg {
+    At(EmulatedMemory),
     U32(u32),
     F32(f32),
 }
 
 /// Blocks, threads of a block, dynamic shared bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct Shape(pub(crate) u32, pub(crate) u32, pub(crate) u32);
+pub(crate) struct LaunchShape(pub(crate) u32, pub(crate) u32, pub(crate) u32);
 
-impl Gpu {
+impl EmulatedGpu {
     pub(crate) fn open() -> Self {
-        let library = emulated::library();
-        let driver = Driver::open(Api::Hip, &Search::named("driver", &library)).unwrap();
-        let rtc = Rtc::open(Api::Hip, &Search::named("run-time compiler", &library)).unwrap();
+        let library = emulated_gpu::library();
+        let driver =
+            DriverApi::open(GpuApi::Hip, &LibrarySearch::named("driver", &library)).unwrap();
+        let rtc = RtcApi::open(GpuApi::Hip, &LibrarySearch::named("run-time compiler", &library))
+            .unwrap();
         // SAFETY: the library is open already; the function has this type.
         let set_seed = unsafe {
             let library: &'static _ =
@@ -99,7 +101,7 @@ impl Gpu {
     }
 
     /// The kernel `name` of a source.
-    pub(crate) fn kernel(&self, source: &str, options: &[&str], name: &str) -> Ptr {
+    pub(crate) fn kernel(&self, source: &str, options: &[&str], name: &str) -> DriverPtr {
         let [kernel] = self.kernels(source, options, [name]);
         kernel
     }
@@ -110,14 +112,14 @@ impl Gpu {
         source: &str,
         options: &[&str],
         names: [&str; N],
-    ) -> [Ptr; N] {
+    ) -> [DriverPtr; N] {
         let image = self.try_compile(source, options, |_, text| text.to_owned());
         let module = self.load(&image.unwrap_or_else(|log| panic!("{log}")));
         names.map(|name| self.function(module, name))
     }
 
     /// A module of the device.
-    pub(crate) fn load(&self, image: &[u8]) -> Ptr {
+    pub(crate) fn load(&self, image: &[u8]) -> DriverPtr {
         let mut module = std::ptr::null_mut();
         // SAFETY: a place to write to, and a whole image.
         let code = unsafe { (self.driver.module_load)(&raw mut module, image.as_ptr().cast()) };
@@ -126,7 +128,7 @@ impl Gpu {
     }
 
     /// A kernel of a module.
-    pub(crate) fn function(&self, module: Ptr, name: &str) -> Ptr {
+    pub(crate) fn function(&self, module: DriverPtr, name: &str) -> DriverPtr {
         let name = CString::new(name).unwrap();
         let mut function = std::ptr::null_mut();
         let get = self.driver.module_function;
@@ -136,10 +138,15 @@ impl Gpu {
     }
 
     /// Launches, and returns the driver's code.
-    pub(crate) fn try_launch(&self, kernel: Ptr, shape: Shape, args: &[Arg]) -> Code {
+    pub(crate) fn try_launch(
+        &self,
+        kernel: DriverPtr,
+        shape: LaunchShape,
+        args: &[KernelArg],
+    ) -> DriverStatus {
         let mut args = args.to_vec();
-        let mut places: Vec<Ptr> = args.iter_mut().map(Arg::place).collect();
-        let Shape(blocks, threads, shared) = shape;
+        let mut places: Vec<DriverPtr> = args.iter_mut().map(KernelArg::place).collect();
+        let LaunchShape(blocks, threads, shared) = shape;
         let (launch, null) = (self.driver.launch, std::ptr::null_mut());
         // SAFETY: the tests pass the arguments that their kernels take.
         unsafe {
@@ -159,30 +166,30 @@ impl Gpu {
         }
     }
 
-    pub(crate) fn launch(&self, kernel: Ptr, shape: Shape, args: &[Arg]) {
+    pub(crate) fn launch(&self, kernel: DriverPtr, shape: LaunchShape, args: &[KernelArg]) {
         assert_eq!(self.try_launch(kernel, shape, args), code::SUCCESS);
     }
 
     /// Device memory full of NaN.
-    pub(crate) fn alloc(&self, bytes: usize) -> Memory {
+    pub(crate) fn alloc(&self, bytes: usize) -> EmulatedMemory {
         let mut at = std::ptr::null_mut();
         // SAFETY: a place to write to.
         assert_eq!(unsafe { (self.driver.alloc)(&raw mut at, bytes) }, code::SUCCESS);
-        Memory { at, bytes }
+        EmulatedMemory { at, bytes }
     }
 
-    pub(crate) fn free(&self, memory: Memory) {
+    pub(crate) fn free(&self, memory: EmulatedMemory) {
         // SAFETY: the tests use memory no more after this.
         assert_eq!(unsafe { (self.driver.free)(memory.at) }, code::SUCCESS);
     }
 
-    pub(crate) fn upload<T: Copy>(&self, values: &[T]) -> Memory {
+    pub(crate) fn upload<T: Copy>(&self, values: &[T]) -> EmulatedMemory {
         let memory = self.alloc(size_of_val(values));
         self.write(memory, values);
         memory
     }
 
-    pub(crate) fn write<T: Copy>(&self, memory: Memory, values: &[T]) {
+    pub(crate) fn write<T: Copy>(&self, memory: EmulatedMemory, values: &[T]) {
         let (copy, from) = (self.driver.copy_to_device, values.as_ptr().cast::<c_void>());
         assert!(size_of_val(values) <= memory.bytes);
         // SAFETY: both sides hold so many bytes.
@@ -190,7 +197,7 @@ impl Gpu {
         assert_eq!(code, code::SUCCESS);
     }
 
-    pub(crate) fn download<T: Copy + Default>(&self, memory: Memory) -> Vec<T> {
+    pub(crate) fn download<T: Copy + Default>(&self, memory: EmulatedMemory) -> Vec<T> {
         let mut values = vec![T::default(); memory.bytes / size_of::<T>()];
         let copy = self.driver.copy_to_host;
         // SAFETY: both sides hold so many bytes.
@@ -201,14 +208,14 @@ impl Gpu {
         values
     }
 
-    pub(crate) fn synchronize(&self) -> Code {
+    pub(crate) fn synchronize(&self) -> DriverStatus {
         // SAFETY: a live stream.
         unsafe { (self.driver.stream_synchronize)(self.stream) }
     }
 }
 
-impl Arg {
-    fn place(&mut self) -> Ptr {
+impl KernelArg {
+    fn place(&mut self) -> DriverPtr {
         match self {
             Self::At(memory) => (&raw mut memory.at).cast(),
             Self::U32(value) => (&raw mut *value).cast(),

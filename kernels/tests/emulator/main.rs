@@ -3,15 +3,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-#[path = "../emulated/mod.rs"]
-mod emulated;
+#[path = "../emulated_gpu/mod.rs"]
+mod emulated_gpu;
 
 mod capture;
-mod children;
-mod clean;
+mod child_process;
+mod correct_kernels;
 mod gpu;
+mod injected_bugs;
 mod matrix;
 mod memory;
-mod planted;
 mod rtc;
 mod sanitizers;

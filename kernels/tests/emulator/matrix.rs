@@ -1,9 +1,9 @@
 //! Matrix products through their lane layouts, the AMD builtins included, and fp8 in both dialects.
 
-use hip_runtime_sys::Ptr;
+use hip_runtime_sys::DriverPtr;
 
-use crate::clean::values;
-use crate::gpu::{Arg, Gpu, Shape};
+use crate::correct_kernels::values;
+use crate::gpu::{EmulatedGpu, KernelArg, LaunchShape};
 
 const MATRIX: &str = include_str!("kernels/matrix.hip");
 const WGMMA: &str = include_str!("kernels/wgmma.hip");
@@ -41,30 +41,36 @@ fn product(c: &[f32], a: &[f64], b: &[f64], [n, k]: [usize; 2]) -> Vec<f64> {
 }
 
 /// A source, compiled.
-struct Build {
-    module: Ptr,
-    wave: u32,
+struct MatrixModule {
+    module: DriverPtr,
+    warp_size: u32,
     fnuz: bool,
     f16: bool,
 }
 
-impl Build {
+impl MatrixModule {
     /// Of f16 where `half` says so, else of bf16.
-    fn new(gpu: &Gpu, source: &str, option: &str, half: Option<&str>) -> Self {
+    fn new(gpu: &EmulatedGpu, source: &str, option: &str, half: Option<&str>) -> Self {
         let options: Vec<&str> = [option].into_iter().chain(half).collect();
         let image = gpu.try_compile(source, &options, |_, text| text.to_owned());
         let module = gpu.load(&image.unwrap_or_else(|log| panic!("{log}")));
         let wave = if option == "-DWAVE=32" { 32 } else { 64 };
-        Self { module, wave, fnuz: option.ends_with("0x942"), f16: half == Some(F16) }
+        Self { module, warp_size: wave, fnuz: option.ends_with("0x942"), f16: half == Some(F16) }
     }
 }
 
 /// Runs a kernel of one wave on `m × n × k` and compares; elements are of the 16-bit type, or fp8 bits below 64.
-fn check(gpu: &Gpu, build: &Build, name: &str, sizes: [usize; 3]) {
-    check_launch(gpu, build, name, sizes, Shape(1, build.wave, 0));
+fn check(gpu: &EmulatedGpu, build: &MatrixModule, name: &str, sizes: [usize; 3]) {
+    check_launch(gpu, build, name, sizes, LaunchShape(1, build.warp_size, 0));
 }
 
-fn check_launch(gpu: &Gpu, build: &Build, name: &str, [m, n, k]: [usize; 3], shape: Shape) {
+fn check_launch(
+    gpu: &EmulatedGpu,
+    build: &MatrixModule,
+    name: &str,
+    [m, n, k]: [usize; 3],
+    shape: LaunchShape,
+) {
     let kernel = gpu.function(build.module, name);
     let c = values(m * n);
     let (a, b, memory) = if name.starts_with("fp8") {
@@ -82,7 +88,11 @@ fn check_launch(gpu: &Gpu, build: &Build, name: &str, [m, n, k]: [usize; 3], sha
         (wide(a), wide(b), [gpu.upload(a), gpu.upload(b)])
     };
     let out = gpu.upload(&c);
-    gpu.launch(kernel, shape, &[Arg::At(out), Arg::At(memory[0]), Arg::At(memory[1])]);
+    gpu.launch(
+        kernel,
+        shape,
+        &[KernelArg::At(out), KernelArg::At(memory[0]), KernelArg::At(memory[1])],
+    );
     for (got, want) in gpu.download::<f32>(out).iter().zip(product(&c, &a, &b, [n, k])) {
         let near = (f64::from(*got) - want).abs() <= 1e-5 * (1.0 + want.abs());
         assert!(near, "{name}: {got} for {want}");
@@ -91,24 +101,24 @@ fn check_launch(gpu: &Gpu, build: &Build, name: &str, [m, n, k]: [usize; 3], sha
 
 #[test]
 fn tiles_are_right_in_the_layouts_of_both_vendors() {
-    let gpu = Gpu::open();
+    let gpu = EmulatedGpu::open();
     let halves = [None, Some(F16)];
     for (wave, half) in ["-DWAVE=64", "-DWAVE=32"].into_iter().flat_map(|w| halves.map(|h| (w, h)))
     {
-        let build = Build::new(&gpu, MATRIX, wave, half);
+        let build = MatrixModule::new(&gpu, MATRIX, wave, half);
         check(&gpu, &build, "tile_16x16x16", [16, 16, 16]);
         check(&gpu, &build, "tile_loads", [16, 16, 16]);
     }
 }
 
 #[test]
-fn products_of_warpgroups_are_right_however_their_operands_lie() {
-    let gpu = Gpu::open();
+fn wgmma_is_right_for_every_operand_layout() {
+    let gpu = EmulatedGpu::open();
     for half in [None, Some(F16)] {
-        let build = Build::new(&gpu, WGMMA, "-DWAVE=32", half);
+        let build = MatrixModule::new(&gpu, WGMMA, "-DWAVE=32", half);
         for n in [64, 128, 256] {
             let shared_bytes = 64 * 128 + 2 * n * 128 + 1024;
-            let shape = Shape(1, 128, shared_bytes as u32);
+            let shape = LaunchShape(1, 128, shared_bytes as u32);
             check_launch(&gpu, &build, &format!("wgmma_{n}"), [64, n, 64], shape);
         }
     }
@@ -116,16 +126,16 @@ fn products_of_warpgroups_are_right_however_their_operands_lie() {
 
 #[test]
 fn the_matrix_builtins_of_amd_are_right() {
-    let gpu = Gpu::open();
+    let gpu = EmulatedGpu::open();
     for half in [None, Some(F16)] {
-        let gfx942 = Build::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x942", half);
-        let gfx950 = Build::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x950", half);
+        let gfx942 = MatrixModule::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x942", half);
+        let gfx950 = MatrixModule::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x950", half);
         check(&gpu, &gfx942, "half_32x32x8", [32, 32, 8]);
         check(&gpu, &gfx950, "half_16x16x32", [16, 16, 32]);
         check(&gpu, &gfx950, "half_32x32x16", [32, 32, 16]);
     }
-    let gfx942 = Build::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x942", None);
-    let gfx950 = Build::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x950", None);
+    let gfx942 = MatrixModule::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x942", None);
+    let gfx950 = MatrixModule::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x950", None);
     check(&gpu, &gfx942, "fp8_16x16x32", [16, 16, 32]);
     check(&gpu, &gfx942, "fp8_32x32x16", [32, 32, 16]);
     check(&gpu, &gfx950, "fp8_16x16x32", [16, 16, 32]);
@@ -146,7 +156,7 @@ fn nearest_fp8(x: f32, fnuz: bool) -> u8 {
 
 #[test]
 fn fp8_reads_and_rounds_in_both_dialects() {
-    let gpu = Gpu::open();
+    let gpu = EmulatedGpu::open();
     for (option, fnuz) in [("-DFP8_FNUZ=0", false), ("-DFP8_FNUZ=1", true)] {
         let mut x: Vec<f32> = values(3000).iter().map(|v| (v * 24.0).exp2() * v.signum()).collect();
         // Every number, the middles between neighbours, and what lies beyond the largest.
@@ -157,9 +167,13 @@ fn fp8_reads_and_rounds_in_both_dialects() {
         x.extend([0.0, 1e-30, 1e9, -1e9, f32::INFINITY, f32::NEG_INFINITY]);
         let (wide, narrow) = (gpu.alloc(4 * 256), gpu.alloc(4 * x.len()));
         let kernel = gpu.kernel(MATRIX, &[option], "fp8_numbers");
-        let args =
-            [Arg::At(wide), Arg::At(narrow), Arg::At(gpu.upload(&x)), Arg::U32(x.len() as u32)];
-        gpu.launch(kernel, Shape(1, 256, 0), &args);
+        let args = [
+            KernelArg::At(wide),
+            KernelArg::At(narrow),
+            KernelArg::At(gpu.upload(&x)),
+            KernelArg::U32(x.len() as u32),
+        ];
+        gpu.launch(kernel, LaunchShape(1, 256, 0), &args);
         for (bits, got) in (0..=255).zip(gpu.download::<f32>(wide)) {
             let want = fp8_value(bits, fnuz);
             assert!(

@@ -2,16 +2,16 @@
 
 use hip_runtime_sys::code;
 
-use crate::children;
-use crate::gpu::{Arg, Gpu, Shape};
-use crate::planted::ROWS;
+use crate::child_process;
+use crate::gpu::{EmulatedGpu, KernelArg, LaunchShape};
+use crate::injected_bugs::ROWS;
 
 const INVALID_VALUE: i32 = 1;
 const INVALID_CONFIGURATION: i32 = 9;
 
 #[test]
 fn fresh_memory_is_nan_and_copies_stay_inside() {
-    let gpu = Gpu::open();
+    let gpu = EmulatedGpu::open();
     let memory = gpu.alloc(64);
     assert!(gpu.download::<f32>(memory).iter().all(|v| v.is_nan()));
     let beyond = memory.at.wrapping_byte_add(1);
@@ -29,9 +29,9 @@ fn fresh_memory_is_nan_and_copies_stay_inside() {
 }
 
 #[test]
-#[ignore = "run by memory_runs_out_where_the_setting_says"]
+#[ignore = "run by memory_runs_out_at_the_configured_size"]
 fn small_device() {
-    let gpu = Gpu::open();
+    let gpu = EmulatedGpu::open();
     let info = || {
         let (mut free, mut total) = (0, 0);
         // SAFETY: two places to write to.
@@ -51,23 +51,23 @@ fn small_device() {
 }
 
 #[test]
-fn memory_runs_out_where_the_setting_says() {
-    children::passed(&children::run("memory::small_device", &[("HIPEMU_MEMORY", "1M")]));
+fn memory_runs_out_at_the_configured_size() {
+    child_process::passed(&child_process::run("memory::small_device", &[("HIPEMU_MEMORY", "1M")]));
 }
 
 #[test]
 fn launches_beyond_the_device_or_the_kernel_are_refused() {
-    let gpu = Gpu::open();
+    let gpu = EmulatedGpu::open();
     let kernel = gpu.kernel(ROWS, &[], "count_threads"); // Made for at most 256 threads.
     let count = gpu.upload(&[0u32; 3]);
     for (shape, expected) in [
-        (Shape(1, 256, 64 << 10), code::SUCCESS),
-        (Shape(1, 257, 0), INVALID_CONFIGURATION),
-        (Shape(1, 64, (64 << 10) + 1), INVALID_CONFIGURATION),
-        (Shape(0, 64, 0), INVALID_CONFIGURATION),
-        (Shape(1, 0, 0), INVALID_CONFIGURATION),
+        (LaunchShape(1, 256, 64 << 10), code::SUCCESS),
+        (LaunchShape(1, 257, 0), INVALID_CONFIGURATION),
+        (LaunchShape(1, 64, (64 << 10) + 1), INVALID_CONFIGURATION),
+        (LaunchShape(0, 64, 0), INVALID_CONFIGURATION),
+        (LaunchShape(1, 0, 0), INVALID_CONFIGURATION),
     ] {
-        assert_eq!(gpu.try_launch(kernel, shape, &[Arg::At(count)]), expected);
+        assert_eq!(gpu.try_launch(kernel, shape, &[KernelArg::At(count)]), expected);
     }
 }
 
@@ -75,9 +75,10 @@ fn launches_beyond_the_device_or_the_kernel_are_refused() {
 #[ignore = "run by a_machine_may_have_no_device"]
 fn no_device() {
     let gpu_count = || {
-        let library = crate::emulated::library();
-        let search = hip_runtime_sys::Search::named("driver", &library);
-        let driver = hip_runtime_sys::Driver::open(hip_runtime_sys::Api::Hip, &search).unwrap();
+        let library = crate::emulated_gpu::library();
+        let search = hip_runtime_sys::LibrarySearch::named("driver", &library);
+        let driver =
+            hip_runtime_sys::DriverApi::open(hip_runtime_sys::GpuApi::Hip, &search).unwrap();
         // SAFETY: the first call of any program.
         unsafe { (driver.init)(0) }
     };
@@ -86,5 +87,5 @@ fn no_device() {
 
 #[test]
 fn a_machine_may_have_no_device() {
-    children::passed(&children::run("memory::no_device", &[("HIPEMU_DEVICES", "0")]));
+    child_process::passed(&child_process::run("memory::no_device", &[("HIPEMU_DEVICES", "0")]));
 }

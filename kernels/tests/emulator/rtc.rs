@@ -1,7 +1,7 @@
 //! The run-time compiler: errors in the caller's terms, options, and what of a module is visible.
 
-use crate::gpu::{Arg, Gpu, Shape};
-use crate::planted::ROWS;
+use crate::gpu::{EmulatedGpu, KernelArg, LaunchShape};
+use crate::injected_bugs::ROWS;
 
 const OPTIONS: &str = r#"
 #include "dev.h"
@@ -19,7 +19,7 @@ EXPORT(options)
 
 #[test]
 fn a_mistake_is_reported_by_file_and_line() {
-    let gpu = Gpu::open();
+    let gpu = EmulatedGpu::open();
     let source =
         "#include \"dev.h\"\n\nKERNEL(64) wrong(u32* out) { out[0] = nothing_of_this_name; }\n";
     let log = gpu.try_compile(source, &[], |_, text| text.to_owned()).unwrap_err();
@@ -28,8 +28,8 @@ fn a_mistake_is_reported_by_file_and_line() {
 }
 
 #[test]
-fn options_of_vendors_are_taken_and_those_for_the_source_count() {
-    let gpu = Gpu::open();
+fn vendor_options_are_accepted_and_defines_apply() {
+    let gpu = EmulatedGpu::open();
     let cases: [(&[&str], [u32; 5]); 4] = [
         (&["-O3", "--offload-arch=gfx942"], [64, 0, 2, 448, 8]),
         (&["-DWAVE=32", "-DACT_F32=1"], [32, 0, 4, 448, 4]),
@@ -38,25 +38,29 @@ fn options_of_vendors_are_taken_and_those_for_the_source_count() {
     ];
     for (options, expected) in cases {
         let out = gpu.alloc(20);
-        gpu.launch(gpu.kernel(OPTIONS, options, "options"), Shape(1, 64, 0), &[Arg::At(out)]);
+        gpu.launch(
+            gpu.kernel(OPTIONS, options, "options"),
+            LaunchShape(1, 64, 0),
+            &[KernelArg::At(out)],
+        );
         assert_eq!(gpu.download::<u32>(out), expected);
     }
 }
 
 #[test]
 fn modules_of_one_source_do_not_mix() {
-    let gpu = Gpu::open();
+    let gpu = EmulatedGpu::open();
     let kernels = ["-DWAVE=64", "-DWAVE=32"].map(|w| gpu.kernel(OPTIONS, &[w], "options"));
     for (kernel, wave) in kernels.into_iter().zip([64, 32]).cycle().take(4) {
         let out = gpu.alloc(20);
-        gpu.launch(kernel, Shape(1, 64, 0), &[Arg::At(out)]);
+        gpu.launch(kernel, LaunchShape(1, 64, 0), &[KernelArg::At(out)]);
         assert_eq!(gpu.download::<u32>(out)[0], wave);
     }
 }
 
 #[test]
-fn what_is_no_image_or_no_kernel_is_refused() {
-    let gpu = Gpu::open();
+fn invalid_image_or_kernel_is_rejected() {
+    let gpu = EmulatedGpu::open();
     let mut out = std::ptr::null_mut();
     // SAFETY: texts are read up to their end, and there are places to write to.
     unsafe {

@@ -1,20 +1,21 @@
 //! Kernels under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer: right ones run clean, and
 //! the bugs that give right values are caught. Skipped where the compiler has no sanitizers.
 
-use crate::children::{Sanitizer, passed, sanitized, text};
-use crate::clean::values;
-use crate::gpu::{Arg, Gpu, Shape};
-use crate::planted::{
-    ATTENTION, AttentionCase, LAST_BARRIER, ROWS, WAVES, plant, reduction_bug, sums_error,
+use crate::child_process::{KernelSanitizer, passed, sanitized, text};
+use crate::correct_kernels::values;
+use crate::gpu::{EmulatedGpu, KernelArg, LaunchShape};
+use crate::injected_bugs::{
+    ATTENTION, InjectedAttentionCase, LAST_BARRIER, ROWS, WARPS, inject_bug, reduction_bug,
+    sums_error,
 };
 
 /// Runs a child of this file; `None` where there is no such sanitizer.
-fn run(name: &str, sanitizer: Sanitizer, seed: u64) -> Option<std::process::Output> {
+fn run(name: &str, sanitizer: KernelSanitizer, seed: u64) -> Option<std::process::Output> {
     sanitized(&format!("sanitizers::{name}"), sanitizer, seed)
 }
 
 /// Asserts that the child was ended by its sanitizer with this report.
-fn caught(name: &str, sanitizer: Sanitizer, seed: u64, report: &str) {
+fn caught(name: &str, sanitizer: KernelSanitizer, seed: u64, report: &str) {
     let Some(output) = run(name, sanitizer, seed) else { return };
     let said = text(&output);
     assert_eq!(output.status.code(), Some(66), "{said}");
@@ -22,11 +23,11 @@ fn caught(name: &str, sanitizer: Sanitizer, seed: u64, report: &str) {
 }
 
 #[test]
-#[ignore = "run by right_kernels_are_clean"]
-fn right_kernels() {
-    let gpu = Gpu::open();
-    for (wave, waves) in WAVES {
-        let case = AttentionCase::new(&gpu);
+#[ignore = "run by correct_kernels_are_clean"]
+fn correct_kernels() {
+    let gpu = EmulatedGpu::open();
+    for (wave, waves) in WARPS {
+        let case = InjectedAttentionCase::new(&gpu);
         let attention = gpu.kernel(ATTENTION, &[wave], "paged_attention");
         let [sums, product] = gpu.kernels(ROWS, &[wave], ["sums_twice", "product"]);
         let n = 2000;
@@ -36,17 +37,18 @@ fn right_kernels() {
             assert!(case.error(&gpu, attention, waves) < 1e-4);
             assert!(sums_error(&gpu, sums) < 1e-3);
             let y = gpu.alloc(4 * n);
-            let args = [Arg::At(y), Arg::At(a), Arg::At(b), Arg::U32(n as u32)];
-            gpu.launch(product, Shape(4, 256, 0), &args);
+            let args =
+                [KernelArg::At(y), KernelArg::At(a), KernelArg::At(b), KernelArg::U32(n as u32)];
+            gpu.launch(product, LaunchShape(4, 256, 0), &args);
             assert!(gpu.download::<f32>(y).iter().all(|v| v.is_finite()));
         }
     }
 }
 
 #[test]
-fn right_kernels_are_clean() {
+fn correct_kernels_are_clean() {
     for (sanitizer, seed) in
-        [(Sanitizer::Address, 3), (Sanitizer::Thread, 0), (Sanitizer::Thread, 3)]
+        [(KernelSanitizer::Address, 3), (KernelSanitizer::Thread, 0), (KernelSanitizer::Thread, 3)]
     {
         if let Some(output) = run("right_kernels", sanitizer, seed) {
             passed(&output);
@@ -56,9 +58,9 @@ fn right_kernels_are_clean() {
 
 /// The attention kernel with a bug, at four waves.
 fn attention_bug(from: &str, to: &str) {
-    let gpu = Gpu::open();
-    let kernel = gpu.kernel(&plant(ATTENTION, from, to), &["-DWAVE=64"], "paged_attention");
-    AttentionCase::new(&gpu).error(&gpu, kernel, 4);
+    let gpu = EmulatedGpu::open();
+    let kernel = gpu.kernel(&inject_bug(ATTENTION, from, to), &["-DWAVE=64"], "paged_attention");
+    InjectedAttentionCase::new(&gpu).error(&gpu, kernel, 4);
 }
 
 #[test]
@@ -69,7 +71,7 @@ fn key_beyond_the_pool() {
 
 #[test]
 fn a_key_beyond_the_pool_is_caught() {
-    caught("key_beyond_the_pool", Sanitizer::Address, 0, "heap-buffer-overflow");
+    caught("key_beyond_the_pool", KernelSanitizer::Address, 0, "heap-buffer-overflow");
 }
 
 #[test]
@@ -80,27 +82,36 @@ fn too_little_shared_memory() {
 
 #[test]
 fn too_little_shared_memory_is_caught() {
-    caught("too_little_shared_memory", Sanitizer::Address, 0, "heap-buffer-overflow");
+    caught("too_little_shared_memory", KernelSanitizer::Address, 0, "heap-buffer-overflow");
 }
 
 #[test]
 #[ignore = "run by a_static_array_overrun_is_caught"]
 fn static_array_overrun() {
-    let gpu = Gpu::open();
-    let source = plant(ROWS, "last[0] = atomic", "last[tid() + 1] = atomic");
+    let gpu = EmulatedGpu::open();
+    let source = inject_bug(ROWS, "last[0] = atomic", "last[tid() + 1] = atomic");
     let count = gpu.upload(&[0u32; 3]);
-    gpu.launch(gpu.kernel(&source, &[], "count_threads"), Shape(1, 64, 0), &[Arg::At(count)]);
+    gpu.launch(
+        gpu.kernel(&source, &[], "count_threads"),
+        LaunchShape(1, 64, 0),
+        &[KernelArg::At(count)],
+    );
 }
 
 #[test]
 fn a_static_array_overrun_is_caught() {
-    caught("static_array_overrun", Sanitizer::Address, 0, "runtime error: index 1 out of bounds");
+    caught(
+        "static_array_overrun",
+        KernelSanitizer::Address,
+        0,
+        "runtime error: index 1 out of bounds",
+    );
 }
 
 #[test]
 #[ignore = "run by races_are_caught"]
 fn race_after_a_reduction() {
-    let gpu = Gpu::open();
+    let gpu = EmulatedGpu::open();
     sums_error(&gpu, reduction_bug(&gpu, "-DWAVE=64", LAST_BARRIER, ""));
 }
 
@@ -112,19 +123,19 @@ fn race_before_a_merge() {
 
 #[test]
 #[ignore = "run by races_are_caught"]
-fn race_inside_a_wave() {
-    let gpu = Gpu::open();
+fn race_inside_a_warp() {
+    let gpu = EmulatedGpu::open();
     let y = gpu.alloc(4 * 64);
     let kernel =
-        gpu.kernel(&plant(ROWS, "    wave_sync();  // before the swap\n", ""), &[], "swap");
-    gpu.launch(kernel, Shape(1, 64, 0), &[Arg::At(y)]);
+        gpu.kernel(&inject_bug(ROWS, "    wave_sync();  // before the swap\n", ""), &[], "swap");
+    gpu.launch(kernel, LaunchShape(1, 64, 0), &[KernelArg::At(y)]);
 }
 
 #[test]
 fn races_are_caught() {
     for seed in [0, 3] {
-        for name in ["race_after_a_reduction", "race_before_a_merge", "race_inside_a_wave"] {
-            caught(name, Sanitizer::Thread, seed, "ThreadSanitizer: data race");
+        for name in ["race_after_a_reduction", "race_before_a_merge", "race_inside_a_warp"] {
+            caught(name, KernelSanitizer::Thread, seed, "ThreadSanitizer: data race");
         }
     }
 }

@@ -1,40 +1,40 @@
 //! Paged attention: decodes, prefills and both at once, over random blocks, seats and stale memory.
 
 use kernels::{
-    Attention, BatchRows, Buffer, DType, Driver, Kernels, KvLayout, KvOrder, Mat, RowBounds, bf16,
-    f16,
+    AttentionMetadata, Buffer, DType, DeviceDriver, Kernels, KvLayout, KvOrder, MatRef,
+    PagedAttentionArgs, RowBounds, bf16, f16,
 };
 
-use crate::pair::{Pair, Twin, on_cpu, pairs, rounded, tolerance};
-use crate::support::{Numbers, S};
+use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, pairs, rounded, tolerance};
+use crate::support::{RandomNumbers, S};
 
 /// Query heads, KV heads, head size, block size.
-type Heads = (usize, usize, usize, usize);
+type HeadShape = (usize, usize, usize, usize);
 
 /// Rows, and a pool that holds their keys and values on both devices.
-struct Case {
+struct PagedAttentionCase {
     heads: usize,
     /// First position that is seen.
-    first: usize,
+    first_position: usize,
     layouts: [KvLayout; 2],
     pools: [Buffer; 2],
     /// Tokens and context of each row.
     rows: Vec<(usize, usize)>,
     tables: Vec<i32>,
     /// Table of each row.
-    seats: Vec<i32>,
+    seq_slots: Vec<i32>,
     width: usize,
     /// Rows of one token that may be a request's.
-    successive: usize,
+    max_rows_per_request: usize,
 }
 
-const SEATS_FREE: usize = 2;
+const SLOTS_FREE: usize = 2;
 
-impl Case {
+impl PagedAttentionCase {
     fn new(
-        pair: &Pair,
-        numbers: &mut Numbers,
-        (heads, kv_heads, head_dim, block_tokens): Heads,
+        pair: &DevicePair,
+        numbers: &mut RandomNumbers,
+        (heads, kv_heads, head_dim, block_tokens): HeadShape,
         dtype: DType,
         rows: &[(usize, usize)],
     ) -> Self {
@@ -45,8 +45,8 @@ impl Case {
         let layouts = [gpu, KvLayout { order: pair.cpu.kv_order(), dtype: on_cpu(dtype), ..gpu }];
         let width = rows.iter().map(|r| used(r.1)).max().unwrap_or(0) + 1;
         let mut free: Vec<i32> = (0..blocks as i32).collect();
-        let mut take = |numbers: &mut Numbers, n: usize| free.swap_remove(numbers.below(n));
-        let mut seats: Vec<i32> = (0..(rows.len() + SEATS_FREE) as i32).collect();
+        let mut take = |numbers: &mut RandomNumbers, n: usize| free.swap_remove(numbers.below(n));
+        let mut seats: Vec<i32> = (0..(rows.len() + SLOTS_FREE) as i32).collect();
         for i in (1..seats.len()).rev() {
             seats.swap(i, numbers.below(i + 1));
         }
@@ -78,28 +78,38 @@ impl Case {
         pair.gpu.upload(&mut pools[0], 0, &bytes(&values[0], dtype)).unwrap();
         pair.cpu.upload(&mut pools[1], 0, &bytes(&values[1], on_cpu(dtype))).unwrap();
         let (rows, first, successive) = (rows.to_vec(), 0, 1);
-        Self { heads, first, layouts, pools, rows, tables, seats, width, successive }
+        Self {
+            heads,
+            first_position: first,
+            layouts,
+            pools,
+            rows,
+            tables,
+            seq_slots: seats,
+            width,
+            max_rows_per_request: successive,
+        }
     }
 
     /// Rows of one token each in place of each request's, which was one of `tokens` tokens.
     fn one_by_one(&mut self, tokens: &[usize]) {
-        let requests = self.rows.iter().zip(&self.seats).zip(tokens);
+        let requests = self.rows.iter().zip(&self.seq_slots).zip(tokens);
         let each = requests.flat_map(|((row, seat), &tokens)| {
             (0..tokens).map(move |i| ((1, (row.1 + i + 1).saturating_sub(tokens)), *seat))
         });
-        (self.rows, self.seats) = each.unzip();
-        self.successive = *tokens.iter().max().unwrap();
+        (self.rows, self.seq_slots) = each.unzip();
+        self.max_rows_per_request = *tokens.iter().max().unwrap();
     }
 
     /// Random queries `[T, N D]`.
-    fn queries(&self, pair: &Pair, numbers: &mut Numbers) -> Twin {
+    fn queries(&self, pair: &DevicePair, numbers: &mut RandomNumbers) -> TwinMatrix {
         let tokens = self.rows.iter().map(|r| r.0).sum();
         let width = self.heads * self.layouts[0].head_dim;
         pair.random(numbers, self.layouts[0].dtype, tokens, width)
     }
 
     /// One step of all rows, on the GPU and, where it can, on the CPU.
-    fn run(&self, pair: &Pair, q: &Twin, with_cpu: bool) -> Twin {
+    fn run(&self, pair: &DevicePair, q: &TwinMatrix, with_cpu: bool) -> TwinMatrix {
         let rows = self.rows.len();
         let mut cu_q = vec![0i32];
         for row in &self.rows {
@@ -109,14 +119,14 @@ impl Case {
         let cu_q = pair.put(&cu_q, 1, rows + 1);
         let contexts = pair.put(&contexts, 1, rows);
         let tables = pair.put(&self.tables, self.tables.len() / self.width, self.width);
-        let seats = pair.put(&self.seats, 1, rows);
-        let bounds = RowBounds::of(self.rows.iter().copied(), self.successive);
+        let seats = pair.put(&self.seq_slots, 1, rows);
+        let bounds = RowBounds::of(self.rows.iter().copied(), self.max_rows_per_request);
         let mut o = pair.poisoned(self.layouts[0].dtype, q.gpu().rows(), q.gpu().cols());
-        let views: [fn(&Twin) -> Mat<'_>; 2] = [Twin::gpu, Twin::cpu];
+        let views: [fn(&TwinMatrix) -> MatRef<'_>; 2] = [TwinMatrix::gpu, TwinMatrix::cpu];
         let devices: [&dyn Kernels; 2] = [&pair.gpu, &pair.cpu];
         for at in 0..if with_cpu { 2 } else { 1 } {
             let view = views[at];
-            let step = BatchRows {
+            let step = AttentionMetadata {
                 cu_q: view(&cu_q),
                 context_lens: view(&contexts),
                 block_tables: view(&tables),
@@ -124,8 +134,8 @@ impl Case {
                 bounds,
             };
             let scale = (self.layouts[0].head_dim as f32).powf(-0.5);
-            let (heads, first) = (self.heads, self.first);
-            let args = Attention { q: view(q), rows: step, heads, layer: 1, scale, first };
+            let (heads, first) = (self.heads, self.first_position);
+            let args = PagedAttentionArgs { q: view(q), rows: step, heads, layer: 1, scale, first };
             let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
             let pool = (&self.pools[at], &self.layouts[at]);
             devices[at].paged_attention(&S, out, pool, &args).unwrap();
@@ -142,14 +152,22 @@ fn bytes(values: &[f32], dtype: DType) -> Vec<u8> {
     }
 }
 
-pub(crate) fn check(pair: &Pair, heads: Heads, dtype: DType, rows: &[(usize, usize)]) {
+pub(crate) fn check(pair: &DevicePair, heads: HeadShape, dtype: DType, rows: &[(usize, usize)]) {
     check_from(pair, heads, dtype, (rows, 0));
 }
 
 /// The same without the positions before `first`.
-fn check_from(pair: &Pair, heads: Heads, dtype: DType, (rows, first): (&[(usize, usize)], usize)) {
+fn check_from(
+    pair: &DevicePair,
+    heads: HeadShape,
+    dtype: DType,
+    (rows, first): (&[(usize, usize)], usize),
+) {
     let mut numbers = pair.numbers(heads.0 as u64);
-    let case = Case { first, ..Case::new(pair, &mut numbers, heads, dtype, rows) };
+    let case = PagedAttentionCase {
+        first_position: first,
+        ..PagedAttentionCase::new(pair, &mut numbers, heads, dtype, rows)
+    };
     let q = case.queries(pair, &mut numbers);
     let what = format!("{heads:?} {dtype:?} {rows:?}");
     pair.check(&what, &case.run(pair, &q, true), tolerance(dtype));
@@ -214,21 +232,21 @@ fn decodes_of_many_rows_agree_with_the_cpu() {
 
 /// A query of a prompt gives the same bits alone and among others, its row whole and in pieces.
 #[test]
-fn a_prompt_has_one_result_however_it_is_cut() {
+fn chunked_prefill_has_one_result() {
     let heads = (6, 2, 64, 16);
     let width = heads.0 * heads.2;
     for pair in &pairs() {
         let mut numbers = pair.numbers(5);
         let rows = [(75, 290), (3, 3), (65, 131)];
-        let mut case = Case::new(pair, &mut numbers, heads, DType::BF16, &rows);
+        let mut case = PagedAttentionCase::new(pair, &mut numbers, heads, DType::BF16, &rows);
         let tokens: usize = rows.iter().map(|r| r.0).sum();
         let values = numbers.reals::<bf16>(tokens * width);
         let [all, _] = pair.read_floats(&case.run(pair, &pair.put(&values, tokens, width), false));
-        let (seats, mut begin) = (case.seats.clone(), 0);
+        let (seats, mut begin) = (case.seq_slots.clone(), 0);
         for ((tokens, context), seat) in rows.into_iter().zip(seats) {
             for (from, to) in [(0, tokens), (0, 2), (2, tokens)] {
                 let (n, at) = (to - from, (begin + from) * width);
-                (case.rows, case.seats) = (vec![(n, context - tokens + to)], vec![seat]);
+                (case.rows, case.seq_slots) = (vec![(n, context - tokens + to)], vec![seat]);
                 let q = pair.put(&values[at..at + n * width], n, width);
                 let [alone, _] = pair.read_floats(&case.run(pair, &q, false));
                 // One token alone is a decode, which adds up in another order.
@@ -249,7 +267,7 @@ fn rows_without_keys_are_zero() {
             for queries in [1, 5] {
                 let mut numbers = pair.numbers(3);
                 let rows = [(queries, 20), (queries, 0), (1, 0)];
-                let case = Case::new(pair, &mut numbers, heads, DType::BF16, &rows);
+                let case = PagedAttentionCase::new(pair, &mut numbers, heads, DType::BF16, &rows);
                 let q = case.queries(pair, &mut numbers);
                 let [o, _] = pair.read_floats(&case.run(pair, &q, false));
                 let width = queries * heads.0 * heads.2;
@@ -286,9 +304,10 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
             ((16, 1, 64, 16), DType::BF16),
         ] {
             let mut numbers = pair.numbers(6);
-            let mut case = Case::new(pair, &mut numbers, heads, dtype, &requests);
+            let mut case = PagedAttentionCase::new(pair, &mut numbers, heads, dtype, &requests);
             case.one_by_one(&tokens);
-            let (rows, seats, width) = (case.rows.clone(), case.seats.clone(), heads.0 * heads.2);
+            let (rows, seats, width) =
+                (case.rows.clone(), case.seq_slots.clone(), heads.0 * heads.2);
             let values = numbers.reals::<bf16>(rows.len() * width);
             let q = pair.put(&values, rows.len(), width);
             let what = format!("{heads:?}, successive tokens");
@@ -297,7 +316,7 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
             let [all, _] = pair.read_floats(&all);
             // As many rows, so that splits are as long: each token among others than those of its request.
             let turned: Vec<usize> = (0..rows.len()).map(|i| i * 8 % rows.len()).collect();
-            (case.rows, case.seats) = turned.iter().map(|&i| (rows[i], seats[i])).unzip();
+            (case.rows, case.seq_slots) = turned.iter().map(|&i| (rows[i], seats[i])).unzip();
             let values: Vec<bf16> =
                 turned.iter().flat_map(|&i| values[i * width..][..width].to_vec()).collect();
             let q = pair.put(&values, rows.len(), width);
@@ -310,17 +329,17 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
 }
 
 /// Rows give the same bits all at once and `part` at a time.
-fn among_others(pair: &Pair, heads: Heads, rows: &[(usize, usize)], part: usize) {
+fn among_others(pair: &DevicePair, heads: HeadShape, rows: &[(usize, usize)], part: usize) {
     let mut numbers = pair.numbers(4);
-    let mut case = Case::new(pair, &mut numbers, heads, DType::BF16, rows);
+    let mut case = PagedAttentionCase::new(pair, &mut numbers, heads, DType::BF16, rows);
     let width = heads.0 * heads.2;
     let values = numbers.reals::<bf16>(rows.len() * width);
     let q = pair.put(&values, rows.len(), width);
     let [all, _] = pair.read_floats(&case.run(pair, &q, false));
-    let seats = case.seats.clone();
+    let seats = case.seq_slots.clone();
     for from in 0..=rows.len() - part {
         let to = from + part;
-        (case.rows, case.seats) = (rows[from..to].to_vec(), seats[from..to].to_vec());
+        (case.rows, case.seq_slots) = (rows[from..to].to_vec(), seats[from..to].to_vec());
         let q = pair.put(&values[from * width..to * width], part, width);
         let [apart, _] = pair.read_floats(&case.run(pair, &q, false));
         assert_eq!(apart, all[from * width..to * width], "rows {from} to {to}");

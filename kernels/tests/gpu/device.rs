@@ -1,24 +1,24 @@
 //! Memory, copies, fences and graphs.
 
-use kernels::{DType, Driver, Kernels, Mat, Pinned, Stream};
+use kernels::{DType, DeviceDriver, DeviceStream, Kernels, MatRef, PinnedBuffer};
 
-use crate::pair::{Pair, Twin, bytes_of, elements_of, pairs};
+use crate::device_pair::{DevicePair, TwinMatrix, bytes_of, elements_of, pairs};
 use crate::support::S;
 
 const FLOATS: usize = 1000;
 
 /// `y = a + b` on the GPU.
-fn add(pair: &Pair, y: &mut Twin, a: Mat<'_>, b: Mat<'_>) {
+fn add(pair: &DevicePair, y: &mut TwinMatrix, a: MatRef<'_>, b: MatRef<'_>) {
     pair.gpu.add(&S, y.gpu_mut(), a, b).unwrap();
 }
 
-fn gpu_floats(pair: &Pair, twin: &Twin) -> Vec<f32> {
+fn gpu_floats(pair: &DevicePair, twin: &TwinMatrix) -> Vec<f32> {
     let mut bytes = vec![0; FLOATS * 4];
     pair.gpu.download(&S, &twin.gpu, 0, &mut bytes).unwrap();
     elements_of(&bytes)
 }
 
-fn pinned(pair: &Pair, value: f32) -> Pinned {
+fn pinned(pair: &DevicePair, value: f32) -> PinnedBuffer {
     let mut memory = pair.gpu.alloc_pinned(FLOATS * 4).unwrap();
     memory.bytes_mut()[..FLOATS * 4].copy_from_slice(&bytes_of(&[value; FLOATS]));
     memory
@@ -136,7 +136,7 @@ fn memory_dropped_in_a_capture_is_freed_after_it() {
 
 /// One thread launches, another waits.
 #[test]
-fn fences_pass_on_other_threads() {
+fn fences_can_be_awaited_on_other_threads() {
     for pair in &pairs() {
         let x = pair.put(&[21f32; FLOATS], 1, FLOATS);
         let mut y = pair.poisoned(DType::F32, 1, FLOATS);
@@ -149,60 +149,60 @@ fn fences_pass_on_other_threads() {
         // Dropped without a wait: the memory outlives the copy all the same.
         drop(pair.gpu.start_download(&S, &y.gpu, memory, FLOATS * 4).unwrap());
         pair.gpu.synchronize(&S).unwrap();
-        assert!(pair.gpu.synchronize(&Stream(99)).is_err());
+        assert!(pair.gpu.synchronize(&DeviceStream(99)).is_err());
     }
 }
 
 /// Marks are behind launches, and in a recording each replay sets them anew.
 #[test]
-fn marks_tell_launches_apart() {
+fn timestamps_separate_launches() {
     for pair in &pairs() {
         let x = pair.put(&[1f32; FLOATS], 1, FLOATS);
         let mut y = pair.poisoned(DType::F32, 1, FLOATS);
-        let marks = pair.gpu.alloc_marks(4).unwrap();
+        let marks = pair.gpu.alloc_timestamps(4).unwrap();
         let in_order = |order: &[usize]| {
             marks.wait(order[order.len() - 1]).unwrap();
-            let ns = order.windows(2).map(|pair| marks.ns_between(pair[0], pair[1]).unwrap());
+            let ns = order.windows(2).map(|pair| marks.elapsed_ns(pair[0], pair[1]).unwrap());
             assert!(ns.clone().all(|ns| ns >= 0), "{:?}", ns.collect::<Vec<_>>());
         };
-        marks.set(&S, 0).unwrap();
-        pair.gpu.begin_marking(&marks, 1);
+        marks.record(&S, 0).unwrap();
+        pair.gpu.begin_kernel_timestamps(&marks, 1);
         add(pair, &mut y, x.gpu(), x.gpu());
         add(pair, &mut y, x.gpu(), x.gpu());
-        let names = pair.gpu.end_marking();
+        let names = pair.gpu.end_kernel_timestamps();
         assert!(names.len() == 2 && names[0] == names[1], "{names:?}");
         add(pair, &mut y, x.gpu(), x.gpu());
         in_order(&[0, 1, 2]);
-        pair.gpu.begin_marking(&marks, 3);
+        pair.gpu.begin_kernel_timestamps(&marks, 3);
         add(pair, &mut y, x.gpu(), x.gpu());
         add(pair, &mut y, x.gpu(), x.gpu());
-        assert_eq!(pair.gpu.end_marking().len(), 1, "as many as there are marks");
+        assert_eq!(pair.gpu.end_kernel_timestamps().len(), 1, "as many as there are marks");
 
         pair.gpu.begin_capture(&S).unwrap();
-        pair.gpu.begin_marking(&marks, 1);
+        pair.gpu.begin_kernel_timestamps(&marks, 1);
         add(pair, &mut y, x.gpu(), x.gpu());
-        assert_eq!(pair.gpu.end_marking().len(), 1);
+        assert_eq!(pair.gpu.end_kernel_timestamps().len(), 1);
         let graph = pair.gpu.end_capture(&S).unwrap();
         for _ in 0..2 {
-            marks.set(&S, 0).unwrap();
+            marks.record(&S, 0).unwrap();
             pair.gpu.replay(&S, &graph).unwrap();
-            marks.set(&S, 2).unwrap();
+            marks.record(&S, 2).unwrap();
             in_order(&[0, 1, 2]);
         }
-        assert!(marks.set(&S, 4).is_err() && marks.ns_between(0, 4).is_err());
+        assert!(marks.record(&S, 4).is_err() && marks.elapsed_ns(0, 4).is_err());
         pair.gpu.synchronize(&S).unwrap();
     }
 }
 
 /// Rehearsed launches leave no trace but their kernels, which a capture may then use without a first run.
 #[test]
-fn a_rehearsal_compiles_and_does_nothing_else() {
+fn dry_run_only_compiles() {
     for pair in &pairs() {
         let x = pair.put(&[3f32; FLOATS], 1, FLOATS);
         let mut y = pair.put(&[-1f32; FLOATS], 1, FLOATS);
-        pair.gpu.begin_rehearsal();
+        pair.gpu.begin_dry_run();
         add(pair, &mut y, x.gpu(), x.gpu());
-        pair.gpu.end_rehearsal(&mut |_, _| {}).unwrap();
+        pair.gpu.end_dry_run(&mut |_, _| {}).unwrap();
         assert_eq!(gpu_floats(pair, &y), [-1.0; FLOATS]);
         pair.gpu.begin_capture(&S).unwrap();
         add(pair, &mut y, x.gpu(), x.gpu());

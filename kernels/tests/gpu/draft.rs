@@ -1,15 +1,17 @@
 //! Around a draft layer: what the CPU lays out, copies, chooses and enters, and nothing else.
 
-use kernels::hip::HipDevice;
-use kernels::step::{DraftPass, DraftRow, DraftStates, PassArrays, Stage};
-use kernels::{Buffer, DType, DeviceError, Driver, Gather, Kernels, MatMut, VocabPart, bf16};
+use kernels::gpu::GpuDevice;
+use kernels::step::{DraftHiddenStates, DraftPass, DraftPassArrays, DraftRow, StagingBuffer};
+use kernels::{
+    Buffer, DType, DeviceDriver, DeviceError, GatherFn, Kernels, MatMut, VocabShard, bf16,
+};
 
-use crate::support::{Array, Numbers, Plain, S, devices, oracle};
+use crate::support::{DeviceArray, PlainElement, RandomNumbers, S, devices, oracle};
 
-const SEATS: usize = 5;
+const SEQ_SLOTS: usize = 5;
 const WIDTH: usize = 6;
 const BLOCK_TOKENS: usize = 4;
-const BLOCKS: usize = SEATS * WIDTH;
+const BLOCKS: usize = SEQ_SLOTS * WIDTH;
 const PASSES: usize = 3;
 const DEPTH: usize = PASSES + 2;
 const LONGEST: usize = 24;
@@ -18,11 +20,11 @@ const LONGEST: usize = 24;
 /// another; one of one token with as many drafts as can be, over the end of a block; and one with none.
 fn rows() -> [DraftRow; 5] {
     let row = |seat, len, drafts, held, edge| DraftRow {
-        seat,
+        seq_slot: seat,
         len,
         drafts,
-        held,
-        edge,
+        state_in_slot: held,
+        boundary_block: edge,
         ..DraftRow::default()
     };
     let mut rows = [
@@ -44,7 +46,7 @@ fn rows() -> [DraftRow; 5] {
 const STARTS: [i32; 5] = [9, 0, 8, 6, 15];
 
 /// Positions of the first states by seat: those in front of the rows lie at places 1, 4 and 0 of theirs.
-const FIRSTS: [i32; SEATS] = [-7, 1, -7, 14, 7];
+const FIRSTS: [i32; SEQ_SLOTS] = [-7, 1, -7, 14, 7];
 
 fn positions() -> Vec<i32> {
     let row = |(row, start): (&DraftRow, i32)| start..start + row.len + row.drafts;
@@ -56,10 +58,10 @@ fn tokens() -> usize {
 }
 
 fn staged() -> Vec<i32> {
-    let stage = Stage { drafts: rows().to_vec(), ..Stage::default() };
+    let stage = StagingBuffer { drafts: rows().to_vec(), ..StagingBuffer::default() };
     let mut bytes = vec![0; stage.bytes()];
     stage.write(&mut bytes);
-    bytes.chunks_exact(4).map(<i32 as Plain>::of_bytes).collect()
+    bytes.chunks_exact(4).map(<i32 as PlainElement>::of_bytes).collect()
 }
 
 /// Records hold 64-bit numbers, so the words must lie as a device's buffer does.
@@ -76,15 +78,15 @@ fn tables() -> Vec<i32> {
 }
 
 /// Numbers below a limit.
-fn below(numbers: &mut Numbers, n: usize, limit: usize) -> Vec<i32> {
+fn tokens_below(numbers: &mut RandomNumbers, n: usize, limit: usize) -> Vec<i32> {
     (0..n).map(|_| numbers.below(limit) as i32).collect()
 }
 
 /// Calls `run` with the stage and matrices of `data`, on the CPU and on a device; both leave the same.
-fn twins<T: Plain>(
-    device: &HipDevice,
+fn device_and_host<T: PlainElement>(
+    device: &GpuDevice,
     data: &[(&[T], usize)],
-    run: impl Fn(&dyn Kernels, kernels::Mat<'_>, Vec<MatMut<'_>>),
+    run: impl Fn(&dyn Kernels, kernels::MatRef<'_>, Vec<MatMut<'_>>),
 ) -> Vec<Vec<T>> {
     let words = staged();
     let buffer = on_cpu(&words);
@@ -95,21 +97,21 @@ fn twins<T: Plain>(
         MatMut::of(x, rows, *cols).unwrap()
     });
     run(&oracle(), buffer.mat(DType::I32, 1, words.len()).unwrap(), mats.collect());
-    let stage = Array::row(device, &words);
-    let mut arrays: Vec<Array<T>> =
-        data.iter().map(|(x, cols)| Array::of(device, x, x.len() / cols, *cols)).collect();
-    run(device, stage.mat(), arrays.iter_mut().map(Array::mat_mut).collect());
+    let stage = DeviceArray::row(device, &words);
+    let mut arrays: Vec<DeviceArray<T>> =
+        data.iter().map(|(x, cols)| DeviceArray::of(device, x, x.len() / cols, *cols)).collect();
+    run(device, stage.mat(), arrays.iter_mut().map(DeviceArray::mat_mut).collect());
     let got: Vec<Vec<T>> = arrays.iter().map(|x| x.read(device)).collect();
     assert!(got == expected, "{}: {got:?} for {expected:?}", device.arch());
     got
 }
 
 #[test]
-fn passes_are_laid_out_as_on_the_cpu() {
-    let mut numbers = Numbers::fresh(31);
+fn draft_pass_layout_matches_the_cpu() {
+    let mut numbers = RandomNumbers::fresh(31);
     let (rows, count) = (rows().len(), rows().len() + 2); // Two of padding.
-    let ids = below(&mut numbers, tokens(), 900);
-    let drafts = below(&mut numbers, PASSES * count, 900);
+    let ids = tokens_below(&mut numbers, tokens(), 900);
+    let drafts = tokens_below(&mut numbers, PASSES * count, 900);
     let (tables, step_positions) = (tables(), positions());
     for device in devices() {
         for pass in 0..PASSES {
@@ -118,38 +120,39 @@ fn passes_are_laid_out_as_on_the_cpu() {
             let mut data = [(&ids[..], ids.len()), (&drafts, count), (&tables, WIDTH)].to_vec();
             data.push((&step_positions, ids.len()));
             let made = [(&poison[..], poison.len()); 5];
-            let left = twins(&device, &[&data[..], &made].concat(), |of, stage, mut mats| {
-                let [row_seats, context_lens, cu_q, positions, to_ids] =
-                    [0; 5].map(|_| mats.pop().unwrap());
-                let [ids, drafts, tables, at] = [0, 1, 2, 3].map(|i| mats[i].as_ref());
-                let mut on_host = vec![-7i64; count];
-                let mut on_device = Array::row(&device, &on_host);
-                let cpu = of.name() == oracle().name();
-                let slots_of = if cpu {
-                    MatMut::of(&mut on_host, 1, count).unwrap()
-                } else {
-                    on_device.mat_mut()
-                };
-                let mut to = PassArrays {
-                    ids: to_ids,
-                    positions,
-                    slots: slots_of,
-                    cu_q,
-                    context_lens,
-                    row_seats,
-                };
-                let pass = DraftPass {
-                    pass,
-                    rows: count,
-                    ids,
-                    positions: at,
-                    drafts,
-                    tables,
-                    block_tokens: BLOCK_TOKENS,
-                };
-                of.draft_rows(&S, stage, &mut to, &pass).unwrap();
-                slots.borrow_mut().push(if cpu { on_host } else { on_device.read(&device) });
-            });
+            let left =
+                device_and_host(&device, &[&data[..], &made].concat(), |of, stage, mut mats| {
+                    let [row_seats, context_lens, cu_q, positions, to_ids] =
+                        [0; 5].map(|_| mats.pop().unwrap());
+                    let [ids, drafts, tables, at] = [0, 1, 2, 3].map(|i| mats[i].as_ref());
+                    let mut on_host = vec![-7i64; count];
+                    let mut on_device = DeviceArray::row(&device, &on_host);
+                    let cpu = of.name() == oracle().name();
+                    let slots_of = if cpu {
+                        MatMut::of(&mut on_host, 1, count).unwrap()
+                    } else {
+                        on_device.mat_mut()
+                    };
+                    let mut to = DraftPassArrays {
+                        ids: to_ids,
+                        positions,
+                        slots: slots_of,
+                        cu_q,
+                        context_lens,
+                        row_seq_slots: row_seats,
+                    };
+                    let pass = DraftPass {
+                        pass,
+                        rows: count,
+                        ids,
+                        positions: at,
+                        drafts,
+                        tables,
+                        block_tokens: BLOCK_TOKENS,
+                    };
+                    of.prepare_draft_pass(&S, stage, &mut to, &pass).unwrap();
+                    slots.borrow_mut().push(if cpu { on_host } else { on_device.read(&device) });
+                });
             let slots = slots.into_inner();
             assert_eq!(slots[0], slots[1], "{}, pass {pass}", device.arch());
             let real = |r: usize| r < rows && crate::draft::rows()[r].drafts as usize > pass;
@@ -161,33 +164,46 @@ fn passes_are_laid_out_as_on_the_cpu() {
     }
 }
 
-fn states_are_copied<T: Plain>(of: impl Fn(&mut Numbers, usize) -> Vec<T>, hidden: usize) {
-    let mut numbers = Numbers::fresh(hidden as u64);
+fn states_are_copied<T: PlainElement>(
+    of: impl Fn(&mut RandomNumbers, usize) -> Vec<T>,
+    hidden: usize,
+) {
+    let mut numbers = RandomNumbers::fresh(hidden as u64);
     let mut states = |n: usize| of(&mut numbers, n * hidden);
-    let (held, edges, own) = (states(SEATS * DEPTH), states(BLOCKS), states(tokens()));
+    let (held, edges, own) = (states(SEQ_SLOTS * DEPTH), states(BLOCKS), states(tokens()));
     let poison = states(tokens());
     let rows = rows().len();
     for device in devices() {
         let data = [(&held[..], hidden), (&edges, hidden), (&own, hidden), (&poison, hidden)];
         for of_rows in [true, false] {
-            twins(&device, &data, |of, stage, mut mats| {
+            device_and_host(&device, &data, |of, stage, mut mats| {
                 let (y, own) = (mats.pop().unwrap(), mats.pop().unwrap());
                 let (edges, held) = (mats.pop().unwrap(), mats.pop().unwrap());
                 with_words(of, &device, |[positions, firsts, _]| {
-                    let states = DraftStates { held, firsts, depth: DEPTH, edges };
+                    let states = DraftHiddenStates {
+                        slot_states: held,
+                        first_positions: firsts,
+                        states_per_slot: DEPTH,
+                        boundary_states: edges,
+                    };
                     let from = (Some(own.as_ref()).filter(|_| !of_rows), &states);
-                    of.draft_before(&S, (stage, positions.as_ref()), rows, y, from).unwrap();
+                    of.gather_draft_inputs(&S, (stage, positions.as_ref()), rows, y, from).unwrap();
                 });
             });
         }
-        let left = twins(&device, &data[..3], |of, stage, mut mats| {
+        let left = device_and_host(&device, &data[..3], |of, stage, mut mats| {
             let own = mats.pop().unwrap();
             let (edges, held) = (mats.pop().unwrap(), mats.pop().unwrap());
             let firsts = with_words(of, &device, |[positions, firsts, tables]| {
-                let mut states = DraftStates { held, firsts, depth: DEPTH, edges };
+                let mut states = DraftHiddenStates {
+                    slot_states: held,
+                    first_positions: firsts,
+                    states_per_slot: DEPTH,
+                    boundary_states: edges,
+                };
                 let (own, tables) = ((own.as_ref(), rows), (tables.as_ref(), BLOCK_TOKENS));
                 let step = (stage, positions.as_ref());
-                of.draft_carry(&S, step, &mut states, own, tables).unwrap();
+                of.store_draft_states(&S, step, &mut states, own, tables).unwrap();
             });
             assert_eq!(firsts, [0, 5, 13, 14, 8], "{}", of.name());
         });
@@ -197,8 +213,8 @@ fn states_are_copied<T: Plain>(of: impl Fn(&mut Numbers, usize) -> Vec<T>, hidde
 
 /// Calls `run` with the step's positions, the seats' first ones and their tables, where `of` computes, and returns what it
 /// leaves of the second.
-fn with_words(of: &dyn Kernels, device: &HipDevice, run: impl FnOnce([MatMut<'_>; 3])) -> Vec<i32> {
-    let words = [(positions(), 1), (FIRSTS.to_vec(), 1), (tables(), SEATS)];
+fn with_words(of: &dyn Kernels, device: &GpuDevice, run: impl FnOnce([MatMut<'_>; 3])) -> Vec<i32> {
+    let words = [(positions(), 1), (FIRSTS.to_vec(), 1), (tables(), SEQ_SLOTS)];
     if of.name() == oracle().name() {
         let mut words = words;
         run(words.each_mut().map(|(x, rows)| {
@@ -208,30 +224,31 @@ fn with_words(of: &dyn Kernels, device: &HipDevice, run: impl FnOnce([MatMut<'_>
         let [_, (firsts, _), _] = words;
         return firsts;
     }
-    let mut arrays = words.each_ref().map(|(x, rows)| Array::of(device, x, *rows, x.len() / rows));
-    run(arrays.each_mut().map(Array::mat_mut));
+    let mut arrays =
+        words.each_ref().map(|(x, rows)| DeviceArray::of(device, x, *rows, x.len() / rows));
+    run(arrays.each_mut().map(DeviceArray::mat_mut));
     arrays[1].read(device)
 }
 
 #[test]
-fn states_go_where_the_cpu_puts_them() {
-    states_are_copied(Numbers::reals::<f32>, 24);
-    states_are_copied(Numbers::reals::<bf16>, 13);
+fn draft_states_match_the_cpu() {
+    states_are_copied(RandomNumbers::reals::<f32>, 24);
+    states_are_copied(RandomNumbers::reals::<bf16>, 13);
 }
 
 #[test]
-fn the_likeliest_ids_become_drafts() {
-    let mut numbers = Numbers::fresh(8);
+fn argmax_ids_become_drafts() {
+    let mut numbers = RandomNumbers::fresh(8);
     for (rows, vocab) in [(1, 40), (3, 3001), (5, 151)] {
         let mut logits: Vec<f32> = numbers.reals(rows * vocab);
         logits[vocab - 1] = 9.0; // Twice, and the lower one counts.
         logits[vocab / 3] = 9.0;
         for device in devices() {
-            let device_logits = Array::of(&device, &logits, rows, vocab);
+            let device_logits = DeviceArray::of(&device, &logits, rows, vocab);
             let mut host_logits = logits.clone();
             let host_logits = MatMut::of(&mut host_logits, rows, vocab).unwrap();
             let drafts = vec![-3; 2 * 7];
-            let left = twins(&device, &[(&drafts, 7)], |of, _, mut mats| {
+            let left = device_and_host(&device, &[(&drafts, 7)], |of, _, mut mats| {
                 let cpu = of.name() == oracle().name();
                 let logits = if cpu { host_logits.as_ref() } else { device_logits.mat() };
                 of.draft_argmax(&S, mats.pop().unwrap(), (1, 2), logits).unwrap();
@@ -244,9 +261,9 @@ fn the_likeliest_ids_become_drafts() {
 
 /// Ranks that have a part of each row tell each other one id: that of whole rows, the last rank without an id of its own.
 #[test]
-fn ranks_choose_what_whole_rows_say() {
+fn vocab_parallel_draft_argmax_matches_full_rows() {
     const RANKS: usize = 3;
-    let mut numbers = Numbers::fresh(10);
+    let mut numbers = RandomNumbers::fresh(10);
     let (rows, vocab, cols) = (4, 150, 80);
     let mut logits: Vec<f32> = numbers.reals(rows * vocab);
     (logits[vocab - 1], logits[70]) = (9.0, 9.0); // Twice, in two parts, and the lower one counts.
@@ -254,34 +271,34 @@ fn ranks_choose_what_whole_rows_say() {
     let part = |rank: usize| {
         let first = (rank * cols).min(vocab);
         let ids = cols.min(vocab - first);
-        VocabPart { first, ids, cols, vocab, ranks: RANKS }
+        VocabShard { first_id: first, ids, cols, vocab, ranks: RANKS }
     };
-    let of_rank = |part: &VocabPart| -> Vec<f32> {
+    let of_rank = |part: &VocabShard| -> Vec<f32> {
         let padding = cols - part.ids;
-        let rows = logits.chunks(vocab).map(|row| &row[part.first..][..part.ids]);
+        let rows = logits.chunks(vocab).map(|row| &row[part.first_id..][..part.ids]);
         // What lies behind a part is no logit.
         rows.flat_map(|row| row.iter().copied().chain(vec![99.0; padding])).collect()
     };
     for device in devices() {
-        let zero = Array::row(&device, &[0]);
-        let chosen = |rank: usize, gather: &mut Gather<'_>| {
-            let (part, mut drafts) = (part(rank), Array::of(&device, &[-3; 14], 2, 7));
-            let logits = Array::of(&device, &of_rank(&part), rows, cols);
+        let zero = DeviceArray::row(&device, &[0]);
+        let chosen = |rank: usize, gather: &mut GatherFn<'_>| {
+            let (part, mut drafts) = (part(rank), DeviceArray::of(&device, &[-3; 14], 2, 7));
+            let logits = DeviceArray::of(&device, &of_rank(&part), rows, cols);
             let (to, logits) = (drafts.mat_mut(), (logits.mat(), &part));
-            let chosen = device.draft_argmax_parts(&S, to, (1, 2), logits, gather);
+            let chosen = device.draft_argmax_vocab_parallel(&S, to, (1, 2), logits, gather);
             (chosen, drafts.read(&device))
         };
         let mut told = Vec::new();
         for rank in 0..RANKS {
             let (gone, _) = chosen(rank, &mut |own, _| {
-                let mut words = Array::<i32>::poisoned(&device, 1, own.cols());
+                let mut words = DeviceArray::<i32>::poisoned(&device, 1, own.cols());
                 device.gather_rows(&S, words.mat_mut(), own, zero.mat()).unwrap();
                 told.extend(words.read(&device));
                 false
             });
-            assert!(matches!(gone, Err(DeviceError::Peers)), "{gone:?}");
+            assert!(matches!(gone, Err(DeviceError::PeerRanksFailed)), "{gone:?}");
         }
-        let all = Array::row(&device, &told);
+        let all = DeviceArray::row(&device, &told);
         for rank in 0..RANKS {
             let (of_all, drafts) = chosen(rank, &mut |own, to| {
                 assert_eq!((own.cols(), to.cols()), (2 * rows, told.len()));
@@ -296,14 +313,15 @@ fn ranks_choose_what_whole_rows_say() {
 }
 
 #[test]
-fn drafts_are_called_by_their_names() {
-    let mut numbers = Numbers::fresh(11);
-    let (drafts, names) = (below(&mut numbers, 3 * 300, 50), below(&mut numbers, 50, 9000));
+fn draft_ids_are_mapped_to_target_ids() {
+    let mut numbers = RandomNumbers::fresh(11);
+    let (drafts, names) =
+        (tokens_below(&mut numbers, 3 * 300, 50), tokens_below(&mut numbers, 50, 9000));
     for device in devices() {
         let data = [(&drafts[..], 300), (&names[..], 50)];
-        let left = twins(&device, &data, |of, _, mut mats| {
+        let left = device_and_host(&device, &data, |of, _, mut mats| {
             let names = mats.pop().unwrap();
-            of.draft_name(&S, mats.pop().unwrap(), (1, 290), names.as_ref()).unwrap();
+            of.map_draft_ids(&S, mats.pop().unwrap(), (1, 290), names.as_ref()).unwrap();
         });
         for (i, (named, draft)) in left[0].iter().zip(&drafts).enumerate() {
             let expected = if (300..590).contains(&i) { names[*draft as usize] } else { *draft };
@@ -314,11 +332,11 @@ fn drafts_are_called_by_their_names() {
 
 #[test]
 fn drafts_become_ids_and_history() {
-    let mut numbers = Numbers::fresh(9);
+    let mut numbers = RandomNumbers::fresh(9);
     let rows = rows().len();
-    let ids = below(&mut numbers, tokens(), 900);
-    let history = below(&mut numbers, SEATS * LONGEST, 900);
-    let drafts = below(&mut numbers, PASSES * 8, 900);
+    let ids = tokens_below(&mut numbers, tokens(), 900);
+    let history = tokens_below(&mut numbers, SEQ_SLOTS * LONGEST, 900);
+    let drafts = tokens_below(&mut numbers, PASSES * 8, 900);
     for device in devices() {
         let positions = positions();
         let data = [
@@ -327,10 +345,10 @@ fn drafts_become_ids_and_history() {
             (&drafts, 8),
             (&positions, positions.len()),
         ];
-        let left = twins(&device, &data, |of, stage, mut mats| {
+        let left = device_and_host(&device, &data, |of, stage, mut mats| {
             let [positions, drafts, history, ids] = [0; 4].map(|_| mats.pop().unwrap());
             let step = (stage, positions.as_ref());
-            of.draft_place(&S, step, rows, (ids, history), drafts.as_ref()).unwrap();
+            of.insert_drafts(&S, step, rows, (ids, history), drafts.as_ref()).unwrap();
         });
         let row = crate::draft::rows()[3];
         let at = (row.token + row.len) as usize;

@@ -1,28 +1,32 @@
 //! Activations and sums against the CPU.
 
-use kernels::{Driver, Kernels, Mat, MatMut, bf16};
+use kernels::{DeviceDriver, Kernels, MatMut, MatRef, bf16};
 
-use crate::support::{Array, Numbers, Real, S, devices, error, oracle, tolerance};
+use crate::support::{
+    DeviceArray, GpuRealElement, RandomNumbers, S, devices, error, oracle, tolerance,
+};
 
-fn activations<T: Real>() {
+fn activations<T: GpuRealElement>() {
     let cpu = oracle();
     for (rows, cols) in [(1, 1), (3, 33), (2, 9000), (5, 768)] {
-        let mut numbers = Numbers::fresh(cols as u64 + 7);
+        let mut numbers = RandomNumbers::fresh(cols as u64 + 7);
         let x: Vec<T> = (0..rows * 2 * cols).map(|_| T::of(numbers.float() * 20.0)).collect();
         let b = numbers.reals::<T>(rows * cols);
         let [mut act, mut sum] = [(); 2].map(|()| vec![T::of(0.0); rows * cols]);
-        let wide = Mat::of(&x, rows, 2 * cols).unwrap();
+        let wide = MatRef::of(&x, rows, 2 * cols).unwrap();
         cpu.silu_mul(&S, MatMut::of(&mut act, rows, cols).unwrap(), wide).unwrap();
-        let (left, right) = (wide.columns(0, cols), Mat::of(&b, rows, cols).unwrap());
+        let (left, right) = (wide.columns(0, cols), MatRef::of(&b, rows, cols).unwrap());
         cpu.add(&S, MatMut::of(&mut sum, rows, cols).unwrap(), left, right).unwrap();
         for device in devices() {
             let name = format!("{} {rows} x {cols}", device.name());
-            let (wide, b) =
-                (Array::of(&device, &x, rows, 2 * cols), Array::of(&device, &b, rows, cols));
-            let mut y = Array::<T>::poisoned(&device, rows, cols);
+            let (wide, b) = (
+                DeviceArray::of(&device, &x, rows, 2 * cols),
+                DeviceArray::of(&device, &b, rows, cols),
+            );
+            let mut y = DeviceArray::<T>::poisoned(&device, rows, cols);
             device.silu_mul(&S, y.mat_mut(), wide.mat()).unwrap();
             assert!(error(&y.read(&device), &act) < tolerance::<T>(), "{name}");
-            let mut y = Array::<T>::poisoned(&device, rows, cols);
+            let mut y = DeviceArray::<T>::poisoned(&device, rows, cols);
             device.add(&S, y.mat_mut(), wide.mat().columns(0, cols), b.mat()).unwrap();
             assert_eq!(y.read(&device), sum, "{name}");
         }

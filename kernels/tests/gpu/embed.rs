@@ -2,15 +2,15 @@
 
 use kernels::{Kernels, bf16};
 
-use crate::support::{Array, Numbers, Real, S, devices};
+use crate::support::{DeviceArray, GpuRealElement, RandomNumbers, S, devices};
 
-fn lookups<T: Real>(vocabulary: usize, hidden: usize) {
-    let table = Numbers::fresh(hidden as u64).reals::<T>(vocabulary * hidden);
+fn lookups<T: GpuRealElement>(vocabulary: usize, hidden: usize) {
+    let table = RandomNumbers::fresh(hidden as u64).reals::<T>(vocabulary * hidden);
     let last = vocabulary as i32 - 1;
     let ids = [0, last, 33, 5, 5, last + 1, -1, 31, i32::MAX, i32::MIN];
     for device in devices() {
-        let on_device = Array::of(&device, &table, vocabulary, hidden);
-        let indices = Array::row(&device, &ids);
+        let on_device = DeviceArray::of(&device, &table, vocabulary, hidden);
+        let indices = DeviceArray::row(&device, &ids);
         for first in [0, 3] {
             let expected: Vec<T> = ids
                 .iter()
@@ -21,11 +21,11 @@ fn lookups<T: Real>(vocabulary: usize, hidden: usize) {
                 })
                 .map(|at| if at == 0 { T::of(0.0) } else { table[at - 1] })
                 .collect();
-            let mut y = Array::<T>::poisoned(&device, ids.len(), hidden);
+            let mut y = DeviceArray::<T>::poisoned(&device, ids.len(), hidden);
             device.embed(&S, y.mat_mut(), indices.mat(), on_device.mat(), first).unwrap();
             assert_eq!(y.read(&device), expected, "{} {hidden} columns", device.arch());
             if first == 0 {
-                let mut y = Array::<T>::poisoned(&device, ids.len(), hidden);
+                let mut y = DeviceArray::<T>::poisoned(&device, ids.len(), hidden);
                 device.gather_rows(&S, y.mat_mut(), on_device.mat(), indices.mat()).unwrap();
                 assert_eq!(y.read(&device), expected, "gathered");
             }

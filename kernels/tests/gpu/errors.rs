@@ -1,17 +1,17 @@
 //! What a user reads when a GPU is not there, too small, or its kernels do not compile.
 
-use kernels::hip::{HipConfig, HipDevice, Libraries, Source};
-use kernels::{DeviceError, Driver};
+use kernels::gpu::{GpuConfig, GpuDevice, GpuLibraries, KernelSource};
+use kernels::{DeviceDriver, DeviceError};
 
 use crate::support::emulator;
 
 #[test]
 fn a_missing_library_names_what_was_tried() {
     for (libraries, what) in
-        [(Libraries::Rocm, "libamdhip64.so"), (Libraries::Cuda, "libcuda.so.1")]
+        [(GpuLibraries::Rocm, "libamdhip64.so"), (GpuLibraries::Cuda, "libcuda.so.1")]
     {
-        let config = HipConfig { libraries, ..HipConfig::default() };
-        match HipDevice::open(&config) {
+        let config = GpuConfig { libraries, ..GpuConfig::default() };
+        match GpuDevice::open(&config) {
             Ok(device) => println!("this machine has {}", device.name()),
             // With the library, but without a device, the error says so.
             Err(error) => assert!(error.to_string().contains(what), "{error}"),
@@ -20,14 +20,14 @@ fn a_missing_library_names_what_was_tried() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_an_error_with_the_number_of_those_that_are() {
-    let error = HipDevice::open(&HipConfig { device: 7, ..emulator(64) }).unwrap_err().to_string();
+fn missing_device_error_reports_device_count() {
+    let error = GpuDevice::open(&GpuConfig { device: 7, ..emulator(64) }).unwrap_err().to_string();
     assert!(error.starts_with("no device 7: ") && error.ends_with("finds 1"), "{error}");
 }
 
 #[test]
-fn out_of_memory_tells_all_numbers() {
-    let device = HipDevice::open(&emulator(64)).unwrap();
+fn out_of_memory_reports_all_sizes() {
+    let device = GpuDevice::open(&emulator(64)).unwrap();
     let total = device.mem_info().total_bytes;
     let error = device.alloc(total as usize + 1).unwrap_err().to_string();
     let wanted = format!("{} bytes asked for", (total + 1).next_multiple_of(256));
@@ -36,20 +36,20 @@ fn out_of_memory_tells_all_numbers() {
     assert!(device.alloc(1).is_ok(), "the device is as good as before");
 }
 
-static BROKEN: Source = Source {
+static BROKEN: KernelSource = KernelSource {
     name: "broken/broken.hip",
     text: "#include \"dev.h\"\nKERNEL(64) broken(float* y) { y[tid()] = missing; }\nEXPORT(broken)\n",
 };
-static WHOLE: Source = Source {
+static WHOLE: KernelSource = KernelSource {
     name: "whole/whole.hip",
     text: "#include \"dev.h\"\nKERNEL(64) whole(float* y) { y[tid()] = SIZE; }\nEXPORT(whole)\n",
 };
 
 #[test]
 fn a_kernel_that_does_not_compile_names_file_and_reason() {
-    let device = HipDevice::open(&emulator(32)).unwrap();
+    let device = GpuDevice::open(&emulator(32)).unwrap();
     let error = device.compile(&[(&BROKEN, vec![("SIZE", 3)])]).unwrap_err();
-    let DeviceError::Hip(error) = error else { panic!("{error}") };
+    let DeviceError::Gpu(error) = error else { panic!("{error}") };
     let text = error.to_string();
     assert!(text.starts_with("broken/broken.hip does not compile for "), "{text}");
     assert!(text.contains("-DWAVE=32 -DSIZE=3"), "{text}");
@@ -57,9 +57,9 @@ fn a_kernel_that_does_not_compile_names_file_and_reason() {
 }
 
 #[test]
-fn sources_compile_side_by_side_and_are_found_on_disk_by_the_next_device() {
+fn parallel_compile_is_cached_for_next_device() {
     let folder = std::env::temp_dir().join(format!("hadron-gpu-cache-{}", std::process::id()));
-    let config = HipConfig { cache_dir: Some(folder.clone()), ..emulator(64) };
+    let config = GpuConfig { cache_dir: Some(folder.clone()), ..emulator(64) };
     let builds: Vec<_> = (1..4).map(|size| (&WHOLE, vec![("SIZE", size)])).collect();
     let files = || -> Vec<_> {
         let mut files: Vec<_> = std::fs::read_dir(&folder)
@@ -70,17 +70,17 @@ fn sources_compile_side_by_side_and_are_found_on_disk_by_the_next_device() {
         files.sort();
         files
     };
-    let device = HipDevice::open(&config).unwrap();
+    let device = GpuDevice::open(&config).unwrap();
     device.compile(&builds).unwrap();
     let compiled = files();
     assert_eq!(compiled.len(), 3);
-    let again = HipDevice::open(&config).unwrap();
+    let again = GpuDevice::open(&config).unwrap();
     again.compile(&builds).unwrap();
     assert_eq!(files(), compiled, "nothing was written anew");
     // Another wave is another image; a damaged one is compiled again.
     std::fs::write(&compiled[0].0, b"damaged").unwrap();
-    HipDevice::open(&config).unwrap().compile(&builds).unwrap();
-    HipDevice::open(&HipConfig { emulated_wave: Some(32), ..config })
+    GpuDevice::open(&config).unwrap().compile(&builds).unwrap();
+    GpuDevice::open(&GpuConfig { emulated_warp_size: Some(32), ..config })
         .unwrap()
         .compile(&builds)
         .unwrap();

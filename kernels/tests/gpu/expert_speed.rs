@@ -1,16 +1,16 @@
 //! What the experts of a layer cost inside a captured graph, next to the bytes they must read, by type and number of tokens. Printed, not
 //! judged.
 
-use kernels::{DType, Experts, HostMat, Kernels, Routes, bf16};
+use kernels::{DType, ExpertWeights, HostMat, Kernels, TopKRoutes, bf16};
 
+use crate::device_pair::{DevicePair, pairs};
 use crate::matrix_speed::{microseconds, report};
-use crate::pair::{Pair, pairs};
 use crate::support::S;
 
 /// Hidden and inner sizes, experts in all and for a token, and the type of their weights.
-type Layer = (&'static str, [usize; 4], DType);
+type ExpertLayerSpec = (&'static str, [usize; 4], DType);
 
-const LAYERS: [Layer; 5] = [
+const LAYERS: [ExpertLayerSpec; 5] = [
     ("Qwen3-30B-A3B", [2048, 768, 128, 8], DType::BF16),
     ("Qwen3-30B-A3B", [2048, 768, 128, 8], DType::F8E4M3),
     ("V3 of 8 ranks", [7168, 256, 256, 8], DType::F8E4M3),
@@ -28,7 +28,7 @@ fn expert_speed() {
     }
 }
 
-fn measure(pair: &Pair, &(name, [hidden, inner, count, top_k], dtype): &Layer) {
+fn measure(pair: &DevicePair, &(name, [hidden, inner, count, top_k], dtype): &ExpertLayerSpec) {
     let bytes = vec![0x3cu8; 2 * inner * hidden * dtype.bytes()];
     let scales = vec![1e-3f32; (2 * inner / 128) * (hidden / 128)];
     let group = |n: usize, k: usize, gated| {
@@ -40,11 +40,11 @@ fn measure(pair: &Pair, &(name, [hidden, inner, count, top_k], dtype): &Layer) {
         pair.gpu.pack_group(&vec![vec![mat]; count], dtype, gated).unwrap()
     };
     let (gate_up, down) = (group(2 * inner, hidden, true), group(hidden, inner, false));
-    let experts = Experts { first: 0, gate_up: &gate_up, down: &down };
+    let experts = ExpertWeights { first: 0, gate_up: &gate_up, down: &down };
     let mut numbers = pair.numbers(4);
     for tokens in [1, 2, 4, 8, 16, 64, 256, 1024, 8192] {
         let x = pair.put(&vec![bf16::ONE; tokens * hidden], tokens, hidden);
-        let mut y = pair.poisoned(pair.gpu.half(), tokens, hidden);
+        let mut y = pair.poisoned(pair.gpu.half_dtype(), tokens, hidden);
         let mut chosen = Vec::new();
         for _ in 0..tokens {
             let first = numbers.below(count);
@@ -54,7 +54,7 @@ fn measure(pair: &Pair, &(name, [hidden, inner, count, top_k], dtype): &Layer) {
         let busy: std::collections::BTreeSet<i32> = chosen.iter().copied().collect();
         let chosen = pair.put(&chosen, tokens, top_k);
         let weights = pair.put(&vec![0.125f32; tokens * top_k], tokens, top_k);
-        let routes = Routes { experts: chosen.gpu(), weights: weights.gpu() };
+        let routes = TopKRoutes { experts: chosen.gpu(), weights: weights.gpu() };
         let time = microseconds(pair, 8, |_| {
             pair.gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts).unwrap();
         });

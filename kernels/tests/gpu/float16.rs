@@ -1,15 +1,15 @@
 //! Devices that compute with f16: every kernel that has forms of its own for a 16-bit type, against the CPU in f32 from
 //! values that f16 holds.
 
-use kernels::hip::Half;
+use kernels::gpu::HalfDtype;
 use kernels::{DType, HostMat, Kernels, RowBounds, f16};
 
-use crate::fp8::Grid;
-use crate::latent::{LONG, SHORT};
-use crate::pair::{Pair, bytes_of, f16_pairs, pairs, tolerance};
+use crate::device_pair::{DevicePair, bytes_of, f16_pairs, pairs, tolerance};
+use crate::fp8::ScaleGranularity;
+use crate::mla::{LONG, SHORT};
 use crate::support::{S, devices_of};
 use crate::{
-    attention, fp8, kv_fp8, latent, latent_long, linear, linear_many, moe, moe_fp8, rope_attention,
+    attention, fp8, gemm_large_m, kv_fp8, linear, mla, mla_prefill, moe, moe_fp8, rope_attention,
 };
 
 const F16: DType = DType::F16;
@@ -81,13 +81,13 @@ fn products_agree_with_the_cpu() {
         ] {
             linear::check_product(pair, shape, types, shape.0 != 17);
         }
-        linear::check_neighbours(pair, 72, 264, &[1, 16]);
+        linear::check_fused_linear(pair, 72, 264, &[1, 16]);
         if linear::streams(pair) {
             linear::check_product(pair, (64, 80, 1152), [F16; 3], false);
-            linear::check_neighbours(pair, 48, 512, &[17]);
+            linear::check_fused_linear(pair, 48, 512, &[17]);
         }
-        if linear_many::has_kernel(pair) {
-            linear_many::check(pair, 64);
+        if gemm_large_m::has_kernel(pair) {
+            gemm_large_m::check(pair, 64);
         }
     }
 }
@@ -103,18 +103,18 @@ fn attention_agrees_with_the_cpu() {
             kv_fp8::check(pair, (4, 2, 128, 16), F16, decode);
         }
     }
-    for device in devices_of(Half::F16).iter().filter(|device| device.wave() == 32) {
+    for device in devices_of(HalfDtype::F16).iter().filter(|device| device.warp_size() == 32) {
         rope_attention::check::<f16>(device, (4, 2, 128, 16), &[1, 16, 0, 257], true);
-        rope_attention::check::<f16>(device, (2, 1, 64, 16), &[RowBounds::SHORT], true);
+        rope_attention::check::<f16>(device, (2, 1, 64, 16), &[RowBounds::SHORT_CONTEXT], true);
     }
 }
 
 #[test]
-fn latents_agree_with_the_cpu() {
+fn mla_agrees_with_the_cpu() {
     for pair in &f16_pairs() {
-        latent::check(pair, [2, 96, 16, 24, 40, 16], (SHORT, 2), F16);
-        latent::check(pair, [17, 128, 32, 32, 48, 32], (LONG, 4), F16);
-        latent_long::check(pair, [1, 128, 64, 64, 64, 16], &[(1, 40), (257, 300)], F16);
+        mla::check(pair, [2, 96, 16, 24, 40, 16], (SHORT, 2), F16);
+        mla::check(pair, [17, 128, 32, 32, 48, 32], (LONG, 4), F16);
+        mla_prefill::check(pair, [1, 128, 64, 64, 64, 16], &[(1, 40), (257, 300)], F16);
     }
 }
 
@@ -129,31 +129,31 @@ fn experts_agree_with_the_cpu() {
         moe::check(pair, (128, 192, 20, 8), F16, 9);
         moe::check(pair, (128, 192, 20, 8), F16, 20);
         moe::check(pair, (64, 64, 3, 2), F16, 150);
-        moe_fp8::check_few(pair, (192, 64, 5, 3), 10);
-        moe_fp8::check_many::<f16>(pair, (192, 128, 3, 2), 30);
+        moe_fp8::check_small_m(pair, (192, 64, 5, 3), 10);
+        moe_fp8::check_grouped_gemm::<f16>(pair, (192, 128, 3, 2), 30);
     }
 }
 
 #[test]
 fn products_with_fp8_weights_agree_with_the_cpu() {
     for pair in &f16_pairs() {
-        fp8::check_neighbours(pair, 3, (112, 192), Grid::Blocks);
-        fp8::check_neighbours(pair, 16, (16, 1024), Grid::Channels);
-        fp8::check_many::<f16>(pair, 17, (48, 64), Grid::Channels);
-        fp8::check_many::<f16>(pair, 70, (80, 320), Grid::Blocks);
+        fp8::check_neighbours(pair, 3, (112, 192), ScaleGranularity::Blocks);
+        fp8::check_neighbours(pair, 16, (16, 1024), ScaleGranularity::Channels);
+        fp8::check_many::<f16>(pair, 17, (48, 64), ScaleGranularity::Channels);
+        fp8::check_many::<f16>(pair, 70, (80, 320), ScaleGranularity::Blocks);
     }
 }
 
 /// A kernel of one 16-bit type would read the other's bits as its own.
 #[test]
 fn the_other_type_is_refused() {
-    let refuses = |pair: &Pair, other: DType| {
+    let refuses = |pair: &DevicePair, other: DType| {
         let x = pair.zeros(other, 2, 64);
         let mut y = pair.zeros(other, 2, 64);
         let bytes = bytes_of(&[0f32; 64 * 64]);
         let parts = [HostMat::new(&bytes, DType::F32, 64, 64).unwrap()];
         let f32_w = pair.gpu.pack(&parts, DType::F32).unwrap();
-        let own_w = pair.gpu.pack(&parts, pair.gpu.half()).unwrap();
+        let own_w = pair.gpu.pack(&parts, pair.gpu.half_dtype()).unwrap();
         let errors = [
             pair.gpu.pack(&parts, other).err(),
             pair.gpu.add(&S, y.gpu_mut(), x.gpu(), x.gpu()).err(),

@@ -1,20 +1,23 @@
 //! Weights in fp8: few rows with and without neighbours against the CPU, which multiplies the weights out; more
 //! rows against sums over what both are quantised to.
 
-use kernels::{Ahead, Around, Before, DType, Driver, E4m3, HostMat, Kernels, Packed, bf16};
+use kernels::{
+    DType, DeviceDriver, Fp8E4m3, HostMat, Kernels, LinearFusion, LinearPrologue, PackedMatrix,
+    PrefetchHint, bf16,
+};
 
-use crate::pair::{Pair, Twin, on_cpu, pairs, tolerance};
-use crate::support::{Numbers, Real, S};
+use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, pairs, tolerance};
+use crate::support::{GpuRealElement, RandomNumbers, S};
 
 /// Which elements of `W` share a scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Grid {
+pub(crate) enum ScaleGranularity {
     Blocks,
     Channels,
 }
 
 /// A matrix as a file stores it.
-pub(crate) struct Weights {
+pub(crate) struct Fp8Weights {
     bytes: Vec<u8>,
     scales: Vec<f32>,
     each: [usize; 2],
@@ -22,20 +25,25 @@ pub(crate) struct Weights {
     k: usize,
 }
 
-impl Weights {
+impl Fp8Weights {
     /// Bits of the weights, row by row.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
 
     /// Sums of `k` products with numbers around 1 stay near 1.
-    pub(crate) fn new(numbers: &mut Numbers, (n, k): (usize, usize), grid: Grid) -> Self {
-        let each = if grid == Grid::Blocks { [128, 128] } else { [1, k] };
+    pub(crate) fn new(
+        numbers: &mut RandomNumbers,
+        (n, k): (usize, usize),
+        grid: ScaleGranularity,
+    ) -> Self {
+        let each = if grid == ScaleGranularity::Blocks { [128, 128] } else { [1, k] };
         let count = n.div_ceil(each[0]) * k.div_ceil(each[1]);
         // Of four bits, so that weights multiplied out are exact in bf16.
         let size = (k as f32).powf(-0.5).log2().floor().exp2() / 512.0;
         let scales = (0..count).map(|_| size * (8 + numbers.below(8)) as f32 / 8.0).collect();
-        let bytes = (0..n * k).map(|_| E4m3::from_f32(numbers.float() * 500.0).to_bits()).collect();
+        let bytes =
+            (0..n * k).map(|_| Fp8E4m3::from_f32(numbers.float() * 500.0).to_bits()).collect();
         Self { bytes, scales, each, n, k }
     }
 
@@ -45,10 +53,10 @@ impl Weights {
     }
 
     /// As two halves, like gate and up projections.
-    fn pack(&self, pair: &Pair) -> [Packed; 2] {
+    fn pack(&self, pair: &DevicePair) -> [PackedMatrix; 2] {
         let half = self.n / 2;
         let parts = [self.mat().row_range(0, half), self.mat().row_range(half, self.n - half)];
-        let half = pair.gpu.half();
+        let half = pair.gpu.half_dtype();
         let packed = pair.gpu.pack(&parts, half).unwrap();
         assert_eq!(packed.dtype(), DType::F8E4M3);
         [packed, pair.cpu.pack(&parts, on_cpu(half)).unwrap()]
@@ -58,10 +66,10 @@ impl Weights {
 const SHAPES: [(usize, usize); 4] = [(48, 64), (112, 192), (272, 576), (16, 1024)];
 
 #[test]
-fn few_rows_and_their_neighbours_are_the_kernels_one_by_one() {
+fn fp8_fused_linear_matches_separate_kernels() {
     for pair in &pairs() {
         for (i, shape) in SHAPES.into_iter().enumerate() {
-            for grid in [Grid::Blocks, Grid::Channels] {
+            for grid in [ScaleGranularity::Blocks, ScaleGranularity::Channels] {
                 let m = [1, 3, 5, 16][i];
                 check_neighbours(pair, m, shape, grid);
             }
@@ -69,44 +77,49 @@ fn few_rows_and_their_neighbours_are_the_kernels_one_by_one() {
     }
 }
 
-pub(crate) fn check_neighbours(pair: &Pair, m: usize, (n, k): (usize, usize), grid: Grid) {
-    let (eps, half) = (1e-6, pair.gpu.half());
+pub(crate) fn check_neighbours(
+    pair: &DevicePair,
+    m: usize,
+    (n, k): (usize, usize),
+    grid: ScaleGranularity,
+) {
+    let (eps, half) = (1e-6, pair.gpu.half_dtype());
     let what = |name: &str| format!("{name} of {m} x {n} x {k} {grid:?}");
     let mut numbers = pair.numbers((n * k + m) as u64);
-    let [w, w_cpu] = Weights::new(&mut numbers, (n, k), grid).pack(pair);
+    let [w, w_cpu] = Fp8Weights::new(&mut numbers, (n, k), grid).pack(pair);
     let x = pair.random(&mut numbers, half, m, k);
     let norm = pair.random(&mut numbers, half, 1, k);
     let bias = pair.random(&mut numbers, DType::F32, 1, n);
     for (y_type, bias) in [(half, Some(&bias)), (DType::F32, None)] {
         let mut y = pair.poisoned(y_type, m, n);
-        pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, bias.map(Twin::gpu)).unwrap();
-        pair.cpu.linear(&S, y.cpu_mut(), x.cpu(), &w_cpu, bias.map(Twin::cpu)).unwrap();
+        pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, bias.map(TwinMatrix::gpu)).unwrap();
+        pair.cpu.linear(&S, y.cpu_mut(), x.cpu(), &w_cpu, bias.map(TwinMatrix::cpu)).unwrap();
         pair.check(&what("product"), &y, tolerance(half));
     }
-    assert!(pair.gpu.fuses(m, half, &w));
+    assert!(pair.gpu.fuses_linear(m, half, &w));
     let mut normed = pair.poisoned(half, m, k);
     pair.cpu.rms_norm(&S, normed.cpu_mut(), x.cpu(), norm.cpu(), eps).unwrap();
     let mut both = pair.poisoned(half, m, n);
     pair.cpu.linear(&S, both.cpu_mut(), normed.cpu(), &w_cpu, Some(bias.cpu())).unwrap();
-    let with_norm = Around { norm: Some((norm.gpu(), eps)), ..Around::default() };
-    let around = Around { bias: Some(bias.gpu()), ..with_norm };
-    pair.gpu.linear_around(&S, both.gpu_mut(), x.gpu(), &w, &around).unwrap();
+    let with_norm = LinearFusion { norm: Some((norm.gpu(), eps)), ..LinearFusion::default() };
+    let around = LinearFusion { bias: Some(bias.gpu()), ..with_norm };
+    pair.gpu.fused_linear(&S, both.gpu_mut(), x.gpu(), &w, &around).unwrap();
     pair.check(&what("norm"), &both, tolerance(half));
 
     let mut gated = pair.poisoned(half, m, n / 2);
     pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
     // What comes next may be brought near, and changes nothing.
-    let ahead = Some(Ahead { weight: &w, silu_mul: m.is_multiple_of(2) });
-    let around = Around { silu_mul: true, ahead, ..around };
-    pair.gpu.linear_around(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
+    let ahead = Some(PrefetchHint { weight: &w, silu_mul: m.is_multiple_of(2) });
+    let around = LinearFusion { silu_mul: true, prefetch: ahead, ..around };
+    pair.gpu.fused_linear(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
     pair.check(&what("silu_mul"), &gated, 2.0 * tolerance(half));
 
     let mut stream = pair.random(&mut numbers, half, m, n);
     let mut sum = pair.poisoned(half, m, n);
     pair.cpu.linear(&S, both.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
     pair.cpu.add(&S, sum.cpu_mut(), stream.cpu(), both.cpu()).unwrap();
-    let around = Around { add: true, ahead, ..Around::default() };
-    pair.gpu.linear_around(&S, stream.gpu_mut(), x.gpu(), &w, &around).unwrap();
+    let around = LinearFusion { add: true, prefetch: ahead, ..LinearFusion::default() };
+    pair.gpu.fused_linear(&S, stream.gpu_mut(), x.gpu(), &w, &around).unwrap();
     std::mem::swap(&mut stream.gpu, &mut sum.gpu);
     pair.check(&what("add"), &sum, tolerance(half));
 }
@@ -117,7 +130,8 @@ fn stacks_keep_the_scales_of_their_parts() {
     for pair in &pairs() {
         let mut numbers = pair.numbers(7);
         let k = 320;
-        let made = [136, 72, 200].map(|n| Weights::new(&mut numbers, (n, k), Grid::Blocks));
+        let made =
+            [136, 72, 200].map(|n| Fp8Weights::new(&mut numbers, (n, k), ScaleGranularity::Blocks));
         let parts = [made[0].mat(), made[1].mat(), made[2].mat().row_range(64, 120)];
         let w = pair.gpu.pack(&parts, DType::BF16).unwrap();
         assert_eq!(w.dtype(), DType::F8E4M3);
@@ -131,23 +145,28 @@ fn stacks_keep_the_scales_of_their_parts() {
 }
 
 #[test]
-fn more_rows_are_sums_over_quantised_inputs() {
+fn fp8_gemm_uses_quantized_inputs() {
     for pair in &pairs() {
         for (m, shape, grid) in [
-            (17, (48, 64), Grid::Channels),
-            (20, (144, 192), Grid::Blocks),
-            (70, (80, 320), Grid::Blocks),
-            (33, (130, 448), Grid::Channels),
-            (48, (256, 256), Grid::Blocks),
+            (17, (48, 64), ScaleGranularity::Channels),
+            (20, (144, 192), ScaleGranularity::Blocks),
+            (70, (80, 320), ScaleGranularity::Blocks),
+            (33, (130, 448), ScaleGranularity::Channels),
+            (48, (256, 256), ScaleGranularity::Blocks),
         ] {
             check_many::<bf16>(pair, m, shape, grid);
         }
     }
 }
 
-pub(crate) fn check_many<T: Real>(pair: &Pair, m: usize, (n, k): (usize, usize), grid: Grid) {
+pub(crate) fn check_many<T: GpuRealElement>(
+    pair: &DevicePair,
+    m: usize,
+    (n, k): (usize, usize),
+    grid: ScaleGranularity,
+) {
     let mut numbers = pair.numbers((m * n + k) as u64);
-    let made = Weights::new(&mut numbers, (n, k), grid);
+    let made = Fp8Weights::new(&mut numbers, (n, k), grid);
     let [w, _] = made.pack(pair);
     let values: Vec<T> = numbers.reals(m * k);
     let x = pair.put(&values, m, k);
@@ -155,9 +174,9 @@ pub(crate) fn check_many<T: Real>(pair: &Pair, m: usize, (n, k): (usize, usize),
     let mut y = pair.poisoned(T::DTYPE, m, n);
     pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, Some(bias.gpu())).unwrap();
     let bias = pair.read::<f32>(&bias)[0].clone();
-    let each = if grid == Grid::Blocks { 128 } else { k };
+    let each = if grid == ScaleGranularity::Blocks { 128 } else { k };
     let quantised: Vec<f32> =
-        values.chunks(k).flat_map(|row| row.chunks(each)).flat_map(quantise).collect();
+        values.chunks(k).flat_map(|row| row.chunks(each)).flat_map(quantize_rows).collect();
     let mut rows = vec![vec![0.0; k]; n];
     for (r, row) in rows.iter_mut().enumerate() {
         made.mat().read_row(r, row);
@@ -176,10 +195,10 @@ pub(crate) fn check_many<T: Real>(pair: &Pair, m: usize, (n, k): (usize, usize),
 }
 
 /// A group of inputs as fp8 times its scale.
-pub(crate) fn quantise<T: Real>(group: &[T]) -> Vec<f32> {
+pub(crate) fn quantize_rows<T: GpuRealElement>(group: &[T]) -> Vec<f32> {
     let peak = group.iter().fold(0f32, |peak, x| peak.max(x.value().abs()));
-    let scale = peak * (1.0 / E4m3::MAX);
-    group.iter().map(|x| E4m3::from_f32(x.value() * (1.0 / scale)).to_f32() * scale).collect()
+    let scale = peak * (1.0 / Fp8E4m3::MAX);
+    group.iter().map(|x| Fp8E4m3::from_f32(x.value() * (1.0 / scale)).to_f32() * scale).collect()
 }
 
 /// Alone, among few and among many of its kind: the same bits.
@@ -187,21 +206,21 @@ pub(crate) fn quantise<T: Real>(group: &[T]) -> Vec<f32> {
 fn a_row_has_one_result_in_every_batch() {
     for pair in &pairs() {
         for (shape, grid, normed) in [
-            ((48, 1088), Grid::Blocks, false),
-            ((48, 1088), Grid::Blocks, true),
-            ((24, 2560), Grid::Channels, true),
+            ((48, 1088), ScaleGranularity::Blocks, false),
+            ((48, 1088), ScaleGranularity::Blocks, true),
+            ((24, 2560), ScaleGranularity::Channels, true),
         ] {
             check_rows(pair, shape, grid, normed);
         }
     }
 }
 
-fn check_rows(pair: &Pair, (n, k): (usize, usize), grid: Grid, normed: bool) {
+fn check_rows(pair: &DevicePair, (n, k): (usize, usize), grid: ScaleGranularity, normed: bool) {
     let (rows, eps) = (40, 1e-6);
     let mut numbers = pair.numbers(2);
     let values = numbers.reals::<bf16>(rows * k);
     let norm = pair.random(&mut numbers, DType::BF16, 1, k);
-    let [w, _] = Weights::new(&mut numbers, (n, k), grid).pack(pair);
+    let [w, _] = Fp8Weights::new(&mut numbers, (n, k), grid).pack(pair);
     let product = |from: usize, m: usize| {
         let x = pair.put(&values[from * k..(from + m) * k], m, k);
         let mut y = pair.poisoned(DType::F32, m, n);
@@ -209,12 +228,12 @@ fn check_rows(pair: &Pair, (n, k): (usize, usize), grid: Grid, normed: bool) {
             pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, None).unwrap();
         } else {
             let norm = normed.then(|| (norm.gpu(), eps));
-            let around = Around { norm, ..Around::default() };
-            pair.gpu.linear_around(&S, y.gpu_mut(), x.gpu(), &w, &around).unwrap();
+            let around = LinearFusion { norm, ..LinearFusion::default() };
+            pair.gpu.fused_linear(&S, y.gpu_mut(), x.gpu(), &w, &around).unwrap();
         }
         pair.read::<f32>(&y)[0].clone()
     };
-    if pair.gpu.fuses(16, DType::BF16, &w) {
+    if pair.gpu.fuses_linear(16, DType::BF16, &w) {
         let few = product(0, 16);
         for (from, m) in [(0, 1), (7, 1), (15, 1), (3, 2), (5, 9)] {
             let same = product(from, m) == few[from * n..(from + m) * n];
@@ -229,26 +248,31 @@ fn check_rows(pair: &Pair, (n, k): (usize, usize), grid: Grid, normed: bool) {
 
 /// Inputs that are quantised as they are made: the bits of the kernels one by one.
 #[test]
-fn what_makes_the_inputs_may_quantise_them() {
+fn fp8_prologue_quantizes_inputs() {
     for pair in &pairs() {
         for (m, k) in [(17, 128), (18, 1152), (17, 8320)] {
             check_norm_before(pair, m, k);
             check_silu_before(pair, m, k);
         }
         let mut numbers = pair.numbers(3);
-        let not_taken = [((32, 192), Grid::Blocks, 40), ((32, 256), Grid::Channels, 40)];
-        for (shape, grid, rows) in not_taken.into_iter().chain([((32, 256), Grid::Blocks, 16)]) {
-            let [w, _] = Weights::new(&mut numbers, shape, grid).pack(pair);
-            assert!(!pair.gpu.joins(rows, DType::BF16, &w), "{shape:?} {grid:?} {rows}");
+        let not_taken = [
+            ((32, 192), ScaleGranularity::Blocks, 40),
+            ((32, 256), ScaleGranularity::Channels, 40),
+        ];
+        for (shape, grid, rows) in
+            not_taken.into_iter().chain([((32, 256), ScaleGranularity::Blocks, 16)])
+        {
+            let [w, _] = Fp8Weights::new(&mut numbers, shape, grid).pack(pair);
+            assert!(!pair.gpu.fuses_prologue(rows, DType::BF16, &w), "{shape:?} {grid:?} {rows}");
         }
     }
 }
 
-pub(crate) fn check_norm_before(pair: &Pair, m: usize, k: usize) {
+pub(crate) fn check_norm_before(pair: &DevicePair, m: usize, k: usize) {
     let (n, eps, bf16) = (32, 1e-6, DType::BF16);
     let mut numbers = pair.numbers((m * k) as u64);
-    let [w, _] = Weights::new(&mut numbers, (n, k), Grid::Blocks).pack(pair);
-    assert!(pair.gpu.joins(m, bf16, &w), "{m} x {k}");
+    let [w, _] = Fp8Weights::new(&mut numbers, (n, k), ScaleGranularity::Blocks).pack(pair);
+    assert!(pair.gpu.fuses_prologue(m, bf16, &w), "{m} x {k}");
     let (x, delta) = (pair.random(&mut numbers, bf16, m, k), pair.random(&mut numbers, bf16, m, k));
     let norm = pair.random(&mut numbers, bf16, 1, k);
     let bias = pair.random(&mut numbers, DType::F32, 1, n);
@@ -260,8 +284,8 @@ pub(crate) fn check_norm_before(pair: &Pair, m: usize, k: usize) {
     pair.gpu.add_rms_norm(&S, normed.gpu_mut(), sum, delta.gpu(), norm.gpu(), eps).unwrap();
     pair.gpu.linear(&S, expected.gpu_mut(), normed.gpu(), &w, Some(bias.gpu())).unwrap();
     let (x, delta, norm) = (both.gpu_mut(), delta.gpu(), norm.gpu());
-    let before = Before::AddNorm { x, delta, norm, eps };
-    pair.gpu.linear_after(&S, y.gpu_mut(), before, &w, Some(bias.gpu())).unwrap();
+    let before = LinearPrologue::AddNorm { x, delta, norm, eps };
+    pair.gpu.linear_with_prologue(&S, y.gpu_mut(), before, &w, Some(bias.gpu())).unwrap();
     for (what, got, expected) in [("stream", &both, &one), ("product", &y, &expected)] {
         let [got, expected] =
             [got, expected].map(|twin| pair.read::<kernels::bf16>(twin)[0].clone());
@@ -269,17 +293,17 @@ pub(crate) fn check_norm_before(pair: &Pair, m: usize, k: usize) {
     }
 }
 
-pub(crate) fn check_silu_before(pair: &Pair, m: usize, k: usize) {
+pub(crate) fn check_silu_before(pair: &DevicePair, m: usize, k: usize) {
     let (n, bf16) = (32, DType::BF16);
     let mut numbers = pair.numbers((m + k) as u64);
-    let [w, _] = Weights::new(&mut numbers, (n, k), Grid::Blocks).pack(pair);
+    let [w, _] = Fp8Weights::new(&mut numbers, (n, k), ScaleGranularity::Blocks).pack(pair);
     let halves = pair.random(&mut numbers, bf16, m, 2 * k);
     let mut gated = pair.poisoned(bf16, m, k);
     let (mut expected, mut y) = (pair.poisoned(bf16, m, n), pair.poisoned(bf16, m, n));
     pair.gpu.silu_mul(&S, gated.gpu_mut(), halves.gpu()).unwrap();
     pair.gpu.linear(&S, expected.gpu_mut(), gated.gpu(), &w, None).unwrap();
-    let before = Before::SiluMul(halves.gpu());
-    pair.gpu.linear_after(&S, y.gpu_mut(), before, &w, None).unwrap();
+    let before = LinearPrologue::SiluMul(halves.gpu());
+    pair.gpu.linear_with_prologue(&S, y.gpu_mut(), before, &w, None).unwrap();
     let [got, expected] = [&y, &expected].map(|twin| pair.read::<kernels::bf16>(twin)[0].clone());
     assert!(got == expected, "product of {m} x {k}");
 }

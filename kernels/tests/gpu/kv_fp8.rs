@@ -1,14 +1,15 @@
 //! Keys and values in fp8: stored by one kernel and read by the others as the CPU does.
 
 use kernels::{
-    Attention, BatchRows, DType, Driver, Kernels, KvLayout, KvOrder, Mat, QkRope, Rope, RowBounds,
+    AttentionMetadata, DType, DeviceDriver, Kernels, KvLayout, KvOrder, MatRef, PagedAttentionArgs,
+    QkNormRopeArgs, RopeCosSin, RowBounds,
 };
 
-use crate::pair::{Pair, Twin, pairs, tolerance};
+use crate::device_pair::{DevicePair, TwinMatrix, pairs, tolerance};
 use crate::support::S;
 
 /// Query heads, KV heads, head size, block size.
-type Heads = (usize, usize, usize, usize);
+type Fp8HeadShape = (usize, usize, usize, usize);
 
 /// What keys and values are divided by.
 const SCALES: [f32; 2] = [0.25, 0.5];
@@ -19,7 +20,7 @@ const TOKENS: usize = 390;
 const PREFILLS: [(usize, usize); 5] = [(21, TOKENS), (3, 3), (66, 300), (1, 129), (64, 128)];
 const DECODES: [(usize, usize); 4] = [(1, TOKENS), (1, 37), (1, 192), (1, 1)];
 
-pub(crate) fn check(pair: &Pair, heads: Heads, dtype: DType, decode: bool) {
+pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode: bool) {
     let (query_heads, kv_heads, head_dim, block_tokens) = heads;
     let mut numbers = pair.numbers((query_heads * head_dim) as u64);
     let blocks = TOKENS.div_ceil(block_tokens);
@@ -60,14 +61,14 @@ pub(crate) fn check(pair: &Pair, heads: Heads, dtype: DType, decode: bool) {
     ];
     let mut o = pair.poisoned(dtype, asked, query_heads * head_dim);
     for at in 0..2 {
-        let view: fn(&Twin) -> Mat<'_> = [Twin::gpu, Twin::cpu][at];
+        let view: fn(&TwinMatrix) -> MatRef<'_> = [TwinMatrix::gpu, TwinMatrix::cpu][at];
         let device: &dyn Kernels = [&pair.gpu as &dyn Kernels, &pair.cpu][at];
-        let args = QkRope {
+        let args = QkNormRopeArgs {
             qkv: view(&qkv),
             q_norm: None,
             k_norm: None,
             eps: 0.0,
-            rope: Rope { cos: view(&cos), sin: view(&sin) },
+            rope: RopeCosSin { cos: view(&cos), sin: view(&sin) },
             positions: view(&positions),
             slots: view(&slots),
             heads: query_heads,
@@ -76,22 +77,23 @@ pub(crate) fn check(pair: &Pair, heads: Heads, dtype: DType, decode: bool) {
         };
         let out = if at == 0 { q.gpu_mut() } else { q.cpu_mut() };
         device.qk_norm_rope_kv_write(&S, out, (&mut pools[at], &layouts[at]), &args).unwrap();
-        let step = BatchRows {
+        let step = AttentionMetadata {
             cu_q: view(&rows[0]),
             context_lens: view(&rows[1]),
             block_tables: view(&rows[2]),
             table_rows: None,
             bounds: RowBounds {
                 decode_rows: if decode { count } else { 0 },
-                successive: 1,
-                longest_q: each.iter().map(|row| row.0).max().unwrap(),
-                longest_context: TOKENS,
+                max_rows_per_request: 1,
+                max_query_len: each.iter().map(|row| row.0).max().unwrap(),
+                max_context_len: TOKENS,
                 ..RowBounds::default()
             },
         };
         let scale = SCALES[0] * (head_dim as f32).powf(-0.5);
         let q = view(&q).rows_from(TOKENS - asked, asked);
-        let args = Attention { q, rows: step, heads: query_heads, layer: 1, scale, first: 0 };
+        let args =
+            PagedAttentionArgs { q, rows: step, heads: query_heads, layer: 1, scale, first: 0 };
         let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
         device.paged_attention(&S, out, (&pools[at], &layouts[at]), &args).unwrap();
     }

@@ -1,19 +1,19 @@
 //! Products: every kernel that `linear` may choose, with and without neighbours, and rows that do not depend on
 //! how many there are.
 
-use kernels::{Around, DType, Kernels, Packed};
+use kernels::{DType, Kernels, LinearFusion, PackedMatrix};
 
-use crate::pair::{Pair, Twin, pairs, tolerance};
-use crate::support::{Numbers, S};
+use crate::device_pair::{DevicePair, TwinMatrix, pairs, tolerance};
+use crate::support::{RandomNumbers, S};
 
 /// Numbers in (−1, 1) over √k: sums stay near 1.
-fn weights(numbers: &mut Numbers, n: usize, k: usize) -> Vec<f32> {
+fn weights(numbers: &mut RandomNumbers, n: usize, k: usize) -> Vec<f32> {
     let scale = (k as f32).powf(-0.5);
     (0..n * k).map(|_| numbers.float() * scale).collect()
 }
 
 pub(crate) fn check_product(
-    pair: &Pair,
+    pair: &DevicePair,
     (m, n, k): (usize, usize, usize),
     types: [DType; 3],
     bias: bool,
@@ -24,14 +24,14 @@ pub(crate) fn check_product(
     let [w, w_cpu] = pair.pack(&weights(&mut numbers, n, k), n, k, w_type);
     let bias = bias.then(|| pair.random(&mut numbers, DType::F32, 1, n));
     let mut y = pair.poisoned(y_type, m, n);
-    let (on_gpu, on_cpu) = (bias.as_ref().map(Twin::gpu), bias.as_ref().map(Twin::cpu));
+    let (on_gpu, on_cpu) = (bias.as_ref().map(TwinMatrix::gpu), bias.as_ref().map(TwinMatrix::cpu));
     pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, on_gpu).unwrap();
     pair.cpu.linear(&S, y.cpu_mut(), x.cpu(), &w_cpu, on_cpu).unwrap();
     pair.check(&format!("{m} x {n} x {k} {types:?}"), &y, tolerance(y_type));
 }
 
 #[test]
-fn products_agree_with_the_cpu() {
+fn linear_agrees_with_the_cpu() {
     use DType::{BF16, F32};
     for pair in &pairs() {
         for shape in [
@@ -57,12 +57,12 @@ fn products_agree_with_the_cpu() {
 
 /// A norm in front, an activation or a sum behind: what the kernels give one by one.
 #[test]
-fn neighbours_in_one_launch_are_the_kernels_one_by_one() {
+fn fused_linear_matches_separate_kernels() {
     for pair in &pairs() {
         for k in [264, 1312] {
-            let w = check_neighbours(pair, 72, k, &[1, 5, 16]);
-            assert!(!pair.gpu.fuses(17, DType::BF16, &w));
-            assert!(!pair.gpu.fuses(1, DType::F32, &w));
+            let w = check_fused_linear(pair, 72, k, &[1, 5, 16]);
+            assert!(!pair.gpu.fuses_linear(17, DType::BF16, &w));
+            assert!(!pair.gpu.fuses_linear(1, DType::F32, &w));
         }
     }
 }
@@ -70,54 +70,59 @@ fn neighbours_in_one_launch_are_the_kernels_one_by_one() {
 /// More rows where the copy engine streams weights to warpgroups: tiles of one block, of two and of four, the last of
 /// them not full, and more and fewer columns than a ring holds.
 #[test]
-fn streamed_rows_agree_with_the_cpu() {
+fn gemm_medium_m_agrees_with_the_cpu() {
     use DType::{BF16, F32};
     for pair in pairs().iter().filter(|pair| streams(pair)) {
         for shape in [(17, 48, 128), (64, 80, 1152), (100, 48, 512), (33, 720, 64)] {
             check_product(pair, shape, [BF16; 3], shape.0 != 64);
             check_product(pair, shape, [BF16, BF16, F32], shape.0 == 64);
         }
-        check_neighbours(pair, 48, 512, &[17, 70]);
-        check_neighbours(pair, 112, 192, &[64]);
+        check_fused_linear(pair, 48, 512, &[17, 70]);
+        check_fused_linear(pair, 112, 192, &[64]);
     }
 }
 
-pub(crate) fn streams(pair: &Pair) -> bool {
-    pair.gpu.arch() == "sm_90a" || (pair.gpu.arch() == "emulated" && pair.gpu.wave() == 32)
+pub(crate) fn streams(pair: &DevicePair) -> bool {
+    pair.gpu.arch() == "sm_90a" || (pair.gpu.arch() == "emulated" && pair.gpu.warp_size() == 32)
 }
 
 /// Results for these numbers of rows; gives the weights.
-pub(crate) fn check_neighbours(pair: &Pair, n: usize, k: usize, rows: &[usize]) -> Packed {
-    let (eps, half) = (1e-6, pair.gpu.half());
+pub(crate) fn check_fused_linear(
+    pair: &DevicePair,
+    n: usize,
+    k: usize,
+    rows: &[usize],
+) -> PackedMatrix {
+    let (eps, half) = (1e-6, pair.gpu.half_dtype());
     let mut numbers = pair.numbers(1);
     let [w, w_cpu] = pair.pack(&weights(&mut numbers, n, k), n, k, half);
     for &m in rows {
-        assert!(pair.gpu.fuses(m, half, &w));
+        assert!(pair.gpu.fuses_linear(m, half, &w));
         let x = pair.random(&mut numbers, half, m, k);
         let norm = pair.random(&mut numbers, half, 1, k);
         let bias = pair.random(&mut numbers, DType::F32, 1, n);
         let mut normed = pair.poisoned(half, m, k);
         pair.cpu.rms_norm(&S, normed.cpu_mut(), x.cpu(), norm.cpu(), eps).unwrap();
-        let with_norm = Around { norm: Some((norm.gpu(), eps)), ..Around::default() };
+        let with_norm = LinearFusion { norm: Some((norm.gpu(), eps)), ..LinearFusion::default() };
 
         let mut both = pair.poisoned(half, m, n);
         pair.cpu.linear(&S, both.cpu_mut(), normed.cpu(), &w_cpu, Some(bias.cpu())).unwrap();
-        let around = Around { bias: Some(bias.gpu()), ..with_norm };
-        pair.gpu.linear_around(&S, both.gpu_mut(), x.gpu(), &w, &around).unwrap();
+        let around = LinearFusion { bias: Some(bias.gpu()), ..with_norm };
+        pair.gpu.fused_linear(&S, both.gpu_mut(), x.gpu(), &w, &around).unwrap();
         pair.check("norm", &both, tolerance(half));
 
         let mut gated = pair.poisoned(half, m, n / 2);
         pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
-        let around = Around { silu_mul: true, ..around };
-        pair.gpu.linear_around(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
+        let around = LinearFusion { silu_mul: true, ..around };
+        pair.gpu.fused_linear(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
         pair.check("silu_mul", &gated, 2.0 * tolerance(half));
 
         let mut stream = pair.random(&mut numbers, half, m, n);
         let mut sum = pair.poisoned(half, m, n);
         pair.cpu.linear(&S, both.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
         pair.cpu.add(&S, sum.cpu_mut(), stream.cpu(), both.cpu()).unwrap();
-        let around = Around { add: true, ..Around::default() };
-        pair.gpu.linear_around(&S, stream.gpu_mut(), x.gpu(), &w, &around).unwrap();
+        let around = LinearFusion { add: true, ..LinearFusion::default() };
+        pair.gpu.fused_linear(&S, stream.gpu_mut(), x.gpu(), &w, &around).unwrap();
         std::mem::swap(&mut stream.gpu, &mut sum.gpu);
         pair.check("add", &sum, tolerance(half));
     }
@@ -140,7 +145,7 @@ fn a_row_has_one_result_in_every_batch() {
 
 /// `parts`: first rows and numbers of rows.
 fn check_rows(
-    pair: &Pair,
+    pair: &DevicePair,
     (n, k): (usize, usize),
     normed: bool,
     rows: usize,
@@ -152,14 +157,14 @@ fn check_rows(
     let norm = pair.random(&mut numbers, DType::BF16, 1, k);
     let norm = normed.then(|| (norm.gpu(), eps));
     let [w, _] = pair.pack(&weights(&mut numbers, n, k), n, k, DType::BF16);
-    if !pair.gpu.fuses(rows, DType::BF16, &w) {
+    if !pair.gpu.fuses_linear(rows, DType::BF16, &w) {
         return; // More than fits beside each other in this GPU's shared memory.
     }
     let product = |from: usize, m: usize| {
         let x = pair.put(&values[from * k..(from + m) * k], m, k);
         let mut y = pair.poisoned(DType::F32, m, n);
-        let around = Around { norm, ..Around::default() };
-        pair.gpu.linear_around(&S, y.gpu_mut(), x.gpu(), &w, &around).unwrap();
+        let around = LinearFusion { norm, ..LinearFusion::default() };
+        pair.gpu.fused_linear(&S, y.gpu_mut(), x.gpu(), &w, &around).unwrap();
         pair.read::<f32>(&y)[0].clone()
     };
     let all = product(0, rows);

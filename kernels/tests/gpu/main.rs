@@ -14,12 +14,13 @@
 )]
 #![allow(dead_code, reason = "files of cases use their part of the support")]
 
-#[path = "../emulated/mod.rs"]
-mod emulated;
-mod pair;
+mod device_pair;
+#[path = "../emulated_gpu/mod.rs"]
+mod emulated_gpu;
 mod support;
 
 mod attention;
+mod blas_library;
 mod device;
 mod draft;
 mod elementwise;
@@ -28,27 +29,26 @@ mod errors;
 mod expert_speed;
 mod float16;
 mod fp8;
+mod gemm_large_m;
 mod kv_fp8;
-mod latent;
-mod latent_case;
-mod latent_long;
-mod latent_speed;
-mod library;
 mod linear;
-mod linear_many;
 mod matrix_speed;
+mod mla;
+mod mla_case;
+mod mla_prefill;
+mod mla_speed;
 mod moe;
 mod moe_dispatch;
 mod moe_fp8;
-mod moe_fp8_stream;
+mod moe_fp8_tma;
 mod moe_route;
 mod norm;
 mod qk_rope;
 mod rope_attention;
 mod row_speed;
 mod sample;
-mod shared_speed;
-mod side;
+mod secondary_stream;
+mod shared_expert_speed;
 mod speed;
 mod step;
 mod weights;

@@ -4,17 +4,18 @@
 use std::time::Instant;
 
 use kernels::{
-    Around, Attention, BatchRows, DType, Driver, Kernels, KvLayout, KvOrder, Packed, RowBounds,
+    AttentionMetadata, DType, DeviceDriver, Kernels, KvLayout, KvOrder, LinearFusion, PackedMatrix,
+    PagedAttentionArgs, RowBounds,
 };
 
-use crate::pair::{Pair, pairs};
+use crate::device_pair::{DevicePair, pairs};
 use crate::support::S;
 
 /// Bytes that no cache holds.
 const UNCACHED: usize = 512 << 20;
 
 /// Microseconds of one `launch(i)` among `count`, all in one graph, each waiting for the one before.
-pub(crate) fn microseconds(pair: &Pair, count: usize, mut launch: impl FnMut(usize)) -> f64 {
+pub(crate) fn microseconds(pair: &DevicePair, count: usize, mut launch: impl FnMut(usize)) -> f64 {
     launch(0);
     pair.gpu.synchronize(&S).unwrap();
     pair.gpu.begin_capture(&S).unwrap();
@@ -48,32 +49,32 @@ fn matrix_speed() {
 }
 
 /// As many copies of a matrix as no cache holds.
-fn copies(pair: &Pair, n: usize, k: usize) -> Vec<Packed> {
+fn copies(pair: &DevicePair, n: usize, k: usize) -> Vec<PackedMatrix> {
     let weights = pair.numbers(1).reals::<f32>(n * k);
     let count = UNCACHED.div_ceil(n * k * 2).clamp(2, 64);
-    let bytes = crate::pair::bytes_of(&weights);
+    let bytes = crate::device_pair::bytes_of(&weights);
     let part = [kernels::HostMat::new(&bytes, DType::F32, n, k).unwrap()];
     (0..count).map(|_| pair.gpu.pack(&part, DType::BF16).unwrap()).collect()
 }
 
-fn products(pair: &Pair, n: usize, k: usize, rows: &[usize]) {
+fn products(pair: &DevicePair, n: usize, k: usize, rows: &[usize]) {
     let weights = copies(pair, n, k);
     let mut numbers = pair.numbers(2);
     for &m in rows {
         let x = pair.random(&mut numbers, DType::BF16, m, k);
         let norm = pair.random(&mut numbers, DType::BF16, 1, k);
-        let plain = Around::default();
-        let normed = Around { norm: Some((norm.gpu(), 1e-6)), ..plain };
-        let gated = Around { silu_mul: true, ..normed };
+        let plain = LinearFusion::default();
+        let normed = LinearFusion { norm: Some((norm.gpu(), 1e-6)), ..plain };
+        let gated = LinearFusion { silu_mul: true, ..normed };
         for (name, around) in [("", plain), (" norm", normed), (" norm silu_mul", gated)] {
-            if !pair.gpu.fuses(m, DType::BF16, &weights[0]) {
+            if !pair.gpu.fuses_linear(m, DType::BF16, &weights[0]) {
                 continue;
             }
             let outputs = if around.silu_mul { n / 2 } else { n };
             let mut y = pair.poisoned(DType::BF16, m, outputs);
             let time = microseconds(pair, weights.len(), |i| {
                 let w = &weights[i];
-                pair.gpu.linear_around(&S, y.gpu_mut(), x.gpu(), w, &around).unwrap();
+                pair.gpu.fused_linear(&S, y.gpu_mut(), x.gpu(), w, &around).unwrap();
             });
             report(&format!("{m} x {n} x {k}{name}"), time, n * k * 2);
         }
@@ -96,13 +97,13 @@ fn drafts_speed() {
 }
 
 /// Rows of one token, or one row of many.
-fn attention(pair: &Pair, heads: (usize, usize), rows: usize, q: usize, context: usize) {
+fn attention(pair: &DevicePair, heads: (usize, usize), rows: usize, q: usize, context: usize) {
     attend(pair, heads, (rows, 1, 1), q, context);
 }
 
 /// Heads of Qwen3-0.6B, 8B and 30B-A3B; of each request so many rows of `q` tokens, of which the launch hears of `together`.
 fn attend(
-    pair: &Pair,
+    pair: &DevicePair,
     (heads, kv_heads): (usize, usize),
     (requests, tokens, together): (usize, usize, usize),
     q: usize,
@@ -128,10 +129,17 @@ fn attend(
     let bounds = RowBounds::of(std::iter::repeat_n((q, context + tokens - 1), rows), together);
     let (context_lens, block_tables) = (contexts.gpu(), tables.gpu());
     let table_rows = Some(seats.gpu());
-    let step = BatchRows { cu_q: cu_q.gpu(), context_lens, block_tables, table_rows, bounds };
+    let step =
+        AttentionMetadata { cu_q: cu_q.gpu(), context_lens, block_tables, table_rows, bounds };
     let time = microseconds(pair, 8, |i| {
-        let args =
-            Attention { q: queries.gpu(), rows: step, heads, layer: i % 2, scale: 0.088, first: 0 };
+        let args = PagedAttentionArgs {
+            q: queries.gpu(),
+            rows: step,
+            heads,
+            layer: i % 2,
+            scale: 0.088,
+            first: 0,
+        };
         pair.gpu.paged_attention(&S, o.gpu_mut(), (&pool, &layout), &args).unwrap();
     });
     let seen = q * (2 * context - q + 1) / 2;
@@ -143,7 +151,7 @@ fn attend(
     report(&what, time, requests * context * kv_heads * dim * 4);
 }
 
-fn decodes(pair: &Pair) {
+fn decodes(pair: &DevicePair) {
     for heads in [(16, 8), (32, 8), (32, 4)] {
         for (rows, context) in [(1, 1024), (1, 16_384), (64, 1152), (256, 1152)] {
             attention(pair, heads, rows, 1, context);
@@ -151,7 +159,7 @@ fn decodes(pair: &Pair) {
     }
 }
 
-fn prefills(pair: &Pair) {
+fn prefills(pair: &DevicePair) {
     for heads in [(16, 8), (32, 8)] {
         for (rows, q, context) in [(1, 1024, 1024), (8, 1024, 1024), (1, 2048, 16_384)] {
             attention(pair, heads, rows, q, context);

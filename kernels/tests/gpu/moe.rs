@@ -1,12 +1,15 @@
 //! The MLPs of experts: streamed for few tokens, tiled for many, plain for odd shapes, and some experts elsewhere.
 
-use kernels::{DType, ExpertCount, Experts, HostMat, Kernels, PackedGroup, Routes, Scores, bf16};
+use kernels::{
+    DType, ExpertLoadArgs, ExpertWeights, HostMat, Kernels, PackedGroup, RouterLogits, TopKRoutes,
+    bf16,
+};
 
-use crate::pair::{Pair, Twin, bytes_of, on_cpu, pairs, rounded, tolerance};
-use crate::support::{Array, Numbers, S};
+use crate::device_pair::{DevicePair, TwinMatrix, bytes_of, on_cpu, pairs, rounded, tolerance};
+use crate::support::{DeviceArray, RandomNumbers, S};
 
 /// Experts of one layer on both devices, and the router's choices for some tokens.
-struct Case {
+struct MoeCase {
     first: usize,
     gate_up: [PackedGroup; 2],
     down: [PackedGroup; 2],
@@ -16,14 +19,14 @@ struct Case {
 }
 
 /// Hidden size, inner size, experts in all, experts a token.
-type Sizes = (usize, usize, usize, usize);
+type MoeSizes = (usize, usize, usize, usize);
 
-impl Case {
+impl MoeCase {
     /// Expert 0 is on another rank.
     fn new(
-        pair: &Pair,
-        numbers: &mut Numbers,
-        (hidden, inner, count, top_k): Sizes,
+        pair: &DevicePair,
+        numbers: &mut RandomNumbers,
+        (hidden, inner, count, top_k): MoeSizes,
         dtype: DType,
         tokens: usize,
     ) -> Self {
@@ -53,28 +56,28 @@ impl Case {
     }
 
     /// Tokens `[from, from + x.rows())`, on both devices.
-    fn run(&self, pair: &Pair, x: &Twin, from: usize) -> Twin {
+    fn run(&self, pair: &DevicePair, x: &TwinMatrix, from: usize) -> TwinMatrix {
         let (tokens, hidden) = (x.gpu().rows(), x.gpu().cols());
         let own = from * self.top_k..(from + tokens) * self.top_k;
         let chosen = pair.put(&self.chosen[own.clone()], tokens, self.top_k);
         let weights = pair.put(&self.weights[own], tokens, self.top_k);
         let mut y = pair.poisoned(x.gpu().dtype(), tokens, hidden);
-        let experts = |i: usize| Experts {
+        let experts = |i: usize| ExpertWeights {
             first: self.first,
             gate_up: &self.gate_up[i],
             down: &self.down[i],
         };
-        let routes = Routes { experts: chosen.gpu(), weights: weights.gpu() };
+        let routes = TopKRoutes { experts: chosen.gpu(), weights: weights.gpu() };
         pair.gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts(0)).unwrap();
-        let routes = Routes { experts: chosen.cpu(), weights: weights.cpu() };
+        let routes = TopKRoutes { experts: chosen.cpu(), weights: weights.cpu() };
         pair.cpu.moe_mlp(&S, y.cpu_mut(), x.cpu(), &routes, &experts(1)).unwrap();
         y
     }
 }
 
-pub(crate) fn check(pair: &Pair, sizes: Sizes, dtype: DType, tokens: usize) {
+pub(crate) fn check(pair: &DevicePair, sizes: MoeSizes, dtype: DType, tokens: usize) {
     let mut numbers = pair.numbers(tokens as u64);
-    let case = Case::new(pair, &mut numbers, sizes, dtype, tokens);
+    let case = MoeCase::new(pair, &mut numbers, sizes, dtype, tokens);
     let x = pair.random(&mut numbers, dtype, tokens, sizes.0);
     let what = format!("{sizes:?} {dtype:?}, {tokens} tokens");
     pair.check(&what, &case.run(pair, &x, 0), 2.0 * tolerance(dtype));
@@ -114,7 +117,7 @@ fn crowded_and_idle_experts() {
         let some = [([1, 59], 130), ([0, 30], 130), ([0, 0], 130)];
         for (choices, tokens) in few.into_iter().chain(some) {
             let (sizes, mut numbers) = ((64, 64, 60, 2), pair.numbers(3));
-            let mut case = Case::new(pair, &mut numbers, sizes, DType::BF16, tokens);
+            let mut case = MoeCase::new(pair, &mut numbers, sizes, DType::BF16, tokens);
             case.chosen = choices.repeat(tokens);
             let x = pair.random(&mut numbers, DType::BF16, tokens, sizes.0);
             let what = format!("{tokens} tokens of {choices:?}");
@@ -125,7 +128,7 @@ fn crowded_and_idle_experts() {
 
 /// The last experts belong to every token, with weight 1, as V2-Lite and V3 have them: however many tokens there are.
 #[test]
-fn experts_that_all_tokens_share_agree_with_the_cpu() {
+fn shared_experts_agree_with_the_cpu() {
     for pair in &pairs() {
         for (count, top_k, shared, tokens) in [
             (66, 8, 2, &[1, 8, 9, 40, 160][..]),
@@ -134,7 +137,7 @@ fn experts_that_all_tokens_share_agree_with_the_cpu() {
         ] {
             for &tokens in tokens {
                 let (sizes, mut numbers) = ((64, 64, count, top_k), pair.numbers(8));
-                let mut case = Case::new(pair, &mut numbers, sizes, DType::BF16, tokens);
+                let mut case = MoeCase::new(pair, &mut numbers, sizes, DType::BF16, tokens);
                 for t in 0..tokens {
                     let mut free: Vec<i32> = (0..(count - shared) as i32).collect();
                     let chosen = &mut case.chosen[t * top_k..(t + 1) * top_k];
@@ -156,7 +159,7 @@ fn experts_that_all_tokens_share_agree_with_the_cpu() {
 
 /// A matrix of a group gives by itself what it gives packed alone, unless the device has an order of its own.
 #[test]
-fn a_matrix_of_a_group_is_one_of_its_own() {
+fn group_member_equals_separate_matrix() {
     let (n, k, rows) = (128, 64, 5);
     for pair in &pairs() {
         let mut numbers = pair.numbers(9);
@@ -167,7 +170,7 @@ fn a_matrix_of_a_group_is_one_of_its_own() {
             let x = pair.random(&mut numbers, dtype, rows, k);
             let group = pair.gpu.pack_group(&parts, dtype, false).unwrap();
             let streams =
-                ["sm_90a", "emulated"].contains(&pair.gpu.arch()) && pair.gpu.wave() == 32;
+                ["sm_90a", "emulated"].contains(&pair.gpu.arch()) && pair.gpu.warp_size() == 32;
             let third = group.matrix(2);
             assert_eq!(third.is_none(), streams && dtype == DType::BF16);
             assert!(group.matrix(3).is_none());
@@ -187,21 +190,21 @@ fn a_matrix_of_a_group_is_one_of_its_own() {
 
 /// Whoever routes inside gives the bits of routing and experts apart.
 #[test]
-fn routing_inside_changes_no_bit() {
+fn fused_routing_changes_no_bit() {
     for (pair, tokens, normalise, shared) in
         pairs().iter().flat_map(|p| [(p, 1, true, 0), (p, 2, true, 2), (p, 2, false, 1)])
     {
         let (sizes, mut numbers) = ((64, 64, 21, 6), pair.numbers(6));
         let (hidden, _, all, k) = sizes;
         let (count, top_k) = (all - shared, k - shared);
-        let mut case = Case::new(pair, &mut numbers, sizes, DType::BF16, tokens);
+        let mut case = MoeCase::new(pair, &mut numbers, sizes, DType::BF16, tokens);
         let x = pair.random(&mut numbers, DType::BF16, tokens, hidden);
         let coarse = |x: f32| (x * 24.0).round() / 4.0;
         let logits: Vec<f32> = (0..tokens * count).map(|_| coarse(numbers.float())).collect();
         let logits = pair.put(&logits, tokens, count);
         let mut chosen = pair.poisoned(DType::I32, tokens, k);
         let mut weights = pair.poisoned(DType::F32, tokens, k);
-        let scores = Scores { logits: logits.gpu(), top_k, normalise, shared };
+        let scores = RouterLogits { logits: logits.gpu(), top_k, normalise, shared };
         let out = (chosen.gpu_mut(), weights.gpu_mut());
         pair.gpu.moe_route_softmax(&S, out.0, out.1, &scores, None).unwrap();
         [case.chosen, _] = pair.read::<i32>(&chosen);
@@ -209,13 +212,14 @@ fn routing_inside_changes_no_bit() {
         let [apart, _] = pair.read_floats(&case.run(pair, &x, 0));
         let mut y = pair.poisoned(DType::BF16, tokens, hidden);
         let (gate_up, down) = (&case.gate_up[0], &case.down[0]);
-        let experts = Experts { first: case.first, gate_up, down };
+        let experts = ExpertWeights { first: case.first, gate_up, down };
         // The second token, if there is one, is padding.
-        let slots = Array::row(&pair.gpu, &[0i64, -1][..tokens]);
-        let mut counted = Array::of(&pair.gpu, &vec![3i32; count], 1, count);
-        let mut to = ExpertCount { tokens: counted.mat_mut(), layer: 0, slots: Some(slots.mat()) };
+        let slots = DeviceArray::row(&pair.gpu, &[0i64, -1][..tokens]);
+        let mut counted = DeviceArray::of(&pair.gpu, &vec![3i32; count], 1, count);
+        let mut to =
+            ExpertLoadArgs { tokens: counted.mat_mut(), layer: 0, slots: Some(slots.mat()) };
         let (x, to) = (x.gpu(), Some(&mut to));
-        if pair.gpu.moe_mlp_of_scores(&S, y.gpu_mut(), x, &scores, &experts, to).unwrap() {
+        if pair.gpu.moe_mlp_from_logits(&S, y.gpu_mut(), x, &scores, &experts, to).unwrap() {
             let [inside, _] = pair.read_floats(&y);
             assert_eq!(inside, apart, "{tokens} tokens");
             let chosen = &case.chosen[..top_k];
@@ -228,10 +232,10 @@ fn routing_inside_changes_no_bit() {
 
 /// More choices than one block sorts, few of them for this rank.
 #[test]
-fn choices_are_sorted_in_parts() {
+fn choices_are_aligned_in_parts() {
     for pair in &pairs() {
         let (sizes, tokens, mut numbers) = ((64, 64, 5, 4), 1100, pair.numbers(5));
-        let mut case = Case::new(pair, &mut numbers, sizes, DType::BF16, tokens);
+        let mut case = MoeCase::new(pair, &mut numbers, sizes, DType::BF16, tokens);
         for chosen in case.chosen.chunks_mut(sizes.3) {
             chosen.fill(0);
             if numbers.below(8) == 0 {
@@ -255,10 +259,10 @@ fn a_token_has_one_result_in_every_batch() {
 }
 
 /// `tokens` tokens together, and any `some` of them.
-fn one_result(pair: &Pair, sizes: Sizes, tokens: usize, some: usize) {
+fn one_result(pair: &DevicePair, sizes: MoeSizes, tokens: usize, some: usize) {
     let hidden = sizes.0;
     let mut numbers = pair.numbers(2);
-    let case = Case::new(pair, &mut numbers, sizes, DType::BF16, tokens);
+    let case = MoeCase::new(pair, &mut numbers, sizes, DType::BF16, tokens);
     let values = numbers.reals::<bf16>(tokens * hidden);
     let [all, _] = pair.read_floats(&case.run(pair, &pair.put(&values, tokens, hidden), 0));
     for first in (0..=tokens - some).step_by(some.div_ceil(8)) {

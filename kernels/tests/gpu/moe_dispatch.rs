@@ -1,12 +1,12 @@
 //! What brings tokens to experts on other ranks, against the CPU.
 
-use kernels::{Driver, Kernels, Mat, MatMut, Spread, bf16};
+use kernels::{DeviceDriver, ExpertParallelLayout, Kernels, MatMut, MatRef, bf16};
 
-use crate::support::{Array, Numbers, Real, S, devices, oracle};
+use crate::support::{DeviceArray, GpuRealElement, RandomNumbers, S, devices, oracle};
 
 /// Choices of `k` among `count` experts; a few are of none.
-fn choices(numbers: &mut Numbers, rows: usize, k: usize, count: usize) -> Vec<i32> {
-    let choice = |numbers: &mut Numbers| match numbers.below(9) {
+fn choices(numbers: &mut RandomNumbers, rows: usize, k: usize, count: usize) -> Vec<i32> {
+    let choice = |numbers: &mut RandomNumbers| match numbers.below(9) {
         0 => -1,
         _ => numbers.below(count) as i32,
     };
@@ -26,24 +26,29 @@ fn tokens_are_sorted_by_the_ranks_of_their_experts() {
         (0, 2, 4, 2, 1, 0),
     ];
     for (t, k, each, size, stride, offset) in cases {
-        let spread = Spread { each, size, stride, offset };
-        let mut numbers = Numbers::fresh(t as u64);
+        let spread = ExpertParallelLayout {
+            experts_per_rank: each,
+            ranks: size,
+            rank_stride: stride,
+            rank_offset: offset,
+        };
+        let mut numbers = RandomNumbers::fresh(t as u64);
         // Two experts more than there are.
         let experts = choices(&mut numbers, t, k, each * size * stride + 2);
         let [mut tokens, mut places] = [(); 2].map(|()| vec![-1i32; size * t]);
         let mut counts = vec![-1i32; size];
         let listed = MatMut::of(&mut tokens, 1, size * t).unwrap();
         let (at, sums) = (MatMut::of(&mut places, t, size), MatMut::of(&mut counts, 1, size));
-        let chosen = Mat::of(&experts, t, k).unwrap();
+        let chosen = MatRef::of(&experts, t, k).unwrap();
         cpu.moe_dispatch(&S, listed, at.unwrap(), sums.unwrap(), chosen, &spread).unwrap();
         let sent: i32 = counts.iter().sum();
         // One token is often sent nowhere, which is a case of its own; many never are.
         assert!(sent > 0 || t < 5, "nobody is sent anywhere");
         for device in devices() {
-            let chosen = Array::of(&device, &experts, t, k);
-            let mut listed = Array::<i32>::poisoned(&device, 1, size * t);
-            let mut at = Array::<i32>::poisoned(&device, t, size);
-            let mut sums = Array::<i32>::poisoned(&device, 1, size);
+            let chosen = DeviceArray::of(&device, &experts, t, k);
+            let mut listed = DeviceArray::<i32>::poisoned(&device, 1, size * t);
+            let mut at = DeviceArray::<i32>::poisoned(&device, t, size);
+            let mut sums = DeviceArray::<i32>::poisoned(&device, 1, size);
             let out = (listed.mat_mut(), at.mat_mut(), sums.mat_mut());
             device.moe_dispatch(&S, out.0, out.1, out.2, chosen.mat(), &spread).unwrap();
             let name = format!("{} {t} tokens, {spread:?}", device.name());
@@ -57,11 +62,12 @@ fn tokens_are_sorted_by_the_ranks_of_their_experts() {
 
 #[test]
 fn more_ranks_than_bits_are_refused() {
-    let spread = Spread { each: 1, size: 65, stride: 1, offset: 0 };
+    let spread =
+        ExpertParallelLayout { experts_per_rank: 1, ranks: 65, rank_stride: 1, rank_offset: 0 };
     for device in devices() {
-        let chosen = Array::of(&device, &[0i32], 1, 1);
+        let chosen = DeviceArray::of(&device, &[0i32], 1, 1);
         let [mut listed, mut at, mut sums] =
-            [(); 3].map(|()| Array::<i32>::poisoned(&device, 1, 65));
+            [(); 3].map(|()| DeviceArray::<i32>::poisoned(&device, 1, 65));
         let out = (listed.mat_mut(), at.mat_mut(), sums.mat_mut());
         let refused = device.moe_dispatch(&S, out.0, out.1, out.2, chosen.mat(), &spread);
         let refused = refused.unwrap_err().to_string();
@@ -69,25 +75,25 @@ fn more_ranks_than_bits_are_refused() {
     }
 }
 
-fn sums<T: Real>() {
+fn combine_sums<T: GpuRealElement>() {
     let cpu = oracle();
     for (rows, cols, sums, m) in [(7, 45, 5, 3), (40, 64, 33, 2), (3, 2056, 2, 8), (1, 8, 3, 1)] {
-        let mut numbers = Numbers::fresh(cols as u64);
+        let mut numbers = RandomNumbers::fresh(cols as u64);
         let x = numbers.reals::<T>(rows * cols);
         let places = choices(&mut numbers, sums, m, rows);
         let mut expected = vec![T::of(9.0); sums * cols];
-        let (y, from) = (MatMut::of(&mut expected, sums, cols), Mat::of(&x, rows, cols));
-        let named = Mat::of(&places, sums, m).unwrap();
-        cpu.sum_rows(&S, y.unwrap(), from.unwrap(), named).unwrap();
+        let (y, from) = (MatMut::of(&mut expected, sums, cols), MatRef::of(&x, rows, cols));
+        let named = MatRef::of(&places, sums, m).unwrap();
+        cpu.moe_combine_ranks(&S, y.unwrap(), from.unwrap(), named).unwrap();
         for device in devices() {
-            let from = Array::of(&device, &x, rows, cols);
+            let from = DeviceArray::of(&device, &x, rows, cols);
             // What is no row on the CPU is an error; a device leaves it out.
             let beyond: Vec<i32> =
                 places.iter().map(|&row| if row < 0 { rows as i32 + 4 } else { row }).collect();
             for named in [&places, &beyond] {
-                let named = Array::of(&device, named, sums, m);
-                let mut y = Array::<T>::poisoned(&device, sums, cols);
-                device.sum_rows(&S, y.mat_mut(), from.mat(), named.mat()).unwrap();
+                let named = DeviceArray::of(&device, named, sums, m);
+                let mut y = DeviceArray::<T>::poisoned(&device, sums, cols);
+                device.moe_combine_ranks(&S, y.mat_mut(), from.mat(), named.mat()).unwrap();
                 assert_eq!(y.read(&device), expected, "{} {cols} columns", device.name());
             }
         }
@@ -95,18 +101,18 @@ fn sums<T: Real>() {
 }
 
 #[test]
-fn sums_of_named_rows_are_those_of_the_cpu() {
-    sums::<f32>();
-    sums::<bf16>();
+fn combine_matches_the_cpu() {
+    combine_sums::<f32>();
+    combine_sums::<bf16>();
 }
 
 #[test]
-fn tokens_take_the_copies_that_they_take_on_the_cpu() {
+fn expert_replica_choice_matches_the_cpu() {
     let cpu = oracle();
     // Three places of expert 0, one of expert 1, two of expert 2.
     let places = [3, 0, 4, 5, 1, 2, -1, -1, 2, 1, 3, -1];
     let (t, k) = (300, 2);
-    let mut numbers = Numbers::fresh(3);
+    let mut numbers = RandomNumbers::fresh(3);
     let positions: Vec<i32> = (0..t).map(|_| numbers.below(5000) as i32).collect();
     let asked: Vec<i32> = (0..9).map(|_| numbers.below(t) as i32).collect();
     let chosen: Vec<i32> = (0..t * k).map(|_| numbers.below(3) as i32).collect();
@@ -114,25 +120,27 @@ fn tokens_take_the_copies_that_they_take_on_the_cpu() {
         let rows = tokens.map_or(t, Vec::len);
         let mut expected = chosen[..rows * k].to_vec();
         let experts = MatMut::of(&mut expected, rows, k).unwrap();
-        let listed = tokens.map(|tokens| Mat::of(tokens, 1, rows).unwrap());
-        let (at, of) = (Mat::of(&positions, 1, t).unwrap(), Mat::of(&places, 3, 4).unwrap());
-        cpu.place_experts(&S, experts, at, listed, of).unwrap();
+        let listed = tokens.map(|tokens| MatRef::of(tokens, 1, rows).unwrap());
+        let (at, of) = (MatRef::of(&positions, 1, t).unwrap(), MatRef::of(&places, 3, 4).unwrap());
+        cpu.eplb_map_experts(&S, experts, at, listed, of).unwrap();
         for device in devices() {
-            let mut experts = Array::of(&device, &chosen[..rows * k], rows, k);
-            let listed = tokens.map(|tokens| Array::row(&device, tokens));
-            let (at, of) = (Array::row(&device, &positions), Array::of(&device, &places, 3, 4));
-            let listed = listed.as_ref().map(Array::mat);
-            device.place_experts(&S, experts.mat_mut(), at.mat(), listed, of.mat()).unwrap();
+            let mut experts = DeviceArray::of(&device, &chosen[..rows * k], rows, k);
+            let listed = tokens.map(|tokens| DeviceArray::row(&device, tokens));
+            let (at, of) =
+                (DeviceArray::row(&device, &positions), DeviceArray::of(&device, &places, 3, 4));
+            let listed = listed.as_ref().map(DeviceArray::mat);
+            device.eplb_map_experts(&S, experts.mat_mut(), at.mat(), listed, of.mat()).unwrap();
             assert_eq!(experts.read(&device), expected, "{}", device.name());
         }
     }
     for device in devices() {
         // A token and experts that do not exist: nobody computes them.
-        let mut experts = Array::of(&device, &[0i32, -1, 3, 1], 2, 2);
-        let (at, of) = (Array::row(&device, &[7i32]), Array::of(&device, &places, 3, 4));
-        let listed = Array::row(&device, &[0i32, 1]);
+        let mut experts = DeviceArray::of(&device, &[0i32, -1, 3, 1], 2, 2);
+        let (at, of) =
+            (DeviceArray::row(&device, &[7i32]), DeviceArray::of(&device, &places, 3, 4));
+        let listed = DeviceArray::row(&device, &[0i32, 1]);
         let listed = Some(listed.mat());
-        device.place_experts(&S, experts.mat_mut(), at.mat(), listed, of.mat()).unwrap();
+        device.eplb_map_experts(&S, experts.mat_mut(), at.mat(), listed, of.mat()).unwrap();
         assert_eq!(experts.read(&device), [4, -1, -1, -1]);
     }
 }

@@ -2,20 +2,21 @@
 //! against sums over what inputs are quantised to.
 
 use kernels::{
-    Around, DType, Driver, Experts, HostMat, Kernels, PackedGroup, Routes, Scores, bf16,
+    DType, DeviceDriver, ExpertWeights, HostMat, Kernels, LinearFusion, PackedGroup, RouterLogits,
+    TopKRoutes, bf16,
 };
 
-use crate::fp8::{Grid, Weights, quantise};
-use crate::pair::{Pair, Twin, on_cpu, pairs, tolerance};
-use crate::support::{Numbers, Real, S};
+use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, pairs, tolerance};
+use crate::fp8::{Fp8Weights, ScaleGranularity, quantize_rows};
+use crate::support::{GpuRealElement, RandomNumbers, S};
 
 const BF16: DType = DType::BF16;
 
 /// The experts of one layer as files store them and on both devices, and the router's choices for some tokens.
-pub(crate) struct Case {
-    sizes: Sizes,
+pub(crate) struct MoeFp8Case {
+    sizes: MoeFp8Sizes,
     /// Of each expert: gate, up, down.
-    stored: Vec<[Weights; 3]>,
+    stored: Vec<[Fp8Weights; 3]>,
     gate_up: [PackedGroup; 2],
     down: [PackedGroup; 2],
     chosen: Vec<i32>,
@@ -23,30 +24,35 @@ pub(crate) struct Case {
 }
 
 /// Hidden size, inner size, experts in all, experts a token.
-pub(crate) type Sizes = (usize, usize, usize, usize);
+pub(crate) type MoeFp8Sizes = (usize, usize, usize, usize);
 
 /// Expert 0 is on another rank.
 const FIRST: usize = 1;
 /// More layers than any device has room for in bf16.
 const MANY_LAYERS: usize = 1 << 40;
 
-impl Case {
-    fn new(pair: &Pair, numbers: &mut Numbers, sizes: Sizes, tokens: usize) -> Self {
+impl MoeFp8Case {
+    fn new(
+        pair: &DevicePair,
+        numbers: &mut RandomNumbers,
+        sizes: MoeFp8Sizes,
+        tokens: usize,
+    ) -> Self {
         let stored = stored(numbers, sizes);
         Self::of(pair, numbers, sizes, tokens, stored)
     }
 
     /// With weights of its own, for every expert but those on other ranks.
     pub(crate) fn of(
-        pair: &Pair,
-        numbers: &mut Numbers,
-        sizes: Sizes,
+        pair: &DevicePair,
+        numbers: &mut RandomNumbers,
+        sizes: MoeFp8Sizes,
         tokens: usize,
-        stored: Vec<[Weights; 3]>,
+        stored: Vec<[Fp8Weights; 3]>,
     ) -> Self {
         let (_, _, count, top_k) = sizes;
         let (gate_up, down) = projections(&stored);
-        let half = pair.gpu.half();
+        let half = pair.gpu.half_dtype();
         let kept = pair.gpu.experts_dtype(&gate_up, &down, MANY_LAYERS, half);
         assert_eq!(kept, DType::F8E4M3, "{sizes:?}");
         let widened = on_cpu(half);
@@ -67,18 +73,27 @@ impl Case {
     }
 
     /// Tokens `[from, from + x.rows())` on the GPU, and with `on_cpu` there.
-    pub(crate) fn run(&self, pair: &Pair, x: &Twin, from: usize, on_cpu: bool) -> Twin {
+    pub(crate) fn run(
+        &self,
+        pair: &DevicePair,
+        x: &TwinMatrix,
+        from: usize,
+        on_cpu: bool,
+    ) -> TwinMatrix {
         let (tokens, top_k) = (x.gpu().rows(), self.sizes.3);
         let own = from * top_k..(from + tokens) * top_k;
         let chosen = pair.put(&self.chosen[own.clone()], tokens, top_k);
         let weights = pair.put(&self.weights[own], tokens, top_k);
-        let mut y = pair.poisoned(pair.gpu.half(), tokens, self.sizes.0);
-        let experts =
-            |i: usize| Experts { first: FIRST, gate_up: &self.gate_up[i], down: &self.down[i] };
-        let routes = Routes { experts: chosen.gpu(), weights: weights.gpu() };
+        let mut y = pair.poisoned(pair.gpu.half_dtype(), tokens, self.sizes.0);
+        let experts = |i: usize| ExpertWeights {
+            first: FIRST,
+            gate_up: &self.gate_up[i],
+            down: &self.down[i],
+        };
+        let routes = TopKRoutes { experts: chosen.gpu(), weights: weights.gpu() };
         pair.gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts(0)).unwrap();
         if on_cpu {
-            let routes = Routes { experts: chosen.cpu(), weights: weights.cpu() };
+            let routes = TopKRoutes { experts: chosen.cpu(), weights: weights.cpu() };
             pair.cpu.moe_mlp(&S, y.cpu_mut(), x.cpu(), &routes, &experts(1)).unwrap();
         }
         y
@@ -90,12 +105,12 @@ impl Case {
     }
 
     /// As the GPU has them.
-    pub(crate) fn experts(&self) -> Experts<'_> {
-        Experts { first: FIRST, gate_up: &self.gate_up[0], down: &self.down[0] }
+    pub(crate) fn experts(&self) -> ExpertWeights<'_> {
+        ExpertWeights { first: FIRST, gate_up: &self.gate_up[0], down: &self.down[0] }
     }
 
     /// Chooses by `scores` from now on.
-    pub(crate) fn route(&mut self, pair: &Pair, scores: &Scores<'_>, tokens: usize) {
+    pub(crate) fn route(&mut self, pair: &DevicePair, scores: &RouterLogits<'_>, tokens: usize) {
         let mut chosen = pair.poisoned(DType::I32, tokens, scores.top_k);
         let mut weights = pair.poisoned(DType::F32, tokens, scores.top_k);
         let (out, out_weights) = (chosen.gpu_mut(), weights.gpu_mut());
@@ -105,19 +120,19 @@ impl Case {
     }
 
     /// What the GPU computes for many rows, in f64: every input is quantised.
-    fn quantised<T: Real>(&self, x: &[T]) -> Vec<T> {
+    fn quantized<T: GpuRealElement>(&self, x: &[T]) -> Vec<T> {
         let (hidden, _, _, top_k) = self.sizes;
         let wide: Vec<[Vec<Vec<f32>>; 3]> = self.stored.iter().map(each_row).collect();
         let mut y = Vec::new();
         for (t, x) in x.chunks(hidden).enumerate() {
-            let x: Vec<f32> = x.chunks(128).flat_map(quantise_block).collect();
+            let x: Vec<f32> = x.chunks(128).flat_map(quantize_block).collect();
             let mut sum = vec![0.0; hidden];
             for choice in t * top_k..(t + 1) * top_k {
                 let expert = (self.chosen[choice] as usize).checked_sub(FIRST);
                 let Some([gate, up, down]) = expert.map(|expert| &wide[expert]) else { continue };
                 let between: Vec<T> =
                     gate.iter().zip(up).map(|(g, u)| gated(dot(g, &x), dot(u, &x))).collect();
-                let between: Vec<f32> = between.chunks(128).flat_map(quantise_block).collect();
+                let between: Vec<f32> = between.chunks(128).flat_map(quantize_block).collect();
                 for (sum, row) in sum.iter_mut().zip(down) {
                     *sum += f64::from(self.weights[choice]) * dot(row, &between);
                 }
@@ -128,21 +143,24 @@ impl Case {
     }
 }
 
-pub(crate) fn stored(numbers: &mut Numbers, (hidden, inner, count, _): Sizes) -> Vec<[Weights; 3]> {
-    let mut made = |n: usize, k: usize| Weights::new(numbers, (n, k), Grid::Blocks);
+pub(crate) fn stored(
+    numbers: &mut RandomNumbers,
+    (hidden, inner, count, _): MoeFp8Sizes,
+) -> Vec<[Fp8Weights; 3]> {
+    let mut made = |n: usize, k: usize| Fp8Weights::new(numbers, (n, k), ScaleGranularity::Blocks);
     let shapes = [(inner, hidden), (inner, hidden), (hidden, inner)];
     (FIRST..count).map(|_| shapes.map(|(n, k)| made(n, k))).collect()
 }
 
 /// As loaders hand them over.
-type Projections<'a> = Vec<Vec<HostMat<'a>>>;
+type ExpertProjections<'a> = Vec<Vec<HostMat<'a>>>;
 
-fn projections(stored: &[[Weights; 3]]) -> (Projections<'_>, Projections<'_>) {
+fn projections(stored: &[[Fp8Weights; 3]]) -> (ExpertProjections<'_>, ExpertProjections<'_>) {
     let gate_up = stored.iter().map(|[gate, up, _]| vec![gate.mat(), up.mat()]).collect();
     (gate_up, stored.iter().map(|[_, _, down]| vec![down.mat()]).collect())
 }
 
-fn each_row(expert: &[Weights; 3]) -> [Vec<Vec<f32>>; 3] {
+fn each_row(expert: &[Fp8Weights; 3]) -> [Vec<Vec<f32>>; 3] {
     [0, 1, 2].map(|i| {
         let mat = expert[i].mat();
         let row = |r| {
@@ -155,9 +173,9 @@ fn each_row(expert: &[Weights; 3]) -> [Vec<Vec<f32>>; 3] {
 }
 
 /// Zeros have no scale of their own.
-fn quantise_block<T: Real>(block: &[T]) -> Vec<f32> {
+fn quantize_block<T: GpuRealElement>(block: &[T]) -> Vec<f32> {
     let zero = block.iter().all(|x| x.value() == 0.0);
-    if zero { vec![0.0; block.len()] } else { quantise(block) }
+    if zero { vec![0.0; block.len()] } else { quantize_rows(block) }
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {
@@ -165,55 +183,59 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// silu(gate) · up of sums that were rounded.
-fn gated<T: Real>(gate: f64, up: f64) -> T {
+fn gated<T: GpuRealElement>(gate: f64, up: f64) -> T {
     let [gate, up] = [gate, up].map(|sum| T::of(sum as f32).value());
     T::of(gate / (1.0 + (-gate).exp()) * up)
 }
 
 #[test]
-fn few_tokens_agree_with_the_cpu() {
+fn fp8_small_m_agrees_with_the_cpu() {
     for pair in &pairs() {
-        check_few(pair, (64, 64, 6, 2), 1);
-        check_few(pair, (192, 64, 5, 3), 10);
-        check_few(pair, (320, 192, 5, 2), 7); // Units of 64: blocks that gates end inside.
+        check_small_m(pair, (64, 64, 6, 2), 1);
+        check_small_m(pair, (192, 64, 5, 3), 10);
+        check_small_m(pair, (320, 192, 5, 2), 7); // Units of 64: blocks that gates end inside.
     }
 }
 
-pub(crate) fn check_few(pair: &Pair, sizes: Sizes, tokens: usize) {
+pub(crate) fn check_small_m(pair: &DevicePair, sizes: MoeFp8Sizes, tokens: usize) {
     let mut numbers = pair.numbers(tokens as u64);
-    let case = Case::new(pair, &mut numbers, sizes, tokens);
-    let half = pair.gpu.half();
+    let case = MoeFp8Case::new(pair, &mut numbers, sizes, tokens);
+    let half = pair.gpu.half_dtype();
     let x = pair.random(&mut numbers, half, tokens, sizes.0);
     let y = case.run(pair, &x, 0, true);
     pair.check(&format!("{sizes:?}, {tokens} tokens"), &y, 2.0 * tolerance(half));
 }
 
 #[test]
-fn many_tokens_are_sums_over_quantised_inputs() {
+fn fp8_grouped_gemm_uses_quantized_inputs() {
     for pair in &pairs() {
-        check_many::<bf16>(pair, (64, 64, 3, 2), 40);
-        check_many::<bf16>(pair, (192, 128, 3, 2), 30);
-        check_many::<bf16>(pair, (128, 192, 3, 3), 70); // More than a segment for each.
+        check_grouped_gemm::<bf16>(pair, (64, 64, 3, 2), 40);
+        check_grouped_gemm::<bf16>(pair, (192, 128, 3, 2), 30);
+        check_grouped_gemm::<bf16>(pair, (128, 192, 3, 3), 70); // More than a segment for each.
     }
 }
 
-pub(crate) fn check_many<T: Real>(pair: &Pair, sizes: Sizes, tokens: usize) {
+pub(crate) fn check_grouped_gemm<T: GpuRealElement>(
+    pair: &DevicePair,
+    sizes: MoeFp8Sizes,
+    tokens: usize,
+) {
     let mut numbers = pair.numbers((tokens + sizes.1) as u64);
-    let case = Case::new(pair, &mut numbers, sizes, tokens);
-    check_quantised::<T>(pair, &case, &mut numbers, tokens, &format!("{sizes:?}, {tokens} tokens"));
+    let case = MoeFp8Case::new(pair, &mut numbers, sizes, tokens);
+    check_quantized::<T>(pair, &case, &mut numbers, tokens, &format!("{sizes:?}, {tokens} tokens"));
 }
 
-fn check_quantised<T: Real>(
-    pair: &Pair,
-    case: &Case,
-    numbers: &mut Numbers,
+fn check_quantized<T: GpuRealElement>(
+    pair: &DevicePair,
+    case: &MoeFp8Case,
+    numbers: &mut RandomNumbers,
     tokens: usize,
     what: &str,
 ) {
     let hidden = case.sizes.0;
     let values: Vec<T> = numbers.reals(tokens * hidden);
     let mut y = case.run(pair, &pair.put(&values, tokens, hidden), 0, false);
-    let mut expected = pair.put(&case.quantised(&values), tokens, hidden);
+    let mut expected = pair.put(&case.quantized(&values), tokens, hidden);
     std::mem::swap(&mut expected.gpu, &mut y.gpu);
     pair.check(what, &expected, 2.0 * tolerance(T::DTYPE));
 }
@@ -227,14 +249,14 @@ fn crowded_and_idle_experts() {
             [([1, 2], 70, false), ([1, 0], 50, false), ([0, 0], 50, false), ([3, 0], 20, true)]
         {
             let (sizes, mut numbers) = ((64, 64, 10, 2), pair.numbers(3));
-            let mut case = Case::new(pair, &mut numbers, sizes, tokens);
+            let mut case = MoeFp8Case::new(pair, &mut numbers, sizes, tokens);
             case.chosen = choices.repeat(tokens);
             let what = format!("{tokens} tokens of {choices:?}");
             if few {
                 let x = pair.random(&mut numbers, BF16, tokens, sizes.0);
                 pair.check(&what, &case.run(pair, &x, 0, true), 2.0 * tolerance(BF16));
             } else {
-                check_quantised::<bf16>(pair, &case, &mut numbers, tokens, &what);
+                check_quantized::<bf16>(pair, &case, &mut numbers, tokens, &what);
             }
         }
     }
@@ -242,12 +264,12 @@ fn crowded_and_idle_experts() {
 
 /// The last expert belongs to every token, with weight 1: by itself it gives what it gives among the others.
 #[test]
-fn an_expert_that_all_tokens_share_is_a_matrix_by_itself() {
+fn shared_expert_is_a_separate_matrix() {
     for pair in &pairs() {
         for tokens in [3, 16] {
             let (sizes, mut numbers) = ((192, 128, 6, 2), pair.numbers(7));
             let (hidden, inner, count, top_k) = sizes;
-            let mut case = Case::new(pair, &mut numbers, sizes, tokens);
+            let mut case = MoeFp8Case::new(pair, &mut numbers, sizes, tokens);
             let x = pair.random(&mut numbers, BF16, tokens, hidden);
             for (chosen, weights) in
                 case.chosen.chunks_mut(top_k).zip(case.weights.chunks_mut(top_k))
@@ -261,8 +283,8 @@ fn an_expert_that_all_tokens_share_is_a_matrix_by_itself() {
             let (gate_up, down) = (last(&case.gate_up[0]), last(&case.down[0]));
             let mut apart = pair.poisoned(BF16, tokens, hidden);
             let mut between = pair.poisoned(BF16, tokens, inner);
-            let gated = Around { silu_mul: true, ..Around::default() };
-            pair.gpu.linear_around(&S, between.gpu_mut(), x.gpu(), &gate_up, &gated).unwrap();
+            let gated = LinearFusion { silu_mul: true, ..LinearFusion::default() };
+            pair.gpu.fused_linear(&S, between.gpu_mut(), x.gpu(), &gate_up, &gated).unwrap();
             pair.gpu.linear(&S, apart.gpu_mut(), between.gpu(), &down, None).unwrap();
             let mut y = y;
             std::mem::swap(&mut apart.gpu, &mut y.gpu);
@@ -281,10 +303,10 @@ fn a_token_has_one_result_in_every_batch() {
 }
 
 /// `tokens` tokens together, and any `some` of them.
-pub(crate) fn one_result(pair: &Pair, sizes: Sizes, tokens: usize, some: usize) {
+pub(crate) fn one_result(pair: &DevicePair, sizes: MoeFp8Sizes, tokens: usize, some: usize) {
     let hidden = sizes.0;
     let mut numbers = pair.numbers(2);
-    let case = Case::new(pair, &mut numbers, sizes, tokens);
+    let case = MoeFp8Case::new(pair, &mut numbers, sizes, tokens);
     let values = numbers.reals::<bf16>(tokens * hidden);
     let whole = case.run(pair, &pair.put(&values, tokens, hidden), 0, false);
     let [all, _] = pair.read_floats(&whole);
@@ -298,13 +320,15 @@ pub(crate) fn one_result(pair: &Pair, sizes: Sizes, tokens: usize, some: usize) 
 
 /// What the kernels do not take is multiplied out, and gives what the CPU gives.
 #[test]
-fn other_scales_and_sizes_are_multiplied_out() {
+fn unsupported_scales_are_dequantized() {
     for pair in &pairs() {
         let mut numbers = pair.numbers(4);
-        for (hidden, inner, grid) in
-            [(64, 96, Grid::Blocks), (64, 64, Grid::Channels), (64, 68, Grid::Blocks)]
-        {
-            let mut made = |n: usize, k: usize| Weights::new(&mut numbers, (n, k), grid);
+        for (hidden, inner, grid) in [
+            (64, 96, ScaleGranularity::Blocks),
+            (64, 64, ScaleGranularity::Channels),
+            (64, 68, ScaleGranularity::Blocks),
+        ] {
+            let mut made = |n: usize, k: usize| Fp8Weights::new(&mut numbers, (n, k), grid);
             let stored = [[made(inner, hidden), made(inner, hidden), made(hidden, inner)]];
             let (gate_up, down) = projections(&stored);
             let what = format!("{hidden} x {inner} {grid:?}");
@@ -321,10 +345,11 @@ fn other_scales_and_sizes_are_multiplied_out() {
 
 /// Warpgroups stream experts in bf16 of sizes that they do not stream in fp8, where there is room.
 #[test]
-fn experts_are_multiplied_out_where_bf16_is_streamed_alone_and_fits() {
+fn fp8_experts_dequantize_when_only_bf16_streams_and_fits() {
     for pair in &pairs() {
         let mut numbers = pair.numbers(5);
-        let mut made = |n: usize, k: usize| Weights::new(&mut numbers, (n, k), Grid::Blocks);
+        let mut made =
+            |n: usize, k: usize| Fp8Weights::new(&mut numbers, (n, k), ScaleGranularity::Blocks);
         for (hidden, inner) in [(128, 192), (192, 128), (256, 128)] {
             let stored = [[made(inner, hidden), made(inner, hidden), made(hidden, inner)]];
             let (gate_up, down) = projections(&stored);
@@ -332,7 +357,7 @@ fn experts_are_multiplied_out_where_bf16_is_streamed_alone_and_fits() {
             let layer_bytes = 3 * hidden * inner * 2;
             let room = pair.gpu.mem_info().total_bytes as usize / 2 / layer_bytes;
             let streams =
-                pair.gpu.wave() == 32 && ["sm_90a", "emulated"].contains(&pair.gpu.arch());
+                pair.gpu.warp_size() == 32 && ["sm_90a", "emulated"].contains(&pair.gpu.arch());
             let whole = hidden % 128 + inner % 128 == 0;
             let few = if streams && !whole { BF16 } else { DType::F8E4M3 };
             assert_eq!([dtype(1), dtype(room), dtype(room + 1)], [few, few, DType::F8E4M3]);

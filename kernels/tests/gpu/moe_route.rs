@@ -1,11 +1,11 @@
 //! Routing against the CPU.
 
 use kernels::{
-    Driver, ExpertCount, ExpertGroups, GroupScore, Kernels, Mat, MatMut, RouteRule, RouterScore,
-    Scores,
+    DeviceDriver, ExpertGroups, ExpertLoadArgs, GroupScore, Kernels, MatMut, MatRef, RouterLogits,
+    RouterRuleArgs, RouterScore,
 };
 
-use crate::support::{Array, Numbers, S, devices, oracle};
+use crate::support::{DeviceArray, RandomNumbers, S, devices, oracle};
 
 /// Counters of two layers that have counted before, and slots of tokens some of which are padding.
 fn counters(tokens: usize, count: usize) -> (Vec<i32>, Vec<i64>) {
@@ -27,7 +27,7 @@ fn routing_agrees_with_the_cpu() {
         (1, 1024, 8, 0),
     ] {
         let k = top_k + shared;
-        let mut numbers = Numbers::fresh(count as u64);
+        let mut numbers = RandomNumbers::fresh(count as u64);
         // Coarse enough for equals among the chosen.
         let coarse = |x: f32| (x * 24.0).round() / 4.0;
         let logits: Vec<f32> = (0..tokens * count).map(|_| coarse(numbers.float())).collect();
@@ -35,14 +35,14 @@ fn routing_agrees_with_the_cpu() {
             let (mut experts, mut weights) = (vec![0i32; tokens * k], vec![0.0f32; tokens * k]);
             let chosen = MatMut::of(&mut experts, tokens, k).unwrap();
             let shares = MatMut::of(&mut weights, tokens, k).unwrap();
-            let logits_of = Mat::of(&logits, tokens, count).unwrap();
-            let scores = Scores { logits: logits_of, top_k, normalise, shared };
+            let logits_of = MatRef::of(&logits, tokens, count).unwrap();
+            let scores = RouterLogits { logits: logits_of, top_k, normalise, shared };
             let (before, slots) = counters(tokens, count);
             let mut counted = before.clone();
-            let mut to = ExpertCount {
+            let mut to = ExpertLoadArgs {
                 tokens: MatMut::of(&mut counted, 2, count).unwrap(),
                 layer: 1,
-                slots: Some(Mat::of(&slots, 1, tokens).unwrap()),
+                slots: Some(MatRef::of(&slots, 1, tokens).unwrap()),
             };
             cpu.moe_route_softmax(&S, chosen, shares, &scores, Some(&mut to)).unwrap();
             let choices = counted.iter().sum::<i32>() - before.iter().sum::<i32>();
@@ -53,15 +53,18 @@ fn routing_agrees_with_the_cpu() {
                 assert!(shares[top_k..].iter().all(|share| *share == 1.0));
             }
             for device in devices() {
-                let logits = Array::of(&device, &logits, tokens, count);
-                let scores = Scores { logits: logits.mat(), ..scores };
-                let mut chosen = Array::<i32>::poisoned(&device, tokens, k);
-                let mut shares = Array::<f32>::poisoned(&device, tokens, k);
+                let logits = DeviceArray::of(&device, &logits, tokens, count);
+                let scores = RouterLogits { logits: logits.mat(), ..scores };
+                let mut chosen = DeviceArray::<i32>::poisoned(&device, tokens, k);
+                let mut shares = DeviceArray::<f32>::poisoned(&device, tokens, k);
                 let out = (chosen.mat_mut(), shares.mat_mut());
-                let mut numbers = Array::of(&device, &before, 2, count);
-                let slots = Array::row(&device, &slots);
-                let mut to =
-                    ExpertCount { tokens: numbers.mat_mut(), layer: 1, slots: Some(slots.mat()) };
+                let mut numbers = DeviceArray::of(&device, &before, 2, count);
+                let slots = DeviceArray::row(&device, &slots);
+                let mut to = ExpertLoadArgs {
+                    tokens: numbers.mat_mut(),
+                    layer: 1,
+                    slots: Some(slots.mat()),
+                };
                 device.moe_route_softmax(&S, out.0, out.1, &scores, Some(&mut to)).unwrap();
                 assert_eq!(chosen.read(&device), experts, "{} {count} experts", device.name());
                 assert_eq!(numbers.read(&device), counted, "{} {count} experts", device.name());
@@ -74,15 +77,16 @@ fn routing_agrees_with_the_cpu() {
 }
 
 #[test]
-fn strange_scores_still_choose_experts_that_exist() {
+fn non_finite_logits_route_to_existing_experts() {
     let (count, k) = (60, 4);
     for device in devices() {
         for strange in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let scores = Array::row(&device, &vec![strange; count]);
-            let mut chosen = Array::<i32>::poisoned(&device, 1, k);
-            let mut shares = Array::<f32>::poisoned(&device, 1, k);
+            let scores = DeviceArray::row(&device, &vec![strange; count]);
+            let mut chosen = DeviceArray::<i32>::poisoned(&device, 1, k);
+            let mut shares = DeviceArray::<f32>::poisoned(&device, 1, k);
             let out = (chosen.mat_mut(), shares.mat_mut());
-            let scores = Scores { logits: scores.mat(), top_k: k, normalise: true, shared: 0 };
+            let scores =
+                RouterLogits { logits: scores.mat(), top_k: k, normalise: true, shared: 0 };
             device.moe_route_softmax(&S, out.0, out.1, &scores, None).unwrap();
             assert_eq!(chosen.read(&device), [0, 1, 2, 3]);
         }
@@ -90,7 +94,7 @@ fn strange_scores_still_choose_experts_that_exist() {
 }
 
 /// Logits of a token whose choices, and those of groups, are not close: which of two equals is larger depends on rounding.
-fn clear_logits(numbers: &mut Numbers, bias: &[f32], groups: usize) -> Vec<f32> {
+fn clear_logits(numbers: &mut RandomNumbers, bias: &[f32], groups: usize) -> Vec<f32> {
     const GAP: f32 = 1e-5;
     let apart = |mut values: Vec<f32>| {
         values.sort_by(f32::total_cmp);
@@ -121,7 +125,7 @@ fn any_rule_agrees_with_the_cpu() {
         [(3, 8, 4, 2, 1), (2, 24, 3, 6, 2), (1, 60, 1, 4, 0), (2, 64, 8, 8, 0), (2, 256, 8, 8, 1)]
     {
         let k = top_k + shared;
-        let mut numbers = Numbers::fresh(count as u64);
+        let mut numbers = RandomNumbers::fresh(count as u64);
         let bias: Vec<f32> = (0..count).map(|_| numbers.float() / 4.0).collect();
         let logits: Vec<f32> =
             (0..tokens).flat_map(|_| clear_logits(&mut numbers, &bias, groups)).collect();
@@ -131,28 +135,29 @@ fn any_rule_agrees_with_the_cpu() {
             (RouterScore::Softmax, GroupScore::Largest, false, false),
         ] {
             let kept = groups.div_ceil(2);
-            let groups = (groups > 1).then_some(ExpertGroups { count: groups, kept, by });
-            let rule = RouteRule { score, bias: None, groups, normalise, scale: 2.5, shared };
+            let groups =
+                (groups > 1).then_some(ExpertGroups { count: groups, topk_group: kept, score: by });
+            let rule = RouterRuleArgs { score, bias: None, groups, normalise, scale: 2.5, shared };
             let (mut experts, mut weights) = (vec![0i32; tokens * k], vec![0f32; tokens * k]);
             let chosen = MatMut::of(&mut experts, tokens, k).unwrap();
             let shares = MatMut::of(&mut weights, tokens, k).unwrap();
-            let added = corrected.then(|| Mat::of(&bias, 1, count).unwrap());
-            let scores = Mat::of(&logits, tokens, count).unwrap();
+            let added = corrected.then(|| MatRef::of(&bias, 1, count).unwrap());
+            let scores = MatRef::of(&logits, tokens, count).unwrap();
             let (before, _) = counters(tokens, count);
             let mut counted = before.clone();
             let tokens_of = MatMut::of(&mut counted, 2, count).unwrap();
-            let mut to = ExpertCount { tokens: tokens_of, layer: 0, slots: None };
-            let cpu_rule = RouteRule { bias: added, ..rule };
+            let mut to = ExpertLoadArgs { tokens: tokens_of, layer: 0, slots: None };
+            let cpu_rule = RouterRuleArgs { bias: added, ..rule };
             cpu.moe_route(&S, chosen, shares, scores, &cpu_rule, Some(&mut to)).unwrap();
             for device in devices() {
-                let scores = Array::of(&device, &logits, tokens, count);
-                let added = Array::row(&device, &bias);
-                let rule = RouteRule { bias: corrected.then(|| added.mat()), ..rule };
-                let mut chosen = Array::<i32>::poisoned(&device, tokens, k);
-                let mut shares = Array::<f32>::poisoned(&device, tokens, k);
+                let scores = DeviceArray::of(&device, &logits, tokens, count);
+                let added = DeviceArray::row(&device, &bias);
+                let rule = RouterRuleArgs { bias: corrected.then(|| added.mat()), ..rule };
+                let mut chosen = DeviceArray::<i32>::poisoned(&device, tokens, k);
+                let mut shares = DeviceArray::<f32>::poisoned(&device, tokens, k);
                 let out = (chosen.mat_mut(), shares.mat_mut());
-                let mut numbers = Array::of(&device, &before, 2, count);
-                let mut to = ExpertCount { tokens: numbers.mat_mut(), layer: 0, slots: None };
+                let mut numbers = DeviceArray::of(&device, &before, 2, count);
+                let mut to = ExpertLoadArgs { tokens: numbers.mat_mut(), layer: 0, slots: None };
                 device.moe_route(&S, out.0, out.1, scores.mat(), &rule, Some(&mut to)).unwrap();
                 assert_eq!(numbers.read(&device), counted, "{} {rule:?}", device.name());
                 assert_eq!(chosen.read(&device), experts, "{} {rule:?}", device.name());

@@ -1,36 +1,38 @@
 //! Norms against the CPU, over lengths that take each of the kernel's ways.
 
-use kernels::{Driver, Kernels, Mat, MatMut, bf16};
+use kernels::{DeviceDriver, Kernels, MatMut, MatRef, bf16};
 
-use crate::support::{Array, Numbers, Real, S, devices, error, oracle, tolerance};
+use crate::support::{
+    DeviceArray, GpuRealElement, RandomNumbers, S, devices, error, oracle, tolerance,
+};
 
 const SHAPES: [(usize, usize); 8] =
     [(1, 1), (2, 17), (5, 96), (3, 1000), (1, 1024), (2, 4096), (1, 10_240), (1, 20_000)];
 
-fn norms<T: Real>() {
+fn norms<T: GpuRealElement>() {
     let cpu = oracle();
     for (rows, cols) in SHAPES {
-        let mut numbers = Numbers::fresh(cols as u64);
+        let mut numbers = RandomNumbers::fresh(cols as u64);
         let x = numbers.reals::<T>(rows * cols);
         let delta = numbers.reals::<T>(rows * cols);
         let w = numbers.reals::<T>(cols);
         let [mut normed, mut y] = [(); 2].map(|()| vec![T::of(0.0); rows * cols]);
         let mut summed = x.clone();
-        let weight = Mat::of(&w, 1, cols).unwrap();
+        let weight = MatRef::of(&w, 1, cols).unwrap();
         let out = MatMut::of(&mut normed, rows, cols).unwrap();
-        cpu.rms_norm(&S, out, Mat::of(&x, rows, cols).unwrap(), weight, 1e-5).unwrap();
+        cpu.rms_norm(&S, out, MatRef::of(&x, rows, cols).unwrap(), weight, 1e-5).unwrap();
         let (out, stream) = (MatMut::of(&mut y, rows, cols), MatMut::of(&mut summed, rows, cols));
-        let addend = Mat::of(&delta, rows, cols).unwrap();
+        let addend = MatRef::of(&delta, rows, cols).unwrap();
         cpu.add_rms_norm(&S, out.unwrap(), stream.unwrap(), addend, weight, 1e-5).unwrap();
         for device in devices() {
             let name = format!("{} {rows} x {cols}", device.name());
-            let weight = Array::row(&device, &w);
-            let mut residual = Array::of(&device, &x, rows, cols);
-            let addend = Array::of(&device, &delta, rows, cols);
-            let mut out = Array::<T>::poisoned(&device, rows, cols);
+            let weight = DeviceArray::row(&device, &w);
+            let mut residual = DeviceArray::of(&device, &x, rows, cols);
+            let addend = DeviceArray::of(&device, &delta, rows, cols);
+            let mut out = DeviceArray::<T>::poisoned(&device, rows, cols);
             device.rms_norm(&S, out.mat_mut(), residual.mat(), weight.mat(), 1e-5).unwrap();
             assert!(error(&out.read(&device), &normed) < tolerance::<T>(), "{name}");
-            let mut out = Array::<T>::poisoned(&device, rows, cols);
+            let mut out = DeviceArray::<T>::poisoned(&device, rows, cols);
             let stream = residual.mat_mut();
             device
                 .add_rms_norm(&S, out.mat_mut(), stream, addend.mat(), weight.mat(), 1e-5)
@@ -50,13 +52,13 @@ fn norms_agree_with_the_cpu() {
 #[test]
 fn a_row_has_one_result_in_every_batch() {
     let (rows, cols) = (7, 1024);
-    let mut numbers = Numbers::fresh(5);
+    let mut numbers = RandomNumbers::fresh(5);
     let (x, w) = (numbers.reals::<bf16>(rows * cols), numbers.reals::<bf16>(cols));
     for device in devices() {
-        let weight = Array::row(&device, &w);
+        let weight = DeviceArray::row(&device, &w);
         let norm = |x: &[bf16], rows| {
-            let mut y = Array::<bf16>::poisoned(&device, rows, cols);
-            let x = Array::of(&device, x, rows, cols);
+            let mut y = DeviceArray::<bf16>::poisoned(&device, rows, cols);
+            let x = DeviceArray::of(&device, x, rows, cols);
             device.rms_norm(&S, y.mat_mut(), x.mat(), weight.mat(), 1e-6).unwrap();
             y.read(&device)
         };

@@ -1,10 +1,14 @@
 //! Norm, rotation and store against the CPU, whose pool has another order.
 
-use kernels::{Driver, Kernels, KvLayout, KvOrder, Mat, MatMut, QkRope, Rope, bf16};
+use kernels::{
+    DeviceDriver, Kernels, KvLayout, KvOrder, MatMut, MatRef, QkNormRopeArgs, RopeCosSin, bf16,
+};
 
-use crate::support::{Array, Numbers, Plain, Real, S, devices, error, oracle, tolerance};
+use crate::support::{
+    DeviceArray, GpuRealElement, PlainElement, RandomNumbers, S, devices, error, oracle, tolerance,
+};
 
-struct Case {
+struct QkRopeCase {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -19,7 +23,7 @@ const BLOCKS: usize = 5;
 const TOKENS: usize = 7;
 
 /// The numbers of one case.
-struct Data<T> {
+struct QkRopeData<T> {
     qkv: Vec<T>,
     norm: Vec<T>,
     cos: Vec<f32>,
@@ -28,14 +32,14 @@ struct Data<T> {
     slots: Vec<i64>,
 }
 
-fn data<T: Real>(case: &Case) -> Data<T> {
-    let mut numbers = Numbers::fresh((case.head_dim + case.rotary) as u64);
+fn data<T: GpuRealElement>(case: &QkRopeCase) -> QkRopeData<T> {
+    let mut numbers = RandomNumbers::fresh((case.head_dim + case.rotary) as u64);
     let half = case.rotary / 2;
     let angle = |i: usize| ((i / half.max(1)) as f32) * 0.37 / ((i % half.max(1)) as f32 + 1.0);
     // No two alike, in any of the pools: who would write last is nobody's promise.
     let slots = (0..TOKENS)
         .map(|t| if t == 3 { -1 } else { ((t * 7 + 1) % (BLOCKS * case.block_tokens)) as i64 });
-    Data {
+    QkRopeData {
         qkv: numbers.reals(TOKENS * (case.heads + 2 * case.kv_heads) * case.head_dim),
         norm: numbers.reals(case.head_dim),
         cos: (0..POSITIONS * half).map(|i| angle(i).cos()).collect(),
@@ -45,8 +49,8 @@ fn data<T: Real>(case: &Case) -> Data<T> {
     }
 }
 
-fn layout<T: Real>(case: &Case, order: KvOrder) -> KvLayout {
-    let &Case { kv_heads, head_dim, block_tokens, .. } = case;
+fn layout<T: GpuRealElement>(case: &QkRopeCase, order: KvOrder) -> KvLayout {
+    let &QkRopeCase { kv_heads, head_dim, block_tokens, .. } = case;
     let (layers, blocks, dtype) = (LAYERS, BLOCKS, T::DTYPE);
     KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order }
 }
@@ -67,7 +71,7 @@ fn in_order<T: Copy>(pool: &[T], layout: &KvLayout) -> Vec<T> {
     out
 }
 
-fn rotations<T: Real>(case: &Case) {
+fn rotations<T: GpuRealElement>(case: &QkRopeCase) {
     let cpu = oracle();
     let data = data::<T>(case);
     let (width, half) = (case.heads * case.head_dim, case.rotary / 2);
@@ -75,17 +79,17 @@ fn rotations<T: Real>(case: &Case) {
     let lanes = layout::<T>(case, cpu.kv_order());
     let mut pool = cpu.alloc(lanes.bytes()).unwrap();
     let mut q = vec![T::of(0.0); TOKENS * width];
-    let args = QkRope {
-        qkv: Mat::of(&data.qkv, TOKENS, columns).unwrap(),
-        q_norm: case.norms.0.then(|| Mat::of(&data.norm, 1, case.head_dim).unwrap()),
-        k_norm: case.norms.1.then(|| Mat::of(&data.norm, 1, case.head_dim).unwrap()),
+    let args = QkNormRopeArgs {
+        qkv: MatRef::of(&data.qkv, TOKENS, columns).unwrap(),
+        q_norm: case.norms.0.then(|| MatRef::of(&data.norm, 1, case.head_dim).unwrap()),
+        k_norm: case.norms.1.then(|| MatRef::of(&data.norm, 1, case.head_dim).unwrap()),
         eps: 1e-6,
-        rope: Rope {
-            cos: Mat::of(&data.cos, POSITIONS, half).unwrap(),
-            sin: Mat::of(&data.sin, POSITIONS, half).unwrap(),
+        rope: RopeCosSin {
+            cos: MatRef::of(&data.cos, POSITIONS, half).unwrap(),
+            sin: MatRef::of(&data.sin, POSITIONS, half).unwrap(),
         },
-        positions: Mat::of(&data.positions, 1, TOKENS).unwrap(),
-        slots: Mat::of(&data.slots, 1, TOKENS).unwrap(),
+        positions: MatRef::of(&data.positions, 1, TOKENS).unwrap(),
+        slots: MatRef::of(&data.slots, 1, TOKENS).unwrap(),
         heads: case.heads,
         layer: 1,
         kv_scales: [1.0; 2],
@@ -94,29 +98,30 @@ fn rotations<T: Real>(case: &Case) {
     cpu.qk_norm_rope_kv_write(&S, out, (&mut pool, &lanes), &args).unwrap();
     let mut bytes = vec![0; lanes.bytes()];
     cpu.download(&S, &pool, 0, &mut bytes).unwrap();
-    let stored: Vec<T> = bytes.chunks_exact(T::DTYPE.bytes()).map(<T as Plain>::of_bytes).collect();
+    let stored: Vec<T> =
+        bytes.chunks_exact(T::DTYPE.bytes()).map(<T as PlainElement>::of_bytes).collect();
     let stored = in_order(&stored, &lanes);
 
     for device in devices() {
         let rows = layout::<T>(case, device.kv_order());
         let elements = rows.bytes() / T::DTYPE.bytes();
-        let mut pool = Array::<T>::of(&device, &vec![T::of(0.0); elements], 1, elements);
-        let qkv = Array::of(&device, &data.qkv, TOKENS, columns);
-        let norm = Array::row(&device, &data.norm);
-        let cos = Array::of(&device, &data.cos, POSITIONS, half);
-        let sin = Array::of(&device, &data.sin, POSITIONS, half);
-        let positions = Array::row(&device, &data.positions);
-        let slots = Array::row(&device, &data.slots);
-        let args = QkRope {
+        let mut pool = DeviceArray::<T>::of(&device, &vec![T::of(0.0); elements], 1, elements);
+        let qkv = DeviceArray::of(&device, &data.qkv, TOKENS, columns);
+        let norm = DeviceArray::row(&device, &data.norm);
+        let cos = DeviceArray::of(&device, &data.cos, POSITIONS, half);
+        let sin = DeviceArray::of(&device, &data.sin, POSITIONS, half);
+        let positions = DeviceArray::row(&device, &data.positions);
+        let slots = DeviceArray::row(&device, &data.slots);
+        let args = QkNormRopeArgs {
             qkv: qkv.mat(),
             q_norm: case.norms.0.then(|| norm.mat()),
             k_norm: case.norms.1.then(|| norm.mat()),
-            rope: Rope { cos: cos.mat(), sin: sin.mat() },
+            rope: RopeCosSin { cos: cos.mat(), sin: sin.mat() },
             positions: positions.mat(),
             slots: slots.mat(),
             ..args
         };
-        let mut turned = Array::<T>::poisoned(&device, TOKENS, width);
+        let mut turned = DeviceArray::<T>::poisoned(&device, TOKENS, width);
         let kv = (&mut pool.buffer, &rows);
         device.qk_norm_rope_kv_write(&S, turned.mat_mut(), kv, &args).unwrap();
         let name = format!("{} D {} rotary {}", device.name(), case.head_dim, case.rotary);
@@ -130,7 +135,7 @@ fn rotations<T: Real>(case: &Case) {
 
 #[test]
 fn rotations_and_stores_agree_with_the_cpu() {
-    let case = |heads, kv_heads, head_dim, rotary, block_tokens, norms| Case {
+    let case = |heads, kv_heads, head_dim, rotary, block_tokens, norms| QkRopeCase {
         heads,
         kv_heads,
         head_dim,

@@ -1,15 +1,16 @@
 //! Decode attention out of the projections in one launch: what the two kernels it replaces give, the pool bit for bit, and
 //! the outputs, too, where both cut a context into the same splits.
 
-use kernels::hip::HipDevice;
+use kernels::gpu::GpuDevice;
 use kernels::{
-    Attention, BatchRows, Driver, Kernels, KvLayout, KvOrder, QkRope, Rope, RowBounds, bf16,
+    AttentionMetadata, DeviceDriver, Kernels, KvLayout, KvOrder, PagedAttentionArgs,
+    QkNormRopeArgs, RopeCosSin, RowBounds, bf16,
 };
 
-use crate::support::{Array, Numbers, Real, S, devices, error, tolerance};
+use crate::support::{DeviceArray, GpuRealElement, RandomNumbers, S, devices, error, tolerance};
 
 /// Query heads, KV heads, head size, block size.
-type Heads = (usize, usize, usize, usize);
+type RopeHeadShape = (usize, usize, usize, usize);
 
 const LAYERS: usize = 2;
 const SCALE: f32 = 0.11;
@@ -17,8 +18,8 @@ const SCALE: f32 = 0.11;
 const WHOLE: usize = 64;
 
 /// Rows of one token each with what they attend to.
-struct Case<T> {
-    heads: Heads,
+struct RopeAttentionCase<T> {
+    heads: RopeHeadShape,
     contexts: Vec<usize>,
     layout: KvLayout,
     qkv: Vec<T>,
@@ -30,10 +31,10 @@ struct Case<T> {
     slots: Vec<i64>,
 }
 
-impl<T: Real> Case<T> {
-    fn new(heads: Heads, contexts: &[usize], normed: bool) -> Self {
+impl<T: GpuRealElement> RopeAttentionCase<T> {
+    fn new(heads: RopeHeadShape, contexts: &[usize], normed: bool) -> Self {
         let (query_heads, kv_heads, head_dim, block_tokens) = heads;
-        let mut numbers = Numbers::fresh((query_heads + contexts.len()) as u64);
+        let mut numbers = RandomNumbers::fresh((query_heads + contexts.len()) as u64);
         let width = contexts.iter().map(|c| c.div_ceil(block_tokens)).max().unwrap() + 1;
         let blocks = contexts.len() * width;
         let (layers, dtype, order) = (LAYERS, T::DTYPE, KvOrder::Rows);
@@ -101,52 +102,58 @@ impl<T: Real> Case<T> {
     }
 
     /// Outputs and pool afterwards, in one launch for contexts up to `longest`, or in two.
-    fn run(&self, device: &HipDevice, one: Option<usize>) -> (Vec<T>, Vec<T>) {
+    fn run(&self, device: &GpuDevice, one: Option<usize>) -> (Vec<T>, Vec<T>) {
         let (heads, kv_heads, dim, _) = self.heads;
         let rows = self.contexts.len();
-        let mut pool = Array::of(device, &self.pool, 1, self.pool.len());
-        let qkv = Array::of(device, &self.qkv, rows, (heads + 2 * kv_heads) * dim);
-        let norms = self.norms.as_ref().map(|n| n.each_ref().map(|n| Array::row(device, n)));
+        let mut pool = DeviceArray::of(device, &self.pool, 1, self.pool.len());
+        let qkv = DeviceArray::of(device, &self.qkv, rows, (heads + 2 * kv_heads) * dim);
+        let norms = self.norms.as_ref().map(|n| n.each_ref().map(|n| DeviceArray::row(device, n)));
         let positions = self.angles.len() / (dim / 2);
         let turn = |f: fn(f32) -> f32| self.angles.iter().map(|a| f(*a)).collect::<Vec<_>>();
-        let cos = Array::of(device, &turn(f32::cos), positions, dim / 2);
-        let sin = Array::of(device, &turn(f32::sin), positions, dim / 2);
+        let cos = DeviceArray::of(device, &turn(f32::cos), positions, dim / 2);
+        let sin = DeviceArray::of(device, &turn(f32::sin), positions, dim / 2);
         let position: Vec<i32> = self.contexts.iter().map(|c| c.saturating_sub(1) as i32).collect();
-        let position = Array::row(device, &position);
-        let slots = Array::row(device, &self.slots);
-        let cu_q = Array::row(device, &(0..=rows as i32).collect::<Vec<_>>());
+        let position = DeviceArray::row(device, &position);
+        let slots = DeviceArray::row(device, &self.slots);
+        let cu_q = DeviceArray::row(device, &(0..=rows as i32).collect::<Vec<_>>());
         let contexts: Vec<i32> = self.contexts.iter().map(|c| *c as i32).collect();
         let longest_context = one.unwrap_or(self.longest());
-        let contexts = Array::row(device, &contexts);
-        let tables = Array::of(device, &self.tables, rows, self.width);
-        let qk = QkRope {
+        let contexts = DeviceArray::row(device, &contexts);
+        let tables = DeviceArray::of(device, &self.tables, rows, self.width);
+        let qk = QkNormRopeArgs {
             qkv: qkv.mat(),
             q_norm: norms.as_ref().map(|n| n[0].mat()),
             k_norm: norms.as_ref().map(|n| n[1].mat()),
             eps: 1e-6,
-            rope: Rope { cos: cos.mat(), sin: sin.mat() },
+            rope: RopeCosSin { cos: cos.mat(), sin: sin.mat() },
             positions: position.mat(),
             slots: slots.mat(),
             heads,
             layer: 1,
             kv_scales: [1.0; 2],
         };
-        let batch = BatchRows {
+        let batch = AttentionMetadata {
             cu_q: cu_q.mat(),
             context_lens: contexts.mat(),
             block_tables: tables.mat(),
             table_rows: None,
             bounds: RowBounds::of(std::iter::repeat_n((1, longest_context), rows), 1),
         };
-        let mut o = Array::<T>::poisoned(device, rows, heads * dim);
+        let mut o = DeviceArray::<T>::poisoned(device, rows, heads * dim);
         let kv = (&mut pool.buffer, &self.layout);
         if one.is_some() {
             device.rope_attention(&S, o.mat_mut(), kv, &qk, (&batch, SCALE)).unwrap();
         } else {
-            let mut q = Array::<T>::poisoned(device, rows, heads * dim);
+            let mut q = DeviceArray::<T>::poisoned(device, rows, heads * dim);
             device.qk_norm_rope_kv_write(&S, q.mat_mut(), kv, &qk).unwrap();
-            let args =
-                Attention { q: q.mat(), rows: batch, heads, layer: 1, scale: SCALE, first: 0 };
+            let args = PagedAttentionArgs {
+                q: q.mat(),
+                rows: batch,
+                heads,
+                layer: 1,
+                scale: SCALE,
+                first: 0,
+            };
             device.paged_attention(&S, o.mat_mut(), (&pool.buffer, &self.layout), &args).unwrap();
         }
         device.synchronize(&S).unwrap();
@@ -154,16 +161,21 @@ impl<T: Real> Case<T> {
     }
 }
 
-fn bits<T: Real>(values: &[T]) -> Vec<u8> {
+fn bits<T: GpuRealElement>(values: &[T]) -> Vec<u8> {
     values.iter().flat_map(|v| v.bytes()).collect()
 }
 
-pub(crate) fn check<T: Real>(device: &HipDevice, heads: Heads, contexts: &[usize], normed: bool) {
-    let case = Case::<T>::new(heads, contexts, normed);
+pub(crate) fn check<T: GpuRealElement>(
+    device: &GpuDevice,
+    heads: RopeHeadShape,
+    contexts: &[usize],
+    normed: bool,
+) {
+    let case = RopeAttentionCase::<T>::new(heads, contexts, normed);
     let what = format!("{} {heads:?} {contexts:?}", device.name());
     let (o_apart, pool_apart) = case.run(device, None);
     // The launch for short contexts, and the one for any.
-    for longest in [case.longest(), RowBounds::SHORT + 1] {
+    for longest in [case.longest(), RowBounds::SHORT_CONTEXT + 1] {
         let what = format!("{what} of up to {longest}");
         let (o, pool) = case.run(device, Some(longest));
         assert!(o.iter().all(|x| x.value().is_finite()), "{what}");
@@ -181,9 +193,9 @@ pub(crate) fn check<T: Real>(device: &HipDevice, heads: Heads, contexts: &[usize
 }
 
 #[test]
-fn one_launch_gives_what_two_give() {
+fn fused_rope_attention_matches_two_launches() {
     // Waves of 64 lanes have no such kernel.
-    for device in devices().into_iter().filter(|d| d.wave() == 32) {
+    for device in devices().into_iter().filter(|d| d.warp_size() == 32) {
         // Own tokens first and last of a tile, of a block, of a share; a padded row.
         check::<bf16>(&device, (4, 2, 128, 16), &[1, 16, 0, 17, 257], true);
         check::<bf16>(&device, (8, 1, 64, 32), &[64, 256, 128], true);
@@ -191,7 +203,7 @@ fn one_launch_gives_what_two_give() {
         check::<bf16>(&device, (14, 2, 64, 16), &[33, 12], false);
         check::<bf16>(&device, (4, 1, 128, 16), &[300], true);
         // Several tiles a wave, and more than its ring holds.
-        check::<bf16>(&device, (2, 1, 64, 16), &[530, RowBounds::SHORT], true);
+        check::<bf16>(&device, (2, 1, 64, 16), &[530, RowBounds::SHORT_CONTEXT], true);
         check::<bf16>(&device, (4, 1, 64, 32), &[1100], true);
     }
 }

@@ -2,13 +2,16 @@
 
 use std::time::Instant;
 
-use kernels::hip::HipDevice;
+use kernels::gpu::GpuDevice;
 use kernels::step::{
-    AnswerArrays, Judge, Laid, SeatArrays, SeatRules, Stage, StageQuestion, StageView,
+    DraftVerification, PreparedStep, SamplerOutputArrays, SequenceSamplingParams,
+    SequenceSlotArrays, StageLogitsRow, StageView, StagingBuffer,
 };
-use kernels::{Driver, Kernels, KvLayout, KvOrder, QkRope, Rope, Scores, bf16};
+use kernels::{
+    DeviceDriver, Kernels, KvLayout, KvOrder, QkNormRopeArgs, RopeCosSin, RouterLogits, bf16,
+};
 
-use crate::support::{Array, Numbers, Plain, S, devices};
+use crate::support::{DeviceArray, PlainElement, RandomNumbers, S, devices};
 
 const HIDDEN: usize = 1024;
 const INNER: usize = 3072;
@@ -17,7 +20,7 @@ const VOCABULARY: usize = 151_936;
 const CHAIN: usize = 50;
 
 /// Microseconds of one `launch` among a chain of them, each waiting for the one before.
-fn microseconds(device: &HipDevice, mut launch: impl FnMut()) -> f64 {
+fn microseconds(device: &GpuDevice, mut launch: impl FnMut()) -> f64 {
     launch();
     device.begin_capture(&S).unwrap();
     (0..CHAIN).for_each(|_| launch());
@@ -46,17 +49,17 @@ fn row_speed() {
             routes(device, rows);
         }
         for questions in [1, 8, 64, 256] {
-            answers(device, questions);
+            sampling_times(device, questions);
         }
     }
 }
 
-fn norms(device: &HipDevice, rows: usize) {
-    let mut numbers = Numbers::new(1);
-    let w = Array::row(device, &numbers.reals::<bf16>(HIDDEN));
-    let mut x = Array::of(device, &numbers.reals::<bf16>(rows * HIDDEN), rows, HIDDEN);
-    let delta = Array::of(device, &vec![bf16::ZERO; rows * HIDDEN], rows, HIDDEN);
-    let mut y = Array::<bf16>::poisoned(device, rows, HIDDEN);
+fn norms(device: &GpuDevice, rows: usize) {
+    let mut numbers = RandomNumbers::new(1);
+    let w = DeviceArray::row(device, &numbers.reals::<bf16>(HIDDEN));
+    let mut x = DeviceArray::of(device, &numbers.reals::<bf16>(rows * HIDDEN), rows, HIDDEN);
+    let delta = DeviceArray::of(device, &vec![bf16::ZERO; rows * HIDDEN], rows, HIDDEN);
+    let mut y = DeviceArray::<bf16>::poisoned(device, rows, HIDDEN);
     let time = microseconds(device, || {
         device.rms_norm(&S, y.mat_mut(), x.mat(), w.mat(), 1e-6).unwrap();
     });
@@ -65,106 +68,113 @@ fn norms(device: &HipDevice, rows: usize) {
         device.add_rms_norm(&S, y.mat_mut(), x.mat_mut(), delta.mat(), w.mat(), 1e-6).unwrap();
     });
     report("add_rms_norm 1024", rows, time, rows * HIDDEN * 8);
-    let ids = Array::row(device, &(0..rows as i32).collect::<Vec<_>>());
+    let ids = DeviceArray::row(device, &(0..rows as i32).collect::<Vec<_>>());
     let time =
         microseconds(device, || device.embed(&S, y.mat_mut(), ids.mat(), x.mat(), 0).unwrap());
     report("embed 1024", rows, time, rows * HIDDEN * 4);
 }
 
-fn activations(device: &HipDevice, rows: usize) {
-    let x = Numbers::new(2).reals::<bf16>(rows * 2 * INNER);
-    let x = Array::of(device, &x, rows, 2 * INNER);
-    let mut y = Array::<bf16>::poisoned(device, rows, INNER);
+fn activations(device: &GpuDevice, rows: usize) {
+    let x = RandomNumbers::new(2).reals::<bf16>(rows * 2 * INNER);
+    let x = DeviceArray::of(device, &x, rows, 2 * INNER);
+    let mut y = DeviceArray::<bf16>::poisoned(device, rows, INNER);
     let time = microseconds(device, || device.silu_mul(&S, y.mat_mut(), x.mat()).unwrap());
     report("silu_mul 3072", rows, time, rows * INNER * 6);
 }
 
 /// One layer of Qwen3-0.6B: 16 query and 8 key heads of 128.
-fn rotations(device: &HipDevice, rows: usize) {
+fn rotations(device: &GpuDevice, rows: usize) {
     let (heads, kv_heads, head_dim, block_tokens) = (16, 8, 128, 16);
     let columns = (heads + 2 * kv_heads) * head_dim;
     let blocks = rows.div_ceil(block_tokens);
     let (layers, dtype, order) = (1, kernels::DType::BF16, KvOrder::Rows);
     let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };
     let mut pool = device.alloc(layout.bytes()).unwrap();
-    let mut numbers = Numbers::new(3);
-    let qkv = Array::of(device, &numbers.reals::<bf16>(rows * columns), rows, columns);
-    let norm = Array::row(device, &numbers.reals::<bf16>(head_dim));
-    let table = Array::of(device, &numbers.reals::<f32>(rows * 64), rows, 64);
-    let positions = Array::row(device, &(0..rows as i32).collect::<Vec<_>>());
-    let slots = Array::row(device, &(0..rows as i64).collect::<Vec<_>>());
-    let args = QkRope {
+    let mut numbers = RandomNumbers::new(3);
+    let qkv = DeviceArray::of(device, &numbers.reals::<bf16>(rows * columns), rows, columns);
+    let norm = DeviceArray::row(device, &numbers.reals::<bf16>(head_dim));
+    let table = DeviceArray::of(device, &numbers.reals::<f32>(rows * 64), rows, 64);
+    let positions = DeviceArray::row(device, &(0..rows as i32).collect::<Vec<_>>());
+    let slots = DeviceArray::row(device, &(0..rows as i64).collect::<Vec<_>>());
+    let args = QkNormRopeArgs {
         qkv: qkv.mat(),
         q_norm: Some(norm.mat()),
         k_norm: Some(norm.mat()),
         eps: 1e-6,
-        rope: Rope { cos: table.mat(), sin: table.mat() },
+        rope: RopeCosSin { cos: table.mat(), sin: table.mat() },
         positions: positions.mat(),
         slots: slots.mat(),
         heads,
         layer: 0,
         kv_scales: [1.0; 2],
     };
-    let mut q = Array::<bf16>::poisoned(device, rows, heads * head_dim);
+    let mut q = DeviceArray::<bf16>::poisoned(device, rows, heads * head_dim);
     let time = microseconds(device, || {
         device.qk_norm_rope_kv_write(&S, q.mat_mut(), (&mut pool, &layout), &args).unwrap();
     });
     report("qk_norm_rope_kv_write", rows, time, rows * columns * 4);
 }
 
-fn routes(device: &HipDevice, rows: usize) {
+fn routes(device: &GpuDevice, rows: usize) {
     let (count, k) = (128, 8);
-    let scores = Array::of(device, &Numbers::new(4).reals::<f32>(rows * count), rows, count);
-    let mut chosen = Array::<i32>::poisoned(device, rows, k);
-    let mut shares = Array::<f32>::poisoned(device, rows, k);
+    let scores =
+        DeviceArray::of(device, &RandomNumbers::new(4).reals::<f32>(rows * count), rows, count);
+    let mut chosen = DeviceArray::<i32>::poisoned(device, rows, k);
+    let mut shares = DeviceArray::<f32>::poisoned(device, rows, k);
     let time = microseconds(device, || {
         let out = (chosen.mat_mut(), shares.mat_mut());
-        let scores = Scores { logits: scores.mat(), top_k: k, normalise: true, shared: 0 };
+        let scores = RouterLogits { logits: scores.mat(), top_k: k, normalise: true, shared: 0 };
         device.moe_route_softmax(&S, out.0, out.1, &scores, None).unwrap();
     });
     report("moe_route_softmax 128, 8", rows, time, rows * count * 4);
 }
 
-fn answers(device: &HipDevice, questions: usize) {
-    let mut numbers = Numbers::new(5);
+fn sampling_times(device: &GpuDevice, questions: usize) {
+    let mut numbers = RandomNumbers::new(5);
     let peaked =
-        |n: &mut Numbers| if n.below(1000) == 0 { 18.0 * n.unit() } else { 4.0 * n.float() };
+        |n: &mut RandomNumbers| if n.below(1000) == 0 { 18.0 * n.unit() } else { 4.0 * n.float() };
     let row: Vec<f32> = (0..VOCABULARY).map(|_| peaked(&mut numbers)).collect();
-    let logits = Array::of(device, &row.repeat(questions), questions, VOCABULARY);
-    let off = SeatRules { top_p: 1.0, repetition: 1.0, ..SeatRules::default() };
-    let drawn = SeatRules { temperature: 1.0, ..off };
+    let logits = DeviceArray::of(device, &row.repeat(questions), questions, VOCABULARY);
+    let off =
+        SequenceSamplingParams { top_p: 1.0, repetition: 1.0, ..SequenceSamplingParams::default() };
+    let drawn = SequenceSamplingParams { temperature: 1.0, ..off };
     for (name, rules, top) in [
         ("greedy", off, -1),
         ("greedy, 20 logprobs", off, 20),
         ("temperature", drawn, -1),
-        ("top_p 0.95", SeatRules { top_p: 0.95, ..drawn }, -1),
-        ("top_k 20, top_p 0.95", SeatRules { top_k: 20, top_p: 0.95, ..drawn }, -1),
-        ("top_k 2000", SeatRules { top_k: 2000, ..drawn }, -1),
-        ("min_p 0.05", SeatRules { min_p: 0.05, ..drawn }, -1),
+        ("top_p 0.95", SequenceSamplingParams { top_p: 0.95, ..drawn }, -1),
+        ("top_k 20, top_p 0.95", SequenceSamplingParams { top_k: 20, top_p: 0.95, ..drawn }, -1),
+        ("top_k 2000", SequenceSamplingParams { top_k: 2000, ..drawn }, -1),
+        ("min_p 0.05", SequenceSamplingParams { min_p: 0.05, ..drawn }, -1),
     ] {
-        let time = answer(device, &logits, questions, rules, top);
+        let time = sampling_time(device, &logits, questions, rules, top);
         report(name, questions, time, questions * VOCABULARY * 4);
     }
 }
 
-fn answer(
-    device: &HipDevice,
-    logits: &Array<f32>,
+fn sampling_time(
+    device: &GpuDevice,
+    logits: &DeviceArray<f32>,
     questions: usize,
-    rules: SeatRules,
+    rules: SequenceSamplingParams,
     top: i32,
 ) -> f64 {
-    let mut stage = Stage::default();
+    let mut stage = StagingBuffer::default();
     for q in 0..questions as i32 {
-        let question =
-            StageQuestion { token: q, seat: q, known: -1, top, ..StageQuestion::default() };
-        stage.questions.push(question);
+        let question = StageLogitsRow {
+            token: q,
+            seq_slot: q,
+            known_token: -1,
+            top,
+            ..StageLogitsRow::default()
+        };
+        stage.logits_rows.push(question);
     }
     let mut bytes = vec![0; stage.bytes()];
     stage.write(&mut bytes);
-    let words: Vec<i32> = bytes.chunks_exact(4).map(<i32 as Plain>::of_bytes).collect();
-    let words = Array::row(device, &words);
-    let view = StageView { bytes: words.mat(), rows: 0, tokens: 0, questions };
+    let words: Vec<i32> = bytes.chunks_exact(4).map(<i32 as PlainElement>::of_bytes).collect();
+    let words = DeviceArray::row(device, &words);
+    let view = StageView { bytes: words.mat(), rows: 0, tokens: 0, logits_rows: questions };
     let record: Vec<i32> = (0..questions as u32)
         .flat_map(|key| {
             let [t, p, m] = [rules.temperature, rules.top_p, rules.min_p].map(f32::to_bits);
@@ -172,30 +182,34 @@ fn answer(
             [t, p, m, rules.top_k as u32, one, 0, 0, 0, key, 7, 0, 0].map(u32::cast_signed)
         })
         .collect();
-    let mut records = Array::of(device, &record, questions, 12);
-    let mut newest = Array::<i32>::poisoned(device, questions, 3);
+    let mut records = DeviceArray::of(device, &record, questions, 12);
+    let mut newest = DeviceArray::<i32>::poisoned(device, questions, 3);
     let ids: Vec<i32> = (0..questions as i32).collect();
-    let ids = Array::row(device, &ids);
-    let mut tables = Array::<i32>::poisoned(device, questions, 1);
-    let mut history = Array::<i32>::poisoned(device, questions, 1);
-    let mut masks = Array::<i32>::poisoned(device, questions, VOCABULARY.div_ceil(32));
-    let mut answers = Array::<i32>::poisoned(device, questions, 4);
-    let mut top_ids = Array::<i32>::poisoned(device, questions, 20);
-    let mut top_logprobs = Array::<f32>::poisoned(device, questions, 20);
+    let ids = DeviceArray::row(device, &ids);
+    let mut tables = DeviceArray::<i32>::poisoned(device, questions, 1);
+    let mut history = DeviceArray::<i32>::poisoned(device, questions, 1);
+    let mut masks = DeviceArray::<i32>::poisoned(device, questions, VOCABULARY.div_ceil(32));
+    let mut answers = DeviceArray::<i32>::poisoned(device, questions, 4);
+    let mut top_ids = DeviceArray::<i32>::poisoned(device, questions, 20);
+    let mut top_logprobs = DeviceArray::<f32>::poisoned(device, questions, 20);
     microseconds(device, || {
-        let mut seats = SeatArrays {
-            newest: newest.mat_mut(),
+        let mut seats = SequenceSlotArrays {
+            latest: newest.mat_mut(),
             tables: tables.mat_mut(),
             history: history.mat_mut(),
             masks: masks.mat_mut(),
-            rules: records.mat_mut(),
+            params: records.mat_mut(),
         };
-        let mut out = AnswerArrays {
-            answers: answers.mat_mut(),
+        let mut out = SamplerOutputArrays {
+            sampled: answers.mat_mut(),
             top_ids: top_ids.mat_mut(),
             top_logprobs: top_logprobs.mat_mut(),
         };
-        let laid = Laid { ids: ids.mat(), positions: ids.mat(), judge: Judge::Nobody };
+        let laid = PreparedStep {
+            ids: ids.mat(),
+            positions: ids.mat(),
+            verification: DraftVerification::NoDrafts,
+        };
         device.sample_rows(&S, logits.mat(), (&view, &laid), &mut seats, &mut out).unwrap();
     })
 }

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use kernels::{DType, Driver, HostMat, Kernels};
+use kernels::{DType, DeviceDriver, HostMat, Kernels};
 
-use crate::pair::{Pair, pairs};
+use crate::device_pair::{DevicePair, pairs};
 use crate::support::S;
 
 /// Microseconds of one call among `times`, after a first one.
-fn microseconds(pair: &Pair, times: usize, mut call: impl FnMut()) -> f64 {
+fn microseconds(pair: &DevicePair, times: usize, mut call: impl FnMut()) -> f64 {
     call();
     pair.gpu.synchronize(&S).unwrap();
     let start = Instant::now();
@@ -27,7 +27,7 @@ fn speed() {
     }
 }
 
-fn replay(pair: &Pair) {
+fn replay(pair: &DevicePair) {
     pair.gpu.begin_capture(&S).unwrap();
     let empty = pair.gpu.end_capture(&S).unwrap();
     let time = microseconds(pair, 1000, || pair.gpu.replay(&S, &empty).unwrap());
@@ -44,7 +44,7 @@ fn replay(pair: &Pair) {
     println!("100 dependent tiny kernels: {time:.1} us a replay");
 }
 
-fn load(pair: &Pair) {
+fn load(pair: &DevicePair) {
     let (rows, cols) = (16384, 8192);
     let bytes = vec![1u8; rows * cols * 4];
     for (from, size) in [(DType::BF16, 2), (DType::F32, 4)] {
@@ -59,7 +59,7 @@ fn load(pair: &Pair) {
     }
 }
 
-fn products(pair: &Pair) {
+fn products(pair: &DevicePair) {
     for (m, n, k) in [
         (1, 4096, 1024),
         (64, 4096, 1024),

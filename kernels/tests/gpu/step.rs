@@ -2,41 +2,48 @@
 
 use kernels::Kernels;
 use kernels::MatMut;
-use kernels::hip::HipDevice;
+use kernels::gpu::GpuDevice;
 use kernels::step::{
-    SeatArrays, SeatRules, Stage, StageInit, StageQuestion, StageRow, StageView, StepArrays,
+    SequenceSamplingParams, SequenceSlotArrays, StageLogitsRow, StageRow, StageSequenceInit,
+    StageView, StagingBuffer, StepArrays,
 };
 
-use crate::support::{Array, Numbers, Plain, S, devices, oracle};
+use crate::support::{DeviceArray, PlainElement, RandomNumbers, S, devices, oracle};
 
-const SEATS: usize = 6;
+const SEQ_SLOTS: usize = 6;
 const WIDTH: usize = 9;
 const LONGEST: usize = 40;
 const MASK_WORDS: usize = 5;
-const RULE_WORDS: usize = 12;
+const PARAM_WORDS: usize = 12;
 const BLOCK_TOKENS: usize = 4;
 
 /// What a test holds of each array: seats, then step, then slots.
 #[derive(Debug, Clone, PartialEq)]
-struct World {
-    seats: [Vec<i32>; 5],
+struct StepTestArrays {
+    seq_slots: [Vec<i32>; 5],
     step: [Vec<i32>; 6],
     slots: Vec<i64>,
 }
 
-const SEAT_COLS: [usize; 5] = [3, WIDTH, LONGEST, MASK_WORDS, RULE_WORDS];
+const SLOT_COLS: [usize; 5] = [3, WIDTH, LONGEST, MASK_WORDS, PARAM_WORDS];
 
 /// Random seats; a step of `-1`s, as poison is.
-fn world(numbers: &mut Numbers, rows: usize, tokens: usize, questions: usize) -> World {
-    let mut seat = |i: usize| (0..SEATS * SEAT_COLS[i]).map(|_| numbers.below(99) as i32).collect();
+fn step_arrays(
+    numbers: &mut RandomNumbers,
+    rows: usize,
+    tokens: usize,
+    questions: usize,
+) -> StepTestArrays {
+    let mut seat =
+        |i: usize| (0..SEQ_SLOTS * SLOT_COLS[i]).map(|_| numbers.below(99) as i32).collect();
     let seats = [seat(0), seat(1), seat(2), seat(3), seat(4)];
     let step = [tokens, tokens, rows + 1, rows, rows, questions].map(|n| vec![-1; n]);
-    World { seats, step, slots: vec![-1; tokens] }
+    StepTestArrays { seq_slots: seats, step, slots: vec![-1; tokens] }
 }
 
 /// A step of `real` rows; the first is longer than a block of threads lays out at once if `long`.
-fn stage(numbers: &mut Numbers, real: usize, init: bool) -> Stage {
-    let mut stage = Stage::default();
+fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer {
+    let mut stage = StagingBuffer::default();
     for r in 0..real {
         let len = if r == 0 { 11 } else { 1 + numbers.below(3) };
         let start = numbers.below(WIDTH * BLOCK_TOKENS - len);
@@ -49,13 +56,22 @@ fn stage(numbers: &mut Numbers, real: usize, init: bool) -> Stage {
         let table_at = stage.push_words((0..table_len).map(|i| 500 + 10 * r as i32 + i));
         let table_from = (start / BLOCK_TOKENS).min(WIDTH - table_len as usize) as i32;
         let (seat, start, len, token) =
-            ((SEATS - 1 - r) as i32, start as i32, len as i32, stage.tokens as i32);
-        stage.rows.push(StageRow { seat, start, len, token, ids, table_from, table_len, table_at });
+            ((SEQ_SLOTS - 1 - r) as i32, start as i32, len as i32, stage.tokens as i32);
+        stage.rows.push(StageRow {
+            seq_slot: seat,
+            start,
+            len,
+            token,
+            ids,
+            table_from,
+            table_len,
+            table_at,
+        });
         stage.tokens += len as usize;
-        stage.questions.push(StageQuestion {
+        stage.logits_rows.push(StageLogitsRow {
             token: token + len - 1,
-            seat,
-            ..StageQuestion::default()
+            seq_slot: seat,
+            ..StageLogitsRow::default()
         });
     }
     if init {
@@ -63,48 +79,48 @@ fn stage(numbers: &mut Numbers, real: usize, init: bool) -> Stage {
             let history_at = stage.push_words((0..7).map(|i| 70 + i));
             let mask_at =
                 if mask { stage.push_words((0..MASK_WORDS as i32).map(|i| i * 3)) } else { -1 };
-            let rules = SeatRules {
+            let rules = SequenceSamplingParams {
                 temperature: 0.5,
                 key: 1 << 40 | 7,
                 prompt_len: 3,
-                ..SeatRules::default()
+                ..SequenceSamplingParams::default()
             };
             let (history_from, history_len) = (4, 7);
             let reserved = [0; 3];
-            stage.inits.push(StageInit {
-                seat,
+            stage.inits.push(StageSequenceInit {
+                seq_slot: seat,
                 history_at,
                 history_from,
                 history_len,
                 mask_at,
                 reserved,
-                rules,
+                params: rules,
             });
         }
     }
-    stage.questions.push(StageQuestion { token: -1, ..StageQuestion::default() });
+    stage.logits_rows.push(StageLogitsRow { token: -1, ..StageLogitsRow::default() });
     stage
 }
 
-fn words_of(stage: &Stage) -> Vec<i32> {
+fn words_of(stage: &StagingBuffer) -> Vec<i32> {
     let mut bytes = vec![0; stage.bytes()];
     stage.write(&mut bytes);
-    bytes.chunks_exact(4).map(<i32 as Plain>::of_bytes).collect()
+    bytes.chunks_exact(4).map(<i32 as PlainElement>::of_bytes).collect()
 }
 
-fn on_cpu(mut world: World, words: &[i32], sizes: [usize; 3]) -> World {
+fn on_cpu(mut world: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepTestArrays {
     let [rows, tokens, questions] = sizes;
     // Records hold 64-bit numbers, so the words must lie as a device's buffer does.
     let mut aligned = oracle_buffer(words);
     let bytes = aligned.mat_mut(kernels::DType::I32, 1, words.len()).unwrap();
-    let view = StageView { bytes: bytes.as_ref(), rows, tokens, questions };
-    let [newest, tables, history, masks, rules] = &mut world.seats;
-    let mut seats = SeatArrays {
-        newest: MatMut::of(newest, SEATS, 3).unwrap(),
-        tables: MatMut::of(tables, SEATS, WIDTH).unwrap(),
-        history: MatMut::of(history, SEATS, LONGEST).unwrap(),
-        masks: MatMut::of(masks, SEATS, MASK_WORDS).unwrap(),
-        rules: MatMut::of(rules, SEATS, RULE_WORDS).unwrap(),
+    let view = StageView { bytes: bytes.as_ref(), rows, tokens, logits_rows: questions };
+    let [newest, tables, history, masks, rules] = &mut world.seq_slots;
+    let mut seats = SequenceSlotArrays {
+        latest: MatMut::of(newest, SEQ_SLOTS, 3).unwrap(),
+        tables: MatMut::of(tables, SEQ_SLOTS, WIDTH).unwrap(),
+        history: MatMut::of(history, SEQ_SLOTS, LONGEST).unwrap(),
+        masks: MatMut::of(masks, SEQ_SLOTS, MASK_WORDS).unwrap(),
+        params: MatMut::of(rules, SEQ_SLOTS, PARAM_WORDS).unwrap(),
     };
     let [ids, positions, cu_q, context_lens, row_seats, question_tokens] = &mut world.step;
     let mut step = StepArrays {
@@ -113,15 +129,15 @@ fn on_cpu(mut world: World, words: &[i32], sizes: [usize; 3]) -> World {
         slots: MatMut::of(&mut world.slots, 1, tokens).unwrap(),
         cu_q: MatMut::of(cu_q, 1, rows + 1).unwrap(),
         context_lens: MatMut::of(context_lens, 1, rows).unwrap(),
-        row_seats: MatMut::of(row_seats, 1, rows).unwrap(),
-        question_tokens: MatMut::of(question_tokens, 1, questions).unwrap(),
+        row_seq_slots: MatMut::of(row_seats, 1, rows).unwrap(),
+        logits_indices: MatMut::of(question_tokens, 1, questions).unwrap(),
     };
-    oracle().prepare(&S, &view, &mut seats, &mut step, BLOCK_TOKENS).unwrap();
+    oracle().prepare_step(&S, &view, &mut seats, &mut step, BLOCK_TOKENS).unwrap();
     world
 }
 
 fn oracle_buffer(words: &[i32]) -> kernels::Buffer {
-    use kernels::Driver;
+    use kernels::DeviceDriver;
     let cpu = oracle();
     let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
     let mut buffer = cpu.alloc(bytes.len()).unwrap();
@@ -129,45 +145,50 @@ fn oracle_buffer(words: &[i32]) -> kernels::Buffer {
     buffer
 }
 
-fn on_device(device: &HipDevice, world: &World, words: &[i32], sizes: [usize; 3]) -> World {
+fn on_device(
+    device: &GpuDevice,
+    world: &StepTestArrays,
+    words: &[i32],
+    sizes: [usize; 3],
+) -> StepTestArrays {
     let [rows, tokens, questions] = sizes;
-    let words = Array::row(device, words);
-    let view = StageView { bytes: words.mat(), rows, tokens, questions };
-    let seat = |i: usize| Array::of(device, &world.seats[i], SEATS, SEAT_COLS[i]);
+    let words = DeviceArray::row(device, words);
+    let view = StageView { bytes: words.mat(), rows, tokens, logits_rows: questions };
+    let seat = |i: usize| DeviceArray::of(device, &world.seq_slots[i], SEQ_SLOTS, SLOT_COLS[i]);
     let mut seat_arrays = [seat(0), seat(1), seat(2), seat(3), seat(4)];
-    let mut step_arrays = world.step.each_ref().map(|x| Array::row(device, x));
-    let mut slots = Array::row(device, &world.slots);
-    let [newest, tables, history, masks, rules] = seat_arrays.each_mut().map(Array::mat_mut);
-    let mut seats = SeatArrays { newest, tables, history, masks, rules };
+    let mut step_arrays = world.step.each_ref().map(|x| DeviceArray::row(device, x));
+    let mut slots = DeviceArray::row(device, &world.slots);
+    let [newest, tables, history, masks, rules] = seat_arrays.each_mut().map(DeviceArray::mat_mut);
+    let mut seats = SequenceSlotArrays { latest: newest, tables, history, masks, params: rules };
     let [ids, positions, cu_q, context_lens, row_seats, question_tokens] =
-        step_arrays.each_mut().map(Array::mat_mut);
+        step_arrays.each_mut().map(DeviceArray::mat_mut);
     let mut step = StepArrays {
         ids,
         positions,
         slots: slots.mat_mut(),
         cu_q,
         context_lens,
-        row_seats,
-        question_tokens,
+        row_seq_slots: row_seats,
+        logits_indices: question_tokens,
     };
-    device.prepare(&S, &view, &mut seats, &mut step, BLOCK_TOKENS).unwrap();
-    World {
-        seats: seat_arrays.each_ref().map(|x| x.read(device)),
+    device.prepare_step(&S, &view, &mut seats, &mut step, BLOCK_TOKENS).unwrap();
+    StepTestArrays {
+        seq_slots: seat_arrays.each_ref().map(|x| x.read(device)),
         step: step_arrays.each_ref().map(|x| x.read(device)),
         slots: slots.read(device),
     }
 }
 
 #[test]
-fn a_stage_becomes_what_the_cpu_makes_of_it() {
-    let mut numbers = Numbers::fresh(77);
+fn prepared_step_matches_the_cpu() {
+    let mut numbers = RandomNumbers::fresh(77);
     for (real, padding, init) in
         [(1, 0, false), (3, 0, true), (3, 2, true), (6, 9, false), (6, 0, true), (0, 4, true)]
     {
         let staged = stage(&mut numbers, real, init);
         let words = words_of(&staged);
-        let sizes = [real + padding, staged.tokens + padding, staged.questions.len() + padding];
-        let before = world(&mut numbers, sizes[0], sizes[1], sizes[2]);
+        let sizes = [real + padding, staged.tokens + padding, staged.logits_rows.len() + padding];
+        let before = step_arrays(&mut numbers, sizes[0], sizes[1], sizes[2]);
         let expected = on_cpu(before.clone(), &words, sizes);
         for device in devices() {
             let got = on_device(&device, &before, &words, sizes);
@@ -178,9 +199,9 @@ fn a_stage_becomes_what_the_cpu_makes_of_it() {
 
 /// A prompt long enough for several blocks of threads, whose table entries come with it.
 #[test]
-fn a_long_row_is_laid_out_by_many_blocks() {
+fn long_rows_are_prepared_by_many_blocks() {
     let (tokens, block_tokens) = (5000_usize, 16_usize);
-    let mut stage = Stage::default();
+    let mut stage = StagingBuffer::default();
     let table_len = tokens.div_ceil(block_tokens);
     let ids = stage.push_words((0..tokens as i32).map(|i| i * 7));
     let table_at = stage.push_words((0..table_len as i32).map(|i| 1000 - i));
@@ -195,26 +216,28 @@ fn a_long_row_is_laid_out_by_many_blocks() {
     stage.tokens = tokens;
     let words = words_of(&stage);
     for device in devices() {
-        let words = Array::row(&device, &words);
-        let view = StageView { bytes: words.mat(), rows: 1, tokens, questions: 0 };
-        let poisoned = |n| Array::<i32>::poisoned(&device, 1, n);
-        let mut seat_arrays = [3, table_len + 3, 4, 1, RULE_WORDS].map(poisoned);
+        let words = DeviceArray::row(&device, &words);
+        let view = StageView { bytes: words.mat(), rows: 1, tokens, logits_rows: 0 };
+        let poisoned = |n| DeviceArray::<i32>::poisoned(&device, 1, n);
+        let mut seat_arrays = [3, table_len + 3, 4, 1, PARAM_WORDS].map(poisoned);
         let mut step_arrays = [tokens, tokens, 2, 1, 1, 1].map(poisoned);
-        let mut slots = Array::<i64>::poisoned(&device, 1, tokens);
-        let [newest, tables, history, masks, rules] = seat_arrays.each_mut().map(Array::mat_mut);
-        let mut seats = SeatArrays { newest, tables, history, masks, rules };
+        let mut slots = DeviceArray::<i64>::poisoned(&device, 1, tokens);
+        let [newest, tables, history, masks, rules] =
+            seat_arrays.each_mut().map(DeviceArray::mat_mut);
+        let mut seats =
+            SequenceSlotArrays { latest: newest, tables, history, masks, params: rules };
         let [ids, positions, cu_q, context_lens, row_seats, question_tokens] =
-            step_arrays.each_mut().map(Array::mat_mut);
+            step_arrays.each_mut().map(DeviceArray::mat_mut);
         let mut step = StepArrays {
             ids,
             positions,
             slots: slots.mat_mut(),
             cu_q,
             context_lens,
-            row_seats,
-            question_tokens,
+            row_seq_slots: row_seats,
+            logits_indices: question_tokens,
         };
-        device.prepare(&S, &view, &mut seats, &mut step, block_tokens).unwrap();
+        device.prepare_step(&S, &view, &mut seats, &mut step, block_tokens).unwrap();
         let expected =
             |t: usize| ((1000 - t / block_tokens) * block_tokens + t % block_tokens) as i64;
         assert_eq!(slots.read(&device), (0..tokens).map(expected).collect::<Vec<_>>());

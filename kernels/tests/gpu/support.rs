@@ -5,52 +5,57 @@ use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use hip_runtime_sys::Api;
-use kernels::cpu::{CpuConfig, CpuDevice, Isa};
-use kernels::hip::{Half, HipConfig, HipDevice, Libraries};
-use kernels::{Buffer, DType, Driver, Element, Mat, MatMut, Stream, bf16, f16};
+use hip_runtime_sys::GpuApi;
+use kernels::cpu::{CpuConfig, CpuDevice, CpuIsa};
+use kernels::gpu::{GpuConfig, GpuDevice, GpuLibraries, HalfDtype};
+use kernels::{
+    Buffer, DType, DeviceDriver, DeviceElement, DeviceStream, MatMut, MatRef, bf16, f16,
+};
 
-use crate::emulated;
+use crate::emulated_gpu;
 
-pub(crate) const S: Stream = Stream(0);
+pub(crate) const S: DeviceStream = DeviceStream(0);
 
 /// The GPU that `HADRON_GPU` names, else the emulator with each width of [`emulated::waves`].
-pub(crate) fn devices() -> Vec<HipDevice> {
-    devices_of(Half::BF16)
+pub(crate) fn devices() -> Vec<GpuDevice> {
+    devices_of(HalfDtype::BF16)
 }
 
 /// The same with another 16-bit type.
-pub(crate) fn devices_of(half: Half) -> Vec<HipDevice> {
-    devices_with(|config| HipConfig { half, ..config })
+pub(crate) fn devices_of(half: HalfDtype) -> Vec<GpuDevice> {
+    devices_with(|config| GpuConfig { half_dtype: half, ..config })
 }
 
 /// The same with a configuration that is changed.
-pub(crate) fn devices_with(change: impl FnMut(HipConfig) -> HipConfig) -> Vec<HipDevice> {
+pub(crate) fn devices_with(change: impl FnMut(GpuConfig) -> GpuConfig) -> Vec<GpuDevice> {
     let configs = match std::env::var("HADRON_GPU") {
         Ok(vendor) => vec![real(&vendor)],
-        Err(_) => emulated::waves("HADRON_KERNEL_WAVES").into_iter().map(emulator).collect(),
+        Err(_) => {
+            emulated_gpu::warp_sizes("HADRON_KERNEL_WAVES").into_iter().map(emulator).collect()
+        }
     };
     let configs = configs.into_iter().map(change);
-    configs.map(|config| HipDevice::open(&config).unwrap()).collect()
+    configs.map(|config| GpuDevice::open(&config).unwrap()).collect()
 }
 
 /// The emulator as a device.
-pub(crate) fn emulator(wave: u32) -> HipConfig {
-    let library = emulated::library();
+pub(crate) fn emulator(wave: u32) -> GpuConfig {
+    let library = emulated_gpu::library();
     let (driver, rtc) = (library.clone(), library);
-    let libraries = Libraries::Named { api: Api::Hip, driver, rtc, blas: None, collectives: None };
-    let cache_dir = Some(emulated::kernel_cache());
-    HipConfig { libraries, cache_dir, emulated_wave: Some(wave), ..HipConfig::default() }
+    let libraries =
+        GpuLibraries::Named { api: GpuApi::Hip, driver, rtc, blas: None, collectives: None };
+    let cache_dir = Some(emulated_gpu::kernel_cache());
+    GpuConfig { libraries, cache_dir, emulated_warp_size: Some(wave), ..GpuConfig::default() }
 }
 
 /// A real GPU: `cuda` or `rocm`, or `cuda-alone`, where our own kernels take the products that the matrix library would;
 /// `HADRON_GPU_FOLDERS` says where libraries lie that the loader does not find.
-fn real(vendor: &str) -> HipConfig {
+fn real(vendor: &str) -> GpuConfig {
     let libraries = match vendor {
-        "rocm" => Libraries::Rocm,
-        "cuda" => Libraries::Cuda,
-        "cuda-alone" => Libraries::Named {
-            api: Api::Cuda,
+        "rocm" => GpuLibraries::Rocm,
+        "cuda" => GpuLibraries::Cuda,
+        "cuda-alone" => GpuLibraries::Named {
+            api: GpuApi::Cuda,
             driver: "libcuda.so.1".into(),
             rtc: "libnvrtc.so.13".into(),
             blas: None,
@@ -61,7 +66,7 @@ fn real(vendor: &str) -> HipConfig {
     let folders = std::env::var("HADRON_GPU_FOLDERS").unwrap_or_default();
     let folders = std::env::split_paths(&folders).collect();
     let cache_dir = Some(cache_dir("gpu-kernels-real"));
-    HipConfig { libraries, folders, cache_dir, ..HipConfig::default() }
+    GpuConfig { libraries, folders, cache_dir, ..GpuConfig::default() }
 }
 
 fn cache_dir(name: &str) -> PathBuf {
@@ -70,13 +75,13 @@ fn cache_dir(name: &str) -> PathBuf {
 
 /// The device every other one is held to.
 pub(crate) fn oracle() -> CpuDevice {
-    CpuDevice::new(CpuConfig { threads: 1, isa: Isa::Portable }).unwrap()
+    CpuDevice::new(CpuConfig { threads: 1, isa: CpuIsa::Portable }).unwrap()
 }
 
 /// Numbers that depend on the seed alone.
-pub(crate) struct Numbers(u64);
+pub(crate) struct RandomNumbers(u64);
 
-impl Numbers {
+impl RandomNumbers {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
@@ -112,20 +117,22 @@ impl Numbers {
         2.0 * self.unit() - 1.0
     }
 
-    pub(crate) fn reals<T: Real>(&mut self, n: usize) -> Vec<T> {
+    pub(crate) fn reals<T: GpuRealElement>(&mut self, n: usize) -> Vec<T> {
         (0..n).map(|_| T::of(self.float())).collect()
     }
 }
 
 /// An element that can be sent to a device and read back.
-pub(crate) trait Plain: Element + PartialEq + std::fmt::Debug + Default {
+pub(crate) trait PlainElement:
+    DeviceElement + PartialEq + std::fmt::Debug + Default
+{
     fn bytes(self) -> Vec<u8>;
     fn of_bytes(bytes: &[u8]) -> Self;
 }
 
 macro_rules! plain {
     ($($name:ty),*) => {$(
-        impl Plain for $name {
+        impl PlainElement for $name {
             fn bytes(self) -> Vec<u8> {
                 self.to_le_bytes().to_vec()
             }
@@ -138,12 +145,12 @@ macro_rules! plain {
 plain!(f32, bf16, f16, i32, i64);
 
 /// An element type of the model.
-pub(crate) trait Real: Plain {
+pub(crate) trait GpuRealElement: PlainElement {
     fn of(x: f32) -> Self;
     fn value(self) -> f32;
 }
 
-impl Real for f32 {
+impl GpuRealElement for f32 {
     fn of(x: f32) -> Self {
         x
     }
@@ -154,7 +161,7 @@ impl Real for f32 {
 
 macro_rules! half {
     ($($name:ty),*) => {$(
-        impl Real for $name {
+        impl GpuRealElement for $name {
             fn of(x: f32) -> Self {
                 Self::from_f32(x)
             }
@@ -167,15 +174,15 @@ macro_rules! half {
 half!(bf16, f16);
 
 /// A matrix on a device.
-pub(crate) struct Array<T> {
+pub(crate) struct DeviceArray<T> {
     pub(crate) buffer: Buffer,
     rows: usize,
     cols: usize,
     kind: PhantomData<T>,
 }
 
-impl<T: Plain> Array<T> {
-    pub(crate) fn of(device: &HipDevice, data: &[T], rows: usize, cols: usize) -> Self {
+impl<T: PlainElement> DeviceArray<T> {
+    pub(crate) fn of(device: &GpuDevice, data: &[T], rows: usize, cols: usize) -> Self {
         assert_eq!(data.len(), rows * cols);
         let bytes: Vec<u8> = data.iter().flat_map(|x| x.bytes()).collect();
         let mut buffer = device.alloc(bytes.len().max(1)).unwrap();
@@ -183,19 +190,19 @@ impl<T: Plain> Array<T> {
         Self { buffer, rows, cols, kind: PhantomData }
     }
 
-    pub(crate) fn row(device: &HipDevice, data: &[T]) -> Self {
+    pub(crate) fn row(device: &GpuDevice, data: &[T]) -> Self {
         Self::of(device, data, 1, data.len())
     }
 
     /// Every byte 0xff: NaN as a float, −1 as an integer.
-    pub(crate) fn poisoned(device: &HipDevice, rows: usize, cols: usize) -> Self {
+    pub(crate) fn poisoned(device: &GpuDevice, rows: usize, cols: usize) -> Self {
         let bytes = vec![0xff; rows * cols * T::DTYPE.bytes()];
         let mut buffer = device.alloc(bytes.len().max(1)).unwrap();
         device.upload(&mut buffer, 0, &bytes).unwrap();
         Self { buffer, rows, cols, kind: PhantomData }
     }
 
-    pub(crate) fn mat(&self) -> Mat<'_> {
+    pub(crate) fn mat(&self) -> MatRef<'_> {
         self.buffer.mat(T::DTYPE, self.rows, self.cols).unwrap()
     }
 
@@ -203,7 +210,7 @@ impl<T: Plain> Array<T> {
         self.buffer.mat_mut(T::DTYPE, self.rows, self.cols).unwrap()
     }
 
-    pub(crate) fn read(&self, device: &HipDevice) -> Vec<T> {
+    pub(crate) fn read(&self, device: &GpuDevice) -> Vec<T> {
         let size = T::DTYPE.bytes();
         let mut bytes = vec![0; self.rows * self.cols * size];
         device.download(&S, &self.buffer, 0, &mut bytes).unwrap();
@@ -212,7 +219,7 @@ impl<T: Plain> Array<T> {
 }
 
 /// Largest difference, relative to the size of the expected values.
-pub(crate) fn error<T: Real>(got: &[T], expected: &[T]) -> f32 {
+pub(crate) fn error<T: GpuRealElement>(got: &[T], expected: &[T]) -> f32 {
     assert_eq!(got.len(), expected.len());
     let size = expected.iter().fold(1e-3f32, |m, x| m.max(x.value().abs()));
     let worst = got.iter().zip(expected).map(|(g, e)| (g.value() - e.value()).abs());
@@ -220,7 +227,7 @@ pub(crate) fn error<T: Real>(got: &[T], expected: &[T]) -> f32 {
 }
 
 /// What the order of f32 sums and approximate exponentials may cost: an ulp at a rounding edge in 16 bits.
-pub(crate) fn tolerance<T: Real>() -> f32 {
+pub(crate) fn tolerance<T: GpuRealElement>() -> f32 {
     match T::DTYPE {
         DType::BF16 => 8e-3,
         DType::F16 => 1e-3,

@@ -1,13 +1,13 @@
 //! Weights on the device are row-major and bit for bit what the CPU computes with.
 
-use kernels::{DType, Driver, HostMat, Kernels, bf16};
+use kernels::{DType, DeviceDriver, HostMat, Kernels, bf16};
 
-use crate::pair::{Pair, bytes_of, elements_of, pairs};
+use crate::device_pair::{DevicePair, bytes_of, elements_of, pairs};
 use crate::support::S;
 
 /// More rows than one pinned piece holds, from parts of every kind: whole, a range of rows, a range of columns.
 #[test]
-fn arrive_as_they_were() {
+fn weights_arrive_unchanged() {
     for pair in &pairs() {
         let mut numbers = pair.numbers(1);
         let (rows, cols) = (1500, 1003);
@@ -29,7 +29,7 @@ fn arrive_as_they_were() {
 }
 
 #[test]
-fn converts_while_loading() {
+fn weights_are_converted_while_loading() {
     for pair in &pairs() {
         let mut numbers = pair.numbers(2);
         let (rows, cols) = (33, 70);
@@ -45,7 +45,7 @@ fn converts_while_loading() {
 }
 
 /// The bytes of a packed matrix, read back through a table lookup of every row's words.
-fn packed_bytes(pair: &Pair, packed: &kernels::Packed, bytes: usize) -> Vec<u8> {
+fn packed_bytes(pair: &DevicePair, packed: &kernels::PackedMatrix, bytes: usize) -> Vec<u8> {
     let mut out = vec![0; bytes];
     pair.gpu.download(&S, packed.buffer(), 0, &mut out).unwrap();
     out

@@ -49,22 +49,30 @@ fn with(mut base: Value, changes: &Value) -> Value {
     base
 }
 
-fn parse(value: &Value) -> Result<Config, ConfigError> {
-    Config::from_json(Path::new("config.json"), &value.to_string())
+fn parse(value: &Value) -> Result<ModelConfig, ModelConfigError> {
+    ModelConfig::from_json(Path::new("config.json"), &value.to_string())
 }
 
 #[test]
 fn published_configs_are_read() {
     let config = parse(&v3()).unwrap();
-    let latent =
-        LatentConfig { query: Some(1536), key_value: 512, unturned: 128, turned: 64, value: 128 };
-    assert_eq!((config.latent, config.draft_layers), (Some(latent), 1));
+    let latent = MlaConfig {
+        q_lora_rank: Some(1536),
+        kv_lora_rank: 512,
+        qk_nope_head_dim: 128,
+        qk_rope_head_dim: 64,
+        v_head_dim: 128,
+    };
+    assert_eq!((config.mla, config.mtp_layers), (Some(latent), 1));
     assert_eq!((config.head_dim, config.rotary(), config.value_dim()), (192, 64, 128));
     let moe = config.moe_at(3).unwrap();
     assert!(config.moe_at(2).is_none() && config.moe_at(60).is_some());
-    let groups = ExpertGroups { count: 8, kept: 4, by: GroupScore::TwoLargest };
-    assert_eq!((moe.score, moe.corrected, moe.groups), (RouterScore::Sigmoid, true, Some(groups)));
-    assert_eq!((moe.normalise, moe.scale, moe.shared_intermediate), (true, 2.5, 2048));
+    let groups = ExpertGroups { count: 8, topk_group: 4, score: GroupScore::TwoLargest };
+    assert_eq!(
+        (moe.score, moe.has_correction_bias, moe.expert_groups),
+        (RouterScore::Sigmoid, true, Some(groups))
+    );
+    assert_eq!((moe.norm_topk_prob, moe.scale, moe.shared_intermediate), (true, 2.5, 2048));
     let RopeScaling::Yarn { attention_factor, all_dim_gain, .. } = config.rope.scaling else {
         panic!("{:?}", config.rope)
     };
@@ -73,13 +81,16 @@ fn published_configs_are_read() {
 
     let lite = parse(&v2_lite()).unwrap();
     let moe = lite.moe_at(1).unwrap();
-    assert_eq!(lite.latent.and_then(|latent| latent.query), None);
-    assert_eq!((moe.score, moe.corrected, moe.groups), (RouterScore::Softmax, false, None));
-    assert_eq!((moe.normalise, moe.shared_intermediate, lite.draft_layers), (false, 2816, 0));
+    assert_eq!(lite.mla.and_then(|latent| latent.q_lora_rank), None);
+    assert_eq!(
+        (moe.score, moe.has_correction_bias, moe.expert_groups),
+        (RouterScore::Softmax, false, None)
+    );
+    assert_eq!((moe.norm_topk_prob, moe.shared_intermediate, lite.mtp_layers), (false, 2816, 0));
 }
 
 #[test]
-fn what_nobody_computes_is_refused_by_name() {
+fn unsupported_deepseek_options_are_rejected() {
     for (base, field, value) in [
         (v3(), "scoring_func", json!("softmax")),
         (v3(), "topk_method", json!("greedy")),

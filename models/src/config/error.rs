@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// A configuration that cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
+pub enum ModelConfigError {
     /// The file cannot be read.
     #[error("{path}: {error}")]
     Io {
@@ -41,7 +41,7 @@ pub enum ConfigError {
     },
     /// A field of the wrong type or range.
     #[error("{path}: field `{field}`: expected {expected}, found {found}")]
-    Wrong {
+    WrongType {
         /// The file.
         path: PathBuf,
         /// The field.

@@ -1,7 +1,7 @@
 //! `generation_config.json`: end tokens and the sampling defaults that a checkpoint recommends.
 
-use super::ConfigError;
-use super::fields::Fields;
+use super::ModelConfigError;
+use super::json_fields::JsonFields;
 use std::path::Path;
 
 /// What a checkpoint says about generation; every field is optional, and so is the file.
@@ -24,9 +24,10 @@ pub struct GenerationConfig {
 }
 
 impl GenerationConfig {
-    pub(super) fn read(dir: &Path) -> Result<Self, ConfigError> {
+    pub(super) fn read(dir: &Path) -> Result<Self, ModelConfigError> {
         let path = dir.join("generation_config.json");
-        let fields = if path.exists() { Fields::read(&path)? } else { Fields::absent(&path) };
+        let fields =
+            if path.exists() { JsonFields::read(&path)? } else { JsonFields::absent(&path) };
         let number = |field| Ok(fields.number_or_none(field)?.map(|x| x as f32));
         Ok(Self {
             eos: fields.tokens("eos_token_id")?,

@@ -5,22 +5,22 @@
 
 #[cfg(test)]
 mod deepseek_tests;
-mod eagle;
+mod eagle3;
 mod error;
-mod fields;
 mod generation;
-mod latent;
+mod json_fields;
+mod mla;
 mod moe;
+mod parse_config;
 mod quantization;
-mod read;
 mod rope;
 #[cfg(test)]
 mod tests;
 
-pub use eagle::EagleConfig;
-pub use error::ConfigError;
+pub use eagle3::Eagle3Config;
+pub use error::ModelConfigError;
 pub use generation::GenerationConfig;
-pub use quantization::{Ignored, Quantization, ScaleGrid};
+pub use quantization::{IgnoredModule, QuantizationConfig, ScaleGrid};
 pub use rope::{RopeConfig, RopeScaling};
 
 use ops::{ExpertGroups, RouterScore};
@@ -30,9 +30,9 @@ use std::path::Path;
 
 /// Everything that defines the arithmetic of a model.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Config {
+pub struct ModelConfig {
     /// Which model file computes it.
-    pub architecture: Architecture,
+    pub architecture: ModelArchitecture,
     /// Token ids: rows of the embedding.
     pub vocab: usize,
     /// Width of the residual stream.
@@ -62,17 +62,17 @@ pub struct Config {
     /// Whether the projections of a dense MLP have biases.
     pub mlp_bias: bool,
     /// Sizes of latent attention, if the layers have it.
-    pub latent: Option<LatentConfig>,
+    pub mla: Option<MlaConfig>,
     /// Layers behind the last one that predict further tokens.
-    pub draft_layers: usize,
+    pub mtp_layers: usize,
     /// Whether these are read. No file says so: it is up to who loads the model.
-    pub drafting: bool,
+    pub load_mtp: bool,
     /// Of a checkpoint that drafts for another model.
-    pub eagle: Option<EagleConfig>,
+    pub eagle: Option<Eagle3Config>,
     /// Experts, if some layers have them.
     pub moe: Option<MoeConfig>,
     /// How linear layers are quantised, if they are.
-    pub quantization: Option<Quantization>,
+    pub quantization: Option<QuantizationConfig>,
     /// The dtype the checkpoint was made in.
     pub dtype: Option<CheckpointDType>,
     /// First token of a text, if the model wants one.
@@ -85,17 +85,17 @@ pub struct Config {
 
 /// Sizes of latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LatentConfig {
+pub struct MlaConfig {
     /// Channels of the latent from which queries are made, if they are.
-    pub query: Option<usize>,
+    pub q_lora_rank: Option<usize>,
     /// Channels of the latent from which keys and values are made.
-    pub key_value: usize,
+    pub kv_lora_rank: usize,
     /// Channels of a head's key that do not turn.
-    pub unturned: usize,
+    pub qk_nope_head_dim: usize,
     /// Channels of the key that turn with the position; the same in all heads.
-    pub turned: usize,
+    pub qk_rope_head_dim: usize,
     /// Channels of a head's value.
-    pub value: usize,
+    pub v_head_dim: usize,
 }
 
 /// Settings of the layers with experts.
@@ -112,11 +112,11 @@ pub struct MoeConfig {
     /// What the router makes of its logits.
     pub score: RouterScore,
     /// Whether something is added to the scores for the choice alone.
-    pub corrected: bool,
+    pub has_correction_bias: bool,
     /// Groups of experts that are chosen first.
-    pub groups: Option<ExpertGroups>,
+    pub expert_groups: Option<ExpertGroups>,
     /// Whether the weights of a token's experts are scaled to sum to 1.
-    pub normalise: bool,
+    pub norm_topk_prob: bool,
     /// What these weights are multiplied by.
     pub scale: f32,
     /// Layer `i` has experts iff `(i + 1) % sparse_step = 0` and it is not in `dense_layers`.
@@ -127,7 +127,7 @@ pub struct MoeConfig {
 
 /// Supported architectures, by the name in `config.json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Architecture {
+pub enum ModelArchitecture {
     /// `LlamaForCausalLM`
     Llama,
     /// `MistralForCausalLM`
@@ -157,46 +157,49 @@ pub enum CheckpointDType {
     F16,
 }
 
-impl Config {
+impl ModelConfig {
     /// Reads `config.json` and, if it exists, `generation_config.json` of a model folder.
-    pub fn from_dir(dir: &Path) -> Result<Self, ConfigError> {
+    pub fn from_dir(dir: &Path) -> Result<Self, ModelConfigError> {
         Self::from_dir_with(dir, &Map::new())
     }
 
     /// As `from_dir`, with some members of `config.json` added or replaced.
-    pub fn from_dir_with(dir: &Path, overrides: &Map<String, Value>) -> Result<Self, ConfigError> {
+    pub fn from_dir_with(
+        dir: &Path,
+        overrides: &Map<String, Value>,
+    ) -> Result<Self, ModelConfigError> {
         let generation = GenerationConfig::read(dir)?;
-        let fields = fields::Fields::read(&dir.join("config.json"))?;
-        read::config(&fields.with(overrides), generation)
+        let fields = json_fields::JsonFields::read(&dir.join("config.json"))?;
+        parse_config::config(&fields.with(overrides), generation)
     }
 
     /// Reads a lone `config.json` under any name.
-    pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        read::config(&fields::Fields::read(path)?, GenerationConfig::default())
+    pub fn from_file(path: &Path) -> Result<Self, ModelConfigError> {
+        parse_config::config(&json_fields::JsonFields::read(path)?, GenerationConfig::default())
     }
 
     /// Parses the text of a `config.json`; `path` is for error messages.
-    pub fn from_json(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let fields = fields::Fields::parse(path, text.as_bytes())?;
-        read::config(&fields, GenerationConfig::default())
+    pub fn from_json(path: &Path, text: &str) -> Result<Self, ModelConfigError> {
+        let fields = json_fields::JsonFields::parse(path, text.as_bytes())?;
+        parse_config::config(&fields, GenerationConfig::default())
     }
 
     /// Whether queries and keys are normalised per head.
     #[must_use]
     pub fn qk_norm(&self) -> bool {
-        matches!(self.architecture, Architecture::Qwen3 | Architecture::Qwen3Moe)
+        matches!(self.architecture, ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe)
     }
 
     /// Channels of a head that turn with the position.
     #[must_use]
     pub fn rotary(&self) -> usize {
-        self.latent.map_or(self.head_dim, |latent| latent.turned)
+        self.mla.map_or(self.head_dim, |latent| latent.qk_rope_head_dim)
     }
 
     /// Channels of a head's values.
     #[must_use]
     pub fn value_dim(&self) -> usize {
-        self.latent.map_or(self.head_dim, |latent| latent.value)
+        self.mla.map_or(self.head_dim, |latent| latent.v_head_dim)
     }
 
     /// Longest context the rotary embedding was made for, in tokens: `max_positions`, but where a
@@ -223,13 +226,13 @@ impl Config {
     /// Layers that keep something of each token.
     #[must_use]
     pub fn kv_layers(&self) -> usize {
-        self.layers + if self.drafting { self.draft_layers } else { 0 }
+        self.layers + if self.load_mtp { self.mtp_layers } else { 0 }
     }
 
     /// Channels of the hidden state at the end of a block: who drafts behind it begins with that.
     #[must_use]
-    pub fn edge_channels(&self) -> usize {
-        if self.drafting || self.eagle.is_some() { self.hidden } else { 0 }
+    pub fn boundary_state_channels(&self) -> usize {
+        if self.load_mtp || self.eagle.is_some() { self.hidden } else { 0 }
     }
 
     /// Layers with experts.
@@ -247,7 +250,7 @@ impl MoeConfig {
     }
 }
 
-impl Architecture {
+impl ModelArchitecture {
     /// All of them.
     pub const ALL: [Self; 8] = [
         Self::Llama,
@@ -276,7 +279,7 @@ impl Architecture {
     }
 }
 
-impl fmt::Display for Architecture {
+impl fmt::Display for ModelArchitecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

@@ -1,28 +1,28 @@
 //! Experts and their routers.
 
-use super::fields::Fields;
-use super::read::{LAYER_LIMIT, WIDTH_LIMIT};
-use super::{Architecture, ConfigError, MoeConfig};
+use super::json_fields::JsonFields;
+use super::parse_config::{LAYER_LIMIT, WIDTH_LIMIT};
+use super::{ModelArchitecture, ModelConfigError, MoeConfig};
 use ops::{ExpertGroups, GroupScore, RouterScore};
 
 const EXPERT_LIMIT: u64 = 1 << 14;
 
 /// Of the families with experts; `None` elsewhere.
 pub(super) fn moe(
-    fields: &Fields,
-    architecture: Architecture,
+    fields: &JsonFields,
+    architecture: ModelArchitecture,
     layers: usize,
-) -> Result<Option<MoeConfig>, ConfigError> {
+) -> Result<Option<MoeConfig>, ModelConfigError> {
     match architecture {
-        Architecture::Qwen3Moe => qwen3(fields, layers).map(Some),
-        Architecture::DeepseekV2 | Architecture::DeepseekV3 => {
+        ModelArchitecture::Qwen3Moe => qwen3(fields, layers).map(Some),
+        ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => {
             deepseek(fields, architecture, layers).map(Some)
         }
         _ => Ok(None),
     }
 }
 
-fn qwen3(fields: &Fields, layers: usize) -> Result<MoeConfig, ConfigError> {
+fn qwen3(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigError> {
     let experts = match fields.size_or_none("num_experts", EXPERT_LIMIT)? {
         Some(experts) => experts,
         None => fields
@@ -31,13 +31,13 @@ fn qwen3(fields: &Fields, layers: usize) -> Result<MoeConfig, ConfigError> {
     };
     Ok(MoeConfig {
         experts,
-        top_k: top_k(fields, experts)?,
+        top_k: experts_per_token(fields, experts)?,
         intermediate: fields.size("moe_intermediate_size", WIDTH_LIMIT)?,
         shared_intermediate: 0,
         score: RouterScore::Softmax,
-        corrected: false,
-        groups: None,
-        normalise: fields.flag("norm_topk_prob", false)?,
+        has_correction_bias: false,
+        expert_groups: None,
+        norm_topk_prob: fields.flag("norm_topk_prob", false)?,
         scale: 1.0,
         sparse_step: fields.size_or_none("decoder_sparse_step", LAYER_LIMIT)?.unwrap_or(1),
         dense_layers: dense_layers(fields, layers)?,
@@ -45,7 +45,7 @@ fn qwen3(fields: &Fields, layers: usize) -> Result<MoeConfig, ConfigError> {
 }
 
 /// Experts of a token, at most as many as there are to choose from.
-fn top_k(fields: &Fields, experts: usize) -> Result<usize, ConfigError> {
+fn experts_per_token(fields: &JsonFields, experts: usize) -> Result<usize, ModelConfigError> {
     let top_k = fields.size("num_experts_per_tok", EXPERT_LIMIT)?;
     if top_k > experts {
         let detail = format!("{top_k} of {experts} experts");
@@ -56,11 +56,11 @@ fn top_k(fields: &Fields, experts: usize) -> Result<usize, ConfigError> {
 
 /// transformers `modeling_deepseek_v2.py` and `modeling_deepseek_v3.py`: the first layers are dense, all others have experts.
 fn deepseek(
-    fields: &Fields,
-    architecture: Architecture,
+    fields: &JsonFields,
+    architecture: ModelArchitecture,
     layers: usize,
-) -> Result<MoeConfig, ConfigError> {
-    let v3 = architecture == Architecture::DeepseekV3;
+) -> Result<MoeConfig, ModelConfigError> {
+    let v3 = architecture == ModelArchitecture::DeepseekV3;
     let score = if v3 { RouterScore::Sigmoid } else { RouterScore::Softmax };
     let name = if v3 { "sigmoid" } else { "softmax" };
     if fields.text("scoring_func")?.is_some_and(|stated| stated != name) {
@@ -75,7 +75,7 @@ fn deepseek(
     }
     let experts = fields.size("n_routed_experts", EXPERT_LIMIT)?;
     let groups = groups(fields, v3, experts)?;
-    let reached = groups.map_or(experts, |groups| experts / groups.count * groups.kept);
+    let reached = groups.map_or(experts, |groups| experts / groups.count * groups.topk_group);
     let intermediate = fields.size("moe_intermediate_size", WIDTH_LIMIT)?;
     let shared = fields.size_or_none("n_shared_experts", EXPERT_LIMIT)?.unwrap_or(0);
     let dense = match fields.number_or_none("first_k_dense_replace")? {
@@ -90,13 +90,13 @@ fn deepseek(
     };
     Ok(MoeConfig {
         experts,
-        top_k: top_k(fields, reached)?,
+        top_k: experts_per_token(fields, reached)?,
         intermediate,
         shared_intermediate: shared * intermediate,
         score,
-        corrected: v3,
-        groups,
-        normalise,
+        has_correction_bias: v3,
+        expert_groups: groups,
+        norm_topk_prob: normalise,
         scale: fields.positive_or_none("routed_scaling_factor")?.unwrap_or(1.0) as f32,
         sparse_step: 1,
         dense_layers: (0..dense.min(layers)).collect(),
@@ -104,7 +104,11 @@ fn deepseek(
 }
 
 /// Groups of experts, if a choice among them leaves any out.
-fn groups(fields: &Fields, v3: bool, experts: usize) -> Result<Option<ExpertGroups>, ConfigError> {
+fn groups(
+    fields: &JsonFields,
+    v3: bool,
+    experts: usize,
+) -> Result<Option<ExpertGroups>, ModelConfigError> {
     let by = match (fields.text("topk_method")?, v3) {
         (None | Some("greedy"), false) => return Ok(None),
         (Some("group_limited_greedy"), false) => GroupScore::Largest,
@@ -122,10 +126,10 @@ fn groups(fields: &Fields, v3: bool, experts: usize) -> Result<Option<ExpertGrou
         let detail = format!("{kept} of {count} groups");
         return Err(fields.contradiction("topk_group", detail));
     }
-    Ok((kept < count).then_some(ExpertGroups { count, kept, by }))
+    Ok((kept < count).then_some(ExpertGroups { count, topk_group: kept, score: by }))
 }
 
-fn dense_layers(fields: &Fields, layers: usize) -> Result<Vec<usize>, ConfigError> {
+fn dense_layers(fields: &JsonFields, layers: usize) -> Result<Vec<usize>, ModelConfigError> {
     const FIELD: &str = "mlp_only_layers";
     let Some(value) = fields.value(FIELD) else { return Ok(Vec::new()) };
     let wrong = || fields.wrong(FIELD, "a list of layer numbers", value);

@@ -1,8 +1,8 @@
 //! How a checkpoint's linear layers are quantised: `quantization_config`, in the dialects of two families of
 //! files. What is stored decides which layers are; the configuration says with which scales.
 
-use super::ConfigError;
-use super::fields::Fields;
+use super::ModelConfigError;
+use super::json_fields::JsonFields;
 use regex::Regex;
 
 /// Rows and columns that share a scale in block-quantised files.
@@ -10,24 +10,24 @@ const BLOCK: usize = 128;
 
 /// fp8 e4m3 weights with scales; inputs are quantised as they come.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Quantization {
+pub struct QuantizationConfig {
     /// Which weights share a scale.
     pub scales: ScaleGrid,
     /// What a scale's name adds to the name of its layer.
     pub suffix: &'static str,
     /// Modules that are not quantised, as the file lists them.
-    pub ignored: Vec<Ignored>,
+    pub ignored: Vec<IgnoredModule>,
 }
 
 /// Modules that are not quantised: by name, or, as `re:` says, by a pattern that the name begins with (what
 /// Python calls a match).
 #[derive(Debug, Clone)]
-pub struct Ignored {
+pub struct IgnoredModule {
     entry: String,
     pattern: Option<Regex>,
 }
 
-impl Ignored {
+impl IgnoredModule {
     /// Reads an entry of such a list.
     ///
     /// Errors: the pattern is none, or looks around, which is not computed here.
@@ -40,18 +40,22 @@ impl Ignored {
     fn names(&self, name: &str) -> bool {
         match &self.pattern {
             Some(pattern) => pattern.is_match(name),
-            None => name == self.entry || ends(name, &self.entry) || begins(name, &self.entry),
+            None => {
+                name == self.entry
+                    || modules_ending_in(name, &self.entry)
+                    || modules_beginning_with(name, &self.entry)
+            }
         }
     }
 }
 
-impl PartialEq for Ignored {
+impl PartialEq for IgnoredModule {
     fn eq(&self, other: &Self) -> bool {
         self.entry == other.entry
     }
 }
 
-impl Eq for Ignored {}
+impl Eq for IgnoredModule {}
 
 /// Which weights of a linear layer share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,9 +77,9 @@ impl ScaleGrid {
     }
 }
 
-impl Quantization {
+impl QuantizationConfig {
     /// Reads `quantization_config`, or refuses what is not computed here.
-    pub(super) fn read(fields: &Fields) -> Result<Option<Self>, ConfigError> {
+    pub(super) fn read(fields: &JsonFields) -> Result<Option<Self>, ModelConfigError> {
         if fields.value("compression_config").is_some() {
             return Err(fields.unsupported("compression_config", "only quantization_config is"));
         }
@@ -95,15 +99,15 @@ impl Quantization {
     }
 }
 
-fn ends(name: &str, entry: &str) -> bool {
+fn modules_ending_in(name: &str, entry: &str) -> bool {
     name.strip_suffix(entry).is_some_and(|rest| rest.ends_with('.'))
 }
 
-fn begins(name: &str, entry: &str) -> bool {
+fn modules_beginning_with(name: &str, entry: &str) -> bool {
     name.strip_prefix(entry).is_some_and(|rest| rest.starts_with('.'))
 }
 
-fn fp8(object: &Fields) -> Result<Quantization, ConfigError> {
+fn fp8(object: &JsonFields) -> Result<QuantizationConfig, ModelConfigError> {
     expect(object, "fmt", &["e4m3"])?;
     expect(object, "activation_scheme", &["dynamic"])?;
     if object.value("scale_fmt").is_some() {
@@ -115,10 +119,10 @@ fn fp8(object: &Fields) -> Result<Quantization, ConfigError> {
     }
     let mut ignored = list(object, "modules_to_not_convert")?;
     ignored.extend(list(object, "ignored_layers")?);
-    Ok(Quantization { scales: ScaleGrid::Blocks, suffix: "_scale_inv", ignored })
+    Ok(QuantizationConfig { scales: ScaleGrid::Blocks, suffix: "_scale_inv", ignored })
 }
 
-fn compressed_tensors(object: &Fields) -> Result<Quantization, ConfigError> {
+fn compressed_tensors(object: &JsonFields) -> Result<QuantizationConfig, ModelConfigError> {
     expect(object, "format", &["float-quantized"])?;
     let groups = object.object("config_groups")?;
     let groups = groups.ok_or_else(|| object.missing("config_groups"))?;
@@ -133,7 +137,7 @@ fn compressed_tensors(object: &Fields) -> Result<Quantization, ConfigError> {
     if group.value("output_activations").is_some() {
         return Err(group.unsupported("output_activations", "outputs are not quantised"));
     }
-    let part = |field: &str| -> Result<Fields, ConfigError> {
+    let part = |field: &str| -> Result<JsonFields, ModelConfigError> {
         group.object(field)?.ok_or_else(|| group.missing(field))
     };
     let (weights, inputs) = (part("weights")?, part("input_activations")?);
@@ -160,11 +164,11 @@ fn compressed_tensors(object: &Fields) -> Result<Quantization, ConfigError> {
     if scales == ScaleGrid::Blocks && block != Some(&serde_json::json!([BLOCK, BLOCK])) {
         return Err(weights.unsupported("block_structure", "only [128, 128] is"));
     }
-    Ok(Quantization { scales, suffix: "_scale", ignored: list(object, "ignore")? })
+    Ok(QuantizationConfig { scales, suffix: "_scale", ignored: list(object, "ignore")? })
 }
 
 /// A text that, if it is there, must be one of those.
-fn expect(fields: &Fields, field: &str, texts: &[&str]) -> Result<(), ConfigError> {
+fn expect(fields: &JsonFields, field: &str, texts: &[&str]) -> Result<(), ModelConfigError> {
     match fields.text(field)? {
         Some(text) if !texts.contains(&text) => {
             Err(fields.unsupported(field, &format!("only {} is", texts.join(", "))))
@@ -173,11 +177,11 @@ fn expect(fields: &Fields, field: &str, texts: &[&str]) -> Result<(), ConfigErro
     }
 }
 
-fn list(fields: &Fields, field: &str) -> Result<Vec<Ignored>, ConfigError> {
+fn list(fields: &JsonFields, field: &str) -> Result<Vec<IgnoredModule>, ModelConfigError> {
     let entries = fields.strings(field)?.unwrap_or_default().into_iter();
     let read = |entry: &str| {
         let no_pattern = |_| fields.unsupported(field, "patterns without look-around are");
-        Ignored::new(entry).map_err(no_pattern)
+        IgnoredModule::new(entry).map_err(no_pattern)
     };
     entries.map(read).collect()
 }
@@ -187,17 +191,17 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    fn ignoring(entries: &[&str]) -> Result<Quantization, ConfigError> {
+    fn ignoring(entries: &[&str]) -> Result<QuantizationConfig, ModelConfigError> {
         let object = serde_json::json!({
             "quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": entries
         });
         let config = serde_json::json!({ "quantization_config": object }).to_string();
-        let fields = Fields::parse(Path::new("config.json"), config.as_bytes())?;
-        Quantization::read(&fields).map(Option::unwrap)
+        let fields = JsonFields::parse(Path::new("config.json"), config.as_bytes())?;
+        QuantizationConfig::read(&fields).map(Option::unwrap)
     }
 
     #[test]
-    fn modules_are_ignored_by_name_by_end_and_by_pattern() {
+    fn modules_are_ignored_by_name_suffix_and_pattern() {
         let config = ignoring(&[
             "lm_head",
             "model.layers.0",

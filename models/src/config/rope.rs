@@ -3,8 +3,8 @@
 //! Both forms are read as a map, so a type written as `type` or as `rope_type` is never lost.
 //! Refused: dynamic and longrope, partial rotation, and one set of parameters per layer type.
 
-use super::ConfigError;
-use super::fields::Fields;
+use super::ModelConfigError;
+use super::json_fields::JsonFields;
 
 /// How positions rotate queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -59,7 +59,10 @@ pub enum RopeScaling {
 const DEFAULT_THETA: f64 = 10_000.0;
 
 impl RopeConfig {
-    pub(super) fn read(fields: &Fields, max_positions: usize) -> Result<Self, ConfigError> {
+    pub(super) fn read(
+        fields: &JsonFields,
+        max_positions: usize,
+    ) -> Result<Self, ModelConfigError> {
         let new = fields.object("rope_parameters")?;
         let old = fields.object("rope_scaling")?;
         let theta = fields.positive_or_none("rope_theta")?;
@@ -81,7 +84,11 @@ impl RopeConfig {
 }
 
 impl RopeScaling {
-    fn read(map: &Fields, original: f64, max_positions: usize) -> Result<Self, ConfigError> {
+    fn read(
+        map: &JsonFields,
+        original: f64,
+        max_positions: usize,
+    ) -> Result<Self, ModelConfigError> {
         let (field, kind) = match map.text("rope_type")? {
             Some(kind) => ("rope_type", kind),
             None => ("type", map.text("type")?.unwrap_or("default")),
@@ -95,7 +102,7 @@ impl RopeScaling {
         }
     }
 
-    fn llama3(map: &Fields, original_positions: f64) -> Result<Self, ConfigError> {
+    fn llama3(map: &JsonFields, original_positions: f64) -> Result<Self, ModelConfigError> {
         let factor = map.positive("factor")?;
         let low_freq_factor = map.positive("low_freq_factor")?;
         let high_freq_factor = map.positive("high_freq_factor")?;
@@ -107,7 +114,11 @@ impl RopeScaling {
         Ok(Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions })
     }
 
-    fn yarn(map: &Fields, original: f64, max_positions: usize) -> Result<Self, ConfigError> {
+    fn yarn(
+        map: &JsonFields,
+        original: f64,
+        max_positions: usize,
+    ) -> Result<Self, ModelConfigError> {
         let factor = map.positive_or_none("factor")?.unwrap_or(max_positions as f64 / original);
         let gain = |mscale: f64| if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 };
         let both = (map.number_or_none("mscale")?, map.number_or_none("mscale_all_dim")?);
@@ -127,7 +138,7 @@ impl RopeScaling {
     }
 }
 
-fn refuse_partial(fields: &Fields) -> Result<(), ConfigError> {
+fn refuse_partial(fields: &JsonFields) -> Result<(), ModelConfigError> {
     const FIELD: &str = "partial_rotary_factor";
     match fields.positive_or_none(FIELD)? {
         None | Some(1.0) => Ok(()),
@@ -137,10 +148,10 @@ fn refuse_partial(fields: &Fields) -> Result<(), ConfigError> {
 
 /// `original_max_position_embeddings`, which some files keep outside the map.
 fn original_positions(
-    fields: &Fields,
-    map: &Fields,
+    fields: &JsonFields,
+    map: &JsonFields,
     max_positions: usize,
-) -> Result<f64, ConfigError> {
+) -> Result<f64, ModelConfigError> {
     const FIELD: &str = "original_max_position_embeddings";
     let stated = match fields.positive_or_none(FIELD)? {
         Some(outside) => Some(outside),

@@ -29,8 +29,8 @@ fn with(mut base: Value, changes: Value) -> Value {
     base
 }
 
-fn parse(value: &Value) -> Result<Config, ConfigError> {
-    Config::from_json(Path::new("config.json"), &value.to_string())
+fn parse(value: &Value) -> Result<ModelConfig, ModelConfigError> {
+    ModelConfig::from_json(Path::new("config.json"), &value.to_string())
 }
 
 fn refuse(changes: Value, expected: Expect) {
@@ -73,7 +73,7 @@ fn rope_is_read_from_both_forms() {
 }
 
 #[test]
-fn the_longest_context_is_what_the_rotation_was_stretched_to() {
+fn context_max_follows_rope_scaling() {
     let longest =
         |scaling| parse(&with(qwen3(), json!({"rope_scaling": scaling}))).unwrap().context_max();
     assert_eq!(longest(Value::Null), 40_960);
@@ -95,10 +95,10 @@ fn an_override_may_add_what_the_file_lacks() {
     let dir = tempfile::tempdir().unwrap();
     let lacking = with(qwen3(), json!({"intermediate_size": "REMOVE"}));
     std::fs::write(dir.path().join("config.json"), lacking.to_string()).unwrap();
-    let lacks = Config::from_dir(dir.path()).unwrap_err().to_string();
+    let lacks = ModelConfig::from_dir(dir.path()).unwrap_err().to_string();
     assert!(lacks.contains("intermediate_size"), "{lacks}");
     let Value::Object(added) = json!({"intermediate_size": 64}) else { unreachable!() };
-    assert_eq!(Config::from_dir_with(dir.path(), &added).unwrap().intermediate, 64);
+    assert_eq!(ModelConfig::from_dir_with(dir.path(), &added).unwrap().intermediate, 64);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn what_is_not_supported_is_refused_by_name() {
 }
 
 #[test]
-fn quantisation_that_is_not_supported_is_refused_by_name() {
+fn unsupported_quantization_is_rejected_by_name() {
     refuse(
         json!({"quantization_config": {"quant_method": "gptq"}}),
         expect![[
@@ -236,7 +236,7 @@ fn scales_and_exclusions_of_both_families_are_read() {
         "modules_to_not_convert": ["lm_head"]}});
     let found = parse(&with(qwen3(), blocks)).unwrap().quantization.unwrap();
     assert_eq!((found.scales, found.suffix), (ScaleGrid::Blocks, "_scale_inv"));
-    assert_eq!(found.ignored, [Ignored::new("lm_head").unwrap()]);
+    assert_eq!(found.ignored, [IgnoredModule::new("lm_head").unwrap()]);
     let float = |strategy: &str, dynamic: bool| json!({"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": dynamic});
     let group = json!({"targets": ["Linear"], "weights": float("channel", false),
         "input_activations": float("token", true)});
@@ -310,7 +310,7 @@ fn wrong_values_are_refused_by_name() {
 fn any_text_is_an_error_or_a_config() {
     let text = qwen3().to_string();
     for end in 0..text.len() {
-        let error = Config::from_json(Path::new("c"), &text[..end]).unwrap_err();
+        let error = ModelConfig::from_json(Path::new("c"), &text[..end]).unwrap_err();
         assert!(error.to_string().starts_with("c: not a JSON object"), "{error}");
     }
     for field in qwen3().as_object().unwrap().keys() {

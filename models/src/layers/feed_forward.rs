@@ -1,7 +1,7 @@
 //! What a layer of a family with experts has after its attention.
 
-use super::{GatedMlp, MoeMlp, Residual, RmsNorm};
-use crate::{Config, Forward, ForwardError, LoadError, Weights};
+use super::{GatedMlp, MoeMlp, ResidualStream, RmsNorm};
+use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
 /// `x += mlp(norm(x))`, by the layer's number.
@@ -13,7 +13,11 @@ pub(crate) enum FeedForward {
 
 impl FeedForward {
     /// Of layer `i`.
-    pub(crate) fn load(config: &Config, w: &Weights<'_>, i: usize) -> Result<Self, LoadError> {
+    pub(crate) fn load(
+        config: &ModelConfig,
+        w: &Weights<'_>,
+        i: usize,
+    ) -> Result<Self, ModelLoadError> {
         Ok(match config.moe_at(i) {
             Some(moe) => Self::Sparse(Box::new(MoeMlp::load(moe, w, i)?)),
             None => Self::Dense(GatedMlp::load(w, false)?),
@@ -23,8 +27,8 @@ impl FeedForward {
     /// The stream is of the tokens `asked`, i32 `[T]`, or of all.
     pub(crate) fn forward(
         &self,
-        f: &Forward<'_>,
-        x: &mut Residual,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
         norm: &RmsNorm,
         asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {

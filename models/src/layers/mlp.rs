@@ -1,7 +1,7 @@
 //! The dense MLP of every supported family.
 
-use super::{Attention, ColumnParallelLinear, Residual, RmsNorm, RowParallelLinear};
-use crate::{Forward, ForwardError, LoadError, Weights};
+use super::{ColumnParallelLinear, GqaAttention, ResidualStream, RmsNorm, RowParallelLinear};
+use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
 
 /// `x += down(silu(gate h) · up h)` with `h = norm(x)`.
 #[derive(Debug)]
@@ -11,30 +11,30 @@ pub(crate) struct GatedMlp {
 }
 
 impl GatedMlp {
-    pub(crate) fn load(w: &Weights<'_>, bias: bool) -> Result<Self, LoadError> {
+    pub(crate) fn load(w: &Weights<'_>, bias: bool) -> Result<Self, ModelLoadError> {
         let mut gate_up = ColumnParallelLinear::load(w, &["gate_proj", "up_proj"], bias)?;
         let down = RowParallelLinear::load(w, "down_proj", bias)?;
-        gate_up.precede(&down);
+        gate_up.prefetch_next(&down);
         Ok(Self { gate_up, down })
     }
 
     /// Tells what reads its weights behind those of this one.
-    pub(crate) fn precede(&mut self, next: &Attention) {
-        self.down.precede(next.first(), false);
+    pub(crate) fn prefetch_next(&mut self, next: &GqaAttention) {
+        self.down.prefetch_next(next.first_linear(), false);
     }
 
     /// What reads its weights first.
-    pub(crate) fn first(&self) -> &ColumnParallelLinear {
+    pub(crate) fn first_linear(&self) -> &ColumnParallelLinear {
         &self.gate_up
     }
 
     pub(crate) fn forward(
         &self,
-        f: &Forward<'_>,
-        x: &mut Residual,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
         norm: &RmsNorm,
     ) -> Result<(), ForwardError> {
-        if self.down.joins(f, x.rows()) {
+        if self.down.fuses_silu_mul(f, x.rows()) {
             let halves = self.gate_up.forward(f, x, norm)?; // [T, 2 I]
             return self.down.add_gated_to(f, x, &halves);
         }

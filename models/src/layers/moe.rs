@@ -1,10 +1,10 @@
 //! A mixture of experts behind a router.
 
-use super::exchange::experts_of_all;
-use super::{Residual, RmsNorm};
+use super::expert_exchange::expert_parallel_mlp;
+use super::{ResidualStream, RmsNorm};
 use crate::config::MoeConfig;
-use crate::{Forward, ForwardError, LoadError, Weights};
-use ops::{Aside, Ops, PackedExperts, PackedLinear, RouteRule, Tensor};
+use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
+use ops::{Ops, PackedExperts, PackedLinear, RouterRule, SecondaryStream, Tensor};
 
 /// `x += Σ weight_e · expert_e(h) + shared(h)` over the `top_k` experts that the router's rule chooses by `router h`, `h = norm(x)`.
 ///
@@ -16,14 +16,14 @@ use ops::{Aside, Ops, PackedExperts, PackedLinear, RouteRule, Tensor};
 #[derive(Debug)]
 pub(crate) struct MoeMlp {
     router: PackedLinear,
-    rule: RouteRule,
+    rule: RouterRule,
     experts: PackedExperts,
     /// What every token goes to, by itself.
     shared: Vec<SharedExpert>,
     top_k: usize,
     layer: usize,
     /// Where copies of experts lie, if an operator has placed them.
-    places: Option<Tensor>,
+    placement: Option<Tensor>,
 }
 
 impl MoeMlp {
@@ -31,20 +31,20 @@ impl MoeMlp {
         config: &MoeConfig,
         w: &Weights<'_>,
         layer: usize,
-    ) -> Result<Self, LoadError> {
+    ) -> Result<Self, ModelLoadError> {
         let experts = w.experts(layer, config)?;
         let shared = match (config.shared(), experts.shared()) {
             (0, _) => Vec::new(),
             (_, 0) => vec![SharedExpert::load(&w.at("shared_experts"))?],
-            _ => SharedExpert::among(&experts),
+            _ => SharedExpert::from_fused(&experts),
         };
         Ok(Self {
             router: w.linear(&["gate"], false)?,
             experts,
-            places: w.expert_places(layer, config.experts)?,
+            placement: w.expert_placement(layer, config.experts)?,
             shared,
             top_k: config.top_k,
-            rule: rule(config, w)?,
+            rule: router_rule(config, w)?,
             layer,
         })
     }
@@ -52,24 +52,24 @@ impl MoeMlp {
     /// The stream is of the tokens `asked`, i32 `[T]`, or of all.
     pub(crate) fn forward(
         &self,
-        f: &Forward<'_>,
-        x: &mut Residual,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
         norm: &RmsNorm,
         asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         let h = x.normed(f, norm)?; // [T, H]
-        let joined = self.shared.is_empty() || f.ops.joins_shared(h.rows(), &self.experts);
-        let beside = !joined && self.shared_beside(f, h.rows());
-        let aside = beside.then(|| f.ops.aside()).transpose()?;
+        let joined = self.shared.is_empty() || f.ops.fuses_shared_experts(h.rows(), &self.experts);
+        let beside = !joined && self.overlaps_shared_experts(f, h.rows());
+        let aside = beside.then(|| f.ops.secondary_stream()).transpose()?;
         let logits = f.ops.linear_f32(&h, &self.router)?; // [T, E]
         if let Some(probe) = f.probe {
             let chosen = f.ops.moe_route(&logits, (self.top_k, 0), &self.rule, None)?;
             probe.routes(f.ops, self.layer, &chosen)?;
         }
         let shared = if joined { self.experts.shared() } else { 0 };
-        let mut y = self.experts(f, (&h, &logits), shared, asked)?;
+        let mut y = self.routed_experts(f, (&h, &logits), shared, asked)?;
         let apart = self.shared.iter().filter(|_| !joined);
-        let ops = aside.as_ref().map_or(f.ops, Aside::ops);
+        let ops = aside.as_ref().map_or(f.ops, SecondaryStream::ops);
         let apart = apart.map(|shared| shared.forward(ops, &h)).collect::<Result<Vec<_>, _>>()?;
         aside.map_or(Ok(()), |aside| aside.join(f.ops))?;
         for part in apart {
@@ -80,42 +80,43 @@ impl MoeMlp {
 
     /// Whether experts that all tokens share, if they are by themselves, are computed beside the others. An exchange with other replicas in between
     /// takes longer then than both one after the other (two H200, DP attention with EP: 6 % of a step).
-    fn shared_beside(&self, f: &Forward<'_>, tokens: usize) -> bool {
-        let by_itself = |shared: &SharedExpert| f.ops.runs_beside(tokens, &shared.gate_up);
+    fn overlaps_shared_experts(&self, f: &ForwardContext<'_>, tokens: usize) -> bool {
+        let by_itself =
+            |shared: &SharedExpert| f.ops.prefers_secondary_stream(tokens, &shared.gate_up);
         f.dp.size() == 1 && self.shared.iter().all(by_itself)
     }
 
     /// What the experts that tokens choose, and `shared` behind them, make of rows `h [T, H]` with the router's `logits [T, E]`.
-    fn experts(
+    fn routed_experts(
         &self,
-        f: &Forward<'_>,
+        f: &ForwardContext<'_>,
         (h, logits): (&Tensor, &Tensor),
         shared: usize,
         asked: Option<&Tensor>,
     ) -> Result<Tensor, ForwardError> {
         // Steps that are asked about some tokens alone have no padding.
         let slots = asked.is_none().then_some(&f.batch.slots);
-        let counting = f.load.map(|load| load.counting(self.layer, slots));
+        let counting = f.expert_load.map(|load| load.layer_counter(self.layer, slots));
         let of_token = (self.top_k, shared);
-        if f.dp.size() == 1 && self.places.is_none() {
+        if f.dp.size() == 1 && self.placement.is_none() {
             return Ok(f.ops.moe(h, logits, of_token, &self.rule, &self.experts, counting)?);
         }
         let mut routing = f.ops.moe_route(logits, of_token, &self.rule, counting)?;
-        if let Some(places) = &self.places {
-            f.ops.place_experts(&mut routing, (&f.batch.positions, asked), places)?;
+        if let Some(places) = &self.placement {
+            f.ops.eplb_map_experts(&mut routing, (&f.batch.positions, asked), places)?;
         }
         match f.dp.size() {
             1 => Ok(f.ops.moe_mlp(h, &routing, &self.experts)?),
-            _ => experts_of_all(f, h, &routing, &self.experts),
+            _ => expert_parallel_mlp(f, h, &routing, &self.experts),
         }
     }
 }
 
-fn rule(config: &MoeConfig, w: &Weights<'_>) -> Result<RouteRule, LoadError> {
-    let bias = config.corrected.then(|| w.vector_f32("gate.e_score_correction_bias"));
+fn router_rule(config: &MoeConfig, w: &Weights<'_>) -> Result<RouterRule, ModelLoadError> {
+    let bias = config.has_correction_bias.then(|| w.vector_f32("gate.e_score_correction_bias"));
     let bias = bias.transpose()?;
-    let MoeConfig { score, groups, normalise, scale, .. } = *config;
-    Ok(RouteRule { score, bias, groups, normalise, scale })
+    let MoeConfig { score, expert_groups: groups, norm_topk_prob: normalise, scale, .. } = *config;
+    Ok(RouterRule { score, bias, groups, normalise, scale })
 }
 
 /// What every token goes to: an expert, or several as one MLP. Each rank of `f.tp` holds a part of it.
@@ -126,13 +127,13 @@ struct SharedExpert {
 }
 
 impl SharedExpert {
-    fn load(w: &Weights<'_>) -> Result<Self, LoadError> {
+    fn load(w: &Weights<'_>) -> Result<Self, ModelLoadError> {
         let gate_up = w.linear(&["gate_proj", "up_proj"], false)?;
         Ok(Self { gate_up, down: w.linear(&["down_proj"], false)? })
     }
 
     /// Those that lie behind the experts that tokens choose.
-    fn among(experts: &PackedExperts) -> Vec<Self> {
+    fn from_fused(experts: &PackedExperts) -> Vec<Self> {
         let linears = experts.shared_linears().unwrap_or_default();
         linears.into_iter().map(|[gate_up, down]| Self { gate_up, down }).collect()
     }

@@ -1,6 +1,6 @@
 //! Root-mean-square norm with a weight.
 
-use crate::{LoadError, Weights};
+use crate::{ModelLoadError, Weights};
 use ops::Tensor;
 
 /// `w · cast(x / sqrt(mean(x²) + eps))`
@@ -11,7 +11,7 @@ pub(crate) struct RmsNorm {
 }
 
 impl RmsNorm {
-    pub(crate) fn load(w: &Weights<'_>, eps: f32) -> Result<Self, LoadError> {
+    pub(crate) fn load(w: &Weights<'_>, eps: f32) -> Result<Self, ModelLoadError> {
         Ok(Self { weight: w.vector("weight")?, eps })
     }
 }

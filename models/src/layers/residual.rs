@@ -2,25 +2,25 @@
 //! normalises in one pass; where the ranks have a way for it, their sum is part of that pass.
 
 use super::RmsNorm;
-use crate::{Forward, ForwardError};
+use crate::{ForwardContext, ForwardError};
 use ops::{PackedLinear, Tensor};
 
 /// `x + pending`, `[T, H]`.
 #[derive(Debug)]
-pub(crate) struct Residual {
+pub(crate) struct ResidualStream {
     x: Tensor,
-    pending: Option<Pending>,
+    pending: Option<PendingDelta>,
 }
 
 /// What is still to be added.
 #[derive(Debug)]
-struct Pending {
+struct PendingDelta {
     delta: Tensor,
     /// It is this rank's part alone: the sum over `f.tp` is to come.
     partial: bool,
 }
 
-impl Residual {
+impl ResidualStream {
     pub(crate) fn new(x: Tensor) -> Self {
         Self { x, pending: None }
     }
@@ -28,11 +28,11 @@ impl Residual {
     /// `norm(x)`, leaving `x` as the stream.
     pub(crate) fn normed(
         &mut self,
-        f: &Forward<'_>,
+        f: &ForwardContext<'_>,
         norm: &RmsNorm,
     ) -> Result<Tensor, ForwardError> {
         let (weight, eps) = (&norm.weight, norm.eps);
-        let Some(Pending { delta, partial }) = self.pending.take() else {
+        let Some(PendingDelta { delta, partial }) = self.pending.take() else {
             return Ok(f.ops.rms_norm(&self.x, weight, eps)?);
         };
         if !partial {
@@ -47,7 +47,7 @@ impl Residual {
     /// `norm(x) Wᵀ + bias`, leaving `x` as the stream.
     pub(crate) fn normed_linear(
         &mut self,
-        f: &Forward<'_>,
+        f: &ForwardContext<'_>,
         norm: &RmsNorm,
         w: &PackedLinear,
     ) -> Result<Tensor, ForwardError> {
@@ -56,7 +56,9 @@ impl Residual {
             return Ok(f.ops.linear(&self.normed(f, norm)?, w)?);
         }
         Ok(match self.pending.take() {
-            Some(Pending { delta, .. }) => f.ops.add_norm_linear(&mut self.x, &delta, weight, w)?,
+            Some(PendingDelta { delta, .. }) => {
+                f.ops.add_norm_linear(&mut self.x, &delta, weight, w)?
+            }
             None => f.ops.norm_linear(&self.x, weight, w)?,
         })
     }
@@ -64,12 +66,12 @@ impl Residual {
     /// `silu(gate) · up` of `norm(x) Wᵀ + bias`, gate rows first, leaving `x` as the stream.
     pub(crate) fn normed_silu_mul(
         &mut self,
-        f: &Forward<'_>,
+        f: &ForwardContext<'_>,
         norm: &RmsNorm,
         w: &PackedLinear,
     ) -> Result<Tensor, ForwardError> {
         if self.pending.is_some() {
-            if f.ops.joins(self.x.rows(), w) {
+            if f.ops.fuses_prologue(self.x.rows(), w) {
                 return Ok(f.ops.silu_mul(&self.normed_linear(f, norm, w)?)?);
             }
             return Ok(f.ops.linear_silu_mul(&self.normed(f, norm)?, w)?);
@@ -80,12 +82,12 @@ impl Residual {
     /// `x += h Wᵀ + bias`, summed over the ranks of `f.tp`.
     pub(crate) fn add_linear(
         &mut self,
-        f: &Forward<'_>,
+        f: &ForwardContext<'_>,
         h: &Tensor,
         w: &PackedLinear,
     ) -> Result<(), ForwardError> {
         debug_assert!(self.pending.is_none(), "two sums without a norm between them");
-        if f.tp.size() == 1 && f.ops.fuses(h.rows(), w) {
+        if f.tp.size() == 1 && f.ops.fuses_linear(h.rows(), w) {
             return Ok(f.ops.linear_add(&mut self.x, h, w)?);
         }
         self.add_partial(f, f.ops.linear(h, w)?)
@@ -94,7 +96,7 @@ impl Residual {
     /// The same of `silu(gate) · up`, gate columns first: `halves [T, 2 inputs]`.
     pub(crate) fn add_silu_mul_linear(
         &mut self,
-        f: &Forward<'_>,
+        f: &ForwardContext<'_>,
         halves: &Tensor,
         w: &PackedLinear,
     ) -> Result<(), ForwardError> {
@@ -105,36 +107,46 @@ impl Residual {
     /// watches the stream sees whole sums.
     pub(crate) fn add_partial(
         &mut self,
-        f: &Forward<'_>,
+        f: &ForwardContext<'_>,
         mut delta: Tensor,
     ) -> Result<(), ForwardError> {
         debug_assert!(self.pending.is_none(), "two sums without a norm between them");
-        let fuses = f.tp.fuses_norm(delta.rows(), delta.cols(), delta.dtype());
+        let fuses = f.tp.fuses_all_reduce_norm(delta.rows(), delta.cols(), delta.dtype());
         let partial = fuses && f.probe.is_none();
         if !partial {
             f.tp.all_reduce(f.ops.stream(), delta.mat_mut()?)?;
         }
-        self.pending = Some(Pending { delta, partial });
+        self.pending = Some(PendingDelta { delta, partial });
         Ok(())
     }
 
     /// Forgets all rows but `rows`, i32 `[n]`: `[n, H]`.
-    pub(crate) fn keep(&mut self, f: &Forward<'_>, rows: &Tensor) -> Result<(), ForwardError> {
+    pub(crate) fn retain_rows(
+        &mut self,
+        f: &ForwardContext<'_>,
+        rows: &Tensor,
+    ) -> Result<(), ForwardError> {
         debug_assert!(self.pending.is_none(), "a sum is of all rows");
         self.x = f.ops.gather_rows(&self.x, rows)?;
         Ok(())
     }
 
     /// Shows what enters layer `layer` to who drafts from it.
-    pub(crate) fn tap(&mut self, f: &Forward<'_>, layer: usize) -> Result<(), ForwardError> {
-        let Some(taps) = f.taps.filter(|taps| taps.wants(layer)) else { return Ok(()) };
-        let Some(Pending { delta, partial }) = &mut self.pending else {
-            return taps.take_in(f, layer, &self.x);
+    pub(crate) fn collect_aux_state(
+        &mut self,
+        f: &ForwardContext<'_>,
+        layer: usize,
+    ) -> Result<(), ForwardError> {
+        let Some(taps) = f.aux_hidden_states.filter(|taps| taps.wants_layer(layer)) else {
+            return Ok(());
+        };
+        let Some(PendingDelta { delta, partial }) = &mut self.pending else {
+            return taps.collect(f, layer, &self.x);
         };
         if std::mem::take(partial) {
             f.tp.all_reduce(f.ops.stream(), delta.mat_mut()?)?;
         }
-        taps.take_in(f, layer, &f.ops.add(&self.x, delta)?)
+        taps.collect(f, layer, &f.ops.add(&self.x, delta)?)
     }
 
     /// The stream `[T, H]` as a norm left it.
@@ -149,10 +161,14 @@ impl Residual {
     }
 
     /// Shows the stream after layer `layer` to whoever watches.
-    pub(crate) fn show(&self, f: &Forward<'_>, layer: usize) -> Result<(), ForwardError> {
+    pub(crate) fn probe_layer(
+        &self,
+        f: &ForwardContext<'_>,
+        layer: usize,
+    ) -> Result<(), ForwardError> {
         let Some(probe) = f.probe else { return Ok(()) };
         match &self.pending {
-            Some(Pending { delta, .. }) => {
+            Some(PendingDelta { delta, .. }) => {
                 probe.hidden(f.ops, layer, &f.ops.add(&self.x, delta)?)?;
             }
             None => probe.hidden(f.ops, layer, &self.x)?,

@@ -3,20 +3,20 @@
 //! All in f32, as transformers does it, so that angles far into a context agree to the last bits.
 
 use crate::config::{RopeConfig, RopeScaling};
-use crate::{Config, LoadError, Weights};
+use crate::{ModelConfig, ModelLoadError, Weights};
 use ops::RopeTable;
 use std::f64::consts::TAU;
 use std::sync::Arc;
 
 /// Rotation by position, shared by all layers.
 #[derive(Debug, Clone)]
-pub(crate) struct Rope {
+pub(crate) struct RotaryEmbedding {
     pub(crate) table: Arc<RopeTable>,
 }
 
-impl Rope {
+impl RotaryEmbedding {
     /// Tables for positions below `positions`.
-    pub(crate) fn load(config: &Config, w: &Weights<'_>) -> Result<Self, LoadError> {
+    pub(crate) fn load(config: &ModelConfig, w: &Weights<'_>) -> Result<Self, ModelLoadError> {
         let half = config.rotary() / 2;
         let frequencies = frequencies(&config.rope, config.rotary());
         let scale = match config.rope.scaling {
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn frequencies_follow_their_rule() {
+    fn rope_frequencies_follow_their_scaling() {
         let plain = rope(RopeScaling::Default);
         for (f, expected) in plain.iter().zip([1.0, 0.1, 0.01, 0.001]) {
             assert!((f - expected).abs() < expected * 1e-6, "{f}");

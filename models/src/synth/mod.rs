@@ -6,5 +6,5 @@ mod values;
 mod write;
 
 pub(crate) use values::offset;
-pub use values::{Generator, Values};
+pub use values::{SynthValues, ValueGenerator};
 pub use write::{SynthDType, SynthError, SynthOptions, write};

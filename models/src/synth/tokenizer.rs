@@ -5,7 +5,7 @@
 //! the vocabulary. These are words of the vocabulary, which a pattern splits off: libraries take seconds for as many
 //! added tokens. Text is plain `tokenizer.json`; nothing here links a tokenizer library.
 
-use crate::{Architecture, Config};
+use crate::{ModelArchitecture, ModelConfig};
 use serde_json::{Map, Value, json};
 
 /// A special token and what it does.
@@ -39,7 +39,7 @@ const DEEPSEEK_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
 {% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}";
 
 /// The tokens of a family; the first id is 256.
-pub(super) struct Family {
+pub(super) struct SynthTokenizer {
     special: &'static [&'static str],
     template: &'static str,
     bos: Option<&'static str>,
@@ -49,28 +49,30 @@ pub(super) struct Family {
 
 const BYTES: usize = 256;
 
-impl Family {
-    pub(super) fn of(architecture: Architecture) -> Self {
+impl SynthTokenizer {
+    pub(super) fn of(architecture: ModelArchitecture) -> Self {
         match architecture {
-            Architecture::Llama | Architecture::LlamaEagle3 => Self {
+            ModelArchitecture::Llama | ModelArchitecture::LlamaEagle3 => Self {
                 special: LLAMA3,
                 template: LLAMA3_TEMPLATE,
                 bos: Some("<|begin_of_text|>"),
                 eos: &["<|eot_id|>", "<|end_of_text|>"],
             },
-            Architecture::Mistral => Self {
+            ModelArchitecture::Mistral => Self {
                 special: MISTRAL,
                 template: MISTRAL_TEMPLATE,
                 bos: Some("<s>"),
                 eos: &["</s>"],
             },
-            Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => Self {
-                special: CHAT,
-                template: CHAT_TEMPLATE,
-                bos: None,
-                eos: &["<|im_end|>", "<|endoftext|>"],
-            },
-            Architecture::DeepseekV2 | Architecture::DeepseekV3 => Self {
+            ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe => {
+                Self {
+                    special: CHAT,
+                    template: CHAT_TEMPLATE,
+                    bos: None,
+                    eos: &["<|im_end|>", "<|endoftext|>"],
+                }
+            }
+            ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => Self {
                 special: DEEPSEEK,
                 template: DEEPSEEK_TEMPLATE,
                 bos: Some("<｜begin▁of▁sentence｜>"),
@@ -89,7 +91,7 @@ impl Family {
     }
 
     /// `tokenizer.json`: byte-level BPE without merges.
-    pub(super) fn tokenizer(&self, config: &Config) -> Value {
+    pub(super) fn tokenizer(&self, config: &ModelConfig) -> Value {
         // Added tokens that are in no vocabulary would be numbered anew behind it.
         let special = self.special.iter().map(|text| (*text).to_owned());
         let words = (self.least_vocab()..config.vocab).map(|id| format!("<|t{id}|>"));
@@ -119,7 +121,7 @@ impl Family {
     }
 
     /// `tokenizer_config.json`.
-    pub(super) fn tokenizer_config(&self, config: &Config) -> Value {
+    pub(super) fn tokenizer_config(&self, config: &ModelConfig) -> Value {
         json!({
             "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_positions,
             "bos_token": self.bos, "eos_token": self.eos[0], "chat_template": self.template,
@@ -155,12 +157,12 @@ fn byte_alphabet() -> [char; BYTES] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::tests::tiny;
+    use crate::weight_table::tests::tiny;
 
     #[test]
     fn every_id_has_its_own_text() {
         let config = tiny("Qwen3ForCausalLM");
-        let tokenizer = Family::of(config.architecture).tokenizer(&config);
+        let tokenizer = SynthTokenizer::of(config.architecture).tokenizer(&config);
         let vocab = tokenizer["model"]["vocab"].as_object().unwrap();
         let added = tokenizer["added_tokens"].as_array().unwrap();
         assert_eq!((vocab.len(), added.len()), (272, 3));
@@ -177,7 +179,7 @@ mod tests {
 
     #[test]
     fn ends_of_text_are_ids() {
-        let llama = Family::of(Architecture::Llama).generation_config();
+        let llama = SynthTokenizer::of(ModelArchitecture::Llama).generation_config();
         assert_eq!(
             (&llama["eos_token_id"], &llama["bos_token_id"]),
             (&json!([260, 257]), &json!(256))

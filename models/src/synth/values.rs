@@ -4,11 +4,11 @@
 //! the whole tensor; `mix` is the finaliser of splitmix64. A weight is an odd multiple of 1/128 in
 //! (−1, 1) times a power of two, hence exact in bf16, f16 and f32.
 
-use ops::E4m3;
+use ops::Fp8E4m3;
 
 /// What a tensor is filled with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Values {
+pub enum SynthValues {
     /// `x · 2^e` with the largest `e` such that `4^e · inputs ≤ 6`: about unit gain.
     Linear,
     /// A linear four times as large, so that choices are clear.
@@ -27,9 +27,9 @@ pub enum Values {
 
 /// The values of one tensor.
 #[derive(Debug, Clone, Copy)]
-pub struct Generator {
+pub struct ValueGenerator {
     key: u64,
-    values: Values,
+    values: SynthValues,
     scale: f32,
     /// Of every level.
     e4m3: [u8; 128],
@@ -37,18 +37,18 @@ pub struct Generator {
 
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
-impl Generator {
+impl ValueGenerator {
     /// For the tensor `name`, whose rows have `inputs` elements.
     #[must_use]
-    pub fn new(name: &str, seed: u64, values: Values, inputs: usize) -> Self {
+    pub fn new(name: &str, seed: u64, values: SynthValues, inputs: usize) -> Self {
         let exponent = match values {
-            Values::Linear => gain_exponent(inputs),
-            Values::Scale => gain_exponent(inputs) - 1,
-            Values::Router => gain_exponent(inputs) + 2,
-            Values::Embedding | Values::Norm | Values::Offsets => 0,
-            Values::Bias => -4,
+            SynthValues::Linear => gain_exponent(inputs),
+            SynthValues::Scale => gain_exponent(inputs) - 1,
+            SynthValues::Router => gain_exponent(inputs) + 2,
+            SynthValues::Embedding | SynthValues::Norm | SynthValues::Offsets => 0,
+            SynthValues::Bias => -4,
         };
-        let e4m3 = std::array::from_fn(|i| E4m3::from_f32(level(i as u64)).to_bits());
+        let e4m3 = std::array::from_fn(|i| Fp8E4m3::from_f32(level(i as u64)).to_bits());
         Self { key: mix(fnv1a64(name) ^ seed), values, scale: 2f32.powi(exponent), e4m3 }
     }
 
@@ -57,8 +57,8 @@ impl Generator {
     pub fn value(&self, i: u64) -> f32 {
         let u = self.word(i);
         match self.values {
-            Values::Norm => 1.0 + ((u >> 60) as f32 - 8.0) / 128.0,
-            Values::Scale => (1 << (u >> 62)) as f32 * self.scale,
+            SynthValues::Norm => 1.0 + ((u >> 60) as f32 - 8.0) / 128.0,
+            SynthValues::Scale => (1 << (u >> 62)) as f32 * self.scale,
             _ => level(u >> 57) * self.scale,
         }
     }
@@ -112,16 +112,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vectors_hold() {
-        let embed = Generator::new("model.embed_tokens.weight", 0, Values::Embedding, 64);
+    fn values_match_known_answers() {
+        let embed = ValueGenerator::new("model.embed_tokens.weight", 0, SynthValues::Embedding, 64);
         assert_eq!(fnv1a64("model.embed_tokens.weight"), 0xa88f_d795_d5c6_d156);
         assert_eq!(embed.key, 0x1acb_025c_f390_dc05);
         assert_eq!((embed.word(0), embed.value(0)), (0x14c5_ae35_e159_aee3, -0.835_937_5));
         assert_eq!((embed.word(1), embed.value(1)), (0x6d6a_6dc5_def1_b6d4, -0.148_437_5));
         let q = "model.layers.0.self_attn.q_proj.weight";
-        let q = Generator::new(q, 0, Values::Embedding, 64);
+        let q = ValueGenerator::new(q, 0, SynthValues::Embedding, 64);
         assert_eq!((q.word(1_000_000), q.value(1_000_000)), (0x7190_5eb6_ba06_fc5b, -0.117_187_5));
-        let head = Generator::new("lm_head.weight", 7, Values::Embedding, 64);
+        let head = ValueGenerator::new("lm_head.weight", 7, SynthValues::Embedding, 64);
         assert_eq!((head.word(0), head.value(0)), (0x3514_6076_cf07_d6c9, -0.585_937_5));
     }
 
@@ -130,15 +130,17 @@ mod tests {
         for (inputs, e) in [(1, 1), (2, 0), (6, 0), (7, -1), (24, -1), (64, -2), (1024, -4)] {
             assert_eq!(gain_exponent(inputs), e, "{inputs}");
         }
-        let linear = Generator::new("w", 1, Values::Linear, 1024);
+        let linear = ValueGenerator::new("w", 1, SynthValues::Linear, 1024);
         let square = (0..100_000).map(|i| linear.value(i).powi(2)).sum::<f32>() / 100_000.0;
         assert!((0.5..2.0).contains(&(square * 1024.0)), "{square}");
     }
 
     #[test]
     fn every_value_is_exact_in_bf16() {
-        for values in [Values::Linear, Values::Router, Values::Bias, Values::Norm] {
-            let generator = Generator::new("w", 3, values, 64);
+        for values in
+            [SynthValues::Linear, SynthValues::Router, SynthValues::Bias, SynthValues::Norm]
+        {
+            let generator = ValueGenerator::new("w", 3, values, 64);
             let exact = |i| half::bf16::from_f32(generator.value(i)).to_f32() == generator.value(i);
             assert!((0..4096).all(exact), "{values:?}");
         }

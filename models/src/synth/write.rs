@@ -1,10 +1,10 @@
 //! Writes a synthetic checkpoint: what `from_pretrained` and the loader here read alike.
 
-use super::tokenizer::Family;
-use super::values::{Generator, Values, offset};
+use super::tokenizer::SynthTokenizer;
+use super::values::{SynthValues, ValueGenerator, offset};
 use crate::config::CheckpointDType;
-use crate::table::{TensorSpec, copies, tensors};
-use crate::{Config, ConfigError};
+use crate::weight_table::{TensorSpec, mtp_copies, tensors};
+use crate::{ModelConfig, ModelConfigError};
 use half::{bf16, f16};
 use serde_json::{Value, json};
 use std::fs::{self, File};
@@ -45,7 +45,7 @@ pub struct SynthOptions {
 }
 
 /// What says of each id whether it can be drafted: the other direction of the offsets, which nobody reads.
-const MARKS: &str = "t2d";
+const TARGET_TO_DRAFT: &str = "t2d";
 /// Files of published checkpoints are about this large.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
@@ -60,7 +60,7 @@ impl Default for SynthOptions {
 pub enum SynthError {
     /// The configuration is wrong.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] ModelConfigError),
     /// A file cannot be written.
     #[error("{path}: {error}")]
     Io {
@@ -91,15 +91,15 @@ pub fn write(
     options: &SynthOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), SynthError> {
-    let mut config = Config::from_file(config_path)?;
-    config.drafting = config.draft_layers > 0;
+    let mut config = ModelConfig::from_file(config_path)?;
+    config.load_mtp = config.mtp_layers > 0;
     if config.eagle.is_some() {
         // It speaks by the model that it drafts for.
         at(out, fs::create_dir_all(out))?;
         write_config(config_path, &config, out, options.dtype)?;
         return write_weights(&all(&config, options), out, options, progress);
     }
-    let family = Family::of(config.architecture);
+    let family = SynthTokenizer::of(config.architecture);
     if config.vocab < family.least_vocab() {
         let (path, least) = (config_path.to_owned(), family.least_vocab());
         return Err(SynthError::Vocabulary { path, found: config.vocab, least });
@@ -116,7 +116,7 @@ pub fn write(
 /// decides what the weights are computed in where nothing else is said.
 fn write_config(
     from: &Path,
-    config: &Config,
+    config: &ModelConfig,
     out: &Path,
     dtype: SynthDType,
 ) -> Result<(), SynthError> {
@@ -135,16 +135,16 @@ fn write_config(
 }
 
 /// A tensor to write.
-struct Stored {
+struct SynthTensor {
     name: String,
     shape: Vec<usize>,
-    element: Element,
-    generator: Generator,
+    element: SynthElement,
+    generator: ValueGenerator,
 }
 
 /// Element type of a tensor.
 #[derive(Clone, Copy)]
-enum Element {
+enum SynthElement {
     F32,
     BF16,
     F16,
@@ -152,48 +152,55 @@ enum Element {
     /// Of so many drafts by so many ids.
     Offsets((usize, usize)),
     /// Which ids these are.
-    Marks((usize, usize)),
+    DraftableFlags((usize, usize)),
 }
 
 /// Every weight, and what draft layers repeat of them.
-fn all(config: &Config, options: &SynthOptions) -> Vec<Stored> {
+fn all(config: &ModelConfig, options: &SynthOptions) -> Vec<SynthTensor> {
     let mut specs = tensors(config);
     specs.retain(|spec| !spec.optional);
-    let marks = specs.iter().find(|spec| spec.values == Values::Offsets).map(|spec| {
-        let element = Element::Marks((spec.elements(), config.vocab));
-        let generator = Generator::new(MARKS, options.seed, Values::Offsets, 1);
-        Stored { name: MARKS.to_owned(), shape: vec![config.vocab], element, generator }
+    let marks = specs.iter().find(|spec| spec.values == SynthValues::Offsets).map(|spec| {
+        let element = SynthElement::DraftableFlags((spec.elements(), config.vocab));
+        let generator = ValueGenerator::new(TARGET_TO_DRAFT, options.seed, SynthValues::Offsets, 1);
+        SynthTensor {
+            name: TARGET_TO_DRAFT.to_owned(),
+            shape: vec![config.vocab],
+            element,
+            generator,
+        }
     });
     let repeated = |(copy, of): (String, &str)| {
         let spec = specs.iter().find(|spec| spec.name == of)?;
-        stored(spec, (options, config.vocab)).pop().map(|weight| Stored { name: copy, ..weight })
+        stored(spec, (options, config.vocab))
+            .pop()
+            .map(|weight| SynthTensor { name: copy, ..weight })
     };
-    let copies = copies(config).into_iter().filter_map(repeated);
+    let copies = mtp_copies(config).into_iter().filter_map(repeated);
     let weights = specs.iter().flat_map(|spec| stored(spec, (options, config.vocab)));
     weights.chain(copies).chain(marks).collect()
 }
 
 /// A weight, with its scales if it is quantised.
-fn stored(spec: &TensorSpec, (options, vocab): (&SynthOptions, usize)) -> Vec<Stored> {
+fn stored(spec: &TensorSpec, (options, vocab): (&SynthOptions, usize)) -> Vec<SynthTensor> {
     let [_, inputs] = spec.matrix();
-    let tensor = |name: &str, shape, element, values| Stored {
-        generator: Generator::new(name, options.seed, values, inputs),
+    let tensor = |name: &str, shape, element, values| SynthTensor {
+        generator: ValueGenerator::new(name, options.seed, values, inputs),
         name: name.to_owned(),
         shape,
         element,
     };
-    if let Some(scales) = spec.quantised() {
+    if let Some(scales) = spec.quantized() {
         let shape = spec.scale_shape(scales.grid).to_vec();
         return vec![
-            tensor(&spec.name, spec.shape.clone(), Element::E4m3, spec.values),
-            tensor(&scales.name, shape, Element::F32, Values::Scale),
+            tensor(&spec.name, spec.shape.clone(), SynthElement::E4m3, spec.values),
+            tensor(&scales.name, shape, SynthElement::F32, SynthValues::Scale),
         ];
     }
     let element = match options.dtype {
-        _ if spec.values == Values::Offsets => Element::Offsets((spec.elements(), vocab)),
-        SynthDType::F32 => Element::F32,
-        SynthDType::BF16 => Element::BF16,
-        SynthDType::F16 => Element::F16,
+        _ if spec.values == SynthValues::Offsets => SynthElement::Offsets((spec.elements(), vocab)),
+        SynthDType::F32 => SynthElement::F32,
+        SynthDType::BF16 => SynthElement::BF16,
+        SynthDType::F16 => SynthElement::F16,
     };
     vec![tensor(&spec.name, spec.shape.clone(), element, spec.values)]
 }
@@ -205,7 +212,7 @@ fn is_draft(id: u64, spread: (usize, usize)) -> bool {
     (near..drafts.min(near + 2)).any(|i| i as i64 + offset(i, spread) == id as i64)
 }
 
-impl Stored {
+impl SynthTensor {
     fn elements(&self) -> u64 {
         self.shape.iter().product::<usize>() as u64
     }
@@ -213,21 +220,21 @@ impl Stored {
     fn bytes(&self) -> u64 {
         self.elements()
             * match self.element {
-                Element::Offsets(_) => 8,
-                Element::F32 => 4,
-                Element::BF16 | Element::F16 => 2,
-                Element::E4m3 | Element::Marks(_) => 1,
+                SynthElement::Offsets(_) => 8,
+                SynthElement::F32 => 4,
+                SynthElement::BF16 | SynthElement::F16 => 2,
+                SynthElement::E4m3 | SynthElement::DraftableFlags(_) => 1,
             }
     }
 
     fn dtype(&self) -> &'static str {
         match self.element {
-            Element::F32 => "F32",
-            Element::BF16 => "BF16",
-            Element::F16 => "F16",
-            Element::E4m3 => "F8_E4M3",
-            Element::Offsets(_) => "I64",
-            Element::Marks(_) => "BOOL",
+            SynthElement::F32 => "F32",
+            SynthElement::BF16 => "BF16",
+            SynthElement::F16 => "F16",
+            SynthElement::E4m3 => "F8_E4M3",
+            SynthElement::Offsets(_) => "I64",
+            SynthElement::DraftableFlags(_) => "BOOL",
         }
     }
 
@@ -235,12 +242,16 @@ impl Stored {
         let values = &self.generator;
         for i in 0..self.elements() {
             match self.element {
-                Element::F32 => to.write_all(&values.value(i).to_le_bytes())?,
-                Element::BF16 => to.write_all(&bf16::from_f32(values.value(i)).to_le_bytes())?,
-                Element::F16 => to.write_all(&f16::from_f32(values.value(i)).to_le_bytes())?,
-                Element::E4m3 => to.write_all(&[values.e4m3(i)])?,
-                Element::Offsets(spread) => to.write_all(&offset(i, spread).to_le_bytes())?,
-                Element::Marks(spread) => to.write_all(&[is_draft(i, spread).into()])?,
+                SynthElement::F32 => to.write_all(&values.value(i).to_le_bytes())?,
+                SynthElement::BF16 => {
+                    to.write_all(&bf16::from_f32(values.value(i)).to_le_bytes())?;
+                }
+                SynthElement::F16 => to.write_all(&f16::from_f32(values.value(i)).to_le_bytes())?,
+                SynthElement::E4m3 => to.write_all(&[values.e4m3(i)])?,
+                SynthElement::Offsets(spread) => to.write_all(&offset(i, spread).to_le_bytes())?,
+                SynthElement::DraftableFlags(spread) => {
+                    to.write_all(&[is_draft(i, spread).into()])?;
+                }
             }
         }
         Ok(())
@@ -248,13 +259,13 @@ impl Stored {
 }
 
 fn write_weights(
-    tensors: &[Stored],
+    tensors: &[SynthTensor],
     out: &Path,
     options: &SynthOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), SynthError> {
-    let files = cut(tensors, options.shard_bytes);
-    let total: u64 = tensors.iter().map(Stored::bytes).sum();
+    let files = shard_tensors(tensors, options.shard_bytes);
+    let total: u64 = tensors.iter().map(SynthTensor::bytes).sum();
     let mut done = 0;
     let mut weight_map = serde_json::Map::new();
     for (i, tensors) in files.iter().enumerate() {
@@ -281,7 +292,7 @@ fn write_weights(
 }
 
 /// Consecutive tensors per file.
-fn cut(tensors: &[Stored], shard_bytes: u64) -> Vec<&[Stored]> {
+fn shard_tensors(tensors: &[SynthTensor], shard_bytes: u64) -> Vec<&[SynthTensor]> {
     let mut files = Vec::new();
     let (mut start, mut size) = (0, 0);
     for (i, tensor) in tensors.iter().enumerate() {
@@ -296,7 +307,7 @@ fn cut(tensors: &[Stored], shard_bytes: u64) -> Vec<&[Stored]> {
     files
 }
 
-fn write_header(to: &mut impl Write, tensors: &[Stored]) -> io::Result<()> {
+fn write_header(to: &mut impl Write, tensors: &[SynthTensor]) -> io::Result<()> {
     let mut header = serde_json::Map::new();
     header.insert("__metadata__".to_owned(), json!({"format": "pt"}));
     let mut start = 0;

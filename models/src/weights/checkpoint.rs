@@ -3,8 +3,8 @@
 //! The folder is data from strangers: no pickle, no code, no name that leads out of it. A link inside
 //! is followed, because download caches are made of links; what it points to is the user's choice.
 
-use super::header::{self, HeaderFault, Stored};
-use crate::LoadError;
+use super::header::{self, HeaderFault, StoredTensor};
+use crate::ModelLoadError;
 use crate::error::{FileFault, TensorFault};
 use ops::MappedFile;
 use std::collections::BTreeMap;
@@ -17,21 +17,21 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// The stored tensors of a folder.
 #[derive(Debug)]
-pub(crate) struct Checkpoint {
+pub(crate) struct SafetensorsCheckpoint {
     pub(crate) dir: PathBuf,
-    files: Vec<File>,
-    tensors: BTreeMap<String, (usize, Stored)>,
+    files: Vec<CheckpointFile>,
+    tensors: BTreeMap<String, (usize, StoredTensor)>,
 }
 
 #[derive(Debug)]
-struct File {
+struct CheckpointFile {
     path: PathBuf,
     map: MappedFile,
 }
 
-impl Checkpoint {
+impl SafetensorsCheckpoint {
     /// Maps the files and checks all headers; reads no weights.
-    pub(crate) fn open(dir: &Path) -> Result<Self, LoadError> {
+    pub(crate) fn open(dir: &Path) -> Result<Self, ModelLoadError> {
         let mut checkpoint =
             Self { dir: dir.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
         let index = dir.join(INDEX);
@@ -40,7 +40,7 @@ impl Checkpoint {
         } else if dir.join(SINGLE).exists() {
             checkpoint.add(SINGLE)?;
         } else {
-            return Err(LoadError::NoWeights { dir: dir.to_owned(), hint: hint(dir) });
+            return Err(ModelLoadError::NoWeights { dir: dir.to_owned(), hint: weights_hint(dir) });
         }
         Ok(checkpoint)
     }
@@ -62,7 +62,7 @@ impl Checkpoint {
         }
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<&Stored> {
+    pub(crate) fn get(&self, name: &str) -> Option<&StoredTensor> {
         self.tensors.get(name).map(|(_, stored)| stored)
     }
 
@@ -73,13 +73,13 @@ impl Checkpoint {
     }
 
     /// An error about one stored tensor.
-    pub(crate) fn fault(&self, name: &str, fault: TensorFault) -> LoadError {
+    pub(crate) fn fault(&self, name: &str, fault: TensorFault) -> ModelLoadError {
         let file = self.tensors.get(name).map(|(file, _)| &self.files[*file].path);
         let path = file.unwrap_or(&self.dir).clone();
-        LoadError::Tensor { path, tensor: name.to_owned(), fault }
+        ModelLoadError::Tensor { path, tensor: name.to_owned(), fault }
     }
 
-    fn add_indexed(&mut self, index: &Path) -> Result<(), LoadError> {
+    fn add_indexed(&mut self, index: &Path) -> Result<(), ModelLoadError> {
         let places = read_index(index)?;
         let mut names: Vec<&str> = places.values().map(String::as_str).collect();
         names.sort_unstable();
@@ -91,7 +91,7 @@ impl Checkpoint {
             let found = self.tensors.get(tensor).map(|(file, _)| &self.files[*file].path);
             if found != Some(&self.dir.join(place)) {
                 let (path, tensor) = (self.dir.join(place), tensor.clone());
-                return Err(LoadError::Tensor { path, tensor, fault: TensorFault::NotInFile });
+                return Err(ModelLoadError::Tensor { path, tensor, fault: TensorFault::NotInFile });
             }
         }
         match self.tensors.keys().find(|tensor| !places.contains_key(*tensor)) {
@@ -103,17 +103,17 @@ impl Checkpoint {
         }
     }
 
-    fn add(&mut self, name: &str) -> Result<(), LoadError> {
+    fn add(&mut self, name: &str) -> Result<(), ModelLoadError> {
         let path = self.dir.join(name);
-        let map =
-            MappedFile::open(&path).map_err(|error| LoadError::Io { path: path.clone(), error })?;
+        let map = MappedFile::open(&path)
+            .map_err(|error| ModelLoadError::Io { path: path.clone(), error })?;
         let tensors = stored(&path, &map)?;
         let file = self.files.len();
-        self.files.push(File { path: path.clone(), map });
+        self.files.push(CheckpointFile { path: path.clone(), map });
         for (tensor, stored) in tensors {
             if let Some((first, _)) = self.tensors.get(&tensor) {
                 let other = self.files[*first].path.display().to_string();
-                return Err(LoadError::Tensor {
+                return Err(ModelLoadError::Tensor {
                     path,
                     tensor,
                     fault: TensorFault::Duplicate { other },
@@ -126,11 +126,11 @@ impl Checkpoint {
 }
 
 /// The tensors that a safetensors file says it holds.
-fn stored(path: &Path, file: &[u8]) -> Result<Vec<(String, Stored)>, LoadError> {
+fn stored(path: &Path, file: &[u8]) -> Result<Vec<(String, StoredTensor)>, ModelLoadError> {
     header::parse(file).map_err(|fault| match fault {
-        HeaderFault::File(fault) => LoadError::File { path: path.to_owned(), fault },
+        HeaderFault::File(fault) => ModelLoadError::File { path: path.to_owned(), fault },
         HeaderFault::Tensor(tensor, fault) => {
-            LoadError::Tensor { path: path.to_owned(), tensor, fault }
+            ModelLoadError::Tensor { path: path.to_owned(), tensor, fault }
         }
     })
 }
@@ -138,13 +138,16 @@ fn stored(path: &Path, file: &[u8]) -> Result<Vec<(String, Stored)>, LoadError> 
 /// Name and bytes of each tensor in a safetensors file; `path` is for errors.
 ///
 /// Errors: a header that is not one, or says what its file cannot hold.
-pub fn tensor_places(path: &Path, file: &[u8]) -> Result<Vec<(String, Range<usize>)>, LoadError> {
-    let place = |(name, stored): (String, Stored)| (name, stored.bytes);
+pub fn tensor_locations(
+    path: &Path,
+    file: &[u8],
+) -> Result<Vec<(String, Range<usize>)>, ModelLoadError> {
+    let place = |(name, stored): (String, StoredTensor)| (name, stored.bytes);
     Ok(stored(path, file)?.into_iter().map(place).collect())
 }
 
 /// The files a folder's weights are in, its index among them; opens none but the index.
-pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, LoadError> {
+pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelLoadError> {
     let (index, single) = (dir.join(INDEX), dir.join(SINGLE));
     if index.exists() {
         let mut files: Vec<PathBuf> =
@@ -156,19 +159,20 @@ pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, LoadError> {
     } else if single.exists() {
         Ok(vec![single])
     } else {
-        Err(LoadError::NoWeights { dir: dir.to_owned(), hint: hint(dir) })
+        Err(ModelLoadError::NoWeights { dir: dir.to_owned(), hint: weights_hint(dir) })
     }
 }
 
 /// Tensor name to file name.
-fn read_index(path: &Path) -> Result<BTreeMap<String, String>, LoadError> {
+fn read_index(path: &Path) -> Result<BTreeMap<String, String>, ModelLoadError> {
     #[derive(serde::Deserialize)]
-    struct Index {
+    struct WeightMapIndex {
         weight_map: BTreeMap<String, String>,
     }
-    let text = fs::read(path).map_err(|error| LoadError::Io { path: path.to_owned(), error })?;
-    let fault = |fault| LoadError::File { path: path.to_owned(), fault };
-    let index: Index = serde_json::from_slice(&text)
+    let text =
+        fs::read(path).map_err(|error| ModelLoadError::Io { path: path.to_owned(), error })?;
+    let fault = |fault| ModelLoadError::File { path: path.to_owned(), fault };
+    let index: WeightMapIndex = serde_json::from_slice(&text)
         .map_err(|e| fault(FileFault::Index { detail: e.to_string() }))?;
     for name in index.weight_map.values() {
         let plain = Path::new(name).file_name().is_some_and(|f| f == name.as_str());
@@ -180,7 +184,7 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, LoadError> {
 }
 
 /// What a folder without safetensors holds instead.
-fn hint(dir: &Path) -> &'static str {
+fn weights_hint(dir: &Path) -> &'static str {
     let Ok(entries) = fs::read_dir(dir) else { return "; the folder cannot be listed" };
     let mut hint = "";
     for entry in entries.flatten() {

@@ -3,12 +3,12 @@
 //! Digests of tensors are added up, so the order of loading does not matter. Which sum a tensor counts in follows from
 //! how ranks split it: [`WeightsDigest`] says which ranks must agree on each.
 
-use super::Progress;
-use super::checkpoint::Checkpoint;
+use super::ProgressFn;
+use super::checkpoint::SafetensorsCheckpoint;
 use super::digest_workers::{DigestWorkers, PartBytes};
-use super::source::{HostPart, Source};
-use crate::sharding::{Shard, Slice};
-use crate::table::TensorSpec;
+use super::source::{HostShard, WeightSource};
+use crate::sharding::{ShardSpec, WeightSlice};
+use crate::weight_table::TensorSpec;
 use ops::digest_bytes;
 use protocol::WeightsDigest;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const SAMPLE_BYTES: usize = 64;
 /// What observes the loading of weights.
 pub(crate) struct LoadObserver<'a> {
     /// Gets the bytes loaded so far.
-    pub(crate) progress: Progress<'a>,
+    pub(crate) progress: ProgressFn<'a>,
     /// Gets the digest of everything that is read added.
     pub(crate) digest: &'a mut WeightsDigest,
     /// Hashes what is read from files.
@@ -29,7 +29,7 @@ pub(crate) struct LoadObserver<'a> {
 impl<'a> LoadObserver<'a> {
     /// An observer with up to `threads` threads that hash.
     pub(crate) fn new(
-        progress: Progress<'a>,
+        progress: ProgressFn<'a>,
         digest: &'a mut WeightsDigest,
         threads: usize,
     ) -> Self {
@@ -37,19 +37,19 @@ impl<'a> LoadObserver<'a> {
     }
 
     /// Adds the digest of a rank's part of a weight, now or by the threads.
-    pub(super) fn add(&mut self, source: &Source, spec: &TensorSpec, part: &HostPart<'_>) {
+    pub(super) fn add(&mut self, source: &WeightSource, spec: &TensorSpec, part: &HostShard<'_>) {
         // The key too, so that a part without bytes counts.
         let key = part.key(&spec.name);
         match source {
             // Name, place and seed say what all values are.
-            Source::Synth { seed, .. } => {
+            WeightSource::Synth { seed, .. } => {
                 let values = digest_bytes(&seed.to_le_bytes(), key);
                 add_part(self.digest, spec.shard, key.wrapping_add(values));
             }
-            Source::Files { checkpoint, located } => {
+            WeightSource::Files { checkpoint, located } => {
                 add_part(self.digest, spec.shard, key.wrapping_add(part.scales_digest(key)));
                 if let (Some(workers), Some(place)) = (&self.workers, located.get(&spec.name)) {
-                    let Slice { rows, cols, .. } = &part.slice;
+                    let WeightSlice { rows, cols, .. } = &part.slice;
                     let size = part.dtype.bytes();
                     let bytes = PartBytes {
                         checkpoint: Arc::clone(checkpoint),
@@ -74,13 +74,15 @@ impl<'a> LoadObserver<'a> {
 }
 
 /// Adds the digest of a rank's part of a weight.
-pub(super) fn add_part(digest: &mut WeightsDigest, shard: Shard, part: u64) {
+pub(super) fn add_part(digest: &mut WeightsDigest, shard: ShardSpec, part: u64) {
     let sum = match shard {
-        Shard::Replicated => &mut digest.common,
-        Shard::VocabRows | Shard::Heads(_) | Shard::Cols | Shard::Rows(_) | Shard::OnFirst => {
-            &mut digest.sharded
-        }
-        Shard::ExpertCols | Shard::ExpertRows => &mut digest.experts,
+        ShardSpec::Replicated => &mut digest.common,
+        ShardSpec::VocabRows
+        | ShardSpec::Heads(_)
+        | ShardSpec::Cols
+        | ShardSpec::Rows(_)
+        | ShardSpec::FirstRankOnly => &mut digest.sharded,
+        ShardSpec::ExpertCols | ShardSpec::ExpertRows => &mut digest.experts,
     };
     *sum = sum.wrapping_add(part);
 }
@@ -100,7 +102,7 @@ pub(super) fn add_common(digest: &mut WeightsDigest, name: &str, bytes: &[u8]) {
 
 /// Adds samples of all tensors of a checkpoint: name, type, shape, and the bytes at both ends of each. Ranks that read
 /// different files find out by them even where they load no tensor in common.
-pub(crate) fn add_samples(digest: &mut WeightsDigest, checkpoint: &Checkpoint) {
+pub(crate) fn add_samples(digest: &mut WeightsDigest, checkpoint: &SafetensorsCheckpoint) {
     for name in checkpoint.names() {
         let (Some(stored), Some(bytes)) = (checkpoint.get(name), checkpoint.bytes(name)) else {
             continue;
@@ -112,10 +114,10 @@ pub(crate) fn add_samples(digest: &mut WeightsDigest, checkpoint: &Checkpoint) {
     }
 }
 
-impl HostPart<'_> {
+impl HostShard<'_> {
     /// What the weight `name` is called, its type, and where the rank's part lies in it.
     fn key(&self, name: &str) -> u64 {
-        let Slice { rows, cols, .. } = &self.slice;
+        let WeightSlice { rows, cols, .. } = &self.slice;
         let key = format!("{name} {:?} {:?} {rows:?} {cols:?}", self.dtype, self.whole);
         digest_bytes(key.as_bytes(), 0)
     }

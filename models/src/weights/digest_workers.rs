@@ -1,8 +1,8 @@
 //! Threads that hash weights of files while the weights are packed and uploaded.
 
-use super::checkpoint::Checkpoint;
+use super::checkpoint::SafetensorsCheckpoint;
 use super::digest::{add_digest, add_part};
-use crate::sharding::Shard;
+use crate::sharding::ShardSpec;
 use ops::MatrixWindow;
 use protocol::WeightsDigest;
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ const BLOCKS_PER_JOB: usize = 16;
 #[derive(Debug, Clone)]
 pub(super) struct PartBytes {
     /// Holds the bytes.
-    pub(super) checkpoint: Arc<Checkpoint>,
+    pub(super) checkpoint: Arc<SafetensorsCheckpoint>,
     /// Name of the stored tensor.
     pub(super) stored: String,
     /// The bytes of the matrix in the stored tensor.
@@ -53,7 +53,7 @@ impl PartBytes {
 struct DigestJob {
     part: Arc<PartBytes>,
     blocks: Range<usize>,
-    shard: Shard,
+    shard: ShardSpec,
     key: u64,
 }
 
@@ -127,7 +127,7 @@ impl DigestWorkers {
     }
 
     /// Adds a part, whose digest under `key` counts in the sum of `shard`.
-    pub(super) fn add(&self, part: PartBytes, shard: Shard, key: u64) {
+    pub(super) fn add(&self, part: PartBytes, shard: ShardSpec, key: u64) {
         let part = Arc::new(part);
         let count = part.window().blocks();
         let firsts = (0..count).step_by(BLOCKS_PER_JOB);

@@ -32,7 +32,7 @@ pub(crate) enum StoredDType {
 
 /// One tensor of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Stored {
+pub(crate) struct StoredTensor {
     pub(crate) dtype: StoredDType,
     pub(crate) shape: Vec<u64>,
     /// Bytes of the file.
@@ -47,9 +47,9 @@ pub(crate) enum HeaderFault {
 }
 
 /// Reads the header of a whole file; tensors in order of their bytes.
-pub(crate) fn parse(file: &[u8]) -> Result<Vec<(String, Stored)>, HeaderFault> {
+pub(crate) fn parse(file: &[u8]) -> Result<Vec<(String, StoredTensor)>, HeaderFault> {
     let (json, data_start) = header_json(file).map_err(HeaderFault::File)?;
-    let Entries(entries) = serde_json::from_slice(json)
+    let HeaderEntries(entries) = serde_json::from_slice(json)
         .map_err(|e| HeaderFault::File(FileFault::Header { detail: e.to_string() }))?;
     let data_bytes = (file.len() - data_start) as u64;
     let mut tensors = Vec::with_capacity(entries.len());
@@ -72,7 +72,8 @@ pub(crate) fn parse(file: &[u8]) -> Result<Vec<(String, Stored)>, HeaderFault> {
         return Err(HeaderFault::File(FileFault::End { end: expected, bytes: data_bytes }));
     }
     let place = |r: Range<u64>| data_start + r.start as usize..data_start + r.end as usize;
-    let stored = |(name, dtype, shape, range)| (name, Stored { dtype, shape, bytes: place(range) });
+    let stored =
+        |(name, dtype, shape, range)| (name, StoredTensor { dtype, shape, bytes: place(range) });
     Ok(tensors.into_iter().map(stored).collect())
 }
 
@@ -90,13 +91,13 @@ fn header_json(file: &[u8]) -> Result<(&[u8], usize), FileFault> {
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct HeaderEntry {
     dtype: String,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
 }
 
-impl Entry {
+impl HeaderEntry {
     fn check(&self, data_bytes: u64) -> Result<(StoredDType, Range<u64>), TensorFault> {
         let dtype = StoredDType::ALL.into_iter().find(|d| d.name() == self.dtype);
         let Some(dtype) = dtype else { return Err(TensorFault::UnknownDType(self.dtype.clone())) };
@@ -157,9 +158,9 @@ impl StoredDType {
 }
 
 /// The header's object in file order. A plain map would let a later entry hide an earlier one.
-struct Entries(Vec<(String, Entry)>);
+struct HeaderEntries(Vec<(String, HeaderEntry)>);
 
-impl<'de> Deserialize<'de> for Entries {
+impl<'de> Deserialize<'de> for HeaderEntries {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(EntriesVisitor)
     }
@@ -168,13 +169,13 @@ impl<'de> Deserialize<'de> for Entries {
 struct EntriesVisitor;
 
 impl<'de> Visitor<'de> for EntriesVisitor {
-    type Value = Entries;
+    type Value = HeaderEntries;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of tensors")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<HeaderEntries, A::Error> {
         use serde::de::Error;
         let mut entries = Vec::new();
         let mut seen = std::collections::HashSet::new();
@@ -188,7 +189,7 @@ impl<'de> Visitor<'de> for EntriesVisitor {
                 entries.push((name, map.next_value()?));
             }
         }
-        Ok(Entries(entries))
+        Ok(HeaderEntries(entries))
     }
 }
 
@@ -207,7 +208,7 @@ mod tests {
     fn check(json: &str, data: usize) -> String {
         match parse(&file(json, data)) {
             Ok(tensors) => {
-                let line = |(name, t): &(String, Stored)| {
+                let line = |(name, t): &(String, StoredTensor)| {
                     format!("{name} {} {:?} {}", t.dtype.name(), t.shape, t.bytes.len())
                 };
                 tensors.iter().map(line).collect::<Vec<_>>().join(", ")
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn lies_are_named() {
+    fn inconsistent_headers_are_rejected() {
         let one = |shape: &str, offsets: &str| {
             check(
                 &format!(r#"{{"a":{{"dtype":"U8","shape":{shape},"data_offsets":{offsets}}}}}"#),

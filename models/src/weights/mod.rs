@@ -7,47 +7,47 @@
 mod checkpoint;
 mod digest;
 mod digest_workers;
-mod experts;
+mod expert_weights;
 mod header;
-mod plan;
 mod source;
+mod tensor_plan;
 #[cfg(test)]
 mod tests;
 
-pub use checkpoint::tensor_places;
+pub use checkpoint::tensor_locations;
 pub(crate) use checkpoint::weight_files;
 pub(crate) use digest::LoadObserver;
-pub(crate) use source::Source;
+pub(crate) use source::WeightSource;
 
-use crate::placement::check_placement;
-use crate::sharding::{Indivisible, Part, Ranks, Slice};
-use crate::table::{TensorSpec, tensors};
-use crate::{Config, LoadError};
-use experts::own_experts;
-use ops::{DType, HostMat, OpError, Ops, PackedLatentHeads, PackedLinear, Tensor};
+use crate::expert_placement::check_placement;
+use crate::sharding::{ParallelRank, ParallelRanks, UnevenSplit, WeightSlice};
+use crate::weight_table::{TensorSpec, tensors};
+use crate::{ModelConfig, ModelLoadError};
+use expert_weights::local_experts;
+use ops::{DType, HostMat, OpError, Ops, PackedLinear, PackedMlaHeads, Tensor};
 use protocol::ExpertPlacement;
-use source::HostPart;
+use source::HostShard;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::rc::Rc;
 
 /// Told how many bytes of how many are loaded.
-pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+pub type ProgressFn<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// The weights under one name.
 #[derive(Clone)]
 pub struct Weights<'a> {
-    store: Rc<Store<'a>>,
+    store: Rc<WeightStore<'a>>,
     path: String,
 }
 
 /// All weights of a model while it is loaded.
-struct Store<'a> {
-    config: &'a Config,
-    source: Source,
+struct WeightStore<'a> {
+    config: &'a ModelConfig,
+    source: WeightSource,
     ops: &'a Ops,
-    ranks: Ranks,
+    ranks: ParallelRanks,
     placement: Option<&'a ExpertPlacement>,
     kv_dtype: DType,
     positions: usize,
@@ -57,10 +57,10 @@ struct Store<'a> {
     bytes_total: u64,
 }
 
-impl Store<'_> {
+impl WeightStore<'_> {
     /// This rank's part of a weight that has not been taken yet.
-    fn take(&self, name: &str) -> Result<HostPart<'_>, LoadError> {
-        let table = |what| LoadError::Table { tensor: name.to_owned(), what };
+    fn take(&self, name: &str) -> Result<HostShard<'_>, ModelLoadError> {
+        let table = |what| ModelLoadError::Table { tensor: name.to_owned(), what };
         let spec = self.left.borrow_mut().remove(name);
         let spec = spec.ok_or_else(|| table("is unknown or was read twice"))?;
         let slice = split(&spec, self.config, &self.ranks)?;
@@ -77,14 +77,14 @@ impl Store<'_> {
 impl<'a> Weights<'a> {
     /// Checks that every weight of the table can be split over `ranks`; reads samples of the checkpoint only.
     pub(crate) fn new(
-        config: &'a Config,
-        source: Source,
+        config: &'a ModelConfig,
+        source: WeightSource,
         ops: &'a Ops,
-        (ranks, placement): (Ranks, Option<&'a ExpertPlacement>),
+        (ranks, placement): (ParallelRanks, Option<&'a ExpertPlacement>),
         kv_dtype: DType,
         positions: usize,
         observer: LoadObserver<'a>,
-    ) -> Result<Self, LoadError> {
+    ) -> Result<Self, ModelLoadError> {
         let mut left = BTreeMap::new();
         let mut bytes_total = 0;
         for spec in tensors(config) {
@@ -94,12 +94,12 @@ impl<'a> Weights<'a> {
             }
             left.insert(spec.name.clone(), spec);
         }
-        if let Source::Files { checkpoint, .. } = &source {
+        if let WeightSource::Files { checkpoint, .. } = &source {
             digest::add_samples(observer.digest, checkpoint);
         }
         let (left, observer) = (RefCell::new(left), RefCell::new(observer));
         let bytes_done = Cell::new(0);
-        let store = Store {
+        let store = WeightStore {
             config,
             source,
             ops,
@@ -116,9 +116,9 @@ impl<'a> Weights<'a> {
     }
 
     /// Every weight must have been taken.
-    pub(crate) fn finish(&self) -> Result<(), LoadError> {
+    pub(crate) fn finish(&self) -> Result<(), ModelLoadError> {
         if let Some(tensor) = self.store.left.borrow().keys().next() {
-            return Err(LoadError::Table { tensor: tensor.clone(), what: "was not read" });
+            return Err(ModelLoadError::Table { tensor: tensor.clone(), what: "was not read" });
         }
         self.store.observer.borrow_mut().finish();
         Ok(())
@@ -131,30 +131,31 @@ impl<'a> Weights<'a> {
     }
 
     /// The projections `names`, stacked, in the model's dtype, with their biases if `bias`.
-    pub fn linear(&self, names: &[&str], bias: bool) -> Result<PackedLinear, LoadError> {
+    pub fn linear(&self, names: &[&str], bias: bool) -> Result<PackedLinear, ModelLoadError> {
         self.stacked(names, bias, 1.0)
     }
 
     /// The projection `name`, its weights multiplied by `factor`.
-    pub fn linear_times(
+    pub fn linear_scaled(
         &self,
         name: &str,
         bias: bool,
         factor: f32,
-    ) -> Result<PackedLinear, LoadError> {
+    ) -> Result<PackedLinear, ModelLoadError> {
         self.stacked(&[name], bias, factor)
     }
 
     /// The projections `names`, stacked, as `parts` whose sum they are: of the first inputs, of as many behind them, and so on.
-    pub fn linear_parts(
+    pub fn linear_stacked(
         &self,
         names: &[&str],
         parts: usize,
-    ) -> Result<Vec<PackedLinear>, LoadError> {
+    ) -> Result<Vec<PackedLinear>, ModelLoadError> {
         let part = |name: &&str| self.part(format_args!("{name}.weight"));
         let all = names.iter().map(part).collect::<Result<Vec<_>, _>>()?;
         let pack = |which: usize| -> Result<_, OpError> {
-            let inputs = |part: &'_ HostPart<'_>| part.matrix().map(|matrix| matrix.cols() / parts);
+            let inputs =
+                |part: &'_ HostShard<'_>| part.matrix().map(|matrix| matrix.cols() / parts);
             let rows = all.iter().map(|part| {
                 let inputs = inputs(part)?;
                 Ok(part.matrix()?.column_range(which * inputs, inputs))
@@ -177,13 +178,13 @@ impl<'a> Weights<'a> {
 
     /// What each draft is called by the model that it is made for, i32 `[1, drafts]`; `name` holds how far behind its number
     /// that is. `None` = all are called by their numbers.
-    pub fn draft_names(&self, name: &str) -> Result<Option<Tensor>, LoadError> {
+    pub fn draft_to_target(&self, name: &str) -> Result<Option<Tensor>, ModelLoadError> {
         if !self.has(name) {
             return Ok(None);
         }
         let store = &self.store;
         let spec = store.left.borrow_mut().remove(name);
-        let unknown = LoadError::Table { tensor: name.to_owned(), what: "was read twice" };
+        let unknown = ModelLoadError::Table { tensor: name.to_owned(), what: "was read twice" };
         let offsets = store.source.offsets(&spec.ok_or(unknown)?, store.config.vocab)?;
         let bytes: Vec<u8> = offsets.iter().flat_map(|offset| offset.to_le_bytes()).collect();
         digest::add_common(store.observer.borrow_mut().digest, name, &bytes);
@@ -192,18 +193,23 @@ impl<'a> Weights<'a> {
         names.map(Some).map_err(|e| self.device(name, e))
     }
 
-    fn stacked(&self, names: &[&str], bias: bool, factor: f32) -> Result<PackedLinear, LoadError> {
+    fn stacked(
+        &self,
+        names: &[&str],
+        bias: bool,
+        factor: f32,
+    ) -> Result<PackedLinear, ModelLoadError> {
         let mut parts = Vec::new();
         let mut biases = Vec::new();
         for name in names {
-            parts.push(self.part(format_args!("{name}.weight"))?.times(factor));
+            parts.push(self.part(format_args!("{name}.weight"))?.scaled(factor));
             if bias {
                 let part = self.part(format_args!("{name}.bias"))?;
                 biases.extend(part.vector().map_err(|e| self.device(name, e))?);
             }
         }
         let pack = || -> Result<_, OpError> {
-            let rows = parts.iter().map(HostPart::matrix).collect::<Result<Vec<_>, _>>()?;
+            let rows = parts.iter().map(HostShard::matrix).collect::<Result<Vec<_>, _>>()?;
             // A bias that rank 0 adds for all is absent elsewhere.
             let bias = (!biases.is_empty()).then_some(&biases[..]);
             self.store.ops.pack_linear(&rows, bias)
@@ -212,16 +218,16 @@ impl<'a> Weights<'a> {
     }
 
     /// A vector in the model's dtype.
-    pub fn vector(&self, name: &str) -> Result<Tensor, LoadError> {
+    pub fn vector(&self, name: &str) -> Result<Tensor, ModelLoadError> {
         self.vector_as(name, self.store.ops.dtype())
     }
 
     /// A vector in f32, whatever the model's dtype.
-    pub fn vector_f32(&self, name: &str) -> Result<Tensor, LoadError> {
+    pub fn vector_f32(&self, name: &str) -> Result<Tensor, ModelLoadError> {
         self.vector_as(name, DType::F32)
     }
 
-    fn vector_as(&self, name: &str, dtype: DType) -> Result<Tensor, LoadError> {
+    fn vector_as(&self, name: &str, dtype: DType) -> Result<Tensor, ModelLoadError> {
         let ops = self.store.ops;
         let part = self.part(name)?;
         let upload = || -> Result<_, OpError> {
@@ -234,32 +240,32 @@ impl<'a> Weights<'a> {
     }
 
     /// This rank's rows of the vocabulary matrix `name`, unpacked: an embedding table.
-    pub fn vocab_rows(&self, name: &str) -> Result<Tensor, LoadError> {
+    pub fn vocab_rows(&self, name: &str) -> Result<Tensor, ModelLoadError> {
         let (ops, part) = (self.store.ops, self.part(name)?);
         with_padding(&part, |rows| ops.upload(rows, ops.dtype())).map_err(|e| self.device(name, e))
     }
 
     /// This rank's rows of the vocabulary matrix `name`, packed: a head.
-    pub fn vocab_linear(&self, name: &str) -> Result<PackedLinear, LoadError> {
+    pub fn vocab_linear(&self, name: &str) -> Result<PackedLinear, ModelLoadError> {
         let (ops, part) = (self.store.ops, self.part(name)?);
         with_padding(&part, |rows| ops.pack_linear(rows, None)).map_err(|e| self.device(name, e))
     }
 
     /// What makes keys and values of this rank's heads out of latents: of each head `keys` rows, then `values`.
-    pub fn latent_heads(
+    pub fn mla_heads(
         &self,
         name: &str,
         (keys, values): (usize, usize),
-    ) -> Result<PackedLatentHeads, LoadError> {
+    ) -> Result<PackedMlaHeads, ModelLoadError> {
         let part = self.part(format_args!("{name}.weight"))?;
-        let pack = || self.store.ops.pack_latent_heads(&part.matrix()?, (keys, values));
+        let pack = || self.store.ops.pack_mla_heads(&part.matrix()?, (keys, values));
         pack().map_err(|e| self.device(name, e))
     }
 
     /// The factor stored under the first of `names` that exists.
     ///
     /// Errors: it is no finite number above 0.
-    pub fn scale(&self, names: &[&str]) -> Result<Option<f32>, LoadError> {
+    pub fn scale(&self, names: &[&str]) -> Result<Option<f32>, ModelLoadError> {
         let names: Vec<String> = names.iter().map(|name| self.name(name)).collect();
         let scale = self.store.source.scale(&names)?;
         if let (Some(scale), Some(name)) = (scale, names.first()) {
@@ -283,7 +289,7 @@ impl<'a> Weights<'a> {
 
     /// Where this rank stands.
     #[must_use]
-    pub fn ranks(&self) -> &Ranks {
+    pub fn ranks(&self) -> &ParallelRanks {
         &self.store.ranks
     }
 
@@ -294,16 +300,16 @@ impl<'a> Weights<'a> {
     }
 
     /// An error of the device about a weight under this name.
-    pub fn device(&self, child: impl Display, error: OpError) -> LoadError {
-        LoadError::Device { tensor: self.name(child), error }
+    pub fn device(&self, child: impl Display, error: OpError) -> ModelLoadError {
+        ModelLoadError::Device { tensor: self.name(child), error }
     }
 
     /// A weight under this name does not split over the ranks.
-    pub fn split(&self, child: impl Display, error: Indivisible) -> LoadError {
-        LoadError::Split { tensor: self.name(child), error }
+    pub fn split(&self, child: impl Display, error: UnevenSplit) -> ModelLoadError {
+        ModelLoadError::Split { tensor: self.name(child), error }
     }
 
-    fn part(&self, child: impl Display) -> Result<HostPart<'_>, LoadError> {
+    fn part(&self, child: impl Display) -> Result<HostShard<'_>, ModelLoadError> {
         self.store.take(&self.name(child))
     }
 
@@ -327,33 +333,34 @@ impl fmt::Debug for Weights<'_> {
 ///
 /// Errors: the first weight that cannot, with the number of ranks nearest to that asked for over which all can.
 pub fn check_split(
-    config: &Config,
-    ranks: &Ranks,
+    config: &ModelConfig,
+    ranks: &ParallelRanks,
     placement: Option<&ExpertPlacement>,
-) -> Result<(), LoadError> {
+) -> Result<(), ModelLoadError> {
     let specs = tensors(config);
-    let refused = |ranks: &Ranks| specs.iter().find_map(|spec| split(spec, config, ranks).err());
+    let refused =
+        |ranks: &ParallelRanks| specs.iter().find_map(|spec| split(spec, config, ranks).err());
     if let Some(placement) = placement {
         check_placement(placement, config, ranks.ep.size)?;
     } else if let Some(moe) = &config.moe {
-        let split = |error| LoadError::Split { tensor: "mlp.experts.*".to_owned(), error };
+        let split = |error| ModelLoadError::Split { tensor: "mlp.experts.*".to_owned(), error };
         ranks.experts(moe.experts).map_err(split)?;
     }
     let Some(error) = refused(ranks) else { return Ok(()) };
-    let LoadError::Split { tensor, error } = error else { return Err(error) };
+    let ModelLoadError::Split { tensor, error } = error else { return Err(error) };
     let asked = ranks.tp.size;
     // Experts that are spread move with the ranks that share the layers.
-    let of = |size| Ranks { tp: Part { rank: 0, size }, ..*ranks };
+    let of = |size| ParallelRanks { tp: ParallelRank { rank: 0, size }, ..*ranks };
     let others = (1..=config.heads).filter(|&size| size != asked && refused(&of(size)).is_none());
     let nearest = others.min_by_key(|size| size.abs_diff(asked)).unwrap_or(1);
-    Err(LoadError::Split { tensor, error: Indivisible { nearest, ..error } })
+    Err(ModelLoadError::Split { tensor, error: UnevenSplit { nearest, ..error } })
 }
 
 /// Whether it belongs to an expert that another rank holds.
 fn is_foreign(
     spec: &TensorSpec,
-    config: &Config,
-    ranks: &Ranks,
+    config: &ModelConfig,
+    ranks: &ParallelRanks,
     placement: Option<&ExpertPlacement>,
 ) -> bool {
     let Some((moe, (layer, name))) = config.moe.as_ref().zip(spec.name.split_once(".experts."))
@@ -363,20 +370,24 @@ fn is_foreign(
     let expert = name.split_once('.').and_then(|(expert, _)| expert.parse().ok());
     let layer = layer.split('.').find_map(|part| part.parse().ok());
     let Some((expert, layer)) = expert.zip(layer) else { return false };
-    let own = own_experts(ranks, placement, layer, moe.experts);
+    let own = local_experts(ranks, placement, layer, moe.experts);
     own.is_ok_and(|own| !own.experts.contains(&expert))
 }
 
-fn split(spec: &TensorSpec, config: &Config, ranks: &Ranks) -> Result<Slice, LoadError> {
-    let refused = |error| LoadError::Split { tensor: spec.name.clone(), error };
+fn split(
+    spec: &TensorSpec,
+    config: &ModelConfig,
+    ranks: &ParallelRanks,
+) -> Result<WeightSlice, ModelLoadError> {
+    let refused = |error| ModelLoadError::Split { tensor: spec.name.clone(), error };
     let slice = spec.shard.slice(spec.matrix(), config, ranks).map_err(refused)?;
-    let Some(scales) = spec.quantised() else { return Ok(slice) };
+    let Some(scales) = spec.quantized() else { return Ok(slice) };
     // A sum over inputs takes whole blocks: their scales are applied once for all of them.
     let [inputs, each] = [spec.matrix()[1], scales.grid.each(spec.matrix()[1])[1]];
     if slice.cols.len() < inputs && each < inputs {
         if !inputs.is_multiple_of(each) {
             let (what, ranks) = ("inputs that end inside a block of scales", ranks.tp.size);
-            return Err(refused(Indivisible { what, count: inputs, ranks, nearest: 1 }));
+            return Err(refused(UnevenSplit { what, count: inputs, ranks, nearest: 1 }));
         }
         ranks.tp.share("blocks of 128 inputs", inputs / each).map_err(refused)?;
     }
@@ -385,7 +396,7 @@ fn split(spec: &TensorSpec, config: &Config, ranks: &Ranks) -> Result<Slice, Loa
 
 /// Vocabulary rows of a rank, then the zero rows that fill its share.
 fn with_padding<T>(
-    part: &HostPart<'_>,
+    part: &HostShard<'_>,
     place: impl FnOnce(&[HostMat<'_>]) -> Result<T, OpError>,
 ) -> Result<T, OpError> {
     let rows = part.matrix()?;

@@ -3,13 +3,13 @@
 //! Both answer the same question, "the slice of this weight that a rank holds", as bytes on the host.
 //! Files answer with borrowed bytes of the mapping, so that nothing is copied before it is packed.
 
-use super::checkpoint::Checkpoint;
+use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
-use super::plan::{Located, locate};
-use crate::sharding::Slice;
-use crate::synth::{self, Generator, Values};
-use crate::table::{MIDLAYER, TensorSpec};
-use crate::{Config, LoadError, TensorFault};
+use super::tensor_plan::{LocatedWeight, locate};
+use crate::sharding::WeightSlice;
+use crate::synth::{self, SynthValues, ValueGenerator};
+use crate::weight_table::{MIDLAYER, TensorSpec};
+use crate::{ModelConfig, ModelLoadError, TensorFault};
 use half::bf16;
 use ops::{DType, HostMat, OpError};
 use std::borrow::Cow;
@@ -20,12 +20,12 @@ use std::thread;
 
 /// Where weights come from.
 #[derive(Debug)]
-pub(crate) enum Source {
+pub(crate) enum WeightSource {
     /// A folder of safetensors files.
     Files {
-        checkpoint: Arc<Checkpoint>,
+        checkpoint: Arc<SafetensorsCheckpoint>,
         /// Bytes of each weight of the table.
-        located: BTreeMap<String, Located>,
+        located: BTreeMap<String, LocatedWeight>,
     },
     /// The hash, with this seed.
     Synth {
@@ -37,32 +37,32 @@ pub(crate) enum Source {
 
 /// A rank's part of one weight, on the host.
 #[derive(Debug)]
-pub(crate) struct HostPart<'a> {
+pub(crate) struct HostShard<'a> {
     pub(super) bytes: Cow<'a, [u8]>,
     pub(super) dtype: DType,
     /// Rows and columns of the matrix that `bytes` holds.
     pub(super) whole: [usize; 2],
     /// The part of it that is meant.
-    pub(super) slice: Slice,
+    pub(super) slice: WeightSlice,
     /// Of all of it, if it is quantised.
-    pub(super) scales: Option<Scales>,
+    pub(super) scales: Option<WeightScales>,
 }
 
 /// The scales of a weight.
 #[derive(Debug)]
-pub(super) struct Scales {
+pub(super) struct WeightScales {
     pub(super) values: Vec<f32>,
     /// Rows and columns that share one.
     each: [usize; 2],
 }
 
-impl Source {
+impl WeightSource {
     pub(crate) fn open(
         dir: &Path,
-        config: &Config,
+        config: &ModelConfig,
         specs: &[TensorSpec],
-    ) -> Result<Self, LoadError> {
-        let mut checkpoint = Checkpoint::open(dir)?;
+    ) -> Result<Self, ModelLoadError> {
+        let mut checkpoint = SafetensorsCheckpoint::open(dir)?;
         if config.eagle.is_some() {
             let [name, other] = MIDLAYER;
             checkpoint.rename(other, name);
@@ -85,18 +85,22 @@ impl Source {
             Self::Files { located, .. } => {
                 located.get(&spec.name).is_some_and(|place| place.dtype == StoredDType::F8E4M3)
             }
-            Self::Synth { .. } => spec.quantised().is_some(),
+            Self::Synth { .. } => spec.quantized().is_some(),
         }
     }
 
-    /// All whole numbers of a weight of [`Values::Offsets`], which are those of drafts among so many ids.
-    pub(crate) fn offsets(&self, spec: &TensorSpec, ids: usize) -> Result<Vec<i64>, LoadError> {
+    /// All whole numbers of a weight of [`SynthValues::Offsets`], which are those of drafts among so many ids.
+    pub(crate) fn offsets(
+        &self,
+        spec: &TensorSpec,
+        ids: usize,
+    ) -> Result<Vec<i64>, ModelLoadError> {
         let count = spec.elements();
         let Self::Files { checkpoint, located } = self else {
             return Ok((0..count as u64).map(|i| synth::offset(i, (count, ids))).collect());
         };
         let place = located.get(&spec.name).and_then(|place| checkpoint.bytes(&place.stored));
-        let missing = || LoadError::Table { tensor: spec.name.clone(), what: "has no bytes" };
+        let missing = || ModelLoadError::Table { tensor: spec.name.clone(), what: "has no bytes" };
         let words = place.ok_or_else(missing)?.as_chunks::<8>().0;
         let offsets: Vec<i64> = words.iter().map(|word| i64::from_le_bytes(*word)).collect();
         let id = |(i, offset): (usize, &i64)| (i as i64).checked_add(*offset);
@@ -110,25 +114,30 @@ impl Source {
     }
 
     /// Bytes that reading this slice of `spec` takes.
-    pub(crate) fn bytes(&self, spec: &TensorSpec, slice: &Slice) -> u64 {
+    pub(crate) fn bytes(&self, spec: &TensorSpec, slice: &WeightSlice) -> u64 {
         let size = match self {
             _ if !self.has(spec) => 0,
             Self::Files { located, .. } => located.get(&spec.name).map_or(0, |l| l.dtype.bytes()),
-            Self::Synth { .. } if spec.quantised().is_some() => DType::F8E4M3.bytes() as u64,
+            Self::Synth { .. } if spec.quantized().is_some() => DType::F8E4M3.bytes() as u64,
             Self::Synth { .. } => DType::BF16.bytes() as u64,
         };
         slice.elements() as u64 * size
     }
 
     /// The slice of one weight.
-    pub(crate) fn part(&self, spec: &TensorSpec, slice: Slice) -> Result<HostPart<'_>, LoadError> {
+    pub(crate) fn part(
+        &self,
+        spec: &TensorSpec,
+        slice: WeightSlice,
+    ) -> Result<HostShard<'_>, ModelLoadError> {
         match self {
-            Self::Synth { seed, threads } if spec.quantised().is_some() => {
+            Self::Synth { seed, threads } if spec.quantized().is_some() => {
                 Ok(synth_fp8(spec, slice, *seed, *threads))
             }
             Self::Synth { seed, threads } => Ok(synth_part(spec, &slice, *seed, *threads)),
             Self::Files { checkpoint, located } => {
-                let missing = LoadError::Table { tensor: spec.name.clone(), what: "has no bytes" };
+                let missing =
+                    ModelLoadError::Table { tensor: spec.name.clone(), what: "has no bytes" };
                 let Some(place) = located.get(&spec.name) else { return Err(missing) };
                 let Some(bytes) = checkpoint.bytes(&place.stored) else { return Err(missing) };
                 let dtype = match place.dtype {
@@ -142,11 +151,11 @@ impl Source {
                 let scales = match (&place.scales, &spec.scales) {
                     (Some(stored), Some(scales)) => {
                         let values = stored_values(checkpoint, stored).ok_or(missing)?;
-                        Some(Scales { values, each: scales.grid.each(spec.matrix()[1]) })
+                        Some(WeightScales { values, each: scales.grid.each(spec.matrix()[1]) })
                     }
                     _ => None,
                 };
-                Ok(HostPart { bytes, dtype, whole: spec.matrix(), slice, scales })
+                Ok(HostShard { bytes, dtype, whole: spec.matrix(), slice, scales })
             }
         }
     }
@@ -154,7 +163,7 @@ impl Source {
     /// The factor stored under the first of `names` that is there. Synthetic checkpoints store none.
     ///
     /// Errors: it is no finite number above 0, or of a type that is no float.
-    pub(crate) fn scale(&self, names: &[String]) -> Result<Option<f32>, LoadError> {
+    pub(crate) fn scale(&self, names: &[String]) -> Result<Option<f32>, ModelLoadError> {
         let Self::Files { checkpoint, .. } = self else { return Ok(None) };
         let mut stored = names.iter().filter_map(|name| Some((name, checkpoint.get(name)?)));
         let Some((name, stored)) = stored.next() else { return Ok(None) };
@@ -170,7 +179,7 @@ impl Source {
 }
 
 /// All values of a stored float tensor, in f32.
-fn stored_values(checkpoint: &Checkpoint, name: &str) -> Option<Vec<f32>> {
+fn stored_values(checkpoint: &SafetensorsCheckpoint, name: &str) -> Option<Vec<f32>> {
     let (stored, bytes) = (checkpoint.get(name)?, checkpoint.bytes(name)?);
     let dtype = match stored.dtype {
         StoredDType::F32 => DType::F32,
@@ -183,7 +192,7 @@ fn stored_values(checkpoint: &Checkpoint, name: &str) -> Option<Vec<f32>> {
     Some(values)
 }
 
-impl HostPart<'_> {
+impl HostShard<'_> {
     /// The rank's rows and columns, without padding.
     pub(crate) fn matrix(&self) -> Result<HostMat<'_>, OpError> {
         let [rows, cols] = self.whole;
@@ -191,19 +200,19 @@ impl HostPart<'_> {
         if let Some(scales) = &self.scales {
             whole = whole.scaled(&scales.values, scales.each)?;
         }
-        let Slice { rows, cols, .. } = &self.slice;
+        let WeightSlice { rows, cols, .. } = &self.slice;
         Ok(whole.row_range(rows.start, rows.len()).column_range(cols.start, cols.len()))
     }
 
     /// The same weight multiplied by `factor`.
-    pub(crate) fn times(mut self, factor: f32) -> Self {
+    pub(crate) fn scaled(mut self, factor: f32) -> Self {
         match &mut self.scales {
             _ if factor.to_bits() == 1f32.to_bits() => {}
             Some(scales) => scales.values.iter_mut().for_each(|scale| *scale *= factor),
             // One factor for all of it.
             none => {
                 let each = self.whole.map(|n| n.max(1));
-                *none = Some(Scales { values: vec![factor], each });
+                *none = Some(WeightScales { values: vec![factor], each });
             }
         }
         self
@@ -231,35 +240,45 @@ impl HostPart<'_> {
 }
 
 /// Makes the slice alone; bf16 holds the values exactly.
-fn synth_part(spec: &TensorSpec, slice: &Slice, seed: u64, threads: usize) -> HostPart<'static> {
+fn synth_part(
+    spec: &TensorSpec,
+    slice: &WeightSlice,
+    seed: u64,
+    threads: usize,
+) -> HostShard<'static> {
     let [_, inputs] = spec.matrix();
-    let generator = Generator::new(&spec.name, seed, spec.values, inputs);
+    let generator = ValueGenerator::new(&spec.name, seed, spec.values, inputs);
     let bytes =
         synth_bytes(inputs, slice, threads, |i| bf16::from_f32(generator.value(i)).to_le_bytes());
     let whole = [slice.rows.len(), slice.cols.len()];
-    let slice = Slice { rows: 0..whole[0], cols: 0..whole[1], padding: slice.padding };
-    HostPart { bytes: Cow::Owned(bytes), dtype: DType::BF16, whole, slice, scales: None }
+    let slice = WeightSlice { rows: 0..whole[0], cols: 0..whole[1], padding: slice.padding };
+    HostShard { bytes: Cow::Owned(bytes), dtype: DType::BF16, whole, slice, scales: None }
 }
 
 /// Makes all of a quantised weight, because blocks of scales do not end where slices do.
-fn synth_fp8(spec: &TensorSpec, slice: Slice, seed: u64, threads: usize) -> HostPart<'static> {
+fn synth_fp8(
+    spec: &TensorSpec,
+    slice: WeightSlice,
+    seed: u64,
+    threads: usize,
+) -> HostShard<'static> {
     let whole = spec.matrix();
-    let generator = Generator::new(&spec.name, seed, spec.values, whole[1]);
-    let all = Slice { rows: 0..whole[0], cols: 0..whole[1], padding: 0 };
+    let generator = ValueGenerator::new(&spec.name, seed, spec.values, whole[1]);
+    let all = WeightSlice { rows: 0..whole[0], cols: 0..whole[1], padding: 0 };
     let bytes = synth_bytes(whole[1], &all, threads, |i| [generator.e4m3(i)]);
     let scales = spec.scales.as_ref().map(|scales| {
-        let generator = Generator::new(&scales.name, seed, Values::Scale, whole[1]);
+        let generator = ValueGenerator::new(&scales.name, seed, SynthValues::Scale, whole[1]);
         let count: usize = spec.scale_shape(scales.grid).iter().product();
         let values = (0..count as u64).map(|i| generator.value(i)).collect();
-        Scales { values, each: scales.grid.each(whole[1]) }
+        WeightScales { values, each: scales.grid.each(whole[1]) }
     });
-    HostPart { bytes: Cow::Owned(bytes), dtype: DType::F8E4M3, whole, slice, scales }
+    HostShard { bytes: Cow::Owned(bytes), dtype: DType::F8E4M3, whole, slice, scales }
 }
 
 /// The elements of a slice of a matrix of so many inputs, row by row.
 fn synth_bytes<const SIZE: usize>(
     inputs: usize,
-    slice: &Slice,
+    slice: &WeightSlice,
     threads: usize,
     element: impl Fn(u64) -> [u8; SIZE] + Sync,
 ) -> Vec<u8> {

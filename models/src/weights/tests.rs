@@ -2,19 +2,19 @@
 #![allow(clippy::needless_pass_by_value)] // Tables of values read better without borrows.
 
 mod digest;
-mod drafts;
 mod eagle3;
-mod quantised;
+mod mtp;
+mod quantized_weights;
 mod shared_experts;
 
-use super::Source;
-use super::checkpoint::Checkpoint;
-use super::header::{self, Stored, StoredDType};
-use super::plan::{Located, locate};
-use crate::sharding::{Heads, Part, Ranks, Shard};
+use super::WeightSource;
+use super::checkpoint::SafetensorsCheckpoint;
+use super::header::{self, StoredDType, StoredTensor};
+use super::tensor_plan::{LocatedWeight, locate};
+use crate::sharding::{HeadKind, ParallelRank, ParallelRanks, ShardSpec};
 use crate::synth::{self, SynthDType, SynthOptions};
-use crate::table::{TensorSpec, tensors, tests::tiny_json};
-use crate::{Config, LoadError};
+use crate::weight_table::{TensorSpec, tensors, tests::tiny_json};
+use crate::{ModelConfig, ModelLoadError};
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -25,12 +25,12 @@ use tempfile::TempDir;
 const FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-struct Folder {
+struct CheckpointFolder {
     dir: TempDir,
-    config: Config,
+    config: ModelConfig,
 }
 
-impl Folder {
+impl CheckpointFolder {
     fn new(architecture: &str, shard_bytes: u64) -> Self {
         Self::of(&tiny_json(architecture), shard_bytes)
     }
@@ -41,7 +41,7 @@ impl Folder {
         fs::write(&source, json).unwrap();
         let options = SynthOptions { seed: 1, dtype: SynthDType::BF16, shard_bytes };
         synth::write(&source, dir.path(), &options, &mut |_, _| ()).unwrap();
-        let config = Config::from_dir(dir.path()).unwrap();
+        let config = ModelConfig::from_dir(dir.path()).unwrap();
         Self { dir, config }
     }
 
@@ -49,8 +49,8 @@ impl Folder {
         self.dir.path()
     }
 
-    fn locate(&self) -> Result<BTreeMap<String, Located>, LoadError> {
-        let checkpoint = Checkpoint::open(self.path())?;
+    fn locate(&self) -> Result<BTreeMap<String, LocatedWeight>, ModelLoadError> {
+        let checkpoint = SafetensorsCheckpoint::open(self.path())?;
         locate(&checkpoint, &self.config, &tensors(&self.config))
     }
 
@@ -65,7 +65,7 @@ impl Folder {
         let path = self.path().join(FILE);
         let bytes = fs::read(&path).unwrap();
         let mut map = BTreeMap::new();
-        for (name, Stored { dtype, shape, bytes: range }) in header::parse(&bytes).unwrap() {
+        for (name, StoredTensor { dtype, shape, bytes: range }) in header::parse(&bytes).unwrap() {
             map.insert(name, (dtype.name().to_owned(), shape, bytes[range].to_vec()));
         }
         change(&mut map);
@@ -95,7 +95,7 @@ fn check(
     change: impl FnOnce(&mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>),
     expected: Expect,
 ) {
-    let folder = Folder::new("Qwen3ForCausalLM", u64::MAX);
+    let folder = CheckpointFolder::new("Qwen3ForCausalLM", u64::MAX);
     folder.edit(change);
     expected.assert_eq(&folder.error());
 }
@@ -146,7 +146,7 @@ fn weights_that_contradict_the_configuration_are_named() {
 
 #[test]
 fn a_rotary_table_is_ignored_by_rule() {
-    let folder = Folder::new("LlamaForCausalLM", u64::MAX);
+    let folder = CheckpointFolder::new("LlamaForCausalLM", u64::MAX);
     let name = "model.layers.0.self_attn.rotary_emb.inv_freq";
     folder.edit(|t| drop(t.insert(name.into(), ("F32".into(), vec![1], vec![0; 4]))));
     assert_eq!(folder.locate().unwrap().len(), tensors(&folder.config).len());
@@ -155,7 +155,7 @@ fn a_rotary_table_is_ignored_by_rule() {
 #[test]
 fn a_tied_head_may_be_stored_again_if_it_is_the_same() {
     let json = tiny_json("LlamaForCausalLM").replacen('{', r#"{"tie_word_embeddings":true,"#, 1);
-    let folder = Folder::of(&json, u64::MAX);
+    let folder = CheckpointFolder::of(&json, u64::MAX);
     folder.edit(|t| {
         let embedding = t["model.embed_tokens.weight"].clone();
         t.insert("lm_head.weight".into(), embedding);
@@ -184,25 +184,25 @@ fn fuse(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>, keep: bool) {
 
 #[test]
 fn fused_experts_are_the_same_bytes() {
-    let folder = Folder::new("Qwen3MoeForCausalLM", u64::MAX);
+    let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     let read = || {
-        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let checkpoint = SafetensorsCheckpoint::open(folder.path()).unwrap();
         let located = locate(&checkpoint, &folder.config, &tensors(&folder.config)).unwrap();
-        let bytes = |l: Located| checkpoint.bytes(&l.stored).unwrap()[l.bytes].to_vec();
+        let bytes = |l: LocatedWeight| checkpoint.bytes(&l.stored).unwrap()[l.bytes].to_vec();
         located.into_iter().map(|(name, l)| (name, bytes(l))).collect::<Vec<_>>()
     };
     let separate = read();
     folder.edit(|t| fuse(t, false));
     assert_eq!(read(), separate);
 
-    let folder = Folder::new("Qwen3MoeForCausalLM", u64::MAX);
+    let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     folder.edit(|t| fuse(t, true));
     expect!["DIR/model.safetensors: tensor `model.layers.1.mlp.experts.gate_up_proj`: holds what `model.layers.1.mlp.experts.0.gate_proj.weight` stores again"].assert_eq(&folder.error());
 }
 
 /// Breaks the index of a checkpoint in several files and expects an error.
 fn check_index(change: impl FnOnce(&mut Value), expected: Expect) {
-    let folder = Folder::new("Qwen3ForCausalLM", 20_000);
+    let folder = CheckpointFolder::new("Qwen3ForCausalLM", 20_000);
     folder.locate().unwrap();
     folder.edit_index(change);
     // The column depends on the order in which the test writes the keys.
@@ -260,7 +260,7 @@ fn an_index_must_agree_with_its_files() {
 
 #[test]
 fn the_same_name_in_two_files_is_refused() {
-    let folder = Folder::new("Qwen3ForCausalLM", 20_000);
+    let folder = CheckpointFolder::new("Qwen3ForCausalLM", 20_000);
     let from = folder.path().join("model-00001-of-00005.safetensors");
     fs::copy(from, folder.path().join("copy.safetensors")).unwrap();
     folder.edit_index(|m| m["other"] = json!("copy.safetensors"));
@@ -268,10 +268,10 @@ fn the_same_name_in_two_files_is_refused() {
 }
 
 #[test]
-fn folders_without_weights_say_what_is_there() {
+fn folders_without_weights_list_their_content() {
     let dir = TempDir::new().unwrap();
     let error = |dir: &TempDir| {
-        let text = Checkpoint::open(dir.path()).unwrap_err().to_string();
+        let text = SafetensorsCheckpoint::open(dir.path()).unwrap_err().to_string();
         text.replace(&dir.path().display().to_string(), "DIR")
     };
     expect!["DIR: no model.safetensors and no model.safetensors.index.json"]
@@ -284,7 +284,7 @@ fn folders_without_weights_say_what_is_there() {
 
 #[test]
 fn every_truncation_is_an_error() {
-    let folder = Folder::new("Qwen3ForCausalLM", u64::MAX);
+    let folder = CheckpointFolder::new("Qwen3ForCausalLM", u64::MAX);
     let bytes = fs::read(folder.path().join(FILE)).unwrap();
     for end in 0..bytes.len() {
         assert!(header::parse(&bytes[..end]).is_err(), "{end} of {} bytes", bytes.len());
@@ -293,7 +293,7 @@ fn every_truncation_is_an_error() {
 }
 
 /// Places and bytes of every weight, or nothing if the file is refused.
-fn outcome(file: &[u8], specs: &[TensorSpec]) -> Option<Vec<(String, Stored)>> {
+fn outcome(file: &[u8], specs: &[TensorSpec]) -> Option<Vec<(String, StoredTensor)>> {
     let mut tensors = header::parse(file).ok()?;
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
     let fits = |spec: &TensorSpec| {
@@ -305,7 +305,7 @@ fn outcome(file: &[u8], specs: &[TensorSpec]) -> Option<Vec<(String, Stored)>> {
 
 #[test]
 fn a_mutated_header_is_refused_or_means_the_same() {
-    let folder = Folder::new("Qwen3MoeForCausalLM", u64::MAX);
+    let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     let specs = tensors(&folder.config);
     let original = fs::read(folder.path().join(FILE)).unwrap();
     let intact = outcome(&original, &specs).unwrap();
@@ -329,7 +329,7 @@ fn a_mutated_header_is_refused_or_means_the_same() {
             }
         }
         if let Some(tensors) = outcome(&bytes, &specs) {
-            let read = |file: &[u8], t: &[(String, Stored)]| -> Vec<(String, Vec<u8>)> {
+            let read = |file: &[u8], t: &[(String, StoredTensor)]| -> Vec<(String, Vec<u8>)> {
                 t.iter().map(|(n, t)| (n.clone(), file[t.bytes.clone()].to_vec())).collect()
             };
             assert_eq!(read(&bytes, &tensors), read(&original, &intact), "round {round}");
@@ -340,7 +340,12 @@ fn a_mutated_header_is_refused_or_means_the_same() {
 }
 
 /// A rank's part of one weight as f32 rows, without padding.
-fn part(source: &Source, spec: &TensorSpec, config: &Config, ranks: &Ranks) -> Vec<Vec<f32>> {
+fn part(
+    source: &WeightSource,
+    spec: &TensorSpec,
+    config: &ModelConfig,
+    ranks: &ParallelRanks,
+) -> Vec<Vec<f32>> {
     let slice = spec.shard.slice(spec.matrix(), config, ranks).unwrap();
     let part = source.part(spec, slice).unwrap();
     let matrix = part.matrix().unwrap();
@@ -355,12 +360,12 @@ fn part(source: &Source, spec: &TensorSpec, config: &Config, ranks: &Ranks) -> V
 /// Puts the parts of all ranks back together, as the shard says they were cut.
 fn join(spec: &TensorSpec, parts: Vec<Vec<Vec<f32>>>) -> Vec<Vec<f32>> {
     match spec.shard {
-        Shard::Replicated => parts.into_iter().next().unwrap(),
-        Shard::Rows(_) | Shard::ExpertRows => {
+        ShardSpec::Replicated => parts.into_iter().next().unwrap(),
+        ShardSpec::Rows(_) | ShardSpec::ExpertRows => {
             let rows = 0..parts[0].len();
             rows.map(|r| parts.iter().flat_map(|p| p[r].clone()).collect()).collect()
         }
-        Shard::Heads(Heads::KeyValue) => {
+        ShardSpec::Heads(HeadKind::KeyValue) => {
             let mut rows = Vec::new();
             for part in parts {
                 if rows.len() < part.len() || !rows.ends_with(&part) {
@@ -374,17 +379,20 @@ fn join(spec: &TensorSpec, parts: Vec<Vec<Vec<f32>>>) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn the_parts_of_all_ranks_are_the_whole_from_files_and_from_the_hash() {
+fn shards_of_all_ranks_reassemble_files_and_synth() {
     for architecture in ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM"] {
-        let folder = Folder::new(architecture, 20_000);
+        let folder = CheckpointFolder::new(architecture, 20_000);
         let specs = tensors(&folder.config);
-        let files = Source::open(folder.path(), &folder.config, &specs).unwrap();
-        let synth = Source::Synth { seed: 1, threads: 3 };
+        let files = WeightSource::open(folder.path(), &folder.config, &specs).unwrap();
+        let synth = WeightSource::Synth { seed: 1, threads: 3 };
         for spec in &specs {
-            let whole = part(&files, spec, &folder.config, &Ranks::ALONE);
+            let whole = part(&files, spec, &folder.config, &ParallelRanks::SINGLE);
             for (source, size) in [(&files, 2), (&files, 4), (&synth, 1), (&synth, 2), (&synth, 4)]
             {
-                let ranks = |rank| Ranks { tp: Part { rank, size }, ep: Part::ALONE };
+                let ranks = |rank| ParallelRanks {
+                    tp: ParallelRank { rank, size },
+                    ep: ParallelRank::SINGLE,
+                };
                 let parts = (0..size).map(|r| part(source, spec, &folder.config, &ranks(r)));
                 assert!(join(spec, parts.collect()) == whole, "{} over {size}", spec.name);
             }
@@ -394,7 +402,7 @@ fn the_parts_of_all_ranks_are_the_whole_from_files_and_from_the_hash() {
 
 #[test]
 fn every_dtype_gives_the_same_values() {
-    let folder = Folder::new("Qwen3MoeForCausalLM", u64::MAX);
+    let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     folder.edit(|t| {
         for (i, (dtype, _, bytes)) in t.values_mut().enumerate() {
             let floats = bytes.as_chunks::<2>().0.iter().map(|b| half::bf16::from_le_bytes(*b));
@@ -414,10 +422,10 @@ fn every_dtype_gives_the_same_values() {
         }
     });
     let specs = tensors(&folder.config);
-    let files = Source::open(folder.path(), &folder.config, &specs).unwrap();
-    let synth = Source::Synth { seed: 1, threads: 1 };
+    let files = WeightSource::open(folder.path(), &folder.config, &specs).unwrap();
+    let synth = WeightSource::Synth { seed: 1, threads: 1 };
     for spec in &specs {
-        let read = |source| part(source, spec, &folder.config, &Ranks::ALONE);
+        let read = |source| part(source, spec, &folder.config, &ParallelRanks::SINGLE);
         assert!(read(&files) == read(&synth), "{}", spec.name);
     }
 }

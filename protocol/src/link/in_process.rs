@@ -1,20 +1,20 @@
 //! A link between two threads: two bounded channels. A dropped end is the death signal.
 
-use super::{Halves, LinkError, Receiving, Sending};
+use super::{LinkError, LinkHalves, MessageReceiver, MessageSender};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 /// One end of an in-process link.
-pub type InProcess<O, I> = Halves<SyncSender<O>, Receiver<I>>;
+pub type InProcessLink<O, I> = LinkHalves<SyncSender<O>, Receiver<I>>;
 
 /// Two connected ends; each direction holds up to `capacity` messages.
-pub fn pair<A, B>(capacity: usize) -> (InProcess<A, B>, InProcess<B, A>) {
+pub fn in_process_pair<A, B>(capacity: usize) -> (InProcessLink<A, B>, InProcessLink<B, A>) {
     let (a_out, b_in) = sync_channel(capacity);
     let (b_out, a_in) = sync_channel(capacity);
-    (Halves { sender: a_out, receiver: a_in }, Halves { sender: b_out, receiver: b_in })
+    (LinkHalves { sender: a_out, receiver: a_in }, LinkHalves { sender: b_out, receiver: b_in })
 }
 
-impl<M> Sending for SyncSender<M> {
+impl<M> MessageSender for SyncSender<M> {
     type Message = M;
 
     fn send(&mut self, message: M) -> Result<(), LinkError> {
@@ -22,7 +22,7 @@ impl<M> Sending for SyncSender<M> {
     }
 }
 
-impl<M> Receiving for Receiver<M> {
+impl<M> MessageReceiver for Receiver<M> {
     type Message = M;
 
     fn recv(&mut self, timeout: Duration) -> Result<Option<M>, LinkError> {
@@ -37,11 +37,11 @@ impl<M> Receiving for Receiver<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::Link;
+    use crate::link::MessageLink;
 
     #[test]
-    fn messages_arrive_in_order_and_the_end_is_seen() {
-        let (mut a, mut b) = pair::<u32, &str>(4);
+    fn in_process_link_delivers_in_order_and_reports_close() {
+        let (mut a, mut b) = in_process_pair::<u32, &str>(4);
         a.send(1).unwrap();
         a.send(2).unwrap();
         b.send("reply").unwrap();

@@ -5,76 +5,76 @@ mod outbox;
 mod socket;
 mod stream;
 
-pub use in_process::{InProcess, pair};
-pub use outbox::{Beat, drain};
-pub use socket::Socket;
-pub use stream::{FrameReader, FrameWriter, Timed, UnixLink, unix};
+pub use in_process::{InProcessLink, in_process_pair};
+pub use outbox::{HeartbeatConfig, run_writer};
+pub use socket::LinkSocket;
+pub use stream::{FrameReader, FrameWriter, TimeoutRead, UnixLink, unix_link};
 
 use crate::frame::FrameError;
 use std::io::ErrorKind;
 use std::time::Duration;
 
 /// One end of an ordered, reliable, bounded stream of messages.
-pub trait Link {
+pub trait MessageLink {
     /// What this end sends.
-    type Out;
+    type SentMessage;
     /// What this end receives.
-    type In;
+    type ReceivedMessage;
     /// The half that sends.
-    type Sender: Sending<Message = Self::Out> + Send + 'static;
+    type SenderHalf: MessageSender<Message = Self::SentMessage> + Send + 'static;
     /// The half that receives.
-    type Receiver: Receiving<Message = Self::In> + Send + 'static;
+    type ReceiverHalf: MessageReceiver<Message = Self::ReceivedMessage> + Send + 'static;
 
     /// Sends one message; blocks while the peer's queue is full.
     ///
     /// Errors: `LinkError::Closed` if the peer is gone.
-    fn send(&mut self, message: Self::Out) -> Result<(), LinkError>;
+    fn send(&mut self, message: Self::SentMessage) -> Result<(), LinkError>;
 
     /// Waits up to `timeout` for a message; `None` = nothing arrived in time.
     ///
     /// Errors: `LinkError::Closed` if the peer is gone and everything it sent was received.
-    fn recv(&mut self, timeout: Duration) -> Result<Option<Self::In>, LinkError>;
+    fn recv(&mut self, timeout: Duration) -> Result<Option<Self::ReceivedMessage>, LinkError>;
 
     /// The two directions, for owners that send and receive on different threads.
-    fn split(self) -> (Self::Sender, Self::Receiver);
+    fn split(self) -> (Self::SenderHalf, Self::ReceiverHalf);
 }
 
 /// The direction away from this end.
-pub trait Sending {
+pub trait MessageSender {
     /// What is sent.
     type Message;
 
-    /// As `Link::send`.
+    /// As `MessageLink::send`.
     fn send(&mut self, message: Self::Message) -> Result<(), LinkError>;
 }
 
 /// The direction towards this end.
-pub trait Receiving {
+pub trait MessageReceiver {
     /// What is received.
     type Message;
 
-    /// As `Link::recv`.
+    /// As `MessageLink::recv`.
     fn recv(&mut self, timeout: Duration) -> Result<Option<Self::Message>, LinkError>;
 }
 
 /// A link made of two directions, of whatever kind each is.
 #[derive(Debug)]
-pub struct Halves<S, R> {
+pub struct LinkHalves<S, R> {
     /// Away from this end.
     pub sender: S,
     /// Towards this end.
     pub receiver: R,
 }
 
-impl<S, R> Link for Halves<S, R>
+impl<S, R> MessageLink for LinkHalves<S, R>
 where
-    S: Sending + Send + 'static,
-    R: Receiving + Send + 'static,
+    S: MessageSender + Send + 'static,
+    R: MessageReceiver + Send + 'static,
 {
-    type Out = S::Message;
-    type In = R::Message;
-    type Sender = S;
-    type Receiver = R;
+    type SentMessage = S::Message;
+    type ReceivedMessage = R::Message;
+    type SenderHalf = S;
+    type ReceiverHalf = R;
 
     fn send(&mut self, message: S::Message) -> Result<(), LinkError> {
         self.sender.send(message)

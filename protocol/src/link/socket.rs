@@ -1,6 +1,6 @@
 //! A socket of either kind that a link runs over: of one machine, or between two.
 
-use super::Timed;
+use super::TimeoutRead;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,14 +9,14 @@ use std::time::Duration;
 
 /// One end of a connected stream socket.
 #[derive(Debug)]
-pub enum Socket {
+pub enum LinkSocket {
     /// To a process of this machine.
     Unix(UnixStream),
     /// To any process.
     Tcp(TcpStream),
 }
 
-impl Socket {
+impl LinkSocket {
     /// A descriptor as what it is.
     ///
     /// Errors: it is no connected stream socket.
@@ -51,28 +51,28 @@ impl Socket {
     }
 }
 
-impl From<UnixStream> for Socket {
+impl From<UnixStream> for LinkSocket {
     fn from(stream: UnixStream) -> Self {
         Self::Unix(stream)
     }
 }
 
-impl From<TcpStream> for Socket {
+impl From<TcpStream> for LinkSocket {
     fn from(stream: TcpStream) -> Self {
         Self::Tcp(stream)
     }
 }
 
-impl From<Socket> for OwnedFd {
-    fn from(socket: Socket) -> Self {
+impl From<LinkSocket> for OwnedFd {
+    fn from(socket: LinkSocket) -> Self {
         match socket {
-            Socket::Unix(stream) => stream.into(),
-            Socket::Tcp(stream) => stream.into(),
+            LinkSocket::Unix(stream) => stream.into(),
+            LinkSocket::Tcp(stream) => stream.into(),
         }
     }
 }
 
-impl AsFd for Socket {
+impl AsFd for LinkSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Unix(stream) => stream.as_fd(),
@@ -81,7 +81,7 @@ impl AsFd for Socket {
     }
 }
 
-impl Read for Socket {
+impl Read for LinkSocket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Unix(stream) => stream.read(buffer),
@@ -90,7 +90,7 @@ impl Read for Socket {
     }
 }
 
-impl Write for Socket {
+impl Write for LinkSocket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Unix(stream) => stream.write(bytes),
@@ -103,7 +103,7 @@ impl Write for Socket {
     }
 }
 
-impl Timed for Socket {
+impl TimeoutRead for LinkSocket {
     fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
         match self {
             Self::Unix(stream) => stream.set_timeout(timeout),
@@ -119,21 +119,21 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn a_descriptor_is_known_for_what_it_is() {
+    fn socket_kind_is_detected_from_descriptor() {
         let (unix, _other) = UnixStream::pair().unwrap();
-        assert!(matches!(Socket::from_fd(unix.into()), Ok(Socket::Unix(_))));
+        assert!(matches!(LinkSocket::from_fd(unix.into()), Ok(LinkSocket::Unix(_))));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        assert!(matches!(Socket::from_fd(tcp.into()), Ok(Socket::Tcp(_))));
-        assert!(Socket::from_fd(File::open("/dev/null").unwrap().into()).is_err());
-        assert!(Socket::from_fd(listener.into()).is_err(), "nobody is at its other end");
+        assert!(matches!(LinkSocket::from_fd(tcp.into()), Ok(LinkSocket::Tcp(_))));
+        assert!(LinkSocket::from_fd(File::open("/dev/null").unwrap().into()).is_err());
+        assert!(LinkSocket::from_fd(listener.into()).is_err(), "nobody is at its other end");
     }
 
     #[test]
-    fn closing_one_handle_ends_all() {
+    fn closing_one_handle_closes_all_clones() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let near = Socket::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
-        let mut far = Socket::from(listener.accept().unwrap().0);
+        let near = LinkSocket::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let mut far = LinkSocket::from(listener.accept().unwrap().0);
         let mut other = near.try_clone().unwrap();
         other.write_all(b"last").unwrap();
         near.close();

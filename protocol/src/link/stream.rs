@@ -3,10 +3,10 @@
 //! The two halves share nothing but the stream, so each may live on a thread of its own. Its end is the
 //! end of the peer; a broken frame is an error, because no frame after it can be found.
 
-use super::{Halves, LinkError, Receiving, Sending};
+use super::{LinkError, LinkHalves, MessageReceiver, MessageSender};
 use crate::Epoch;
-use crate::codec::Message;
-use crate::frame::{self, BODY_BYTES_MAX, FrameError, HEADER_BYTES, Header};
+use crate::codec::WireMessage;
+use crate::frame::{self, BODY_BYTES_MAX, FrameError, FrameHeader, HEADER_BYTES};
 use std::io::{ErrorKind, Read, Write};
 use std::marker::PhantomData;
 use std::net::TcpStream;
@@ -14,37 +14,40 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 /// Room for what is read at a time; a body grows by as much, so a length that lies allocates nothing.
-const READ_BYTES: usize = 64 << 10;
+const READ_CHUNK_BYTES: usize = 64 << 10;
 /// Buffers larger than this are given back once their message is handed out or sent.
-const KEEP_BYTES: usize = 4 << 20;
+const RETAINED_BUFFER_BYTES: usize = 4 << 20;
 
 /// A stream whose reads can be bounded in time.
-pub trait Timed: Read {
+pub trait TimeoutRead: Read {
     /// Reads return `WouldBlock` or `TimedOut` after so long.
     fn set_timeout(&mut self, timeout: Duration) -> std::io::Result<()>;
 }
 
-impl Timed for UnixStream {
+impl TimeoutRead for UnixStream {
     fn set_timeout(&mut self, timeout: Duration) -> std::io::Result<()> {
         self.set_read_timeout(Some(timeout.max(Duration::from_micros(1))))
     }
 }
 
-impl Timed for TcpStream {
+impl TimeoutRead for TcpStream {
     fn set_timeout(&mut self, timeout: Duration) -> std::io::Result<()> {
         self.set_read_timeout(Some(timeout.max(Duration::from_micros(1))))
     }
 }
 
 /// Both directions of a Unix socket.
-pub type UnixLink<O, I> = Halves<FrameWriter<UnixStream, O>, FrameReader<UnixStream, I>>;
+pub type UnixLink<O, I> = LinkHalves<FrameWriter<UnixStream, O>, FrameReader<UnixStream, I>>;
 
 /// One end of a Unix socket as a link of group generation `epoch`.
 ///
 /// Errors: the system has no descriptor left.
-pub fn unix<O, I>(stream: UnixStream, epoch: Epoch) -> std::io::Result<UnixLink<O, I>> {
+pub fn unix_link<O, I>(stream: UnixStream, epoch: Epoch) -> std::io::Result<UnixLink<O, I>> {
     let other = stream.try_clone()?;
-    Ok(Halves { sender: FrameWriter::new(stream, epoch), receiver: FrameReader::new(other, epoch) })
+    Ok(LinkHalves {
+        sender: FrameWriter::new(stream, epoch),
+        receiver: FrameReader::new(other, epoch),
+    })
 }
 
 /// The half that sends.
@@ -68,7 +71,7 @@ impl<W, M> FrameWriter<W, M> {
     }
 
     /// The same stream, for messages of another type from now on.
-    pub fn retyped<N>(self) -> FrameWriter<W, N> {
+    pub fn with_message_type<N>(self) -> FrameWriter<W, N> {
         FrameWriter {
             messages: PhantomData,
             frame: self.frame,
@@ -78,17 +81,17 @@ impl<W, M> FrameWriter<W, M> {
     }
 }
 
-impl<W: Write, M: Message> Sending for FrameWriter<W, M> {
+impl<W: Write, M: WireMessage> MessageSender for FrameWriter<W, M> {
     type Message = M;
 
     fn send(&mut self, message: M) -> Result<(), LinkError> {
         self.frame.clear();
         frame::encode(&message, self.epoch, &mut self.frame)?;
         let sent = self.stream.write_all(&self.frame).and_then(|()| self.stream.flush());
-        if self.frame.capacity() > KEEP_BYTES {
+        if self.frame.capacity() > RETAINED_BUFFER_BYTES {
             self.frame = Vec::new();
         }
-        sent.map_err(|e| failure(e.kind()))
+        sent.map_err(|e| link_error(e.kind()))
     }
 }
 
@@ -102,7 +105,7 @@ pub struct FrameReader<R, M> {
     start: usize,
     end: usize,
     timeout: Option<Duration>,
-    stale: u64,
+    stale_frames: u64,
     body_bytes_max: usize,
     messages: PhantomData<fn() -> M>,
 }
@@ -110,11 +113,11 @@ pub struct FrameReader<R, M> {
 impl<R, M> FrameReader<R, M> {
     /// Receives messages of generation `epoch`; those of former ones are dropped and counted.
     pub fn new(stream: R, epoch: Epoch) -> Self {
-        Self::limited(stream, epoch, BODY_BYTES_MAX)
+        Self::with_body_limit(stream, epoch, BODY_BYTES_MAX)
     }
 
     /// The same for a peer that nobody knows yet: longer bodies are refused before they have arrived.
-    pub fn limited(stream: R, epoch: Epoch, body_bytes_max: usize) -> Self {
+    pub fn with_body_limit(stream: R, epoch: Epoch, body_bytes_max: usize) -> Self {
         let messages = PhantomData;
         Self {
             stream,
@@ -123,35 +126,55 @@ impl<R, M> FrameReader<R, M> {
             start: 0,
             end: 0,
             timeout: None,
-            stale: 0,
+            stale_frames: 0,
             body_bytes_max,
             messages,
         }
     }
 
     /// The same stream, with all that has arrived, for messages of another type from now on.
-    pub fn retyped<N>(self) -> FrameReader<R, N> {
-        let Self { stream, epoch, buffer, start, end, timeout, stale, body_bytes_max, .. } = self;
+    pub fn with_message_type<N>(self) -> FrameReader<R, N> {
+        let Self {
+            stream,
+            epoch,
+            buffer,
+            start,
+            end,
+            timeout,
+            stale_frames: stale,
+            body_bytes_max,
+            ..
+        } = self;
         let messages = PhantomData;
-        FrameReader { stream, epoch, buffer, start, end, timeout, stale, body_bytes_max, messages }
+        FrameReader {
+            stream,
+            epoch,
+            buffer,
+            start,
+            end,
+            timeout,
+            stale_frames: stale,
+            body_bytes_max,
+            messages,
+        }
     }
 
     /// The same stream, with another bound from now on.
     #[must_use]
-    pub fn with_limit(self, body_bytes_max: usize) -> Self {
+    pub fn set_body_limit(self, body_bytes_max: usize) -> Self {
         Self { body_bytes_max, ..self }
     }
 
     /// Frames of former generations dropped so far.
-    pub fn stale(&self) -> u64 {
-        self.stale
+    pub fn stale_frames(&self) -> u64 {
+        self.stale_frames
     }
 
-    /// Makes room for the rest of the frame in arrival, at most `READ_BYTES` at a time.
-    fn make_room(&mut self) -> Result<(), FrameError> {
+    /// Makes room for the rest of the frame in arrival, at most `READ_CHUNK_BYTES` at a time.
+    fn reserve_read_space(&mut self) -> Result<(), FrameError> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
-            if self.buffer.len() > KEEP_BYTES {
+            if self.buffer.len() > RETAINED_BUFFER_BYTES {
                 self.buffer = Vec::new();
             }
         } else if self.start > 0 {
@@ -160,13 +183,13 @@ impl<R, M> FrameReader<R, M> {
         }
         let missing = match self.buffer[..self.end].first_chunk::<HEADER_BYTES>() {
             Some(header) => {
-                let bytes = Header::parse(header, self.body_bytes_max)?.body_bytes;
+                let bytes = FrameHeader::parse(header, self.body_bytes_max)?.body_bytes;
                 HEADER_BYTES + bytes - self.end
             }
             None => 0,
         };
         // Doubling keeps the copies of a long body few; half of what is held has arrived by then.
-        let room = missing.min(self.end).max(READ_BYTES);
+        let room = missing.min(self.end).max(READ_CHUNK_BYTES);
         if self.buffer.len() < self.end + room {
             self.buffer.resize(self.end + room, 0);
         }
@@ -174,18 +197,18 @@ impl<R, M> FrameReader<R, M> {
     }
 }
 
-impl<R: Read, M: Message> FrameReader<R, M> {
+impl<R: Read, M: WireMessage> FrameReader<R, M> {
     /// The next message that has arrived whole.
-    fn take(&mut self) -> Result<Option<M>, LinkError> {
+    fn next_buffered_message(&mut self) -> Result<Option<M>, LinkError> {
         loop {
             let held = &self.buffer[self.start..self.end];
-            let next = frame::decode_within::<M>(held, self.body_bytes_max)?;
+            let next = frame::decode_with_limit::<M>(held, self.body_bytes_max)?;
             let Some((message, theirs, bytes)) = next else { return Ok(None) };
             let ours = self.epoch;
             self.start += bytes;
             match theirs.cmp(&ours) {
                 std::cmp::Ordering::Equal => return Ok(Some(message)),
-                std::cmp::Ordering::Less => self.stale += 1,
+                std::cmp::Ordering::Less => self.stale_frames += 1,
                 std::cmp::Ordering::Greater => {
                     return Err(FrameError::Epoch { theirs, ours }.into());
                 }
@@ -198,10 +221,10 @@ impl<R: Read, M: Message> FrameReader<R, M> {
     /// Errors: `LinkError::Closed` at the end of the stream, also within a frame; a broken frame.
     pub fn receive(&mut self) -> Result<Option<M>, LinkError> {
         loop {
-            if let Some(message) = self.take()? {
+            if let Some(message) = self.next_buffered_message()? {
                 return Ok(Some(message));
             }
-            self.make_room()?;
+            self.reserve_read_space()?;
             match self.stream.read(&mut self.buffer[self.end..]) {
                 Ok(0) => return Err(LinkError::Closed),
                 Ok(bytes) => self.end += bytes,
@@ -209,19 +232,19 @@ impl<R: Read, M: Message> FrameReader<R, M> {
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     return Ok(None);
                 }
-                Err(e) => return Err(failure(e.kind())),
+                Err(e) => return Err(link_error(e.kind())),
             }
         }
     }
 }
 
-impl<R: Timed, M: Message> Receiving for FrameReader<R, M> {
+impl<R: TimeoutRead, M: WireMessage> MessageReceiver for FrameReader<R, M> {
     type Message = M;
 
     /// The time begins anew with every piece of a frame.
     fn recv(&mut self, timeout: Duration) -> Result<Option<M>, LinkError> {
         if self.timeout != Some(timeout) {
-            self.stream.set_timeout(timeout).map_err(|e| failure(e.kind()))?;
+            self.stream.set_timeout(timeout).map_err(|e| link_error(e.kind()))?;
             self.timeout = Some(timeout);
         }
         self.receive()
@@ -229,7 +252,7 @@ impl<R: Timed, M: Message> Receiving for FrameReader<R, M> {
 }
 
 /// A peer that is gone closes the stream in several ways.
-fn failure(kind: ErrorKind) -> LinkError {
+fn link_error(kind: ErrorKind) -> LinkError {
     match kind {
         ErrorKind::BrokenPipe
         | ErrorKind::ConnectionReset

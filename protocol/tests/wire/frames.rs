@@ -1,21 +1,28 @@
 //! Every message survives its frame; no bytes survive as something they are not, and none panics.
 
-use crate::messages::{from_executor, from_node, handshake, settings, to_executor, to_node};
+use crate::messages::{
+    executor_command, executor_event, handshake, node_command, node_event, settings,
+};
 use proptest::prelude::*;
-use protocol::codec::{CodecError, Message};
+use protocol::codec::{CodecError, WireMessage};
 use protocol::frame::{BODY_BYTES_MAX, FrameError, HEADER_BYTES, decode, encode};
 use protocol::{
-    Epoch, FromExecutor, FromNode, Handshake, PROTOCOL_VERSION, Settings, ToExecutor, ToNode,
+    Epoch, ExecutorCommand, ExecutorEvent, ExecutorSettings, NodeCommand, NodeEvent, NodeHandshake,
+    PROTOCOL_VERSION,
 };
 
-fn frame<M: Message>(message: &M, epoch: Epoch) -> Vec<u8> {
+fn frame<M: WireMessage>(message: &M, epoch: Epoch) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode(message, epoch, &mut bytes).unwrap();
     bytes
 }
 
 /// Encodes, decodes, and cuts the frame everywhere.
-fn survives<M: Message + PartialEq + std::fmt::Debug>(message: &M, epoch: u64, cut: usize) {
+fn assert_round_trip<M: WireMessage + PartialEq + std::fmt::Debug>(
+    message: &M,
+    epoch: u64,
+    cut: usize,
+) {
     let bytes = frame(message, Epoch(epoch));
     let (back, back_epoch, length) = decode::<M>(&bytes).unwrap().expect("a whole frame");
     assert_eq!((&back, back_epoch, length), (message, Epoch(epoch), bytes.len()));
@@ -26,24 +33,24 @@ fn survives<M: Message + PartialEq + std::fmt::Debug>(message: &M, epoch: u64, c
 }
 
 /// Reads bytes as every message there is; only must not panic.
-fn read_as_all(bytes: &[u8]) {
-    let _ = decode::<Settings>(bytes);
-    let _ = decode::<ToExecutor>(bytes);
-    let _ = decode::<FromExecutor>(bytes);
-    let _ = decode::<Handshake>(bytes);
-    let _ = decode::<ToNode>(bytes);
-    let _ = decode::<FromNode>(bytes);
+fn decode_as_every_type(bytes: &[u8]) {
+    let _ = decode::<ExecutorSettings>(bytes);
+    let _ = decode::<ExecutorCommand>(bytes);
+    let _ = decode::<ExecutorEvent>(bytes);
+    let _ = decode::<NodeHandshake>(bytes);
+    let _ = decode::<NodeCommand>(bytes);
+    let _ = decode::<NodeEvent>(bytes);
 }
 
 /// Reads a body as every kind there is; only must not panic.
-fn read_body_as_all(body: &[u8]) {
+fn decode_body_as_every_kind(body: &[u8]) {
     for kind in 0..50 {
-        let _ = Settings::decode(kind, body);
-        let _ = ToExecutor::decode(kind, body);
-        let _ = FromExecutor::decode(kind, body);
-        let _ = Handshake::decode(kind, body);
-        let _ = ToNode::decode(kind, body);
-        let _ = FromNode::decode(kind, body);
+        let _ = ExecutorSettings::decode(kind, body);
+        let _ = ExecutorCommand::decode(kind, body);
+        let _ = ExecutorEvent::decode(kind, body);
+        let _ = NodeHandshake::decode(kind, body);
+        let _ = NodeCommand::decode(kind, body);
+        let _ = NodeEvent::decode(kind, body);
     }
 }
 
@@ -51,36 +58,36 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn the_schedulers_messages_survive(m in to_executor(), epoch: u64, cut: usize) {
-        survives(&m, epoch, cut);
+    fn executor_commands_round_trip(m in executor_command(), epoch: u64, cut: usize) {
+        assert_round_trip(&m, epoch, cut);
     }
 
     #[test]
-    fn the_executors_messages_survive(m in from_executor(), epoch: u64, cut: usize) {
-        survives(&m, epoch, cut);
+    fn executor_events_round_trip(m in executor_event(), epoch: u64, cut: usize) {
+        assert_round_trip(&m, epoch, cut);
     }
 
     #[test]
-    fn settings_survive(m in settings(), epoch: u64, cut: usize) {
-        survives(&m, epoch, cut);
+    fn executor_settings_round_trip(m in settings(), epoch: u64, cut: usize) {
+        assert_round_trip(&m, epoch, cut);
     }
 
     #[test]
-    fn the_nodes_messages_survive(
-        h in handshake(), t in to_node(), f in from_node(), epoch: u64, cut: usize,
+    fn node_messages_round_trip(
+        h in handshake(), t in node_command(), f in node_event(), epoch: u64, cut: usize,
     ) {
-        survives(&h, epoch, cut);
-        survives(&t, epoch, cut);
-        survives(&f, epoch, cut);
+        assert_round_trip(&h, epoch, cut);
+        assert_round_trip(&t, epoch, cut);
+        assert_round_trip(&f, epoch, cut);
     }
 
     #[test]
-    fn any_changed_byte_is_noticed(m in to_executor(), at: usize, change in 1..=255_u8) {
+    fn any_changed_byte_is_detected(m in executor_command(), at: usize, change in 1..=255_u8) {
         let mut bytes = frame(&m, Epoch(3));
         let at = at % bytes.len();
         bytes[at] ^= change;
         // A longer length only means that the frame has not arrived yet.
-        let noticed = match decode::<ToExecutor>(&bytes) {
+        let noticed = match decode::<ExecutorCommand>(&bytes) {
             Err(_) => true,
             Ok(None) => (16..20).contains(&at),
             Ok(Some(_)) => false,
@@ -89,17 +96,17 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_an_error_or_not_yet_a_frame(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        read_as_all(&bytes);
-        read_as_all(&[b"HDRN\x01\x00", &bytes[..]].concat());
-        read_body_as_all(&bytes);
+    fn garbage_is_an_error_or_an_incomplete_frame(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        decode_as_every_type(&bytes);
+        decode_as_every_type(&[b"HDRN\x01\x00", &bytes[..]].concat());
+        decode_body_as_every_kind(&bytes);
     }
 
     #[test]
     fn broken_bodies_are_errors(
-        m in from_executor(),
-        b in to_executor(),
-        n in from_node(),
+        m in executor_event(),
+        b in executor_command(),
+        n in node_event(),
         changes in prop::collection::vec((any::<usize>(), any::<u8>()), 1..4),
         cut: usize,
     ) {
@@ -110,25 +117,25 @@ proptest! {
                     *place = *byte;
                 }
             }
-            read_body_as_all(&body);
-            read_body_as_all(&body[..cut % (body.len() + 1)]);
+            decode_body_as_every_kind(&body);
+            decode_body_as_every_kind(&body[..cut % (body.len() + 1)]);
         }
     }
 }
 
-fn body_of<M: Message>(message: &M) -> Vec<u8> {
+fn body_of<M: WireMessage>(message: &M) -> Vec<u8> {
     let mut body = Vec::new();
     message.encode(&mut body).unwrap();
     body
 }
 
 #[test]
-fn each_defect_has_its_error() {
-    let good = frame(&ToExecutor::SizeKv { blocks: 7 }, Epoch(1));
+fn each_frame_defect_has_its_own_error() {
+    let good = frame(&ExecutorCommand::AllocateKv { blocks: 7 }, Epoch(1));
     let with = |at: usize, bytes: &[u8]| {
         let mut frame = good.clone();
         frame[at..at + bytes.len()].copy_from_slice(bytes);
-        decode::<ToExecutor>(&frame).unwrap_err()
+        decode::<ExecutorCommand>(&frame).unwrap_err()
     };
     assert_eq!(with(0, b"HTTP"), FrameError::Magic(*b"HTTP"));
     assert_eq!(
@@ -139,12 +146,12 @@ fn each_defect_has_its_error() {
     assert_eq!(with(16, &[255; 4]), FrameError::TooLong { bytes, limit: BODY_BYTES_MAX });
     assert!(matches!(with(HEADER_BYTES, &[0]), FrameError::Checksum { .. }));
     assert_eq!(
-        decode::<FromExecutor>(&good).unwrap_err(),
-        FrameError::Body(CodecError::Kind(2)),
+        decode::<ExecutorEvent>(&good).unwrap_err(),
+        FrameError::Body(CodecError::UnknownKind(2)),
         "a message of the other direction"
     );
-    let trailing = ToExecutor::decode(4, &[0]).unwrap_err();
+    let trailing = ExecutorCommand::decode(4, &[0]).unwrap_err();
     assert_eq!(trailing, CodecError::Trailing { kind: 4, left: 1 });
-    let text = ToExecutor::decode(2, &[0x91, 0xa1, b'x']).unwrap_err().to_string();
+    let text = ExecutorCommand::decode(2, &[0x91, 0xa1, b'x']).unwrap_err().to_string();
     assert!(text.contains("message kind 2, 3 bytes, cannot be decoded"), "{text}");
 }

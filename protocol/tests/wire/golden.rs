@@ -1,19 +1,21 @@
 //! Bytes as they are today: whoever changes them changes `PROTOCOL_VERSION` too.
 
 use expect_test::{Expect, expect};
-use protocol::codec::Message;
+use protocol::codec::WireMessage;
 use protocol::frame::{HEADER_BYTES, encode};
 use protocol::{
-    Acceptance, Batch, BlockId, Bucket, Capture, CollectiveTiming, Device, Drafter, Dtype, Epoch,
-    ExpertPlacement, ExpertTokens, FromExecutor, FromNode, Handshake, Hello, HostSettings, Input,
-    KvDtype, KvGroup, KvKind, KvSize, KvSpec, LinkOffer, Mask, MaskRow, Member, Memory, Pace,
-    Parallel, Phase, Profiled, Rank, Replica, RequestId, Row, RowError, RowOutput, Sampling, Seat,
-    SeatInit, Settings, Speculation, StepId, StepOutput, StepTiming, TableUpdate, ToExecutor,
-    ToNode, TokenLogprobs, WeightsDigest,
+    Batch, BatchRow, BitmaskRow, BlockId, BlockTableUpdate, CollectiveTiming, DeviceKind,
+    DispatchMode, DraftAcceptance, Epoch, ExecutorCommand, ExecutorEvent, ExecutorHello,
+    ExecutorLinkOffer, ExecutorSettings, ExpertPlacement, ExpertTokenCount, GrammarBitmask,
+    GraphCapture, HostSettings, KvCacheDtype, KvCacheSize, KvGroup, KvKind, KvSpec, ModelDtype,
+    NodeCommand, NodeEvent, NodeHandshake, NodeInfo, ParallelConfig, ProfilerStatus, Rank, Replica,
+    RequestId, RowError, RowInput, RowOutput, SamplingParams, SequenceInit, SequenceSlot,
+    SpeculativeConfig, SpeculativeMethod, StartupPhase, StepCost, StepId, StepOutput, StepTiming,
+    TokenLogprobs, WarmUpReport, WeightsDigest,
 };
 
 /// The header in one line, then the body, 32 bytes a line.
-fn check(message: &impl Message, expected: &Expect) {
+fn check(message: &impl WireMessage, expected: &Expect) {
     let mut bytes = Vec::new();
     encode(message, Epoch(2), &mut bytes).unwrap();
     let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().concat();
@@ -22,49 +24,49 @@ fn check(message: &impl Message, expected: &Expect) {
     expected.assert_eq(&lines.join("\n"));
 }
 
-fn row(input: Input, init: Option<Box<SeatInit>>) -> Row {
-    Row {
+fn row(input: RowInput, init: Option<Box<SequenceInit>>) -> BatchRow {
+    BatchRow {
         request: RequestId(300),
         epoch: 1,
-        seat: Seat(4),
+        seq_slot: SequenceSlot(4),
         start: 16,
         len: 1,
         drafts: 0,
         samples: true,
         masked: false,
         input,
-        tables: vec![TableUpdate {
+        table_updates: vec![BlockTableUpdate {
             group: 0,
-            from: 1,
+            first_entry: 1,
             blocks: vec![BlockId(9), BlockId(70_000)].into(),
         }]
         .into(),
-        next: None,
-        init,
+        next_token: None,
+        seq_init: init,
     }
 }
 
 #[test]
-fn a_batch() {
-    let init = SeatInit {
-        sampling: Sampling { logit_bias: vec![(5, -1.0)], ..Sampling::greedy() },
-        key: 0xfeed,
+fn batch_bytes() {
+    let init = SequenceInit {
+        sampling: SamplingParams { logit_bias: vec![(5, -1.0)], ..SamplingParams::greedy() },
+        rng_key: 0xfeed,
         prompt_len: 17,
-        history: vec![1, 2],
+        token_history: vec![1, 2],
     };
     let batch = Batch {
         step: StepId(7),
         epoch: Epoch(2),
-        bucket: Bucket::Eager { tokens: 2 },
+        dispatch: DispatchMode::Eager { tokens: 2 },
         moe_tokens: 0,
         draft_rows: 0,
         rows: vec![
-            row(Input::Tokens(vec![151_643].into()), Some(Box::new(init))),
-            row(Input::SampledAt { step: StepId(6), slack: 3 }, None),
+            row(RowInput::Tokens(vec![151_643].into()), Some(Box::new(init))),
+            row(RowInput::SampledAt { step: StepId(6), draft_slack: 3 }, None),
         ],
     };
     check(
-        &ToExecutor::Batch(batch),
+        &ExecutorCommand::Batch(batch),
         &expect![[r#"
             4844524e0d00030002000000000000009f000000fca7c2c0
             96070281a5456167657291020000929ccd012c0104100100c3c281a6546f6b65
@@ -76,16 +78,16 @@ fn a_batch() {
 }
 
 #[test]
-fn masks() {
-    let mask = Mask {
+fn bitmask_bytes() {
+    let mask = GrammarBitmask {
         step: StepId(7),
         rows: vec![
-            MaskRow { row: 0, allowed: vec![0x8000_0001, 2], late: false },
-            MaskRow { row: 3, allowed: vec![], late: true },
+            BitmaskRow { row: 0, bitmask: vec![0x8000_0001, 2], overdue: false },
+            BitmaskRow { row: 3, bitmask: vec![], overdue: true },
         ],
     };
     check(
-        &ToExecutor::Mask(mask),
+        &ExecutorCommand::Bitmask(mask),
         &expect![[r#"
             4844524e0d000600020000000000000015000000aa63ce97
             9207929300c4080100008002000000c29303c400c3"#]],
@@ -93,31 +95,37 @@ fn masks() {
 }
 
 #[test]
-fn short_orders() {
+fn short_command_bytes() {
     check(
-        &ToExecutor::SizeKv { blocks: 65_536 },
+        &ExecutorCommand::AllocateKv { blocks: 65_536 },
         &expect![[r#"
             4844524e0d000200020000000000000006000000af776f19
             91ce00010000"#]],
     );
     check(
-        &ToExecutor::Profile { on: true },
+        &ExecutorCommand::Profile { enabled: true },
         &expect![[r#"
             4844524e0d000500020000000000000002000000bbeafa90
             91c3"#]],
     );
-    check(&ToExecutor::Shutdown, &expect!["4844524e0d0004000200000000000000000000004a6a63f8"]);
+    check(&ExecutorCommand::Shutdown, &expect!["4844524e0d0004000200000000000000000000004a6a63f8"]);
 }
 
 #[test]
-fn a_step_output() {
+fn step_output_bytes() {
     let top = vec![(3, -0.5), (4, -1.5)];
-    let logprobs = vec![TokenLogprobs { token: 3, logprob: -0.5, rank: 1, top }].into();
+    let logprobs =
+        vec![TokenLogprobs { token: 3, logprob: -0.5, rank: 1, top_logprobs: top }].into();
     let output = StepOutput {
         step: StepId(7),
         epoch: Epoch(2),
         rows: vec![
-            RowOutput { emitted: vec![3].into(), logprobs, drafted: 2, ..RowOutput::default() },
+            RowOutput {
+                sampled_tokens: vec![3].into(),
+                logprobs,
+                drafted: 2,
+                ..RowOutput::default()
+            },
             RowOutput { error: Some(RowError::AllMasked), ..RowOutput::default() },
         ],
         timing: StepTiming {
@@ -134,10 +142,10 @@ fn a_step_output() {
                 dp_all_to_all_ns: 512,
             },
         },
-        experts: vec![ExpertTokens { layer: 1, expert: 2, tokens: 3 }],
+        expert_tokens: vec![ExpertTokenCount { layer: 1, expert: 2, tokens: 3 }],
     };
     check(
-        &FromExecutor::StepOutput(output),
+        &ExecutorEvent::StepOutput(output),
         &expect![[r#"
             4844524e0d00150002000000000000005f000000bec6e222
             9507029296c404030000000200c0919403cabf00000001c41003000000000000
@@ -147,22 +155,22 @@ fn a_step_output() {
 }
 
 #[test]
-fn the_start() {
-    let hello = Hello {
+fn startup_event_bytes() {
+    let hello = ExecutorHello {
         version: 1,
         rank: Rank(0),
         epoch: Epoch(2),
         device: "cpu".to_owned(),
         build: "0.1.0".to_owned(),
-        manifest: u64::MAX,
+        model_digest: u64::MAX,
     };
     check(
-        &FromExecutor::Hello(hello),
+        &ExecutorEvent::Hello(hello),
         &expect![[r#"
             4844524e0d001100020000000000000017000000c6f6afa9
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
-    let progress = FromExecutor::Progress { phase: Phase::Load, done: 1, total: 1 << 33 };
+    let progress = ExecutorEvent::Progress { phase: StartupPhase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
@@ -171,80 +179,84 @@ fn the_start() {
     );
     let digest = WeightsDigest { common: 1, sharded: 1 << 63, experts: 300 };
     check(
-        &FromExecutor::Loaded(digest),
+        &ExecutorEvent::WeightsLoaded(digest),
         &expect![[r#"
         4844524e0d001a0002000000000000000e000000fa8b23f1
         9301cf8000000000000000cd012c"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
     let spec = KvSpec { block_tokens: 16, groups: vec![group] };
-    let memory = Memory { spec, blocks: 500, pace: Pace { fixed_ns: 300, per_token_ns: 12 } };
+    let memory = WarmUpReport {
+        kv_spec: spec,
+        kv_blocks: 500,
+        step_cost: StepCost { fixed_ns: 300, per_token_ns: 12 },
+    };
     check(
-        &FromExecutor::Memory(memory),
+        &ExecutorEvent::WarmUpDone(memory),
         &expect![[r#"
             4844524e0d001300020000000000000018000000fab12b31
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
-    let fault = FromExecutor::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
+    let fault = ExecutorEvent::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
             4844524e0d0016000200000000000000070000005417859f
             9207a4676f6e65"#]],
     );
-    let profiled = Profiled::Started("/t/rank0-1.json".to_owned());
+    let profiled = ProfilerStatus::Started("/t/rank0-1.json".to_owned());
     check(
-        &FromExecutor::Profiled(profiled),
+        &ExecutorEvent::ProfilerStatus(profiled),
         &expect![[r#"
             4844524e0d001800020000000000000019000000f5076123
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
-    let done = FromExecutor::StepDone { step: StepId(7), ns: 1_000_000 };
+    let done = ExecutorEvent::StepDone { step: StepId(7), duration_ns: 1_000_000 };
     check(
         &done,
         &expect![[r#"
             4844524e0d00190002000000000000000700000040d1a6b7
             9207ce000f4240"#]],
     );
-    check(&FromExecutor::Beat, &expect!["4844524e0d001700020000000000000000000000d56c4256"]);
+    check(&ExecutorEvent::Heartbeat, &expect!["4844524e0d001700020000000000000000000000d56c4256"]);
 }
 
 #[test]
-fn the_settings() {
-    let settings = Settings {
-        dir: "/m".into(),
-        draft_dir: None,
-        overrides: None,
+fn executor_settings_bytes() {
+    let settings = ExecutorSettings {
+        model_dir: "/m".into(),
+        draft_model_dir: None,
+        config_overrides: None,
         synth_seed: Some(1),
-        device: Device::Cpu,
+        device: DeviceKind::Cpu,
         gpus: Vec::new(),
         libraries: None,
         kernel_cache: None,
-        dtype: Dtype::Float32,
-        kv_dtype: KvDtype::Auto,
+        dtype: ModelDtype::Float32,
+        kv_cache_dtype: KvCacheDtype::Auto,
         threads: Some(2),
         block_tokens: 16,
         max_model_len: 256,
         kv_tokens_min: 256,
         max_num_seqs: 4,
         tokens_per_step: 64,
-        kv: KvSize::Blocks(64),
+        kv_cache_size: KvCacheSize::Blocks(64),
         memory_utilization: 0.9,
-        capture: Capture::Nothing,
-        speculation: Some(Speculation {
-            drafts: 3,
-            drafter: Drafter::Ngram { min: 2, max: 5 },
-            acceptance: Acceptance::Synthetic { per_mille: 700 },
+        graph_capture: GraphCapture::Disabled,
+        speculative: Some(SpeculativeConfig {
+            draft_tokens: 3,
+            method: SpeculativeMethod::Ngram { lookup_min: 2, lookup_max: 5 },
+            acceptance: DraftAcceptance::Synthetic { per_mille: 700 },
         }),
-        logprobs_max: 20,
-        profile: None,
+        max_logprobs: 20,
+        profile_dir: None,
         epoch: Epoch(2),
         rank: Rank(1),
-        parallel: Parallel { tp_size: 2, dp_size: 1, experts: true },
-        host_ranks: 2,
-        placement: Some(ExpertPlacement { layers: vec![vec![], vec![300, 0]] }),
-        meeting: Some("/x".into()),
-        one_shot_sums: true,
+        parallel: ParallelConfig { tp_size: 2, dp_size: 1, expert_parallel: true },
+        ranks_on_host: 2,
+        expert_placement: Some(ExpertPlacement { layers: vec![vec![], vec![300, 0]] }),
+        rendezvous: Some("/x".into()),
+        one_shot_all_reduce: true,
     };
     check(
         &settings,
@@ -258,17 +270,17 @@ fn the_settings() {
 }
 
 #[test]
-fn the_nodes() {
+fn node_message_bytes() {
     let (nonce, proof) = ([1; 32], [255; 32]);
     check(
-        &Handshake::Challenge { nonce },
+        &NodeHandshake::Challenge { nonce },
         &expect![[r#"
             4844524e0d002100020000000000000024000000b9850f0a
             91dc002001010101010101010101010101010101010101010101010101010101
             01010101"#]],
     );
     check(
-        &Handshake::Answer { nonce, proof },
+        &NodeHandshake::Response { nonce, proof },
         &expect![[r#"
             4844524e0d002200020000000000000067000000395e6a88
             92dc002001010101010101010101010101010101010101010101010101010101
@@ -277,64 +289,64 @@ fn the_nodes() {
             ffccffccffccff"#]],
     );
     check(
-        &Handshake::Welcome { proof },
+        &NodeHandshake::Welcome { proof },
         &expect![[r#"
             4844524e0d0023000200000000000000440000001abab27a
             91dc0020ccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccff"#]],
     );
-    check(&Handshake::Denied, &expect!["4844524e0d002e00020000000000000000000000be75de5f"]);
-    let parallel = Parallel { tp_size: 1, dp_size: 2, experts: false };
+    check(&NodeHandshake::Denied, &expect!["4844524e0d002e00020000000000000000000000be75de5f"]);
+    let parallel = ParallelConfig { tp_size: 1, dp_size: 2, expert_parallel: false };
     let build = "0.1.0".to_owned();
-    let member = Member { node: 1, nodes: 2, parallel, build, manifest: 7 };
+    let member = NodeInfo { node: 1, nodes: 2, parallel, build, model_digest: 7 };
     check(
-        &FromNode::Join(member),
+        &NodeEvent::Join(member),
         &expect![[r#"
             4844524e0d00290002000000000000000e0000003105350d
             950102930102c2a5302e312e3007"#]],
     );
     let host = HostSettings {
-        dir: "/m".into(),
+        model_dir: "/m".into(),
         libraries: None,
         kernel_cache: None,
         threads: Some(1),
-        meeting: None,
+        rendezvous: None,
     };
     check(
-        &FromNode::Link(LinkOffer { ticket: 9, rank: Rank(1), host }),
+        &NodeEvent::Link(ExecutorLinkOffer { ticket: 9, rank: Rank(1), host }),
         &expect![[r#"
             4844524e0d002a0002000000000000000b000000f6ddf039
             93090195a22f6dc0c001c0"#]],
     );
     let text = || "gone".to_owned();
     check(
-        &FromNode::NotStarted { ticket: 9, text: text() },
+        &NodeEvent::StartFailed { ticket: 9, reason: text() },
         &expect![[r#"
             4844524e0d002b000200000000000000070000004fe88eb3
             9209a4676f6e65"#]],
     );
     check(
-        &FromNode::Ended { rank: Rank(1), epoch: Epoch(2), text: text() },
+        &NodeEvent::ExecutorExited { rank: Rank(1), epoch: Epoch(2), description: text() },
         &expect![[r#"
             4844524e0d002c00020000000000000008000000675c818c
             930102a4676f6e65"#]],
     );
-    check(&FromNode::Beat, &expect!["4844524e0d002d00020000000000000000000000748ad7a3"]);
-    check(&ToNode::Accepted, &expect!["4844524e0d002400020000000000000000000000e098325c"]);
+    check(&NodeEvent::Heartbeat, &expect!["4844524e0d002d00020000000000000000000000748ad7a3"]);
+    check(&NodeCommand::Accepted, &expect!["4844524e0d002400020000000000000000000000e098325c"]);
     check(
-        &ToNode::Refused { text: text() },
+        &NodeCommand::Rejected { reason: text() },
         &expect![[r#"
             4844524e0d002500020000000000000006000000610b3d7a
             91a4676f6e65"#]],
     );
-    let start = ToNode::Start { replica: Replica(1), epoch: Epoch(2), ticket: 9 };
+    let start = NodeCommand::Start { replica: Replica(1), epoch: Epoch(2), ticket: 9 };
     check(
         &start,
         &expect![[r#"
             4844524e0d002600020000000000000004000000aac462c2
             93010209"#]],
     );
-    check(&ToNode::Leave, &expect!["4844524e0d0027000200000000000000000000002a673ba0"]);
-    check(&ToNode::Beat, &expect!["4844524e0d002800020000000000000000000000dbfc21a2"]);
+    check(&NodeCommand::Leave, &expect!["4844524e0d0027000200000000000000000000002a673ba0"]);
+    check(&NodeCommand::Heartbeat, &expect!["4844524e0d002800020000000000000000000000dbfc21a2"]);
 }

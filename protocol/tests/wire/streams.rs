@@ -1,59 +1,64 @@
 //! Links over real sockets, and over streams that break.
 
-use crate::messages::to_executor;
+use crate::messages::executor_command;
 use proptest::prelude::*;
 use protocol::frame::{FrameError, encode};
 use protocol::link::{
-    Beat, FrameReader, FrameWriter, Link, LinkError, Receiving, Sending, UnixLink, drain, unix,
+    FrameReader, FrameWriter, HeartbeatConfig, LinkError, MessageLink, MessageReceiver,
+    MessageSender, UnixLink, run_writer, unix_link,
 };
-use protocol::{Epoch, FromExecutor, PROTOCOL_VERSION, ToExecutor};
+use protocol::{Epoch, ExecutorCommand, ExecutorEvent, PROTOCOL_VERSION};
 use std::io::{Cursor, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-type Near = UnixLink<ToExecutor, FromExecutor>;
-type Far = UnixLink<FromExecutor, ToExecutor>;
+type SchedulerEnd = UnixLink<ExecutorCommand, ExecutorEvent>;
+type ExecutorEnd = UnixLink<ExecutorEvent, ExecutorCommand>;
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG_TIMEOUT: Duration = Duration::from_secs(20);
 
-fn sockets() -> (Near, Far) {
+fn link_pair() -> (SchedulerEnd, ExecutorEnd) {
     let (a, b) = UnixStream::pair().unwrap();
-    (unix(a, Epoch(1)).unwrap(), unix(b, Epoch(1)).unwrap())
+    (unix_link(a, Epoch(1)).unwrap(), unix_link(b, Epoch(1)).unwrap())
 }
 
-fn progress(done: u64) -> FromExecutor {
-    FromExecutor::Progress { phase: protocol::Phase::Load, done, total: u64::MAX }
+fn progress(done: u64) -> ExecutorEvent {
+    ExecutorEvent::Progress { phase: protocol::StartupPhase::Load, done, total: u64::MAX }
 }
 
 #[test]
-fn both_directions_work_and_the_end_is_seen_at_once() {
-    let (mut near, mut far) = sockets();
+fn both_directions_work_and_close_is_seen_at_once() {
+    let (mut near, mut far) = link_pair();
     assert_eq!(near.recv(Duration::ZERO), Ok(None));
-    near.send(ToExecutor::SizeKv { blocks: 5 }).unwrap();
-    near.send(ToExecutor::Shutdown).unwrap();
-    assert_eq!(far.recv(LONG), Ok(Some(ToExecutor::SizeKv { blocks: 5 })));
+    near.send(ExecutorCommand::AllocateKv { blocks: 5 }).unwrap();
+    near.send(ExecutorCommand::Shutdown).unwrap();
+    assert_eq!(far.recv(LONG_TIMEOUT), Ok(Some(ExecutorCommand::AllocateKv { blocks: 5 })));
     far.send(progress(1)).unwrap();
-    assert_eq!(near.recv(LONG), Ok(Some(progress(1))));
+    assert_eq!(near.recv(LONG_TIMEOUT), Ok(Some(progress(1))));
     let start = Instant::now();
     assert_eq!(near.recv(Duration::from_millis(30)), Ok(None));
     assert!(start.elapsed() >= Duration::from_millis(25));
     drop(near);
-    assert_eq!(far.recv(LONG), Ok(Some(ToExecutor::Shutdown)), "what was sent still arrives");
-    assert_eq!(far.recv(LONG), Err(LinkError::Closed));
+    assert_eq!(
+        far.recv(LONG_TIMEOUT),
+        Ok(Some(ExecutorCommand::Shutdown)),
+        "what was sent still arrives"
+    );
+    assert_eq!(far.recv(LONG_TIMEOUT), Err(LinkError::Closed));
     assert_eq!(far.send(progress(2)), Err(LinkError::Closed));
 }
 
 #[test]
-fn the_halves_work_from_two_threads() {
+fn link_halves_work_on_separate_threads() {
     const COUNT: u64 = 5_000;
-    let (near, far) = sockets();
+    let (near, far) = link_pair();
     let (mut near_out, mut near_in) = near.split();
     let (mut far_out, mut far_in) = far.split();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             for blocks in 0..COUNT as u32 {
-                near_out.send(ToExecutor::SizeKv { blocks }).unwrap();
+                near_out.send(ExecutorCommand::AllocateKv { blocks }).unwrap();
             }
             near_out // Kept open until all is read.
         });
@@ -65,17 +70,20 @@ fn the_halves_work_from_two_threads() {
         });
         scope.spawn(move || {
             for blocks in 0..COUNT as u32 {
-                assert_eq!(far_in.recv(LONG), Ok(Some(ToExecutor::SizeKv { blocks })));
+                assert_eq!(
+                    far_in.recv(LONG_TIMEOUT),
+                    Ok(Some(ExecutorCommand::AllocateKv { blocks }))
+                );
             }
         });
         for done in 0..COUNT {
-            assert_eq!(near_in.recv(LONG), Ok(Some(progress(done))));
+            assert_eq!(near_in.recv(LONG_TIMEOUT), Ok(Some(progress(done))));
         }
     });
 }
 
 #[test]
-fn another_protocol_and_garbage_are_typed_errors() {
+fn wrong_version_and_garbage_are_typed_errors() {
     let cases: [(&[u8], FrameError); 2] = [
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", FrameError::Magic(*b"GET ")),
         (
@@ -85,39 +93,40 @@ fn another_protocol_and_garbage_are_typed_errors() {
     ];
     for (bytes, expected) in cases {
         let (mut raw, socket) = UnixStream::pair().unwrap();
-        let mut link: Near = unix(socket, Epoch(1)).unwrap();
+        let mut link: SchedulerEnd = unix_link(socket, Epoch(1)).unwrap();
         raw.write_all(bytes).unwrap();
-        assert_eq!(link.recv(LONG), Err(LinkError::Frame(expected)));
+        assert_eq!(link.recv(LONG_TIMEOUT), Err(LinkError::Frame(expected)));
     }
 }
 
 #[test]
-fn former_generations_are_dropped_and_later_ones_refused() {
+fn older_epochs_are_dropped_and_newer_rejected() {
     let mut bytes = Vec::new();
     for epoch in [1, 4, 3] {
-        encode(&ToExecutor::SizeKv { blocks: epoch }, Epoch(epoch.into()), &mut bytes).unwrap();
+        encode(&ExecutorCommand::AllocateKv { blocks: epoch }, Epoch(epoch.into()), &mut bytes)
+            .unwrap();
     }
-    let mut reader = FrameReader::<_, ToExecutor>::new(Cursor::new(bytes), Epoch(4));
-    assert_eq!(reader.receive(), Ok(Some(ToExecutor::SizeKv { blocks: 4 })));
+    let mut reader = FrameReader::<_, ExecutorCommand>::new(Cursor::new(bytes), Epoch(4));
+    assert_eq!(reader.receive(), Ok(Some(ExecutorCommand::AllocateKv { blocks: 4 })));
     assert_eq!(reader.receive(), Err(LinkError::Closed));
-    assert_eq!(reader.stale(), 2);
+    assert_eq!(reader.stale_frames(), 2);
     let mut bytes = Vec::new();
-    encode(&ToExecutor::Shutdown, Epoch(5), &mut bytes).unwrap();
-    let mut reader = FrameReader::<_, ToExecutor>::new(Cursor::new(bytes), Epoch(4));
+    encode(&ExecutorCommand::Shutdown, Epoch(5), &mut bytes).unwrap();
+    let mut reader = FrameReader::<_, ExecutorCommand>::new(Cursor::new(bytes), Epoch(4));
     let ahead = FrameError::Epoch { theirs: Epoch(5), ours: Epoch(4) };
     assert_eq!(reader.receive(), Err(LinkError::Frame(ahead)));
 }
 
 /// Yields `head`, then 10 bytes at a time; notes the largest buffer it was offered.
-struct Liar {
+struct OversizedLengthStream {
     head: Cursor<Vec<u8>>,
     left: usize,
-    offered: usize,
+    largest_buffer: usize,
 }
 
-impl Read for Liar {
+impl Read for OversizedLengthStream {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        self.offered = self.offered.max(buffer.len());
+        self.largest_buffer = self.largest_buffer.max(buffer.len());
         let bytes = self.head.read(buffer)?;
         if bytes > 0 {
             return Ok(bytes);
@@ -129,56 +138,62 @@ impl Read for Liar {
 }
 
 #[test]
-fn a_length_that_lies_allocates_nothing() {
+fn oversized_length_field_allocates_nothing() {
     let mut head = Vec::new();
-    encode(&ToExecutor::Shutdown, Epoch(1), &mut head).unwrap();
+    encode(&ExecutorCommand::Shutdown, Epoch(1), &mut head).unwrap();
     head[16..20].copy_from_slice(&(1_u32 << 30).to_le_bytes());
-    let mut liar = Liar { head: Cursor::new(head), left: 5_000, offered: 0 };
-    let mut reader = FrameReader::<_, ToExecutor>::new(&mut liar, Epoch(1));
+    let mut liar =
+        OversizedLengthStream { head: Cursor::new(head), left: 5_000, largest_buffer: 0 };
+    let mut reader = FrameReader::<_, ExecutorCommand>::new(&mut liar, Epoch(1));
     assert_eq!(reader.receive(), Err(LinkError::Closed));
-    assert!(liar.offered <= 128 << 10, "{} bytes at once", liar.offered);
+    assert!(liar.largest_buffer <= 128 << 10, "{} bytes at once", liar.largest_buffer);
 }
 
 #[test]
-fn a_stranger_is_refused_by_the_length_it_names() {
+fn bodies_over_the_limit_are_rejected_by_header() {
     let mut head = Vec::new();
-    encode(&ToExecutor::Shutdown, Epoch(1), &mut head).unwrap();
-    let mut reader = FrameReader::<_, ToExecutor>::limited(Cursor::new(&head), Epoch(1), 8);
-    assert_eq!(reader.receive(), Ok(Some(ToExecutor::Shutdown)));
+    encode(&ExecutorCommand::Shutdown, Epoch(1), &mut head).unwrap();
+    let mut reader =
+        FrameReader::<_, ExecutorCommand>::with_body_limit(Cursor::new(&head), Epoch(1), 8);
+    assert_eq!(reader.receive(), Ok(Some(ExecutorCommand::Shutdown)));
     head[16..20].copy_from_slice(&9_u32.to_le_bytes());
-    let mut reader = FrameReader::<_, ToExecutor>::limited(Cursor::new(&head), Epoch(1), 8);
+    let mut reader =
+        FrameReader::<_, ExecutorCommand>::with_body_limit(Cursor::new(&head), Epoch(1), 8);
     let too_long = FrameError::TooLong { bytes: 9, limit: 8 };
     assert_eq!(reader.receive(), Err(LinkError::Frame(too_long)));
 }
 
 #[test]
-fn the_outbox_writes_in_order_and_gives_signs_of_life() {
-    let (near, far) = sockets();
+fn writer_keeps_order_and_sends_heartbeats() {
+    let (near, far) = link_pair();
     let (_, mut inbox) = near.split();
     let (out, _) = far.split();
     let (sender, outbox) = sync_channel(4);
-    let beat = Beat { every: Duration::from_millis(20), message: || FromExecutor::Beat };
-    let writer = std::thread::spawn(move || drain(outbox, out, Some(&beat)));
+    let beat = HeartbeatConfig {
+        interval: Duration::from_millis(20),
+        message: || ExecutorEvent::Heartbeat,
+    };
+    let writer = std::thread::spawn(move || run_writer(outbox, out, Some(&beat)));
     for done in 0..10 {
         sender.send(progress(done)).unwrap();
     }
     for done in 0..10 {
-        assert_eq!(inbox.recv(LONG), Ok(Some(progress(done))));
+        assert_eq!(inbox.recv(LONG_TIMEOUT), Ok(Some(progress(done))));
     }
-    assert_eq!(inbox.recv(LONG), Ok(Some(FromExecutor::Beat)));
-    assert_eq!(inbox.recv(LONG), Ok(Some(FromExecutor::Beat)));
+    assert_eq!(inbox.recv(LONG_TIMEOUT), Ok(Some(ExecutorEvent::Heartbeat)));
+    assert_eq!(inbox.recv(LONG_TIMEOUT), Ok(Some(ExecutorEvent::Heartbeat)));
     drop(sender);
     assert_eq!(writer.join().unwrap(), Ok(()));
 }
 
 /// Hands out what it holds in pieces of the given lengths.
-struct Pieces {
+struct SplitStream {
     bytes: Cursor<Vec<u8>>,
     lengths: Vec<usize>,
     turn: usize,
 }
 
-impl Read for Pieces {
+impl Read for SplitStream {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         self.turn += 1;
         let length = self.lengths[self.turn % self.lengths.len()];
@@ -194,8 +209,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
-    fn messages_arrive_whole_however_the_stream_is_cut(
-        messages in prop::collection::vec(to_executor(), 1..6),
+    fn messages_survive_any_split_of_the_stream(
+        messages in prop::collection::vec(executor_command(), 1..6),
         mut lengths in prop::collection::vec(0..600_usize, 1..8),
     ) {
         lengths.push(1 + lengths[0]);
@@ -204,8 +219,8 @@ proptest! {
             writer.send(message.clone()).unwrap();
         }
         let bytes = Cursor::new(writer.into_stream());
-        let pieces = Pieces { bytes, lengths, turn: 0 };
-        let mut reader = FrameReader::<_, ToExecutor>::new(pieces, Epoch(1));
+        let pieces = SplitStream { bytes, lengths, turn: 0 };
+        let mut reader = FrameReader::<_, ExecutorCommand>::new(pieces, Epoch(1));
         let mut arrived = Vec::new();
         loop {
             match reader.receive() {

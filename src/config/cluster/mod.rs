@@ -2,24 +2,24 @@
 //!
 //! What no flag says, the variables of the cluster say (`variables.rs`).
 
-mod hostlist;
+mod launcher_env;
 mod secret;
-mod variables;
+mod slurm_hostlist;
 
 use std::path::PathBuf;
 
 use clap::Args;
 
-pub use secret::Secret;
-pub(crate) use secret::VARIABLE as SECRET_VARIABLE;
-pub use variables::ClusterVariables;
-use variables::Said;
+pub use launcher_env::ClusterVariables;
+use launcher_env::EnvNumber;
+pub(crate) use secret::CLUSTER_SECRET_VARIABLE as SECRET_VARIABLE;
+pub use secret::ClusterSecret;
 
-use super::{ConfigError, Environment, ParallelArgs, refused};
+use super::{CommandLineError, ParallelArgs, ProcessEnvironment, rejected};
 
 /// Where node 0 is, and listens, if nobody says.
-const HOST: &str = "127.0.0.1";
-const PORT: u16 = 29_500;
+const MASTER_ADDR_DEFAULT: &str = "127.0.0.1";
+const MASTER_PORT_DEFAULT: u16 = 29_500;
 
 /// On how many nodes.
 #[derive(Debug, Clone, Default, Args)]
@@ -55,12 +55,12 @@ pub struct NodeArgs {
     cluster_secret_file: Option<PathBuf>,
     /// What all of that comes to; `None` = this node alone.
     #[arg(skip)]
-    cluster: Option<Cluster>,
+    cluster: Option<ClusterConfig>,
 }
 
 /// A server of several nodes, as one of them sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cluster {
+pub struct ClusterConfig {
     /// Nodes, at least 2.
     pub nodes: u16,
     /// Which of them this is; 0 schedules and answers.
@@ -71,7 +71,7 @@ pub struct Cluster {
     pub port: u16,
 }
 
-impl Cluster {
+impl ClusterConfig {
     /// Node of a replica: each has as many as the others, in order.
     pub fn node_of(&self, replica: u16, replicas: u16) -> u16 {
         replica / (replicas / self.nodes).max(1)
@@ -80,94 +80,97 @@ impl Cluster {
 
 impl NodeArgs {
     /// The cluster; `None` = this node serves alone.
-    pub fn cluster(&self) -> Option<&Cluster> {
+    pub fn cluster(&self) -> Option<&ClusterConfig> {
         self.cluster.as_ref()
     }
 
     /// What all nodes know.
     ///
     /// Errors: there is none, it cannot be read, or it is too short.
-    pub fn secret(&self, environment: &Environment) -> Result<Secret, ConfigError> {
+    pub fn secret(
+        &self,
+        environment: &ProcessEnvironment,
+    ) -> Result<ClusterSecret, CommandLineError> {
         match (&self.cluster_secret_file, &environment.cluster_secret) {
-            (Some(path), _) => Secret::read(path),
+            (Some(path), _) => ClusterSecret::read(path),
             (None, Some(secret)) => secret.clone().checked(SECRET_VARIABLE),
-            (None, None) => refused("nodes need a common secret"), // `settle` has said so already.
+            (None, None) => rejected("nodes need a common secret"), // `settle` has said so already.
         }
     }
 
     /// Brings flags and variables together, and refuses what cannot be meant.
-    pub(super) fn settle(
+    pub(super) fn resolve(
         &mut self,
         parallel: &ParallelArgs,
-        environment: &Environment,
-    ) -> Result<(), ConfigError> {
-        self.split(parallel.data_parallel_size)?;
+        environment: &ProcessEnvironment,
+    ) -> Result<(), CommandLineError> {
+        self.resolve_data_parallel_layout(parallel.data_parallel_size)?;
         // Whoever wants to serve alone may, wherever he is.
         let place = match self.nnodes {
-            Some(1) => variables::Place::default(),
-            _ => environment.cluster.place()?,
+            Some(1) => launcher_env::NodeLayout::default(),
+            _ => environment.cluster.node_layout()?,
         };
-        let nodes = agree("--nnodes", self.nnodes, place.nodes)?.unwrap_or(1);
+        let nodes = reconcile("--nnodes", self.nnodes, place.nodes)?.unwrap_or(1);
         if nodes < 2 {
             let told = self.nnodes.is_some() || place.nodes.is_some();
-            return self.check_alone(nodes, told);
+            return self.check_single_node(nodes, told);
         }
-        let node = agree("--node-rank", self.node_rank, place.node)?.unwrap_or(0);
+        let node = reconcile("--node-rank", self.node_rank, place.node)?.unwrap_or(0);
         if node >= nodes {
-            return refused(format!(
+            return rejected(format!(
                 "--node-rank {node}: of {nodes} nodes the last is {}",
                 nodes - 1
             ));
         }
         if self.headless && node == 0 {
-            return refused("--headless: node 0 is the one that answers");
+            return rejected("--headless: node 0 is the one that answers");
         }
         let (host, port) = self.address(place.host, place.port)?;
-        check_placement(nodes, parallel, place.nodes)?;
+        check_replica_placement(nodes, parallel, place.nodes)?;
         if self.cluster_secret_file.is_none() && environment.cluster_secret.is_none() {
             let whence = place.nodes.map_or(String::new(), |(name, _)| {
                 format!(" ({name}; --nnodes 1 serves on this one alone)")
             });
-            return refused(format!(
+            return rejected(format!(
                 "{nodes} nodes{whence} need a common secret: --cluster-secret-file FILE or \
                  {SECRET_VARIABLE}"
             ));
         }
-        self.cluster = Some(Cluster { nodes, node, host, port });
+        self.cluster = Some(ClusterConfig { nodes, node, host, port });
         Ok(())
     }
 
     /// Nodes and the place of this one, as vLLM's words for replicas say them.
-    fn split(&mut self, replicas: u16) -> Result<(), ConfigError> {
+    fn resolve_data_parallel_layout(&mut self, replicas: u16) -> Result<(), CommandLineError> {
         let Some(local) = self.data_parallel_size_local else {
             return match self.data_parallel_start_rank {
                 None => Ok(()),
-                Some(start) => refused(format!(
+                Some(start) => rejected(format!(
                     "--data-parallel-start-rank {start}: say with --data-parallel-size-local how many replicas a node has"
                 )),
             };
         };
         if local == 0 || !replicas.is_multiple_of(local) {
-            return refused(format!(
+            return rejected(format!(
                 "--data-parallel-size-local {local} of --data-parallel-size {replicas}: each node, 0 too, has as many \
                  replicas as the others"
             ));
         }
         let nodes = Some(("--data-parallel-size-local", replicas / local));
-        self.nnodes = agree("--nnodes", self.nnodes, nodes)?;
+        self.nnodes = reconcile("--nnodes", self.nnodes, nodes)?;
         let Some(start) = self.data_parallel_start_rank else { return Ok(()) };
         if start >= replicas || !start.is_multiple_of(local) {
-            return refused(format!(
+            return rejected(format!(
                 "--data-parallel-start-rank {start}: nodes with {local} of {replicas} replicas begin at multiples of {local}"
             ));
         }
         let node = Some(("--data-parallel-start-rank", start / local));
-        self.node_rank = agree("--node-rank", self.node_rank, node)?;
+        self.node_rank = reconcile("--node-rank", self.node_rank, node)?;
         Ok(())
     }
 
     /// What only several nodes can mean.
-    fn of_several(&self) -> Option<&'static str> {
+    fn multi_node_flag(&self) -> Option<&'static str> {
         let flags = [
             ("--master-addr", self.master_addr.is_some()),
             ("--master-port", self.master_port.is_some()),
@@ -178,18 +181,18 @@ impl NodeArgs {
     }
 
     /// `told` = somebody has said that there is one node alone.
-    fn check_alone(&self, nodes: u16, told: bool) -> Result<(), ConfigError> {
-        if let Some(flag) = self.of_several().filter(|_| !told) {
-            return refused(format!(
+    fn check_single_node(&self, nodes: u16, told: bool) -> Result<(), CommandLineError> {
+        if let Some(flag) = self.multi_node_flag().filter(|_| !told) {
+            return rejected(format!(
                 "{flag}: of no use to one node alone, and nothing says that there are more; --nnodes does"
             ));
         }
         match self.node_rank {
-            _ if nodes == 0 => refused("--nnodes 0: at least 1"),
+            _ if nodes == 0 => rejected("--nnodes 0: at least 1"),
             Some(node) if node > 0 => {
-                refused(format!("--node-rank {node}: with --nnodes 1 only rank 0 exists"))
+                rejected(format!("--node-rank {node}: with --nnodes 1 only rank 0 exists"))
             }
-            _ if self.headless => refused("--headless: the only node is the one that answers"),
+            _ if self.headless => rejected("--headless: the only node is the one that answers"),
             _ => Ok(()),
         }
     }
@@ -199,45 +202,52 @@ impl NodeArgs {
         &self,
         host: Option<String>,
         port: Option<u16>,
-    ) -> Result<(String, u16), ConfigError> {
+    ) -> Result<(String, u16), CommandLineError> {
         let Some(both) = &self.dist_init_addr else {
-            let host = self.master_addr.clone().or(host).unwrap_or_else(|| HOST.to_owned());
-            return Ok((host, self.master_port.or(port).unwrap_or(PORT)));
+            let host =
+                self.master_addr.clone().or(host).unwrap_or_else(|| MASTER_ADDR_DEFAULT.to_owned());
+            return Ok((host, self.master_port.or(port).unwrap_or(MASTER_PORT_DEFAULT)));
         };
         if self.master_addr.is_some() || self.master_port.is_some() {
-            return refused("--dist-init-addr says what --master-addr and --master-port say");
+            return rejected("--dist-init-addr says what --master-addr and --master-port say");
         }
         let bare = both.strip_prefix("tcp://").unwrap_or(both);
         let parts = bare.rsplit_once(':').and_then(|(host, port)| {
             let host = host.trim_start_matches('[').trim_end_matches(']');
             (!host.is_empty()).then_some((host.to_owned(), port.parse().ok()?))
         });
-        parts.ok_or_else(|| ConfigError::Refused(format!("--dist-init-addr {both}: not HOST:PORT")))
+        parts.ok_or_else(|| {
+            CommandLineError::Rejected(format!("--dist-init-addr {both}: not HOST:PORT"))
+        })
     }
 }
 
 /// What a flag and a variable say together.
 ///
 /// Errors: each says something else.
-fn agree(flag: &str, given: Option<u16>, said: Option<Said>) -> Result<Option<u16>, ConfigError> {
+fn reconcile(
+    flag: &str,
+    given: Option<u16>,
+    said: Option<EnvNumber>,
+) -> Result<Option<u16>, CommandLineError> {
     match (given, said) {
         (Some(given), Some((name, said))) if given != said => {
-            refused(format!("{flag} {given}, but {name} says {said}"))
+            rejected(format!("{flag} {given}, but {name} says {said}"))
         }
         (given, said) => Ok(given.or(said.map(|(_, said)| said))),
     }
 }
 
 /// Refuses replicas that do not lie on one node each.
-fn check_placement(
+fn check_replica_placement(
     nodes: u16,
     parallel: &ParallelArgs,
-    whence: Option<Said>,
-) -> Result<(), ConfigError> {
+    whence: Option<EnvNumber>,
+) -> Result<(), CommandLineError> {
     let (tp, dp) = (parallel.tensor_parallel_size, parallel.data_parallel_size);
     let source = whence.map_or("--nnodes", |(name, _)| name);
     if parallel.enable_expert_parallel || parallel.enable_dp_attention {
-        return refused(format!(
+        return rejected(format!(
             "{source} {nodes} with --enable-expert-parallel or --enable-dp-attention: ranks on several nodes \
              cannot step together yet. Without these flags each replica holds all experts; with them one \
              node serves"
@@ -247,7 +257,7 @@ fn check_placement(
         return Ok(());
     }
     let more = dp.next_multiple_of(nodes);
-    refused(format!(
+    rejected(format!(
         "{source} {nodes} with --data-parallel-size {dp} and --tensor-parallel-size {tp}: a replica lies on one \
          node, and each node has as many as the others; tensor-parallel ranks on several nodes are not \
          supported. --data-parallel-size {more} would do"
@@ -259,82 +269,91 @@ mod tests {
     use super::*;
 
     #[derive(clap::Parser)]
-    struct Line {
+    struct ClusterTestArgs {
         #[command(flatten)]
         parallel: ParallelArgs,
     }
 
     fn parallel(tp: u16, dp: u16) -> ParallelArgs {
         let line = format!("x --tensor-parallel-size={tp} --data-parallel-size={dp}");
-        <Line as clap::Parser>::parse_from(line.split(' ')).parallel
+        <ClusterTestArgs as clap::Parser>::parse_from(line.split(' ')).parallel
     }
 
-    fn environment(variables: &[(&str, &str)]) -> Environment {
+    fn environment(variables: &[(&str, &str)]) -> ProcessEnvironment {
         let text = |name: &str| {
             let found = variables.iter().find(|(known, _)| *known == name);
             found.map(|(_, text)| (*text).to_owned())
         };
-        let cluster_secret = Some(Secret::new("0123456789abcdef"));
-        Environment {
+        let cluster_secret = Some(ClusterSecret::new("0123456789abcdef"));
+        ProcessEnvironment {
             cluster: ClusterVariables::read(text),
             cluster_secret,
-            ..Environment::default()
+            ..ProcessEnvironment::default()
         }
     }
 
-    fn settle(
+    fn resolve(
         mut args: NodeArgs,
         dp: u16,
         variables: &[(&str, &str)],
-    ) -> Result<Option<Cluster>, String> {
-        let settled = args.settle(&parallel(2, dp), &environment(variables));
+    ) -> Result<Option<ClusterConfig>, String> {
+        let settled = args.resolve(&parallel(2, dp), &environment(variables));
         settled.map(|()| args.cluster).map_err(|error| error.to_string())
     }
 
-    fn cluster(nodes: u16, node: u16, host: &str, port: u16) -> Cluster {
-        Cluster { nodes, node, host: host.to_owned(), port }
+    fn cluster(nodes: u16, node: u16, host: &str, port: u16) -> ClusterConfig {
+        ClusterConfig { nodes, node, host: host.to_owned(), port }
     }
 
     const SLURM: &[(&str, &str)] =
         &[("SLURM_NNODES", "2"), ("SLURM_NODEID", "1"), ("SLURM_JOB_NODELIST", "n[1-2]")];
 
     #[test]
-    fn flags_say_where_and_variables_what_they_leave_open() {
+    fn flags_override_launcher_variables() {
         let none = NodeArgs::default;
-        assert_eq!(settle(none(), 2, &[]).unwrap(), None);
-        assert_eq!(settle(none(), 2, SLURM).unwrap(), Some(cluster(2, 1, "n1", PORT)));
+        assert_eq!(resolve(none(), 2, &[]).unwrap(), None);
+        assert_eq!(
+            resolve(none(), 2, SLURM).unwrap(),
+            Some(cluster(2, 1, "n1", MASTER_PORT_DEFAULT))
+        );
         let alone = NodeArgs { nnodes: Some(1), ..none() };
-        assert_eq!(settle(alone, 1, SLURM).unwrap(), None, "in the middle of a job");
+        assert_eq!(resolve(alone, 1, SLURM).unwrap(), None, "in the middle of a job");
         let two = || NodeArgs { nnodes: Some(2), ..none() };
-        assert_eq!(settle(two(), 2, &[]).unwrap(), Some(cluster(2, 0, HOST, PORT)));
+        assert_eq!(
+            resolve(two(), 2, &[]).unwrap(),
+            Some(cluster(2, 0, MASTER_ADDR_DEFAULT, MASTER_PORT_DEFAULT))
+        );
         let told = NodeArgs { master_addr: Some("m".to_owned()), master_port: Some(7), ..two() };
-        assert_eq!(settle(told, 4, SLURM).unwrap(), Some(cluster(2, 1, "m", 7)));
+        assert_eq!(resolve(told, 4, SLURM).unwrap(), Some(cluster(2, 1, "m", 7)));
         for (text, host) in [("10.0.0.1:5000", "10.0.0.1"), ("tcp://[fe80::1]:5000", "fe80::1")] {
             let args = NodeArgs { dist_init_addr: Some(text.to_owned()), ..two() };
-            assert_eq!(settle(args, 2, &[]).unwrap(), Some(cluster(2, 0, host, 5_000)));
+            assert_eq!(resolve(args, 2, &[]).unwrap(), Some(cluster(2, 0, host, 5_000)));
         }
         let local = |size, start| NodeArgs {
             data_parallel_size_local: size,
             data_parallel_start_rank: start,
             ..none()
         };
-        let second = Some(cluster(2, 1, HOST, PORT));
-        assert_eq!(settle(local(Some(2), Some(2)), 4, &[]).unwrap(), second, "in vLLM's words");
-        let first = Some(cluster(4, 0, HOST, PORT));
-        assert_eq!(settle(local(Some(1), None), 4, &[]).unwrap(), first);
-        assert_eq!(settle(local(Some(4), Some(0)), 4, SLURM).unwrap(), None, "all of them here");
+        let second = Some(cluster(2, 1, MASTER_ADDR_DEFAULT, MASTER_PORT_DEFAULT));
+        assert_eq!(resolve(local(Some(2), Some(2)), 4, &[]).unwrap(), second, "in vLLM's words");
+        let first = Some(cluster(4, 0, MASTER_ADDR_DEFAULT, MASTER_PORT_DEFAULT));
+        assert_eq!(resolve(local(Some(1), None), 4, &[]).unwrap(), first);
+        assert_eq!(resolve(local(Some(4), Some(0)), 4, SLURM).unwrap(), None, "all of them here");
         assert_eq!(
-            settle(local(Some(2), None), 4, SLURM).unwrap(),
-            Some(cluster(2, 1, "n1", PORT))
+            resolve(local(Some(2), None), 4, SLURM).unwrap(),
+            Some(cluster(2, 1, "n1", MASTER_PORT_DEFAULT))
         );
         let alone = NodeArgs { nnodes: Some(1), master_addr: Some("m".to_owned()), ..none() };
-        assert_eq!(settle(alone, 1, &[]).unwrap(), None, "a script that counts to one");
+        assert_eq!(resolve(alone, 1, &[]).unwrap(), None, "a script that counts to one");
         let last = NodeArgs { node_rank: Some(1), headless: true, ..two() };
-        assert_eq!(settle(last, 2, &[]).unwrap(), Some(cluster(2, 1, HOST, PORT)));
+        assert_eq!(
+            resolve(last, 2, &[]).unwrap(),
+            Some(cluster(2, 1, MASTER_ADDR_DEFAULT, MASTER_PORT_DEFAULT))
+        );
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_both_numbers() {
+    fn conflicting_node_counts_are_rejected_with_both_numbers() {
         let two = || NodeArgs { nnodes: Some(2), ..NodeArgs::default() };
         let addresses = NodeArgs {
             dist_init_addr: Some("h:1".to_owned()),
@@ -365,20 +384,21 @@ mod tests {
             (bare("nowhere"), 2, &[], "--dist-init-addr nowhere: not HOST:PORT"),
             (bare(":1"), 2, &[], "not HOST:PORT"),
         ] {
-            let error = settle(args, dp, variables).unwrap_err();
+            let error = resolve(args, dp, variables).unwrap_err();
             assert!(error.contains(reason), "{error}");
         }
         let mut args = two();
-        let bare = args.settle(&parallel(1, 2), &Environment::default()).unwrap_err().to_string();
+        let bare =
+            args.resolve(&parallel(1, 2), &ProcessEnvironment::default()).unwrap_err().to_string();
         assert!(bare.contains("--cluster-secret-file FILE or HADRON_CLUSTER_SECRET"), "{bare}");
-        let cluster_secret = Some(Secret::new("short"));
-        let environment = Environment { cluster_secret, ..Environment::default() };
+        let cluster_secret = Some(ClusterSecret::new("short"));
+        let environment = ProcessEnvironment { cluster_secret, ..ProcessEnvironment::default() };
         let short = two().secret(&environment).unwrap_err().to_string();
         assert!(short.starts_with("HADRON_CLUSTER_SECRET: 5 bytes"), "{short}");
     }
 
     #[test]
-    fn replicas_lie_on_nodes_in_order() {
+    fn replicas_are_assigned_to_nodes_in_order() {
         let cluster = cluster(2, 0, "h", 1);
         let of = |replicas| (0..replicas).map(|r| cluster.node_of(r, replicas)).collect::<Vec<_>>();
         assert_eq!(of(2), [0, 1]);

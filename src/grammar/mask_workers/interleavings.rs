@@ -5,9 +5,9 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
 use super::*;
-use crate::grammar::{Compiler, Constraint, Form, Vocabulary};
-use protocol::MaskRow;
-use scheduler::Finish;
+use crate::grammar::{GrammarCompiler, GrammarSpec, GrammarVocabulary, OutputConstraint};
+use protocol::BitmaskRow;
+use scheduler::FinishReason;
 use shuttle::{check_random, thread};
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
@@ -18,17 +18,17 @@ const END: Token = 256;
 /// What every output is, and so its masks.
 const OUTPUT: [&[u8]; 3] = [b"ab", b"c", b"de"];
 
-fn compiler() -> Compiler {
+fn compiler() -> GrammarCompiler {
     let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     tokens.push(b"<|end|>".to_vec());
     let encode = Arc::new(|text: &str| Some(text.bytes().map(Token::from).collect()));
-    let vocabulary = Vocabulary { tokens, special: vec![END], ends: vec![END], encode };
-    Compiler::new(vocabulary).unwrap()
+    let vocabulary = GrammarVocabulary { tokens, special: vec![END], end_ids: vec![END], encode };
+    GrammarCompiler::new(vocabulary).unwrap()
 }
 
 /// The bytes that a mask allows.
-fn allowed(row: &MaskRow) -> Vec<u8> {
-    let bit = |byte: &u8| row.allowed[usize::from(*byte) / 32] >> (byte % 32) & 1 == 1;
+fn allowed(row: &BitmaskRow) -> Vec<u8> {
+    let bit = |byte: &u8| row.bitmask[usize::from(*byte) / 32] >> (byte % 32) & 1 == 1;
     (0..=255).filter(bit).collect()
 }
 
@@ -43,16 +43,16 @@ fn next<T>(channel: &Receiver<T>) -> T {
 }
 
 /// The engine's thread between two steps.
-struct Steps {
+struct MaskStepHarness {
     workers: MaskWorkers,
-    executor: SyncSender<ToExecutor>,
-    sent: Receiver<ToExecutor>,
-    news: Receiver<(RequestId, News)>,
+    executor: SyncSender<ExecutorCommand>,
+    sent: Receiver<ExecutorCommand>,
+    mask_events: Receiver<(RequestId, MaskEvent)>,
     /// Tokens of each output.
     outputs: [u32; 2],
 }
 
-impl Steps {
+impl MaskStepHarness {
     /// A step with a row for each output that is not whole: those that were not late get their token.
     fn step(&mut self, number: u64) {
         let rows: Vec<(u32, RequestId)> = (0..)
@@ -61,29 +61,30 @@ impl Steps {
             .map(|(row, _)| (row, RequestId(row.into())))
             .collect();
         let wanted: BTreeSet<u32> = rows.iter().map(|(row, _)| *row).collect();
-        self.workers.make(StepId(number), rows, &self.executor, Duration::ZERO);
-        let ToExecutor::Mask(mask) = next(&self.sent) else { panic!("no mask") };
+        self.workers.request_masks(StepId(number), rows, &self.executor, Duration::ZERO);
+        let ExecutorCommand::Bitmask(mask) = next(&self.sent) else { panic!("no mask") };
         assert_eq!(mask.step, StepId(number));
         assert_eq!(mask.rows.iter().map(|row| row.row).collect::<BTreeSet<_>>(), wanted);
         assert_eq!(mask.rows.len(), wanted.len(), "a row twice");
         let mut late = Vec::new();
         for row in mask.rows {
             let outputs = &mut self.outputs[row.row as usize];
-            if row.late {
+            if row.overdue {
                 late.push((RequestId(row.row.into()), *outputs));
                 continue;
             }
             assert_eq!(allowed(&row), OUTPUT[*outputs as usize]);
             let token = Token::from(OUTPUT[*outputs as usize][0]);
             *outputs += 1;
-            let end = TokenEvent::end(RequestId(row.row.into()), Finish::Length);
-            let event = TokenEvent { tokens: [token].as_slice().into(), finish: None, ..end };
-            self.workers.hear(&[Effect::Tokens(vec![event])]);
+            let end = TokenEvent::finished(RequestId(row.row.into()), FinishReason::Length);
+            let event =
+                TokenEvent { tokens: [token].as_slice().into(), finish_reason: None, ..end };
+            self.workers.observe_effects(&[SchedulerEffect::TokenEvents(vec![event])]);
         }
         while !late.is_empty() {
-            let (request, news) = next(&self.news);
+            let (request, news) = next(&self.mask_events);
             late.retain(|(of, at)| {
-                let told = matches!(news, News::Made { outputs, .. } if outputs == *at);
+                let told = matches!(news, MaskEvent::Ready { outputs, .. } if outputs == *at);
                 *of != request || !told
             });
         }
@@ -91,29 +92,29 @@ impl Steps {
 }
 
 #[test]
-fn every_step_gets_its_masks_and_a_late_one_is_told_of() {
+fn every_step_gets_masks_and_overdue_ones_are_reported() {
     let compiler = compiler();
-    let constraint = Constraint::new(Form::Regex("[ab]c[de]".to_owned()), "test");
-    let findings = compiler.try_out(&constraint).unwrap();
+    let constraint = OutputConstraint::new(GrammarSpec::Regex("[ab]c[de]".to_owned()), "test");
+    let findings = compiler.dry_run(&constraint).unwrap();
     check_random(
         move || {
             // Another in each order: what is found out about a grammar holds for the requests that follow. Which lane serves a
             // request hangs on processor time, though, so an order that fails may take other ways when it is drawn again.
             let grammar = compiler.compile(&constraint, findings).unwrap();
             let (announced, news) = channel();
-            let pool = Arc::new(Pool {
-                quick: Lane::default(),
-                slow: Lane::default(),
+            let pool = Arc::new(MaskWorkerPool {
+                fast: MaskSessionQueue::default(),
+                slow: MaskSessionQueue::default(),
                 timings: Arc::default(),
-                announce: Arc::new(move |request, news| {
+                listener: Arc::new(move |request, news| {
                     let _ = announced.send((request, news)); // Who asked may have gone.
                 }),
             });
-            let lanes: [fn(&Pool) -> &Lane; 3] =
-                [|pool| &pool.quick, |pool| &pool.quick, |pool| &pool.slow];
+            let lanes: [fn(&MaskWorkerPool) -> &MaskSessionQueue; 3] =
+                [|pool| &pool.fast, |pool| &pool.fast, |pool| &pool.slow];
             let servers = lanes.map(|lane| {
                 let pool = Arc::clone(&pool);
-                thread::spawn(move || pool.serve(lane(&pool)))
+                thread::spawn(move || pool.run_worker(lane(&pool)))
             });
             let (clock, ticks) = channel();
             // No step waits longer than this thread takes to come round.
@@ -121,18 +122,23 @@ fn every_step_gets_its_masks_and_a_late_one_is_told_of() {
                 let late = AtomicU64::new(0);
                 loop {
                     match ticks.try_recv() {
-                        Ok(Tick::Step(_, step)) => step.expire(&late),
-                        Ok(Tick::Begin(_)) => {}
+                        Ok(MaskTimerEvent::Step(_, step)) => step.send_without_overdue(&late),
+                        Ok(MaskTimerEvent::Begin(_)) => {}
                         Err(TryRecvError::Empty) => thread::yield_now(),
                         Err(TryRecvError::Disconnected) => return,
                     }
                 }
             });
             let (executor, sent) = sync_channel(8);
-            let workers = MaskWorkers { live: HashMap::new(), pool: Arc::clone(&pool), clock };
-            let mut steps = Steps { workers, executor, sent, news, outputs: [0, 0] };
+            let workers =
+                MaskWorkers { live: HashMap::new(), pool: Arc::clone(&pool), timer: clock };
+            let mut steps =
+                MaskStepHarness { workers, executor, sent, mask_events: news, outputs: [0, 0] };
             for request in 0..2 {
-                let guide = Guide { grammar: Some(grammar.clone().seed(false)), budget: None };
+                let guide = DecodingGuide {
+                    grammar: Some(grammar.clone().session_seed(false)),
+                    budget: None,
+                };
                 steps.workers.begin(RequestId(request), guide);
             }
             let mut number = 0;
@@ -141,8 +147,8 @@ fn every_step_gets_its_masks_and_a_late_one_is_told_of() {
                 steps.step(number);
             }
             // One leaves while its mask may be under way.
-            let end = TokenEvent::end(RequestId(0), Finish::Length);
-            steps.workers.hear(&[Effect::Tokens(vec![end])]);
+            let end = TokenEvent::finished(RequestId(0), FinishReason::Length);
+            steps.workers.observe_effects(&[SchedulerEffect::TokenEvents(vec![end])]);
             steps.outputs[0] = OUTPUT.len() as u32;
             while steps.outputs[1] < OUTPUT.len() as u32 {
                 number += 1;

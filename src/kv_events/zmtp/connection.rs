@@ -1,7 +1,7 @@
 //! One connection: handshake without security, heartbeats, frames in, messages out; never blocks.
 
 use super::error::PeerError;
-use super::frame::{FrameHead, FrameReader, put_command};
+use super::frame::{ZmtpFrameHead, ZmtpFrameReader, put_command};
 use super::stream::PeerStream;
 use rustix::event::{PollFd, PollFlags};
 use std::io::{ErrorKind, IoSlice};
@@ -33,14 +33,14 @@ const VERSION_AT: usize = 10;
 
 /// Which socket this side is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SocketKind {
+pub(crate) enum ZmtpSocketType {
     /// Sends to subscribers.
     Publish,
     /// Answers requests.
     Router,
 }
 
-impl SocketKind {
+impl ZmtpSocketType {
     /// Its READY command.
     fn ready(self, out: &mut Vec<u8>) {
         let data: &[u8] = match self {
@@ -61,14 +61,14 @@ impl SocketKind {
 
 /// A message as it goes over the wire.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingMessage {
     /// All frames but the last one's body.
     pub(crate) head: Vec<u8>,
     /// Body of the last frame, shared with everything else that holds it.
     pub(crate) payload: Arc<[u8]>,
 }
 
-impl Outgoing {
+impl OutgoingMessage {
     /// Bytes on the wire.
     pub(crate) fn len(&self) -> usize {
         self.head.len() + self.payload.len()
@@ -81,9 +81,9 @@ impl Outgoing {
     }
 }
 
-/// How far `Connection::transmit` came.
+/// How far `ZmtpConnection::transmit` came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Transmitted {
+pub(crate) enum TransmitResult {
     /// Everything is sent.
     All,
     /// The peer takes no more at the moment.
@@ -93,7 +93,7 @@ pub(crate) enum Transmitted {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum ConnectionStage {
     Greeting,
     Ready,
     Open,
@@ -101,19 +101,19 @@ enum Stage {
 
 /// A connection with a peer, in a fixed amount of memory besides the message that is being sent.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct ZmtpConnection {
     stream: PeerStream,
-    kind: SocketKind,
-    stage: Stage,
+    kind: ZmtpSocketType,
+    stage: ConnectionStage,
     since: Instant,
     greeting: Vec<u8>,
     input: Box<[u8]>,
     /// The part of `input` that has been read from the stream and not been looked at.
     unread: std::ops::Range<usize>,
-    reader: FrameReader,
+    reader: ZmtpFrameReader,
     /// Greeting, READY and answers to heartbeats that are not sent yet.
     control: Vec<u8>,
-    sending: Option<Sending>,
+    sending: Option<PartialSend>,
     is_blocked: bool,
     sent_bytes: u64,
     window: Instant,
@@ -121,28 +121,28 @@ pub(crate) struct Connection {
 }
 
 #[derive(Debug)]
-struct Sending {
-    message: Arc<Outgoing>,
+struct PartialSend {
+    message: Arc<OutgoingMessage>,
     offset: usize,
 }
 
-impl Connection {
+impl ZmtpConnection {
     /// A connection that keeps bodies of up to `body_bytes_max` bytes.
     pub(crate) fn new(
         stream: PeerStream,
-        kind: SocketKind,
+        kind: ZmtpSocketType,
         body_bytes_max: usize,
         now: Instant,
     ) -> Self {
         Self {
             stream,
             kind,
-            stage: Stage::Greeting,
+            stage: ConnectionStage::Greeting,
             since: now,
             greeting: Vec::with_capacity(GREETING.len()),
             input: vec![0; INPUT_BYTES].into(),
             unread: 0..0,
-            reader: FrameReader::new(body_bytes_max),
+            reader: ZmtpFrameReader::new(body_bytes_max),
             control: GREETING.to_vec(),
             sending: None,
             is_blocked: false,
@@ -154,7 +154,7 @@ impl Connection {
 
     /// Whether the handshake is over.
     pub(crate) fn is_open(&self) -> bool {
-        self.stage == Stage::Open
+        self.stage == ConnectionStage::Open
     }
 
     /// Bytes that the peer has taken so far.
@@ -163,7 +163,7 @@ impl Connection {
     }
 
     /// The message that is being sent.
-    pub(crate) fn sending(&self) -> Option<&Arc<Outgoing>> {
+    pub(crate) fn sending(&self) -> Option<&Arc<OutgoingMessage>> {
         self.sending.as_ref().map(|sending| &sending.message)
     }
 
@@ -177,7 +177,7 @@ impl Connection {
     }
 
     /// What to wait for; `None` = nothing but time.
-    pub(crate) fn watch(&self, reads: bool) -> Option<PollFd<'_>> {
+    pub(crate) fn poll_fd(&self, reads: bool) -> Option<PollFd<'_>> {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, reads && !self.is_throttled());
         flags.set(PollFlags::OUT, self.is_blocked || !self.control.is_empty());
@@ -188,25 +188,25 @@ impl Connection {
     /// The next frame of a message, or command other than a heartbeat; its body is `body`. `None` = not yet.
     ///
     /// Errors: the connection has to end.
-    pub(crate) fn next_frame(&mut self, now: Instant) -> Result<Option<FrameHead>, PeerError> {
+    pub(crate) fn next_frame(&mut self, now: Instant) -> Result<Option<ZmtpFrameHead>, PeerError> {
         if !self.is_open() && now.duration_since(self.since) > HANDSHAKE_TIME {
-            return Err(PeerError::Late { what: "no handshake", after: HANDSHAKE_TIME });
+            return Err(PeerError::TimedOut { what: "no handshake", after: HANDSHAKE_TIME });
         }
         loop {
             if self.unread.is_empty() && !self.fill(now)? {
                 return Ok(None);
             }
-            if self.stage == Stage::Greeting {
-                self.greet()?;
+            if self.stage == ConnectionStage::Greeting {
+                self.read_greeting()?;
                 continue;
             }
             let mut rest = &self.input[self.unread.clone()];
             let head = self.reader.read(&mut rest)?;
             self.unread.start = self.unread.end - rest.len();
             let Some(head) = head else { continue };
-            if self.stage == Stage::Ready {
+            if self.stage == ConnectionStage::Ready {
                 self.check_ready(head)?;
-                self.stage = Stage::Open;
+                self.stage = ConnectionStage::Open;
             } else if !(head.is_command && self.answer_heartbeat()) {
                 return Ok(Some(head));
             }
@@ -241,7 +241,7 @@ impl Connection {
     }
 
     /// Reads the greeting, or a part of it.
-    fn greet(&mut self) -> Result<(), PeerError> {
+    fn read_greeting(&mut self) -> Result<(), PeerError> {
         let come = self.unread.len().min(GREETING.len() - self.greeting.len());
         let part = self.unread.start..self.unread.start + come;
         self.greeting.extend_from_slice(&self.input[part]);
@@ -260,14 +260,15 @@ impl Connection {
             }
             self.greeting = Vec::new();
             self.kind.ready(&mut self.control);
-            self.stage = Stage::Ready;
+            self.stage = ConnectionStage::Ready;
         }
         Ok(())
     }
 
-    fn check_ready(&self, head: FrameHead) -> Result<(), PeerError> {
+    fn check_ready(&self, head: ZmtpFrameHead) -> Result<(), PeerError> {
         let properties = self.body().strip_prefix(b"\x05READY");
-        let Some(properties) = properties.filter(|_| head.is_command && head.is_whole) else {
+        let Some(properties) = properties.filter(|_| head.is_command && head.is_body_complete)
+        else {
             return Err(PeerError::Handshake("no READY command"));
         };
         match socket_type(properties) {
@@ -298,21 +299,21 @@ impl Connection {
     pub(crate) fn transmit(
         &mut self,
         budget: usize,
-        mut next: impl FnMut() -> Option<Arc<Outgoing>>,
-    ) -> Result<Transmitted, PeerError> {
+        mut next: impl FnMut() -> Option<Arc<OutgoingMessage>>,
+    ) -> Result<TransmitResult, PeerError> {
         let mut sent = 0;
         self.is_blocked = false;
         loop {
             let written = if self.sending.is_none() && !self.control.is_empty() {
                 self.stream.write(&[IoSlice::new(&self.control)])
             } else if !self.is_open() {
-                return Ok(Transmitted::All);
+                return Ok(TransmitResult::All);
             } else {
                 if self.sending.is_none() {
-                    let Some(message) = next() else { return Ok(Transmitted::All) };
-                    self.sending = Some(Sending { message, offset: 0 });
+                    let Some(message) = next() else { return Ok(TransmitResult::All) };
+                    self.sending = Some(PartialSend { message, offset: 0 });
                 }
-                let Some(Sending { message, offset }) = &self.sending else { continue };
+                let Some(PartialSend { message, offset }) = &self.sending else { continue };
                 self.stream.write(&message.from(*offset))
             };
             match written {
@@ -324,12 +325,12 @@ impl Connection {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
                     self.is_blocked = true;
-                    return Ok(Transmitted::Blocked);
+                    return Ok(TransmitResult::Blocked);
                 }
                 Err(error) => return Err(error.into()),
             }
             if sent >= budget {
-                return Ok(Transmitted::Budget);
+                return Ok(TransmitResult::Budget);
             }
         }
     }
@@ -377,7 +378,7 @@ mod tests {
 
     #[test]
     fn an_outgoing_message_continues_at_any_offset() {
-        let message = Outgoing { head: b"head".to_vec(), payload: (*b"payload").into() };
+        let message = OutgoingMessage { head: b"head".to_vec(), payload: (*b"payload").into() };
         for offset in 0..=message.len() {
             let rest: Vec<u8> = message.from(offset).iter().flat_map(|s| s.to_vec()).collect();
             assert_eq!(rest, b"headpayload"[offset..]);

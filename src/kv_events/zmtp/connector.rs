@@ -13,13 +13,13 @@ const RETRY_LAST: Duration = Duration::from_secs(5);
 
 /// The publisher's end of the thread, which ends with it.
 #[derive(Debug)]
-pub(crate) struct Connector {
-    wanted: SyncSender<()>,
+pub(crate) struct CollectorConnector {
+    requests: SyncSender<()>,
     streams: Receiver<PeerStream>,
-    is_asked: bool,
+    is_requested: bool,
 }
 
-impl Connector {
+impl CollectorConnector {
     /// Starts the thread. It writes a byte to `wake` whenever a connection has been made.
     ///
     /// Errors: the system gives no thread.
@@ -49,16 +49,16 @@ impl Connector {
             }
         };
         thread::Builder::new().name("kv-events-connect".to_owned()).spawn(connect)?;
-        Ok(Self { wanted, streams, is_asked: false })
+        Ok(Self { requests: wanted, streams, is_requested: false })
     }
 
     /// The connection, once there is a new one. Call it for as long as there is none.
     pub(crate) fn next(&mut self) -> Option<PeerStream> {
-        if !self.is_asked {
-            self.is_asked = self.wanted.try_send(()).is_ok();
+        if !self.is_requested {
+            self.is_requested = self.requests.try_send(()).is_ok();
         }
         let stream = self.streams.try_recv().ok()?;
-        self.is_asked = false;
+        self.is_requested = false;
         Some(stream)
     }
 }

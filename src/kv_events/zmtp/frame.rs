@@ -12,7 +12,7 @@ const FRAME_BYTES_MAX: u64 = 64 << 10;
 
 /// Bytes that are no frame of a peer that is welcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum FrameError {
+pub enum ZmtpFrameError {
     /// Flags that ZMTP 3 does not have.
     #[error("a frame with the flags {0:#04x}")]
     Flags(u8),
@@ -21,70 +21,76 @@ pub enum FrameError {
     Length(u64),
 }
 
-/// A frame that has been read; its body is `FrameReader::body`.
+/// A frame that has been read; its body is `ZmtpFrameReader::body`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FrameHead {
+pub struct ZmtpFrameHead {
     /// A command, not a part of a message.
     pub is_command: bool,
     /// Another frame of the same message follows.
     pub has_more: bool,
     /// Whether the body was kept whole; it is empty if not.
-    pub is_whole: bool,
+    pub is_body_complete: bool,
 }
 
 /// Reads frames one at a time. It holds one body of at most `body_bytes_max` bytes, whatever is sent.
 #[derive(Debug)]
-pub struct FrameReader {
+pub struct ZmtpFrameReader {
     body_bytes_max: usize,
     header: [u8; 9],
     header_len: usize,
     body: Vec<u8>,
     /// Bytes of the body that have not come yet; meaningful once the header is complete.
-    missing: u64,
+    body_bytes_missing: u64,
 }
 
-impl FrameReader {
+impl ZmtpFrameReader {
     /// A reader that keeps bodies of up to `body_bytes_max` bytes and skips longer ones.
     pub fn new(body_bytes_max: usize) -> Self {
-        Self { body_bytes_max, header: [0; 9], header_len: 0, body: Vec::new(), missing: 0 }
+        Self {
+            body_bytes_max,
+            header: [0; 9],
+            header_len: 0,
+            body: Vec::new(),
+            body_bytes_missing: 0,
+        }
     }
 
     /// Takes bytes off the front of `input`, up to the end of a frame; `None` if it ends before that.
     ///
     /// Errors: what follows cannot be read.
-    pub fn read(&mut self, input: &mut &[u8]) -> Result<Option<FrameHead>, FrameError> {
+    pub fn read(&mut self, input: &mut &[u8]) -> Result<Option<ZmtpFrameHead>, ZmtpFrameError> {
         while !self.has_header() {
             let Some((&byte, rest)) = input.split_first() else { return Ok(None) };
             *input = rest;
             if self.header_len == 0 {
                 if byte & !(MORE | LONG | COMMAND) != 0 {
-                    return Err(FrameError::Flags(byte));
+                    return Err(ZmtpFrameError::Flags(byte));
                 }
                 self.body.clear();
             }
             self.header[self.header_len] = byte;
             self.header_len += 1;
             if self.has_header() {
-                self.missing = self.length();
-                if self.missing > FRAME_BYTES_MAX {
-                    return Err(FrameError::Length(self.missing));
+                self.body_bytes_missing = self.length();
+                if self.body_bytes_missing > FRAME_BYTES_MAX {
+                    return Err(ZmtpFrameError::Length(self.body_bytes_missing));
                 }
             }
         }
         let is_whole = self.length() <= self.body_bytes_max as u64;
-        let come = input.len().min(self.missing as usize);
+        let come = input.len().min(self.body_bytes_missing as usize);
         let (part, rest) = input.split_at(come);
         if is_whole {
             self.body.extend_from_slice(part);
         }
-        (*input, self.missing) = (rest, self.missing - come as u64);
-        if self.missing > 0 {
+        (*input, self.body_bytes_missing) = (rest, self.body_bytes_missing - come as u64);
+        if self.body_bytes_missing > 0 {
             return Ok(None);
         }
         self.header_len = 0;
         let flags = self.header[0];
         let (is_command, has_more) = (flags & COMMAND != 0, flags & MORE != 0);
-        Ok(Some(FrameHead { is_command, has_more, is_whole }))
+        Ok(Some(ZmtpFrameHead { is_command, has_more, is_body_complete: is_whole }))
     }
 
     /// Body of the frame that was read last.
@@ -134,8 +140,8 @@ fn header(flags: u8, length: usize, out: &mut Vec<u8>) {
 mod tests {
     use super::*;
 
-    fn all(bytes: &[u8], chunk: usize) -> Result<Vec<(FrameHead, Vec<u8>)>, FrameError> {
-        let (mut reader, mut frames) = (FrameReader::new(300), Vec::new());
+    fn all(bytes: &[u8], chunk: usize) -> Result<Vec<(ZmtpFrameHead, Vec<u8>)>, ZmtpFrameError> {
+        let (mut reader, mut frames) = (ZmtpFrameReader::new(300), Vec::new());
         for mut part in bytes.chunks(chunk) {
             while !part.is_empty() {
                 if let Some(head) = reader.read(&mut part)? {
@@ -154,7 +160,11 @@ mod tests {
         put_frame(false, &[7; 300], &mut wire);
         put_frame(false, &[8; 301], &mut wire);
         put_frame(false, b"end", &mut wire);
-        let head = |is_command, has_more, is_whole| FrameHead { is_command, has_more, is_whole };
+        let head = |is_command, has_more, is_whole| ZmtpFrameHead {
+            is_command,
+            has_more,
+            is_body_complete: is_whole,
+        };
         let expected = vec![
             (head(false, true, true), Vec::new()),
             (head(true, false, true), b"\x04PING\0\x05abc".to_vec()),
@@ -171,9 +181,9 @@ mod tests {
     fn oversized_frames_and_unknown_flags_are_errors() {
         let mut long = vec![LONG];
         long.extend_from_slice(&(FRAME_BYTES_MAX + 1).to_be_bytes());
-        assert_eq!(all(&long, 1), Err(FrameError::Length(FRAME_BYTES_MAX + 1)));
+        assert_eq!(all(&long, 1), Err(ZmtpFrameError::Length(FRAME_BYTES_MAX + 1)));
         long[1..].fill(0xff);
-        assert_eq!(all(&long, 9), Err(FrameError::Length(u64::MAX)));
-        assert_eq!(all(&[0x08, 0], 2), Err(FrameError::Flags(8)));
+        assert_eq!(all(&long, 9), Err(ZmtpFrameError::Length(u64::MAX)));
+        assert_eq!(all(&[0x08, 0], 2), Err(ZmtpFrameError::Flags(8)));
     }
 }

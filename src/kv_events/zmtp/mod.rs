@@ -11,10 +11,10 @@ mod frame;
 mod peers;
 mod stream;
 
-pub(super) use connection::{Connection, Outgoing, SocketKind, Transmitted};
-pub(super) use connector::Connector;
+pub(super) use connection::{OutgoingMessage, TransmitResult, ZmtpConnection, ZmtpSocketType};
+pub(super) use connector::CollectorConnector;
 pub(super) use error::PeerError;
-pub use frame::{FrameError, FrameHead, FrameReader};
+pub use frame::{ZmtpFrameError, ZmtpFrameHead, ZmtpFrameReader};
 pub(super) use frame::{frame_header, put_frame};
-pub(super) use peers::{Peer, PeerState, PeerTable};
+pub(super) use peers::{PeerState, PeerTable, ZmtpPeer};
 pub(super) use stream::{PeerAddress, PeerListener};

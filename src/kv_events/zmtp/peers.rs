@@ -1,10 +1,10 @@
 //! The peers of one socket: accepted up to a limit, served in turn, forgotten when they end.
 
-use super::connection::{Connection, SocketKind};
+use super::connection::{ZmtpConnection, ZmtpSocketType};
 use super::error::PeerError;
 use super::stream::{PeerListener, PeerStream};
-use crate::kv_events::figures::{Figures, count};
-use crate::log_rate::LogRateLimiter;
+use crate::kv_events::publisher_counters::{PublisherCounters, count};
+use crate::log_rate_limiter::LogRateLimiter;
 use rustix::event::{PollFd, PollFlags};
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
@@ -25,9 +25,9 @@ pub(crate) trait PeerState: Default {
 
 /// A connection and what it is used for.
 #[derive(Debug)]
-pub(crate) struct Peer<S> {
+pub(crate) struct ZmtpPeer<S> {
     /// The wire.
-    pub(crate) connection: Connection,
+    pub(crate) connection: ZmtpConnection,
     /// What the peer wants.
     pub(crate) state: S,
 }
@@ -35,30 +35,30 @@ pub(crate) struct Peer<S> {
 /// All peers of a socket.
 #[derive(Debug)]
 pub(crate) struct PeerTable<S> {
-    kind: SocketKind,
+    kind: ZmtpSocketType,
     listener: Option<PeerListener>,
-    peers: Vec<Peer<S>>,
+    peers: Vec<ZmtpPeer<S>>,
     peers_max: usize,
     body_bytes_max: usize,
     /// Nothing is accepted before.
     accepts_from: Option<Instant>,
-    lines: LogRateLimiter,
+    log_limiter: LogRateLimiter,
 }
 
 impl<S: PeerState> PeerTable<S> {
     /// A table of at most `peers_max` peers, whose frames are kept up to `body_bytes_max` bytes.
     pub(crate) fn new(
-        kind: SocketKind,
+        kind: ZmtpSocketType,
         listener: Option<PeerListener>,
         peers_max: usize,
         body_bytes_max: usize,
     ) -> Self {
         let (peers, accepts_from, lines) = (Vec::new(), None, LogRateLimiter::default());
-        Self { kind, listener, peers, peers_max, body_bytes_max, accepts_from, lines }
+        Self { kind, listener, peers, peers_max, body_bytes_max, accepts_from, log_limiter: lines }
     }
 
     /// All peers, in the order in which they came.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Peer<S>> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &ZmtpPeer<S>> {
         self.peers.iter()
     }
 
@@ -68,7 +68,7 @@ impl<S: PeerState> PeerTable<S> {
     }
 
     /// Accepts those that have connected.
-    pub(crate) fn accept(&mut self, now: Instant, figures: &Figures) {
+    pub(crate) fn accept(&mut self, now: Instant, figures: &PublisherCounters) {
         if self.accepts_from.is_some_and(|from| now < from) {
             return;
         }
@@ -80,7 +80,7 @@ impl<S: PeerState> PeerTable<S> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) => {
                     self.accepts_from = Some(now + ACCEPT_PAUSE);
-                    if let Some(unlogged) = self.lines.allow(now) {
+                    if let Some(unlogged) = self.log_limiter.allow(now) {
                         tracing::warn!(%error, unlogged, "KV events: accept failed");
                     }
                     return;
@@ -91,11 +91,11 @@ impl<S: PeerState> PeerTable<S> {
 
     /// Adds a peer. If the table is full, the oldest one that has asked for nothing makes room, or the new one is
     /// closed.
-    pub(crate) fn add(&mut self, stream: PeerStream, now: Instant, figures: &Figures) {
+    pub(crate) fn add(&mut self, stream: PeerStream, now: Instant, figures: &PublisherCounters) {
         if self.peers.len() == self.peers_max {
             count(&figures.rejected_peers, 1);
             let (limit, kind) = (self.peers_max, self.kind);
-            if let Some(unlogged) = self.lines.allow(now) {
+            if let Some(unlogged) = self.log_limiter.allow(now) {
                 tracing::warn!(limit, ?kind, unlogged, "KV events: too many connections");
             }
             let Some(idle) = self.peers.iter().position(|peer| peer.state.is_idle()) else {
@@ -103,15 +103,15 @@ impl<S: PeerState> PeerTable<S> {
             };
             self.peers.remove(idle);
         }
-        let connection = Connection::new(stream, self.kind, self.body_bytes_max, now);
-        self.peers.push(Peer { connection, state: S::default() });
+        let connection = ZmtpConnection::new(stream, self.kind, self.body_bytes_max, now);
+        self.peers.push(ZmtpPeer { connection, state: S::default() });
     }
 
     /// Serves each peer and forgets those that end.
     pub(crate) fn serve(
         &mut self,
-        figures: &Figures,
-        mut serve: impl FnMut(&mut Peer<S>) -> Result<(), PeerError>,
+        figures: &PublisherCounters,
+        mut serve: impl FnMut(&mut ZmtpPeer<S>) -> Result<(), PeerError>,
     ) {
         self.peers.retain_mut(|peer| {
             let Err(error) = serve(peer) else { return true };
@@ -122,13 +122,13 @@ impl<S: PeerState> PeerTable<S> {
     }
 
     /// Adds what to wait for; whether something has to be done after a while even if nothing happens.
-    pub(crate) fn watch<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
+    pub(crate) fn add_poll_fds<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
         if let Some(listener) = self.listener.as_ref().filter(|_| self.accepts_from.is_none()) {
             polled.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
         }
         let mut needs_time = self.accepts_from.is_some();
-        for Peer { connection, state } in &self.peers {
-            polled.extend(connection.watch(state.reads()));
+        for ZmtpPeer { connection, state } in &self.peers {
+            polled.extend(connection.poll_fd(state.reads()));
             needs_time |= connection.needs_time();
         }
         needs_time

@@ -7,15 +7,16 @@
 use crate::config::ExecutorArgs;
 use crate::launcher::child_process::link_to_server;
 use crate::launcher::model_files::manifest;
-use crate::launcher::shutdown::FATAL;
+use crate::launcher::shutdown::EXIT_CODE_FATAL;
 use crate::launcher::signals::HarmlessSignals;
 use anyhow::{Context, Result, bail};
 use executor::ExecutorConfig;
-use models::Config;
+use models::ModelConfig;
 use protocol::link::{
-    Beat, FrameReader, FrameWriter, Halves, LinkError, Receiving, Sending, Socket, drain,
+    FrameReader, FrameWriter, HeartbeatConfig, LinkError, LinkHalves, LinkSocket, MessageReceiver,
+    MessageSender, run_writer,
 };
-use protocol::{Epoch, FromExecutor, Settings, ToExecutor};
+use protocol::{Epoch, ExecutorCommand, ExecutorEvent, ExecutorSettings};
 use rustix::event::{PollFd, PollFlags, poll};
 use serde_json::{Map, Value};
 use std::process::ExitCode;
@@ -31,14 +32,14 @@ use tokio::time::{Instant, sleep_until};
 /// The server sends settings as soon as the process is there.
 const SETTINGS_WAIT: Duration = Duration::from_secs(30);
 /// Longest silence towards the server.
-const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// A step may take this long to notice that the server is gone.
-const GRACE: Duration = Duration::from_millis(1_500);
+const STEP_GRACE_PERIOD: Duration = Duration::from_millis(1_500);
 /// Messages that may wait for the writer.
 const OUTBOX_MESSAGES: usize = 8;
 
 /// Why this process ends.
-enum Ending {
+enum ChildExit {
     /// The executor stopped: told to, or failed.
     Stopped(ExitCode),
     /// The server closed the link, or is gone.
@@ -61,7 +62,7 @@ pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
         let _harmless = HarmlessSignals::catch()?;
         let told = Arc::new(AtomicBool::new(false));
         start(stream, Epoch(args.epoch), endings, Arc::clone(&told))?;
-        Ok(wait(ended, signals, &told).await)
+        Ok(wait_for_exit(ended, signals, &told).await)
     })
 }
 
@@ -69,55 +70,62 @@ pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
 ///
 /// `told` becomes true once the server has said `Shutdown`.
 fn start(
-    stream: Socket,
+    stream: LinkSocket,
     epoch: Epoch,
-    endings: UnboundedSender<Ending>,
+    endings: UnboundedSender<ChildExit>,
     told: Arc<AtomicBool>,
 ) -> Result<()> {
     let watched = stream.try_clone()?;
     let writer = FrameWriter::new(stream.try_clone()?, epoch);
-    let mut reader = FrameReader::<_, Settings>::new(stream, epoch);
+    let mut reader = FrameReader::<_, ExecutorSettings>::new(stream, epoch);
     let Some(settings) = reader.recv(SETTINGS_WAIT)? else {
         bail!("no settings from the server within {} s", SETTINGS_WAIT.as_secs());
     };
     let config = config(settings)?;
     let closed = endings.clone();
     thread::Builder::new().name("link-watch".to_owned()).spawn(move || {
-        wait_for_the_end(&watched);
-        let _ = closed.send(Ending::LinkClosed); // The process may be ending already.
+        wait_for_hangup(&watched);
+        let _ = closed.send(ChildExit::LinkClosed); // The process may be ending already.
     })?;
     let (to_server, outbox) = sync_channel(OUTBOX_MESSAGES);
     let out = thread::Builder::new().name("link-out".to_owned()).spawn(move || {
-        drain(outbox, writer, Some(&Beat { every: BEAT_INTERVAL, message: || FromExecutor::Beat }))
+        run_writer(
+            outbox,
+            writer,
+            Some(&HeartbeatConfig {
+                interval: HEARTBEAT_INTERVAL,
+                message: || ExecutorEvent::Heartbeat,
+            }),
+        )
     })?;
     thread::Builder::new().name("executor".to_owned()).spawn(move || {
         let failed = Arc::new(AtomicBool::new(false));
-        let sender = Witness { link: to_server, seen: Arc::clone(&failed) };
-        let receiver = Witness { link: reader.retyped(), seen: told };
-        executor::run(config, Halves { sender, receiver });
+        let sender = ObservedLink { link: to_server, observed: Arc::clone(&failed) };
+        let receiver = ObservedLink { link: reader.with_message_type(), observed: told };
+        executor::run(config, LinkHalves { sender, receiver });
         if let Ok(Err(error)) = out.join() {
             tracing::error!(%error, "cannot write to the server");
         }
-        let code = if failed.load(Ordering::Relaxed) { FATAL } else { 0 };
-        let _ = endings.send(Ending::Stopped(ExitCode::from(code)));
+        let code = if failed.load(Ordering::Relaxed) { EXIT_CODE_FATAL } else { 0 };
+        let _ = endings.send(ChildExit::Stopped(ExitCode::from(code)));
     })?;
     Ok(())
 }
 
 /// What the settings mean, with the folder read by this process.
-fn config(settings: Settings) -> Result<ExecutorConfig> {
-    let overrides = settings.overrides.as_deref().map(serde_json::from_str).transpose();
+fn config(settings: ExecutorSettings) -> Result<ExecutorConfig> {
+    let overrides = settings.config_overrides.as_deref().map(serde_json::from_str).transpose();
     let overrides: Option<Map<String, Value>> =
         overrides.context("the replaced members of config.json")?;
-    let model = Config::from_dir_with(&settings.dir, &overrides.unwrap_or_default())?;
-    let draft_dir = settings.draft_dir.as_deref();
-    let draft = draft_dir.map(Config::from_dir).transpose()?;
-    let manifest = manifest(&settings.dir, draft_dir, executor::source(&settings))?;
+    let model = ModelConfig::from_dir_with(&settings.model_dir, &overrides.unwrap_or_default())?;
+    let draft_dir = settings.draft_model_dir.as_deref();
+    let draft = draft_dir.map(ModelConfig::from_dir).transpose()?;
+    let manifest = manifest(&settings.model_dir, draft_dir, executor::source(&settings))?;
     Ok(ExecutorConfig { settings, model, draft, manifest })
 }
 
 /// Returns once nobody is at the other end.
-fn wait_for_the_end(link: &Socket) {
+fn wait_for_hangup(link: &LinkSocket) {
     loop {
         let mut watched = [PollFd::new(link, PollFlags::RDHUP)];
         match poll(&mut watched, None) {
@@ -128,8 +136,8 @@ fn wait_for_the_end(link: &Socket) {
 }
 
 /// Waits for the end of the executor, or gives it a moment once the server is gone.
-async fn wait(
-    mut ended: UnboundedReceiver<Ending>,
+async fn wait_for_exit(
+    mut ended: UnboundedReceiver<ChildExit>,
     [mut interrupt, mut terminate, mut quit]: [tokio::signal::unix::Signal; 3],
     told: &AtomicBool,
 ) -> ExitCode {
@@ -143,16 +151,16 @@ async fn wait(
         };
         tokio::select! {
             ending = ended.recv() => match ending {
-                Some(Ending::Stopped(code)) => return code,
-                Some(Ending::LinkClosed) => deadline = Some(Instant::now() + GRACE),
-                None => return ExitCode::from(FATAL),
+                Some(ChildExit::Stopped(code)) => return code,
+                Some(ChildExit::LinkClosed) => deadline = Some(Instant::now() + STEP_GRACE_PERIOD),
+                None => return ExitCode::from(EXIT_CODE_FATAL),
             },
-            () = overdue => return ExitCode::from(FATAL),
+            () = overdue => return ExitCode::from(EXIT_CODE_FATAL),
             _ = interrupt.recv() => {}
             _ = quit.recv() => {}
             _ = terminate.recv() => {
                 if told.load(Ordering::Relaxed) {
-                    return ExitCode::from(FATAL);
+                    return ExitCode::from(EXIT_CODE_FATAL);
                 }
                 tracing::info!("SIGTERM: the server decides when to stop");
             }
@@ -161,29 +169,29 @@ async fn wait(
 }
 
 /// A direction of the link, and whether the message that matters went along.
-struct Witness<L> {
+struct ObservedLink<L> {
     link: L,
-    seen: Arc<AtomicBool>,
+    observed: Arc<AtomicBool>,
 }
 
-impl Sending for Witness<SyncSender<FromExecutor>> {
-    type Message = FromExecutor;
+impl MessageSender for ObservedLink<SyncSender<ExecutorEvent>> {
+    type Message = ExecutorEvent;
 
-    fn send(&mut self, message: FromExecutor) -> Result<(), LinkError> {
-        if matches!(message, FromExecutor::Fault { .. }) {
-            self.seen.store(true, Ordering::Relaxed);
+    fn send(&mut self, message: ExecutorEvent) -> Result<(), LinkError> {
+        if matches!(message, ExecutorEvent::Fault { .. }) {
+            self.observed.store(true, Ordering::Relaxed);
         }
-        Sending::send(&mut self.link, message)
+        MessageSender::send(&mut self.link, message)
     }
 }
 
-impl Receiving for Witness<FrameReader<Socket, ToExecutor>> {
-    type Message = ToExecutor;
+impl MessageReceiver for ObservedLink<FrameReader<LinkSocket, ExecutorCommand>> {
+    type Message = ExecutorCommand;
 
-    fn recv(&mut self, timeout: Duration) -> Result<Option<ToExecutor>, LinkError> {
+    fn recv(&mut self, timeout: Duration) -> Result<Option<ExecutorCommand>, LinkError> {
         let message = self.link.recv(timeout)?;
-        if matches!(message, Some(ToExecutor::Shutdown)) {
-            self.seen.store(true, Ordering::Relaxed);
+        if matches!(message, Some(ExecutorCommand::Shutdown)) {
+            self.observed.store(true, Ordering::Relaxed);
         }
         Ok(message)
     }

@@ -1,12 +1,12 @@
 //! The ranks of one replica, or of several that step together: how they are started and ended.
 
-use super::process::Started;
-use super::{ExecutorLink, ExecutorProcess, Incoming, Process, outbox};
+use super::process::SpawnedExecutor;
+use super::{ExecutorLink, ExecutorProcess, ExecutorProcessHandle, ExecutorReceiver, outbox};
 use crate::config::LogFormat;
 use anyhow::{Context, Result};
-use executor::{ExecutorConfig, Meeting};
-use protocol::link::Socket;
-use protocol::{Epoch, Rank, Settings};
+use executor::{ExecutorConfig, RankRendezvous};
+use protocol::link::LinkSocket;
+use protocol::{Epoch, ExecutorSettings, Rank};
 use rustix::process::Signal;
 use std::convert::Infallible;
 use std::io;
@@ -27,31 +27,35 @@ const TERM_WAIT: Duration = Duration::from_secs(2);
 
 /// Where executors live and what they write.
 #[derive(Debug, Clone, Copy)]
-pub struct Lifetime {
+pub struct ExecutorLaunchOptions {
     /// Whether each is a process; else the only one is a thread.
-    pub apart: bool,
+    pub as_processes: bool,
     /// Form of the log lines of processes.
-    pub log: LogFormat,
+    pub log_format: LogFormat,
 }
 
 /// What it takes to start executors that live and die together, again and again.
 pub struct ExecutorGroup {
     config: ExecutorConfig,
     replicas: Range<u16>,
-    lifetime: Lifetime,
+    launch_options: ExecutorLaunchOptions,
     /// By rank.
     current: Vec<Arc<ExecutorProcess>>,
     /// Where these ranks meet, if there are several.
-    meeting: Option<Meeting>,
+    rendezvous: Option<RankRendezvous>,
     /// Yields its end once the executor, a thread of this process, is over.
     thread: Option<Receiver<Infallible>>,
 }
 
 impl ExecutorGroup {
     /// A group that has not started. `config` is told to each rank, with its own rank and meeting.
-    pub fn new(config: ExecutorConfig, replicas: Range<u16>, lifetime: Lifetime) -> Self {
+    pub fn new(
+        config: ExecutorConfig,
+        replicas: Range<u16>,
+        lifetime: ExecutorLaunchOptions,
+    ) -> Self {
         let (current, meeting, thread) = (Vec::new(), None, None);
-        Self { config, replicas, lifetime, current, meeting, thread }
+        Self { config, replicas, launch_options: lifetime, current, rendezvous: meeting, thread }
     }
 
     /// Numbers of the replicas that these are.
@@ -60,7 +64,7 @@ impl ExecutorGroup {
     }
 
     /// What its executors are told, beside their rank.
-    pub fn settings(&self) -> &Settings {
+    pub fn executor_settings(&self) -> &ExecutorSettings {
         &self.config.settings
     }
 
@@ -80,7 +84,7 @@ impl ExecutorGroup {
     /// Errors: no process, thread or descriptor is left. Those that were started are killed.
     pub fn start(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
         self.config.settings.epoch = epoch;
-        if !self.lifetime.apart {
+        if !self.launch_options.as_processes {
             let (link, thread) =
                 start_thread(self.config.clone()).context("cannot start the executor's thread")?;
             self.thread = Some(thread);
@@ -94,36 +98,37 @@ impl ExecutorGroup {
     }
 
     fn start_processes(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
-        self.meet()?;
+        self.create_rendezvous()?;
         self.replicas().map(|replica| self.start_replica(replica, epoch)).collect()
     }
 
     /// Makes the place where these ranks meet, if there are several.
-    fn meet(&mut self) -> Result<()> {
+    fn create_rendezvous(&mut self) -> Result<()> {
         let several = self.ranks_of(self.replicas()).len() > 1;
-        let meeting = || Meeting::new(self.config.settings.parallel);
-        self.meeting = several.then(meeting).transpose()?;
+        let meeting = || RankRendezvous::new(self.config.settings.parallel);
+        self.rendezvous = several.then(meeting).transpose()?;
         Ok(())
     }
 
     fn start_replica(&mut self, replica: u16, epoch: Epoch) -> Result<ExecutorLink> {
         let (mut to, mut from) = (Vec::new(), Vec::new());
         for rank in self.ranks_of(replica..replica + 1) {
-            let meeting = self.meeting.as_ref().map(|meeting| meeting.path().to_owned());
-            let settings = Settings { rank, meeting, ..self.config.settings.clone() };
-            let Started { process, to: towards, from: messages } =
-                ExecutorProcess::start(settings, self.lifetime.log)?;
+            let meeting = self.rendezvous.as_ref().map(|meeting| meeting.path().to_owned());
+            let settings =
+                ExecutorSettings { rank, rendezvous: meeting, ..self.config.settings.clone() };
+            let SpawnedExecutor { process, to: towards, from: messages } =
+                ExecutorProcess::start(settings, self.launch_options.log_format)?;
             let process = Arc::new(process);
             self.current.push(Arc::clone(&process));
             to.push(towards);
-            from.push(Incoming {
+            from.push(ExecutorReceiver {
                 messages: Box::new(messages),
                 epoch,
                 rank,
-                process: Some(process as Arc<dyn Process>),
+                process: Some(process as Arc<dyn ExecutorProcessHandle>),
             });
         }
-        Ok(ExecutorLink { to: outbox::start(to, epoch)?, from })
+        Ok(ExecutorLink { commands: outbox::start(to, epoch)?, receivers: from })
     }
 
     /// Starts the executors of generation `epoch` for a scheduler elsewhere, at the ends of the links that `dial` makes
@@ -149,12 +154,12 @@ impl ExecutorGroup {
         epoch: Epoch,
         mut dial: impl FnMut(Rank, Option<PathBuf>) -> Result<TcpStream>,
     ) -> Result<Vec<(Rank, Arc<ExecutorProcess>)>> {
-        self.meet()?;
+        self.create_rendezvous()?;
         for rank in self.ranks_of(self.replicas()) {
-            let meeting = self.meeting.as_ref().map(|meeting| meeting.path().to_owned());
+            let meeting = self.rendezvous.as_ref().map(|meeting| meeting.path().to_owned());
             let stream = dial(rank, meeting)?;
-            let link = Socket::from(stream.try_clone().context("no descriptor is left")?);
-            let log = self.lifetime.log;
+            let link = LinkSocket::from(stream.try_clone().context("no descriptor is left")?);
+            let log = self.launch_options.log_format;
             let process = ExecutorProcess::spawn(rank, epoch, log, stream.into(), link)
                 .context("cannot start the executor")?;
             self.current.push(Arc::new(process));
@@ -170,14 +175,14 @@ impl ExecutorGroup {
     /// Ends what is left of the executors after a failure: their successors need the device's memory, and ranks that wait
     /// for each other would wait for good. Call it on the main thread.
     pub fn fence(&mut self) {
-        self.tell_calls();
+        self.log_collective_calls();
         self.kill();
     }
 
     /// Writes down what the ranks last did together: who is behind shows in it. Call it while they are still there.
-    fn tell_calls(&self) {
+    fn log_collective_calls(&self) {
         let own: Vec<Rank> = self.ranks_of(self.replicas()).collect();
-        let calls = self.meeting.as_ref().map(Meeting::calls).unwrap_or_default();
+        let calls = self.rendezvous.as_ref().map(RankRendezvous::calls).unwrap_or_default();
         for calls in calls.iter().filter(|calls| own.contains(&calls.rank)) {
             tracing::warn!("last collective: {calls}");
             for line in calls.lines() {
@@ -218,19 +223,19 @@ impl ExecutorGroup {
                 tracing::error!("{process} does not die");
             }
         }
-        self.meeting = None;
+        self.rendezvous = None;
     }
 }
 
 /// Starts the executor as a thread of this process. The receiver is disconnected when it is over.
 fn start_thread(config: ExecutorConfig) -> io::Result<(ExecutorLink, Receiver<Infallible>)> {
-    let Settings { epoch, rank, .. } = config.settings;
+    let ExecutorSettings { epoch, rank, .. } = config.settings;
     let (alive, over) = channel();
-    let (ours, theirs) = protocol::link::pair(LINK_MESSAGES);
+    let (ours, theirs) = protocol::link::in_process_pair(LINK_MESSAGES);
     thread::Builder::new().name("executor".to_owned()).spawn(move || {
         executor::run(config, theirs);
         drop(alive);
     })?;
-    let from = Incoming { messages: Box::new(ours.receiver), epoch, rank, process: None };
-    Ok((ExecutorLink { to: ours.sender, from: vec![from] }, over))
+    let from = ExecutorReceiver { messages: Box::new(ours.receiver), epoch, rank, process: None };
+    Ok((ExecutorLink { commands: ours.sender, receivers: vec![from] }, over))
 }

@@ -5,21 +5,23 @@
 //! group, or those of all replicas if they step together: they live and die together.
 
 pub mod child;
+mod executor_world;
 mod group;
 pub(super) mod outbox;
 mod process;
 mod reader;
-mod restarts;
-mod world;
+mod restart_policy;
 
-pub use group::{ExecutorGroup, Lifetime};
+pub use executor_world::{ExecutorWorld, RemoteNodes, StartPolicy};
+pub use group::{ExecutorGroup, ExecutorLaunchOptions};
 pub use process::ExecutorProcess;
 pub(super) use reader::spawn_readers;
-pub use restarts::{FailureStage, NextStart, RestartHistory, RestartPolicy, RestartsExhausted};
-pub use world::{Others, StartRules, World};
+pub use restart_policy::{
+    FailureStage, NextStart, RestartHistory, RestartPolicy, RestartsExhausted,
+};
 
-use protocol::link::{LinkError, Receiving};
-use protocol::{Epoch, FromExecutor, Rank, ToExecutor};
+use protocol::link::{LinkError, MessageReceiver};
+use protocol::{Epoch, ExecutorCommand, ExecutorEvent, Rank};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -27,27 +29,27 @@ use std::sync::mpsc::SyncSender;
 /// Both directions of the links to the ranks of one replica.
 pub struct ExecutorLink {
     /// To all of them. Holds more than there may be steps in flight, so that nobody waits for a device.
-    pub to: SyncSender<ToExecutor>,
+    pub commands: SyncSender<ExecutorCommand>,
     /// From each of them, in their order.
-    pub from: Vec<Incoming>,
+    pub receivers: Vec<ExecutorReceiver>,
 }
 
 /// The direction from an executor, and what is known about its other end.
-pub struct Incoming {
+pub struct ExecutorReceiver {
     /// Its messages.
-    pub messages: Box<dyn Receiving<Message = FromExecutor> + Send>,
+    pub messages: Box<dyn MessageReceiver<Message = ExecutorEvent> + Send>,
     /// Generation that the executor belongs to.
     pub epoch: Epoch,
     /// Its place in the world.
     pub rank: Rank,
     /// The process it is; `None` = a thread of this one.
-    pub process: Option<Arc<dyn Process>>,
+    pub process: Option<Arc<dyn ExecutorProcessHandle>>,
 }
 
 /// A process that is an executor, wherever it runs.
-pub trait Process: fmt::Display + Send + Sync {
+pub trait ExecutorProcessHandle: fmt::Display + Send + Sync {
     /// What became of it, now that its link is closed.
-    fn ending(&self) -> String;
+    fn exit_reason(&self) -> String;
 
     /// The node it runs on; `None` = this one.
     fn node(&self) -> Option<u16> {
@@ -55,12 +57,12 @@ pub trait Process: fmt::Display + Send + Sync {
     }
 }
 
-impl Incoming {
+impl ExecutorReceiver {
     /// What became of an executor whose link failed.
-    pub fn cause(&self, error: &LinkError) -> String {
+    pub fn failure_reason(&self, error: &LinkError) -> String {
         match (&self.process, error) {
             (None, _) => "the executor exited".to_owned(),
-            (Some(process), LinkError::Closed) => process.ending(),
+            (Some(process), LinkError::Closed) => process.exit_reason(),
             (Some(process), broken) => format!("{process}: {broken}"),
         }
     }

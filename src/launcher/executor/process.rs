@@ -1,11 +1,11 @@
 //! One executor process: started, watched, ended.
 
-use super::Process;
+use super::ExecutorProcessHandle;
 use crate::config::{LogFormat, SECRET_VARIABLE};
 use crate::launcher::child_process::OWN_BINARY;
 use crate::log::LogWriter;
-use protocol::link::{FrameReader, FrameWriter, Sending, Socket};
-use protocol::{Epoch, FromExecutor, Rank, Settings};
+use protocol::link::{FrameReader, FrameWriter, LinkSocket, MessageSender};
+use protocol::{Epoch, ExecutorEvent, ExecutorSettings, Rank};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Longest piece of a log line passed on at a time.
 const LOG_LINE_BYTES: u64 = 64 << 10;
 /// A process whose link is closed has ended, or is about to.
-const ENDING: Duration = Duration::from_secs(1);
+const EXIT_WAIT: Duration = Duration::from_secs(1);
 /// What NCCL calls its use of NVLink multicast, which an executor does without: a process that is killed in the middle
 /// of it may leave the switch in a state that only a reset ends.
 const NVLINK_MULTICAST: &str = "NCCL_NVLS_ENABLE";
@@ -30,21 +30,21 @@ pub struct ExecutorProcess {
     rank: Rank,
     pid: u32,
     pidfd: OwnedFd,
-    end: Arc<End>,
+    exit: Arc<ProcessExit>,
 }
 
 #[derive(Default)]
-struct End {
+struct ProcessExit {
     status: Mutex<Option<ExitStatus>>,
-    seen: Condvar,
+    exited: Condvar,
 }
 
 /// A process, and the two directions of its link.
-pub(super) struct Started {
+pub(super) struct SpawnedExecutor {
     pub(super) process: ExecutorProcess,
     /// The settings have gone along.
-    pub(super) to: Socket,
-    pub(super) from: FrameReader<Socket, FromExecutor>,
+    pub(super) to: LinkSocket,
+    pub(super) from: FrameReader<LinkSocket, ExecutorEvent>,
 }
 
 impl ExecutorProcess {
@@ -52,15 +52,15 @@ impl ExecutorProcess {
     /// the thread that started it.
     ///
     /// Errors: no process, thread or descriptor is left.
-    pub(super) fn start(settings: Settings, log: LogFormat) -> io::Result<Started> {
+    pub(super) fn start(settings: ExecutorSettings, log: LogFormat) -> io::Result<SpawnedExecutor> {
         let (rank, epoch) = (settings.rank, settings.epoch);
         let (ours, theirs) = UnixStream::pair()?;
-        let ours = Socket::from(ours);
+        let ours = LinkSocket::from(ours);
         let process = Self::spawn(rank, epoch, log, theirs.into(), ours.try_clone()?)?;
         let mut writer = FrameWriter::new(ours.try_clone()?, epoch);
         writer.send(settings).map_err(io::Error::other)?;
         let to = writer.into_stream();
-        Ok(Started { process, to, from: FrameReader::new(ours, epoch) })
+        Ok(SpawnedExecutor { process, to, from: FrameReader::new(ours, epoch) })
     }
 
     /// Starts a process whose link is `stdin`, as `start`. `link` is any handle of that connection: it closes with the
@@ -70,7 +70,7 @@ impl ExecutorProcess {
         epoch: Epoch,
         log: LogFormat,
         stdin: OwnedFd,
-        link: Socket,
+        link: LinkSocket,
     ) -> io::Result<Self> {
         let mut child = Command::new(OWN_BINARY)
             .arg0("hadron")
@@ -86,19 +86,19 @@ impl ExecutorProcess {
         let stderr = child.stderr.take();
         // Should anything below fail, the link closes and the child leaves.
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
-        let end = Arc::new(End::default());
-        watch(child, Arc::clone(&end), link)?;
-        let process = Self { rank, pid, pidfd, end };
+        let end = Arc::new(ProcessExit::default());
+        watch_exit(child, Arc::clone(&end), link)?;
+        let process = Self { rank, pid, pidfd, exit: end };
         if let Some(stderr) = stderr {
-            pass_on(stderr, rank)?;
+            forward_log(stderr, rank)?;
         }
         Ok(process)
     }
 
     /// Waits up to `timeout` for the end of the process.
     pub fn wait(&self, timeout: Duration) -> Option<ExitStatus> {
-        let status = self.end.status.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.end.seen.wait_timeout_while(status, timeout, |s| s.is_none());
+        let status = self.exit.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.exit.exited.wait_timeout_while(status, timeout, |s| s.is_none());
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
@@ -109,9 +109,9 @@ impl ExecutorProcess {
     }
 }
 
-impl Process for ExecutorProcess {
-    fn ending(&self) -> String {
-        match self.wait(ENDING) {
+impl ExecutorProcessHandle for ExecutorProcess {
+    fn exit_reason(&self) -> String {
+        match self.wait(EXIT_WAIT) {
             Some(status) => format!("{self} ended: {status}"),
             None => format!("{self} closed its link"),
         }
@@ -131,12 +131,12 @@ impl Drop for ExecutorProcess {
 }
 
 /// Starts the thread that waits for the child, so that it leaves no zombie and its end is an event.
-fn watch(mut child: Child, end: Arc<End>, link: Socket) -> io::Result<()> {
+fn watch_exit(mut child: Child, end: Arc<ProcessExit>, link: LinkSocket) -> io::Result<()> {
     let waiter = thread::Builder::new().name("executor-wait".to_owned());
     let started = waiter.spawn(move || {
         let status = child.wait();
         *end.status.lock().unwrap_or_else(PoisonError::into_inner) = status.ok();
-        end.seen.notify_all();
+        end.exited.notify_all();
         // Whoever still holds the other end, nobody is behind it: what has arrived is read, then the end.
         link.close();
     });
@@ -144,7 +144,7 @@ fn watch(mut child: Child, end: Arc<End>, link: Socket) -> io::Result<()> {
 }
 
 /// Starts the thread that passes the child's log on, each line with its rank in front.
-fn pass_on(stderr: ChildStderr, rank: Rank) -> io::Result<()> {
+fn forward_log(stderr: ChildStderr, rank: Rank) -> io::Result<()> {
     let started = thread::Builder::new().name("executor-log".to_owned()).spawn(move || {
         let mut reader = BufReader::new(stderr);
         let mut log = LogWriter::default();
@@ -158,8 +158,10 @@ fn pass_on(stderr: ChildStderr, rank: Rank) -> io::Result<()> {
             let text = String::from_utf8_lossy(&line);
             let text = text.trim_end();
             match text.strip_prefix('{') {
-                Some(event) => log.say(&format!("{{\"executor_rank\":{},{event}", rank.0)),
-                None => log.say(&format!("executor {}: {text}", rank.0)),
+                Some(event) => {
+                    log.write_plain_line(&format!("{{\"executor_rank\":{},{event}", rank.0));
+                }
+                None => log.write_plain_line(&format!("executor {}: {text}", rank.0)),
             }
         }
     });

@@ -1,64 +1,77 @@
 //! The threads that move executors' messages into the engine's inbox, and notice their end.
 
-use super::Incoming;
-use crate::engine_client::{Inbox, Sender, Signal};
-use crate::launcher::silence::{SILENCE, heard};
-use protocol::{FromExecutor, Replica};
-use scheduler::{Event, Loss};
+use super::ExecutorReceiver;
+use crate::engine_client::{BatchInbox, EngineMessage, ExecutorId};
+use crate::launcher::heartbeat_timeout::{HEARTBEAT_TIMEOUT, recv_within_timeout};
+use protocol::{ExecutorEvent, Replica};
+use scheduler::{ExecutorFailure, SchedulerEvent};
 use std::sync::Arc;
 use std::thread;
 
 /// Starts a thread for each rank of a replica. It ends with its executor, after it has said so.
 pub(in crate::launcher) fn spawn_readers(
     replica: Replica,
-    from: Vec<Incoming>,
-    inbox: &Arc<Inbox<Signal>>,
+    from: Vec<ExecutorReceiver>,
+    inbox: &Arc<BatchInbox<EngineMessage>>,
 ) -> std::io::Result<()> {
     for (mut from, rank) in from.into_iter().zip(0..) {
         let inbox = Arc::clone(inbox);
-        let sender = Sender { replica, epoch: from.epoch, rank };
+        let sender = ExecutorId { replica, epoch: from.epoch, rank };
         thread::Builder::new().name("executor-link".to_owned()).spawn(move || {
-            let (loss, cause) = read(&mut from, sender, &inbox);
-            inbox.push(Signal::Lost { sender, loss, cause });
+            let (loss, cause) = forward_messages(&mut from, sender, &inbox);
+            inbox.push(EngineMessage::ExecutorFailed { sender, failure: loss, cause });
         })?;
     }
     Ok(())
 }
 
 /// Passes messages on until there are no more. Returns why.
-fn read(from: &mut Incoming, sender: Sender, inbox: &Inbox<Signal>) -> (Loss, String) {
+fn forward_messages(
+    from: &mut ExecutorReceiver,
+    sender: ExecutorId,
+    inbox: &BatchInbox<EngineMessage>,
+) -> (ExecutorFailure, String) {
     loop {
-        let message = match heard(from.messages.as_mut()) {
+        let message = match recv_within_timeout(from.messages.as_mut()) {
             Ok(Some(message)) => message,
             Ok(None) => match &from.process {
                 None => continue,
                 Some(process) => {
-                    let seconds = SILENCE.as_secs();
+                    let seconds = HEARTBEAT_TIMEOUT.as_secs();
                     let cause = format!("{process} gave no sign of life for {seconds} s");
-                    return (Loss::Silent, cause);
+                    return (ExecutorFailure::HeartbeatTimeout, cause);
                 }
             },
-            Err(error) => return (Loss::Exited, from.cause(&error)),
+            Err(error) => return (ExecutorFailure::Exited, from.failure_reason(&error)),
         };
         match message {
             // The ranks of a replica compute the same; the first one's answer is taken.
-            FromExecutor::StepOutput(output) if sender.rank == 0 => {
+            ExecutorEvent::StepOutput(output) if sender.rank == 0 => {
                 let replica = sender.replica;
-                inbox.push(Signal::Event(Event::Output { replica, output }));
+                inbox.push(EngineMessage::Event(SchedulerEvent::StepOutput { replica, output }));
             }
-            FromExecutor::StepOutput(output) => inbox.push(Signal::StepDone(sender, output.step)),
-            FromExecutor::StepDone { step, .. } => inbox.push(Signal::StepDone(sender, step)),
-            FromExecutor::Fault { step, text } => {
+            ExecutorEvent::StepOutput(output) => {
+                inbox.push(EngineMessage::StepDone(sender, output.step));
+            }
+            ExecutorEvent::StepDone { step, .. } => {
+                inbox.push(EngineMessage::StepDone(sender, step));
+            }
+            ExecutorEvent::Fault { step, text } => {
                 let at = step.map_or_else(String::new, |s| format!(" in step {}", s.0));
-                return (Loss::Fault, format!("{} failed{at}: {text}", from.name()));
+                return (
+                    ExecutorFailure::ReportedFault,
+                    format!("{} failed{at}: {text}", from.name()),
+                );
             }
-            FromExecutor::Profiled(profiled) => inbox.push(Signal::Profiled(sender, profiled)),
-            FromExecutor::Beat => inbox.push(Signal::Beat(sender)),
-            FromExecutor::Hello(_)
-            | FromExecutor::Progress { .. }
-            | FromExecutor::Loaded(_)
-            | FromExecutor::Memory(_)
-            | FromExecutor::Ready(_) => {}
+            ExecutorEvent::ProfilerStatus(profiled) => {
+                inbox.push(EngineMessage::ProfileReply(sender, profiled));
+            }
+            ExecutorEvent::Heartbeat => inbox.push(EngineMessage::Heartbeat(sender)),
+            ExecutorEvent::Hello(_)
+            | ExecutorEvent::Progress { .. }
+            | ExecutorEvent::WeightsLoaded(_)
+            | ExecutorEvent::WarmUpDone(_)
+            | ExecutorEvent::Ready(_) => {}
         }
     }
 }

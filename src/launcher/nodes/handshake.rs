@@ -3,33 +3,33 @@
 //! Whoever connects proves first, so that a stranger learns nothing from node 0. Nothing longer than a few hundred
 //! bytes is read from one, and nothing waits for him beyond the deadline.
 
-use super::hurried::{Hurried, free};
-use super::proof::{Nonces, Side, is_proof, nonce, prove};
+use super::deadline_stream::{DeadlineStream, clear_timeouts};
+use super::hmac_proof::{NoncePair, ProofSide, is_proof, nonce, prove};
 use super::{BODY_BYTES_MAX, EPOCH};
-use crate::config::Secret;
-use protocol::codec::Message;
+use crate::config::ClusterSecret;
+use protocol::codec::WireMessage;
 use protocol::frame::FrameError;
-use protocol::link::{FrameReader, FrameWriter, LinkError, Sending};
-use protocol::{FromNode, Handshake};
+use protocol::link::{FrameReader, FrameWriter, LinkError, MessageSender};
+use protocol::{NodeEvent, NodeHandshake};
 use std::io;
 use std::net::TcpStream;
 use std::time::Duration;
 
 /// Longest body of a stranger: an answer has 64 bytes, spelled as numbers.
-const STRANGERS_BYTES_MAX: usize = 512;
+const UNAUTHENTICATED_BYTES_MAX: usize = 512;
 
 /// Why a connection did not become one between two nodes.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
     /// The other end does not know the secret.
     #[error("the other end does not know the secret")]
-    Secret,
+    WrongSecret,
     /// It said something else than what was its turn.
     #[error("the other end does not keep to the handshake")]
-    Order,
+    OutOfOrder,
     /// It was too slow.
     #[error("nothing was said for too long")]
-    Late,
+    TimedOut,
     /// It hung up, or speaks no protocol of ours, or another version of it.
     #[error(transparent)]
     Link(#[from] LinkError),
@@ -40,36 +40,36 @@ pub(super) enum HandshakeError {
 
 impl HandshakeError {
     /// Whether this was no node at all: scanners and probes are no news.
-    pub(super) fn is_of_a_stranger(&self) -> bool {
+    pub(super) fn is_not_a_node(&self) -> bool {
         let version = matches!(self, Self::Link(LinkError::Frame(FrameError::Version { .. })));
-        !version && !matches!(self, Self::Secret)
+        !version && !matches!(self, Self::WrongSecret)
     }
 }
 
 /// Node 0's side: what the other node says of the connection, once it has proved that it knows the secret.
 pub(super) fn admit(
     stream: &TcpStream,
-    secret: &Secret,
+    secret: &ClusterSecret,
     time: Duration,
-) -> Result<FromNode, HandshakeError> {
-    let hurried = Hurried::new(stream, time);
-    let mut to = FrameWriter::new(hurried.other(), EPOCH);
-    let mut from = FrameReader::limited(hurried, EPOCH, STRANGERS_BYTES_MAX);
+) -> Result<NodeEvent, HandshakeError> {
+    let hurried = DeadlineStream::new(stream, time);
+    let mut to = FrameWriter::new(hurried.opposite_direction(), EPOCH);
+    let mut from = FrameReader::with_body_limit(hurried, EPOCH, UNAUTHENTICATED_BYTES_MAX);
     let zero = nonce()?;
-    to.send(Handshake::Challenge { nonce: zero })?;
-    let Handshake::Answer { nonce: other, proof } = next(&mut from)? else {
-        return Err(HandshakeError::Order);
+    to.send(NodeHandshake::Challenge { nonce: zero })?;
+    let NodeHandshake::Response { nonce: other, proof } = next(&mut from)? else {
+        return Err(HandshakeError::OutOfOrder);
     };
-    let nonces = Nonces { zero, other };
-    if !is_proof(secret, Side::Other, &nonces, &proof) {
+    let nonces = NoncePair { zero, other };
+    if !is_proof(secret, ProofSide::WorkerNode, &nonces, &proof) {
         // Told, because a connection that only closes is tried again. It may have closed already.
-        let _ = to.send(Handshake::Denied);
-        return Err(HandshakeError::Secret);
+        let _ = to.send(NodeHandshake::Denied);
+        return Err(HandshakeError::WrongSecret);
     }
-    to.send(Handshake::Welcome { proof: prove(secret, Side::NodeZero, &nonces) })?;
-    let mut from = from.retyped().with_limit(BODY_BYTES_MAX);
+    to.send(NodeHandshake::Welcome { proof: prove(secret, ProofSide::NodeZero, &nonces) })?;
+    let mut from = from.with_message_type().set_body_limit(BODY_BYTES_MAX);
     let purpose = next(&mut from)?;
-    free(stream)?;
+    clear_timeouts(stream)?;
     Ok(purpose)
 }
 
@@ -77,55 +77,57 @@ pub(super) fn admit(
 /// 0 says next has not been read.
 pub(super) fn introduce(
     stream: &TcpStream,
-    secret: &Secret,
-    purpose: FromNode,
+    secret: &ClusterSecret,
+    purpose: NodeEvent,
     time: Duration,
 ) -> Result<(), HandshakeError> {
-    let hurried = Hurried::new(stream, time);
-    let mut to = FrameWriter::new(hurried.other(), EPOCH);
-    let mut from = FrameReader::limited(hurried, EPOCH, STRANGERS_BYTES_MAX);
-    let Handshake::Challenge { nonce: zero } = next(&mut from)? else {
-        return Err(HandshakeError::Order);
+    let hurried = DeadlineStream::new(stream, time);
+    let mut to = FrameWriter::new(hurried.opposite_direction(), EPOCH);
+    let mut from = FrameReader::with_body_limit(hurried, EPOCH, UNAUTHENTICATED_BYTES_MAX);
+    let NodeHandshake::Challenge { nonce: zero } = next(&mut from)? else {
+        return Err(HandshakeError::OutOfOrder);
     };
-    let nonces = Nonces { zero, other: nonce()? };
-    let proof = prove(secret, Side::Other, &nonces);
-    to.send(Handshake::Answer { nonce: nonces.other, proof })?;
+    let nonces = NoncePair { zero, other: nonce()? };
+    let proof = prove(secret, ProofSide::WorkerNode, &nonces);
+    to.send(NodeHandshake::Response { nonce: nonces.other, proof })?;
     let proof = match next(&mut from)? {
-        Handshake::Welcome { proof } => proof,
-        Handshake::Denied => return Err(HandshakeError::Secret),
-        Handshake::Challenge { .. } | Handshake::Answer { .. } => {
-            return Err(HandshakeError::Order);
+        NodeHandshake::Welcome { proof } => proof,
+        NodeHandshake::Denied => return Err(HandshakeError::WrongSecret),
+        NodeHandshake::Challenge { .. } | NodeHandshake::Response { .. } => {
+            return Err(HandshakeError::OutOfOrder);
         }
     };
-    if !is_proof(secret, Side::NodeZero, &nonces, &proof) {
-        return Err(HandshakeError::Secret);
+    if !is_proof(secret, ProofSide::NodeZero, &nonces, &proof) {
+        return Err(HandshakeError::WrongSecret);
     }
-    to.retyped().send(purpose)?;
-    free(stream)?;
+    to.with_message_type().send(purpose)?;
+    clear_timeouts(stream)?;
     Ok(())
 }
 
-fn next<M: Message>(from: &mut FrameReader<Hurried<'_>, M>) -> Result<M, HandshakeError> {
-    from.receive()?.ok_or(HandshakeError::Late)
+fn next<M: WireMessage>(
+    from: &mut FrameReader<DeadlineStream<'_>, M>,
+) -> Result<M, HandshakeError> {
+    from.receive()?.ok_or(HandshakeError::TimedOut)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use protocol::{PROTOCOL_VERSION, Parallel};
+    use protocol::{PROTOCOL_VERSION, ParallelConfig};
     use std::io::{Read, Write};
     use std::net::TcpListener;
     use std::thread;
 
     const TIME: Duration = Duration::from_secs(20);
 
-    fn secret() -> Secret {
-        Secret::new("0123456789abcdef")
+    fn secret() -> ClusterSecret {
+        ClusterSecret::new("0123456789abcdef")
     }
 
-    fn join() -> FromNode {
-        let (parallel, build) = (Parallel::default(), "0.1.0".to_owned());
-        FromNode::Join(protocol::Member { node: 1, nodes: 2, parallel, build, manifest: 7 })
+    fn join() -> NodeEvent {
+        let (parallel, build) = (ParallelConfig::default(), "0.1.0".to_owned());
+        NodeEvent::Join(protocol::NodeInfo { node: 1, nodes: 2, parallel, build, model_digest: 7 })
     }
 
     fn connected() -> (TcpStream, TcpStream) {
@@ -135,10 +137,10 @@ mod tests {
     }
 
     /// What node 0 makes of somebody who behaves like this, within `time`.
-    fn met(
+    fn admitted(
         time: Duration,
         other: impl FnOnce(TcpStream) + Send + 'static,
-    ) -> Result<FromNode, String> {
+    ) -> Result<NodeEvent, String> {
         let (near, far) = connected();
         let other = thread::spawn(move || other(near));
         let met = admit(&far, &secret(), time).map_err(|error| error.to_string());
@@ -148,38 +150,38 @@ mod tests {
     }
 
     #[test]
-    fn those_who_know_the_secret_meet() {
-        let met = met(TIME, |stream| introduce(&stream, &secret(), join(), TIME).unwrap());
+    fn nodes_with_the_same_secret_connect() {
+        let met = admitted(TIME, |stream| introduce(&stream, &secret(), join(), TIME).unwrap());
         assert_eq!(met.unwrap(), join());
     }
 
     #[test]
-    fn another_secret_is_noticed_on_both_sides() {
-        let met = met(TIME, |stream| {
-            let theirs = Secret::new("0123456789abcdeF");
+    fn wrong_secret_fails_on_both_sides() {
+        let met = admitted(TIME, |stream| {
+            let theirs = ClusterSecret::new("0123456789abcdeF");
             let error = introduce(&stream, &theirs, join(), TIME).unwrap_err();
-            assert!(matches!(error, HandshakeError::Secret), "{error}");
+            assert!(matches!(error, HandshakeError::WrongSecret), "{error}");
         });
         assert_eq!(met.unwrap_err(), "the other end does not know the secret");
         // An impostor in node 0's place cannot welcome anybody.
         let (near, far) = connected();
         let impostor = thread::spawn(move || {
             let mut to = FrameWriter::new(far.try_clone().unwrap(), EPOCH);
-            to.send(Handshake::Challenge { nonce: [0; 32] }).unwrap();
-            to.send(Handshake::Welcome { proof: [0; 32] }).unwrap();
+            to.send(NodeHandshake::Challenge { nonce: [0; 32] }).unwrap();
+            to.send(NodeHandshake::Welcome { proof: [0; 32] }).unwrap();
             far
         });
         let error = introduce(&near, &secret(), join(), TIME).unwrap_err();
-        assert!(matches!(error, HandshakeError::Secret), "{error}");
+        assert!(matches!(error, HandshakeError::WrongSecret), "{error}");
         impostor.join().unwrap();
     }
 
     #[test]
-    fn strangers_cost_a_deadline_at_most_and_few_bytes() {
+    fn unauthenticated_peers_are_bounded_in_time_and_bytes() {
         let short = Duration::from_secs(1);
-        let silent = met(short, |mut stream| drop(stream.read_to_end(&mut Vec::new())));
+        let silent = admitted(short, |mut stream| drop(stream.read_to_end(&mut Vec::new())));
         assert_eq!(silent.unwrap_err(), "nothing was said for too long");
-        let trickle = met(short, |mut stream| {
+        let trickle = admitted(short, |mut stream| {
             // A byte at a time begins no new deadline: a whole header, which would be refused, comes too late.
             for byte in b"HDRN".iter().cycle() {
                 if stream.write_all(&[*byte]).is_err() {
@@ -190,7 +192,7 @@ mod tests {
         });
         assert_eq!(trickle.unwrap_err(), "nothing was said for too long");
         let says = |bytes: Vec<u8>| {
-            met(TIME, move |mut stream| drop(stream.write_all(&bytes))).unwrap_err()
+            admitted(TIME, move |mut stream| drop(stream.write_all(&bytes))).unwrap_err()
         };
         let http = says(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec());
         assert!(http.starts_with("not a frame"), "{http}");
@@ -209,13 +211,15 @@ mod tests {
     }
 
     #[test]
-    fn an_end_before_the_welcome_is_no_word_about_the_secret() {
+    fn disconnect_before_welcome_is_not_a_wrong_secret() {
         let (near, far) = connected();
         let ends = thread::spawn(move || {
-            FrameWriter::new(&far, EPOCH).send(Handshake::Challenge { nonce: [0; 32] }).unwrap();
+            FrameWriter::new(&far, EPOCH)
+                .send(NodeHandshake::Challenge { nonce: [0; 32] })
+                .unwrap();
             let mut from = FrameReader::new(far.try_clone().unwrap(), EPOCH);
-            let answer: Handshake = from.receive().unwrap().unwrap();
-            assert!(matches!(answer, Handshake::Answer { .. }));
+            let answer: NodeHandshake = from.receive().unwrap().unwrap();
+            assert!(matches!(answer, NodeHandshake::Response { .. }));
         });
         let error = introduce(&near, &secret(), join(), TIME).unwrap_err();
         assert!(matches!(error, HandshakeError::Link(LinkError::Closed)), "{error}");
@@ -223,10 +227,10 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_its_turn_counts() {
-        let met = met(TIME, |stream| {
+    fn out_of_order_messages_are_rejected() {
+        let met = admitted(TIME, |stream| {
             let mut to = FrameWriter::new(stream, EPOCH);
-            to.send(Handshake::Welcome { proof: [0; 32] }).unwrap();
+            to.send(NodeHandshake::Welcome { proof: [0; 32] }).unwrap();
         });
         assert_eq!(met.unwrap_err(), "the other end does not keep to the handshake");
     }

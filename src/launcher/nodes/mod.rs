@@ -5,20 +5,20 @@
 //! start a replica is answered with one connection for each rank, which the executor inherits: it speaks to node 0
 //! itself, as it would on node 0. Secrets never leave the processes that serve.
 
+mod deadline_stream;
 mod dial;
 mod handshake;
-mod hurried;
-mod listener;
-pub mod member;
-mod order;
-mod proof;
-mod registry;
+mod hmac_proof;
+mod node_listener;
+mod node_registry;
 mod remote_executor;
 mod remote_group;
+mod start_order;
+pub mod worker_node;
 
-pub use listener::Door;
-pub use registry::{Expected, Registry};
-pub(super) use remote_group::{Absence, Awaited, RemoteGroup};
+pub use node_listener::NodeListener;
+pub use node_registry::{ClusterRequirements, NodeRegistry};
+pub(super) use remote_group::{AbsenceLimit, PendingRemoteStart, RemoteGroup};
 
 use protocol::Epoch;
 use std::time::Duration;

@@ -1,12 +1,12 @@
 //! The ranks of a replica on another node: ordered there, linked here.
 
-use super::order::{Arrived, Progress};
-use super::registry::Registry;
-use crate::launcher::executor::{ExecutorLink, Incoming, Process, outbox};
-use crate::launcher::start_up::{StartError, Who};
+use super::node_registry::NodeRegistry;
+use super::start_order::{OrderProgress, PendingLink};
+use crate::launcher::executor::{ExecutorLink, ExecutorProcessHandle, ExecutorReceiver, outbox};
+use crate::launcher::startup::{ExecutorLabel, StartError};
 use executor::ExecutorConfig;
-use protocol::link::{FrameReader, FrameWriter, Sending, Socket};
-use protocol::{Epoch, HostSettings, Rank, Replica, Settings};
+use protocol::link::{FrameReader, FrameWriter, LinkSocket, MessageSender};
+use protocol::{Epoch, ExecutorSettings, HostSettings, Rank, Replica};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,15 +20,15 @@ pub(in crate::launcher) struct RemoteGroup {
     config: ExecutorConfig,
     replica: Replica,
     node: u16,
-    registry: Arc<Registry>,
+    registry: Arc<NodeRegistry>,
 }
 
 /// Executors that have been ordered.
-pub(in crate::launcher) struct Awaited {
-    registry: Arc<Registry>,
+pub(in crate::launcher) struct PendingRemoteStart {
+    registry: Arc<NodeRegistry>,
     replica: Replica,
     node: u16,
-    settings: Box<Settings>,
+    settings: Box<ExecutorSettings>,
 }
 
 impl RemoteGroup {
@@ -37,7 +37,7 @@ impl RemoteGroup {
         config: ExecutorConfig,
         replica: Replica,
         node: u16,
-        registry: Arc<Registry>,
+        registry: Arc<NodeRegistry>,
     ) -> Self {
         Self { config, replica, node, registry }
     }
@@ -48,7 +48,7 @@ impl RemoteGroup {
     }
 
     /// What its executors are told, beside their rank and their machine.
-    pub(in crate::launcher) fn settings(&self) -> &Settings {
+    pub(in crate::launcher) fn settings(&self) -> &ExecutorSettings {
         &self.config.settings
     }
 
@@ -58,14 +58,14 @@ impl RemoteGroup {
     }
 
     /// Orders the executors of generation `epoch`; former ones lose their links.
-    pub(in crate::launcher) fn start(&mut self, epoch: Epoch) -> Awaited {
-        let settings = Settings { epoch, ..self.config.settings.clone() };
+    pub(in crate::launcher) fn start(&mut self, epoch: Epoch) -> PendingRemoteStart {
+        let settings = ExecutorSettings { epoch, ..self.config.settings.clone() };
         let first = self.replica.0 * settings.parallel.tp_size;
         let ranks = (first..first + settings.parallel.tp_size).map(Rank).collect();
-        self.registry.order(self.replica, self.node, epoch, ranks);
+        self.registry.order_start(self.replica, self.node, epoch, ranks);
         let registry = Arc::clone(&self.registry);
         let settings = Box::new(settings);
-        Awaited { registry, replica: self.replica, node: self.node, settings }
+        PendingRemoteStart { registry, replica: self.replica, node: self.node, settings }
     }
 
     /// Takes the links away from its executors, which end with them.
@@ -76,92 +76,108 @@ impl RemoteGroup {
 
 /// How long nodes may be away; all of them together, whoever is waited for first.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::launcher) struct Absence {
+pub(in crate::launcher) struct AbsenceLimit {
     pub(in crate::launcher) since: Instant,
     pub(in crate::launcher) limit: Duration,
 }
 
-impl Awaited {
+impl PendingRemoteStart {
     /// Waits until all have linked up; `None` = `cut` has said that there is no use in waiting. `absence` bounds how
     /// long their node may be away.
     pub(in crate::launcher) fn link(
         self,
-        absence: Option<Absence>,
+        absence: Option<AbsenceLimit>,
         cut: impl FnMut() -> bool,
     ) -> Result<Option<ExecutorLink>, StartError> {
-        let links = arrivals(&self.registry, self.replica, self.node, absence, cut)?;
+        let links = wait_for_links(&self.registry, self.replica, self.node, absence, cut)?;
         links.map(|links| self.connect(links)).transpose()
     }
 
     /// Tells each executor its settings.
-    fn connect(&self, links: Vec<Arrived>) -> Result<ExecutorLink, StartError> {
+    fn connect(&self, links: Vec<PendingLink>) -> Result<ExecutorLink, StartError> {
         let epoch = self.settings.epoch;
         let (mut to, mut from) = (Vec::new(), Vec::new());
-        for Arrived { rank, stream, host, executor } in links {
-            let HostSettings { dir, libraries, kernel_cache, threads, meeting } = host;
-            let own = Settings::clone(&self.settings);
-            let settings = Settings { rank, dir, libraries, kernel_cache, threads, meeting, ..own };
-            let mut writer = FrameWriter::new(Socket::from(stream.try_clone()?), epoch);
+        for PendingLink { rank, stream, host, executor } in links {
+            let HostSettings {
+                model_dir: dir,
+                libraries,
+                kernel_cache,
+                threads,
+                rendezvous: meeting,
+            } = host;
+            let own = ExecutorSettings::clone(&self.settings);
+            let settings = ExecutorSettings {
+                rank,
+                model_dir: dir,
+                libraries,
+                kernel_cache,
+                threads,
+                rendezvous: meeting,
+                ..own
+            };
+            let mut writer = FrameWriter::new(LinkSocket::from(stream.try_clone()?), epoch);
             if let Err(error) = writer.send(settings) {
                 let cause = format!("{executor}: {error}");
-                return Err(StartError::Gone { phase: "start", cause });
+                return Err(StartError::Exited { phase: "start", cause });
             }
             to.push(writer.into_stream());
-            let process: Arc<dyn Process> = executor;
-            let messages = Box::new(FrameReader::new(Socket::from(stream), epoch));
-            from.push(Incoming { messages, epoch, rank, process: Some(process) });
+            let process: Arc<dyn ExecutorProcessHandle> = executor;
+            let messages = Box::new(FrameReader::new(LinkSocket::from(stream), epoch));
+            from.push(ExecutorReceiver { messages, epoch, rank, process: Some(process) });
         }
-        Ok(ExecutorLink { to: outbox::start(to, epoch)?, from })
+        Ok(ExecutorLink { commands: outbox::start(to, epoch)?, receivers: from })
     }
 }
 
-/// The links of a replica on another node, as `Awaited::link` waits for them.
-fn arrivals(
-    registry: &Registry,
+/// The links of a replica on another node, as `PendingRemoteStart::link` waits for them.
+fn wait_for_links(
+    registry: &NodeRegistry,
     replica: Replica,
     node: u16,
-    absence: Option<Absence>,
+    absence: Option<AbsenceLimit>,
     mut cut: impl FnMut() -> bool,
-) -> Result<Option<Vec<Arrived>>, StartError> {
-    let (mut told, who, phase) = (false, Who::of_node(node), "start");
+) -> Result<Option<Vec<PendingLink>>, StartError> {
+    let (mut told, who, phase) = (false, ExecutorLabel::of_node(node), "start");
     while !cut() {
-        match registry.further(replica) {
-            Progress::Arrived(links) => return Ok(Some(links)),
-            Progress::Failed(text) => return Err(StartError::Fault { who, phase, text }),
-            Progress::Ordered(at) if at.elapsed() > LINK_WAIT => {
-                return Err(StartError::Stalled { who, phase, limit: LINK_WAIT });
+        match registry.advance_order(replica) {
+            OrderProgress::Linked(links) => return Ok(Some(links)),
+            OrderProgress::Failed(text) => {
+                return Err(StartError::Reported { executor: who, phase, text });
             }
-            Progress::Ordered(_) => {}
-            Progress::Absent if !told => {
+            OrderProgress::Issued(at) if at.elapsed() > LINK_WAIT => {
+                return Err(StartError::Stalled { executor: who, phase, limit: LINK_WAIT });
+            }
+            OrderProgress::Issued(_) => {}
+            OrderProgress::NodeDisconnected if !told => {
                 told = true;
                 tracing::info!(node, replica = replica.0, "waiting for the node");
             }
-            Progress::Absent => {
+            OrderProgress::NodeDisconnected => {
                 let over = absence.filter(|absence| absence.since.elapsed() > absence.limit);
-                if let Some(Absence { limit, .. }) = over {
-                    return Err(StartError::Absent { node, limit });
+                if let Some(AbsenceLimit { limit, .. }) = over {
+                    return Err(StartError::NodeMissing { node, limit });
                 }
             }
         }
-        registry.wait(POLL);
+        registry.wait_for_change(POLL);
     }
     Ok(None)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Expected;
+    use super::super::ClusterRequirements;
     use super::*;
-    use protocol::Parallel;
+    use protocol::ParallelConfig;
     use std::thread;
 
     #[test]
-    fn the_second_node_has_no_time_of_its_own() {
-        let parallel = Parallel { dp_size: 3, ..Parallel::default() };
-        let registry = Registry::new(Expected { nodes: 3, parallel, manifest: 7 });
-        registry.order(Replica(2), 2, Epoch(1), vec![Rank(2)]);
+    fn absence_limit_is_shared_by_all_nodes() {
+        let parallel = ParallelConfig { dp_size: 3, ..ParallelConfig::default() };
+        let registry = NodeRegistry::new(ClusterRequirements { nodes: 3, parallel, manifest: 7 });
+        registry.order_start(Replica(2), 2, Epoch(1), vec![Rank(2)]);
         let limit = Duration::from_secs(1);
-        let absence = Absence { since: Instant::now(), limit };
+        let absence = AbsenceLimit { since: Instant::now(), limit };
         // As long as the first one took.
         while absence.since.elapsed() <= limit {
             thread::sleep(POLL);
@@ -171,10 +187,10 @@ mod tests {
             looks += 1;
             false
         };
-        let Err(error) = arrivals(&registry, Replica(2), 2, Some(absence), cut) else {
+        let Err(error) = wait_for_links(&registry, Replica(2), 2, Some(absence), cut) else {
             panic!("nobody has linked up")
         };
-        assert!(matches!(error, StartError::Absent { node: 2, .. }), "{error}");
+        assert!(matches!(error, StartError::NodeMissing { node: 2, .. }), "{error}");
         assert_eq!(looks, 2, "once to say that it waits, once to give up");
     }
 }

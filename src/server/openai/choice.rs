@@ -4,30 +4,30 @@
 //! follows the end. The token that ends a choice counts in usage; its text appears only with
 //! `include_stop_str_in_output`.
 
-use crate::text::{Detokenizer, OutputParser, PieceList, StopMatcher};
+use crate::text::{Detokenizer, OutputParser, OutputPieces, StopMatcher};
 use protocol::{RowError, Token, TokenLogprobs};
-use scheduler::{AbortCause, ErrorCode, Finish, Refusal, StopReason, TokenEvent};
+use scheduler::{AbortCause, FinishReason, RejectReason, RequestError, StopReason, TokenEvent};
 
 /// How a choice ended, in the client's words.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum End {
+pub enum ChoiceFinish {
     /// End of text, a stop id or a stop string.
-    Stop(StoppedBy),
+    Stop(StopMatch),
     /// The same, behind a tool call.
-    Calls(StoppedBy),
+    Calls(StopMatch),
     /// `max_tokens` or the context.
     Length,
     /// Taken back by the server.
     Abort(AbortCause),
     /// Failed alone, or with the engine.
-    Error(ErrorCode),
+    Error(RequestError),
     /// Never accepted.
-    Refused(Refusal),
+    Rejected(RejectReason),
 }
 
 /// The value of `stop_reason`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StoppedBy {
+pub enum StopMatch {
     /// End of text: null.
     Eos,
     /// A stop id.
@@ -36,7 +36,7 @@ pub enum StoppedBy {
     Text(String),
 }
 
-impl End {
+impl ChoiceFinish {
     /// The value of `finish_reason`.
     pub fn name(&self) -> &'static str {
         match self {
@@ -44,40 +44,42 @@ impl End {
             Self::Calls(_) => "tool_calls",
             Self::Length => "length",
             Self::Abort(_) => "abort",
-            Self::Error(_) | Self::Refused(_) => "error",
+            Self::Error(_) | Self::Rejected(_) => "error",
         }
     }
 
     /// Whether the row's own logits, and not the engine, are at fault.
     pub fn is_row_error(&self) -> bool {
-        matches!(self, Self::Error(ErrorCode::Row(RowError::NonFiniteLogits | RowError::AllMasked)))
-            || matches!(self, Self::Error(ErrorCode::BadOutput))
+        matches!(
+            self,
+            Self::Error(RequestError::RowFailed(RowError::NonFiniteLogits | RowError::AllMasked))
+        ) || matches!(self, Self::Error(RequestError::BadOutput))
     }
 }
 
 /// What is new in a choice.
 #[derive(Debug, Default)]
-pub struct Delta {
+pub struct ChoiceDelta {
     /// New text, as the model wrote it.
     pub text: String,
     /// The same, told apart, if somebody reads it.
-    pub pieces: PieceList,
+    pub pieces: OutputPieces,
     /// New tokens, also those without text yet.
     pub tokens: Vec<Token>,
     /// One entry per new token, if asked for.
     pub logprobs: Vec<TokenLogprobs>,
     /// A token came that has no text, and none is held back: a sign of life for who counts events.
-    pub textless: bool,
+    pub has_textless_token: bool,
     /// Set on the last delta.
-    pub end: Option<End>,
+    pub end: Option<ChoiceFinish>,
 }
 
-impl Delta {
+impl ChoiceDelta {
     /// Forgets everything but the memory.
     pub fn clear(&mut self) {
         self.text.clear();
         self.pieces.clear();
-        self.textless = false;
+        self.has_textless_token = false;
         self.tokens.clear();
         self.logprobs.clear();
         self.end = None;
@@ -86,7 +88,7 @@ impl Delta {
 
 /// Rules of the text of a choice.
 #[derive(Debug, Clone, Copy)]
-pub struct TextRules {
+pub struct StopRules {
     /// Tokens before which a stop string does not stop.
     pub min_tokens: u32,
     /// The token that stops keeps its text.
@@ -94,10 +96,10 @@ pub struct TextRules {
 }
 
 /// State of one choice.
-pub struct Choice {
+pub struct ChoiceState {
     detokenizer: Detokenizer,
     matcher: StopMatcher,
-    rules: TextRules,
+    rules: StopRules,
     parser: Option<OutputParser>,
     /// Tokens produced so far.
     pub tokens: u32,
@@ -111,12 +113,12 @@ pub struct Choice {
     scratch: String,
 }
 
-impl Choice {
+impl ChoiceState {
     /// A choice before its first token.
     pub fn new(
         detokenizer: Detokenizer,
         matcher: StopMatcher,
-        rules: TextRules,
+        rules: StopRules,
         parser: Option<OutputParser>,
     ) -> Self {
         Self {
@@ -150,14 +152,17 @@ impl Choice {
     /// Takes an event and adds what it brings to `delta`.
     ///
     /// Returns whether a stop string was found, so that the engine must be told.
-    pub fn push(&mut self, event: TokenEvent, delta: &mut Delta) -> bool {
+    pub fn push(&mut self, event: TokenEvent, delta: &mut ChoiceDelta) -> bool {
         if self.ended {
             return false;
         }
-        self.cached_tokens = self.cached_tokens.or(event.first_run.map(|run| run.cached_tokens));
+        self.cached_tokens =
+            self.cached_tokens.or(event.first_admission.map(|run| run.cached_tokens));
         self.prompt_logprobs.extend(event.prompt_logprobs);
-        let stopped =
-            matches!(event.finish, Some(Finish::Stop(StopReason::Eos(_) | StopReason::Id(_))));
+        let stopped = matches!(
+            event.finish_reason,
+            Some(FinishReason::Stop(StopReason::Eos(_) | StopReason::StopToken(_)))
+        );
         let textless = usize::from(stopped && !self.rules.include_stop);
         let with_text = event.tokens.len().saturating_sub(textless);
         let mut logprobs = event.logprobs.into_iter();
@@ -173,7 +178,7 @@ impl Choice {
                 return true;
             }
         }
-        let Some(finish) = event.finish else { return false };
+        let Some(finish) = event.finish_reason else { return false };
         let from = delta.text.len();
         let stopped = self.finish(finish, delta);
         self.parse(from, delta);
@@ -181,56 +186,59 @@ impl Choice {
     }
 
     /// Tells apart what the text has become since byte `from`, to the end if the choice has ended.
-    fn parse(&mut self, from: usize, delta: &mut Delta) {
+    fn parse(&mut self, from: usize, delta: &mut ChoiceDelta) {
         let Some(parser) = &mut self.parser else { return };
         parser.push(&delta.text[from..], &mut delta.pieces);
         if !self.ended {
             return;
         }
         parser.finish(&mut delta.pieces);
-        if parser.calls_complete() > 0
-            && let Some(End::Stop(by)) = &delta.end
+        if parser.complete_calls() > 0
+            && let Some(ChoiceFinish::Stop(by)) = &delta.end
         {
-            delta.end = Some(End::Calls(by.clone()));
+            delta.end = Some(ChoiceFinish::Calls(by.clone()));
         }
     }
 
     /// Adds one token's text; true if a stop string ended the choice.
-    fn push_token(&mut self, token: Token, delta: &mut Delta) -> bool {
+    fn push_token(&mut self, token: Token, delta: &mut ChoiceDelta) -> bool {
         self.scratch.clear();
         self.detokenizer.push(token, &mut self.scratch);
         if self.scratch.is_empty() {
-            delta.textless |= !self.detokenizer.is_holding() && !self.matcher.is_holding();
+            delta.has_textless_token |=
+                !self.detokenizer.is_holding() && !self.matcher.is_holding();
             return false;
         }
         if self.tokens <= self.rules.min_tokens {
-            self.matcher.pass(&self.scratch, &mut delta.text);
+            self.matcher.push_unmatched(&self.scratch, &mut delta.text);
             return false;
         }
         let Some(stop) = self.matcher.push(&self.scratch, &mut delta.text) else { return false };
-        delta.end = Some(End::Stop(StoppedBy::Text(stop.to_owned())));
+        delta.end = Some(ChoiceFinish::Stop(StopMatch::Text(stop.to_owned())));
         self.ended = true;
         true
     }
 
     /// Ends the choice; true if the text held back turned out to hold a stop string.
-    fn finish(&mut self, finish: Finish, delta: &mut Delta) -> bool {
+    fn finish(&mut self, finish: FinishReason, delta: &mut ChoiceDelta) -> bool {
         self.ended = true;
         self.scratch.clear();
         self.detokenizer.finish(&mut self.scratch);
         if let Some(stop) = self.matcher.push(&self.scratch, &mut delta.text) {
-            delta.end = Some(End::Stop(StoppedBy::Text(stop.to_owned())));
+            delta.end = Some(ChoiceFinish::Stop(StopMatch::Text(stop.to_owned())));
             return false;
         }
         self.matcher.finish(&mut delta.text);
         delta.end = Some(match finish {
-            Finish::Stop(StopReason::Id(id)) => End::Stop(StoppedBy::Id(id)),
-            // `Text` cannot come: only this choice finds stop strings, and then it has ended.
-            Finish::Stop(StopReason::Eos(_) | StopReason::Text) => End::Stop(StoppedBy::Eos),
-            Finish::Length => End::Length,
-            Finish::Abort(cause) => End::Abort(cause),
-            Finish::Error(code) => End::Error(code),
-            Finish::Refused(refusal) => End::Refused(*refusal),
+            FinishReason::Stop(StopReason::StopToken(id)) => ChoiceFinish::Stop(StopMatch::Id(id)),
+            // `StopString` cannot come: only this choice finds stop strings, and then it has ended.
+            FinishReason::Stop(StopReason::Eos(_) | StopReason::StopString) => {
+                ChoiceFinish::Stop(StopMatch::Eos)
+            }
+            FinishReason::Length => ChoiceFinish::Length,
+            FinishReason::Abort(cause) => ChoiceFinish::Abort(cause),
+            FinishReason::Error(code) => ChoiceFinish::Error(code),
+            FinishReason::Rejected(refusal) => ChoiceFinish::Rejected(*refusal),
         });
         false
     }

@@ -1,9 +1,9 @@
 //! What all chunks of one stream of completions share: their head, written once, and usage.
 
-use super::exchange::ReplyHead;
-use super::generation::Generation;
+use super::endpoint::ReplyHead;
+use super::generation::RequestGeneration;
 use super::params::StreamOptions;
-use super::usage::Usage;
+use super::usage::UsageInfo;
 use crate::server::sse::escape;
 use bytes::{BufMut, BytesMut};
 use serde_json::json;
@@ -14,7 +14,7 @@ pub(super) struct ChunkFrame {
     /// Up to and including `"choices":[`.
     head: Vec<u8>,
     options: StreamOptions,
-    begun: Vec<bool>,
+    started: Vec<bool>,
 }
 
 impl ChunkFrame {
@@ -30,15 +30,15 @@ impl ChunkFrame {
              \"system_fingerprint\":\"{fingerprint}\",\"choices\":[",
             json!(model)
         );
-        Self { head: head.to_vec(), options, begun: Vec::new() }
+        Self { head: head.to_vec(), options, started: Vec::new() }
     }
 
     /// Whether this is the first chunk of a choice.
-    pub(super) fn begins(&mut self, choice: usize) -> bool {
-        if self.begun.len() <= choice {
-            self.begun.resize(choice + 1, false);
+    pub(super) fn is_first_chunk(&mut self, choice: usize) -> bool {
+        if self.started.len() <= choice {
+            self.started.resize(choice + 1, false);
         }
-        !std::mem::replace(&mut self.begun[choice], true)
+        !std::mem::replace(&mut self.started[choice], true)
     }
 
     /// Begins a chunk of one choice, up to what the choice says.
@@ -48,7 +48,7 @@ impl ChunkFrame {
     }
 
     /// Ends a chunk behind its choices.
-    pub(super) fn close(&self, all: &Generation, out: &mut BytesMut) {
+    pub(super) fn close(&self, all: &RequestGeneration, out: &mut BytesMut) {
         if self.options.continuous_usage {
             out.put_slice(b",\"usage\":");
             all.usage().write(out);
@@ -57,7 +57,7 @@ impl ChunkFrame {
     }
 
     /// The last chunk, if usage was asked for: it has no choices.
-    pub(super) fn usage(&self, usage: &Usage, out: &mut BytesMut) {
+    pub(super) fn usage(&self, usage: &UsageInfo, out: &mut BytesMut) {
         if self.options.include_usage {
             out.put_slice(&self.head);
             out.put_slice(b"],\"usage\":");

@@ -1,9 +1,9 @@
 //! Gathers the deltas of a unary reply.
 
-use super::choice::{End, StoppedBy};
-use super::generation::{Generation, failure};
-use crate::server::error::ApiError;
-use crate::text::PieceList;
+use super::choice::{ChoiceFinish, StopMatch};
+use super::generation::{RequestGeneration, engine_error};
+use crate::server::api_error::ApiError;
+use crate::text::OutputPieces;
 use bytes::{BufMut, BytesMut};
 use protocol::{Token, TokenLogprobs};
 use serde::Serialize;
@@ -13,11 +13,11 @@ use std::io::Write as _;
 
 /// All of one choice.
 #[derive(Debug)]
-pub struct Whole {
+pub struct CollectedChoice {
     /// Its text, as the model wrote it.
     pub text: String,
     /// The same, told apart, if somebody reads it.
-    pub pieces: PieceList,
+    pub pieces: OutputPieces,
     /// Its tokens.
     pub tokens: Vec<Token>,
     /// One entry per token, if asked for.
@@ -25,22 +25,24 @@ pub struct Whole {
     /// Those of its prompt, if asked for. The first token has none.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// How it ended.
-    pub end: End,
+    pub end: ChoiceFinish,
 }
 
 /// Waits for the end of every choice. Gives the generation back for usage, and for what it holds of the counters.
 ///
 /// Errors: a failure of the request or of one of its choices, as a status.
-pub async fn collect(mut generation: Generation) -> Result<(Vec<Whole>, Generation), ApiError> {
-    let empty = |_| Whole {
+pub async fn collect(
+    mut generation: RequestGeneration,
+) -> Result<(Vec<CollectedChoice>, RequestGeneration), ApiError> {
+    let empty = |_| CollectedChoice {
         text: String::new(),
-        pieces: PieceList::default(),
+        pieces: OutputPieces::default(),
         tokens: Vec::new(),
         logprobs: Vec::new(),
         prompt_logprobs: Vec::new(),
-        end: End::Length,
+        end: ChoiceFinish::Length,
     };
-    let mut wholes: Vec<Whole> = (0..generation.choices()).map(empty).collect();
+    let mut wholes: Vec<CollectedChoice> = (0..generation.choices()).map(empty).collect();
     while !generation.has_ended() {
         poll_fn(|cx| generation.poll_events(cx)).await;
         generation.drain(|index, delta, _| {
@@ -54,11 +56,11 @@ pub async fn collect(mut generation: Generation) -> Result<(Vec<Whole>, Generati
             }
         });
     }
-    if let Some(error) = generation.take_fatal() {
+    if let Some(error) = generation.take_request_error() {
         return Err(error);
     }
     let failed = wholes.iter().find_map(|whole| match whole.end {
-        End::Error(code) => Some(failure(code)),
+        ChoiceFinish::Error(code) => Some(engine_error(code)),
         _ => None,
     });
     if let Some(error) = failed {
@@ -71,7 +73,9 @@ pub async fn collect(mut generation: Generation) -> Result<(Vec<Whole>, Generati
 }
 
 /// The same where there is one choice.
-pub async fn collect_single(generation: Generation) -> Result<(Whole, Generation), ApiError> {
+pub async fn collect_one(
+    generation: RequestGeneration,
+) -> Result<(CollectedChoice, RequestGeneration), ApiError> {
     let (wholes, generation) = collect(generation).await?;
     let whole = wholes.into_iter().next().ok_or_else(ApiError::internal)?;
     Ok((whole, generation))
@@ -91,16 +95,18 @@ fn append(list: &mut Vec<TokenLogprobs>, more: &mut Vec<TokenLogprobs>) {
 }
 
 /// Appends `finish_reason` and `stop_reason` of a whole choice.
-pub fn put_end(end: &End, out: &mut BytesMut) {
+pub fn put_end(end: &ChoiceFinish, out: &mut BytesMut) {
     let (name, reason) = (end.name(), stop_reason(end));
     // Writing to memory cannot fail.
     let _ = write!(out.writer(), ",\"finish_reason\":\"{name}\",\"stop_reason\":{reason}");
 }
 
-fn stop_reason(end: &End) -> Value {
+fn stop_reason(end: &ChoiceFinish) -> Value {
     match end {
-        End::Stop(StoppedBy::Id(id)) | End::Calls(StoppedBy::Id(id)) => json!(id),
-        End::Stop(StoppedBy::Text(text)) | End::Calls(StoppedBy::Text(text)) => json!(text),
+        ChoiceFinish::Stop(StopMatch::Id(id)) | ChoiceFinish::Calls(StopMatch::Id(id)) => json!(id),
+        ChoiceFinish::Stop(StopMatch::Text(text)) | ChoiceFinish::Calls(StopMatch::Text(text)) => {
+            json!(text)
+        }
         _ => Value::Null,
     }
 }

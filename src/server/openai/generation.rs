@@ -1,13 +1,13 @@
 //! All choices of one HTTP request: polls the engine's events and turns them into deltas.
 
-use super::choice::{Choice, Delta, End};
-use super::usage::Usage;
-use crate::engine_client::{EventStream, HeldBytes};
-use crate::server::error::ApiError;
-use crate::server::trace::{RequestTrace, Tracer};
+use super::choice::{ChoiceDelta, ChoiceFinish, ChoiceState};
+use super::usage::UsageInfo;
+use crate::engine_client::{QueuedBytes, RequestEventStream};
+use crate::server::api_error::ApiError;
+use crate::server::request_trace::{RequestTrace, RequestTracer};
 use axum::http::StatusCode;
 use protocol::{RowError, Token, TokenLogprobs};
-use scheduler::{AbortCause, ErrorCode, Refusal, TokenEvent};
+use scheduler::{AbortCause, RejectReason, RequestError, TokenEvent};
 use std::future::poll_fn;
 use std::mem;
 use std::task::{Context, Poll};
@@ -19,7 +19,7 @@ const PENDING_CHUNKS_MAX: usize = 256;
 
 /// Facts about the prompts that usage reports.
 #[derive(Debug, Clone)]
-pub struct PromptFacts {
+pub struct PromptInfo {
     /// Tokens per prompt.
     pub tokens: Vec<u32>,
     /// Tokens per cache block; 0 = caching is off.
@@ -35,42 +35,54 @@ pub struct PromptFacts {
 }
 
 /// The choices of a request, prompt by prompt: choice `prompt × n + i`.
-pub struct Generation {
+pub struct RequestGeneration {
     /// Writes the request's line when the generation is dropped: first, for a drain waits for the streams.
     trace: Option<Box<RequestTrace>>,
-    stream: EventStream,
-    choices: Vec<Choice>,
+    stream: RequestEventStream,
+    choices: Vec<ChoiceState>,
     n: usize,
-    prompts: PromptFacts,
+    prompts: PromptInfo,
     events: Vec<(u32, TokenEvent)>,
     live: usize,
     /// Deltas below the stream interval, per choice.
-    pending: Vec<Delta>,
+    pending: Vec<ChoiceDelta>,
     interval: usize,
     /// Set when a choice ended in a way that ends the whole request.
-    fatal: Option<ApiError>,
+    request_error: Option<ApiError>,
     /// Of the request, for the log.
     span: Span,
 }
 
-impl Generation {
+impl RequestGeneration {
     /// Generation of `choices`, `n` for each prompt.
     pub fn new(
-        stream: EventStream,
-        choices: Vec<Choice>,
+        stream: RequestEventStream,
+        choices: Vec<ChoiceState>,
         n: usize,
-        prompts: PromptFacts,
+        prompts: PromptInfo,
         interval: u32,
     ) -> Self {
         let live = choices.len();
-        let pending = choices.iter().map(|_| Delta::default()).collect();
+        let pending = choices.iter().map(|_| ChoiceDelta::default()).collect();
         let interval = interval as usize;
         let (events, fatal, trace, span) = (Vec::new(), None, None, Span::current());
-        Self { trace, stream, choices, n, prompts, events, live, pending, interval, fatal, span }
+        Self {
+            trace,
+            stream,
+            choices,
+            n,
+            prompts,
+            events,
+            live,
+            pending,
+            interval,
+            request_error: fatal,
+            span,
+        }
     }
 
     /// Has a line written once this ends; `received`: when the request came in.
-    pub fn trace(&mut self, tracer: &Tracer, received: Instant, head: serde_json::Value) {
+    pub fn trace(&mut self, tracer: &RequestTracer, received: Instant, head: serde_json::Value) {
         let (lens, choices) = (self.prompts.tokens.clone(), self.choices.len());
         let mut trace = Box::new(RequestTrace::new(tracer, received, head, lens, choices));
         trace.set_prompts(&mem::take(&mut self.prompts.ids));
@@ -79,54 +91,56 @@ impl Generation {
 
     /// Whether every choice has ended.
     pub fn has_ended(&self) -> bool {
-        self.live == 0 || self.fatal.is_some()
+        self.live == 0 || self.request_error.is_some()
     }
 
     /// Why the whole request failed, if it did.
-    pub fn take_fatal(&mut self) -> Option<ApiError> {
-        self.fatal.take()
+    pub fn take_request_error(&mut self) -> Option<ApiError> {
+        self.request_error.take()
     }
 
     /// Waits for the first events. A request that fails here has sent no byte yet.
     ///
     /// Errors: the refusal or failure, as a status.
-    pub async fn first(&mut self) -> Result<(), ApiError> {
+    pub async fn wait_first_event(&mut self) -> Result<(), ApiError> {
         poll_fn(|cx| self.poll_events(cx)).await;
-        let failed = |(_, event): &(u32, TokenEvent)| match event.finish.clone()? {
-            scheduler::Finish::Refused(refusal) => Some(refused(&refusal, &self.prompts)),
-            scheduler::Finish::Error(code) => Some(failure(code)),
-            scheduler::Finish::Abort(AbortCause::Drain) => Some(draining()),
+        let failed = |(_, event): &(u32, TokenEvent)| match event.finish_reason.clone()? {
+            scheduler::FinishReason::Rejected(refusal) => {
+                Some(rejection_error(&refusal, &self.prompts))
+            }
+            scheduler::FinishReason::Error(code) => Some(engine_error(code)),
+            scheduler::FinishReason::Abort(AbortCause::Shutdown) => Some(draining()),
             _ => None,
         };
         let Some(error) = self.events.iter().find_map(failed) else { return Ok(()) };
         self.drain(|_, _, _| ()); // The trace hears how it ended.
-        self.fatal.get_or_insert_with(|| error.clone());
+        self.request_error.get_or_insert_with(|| error.clone());
         Err(error)
     }
 
     /// Waits until events are there to be drained.
     pub fn poll_events(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match self.stream.poll_take(cx, &mut self.events) {
+        match self.stream.poll_events(cx, &mut self.events) {
             Poll::Pending if self.events.is_empty() => Poll::Pending,
             _ => Poll::Ready(()),
         }
     }
 
     /// Hands every waiting delta to `sink`, to be read or emptied, with the generation as it is then.
-    pub fn drain(&mut self, mut sink: impl FnMut(u32, &mut Delta, &Self)) {
+    pub fn drain(&mut self, mut sink: impl FnMut(u32, &mut ChoiceDelta, &Self)) {
         // A reader this slow gets the same text in fewer chunks.
         let merge = self.events.len() > PENDING_CHUNKS_MAX;
         let mut events = mem::take(&mut self.events);
         for (index, event) in events.drain(..) {
             self.push(index as usize, event);
             if !merge {
-                self.give(index as usize, &mut sink);
+                self.flush_delta(index as usize, &mut sink);
             }
         }
         self.events = events;
         if merge {
             for index in 0..self.choices.len() {
-                self.give(index, &mut sink);
+                self.flush_delta(index, &mut sink);
             }
         }
     }
@@ -137,34 +151,38 @@ impl Generation {
             return;
         }
         if let Some(trace) = &mut self.trace {
-            trace.note(index, &event);
+            trace.record(index, &event);
         }
         if choice.push(event, delta) {
-            self.stream.stop(index as u32, AbortCause::StopText);
+            self.stream.abort_one(index as u32, AbortCause::StopString);
         }
         if self.choices[index].has_ended() {
             self.live -= 1;
             if let Some(end) = delta.end.as_ref().filter(|end| end.is_row_error()) {
                 self.span.in_scope(|| tracing::warn!(choice = index, ?end, "an output failed"));
             }
-            if matches!(delta.end, Some(End::Abort(AbortCause::Drain))) {
+            if matches!(delta.end, Some(ChoiceFinish::Abort(AbortCause::Shutdown))) {
                 self.span.in_scope(|| tracing::info!(choice = index, "cut by the drain"));
             }
             if let (Some(trace), Some(end)) = (&mut self.trace, &delta.end) {
                 trace.end(index, end.name());
             }
-            self.fatal = self.fatal.take().or_else(|| match &delta.end {
-                Some(End::Refused(refusal)) => Some(refused(refusal, &self.prompts)),
-                Some(End::Error(code)) if !delta.end.as_ref().is_some_and(End::is_row_error) => {
-                    Some(failure(*code))
+            self.request_error = self.request_error.take().or_else(|| match &delta.end {
+                Some(ChoiceFinish::Rejected(refusal)) => {
+                    Some(rejection_error(refusal, &self.prompts))
                 }
-                Some(End::Abort(AbortCause::Drain)) => Some(draining()),
+                Some(ChoiceFinish::Error(code))
+                    if !delta.end.as_ref().is_some_and(ChoiceFinish::is_row_error) =>
+                {
+                    Some(engine_error(*code))
+                }
+                Some(ChoiceFinish::Abort(AbortCause::Shutdown)) => Some(draining()),
                 _ => None,
             });
         }
     }
 
-    fn give(&mut self, index: usize, sink: &mut impl FnMut(u32, &mut Delta, &Self)) {
+    fn flush_delta(&mut self, index: usize, sink: &mut impl FnMut(u32, &mut ChoiceDelta, &Self)) {
         let delta = &self.pending[index];
         let ready = delta.end.is_some() || delta.tokens.len() >= self.interval;
         if !ready {
@@ -177,10 +195,10 @@ impl Generation {
     }
 
     /// Counts up to now.
-    pub fn usage(&self) -> Usage {
-        let mut usage = Usage { details: self.prompts.details, ..Usage::default() };
+    pub fn usage(&self) -> UsageInfo {
+        let mut usage = UsageInfo { details: self.prompts.details, ..UsageInfo::default() };
         usage.completion_tokens = self.choices.iter().map(|c| u64::from(c.tokens)).sum();
-        if self.choices.iter().any(Choice::reads_reasoning) {
+        if self.choices.iter().any(ChoiceState::reads_reasoning) {
             let tokens = self.choices.iter().map(|c| u64::from(c.reasoning_tokens)).sum();
             usage.reasoning_tokens = Some(tokens);
         }
@@ -209,7 +227,7 @@ impl Generation {
     }
 
     /// The bytes that the request holds of the counters, for as long as its reply takes memory.
-    pub fn into_held(mut self) -> HeldBytes {
+    pub fn into_held(mut self) -> QueuedBytes {
         self.stream.take_held()
     }
 
@@ -220,7 +238,7 @@ impl Generation {
 }
 
 /// Who is gone can be told nothing: only the log says so.
-impl Drop for Generation {
+impl Drop for RequestGeneration {
     fn drop(&mut self) {
         if !self.has_ended() {
             self.span.in_scope(|| tracing::debug!(status = 499, "the client left"));
@@ -229,29 +247,33 @@ impl Drop for Generation {
 }
 
 /// A refusal of the engine as a status.
-fn refused(refusal: &Refusal, prompts: &PromptFacts) -> ApiError {
+fn rejection_error(refusal: &RejectReason, prompts: &PromptInfo) -> ApiError {
     let (field, max_tokens_field) = (prompts.field, prompts.max_tokens_field);
     let message = refusal.to_string();
     match refusal {
-        Refusal::QueueFull { .. } => overloaded("max_num_queued_reqs", message, 1),
-        Refusal::QueueTokens { .. } => overloaded("max_num_queued_tokens", message, 1),
-        Refusal::PromptTooLong { .. } => {
+        RejectReason::QueueFull { .. } => overloaded("max_num_queued_reqs", message, 1),
+        RejectReason::QueueTokensFull { .. } => overloaded("max_num_queued_tokens", message, 1),
+        RejectReason::PromptTooLong { .. } => {
             ApiError::bad_request("context_length_exceeded", field, message)
         }
-        Refusal::TotalTooLong { .. } => {
+        RejectReason::TotalTooLong { .. } => {
             ApiError::bad_request("context_length_exceeded", max_tokens_field, message)
         }
-        Refusal::PoolTooSmall { .. } => {
+        RejectReason::PoolTooSmall { .. } => {
             ApiError::bad_request("never_fits", max_tokens_field, message)
         }
-        Refusal::Unusable { param, message } => {
+        RejectReason::InvalidParameter { param, message } => {
             let message = format!("{param}: {message}");
             ApiError::bad_request("invalid_grammar", param.clone(), message)
         }
-        Refusal::Crowded { .. } => overloaded("grammars_overloaded", message, 10),
-        Refusal::NotNow { .. } => ApiError::unavailable("engine_unavailable", &message, 10),
-        Refusal::UnknownReplica { .. } => ApiError::invalid("data_parallel_rank", message),
-        Refusal::EmptyPrompt | Refusal::UnknownToken { .. } => ApiError::invalid(field, message),
+        RejectReason::Overloaded { .. } => overloaded("grammars_overloaded", message, 10),
+        RejectReason::TemporarilyUnavailable { .. } => {
+            ApiError::unavailable("engine_unavailable", &message, 10)
+        }
+        RejectReason::UnknownReplica { .. } => ApiError::invalid("data_parallel_rank", message),
+        RejectReason::EmptyPrompt | RejectReason::UnknownToken { .. } => {
+            ApiError::invalid(field, message)
+        }
     }
 }
 
@@ -261,25 +283,27 @@ fn overloaded(reason: &'static str, message: String, retry_after_s: u32) -> ApiE
 }
 
 /// A failure of the engine as a status.
-pub fn failure(code: ErrorCode) -> ApiError {
+pub fn engine_error(code: RequestError) -> ApiError {
     match code {
-        ErrorCode::EngineUnavailable => {
+        RequestError::ReplicaUnavailable => {
             ApiError::unavailable("engine_unavailable", "the engine is not available", 10)
         }
         // The request's own rules are at fault, which one is not known: it shows only where they meet.
-        ErrorCode::Row(RowError::AllMasked) => ApiError::bad_request(
+        RequestError::RowFailed(RowError::AllMasked) => ApiError::bad_request(
             "no_token_allowed",
             "",
             "no token is allowed where the output stands: the request's rules (allowed_token_ids, bad_words, min_tokens, \
              logit_bias, a grammar) exclude each other, or its grammar costs too much to follow",
         ),
-        ErrorCode::Row(RowError::NonFiniteLogits) => ApiError::new(
+        RequestError::RowFailed(RowError::NonFiniteLogits) => ApiError::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             "nan_logits",
             "the model produced no usable probabilities for this request",
         ),
         // A late mask ends no request that has one.
-        ErrorCode::BadOutput | ErrorCode::Row(RowError::MaskLate) => ApiError::internal(),
+        RequestError::BadOutput | RequestError::RowFailed(RowError::MaskOverdue) => {
+            ApiError::internal()
+        }
     }
 }
 

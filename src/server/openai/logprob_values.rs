@@ -1,6 +1,6 @@
 //! Log-probabilities as JSON values: what is written row by row must read the same, byte by byte.
 
-use super::logprobs::{ChoiceLogprobs, Spelling, TokenNames};
+use super::logprobs::{ChoiceLogprobs, TokenFormat, TokenNames};
 use crate::text::Tokenizer;
 use protocol::{Token, TokenLogprobs};
 use serde_json::{Map, Value, json};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 const FLOOR: f32 = -9999.0;
 
 /// Tokens of the demo model.
-pub(super) fn names(spelling: Spelling) -> TokenNames {
+pub(super) fn names(spelling: TokenFormat) -> TokenNames {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/demo");
     TokenNames { tokenizer: Arc::new(Tokenizer::load(&demo).unwrap()), spelling }
 }
@@ -23,7 +23,9 @@ pub(super) fn entries(count: usize, top: usize) -> Vec<TokenLogprobs> {
         token: (place * 37 % 300) as Token,
         logprob: value(place),
         rank: place as u32 + 1,
-        top: (0..top).map(|rank| (((place + rank) * 37 % 300) as Token, value(rank + 1))).collect(),
+        top_logprobs: (0..top)
+            .map(|rank| (((place + rank) * 37 % 300) as Token, value(rank + 1)))
+            .collect(),
     };
     (0..count).map(entry).collect()
 }
@@ -36,7 +38,8 @@ pub(super) fn chat(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
     };
     let entry = |entry: &TokenLogprobs| {
         let mut value = one(entry.token, entry.logprob);
-        let top: Vec<Value> = entry.top.iter().map(|&(id, logprob)| one(id, logprob)).collect();
+        let top: Vec<Value> =
+            entry.top_logprobs.iter().map(|&(id, logprob)| one(id, logprob)).collect();
         value["top_logprobs"] = Value::Array(top);
         value
     };
@@ -58,7 +61,7 @@ pub(super) fn text(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
         top.push(entry.map(|e| {
             let mut map = Map::new();
             map.insert(text.clone(), json!(e.logprob.max(FLOOR)));
-            for &(id, logprob) in &e.top {
+            for &(id, logprob) in &e.top_logprobs {
                 map.entry(names.of(id)).or_insert(json!(logprob.max(FLOOR)));
             }
             Value::Object(map)
@@ -77,7 +80,7 @@ pub(super) fn prompt(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
     let entry = |entry: &TokenLogprobs| {
         let mut map = Map::new();
         map.insert(entry.token.to_string(), one(entry.token, entry.logprob, entry.rank));
-        for (rank, &(id, logprob)) in (1..).zip(&entry.top) {
+        for (rank, &(id, logprob)) in (1..).zip(&entry.top_logprobs) {
             map.entry(id.to_string()).or_insert_with(|| one(id, logprob, rank));
         }
         Value::Object(map)

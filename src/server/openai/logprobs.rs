@@ -16,7 +16,7 @@ const FLOOR: f32 = -9999.0;
 
 /// How tokens are spelt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Spelling {
+pub enum TokenFormat {
     /// As text.
     Text,
     /// As `token_id:N`.
@@ -29,15 +29,15 @@ pub struct TokenNames {
     /// Knows their texts.
     pub tokenizer: Arc<Tokenizer>,
     /// Whether these are shown.
-    pub spelling: Spelling,
+    pub spelling: TokenFormat,
 }
 
 impl TokenNames {
     /// A token as logprobs show it.
     pub fn of(&self, token: Token) -> Cow<'_, str> {
         match self.spelling {
-            Spelling::Text => self.tokenizer.token_text(token),
-            Spelling::Id => Cow::Owned(format!("token_id:{token}")),
+            TokenFormat::Text => self.tokenizer.token_text(token),
+            TokenFormat::Id => Cow::Owned(format!("token_id:{token}")),
         }
     }
 }
@@ -236,7 +236,7 @@ impl<'a> ChatToken<'a> {
     }
 
     fn with_top(names: &'a TokenNames, entry: &TokenLogprobs) -> Self {
-        let top = entry.top.iter().map(|&(id, logprob)| Self::new(names, id, logprob));
+        let top = entry.top_logprobs.iter().map(|&(id, logprob)| Self::new(names, id, logprob));
         let top_logprobs = Some(top.collect());
         Self { top_logprobs, ..Self::new(names, entry.token, entry.logprob) }
     }
@@ -245,7 +245,7 @@ impl<'a> ChatToken<'a> {
 /// The token and the likeliest ones by their names. Of those that look alike, the first one counts.
 fn by_name(names: &TokenNames, token: Token, entry: &TokenLogprobs) -> Map<String, Value> {
     let mut map = Map::new();
-    for &(id, logprob) in [(token, entry.logprob)].iter().chain(&entry.top) {
+    for &(id, logprob) in [(token, entry.logprob)].iter().chain(&entry.top_logprobs) {
         map.entry(names.of(id)).or_insert_with(|| json!(shown(logprob)));
     }
     map
@@ -253,7 +253,7 @@ fn by_name(names: &TokenNames, token: Token, entry: &TokenLogprobs) -> Map<Strin
 
 /// The token that stands in the prompt and the likeliest ones, by id.
 fn write_ranks(names: &TokenNames, entry: &TokenLogprobs, out: &mut BytesMut) {
-    let others = (1..).zip(&entry.top).filter(|(_, (id, _))| *id != entry.token);
+    let others = (1..).zip(&entry.top_logprobs).filter(|(_, (id, _))| *id != entry.token);
     let others = others.map(|(rank, &(id, logprob))| (id, logprob, rank));
     let mut opening = '{';
     for (id, logprob, rank) in [(entry.token, entry.logprob, entry.rank)].into_iter().chain(others)
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn lists_are_written_as_values_would_be() {
-        for spelling in [Spelling::Text, Spelling::Id] {
+        for spelling in [TokenFormat::Text, TokenFormat::Id] {
             let names = names(spelling);
             for (top, count) in [(0, 3), (1, 1), (20, 9), (20, 0)] {
                 let (output, of_prompt) = (entries(count, top), entries(count + 2, top));
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn offsets_go_on_where_the_lists_before_ended() {
-        let (names, output) = (names(Spelling::Text), entries(6, 0));
+        let (names, output) = (names(TokenFormat::Text), entries(6, 0));
         let mut out = BytesMut::new();
         let part = |output| ChoiceLogprobs { output, ..ChoiceLogprobs::default() };
         let before = ListWriter::new(ListForm::Text, 0).write(&names, part(&output[..4]), &mut out);

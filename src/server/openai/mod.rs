@@ -1,21 +1,21 @@
 //! The OpenAI routes. An endpoint is a folder: types, validate, convert, reply, handler.
 
+pub mod assistant_message;
 pub mod chat;
 pub mod choice;
 mod chunk_frame;
 pub mod collect;
 pub mod completions;
-mod constraint;
-pub mod exchange;
+pub mod endpoint;
 pub mod generation;
-pub mod held;
 #[cfg(test)]
 mod logprob_values;
 pub mod logprobs;
-pub mod message;
+pub mod memory_reservation;
 pub mod params;
-pub mod refused;
 pub mod reply_parts;
+mod structured_outputs;
 pub mod submit;
-pub mod thinking;
+pub mod thinking_budget;
+pub mod unsupported_fields;
 pub mod usage;

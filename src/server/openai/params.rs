@@ -1,18 +1,18 @@
 //! Fields that chat and text completions share: their types, ranges and defaults.
 
-use super::logprobs::Spelling;
-use super::{constraint, refused};
-use crate::grammar::Constraint;
-use crate::server::app::Options;
-use crate::server::error::ApiError;
-use crate::server::fields::{Fields, string_list, wrong_kind};
-use crate::server::json::Json;
-use protocol::{Sampling, Token};
+use super::logprobs::TokenFormat;
+use super::{structured_outputs, unsupported_fields};
+use crate::grammar::OutputConstraint;
+use crate::server::api_error::ApiError;
+use crate::server::app::ServerOptions;
+use crate::server::request_fields::{RequestFields, string_list, wrong_type};
+use crate::server::strict_json::JsonValue;
+use protocol::{SamplingParams, Token};
 use std::sync::Arc;
 
 /// Bounds that depend on the model and the command line.
 #[derive(Debug, Clone)]
-pub struct Bounds {
+pub struct FieldBounds {
     /// Ids below this exist.
     pub vocab_size: u32,
     /// Prompt plus output.
@@ -27,7 +27,7 @@ pub struct Bounds {
 
 /// Sampling values used where a request is silent: `generation_config.json`, or neutral ones.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Defaults {
+pub struct SamplingDefaults {
     /// Softmax temperature.
     pub temperature: f32,
     /// Nucleus.
@@ -42,7 +42,7 @@ pub struct Defaults {
     pub max_tokens: Option<u32>,
 }
 
-impl Default for Defaults {
+impl Default for SamplingDefaults {
     fn default() -> Self {
         let (temperature, top_p, repetition) = (1.0, 1.0, 1.0);
         Self { temperature, top_p, top_k: 0, min_p: 0.0, repetition, max_tokens: None }
@@ -60,7 +60,7 @@ pub struct StreamOptions {
 
 /// Which end of a long prompt is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Truncate {
+pub enum PromptTruncation {
     /// The last so many tokens.
     KeepLast(u32),
     /// The first so many tokens.
@@ -69,13 +69,13 @@ pub enum Truncate {
 
 /// Fields of both kinds of completion, checked.
 #[derive(Debug, Clone)]
-pub struct Params {
+pub struct CompletionParams {
     /// Served name asked for.
     pub model: Option<String>,
     /// Sampling rules but for stop ids, bad words and log-probabilities, which need more context.
-    pub sampling: Sampling,
+    pub sampling: SamplingParams,
     /// What the output must be. A chat request may set it where none of its own fields does: for tools.
-    pub constraint: Option<Arc<Constraint>>,
+    pub constraint: Option<Arc<OutputConstraint>>,
     /// Choices per prompt.
     pub n: u32,
     /// Seed of the random numbers.
@@ -109,7 +109,7 @@ pub struct Params {
     /// Tokens per event at least.
     pub stream_interval: u32,
     /// Where a long prompt is cut.
-    pub truncate: Option<Truncate>,
+    pub truncate: Option<PromptTruncation>,
     /// Keeps cache blocks apart.
     pub cache_salt: Option<String>,
     /// The client's name for the request.
@@ -130,16 +130,16 @@ const BAD_WORDS_MAX: usize = 64;
 const STOP_IDS_MAX: usize = 128;
 const LOGIT_BIAS_MAX: usize = 1_024;
 
-impl Params {
+impl CompletionParams {
     /// Takes the shared fields.
     ///
     /// Errors: 400 naming the first field out of its range.
     pub fn take(
-        fields: &mut Fields,
-        bounds: &Bounds,
-        defaults: &Defaults,
+        fields: &mut RequestFields,
+        bounds: &FieldBounds,
+        defaults: &SamplingDefaults,
     ) -> Result<Self, ApiError> {
-        refused::shared(fields)?;
+        unsupported_fields::reject_shared(fields)?;
         let sampling = sampling(fields, bounds, defaults)?;
         let stream = fields.bool("stream")?.unwrap_or(false);
         let prompt_logprobs = count_of_logprobs(fields, "prompt_logprobs", bounds)?;
@@ -148,10 +148,10 @@ impl Params {
             return Err(ApiError::invalid("prompt_logprobs", message));
         }
         let n = fields.int("n", 1..=16)?.unwrap_or(1) as u32;
-        refused::best_of(fields, n)?;
+        unsupported_fields::reject_best_of(fields, n)?;
         Ok(Self {
             model: fields.string("model", 512)?,
-            constraint: constraint::take(fields)?.map(Arc::new),
+            constraint: structured_outputs::take(fields)?.map(Arc::new),
             n,
             seed: fields.int("seed", i64::MIN..=i64::MAX)?,
             max_tokens: None,
@@ -184,7 +184,7 @@ impl Params {
     }
 
     /// What events carry where the command line may ask for more.
-    pub fn events(&self, options: &Options) -> StreamOptions {
+    pub fn effective_stream_options(&self, options: &ServerOptions) -> StreamOptions {
         let StreamOptions { include_usage, continuous_usage } = self.stream_options;
         StreamOptions {
             include_usage: include_usage || options.force_usage,
@@ -193,15 +193,15 @@ impl Params {
     }
 
     /// How logprobs show tokens.
-    pub fn spelling(&self, options: &Options) -> Spelling {
+    pub fn token_format(&self, options: &ServerOptions) -> TokenFormat {
         let as_ids = self.tokens_as_ids.unwrap_or(options.tokens_as_ids);
-        if as_ids { Spelling::Id } else { Spelling::Text }
+        if as_ids { TokenFormat::Id } else { TokenFormat::Text }
     }
 
     /// Adds a constraint that the endpoint has a field of its own for.
     ///
     /// Errors: 400, the request has another one.
-    pub fn constrain(&mut self, constraint: Option<Constraint>) -> Result<(), ApiError> {
+    pub fn add_constraint(&mut self, constraint: Option<OutputConstraint>) -> Result<(), ApiError> {
         let Some(constraint) = constraint else { return Ok(()) };
         if self.constraint.is_some() {
             let message = "is one constraint too many: the request has another one";
@@ -228,7 +228,11 @@ impl Params {
     }
 
     /// Takes the output cap by its old name and by its new one, which counts if both are there.
-    pub fn take_max_tokens(&mut self, fields: &mut Fields, low: i64) -> Result<(), ApiError> {
+    pub fn take_max_tokens(
+        &mut self,
+        fields: &mut RequestFields,
+        low: i64,
+    ) -> Result<(), ApiError> {
         for name in ["max_tokens", "max_completion_tokens"] {
             if let Some(count) = fields.int(name, low..=i64::from(u32::MAX))? {
                 (self.max_tokens, self.max_tokens_field) = (Some(count as u32), name);
@@ -250,9 +254,9 @@ impl Params {
 
 /// `logprobs`, `top_logprobs` and `prompt_logprobs`: 0 to the cap, −1 = all.
 pub fn count_of_logprobs(
-    fields: &mut Fields,
+    fields: &mut RequestFields,
     name: &str,
-    bounds: &Bounds,
+    bounds: &FieldBounds,
 ) -> Result<Option<u32>, ApiError> {
     let (cap, all) = match bounds.logprobs_max {
         Some(cap) => (i64::from(cap), None),
@@ -271,10 +275,10 @@ pub fn count_of_logprobs(
 }
 
 fn sampling(
-    fields: &mut Fields,
-    bounds: &Bounds,
-    defaults: &Defaults,
-) -> Result<Sampling, ApiError> {
+    fields: &mut RequestFields,
+    bounds: &FieldBounds,
+    defaults: &SamplingDefaults,
+) -> Result<SamplingParams, ApiError> {
     let top_k = fields.int("top_k", -1..=i64::from(u32::MAX))?;
     let repetition = fields.float("repetition_penalty", 0.0..=f32::MAX, true)?;
     let allowed = ids(fields, "allowed_token_ids", bounds.vocab_size as usize, bounds)?;
@@ -282,63 +286,69 @@ fn sampling(
         let message = "must name at least one id";
         return Err(ApiError::invalid("allowed_token_ids", message));
     }
-    Ok(Sampling {
+    Ok(SamplingParams {
         temperature: fields.float("temperature", 0.0..=2.0, false)?.unwrap_or(defaults.temperature),
         top_k: top_k.map_or(defaults.top_k, |k| k.max(0) as u32),
         top_p: fields.float("top_p", 0.0..=1.0, true)?.unwrap_or(defaults.top_p),
         min_p: fields.float("min_p", 0.0..=1.0, false)?.unwrap_or(defaults.min_p),
-        repetition: repetition.unwrap_or(defaults.repetition),
-        frequency: fields.float("frequency_penalty", -2.0..=2.0, false)?.unwrap_or(0.0),
-        presence: fields.float("presence_penalty", -2.0..=2.0, false)?.unwrap_or(0.0),
+        repetition_penalty: repetition.unwrap_or(defaults.repetition),
+        frequency_penalty: fields.float("frequency_penalty", -2.0..=2.0, false)?.unwrap_or(0.0),
+        presence_penalty: fields.float("presence_penalty", -2.0..=2.0, false)?.unwrap_or(0.0),
         min_tokens: fields.int("min_tokens", 0..=i64::from(u32::MAX))?.unwrap_or(0) as u32,
         logit_bias: logit_bias(fields, bounds)?,
-        allowed,
-        ..Sampling::greedy()
+        allowed_token_ids: allowed,
+        ..SamplingParams::greedy()
     })
 }
 
 fn ids(
-    fields: &mut Fields,
+    fields: &mut RequestFields,
     name: &str,
     len_max: usize,
-    bounds: &Bounds,
+    bounds: &FieldBounds,
 ) -> Result<Option<Vec<Token>>, ApiError> {
     let list = fields.ints(name, 0..=i64::from(bounds.vocab_size) - 1, len_max)?;
     Ok(list.map(|ids| ids.into_iter().map(|id| id as Token).collect()))
 }
 
-fn stop_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+fn stop_strings(fields: &mut RequestFields) -> Result<Vec<String>, ApiError> {
     match fields.take("stop") {
         None => Ok(Vec::new()),
-        Some(Json::Str(one)) => {
-            string_list("stop", Json::List(vec![Json::Str(one)]), STRING_BYTES_MAX, STRINGS_MAX)
-        }
-        Some(list @ (Json::List(_) | Json::Ints(_))) => {
+        Some(JsonValue::Str(one)) => string_list(
+            "stop",
+            JsonValue::List(vec![JsonValue::Str(one)]),
+            STRING_BYTES_MAX,
+            STRINGS_MAX,
+        ),
+        Some(list @ (JsonValue::List(_) | JsonValue::Ints(_))) => {
             string_list("stop", list, STRING_BYTES_MAX, STRINGS_MAX)
         }
-        Some(other) => Err(wrong_kind("stop".to_owned(), "a string or a list of strings", &other)),
+        Some(other) => Err(wrong_type("stop".to_owned(), "a string or a list of strings", &other)),
     }
 }
 
-fn logit_bias(fields: &mut Fields, bounds: &Bounds) -> Result<Vec<(Token, f32)>, ApiError> {
+fn logit_bias(
+    fields: &mut RequestFields,
+    bounds: &FieldBounds,
+) -> Result<Vec<(Token, f32)>, ApiError> {
     let Some(value) = fields.take("logit_bias") else { return Ok(Vec::new()) };
-    let Json::Object(pairs) = value else {
-        return Err(wrong_kind("logit_bias".to_owned(), "an object", &value));
+    let JsonValue::Object(pairs) = value else {
+        return Err(wrong_type("logit_bias".to_owned(), "an object", &value));
     };
     if pairs.len() > LOGIT_BIAS_MAX {
         let message = format!("at most {LOGIT_BIAS_MAX} entries, got {}", pairs.len());
         return Err(ApiError::invalid("logit_bias", message));
     }
-    let entry = |(key, value): (String, Json)| {
+    let entry = |(key, value): (String, JsonValue)| {
         let vocab_size = bounds.vocab_size;
         let id = key.parse::<Token>().ok().filter(|id| *id < vocab_size).ok_or_else(|| {
             let message = format!("keys must be token ids below {vocab_size}");
             ApiError::invalid("logit_bias", message)
         })?;
         let bias = match value {
-            Json::Int(bias) => bias as f32,
-            Json::Float(bias) => bias as f32,
-            other => return Err(wrong_kind(format!("logit_bias.{id}"), "a number", &other)),
+            JsonValue::Int(bias) => bias as f32,
+            JsonValue::Float(bias) => bias as f32,
+            other => return Err(wrong_type(format!("logit_bias.{id}"), "a number", &other)),
         };
         Ok((id, bias.clamp(-100.0, 100.0)))
     };
@@ -351,9 +361,9 @@ fn logit_bias(fields: &mut Fields, bounds: &Bounds) -> Result<Vec<(Token, f32)>,
     }
 }
 
-fn stream_options(fields: &mut Fields, stream: bool) -> Result<StreamOptions, ApiError> {
+fn stream_options(fields: &mut RequestFields, stream: bool) -> Result<StreamOptions, ApiError> {
     let Some(value) = fields.take("stream_options") else { return Ok(StreamOptions::default()) };
-    let mut options = Fields::of("stream_options".to_owned(), value)?;
+    let mut options = RequestFields::of("stream_options".to_owned(), value)?;
     if !stream {
         let message = "stream_options needs stream: true";
         return Err(ApiError::invalid("stream_options", message));
@@ -364,7 +374,10 @@ fn stream_options(fields: &mut Fields, stream: bool) -> Result<StreamOptions, Ap
     })
 }
 
-fn truncate(fields: &mut Fields, bounds: &Bounds) -> Result<Option<Truncate>, ApiError> {
+fn truncate(
+    fields: &mut RequestFields,
+    bounds: &FieldBounds,
+) -> Result<Option<PromptTruncation>, ApiError> {
     let limit = i64::from(bounds.max_model_len);
     let side = fields.string("truncation_side", 16)?;
     let right = match side.as_deref() {
@@ -381,22 +394,26 @@ fn truncate(fields: &mut Fields, bounds: &Bounds) -> Result<Option<Truncate>, Ap
         -1 => bounds.max_model_len.saturating_sub(1),
         count => count as u32,
     };
-    Ok(Some(if right { Truncate::KeepFirst(count) } else { Truncate::KeepLast(count) }))
+    Ok(Some(if right {
+        PromptTruncation::KeepFirst(count)
+    } else {
+        PromptTruncation::KeepLast(count)
+    }))
 }
 
-fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
-    let Some((name, value)) = fields.take_spelt("cache_salt", "extra_key")? else {
+fn cache_salt(fields: &mut RequestFields) -> Result<Option<String>, ApiError> {
+    let Some((name, value)) = fields.take_with_alias("cache_salt", "extra_key")? else {
         return Ok(None);
     };
     let fits =
         |s: &str| (1..=128).contains(&s.chars().count()) && !s.contains(['@', '/', '\\', '\0']);
     match value {
-        Json::Str(salt) if fits(&salt) => Ok(Some(salt)),
-        Json::Str(_) => {
+        JsonValue::Str(salt) if fits(&salt) => Ok(Some(salt)),
+        JsonValue::Str(_) => {
             let message = "must have 1 to 128 characters, none of them @ / \\ or NUL";
             Err(ApiError::invalid(name, message))
         }
-        other => Err(wrong_kind(name.to_owned(), "a string", &other)),
+        other => Err(wrong_type(name.to_owned(), "a string", &other)),
     }
 }
 
@@ -406,20 +423,20 @@ pub fn is_request_id(id: &str) -> bool {
     (1..=128).contains(&id.len()) && id.bytes().all(allowed)
 }
 
-fn request_id(fields: &mut Fields) -> Result<Option<String>, ApiError> {
-    let check = |(name, value): (&str, Json)| match value {
-        Json::Str(id) if is_request_id(&id) => Ok(id),
-        Json::Str(_) => {
+fn request_id(fields: &mut RequestFields) -> Result<Option<String>, ApiError> {
+    let check = |(name, value): (&str, JsonValue)| match value {
+        JsonValue::Str(id) if is_request_id(&id) => Ok(id),
+        JsonValue::Str(_) => {
             let message = "must have 1 to 128 characters out of A-Z a-z 0-9 . _ : -";
             Err(ApiError::invalid(name, message))
         }
-        other => Err(wrong_kind(name.to_owned(), "a string", &other)),
+        other => Err(wrong_type(name.to_owned(), "a string", &other)),
     };
     fields.take("session_id").map(|id| check(("session_id", id))).transpose()?;
-    fields.take_spelt("request_id", "rid")?.map(check).transpose()
+    fields.take_with_alias("request_id", "rid")?.map(check).transpose()
 }
 
-fn priority(fields: &mut Fields, bounds: &Bounds) -> Result<i32, ApiError> {
+fn priority(fields: &mut RequestFields, bounds: &FieldBounds) -> Result<i32, ApiError> {
     let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
     let priority = fields.int("priority", range)?.unwrap_or(0) as i32;
     if priority != 0 && !bounds.priorities {

@@ -1,7 +1,7 @@
 //! A whole reply as it is kept: text, and between it log-probabilities, which become text as the client reads them.
 
 use super::logprobs::{ChoiceLogprobs, ListForm, ListWriter, TokenNames};
-use crate::engine_client::HeldBytes;
+use crate::engine_client::QueuedBytes;
 use crate::server::piece_body::{PieceWriter, body_of};
 use axum::body::Body;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -51,7 +51,7 @@ impl ReplyParts {
     }
 
     /// The body of a response; `held`: what the request holds of the counters, for as long as lists are kept.
-    pub fn into_body(mut self, held: HeldBytes) -> Body {
+    pub fn into_body(mut self, held: QueuedBytes) -> Body {
         if self.parts.is_empty() {
             return Body::from(self.text.freeze());
         }
@@ -91,9 +91,9 @@ impl PieceWriter for ReplyParts {
 #[cfg(test)]
 mod tests {
     use super::super::logprob_values::{entries, names};
-    use super::super::logprobs::Spelling;
+    use super::super::logprobs::TokenFormat;
     use super::*;
-    use crate::engine_client::{Admission, AdmissionLimits};
+    use crate::engine_client::{AdmissionController, AdmissionLimits};
     use futures::FutureExt;
     use http_body::Body as _;
     use http_body_util::BodyExt;
@@ -109,7 +109,7 @@ mod tests {
     }
 
     fn reply(tokens: usize) -> ReplyParts {
-        let mut reply = ReplyParts::new(names(Spelling::Text));
+        let mut reply = ReplyParts::new(names(TokenFormat::Text));
         let output = entries(tokens, 20);
         let kept = Arc::new(KeptLogprobs { output, ..KeptLogprobs::default() });
         for form in [ListForm::Chat, ListForm::Text] {
@@ -120,8 +120,8 @@ mod tests {
         reply
     }
 
-    fn admission() -> Arc<Admission> {
-        Admission::new(AdmissionLimits { requests: 1, prefill_tokens: 1, bytes: 10 })
+    fn admission() -> Arc<AdmissionController> {
+        AdmissionController::new(AdmissionLimits { requests: 1, prefill_tokens: 1, bytes: 10 })
     }
 
     #[test]
@@ -134,28 +134,28 @@ mod tests {
     #[test]
     fn what_is_held_counts_until_the_body_is_gone() {
         let admission = admission();
-        let mut held = admission.hold();
+        let mut held = admission.queue_body();
         held.grow(10).unwrap();
         let mut body = reply(200).into_body(held);
         assert_eq!(body.size_hint().exact(), None);
         let mut text = Vec::new();
         while let Some(frame) = body.frame().now_or_never().unwrap() {
-            assert!(admission.hold().grow(1).is_err());
+            assert!(admission.queue_body().grow(1).is_err());
             text.extend(frame.unwrap().into_data().unwrap());
         }
         assert_eq!(String::from_utf8(text).unwrap(), reply(200).into_text(1 << 30));
         drop(body);
-        admission.hold().grow(10).unwrap();
+        admission.queue_body().grow(10).unwrap();
     }
 
     #[test]
     fn short_replies_have_a_length() {
-        let body = reply(2).into_body(admission().hold());
+        let body = reply(2).into_body(admission().queue_body());
         let length = body.size_hint().exact();
         let text = body.collect().now_or_never().unwrap().unwrap().to_bytes();
         assert_eq!(length, Some(text.len() as u64));
-        let mut plain = ReplyParts::new(names(Spelling::Text));
+        let mut plain = ReplyParts::new(names(TokenFormat::Text));
         plain.text.put_slice(b"{}");
-        assert_eq!(plain.into_body(admission().hold()).size_hint().exact(), Some(2));
+        assert_eq!(plain.into_body(admission().queue_body()).size_hint().exact(), Some(2));
     }
 }

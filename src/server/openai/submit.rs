@@ -1,19 +1,19 @@
 //! From checked fields and token ids to the engine: what both kinds of completion convert alike.
 
-use super::choice::{Choice, TextRules};
-use super::generation::{Generation, PromptFacts};
-use super::held::{RequestBytes, RequestCounts, hold};
-use super::params::{Params, Truncate};
-use super::thinking::Limit;
-use crate::engine_client::{EventStream, Ticket};
-use crate::grammar::{Budget, Constraint, GrammarError, Guide};
-use crate::server::app::{App, Serving};
-use crate::server::error::ApiError;
-use crate::server::ids::sampling_key;
-use crate::text::{DetokenizeOptions, Detokenizer, OutputParser, StopSet, TextError};
+use super::choice::{ChoiceState, StopRules};
+use super::generation::{PromptInfo, RequestGeneration};
+use super::memory_reservation::{RequestBytes, RequestCounts, reserve};
+use super::params::{CompletionParams, PromptTruncation};
+use super::thinking_budget::ActiveThinkingBudget;
+use crate::engine_client::{AdmissionPermit, RequestEventStream};
+use crate::grammar::{DecodingGuide, GrammarError, OutputConstraint, ThinkingBudget};
+use crate::server::api_error::ApiError;
+use crate::server::app::{AppState, ServingContext};
+use crate::server::request_ids::sampling_key;
+use crate::text::{DetokenizeOptions, Detokenizer, OutputParser, StopStrings, TextError};
 use axum::http::StatusCode;
 use protocol::{Replica, RequestId, Token};
-use scheduler::{ExtraKeys, Refusal, Submit};
+use scheduler::{ExtraKeys, RejectReason, RequestSubmission};
 use std::sync::Arc;
 use tracing::Span;
 
@@ -25,7 +25,7 @@ const MEMORY_RETRY_S: u32 = 5;
 
 /// What one endpoint adds to the shared fields.
 #[derive(Debug, Clone, Copy)]
-pub struct Extra<'a> {
+pub struct EndpointParams<'a> {
     /// Log-probabilities per token.
     pub logprobs: Option<u32>,
     /// Log-probabilities of the prompt.
@@ -37,20 +37,20 @@ pub struct Extra<'a> {
     /// Who tells the output apart, and the special tokens it needs to see.
     pub parser: Option<(&'a OutputParser, &'a Arc<[Token]>)>,
     /// How long outputs may reason.
-    pub thinking: Option<&'a Limit>,
+    pub thinking: Option<&'a ActiveThinkingBudget>,
 }
 
 /// Sends `params.n` requests for each prompt. Hashes prompts: not for the async runtime.
 ///
 /// Errors: 400 for what does not fit, 429 or 503 for load.
-pub fn generate(
-    app: &App,
-    serving: &Serving,
-    params: &Params,
+pub fn start_generation(
+    app: &AppState,
+    serving: &ServingContext,
+    params: &CompletionParams,
     prompts: &[Vec<Token>],
-    extra: Extra<'_>,
-    mut ticket: Ticket,
-) -> Result<Generation, ApiError> {
+    extra: EndpointParams<'_>,
+    mut ticket: AdmissionPermit,
+) -> Result<RequestGeneration, ApiError> {
     let n = params.n as usize;
     if prompts.len() * n > CHOICES_MAX {
         let message =
@@ -71,19 +71,19 @@ pub fn generate(
     grown.map_err(|overload| app.overloaded(&overload))?;
     let held = RequestBytes::of(serving, params, &template, counts);
     let field = held.field(extra.prompt_field, params.max_tokens_field);
-    hold(app, &mut ticket, held.total(), field)?;
-    let seed = || params.seed.map_or_else(|| app.random.next_u64(), |seed| seed as u64);
+    reserve(app, &mut ticket, held.total(), field)?;
+    let seed = || params.seed.map_or_else(|| app.id_generator.next_u64(), |seed| seed as u64);
     let submits = submits(&template, prompts, &most, n as u64, seed);
-    let stops = StopSet::new(&params.stop, params.include_stop);
+    let stops = StopStrings::new(&params.stop, params.include_stop);
     let rules =
-        TextRules { min_tokens: params.sampling.min_tokens, include_stop: params.include_stop };
+        StopRules { min_tokens: params.sampling.min_tokens, include_stop: params.include_stop };
     let choice = |_| {
         let detokenizer = detokenizer(serving, params, extra.parser.map(|(_, kept)| kept));
         let parser = extra.parser.map(|(parser, _)| parser.clone());
-        Choice::new(detokenizer, stops.matcher(), rules, parser)
+        ChoiceState::new(detokenizer, stops.matcher(), rules, parser)
     };
     let choices = (0..submits.len()).map(choice).collect();
-    let facts = PromptFacts {
+    let facts = PromptInfo {
         tokens: prompts.iter().map(|p| p.len() as u32).collect(),
         block_tokens: serving.block_tokens,
         details: app.options.usage_details,
@@ -99,8 +99,8 @@ pub fn generate(
     let stream = match (&params.constraint, budget) {
         (None, None) => serving.client.submit(submits, params.n, name, ticket),
         (None, budget) => {
-            let (stream, held) = serving.client.hold(submits, params.n, name, ticket);
-            held.release(&Guide { grammar: None, budget });
+            let (stream, held) = serving.client.submit_deferred(submits, params.n, name, ticket);
+            held.release(&DecodingGuide { grammar: None, budget });
             stream
         }
         (Some(constraint), budget) => {
@@ -108,11 +108,11 @@ pub fn generate(
             submit_constrained(serving, params, guide, submits, ticket)
         }
     };
-    Ok(Generation::new(stream, choices, n, facts, params.stream_interval))
+    Ok(RequestGeneration::new(stream, choices, n, facts, params.stream_interval))
 }
 
 /// Rejects more choices than the server ever queues: it would be too busy for them even when idle.
-fn check_queue(choices: usize, ticket: &Ticket) -> Result<(), ApiError> {
+fn check_queue(choices: usize, ticket: &AdmissionPermit) -> Result<(), ApiError> {
     let cap = ticket.requests_max();
     if choices as u64 <= cap {
         return Ok(());
@@ -123,48 +123,55 @@ fn check_queue(choices: usize, ticket: &Ticket) -> Result<(), ApiError> {
 
 /// One submit for each choice of each prompt; `most`: the output cap of each prompt.
 fn submits(
-    template: &Submit,
+    template: &RequestSubmission,
     prompts: &[Vec<Token>],
     most: &[u32],
     n: u64,
     seed: impl Fn() -> u64,
-) -> Vec<Submit> {
+) -> Vec<RequestSubmission> {
     let mut submits = Vec::with_capacity(prompts.len() * n as usize);
     for (prompt, &max_tokens) in prompts.iter().zip(most) {
         let seed = seed();
         submits.extend((0..n).map(|choice| {
             let (tokens, key) = (prompt.clone(), sampling_key(seed, choice));
-            Submit { tokens, max_tokens, key, ..template.clone() }
+            RequestSubmission { tokens, max_tokens, rng_key: key, ..template.clone() }
         }));
     }
     submits
 }
 
 /// What shows an output's ids, and of special ones these.
-pub fn detokenizer(serving: &Serving, params: &Params, kept: Option<&Arc<[Token]>>) -> Detokenizer {
+pub fn detokenizer(
+    serving: &ServingContext,
+    params: &CompletionParams,
+    kept: Option<&Arc<[Token]>>,
+) -> Detokenizer {
     let options = DetokenizeOptions { skip_special_tokens: params.skip_special, continues: true };
     let detokenizer = Detokenizer::new(serving.tokenizer.clone(), options);
     match kept {
-        Some(kept) => detokenizer.keeping(Arc::clone(kept)),
+        Some(kept) => detokenizer.with_visible_special(Arc::clone(kept)),
         None => detokenizer,
     }
 }
 
 /// Holds requests back until their grammar is compiled; one that cannot be ends them with a refusal.
 fn submit_constrained(
-    serving: &Serving,
-    params: &Params,
-    (constraint, budget): (Arc<Constraint>, Option<Budget>),
-    submits: Vec<Submit>,
-    ticket: Ticket,
-) -> EventStream {
+    serving: &ServingContext,
+    params: &CompletionParams,
+    (constraint, budget): (Arc<OutputConstraint>, Option<ThinkingBudget>),
+    submits: Vec<RequestSubmission>,
+    ticket: AdmissionPermit,
+) -> RequestEventStream {
     let name = params.request_id.as_deref().unwrap_or_default();
-    let (stream, held) = serving.client.hold(submits, params.n, name, ticket);
+    let (stream, held) = serving.client.submit_deferred(submits, params.n, name, ticket);
     let (param, ignores_end) = (constraint.param.clone(), params.ignore_eos);
     let span = Span::current();
     serving.grammars.compile(constraint, move |compiled| match compiled {
         Ok(compiled) => {
-            held.release(&Guide { grammar: Some(compiled.seed(ignores_end)), budget });
+            held.release(&DecodingGuide {
+                grammar: Some(compiled.session_seed(ignores_end)),
+                budget,
+            });
         }
         Err(error) => {
             span.in_scope(|| {
@@ -175,30 +182,37 @@ fn submit_constrained(
                     tracing::debug!(param, %error, "the grammar was refused");
                 }
             });
-            held.refuse(&refusal_of(&error, param));
+            held.reject(&rejection_of(&error, param));
         }
     });
     stream
 }
 
 /// What a request is told whose grammar there is none of.
-fn refusal_of(error: &GrammarError, param: String) -> Refusal {
+fn rejection_of(error: &GrammarError, param: String) -> RejectReason {
     let message = error.to_string();
     match error {
-        GrammarError::NoTrials { .. } => Refusal::NotNow { message },
-        GrammarError::Busy { .. }
+        GrammarError::WorkerUnavailable { .. } => RejectReason::TemporarilyUnavailable { message },
+        GrammarError::QueueFull { .. }
         | GrammarError::Starved { .. }
-        | GrammarError::WaitedTooLong { .. } => Refusal::Crowded { message },
+        | GrammarError::QueueTimeout { .. } => RejectReason::Overloaded { message },
         GrammarError::InvalidSpaces(_) => {
             let object = param.rsplit_once('.').map_or("", |(object, _)| object);
-            Refusal::Unusable { param: format!("{object}.whitespace_pattern"), message }
+            RejectReason::InvalidParameter {
+                param: format!("{object}.whitespace_pattern"),
+                message,
+            }
         }
-        _ => Refusal::Unusable { param, message },
+        _ => RejectReason::InvalidParameter { param, message },
     }
 }
 
 /// The submit that all choices share.
-fn template(serving: &Serving, params: &Params, extra: Extra<'_>) -> Result<Submit, ApiError> {
+fn template(
+    serving: &ServingContext,
+    params: &CompletionParams,
+    extra: EndpointParams<'_>,
+) -> Result<RequestSubmission, ApiError> {
     let mut sampling = params.sampling.clone();
     sampling.logprobs = extra.logprobs;
     sampling.prompt_logprobs = extra.prompt_logprobs;
@@ -211,37 +225,41 @@ fn template(serving: &Serving, params: &Params, extra: Extra<'_>) -> Result<Subm
         limit.check(&sampling, &params.stop_ids)?;
     }
     // The device masks all of these below `min_tokens`.
-    sampling.stop_ids.clone_from(&params.stop_ids);
-    sampling.stop_ids.extend(&eos_ids);
-    Ok(Submit {
+    sampling.stop_token_ids.clone_from(&params.stop_ids);
+    sampling.stop_token_ids.extend(&eos_ids);
+    Ok(RequestSubmission {
         id: RequestId(0),
         tokens: Vec::new(),
         max_tokens: 0,
         sampling,
-        masked_from: if constrained { Some(0) } else { extra.thinking.map(|it| it.budget.tokens) },
-        key: 0,
+        first_masked_token: if constrained {
+            Some(0)
+        } else {
+            extra.thinking.map(|it| it.budget.tokens)
+        },
+        rng_key: 0,
         eos_ids,
         stop_ids: params.stop_ids.clone(),
         priority: params.priority,
-        extra: ExtraKeys::salted(params.cache_salt.clone()),
+        extra_keys: ExtraKeys::salted(params.cache_salt.clone()),
         replica: params.replica.map(Replica),
-        keys: Vec::new(),
+        block_keys: Vec::new(),
     })
 }
 
 /// Refuses a text that has too many tokens whatever the tokenizer makes of it: to find out how many
 /// could take seconds.
-pub fn check_length(
-    serving: &Serving,
+pub fn reject_if_too_long(
+    serving: &ServingContext,
     text: &str,
-    truncate: Option<Truncate>,
+    truncate: Option<PromptTruncation>,
     field: &str,
 ) -> Result<(), ApiError> {
-    let limit = serving.bounds.max_model_len as usize;
+    let limit = serving.field_bounds.max_model_len as usize;
     if truncate.is_some() || text.len() < limit {
         return Ok(());
     }
-    match serving.tokenizer.tokens_at_least(text) {
+    match serving.tokenizer.min_token_count(text) {
         least if least < limit => Ok(()),
         least => Err(too_long(&format!("at least {least}"), limit, field)),
     }
@@ -254,12 +272,12 @@ fn too_long(tokens: &str, limit: usize, field: &str) -> ApiError {
 
 /// The output cap of a prompt.
 fn max_tokens(
-    serving: &Serving,
-    params: &Params,
+    serving: &ServingContext,
+    params: &CompletionParams,
     prompt_len: usize,
-    extra: Extra<'_>,
+    extra: EndpointParams<'_>,
 ) -> Result<u32, ApiError> {
-    let limit = serving.bounds.max_model_len as usize;
+    let limit = serving.field_bounds.max_model_len as usize;
     if prompt_len == 0 {
         return Err(ApiError::invalid(extra.prompt_field, "the prompt is empty"));
     }
@@ -289,7 +307,10 @@ fn max_tokens(
 }
 
 /// Token sequences of the bad words: as they are, and as they look behind a space.
-fn bad_words(serving: &Serving, params: &Params) -> Result<Vec<Vec<Token>>, ApiError> {
+fn bad_words(
+    serving: &ServingContext,
+    params: &CompletionParams,
+) -> Result<Vec<Vec<Token>>, ApiError> {
     let encode =
         |text: &str| serving.tokenizer.encode(text, false).map_err(|e| text_error(&e, "bad_words"));
     let mut words = Vec::with_capacity(2 * params.bad_words.len());
@@ -304,13 +325,13 @@ fn bad_words(serving: &Serving, params: &Params) -> Result<Vec<Vec<Token>>, ApiE
 }
 
 /// Cuts a prompt as `truncate_prompt_tokens` says.
-pub fn truncate(ids: &mut Vec<Token>, truncate: Option<Truncate>) {
+pub fn truncate(ids: &mut Vec<Token>, truncate: Option<PromptTruncation>) {
     match truncate {
-        Some(Truncate::KeepLast(count)) => {
+        Some(PromptTruncation::KeepLast(count)) => {
             let cut = ids.len().saturating_sub(count as usize);
             ids.drain(..cut);
         }
-        Some(Truncate::KeepFirst(count)) => ids.truncate(count as usize),
+        Some(PromptTruncation::KeepFirst(count)) => ids.truncate(count as usize),
         None => {}
     }
 }
@@ -319,7 +340,7 @@ pub fn truncate(ids: &mut Vec<Token>, truncate: Option<Truncate>) {
 pub fn text_error(error: &TextError, param: &str) -> ApiError {
     tracing::debug!(?error, "text refused");
     match error {
-        TextError::NoMemoryNow { .. } | TextError::NoTemplateProcess(_) => ApiError {
+        TextError::MemoryBusy { .. } | TextError::NoTemplateProcess(_) => ApiError {
             retry_after_s: Some(MEMORY_RETRY_S),
             ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "text_memory", error.to_string())
         },
@@ -330,9 +351,9 @@ pub fn text_error(error: &TextError, param: &str) -> ApiError {
     }
 }
 
-impl App {
+impl AppState {
     /// Completes a refusal of the engine: when to come back to one that is away, and the status of one that is full.
-    pub fn advise(&self, error: ApiError) -> ApiError {
+    pub fn complete_engine_error(&self, error: ApiError) -> ApiError {
         match error.reason {
             "engine_unavailable" => {
                 ApiError { retry_after_s: Some(self.health.restart_s()), ..error }
@@ -346,7 +367,7 @@ impl App {
     }
 
     /// A refusal for load, with the status chosen at start.
-    pub fn overloaded(&self, overload: &crate::engine_client::Overload) -> ApiError {
+    pub fn overloaded(&self, overload: &crate::engine_client::OverloadRejection) -> ApiError {
         let message = format!(
             "{} in flight, the limit is {}: try again later",
             overload.current, overload.cap
@@ -360,14 +381,14 @@ impl App {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::app::Options;
+    use crate::server::app::ServerOptions;
 
     #[test]
-    fn the_engine_refuses_for_load_with_the_chosen_status() {
+    fn overload_uses_the_configured_status() {
         let overload_status = StatusCode::SERVICE_UNAVAILABLE;
-        let options = Options { overload_status, ..Options::default() };
-        let app = App::new(options, Arc::default());
-        let status = |error: ApiError| app.advise(error).status.as_u16();
+        let options = ServerOptions { overload_status, ..ServerOptions::default() };
+        let app = AppState::new(options, Arc::default());
+        let status = |error: ApiError| app.complete_engine_error(error).status.as_u16();
         let full = |reason| ApiError::new(StatusCode::TOO_MANY_REQUESTS, reason, "full");
         assert_eq!(status(full("max_num_queued_reqs")), 503);
         assert_eq!(status(full("max_num_queued_tokens")), 503);

@@ -5,7 +5,7 @@ use std::io::Write;
 
 /// Token counts of one HTTP request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Usage {
+pub struct UsageInfo {
     /// Tokens of the prompts, once per prompt.
     pub prompt_tokens: u64,
     /// Tokens of all choices, up to and including the one that ended each.
@@ -20,7 +20,7 @@ pub struct Usage {
     pub reasoning_tokens: Option<u64>,
 }
 
-impl Usage {
+impl UsageInfo {
     /// Appends the JSON object. Written by hand: with `continuous_usage_stats` it is in every chunk.
     pub fn write(&self, out: &mut BytesMut) {
         let Self { prompt_tokens, completion_tokens, cached_tokens, created_cache_tokens, .. } =

@@ -1,19 +1,19 @@
 //! Schemas of request bodies, from the readers of these bodies.
 
-use super::compound;
-use crate::server::error::ApiError;
-use crate::server::fields::{Asked, Fields, Kind};
-use crate::server::json::Json;
-use crate::server::openai::params::{Bounds, Defaults};
-use crate::server::{admin, openai, tokenisation};
+use super::compound_fields;
+use crate::server::api_error::ApiError;
+use crate::server::openai::params::{FieldBounds, SamplingDefaults};
+use crate::server::request_fields::{FieldKind, FieldLookup, RequestFields};
+use crate::server::strict_json::JsonValue;
+use crate::server::{admin, openai, tokenize};
 use serde_json::{Map, Value, json};
 
 /// Bounds from here on depend on the model or on flags, and are left out.
-const BOUNDLESS: i64 = u16::MAX as i64 - 1;
+const UNBOUNDED_FROM: i64 = u16::MAX as i64 - 1;
 
 /// Bounds that no server exceeds.
-fn widest() -> Bounds {
-    Bounds {
+fn widest_bounds() -> FieldBounds {
+    FieldBounds {
         vocab_size: u32::MAX,
         max_model_len: u32::MAX,
         logprobs_max: None,
@@ -24,17 +24,18 @@ fn widest() -> Bounds {
 
 /// All bodies by name.
 pub(super) fn schemas() -> Map<String, Value> {
-    let (bounds, defaults) = (widest(), Defaults::default());
-    let chat = |fields: &mut Fields| openai::chat::check(fields, &bounds, &defaults);
-    let text = |fields: &mut Fields| openai::completions::check(fields, &bounds, &defaults);
-    let detokenize = |fields: &mut Fields| tokenisation::check_detokenize(fields, &bounds);
+    let (bounds, defaults) = (widest_bounds(), SamplingDefaults::default());
+    let chat = |fields: &mut RequestFields| openai::chat::validate(fields, &bounds, &defaults);
+    let text =
+        |fields: &mut RequestFields| openai::completions::validate(fields, &bounds, &defaults);
+    let detokenize = |fields: &mut RequestFields| tokenize::check_detokenize(fields, &bounds);
     let messages = json!([{"role": "user", "content": "x"}]);
     let mut schemas = Map::new();
     let mut add = |name: &str, schema: Value| schemas.insert(name.to_owned(), schema);
     add("ChatRequest", schema(&[json!({"messages": messages})], true, chat));
     add("CompletionRequest", schema(&[json!({"prompt": "x"})], true, text));
     let kinds = [json!({"prompt": "x"}), json!({"messages": messages})];
-    add("TokenizeRequest", schema(&kinds, false, tokenisation::check_tokenize));
+    add("TokenizeRequest", schema(&kinds, false, tokenize::check_tokenize));
     add("DetokenizeRequest", schema(&[json!({"tokens": [1]})], true, detokenize));
     add("AbortRequest", schema(&[json!({"request_id": "x"})], false, admin::check_abort));
     add("AnyObject", json!({"type": "object"}));
@@ -47,15 +48,18 @@ pub(super) fn schemas() -> Map<String, Value> {
 fn schema(
     forms: &[Value],
     required: bool,
-    read: impl Fn(&mut Fields) -> Result<(), ApiError>,
+    read: impl Fn(&mut RequestFields) -> Result<(), ApiError>,
 ) -> Value {
     let mut properties = Map::new();
     for form in forms {
-        for Asked { name, kind } in asked(form, &read) {
-            if kind == Kind::Any && form.get(&name).is_none() && is_refused(form, &name, &read) {
+        for FieldLookup { name, kind } in field_lookups(form, &read) {
+            if kind == FieldKind::Any
+                && form.get(&name).is_none()
+                && is_rejected_field(form, &name, &read)
+            {
                 continue;
             }
-            let schema = compound::of(&name).unwrap_or_else(|| simple(&kind));
+            let schema = compound_fields::of(&name).unwrap_or_else(|| simple(&kind));
             properties.entry(name).or_insert(schema);
         }
     }
@@ -67,19 +71,24 @@ fn schema(
 }
 
 /// What `read` looks for in a body of this form.
-fn asked(form: &Value, read: impl Fn(&mut Fields) -> Result<(), ApiError>) -> Vec<Asked> {
-    let Some(mut fields) = parse(form).map(Fields::recorded) else { return Vec::new() };
+fn field_lookups(
+    form: &Value,
+    read: impl Fn(&mut RequestFields) -> Result<(), ApiError>,
+) -> Vec<FieldLookup> {
+    let Some(mut fields) = parse(form).map(RequestFields::recording_lookups) else {
+        return Vec::new();
+    };
     if let Err(error) = read(&mut fields) {
         tracing::error!(?error, "a form of the OpenAPI document is refused by its own reader");
     }
-    fields.into_asked()
+    fields.into_lookups()
 }
 
 /// Whether a field is refused as such, whatever it holds.
-fn is_refused(
+fn is_rejected_field(
     form: &Value,
     name: &str,
-    read: impl Fn(&mut Fields) -> Result<(), ApiError>,
+    read: impl Fn(&mut RequestFields) -> Result<(), ApiError>,
 ) -> bool {
     let values =
         [json!(true), json!(1), json!("a"), json!(["a"]), json!({"type": "text"}), json!([])];
@@ -93,17 +102,17 @@ fn is_refused(
     })
 }
 
-fn parse(form: &Value) -> Option<Fields> {
-    Fields::of_body(Json::parse(form.to_string().as_bytes()).ok()?).ok()
+fn parse(form: &Value) -> Option<RequestFields> {
+    RequestFields::of_body(JsonValue::parse(form.to_string().as_bytes()).ok()?).ok()
 }
 
 /// The schema of a field whose reader knows its type.
-fn simple(kind: &Kind) -> Value {
+fn simple(kind: &FieldKind) -> Value {
     match kind {
-        Kind::Any => json!({}),
-        Kind::Bool => json!({"type": ["boolean", "null"]}),
-        Kind::Int(range) => int(&json!(["integer", "null"]), *range.start(), *range.end()),
-        Kind::Float { range, low_open } => {
+        FieldKind::Any => json!({}),
+        FieldKind::Bool => json!({"type": ["boolean", "null"]}),
+        FieldKind::Int(range) => int(&json!(["integer", "null"]), *range.start(), *range.end()),
+        FieldKind::Float { range, low_open } => {
             let low = if *low_open { "exclusiveMinimum" } else { "minimum" };
             let mut schema = json!({"type": ["number", "null"], low: range.start()});
             if *range.end() < f32::MAX {
@@ -111,16 +120,16 @@ fn simple(kind: &Kind) -> Value {
             }
             schema
         }
-        Kind::Str(bytes_max) => {
+        FieldKind::Str(bytes_max) => {
             let mut schema = json!({"type": ["string", "null"]});
             limit(&mut schema, "maxLength", *bytes_max);
             schema
         }
-        Kind::Ints { range, len_max } => {
+        FieldKind::Ints { range, len_max } => {
             let items = int(&json!("integer"), *range.start(), *range.end());
             list(&items, *len_max)
         }
-        Kind::Strings { bytes_max, len_max } => {
+        FieldKind::Strings { bytes_max, len_max } => {
             let mut items = json!({"type": "string", "minLength": 1});
             limit(&mut items, "maxLength", *bytes_max);
             list(&items, *len_max)
@@ -131,7 +140,7 @@ fn simple(kind: &Kind) -> Value {
 /// An integer. Upper ends that follow from a model or from flags are left out.
 fn int(kind: &Value, low: i64, high: i64) -> Value {
     let mut schema = json!({"type": kind, "minimum": low});
-    if high < BOUNDLESS || high == i64::from(i32::MAX) || high == i64::MAX {
+    if high < UNBOUNDED_FROM || high == i64::from(i32::MAX) || high == i64::MAX {
         schema["maximum"] = json!(high);
     }
     schema
@@ -144,7 +153,7 @@ fn list(items: &Value, len_max: usize) -> Value {
 }
 
 fn limit(schema: &mut Value, name: &str, max: usize) {
-    if max < BOUNDLESS as usize {
+    if max < UNBOUNDED_FROM as usize {
         schema[name] = json!(max);
     }
 }

@@ -5,13 +5,13 @@
 //! they look for. What a reader does not say in types stands in `compound.rs`, and tests send it.
 
 mod bodies;
-mod compound;
+mod compound_fields;
 mod operations;
 mod replies;
 
-use super::app::App;
-use super::keys::Access;
-use super::routes::{Route, table};
+use super::app::AppState;
+use super::auth::RouteAccess;
+use super::routes::{HttpRoute, table};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderValue, Response, header};
@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Answers with the document.
-pub async fn serve(State(app): State<Arc<App>>) -> Response<Body> {
+pub async fn serve(State(app): State<Arc<AppState>>) -> Response<Body> {
     let text = app.openapi.get_or_init(|| document().to_string().into());
     let mut response = Response::new(Body::from(text.clone()));
     let json = HeaderValue::from_static("application/json");
@@ -58,8 +58,8 @@ pub fn document() -> Value {
     })
 }
 
-fn operation(route: &Route) -> Value {
-    let says = operations::of(route.path);
+fn operation(route: &HttpRoute) -> Value {
+    let says = operations::operation_doc_of(route.path);
     let mut operation = json!({
         "summary": says.summary,
         "operationId": operation_id(route),
@@ -67,11 +67,11 @@ fn operation(route: &Route) -> Value {
             "200": replies::reply(says.reply),
             "default": {
                 "description": "A refusal or a failure",
-                "content": {"application/json": {"schema": refusal(route.path)}},
+                "content": {"application/json": {"schema": error_schema(route.path)}},
             },
         },
     });
-    if route.access == Access::Open {
+    if route.access == RouteAccess::Open {
         operation["security"] = json!([]);
     }
     if let Some(body) = says.body {
@@ -87,7 +87,7 @@ fn operation(route: &Route) -> Value {
 }
 
 /// The body of an error: Anthropic's where its API is spoken, though what comes before any handler knows one shape.
-fn refusal(path: &str) -> Value {
+fn error_schema(path: &str) -> Value {
     let ours = json!({"$ref": "#/components/schemas/Error"});
     if path.starts_with("/v1/messages") {
         return json!({"anyOf": [{"$ref": "#/components/schemas/MessagesError"}, ours]});
@@ -96,7 +96,7 @@ fn refusal(path: &str) -> Value {
 }
 
 /// `post_v1_chat_completions`.
-fn operation_id(route: &Route) -> String {
+fn operation_id(route: &HttpRoute) -> String {
     let path = route.path.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
     let parts: Vec<&str> = path.split('_').filter(|part| !part.is_empty()).collect();
     format!("{}_{}", route.method, parts.join("_"))

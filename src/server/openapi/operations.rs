@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 /// How a route replies when all is well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reply {
+pub(super) enum OperationReply {
     /// A JSON object of this schema.
     Json(&'static str),
     /// The same, or server-sent events if the request asked for a stream.
@@ -18,70 +18,84 @@ pub(super) enum Reply {
 }
 
 /// One line about a route.
-pub(super) struct Says {
+pub(super) struct OperationDoc {
     pub(super) summary: &'static str,
     /// Schema of its body.
     pub(super) body: Option<&'static str>,
-    pub(super) reply: Reply,
+    pub(super) reply: OperationReply,
 }
 
-const fn says(summary: &'static str, body: Option<&'static str>, reply: Reply) -> Says {
-    Says { summary, body, reply }
+const fn operation_doc(
+    summary: &'static str,
+    body: Option<&'static str>,
+    reply: OperationReply,
+) -> OperationDoc {
+    OperationDoc { summary, body, reply }
 }
 
 /// What a path is about. Paths that nobody described are still there.
-pub(super) fn of(path: &str) -> Says {
-    use Reply::{AnyJson, Empty, Json, JsonOrEvents, Text};
+pub(super) fn operation_doc_of(path: &str) -> OperationDoc {
+    use OperationReply::{AnyJson, Empty, Json, JsonOrEvents, Text};
     match path {
-        "/v1/chat/completions" => {
-            says("Goes on with a conversation", Some("ChatRequest"), JsonOrEvents("ChatCompletion"))
-        }
-        "/v1/completions" => {
-            says("Goes on with a text", Some("CompletionRequest"), JsonOrEvents("TextCompletion"))
-        }
-        "/v1/models" => says("Lists the served names", None, Json("ModelList")),
-        "/v1/models/{*name}" => says("One served name", None, Json("Model")),
+        "/v1/chat/completions" => operation_doc(
+            "Goes on with a conversation",
+            Some("ChatRequest"),
+            JsonOrEvents("ChatCompletion"),
+        ),
+        "/v1/completions" => operation_doc(
+            "Goes on with a text",
+            Some("CompletionRequest"),
+            JsonOrEvents("TextCompletion"),
+        ),
+        "/v1/models" => operation_doc("Lists the served names", None, Json("ModelList")),
+        "/v1/models/{*name}" => operation_doc("One served name", None, Json("Model")),
         "/tokenize" | "/v1/tokenize" => {
-            says("Text or messages to token ids", Some("TokenizeRequest"), Json("Tokens"))
+            operation_doc("Text or messages to token ids", Some("TokenizeRequest"), Json("Tokens"))
         }
         "/detokenize" | "/v1/detokenize" => {
-            says("Token ids to text", Some("DetokenizeRequest"), Json("Text"))
+            operation_doc("Token ids to text", Some("DetokenizeRequest"), Json("Text"))
         }
-        "/tokenizer_info" => says("The tokenizer's configuration, if it is shown", None, AnyJson),
-        "/livez" | "/live" => says("Whether the process should be left alive", None, Empty),
+        "/tokenizer_info" => {
+            operation_doc("The tokenizer's configuration, if it is shown", None, AnyJson)
+        }
+        "/livez" | "/live" => {
+            operation_doc("Whether the process should be left alive", None, Empty)
+        }
         "/readyz" | "/ready" | "/health" | "/ping" => {
-            says("Whether new requests should be sent here", None, Empty)
+            operation_doc("Whether new requests should be sent here", None, Empty)
         }
-        "/version" => says("The version of the server", None, Json("Version")),
-        "/load" => says("Requests in flight", None, Json("Load")),
-        "/server_info" => says("The configuration in force", None, AnyJson),
-        "/openapi.json" => says("This document", None, AnyJson),
+        "/version" => operation_doc("The version of the server", None, Json("Version")),
+        "/load" => operation_doc("Requests in flight", None, Json("Load")),
+        "/server_info" => operation_doc("The configuration in force", None, AnyJson),
+        "/openapi.json" => operation_doc("This document", None, AnyJson),
         "/reset_prefix_cache" | "/flush_cache" => {
-            says("Forgets cached prefixes (operators)", None, Json("Success"))
+            operation_doc("Forgets cached prefixes (operators)", None, Json("Success"))
         }
         "/abort_request" | "/abort_requests" => {
-            says("Takes requests back (operators)", Some("AbortRequest"), Json("Aborted"))
+            operation_doc("Takes requests back (operators)", Some("AbortRequest"), Json("Aborted"))
         }
         "/start_profile" | "/stop_profile" => {
-            says("Begins or completes a trace of steps", None, AnyJson)
+            operation_doc("Begins or completes a trace of steps", None, AnyJson)
         }
-        "/metrics" => says("Metrics for Prometheus", None, Text("text/plain")),
-        "/" => says("The status page", None, Text("text/html")),
+        "/metrics" => operation_doc("Metrics for Prometheus", None, Text("text/plain")),
+        "/" => operation_doc("The status page", None, Text("text/html")),
         "/v1/responses" => {
-            says("OpenAI's Responses API", Some("AnyObject"), JsonOrEvents("AnyObject"))
+            operation_doc("OpenAI's Responses API", Some("AnyObject"), JsonOrEvents("AnyObject"))
         }
-        "/v1/responses/{id}" => says("A stored response, or its end", None, AnyJson),
-        "/v1/responses/{id}/cancel" => says("Takes a response back", None, AnyJson),
+        "/v1/responses/{id}" => operation_doc("A stored response, or its end", None, AnyJson),
+        "/v1/responses/{id}/cancel" => operation_doc("Takes a response back", None, AnyJson),
         "/v1/messages" => {
-            says("Anthropic's Messages API", Some("AnyObject"), JsonOrEvents("AnyObject"))
+            operation_doc("Anthropic's Messages API", Some("AnyObject"), JsonOrEvents("AnyObject"))
         }
-        "/v1/messages/count_tokens" => says("Tokens of messages", Some("AnyObject"), AnyJson),
-        "/v1/loads" | "/loads" => says("Load of each replica", None, AnyJson),
-        "/kv_event_sources" => says("Where KV events are published", None, AnyJson),
-        "/debug/experts" => says("Tokens by expert (operators)", None, AnyJson),
-        "/debug/kv" => says("Resident KV blocks (operators)", None, AnyJson),
-        "/debug/steps" => says("The last steps (operators)", None, AnyJson),
-        _ => says("", None, AnyJson),
+        "/v1/messages/count_tokens" => {
+            operation_doc("Tokens of messages", Some("AnyObject"), AnyJson)
+        }
+        "/v1/loads" | "/loads" => operation_doc("Load of each replica", None, AnyJson),
+        "/kv_event_sources" => operation_doc("Where KV events are published", None, AnyJson),
+        "/debug/experts" => operation_doc("Tokens by expert (operators)", None, AnyJson),
+        "/debug/kv" => operation_doc("Resident KV blocks (operators)", None, AnyJson),
+        "/debug/steps" => operation_doc("The last steps (operators)", None, AnyJson),
+        _ => operation_doc("", None, AnyJson),
     }
 }
 

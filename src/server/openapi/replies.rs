@@ -1,29 +1,29 @@
 //! Schemas of replies.
 
-use super::operations::Reply;
+use super::operations::OperationReply;
 use serde_json::{Map, Value, json};
 
 /// The entry of a reply.
-pub(super) fn reply(reply: Reply) -> Value {
+pub(super) fn reply(reply: OperationReply) -> Value {
     let of = |name: &str| json!({"schema": {"$ref": format!("#/components/schemas/{name}")}});
     match reply {
-        Reply::Json(name) => {
+        OperationReply::Json(name) => {
             json!({"description": "OK", "content": {"application/json": of(name)}})
         }
-        Reply::JsonOrEvents(name) => json!({
+        OperationReply::JsonOrEvents(name) => json!({
             "description": "OK; with stream: true events of the API that the route speaks",
             "content": {
                 "application/json": of(name),
                 "text/event-stream": {"schema": {"type": "string"}},
             },
         }),
-        Reply::AnyJson => {
+        OperationReply::AnyJson => {
             json!({"description": "OK", "content": {"application/json": {"schema": {"type": "object"}}}})
         }
-        Reply::Text(kind) => {
+        OperationReply::Text(kind) => {
             json!({"description": "OK", "content": {kind: {"schema": {"type": "string"}}}})
         }
-        Reply::Empty => json!({"description": "OK"}),
+        OperationReply::Empty => json!({"description": "OK"}),
     }
 }
 

@@ -1,53 +1,55 @@
 //! Input items to messages of a chat template.
 
-use crate::server::error::ApiError;
-use crate::server::fields::{Fields, wrong_kind};
-use crate::server::json::Json;
+use crate::server::api_error::ApiError;
 use crate::server::openai::chat::messages::{self, MESSAGES_MAX, TEXT_PARTS, text_of};
+use crate::server::request_fields::{RequestFields, wrong_type};
+use crate::server::strict_json::JsonValue;
 use serde_json::{Value, json};
 
 /// Adds items to a conversation.
-pub(super) struct Turns<'a> {
+pub(super) struct ResponseTurns<'a> {
     messages: &'a mut Vec<Value>,
     /// Reasoning that belongs to what the assistant does next.
-    thought: String,
+    pending_reasoning: String,
 }
 
-impl<'a> Turns<'a> {
+impl<'a> ResponseTurns<'a> {
     /// Behind what was said before.
     pub(super) fn new(messages: &'a mut Vec<Value>) -> Self {
-        Self { messages, thought: String::new() }
+        Self { messages, pending_reasoning: String::new() }
     }
 
     /// The field `input`: a text of the user, or items.
-    pub(super) fn input(&mut self, input: Option<Json>) -> Result<(), ApiError> {
+    pub(super) fn input(&mut self, input: Option<JsonValue>) -> Result<(), ApiError> {
         match input {
             None => Err(ApiError::invalid("input", "is missing")),
-            Some(Json::Str(text)) => {
+            Some(JsonValue::Str(text)) => {
                 self.messages.push(json!({"role": "user", "content": text}));
                 Ok(())
             }
-            Some(Json::List(list)) if (1..=MESSAGES_MAX).contains(&list.len()) => {
+            Some(JsonValue::List(list)) if (1..=MESSAGES_MAX).contains(&list.len()) => {
                 let mut items = list.into_iter().enumerate();
-                items.try_for_each(|(i, item)| self.item(Fields::of(format!("input[{i}]"), item)?))
+                items.try_for_each(|(i, item)| {
+                    self.item(RequestFields::of(format!("input[{i}]"), item)?)
+                })
             }
-            Some(Json::List(list)) => {
+            Some(JsonValue::List(list)) => {
                 let message = format!("must hold 1 to {MESSAGES_MAX} items, got {}", list.len());
                 Err(ApiError::invalid("input", message))
             }
             Some(other) => {
-                Err(wrong_kind("input".to_owned(), "a string or a list of items", &other))
+                Err(wrong_type("input".to_owned(), "a string or a list of items", &other))
             }
         }
     }
 
-    fn item(&mut self, mut item: Fields) -> Result<(), ApiError> {
+    fn item(&mut self, mut item: RequestFields) -> Result<(), ApiError> {
         let path = item.path("type");
         match item.string("type", 64)?.as_deref() {
             None | Some("message") => self.message(&mut item),
             Some("function_call") => self.call(&mut item),
             Some("function_call_output") => {
-                let (id, output) = (item.needed_string("call_id")?, item.needed("output")?);
+                let (id, output) = (item.required_string("call_id")?, item.required("output")?);
                 let content = text_of(&item.path("output"), output, TEXT_PARTS)?;
                 self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
                 Ok(())
@@ -60,7 +62,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    fn message(&mut self, item: &mut Fields) -> Result<(), ApiError> {
+    fn message(&mut self, item: &mut RequestFields) -> Result<(), ApiError> {
         let path = item.path("role");
         let role = match item.string("role", 64)?.as_deref() {
             Some("user") => "user",
@@ -81,8 +83,8 @@ impl<'a> Turns<'a> {
     }
 
     /// A call joins the turn of the assistant that it follows.
-    fn call(&mut self, item: &mut Fields) -> Result<(), ApiError> {
-        let (id, name) = (item.needed_string("call_id")?, item.needed_string("name")?);
+    fn call(&mut self, item: &mut RequestFields) -> Result<(), ApiError> {
+        let (id, name) = (item.required_string("call_id")?, item.required_string("name")?);
         let path = item.path("arguments");
         let arguments = messages::arguments(&path, item.take("arguments"))?;
         let call = json!({"id": id, "type": "function",
@@ -100,19 +102,19 @@ impl<'a> Turns<'a> {
         Ok(())
     }
 
-    fn reasoning(&mut self, item: &mut Fields) -> Result<(), ApiError> {
-        if let Some(Json::List(parts)) = item.take("content") {
+    fn reasoning(&mut self, item: &mut RequestFields) -> Result<(), ApiError> {
+        if let Some(JsonValue::List(parts)) = item.take("content") {
             for (index, part) in parts.into_iter().enumerate() {
-                let mut part = Fields::of(item.path(&format!("content[{index}]")), part)?;
-                self.thought += &part.needed_string("text")?;
+                let mut part = RequestFields::of(item.path(&format!("content[{index}]")), part)?;
+                self.pending_reasoning += &part.required_string("text")?;
             }
         }
         Ok(())
     }
 
     fn add_thought(&mut self, message: &mut Value) {
-        if message["role"] == "assistant" && !self.thought.is_empty() {
-            message["reasoning_content"] = Value::from(std::mem::take(&mut self.thought));
+        if message["role"] == "assistant" && !self.pending_reasoning.is_empty() {
+            message["reasoning_content"] = Value::from(std::mem::take(&mut self.pending_reasoning));
         }
     }
 }

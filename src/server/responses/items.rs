@@ -1,23 +1,39 @@
 //! Items of a response's output, and how they are put together out of pieces.
 
-use crate::server::ids::CallNames;
-use crate::server::openai::message::Message;
+use crate::server::openai::assistant_message::AssistantMessage;
+use crate::server::request_ids::ToolCallIds;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 /// One item of the output.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Item {
-    Reasoning { id: String, summary: [(); 0], content: Vec<Content>, status: Status },
-    Message { id: String, role: &'static str, content: Vec<Content>, status: Status },
-    FunctionCall { id: String, call_id: String, name: String, arguments: String, status: Status },
+pub(super) enum ResponseOutputItem {
+    Reasoning {
+        id: String,
+        summary: [(); 0],
+        content: Vec<OutputItemContent>,
+        status: OutputItemStatus,
+    },
+    Message {
+        id: String,
+        role: &'static str,
+        content: Vec<OutputItemContent>,
+        status: OutputItemStatus,
+    },
+    FunctionCall {
+        id: String,
+        call_id: String,
+        name: String,
+        arguments: String,
+        status: OutputItemStatus,
+    },
 }
 
 /// Text inside an item.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Content {
+pub(super) enum OutputItemContent {
     ReasoningText { text: String },
     OutputText { text: String, annotations: [(); 0], logprobs: [(); 0] },
 }
@@ -25,13 +41,13 @@ pub(super) enum Content {
 /// How far an item is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Status {
+pub(super) enum OutputItemStatus {
     InProgress,
     Completed,
     Incomplete,
 }
 
-impl Content {
+impl OutputItemContent {
     pub(super) fn output(text: String) -> Self {
         Self::OutputText { text, annotations: [], logprobs: [] }
     }
@@ -39,12 +55,12 @@ impl Content {
 
 /// Names the items of one response: `rs_…`, `msg_…`, `fc_…`.
 #[derive(Debug, Clone)]
-pub(super) struct ItemNames {
+pub(super) struct OutputItemIds {
     pub(super) request_id: String,
-    pub(super) calls: CallNames,
+    pub(super) tool_call_ids: ToolCallIds,
 }
 
-impl ItemNames {
+impl OutputItemIds {
     pub(super) fn reasoning(&self, place: usize) -> String {
         format!("rs_{}_{place}", self.request_id)
     }
@@ -59,54 +75,77 @@ impl ItemNames {
 }
 
 /// The items of a whole answer: the same as its stream makes. Where it was cut, the last is incomplete.
-pub(super) fn of_message(message: Message, names: &ItemNames, cut: bool) -> Vec<Item> {
-    let Message { reasoning, content, calls } = message;
+pub(super) fn of_message(
+    message: AssistantMessage,
+    names: &OutputItemIds,
+    cut: bool,
+) -> Vec<ResponseOutputItem> {
+    let AssistantMessage { reasoning, content, calls } = message;
     let up_to_cut = |is_last: bool| {
-        if cut && is_last { Status::Incomplete } else { Status::Completed }
+        if cut && is_last { OutputItemStatus::Incomplete } else { OutputItemStatus::Completed }
     };
     let mut items = Vec::new();
     if !reasoning.is_empty() {
         let status = up_to_cut(content.is_empty() && calls.is_empty());
-        let content = vec![Content::ReasoningText { text: reasoning }];
-        items.push(Item::Reasoning { id: names.reasoning(0), summary: [], content, status });
+        let content = vec![OutputItemContent::ReasoningText { text: reasoning }];
+        items.push(ResponseOutputItem::Reasoning {
+            id: names.reasoning(0),
+            summary: [],
+            content,
+            status,
+        });
     }
     if !content.is_empty() || calls.is_empty() && items.is_empty() {
         let (id, status) = (names.message(items.len()), up_to_cut(calls.is_empty()));
         items.push(message_item(id, content, status));
     }
     for call in calls {
-        items.push(Item::FunctionCall {
+        items.push(ResponseOutputItem::FunctionCall {
             id: names.call(items.len()),
             call_id: call.id,
             name: call.name,
             arguments: call.arguments,
-            status: if call.cut { Status::Incomplete } else { Status::Completed },
+            status: if call.truncated {
+                OutputItemStatus::Incomplete
+            } else {
+                OutputItemStatus::Completed
+            },
         });
     }
     items
 }
 
 /// A message of one text.
-pub(super) fn message_item(id: String, text: String, status: Status) -> Item {
-    Item::Message { id, role: "assistant", content: vec![Content::output(text)], status }
+pub(super) fn message_item(
+    id: String,
+    text: String,
+    status: OutputItemStatus,
+) -> ResponseOutputItem {
+    ResponseOutputItem::Message {
+        id,
+        role: "assistant",
+        content: vec![OutputItemContent::output(text)],
+        status,
+    }
 }
 
 /// The items as the message of a chat template, for the next turn.
-pub(super) fn as_turn(items: &[Item]) -> Value {
+pub(super) fn assistant_turn(items: &[ResponseOutputItem]) -> Value {
     let (mut said, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
     for item in items {
         match item {
-            Item::Reasoning { content, .. } | Item::Message { content, .. } => {
+            ResponseOutputItem::Reasoning { content, .. }
+            | ResponseOutputItem::Message { content, .. } => {
                 for part in content {
                     match part {
-                        Content::ReasoningText { text } => thought.push_str(text),
-                        Content::OutputText { text, .. } => said.push_str(text),
+                        OutputItemContent::ReasoningText { text } => thought.push_str(text),
+                        OutputItemContent::OutputText { text, .. } => said.push_str(text),
                     }
                 }
             }
-            Item::FunctionCall { call_id, name, arguments, status, .. } => {
+            ResponseOutputItem::FunctionCall { call_id, name, arguments, status, .. } => {
                 let arguments: Value = serde_json::from_str(arguments).unwrap_or_default();
-                if *status == Status::Completed && arguments.is_object() {
+                if *status == OutputItemStatus::Completed && arguments.is_object() {
                     calls.push(json!({"id": call_id, "type": "function",
                         "function": {"name": name, "arguments": arguments}}));
                 }

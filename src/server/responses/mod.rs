@@ -11,55 +11,55 @@ mod store;
 mod stream;
 mod types;
 
-pub use store::Store;
+pub use store::ResponseStore;
 
-use super::app::App;
-use super::error::ApiError;
-use super::openai::exchange::{self, json_response, label};
-use super::path::PathPart;
+use super::api_error::ApiError;
+use super::app::AppState;
+use super::openai::endpoint::{self, add_reply_headers, json_response};
+use super::path_param::PathParam;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Response, StatusCode};
-use reply::Reply;
+use reply::ResponsesReply;
 use serde_json::json;
 use std::sync::Arc;
 
 /// Answers one request.
 pub async fn create(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    let prepared = exchange::prepare::<Reply>(&app, request).await?;
+    let prepared = endpoint::prepare::<ResponsesReply>(&app, request).await?;
     let (request_id, ignored) = (prepared.request_id.clone(), prepared.ignored.clone());
     let mut response = if prepared.reply.is_background() {
-        background::begin(prepared)?
+        background::start(prepared)?
     } else {
-        exchange::answer(&app, prepared).await.map_err(|error| app.advise(error))?
+        endpoint::respond(&app, prepared).await.map_err(|error| app.complete_engine_error(error))?
     };
-    label(&mut response, Some(&request_id), &ignored);
+    add_reply_headers(&mut response, Some(&request_id), &ignored);
     Ok(response)
 }
 
 /// A kept response.
 pub async fn find(
-    State(app): State<Arc<App>>,
-    PathPart(id): PathPart,
+    State(app): State<Arc<AppState>>,
+    PathParam(id): PathParam,
     headers: HeaderMap,
 ) -> Result<Response<Body>, ApiError> {
     app.responses
-        .body(app.options.keys.caller(&headers), &id)
+        .body(app.options.api_keys.caller(&headers), &id)
         .map(json_response)
-        .ok_or_else(unknown)
+        .ok_or_else(not_found)
 }
 
 /// Forgets a kept response.
 pub async fn delete(
-    State(app): State<Arc<App>>,
-    PathPart(id): PathPart,
+    State(app): State<Arc<AppState>>,
+    PathParam(id): PathParam,
     headers: HeaderMap,
 ) -> Result<Response<Body>, ApiError> {
-    if !app.responses.remove(app.options.keys.caller(&headers), &id) {
-        return Err(unknown());
+    if !app.responses.remove(app.options.api_keys.caller(&headers), &id) {
+        return Err(not_found());
     }
     let body = json!({"id": id, "object": "response", "deleted": true});
     Ok(json_response(body.to_string()))
@@ -67,16 +67,16 @@ pub async fn delete(
 
 /// Ends a response that is made in the background.
 pub async fn cancel(
-    State(app): State<Arc<App>>,
-    PathPart(id): PathPart,
+    State(app): State<Arc<AppState>>,
+    PathParam(id): PathParam,
     headers: HeaderMap,
 ) -> Result<Response<Body>, ApiError> {
-    let caller = app.options.keys.caller(&headers);
-    app.responses.cancel(caller, &id).ok_or_else(unknown)??;
-    app.responses.body(caller, &id).map(json_response).ok_or_else(unknown)
+    let caller = app.options.api_keys.caller(&headers);
+    app.responses.cancel(caller, &id).ok_or_else(not_found)??;
+    app.responses.body(caller, &id).map(json_response).ok_or_else(not_found)
 }
 
-fn unknown() -> ApiError {
+fn not_found() -> ApiError {
     let message = "no response of this id is kept: it was never stored, or had to make room";
     ApiError::new(StatusCode::NOT_FOUND, "unknown_response", message)
 }

@@ -1,35 +1,37 @@
 //! The response object, and whole replies.
 
-use super::items::{Item, ItemNames, as_turn, of_message};
-use super::stream::Events;
-use super::types::{self, Asked};
-use crate::engine_client::Ticket;
-use crate::server::app::{App, Serving};
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::keys::Caller;
-use crate::server::openai::chat::start::{Started, start};
-use crate::server::openai::choice::End;
-use crate::server::openai::collect::{body_of, collect_single};
-use crate::server::openai::exchange::{Endpoint, FromHeaders, Prepared, ignored, unix_time};
-use crate::server::openai::generation::Generation;
-use crate::server::openai::message::Message;
-use crate::server::openai::usage::Usage;
+use super::items::{OutputItemIds, ResponseOutputItem, assistant_turn, of_message};
+use super::stream::ResponsesEventWriter;
+use super::types::{self, ResponsesRequest};
+use crate::engine_client::AdmissionPermit;
+use crate::server::api_error::ApiError;
+use crate::server::app::{AppState, ServingContext};
+use crate::server::auth::CallerIdentity;
+use crate::server::openai::assistant_message::AssistantMessage;
+use crate::server::openai::chat::generation_start::{StartedGeneration, start};
+use crate::server::openai::choice::ChoiceFinish;
+use crate::server::openai::collect::{body_of, collect_one};
+use crate::server::openai::endpoint::{
+    CompletionEndpoint, HeaderFields, PreparedRequest, ignored_fields, unix_time,
+};
+use crate::server::openai::generation::RequestGeneration;
+use crate::server::openai::usage::UsageInfo;
+use crate::server::request_fields::RequestFields;
 use axum::body::Body;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Everything a reply needs besides tokens.
-pub(super) struct Reply {
-    pub(super) app: Arc<App>,
+pub(super) struct ResponsesReply {
+    pub(super) app: Arc<AppState>,
     pub(super) id: String,
     /// For whom it is kept.
-    pub(super) owner: Caller,
-    pub(super) names: ItemNames,
+    pub(super) owner: CallerIdentity,
+    pub(super) item_ids: OutputItemIds,
     created: u64,
     model: String,
-    repeated: Map<String, Value>,
+    echoed_fields: Map<String, Value>,
     /// The conversation so far.
     history: Vec<Value>,
     store: bool,
@@ -39,7 +41,7 @@ pub(super) struct Reply {
 /// How far a response is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum State {
+pub(super) enum ResponseStatus {
     Queued,
     InProgress,
     Completed,
@@ -49,21 +51,21 @@ pub(super) enum State {
 
 /// A response as it is written.
 #[derive(Serialize)]
-pub(super) struct ResponseBody<'a> {
+pub(super) struct ResponseObject<'a> {
     id: &'a str,
     object: &'static str,
     created_at: u64,
-    status: State,
+    status: ResponseStatus,
     model: &'a str,
-    output: &'a [Item],
+    output: &'a [ResponseOutputItem],
     error: Option<Value>,
     incomplete_details: Option<Value>,
     usage: Option<Value>,
     #[serde(flatten)]
-    repeated: &'a Map<String, Value>,
+    echoed_fields: &'a Map<String, Value>,
 }
 
-impl Reply {
+impl ResponsesReply {
     pub(super) fn is_background(&self) -> bool {
         self.background
     }
@@ -71,12 +73,12 @@ impl Reply {
     /// The response object with what there is so far.
     pub(super) fn body<'a>(
         &'a self,
-        state: State,
-        output: &'a [Item],
-        usage: Option<&Usage>,
-    ) -> ResponseBody<'a> {
+        state: ResponseStatus,
+        output: &'a [ResponseOutputItem],
+        usage: Option<&UsageInfo>,
+    ) -> ResponseObject<'a> {
         let cut = json!({"reason": "max_output_tokens"});
-        ResponseBody {
+        ResponseObject {
             id: &self.id,
             object: "response",
             created_at: self.created,
@@ -84,25 +86,29 @@ impl Reply {
             model: &self.model,
             output,
             error: None,
-            incomplete_details: (state == State::Incomplete).then_some(cut),
+            incomplete_details: (state == ResponseStatus::Incomplete).then_some(cut),
             usage: usage.map(usage_body),
-            repeated: &self.repeated,
+            echoed_fields: &self.echoed_fields,
         }
     }
 
     /// The object of a response that failed.
-    pub(super) fn failed<'a>(&'a self, error: &ApiError, output: &'a [Item]) -> ResponseBody<'a> {
+    pub(super) fn failed<'a>(
+        &'a self,
+        error: &ApiError,
+        output: &'a [ResponseOutputItem],
+    ) -> ResponseObject<'a> {
         let error = json!({"code": "server_error", "message": error.message});
-        ResponseBody { error: Some(error), ..self.body(State::Failed, output, None) }
+        ResponseObject { error: Some(error), ..self.body(ResponseStatus::Failed, output, None) }
     }
 
     /// The conversation with this response.
-    pub(super) fn history(&self, output: &[Item]) -> Value {
-        self.history.iter().cloned().chain([as_turn(output)]).collect()
+    pub(super) fn history(&self, output: &[ResponseOutputItem]) -> Value {
+        self.history.iter().cloned().chain([assistant_turn(output)]).collect()
     }
 
     /// Keeps a finished response, if that was asked for.
-    pub(super) fn keep(&self, body: &str, output: &[Item]) {
+    pub(super) fn store_response(&self, body: &str, output: &[ResponseOutputItem]) {
         if self.store {
             self.app.responses.put(self.owner, &self.id, body.to_owned(), &self.history(output));
         }
@@ -111,27 +117,29 @@ impl Reply {
     /// Waits for the whole answer.
     pub(super) async fn finish(
         &self,
-        generation: Generation,
-    ) -> Result<(String, Vec<Item>), ApiError> {
-        let (whole, generation) = collect_single(generation).await?;
+        generation: RequestGeneration,
+    ) -> Result<(String, Vec<ResponseOutputItem>), ApiError> {
+        let (whole, generation) = collect_one(generation).await?;
         let state = state(&whole.end);
-        let message = Message::of(&whole, 0, &self.names.calls);
-        let items = of_message(message, &self.names, state == State::Incomplete);
+        let message = AssistantMessage::of(&whole, 0, &self.item_ids.tool_call_ids);
+        let items = of_message(message, &self.item_ids, state == ResponseStatus::Incomplete);
         let body = body_of(&self.body(state, &items, Some(&generation.usage())))?;
         Ok((body, items))
     }
 }
 
 /// How a response ends whose choice ended like this.
-pub(super) fn state(end: &End) -> State {
+pub(super) fn state(end: &ChoiceFinish) -> ResponseStatus {
     match end {
-        End::Stop(_) | End::Calls(_) => State::Completed,
-        End::Length => State::Incomplete,
-        End::Abort(_) | End::Error(_) | End::Refused(_) => State::Failed,
+        ChoiceFinish::Stop(_) | ChoiceFinish::Calls(_) => ResponseStatus::Completed,
+        ChoiceFinish::Length => ResponseStatus::Incomplete,
+        ChoiceFinish::Abort(_) | ChoiceFinish::Error(_) | ChoiceFinish::Rejected(_) => {
+            ResponseStatus::Failed
+        }
     }
 }
 
-fn usage_body(usage: &Usage) -> Value {
+fn usage_body(usage: &UsageInfo) -> Value {
     json!({
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
@@ -141,49 +149,53 @@ fn usage_body(usage: &Usage) -> Value {
     })
 }
 
-impl Endpoint for Reply {
-    type Chunks = Events;
+impl CompletionEndpoint for ResponsesReply {
+    type StreamWriter = ResponsesEventWriter;
 
     fn prepare(
-        app: &Arc<App>,
-        serving: &Arc<Serving>,
-        mut fields: Fields,
-        headers: &FromHeaders,
-        ticket: Ticket,
-    ) -> Result<Prepared<Self>, ApiError> {
+        app: &Arc<AppState>,
+        serving: &Arc<ServingContext>,
+        mut fields: RequestFields,
+        headers: &HeaderFields,
+        ticket: AdmissionPermit,
+    ) -> Result<PreparedRequest<Self>, ApiError> {
         let kept = |id: &str| app.responses.history(headers.caller, id);
-        let asked = types::take(&mut fields, &serving.bounds, &serving.defaults, kept)?;
-        let ignored = ignored(app, &fields)?;
-        let Asked { request, history, repeated, store, background } = asked;
+        let asked =
+            types::take(&mut fields, &serving.field_bounds, &serving.sampling_defaults, kept)?;
+        let ignored = ignored_fields(app, &fields)?;
+        let ResponsesRequest { request, history, echoed_fields: repeated, store, background } =
+            asked;
         if background && request.params.stream {
             let message = "a response that is made in the background is not streamed";
             return Err(ApiError::unsupported("stream", message));
         }
         let started = start(app, serving, request, headers, ticket)?;
-        let Started { generation, model, request_id, params, names: calls, .. } = started;
+        let StartedGeneration {
+            generation, model, request_id, params, tool_call_ids: calls, ..
+        } = started;
         let reply = Self {
             app: Arc::clone(app),
             // Not the client's: under it others could overwrite what is kept.
-            id: format!("resp_{}", app.random.id()),
+            id: format!("resp_{}", app.id_generator.id()),
             owner: headers.caller,
-            names: ItemNames { request_id: request_id.clone(), calls },
+            item_ids: OutputItemIds { request_id: request_id.clone(), tool_call_ids: calls },
             created: unix_time(),
             model,
-            repeated,
+            echoed_fields: repeated,
             history,
             store,
             background,
         };
-        Ok(Prepared { generation, reply, stream: params.stream, request_id, ignored })
+        Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })
     }
 
-    fn chunks(self) -> Events {
-        Events::new(self)
+    fn stream_writer(self) -> ResponsesEventWriter {
+        ResponsesEventWriter::new(self)
     }
 
-    async fn collect(self, generation: Generation) -> Result<Body, ApiError> {
+    async fn collect(self, generation: RequestGeneration) -> Result<Body, ApiError> {
         let (body, items) = self.finish(generation).await?;
-        self.keep(&body, &items);
+        self.store_response(&body, &items);
         Ok(Body::from(body))
     }
 }

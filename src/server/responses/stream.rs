@@ -1,44 +1,44 @@
 //! The typed events of a streamed response, numbered from 0.
 
-use super::items::{Content, Item, Status};
-use super::reply::{Reply, ResponseBody, State, state};
-use crate::server::error::ApiError;
-use crate::server::openai::choice::Delta;
-use crate::server::openai::generation::Generation;
-use crate::server::openai::usage::Usage;
+use super::items::{OutputItemContent, OutputItemStatus, ResponseOutputItem};
+use super::reply::{ResponseObject, ResponseStatus, ResponsesReply, state};
+use crate::server::api_error::ApiError;
+use crate::server::openai::choice::ChoiceDelta;
+use crate::server::openai::generation::RequestGeneration;
+use crate::server::openai::usage::UsageInfo;
 use crate::server::sse::ChunkWriter;
-use crate::text::Piece;
+use crate::text::OutputPiece;
 use bytes::{BufMut, BytesMut};
 use serde::Serialize;
 use std::io::Write;
 
 /// Writes the events and puts the items together.
-pub(super) struct Events {
-    reply: Reply,
-    begun: bool,
+pub(super) struct ResponsesEventWriter {
+    reply: ResponsesReply,
+    started: bool,
     number: u64,
     /// Finished items.
-    output: Vec<Item>,
-    open: Option<Item>,
-    state: State,
+    output: Vec<ResponseOutputItem>,
+    open: Option<ResponseOutputItem>,
+    state: ResponseStatus,
 }
 
 /// What an event says besides its type and number.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Said<'a> {
+enum ResponseEventBody<'a> {
     Response {
-        response: Box<ResponseBody<'a>>,
+        response: Box<ResponseObject<'a>>,
     },
     Item {
         output_index: usize,
-        item: &'a Item,
+        item: &'a ResponseOutputItem,
     },
     Part {
         item_id: &'a str,
         output_index: usize,
         content_index: u32,
-        part: Content,
+        part: OutputItemContent,
     },
     TextDelta {
         item_id: &'a str,
@@ -70,65 +70,76 @@ enum Said<'a> {
 }
 
 #[derive(Serialize)]
-struct Event<'a> {
+struct ResponseStreamEvent<'a> {
     r#type: &'a str,
     sequence_number: u64,
     #[serde(flatten)]
-    said: Said<'a>,
+    body: ResponseEventBody<'a>,
 }
 
 /// Appends one event. Neither writing to memory nor giving it a JSON form can fail.
-fn write(kind: &str, number: &mut u64, said: Said<'_>, out: &mut BytesMut) {
+fn write(kind: &str, number: &mut u64, said: ResponseEventBody<'_>, out: &mut BytesMut) {
     let _ = write!(out.writer(), "event: {kind}\ndata: ");
-    let event = Event { r#type: kind, sequence_number: *number, said };
+    let event = ResponseStreamEvent { r#type: kind, sequence_number: *number, body: said };
     let _ = serde_json::to_writer(out.writer(), &event);
     out.put_slice(b"\n\n");
     *number += 1;
 }
 
-impl Events {
-    pub(super) fn new(reply: Reply) -> Self {
-        let (output, open, state) = (Vec::new(), None, State::Completed);
-        Self { reply, begun: false, number: 0, output, open, state }
+impl ResponsesEventWriter {
+    pub(super) fn new(reply: ResponsesReply) -> Self {
+        let (output, open, state) = (Vec::new(), None, ResponseStatus::Completed);
+        Self { reply, started: false, number: 0, output, open, state }
     }
 
-    fn whole(&mut self, kind: &str, state: State, usage: Option<&Usage>, out: &mut BytesMut) {
+    fn write_response_event(
+        &mut self,
+        kind: &str,
+        state: ResponseStatus,
+        usage: Option<&UsageInfo>,
+        out: &mut BytesMut,
+    ) {
         let response = Box::new(self.reply.body(state, &self.output, usage));
-        write(kind, &mut self.number, Said::Response { response }, out);
+        write(kind, &mut self.number, ResponseEventBody::Response { response }, out);
     }
 
-    fn piece(&mut self, piece: Piece<'_>, out: &mut BytesMut) {
+    fn piece(&mut self, piece: OutputPiece<'_>, out: &mut BytesMut) {
         match piece {
-            Piece::Reasoning(text) | Piece::Content(text) => {
-                self.enter_text(matches!(piece, Piece::Reasoning(_)), out);
+            OutputPiece::Reasoning(text) | OutputPiece::Content(text) => {
+                self.enter_text(matches!(piece, OutputPiece::Reasoning(_)), out);
                 self.text(text, out);
             }
-            Piece::Call { index, name, .. } => {
-                self.close(Status::Completed, out);
-                let item = Item::FunctionCall {
-                    id: self.reply.names.call(self.output.len()),
-                    call_id: self.reply.names.calls.id(0, index),
+            OutputPiece::Call { index, name, .. } => {
+                self.close(OutputItemStatus::Completed, out);
+                let item = ResponseOutputItem::FunctionCall {
+                    id: self.reply.item_ids.call(self.output.len()),
+                    call_id: self.reply.item_ids.tool_call_ids.id(0, index),
                     name: name.to_owned(),
                     arguments: String::new(),
-                    status: Status::InProgress,
+                    status: OutputItemStatus::InProgress,
                 };
                 self.add(item, out);
             }
-            Piece::Arguments { text, .. } => {
+            OutputPiece::Arguments { text, .. } => {
                 let (output_index, number) = (self.output.len(), &mut self.number);
-                if let Some(Item::FunctionCall { id, arguments, .. }) = &mut self.open {
+                if let Some(ResponseOutputItem::FunctionCall { id, arguments, .. }) = &mut self.open
+                {
                     arguments.push_str(text);
-                    let said = Said::ArgumentsDelta { item_id: id, output_index, delta: text };
+                    let said = ResponseEventBody::ArgumentsDelta {
+                        item_id: id,
+                        output_index,
+                        delta: text,
+                    };
                     write("response.function_call_arguments.delta", number, said, out);
                 }
             }
-            Piece::End { .. } => self.close(Status::Completed, out),
-            Piece::Broken { .. } => self.close(Status::Incomplete, out),
+            OutputPiece::End { .. } => self.close(OutputItemStatus::Completed, out),
+            OutputPiece::Broken { .. } => self.close(OutputItemStatus::Incomplete, out),
         }
     }
 
-    fn add(&mut self, item: Item, out: &mut BytesMut) {
-        let said = Said::Item { output_index: self.output.len(), item: &item };
+    fn add(&mut self, item: ResponseOutputItem, out: &mut BytesMut) {
+        let said = ResponseEventBody::Item { output_index: self.output.len(), item: &item };
         write("response.output_item.added", &mut self.number, said, out);
         self.open = Some(item);
     }
@@ -136,93 +147,129 @@ impl Events {
     /// Makes sure that reasoning or a message is open.
     fn enter_text(&mut self, reasoning: bool, out: &mut BytesMut) {
         match (&self.open, reasoning) {
-            (Some(Item::Reasoning { .. }), true) | (Some(Item::Message { .. }), false) => return,
-            _ => self.close(Status::Completed, out),
+            (Some(ResponseOutputItem::Reasoning { .. }), true)
+            | (Some(ResponseOutputItem::Message { .. }), false) => return,
+            _ => self.close(OutputItemStatus::Completed, out),
         }
         let place = self.output.len();
         let (item, part) = if reasoning {
-            let (id, content) = (self.reply.names.reasoning(place), Vec::new());
-            let item = Item::Reasoning { id, summary: [], content, status: Status::InProgress };
-            (item, Content::ReasoningText { text: String::new() })
+            let (id, content) = (self.reply.item_ids.reasoning(place), Vec::new());
+            let item = ResponseOutputItem::Reasoning {
+                id,
+                summary: [],
+                content,
+                status: OutputItemStatus::InProgress,
+            };
+            (item, OutputItemContent::ReasoningText { text: String::new() })
         } else {
-            let id = self.reply.names.message(place);
-            let status = Status::InProgress;
-            let item = Item::Message { id, role: "assistant", content: Vec::new(), status };
-            (item, Content::output(String::new()))
+            let id = self.reply.item_ids.message(place);
+            let status = OutputItemStatus::InProgress;
+            let item =
+                ResponseOutputItem::Message { id, role: "assistant", content: Vec::new(), status };
+            (item, OutputItemContent::output(String::new()))
         };
         self.add(item, out);
         let number = &mut self.number;
-        if let Some(Item::Reasoning { id, content, .. } | Item::Message { id, content, .. }) =
-            &mut self.open
+        if let Some(
+            ResponseOutputItem::Reasoning { id, content, .. }
+            | ResponseOutputItem::Message { id, content, .. },
+        ) = &mut self.open
         {
             content.push(part.clone());
-            let said = Said::Part { item_id: id, output_index: place, content_index: 0, part };
+            let said = ResponseEventBody::Part {
+                item_id: id,
+                output_index: place,
+                content_index: 0,
+                part,
+            };
             write("response.content_part.added", number, said, out);
         }
     }
 
     fn text(&mut self, delta: &str, out: &mut BytesMut) {
         let (output_index, number) = (self.output.len(), &mut self.number);
-        let Some(Item::Reasoning { id, content, .. } | Item::Message { id, content, .. }) =
-            &mut self.open
+        let Some(
+            ResponseOutputItem::Reasoning { id, content, .. }
+            | ResponseOutputItem::Message { id, content, .. },
+        ) = &mut self.open
         else {
             return;
         };
         let (kind, logprobs) = match content.first_mut() {
-            Some(Content::OutputText { text, .. }) => {
+            Some(OutputItemContent::OutputText { text, .. }) => {
                 text.push_str(delta);
                 ("response.output_text.delta", Some([]))
             }
-            Some(Content::ReasoningText { text }) => {
+            Some(OutputItemContent::ReasoningText { text }) => {
                 text.push_str(delta);
                 ("response.reasoning_text.delta", None)
             }
             None => return,
         };
         let (item_id, content_index) = (id.as_str(), 0);
-        let said = Said::TextDelta { item_id, output_index, content_index, delta, logprobs };
+        let said =
+            ResponseEventBody::TextDelta { item_id, output_index, content_index, delta, logprobs };
         write(kind, number, said, out);
     }
 
     /// Ends the item that is open.
-    fn close(&mut self, as_status: Status, out: &mut BytesMut) {
+    fn close(&mut self, as_status: OutputItemStatus, out: &mut BytesMut) {
         let Some(mut item) = self.open.take() else { return };
         let (output_index, content_index, number) = (self.output.len(), 0, &mut self.number);
         match &mut item {
-            Item::Reasoning { id, content, status, .. }
-            | Item::Message { id, content, status, .. } => {
+            ResponseOutputItem::Reasoning { id, content, status, .. }
+            | ResponseOutputItem::Message { id, content, status, .. } => {
                 *status = as_status;
                 let item_id = id.as_str();
                 for part in content {
                     let (kind, text, logprobs) = match part {
-                        Content::OutputText { text, .. } => ("output_text", text, Some([])),
-                        Content::ReasoningText { text } => ("reasoning_text", text, None),
+                        OutputItemContent::OutputText { text, .. } => {
+                            ("output_text", text, Some([]))
+                        }
+                        OutputItemContent::ReasoningText { text } => ("reasoning_text", text, None),
                     };
                     let kind = format!("response.{kind}.done");
-                    let said =
-                        Said::TextDone { item_id, output_index, content_index, text, logprobs };
+                    let said = ResponseEventBody::TextDone {
+                        item_id,
+                        output_index,
+                        content_index,
+                        text,
+                        logprobs,
+                    };
                     write(&kind, number, said, out);
                     let part = part.clone();
-                    let said = Said::Part { item_id, output_index, content_index, part };
+                    let said =
+                        ResponseEventBody::Part { item_id, output_index, content_index, part };
                     write("response.content_part.done", number, said, out);
                 }
             }
-            Item::FunctionCall { id, name, arguments, status, .. } => {
+            ResponseOutputItem::FunctionCall { id, name, arguments, status, .. } => {
                 *status = as_status;
-                let said = Said::ArgumentsDone { item_id: id, output_index, name, arguments };
+                let said =
+                    ResponseEventBody::ArgumentsDone { item_id: id, output_index, name, arguments };
                 write("response.function_call_arguments.done", number, said, out);
             }
         }
-        write("response.output_item.done", number, Said::Item { output_index, item: &item }, out);
+        write(
+            "response.output_item.done",
+            number,
+            ResponseEventBody::Item { output_index, item: &item },
+            out,
+        );
         self.output.push(item);
     }
 }
 
-impl ChunkWriter for Events {
-    fn delta(&mut self, _: u32, delta: &Delta, _: &Generation, out: &mut BytesMut) {
-        if !std::mem::replace(&mut self.begun, true) {
-            self.whole("response.created", State::InProgress, None, out);
-            self.whole("response.in_progress", State::InProgress, None, out);
+impl ChunkWriter for ResponsesEventWriter {
+    fn delta(&mut self, _: u32, delta: &ChoiceDelta, _: &RequestGeneration, out: &mut BytesMut) {
+        if !std::mem::replace(&mut self.started, true) {
+            self.write_response_event("response.created", ResponseStatus::InProgress, None, out);
+            self.write_response_event(
+                "response.in_progress",
+                ResponseStatus::InProgress,
+                None,
+                out,
+            );
         }
         for piece in delta.pieces.iter() {
             self.piece(piece, out);
@@ -232,31 +279,34 @@ impl ChunkWriter for Events {
         }
     }
 
-    fn end(&mut self, usage: &Usage, out: &mut BytesMut) {
-        let cut = self.state == State::Incomplete;
+    fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {
+        let cut = self.state == ResponseStatus::Incomplete;
         if self.open.is_none() && self.output.is_empty() {
             // An answer without a word is still a message.
             self.enter_text(false, out);
         }
-        self.close(if cut { Status::Incomplete } else { Status::Completed }, out);
+        self.close(
+            if cut { OutputItemStatus::Incomplete } else { OutputItemStatus::Completed },
+            out,
+        );
         let kind = match self.state {
-            State::Incomplete => "response.incomplete",
-            State::Failed => "response.failed",
+            ResponseStatus::Incomplete => "response.incomplete",
+            ResponseStatus::Failed => "response.failed",
             _ => "response.completed",
         };
-        self.whole(kind, self.state, Some(usage), out);
+        self.write_response_event(kind, self.state, Some(usage), out);
         let body = self.reply.body(self.state, &self.output, Some(usage));
         if let Ok(body) = serde_json::to_string(&body) {
-            self.reply.keep(&body, &self.output);
+            self.reply.store_response(&body, &self.output);
         }
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut BytesMut) {
         let response = Box::new(self.reply.failed(error, &self.output));
-        write("response.failed", &mut self.number, Said::Response { response }, out);
+        write("response.failed", &mut self.number, ResponseEventBody::Response { response }, out);
     }
 
-    fn last(&self) -> &'static [u8] {
+    fn stream_terminator(&self) -> &'static [u8] {
         b""
     }
 }

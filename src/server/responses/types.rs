@@ -1,16 +1,16 @@
 //! Fields of a Responses request: forms and ranges.
 
-use super::convert::{Turns, conversation};
-use crate::grammar::{Constraint, Form, Spaces};
-use crate::server::error::ApiError;
-use crate::server::fields::{Fields, wrong_kind};
-use crate::server::json::Json;
+use super::convert::{ResponseTurns, conversation};
+use crate::grammar::{GrammarSpec, JsonWhitespace, OutputConstraint};
+use crate::server::api_error::ApiError;
 use crate::server::openai::chat::messages;
-use crate::server::openai::chat::tools::{self, ToolChoice, Tools};
-use crate::server::openai::chat::types::ChatRequest;
-use crate::server::openai::params::{Bounds, Defaults, Params};
-use crate::server::openai::thinking;
-use crate::text::{ChatInput, Tool};
+use crate::server::openai::chat::tools::{self, RequestTools, ToolChoice};
+use crate::server::openai::chat::types::ChatCompletionRequest;
+use crate::server::openai::params::{CompletionParams, FieldBounds, SamplingDefaults};
+use crate::server::openai::thinking_budget;
+use crate::server::request_fields::{RequestFields, wrong_type};
+use crate::server::strict_json::JsonValue;
+use crate::text::{ChatInput, ToolDefinition};
 use serde_json::{Map, Value, json};
 
 const METADATA_MAX: usize = 16;
@@ -18,12 +18,12 @@ const METADATA_KEY_MAX: usize = 64;
 const METADATA_BYTES_MAX: usize = 512;
 
 /// A checked request.
-pub(super) struct Asked {
-    pub(super) request: ChatRequest,
+pub(super) struct ResponsesRequest {
+    pub(super) request: ChatCompletionRequest,
     /// The conversation without instructions, for the next turn.
     pub(super) history: Vec<Value>,
     /// Members of the response that repeat the request.
-    pub(super) repeated: Map<String, Value>,
+    pub(super) echoed_fields: Map<String, Value>,
     pub(super) store: bool,
     pub(super) background: bool,
 }
@@ -32,12 +32,12 @@ pub(super) struct Asked {
 ///
 /// Errors: 400 naming the field, 404 for a response that is not kept.
 pub(super) fn take(
-    fields: &mut Fields,
-    bounds: &Bounds,
-    defaults: &Defaults,
+    fields: &mut RequestFields,
+    bounds: &FieldBounds,
+    defaults: &SamplingDefaults,
     kept: impl Fn(&str) -> Option<Vec<Value>>,
-) -> Result<Asked, ApiError> {
-    refuse(fields)?;
+) -> Result<ResponsesRequest, ApiError> {
+    reject_unsupported(fields)?;
     let mut repeated = Map::new();
     let metadata = metadata(fields)?;
     let store = fields.bool("store")?.unwrap_or(true);
@@ -51,17 +51,17 @@ pub(super) fn take(
     let instructions = fields.string("instructions", usize::MAX)?;
     let mut history = match &previous {
         None => Vec::new(),
-        Some(id) => kept(id).ok_or_else(|| not_kept("previous_response_id"))?,
+        Some(id) => kept(id).ok_or_else(|| previous_response_not_found("previous_response_id"))?,
     };
-    Turns::new(&mut history).input(fields.take("input"))?;
+    ResponseTurns::new(&mut history).input(fields.take("input"))?;
 
-    let mut params = Params::take(fields, bounds, defaults)?;
+    let mut params = CompletionParams::take(fields, bounds, defaults)?;
     params.check_single()?;
-    let thinking = thinking::Asked::take(fields)?;
+    let thinking = thinking_budget::RequestedThinkingBudget::take(fields)?;
     params.max_tokens = max_tokens.map(|most| most as u32);
     params.max_tokens_field = "max_output_tokens";
     params.check_min_tokens()?;
-    params.constrain(constraint)?;
+    params.add_constraint(constraint)?;
     repeated.extend([
         ("background".to_owned(), json!(background)),
         ("instructions".to_owned(), json!(instructions)),
@@ -72,14 +72,14 @@ pub(super) fn take(
         ("store".to_owned(), json!(store)),
         ("temperature".to_owned(), json!(params.sampling.temperature)),
         ("text".to_owned(), json!({"format": format})),
-        ("tool_choice".to_owned(), choice_repeated(&tools.choice)),
+        ("tool_choice".to_owned(), echoed_tool_choice(&tools.choice)),
         ("tools".to_owned(), tools_repeated),
         ("top_p".to_owned(), json!(params.sampling.top_p)),
         ("truncation".to_owned(), json!("disabled")),
     ]);
     let messages = conversation(instructions.as_deref(), &history);
     let input = ChatInput { messages, add_generation_prompt: true, kwargs, ..ChatInput::default() };
-    let request = ChatRequest {
+    let request = ChatCompletionRequest {
         params,
         input,
         tools,
@@ -88,18 +88,18 @@ pub(super) fn take(
         add_special_tokens: false,
         prompt_field: "input",
     };
-    Ok(Asked { request, history, repeated, store, background })
+    Ok(ResponsesRequest { request, history, echoed_fields: repeated, store, background })
 }
 
 /// 404: the response that `field` names is not here.
-fn not_kept(field: &str) -> ApiError {
+fn previous_response_not_found(field: &str) -> ApiError {
     let message = "no response of this id is kept: it was never stored, or had to make room";
     let error = ApiError::new(axum::http::StatusCode::NOT_FOUND, "unknown_response", message);
     ApiError { param: Some(field.to_owned()), ..error }
 }
 
 /// Refuses what is not done here, takes what changes nothing.
-fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
+fn reject_unsupported(fields: &mut RequestFields) -> Result<(), ApiError> {
     for name in ["prompt", "conversation", "max_tool_calls", "context_management"] {
         if fields.take(name).is_some() {
             return Err(ApiError::unsupported(name, "is not supported by this server"));
@@ -123,7 +123,7 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
         Some(_) => return Err(ApiError::unsupported("truncation", "must be disabled")),
     }
     if let Some(value) = fields.take("stream_options") {
-        Fields::of("stream_options".to_owned(), value)?.bool("include_obfuscation")?;
+        RequestFields::of("stream_options".to_owned(), value)?.bool("include_obfuscation")?;
     }
     for inert in ["prompt_cache_key", "prompt_cache_retention"] {
         fields.take(inert);
@@ -132,7 +132,7 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
 }
 
 /// Whether to answer at once and work on.
-fn background(fields: &mut Fields, store: bool) -> Result<bool, ApiError> {
+fn background(fields: &mut RequestFields, store: bool) -> Result<bool, ApiError> {
     let background = fields.bool("background")?.unwrap_or(false);
     if background && !store {
         return Err(ApiError::invalid("background", "needs store: the answer is fetched later"));
@@ -141,18 +141,18 @@ fn background(fields: &mut Fields, store: bool) -> Result<bool, ApiError> {
 }
 
 /// Up to 16 short strings that come back with the response.
-fn metadata(fields: &mut Fields) -> Result<Value, ApiError> {
+fn metadata(fields: &mut RequestFields) -> Result<Value, ApiError> {
     let pairs = match fields.take("metadata") {
         None => return Ok(json!({})),
-        Some(Json::Object(pairs)) if pairs.len() <= METADATA_MAX => pairs,
-        Some(Json::Object(_)) => {
+        Some(JsonValue::Object(pairs)) if pairs.len() <= METADATA_MAX => pairs,
+        Some(JsonValue::Object(_)) => {
             return Err(ApiError::invalid("metadata", format!("at most {METADATA_MAX} keys")));
         }
-        Some(other) => return Err(wrong_kind("metadata".to_owned(), "an object", &other)),
+        Some(other) => return Err(wrong_type("metadata".to_owned(), "an object", &other)),
     };
-    let fits = |(key, value): &(String, Json)| {
+    let fits = |(key, value): &(String, JsonValue)| {
         let short = |text: &String| text.len() <= METADATA_BYTES_MAX;
-        key.len() <= METADATA_KEY_MAX && matches!(value, Json::Str(text) if short(text))
+        key.len() <= METADATA_KEY_MAX && matches!(value, JsonValue::Str(text) if short(text))
     };
     if !pairs.iter().all(fits) {
         let message = format!(
@@ -160,18 +160,18 @@ fn metadata(fields: &mut Fields) -> Result<Value, ApiError> {
         );
         return Err(ApiError::invalid("metadata", message));
     }
-    Ok(Json::Object(pairs).into_value())
+    Ok(JsonValue::Object(pairs).into_value())
 }
 
 /// What the template reads besides messages.
 fn kwargs(
-    fields: &mut Fields,
+    fields: &mut RequestFields,
     repeated: &mut Map<String, Value>,
 ) -> Result<Map<String, Value>, ApiError> {
     let mut kwargs = messages::kwargs(fields)?;
     let mut effort = None;
     if let Some(value) = fields.take("reasoning") {
-        let mut reasoning = Fields::of("reasoning".to_owned(), value)?;
+        let mut reasoning = RequestFields::of("reasoning".to_owned(), value)?;
         effort = messages::effort(&mut reasoning, "effort")?;
         for name in ["summary", "generate_summary"] {
             match reasoning.string(name, 64)?.as_deref() {
@@ -191,24 +191,25 @@ fn kwargs(
 }
 
 /// `text.format` as a constraint, and as the response repeats it.
-fn format(fields: &mut Fields) -> Result<(Option<Constraint>, Value), ApiError> {
+fn format(fields: &mut RequestFields) -> Result<(Option<OutputConstraint>, Value), ApiError> {
     let plain = json!({"type": "text"});
     let Some(value) = fields.take("text") else { return Ok((None, plain)) };
-    let mut text = Fields::of("text".to_owned(), value)?;
+    let mut text = RequestFields::of("text".to_owned(), value)?;
     match text.string("verbosity", 64)?.as_deref() {
         None | Some("medium") => {}
         Some(_) => return Err(ApiError::unsupported("text.verbosity", "must be medium")),
     }
     let Some(value) = text.take("format") else { return Ok((None, plain)) };
     let repeated = value.clone().into_value();
-    let mut format = Fields::of("text.format".to_owned(), value)?;
+    let mut format = RequestFields::of("text.format".to_owned(), value)?;
     let form = match format.string("type", 64)?.as_deref() {
         Some("text") => return Ok((None, plain)),
-        Some("json_object") => Form::json_object(Spaces::Any),
+        Some("json_object") => GrammarSpec::json_object(JsonWhitespace::Any),
         Some("json_schema") => match format.take("schema") {
-            Some(Json::Object(pairs)) => {
-                Form::Json { schema: Json::Object(pairs).into_value(), spaces: Spaces::Any }
-            }
+            Some(JsonValue::Object(pairs)) => GrammarSpec::Json {
+                schema: JsonValue::Object(pairs).into_value(),
+                whitespace: JsonWhitespace::Any,
+            },
             _ => return Err(ApiError::invalid("text.format.schema", "must be a JSON schema")),
         },
         _ => {
@@ -216,38 +217,39 @@ fn format(fields: &mut Fields) -> Result<(Option<Constraint>, Value), ApiError> 
             return Err(ApiError::invalid("text.format.type", message));
         }
     };
-    Ok((Some(Constraint::new(form, "text.format")), repeated))
+    Ok((Some(OutputConstraint::new(form, "text.format")), repeated))
 }
 
-fn take_tools(fields: &mut Fields) -> Result<(Tools, Value), ApiError> {
-    let mut defined: Vec<Tool> = Vec::new();
+fn take_tools(fields: &mut RequestFields) -> Result<(RequestTools, Value), ApiError> {
+    let mut defined: Vec<ToolDefinition> = Vec::new();
     let (mut shown, mut repeated) = (Vec::new(), Vec::new());
     for (index, item) in tools::list(fields)?.into_iter().enumerate() {
         repeated.push(item.clone().into_value());
-        let mut item = Fields::of(format!("tools[{index}]"), item)?;
+        let mut item = RequestFields::of(format!("tools[{index}]"), item)?;
         tools::check_kind(&mut item)?;
         let tool = tools::function(&mut item, "parameters")?;
         tools::check_unique(&defined, &tool.name, item.path("name"))?;
-        shown.push(tools::shown(&tool, item.string("description", usize::MAX)?));
+        shown.push(tools::template_tool(&tool, item.string("description", usize::MAX)?));
         defined.push(tool);
     }
     let choice = match fields.take("tool_choice") {
         None => ToolChoice::Auto,
-        Some(Json::Str(word)) => tools::word_of_choice(&word, "tool_choice".to_owned())?,
+        Some(JsonValue::Str(word)) => tools::choice_from_keyword(&word, "tool_choice".to_owned())?,
         Some(value) => {
-            let mut choice = Fields::of("tool_choice".to_owned(), value)?;
+            let mut choice = RequestFields::of("tool_choice".to_owned(), value)?;
             tools::check_kind(&mut choice)?;
-            tools::named(&mut choice)?
+            tools::named_function(&mut choice)?
         }
     };
     let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
     let shown = if shown.is_empty() { Value::Null } else { Value::Array(shown) };
-    let tools = Tools { defined: defined.into(), shown, choice, parallel };
+    let tools =
+        RequestTools { definitions: defined.into(), template_value: shown, choice, parallel };
     tools.check("tool_choice")?;
     Ok((tools, Value::Array(repeated)))
 }
 
-fn choice_repeated(choice: &ToolChoice) -> Value {
+fn echoed_tool_choice(choice: &ToolChoice) -> Value {
     match choice {
         ToolChoice::None => json!("none"),
         ToolChoice::Auto => json!("auto"),

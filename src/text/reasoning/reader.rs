@@ -1,7 +1,7 @@
 //! Where an output's reasoning ends, for who limits it: read as replies are.
 
-use super::Splitter;
-use crate::grammar::{Reader, Reading};
+use super::ReasoningSplitter;
+use crate::grammar::{ReasoningState, ReasoningTracker};
 use crate::text::detokenizer::Detokenizer;
 use protocol::Token;
 
@@ -9,17 +9,17 @@ use protocol::Token;
 #[derive(Debug, Clone)]
 pub struct ReasoningReader {
     detokenizer: Detokenizer,
-    splitter: Splitter,
+    splitter: ReasoningSplitter,
     scratch: String,
 }
 
 impl ReasoningReader {
-    pub(in crate::text) fn new(detokenizer: Detokenizer, splitter: Splitter) -> Self {
+    pub(in crate::text) fn new(detokenizer: Detokenizer, splitter: ReasoningSplitter) -> Self {
         Self { detokenizer, splitter, scratch: String::new() }
     }
 }
 
-impl Reader for ReasoningReader {
+impl ReasoningTracker for ReasoningReader {
     fn push(&mut self, token: Token) {
         self.scratch.clear();
         self.detokenizer.push(token, &mut self.scratch);
@@ -28,13 +28,13 @@ impl Reader for ReasoningReader {
         }
     }
 
-    fn stands(&self) -> Reading {
-        if self.splitter.is_behind() {
-            Reading::Behind
+    fn state(&self) -> ReasoningState {
+        if self.splitter.is_after() {
+            ReasoningState::After
         } else if self.splitter.is_inside() {
-            Reading::Inside { whole: !self.detokenizer.is_holding() }
+            ReasoningState::Inside { at_character_boundary: !self.detokenizer.is_holding() }
         } else {
-            Reading::Before
+            ReasoningState::Before
         }
     }
 }

@@ -1,110 +1,120 @@
 //! Tells reasoning from content, character by character.
 
-use super::{Beginning, CLOSE, OPEN};
-use crate::text::tool_calls::Held;
+use super::{CLOSE_MARKER, OPEN_MARKER, ReasoningStart};
+use crate::text::tool_calls::MarkerScanner;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum SplitterState {
     /// Only whitespace and a beginning of the opening mark so far.
     Start {
         inside: bool,
     },
     Inside,
-    Behind,
+    After,
 }
 
 /// What a character belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::text) enum Part {
+pub(in crate::text) enum OutputSection {
     Reasoning,
     Content,
 }
 
 /// The state between two characters of one output.
 #[derive(Debug, Clone)]
-pub(in crate::text) struct Splitter {
-    state: State,
-    held: Held,
+pub(in crate::text) struct ReasoningSplitter {
+    state: SplitterState,
+    scanner: MarkerScanner,
     space: String,
     /// Marks that end the reasoning: the closing one, and perhaps one that opens a tool call, which
     /// some models write without closing first.
-    ends: Vec<&'static str>,
+    end_markers: Vec<&'static str>,
 }
 
 /// Whitespace in front of an opening mark at most.
 const SPACE_MAX: usize = 64;
 
-impl Splitter {
-    pub(in crate::text) fn new(beginning: Beginning, call: Option<&'static str>) -> Self {
+impl ReasoningSplitter {
+    pub(in crate::text) fn new(beginning: ReasoningStart, call: Option<&'static str>) -> Self {
         let state = match beginning {
-            Beginning::Inside => State::Start { inside: true },
-            Beginning::Open => State::Start { inside: false },
-            Beginning::Behind => State::Behind,
+            ReasoningStart::Inside => SplitterState::Start { inside: true },
+            ReasoningStart::AtMarker => SplitterState::Start { inside: false },
+            ReasoningStart::After => SplitterState::After,
         };
-        let ends = [CLOSE].into_iter().chain(call).collect();
-        Self { state, held: Held::default(), space: String::new(), ends }
+        let ends = [CLOSE_MARKER].into_iter().chain(call).collect();
+        Self { state, scanner: MarkerScanner::default(), space: String::new(), end_markers: ends }
     }
 
     /// Whether the model is thinking, as far as is known.
     pub(in crate::text) fn is_inside(&self) -> bool {
-        matches!(self.state, State::Inside | State::Start { inside: true })
+        matches!(self.state, SplitterState::Inside | SplitterState::Start { inside: true })
     }
 
     /// Whether all that follows is content.
     #[inline]
-    pub(in crate::text) fn is_behind(&self) -> bool {
-        self.state == State::Behind
+    pub(in crate::text) fn is_after(&self) -> bool {
+        self.state == SplitterState::After
     }
 
     /// Takes the next character and hands on what is certain.
-    pub(in crate::text) fn push(&mut self, c: char, out: &mut dyn FnMut(Part, char)) {
+    pub(in crate::text) fn push(&mut self, c: char, out: &mut dyn FnMut(OutputSection, char)) {
         match self.state {
-            State::Behind => out(Part::Content, c),
-            State::Inside => self.inside(c, out),
-            State::Start { inside } => {
-                if self.held.is_empty() && c.is_whitespace() && self.space.len() < SPACE_MAX {
+            SplitterState::After => out(OutputSection::Content, c),
+            SplitterState::Inside => self.inside(c, out),
+            SplitterState::Start { inside } => {
+                if self.scanner.is_empty() && c.is_whitespace() && self.space.len() < SPACE_MAX {
                     self.space.push(c);
                     return;
                 }
                 let mut text = String::new();
                 // Reasoning that is empty has its closing mark first.
-                let marks: &[&str] = if inside { &[OPEN, CLOSE] } else { &[OPEN] };
-                match self.held.push(c, marks, |c| text.push(c)) {
+                let marks: &[&str] =
+                    if inside { &[OPEN_MARKER, CLOSE_MARKER] } else { &[OPEN_MARKER] };
+                match self.scanner.push(c, marks, |c| text.push(c)) {
                     Some(0) => {
-                        self.state = State::Inside;
+                        self.state = SplitterState::Inside;
                         self.space.clear();
                     }
                     Some(_) => {
-                        self.state = State::Behind;
+                        self.state = SplitterState::After;
                         self.space.clear();
                     }
                     None if text.is_empty() => {}
-                    None => self.begin(inside, &text, out),
+                    None => self.resolve_start(inside, &text, out),
                 }
             }
         }
     }
 
     /// The output has ended.
-    pub(in crate::text) fn finish(&mut self, out: &mut dyn FnMut(Part, char)) {
-        let part = if self.is_inside() { Part::Reasoning } else { Part::Content };
+    pub(in crate::text) fn finish(&mut self, out: &mut dyn FnMut(OutputSection, char)) {
+        let part = if self.is_inside() { OutputSection::Reasoning } else { OutputSection::Content };
         self.space.drain(..).for_each(|c| out(part, c));
-        self.held.finish(|c| out(part, c));
+        self.scanner.finish(|c| out(part, c));
     }
 
     /// There is no opening mark: what was held belongs to the first part.
-    fn begin(&mut self, inside: bool, text: &str, out: &mut dyn FnMut(Part, char)) {
+    fn resolve_start(
+        &mut self,
+        inside: bool,
+        text: &str,
+        out: &mut dyn FnMut(OutputSection, char),
+    ) {
         let mut held = std::mem::take(&mut self.space) + text;
-        self.held.finish(|c| held.push(c));
-        self.state = if inside { State::Inside } else { State::Behind };
+        self.scanner.finish(|c| held.push(c));
+        self.state = if inside { SplitterState::Inside } else { SplitterState::After };
         held.chars().for_each(|c| self.push(c, out));
     }
 
-    fn inside(&mut self, c: char, out: &mut dyn FnMut(Part, char)) {
-        let Some(end) = self.held.push(c, &self.ends, |c| out(Part::Reasoning, c)) else { return };
-        self.state = State::Behind;
+    fn inside(&mut self, c: char, out: &mut dyn FnMut(OutputSection, char)) {
+        let Some(end) =
+            self.scanner.push(c, &self.end_markers, |c| out(OutputSection::Reasoning, c))
+        else {
+            return;
+        };
+        self.state = SplitterState::After;
         if end > 0 {
-            self.ends[end].chars().for_each(|c| out(Part::Content, c));
+            self.end_markers[end].chars().for_each(|c| out(OutputSection::Content, c));
         }
     }
 }

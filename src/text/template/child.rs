@@ -4,14 +4,14 @@ use super::engine::TemplateEngine;
 use super::message::{TemplateReply, TemplateRequest};
 use super::request_template::TEMPLATE_CPU_S;
 use crate::worker_process::{EPOCH, limit_memory};
-use protocol::link::{FrameReader, FrameWriter, LinkError, Sending, Socket};
+use protocol::link::{FrameReader, FrameWriter, LinkError, LinkSocket, MessageSender};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io;
 
 /// Renders the template that comes through `stream`, within its memory and its processor time: a template that takes more ends this process.
 ///
 /// Errors: the process cannot be limited, or the link fails.
-pub fn serve(stream: Socket) -> io::Result<()> {
+pub fn serve(stream: LinkSocket) -> io::Result<()> {
     let cpu = Rlimit { current: Some(TEMPLATE_CPU_S), maximum: Some(TEMPLATE_CPU_S + 1) };
     setrlimit(Resource::Cpu, cpu)?;
     match render(stream) {
@@ -20,7 +20,7 @@ pub fn serve(stream: Socket) -> io::Result<()> {
     }
 }
 
-fn render(stream: Socket) -> Result<(), LinkError> {
+fn render(stream: LinkSocket) -> Result<(), LinkError> {
     let failed = |error: io::Error| LinkError::Io(error.kind());
     let mut to = FrameWriter::new(stream.try_clone().map_err(failed)?, EPOCH);
     let mut from = FrameReader::<_, TemplateRequest>::new(stream, EPOCH);

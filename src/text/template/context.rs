@@ -2,16 +2,16 @@
 //! continued stays open.
 
 use super::super::error::TextError;
-use super::super::guard::{Guard, unmark, unused_characters};
+use super::super::special_token_guard::{SpecialTokenGuard, remove_sentinels, unused_characters};
 use super::super::tokenizer::Tokenizer;
-use super::{ChatInput, Rendered};
+use super::{ChatInput, RenderedChat};
 use serde_json::{Map, Value};
 use std::fmt::Write as _;
 
 /// The special tokens of a tokenizer, as templates name and users spell them.
 #[derive(Debug)]
 pub(super) struct SpecialTokens {
-    guard: Guard,
+    guard: SpecialTokenGuard,
     named: Vec<(String, String)>,
 }
 
@@ -32,7 +32,7 @@ impl SpecialTokens {
     ///
     /// Errors: they are too many to be searched for.
     pub(super) fn new(tokenizer: &Tokenizer) -> Result<Self, String> {
-        let guard = Guard::new(tokenizer.special_spellings())?;
+        let guard = SpecialTokenGuard::new(tokenizer.special_spellings())?;
         Ok(Self { guard, named: tokenizer.special_tokens().to_vec() })
     }
 
@@ -55,7 +55,7 @@ impl SpecialTokens {
         }
         let mut user = [input.messages, input.tools, input.documents, kwargs];
         for value in &mut user {
-            self.guard.mark(value, sentinel);
+            self.guard.insert_sentinels(value, sentinel);
         }
         let [messages, tools, documents, kwargs] = user;
         let has_tools = !tools.is_null();
@@ -79,11 +79,11 @@ impl TemplateContext {
     /// The prompt that a template wrote for this conversation.
     ///
     /// Errors: the message to be continued is not in it.
-    pub(super) fn finish(&self, mut text: String) -> Result<Rendered, TextError> {
+    pub(super) fn finish(&self, mut text: String) -> Result<RenderedChat, TextError> {
         if let Some(end) = self.continued {
             cut_at(&mut text, end)?;
         }
-        Ok(unmark(text, self.sentinel))
+        Ok(remove_sentinels(text, self.sentinel))
     }
 }
 

@@ -1,8 +1,8 @@
 //! The template engine in the dialect of transformers: compiled templates, bounded in instructions and in output.
 
-use super::super::contained::contained;
 use super::super::error::TextError;
-use super::super::json_python::tojson;
+use super::super::panic_guard::catch_panic;
+use super::super::python_json::tojson;
 use super::super::strftime::strftime;
 use minijinja::value::{Kwargs, Value as Jinja, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State};
@@ -15,10 +15,10 @@ const FUEL: u64 = 500_000;
 
 /// It panics where some templates reverse an empty text, and where it shows some errors (minijinja 2.24); such a template
 /// fails like any other.
-const ENGINE: &str = "template engine";
+const ENGINE_NAME: &str = "template engine";
 
 /// Characters of a template's own refusal that a client gets to see: it may repeat what the client sent.
-const RAISED_CHARS: usize = 1_000;
+const EXCEPTION_CHARS_SHOWN: usize = 1_000;
 
 /// Name of the template of conversations without tools.
 const DEFAULT: &str = "default";
@@ -38,10 +38,10 @@ impl TemplateEngine {
 
     /// An engine with one template.
     ///
-    /// Errors: `NoTemplate` if it does not compile.
+    /// Errors: `InvalidRequestTemplate` if it does not compile.
     pub(super) fn of_text(text: &str, output_bytes_max: usize) -> Result<Self, TextError> {
         let mut engine = Self::new(output_bytes_max);
-        engine.add(DEFAULT.to_owned(), text).map_err(TextError::NoTemplate)?;
+        engine.add(DEFAULT.to_owned(), text).map_err(TextError::InvalidRequestTemplate)?;
         Ok(engine)
     }
 
@@ -51,7 +51,8 @@ impl TemplateEngine {
     pub(super) fn add(&mut self, name: String, text: &str) -> Result<(), String> {
         let text = without_generation_tags(text);
         let add = || self.environment.add_template_owned(name, text);
-        contained(ENGINE, || add().map_err(|error| format!("{error:#}"))).and_then(|added| added)
+        catch_panic(ENGINE_NAME, || add().map_err(|error| format!("{error:#}")))
+            .and_then(|added| added)
     }
 
     /// The template of conversations without tools.
@@ -76,14 +77,14 @@ impl TemplateEngine {
         let named = if tools { self.environment.get_template("tool_use").ok() } else { None };
         let template = named.map_or_else(|| self.environment.get_template(DEFAULT), Ok);
         let template = template.map_err(|e| TextError::Template(e.to_string()))?;
-        let mut out = Capped { bytes: Vec::new(), max: self.output_bytes_max, full: false };
+        let mut out = CappedOutput { bytes: Vec::new(), max: self.output_bytes_max, full: false };
         let render = || {
             let rendered = template.render_captured_to(context, &mut out);
             rendered.map(drop).map_err(|e| explain(&e))
         };
-        if let Err(error) = contained(ENGINE, render).map_err(TextError::Template)? {
+        if let Err(error) = catch_panic(ENGINE_NAME, render).map_err(TextError::Template)? {
             let max = self.output_bytes_max;
-            return Err(if out.full { TextError::TooLong(max) } else { error });
+            return Err(if out.full { TextError::RenderedTooLong(max) } else { error });
         }
         String::from_utf8(out.bytes).map_err(|e| TextError::Template(e.to_string()))
     }
@@ -99,11 +100,11 @@ fn environment() -> Environment<'static> {
     environment.set_debug(false);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.set_formatter(python_words);
+    environment.set_formatter(python_formatter);
     environment.add_filter("tojson", |value: Jinja, kwargs: Kwargs| tojson(&value, &kwargs));
     environment.add_function("raise_exception", |text: String| -> Result<Jinja, Error> {
         let raised = Error::new(ErrorKind::InvalidOperation, "raise_exception");
-        Err(raised.with_source(Raised(text)))
+        Err(raised.with_source(RaisedException(text)))
     });
     environment.add_function("strftime_now", |format: String| strftime(&format, SystemTime::now()));
     environment
@@ -113,7 +114,7 @@ fn environment() -> Environment<'static> {
 const DEPTH_MAX: usize = 256;
 
 /// So many values are looked at before a container counts as too deep.
-const LOOKS_MAX: usize = 1 << 20;
+const VALUES_VISITED_MAX: usize = 1 << 20;
 
 /// Whether no value inside is deeper than `levels`.
 fn is_shallow(value: &Jinja, levels: usize, looks: &mut usize) -> bool {
@@ -130,8 +131,12 @@ fn is_shallow(value: &Jinja, levels: usize, looks: &mut usize) -> bool {
 }
 
 /// Writes constants as Python does: `None`, `True`, `False`.
-fn python_words(out: &mut Output<'_>, state: &State<'_, '_>, value: &Jinja) -> Result<(), Error> {
-    if !is_shallow(value, DEPTH_MAX, &mut { LOOKS_MAX }) {
+fn python_formatter(
+    out: &mut Output<'_>,
+    state: &State<'_, '_>,
+    value: &Jinja,
+) -> Result<(), Error> {
+    if !is_shallow(value, DEPTH_MAX, &mut { VALUES_VISITED_MAX }) {
         return Err(Error::new(ErrorKind::InvalidOperation, "nested too deeply to be written"));
     }
     let word = match value.kind() {
@@ -146,19 +151,21 @@ fn python_words(out: &mut Output<'_>, state: &State<'_, '_>, value: &Jinja) -> R
 /// What `raise_exception` was given.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Raised(String);
+struct RaisedException(String);
 
 fn explain(error: &Error) -> TextError {
     if error.kind() == ErrorKind::OutOfFuel {
-        return TextError::Fuel(FUEL);
+        return TextError::TemplateFuelExhausted(FUEL);
     }
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(cause) = source {
-        if let Some(Raised(text)) = cause.downcast_ref() {
-            return TextError::Raised(text.chars().take(RAISED_CHARS).collect());
+        if let Some(RaisedException(text)) = cause.downcast_ref() {
+            return TextError::TemplateException(
+                text.chars().take(EXCEPTION_CHARS_SHOWN).collect(),
+            );
         }
         if cause.downcast_ref::<Error>().is_some_and(|e| e.kind() == ErrorKind::OutOfFuel) {
-            return TextError::Fuel(FUEL);
+            return TextError::TemplateFuelExhausted(FUEL);
         }
         source = cause.source();
     }
@@ -166,13 +173,13 @@ fn explain(error: &Error) -> TextError {
 }
 
 /// Collects output up to a limit.
-struct Capped {
+struct CappedOutput {
     bytes: Vec<u8>,
     max: usize,
     full: bool,
 }
 
-impl io::Write for Capped {
+impl io::Write for CappedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.bytes.len() + bytes.len() > self.max {
             self.full = true;

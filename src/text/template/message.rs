@@ -2,7 +2,7 @@
 
 use super::super::error::TextError;
 use crate::worker_process::{decode_message, encode_message};
-use protocol::codec::{CodecError, Message};
+use protocol::codec::{CodecError, WireMessage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -27,7 +27,7 @@ pub(super) struct TemplateRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct TemplateReply(pub(super) Result<String, TextError>);
 
-impl Message for TemplateRequest {
+impl WireMessage for TemplateRequest {
     fn kind(&self) -> u16 {
         TEMPLATE_REQUEST
     }
@@ -41,7 +41,7 @@ impl Message for TemplateRequest {
     }
 }
 
-impl Message for TemplateReply {
+impl WireMessage for TemplateReply {
     fn kind(&self) -> u16 {
         TEMPLATE_REPLY
     }

@@ -15,7 +15,7 @@ mod source;
 pub use child::serve as serve_templates;
 pub use request_template::RequestTemplates;
 
-use super::error::{LoadError, TextError};
+use super::error::{TextError, TextLoadError};
 use super::tokenizer::Tokenizer;
 use context::SpecialTokens;
 use engine::TemplateEngine;
@@ -47,18 +47,18 @@ pub struct ChatInput {
 
 /// A prompt's text, with the places where the user typed (part of) a special token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rendered {
+pub struct RenderedChat {
     /// The text.
     pub text: String,
     /// Ascending byte positions that no special token may cover.
-    pub(super) marks: Vec<usize>,
+    pub(super) protected_positions: Vec<usize>,
 }
 
 /// The compiled templates of one model.
 #[derive(Debug)]
 pub struct ChatTemplate {
     engine: TemplateEngine,
-    special: SpecialTokens,
+    special_tokens: SpecialTokens,
 }
 
 impl ChatTemplate {
@@ -73,7 +73,7 @@ impl ChatTemplate {
         chosen: Option<&str>,
         tokenizer: &Tokenizer,
         output_bytes_max: usize,
-    ) -> Result<Option<Self>, LoadError> {
+    ) -> Result<Option<Self>, TextLoadError> {
         let sources = match chosen {
             Some(chosen) => vec![TemplateSource::chosen(chosen)?],
             None => TemplateSource::of_model(dir)?,
@@ -83,16 +83,18 @@ impl ChatTemplate {
         }
         let mut engine = TemplateEngine::new(output_bytes_max);
         for TemplateSource { name, text, path } in sources {
-            let invalid = |reason: String| LoadError::Invalid { path: path.clone(), reason };
+            let invalid = |reason: String| TextLoadError::Invalid { path: path.clone(), reason };
             if text.len() > TEMPLATE_BYTES_MAX {
                 return Err(invalid(format!("chat template beyond {TEMPLATE_BYTES_MAX} bytes")));
             }
             let added = engine.add(name, &text);
             added.map_err(|reason| invalid(format!("chat template: {reason}")))?;
         }
-        let special = SpecialTokens::new(tokenizer)
-            .map_err(|reason| LoadError::Invalid { path: dir.join("tokenizer.json"), reason })?;
-        Ok(Some(Self { engine, special }))
+        let special = SpecialTokens::new(tokenizer).map_err(|reason| TextLoadError::Invalid {
+            path: dir.join("tokenizer.json"),
+            reason,
+        })?;
+        Ok(Some(Self { engine, special_tokens: special }))
     }
 
     /// Compiles a template in this process. It must be trusted: nothing bounds the memory of its strings.
@@ -105,7 +107,7 @@ impl ChatTemplate {
     ) -> Result<Self, TextError> {
         let engine = TemplateEngine::of_text(text, output_bytes_max)?;
         let special = SpecialTokens::new(tokenizer).map_err(TextError::Template)?;
-        Ok(Self { engine, special })
+        Ok(Self { engine, special_tokens: special })
     }
 
     /// The template of conversations without tools.
@@ -119,8 +121,8 @@ impl ChatTemplate {
     }
 
     /// Renders one conversation.
-    pub fn render(&self, input: ChatInput) -> Result<Rendered, TextError> {
-        let context = self.special.context(input)?;
+    pub fn render(&self, input: ChatInput) -> Result<RenderedChat, TextError> {
+        let context = self.special_tokens.context(input)?;
         context.finish(self.engine.render(context.has_tools, &context.variables)?)
     }
 }

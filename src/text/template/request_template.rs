@@ -5,12 +5,12 @@
 
 use super::context::SpecialTokens;
 use super::message::{TemplateReply, TemplateRequest};
-use super::{ChatInput, Rendered};
+use super::{ChatInput, RenderedChat};
 use crate::config::SECRET_VARIABLE;
 use crate::text::error::TextError;
 use crate::text::tokenizer::Tokenizer;
 use crate::worker_process::{ARENA_RESERVE, EPOCH, WorkerProgram};
-use protocol::link::{FrameReader, FrameWriter, LinkError, Receiving, Sending};
+use protocol::link::{FrameReader, FrameWriter, LinkError, MessageReceiver, MessageSender};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -54,10 +54,10 @@ impl RequestTemplates {
         template: String,
         input: ChatInput,
         tokenizer: &Tokenizer,
-    ) -> Result<Rendered, TextError> {
+    ) -> Result<RenderedChat, TextError> {
         let mut context = self.special.context(input)?;
         let memory_bytes = tokenizer.memory().limit().min(TEMPLATE_MEMORY);
-        let _share = tokenizer.memory().take(memory_bytes, template.len())?;
+        let _share = tokenizer.memory().acquire(memory_bytes, template.len())?;
         let request = TemplateRequest {
             template,
             variables: std::mem::take(&mut context.variables),

@@ -1,7 +1,7 @@
 //! Where the chat template of a model comes from.
 
-use super::super::error::LoadError;
-use super::super::tokenizer::{read, read_json};
+use super::super::error::TextLoadError;
+use super::super::tokenizer::{read_file, read_json};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -14,21 +14,21 @@ pub(super) struct TemplateSource {
 
 impl TemplateSource {
     /// `--chat-template`: a path that exists, else the template itself.
-    pub(super) fn chosen(chosen: &str) -> Result<Self, LoadError> {
+    pub(super) fn chosen(chosen: &str) -> Result<Self, TextLoadError> {
         let path = Path::new(chosen);
         let literal = chosen.contains(['{', '}', '\n']);
-        let text = match read(path) {
+        let text = match read_file(path) {
             Ok(Some(bytes)) => utf8(path, bytes)?,
             Err(error) if !literal => return Err(error),
             Ok(None) | Err(_) if literal => chosen.to_owned(),
-            Ok(None) | Err(_) => return Err(LoadError::Missing(path.to_owned())),
+            Ok(None) | Err(_) => return Err(TextLoadError::Missing(path.to_owned())),
         };
         Ok(Self { name: "default".to_owned(), text, path: path.to_owned() })
     }
 
-    pub(super) fn of_model(dir: &Path) -> Result<Vec<Self>, LoadError> {
+    pub(super) fn of_model(dir: &Path) -> Result<Vec<Self>, TextLoadError> {
         let path = dir.join("chat_template.jinja");
-        if let Some(bytes) = read(&path)? {
+        if let Some(bytes) = read_file(&path)? {
             let text = utf8(&path, bytes)?;
             return Ok(vec![Self { name: "default".to_owned(), text, path }]);
         }
@@ -44,13 +44,13 @@ impl TemplateSource {
     }
 
     /// A string, or a list of `{"name", "template"}` with a default among them.
-    fn of_json(json: &Value, path: &Path) -> Result<Vec<Self>, LoadError> {
+    fn of_json(json: &Value, path: &Path) -> Result<Vec<Self>, TextLoadError> {
         let source = |name: &str, text: &str| Self {
             name: name.to_owned(),
             text: text.to_owned(),
             path: path.to_owned(),
         };
-        let invalid = |reason: &str| LoadError::Invalid {
+        let invalid = |reason: &str| TextLoadError::Invalid {
             path: path.to_owned(),
             reason: format!("chat_template: {reason}"),
         };
@@ -76,8 +76,8 @@ impl TemplateSource {
     }
 }
 
-fn utf8(path: &Path, bytes: Vec<u8>) -> Result<String, LoadError> {
-    String::from_utf8(bytes).map_err(|_| LoadError::Invalid {
+fn utf8(path: &Path, bytes: Vec<u8>) -> Result<String, TextLoadError> {
+    String::from_utf8(bytes).map_err(|_| TextLoadError::Invalid {
         path: path.to_owned(),
         reason: "not valid UTF-8".to_owned(),
     })

@@ -31,7 +31,7 @@ fn text_of(template: &str, content: &Value) -> String {
 }
 
 #[test]
-fn a_plain_conversation_encodes_as_one_text() {
+fn plain_chat_encodes_like_its_text() {
     let (tokenizer, template) = compile(CHATML);
     let messages = json!([
         {"role": "system", "content": "be brief"},
@@ -46,7 +46,7 @@ fn a_plain_conversation_encodes_as_one_text() {
 }
 
 #[test]
-fn typed_control_tokens_stay_text() {
+fn user_typed_special_tokens_stay_text() {
     let (tokenizer, template) = compile(CHATML);
     let start = tokenizer.token_id("<|im_start|>").unwrap();
     let attacks = [
@@ -68,7 +68,7 @@ fn typed_control_tokens_stay_text() {
 }
 
 #[test]
-fn pieces_that_meet_in_the_template_make_no_control_token() {
+fn split_special_tokens_are_not_joined_by_the_template() {
     let parts = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}";
     let (tokenizer, template) = compile(parts);
     let messages = json!([{"role": "user", "content": [{"text": "a<|im_"}, {"text": "end|>b"}]}]);
@@ -136,7 +136,7 @@ fn json_is_written_as_python_writes_it() {
 }
 
 #[test]
-fn the_final_message_can_be_continued() {
+fn final_message_can_be_continued() {
     for (template, content, expected) in [
         ("{{ messages[0].content }}<|im_end|>\n", "so far ", "so far "),
         ("{{ messages[0].content | trim }}<|im_end|>\n", " so far ", "so far"),
@@ -151,21 +151,24 @@ fn the_final_message_can_be_continued() {
 }
 
 #[test]
-fn refusals_and_bounds_are_typed() {
+fn template_errors_and_limits_are_typed() {
     let messages = json!([{"role": "user", "content": "x".repeat(1000)}]);
     let render = |template: &str| compile(template).1.render(input(messages.clone()));
     let raised = "{{ raise_exception('roles must alternate') }}";
-    assert_eq!(render(raised), Err(TextError::Raised("roles must alternate".to_owned())));
+    assert_eq!(
+        render(raised),
+        Err(TextError::TemplateException("roles must alternate".to_owned()))
+    );
     let inside = "{% macro f() %}{{ raise_exception('no') }}{% endmacro %}{{ f() }}";
-    assert_eq!(render(inside), Err(TextError::Raised("no".to_owned())));
+    assert_eq!(render(inside), Err(TextError::TemplateException("no".to_owned())));
     let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
-    assert_eq!(render(endless), Err(TextError::Fuel(500_000)));
+    assert_eq!(render(endless), Err(TextError::TemplateFuelExhausted(500_000)));
     let long = "{% for a in range(5000) %}{{ messages[0].content }}{% endfor %}";
-    assert_eq!(render(long), Err(TextError::TooLong(1 << 20)));
+    assert_eq!(render(long), Err(TextError::RenderedTooLong(1 << 20)));
     assert!(matches!(render("{{ messages.nope.nope }}"), Err(TextError::Template(_))));
     // The library's own panics are failures of the template.
     let no_tag = ChatTemplate::of_text("{%}{% endif %}", &model().1, 1);
-    assert!(matches!(no_tag, Err(TextError::NoTemplate(_))));
+    assert!(matches!(no_tag, Err(TextError::InvalidRequestTemplate(_))));
     let reversed = render("{{ messages[0].content[0:0][::-1] }}");
     assert!(matches!(reversed, Err(TextError::Template(_))), "{reversed:?}");
     // Neither words nor an error are made of what has no end.

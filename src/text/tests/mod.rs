@@ -1,8 +1,8 @@
 //! Text against the `tokenizers` crate and against known renderings, on small tokenizers made here.
 
 mod chat;
-mod outputs;
-mod tokens;
+mod output_parsers;
+mod tokenizer;
 mod windows;
 
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! Long texts are tokenised window by window and give the tokens of the whole.
 
 use super::{byte_level, load, sentence_piece};
-use crate::text::template::Rendered;
-use crate::text::windows::WINDOW_BYTES;
+use crate::text::template::RenderedChat;
+use crate::text::tokenizer_windows::WINDOW_BYTES;
 use crate::text::{TextError, Tokenizer};
 use protocol::Token;
 use serde_json::{Value, json};
@@ -51,7 +51,7 @@ fn families() -> Vec<(Value, Value)> {
 }
 
 /// A text of so many drawn pieces, long runs and special tokens among them.
-fn drawn(seed: u64, pieces: usize) -> String {
+fn random_text(seed: u64, pieces: usize) -> String {
     const PIECES: [&str; 16] = [
         "hello world ",
         "HELLO",
@@ -86,7 +86,7 @@ fn drawn(seed: u64, pieces: usize) -> String {
 }
 
 #[test]
-fn windows_give_the_tokens_of_the_whole_text() {
+fn windowed_tokens_equal_whole_text_tokens() {
     for (number, files) in (0..).zip(families()) {
         let (_dir, ours) = load(&files);
         let words = "What is 12 plus 30? ".repeat(20_000);
@@ -94,7 +94,7 @@ fn windows_give_the_tokens_of_the_whole_text() {
         assert!(ours.encode(&words, true).is_ok(), "family {number} is tokenised in windows");
         let ours = ours.with_memory(1 << 30);
         for seed in 0..3 {
-            let text = drawn(100 * number + seed, 12_000);
+            let text = random_text(100 * number + seed, 12_000);
             assert!(text.len() > 2 * WINDOW_BYTES);
             let encoded = ours.encode(&text, true).unwrap();
             assert!(encoded == expected(&files, &text), "family {number}, seed {seed}");
@@ -103,10 +103,10 @@ fn windows_give_the_tokens_of_the_whole_text() {
 }
 
 #[test]
-fn tokenizers_without_known_cuts_give_the_same_tokens() {
+fn tokenizers_without_known_cuts_are_not_windowed() {
     for files in [sentence_piece(false), sentence_piece(true)] {
         let (_dir, ours) = load(&files);
-        let text = drawn(7, 4_000);
+        let text = random_text(7, 4_000);
         assert!(text.len() > WINDOW_BYTES);
         assert!(ours.encode(&text, true).unwrap() == expected(&files, &text));
         let refused = ours.with_memory(0).encode(&text, true).unwrap_err();
@@ -115,20 +115,20 @@ fn tokenizers_without_known_cuts_give_the_same_tokens() {
 }
 
 #[test]
-fn marks_are_respected_in_every_window() {
+fn protected_positions_hold_in_every_window() {
     let (_dir, ours) = load(&byte_level());
     let end = ours.token_id("<|im_end|>").unwrap();
     let part = format!("{}<|im_end|> ", "hello world, 12 ".repeat(600));
     let text = part.repeat(30);
     let marks: Vec<usize> = text.match_indices("<|im_end|>").map(|(at, _)| at).step_by(2).collect();
-    let rendered = Rendered { text: text.clone(), marks };
+    let rendered = RenderedChat { text: text.clone(), protected_positions: marks };
     let ids = ours.encode_rendered(&rendered).unwrap();
     assert_eq!(ids.iter().filter(|id| **id == end).count(), 15);
     assert_eq!(ours.decode(&ids, false), text);
 }
 
 #[test]
-fn a_text_that_cannot_be_cut_needs_memory() {
+fn text_without_cuts_acquires_text_memory() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/demo");
     let limited = |bytes| Tokenizer::load(&demo).unwrap().with_memory(bytes);
     let words = "What is 12 plus 30? ".repeat(20_000);

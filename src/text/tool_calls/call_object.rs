@@ -3,9 +3,9 @@
 //! Arguments are passed on as they come once the name is known. The order of the two may be turned
 //! round; then the arguments wait for the name.
 
-use super::emitter::Emitter;
-use super::json_scan::{JsonScan, Scan, is_space};
-use crate::text::pieces::Pieces;
+use super::call_emitter::ToolCallEmitter;
+use super::json_scanner::{JsonScanner, ScanStep, is_space};
+use crate::text::output_pieces::PieceSink;
 use std::sync::Arc;
 
 /// Bytes of a name as JSON spells it.
@@ -15,20 +15,20 @@ const EARLY_MAX: usize = 64 << 10;
 
 /// What a character did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum CallStep {
     /// The call goes on.
-    More,
+    Continues,
     /// The call ends with this character.
     Done,
     /// This is no call.
-    Bad,
+    Invalid,
 }
 
 /// Functions a call may name; `None` = any.
-pub(super) type Names = Option<Arc<[String]>>;
+pub(super) type FunctionNames = Option<Arc<[String]>>;
 
 #[derive(Debug, Clone)]
-enum State {
+enum CallObjectState {
     Open,
     Key,
     InKey,
@@ -38,7 +38,7 @@ enum State {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Member {
+enum CallMember {
     Name,
     Arguments,
     /// `id`, `type`: read and dropped.
@@ -48,10 +48,10 @@ enum Member {
 /// A call object being read.
 #[derive(Debug, Clone)]
 pub(super) struct CallObject {
-    names: Names,
-    state: State,
-    member: Member,
-    json: JsonScan,
+    names: FunctionNames,
+    state: CallObjectState,
+    member: CallMember,
+    json: JsonScanner,
     /// The key or the name, as JSON spells it.
     word: String,
     named: bool,
@@ -63,12 +63,12 @@ pub(super) struct CallObject {
 
 impl CallObject {
     /// A call whose syntax began at byte `from`.
-    pub(super) fn new(names: Names, from: usize) -> Self {
+    pub(super) fn new(names: FunctionNames, from: usize) -> Self {
         Self {
             names,
-            state: State::Open,
-            member: Member::Other,
-            json: JsonScan::default(),
+            state: CallObjectState::Open,
+            member: CallMember::Other,
+            json: JsonScanner::default(),
             word: String::new(),
             named: false,
             has_arguments: false,
@@ -78,90 +78,97 @@ impl CallObject {
     }
 
     /// Takes the next character.
-    pub(super) fn push(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) -> Step {
+    pub(super) fn push(
+        &mut self,
+        c: char,
+        to: &mut ToolCallEmitter,
+        out: &mut PieceSink<'_>,
+    ) -> CallStep {
         match self.state {
-            State::InKey => self.key(c),
-            State::Value => self.value(c, to, out),
-            _ if is_space(c) => Step::More,
-            State::Open if c == '{' => self.go(State::Key),
-            State::Key if c == '"' => {
+            CallObjectState::InKey => self.key(c),
+            CallObjectState::Value => self.value(c, to, out),
+            _ if is_space(c) => CallStep::Continues,
+            CallObjectState::Open if c == '{' => self.go(CallObjectState::Key),
+            CallObjectState::Key if c == '"' => {
                 self.word = String::from('"');
-                self.json = JsonScan::default();
+                self.json = JsonScanner::default();
                 self.json.push(c);
-                self.go(State::InKey)
+                self.go(CallObjectState::InKey)
             }
-            State::Colon if c == ':' => {
-                self.json = JsonScan::default();
+            CallObjectState::Colon if c == ':' => {
+                self.json = JsonScanner::default();
                 self.word.clear();
-                self.go(State::Value)
+                self.go(CallObjectState::Value)
             }
-            State::Next if c == ',' => self.go(State::Key),
-            State::Next if c == '}' => self.close(to, out),
-            _ => Step::Bad,
+            CallObjectState::Next if c == ',' => self.go(CallObjectState::Key),
+            CallObjectState::Next if c == '}' => self.close(to, out),
+            _ => CallStep::Invalid,
         }
     }
 
-    fn go(&mut self, state: State) -> Step {
+    fn go(&mut self, state: CallObjectState) -> CallStep {
         self.state = state;
-        Step::More
+        CallStep::Continues
     }
 
-    fn key(&mut self, c: char) -> Step {
+    fn key(&mut self, c: char) -> CallStep {
         self.word.push(c);
         match self.json.push(c) {
-            Scan::More if self.word.len() < NAME_MAX => return Step::More,
-            Scan::Done => {}
-            _ => return Step::Bad,
+            ScanStep::Continues if self.word.len() < NAME_MAX => return CallStep::Continues,
+            ScanStep::Done => {}
+            _ => return CallStep::Invalid,
         }
         self.member = match self.word.as_str() {
-            "\"name\"" if !self.named => Member::Name,
-            "\"arguments\"" | "\"parameters\"" if !self.has_arguments => Member::Arguments,
-            "\"id\"" | "\"type\"" => Member::Other,
-            _ => return Step::Bad,
+            "\"name\"" if !self.named => CallMember::Name,
+            "\"arguments\"" | "\"parameters\"" if !self.has_arguments => CallMember::Arguments,
+            "\"id\"" | "\"type\"" => CallMember::Other,
+            _ => return CallStep::Invalid,
         };
-        self.go(State::Colon)
+        self.go(CallObjectState::Colon)
     }
 
-    fn value(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) -> Step {
+    fn value(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
         let begins = self.word.is_empty();
         if begins && is_space(c) {
-            return Step::More;
+            return CallStep::Continues;
         }
         let scan = self.json.push(c);
-        if scan == Scan::Bad {
-            return Step::Bad;
+        if scan == ScanStep::Invalid {
+            return CallStep::Invalid;
         }
         match self.member {
-            Member::Arguments => {
+            CallMember::Arguments => {
                 if begins && c != '{' {
-                    return Step::Bad;
+                    return CallStep::Invalid;
                 }
                 if begins {
                     self.word.push(c); // The rest goes on its way.
                 }
                 self.argument(c, to, out);
             }
-            Member::Name | Member::Other if self.word.len() >= NAME_MAX => return Step::Bad,
-            Member::Name | Member::Other => self.word.push(c),
+            CallMember::Name | CallMember::Other if self.word.len() >= NAME_MAX => {
+                return CallStep::Invalid;
+            }
+            CallMember::Name | CallMember::Other => self.word.push(c),
         }
         match scan {
-            Scan::Done if self.member == Member::Name => self.name(to, out),
-            Scan::Done => {
-                self.has_arguments |= self.member == Member::Arguments;
-                self.go(State::Next)
+            ScanStep::Done if self.member == CallMember::Name => self.name(to, out),
+            ScanStep::Done => {
+                self.has_arguments |= self.member == CallMember::Arguments;
+                self.go(CallObjectState::Next)
             }
             // A number is neither a name nor arguments: what ended it belongs to the object.
-            Scan::Over if self.member == Member::Other => {
-                self.state = State::Next;
+            ScanStep::EndedBefore if self.member == CallMember::Other => {
+                self.state = CallObjectState::Next;
                 self.push(c, to, out)
             }
-            Scan::Over | Scan::Bad => Step::Bad,
-            Scan::More if self.early.len() > EARLY_MAX => Step::Bad,
-            Scan::More => Step::More,
+            ScanStep::EndedBefore | ScanStep::Invalid => CallStep::Invalid,
+            ScanStep::Continues if self.early.len() > EARLY_MAX => CallStep::Invalid,
+            ScanStep::Continues => CallStep::Continues,
         }
     }
 
-    fn argument(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
+    fn argument(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         if self.named {
             to.argument(c, out);
         } else {
@@ -169,11 +176,11 @@ impl CallObject {
         }
     }
 
-    fn name(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) -> Step {
-        let Ok(name) = serde_json::from_str::<String>(&self.word) else { return Step::Bad };
+    fn name(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
+        let Ok(name) = serde_json::from_str::<String>(&self.word) else { return CallStep::Invalid };
         let known = self.names.as_ref().is_none_or(|names| names.contains(&name));
         if name.is_empty() || !known {
-            return Step::Bad;
+            return CallStep::Invalid;
         }
         self.named = true;
         to.begin(&name, self.from, out);
@@ -181,47 +188,52 @@ impl CallObject {
         if !early.is_empty() {
             to.arguments(&early, out);
         }
-        self.go(State::Next)
+        self.go(CallObjectState::Next)
     }
 
-    fn close(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) -> Step {
+    fn close(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
         if !self.named {
-            return Step::Bad;
+            return CallStep::Invalid;
         }
         if !self.has_arguments {
             to.arguments("{}", out);
         }
         to.end(out);
-        Step::Done
+        CallStep::Done
     }
 }
 
 /// Arguments that stand alone: one JSON object, passed on as it comes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct BareArguments {
-    json: JsonScan,
-    begun: bool,
+    json: JsonScanner,
+    started: bool,
 }
 
 impl BareArguments {
     /// Takes the next character; the call itself has begun. Whitespace in front is dropped.
-    pub(super) fn push(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) -> Step {
-        if !self.begun {
+    pub(super) fn push(
+        &mut self,
+        c: char,
+        to: &mut ToolCallEmitter,
+        out: &mut PieceSink<'_>,
+    ) -> CallStep {
+        if !self.started {
             match c {
-                '{' => self.begun = true,
-                _ if is_space(c) => return Step::More,
-                _ => return Step::Bad,
+                '{' => self.started = true,
+                _ if is_space(c) => return CallStep::Continues,
+                _ => return CallStep::Invalid,
             }
         }
         let scan = self.json.push(c);
-        if scan == Scan::Bad {
-            return Step::Bad;
+        if scan == ScanStep::Invalid {
+            return CallStep::Invalid;
         }
         to.argument(c, out);
-        if scan == Scan::Done {
+        if scan == ScanStep::Done {
             to.end(out);
-            return Step::Done;
+            return CallStep::Done;
         }
-        Step::More
+        CallStep::Continues
     }
 }

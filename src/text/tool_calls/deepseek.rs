@@ -3,12 +3,12 @@
 //!
 //! Source: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1.
 
-use super::call_object::{BareArguments, Step};
-use super::emitter::Emitter;
-use super::json_scan::is_space;
-use super::marks::Held;
-use super::raw::Raw;
-use crate::text::pieces::Pieces;
+use super::call_emitter::ToolCallEmitter;
+use super::call_object::{BareArguments, CallStep};
+use super::json_scanner::is_space;
+use super::marker_scanner::MarkerScanner;
+use super::unparsed_syntax::UnparsedSyntax;
+use crate::text::output_pieces::PieceSink;
 
 pub(super) const CALLS_BEGIN: &str = "<｜tool▁calls▁begin｜>";
 pub(super) const CALLS_END: &str = "<｜tool▁calls▁end｜>";
@@ -20,7 +20,7 @@ const FENCE: &str = "```json";
 const HEAD_MAX: usize = 512;
 
 #[derive(Debug, Clone, Default)]
-enum State {
+enum DeepSeekParserState {
     #[default]
     Text,
     /// Type (V3) or name (V3.1), up to the separator.
@@ -32,56 +32,57 @@ enum State {
 
 /// The machine.
 #[derive(Debug, Clone)]
-pub(super) struct DeepSeek {
+pub(super) struct DeepSeekToolParser {
     /// V3: arguments stand in a fence, behind a type.
     fenced: bool,
-    held: Held,
-    state: State,
+    scanner: MarkerScanner,
+    state: DeepSeekParserState,
     /// Between the outer marks.
     inside: bool,
     /// A call has ended; its fence and its closing mark have not come yet.
     closing: bool,
-    raw: Raw,
+    unparsed: UnparsedSyntax,
 }
 
-impl DeepSeek {
+impl DeepSeekToolParser {
     pub(super) fn new(fenced: bool) -> Self {
-        let (held, state, raw) = (Held::default(), State::Text, Raw::default());
-        Self { fenced, held, state, inside: false, closing: false, raw }
+        let (held, state, raw) =
+            (MarkerScanner::default(), DeepSeekParserState::Text, UnparsedSyntax::default());
+        Self { fenced, scanner: held, state, inside: false, closing: false, unparsed: raw }
     }
 
-    pub(super) fn push(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
+    pub(super) fn push(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         let step = match &mut self.state {
-            State::Text => return self.text(c, to, out),
-            State::Head(_) => self.head(c, to, out),
-            State::Name(_) => self.name(c, to, out),
-            State::Arguments(arguments) => match arguments.push(c, to, out) {
-                Step::Done => {
-                    (self.state, self.closing) = (State::Text, true);
-                    Step::Done
+            DeepSeekParserState::Text => return self.text(c, to, out),
+            DeepSeekParserState::Head(_) => self.head(c, to, out),
+            DeepSeekParserState::Name(_) => self.name(c, to, out),
+            DeepSeekParserState::Arguments(arguments) => match arguments.push(c, to, out) {
+                CallStep::Done => {
+                    (self.state, self.closing) = (DeepSeekParserState::Text, true);
+                    CallStep::Done
                 }
                 step => step,
             },
         };
-        if !self.raw.follow(c, step, to) {
-            self.give_up(to, out);
+        if !self.unparsed.apply_step(c, step, to) {
+            self.reject_call(to, out);
             self.text(c, to, out);
         }
     }
 
-    pub(super) fn finish(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
+    pub(super) fn finish(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         match self.state {
-            State::Text => self.held.finish(|c| to.content(c, out)),
-            _ => self.give_up(to, out),
+            DeepSeekParserState::Text => self.scanner.finish(|c| to.content(c, out)),
+            _ => self.reject_call(to, out),
         }
         // An outer mark without a call is content.
-        self.raw.release(to, out);
+        self.unparsed.release(to, out);
     }
 
-    fn text(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
-        const MARKS: [&str; 4] = [CALL_BEGIN, CALLS_BEGIN, CALLS_END, CALL_END];
-        let (raw, closing) = (&mut self.raw, &mut self.closing);
-        let found = self.held.push(c, &MARKS, |c| {
+    fn text(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        const MARKERS: [&str; 4] = [CALL_BEGIN, CALLS_BEGIN, CALLS_END, CALL_END];
+        let (raw, closing) = (&mut self.unparsed, &mut self.closing);
+        let found = self.scanner.push(c, &MARKERS, |c| {
             if *closing && (is_space(c) || c == '`') {
                 return;
             }
@@ -96,56 +97,56 @@ impl DeepSeek {
         let closing = std::mem::take(&mut self.closing);
         match found {
             0 => {
-                self.state = State::Head(String::new());
-                self.raw.open(CALL_BEGIN, to, out);
+                self.state = DeepSeekParserState::Head(String::new());
+                self.unparsed.open(CALL_BEGIN, to, out);
             }
             1 => {
                 self.inside = true;
-                self.raw.open(CALLS_BEGIN, to, out);
+                self.unparsed.open(CALLS_BEGIN, to, out);
             }
-            2 if std::mem::take(&mut self.inside) && self.raw.is_empty() => {}
+            2 if std::mem::take(&mut self.inside) && self.unparsed.is_empty() => {}
             3 if closing => {}
             mark => {
-                self.raw.release(to, out);
-                MARKS[mark].chars().for_each(|c| to.content(c, out));
+                self.unparsed.release(to, out);
+                MARKERS[mark].chars().for_each(|c| to.content(c, out));
             }
         }
     }
 
-    fn give_up(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
-        self.raw.give_up(to, out);
-        (self.held, self.state) = (Held::default(), State::Text);
+    fn reject_call(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        self.unparsed.reject_call(to, out);
+        (self.scanner, self.state) = (MarkerScanner::default(), DeepSeekParserState::Text);
     }
 
-    fn head(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) -> Step {
-        let State::Head(head) = &mut self.state else { return Step::Bad };
-        if self.held.push(c, &[SEPARATOR], |c| head.push(c)).is_none() {
-            return if head.len() > HEAD_MAX { Step::Bad } else { Step::More };
+    fn head(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
+        let DeepSeekParserState::Head(head) = &mut self.state else { return CallStep::Invalid };
+        if self.scanner.push(c, &[SEPARATOR], |c| head.push(c)).is_none() {
+            return if head.len() > HEAD_MAX { CallStep::Invalid } else { CallStep::Continues };
         }
         let name = std::mem::take(head);
         if self.fenced {
-            self.state = State::Name(String::new());
-            return Step::More;
+            self.state = DeepSeekParserState::Name(String::new());
+            return CallStep::Continues;
         }
         self.begin(&name, to, out)
     }
 
-    fn name(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) -> Step {
-        let State::Name(name) = &mut self.state else { return Step::Bad };
-        if self.held.push(c, &[FENCE], |c| name.push(c)).is_none() {
-            return if name.len() > HEAD_MAX { Step::Bad } else { Step::More };
+    fn name(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
+        let DeepSeekParserState::Name(name) = &mut self.state else { return CallStep::Invalid };
+        if self.scanner.push(c, &[FENCE], |c| name.push(c)).is_none() {
+            return if name.len() > HEAD_MAX { CallStep::Invalid } else { CallStep::Continues };
         }
         let name = std::mem::take(name);
         self.begin(&name, to, out)
     }
 
-    fn begin(&mut self, name: &str, to: &mut Emitter, out: &mut Pieces<'_>) -> Step {
+    fn begin(&mut self, name: &str, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
         let name = name.trim();
         if name.is_empty() || name.contains('\n') {
-            return Step::Bad;
+            return CallStep::Invalid;
         }
-        to.begin(name, self.raw.from, out);
-        self.state = State::Arguments(BareArguments::default());
-        Step::More
+        to.begin(name, self.unparsed.from, out);
+        self.state = DeepSeekParserState::Arguments(BareArguments::default());
+        CallStep::Continues
     }
 }

@@ -2,59 +2,59 @@
 //!
 //! Source: the chat templates of Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B.
 
-use super::call_object::{CallObject, Step};
-use super::emitter::Emitter;
-use super::marks::Held;
-use super::raw::Raw;
-use crate::text::pieces::Pieces;
+use super::call_emitter::ToolCallEmitter;
+use super::call_object::{CallObject, CallStep};
+use super::marker_scanner::MarkerScanner;
+use super::unparsed_syntax::UnparsedSyntax;
+use crate::text::output_pieces::PieceSink;
 
 pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
 
 /// The machine.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Hermes {
-    held: Held,
+pub(super) struct HermesToolParser {
+    scanner: MarkerScanner,
     /// A call has ended and its closing mark has not come yet.
     closing: bool,
     call: Option<CallObject>,
-    raw: Raw,
+    unparsed: UnparsedSyntax,
 }
 
-impl Hermes {
-    pub(super) fn push(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
+impl HermesToolParser {
+    pub(super) fn push(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         let Some(call) = &mut self.call else { return self.text(c, to, out) };
         let step = call.push(c, to, out);
-        if step == Step::Done {
+        if step == CallStep::Done {
             (self.call, self.closing) = (None, true);
         }
-        if !self.raw.follow(c, step, to) {
-            self.give_up(to, out);
+        if !self.unparsed.apply_step(c, step, to) {
+            self.reject_call(to, out);
             self.text(c, to, out);
         }
     }
 
-    pub(super) fn finish(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
-        self.held.finish(|c| to.content(c, out));
-        self.give_up(to, out);
+    pub(super) fn finish(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        self.scanner.finish(|c| to.content(c, out));
+        self.reject_call(to, out);
     }
 
     /// The call is none: what was read of it is content.
-    fn give_up(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
+    fn reject_call(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         self.call = None;
-        self.raw.give_up(to, out);
+        self.unparsed.reject_call(to, out);
     }
 
-    fn text(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
+    fn text(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         let closing = &mut self.closing;
-        let found = self.held.push(c, &[OPEN, CLOSE], |c| {
+        let found = self.scanner.push(c, &[OPEN, CLOSE], |c| {
             *closing &= c.is_whitespace();
             to.content(c, out);
         });
         match found {
             Some(0) => {
-                self.raw.open(OPEN, to, out);
-                self.call = Some(CallObject::new(None, self.raw.from));
+                self.unparsed.open(OPEN, to, out);
+                self.call = Some(CallObject::new(None, self.unparsed.from));
                 self.closing = false;
             }
             Some(_) if std::mem::take(&mut self.closing) => {}

@@ -3,17 +3,17 @@
 //!
 //! Source: the chat templates of meta-llama/Llama-3.1-8B-Instruct and Llama-3.2-1B-Instruct.
 
-use super::call_object::{CallObject, Names, Step};
-use super::emitter::Emitter;
-use super::json_scan::is_space;
-use super::marks::Held;
-use super::raw::Raw;
-use crate::text::pieces::Pieces;
+use super::call_emitter::ToolCallEmitter;
+use super::call_object::{CallObject, CallStep, FunctionNames};
+use super::json_scanner::is_space;
+use super::marker_scanner::MarkerScanner;
+use super::unparsed_syntax::UnparsedSyntax;
+use crate::text::output_pieces::PieceSink;
 
 pub(super) const TAG: &str = "<|python_tag|>";
 
 #[derive(Debug, Clone)]
-enum State {
+enum LlamaParserState {
     /// Nothing but whitespace so far; the tag may have come.
     Start {
         tagged: bool,
@@ -26,82 +26,93 @@ enum State {
 
 /// The machine.
 #[derive(Debug, Clone)]
-pub(super) struct Llama {
-    names: Names,
-    state: State,
-    held: Held,
-    raw: Raw,
+pub(super) struct LlamaToolParser {
+    names: FunctionNames,
+    state: LlamaParserState,
+    scanner: MarkerScanner,
+    unparsed: UnparsedSyntax,
 }
 
-impl Llama {
-    pub(super) fn new(names: Names) -> Self {
-        let state = State::Start { tagged: false };
-        Self { names, state, held: Held::default(), raw: Raw::default() }
-    }
-
-    pub(super) fn push(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
-        match &mut self.state {
-            State::Text => to.content(c, out),
-            State::Call(call) => {
-                let step = call.push(c, to, out);
-                if step == Step::Done {
-                    self.state = State::Between;
-                }
-                if !self.raw.follow(c, step, to) {
-                    self.give_up(Some(c), to, out);
-                }
-            }
-            State::Start { .. } | State::Between if c == '{' && self.held.is_empty() => {
-                self.raw.open("{", to, out);
-                let mut call = Box::new(CallObject::new(self.names.clone(), self.raw.from));
-                call.push(c, to, out);
-                self.state = State::Call(call);
-            }
-            State::Start { tagged: false } => self.start(c, to, out),
-            State::Between if c == ';' => self.hold(c, to, out),
-            State::Start { tagged: true } | State::Between if is_space(c) => self.hold(c, to, out),
-            State::Start { tagged: true } | State::Between => self.give_up(Some(c), to, out),
+impl LlamaToolParser {
+    pub(super) fn new(names: FunctionNames) -> Self {
+        let state = LlamaParserState::Start { tagged: false };
+        Self {
+            names,
+            state,
+            scanner: MarkerScanner::default(),
+            unparsed: UnparsedSyntax::default(),
         }
     }
 
-    pub(super) fn finish(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
-        let raw = &mut self.raw;
-        self.held.finish(|c| raw.push(c));
-        if !matches!(self.state, State::Between) {
-            self.give_up(None, to, out);
+    pub(super) fn push(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        match &mut self.state {
+            LlamaParserState::Text => to.content(c, out),
+            LlamaParserState::Call(call) => {
+                let step = call.push(c, to, out);
+                if step == CallStep::Done {
+                    self.state = LlamaParserState::Between;
+                }
+                if !self.unparsed.apply_step(c, step, to) {
+                    self.reject_call(Some(c), to, out);
+                }
+            }
+            LlamaParserState::Start { .. } | LlamaParserState::Between
+                if c == '{' && self.scanner.is_empty() =>
+            {
+                self.unparsed.open("{", to, out);
+                let mut call = Box::new(CallObject::new(self.names.clone(), self.unparsed.from));
+                call.push(c, to, out);
+                self.state = LlamaParserState::Call(call);
+            }
+            LlamaParserState::Start { tagged: false } => self.start(c, to, out),
+            LlamaParserState::Between if c == ';' => self.hold_back(c, to, out),
+            LlamaParserState::Start { tagged: true } | LlamaParserState::Between if is_space(c) => {
+                self.hold_back(c, to, out);
+            }
+            LlamaParserState::Start { tagged: true } | LlamaParserState::Between => {
+                self.reject_call(Some(c), to, out);
+            }
+        }
+    }
+
+    pub(super) fn finish(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        let raw = &mut self.unparsed;
+        self.scanner.finish(|c| raw.push(c));
+        if !matches!(self.state, LlamaParserState::Between) {
+            self.reject_call(None, to, out);
         }
     }
 
     /// A character in front of a call, or between two.
-    fn hold(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
-        self.raw.push(c);
-        if self.raw.is_full() {
-            self.give_up(None, to, out);
+    fn hold_back(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        self.unparsed.push(c);
+        if self.unparsed.is_full() {
+            self.reject_call(None, to, out);
         }
     }
 
-    fn start(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
-        let (raw, mut text) = (&mut self.raw, false);
-        let found = self.held.push(c, &[TAG], |c| {
+    fn start(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        let (raw, mut text) = (&mut self.unparsed, false);
+        let found = self.scanner.push(c, &[TAG], |c| {
             text |= !is_space(c);
             raw.push(c);
         });
         if found.is_some() {
             TAG.chars().for_each(|c| raw.push(c));
-            self.state = State::Start { tagged: true };
+            self.state = LlamaParserState::Start { tagged: true };
         } else if text || raw.is_full() {
-            self.give_up(None, to, out);
+            self.reject_call(None, to, out);
         }
     }
 
     /// The rest of the output is text, from what is held on.
-    fn give_up(&mut self, c: Option<char>, to: &mut Emitter, out: &mut Pieces<'_>) {
-        let raw = &mut self.raw;
-        self.held.finish(|c| raw.push(c));
-        raw.give_up(to, out);
+    fn reject_call(&mut self, c: Option<char>, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        let raw = &mut self.unparsed;
+        self.scanner.finish(|c| raw.push(c));
+        raw.reject_call(to, out);
         if let Some(c) = c {
             to.content(c, out);
         }
-        self.state = State::Text;
+        self.state = LlamaParserState::Text;
     }
 }

@@ -3,12 +3,12 @@
 //!
 //! Source: the chat templates of mistralai/Mistral-7B-Instruct-v0.3 and Mistral-Small-3.2.
 
-use super::call_object::{BareArguments, CallObject, Step};
-use super::emitter::Emitter;
-use super::json_scan::is_space;
-use super::marks::Held;
-use super::raw::Raw;
-use crate::text::pieces::Pieces;
+use super::call_emitter::ToolCallEmitter;
+use super::call_object::{BareArguments, CallObject, CallStep};
+use super::json_scanner::is_space;
+use super::marker_scanner::MarkerScanner;
+use super::unparsed_syntax::UnparsedSyntax;
+use crate::text::output_pieces::PieceSink;
 
 pub(super) const CALLS: &str = "[TOOL_CALLS]";
 pub(super) const CALL_ID: &str = "[CALL_ID]";
@@ -17,7 +17,7 @@ pub(super) const ARGS: &str = "[ARGS]";
 const HEAD_MAX: usize = 512;
 
 #[derive(Debug, Clone, Default)]
-enum State {
+enum MistralParserState {
     #[default]
     Text,
     /// Behind the mark.
@@ -35,122 +35,128 @@ enum State {
 
 /// The machine.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Mistral {
-    held: Held,
-    state: State,
-    raw: Raw,
+pub(super) struct MistralToolParser {
+    scanner: MarkerScanner,
+    state: MistralParserState,
+    unparsed: UnparsedSyntax,
 }
 
-impl Mistral {
-    pub(super) fn push(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
-        if matches!(self.state, State::Text) {
+impl MistralToolParser {
+    pub(super) fn push(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        if matches!(self.state, MistralParserState::Text) {
             return self.text(c, to, out);
         }
         let step = self.syntax(c, to, out);
-        if !self.raw.follow(c, step, to) {
-            self.give_up(to, out);
+        if !self.unparsed.apply_step(c, step, to) {
+            self.reject_call(to, out);
             self.text(c, to, out);
         }
     }
 
-    pub(super) fn finish(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
+    pub(super) fn finish(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         match self.state {
-            State::Text => self.held.finish(|c| to.content(c, out)),
-            State::Next => {}
-            _ => self.give_up(to, out),
+            MistralParserState::Text => self.scanner.finish(|c| to.content(c, out)),
+            MistralParserState::Next => {}
+            _ => self.reject_call(to, out),
         }
     }
 
-    fn text(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
-        if self.held.push(c, &[CALLS], |c| to.content(c, out)).is_some() {
-            self.state = State::Lead;
-            self.raw.open(CALLS, to, out);
+    fn text(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        if self.scanner.push(c, &[CALLS], |c| to.content(c, out)).is_some() {
+            self.state = MistralParserState::Lead;
+            self.unparsed.open(CALLS, to, out);
         }
     }
 
-    fn give_up(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
-        self.raw.give_up(to, out);
-        (self.held, self.state) = (Held::default(), State::Text);
+    fn reject_call(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        self.unparsed.reject_call(to, out);
+        (self.scanner, self.state) = (MarkerScanner::default(), MistralParserState::Text);
     }
 
     /// A character behind the mark.
-    fn syntax(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) -> Step {
+    fn syntax(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
         match &mut self.state {
-            State::Lead | State::Item | State::Next if is_space(c) => Step::More,
-            State::Lead if c == '[' => self.go(State::Item),
-            State::Lead => {
-                self.state = State::Name(String::new());
+            MistralParserState::Lead | MistralParserState::Item | MistralParserState::Next
+                if is_space(c) =>
+            {
+                CallStep::Continues
+            }
+            MistralParserState::Lead if c == '[' => self.go(MistralParserState::Item),
+            MistralParserState::Lead => {
+                self.state = MistralParserState::Name(String::new());
                 self.syntax(c, to, out)
             }
-            State::Item if c == '{' => {
-                let mut object = Box::new(CallObject::new(None, self.raw.from));
+            MistralParserState::Item if c == '{' => {
+                let mut object = Box::new(CallObject::new(None, self.unparsed.from));
                 object.push(c, to, out);
-                self.go(State::Object(object))
+                self.go(MistralParserState::Object(object))
             }
-            State::Next if c == ',' => self.go(State::Item),
-            State::Next if c == ']' => {
-                self.state = State::Text;
-                Step::Done
+            MistralParserState::Next if c == ',' => self.go(MistralParserState::Item),
+            MistralParserState::Next if c == ']' => {
+                self.state = MistralParserState::Text;
+                CallStep::Done
             }
-            State::Object(object) => match object.push(c, to, out) {
-                Step::Done => {
-                    (self.state, self.raw.from) = (State::Next, out.at);
-                    Step::Done
+            MistralParserState::Object(object) => match object.push(c, to, out) {
+                CallStep::Done => {
+                    (self.state, self.unparsed.from) = (MistralParserState::Next, out.bytes_read);
+                    CallStep::Done
                 }
                 step => step,
             },
-            State::Arguments(arguments) => match arguments.push(c, to, out) {
-                Step::Done => {
-                    self.state = State::Text;
-                    Step::Done
+            MistralParserState::Arguments(arguments) => match arguments.push(c, to, out) {
+                CallStep::Done => {
+                    self.state = MistralParserState::Text;
+                    CallStep::Done
                 }
                 step => step,
             },
-            State::Name(_) | State::Id(_) => self.head(c, to, out),
-            State::Text | State::Item | State::Next => Step::Bad,
+            MistralParserState::Name(_) | MistralParserState::Id(_) => self.head(c, to, out),
+            MistralParserState::Text | MistralParserState::Item | MistralParserState::Next => {
+                CallStep::Invalid
+            }
         }
     }
 
-    fn go(&mut self, state: State) -> Step {
+    fn go(&mut self, state: MistralParserState) -> CallStep {
         self.state = state;
-        Step::More
+        CallStep::Continues
     }
 
     /// A name, perhaps an id, up to the arguments.
-    fn head(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) -> Step {
+    fn head(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
         let (name, in_name) = match &mut self.state {
-            State::Name(name) => (name, true),
-            State::Id(name) => (name, false),
-            _ => return Step::Bad,
+            MistralParserState::Name(name) => (name, true),
+            MistralParserState::Id(name) => (name, false),
+            _ => return CallStep::Invalid,
         };
-        if self.raw.len() > HEAD_MAX {
-            return Step::Bad;
+        if self.unparsed.len() > HEAD_MAX {
+            return CallStep::Invalid;
         }
-        if c == '{' && self.held.is_empty() && in_name && !name.is_empty() {
-            to.begin(name, self.raw.from, out);
+        if c == '{' && self.scanner.is_empty() && in_name && !name.is_empty() {
+            to.begin(name, self.unparsed.from, out);
             let mut arguments = BareArguments::default();
             arguments.push(c, to, out);
-            return self.go(State::Arguments(arguments));
+            return self.go(MistralParserState::Arguments(arguments));
         }
         let mut fits = true;
-        let found = self.held.push(c, &[CALL_ID, ARGS], |c| {
+        let found = self.scanner.push(c, &[CALL_ID, ARGS], |c| {
             fits &= c.is_ascii_alphanumeric() || "_-.".contains(c);
             if in_name {
                 name.push(c);
             }
         });
         match found {
-            _ if !fits => Step::Bad,
-            None => Step::More,
-            Some(_) if name.is_empty() => Step::Bad,
+            _ if !fits => CallStep::Invalid,
+            None => CallStep::Continues,
+            Some(_) if name.is_empty() => CallStep::Invalid,
             Some(0) if in_name => {
                 let name = std::mem::take(name);
-                self.go(State::Id(name))
+                self.go(MistralParserState::Id(name))
             }
-            Some(0) => Step::Bad,
+            Some(0) => CallStep::Invalid,
             Some(_) => {
-                to.begin(name, self.raw.from, out);
-                self.go(State::Arguments(BareArguments::default()))
+                to.begin(name, self.unparsed.from, out);
+                self.go(MistralParserState::Arguments(BareArguments::default()))
             }
         }
     }

@@ -3,37 +3,37 @@
 //! A machine sees each character once and keeps a bounded amount of text, so its work is linear and
 //! independent of how the output is cut. Names follow vLLM. A malformed call stays content.
 
+mod call_emitter;
+mod call_grammar;
 mod call_object;
-mod coercion;
-mod cut_arguments;
 mod deepseek;
-mod emitter;
-mod grammar;
 mod hermes;
-mod json_scan;
+mod json_scanner;
 mod llama3_json;
-mod marks;
+mod marker_scanner;
 mod mistral;
+mod partial_arguments;
 mod qwen3_coder;
-mod raw;
-mod tool;
+mod schema_types;
+mod tool_definition;
+mod unparsed_syntax;
 
-use super::pieces::Pieces;
+use super::output_pieces::PieceSink;
 use super::tokenizer::Tokenizer;
-pub use cut_arguments::cut_arguments;
-use deepseek::DeepSeek;
-use emitter::Emitter;
-use hermes::Hermes;
-use llama3_json::Llama;
-pub(super) use marks::Held;
-use mistral::Mistral;
-use qwen3_coder::Coder;
+use call_emitter::ToolCallEmitter;
+use deepseek::DeepSeekToolParser;
+use hermes::HermesToolParser;
+use llama3_json::LlamaToolParser;
+pub(super) use marker_scanner::MarkerScanner;
+use mistral::MistralToolParser;
+pub use partial_arguments::partial_arguments;
+use qwen3_coder::Qwen3CoderToolParser;
 use std::sync::Arc;
-pub use tool::Tool;
+pub use tool_definition::ToolDefinition;
 
 /// A family's syntax of calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CallSyntax {
+pub enum ToolCallSyntax {
     /// `<tool_call>` around JSON: Hermes, Qwen2.5, Qwen3.
     Hermes,
     /// `<function=…>` and `<parameter=…>`: Qwen3-Coder.
@@ -50,14 +50,14 @@ pub enum CallSyntax {
 
 /// How ids of calls look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CallIds {
+pub enum ToolCallIdFormat {
     /// `call_` and 24 alphanumerics.
     Long,
     /// 9 alphanumerics, which Mistral's templates insist on.
     Nine,
 }
 
-impl CallSyntax {
+impl ToolCallSyntax {
     /// Names that the command line takes.
     pub const NAMES: &[(&str, Self)] = &[
         ("hermes", Self::Hermes),
@@ -70,12 +70,12 @@ impl CallSyntax {
     ];
 
     /// How its ids look.
-    pub fn ids(self) -> CallIds {
-        if self == Self::Mistral { CallIds::Nine } else { CallIds::Long }
+    pub fn id_format(self) -> ToolCallIdFormat {
+        if self == Self::Mistral { ToolCallIdFormat::Nine } else { ToolCallIdFormat::Long }
     }
 
     /// Marks that a tokenizer may hold as special tokens; their text must reach the parser.
-    pub fn marks(self) -> &'static [&'static str] {
+    pub fn special_markers(self) -> &'static [&'static str] {
         match self {
             Self::Hermes | Self::Qwen3Coder => &[hermes::OPEN, hermes::CLOSE],
             Self::Llama3Json => &[llama3_json::TAG],
@@ -93,18 +93,18 @@ impl CallSyntax {
     /// The grammar, in llguidance's dialect of Lark, of one call or of several of any of `tools`.
     pub fn grammar<'a>(
         self,
-        tools: impl IntoIterator<Item = &'a Tool>,
+        tools: impl IntoIterator<Item = &'a ToolDefinition>,
         several: bool,
         tokenizer: &Tokenizer,
     ) -> String {
-        grammar::of(self, tools, several, |mark| match tokenizer.token_id(mark) {
+        call_grammar::lark_grammar(self, tools, several, |mark| match tokenizer.token_id(mark) {
             Some(id) if tokenizer.is_special(id) => format!("<[{id}]>"),
-            _ => grammar::text(mark),
+            _ => call_grammar::text(mark),
         })
     }
 
     /// The mark that opens a call, where calls cannot begin without one.
-    pub(super) fn opening(self) -> Option<&'static str> {
+    pub(super) fn opening_marker(self) -> Option<&'static str> {
         match self {
             Self::Hermes | Self::Qwen3Coder => Some(hermes::OPEN),
             Self::Llama3Json => None,
@@ -115,36 +115,44 @@ impl CallSyntax {
 }
 
 #[derive(Debug, Clone)]
-enum Machine {
-    Hermes(Hermes),
-    Coder(Coder),
-    Llama(Llama),
-    Mistral(Mistral),
-    DeepSeek(DeepSeek),
+enum FamilyToolParser {
+    Hermes(HermesToolParser),
+    Coder(Qwen3CoderToolParser),
+    Llama(LlamaToolParser),
+    Mistral(MistralToolParser),
+    DeepSeek(DeepSeekToolParser),
 }
 
 /// Finds the calls of one output.
 #[derive(Debug, Clone)]
-pub(super) struct Calls {
-    machine: Machine,
-    emitter: Emitter,
+pub(super) struct ToolCallParser {
+    family_parser: FamilyToolParser,
+    emitter: ToolCallEmitter,
 }
 
-impl Calls {
+impl ToolCallParser {
     /// A parser before the first character. Calls beyond `calls_max` are dropped.
-    pub(super) fn new(syntax: CallSyntax, tools: &Arc<[Tool]>, calls_max: u32) -> Self {
+    pub(super) fn new(
+        syntax: ToolCallSyntax,
+        tools: &Arc<[ToolDefinition]>,
+        calls_max: u32,
+    ) -> Self {
         let machine = match syntax {
-            CallSyntax::Hermes => Machine::Hermes(Hermes::default()),
-            CallSyntax::Qwen3Coder => Machine::Coder(Coder::new(Arc::clone(tools))),
-            CallSyntax::Llama3Json => {
-                let names = tools.iter().map(|tool| tool.name.clone());
-                Machine::Llama(Llama::new(Some(names.collect())))
+            ToolCallSyntax::Hermes => FamilyToolParser::Hermes(HermesToolParser::default()),
+            ToolCallSyntax::Qwen3Coder => {
+                FamilyToolParser::Coder(Qwen3CoderToolParser::new(Arc::clone(tools)))
             }
-            CallSyntax::Mistral => Machine::Mistral(Mistral::default()),
-            CallSyntax::DeepSeekV3 => Machine::DeepSeek(DeepSeek::new(true)),
-            CallSyntax::DeepSeekV31 => Machine::DeepSeek(DeepSeek::new(false)),
+            ToolCallSyntax::Llama3Json => {
+                let names = tools.iter().map(|tool| tool.name.clone());
+                FamilyToolParser::Llama(LlamaToolParser::new(Some(names.collect())))
+            }
+            ToolCallSyntax::Mistral => FamilyToolParser::Mistral(MistralToolParser::default()),
+            ToolCallSyntax::DeepSeekV3 => FamilyToolParser::DeepSeek(DeepSeekToolParser::new(true)),
+            ToolCallSyntax::DeepSeekV31 => {
+                FamilyToolParser::DeepSeek(DeepSeekToolParser::new(false))
+            }
         };
-        Self { machine, emitter: Emitter::new(calls_max) }
+        Self { family_parser: machine, emitter: ToolCallEmitter::new(calls_max) }
     }
 
     /// Calls shown and complete.
@@ -154,26 +162,26 @@ impl Calls {
 
     /// Takes the next character of content.
     #[inline]
-    pub(super) fn push(&mut self, c: char, out: &mut Pieces<'_>) {
+    pub(super) fn push(&mut self, c: char, out: &mut PieceSink<'_>) {
         let to = &mut self.emitter;
-        match &mut self.machine {
-            Machine::Hermes(machine) => machine.push(c, to, out),
-            Machine::Coder(machine) => machine.push(c, to, out),
-            Machine::Llama(machine) => machine.push(c, to, out),
-            Machine::Mistral(machine) => machine.push(c, to, out),
-            Machine::DeepSeek(machine) => machine.push(c, to, out),
+        match &mut self.family_parser {
+            FamilyToolParser::Hermes(machine) => machine.push(c, to, out),
+            FamilyToolParser::Coder(machine) => machine.push(c, to, out),
+            FamilyToolParser::Llama(machine) => machine.push(c, to, out),
+            FamilyToolParser::Mistral(machine) => machine.push(c, to, out),
+            FamilyToolParser::DeepSeek(machine) => machine.push(c, to, out),
         }
     }
 
     /// The output has ended.
-    pub(super) fn finish(&mut self, out: &mut Pieces<'_>) {
+    pub(super) fn finish(&mut self, out: &mut PieceSink<'_>) {
         let to = &mut self.emitter;
-        match &mut self.machine {
-            Machine::Hermes(machine) => machine.finish(to, out),
-            Machine::Coder(machine) => machine.finish(to, out),
-            Machine::Llama(machine) => machine.finish(to, out),
-            Machine::Mistral(machine) => machine.finish(to, out),
-            Machine::DeepSeek(machine) => machine.finish(to, out),
+        match &mut self.family_parser {
+            FamilyToolParser::Hermes(machine) => machine.finish(to, out),
+            FamilyToolParser::Coder(machine) => machine.finish(to, out),
+            FamilyToolParser::Llama(machine) => machine.finish(to, out),
+            FamilyToolParser::Mistral(machine) => machine.finish(to, out),
+            FamilyToolParser::DeepSeek(machine) => machine.finish(to, out),
         }
         to.finish(out);
     }

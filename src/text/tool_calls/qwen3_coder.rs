@@ -4,15 +4,15 @@
 //! the outer mark and `</parameter>` may be missing. Source: the chat template of
 //! Qwen/Qwen3-Coder-30B-A3B-Instruct.
 
-use super::call_object::Step;
-use super::coercion::{Schemas, Value, quoted};
-use super::emitter::Emitter;
+use super::call_emitter::ToolCallEmitter;
+use super::call_object::CallStep;
 use super::hermes::{CLOSE, OPEN};
-use super::json_scan::is_space;
-use super::marks::Held;
-use super::raw::Raw;
-use super::tool::Tool;
-use crate::text::pieces::Pieces;
+use super::json_scanner::is_space;
+use super::marker_scanner::MarkerScanner;
+use super::schema_types::{CoercedValue, ToolSchemas, quoted};
+use super::tool_definition::ToolDefinition;
+use super::unparsed_syntax::UnparsedSyntax;
+use crate::text::output_pieces::PieceSink;
 use std::sync::Arc;
 
 const FUNCTION: &str = "<function=";
@@ -23,7 +23,7 @@ const PARAMETER_END: &str = "</parameter>";
 const NAME_MAX: usize = 256;
 
 #[derive(Debug, Clone, Default)]
-enum State {
+enum Qwen3CoderParserState {
     #[default]
     Text,
     /// Behind the outer mark.
@@ -32,123 +32,129 @@ enum State {
     /// Between parameters.
     Between,
     Key(String),
-    Value(Value),
+    Value(CoercedValue),
 }
 
 /// The machine.
 #[derive(Debug, Clone)]
-pub(super) struct Coder {
-    schemas: Schemas,
-    held: Held,
-    state: State,
+pub(super) struct Qwen3CoderToolParser {
+    schemas: ToolSchemas,
+    scanner: MarkerScanner,
+    state: Qwen3CoderParserState,
     /// The tool being called; `None` = there is none of this name.
     tool: Option<usize>,
     /// A parameter has been written.
     has_parameters: bool,
     /// A call has ended and its outer mark has not been closed.
     closing: bool,
-    raw: Raw,
+    unparsed: UnparsedSyntax,
 }
 
-impl Coder {
-    pub(super) fn new(tools: Arc<[Tool]>) -> Self {
-        let (held, state) = (Held::default(), State::Text);
-        let (schemas, tool, raw) = (Schemas::new(tools), None, Raw::default());
+impl Qwen3CoderToolParser {
+    pub(super) fn new(tools: Arc<[ToolDefinition]>) -> Self {
+        let (held, state) = (MarkerScanner::default(), Qwen3CoderParserState::Text);
+        let (schemas, tool, raw) = (ToolSchemas::new(tools), None, UnparsedSyntax::default());
         let (has_parameters, closing) = (false, false);
-        Self { schemas, held, state, tool, has_parameters, closing, raw }
+        Self { schemas, scanner: held, state, tool, has_parameters, closing, unparsed: raw }
     }
 
-    pub(super) fn push(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
-        if matches!(self.state, State::Text) {
+    pub(super) fn push(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        if matches!(self.state, Qwen3CoderParserState::Text) {
             return self.text(c, to, out);
         }
         let step = match self.syntax(c, to, out) {
-            false => Step::Bad,
-            true if matches!(self.state, State::Text) => Step::Done,
-            true => Step::More,
+            false => CallStep::Invalid,
+            true if matches!(self.state, Qwen3CoderParserState::Text) => CallStep::Done,
+            true => CallStep::Continues,
         };
-        if !self.raw.follow(c, step, to) {
-            self.give_up(to, out);
+        if !self.unparsed.apply_step(c, step, to) {
+            self.reject_call(to, out);
             self.text(c, to, out);
         }
     }
 
-    pub(super) fn finish(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
-        if matches!(self.state, State::Text) {
-            self.held.finish(|c| to.content(c, out));
+    pub(super) fn finish(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        if matches!(self.state, Qwen3CoderParserState::Text) {
+            self.scanner.finish(|c| to.content(c, out));
         } else {
-            self.give_up(to, out);
+            self.reject_call(to, out);
         }
     }
 
-    fn text(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) {
+    fn text(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         let closing = &mut self.closing;
-        let found = self.held.push(c, &[OPEN, FUNCTION, CLOSE], |c| {
+        let found = self.scanner.push(c, &[OPEN, FUNCTION, CLOSE], |c| {
             *closing &= c.is_whitespace();
             to.content(c, out);
         });
         match found {
-            Some(0) => self.start(OPEN, State::Lead, to, out),
-            Some(1) => self.start(FUNCTION, State::Name(String::new()), to, out),
+            Some(0) => self.start(OPEN, Qwen3CoderParserState::Lead, to, out),
+            Some(1) => self.start(FUNCTION, Qwen3CoderParserState::Name(String::new()), to, out),
             Some(_) if std::mem::take(&mut self.closing) => {}
             Some(_) => CLOSE.chars().for_each(|c| to.content(c, out)),
             None => {}
         }
     }
 
-    fn start(&mut self, mark: &str, state: State, to: &mut Emitter, out: &mut Pieces<'_>) {
+    fn start(
+        &mut self,
+        mark: &str,
+        state: Qwen3CoderParserState,
+        to: &mut ToolCallEmitter,
+        out: &mut PieceSink<'_>,
+    ) {
         (self.state, self.closing) = (state, false);
-        self.raw.open(mark, to, out);
+        self.unparsed.open(mark, to, out);
     }
 
-    fn give_up(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
-        self.raw.give_up(to, out);
-        (self.held, self.state) = (Held::default(), State::Text);
+    fn reject_call(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        self.unparsed.reject_call(to, out);
+        (self.scanner, self.state) = (MarkerScanner::default(), Qwen3CoderParserState::Text);
     }
 
     /// A character inside a call; false if it cannot stand there.
-    fn syntax(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) -> bool {
+    fn syntax(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> bool {
         match &mut self.state {
-            State::Text => false,
-            State::Lead => {
+            Qwen3CoderParserState::Text => false,
+            Qwen3CoderParserState::Lead => {
                 let mut fits = true;
-                let found = self.held.push(c, &[FUNCTION], |c| fits &= is_space(c));
+                let found = self.scanner.push(c, &[FUNCTION], |c| fits &= is_space(c));
                 if found.is_some() {
-                    self.state = State::Name(String::new());
+                    self.state = Qwen3CoderParserState::Name(String::new());
                 }
-                fits && self.raw.len() <= NAME_MAX
+                fits && self.unparsed.len() <= NAME_MAX
             }
-            State::Name(name) if c == '>' => {
+            Qwen3CoderParserState::Name(name) if c == '>' => {
                 let name = name.trim();
                 if name.is_empty() {
                     return false;
                 }
                 self.tool = self.schemas.tool(name);
                 self.has_parameters = false;
-                to.begin(name, self.raw.from, out);
+                to.begin(name, self.unparsed.from, out);
                 to.arguments("{", out);
-                self.state = State::Between;
+                self.state = Qwen3CoderParserState::Between;
                 true
             }
-            State::Key(key) if c == '>' => {
+            Qwen3CoderParserState::Key(key) if c == '>' => {
                 let key = std::mem::take(key);
                 self.value(key.trim(), to, out);
                 true
             }
-            State::Name(name) | State::Key(name) => {
+            Qwen3CoderParserState::Name(name) | Qwen3CoderParserState::Key(name) => {
                 name.push(c);
                 name.len() <= NAME_MAX && c != '<' && c != '\n'
             }
-            State::Between => self.between(c, to, out),
-            State::Value(_) => self.in_value(c, to, out),
+            Qwen3CoderParserState::Between => self.between(c, to, out),
+            Qwen3CoderParserState::Value(_) => self.in_value(c, to, out),
         }
     }
 
-    fn between(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) -> bool {
+    fn between(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> bool {
         let mut fits = true;
-        let found = self.held.push(c, &[PARAMETER, FUNCTION_END], |c| fits &= is_space(c));
+        let found = self.scanner.push(c, &[PARAMETER, FUNCTION_END], |c| fits &= is_space(c));
         match found {
-            Some(0) => self.state = State::Key(String::new()),
+            Some(0) => self.state = Qwen3CoderParserState::Key(String::new()),
             Some(_) => self.end(to, out),
             None => {}
         }
@@ -156,24 +162,26 @@ impl Coder {
     }
 
     /// A parameter begins: its key, and what its value will be.
-    fn value(&mut self, key: &str, to: &mut Emitter, out: &mut Pieces<'_>) {
+    fn value(&mut self, key: &str, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         let comma = if std::mem::replace(&mut self.has_parameters, true) { ", " } else { "" };
         to.arguments(comma, out);
         to.arguments(&quoted(key), out);
         to.arguments(": ", out);
-        self.state = State::Value(Value::new(self.schemas.types(self.tool, key)));
+        self.state =
+            Qwen3CoderParserState::Value(CoercedValue::new(self.schemas.types(self.tool, key)));
     }
 
-    fn in_value(&mut self, c: char, to: &mut Emitter, out: &mut Pieces<'_>) -> bool {
-        const ENDS: [&str; 4] = [PARAMETER_END, PARAMETER, FUNCTION_END, CLOSE];
-        let State::Value(value) = &mut self.state else { return false };
+    fn in_value(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> bool {
+        const END_MARKERS: [&str; 4] = [PARAMETER_END, PARAMETER, FUNCTION_END, CLOSE];
+        let Qwen3CoderParserState::Value(value) = &mut self.state else { return false };
         let mut fits = true;
-        let found = self.held.push(c, &ENDS, |c| fits &= value.push(c, |s| to.arguments(s, out)));
+        let found =
+            self.scanner.push(c, &END_MARKERS, |c| fits &= value.push(c, |s| to.arguments(s, out)));
         let Some(found) = found else { return fits };
         value.finish(|s| to.arguments(s, out));
         match found {
-            0 => self.state = State::Between,
-            1 => self.state = State::Key(String::new()),
+            0 => self.state = Qwen3CoderParserState::Between,
+            1 => self.state = Qwen3CoderParserState::Key(String::new()),
             2 => self.end(to, out),
             _ => {
                 self.end(to, out);
@@ -183,9 +191,9 @@ impl Coder {
         true
     }
 
-    fn end(&mut self, to: &mut Emitter, out: &mut Pieces<'_>) {
+    fn end(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         to.arguments("}", out);
         to.end(out);
-        (self.state, self.closing) = (State::Text, true);
+        (self.state, self.closing) = (Qwen3CoderParserState::Text, true);
     }
 }

@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 
 /// What was read.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Counts {
+pub(super) struct StreamCounts {
     pub(super) events: usize,
     pub(super) reads: usize,
     pub(super) bytes: usize,
@@ -16,7 +16,7 @@ pub(super) struct Counts {
 }
 
 /// Sends `request` on every connection and reads until each has seen `[DONE]` or its end.
-pub(super) fn run(address: SocketAddr, request: &str, streams: usize) -> Counts {
+pub(super) fn run(address: SocketAddr, request: &str, streams: usize) -> StreamCounts {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build().unwrap();
     runtime.block_on(async {
@@ -33,7 +33,7 @@ pub(super) fn run(address: SocketAddr, request: &str, streams: usize) -> Counts 
             })
         };
         let tasks: Vec<_> = sockets.into_iter().map(one).collect();
-        let mut total = Counts::default();
+        let mut total = StreamCounts::default();
         let mut firsts = Vec::new();
         for task in tasks {
             let counts = task.await.unwrap();
@@ -49,8 +49,8 @@ pub(super) fn run(address: SocketAddr, request: &str, streams: usize) -> Counts 
     })
 }
 
-async fn read(mut socket: TcpStream, start: Instant) -> Counts {
-    let mut counts = Counts::default();
+async fn read(mut socket: TcpStream, start: Instant) -> StreamCounts {
+    let mut counts = StreamCounts::default();
     let mut buffer = vec![0_u8; 32 << 10];
     // Ends of events may be cut by a read: the last byte of the former one is kept.
     let mut last = 0;

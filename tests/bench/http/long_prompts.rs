@@ -5,8 +5,8 @@
 //! long ones. Behind each megabyte come hundreds of short prompts, whose steps make the server expect less, and then the same megabyte
 //! with more behind it: cached, so that its first step has the whole context already.
 
-use crate::chance::Chance;
-use crate::http_client::{Client, Reply, get};
+use crate::http_client::{HttpClient, HttpReply, get};
+use crate::rng::SimRng;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::fs;
@@ -27,7 +27,7 @@ const KINDS: [(&str, usize); 5] = [
     ("1 MB and 24 KB behind it", 24 << 10),
 ];
 /// What is drawn; the other two follow a megabyte.
-const DRAWN: [usize; 4] = [0, 1, MEGABYTE, MEGABYTE];
+const RANDOM_KINDS: [usize; 4] = [0, 1, MEGABYTE, MEGABYTE];
 const MEGABYTE: usize = 2;
 const SHORT: usize = 3;
 const LONGER: usize = 4;
@@ -51,18 +51,18 @@ const ANSWER_TOKENS: usize = 8;
 /// begins meanwhile may wait for the end of one.
 const STREAM_TOKENS: usize = 4_096;
 /// The server tells of 1,024 steps: short ones may be missed, no long one.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-const TELL_EVERY: Duration = Duration::from_mins(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+const REPORT_INTERVAL: Duration = Duration::from_mins(1);
 /// For an answer behind other prompts of a megabyte.
-const PATIENCE: Duration = Duration::from_hours(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_hours(1);
 
 /// `hadron serve` on a free port.
-pub(super) struct Process {
+pub(super) struct LongPromptServer {
     child: Child,
     pub(super) address: SocketAddr,
 }
 
-impl Process {
+impl LongPromptServer {
     /// Starts it and reads the ready line.
     pub(super) fn start(args: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hadron"));
@@ -100,7 +100,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for LongPromptServer {
     fn drop(&mut self) {
         // Gone already if the measurement failed.
         let _ = self.child.kill();
@@ -128,7 +128,7 @@ fn model() -> tempfile::TempDir {
 }
 
 /// A text like no other, of so many bytes or a few less.
-fn prompt(chance: &mut Chance, bytes: usize) -> String {
+fn prompt(chance: &mut SimRng, bytes: usize) -> String {
     let mut text = String::with_capacity(bytes);
     for _ in 0..bytes / PIECE_BYTES {
         let word = WORDS.start + chance.below(WORDS.end - WORDS.start);
@@ -140,7 +140,7 @@ fn prompt(chance: &mut Chance, bytes: usize) -> String {
 
 /// What clients saw.
 #[derive(Default)]
-struct Seen {
+struct LongPromptCounts {
     /// Prompts of each kind that were answered whole.
     ended: [AtomicU64; KINDS.len()],
     streams: AtomicU64,
@@ -149,7 +149,7 @@ struct Seen {
     longest: Mutex<[Duration; 2]>,
 }
 
-impl Seen {
+impl LongPromptCounts {
     fn took(&self, kind: usize, time: Duration) {
         let mut longest = self.longest.lock().unwrap();
         longest[kind] = longest[kind].max(time);
@@ -175,53 +175,53 @@ impl Seen {
     }
 }
 
-fn patient(address: SocketAddr) -> Client {
-    let client = Client::connect(address);
-    client.reader.get_ref().set_read_timeout(Some(PATIENCE)).unwrap();
+fn connect(address: SocketAddr) -> HttpClient {
+    let client = HttpClient::connect(address);
+    client.reader.get_ref().set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     client
 }
 
 /// One client, with one prompt after another.
-struct Sender<'a> {
+struct LongPromptClient<'a> {
     address: SocketAddr,
-    chance: Chance,
-    seen: &'a Seen,
+    chance: SimRng,
+    seen: &'a LongPromptCounts,
 }
 
-impl Sender<'_> {
+impl LongPromptClient<'_> {
     fn run(&mut self, over: &AtomicBool) {
         while !over.load(Ordering::Relaxed) {
-            let kind = self.chance.pick(&DRAWN);
+            let kind = self.chance.pick(&RANDOM_KINDS);
             let text = prompt(&mut self.chance, KINDS[kind].1);
-            self.ask(kind, &text);
+            self.send_prompt(kind, &text);
             if kind == MEGABYTE {
-                self.come_again(text);
+                self.send_short_prompts(text);
             }
         }
     }
 
     /// Behind a megabyte.
-    fn come_again(&mut self, mut text: String) {
+    fn send_short_prompts(&mut self, mut text: String) {
         for _ in 0..SHORT_ONES {
             let short = prompt(&mut self.chance, KINDS[SHORT].1);
-            self.ask(SHORT, &short);
+            self.send_prompt(SHORT, &short);
         }
         text += &prompt(&mut self.chance, KINDS[LONGER].1);
-        self.ask(LONGER, &text);
+        self.send_prompt(LONGER, &text);
     }
 
-    fn ask(&self, kind: usize, text: &str) {
+    fn send_prompt(&self, kind: usize, text: &str) {
         let body = json!({"prompt": text, "max_tokens": ANSWER_TOKENS, "ignore_eos": true});
-        let (mut client, since) = (patient(self.address), Instant::now());
+        let (mut client, since) = (connect(self.address), Instant::now());
         client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
         let reply = client.read();
         self.seen.took(1, since.elapsed());
         let tokens = text.len() / PIECE_BYTES * PIECE_TOKENS;
         match reply {
-            Some(reply) if is_whole(&reply, tokens, kind == LONGER) => {
+            Some(reply) if is_complete(&reply, tokens, kind == LONGER) => {
                 self.seen.ended[kind].fetch_add(1, Ordering::Relaxed);
             }
-            Some(Reply { status, body, .. }) => {
+            Some(HttpReply { status, body, .. }) => {
                 self.seen.is_wrong(&format!("{status} {}", String::from_utf8_lossy(&body)));
             }
             None => self.seen.is_wrong("no reply"),
@@ -230,7 +230,7 @@ impl Sender<'_> {
 }
 
 /// Whether all of a prompt was read, it was cached if it has to be, and its answer has its length.
-fn is_whole(reply: &Reply, prompt_tokens: usize, is_cached: bool) -> bool {
+fn is_complete(reply: &HttpReply, prompt_tokens: usize, is_cached: bool) -> bool {
     if reply.status != 200 {
         return false;
     }
@@ -243,14 +243,14 @@ fn is_whole(reply: &Reply, prompt_tokens: usize, is_cached: bool) -> bool {
 }
 
 /// One short stream after another.
-fn read_streams(address: SocketAddr, over: &AtomicBool, seen: &Seen) {
+fn read_streams(address: SocketAddr, over: &AtomicBool, seen: &LongPromptCounts) {
     let mut number = 0_u64;
     while !over.load(Ordering::Relaxed) {
         number += 1;
         // The letter is text by itself: each token is an event.
         let body = json!({"prompt": format!("{number} streams"), "max_tokens": STREAM_TOKENS, "ignore_eos": true,
             "logit_bias": {"97": 100}, "stream": true, "stream_options": {"include_usage": true}});
-        let mut client = patient(address);
+        let mut client = connect(address);
         client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
         let status = client.read_head().map(|head| head.status);
         let text = read_events(&mut client, seen);
@@ -265,7 +265,7 @@ fn read_streams(address: SocketAddr, over: &AtomicBool, seen: &Seen) {
 }
 
 /// All that a stream says, up to its end.
-fn read_events(client: &mut Client, seen: &Seen) -> String {
+fn read_events(client: &mut HttpClient, seen: &LongPromptCounts) -> String {
     let (mut text, mut last) = (String::new(), None);
     while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {
         // Comments only say that nothing has come.
@@ -280,7 +280,7 @@ fn read_events(client: &mut Client, seen: &Seen) -> String {
 
 /// What the server keeps of a step.
 #[derive(Debug, Clone, Copy, Default)]
-struct Step {
+struct ServerStep {
     number: u64,
     tokens: u64,
     took: Duration,
@@ -288,7 +288,7 @@ struct Step {
     allowed: Duration,
 }
 
-impl Step {
+impl ServerStep {
     fn of(step: &Value) -> Self {
         let field = |name: &str| step[name].as_u64().unwrap();
         Self {
@@ -304,7 +304,7 @@ impl Step {
     }
 }
 
-impl std::fmt::Display for Step {
+impl std::fmt::Display for ServerStep {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { tokens, took, allowed, .. } = self;
         write!(f, "{took:.1?} of {allowed:.1?} ({tokens} tokens)")
@@ -313,22 +313,22 @@ impl std::fmt::Display for Step {
 
 /// The steps of a server.
 #[derive(Default)]
-struct Steps {
+struct ServerSteps {
     newest: u64,
     /// How many were told of.
     seen: u64,
-    longest: Step,
+    longest: ServerStep,
     /// The one that came nearest to its deadline.
-    nearest: Step,
+    nearest: ServerStep,
 }
 
-impl Steps {
+impl ServerSteps {
     /// Takes in what is new.
-    fn look(&mut self, address: SocketAddr) {
-        let mut client = patient(address);
+    fn poll(&mut self, address: SocketAddr) {
+        let mut client = connect(address);
         client.send("GET", "/debug/steps", "Authorization: Bearer root\r\n", b"");
         let page = client.read().unwrap().json();
-        let steps = page["steps"].as_array().unwrap().iter().map(Step::of);
+        let steps = page["steps"].as_array().unwrap().iter().map(ServerStep::of);
         let known = self.newest;
         for step in steps.skip_while(|step| step.number <= known) {
             (self.newest, self.seen) = (step.number, self.seen + 1);
@@ -351,7 +351,7 @@ impl Steps {
 }
 
 /// What executors were lost for, and steps that were late for a moment.
-fn alarms(address: SocketAddr) -> f64 {
+fn false_alarms(address: SocketAddr) -> f64 {
     let page = String::from_utf8(get(address, "/metrics").body).unwrap();
     let names = ["hadron:executor_restarts_total{", "hadron:late_rank_total{"];
     let lines = page.lines().filter(|line| names.iter().any(|name| line.starts_with(name)));
@@ -375,36 +375,43 @@ fn memory(pids: &[u32]) -> String {
 }
 
 /// Lets clients send for so long, and waits for what is under way then.
-fn run(process: &Process, time: Duration, seen: &Seen, steps: &mut Steps) {
+fn run(
+    process: &LongPromptServer,
+    time: Duration,
+    seen: &LongPromptCounts,
+    steps: &mut ServerSteps,
+) {
     let (address, over, start) = (process.address, AtomicBool::new(false), Instant::now());
     std::thread::scope(|scope| {
         let over = &over;
         let senders: Vec<_> = (0..CLIENTS)
             .map(|seed| {
-                scope.spawn(move || Sender { address, chance: Chance::new(seed), seen }.run(over))
+                scope.spawn(move || {
+                    LongPromptClient { address, chance: SimRng::new(seed), seen }.run(over);
+                })
             })
             .collect();
         scope.spawn(move || read_streams(address, over, seen));
         let mut told = start;
         while !senders.iter().all(ScopedJoinHandle::is_finished) {
-            std::thread::sleep(LOOK_EVERY);
-            steps.look(address);
+            std::thread::sleep(POLL_INTERVAL);
+            steps.poll(address);
             over.store(start.elapsed() >= time, Ordering::Relaxed);
-            if told.elapsed() >= TELL_EVERY {
+            if told.elapsed() >= REPORT_INTERVAL {
                 told = Instant::now();
                 println!("{:.0?}: {}", start.elapsed(), seen.line());
                 println!("  {}; {}", steps.line(), memory(&process.pids()));
             }
         }
     });
-    steps.look(address);
+    steps.poll(address);
 }
 
 /// As many minutes as HADRON_LONG_PROMPTS_MINUTES says.
 #[test]
 #[ignore = "an hour: `just long-prompts MINUTES`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
-fn an_hour_of_long_prompts() {
+fn long_prompts_cause_no_false_step_timeout() {
     let said = std::env::var("HADRON_LONG_PROMPTS_MINUTES").ok();
     let minutes = said.map_or(60.0, |text| text.parse::<f64>().unwrap());
     let folder = model();
@@ -413,10 +420,11 @@ fn an_hour_of_long_prompts() {
         ["--executor", "process", "--threads", "1", "--dtype", "float32", "--max-num-seqs", "8"];
     let sizes = ["--max-num-batched-tokens", STEP_TOKENS, "--num-gpu-blocks-override", BLOCKS];
     let args = [&[path.to_str().unwrap(), "--admin-key", "root"], &apart[..], &sizes[..]].concat();
-    let process = Process::start(&args);
-    let (pids, seen, mut steps) = (process.pids(), Seen::default(), Steps::default());
+    let process = LongPromptServer::start(&args);
+    let (pids, seen, mut steps) =
+        (process.pids(), LongPromptCounts::default(), ServerSteps::default());
     run(&process, Duration::from_secs_f64(minutes * 60.0), &seen, &mut steps);
-    let alarms = alarms(process.address);
+    let alarms = false_alarms(process.address);
     println!("{minutes} minutes: {}", seen.line());
     println!("{}", steps.line());
     println!("{}; {alarms} false alarms", memory(&process.pids()));

@@ -3,38 +3,42 @@
 //! Everything is in this process, client included: scheduler, hash model, detokeniser, hyper. The
 //! client reads chunks and counts events; each token is an event of its own.
 
-mod ceiling;
+mod bystander_cost;
+mod cache_salt_timing;
 mod client;
-mod constrained;
-mod disturbed;
+mod client_disconnects;
+mod grammar_cost;
+mod grammar_dry_run;
 mod long_prompts;
-mod many;
-mod paced;
-mod salts;
-mod storm;
-mod stuck;
-mod trials;
-mod vanish;
+mod many_streams;
+mod paced_server;
+mod preemption_storm;
+mod socket_ceiling;
+mod stuck_subscribers;
 
-use crate::hash_model::Reading;
-use crate::http_host::{Server, Setup};
-use crate::small_tokenizer::Alphabet;
-use client::Counts;
+use crate::hash_model::SlotAccess;
+use crate::small_tokenizer::TokenizerAlphabet;
+use crate::test_server::{ServerSetup, TestServer};
+use client::StreamCounts;
 use std::time::Duration;
 
 const STREAMS: usize = 256;
 const TOKENS: usize = 3_000;
 
 /// One kind of reply.
-struct Kind {
+struct ReplyKind {
     name: &'static str,
     path: &'static str,
     body: &'static str,
 }
 
-const KINDS: &[Kind] = &[
-    Kind { name: "completions", path: "/v1/completions", body: r#""prompt":"once upon a time""# },
-    Kind {
+const KINDS: &[ReplyKind] = &[
+    ReplyKind {
+        name: "completions",
+        path: "/v1/completions",
+        body: r#""prompt":"once upon a time""#,
+    },
+    ReplyKind {
         name: "chat",
         path: "/v1/chat/completions",
         body: r#""messages":[{"role":"user","content":"once upon a time"}]"#,
@@ -54,15 +58,15 @@ fn tokens_per_second() {
     }
 }
 
-fn measure(kind: &Kind, round: u32) {
-    let setup = Setup {
-        reading: Reading::Nothing,
-        alphabet: Alphabet::Ascii,
+fn measure(kind: &ReplyKind, round: u32) {
+    let setup = ServerSetup {
+        slot_access: SlotAccess::Untouched,
+        alphabet: TokenizerAlphabet::Ascii,
         blocks: 65_536,
         workers: 1,
-        ..Setup::default()
+        ..ServerSetup::default()
     };
-    let server = Server::start(&setup);
+    let server = TestServer::start(&setup);
     let body = format!(
         r#"{{{},"max_tokens":{TOKENS},"ignore_eos":true,"stream":true,"stream_options":{{"include_usage":true}}}}"#,
         kind.body
@@ -78,12 +82,12 @@ fn measure(kind: &Kind, round: u32) {
     drop(server);
     let event_bytes = counts.bytes / counts.events;
     for per_write in [1, (counts.events / counts.reads).max(1)] {
-        let counts = ceiling::run(STREAMS, TOKENS, event_bytes, per_write);
+        let counts = socket_ceiling::run(STREAMS, TOKENS, event_bytes, per_write);
         report(&format!("bare sockets, {per_write} a write"), &counts, TOKENS * STREAMS);
     }
 }
 
-fn report(what: &str, counts: &Counts, tokens: usize) {
+fn report(what: &str, counts: &StreamCounts, tokens: usize) {
     let seconds = counts.elapsed.as_secs_f64();
     println!(
         "| {what} | {:.0} | {:.0} | {} | {:.1} | {:.1} ms |",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """guidellm from PyPI and `hadron bench serve` measure the same server, in turns, and must agree.
 
-The server is the real one over a device whose steps all take 200 ms (tests/bench/http/paced.rs), so what the
+The server is the real one over a device whose steps all take 200 ms (tests/bench/http/paced_server.rs), so what the
 two disagree on is theirs and not the machine's. Prompts have the same number of tokens for both, answers
 too: these counts must be equal. Of each figure the medians over ROUNDS (1) are compared, and may differ by
 WITHIN_PERCENT (15): machines of CI are busy, and a client in Python notices. `just load-generators` asks for
@@ -36,7 +36,7 @@ FIGURES = ("output tok/s", "TTFT ms", "time per token ms")
 def paced():
     """The paced server and its address; it ends with its standard input."""
     command = ["cargo", "test", "--quiet", "--locked", "--test", "bench", "--", "--ignored", "--exact",
-               "http::paced::serve", "--nocapture"]
+               "http::paced_server::serve_until_stdin_closes", "--nocapture"]
     server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     for line in server.stdout:
         found = re.search(r"paced server on (http://\S+)", line)

@@ -1,14 +1,14 @@
 //! Bodies that are too large, too deep, or no JSON at all.
 
-use super::target::{PATIENCE, Target};
-use crate::chance::Chance;
-use crate::http::malformed::{Dice, exchange, garbage, request};
+use super::target::{AttackTarget, REPLY_TIMEOUT};
+use crate::http::malformed::{MalformedRequestRng, exchange, garbage, request};
+use crate::rng::SimRng;
 
 /// Requests on one connection.
 const BURST: u64 = 40;
 
 /// A body of up to 40 MB, announced or sent in full: one string, nested lists, or spaces.
-pub(super) fn huge(target: &Target, chance: &mut Chance) {
+pub(super) fn huge(target: &AttackTarget, chance: &mut SimRng) {
     let bytes = chance.scaled(1_000, 40_000_000) as usize;
     let body = match chance.below(4) {
         0 => format!("{{\"prompt\":\"{}\"}}", "a ".repeat(bytes / 2)),
@@ -21,10 +21,10 @@ pub(super) fn huge(target: &Target, chance: &mut Chance) {
 }
 
 /// Requests with changed bytes, and bytes that are hardly HTTP, on one connection.
-pub(super) fn malformed(target: &Target, chance: &mut Chance) {
-    let mut dice = Dice(chance.bits());
+pub(super) fn malformed(target: &AttackTarget, chance: &mut SimRng) {
+    let mut dice = MalformedRequestRng(chance.next_u64());
     let mut bytes = Vec::new();
-    if chance.hits(300) {
+    if chance.chance_per_mille(300) {
         bytes = garbage(&mut dice);
     } else {
         for _ in 0..BURST {
@@ -34,9 +34,9 @@ pub(super) fn malformed(target: &Target, chance: &mut Chance) {
     let mut counts = [0; 6];
     // It panics at 5xx and at a connection that hangs.
     let sent = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        exchange(target.address, &bytes, PATIENCE, &mut counts);
+        exchange(target.address, &bytes, REPLY_TIMEOUT, &mut counts);
     }));
     if sent.is_err() {
-        target.fault("malformed_bodies: see the panic above".to_owned());
+        target.add_violation("malformed_bodies: see the panic above".to_owned());
     }
 }

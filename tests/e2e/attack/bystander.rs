@@ -1,7 +1,7 @@
 //! Requests whose answers are known from before the attacks.
 
-use super::target::Target;
-use crate::http_client::{Client, Reply};
+use super::target::AttackTarget;
+use crate::http_client::{HttpClient, HttpReply};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,18 +11,18 @@ use std::time::Duration;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// How long a machine without free processors may take for an answer before the attacks.
-const PATIENCE: Duration = Duration::from_mins(2);
+const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Requests and their answers.
-pub(super) struct Answers(Vec<KnownAnswer>);
+pub(super) struct KnownAnswers(Vec<KnownReply>);
 
-struct KnownAnswer {
+struct KnownReply {
     path: &'static str,
     body: Value,
     text: String,
 }
 
-fn requests() -> Vec<KnownAnswer> {
+fn requests() -> Vec<KnownReply> {
     let chat = json!([{"role": "user", "content": "What is 12 plus 30?"}]);
     let asked = [
         (
@@ -47,12 +47,12 @@ fn requests() -> Vec<KnownAnswer> {
             "ignore_eos": true, "stream": true}),
         ),
     ];
-    let known = |(path, body)| KnownAnswer { path, body, text: String::new() };
+    let known = |(path, body)| KnownReply { path, body, text: String::new() };
     asked.into_iter().map(known).collect()
 }
 
 /// What a reply says, without what differs between equal replies: ids, times, counts of cached tokens.
-fn text_of(reply: &Reply, streamed: bool) -> String {
+fn text_of(reply: &HttpReply, streamed: bool) -> String {
     if !streamed {
         return reply.json()["choices"].to_string();
     }
@@ -60,13 +60,13 @@ fn text_of(reply: &Reply, streamed: bool) -> String {
     reply.events().into_iter().map(text).collect()
 }
 
-impl Answers {
+impl KnownAnswers {
     /// Asks for all answers on a server that nobody attacks.
     pub(super) fn learn(at: SocketAddr) -> Self {
         let mut known = requests();
         for request in &mut known {
-            let mut client = Client::connect(at);
-            client.reader.get_ref().set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut client = HttpClient::connect(at);
+            client.reader.get_ref().set_read_timeout(Some(FIRST_ANSWER_TIMEOUT)).unwrap();
             let body = request.body.to_string();
             client.send(
                 "POST",
@@ -82,23 +82,23 @@ impl Answers {
     }
 
     /// Asks again and again until the attacks are over.
-    pub(super) fn compare(&self, target: &Target, over: &AtomicBool, first: u64) {
+    pub(super) fn compare(&self, target: &AttackTarget, over: &AtomicBool, first: u64) {
         let mut next = first as usize;
         while !over.load(Ordering::Relaxed) {
-            let KnownAnswer { path, body, text } = &self.0[next % self.0.len()];
+            let KnownReply { path, body, text } = &self.0[next % self.0.len()];
             let sent = body.to_string();
             let Some(reply) = target.post("bystander", path, sent.as_bytes()) else { continue };
             if reply.status == 429 {
-                target.refused.fetch_add(1, Ordering::Relaxed);
+                target.rejected.fetch_add(1, Ordering::Relaxed);
                 std::thread::sleep(PAUSE);
                 continue;
             }
             next += 1;
-            target.answers.fetch_add(1, Ordering::Relaxed);
+            target.replies.fetch_add(1, Ordering::Relaxed);
             if reply.status != 200 {
-                target.fault(format!("bystander: {} instead of an answer", reply.status));
+                target.add_violation(format!("bystander: {} instead of an answer", reply.status));
             } else if text_of(&reply, body["stream"] == true) != *text {
-                target.fault(format!("bystander: another answer to {sent}"));
+                target.add_violation(format!("bystander: another answer to {sent}"));
             }
         }
     }

@@ -1,16 +1,16 @@
 //! Clients that leave, and clients that read nothing.
 
-use super::target::Target;
-use crate::chance::Chance;
+use super::target::AttackTarget;
+use crate::rng::SimRng;
 use serde_json::json;
 use std::time::Duration;
 
 /// Streams that are left before their first token, or after some.
-pub(super) fn leave(target: &Target, chance: &mut Chance) {
+pub(super) fn leave(target: &AttackTarget, chance: &mut SimRng) {
     for _ in 0..chance.between(1, 12) {
         let Some(mut client) = target.connect() else { return };
         let body = json!({"prompt": "leaving ".repeat(chance.between(1, 40) as usize),
-            "max_tokens": 300, "stream": chance.hits(800), "ignore_eos": true, "n": chance.between(1, 4)});
+            "max_tokens": 300, "stream": chance.chance_per_mille(800), "ignore_eos": true, "n": chance.between(1, 4)});
         let text = body.to_string();
         let head = format!(
             "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
@@ -18,14 +18,14 @@ pub(super) fn leave(target: &Target, chance: &mut Chance) {
             text.len()
         );
         let _ = client.send_raw(head.as_bytes()); // Whatever comes of it is left.
-        if chance.hits(500) {
+        if chance.chance_per_mille(500) {
             std::thread::sleep(Duration::from_millis(chance.below(60)));
         }
     }
 }
 
 /// Streams that are not read while they are made.
-pub(super) fn read_slowly(target: &Target, chance: &mut Chance) {
+pub(super) fn read_slowly(target: &AttackTarget, chance: &mut SimRng) {
     let body = json!({"prompt": "slow", "max_tokens": 200, "stream": true, "ignore_eos": true,
         "logprobs": 5, "n": 4})
     .to_string();

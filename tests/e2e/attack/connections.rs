@@ -1,7 +1,7 @@
 //! Connections that are slow, or half of which is closed.
 
-use super::target::Target;
-use crate::chance::Chance;
+use super::target::AttackTarget;
+use crate::rng::SimRng;
 use std::net::Shutdown;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 const CONNECTIONS: u64 = 12;
 
 /// Headers that come byte by byte, and stop before their end.
-pub(super) fn slow_headers(target: &Target, chance: &mut Chance) {
+pub(super) fn slow_headers(target: &AttackTarget, chance: &mut SimRng) {
     let head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Long: ";
     let clients = (0..CONNECTIONS).map_while(|_| target.connect());
     let mut clients: Vec<_> = clients.collect();
@@ -22,7 +22,7 @@ pub(super) fn slow_headers(target: &Target, chance: &mut Chance) {
 }
 
 /// Bodies that are announced, begun, and never finished.
-pub(super) fn slow_bodies(target: &Target, chance: &mut Chance) {
+pub(super) fn slow_bodies(target: &AttackTarget, chance: &mut SimRng) {
     let length = chance.scaled(10, 8_000_000);
     let head = format!(
         "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
@@ -41,7 +41,7 @@ pub(super) fn slow_bodies(target: &Target, chance: &mut Chance) {
 }
 
 /// Connections that are opened and left, or closed for writing at any point of a request.
-pub(super) fn half_open(target: &Target, chance: &mut Chance) {
+pub(super) fn half_open(target: &AttackTarget, chance: &mut SimRng) {
     let body = r#"{"prompt":"half","max_tokens":40,"ignore_eos":true,"stream":true}"#;
     let request = format!(
         "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
@@ -54,7 +54,7 @@ pub(super) fn half_open(target: &Target, chance: &mut Chance) {
         let end = chance.below(request.len() as u64 + 1) as usize;
         let _ = client.send_raw(&request.as_bytes()[..end]); // The server may have closed it.
         let how = chance.pick(&[Shutdown::Write, Shutdown::Read, Shutdown::Both]);
-        if chance.hits(700) {
+        if chance.chance_per_mille(700) {
             let _ = client.reader.get_mut().shutdown(how); // It may be closed already.
         }
         clients.push(client);

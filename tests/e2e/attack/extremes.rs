@@ -1,11 +1,11 @@
 //! Fields at and beyond their limits.
 
-use super::target::Target;
-use crate::chance::Chance;
+use super::target::AttackTarget;
+use crate::rng::SimRng;
 use serde_json::{Map, Value, json};
 
 /// Several fields with extreme values at the same time.
-pub(super) fn fields(target: &Target, chance: &mut Chance) {
+pub(super) fn fields(target: &AttackTarget, chance: &mut SimRng) {
     let numbers = [
         json!(0),
         json!(1),
@@ -58,11 +58,11 @@ pub(super) fn fields(target: &Target, chance: &mut Chance) {
 }
 
 /// As many choices, prompts and log-probabilities as a request may have, and a few more.
-pub(super) fn choices(target: &Target, chance: &mut Chance) {
+pub(super) fn choices(target: &AttackTarget, chance: &mut SimRng) {
     let n = chance.between(1, 17);
     let prompts = chance.scaled(1, 20);
     let body = json!({"prompt": vec!["choices"; prompts as usize], "n": n, "best_of": n, "temperature": 1,
-        "max_tokens": chance.scaled(1, 60), "logprobs": chance.between(0, 20), "echo": chance.hits(300),
+        "max_tokens": chance.scaled(1, 60), "logprobs": chance.between(0, 20), "echo": chance.chance_per_mille(300),
         "ignore_eos": true});
     target.post("many_choices", "/v1/completions", body.to_string().as_bytes());
 }

@@ -1,11 +1,11 @@
 //! Many requests that cost more than they look.
 
-use super::target::Target;
-use crate::chance::Chance;
+use super::target::AttackTarget;
+use crate::rng::SimRng;
 use serde_json::json;
 
 /// Long texts to be tokenised, several at a time.
-pub(super) fn tokenize(target: &Target, chance: &mut Chance) {
+pub(super) fn tokenize(target: &AttackTarget, chance: &mut SimRng) {
     let words = chance.scaled(10, 400_000) as usize;
     let body = match chance.below(4) {
         0 => json!({"prompt": "aZ9 ".repeat(words)}),
@@ -25,14 +25,14 @@ pub(super) fn tokenize(target: &Target, chance: &mut Chance) {
 }
 
 /// Pages about the server, over and over on one connection.
-pub(super) fn metrics(target: &Target, chance: &mut Chance) {
+pub(super) fn metrics(target: &AttackTarget, chance: &mut SimRng) {
     let Some(mut client) = target.connect() else { return };
     for _ in 0..chance.between(1, 40) {
         let path = chance.pick(&["/metrics", "/v1/models", "/load", "/version", "/openapi.json"]);
         client.send("GET", path, "", b"");
         match client.read() {
             Some(reply) => target.check("metrics_floods", &reply),
-            None => return target.fault(format!("metrics_floods: no answer on {path}")),
+            None => return target.add_violation(format!("metrics_floods: no answer on {path}")),
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Schemas, regular expressions, tool definitions and chat templates that cost as much as they can.
 
-use super::target::Target;
-use crate::chance::Chance;
+use super::target::AttackTarget;
+use crate::rng::SimRng;
 use serde_json::{Value, json};
 
-fn send(target: &Target, kind: &str, path: &str, body: &Value) {
+fn send(target: &AttackTarget, kind: &str, path: &str, body: &Value) {
     target.post(kind, path, body.to_string().as_bytes());
 }
 
@@ -17,7 +17,7 @@ fn nested(depth: usize) -> Value {
 }
 
 /// Grammars of every form.
-pub(super) fn schemas(target: &Target, chance: &mut Chance) {
+pub(super) fn schemas(target: &AttackTarget, chance: &mut SimRng) {
     let n = chance.scaled(2, 2_000) as usize;
     let open = |open: &str, close: &str| format!("{}a{}", open.repeat(n), close.repeat(n));
     let constraint = match chance.below(8) {
@@ -39,7 +39,7 @@ pub(super) fn schemas(target: &Target, chance: &mut Chance) {
 }
 
 /// Tools, many or with parameters that are schemas of their own.
-pub(super) fn tools(target: &Target, chance: &mut Chance) {
+pub(super) fn tools(target: &AttackTarget, chance: &mut SimRng) {
     let count = chance.scaled(1, 140) as usize;
     let depth = chance.scaled(1, 60) as usize;
     let tool = |i: usize| {
@@ -56,7 +56,7 @@ pub(super) fn tools(target: &Target, chance: &mut Chance) {
 }
 
 /// Templates that loop and recurse for ever, whose strings double, that hold themselves, and templates with errors.
-pub(super) fn templates(target: &Target, chance: &mut Chance) {
+pub(super) fn templates(target: &AttackTarget, chance: &mut SimRng) {
     let template = chance.pick(&[
         "{% for i in range(100000000) %}{{ i }}{% endfor %}",
         "{% for a in range(9999) %}{% for b in range(9999) %}{{ messages }}{% endfor %}{% endfor %}",

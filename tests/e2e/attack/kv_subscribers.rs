@@ -1,7 +1,7 @@
 //! Subscribers of KV events that want too much: long topics, many topics, frames without end.
 
-use super::target::{PATIENCE, Target};
-use crate::chance::Chance;
+use super::target::{AttackTarget, REPLY_TIMEOUT};
+use crate::rng::SimRng;
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ fn ready(kind: &str) -> Vec<u8> {
 
 /// A connection that has greeted.
 fn peer(at: SocketAddr, kind: &str) -> Option<TcpStream> {
-    let mut stream = TcpStream::connect_timeout(&at, PATIENCE).ok()?;
+    let mut stream = TcpStream::connect_timeout(&at, REPLY_TIMEOUT).ok()?;
     stream.set_write_timeout(Some(Duration::from_secs(1))).ok()?;
     stream.write_all(&[greeting(), ready(kind)].concat()).ok()?;
     Some(stream)
@@ -49,7 +49,7 @@ fn subscription(topic: &[u8]) -> Vec<u8> {
 }
 
 /// Subscriptions to topics of megabytes.
-pub(super) fn long_topics(target: &Target, chance: &mut Chance) {
+pub(super) fn long_topics(target: &AttackTarget, chance: &mut SimRng) {
     let Some(mut stream) = peer(target.kv_events, "SUB") else { return };
     for _ in 0..chance.between(1, 8) {
         let topic = vec![b'x'; chance.scaled(1_000, TOPIC_BYTES) as usize];
@@ -61,9 +61,9 @@ pub(super) fn long_topics(target: &Target, chance: &mut Chance) {
 }
 
 /// Tens of thousands of topics on one connection.
-pub(super) fn many_topics(target: &Target, chance: &mut Chance) {
+pub(super) fn many_topics(target: &AttackTarget, chance: &mut SimRng) {
     let Some(mut stream) = peer(target.kv_events, "SUB") else { return };
-    let start = chance.bits();
+    let start = chance.next_u64();
     let topics = (0..u64::from(chance.scaled(100, 50_000)))
         .flat_map(|i| subscription(&start.wrapping_add(i * 7919).to_be_bytes()));
     let _ = stream.write_all(&topics.collect::<Vec<u8>>()); // The server may close it.
@@ -71,7 +71,7 @@ pub(super) fn many_topics(target: &Target, chance: &mut Chance) {
 }
 
 /// A frame that announces more bytes than any machine has, and sends as many as it is let.
-pub(super) fn endless_frames(target: &Target, chance: &mut Chance) {
+pub(super) fn endless_frames(target: &AttackTarget, chance: &mut SimRng) {
     let (at, kind) = chance.pick(&[(target.kv_events, "SUB"), (target.kv_replay, "DEALER")]);
     let Some(mut stream) = peer(at, kind) else { return };
     let announced = chance.pick(&[u64::MAX >> 1, 1 << 40, 1 << 32, 100 << 20]);
@@ -87,14 +87,15 @@ pub(super) fn endless_frames(target: &Target, chance: &mut Chance) {
 }
 
 /// Requests for replays that nobody reads.
-pub(super) fn replay_flood(target: &Target, chance: &mut Chance) {
+pub(super) fn replay_flood(target: &AttackTarget, chance: &mut SimRng) {
     let socket = Context::new().socket(zmq::DEALER).unwrap();
     socket.set_linger(0).unwrap();
     socket.set_sndtimeo(200).unwrap();
     socket.connect(&format!("tcp://{}", target.kv_replay)).unwrap();
     for _ in 0..chance.scaled(1, 2_000) {
         let start = chance.pick(&[0, 1, u64::MAX, u64::MAX / 2]).to_be_bytes();
-        let frames: &[&[u8]] = if chance.hits(800) { &[b"", &start] } else { &[b"x", b"", &start] };
+        let frames: &[&[u8]] =
+            if chance.chance_per_mille(800) { &[b"", &start] } else { &[b"x", b"", &start] };
         if socket.send_multipart(frames, 0).is_err() {
             break;
         }

@@ -1,6 +1,6 @@
 //! Resident memory of the server over a run, and descriptors that are open after it.
 
-use crate::soak::{Sample, sample, slope};
+use crate::soak::{ResourceSample, sample, slope};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ pub(super) struct MemoryWatch {
     pid: u32,
     time: Duration,
     began: Instant,
-    samples: Mutex<Vec<Sample>>,
+    samples: Mutex<Vec<ResourceSample>>,
 }
 
 impl MemoryWatch {
@@ -56,7 +56,7 @@ impl MemoryWatch {
     }
 
     /// Growth beyond the bounds, in words.
-    pub(super) fn faults(&self) -> Option<String> {
+    pub(super) fn growth_violations(&self) -> Option<String> {
         let samples = self.samples.lock().unwrap();
         let (first, last) = (samples.first()?, samples.last()?);
         let most = samples.iter().map(|sample| sample.resident_kib).max()?;
@@ -70,9 +70,10 @@ impl MemoryWatch {
         if self.time < SLOPE_TIME_MIN {
             return None;
         }
-        let least =
-            |window: &[Sample]| window.iter().min_by_key(|sample| sample.resident_kib).copied();
-        let floor: Vec<Sample> = samples.chunks(WINDOW).filter_map(least).collect();
+        let least = |window: &[ResourceSample]| {
+            window.iter().min_by_key(|sample| sample.resident_kib).copied()
+        };
+        let floor: Vec<ResourceSample> = samples.chunks(WINDOW).filter_map(least).collect();
         let slope = slope(&floor, |sample| sample.resident_kib as f64);
         println!("memory: {slope:+.0} KiB an hour");
         (slope > SLOPE_KIB_MAX).then(|| format!("memory grows by {slope:.0} KiB an hour"))

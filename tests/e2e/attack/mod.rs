@@ -18,10 +18,10 @@ mod probes;
 mod signals;
 mod target;
 
-use crate::chance::Chance;
-use crate::http::executor_process::within;
-use crate::http::process::{Process, command};
-use crate::soak::left;
+use crate::http::executor_process::wait_until;
+use crate::http::server_process::{ServerProcess, command};
+use crate::rng::SimRng;
+use crate::soak::in_use;
 use memory::MemoryWatch;
 use probes::ProbeWatch;
 use serde_json::json;
@@ -30,7 +30,7 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use target::Target;
+use target::AttackTarget;
 
 /// Threads that attack.
 const ATTACKERS: u64 = 4;
@@ -44,7 +44,7 @@ const END: Duration = Duration::from_mins(1);
 /// One kind of attack. A call is one attack of at most a few seconds, drawn from a seed.
 struct AttackKind {
     name: &'static str,
-    attack: fn(&Target, &mut Chance),
+    attack: fn(&AttackTarget, &mut SimRng),
 }
 
 const KINDS: &[AttackKind] = &[
@@ -85,14 +85,14 @@ struct AttackPlan {
 struct AttackReport {
     /// Attacks by kind.
     attacks: BTreeMap<&'static str, u64>,
-    answers: u64,
+    replies: u64,
     /// Requests with a known answer that were refused for load, and asked again.
-    refused: u64,
+    rejected: u64,
     probes: u64,
     /// Executors that the machine starved.
-    starved: u64,
+    executors_starved: u64,
     /// Everything that must not be, in words.
-    faults: Vec<String>,
+    violations: Vec<String>,
 }
 
 impl AttackPlan {
@@ -109,11 +109,11 @@ impl AttackPlan {
 /// One attacker: every kind once, shared with the others, then kinds at random until the time is over.
 fn attack(
     plan: &AttackPlan,
-    target: &Target,
+    target: &AttackTarget,
     first: &Mutex<Vec<&'static AttackKind>>,
     number: u64,
 ) -> BTreeMap<&'static str, u64> {
-    let mut chance = Chance::new(plan.seed.wrapping_mul(1_000).wrapping_add(number));
+    let mut chance = SimRng::new(plan.seed.wrapping_mul(1_000).wrapping_add(number));
     let (kinds, until) = (plan.kinds(), Instant::now() + plan.time);
     let mut counts = BTreeMap::new();
     loop {
@@ -128,7 +128,7 @@ fn attack(
 }
 
 /// Starts a server that cannot take the memory of the whole machine, whatever an attack makes of it.
-fn start() -> Process {
+fn start() -> ServerProcess {
     let events = json!({"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:0",
         "replay_endpoint": "tcp://127.0.0.1:0"});
     let events = events.to_string();
@@ -142,14 +142,14 @@ fn start() -> Process {
     command.args(["-c", &limit]).arg(served.get_program()).args(served.get_args());
     command.current_dir("/").env("RUST_LOG", "error");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    Process::of(&mut command)
+    ServerProcess::of(&mut command)
 }
 
 fn run(plan: &AttackPlan) -> AttackReport {
     println!("{plan:?}");
     let mut process = start();
-    let target = Target::new(&process);
-    let known = bystander::Answers::learn(target.address);
+    let target = AttackTarget::new(&process);
+    let known = bystander::KnownAnswers::learn(target.address);
     let first = Mutex::new(plan.kinds());
     let (over, counts) = (AtomicBool::new(false), Mutex::new(BTreeMap::new()));
     let memory = MemoryWatch::new(process.id(), plan.time);
@@ -178,49 +178,61 @@ fn run(plan: &AttackPlan) -> AttackReport {
         target.probes.store(probing.join().unwrap(), Ordering::Relaxed);
     });
     end(&mut process, &target, &memory);
-    target.faults.lock().unwrap().extend(memory.faults());
+    target.violations.lock().unwrap().extend(memory.growth_violations());
     AttackReport {
         attacks: counts.into_inner().unwrap(),
-        answers: target.answers.load(Ordering::Relaxed),
-        refused: target.refused.load(Ordering::Relaxed),
+        replies: target.replies.load(Ordering::Relaxed),
+        rejected: target.rejected.load(Ordering::Relaxed),
         probes: target.probes.load(Ordering::Relaxed),
-        starved: target.starved.load(Ordering::Relaxed),
-        faults: target.faults.into_inner().unwrap(),
+        executors_starved: target.starved.load(Ordering::Relaxed),
+        violations: target.violations.into_inner().unwrap(),
     }
 }
 
 /// The server holds nothing for clients that are gone, and ends as it is told.
-fn end(process: &mut Process, target: &Target, memory: &MemoryWatch) {
+fn end(process: &mut ServerProcess, target: &AttackTarget, memory: &MemoryWatch) {
     if !target.is_alive() {
-        target.fault("the server has ended".to_owned());
-        println!("{}", process.said());
+        target.add_violation("the server has ended".to_owned());
+        println!("{}", process.stderr_text());
         return;
     }
-    within(END, "an idle server", || left(target.address) == 0.0);
+    wait_until(END, "an idle server", || in_use(target.address) == 0.0);
     let since = Instant::now();
     while !memory.has_closed() && since.elapsed() < END {
         std::thread::sleep(Duration::from_millis(100));
     }
-    target.faults.lock().unwrap().extend(memory.open_descriptors());
+    target.violations.lock().unwrap().extend(memory.open_descriptors());
     process.signal("TERM");
     let status = process.exits_within(END);
-    if status.code() != Some(0) || process.said().contains("panicked") {
-        target.fault(format!("{status}: {}", process.said()));
+    if status.code() != Some(0) || process.stderr_text().contains("panicked") {
+        target.add_violation(format!("{status}: {}", process.stderr_text()));
     }
 }
 
 fn judge(report: &AttackReport) {
-    let AttackReport { attacks, answers, refused, probes, starved, .. } = report;
+    let AttackReport {
+        attacks,
+        replies: answers,
+        rejected: refused,
+        probes,
+        executors_starved: starved,
+        ..
+    } = report;
     println!("attacks: {attacks:?}");
     println!(
         "known answers: {answers}, refused for load: {refused}; probes: {probes}; executors starved: {starved}"
     );
-    assert!(report.faults.is_empty(), "{} faults: {:#?}", report.faults.len(), report.faults);
-    assert!(report.answers > 0 && report.probes > 0, "known answers and probes were asked for");
+    assert!(
+        report.violations.is_empty(),
+        "{} faults: {:#?}",
+        report.violations.len(),
+        report.violations
+    );
+    assert!(report.replies > 0 && report.probes > 0, "known answers and probes were asked for");
 }
 
 #[test]
-fn seconds_of_attacks_change_nothing() {
+fn short_attack_run_affects_no_bystander() {
     let plan = AttackPlan { seed: 3, time: Duration::from_secs(10), kinds: Vec::new() };
     let report = run(&plan);
     judge(&report);
@@ -231,7 +243,7 @@ fn seconds_of_attacks_change_nothing() {
 #[test]
 #[ignore = "an hour: `just attack MINUTES`"]
 #[expect(clippy::disallowed_methods, reason = "length, seed and kinds come from `just`")]
-fn minutes_of_attacks() {
+fn long_attack_run() {
     let said = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
     let minutes = said("HADRON_ATTACK_MINUTES").map_or(60.0, |text| text.parse::<f64>().unwrap());
     let plan = AttackPlan {

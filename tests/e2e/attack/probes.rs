@@ -1,7 +1,7 @@
 //! Probes during attacks: a server that serves says so.
 
-use super::target::{PATIENCE, Target};
-use crate::http_client::Client;
+use super::target::{AttackTarget, REPLY_TIMEOUT};
+use crate::http_client::HttpClient;
 use std::io::BufReader;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,11 +17,11 @@ pub(super) struct ProbeWatch;
 
 impl ProbeWatch {
     /// Asks until the attacks are over; the number of answers.
-    pub(super) fn run(target: &Target, over: &AtomicBool) -> u64 {
+    pub(super) fn run(target: &AttackTarget, over: &AtomicBool) -> u64 {
         let mut answers = 0;
         while !over.load(Ordering::Relaxed) {
             for path in ["/livez", "/readyz", "/health"] {
-                answers += u64::from(Self::ask(target, path));
+                answers += u64::from(Self::probe(target, path));
             }
             std::thread::sleep(PAUSE);
         }
@@ -29,33 +29,33 @@ impl ProbeWatch {
     }
 
     /// Whether a probe was answered; notes an answer that is not true.
-    fn ask(target: &Target, path: &str) -> bool {
+    fn probe(target: &AttackTarget, path: &str) -> bool {
         let (before, began) = (target.outage(), Instant::now());
         let status = status_of(target, path);
         let took = began.elapsed();
         // Probes are judged only where no executor was lost or came back in the meantime: a step that is past its deadline
         // makes all of them false.
-        let calm = before == target.outage() && !Target::is_outage(before);
+        let calm = before == target.outage() && !AttackTarget::is_outage(before);
         match status {
             Some(200) => {}
-            Some(503) if !calm || Self::explains(target, path) => {}
-            other => target.fault(format!("{path}: {other:?} after {took:?}")),
+            Some(503) if !calm || Self::is_executor_outage(target, path) => {}
+            other => target.add_violation(format!("{path}: {other:?} after {took:?}")),
         }
         if took > ANSWER_MAX {
-            target.fault(format!("{path}: answered after {took:?}"));
+            target.add_violation(format!("{path}: answered after {took:?}"));
         }
         status.is_some()
     }
 
     /// Whether an executor is lost that no attack took away: seen now, or as soon as its successor serves.
-    fn explains(target: &Target, path: &str) -> bool {
+    fn is_executor_outage(target: &AttackTarget, path: &str) -> bool {
         let since = Instant::now();
-        while since.elapsed() < PATIENCE && target.is_alive() {
-            if target.has_starved() {
+        while since.elapsed() < REPLY_TIMEOUT && target.is_alive() {
+            if target.executors_changed() {
                 return true;
             }
             if status_of(target, path) == Some(200) {
-                return target.has_starved();
+                return target.executors_changed();
             }
             std::thread::sleep(PAUSE);
         }
@@ -63,10 +63,10 @@ impl ProbeWatch {
     }
 }
 
-fn status_of(target: &Target, path: &str) -> Option<u16> {
-    let stream = TcpStream::connect_timeout(&target.address, PATIENCE).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    let mut client = Client { reader: BufReader::new(stream) };
+fn status_of(target: &AttackTarget, path: &str) -> Option<u16> {
+    let stream = TcpStream::connect_timeout(&target.address, REPLY_TIMEOUT).ok()?;
+    stream.set_read_timeout(Some(REPLY_TIMEOUT)).ok()?;
+    let mut client = HttpClient { reader: BufReader::new(stream) };
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     client.send_raw(request.as_bytes()).ok()?;
     Some(client.read()?.status)

@@ -1,13 +1,13 @@
 //! Signals that are no reason to end.
 
-use super::target::Target;
-use crate::chance::Chance;
-use crate::http::executor_process::within;
+use super::target::AttackTarget;
+use crate::http::executor_process::wait_until;
+use crate::rng::SimRng;
 use rustix::process::{Pid, Signal, kill_process};
 use std::time::Duration;
 
 /// What a terminal that closes, a log rotation and a window that is resized send.
-pub(super) fn harmless(target: &Target, chance: &mut Chance) {
+pub(super) fn harmless(target: &AttackTarget, chance: &mut SimRng) {
     let signal = chance.pick(&[
         Signal::HUP,
         Signal::USR1,
@@ -25,7 +25,7 @@ pub(super) fn harmless(target: &Target, chance: &mut Chance) {
     if target.is_alive() {
         return;
     }
-    target.fault(format!("the server ended at {signal:?}"));
+    target.add_violation(format!("the server ended at {signal:?}"));
     // Everything that follows would only say the same.
-    within(Duration::from_secs(1), "the end", || !target.is_alive());
+    wait_until(Duration::from_secs(1), "the end", || !target.is_alive());
 }

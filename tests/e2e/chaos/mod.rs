@@ -2,17 +2,18 @@
 //!
 //! `just chaos MINUTES` draws faults for that long, every test run goes through each of them once.
 
-mod drawn;
+mod lifecycle_phases;
 mod links;
-mod phases;
+mod random_faults;
 
-use crate::http_client::{Client, post};
+use crate::http_client::{HttpClient, post};
 use serde_json::{Value, json};
 use std::io::Read as _;
 use std::net::SocketAddr;
 
 /// Small steps, one executor.
-const APART: &[&str] = &["--executor", "process", "--threads", "1", "--dtype", "float32"];
+const EXECUTOR_PROCESS_FLAGS: &[&str] =
+    &["--executor", "process", "--threads", "1", "--dtype", "float32"];
 
 /// A sampled request, so that a token more or less changes all that follows.
 fn body(prompt_words: usize, tokens: u32, streamed: bool) -> Value {
@@ -27,7 +28,7 @@ fn text_of(at: SocketAddr, body: &Value) -> String {
 }
 
 /// Everything that comes back on a connection until its end, whatever that is.
-fn rest_of(client: &mut Client) -> String {
+fn rest_of(client: &mut HttpClient) -> String {
     let mut all = Vec::new();
     let _ = client.reader.read_to_end(&mut all); // A reset is an end, too.
     String::from_utf8_lossy(&all).into_owned()

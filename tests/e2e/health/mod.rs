@@ -4,25 +4,25 @@
 //! The truth comes from outside, too: a process that was killed is gone, and a request that is answered was served.
 //! `just health` runs five hundred faults, every test run a few.
 
-mod life;
-mod watch;
+mod fault_run;
+mod prober;
 
-use crate::chance::Chance;
-use life::{Fault, live};
+use crate::rng::SimRng;
+use fault_run::{ObservedFault, run_server};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Within so long probes must say what is so.
-const SOON: Duration = Duration::from_secs(1);
+const DETECTION_LIMIT: Duration = Duration::from_secs(1);
 /// The same where other tests run beside this one.
-const PATIENCE: Duration = Duration::from_secs(10);
+const DETECTION_LIMIT_UNDER_LOAD: Duration = Duration::from_secs(10);
 
 /// How faults were seen, by kind.
 #[derive(Debug, Default)]
-struct Report(BTreeMap<&'static str, Vec<Fault>>);
+struct ProbeReport(BTreeMap<&'static str, Vec<ObservedFault>>);
 
-impl Report {
-    fn add(&mut self, faults: Vec<Fault>) {
+impl ProbeReport {
+    fn add(&mut self, faults: Vec<ObservedFault>) {
         for fault in faults {
             println!("{fault:?}");
             self.0.entry(fault.kind).or_default().push(fault);
@@ -43,10 +43,10 @@ impl Report {
         for (kind, faults) in &self.0 {
             let wrong: Vec<String> = faults
                 .iter()
-                .filter_map(|fault| Some(format!("{kind}: {}", fault.untrue(bound)?)))
+                .filter_map(|fault| Some(format!("{kind}: {}", fault.violation(bound)?)))
                 .collect();
-            let told = quantiles(faults.iter().filter_map(|fault| fault.told));
-            let well = quantiles(faults.iter().filter_map(|fault| fault.well_told));
+            let told = quantiles(faults.iter().filter_map(|fault| fault.detected_after));
+            let well = quantiles(faults.iter().filter_map(|fault| fault.recovery_detected_after));
             println!("| {kind} | {} | {told} | {well} | {} |", faults.len(), wrong.len());
             untrue.extend(wrong);
         }
@@ -64,20 +64,20 @@ fn quantiles(times: impl Iterator<Item = Duration>) -> String {
 }
 
 /// Servers live one after the other until so many faults have happened.
-fn run(seed: u64, faults: usize) -> Report {
+fn run(seed: u64, faults: usize) -> ProbeReport {
     println!("seed {seed}");
-    let (mut chance, mut report) = (Chance::new(seed), Report::default());
+    let (mut chance, mut report) = (SimRng::new(seed), ProbeReport::default());
     let began = Instant::now();
     while report.count() < faults {
-        report.add(live(&mut chance));
+        report.add(run_server(&mut chance));
     }
     println!("{} faults in {:.0} s", report.count(), began.elapsed().as_secs_f64());
     report
 }
 
 #[test]
-fn probes_say_what_is_so() {
-    let untrue = run(11, 10).judge(PATIENCE);
+fn probes_report_the_true_state() {
+    let untrue = run(11, 10).judge(DETECTION_LIMIT_UNDER_LOAD);
     assert!(untrue.is_empty(), "{untrue:#?}");
 }
 
@@ -85,9 +85,9 @@ fn probes_say_what_is_so() {
 #[test]
 #[ignore = "minutes: `just health`"]
 #[expect(clippy::disallowed_methods, reason = "count and seed come from `just`")]
-fn hundreds_of_faults() {
+fn probes_stay_true_over_hundreds_of_faults() {
     let said = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let faults = said("HADRON_HEALTH_FAULTS").unwrap_or(500) as usize;
-    let untrue = run(said("HADRON_HEALTH_SEED").unwrap_or(1), faults).judge(SOON);
+    let untrue = run(said("HADRON_HEALTH_SEED").unwrap_or(1), faults).judge(DETECTION_LIMIT);
     assert!(untrue.is_empty(), "{untrue:#?}");
 }

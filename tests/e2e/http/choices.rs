@@ -1,7 +1,7 @@
 //! Several choices per prompt (`n`) where they cannot all run at the same time.
 
-use crate::http_client::{Reply, post};
-use crate::http_host::{BLOCK_TOKENS, Server, Setup};
+use crate::http_client::{HttpReply, post};
+use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
 use hadron::engine_client::AdmissionLimits;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn body(n: usize, stream: bool) -> Value {
 }
 
 /// Token ids of each choice of a reply.
-fn token_ids(reply: &Reply, n: usize, stream: bool) -> Vec<Vec<u64>> {
+fn token_ids(reply: &HttpReply, n: usize, stream: bool) -> Vec<Vec<u64>> {
     let whole = if stream { reply.events() } else { vec![reply.json()] };
     let mut choices = vec![Vec::new(); n];
     for choice in whole.iter().flat_map(|part| part["choices"].as_array().unwrap()) {
@@ -31,7 +31,7 @@ fn token_ids(reply: &Reply, n: usize, stream: bool) -> Vec<Vec<u64>> {
     choices
 }
 
-fn ask(server: &Server, n: usize, stream: bool) -> Vec<Vec<u64>> {
+fn complete(server: &TestServer, n: usize, stream: bool) -> Vec<Vec<u64>> {
     let reply = post(server.address, "/v1/completions", &body(n, stream));
     assert_eq!(reply.status, 200, "n = {n}: {}", String::from_utf8_lossy(&reply.body));
     let choices = token_ids(&reply, n, stream);
@@ -41,19 +41,19 @@ fn ask(server: &Server, n: usize, stream: bool) -> Vec<Vec<u64>> {
 
 /// Choices of a server with one sequence slot and a large cache: each of them runs alone.
 fn alone() -> Vec<Vec<u64>> {
-    let server = Server::start(&Setup { seats: 1, ..Setup::default() });
-    let choices = ask(&server, 16, false);
+    let server = TestServer::start(&ServerSetup { max_num_seqs: 1, ..ServerSetup::default() });
+    let choices = complete(&server, 16, false);
     assert!((1..16).all(|i| choices[i] != choices[0]), "every choice has its own random numbers");
     choices
 }
 
 /// Asks for every number of choices, in both ways of delivery, and compares with choices that ran alone.
-fn check_all(setup: &Setup, counts: &[usize]) {
+fn check_all(setup: &ServerSetup, counts: &[usize]) {
     let expected = alone();
-    let server = Server::start(setup);
+    let server = TestServer::start(setup);
     for &n in counts {
         for stream in [false, true] {
-            let choices = ask(&server, n, stream);
+            let choices = complete(&server, n, stream);
             assert!(choices == expected[..n], "n = {n}, stream = {stream}: other tokens");
         }
     }
@@ -62,20 +62,25 @@ fn check_all(setup: &Setup, counts: &[usize]) {
 
 #[test]
 fn choices_beyond_the_cache_run_one_after_another() {
-    let setup = Setup { blocks: BLOCKS, max_model_len: BLOCKS * BLOCK_TOKENS, ..Setup::default() };
+    let setup = ServerSetup {
+        blocks: BLOCKS,
+        max_model_len: BLOCKS * BLOCK_TOKENS,
+        ..ServerSetup::default()
+    };
     check_all(&setup, &[1, 2, 3, 16]);
 }
 
 #[test]
 fn choices_beyond_max_num_seqs_wait_for_a_slot() {
-    check_all(&Setup { seats: 4, ..Setup::default() }, &[1, 3, 4, 5, 16]);
+    check_all(&ServerSetup { max_num_seqs: 4, ..ServerSetup::default() }, &[1, 3, 4, 5, 16]);
 }
 
 #[test]
 fn choices_without_cached_prefix_fit_one_at_a_time() {
     // Log-probabilities of the prompt read no prefix cache: every choice computes the whole prompt.
     let (blocks, max_model_len) = (BLOCKS, BLOCKS * BLOCK_TOKENS);
-    let server = Server::start(&Setup { blocks, max_model_len, ..Setup::default() });
+    let server =
+        TestServer::start(&ServerSetup { blocks, max_model_len, ..ServerSetup::default() });
     let mut several = body(5, false);
     several["prompt_logprobs"] = json!(0);
     let reply = post(server.address, "/v1/completions", &several);
@@ -84,9 +89,10 @@ fn choices_without_cached_prefix_fit_one_at_a_time() {
 }
 
 #[test]
-fn one_choice_that_never_fits_is_rejected() {
+fn choice_larger_than_the_cache_is_rejected() {
     let (blocks, max_model_len) = (BLOCKS, BLOCKS * BLOCK_TOKENS);
-    let server = Server::start(&Setup { blocks, max_model_len, ..Setup::default() });
+    let server =
+        TestServer::start(&ServerSetup { blocks, max_model_len, ..ServerSetup::default() });
     for n in [1, 2, 16] {
         let mut longer = body(n, false);
         longer["max_tokens"] = json!(OUTPUT + 1);
@@ -95,14 +101,14 @@ fn one_choice_that_never_fits_is_rejected() {
         let reason = error["reason"].as_str().unwrap();
         assert_eq!((reply.status, reason), (400, "context_length_exceeded"), "n = {n}");
     }
-    assert_eq!(ask(&server, 2, false).len(), 2, "a token less fits");
+    assert_eq!(complete(&server, 2, false).len(), 2, "a token less fits");
 }
 
 #[test]
 fn choices_beyond_the_queue_are_rejected_for_good() {
     let admission = AdmissionLimits { requests: 4, prefill_tokens: u64::MAX, bytes: 1 << 20 };
-    let server = Server::start(&Setup { admission, ..Setup::default() });
-    assert_eq!(ask(&server, 4, false).len(), 4);
+    let server = TestServer::start(&ServerSetup { admission, ..ServerSetup::default() });
+    assert_eq!(complete(&server, 4, false).len(), 4);
     let two_prompts = json!({"prompt": ["a", "b"], "n": 3, "max_tokens": 1});
     for body in [body(5, false), body(5, true), two_prompts] {
         let reply = post(server.address, "/v1/completions", &body);

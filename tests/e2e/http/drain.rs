@@ -1,7 +1,7 @@
 //! SIGTERM with a thousand live streams: each gets its end, and the process leaves in time.
 
-use super::process::Process;
-use crate::http_client::{Client, Reply};
+use super::server_process::ServerProcess;
+use crate::http_client::{HttpClient, HttpReply};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use std::io::Read;
@@ -13,7 +13,7 @@ const DESCRIPTORS: u64 = 4_096;
 
 /// How a stream ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum StreamOutcome {
     /// All of its tokens came.
     Finished,
     /// The drain ended it with an error event.
@@ -29,42 +29,43 @@ fn allow_descriptors() {
 }
 
 #[test]
-fn a_thousand_streams_end_with_a_word() {
+fn drain_ends_a_thousand_streams_properly() {
     allow_descriptors();
     let limit = Duration::from_secs(2);
     let flags =
         ["--threads", "1", "--shutdown-timeout", "2s", "--sse-keep-alive-interval", "200ms"];
-    let mut process = Process::start(&flags);
+    let mut process = ServerProcess::start(&flags);
     let body = json!({"prompt": "Once", "max_tokens": 1000, "ignore_eos": true, "stream": true})
         .to_string();
-    let mut clients: Vec<Client> = (0..STREAMS)
+    let mut clients: Vec<HttpClient> = (0..STREAMS)
         .map(|_| {
-            let mut client = Client::connect(process.address);
+            let mut client = HttpClient::connect(process.address);
             client.send("POST", "/v1/completions", "", body.as_bytes());
             client
         })
         .collect();
     // Headers come with the first token, or with the first comment of those that wait.
-    let heads: Vec<Reply> = clients.iter_mut().map(|client| client.read_head().unwrap()).collect();
+    let heads: Vec<HttpReply> =
+        clients.iter_mut().map(|client| client.read_head().unwrap()).collect();
     assert!(heads.iter().all(|head| head.status == 200));
     process.signal("TERM");
     let start = Instant::now();
-    let ends: Vec<End> = clients.iter_mut().map(end_of).collect();
+    let ends: Vec<StreamOutcome> = clients.iter_mut().map(end_of).collect();
     let took = start.elapsed();
     assert_eq!(process.exits_within(limit + Duration::from_secs(20)).code(), Some(0));
     let count = |end| ends.iter().filter(|e| **e == end).count();
     println!(
         "{} streams finished, {} drained after {took:?}",
-        count(End::Finished),
-        count(End::Drained)
+        count(StreamOutcome::Finished),
+        count(StreamOutcome::Drained)
     );
-    assert!(count(End::Drained) > 0, "the limit was reached");
+    assert!(count(StreamOutcome::Drained) > 0, "the limit was reached");
     // The limit, two seconds, and what a busy machine adds.
     assert!(start.elapsed() < limit + Duration::from_secs(6), "{:?}", start.elapsed());
 }
 
 /// Reads a stream to its end, which must be one of those there are, once.
-fn end_of(client: &mut Client) -> End {
+fn end_of(client: &mut HttpClient) -> StreamOutcome {
     let mut text = String::new();
     client.reader.read_to_string(&mut text).unwrap();
     let done = text.matches("data: [DONE]").count();
@@ -73,5 +74,5 @@ fn end_of(client: &mut Client) -> End {
     let tail = &text[text.len().saturating_sub(300)..];
     assert_eq!((done, finished + drained), (1, 1), "...{tail}");
     assert!(text.ends_with("0\r\n\r\n"), "the body is whole: ...{tail}");
-    if finished == 1 { End::Finished } else { End::Drained }
+    if finished == 1 { StreamOutcome::Finished } else { StreamOutcome::Drained }
 }

@@ -1,14 +1,15 @@
 //! `--executor process`: the same answers, and an executor that may die.
 
-use super::process::{Process, command};
-use crate::http_client::{Client, get, post};
-use crate::watchdog::run_to_end;
+use super::server_process::{ServerProcess, command};
+use crate::child_watchdog::run_to_end;
+use crate::http_client::{HttpClient, get, post};
 use serde_json::{Value, json};
 use std::fs;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-const APART: &[&str] = &["--executor", "process", "--threads", "1", "--dtype", "float32"];
+const EXECUTOR_PROCESS_FLAGS: &[&str] =
+    &["--executor", "process", "--threads", "1", "--dtype", "float32"];
 
 /// Process ids of the children of `parent`.
 pub(super) fn children(parent: u32) -> Vec<u32> {
@@ -35,7 +36,7 @@ pub(crate) fn children_as(role: &str, parent: u32) -> Vec<u32> {
 }
 
 /// The one executor of a server.
-pub(crate) fn executor(process: &Process) -> u32 {
+pub(crate) fn executor(process: &ServerProcess) -> u32 {
     let found = children_as("executor", process.id());
     let [only] = found[..] else { panic!("children: {found:?}") };
     only
@@ -46,7 +47,7 @@ pub(crate) fn send(pid: u32, signal: &str) {
     assert!(sent.unwrap().success());
 }
 
-pub(crate) fn within(limit: Duration, what: &str, mut done: impl FnMut() -> bool) -> Duration {
+pub(crate) fn wait_until(limit: Duration, what: &str, mut done: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
@@ -66,23 +67,23 @@ pub(crate) fn body(tokens: u32, streamed: bool) -> Value {
 }
 
 /// The text of so many tokens, in one piece.
-pub(crate) fn answer(address: SocketAddr, tokens: u32) -> String {
-    answer_of(address, &body(tokens, false))
+pub(crate) fn complete_text(address: SocketAddr, tokens: u32) -> String {
+    complete_text_of(address, &body(tokens, false))
 }
 
 /// The text that answers a request.
-pub(super) fn answer_of(address: SocketAddr, body: &Value) -> String {
+pub(super) fn complete_text_of(address: SocketAddr, body: &Value) -> String {
     let reply = post(address, "/v1/completions", body).json();
     reply["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{reply}")).to_owned()
 }
 
 /// The same as a stream whose first tokens have arrived.
-pub(crate) fn stream(address: SocketAddr, tokens: u32) -> (Client, String) {
+pub(crate) fn stream(address: SocketAddr, tokens: u32) -> (HttpClient, String) {
     stream_of(address, &body(tokens, true))
 }
 
-pub(crate) fn stream_of(address: SocketAddr, body: &Value) -> (Client, String) {
-    let mut client = Client::connect(address);
+pub(crate) fn stream_of(address: SocketAddr, body: &Value) -> (HttpClient, String) {
+    let mut client = HttpClient::connect(address);
     client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
     assert_eq!(client.read_head().unwrap().status, 200);
     let first = client.read_chunk().unwrap();
@@ -90,7 +91,7 @@ pub(crate) fn stream_of(address: SocketAddr, body: &Value) -> (Client, String) {
 }
 
 /// The rest of a stream: its text and how it ended.
-pub(crate) fn finish((mut client, mut events): (Client, String)) -> (String, Value) {
+pub(crate) fn finish((mut client, mut events): (HttpClient, String)) -> (String, Value) {
     while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {
         events += std::str::from_utf8(&chunk).unwrap();
     }
@@ -108,18 +109,22 @@ pub(crate) fn finish((mut client, mut events): (Client, String)) -> (String, Val
 }
 
 #[test]
-fn a_killed_executor_is_a_stall_and_no_token_is_lost_or_repeated() {
+fn executor_kill_loses_and_repeats_no_token() {
     const TOKENS: u32 = 1_500;
-    let mut process = Process::start(APART);
+    let mut process = ServerProcess::start(EXECUTOR_PROCESS_FLAGS);
     let at = process.address;
-    let (expected, short) = (answer(at, TOKENS), answer(at, 20));
+    let (expected, short) = (complete_text(at, TOKENS), complete_text(at, 20));
     let streams: Vec<_> = (0..3).map(|_| stream(at, TOKENS)).collect();
     let former = executor(&process);
     send(former, "-KILL");
-    let seen = within(Duration::from_secs(4), "the loss", || !is_ready(at));
+    let seen = wait_until(Duration::from_secs(4), "the loss", || !is_ready(at));
     println!("seen after {seen:?}"); // 100 ms where cores are free.
     assert_eq!(get(at, "/livez").status, 200, "a restart is no reason to kill the server");
-    assert_eq!(answer(at, 20), short, "a request that comes during the restart waits for its end");
+    assert_eq!(
+        complete_text(at, 20),
+        short,
+        "a request that comes during the restart waits for its end"
+    );
     assert!(is_ready(at));
     assert_ne!(executor(&process), former);
     for stream in streams {
@@ -132,8 +137,8 @@ fn a_killed_executor_is_a_stall_and_no_token_is_lost_or_repeated() {
 }
 
 #[test]
-fn an_answer_is_a_sign_of_life() {
-    let process = Process::start(APART);
+fn step_outputs_count_as_heartbeats() {
+    let process = ServerProcess::start(EXECUTOR_PROCESS_FLAGS);
     let at = process.address;
     let (mut busy, mut streams) = (stream(at, 1_500), 1);
     let (mut former, mut signs) = (f64::MAX, 0);
@@ -158,10 +163,10 @@ fn an_answer_is_a_sign_of_life() {
 }
 
 #[test]
-fn a_constrained_output_survives_its_executor() {
+fn structured_output_survives_executor_restart() {
     let mut body = body(700, true);
     body["structured_outputs"] = json!({"regex": "[a-z]{1,8}((, |; |\\. )[a-z]{1,8})*"});
-    let process = Process::start(APART);
+    let process = ServerProcess::start(EXECUTOR_PROCESS_FLAGS);
     let at = process.address;
     let (expected, end) = finish(stream_of(at, &body));
     assert_eq!(end, "length");
@@ -177,8 +182,10 @@ fn a_constrained_output_survives_its_executor() {
 }
 
 #[test]
-fn a_budget_of_reasoning_survives_its_executor() {
-    let process = Process::start(&[APART, &["--reasoning-parser", "deepseek_r1"]].concat());
+fn thinking_budget_survives_executor_restart() {
+    let process = ServerProcess::start(
+        &[EXECUTOR_PROCESS_FLAGS, &["--reasoning-parser", "deepseek_r1"]].concat(),
+    );
     let at = process.address;
     let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 500, "ignore_eos": true,
         "thinking_token_budget": 400, "return_token_ids": true, "temperature": 1, "seed": 5});
@@ -192,7 +199,7 @@ fn a_budget_of_reasoning_survives_its_executor() {
         "it has come to an end: {expected:?}"
     );
     let again = std::thread::spawn(ask);
-    within(Duration::from_secs(20), "a token", || generated(at) > 600);
+    wait_until(Duration::from_secs(20), "a token", || generated(at) > 600);
     send(executor(&process), "-KILL");
     assert_eq!(again.join().unwrap(), expected);
 }
@@ -205,16 +212,16 @@ fn generated(at: SocketAddr) -> u64 {
 }
 
 #[test]
-fn an_executor_that_dies_again_and_again_ends_the_server() {
+fn repeated_executor_failures_end_the_server() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("requests.jsonl");
     let traced = ["--trace-requests", trace.to_str().unwrap()];
-    let mut process = Process::start(&[APART, &traced].concat());
+    let mut process = ServerProcess::start(&[EXECUTOR_PROCESS_FLAGS, &traced].concat());
     let at = process.address;
     for _ in 0..3 {
         send(executor(&process), "-KILL");
-        within(Duration::from_secs(4), "the loss", || !is_ready(at));
-        within(Duration::from_secs(20), "the restart", || is_ready(at));
+        wait_until(Duration::from_secs(4), "the loss", || !is_ready(at));
+        wait_until(Duration::from_secs(20), "the restart", || is_ready(at));
     }
     let stream = stream(at, 1_900);
     send(executor(&process), "-KILL");
@@ -225,38 +232,38 @@ fn an_executor_that_dies_again_and_again_ends_the_server() {
 }
 
 #[test]
-fn an_executor_that_hangs_is_replaced() {
-    let process = Process::start(APART);
+fn hung_executor_is_restarted() {
+    let process = ServerProcess::start(EXECUTOR_PROCESS_FLAGS);
     let at = process.address;
-    let short = answer(at, 20);
+    let short = complete_text(at, 20);
     let former = executor(&process);
     send(former, "-STOP");
-    let stream = std::thread::spawn(move || answer(at, 20));
-    within(Duration::from_secs(12), "the loss", || !is_ready(at));
+    let stream = std::thread::spawn(move || complete_text(at, 20));
+    wait_until(Duration::from_secs(12), "the loss", || !is_ready(at));
     assert_eq!(stream.join().unwrap(), short);
     assert_ne!(executor(&process), former);
 }
 
 #[test]
-fn signals_to_the_family_are_the_servers_to_answer() {
-    let process = Process::start(APART);
+fn process_group_signals_are_handled_by_the_server() {
+    let process = ServerProcess::start(EXECUTOR_PROCESS_FLAGS);
     let former = executor(&process);
     for signal in ["-INT", "-TERM"] {
         send(former, signal);
     }
     std::thread::sleep(Duration::from_millis(100));
-    assert!(!answer(process.address, 5).is_empty());
+    assert!(!complete_text(process.address, 5).is_empty());
     assert_eq!(executor(&process), former);
 }
 
 #[test]
-fn no_executor_outlives_its_server() {
-    let process = Process::start(APART);
+fn executors_exit_with_the_server() {
+    let process = ServerProcess::start(EXECUTOR_PROCESS_FLAGS);
     let left = executor(&process);
     let _stream = stream(process.address, 1_900);
     process.signal("KILL");
     let gone = || !fs::exists(format!("/proc/{left}")).unwrap() || is_zombie(left);
-    within(Duration::from_secs(2), "the executor's end", gone);
+    wait_until(Duration::from_secs(2), "the executor's end", gone);
 }
 
 /// Dead, though nobody has asked yet.
@@ -266,7 +273,7 @@ pub(crate) fn is_zombie(pid: u32) -> bool {
 }
 
 #[test]
-fn an_executor_that_cannot_start_is_named_and_exits_1() {
+fn executor_start_failure_is_named_and_exits_1() {
     let cases: &[(&[&str], &str)] = &[
         (&["--device", "cuda", "--device-libraries", "/no/such/libcuda.so"], "/no/such/libcuda.so"),
         (

@@ -1,18 +1,18 @@
 //! Clients that leave, engines that fail, servers that stop.
 
-use crate::http_client::{Client, get};
-use crate::http_host::{Server, Setup};
+use crate::http_client::{HttpClient, get};
+use crate::test_server::{ServerSetup, TestServer};
 use hadron::engine_client::EngineClient;
-use hadron::launcher::engine_thread::Notice;
-use hadron::server::app::Options;
-use scheduler::{AbortCause, Finish};
+use hadron::launcher::engine_loop::SupervisorEvent;
+use hadron::server::app::ServerOptions;
+use scheduler::{AbortCause, FinishReason};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 const STEP: Duration = Duration::from_millis(10);
 
-fn slow() -> Setup {
-    Setup { step_time: STEP, ..Setup::default() }
+fn slow() -> ServerSetup {
+    ServerSetup { step_time: STEP, ..ServerSetup::default() }
 }
 
 fn stream_body(max_tokens: u32) -> String {
@@ -25,10 +25,10 @@ fn in_use(client: &EngineClient) -> u32 {
 }
 
 #[test]
-fn a_client_that_leaves_frees_its_blocks_within_a_step() {
-    let server = Server::start(&slow());
+fn client_disconnect_frees_blocks_within_a_step() {
+    let server = TestServer::start(&slow());
     for chunks in [1, 3, 8] {
-        let mut client = Client::connect(server.address);
+        let mut client = HttpClient::connect(server.address);
         client.send("POST", "/v1/completions", "", stream_body(4_000).as_bytes());
         assert_eq!(client.read_head().unwrap().status, 200);
         for _ in 0..chunks {
@@ -48,12 +48,12 @@ fn a_client_that_leaves_frees_its_blocks_within_a_step() {
 }
 
 #[test]
-fn clients_may_leave_at_any_moment() {
-    let server = Server::start(&Setup { seats: 4, ..slow() });
+fn clients_may_disconnect_at_any_time() {
+    let server = TestServer::start(&ServerSetup { max_num_seqs: 4, ..slow() });
     for wait_ms in [0, 1, 3, 10, 25] {
-        let clients: Vec<Client> = (0..12)
+        let clients: Vec<HttpClient> = (0..12)
             .map(|_| {
-                let mut client = Client::connect(server.address);
+                let mut client = HttpClient::connect(server.address);
                 client.send("POST", "/v1/completions", "", stream_body(500).as_bytes());
                 client
             })
@@ -65,9 +65,9 @@ fn clients_may_leave_at_any_moment() {
 }
 
 #[test]
-fn health_follows_the_start_the_drain_and_the_end() {
+fn health_follows_startup_drain_and_stop() {
     let setup = slow();
-    let mut server = Server::listen(&setup);
+    let mut server = TestServer::listen(&setup);
     let at = server.address;
     let status = |path: &str| get(at, path).status;
     let table = || ["/livez", "/live", "/readyz", "/ready", "/health", "/ping"].map(status);
@@ -79,9 +79,9 @@ fn health_follows_the_start_the_drain_and_the_end() {
     server.bring_up(&setup);
     assert_eq!(table(), [200; 6]);
 
-    let mut streams: Vec<Client> = (0..3)
+    let mut streams: Vec<HttpClient> = (0..3)
         .map(|i| {
-            let mut client = Client::connect(at);
+            let mut client = HttpClient::connect(at);
             let tokens = if i == 0 { 10 } else { 4_000 };
             client.send("POST", "/v1/completions", "", stream_body(tokens).as_bytes());
             client
@@ -92,14 +92,14 @@ fn health_follows_the_start_the_drain_and_the_end() {
     }
     server.app.health.set_draining();
     assert_eq!(table(), [200, 200, 503, 503, 503, 503]);
-    let mut late = Client::connect(at);
+    let mut late = HttpClient::connect(at);
     late.send("POST", "/v1/completions", "", stream_body(5).as_bytes());
     let late = late.read().unwrap();
     assert_eq!((late.status, &late.json()["error"]["reason"]), (503, &json!("draining")));
     assert_eq!(late.header("retry-after"), Some("1"));
 
     std::thread::sleep(Duration::from_millis(300));
-    server.client().close(&Finish::Abort(AbortCause::Drain));
+    server.client().close(&FinishReason::Abort(AbortCause::Shutdown));
     for (i, client) in streams.iter_mut().enumerate() {
         let text = rest_of(client);
         assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
@@ -114,21 +114,22 @@ fn health_follows_the_start_the_drain_and_the_end() {
 }
 
 #[test]
-fn a_step_past_its_deadline_fails_every_probe_until_it_is_answered() {
+fn overdue_step_fails_every_probe_until_it_completes() {
     let step_deadline = Some(Duration::from_millis(100));
-    let setup = Setup { step_time: Duration::from_secs(3), step_deadline, ..Setup::default() };
-    let server = Server::start(&setup);
+    let setup =
+        ServerSetup { step_time: Duration::from_secs(3), step_deadline, ..ServerSetup::default() };
+    let server = TestServer::start(&setup);
     let at = server.address;
     let table = || ["/livez", "/readyz", "/health", "/ping"].map(|path| get(at, path).status);
     assert_eq!(table(), [200; 4]);
-    let mut slow = Client::connect(at);
+    let mut slow = HttpClient::connect(at);
     let body = br#"{"prompt":"a","max_tokens":1}"#;
     slow.send("POST", "/v1/completions", "", body);
     let sent = Instant::now();
     while table() != [503; 4] {
         assert!(sent.elapsed() < setup.step_time, "not before the answer");
     }
-    let mut late = Client::connect(at);
+    let mut late = HttpClient::connect(at);
     late.send("POST", "/v1/completions", "", body);
     let late = late.read().unwrap();
     assert_eq!((late.status, &late.json()["error"]["reason"]), (503, &json!("engine_unavailable")));
@@ -140,7 +141,7 @@ fn a_step_past_its_deadline_fails_every_probe_until_it_is_answered() {
 }
 
 /// The rest of a chunked body as text.
-fn rest_of(client: &mut Client) -> String {
+fn rest_of(client: &mut HttpClient) -> String {
     let mut body = Vec::new();
     while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {
         body.extend(chunk);
@@ -149,12 +150,12 @@ fn rest_of(client: &mut Client) -> String {
 }
 
 #[test]
-fn a_failed_device_ends_every_request_and_says_so() {
-    let server = Server::start(&Setup { fails_at: Some(20), ..slow() });
-    let mut streamed = Client::connect(server.address);
+fn device_failure_ends_every_request_with_an_error() {
+    let server = TestServer::start(&ServerSetup { fails_at: Some(20), ..slow() });
+    let mut streamed = HttpClient::connect(server.address);
     streamed.send("POST", "/v1/completions", "", stream_body(4_000).as_bytes());
     assert_eq!(streamed.read_head().unwrap().status, 200);
-    let mut unary = Client::connect(server.address);
+    let mut unary = HttpClient::connect(server.address);
     unary.send(
         "POST",
         "/v1/completions",
@@ -167,23 +168,24 @@ fn a_failed_device_ends_every_request_and_says_so() {
     let body: Value = reply.json();
     assert_eq!((reply.status, &body["error"]["reason"]), (503, &json!("engine_unavailable")));
     assert!(
-        matches!(server.notices.recv_timeout(Duration::from_mins(1)), Ok(Notice::EngineFailed(text)) if text.contains("gone"))
+        matches!(server.supervisor_events.recv_timeout(Duration::from_mins(1)), Ok(SupervisorEvent::EngineFailed(text)) if text.contains("gone"))
     );
     assert_eq!(get(server.address, "/readyz").status, 503);
     assert_eq!(get(server.address, "/livez").status, 200);
-    let mut late = Client::connect(server.address);
+    let mut late = HttpClient::connect(server.address);
     late.send("POST", "/v1/completions", "", stream_body(5).as_bytes());
     assert_eq!(late.read().unwrap().status, 503);
 }
 
 #[test]
-fn silence_is_filled_with_comments() {
+fn idle_streams_get_keep_alive_comments() {
     let keep_alive = Duration::from_millis(30);
-    let options = Options { keep_alive, ..Options::default() };
+    let options = ServerOptions { keep_alive, ..ServerOptions::default() };
     // Far more than an interval, on a busy machine too.
-    let setup = Setup { options, step_time: Duration::from_secs(1), ..Setup::default() };
-    let server = Server::start(&setup);
-    let mut client = Client::connect(server.address);
+    let setup =
+        ServerSetup { options, step_time: Duration::from_secs(1), ..ServerSetup::default() };
+    let server = TestServer::start(&setup);
+    let mut client = HttpClient::connect(server.address);
     client.send("POST", "/v1/completions", "", stream_body(1).as_bytes());
     assert_eq!(client.read_head().unwrap().status, 200);
     let text = rest_of(&mut client);
@@ -193,11 +195,11 @@ fn silence_is_filled_with_comments() {
 }
 
 #[test]
-fn one_name_for_two_requests_serves_both() {
-    let server = Server::start(&slow());
-    let mut clients: Vec<Client> = (0..2)
+fn duplicate_request_ids_are_both_served() {
+    let server = TestServer::start(&slow());
+    let mut clients: Vec<HttpClient> = (0..2)
         .map(|_| {
-            let mut client = Client::connect(server.address);
+            let mut client = HttpClient::connect(server.address);
             let headers = "X-Request-Id: same\r\n";
             client.send("POST", "/v1/completions", headers, stream_body(5).as_bytes());
             client

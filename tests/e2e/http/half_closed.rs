@@ -1,7 +1,7 @@
 //! Clients that close their sending half, or leave: both send FIN, and only one of them waits for an answer.
 
-use crate::http_client::Client;
-use crate::http_host::{Server, Setup};
+use crate::http_client::HttpClient;
+use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 const STEP: Duration = Duration::from_millis(10);
 const INTERIM: &str = "HTTP/1.1 100 Continue\r\n\r\n";
 
-fn slow() -> Setup {
-    Setup { step_time: STEP, ..Setup::default() }
+fn slow() -> ServerSetup {
+    ServerSetup { step_time: STEP, ..ServerSetup::default() }
 }
 
 fn body(max_tokens: u32, stream: bool) -> Value {
@@ -62,10 +62,10 @@ fn text(answer: &str) -> String {
 }
 
 #[test]
-fn half_closed_clients_get_their_whole_answers() {
-    let server = Server::start(&slow());
+fn half_closed_clients_get_complete_replies() {
+    let server = TestServer::start(&slow());
     let at = server.address;
-    let expected = Client::connect(at).post("/v1/completions", &body(40, false)).json();
+    let expected = HttpClient::connect(at).post("/v1/completions", &body(40, false)).json();
     let expected = expected["choices"][0]["text"].as_str().unwrap().to_owned();
     for pause_ms in [0, 1, 30, 200] {
         let pause = Duration::from_millis(pause_ms);
@@ -87,20 +87,20 @@ fn half_closed_clients_get_their_whole_answers() {
 
 #[test]
 fn pipelined_requests_before_fin_are_all_answered() {
-    let server = Server::start(&slow());
+    let server = TestServer::start(&slow());
     let one = request("1.1", &body(10, false).to_string());
     let answer = half_closed(server.address, &[&one[..]; 3].concat(), Duration::ZERO);
     assert_eq!(answer.matches("HTTP/1.1 200 OK").count(), 3, "{answer}");
 }
 
 #[test]
-fn clients_that_left_without_a_stream_are_forgotten_soon() {
-    let server = Server::start(&Setup { seats: 2, ..slow() });
+fn disconnected_unary_clients_are_aborted_soon() {
+    let server = TestServer::start(&ServerSetup { max_num_seqs: 2, ..slow() });
     // Two run for 40 s, the others wait behind them.
     for pause_ms in [0, 5, 100] {
-        let clients: Vec<Client> = (0..6)
+        let clients: Vec<HttpClient> = (0..6)
             .map(|i| {
-                let mut client = Client::connect(server.address);
+                let mut client = HttpClient::connect(server.address);
                 let bytes = request("1.1", &body(4_000, i % 2 == 0 && pause_ms == 5).to_string());
                 client.send_raw(bytes.as_bytes()).unwrap();
                 client
@@ -113,7 +113,7 @@ fn clients_that_left_without_a_stream_are_forgotten_soon() {
         println!("forgotten after {:?}", start.elapsed());
     }
     // One that had been asked to go on with its body.
-    let mut client = Client::connect(server.address);
+    let mut client = HttpClient::connect(server.address);
     let bytes = request("1.1", &body(4_000, false).to_string());
     let (head, body) = bytes.split_once("\r\n\r\n").unwrap();
     client.send_raw(format!("{head}\r\nExpect: 100-continue\r\n\r\n").as_bytes()).unwrap();
@@ -127,7 +127,7 @@ fn clients_that_left_without_a_stream_are_forgotten_soon() {
 
 #[test]
 fn a_body_cut_off_by_fin_ends_its_connection_at_once() {
-    let server = Server::start(&slow());
+    let server = TestServer::start(&slow());
     let whole = request("1.1", &body(40, false).to_string());
     for cut in [3, whole.len() - 20] {
         let start = Instant::now();
@@ -139,7 +139,7 @@ fn a_body_cut_off_by_fin_ends_its_connection_at_once() {
 
 #[test]
 fn requests_need_exactly_one_host() {
-    let server = Server::start(&Setup::default());
+    let server = TestServer::start(&ServerSetup::default());
     let status = |head: &str| {
         let answer = half_closed(server.address, head, Duration::ZERO);
         let answer = answer.strip_prefix(INTERIM).unwrap_or(&answer).to_owned();

@@ -1,9 +1,9 @@
 //! Peers of the KV-event sockets that send what they like: the server's memory stays what it was, and subscribers that
 //! behave get every batch.
 
-use super::process::Process;
+use super::server_process::ServerProcess;
 use crate::http_client::{get, post};
-use crate::kv_feed;
+use crate::kv_event_replay;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
@@ -26,8 +26,8 @@ const ATTACK: Duration = Duration::from_secs(3);
 /// Memory that any attack may cost: buffers of the connections that are held, and noise.
 const GROWTH_KIB_MAX: u64 = 24 << 10;
 
-struct Attacked {
-    process: Process,
+struct AttackedPublisher {
+    process: ServerProcess,
     publish: SocketAddr,
     replay: SocketAddr,
     subscriber: Socket,
@@ -39,12 +39,12 @@ fn address(source: &Value, key: &str) -> SocketAddr {
     source[key].as_str().unwrap().strip_prefix("tcp://").unwrap().parse().unwrap()
 }
 
-impl Attacked {
+impl AttackedPublisher {
     fn start() -> Self {
         let config = json!({"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:0",
             "replay_endpoint": "tcp://127.0.0.1:0", "topic": "kv@pod@model"});
         let process =
-            Process::start(&["--threads", "1", "--kv-events-config", &config.to_string()]);
+            ServerProcess::start(&["--threads", "1", "--kv-events-config", &config.to_string()]);
         let source = get(process.address, "/kv_event_sources").json()["0"].clone();
         let subscriber = Context::new().socket(zmq::SUB).unwrap();
         subscriber.set_subscribe(b"kv@").unwrap();
@@ -90,7 +90,7 @@ impl Attacked {
         loop {
             let frames = self.subscriber.recv_multipart(0).expect("a batch for the subscriber");
             assert_eq!(frames[0], b"kv@pod@model");
-            let seq = kv_feed::number(&frames[1]);
+            let seq = kv_event_replay::sequence_number(&frames[1]);
             assert!(self.next_seq == 0 || seq == self.next_seq, "{seq} after {}", self.next_seq);
             self.next_seq = seq + 1;
             if seq >= last {
@@ -170,8 +170,8 @@ fn crowd(
 }
 
 #[test]
-fn hostile_peers_of_kv_events_cost_no_memory() {
-    let mut attacked = Attacked::start();
+fn hostile_kv_event_peers_use_no_memory() {
+    let mut attacked = AttackedPublisher::start();
     let (publish, replay) = (attacked.publish, attacked.replay);
 
     // Subscriptions of 5 MB.
@@ -232,5 +232,5 @@ fn hostile_peers_of_kv_events_cost_no_memory() {
 
     // Whoever behaves is served, also with a replay.
     let endpoint = format!("tcp://{replay}");
-    assert!(!kv_feed::replay(&endpoint, 0, 20_000).is_empty());
+    assert!(!kv_event_replay::replay(&endpoint, 0, 20_000).is_empty());
 }

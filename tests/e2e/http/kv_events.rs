@@ -1,13 +1,16 @@
 //! KV events of a server under load: a subscriber knows its index at any quiet moment.
 
 use super::executor_process::{executor, send};
-use super::process::Process;
-use crate::http_client::{Client, get, post};
-use crate::http_host::{Server, Setup};
-use crate::kv_feed::{self, config, number};
-use crate::watchdog::run_to_end;
+use super::server_process::ServerProcess;
+use crate::child_watchdog::run_to_end;
+use crate::http_client::{HttpClient, get, post};
+use crate::kv_event_replay::{self, config, sequence_number};
+use crate::test_server::{ServerSetup, TestServer};
 use hadron::config::KvEventsConfig;
-use hadron::kv_events::{Arrival, Event, Follower, Hash, Resident, decode};
+use hadron::kv_events::{
+    BatchArrival, DecodedKvEvent, ExternalBlockHash, SequenceNumberTracker, SubscriberBlocks,
+    decode,
+};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -32,11 +35,11 @@ const VLLM_KEYS: &[&str] = &[
 ];
 
 /// A subscriber that follows a server, as its `/kv_event_sources` says.
-struct Subscriber {
+struct IndexSubscriber {
     server: SocketAddr,
     live: Socket,
-    follower: Follower,
-    set: Resident,
+    follower: SequenceNumberTracker,
+    blocks: SubscriberBlocks,
 }
 
 fn source(server: SocketAddr) -> Value {
@@ -50,33 +53,38 @@ fn source(server: SocketAddr) -> Value {
 
 fn replay(server: SocketAddr, start: u64) -> Vec<(u64, Vec<u8>)> {
     let endpoint = source(server)["replay_endpoint"].as_str().unwrap().to_owned();
-    kv_feed::replay(&endpoint, start, WAIT.as_millis() as i32)
+    kv_event_replay::replay(&endpoint, start, WAIT.as_millis() as i32)
 }
 
-impl Subscriber {
+impl IndexSubscriber {
     fn new(server: SocketAddr) -> Self {
         let live = Context::new().socket(zmq::SUB).unwrap();
         live.set_subscribe(b"").unwrap();
         live.connect(source(server)["endpoint"].as_str().unwrap()).unwrap();
         std::thread::sleep(Duration::from_millis(200)); // A subscription has no answer to wait for.
-        Self { server, live, follower: Follower::at(0), set: Resident::default() }
+        Self {
+            server,
+            live,
+            follower: SequenceNumberTracker::at(0),
+            blocks: SubscriberBlocks::default(),
+        }
     }
 
     fn take(&mut self, seq: u64, payload: &[u8]) {
         let mut broken = Vec::new();
         let events = decode(payload).unwrap().events;
         for event in &events {
-            self.set.apply(event, &mut broken);
+            self.blocks.apply(event, &mut broken);
         }
         assert_eq!(broken, [], "batch {seq}");
-        self.follower.take(seq);
+        self.follower.advance(seq);
     }
 
     /// Takes everything in that was published until now; how many batches came live.
     fn follow(&mut self) -> u64 {
         let last = source(self.server)["last_seq"].as_u64().unwrap();
         let (start, mut live) = (Instant::now(), 0);
-        while self.follower.judge(last) != Arrival::Old {
+        while self.follower.check(last) != BatchArrival::Duplicate {
             assert!(start.elapsed() < WAIT, "batch {last} never came");
             if self.live.poll(zmq::POLLIN, 50).unwrap() == 0 {
                 // Nothing comes: the last ones were lost before the subscription was known.
@@ -84,14 +92,14 @@ impl Subscriber {
                 continue;
             }
             let frames = self.live.recv_multipart(0).unwrap();
-            let seq = number(&frames[1]);
-            match self.follower.judge(seq) {
-                Arrival::Old => {}
-                Arrival::Next => {
+            let seq = sequence_number(&frames[1]);
+            match self.follower.check(seq) {
+                BatchArrival::Duplicate => {}
+                BatchArrival::Next => {
                     live += 1;
                     self.take(seq, &frames[2]);
                 }
-                Arrival::Gap { from } => self.fill(from),
+                BatchArrival::Gap { from } => self.fill(from),
             }
         }
         live
@@ -102,7 +110,7 @@ impl Subscriber {
         let start = Instant::now();
         loop {
             self.follow();
-            let count = self.set.hashes().count();
+            let count = self.blocks.hashes().count();
             if self.follower.next() > batch && count == blocks {
                 return;
             }
@@ -117,13 +125,13 @@ impl Subscriber {
     }
 
     fn hashes(&self) -> BTreeSet<String> {
-        self.set.hashes().map(Hash::to_string).collect()
+        self.blocks.hashes().map(ExternalBlockHash::to_string).collect()
     }
 }
 
 /// The index as the engine has it.
-fn index(server: &Server) -> BTreeSet<String> {
-    let resident = server.client().resident().blocking_recv().unwrap();
+fn index(server: &TestServer) -> BTreeSet<String> {
+    let resident = server.client().cached_blocks().blocking_recv().unwrap();
     resident[0].hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect()
 }
 
@@ -142,12 +150,12 @@ fn complete(server: SocketAddr, number: u32) {
 }
 
 #[test]
-fn the_set_of_a_subscriber_is_the_index_with_evictions_and_without() {
+fn subscriber_blocks_equal_the_prefix_index() {
     for (format, blocks) in [("map", 400), ("map", 40), ("array", 40)] {
         let kv_events = Some(config(&json!({"format": format})));
-        let setup = Setup { blocks, max_model_len: 300, kv_events, ..Setup::default() };
-        let server = Server::start(&setup);
-        let mut subscriber = Subscriber::new(server.address);
+        let setup = ServerSetup { blocks, max_model_len: 300, kv_events, ..ServerSetup::default() };
+        let server = TestServer::start(&setup);
+        let mut subscriber = IndexSubscriber::new(server.address);
         subscriber.follow();
         for number in 0..60 {
             if number % 4 == 0 {
@@ -173,7 +181,7 @@ fn the_set_of_a_subscriber_is_the_index_with_evictions_and_without() {
         assert_eq!(source(server.address)["dropped"], 0);
         assert!(server.client().reset_prefix_cache(false).blocking_recv().unwrap());
         let start = Instant::now();
-        while !subscriber.set.is_empty() {
+        while !subscriber.blocks.is_empty() {
             assert!(start.elapsed() < WAIT, "the reset was not announced");
             subscriber.follow();
         }
@@ -182,19 +190,23 @@ fn the_set_of_a_subscriber_is_the_index_with_evictions_and_without() {
 }
 
 #[test]
-fn a_replay_brings_the_same_bytes_or_a_snapshot() {
+fn replay_returns_the_same_bytes_or_a_snapshot() {
     let kv_events = Some(config(&json!({"buffer_steps": 40})));
-    let server =
-        Server::start(&Setup { blocks: 60, max_model_len: 300, kv_events, ..Setup::default() });
+    let server = TestServer::start(&ServerSetup {
+        blocks: 60,
+        max_model_len: 300,
+        kv_events,
+        ..ServerSetup::default()
+    });
     let mut live = Vec::new();
-    let subscriber = Subscriber::new(server.address);
+    let subscriber = IndexSubscriber::new(server.address);
     for number in 0..30 {
         complete(server.address, number);
     }
     server.wait_idle(WAIT);
     while subscriber.live.poll(zmq::POLLIN, 500).unwrap() > 0 {
         let frames = subscriber.live.recv_multipart(0).unwrap();
-        live.push((number(&frames[1]), frames[2].clone()));
+        live.push((sequence_number(&frames[1]), frames[2].clone()));
     }
     let numbers: Vec<u64> = live.iter().map(|(seq, _)| *seq).collect();
     assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "contiguous");
@@ -203,27 +215,27 @@ fn a_replay_brings_the_same_bytes_or_a_snapshot() {
     assert_eq!(replay(server.address, last - 39), live[live.len() - held..]);
     let [(seq, payload)] = &replay(server.address, last - 40)[..] else { panic!("no snapshot") };
     assert_eq!(*seq, last);
-    let mut set = Resident::default();
+    let mut set = SubscriberBlocks::default();
     let mut broken = Vec::new();
     for event in decode(payload).unwrap().events {
         set.apply(&event, &mut broken);
     }
     assert_eq!(broken, []);
-    let known: BTreeSet<String> = set.hashes().map(Hash::to_string).collect();
+    let known: BTreeSet<String> = set.hashes().map(ExternalBlockHash::to_string).collect();
     assert_eq!(known, index(&server));
 }
 
 #[test]
-fn a_reader_that_never_reads_does_not_slow_requests() {
+fn stalled_subscriber_does_not_slow_requests() {
     let took = |kv_events: Option<KvEventsConfig>, stuck: bool| {
-        let server = Server::start(&Setup {
+        let server = TestServer::start(&ServerSetup {
             blocks: 200,
             max_model_len: 300,
             kv_events,
-            ..Setup::default()
+            ..ServerSetup::default()
         });
-        let reader = stuck.then(|| Subscriber::new(server.address));
-        let mut client = Client::connect(server.address);
+        let reader = stuck.then(|| IndexSubscriber::new(server.address));
+        let mut client = HttpClient::connect(server.address);
         let mut times: Vec<Duration> = (0..300)
             .map(|number| {
                 let body = json!({"prompt": prompt(number), "max_tokens": 16, "ignore_eos": true});
@@ -250,8 +262,8 @@ fn a_reader_that_never_reads_does_not_slow_requests() {
 }
 
 #[test]
-fn without_events_there_are_no_sources() {
-    let server = Server::start(&Setup::default());
+fn disabled_events_have_no_sources() {
+    let server = TestServer::start(&ServerSetup::default());
     assert_eq!(get(server.address, "/kv_event_sources").json(), json!({}));
 }
 
@@ -261,7 +273,7 @@ fn hadron(args: &[&str]) -> process::Output {
 }
 
 #[test]
-fn people_can_follow_and_a_restart_counts_on() {
+fn events_cli_follows_a_restart() {
     let port = || {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap().port()
@@ -275,7 +287,7 @@ fn people_can_follow_and_a_restart_counts_on() {
                           "ignore_eos": true, "cache_salt": "tenant-a"});
         assert_eq!(post(server, "/v1/completions", &body).status, 200);
     };
-    let server = Process::start(&args);
+    let server = ServerProcess::start(&args);
     ask(server.address);
     let url = format!("http://{}", server.address);
     let tail = hadron(&["tail", "--url", &url, "--from", "0", "--duration", "500ms"]);
@@ -303,19 +315,19 @@ fn people_can_follow_and_a_restart_counts_on() {
 
     let last = source(server.address)["last_seq"].as_u64().unwrap();
     drop(server); // Killed, not stopped.
-    let server = Process::start(&args);
+    let server = ServerProcess::start(&args);
     let source = source(server.address);
     assert!(source["epoch"].as_u64().unwrap() > last, "{source}");
     let batches = replay(server.address, last + 1);
-    assert_eq!(decode(&batches[0].1).unwrap().events, [Event::AllBlocksCleared]);
+    assert_eq!(decode(&batches[0].1).unwrap().events, [DecodedKvEvent::AllBlocksCleared]);
 }
 
 #[test]
-fn a_lost_executor_empties_the_set_and_the_sequence_goes_on() {
+fn executor_failure_clears_blocks_and_continues_sequence() {
     let keys = json!({"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:0",
                       "replay_endpoint": "tcp://127.0.0.1:0"});
     let args = ["--kv-events-config", &keys.to_string(), "--executor", "process", "--threads", "1"];
-    let server = Process::start(&args);
+    let server = ServerProcess::start(&args);
     let ask = || {
         let body = json!({"prompt": "The quick brown fox jumps over the lazy dog.", "max_tokens": 30,
                           "ignore_eos": true, "temperature": 0});
@@ -324,7 +336,7 @@ fn a_lost_executor_empties_the_set_and_the_sequence_goes_on() {
         // No step has computed the last token.
         (reply.json()["usage"]["total_tokens"].as_u64().unwrap() as usize - 1) / BLOCK_TOKENS
     };
-    let mut subscriber = Subscriber::new(server.address);
+    let mut subscriber = IndexSubscriber::new(server.address);
     let blocks = ask();
     subscriber.follow_beyond(None, blocks);
     let (before, next) = (subscriber.hashes(), subscriber.follower.next().unwrap());
@@ -336,12 +348,12 @@ fn a_lost_executor_empties_the_set_and_the_sequence_goes_on() {
     let events =
         replay(server.address, next).into_iter().map(|(_, payload)| decode(&payload).unwrap());
     let first = events.flat_map(|batch| batch.events).next().unwrap();
-    assert_eq!(first, Event::AllBlocksCleared);
+    assert_eq!(first, DecodedKvEvent::AllBlocksCleared);
     assert!(source(server.address)["epoch"].as_u64().unwrap() < next);
 }
 
 #[test]
-fn what_cannot_be_published_is_named_at_the_start() {
+fn invalid_publisher_config_fails_startup_by_name() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("tcp://{}", taken.local_addr().unwrap());
     for (keys, cause) in [
@@ -352,7 +364,7 @@ fn what_cannot_be_published_is_named_at_the_start() {
         (json!({"hwm": -1}), "hwm -1"),
     ] {
         let args = ["--port", "0", "--kv-events-config", &keys.to_string()];
-        let output = run_to_end(&mut super::process::command(&args));
+        let output = run_to_end(&mut super::server_process::command(&args));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(cause), "{keys}: {said}");
         assert!(said.contains("--kv-events-config"), "{keys}: {said}");

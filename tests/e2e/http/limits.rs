@@ -1,26 +1,26 @@
 //! Caps and deadlines of connections, headers, bodies and queues.
 
-use crate::hash_model::Reading;
-use crate::http_client::{Client, get, post};
-use crate::http_host::{Server, Setup};
+use crate::hash_model::SlotAccess;
+use crate::http_client::{HttpClient, get, post};
+use crate::test_server::{ServerSetup, TestServer};
 use hadron::engine_client::AdmissionLimits;
-use hadron::server::app::Options;
-use hadron::server::connection::Deadlines;
+use hadron::server::app::ServerOptions;
+use hadron::server::connection::ConnectionDeadlines;
 use serde_json::{Value, json};
 use std::io::Read;
 use std::time::{Duration, Instant};
 
-fn reason(reply: &crate::http_client::Reply) -> Value {
+fn reason(reply: &crate::http_client::HttpReply) -> Value {
     reply.json()["error"]["reason"].clone()
 }
 
 #[test]
 fn headers_and_bodies_are_capped() {
-    let setup = Setup { body_bytes_max: 10_000, ..Setup::default() };
-    let server = Server::start(&setup);
+    let setup = ServerSetup { body_bytes_max: 10_000, ..ServerSetup::default() };
+    let server = TestServer::start(&setup);
     let at = server.address;
     let send = |headers: &str, body: &[u8]| {
-        let mut client = Client::connect(at);
+        let mut client = HttpClient::connect(at);
         client.send("POST", "/v1/completions", headers, body);
         client.read().unwrap()
     };
@@ -33,7 +33,7 @@ fn headers_and_bodies_are_capped() {
     assert_eq!((reply.status, reason(&reply)), (431, json!("header_limit")));
     let reply = send("", &vec![b' '; 10_001]);
     assert_eq!((reply.status, reason(&reply)), (413, json!("body_limit")));
-    let mut client = Client::connect(at);
+    let mut client = HttpClient::connect(at);
     let chunk = format!("{:x}\r\n{}\r\n", 6_000, " ".repeat(6_000));
     let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
     client.send_raw(format!("{head}{chunk}{chunk}0\r\n\r\n").as_bytes()).unwrap();
@@ -44,15 +44,15 @@ fn headers_and_bodies_are_capped() {
     assert_eq!((reply.status, reason(&reply)), (415, json!("not_json")));
     let reply = send("Content-Type: application/json; charset=utf-8\r\n", b"{}");
     assert_eq!(reply.status, 400);
-    let mut client = Client::connect(at);
+    let mut client = HttpClient::connect(at);
     client.send_raw(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
     assert!(client.read_head().is_none_or(|reply| reply.status >= 400), "no HTTP/2");
 }
 
 /// Heads that no route ever sees: the HTTP library refuses them, in the words of all other errors.
 #[test]
-fn a_head_that_cannot_be_read_is_refused_in_json() {
-    let server = Server::start(&Setup::default());
+fn unreadable_head_is_rejected_in_json() {
+    let server = TestServer::start(&ServerSetup::default());
     let long = |count: usize| "a".repeat(count);
     let many = "X-Many: 1\r\n".repeat(200);
     for (bytes, status, told) in [
@@ -69,7 +69,7 @@ fn a_head_that_cannot_be_read_is_refused_in_json() {
         (format!("GET / HTTP/1.1\r\nX-Long: {}\r\n\r\n", long(300_000)), 431, "header_limit"),
         (format!("GET /{} HTTP/1.1\r\n\r\n", long(70_000)), 431, "header_limit"),
     ] {
-        let mut client = Client::connect(server.address);
+        let mut client = HttpClient::connect(server.address);
         // A reply to an earlier request on the connection is not touched.
         client.send_raw(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         client.send_raw(bytes.as_bytes()).unwrap();
@@ -88,14 +88,15 @@ fn a_head_that_cannot_be_read_is_refused_in_json() {
 }
 
 #[test]
-fn slow_clients_meet_deadlines() {
+fn slow_clients_hit_deadlines() {
     let ms = Duration::from_millis;
     // One deadline is short at a time: what closes a connection can only have been that one.
     let (never, soon) = (Duration::from_mins(10), ms(300));
-    let closes = |deadlines: Deadlines, body_timeout: Duration, bytes: &[u8]| {
-        let options = Options { body_timeout, ..Options::default() };
-        let server = Server::start(&Setup { options, deadlines, ..Setup::default() });
-        let mut client = Client::connect(server.address);
+    let closes = |deadlines: ConnectionDeadlines, body_timeout: Duration, bytes: &[u8]| {
+        let options = ServerOptions { body_timeout, ..ServerOptions::default() };
+        let server =
+            TestServer::start(&ServerSetup { options, deadlines, ..ServerSetup::default() });
+        let mut client = HttpClient::connect(server.address);
         let start = Instant::now();
         client.send_raw(bytes).unwrap();
         let mut rest = Vec::new();
@@ -103,26 +104,28 @@ fn slow_clients_meet_deadlines() {
         assert!(start.elapsed() + ms(50) >= soon, "{bytes:?}: {:?}", start.elapsed());
         String::from_utf8(rest).unwrap()
     };
-    let header = Deadlines { header: soon, idle: never, write: never };
+    let header = ConnectionDeadlines { header: soon, idle: never, write: never };
     closes(header, never, b"GET /version HT");
-    let idle = Deadlines { header: never, idle: soon, write: never };
+    let idle = ConnectionDeadlines { header: never, idle: soon, write: never };
     closes(idle, never, b"");
     let kept = closes(idle, never, b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n");
     assert!(kept.starts_with("HTTP/1.1 200"));
     let body = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{";
-    let reply = closes(Deadlines { idle: soon, ..idle }, soon, body);
+    let reply = closes(ConnectionDeadlines { idle: soon, ..idle }, soon, body);
     assert!(reply.starts_with("HTTP/1.1 408"), "{reply}");
     assert!(reply.contains("slow_body"));
 }
 
 #[test]
-fn a_reader_that_stops_is_cut_off_and_others_go_on() {
-    let deadlines = Deadlines { write: Duration::from_millis(600), ..Deadlines::default() };
-    let setup = Setup { deadlines, max_model_len: 60_000, blocks: 8_192, ..Setup::default() };
-    let server = Server::start(&setup);
+fn stalled_reader_is_disconnected_alone() {
+    let deadlines =
+        ConnectionDeadlines { write: Duration::from_millis(600), ..ConnectionDeadlines::default() };
+    let setup =
+        ServerSetup { deadlines, max_model_len: 60_000, blocks: 8_192, ..ServerSetup::default() };
+    let server = TestServer::start(&setup);
     let body = json!({"prompt": "a", "max_tokens": 50_000, "ignore_eos": true, "stream": true,
         "logprobs": 5, "seed": 1});
-    let mut stuck = Client::connect(server.address);
+    let mut stuck = HttpClient::connect(server.address);
     stuck.send("POST", "/v1/completions", "", body.to_string().as_bytes());
     let mut short = body.clone();
     short["max_tokens"] = json!(50);
@@ -133,16 +136,23 @@ fn a_reader_that_stops_is_cut_off_and_others_go_on() {
 #[test]
 fn a_slow_reader_gets_the_same_text_in_fewer_chunks() {
     // Far more than the socket buffers of both ends swallow.
-    let reading = Reading::Nothing;
+    let reading = SlotAccess::Untouched;
     // Nothing is taken for as long as a busy machine needs to write it all.
-    let deadlines = Deadlines { write: Duration::from_mins(5), ..Deadlines::default() };
+    let deadlines =
+        ConnectionDeadlines { write: Duration::from_mins(5), ..ConnectionDeadlines::default() };
     let (blocks, max_model_len) = (8_192, 70_000);
-    let setup = Setup { blocks, max_model_len, reading, deadlines, ..Setup::default() };
-    let server = Server::start(&setup);
+    let setup = ServerSetup {
+        blocks,
+        max_model_len,
+        slot_access: reading,
+        deadlines,
+        ..ServerSetup::default()
+    };
+    let server = TestServer::start(&setup);
     let mut body = json!({"prompt": "a", "max_tokens": 60_000, "ignore_eos": true, "seed": 5});
     let whole = post(server.address, "/v1/completions", &body).json();
     body["stream"] = json!(true);
-    let mut slow = Client::connect(server.address);
+    let mut slow = HttpClient::connect(server.address);
     slow.send("POST", "/v1/completions", "", body.to_string().as_bytes());
     let (begun, mut seen) = (Instant::now(), false);
     while !seen || server.client().requests_in_flight() > 0 {
@@ -158,13 +168,13 @@ fn a_slow_reader_gets_the_same_text_in_fewer_chunks() {
 }
 
 #[test]
-fn a_full_queue_says_when_to_come_back() {
+fn full_queue_sends_retry_after() {
     let admission = AdmissionLimits { requests: 4, prefill_tokens: 1_000, bytes: 100_000 };
     let step_time = Duration::from_millis(20);
-    let server = Server::start(&Setup { step_time, admission, ..Setup::default() });
+    let server = TestServer::start(&ServerSetup { step_time, admission, ..ServerSetup::default() });
     let long =
         json!({"prompt": "a", "max_tokens": 2_000, "ignore_eos": true, "stream": true, "n": 4});
-    let mut first = Client::connect(server.address);
+    let mut first = HttpClient::connect(server.address);
     first.send("POST", "/v1/completions", "", long.to_string().as_bytes());
     assert_eq!(first.read_head().unwrap().status, 200);
     assert_eq!(get(server.address, "/load").json()["server_load"], 4);
@@ -182,9 +192,9 @@ fn a_full_queue_says_when_to_come_back() {
 
 /// What is still being read is held, too: slow clients with large bodies fill the server before they are requests.
 #[test]
-fn bodies_count_while_they_are_read() {
+fn bodies_count_as_queued_bytes_while_read() {
     let admission = AdmissionLimits { requests: 4, prefill_tokens: 1_000, bytes: 10_000 };
-    let server = Server::start(&Setup { admission, ..Setup::default() });
+    let server = TestServer::start(&ServerSetup { admission, ..ServerSetup::default() });
     let at = server.address;
     let small = || post(at, "/v1/completions", &json!({"prompt": "b", "max_tokens": 1}));
     let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n";
@@ -193,7 +203,7 @@ fn bodies_count_while_they_are_read() {
     let (mut held, begun) = (Vec::new(), Instant::now());
     loop {
         // One that is refused, because a small one was there at that moment, has a successor.
-        let mut client = Client::connect(at);
+        let mut client = HttpClient::connect(at);
         client.send_raw(slow.as_bytes()).unwrap();
         held.push(client);
         std::thread::sleep(Duration::from_millis(20));
@@ -215,11 +225,11 @@ fn bodies_count_while_they_are_read() {
 }
 
 #[test]
-fn beyond_the_connection_limit_only_probes_are_answered() {
-    let server = Server::start(&Setup { connections: 4, ..Setup::default() });
-    let held: Vec<Client> = (0..4)
+fn only_probes_are_served_beyond_the_connection_limit() {
+    let server = TestServer::start(&ServerSetup { connections: 4, ..ServerSetup::default() });
+    let held: Vec<HttpClient> = (0..4)
         .map(|_| {
-            let mut client = Client::connect(server.address);
+            let mut client = HttpClient::connect(server.address);
             client.send("GET", "/version", "", b"");
             assert_eq!(client.read().unwrap().status, 200);
             client
@@ -236,9 +246,9 @@ fn beyond_the_connection_limit_only_probes_are_answered() {
 }
 
 #[test]
-fn prompts_too_long_by_far_are_refused_without_tokenising() {
-    let server = Server::start(&Setup::default());
-    let mut client = Client::connect(server.address);
+fn overlong_prompts_are_rejected_without_tokenizing() {
+    let server = TestServer::start(&ServerSetup::default());
+    let mut client = HttpClient::connect(server.address);
     let far = "hello world, ".repeat(60_000);
     let user = json!([{"role": "user", "content": far}]);
     let cases = [

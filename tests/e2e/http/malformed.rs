@@ -1,10 +1,10 @@
 //! A hundred thousand malformed requests, the same ones for one `HADRON_CURSOR`, or as many as asked for (`just malformed COUNT`):
 //! no 5xx, no crash, no hang, and memory stays flat while good requests go on.
 
-use crate::cursor::first_seed;
-use crate::http_client::{Client, post};
-use crate::http_host::{Server, Setup};
-use crate::watchdog::run_within;
+use crate::child_watchdog::run_within;
+use crate::http_client::{HttpClient, post};
+use crate::seed_cursor::first_seed;
+use crate::test_server::{ServerSetup, TestServer};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -17,9 +17,9 @@ const REQUESTS: usize = 100_000;
 const BURST: usize = 100;
 
 /// A small generator: splitmix64.
-pub(crate) struct Dice(pub(crate) u64);
+pub(crate) struct MalformedRequestRng(pub(crate) u64);
 
-impl Dice {
+impl MalformedRequestRng {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -82,7 +82,7 @@ const ODD: &[&str] = &[
 ];
 
 /// A body that is no longer what it was.
-fn mutate(dice: &mut Dice) -> Vec<u8> {
+fn mutate(dice: &mut MalformedRequestRng) -> Vec<u8> {
     let mut body = dice.pick(BODIES).as_bytes().to_vec();
     for _ in 0..=dice.below(3) {
         let at = dice.below(body.len().max(1));
@@ -118,7 +118,7 @@ fn mutate(dice: &mut Dice) -> Vec<u8> {
 }
 
 /// One request with a whole body; the connection survives it.
-pub(crate) fn request(dice: &mut Dice, out: &mut Vec<u8>) {
+pub(crate) fn request(dice: &mut MalformedRequestRng, out: &mut Vec<u8>) {
     let method = if dice.below(20) == 0 {
         *dice.pick(&["GET", "PUT", "DELETE", "HEAD", "OPTIONS"])
     } else {
@@ -143,7 +143,7 @@ pub(crate) fn request(dice: &mut Dice, out: &mut Vec<u8>) {
 }
 
 /// Bytes that are hardly HTTP at all.
-pub(crate) fn garbage(dice: &mut Dice) -> Vec<u8> {
+pub(crate) fn garbage(dice: &mut MalformedRequestRng) -> Vec<u8> {
     let heads: &[&[u8]] = &[
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{}",
         b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
@@ -227,10 +227,15 @@ fn resident_kib() -> u64 {
 
 /// In a process of its own, so that the memory measured is that of the server under this traffic alone.
 #[test]
-fn a_hundred_thousand_malformed_requests() {
+fn malformed_requests_never_cause_5xx() {
     let this = std::env::current_exe().unwrap();
     let mut child = Command::new(this);
-    child.args(["--exact", "http::malformed::the_requests", "--ignored", "--nocapture"]);
+    child.args([
+        "--exact",
+        "http::malformed::malformed_requests_process",
+        "--ignored",
+        "--nocapture",
+    ]);
     let child = run_within(&mut child, Duration::from_hours(2)); // By hand it may be a million.
     let said = [child.stdout, child.stderr].concat();
     println!("{}", String::from_utf8_lossy(&said));
@@ -240,16 +245,16 @@ fn a_hundred_thousand_malformed_requests() {
 #[test]
 #[ignore = "started by the test above, and by `just malformed`"]
 #[allow(clippy::disallowed_methods, reason = "how many comes from `just`")]
-fn the_requests() {
+fn malformed_requests_process() {
     let said = std::env::var("HADRON_MALFORMED_REQUESTS").ok();
     send(said.map_or(REQUESTS, |text| text.parse().unwrap()));
 }
 
 fn send(requests: usize) {
-    let server = Server::start(&Setup::default());
+    let server = TestServer::start(&ServerSetup::default());
     let good = json!({"prompt": "a good request", "max_tokens": 3, "seed": 1});
     let expected = post(server.address, "/v1/completions", &good).json()["choices"].clone();
-    let mut dice = Dice(first_seed(42, 1_000, 1));
+    let mut dice = MalformedRequestRng(first_seed(42, 1_000, 1));
     let mut counts = [0; 6];
     let (mut sent, mut warm) = (0, 0);
     let mut slowest = Duration::ZERO;
@@ -289,6 +294,6 @@ fn send(requests: usize) {
     let bound_kib = requests.min(REQUESTS) as u64 * 3 / 4 * 64 / 1024;
     assert!(grown_kib < bound_kib, "memory grew by {grown_kib} KiB, x{grown:.3}");
     assert!(slowest < Duration::from_secs(10), "{slowest:?}");
-    let mut client = Client::connect(server.address);
+    let mut client = HttpClient::connect(server.address);
     assert_eq!(client.post("/v1/completions", &good).status, 200);
 }

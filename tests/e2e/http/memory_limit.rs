@@ -1,7 +1,7 @@
 //! An executor that the kernel kills because its control group has no memory left: a loss like any other.
 
-use super::executor_process::{answer, children_as, executor, finish, stream};
-use super::process::Process;
+use super::executor_process::{children_as, complete_text, executor, finish, stream};
+use super::server_process::ServerProcess;
 use crate::http_client::post;
 use serde_json::json;
 use std::fs;
@@ -9,18 +9,19 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const APART: &[&str] = &["--executor", "process", "--threads", "1", "--dtype", "float32"];
+const EXECUTOR_PROCESS_FLAGS: &[&str] =
+    &["--executor", "process", "--threads", "1", "--dtype", "float32"];
 const MORE_BYTES: u64 = 16 << 20;
 const TOKENS: u32 = 60;
 
 /// A control group of memory, of the first or the second version. Gone when dropped.
-struct Group {
+struct MemoryControlGroup {
     folder: PathBuf,
     /// Where the kernel counts whom it killed.
     events: &'static str,
 }
 
-impl Group {
+impl MemoryControlGroup {
     /// What processes of it touch from now on is at most so much. Needs root.
     fn limited(bytes: u64) -> Self {
         let first = Path::new("/sys/fs/cgroup/memory");
@@ -46,7 +47,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for MemoryControlGroup {
     fn drop(&mut self) {
         let _ = fs::remove_dir(&self.folder); // Somebody is left in it where a test has failed.
     }
@@ -55,11 +56,11 @@ impl Drop for Group {
 /// The CPU's pool is touched as it is used, so a group too small for it is noticed in the middle of requests.
 #[test]
 #[ignore = "makes a control group, which only root may: `just memory-limit`"]
-fn an_executor_beyond_its_control_group_is_replaced_and_no_token_is_lost() {
-    let mut process = Process::start(APART);
+fn cgroup_oom_kill_restarts_executor_without_token_loss() {
+    let mut process = ServerProcess::start(EXECUTOR_PROCESS_FLAGS);
     let (at, former) = (process.address, executor(&process));
-    let expected = answer(at, TOKENS);
-    let group = Group::limited(MORE_BYTES);
+    let expected = complete_text(at, TOKENS);
+    let group = MemoryControlGroup::limited(MORE_BYTES);
     group.take(former);
     let (over, asked) = (AtomicBool::new(false), AtomicU64::new(0));
     let (started, mut ends) = (Instant::now(), Vec::new());
@@ -87,7 +88,7 @@ fn an_executor_beyond_its_control_group_is_replaced_and_no_token_is_lost() {
     println!("{asked} requests and {streams} streams in {:?}", started.elapsed());
     assert_eq!(group.killed(), 1);
     assert!(ends.into_iter().all(|(text, end)| text == expected && end == "length"));
-    assert_eq!(answer(at, TOKENS), expected);
+    assert_eq!(complete_text(at, TOKENS), expected);
     process.signal("TERM");
     assert_eq!(process.exits_within(Duration::from_secs(20)).code(), Some(0));
 }

@@ -1,28 +1,28 @@
 //! What `/metrics`, `/load` and `/v1/loads` say of what was done.
 
-use crate::http_client::{Client, get, post};
-use crate::http_host::{BLOCK_TOKENS, Server, Setup};
+use crate::http_client::{HttpClient, get, post};
+use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
 use hadron::engine_client::AdmissionLimits;
-use hadron::server::app::Options;
-use hadron::server::keys::Keys;
-use scheduler::Share;
+use hadron::server::app::ServerOptions;
+use hadron::server::auth::ApiKeys;
+use scheduler::SampleRate;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-type Samples = BTreeMap<String, f64>;
+type MetricSamples = BTreeMap<String, f64>;
 
 /// Every sample by its name and labels, without model and engine.
-fn scrape(address: SocketAddr) -> Samples {
+fn scrape(address: SocketAddr) -> MetricSamples {
     let reply = get(address, "/metrics");
     assert_eq!(reply.status, 200);
     assert_eq!(reply.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
     samples(std::str::from_utf8(&reply.body).unwrap())
 }
 
-fn samples(page: &str) -> Samples {
+fn samples(page: &str) -> MetricSamples {
     let sample = |line: &str| {
         let (series, value) = line.rsplit_once(' ').unwrap();
         let series = series.replace("engine=\"0\",", "").replace(",model_name=\"tiny\"", "");
@@ -32,14 +32,14 @@ fn samples(page: &str) -> Samples {
     page.lines().filter(|line| !line.starts_with('#')).map(sample).collect()
 }
 
-fn ask(address: SocketAddr, body: &Value) {
+fn complete(address: SocketAddr, body: &Value) {
     let reply = post(address, "/v1/completions", body);
     assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
 }
 
 #[test]
-fn ten_requests_leave_their_traces() {
-    let server = Server::start(&Setup::default());
+fn ten_requests_are_counted_in_metrics() {
+    let server = TestServer::start(&ServerSetup::default());
     let before = scrape(server.address);
     assert_eq!(before["vllm:num_requests_running"], 0.0);
     assert_eq!(before["hadron:http_requests_total{code=\"200\",route=\"/v1/completions\"}"], 0.0);
@@ -52,7 +52,7 @@ fn ten_requests_leave_their_traces() {
     for i in 0..10 {
         let body = json!({"prompt": prompt, "max_tokens": 8, "ignore_eos": true, "n": 1 + i % 2,
             "stream": i % 3 == 0, "nobody_reads": 1, "this": 2});
-        ask(server.address, &body);
+        complete(server.address, &body);
     }
     server.wait_idle(Duration::from_secs(2));
     let after = scrape(server.address);
@@ -103,7 +103,7 @@ fn ten_requests_leave_their_traces() {
 }
 
 /// Buckets only grow, and the last is the count.
-fn check_histograms(samples: &Samples) {
+fn check_histograms(samples: &MetricSamples) {
     let mut last: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     for (series, &count) in samples.iter().filter(|(series, _)| series.contains("_bucket{")) {
         let (head, rest) = series.split_once("le=\"").unwrap();
@@ -122,20 +122,21 @@ fn check_histograms(samples: &Samples) {
 }
 
 #[test]
-fn stays_of_blocks_are_told_where_they_are_measured() {
-    let blocks = Setup { blocks: 40, max_model_len: 512, ..Setup::default() };
+fn block_lifetimes_are_exported_when_enabled() {
+    let blocks = ServerSetup { blocks: 40, max_model_len: 512, ..ServerSetup::default() };
     let series = ["lifetime", "idle_before_evict", "reuse_gap"];
-    let of = |page: &Samples, part: &str| {
+    let of = |page: &MetricSamples, part: &str| {
         series.map(|name| page[&format!("vllm:kv_block_{name}_seconds_{part}")])
     };
-    let server = Server::start(&Setup { residency: Share::new(1.0), ..blocks.clone() });
+    let server =
+        TestServer::start(&ServerSetup { block_lifetimes: SampleRate::new(1.0), ..blocks.clone() });
     let at = server.address;
     assert_eq!(of(&scrape(at), "count"), [0.0; 3]);
     // Seven blocks each, of which six are full; the first ones are found again twice.
     const FULL: f64 = 6.0;
     let prompts = [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
     for n in prompts {
-        ask(at, &json!({"prompt": vec![40 + n; 100], "max_tokens": 2, "ignore_eos": true}));
+        complete(at, &json!({"prompt": vec![40 + n; 100], "max_tokens": 2, "ignore_eos": true}));
     }
     server.wait_idle(Duration::from_mins(1));
     let page = scrape(at);
@@ -148,21 +149,21 @@ fn stays_of_blocks_are_told_where_they_are_measured() {
     assert_eq!(page["vllm:kv_block_lifetime_seconds_bucket{le=\"1800\"}"], evicted);
     check_histograms(&page);
 
-    let server = Server::start(&blocks);
+    let server = TestServer::start(&blocks);
     assert!(!scrape(server.address).keys().any(|series| series.contains("kv_block_")));
 }
 
 #[test]
-fn head_has_the_headers_and_a_server_that_starts_has_no_figures() {
-    let mut server = Server::listen(&Setup::default());
+fn metrics_support_head_and_are_empty_at_startup() {
+    let mut server = TestServer::listen(&ServerSetup::default());
     assert_eq!(get(server.address, "/metrics").status, 503);
     assert_eq!(get(server.address, "/v1/loads").status, 503);
     assert_eq!(post(server.address, "/v1/completions", &json!({"prompt": "a"})).status, 503);
     assert_eq!(get(server.address, "/readyz").status, 503); // A probe is no refusal.
-    server.bring_up(&Setup::default());
+    server.bring_up(&ServerSetup::default());
     let page = scrape(server.address);
     assert_eq!(page["hadron:admission_rejections_total{reason=\"starting\"}"], 3.0);
-    let mut client = Client::connect(server.address);
+    let mut client = HttpClient::connect(server.address);
     client.send("HEAD", "/metrics", "", b"");
     let head = client.read_head().unwrap();
     assert_eq!(head.status, 200);
@@ -173,12 +174,12 @@ fn head_has_the_headers_and_a_server_that_starts_has_no_figures() {
 }
 
 #[test]
-fn refusals_and_strange_paths_are_counted_under_few_names() {
+fn rejections_and_unknown_paths_use_bounded_labels() {
     let admission = AdmissionLimits { requests: 1, prefill_tokens: u64::MAX, bytes: 1 << 20 };
     let step_time = Duration::from_millis(20);
-    let server = Server::start(&Setup { step_time, admission, ..Setup::default() });
+    let server = TestServer::start(&ServerSetup { step_time, admission, ..ServerSetup::default() });
     let endless = json!({"prompt": "a", "max_tokens": 500, "ignore_eos": true, "stream": true});
-    let mut client = Client::connect(server.address);
+    let mut client = HttpClient::connect(server.address);
     client.send("POST", "/v1/completions", "", endless.to_string().as_bytes());
     assert_eq!(client.read_head().unwrap().status, 200);
     assert_eq!(post(server.address, "/v1/completions", &json!({"prompt": "b"})).status, 429);
@@ -188,14 +189,14 @@ fn refusals_and_strange_paths_are_counted_under_few_names() {
         assert_eq!(get(server.address, path).status, 404);
     }
     assert_eq!(post(server.address, "/v1/completions", &json!({"prompt": 1.5})).status, 400);
-    let mut client = Client::connect(server.address);
+    let mut client = HttpClient::connect(server.address);
     client.send_raw(b"GET / HTTP/1.1\r\nno colon\r\n\r\n").unwrap();
     assert_eq!(client.read().unwrap().status, 400, "the HTTP library refuses it");
     let mut unknown = json!({"prompt": "a", "max_tokens": 1});
     for number in 0..12 {
         unknown[format!("unknown_{number}")] = json!(number);
     }
-    ask(server.address, &unknown);
+    complete(server.address, &unknown);
     let page = scrape(server.address);
     assert_eq!(page["hadron:ignored_fields_total"], 12.0, "the header names ten of them");
     assert_eq!(page["hadron:http_requests_total{code=\"404\",route=\"unknown\"}"], 3.0);
@@ -209,16 +210,16 @@ fn refusals_and_strange_paths_are_counted_under_few_names() {
 }
 
 #[test]
-fn loads_show_what_runs() {
-    let setup = Setup { step_time: Duration::from_millis(20), ..Setup::default() };
-    let server = Server::start(&setup);
+fn loads_route_reports_running_requests() {
+    let setup = ServerSetup { step_time: Duration::from_millis(20), ..ServerSetup::default() };
+    let server = TestServer::start(&setup);
     let body = json!({"prompt": "hello", "max_tokens": 500, "ignore_eos": true, "stream": true});
     let idle = get(server.address, "/v1/loads").json();
     assert_eq!(
         (&idle["dp_rank_count"], &idle["loads"][0]["num_total_reqs"]),
         (&json!(1), &json!(0))
     );
-    let mut client = Client::connect(server.address);
+    let mut client = HttpClient::connect(server.address);
     client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
     assert_eq!(client.read_head().unwrap().status, 200);
     let loads = loop {
@@ -234,7 +235,7 @@ fn loads_show_what_runs() {
     assert_eq!(load["num_running_reqs"], 1);
     assert_eq!(load["num_total_reqs"], 1);
     assert_eq!(load["max_total_num_tokens"], setup.blocks * BLOCK_TOKENS);
-    assert_eq!(load["max_running_requests"], setup.seats);
+    assert_eq!(load["max_running_requests"], setup.max_num_seqs);
     assert!(load["num_used_tokens"].as_u64().unwrap() >= u64::from(BLOCK_TOKENS), "{load}");
     let throughput = load["gen_throughput"].as_f64().unwrap();
     assert!((1.0..=60.0).contains(&throughput), "{throughput} tokens/s at 50 steps/s");
@@ -270,9 +271,10 @@ fn loads_show_what_runs() {
 }
 
 #[test]
-fn the_age_of_the_queue_grows_while_somebody_waits() {
+fn queue_age_grows_while_requests_wait() {
     let step_time = Duration::from_millis(5);
-    let server = Server::start(&Setup { seats: 1, step_time, ..Setup::default() });
+    let server =
+        TestServer::start(&ServerSetup { max_num_seqs: 1, step_time, ..ServerSetup::default() });
     let at = server.address;
     let age = || scrape(at)["hadron:queue_age_seconds"];
     let until = |what: &str, reached: &dyn Fn(f64) -> bool| {
@@ -284,7 +286,7 @@ fn the_age_of_the_queue_grows_while_somebody_waits() {
     };
     assert_eq!(age(), 0.0);
     let long = json!({"prompt": "a", "max_tokens": 4_000, "ignore_eos": true, "stream": true});
-    let [mut first, mut second] = [(); 2].map(|()| Client::connect(at));
+    let [mut first, mut second] = [(); 2].map(|()| HttpClient::connect(at));
     first.send("POST", "/v1/completions", "", long.to_string().as_bytes());
     assert_eq!(first.read_head().unwrap().status, 200);
     assert_eq!(age(), 0.0, "the only one has a seat");
@@ -296,16 +298,17 @@ fn the_age_of_the_queue_grows_while_somebody_waits() {
 }
 
 #[test]
-fn operators_see_every_step_and_every_resident_block() {
-    let options = Options { keys: Keys::new([], ["root"]), ..Options::default() };
-    let server = Server::start(&Setup { options, ..Setup::default() });
+fn debug_routes_list_steps_and_cached_blocks() {
+    let options =
+        ServerOptions { api_keys: ApiKeys::new([], ["root"]), ..ServerOptions::default() };
+    let server = TestServer::start(&ServerSetup { options, ..ServerSetup::default() });
     let look = |path: &str, headers: &str| {
-        let mut client = Client::connect(server.address);
+        let mut client = HttpClient::connect(server.address);
         client.send("GET", path, headers, b"");
         client.read().unwrap()
     };
     let prompt: Vec<u32> = (0..100).map(|i| 40 + i % 50).collect();
-    ask(server.address, &json!({"prompt": prompt, "max_tokens": 10, "ignore_eos": true}));
+    complete(server.address, &json!({"prompt": prompt, "max_tokens": 10, "ignore_eos": true}));
     server.wait_idle(Duration::from_secs(2));
     for path in ["/debug/steps", "/debug/kv"] {
         assert_eq!(look(path, "").status, 404, "{path} is for operators");
@@ -329,7 +332,7 @@ fn operators_see_every_step_and_every_resident_block() {
 
 /// Reads one page after the other; whatever only grows must not have shrunk.
 fn watch(address: SocketAddr, done: &AtomicBool) -> usize {
-    let (mut client, mut last, mut pages) = (Client::connect(address), Samples::new(), 0);
+    let (mut client, mut last, mut pages) = (HttpClient::connect(address), MetricSamples::new(), 0);
     while !done.load(Ordering::Relaxed) || pages == 0 {
         client.send("GET", "/metrics", "", b"");
         let reply = client.read().unwrap();
@@ -351,8 +354,8 @@ fn watch(address: SocketAddr, done: &AtomicBool) -> usize {
 }
 
 #[test]
-fn pages_read_under_load_are_whole_and_never_fall() {
-    let server = Server::start(&Setup { blocks: 4_096, ..Setup::default() });
+fn scrapes_under_load_are_complete_and_monotonic() {
+    let server = TestServer::start(&ServerSetup { blocks: 4_096, ..ServerSetup::default() });
     let (address, done) = (server.address, AtomicBool::new(false));
     std::thread::scope(|scope| {
         let watchers: Vec<_> = (0..2).map(|_| scope.spawn(|| watch(address, &done))).collect();
@@ -360,7 +363,7 @@ fn pages_read_under_load_are_whole_and_never_fall() {
             .map(|_| {
                 scope.spawn(move || {
                     for n in 1..6 {
-                        ask(address, &json!({"prompt": "abc", "max_tokens": 100, "n": n}));
+                        complete(address, &json!({"prompt": "abc", "max_tokens": 100, "n": n}));
                     }
                 })
             })

@@ -1,9 +1,9 @@
 //! A checkpoint with a broken row: whoever uses that token fails, nobody else does.
 
-use super::ranks::metric;
-use crate::http_client::{Reply, post};
-use crate::http_host::{Server, Setup};
-use crate::schemas::write_model;
+use super::parallel_ranks::metric;
+use crate::http_client::{HttpReply, post};
+use crate::random_schemas::write_model;
+use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -25,16 +25,16 @@ fn break_row(file: &Path, hidden_size: usize) {
 }
 
 #[test]
-fn a_broken_row_of_weights_fails_those_who_use_it_alone() {
+fn nan_weights_fail_only_requests_that_use_them() {
     let folder = tempfile::tempdir().unwrap();
     let hidden_size = write_model(folder.path());
     let model = folder.path().join("model");
     break_row(&model.join("model.safetensors"), hidden_size);
-    let server = Server::start(&Setup {
+    let server = TestServer::start(&ServerSetup {
         model: Some(model),
         max_model_len: 1_024,
         blocks: 256,
-        ..Setup::default()
+        ..ServerSetup::default()
     });
     let at = server.address;
     let ask = |first: usize, tokens: u32| {
@@ -43,7 +43,7 @@ fn a_broken_row_of_weights_fails_those_who_use_it_alone() {
             "ignore_eos": true, "logit_bias": {BROKEN.to_string(): -100}});
         post(at, "/v1/completions", &body)
     };
-    let text = |reply: Reply| {
+    let text = |reply: HttpReply| {
         assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
         reply.json()["choices"][0]["text"].clone()
     };

@@ -1,12 +1,12 @@
 //! One server on two nodes: both are processes of this machine that meet over loopback.
 
 use super::executor_process::{
-    answer, body, children_as, finish, is_ready, is_zombie, send, stream_of, within,
+    body, children_as, complete_text, finish, is_ready, is_zombie, send, stream_of, wait_until,
 };
-use super::process::{Process, command};
-use crate::http_client::{Client, get, post};
+use super::server_process::{ServerProcess, command};
+use crate::http_client::{HttpClient, get, post};
 use protocol::frame::encode;
-use protocol::{Epoch, Handshake, PROTOCOL_VERSION};
+use protocol::{Epoch, NodeHandshake, PROTOCOL_VERSION};
 use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -20,15 +20,15 @@ use std::time::{Duration, Instant};
 
 const EXACT: &[&str] = &["--threads", "1", "--dtype", "float32"];
 const SECRET: &str = "a secret of the tests of nodes";
-const SOON: Duration = Duration::from_mins(3);
+const TIMEOUT: Duration = Duration::from_mins(3);
 
 /// Where the nodes of one test meet: an address of loopback that is this process's, a port that is this test's.
-pub(crate) struct Place {
+pub(crate) struct ClusterAddress {
     host: String,
     port: String,
 }
 
-impl Place {
+impl ClusterAddress {
     pub(crate) fn new() -> Self {
         static TESTS: AtomicU16 = AtomicU16::new(0);
         let [_, a, b, c] = std::process::id().to_be_bytes();
@@ -48,24 +48,24 @@ impl Place {
 
     fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(format!("{}:{}", self.host, self.port)).unwrap();
-        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream
     }
 }
 
 /// One of the processes.
-pub(crate) struct Node {
+pub(crate) struct NodeProcess {
     child: Child,
-    said: Arc<Mutex<String>>,
+    log: Arc<Mutex<String>>,
 }
 
-impl Node {
+impl NodeProcess {
     /// Node `rank` of two, with the secret of these tests.
-    pub(crate) fn start(place: &Place, rank: u16, more: &[&str]) -> Self {
+    pub(crate) fn start(place: &ClusterAddress, rank: u16, more: &[&str]) -> Self {
         Self::with_secret(place, rank, more, SECRET)
     }
 
-    fn with_secret(place: &Place, rank: u16, more: &[&str], secret: &str) -> Self {
+    fn with_secret(place: &ClusterAddress, rank: u16, more: &[&str], secret: &str) -> Self {
         let rank = rank.to_string();
         let own = ["--port", "0", "--nnodes", "2", "--node-rank", &rank, "-dp", "2"];
         let meet = ["--master-addr", &place.host, "--master-port", &place.port];
@@ -86,32 +86,32 @@ impl Node {
                 log.lock().unwrap().push_str(&(line + "\n"));
             }
         });
-        Self { child, said }
+        Self { child, log: said }
     }
 
     /// Both nodes, and where node 0 answers.
-    fn two(place: &Place, more: &[&str]) -> (Self, Self, SocketAddr) {
+    fn two(place: &ClusterAddress, more: &[&str]) -> (Self, Self, SocketAddr) {
         let nodes = (Self::start(place, 0, more), Self::start(place, 1, more));
         let address = nodes.0.address();
         (nodes.0, nodes.1, address)
     }
 
-    pub(crate) fn said(&self) -> String {
-        self.said.lock().unwrap().clone()
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
     }
 
-    pub(crate) fn says(&self, words: &str) {
+    pub(crate) fn wait_for_log(&self, words: &str) {
         let start = Instant::now();
-        while !self.said().contains(words) {
-            assert!(start.elapsed() < SOON, "no {words:?}: {}", self.said());
+        while !self.log().contains(words) {
+            assert!(start.elapsed() < TIMEOUT, "no {words:?}: {}", self.log());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
     /// Once it is ready.
     pub(crate) fn address(&self) -> SocketAddr {
-        self.says(" on http://");
-        let said = self.said();
+        self.wait_for_log(" on http://");
+        let said = self.log();
         let rest = said.split_once(" on http://").unwrap().1;
         rest.split(' ').next().unwrap().parse().unwrap()
     }
@@ -127,7 +127,7 @@ impl Node {
     /// The one executor of this node.
     fn executor(&self) -> u32 {
         let found = children_as("executor", self.child.id());
-        let [only] = found[..] else { panic!("children: {found:?}: {}", self.said()) };
+        let [only] = found[..] else { panic!("children: {found:?}: {}", self.log()) };
         only
     }
 
@@ -141,16 +141,16 @@ impl Node {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(start.elapsed() < SOON, "still running: {}", self.said());
+            assert!(start.elapsed() < TIMEOUT, "still running: {}", self.log());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-impl Drop for Node {
+impl Drop for NodeProcess {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            println!("process {} said:\n{}", self.child.id(), self.said());
+            println!("process {} said:\n{}", self.child.id(), self.log());
         }
         // Gone already in most tests.
         let group = format!("-{}", self.child.id());
@@ -160,12 +160,12 @@ impl Drop for Node {
     }
 }
 
-fn lives(pid: u32) -> bool {
+fn is_running(pid: u32) -> bool {
     fs::exists(format!("/proc/{pid}")).unwrap() && !is_zombie(pid)
 }
 
 fn expected(tokens: u32) -> String {
-    answer(Process::start(EXACT).address, tokens)
+    complete_text(ServerProcess::start(EXACT).address, tokens)
 }
 
 fn on_replica(rank: u16, tokens: u32, streamed: bool) -> Value {
@@ -174,7 +174,7 @@ fn on_replica(rank: u16, tokens: u32, streamed: bool) -> Value {
     body
 }
 
-pub(crate) fn answer_of(at: SocketAddr, rank: u16, tokens: u32) -> String {
+pub(crate) fn complete_on_replica(at: SocketAddr, rank: u16, tokens: u32) -> String {
     let reply = post(at, "/v1/completions", &on_replica(rank, tokens, false)).json();
     reply["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{reply}")).to_owned()
 }
@@ -187,12 +187,15 @@ fn metric(at: SocketAddr, name: &str, labels: &str) -> f64 {
 }
 
 #[test]
-fn two_nodes_answer_like_one_and_the_death_of_a_remote_executor_is_a_stall() {
+fn two_nodes_match_one_and_survive_remote_executor_kill() {
     const TOKENS: u32 = 1_000;
     let expected = expected(TOKENS);
-    let (mut zero, mut one, at) = Node::two(&Place::new(), &[]);
+    let (mut zero, mut one, at) = NodeProcess::two(&ClusterAddress::new(), &[]);
     for rank in [0, 1] {
-        assert!(answer_of(at, rank, TOKENS) == expected, "replica {rank} differs from one alone");
+        assert!(
+            complete_on_replica(at, rank, TOKENS) == expected,
+            "replica {rank} differs from one alone"
+        );
     }
     let up = r#"engine="1",model_name="hadron-demo",rank="1""#;
     assert_eq!(metric(at, "hadron:executor_up", up), 1.0);
@@ -204,43 +207,43 @@ fn two_nodes_answer_like_one_and_the_death_of_a_remote_executor_is_a_stall() {
     let streams = [0, 1, 1].map(|rank| stream_of(at, &on_replica(rank, TOKENS, true)));
     send(former.1, "-KILL");
     let labels = r#"cause="exited",engine="1",model_name="hadron-demo""#;
-    within(SOON, "the loss", || metric(at, "hadron:executor_restarts_total", labels) == 1.0);
+    wait_until(TIMEOUT, "the loss", || metric(at, "hadron:executor_restarts_total", labels) == 1.0);
     assert!(is_ready(at), "the other replica serves");
     for stream in streams {
         let (text, end) = finish(stream);
         assert!(text == expected && end == "length", "differs from an undisturbed run: {text}");
     }
-    zero.says("node 1: executor rank 1 (process ");
-    zero.says("ended: signal: 9");
+    zero.wait_for_log("node 1: executor rank 1 (process ");
+    zero.wait_for_log("ended: signal: 9");
     let latter = (zero.executor(), one.executor());
     assert!(latter.0 == former.0 && latter.1 != former.1, "{former:?} {latter:?}");
 
     // A signal to the other node alone ends nothing as long as node 0 goes on.
     one.signal("TERM");
-    one.says("going on until node 0 has drained");
-    assert_eq!(answer_of(at, 1, 20), answer_of(at, 0, 20));
+    one.wait_for_log("going on until node 0 has drained");
+    assert_eq!(complete_on_replica(at, 1, 20), complete_on_replica(at, 0, 20));
     zero.signal("TERM");
-    assert_eq!(zero.exits().code(), Some(0), "{}", zero.said());
-    assert_eq!(one.exits().code(), Some(0), "{}", one.said());
-    assert!(!lives(latter.0) && !lives(latter.1), "an orphan");
+    assert_eq!(zero.exits().code(), Some(0), "{}", zero.log());
+    assert_eq!(one.exits().code(), Some(0), "{}", one.log());
+    assert!(!is_running(latter.0) && !is_running(latter.1), "an orphan");
     for node in [&zero, &one] {
-        assert!(!node.said().contains(SECRET), "the secret was told");
+        assert!(!node.log().contains(SECRET), "the secret was told");
     }
 }
 
 #[test]
-fn the_requests_of_a_node_that_dies_move_or_wait_for_its_return() {
+fn requests_of_a_dead_node_move_or_wait() {
     const TOKENS: u32 = 1_000;
     let expected = expected(TOKENS);
-    let place = Place::new();
-    let (mut zero, one, at) = Node::two(&place, &["--dp-load-balance", "round_robin"]);
+    let place = ClusterAddress::new();
+    let (mut zero, one, at) = NodeProcess::two(&place, &["--dp-load-balance", "round_robin"]);
     let free = [(); 2].map(|()| stream_of(at, &body(TOKENS, true)));
     let pinned = stream_of(at, &on_replica(1, TOKENS, true));
     let executor = one.executor();
     one.signal("KILL");
-    zero.says("node is lost");
+    zero.wait_for_log("node is lost");
     assert!(is_ready(at), "node 0 serves on");
-    within(SOON, "the end of its executor", || !lives(executor));
+    wait_until(TIMEOUT, "the end of its executor", || !is_running(executor));
     for stream in free {
         let (text, end) = finish(stream);
         assert!(text == expected && end == "length", "differs from an undisturbed run: {text}");
@@ -249,44 +252,44 @@ fn the_requests_of_a_node_that_dies_move_or_wait_for_its_return() {
     let ready = [0, 1].map(|replica| loads["loads"][replica]["ready"].as_bool());
     assert_eq!(ready, [Some(true), Some(false)], "{loads}");
     drop(one);
-    let mut again = Node::start(&place, 1, &[]);
+    let mut again = NodeProcess::start(&place, 1, &[]);
     let (text, end) = finish(pinned);
     assert!(text == expected && end == "length", "differs from an undisturbed run: {text}");
-    assert!(answer_of(at, 1, 20) == expected[..answer_of(at, 0, 20).len()]);
+    assert!(complete_on_replica(at, 1, 20) == expected[..complete_on_replica(at, 0, 20).len()]);
 
     // Without node 0 there is nothing to do, and nobody to ask.
     let left = again.executor();
     zero.signal("KILL");
-    assert_eq!(again.exits().code(), Some(3), "{}", again.said());
-    again.says("node 0 is gone");
-    within(SOON, "the end of its executor", || !lives(left));
+    assert_eq!(again.exits().code(), Some(3), "{}", again.log());
+    again.wait_for_log("node 0 is gone");
+    wait_until(TIMEOUT, "the end of its executor", || !is_running(left));
     assert!(zero.exits().code().is_none());
 }
 
 #[test]
-fn silence_is_given_up_on_both_sides() {
-    let place = Place::new();
-    let (zero, mut one, at) = Node::two(&place, &[]);
-    let short = answer_of(at, 1, 20);
+fn heartbeat_timeout_disconnects_both_nodes() {
+    let place = ClusterAddress::new();
+    let (zero, mut one, at) = NodeProcess::two(&place, &[]);
+    let short = complete_on_replica(at, 1, 20);
     // Stopped, the node is as good as cut off; its executor is not, and must not go on by itself.
     let executor = one.executor();
     one.signal("STOP");
-    zero.says("no sign of life for 5 s");
-    within(SOON, "the end of its executor", || !lives(executor));
+    zero.wait_for_log("no sign of life for 5 s");
+    wait_until(TIMEOUT, "the end of its executor", || !is_running(executor));
     assert!(is_ready(at));
-    assert_eq!(answer(at, 20), short, "on node 0");
+    assert_eq!(complete_text(at, 20), short, "on node 0");
     one.signal("CONT");
-    assert_eq!(one.exits().code(), Some(3), "{}", one.said());
+    assert_eq!(one.exits().code(), Some(3), "{}", one.log());
 
-    let mut again = Node::start(&place, 1, &[]);
-    assert_eq!(answer_of(at, 1, 20), short, "once it is back");
+    let mut again = NodeProcess::start(&place, 1, &[]);
+    assert_eq!(complete_on_replica(at, 1, 20), short, "once it is back");
     zero.signal("STOP");
-    assert_eq!(again.exits().code(), Some(3), "{}", again.said());
-    again.says("no sign of life for 5 s");
+    assert_eq!(again.exits().code(), Some(3), "{}", again.log());
+    again.wait_for_log("no sign of life for 5 s");
     zero.signal("CONT");
     // Its scheduler has stood still for a while, and says so until it has looked around.
-    within(SOON, "node 0", || is_ready(at));
-    assert_eq!(answer(at, 20), short, "node 0 serves on alone");
+    wait_until(TIMEOUT, "node 0", || is_ready(at));
+    assert_eq!(complete_text(at, 20), short, "node 0 serves on alone");
 }
 
 /// As `srun` runs a task on each of two nodes, both of them here.
@@ -299,14 +302,14 @@ wait; wait
 "#;
 
 #[test]
-fn a_job_of_slurm_serves_on_its_nodes() {
+fn slurm_job_serves_on_all_nodes() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     fs::write(path("srun"), SRUN).unwrap();
     fs::set_permissions(path("srun"), Permissions::from_mode(0o755)).unwrap();
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_hadron"), path("hadron")).unwrap();
     fs::write(path("keys"), "the key\n").unwrap();
-    let place = Place::new();
+    let place = ClusterAddress::new();
     let mut job = Command::new("bash");
     job.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/slurm/hadron.sbatch"));
     job.args(["--log-format", "human", "--master-port", &place.port]);
@@ -316,11 +319,11 @@ fn a_job_of_slurm_serves_on_its_nodes() {
     job.env("SLURM_NNODES", "2").env("SLURM_NTASKS", "2");
     job.env("SLURM_JOB_NODELIST", format!("{},nowhere", place.host));
     job.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut job = Node::of(job);
+    let mut job = NodeProcess::of(job);
     let at = job.address();
     let body = on_replica(1, 20, false).to_string();
     let ask = |header: &str| {
-        let mut client = Client::connect(at);
+        let mut client = HttpClient::connect(at);
         client.send("POST", "/v1/completions", header, body.as_bytes());
         client.read().unwrap()
     };
@@ -330,7 +333,7 @@ fn a_job_of_slurm_serves_on_its_nodes() {
     job.signal("TERM");
     job.exits();
     for words in ["drained", "node 0 has ended the service"] {
-        job.says(words);
+        job.wait_for_log(words);
     }
 }
 
@@ -344,10 +347,10 @@ fn rest(mut stream: TcpStream) -> Vec<u8> {
 }
 
 #[test]
-fn strangers_are_forgotten_and_a_wrong_secret_is_told() {
-    let place = Place::new();
-    let zero = Node::start(&place, 0, &[]);
-    zero.says("waiting for the other nodes");
+fn strangers_are_dropped_and_wrong_secrets_logged() {
+    let place = ClusterAddress::new();
+    let zero = NodeProcess::start(&place, 0, &[]);
+    zero.wait_for_log("waiting for the other nodes");
     // An answer, if it were not for its length.
     let mut long =
         b"HDRN\x00\x00\x22\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\x3f\x00\x00\x00\x00"
@@ -375,26 +378,26 @@ fn strangers_are_forgotten_and_a_wrong_secret_is_told() {
         b"HDRN\x01\x00\x22\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00";
     former.write_all(frame).unwrap();
     rest(former);
-    zero.says("the peer speaks protocol 1, this process ");
+    zero.wait_for_log("the peer speaks protocol 1, this process ");
 
     // Those who guess fill no log.
     for _ in 0..30 {
         let mut guess = place.connect();
         guess.read_exact(&mut [0; 60]).unwrap(); // The least that a challenge has.
-        let answer = Handshake::Answer { nonce: [1; 32], proof: [2; 32] };
+        let answer = NodeHandshake::Response { nonce: [1; 32], proof: [2; 32] };
         let mut frame = Vec::new();
         encode(&answer, Epoch(0), &mut frame).unwrap();
         guess.write_all(&frame).unwrap();
         let mut denied = Vec::new();
-        encode(&Handshake::Denied, Epoch(0), &mut denied).unwrap();
+        encode(&NodeHandshake::Denied, Epoch(0), &mut denied).unwrap();
         assert!(rest(guess).ends_with(&denied));
     }
-    let told = zero.said().matches("a node was not let in").count();
-    assert!((1..30).contains(&told), "{told} lines: {}", zero.said());
+    let told = zero.log().matches("a node was not let in").count();
+    assert!((1..30).contains(&told), "{told} lines: {}", zero.log());
 
-    let mut wrong = Node::with_secret(&place, 1, &[], "another secret of the tests");
-    assert_eq!(wrong.exits().code(), Some(1), "{}", wrong.said());
-    wrong.says("the other end does not know the secret");
+    let mut wrong = NodeProcess::with_secret(&place, 1, &[], "another secret of the tests");
+    assert_eq!(wrong.exits().code(), Some(1), "{}", wrong.log());
+    wrong.wait_for_log("the other end does not know the secret");
     for (flags, reason) in [
         (
             &["-dp", "4"][..],
@@ -403,40 +406,40 @@ fn strangers_are_forgotten_and_a_wrong_secret_is_told() {
         (&["--nnodes", "3", "-dp", "3"], "node 1 has --nnodes 3, node 0 2"),
         (&["--load-format", "synth"], "node 1 has model digest"),
     ] {
-        let mut other = Node::start(&place, 1, flags);
-        assert_eq!(other.exits().code(), Some(1), "{}", other.said());
-        other.says("node 0 refuses this node: ");
-        other.says(reason);
+        let mut other = NodeProcess::start(&place, 1, flags);
+        assert_eq!(other.exits().code(), Some(1), "{}", other.log());
+        other.wait_for_log("node 0 refuses this node: ");
+        other.wait_for_log(reason);
     }
-    let one = Node::start(&place, 1, &[]);
+    let one = NodeProcess::start(&place, 1, &[]);
     let at = zero.address();
-    assert_eq!(answer_of(at, 1, 20), answer_of(at, 0, 20));
+    assert_eq!(complete_on_replica(at, 1, 20), complete_on_replica(at, 0, 20));
     // One that claims a place that is taken harms nobody.
-    let mut second = Node::start(&place, 1, &[]);
-    assert_eq!(second.exits().code(), Some(1), "{}", second.said());
-    second.says("node 1 is here already");
-    assert_eq!(answer_of(at, 1, 20), answer_of(at, 0, 20));
+    let mut second = NodeProcess::start(&place, 1, &[]);
+    assert_eq!(second.exits().code(), Some(1), "{}", second.log());
+    second.wait_for_log("node 1 is here already");
+    assert_eq!(complete_on_replica(at, 1, 20), complete_on_replica(at, 0, 20));
     drop(one);
 }
 
 #[test]
-fn a_node_zero_that_is_another_build_or_absent_ends_the_start() {
-    let place = Place::new();
-    let mut absent = Node::start(&place, 1, &["--startup-timeout", "300ms"]);
+fn missing_or_mismatched_node_zero_fails_startup() {
+    let place = ClusterAddress::new();
+    let mut absent = NodeProcess::start(&place, 1, &["--startup-timeout", "300ms"]);
     assert_eq!(absent.exits().code(), Some(1));
-    absent.says("does not answer: ");
-    absent.says("--startup-timeout sets this bound");
+    absent.wait_for_log("does not answer: ");
+    absent.wait_for_log("--startup-timeout sets this bound");
 
     let listener = TcpListener::bind(format!("{}:{}", place.host, place.port)).unwrap();
-    let mut one = Node::start(&place, 1, &[]);
+    let mut one = NodeProcess::start(&place, 1, &[]);
     let (mut stream, _) = listener.accept().unwrap();
     let header = [&b"HDRN\x04\x00\x21\x00"[..], &[0; 16]].concat();
     stream.write_all(&header).unwrap();
     assert_eq!(one.exits().code(), Some(1));
-    one.says("the peer speaks protocol 4, this process ");
+    one.wait_for_log("the peer speaks protocol 4, this process ");
 
     drop((stream, listener));
-    let mut waits = Node::start(&place, 0, &["--startup-timeout", "1s"]);
+    let mut waits = NodeProcess::start(&place, 0, &["--startup-timeout", "1s"]);
     assert_eq!(waits.exits().code(), Some(1));
-    waits.says("node 1 has not joined after 1 s");
+    waits.wait_for_log("node 1 has not joined after 1 s");
 }

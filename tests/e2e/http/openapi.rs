@@ -1,7 +1,7 @@
 //! `/openapi.json` says what the server does: the same routes, the same fields, the same ranges.
 
-use crate::http_client::{Reply, get, post};
-use crate::http_host::{Server, Setup};
+use crate::http_client::{HttpReply, get, post};
+use crate::test_server::{ServerSetup, TestServer};
 use hadron::server::openapi::document;
 use hadron::server::routes::table;
 use serde_json::{Map, Value, json};
@@ -13,7 +13,7 @@ const IGNORED: &str = "x-hadron-ignored-fields";
 /// Refresh the committed copy with `UPDATE_EXPECT=1 cargo test --test e2e openapi`.
 #[test]
 fn the_committed_document_is_served() {
-    let server = Server::start(&Setup::default());
+    let server = TestServer::start(&ServerSetup::default());
     let served = get(server.address, "/openapi.json").json();
     assert_eq!(served, document());
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/openapi.json");
@@ -22,7 +22,7 @@ fn the_committed_document_is_served() {
 }
 
 #[test]
-fn routes_and_document_are_the_same() {
+fn documented_routes_match_the_server() {
     let document = document();
     let written: BTreeSet<(String, String)> = document["paths"]
         .as_object()
@@ -64,14 +64,14 @@ fn with(form: &Value, name: &str, value: Value) -> Value {
     body
 }
 
-fn param(reply: &Reply) -> String {
+fn param(reply: &HttpReply) -> String {
     reply.json()["error"]["param"].as_str().unwrap_or_default().to_owned()
 }
 
 /// Every field of the document is read: none is reported as ignored, and null is absence, also of fields that nobody knows.
 #[test]
-fn every_field_of_the_document_is_known() {
-    let server = Server::start(&Setup { priorities: true, ..Setup::default() });
+fn every_documented_field_is_accepted() {
+    let server = TestServer::start(&ServerSetup { priorities: true, ..ServerSetup::default() });
     let at = server.address;
     let mut unknown = BTreeSet::new();
     let mut known = BTreeSet::new();
@@ -86,12 +86,13 @@ fn every_field_of_the_document_is_known() {
             let said = String::from_utf8_lossy(&reply.body);
             assert_eq!(reply.status, 200, "{path} {name}: {said}");
             assert_eq!(reply.header(IGNORED), None, "{path} {name}: null");
-            let set = if knows(at, path, &form, &name) { &mut known } else { &mut unknown };
+            let set =
+                if is_field_known(at, path, &form, &name) { &mut known } else { &mut unknown };
             set.insert((schema, name));
         }
         let reply = post(at, path, &with(&form, "no_such_field", json!(1)));
         assert_eq!(reply.header(IGNORED), Some("no_such_field"), "{path}");
-        assert!(!knows(at, path, &form, "no_such_field"), "{path}");
+        assert!(!is_field_known(at, path, &form, "no_such_field"), "{path}");
         let reply = post(at, path, &with(&form, "no_such_field", Value::Null));
         assert_eq!((reply.status, reply.header(IGNORED)), (200, None), "{path}");
     }
@@ -101,19 +102,19 @@ fn every_field_of_the_document_is_known() {
 }
 
 /// Whether a body of this form may have the field: then a value of a strange kind is refused, or taken, but not ignored.
-fn knows(at: SocketAddr, path: &str, form: &Value, name: &str) -> bool {
+fn is_field_known(at: SocketAddr, path: &str, form: &Value, name: &str) -> bool {
     let strange = json!({"strange": {"strange": []}});
     form.get(name).is_some() || post(at, path, &with(form, name, strange)).header(IGNORED).is_none()
 }
 
 /// Values just outside what the document allows are refused under the field's name.
 #[test]
-fn ranges_of_the_document_are_those_of_the_server() {
-    let server = Server::start(&Setup { priorities: true, ..Setup::default() });
+fn documented_ranges_match_the_server() {
+    let server = TestServer::start(&ServerSetup { priorities: true, ..ServerSetup::default() });
     let mut tried = 0;
     for (schema, path, form) in forms() {
         for (name, schema) in properties(schema) {
-            if !knows(server.address, path, &form, &name) {
+            if !is_field_known(server.address, path, &form, &name) {
                 continue;
             }
             for value in outside(&schema) {

@@ -1,10 +1,10 @@
 //! `--profile`, `/start_profile` and `/stop_profile`: files that parse, whatever ends the server.
 
-use super::process::Process;
+use super::server_process::ServerProcess;
+use crate::child_watchdog::run_to_end;
 use crate::http_client::post;
-use crate::http_host::{Server, Setup};
-use crate::watchdog::run_to_end;
-use hadron::server::app::Options;
+use crate::test_server::{ServerSetup, TestServer};
+use hadron::server::app::ServerOptions;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,7 +20,7 @@ fn switch(address: SocketAddr, what: &str) -> Value {
 }
 
 /// One request of one prefill and the rest of `TOKENS` decodes.
-fn ask(address: SocketAddr) {
+fn complete(address: SocketAddr) {
     let body = json!({"prompt": "The quick brown fox", "max_tokens": TOKENS, "ignore_eos": true});
     assert_eq!(post(address, "/v1/completions", &body).status, 200);
 }
@@ -56,8 +56,8 @@ fn comes_to(path: &Path, wanted: [usize; 3]) {
 }
 
 #[test]
-fn a_server_without_a_folder_says_so() {
-    let server = Server::start(&Setup::default());
+fn profiling_without_a_directory_is_an_error() {
+    let server = TestServer::start(&ServerSetup::default());
     for path in ["/start_profile", "/stop_profile"] {
         let reply = post(server.address, path, &json!({}));
         assert_eq!(reply.status, 404);
@@ -68,11 +68,12 @@ fn a_server_without_a_folder_says_so() {
 }
 
 #[test]
-fn the_executor_answers_in_order() {
-    let options = Options { profile: true, ..Options::default() };
-    let mut server = Server::listen(&Setup { options: options.clone(), ..Setup::default() });
+fn start_and_stop_profile_are_answered_in_order() {
+    let options = ServerOptions { profile: true, ..ServerOptions::default() };
+    let mut server =
+        TestServer::listen(&ServerSetup { options: options.clone(), ..ServerSetup::default() });
     assert_eq!(post(server.address, "/start_profile", &json!({})).status, 503, "not up yet");
-    server.bring_up(&Setup { options, ..Setup::default() });
+    server.bring_up(&ServerSetup { options, ..ServerSetup::default() });
     for _ in 0..2 {
         let started = json!({"status": "started", "file": "1.json"});
         assert_eq!(switch(server.address, "start"), started, "without its folder");
@@ -81,24 +82,24 @@ fn the_executor_answers_in_order() {
 }
 
 #[test]
-fn traces_parse_after_a_stop_a_kill_and_a_term() {
+fn traces_parse_after_stop_kill_and_term() {
     let folder = tempfile::tempdir().unwrap();
     let traces = folder.path().to_str().unwrap();
     for executor in ["embedded", "process"] {
         let profile = format!("{traces}/{executor}");
         let args = ["--executor", executor, "--threads", "1", "--profile", &profile];
-        let mut process = Process::start(&args);
+        let mut process = ServerProcess::start(&args);
         let at = process.address;
         let file = |name: &Value| Path::new(&profile).join(name.as_str().unwrap());
-        ask(at); // Recorded from ready on.
+        complete(at); // Recorded from ready on.
         let first = file(&switch(at, "stop")["file"]);
         assert_eq!(steps(&first), [TOKENS; 3], "{executor}");
-        ask(at);
+        complete(at);
         assert_eq!(switch(at, "stop"), json!({"status": "stopped", "file": null}));
         let second = file(&switch(at, "start")["file"]);
-        ask(at);
+        complete(at);
         comes_to(&second, [TOKENS; 3]); // On disk while it goes on.
-        ask(at);
+        complete(at);
         process.signal("TERM");
         assert_eq!(process.exits_within(Duration::from_secs(20)).code(), Some(0));
         assert_eq!(steps(&second), [2 * TOKENS; 3], "{executor}");

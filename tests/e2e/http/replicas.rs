@@ -1,27 +1,27 @@
 //! Several replicas in one server: who gets a request, and what is told of each.
 
-use crate::http_client::{Client, get, post};
-use crate::http_host::{BLOCK_TOKENS, Server, Setup};
-use crate::kv_feed;
+use crate::http_client::{HttpClient, get, post};
+use crate::kv_event_replay;
+use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
 use hadron::kv_events::decode;
-use hadron::server::app::Options;
-use hadron::server::keys::Keys;
+use hadron::server::app::ServerOptions;
+use hadron::server::auth::ApiKeys;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-fn two() -> Setup {
-    Setup { replicas: 2, ..Setup::default() }
+fn two() -> ServerSetup {
+    ServerSetup { replicas: 2, ..ServerSetup::default() }
 }
 
 /// Tokens that each replica has produced.
-fn generated(server: &Server) -> Vec<u64> {
+fn generated(server: &TestServer) -> Vec<u64> {
     server.wait_idle(Duration::from_secs(5));
-    server.client().replicas().iter().map(|stats| stats.generated_tokens_total).collect()
+    server.client().replica_stats().iter().map(|stats| stats.generated_tokens_total).collect()
 }
 
 /// Asks for five tokens after a prompt of `letter`, and says how many of the prompt's were cached.
-fn ask(server: &Server, letter: u32, more: &Value) -> u64 {
+fn complete(server: &TestServer, letter: u32, more: &Value) -> u64 {
     let mut body = json!({"prompt": vec![letter; 40], "max_tokens": 5, "ignore_eos": true});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let reply = post(server.address, "/v1/completions", &body);
@@ -30,29 +30,29 @@ fn ask(server: &Server, letter: u32, more: &Value) -> u64 {
 }
 
 #[test]
-fn requests_spread_and_follow_their_prefixes() {
-    let server = Server::start(&two());
+fn requests_are_balanced_by_prefix_hits() {
+    let server = TestServer::start(&two());
     for letter in 65..69 {
-        assert_eq!(ask(&server, letter, &json!({})), 0);
+        assert_eq!(complete(&server, letter, &json!({})), 0);
     }
     assert_eq!(generated(&server), [10, 10], "equals take turns");
     let blocks = u64::from(40 / BLOCK_TOKENS * BLOCK_TOKENS);
     for letter in [65, 65, 65, 68] {
-        assert_eq!(ask(&server, letter, &json!({})), blocks, "where its prefix lies");
+        assert_eq!(complete(&server, letter, &json!({})), blocks, "where its prefix lies");
     }
     assert_eq!(generated(&server), [25, 15]);
 }
 
 #[test]
-fn a_request_may_name_its_replica() {
-    let server = Server::start(&two());
+fn data_parallel_rank_pins_the_replica() {
+    let server = TestServer::start(&two());
     for _ in 0..3 {
-        ask(&server, 65, &json!({"data_parallel_rank": 1}));
+        complete(&server, 65, &json!({"data_parallel_rank": 1}));
     }
     assert_eq!(generated(&server), [0, 15]);
     let body = json!({"prompt": vec![65; 40], "max_tokens": 5, "ignore_eos": true}).to_string();
     let pinned = |rank: &str| {
-        let mut client = Client::connect(server.address);
+        let mut client = HttpClient::connect(server.address);
         let header = format!("X-data-parallel-rank: {rank}\r\n");
         client.send("POST", "/v1/completions", &header, body.as_bytes());
         client.read().unwrap()
@@ -74,13 +74,14 @@ fn a_request_may_name_its_replica() {
 }
 
 #[test]
-fn each_replica_is_told_of_alone() {
-    let options = Options { keys: Keys::new([], ["root"]), ..Options::default() };
-    let kv_events = Some(kv_feed::config(&json!({"topic": "kv@{dp_rank}"})));
-    let setup = Setup { options, kv_events, ..two() };
-    let server = Server::start(&setup);
+fn replicas_are_reported_separately() {
+    let options =
+        ServerOptions { api_keys: ApiKeys::new([], ["root"]), ..ServerOptions::default() };
+    let kv_events = Some(kv_event_replay::config(&json!({"topic": "kv@{dp_rank}"})));
+    let setup = ServerSetup { options, kv_events, ..two() };
+    let server = TestServer::start(&setup);
     for rank in [0, 1, 1] {
-        ask(&server, 65 + rank, &json!({"data_parallel_rank": rank}));
+        complete(&server, 65 + rank, &json!({"data_parallel_rank": rank}));
     }
     server.wait_idle(Duration::from_secs(5));
     let at = server.address;
@@ -105,7 +106,7 @@ fn each_replica_is_told_of_alone() {
         assert!(page.contains(&format!("{series}\n")), "{series}: {page}");
     }
 
-    let mut client = Client::connect(at);
+    let mut client = HttpClient::connect(at);
     client.send("GET", "/debug/kv", "Authorization: Bearer root\r\n", b"");
     let kv = client.read().unwrap().json();
     let resident = |rank: usize| -> BTreeSet<String> {
@@ -123,7 +124,8 @@ fn each_replica_is_told_of_alone() {
         );
         assert_eq!(source["sequence_start"], "clock");
         let start = source["epoch"].as_u64().unwrap();
-        let batches = kv_feed::replay(source["replay_endpoint"].as_str().unwrap(), start, 20_000);
+        let batches =
+            kv_event_replay::replay(source["replay_endpoint"].as_str().unwrap(), start, 20_000);
         let payloads: Vec<_> =
             batches.iter().map(|(_, payload)| decode(payload).unwrap()).collect();
         assert!(payloads.len() > 1, "a clear, and blocks");

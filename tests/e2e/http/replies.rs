@@ -1,7 +1,7 @@
 //! What good requests get: unary and streamed replies say the same.
 
-use crate::http_client::{Client, get, post};
-use crate::http_host::{Server, Setup};
+use crate::http_client::{HttpClient, get, post};
+use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};
 
 fn completion(extra: &Value) -> Value {
@@ -24,9 +24,9 @@ fn joined(events: &[Value], text_of: impl Fn(&Value) -> Option<&str>) -> Vec<(St
 }
 
 #[test]
-fn a_stream_says_what_the_unary_reply_says() {
-    let server = Server::start(&Setup::default());
-    let mut client = Client::connect(server.address);
+fn completion_stream_equals_unary_reply() {
+    let server = TestServer::start(&ServerSetup::default());
+    let mut client = HttpClient::connect(server.address);
     let variants = [
         json!({}),
         json!({"n": 3, "temperature": 0.8}),
@@ -73,9 +73,9 @@ fn text_and_end(choice: &Value) -> (String, String) {
 }
 
 #[test]
-fn a_chat_stream_says_what_the_unary_reply_says() {
-    let server = Server::start(&Setup::default());
-    let mut client = Client::connect(server.address);
+fn chat_stream_equals_unary_reply() {
+    let server = TestServer::start(&ServerSetup::default());
+    let mut client = HttpClient::connect(server.address);
     let messages = json!([{"role": "system", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": "hello"}, {"type": "text", "text": "you"}]}]);
     for extra in [json!({}), json!({"n": 2}), json!({"logprobs": true, "top_logprobs": 3})] {
@@ -106,7 +106,7 @@ fn a_chat_stream_says_what_the_unary_reply_says() {
 
 #[test]
 fn usage_counts_cached_tokens() {
-    let server = Server::start(&Setup::default());
+    let server = TestServer::start(&ServerSetup::default());
     let body = completion(&json!({"prompt": vec![65; 100], "max_tokens": 2}));
     let first = post(server.address, "/v1/completions", &body).json();
     let second = post(server.address, "/v1/completions", &body).json();
@@ -120,8 +120,8 @@ fn usage_counts_cached_tokens() {
 }
 
 #[test]
-fn echo_scores_the_prompt() {
-    let server = Server::start(&Setup::default());
+fn echo_returns_prompt_logprobs() {
+    let server = TestServer::start(&ServerSetup::default());
     let extra = json!({"prompt": [72, 105, 33], "echo": true, "max_tokens": 0, "logprobs": 1});
     let reply = post(server.address, "/v1/completions", &completion(&extra)).json();
     let choice = &reply["choices"][0];
@@ -139,9 +139,9 @@ fn echo_scores_the_prompt() {
 }
 
 #[test]
-fn ids_tokens_and_names_come_back() {
-    let server = Server::start(&Setup::default());
-    let mut client = Client::connect(server.address);
+fn request_ids_tokens_and_model_are_echoed() {
+    let server = TestServer::start(&ServerSetup::default());
+    let mut client = HttpClient::connect(server.address);
     let text = "hello, née\n<|im_end|>";
     let tokens =
         client.post("/tokenize", &json!({"prompt": text, "return_token_strs": true})).json();

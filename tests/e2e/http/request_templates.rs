@@ -1,8 +1,8 @@
 //! Templates that requests bring: what one takes is its own failure, and the server lives on within its memory.
 
-use super::multiplied::status_bytes;
-use super::process::Process;
-use crate::http_client::{Client, get};
+use super::memory_amplification::status_bytes;
+use super::server_process::ServerProcess;
+use crate::http_client::{HttpClient, get};
 use serde_json::{Value, json};
 
 /// Memory that the server may take beyond what it has at start. A doubled string would take much more.
@@ -15,10 +15,10 @@ fn doubled(times: u32, what: &str) -> String {
     )
 }
 
-fn post(process: &Process, template: &str) -> (u16, Value) {
+fn post(process: &ServerProcess, template: &str) -> (u16, Value) {
     let messages = json!([{"role": "user", "content": "hi"}]);
     let body = json!({"messages": messages, "chat_template": template});
-    let mut client = Client::connect(process.address);
+    let mut client = HttpClient::connect(process.address);
     let reply = client.post("/tokenize", &body);
     (reply.status, reply.json())
 }
@@ -27,7 +27,7 @@ fn post(process: &Process, template: &str) -> (u16, Value) {
 fn request_templates_run_within_memory_and_processor_limits() {
     let trust = ["--trust-request-chat-template", "--port", "0", "--executor", "process"];
     let fixed = ["--kv-cache-memory-bytes", "64MiB", "--threads", "1"];
-    let process = Process::start(&[&trust[..], &fixed].concat());
+    let process = ServerProcess::start(&[&trust[..], &fixed].concat());
     let (status, reply) = post(&process, &doubled(20, "{{ n.x|length }}"));
     assert_eq!((status, &reply["count"]), (200, &json!(7)), "seven digits: {reply}");
     let before = status_bytes(process.id(), "VmHWM:");

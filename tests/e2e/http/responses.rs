@@ -1,10 +1,10 @@
 //! `/v1/responses`: items, events, kept responses.
 
-use crate::http_client::{Client, Reply};
-use crate::http_host::{Server, Setup};
-use hadron::server::app::Options;
-use hadron::server::keys::Keys;
-use hadron::text::{CallSyntax, Reasoning};
+use crate::http_client::{HttpClient, HttpReply};
+use crate::test_server::{ServerSetup, TestServer};
+use hadron::server::app::ServerOptions;
+use hadron::server::auth::ApiKeys;
+use hadron::text::{ReasoningFamily, ToolCallSyntax};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,9 @@ const PATH: &str = "/v1/responses";
 const SCRIPT: &str = "<think>hm</think>I look.\n<tool_call>\n{\"name\": \"weather\", \
     \"arguments\": {\"city\": \"Köln\"}}\n</tool_call>";
 
-fn setup(script: &'static str) -> Setup {
-    let parsers = (Some(CallSyntax::Hermes), Some(Reasoning::Qwen3));
-    Setup { script: Some(script), parsers, ..Setup::default() }
+fn setup(script: &'static str) -> ServerSetup {
+    let parsers = (Some(ToolCallSyntax::Hermes), Some(ReasoningFamily::Qwen3));
+    ServerSetup { script: Some(script), parsers, ..ServerSetup::default() }
 }
 
 fn body(extra: &Value) -> Value {
@@ -26,7 +26,7 @@ fn body(extra: &Value) -> Value {
     body
 }
 
-fn events(reply: &Reply) -> Vec<Value> {
+fn events(reply: &HttpReply) -> Vec<Value> {
     let text = std::str::from_utf8(&reply.body).unwrap();
     let event = |block: &str| {
         let (name, data) = block.split_once('\n').unwrap();
@@ -37,7 +37,7 @@ fn events(reply: &Reply) -> Vec<Value> {
     text.split_terminator("\n\n").map(event).collect()
 }
 
-fn get(client: &mut Client, id: &str) -> Reply {
+fn get(client: &mut HttpClient, id: &str) -> HttpReply {
     client.send("GET", &format!("{PATH}/{id}"), "", b"");
     client.read().unwrap()
 }
@@ -51,9 +51,9 @@ fn without_ids(mut output: Value) -> Value {
 }
 
 #[test]
-fn a_response_has_items_whole_and_streamed() {
-    let server = Server::start(&setup(SCRIPT));
-    let mut client = Client::connect(server.address);
+fn response_items_are_equal_unary_and_streamed() {
+    let server = TestServer::start(&setup(SCRIPT));
+    let mut client = HttpClient::connect(server.address);
     let reply = client.post(PATH, &body(&json!({}))).json();
     assert_eq!((&reply["object"], &reply["status"]), (&json!("response"), &json!("completed")));
     let text = json!({"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []});
@@ -123,11 +123,11 @@ fn a_response_has_items_whole_and_streamed() {
 }
 
 #[test]
-fn a_conversation_goes_on_where_it_was() {
+fn previous_response_id_continues_the_conversation() {
     const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\
         {% for c in m.tool_calls or [] %}{{ c.function.arguments.city }}{% endfor %}{% endfor %}";
-    let server = Server::start(&Setup { template: Some(TEMPLATE), ..setup(SCRIPT) });
-    let mut client = Client::connect(server.address);
+    let server = TestServer::start(&ServerSetup { template: Some(TEMPLATE), ..setup(SCRIPT) });
+    let mut client = HttpClient::connect(server.address);
     let first = client.post(PATH, &body(&json!({}))).json();
     let call_id = first["output"][2]["call_id"].clone();
     let output = json!([{"type": "function_call_output", "call_id": call_id, "output": "rain"}]);
@@ -159,10 +159,10 @@ fn a_conversation_goes_on_where_it_was() {
 }
 
 #[test]
-fn work_in_the_background_can_be_fetched_and_cancelled() {
-    let slow = Setup { step_time: Duration::from_millis(2), ..setup(SCRIPT) };
-    let server = Server::start(&slow);
-    let mut client = Client::connect(server.address);
+fn background_responses_can_be_fetched_and_cancelled() {
+    let slow = ServerSetup { step_time: Duration::from_millis(2), ..setup(SCRIPT) };
+    let server = TestServer::start(&slow);
+    let mut client = HttpClient::connect(server.address);
     let queued = client.post(PATH, &body(&json!({"background": true}))).json();
     assert_eq!(queued["status"], "queued");
     let id = queued["id"].as_str().unwrap();
@@ -196,9 +196,9 @@ fn work_in_the_background_can_be_fetched_and_cancelled() {
 
 #[test]
 fn structured_text_and_forced_calls() {
-    let parsers = (Some(CallSyntax::Hermes), None);
-    let server = Server::start(&Setup { parsers, ..Setup::default() });
-    let mut client = Client::connect(server.address);
+    let parsers = (Some(ToolCallSyntax::Hermes), None);
+    let server = TestServer::start(&ServerSetup { parsers, ..ServerSetup::default() });
+    let mut client = HttpClient::connect(server.address);
     let schema = json!({"enum": ["yes", "no"]});
     let format = json!({"format": {"type": "json_schema", "name": "answer", "schema": schema}});
     let reply = client.post(PATH, &body(&json!({"text": format}))).json();
@@ -208,9 +208,9 @@ fn structured_text_and_forced_calls() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_by_name() {
-    let server = Server::start(&setup(SCRIPT));
-    let mut client = Client::connect(server.address);
+fn unsupported_fields_are_rejected_by_name() {
+    let server = TestServer::start(&setup(SCRIPT));
+    let mut client = HttpClient::connect(server.address);
     let cases = [
         (json!({"input": null}), "input"),
         (json!({"input": []}), "input"),
@@ -243,11 +243,11 @@ fn what_cannot_be_done_is_refused_by_name() {
 }
 
 #[test]
-fn what_one_key_stored_others_do_not_find() {
-    let keys = Keys::new(["one", "two"], ["root"]);
-    let options = Options { keys, ..Options::default() };
-    let server = Server::start(&Setup { options, ..setup(SCRIPT) });
-    let mut client = Client::connect(server.address);
+fn stored_responses_are_private_to_their_api_key() {
+    let keys = ApiKeys::new(["one", "two"], ["root"]);
+    let options = ServerOptions { api_keys: keys, ..ServerOptions::default() };
+    let server = TestServer::start(&ServerSetup { options, ..setup(SCRIPT) });
+    let mut client = HttpClient::connect(server.address);
     let mut send = |method: &str, path: &str, key: &str, body: &Value| {
         let text = if method == "GET" { String::new() } else { body.to_string() };
         client.send(method, path, &format!("Authorization: Bearer {key}\r\n"), text.as_bytes());

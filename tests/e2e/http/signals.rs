@@ -1,7 +1,9 @@
 //! Signals in the middle of streams: which end the server, which reopen its files, and what children do.
 
-use super::executor_process::{answer, children_as, executor, finish, send, stream, within};
-use super::process::{Process, command};
+use super::executor_process::{
+    children_as, complete_text, executor, finish, send, stream, wait_until,
+};
+use super::server_process::{ServerProcess, command};
 use crate::http_client::post;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
@@ -11,15 +13,16 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-const APART: &[&str] = &["--executor", "process", "--threads", "1", "--dtype", "float32"];
+const EXECUTOR_PROCESS_FLAGS: &[&str] =
+    &["--executor", "process", "--threads", "1", "--dtype", "float32"];
 const TOKENS: u32 = 150;
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[test]
 fn harmless_signals_end_neither_server_nor_children() {
-    let mut process = Process::start(APART);
+    let mut process = ServerProcess::start(EXECUTOR_PROCESS_FLAGS);
     let (at, pid) = (process.address, executor(&process));
-    let expected = answer(at, TOKENS);
+    let expected = complete_text(at, TOKENS);
     let grammar = json!({"prompt": "a", "max_tokens": 5, "structured_outputs": {"regex": "[ab]+"}});
     assert_eq!(post(at, "/v1/completions", &grammar).status, 200);
     for signal in ["-HUP", "-USR1", "-USR2", "-XFSZ"] {
@@ -43,18 +46,19 @@ fn harmless_signals_end_neither_server_nor_children() {
     assert_eq!(finish(running), (expected, json!("length")));
     assert_eq!(executor(&process), pid);
     process.signal("TERM");
-    assert_eq!(process.exits_within(SOON).code(), Some(0));
+    assert_eq!(process.exits_within(TIMEOUT).code(), Some(0));
 }
 
 #[test]
 fn sigquit_drains_and_a_second_one_ends_at_once() {
-    let mut process = Process::start(&[APART, &["--shutdown-timeout", "30s"]].concat());
+    let mut process =
+        ServerProcess::start(&[EXECUTOR_PROCESS_FLAGS, &["--shutdown-timeout", "30s"]].concat());
     let running = stream(process.address, TOKENS);
     process.signal("QUIT");
     assert_eq!(finish(running).1, json!("length"), "the stream ends by itself");
-    assert_eq!(process.exits_within(SOON).code(), Some(0));
+    assert_eq!(process.exits_within(TIMEOUT).code(), Some(0));
 
-    let mut process = Process::start(APART);
+    let mut process = ServerProcess::start(EXECUTOR_PROCESS_FLAGS);
     let _running = stream(process.address, 2_000);
     process.signal("QUIT");
     std::thread::sleep(Duration::from_millis(50));
@@ -65,12 +69,12 @@ fn sigquit_drains_and_a_second_one_ends_at_once() {
 }
 
 /// A server whose log is a file.
-struct Logged {
+struct FileLoggedServer {
     child: Child,
     at: SocketAddr,
 }
 
-impl Logged {
+impl FileLoggedServer {
     fn start(log: &Path, args: &[&str]) -> Self {
         let mut command = command(&[&["--port", "0"], args].concat());
         command.env("RUST_LOG", "info").stderr(Stdio::from(fs::File::create(log).unwrap()));
@@ -90,7 +94,7 @@ impl Logged {
     }
 }
 
-impl Drop for Logged {
+impl Drop for FileLoggedServer {
     fn drop(&mut self) {
         // Gone already in most tests.
         let _ = self.child.kill();
@@ -115,68 +119,68 @@ fn complete(at: SocketAddr, count: usize) {
 
 /// What logrotate does without `copytruncate`: move, then SIGHUP.
 #[test]
-fn files_moved_away_are_opened_again_at_sighup() {
+fn sighup_reopens_moved_log_files() {
     let folder = tempfile::tempdir().unwrap();
     let (log, trace) = (folder.path().join("log"), folder.path().join("trace"));
     let moved = |path: &Path| path.with_extension("1");
-    let args = [APART, &["--trace-requests", trace.to_str().unwrap()]].concat();
-    let server = Logged::start(&log, &args);
+    let args = [EXECUTOR_PROCESS_FLAGS, &["--trace-requests", trace.to_str().unwrap()]].concat();
+    let server = FileLoggedServer::start(&log, &args);
     complete(server.at, 3);
-    within(SOON, "lines", || lines(&trace).len() == 3);
+    wait_until(TIMEOUT, "lines", || lines(&trace).len() == 3);
     let running = stream(server.at, TOKENS);
     for path in [&log, &trace] {
         fs::rename(path, moved(path)).unwrap();
     }
     send(server.child.id(), "-HUP");
-    within(SOON, "new files", || log.exists() && trace.exists());
+    wait_until(TIMEOUT, "new files", || log.exists() && trace.exists());
     assert_eq!(finish(running).1, json!("length"));
     complete(server.at, 2);
-    within(SOON, "lines", || lines(&trace).len() == 3);
+    wait_until(TIMEOUT, "lines", || lines(&trace).len() == 3);
     assert_eq!(lines(&moved(&trace)).len(), 3);
     assert!(fs::read_to_string(&log).unwrap().contains("the log was opened again"));
     assert!(!fs::read_to_string(moved(&log)).unwrap().contains("opened again"));
     // What an executor writes goes through the server.
     send(children_as("executor", server.child.id())[0], "-KILL");
-    within(SOON, "the executor's return", || {
+    wait_until(TIMEOUT, "the executor's return", || {
         fs::read_to_string(&log).unwrap().contains("executor is back")
     });
     send(server.child.id(), "-TERM");
-    within(SOON, "the last word", || fs::read_to_string(&log).unwrap().contains("drained"));
+    wait_until(TIMEOUT, "the last word", || fs::read_to_string(&log).unwrap().contains("drained"));
 }
 
 #[test]
-fn a_full_disk_costs_whole_trace_lines_and_the_log_counts_them() {
+fn full_disk_drops_whole_trace_lines_and_logs_the_count() {
     const REQUESTS: usize = 12;
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace");
     let mut process =
-        Process::start(&["--threads", "1", "--trace-requests", trace.to_str().unwrap()]);
+        ServerProcess::start(&["--threads", "1", "--trace-requests", trace.to_str().unwrap()]);
     complete(process.address, 1);
-    within(SOON, "a line", || lines(&trace).len() == 1);
+    wait_until(TIMEOUT, "a line", || lines(&trace).len() == 1);
     let line = fs::metadata(&trace).unwrap().len();
     // Room for three lines and a half.
     let limit = Rlimit { current: Some(line * 7 / 2), maximum: None };
     prlimit(Pid::from_raw(process.id() as i32), Resource::Fsize, limit).unwrap();
     complete(process.address, REQUESTS - 1);
     process.signal("TERM");
-    assert_eq!(process.exits_within(SOON).code(), Some(0));
+    assert_eq!(process.exits_within(TIMEOUT).code(), Some(0));
     let written = lines(&trace).len();
     assert!((2..=4).contains(&written), "{written}");
     let lost = REQUESTS - written;
-    let said = process.said();
+    let said = process.stderr_text();
     assert!(said.contains("lines of --trace-requests were lost"), "{said}");
     assert!(said.contains(&format!("in_all={lost} ")), "{lost}: {said}");
     assert!(said.contains(&format!("lines of --trace-requests are missing lost={lost}")), "{said}");
 }
 
 #[test]
-fn a_disk_without_any_room_is_reported_with_numbers() {
-    let process = Process::start(&["--threads", "1", "--trace-requests", "/dev/full"]);
+fn full_trace_disk_is_reported_with_numbers() {
+    let process = ServerProcess::start(&["--threads", "1", "--trace-requests", "/dev/full"]);
     complete(process.address, 2);
     send(process.id(), "-TERM");
     let mut process = process;
-    process.exits_within(SOON);
-    let said = process.said();
+    process.exits_within(TIMEOUT);
+    let said = process.stderr_text();
     assert!(said.contains("lines of --trace-requests were lost lines="), "{said}");
     assert!(said.contains(" in_all=2 "), "{said}");
     assert!(said.contains("are missing lost=2"), "{said}");

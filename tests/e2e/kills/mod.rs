@@ -2,74 +2,74 @@
 //!
 //! `just kills` runs the long form, every test run a short one; a failure names the seed.
 
-mod chance;
-mod life;
 mod load;
+mod logged_server;
 mod report;
-mod server;
-mod worlds;
+mod rng;
+mod server_run;
+mod topologies;
 
-use chance::Chance;
-use life::Wanted;
-use report::Report;
+use report::KillDrillReport;
+use rng::KillDrillRng;
+use server_run::SignalCounts;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use worlds::{Device, World, Worlds};
+use topologies::{DrillDevice, DrillModels, DrillTopology};
 
 /// The lives of servers that are still to come.
-struct Drill {
+struct KillDrill {
     seed: u64,
     /// Those that servers live in, in turn, and what is served there.
-    turns: &'static [World],
-    worlds: Worlds,
+    topologies: &'static [DrillTopology],
+    models: DrillModels,
     /// Number of the next server, and how many there are at most.
     next: AtomicUsize,
-    lives: usize,
-    wanted: Wanted,
-    report: Mutex<Report>,
+    servers: usize,
+    signals: SignalCounts,
+    report: Mutex<KillDrillReport>,
 }
 
-impl Drill {
+impl KillDrill {
     /// Lives in worlds in turn until so many signals are sent; as many servers at a time as there are lanes.
     fn run(
-        (device, turns): (Device, &'static [World]),
+        (device, turns): (DrillDevice, &'static [DrillTopology]),
         seed: u64,
-        wanted: Wanted,
+        wanted: SignalCounts,
         lives: usize,
         lanes: usize,
-    ) -> Report {
+    ) -> KillDrillReport {
         println!("seed {seed}");
         let began = Instant::now();
         let drill = Self {
             seed,
-            turns,
-            worlds: Worlds::prepare(device),
+            topologies: turns,
+            models: DrillModels::prepare(device),
             next: AtomicUsize::new(0),
-            lives,
-            wanted,
+            servers: lives,
+            signals: wanted,
             report: Mutex::default(),
         };
         std::thread::scope(|scope| {
             for _ in 0..lanes {
-                scope.spawn(|| drill.lane());
+                scope.spawn(|| drill.run_servers());
             }
         });
         let mut report = drill.report.into_inner().unwrap();
-        report.took = began.elapsed();
+        report.duration = began.elapsed();
         report
     }
 
-    fn lane(&self) {
+    fn run_servers(&self) {
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
-            if number >= self.lives || self.is_enough() {
+            if number >= self.servers || self.is_enough() {
                 return;
             }
-            let world = self.turns[number % self.turns.len()];
+            let world = self.topologies[number % self.topologies.len()];
             let seed = self.seed ^ (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let chance = Chance::new(seed);
-            let told = life::live(&self.worlds, world, chance, self.wanted);
+            let chance = KillDrillRng::new(seed);
+            let told = server_run::run_server(&self.models, world, chance, self.signals);
             let mut report = self.report.lock().unwrap();
             report.add(world, told);
             println!("life {number}, {world:?}: {}", report.line());
@@ -78,16 +78,16 @@ impl Drill {
 
     fn is_enough(&self) -> bool {
         let (kills, stops) = self.report.lock().unwrap().signals();
-        kills >= self.wanted.kills && stops >= self.wanted.stops
+        kills >= self.signals.kills && stops >= self.signals.stops
     }
 }
 
 #[test]
-fn executors_that_die_or_hang_cost_no_client_a_token() {
+fn killed_and_hung_executors_lose_no_token() {
     let all = usize::MAX;
-    let wanted = Wanted { kills: all, stops: all, stops_of_a_hundred: 20, losses: 2 };
-    let turns = World::on(2);
-    let report = Drill::run((Device::Cpu, turns), 16, wanted, turns.len(), turns.len());
+    let wanted = SignalCounts { kills: all, stops: all, stop_percent: 20, executor_failures: 2 };
+    let turns = DrillTopology::for_devices(2);
+    let report = KillDrill::run((DrillDevice::Cpu, turns), 16, wanted, turns.len(), turns.len());
     println!("{report}");
     report.check();
     let (kills, stops) = report.signals();
@@ -99,21 +99,21 @@ fn executors_that_die_or_hang_cost_no_client_a_token() {
 #[test]
 #[ignore = "minutes: `just kills`"]
 #[allow(clippy::disallowed_methods, reason = "the seed of a replay and the GPUs come from `just`")]
-fn two_hundred_kills_and_fifty_stops() {
+fn long_kill_drill() {
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let said = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let seed = said("HADRON_KILLS_SEED").unwrap_or_else(clock);
     let kills = said("HADRON_KILLS").unwrap_or(200) as usize;
-    let wanted = Wanted { kills, stops: kills / 4, stops_of_a_hundred: 22, losses: 3 };
-    let turns = World::on(said("HADRON_GPU_RANKS").unwrap_or(2));
+    let wanted = SignalCounts { kills, stops: kills / 4, stop_percent: 22, executor_failures: 3 };
+    let turns = DrillTopology::for_devices(said("HADRON_GPU_RANKS").unwrap_or(2));
     // On GPUs servers would share the memory of the same ones.
     let (device, lanes) = match std::env::var("HADRON_GPU").as_deref() {
-        Err(_) => (Device::Cpu, 2),
-        Ok("cuda") => (Device::Cuda, 1),
-        Ok("rocm") => (Device::Rocm, 1),
+        Err(_) => (DrillDevice::Cpu, 2),
+        Ok("cuda") => (DrillDevice::Cuda, 1),
+        Ok("rocm") => (DrillDevice::Rocm, 1),
         Ok(other) => panic!("HADRON_GPU={other} is neither cuda nor rocm"),
     };
-    let report = Drill::run((device, turns), seed, wanted, usize::MAX, lanes);
+    let report = KillDrill::run((device, turns), seed, wanted, usize::MAX, lanes);
     println!("{report}");
     report.check();
 }

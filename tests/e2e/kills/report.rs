@@ -1,84 +1,85 @@
 //! What a drill has found: counts, and how long things took.
 
-use super::load::Answers;
-use super::worlds::World;
+use super::load::StreamResults;
+use super::topologies::DrillTopology;
 use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
 /// An executor may outlive its server for so long.
-const ORPHANS_MAX: Duration = Duration::from_secs(2);
+const ORPHAN_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// A loss, as its server told it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Seen {
+pub(super) struct ObservedFailure {
     pub(super) signal: Signal,
     /// Processes that got it.
     pub(super) sent: usize,
     /// From the signal to the restart.
     pub(super) after: Duration,
-    pub(super) lost: Instant,
+    pub(super) failed_at: Instant,
     /// From the loss to the return, unless its successors were lost, too.
-    pub(super) back: Option<Duration>,
+    pub(super) restored_after: Option<Duration>,
 }
 
 /// What happened to one server.
 #[derive(Debug, Default)]
-pub(super) struct Life {
-    pub(super) seen: Vec<Seen>,
-    pub(super) answers: Answers,
+pub(super) struct ServerRun {
+    pub(super) failures: Vec<ObservedFailure>,
+    pub(super) results: StreamResults,
     /// From the server's death to that of the last executor.
-    pub(super) orphans_gone: Duration,
+    pub(super) orphans_exited_after: Duration,
 }
 
 /// What happened to all servers.
 #[derive(Debug, Default)]
-pub(super) struct Report {
-    pub(super) took: Duration,
-    worlds: BTreeMap<World, Vec<Life>>,
+pub(super) struct KillDrillReport {
+    pub(super) duration: Duration,
+    by_topology: BTreeMap<DrillTopology, Vec<ServerRun>>,
 }
 
-impl Report {
-    pub(super) fn add(&mut self, world: World, life: Life) {
-        self.worlds.entry(world).or_default().push(life);
+impl KillDrillReport {
+    pub(super) fn add(&mut self, world: DrillTopology, life: ServerRun) {
+        self.by_topology.entry(world).or_default().push(life);
     }
 
-    fn lives(&self) -> impl Iterator<Item = &Life> {
-        self.worlds.values().flatten()
+    fn server_runs(&self) -> impl Iterator<Item = &ServerRun> {
+        self.by_topology.values().flatten()
     }
 
     /// Processes killed, and stopped.
     pub(super) fn signals(&self) -> (usize, usize) {
-        (sent(self.lives(), Signal::KILL), sent(self.lives(), Signal::STOP))
+        (sent(self.server_runs(), Signal::KILL), sent(self.server_runs(), Signal::STOP))
     }
 
     /// How far it is.
     pub(super) fn line(&self) -> String {
         let (kills, stops) = self.signals();
-        let answers = answers(self.lives());
-        let wrong = answers.lost + answers.changed + answers.hung;
-        format!("{kills} kills, {stops} stops, {} right, {wrong} wrong", answers.right)
+        let answers = total_results(self.server_runs());
+        let wrong = answers.failed + answers.wrong_tokens + answers.hung;
+        format!("{kills} kills, {stops} stops, {} right, {wrong} wrong", answers.correct)
     }
 
     /// Panics unless every client heard every token once, and nobody outlived a server.
     pub(super) fn check(&self) {
-        let answers = answers(self.lives());
-        let wrong = (answers.lost, answers.changed, answers.hung);
-        assert_eq!(wrong, (0, 0, 0), "lost, changed, hung: {:#?}", answers.told);
-        assert!(answers.right > 0, "nobody has asked");
-        let orphans = self.lives().map(|life| life.orphans_gone).max().unwrap_or_default();
-        assert!(orphans <= ORPHANS_MAX, "an executor outlived its server by {orphans:?}");
+        let answers = total_results(self.server_runs());
+        let wrong = (answers.failed, answers.wrong_tokens, answers.hung);
+        assert_eq!(wrong, (0, 0, 0), "lost, changed, hung: {:#?}", answers.descriptions);
+        assert!(answers.correct > 0, "nobody has asked");
+        let orphans =
+            self.server_runs().map(|life| life.orphans_exited_after).max().unwrap_or_default();
+        assert!(orphans <= ORPHAN_TIME_MAX, "an executor outlived its server by {orphans:?}");
     }
 }
 
-fn sent<'a>(lives: impl Iterator<Item = &'a Life>, signal: Signal) -> usize {
-    lives.flat_map(|life| &life.seen).filter(|seen| seen.signal == signal).map(|s| s.sent).sum()
+fn sent<'a>(lives: impl Iterator<Item = &'a ServerRun>, signal: Signal) -> usize {
+    lives.flat_map(|life| &life.failures).filter(|seen| seen.signal == signal).map(|s| s.sent).sum()
 }
 
-fn answers<'a>(lives: impl Iterator<Item = &'a Life>) -> Answers {
-    let mut all = Answers::default();
-    lives.for_each(|life| all.add(life.answers.clone()));
+fn total_results<'a>(lives: impl Iterator<Item = &'a ServerRun>) -> StreamResults {
+    let mut all = StreamResults::default();
+    lives.for_each(|life| all.add(life.results.clone()));
     all
 }
 
@@ -93,13 +94,15 @@ fn quantiles(times: impl Iterator<Item = Duration>) -> String {
     }
 }
 
-fn row(f: &mut fmt::Formatter<'_>, name: &str, lives: &[&Life]) -> fmt::Result {
+fn row(f: &mut fmt::Formatter<'_>, name: &str, lives: &[&ServerRun]) -> fmt::Result {
     let all = || lives.iter().copied();
-    let seen = |signal| all().flat_map(|life| &life.seen).filter(move |s| s.signal == signal);
-    let answers = answers(all());
-    let Answers { right, tokens, lost, changed, hung, .. } = answers;
+    let seen = |signal| all().flat_map(|life| &life.failures).filter(move |s| s.signal == signal);
+    let answers = total_results(all());
+    let StreamResults { correct: right, tokens, failed: lost, wrong_tokens: changed, hung, .. } =
+        answers;
     let (kills, stops) = (sent(all(), Signal::KILL), sent(all(), Signal::STOP));
-    let orphans = all().map(|life| life.orphans_gone).max().unwrap_or_default().as_secs_f64();
+    let orphans =
+        all().map(|life| life.orphans_exited_after).max().unwrap_or_default().as_secs_f64();
     write!(f, "| {name} | {} | {kills} | {stops} | {right} | {tokens} |", lives.len())?;
     write!(
         f,
@@ -107,24 +110,24 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, lives: &[&Life]) -> fmt::Result {
         quantiles(seen(Signal::KILL).map(|s| s.after))
     )?;
     write!(f, "{} ", quantiles(seen(Signal::STOP).map(|s| s.after)))?;
-    let back = all().flat_map(|life| &life.seen).filter_map(|seen| seen.back);
+    let back = all().flat_map(|life| &life.failures).filter_map(|seen| seen.restored_after);
     writeln!(f, "{} {:.1} |", quantiles(back), orphans * 1e3)
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for KillDrillReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let each = |what: &str| format!("{what} p50 | p99 | max |");
         let times = ["killed: seen", "stopped: seen", "back"].map(each).join(" ");
-        writeln!(f, "{:.0} s, times in ms:", self.took.as_secs_f64())?;
+        writeln!(f, "{:.0} s, times in ms:", self.duration.as_secs_f64())?;
         write!(
             f,
             "| world | servers | kills | stops | answers | tokens | lost | changed | hung | "
         )?;
         writeln!(f, "{times} last executor after its server |")?;
         writeln!(f, "|---|{}", "--:|".repeat(18))?;
-        for (world, lives) in &self.worlds {
+        for (world, lives) in &self.by_topology {
             row(f, world.name(), &lives.iter().collect::<Vec<_>>())?;
         }
-        row(f, "all", &self.lives().collect::<Vec<_>>())
+        row(f, "all", &self.server_runs().collect::<Vec<_>>())
     }
 }

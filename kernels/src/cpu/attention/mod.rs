@@ -9,21 +9,21 @@
 //! A tile of work is up to 12 (token, query head) pairs of one KV head, which share every key they
 //! load. Threads take tiles from a counter: longer contexts first, so that they end together.
 
-mod groups;
+mod head_kv_blocks;
+mod query_tile;
 mod softmax;
 #[cfg(target_arch = "x86_64")]
 mod softmax_x86;
-mod tile;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use self::tile::{Scratch, Tile};
+use self::query_tile::{QueryTile, TileScratch};
 use super::device::{CpuDevice, for_float};
-use super::product::{Products, TILE_ROWS};
-use super::share::Rows;
+use super::matmul_tile::{TILE_ROWS, TileKernels};
+use super::shared_rows::SharedRows;
 use crate::check::{check_dtype, check_size};
-use crate::dtype::Float;
-use crate::{Attention, Buffer, DType, DeviceError, KvLayout, MatMut};
+use crate::dtype::FloatElement;
+use crate::{Buffer, DType, DeviceError, KvLayout, MatMut, PagedAttentionArgs};
 
 const KERNEL: &str = "paged_attention";
 /// Positions between two merges.
@@ -32,16 +32,16 @@ const KEY_TILE: usize = 64;
 const MIN_PRODUCTS: usize = 1 << 17;
 
 /// What all tiles of a call share.
-struct Call<'a, T> {
-    args: &'a Attention<'a>,
+struct CpuAttentionCall<'a, T> {
+    args: &'a PagedAttentionArgs<'a>,
     /// As the activations would be stored.
     layout: KvLayout,
     /// Whether keys and values are stored in fp8.
     fp8: bool,
     pool: *const u8,
-    out: Rows<T>,
-    products: Products,
-    isa: super::Isa,
+    out: SharedRows<T>,
+    products: TileKernels,
+    isa: super::CpuIsa,
     /// Query heads that read one KV head.
     group: usize,
     /// Tiles of one KV head before each row, and their total.
@@ -49,14 +49,14 @@ struct Call<'a, T> {
 }
 
 // SAFETY: the pool is only read while it is borrowed; `out` is written tile by tile, disjointly.
-unsafe impl<T> Sync for Call<'_, T> {}
+unsafe impl<T> Sync for CpuAttentionCall<'_, T> {}
 
 impl CpuDevice {
     pub(super) fn attend(
         &self,
         mut o: MatMut<'_>,
         (kv, layout): (&Buffer, &KvLayout),
-        args: &Attention<'_>,
+        args: &PagedAttentionArgs<'_>,
     ) -> Result<(), DeviceError> {
         check(&o, kv, layout, args)?;
         let group = args.heads / layout.kv_heads;
@@ -68,13 +68,13 @@ impl CpuDevice {
                 (from..to).for_each(|t| o.row_mut::<T>(t).fill(T::default()));
             });
         }
-        for_float!(KERNEL, layout.dtype, T => self.run_tiles(&Call::<T> {
+        for_float!(KERNEL, layout.dtype, T => self.run_tiles(&CpuAttentionCall::<T> {
             args,
             layout,
             fp8,
             pool: kv.as_ptr(),
-            out: Rows::new(&mut o),
-            products: Products::new(self.isa(), layout.dtype),
+            out: SharedRows::new(&mut o),
+            products: TileKernels::new(self.isa(), layout.dtype),
             isa: self.isa(),
             group,
             tiles_before: tiles_before(args, group),
@@ -82,11 +82,11 @@ impl CpuDevice {
         Ok(())
     }
 
-    fn run_tiles<T: Float>(&self, call: &Call<'_, T>) {
+    fn run_tiles<T: FloatElement>(&self, call: &CpuAttentionCall<'_, T>) {
         let tiles = call.layout.kv_heads * call.tiles_per_head();
         let next = AtomicUsize::new(0);
         let take = |_| {
-            let mut scratch = Scratch::new(&call.layout);
+            let mut scratch = TileScratch::new(&call.layout);
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 if index >= tiles {
@@ -103,21 +103,21 @@ impl CpuDevice {
     }
 }
 
-impl<T> Call<'_, T> {
+impl<T> CpuAttentionCall<'_, T> {
     fn tiles_per_head(&self) -> usize {
         self.tiles_before.last().copied().unwrap_or(0)
     }
 
     /// Tile `index` of all: heads outermost, so that threads share the keys in cache; the last queries
     /// of a row first.
-    fn tile(&self, index: usize) -> Tile {
+    fn tile(&self, index: usize) -> QueryTile {
         let per_head = self.tiles_per_head();
         let (head, place) = (index / per_head, per_head - 1 - index % per_head);
         let row = self.tiles_before.partition_point(|&before| before <= place) - 1;
         let (from, to) = self.args.rows.tokens(row);
         let pairs = (to - from) * self.group;
         let first = (place - self.tiles_before[row]) * TILE_ROWS;
-        Tile { row, head, first, pairs: TILE_ROWS.min(pairs - first) }
+        QueryTile { row, head, first, pairs: TILE_ROWS.min(pairs - first) }
     }
 
     fn products_needed(&self) -> usize {
@@ -132,7 +132,7 @@ impl<T> Call<'_, T> {
     }
 }
 
-fn tiles_before(args: &Attention<'_>, group: usize) -> Vec<usize> {
+fn tiles_before(args: &PagedAttentionArgs<'_>, group: usize) -> Vec<usize> {
     let mut sum = 0;
     let rows = (0..args.rows.len()).map(|r| {
         let (from, to) = args.rows.tokens(r);
@@ -147,7 +147,7 @@ fn check(
     o: &MatMut<'_>,
     kv: &Buffer,
     layout: &KvLayout,
-    args: &Attention<'_>,
+    args: &PagedAttentionArgs<'_>,
 ) -> Result<(), DeviceError> {
     layout.check()?;
     let size = |what, got, expected| check_size(KERNEL, what, got, expected);

@@ -1,28 +1,28 @@
 //! Online softmax of one key tile: scores to probabilities, running maximum and sum.
 
-use super::super::isa::Isa;
+use super::super::isa::CpuIsa;
 use super::super::maths::{exp, largest, sum};
 use super::super::row_kernel::{RowKernel, dispatch};
 use super::KEY_TILE;
-use crate::dtype::Float;
+use crate::dtype::FloatElement;
 
 /// Running state of one query.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Running {
+pub(super) struct RunningSoftmax {
     pub(super) max: f32,
     pub(super) sum: f32,
 }
 
-impl Running {
+impl RunningSoftmax {
     pub(super) const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 }
 
 /// One key tile of all queries of a tile of work.
-pub(super) struct KeyTile<'a, T: Float> {
+pub(super) struct KeyTile<'a, T: FloatElement> {
     pub(super) scores: &'a [[f32; KEY_TILE]],
     /// Probabilities under the new maximum, rounded to `T`; zero for keys the query does not see.
     pub(super) probabilities: &'a mut [[T::Operand; KEY_TILE]],
-    pub(super) running: &'a mut [Running],
+    pub(super) running: &'a mut [RunningSoftmax],
     /// Outputs so far, `out_stride` apart, rescaled to the new maximum.
     pub(super) out: &'a mut [f32],
     pub(super) out_stride: usize,
@@ -31,7 +31,7 @@ pub(super) struct KeyTile<'a, T: Float> {
     pub(super) scale: f32,
 }
 
-impl<T: Float> RowKernel for KeyTile<'_, T> {
+impl<T: FloatElement> RowKernel for KeyTile<'_, T> {
     #[inline(always)]
     fn run(self) {
         let outs = self.out.chunks_exact_mut(self.out_stride);
@@ -55,7 +55,7 @@ impl<T: Float> RowKernel for KeyTile<'_, T> {
                 probabilities[j] = T::Operand::truncate(weights[j]);
             }
             let keep = exp(running.max - max);
-            *running = Running { max, sum: running.sum * keep + sum(&weights) };
+            *running = RunningSoftmax { max, sum: running.sum * keep + sum(&weights) };
             if keep != 1.0 {
                 for o in out {
                     *o *= keep;
@@ -66,23 +66,23 @@ impl<T: Float> RowKernel for KeyTile<'_, T> {
 }
 
 /// Runs one key tile on the best code for `isa`.
-pub(super) fn weigh<T: Float>(isa: Isa, tile: KeyTile<'_, T>) {
+pub(super) fn weigh<T: FloatElement>(isa: CpuIsa, tile: KeyTile<'_, T>) {
     match isa {
         // SAFETY: the device checked its instruction set.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Bf16 => unsafe { super::softmax_x86::run(tile) },
+        CpuIsa::Avx512 | CpuIsa::Avx512Bf16 => unsafe { super::softmax_x86::run(tile) },
         _ => dispatch(isa, tile),
     }
 }
 
 /// `y = out / sum`.
-pub(super) struct Finish<'a, T> {
+pub(super) struct NormalizeOutput<'a, T> {
     pub(super) y: &'a mut [T],
     pub(super) out: &'a [f32],
     pub(super) sum: f32,
 }
 
-impl<T: Float> RowKernel for Finish<'_, T> {
+impl<T: FloatElement> RowKernel for NormalizeOutput<'_, T> {
     #[inline(always)]
     fn run(self) {
         for (y, o) in self.y.iter_mut().zip(self.out) {

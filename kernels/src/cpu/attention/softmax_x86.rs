@@ -14,16 +14,16 @@ use std::arch::x86_64::{
 };
 
 use super::KEY_TILE;
-use super::softmax::{KeyTile, Running};
+use super::softmax::{KeyTile, RunningSoftmax};
 use crate::DType;
-use crate::dtype::Float;
+use crate::dtype::FloatElement;
 
 const LANES: usize = 16;
 const VECTORS: usize = KEY_TILE / LANES;
 
 /// Runs one key tile of all queries.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn run<T: Float>(tile: KeyTile<'_, T>) {
+pub(super) fn run<T: FloatElement>(tile: KeyTile<'_, T>) {
     let outs = tile.out.chunks_exact_mut(tile.out_stride);
     let rows = tile.scores.iter().zip(tile.probabilities).zip(tile.running).zip(outs);
     for ((((scores, probabilities), running), out), &visible) in rows.zip(tile.visible) {
@@ -43,7 +43,7 @@ pub(super) fn run<T: Float>(tile: KeyTile<'_, T>) {
         }
         let keep = first(exp(_mm512_set1_ps(running.max - max)));
         let sum = running.sum * keep + _mm512_reduce_add_ps(sums);
-        *running = Running { max, sum };
+        *running = RunningSoftmax { max, sum };
         if keep != 1.0 {
             rescale(out, keep);
         }
@@ -86,7 +86,7 @@ fn exp(x: __m512) -> __m512 {
 /// Stores 16 weights rounded to `T`, as products take them, and returns them as rounded.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl")]
-fn store<T: Float>(to: &mut [T::Operand], weight: __m512) -> __m512 {
+fn store<T: FloatElement>(to: &mut [T::Operand], weight: __m512) -> __m512 {
     assert_eq!(to.len(), LANES);
     if T::DTYPE == DType::BF16 {
         // Nearest even. Weights are at most 1, and a NaN that arithmetic makes survives the carry.

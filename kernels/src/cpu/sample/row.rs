@@ -2,26 +2,26 @@
 
 use std::cmp::Ordering;
 
-use crate::cpu::sample::rules::{Draw, Edits, Logprobs, Rules, Unusable};
+use crate::cpu::sample::rules::{DrawParams, LogitEdits, RowLogprobs, SampleError, SamplingRules};
 
 use super::philox::{LANES, gumbel, highest_word};
 use super::vector::{self, CHUNK};
 
 /// An id with its logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Ranked {
+pub(super) struct RankedToken {
     pub(super) id: u32,
     pub(super) value: f32,
 }
 
 /// The last of the kept ids, in the order of the module.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Edge {
+pub(super) struct SamplingCutoff {
     value: f32,
     id: u32,
 }
 
-impl Edge {
+impl SamplingCutoff {
     /// Everything that is not masked is kept.
     pub(super) const NONE: Self = Self { value: f32::MIN, id: u32::MAX };
 
@@ -33,15 +33,15 @@ impl Edge {
 
 /// Memory for one row at a time, reused from row to row.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch {
+pub(crate) struct RowScratch {
     pub(super) maxima: Vec<f32>,
-    few: Vec<f32>,
-    ranked: Vec<Ranked>,
+    candidates: Vec<f32>,
+    ranked: Vec<RankedToken>,
     pub(super) masses: Vec<f32>,
     pub(super) edited: Vec<f32>,
 }
 
-impl Scratch {
+impl RowScratch {
     pub(super) fn maxima_for(&mut self, l: &[f32]) -> &mut [f32] {
         self.maxima.resize(l.len().div_ceil(CHUNK), f32::NEG_INFINITY);
         &mut self.maxima
@@ -49,47 +49,47 @@ impl Scratch {
 }
 
 /// Chooses a token by the rules of one request; the logits stay as they are.
-pub(crate) fn choose(
+pub(crate) fn sample_token(
     raw: &[f32],
-    rules: &Rules<'_>,
-    scratch: &mut Scratch,
-) -> Result<u32, Unusable> {
+    rules: &SamplingRules<'_>,
+    scratch: &mut RowScratch,
+) -> Result<u32, SampleError> {
     let mut l = std::mem::take(&mut scratch.edited);
-    let token = choose_in(raw, rules, &mut l, scratch);
+    let token = sample_among(raw, rules, &mut l, scratch);
     scratch.edited = l;
     token
 }
 
-fn choose_in(
+fn sample_among(
     raw: &[f32],
-    rules: &Rules<'_>,
+    rules: &SamplingRules<'_>,
     l: &mut Vec<f32>,
-    scratch: &mut Scratch,
-) -> Result<u32, Unusable> {
-    let best = likeliest(raw, rules, l, scratch)?;
+    scratch: &mut RowScratch,
+) -> Result<u32, SampleError> {
+    let best = greedy_token(raw, rules, l, scratch)?;
     let Some(rules) = &rules.draw else { return Ok(best.id) };
-    let (best, edge) = cut(l, rules, scratch);
-    Ok(noisiest((l, 0), rules, best, edge, &scratch.maxima).id)
+    let (best, edge) = apply_filters(l, rules, scratch);
+    Ok(gumbel_argmax((l, 0), rules, best, edge, &scratch.maxima).id)
 }
 
 /// The likeliest id after the edits; for a draw the edited logits are left in `l`.
-pub(super) fn likeliest(
+pub(super) fn greedy_token(
     raw: &[f32],
-    rules: &Rules<'_>,
+    rules: &SamplingRules<'_>,
     l: &mut Vec<f32>,
-    scratch: &mut Scratch,
-) -> Result<Ranked, Unusable> {
+    scratch: &mut RowScratch,
+) -> Result<RankedToken, SampleError> {
     if raw.is_empty() || !vector::maxima(raw, scratch.maxima_for(raw)) {
-        return Err(Unusable::NonFinite);
+        return Err(SampleError::NonFinite);
     }
     let edited = rules.edits.change_anything();
     if edited {
         edit(l, raw, 0, &rules.edits);
         vector::maxima(l, scratch.maxima_for(l));
     }
-    let best = first_of_largest(if edited { l } else { raw }, &scratch.maxima);
+    let best = argmax_of_chunks(if edited { l } else { raw }, &scratch.maxima);
     if best.value == f32::NEG_INFINITY {
-        return Err(Unusable::AllMasked);
+        return Err(SampleError::AllMasked);
     }
     if !edited && rules.draw.is_some() {
         l.clear();
@@ -99,7 +99,7 @@ pub(super) fn likeliest(
 }
 
 /// Writes the edited logits of `raw`, which begins with that of id `first`, to `l`.
-pub(super) fn edit(l: &mut Vec<f32>, raw: &[f32], first: usize, edits: &Edits<'_>) {
+pub(super) fn edit(l: &mut Vec<f32>, raw: &[f32], first: usize, edits: &LogitEdits<'_>) {
     let place = |id: u32| (id as usize).wrapping_sub(first); // Beyond the row for ids before it.
     l.clear();
     if let Some(allowed) = edits.allowed {
@@ -129,21 +129,25 @@ fn change(l: &mut [f32], at: usize, new: impl Fn(f32) -> f32) {
     }
 }
 
-fn penalise(x: f32, count: u32, edits: &Edits<'_>) -> f32 {
+fn penalise(x: f32, count: u32, edits: &LogitEdits<'_>) -> f32 {
     let x = if x > 0.0 { x / edits.repetition } else { x * edits.repetition };
     if count == 0 { x } else { x - edits.frequency * count as f32 - edits.presence }
 }
 
 /// Scales the logits `l`, of which at least one is finite, and finds the likeliest and the last id that a draw may
 /// take; their maxima are left in `scratch`.
-pub(super) fn cut(l: &mut [f32], rules: &Draw, scratch: &mut Scratch) -> (Ranked, Edge) {
+pub(super) fn apply_filters(
+    l: &mut [f32],
+    rules: &DrawParams,
+    scratch: &mut RowScratch,
+) -> (RankedToken, SamplingCutoff) {
     vector::scale(l, rules.temperature.recip(), scratch.maxima_for(l));
-    let best = first_of_largest(l, &scratch.maxima);
-    let mut edge = Edge { value: rules.floor(best.value), ..Edge::NONE };
+    let best = argmax_of_chunks(l, &scratch.maxima);
+    let mut edge = SamplingCutoff { value: rules.min_p_floor(best.value), ..SamplingCutoff::NONE };
     if rules.top_k_of(l.len()).is_some() {
-        edge = top_k_edge(l, rules, edge, scratch);
+        edge = top_k_cutoff(l, rules, edge, scratch);
     } else if rules.top_p < 1.0 {
-        edge = top_p_edge(l, rules.top_p, best, edge, scratch);
+        edge = top_p_cutoff(l, rules.top_p, best, edge, scratch);
     }
     (best, edge)
 }
@@ -156,24 +160,28 @@ pub(crate) fn logprobs(
     raw: &[f32],
     id: u32,
     top: usize,
-    scratch: &mut Scratch,
-) -> Result<Logprobs, Unusable> {
+    scratch: &mut RowScratch,
+) -> Result<RowLogprobs, SampleError> {
     if !vector::maxima(raw, scratch.maxima_for(raw)) {
-        return Err(Unusable::NonFinite);
+        return Err(SampleError::NonFinite);
     }
-    let best = first_of_largest(raw, &scratch.maxima).value;
+    let best = argmax_of_chunks(raw, &scratch.maxima).value;
     let sum = best + vector::exp_sum(raw, best).ln() as f32;
-    let top = leading(raw, top, scratch).iter().map(|r| (r.id, r.value - sum)).collect();
+    let top = top_k_tokens(raw, top, scratch).iter().map(|r| (r.id, r.value - sum)).collect();
     let rank = vector::count_before(raw, raw[id as usize], id as usize) as u32 + 1;
-    Ok(Logprobs { logprob: raw[id as usize] - sum, rank, top })
+    Ok(RowLogprobs { logprob: raw[id as usize] - sum, rank, top })
 }
 
 /// The `k` likeliest ids in order, or fewer if fewer are unmasked; `scratch` holds the maxima of `l`.
 ///
 /// The k-th largest chunk maximum bounds the k-th largest logit from below, so a small `k` looks at
 /// few logits.
-pub(super) fn leading<'a>(l: &[f32], k: usize, scratch: &'a mut Scratch) -> &'a [Ranked] {
-    let Scratch { maxima, few, ranked, .. } = scratch;
+pub(super) fn top_k_tokens<'a>(
+    l: &[f32],
+    k: usize,
+    scratch: &'a mut RowScratch,
+) -> &'a [RankedToken] {
+    let RowScratch { maxima, candidates: few, ranked, .. } = scratch;
     let mut bound = f32::MIN;
     if k > 0 && k <= maxima.len() {
         few.clear();
@@ -185,7 +193,7 @@ pub(super) fn leading<'a>(l: &[f32], k: usize, scratch: &'a mut Scratch) -> &'a 
     for (c, chunk) in l.chunks(CHUNK).enumerate().filter(|&(c, _)| maxima[c] >= bound) {
         let first = (c * CHUNK) as u32;
         let kept = (first..).zip(chunk).filter(|&(_, &value)| value >= bound);
-        ranked.extend(kept.map(|(id, &value)| Ranked { id, value }));
+        ranked.extend(kept.map(|(id, &value)| RankedToken { id, value }));
     }
     if k == 0 {
         ranked.clear();
@@ -198,11 +206,11 @@ pub(super) fn leading<'a>(l: &[f32], k: usize, scratch: &'a mut Scratch) -> &'a 
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the shape that sorting asks for")]
-pub(super) fn order(a: &Ranked, b: &Ranked) -> Ordering {
+pub(super) fn order(a: &RankedToken, b: &RankedToken) -> Ordering {
     b.value.partial_cmp(&a.value).unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
 }
 
-pub(super) fn first_of_largest(l: &[f32], maxima: &[f32]) -> Ranked {
+pub(super) fn argmax_of_chunks(l: &[f32], maxima: &[f32]) -> RankedToken {
     let (mut at, mut value) = (0, f32::NEG_INFINITY);
     for (c, &max) in maxima.iter().enumerate() {
         if max > value {
@@ -210,31 +218,36 @@ pub(super) fn first_of_largest(l: &[f32], maxima: &[f32]) -> Ranked {
         }
     }
     let within = l[at..].iter().position(|&x| x == value).unwrap_or(0);
-    Ranked { id: (at + within) as u32, value }
+    RankedToken { id: (at + within) as u32, value }
 }
 
 /// Edge behind top-k, and behind top-p among those.
-fn top_k_edge(l: &[f32], rules: &Draw, floor: Edge, scratch: &mut Scratch) -> Edge {
-    let kept = leading(l, rules.top_k, scratch);
+fn top_k_cutoff(
+    l: &[f32],
+    rules: &DrawParams,
+    floor: SamplingCutoff,
+    scratch: &mut RowScratch,
+) -> SamplingCutoff {
+    let kept = top_k_tokens(l, rules.top_k, scratch);
     let kept = &kept[..kept.partition_point(|r| r.value >= floor.value)];
     let last = if rules.top_p < 1.0 {
-        mass_reached(kept, kept[0].value, rules.top_p, 0.0, None)
+        top_p_index(kept, kept[0].value, rules.top_p, 0.0, None)
     } else {
         None
     };
     let last = last.unwrap_or(kept.len() - 1);
-    Edge { value: kept[last].value, id: kept[last].id }
+    SamplingCutoff { value: kept[last].value, id: kept[last].id }
 }
 
 /// Index of the first of `kept` with which the probability reaches `top_p` of all of it; `None` if it does not.
-pub(super) fn mass_reached(
-    kept: &[Ranked],
+pub(super) fn top_p_index(
+    kept: &[RankedToken],
     shift: f32,
     top_p: f32,
     before: f64,
     total: Option<f64>,
 ) -> Option<usize> {
-    let mass = |r: &Ranked| f64::from(vector::exp(r.value - shift));
+    let mass = |r: &RankedToken| f64::from(vector::exp(r.value - shift));
     let total = total.unwrap_or_else(|| kept.iter().map(mass).sum());
     let wanted = total * f64::from(top_p);
     let mut sum = before;
@@ -246,9 +259,15 @@ pub(super) fn mass_reached(
 
 /// Edge behind top-p over the whole row: probabilities once, then a search for the band in which the
 /// wanted mass is reached, narrowed until it is worth sorting.
-fn top_p_edge(l: &[f32], top_p: f32, best: Ranked, floor: Edge, scratch: &mut Scratch) -> Edge {
+fn top_p_cutoff(
+    l: &[f32],
+    top_p: f32,
+    best: RankedToken,
+    floor: SamplingCutoff,
+    scratch: &mut RowScratch,
+) -> SamplingCutoff {
     const WORTH_SORTING: usize = 1024;
-    let Scratch { ranked, masses, .. } = scratch;
+    let RowScratch { ranked, masses, .. } = scratch;
     masses.resize(l.len(), 0.0);
     let total = vector::weigh(l, best.value, floor.value, masses);
     let wanted = total * f64::from(top_p);
@@ -258,7 +277,7 @@ fn top_p_edge(l: &[f32], top_p: f32, best: Ranked, floor: Edge, scratch: &mut Sc
     while more - fewer > WORTH_SORTING && high - low > 4 {
         let step = (high - low) / 4;
         let cuts = [low + step, low + 2 * step, low + 3 * step];
-        let sides = vector::heavier(masses, cuts.map(f32::from_bits));
+        let sides = vector::mass_above(masses, cuts.map(f32::from_bits));
         for (&cut, side) in cuts.iter().zip(&sides).rev() {
             if side.mass >= wanted {
                 (low, more) = (cut, side.count);
@@ -270,15 +289,14 @@ fn top_p_edge(l: &[f32], top_p: f32, best: Ranked, floor: Edge, scratch: &mut Sc
     ranked.clear();
     let band = f32::from_bits(low)..f32::from_bits(high);
     for (id, &value) in (0..).zip(l).filter(|&(id, _)| band.contains(&masses[id])) {
-        ranked.push(Ranked { id: id as u32, value });
+        ranked.push(RankedToken { id: id as u32, value });
     }
     ranked.sort_unstable_by(order);
     if ranked.is_empty() {
         return floor;
     }
-    let at =
-        mass_reached(ranked, best.value, top_p, above, Some(total)).unwrap_or(ranked.len() - 1);
-    Edge { value: ranked[at].value, id: ranked[at].id }
+    let at = top_p_index(ranked, best.value, top_p, above, Some(total)).unwrap_or(ranked.len() - 1);
+    SamplingCutoff { value: ranked[at].value, id: ranked[at].id }
 }
 
 /// Argmax of `l + noise` over the ids up to `edge`, lowest id on ties, and that sum. `l` begins with id `first`, a
@@ -286,15 +304,15 @@ fn top_p_edge(l: &[f32], top_p: f32, best: Ranked, floor: Edge, scratch: &mut Sc
 ///
 /// Exact, but most ids cost only an integer comparison: `gumbel` falls with the word, so within a
 /// chunk only words up to the one that would lift the chunk's largest logit over the best so far count.
-pub(super) fn noisiest(
+pub(super) fn gumbel_argmax(
     (l, first): (&[f32], usize),
-    rules: &Draw,
-    best: Ranked,
-    edge: Edge,
+    rules: &DrawParams,
+    best: RankedToken,
+    edge: SamplingCutoff,
     maxima: &[f32],
-) -> Ranked {
+) -> RankedToken {
     let mut words = [[0; LANES]; 4];
-    let mut winner = Ranked { id: best.id, value: f32::NEG_INFINITY };
+    let mut winner = RankedToken { id: best.id, value: f32::NEG_INFINITY };
     let start = best.id as usize / CHUNK; // The likeliest id sets a high mark early.
     for c in std::iter::once(start).chain((0..maxima.len()).filter(|&c| c != start)) {
         if maxima[c] < edge.value {
@@ -311,7 +329,7 @@ pub(super) fn noisiest(
             if !edge.keeps(id, x) || word > limit {
                 continue;
             }
-            let candidate = Ranked { id, value: x + gumbel(word) };
+            let candidate = RankedToken { id, value: x + gumbel(word) };
             if order(&candidate, &winner) == Ordering::Less {
                 winner = candidate;
             }

@@ -5,7 +5,7 @@
 
 /// An id that occurred in the prompt or the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct TokenOccurrence {
     /// The id.
     pub(crate) id: u32,
     /// Occurrences in the output; 0 = only in the prompt.
@@ -14,7 +14,7 @@ pub(crate) struct Seen {
 
 /// Changes of single logits before the draw, in the order of the fields. Ids beyond the row have no logit and are passed over.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Edits<'a> {
+pub(crate) struct LogitEdits<'a> {
     /// If present, every other id is masked.
     pub(crate) allowed: Option<&'a [u32]>,
     /// Masked ids.
@@ -22,7 +22,7 @@ pub(crate) struct Edits<'a> {
     /// Added to single logits.
     pub(crate) bias: &'a [(u32, f32)],
     /// What the penalties count.
-    pub(crate) seen: &'a [Seen],
+    pub(crate) seen: &'a [TokenOccurrence],
     /// Divides positive and multiplies negative logits of seen ids; 1 = off.
     pub(crate) repetition: f32,
     /// Subtracted per occurrence in the output.
@@ -31,7 +31,7 @@ pub(crate) struct Edits<'a> {
     pub(crate) presence: f32,
 }
 
-impl Default for Edits<'_> {
+impl Default for LogitEdits<'_> {
     fn default() -> Self {
         Self {
             allowed: None,
@@ -45,7 +45,7 @@ impl Default for Edits<'_> {
     }
 }
 
-impl Edits<'_> {
+impl LogitEdits<'_> {
     /// Whether a logit may change at all.
     pub(crate) fn change_anything(&self) -> bool {
         self.allowed.is_some()
@@ -55,7 +55,7 @@ impl Edits<'_> {
 
 /// How a token is drawn from the edited logits: temperature, min-p, top-k, top-p, then the draw.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Draw {
+pub(crate) struct DrawParams {
     /// Softmax temperature, at least `1e-5`.
     pub(crate) temperature: f32,
     /// Least probability, relative to the likeliest id; 0 = off.
@@ -70,9 +70,9 @@ pub(crate) struct Draw {
     pub(crate) position: u32,
 }
 
-impl Draw {
+impl DrawParams {
     /// The least logit that min-p keeps beside one of `best`.
-    pub(crate) fn floor(&self, best: f32) -> f32 {
+    pub(crate) fn min_p_floor(&self, best: f32) -> f32 {
         match self.min_p {
             min_p if min_p > 0.0 => f32::MIN.max(best + min_p.min(1.0).ln()),
             _ => f32::MIN,
@@ -85,23 +85,23 @@ impl Draw {
     }
 
     /// Whether min-p or top-p may leave ids out.
-    pub(crate) fn cuts(&self) -> bool {
+    pub(crate) fn filters(&self) -> bool {
         self.min_p > 0.0 || self.top_p < 1.0
     }
 }
 
 /// Everything about the choice of one row's token.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rules<'a> {
+pub(crate) struct SamplingRules<'a> {
     /// Changes before the draw.
-    pub(crate) edits: Edits<'a>,
+    pub(crate) edits: LogitEdits<'a>,
     /// The draw; `None` takes the likeliest id.
-    pub(crate) draw: Option<Draw>,
+    pub(crate) draw: Option<DrawParams>,
 }
 
 /// Log-probabilities under the raw logits.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Logprobs {
+pub(crate) struct RowLogprobs {
     /// Of the id asked for.
     pub(crate) logprob: f32,
     /// Its place among all ids, from 1.
@@ -112,7 +112,7 @@ pub(crate) struct Logprobs {
 
 /// Why a row yields no token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unusable {
+pub(crate) enum SampleError {
     /// A logit is NaN or infinite.
     NonFinite,
     /// The rules mask every id.
@@ -121,30 +121,30 @@ pub(crate) enum Unusable {
 
 /// What is asked about one row of logits.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RowRequest<'a> {
+pub(crate) struct SampleRequest<'a> {
     /// Which token it is about.
-    pub(crate) pick: Pick<'a>,
+    pub(crate) pick: TokenChoice<'a>,
     /// Log-probabilities to report beside the token's own; `None` = none at all.
     pub(crate) logprobs: Option<usize>,
 }
 
 /// The token of a row.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Pick<'a> {
+pub(crate) enum TokenChoice<'a> {
     /// To be chosen.
-    Choose(Rules<'a>),
+    Sample(SamplingRules<'a>),
     /// Known: only its log-probability is wanted.
     Known(u32),
 }
 
 /// The answer about one row.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Picked {
+pub(crate) struct SampledRow {
     /// The token.
     pub(crate) token: u32,
     /// If asked for.
-    pub(crate) logprobs: Option<Logprobs>,
+    pub(crate) logprobs: Option<RowLogprobs>,
 }
 
 /// One answer per row: a strange row fails alone.
-pub(crate) type RowAnswer = Result<Picked, Unusable>;
+pub(crate) type RowSampleResult = Result<SampledRow, SampleError>;

@@ -1,7 +1,9 @@
 //! Every rule against a naive reference that sorts, in f64; and the draw against the distribution.
 
 use super::*;
-use crate::cpu::sample::rules::{Draw, Edits, Rules, Seen, Unusable};
+use crate::cpu::sample::rules::{
+    DrawParams, LogitEdits, SampleError, SamplingRules, TokenOccurrence,
+};
 use proptest::prelude::*;
 
 /// A row of `v` logits with the spread of a real one, different for each `seed`.
@@ -16,20 +18,20 @@ pub(super) fn row(v: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-pub(super) fn plain(key: u64, position: u32) -> Draw {
-    Draw { temperature: 1.0, min_p: 0.0, top_k: 0, top_p: 1.0, key, position }
+pub(super) fn plain(key: u64, position: u32) -> DrawParams {
+    DrawParams { temperature: 1.0, min_p: 0.0, top_k: 0, top_p: 1.0, key, position }
 }
 
-fn pick(l: &[f32], rules: &Rules<'_>) -> Result<u32, Unusable> {
-    choose(l, rules, &mut Scratch::default())
+fn sample_one(l: &[f32], rules: &SamplingRules<'_>) -> Result<u32, SampleError> {
+    sample_token(l, rules, &mut RowScratch::default())
 }
 
-fn drawn(l: &[f32], draw: Draw) -> u32 {
-    pick(l, &Rules { edits: Edits::default(), draw: Some(draw) }).unwrap()
+fn drawn(l: &[f32], draw: DrawParams) -> u32 {
+    sample_one(l, &SamplingRules { edits: LogitEdits::default(), draw: Some(draw) }).unwrap()
 }
 
 /// Ids that survive the cuts, by sorting.
-pub(super) fn kept(l: &[f32], d: &Draw) -> Vec<u32> {
+pub(super) fn kept(l: &[f32], d: &DrawParams) -> Vec<u32> {
     let scaled: Vec<f32> = l.iter().map(|x| x * d.temperature.recip()).collect();
     let mut ids: Vec<u32> = (0..l.len() as u32).filter(|&i| l[i as usize] > f32::MIN).collect();
     ids.sort_by(|&a, &b| scaled[b as usize].total_cmp(&scaled[a as usize]).then(a.cmp(&b)));
@@ -54,7 +56,7 @@ pub(super) fn kept(l: &[f32], d: &Draw) -> Vec<u32> {
 }
 
 /// The draw by the book: noise for every kept id, then the argmax.
-fn naive_draw(l: &[f32], d: &Draw) -> u32 {
+fn naive_draw(l: &[f32], d: &DrawParams) -> u32 {
     let value = |id: u32| {
         let words = philox4x32_10(d.key, [id / 4, DRAW_TOKEN, d.position, 0]);
         l[id as usize] * d.temperature.recip() + gumbel(words[id as usize % 4])
@@ -64,7 +66,7 @@ fn naive_draw(l: &[f32], d: &Draw) -> u32 {
 }
 
 #[test]
-fn philox_meets_its_vectors() {
+fn philox_matches_known_answers() {
     let zero = philox4x32_10(0, [0; 4]);
     assert_eq!(zero, [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
     let seeded = philox4x32_10(0x57e1_faba_6510_7204, [0, 0, 7, 0]);
@@ -81,28 +83,28 @@ fn noise_is_finite_and_falls_with_the_word() {
 
 #[test]
 fn greedy_takes_the_lowest_of_the_largest() {
-    let greedy = Rules { edits: Edits::default(), draw: None };
+    let greedy = SamplingRules { edits: LogitEdits::default(), draw: None };
     for v in [1, 63, 64, 65, 1000, 4096] {
         let mut l = row(v, v as u64);
         let best = l.iter().copied().fold(f32::MIN, f32::max);
-        assert_eq!(pick(&l, &greedy), Ok(l.iter().position(|&x| x == best).unwrap() as u32));
+        assert_eq!(sample_one(&l, &greedy), Ok(l.iter().position(|&x| x == best).unwrap() as u32));
         l[v / 2] = 1e4;
         l[v - 1] = 1e4;
-        assert_eq!(pick(&l, &greedy), Ok((v / 2) as u32));
+        assert_eq!(sample_one(&l, &greedy), Ok((v / 2) as u32));
     }
 }
 
 #[test]
-fn strange_logits_are_refused_wherever_they_are() {
+fn non_finite_logits_are_rejected_anywhere() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for at in [0, 63, 64, 129, 199] {
             let mut l = row(200, 1);
             l[at] = bad;
             for draw in [None, Some(plain(1, 1))] {
-                let rules = Rules { edits: Edits::default(), draw };
-                assert_eq!(pick(&l, &rules), Err(Unusable::NonFinite));
+                let rules = SamplingRules { edits: LogitEdits::default(), draw };
+                assert_eq!(sample_one(&l, &rules), Err(SampleError::NonFinite));
             }
-            assert_eq!(logprobs(&l, 0, 1, &mut Scratch::default()), Err(Unusable::NonFinite));
+            assert_eq!(logprobs(&l, 0, 1, &mut RowScratch::default()), Err(SampleError::NonFinite));
         }
     }
 }
@@ -110,41 +112,45 @@ fn strange_logits_are_refused_wherever_they_are() {
 #[test]
 fn edits_apply_in_order() {
     let l = [1.0, 4.0, -2.0, 3.0, 0.5];
-    let check = |edits: Edits<'_>, expected: Result<u32, Unusable>| {
-        assert_eq!(pick(&l, &Rules { edits, draw: None }), expected, "{edits:?}");
-        let draw = Some(Draw { temperature: 1e-4, ..plain(3, 5) });
-        assert_eq!(pick(&l, &Rules { edits, draw }), expected, "drawn, {edits:?}");
+    let check = |edits: LogitEdits<'_>, expected: Result<u32, SampleError>| {
+        assert_eq!(sample_one(&l, &SamplingRules { edits, draw: None }), expected, "{edits:?}");
+        let draw = Some(DrawParams { temperature: 1e-4, ..plain(3, 5) });
+        assert_eq!(sample_one(&l, &SamplingRules { edits, draw }), expected, "drawn, {edits:?}");
     };
-    let off = Edits::default();
+    let off = LogitEdits::default();
     check(off, Ok(1));
-    check(Edits { allowed: Some(&[0, 2, 99]), ..off }, Ok(0));
-    check(Edits { allowed: Some(&[]), ..off }, Err(Unusable::AllMasked));
-    check(Edits { banned: &[1, 99], ..off }, Ok(3));
-    check(Edits { banned: &[1], allowed: Some(&[1]), ..off }, Err(Unusable::AllMasked));
-    check(Edits { banned: &[1], bias: &[(1, 100.0), (4, 3.0)], ..off }, Ok(4));
-    let seen = [Seen { id: 1, count: 0 }, Seen { id: 2, count: 2 }, Seen { id: 3, count: 1 }];
-    check(Edits { seen: &seen, repetition: 1.2, ..off }, Ok(1)); // 4/1.2 against 3/1.2
-    check(Edits { seen: &seen[..1], repetition: 1.5, ..off }, Ok(3)); // 4/1.5 < 3
-    check(Edits { seen: &seen[..1], frequency: 9.0, presence: 9.0, ..off }, Ok(1)); // not output
+    check(LogitEdits { allowed: Some(&[0, 2, 99]), ..off }, Ok(0));
+    check(LogitEdits { allowed: Some(&[]), ..off }, Err(SampleError::AllMasked));
+    check(LogitEdits { banned: &[1, 99], ..off }, Ok(3));
+    check(LogitEdits { banned: &[1], allowed: Some(&[1]), ..off }, Err(SampleError::AllMasked));
+    check(LogitEdits { banned: &[1], bias: &[(1, 100.0), (4, 3.0)], ..off }, Ok(4));
+    let seen = [
+        TokenOccurrence { id: 1, count: 0 },
+        TokenOccurrence { id: 2, count: 2 },
+        TokenOccurrence { id: 3, count: 1 },
+    ];
+    check(LogitEdits { seen: &seen, repetition: 1.2, ..off }, Ok(1)); // 4/1.2 against 3/1.2
+    check(LogitEdits { seen: &seen[..1], repetition: 1.5, ..off }, Ok(3)); // 4/1.5 < 3
+    check(LogitEdits { seen: &seen[..1], frequency: 9.0, presence: 9.0, ..off }, Ok(1)); // not output
     let bias = [(2, 9.0)]; // -2 + 9 = 7
-    check(Edits { bias: &bias, seen: &seen, frequency: 2.0, ..off }, Ok(1)); // 7 - 4 < 4
-    check(Edits { bias: &bias, seen: &seen, presence: 2.0, ..off }, Ok(2)); // 7 - 2 > 4
+    check(LogitEdits { bias: &bias, seen: &seen, frequency: 2.0, ..off }, Ok(1)); // 7 - 4 < 4
+    check(LogitEdits { bias: &bias, seen: &seen, presence: 2.0, ..off }, Ok(2)); // 7 - 2 > 4
     let low = [(1, -9.0), (3, -9.0), (0, -9.0), (4, -9.0)]; // 2 stays at -2, the best
-    check(Edits { bias: &low, ..off }, Ok(2));
-    check(Edits { bias: &low, seen: &seen[1..2], repetition: 3.0, ..off }, Ok(1)); // -6 < -5
+    check(LogitEdits { bias: &low, ..off }, Ok(2));
+    check(LogitEdits { bias: &low, seen: &seen[1..2], repetition: 3.0, ..off }, Ok(1)); // -6 < -5
 }
 
 #[test]
 fn frequencies_follow_the_softmax() {
     let l: Vec<f32> = (0..100).map(|i| ((i * 37) % 100) as f32 / 25.0).collect();
     for (temperature, draws) in [(1.0, 200_000_u32), (0.6, 200_000), (1.7, 200_000)] {
-        let d = Draw { temperature, ..plain(0x1234_5678_9abc_def0, 0) };
-        let mut scratch = Scratch::default();
+        let d = DrawParams { temperature, ..plain(0x1234_5678_9abc_def0, 0) };
+        let mut scratch = RowScratch::default();
         let mut counts = vec![0_u32; l.len()];
         for position in 0..draws {
-            let draw = Some(Draw { position, ..d });
-            let rules = Rules { edits: Edits::default(), draw };
-            counts[choose(&l, &rules, &mut scratch).unwrap() as usize] += 1;
+            let draw = Some(DrawParams { position, ..d });
+            let rules = SamplingRules { edits: LogitEdits::default(), draw };
+            counts[sample_token(&l, &rules, &mut scratch).unwrap() as usize] += 1;
         }
         let p: Vec<f64> = l.iter().map(|x| f64::from(x / temperature).exp()).collect();
         let total: f64 = p.iter().sum();
@@ -164,15 +170,15 @@ fn frequencies_follow_the_softmax() {
 #[test]
 fn a_draw_depends_on_key_and_position_only() {
     let l = row(5000, 3);
-    let mut used = Scratch::default();
-    let rules = |key, position| Rules {
-        edits: Edits::default(),
-        draw: Some(Draw { top_p: 0.9, ..plain(key, position) }),
+    let mut used = RowScratch::default();
+    let rules = |key, position| SamplingRules {
+        edits: LogitEdits::default(),
+        draw: Some(DrawParams { top_p: 0.9, ..plain(key, position) }),
     };
     for position in 0..50 {
-        let _ = choose(&row(777, 9), &rules(1, 1), &mut used);
-        let again = choose(&l, &rules(42, position), &mut used);
-        assert_eq!(again, pick(&l, &rules(42, position)));
+        let _ = sample_token(&row(777, 9), &rules(1, 1), &mut used);
+        let again = sample_token(&l, &rules(42, position), &mut used);
+        assert_eq!(again, sample_one(&l, &rules(42, position)));
     }
     let distinct =
         |of: &dyn Fn(u32) -> u32| (0..40).map(of).collect::<std::collections::BTreeSet<_>>().len();
@@ -201,7 +207,7 @@ fn logprobs_are_those_of_the_raw_row() {
     for top in [0, 1, 5, 20, 1000, usize::MAX] {
         for place in [0, 1, 2, 500, 999] {
             let id = ids[place];
-            let got = logprobs(&l, id as u32, top, &mut Scratch::default()).unwrap();
+            let got = logprobs(&l, id as u32, top, &mut RowScratch::default()).unwrap();
             assert_eq!(got.rank as usize, place + 1);
             assert!((got.logprob - expected(id)).abs() < 2e-6);
             assert_eq!(got.top.len(), top.min(1000));
@@ -217,7 +223,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn cuts_and_draw_agree_with_sorting(
+    fn filters_agree_with_sorting(
         v in 1_usize..1500,
         seed in 0_u64..1 << 40,
         temperature in prop_oneof![Just(1.0_f32), 0.05_f32..3.0],
@@ -230,15 +236,15 @@ proptest! {
         if coarse {
             l = l.iter().map(|x| x.round() + 0.0).collect(); // many ties, no -0
         }
-        let d = Draw { temperature, min_p, top_k, top_p, ..plain(seed, v as u32) };
+        let d = DrawParams { temperature, min_p, top_k, top_p, ..plain(seed, v as u32) };
         // Rounding may move an id across an edge in either implementation: such cases prove nothing.
         let nudge = |f: f32| {
             let cut = |p: f32| if p == 0.0 || p >= 1.0 { p } else { p * f };
-            kept(&l, &Draw { min_p: cut(min_p), top_p: cut(top_p), ..d })
+            kept(&l, &DrawParams { min_p: cut(min_p), top_p: cut(top_p), ..d })
         };
         prop_assume!(nudge(1.0 - 1e-5) == nudge(1.0 + 1e-5));
         for position in 0..4 {
-            let d = Draw { position, ..d };
+            let d = DrawParams { position, ..d };
             prop_assert_eq!(drawn(&l, d), naive_draw(&l, &d));
         }
     }
@@ -249,29 +255,31 @@ proptest! {
 fn time_rows_of_a_real_vocabulary() {
     let l = row(151_936, 11);
     let flat: Vec<f32> = l.iter().map(|x| x * 0.1).collect();
-    let mut scratch = Scratch::default();
-    let mut time = |name: &str, f: &mut dyn FnMut(&mut Scratch, u32)| {
+    let mut scratch = RowScratch::default();
+    let mut time = |name: &str, f: &mut dyn FnMut(&mut RowScratch, u32)| {
         f(&mut scratch, 0);
         let start = std::time::Instant::now();
         (0..200).for_each(|i| f(&mut scratch, i));
         println!("{name:32} {:>8.1} us", start.elapsed().as_secs_f64() * 1e6 / 200.0);
     };
     for (kind, l) in [("peaked", &l), ("flat", &flat)] {
-        let mut draws = |name: &str, d: Draw| {
+        let mut draws = |name: &str, d: DrawParams| {
             time(&format!("{name}, {kind}"), &mut |s, i| {
-                let rules =
-                    Rules { edits: Edits::default(), draw: Some(Draw { position: i, ..d }) };
-                std::hint::black_box(choose(l, &rules, s).unwrap());
+                let rules = SamplingRules {
+                    edits: LogitEdits::default(),
+                    draw: Some(DrawParams { position: i, ..d }),
+                };
+                std::hint::black_box(sample_token(l, &rules, s).unwrap());
             });
         };
         draws("temperature", plain(5, 0));
-        draws("top_p 0.95", Draw { top_p: 0.95, ..plain(5, 0) });
-        draws("top_k 50", Draw { top_k: 50, ..plain(5, 0) });
-        draws("top_k 20, top_p 0.95", Draw { top_k: 20, top_p: 0.95, ..plain(5, 0) });
-        draws("min_p 0.05", Draw { min_p: 0.05, ..plain(5, 0) });
+        draws("top_p 0.95", DrawParams { top_p: 0.95, ..plain(5, 0) });
+        draws("top_k 50", DrawParams { top_k: 50, ..plain(5, 0) });
+        draws("top_k 20, top_p 0.95", DrawParams { top_k: 20, top_p: 0.95, ..plain(5, 0) });
+        draws("min_p 0.05", DrawParams { min_p: 0.05, ..plain(5, 0) });
         time(&format!("greedy, {kind}"), &mut |s, _| {
-            let rules = Rules { edits: Edits::default(), draw: None };
-            std::hint::black_box(choose(l, &rules, s).unwrap());
+            let rules = SamplingRules { edits: LogitEdits::default(), draw: None };
+            std::hint::black_box(sample_token(l, &rules, s).unwrap());
         });
         time(&format!("logprobs 20, {kind}"), &mut |s, _| {
             std::hint::black_box(logprobs(l, 77, 20, s).unwrap());
@@ -280,18 +288,21 @@ fn time_rows_of_a_real_vocabulary() {
 }
 
 #[test]
-fn rows_answer_alone_whatever_the_batch_and_threads() {
+fn rows_do_not_depend_on_batch_or_threads() {
     let (n, v) = (37, 3000);
     let mut l: Vec<f32> = (0..n).flat_map(|r| row(v, r as u64)).collect();
     l[5 * v + 100] = f32::NAN;
     let allowed = [7, 8, 9];
-    let request = |r: usize| RowRequest {
+    let request = |r: usize| SampleRequest {
         pick: match r % 4 {
-            0 => Pick::Known(r as u32),
-            1 => Pick::Choose(Rules { edits: Edits::default(), draw: None }),
-            _ => Pick::Choose(Rules {
-                edits: Edits { allowed: (r % 4 == 3).then_some(&allowed), ..Edits::default() },
-                draw: Some(Draw { top_p: 0.9, ..plain(r as u64, 4) }),
+            0 => TokenChoice::Known(r as u32),
+            1 => TokenChoice::Sample(SamplingRules { edits: LogitEdits::default(), draw: None }),
+            _ => TokenChoice::Sample(SamplingRules {
+                edits: LogitEdits {
+                    allowed: (r % 4 == 3).then_some(&allowed),
+                    ..LogitEdits::default()
+                },
+                draw: Some(DrawParams { top_p: 0.9, ..plain(r as u64, 4) }),
             }),
         },
         logprobs: (r.is_multiple_of(3) || r.is_multiple_of(4)).then_some(r % 7),
@@ -299,11 +310,12 @@ fn rows_answer_alone_whatever_the_batch_and_threads() {
     let rows: Vec<_> = (0..n).map(request).collect();
     let all = |threads| {
         let pool = ThreadPool::new(threads).unwrap();
-        Sampler::new(threads).answer(&pool, Mat::of(&l, n, v).unwrap(), &rows)
+        CpuSampler::new(threads).sample_rows(&pool, MatRef::of(&l, n, v).unwrap(), &rows)
     };
-    let expected: Vec<_> =
-        (0..n).map(|r| answer_row(&l[r * v..][..v], &rows[r], &mut Scratch::default())).collect();
-    assert_eq!(expected[5], Err(Unusable::NonFinite));
+    let expected: Vec<_> = (0..n)
+        .map(|r| sample_row(&l[r * v..][..v], &rows[r], &mut RowScratch::default()))
+        .collect();
+    assert_eq!(expected[5], Err(SampleError::NonFinite));
     assert_eq!(expected.iter().filter(|answer| answer.is_err()).count(), 1);
     for threads in [1, 2, 5] {
         assert_eq!(all(threads), expected, "{threads} threads");

@@ -10,7 +10,7 @@ const SUMMED: usize = 256;
 
 /// What lies on the likely side of a cut.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Side {
+pub(super) struct CutMass {
     pub(super) mass: f64,
     pub(super) count: usize,
 }
@@ -52,7 +52,7 @@ per_isa! {
         let (chunks, tail) = l.as_chunks::<CHUNK>();
         let mut strange = 0;
         for (chunk, max) in chunks.iter().zip(maxima.iter_mut()) {
-            strange |= chunk_strange(chunk);
+            strange |= chunk_has_non_finite(chunk);
             *max = chunk_max(chunk);
         }
         if !tail.is_empty() {
@@ -109,8 +109,8 @@ per_isa! {
 
 per_isa! {
     /// Sum and number of the masses that reach each cut.
-    fn heavier(masses: &[f32], cuts: [f32; 3]) -> [Side; 3] {
-        let mut sides = [Side::default(); 3];
+    fn mass_above(masses: &[f32], cuts: [f32; 3]) -> [CutMass; 3] {
+        let mut sides = [CutMass::default(); 3];
         for part in masses.chunks(SUMMED) {
             for (side, &cut) in sides.iter_mut().zip(&cuts) {
                 side.mass += f64::from(lane_sum(part, |m| if m >= cut { m } else { 0.0 }));
@@ -151,7 +151,7 @@ per_isa! {
 }
 
 #[inline(always)]
-fn chunk_strange(chunk: &[f32; CHUNK]) -> u32 {
+fn chunk_has_non_finite(chunk: &[f32; CHUNK]) -> u32 {
     let mut strange = 0;
     for x in chunk {
         strange |= u32::from(x.to_bits() & 0x7FFF_FFFF >= 0x7F80_0000);

@@ -15,58 +15,61 @@
 //! drafts there were nor how many of them stood earlier decides anything.
 
 use super::philox::{DRAW_ACCEPT, DRAW_RESIDUAL, gumbel, unit, word};
-use super::row::{Edge, Ranked, Scratch, choose, cut, likeliest, noisiest, order};
-use super::rules::{Draw, Rules, Unusable};
+use super::row::{
+    RankedToken, RowScratch, SamplingCutoff, apply_filters, greedy_token, gumbel_argmax, order,
+    sample_token,
+};
+use super::rules::{DrawParams, SampleError, SamplingRules};
 use super::vector;
-use crate::Mat;
+use crate::MatRef;
 use std::cmp::Ordering;
 
 /// A guess at a token.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Draft<'a> {
+pub(crate) struct DraftToken<'a> {
     /// The guess.
     pub(crate) id: u32,
     /// The probabilities it was drawn from, one for each id; `None` = it was not drawn.
-    pub(crate) drawn_from: Option<&'a [f32]>,
+    pub(crate) proposal: Option<&'a [f32]>,
 }
 
 /// The tokens of a row: drafts that stand, then one more. `logits` f32 `[k + 1, V]` are those behind the last known
 /// token and behind each of the `k` drafts, `rules` those of the positions, which count the drafts before them.
 ///
 /// Errors: of the first position that yields no token, if all drafts before it stand.
-pub(crate) fn verify(
-    logits: Mat<'_>,
-    rules: &[Rules<'_>],
-    drafts: &[Draft<'_>],
-    scratch: &mut Scratch,
-) -> Result<Vec<u32>, Unusable> {
-    verify_by(logits, rules, drafts, left, scratch)
+pub(crate) fn verify_rows(
+    logits: MatRef<'_>,
+    rules: &[SamplingRules<'_>],
+    drafts: &[DraftToken<'_>],
+    scratch: &mut RowScratch,
+) -> Result<Vec<u32>, SampleError> {
+    verify_by(logits, rules, drafts, residual, scratch)
 }
 
 /// What is left of an id's probability `p` where drafts are drawn from `q`.
-fn left(p: &[f32], q: &[f32], id: usize) -> f32 {
+fn residual(p: &[f32], q: &[f32], id: usize) -> f32 {
     p[id] - q[id]
 }
 
 fn verify_by(
-    logits: Mat<'_>,
-    rules: &[Rules<'_>],
-    drafts: &[Draft<'_>],
+    logits: MatRef<'_>,
+    rules: &[SamplingRules<'_>],
+    drafts: &[DraftToken<'_>],
     left: impl Fn(&[f32], &[f32], usize) -> f32 + Copy,
-    scratch: &mut Scratch,
-) -> Result<Vec<u32>, Unusable> {
+    scratch: &mut RowScratch,
+) -> Result<Vec<u32>, SampleError> {
     let mut tokens = Vec::with_capacity(rules.len());
     for (i, rules) in rules.iter().enumerate() {
         let (raw, draft) = (logits.row::<f32>(i), drafts.get(i));
         let token = match (draft, &rules.draw) {
-            (Some(&Draft { id, drawn_from: Some(q) }), Some(draw)) => {
+            (Some(&DraftToken { id, proposal: Some(q) }), Some(draw)) => {
                 let mut l = std::mem::take(&mut scratch.edited);
-                let found = likeliest(raw, rules, &mut l, scratch)
-                    .map(|_| judge(&mut l, draw, (id, q), left, scratch));
+                let found = greedy_token(raw, rules, &mut l, scratch)
+                    .map(|_| accept_or_resample(&mut l, draw, (id, q), left, scratch));
                 scratch.edited = l;
                 found?
             }
-            _ => choose(raw, rules, scratch)?,
+            _ => sample_token(raw, rules, scratch)?,
         };
         tokens.push(token);
         if draft.is_none_or(|draft| draft.id != token) {
@@ -77,38 +80,38 @@ fn verify_by(
 }
 
 /// The draft `id`, drawn from `q`, or the token that stands in for it. `l` holds the edited logits.
-fn judge(
+fn accept_or_resample(
     l: &mut [f32],
-    draw: &Draw,
+    draw: &DrawParams,
     (id, q): (u32, &[f32]),
     left: impl Fn(&[f32], &[f32], usize) -> f32,
-    scratch: &mut Scratch,
+    scratch: &mut RowScratch,
 ) -> u32 {
-    let (best, edge) = cut(l, draw, scratch);
+    let (best, edge) = apply_filters(l, draw, scratch);
     probabilities(l, best, edge, &mut scratch.masses);
     let (p, at) = (&scratch.masses[..], id as usize);
     if unit(word(draw.key, DRAW_ACCEPT, 0, draw.position)) * q[at] < p[at] {
         return id;
     }
-    let mut instead: Option<Ranked> = None;
+    let mut instead: Option<RankedToken> = None;
     for id in 0..p.len() {
         let left = left(p, q, id);
         if left > 0.0 {
             let id = id as u32;
             let noise = gumbel(word(draw.key, DRAW_RESIDUAL, id, draw.position));
-            let candidate = Ranked { id, value: left.ln() + noise };
+            let candidate = RankedToken { id, value: left.ln() + noise };
             if instead.is_none_or(|best| order(&candidate, &best) == Ordering::Less) {
                 instead = Some(candidate);
             }
         }
     }
     // Nothing is left where p and q are the same but for rounding.
-    let token = instead.unwrap_or_else(|| noisiest((l, 0), draw, best, edge, &scratch.maxima));
+    let token = instead.unwrap_or_else(|| gumbel_argmax((l, 0), draw, best, edge, &scratch.maxima));
     token.id
 }
 
 /// What a draw from the scaled logits `l` makes of each id.
-fn probabilities(l: &[f32], best: Ranked, edge: Edge, p: &mut Vec<f32>) {
+fn probabilities(l: &[f32], best: RankedToken, edge: SamplingCutoff, p: &mut Vec<f32>) {
     let mass = |(id, &x): (u32, &f32)| {
         if edge.keeps(id, x) { vector::exp(x - best.value) } else { 0.0 }
     };

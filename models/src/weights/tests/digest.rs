@@ -1,23 +1,23 @@
 //! The digest of the weights that a rank loads.
 
-use super::{FILE, Folder};
-use crate::sharding::{Part, Ranks};
-use crate::table::{TensorSpec, tensors};
-use crate::weights::{LoadObserver, Source, digest, header, split};
+use super::{CheckpointFolder, FILE};
+use crate::sharding::{ParallelRank, ParallelRanks};
+use crate::weight_table::{TensorSpec, tensors};
+use crate::weights::{LoadObserver, WeightSource, digest, header, split};
 use protocol::WeightsDigest;
 use std::fs;
 
 /// Digest of all that a rank loads of a folder, tensor by tensor in the order that `sort` makes.
 fn loaded_in_order(
-    folder: &Folder,
-    ranks: &Ranks,
+    folder: &CheckpointFolder,
+    ranks: &ParallelRanks,
     threads: usize,
     sort: impl FnOnce(&mut Vec<TensorSpec>),
 ) -> WeightsDigest {
     let mut specs = tensors(&folder.config);
-    let source = Source::open(folder.path(), &folder.config, &specs).unwrap();
+    let source = WeightSource::open(folder.path(), &folder.config, &specs).unwrap();
     let mut sum = WeightsDigest::default();
-    let Source::Files { checkpoint, .. } = &source else { panic!("there are files") };
+    let WeightSource::Files { checkpoint, .. } = &source else { panic!("there are files") };
     digest::add_samples(&mut sum, checkpoint);
     sort(&mut specs);
     let progress = &mut |_, _| ();
@@ -30,29 +30,32 @@ fn loaded_in_order(
     sum
 }
 
-fn loaded(folder: &Folder, ranks: &Ranks) -> WeightsDigest {
+fn loaded(folder: &CheckpointFolder, ranks: &ParallelRanks) -> WeightsDigest {
     loaded_in_order(folder, ranks, 1, |_| ())
 }
 
-fn rank(rank: usize, size: usize) -> Ranks {
-    Ranks { tp: Part { rank, size }, ep: Part::ALONE }
+fn rank(rank: usize, size: usize) -> ParallelRanks {
+    ParallelRanks { tp: ParallelRank { rank, size }, ep: ParallelRank::SINGLE }
 }
 
 #[test]
 fn order_and_threads_do_not_change_the_digest() {
-    let folder = Folder::new("Qwen3MoeForCausalLM", 1 << 30);
-    let first = loaded(&folder, &Ranks::ALONE);
+    let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", 1 << 30);
+    let first = loaded(&folder, &ParallelRanks::SINGLE);
     assert!(first.common != 0 && first.sharded != 0 && first.experts != 0, "{first:?}");
-    assert_eq!(loaded_in_order(&folder, &Ranks::ALONE, 1, |specs| specs.reverse()), first);
+    assert_eq!(loaded_in_order(&folder, &ParallelRanks::SINGLE, 1, |specs| specs.reverse()), first);
     let by_shape = |specs: &mut Vec<TensorSpec>| specs.sort_by_key(|spec| spec.shape.clone());
-    assert_eq!(loaded_in_order(&folder, &Ranks::ALONE, 7, by_shape), first);
+    assert_eq!(loaded_in_order(&folder, &ParallelRanks::SINGLE, 7, by_shape), first);
     // The same tensors in several files.
-    assert_eq!(loaded(&Folder::new("Qwen3MoeForCausalLM", 1 << 14), &Ranks::ALONE), first);
+    assert_eq!(
+        loaded(&CheckpointFolder::new("Qwen3MoeForCausalLM", 1 << 14), &ParallelRanks::SINGLE),
+        first
+    );
 }
 
 #[test]
 fn a_changed_byte_changes_the_digest_of_a_rank_that_loads_it() {
-    let folder = Folder::new("Qwen3MoeForCausalLM", 1 << 30);
+    let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", 1 << 30);
     let path = folder.path().join(FILE);
     let bytes = fs::read(&path).unwrap();
     for size in [1, 2] {
@@ -75,8 +78,10 @@ fn a_changed_byte_changes_the_digest_of_a_rank_that_loads_it() {
 
 #[test]
 fn ranks_that_read_different_files_have_no_common_digest() {
-    let (folder, other) =
-        (Folder::new("Qwen3ForCausalLM", 1 << 30), Folder::new("Qwen3ForCausalLM", 1 << 30));
+    let (folder, other) = (
+        CheckpointFolder::new("Qwen3ForCausalLM", 1 << 30),
+        CheckpointFolder::new("Qwen3ForCausalLM", 1 << 30),
+    );
     assert_eq!(loaded(&folder, &rank(0, 2)).common, loaded(&other, &rank(1, 2)).common);
     // Matrices that no two ranks load in common, all of them other ones, as a fine-tuned model has.
     other.edit(|map| {
@@ -89,21 +94,21 @@ fn ranks_that_read_different_files_have_no_common_digest() {
 }
 
 #[test]
-fn tensors_that_change_places_change_the_digest() {
-    let folder = Folder::new("Qwen3ForCausalLM", 1 << 30);
-    let before = loaded(&folder, &Ranks::ALONE);
+fn swapped_tensors_change_the_digest() {
+    let folder = CheckpointFolder::new("Qwen3ForCausalLM", 1 << 30);
+    let before = loaded(&folder, &ParallelRanks::SINGLE);
     folder.edit(|map| {
         let names = ["model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"];
         let [first, second] = names.map(|name| map[name].2.clone());
         map.get_mut(names[0]).unwrap().2 = second;
         map.get_mut(names[1]).unwrap().2 = first;
     });
-    let after = loaded(&folder, &Ranks::ALONE);
+    let after = loaded(&folder, &ParallelRanks::SINGLE);
     assert_ne!(after.sharded, before.sharded);
 }
 
 #[test]
-fn model_and_draft_model_do_not_stand_for_each_other() {
+fn model_and_draft_model_digests_differ() {
     let [one, two] = [1, 2].map(|n| WeightsDigest { common: n, sharded: n, experts: n });
     assert_ne!(one.with_draft(two), two.with_draft(one));
 }

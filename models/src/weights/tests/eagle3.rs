@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::error::TensorFault;
-use crate::table::OFFSETS;
+use crate::weight_table::DRAFT_TO_TARGET;
 
 /// Stored tensors, to be changed.
-type Tensors = BTreeMap<String, (String, Vec<u64>, Vec<u8>)>;
+type StoredTensorMap = BTreeMap<String, (String, Vec<u64>, Vec<u8>)>;
 
-fn folder(members: Value) -> Folder {
+fn folder(members: Value) -> CheckpointFolder {
     let mut json = json!({
         "architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 272, "draft_vocab_size": 40,
         "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -15,24 +15,24 @@ fn folder(members: Value) -> Folder {
         "max_position_embeddings": 64
     });
     json.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
-    Folder::of(&json.to_string(), u64::MAX)
+    CheckpointFolder::of(&json.to_string(), u64::MAX)
 }
 
-fn offsets(folder: &Folder) -> Result<Vec<i64>, LoadError> {
+fn offsets(folder: &CheckpointFolder) -> Result<Vec<i64>, ModelLoadError> {
     let specs = tensors(&folder.config);
-    let spec = specs.iter().find(|spec| spec.name == OFFSETS).unwrap();
-    Source::open(folder.path(), &folder.config, &specs)?.offsets(spec, folder.config.vocab)
+    let spec = specs.iter().find(|spec| spec.name == DRAFT_TO_TARGET).unwrap();
+    WeightSource::open(folder.path(), &folder.config, &specs)?.offsets(spec, folder.config.vocab)
 }
 
 #[test]
-fn its_drafts_are_ids_of_the_model() {
+fn eagle3_drafts_map_to_target_ids() {
     let written = folder(json!({}));
     let found = offsets(&written).unwrap();
     let ids: Vec<i64> = (0..).zip(&found).map(|(draft, offset)| draft + offset).collect();
     assert!(ids.is_sorted_by(|a, b| a < b) && ids[0] == 0 && ids[39] == 39 * 272 / 40);
-    let synth = Source::Synth { seed: 1, threads: 1 };
+    let synth = WeightSource::Synth { seed: 1, threads: 1 };
     let specs = tensors(&written.config);
-    let spec = specs.iter().find(|spec| spec.name == OFFSETS).unwrap();
+    let spec = specs.iter().find(|spec| spec.name == DRAFT_TO_TARGET).unwrap();
     assert_eq!(synth.offsets(spec, 272).unwrap(), found);
     // The other direction says the same.
     written.edit(|t| {
@@ -40,7 +40,7 @@ fn its_drafts_are_ids_of_the_model() {
             (0..).zip(&t["t2d"].2).filter(|(_, m)| **m == 1).map(|m| m.0).collect();
         assert_eq!(marks, ids);
         let word = |offset: i64| offset.to_le_bytes();
-        t.get_mut(OFFSETS).unwrap().2[39 * 8..].copy_from_slice(&word(272 - 39));
+        t.get_mut(DRAFT_TO_TARGET).unwrap().2[39 * 8..].copy_from_slice(&word(272 - 39));
     });
     let error = offsets(&written).unwrap_err();
     let fault = TensorFault::Offset { draft: 39, offset: 233, ids: 272 };
@@ -50,14 +50,14 @@ fn its_drafts_are_ids_of_the_model() {
 
 #[test]
 fn what_is_missing_is_named() {
-    let broken = |change: fn(&mut Tensors)| {
+    let broken = |change: fn(&mut StoredTensorMap)| {
         let folder = folder(json!({}));
         folder.edit(change);
         folder.error()
     };
     expect!["DIR: weights do not match the configuration: 2 missing: d2t, midlayer.hidden_norm.weight; 0 left over"]
         .assert_eq(&broken(|t| {
-            for name in [OFFSETS, "midlayer.hidden_norm.weight"] {
+            for name in [DRAFT_TO_TARGET, "midlayer.hidden_norm.weight"] {
                 t.remove(name);
             }
         }));
@@ -65,7 +65,7 @@ fn what_is_missing_is_named() {
         "DIR/model.safetensors: tensor `d2t`: dtype F32 is not supported for offsets of ids; I64 is"
     ]
     .assert_eq(&broken(|t| {
-        let (dtype, _, bytes) = t.get_mut(OFFSETS).unwrap();
+        let (dtype, _, bytes) = t.get_mut(DRAFT_TO_TARGET).unwrap();
         *dtype = "F32".to_owned();
         bytes.truncate(40 * 4);
     }));
@@ -74,7 +74,7 @@ fn what_is_missing_is_named() {
             let mut folder = folder(json!({}));
             folder.config.eagle.as_mut().unwrap().vocab = 41;
             folder.edit(|t| {
-                let (_, shape, bytes) = t.get_mut(OFFSETS).unwrap();
+                let (_, shape, bytes) = t.get_mut(DRAFT_TO_TARGET).unwrap();
                 shape[0] += 1;
                 bytes.extend([0; 8]);
             });
@@ -83,11 +83,11 @@ fn what_is_missing_is_named() {
 }
 
 #[test]
-fn it_leaves_to_the_model_what_both_have() {
+fn eagle3_leaves_shared_weights_to_the_model() {
     let found = folder(json!({})).locate().unwrap();
-    assert!(!found.contains_key("embed_tokens.weight") && found.contains_key(OFFSETS));
+    assert!(!found.contains_key("embed_tokens.weight") && found.contains_key(DRAFT_TO_TARGET));
     let all = folder(json!({"draft_vocab_size": 272})).locate().unwrap();
-    assert!(!all.contains_key(OFFSETS), "every id is its own");
+    assert!(!all.contains_key(DRAFT_TO_TARGET), "every id is its own");
     let narrow = folder(json!({"target_hidden_size": 32}));
     assert!(narrow.locate().unwrap().contains_key("embed_tokens.weight"));
     narrow.edit(|t| drop(t.remove("embed_tokens.weight")));
@@ -96,7 +96,7 @@ fn it_leaves_to_the_model_what_both_have() {
 
 /// Newer checkpoints call the layer `layers.0`.
 #[test]
-fn both_spellings_are_read() {
+fn eagle3_reads_both_spellings() {
     let folder = folder(json!({}));
     folder.edit(|t| {
         let names: Vec<String> =

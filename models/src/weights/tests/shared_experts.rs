@@ -1,7 +1,7 @@
 //! Experts that all tokens share, cut out of the MLP that files hold of them.
 
-use super::super::experts::{matrices, stored_alike};
-use super::super::source::HostPart;
+use super::super::expert_weights::{matrices, same_storage};
+use super::super::source::HostShard;
 use super::*;
 
 /// A model of V2 whose layer has two such experts of so many channels.
@@ -33,9 +33,9 @@ fn spec<'a>(specs: &'a [TensorSpec], of: &str, projection: &str) -> &'a TensorSp
 }
 
 /// Gate row, up row and down column of each inner channel.
-type Channels = Vec<Vec<f32>>;
+type ExpertChannels = Vec<Vec<f32>>;
 
-fn channels(matrices: &[ops::HostMat<'_>; 3]) -> Channels {
+fn channels(matrices: &[ops::HostMat<'_>; 3]) -> ExpertChannels {
     let values = matrices.map(|matrix| {
         let mut rows = vec![vec![0.0; matrix.cols()]; matrix.rows()];
         rows.iter_mut().enumerate().for_each(|(r, row)| matrix.read_row(r, row));
@@ -51,25 +51,28 @@ fn channels(matrices: &[ops::HostMat<'_>; 3]) -> Channels {
 
 /// Every inner channel is in one expert of one rank, with its gate, its up and its down projection.
 #[test]
-fn experts_cut_apart_are_the_mlp_channel_by_channel() {
+fn shared_expert_shards_cover_the_mlp() {
     let cases = [(48, Value::Null, 1), (48, Value::Null, 2), (128, blocks("none"), 1)];
     for (width, scales, size) in cases.into_iter().chain([(256, blocks("none"), 2)]) {
-        let folder = Folder::of(&json(width, &scales), u64::MAX);
+        let folder = CheckpointFolder::of(&json(width, &scales), u64::MAX);
         let specs = tensors(&folder.config);
-        let source = Source::open(folder.path(), &folder.config, &specs).unwrap();
-        let parts = |ranks: &Ranks| -> [HostPart<'_>; 3] {
+        let source = WeightSource::open(folder.path(), &folder.config, &specs).unwrap();
+        let parts = |ranks: &ParallelRanks| -> [HostShard<'_>; 3] {
             PROJECTIONS.map(|projection| {
                 let spec = spec(&specs, "shared_experts", projection);
                 let slice = spec.shard.slice(spec.matrix(), &folder.config, ranks).unwrap();
                 source.part(spec, slice).unwrap()
             })
         };
-        let whole = parts(&Ranks::ALONE);
+        let whole = parts(&ParallelRanks::SINGLE);
         let whole = channels(&whole.each_ref().map(|part| part.matrix().unwrap()));
         assert_eq!(whole.len(), 2 * width);
-        let mut found = Channels::new();
+        let mut found = ExpertChannels::new();
         for rank in 0..size {
-            let part = [parts(&Ranks { tp: Part { rank, size }, ep: Part::ALONE })];
+            let part = [parts(&ParallelRanks {
+                tp: ParallelRank { rank, size },
+                ep: ParallelRank::SINGLE,
+            })];
             let (gate_up, down) = matrices(&part, 2).unwrap();
             assert_eq!((gate_up.len(), down.len()), (2, 2));
             for (gate_up, down) in gate_up.iter().zip(&down) {
@@ -86,15 +89,15 @@ fn experts_cut_apart_are_the_mlp_channel_by_channel() {
 
 /// In fp8 they are cut where blocks of scales end; experts of another type than theirs do not lie beside them.
 #[test]
-fn what_is_stored_unlike_other_experts_stays_apart() {
+fn differently_stored_shared_experts_stay_separate() {
     let alike = |width: usize, scales: Value| {
-        let folder = Folder::of(&json(width, &scales), u64::MAX);
+        let folder = CheckpointFolder::of(&json(width, &scales), u64::MAX);
         let specs = tensors(&folder.config);
-        let files = Source::open(folder.path(), &folder.config, &specs).unwrap();
-        let found = [files, Source::Synth { seed: 1, threads: 1 }].map(|source| {
+        let files = WeightSource::open(folder.path(), &folder.config, &specs).unwrap();
+        let found = [files, WeightSource::Synth { seed: 1, threads: 1 }].map(|source| {
             let pair = |p| (spec(&specs, "experts.0", p), spec(&specs, "shared_experts", p));
             let moe = folder.config.moe.as_ref().unwrap();
-            PROJECTIONS.iter().all(|p| stored_alike(&source, moe, pair(p)))
+            PROJECTIONS.iter().all(|p| same_storage(&source, moe, pair(p)))
         });
         assert_eq!(found[0], found[1], "files and the hash");
         found[0]

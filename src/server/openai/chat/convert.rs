@@ -1,41 +1,53 @@
 //! From the fields of a chat request to a reply that waits for tokens.
 
-use super::reply::Reply;
-use super::start::{Started, start};
-use super::types::ChatRequest;
-use crate::engine_client::Ticket;
-use crate::server::app::{App, Serving};
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::exchange::{FromHeaders, Prepared, ReplyHead, ignored};
+use super::generation_start::{StartedGeneration, start};
+use super::reply::ChatCompletionReply;
+use super::types::ChatCompletionRequest;
+use crate::engine_client::AdmissionPermit;
+use crate::server::api_error::ApiError;
+use crate::server::app::{AppState, ServingContext};
+use crate::server::openai::endpoint::{HeaderFields, PreparedRequest, ReplyHead, ignored_fields};
 use crate::server::openai::logprobs::TokenNames;
+use crate::server::request_fields::RequestFields;
 use std::sync::Arc;
 
 /// Reads, refuses and starts.
 pub(super) fn prepare(
-    app: &App,
-    serving: &Arc<Serving>,
-    mut fields: Fields,
-    headers: &FromHeaders,
-    ticket: Ticket,
-) -> Result<Prepared<Reply>, ApiError> {
-    let request = ChatRequest::take(&mut fields, &serving.bounds, &serving.defaults)?;
+    app: &AppState,
+    serving: &Arc<ServingContext>,
+    mut fields: RequestFields,
+    headers: &HeaderFields,
+    ticket: AdmissionPermit,
+) -> Result<PreparedRequest<ChatCompletionReply>, ApiError> {
+    let request = ChatCompletionRequest::take(
+        &mut fields,
+        &serving.field_bounds,
+        &serving.sampling_defaults,
+    )?;
     let include_reasoning = fields.bool("include_reasoning")?.unwrap_or(true);
-    let ignored = ignored(app, &fields)?;
+    let ignored = ignored_fields(app, &fields)?;
     let logprobs = request.logprobs.is_some();
     let started = start(app, serving, request, headers, ticket)?;
-    let Started { generation, model, request_id, params, prompt, echo, names } = started;
-    let spelling = params.spelling(&app.options);
-    let reply = Reply {
+    let StartedGeneration {
+        generation,
+        model,
+        request_id,
+        params,
+        prompt,
+        echo,
+        tool_call_ids: names,
+    } = started;
+    let spelling = params.token_format(&app.options);
+    let reply = ChatCompletionReply {
         head: ReplyHead::new("chatcmpl", &request_id, model, serving),
         tokens: TokenNames { tokenizer: Arc::clone(&serving.tokenizer), spelling },
         logprobs,
         prompt_logprobs: params.prompt_logprobs.is_some(),
         echo,
         prompt_ids: params.return_token_ids.then_some(prompt),
-        stream_options: params.events(&app.options),
-        names,
+        stream_options: params.effective_stream_options(&app.options),
+        tool_call_ids: names,
         reasoning: include_reasoning.then_some(app.options.reasoning_field),
     };
-    Ok(Prepared { generation, reply, stream: params.stream, request_id, ignored })
+    Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })
 }

@@ -1,8 +1,8 @@
 //! Conversations: messages and what else the template reads. Shared with `/tokenize`.
 
-use crate::server::error::ApiError;
-use crate::server::fields::{Fields, wrong_kind};
-use crate::server::json::Json;
+use crate::server::api_error::ApiError;
+use crate::server::request_fields::{RequestFields, wrong_type};
+use crate::server::strict_json::JsonValue;
 use crate::text::{ChatInput, TEMPLATE_BYTES_MAX};
 use serde_json::{Map, Value, json};
 
@@ -15,7 +15,7 @@ const KWARGS_BYTES_MAX: usize = 4_096;
 const DOCUMENTS_MAX: usize = 64;
 const CALLS_MAX: usize = 128;
 /// Names the template gets from elsewhere: a request must not overrule them.
-const RESERVED: &[&str] = &[
+const RESERVED_TEMPLATE_VARIABLES: &[&str] = &[
     "add_generation_prompt",
     "bos_token",
     "chat_template",
@@ -36,12 +36,12 @@ const RESERVED: &[&str] = &[
 ];
 /// Types of text parts in OpenAI's APIs.
 pub const TEXT_PARTS: &[&str] = &["text", "input_text", "output_text"];
-const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+const REASONING_EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// Takes `messages` and everything else that shapes the prompt.
 ///
 /// Errors: 400 naming the field.
-pub fn take(fields: &mut Fields) -> Result<ChatInput, ApiError> {
+pub fn take(fields: &mut RequestFields) -> Result<ChatInput, ApiError> {
     let template = fields.string("chat_template", TEMPLATE_BYTES_MAX)?;
     let continue_final_message = fields.bool("continue_final_message")?.unwrap_or(false);
     let asked = fields.bool("add_generation_prompt")?;
@@ -61,32 +61,32 @@ pub fn take(fields: &mut Fields) -> Result<ChatInput, ApiError> {
 }
 
 /// The text of the last message, if the assistant wrote it.
-pub fn last_of_assistant(messages: &Value) -> &str {
+pub fn last_assistant_text(messages: &Value) -> &str {
     let last = messages.as_array().and_then(|list| list.last());
     let last = last.filter(|message| message["role"] == "assistant");
     last.and_then(|message| message["content"].as_str()).unwrap_or_default()
 }
 
-fn messages(fields: &mut Fields) -> Result<Value, ApiError> {
+fn messages(fields: &mut RequestFields) -> Result<Value, ApiError> {
     let list = list(fields, "messages")?;
     let one = |(index, value)| message(format!("messages[{index}]"), value);
     list.into_iter().enumerate().map(one).collect()
 }
 
 /// A conversation's messages, as they were sent.
-pub fn list(fields: &mut Fields, name: &str) -> Result<Vec<Json>, ApiError> {
-    match fields.needed(name)? {
-        Json::List(list) if (1..=MESSAGES_MAX).contains(&list.len()) => Ok(list),
-        Json::List(list) => {
+pub fn list(fields: &mut RequestFields, name: &str) -> Result<Vec<JsonValue>, ApiError> {
+    match fields.required(name)? {
+        JsonValue::List(list) if (1..=MESSAGES_MAX).contains(&list.len()) => Ok(list),
+        JsonValue::List(list) => {
             let message = format!("must hold 1 to {MESSAGES_MAX} entries, got {}", list.len());
             Err(ApiError::invalid(fields.path(name), message))
         }
-        other => Err(wrong_kind(fields.path(name), "a list of objects", &other)),
+        other => Err(wrong_type(fields.path(name), "a list of objects", &other)),
     }
 }
 
-fn message(path: String, value: Json) -> Result<Value, ApiError> {
-    let mut fields = Fields::of(path, value)?;
+fn message(path: String, value: JsonValue) -> Result<Value, ApiError> {
+    let mut fields = RequestFields::of(path, value)?;
     let role = fields.string("role", 64)?;
     let role_path = fields.path("role");
     let Some(role) = role.filter(|role| !role.is_empty()) else {
@@ -118,17 +118,17 @@ fn message(path: String, value: Json) -> Result<Value, ApiError> {
 }
 
 /// Earlier calls of the assistant, their arguments as objects: that is what templates read.
-fn calls(fields: &mut Fields, role: &str) -> Result<Option<Value>, ApiError> {
+fn calls(fields: &mut RequestFields, role: &str) -> Result<Option<Value>, ApiError> {
     let path = fields.path("tool_calls");
     let list = match fields.take("tool_calls") {
         None => return Ok(None),
-        Some(Json::List(list)) if list.is_empty() => return Ok(None),
-        Some(Json::List(list)) if list.len() <= CALLS_MAX => list,
-        Some(Json::List(list)) => {
+        Some(JsonValue::List(list)) if list.is_empty() => return Ok(None),
+        Some(JsonValue::List(list)) if list.len() <= CALLS_MAX => list,
+        Some(JsonValue::List(list)) => {
             let message = format!("at most {CALLS_MAX} calls, got {}", list.len());
             return Err(ApiError::invalid(path, message));
         }
-        Some(other) => return Err(wrong_kind(path, "a list of objects", &other)),
+        Some(other) => return Err(wrong_type(path, "a list of objects", &other)),
     };
     if role != "assistant" {
         return Err(ApiError::invalid(path, "only the assistant calls tools"));
@@ -137,15 +137,15 @@ fn calls(fields: &mut Fields, role: &str) -> Result<Option<Value>, ApiError> {
     list.into_iter().enumerate().map(one).collect::<Result<Value, _>>().map(Some)
 }
 
-fn one_call(path: String, call: Json) -> Result<Value, ApiError> {
-    let mut call = Fields::of(path, call)?;
+fn one_call(path: String, call: JsonValue) -> Result<Value, ApiError> {
+    let mut call = RequestFields::of(path, call)?;
     match call.string("type", 64)?.as_deref() {
         None | Some("function") => {}
         Some(_) => return Err(ApiError::unsupported(call.path("type"), "must be function")),
     }
-    let function = call.needed("function")?;
-    let mut function = Fields::of(call.path("function"), function)?;
-    let name = function.needed_string("name")?;
+    let function = call.required("function")?;
+    let mut function = RequestFields::of(call.path("function"), function)?;
+    let name = function.required_string("name")?;
     let path = function.path("arguments");
     let arguments = arguments(&path, function.take("arguments"))?;
     let mut value = call.into_values();
@@ -155,11 +155,11 @@ fn one_call(path: String, call: Json) -> Result<Value, ApiError> {
 }
 
 /// A JSON object, usually as text.
-pub fn arguments(path: &str, value: Option<Json>) -> Result<Value, ApiError> {
+pub fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, ApiError> {
     let value = match value {
         None => return Ok(json!({})),
-        Some(Json::Str(text)) if text.trim().is_empty() => return Ok(json!({})),
-        Some(Json::Str(text)) => serde_json::from_str(&text).unwrap_or_default(),
+        Some(JsonValue::Str(text)) if text.trim().is_empty() => return Ok(json!({})),
+        Some(JsonValue::Str(text)) => serde_json::from_str(&text).unwrap_or_default(),
         Some(other) => other.into_value(),
     };
     if value.is_object() {
@@ -169,7 +169,7 @@ pub fn arguments(path: &str, value: Option<Json>) -> Result<Value, ApiError> {
 }
 
 /// A message's text; the assistant may have said nothing.
-pub fn content(fields: &mut Fields, role: &str) -> Result<Value, ApiError> {
+pub fn content(fields: &mut RequestFields, role: &str) -> Result<Value, ApiError> {
     match fields.take("content") {
         None if role == "assistant" => Ok(json!("")),
         None => Err(ApiError::invalid(fields.path("content"), "is missing")),
@@ -178,66 +178,66 @@ pub fn content(fields: &mut Fields, role: &str) -> Result<Value, ApiError> {
 }
 
 /// A string, or parts of text joined by line breaks; `kinds` are the types of such parts.
-pub fn text_of(path: &str, value: Json, kinds: &[&str]) -> Result<String, ApiError> {
+pub fn text_of(path: &str, value: JsonValue, kinds: &[&str]) -> Result<String, ApiError> {
     match value {
-        Json::Str(text) => Ok(text),
-        Json::List(parts) if parts.len() <= PARTS_MAX => {
+        JsonValue::Str(text) => Ok(text),
+        JsonValue::List(parts) if parts.len() <= PARTS_MAX => {
             let part = |(index, value)| part(format!("{path}[{index}]"), value, kinds);
             let texts = parts.into_iter().enumerate().map(part);
             Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
         }
-        Json::List(parts) => {
+        JsonValue::List(parts) => {
             let message = format!("at most {PARTS_MAX} parts, got {}", parts.len());
             Err(ApiError::invalid(path, message))
         }
-        other => Err(wrong_kind(path.to_owned(), "a string or a list of parts", &other)),
+        other => Err(wrong_type(path.to_owned(), "a string or a list of parts", &other)),
     }
 }
 
-fn part(path: String, value: Json, kinds: &[&str]) -> Result<String, ApiError> {
-    if let Json::Str(text) = value {
+fn part(path: String, value: JsonValue, kinds: &[&str]) -> Result<String, ApiError> {
+    if let JsonValue::Str(text) = value {
         return Ok(text);
     }
-    let mut fields = Fields::of(path, value)?;
-    let kind = fields.needed_string("type")?;
+    let mut fields = RequestFields::of(path, value)?;
+    let kind = fields.required_string("type")?;
     if !kinds.contains(&kind.as_str()) {
         let message = "only parts of text are served";
         return Err(ApiError::bad_request("unsupported_content", fields.path("type"), message));
     }
-    fields.needed_string("text")
+    fields.required_string("text")
 }
 
-fn documents(fields: &mut Fields) -> Result<Value, ApiError> {
+fn documents(fields: &mut RequestFields) -> Result<Value, ApiError> {
     match fields.take("documents") {
         None => Ok(Value::Null),
-        Some(Json::List(list)) if list.len() <= DOCUMENTS_MAX => {
-            if let Some(odd) = list.iter().position(|item| !matches!(item, Json::Object(_))) {
+        Some(JsonValue::List(list)) if list.len() <= DOCUMENTS_MAX => {
+            if let Some(odd) = list.iter().position(|item| !matches!(item, JsonValue::Object(_))) {
                 let path = format!("documents[{odd}]");
-                return Err(wrong_kind(path, "an object", &list[odd]));
+                return Err(wrong_type(path, "an object", &list[odd]));
             }
-            Ok(Json::List(list).into_value())
+            Ok(JsonValue::List(list).into_value())
         }
-        Some(Json::List(list)) => {
+        Some(JsonValue::List(list)) => {
             let message = format!("at most {DOCUMENTS_MAX} documents, got {}", list.len());
             Err(ApiError::invalid("documents", message))
         }
-        Some(other) => Err(wrong_kind("documents".to_owned(), "a list of objects", &other)),
+        Some(other) => Err(wrong_type("documents".to_owned(), "a list of objects", &other)),
     }
 }
 
 /// How hard to think.
-pub fn effort(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
+pub fn effort(fields: &mut RequestFields, name: &str) -> Result<Option<String>, ApiError> {
     let path = fields.path(name);
     let effort = fields.string(name, 32)?;
-    if effort.as_ref().is_some_and(|effort| !EFFORTS.contains(&effort.as_str())) {
-        let message = format!("must be one of {}", EFFORTS.join(", "));
+    if effort.as_ref().is_some_and(|effort| !REASONING_EFFORTS.contains(&effort.as_str())) {
+        let message = format!("must be one of {}", REASONING_EFFORTS.join(", "));
         return Err(ApiError::invalid(path, message));
     }
     Ok(effort)
 }
 
 /// Variables of the template: `reasoning_effort` and `chat_template_kwargs`.
-pub fn kwargs(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+pub fn kwargs(fields: &mut RequestFields) -> Result<Map<String, Value>, ApiError> {
     const NAME: &str = "chat_template_kwargs";
     let mut kwargs = Map::new();
     if let Some(effort) = effort(fields, "reasoning_effort")? {
@@ -245,8 +245,8 @@ pub fn kwargs(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     }
     let pairs = match fields.take(NAME) {
         None => return Ok(kwargs),
-        Some(Json::Object(pairs)) => pairs,
-        Some(other) => return Err(wrong_kind(NAME.to_owned(), "an object", &other)),
+        Some(JsonValue::Object(pairs)) => pairs,
+        Some(other) => return Err(wrong_type(NAME.to_owned(), "an object", &other)),
     };
     if pairs.len() > KWARGS_MAX {
         let message = format!("at most {KWARGS_MAX} keys, got {}", pairs.len());
@@ -255,11 +255,11 @@ pub fn kwargs(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     let mut bytes = 0;
     for (key, value) in pairs {
         let path: String = format!("{NAME}.{key}").chars().take(96).collect();
-        if RESERVED.contains(&key.as_str()) {
+        if RESERVED_TEMPLATE_VARIABLES.contains(&key.as_str()) {
             return Err(ApiError::invalid(path, "this name is reserved"));
         }
-        if matches!(value, Json::Ints(_) | Json::List(_) | Json::Object(_)) {
-            return Err(wrong_kind(path, "a string, a number or a boolean", &value));
+        if matches!(value, JsonValue::Ints(_) | JsonValue::List(_) | JsonValue::Object(_)) {
+            return Err(wrong_type(path, "a string, a number or a boolean", &value));
         }
         let value = value.into_value();
         bytes += key.len() + value.as_str().map_or(8, str::len);

@@ -1,24 +1,24 @@
 //! POST `/v1/chat/completions`, and what it shares with the other endpoints that hold conversations.
 
 mod convert;
+pub mod generation_start;
 pub mod messages;
 mod reply;
-pub mod start;
 mod stream;
 pub mod tools;
 pub mod types;
 
-use super::exchange;
-use crate::server::app::App;
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::params::{Bounds, Defaults};
+use super::endpoint;
+use crate::server::api_error::ApiError;
+use crate::server::app::AppState;
+use crate::server::openai::params::{FieldBounds, SamplingDefaults};
+use crate::server::request_fields::RequestFields;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
-use reply::Reply;
+use reply::ChatCompletionReply;
 use std::sync::Arc;
-use types::ChatRequest;
+use types::ChatCompletionRequest;
 
 /// Fields under which clients find reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,15 +45,19 @@ impl ReasoningField {
 
 /// Answers one request.
 pub async fn handle(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    exchange::serve::<Reply>(app, request).await
+    endpoint::serve::<ChatCompletionReply>(app, request).await
 }
 
 /// Whether a body would be taken, as far as its fields alone decide.
 ///
 /// Errors: 400 naming the field.
-pub fn check(fields: &mut Fields, bounds: &Bounds, defaults: &Defaults) -> Result<(), ApiError> {
-    ChatRequest::take(fields, bounds, defaults).map(|_| ())
+pub fn validate(
+    fields: &mut RequestFields,
+    bounds: &FieldBounds,
+    defaults: &SamplingDefaults,
+) -> Result<(), ApiError> {
+    ChatCompletionRequest::take(fields, bounds, defaults).map(|_| ())
 }

@@ -2,20 +2,22 @@
 
 use super::ReasoningField;
 use super::convert;
-use super::stream::Chunks;
-use crate::engine_client::Ticket;
-use crate::server::app::{App, Serving};
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::ids::CallNames;
-use crate::server::openai::collect::{Whole, collect, put_end};
-use crate::server::openai::exchange::{Endpoint, FromHeaders, Prepared, ReplyHead};
-use crate::server::openai::generation::Generation;
+use super::stream::ChatChunkWriter;
+use crate::engine_client::AdmissionPermit;
+use crate::server::api_error::ApiError;
+use crate::server::app::{AppState, ServingContext};
+use crate::server::openai::assistant_message::{AssistantMessage, ToolCall};
+use crate::server::openai::collect::{CollectedChoice, collect, put_end};
+use crate::server::openai::endpoint::{
+    CompletionEndpoint, HeaderFields, PreparedRequest, ReplyHead,
+};
+use crate::server::openai::generation::RequestGeneration;
 use crate::server::openai::logprobs::{ListForm, TokenNames};
-use crate::server::openai::message::{Call, Message};
 use crate::server::openai::params::StreamOptions;
 use crate::server::openai::reply_parts::{KeptLogprobs, ReplyParts};
-use crate::server::openai::usage::Usage;
+use crate::server::openai::usage::UsageInfo;
+use crate::server::request_fields::RequestFields;
+use crate::server::request_ids::ToolCallIds;
 use axum::body::Body;
 use bytes::BufMut;
 use protocol::Token;
@@ -25,7 +27,7 @@ use std::mem;
 use std::sync::Arc;
 
 /// Everything a reply needs besides tokens.
-pub(super) struct Reply {
+pub(super) struct ChatCompletionReply {
     pub(super) head: ReplyHead,
     /// How log-probabilities show tokens.
     pub(super) tokens: TokenNames,
@@ -37,37 +39,37 @@ pub(super) struct Reply {
     pub(super) prompt_ids: Option<Vec<Token>>,
     pub(super) stream_options: StreamOptions,
     /// Ids of the calls.
-    pub(super) names: CallNames,
+    pub(super) tool_call_ids: ToolCallIds,
     /// Where reasoning is shown, if it is.
     pub(super) reasoning: Option<ReasoningField>,
 }
 
-impl Endpoint for Reply {
-    type Chunks = Chunks;
+impl CompletionEndpoint for ChatCompletionReply {
+    type StreamWriter = ChatChunkWriter;
 
     fn prepare(
-        app: &Arc<App>,
-        serving: &Arc<Serving>,
-        fields: Fields,
-        headers: &FromHeaders,
-        ticket: Ticket,
-    ) -> Result<Prepared<Self>, ApiError> {
+        app: &Arc<AppState>,
+        serving: &Arc<ServingContext>,
+        fields: RequestFields,
+        headers: &HeaderFields,
+        ticket: AdmissionPermit,
+    ) -> Result<PreparedRequest<Self>, ApiError> {
         convert::prepare(app, serving, fields, headers, ticket)
     }
 
-    fn chunks(self) -> Chunks {
-        Chunks::new(self)
+    fn stream_writer(self) -> ChatChunkWriter {
+        ChatChunkWriter::new(self)
     }
 
-    async fn collect(self, generation: Generation) -> Result<Body, ApiError> {
+    async fn collect(self, generation: RequestGeneration) -> Result<Body, ApiError> {
         let (wholes, generation) = collect(generation).await?;
         let reply = self.parts(wholes, &generation.usage());
         Ok(reply.into_body(generation.into_held()))
     }
 }
 
-impl Reply {
-    fn parts(self, mut wholes: Vec<Whole>, usage: &Usage) -> ReplyParts {
+impl ChatCompletionReply {
+    fn parts(self, mut wholes: Vec<CollectedChoice>, usage: &UsageInfo) -> ReplyParts {
         // All choices have the same prompt.
         let prompt = wholes.first_mut().map(|whole| mem::take(&mut whole.prompt_logprobs));
         let mut reply = ReplyParts::new(self.tokens.clone());
@@ -94,9 +96,9 @@ impl Reply {
         reply
     }
 
-    fn add_choice(&self, index: u32, whole: Whole, reply: &mut ReplyParts) {
-        let message = self.message(Message::of(&whole, index, &self.names));
-        let Whole { logprobs, tokens, end, .. } = whole;
+    fn add_choice(&self, index: u32, whole: CollectedChoice, reply: &mut ReplyParts) {
+        let message = self.message(AssistantMessage::of(&whole, index, &self.tool_call_ids));
+        let CollectedChoice { logprobs, tokens, end, .. } = whole;
         // Writing to memory cannot fail.
         let _ = write!(
             (&mut reply.text).writer(),
@@ -116,8 +118,8 @@ impl Reply {
     }
 
     /// `content` is null where the model did something else instead of speaking.
-    fn message(&self, message: Message) -> Value {
-        let Message { reasoning, content, calls } = message;
+    fn message(&self, message: AssistantMessage) -> Value {
+        let AssistantMessage { reasoning, content, calls } = message;
         let content = self.echo.clone() + &content;
         let speaks = !content.is_empty() || calls.is_empty() && reasoning.is_empty();
         let mut value = json!({"role": "assistant", "content": speaks.then_some(content)});
@@ -132,38 +134,40 @@ impl Reply {
     }
 }
 
-fn call(Call { id, name, arguments, .. }: &Call) -> Value {
+fn call(ToolCall { id, name, arguments, .. }: &ToolCall) -> Value {
     json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::openai::choice::{End, StoppedBy};
+    use crate::server::openai::choice::{ChoiceFinish, StopMatch};
     use crate::server::openai::logprob_values::{chat, entries, names, prompt};
-    use crate::server::openai::logprobs::{ChoiceLogprobs, Spelling};
-    use crate::text::{CallIds, PieceList};
+    use crate::server::openai::logprobs::{ChoiceLogprobs, TokenFormat};
+    use crate::text::{OutputPieces, ToolCallIdFormat};
 
-    fn wholes(top: usize) -> Vec<Whole> {
-        let whole = |end| Whole {
+    fn wholes(top: usize) -> Vec<CollectedChoice> {
+        let whole = |end| CollectedChoice {
             text: String::new(),
-            pieces: PieceList::default(),
+            pieces: OutputPieces::default(),
             tokens: vec![7, 300],
             logprobs: entries(3, top),
             prompt_logprobs: entries(5, top),
             end,
         };
-        [End::Length, End::Stop(StoppedBy::Text("\u{8}".to_owned()))].map(whole).into()
+        [ChoiceFinish::Length, ChoiceFinish::Stop(StopMatch::Text("\u{8}".to_owned()))]
+            .map(whole)
+            .into()
     }
 
-    fn reply(spelling: Spelling, all: bool) -> Reply {
+    fn reply(spelling: TokenFormat, all: bool) -> ChatCompletionReply {
         let head = ReplyHead {
             id: "chatcmpl-1".to_owned(),
             created: 1,
             model: "a \"model\"".to_owned(),
             fingerprint: "fp".to_owned(),
         };
-        Reply {
+        ChatCompletionReply {
             head,
             tokens: names(spelling),
             logprobs: true,
@@ -171,13 +175,13 @@ mod tests {
             echo: "said\n".to_owned(),
             prompt_ids: all.then(|| vec![1, 2]),
             stream_options: StreamOptions::default(),
-            names: CallNames::new(1, CallIds::Long),
+            tool_call_ids: ToolCallIds::new(1, ToolCallIdFormat::Long),
             reasoning: None,
         }
     }
 
     /// A choice as a value.
-    fn choice(reply: &Reply, index: usize, whole: &Whole) -> Value {
+    fn choice(reply: &ChatCompletionReply, index: usize, whole: &CollectedChoice) -> Value {
         let logprobs = ChoiceLogprobs { output: &whole.logprobs, ..ChoiceLogprobs::default() };
         let mut choice = json!({
             "index": index,
@@ -194,10 +198,12 @@ mod tests {
 
     #[test]
     fn replies_read_as_if_they_were_built_as_values() {
-        let usage = Usage { prompt_tokens: 6, completion_tokens: 6, ..Usage::default() };
-        for (spelling, all, top) in
-            [(Spelling::Text, false, 0), (Spelling::Text, true, 1), (Spelling::Id, true, 20)]
-        {
+        let usage = UsageInfo { prompt_tokens: 6, completion_tokens: 6, ..UsageInfo::default() };
+        for (spelling, all, top) in [
+            (TokenFormat::Text, false, 0),
+            (TokenFormat::Text, true, 1),
+            (TokenFormat::Id, true, 20),
+        ] {
             let reply = reply(spelling, all);
             let wholes = wholes(top);
             let choices: Vec<Value> =

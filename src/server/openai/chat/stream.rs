@@ -1,33 +1,33 @@
 //! Chunks of streamed chat completions.
 
 use super::ReasoningField;
-use super::reply::Reply;
-use crate::server::openai::choice::Delta;
+use super::reply::ChatCompletionReply;
+use crate::server::openai::choice::ChoiceDelta;
 use crate::server::openai::chunk_frame::ChunkFrame;
-use crate::server::openai::generation::Generation;
+use crate::server::openai::generation::RequestGeneration;
 use crate::server::openai::logprobs::{ChoiceLogprobs, ListForm, ListWriter};
-use crate::server::openai::usage::Usage;
+use crate::server::openai::usage::UsageInfo;
 use crate::server::sse::{ChunkWriter, escape, write_end};
-use crate::text::Piece;
+use crate::text::OutputPiece;
 use bytes::{BufMut, BytesMut};
 use serde_json::json;
 use std::io::Write;
 
 /// Writes the chunks of a stream.
-pub(super) struct Chunks {
-    reply: Reply,
+pub(super) struct ChatChunkWriter {
+    reply: ChatCompletionReply,
     frame: ChunkFrame,
 }
 
-impl Chunks {
-    pub(super) fn new(reply: Reply) -> Self {
+impl ChatChunkWriter {
+    pub(super) fn new(reply: ChatCompletionReply) -> Self {
         let frame = ChunkFrame::new(&reply.head, "chat.completion.chunk", reply.stream_options);
         Self { reply, frame }
     }
 
     /// The role chunk, once per choice, with the echo if there is one.
-    fn begin(&mut self, choice: u32, all: &Generation, out: &mut BytesMut) {
-        if !self.frame.begins(choice as usize) {
+    fn begin(&mut self, choice: u32, all: &RequestGeneration, out: &mut BytesMut) {
+        if !self.frame.is_first_chunk(choice as usize) {
             return;
         }
         self.open(choice, out);
@@ -41,18 +41,20 @@ impl Chunks {
     }
 
     /// Whether a piece has a chunk. What was streamed of a broken call cannot be taken back.
-    fn shows(&self, piece: &Piece<'_>) -> bool {
+    fn is_streamed(&self, piece: &OutputPiece<'_>) -> bool {
         match piece {
-            Piece::Reasoning(_) => self.reply.reasoning.is_some(),
-            Piece::Content(_) | Piece::Call { .. } | Piece::Arguments { .. } => true,
-            Piece::End { .. } | Piece::Broken { .. } => false,
+            OutputPiece::Reasoning(_) => self.reply.reasoning.is_some(),
+            OutputPiece::Content(_) | OutputPiece::Call { .. } | OutputPiece::Arguments { .. } => {
+                true
+            }
+            OutputPiece::End { .. } | OutputPiece::Broken { .. } => false,
         }
     }
 
     /// The inside of `delta`.
-    fn write(&self, choice: u32, piece: Piece<'_>, out: &mut BytesMut) {
+    fn write(&self, choice: u32, piece: OutputPiece<'_>, out: &mut BytesMut) {
         match piece {
-            Piece::Reasoning(text) => {
+            OutputPiece::Reasoning(text) => {
                 let names = self.reply.reasoning.map_or(&[][..], ReasoningField::names);
                 for (i, name) in names.iter().enumerate() {
                     let comma = if i > 0 { "," } else { "" };
@@ -61,13 +63,13 @@ impl Chunks {
                     out.put_u8(b'"');
                 }
             }
-            Piece::Content(text) => {
+            OutputPiece::Content(text) => {
                 out.put_slice(b"\"content\":\"");
                 escape(text, out);
                 out.put_u8(b'"');
             }
-            Piece::Call { index, name, .. } => {
-                let id = self.reply.names.id(choice, index);
+            OutputPiece::Call { index, name, .. } => {
+                let id = self.reply.tool_call_ids.id(choice, index);
                 let _ = write!(
                     out.writer(),
                     "\"tool_calls\":[{{\"index\":{index},\"id\":\"{id}\",\"type\":\"function\",\
@@ -75,7 +77,7 @@ impl Chunks {
                     json!(name)
                 );
             }
-            Piece::Arguments { index, text } => {
+            OutputPiece::Arguments { index, text } => {
                 let _ = write!(
                     out.writer(),
                     "\"tool_calls\":[{{\"index\":{index},\"function\":{{\"arguments\":\""
@@ -83,7 +85,7 @@ impl Chunks {
                 escape(text, out);
                 out.put_slice(b"\"}}]");
             }
-            Piece::End { .. } | Piece::Broken { .. } => {}
+            OutputPiece::End { .. } | OutputPiece::Broken { .. } => {}
         }
     }
 
@@ -93,14 +95,20 @@ impl Chunks {
     }
 }
 
-impl ChunkWriter for Chunks {
-    fn delta(&mut self, choice: u32, delta: &Delta, all: &Generation, out: &mut BytesMut) {
+impl ChunkWriter for ChatChunkWriter {
+    fn delta(
+        &mut self,
+        choice: u32,
+        delta: &ChoiceDelta,
+        all: &RequestGeneration,
+        out: &mut BytesMut,
+    ) {
         self.begin(choice, all, out);
         let reply = &self.reply;
         let ids = reply.prompt_ids.is_some() && !delta.tokens.is_empty();
         let with_logprobs = reply.logprobs && !delta.logprobs.is_empty();
-        let mut shown = delta.pieces.iter().filter(|piece| self.shows(piece)).peekable();
-        let says = shown.peek().is_some() || delta.textless || delta.end.is_some();
+        let mut shown = delta.pieces.iter().filter(|piece| self.is_streamed(piece)).peekable();
+        let says = shown.peek().is_some() || delta.has_textless_token || delta.end.is_some();
         if !says && !ids && !with_logprobs {
             return;
         }
@@ -134,7 +142,7 @@ impl ChunkWriter for Chunks {
         self.frame.close(all, out);
     }
 
-    fn end(&mut self, usage: &Usage, out: &mut BytesMut) {
+    fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {
         self.frame.usage(usage, out);
     }
 }

@@ -1,9 +1,9 @@
 //! Tools of a request: what may be called, and whether it must be.
 
-use crate::server::error::ApiError;
-use crate::server::fields::{Fields, wrong_kind};
-use crate::server::json::Json;
-use crate::text::Tool;
+use crate::server::api_error::ApiError;
+use crate::server::request_fields::{RequestFields, wrong_type};
+use crate::server::strict_json::JsonValue;
+use crate::text::ToolDefinition;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -26,27 +26,27 @@ pub enum ToolChoice {
 
 /// Tools of a request, checked.
 #[derive(Debug, Clone, Default)]
-pub struct Tools {
+pub struct RequestTools {
     /// What parsers and grammars need.
-    pub defined: Arc<[Tool]>,
+    pub definitions: Arc<[ToolDefinition]>,
     /// What the template shows; null without tools.
-    pub shown: Value,
+    pub template_value: Value,
     /// Whether to call.
     pub choice: ToolChoice,
     /// Whether more than one call is wanted.
     pub parallel: bool,
 }
 
-impl Tools {
+impl RequestTools {
     /// Takes `tools`, `tool_choice` and `parallel_tool_calls`; refuses what came before them.
     ///
     /// Errors: 400 naming the field.
-    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+    pub fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
         for (old, new) in [("functions", "tools"), ("function_call", "tool_choice")] {
             match fields.take(old) {
                 None => {}
-                Some(Json::List(list)) if list.is_empty() => {}
-                Some(Json::Str(choice)) if choice == "none" || choice == "auto" => {}
+                Some(JsonValue::List(list)) if list.is_empty() => {}
+                Some(JsonValue::Str(choice)) if choice == "none" || choice == "auto" => {}
                 Some(_) => {
                     let message = format!("is not served any more; use {new}");
                     return Err(ApiError::unsupported(fields.path(old), message));
@@ -56,7 +56,7 @@ impl Tools {
         let (defined, shown) = tools(fields)?;
         let choice = choice(fields)?;
         let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-        let tools = Self { defined: defined.into(), shown, choice, parallel };
+        let tools = Self { definitions: defined.into(), template_value: shown, choice, parallel };
         tools.check("tool_choice")?;
         Ok(tools)
     }
@@ -65,11 +65,11 @@ impl Tools {
     pub fn check(&self, field: &str) -> Result<(), ApiError> {
         match &self.choice {
             ToolChoice::None | ToolChoice::Auto => Ok(()),
-            _ if self.defined.is_empty() => {
+            _ if self.definitions.is_empty() => {
                 let message = "asks for a call, but there are no tools";
                 Err(ApiError::invalid(field, message))
             }
-            ToolChoice::Named(name) if !self.defined.iter().any(|tool| tool.name == *name) => {
+            ToolChoice::Named(name) if !self.definitions.iter().any(|tool| tool.name == *name) => {
                 let message = "names a function that is not among the tools";
                 Err(ApiError::invalid(field, message))
             }
@@ -78,28 +78,28 @@ impl Tools {
     }
 
     /// Whether calls in the output are to be found.
-    pub fn reads_calls(&self) -> bool {
-        !self.defined.is_empty() && self.choice != ToolChoice::None
+    pub fn parses_tool_calls(&self) -> bool {
+        !self.definitions.is_empty() && self.choice != ToolChoice::None
     }
 
     /// The tools that a forced call may name.
-    pub fn callable(&self) -> impl Iterator<Item = &Tool> {
-        let named = |tool: &&Tool| match &self.choice {
+    pub fn callable(&self) -> impl Iterator<Item = &ToolDefinition> {
+        let named = |tool: &&ToolDefinition| match &self.choice {
             ToolChoice::Named(name) => tool.name == *name,
             _ => true,
         };
-        self.defined.iter().filter(named)
+        self.definitions.iter().filter(named)
     }
 
     /// Refuses schemas that bring options of the grammar's compiler: one of them would widen it.
     pub fn check_schemas(&self) -> Result<(), ApiError> {
-        let odd = |tool: &Tool| {
+        let odd = |tool: &ToolDefinition| {
             let schema = &tool.parameters;
             let mut properties = schema["properties"].as_object().into_iter().flatten();
             schema.get("x-guidance").is_some()
                 || properties.any(|(_, property)| property.get("x-guidance").is_some())
         };
-        match self.defined.iter().position(odd) {
+        match self.definitions.iter().position(odd) {
             None => Ok(()),
             Some(index) => {
                 let message = "its schema must not have the keyword x-guidance";
@@ -115,21 +115,21 @@ impl Tools {
 }
 
 /// The list `tools`, of at most 128 functions with names of their own.
-pub fn list(fields: &mut Fields) -> Result<Vec<Json>, ApiError> {
+pub fn list(fields: &mut RequestFields) -> Result<Vec<JsonValue>, ApiError> {
     let path = fields.path("tools");
     match fields.take("tools") {
         None => Ok(Vec::new()),
-        Some(Json::List(list)) if list.len() <= TOOLS_MAX => Ok(list),
-        Some(Json::List(list)) => {
+        Some(JsonValue::List(list)) if list.len() <= TOOLS_MAX => Ok(list),
+        Some(JsonValue::List(list)) => {
             let message = format!("at most {TOOLS_MAX} tools, got {}", list.len());
             Err(ApiError::invalid(path, message))
         }
-        Some(other) => Err(wrong_kind(path, "a list of objects", &other)),
+        Some(other) => Err(wrong_type(path, "a list of objects", &other)),
     }
 }
 
 /// Refuses a name that an earlier tool has.
-pub fn check_unique(tools: &[Tool], name: &str, path: String) -> Result<(), ApiError> {
+pub fn check_unique(tools: &[ToolDefinition], name: &str, path: String) -> Result<(), ApiError> {
     if tools.iter().any(|tool| tool.name == name) {
         return Err(ApiError::invalid(path, "two tools have this name"));
     }
@@ -139,7 +139,7 @@ pub fn check_unique(tools: &[Tool], name: &str, path: String) -> Result<(), ApiE
 /// A function's name and the schema of its arguments, which stands in field `schema`.
 ///
 /// Errors: 400 naming the field.
-pub fn function(fields: &mut Fields, schema: &str) -> Result<Tool, ApiError> {
+pub fn function(fields: &mut RequestFields, schema: &str) -> Result<ToolDefinition, ApiError> {
     let path = fields.path("name");
     let name = fields.string("name", NAME_MAX)?;
     let Some(name) = name.filter(|name| is_name(name)) else {
@@ -149,17 +149,17 @@ pub fn function(fields: &mut Fields, schema: &str) -> Result<Tool, ApiError> {
     let path = fields.path(schema);
     let parameters = match fields.take(schema) {
         None => json!({"type": "object", "properties": {}}),
-        Some(Json::Object(pairs)) => Json::Object(pairs).into_value(),
-        Some(other) => return Err(wrong_kind(path, "a JSON schema", &other)),
+        Some(JsonValue::Object(pairs)) => JsonValue::Object(pairs).into_value(),
+        Some(other) => return Err(wrong_type(path, "a JSON schema", &other)),
     };
     if parameters.get("type").is_some_and(|kind| kind != "object") {
         return Err(ApiError::invalid(path, "must be the schema of an object"));
     }
-    Ok(Tool { name, parameters })
+    Ok(ToolDefinition { name, parameters })
 }
 
 /// A tool as templates expect it.
-pub fn shown(tool: &Tool, description: Option<String>) -> Value {
+pub fn template_tool(tool: &ToolDefinition, description: Option<String>) -> Value {
     let mut function = Map::new();
     function.insert("name".to_owned(), Value::from(tool.name.as_str()));
     if let Some(text) = description {
@@ -174,22 +174,22 @@ fn is_name(name: &str) -> bool {
     (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(fits)
 }
 
-fn tools(fields: &mut Fields) -> Result<(Vec<Tool>, Value), ApiError> {
+fn tools(fields: &mut RequestFields) -> Result<(Vec<ToolDefinition>, Value), ApiError> {
     let list = list(fields)?;
-    let mut tools: Vec<Tool> = Vec::with_capacity(list.len());
+    let mut tools: Vec<ToolDefinition> = Vec::with_capacity(list.len());
     let mut values = Vec::with_capacity(list.len());
     for (index, item) in list.into_iter().enumerate() {
         // Templates print tools as they were sent.
         values.push(item.clone().into_value());
         let path = fields.path(&format!("tools[{index}]"));
-        let mut item = Fields::of(path, item)?;
+        let mut item = RequestFields::of(path, item)?;
         check_kind(&mut item)?;
         let path = item.path("function");
         let function_fields = item.take("function");
         let Some(value) = function_fields else {
             return Err(ApiError::invalid(path, "is missing"));
         };
-        let mut inner = Fields::of(path, value)?;
+        let mut inner = RequestFields::of(path, value)?;
         let tool = function(&mut inner, "parameters")?;
         inner.string("description", usize::MAX)?;
         inner.bool("strict")?;
@@ -201,7 +201,7 @@ fn tools(fields: &mut Fields) -> Result<(Vec<Tool>, Value), ApiError> {
 }
 
 /// The only kind of tool there is.
-pub fn check_kind(fields: &mut Fields) -> Result<(), ApiError> {
+pub fn check_kind(fields: &mut RequestFields) -> Result<(), ApiError> {
     let path = fields.path("type");
     match fields.string("type", 64)?.as_deref() {
         Some("function") => Ok(()),
@@ -210,24 +210,24 @@ pub fn check_kind(fields: &mut Fields) -> Result<(), ApiError> {
     }
 }
 
-fn choice(fields: &mut Fields) -> Result<ToolChoice, ApiError> {
+fn choice(fields: &mut RequestFields) -> Result<ToolChoice, ApiError> {
     let path = fields.path("tool_choice");
     let value = match fields.take("tool_choice") {
         None => return Ok(ToolChoice::Auto),
-        Some(Json::Str(word)) => return word_of_choice(&word, path),
+        Some(JsonValue::Str(word)) => return choice_from_keyword(&word, path),
         Some(value) => value,
     };
-    let mut choice = Fields::of(path, value)?;
+    let mut choice = RequestFields::of(path, value)?;
     check_kind(&mut choice)?;
     let path = choice.path("function");
     let function =
         choice.take("function").ok_or_else(|| ApiError::invalid(&*path, "is missing"))?;
-    let mut function = Fields::of(path, function)?;
-    named(&mut function)
+    let mut function = RequestFields::of(path, function)?;
+    named_function(&mut function)
 }
 
 /// `none`, `auto` or `required`.
-pub fn word_of_choice(word: &str, path: String) -> Result<ToolChoice, ApiError> {
+pub fn choice_from_keyword(word: &str, path: String) -> Result<ToolChoice, ApiError> {
     match word {
         "none" => Ok(ToolChoice::None),
         "auto" => Ok(ToolChoice::Auto),
@@ -240,7 +240,7 @@ pub fn word_of_choice(word: &str, path: String) -> Result<ToolChoice, ApiError> 
 }
 
 /// The choice of the function that `name` names.
-pub fn named(fields: &mut Fields) -> Result<ToolChoice, ApiError> {
+pub fn named_function(fields: &mut RequestFields) -> Result<ToolChoice, ApiError> {
     let path = fields.path("name");
     let name = fields.string("name", NAME_MAX)?;
     name.map(ToolChoice::Named).ok_or_else(|| ApiError::invalid(path, "is missing"))

@@ -1,15 +1,17 @@
 //! From a checked text completion request to token ids and a reply that waits for them.
 
-use super::reply::{Echo, Reply};
-use super::types::{CompletionRequest, Prompt};
-use crate::engine_client::Ticket;
-use crate::server::app::{App, Serving};
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::exchange::{FromHeaders, Prepared, ReplyHead, ignored};
+use super::reply::{CompletionReply, EchoedPrompt};
+use super::types::{CompletionPrompt, CompletionRequest};
+use crate::engine_client::AdmissionPermit;
+use crate::server::api_error::ApiError;
+use crate::server::app::{AppState, ServingContext};
+use crate::server::openai::endpoint::{HeaderFields, PreparedRequest, ReplyHead, ignored_fields};
 use crate::server::openai::logprobs::TokenNames;
-use crate::server::openai::params::{Params, Truncate};
-use crate::server::openai::submit::{Extra, check_length, generate, text_error, truncate};
+use crate::server::openai::params::{CompletionParams, PromptTruncation};
+use crate::server::openai::submit::{
+    EndpointParams, reject_if_too_long, start_generation, text_error, truncate,
+};
+use crate::server::request_fields::RequestFields;
 use protocol::Token;
 use std::sync::Arc;
 
@@ -21,24 +23,25 @@ const FIELD: &str = "prompt";
 
 /// Reads, refuses, tokenises and submits.
 pub(super) fn prepare(
-    app: &App,
-    serving: &Arc<Serving>,
-    mut fields: Fields,
-    headers: &FromHeaders,
-    ticket: Ticket,
-) -> Result<Prepared<Reply>, ApiError> {
-    let request = CompletionRequest::take(&mut fields, &serving.bounds, &serving.defaults)?;
-    let ignored = ignored(app, &fields)?;
+    app: &AppState,
+    serving: &Arc<ServingContext>,
+    mut fields: RequestFields,
+    headers: &HeaderFields,
+    ticket: AdmissionPermit,
+) -> Result<PreparedRequest<CompletionReply>, ApiError> {
+    let request =
+        CompletionRequest::take(&mut fields, &serving.field_bounds, &serving.sampling_defaults)?;
+    let ignored = ignored_fields(app, &fields)?;
     let mut params = request.params;
     let model = serving.check_model(params.model.as_deref())?;
-    params.replica = headers.replica(params.replica, serving.bounds.replicas)?;
-    let request_id = headers.name(&mut params, &app.random);
+    params.replica = headers.replica(params.replica, serving.field_bounds.replicas)?;
+    let request_id = headers.request_id(&mut params, &app.id_generator);
 
     let prompts = encode(serving, &request.prompts, request.add_special_tokens, params.truncate)?;
     let echoes = echoes(serving, &request.prompts, &prompts, &params);
     // An echoed prompt shows the log-probabilities of its tokens like those of the output.
     let of_echo = request.logprobs.filter(|_| params.echo);
-    let extra = Extra {
+    let extra = EndpointParams {
         thinking: None,
         logprobs: request.logprobs,
         prompt_logprobs: params.prompt_logprobs.max(of_echo),
@@ -46,9 +49,9 @@ pub(super) fn prepare(
         prompt_field: FIELD,
         parser: None,
     };
-    let generation = generate(app, serving, &params, &prompts, extra, ticket)?;
-    let spelling = params.spelling(&app.options);
-    let reply = Reply {
+    let generation = start_generation(app, serving, &params, &prompts, extra, ticket)?;
+    let spelling = params.token_format(&app.options);
+    let reply = CompletionReply {
         head: ReplyHead::new("cmpl", &request_id, model, serving),
         tokens: TokenNames { tokenizer: Arc::clone(&serving.tokenizer), spelling },
         logprobs: request.logprobs.is_some(),
@@ -57,23 +60,23 @@ pub(super) fn prepare(
         return_token_ids: params.return_token_ids,
         echoes,
         n: params.n as usize,
-        stream_options: params.events(&app.options),
+        stream_options: params.effective_stream_options(&app.options),
     };
-    Ok(Prepared { generation, reply, stream: params.stream, request_id, ignored })
+    Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })
 }
 
 /// The ids of each prompt, cut where the request says.
 fn encode(
-    serving: &Serving,
-    prompts: &[Prompt],
+    serving: &ServingContext,
+    prompts: &[CompletionPrompt],
     add_special_tokens: bool,
-    cut: Option<Truncate>,
+    cut: Option<PromptTruncation>,
 ) -> Result<Vec<Vec<Token>>, ApiError> {
-    let ids = |prompt: &Prompt| {
+    let ids = |prompt: &CompletionPrompt| {
         let mut ids = match prompt {
-            Prompt::Ids(ids) => ids.clone(),
-            Prompt::Text(text) => {
-                check_length(serving, text, cut, FIELD)?;
+            CompletionPrompt::Ids(ids) => ids.clone(),
+            CompletionPrompt::Text(text) => {
+                reject_if_too_long(serving, text, cut, FIELD)?;
                 let encoded = serving.tokenizer.encode(text, add_special_tokens);
                 encoded.map_err(|error| text_error(&error, FIELD))?
             }
@@ -85,10 +88,15 @@ fn encode(
 }
 
 /// The prompts as the reply repeats them, if it does.
-fn echoes(serving: &Serving, asked: &[Prompt], ids: &[Vec<Token>], params: &Params) -> Vec<Echo> {
-    let echo = |(prompt, ids): (&Prompt, &Vec<Token>)| Echo {
+fn echoes(
+    serving: &ServingContext,
+    asked: &[CompletionPrompt],
+    ids: &[Vec<Token>],
+    params: &CompletionParams,
+) -> Vec<EchoedPrompt> {
+    let echo = |(prompt, ids): (&CompletionPrompt, &Vec<Token>)| EchoedPrompt {
         text: match prompt {
-            Prompt::Text(text) if params.truncate.is_none() => text.clone(),
+            CompletionPrompt::Text(text) if params.truncate.is_none() => text.clone(),
             _ => serving.tokenizer.decode(ids, params.skip_special),
         },
         ids: ids.as_slice().into(),

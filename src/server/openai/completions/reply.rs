@@ -1,19 +1,21 @@
 //! Replies of text completions, whole and in chunks.
 
 use super::convert;
-use crate::engine_client::Ticket;
-use crate::server::app::{App, Serving};
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::choice::Delta;
+use crate::engine_client::AdmissionPermit;
+use crate::server::api_error::ApiError;
+use crate::server::app::{AppState, ServingContext};
+use crate::server::openai::choice::ChoiceDelta;
 use crate::server::openai::chunk_frame::ChunkFrame;
-use crate::server::openai::collect::{Whole, collect, put_end};
-use crate::server::openai::exchange::{Endpoint, FromHeaders, Prepared, ReplyHead};
-use crate::server::openai::generation::Generation;
+use crate::server::openai::collect::{CollectedChoice, collect, put_end};
+use crate::server::openai::endpoint::{
+    CompletionEndpoint, HeaderFields, PreparedRequest, ReplyHead,
+};
+use crate::server::openai::generation::RequestGeneration;
 use crate::server::openai::logprobs::{ChoiceLogprobs, ListForm, ListWriter, TokenNames};
 use crate::server::openai::params::StreamOptions;
 use crate::server::openai::reply_parts::{KeptLogprobs, ReplyParts};
-use crate::server::openai::usage::Usage;
+use crate::server::openai::usage::UsageInfo;
+use crate::server::request_fields::RequestFields;
 use crate::server::sse::{ChunkWriter, escape, write_end};
 use axum::body::Body;
 use bytes::{BufMut, BytesMut};
@@ -23,13 +25,13 @@ use std::io::Write;
 use std::sync::Arc;
 
 /// A prompt as the reply repeats it.
-pub(super) struct Echo {
+pub(super) struct EchoedPrompt {
     pub(super) text: String,
     pub(super) ids: Arc<[Token]>,
 }
 
 /// Everything a reply needs besides tokens.
-pub(super) struct Reply {
+pub(super) struct CompletionReply {
     pub(super) head: ReplyHead,
     /// How log-probabilities show tokens.
     pub(super) tokens: TokenNames,
@@ -38,37 +40,37 @@ pub(super) struct Reply {
     pub(super) echo: bool,
     pub(super) return_token_ids: bool,
     /// One per prompt, if the reply repeats prompts or their ids.
-    pub(super) echoes: Vec<Echo>,
+    pub(super) echoes: Vec<EchoedPrompt>,
     pub(super) n: usize,
     pub(super) stream_options: StreamOptions,
 }
 
-impl Endpoint for Reply {
-    type Chunks = Chunks;
+impl CompletionEndpoint for CompletionReply {
+    type StreamWriter = CompletionChunkWriter;
 
     fn prepare(
-        app: &Arc<App>,
-        serving: &Arc<Serving>,
-        fields: Fields,
-        headers: &FromHeaders,
-        ticket: Ticket,
-    ) -> Result<Prepared<Self>, ApiError> {
+        app: &Arc<AppState>,
+        serving: &Arc<ServingContext>,
+        fields: RequestFields,
+        headers: &HeaderFields,
+        ticket: AdmissionPermit,
+    ) -> Result<PreparedRequest<Self>, ApiError> {
         convert::prepare(app, serving, fields, headers, ticket)
     }
 
-    fn chunks(self) -> Chunks {
-        Chunks::new(self)
+    fn stream_writer(self) -> CompletionChunkWriter {
+        CompletionChunkWriter::new(self)
     }
 
-    async fn collect(self, generation: Generation) -> Result<Body, ApiError> {
+    async fn collect(self, generation: RequestGeneration) -> Result<Body, ApiError> {
         let (wholes, generation) = collect(generation).await?;
         let reply = self.parts(wholes, &generation.usage());
         Ok(reply.into_body(generation.into_held()))
     }
 }
 
-impl Reply {
-    fn parts(self, wholes: Vec<Whole>, usage: &Usage) -> ReplyParts {
+impl CompletionReply {
+    fn parts(self, wholes: Vec<CollectedChoice>, usage: &UsageInfo) -> ReplyParts {
         let mut reply = ReplyParts::new(self.tokens.clone());
         self.head.open("text_completion", &mut reply.text);
         reply.text.put_slice(b",\"usage\":");
@@ -84,8 +86,10 @@ impl Reply {
         reply
     }
 
-    fn add_choice(&self, index: usize, whole: Whole, reply: &mut ReplyParts) {
-        let Whole { text, tokens, logprobs: output, prompt_logprobs: prompt, end, .. } = whole;
+    fn add_choice(&self, index: usize, whole: CollectedChoice, reply: &mut ReplyParts) {
+        let CollectedChoice {
+            text, tokens, logprobs: output, prompt_logprobs: prompt, end, ..
+        } = whole;
         let echo = self.echoes.get(index / self.n);
         let repeated = echo.filter(|_| self.echo);
         let text = repeated.map_or("", |echo| &echo.text).to_owned() + &text;
@@ -119,39 +123,45 @@ impl Reply {
 }
 
 /// Writes the chunks of a stream.
-pub(super) struct Chunks {
-    reply: Reply,
+pub(super) struct CompletionChunkWriter {
+    reply: CompletionReply,
     frame: ChunkFrame,
     /// Characters of the tokens that the lists of each choice have shown.
     shown_chars: Vec<usize>,
 }
 
-impl Chunks {
-    fn new(reply: Reply) -> Self {
+impl CompletionChunkWriter {
+    fn new(reply: CompletionReply) -> Self {
         let frame = ChunkFrame::new(&reply.head, "text_completion", reply.stream_options);
         Self { reply, frame, shown_chars: Vec::new() }
     }
 
     /// Whether this is the first delta of a choice.
-    fn begins(&mut self, choice: usize) -> bool {
+    fn is_first_delta(&mut self, choice: usize) -> bool {
         if self.shown_chars.len() <= choice {
             self.shown_chars.resize(choice + 1, 0);
         }
-        self.frame.begins(choice)
+        self.frame.is_first_chunk(choice)
     }
 }
 
-impl ChunkWriter for Chunks {
-    fn delta(&mut self, choice: u32, delta: &Delta, all: &Generation, out: &mut BytesMut) {
+impl ChunkWriter for CompletionChunkWriter {
+    fn delta(
+        &mut self,
+        choice: u32,
+        delta: &ChoiceDelta,
+        all: &RequestGeneration,
+        out: &mut BytesMut,
+    ) {
         let index = choice as usize;
-        let begins = self.begins(index);
+        let begins = self.is_first_delta(index);
         let reply = &self.reply;
         let echo = reply.echoes.get(index / reply.n).filter(|_| begins);
         let echoed = echo.filter(|_| reply.echo).map_or("", |echo| echo.text.as_str());
         let ids = reply.return_token_ids && (!delta.tokens.is_empty() || echo.is_some());
         let with_echo = echo.is_some_and(|_| reply.echo);
         let with_logprobs = reply.logprobs && (with_echo || !delta.logprobs.is_empty());
-        let ends = delta.textless || delta.end.is_some();
+        let ends = delta.has_textless_token || delta.end.is_some();
         let says = !delta.text.is_empty() || !echoed.is_empty() || ends;
         if !says && !ids && !with_logprobs {
             return;
@@ -181,7 +191,7 @@ impl ChunkWriter for Chunks {
         self.frame.close(all, out);
     }
 
-    fn end(&mut self, usage: &Usage, out: &mut BytesMut) {
+    fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {
         self.frame.usage(usage, out);
     }
 }
@@ -189,24 +199,24 @@ impl ChunkWriter for Chunks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::openai::choice::{End, StoppedBy};
+    use crate::server::openai::choice::{ChoiceFinish, StopMatch};
     use crate::server::openai::logprob_values::{entries, names, prompt, text};
-    use crate::server::openai::logprobs::Spelling;
-    use crate::text::PieceList;
+    use crate::server::openai::logprobs::TokenFormat;
+    use crate::text::OutputPieces;
     use serde_json::Value;
 
     const PROMPT: usize = 4;
 
-    fn wholes(top: usize) -> Vec<Whole> {
+    fn wholes(top: usize) -> Vec<CollectedChoice> {
         let ends = [
-            End::Length,
-            End::Stop(StoppedBy::Eos),
-            End::Stop(StoppedBy::Id(300)),
-            End::Stop(StoppedBy::Text("\u{8}\"é".to_owned())),
+            ChoiceFinish::Length,
+            ChoiceFinish::Stop(StopMatch::Eos),
+            ChoiceFinish::Stop(StopMatch::Id(300)),
+            ChoiceFinish::Stop(StopMatch::Text("\u{8}\"é".to_owned())),
         ];
-        let whole = |end| Whole {
+        let whole = |end| CollectedChoice {
             text: "a \"text\"\n\u{c}".to_owned(),
-            pieces: PieceList::default(),
+            pieces: OutputPieces::default(),
             tokens: vec![7, 300],
             logprobs: entries(2, top),
             prompt_logprobs: entries(PROMPT - 1, top),
@@ -215,15 +225,16 @@ mod tests {
         ends.into_iter().map(whole).collect()
     }
 
-    fn reply(spelling: Spelling, all: bool) -> Reply {
-        let echo = |text: &str| Echo { text: text.to_owned(), ids: (40..).take(PROMPT).collect() };
+    fn reply(spelling: TokenFormat, all: bool) -> CompletionReply {
+        let echo =
+            |text: &str| EchoedPrompt { text: text.to_owned(), ids: (40..).take(PROMPT).collect() };
         let head = ReplyHead {
             id: "cmpl-\"x\"".to_owned(),
             created: 1,
             model: "a \\ model".to_owned(),
             fingerprint: "fp".to_owned(),
         };
-        Reply {
+        CompletionReply {
             head,
             tokens: names(spelling),
             logprobs: true,
@@ -237,7 +248,7 @@ mod tests {
     }
 
     /// A choice as a value.
-    fn choice(reply: &Reply, index: usize, whole: &Whole) -> Value {
+    fn choice(reply: &CompletionReply, index: usize, whole: &CollectedChoice) -> Value {
         let echo = reply.echoes.get(index / 2);
         let logprobs = ChoiceLogprobs {
             echoed: echo.map_or(&[][..], |echo| &echo.ids),
@@ -252,8 +263,8 @@ mod tests {
             "stop_reason": Value::Null,
         });
         match &whole.end {
-            End::Stop(StoppedBy::Id(id)) => choice["stop_reason"] = json!(id),
-            End::Stop(StoppedBy::Text(text)) => choice["stop_reason"] = json!(text),
+            ChoiceFinish::Stop(StopMatch::Id(id)) => choice["stop_reason"] = json!(id),
+            ChoiceFinish::Stop(StopMatch::Text(text)) => choice["stop_reason"] = json!(text),
             _ => {}
         }
         if let Some(echo) = echo {
@@ -266,12 +277,12 @@ mod tests {
 
     #[test]
     fn replies_read_as_if_they_were_built_as_values() {
-        let usage = Usage { prompt_tokens: 8, completion_tokens: 8, ..Usage::default() };
+        let usage = UsageInfo { prompt_tokens: 8, completion_tokens: 8, ..UsageInfo::default() };
         for (spelling, all, top) in [
-            (Spelling::Text, false, 0),
-            (Spelling::Text, false, 20),
-            (Spelling::Text, true, 1),
-            (Spelling::Id, true, 20),
+            (TokenFormat::Text, false, 0),
+            (TokenFormat::Text, false, 20),
+            (TokenFormat::Text, true, 1),
+            (TokenFormat::Id, true, 20),
         ] {
             let reply = reply(spelling, all);
             let wholes = wholes(top);
@@ -292,8 +303,8 @@ mod tests {
 
     #[test]
     fn without_logprobs_they_are_null() {
-        let reply = Reply { logprobs: false, ..reply(Spelling::Text, false) };
-        let text = reply.parts(wholes(1), &Usage::default()).into_text(500);
+        let reply = CompletionReply { logprobs: false, ..reply(TokenFormat::Text, false) };
+        let text = reply.parts(wholes(1), &UsageInfo::default()).into_text(500);
         let value: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["choices"][3]["logprobs"], Value::Null);
         assert_eq!(value.to_string(), text);

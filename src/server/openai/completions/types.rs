@@ -1,16 +1,18 @@
 //! Fields of a text completion request: forms and ranges.
 
-use crate::server::error::ApiError;
-use crate::server::fields::{Fields, int_list, wrong_kind};
-use crate::server::json::Json;
-use crate::server::openai::params::{Bounds, Defaults, Params, count_of_logprobs};
+use crate::server::api_error::ApiError;
+use crate::server::openai::params::{
+    CompletionParams, FieldBounds, SamplingDefaults, count_of_logprobs,
+};
+use crate::server::request_fields::{RequestFields, int_list, wrong_type};
+use crate::server::strict_json::JsonValue;
 use protocol::Token;
 
 const PROMPTS_MAX: usize = 256;
 
 /// One prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Prompt {
+pub(super) enum CompletionPrompt {
     /// Text.
     Text(String),
     /// Ids, all below the vocabulary size.
@@ -20,8 +22,8 @@ pub(super) enum Prompt {
 /// A checked request.
 #[derive(Debug, Clone)]
 pub(super) struct CompletionRequest {
-    pub(super) params: Params,
-    pub(super) prompts: Vec<Prompt>,
+    pub(super) params: CompletionParams,
+    pub(super) prompts: Vec<CompletionPrompt>,
     pub(super) logprobs: Option<u32>,
     pub(super) add_special_tokens: bool,
 }
@@ -31,11 +33,11 @@ impl CompletionRequest {
     ///
     /// Errors: 400 naming the field.
     pub(super) fn take(
-        fields: &mut Fields,
-        bounds: &Bounds,
-        defaults: &Defaults,
+        fields: &mut RequestFields,
+        bounds: &FieldBounds,
+        defaults: &SamplingDefaults,
     ) -> Result<Self, ApiError> {
-        let mut params = Params::take(fields, bounds, defaults)?;
+        let mut params = CompletionParams::take(fields, bounds, defaults)?;
         if fields.take("thinking_token_budget").is_some() {
             let message = "only chats tell reasoning apart";
             return Err(ApiError::unsupported("thinking_token_budget", message));
@@ -50,25 +52,30 @@ impl CompletionRequest {
 }
 
 /// `prompt`: a string, strings, ids, or lists of ids.
-fn prompts(fields: &mut Fields, bounds: &Bounds) -> Result<Vec<Prompt>, ApiError> {
-    let ids = |path: &str, value: Json| {
+fn prompts(
+    fields: &mut RequestFields,
+    bounds: &FieldBounds,
+) -> Result<Vec<CompletionPrompt>, ApiError> {
+    let ids = |path: &str, value: JsonValue| {
         let list = int_list(path, value, 0..=i64::from(bounds.vocab_size) - 1, usize::MAX)?;
         if list.is_empty() {
             return Err(ApiError::invalid(path, "the prompt is empty"));
         }
-        Ok(Prompt::Ids(list.into_iter().map(|id| id as Token).collect()))
+        Ok(CompletionPrompt::Ids(list.into_iter().map(|id| id as Token).collect()))
     };
     match fields.take("prompt") {
         None => Err(ApiError::invalid("prompt", "is missing")),
-        Some(Json::Str(text)) if text.is_empty() => {
+        Some(JsonValue::Str(text)) if text.is_empty() => {
             Err(ApiError::invalid("prompt", "the prompt is empty"))
         }
-        Some(Json::Str(text)) => Ok(vec![Prompt::Text(text)]),
-        Some(list @ Json::Ints(_)) => Ok(vec![ids("prompt", list)?]),
-        Some(Json::List(list)) if matches!(list.first(), Some(Json::Int(_) | Json::Float(_))) => {
-            Ok(vec![ids("prompt", Json::List(list))?])
+        Some(JsonValue::Str(text)) => Ok(vec![CompletionPrompt::Text(text)]),
+        Some(list @ JsonValue::Ints(_)) => Ok(vec![ids("prompt", list)?]),
+        Some(JsonValue::List(list))
+            if matches!(list.first(), Some(JsonValue::Int(_) | JsonValue::Float(_))) =>
+        {
+            Ok(vec![ids("prompt", JsonValue::List(list))?])
         }
-        Some(Json::List(list)) => {
+        Some(JsonValue::List(list)) => {
             if list.is_empty() || list.len() > PROMPTS_MAX {
                 let message = format!("must hold 1 to {PROMPTS_MAX} prompts, got {}", list.len());
                 return Err(ApiError::invalid("prompt", message));
@@ -76,23 +83,23 @@ fn prompts(fields: &mut Fields, bounds: &Bounds) -> Result<Vec<Prompt>, ApiError
             let one = |(index, value)| {
                 let path = format!("prompt[{index}]");
                 match value {
-                    Json::Str(text) if text.is_empty() => {
+                    JsonValue::Str(text) if text.is_empty() => {
                         Err(ApiError::invalid(path, "the prompt is empty"))
                     }
-                    Json::Str(text) => Ok(Prompt::Text(text)),
-                    list @ (Json::Ints(_) | Json::List(_)) => ids(&path, list),
-                    other => Err(wrong_kind(path, "a string or a list of ids", &other)),
+                    JsonValue::Str(text) => Ok(CompletionPrompt::Text(text)),
+                    list @ (JsonValue::Ints(_) | JsonValue::List(_)) => ids(&path, list),
+                    other => Err(wrong_type(path, "a string or a list of ids", &other)),
                 }
             };
-            let prompts: Vec<Prompt> =
+            let prompts: Vec<CompletionPrompt> =
                 list.into_iter().enumerate().map(one).collect::<Result<_, _>>()?;
-            let texts = prompts.iter().filter(|p| matches!(p, Prompt::Text(_))).count();
+            let texts = prompts.iter().filter(|p| matches!(p, CompletionPrompt::Text(_))).count();
             if texts != 0 && texts != prompts.len() {
                 let message = "must be all strings or all lists of ids";
                 return Err(ApiError::invalid("prompt", message));
             }
             Ok(prompts)
         }
-        Some(other) => Err(wrong_kind("prompt".to_owned(), "a string or a list", &other)),
+        Some(other) => Err(wrong_type("prompt".to_owned(), "a string or a list", &other)),
     }
 }

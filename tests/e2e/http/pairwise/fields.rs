@@ -3,28 +3,28 @@
 use serde_json::{Value, json};
 
 /// A field, values that are allowed, and values that are not.
-pub(super) struct Field {
+pub(super) struct FieldValues {
     pub(super) name: &'static str,
-    pub(super) good: Vec<Value>,
-    pub(super) bad: Vec<Value>,
+    pub(super) valid: Vec<Value>,
+    pub(super) invalid: Vec<Value>,
     /// Whether there is no request without it.
-    pub(super) needed: bool,
+    pub(super) required: bool,
 }
 
-fn field(name: &'static str, good: Value, bad: Value) -> Field {
+fn field(name: &'static str, good: Value, bad: Value) -> FieldValues {
     let list = |values: Value| values.as_array().expect("a list of values").clone();
-    Field { name, good: list(good), bad: list(bad), needed: false }
+    FieldValues { name, valid: list(good), invalid: list(bad), required: false }
 }
 
 /// Those of text completions; ids below 512, 512 positions.
-pub(super) fn text() -> Vec<Field> {
+pub(super) fn text() -> Vec<FieldValues> {
     let prompt = field(
         "prompt",
         json!(["hello", [1, 2, 3], ["a", "b"], vec![5; 480], "\u{1f98a}<|im_end|>"]),
         json!(["", [], [512], [-1], {}]),
     );
     let own = vec![
-        Field { needed: true, ..prompt },
+        FieldValues { required: true, ..prompt },
         field("logprobs", json!([0, 1, 20]), json!([21, -2, true])),
         field("echo", json!([true, false]), json!([1])),
     ];
@@ -32,7 +32,7 @@ pub(super) fn text() -> Vec<Field> {
 }
 
 /// Those of chats.
-pub(super) fn chat() -> Vec<Field> {
+pub(super) fn chat() -> Vec<FieldValues> {
     let one = |content: Value| json!([{"role": "user", "content": content}]);
     let messages = field(
         "messages",
@@ -46,7 +46,7 @@ pub(super) fn chat() -> Vec<Field> {
     let function =
         json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
     let own = vec![
-        Field { needed: true, ..messages },
+        FieldValues { required: true, ..messages },
         field("logprobs", json!([true, false]), json!([1])),
         field("top_logprobs", json!([0, 20]), json!([21, -2])),
         field("tools", json!([[function]]), json!([[{}], {}])),
@@ -58,7 +58,7 @@ pub(super) fn chat() -> Vec<Field> {
     [own, sampling(), delivery()].into_iter().flatten().collect()
 }
 
-fn sampling() -> Vec<Field> {
+fn sampling() -> Vec<FieldValues> {
     let long = "x".repeat(256);
     vec![
         field("temperature", json!([0, 1e-6, 0.7, 2, null]), json!([-0.001, 2.001, "1"])),
@@ -95,7 +95,7 @@ fn sampling() -> Vec<Field> {
     ]
 }
 
-fn delivery() -> Vec<Field> {
+fn delivery() -> Vec<FieldValues> {
     let salt = "s".repeat(128);
     vec![
         field("prompt_logprobs", json!([0, 3, 20]), json!([21, -2])),

@@ -3,22 +3,22 @@
 use std::collections::BTreeSet;
 
 /// For each field the index of its value; `None` = left out.
-pub(super) type Row = Vec<Option<usize>>;
+pub(super) type FieldChoices = Vec<Option<usize>>;
 
 /// A value of a field.
-type Cell = (usize, Option<usize>);
+type FieldChoice = (usize, Option<usize>);
 
 /// What is still to be covered.
-pub(super) struct Matrix {
+pub(super) struct PairMatrix {
     /// Values of each field, and whether it cannot be left out.
     fields: Vec<(usize, bool)>,
-    open: BTreeSet<(Cell, Cell)>,
+    open: BTreeSet<(FieldChoice, FieldChoice)>,
     /// Pairs that rows were made for.
-    tried: BTreeSet<(Cell, Cell)>,
+    tried: BTreeSet<(FieldChoice, FieldChoice)>,
     pairs: usize,
 }
 
-impl Matrix {
+impl PairMatrix {
     pub(super) fn new(fields: Vec<(usize, bool)>) -> Self {
         let mut open = BTreeSet::new();
         for first in 0..fields.len() {
@@ -32,7 +32,7 @@ impl Matrix {
     }
 
     /// A row for a pair that no row was made for, with as many other open pairs as fit.
-    pub(super) fn next(&mut self) -> Option<Row> {
+    pub(super) fn next(&mut self) -> Option<FieldChoices> {
         let pair = *self.open.iter().find(|pair| !self.tried.contains(pair))?;
         self.tried.insert(pair);
         let mut cells = vec![pair.0, pair.1];
@@ -41,7 +41,8 @@ impl Matrix {
                 continue;
             }
             let gain = |value: &Option<usize>| {
-                let is_open = |cell: &&Cell| self.open.contains(&ordered(**cell, (field, *value)));
+                let is_open =
+                    |cell: &&FieldChoice| self.open.contains(&ordered(**cell, (field, *value)));
                 cells.iter().filter(is_open).count()
             };
             let best = values(self.fields[field]).max_by_key(gain);
@@ -52,8 +53,8 @@ impl Matrix {
     }
 
     /// A row was answered.
-    pub(super) fn cover(&mut self, row: &Row) {
-        let cells: Vec<Cell> = row.iter().copied().enumerate().collect();
+    pub(super) fn cover(&mut self, row: &FieldChoices) {
+        let cells: Vec<FieldChoice> = row.iter().copied().enumerate().collect();
         for (at, &first) in cells.iter().enumerate() {
             for &second in &cells[at + 1..] {
                 self.open.remove(&(first, second));
@@ -71,13 +72,13 @@ fn values((count, needed): (usize, bool)) -> impl Iterator<Item = Option<usize>>
     (0..count).map(Some).chain((!needed).then_some(None))
 }
 
-fn ordered(a: Cell, b: Cell) -> (Cell, Cell) {
+fn ordered(a: FieldChoice, b: FieldChoice) -> (FieldChoice, FieldChoice) {
     if a.0 < b.0 { (a, b) } else { (b, a) }
 }
 
 #[test]
-fn few_rows_cover_all_pairs() {
-    let mut matrix = Matrix::new(vec![(3, false); 12]);
+fn greedy_rows_cover_all_pairs() {
+    let mut matrix = PairMatrix::new(vec![(3, false); 12]);
     let mut rows = 0;
     while let Some(row) = matrix.next() {
         matrix.cover(&row);

@@ -7,10 +7,10 @@
 mod fields;
 mod matrix;
 
-use crate::http_client::{Client, Reply, get, post};
-use crate::http_host::{Server, Setup};
-use fields::{Field, chat, text};
-use matrix::{Matrix, Row};
+use crate::http_client::{HttpClient, HttpReply, get, post};
+use crate::test_server::{ServerSetup, TestServer};
+use fields::{FieldValues, chat, text};
+use matrix::{FieldChoices, PairMatrix};
 use serde_json::{Map, Value, json};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -18,23 +18,23 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 /// Requests that run side by side.
-const LANES: usize = 3;
+const CONCURRENCY: usize = 3;
 /// Rows are tried so often with the field left out that a refusal named.
 const TRIES: usize = 6;
 
 /// What came of the allowed values.
 #[derive(Debug, Default)]
-struct Tally {
-    answered: usize,
-    refused: usize,
+struct PairwiseCounts {
+    served: usize,
+    rejected: usize,
     /// Rows that were answered: what stands beside values that are not allowed.
-    good: Vec<Row>,
+    valid_rows: Vec<FieldChoices>,
 }
 
-fn body(fields: &[Field], row: &Row) -> Value {
+fn body(fields: &[FieldValues], row: &FieldChoices) -> Value {
     let values = fields.iter().zip(row);
     let present = values.filter_map(|(field, &choice)| {
-        Some((field.name.to_owned(), field.good.get(choice?)?.clone()))
+        Some((field.name.to_owned(), field.valid.get(choice?)?.clone()))
     });
     Value::Object(present.collect::<Map<_, _>>())
 }
@@ -43,7 +43,7 @@ fn body(fields: &[Field], row: &Row) -> Value {
 const RULES: [&str; 4] = ["allowed_token_ids", "regex", "response_format", "min_tokens"];
 
 /// The field that a refusal names, without what it says of its inside.
-fn blamed(reply: &Reply, sent: &Value) -> String {
+fn rejected_field(reply: &HttpReply, sent: &Value) -> String {
     let body = reply.json();
     if body["error"]["reason"] == "no_token_allowed" {
         let rule = RULES.iter().find(|rule| !sent[**rule].is_null());
@@ -53,7 +53,7 @@ fn blamed(reply: &Reply, sent: &Value) -> String {
     param.split(['[', '.']).next().unwrap().to_owned()
 }
 
-fn check(reply: &Reply, sent: &Value) {
+fn check(reply: &HttpReply, sent: &Value) {
     let said = String::from_utf8_lossy(&reply.body);
     assert!(reply.status < 500, "{sent}: {said}");
     assert!(!said.contains("panicked") && !said.contains("src/"), "{sent}: {said}");
@@ -63,9 +63,14 @@ fn check(reply: &Reply, sent: &Value) {
 }
 
 /// Sends rows until every pair has been answered, or nobody can.
-fn allowed(at: SocketAddr, path: &str, fields: &[Field], matrix: &Mutex<Matrix>) -> Tally {
-    let mut client = Client::connect(at);
-    let mut tally = Tally::default();
+fn allowed(
+    at: SocketAddr,
+    path: &str,
+    fields: &[FieldValues],
+    matrix: &Mutex<PairMatrix>,
+) -> PairwiseCounts {
+    let mut client = HttpClient::connect(at);
+    let mut tally = PairwiseCounts::default();
     loop {
         let Some(mut row) = matrix.lock().unwrap().next() else { return tally };
         for _ in 0..TRIES {
@@ -73,15 +78,15 @@ fn allowed(at: SocketAddr, path: &str, fields: &[Field], matrix: &Mutex<Matrix>)
             let reply = client.post(path, &sent);
             check(&reply, &sent);
             if reply.status == 200 {
-                tally.answered += 1;
+                tally.served += 1;
                 matrix.lock().unwrap().cover(&row);
-                tally.good.push(row);
+                tally.valid_rows.push(row);
                 break;
             }
-            tally.refused += 1;
-            let name = blamed(&reply, &sent);
+            tally.rejected += 1;
+            let name = rejected_field(&reply, &sent);
             let at = fields.iter().position(|field| field.name == name);
-            let at = at.filter(|&at| row[at].is_some() && !fields[at].needed);
+            let at = at.filter(|&at| row[at].is_some() && !fields[at].required);
             let Some(at) = at else { panic!("{sent} blames {name}: {}", reply.json()) };
             row[at] = None;
         }
@@ -89,10 +94,10 @@ fn allowed(at: SocketAddr, path: &str, fields: &[Field], matrix: &Mutex<Matrix>)
 }
 
 /// A good row with one value that is not allowed, alone and beside every fifth other one: the refusal names one of them.
-fn forbidden(at: SocketAddr, path: &str, fields: &[Field], good: &[Row]) -> usize {
+fn forbidden(at: SocketAddr, path: &str, fields: &[FieldValues], good: &[FieldChoices]) -> usize {
     let bad: Vec<(&str, &Value)> =
-        fields.iter().flat_map(|f| f.bad.iter().map(|value| (f.name, value))).collect();
-    let mut client = Client::connect(at);
+        fields.iter().flat_map(|f| f.invalid.iter().map(|value| (f.name, value))).collect();
+    let mut client = HttpClient::connect(at);
     let (mut sent, mut wrong) = (0, Vec::new());
     for (first, (name, value)) in bad.iter().enumerate() {
         for (other, of_other) in bad[first..].iter().step_by(5) {
@@ -102,7 +107,7 @@ fn forbidden(at: SocketAddr, path: &str, fields: &[Field], good: &[Row]) -> usiz
             let reply = client.post(path, &body);
             check(&reply, &body);
             let refused = (400..500).contains(&reply.status);
-            let blames = if refused { blamed(&reply, &body) } else { String::new() };
+            let blames = if refused { rejected_field(&reply, &body) } else { String::new() };
             // Without a limit that is allowed, what is above it is not.
             let meets = blames == "min_tokens" && [*name, *other].contains(&"max_tokens");
             if blames != *name && blames != *other && !meets {
@@ -118,25 +123,31 @@ fn forbidden(at: SocketAddr, path: &str, fields: &[Field], good: &[Row]) -> usiz
 }
 
 #[test]
-fn any_two_parameters_are_answered_or_refused_by_name() {
+fn every_parameter_pair_is_served_or_rejected_by_name() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/demo");
-    let setup = Setup { model: Some(model), max_model_len: 512, seats: 64, ..Setup::default() };
-    let server = Server::start(&setup);
+    let setup = ServerSetup {
+        model: Some(model),
+        max_model_len: 512,
+        max_num_seqs: 64,
+        ..ServerSetup::default()
+    };
+    let server = TestServer::start(&setup);
     let question = json!({"prompt": "The quick brown fox", "max_tokens": 20, "ignore_eos": true, "temperature": 0});
     let at = server.address;
     let answer = || post(at, "/v1/completions", &question).json()["choices"].clone();
     let before = answer();
     for (path, fields) in [("/v1/completions", text()), ("/v1/chat/completions", chat())] {
-        let sizes = fields.iter().map(|field| (field.good.len(), field.needed)).collect();
-        let matrix = Mutex::new(Matrix::new(sizes));
+        let sizes = fields.iter().map(|field| (field.valid.len(), field.required)).collect();
+        let matrix = Mutex::new(PairMatrix::new(sizes));
         let lanes = std::thread::scope(|scope| {
             let lane = || scope.spawn(|| allowed(at, path, &fields, &matrix));
-            let lanes: Vec<_> = (0..LANES).map(|_| lane()).collect();
+            let lanes: Vec<_> = (0..CONCURRENCY).map(|_| lane()).collect();
             lanes.into_iter().map(|lane| lane.join().unwrap()).collect::<Vec<_>>()
         });
-        let good: Vec<Row> = lanes.iter().flat_map(|tally| tally.good.clone()).collect();
+        let good: Vec<FieldChoices> =
+            lanes.iter().flat_map(|tally| tally.valid_rows.clone()).collect();
         let (answered, refused) =
-            lanes.iter().fold((0, 0), |(a, r), tally| (a + tally.answered, r + tally.refused));
+            lanes.iter().fold((0, 0), |(a, r), tally| (a + tally.served, r + tally.rejected));
         let (covered, pairs) = matrix.lock().unwrap().covered();
         println!("{path}: {covered} of {pairs} pairs in {answered} answers, {refused} refusals");
         assert!(covered * 100 >= pairs * 95, "too many pairs contradict each other");

@@ -2,7 +2,7 @@
 
 use super::super::tests::{kept, plain, row};
 use super::*;
-use crate::cpu::sample::rules::{Edits, Seen};
+use crate::cpu::sample::rules::{LogitEdits, TokenOccurrence};
 
 /// Ids of the language.
 const V: usize = 6;
@@ -17,8 +17,8 @@ const DRAW_DRAFT: u32 = 3;
 
 /// How a request's tokens are chosen.
 #[derive(Debug, Clone, Copy)]
-struct Style {
-    draw: Draw,
+struct SamplingStyle {
+    draw: DrawParams,
     banned: &'static [u32],
     bias: &'static [(u32, f32)],
     repetition: f32,
@@ -26,32 +26,34 @@ struct Style {
     presence: f32,
 }
 
-impl Style {
+impl SamplingStyle {
     fn new(temperature: f32) -> Self {
-        let draw = Draw { temperature, ..plain(0, 0) };
+        let draw = DrawParams { temperature, ..plain(0, 0) };
         Self { draw, banned: &[], bias: &[], repetition: 1.0, frequency: 0.0, presence: 0.0 }
     }
 
     /// Everything that may change a logit or leave an id out.
     fn strict() -> Self {
-        let draw = Draw { temperature: 1.3, min_p: 0.02, top_k: 4, top_p: 0.95, ..plain(0, 0) };
+        let draw =
+            DrawParams { temperature: 1.3, min_p: 0.02, top_k: 4, top_p: 0.95, ..plain(0, 0) };
         let (banned, bias) = (&[5], &[(1, 0.6)]);
         Self { draw, banned, bias, repetition: 1.2, frequency: 0.5, presence: 0.3 }
     }
 
-    fn seen(&self, said: &[u32]) -> Vec<Seen> {
+    fn seen(&self, said: &[u32]) -> Vec<TokenOccurrence> {
         let count = |id: u32| said[1..].iter().filter(|&&other| other == id).count() as u32;
         let penalised = self.repetition != 1.0 || self.frequency != 0.0 || self.presence != 0.0;
         let seen = (0..V as u32).filter(|id| said.contains(id) && penalised);
-        seen.map(|id| Seen { id, count: count(id) }).collect()
+        seen.map(|id| TokenOccurrence { id, count: count(id) }).collect()
     }
 
-    fn rules<'a>(&self, key: u64, said: usize, seen: &'a [Seen]) -> Rules<'a> {
+    fn rules<'a>(&self, key: u64, said: usize, seen: &'a [TokenOccurrence]) -> SamplingRules<'a> {
         let Self { banned, bias, repetition, frequency, presence, .. } = *self;
-        let edits = Edits { allowed: None, banned, bias, seen, repetition, frequency, presence };
+        let edits =
+            LogitEdits { allowed: None, banned, bias, seen, repetition, frequency, presence };
         let greedy = self.draw.temperature < 1e-5;
-        let draw = (!greedy).then_some(Draw { key, position: said as u32, ..self.draw });
-        Rules { edits, draw }
+        let draw = (!greedy).then_some(DrawParams { key, position: said as u32, ..self.draw });
+        SamplingRules { edits, draw }
     }
 
     /// Probabilities of the next token by the book.
@@ -63,7 +65,7 @@ impl Style {
         for &(id, bias) in self.bias {
             l[id as usize] += bias;
         }
-        for Seen { id, count } in self.seen(said) {
+        for TokenOccurrence { id, count } in self.seen(said) {
             let x = &mut l[id as usize];
             *x = if *x > 0.0 { *x / self.repetition } else { *x * self.repetition };
             *x -= self.frequency * count as f32 + if count > 0 { self.presence } else { 0.0 };
@@ -82,7 +84,7 @@ fn target(last: u32) -> Vec<f32> {
 }
 
 /// What a drafter takes for the probabilities behind an id: not far from them, and not near.
-fn guessed(last: u32) -> Vec<f32> {
+fn proposed(last: u32) -> Vec<f32> {
     let noise = row(V, 90 + u64::from(last));
     let l: Vec<f32> = target(last).iter().zip(noise).map(|(x, n)| 0.7 * x + 0.35 * n).collect();
     let total: f32 = l.iter().map(|x| x.exp()).sum();
@@ -91,9 +93,9 @@ fn guessed(last: u32) -> Vec<f32> {
 
 /// How drafts are made.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Drafter {
+enum TestProposer {
     /// The likeliest id by its own reckoning.
-    Likeliest,
+    Greedy,
     /// Drawn.
     Drawn,
     /// Drawn, and what is left of an id is reckoned with the probability of its neighbour.
@@ -102,17 +104,17 @@ enum Drafter {
 
 /// What became of the drafts of many runs.
 #[derive(Debug, Default)]
-struct Count {
+struct DraftCounts {
     drafted: u32,
     accepted: u32,
 }
 
 /// A draft behind `said`, and the probabilities that the drafter reckons with.
-fn draft(said: &[u32], key: u64, drafter: Drafter) -> (u32, Vec<f32>) {
-    let q = guessed(said[said.len() - 1]);
+fn draft(said: &[u32], key: u64, drafter: TestProposer) -> (u32, Vec<f32>) {
+    let q = proposed(said[said.len() - 1]);
     let position = said.len() as u32;
     let value = |id: u32| match drafter {
-        Drafter::Likeliest => q[id as usize],
+        TestProposer::Greedy => q[id as usize],
         _ => q[id as usize].ln() + gumbel(word(key, DRAW_DRAFT, id, position)),
     };
     let best = (0..V as u32).reduce(|a, b| if value(b) > value(a) { b } else { a });
@@ -120,7 +122,13 @@ fn draft(said: &[u32], key: u64, drafter: Drafter) -> (u32, Vec<f32>) {
 }
 
 /// One row: the tokens behind `said`, of which `k` are drafted.
-fn step(style: &Style, key: u64, said: &[u32], k: usize, drafter: Drafter) -> Vec<u32> {
+fn step(
+    style: &SamplingStyle,
+    key: u64,
+    said: &[u32],
+    k: usize,
+    drafter: TestProposer,
+) -> Vec<u32> {
     let (mut guessed, mut of) = (said.to_vec(), Vec::new());
     for _ in 0..k {
         let (id, q) = draft(&guessed, key, drafter);
@@ -132,22 +140,28 @@ fn step(style: &Style, key: u64, said: &[u32], k: usize, drafter: Drafter) -> Ve
     let rules = lengths.clone().zip(&seen).map(|(end, seen)| style.rules(key, end, seen));
     let rules: Vec<_> = rules.collect();
     let logits: Vec<f32> = lengths.flat_map(|end| target(guessed[end - 1])).collect();
-    let logits = Mat::of(&logits, k + 1, V).unwrap();
-    let drawn = drafter != Drafter::Likeliest;
-    let drafts = of.iter().map(|(id, q)| Draft { id: *id, drawn_from: drawn.then_some(&q[..]) });
+    let logits = MatRef::of(&logits, k + 1, V).unwrap();
+    let drawn = drafter != TestProposer::Greedy;
+    let drafts = of.iter().map(|(id, q)| DraftToken { id: *id, proposal: drawn.then_some(&q[..]) });
     let drafts: Vec<_> = drafts.collect();
-    let mut scratch = Scratch::default();
-    let found = if drafter == Drafter::OffByOne {
+    let mut scratch = RowScratch::default();
+    let found = if drafter == TestProposer::OffByOne {
         let left = |p: &[f32], q: &[f32], id: usize| p[id] - q[(id + 1) % q.len()];
         verify_by(logits, &rules, &drafts, left, &mut scratch)
     } else {
-        verify(logits, &rules, &drafts, &mut scratch)
+        verify_rows(logits, &rules, &drafts, &mut scratch)
     };
     found.unwrap()
 }
 
 /// One run: its first tokens behind the given one.
-fn run(style: &Style, key: u64, k: usize, drafter: Drafter, count: &mut Count) -> Vec<u32> {
+fn run(
+    style: &SamplingStyle,
+    key: u64,
+    k: usize,
+    drafter: TestProposer,
+    count: &mut DraftCounts,
+) -> Vec<u32> {
     let mut said = vec![FIRST];
     while said.len() <= LENGTH {
         let tokens = step(style, key, &said, k, drafter);
@@ -159,8 +173,8 @@ fn run(style: &Style, key: u64, k: usize, drafter: Drafter, count: &mut Count) -
 }
 
 /// How often each output came of many runs, and the share of drafts that stood.
-fn outputs(style: &Style, k: usize, drafter: Drafter) -> (Vec<u32>, f64) {
-    let (mut counts, mut count) = (vec![0; V.pow(LENGTH as u32)], Count::default());
+fn outputs(style: &SamplingStyle, k: usize, drafter: TestProposer) -> (Vec<u32>, f64) {
+    let (mut counts, mut count) = (vec![0; V.pow(LENGTH as u32)], DraftCounts::default());
     for key in 0..RUNS {
         let said = run(style, key * 0x9E37_79B9 + k as u64, k, drafter, &mut count);
         counts[said.iter().fold(0, |at, &id| at * V + id as usize)] += 1;
@@ -169,7 +183,7 @@ fn outputs(style: &Style, k: usize, drafter: Drafter) -> (Vec<u32>, f64) {
 }
 
 /// How often each output is to be expected.
-fn expected(style: &Style) -> Vec<f64> {
+fn expected(style: &SamplingStyle) -> Vec<f64> {
     let mut p = vec![(vec![FIRST], 1.0)];
     for _ in 0..LENGTH {
         let longer = |(said, p): (Vec<u32>, f64)| {
@@ -208,15 +222,20 @@ const MOST: f64 = 4.0;
 
 #[test]
 fn drafts_change_no_distribution() {
-    for (name, style) in
-        [("0.7", Style::new(0.7)), ("1.0", Style::new(1.0)), ("strict", Style::strict())]
-    {
+    for (name, style) in [
+        ("0.7", SamplingStyle::new(0.7)),
+        ("1.0", SamplingStyle::new(1.0)),
+        ("strict", SamplingStyle::strict()),
+    ] {
         let expected = expected(&style);
-        let without = excess(&outputs(&style, 0, Drafter::Likeliest).0, &expected);
+        let without = excess(&outputs(&style, 0, TestProposer::Greedy).0, &expected);
         assert!(without < MOST, "{name}: without drafts {without:.1}");
-        for (k, drafter) in
-            [(1, Drafter::Drawn), (2, Drafter::Drawn), (3, Drafter::Drawn), (2, Drafter::Likeliest)]
-        {
+        for (k, drafter) in [
+            (1, TestProposer::Drawn),
+            (2, TestProposer::Drawn),
+            (3, TestProposer::Drawn),
+            (2, TestProposer::Greedy),
+        ] {
             let (counts, stood) = outputs(&style, k, drafter);
             let excess = excess(&counts, &expected);
             println!("{name}, {k} drafts, {drafter:?}: {stood:.2} stood, {excess:.1} deviations");
@@ -227,62 +246,63 @@ fn drafts_change_no_distribution() {
 }
 
 #[test]
-fn a_wrong_residual_shows() {
+fn wrong_residual_is_detected() {
     for temperature in [0.7, 1.0] {
-        let style = Style::new(temperature);
-        let (counts, _) = outputs(&style, 2, Drafter::OffByOne);
+        let style = SamplingStyle::new(temperature);
+        let (counts, _) = outputs(&style, 2, TestProposer::OffByOne);
         let excess = excess(&counts, &expected(&style));
         assert!(excess > 10.0 * MOST, "at {temperature}: {excess:.1} deviations");
     }
 }
 
 #[test]
-fn drafts_that_are_not_drawn_change_no_token() {
-    let greedy = Style::new(0.0);
-    for style in [greedy, Style::new(0.7), Style::new(1.0), Style::strict()] {
+fn deterministic_drafts_change_no_token() {
+    let greedy = SamplingStyle::new(0.0);
+    for style in [greedy, SamplingStyle::new(0.7), SamplingStyle::new(1.0), SamplingStyle::strict()]
+    {
         for key in 0..300 {
-            let without = run(&style, key, 0, Drafter::Likeliest, &mut Count::default());
+            let without = run(&style, key, 0, TestProposer::Greedy, &mut DraftCounts::default());
             for k in 1..=4 {
-                let with = run(&style, key, k, Drafter::Likeliest, &mut Count::default());
+                let with = run(&style, key, k, TestProposer::Greedy, &mut DraftCounts::default());
                 assert_eq!(with, without, "{k} drafts, key {key}, {style:?}");
             }
         }
     }
     for key in 0..300 {
-        let without = run(&greedy, key, 0, Drafter::Drawn, &mut Count::default());
-        let with = run(&greedy, key, 3, Drafter::Drawn, &mut Count::default());
+        let without = run(&greedy, key, 0, TestProposer::Drawn, &mut DraftCounts::default());
+        let with = run(&greedy, key, 3, TestProposer::Drawn, &mut DraftCounts::default());
         assert_eq!(with, without, "greedy, drawn drafts, key {key}");
     }
 }
 
 #[test]
-fn a_position_that_is_not_reached_fails_nobody() {
-    let style = Style::new(1.0);
+fn unreached_position_fails_no_row() {
+    let style = SamplingStyle::new(1.0);
     let rules: Vec<_> = (1..=2).map(|said| style.rules(1, said, &[])).collect();
     let mut logits = [target(FIRST), vec![f32::NAN; V]].concat();
     let verified = |logits: &[f32], id: u32| {
-        let drafts = [Draft { id, drawn_from: None }];
-        verify(Mat::of(logits, 2, V).unwrap(), &rules, &drafts, &mut Scratch::default())
+        let drafts = [DraftToken { id, proposal: None }];
+        verify_rows(MatRef::of(logits, 2, V).unwrap(), &rules, &drafts, &mut RowScratch::default())
     };
-    let said = choose(&logits[..V], &rules[0], &mut Scratch::default()).unwrap();
+    let said = sample_token(&logits[..V], &rules[0], &mut RowScratch::default()).unwrap();
     assert_eq!(verified(&logits, (said + 1) % V as u32), Ok(vec![said]));
-    assert_eq!(verified(&logits, said), Err(Unusable::NonFinite));
+    assert_eq!(verified(&logits, said), Err(SampleError::NonFinite));
     logits[0] = f32::INFINITY;
-    assert_eq!(verified(&logits, (said + 1) % V as u32), Err(Unusable::NonFinite));
+    assert_eq!(verified(&logits, (said + 1) % V as u32), Err(SampleError::NonFinite));
 }
 
 #[test]
-fn drafts_beyond_the_rules_never_stand() {
-    let style = Style::strict(); // It bans id 5.
+fn drafts_outside_the_filters_are_rejected() {
+    let style = SamplingStyle::strict(); // It bans id 5.
     let q = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0];
-    let mut scratch = Scratch::default();
+    let mut scratch = RowScratch::default();
     for key in 0..200 {
         let seen = style.seen(&[FIRST]);
         let rules = [style.rules(key, 1, &seen), style.rules(key, 2, &seen)];
         let logits = [target(FIRST), target(5)].concat();
-        let logits = Mat::of(&logits, 2, V).unwrap();
-        let drafts = [Draft { id: 5, drawn_from: Some(&q) }];
-        let tokens = verify(logits, &rules, &drafts, &mut scratch).unwrap();
+        let logits = MatRef::of(&logits, 2, V).unwrap();
+        let drafts = [DraftToken { id: 5, proposal: Some(&q) }];
+        let tokens = verify_rows(logits, &rules, &drafts, &mut scratch).unwrap();
         assert!(tokens.len() == 1 && style.exact(&[FIRST])[tokens[0] as usize] > 0.0, "{tokens:?}");
     }
 }

@@ -1,0 +1,178 @@
+//! What a rank does in its group, as the others and whoever watches read it from shared memory.
+
+use kernels::DType;
+use std::fmt;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CollectiveOp {
+    /// [`Collective::all_reduce`](crate::Collective::all_reduce)
+    AllReduce,
+    /// [`Collective::all_gather`](crate::Collective::all_gather)
+    AllGather,
+    /// [`Collective::all_gather_rows`](crate::Collective::all_gather_rows)
+    AllGatherRows,
+    /// [`Collective::reduce_scatter`](crate::Collective::reduce_scatter)
+    ReduceScatter,
+    /// [`Collective::exchange_counts`](crate::Collective::exchange_counts)
+    ExchangeCounts,
+    /// [`Collective::all_to_all`](crate::Collective::all_to_all)
+    AllToAll,
+    /// [`Collective::broadcast`](crate::Collective::broadcast) from this rank.
+    Broadcast(usize),
+    /// [`Collective::barrier`](crate::Collective::barrier)
+    Barrier,
+    /// A number that no build of this version writes.
+    Unknown,
+}
+
+/// How far it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallState {
+    /// Under way; on a device also what nobody has seen it come past.
+    InProgress,
+    /// Over.
+    Done,
+    /// Over, and the group with it.
+    Failed,
+}
+
+/// One collective of one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CollectiveCall {
+    /// Number of this call in its group, from 1 on; it starts again at 0 after 2³² of them.
+    pub sequence: u32,
+    /// What is done.
+    pub op: CollectiveOp,
+    /// Elements; of a barrier nothing in particular.
+    pub dtype: DType,
+    /// Rows that this rank brings; those of all ranks where they may bring different numbers, of `all_to_all` those that go to other ranks.
+    pub rows: u32,
+    /// Columns that this rank brings.
+    pub cols: u32,
+    /// How far it is.
+    pub state: CallState,
+}
+
+/// The word of a broadcast from rank 0; those from others follow.
+const FIRST_BROADCAST: u32 = 16;
+
+/// Words of a call.
+pub(crate) const CALL_WORDS: usize = 8;
+
+impl CollectiveOp {
+    /// The name, for messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::AllGatherRows => "all_gather_rows",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::ExchangeCounts => "exchange_counts",
+            Self::AllToAll => "all_to_all",
+            Self::Broadcast(_) => "broadcast",
+            Self::Barrier => "barrier",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    fn to_word(self) -> u32 {
+        match self {
+            Self::AllReduce => 1,
+            Self::AllGather => 2,
+            Self::Barrier => 3,
+            Self::AllGatherRows => 4,
+            Self::ReduceScatter => 5,
+            Self::AllToAll => 6,
+            Self::ExchangeCounts => 7,
+            Self::Broadcast(from) => FIRST_BROADCAST + from as u32,
+            Self::Unknown => 0,
+        }
+    }
+
+    fn from_word(word: u32) -> Self {
+        match word {
+            0 => Self::Unknown,
+            1 => Self::AllReduce,
+            2 => Self::AllGather,
+            3 => Self::Barrier,
+            4 => Self::AllGatherRows,
+            5 => Self::ReduceScatter,
+            6 => Self::AllToAll,
+            7 => Self::ExchangeCounts,
+            FIRST_BROADCAST.. => Self::Broadcast((word - FIRST_BROADCAST) as usize),
+            _ => Self::Unknown,
+        }
+    }
+}
+
+impl CollectiveCall {
+    /// A call that begins, without a number.
+    pub(crate) fn new(operation: CollectiveOp, dtype: DType, rows: usize, cols: usize) -> Self {
+        let (rows, cols, state) = (rows as u32, cols as u32, CallState::InProgress);
+        Self { sequence: 0, op: operation, dtype, rows, cols, state }
+    }
+
+    /// Writes the call where others read it.
+    pub(crate) fn write(&self, to: &[AtomicU32]) {
+        let state = match self.state {
+            CallState::InProgress => 0,
+            CallState::Done => 1,
+            CallState::Failed => 2,
+        };
+        let (operation, dtype) = (self.op.to_word(), dtype_word(self.dtype));
+        let words = [self.sequence, operation, dtype, self.rows, self.cols, state];
+        for (to, word) in to.iter().zip(words) {
+            to.store(word, Relaxed);
+        }
+    }
+
+    /// Reads a call that somebody has written, or is writing.
+    pub(crate) fn read(from: &[AtomicU32]) -> Self {
+        let word = |i: usize| from[i].load(Relaxed);
+        let state = match word(5) {
+            0 => CallState::InProgress,
+            1 => CallState::Done,
+            _ => CallState::Failed,
+        };
+        let (operation, dtype) = (CollectiveOp::from_word(word(1)), dtype_from_word(word(2)));
+        Self { sequence: word(0), op: operation, dtype, rows: word(3), cols: word(4), state }
+    }
+}
+
+fn dtype_word(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => 0,
+        DType::BF16 => 1,
+        DType::F16 => 2,
+        DType::F8E4M3 => 3,
+        DType::I32 => 4,
+        DType::I64 => 5,
+    }
+}
+
+fn dtype_from_word(word: u32) -> DType {
+    match word {
+        1 => DType::BF16,
+        2 => DType::F16,
+        3 => DType::F8E4M3,
+        4 => DType::I32,
+        5 => DType::I64,
+        _ => DType::F32,
+    }
+}
+
+impl fmt::Display for CollectiveCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sequence, op: operation, dtype, rows, cols, .. } = self;
+        write!(f, "#{sequence} {}", operation.name())?;
+        match operation {
+            CollectiveOp::Barrier => Ok(()),
+            CollectiveOp::Broadcast(from) => write!(f, " from {from} of {rows} x {cols} {dtype:?}"),
+            _ => write!(f, " of {rows} x {cols} {dtype:?}"),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Whether the ranks of a group on devices still live, and how far what this one launched has come.
+//!
+//! Launches return before they are done. A rank that is gone would leave the device of every other one waiting in a
+//! collective for good, so a thread looks after them, and ends what is under way.
+
+use crate::collective_call::CALL_WORDS;
+use crate::peer_waiter::{abort_group, check_not_aborted, process_has_exited};
+use crate::shared_layout::{CALL_HISTORY_LEN, GroupLayout, RankFlag};
+use crate::{CallState, CollectiveCall, CollectiveError};
+use kernels::SharedMemory;
+use kernels::gpu::{GpuCommunicator, PeerMemory};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// How often the ranks are looked after.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What is known of the group of a rank, for all threads of its process.
+#[derive(Debug)]
+pub(crate) struct GroupHealth {
+    memory: Arc<SharedMemory>,
+    layout: GroupLayout,
+    rank: usize,
+    failure: Mutex<Option<CollectiveError>>,
+    /// Calls that the device is known to have come past.
+    done_calls: AtomicU32,
+}
+
+/// What a rank had launched in its group at some moment.
+#[derive(Debug)]
+pub struct LaunchCheckpoint {
+    health: Arc<GroupHealth>,
+    /// The newest call.
+    sequence: u32,
+}
+
+/// The thread that looks after the ranks; it ends with this value.
+#[derive(Debug)]
+pub(crate) struct GroupWatchdog {
+    pub(crate) health: Arc<GroupHealth>,
+    stopped: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl GroupHealth {
+    pub(crate) fn new(memory: Arc<SharedMemory>, place: GroupLayout, rank: usize) -> Self {
+        Self {
+            memory,
+            layout: place,
+            rank,
+            failure: Mutex::default(),
+            done_calls: AtomicU32::new(0),
+        }
+    }
+
+    /// Why the group is of no further use, if it is: to this rank, or to one that has given it up, whose device may since
+    /// have shown this one's what means nothing.
+    pub(crate) fn check(&self) -> Result<(), CollectiveError> {
+        match &*self.failure.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error.clone()),
+            None => check_not_aborted(self.memory.words(), &self.layout),
+        }
+    }
+
+    /// The first reason stays.
+    pub(crate) fn fail(&self, error: CollectiveError) -> CollectiveError {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert(error).clone()
+    }
+
+    /// Errors: a rank is gone, or somebody has given the group up.
+    pub(crate) fn check_peers(&self) -> Result<(), CollectiveError> {
+        let words = self.memory.words();
+        check_not_aborted(words, &self.layout)?;
+        for rank in (0..self.layout.size).filter(|&rank| rank != self.rank) {
+            let flag = |flag| words[self.layout.rank_flag(rank, flag)].load(SeqCst);
+            if flag(RankFlag::HasLeft) != 0 || process_has_exited(flag(RankFlag::ProcessId)) {
+                return Err(CollectiveError::RankFailed { rank });
+            }
+        }
+        Ok(())
+    }
+
+    /// The device has come past all calls up to this one.
+    fn mark_done_up_to(&self, sequence: u32) {
+        let done = self.done_calls.swap(sequence, SeqCst);
+        // Numbers of calls start over; steps are finished in their order.
+        let new = sequence.wrapping_sub(done).min(CALL_HISTORY_LEN as u32);
+        for back in (0..new).rev() {
+            let sequence = sequence.wrapping_sub(back);
+            let note = &self.memory.words()[self.layout.call_record(self.rank, sequence)];
+            if note[..CALL_WORDS][0].load(Relaxed) == sequence {
+                CollectiveCall { state: CallState::Done, ..CollectiveCall::read(note) }.write(note);
+            }
+        }
+    }
+}
+
+impl LaunchCheckpoint {
+    pub(crate) fn new(health: &Arc<GroupHealth>, sequence: u32) -> Self {
+        Self { health: Arc::clone(health), sequence }
+    }
+
+    /// To be called once the device has come past it, and before anything that it computed is believed.
+    ///
+    /// Errors: the group has failed; what came is worthless.
+    pub fn finish(&self) -> Result<(), CollectiveError> {
+        self.health.check()?;
+        self.health.mark_done_up_to(self.sequence);
+        Ok(())
+    }
+}
+
+impl GroupWatchdog {
+    /// Looks after the ranks from now on, and ends what `communicator` and `peers` wait for when one of them is gone.
+    pub(crate) fn start(
+        health: &Arc<GroupHealth>,
+        communicator: &Arc<GpuCommunicator>,
+        peers: Option<&Arc<PeerMemory>>,
+    ) -> Result<Self, CollectiveError> {
+        let over = Arc::new(AtomicBool::new(false));
+        let (watched, ended) = (Arc::clone(health), Arc::clone(&over));
+        let (communicator, peers) = (Arc::clone(communicator), peers.cloned());
+        let look = move || {
+            while !ended.load(SeqCst) {
+                let failed = watched.check_peers().and_then(|()| Ok(communicator.is_ready()?));
+                if let Err(error) = failed {
+                    // Said, here and to the other ranks, before the device goes on: nobody may take what it leaves, or
+                    // shows to others, for an answer.
+                    let error = watched.fail(error);
+                    abort_group(watched.memory.words(), &watched.layout, watched.rank, &error);
+                    if let Some(peers) = &peers {
+                        peers.abort();
+                    }
+                    communicator.abort();
+                    return;
+                }
+                thread::park_timeout(CHECK_INTERVAL);
+            }
+        };
+        let thread = thread::Builder::new().name("ranks".to_owned()).spawn(look);
+        let thread =
+            thread.map_err(|error| CollectiveError::WatchdogStart { error: error.to_string() })?;
+        Ok(Self { health: Arc::clone(health), stopped: over, thread: Some(thread) })
+    }
+}
+
+impl Drop for GroupWatchdog {
+    fn drop(&mut self) {
+        self.stopped.store(true, SeqCst);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+mod tests {
+    use super::*;
+    use crate::SharedMemoryRendezvous;
+
+    #[test]
+    fn results_after_an_abort_by_a_peer_are_rejected() {
+        let meeting = SharedMemoryRendezvous::create(&[3]).unwrap();
+        let group = |rank| meeting.join(0, rank).unwrap();
+        let (groups, lost) =
+            ([group(0), group(1), group(2)], CollectiveError::RankFailed { rank: 2 });
+        let health: Vec<_> = groups.iter().map(|group| Arc::new(group.health())).collect();
+        let launched = LaunchCheckpoint::new(&health[0], 0);
+        launched.finish().unwrap();
+        // Rank 1 finds that rank 2 is gone; rank 0 has not looked yet.
+        abort_group(health[1].memory.words(), &health[1].layout, 1, &lost);
+        assert_eq!(launched.finish(), Err(lost.clone()));
+        assert_eq!(health[0].check_peers(), Err(lost));
+    }
+}

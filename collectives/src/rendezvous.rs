@@ -1,0 +1,116 @@
+//! The memory in which the ranks of a world meet: made by whoever starts them, mapped by each of them.
+
+use crate::peer_waiter::PeerWaiter;
+use crate::shared_layout::{CALL_HISTORY_LEN, GroupLayout, HEADER_WORDS, RankFlag, group_layouts};
+use crate::{CollectiveCall, CollectiveError, SharedMemoryGroup};
+use kernels::SharedMemory;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+
+/// First words of the file: what it is, and which layout it has.
+const MAGIC: u32 = u32::from_le_bytes(*b"HDRN");
+const LAYOUT_VERSION: u32 = 2;
+/// The mark of a group that its maker has given up; ranks leave that of the rank that failed, plus one.
+pub(crate) const ABORTED_BY_CREATOR: u32 = u32::MAX;
+
+/// The groups of one generation of a world. The memory goes when the last one who maps it is gone.
+#[derive(Debug)]
+pub struct SharedMemoryRendezvous {
+    file: File,
+    path: PathBuf,
+    memory: Arc<SharedMemory>,
+    layouts: Vec<GroupLayout>,
+}
+
+impl SharedMemoryRendezvous {
+    /// Memory for groups of these sizes, in which nobody has come yet.
+    pub fn create(sizes: &[usize]) -> Result<Self, CollectiveError> {
+        let places = group_layouts(sizes);
+        let words = places.last().map_or(HEADER_WORDS, |place| place.words().end);
+        let make = || -> io::Result<(File, SharedMemory)> {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = File::from(memfd_create("hadron-meeting", flags)?);
+            file.set_len(words as u64 * 4)?;
+            fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+            let memory = SharedMemory::map(&file, words)?;
+            Ok((file, memory))
+        };
+        let (file, memory) = make().map_err(|error| memory_error(Path::new("memfd"), &error))?;
+        for (word, value) in memory.words().iter().zip([MAGIC, LAYOUT_VERSION, words as u32]) {
+            word.store(value, SeqCst);
+        }
+        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into();
+        Ok(Self { file, path, memory: Arc::new(memory), layouts: places })
+    }
+
+    /// Maps what another process has created for groups of the same sizes.
+    pub fn open(path: &Path, sizes: &[usize]) -> Result<Self, CollectiveError> {
+        let places = group_layouts(sizes);
+        let words = places.last().map_or(HEADER_WORDS, |place| place.words().end);
+        let map = || -> io::Result<(File, SharedMemory)> {
+            let file = File::options().read(true).write(true).open(path)?;
+            let memory = SharedMemory::map(&file, words)?;
+            Ok((file, memory))
+        };
+        let (file, memory) = map().map_err(|error| memory_error(path, &error))?;
+        let found: Vec<u32> = memory.words()[..3].iter().map(|word| word.load(Acquire)).collect();
+        if found != [MAGIC, LAYOUT_VERSION, words as u32] {
+            let text = format!("not the meeting of groups of {sizes:?} ranks");
+            return Err(memory_error(path, &io::Error::other(text)));
+        }
+        Ok(Self { file, path: path.to_owned(), memory: Arc::new(memory), layouts: places })
+    }
+
+    /// Where other processes of this host find it, for as long as this value lives.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes a place in a group. Each is taken once: a new generation of ranks meets in memory of its own.
+    ///
+    /// # Panics
+    /// If there is no such group, or no such rank in it.
+    pub fn join(&self, group: usize, rank: usize) -> Result<SharedMemoryGroup, CollectiveError> {
+        let place = self.layouts[group];
+        assert!(rank < place.size, "rank {rank} of {}", place.size);
+        SharedMemoryGroup::join(Arc::clone(&self.memory), place, rank)
+    }
+
+    /// Makes every rank that waits in a group fail, now and from now on.
+    pub fn abort(&self) {
+        let words = self.memory.words();
+        for place in &self.layouts {
+            let _ =
+                words[place.abort_flag()].compare_exchange(0, ABORTED_BY_CREATOR, SeqCst, Relaxed);
+            for rank in 0..place.size {
+                PeerWaiter::wake_waiters(&words[place.rank_flag(rank, RankFlag::RoundsPosted)]);
+            }
+        }
+    }
+
+    /// The last calls of a rank, oldest first; the newest may be under way. Safe to ask whatever the rank does.
+    #[must_use]
+    pub fn call_history(&self, group: usize, rank: usize) -> Vec<CollectiveCall> {
+        let (words, place) = (self.memory.words(), &self.layouts[group]);
+        let last = words[place.rank_flag(rank, RankFlag::CallsBegun)].load(Acquire);
+        let oldest = last.saturating_sub(CALL_HISTORY_LEN as u32 - 1).max(1);
+        (oldest..=last)
+            .map(|sequence| CollectiveCall::read(&words[place.call_record(rank, sequence)]))
+            .collect()
+    }
+
+    /// Bytes of the memory; it takes as many as have been written to.
+    pub fn size_bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+}
+
+fn memory_error(path: &Path, error: &io::Error) -> CollectiveError {
+    CollectiveError::SharedMemory { path: path.to_owned(), error: error.to_string() }
+}

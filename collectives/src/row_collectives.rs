@@ -1,0 +1,124 @@
+//! Collectives of ranks that each hold rows of their own: what [`SharedMemoryGroup`] does for experts spread over replicas.
+
+use crate::shared_element::{
+    MatrixChunk, ReducibleElement, SharedElement, row_of_chunk, split_into_chunks,
+};
+use crate::shared_layout::SLOT_WORDS;
+use crate::shared_memory_group::{SharedMemoryGroup, write_chunk};
+use crate::{CollectiveCall, CollectiveError, RowCounts};
+use kernels::{MatMut, MatRef};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Words of a slot that hold a matrix where the last one says how many rows it has.
+const SLOT_WORDS_WITH_COUNT: usize = SLOT_WORDS - 1;
+
+impl SharedMemoryGroup {
+    pub(crate) fn gather_rows<T: SharedElement>(
+        &self,
+        call: &CollectiveCall,
+        own: MatRef<'_>,
+        all: &mut MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
+        let most = all.rows() / self.layout.size;
+        for (i, piece) in (0..).zip(split_into_chunks::<T>(most, own.cols(), SLOT_WORDS_WITH_COUNT))
+        {
+            let slot = self.round(call, i, |words| {
+                write_chunk::<T>(own, &piece.truncate_rows(own.rows()), words);
+                words[SLOT_WORDS_WITH_COUNT].store(own.rows() as u32, Relaxed);
+            })?;
+            let width = T::words(piece.cols.len());
+            for rank in 0..self.layout.size {
+                let words = self.slot(rank, slot);
+                let brought = words[SLOT_WORDS_WITH_COUNT].load(Relaxed) as usize;
+                for (row, words) in piece.rows.clone().zip(words.chunks_exact(width)) {
+                    let to = row_of_chunk::<T>(all, rank * most + row, &piece);
+                    if row >= brought {
+                        to.fill(T::PADDING);
+                    } else if rank == self.rank {
+                        to.copy_from_slice(&own.row::<T>(row)[piece.cols.clone()]);
+                    } else {
+                        T::read_words(words, to);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn reduce_scatter_rows<T: ReducibleElement>(
+        &self,
+        call: &CollectiveCall,
+        x: MatRef<'_>,
+        mut own: MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
+        let first = x.rows() / self.layout.size * self.rank;
+        let mut sums = self.sum_buffer.borrow_mut();
+        for (i, piece) in (0..).zip(split_into_chunks::<T>(x.rows(), x.cols(), SLOT_WORDS)) {
+            let slot = self.round(call, i, |words| write_chunk::<T>(x, &piece, words))?;
+            let (cols, width) = (piece.cols.clone(), T::words(piece.cols.len()));
+            let wanted = piece.rows.start.max(first)..piece.rows.end.min(first + own.rows());
+            for row in wanted {
+                sums.clear();
+                sums.resize(cols.len(), 0.0);
+                for rank in 0..self.layout.size {
+                    if rank == self.rank {
+                        T::add_row(&mut sums, &x.row::<T>(row)[cols.clone()]);
+                    } else {
+                        let at = (row - piece.rows.start) * width;
+                        T::add_words(&mut sums, &self.slot(rank, slot)[at..at + width]);
+                    }
+                }
+                T::store(&sums, row_of_chunk::<T>(&mut own, row - first, &piece));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells all how many rows this rank has for each of them, and learns the same of the others.
+    pub(crate) fn exchange_row_counts(
+        &self,
+        call: &CollectiveCall,
+        to: &[usize],
+    ) -> Result<RowCounts, CollectiveError> {
+        let size = self.layout.size;
+        let slot = self.round(call, 0, |words| {
+            to.iter().zip(words).for_each(|(&rows, word)| word.store(rows as u32, Relaxed));
+        })?;
+        let words = |rank| &self.slot(rank, slot)[..size];
+        let rows = (0..size).flat_map(|rank| words(rank).iter().map(|w| w.load(Relaxed) as usize));
+        Ok(RowCounts::new(rows.collect(), size))
+    }
+
+    pub(crate) fn all_to_all_rows<T: SharedElement>(
+        &self,
+        call: &CollectiveCall,
+        x: MatRef<'_>,
+        y: &mut MatMut<'_>,
+        counts: &RowCounts,
+    ) -> Result<(), CollectiveError> {
+        let cut = |rank| split_into_chunks::<T>(counts.sent_by(rank), x.cols(), SLOT_WORDS);
+        let cuts: Vec<Vec<MatrixChunk>> = (0..self.layout.size).map(cut).collect();
+        for i in 0..cuts.iter().map(Vec::len).max().unwrap_or(0) {
+            let slot = self.round(call, i as u32, |words| {
+                if let Some(piece) = cuts[self.rank].get(i) {
+                    write_chunk::<T>(x, piece, words);
+                }
+            })?;
+            for (rank, pieces) in cuts.iter().enumerate() {
+                let Some(piece) = pieces.get(i) else { continue };
+                let width = T::words(piece.cols.len());
+                let (theirs, mine) = counts.send_range_and_offset(rank, self.rank);
+                for row in piece.rows.start.max(theirs.start)..piece.rows.end.min(theirs.end) {
+                    let to = row_of_chunk::<T>(y, mine + row - theirs.start, piece);
+                    if rank == self.rank {
+                        to.copy_from_slice(&x.row::<T>(row)[piece.cols.clone()]);
+                    } else {
+                        let at = (row - piece.rows.start) * width;
+                        T::read_words(&self.slot(rank, slot)[at..at + width], to);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,198 @@
+//! Elements in shared words.
+
+use kernels::{DType, DeviceElement, MatMut, bf16, f16};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// An element that can be brought to a group. Words are read and written one by one; what orders them is the
+/// flag that their writer raises behind them.
+pub(crate) trait SharedElement: DeviceElement {
+    /// Elements of a word.
+    const PER_WORD: usize;
+    /// What lies where nobody brought anything.
+    const PADDING: Self;
+
+    /// Words of a row of `cols` elements.
+    fn words(cols: usize) -> usize {
+        cols.div_ceil(Self::PER_WORD)
+    }
+
+    /// A row to words.
+    fn write_words(row: &[Self], words: &[AtomicU32]);
+
+    /// Words to a row.
+    fn read_words(words: &[AtomicU32], row: &mut [Self]);
+}
+
+/// A lane that can be summed.
+pub(crate) trait ReducibleElement: SharedElement {
+    /// `sum += row`
+    fn add_row(sum: &mut [f32], row: &[Self]);
+
+    /// `sum += words`
+    fn add_words(sum: &mut [f32], words: &[AtomicU32]);
+
+    /// The sum, rounded once.
+    fn store(sum: &[f32], row: &mut [Self]);
+}
+
+impl SharedElement for f32 {
+    const PER_WORD: usize = 1;
+    const PADDING: Self = 0.0;
+
+    fn write_words(row: &[Self], words: &[AtomicU32]) {
+        row.iter().zip(words).for_each(|(x, word)| word.store(x.to_bits(), Relaxed));
+    }
+
+    fn read_words(words: &[AtomicU32], row: &mut [Self]) {
+        row.iter_mut().zip(words).for_each(|(x, word)| *x = Self::from_bits(word.load(Relaxed)));
+    }
+}
+
+impl SharedElement for i32 {
+    const PER_WORD: usize = 1;
+    const PADDING: Self = -1;
+
+    fn write_words(row: &[Self], words: &[AtomicU32]) {
+        row.iter().zip(words).for_each(|(x, word)| word.store(*x as u32, Relaxed));
+    }
+
+    fn read_words(words: &[AtomicU32], row: &mut [Self]) {
+        row.iter_mut().zip(words).for_each(|(x, word)| *x = word.load(Relaxed) as Self);
+    }
+}
+
+impl ReducibleElement for f32 {
+    fn add_row(sum: &mut [f32], row: &[Self]) {
+        sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+    }
+
+    fn add_words(sum: &mut [f32], words: &[AtomicU32]) {
+        sum.iter_mut()
+            .zip(words)
+            .for_each(|(sum, word)| *sum += f32::from_bits(word.load(Relaxed)));
+    }
+
+    fn store(sum: &[f32], row: &mut [Self]) {
+        row.copy_from_slice(sum);
+    }
+}
+
+/// Types of two bytes, two of which lie in a word, the first in its lower half.
+macro_rules! halves {
+    ($($half:ty),*) => {$(
+        impl SharedElement for $half {
+            const PER_WORD: usize = 2;
+            const PADDING: Self = Self::ZERO;
+
+            fn write_words(row: &[Self], words: &[AtomicU32]) {
+                for (pair, word) in row.chunks(2).zip(words) {
+                    let high = pair.get(1).map_or(0, |x| u32::from(x.to_bits()));
+                    word.store(high << 16 | u32::from(pair[0].to_bits()), Relaxed);
+                }
+            }
+
+            fn read_words(words: &[AtomicU32], row: &mut [Self]) {
+                for (pair, word) in row.chunks_mut(2).zip(words) {
+                    let word = word.load(Relaxed);
+                    for (i, x) in pair.iter_mut().enumerate() {
+                        *x = Self::from_bits((word >> (16 * i)) as u16);
+                    }
+                }
+            }
+        }
+
+        impl ReducibleElement for $half {
+            fn add_row(sum: &mut [f32], row: &[Self]) {
+                sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.to_f32());
+            }
+
+            fn add_words(sum: &mut [f32], words: &[AtomicU32]) {
+                for (pair, word) in sum.chunks_mut(2).zip(words) {
+                    let word = word.load(Relaxed);
+                    for (i, sum) in pair.iter_mut().enumerate() {
+                        *sum += Self::from_bits((word >> (16 * i)) as u16).to_f32();
+                    }
+                }
+            }
+
+            fn store(sum: &[f32], row: &mut [Self]) {
+                row.iter_mut().zip(sum).for_each(|(x, sum)| *x = Self::from_f32(*sum));
+            }
+        }
+    )*};
+}
+halves!(bf16, f16);
+
+/// The part of a matrix that fits into a slot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MatrixChunk {
+    /// Rows.
+    pub(crate) rows: std::ops::Range<usize>,
+    /// Columns.
+    pub(crate) cols: std::ops::Range<usize>,
+}
+
+impl MatrixChunk {
+    /// The same without rows from `rows` on.
+    pub(crate) fn truncate_rows(&self, rows: usize) -> Self {
+        let (start, end) = (self.rows.start.min(rows), self.rows.end.min(rows));
+        Self { rows: start..end, cols: self.cols.clone() }
+    }
+}
+
+/// Cuts a matrix into pieces of up to `slot` words: rows as long as one fits, else parts of rows.
+pub(crate) fn split_into_chunks<T: SharedElement>(
+    rows: usize,
+    cols: usize,
+    slot: usize,
+) -> Vec<MatrixChunk> {
+    let width = T::words(cols);
+    if width == 0 {
+        return Vec::new();
+    }
+    let (rows_each, cols_each) =
+        if width <= slot { (slot / width, cols) } else { (1, slot * T::PER_WORD) };
+    let within = |r: usize| {
+        (0..cols).step_by(cols_each).map(move |c| MatrixChunk {
+            rows: r..(r + rows_each).min(rows),
+            cols: c..(c + cols_each).min(cols),
+        })
+    };
+    (0..rows).step_by(rows_each).flat_map(within).collect()
+}
+
+/// Part of a row.
+pub(crate) fn row_of_chunk<'a, T: SharedElement>(
+    x: &'a mut MatMut<'_>,
+    row: usize,
+    piece: &MatrixChunk,
+) -> &'a mut [T] {
+    &mut x.row_mut::<T>(row)[piece.cols.clone()]
+}
+
+/// What is refused, by type.
+pub(crate) fn is_reducible(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_each_element_once() {
+        for (rows, cols, slot) in
+            [(1, 1, 1), (5, 3, 7), (3, 10, 4), (2, 11, 4), (0, 4, 4), (4, 0, 4)]
+        {
+            let mut seen = vec![0; rows * cols];
+            for piece in split_into_chunks::<bf16>(rows, cols, slot) {
+                assert!(piece.rows.len() * bf16::words(piece.cols.len()) <= slot, "{piece:?}");
+                for (r, c) in piece.rows.flat_map(|r| piece.cols.clone().map(move |c| (r, c))) {
+                    seen[r * cols + c] += 1;
+                }
+            }
+            assert!(seen.iter().all(|&n| n == 1), "{rows} x {cols} by {slot}");
+        }
+    }
+}

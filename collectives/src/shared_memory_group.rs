@@ -1,0 +1,386 @@
+//! A rank of a group whose processes share memory.
+//!
+//! Everybody brings a piece to a round, waits until all have, and computes the whole result from all slots in
+//! the order of ranks: the ranks of a CPU are few, and none has to be waited for a second time.
+
+use crate::collective_call::CALL_WORDS;
+use crate::group_watchdog::GroupHealth;
+use crate::peer_waiter::{PeerWaiter, abort_group};
+use crate::shared_element::{
+    MatrixChunk, ReducibleElement, SharedElement, is_reducible, row_of_chunk, split_into_chunks,
+};
+use crate::shared_layout::{GroupLayout, RankFlag, SLOT_WORDS};
+use crate::{
+    CallState, CollectiveBackend, CollectiveCall, CollectiveError, CollectiveOp, RowCounts,
+};
+use kernels::{DType, DeviceStream, MatMut, MatRef, SharedMemory, bf16, f16};
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+
+/// One rank. Dropping it leaves the group, which ends it for the others.
+#[derive(Debug)]
+pub struct SharedMemoryGroup {
+    memory: Arc<SharedMemory>,
+    pub(crate) layout: GroupLayout,
+    pub(crate) rank: usize,
+    peer_waiter: PeerWaiter,
+    /// Rounds come to, and calls begun.
+    rounds: Cell<u32>,
+    calls: Cell<u32>,
+    pub(crate) sum_buffer: RefCell<Vec<f32>>,
+}
+
+impl SharedMemoryGroup {
+    pub(crate) fn join(
+        memory: Arc<SharedMemory>,
+        place: GroupLayout,
+        rank: usize,
+    ) -> Result<Self, CollectiveError> {
+        let process = &memory.words()[place.rank_flag(rank, RankFlag::ProcessId)];
+        let joined = process.compare_exchange(0, std::process::id(), SeqCst, SeqCst);
+        if joined.is_err() {
+            return Err(CollectiveError::RankTaken { rank });
+        }
+        Ok(Self {
+            memory,
+            layout: place,
+            rank,
+            peer_waiter: PeerWaiter::new(place.size),
+            rounds: Cell::new(0),
+            calls: Cell::new(0),
+            sum_buffer: RefCell::default(),
+        })
+    }
+
+    fn words(&self) -> &[AtomicU32] {
+        self.memory.words()
+    }
+
+    fn flag(&self, rank: usize, flag: RankFlag) -> &AtomicU32 {
+        &self.words()[self.layout.rank_flag(rank, flag)]
+    }
+
+    /// Runs a call, with a note of how it went where others can read it.
+    fn run_call(
+        &self,
+        operation: CollectiveOp,
+        (dtype, rows, cols): (DType, usize, usize),
+        run: impl FnOnce(&CollectiveCall) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        let call = self.record_call(CollectiveCall::new(operation, dtype, rows, cols));
+        let result = run(&call);
+        let state = if result.is_ok() { CallState::Done } else { CallState::Failed };
+        CollectiveCall { state, ..call }
+            .write(&self.words()[self.layout.call_record(self.rank, call.sequence)]);
+        if let Err(error) = &result {
+            self.abort_group(error);
+        }
+        result
+    }
+
+    /// Notes that a call begins, where others can read it, and gives it its number.
+    pub(crate) fn record_call(&self, call: CollectiveCall) -> CollectiveCall {
+        let sequence = self.calls.get().wrapping_add(1);
+        self.calls.set(sequence);
+        let call = CollectiveCall { sequence, ..call };
+        call.write(&self.words()[self.layout.call_record(self.rank, sequence)]);
+        self.flag(self.rank, RankFlag::CallsBegun).store(sequence, Release);
+        call
+    }
+
+    /// The number of the newest call.
+    pub(crate) fn last_call(&self) -> u32 {
+        self.calls.get()
+    }
+
+    /// What others need to look after this group.
+    pub(crate) fn health(&self) -> GroupHealth {
+        GroupHealth::new(Arc::clone(&self.memory), self.layout, self.rank)
+    }
+
+    /// Ends the group for all.
+    pub(crate) fn fail(&self, error: CollectiveError) -> CollectiveError {
+        self.abort_group(&error);
+        error
+    }
+
+    /// One round: brings a piece, waits for those of all others, and returns the slots they lie in.
+    pub(crate) fn round(
+        &self,
+        call: &CollectiveCall,
+        piece: u32,
+        put: impl FnOnce(&[AtomicU32]),
+    ) -> Result<usize, CollectiveError> {
+        let round = self.rounds.get().wrapping_add(1);
+        self.rounds.set(round);
+        let slot = round as usize % 2;
+        put(self.slot(self.rank, slot));
+        let about = self.slot_header(self.rank, slot);
+        call.write(about);
+        about[CALL_WORDS].store(piece, Relaxed);
+        // Behind all that was written; and sequentially consistent, like the sleeper's count: one of the two sees the
+        // other's store.
+        self.flag(self.rank, RankFlag::RoundsPosted).store(round, SeqCst);
+        if self.flag(self.rank, RankFlag::SleepingThreads).load(SeqCst) > 0 {
+            PeerWaiter::wake_waiters(self.flag(self.rank, RankFlag::RoundsPosted));
+        }
+        for peer in (0..self.layout.size).filter(|&peer| peer != self.rank) {
+            self.peer_waiter.wait_for_round(self.words(), &self.layout, peer, round, call)?;
+            let about = self.slot_header(peer, slot);
+            let theirs = CollectiveCall::read(about);
+            if theirs != *call || about[CALL_WORDS].load(Relaxed) != piece {
+                return Err(CollectiveError::Mismatch { rank: peer, theirs, ours: *call });
+            }
+        }
+        Ok(slot)
+    }
+
+    pub(crate) fn slot(&self, rank: usize, slot: usize) -> &[AtomicU32] {
+        &self.words()[self.layout.slot(rank, slot)]
+    }
+
+    fn slot_header(&self, rank: usize, slot: usize) -> &[AtomicU32] {
+        &self.words()[self.layout.slot_header(rank, slot)]
+    }
+
+    /// Brings `x` piece by piece; `finish` is told the slots of each.
+    fn post_chunks<T: SharedElement>(
+        &self,
+        call: &CollectiveCall,
+        x: &mut MatMut<'_>,
+        brings: bool,
+        mut finish: impl FnMut(&mut MatMut<'_>, &MatrixChunk, usize),
+    ) -> Result<(), CollectiveError> {
+        for (i, piece) in (0..).zip(split_into_chunks::<T>(x.rows(), x.cols(), SLOT_WORDS)) {
+            let slot = self.round(call, i, |words| {
+                if brings {
+                    write_chunk::<T>(x.as_ref(), &piece, words);
+                }
+            })?;
+            finish(x, &piece, slot);
+        }
+        Ok(())
+    }
+
+    fn reduce_chunks<T: ReducibleElement>(
+        &self,
+        call: &CollectiveCall,
+        mut x: MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
+        let mut sums = self.sum_buffer.borrow_mut();
+        self.post_chunks::<T>(call, &mut x, true, |x, piece, slot| {
+            let (cols, width) = (piece.cols.len(), T::words(piece.cols.len()));
+            sums.clear();
+            sums.resize(piece.rows.len() * cols, 0.0);
+            for rank in 0..self.layout.size {
+                let rows = sums.chunks_exact_mut(cols).zip(piece.rows.clone());
+                let words = self.slot(rank, slot).chunks_exact(width);
+                for ((sum, row), words) in rows.zip(words) {
+                    if rank == self.rank {
+                        T::add_row(sum, row_of_chunk::<T>(x, row, piece));
+                    } else {
+                        T::add_words(sum, words);
+                    }
+                }
+            }
+            for (sum, row) in sums.chunks_exact(cols).zip(piece.rows.clone()) {
+                T::store(sum, row_of_chunk::<T>(x, row, piece));
+            }
+        })
+    }
+
+    fn gather_columns<T: SharedElement>(
+        &self,
+        call: &CollectiveCall,
+        own: MatRef<'_>,
+        all: &mut MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
+        for (i, piece) in (0..).zip(split_into_chunks::<T>(own.rows(), own.cols(), SLOT_WORDS)) {
+            let slot = self.round(call, i, |words| write_chunk::<T>(own, &piece, words))?;
+            let width = T::words(piece.cols.len());
+            for rank in 0..self.layout.size {
+                let first = (rank * own.cols() + piece.cols.start).min(all.cols());
+                let end = (rank * own.cols() + piece.cols.end).min(all.cols());
+                let words = self.slot(rank, slot).chunks_exact(width);
+                for (row, words) in piece.rows.clone().zip(words) {
+                    let to = &mut all.row_mut::<T>(row)[first..end];
+                    if rank == self.rank {
+                        to.copy_from_slice(&own.row::<T>(row)[piece.cols.clone()][..to.len()]);
+                    } else {
+                        T::read_words(words, to);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn broadcast_chunks<T: SharedElement>(
+        &self,
+        call: &CollectiveCall,
+        mut x: MatMut<'_>,
+        from: usize,
+    ) -> Result<(), CollectiveError> {
+        let brings = from == self.rank;
+        self.post_chunks::<T>(call, &mut x, brings, |x, piece, slot| {
+            if !brings {
+                let words = self.slot(from, slot).chunks_exact(T::words(piece.cols.len()));
+                for (row, words) in piece.rows.clone().zip(words) {
+                    T::read_words(words, row_of_chunk::<T>(x, row, piece));
+                }
+            }
+        })
+    }
+
+    /// Tells the others that nobody needs to wait any more, and whose fault it is.
+    fn abort_group(&self, error: &CollectiveError) {
+        abort_group(self.words(), &self.layout, self.rank, error);
+    }
+}
+
+impl CollectiveBackend for SharedMemoryGroup {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.layout.size
+    }
+
+    fn all_reduce(&self, _: &DeviceStream, x: MatMut<'_>) -> Result<(), CollectiveError> {
+        let dtype = x.dtype();
+        if !is_reducible(dtype) {
+            return Err(CollectiveError::Dtype { collective: "all_reduce", dtype });
+        }
+        let what = (dtype, x.rows(), x.cols());
+        self.run_call(CollectiveOp::AllReduce, what, |call| match dtype {
+            DType::BF16 => self.reduce_chunks::<bf16>(call, x),
+            DType::F16 => self.reduce_chunks::<f16>(call, x),
+            _ => self.reduce_chunks::<f32>(call, x),
+        })
+    }
+
+    fn all_gather(
+        &self,
+        _: &DeviceStream,
+        own: MatRef<'_>,
+        mut all: MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
+        let dtype = own.dtype();
+        let what = (dtype, own.rows(), own.cols());
+        self.run_call(CollectiveOp::AllGather, what, |call| match dtype {
+            DType::F32 => self.gather_columns::<f32>(call, own, &mut all),
+            DType::BF16 => self.gather_columns::<bf16>(call, own, &mut all),
+            DType::F16 => self.gather_columns::<f16>(call, own, &mut all),
+            DType::I32 => self.gather_columns::<i32>(call, own, &mut all),
+            dtype => Err(CollectiveError::Dtype { collective: "all_gather", dtype }),
+        })
+    }
+
+    fn all_gather_rows(
+        &self,
+        _: &DeviceStream,
+        own: MatRef<'_>,
+        mut all: MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
+        let dtype = own.dtype();
+        let what = (dtype, all.rows(), own.cols());
+        self.run_call(CollectiveOp::AllGatherRows, what, |call| match dtype {
+            DType::F32 => self.gather_rows::<f32>(call, own, &mut all),
+            DType::BF16 => self.gather_rows::<bf16>(call, own, &mut all),
+            DType::F16 => self.gather_rows::<f16>(call, own, &mut all),
+            DType::I32 => self.gather_rows::<i32>(call, own, &mut all),
+            dtype => Err(CollectiveError::Dtype { collective: "all_gather_rows", dtype }),
+        })
+    }
+
+    fn reduce_scatter(
+        &self,
+        _: &DeviceStream,
+        x: MatRef<'_>,
+        own: MatMut<'_>,
+    ) -> Result<(), CollectiveError> {
+        let dtype = x.dtype();
+        if !is_reducible(dtype) {
+            return Err(CollectiveError::Dtype { collective: "reduce_scatter", dtype });
+        }
+        let what = (dtype, x.rows(), x.cols());
+        self.run_call(CollectiveOp::ReduceScatter, what, |call| match dtype {
+            DType::BF16 => self.reduce_scatter_rows::<bf16>(call, x, own),
+            DType::F16 => self.reduce_scatter_rows::<f16>(call, x, own),
+            _ => self.reduce_scatter_rows::<f32>(call, x, own),
+        })
+    }
+
+    fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError> {
+        let (size, mut counts) = (self.layout.size, None);
+        self.run_call(CollectiveOp::ExchangeCounts, (DType::I32, 1, size), |call| {
+            counts = Some(self.exchange_row_counts(call, to)?);
+            Ok(())
+        })?;
+        Ok(counts.expect("a call that succeeds has counted"))
+    }
+
+    /// The call says how many rows go to other ranks in all: who knows of other counts is found out.
+    fn all_to_all(
+        &self,
+        _: &DeviceStream,
+        x: MatRef<'_>,
+        mut y: MatMut<'_>,
+        counts: &RowCounts,
+    ) -> Result<(), CollectiveError> {
+        let dtype = x.dtype();
+        self.run_call(CollectiveOp::AllToAll, (dtype, counts.crossing_rows(), x.cols()), |call| {
+            match dtype {
+                DType::F32 => self.all_to_all_rows::<f32>(call, x, &mut y, counts),
+                DType::BF16 => self.all_to_all_rows::<bf16>(call, x, &mut y, counts),
+                DType::F16 => self.all_to_all_rows::<f16>(call, x, &mut y, counts),
+                DType::I32 => self.all_to_all_rows::<i32>(call, x, &mut y, counts),
+                dtype => Err(CollectiveError::Dtype { collective: "all_to_all", dtype }),
+            }
+        })
+    }
+
+    fn broadcast(
+        &self,
+        _: &DeviceStream,
+        x: MatMut<'_>,
+        from: usize,
+    ) -> Result<(), CollectiveError> {
+        let dtype = x.dtype();
+        let what = (dtype, x.rows(), x.cols());
+        self.run_call(CollectiveOp::Broadcast(from), what, |call| match dtype {
+            DType::F32 => self.broadcast_chunks::<f32>(call, x, from),
+            DType::BF16 => self.broadcast_chunks::<bf16>(call, x, from),
+            DType::F16 => self.broadcast_chunks::<f16>(call, x, from),
+            DType::I32 => self.broadcast_chunks::<i32>(call, x, from),
+            dtype => Err(CollectiveError::Dtype { collective: "broadcast", dtype }),
+        })
+    }
+
+    fn barrier(&self, _: &DeviceStream) -> Result<(), CollectiveError> {
+        let nothing = (DType::I32, 0, 0);
+        self.run_call(CollectiveOp::Barrier, nothing, |call| self.round(call, 0, |_| {}).map(drop))
+    }
+}
+
+impl Drop for SharedMemoryGroup {
+    fn drop(&mut self) {
+        self.flag(self.rank, RankFlag::HasLeft).store(1, SeqCst);
+        PeerWaiter::wake_waiters(self.flag(self.rank, RankFlag::RoundsPosted));
+    }
+}
+
+/// Part of a matrix to words.
+pub(crate) fn write_chunk<T: SharedElement>(
+    x: MatRef<'_>,
+    piece: &MatrixChunk,
+    words: &[AtomicU32],
+) {
+    let width = T::words(piece.cols.len());
+    for (row, words) in piece.rows.clone().zip(words.chunks_exact(width)) {
+        T::write_words(&x.row::<T>(row)[piece.cols.clone()], words);
+    }
+}

@@ -1,0 +1,113 @@
+//! What sums over ranks take, in one shot and by the library.
+
+use super::{DeviceRank, S, ranks_with_one_shot_limit};
+use collectives::CollectiveBackend;
+use kernels::{DType, DeviceDriver, Kernels, bf16};
+use std::time::Instant;
+
+/// Microseconds of one of `CHAIN` launches, one by one and replayed. Launches before it have made everything ready.
+fn time(rank: &DeviceRank, mut launch: impl FnMut()) -> [f64; 2] {
+    const CHAIN: usize = 20;
+    let each = |since: Instant| since.elapsed().as_secs_f64() * 1e6 / CHAIN as f64;
+    (0..3).for_each(|_| launch());
+    rank.group.barrier(&S).unwrap();
+    let started = Instant::now();
+    (0..CHAIN).for_each(|_| launch());
+    rank.device.synchronize(&S).unwrap();
+    let launched = each(started);
+    rank.device.begin_capture(&S).unwrap();
+    (0..CHAIN).for_each(|_| launch());
+    let graph = rank.device.end_capture(&S).unwrap();
+    let mut replays: Vec<f64> = (0..10)
+        .map(|_| {
+            rank.group.barrier(&S).unwrap();
+            let started = Instant::now();
+            rank.device.replay(&S, &graph).unwrap();
+            rank.device.synchronize(&S).unwrap();
+            each(started)
+        })
+        .collect();
+    rank.group.barrier(&S).unwrap();
+    replays.sort_by(f64::total_cmp);
+    [launched, replays[replays.len() / 2]]
+}
+
+/// Bytes of matrices that are summed in one shot to find out from where on it is no longer worth it.
+const MEASURED_BYTES: usize = 1 << 20;
+
+/// Sums of 2 KiB to 64 MiB, launch by launch and replayed: microseconds of one, and bytes over that time; in one shot
+/// and by the library.
+#[test]
+#[ignore = "measures two GPUs: `just ranks-speed`"]
+fn all_reduce_speed() {
+    let sums = |rank: DeviceRank| {
+        let mut x = rank.matrix::<f32>(1, (64 << 20) / 4, |_, _| 0);
+        let kib = (1..17).map(|power| 1_usize << power);
+        let mut table = Vec::new();
+        for count in kib.map(|kib| kib * 1024 / 2) {
+            if rank.group.uses_one_shot_all_reduce(1, 8, DType::BF16)
+                && !rank.group.uses_one_shot_all_reduce(1, count, DType::BF16)
+            {
+                break;
+            }
+            table.push(time(&rank, || {
+                let x = x.mat_mut(DType::BF16, 1, count).unwrap();
+                rank.group.all_reduce(&S, x).unwrap();
+            }));
+        }
+        table
+    };
+    let up_to = |bytes| ranks_with_one_shot_limit("speed", bytes, sums).swap_remove(0);
+    let (library, own) = (up_to(0), up_to(MEASURED_BYTES));
+    println!("{:>10} {:>24} {:>24} {:>10}", "KiB", "library: launched, graph", "one shot", "GB/s");
+    for (i, [launched, replayed]) in library.iter().enumerate() {
+        let kib = 2 << i;
+        let best = own.get(i).map_or(*replayed, |own| own[1].min(*replayed));
+        let own = own.get(i).map_or(String::new(), |own| format!("{:.1}, {:.1}", own[0], own[1]));
+        let rate = f64::from(kib) * 1024.0 / best / 1e3;
+        println!("{kib:10} {:>24} {own:>24} {rate:10.1}", format!("{launched:.1}, {replayed:.1}"));
+    }
+}
+
+/// A sum over ranks with the residual sum and the norm behind it, rows of 4,096 in bf16: microseconds in a recording, by
+/// the library and a norm, in one shot and a norm, and all in one launch.
+#[test]
+#[ignore = "measures two GPUs: `just ranks-speed`"]
+fn all_reduce_norm_speed() {
+    const COLS: usize = 4096;
+    let rows = [1, 2, 4, 8, 16, 32, 64, MEASURED_BYTES / COLS / 2];
+    let norms = |rank: DeviceRank| {
+        let [mut delta, mut x, mut y] =
+            [(); 3].map(|()| rank.matrix::<bf16>(rows[7], COLS, |_, _| 0));
+        let weight = rank.matrix::<bf16>(1, COLS, |_, _| 1);
+        let weight = weight.mat(DType::BF16, 1, COLS).unwrap();
+        let mut table = Vec::new();
+        for rows in rows {
+            let mut norm = |fused: bool| {
+                let [to, stream] = [&mut y, &mut x].map(|x| x.mat_mut(DType::BF16, rows, COLS));
+                let (to, stream) = (to.unwrap(), stream.unwrap());
+                if !fused {
+                    let sum = delta.mat_mut(DType::BF16, rows, COLS).unwrap();
+                    rank.group.all_reduce(&S, sum).unwrap();
+                }
+                let delta = delta.mat(DType::BF16, rows, COLS).unwrap();
+                if fused {
+                    rank.group.all_reduce_norm(&S, (to, stream), delta, (weight, 1e-5)).unwrap();
+                } else {
+                    rank.device.add_rms_norm(&S, to, stream, delta, weight, 1e-5).unwrap();
+                }
+            };
+            let apart = time(&rank, || norm(false))[1];
+            let fuses = rank.group.fuses_all_reduce_norm(rows, COLS, DType::BF16);
+            let fused = if fuses { time(&rank, || norm(true))[1] } else { f64::NAN };
+            table.push([apart, fused]);
+        }
+        table
+    };
+    let up_to = |bytes| ranks_with_one_shot_limit("speed", bytes, norms).swap_remove(0);
+    let (library, own) = (up_to(0), up_to(MEASURED_BYTES));
+    println!("{:>6} {:>10} {:>10} {:>10}", "rows", "library", "one shot", "fused");
+    for ((rows, [library, _]), [own, fused]) in rows.iter().zip(library).zip(own) {
+        println!("{rows:6} {library:10.2} {own:10.2} {fused:10.2}");
+    }
+}

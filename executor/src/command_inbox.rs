@@ -1,0 +1,113 @@
+//! Orders of the scheduler, in order; masks may be asked for ahead of what came before them.
+
+use crate::{ExecutorError, TokenBitmaskError, TokenBitmaskSource};
+use protocol::link::{LinkError, MessageReceiver};
+use protocol::{BitmaskRow, ExecutorCommand, GrammarBitmask, StepId};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Waiting costs nothing; the bound only keeps a lost wake-up from lasting for ever.
+const RECEIVE_TIMEOUT: Duration = Duration::from_mins(1);
+/// Time until a peer that sends neither masks nor word of their lateness is taken for gone. It gives each row one of
+/// them well within the deadline of its step.
+const BITMASK_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The direction from the scheduler.
+pub(crate) struct CommandInbox<'a, R> {
+    link: &'a mut R,
+    /// What arrived while masks were waited for.
+    deferred: VecDeque<ExecutorCommand>,
+    /// Masks of steps that have not asked for them.
+    early_bitmasks: Vec<GrammarBitmask>,
+}
+
+impl<'a, R: MessageReceiver<Message = ExecutorCommand>> CommandInbox<'a, R> {
+    pub(crate) fn new(link: &'a mut R) -> Self {
+        Self { link, deferred: VecDeque::new(), early_bitmasks: Vec::new() }
+    }
+
+    /// The next order that is no mask; `None` = nothing came for a long time.
+    pub(crate) fn next(&mut self) -> Result<Option<ExecutorCommand>, LinkError> {
+        if let Some(order) = self.deferred.pop_front() {
+            return Ok(Some(order));
+        }
+        match self.link.recv(RECEIVE_TIMEOUT)? {
+            Some(ExecutorCommand::Bitmask(mask)) => {
+                self.early_bitmasks.push(mask);
+                Ok(None)
+            }
+            order => Ok(order),
+        }
+    }
+
+    /// Masks of `step` that have come, to the end of `rows`. Those of former steps are nobody's any more.
+    fn take(&mut self, step: StepId, rows: &mut Vec<BitmaskRow>) {
+        self.early_bitmasks.retain(|mask| mask.step >= step);
+        let (own, later) =
+            std::mem::take(&mut self.early_bitmasks).into_iter().partition(|m| m.step == step);
+        let own: Vec<GrammarBitmask> = own;
+        self.early_bitmasks = later;
+        rows.extend(own.into_iter().flat_map(|mask| mask.rows));
+    }
+}
+
+impl<R: MessageReceiver<Message = ExecutorCommand>> TokenBitmaskSource for CommandInbox<'_, R> {
+    fn wait(&mut self, step: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError> {
+        let since = Instant::now();
+        let mut got = Vec::with_capacity(rows);
+        loop {
+            self.take(step, &mut got);
+            if got.len() >= rows {
+                return Ok(got);
+            }
+            let waited = since.elapsed();
+            let Some(left) = BITMASK_TIMEOUT.checked_sub(waited).filter(|left| !left.is_zero())
+            else {
+                let (step, got, waited_ms) = (step.0, got.len(), waited.as_millis());
+                return Err(TokenBitmaskError::Timeout { step, rows, got, waited_ms }.into());
+            };
+            match self.link.recv(left).map_err(ExecutorError::Link)? {
+                Some(ExecutorCommand::Bitmask(mask)) => self.early_bitmasks.push(mask),
+                Some(order) => self.deferred.push_back(order),
+                None => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::link::in_process_pair;
+
+    fn bitmask(step: u64, row: u32) -> ExecutorCommand {
+        let rows = vec![BitmaskRow { row, bitmask: vec![row], overdue: false }];
+        ExecutorCommand::Bitmask(GrammarBitmask { step: StepId(step), rows })
+    }
+
+    #[test]
+    fn only_bitmasks_overtake_commands() {
+        let (ours, theirs) = in_process_pair::<ExecutorCommand, ()>(8);
+        let sender = ours.sender;
+        let mut receiver = theirs.receiver;
+        for order in [
+            bitmask(6, 9),
+            bitmask(7, 0),
+            ExecutorCommand::Profile { enabled: true },
+            bitmask(8, 3),
+        ] {
+            sender.send(order).unwrap();
+        }
+        sender.send(ExecutorCommand::Shutdown).unwrap();
+        sender.send(bitmask(7, 1)).unwrap();
+        let mut orders = CommandInbox::new(&mut receiver);
+        let got = orders.wait(StepId(7), 2).unwrap();
+        assert_eq!(got.iter().map(|mask| mask.row).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(orders.wait(StepId(8), 1).unwrap()[0].bitmask, [3]);
+        assert_eq!(orders.next(), Ok(Some(ExecutorCommand::Profile { enabled: true })));
+        assert_eq!(orders.next(), Ok(Some(ExecutorCommand::Shutdown)));
+        drop(sender);
+        let gone = orders.wait(StepId(9), 1);
+        assert!(matches!(gone, Err(ExecutorError::Link(LinkError::Closed))), "{gone:?}");
+    }
+}

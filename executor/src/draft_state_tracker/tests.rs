@@ -1,0 +1,368 @@
+//! What the draft layer keeps, bit by bit, and that its guesses are those of its formula.
+
+use crate::draft_proposer::DraftModel;
+use crate::executor::Executor;
+use crate::{ExecutorConfig, KvCacheDtype, KvCacheSize, ModelDtype};
+use models::sharding::ParallelRanks;
+use models::{AuxHiddenStates, ForwardContext, ModelConfig, kv_layout};
+use ops::{BatchInputs, BatchView, DType, KvPool, Ops};
+use protocol::{
+    Batch, BatchRow, BlockId, BlockTableUpdate, DeviceKind, DispatchMode, DraftAcceptance, Epoch,
+    ExecutorSettings, GraphCapture, ParallelConfig, Rank, RequestId, RowInput, SamplingParams,
+    SequenceInit, SequenceSlot, SpeculativeConfig, SpeculativeMethod, StepId, ThinVec, Token,
+};
+use std::path::{Path, PathBuf};
+
+const BLOCK: usize = 16;
+const BLOCKS: u32 = 64;
+/// The draft layer's, of a model of three.
+const MTP_LAYER: usize = 3;
+
+/// Who drafts: a model's own layer that keeps latents, or one that begins with states of a model and keeps keys and values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum ProposerKind {
+    Mtp,
+    Eagle3,
+}
+
+const KINDS: [ProposerKind; 2] = [ProposerKind::Mtp, ProposerKind::Eagle3];
+
+/// 48 of the model's ids.
+const EAGLE: &str = r#"{
+    "architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 64, "draft_vocab_size": 48,
+    "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "intermediate_size": 96, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+    "max_position_embeddings": 512
+}"#;
+
+fn config(kind: ProposerKind) -> ExecutorConfig {
+    let text = r#"{
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 64,
+        "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "intermediate_size": 96, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "max_position_embeddings": 512, "q_lora_rank": 32, "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+        "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
+        "norm_topk_prob": true, "hidden_act": "silu", "num_nextn_predict_layers": 1
+    }"#;
+    let model = ModelConfig::from_json(Path::new("config.json"), text).unwrap();
+    let settings = ExecutorSettings {
+        model_dir: PathBuf::new(),
+        draft_model_dir: (kind == ProposerKind::Eagle3).then(PathBuf::new),
+        config_overrides: None,
+        synth_seed: Some(7),
+        device: DeviceKind::Cpu,
+        gpus: Vec::new(),
+        libraries: None,
+        kernel_cache: None,
+        dtype: ModelDtype::Float32,
+        kv_cache_dtype: KvCacheDtype::Auto,
+        threads: Some(1),
+        block_tokens: BLOCK as u32,
+        max_model_len: 256,
+        kv_tokens_min: 256,
+        max_num_seqs: 4,
+        tokens_per_step: 256,
+        kv_cache_size: KvCacheSize::Blocks(BLOCKS),
+        memory_utilization: 0.9,
+        graph_capture: GraphCapture::default(),
+        speculative: Some(SpeculativeConfig {
+            draft_tokens: 4,
+            method: match kind {
+                ProposerKind::Mtp => SpeculativeMethod::Mtp,
+                ProposerKind::Eagle3 => SpeculativeMethod::Eagle3,
+            },
+            acceptance: DraftAcceptance::Exact,
+        }),
+        max_logprobs: 0,
+        profile_dir: None,
+        epoch: Epoch(1),
+        rank: Rank(0),
+        parallel: ParallelConfig::default(),
+        ranks_on_host: 1,
+        expert_placement: None,
+        one_shot_all_reduce: true,
+        rendezvous: None,
+    };
+    let eagle = || ModelConfig::from_json(Path::new("config.json"), EAGLE).unwrap();
+    let draft = (kind == ProposerKind::Eagle3).then(eagle);
+    ExecutorConfig { model, draft, manifest: 0, settings }
+}
+
+fn executor(kind: ProposerKind) -> Executor {
+    let mut executor = Executor::load(config(kind), &mut |_| {}).unwrap();
+    executor.size_kv(BLOCKS, &mut |_| {}).unwrap();
+    executor
+}
+
+fn tokens() -> Vec<Token> {
+    (0..100).map(|i| (i * i * 7 + i * 5 + 3) % 64).collect()
+}
+
+/// A request that is told all its tokens, and only ever guesses besides.
+struct TeacherForcedRequest {
+    seq_slot: u32,
+    table: Vec<BlockId>,
+    fresh: bool,
+}
+
+impl TeacherForcedRequest {
+    fn new(seat: u32, first_block: u32) -> Self {
+        let table = (first_block..first_block + 8).map(|i| BlockId(i * 37 % BLOCKS)).collect();
+        Self { seq_slot: seat, table, fresh: true }
+    }
+
+    /// Its row of `len` tokens from `start` on; it samples, so that drafts are verified.
+    fn row(&mut self, tokens: &[Token], start: usize, len: usize, drafts: u8) -> BatchRow {
+        let update =
+            BlockTableUpdate { group: 0, first_entry: 0, blocks: self.table.clone().into() };
+        let sampling = SamplingParams::greedy();
+        let init = SequenceInit { sampling, rng_key: 0, prompt_len: 1, token_history: vec![] };
+        let first = std::mem::take(&mut self.fresh);
+        BatchRow {
+            request: RequestId(self.seq_slot.into()),
+            epoch: 1,
+            seq_slot: SequenceSlot(self.seq_slot),
+            start: start as u32,
+            len: len as u32,
+            drafts,
+            samples: true,
+            masked: false,
+            input: RowInput::Tokens(tokens[start..start + len].to_vec().into()),
+            table_updates: if first { vec![update].into() } else { ThinVec::new() },
+            next_token: None,
+            seq_init: first.then(|| Box::new(init)),
+        }
+    }
+
+    fn slot(&self, position: usize) -> usize {
+        self.table[position / BLOCK].0 as usize * BLOCK + position % BLOCK
+    }
+}
+
+fn step(executor: &mut Executor, id: &mut u64, rows: Vec<BatchRow>) -> Vec<u8> {
+    *id += 1;
+    let tokens = rows.iter().map(|row| row.len + u32::from(row.drafts)).sum();
+    let (bucket, epoch) = (DispatchMode::Eager { tokens }, Epoch(1));
+    let batch = Batch {
+        step: StepId(*id),
+        epoch,
+        dispatch: bucket,
+        moe_tokens: tokens,
+        draft_rows: 0,
+        rows,
+    };
+    let output = executor.step(&batch).unwrap();
+    output.rows.iter().map(|row| row.drafted).collect()
+}
+
+/// What the layer has kept of a request, but of its first token, and the states at the ends of its blocks.
+fn written_kv(executor: &Executor, told: &TeacherForcedRequest, positions: usize) -> Vec<Vec<f32>> {
+    let (kv, made, engine) = executor.draft_state();
+    let row = |p| {
+        if engine.draft.is_none() {
+            return kv.read_mla_row(&engine.ops, MTP_LAYER, told.slot(p)).unwrap();
+        }
+        let head = |head| kv.read_slot(&engine.ops, 0, told.slot(p), head).unwrap();
+        let [a, b] = [0, 1].map(head);
+        [a.0, a.1, b.0, b.1].concat()
+    };
+    let edges = made.read_boundary_states(&engine.ops).unwrap();
+    let width = edges.len() / BLOCKS as usize;
+    let edge = |b: usize| edges[told.table[b].0 as usize * width..][..width].to_vec();
+    (1..positions).map(row).chain((0..positions / BLOCK).map(edge)).collect()
+}
+
+#[test]
+fn mtp_kv_is_batch_invariant() {
+    KINDS.into_iter().for_each(check_kv_is_batch_invariant);
+}
+
+fn check_kv_is_batch_invariant(kind: ProposerKind) {
+    let tokens = tokens();
+    let mut executor = executor(kind);
+    let mut id = 0;
+    let mut whole = TeacherForcedRequest::new(0, 0);
+    step(&mut executor, &mut id, vec![whole.row(&tokens, 0, 100, 0)]);
+    let expected = written_kv(&executor, &whole, 100);
+    assert!(expected.iter().all(|row| row.iter().any(|x| *x != 0.0)));
+    for chunk in [1, 7, 16, 33] {
+        let mut told = TeacherForcedRequest::new(1, 8);
+        for start in (0..100).step_by(chunk) {
+            let row = told.row(&tokens, start, chunk.min(100 - start), 0);
+            step(&mut executor, &mut id, vec![row]);
+        }
+        assert!(written_kv(&executor, &told, 100) == expected, "chunks of {chunk}");
+    }
+    // The last token of each row again, as where its mask came late.
+    let mut late = TeacherForcedRequest::new(1, 8);
+    for (start, len) in [(0, 1), (1, 1), (2, 14), (16, 1), (17, 15), (32, 30), (62, 38)] {
+        for (start, len) in [(start, len), (start + len - 1, 1), (start + len - 1, 1)] {
+            step(&mut executor, &mut id, vec![late.row(&tokens, start, len, 0)]);
+        }
+    }
+    assert!(written_kv(&executor, &late, 100) == expected, "again");
+    // Behind blocks that another has filled; those were filled in chunks.
+    let mut hit = TeacherForcedRequest::new(2, 16);
+    hit.table[..3].copy_from_slice(&whole.table[..3]);
+    step(&mut executor, &mut id, vec![hit.row(&tokens, 48, 30, 0)]);
+    step(&mut executor, &mut id, vec![hit.row(&tokens, 78, 22, 0)]);
+    assert!(written_kv(&executor, &hit, 100) == expected, "behind a hit");
+    // Another request writes over what it held; then it is recomputed there.
+    let others: Vec<Token> = tokens.iter().rev().copied().collect();
+    let mut other = TeacherForcedRequest::new(3, 8);
+    step(&mut executor, &mut id, vec![other.row(&others, 0, 100, 0)]);
+    assert!(written_kv(&executor, &other, 100) != expected);
+    let mut again = TeacherForcedRequest::new(1, 8);
+    step(&mut executor, &mut id, vec![again.row(&tokens, 0, 64, 0)]);
+    // Token by token, with guesses behind each, nearly all of them wrong.
+    for start in 64..100 {
+        let drafted = step(&mut executor, &mut id, vec![again.row(&tokens, start, 1, 4)]);
+        assert_eq!(drafted, [4], "at {start}");
+    }
+    assert!(written_kv(&executor, &again, 100) == expected, "with drafts");
+}
+
+/// The drafts behind a row of the last step.
+fn proposed_drafts(executor: &Executor, row: usize) -> Vec<Token> {
+    let (_, made, engine) = executor.draft_state();
+    let drafts = made.read_drafts(&engine.ops).unwrap();
+    drafts.chunks(made.rows()).map(|of_pass| of_pass[row]).collect()
+}
+
+#[test]
+fn mtp_kv_is_exact_after_accepted_drafts() {
+    KINDS.into_iter().for_each(check_kv_after_accepted_drafts);
+}
+
+fn check_kv_after_accepted_drafts(kind: ProposerKind) {
+    let mut executor = executor(kind);
+    let (mut id, mut tokens) = (0, tokens());
+    tokens.truncate(40);
+    let mut told = TeacherForcedRequest::new(0, 0);
+    step(&mut executor, &mut id, vec![told.row(&tokens, 0, 39, 0)]);
+    // From none to all of them right, over the ends of several blocks.
+    for accepted in (0..=4).cycle().take(20) {
+        let rows = vec![told.row(&tokens, tokens.len() - 1, 1, 4)];
+        assert_eq!(step(&mut executor, &mut id, rows), [4]);
+        tokens.extend(&proposed_drafts(&executor, 0)[..accepted]);
+        tokens.push((tokens.len() as Token * 11 + 5) % 64);
+    }
+    let last = tokens.len() - 1;
+    step(&mut executor, &mut id, vec![told.row(&tokens, last, 1, 0)]);
+    let mut whole = TeacherForcedRequest::new(1, 8);
+    step(&mut executor, &mut id, vec![whole.row(&tokens, 0, tokens.len(), 0)]);
+    assert!(
+        written_kv(&executor, &told, tokens.len()) == written_kv(&executor, &whole, tokens.len())
+    );
+}
+
+/// The blocks of a pool of its own, in order, as a sequence of tokens from `start` on sees them.
+fn view(ops: &Ops, start: usize, len: usize) -> BatchView {
+    let inputs = BatchInputs {
+        positions: (start..start + len).map(|p| p as i32).collect(),
+        slots: (start..start + len).map(|p| p as i64).collect(),
+        cu_q: vec![0, len as i32],
+        context_lens: vec![(start + len) as i32],
+        block_tables: (0..8).collect(),
+    };
+    BatchView::new(ops, &inputs).unwrap()
+}
+
+/// Drafts behind token `at` by the formula, over pools of its own: the whole sequence, then each guess behind it.
+fn reference_drafts(
+    executor: &Executor,
+    kind: ProposerKind,
+    tokens: &[Token],
+    at: usize,
+) -> Vec<Token> {
+    let (_, _, engine) = executor.draft_state();
+    let ops = &engine.ops;
+    let pool = |model: &ModelConfig| {
+        let (size, order) = ((8, BLOCK), ops.device().kv_order());
+        let layout = kv_layout(model, DType::F32, size, order, &ParallelRanks::SINGLE).unwrap();
+        KvPool::new(ops, layout).unwrap()
+    };
+    let config = config(kind);
+    let kv = pool(&ModelConfig { load_mtp: kind == ProposerKind::Mtp, ..config.model });
+    let draft_kv = config.draft.as_ref().map(pool);
+    let draft_kv = draft_kv.as_ref().unwrap_or(&kv);
+    let ids =
+        |ids: &[Token]| ops.ids(&ids.iter().map(|&id| id as i32).collect::<Vec<_>>()).unwrap();
+    let batch = view(ops, 0, at);
+    let taps = engine.draft.as_ref().and_then(DraftModel::aux_hidden_states);
+    let f =
+        ForwardContext { aux_hidden_states: taps.as_ref(), ..engine.forward_context(&kv, &batch) };
+    let states = engine.model.forward(&f, &ids(&tokens[..at])).unwrap();
+    let states = ops.read_f32(&taps.and_then(AuxHiddenStates::states).unwrap_or(states)).unwrap();
+    let width = states.len() / at;
+    let (mut start, mut before, mut behind) = (1, states, tokens[1..=at].to_vec());
+    let mut drafts = Vec::new();
+    for _ in 0..4 {
+        let batch = view(ops, start, behind.len());
+        let f = engine.forward_context(draft_kv, &batch);
+        let states = ops.floats(&before, ops.dtype(), &[behind.len(), width]).unwrap();
+        let (model, ids) = (engine.model.as_ref(), ids(&behind));
+        let (states, logits) = if let Some(DraftModel::Eagle3(eagle)) = &engine.draft {
+            let made = eagle.draft(&f, (model, &ids), states).unwrap();
+            let logits = eagle.logits(&f, &made.hidden).unwrap();
+            (made.next_hidden.unwrap(), logits)
+        } else {
+            let made = model.mtp_forward(&f, &ids, &states).unwrap();
+            let logits = model.logits(&f, &made).unwrap();
+            (made, logits)
+        };
+        start += behind.len();
+        let all = ops.read_f32(&logits).unwrap();
+        let best = argmax(&all[all.len() - logits.cols()..]);
+        drafts.push(if kind == ProposerKind::Eagle3 { best * 64 / 48 } else { best });
+        let states = ops.read_f32(&states).unwrap();
+        before = states[states.len() - width..].to_vec();
+        behind = vec![drafts[drafts.len() - 1]];
+    }
+    drafts
+}
+
+/// The lowest id with the largest logit.
+fn argmax(logits: &[f32]) -> Token {
+    let larger = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
+    (0..logits.len()).fold(0, larger) as Token
+}
+
+#[test]
+fn drafts_match_the_reference() {
+    KINDS.into_iter().for_each(check_drafts_match_reference);
+}
+
+fn check_drafts_match_reference(kind: ProposerKind) {
+    let tokens = tokens();
+    let mut executor = executor(kind);
+    let mut id = 0;
+    for at in [1, 2, 15, 16, 17, 47, 70] {
+        let mut told = TeacherForcedRequest::new(0, 0);
+        step(&mut executor, &mut id, vec![told.row(&tokens, 0, at, 0)]);
+        let row = told.row(&tokens, at, 1, 4);
+        assert_eq!(step(&mut executor, &mut id, vec![row]), [4]);
+        let expected = reference_drafts(&executor, kind, &tokens, at);
+        assert_eq!(proposed_drafts(&executor, 0), expected, "behind token {at}");
+    }
+}
+
+/// A row cannot begin where nobody knows what comes before it.
+#[test]
+fn row_without_preceding_state_is_rejected() {
+    let mut executor = executor(ProposerKind::Mtp);
+    let row = TeacherForcedRequest::new(0, 0).row(&tokens(), 17, 5, 0);
+    let (step, bucket) = (StepId(1), DispatchMode::Eager { tokens: 5 });
+    let batch = Batch {
+        step,
+        epoch: Epoch(1),
+        dispatch: bucket,
+        moe_tokens: 5,
+        draft_rows: 0,
+        rows: vec![row],
+    };
+    let error = executor.step(&batch).unwrap_err().to_string();
+    assert!(error.contains("position 17"), "{error}");
+}

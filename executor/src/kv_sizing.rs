@@ -1,0 +1,149 @@
+//! How many KV blocks this rank holds.
+
+use crate::{ExecutorError, KvCacheSize};
+
+/// What is known about a GPU's memory after the warm-up, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GpuMemoryBudget {
+    /// Of the device.
+    pub(crate) total: u64,
+    /// Free, were there no KV cache.
+    pub(crate) free: u64,
+    /// Share of the total to use, by all processes.
+    pub(crate) utilization: f64,
+    /// Steps that will be recorded.
+    pub(crate) graphs: u64,
+}
+
+/// Launches and parameters of one recorded step, as drivers keep them; measured below 10 MiB.
+const GRAPH_BYTES: u64 = 16 << 20;
+/// Parts of the total that stay free for what drivers allocate behind our back.
+const SAFETY_FRACTION: f64 = 0.02;
+
+impl GpuMemoryBudget {
+    /// Blocks of `block_bytes` for the configured size.
+    ///
+    /// Errors: `NoKvMemory` with the share that would hold one block, if nothing is left.
+    pub(crate) fn blocks(&self, size: KvCacheSize, block_bytes: u64) -> Result<u32, ExecutorError> {
+        let used = self.total - self.free.min(self.total);
+        let aside = self.graphs * GRAPH_BYTES + (self.total as f64 * SAFETY_FRACTION) as u64;
+        let budget = (self.total as f64 * self.utilization) as u64;
+        let left = budget.saturating_sub(used + aside).min(self.free.saturating_sub(aside));
+        let wanted = match size {
+            KvCacheSize::Auto => {
+                return self.require_blocks(left / block_bytes.max(1), used + aside + block_bytes);
+            }
+            KvCacheSize::Bytes(bytes) => bytes / block_bytes.max(1),
+            KvCacheSize::Blocks(blocks) => u64::from(blocks),
+        };
+        let most = self.free.saturating_sub(aside) / block_bytes.max(1);
+        if wanted > most {
+            let (needed, free) =
+                (wanted.saturating_mul(block_bytes), self.free - aside.min(self.free));
+            return Err(ExecutorError::KvTooLarge { needed, free, total: self.total });
+        }
+        self.require_blocks(wanted, used + aside + block_bytes)
+    }
+
+    fn require_blocks(&self, blocks: u64, needed: u64) -> Result<u32, ExecutorError> {
+        if blocks > 0 {
+            return Ok(u32::try_from(blocks).unwrap_or(u32::MAX));
+        }
+        let Self { total, free, utilization, .. } = *self;
+        let sufficient = needed as f64 / total.max(1) as f64;
+        Err(ExecutorError::NoKvMemory { total, free, utilization, sufficient })
+    }
+}
+
+/// Most bytes the KV cache takes unless told otherwise; it lies in the memory everything else uses.
+const AUTO_BYTES_MAX: u64 = 4 << 30;
+
+/// Blocks of `block_bytes` for the configured size on a machine with so many bytes free, which `ranks` share.
+pub(crate) fn blocks(size: KvCacheSize, free_bytes: u64, block_bytes: u64, ranks: u64) -> u32 {
+    let of_bytes = |bytes: u64| u32::try_from(bytes / block_bytes.max(1)).unwrap_or(u32::MAX);
+    match size {
+        KvCacheSize::Auto => of_bytes(AUTO_BYTES_MAX.min(free_bytes / 4) / ranks.max(1)),
+        KvCacheSize::Bytes(bytes) => of_bytes(bytes),
+        KvCacheSize::Blocks(blocks) => blocks,
+    }
+}
+
+/// Refuses a pool that cannot hold one request of the longest length.
+pub(crate) fn check(
+    blocks: u32,
+    block_tokens: u32,
+    max_model_len: u32,
+) -> Result<(), ExecutorError> {
+    let longest = u64::from(blocks) * u64::from(block_tokens);
+    if longest < u64::from(max_model_len) {
+        return Err(ExecutorError::KvTooSmall { blocks, block_tokens, max_model_len, longest });
+    }
+    Ok(())
+}
+
+/// Refuses a pool whose size was left to a host with too little free memory to hold one request.
+pub(crate) fn check_share(
+    blocks: u32,
+    block_bytes: u64,
+    needed_blocks: u32,
+    free: u64,
+    max_model_len: u32,
+) -> Result<(), ExecutorError> {
+    if blocks >= needed_blocks {
+        return Ok(());
+    }
+    let bytes = |blocks: u32| u64::from(blocks).saturating_mul(block_bytes);
+    let (taken, needed) = (bytes(blocks), bytes(needed_blocks));
+    Err(ExecutorError::KvShareTooSmall { free, taken, max_model_len, needed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_follow_the_configured_size() {
+        const GIB: u64 = 1 << 30;
+        for (size, free, ranks, expected) in [
+            (KvCacheSize::Auto, 100 * GIB, 1, 4 * 1024),
+            (KvCacheSize::Auto, 8 * GIB, 1, 2 * 1024),
+            (KvCacheSize::Auto, 8 * GIB, 2, 1024),
+            (KvCacheSize::Bytes((5 << 20) - 1), GIB, 2, 4),
+            (KvCacheSize::Blocks(7), 0, 2, 7),
+        ] {
+            assert_eq!(blocks(size, free, 1 << 20, ranks), expected, "{size:?}");
+        }
+    }
+
+    #[test]
+    fn gpu_blocks_follow_memory_utilization() {
+        const GIB: u64 = 1 << 30;
+        let gpu = GpuMemoryBudget { total: 100 * GIB, free: 80 * GIB, utilization: 0.9, graphs: 0 };
+        // 90 - 20 used - 2 aside.
+        assert_eq!(gpu.blocks(KvCacheSize::Auto, GIB).unwrap(), 68);
+        assert_eq!(gpu.blocks(KvCacheSize::Blocks(78), GIB).unwrap(), 78);
+        let error = gpu.blocks(KvCacheSize::Bytes(79 * GIB), GIB).unwrap_err().to_string();
+        assert!(error.contains(&(79 * GIB).to_string()), "{error}");
+        let full = GpuMemoryBudget { utilization: 0.2, ..gpu };
+        let error = full.blocks(KvCacheSize::Auto, GIB).unwrap_err().to_string();
+        assert!(error.contains("0.23"), "20 used, 2 aside, 1 block: {error}");
+    }
+
+    #[test]
+    fn too_small_memory_share_is_rejected() {
+        let chosen = blocks(KvCacheSize::Auto, 40 << 20, 1 << 20, 1);
+        assert!(check_share(chosen, 1 << 20, 10, 40 << 20, 160).is_ok());
+        let text = check_share(chosen, 1 << 20, 11, 40 << 20, 170).unwrap_err().to_string();
+        for part in ["41943040 bytes", "takes 10485760", "max_model_len 170", "needs 11534336"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(text.contains("--kv-cache-memory-bytes"), "{text}");
+    }
+
+    #[test]
+    fn pool_smaller_than_one_request_is_rejected() {
+        assert!(check(4, 16, 64).is_ok());
+        let text = check(4, 16, 65).unwrap_err().to_string();
+        assert!(text.contains("max_model_len 65") && text.contains("at most 64"), "{text}");
+    }
+}

@@ -1,0 +1,107 @@
+//! Guessing tokens by looking them up: what followed where a request said the like before.
+//!
+//! Prompt lookup (Saxena, Prompt Lookup Decoding, 2023): the newest tokens of a request are looked for earlier in it, and
+//! what came behind them is the guess. It costs no pass of any model, and is right where answers repeat their prompts.
+
+use protocol::Token;
+
+/// How many of the newest tokens must occur before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NgramMatcher {
+    /// At least so many, 1 or more.
+    pub(crate) min: usize,
+    /// More than these are not compared.
+    pub(crate) max: usize,
+}
+
+impl NgramMatcher {
+    /// At most `most` tokens that may come behind `known`: what followed the place where most of the newest tokens stand.
+    /// Of several such places it is the newest that has `most` tokens behind it, else the oldest.
+    pub(crate) fn propose(self, known: &[Token], most: usize) -> &[Token] {
+        let mut found = (0, known.len()); // Tokens that are the same, and the end of that place.
+        for end in (1..known.len()).rev() {
+            let same = self.matching_suffix_len(&known[..end], known);
+            let more = same == found.0 && known.len() - found.1 < most;
+            if same >= self.min && (same > found.0 || more) {
+                found = (same, end);
+            }
+            if found.0 == self.max && known.len() - found.1 >= most {
+                break; // Nothing is better.
+            }
+        }
+        &known[found.1..known.len().min(found.1 + most)]
+    }
+
+    /// How many tokens at the end of both are the same.
+    fn matching_suffix_len(self, a: &[Token], b: &[Token]) -> usize {
+        let pairs = a.iter().rev().zip(b.iter().rev());
+        pairs.take(self.max).take_while(|(a, b)| a == b).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NGRAM: NgramMatcher = NgramMatcher { min: 2, max: 4 };
+
+    #[test]
+    fn continuation_of_longest_match_is_proposed() {
+        // 7 8 occurs twice before, 6 7 8 once.
+        let known = [6, 7, 8, 1, 2, 7, 8, 3, 4, 6, 7, 8];
+        assert_eq!(NGRAM.propose(&known, 3), [1, 2, 7]);
+        assert_eq!(NGRAM.propose(&known[1..], 3), [3, 4, 6], "of equal ones the newest");
+        assert_eq!(NGRAM.propose(&known, 0), [0; 0]);
+    }
+
+    #[test]
+    fn short_match_proposes_nothing() {
+        assert_eq!(NGRAM.propose(&[1, 2, 3, 4, 9, 3], 4), [0; 0], "one token");
+        assert_eq!(NGRAM.propose(&[1, 2, 3], 4), [0; 0]);
+        assert_eq!(NGRAM.propose(&[5], 4), [0; 0]);
+        assert_eq!(NGRAM.propose(&[], 4), [0; 0]);
+        assert_eq!(NgramMatcher { min: 1, max: 1 }.propose(&[1, 2, 3, 4, 9, 3], 4), [4, 9, 3]);
+    }
+
+    #[test]
+    fn match_length_is_bounded() {
+        // Behind the older 2 3 4 5 stands a longer repetition, but four tokens are enough.
+        let known = [1, 2, 3, 4, 5, 8, 9, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5];
+        assert_eq!(NGRAM.propose(&known, 2), [6, 1]);
+    }
+
+    #[test]
+    fn repeating_loop_proposes_known_tokens() {
+        let known = [9, 1, 2, 1, 2, 1, 2];
+        assert_eq!(NGRAM.propose(&known, 2), [1, 2]);
+        assert_eq!(NGRAM.propose(&known, 4), [1, 2], "the end is near everywhere");
+        let known = [7; 12];
+        assert_eq!(NGRAM.propose(&known, 3), [7; 3]);
+    }
+
+    #[test]
+    fn proposals_match_naive_search() {
+        let mut x = 1_u32;
+        let mut draw = |below: u32| {
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (x >> 16) % below
+        };
+        for _ in 0..3000 {
+            let ids = 2 + draw(4);
+            let known: Vec<Token> = (0..draw(40)).map(|_| draw(ids)).collect();
+            let min = 1 + draw(3) as usize;
+            let ngram = NgramMatcher { min, max: min + draw(3) as usize };
+            let most = 1 + draw(5) as usize;
+            let end_of = |len: usize| {
+                let suffix = &known[known.len().checked_sub(len)?..];
+                let ends = (len..known.len()).filter(|&end| &known[end - len..end] == suffix);
+                let ends: Vec<usize> = ends.collect();
+                let enough = ends.iter().rev().find(|&&end| known.len() - end >= most);
+                enough.or(ends.first()).copied()
+            };
+            let end = (ngram.min..=ngram.max).rev().find_map(end_of).unwrap_or(known.len());
+            let right = &known[end..known.len().min(end + most)];
+            assert_eq!(ngram.propose(&known, most), right, "{known:?}, {ngram:?}, {most}");
+        }
+    }
+}

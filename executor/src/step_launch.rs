@@ -1,0 +1,183 @@
+//! What a step launches: the forward pass, the head, the sampler, and what drafts. Nothing here knows whether it is being recorded.
+
+use crate::ExecutorError;
+use crate::clock::ns_since;
+use crate::draft_proposer::DraftModel;
+use crate::draft_state_tracker::DraftRowCounts;
+use crate::model_context::ModelContext;
+use crate::trace::{SpanRecorder, TraceScope};
+use models::{AuxHiddenStates, ExpertExchange, ForwardContext};
+use ops::{DType, DraftBuffers, KvPool, MatMut, MatRef, StepBuffers, StepShape, Tensor};
+use protocol::StepTiming;
+use std::time::Instant;
+
+/// What is launched for a step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StepLaunch {
+    pub(crate) shape: StepShape,
+    /// Rows that each replica has room for where they bring their tokens together; of no meaning to one alone.
+    pub(crate) dp_rows: usize,
+    /// How tokens come to the experts of other replicas.
+    pub(crate) expert_exchange: ExpertExchange,
+    /// Nobody asks for the hidden states of other tokens than the questions are about.
+    pub(crate) logits_rows_only: bool,
+    /// Ranks that share a head bring whole rows of logits together: some question wants them.
+    pub(crate) full_logits: bool,
+    /// Where there is a draft layer.
+    pub(crate) drafts: Option<DraftRowCounts>,
+}
+
+impl StepLaunch {
+    /// A step that looks alike on all ranks. Where there is a draft layer, so many rows have drafts.
+    pub(crate) fn of_all(
+        (shape, whole_rows): (StepShape, bool),
+        drafting: Option<usize>,
+        engine: &ModelContext,
+    ) -> Self {
+        let of_all = |rows| if engine.dp.size() > 1 { rows } else { 0 };
+        let of_rows = |rows| DraftRowCounts { rows, drafting: rows, dp_rows: of_all(rows) };
+        Self {
+            shape,
+            dp_rows: of_all(shape.tokens),
+            expert_exchange: ExpertExchange::AllGather,
+            logits_rows_only: samples_subset(&shape) && drafting.is_none(),
+            full_logits: whole_rows,
+            drafts: drafting.map(of_rows),
+        }
+    }
+}
+
+/// The part of what a step changes that lies on the device.
+pub(crate) struct DeviceState {
+    pub(crate) kv: KvPool,
+    pub(crate) draft_kv: Option<KvPool>,
+    pub(crate) seq_slots: ops::DeviceSequenceSlots,
+    pub(crate) buffers: StepBuffers,
+    /// If the model's draft layer or another model makes drafts.
+    pub(crate) drafts: Option<DraftBuffers>,
+}
+
+impl DeviceState {
+    /// A whole step, launch by launch: what a stage that has been uploaded says, laid out as `launch` says.
+    pub(crate) fn launch(
+        &mut self,
+        engine: &ModelContext,
+        launch: StepLaunch,
+        timing: &mut StepTiming,
+        laps: &mut Option<SpanRecorder>,
+    ) -> Result<Tensor, ExecutorError> {
+        let started = Instant::now();
+        let ModelContext { ops, model, .. } = engine;
+        let StepLaunch {
+            shape,
+            dp_rows,
+            expert_exchange: exchange,
+            logits_rows_only: asked_only,
+            full_logits: whole_rows,
+            drafts,
+        } = launch;
+        SpanRecorder::record_scope(laps, TraceScope::Prepare, || {
+            Ok(self.buffers.prepare(ops, &mut self.seq_slots, shape)?)
+        })?;
+        if drafts.is_some() {
+            SpanRecorder::record_scope(laps, TraceScope::Draft, || self.draft(engine, &launch))?;
+        }
+        let (batch, ids) = self.buffers.view(&self.seq_slots, shape)?;
+        let (kv, load) = (&self.kv, engine.expert_load());
+        let tokens = self.buffers.logits_indices(shape.logits_rows)?;
+        let asked = asked_only.then_some(&tokens);
+        let watching = engine.draft.as_ref().and_then(DraftModel::aux_hidden_states);
+        let taps = watching.as_ref();
+        let f = ForwardContext {
+            dp_rows,
+            expert_exchange: exchange,
+            logits_indices: asked,
+            aux_hidden_states: taps,
+            expert_load: load,
+            ..engine.forward_context(kv, &batch)
+        };
+        let hidden =
+            SpanRecorder::record_scope(laps, TraceScope::Forward, || Ok(model.forward(&f, &ids)?))?; // [T or n, H]
+        if shape.logits_rows > 0 {
+            let head = || match asked {
+                Some(_) => Ok(model.shard_logits(&f, &hidden)?),
+                None => Ok(model.shard_logits(&f, &ops.gather_rows(&hidden, &tokens)?)?),
+            };
+            let logits = SpanRecorder::record_scope(laps, TraceScope::LmHead, head)?; // [n, V of this rank]
+            drop((batch, ids, tokens));
+            timing.forward_ns += ns_since(started);
+            let sample = || self.sample(engine, (&logits, whole_rows), timing);
+            SpanRecorder::record_scope(laps, TraceScope::Sampling, sample)?;
+        } else {
+            drop((batch, ids, tokens));
+            timing.forward_ns += ns_since(started);
+        }
+        if let Some(DraftRowCounts { rows, .. }) = drafts {
+            let states = watching.and_then(AuxHiddenStates::states);
+            let states = states.as_ref().unwrap_or(&hidden);
+            let keep = || self.mtp_write_kv(engine, (&launch, rows), states);
+            SpanRecorder::record_scope(laps, TraceScope::Draft, keep)?;
+        }
+        Ok(hidden)
+    }
+
+    /// Answers the `n` questions of a stage that has been uploaded.
+    pub(crate) fn sample_slice(
+        &mut self,
+        engine: &ModelContext,
+        hidden: &Tensor,
+        (n, whole_rows): (usize, bool),
+        timing: &mut StepTiming,
+    ) -> Result<(), ExecutorError> {
+        let started = Instant::now();
+        let ModelContext { ops, model, .. } = engine;
+        let shape = StepShape { logits_rows: n, ..StepShape::default() };
+        self.buffers.prepare(ops, &mut self.seq_slots, shape)?;
+        let (batch, _) = self.buffers.view(&self.seq_slots, shape)?;
+        let f = ForwardContext {
+            expert_load: engine.expert_load(),
+            ..engine.forward_context(&self.kv, &batch)
+        };
+        let asked = self.buffers.logits_indices(n)?;
+        let wanted = ops.gather_rows(hidden, &asked)?; // [n, H]
+        let logits = model.shard_logits(&f, &wanted)?; // [n, V of this rank]
+        drop((batch, asked));
+        timing.forward_ns += ns_since(started);
+        self.sample(engine, (&logits, whole_rows), timing)
+    }
+
+    /// Chooses tokens out of this rank's logits, together with those who have the others: in parts, unless `whole_rows`.
+    fn sample(
+        &mut self,
+        engine: &ModelContext,
+        (logits, whole_rows): (&Tensor, bool),
+        timing: &mut StepTiming,
+    ) -> Result<(), ExecutorError> {
+        let started = Instant::now();
+        let ModelContext { ops, tp, vocab_shard: part, .. } = engine;
+        let Self { buffers, seq_slots: seats, .. } = self;
+        if tp.size() == 1 {
+            buffers.sample(ops, seats, logits)?;
+        } else if whole_rows {
+            let mut whole = ops.scratch(DType::F32, &[logits.rows(), part.vocab])?;
+            tp.all_gather(ops.stream(), logits.mat()?, whole.mat_mut()?)?;
+            buffers.sample(ops, seats, &whole)?;
+        } else {
+            let mut gathered = Ok(());
+            let mut gather = |own: MatRef<'_>, all: MatMut<'_>| {
+                gathered = tp.all_gather(ops.stream(), own, all);
+                gathered.is_ok()
+            };
+            let sampled = buffers.sample_vocab_parallel(ops, seats, (logits, part), &mut gather);
+            gathered?; // It says more than that the others are gone.
+            sampled?;
+        }
+        timing.sample_ns += ns_since(started);
+        Ok(())
+    }
+}
+
+/// Whether a step has tokens that none of its questions is about; a step without questions is left as it is.
+pub(crate) fn samples_subset(shape: &StepShape) -> bool {
+    (1..shape.tokens).contains(&shape.logits_rows)
+}

@@ -1,0 +1,240 @@
+//! What routers choose on a GPU is counted there: the numbers of the CPU, launched and replayed. And experts that nobody chooses, as every
+//! token goes to them.
+
+use crate::player::{
+    SchedulerHarness, ScriptedRequest, mla_model, moe_model, shared, with_expert_placement,
+};
+use crate::ranks::join_device_group;
+use crate::{
+    GeneratedTokens, assert_close, assert_near, fp8_model, on_emulator, play, warp_sizes,
+    with_few_slots,
+};
+use executor::{ExecutorConfig, KvCacheDtype, ModelDtype};
+use models::config::ModelConfig;
+use protocol::{ExpertTokenCount, GraphCapture, SamplingParams};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+/// Decode steps; more than lie between two reports of replayed ones.
+const STEPS: usize = 17;
+
+/// Tokens by layer and expert.
+type ExpertTokenTotals = BTreeMap<(u16, u16), u32>;
+
+fn add(totals: &mut ExpertTokenTotals, counts: &[ExpertTokenCount]) {
+    for count in counts {
+        *totals.entry((count.layer, count.expert)).or_default() += count.tokens;
+    }
+}
+
+/// Three prompts, decode steps of three rows, then a prompt; and which of the decode steps reported.
+fn expert_token_totals(player: &mut SchedulerHarness) -> (ExpertTokenTotals, Vec<usize>) {
+    let mut totals = ExpertTokenTotals::new();
+    let job = |id: u64| ScriptedRequest::new(id, 5 + 3 * id as usize, SamplingParams::greedy());
+    let mut jobs: Vec<ScriptedRequest> = (0..3).map(job).collect();
+    for job in &mut jobs {
+        let len = job.prompt_len;
+        add(&mut totals, &player.step(&mut [(job, len)]).expert_tokens);
+    }
+    let mut reports = Vec::new();
+    for step in 1..=STEPS {
+        let output = player.step(&mut jobs.iter_mut().map(|job| (job, 1)).collect::<Vec<_>>());
+        add(&mut totals, &output.expert_tokens);
+        reports.extend((!output.expert_tokens.is_empty()).then_some(step));
+    }
+    let mut last = job(3);
+    let len = last.prompt_len;
+    add(&mut totals, &player.step(&mut [(&mut last, len)]).expert_tokens);
+    (totals, reports)
+}
+
+fn alone(config: ExecutorConfig) -> SchedulerHarness {
+    SchedulerHarness::with(with_few_slots(config))
+}
+
+/// It records steps of `rows` rows and no others.
+fn harness_capturing_rows(mut config: ExecutorConfig, rows: u32) -> SchedulerHarness {
+    config.settings.graph_capture = GraphCapture::Sizes(vec![rows]);
+    SchedulerHarness::with(config)
+}
+
+#[test]
+fn expert_load_matches_the_cpu() {
+    for (wave, config) in
+        [(64, moe_model(ModelDtype::Float32)), (32, mla_model(ModelDtype::Float32))]
+    {
+        let (expected, of_each_step) = expert_token_totals(&mut alone(config.clone()));
+        assert_eq!(of_each_step, (1..=STEPS).collect::<Vec<_>>());
+        if wave == 64 {
+            let launched = expert_token_totals(&mut SchedulerHarness::with(on_emulator(
+                wave,
+                config.clone(),
+                true,
+            )));
+            assert_eq!(launched, (expected.clone(), of_each_step), "launched");
+        }
+        // Three rows are replayed as four, and the fourth is nobody's.
+        let replayed =
+            expert_token_totals(&mut harness_capturing_rows(on_emulator(wave, config, false), 4));
+        assert_eq!(replayed, (expected, vec![16]), "replayed, wave {wave}");
+    }
+}
+
+/// The first rank counts for all, by the experts' own numbers, wherever they lie.
+#[test]
+fn expert_load_is_counted_once_across_ranks() {
+    let (expected, _) = expert_token_totals(&mut alone(moe_model(ModelDtype::Float32)));
+    let config = with_expert_placement(shared(moe_model(ModelDtype::Float32), 2, true));
+    let mut player = harness_capturing_rows(join_device_group("counts", 32, config, false), 4);
+    assert_eq!(expert_token_totals(&mut player), (expected, vec![16]));
+}
+
+/// A lone row's experts are chosen where they are computed.
+#[test]
+fn expert_load_counts_single_row_steps() {
+    let config = crate::moe_model(ModelDtype::Bfloat16);
+    let mut player = harness_capturing_rows(on_emulator(32, config, false), 1);
+    let mut job = ScriptedRequest::new(1, 9, SamplingParams::greedy());
+    let mut totals = ExpertTokenTotals::new();
+    add(&mut totals, &player.step(&mut [(&mut job, 9)]).expert_tokens);
+    for _ in 0..16 {
+        add(&mut totals, &player.step(&mut [(&mut job, 1)]).expert_tokens);
+    }
+    let of = |layer| totals.range((layer, 0)..(layer + 1, 0)).map(|(_, tokens)| tokens).sum();
+    // The last layer computes of a prompt what is asked about; each token goes to two experts.
+    let found: [u32; 2] = [0, 1].map(of);
+    assert_eq!(found, [2 * (9 + 16), 2 * (1 + 16)]);
+}
+
+/// A model of V2 whose layers have two shared experts of so many channels beside eight: their router is softmax alone.
+pub(crate) fn shared_expert_model(dtype: ModelDtype, width: usize) -> ExecutorConfig {
+    shared_expert_model_of_size(dtype, (64, width))
+}
+
+/// The same of so many channels of the stream.
+fn shared_expert_model_of_size(
+    dtype: ModelDtype,
+    (hidden, width): (usize, usize),
+) -> ExecutorConfig {
+    let text = format!(
+        r#"{{
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 384,
+        "hidden_size": {hidden}, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "q_lora_rank": null, "kv_lora_rank": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32,
+        "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 2,
+        "moe_intermediate_size": {width}, "first_k_dense_replace": 0, "topk_method": "greedy",
+        "routed_scaling_factor": 1.0, "norm_topk_prob": false, "intermediate_size": 96,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512
+    }}"#
+    );
+    let model = ModelConfig::from_json(Path::new("config.json"), &text).unwrap();
+    ExecutorConfig { model, ..crate::config(dtype, 2) }
+}
+
+/// Among the others and, in steps of many rows, beside them.
+fn fused_and_overlapped_shared_experts(wave: u32, expected: &[GeneratedTokens]) {
+    let player = |eager| {
+        SchedulerHarness::with(on_emulator(
+            wave,
+            shared_expert_model(ModelDtype::Float32, 64),
+            eager,
+        ))
+    };
+    let launched = play(&mut player(true));
+    assert_close(&launched, expected, &format!("wave {wave}"));
+    assert_eq!(play(&mut player(false)), launched, "wave {wave}: a recording changes no bit");
+}
+
+#[test]
+#[ignore = "run by secondary_stream_is_joined"]
+fn lazily_run_streams() {
+    let expected = play(&mut SchedulerHarness::with(with_few_slots(shared_expert_model(
+        ModelDtype::Float32,
+        64,
+    ))));
+    fused_and_overlapped_shared_experts(64, &expected);
+    streamed_in_fp8();
+}
+
+/// Beside the others in every step, launched and replayed.
+fn streamed_in_fp8() {
+    let fp8 = |dtype| fp8_model(shared_expert_model_of_size(dtype, (128, 128)), KvCacheDtype::Auto);
+    let exact = play(&mut SchedulerHarness::with(with_few_slots(fp8(ModelDtype::Float32))));
+    let player = |eager| SchedulerHarness::with(on_emulator(32, fp8(ModelDtype::Bfloat16), eager));
+    let launched = play(&mut player(true));
+    assert_near(&launched, &exact, "fp8, wave 32");
+    let mut replaying = player(false);
+    assert_eq!(replaying.graphs, [1, 2, 4, 8]);
+    assert_eq!(play(&mut replaying), launched, "fp8: a recording changes no bit");
+}
+
+/// On emulated GPUs that run a stream only when somebody waits for it: the second one as late as may be, or in turn with the first.
+#[test]
+fn secondary_stream_is_joined() {
+    if !crate::is_selected_by_cursor(0) {
+        return;
+    }
+    for lazy in ["1", "2"] {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "--nocapture", "experts::lazily_run_streams"])
+            .env("HIPEMU_LAZY", lazy)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+    }
+}
+
+/// On one rank and in parts on two.
+#[test]
+fn shared_experts_match_the_cpu() {
+    if !crate::is_selected_by_cursor(0) {
+        return;
+    }
+    let expected = play(&mut SchedulerHarness::with(with_few_slots(shared_expert_model(
+        ModelDtype::Float32,
+        64,
+    ))));
+    for wave in warp_sizes() {
+        fused_and_overlapped_shared_experts(wave, &expected);
+    }
+    for (what, whole) in [("in parts", false), ("whole", true)] {
+        let world = |eager| {
+            let world = shared(shared_expert_model(ModelDtype::Float32, 64), 2, whole);
+            SchedulerHarness::with(join_device_group("sharing", 64, world, eager))
+        };
+        let launched = play(&mut world(true));
+        assert_close(&launched, &expected, what);
+        assert_eq!(play(&mut world(false)), launched, "{what}: a recording changes no bit");
+    }
+}
+
+/// Streamed in bf16 (wave 32), where lone rows route for themselves; in fp8 from weights that lie in a stack.
+#[test]
+fn shared_experts_in_half_precision_stay_near() {
+    if !crate::is_selected_by_cursor(1) {
+        return;
+    }
+    let exact = play(&mut SchedulerHarness::with(with_few_slots(shared_expert_model(
+        ModelDtype::Float32,
+        64,
+    ))));
+    for wave in warp_sizes() {
+        let player = |eager| {
+            SchedulerHarness::with(on_emulator(
+                wave,
+                shared_expert_model(ModelDtype::Bfloat16, 64),
+                eager,
+            ))
+        };
+        let launched = play(&mut player(true));
+        assert_near(&launched, &exact, &format!("bf16, wave {wave}"));
+        assert_eq!(play(&mut player(false)), launched, "bf16, wave {wave}");
+    }
+    let fp8 = |dtype| fp8_model(shared_expert_model(dtype, 128), KvCacheDtype::Auto);
+    let exact = play(&mut SchedulerHarness::with(with_few_slots(fp8(ModelDtype::Float32))));
+    let found = play(&mut SchedulerHarness::with(on_emulator(64, fp8(ModelDtype::Bfloat16), true)));
+    assert_near(&found, &exact, "fp8");
+    streamed_in_fp8();
+}

@@ -1,0 +1,410 @@
+//! The GPU executor on an emulated GPU: the tokens of the CPU, launch by launch and replayed.
+//!
+//! Everything but the silicon is what a GPU runs: kernels compiled at start, copies, seats, recorded steps.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod drafts;
+#[path = "../../../kernels/tests/emulated_gpu/mod.rs"]
+mod emulated_gpu;
+mod experts;
+mod memory;
+mod op_bench;
+#[path = "../invariance/scheduler_harness.rs"]
+#[allow(dead_code, reason = "shared with the invariance tests")]
+mod player;
+mod ranks;
+mod trace;
+
+use executor::{Executor, ExecutorConfig, KvCacheDtype, KvCacheSize, ModelDtype};
+use models::config::{ModelConfig, QuantizationConfig, ScaleGrid};
+use player::{SchedulerHarness, ScriptedRequest, config};
+use protocol::{
+    DeviceKind, DeviceLibraries, ExecutorSettings, GraphCapture, SamplingParams, Token,
+    TokenLogprobs,
+};
+use std::path::Path;
+
+/// Mean difference of log-probabilities that rounding every input of a layer to fp8 may make. Found: 0.107; a scale
+/// or an element in the wrong place gives whole units.
+const NEAR: f32 = 0.2;
+
+/// The same of rounding activations, weights and the KV cache to f16.
+const HALF_NEAR: f32 = 1e-2;
+
+/// Widths of a wavefront that a run of these tests takes.
+fn warp_sizes() -> Vec<u32> {
+    emulated_gpu::warp_sizes("HADRON_EXECUTOR_WAVES")
+}
+
+/// Whether this run takes the longest tests of turn `turn` (0 or 1): all turns without `HADRON_CURSOR`, else the one that follows from it.
+#[allow(clippy::disallowed_methods, reason = "the gate says which tests take their turn")]
+fn is_selected_by_cursor(turn: u64) -> bool {
+    let cursor = std::env::var("HADRON_CURSOR").ok().map_or(0, |text| text.parse().unwrap());
+    cursor == 0 || cursor % 2 == turn
+}
+
+/// Few seats and steps: every lane of the emulated GPU is work for the CPU.
+fn with_few_slots(config: ExecutorConfig) -> ExecutorConfig {
+    let settings = ExecutorSettings {
+        max_model_len: 96,
+        kv_tokens_min: 96,
+        max_num_seqs: 8,
+        tokens_per_step: 64,
+        kv_cache_size: KvCacheSize::Blocks(40),
+        max_logprobs: 5,
+        ..config.settings
+    };
+    ExecutorConfig { settings, ..config }
+}
+
+fn gpu_config(wave: u32, dtype: ModelDtype, enforce_eager: bool) -> ExecutorConfig {
+    on_emulator(wave, config(dtype, 2), enforce_eager)
+}
+
+fn on_emulator(wave: u32, config: ExecutorConfig, enforce_eager: bool) -> ExecutorConfig {
+    let libraries = DeviceLibraries {
+        driver: emulated_gpu::library(),
+        compiler: None,
+        blas: None,
+        emulated_warp_size: Some(wave),
+        collectives: None,
+    };
+    let cache = emulated_gpu::kernel_cache();
+    let config = with_few_slots(config);
+    let settings = ExecutorSettings {
+        device: DeviceKind::Rocm,
+        libraries: Some(libraries),
+        kernel_cache: Some(cache),
+        graph_capture: if enforce_eager { GraphCapture::Disabled } else { GraphCapture::default() },
+        ..config.settings
+    };
+    ExecutorConfig { settings, ..config }
+}
+
+/// The same model with linear layers, and experts if it has any, in fp8.
+fn fp8_model(mut config: ExecutorConfig, kv_dtype: KvCacheDtype) -> ExecutorConfig {
+    config.settings.kv_cache_dtype = kv_dtype;
+    let (scales, suffix, ignored) = (ScaleGrid::Blocks, "_scale_inv", Vec::new());
+    config.model.quantization = Some(QuantizationConfig { scales, suffix, ignored });
+    config
+}
+
+/// A model of eight experts of which a token takes two.
+fn moe_model(dtype: ModelDtype) -> ExecutorConfig {
+    let text = r#"{
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 384,
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 96, "hidden_act": "silu",
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+        "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512,
+        "tie_word_embeddings": false, "attention_bias": false, "torch_dtype": "bfloat16"
+    }"#;
+    let model = ModelConfig::from_json(Path::new("config.json"), text).unwrap();
+    ExecutorConfig { model, ..config(dtype, 2) }
+}
+
+/// A model that keeps latents, with shared experts and experts in groups.
+fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
+    let text = r#"{
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 384,
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "q_lora_rank": 32, "kv_lora_rank": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32,
+        "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
+        "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
+        "routed_scaling_factor": 2.5, "norm_topk_prob": true, "intermediate_size": 96,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512
+    }"#;
+    let model = ModelConfig::from_json(Path::new("config.json"), text).unwrap();
+    ExecutorConfig { model, ..config(dtype, 2) }
+}
+
+/// One of each kind.
+fn models(dtype: ModelDtype) -> [(&'static str, ExecutorConfig); 3] {
+    [("dense", config(dtype, 2)), ("experts", moe_model(dtype)), ("latents", mla_model(dtype))]
+}
+
+/// Greedy, and all rules at once.
+fn rules() -> [SamplingParams; 2] {
+    let greedy = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };
+    let strict = SamplingParams {
+        repetition_penalty: 1.3,
+        frequency_penalty: 0.4,
+        presence_penalty: 0.2,
+        bad_words: vec![vec![7], vec![1, 2]],
+        logit_bias: vec![(11, 2.5)],
+        min_tokens: 9,
+        stop_token_ids: vec![1, 2, 3],
+        allowed_token_ids: Some((0..300).collect()),
+        ..greedy.clone()
+    };
+    [greedy, strict]
+}
+
+type GeneratedTokens = (Vec<Token>, Vec<TokenLogprobs>);
+
+/// Six requests of both rules in chunks beside each other; one is preempted on its way.
+fn play(player: &mut SchedulerHarness) -> Vec<GeneratedTokens> {
+    play_masked(player, &[])
+}
+
+/// The same, where some of the requests have masks.
+fn play_masked(player: &mut SchedulerHarness, masked: &[usize]) -> Vec<GeneratedTokens> {
+    let mut jobs: Vec<ScriptedRequest> = (0..6)
+        .map(|id| ScriptedRequest::new(id, 9 + 5 * id as usize, rules()[id as usize % 2].clone()))
+        .collect();
+    for &job in masked {
+        jobs[job].masked = true;
+    }
+    let chunks =
+        |jobs: &[ScriptedRequest]| jobs.iter().map(|job| job.want().min(10)).collect::<Vec<_>>();
+    for turn in 0..8 {
+        let lens = chunks(&jobs);
+        let mut rows: Vec<(&mut ScriptedRequest, usize)> = jobs.iter_mut().zip(lens).collect();
+        rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
+        player.step(&mut rows);
+        if turn == 5 {
+            let blocks = jobs[2].preempt(7);
+            player.free(blocks);
+        }
+    }
+    while jobs.iter().any(|job| job.want() > 1) {
+        let lens = chunks(&jobs);
+        let mut rows: Vec<(&mut ScriptedRequest, usize)> = jobs.iter_mut().zip(lens).collect();
+        rows.sort_by_key(|(_, len)| *len > 1);
+        player.step(&mut rows);
+    }
+    for _ in 0..6 {
+        player.from_device = true; // The host names the step, not the token.
+        player.step(&mut jobs.iter_mut().map(|job| (job, 1)).collect::<Vec<_>>());
+    }
+    jobs.iter().map(ScriptedRequest::output).collect()
+}
+
+fn assert_close(found: &[GeneratedTokens], expected: &[GeneratedTokens], what: &str) {
+    for (i, ((tokens, logprobs), (right, right_logprobs))) in found.iter().zip(expected).enumerate()
+    {
+        assert_eq!(tokens, right, "{what}: tokens of request {i}");
+        for (l, r) in logprobs.iter().zip(right_logprobs) {
+            assert!((l.logprob - r.logprob).abs() < 2e-4, "{what}: request {i}: {l:?} for {r:?}");
+            let ids =
+                |l: &TokenLogprobs| l.top_logprobs.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+            assert_eq!((l.rank, ids(l)), (r.rank, ids(r)), "{what}: request {i}");
+        }
+    }
+}
+
+/// For kernels that quantise what the CPU does not.
+fn assert_near(found: &[GeneratedTokens], expected: &[GeneratedTokens], what: &str) {
+    assert_within(found, expected, NEAR, what);
+}
+
+/// The mean difference of what is told of the tokens that both chose, up to the first that only one of them did.
+fn assert_within(found: &[GeneratedTokens], expected: &[GeneratedTokens], near: f32, what: &str) {
+    let (mut sum, mut count) = (0.0, 0);
+    for ((tokens, logprobs), (right, right_logprobs)) in found.iter().zip(expected) {
+        let same = tokens.iter().zip(right).take_while(|(token, right)| token == right).count();
+        for (l, r) in logprobs.iter().zip(right_logprobs).take(same) {
+            sum += (l.logprob - r.logprob).abs();
+            count += 1;
+        }
+    }
+    let mean = sum / count as f32;
+    assert!(count >= found.len() && mean <= near, "{what}: {mean} over {count} tokens");
+}
+
+#[test]
+fn eager_and_replayed_tokens_match_the_cpu() {
+    for (what, of) in
+        [("dense", config(ModelDtype::Float32, 2)), ("experts", moe_model(ModelDtype::Float32))]
+    {
+        let expected = play(&mut SchedulerHarness::with(with_few_slots(of.clone())));
+        for wave in warp_sizes() {
+            let player = |eager| SchedulerHarness::with(on_emulator(wave, of.clone(), eager));
+            let launched = play(&mut player(true));
+            assert_close(&launched, &expected, &format!("{what}, wave {wave}"));
+            let mut replaying = player(false);
+            assert_eq!(replaying.graphs, [1, 2, 4, 8]);
+            assert_eq!(
+                play(&mut replaying),
+                launched,
+                "{what}, wave {wave}: a recording changes no bit"
+            );
+        }
+    }
+}
+
+#[test]
+fn mla_models_run_and_replay() {
+    let expected =
+        play(&mut SchedulerHarness::with(with_few_slots(mla_model(ModelDtype::Float32))));
+    for wave in warp_sizes() {
+        let player = |eager| {
+            SchedulerHarness::with(on_emulator(wave, mla_model(ModelDtype::Float32), eager))
+        };
+        let launched = play(&mut player(true));
+        assert_close(&launched, &expected, &format!("wave {wave}"));
+        assert_eq!(play(&mut player(false)), launched, "wave {wave}: a recording changes no bit");
+    }
+}
+
+#[test]
+fn configured_row_counts_are_captured_and_gpu_opened() {
+    let of = |capture, gpus| {
+        let mut config = gpu_config(64, ModelDtype::Float32, false);
+        (config.settings.graph_capture, config.settings.gpus) = (capture, gpus);
+        config
+    };
+    let mut named = SchedulerHarness::with(of(GraphCapture::Sizes(vec![6, 3, 6, 99]), vec![0]));
+    assert_eq!(named.graphs, [3, 6]);
+    let expected =
+        play(&mut SchedulerHarness::with(with_few_slots(config(ModelDtype::Float32, 2))));
+    assert_close(&play(&mut named), &expected, "rows of 3 and 6 replayed");
+    let missing = Executor::load(of(GraphCapture::Disabled, vec![1]), &mut |_| {}).err().unwrap();
+    let told = missing.to_string();
+    assert!(told.contains("no device 1:") && told.contains("finds 1"), "{told}");
+}
+
+/// Steps with masked rows are launched, the others replayed; both kinds of rules meet masks.
+#[test]
+fn masked_rows_match_the_cpu() {
+    let masked = [1, 2];
+    let expected = play_masked(
+        &mut SchedulerHarness::with(with_few_slots(config(ModelDtype::Float32, 2))),
+        &masked,
+    );
+    let free = play(&mut SchedulerHarness::with(with_few_slots(config(ModelDtype::Float32, 2))));
+    assert!(expected[0] == free[0] && expected[1] != free[1] && expected[2] != free[2]);
+    for wave in warp_sizes() {
+        let found = play_masked(
+            &mut SchedulerHarness::with(gpu_config(wave, ModelDtype::Float32, false)),
+            &masked,
+        );
+        assert_close(&found, &expected, &format!("wave {wave}"));
+    }
+}
+
+/// Masks may end in the middle of an output, where the last one forced a token or its row went without: what it forbade
+/// is allowed behind it, but for what the request forbids itself.
+#[test]
+fn bitmask_limits_a_single_token() {
+    let ended = |config: ExecutorConfig, preempted: bool| {
+        let mut player = SchedulerHarness::with(config);
+        let mut jobs = [0, 1].map(|id| ScriptedRequest::new(id, 9, rules()[id as usize].clone()));
+        for job in &mut jobs {
+            job.masked = true;
+            player.finish(job, 9, 14);
+            job.masked = false;
+            if preempted {
+                let blocks = job.preempt(7);
+                player.free(blocks);
+            }
+            player.finish(job, 14, 26);
+        }
+        jobs.map(|job| job.output())
+    };
+    let expected = ended(with_few_slots(config(ModelDtype::Float32, 2)), true);
+    assert_close(&ended(with_few_slots(config(ModelDtype::Float32, 2)), false), &expected, "cpu");
+    for wave in warp_sizes() {
+        let found = ended(gpu_config(wave, ModelDtype::Float32, false), false);
+        assert_close(&found, &expected, &format!("wave {wave}"));
+    }
+}
+
+/// A row without its mask leaves nothing behind: not on its seat, not in the rows beside it.
+#[test]
+fn overdue_bitmasks_delay_rows_without_changes() {
+    let masked = [1, 2];
+    let expected = play_masked(
+        &mut SchedulerHarness::with(with_few_slots(config(ModelDtype::Float32, 2))),
+        &masked,
+    );
+    let late = |config| {
+        let mut player = SchedulerHarness::with(config);
+        player.overdue_bitmasks = true;
+        play_masked(&mut player, &masked)
+    };
+    let check = |found: &[GeneratedTokens], what: &str| {
+        let lens: Vec<_> = found.iter().map(|(tokens, _)| tokens.len()).collect();
+        for (i, (len, (tokens, _))) in lens.iter().zip(&expected).enumerate() {
+            assert!(*len > 2 && (*len < tokens.len()) == masked.contains(&i), "{what}: {lens:?}");
+        }
+        let begun = |((tokens, told), len): (&GeneratedTokens, &usize)| {
+            (tokens[..*len].to_vec(), told[..*len].to_vec())
+        };
+        let expected: Vec<GeneratedTokens> = expected.iter().zip(&lens).map(begun).collect();
+        assert_close(found, &expected, what);
+    };
+    check(&late(with_few_slots(config(ModelDtype::Float32, 2))), "cpu");
+    for wave in warp_sizes() {
+        check(&late(gpu_config(wave, ModelDtype::Float32, false)), &format!("wave {wave}"));
+    }
+}
+
+#[test]
+fn bf16_replay_equals_eager() {
+    if !is_selected_by_cursor(1) {
+        return;
+    }
+    for (what, of) in models(ModelDtype::Bfloat16) {
+        for wave in warp_sizes() {
+            let player = |eager| SchedulerHarness::with(on_emulator(wave, of.clone(), eager));
+            assert_eq!(play(&mut player(false)), play(&mut player(true)), "{what}, wave {wave}");
+        }
+    }
+}
+
+/// f16 is rounded as bf16 is, with eight times finer steps: the CPU in f32 is near.
+#[test]
+fn f16_replay_equals_eager_and_is_near_f32() {
+    if !is_selected_by_cursor(0) {
+        return;
+    }
+    for ((what, of), (_, exact)) in
+        models(ModelDtype::Float16).into_iter().zip(models(ModelDtype::Float32))
+    {
+        let exact = play(&mut SchedulerHarness::with(with_few_slots(exact)));
+        for wave in warp_sizes() {
+            let player = |eager| SchedulerHarness::with(on_emulator(wave, of.clone(), eager));
+            let launched = play(&mut player(true));
+            assert_eq!(play(&mut player(false)), launched, "{what}, wave {wave}");
+            assert_within(&launched, &exact, HALF_NEAR, &format!("{what}, wave {wave}"));
+        }
+    }
+}
+
+/// In f32 weights are multiplied out, as on the CPU; in bf16 fp8 kernels run, and attention over an fp8 cache.
+#[test]
+fn fp8_weights_and_cache_run_and_replay() {
+    if !is_selected_by_cursor(1) {
+        return;
+    }
+    check_fp8("dense", |dtype| config(dtype, 2));
+}
+
+/// Chunks of prompts are many rows an expert, decode is few.
+#[test]
+fn fp8_experts_run_and_replay() {
+    if !is_selected_by_cursor(0) {
+        return;
+    }
+    check_fp8("experts", moe_model);
+}
+
+fn check_fp8(what: &str, of: impl Fn(ModelDtype) -> ExecutorConfig) {
+    let f32_config = || fp8_model(of(ModelDtype::Float32), KvCacheDtype::Auto);
+    let bf16_config = || fp8_model(of(ModelDtype::Bfloat16), KvCacheDtype::Fp8);
+    let expected = play(&mut SchedulerHarness::with(with_few_slots(f32_config())));
+    let near = play(&mut SchedulerHarness::with(with_few_slots(bf16_config())));
+    for wave in warp_sizes() {
+        let multiplied_out = on_emulator(wave, f32_config(), true);
+        let found = play(&mut SchedulerHarness::with(multiplied_out));
+        assert_close(&found, &expected, &format!("{what}, wave {wave}"));
+        let player = |eager| SchedulerHarness::with(on_emulator(wave, bf16_config(), eager));
+        let launched = play(&mut player(true));
+        let replayed = play(&mut player(false));
+        assert_eq!(replayed, launched, "{what}, wave {wave}: a recording changes no bit");
+        assert_near(&launched, &near, &format!("{what}, wave {wave}"));
+    }
+}

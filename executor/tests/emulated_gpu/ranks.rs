@@ -1,0 +1,252 @@
+//! Ranks on GPUs: the tokens of one of them, launched and replayed, and an end for all when one is gone.
+
+use crate::player::{
+    LockstepGroup, SchedulerHarness, ScriptedRequest, config, moe_model, shared,
+    with_expert_placement,
+};
+use crate::{
+    GeneratedTokens, HALF_NEAR, assert_close, assert_within, emulated_gpu, on_emulator, play,
+    rules, with_few_slots,
+};
+use collectives::{CallState, CollectiveOp};
+use executor::{ExecutorConfig, ModelDtype};
+use ops::DType;
+use protocol::{GraphCapture, ParallelConfig, SamplingParams};
+use std::sync::Arc;
+use std::thread;
+
+/// Group steps of replicas: what they are too many for is idle in the end.
+const STEPS: usize = 24;
+
+/// Ranks of the same world, each on an emulated GPU; tests that run side by side have worlds of their own.
+pub(crate) fn join_device_group(
+    world: &str,
+    wave: u32,
+    config: ExecutorConfig,
+    enforce_eager: bool,
+) -> ExecutorConfig {
+    let mut config = on_emulator(wave, config, enforce_eager);
+    let ranks = usize::from(config.settings.parallel.world_size());
+    (1..ranks).for_each(|rank| drop(emulated_gpu::library_of(world, rank)));
+    config.settings.libraries.as_mut().unwrap().driver = emulated_gpu::library_of(world, 0);
+    config.settings.gpus = vec![0; ranks];
+    config
+}
+
+#[test]
+fn tp_ranks_match_single_rank_eager_and_replayed() {
+    let dense = |dtype| shared(config(dtype, 2), 2, false);
+    let split = |dtype| shared(moe_model(dtype), 2, false);
+    let spread = |dtype| shared(moe_model(dtype), 2, true);
+    let alone = |config: ExecutorConfig| ExecutorConfig {
+        settings: protocol::ExecutorSettings {
+            parallel: ParallelConfig::default(),
+            expert_placement: None,
+            ..config.settings.clone()
+        },
+        ..config
+    };
+    let worlds = [
+        ("dense", 64, dense(ModelDtype::Float32)),
+        ("experts in parts", 32, split(ModelDtype::Float32)),
+        ("experts whole", 64, spread(ModelDtype::Float32)),
+        ("experts placed", 32, with_expert_placement(spread(ModelDtype::Float32))),
+    ];
+    for (what, wave, world) in worlds {
+        let expected = play(&mut SchedulerHarness::with(with_few_slots(alone(world.clone()))));
+        let launched = play(&mut SchedulerHarness::with(join_device_group(
+            "replica",
+            wave,
+            world.clone(),
+            true,
+        )));
+        assert_close(&launched, &expected, what);
+        let mut replaying =
+            SchedulerHarness::with(join_device_group("replica", wave, world, false));
+        assert_eq!(replaying.graphs, [1, 2, 4, 8], "{what}");
+        assert_eq!(play(&mut replaying), launched, "{what}");
+    }
+}
+
+/// Requests whose tokens are found in parts of rows, and at last one that wants whole rows.
+fn sampling_variants() -> [SamplingParams; 6] {
+    let drawn = |temperature| SamplingParams { temperature, ..SamplingParams::greedy() };
+    let strict = SamplingParams { logprobs: None, ..rules()[1].clone() };
+    [
+        SamplingParams::greedy(),
+        drawn(0.8),
+        SamplingParams { top_k: 5, top_p: 0.9, ..drawn(1.0) },
+        SamplingParams { temperature: 1.3, top_k: 24, min_p: 0.05, ..strict.clone() },
+        strict,
+        SamplingParams { top_p: 0.8, ..drawn(1.0) },
+    ]
+}
+
+/// Elements, rows and columns that the first rank brought to a gather.
+type GatheredShape = Option<(DType, u32, u32)>;
+
+/// The same of the newest one.
+fn gathered_shapes(player: &SchedulerHarness) -> GatheredShape {
+    let calls = player.lockstep.rendezvous.calls();
+    let of_first = &calls.first()?.calls;
+    let gather = of_first.iter().rfind(|call| call.op == CollectiveOp::AllGather)?;
+    Some((gather.dtype, gather.rows, gather.cols))
+}
+
+/// Tokens of each, and what was brought to a decode step of the first five, of all six, and of five again, one of which is masked.
+fn sample(player: &mut SchedulerHarness) -> (Vec<GeneratedTokens>, [GatheredShape; 3]) {
+    let job = |(id, sampling): (u64, SamplingParams)| {
+        ScriptedRequest::new(id, 4 + 3 * id as usize, sampling)
+    };
+    let mut jobs: Vec<ScriptedRequest> = (0..).zip(sampling_variants()).map(job).collect();
+    let decode = |player: &mut SchedulerHarness, jobs: &mut [ScriptedRequest], steps: usize| {
+        for step in 0..steps {
+            player.from_device = step > 0;
+            player.step(&mut jobs.iter_mut().map(|job| (job, 1)).collect::<Vec<_>>());
+        }
+        player.from_device = false;
+        gathered_shapes(player)
+    };
+    let mut found = [None; 3];
+    for job in &mut jobs[..5] {
+        let len = job.prompt_len;
+        player.step(&mut [(job, len)]);
+    }
+    found[0] = decode(player, &mut jobs[..5], 4);
+    let len = jobs[5].prompt_len;
+    player.step(&mut [(&mut jobs[5], len)]);
+    found[1] = decode(player, &mut jobs, 3);
+    jobs[0].masked = true;
+    found[2] = decode(player, &mut jobs[..5], 2);
+    (jobs.iter().map(ScriptedRequest::output).collect(), found)
+}
+
+#[test]
+fn vocab_parallel_sampling_matches_single_rank() {
+    let (expected, _) =
+        sample(&mut SchedulerHarness::with(with_few_slots(config(ModelDtype::Float32, 2))));
+    for (wave, enforce_eager) in [(64, true), (32, false)] {
+        let world = shared(config(ModelDtype::Float32, 2), 2, false);
+        let mut world = join_device_group("parts", wave, world, enforce_eager);
+        if !enforce_eager {
+            world.settings.graph_capture = GraphCapture::Sizes(vec![8]);
+        }
+        let mut player = SchedulerHarness::with(world);
+        let (found, brought) = sample(&mut player);
+        assert_eq!(found, expected, "wave {wave}");
+        // Of 192 ids 24 are listed: 52 words a row, or all 192. Five or six rows are replayed as eight; with masks they are not.
+        let rows = if enforce_eager { [5, 6] } else { [8, 8] };
+        let in_parts = |rows: u32| Some((DType::I32, 1, 52 * rows));
+        let whole = Some((DType::F32, rows[1], 192));
+        assert_eq!(brought, [in_parts(rows[0]), whole, in_parts(5)], "wave {wave}");
+    }
+}
+
+#[test]
+fn library_all_reduce_gives_the_same_tokens() {
+    let mut world =
+        join_device_group("sums", 64, shared(config(ModelDtype::Float32, 2), 2, false), true);
+    let found = play(&mut SchedulerHarness::with(world.clone()));
+    world.settings.one_shot_all_reduce = false;
+    assert_eq!(play(&mut SchedulerHarness::with(world)), found);
+}
+
+/// Sums in f16 round on their way, in one shot and in the library alike.
+#[test]
+fn tp_in_f16_stays_near_f32() {
+    if !crate::is_selected_by_cursor(0) {
+        return;
+    }
+    let expected =
+        play(&mut SchedulerHarness::with(with_few_slots(config(ModelDtype::Float32, 2))));
+    let mut world =
+        join_device_group("halves", 32, shared(config(ModelDtype::Float16, 2), 2, false), false);
+    let replayed = play(&mut SchedulerHarness::with(world.clone()));
+    assert_within(&replayed, &expected, HALF_NEAR, "one shot");
+    world.settings.one_shot_all_reduce = false;
+    let launched = play(&mut SchedulerHarness::with(world));
+    assert_within(&launched, &expected, HALF_NEAR, "by the library");
+}
+
+/// Requests of one replica, one after the other on the odd ones, which are idle at first.
+fn play_replica(player: &mut SchedulerHarness, replica: u16) -> Vec<GeneratedTokens> {
+    let job = |i: u16| {
+        let sampling = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };
+        let id = u64::from(1 + replica * 7 + i);
+        ScriptedRequest::new(id, 9 + usize::from(5 * i + 3 * replica), sampling)
+            .in_slot(u32::from(i))
+    };
+    let mut jobs: Vec<ScriptedRequest> = (0..2).map(job).collect();
+    for step in 0..STEPS {
+        let mut rows: Vec<(&mut ScriptedRequest, usize)> = Vec::new();
+        let idle = replica % 2 == 1 && step < 3;
+        for job in jobs.iter_mut().filter(|job| !idle && job.tokens.len() < job.prompt_len + 4) {
+            if replica.is_multiple_of(2) || rows.is_empty() {
+                let len = job.want().min(1 + (step * 11) % 30);
+                rows.push((job, len));
+            }
+        }
+        rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
+        player.step(&mut rows);
+    }
+    assert!(jobs.iter().all(|job| job.tokens.len() == job.prompt_len + 4), "too few steps");
+    jobs.iter().map(ScriptedRequest::output).collect()
+}
+
+#[test]
+fn expert_parallel_replicas_match_single_replica() {
+    let mut world = moe_model(ModelDtype::Float32);
+    let alone = |replica| {
+        play_replica(
+            &mut SchedulerHarness::with(with_few_slots(moe_model(ModelDtype::Float32))),
+            replica,
+        )
+    };
+    world.settings.parallel = ParallelConfig { tp_size: 1, dp_size: 2, expert_parallel: true };
+    for (wave, enforce_eager) in [(64, true), (32, false)] {
+        let config = join_device_group("replicas", wave, world.clone(), enforce_eager);
+        let pact = Arc::new(LockstepGroup::new(&config));
+        let start = |replica| {
+            let (config, pact) = (config.clone(), Arc::clone(&pact));
+            thread::spawn(move || {
+                let mut player = SchedulerHarness::of_replica(config, replica, Arc::clone(&pact));
+                let found = play_replica(&mut player, replica);
+                pact.agree(0); // Who leaves ends the group for those who have not finished their last step.
+                found
+            })
+        };
+        let replicas = [start(0), start(1)];
+        for (replica, found) in (0..).zip(replicas) {
+            let found = found.join().unwrap();
+            assert_close(&found, &alone(replica), &format!("replica {replica}, wave {wave}"));
+        }
+        // Recorded steps have fixed sizes; all others send tokens to those who hold an expert of theirs.
+        let calls: Vec<_> =
+            pact.rendezvous.calls().into_iter().flat_map(|rank| rank.calls).collect();
+        let called = |operation| calls.iter().any(|call| call.op == operation);
+        assert!(called(CollectiveOp::AllToAll), "wave {wave}");
+        assert_eq!(called(CollectiveOp::ReduceScatter), !enforce_eager, "wave {wave}");
+    }
+}
+
+/// What each rank last did can be read from outside, replayed steps included.
+#[test]
+fn captured_collectives_are_reported_by_each_replay() {
+    let mut player = SchedulerHarness::with(join_device_group(
+        "calls",
+        64,
+        shared(config(ModelDtype::Float32, 2), 2, false),
+        false,
+    ));
+    let mut job = ScriptedRequest::new(1, 9, SamplingParams::greedy());
+    player.step(&mut [(&mut job, 9)]);
+    let before = player.lockstep.rendezvous.calls()[0].calls.last().unwrap().sequence;
+    player.step(&mut [(&mut job, 1)]);
+    for rank in player.lockstep.rendezvous.calls() {
+        let calls: Vec<_> = rank.calls.iter().filter(|call| call.sequence > before).collect();
+        let gathers = calls.iter().filter(|call| call.op == CollectiveOp::AllGather).count();
+        // The embedding, two of each of three layers, and the logits.
+        assert_eq!((calls.len(), gathers), (8, 1), "rank {}", rank.rank.0);
+        assert!(calls.iter().all(|call| call.state == CallState::Done), "{calls:?}");
+    }
+}

@@ -1,0 +1,160 @@
+//! Traces of a whole executor: on the CPU, on the emulated GPU launch by launch, and replayed.
+
+use super::player::{SchedulerHarness, ScriptedRequest, config};
+use super::{gpu_config, with_few_slots};
+use executor::{ExecutorConfig, ModelDtype};
+use protocol::{ExecutorSettings, SamplingParams};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Times are written in thousandths of a microsecond, each rounded by itself.
+const ROUNDING_US: f64 = 0.0021;
+
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("traces-{name}"));
+    let _ = std::fs::remove_dir_all(&folder);
+    let _ = std::fs::remove_file(&folder); // What a former run left in its place.
+    folder
+}
+
+fn traced(config: ExecutorConfig, name: &str) -> SchedulerHarness {
+    let settings = ExecutorSettings { profile_dir: Some(folder(name)), ..config.settings };
+    SchedulerHarness::with(ExecutorConfig { settings, ..config })
+}
+
+/// A prompt in two chunks, then decodes. Returns the number of steps.
+fn play(player: &mut SchedulerHarness, id: u64, decodes: usize) -> usize {
+    let mut job = ScriptedRequest::new(id, 24, SamplingParams::greedy());
+    for len in [20, 4].into_iter().chain(std::iter::repeat_n(1, decodes)) {
+        player.step(&mut [(&mut job, len)]);
+    }
+    let blocks = job.preempt(0);
+    player.free(blocks);
+    2 + decodes
+}
+
+/// The events of a file.
+fn events(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let whole: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+    assert_eq!(whole["otherData"]["rank"], "0");
+    whole["traceEvents"].as_array().unwrap().clone()
+}
+
+fn of<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    events.iter().filter(|event| event["cat"] == kind).collect()
+}
+
+/// Begin and end in microseconds.
+fn span(event: &Value) -> (f64, f64) {
+    let from = event["ts"].as_f64().unwrap();
+    (from, from + event["dur"].as_f64().unwrap())
+}
+
+/// On each track spans lie inside each other or apart, in the order in which they are written.
+fn check_nesting(events: &[Value]) {
+    let mut open: BTreeMap<u64, Vec<(f64, f64)>> = BTreeMap::new();
+    for event in events.iter().filter(|event| event["ph"] == "X") {
+        let (from, to) = span(event);
+        let stack = open.entry(event["tid"].as_u64().unwrap()).or_default();
+        while stack.last().is_some_and(|outer| from >= outer.1 - ROUNDING_US) {
+            stack.pop();
+        }
+        if let Some(outer) = stack.last() {
+            let inside = from >= outer.0 - ROUNDING_US && to <= outer.1 + ROUNDING_US;
+            assert!(inside, "{event} is not inside {outer:?}");
+        }
+        stack.push((from, to));
+    }
+}
+
+/// Families of the kernels inside a step.
+fn families(events: &[Value], step: &Value) -> BTreeSet<String> {
+    let (from, to) = span(step);
+    let inside = |event: &&&Value| {
+        let (a, b) = span(event);
+        a >= from - ROUNDING_US && b <= to + ROUNDING_US
+    };
+    let family = |event: &Value| event["args"]["family"].as_str().unwrap().to_owned();
+    of(events, "kernel").iter().filter(inside).map(|event| family(event)).collect()
+}
+
+/// What every trace holds. Returns its marked steps with their families.
+fn check(path: &Path, steps: usize) -> Vec<(Option<u64>, BTreeSet<String>)> {
+    let events = events(path);
+    let found = of(&events, "step");
+    assert_eq!(found.len(), steps, "steps on the device");
+    for pair in found.windows(2) {
+        assert_eq!(pair[1]["args"]["step"], pair[0]["args"]["step"].as_u64().unwrap() + 1);
+        assert!(span(pair[1]).0 >= span(pair[0]).1 - ROUNDING_US, "one after the other");
+    }
+    let host = of(&events, "host");
+    for name in ["stage", "submit", "wait", "answer"] {
+        assert_eq!(host.iter().filter(|event| event["name"] == name).count(), steps, "{name}");
+    }
+    check_nesting(&events);
+    let marked = found.into_iter().filter(|step| step["args"]["marked"] == true);
+    marked.map(|step| (step["args"]["graph"].as_u64(), families(&events, step))).collect()
+}
+
+fn set(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+#[test]
+fn cpu_trace_shows_step_stages() {
+    let mut player = traced(with_few_slots(config(ModelDtype::Float32, 2)), "cpu");
+    play(&mut player, 1, 2); // Nothing is recorded yet.
+    let trace = player.executor.begin_trace().unwrap();
+    let steps = play(&mut player, 2, 18);
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(of(&events(trace.path()), "step").len(), steps, "on disk before the end");
+    player.executor.end_trace();
+    play(&mut player, 3, 1);
+    trace.close().unwrap();
+    let marked = check(trace.path(), steps);
+    let parts = set(&["upload", "prepare", "forward", "head", "sampling", "download"]);
+    assert_eq!(marked, [(None, parts)], "the second step, where the prompt ends");
+    let next = player.executor.begin_trace().unwrap();
+    assert_ne!(next.path(), trace.path());
+    let steps = play(&mut player, 4, 1);
+    next.close().unwrap();
+    check(next.path(), steps);
+}
+
+#[test]
+fn an_executor_without_a_folder_records_nothing() {
+    let mut player = SchedulerHarness::with(with_few_slots(config(ModelDtype::Float32, 1)));
+    let error = player.executor.begin_trace().unwrap_err().to_string();
+    assert!(error.contains("--profile"), "{error}");
+    let mut unwritable = traced(with_few_slots(config(ModelDtype::Float32, 1)), "unwritable");
+    std::fs::write(folder("unwritable"), "a file").unwrap();
+    let error = unwritable.executor.begin_trace().unwrap_err().to_string();
+    assert!(error.contains("traces-unwritable"), "{error}");
+}
+
+#[test]
+fn gpu_trace_shows_kernels_eager_and_replayed() {
+    let mut player = traced(gpu_config(64, ModelDtype::Bfloat16, false), "gpu");
+    let trace = player.executor.begin_trace().unwrap();
+    let steps = play(&mut player, 1, 3);
+    trace.close().unwrap();
+    let marked = check(trace.path(), steps);
+    let layers = ["embedding", "norms", "products", "rotation and KV write"];
+    let around = ["upload", "prepare", "download"];
+    let [(None, launched), (Some(1), replayed)] = &marked[..] else { panic!("{marked:?}") };
+    let has = |families: &BTreeSet<String>, names: &[&str]| {
+        for name in names {
+            assert!(families.contains(*name), "{name} is not in {families:?}");
+        }
+        assert!(!families.contains("other"), "{families:?}");
+    };
+    has(launched, &layers);
+    has(launched, &around);
+    has(launched, &["attention prefill", "head", "sampling"]);
+    has(replayed, &["embedding", "products", "rotation and KV write"]);
+    has(replayed, &around);
+    has(replayed, &["attention decode", "head", "sampling"]);
+}

@@ -1,0 +1,660 @@
+//! Plays the scheduler: keeps requests, hands out blocks, writes batches as a plan would.
+
+use executor::{
+    Executor, ExecutorConfig, ExecutorError, KvCacheSize, ModelDtype, RankRendezvous,
+    SubmittedStep, TokenBitmaskSource,
+};
+use models::ModelConfig;
+use protocol::{
+    Batch, BatchRow, BitmaskRow, BlockId, BlockTableUpdate, DispatchMode, DraftAcceptance, Epoch,
+    ExecutorSettings, ExpertPlacement, ParallelConfig, Rank, RequestId, RowError, RowInput,
+    RowOutput, SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig, SpeculativeMethod,
+    StepId, StepOutput, ThinVec, Token, TokenLogprobs,
+};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+pub(crate) const BLOCK: usize = 16;
+pub(crate) const VOCAB: u32 = 384;
+const BLOCKS: u32 = 512;
+
+/// A model of 3 layers with weights from a hash.
+pub(crate) fn config(dtype: ModelDtype, threads: u32) -> ExecutorConfig {
+    let text = r#"{
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 384,
+        "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 160, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512,
+        "tie_word_embeddings": true, "attention_bias": false, "torch_dtype": "bfloat16"
+    }"#;
+    let model = ModelConfig::from_json(Path::new("config.json"), text).unwrap();
+    ExecutorConfig { model, draft: None, manifest: 0, settings: settings(dtype, threads) }
+}
+
+/// The same sizes with 8 experts in all layers but the first.
+pub(crate) fn moe_model(dtype: ModelDtype) -> ExecutorConfig {
+    let text = r#"{
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 384,
+        "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 160, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512,
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+        "norm_topk_prob": true, "mlp_only_layers": [0], "decoder_sparse_step": 1,
+        "tie_word_embeddings": false, "attention_bias": false, "torch_dtype": "bfloat16"
+    }"#;
+    let model = ModelConfig::from_json(Path::new("config.json"), text).unwrap();
+    ExecutorConfig { model, ..config(dtype, 1) }
+}
+
+/// A model that keeps latents, with 8 experts in all layers but the first.
+pub(crate) fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
+    let text = r#"{
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 384,
+        "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "intermediate_size": 96, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "max_position_embeddings": 512, "q_lora_rank": 32, "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+        "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
+        "norm_topk_prob": true, "hidden_act": "silu", "torch_dtype": "bfloat16"
+    }"#;
+    let model = ModelConfig::from_json(Path::new("config.json"), text).unwrap();
+    ExecutorConfig { model, ..config(dtype, 1) }
+}
+
+/// The same model, whose rows may have drafts.
+pub(crate) fn speculating(mut config: ExecutorConfig, drafts: u8) -> ExecutorConfig {
+    let drafter = SpeculativeMethod::Ngram { lookup_min: 1, lookup_max: 3 };
+    config.settings.speculative = Some(SpeculativeConfig {
+        draft_tokens: drafts,
+        method: drafter,
+        acceptance: DraftAcceptance::Exact,
+    });
+    config
+}
+
+/// The model that keeps latents, with a draft layer that guesses so many tokens.
+pub(crate) fn mtp_drafting(dtype: ModelDtype, drafts: u8) -> ExecutorConfig {
+    let mut config = mla_model(dtype);
+    config.model.mtp_layers = 1;
+    config.settings.speculative = Some(SpeculativeConfig {
+        draft_tokens: drafts,
+        method: SpeculativeMethod::Mtp,
+        acceptance: DraftAcceptance::Exact,
+    });
+    config
+}
+
+/// The same model, for which another one guesses so many tokens.
+pub(crate) fn model_drafting(
+    mut config: ExecutorConfig,
+    draft: ModelConfig,
+    drafts: u8,
+) -> ExecutorConfig {
+    let (drafter, acceptance) = (SpeculativeMethod::DraftModel, DraftAcceptance::Exact);
+    config.settings.speculative =
+        Some(SpeculativeConfig { draft_tokens: drafts, method: drafter, acceptance });
+    (config.settings.draft_model_dir, config.draft) = (Some(PathBuf::new()), Some(draft));
+    config
+}
+
+/// A layer that drafts 96 of the ids of these models.
+pub(crate) fn eagle() -> ModelConfig {
+    let text = r#"{
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": 384,
+        "draft_vocab_size": 96, "target_hidden_size": 64, "hidden_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "intermediate_size": 96, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "max_position_embeddings": 512, "tie_word_embeddings": false,
+        "eagle_config": {"use_aux_hidden_state": true}, "torch_dtype": "bfloat16"
+    }"#;
+    ModelConfig::from_json(Path::new("config.json"), text).unwrap()
+}
+
+/// The same model, for which such a layer guesses so many tokens.
+pub(crate) fn eagle_drafting(
+    config: ExecutorConfig,
+    eagle: ModelConfig,
+    drafts: u8,
+) -> ExecutorConfig {
+    let mut config = model_drafting(config, eagle, drafts);
+    let (drafter, acceptance) = (SpeculativeMethod::Eagle3, DraftAcceptance::Exact);
+    config.settings.speculative =
+        Some(SpeculativeConfig { draft_tokens: drafts, method: drafter, acceptance });
+    config
+}
+
+/// The same model, shared by the ranks of a replica.
+pub(crate) fn shared(mut config: ExecutorConfig, tp_size: u16, experts: bool) -> ExecutorConfig {
+    config.settings.parallel = ParallelConfig { tp_size, dp_size: 1, expert_parallel: experts };
+    config
+}
+
+/// Its experts out of order, some of them on both ranks.
+pub(crate) fn with_expert_placement(mut config: ExecutorConfig) -> ExecutorConfig {
+    let layers = vec![
+        Vec::new(), // Dense.
+        vec![3, 0, 1, 7, 2, 5, 4, 6, 3, 0, 1, 7],
+        vec![6, 0, 1, 7, 4, 5, 3, 2],
+    ];
+    config.settings.expert_placement = Some(ExpertPlacement { layers });
+    config
+}
+
+/// Those of its draft layer, too.
+pub(crate) fn with_all_experts_placed(config: ExecutorConfig) -> ExecutorConfig {
+    let mut config = with_expert_placement(config);
+    let layers = &mut config.settings.expert_placement.as_mut().unwrap().layers;
+    layers.push(vec![5, 0, 1, 6, 2, 7, 4, 3, 0, 5]);
+    config
+}
+
+fn settings(dtype: ModelDtype, threads: u32) -> ExecutorSettings {
+    ExecutorSettings {
+        model_dir: PathBuf::new(),
+        draft_model_dir: None,
+        config_overrides: None,
+        synth_seed: Some(5),
+        device: protocol::DeviceKind::Cpu,
+        gpus: Vec::new(),
+        libraries: None,
+        kernel_cache: None,
+        dtype,
+        kv_cache_dtype: executor::KvCacheDtype::Auto,
+        threads: Some(threads),
+        block_tokens: BLOCK as u32,
+        max_model_len: 256,
+        kv_tokens_min: 256,
+        max_num_seqs: 40,
+        tokens_per_step: 1024,
+        kv_cache_size: KvCacheSize::Blocks(BLOCKS),
+        memory_utilization: 0.9,
+        graph_capture: protocol::GraphCapture::default(),
+        speculative: None,
+        max_logprobs: u32::MAX,
+        profile_dir: None,
+        epoch: Epoch(1),
+        rank: Rank(0),
+        parallel: ParallelConfig::default(),
+        ranks_on_host: 1,
+        expert_placement: None,
+        one_shot_all_reduce: true,
+        rendezvous: None,
+    }
+}
+
+/// One request as the scheduler knows it.
+pub(crate) struct ScriptedRequest {
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) prompt_len: usize,
+    pub(crate) computed: usize,
+    pub(crate) logprobs: Vec<TokenLogprobs>,
+    pub(crate) prompt_logprobs: Vec<TokenLogprobs>,
+    pub(crate) table: Vec<BlockId>,
+    /// Its rows that sample are masked, by its newest token.
+    pub(crate) masked: bool,
+    /// Most drafts of its rows, and what became of them.
+    pub(crate) drafts: u8,
+    pub(crate) drafted: usize,
+    pub(crate) accepted: usize,
+    sampling: SamplingParams,
+    key: u64,
+    id: u64,
+    epoch: u32,
+    seq_slot: u32,
+    sent: usize,
+    fresh: bool,
+    sampled_at: Option<StepId>,
+    /// Rows under way, by their tokens but for drafts, by whether they sample, and by their drafts.
+    in_flight: [usize; 3],
+}
+
+impl ScriptedRequest {
+    /// A request with a prompt that `id` determines.
+    pub(crate) fn new(id: u64, prompt_len: usize, sampling: SamplingParams) -> Self {
+        let token = |i| ((id * 131 + i * i * 7 + i * 29 + 3) % u64::from(VOCAB)) as Token;
+        Self {
+            tokens: (0..prompt_len as u64).map(token).collect(),
+            prompt_len,
+            computed: 0,
+            logprobs: Vec::new(),
+            prompt_logprobs: Vec::new(),
+            table: Vec::new(),
+            masked: false,
+            drafts: 0,
+            drafted: 0,
+            accepted: 0,
+            sampling,
+            key: id.wrapping_mul(0x9E37_79B9_7F4A_7C15),
+            id,
+            epoch: 1,
+            seq_slot: (id % 40) as u32,
+            sent: 0,
+            fresh: true,
+            sampled_at: None,
+            in_flight: [0; 3],
+        }
+    }
+
+    pub(crate) fn in_slot(mut self, seat: u32) -> Self {
+        self.seq_slot = seat;
+        self
+    }
+
+    /// What was generated, for comparison.
+    pub(crate) fn output(&self) -> (Vec<Token>, Vec<TokenLogprobs>) {
+        (self.tokens[self.prompt_len..].to_vec(), self.logprobs.clone())
+    }
+
+    /// Loses its blocks and its place; everything is recomputed.
+    pub(crate) fn preempt(&mut self, seat: u32) -> Vec<BlockId> {
+        self.epoch += 1;
+        self.seq_slot = seat;
+        self.fresh = true;
+        (self.computed, self.sent, self.sampled_at, self.in_flight) = (0, 0, None, [0; 3]);
+        std::mem::take(&mut self.table)
+    }
+
+    /// A row of it is on its way, or (`over`) no longer.
+    fn set_in_flight(&mut self, row: &BatchRow, over: bool) {
+        let of_row = [row.len as usize, row.samples.into(), row.drafts.into()];
+        for (sum, of_row) in self.in_flight.iter_mut().zip(of_row) {
+            *sum = if over { *sum - of_row } else { *sum + of_row };
+        }
+    }
+
+    /// Takes in what came of its row in a step.
+    pub(crate) fn learn(&mut self, row: &BatchRow, result: &RowOutput) {
+        assert_eq!(result.error, None);
+        let accepted = usize::from(result.accepted);
+        assert_eq!(result.sampled_tokens.len(), usize::from(row.samples) + accepted);
+        assert!(!row.masked || result.sampled_tokens.iter().all(|&id| self.allows(id)));
+        assert!(result.accepted <= result.drafted && result.drafted <= row.drafts);
+        self.computed += row.len as usize + accepted;
+        self.drafted += usize::from(result.drafted);
+        self.accepted += accepted;
+        self.tokens.extend(&result.sampled_tokens);
+        self.logprobs.extend(result.logprobs.clone());
+        self.prompt_logprobs.extend(result.prompt_logprobs.clone());
+    }
+
+    /// Tokens that are there, and those that rows under way will bring at least.
+    fn known(&self) -> usize {
+        self.tokens.len() + self.in_flight[1]
+    }
+
+    /// Where its next row begins, if no draft of those under way is accepted.
+    fn start(&self) -> usize {
+        self.computed + self.in_flight[0]
+    }
+
+    pub(crate) fn want(&self) -> usize {
+        self.known() - self.start()
+    }
+
+    /// Half of the ids.
+    fn allows(&self, id: Token) -> bool {
+        let last = self.tokens[self.tokens.len() - 1];
+        (id.wrapping_mul(2_654_435_761) ^ last.wrapping_mul(40_503)).count_ones().is_multiple_of(2)
+    }
+
+    fn mask(&self) -> Vec<u32> {
+        let mut words = vec![0; VOCAB as usize / 32];
+        for id in (0..VOCAB).filter(|&id| self.allows(id)) {
+            words[id as usize / 32] |= 1 << (id % 32);
+        }
+        words
+    }
+}
+
+/// The masks of one step.
+struct FixedBitmasks(Vec<BitmaskRow>);
+
+impl TokenBitmaskSource for FixedBitmasks {
+    fn wait(&mut self, _: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError> {
+        assert_eq!(self.0.len(), rows);
+        Ok(std::mem::take(&mut self.0))
+    }
+}
+
+/// Makes this the configuration of one rank. Emulated ones are threads here, each with a copy of the library, which is
+/// a device of its own.
+fn take_rank(config: &mut ExecutorConfig, rank: Rank) {
+    config.settings.rank = rank;
+    let shared = config.settings.parallel.world_size() > 1;
+    if let Some(libraries) = config.settings.libraries.as_mut().filter(|_| shared) {
+        let name = libraries.driver.to_string_lossy().replace("-0.so", &format!("-{}.so", rank.0));
+        libraries.driver = name.into();
+        libraries.collectives = Some(libraries.driver.clone());
+    }
+}
+
+/// An executor that does what the first of its replica does, in a thread of its own.
+struct FollowerRank {
+    batches: Sender<(Batch, Vec<BitmaskRow>)>,
+    outputs: Receiver<StepOutput>,
+}
+
+impl FollowerRank {
+    fn start(mut config: ExecutorConfig, rank: Rank, blocks: u32) -> Self {
+        take_rank(&mut config, rank);
+        let (batches, todo) = channel::<(Batch, Vec<BitmaskRow>)>();
+        let (done, outputs) = channel();
+        thread::spawn(move || {
+            let mut executor = Executor::load(config, &mut |_| {}).unwrap();
+            executor.size_kv(blocks, &mut |_| {}).unwrap();
+            for (batch, masks) in todo {
+                let submitted =
+                    executor.submit_with_bitmasks(&batch, &mut FixedBitmasks(masks)).unwrap();
+                if done.send(submitted.finish().unwrap()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { batches, outputs }
+    }
+}
+
+/// Players that step together: in each step they agree on the most rows and tokens that any of them has.
+pub(crate) struct LockstepGroup {
+    parallel: ParallelConfig,
+    pub(crate) rendezvous: RankRendezvous,
+    turn: Barrier,
+    most: AtomicU32,
+}
+
+impl LockstepGroup {
+    /// Of the replicas that such a model has.
+    pub(crate) fn new(config: &ExecutorConfig) -> Self {
+        let parallel = config.settings.parallel;
+        let (meeting, turn) =
+            (RankRendezvous::new(parallel).unwrap(), Barrier::new(parallel.dp_size.into()));
+        Self { parallel, rendezvous: meeting, turn, most: AtomicU32::new(0) }
+    }
+
+    /// The largest of what all bring; returns once everyone has come, with 1 for nothing.
+    pub(crate) fn agree(&self, own: u32) -> u32 {
+        self.agree_from(own).max(1) // A step of nobody is never sent; here some are.
+    }
+
+    /// The same, with 0 for nothing.
+    fn agree_from(&self, own: u32) -> u32 {
+        self.most.fetch_max(own, SeqCst);
+        self.turn.wait();
+        let most = self.most.load(SeqCst);
+        if self.turn.wait().is_leader() {
+            self.most.store(0, SeqCst);
+        }
+        self.turn.wait();
+        most
+    }
+}
+
+/// An executor and the blocks it holds; or several that share a model, and are driven as one.
+pub(crate) struct SchedulerHarness {
+    pub(crate) executor: Executor,
+    followers: Vec<FollowerRank>,
+    /// With whom it steps; of one that steps alone, itself.
+    pub(crate) lockstep: Arc<LockstepGroup>,
+    free: Vec<BlockId>,
+    step: StepId,
+    /// Decode rows name the step that sampled their token instead of the token.
+    pub(crate) from_device: bool,
+    /// The masks of every other step are late.
+    pub(crate) overdue_bitmasks: bool,
+    /// Rows of the steps that the executor has recorded; decode steps are replayed if there are any.
+    pub(crate) graphs: Vec<u32>,
+    /// Tokens of a row with as many drafts as any has.
+    tokens_per_row: u32,
+}
+
+impl SchedulerHarness {
+    pub(crate) fn new(dtype: ModelDtype, threads: u32) -> Self {
+        Self::with(config(dtype, threads))
+    }
+
+    pub(crate) fn with(config: ExecutorConfig) -> Self {
+        let pact = Arc::new(LockstepGroup::new(&config));
+        Self::of_replica(config, 0, pact)
+    }
+
+    /// One of the replicas that step together.
+    pub(crate) fn of_replica(
+        mut config: ExecutorConfig,
+        replica: u16,
+        pact: Arc<LockstepGroup>,
+    ) -> Self {
+        let KvCacheSize::Blocks(blocks) = config.settings.kv_cache_size else {
+            panic!("a number of blocks")
+        };
+        config.settings.rendezvous = Some(pact.rendezvous.path().to_owned());
+        let width = 1 + config.settings.speculative.map_or(0, |how| u32::from(how.draft_tokens));
+        let follow = |rank| FollowerRank::start(config.clone(), Rank(rank), blocks);
+        let tp_size = pact.parallel.tp_size;
+        let first = replica * tp_size;
+        let followers = (first + 1..first + tp_size).map(follow).collect();
+        take_rank(&mut config, Rank(first));
+        let mut executor = Executor::load(config, &mut |_| {}).unwrap();
+        let graphs = executor.size_kv(blocks, &mut |_| {}).unwrap().capture_sizes;
+        // Blocks of a request shall not lie in order.
+        let free = (0..blocks).map(|i| BlockId(i * 229 % blocks)).collect();
+        Self {
+            executor,
+            followers,
+            lockstep: pact,
+            free,
+            step: StepId(0),
+            from_device: false,
+            overdue_bitmasks: false,
+            graphs,
+            tokens_per_row: width,
+        }
+    }
+
+    pub(crate) fn free(&mut self, blocks: Vec<BlockId>) {
+        self.free.extend(blocks);
+    }
+
+    /// Runs one step with the next `len` tokens of each job.
+    pub(crate) fn step(&mut self, jobs: &mut [(&mut ScriptedRequest, usize)]) -> StepOutput {
+        let (rows, output) = self.try_step(jobs);
+        for (((job, _), row), result) in jobs.iter_mut().zip(&rows).zip(&output.rows) {
+            if row.masked && self.is_bitmask_overdue() {
+                assert_eq!(
+                    (result.error, result.sampled_tokens.len()),
+                    (Some(RowError::MaskOverdue), 0)
+                );
+                job.computed += row.len as usize - 1;
+                job.prompt_logprobs.extend(result.prompt_logprobs.clone());
+                job.sampled_at = None;
+                continue;
+            }
+            job.learn(row, result);
+        }
+        output
+    }
+
+    /// As `step`, but the jobs learn nothing of what came back.
+    pub(crate) fn try_step(
+        &mut self,
+        jobs: &mut [(&mut ScriptedRequest, usize)],
+    ) -> (Vec<BatchRow>, StepOutput) {
+        let (batch, submitted) = self.submit(jobs);
+        self.complete_oldest(batch, submitted)
+    }
+
+    /// Sends a step.
+    fn submit(&mut self, jobs: &mut [(&mut ScriptedRequest, usize)]) -> (Batch, SubmittedStep) {
+        self.step = self.step.next();
+        let rows: Vec<BatchRow> = jobs.iter_mut().map(|(job, len)| self.row(job, *len)).collect();
+        // Replicas that step together replay together.
+        let most_rows = self.lockstep.agree(rows.len() as u32);
+        let tokens = |row: &BatchRow| row.len + u32::from(row.drafts);
+        let longest = self.lockstep.agree(rows.iter().map(|row| row.len).max().unwrap_or(0));
+        let most_tokens = self.lockstep.agree(rows.iter().map(tokens).sum());
+        let drafting =
+            rows.iter().rposition(|row| row.drafts > 0).map_or(0, |last| last as u32 + 1);
+        let most_drafting = self.lockstep.agree_from(drafting);
+        let recorded = self.graphs.iter().find(|&&graph| graph >= most_rows && longest == 1);
+        let width = self.tokens_per_row;
+        let (bucket, moe_tokens, draft_rows) = match recorded {
+            Some(&rows) => (DispatchMode::Graph { rows, width }, rows * width, rows),
+            None => (DispatchMode::Eager { tokens: most_tokens }, most_tokens, most_drafting),
+        };
+        let (step, epoch) = (self.step, Epoch(1));
+        let batch = Batch { step, epoch, dispatch: bucket, moe_tokens, draft_rows, rows };
+        let masked = (0..).zip(jobs.iter().zip(&batch.rows)).filter(|(_, (_, row))| row.masked);
+        let late = self.is_bitmask_overdue();
+        let masks = masked.map(|(row, ((job, _), _))| {
+            let allowed = if late { Vec::new() } else { job.mask() };
+            BitmaskRow { row, bitmask: allowed, overdue: late }
+        });
+        let masks: Vec<BitmaskRow> = masks.collect();
+        for follower in &self.followers {
+            follower.batches.send((batch.clone(), masks.clone())).unwrap();
+        }
+        let submitted =
+            self.executor.submit_with_bitmasks(&batch, &mut FixedBitmasks(masks)).unwrap();
+        (batch, submitted)
+    }
+
+    /// Waits for the answer to the oldest step.
+    fn complete_oldest(
+        &mut self,
+        batch: Batch,
+        submitted: SubmittedStep,
+    ) -> (Vec<BatchRow>, StepOutput) {
+        let output = submitted.finish().unwrap();
+        for (rank, follower) in (1..).zip(&self.followers) {
+            let theirs = follower.outputs.recv().unwrap();
+            assert_eq!(theirs.rows, output.rows, "rank {rank} in step {}", batch.step.0);
+        }
+        assert_eq!((output.step, output.epoch), (batch.step, batch.epoch));
+        assert_eq!(output.rows.len(), batch.rows.len());
+        (batch.rows, output)
+    }
+
+    /// Whether the masks of this step are late.
+    fn is_bitmask_overdue(&self) -> bool {
+        self.overdue_bitmasks && !self.step.0.is_multiple_of(2)
+    }
+
+    fn row(&mut self, job: &mut ScriptedRequest, len: usize) -> BatchRow {
+        let (start, end, slack) = (job.start(), job.start() + len, job.in_flight[2]);
+        // The first token of an epoch has none in front of it to guess from.
+        let drafts = if len == 1 && job.sampled_at.is_some() { job.drafts } else { 0 };
+        while job.table.len() * BLOCK < end + slack + usize::from(drafts) {
+            job.table.push(self.free.pop().unwrap());
+        }
+        let update = BlockTableUpdate {
+            group: 0,
+            first_entry: job.sent as u32,
+            blocks: job.table[job.sent..].into(),
+        };
+        job.sent = job.table.len();
+        let reads = job.sampling.needs_token_history() || job.drafts > 0;
+        let init = std::mem::take(&mut job.fresh).then(|| SequenceInit {
+            sampling: job.sampling.clone(),
+            rng_key: job.key,
+            prompt_len: job.prompt_len as u32,
+            token_history: if reads { job.tokens.clone() } else { Vec::new() },
+        });
+        let unseen = end > job.tokens.len();
+        let from_device = unseen || self.from_device && len == 1 && !job.masked;
+        let samples = end == job.known();
+        let input = match job.sampled_at {
+            Some(step) if from_device => RowInput::SampledAt { step, draft_slack: slack as u16 },
+            _ => RowInput::Tokens(job.tokens[start..end].to_vec().into()),
+        };
+        job.sampled_at = samples.then_some(self.step);
+        BatchRow {
+            request: RequestId(job.id),
+            epoch: job.epoch,
+            seq_slot: SequenceSlot(job.seq_slot),
+            start: start as u32,
+            len: len as u32,
+            drafts,
+            samples,
+            masked: job.masked && samples,
+            input,
+            table_updates: if update.blocks.is_empty() {
+                ThinVec::new()
+            } else {
+                vec![update].into()
+            },
+            next_token: job.tokens.get(end).copied(),
+            seq_init: init.map(Box::new),
+        }
+    }
+
+    /// Computes all that is known in chunks of `chunk`, then decodes to `total` tokens.
+    pub(crate) fn finish(&mut self, job: &mut ScriptedRequest, chunk: usize, total: usize) {
+        while job.tokens.len() < total {
+            let len = job.want().min(chunk);
+            self.step(&mut [(job, len)]);
+        }
+    }
+
+    /// The same for many at once; each step takes a different chunk of each.
+    pub(crate) fn finish_all(&mut self, jobs: &mut [ScriptedRequest], total: usize) {
+        for turn in 0.. {
+            let mut rows: Vec<(&mut ScriptedRequest, usize)> = Vec::new();
+            for (i, job) in jobs.iter_mut().enumerate().filter(|(_, job)| job.tokens.len() < total)
+            {
+                let len = job.want().min(1 + (i * 5 + turn * 11) % 30);
+                rows.push((job, len));
+            }
+            if rows.is_empty() {
+                return;
+            }
+            rows.sort_by_key(|(job, len)| (*len > 1, job.id)); // Decode rows come first.
+            self.step(&mut rows);
+        }
+    }
+
+    /// As `finish_all`, with two steps in flight: each is sent before the one in front of it is answered, and `meddle` gets
+    /// hold of the jobs in between.
+    pub(crate) fn finish_async(
+        &mut self,
+        jobs: &mut [ScriptedRequest],
+        total: usize,
+        mut meddle: impl FnMut(&mut Self, &mut [ScriptedRequest], usize),
+    ) {
+        let mut ahead: Option<(Vec<usize>, Batch, SubmittedStep)> = None;
+        for turn in 0.. {
+            let mut rows: Vec<(usize, &mut ScriptedRequest, usize)> = Vec::new();
+            for (i, job) in jobs.iter_mut().enumerate() {
+                let len = job.want().min(1 + (i * 5 + turn * 11) % 30);
+                if job.known() < total && len > 0 {
+                    rows.push((i, job, len));
+                }
+            }
+            rows.sort_by_key(|(i, _, len)| (*len > 1, *i)); // Decode rows come first.
+            let places: Vec<usize> = rows.iter().map(|(i, ..)| *i).collect();
+            let mut rows: Vec<_> = rows.into_iter().map(|(_, job, len)| (job, len)).collect();
+            let next = (!rows.is_empty()).then(|| self.submit(&mut rows));
+            let sent = next.iter().flat_map(|(batch, _)| &batch.rows);
+            rows.iter_mut().zip(sent).for_each(|((job, _), row)| job.set_in_flight(row, false));
+            meddle(self, jobs, turn);
+            let over = ahead.is_none() && next.is_none();
+            if let Some((places, batch, submitted)) = ahead {
+                let (rows, output) = self.complete_oldest(batch, submitted);
+                for ((place, row), result) in places.into_iter().zip(&rows).zip(&output.rows) {
+                    let job = &mut jobs[place];
+                    if row.epoch == job.epoch {
+                        job.set_in_flight(row, true);
+                        job.learn(row, result);
+                    }
+                }
+            }
+            if over {
+                return;
+            }
+            ahead = next.map(|(batch, submitted)| (places, batch, submitted));
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Keys and values of 16 consecutive positions, as operands of the tile product.
+//!
+//! Where 16 divides the block size, such a group lies inside one block and is used in place. Other
+//! block sizes are for tests and odd configurations: the group is copied together first.
+//! Elements are handled as columns of a step: one f32, a pair of bf16, or one f16. Of a pool in fp8 every
+//! group is copied, and dequantised on the way.
+
+use super::super::matmul_tile::{HALF, column_bytes};
+use crate::{DType, Fp8E4m3, KvLayout, bf16, f16};
+
+/// The blocks of one row and one KV head.
+pub(super) struct HeadKvBlocks<'a> {
+    pub(super) pool: *const u8,
+    /// As the activations would be stored.
+    pub(super) layout: &'a KvLayout,
+    /// Whether they are stored in fp8.
+    pub(super) fp8: bool,
+    pub(super) table: &'a [i32],
+    pub(super) layer: usize,
+    pub(super) head: usize,
+}
+
+/// Values of `k` per step: 2 for bf16 pairs.
+pub(super) fn per_step(layout: &KvLayout) -> usize {
+    if layout.dtype == DType::BF16 { 2 } else { 1 }
+}
+
+/// Words that suffice for a copy of the keys or values of one group.
+pub(super) fn group_words(layout: &KvLayout) -> usize {
+    HALF * layout.head_dim
+}
+
+impl HeadKvBlocks<'_> {
+    fn in_place(&self) -> bool {
+        !self.fp8 && self.layout.block_tokens.is_multiple_of(HALF)
+    }
+
+    /// Block and offset of a position.
+    fn place(&self, position: usize) -> (usize, usize) {
+        let block = self.table[position / self.layout.block_tokens];
+        (block as usize, position % self.layout.block_tokens)
+    }
+
+    /// Bytes of a column.
+    fn column(&self) -> usize {
+        column_bytes(self.layout.dtype)
+    }
+
+    fn at(&self, element: usize) -> *const u8 {
+        self.pool.wrapping_add(element * self.layout.dtype.bytes())
+    }
+
+    fn keys_of(&self, position: usize) -> *const u8 {
+        let (block, t) = self.place(position);
+        self.at(self.layout.key_tile(self.layer, block, self.head)).wrapping_add(t * self.column())
+    }
+
+    fn values_of(&self, position: usize) -> *const u8 {
+        let (block, t) = self.place(position);
+        let row = t / per_step(self.layout) * self.layout.head_dim * self.column();
+        self.at(self.layout.value_tile(self.layer, block, self.head)).wrapping_add(row)
+    }
+
+    /// Bytes between steps of keys: a step is one channel, or a pair.
+    pub(super) fn key_stride(&self) -> usize {
+        self.column() * if self.in_place() { self.layout.block_tokens } else { HALF }
+    }
+
+    /// Bytes between steps of values: a step is one position, or a pair.
+    pub(super) fn value_stride(&self) -> usize {
+        self.layout.head_dim * self.column()
+    }
+
+    /// First step of keys `[position, position + 16)`, of which `count` exist.
+    pub(super) fn keys(&self, position: usize, count: usize, copy: &mut [u32]) -> *const u8 {
+        if self.in_place() {
+            return self.keys_of(position);
+        }
+        if self.fp8 {
+            for i in 0..count {
+                let (block, t) = self.place(position + i);
+                let tile = self.layout.key_tile(self.layer, block, self.head);
+                for step in 0..self.layout.head_dim / per_step(self.layout) {
+                    let d = step * per_step(self.layout);
+                    let word = self.fp8_word(tile + t * self.layout.head_dim + d, 1);
+                    self.put(copy, step * HALF + i, word);
+                }
+            }
+            return copy.as_ptr().cast();
+        }
+        let stride = self.layout.block_tokens * self.column();
+        let steps = self.layout.head_dim / per_step(self.layout);
+        for i in 0..count {
+            let from = self.keys_of(position + i);
+            for step in 0..steps {
+                // SAFETY: the position has a block in the pool, as `check` saw.
+                let word = unsafe { self.read(from.add(step * stride)) };
+                self.put(copy, step * HALF + i, word);
+            }
+        }
+        copy.as_ptr().cast()
+    }
+
+    /// First step of values `[position, position + 16)`, of which `count` exist.
+    pub(super) fn values(&self, position: usize, count: usize, copy: &mut [u32]) -> *const u8 {
+        if self.in_place() {
+            return self.values_of(position);
+        }
+        let dim = self.layout.head_dim;
+        let per_step = per_step(self.layout);
+        if self.fp8 {
+            for step in 0..count.div_ceil(per_step) {
+                let (block, t) = self.place(position + step * per_step);
+                let tile = self.layout.value_tile(self.layer, block, self.head);
+                for d in 0..dim {
+                    self.put(copy, step * dim + d, self.fp8_word(tile + t * dim + d, dim));
+                }
+            }
+            return copy.as_ptr().cast();
+        }
+        for step in 0..count.div_ceil(per_step) {
+            let from = self.values_of(position + step * per_step);
+            for d in 0..dim {
+                // SAFETY: as for keys; blocks hold an even number of positions, so a pair is in one block.
+                let word = unsafe { self.read(from.add(d * self.column())) };
+                self.put(copy, step * dim + d, word);
+            }
+        }
+        copy.as_ptr().cast()
+    }
+
+    /// One column of a step.
+    ///
+    /// # Safety
+    /// There is one at `from`.
+    unsafe fn read(&self, from: *const u8) -> u32 {
+        // SAFETY: on the caller's promise; columns lie at multiples of their size.
+        unsafe {
+            match self.column() {
+                2 => u32::from(from.cast::<u16>().read()),
+                _ => from.cast::<u32>().read(),
+            }
+        }
+    }
+
+    /// Writes a column of a copy.
+    fn put(&self, copy: &mut [u32], column: usize, word: u32) {
+        if self.column() == 4 {
+            copy[column] = word;
+            return;
+        }
+        assert!(column / 2 < copy.len(), "column {column} of {} words", copy.len());
+        // SAFETY: two columns lie in each word, and this one was found inside.
+        unsafe { copy.as_mut_ptr().cast::<u16>().add(column).write(word as u16) };
+    }
+
+    /// An fp8 element as f32 or f16, or with the one `next` behind it as a pair of bf16.
+    fn fp8_word(&self, element: usize, next: usize) -> u32 {
+        // SAFETY: as for keys: the position has a block in the pool, and a pair lies in one block.
+        let at = |i: usize| Fp8E4m3::from_bits(unsafe { self.pool.add(i).read() }).to_f32();
+        match self.layout.dtype {
+            DType::F16 => return u32::from(f16::from_f32(at(element)).to_bits()),
+            DType::F32 => return at(element).to_bits(),
+            _ => {}
+        }
+        let [low, high] = [element, element + next].map(|i| bf16::from_f32(at(i)).to_le_bytes());
+        u32::from_ne_bytes([low[0], low[1], high[0], high[1]])
+    }
+}

@@ -1,0 +1,257 @@
+//! One tile of queries against all keys they see.
+
+use super::super::matmul_tile::{
+    CachePrefetch, HALF, OperandSegment, TILE_COLUMNS, TILE_ROWS, TileOperands, column_bytes,
+};
+use super::super::row_kernel::{WidenRow, dispatch};
+use super::head_kv_blocks::{HeadKvBlocks, group_words, per_step};
+use super::softmax::{KeyTile, NormalizeOutput, RunningSoftmax, weigh};
+use super::{CpuAttentionCall, KEY_TILE};
+use crate::dtype::FloatElement;
+use crate::{DeviceElement, KvLayout};
+
+/// Up to 12 (token, query head) pairs of one KV head, numbered token by token.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct QueryTile {
+    pub(super) row: usize,
+    /// KV head.
+    pub(super) head: usize,
+    /// First pair, counted from the row's first token.
+    pub(super) first: usize,
+    pub(super) pairs: usize,
+}
+
+/// Groups of 16 positions in a key tile.
+const GROUPS: usize = KEY_TILE / HALF;
+
+/// Working memory of a thread.
+pub(super) struct TileScratch<T: FloatElement> {
+    /// Queries `[12][D]`.
+    q: Vec<T::Operand>,
+    /// `[12][64]`.
+    scores: Vec<[f32; KEY_TILE]>,
+    probabilities: Vec<[T::Operand; KEY_TILE]>,
+    /// Outputs `[12][D]`, rows padded to whole tile columns.
+    out: Vec<f32>,
+    running: [RunningSoftmax; TILE_ROWS],
+    /// The groups of a key tile, keys or values, copied together.
+    copies: [Vec<u32>; GROUPS],
+    /// One step of values whose second position does not exist.
+    last: Vec<u32>,
+}
+
+impl<T: FloatElement> TileScratch<T> {
+    pub(super) fn new(layout: &KvLayout) -> Self {
+        let zero = T::Operand::store(0.0);
+        let dim = layout.head_dim;
+        let words = group_words(layout);
+        Self {
+            q: vec![zero; TILE_ROWS * dim],
+            scores: vec![[0.0; KEY_TILE]; TILE_ROWS],
+            probabilities: vec![[zero; KEY_TILE]; TILE_ROWS],
+            out: vec![0.0; TILE_ROWS * out_stride(dim)],
+            running: [RunningSoftmax::EMPTY; TILE_ROWS],
+            copies: std::array::from_fn(|_| vec![0; words]),
+            last: vec![0; dim],
+        }
+    }
+}
+
+/// Elements between rows of the outputs.
+fn out_stride(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(TILE_COLUMNS)
+}
+
+impl QueryTile {
+    pub(super) fn run<T: FloatElement>(
+        &self,
+        call: &CpuAttentionCall<'_, T>,
+        s: &mut TileScratch<T>,
+    ) {
+        let blocks = HeadKvBlocks {
+            pool: call.pool,
+            layout: &call.layout,
+            fp8: call.fp8,
+            table: call.args.rows.table(self.row),
+            layer: call.args.layer,
+            head: self.head,
+        };
+        self.begin(call, s);
+        let seen = self.visible(call, self.pairs - 1);
+        for start in (0..seen).step_by(KEY_TILE) {
+            let keys = KEY_TILE.min(seen - start);
+            self.score(call, s, &blocks, start, keys);
+            let unseen = call.args.first.saturating_sub(start).min(KEY_TILE);
+            s.scores.iter_mut().for_each(|scores| scores[..unseen].fill(f32::NEG_INFINITY));
+            self.weigh_values(call, s, start);
+            self.gather(call, s, &blocks, start, keys);
+        }
+        self.finish(call, s);
+    }
+
+    /// Token of the batch and query head of a pair.
+    fn pair<T>(&self, call: &CpuAttentionCall<'_, T>, i: usize) -> (usize, usize) {
+        let pair = self.first + i;
+        let (from, _) = call.args.rows.tokens(self.row);
+        (from + pair / call.group, self.head * call.group + pair % call.group)
+    }
+
+    /// Keys at or before the token of a pair.
+    fn visible<T>(&self, call: &CpuAttentionCall<'_, T>, i: usize) -> usize {
+        let (_, to) = call.args.rows.tokens(self.row);
+        let (token, _) = self.pair(call, i);
+        call.args.rows.context(self.row) - (to - 1 - token)
+    }
+
+    fn begin<T: FloatElement>(&self, call: &CpuAttentionCall<'_, T>, s: &mut TileScratch<T>) {
+        let dim = call.layout.head_dim;
+        for (i, q) in s.q.chunks_exact_mut(dim).enumerate().take(self.pairs) {
+            let (token, head) = self.pair(call, i);
+            let from: &[T] = &call.args.q.row(token)[head * dim..][..dim];
+            dispatch(call.isa, WidenRow { to: q, from });
+        }
+        s.out[..self.pairs * out_stride(dim)].fill(0.0);
+        s.running = [RunningSoftmax::EMPTY; TILE_ROWS];
+    }
+
+    /// `scores = q kᵀ` for keys `[start, start + keys)`.
+    fn score<T: FloatElement>(
+        &self,
+        call: &CpuAttentionCall<'_, T>,
+        s: &mut TileScratch<T>,
+        blocks: &HeadKvBlocks<'_>,
+        start: usize,
+        keys: usize,
+    ) {
+        let dim = call.layout.head_dim;
+        for from in (0..keys).step_by(TILE_COLUMNS) {
+            let [low_copy, high_copy, ..] = &mut s.copies;
+            let count = keys - from;
+            let low = blocks.keys(start + from, count.min(HALF), low_copy);
+            let high = if count > HALF {
+                blocks.keys(start + from + HALF, (count - HALF).min(HALF), high_copy)
+            } else {
+                low // No such keys: computed again and not looked at.
+            };
+            let operands = TileOperands {
+                a: s.q.as_ptr().cast(),
+                a_stride: dim * T::Operand::DTYPE.bytes(),
+                b: &[OperandSegment { start: [low, high], steps: dim / per_step(&call.layout) }],
+                b_stride: blocks.key_stride(),
+                c: s.scores.as_mut_ptr().cast::<f32>().wrapping_add(from),
+                c_stride: KEY_TILE,
+                accumulate: false,
+                prefetch: CachePrefetch::Nothing,
+            };
+            // SAFETY: a group reaches 16 columns in every step: it lies in one block of the pool, or in
+            // a copy of that size; queries and scores have the rows of a full tile.
+            unsafe { call.products.run(self.pairs, &operands) };
+        }
+    }
+
+    /// Scores to probabilities.
+    fn weigh_values<T: FloatElement>(
+        &self,
+        call: &CpuAttentionCall<'_, T>,
+        s: &mut TileScratch<T>,
+        start: usize,
+    ) {
+        let mut visible = [0; TILE_ROWS];
+        for (i, visible) in visible.iter_mut().enumerate().take(self.pairs) {
+            *visible = self.visible(call, i).saturating_sub(start).min(KEY_TILE);
+        }
+        weigh(
+            call.isa,
+            KeyTile::<T> {
+                scores: &s.scores[..self.pairs],
+                probabilities: &mut s.probabilities,
+                running: &mut s.running,
+                out: &mut s.out,
+                out_stride: out_stride(call.layout.head_dim),
+                visible: &visible,
+                scale: call.args.scale,
+            },
+        );
+    }
+
+    /// `out += probabilities · values` for keys `[start, start + keys)`.
+    fn gather<T: FloatElement>(
+        &self,
+        call: &CpuAttentionCall<'_, T>,
+        s: &mut TileScratch<T>,
+        blocks: &HeadKvBlocks<'_>,
+        start: usize,
+        keys: usize,
+    ) {
+        let dim = call.layout.head_dim;
+        let (segments, count) = value_segments(s, blocks, start, keys);
+        let bytes = column_bytes(call.layout.dtype);
+        for channel in (0..dim).step_by(TILE_COLUMNS) {
+            // Behind a head of 16, 48, .. channels the half is computed again into the padding.
+            let high = if channel + HALF < dim { channel + HALF } else { channel };
+            let b = segments.map(|(start, steps)| OperandSegment {
+                start: [channel, high].map(|channel| start.wrapping_add(channel * bytes)),
+                steps,
+            });
+            let operands = TileOperands {
+                a: s.probabilities.as_ptr().cast(),
+                a_stride: KEY_TILE * T::Operand::DTYPE.bytes(),
+                b: &b[..count],
+                b_stride: blocks.value_stride(),
+                c: s.out.as_mut_ptr().wrapping_add(channel),
+                c_stride: out_stride(dim),
+                accumulate: true,
+                prefetch: CachePrefetch::Nothing,
+            };
+            // SAFETY: every step of a segment holds `dim` columns; probabilities and outputs have the
+            // rows of a full tile.
+            unsafe { call.products.run(self.pairs, &operands) };
+        }
+    }
+
+    fn finish<T: FloatElement>(&self, call: &CpuAttentionCall<'_, T>, s: &mut TileScratch<T>) {
+        let dim = call.layout.head_dim;
+        let outs = s.out.chunks_exact(out_stride(dim)).zip(&s.running);
+        for (i, (out, running)) in outs.enumerate().take(self.pairs) {
+            let (token, head) = self.pair(call, i);
+            // SAFETY: each (token, head) belongs to one tile.
+            let y = unsafe { call.out.part(token, head * dim, dim) };
+            dispatch(call.isa, NormalizeOutput { y, out, sum: running.sum });
+        }
+    }
+}
+
+/// Start and steps of the values of a key tile, group by group, and how many there are.
+///
+/// Where the last pair has one position only, its second was never written by this request: whatever
+/// a former owner left there must not meet a zero, for it may be infinite. That step is a copy.
+fn value_segments<T: FloatElement>(
+    s: &mut TileScratch<T>,
+    blocks: &HeadKvBlocks<'_>,
+    start: usize,
+    keys: usize,
+) -> ([(*const u8, usize); GROUPS + 1], usize) {
+    let per_step = per_step(blocks.layout);
+    let mut segments = [(std::ptr::null(), 0); GROUPS + 1];
+    let groups = keys.div_ceil(HALF);
+    for (g, segment) in segments.iter_mut().enumerate().take(groups) {
+        let exist = HALF.min(keys - g * HALF);
+        *segment = (blocks.values(start + g * HALF, exist, &mut s.copies[g]), exist / per_step);
+    }
+    if keys.is_multiple_of(per_step) {
+        return (segments, groups);
+    }
+    let (first, steps) = segments[groups - 1];
+    let at = first.wrapping_add(steps * blocks.value_stride()).cast::<u32>();
+    for (d, last) in s.last.iter_mut().enumerate() {
+        // SAFETY: the step is inside the group, and its first position exists.
+        *last = unsafe { at.add(d).read() } & first_of_pair();
+    }
+    segments[groups] = (s.last.as_ptr().cast(), 1);
+    (segments, groups + 1)
+}
+
+/// Mask of the first bf16 of a pair: little endian, as x86 and every other supported target.
+const fn first_of_pair() -> u32 {
+    u32::from_ne_bytes([0xff, 0xff, 0, 0])
+}

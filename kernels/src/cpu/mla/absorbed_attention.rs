@@ -1,0 +1,170 @@
+//! Absorbed: queries are taken to the latents, all heads read one row per token, and the mean of latents becomes a value at the end.
+
+use super::super::device::CpuDevice;
+use super::super::maths::exp;
+use super::super::row_kernel::{RowKernel, dispatch};
+use super::super::shared_rows::SharedRows;
+use super::MlaCall;
+use crate::dtype::FloatElement;
+use crate::{DeviceError, MatMut, MatRef, PackedGroup};
+
+/// Positions between two merges.
+const KEY_TILE: usize = 64;
+/// Running sums of a dot product.
+const LANES: usize = 16;
+
+/// A token that asks, and what it may see.
+#[derive(Clone, Copy)]
+struct QueryToken {
+    row: usize,
+    token: usize,
+    /// Its own position included.
+    context: usize,
+}
+
+impl CpuDevice {
+    /// Outputs of the tokens of `rows`, head by head.
+    pub(super) fn attend_mla_absorbed<T: FloatElement>(
+        &self,
+        o: &mut MatMut<'_>,
+        call: &MlaCall<'_, '_>,
+        transposed: &PackedGroup,
+        rows: &[usize],
+    ) -> Result<(), DeviceError> {
+        let askers = query_tokens(call, rows);
+        let (count, latent, query) = (askers.len(), call.layout.kv_lora_rank, call.query());
+        if count == 0 {
+            return Ok(());
+        }
+        let mut own = vec![T::store(0.0); count * call.nope_dim];
+        let mut values = vec![T::store(0.0); count * call.value_dim];
+        // Of all heads, so that there is work for all threads: `[N][count][C]`.
+        let mut taken = vec![0f32; call.heads * count * latent];
+        for (head, taken) in taken.chunks_exact_mut(count * latent).enumerate() {
+            for (own, asker) in own.chunks_exact_mut(call.nope_dim.max(1)).zip(&askers) {
+                let q = &call.args.q.row::<T>(asker.token)[head * query..];
+                own.copy_from_slice(&q[..call.nope_dim]);
+            }
+            let x = MatRef::of(&own, count, call.nope_dim)?;
+            let y = MatMut::of(taken, count, latent)?;
+            self.linear_rows(y, x, transposed.get(head), None)?;
+        }
+        let mut means = vec![T::store(0.0); call.heads * count * latent];
+        {
+            let mut means = MatMut::of(&mut means, call.heads * count, latent)?;
+            let means = SharedRows::<T>::new(&mut means);
+            let isa = self.isa();
+            self.threads().split(call.heads * count, 1, 2, &|range| {
+                let mut sum = vec![0f32; latent];
+                for i in range {
+                    let (head, asker) = (i / count, &askers[i % count]);
+                    let taken = &taken[i * latent..][..latent];
+                    let q = &call.args.q.row::<T>(asker.token)[head * query + call.nope_dim..];
+                    let turned = &q[..call.layout.rope_dim];
+                    // SAFETY: each row belongs to one thread.
+                    let out = unsafe { means.row(i) };
+                    dispatch(
+                        isa,
+                        AbsorbedAttention {
+                            call,
+                            query: asker,
+                            absorbed_query: taken,
+                            rope_query: turned,
+                            sum: &mut sum,
+                            out,
+                        },
+                    );
+                }
+            });
+        }
+        for (head, means) in means.chunks_exact(count * latent).enumerate() {
+            let x = MatRef::of(means, count, latent)?;
+            let y = MatMut::of(&mut values, count, call.value_dim)?;
+            self.linear_rows(y, x, call.args.heads.w_uv.get(head), None)?;
+            for (value, asker) in values.chunks_exact(call.value_dim.max(1)).zip(&askers) {
+                let own = &mut o.row_mut::<T>(asker.token)[head * call.value_dim..];
+                own[..call.value_dim].copy_from_slice(value);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn query_tokens(call: &MlaCall<'_, '_>, rows: &[usize]) -> Vec<QueryToken> {
+    let of_row = |&row: &usize| {
+        let (from, to) = call.args.rows.tokens(row);
+        let context = call.context(row);
+        (from..to).map(move |token| QueryToken { row, token, context: context - (to - 1 - token) })
+    };
+    rows.iter().flat_map(of_row).collect()
+}
+
+/// The mean of the latents that one head of one token sees, weighted by softmax.
+struct AbsorbedAttention<'a, 'b, T> {
+    call: &'a MlaCall<'a, 'b>,
+    query: &'a QueryToken,
+    /// `[C]`
+    absorbed_query: &'a [f32],
+    /// `[P]`
+    rope_query: &'a [T],
+    /// `[C]`, of the running sum.
+    sum: &'a mut [f32],
+    /// `[C]`
+    out: &'a mut [T],
+}
+
+impl<T: FloatElement> RowKernel for AbsorbedAttention<'_, '_, T> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { call, query: asker, absorbed_query: taken, rope_query: turned, sum, out } = self;
+        let table = call.args.rows.table(asker.row);
+        let latent = call.layout.kv_lora_rank;
+        let (mut max, mut total) = (f32::NEG_INFINITY, 0f32);
+        sum.fill(0.0);
+        for first in (0..asker.context).step_by(KEY_TILE) {
+            let mut scores = [f32::NEG_INFINITY; KEY_TILE];
+            let seen = KEY_TILE.min(asker.context - first);
+            for (i, score) in scores[..seen].iter_mut().enumerate() {
+                let (c, key) = call.row::<T>(table, first + i).split_at(latent);
+                let both = dot(c, |i| taken[i]) + dot(key, |i| turned[i].load());
+                *score = both * call.args.scale;
+            }
+            let largest = scores[..seen].iter().copied().fold(max, f32::max);
+            let keep = exp(max - largest);
+            max = largest;
+            total *= keep;
+            if keep != 1.0 {
+                for s in sum.iter_mut() {
+                    *s *= keep;
+                }
+            }
+            for (i, score) in scores[..seen].iter().enumerate() {
+                let weight = exp(score - max);
+                total += weight;
+                let c = &call.row::<T>(table, first + i)[..latent];
+                for (s, c) in sum.iter_mut().zip(c) {
+                    *s += weight * c.load();
+                }
+            }
+        }
+        for (out, sum) in out.iter_mut().zip(sum) {
+            *out = T::store(*sum / total);
+        }
+    }
+}
+
+/// `Σ x[i] y(i)`: running sums by index modulo 16, added up in order.
+#[inline(always)]
+fn dot<T: FloatElement>(x: &[T], y: impl Fn(usize) -> f32) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let (whole, rest) = x.as_chunks::<LANES>();
+    for (i, chunk) in whole.iter().enumerate() {
+        for j in 0..LANES {
+            lanes[j] += chunk[j].load() * y(i * LANES + j);
+        }
+    }
+    for (j, x) in rest.iter().enumerate() {
+        lanes[j] += x.load() * y(whole.len() * LANES + j);
+    }
+    lanes.iter().sum()
+}

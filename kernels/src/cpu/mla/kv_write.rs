@@ -1,0 +1,103 @@
+//! What is done before the scores: latents are normed, keys and queries turned, rows stored.
+
+use super::super::device::{CpuDevice, for_float};
+use super::super::elementwise::min_rows;
+use super::super::norm::RmsNormRow;
+use super::super::row_kernel::{RowKernel, dispatch};
+use super::super::shared_rows::{SendPtr, SharedRows};
+use crate::check::check_size;
+use crate::dtype::FloatElement;
+use crate::{Buffer, DeviceError, MatMut, MlaKvLayout, MlaKvWriteArgs};
+
+const KERNEL: &str = "latent_write";
+
+/// Turns channels `2 i` and `2 i + 1` against each other, in place.
+struct InterleavedRope<'a, T> {
+    x: &'a mut [T],
+    cos: &'a [f32],
+    sin: &'a [f32],
+}
+
+impl<T: FloatElement> RowKernel for InterleavedRope<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        let pairs = self.x.as_chunks_mut::<2>().0.iter_mut();
+        for (([a, b], cos), sin) in pairs.zip(self.cos).zip(self.sin) {
+            let (x, y) = (a.load(), b.load());
+            *a = T::store(x * cos - y * sin);
+            *b = T::store(y * cos + x * sin);
+        }
+    }
+}
+
+impl CpuDevice {
+    pub(in super::super) fn write_mla_kv(
+        &self,
+        mut q: MatMut<'_>,
+        (kv, layout): (&mut Buffer, &MlaKvLayout),
+        args: &MlaKvWriteArgs<'_>,
+    ) -> Result<(), DeviceError> {
+        check(&q, kv, layout, args)?;
+        for_float!(KERNEL, layout.dtype, T => self.rope_and_write::<T>(&mut q, kv, layout, args));
+        Ok(())
+    }
+
+    fn rope_and_write<T: FloatElement>(
+        &self,
+        q: &mut MatMut<'_>,
+        kv: &mut Buffer,
+        layout: &MlaKvLayout,
+        args: &MlaKvWriteArgs<'_>,
+    ) {
+        let (isa, pool) = (self.isa(), SendPtr(kv.as_mut_ptr().cast::<T>()));
+        let (query, rotary) = (q.cols() / args.heads.max(1), layout.rope_dim);
+        let out = SharedRows::<T>::new(q);
+        let work = args.kv.cols() + args.heads * query;
+        self.threads().split(args.kv.rows(), 1, min_rows(work), &|range| {
+            for t in range {
+                let position = args.positions.row::<i32>(0)[t] as usize;
+                let (cos, sin) = (args.rope.cos.row(position), args.rope.sin.row(position));
+                for head in 0..args.heads {
+                    // SAFETY: a token's queries belong to one thread.
+                    let x = unsafe { out.part(t, (head + 1) * query - rotary, rotary) };
+                    dispatch(isa, InterleavedRope { x, cos, sin });
+                }
+                let Ok(slot) = usize::try_from(args.slots.row::<i64>(0)[t]) else { continue };
+                // SAFETY: slots and layer were checked, so the row lies in the pool; tokens have slots of their own.
+                let row = unsafe {
+                    let start = pool.get().add(layout.row(args.layer, slot));
+                    std::slice::from_raw_parts_mut(start, layout.width())
+                };
+                let (latent, turned) = row.split_at_mut(layout.kv_lora_rank);
+                let (c, key) = args.kv.row::<T>(t).split_at(layout.kv_lora_rank);
+                dispatch(isa, RmsNormRow { y: latent, x: c, w: args.norm.row(0), eps: args.eps });
+                turned.copy_from_slice(key);
+                dispatch(isa, InterleavedRope { x: turned, cos, sin });
+            }
+        });
+    }
+}
+
+fn check(
+    q: &MatMut<'_>,
+    kv: &Buffer,
+    layout: &MlaKvLayout,
+    args: &MlaKvWriteArgs<'_>,
+) -> Result<(), DeviceError> {
+    args.check_shapes(q, layout)?;
+    check_size(KERNEL, "pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
+    let index = |what, index: i64, limit: usize| {
+        if index < limit as i64 {
+            return Ok(());
+        }
+        Err(DeviceError::Index { kernel: KERNEL, what, index, limit })
+    };
+    index("layer", args.layer as i64, layout.layers)?;
+    for &p in args.positions.row::<i32>(0) {
+        index("position", i64::from(p as u32), args.rope.cos.rows())?;
+    }
+    for &slot in args.slots.row::<i64>(0) {
+        index("slot", slot, layout.slots())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! Attention over latent rows, in two forms that are equal in exact arithmetic.
+//!
+//! *Expanded*: keys and values of every head are made of the latents, then ordinary attention. *Absorbed*: queries are taken to
+//! the latents instead, `(W q)ᵀ c = qᵀ (Wᵀ c)`, and one value projection follows the mean of latents: less work where a row asks
+//! few questions of many tokens. In f32, the oracle, everything is expanded, so that a row's result does not depend on the chunk
+//! it came in; in bf16 and f16 rows of few tokens are absorbed.
+
+mod absorbed_attention;
+mod kv_write;
+mod non_absorbed_attention;
+
+use super::device::{CpuDevice, for_float};
+use crate::check::check_size;
+use crate::{Buffer, DeviceError, MatMut, MlaAttentionArgs, MlaKvLayout};
+
+const KERNEL: &str = "latent_attention";
+/// Tokens of a row up to which 16-bit queries are taken to the latents. By multiplications alone both forms cost the same at
+/// `C (M + V) / (2 C − M − V)`, 170 tokens in DeepSeek-V3; expanded keys meet the tile product, which is several times faster.
+/// Decodes among them, with as many drafts as a row may have (16): drafts must not change how a token is computed.
+const ABSORBED_MAX_QUERY_LEN: usize = 17;
+
+/// What both forms know of a call.
+struct MlaCall<'a, 'b> {
+    args: &'a MlaAttentionArgs<'b>,
+    layout: &'a MlaKvLayout,
+    pool: *const u8,
+    /// Query heads `N`, unturned key channels `M`, value channels `V` of a head.
+    heads: usize,
+    nope_dim: usize,
+    value_dim: usize,
+}
+
+// SAFETY: the pool is only read while it is borrowed.
+unsafe impl Sync for MlaCall<'_, '_> {}
+
+impl MlaCall<'_, '_> {
+    /// Channels of a query.
+    fn query(&self) -> usize {
+        self.nope_dim + self.layout.rope_dim
+    }
+
+    /// Positions that the last token of a row sees.
+    fn context(&self, row: usize) -> usize {
+        self.args.rows.context(row) - self.args.first_position
+    }
+
+    /// The row of the `i`th position that is seen: latent, then turned channels.
+    fn row<T>(&self, table: &[i32], i: usize) -> &[T] {
+        let (tokens, position) = (self.layout.block_tokens, i + self.args.first_position);
+        let slot = table[position / tokens] as usize * tokens + position % tokens;
+        let start = self.layout.row(self.args.layer, slot);
+        // SAFETY: layer and blocks were checked, so the row lies in the pool; nobody writes it meanwhile.
+        unsafe { std::slice::from_raw_parts(self.pool.cast::<T>().add(start), self.layout.width()) }
+    }
+}
+
+impl CpuDevice {
+    pub(super) fn attend_mla(
+        &self,
+        mut o: MatMut<'_>,
+        (kv, layout): (&Buffer, &MlaKvLayout),
+        args: &MlaAttentionArgs<'_>,
+    ) -> Result<(), DeviceError> {
+        check(&o, kv, layout, args)?;
+        let (heads, unturned, values) =
+            (args.heads.w_uk.len(), args.heads.w_uk.n(), args.heads.w_uv.n());
+        let call = MlaCall {
+            args,
+            layout,
+            pool: kv.as_ptr(),
+            heads,
+            nope_dim: unturned,
+            value_dim: values,
+        };
+        for row in (0..args.rows.len()).filter(|&row| args.rows.is_padding(row)) {
+            let (from, to) = args.rows.tokens(row);
+            for_float!(KERNEL, layout.dtype, T => {
+                (from..to).for_each(|t| o.row_mut::<T>(t).fill(T::default()));
+            });
+        }
+        let asks = |row: &usize| {
+            let (from, to) = args.rows.tokens(*row);
+            to > from && !args.rows.is_padding(*row)
+        };
+        let rows = (0..args.rows.len()).filter(asks);
+        let (few, many): (Vec<usize>, Vec<usize>) =
+            rows.partition(|&r| uses_absorbed_attention(args, r));
+        for_float!(KERNEL, layout.dtype, T => {
+            for row in many {
+                self.attend_mla_non_absorbed::<T>(&mut o, &call, row)?;
+            }
+            if let Some(transposed) = args.heads.w_uk_t {
+                self.attend_mla_absorbed::<T>(&mut o, &call, transposed, &few)?;
+            }
+        });
+        Ok(())
+    }
+}
+
+fn uses_absorbed_attention(args: &MlaAttentionArgs<'_>, row: usize) -> bool {
+    let (from, to) = args.rows.tokens(row);
+    args.heads.w_uk_t.is_some() && to - from <= ABSORBED_MAX_QUERY_LEN
+}
+
+fn check(
+    o: &MatMut<'_>,
+    kv: &Buffer,
+    layout: &MlaKvLayout,
+    args: &MlaAttentionArgs<'_>,
+) -> Result<(), DeviceError> {
+    args.check_shapes(o, layout)?;
+    check_size(KERNEL, "pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
+    if args.layer >= layout.layers {
+        let (what, index, limit) = ("layer", args.layer as i64, layout.layers);
+        return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
+    }
+    args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens))?;
+    for row in (0..args.rows.len()).filter(|&row| !args.rows.is_padding(row)) {
+        let (from, to) = args.rows.tokens(row);
+        let before = args.rows.context(row) - (to - from);
+        if to > from && before < args.first_position {
+            let (what, index, limit) = ("first position", args.first_position as i64, before + 1);
+            return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
+        }
+    }
+    Ok(())
+}

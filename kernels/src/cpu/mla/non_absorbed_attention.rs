@@ -1,0 +1,158 @@
+//! Expanded: keys and values of some heads at a time are made of a row's latents and laid into a pool of their own, which
+//! ordinary attention reads.
+
+use std::ops::Range;
+
+use super::super::device::CpuDevice;
+use super::MlaCall;
+use crate::dtype::FloatElement;
+use crate::{
+    AttentionMetadata, DeviceDriver, DeviceError, KvLayout, KvOrder, MatMut, MatRef,
+    PagedAttentionArgs, QkNormRopeArgs, RopeCosSin, RowBounds,
+};
+
+/// Bytes of keys and values that are made at a time, at most, unless those of one head are more.
+const EXPANDED_KV_BYTES: usize = 64 << 20;
+/// Positions of a block of the pool they are laid into.
+const BLOCK_TOKENS: usize = 64;
+/// Channels that ordinary attention takes heads by; zeros fill them up, which change no sum.
+const HEAD_UNIT: usize = 16;
+
+impl CpuDevice {
+    /// Output of row `row`, for some heads at a time.
+    pub(super) fn attend_mla_non_absorbed<T: FloatElement>(
+        &self,
+        o: &mut MatMut<'_>,
+        call: &MlaCall<'_, '_>,
+        row: usize,
+    ) -> Result<(), DeviceError> {
+        let context = call.context(row);
+        let dim = call.query().max(call.value_dim).next_multiple_of(HEAD_UNIT);
+        let bytes_per_head = context.next_multiple_of(BLOCK_TOKENS) * 2 * dim * T::DTYPE.bytes();
+        let together = (EXPANDED_KV_BYTES / bytes_per_head.max(1)).clamp(1, call.heads.max(1));
+        let latents = gather_compressed_kv::<T>(call, row);
+        for first in (0..call.heads).step_by(together) {
+            let heads = first..(first + together).min(call.heads);
+            let expanded = self.up_project_kv(call, &latents, (row, dim), heads.clone())?;
+            self.attend_heads::<T>(o, call, (row, dim), heads, &expanded)?;
+        }
+        Ok(())
+    }
+
+    /// Keys, then values, of `heads` at every position of a row: `[context, 2 heads D]`.
+    fn up_project_kv<T: FloatElement>(
+        &self,
+        call: &MlaCall<'_, '_>,
+        latents: &[T],
+        (row, dim): (usize, usize),
+        heads: Range<usize>,
+    ) -> Result<Vec<T>, DeviceError> {
+        let (context, latent) = (call.context(row), call.layout.kv_lora_rank);
+        let (width, values) = (2 * heads.len() * dim, heads.len() * dim);
+        let x = MatRef::of(latents, context, latent)?;
+        let mut all = vec![T::store(0.0); context * width];
+        let mut made = vec![T::store(0.0); context * call.nope_dim.max(call.value_dim)];
+        for (i, head) in heads.enumerate() {
+            for (group, at) in
+                [(call.args.heads.w_uk, i * dim), (call.args.heads.w_uv, values + i * dim)]
+            {
+                let n = group.n();
+                let y = MatMut::of(&mut made[..context * n], context, n)?;
+                self.linear_rows(y, x, group.get(head), None)?;
+                for (to, from) in all.chunks_exact_mut(width).zip(made.chunks_exact(n.max(1))) {
+                    to[at..at + n].copy_from_slice(from);
+                }
+            }
+            let table = call.args.rows.table(row);
+            for (position, to) in all.chunks_exact_mut(width).enumerate() {
+                let turned = &call.row::<T>(table, position)[latent..];
+                to[i * dim + call.nope_dim..][..turned.len()].copy_from_slice(turned);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Attention of `heads` over what was made for them.
+    fn attend_heads<T: FloatElement>(
+        &self,
+        o: &mut MatMut<'_>,
+        call: &MlaCall<'_, '_>,
+        (row, dim): (usize, usize),
+        heads: Range<usize>,
+        expanded: &[T],
+    ) -> Result<(), DeviceError> {
+        let (context, count) = (call.context(row), heads.len());
+        let layout = KvLayout {
+            layers: 1,
+            blocks: context.div_ceil(BLOCK_TOKENS),
+            block_tokens: BLOCK_TOKENS,
+            kv_heads: count,
+            head_dim: dim,
+            dtype: T::DTYPE,
+            order: KvOrder::Lanes,
+        };
+        let mut pool = self.alloc(layout.bytes())?;
+        let (slots, positions): (Vec<i64>, Vec<i32>) =
+            ((0..context as i64).collect(), vec![0; context]);
+        let rope =
+            RopeCosSin { cos: MatRef::of::<f32>(&[], 1, 0)?, sin: MatRef::of::<f32>(&[], 1, 0)? };
+        let stored = QkNormRopeArgs {
+            qkv: MatRef::of(expanded, context, 2 * count * dim)?,
+            q_norm: None,
+            k_norm: None,
+            eps: 0.0,
+            rope,
+            positions: MatRef::of(&positions, 1, context)?,
+            slots: MatRef::of(&slots, 1, context)?,
+            heads: 0,
+            layer: 0,
+            kv_scales: [1.0; 2],
+        };
+        let no_queries = MatMut::of::<T>(&mut [], context, 0)?;
+        self.rope_and_store(no_queries, (&mut pool, &layout), &stored)?;
+
+        let (from, to) = call.args.rows.tokens(row);
+        let tokens = to - from;
+        let mut q = vec![T::store(0.0); tokens * count * dim];
+        for (t, padded) in q.chunks_exact_mut((count * dim).max(1)).enumerate() {
+            let own = &call.args.q.row::<T>(from + t)[heads.start * call.query()..];
+            for (to, from) in padded.chunks_exact_mut(dim).zip(own.chunks_exact(call.query())) {
+                to[..from.len()].copy_from_slice(from);
+            }
+        }
+        let table: Vec<i32> = (0..layout.blocks as i32).collect();
+        let (cu_q, lens) = ([0, tokens as i32], [context as i32]);
+        let rows = AttentionMetadata {
+            cu_q: MatRef::of(&cu_q, 1, 2)?,
+            context_lens: MatRef::of(&lens, 1, 1)?,
+            block_tables: MatRef::of(&table, 1, table.len())?,
+            table_rows: None,
+            bounds: RowBounds::of([(tokens, context)], 1),
+        };
+        let q_mat = MatRef::of(&q, tokens, count * dim)?;
+        let args = PagedAttentionArgs {
+            q: q_mat,
+            rows,
+            heads: count,
+            layer: 0,
+            scale: call.args.scale,
+            first: 0,
+        };
+        let mut out = vec![T::store(0.0); tokens * count * dim];
+        self.attend(MatMut::of(&mut out, tokens, count * dim)?, (&pool, &layout), &args)?;
+        for (t, padded) in out.chunks_exact((count * dim).max(1)).enumerate() {
+            let own = &mut o.row_mut::<T>(from + t)[heads.start * call.value_dim..];
+            for (to, from) in own.chunks_exact_mut(call.value_dim).zip(padded.chunks_exact(dim)) {
+                to.copy_from_slice(&from[..call.value_dim]);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The latents of a row in order of position: `[context, C]`.
+fn gather_compressed_kv<T: FloatElement>(call: &MlaCall<'_, '_>, row: usize) -> Vec<T> {
+    let (context, table) = (call.context(row), call.args.rows.table(row));
+    let latent = |position| &call.row::<T>(table, position)[..call.layout.kv_lora_rank];
+    (0..context).flat_map(latent).copied().collect()
+}

@@ -1,0 +1,329 @@
+//! Rows in parts against the same rows whole: every rule, drawn; what is exchanged; and when rows are brought whole.
+
+use super::*;
+use crate::cpu::sample::rules::{DrawParams, LogitEdits, SamplingRules, TokenOccurrence};
+use crate::cpu::sample::tests::{plain, row};
+use proptest::prelude::*;
+use std::sync::{Barrier, Mutex};
+use std::thread;
+
+/// Log-probabilities out of sums that were added in another order.
+const TOLERANCE: f32 = 1e-5;
+
+/// Parts of a vocabulary as heads are split: multiples of 64 ids, the last ones padded.
+fn shards(vocab: usize, ranks: usize) -> Vec<VocabShard> {
+    let cols = vocab.next_multiple_of(64 * ranks) / ranks;
+    let part = |rank: usize| {
+        let (first, end) = ((rank * cols).min(vocab), ((rank + 1) * cols).min(vocab));
+        VocabShard { first_id: first, ids: end - first, cols, vocab, ranks }
+    };
+    (0..ranks).map(part).collect()
+}
+
+/// Ranks that meet in the memory of this process.
+struct InProcessGather {
+    candidates: Vec<Mutex<Vec<u32>>>,
+    barrier: Barrier,
+    /// Shapes of what rank 0 brought.
+    calls: Mutex<Vec<(usize, usize)>>,
+}
+
+impl InProcessGather {
+    fn gather(&self, rank: usize, own: MatRef<'_>, mut all: MatMut<'_>) -> bool {
+        let bits = |r: usize| -> Vec<u32> {
+            match own.dtype() {
+                crate::DType::F32 => own.row::<f32>(r).iter().map(|x| x.to_bits()).collect(),
+                _ => own.row::<i32>(r).iter().map(|x| *x as u32).collect(),
+            }
+        };
+        *self.candidates[rank].lock().unwrap() = (0..own.rows()).flat_map(bits).collect();
+        if rank == 0 {
+            self.calls.lock().unwrap().push((own.rows(), own.cols()));
+        }
+        self.barrier.wait();
+        let (rows, cols) = (all.rows(), all.cols());
+        for (r, c) in (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))) {
+            let theirs = self.candidates[c / own.cols()].lock().unwrap();
+            let word = theirs[r * own.cols() + c % own.cols()];
+            match own.dtype() {
+                crate::DType::F32 => all.row_mut::<f32>(r)[c] = f32::from_bits(word),
+                _ => all.row_mut::<i32>(r)[c] = word as i32,
+            }
+        }
+        self.barrier.wait();
+        true
+    }
+}
+
+/// What `size` ranks answer, and the shapes of what each brought.
+fn sample(
+    l: &[Vec<f32>],
+    size: usize,
+    asked: &[SampleRequest<'_>],
+) -> (Vec<RowSampleResult>, Vec<(usize, usize)>) {
+    let meeting = InProcessGather {
+        candidates: (0..size).map(|_| Mutex::default()).collect(),
+        barrier: Barrier::new(size),
+        calls: Mutex::default(),
+    };
+    let work = |rank: usize, part: VocabShard| {
+        let pool = ThreadPool::new(1 + rank % 2).unwrap();
+        let mut own = vec![0.0_f32; l.len() * part.cols]; // Padding has the logit 0.
+        for (row, own) in l.iter().zip(own.chunks_exact_mut(part.cols)) {
+            own[..part.ids].copy_from_slice(&row[part.first_id..][..part.ids]);
+        }
+        let logits = MatRef::of(&own, l.len(), part.cols).unwrap();
+        let mut gather = |own: MatRef<'_>, all: MatMut<'_>| meeting.gather(rank, own, all);
+        CpuSampler::new(2)
+            .sample_vocab_parallel(&pool, (logits, &part), asked, &mut gather)
+            .unwrap()
+    };
+    let found: Vec<Vec<RowSampleResult>> = thread::scope(|scope| {
+        let ranks: Vec<_> = (0..).zip(shards(l[0].len(), size)).collect();
+        let ranks = ranks.into_iter().map(|(rank, part)| scope.spawn(move || work(rank, part)));
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(found.iter().all(|answers| *answers == found[0]), "ranks differ: {found:?}");
+    (found.into_iter().next().unwrap(), meeting.calls.into_inner().unwrap())
+}
+
+/// The same answers, but for the last bits of sums.
+fn assert_same(ours: &[RowSampleResult], whole: &[RowSampleResult]) {
+    assert_eq!(ours.len(), whole.len());
+    for (ours, whole) in ours.iter().zip(whole) {
+        let (Ok(ours), Ok(whole)) = (ours, whole) else {
+            assert_eq!(ours, whole);
+            continue;
+        };
+        assert_eq!(ours.token, whole.token);
+        let (Some(ours), Some(whole)) = (&ours.logprobs, &whole.logprobs) else {
+            assert_eq!(ours.logprobs, whole.logprobs);
+            continue;
+        };
+        assert_eq!((ours.rank, ours.top.len()), (whole.rank, whole.top.len()));
+        assert!((ours.logprob - whole.logprob).abs() <= TOLERANCE, "{ours:?}, {whole:?}");
+        for (a, b) in ours.top.iter().zip(&whole.top) {
+            assert!(a.0 == b.0 && (a.1 - b.1).abs() <= TOLERANCE, "{ours:?}, {whole:?}");
+        }
+    }
+}
+
+fn sample_full_rows(l: &[Vec<f32>], asked: &[SampleRequest<'_>]) -> Vec<RowSampleResult> {
+    let mut scratch = RowScratch::default();
+    l.iter().zip(asked).map(|(l, row)| super::super::sample_row(l, row, &mut scratch)).collect()
+}
+
+fn check(l: &[Vec<f32>], asked: &[SampleRequest<'_>]) {
+    let expected = sample_full_rows(l, asked);
+    for size in [2, 3, 4] {
+        assert_same(&sample(l, size, asked).0, &expected);
+    }
+}
+
+/// What a request may change about its logits.
+#[derive(Debug, Clone)]
+struct RandomEdits {
+    allowed: Option<Vec<u32>>,
+    banned: Vec<u32>,
+    bias: Vec<(u32, f32)>,
+    seen: Vec<TokenOccurrence>,
+    penalties: [f32; 3],
+}
+
+impl RandomEdits {
+    fn edits(&self) -> LogitEdits<'_> {
+        let [repetition, frequency, presence] = self.penalties;
+        LogitEdits {
+            allowed: self.allowed.as_deref(),
+            banned: &self.banned,
+            bias: &self.bias,
+            seen: &self.seen,
+            repetition,
+            frequency,
+            presence,
+        }
+    }
+}
+
+prop_compose! {
+    /// Of ids up to a few beyond the vocabulary.
+    fn changes()(
+        allowed in prop::option::weighted(0.2, prop::collection::vec(0_u32..2100, 0..60)),
+        banned in prop::collection::vec(0_u32..2100, 0..4),
+        bias in prop::collection::vec((0_u32..2100, -9.0_f32..9.0), 0..4),
+        seen in prop::collection::btree_map(0_u32..2100, 0_u32..4, 0..30),
+        penalties in prop_oneof![Just([1.0_f32, 0.0, 0.0]), Just([1.3, 0.4, 0.2])],
+    ) -> RandomEdits {
+        let seen = seen.into_iter().map(|(id, count)| TokenOccurrence { id, count }).collect();
+        RandomEdits { allowed, banned, bias, seen, penalties }
+    }
+}
+
+prop_compose! {
+    fn draws()(
+        temperature in prop_oneof![Just(1.0_f32), 0.05_f32..3.0],
+        min_p in prop_oneof![Just(0.0_f32), Just(0.0_f32), 0.0001_f32..1.0],
+        top_k in prop_oneof![Just(0_usize), Just(0_usize), 1_usize..70, 1_usize..2100],
+        top_p in prop_oneof![Just(1.0_f32), 0.01_f32..1.0],
+        key in any::<u64>(),
+    ) -> DrawParams {
+        DrawParams { temperature, min_p, top_k, top_p, ..plain(key, 3) }
+    }
+}
+
+/// Whether rounding may move an id across the edge of a cut: such cases prove nothing.
+fn is_near_a_cutoff(l: &[f32], changes: &RandomEdits, d: &DrawParams) -> bool {
+    let nudged = |f: f32| {
+        let cut = |p: f32| if p == 0.0 || p >= 1.0 { p } else { p * f };
+        let d = DrawParams { min_p: cut(d.min_p), top_p: cut(d.top_p), ..*d };
+        let rules = SamplingRules { edits: changes.edits(), draw: Some(d) };
+        let row = SampleRequest { pick: TokenChoice::Sample(rules), logprobs: None };
+        sample_full_rows(&[l.to_vec()], &[row])
+    };
+    nudged(1.0 - 1e-5) != nudged(1.0 + 1e-5)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    #[test]
+    fn vocab_parallel_matches_single_rank(
+        v in prop_oneof![1_usize..2000, 1000_usize..2000],
+        seed in 0_u64..1 << 40,
+        spread in prop_oneof![Just(1.0_f32), Just(3.0_f32), Just(0.1_f32)],
+        coarse in any::<bool>(),
+        asked in prop::collection::vec(
+            (
+                changes(),
+                prop::option::weighted(0.8, draws()),
+                prop::option::of(prop_oneof![0_usize..21, Just(usize::MAX)]),
+                prop::option::weighted(0.15, 0_u32..2000),
+                any::<bool>(),
+            ),
+            1..5,
+        ),
+    ) {
+        let like = |x: f32| if coarse { (x * spread).round() + 0.0 } else { x * spread };
+        let rows = |i: usize| row(v, seed + i as u64).into_iter().map(like).collect();
+        let l: Vec<Vec<f32>> = (0..asked.len()).map(rows).collect();
+        let off = RandomEdits {
+            allowed: None, banned: vec![], bias: vec![], seen: vec![], penalties: [1.0, 0.0, 0.0],
+        };
+        let asked: Vec<_> = asked.into_iter().map(|(changes, draw, top, known, plain)| {
+            (if plain { off.clone() } else { changes }, draw, top, known)
+        }).collect();
+        for (l, (changes, draw, _, _)) in l.iter().zip(&asked) {
+            prop_assume!(draw.is_none_or(|draw| !is_near_a_cutoff(l, changes, &draw)));
+        }
+        let asked: Vec<SampleRequest<'_>> = asked.iter().map(|(changes, draw, top, known)| {
+            let pick = match known {
+                Some(id) => TokenChoice::Known(*id % v as u32),
+                None => TokenChoice::Sample(SamplingRules { edits: changes.edits(), draw: *draw }),
+            };
+            SampleRequest { pick, logprobs: *top }
+        }).collect();
+        check(&l, &asked);
+    }
+}
+
+fn greedy(top: Option<usize>) -> SampleRequest<'static> {
+    let rules = SamplingRules { edits: LogitEdits::default(), draw: None };
+    SampleRequest { pick: TokenChoice::Sample(rules), logprobs: top }
+}
+
+fn drawing(draw: DrawParams) -> SampleRequest<'static> {
+    let rules = SamplingRules { edits: LogitEdits::default(), draw: Some(draw) };
+    SampleRequest { pick: TokenChoice::Sample(rules), logprobs: None }
+}
+
+#[test]
+fn ties_go_to_the_lowest_id_and_padding_never_wins() {
+    // Of 4 ranks the third has 2 ids, the last one none; all logits are below that of padding.
+    let mut l = vec![-5.0_f32; 130];
+    check(&[l.clone()], &[greedy(Some(3))]);
+    for at in [129, 128, 127, 64, 63] {
+        l[at] = -1.0;
+        let found = sample(&[l.clone()], 4, &[greedy(None)]).0;
+        assert_eq!(found[0].as_ref().unwrap().token, at as u32);
+    }
+}
+
+#[test]
+fn non_finite_and_masked_rows_fail_alone() {
+    let mut l: Vec<Vec<f32>> = (0..3).map(|i| row(1000, i)).collect();
+    l[1][777] = f32::NAN;
+    let rules = SamplingRules {
+        edits: LogitEdits { allowed: Some(&[]), ..LogitEdits::default() },
+        draw: None,
+    };
+    let nothing = SampleRequest { pick: TokenChoice::Sample(rules), logprobs: Some(2) };
+    for size in [2, 4] {
+        let asked = [greedy(Some(2)), drawing(DrawParams { top_p: 0.9, ..plain(1, 1) }), nothing];
+        let found = sample(&l, size, &asked).0;
+        assert!(found[0].is_ok());
+        assert_eq!(found[1..], [Err(SampleError::NonFinite), Err(SampleError::AllMasked)]);
+    }
+}
+
+/// What each of two ranks brings for one row of 151,936 logits, call by call, in words.
+fn words(l: Vec<f32>, row: SampleRequest<'_>) -> Vec<usize> {
+    let l = [l];
+    let (ours, calls) = sample(&l, 2, &[row]);
+    assert_same(&ours, &sample_full_rows(&l, &[row]));
+    calls.into_iter().map(|(rows, cols)| rows * cols).collect()
+}
+
+#[test]
+fn rows_gather_only_what_sampling_needs() {
+    const PART: usize = 75_968;
+    let l = row(2 * PART, 11);
+    let peaked: Vec<f32> = l.iter().map(|x| 2.0 * x).collect();
+    let flat: Vec<f32> = l.iter().map(|x| 0.1 * x).collect();
+    let draw = plain(5, 2);
+    assert_eq!(words(l.clone(), greedy(None)), [3]);
+    assert_eq!(words(l.clone(), drawing(draw)), [3]);
+    assert_eq!(words(l.clone(), greedy(Some(0))), [7], "nobody is counted before the likeliest");
+    assert_eq!(words(l.clone(), greedy(Some(20))), [47]);
+    let known = SampleRequest { pick: TokenChoice::Known(9), logprobs: Some(1) };
+    assert_eq!(words(l.clone(), known), [8, 1]);
+    assert_eq!(words(l.clone(), SampleRequest { logprobs: Some(5), ..drawing(draw) }), [17, 1]);
+    let top_k = DrawParams { top_k: 50, ..draw };
+    assert_eq!(words(flat.clone(), drawing(top_k)), [101]);
+    assert_eq!(
+        words(flat.clone(), drawing(DrawParams { top_p: 0.9, min_p: 0.01, ..top_k })),
+        [101]
+    );
+    let top_p = drawing(DrawParams { top_p: 0.9, ..draw });
+    assert_eq!(words(peaked.clone(), top_p), [259]);
+    assert_eq!(words(flat.clone(), top_p), [259, PART], "the edge lies behind 128 ids of a rank");
+    let min_p = drawing(DrawParams { min_p: 0.1, ..draw });
+    assert_eq!(words(peaked, min_p), [257]);
+    assert_eq!(words(flat.clone(), min_p), [257, PART]);
+    let all = SampleRequest { logprobs: Some(usize::MAX), ..greedy(None) };
+    assert_eq!(words(flat, all), [PART], "as much as the row");
+}
+
+#[test]
+fn rows_of_a_batch_share_gathers() {
+    let l: Vec<Vec<f32>> = (0..4).map(|i| row(4096, i).iter().map(|x| 0.1 * x).collect()).collect();
+    let wide = drawing(DrawParams { top_p: 0.9, ..plain(1, 1) });
+    let asked = [greedy(None), wide, SampleRequest { logprobs: Some(2), ..wide }, greedy(Some(1))];
+    let (ours, calls) = sample(&l, 4, &asked);
+    assert_same(&ours, &sample_full_rows(&l, &asked));
+    let first = 3 + (1 + 2 * 128 + 2) + (1 + 3 * 128 + 2 + 7) + (1 + 3 + 5);
+    assert_eq!(calls, [(1, first), (2, 1024)], "a row that is brought whole counts by itself");
+}
+
+#[test]
+fn departing_rank_fails_the_step() {
+    let (l, pool) = (row(128, 1), ThreadPool::new(1).unwrap());
+    let part = VocabShard { first_id: 0, ids: 128, cols: 128, vocab: 256, ranks: 2 };
+    let logits = MatRef::of(&l, 1, 128).unwrap();
+    let found = CpuSampler::new(1).sample_vocab_parallel(
+        &pool,
+        (logits, &part),
+        &[greedy(None)],
+        &mut |_, _| false,
+    );
+    assert_eq!(found, Err(DeviceError::PeerRanksFailed));
+}

@@ -1,0 +1,56 @@
+//! Pointers through which the threads of a region write disjoint parts of one result.
+
+use crate::{DeviceElement, MatMut};
+
+/// A pointer that crosses threads. Each use says why its range is disjoint from the others.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SendPtr<T>(pub(super) *mut T);
+
+// SAFETY: only a pointer; dereferencing it is what needs care.
+unsafe impl<T> Send for SendPtr<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for SendPtr<T> {}
+
+impl<T> SendPtr<T> {
+    pub(super) fn get(self) -> *mut T {
+        self.0
+    }
+}
+
+/// The rows of a matrix, written by several threads.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SharedRows<T> {
+    start: SendPtr<T>,
+    height: usize,
+    cols: usize,
+    stride: usize,
+}
+
+impl<T: DeviceElement> SharedRows<T> {
+    /// # Panics
+    /// If `T` is not the element type.
+    pub(super) fn new(mat: &mut MatMut<'_>) -> Self {
+        assert_eq!(T::DTYPE, mat.dtype());
+        let (height, cols, stride) = (mat.rows(), mat.cols(), mat.stride());
+        Self { start: SendPtr(mat.as_mut_ptr().cast()), height, cols, stride }
+    }
+
+    /// Columns `[from, from + len)` of row `r`.
+    ///
+    /// # Safety
+    /// The matrix is still mutably borrowed and no other thread uses these elements meanwhile.
+    pub(super) unsafe fn part<'a>(&self, r: usize, from: usize, len: usize) -> &'a mut [T] {
+        assert!(r < self.height && from + len <= self.cols);
+        // SAFETY: inside the matrix; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.get().add(r * self.stride + from), len) }
+    }
+
+    /// Row `r`.
+    ///
+    /// # Safety
+    /// As [`SharedRows::part`].
+    pub(super) unsafe fn row<'a>(&self, r: usize) -> &'a mut [T] {
+        // SAFETY: passed on.
+        unsafe { self.part(r, 0, self.cols) }
+    }
+}

@@ -1,0 +1,274 @@
+//! Threads that run one closure together, then wait for the next.
+//!
+//! A region costs a microsecond or two: the caller publishes a closure and a region number, takes part
+//! itself, and spins until the others are done. Workers spin for a short while between regions, then
+//! sleep, so that an idle process uses no CPU. Work is divided by the closure from `(thread, threads)`.
+
+use std::cell::UnsafeCell;
+use std::hint::spin_loop;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{JoinHandle, Thread};
+
+use crate::DeviceError;
+
+/// Looks at the region number before a worker sleeps: about 100 µs, longer than the gaps of a step.
+const SPINS_BEFORE_SLEEP: u32 = 4_000;
+/// Looks at the count of busy workers before the caller yields its core to them.
+const SPINS_BEFORE_YIELD: u32 = 4_000;
+
+type PoolJob = *const (dyn Fn(usize) + Sync);
+
+/// A fixed set of threads; the thread that calls [`ThreadPool::run`] is number 0.
+pub struct ThreadPool {
+    shared: Arc<ThreadPoolState>,
+    workers: Vec<JoinHandle<()>>,
+    /// One region at a time: held by the caller for the length of a region.
+    region_lock: Mutex<()>,
+}
+
+/// On lines of their own: workers watch `region` while others count `busy` down.
+#[repr(align(128))]
+struct CachePadded<T>(T);
+
+struct ThreadPoolState {
+    region: CachePadded<AtomicUsize>,
+    busy: CachePadded<AtomicUsize>,
+    job: UnsafeCell<Option<PoolJob>>,
+    asleep: Vec<CachePadded<AtomicBool>>,
+    panicked: AtomicBool,
+    stop: AtomicBool,
+}
+
+// SAFETY: `job` is written only while no worker is busy and read only after a new region number was
+// seen, which the writer publishes afterwards; the closure is `Sync` and outlives the region.
+unsafe impl Send for ThreadPoolState {}
+// SAFETY: as above.
+unsafe impl Sync for ThreadPoolState {}
+
+impl ThreadPool {
+    /// Starts `threads - 1` workers; 0 counts as 1.
+    pub fn new(threads: usize) -> Result<Self, DeviceError> {
+        let others = threads.saturating_sub(1);
+        let shared = Arc::new(ThreadPoolState {
+            region: CachePadded(AtomicUsize::new(0)),
+            busy: CachePadded(AtomicUsize::new(0)),
+            job: UnsafeCell::new(None),
+            asleep: (0..others).map(|_| CachePadded(AtomicBool::new(false))).collect(),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        });
+        let mut pool = Self { shared, workers: Vec::new(), region_lock: Mutex::new(()) };
+        for index in 1..=others {
+            let shared = pool.shared.clone();
+            let worker = std::thread::Builder::new()
+                .name(format!("kernel-{index}"))
+                .spawn(move || work(&shared, index))
+                .map_err(|_| DeviceError::Thread { index })?;
+            pool.workers.push(worker);
+        }
+        Ok(pool)
+    }
+
+    /// Threads that take part in a region, the caller included.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `job(thread)` once on every thread and returns when all have returned.
+    ///
+    /// # Panics
+    /// If `job` panics on any thread. Regions do not nest: a job that calls `run` never returns.
+    pub fn run(&self, job: &(dyn Fn(usize) + Sync)) {
+        if self.workers.is_empty() {
+            return job(0);
+        }
+        let _turn = self.region_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.shared.publish(job, &self.workers);
+        let own = catch_unwind(AssertUnwindSafe(|| job(0)));
+        self.shared.wait();
+        if let Err(panic) = own {
+            resume_unwind(panic);
+        }
+        assert!(!self.shared.panicked.swap(false, Ordering::Relaxed), "a kernel thread panicked");
+    }
+
+    /// Divides `[0, items)` into one contiguous range per thread, each a multiple of `unit` long but
+    /// for the last. Fewer than `min_items` are not worth waking anybody for: the caller does them.
+    pub fn split(
+        &self,
+        items: usize,
+        unit: usize,
+        min_items: usize,
+        job: &(dyn Fn(Range<usize>) + Sync),
+    ) {
+        let threads = self.threads();
+        if items < min_items || items <= unit || threads == 1 {
+            return job(0..items);
+        }
+        let units = items.div_ceil(unit);
+        self.run(&|thread| {
+            let edge = |t: usize| (units * t / threads * unit).min(items);
+            let range = edge(thread)..edge(thread + 1);
+            if !range.is_empty() {
+                job(range);
+            }
+        });
+    }
+}
+
+impl ThreadPoolState {
+    fn publish(&self, job: &(dyn Fn(usize) + Sync), workers: &[JoinHandle<()>]) {
+        // SAFETY: no worker is busy, so none reads `job`. The lifetime is erased; `wait` returns
+        // before the borrow ends, and no worker touches the closure after it has counted itself out.
+        unsafe {
+            *self.job.get() = Some(std::mem::transmute::<&(dyn Fn(usize) + Sync), PoolJob>(job));
+        }
+        self.busy.0.store(workers.len(), Ordering::Relaxed);
+        // Sequentially consistent, like the sleeper's flag: one of the two sees the other's store.
+        self.region.0.fetch_add(1, Ordering::SeqCst);
+        for (asleep, worker) in self.asleep.iter().zip(workers) {
+            if asleep.0.load(Ordering::SeqCst) {
+                wake(worker.thread());
+            }
+        }
+    }
+
+    fn wait(&self) {
+        let mut spins = 0;
+        while self.busy.0.load(Ordering::Acquire) != 0 {
+            spins += 1;
+            if spins < SPINS_BEFORE_YIELD {
+                spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Waits until the region number is no longer `seen` and returns it.
+    fn next_region(&self, seen: usize, index: usize) -> usize {
+        for _ in 0..SPINS_BEFORE_SLEEP {
+            let region = self.region.0.load(Ordering::Acquire);
+            if region != seen {
+                return region;
+            }
+            spin_loop();
+        }
+        let asleep = &self.asleep[index - 1].0;
+        asleep.store(true, Ordering::SeqCst);
+        loop {
+            let region = self.region.0.load(Ordering::SeqCst);
+            if region != seen {
+                asleep.store(false, Ordering::Relaxed);
+                return region;
+            }
+            std::thread::park();
+        }
+    }
+}
+
+fn wake(thread: &Thread) {
+    thread.unpark();
+}
+
+fn work(shared: &ThreadPoolState, index: usize) {
+    let mut seen = 0;
+    loop {
+        seen = shared.next_region(seen, index);
+        if shared.stop.load(Ordering::Relaxed) {
+            return;
+        }
+        // SAFETY: a new region number was seen, so `job` is set and stays until this thread counts
+        // itself out.
+        let job = unsafe { (*shared.job.get()).map(|job| &*job) };
+        if let Some(job) = job
+            && catch_unwind(AssertUnwindSafe(|| job(index))).is_err()
+        {
+            shared.panicked.store(true, Ordering::Relaxed);
+        }
+        shared.busy.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Drop for ThreadPool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.region.0.fetch_add(1, Ordering::SeqCst);
+        for worker in self.workers.drain(..) {
+            wake(worker.thread());
+            // A worker only returns; its panics were caught and reported by `run`.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for ThreadPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ThreadPool").field("threads", &self.threads()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+    use std::time::Duration;
+
+    #[test]
+    fn every_thread_runs_every_region_once() {
+        for threads in [1, 2, 3, 5] {
+            let pool = ThreadPool::new(threads).unwrap();
+            let counts: Vec<AtomicU64> = (0..threads).map(|_| AtomicU64::new(0)).collect();
+            for _ in 0..200 {
+                pool.run(&|t| {
+                    counts[t].fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 200));
+        }
+    }
+
+    #[test]
+    fn sleeping_workers_wake() {
+        let pool = ThreadPool::new(2).unwrap();
+        let sum = AtomicU64::new(0);
+        for _ in 0..5 {
+            std::thread::sleep(Duration::from_millis(3));
+            pool.run(&|t| {
+                sum.fetch_add(t as u64 + 1, Ordering::Relaxed);
+            });
+        }
+        assert_eq!(sum.load(Ordering::Relaxed), 15);
+    }
+
+    #[test]
+    fn split_covers_each_item_once_at_unit_edges() {
+        for threads in [1, 2, 3, 7] {
+            let pool = ThreadPool::new(threads).unwrap();
+            for (items, unit) in [(0, 4), (1, 4), (9, 4), (64, 16), (65, 16), (100, 1)] {
+                let hits: Vec<AtomicU64> = (0..items).map(|_| AtomicU64::new(0)).collect();
+                pool.split(items, unit, 0, &|range| {
+                    assert_eq!(range.start % unit, 0);
+                    for i in range {
+                        hits[i].fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = ThreadPool::new(2).unwrap();
+        for bad in 0..2 {
+            let caught = catch_unwind(AssertUnwindSafe(|| pool.run(&|t| assert_ne!(t, bad))));
+            assert!(caught.is_err());
+        }
+        pool.run(&|_| {});
+    }
+}

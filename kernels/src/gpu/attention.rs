@@ -1,0 +1,415 @@
+//! Paged attention: decode rows through split contexts, other rows through query tiles, and the shapes that
+//! both leave out through a plain kernel.
+
+use super::check::{check_at_most, check_dtype, check_size};
+use super::device::GpuDevice;
+use super::gemm::has_16_byte_rows;
+use super::kernel_launch::KernelLaunch;
+use super::kernel_source::{KernelDefine, KernelSource};
+use super::tensor_map::TensorMap;
+use crate::{Buffer, DType, DeviceError, DeviceStream, KvLayout, MatMut, PagedAttentionArgs};
+
+pub(super) static DECODE: KernelSource = KernelSource {
+    name: "attention_decode/attention_decode.hip",
+    text: include_str!("../../csrc/attention_decode/attention_decode.hip"),
+};
+static PREFILL: KernelSource = KernelSource {
+    name: "attention_prefill/attention_prefill.hip",
+    text: include_str!("../../csrc/attention_prefill/attention_prefill.hip"),
+};
+static PLAIN: KernelSource = KernelSource {
+    name: "attention_plain/attention_plain.hip",
+    text: include_str!("../../csrc/attention_plain/attention_plain.hip"),
+};
+
+const KERNEL: &str = "paged_attention";
+/// Threads of a block of prefill.
+const THREADS: u32 = 256;
+/// Waves of a block of decode.
+pub(super) const DECODE_WARPS: usize = 4;
+/// Tiles of keys and values that such a wave has on their way, where they pass through shared memory, and their bytes, at
+/// most: with half as many bytes more, queries, tables and records wait behind so many keys that steps of many rows take
+/// longer. A lone row has nobody to wait for.
+const RING_TILES: usize = 3;
+const RING_BYTES: usize = 16 << 10;
+pub(super) const SINGLE_ROW_RING_BYTES: usize = 24 << 10;
+/// Blocks of decode that share a multiprocessor: as many as their registers allow.
+pub(super) const BLOCKS_WITH_RING: usize = 2;
+/// The same where few queries meet keys in fp8, which take fewer.
+const BLOCKS_OF_FP8: usize = 3;
+const BLOCKS_WITHOUT_RING: usize = 4;
+/// Shared memory of a block beside what the launch asks for: the driver's own and the kernel's static arrays.
+pub(super) const DRIVER_BYTES: usize = 1024;
+const STATIC_BYTES: usize = 768;
+/// Queries of a KV head up to which keys are the rows of decode's products, as `KEYS_FIRST` in attention_decode.hip.
+const KEYS_FIRST_GROUP: usize = 8;
+/// Floats of a record behind its outputs.
+pub(super) const RECORD_EXTRA_FLOATS: usize = 4;
+/// Keys that a wave multiplies at a time, and queries.
+pub(super) const TILE: usize = 16;
+/// Keys of a step of prefill.
+const STEP_KEYS: usize = 64;
+/// Spare bytes behind each row of keys and of values in shared memory.
+const PADDING_BYTES: usize = 64 + 16;
+/// Threads of a block of prefill by warpgroups: one fetches, two multiply.
+const WARPGROUP_THREADS: u32 = 384;
+/// Queries, and keys, that such a block multiplies at a time.
+const WARPGROUP_TILE: usize = 128;
+/// Matrices of so many rows of bf16 in its shared memory: outputs, and two each of queries, keys and values; over fp8 one of
+/// queries, and as many bytes of keys and values that wait to be widened.
+const WARPGROUP_OPERANDS: usize = 7;
+/// What a matrix that warpgroups multiply begins on, in bytes.
+const PANEL_ALIGNMENT: usize = 1024;
+/// Largest head of the plain kernel.
+const PLAIN_HEAD: usize = 256;
+/// The scores' factor is for powers of two.
+pub(super) const LOG2_E: f32 = std::f32::consts::LOG2_E;
+
+/// Contexts up to which a split has so many keys at most. The twin of `split_keys` in attention_decode.hip.
+const SPLITS: &[(usize, usize)] = &[(8192, 448), (32768, 512), (usize::MAX, 1024)];
+/// The same for at most `SMALL_BATCH_ROWS` requests, which cannot fill the device with longer ones.
+const SMALL_BATCH_SPLITS: &[(usize, usize)] = &[(8192, 256), (32768, 512), (usize::MAX, 1024)];
+/// Whole tokens at a context of 1,150 on an H200, ms, with splits of 256 and of 448: Qwen3-0.6B 0.845 and 0.893 for 4 rows,
+/// 1.04 and 0.995 for 8; Qwen3-8B 4.42 and 4.47 for 4.
+const SMALL_BATCH_ROWS: usize = 4;
+/// The same where a lone row is attended out of the projections.
+pub(super) const SINGLE_ROW_SPLITS: &[(usize, usize)] =
+    &[(2048, 128), (8192, 256), (32768, 512), (usize::MAX, 1024)];
+
+/// Most splits of any context up to `longest`.
+pub(super) fn most_splits(longest: usize, splits: &[(usize, usize)]) -> usize {
+    let mut from = 0;
+    let mut most = 1;
+    for &(to, keys) in splits {
+        if longest > from {
+            most = most.max(longest.min(to).div_ceil(keys));
+        }
+        from = to;
+    }
+    most
+}
+
+/// Shared memory of decode, and how many blocks run at once on a multiprocessor.
+pub(super) struct DecodeOccupancy {
+    pub(super) stages: usize,
+    pub(super) shared_bytes: usize,
+    pub(super) blocks: usize,
+}
+
+/// A launch of prefill, and the define that chooses how it works.
+struct PrefillGrid {
+    define: KernelDefine,
+    blocks: (u32, u32, u32),
+    threads: u32,
+    shared_bytes: u32,
+}
+
+/// Sizes that all kernels share.
+struct AttentionLaunchShape<'a> {
+    args: &'a PagedAttentionArgs<'a>,
+    layout: &'a KvLayout,
+    /// First byte of the layer.
+    pool: *const u8,
+    /// Query heads per KV head.
+    group: usize,
+}
+
+impl GpuDevice {
+    pub(super) fn paged_attention_rows(
+        &self,
+        s: &DeviceStream,
+        mut o: MatMut<'_>,
+        (kv, layout): (&Buffer, &KvLayout),
+        args: &PagedAttentionArgs<'_>,
+    ) -> Result<(), DeviceError> {
+        check(&o, kv, layout, args)?;
+        let offset = layout.key_tile(args.layer, 0, 0) * layout.dtype.bytes();
+        // SAFETY: `check` compared the pool with its layout, and the layer is inside.
+        let pool = unsafe { kv.as_ptr().add(offset) };
+        let shape =
+            AttentionLaunchShape { args, layout, pool, group: args.heads / layout.kv_heads };
+        let decode_rows = args.rows.bounds.decode_rows.min(args.rows.len());
+        // Tiles of many queries leave no key out.
+        let leaves_out = args.first > 0 && decode_rows < args.rows.len();
+        if leaves_out || !shape.uses_tensor_cores(self.half_dtype(), &o) {
+            return self.attend_plain(s, &mut o, &shape);
+        }
+        self.attend_decodes(s, &mut o, &shape, decode_rows)?;
+        self.attend_prefills(s, &mut o, &shape, decode_rows)
+    }
+
+    /// The first `rows` rows, which have one query each, successive tokens of a request together.
+    fn attend_decodes(
+        &self,
+        s: &DeviceStream,
+        o: &mut MatMut<'_>,
+        shape: &AttentionLaunchShape<'_>,
+        rows: usize,
+    ) -> Result<(), DeviceError> {
+        if rows == 0 {
+            return Ok(());
+        }
+        let (kv_heads, dim) = (shape.layout.kv_heads, shape.layout.head_dim);
+        let successive = shape.args.rows.bounds.max_rows_per_request.clamp(1, rows);
+        let few = rows.div_ceil(successive) <= SMALL_BATCH_ROWS;
+        let lengths = if few { SMALL_BATCH_SPLITS } else { SPLITS };
+        let splits = most_splits(shape.args.rows.bounds.max_context_len, lengths);
+        let together = successive.min(TILE / shape.group);
+        let token_bytes = shape.group * (dim + RECORD_EXTRA_FLOATS) * 4;
+        let partial = self.scratch(s, rows * kv_heads * splits * token_bytes)?;
+        let arrived = self.counters(s, rows * kv_heads)?;
+        let group = shape.group * together;
+        let few_in_fp8 = shape.fp8() == 1 && group <= KEYS_FIRST_GROUP;
+        let most_blocks = if few_in_fp8 { BLOCKS_OF_FP8 } else { BLOCKS_WITH_RING };
+        let row_bytes = dim * shape.layout.dtype.bytes();
+        let record_bytes = token_bytes * together;
+        let fit = self.decode_occupancy((row_bytes, RING_BYTES), group, record_bytes, most_blocks);
+        let [dim, block, group, fp8] = shape.defines();
+        let few = ("FEW", u32::from(few));
+        let (stages, together) = (("STAGES", fit.stages as u32), ("TOGETHER", together as u32));
+        let unseen = ("UNSEEN", shape.args.first as u32);
+        let defines = [dim, block, group, fp8, few, stages, together, unseen];
+        // What nobody leaves out has no define: the other kernels are as they were.
+        let defines = &defines[..defines.len() - usize::from(shape.args.first == 0)];
+        let kernel = self.kernel(&DECODE, "attention_decode", defines)?;
+        // As many blocks as run at once: each takes an equal share of all splits.
+        let blocks = (fit.blocks * self.multiprocessors() as usize).min(rows * kv_heads * splits);
+        let threads = DECODE_WARPS as u32 * self.warp_size();
+        let o_stride = o.stride() as u32;
+        let launch =
+            KernelLaunch::new(kernel, (blocks as u32, 1, 1), threads, fit.shared_bytes as u32)
+                .out(o)
+                .arg_ptr(partial)
+                .arg_ptr(arrived);
+        let launch = shape.rows(launch.arg(shape.args.q).arg_ptr(shape.pool));
+        let launch = launch.u32(rows as u32).u32(kv_heads as u32).u32(shape.table_width());
+        let launch = launch.u32(splits as u32).u32(successive as u32);
+        let launch = shape.strides(launch, o_stride).overlaps_predecessor();
+        // SAFETY: `check` compared the shapes; lengths and tables are the caller's promise; scratch and
+        // counters have the sizes of the grid.
+        unsafe { launch.launch(self, s) }
+    }
+
+    /// What decode finds room for, with keys of `row_bytes`, of which a wave has `ring_bytes` on their way at most, and
+    /// records of one wave of `record_bytes`.
+    pub(super) fn decode_occupancy(
+        &self,
+        (row_bytes, ring_bytes): (usize, usize),
+        group: usize,
+        record_bytes: usize,
+        most_blocks: usize,
+    ) -> DecodeOccupancy {
+        let sets = if group <= DECODE_WARPS { 2 } else { 1 };
+        let records = sets * DECODE_WARPS * record_bytes;
+        if self.warp_size() != 32 {
+            return DecodeOccupancy {
+                stages: 1,
+                shared_bytes: records,
+                blocks: BLOCKS_WITHOUT_RING,
+            };
+        }
+        let stage_bytes = DECODE_WARPS * 2 * TILE * row_bytes;
+        let room = self.shared_bytes() as usize;
+        let wanted = (ring_bytes * DECODE_WARPS / stage_bytes).clamp(1, RING_TILES);
+        let stages = (room.saturating_sub(records) / stage_bytes).clamp(1, wanted);
+        let shared_bytes = stages * stage_bytes + records;
+        let blocks = (room + DRIVER_BYTES) / (shared_bytes + DRIVER_BYTES + STATIC_BYTES);
+        DecodeOccupancy { stages, shared_bytes, blocks: blocks.clamp(1, most_blocks) }
+    }
+
+    /// Rows from `first` on, of any number of queries.
+    fn attend_prefills(
+        &self,
+        s: &DeviceStream,
+        o: &mut MatMut<'_>,
+        shape: &AttentionLaunchShape<'_>,
+        first: usize,
+    ) -> Result<(), DeviceError> {
+        let rows = shape.args.rows.len() - first;
+        if rows == 0 {
+            return Ok(());
+        }
+        let taken = self.counters(s, 1)?;
+        let layout = shape.layout;
+        let grid = if self.has_wgmma_tma() {
+            self.warpgroup_grid(o.rows(), rows, shape)
+        } else {
+            self.warp_grid(rows, shape)
+        };
+        let map = if self.has_wgmma_tma() && layout.dtype == self.half_dtype() {
+            let pool_rows = layout.blocks * layout.kv_heads * 2 * layout.block_tokens;
+            self.tensor_map(shape.pool, pool_rows, layout.head_dim)?
+        } else {
+            TensorMap::NONE
+        };
+        let [dim, block, group, fp8] = shape.defines();
+        let defines = [dim, block, group, fp8, grid.define];
+        let kernel = self.kernel(&PREFILL, "attention_prefill", &defines)?;
+        let o_stride = o.stride() as u32;
+        let launch = KernelLaunch::new(kernel, grid.blocks, grid.threads, grid.shared_bytes).out(o);
+        let launch = launch.arg_ptr(taken).arg(shape.args.q).arg_ptr(shape.pool).arg_words(&map.0);
+        let launch = shape.rows(launch).u32(first as u32).u32(rows as u32);
+        let launch = launch.u32(layout.kv_heads as u32).u32(shape.table_width());
+        let launch = shape.strides(launch, o_stride);
+        // SAFETY: as above.
+        unsafe { launch.overlaps_predecessor().launch(self, s) }
+    }
+
+    /// Whether four waves multiply 64 rows at once from shared memory, which the copy engine fills:
+    /// `dev/wgmma.h`, `dev/tensor_map.h`.
+    pub(super) fn has_wgmma_tma(&self) -> bool {
+        let maps = self.runtime().driver.tensor_map_encode.is_some() || self.arch() == "emulated";
+        maps && self.has_warpgroups()
+    }
+
+    /// Blocks that take tiles of `tokens` tokens of `rows` rows, as many as there are or run at once.
+    fn warpgroup_grid(
+        &self,
+        tokens: usize,
+        rows: usize,
+        shape: &AttentionLaunchShape<'_>,
+    ) -> PrefillGrid {
+        let dim = shape.layout.head_dim;
+        let tiles = tokens * shape.group / WARPGROUP_TILE + rows;
+        let blocks = (tiles * shape.layout.kv_heads).min(self.multiprocessors() as usize) as u32;
+        let shared_bytes = (WARPGROUP_OPERANDS * WARPGROUP_TILE * dim * 2 + PANEL_ALIGNMENT) as u32;
+        let blocks = (blocks, 1, 1);
+        PrefillGrid { define: ("GROUPS", 1), blocks, threads: WARPGROUP_THREADS, shared_bytes }
+    }
+
+    /// A block for every run of 16 pairs a wave of the longest row.
+    fn warp_grid(&self, rows: usize, shape: &AttentionLaunchShape<'_>) -> PrefillGrid {
+        let waves = (THREADS / self.warp_size()) as usize;
+        let tiles = (shape.args.rows.bounds.max_query_len * shape.group).div_ceil(waves * TILE);
+        let row_bytes = 2 * shape.layout.head_dim * shape.layout.dtype.bytes() + PADDING_BYTES;
+        let stage_bytes = (STEP_KEYS * row_bytes) as u32;
+        let stages =
+            if self.warp_size() == 32 && 2 * stage_bytes <= self.shared_bytes() { 2 } else { 1 };
+        let blocks = (tiles as u32, shape.layout.kv_heads as u32, rows as u32);
+        let shared_bytes = stages * stage_bytes;
+        PrefillGrid { define: ("STAGES", stages), blocks, threads: THREADS, shared_bytes }
+    }
+
+    fn attend_plain(
+        &self,
+        s: &DeviceStream,
+        o: &mut MatMut<'_>,
+        shape: &AttentionLaunchShape<'_>,
+    ) -> Result<(), DeviceError> {
+        let layout = shape.layout;
+        let defines = [
+            ("ACT_F32", self.act_f32(KERNEL, shape.args.q.dtype())?),
+            ("HEAD_DIM", layout.head_dim as u32),
+            ("BLOCK_TOKENS", layout.block_tokens as u32),
+            ("KV_FP8", shape.fp8()),
+        ];
+        let kernel = self.kernel(&PLAIN, "attention_plain", &defines)?;
+        let grid = (o.rows() as u32, shape.args.heads as u32, 1);
+        let o_stride = o.stride() as u32;
+        let launch = KernelLaunch::new(kernel, grid, self.warp_size(), 0).out(o);
+        let launch = shape.rows(launch.arg(shape.args.q).arg_ptr(shape.pool));
+        let launch = launch.u32(shape.args.rows.len() as u32).u32(shape.group as u32);
+        let launch = launch.u32(layout.kv_heads as u32).u32(shape.table_width());
+        let launch = launch.u32(shape.args.first as u32);
+        // SAFETY: as above.
+        unsafe { shape.strides(launch, o_stride).overlaps_predecessor().launch(self, s) }
+    }
+}
+
+impl AttentionLaunchShape<'_> {
+    fn uses_tensor_cores(&self, half: DType, o: &MatMut<'_>) -> bool {
+        self.args.q.dtype() == half
+            && matches!(self.layout.head_dim, 64 | 128)
+            && self.layout.block_tokens.is_multiple_of(TILE)
+            && self.group <= TILE
+            && has_16_byte_rows(self.args.q)
+            && has_16_byte_rows(o.as_ref())
+    }
+
+    fn defines(&self) -> [KernelDefine; 4] {
+        [
+            ("HEAD_DIM", self.layout.head_dim as u32),
+            ("BLOCK_TOKENS", self.layout.block_tokens as u32),
+            ("HEAD_GROUP", self.group as u32),
+            ("KV_FP8", self.fp8()),
+        ]
+    }
+
+    fn fp8(&self) -> u32 {
+        u32::from(self.layout.dtype == DType::F8E4M3)
+    }
+
+    fn rows(&self, launch: KernelLaunch) -> KernelLaunch {
+        let rows = &self.args.rows;
+        let launch = launch.arg(rows.cu_q).arg(rows.context_lens).arg(rows.block_tables);
+        launch.arg_or_null(rows.table_rows)
+    }
+
+    fn table_width(&self) -> u32 {
+        self.args.rows.block_tables.stride() as u32
+    }
+
+    /// What ends the arguments of all three kernels.
+    fn strides(&self, launch: KernelLaunch, o_stride: u32) -> KernelLaunch {
+        launch.u32(self.args.q.stride() as u32).u32(o_stride).f32(self.args.scale * LOG2_E)
+    }
+}
+
+fn check(
+    o: &MatMut<'_>,
+    kv: &Buffer,
+    layout: &KvLayout,
+    args: &PagedAttentionArgs<'_>,
+) -> Result<(), DeviceError> {
+    layout.check()?;
+    check_size(KERNEL, "columns of q", args.q.cols(), args.heads * layout.head_dim)?;
+    check_size(KERNEL, "rows of o", o.rows(), args.q.rows())?;
+    check_size(KERNEL, "columns of o", o.cols(), args.q.cols())?;
+    check_size(KERNEL, "pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
+    check_at_most(KERNEL, "head size", layout.head_dim, PLAIN_HEAD)?;
+    check_at_most(KERNEL, "first position", args.first, TILE)?;
+    layout.check_activations(KERNEL, "q", args.q.dtype())?;
+    check_dtype(KERNEL, "o", o.dtype(), args.q.dtype())?;
+    let rows = &args.rows;
+    check_size(KERNEL, "cu_q", rows.cu_q.cols(), rows.len() + 1)?;
+    for (what, ids) in [
+        ("cu_q", Some(rows.cu_q)),
+        ("context_lens", Some(rows.context_lens)),
+        ("block_tables", Some(rows.block_tables)),
+        ("table_rows", rows.table_rows),
+    ] {
+        check_dtype(KERNEL, what, ids.map_or(DType::I32, |ids| ids.dtype()), DType::I32)?;
+    }
+    if rows.table_rows.is_none() {
+        check_size(KERNEL, "block_tables", rows.block_tables.rows(), rows.len())?;
+    }
+    if layout.kv_heads == 0 || !args.heads.is_multiple_of(layout.kv_heads) {
+        return check_size(KERNEL, "query heads", args.heads, layout.kv_heads);
+    }
+    if args.layer >= layout.layers {
+        let (what, index, limit) = ("layer", args.layer as i64, layout.layers);
+        return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_context_has_more_splits_than_the_longest_allows() {
+        let splits = |context: usize, all: &[(usize, usize)]| {
+            let (_, keys) = all.iter().find(|(to, _)| context <= *to).unwrap();
+            context.div_ceil(*keys)
+        };
+        for longest in
+            [1, 255, 256, 257, 448, 449, 2048, 2049, 8192, 8193, 9000, 32768, 40000, 131_072]
+        {
+            for all in [SPLITS, SMALL_BATCH_SPLITS, SINGLE_ROW_SPLITS] {
+                let most = (1..=longest).map(|context| splits(context, all)).max().unwrap();
+                assert_eq!(most_splits(longest, all), most, "{longest}");
+            }
+        }
+    }
+}

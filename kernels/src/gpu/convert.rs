@@ -1,0 +1,115 @@
+//! Weights from the type of a file to the type of the device, row by row.
+
+use crate::dtype::FloatElement;
+use crate::{DType, HostMat, bf16, f16};
+
+/// Writes the rows of `from` one behind the other as `dtype` (f32, bf16 or f16), rounded to nearest even; fp8 as fp8
+/// without its scales.
+///
+/// # Panics
+/// If `to` is not exactly as long as that takes.
+pub(super) fn convert(from: HostMat<'_>, dtype: DType, to: &mut [u8]) {
+    let row_bytes = from.cols() * dtype.bytes();
+    assert_eq!(to.len(), from.rows() * row_bytes);
+    let plain = from.scales().is_none() || dtype == DType::F8E4M3;
+    if let (true, Some(bytes)) = (plain && from.dtype() == dtype, from.contiguous_bytes()) {
+        return to.copy_from_slice(bytes);
+    }
+    for r in 0..from.rows() {
+        let (bytes, out) = (from.row_bytes(r), &mut to[r * row_bytes..][..row_bytes]);
+        match (from.dtype(), dtype) {
+            (DType::F8E4M3, DType::F8E4M3) => out.copy_from_slice(bytes),
+            _ if !plain => widen(from, r, dtype, out),
+            (a, b) if a == b => out.copy_from_slice(bytes),
+            (DType::F32, DType::BF16) => each(bytes, out, |b| to_bf16(f32::from_le_bytes(b))),
+            (DType::F32, DType::F16) => each(bytes, out, |b| to_f16(f32::from_le_bytes(b))),
+            (DType::F16, DType::BF16) => each(bytes, out, |b| to_bf16(of_f16(b))),
+            (DType::BF16, DType::F16) => each(bytes, out, |b| to_f16(of_bf16(b))),
+            (DType::BF16, DType::F32) => each(bytes, out, |b| of_bf16(b).to_le_bytes()),
+            (DType::F16, DType::F32) => each(bytes, out, |b| of_f16(b).to_le_bytes()),
+            _ => widen(from, r, dtype, out),
+        }
+    }
+}
+
+/// Quantised weights, and types that no checkpoint stores weights in.
+fn widen(from: HostMat<'_>, r: usize, dtype: DType, out: &mut [u8]) {
+    let mut row = vec![0f32; from.cols()];
+    from.read_row(r, &mut row);
+    for (x, out) in row.iter().zip(out.chunks_exact_mut(dtype.bytes())) {
+        match dtype {
+            DType::BF16 => out.copy_from_slice(&to_bf16(*x)),
+            DType::F16 => out.copy_from_slice(&to_f16(*x)),
+            _ => out.copy_from_slice(&x.to_le_bytes()),
+        }
+    }
+}
+
+fn to_bf16(x: f32) -> [u8; 2] {
+    bf16::store(x).to_le_bytes()
+}
+
+/// What is more than f16 holds becomes infinite.
+fn to_f16(x: f32) -> [u8; 2] {
+    f16::store(x).to_le_bytes()
+}
+
+fn of_bf16(bytes: [u8; 2]) -> f32 {
+    bf16::from_le_bytes(bytes).load()
+}
+
+fn of_f16(bytes: [u8; 2]) -> f32 {
+    f16::from_le_bytes(bytes).load()
+}
+
+fn each<const A: usize, const B: usize>(
+    from: &[u8],
+    to: &mut [u8],
+    value: impl Fn([u8; A]) -> [u8; B],
+) {
+    for (x, y) in from.as_chunks::<A>().0.iter().zip(to.as_chunks_mut::<B>().0) {
+        *y = value(*x);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pair_of_types_rounds_as_a_single_value_does() {
+        let values = [0.0f32, -1.5, 0.1, 65504.0, -1e-7, 6e-5, 1.0039, 7.0];
+        let types = [DType::F32, DType::BF16, DType::F16, DType::I32];
+        for from in types {
+            let bytes: Vec<u8> = values
+                .iter()
+                .flat_map(|&x| match from {
+                    DType::F32 => x.to_le_bytes().to_vec(),
+                    DType::BF16 => bf16::from_f32(x).to_le_bytes().to_vec(),
+                    DType::F16 => f16::from_f32(x).to_le_bytes().to_vec(),
+                    _ => (x as i32).to_le_bytes().to_vec(),
+                })
+                .collect();
+            // The middle two columns of two rows of four: strided.
+            let mat = HostMat::new(&bytes, from, 2, 4).unwrap().column_range(1, 2);
+            let mut wanted = vec![0f32; 4];
+            mat.read_row(0, &mut wanted[..2]);
+            mat.read_row(1, &mut wanted[2..]);
+            let mut narrow = [0u8; 8];
+            convert(mat, DType::BF16, &mut narrow);
+            let got: Vec<f32> =
+                narrow.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect();
+            let rounded: Vec<f32> = wanted.iter().map(|&x| bf16::from_f32(x).to_f32()).collect();
+            assert_eq!(got, rounded, "{from:?} to bf16");
+            convert(mat, DType::F16, &mut narrow);
+            let got: Vec<f32> =
+                narrow.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect();
+            let rounded: Vec<f32> = wanted.iter().map(|&x| f16::from_f32(x).to_f32()).collect();
+            assert_eq!(got, rounded, "{from:?} to f16");
+            let mut full = [0u8; 16];
+            convert(mat, DType::F32, &mut full);
+            let got: Vec<f32> = full.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+            assert_eq!(got, wanted, "{from:?} to f32");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Experts whose weights are kept in fp8 with scales of blocks: the two grouped products.
+
+use super::super::device::GpuDevice;
+use super::super::kernel_launch::KernelLaunch;
+use super::super::kernel_source::KernelSource;
+use super::super::moe_call::{KERNEL, MoeCall, SMALL_M_ROWS};
+use super::{THREADS, scale_block_shape};
+use crate::{DType, DeviceDriver, DeviceError, DeviceStream, HostMat, PackedGroup, PackedScales};
+
+static EXPERTS: KernelSource = KernelSource {
+    name: "moe_fp8/moe_fp8.hip",
+    text: include_str!("../../../csrc/moe_fp8/moe_fp8.hip"),
+};
+
+/// Lines of `W` in a tile, as `TILE` in fp8_tile/tile.h.
+const TILE_LINES: usize = 64;
+
+/// Whether kernels take this projection of experts in fp8: its scales are of blocks, and no unit of them
+/// crosses from the gates to what they gate.
+pub(in super::super) fn supports_fp8_experts(matrices: &[Vec<HostMat<'_>>], gated: bool) -> bool {
+    let parts: Vec<HostMat<'_>> = matrices.iter().flatten().copied().collect();
+    let outputs =
+        matrices.first().map_or(0, |parts| parts.iter().map(HostMat::rows).sum::<usize>());
+    let apart = |unit: usize| unit > 1 && (!gated || (outputs / 2).is_multiple_of(unit));
+    scale_block_shape(&parts).is_some_and(|grid| apart(grid.rows))
+}
+
+impl GpuDevice {
+    /// Whether experts in fp8 are better multiplied out to 16 bits: where these are streamed and fp8 is not, and those of all `layers` layers
+    /// leave half of the memory. It is 1.5 to 3.2 times as fast then (Qwen3-30B-A3B on an H200, 1 to 256 requests).
+    pub(in super::super) fn dequantizes_experts(
+        &self,
+        gate_up: &[Vec<HostMat<'_>>],
+        down: &[Vec<HostMat<'_>>],
+        layers: usize,
+    ) -> bool {
+        let size = |m: &HostMat<'_>| m.rows() * m.cols();
+        let each: usize = gate_up.iter().chain(down).flatten().map(size).sum();
+        let bytes = (each * self.half_dtype().bytes()).saturating_mul(layers);
+        let streams = |dtype| self.supports_tma_in(dtype, gate_up, down);
+        let fits = bytes as u64 <= self.mem_info().total_bytes / 2;
+        streams(self.half_dtype()) && !streams(DType::F8E4M3) && fits
+    }
+
+    /// Whether experts with these projections are streamed, if they are packed in `dtype`.
+    pub(in super::super) fn supports_tma_in(
+        &self,
+        dtype: DType,
+        gate_up: &[Vec<HostMat<'_>>],
+        down: &[Vec<HostMat<'_>>],
+    ) -> bool {
+        [gate_up, down].into_iter().all(|matrices| {
+            let part = matrices.first().and_then(|parts| parts.first());
+            part.is_some_and(|part| self.supports_grouped_gemm_tma(dtype, part.rows(), part.cols()))
+        })
+    }
+
+    /// For few tokens an expert: inputs stay as they are.
+    pub(in super::super) fn fp8_small_m_product(
+        &self,
+        s: &DeviceStream,
+        call: &MoeCall<'_>,
+        first: bool,
+    ) -> Result<(), DeviceError> {
+        let (group, k) = call.product(first);
+        let fit = self.fp8_strips(SMALL_M_ROWS, group.n(), k, call.busy_experts());
+        let Some((strips, shared_bytes)) = fit else {
+            let (what, got) = ("inputs of few rows", k);
+            return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: 0 }); // The way was chosen by it.
+        };
+        let defines = [("GATED", u32::from(first)), ("TILES", strips as u32)];
+        let kernel = self.kernel(&EXPERTS, "moe_fp8_few", &defines)?;
+        let lines = self.strip_lines();
+        let (outputs, width) = if first { (group.n() / 2, lines / 2) } else { (group.n(), lines) };
+        let blocks = outputs.div_ceil(strips * width);
+        let grid = (blocks as u32, call.most_segments() as u32, 1);
+        let launch = KernelLaunch::new(kernel, grid, THREADS, shared_bytes as u32);
+        let launch = with_scales(call.product_args(launch, first), group)?;
+        // SAFETY: all shapes were compared; scratch memory has the sizes of the call.
+        unsafe { launch.overlaps_predecessor().launch(self, s) }
+    }
+
+    /// For many: inputs are quantised.
+    pub(in super::super) fn fp8_grouped_gemm_product(
+        &self,
+        s: &DeviceStream,
+        call: &MoeCall<'_>,
+        first: bool,
+    ) -> Result<(), DeviceError> {
+        let (x, (group, _)) = (call.inputs(first), call.product(first));
+        self.quantize_rows(s, call.quantized, x, x.rows(), false)?;
+        let defines = [("GATED", u32::from(first)), ("TILES", 0)];
+        let kernel = self.kernel(&EXPERTS, "moe_fp8_tile", &defines)?;
+        let blocks = group.n().div_ceil(TILE_LINES);
+        let grid = (blocks as u32, call.most_segments() as u32, 1);
+        let launch = call.product_args(KernelLaunch::new(kernel, grid, THREADS, 0), first);
+        let launch = with_scales(launch, group)?;
+        let launch = launch.arg_ptr(call.quantized[1]).u32(x.rows() as u32);
+        // SAFETY: as above.
+        unsafe { launch.overlaps_predecessor().launch(self, s) }
+    }
+}
+
+fn with_scales(launch: KernelLaunch, group: &PackedGroup) -> Result<KernelLaunch, DeviceError> {
+    let (what, dtype) = ("experts without scales", DType::F8E4M3);
+    let none = DeviceError::Unsupported { kernel: KERNEL, what, dtype };
+    let PackedScales { buffer, rows, stride } = group.scales().ok_or(none)?;
+    Ok(launch.arg_ptr(buffer.as_ptr()).u32(*rows as u32).u32(*stride as u32))
+}

@@ -1,0 +1,130 @@
+//! Weights in fp8, kept as they are stored, with their scales in f32 beside them.
+
+use super::super::device::GpuDevice;
+use super::super::kernel_launch::KernelLaunch;
+use super::{BLOCK, QUANTIZE, THREADS};
+use crate::{DType, DeviceDriver, DeviceError, DeviceStream, HostMat, PackedMatrix, PackedScales};
+
+/// Fewest outputs that share a scale in blocks: those of a strip.
+const MIN_UNIT: usize = 8;
+/// Inputs that few rows take at a time.
+const STEP: usize = 64;
+/// Scales between rows of them are a multiple of it, as the matrix library wants them.
+const SCALE_STRIDE: usize = 4;
+
+/// Which elements of a stack share a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) struct ScaleBlockShape {
+    /// Outputs.
+    pub(super) rows: usize,
+    /// Inputs.
+    cols: usize,
+}
+
+/// How the scales of `parts`, stacked, are laid out, if kernels take them as they are.
+pub(in super::super) fn scale_block_shape(parts: &[HostMat<'_>]) -> Option<ScaleBlockShape> {
+    let k = parts.first()?.cols();
+    if !k.is_multiple_of(STEP) || parts.iter().any(|part| part.dtype() != DType::F8E4M3) {
+        return None;
+    }
+    let each = parts[0].scales()?.each();
+    if parts.iter().any(|part| part.scales().is_none_or(|scales| scales.each() != each)) {
+        return None;
+    }
+    if each[0] == 1 && each[1] >= k {
+        return Some(ScaleBlockShape { rows: 1, cols: k });
+    }
+    // Blocks begin anew in every part, and may begin before it: a unit crosses neither.
+    let (mut edges, mut start) = (each[0], 0);
+    for part in parts {
+        let first = part.scales()?.first();
+        if !first[1].is_multiple_of(BLOCK) {
+            return None;
+        }
+        (edges, start) = (edges | first[0] | start, start + part.rows());
+    }
+    let rows = 1 << edges.trailing_zeros();
+    (each == [BLOCK; 2] && rows >= MIN_UNIT).then_some(ScaleBlockShape { rows, cols: BLOCK })
+}
+
+impl GpuDevice {
+    /// Keeps `parts` as `grid` says.
+    pub(in super::super) fn load_fp8(
+        &self,
+        parts: &[HostMat<'_>],
+        grid: ScaleBlockShape,
+    ) -> Result<PackedMatrix, DeviceError> {
+        let mut packed = self.load_as(parts, DType::F8E4M3)?;
+        let (stride, values) = scales(parts, grid, packed.k());
+        let bytes: Vec<u8> = values.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        let mut buffer = self.weights().alloc(self.runtime(), bytes.len())?;
+        self.upload(&mut buffer, 0, &bytes)?;
+        packed.scales = Some(PackedScales { buffer, rows: grid.rows, stride });
+        // NVIDIA's dialect is that of the files.
+        if !self.arch().starts_with("sm_") {
+            self.to_device_fp8(&mut packed)?;
+        }
+        Ok(packed)
+    }
+
+    fn to_device_fp8(&self, packed: &mut PackedMatrix) -> Result<(), DeviceError> {
+        let words = packed.n() * packed.k() / 4;
+        let kernel = self.kernel(&QUANTIZE, "fp8_adopt", &[("CHANNELS", 0)])?;
+        let blocks = words.div_ceil(THREADS as usize).min(1 << 16);
+        let launch = KernelLaunch::new(kernel, (blocks as u32, 1, 1), THREADS, 0)
+            .arg_ptr(packed.buffer.as_mut_ptr())
+            .u32(words as u32);
+        // SAFETY: the matrix, whose copy this stream waits for.
+        unsafe { launch.launch(self, &DeviceStream::default()) }
+    }
+}
+
+/// The scales of a stack, row by row, and how many lie between rows.
+fn scales(parts: &[HostMat<'_>], grid: ScaleBlockShape, k: usize) -> (usize, Vec<f32>) {
+    let cols = k.div_ceil(grid.cols);
+    let stride = if grid.rows == 1 { 1 } else { cols.next_multiple_of(SCALE_STRIDE) };
+    let mut values = Vec::new();
+    for part in parts {
+        let Some(scales) = part.scales() else { continue };
+        for row in (0..part.rows()).step_by(grid.rows) {
+            let from = values.len();
+            values.extend((0..cols).map(|col| scales.at(row, col * grid.cols)));
+            values.resize(from + stride, 0.0);
+        }
+    }
+    (stride, values)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_as_large_as_stacks_and_slices_allow() {
+        let bytes = vec![0; 640 * 192];
+        let values: Vec<f32> = (0..10).map(|i| i as f32).collect();
+        let whole = HostMat::new(&bytes, DType::F8E4M3, 640, 192).unwrap();
+        let blocks = whole.scaled(&values, [BLOCK; 2]).unwrap();
+        let unit = |parts: &[HostMat<'_>]| scale_block_shape(parts).map(|grid| grid.rows);
+        assert_eq!(unit(&[blocks]), Some(128));
+        assert_eq!(unit(&[blocks.row_range(0, 320), blocks.row_range(0, 256)]), Some(64));
+        assert_eq!(unit(&[blocks.row_range(16, 128)]), Some(16));
+        assert_eq!(unit(&[blocks.row_range(0, 4), blocks]), None);
+        assert_eq!(unit(&[blocks, whole]), None);
+        assert_eq!(unit(&[blocks.column_range(64, 128)]), None);
+        let parts = [blocks.row_range(64, 128), blocks.row_range(256, 64)];
+        let (stride, found) = scales(&parts, scale_block_shape(&parts).unwrap(), 192);
+        assert_eq!((stride, found.len()), (4, 12));
+        assert_eq!(
+            [found[0], found[1], found[4], found[5], found[8], found[9]],
+            [0., 1., 2., 3., 4., 5.]
+        );
+        let rows: Vec<f32> = (0..640).map(|i| i as f32).collect();
+        let channels = whole.scaled(&rows, [1, 192]).unwrap();
+        let parts = [channels.row_range(7, 2), channels.row_range(1, 1)];
+        assert_eq!(
+            scales(&parts, scale_block_shape(&parts).unwrap(), 192),
+            (1, vec![7.0, 8.0, 1.0])
+        );
+    }
+}

@@ -1,0 +1,344 @@
+//! `y = x Wᵀ` by own kernels: few rows with their neighbours in one launch, and any rows where no vendor
+//! library is.
+
+use super::check::{check_dtype, check_size};
+use super::device::GpuDevice;
+use super::kernel_launch::KernelLaunch;
+use super::kernel_source::KernelSource;
+use crate::{DType, DeviceError, DeviceStream, LinearFusion, MatMut, MatRef, PackedMatrix};
+
+pub(super) static GEMM_SMALL_M: KernelSource =
+    KernelSource { name: "skinny/skinny.hip", text: include_str!("../../csrc/skinny/skinny.hip") };
+static GEMM: KernelSource =
+    KernelSource { name: "gemm/gemm.hip", text: include_str!("../../csrc/gemm/gemm.hip") };
+static PLAIN: KernelSource = KernelSource {
+    name: "linear_plain/linear_plain.hip",
+    text: include_str!("../../csrc/linear_plain/linear_plain.hip"),
+};
+
+const KERNEL: &str = "linear";
+/// Threads of a block in all kernels of this file.
+const THREADS: u32 = 256;
+/// Rows up to which reading the weights once is all the time there is.
+const SMALL_M_ROWS: usize = 16;
+/// Columns that one wave takes in one turn.
+const SMALL_M_CHUNK: usize = 128;
+/// Strips per block, fewest first.
+const SMALL_M_STRIPS: [usize; 4] = [1, 2, 4, 8];
+
+/// Rows of `W` up to which each gets a block of its own in f32.
+const ROW_OUTPUTS: usize = 512;
+
+/// A matrix `[n, k]` of weights, or some rows of one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WeightRows {
+    pub(super) at: *const u8,
+    pub(super) n: usize,
+    pub(super) k: usize,
+}
+
+impl From<&PackedMatrix> for WeightRows {
+    fn from(w: &PackedMatrix) -> Self {
+        Self { at: w.as_ptr(), n: w.n(), k: w.k() }
+    }
+}
+
+/// A launch of `skinny`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SmallMStripShape {
+    pub(super) strips: usize,
+    pub(super) blocks: usize,
+    pub(super) shared_bytes: usize,
+}
+
+impl GpuDevice {
+    /// As `Kernels::linear_around` says; for what `fits_small_m` allows, or `fits_large_m` with `silu_mul` alone.
+    pub(super) fn fused_linear_checked(
+        &self,
+        s: &DeviceStream,
+        y: MatMut<'_>,
+        x: MatRef<'_>,
+        w: &PackedMatrix,
+        around: &LinearFusion<'_>,
+    ) -> Result<(), DeviceError> {
+        check(self.half_dtype(), &y, x, w, around)?;
+        if x.rows() == 0 {
+            return Ok(());
+        }
+        if !self.fits_small_m(x.rows(), x.dtype(), w) {
+            return self.fused_rows(s, y, x, w, around);
+        }
+        check_16_byte_rows(x)?;
+        if w.dtype() == DType::F8E4M3 {
+            return self.fp8_gemm_small_m(s, y, x, w, around);
+        }
+        self.gemm_small_m(s, y, x, w, around)
+    }
+
+    /// More rows than `skinny` takes.
+    fn fused_rows(
+        &self,
+        s: &DeviceStream,
+        y: MatMut<'_>,
+        x: MatRef<'_>,
+        w: &PackedMatrix,
+        around: &LinearFusion<'_>,
+    ) -> Result<(), DeviceError> {
+        if self.fits_medium_m(x.rows(), x.dtype(), w) {
+            check_16_byte_rows(x)?;
+            return self.gemm_medium_m(s, y, x, w, around);
+        }
+        let alone = around.norm.is_none() && around.bias.is_none() && !around.add;
+        if !alone || !self.fits_large_m(x.rows(), x.dtype(), w) || !self.is_tma_aligned(&y, x) {
+            return Err(too_many_rows(x.rows()));
+        }
+        self.gemm_large_m(s, y, x, w.into(), around.silu_mul)
+    }
+
+    /// `y = x Wᵀ + bias` for shapes that have been checked.
+    pub(super) fn linear_without_blas(
+        &self,
+        s: &DeviceStream,
+        mut y: MatMut<'_>,
+        x: MatRef<'_>,
+        w: &PackedMatrix,
+        bias: Option<MatRef<'_>>,
+    ) -> Result<(), DeviceError> {
+        if !uses_tensor_cores(self.half_dtype(), x.dtype(), w) || !has_16_byte_rows(x) {
+            return self.gemm_plain(s, y, x, w, bias);
+        }
+        if self.fits_small_m(x.rows(), x.dtype(), w) {
+            return self.gemm_small_m(
+                s,
+                y,
+                x,
+                w,
+                &LinearFusion { bias, ..LinearFusion::default() },
+            );
+        }
+        if bias.is_none() && self.fits_large_m(x.rows(), x.dtype(), w) && self.is_tma_aligned(&y, x)
+        {
+            return self.gemm_large_m(s, y, x, w.into(), false);
+        }
+        if self.fits_medium_m(x.rows(), x.dtype(), w) && Self::is_layout_supported(x, &mut y) {
+            return self.gemm_medium_m(
+                s,
+                y,
+                x,
+                w,
+                &LinearFusion { bias, ..LinearFusion::default() },
+            );
+        }
+        self.gemm_tiled(s, y, x, w.into(), bias)
+    }
+
+    /// Whether `rows` rows of `dtype` go through the kernel for few rows, which takes all of `LinearFusion`.
+    pub(super) fn fits_small_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
+        if w.dtype() == DType::F8E4M3 {
+            return self.fuses_fp8(rows, dtype, w);
+        }
+        let few =
+            (1..=SMALL_M_ROWS).contains(&rows) && uses_tensor_cores(self.half_dtype(), dtype, w);
+        few && (self.streams_weights(w.k())
+            || self.small_m_strips(rows, w.n(), w.k(), 1, true).is_some())
+    }
+
+    /// How `rows` rows meet matrices `[n, k]`, of which `matrices` are read at a time; `None` if the rows do
+    /// not fit in shared memory.
+    pub(super) fn small_m_strips(
+        &self,
+        rows: usize,
+        n: usize,
+        k: usize,
+        matrices: usize,
+        gated: bool,
+    ) -> Option<SmallMStripShape> {
+        let lines = if self.warp_size() == 64 { 16 } else { 8 }; // Rows of W in a strip.
+        let waves = (THREADS / self.warp_size()) as usize;
+        let x_bytes = rows * (k.next_multiple_of(SMALL_M_CHUNK) + 32) * 2;
+        let bytes = |strips: usize| x_bytes + waves * strips * lines * rows * 4;
+        let fits = |&strips: &usize| bytes(strips) <= self.shared_bytes() as usize;
+        // Two blocks on every multiprocessor, if there is work for them.
+        let wanted = (matrices * n.div_ceil(lines)).div_ceil(2 * self.multiprocessors() as usize);
+        let enough = SMALL_M_STRIPS.into_iter().find(|&n| n >= wanted).unwrap_or(SMALL_M_STRIPS[3]);
+        let strips = SMALL_M_STRIPS.into_iter().rev().filter(|&n| n <= enough).find(fits)?;
+        let (outputs, width) = if gated { (n / 2, lines / 2) } else { (n, lines) };
+        let blocks = outputs.div_ceil(strips * width);
+        Some(SmallMStripShape { strips, blocks, shared_bytes: bytes(strips) })
+    }
+
+    fn gemm_small_m(
+        &self,
+        s: &DeviceStream,
+        mut y: MatMut<'_>,
+        x: MatRef<'_>,
+        w: &PackedMatrix,
+        around: &LinearFusion<'_>,
+    ) -> Result<(), DeviceError> {
+        if self.streams_weights(w.k()) {
+            return self.stream_small_m(s, y, x, w, around);
+        }
+        let Some(shape) = self.small_m_strips(x.rows(), w.n(), w.k(), 1, around.silu_mul) else {
+            return Err(too_many_rows(x.rows()));
+        };
+        let defines = [
+            ("OUT_F32", u32::from(y.dtype() == DType::F32)),
+            ("NORM", u32::from(around.norm.is_some())),
+            ("GATED", u32::from(around.silu_mul)),
+            ("RESIDUAL", u32::from(around.add)),
+            ("TILES", shape.strips as u32),
+        ];
+        let kernel = self.kernel(&GEMM_SMALL_M, "skinny", &defines)?;
+        let (y_stride, eps) = (y.stride() as u32, around.norm.map_or(0.0, |(_, eps)| eps));
+        let launch = KernelLaunch::new(
+            kernel,
+            (shape.blocks as u32, 1, 1),
+            THREADS,
+            shape.shared_bytes as u32,
+        )
+        .out(&mut y)
+        .arg(x)
+        .arg_ptr(w.as_ptr())
+        .arg_or_null(around.bias)
+        .arg_or_null(around.norm.map(|(norm, _)| norm));
+        let launch =
+            sizes(launch, (x.rows(), x.stride()), w, y_stride).f32(eps).overlaps_predecessor();
+        // SAFETY: `check` compared all shapes; rows are aligned to 16 bytes.
+        unsafe { launch.launch(self, s) }
+    }
+
+    /// Any number of rows on the matrix units; a row has the same bits in any company.
+    pub(super) fn gemm_tiled(
+        &self,
+        s: &DeviceStream,
+        mut y: MatMut<'_>,
+        x: MatRef<'_>,
+        w: WeightRows,
+        bias: Option<MatRef<'_>>,
+    ) -> Result<(), DeviceError> {
+        let tile_rows = if x.rows() <= 64 { 64 } else { 128 };
+        let defines = [
+            ("OUT_F32", u32::from(y.dtype() == DType::F32)),
+            ("GATED", 0),
+            ("TILE_M", tile_rows as u32),
+        ];
+        let kernel = self.kernel(&GEMM, "gemm", &defines)?;
+        let tiles = (w.n.div_ceil(TILE_OUTPUTS), x.rows().div_ceil(tile_rows));
+        let grid = (tiles.0 as u32, tiles.1 as u32, 1);
+        let y_stride = y.stride() as u32;
+        let launch = KernelLaunch::new(kernel, grid, THREADS, self.tile_bytes(tile_rows))
+            .out(&mut y)
+            .arg(x)
+            .arg_ptr(w.at)
+            .arg_or_null(bias);
+        // SAFETY: `check` compared all shapes; rows are aligned to 16 bytes.
+        unsafe {
+            sizes(launch, (x.rows(), x.stride()), w, y_stride)
+                .overlaps_predecessor()
+                .launch(self, s)
+        }
+    }
+
+    /// Shared memory of a tile kernel.
+    pub(super) fn tile_bytes(&self, tile_rows: usize) -> u32 {
+        let stages = if self.warp_size() == 64 { 1 } else { 3 };
+        (stages * (tile_rows + TILE_OUTPUTS) * TILE_ROW_BYTES) as u32
+    }
+
+    /// Every type and shape, in f32 arithmetic.
+    fn gemm_plain(
+        &self,
+        s: &DeviceStream,
+        mut y: MatMut<'_>,
+        x: MatRef<'_>,
+        w: &PackedMatrix,
+        bias: Option<MatRef<'_>>,
+    ) -> Result<(), DeviceError> {
+        let defines = [
+            ("X_F32", self.act_f32(KERNEL, x.dtype())?),
+            ("W_F32", self.act_f32(KERNEL, w.dtype())?),
+            ("OUT_F32", self.act_f32(KERNEL, y.dtype())?),
+        ];
+        // By outputs alone: a row's bits must not depend on how many rows there are.
+        let (name, grid) = if w.n() <= ROW_OUTPUTS {
+            ("linear_row", (w.n() as u32, x.rows().div_ceil(4) as u32, 1))
+        } else {
+            ("linear_tile", (w.n().div_ceil(64) as u32, x.rows().div_ceil(64) as u32, 1))
+        };
+        let kernel = self.kernel(&PLAIN, name, &defines)?;
+        let y_stride = y.stride() as u32;
+        let launch = KernelLaunch::new(kernel, grid, THREADS, 0)
+            .out(&mut y)
+            .arg(x)
+            .arg_ptr(w.as_ptr())
+            .arg_or_null(bias);
+        // SAFETY: the caller compared all shapes.
+        unsafe {
+            sizes(launch, (x.rows(), x.stride()), w, y_stride)
+                .overlaps_predecessor()
+                .launch(self, s)
+        }
+    }
+}
+
+/// Rows of `W` in a tile, as `TILE_N` in gemm/tile.h.
+pub(super) const TILE_OUTPUTS: usize = 128;
+/// Bytes of a line of a tile in shared memory.
+const TILE_ROW_BYTES: usize = 80;
+
+/// The sizes that end the arguments of all kernels here: rows of x and the values between them.
+pub(super) fn sizes(
+    launch: KernelLaunch,
+    (rows, x_stride): (usize, usize),
+    w: impl Into<WeightRows>,
+    y_stride: u32,
+) -> KernelLaunch {
+    let WeightRows { n, k, .. } = w.into();
+    let launch = launch.u32(rows as u32).u32(n as u32).u32(k as u32);
+    launch.u32(y_stride).u32(x_stride as u32)
+}
+
+/// For rows that do not fit beside each other in shared memory.
+fn too_many_rows(rows: usize) -> DeviceError {
+    let what = "rows with their neighbours";
+    DeviceError::Shape { kernel: KERNEL, what, got: rows, expected: SMALL_M_ROWS }
+}
+
+fn uses_tensor_cores(half: DType, dtype: DType, w: &PackedMatrix) -> bool {
+    dtype == half && w.dtype() == half && w.k().is_multiple_of(8)
+}
+
+/// Whether every row can be read 16 bytes at a time.
+pub(super) fn has_16_byte_rows(x: MatRef<'_>) -> bool {
+    x.stride().is_multiple_of(8) && x.as_ptr().addr().is_multiple_of(16)
+}
+
+pub(super) fn check_16_byte_rows(x: MatRef<'_>) -> Result<(), DeviceError> {
+    check_size(KERNEL, "values between rows", x.stride(), x.stride().next_multiple_of(8))?;
+    check_size(KERNEL, "alignment of x", x.as_ptr().addr() % 16, 0)
+}
+
+fn check(
+    half: DType,
+    y: &MatMut<'_>,
+    x: MatRef<'_>,
+    w: &PackedMatrix,
+    around: &LinearFusion<'_>,
+) -> Result<(), DeviceError> {
+    check_size(KERNEL, "rows", y.rows(), x.rows())?;
+    check_size(KERNEL, "inputs", x.cols(), w.k())?;
+    check_size(KERNEL, "outputs", y.cols(), if around.silu_mul { w.n() / 2 } else { w.n() })?;
+    check_dtype(KERNEL, "input", x.dtype(), half)?;
+    if y.dtype() != DType::F32 {
+        check_dtype(KERNEL, "output", y.dtype(), half)?;
+    }
+    if let Some(bias) = around.bias {
+        check_size(KERNEL, "bias", bias.cols(), w.n())?;
+        check_dtype(KERNEL, "bias", bias.dtype(), DType::F32)?;
+    }
+    if let Some((norm, _)) = around.norm {
+        check_size(KERNEL, "norm", norm.cols(), w.k())?;
+        check_dtype(KERNEL, "norm", norm.dtype(), half)?;
+    }
+    Ok(())
+}

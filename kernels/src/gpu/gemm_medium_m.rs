@@ -1,0 +1,214 @@
+//! Some rows against weights that the copy engine streams to products of warpgroups, on NVIDIA sm_90a: shapes and
+//! launches of `linear_stream`.
+
+use super::check::check_size;
+use super::device::GpuDevice;
+use super::gemm::{has_16_byte_rows, sizes};
+use super::kernel_launch::KernelLaunch;
+use super::kernel_source::KernelSource;
+use super::tensor_map::TiledMatrix;
+use crate::{DType, DeviceError, DeviceStream, LinearFusion, MatMut, MatRef, PackedMatrix};
+
+static STREAM: KernelSource = KernelSource {
+    name: "linear_stream/linear_stream.hip",
+    text: include_str!("../../csrc/linear_stream/linear_stream.hip"),
+};
+
+const KERNEL: &str = "linear";
+/// Rows that a warpgroup multiplies.
+const WARPGROUP_ROWS: usize = 64;
+/// Rows up to which it is taken: fewer than 17 are for `skinny`.
+const MAX_ROWS: usize = 128;
+/// Columns of a stage.
+const COLUMNS: usize = 64;
+/// Rows of `W` that a block may take at a time: widths of products in dev/wgmma.h.
+const WIDTHS: [usize; 8] = [16, 32, 48, 64, 80, 96, 128, 192];
+/// Stages that barriers are kept for, and without which nothing moves: one is read while the next arrives.
+const MAX_STAGES: usize = 16;
+const MIN_STAGES: usize = 2;
+/// Shared memory for barriers, and what aligning the ring takes.
+const FIXED_BYTES: usize = (2 * MAX_STAGES + 2) * 8 + 1024;
+/// Stages that a block must have for blocks to share the columns of a tile.
+const SHARED_STAGES: usize = 4;
+/// Rows of `W` below which four blocks share a tile rather than two: rows of x would cost more than `W`.
+const NARROW: usize = 64;
+/// One of so many multiprocessors has too few neighbours left for a cluster of four.
+const SINGLE_SM_GPC_RATIO: usize = 11;
+
+/// A launch of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct MediumMLaunch {
+    /// Rows of `W` of a block at a time.
+    width: usize,
+    /// Blocks that share a tile's columns.
+    splits: usize,
+    /// Rows of x that there is room for.
+    rows: usize,
+    blocks: usize,
+    shared_bytes: usize,
+}
+
+/// Sizes of a product; `gated`: half of the rows of `W` are of gates.
+#[derive(Debug, Clone, Copy)]
+struct MediumMProblem {
+    rows: usize,
+    n: usize,
+    k: usize,
+    gated: bool,
+}
+
+impl GpuDevice {
+    /// Whether `rows` rows of `dtype` stream the weights through shared memory once.
+    pub(super) fn fits_medium_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
+        let half = dtype == self.half_dtype() && w.dtype() == self.half_dtype();
+        // With gates it takes the most memory.
+        let product = MediumMProblem { rows, n: w.n(), k: w.k(), gated: true };
+        half && self.has_wgmma_tma()
+            && product.fits()
+            && product.choose_launch(self.limits()).is_some()
+    }
+
+    /// As `Kernels::linear_around`, where `fits_medium_m`.
+    pub(super) fn gemm_medium_m(
+        &self,
+        s: &DeviceStream,
+        y: MatMut<'_>,
+        x: MatRef<'_>,
+        w: &PackedMatrix,
+        around: &LinearFusion<'_>,
+    ) -> Result<(), DeviceError> {
+        let Some((norm, eps)) = around.norm else {
+            return self.launch_medium_m(s, y, x, (x.as_ptr(), x.stride()), w, around);
+        };
+        let normed = self.scratch(s, x.rows() * x.cols() * x.dtype().bytes())?;
+        self.norm_to(s, (normed, x.cols()), x, norm, eps)?;
+        self.launch_medium_m(s, y, x, (normed, x.cols()), w, around)
+    }
+
+    /// `x`, with the address and the stride of the rows to read.
+    fn launch_medium_m(
+        &self,
+        s: &DeviceStream,
+        mut y: MatMut<'_>,
+        x: MatRef<'_>,
+        (from, stride): (*const u8, usize),
+        w: &PackedMatrix,
+        around: &LinearFusion<'_>,
+    ) -> Result<(), DeviceError> {
+        check_size(KERNEL, "odd values between rows of y", y.stride() % 2, 0)?;
+        check_size(KERNEL, "alignment of y", y.as_mut_ptr().addr() % (2 * y.dtype().bytes()), 0)?;
+        let product = MediumMProblem { rows: x.rows(), n: w.n(), k: w.k(), gated: around.silu_mul };
+        let shape = product.choose_launch(self.limits()).ok_or(DeviceError::Shape {
+            kernel: KERNEL,
+            what: "bytes of shared memory",
+            got: self.shared_bytes() as usize,
+            expected: product.bytes(WIDTHS[0], 1, MIN_STAGES),
+        })?;
+        let defines = [
+            ("OUT_F32", self.act_f32(KERNEL, y.dtype())?),
+            ("GATED", u32::from(around.silu_mul)),
+            ("RESIDUAL", u32::from(around.add)),
+            ("ROWS", shape.rows as u32),
+            ("TILE", shape.width as u32),
+            ("SPLITS", shape.splits as u32),
+        ];
+        let kernel = self.kernel(&STREAM, "linear_stream", &defines)?;
+        let box_rows = if around.silu_mul { shape.width / 2 } else { shape.width };
+        let (rows, columns) = (x.rows(), w.k());
+        let x_map = self.encode_tensor_map(&TiledMatrix {
+            matrix: from,
+            rows,
+            columns,
+            stride,
+            box_rows: rows,
+        })?;
+        let matrix = w.as_ptr();
+        let w_map = self.encode_tensor_map(&TiledMatrix {
+            matrix,
+            rows: w.n(),
+            columns,
+            stride: columns,
+            box_rows,
+        })?;
+        let threads = (shape.rows / WARPGROUP_ROWS * 128 + 32) as u32;
+        let (grid, y_stride) = ((shape.blocks as u32, 1, 1), y.stride() as u32);
+        let launch = KernelLaunch::new(kernel, grid, threads, shape.shared_bytes as u32)
+            .in_clusters(shape.splits as u32)
+            .out(&mut y)
+            .arg_ptr(from)
+            .arg_ptr(w.as_ptr())
+            .arg_or_null(around.bias);
+        let launch = sizes(launch, (x.rows(), stride), w, y_stride);
+        let launch = launch.arg_words(&x_map.0).arg_words(&w_map.0);
+        // SAFETY: the caller compared all shapes; rows are aligned to 16 bytes.
+        unsafe { launch.overlaps_predecessor().launch(self, s) }
+    }
+
+    /// Whether the kernel may read `x` and write `y` as they lie.
+    pub(super) fn is_layout_supported(x: MatRef<'_>, y: &mut MatMut<'_>) -> bool {
+        let pairs = y.as_mut_ptr().addr().is_multiple_of(2 * y.dtype().bytes());
+        has_16_byte_rows(x) && pairs && y.stride().is_multiple_of(2)
+    }
+
+    fn limits(&self) -> (usize, usize) {
+        (self.multiprocessors() as usize, self.shared_bytes() as usize)
+    }
+}
+
+impl MediumMProblem {
+    fn fits(&self) -> bool {
+        (1..=MAX_ROWS).contains(&self.rows)
+            && self.n.is_multiple_of(16)
+            && self.k.is_multiple_of(COLUMNS)
+            && self.k > 0
+    }
+
+    fn outputs(&self) -> usize {
+        if self.gated { self.n / 2 } else { self.n }
+    }
+
+    /// Rows of x in a stage.
+    fn stage_x_rows(&self) -> usize {
+        self.rows.next_multiple_of(WARPGROUP_ROWS)
+    }
+
+    /// Shared memory with so many stages.
+    fn bytes(&self, width: usize, splits: usize, stages: usize) -> usize {
+        let halves = if self.gated { 2 } else { 1 };
+        let pieces = (width / halves / 8).div_ceil(splits) * halves;
+        let sums = if splits > 1 { splits * pieces * self.stage_x_rows() * 32 } else { 0 };
+        FIXED_BYTES + sums + stages * (width + self.stage_x_rows()) * COLUMNS * 2
+    }
+
+    /// A tile for each cluster of two or four blocks if all of them run at once, else for each block: rows of x cost as
+    /// much to fetch as so many rows of `W`. By sizes of the matrix alone, because a row's sums have one order. `None`
+    /// where there are more tiles than blocks, or no room.
+    fn choose_launch(&self, (processors, limit): (usize, usize)) -> Option<MediumMLaunch> {
+        let halves = if self.gated { 2 } else { 1 };
+        let widths = WIDTHS.iter().copied().filter(|w| w.is_multiple_of(8 * halves));
+        let tiles = |width: usize| self.outputs().div_ceil(width / halves);
+        let clusters = |splits| match splits {
+            4 => processors / 4 - processors / (4 * SINGLE_SM_GPC_RATIO),
+            _ => processors / splits,
+        };
+        let width = |splits, most| {
+            let long = splits == 1 || self.k / COLUMNS >= splits * SHARED_STAGES;
+            let fits = |w: &usize| *w <= most && tiles(*w) <= clusters(splits);
+            widths.clone().filter(|_| long).find(fits).map(|w| (w, splits))
+        };
+        let (two, four) = (width(2, 96), width(4, 80));
+        let narrow = |&(w, _): &(usize, usize)| w < NARROW;
+        let shared = if two.as_ref().is_none_or(narrow) { four.or(two) } else { two };
+        let (width, splits) = shared.or_else(|| width(1, 192))?;
+        let most = (self.k / COLUMNS).div_ceil(splits).clamp(MIN_STAGES, MAX_STAGES);
+        let fitting = |stages: &usize| self.bytes(width, splits, *stages) <= limit;
+        let stages = (MIN_STAGES..=most).rev().find(fitting)?;
+        Some(MediumMLaunch {
+            width,
+            splits,
+            rows: self.stage_x_rows(),
+            blocks: tiles(width) * splits,
+            shared_bytes: self.bytes(width, splits, stages),
+        })
+    }
+}

@@ -1,0 +1,211 @@
+//! Compiled kernels on disk: one file per key, written whole or not at all, checked when read.
+//!
+//! A file is `magic, checksum of the image (16 bytes), image`. A file that is missing, cut off or changed
+//! is a miss, and is replaced; a folder that cannot be written costs the compile at the next start.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+const MAGIC: &[u8; 16] = b"hadron kernel 1\n";
+const HEAD: usize = MAGIC.len() + 16;
+
+/// A folder of images.
+#[derive(Debug)]
+pub(super) struct KernelCache {
+    folder: PathBuf,
+    /// Sets the temporary files of this process's threads apart.
+    writes: AtomicU32,
+}
+
+impl KernelCache {
+    pub(super) fn new(folder: PathBuf) -> Self {
+        Self { folder, writes: AtomicU32::new(0) }
+    }
+
+    /// Hash of everything an image depends on; each part counts with its length.
+    pub(super) fn key<'a>(parts: impl Iterator<Item = &'a str>) -> u128 {
+        let mut hash = Xxh3::new();
+        for part in parts {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part.as_bytes());
+        }
+        hash.digest128()
+    }
+
+    fn path(&self, key: u128) -> PathBuf {
+        self.folder.join(format!("{key:032x}.co"))
+    }
+
+    pub(super) fn read(&self, key: u128) -> Option<Vec<u8>> {
+        let mut bytes = fs::read(self.path(key)).ok()?;
+        let sum: [u8; 16] = bytes.get(MAGIC.len()..HEAD)?.try_into().ok()?;
+        let whole = bytes.starts_with(MAGIC) && xxh3_128(&bytes[HEAD..]).to_le_bytes() == sum;
+        whole.then(|| bytes.split_off(HEAD))
+    }
+
+    pub(super) fn write(&self, key: u128, image: &[u8]) {
+        let sum = xxh3_128(image).to_le_bytes();
+        let bytes = [MAGIC.as_slice(), &sum, image].concat();
+        let turn = self.writes.fetch_add(1, Ordering::Relaxed);
+        let part = self.folder.join(format!("{key:032x}.{}.{turn}.part", std::process::id()));
+        // Without a cache everything works, only later; so failures are no errors.
+        let written = fs::create_dir_all(&self.folder)
+            .and_then(|()| fs::write(&part, bytes))
+            .and_then(|()| fs::rename(&part, self.path(key)));
+        if written.is_err() {
+            let _ = fs::remove_file(&part);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("hadron-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        folder
+    }
+
+    #[test]
+    fn only_written_images_are_read() {
+        let cache = KernelCache::new(folder("cache-hit"));
+        let key = KernelCache::key(["source", "options"].into_iter());
+        assert_eq!(cache.read(key), None);
+        cache.write(key, b"image");
+        assert_eq!(cache.read(key).as_deref(), Some(b"image".as_slice()));
+        assert_eq!(cache.read(KernelCache::key(["sourceo", "ptions"].into_iter())), None);
+        fs::remove_dir_all(&cache.folder).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_file_is_a_miss_and_is_replaced() {
+        let cache = KernelCache::new(folder("cache-damage"));
+        let image: Vec<u8> = (0..1000).map(|i| i as u8).collect();
+        cache.write(1, &image);
+        let whole = fs::read(cache.path(1)).unwrap();
+        for damage in 0..4 {
+            let mut bytes = whole.clone();
+            match damage {
+                0 => bytes.truncate(HEAD + 999),
+                1 => bytes.truncate(HEAD - 1),
+                2 => bytes[HEAD + 500] ^= 1,
+                _ => bytes[0] ^= 1,
+            }
+            fs::write(cache.path(1), &bytes).unwrap();
+            assert_eq!(cache.read(1), None, "damage {damage}");
+            cache.write(1, &image);
+            assert_eq!(cache.read(1).as_deref(), Some(image.as_slice()));
+        }
+        let files = fs::read_dir(&cache.folder).unwrap().count();
+        assert_eq!(files, 1, "no temporary file stays behind");
+        fs::remove_dir_all(&cache.folder).unwrap();
+    }
+
+    #[test]
+    fn unwritable_folder_is_no_error() {
+        let file = folder("cache-none");
+        fs::write(&file, b"a file where a folder should be").unwrap();
+        let cache = KernelCache::new(file.clone());
+        cache.write(2, b"image");
+        assert_eq!(cache.read(2), None);
+        fs::remove_file(&file).unwrap();
+    }
+
+    fn image(key: u128, len: usize) -> Vec<u8> {
+        (0..len).map(|i| i as u8 ^ key as u8).collect()
+    }
+
+    /// `unshare` with rights to mount, for itself alone.
+    fn in_own_namespace() -> std::process::Command {
+        let mut unshare = std::process::Command::new("unshare");
+        unshare.args(["--map-root-user", "--mount"]);
+        unshare
+    }
+
+    /// Runs a test of this module in a process of its own whose working folder is an empty disk with these options.
+    fn on_a_disk(options: &str, test: &str) {
+        let folder = folder("cache-disk");
+        fs::create_dir_all(&folder).unwrap();
+        let script = format!(
+            "mount -t tmpfs -o {options} none {0} && cd {0} && exec \"$0\" --exact --ignored gpu::kernel_cache::tests::{test}",
+            folder.display()
+        );
+        let own = std::env::current_exe().unwrap();
+        let output = in_own_namespace().args(["sh", "-c", &script]).arg(own).output().unwrap();
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    #[allow(clippy::print_stdout, reason = "who reads the log should know that nothing was tried")]
+    fn full_or_read_only_disk_only_costs_a_compile() {
+        if !in_own_namespace().arg("true").output().is_ok_and(|output| output.status.success()) {
+            println!("skipped: this machine lets nobody mount a disk of his own");
+            return;
+        }
+        on_a_disk("size=64k", "full_disk_keeps_only_whole_files");
+        on_a_disk("ro", "read_only_disk_keeps_nothing");
+    }
+
+    #[test]
+    #[ignore = "`full_or_read_only_disk_only_costs_a_compile` runs it on a small disk"]
+    fn full_disk_keeps_only_whole_files() {
+        let cache = KernelCache::new(PathBuf::from("."));
+        let names = || fs::read_dir(".").unwrap().count();
+        cache.write(1, &image(1, 100_000)); // Breaks off in the middle.
+        assert_eq!((cache.read(1), names()), (None, 0));
+        let kept = (2..12).filter(|&key| {
+            cache.write(key, &image(key, 20_000));
+            cache.read(key).is_some()
+        });
+        let kept: Vec<u128> = kept.collect();
+        assert_eq!(kept.len(), names(), "no half of a file stays behind");
+        assert!((1..10).contains(&kept.len()), "{kept:?}");
+        for key in kept {
+            assert_eq!(cache.read(key), Some(image(key, 20_000)));
+        }
+    }
+
+    #[test]
+    #[ignore = "`full_or_read_only_disk_only_costs_a_compile` runs it on such a disk"]
+    fn read_only_disk_keeps_nothing() {
+        let cache = KernelCache::new(PathBuf::from("."));
+        cache.write(1, b"image");
+        assert_eq!(cache.read(1), None);
+        let cache = KernelCache::new(PathBuf::from("below"));
+        cache.write(1, b"image");
+        assert_eq!(cache.read(1), None);
+    }
+
+    /// As the ranks of a host do that start together: everybody finds nothing, everybody writes.
+    #[test]
+    fn racing_writers_leave_one_whole_file() {
+        let folder = folder("cache-race");
+        let image: Vec<u8> = (0..100_000).map(|i| i as u8).collect();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                // Names of temporary files meet, as those of containers may that share a folder.
+                let cache = KernelCache { folder: folder.clone(), writes: AtomicU32::new(0) };
+                let image = &image;
+                scope.spawn(move || {
+                    for _ in 0..50 {
+                        cache.write(3, image);
+                        let read = cache.read(3);
+                        assert!(read.is_none_or(|found| found == *image), "half a file was read");
+                    }
+                });
+            }
+        });
+        let cache = KernelCache::new(folder);
+        cache.write(3, &image);
+        assert_eq!(cache.read(3), Some(image));
+        assert_eq!(fs::read_dir(&cache.folder).unwrap().count(), 1);
+        fs::remove_dir_all(&cache.folder).unwrap();
+    }
+}

@@ -1,0 +1,372 @@
+//! Latent attention of rows of many tokens, expanded: keys and values of all that they see are made of latents, of as many heads and
+//! keys at a time as there is memory for, and ordinary attention reads them.
+
+use super::attention::{LOG2_E, TILE};
+use super::device::GpuDevice;
+use super::gemm::{WeightRows, has_16_byte_rows};
+use super::kernel_launch::KernelLaunch;
+use super::kernel_source::KernelSource;
+use super::mla_prefill_plan::{KvExpansionPlan, KvExpansionSizes, STEP_KEYS};
+use super::tensor_map::{TensorMap, TiledMatrix};
+use crate::{
+    DeviceError, DeviceStream, MatMut, MatRef, MlaAttentionArgs, MlaKvLayout, PackedGroup,
+    RowBounds,
+};
+
+static GATHER: KernelSource = KernelSource {
+    name: "latent_gather/latent_gather.hip",
+    text: include_str!("../../csrc/latent_gather/latent_gather.hip"),
+};
+static PREFILL: KernelSource = KernelSource {
+    name: "latent_prefill/latent_prefill.hip",
+    text: include_str!("../../csrc/latent_prefill/latent_prefill.hip"),
+};
+
+/// Keys that a block gathers.
+const GATHER_ROWS: usize = 32;
+/// Threads of a block that gathers, of one of waves, and of those of warpgroups that multiply.
+const THREADS: u32 = 256;
+/// Threads of a block of warpgroups: one wave fetches.
+const WARPGROUP_THREADS: u32 = 384;
+/// Tokens of a tile of warpgroups, and keys.
+const WARPGROUP_TILE: usize = 128;
+/// Its tiles of keys, and of values.
+const WARPGROUP_STAGES: usize = 2;
+/// Channels of a panel.
+const PANEL: usize = 64;
+/// What panels begin on.
+const PANEL_ALIGNMENT: usize = 1024;
+/// Shared memory of such a block beside what its launch asks for.
+const STATIC_BYTES: usize = 1024;
+/// Keys that waves copy at a time, and spare elements behind each key and value.
+const COPY_KEYS: usize = 64;
+const PADDING: usize = 32 + 8;
+/// Tiles of tokens and heads, for each multiprocessor, from which on heads may be divided instead of keys.
+const TILES_PER_SM: usize = 2;
+
+/// What all launches share.
+pub(super) struct MlaPrefillCall<'a> {
+    args: &'a MlaAttentionArgs<'a>,
+    layout: &'a MlaKvLayout,
+    /// First byte of the layer.
+    pool: *const u8,
+    kernel: MlaPrefillKernel,
+    sizes: KvExpansionSizes,
+    plan: KvExpansionPlan,
+}
+
+/// How keys are attended to.
+enum MlaPrefillKernel {
+    Warps { stages: usize },
+    Warpgroups,
+}
+
+/// Keys and values of a window in scratch memory: rows of unturned channels of all heads' keys, values of all heads, then the
+/// row of the pool.
+struct ExpandedKv {
+    at: *mut u8,
+    carry_over: *mut u8,
+    /// Columns where values, and rows of the pool, begin; of all.
+    values: usize,
+    compressed_kv: usize,
+    stride: usize,
+}
+
+/// Heads and keys of a launch.
+#[derive(Clone, Copy)]
+struct HeadKeyWindow {
+    first_head: usize,
+    heads: usize,
+    first_key: usize,
+    keys: usize,
+}
+
+impl MlaPrefillCall<'_> {
+    /// Bytes of what is made, and carried, at a time.
+    pub(super) fn scratch_bytes(&self) -> usize {
+        if self.has_rows() { self.sizes.scratch_bytes(self.plan) } else { 0 }
+    }
+
+    /// Whether any row may be long.
+    fn has_rows(&self) -> bool {
+        self.args.rows.bounds.max_query_len >= RowBounds::MLA_PREFILL_TOKENS
+    }
+
+    /// Channels of a query and of a key.
+    fn qk_head_dim(&self) -> usize {
+        self.args.heads.w_uk.n() + self.layout.rope_dim
+    }
+
+    /// Rows of one token, in front, which are somebody else's.
+    fn first_row(&self) -> usize {
+        first_row(self.args)
+    }
+}
+
+fn first_row(args: &MlaAttentionArgs<'_>) -> usize {
+    args.rows.bounds.decode_rows.min(args.rows.len())
+}
+
+/// Keys of all long rows at most, each row's filled up to whole steps.
+fn padded_keys(args: &MlaAttentionArgs<'_>) -> usize {
+    let first = first_row(args);
+    let tokens = args.q.rows().saturating_sub(first);
+    let rows = (args.rows.len() - first).min(tokens / RowBounds::MLA_PREFILL_TOKENS);
+    let filled = args.rows.bounds.mla_prefill_keys + rows * (STEP_KEYS - 1);
+    (filled / STEP_KEYS).max(1) * STEP_KEYS
+}
+
+impl GpuDevice {
+    /// What makes keys and values for long rows, if these sizes fit.
+    pub(super) fn plan_mla_prefill<'a>(
+        &self,
+        layout: &'a MlaKvLayout,
+        pool: *const u8,
+        args: &'a MlaAttentionArgs<'a>,
+        o: &MatMut<'_>,
+    ) -> Option<MlaPrefillCall<'a>> {
+        let bytes = self.mla_prefill_bytes?;
+        let (key, value) = (args.heads.w_uk.n(), args.heads.w_uv.n());
+        let fits = args.first_position == 0
+            && (key > 0 && key.is_multiple_of(PANEL))
+            && (layout.rope_dim > 0 && layout.rope_dim.is_multiple_of(PANEL))
+            && matches!(value, 64 | 128)
+            && has_16_byte_rows(args.q)
+            && has_16_byte_rows(o.as_ref());
+        let room = self.shared_bytes() as usize;
+        let groups = warpgroup_shared_bytes(key + layout.rope_dim, value) + STATIC_BYTES <= room;
+        let by = if groups && self.has_large_m_kernel() {
+            MlaPrefillKernel::Warpgroups
+        } else {
+            let most = if self.warp_size() == 32 { 2 } else { 1 };
+            let stages = (room / warp_shared_bytes(key + layout.rope_dim, value)).min(most);
+            MlaPrefillKernel::Warps { stages }
+        };
+        if !fits || matches!(by, MlaPrefillKernel::Warps { stages: 0 }) {
+            return None;
+        }
+        let tile = self.tokens_of_block(&by);
+        let need = KvExpansionSizes {
+            bytes,
+            keys: padded_keys(args),
+            heads: args.heads.w_uk.len(),
+            row_bytes: layout.width() * 2,
+            head_bytes: (key + value) * 2,
+            tiles: args.q.rows() / tile + args.rows.len() - first_row(args),
+            carry_over_bytes: (tile * value + 4 * THREADS as usize) * 4,
+            min_tiles: TILES_PER_SM * self.multiprocessors() as usize,
+        };
+        Some(MlaPrefillCall { args, layout, pool, kernel: by, plan: need.plan(), sizes: need })
+    }
+
+    /// Outputs of the rows of at least `RowBounds::MLA_PREFILL_TOKENS` tokens.
+    pub(super) fn attend_mla_non_absorbed(
+        &self,
+        s: &DeviceStream,
+        o: &mut MatMut<'_>,
+        call: &MlaPrefillCall<'_>,
+    ) -> Result<(), DeviceError> {
+        if !call.has_rows() || o.rows() == 0 {
+            return Ok(());
+        }
+        let MlaPrefillCall { args, layout, sizes: need, plan, .. } = call;
+        let (key, value, heads) = (args.heads.w_uk.n(), args.heads.w_uv.n(), need.heads);
+        let at = self.scratch(s, call.scratch_bytes())?;
+        let (values, latents) = (plan.heads * key, plan.heads * (key + value));
+        let stride = latents + layout.width();
+        // SAFETY: behind the rows, in the same scratch memory if anything is carried.
+        let carried = unsafe { at.add(plan.keys * stride * 2) };
+        let made = ExpandedKv { at, carry_over: carried, values, compressed_kv: latents, stride };
+        for first_head in (0..heads).step_by(plan.heads) {
+            for first_key in (0..need.keys).step_by(plan.keys) {
+                let part = HeadKeyWindow {
+                    first_head,
+                    heads: plan.heads.min(heads - first_head),
+                    first_key,
+                    keys: plan.keys.min(need.keys - first_key),
+                };
+                // What is gathered stays while other heads look at it.
+                if first_head == 0 || plan.keys < need.keys {
+                    self.gather_compressed_kv(s, call, &made, part)?;
+                }
+                self.up_project_kv(s, (call, args.heads.w_uk, 0), &made, part)?;
+                self.up_project_kv(s, (call, args.heads.w_uv, values), &made, part)?;
+                self.attend_expanded_kv(s, o, call, &made, part)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tokens of a block's tile.
+    fn tokens_of_block(&self, by: &MlaPrefillKernel) -> usize {
+        match by {
+            MlaPrefillKernel::Warpgroups => WARPGROUP_TILE,
+            MlaPrefillKernel::Warps { .. } => (THREADS / self.warp_size()) as usize * TILE,
+        }
+    }
+
+    /// Brings the window's rows of the pool together.
+    fn gather_compressed_kv(
+        &self,
+        s: &DeviceStream,
+        call: &MlaPrefillCall<'_>,
+        made: &ExpandedKv,
+        part: HeadKeyWindow,
+    ) -> Result<(), DeviceError> {
+        let (layout, rows) = (call.layout, &call.args.rows);
+        let defines =
+            [("WIDTH", layout.width() as u32), ("BLOCK_TOKENS", layout.block_tokens as u32)];
+        let kernel = self.kernel(&GATHER, "latent_gather", &defines)?;
+        let launch =
+            KernelLaunch::new(kernel, ((part.keys / GATHER_ROWS) as u32, 1, 1), THREADS, 0)
+                .overlaps_predecessor()
+                // SAFETY: a column of the made rows.
+                .arg_ptr(unsafe { made.at.add(made.compressed_kv * 2) })
+                .arg_ptr(call.pool)
+                .arg(rows.cu_q)
+                .arg(rows.context_lens)
+                .arg(rows.block_tables)
+                .arg_or_null(rows.table_rows)
+                .u32(call.first_row() as u32)
+                .u32((rows.len() - call.first_row()) as u32)
+                .u32(RowBounds::MLA_PREFILL_TOKENS as u32)
+                .u32(part.first_key as u32)
+                .u32(rows.block_tables.stride() as u32)
+                .u32(made.stride as u32);
+        // SAFETY: scratch has the window's rows; lengths and tables are the caller's promise.
+        unsafe { launch.launch(self, s) }
+    }
+
+    /// Keys or values of the window, of the part's heads, from column `column` of the made rows on: by kernels whose bits for a row do not depend
+    /// on how many rows there are.
+    fn up_project_kv(
+        &self,
+        s: &DeviceStream,
+        (call, of, column): (&MlaPrefillCall<'_>, &PackedGroup, usize),
+        made: &ExpandedKv,
+        part: HeadKeyWindow,
+    ) -> Result<(), DeviceError> {
+        let (k, dtype) = (of.k(), call.layout.dtype);
+        let (n, before) = (part.heads * of.n(), part.first_head * of.n());
+        // SAFETY: rows of a stack of matrices; columns of the made rows, which nobody else holds meanwhile.
+        let (w, x, y) = unsafe {
+            let w = WeightRows { at: of.as_ptr().add(before * k * 2), n, k };
+            let x = made.at.add(made.compressed_kv * 2);
+            let y = made.at.add(column * 2);
+            (
+                w,
+                MatRef::from_raw(x, dtype, part.keys, k, made.stride),
+                MatMut::from_raw(y, dtype, part.keys, n, made.stride),
+            )
+        };
+        if self.has_large_m_kernel() {
+            return self.gemm_large_m(s, y, x, w, false);
+        }
+        self.gemm_tiled(s, y, x, w, None)
+    }
+
+    /// Attention to the window's keys and values of the part's heads.
+    fn attend_expanded_kv(
+        &self,
+        s: &DeviceStream,
+        o: &mut MatMut<'_>,
+        call: &MlaPrefillCall<'_>,
+        made: &ExpandedKv,
+        part: HeadKeyWindow,
+    ) -> Result<(), DeviceError> {
+        let (args, layout, tokens) = (call.args, call.layout, o.rows());
+        let rows = &args.rows;
+        let (query, value) = (call.qk_head_dim(), args.heads.w_uv.n());
+        let (q_stride, o_stride) = (args.q.stride(), o.stride());
+        let (first, count) = (call.first_row(), rows.len() - call.first_row());
+        // SAFETY: columns of the part's first head.
+        let (q, o) = unsafe {
+            let q = args.q.as_ptr().add(part.first_head * query * 2);
+            (q, o.as_mut_ptr().add(part.first_head * value * 2))
+        };
+        let [q_map, kv_map] = match call.kernel {
+            MlaPrefillKernel::Warps { .. } => [TensorMap::NONE; 2],
+            MlaPrefillKernel::Warpgroups => {
+                let boxed = |matrix, rows, columns, stride| {
+                    self.encode_tensor_map(&TiledMatrix {
+                        matrix,
+                        rows,
+                        columns,
+                        stride,
+                        box_rows: WARPGROUP_TILE,
+                    })
+                };
+                let kv_columns = made.stride;
+                [
+                    boxed(q, tokens, part.heads * query, q_stride)?,
+                    boxed(made.at.cast_const(), part.keys, kv_columns, made.stride)?,
+                ]
+            }
+        };
+        let launch = self.prefill_launch(call, part)?.arg_ptr(o).arg_ptr(made.carry_over);
+        let launch = launch.arg_ptr(self.counters(s, 1)?).arg_ptr(q).arg_ptr(made.at);
+        let launch = launch.arg_words(&q_map.0).arg_words(&kv_map.0);
+        let launch = launch.arg(rows.cu_q).arg(rows.context_lens).overlaps_predecessor();
+        let turned = made.compressed_kv + layout.kv_lora_rank;
+        let numbers = [
+            first,
+            count,
+            RowBounds::MLA_PREFILL_TOKENS,
+            part.first_key,
+            part.keys,
+            tokens,
+            part.heads,
+        ];
+        let strides = [made.values, turned, made.stride, q_stride, o_stride];
+        let launch = numbers.into_iter().chain(strides).fold(launch, |l, n| l.u32(n as u32));
+        // SAFETY: the shapes were compared; lengths are the caller's promise; scratch has the sizes of the plan.
+        unsafe { launch.f32(args.scale * LOG2_E).launch(self, s) }
+    }
+
+    /// The kernel and its grid.
+    fn prefill_launch(
+        &self,
+        call: &MlaPrefillCall<'_>,
+        part: HeadKeyWindow,
+    ) -> Result<KernelLaunch, DeviceError> {
+        let (args, tile) = (call.args, self.tokens_of_block(&call.kernel));
+        let (key, value) = (args.heads.w_uk.n(), args.heads.w_uv.n());
+        let how = match call.kernel {
+            MlaPrefillKernel::Warpgroups => ("GROUPS", 1),
+            MlaPrefillKernel::Warps { stages } => ("STAGES", stages as u32),
+        };
+        let defines = [
+            ("UNTURNED", key as u32),
+            ("ROTARY", call.layout.rope_dim as u32),
+            ("VALUE", value as u32),
+            how,
+        ];
+        let kernel = self.kernel(&PREFILL, "latent_prefill", &defines)?;
+        let (rows, first) = (args.rows.len(), call.first_row());
+        Ok(match call.kernel {
+            MlaPrefillKernel::Warpgroups => {
+                let tiles = (args.q.rows() / tile + rows - first) * part.heads;
+                let blocks = tiles.min(self.multiprocessors() as usize) as u32;
+                let shared_bytes = warpgroup_shared_bytes(call.qk_head_dim(), value) as u32;
+                KernelLaunch::new(kernel, (blocks, 1, 1), WARPGROUP_THREADS, shared_bytes)
+            }
+            MlaPrefillKernel::Warps { stages } => {
+                let tiles = args.rows.bounds.max_query_len.div_ceil(tile) as u32;
+                let grid = (tiles, part.heads as u32, (rows - first) as u32);
+                let shared_bytes = stages * warp_shared_bytes(call.qk_head_dim(), value);
+                KernelLaunch::new(kernel, grid, THREADS, shared_bytes as u32)
+            }
+        })
+    }
+}
+
+/// Shared memory of a block of warpgroups: queries, the steps on their way, outputs of 64 channels.
+const fn warpgroup_shared_bytes(query: usize, value: usize) -> usize {
+    let row_bytes = (1 + WARPGROUP_STAGES) * query + WARPGROUP_STAGES * value + PANEL;
+    row_bytes * 2 * WARPGROUP_TILE + PANEL_ALIGNMENT
+}
+
+/// That of a block of waves, for a run of keys and values on its way.
+const fn warp_shared_bytes(query: usize, value: usize) -> usize {
+    COPY_KEYS * (query + value + PADDING) * 2
+}

@@ -1,0 +1,225 @@
+//! The MLPs of experts: choices sorted by expert on the device, two grouped products, one weighted sum.
+//!
+//! Every grid depends on the number of tokens alone, so that all of it can be captured.
+
+use super::check::{check_at_most, check_dtype, check_size};
+use super::device::GpuDevice;
+use super::expert_load::ExpertCounterPtrs;
+use super::fp8;
+use super::kernel_launch::KernelLaunch;
+use super::kernel_source::KernelSource;
+use super::moe_call::{ALIGN_CHOICES, KERNEL, MoeCall, MoeKernel};
+use super::moe_fused_decode::{RoutingSource, fits_fused_decode};
+use crate::{
+    DType, DeviceError, DeviceStream, ExpertLoadArgs, ExpertWeights, HostMat, MatMut, MatRef,
+    PackedGroup, RouterLogits, TopKRoutes,
+};
+
+static ALIGN: KernelSource = KernelSource {
+    name: "moe_align/moe_align.hip",
+    text: include_str!("../../csrc/moe_align/moe_align.hip"),
+};
+
+/// Threads of a block that combines.
+const THREADS: u32 = 256;
+/// Most threads of a block that sorts.
+const ALIGN_THREADS: usize = 1024;
+/// Tokens that every block routes for itself: a step of one request. More take longer than a launch.
+const FUSED_ROUTING_TOKENS: usize = 2;
+/// Experts among which it does.
+const FUSED_ROUTING_EXPERTS: usize = 256;
+/// Choices of a token that `moe_combine` holds.
+const MAX_CHOICES: usize = 64;
+
+impl GpuDevice {
+    /// Stacks matrices of one shape. In fp8 they keep their scales; in another type they are multiplied out.
+    pub(super) fn load_stack(
+        &self,
+        matrices: &[Vec<HostMat<'_>>],
+        dtype: DType,
+        gated: bool,
+    ) -> Result<PackedGroup, DeviceError> {
+        let rows = |parts: &[HostMat<'_>]| parts.iter().map(HostMat::rows).sum::<usize>();
+        for parts in matrices {
+            check_size("pack_group", "rows", rows(parts), rows(&matrices[0]))?;
+        }
+        let parts: Vec<HostMat<'_>> = matrices.iter().flatten().copied().collect();
+        if dtype == DType::F8E4M3 {
+            let grid = fp8::scale_block_shape(&parts)
+                .filter(|_| fp8::supports_fp8_experts(matrices, gated));
+            let (kernel, what) = ("pack_group", "shape of experts");
+            let grid = grid.ok_or(DeviceError::Unsupported { kernel, what, dtype })?;
+            let stack = PackedGroup::stacked(self.load_fp8(&parts, grid)?, matrices.len())?;
+            return self.pack_for_tma(stack, gated);
+        }
+        let stack = PackedGroup::stacked(self.load_float(&parts, dtype)?, matrices.len())?;
+        self.pack_for_tma(stack, gated)
+    }
+
+    /// The same as they are, in floats, row behind row.
+    pub(super) fn load_mla_heads(
+        &self,
+        matrices: &[Vec<HostMat<'_>>],
+        dtype: DType,
+    ) -> Result<PackedGroup, DeviceError> {
+        let parts: Vec<HostMat<'_>> = matrices.iter().flatten().copied().collect();
+        PackedGroup::stacked(self.load_float(&parts, dtype)?, matrices.len())
+    }
+
+    /// As `Kernels::moe_mlp` says.
+    pub(super) fn expert_mlp(
+        &self,
+        s: &DeviceStream,
+        mut y: MatMut<'_>,
+        x: MatRef<'_>,
+        routes: &TopKRoutes<'_>,
+        experts: &ExpertWeights<'_>,
+    ) -> Result<(), DeviceError> {
+        check(self.half_dtype(), &y, x, experts)?;
+        check_routes(x, routes)?;
+        if x.rows() == 0 {
+            return Ok(());
+        }
+        if fits_fused_decode(experts, routes.experts.rows() * routes.experts.cols()) {
+            return self.fused_decode_mlp(
+                s,
+                &mut y,
+                x,
+                RoutingSource::Precomputed(routes),
+                experts,
+            );
+        }
+        let call = self.moe_call(s, x, routes, experts)?;
+        if call.kernel != MoeKernel::Plain {
+            self.align(s, &call)?;
+        }
+        for first in [true, false] {
+            match call.kernel {
+                MoeKernel::Plain => self.plain_product(s, &call, first)?,
+                MoeKernel::SmallM => self.small_m_product(s, &call, first)?,
+                MoeKernel::GroupedGemm(rows) => self.grouped_gemm_product(s, &call, rows, first)?,
+                MoeKernel::GroupedGemmTma(tile) => {
+                    self.grouped_gemm_tma_product(s, &call, tile, first)?;
+                }
+                MoeKernel::Fp8SmallM => self.fp8_small_m_product(s, &call, first)?,
+                MoeKernel::Fp8GroupedGemm => self.fp8_grouped_gemm_product(s, &call, first)?,
+            }
+        }
+        self.combine(s, &mut y, &call)
+    }
+
+    /// As `Kernels::moe_mlp_from_logits` says.
+    pub(super) fn expert_mlp_from_logits(
+        &self,
+        s: &DeviceStream,
+        mut y: MatMut<'_>,
+        x: MatRef<'_>,
+        scores: &RouterLogits<'_>,
+        experts: &ExpertWeights<'_>,
+        count: Option<&mut ExpertLoadArgs<'_>>,
+    ) -> Result<bool, DeviceError> {
+        let (tokens, all) = (scores.logits.rows(), scores.logits.cols());
+        let little = fits_fused_decode(experts, tokens * (scores.top_k + scores.shared));
+        if !little || !(1..=FUSED_ROUTING_TOKENS).contains(&tokens) || all > FUSED_ROUTING_EXPERTS {
+            return Ok(false);
+        }
+        check(self.half_dtype(), &y, x, experts)?;
+        check_dtype(KERNEL, "logits", scores.logits.dtype(), DType::F32)?;
+        check_size(KERNEL, "rows of logits", tokens, x.rows())?;
+        check_at_most(KERNEL, "choices", scores.top_k, all)?;
+        let counters = ExpertCounterPtrs::of(count, KERNEL, scores.logits)?;
+        self.fused_decode_mlp(s, &mut y, x, RoutingSource::InKernel(scores, counters), experts)?;
+        Ok(true)
+    }
+
+    fn align(&self, s: &DeviceStream, call: &MoeCall<'_>) -> Result<(), DeviceError> {
+        let count = call.experts.down.len();
+        let parts = call.choices.div_ceil(ALIGN_CHOICES);
+        let threads = (call.choices.div_ceil(8 * parts)).next_multiple_of(256).min(ALIGN_THREADS);
+        let launch = |name| -> Result<KernelLaunch, DeviceError> {
+            let kernel = self.kernel(&ALIGN, name, &call.combine_defines())?;
+            let grid = (parts as u32, 1, 1);
+            Ok(KernelLaunch::new(kernel, grid, threads as u32, (count * 4) as u32)
+                .overlaps_predecessor())
+        };
+        let arguments = |launch: KernelLaunch| {
+            let launch = launch.arg(call.routes.experts).u32(call.choices as u32);
+            launch.u32(call.experts.first as u32).u32(count as u32)
+        };
+        let mut counts = std::ptr::null_mut();
+        if parts > 1 {
+            counts = call.counts;
+            // SAFETY: the scratch memory has room for a count of every part and expert.
+            unsafe { arguments(launch("moe_count")?.arg_ptr(counts)).launch(self, s)? };
+        }
+        let align = launch("moe_align")?.arg_ptr(call.order).arg_ptr(call.segments).arg_ptr(counts);
+        let align = arguments(align)
+            .u32(call.kernel.segment_rows() as u32)
+            .u32(call.most_segments() as u32)
+            .u32(u32::from(call.kernel.prefetches_weights_early()));
+        // SAFETY: the scratch memory has room for all choices and segments.
+        unsafe { align.launch(self, s) }
+    }
+
+    fn combine(
+        &self,
+        s: &DeviceStream,
+        y: &mut MatMut<'_>,
+        call: &MoeCall<'_>,
+    ) -> Result<(), DeviceError> {
+        let kernel = self.kernel(&ALIGN, "moe_combine", &call.combine_defines())?;
+        let width = 16 / call.out_type().bytes();
+        let grid = (y.rows() as u32, call.hidden.div_ceil(width * THREADS as usize) as u32, 1);
+        let y_stride = y.stride() as u32;
+        let launch = KernelLaunch::new(kernel, grid, THREADS, 0)
+            .out(y)
+            .arg_ptr(call.out)
+            .arg(call.routes.experts)
+            .arg(call.routes.weights)
+            .u32(call.hidden as u32)
+            .u32(call.top_k() as u32)
+            .u32(call.experts.first as u32)
+            .u32(call.experts.down.len() as u32)
+            .u32(y_stride);
+        // SAFETY: as above.
+        unsafe { launch.overlaps_predecessor().launch(self, s) }
+    }
+}
+
+fn check_routes(x: MatRef<'_>, routes: &TopKRoutes<'_>) -> Result<(), DeviceError> {
+    check_size(KERNEL, "rows of experts", routes.experts.rows(), x.rows())?;
+    check_size(KERNEL, "rows of weights", routes.weights.rows(), x.rows())?;
+    check_size(KERNEL, "choices", routes.weights.cols(), routes.experts.cols())?;
+    check_at_most(KERNEL, "choices", routes.experts.cols(), MAX_CHOICES)?;
+    check_dtype(KERNEL, "experts", routes.experts.dtype(), DType::I32)?;
+    check_dtype(KERNEL, "weights", routes.weights.dtype(), DType::F32)
+}
+
+fn check(
+    half: DType,
+    y: &MatMut<'_>,
+    x: MatRef<'_>,
+    experts: &ExpertWeights<'_>,
+) -> Result<(), DeviceError> {
+    let (gate_up, down) = (experts.gate_up, experts.down);
+    check_size(KERNEL, "rows", y.rows(), x.rows())?;
+    check_size(KERNEL, "columns", y.cols(), x.cols())?;
+    check_size(KERNEL, "columns", x.cols(), x.cols().next_multiple_of(4))?;
+    let weights = if gate_up.dtype() == DType::F8E4M3 { DType::F8E4M3 } else { x.dtype() };
+    if weights != x.dtype() {
+        check_dtype(KERNEL, "input", x.dtype(), half)?;
+    }
+    if gate_up.is_tma_packed() || weights != x.dtype() {
+        check_size(KERNEL, "values between rows", x.stride(), x.stride().next_multiple_of(8))?;
+        check_size(KERNEL, "alignment of x", x.as_ptr().addr() % 16, 0)?;
+    }
+    check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
+    check_size(KERNEL, "down projections", down.len(), gate_up.len())?;
+    let [lines, gated_lines] = [down, gate_up].map(|group| usize::from(group.is_tma_packed()));
+    check_size(KERNEL, "down projections in lines", lines, gated_lines)?;
+    check_size(KERNEL, "inputs of gate_up", gate_up.k(), x.cols())?;
+    check_size(KERNEL, "outputs of gate_up", gate_up.n(), 2 * down.k())?;
+    check_size(KERNEL, "outputs of down", down.n(), x.cols())?;
+    check_dtype(KERNEL, "type of gate_up", gate_up.dtype(), weights)?;
+    check_dtype(KERNEL, "type of down", down.dtype(), weights)
+}

@@ -1,0 +1,109 @@
+//! Experts for a handful of choices, where every launch counts: blocks sort, and with few tokens route, for
+//! themselves, and the second product ends in the weighted sum.
+
+use super::device::GpuDevice;
+use super::expert_load::ExpertCounterPtrs;
+use super::kernel_launch::KernelLaunch;
+use super::kernel_source::KernelSource;
+use super::moe_grouped_gemm_tma::{GroupedGemmTile, TILE_MEDIUM, TILE_SMALL, is_fp8, scales_from};
+use crate::{
+    DType, DeviceError, DeviceStream, ExpertWeights, MatMut, MatRef, RouterLogits, TopKRoutes,
+};
+
+static FUSED_DECODE: KernelSource = KernelSource {
+    name: "moe_little/moe_little.hip",
+    text: include_str!("../../csrc/moe_little/moe_little.hip"),
+};
+
+/// Lines of a strip.
+const STRIP_LINES: usize = 16;
+/// Rows of a low tile.
+const LOW_ROWS: usize = 16;
+/// Choices that a block sorts for itself.
+const MAX_CHOICES: usize = 64;
+
+/// Who chooses.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum RoutingSource<'a> {
+    /// `moe_route_softmax` did.
+    Precomputed(&'a TopKRoutes<'a>),
+    /// Every block does, and one of them counts.
+    InKernel(&'a RouterLogits<'a>, ExpertCounterPtrs),
+}
+
+/// What a block multiplies at a time, of so many rows and strips of lines. In fp8 a stage takes its time whatever of it is used.
+fn tile_of(experts: &ExpertWeights<'_>, rows: usize, strips: usize) -> GroupedGemmTile {
+    if experts.down.dtype() != DType::F8E4M3 {
+        return TILE_SMALL;
+    }
+    let rows = if rows <= LOW_ROWS { LOW_ROWS } else { MAX_CHOICES };
+    let lines =
+        if strips * STRIP_LINES <= TILE_SMALL.lines { TILE_SMALL.lines } else { TILE_MEDIUM.lines };
+    GroupedGemmTile { rows, lines }
+}
+
+/// Whether so many choices go this way.
+pub(super) fn fits_fused_decode(experts: &ExpertWeights<'_>, choices: usize) -> bool {
+    experts.gate_up.is_tma_packed() && choices <= MAX_CHOICES
+}
+
+impl GpuDevice {
+    /// `y` of `x` and choices that `fits_fused_decode`, all of which have been checked.
+    pub(super) fn fused_decode_mlp(
+        &self,
+        s: &DeviceStream,
+        y: &mut MatMut<'_>,
+        x: MatRef<'_>,
+        chosen: RoutingSource<'_>,
+        experts: &ExpertWeights<'_>,
+    ) -> Result<(), DeviceError> {
+        let none = std::ptr::null();
+        let (top_k, routes, scores, counters) = match chosen {
+            RoutingSource::Precomputed(r) => {
+                let routes = [r.experts.as_ptr(), r.weights.as_ptr(), none];
+                (r.experts.cols(), routes, [0; 4], ExpertCounterPtrs::NONE)
+            }
+            RoutingSource::InKernel(c, counters) => {
+                let (stride, all) = (c.logits.stride(), c.logits.cols());
+                let sizes = [stride, all, usize::from(c.normalise), c.shared];
+                (c.top_k + c.shared, [none, none, c.logits.as_ptr()], sizes, counters)
+            }
+        };
+        let (choices, inner) = (x.rows() * top_k, experts.down.k());
+        let between = self.scratch(s, choices * inner * x.dtype().bytes())?;
+        let here = u32::from(matches!(chosen, RoutingSource::InKernel(..)));
+        let fp8 = is_fp8(experts.down);
+        for gated in [true, false] {
+            // The first product divides all strips among blocks, in the second a block has those of all experts.
+            let strips = experts.gate_up.n() / STRIP_LINES * choices;
+            let tile = if gated {
+                tile_of(experts, x.rows(), strips.div_ceil(self.multiprocessors() as usize))
+            } else {
+                tile_of(experts, choices, choices)
+            };
+            let defines = [
+                ("GATED", u32::from(gated)),
+                ("ROUTES", here),
+                ("MANY", u32::from(tile.lines != TILE_SMALL.lines)),
+                ("TILE_ROWS", tile.rows as u32),
+                ("FP8", fp8),
+            ];
+            let kernel = self.kernel(&FUSED_DECODE, "moe_little", &defines)?;
+            let (out, from, strides, group) = if gated {
+                (between, x.as_ptr(), [x.stride(), inner], experts.gate_up)
+            } else {
+                (y.as_mut_ptr(), between.cast_const(), [inner, y.stride()], experts.down)
+            };
+            let launch = self.launch_on_all_sms(kernel, tile, group.dtype());
+            let launch = launch.arg_ptr(out).arg_ptr(from).arg_ptr(group.as_ptr());
+            let launch = routes.into_iter().fold(launch, KernelLaunch::arg_ptr);
+            let sizes = [choices, experts.first, group.len(), group.n(), group.k()];
+            let sizes = scores.into_iter().chain(sizes).chain(strides).chain([top_k]);
+            let launch = sizes.fold(launch, |launch, size| launch.u32(size as u32));
+            let launch = scales_from(launch, group, 0);
+            // SAFETY: all shapes were compared; the arguments are those of the kernel.
+            unsafe { counters.args(launch).overlaps_predecessor().launch(self, s)? };
+        }
+        Ok(())
+    }
+}

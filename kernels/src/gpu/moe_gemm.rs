@@ -1,0 +1,90 @@
+//! Grouped products over weights that lie as checkpoints store them.
+
+use super::check::check_size;
+use super::device::GpuDevice;
+use super::gemm::{SmallMStripShape, TILE_OUTPUTS};
+use super::kernel_launch::KernelLaunch;
+use super::kernel_source::KernelSource;
+use super::moe_call::{KERNEL, MoeCall, SMALL_M_ROWS};
+use crate::{DeviceError, DeviceStream};
+
+static GEMM_SMALL_M: KernelSource = KernelSource {
+    name: "moe_few/moe_few.hip",
+    text: include_str!("../../csrc/moe_few/moe_few.hip"),
+};
+static GROUPED_GEMM: KernelSource = KernelSource {
+    name: "moe_tile/moe_tile.hip",
+    text: include_str!("../../csrc/moe_tile/moe_tile.hip"),
+};
+static PLAIN: KernelSource = KernelSource {
+    name: "moe_plain/moe_plain.hip",
+    text: include_str!("../../csrc/moe_plain/moe_plain.hip"),
+};
+
+const THREADS: u32 = 256;
+
+impl GpuDevice {
+    /// For few tokens an expert.
+    pub(super) fn small_m_product(
+        &self,
+        s: &DeviceStream,
+        call: &MoeCall<'_>,
+        first: bool,
+    ) -> Result<(), DeviceError> {
+        let (group, k) = call.product(first);
+        let shape = self.small_m_strips(SMALL_M_ROWS, group.n(), k, call.busy_experts(), first);
+        let Some(SmallMStripShape { strips, blocks, shared_bytes }) = shape else {
+            return check_size(KERNEL, "inputs of few rows", k, 0); // `way` saw to it.
+        };
+        let defines = [("GATED", u32::from(first)), ("TILES", strips as u32)];
+        let kernel = self.kernel(&GEMM_SMALL_M, "moe_few", &defines)?;
+        let grid = (blocks as u32, call.most_segments() as u32, 1);
+        let launch = KernelLaunch::new(kernel, grid, THREADS, shared_bytes as u32);
+        // SAFETY: `check` compared all shapes; scratch memory has the sizes of the call.
+        unsafe { call.product_args(launch, first).overlaps_predecessor().launch(self, s) }
+    }
+
+    /// For many.
+    pub(super) fn grouped_gemm_product(
+        &self,
+        s: &DeviceStream,
+        call: &MoeCall<'_>,
+        rows: usize,
+        first: bool,
+    ) -> Result<(), DeviceError> {
+        let defines = [("GATED", u32::from(first)), ("TILE_M", rows as u32)];
+        let kernel = self.kernel(&GROUPED_GEMM, "moe_tile", &defines)?;
+        let blocks = call.product(first).0.n().div_ceil(TILE_OUTPUTS);
+        let grid = (blocks as u32, call.most_segments() as u32, 1);
+        let launch = KernelLaunch::new(kernel, grid, THREADS, self.tile_bytes(rows));
+        // SAFETY: as above.
+        unsafe { call.product_args(launch, first).overlaps_predecessor().launch(self, s) }
+    }
+
+    /// Every type and size.
+    pub(super) fn plain_product(
+        &self,
+        s: &DeviceStream,
+        call: &MoeCall<'_>,
+        first: bool,
+    ) -> Result<(), DeviceError> {
+        let [act] = call.act();
+        let (group, k) = call.product(first);
+        let kernel = self.kernel(&PLAIN, "moe_plain", &[act, ("GATED", u32::from(first))])?;
+        let outputs = if first { call.inner } else { call.hidden };
+        let blocks = outputs.div_ceil((THREADS / self.warp_size()) as usize);
+        let launch = KernelLaunch::new(kernel, (call.choices as u32, blocks as u32, 1), THREADS, 0)
+            .arg_ptr(if first { call.activations } else { call.out })
+            .arg_ptr(if first { call.x.as_ptr() } else { call.activations })
+            .arg_ptr(group.as_ptr())
+            .arg(call.routes.experts)
+            .u32(group.n() as u32)
+            .u32(k as u32)
+            .u32(if first { call.x.stride() } else { call.inner } as u32)
+            .u32(call.top_k() as u32)
+            .u32(call.experts.first as u32)
+            .u32(group.len() as u32);
+        // SAFETY: as above.
+        unsafe { launch.overlaps_predecessor().launch(self, s) }
+    }
+}

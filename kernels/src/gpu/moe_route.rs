@@ -1,0 +1,57 @@
+//! Which experts a token goes to.
+
+use super::check::{check_at_most, check_dense, check_dtype, check_size};
+use super::device::GpuDevice;
+use super::expert_load::ExpertCounterPtrs;
+use super::kernel_launch::KernelLaunch;
+use super::kernel_source::KernelSource;
+use crate::{DType, DeviceError, DeviceStream, ExpertLoadArgs, MatMut, RouterLogits};
+
+static MOE_ROUTE: KernelSource = KernelSource {
+    name: "moe_route/moe_route.hip",
+    text: include_str!("../../csrc/moe_route/moe_route.hip"),
+};
+
+const KERNEL: &str = "moe_route_softmax";
+/// Experts the kernel has shared memory for.
+const MAX_EXPERTS: usize = 1024;
+
+impl GpuDevice {
+    pub(super) fn route_softmax(
+        &self,
+        s: &DeviceStream,
+        mut experts: MatMut<'_>,
+        mut weights: MatMut<'_>,
+        scores: &RouterLogits<'_>,
+        count: Option<&mut ExpertLoadArgs<'_>>,
+    ) -> Result<(), DeviceError> {
+        let RouterLogits { logits, top_k: k, normalise, shared } = *scores;
+        let counters = ExpertCounterPtrs::of(count, KERNEL, logits)?;
+        check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
+        check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "weights", weights.dtype(), DType::F32)?;
+        check_size(KERNEL, "rows of experts", experts.rows(), logits.rows())?;
+        check_size(KERNEL, "rows of weights", weights.rows(), logits.rows())?;
+        check_size(KERNEL, "columns of weights", weights.cols(), experts.cols())?;
+        check_size(KERNEL, "columns of experts", experts.cols(), k + shared)?;
+        let count = logits.cols();
+        check_at_most(KERNEL, "choices", k, count)?;
+        check_at_most(KERNEL, "experts", count, MAX_EXPERTS)?;
+        check_dense(KERNEL, "experts", experts.as_ref())?;
+        check_dense(KERNEL, "weights", weights.as_ref())?;
+        let threads = count.next_multiple_of(self.warp_size() as usize) as u32;
+        let kernel = self.kernel(&MOE_ROUTE, KERNEL, &[])?;
+        let launch = KernelLaunch::new(kernel, (logits.rows() as u32, 1, 1), threads, 0)
+            .overlaps_predecessor()
+            .out(&mut experts)
+            .out(&mut weights)
+            .arg(logits)
+            .u32(logits.stride() as u32)
+            .u32(count as u32)
+            .u32(k as u32)
+            .u32(shared as u32)
+            .u32(u32::from(normalise));
+        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { counters.args(launch).launch(self, s) }
+    }
+}

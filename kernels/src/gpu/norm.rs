@@ -1,0 +1,131 @@
+//! RMS norms of rows.
+
+use super::check::{check_dtype, check_size};
+use super::device::GpuDevice;
+use super::fp8::QuantizedRows;
+use super::kernel_launch::KernelLaunch;
+use super::kernel_source::KernelSource;
+use crate::{DeviceError, DeviceStream, MatMut, MatRef};
+
+static NORM: KernelSource =
+    KernelSource { name: "norm/norm.hip", text: include_str!("../../csrc/norm/norm.hip") };
+
+const KERNEL: &str = "rms_norm";
+/// Threads of the largest block.
+const MAX_THREADS: usize = 512;
+
+impl GpuDevice {
+    pub(super) fn norm_rows(
+        &self,
+        s: &DeviceStream,
+        mut y: MatMut<'_>,
+        x: MatRef<'_>,
+        w: MatRef<'_>,
+        eps: f32,
+    ) -> Result<(), DeviceError> {
+        check_norm(&y, x, w)?;
+        let to = (y.as_mut_ptr(), y.stride());
+        self.norm_to(s, to, x, w, eps)
+    }
+
+    /// The same to an address, with the elements between rows there, for shapes that have been checked.
+    pub(super) fn norm_to(
+        &self,
+        s: &DeviceStream,
+        (y, y_stride): (*mut u8, usize),
+        x: MatRef<'_>,
+        w: MatRef<'_>,
+        eps: f32,
+    ) -> Result<(), DeviceError> {
+        let defines = [("ACT_F32", self.act_f32(KERNEL, x.dtype())?)];
+        let kernel = self.kernel(&NORM, "rms_norm", &defines)?;
+        let launch =
+            KernelLaunch::new(kernel, (x.rows() as u32, 1, 1), self.norm_threads(x.cols()), 0)
+                .overlaps_predecessor()
+                .arg_ptr(y)
+                .arg(x)
+                .arg(w)
+                .u32(x.cols() as u32)
+                .u32(y_stride as u32)
+                .u32(x.stride() as u32)
+                .f32(eps);
+        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { launch.launch(self, s) }
+    }
+
+    pub(super) fn add_norm_rows(
+        &self,
+        s: &DeviceStream,
+        mut y: MatMut<'_>,
+        mut x: MatMut<'_>,
+        delta: MatRef<'_>,
+        w: MatRef<'_>,
+        eps: f32,
+    ) -> Result<(), DeviceError> {
+        check_norm(&y, x.as_ref(), w)?;
+        check_size(KERNEL, "rows of the addend", delta.rows(), x.rows())?;
+        check_size(KERNEL, "columns of the addend", delta.cols(), x.cols())?;
+        check_dtype(KERNEL, "addend", delta.dtype(), x.dtype())?;
+        let defines = [("ACT_F32", self.act_f32(KERNEL, x.dtype())?)];
+        let kernel = self.kernel(&NORM, "add_rms_norm", &defines)?;
+        let launch =
+            KernelLaunch::new(kernel, (x.rows() as u32, 1, 1), self.norm_threads(x.cols()), 0)
+                .overlaps_predecessor()
+                .out(&mut y)
+                .out(&mut x)
+                .arg(delta)
+                .arg(w)
+                .u32(x.cols() as u32)
+                .u32(y.stride() as u32)
+                .u32(x.stride() as u32)
+                .u32(delta.stride() as u32)
+                .f32(eps);
+        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { launch.launch(self, s) }
+    }
+
+    /// `add_rms_norm` with a quantised result, for shapes that have been checked.
+    pub(super) fn add_norm_fp8(
+        &self,
+        s: &DeviceStream,
+        to: &QuantizedRows,
+        mut x: MatMut<'_>,
+        delta: MatRef<'_>,
+        (norm, eps): (MatRef<'_>, f32),
+    ) -> Result<(), DeviceError> {
+        let threads = self.norm_threads(x.cols());
+        let eights = x.cols().div_ceil(8 * threads as usize).next_power_of_two();
+        let defines = [("ACT_F32", 0), ("FP8", 1), ("THREAD_EIGHTS", eights as u32)];
+        let kernel = self.kernel(&NORM, "add_rms_norm_fp8", &defines)?;
+        let launch = KernelLaunch::new(kernel, (to.padded as u32, 1, 1), threads, 0)
+            .overlaps_predecessor()
+            .arg_ptr(to.x)
+            .arg_ptr(to.scales)
+            .out(&mut x)
+            .arg(delta)
+            .arg(norm)
+            .u32(to.rows as u32)
+            .u32(x.cols() as u32)
+            .u32(x.stride() as u32)
+            .u32(delta.stride() as u32)
+            .u32(to.padded as u32)
+            .f32(eps);
+        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { launch.launch(self, s) }
+    }
+
+    /// Threads for a row, by its length alone: eight columns each, sixteen where that would be many.
+    pub(super) fn norm_threads(&self, cols: usize) -> u32 {
+        let eights = cols.div_ceil(8);
+        let threads = if eights <= 256 { eights } else { eights.div_ceil(2) };
+        threads.next_multiple_of(self.warp_size() as usize).min(MAX_THREADS) as u32
+    }
+}
+
+fn check_norm(y: &MatMut<'_>, x: MatRef<'_>, w: MatRef<'_>) -> Result<(), DeviceError> {
+    check_size(KERNEL, "rows", y.rows(), x.rows())?;
+    check_size(KERNEL, "columns", y.cols(), x.cols())?;
+    check_size(KERNEL, "weight", w.cols(), x.cols())?;
+    check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
+    check_dtype(KERNEL, "weight", w.dtype(), x.dtype())
+}

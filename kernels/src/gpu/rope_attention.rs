@@ -1,0 +1,162 @@
+//! Decode attention out of the projections: norms, rotation and the store of keys and values in one launch with it.
+//! `lone` is the launch for short contexts.
+
+use super::attention::{
+    BLOCKS_WITH_RING, DECODE, DECODE_WARPS, LOG2_E, RECORD_EXTRA_FLOATS, SINGLE_ROW_RING_BYTES,
+    SINGLE_ROW_SPLITS, TILE, most_splits,
+};
+use super::check::{check_dtype, check_size};
+use super::device::GpuDevice;
+use super::gemm::has_16_byte_rows;
+use super::kernel_launch::KernelLaunch;
+use super::qk_rope;
+use crate::{
+    AttentionMetadata, Buffer, DType, DeviceError, DeviceStream, KvLayout, MatMut, QkNormRopeArgs,
+};
+
+const KERNEL: &str = "rope_attention";
+/// Rows up to which one launch is sooner done than two: every split prepares its queries for itself, which a lone row has
+/// the waves for. Whole layers of Qwen3-8B at a context of 1,088 on an H200, µs, two launches → one: 103.4 → 102.4 for
+/// 1 row, 112.1 → 116.5 for 4; of Qwen3-0.6B 23.0 → 23.8 for 2.
+const MAX_ROWS: usize = 1;
+/// Query heads of a KV head that one wave takes, beside keys that make the rows of its products.
+const MAX_GROUP: usize = 8;
+
+impl GpuDevice {
+    /// As `Kernels::fuses_rope_attention`.
+    pub(super) fn prefers_rope_attention(
+        &self,
+        qk: &QkNormRopeArgs<'_>,
+        rows: &AttentionMetadata<'_>,
+        layout: &KvLayout,
+    ) -> bool {
+        rows.len() <= MAX_ROWS && self.fits_rope_attention(qk, rows, layout)
+    }
+
+    fn fits_rope_attention(
+        &self,
+        qk: &QkNormRopeArgs<'_>,
+        rows: &AttentionMetadata<'_>,
+        layout: &KvLayout,
+    ) -> bool {
+        let group = qk.heads / layout.kv_heads.max(1);
+        self.warp_size() == 32
+            && layout.dtype == self.half_dtype()
+            && qk.qkv.dtype() == self.half_dtype()
+            && matches!(layout.head_dim, 64 | 128)
+            && layout.block_tokens.is_multiple_of(TILE)
+            && (1..=MAX_GROUP).contains(&group)
+            && 2 * qk.rope.cos.cols() == layout.head_dim
+            && qk.q_norm.is_some() == qk.k_norm.is_some()
+            && rows.bounds.decode_rows >= rows.len()
+            && rows.len() == qk.qkv.rows()
+            && has_16_byte_rows(qk.qkv)
+    }
+
+    /// As `Kernels::rope_attention`.
+    pub(super) fn attend_projections(
+        &self,
+        s: &DeviceStream,
+        mut o: MatMut<'_>,
+        (kv, layout): (&mut Buffer, &KvLayout),
+        qk: &QkNormRopeArgs<'_>,
+        rows: &AttentionMetadata<'_>,
+        scale: f32,
+    ) -> Result<(), DeviceError> {
+        check(&o, kv, layout, qk, rows)?;
+        if !self.fits_rope_attention(qk, rows, layout) || !has_16_byte_rows(o.as_ref()) {
+            let dtype = qk.qkv.dtype();
+            return Err(DeviceError::Unsupported { kernel: KERNEL, what: "projections", dtype });
+        }
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let first = layout.key_tile(qk.layer, 0, 0) * layout.dtype.bytes();
+        // SAFETY: the layer lies inside the pool, whose size was checked.
+        let layer = unsafe { kv.as_mut_ptr().add(first) };
+        if self.fits_single_row(rows) {
+            return self.attend_single_row(s, o, (layer, layout), qk, rows, scale);
+        }
+        let (kv_heads, dim, group) = (layout.kv_heads, layout.head_dim, qk.heads / layout.kv_heads);
+        let splits = most_splits(rows.bounds.max_context_len, SINGLE_ROW_SPLITS);
+        let record_bytes = group * (dim + RECORD_EXTRA_FLOATS) * 4;
+        let partial = self.scratch(s, rows.len() * kv_heads * splits * record_bytes)?;
+        let arrived = self.counters(s, rows.len() * kv_heads)?;
+        let ring = (dim * layout.dtype.bytes(), SINGLE_ROW_RING_BYTES);
+        let fit = self.decode_occupancy(ring, group, record_bytes, BLOCKS_WITH_RING);
+        let defines = [
+            ("HEAD_DIM", dim as u32),
+            ("BLOCK_TOKENS", layout.block_tokens as u32),
+            ("HEAD_GROUP", group as u32),
+            ("KV_FP8", 0),
+            ("STAGES", fit.stages as u32),
+            ("FROM_QKV", 1),
+        ];
+        let kernel = self.kernel(&DECODE, "attention_decode", &defines)?;
+        let most = rows.len() * kv_heads * splits;
+        let blocks = (fit.blocks * self.multiprocessors() as usize).min(most) as u32;
+        let threads = DECODE_WARPS as u32 * self.warp_size();
+        let launch = KernelLaunch::new(kernel, (blocks, 1, 1), threads, fit.shared_bytes as u32)
+            .overlaps_predecessor()
+            .out(&mut o)
+            .arg_ptr(layer)
+            .arg_ptr(partial)
+            .arg_ptr(arrived);
+        let launch = sources(launch, qk, rows)
+            .u32(rows.len() as u32)
+            .u32(kv_heads as u32)
+            .u32(rows.block_tables.stride() as u32)
+            .u32(splits as u32)
+            .u32(qk.qkv.stride() as u32)
+            .u32(o.stride() as u32)
+            .f32(scale * LOG2_E)
+            .f32(qk.eps);
+        // SAFETY: shapes were compared; positions, slots, lengths and tables are the caller's promise; scratch and
+        // counters have the sizes of the grid.
+        unsafe { launch.launch(self, s) }
+    }
+}
+
+/// The arguments of both launches that say what rows read.
+pub(super) fn sources(
+    launch: KernelLaunch,
+    qk: &QkNormRopeArgs<'_>,
+    rows: &AttentionMetadata<'_>,
+) -> KernelLaunch {
+    launch
+        .arg(qk.qkv)
+        .arg_or_null(qk.q_norm)
+        .arg_or_null(qk.k_norm)
+        .arg(qk.rope.cos)
+        .arg(qk.rope.sin)
+        .arg(qk.positions)
+        .arg(qk.slots)
+        .arg(rows.cu_q)
+        .arg(rows.context_lens)
+        .arg(rows.block_tables)
+        .arg_or_null(rows.table_rows)
+}
+
+fn check(
+    o: &MatMut<'_>,
+    kv: &Buffer,
+    layout: &KvLayout,
+    qk: &QkNormRopeArgs<'_>,
+    rows: &AttentionMetadata<'_>,
+) -> Result<(), DeviceError> {
+    qk_rope::check(KERNEL, o, kv, layout, qk)?;
+    check_size(KERNEL, "tokens", qk.qkv.rows(), rows.len())?;
+    check_size(KERNEL, "cu_q", rows.cu_q.cols(), rows.len() + 1)?;
+    if rows.table_rows.is_none() {
+        check_size(KERNEL, "block_tables", rows.block_tables.rows(), rows.len())?;
+    }
+    let tables =
+        [Some(rows.cu_q), Some(rows.context_lens), Some(rows.block_tables), rows.table_rows];
+    for ids in tables.into_iter().flatten() {
+        check_dtype(KERNEL, "rows", ids.dtype(), DType::I32)?;
+    }
+    if layout.kv_heads == 0 || !qk.heads.is_multiple_of(layout.kv_heads) {
+        return check_size(KERNEL, "query heads", qk.heads, layout.kv_heads);
+    }
+    Ok(())
+}

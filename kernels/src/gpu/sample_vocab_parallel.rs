@@ -1,0 +1,149 @@
+//! Answers to the questions of a step, where each rank has the logits of a part of the vocabulary.
+
+use super::check::{check_at_most, check_size};
+use super::device::GpuDevice;
+use super::kernel_launch::KernelLaunch;
+use super::kernel_source::KernelSource;
+use super::sample::{MAX_TOP, PICK_THREADS, SampleScratch, check};
+use crate::step::{PreparedStep, SamplerOutputArrays, SequenceSlotArrays, StageView};
+use crate::{
+    DType, DeviceError, DeviceStream, GatherFn, MatMut, MatRef, VocabParallelSupport, VocabShard,
+};
+
+static VOCAB_PARALLEL: KernelSource = KernelSource {
+    name: "sample_parts/sample_parts.hip",
+    text: include_str!("../../csrc/sample_parts/sample_parts.hip"),
+};
+
+const KERNEL: &str = "sample_parts";
+/// Ids that a rank lists of each row. Sizes do not depend on rules, so all rows have room for them: 528 bytes a row and rank in all.
+const CANDIDATES: usize = 64;
+/// Of a small part at most one id in so many.
+const IDS_PER_CANDIDATE: usize = 8;
+/// Places in front of the list: `LISTED_FROM`.
+const CANDIDATES_AT: usize = 2;
+/// Where parts begin: at a multiple of it, so that masks and noise do.
+const SHARD_ALIGNMENT: usize = 64;
+
+/// Ids that each rank lists; all of them are sorted at once.
+fn candidate_count(part: &VocabShard) -> usize {
+    CANDIDATES.min(MAX_TOP / part.ranks.max(1)).min(part.cols / IDS_PER_CANDIDATE)
+}
+
+/// 32-bit words that a rank tells of `rows` rows.
+fn exchange_words(rows: usize, part: &VocabShard) -> usize {
+    rows * (CANDIDATES_AT + candidate_count(part)) * 2
+}
+
+impl GpuDevice {
+    /// As `Kernels::vocab_parallel_support` says. Where less is told than there is, and some of it can be listed.
+    pub(super) fn vocab_parallel_support_of(part: &VocabShard) -> VocabParallelSupport {
+        match candidate_count(part) {
+            most if most > 0 && exchange_words(1, part) < part.cols => {
+                VocabParallelSupport::TopK(most)
+            }
+            _ => VocabParallelSupport::Unsupported,
+        }
+    }
+
+    pub(super) fn sample_vocab_parallel_rows(
+        &self,
+        s: &DeviceStream,
+        (logits, part): (MatRef<'_>, &VocabShard),
+        (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
+        seats: &mut SequenceSlotArrays<'_>,
+        answers: &mut SamplerOutputArrays<'_>,
+        gather: &mut GatherFn<'_>,
+    ) -> Result<(), DeviceError> {
+        check((logits, part), laid, seats, answers)?;
+        check_at_most(
+            KERNEL,
+            "end of the part",
+            part.first_id + part.ids,
+            part.vocab.max(part.first_id),
+        )?;
+        let begins = if part.ids > 0 { part.first_id } else { 0 };
+        check_size(KERNEL, "first id", begins, begins.next_multiple_of(SHARD_ALIGNMENT))?;
+        if Self::vocab_parallel_support_of(part) == VocabParallelSupport::Unsupported {
+            return Err(DeviceError::VocabParallelUnsupported { device: self.arch().to_owned() });
+        }
+        let own = exchange_words(logits.rows(), part);
+        let scratch = SampleScratch::new(self, s, logits, own * (1 + part.ranks) * 4)?;
+        self.scan(s, (logits, part), (stage, laid), seats, &scratch)?;
+        self.collect_candidates(s, (logits, part), (stage, laid), seats, &scratch)?;
+        // SAFETY: the scratch has room for the words of this rank and, behind them, of all; nobody else knows it. What is brought in
+        // one row takes no scratch of its own.
+        let (told, all) = unsafe {
+            let (told, all) = (scratch.rest, scratch.rest.add(own * 4));
+            let columns = own * part.ranks;
+            (
+                MatRef::from_raw(told, DType::I32, 1, own, own),
+                MatMut::from_raw(all, DType::I32, 1, columns, columns),
+            )
+        };
+        if !gather(told, all) {
+            return Err(DeviceError::PeerRanksFailed);
+        }
+        // SAFETY: as above.
+        let all = unsafe { scratch.rest.add(own * 4) };
+        self.merge_candidates(s, (logits.rows(), part), (stage, laid), seats, answers, all)?;
+        self.verify_drafts(s, logits.rows(), (stage, laid), seats, answers)
+    }
+
+    /// What this rank says about each row.
+    fn collect_candidates(
+        &self,
+        s: &DeviceStream,
+        (logits, part): (MatRef<'_>, &VocabShard),
+        (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
+        seats: &SequenceSlotArrays<'_>,
+        scratch: &SampleScratch,
+    ) -> Result<(), DeviceError> {
+        let kernel = self.kernel(&VOCAB_PARALLEL, "part_tell", &[])?;
+        let launch = KernelLaunch::new(kernel, (logits.rows() as u32, 1, 1), PICK_THREADS, 0)
+            .overlaps_predecessor()
+            .arg_ptr(scratch.rest)
+            .arg_ptr(scratch.records)
+            .arg_ptr(scratch.edited)
+            .arg(logits)
+            .arg(stage.bytes)
+            .arg(laid.positions)
+            .arg(seats.params.as_ref())
+            .u32(part.vocab as u32)
+            .u32(part.first_id as u32)
+            .u32((part.first_id + part.ids) as u32)
+            .u32(logits.stride() as u32)
+            .u32(scratch.edited_stride as u32)
+            .u32(candidate_count(part) as u32);
+        // SAFETY: the scratch holds what the scan left, and room for what is told.
+        unsafe { launch.launch(self, s) }
+    }
+
+    /// The answers, out of what all ranks told.
+    fn merge_candidates(
+        &self,
+        s: &DeviceStream,
+        (questions, part): (usize, &VocabShard),
+        (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
+        seats: &mut SequenceSlotArrays<'_>,
+        answers: &mut SamplerOutputArrays<'_>,
+        all: *const u8,
+    ) -> Result<(), DeviceError> {
+        let kernel = self.kernel(&VOCAB_PARALLEL, "part_pick", &[])?;
+        let launch = KernelLaunch::new(kernel, (questions as u32, 1, 1), PICK_THREADS, 0)
+            .overlaps_predecessor()
+            .out(&mut answers.sampled)
+            .out(&mut seats.latest)
+            .out(&mut seats.history)
+            .arg_ptr(all)
+            .arg(stage.bytes)
+            .arg(laid.positions)
+            .arg(seats.params.as_ref())
+            .u32(part.vocab as u32)
+            .u32(part.ranks as u32)
+            .u32(candidate_count(part) as u32)
+            .u32(seats.history.cols() as u32);
+        // SAFETY: answers have a row for each question; the host checked what it staged against the seats.
+        unsafe { launch.launch(self, s) }
+    }
+}

@@ -1,0 +1,97 @@
+//! What a stage says becomes what a forward pass reads.
+
+use super::check::{check_at_least, check_dense, check_dtype, check_size};
+use super::device::GpuDevice;
+use super::kernel_launch::KernelLaunch;
+use super::kernel_source::KernelSource;
+use crate::step::{SequenceSlotArrays, StageView, StepArrays};
+use crate::{DType, DeviceError, DeviceStream};
+
+static PREPARE: KernelSource = KernelSource {
+    name: "prepare/prepare.hip",
+    text: include_str!("../../csrc/prepare/prepare.hip"),
+};
+
+const KERNEL: &str = "prepare";
+const THREADS: usize = 256;
+/// Tokens that one thread may lay out before a row is given more blocks.
+const TOKENS_PER_THREAD: usize = 4;
+/// Blocks of a row at most.
+const MAX_BLOCKS_PER_ROW: usize = 32;
+
+impl GpuDevice {
+    pub(super) fn prepare_step(
+        &self,
+        s: &DeviceStream,
+        stage: &StageView<'_>,
+        seats: &mut SequenceSlotArrays<'_>,
+        step: &mut StepArrays<'_>,
+        block_tokens: usize,
+    ) -> Result<(), DeviceError> {
+        check_step(stage, step)?;
+        check_sequence_slots(seats)?;
+        let blocks = stage.rows.max(1);
+        let per_row = stage.tokens.div_ceil(blocks);
+        let parts = per_row.div_ceil(THREADS * TOKENS_PER_THREAD).clamp(1, MAX_BLOCKS_PER_ROW);
+        let kernel = self.kernel(&PREPARE, "prepare_step", &[])?;
+        let launch = KernelLaunch::new(kernel, (blocks as u32, parts as u32, 1), THREADS as u32, 0)
+            .overlaps_predecessor()
+            .out(&mut step.ids)
+            .out(&mut step.positions)
+            .out(&mut step.slots)
+            .out(&mut step.cu_q)
+            .out(&mut step.context_lens)
+            .out(&mut step.row_seq_slots)
+            .out(&mut step.logits_indices)
+            .out(&mut seats.tables)
+            .out(&mut seats.history)
+            .out(&mut seats.masks)
+            .out(&mut seats.params)
+            .arg(seats.latest.as_ref())
+            .arg(stage.bytes)
+            .u32(stage.rows as u32)
+            .u32(stage.tokens as u32)
+            .u32(stage.logits_rows as u32)
+            .u32(seats.tables.cols() as u32)
+            .u32(seats.history.cols() as u32)
+            .u32(seats.masks.cols() as u32)
+            .u32(block_tokens as u32);
+        // SAFETY: the arrays hold what is laid out; the host checked what it staged against the seats.
+        unsafe { launch.launch(self, s) }
+    }
+}
+
+fn check_step(stage: &StageView<'_>, step: &StepArrays<'_>) -> Result<(), DeviceError> {
+    let least = |what, got, least| check_at_least(KERNEL, what, got, least);
+    least("ids", step.ids.cols(), stage.tokens)?;
+    least("positions", step.positions.cols(), stage.tokens)?;
+    least("slots", step.slots.cols(), stage.tokens)?;
+    least("cu_q", step.cu_q.cols(), stage.rows + 1)?;
+    least("context_lens", step.context_lens.cols(), stage.rows)?;
+    least("row_seats", step.row_seq_slots.cols(), stage.rows)?;
+    least("question_tokens", step.logits_indices.cols(), stage.logits_rows)?;
+    check_dtype(KERNEL, "slots", step.slots.dtype(), DType::I64)?;
+    for x in [&step.ids, &step.positions, &step.cu_q, &step.context_lens, &step.row_seq_slots] {
+        check_dtype(KERNEL, "indices", x.dtype(), DType::I32)?;
+    }
+    check_dtype(KERNEL, "question_tokens", step.logits_indices.dtype(), DType::I32)
+}
+
+/// Refuses seat arrays whose rows are not as the kernels take them to be.
+pub(super) fn check_sequence_slots(seats: &SequenceSlotArrays<'_>) -> Result<(), DeviceError> {
+    const PARAM_WORDS: usize = size_of::<crate::step::SequenceSamplingParams>() / 4;
+    const LATEST_WORDS: usize = size_of::<crate::step::LatestToken>() / 4;
+    check_at_least(KERNEL, "words of rules", seats.params.cols(), PARAM_WORDS)?;
+    check_size(KERNEL, "words of a newest token", seats.latest.cols(), LATEST_WORDS)?;
+    for (what, x) in [
+        ("newest", &seats.latest),
+        ("tables", &seats.tables),
+        ("history", &seats.history),
+        ("masks", &seats.masks),
+        ("rules", &seats.params),
+    ] {
+        check_dtype(KERNEL, what, x.dtype(), DType::I32)?;
+        check_dense(KERNEL, what, x.as_ref())?;
+    }
+    Ok(())
+}

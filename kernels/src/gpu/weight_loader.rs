@@ -1,0 +1,239 @@
+//! Weights on the device: row-major `[N, K]` as files store them, read by several threads at once.
+//!
+//! Each reader takes a run of rows, converts it into pinned memory of its own and starts the copy; while the
+//! copy runs it fills its other piece. Copies run beside the step's stream, which waits for them on the
+//! device: `pack` returns when the last byte has been read, not when it has arrived.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::convert::convert;
+use super::device::GpuDevice;
+use super::error::GpuError;
+use super::fence::GpuFence;
+use super::fp8;
+use super::gpu_runtime::GpuRuntime;
+use super::memory;
+use crate::cpu::ThreadPool;
+use crate::{Buffer, DType, DeviceError, DeviceStream, HostMat, PackedMatrix};
+
+/// Copies of weights; steps run on the first stream.
+const COPY_STREAM: DeviceStream = DeviceStream(1);
+/// Bytes of one pinned piece: large enough for the link, small enough for all readers to have work.
+const CHUNK_BYTES: usize = 4 << 20;
+/// Least bytes of a run of rows.
+const MIN_RUN_BYTES: usize = 256 << 10;
+const KERNEL: &str = "pack";
+/// Readers of one device.
+const MAX_READERS: usize = 12;
+
+/// Threads that read, and the pinned memory they read into.
+#[derive(Debug)]
+pub(super) struct WeightLoader {
+    threads: ThreadPool,
+    readers: Vec<Mutex<WeightReader>>,
+}
+
+/// One thread's two pieces.
+#[derive(Debug)]
+struct WeightReader {
+    chunks: [PinnedChunk; 2],
+    next: usize,
+}
+
+/// Pinned memory, and the end of the copy that reads it.
+#[derive(Debug)]
+struct PinnedChunk {
+    copied: Option<GpuFence>, // Dropped, and so waited for, before the memory.
+    memory: Buffer,
+}
+
+/// Rows of one part, and where they go.
+struct RowRun {
+    part: usize,
+    row: usize,
+    rows: usize,
+    /// Byte of the packed matrix.
+    at: usize,
+}
+
+impl GpuDevice {
+    /// Stacks the rows of `parts` as `[N, K]`, as `Kernels::pack` says.
+    pub(super) fn load(
+        &self,
+        parts: &[HostMat<'_>],
+        dtype: DType,
+    ) -> Result<PackedMatrix, DeviceError> {
+        match fp8::scale_block_shape(parts).filter(|_| dtype == self.half_dtype()) {
+            Some(grid) => self.load_fp8(parts, grid),
+            None => self.load_float(parts, dtype),
+        }
+    }
+
+    /// The same in `dtype`, f32 or the device's 16-bit type.
+    pub(super) fn load_float(
+        &self,
+        parts: &[HostMat<'_>],
+        dtype: DType,
+    ) -> Result<PackedMatrix, DeviceError> {
+        if dtype != DType::F32 && dtype != self.half_dtype() {
+            return Err(DeviceError::Unsupported { kernel: KERNEL, what: "weight", dtype });
+        }
+        self.load_as(parts, dtype)
+    }
+
+    /// The same in `dtype`; fp8 parts as fp8 lose their scales.
+    pub(super) fn load_as(
+        &self,
+        parts: &[HostMat<'_>],
+        dtype: DType,
+    ) -> Result<PackedMatrix, DeviceError> {
+        let k = parts.first().map_or(0, HostMat::cols);
+        if let Some(part) = parts.iter().find(|part| part.cols() != k) {
+            let (what, got) = ("columns of a part", part.cols());
+            return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: k });
+        }
+        let n: usize = parts.iter().map(HostMat::rows).sum();
+        let row_bytes = k * dtype.bytes();
+        if row_bytes > CHUNK_BYTES {
+            let (what, got) = ("bytes of a row", row_bytes);
+            return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: CHUNK_BYTES });
+        }
+        let mut buffer = self.weights().alloc(self.runtime(), n * row_bytes)?;
+        if n * row_bytes > 0 {
+            let mut loader = self.loader();
+            let loader = match &mut *loader {
+                Some(loader) => loader,
+                none => none.insert(WeightLoader::new(self.runtime())?),
+            };
+            loader.load(self.runtime(), &mut buffer, parts, dtype)?;
+        }
+        Ok(PackedMatrix { buffer, dtype, n, k, scales: None })
+    }
+}
+
+impl WeightLoader {
+    fn new(runtime: &Arc<GpuRuntime>) -> Result<Self, DeviceError> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = ThreadPool::new(cores.min(MAX_READERS))?;
+        let piece = || -> Result<PinnedChunk, GpuError> {
+            Ok(PinnedChunk { copied: None, memory: memory::alloc_host(runtime, CHUNK_BYTES)? })
+        };
+        let reader = |_| Ok(Mutex::new(WeightReader { chunks: [piece()?, piece()?], next: 0 }));
+        let readers = (0..threads.threads()).map(reader).collect::<Result<_, GpuError>>()?;
+        Ok(Self { threads, readers })
+    }
+
+    fn load(
+        &self,
+        runtime: &Arc<GpuRuntime>,
+        to: &mut Buffer,
+        parts: &[HostMat<'_>],
+        dtype: DType,
+    ) -> Result<(), GpuError> {
+        runtime.not_capturing("loading weights")?;
+        let runs = row_runs(parts, dtype, self.readers.len());
+        let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+        let target = to.as_mut_ptr().expose_provenance();
+        self.threads.run(&|thread| {
+            let Ok(mut reader) = self.readers[thread].lock() else { return };
+            while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let target = std::ptr::with_exposed_provenance_mut(target + run.at);
+                // SAFETY: runs are disjoint ranges of `to`, which the caller lends out until all are read;
+                // kernels come after the copies by the fence below.
+                let read = unsafe { reader.read(runtime, target, &parts[run.part], run, dtype) };
+                if let Err(error) = read {
+                    next.store(runs.len(), Ordering::Relaxed);
+                    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                }
+            }
+        });
+        if let Some(error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error);
+        }
+        GpuFence::record(runtime, &COPY_STREAM)?.block_stream(&DeviceStream::default())
+    }
+}
+
+impl WeightReader {
+    /// Converts one run and starts its copy.
+    ///
+    /// # Safety
+    /// `to` is device memory for the whole run, which nobody uses until the copy is over.
+    unsafe fn read(
+        &mut self,
+        runtime: &Arc<GpuRuntime>,
+        to: *mut u8,
+        from: &HostMat<'_>,
+        run: &RowRun,
+        dtype: DType,
+    ) -> Result<(), GpuError> {
+        let piece = &mut self.chunks[self.next];
+        self.next ^= 1;
+        if let Some(copied) = piece.copied.take() {
+            copied.wait_event()?;
+        }
+        let bytes = run.rows * from.cols() * dtype.bytes();
+        let host = piece.memory.as_mut_ptr();
+        // SAFETY: host memory of a piece, which no copy reads any more; a run fits into it.
+        let staged = unsafe { std::slice::from_raw_parts_mut(host, bytes) };
+        convert(from.row_range(run.row, run.rows), dtype, staged);
+        runtime.enter()?;
+        let stream = runtime.stream(&COPY_STREAM)?;
+        // SAFETY: `bytes` on both sides; the piece is not touched before the fence has passed.
+        let code = unsafe {
+            (runtime.driver.copy_to_device)(to.cast(), host.cast_const().cast(), bytes, stream)
+        };
+        runtime.check(code, "copy to device")?;
+        piece.copied = Some(GpuFence::record(runtime, &COPY_STREAM)?);
+        Ok(())
+    }
+}
+
+impl Drop for PinnedChunk {
+    fn drop(&mut self) {
+        if let Some(copied) = self.copied.take() {
+            let _ = copied.wait_event(); // If it fails the device is lost, and with it the copy.
+        }
+    }
+}
+
+/// Cuts parts into runs of rows, of equal size where that leaves work for all readers.
+fn row_runs(parts: &[HostMat<'_>], dtype: DType, readers: usize) -> Vec<RowRun> {
+    let row_bytes = parts.first().map_or(1, |p| p.cols() * dtype.bytes()).max(1);
+    let total: usize = parts.iter().map(|p| p.rows() * row_bytes).sum();
+    let bytes = (total / (2 * readers)).clamp(MIN_RUN_BYTES, CHUNK_BYTES);
+    let step = (bytes / row_bytes).max(1);
+    let (mut runs, mut at) = (Vec::new(), 0);
+    for (part, mat) in parts.iter().enumerate() {
+        for row in (0..mat.rows()).step_by(step) {
+            let rows = step.min(mat.rows() - row);
+            runs.push(RowRun { part, row, rows, at });
+            at += rows * row_bytes;
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_runs_cover_every_row_once_and_fit_a_chunk() {
+        let bytes = vec![0u8; 3000 * 700 * 4];
+        let whole = HostMat::new(&bytes, DType::F32, 3000, 700).unwrap();
+        let parts = [whole.row_range(0, 1), whole.row_range(1, 2990), whole.row_range(2991, 9)];
+        for readers in [1, 3, 16] {
+            let runs = row_runs(&parts, DType::BF16, readers);
+            let (mut at, mut rows) = (0, [0; 3]);
+            for run in &runs {
+                assert_eq!((run.at, run.row), (at, rows[run.part]));
+                assert!(run.rows * 1400 <= CHUNK_BYTES);
+                at += run.rows * 1400;
+                rows[run.part] += run.rows;
+            }
+            assert_eq!((at, rows), (3000 * 1400, [1, 2990, 9]));
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! A stage on the host: collected, laid out as one run of bytes, and read back by the CPU device.
+
+use super::{
+    DraftRow, StageEdit, StageHeader, StageLogitsRow, StageRecord, StageRow, StageSequenceInit,
+};
+use crate::{DeviceError, MatRef};
+
+/// Regions begin at multiples of this.
+const ALIGN: usize = 16;
+
+/// What one step stages, region by region. Cleared and filled anew by every step.
+#[derive(Debug, Default)]
+pub struct StagingBuffer {
+    /// The rows of the step.
+    pub rows: Vec<StageRow>,
+    /// What is asked about its logits.
+    pub logits_rows: Vec<StageLogitsRow>,
+    /// Requests that take a seat with it.
+    pub inits: Vec<StageSequenceInit>,
+    /// Token ids, block ids, histories, masks.
+    pub words: Vec<i32>,
+    /// Changes of logits.
+    pub edits: Vec<StageEdit>,
+    /// The rows once more, where a draft layer sees them.
+    pub drafts: Vec<DraftRow>,
+    /// Tokens of the step.
+    pub tokens: usize,
+}
+
+impl StagingBuffer {
+    /// Forgets everything but the memory.
+    pub fn clear(&mut self) {
+        self.rows.clear();
+        self.logits_rows.clear();
+        self.inits.clear();
+        self.words.clear();
+        self.edits.clear();
+        self.drafts.clear();
+        self.tokens = 0;
+    }
+
+    /// Appends words and returns the index of the first.
+    pub fn push_words(&mut self, words: impl IntoIterator<Item = i32>) -> i32 {
+        let at = self.words.len() as i32;
+        self.words.extend(words);
+        at
+    }
+
+    fn header(&self) -> (StageHeader, usize) {
+        let mut end = size_of::<StageHeader>();
+        let mut region = |bytes: usize| {
+            let at = end.next_multiple_of(ALIGN);
+            end = at + bytes;
+            at as u32
+        };
+        let header = StageHeader {
+            rows: self.rows.len() as u32,
+            logits_rows: self.logits_rows.len() as u32,
+            inits: self.inits.len() as u32,
+            words: self.words.len() as u32,
+            edits: self.edits.len() as u32,
+            rows_at: region(size_of_val(&self.rows[..])),
+            logits_rows_at: region(size_of_val(&self.logits_rows[..])),
+            inits_at: region(size_of_val(&self.inits[..])),
+            words_at: region(size_of_val(&self.words[..])),
+            edits_at: region(size_of_val(&self.edits[..])),
+            tokens: self.tokens as u32,
+            drafts: self.drafts.len() as u32,
+            drafts_at: region(size_of_val(&self.drafts[..])),
+            reserved: [0; 3],
+        };
+        (header, end.next_multiple_of(ALIGN))
+    }
+
+    /// Bytes it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.header().1
+    }
+
+    /// Lays it out at the beginning of `to` and returns the bytes it takes.
+    ///
+    /// # Panics
+    /// If `to` is shorter than [`StagingBuffer::bytes`].
+    pub fn write(&self, to: &mut [u8]) -> usize {
+        let (header, bytes) = self.header();
+        let mut put = |at: u32, from: &[u8]| {
+            to[at as usize..][..from.len()].copy_from_slice(from);
+        };
+        put(0, bytes_of(&[header]));
+        put(header.rows_at, bytes_of(&self.rows));
+        put(header.logits_rows_at, bytes_of(&self.logits_rows));
+        put(header.inits_at, bytes_of(&self.inits));
+        put(header.words_at, bytes_of(&self.words));
+        put(header.edits_at, bytes_of(&self.edits));
+        put(header.drafts_at, bytes_of(&self.drafts));
+        bytes
+    }
+}
+
+fn bytes_of<R: StageRecord>(records: &[R]) -> &[u8] {
+    // SAFETY: records have no padding, so all their bytes are initialised.
+    unsafe { std::slice::from_raw_parts(records.as_ptr().cast(), size_of_val(records)) }
+}
+
+/// A stage as the CPU device reads it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StageReader<'a> {
+    pub(crate) rows: &'a [StageRow],
+    pub(crate) logits_rows: &'a [StageLogitsRow],
+    pub(crate) inits: &'a [StageSequenceInit],
+    pub(crate) words: &'a [i32],
+    pub(crate) edits: &'a [StageEdit],
+    pub(crate) drafts: &'a [DraftRow],
+}
+
+impl<'a> StageReader<'a> {
+    /// Finds the regions of a stage; refuses one that ends beyond its buffer.
+    pub(crate) fn new(stage: MatRef<'a>) -> Result<Self, DeviceError> {
+        let words = stage.row::<i32>(0);
+        let header: StageHeader = region(words, 0, 1)?[0];
+        Ok(Self {
+            rows: region(words, header.rows_at, header.rows)?,
+            logits_rows: region(words, header.logits_rows_at, header.logits_rows)?,
+            inits: region(words, header.inits_at, header.inits)?,
+            words: region(words, header.words_at, header.words)?,
+            edits: region(words, header.edits_at, header.edits)?,
+            drafts: region(words, header.drafts_at, header.drafts)?,
+        })
+    }
+
+    /// `len` words from `at` on; none where either is negative.
+    pub(crate) fn words(&self, at: i32, len: i32) -> Result<&'a [i32], DeviceError> {
+        let (from, len) = (at.max(0) as usize, len.max(0) as usize);
+        let limit = self.words.len();
+        let outside = DeviceError::Index {
+            kernel: "stage",
+            what: "words",
+            index: (from + len) as i64,
+            limit,
+        };
+        self.words.get(from..from + len).ok_or(outside)
+    }
+}
+
+fn region<R: StageRecord>(words: &[i32], at: u32, records: u32) -> Result<&[R], DeviceError> {
+    let (at, bytes) = (at as usize, records as usize * size_of::<R>());
+    let expected = size_of_val(words);
+    if !at.is_multiple_of(ALIGN) || at + bytes > expected {
+        let (kernel, what) = ("stage", "end of a region");
+        return Err(DeviceError::Shape { kernel, what, got: at + bytes, expected });
+    }
+    let first = words.as_ptr().wrapping_byte_add(at).cast::<R>();
+    if !first.is_aligned() {
+        // Device buffers are aligned to 64 bytes; words from elsewhere may be to 4.
+        let (kernel, what, expected) = ("stage", "address of a region, past its alignment", 0);
+        let got = first.addr() % align_of::<R>();
+        return Err(DeviceError::Shape { kernel, what, got, expected });
+    }
+    // SAFETY: inside the words and aligned; any bits are a record.
+    Ok(unsafe { std::slice::from_raw_parts(first, records as usize) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let mut stage = StagingBuffer::default();
+        let at = stage.push_words([5, 6, 7]);
+        stage.rows.push(StageRow { seq_slot: 3, len: 2, ids: at, ..StageRow::default() });
+        stage.logits_rows.push(StageLogitsRow { token: 1, top: -1, ..StageLogitsRow::default() });
+        stage.inits.push(StageSequenceInit {
+            seq_slot: 3,
+            mask_at: -1,
+            ..StageSequenceInit::default()
+        });
+        stage.edits.push(StageEdit { id: 9, value: -1.5, when_at: 1, when_len: 2 });
+        stage.drafts.push(DraftRow {
+            seq_slot: 3,
+            state_in_slot: 1,
+            boundary_block: 4,
+            ..DraftRow::default()
+        });
+        stage.tokens = 2;
+        let mut room = vec![u64::MAX; stage.bytes() / 8 + 2];
+        // SAFETY: plain words, as many bytes.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), size_of_val(&room[..]))
+        };
+        assert_eq!(stage.write(bytes), stage.bytes());
+        // SAFETY: the same as words of half the size.
+        let words: &[i32] =
+            unsafe { std::slice::from_raw_parts(room.as_ptr().cast(), room.len() * 2) };
+        let cols = words.len();
+        let read = StageReader::new(MatRef::of(words, 1, cols).unwrap()).unwrap();
+        assert_eq!(read.rows, stage.rows);
+        assert_eq!(read.logits_rows, stage.logits_rows);
+        assert_eq!((read.inits, read.edits), (&stage.inits[..], &stage.edits[..]));
+        assert_eq!(read.drafts, stage.drafts);
+        assert_eq!(read.words(at, 3).unwrap(), [5, 6, 7]);
+        assert!(read.words(2, 2).is_err());
+        let cut = &words[..stage.bytes() / 4 - 1];
+        assert!(StageReader::new(MatRef::of(cut, 1, cut.len()).unwrap()).is_err());
+        // The same bytes, four further on: no place for records of eight.
+        let moved: Vec<u64> = [-1].iter().chain(words).copied().collect::<Vec<i32>>()[..cols]
+            .chunks_exact(2)
+            .map(|pair| u64::from(pair[0] as u32) | u64::from(pair[1] as u32) << 32)
+            .collect();
+        // SAFETY: plain words, without the first.
+        let moved: &[i32] =
+            unsafe { std::slice::from_raw_parts(moved.as_ptr().cast::<i32>().add(1), cols - 2) };
+        let refused = StageReader::new(MatRef::of(moved, 1, cols - 2).unwrap()).unwrap_err();
+        assert!(refused.to_string().contains("alignment"), "{refused}");
+    }
+}

@@ -1,0 +1,339 @@
+//! Latent attention: both forms against the formula in f64, rows of few and of many tokens, blocks in any order.
+
+use kernels::{
+    AttentionMetadata, DeviceDriver, DeviceError, DeviceStream, HostMat, Kernels, MatMut, MatRef,
+    MlaAttentionArgs, MlaHeadWeights, MlaKvLayout, MlaKvWriteArgs, PackedGroup, RopeCosSin,
+    RowBounds, cpu::CpuDevice,
+};
+
+use crate::support::{RealElement, SeededNumbers, bytes_of, cast, devices, error};
+
+const S: DeviceStream = DeviceStream(0);
+const POSITIONS: usize = 256;
+const EPS: f32 = 1e-6;
+const SCALE: f32 = 0.3;
+/// Heads, latent, turned, unturned, value channels.
+const SIZES: [[usize; 5]; 3] = [[4, 32, 8, 16, 16], [3, 48, 2, 10, 6], [2, 144, 16, 24, 40]];
+/// Questions and contexts of rows: the first ones are few enough to be absorbed in bf16.
+const ROWS: [(usize, usize); 5] = [(1, 130), (16, 100), (3, 3), (17, 65), (70, 200)];
+const BLOCK_TOKENS: usize = 6;
+
+/// Questions of a row of which the first positions are not seen: none where it would ask there.
+fn queries(row: usize, first: usize) -> usize {
+    let (questions, context) = ROWS[row];
+    if context - questions < first { 0 } else { questions }
+}
+
+/// Inputs, all exact in bf16 and f16.
+struct MlaConformanceCase {
+    sizes: [usize; 5],
+    /// Of each row `[context][C + P]` and `[context][N (M + P)]`.
+    kv: Vec<Vec<f32>>,
+    q: Vec<Vec<f32>>,
+    tables: Vec<Vec<i32>>,
+    norm: Vec<f32>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    /// Of each head `[M, C]` and `[V, C]`.
+    keys: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
+}
+
+impl MlaConformanceCase {
+    fn new(seed: u64, sizes: [usize; 5]) -> Self {
+        let [heads, latent, turned, unturned, value] = sizes;
+        let mut numbers = SeededNumbers::new(seed);
+        let mut of = |width: usize| -> Vec<Vec<f32>> {
+            ROWS.iter().map(|(_, context)| numbers.floats(context * width)).collect()
+        };
+        let (kv, q) = (of(latent + turned), of(heads * (unturned + turned)));
+        let mut free: Vec<i32> = (0..Self::blocks() as i32).collect();
+        let mut take = || free.swap_remove(numbers.below(free.len()));
+        let tables = ROWS
+            .iter()
+            .map(|(_, context)| (0..context.div_ceil(BLOCK_TOKENS)).map(|_| take()).collect())
+            .collect();
+        let half = POSITIONS * turned / 2;
+        let norm = numbers.floats(latent).iter().map(|w| 1.0 + w / 4.0).collect();
+        let (cos, sin) = (numbers.floats(half), numbers.floats(half));
+        let mut matrices =
+            |n: usize| (0..heads).map(|_| numbers.floats(n * latent)).collect::<Vec<_>>();
+        let (keys, values) = (matrices(unturned), matrices(value));
+        Self { sizes, kv, q, tables, norm, cos, sin, keys, values }
+    }
+
+    fn blocks() -> usize {
+        ROWS.iter().map(|(_, context)| context.div_ceil(BLOCK_TOKENS)).sum::<usize>() + 2
+    }
+
+    fn rope<T: RealElement>(&self, x: &mut [f64], position: usize) {
+        let half = self.sizes[2] / 2;
+        for (i, pair) in x.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let (c, s) = (self.cos[position * half + i], self.sin[position * half + i]);
+            let [a, b] = *pair;
+            *pair = [a * f64::from(c) - b * f64::from(s), b * f64::from(c) + a * f64::from(s)]
+                .map(round::<T>);
+        }
+    }
+
+    /// What the pool keeps of a position.
+    fn written_kv<T: RealElement>(&self, row: usize, position: usize) -> Vec<f64> {
+        let (latent, width) = (self.sizes[1], self.sizes[1] + self.sizes[2]);
+        let raw = &self.kv[row][position * width..][..width];
+        let mut x: Vec<f64> = raw.iter().map(|x| f64::from(*x)).collect();
+        let mean = x[..latent].iter().map(|x| x * x).sum::<f64>() / latent as f64;
+        let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
+        for (x, w) in x.iter_mut().zip(&self.norm) {
+            *x = round::<T>(round::<T>(*x * scale) * round::<T>(f64::from(*w)));
+        }
+        self.rope::<T>(&mut x[latent..], position);
+        x
+    }
+
+    /// Outputs of all questions of a row: `[questions][N V]`.
+    fn expected<T: RealElement>(&self, row: usize, first: usize) -> Vec<f64> {
+        let [heads, latent, turned, unturned, value] = self.sizes;
+        let (questions, context) = (queries(row, first), ROWS[row].1);
+        let kept: Vec<Vec<f64>> = (0..context).map(|p| self.written_kv::<T>(row, p)).collect();
+        let product = |w: &[f32], x: &[f64]| -> Vec<f64> {
+            let row = |w: &[f32]| w.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
+            w.chunks(latent).map(row).collect()
+        };
+        let made = |w: &[f32]| -> Vec<Vec<f64>> {
+            kept.iter().map(|x| product(w, &x[..latent])).collect()
+        };
+        let mut out = vec![0.0; questions * heads * value];
+        for head in 0..heads {
+            let (keys, values) = (made(&self.keys[head]), made(&self.values[head]));
+            for question in 0..questions {
+                let position = context - questions + question;
+                let width = unturned + turned;
+                let q = &self.q[row][position * heads * width + head * width..][..width];
+                let mut q: Vec<f64> = q.iter().map(|x| f64::from(*x)).collect();
+                self.rope::<T>(&mut q[unturned..], position);
+                let score = |p: usize| -> f64 {
+                    let key = keys[p].iter().chain(&kept[p][latent..]);
+                    key.zip(&q).map(|(k, q)| k * q).sum::<f64>() * f64::from(SCALE)
+                };
+                let weights: Vec<f64> = (first..=position).map(score).collect();
+                let largest = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = weights.iter().map(|s| (s - largest).exp()).collect();
+                let total: f64 = weights.iter().sum();
+                let y = &mut out[question * heads * value + head * value..][..value];
+                for (weight, values) in weights.iter().zip(&values[first..]) {
+                    for (y, v) in y.iter_mut().zip(values) {
+                        *y += weight / total * v;
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    /// The kernels: every row's whole context is stored, then its last questions are asked, all rows in one call.
+    fn found<T: RealElement>(
+        &self,
+        device: &CpuDevice,
+        absorbs: bool,
+        first: usize,
+    ) -> Vec<Vec<T>> {
+        self.try_found(device, absorbs, (first, first)).unwrap()
+    }
+
+    /// The same, asked as if so many positions were not seen.
+    fn try_found<T: RealElement>(
+        &self,
+        device: &CpuDevice,
+        absorbs: bool,
+        (first, as_if): (usize, usize),
+    ) -> Result<Vec<Vec<T>>, DeviceError> {
+        let [heads, latent, turned, unturned, value] = self.sizes;
+        let layout = MlaKvLayout {
+            layers: 2,
+            blocks: Self::blocks(),
+            block_tokens: BLOCK_TOKENS,
+            kv_lora_rank: latent,
+            rope_dim: turned,
+            dtype: T::DTYPE,
+        };
+        let mut pool = device.alloc(layout.bytes()).unwrap();
+        // An earlier owner left NaN everywhere.
+        device.upload(&mut pool, 0, &vec![0xff; layout.bytes()]).unwrap();
+        let (mut q, mut cu_q) = (Vec::<T>::new(), vec![0i32]);
+        for (row, (_, context)) in ROWS.into_iter().enumerate() {
+            let questions = queries(row, as_if);
+            let turned_q = self.store::<T>(device, (&mut pool, &layout), row);
+            q.extend(&turned_q[(context - questions) * heads * (unturned + turned)..]);
+            cu_q.push(cu_q[row] + questions as i32);
+        }
+        let group = |all: &[Vec<f32>], n: usize, k: usize| pack::<T>(device, all, n, k);
+        let across: Vec<Vec<f32>> = self.keys.iter().map(|w| transposed(w, latent)).collect();
+        let key = group(&self.keys, unturned, latent);
+        let key_transposed = absorbs.then(|| group(&across, latent, unturned));
+        let values = group(&self.values, value, latent);
+        let width = self.tables.iter().map(Vec::len).max().unwrap();
+        let padded = |table: &Vec<i32>| {
+            table.iter().copied().chain(std::iter::repeat(-1)).take(width).collect::<Vec<_>>()
+        };
+        let tables: Vec<i32> = self.tables.iter().flat_map(padded).collect();
+        let lens = ROWS.map(|(_, context)| context as i32);
+        let tokens = cu_q[ROWS.len()] as usize;
+        let rows = AttentionMetadata {
+            cu_q: MatRef::of(&cu_q, 1, cu_q.len()).unwrap(),
+            context_lens: MatRef::of(&lens, 1, lens.len()).unwrap(),
+            block_tables: MatRef::of(&tables, ROWS.len(), width).unwrap(),
+            table_rows: None,
+            bounds: RowBounds::of_any(tokens, ROWS.len(), width * BLOCK_TOKENS),
+        };
+        let args = MlaAttentionArgs {
+            q: MatRef::of(&q, tokens, heads * (unturned + turned)).unwrap(),
+            rows,
+            heads: MlaHeadWeights { w_uk: &key, w_uk_t: key_transposed.as_ref(), w_uv: &values },
+            layer: 1,
+            scale: SCALE,
+            first_position: first,
+        };
+        let mut out = vec![T::of(f32::NAN); tokens * heads * value];
+        let o = MatMut::of(&mut out, tokens, heads * value).unwrap();
+        device.mla_attention(&S, o, (&pool, &layout), &args)?;
+        let of_row = |row: usize| {
+            out[cu_q[row] as usize * heads * value..cu_q[row + 1] as usize * heads * value].to_vec()
+        };
+        Ok((0..ROWS.len()).map(of_row).collect())
+    }
+
+    /// Stores a row's context and returns its queries, turned.
+    fn store<T: RealElement>(
+        &self,
+        device: &CpuDevice,
+        (pool, layout): (&mut kernels::Buffer, &MlaKvLayout),
+        row: usize,
+    ) -> Vec<T> {
+        let [heads, latent, turned, unturned, _] = self.sizes;
+        let context = ROWS[row].1;
+        let (kv, mut q) = (cast::<T>(&self.kv[row]), cast::<T>(&self.q[row]));
+        let positions: Vec<i32> = (0..context as i32).collect();
+        let slot = |p: usize| {
+            i64::from(self.tables[row][p / BLOCK_TOKENS]) * BLOCK_TOKENS as i64
+                + (p % BLOCK_TOKENS) as i64
+        };
+        let slots: Vec<i64> = (0..context).map(slot).collect();
+        let norm = cast::<T>(&self.norm);
+        let width = heads * (unturned + turned);
+        let args = MlaKvWriteArgs {
+            kv: MatRef::of(&kv, context, latent + turned).unwrap(),
+            norm: MatRef::of(&norm, 1, latent).unwrap(),
+            eps: EPS,
+            rope: RopeCosSin {
+                cos: MatRef::of(&self.cos, POSITIONS, turned / 2).unwrap(),
+                sin: MatRef::of(&self.sin, POSITIONS, turned / 2).unwrap(),
+            },
+            positions: MatRef::of(&positions, 1, context).unwrap(),
+            slots: MatRef::of(&slots, 1, context).unwrap(),
+            heads,
+            layer: 1,
+        };
+        let out = MatMut::of(&mut q, context, width).unwrap();
+        device.mla_kv_write(&S, out, (pool, layout), &args).unwrap();
+        q
+    }
+}
+
+fn round<T: RealElement>(x: f64) -> f64 {
+    f64::from(T::of(x as f32).value())
+}
+
+fn pack<T: RealElement>(device: &CpuDevice, all: &[Vec<f32>], n: usize, k: usize) -> PackedGroup {
+    let bytes: Vec<Vec<u8>> = all.iter().map(|w| bytes_of(w)).collect();
+    let view = |b| vec![HostMat::new(b, kernels::DType::F32, n, k).unwrap()];
+    let views: Vec<_> = bytes.iter().map(|b| view(b)).collect();
+    device.pack_group(&views, T::DTYPE, false).unwrap()
+}
+
+fn transposed(w: &[f32], cols: usize) -> Vec<f32> {
+    let rows = w.len() / cols;
+    (0..w.len()).map(|i| w[i % rows * cols + i / rows]).collect()
+}
+
+fn check<T: RealElement>(absorbs: bool, tolerance: f64) {
+    for (seed, sizes) in SIZES.into_iter().enumerate() {
+        let case = MlaConformanceCase::new(seed as u64 + 1, sizes);
+        for first in [0, 1, 65] {
+            let rows = 0..ROWS.len();
+            let expected: Vec<Vec<f64>> = rows.map(|row| case.expected::<T>(row, first)).collect();
+            for device in devices(3) {
+                for (row, found) in case.found::<T>(&device, absorbs, first).iter().enumerate() {
+                    let off = error(found, &expected[row]);
+                    let what = (device.name(), sizes, ROWS[row], absorbs, first);
+                    assert!(off <= tolerance, "{what:?}: {off}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn non_absorbed_mla_matches_the_formula() {
+    check::<f32>(false, 2e-5);
+    check::<kernels::bf16>(false, 3e-2);
+    check::<kernels::f16>(false, 3e-2 / 8.0);
+}
+
+#[test]
+fn absorbed_mla_matches_the_formula() {
+    check::<f32>(true, 2e-5);
+    check::<kernels::bf16>(true, 3e-2);
+    check::<kernels::f16>(true, 3e-2 / 8.0);
+}
+
+/// Who asks where nothing is seen is refused: the third row begins at position 0.
+#[test]
+fn mla_skips_queries_before_the_first_position() {
+    assert_eq!((0..ROWS.len()).map(|row| queries(row, 1)).collect::<Vec<_>>(), [1, 16, 0, 17, 70]);
+    let case = MlaConformanceCase::new(1, SIZES[0]);
+    let error = case.try_found::<f32>(&devices(1)[0], false, (1, 0)).unwrap_err().to_string();
+    assert!(error.contains("first position"), "{error}");
+}
+
+/// A slot of −1 keeps nothing, and what does not fit is refused before a byte is written.
+#[test]
+fn mla_kv_write_skips_negative_slots() {
+    let device = &devices(1)[0];
+    let layout = MlaKvLayout {
+        layers: 1,
+        blocks: 1,
+        block_tokens: 2,
+        kv_lora_rank: 4,
+        rope_dim: 2,
+        dtype: kernels::DType::F32,
+    };
+    let mut pool = device.alloc(layout.bytes()).unwrap();
+    let (kv, norm, positions) = ([1f32; 6], [1f32; 4], [0i32]);
+    let (cos, sin) = ([1f32], [0f32]);
+    let mut run = |slot: i64, heads: usize| {
+        let slots = [slot];
+        let args = MlaKvWriteArgs {
+            kv: MatRef::of(&kv, 1, 6).unwrap(),
+            norm: MatRef::of(&norm, 1, 4).unwrap(),
+            eps: EPS,
+            rope: RopeCosSin {
+                cos: MatRef::of(&cos, 1, 1).unwrap(),
+                sin: MatRef::of(&sin, 1, 1).unwrap(),
+            },
+            positions: MatRef::of(&positions, 1, 1).unwrap(),
+            slots: MatRef::of(&slots, 1, 1).unwrap(),
+            heads,
+            layer: 0,
+        };
+        let mut q = [0f32; 8];
+        let q = MatMut::of(&mut q, 1, 8).unwrap();
+        let done = device.mla_kv_write(&S, q, (&mut pool, &layout), &args);
+        let mut bytes = vec![0; layout.bytes()];
+        device.download(&S, &pool, 0, &mut bytes).unwrap();
+        (done.is_ok(), bytes.iter().any(|b| *b != 0))
+    };
+    assert_eq!(run(-1, 2), (true, false));
+    assert_eq!(run(2, 2), (false, false));
+    assert_eq!(run(0, 3), (false, false));
+    assert_eq!(run(1, 2), (true, true));
+}

@@ -1,0 +1,131 @@
+//! The emulated GPU for tests: a module that any package's integration tests include by path.
+//! [`library`] builds `libhipemu.so` with the system's C++ compiler, once per state of its sources.
+
+#![allow(dead_code, unreachable_pub, reason = "each package uses its part of it")]
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output};
+
+/// File names and texts of the emulator.
+const SOURCES: &[(&str, &str)] = &[
+    ("block.cpp", include_str!("../../emu/block.cpp")),
+    ("fiber.cpp", include_str!("../../emu/fiber.cpp")),
+    ("grid.cpp", include_str!("../../emu/grid.cpp")),
+    ("hip_device.cpp", include_str!("../../emu/hip_device.cpp")),
+    ("hip_graph.cpp", include_str!("../../emu/hip_graph.cpp")),
+    ("hip_memory.cpp", include_str!("../../emu/hip_memory.cpp")),
+    ("hip_module.cpp", include_str!("../../emu/hip_module.cpp")),
+    ("hip_stream.cpp", include_str!("../../emu/hip_stream.cpp")),
+    ("hiprtc.cpp", include_str!("../../emu/hiprtc.cpp")),
+    ("rccl.cpp", include_str!("../../emu/rccl.cpp")),
+    ("settings.cpp", include_str!("../../emu/settings.cpp")),
+    ("block.h", include_str!("../../emu/block.h")),
+    ("emu.h", include_str!("../../emu/emu.h")),
+    ("fiber.h", include_str!("../../emu/fiber.h")),
+    ("hip.h", include_str!("../../emu/hip.h")),
+    ("lane.h", include_str!("../../emu/lane.h")),
+    ("settings.h", include_str!("../../emu/settings.h")),
+];
+
+/// Lanes of a wavefront (warp) that tests emulate: both widths, or the one that the environment variable `variable` holds.
+///
+/// # Panics
+/// If the variable is neither 64 nor 32.
+#[allow(clippy::disallowed_methods, reason = "the gate says which width takes its turn")]
+pub fn warp_sizes(variable: &str) -> Vec<u32> {
+    match std::env::var(variable).as_deref() {
+        Ok("64") => vec![64],
+        Ok("32") => vec![32],
+        Ok(other) => panic!("{variable}={other} is neither 64 nor 32"),
+        Err(_) => vec![64, 32],
+    }
+}
+
+/// Folder of compiled kernels, which all tests of emulated devices share: a key names everything an image depends on.
+pub fn kernel_cache() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-kernels")
+}
+
+const OPTIONS: &[&str] = &[
+    "-std=c++17",
+    "-O2",
+    "-g1",
+    "-fPIC",
+    "-ftls-model=initial-exec",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fvisibility=hidden",
+];
+
+/// Path of `libhipemu.so`: driver, run-time compiler and collectives of an emulated GPU, in one file.
+///
+/// The environment of the process says what the GPU is like: see `kernels/emu/settings.h`.
+///
+/// # Panics
+/// If there is no C++ compiler or it refuses the sources; the message holds its output.
+pub fn library() -> PathBuf {
+    let compiler = OsString::from("c++");
+    let mut hasher = DefaultHasher::new();
+    (SOURCES, OPTIONS, &compiler).hash(&mut hasher);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hipemu");
+    let home = folder.join(format!("{:016x}", hasher.finish()));
+    let library = home.join("libhipemu.so");
+    if library.exists() {
+        return library;
+    }
+    fs::create_dir_all(&home).expect("the target folder can be written to");
+    let lock = File::create(folder.join("lock")).expect("the target folder can be written to");
+    lock.lock().expect("the file system has locks"); // Released with the file.
+    if !library.exists() {
+        build(&compiler, &home, &library);
+    }
+    library
+}
+
+/// A copy of the library for the GPU of rank `rank` of a world, where ranks are threads of one process: each copy is a
+/// device of its own, with a lock of its own, which a rank holds while it waits for the others.
+pub fn library_of(world: &str, rank: usize) -> PathBuf {
+    let library = library();
+    let copy = library.with_file_name(format!("libhipemu-{world}-{rank}.so"));
+    if !copy.exists() {
+        let unfinished = copy.with_extension(std::process::id().to_string());
+        fs::copy(&library, &unfinished).expect("the target folder can be written to");
+        fs::rename(&unfinished, &copy).expect("both are in one folder");
+    }
+    copy
+}
+
+/// Compiles all sources side by side, links them, and only then gives the library its name.
+fn build(compiler: &OsString, home: &Path, library: &Path) {
+    for (name, text) in SOURCES {
+        fs::write(home.join(name), text).expect("the target folder can be written to");
+    }
+    let names = SOURCES.iter().map(|(name, _)| *name).filter(|name| !name.ends_with('h'));
+    let compiles: Vec<Child> = names.clone().map(|name| compile(compiler, home, name)).collect();
+    for child in compiles {
+        finish(child.wait_with_output());
+    }
+    let unfinished = home.join("unfinished.so");
+    let mut link = Command::new(compiler);
+    link.args(["-shared", "-Wl,-soname,libhipemu.so", "-Wl,-Bsymbolic", "-o"]).arg(&unfinished);
+    link.args(names.map(|name| home.join(name).with_extension("o"))).args(["-pthread", "-ldl"]);
+    finish(link.output());
+    fs::rename(&unfinished, library).expect("both are in one folder");
+}
+
+fn compile(compiler: &OsString, home: &Path, name: &str) -> Child {
+    let mut command = Command::new(compiler);
+    // Its headers become part of it, as text.
+    command.args(OPTIONS).arg(format!("-DEMU_FOLDER=\"{}\"", home.display()));
+    command.arg("-c").arg(home.join(name)).arg("-o").arg(home.join(name).with_extension("o"));
+    command.stderr(std::process::Stdio::piped()).spawn().expect("a C++ compiler is installed")
+}
+
+fn finish(output: std::io::Result<Output>) {
+    let output = output.expect("a C++ compiler is installed");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

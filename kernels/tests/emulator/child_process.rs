@@ -1,0 +1,57 @@
+//! Tests that run in a process of their own: under a sanitizer, or with another kind of device.
+//! A child is an ignored test of this binary, so it is also run by hand with `--ignored`.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// Runs the ignored test `name` with these environment variables.
+pub(crate) fn run(name: &str, variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "--nocapture", "--test-threads=1", name]);
+    command.envs(variables.iter().copied()).output().unwrap()
+}
+
+/// A sanitizer of the C++ compiler.
+#[derive(Clone, Copy)]
+pub(crate) enum KernelSanitizer {
+    Address,
+    Thread,
+}
+
+/// Runs the test with kernels compiled for the sanitizer. `None` where the compiler came without it.
+pub(crate) fn sanitized(name: &str, sanitizer: KernelSanitizer, seed: u64) -> Option<Output> {
+    let (kind, library) = match sanitizer {
+        KernelSanitizer::Address => ("address", "libasan.so"),
+        KernelSanitizer::Thread => ("thread", "libtsan.so"),
+    };
+    let found = Command::new("c++").arg(format!("-print-file-name={library}")).output().unwrap();
+    let path = PathBuf::from(String::from_utf8(found.stdout).unwrap().trim());
+    if !path.is_absolute() {
+        return None;
+    }
+    let seed = seed.to_string();
+    let variables = [
+        ("LD_PRELOAD", path.to_str().unwrap()),
+        ("HIPEMU_SANITIZE", kind),
+        ("HIPEMU_SEED", &seed),
+        ("ASAN_OPTIONS", "detect_leaks=0:exitcode=66"),
+        // Only kernels are compiled for it; it would not see how the test harness passes results on.
+        ("TSAN_OPTIONS", "exitcode=66:halt_on_error=1:ignore_noninstrumented_modules=1"),
+        ("UBSAN_OPTIONS", "print_stacktrace=1:exitcode=66"),
+    ];
+    Some(run(name, &variables))
+}
+
+/// Everything a child wrote.
+pub(crate) fn text(output: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Asserts that the child's test ran and passed.
+pub(crate) fn passed(output: &Output) {
+    assert!(output.status.success() && text(output).contains("1 passed"), "{}", text(output));
+}

@@ -1,0 +1,79 @@
+//! The matrix library's side of linear layers, with a library for tests in its place on the emulator.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use kernels::gpu::{GpuConfig, GpuDevice, GpuLibraries};
+use kernels::{DType, DeviceDriver, Kernels};
+
+use crate::device_pair::{DevicePair, tolerance};
+use crate::support::{S, emulator};
+
+/// The emulator with `blaslt.cpp` as its matrix library.
+fn device() -> GpuDevice {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/blaslt.cpp");
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let library = folder.join(format!("libblaslt-{}.so", std::process::id()));
+    let options = ["-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Werror", "-o"];
+    let status = Command::new("c++").args(options).arg(&library).arg(&source).status().unwrap();
+    assert!(status.success());
+    let config = emulator(64);
+    let GpuLibraries::Named { api, driver, rtc, .. } = config.libraries else { unreachable!() };
+    let libraries =
+        GpuLibraries::Named { api, driver, rtc, blas: Some(library.clone()), collectives: None };
+    let device = GpuDevice::open(&GpuConfig { libraries, ..config }).unwrap();
+    std::fs::remove_file(library).unwrap();
+    device
+}
+
+/// A product of these sizes in every mixture of types, with and without a bias.
+fn check(pair: &DevicePair, (rows, n, k): (usize, usize, usize)) {
+    const F: DType = DType::F32;
+    const B: DType = DType::BF16;
+    for (types, with_bias) in [
+        ([B, B, B], true),
+        ([B, B, B], false),
+        ([B, B, F], true),
+        ([F, F, F], true),
+        ([B, F, F], true),
+        ([B, F, F], false),
+    ] {
+        let mut numbers = pair.numbers((rows * n) as u64);
+        let x = pair.random(&mut numbers, types[0], rows, k);
+        let [w, w_cpu] = pair.pack(&numbers.reals::<f32>(n * k), n, k, types[1]);
+        // A bias in bf16 is what a checkpoint in bf16 has.
+        let bias: Vec<f32> = numbers.reals::<kernels::bf16>(n).iter().map(|x| x.to_f32()).collect();
+        let bias = pair.put(&bias, 1, n);
+        let mut y = pair.poisoned(types[2], rows, n);
+        let gpu_bias = with_bias.then(|| bias.gpu());
+        pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, gpu_bias).unwrap();
+        let cpu_bias = with_bias.then(|| bias.cpu());
+        pair.cpu.linear(&S, y.cpu_mut(), x.cpu(), &w_cpu, cpu_bias).unwrap();
+        pair.check(&format!("{rows} x {n} x {k} {types:?}"), &y, tolerance(types[2]));
+    }
+}
+
+#[test]
+fn blas_gemm_agrees_with_the_cpu() {
+    let pair = DevicePair::new(device());
+    assert!(pair.gpu.name().contains("with a matrix library"), "{}", pair.gpu.name());
+    // Rows: in a bucket, at its end, odd (which this library wants its own plan for), in a bucket that it
+    // refuses, in f32 beyond routers; 8 outputs, which it always refuses.
+    for size in [
+        (18, 24, 40),
+        (32, 33, 18),
+        (35, 16, 64),
+        (40, 16, 64),
+        (66, 20, 36),
+        (131, 12, 24),
+        (100, 8, 24),
+        (98, 8, 24),
+    ] {
+        check(&pair, size);
+    }
+    // Sizes met while requests are served: near one that was tried, and of weights never seen.
+    pair.gpu.freeze_autotuning();
+    for size in [(50, 24, 40), (41, 16, 64), (18, 28, 44)] {
+        check(&pair, size);
+    }
+}

@@ -1,0 +1,249 @@
+//! A GPU beside the CPU that it is compared with, and matrices on both.
+
+use std::hash::{BuildHasher, RandomState};
+
+use kernels::cpu::{CpuConfig, CpuDevice};
+use kernels::gpu::{GpuDevice, HalfDtype};
+use kernels::{
+    Buffer, DType, DeviceDriver, DeviceElement, HostMat, Kernels, MatMut, MatRef, PackedMatrix,
+    bf16, f16,
+};
+
+use crate::support::{RandomNumbers, S, devices, devices_of};
+
+/// Every device under test, each beside an oracle.
+pub(crate) fn pairs() -> Vec<DevicePair> {
+    devices().into_iter().map(DevicePair::new).collect()
+}
+
+/// The same with f16 on the GPU; its oracle computes in f32, from values that f16 holds.
+pub(crate) fn f16_pairs() -> Vec<DevicePair> {
+    devices_of(HalfDtype::F16).into_iter().map(DevicePair::new).collect()
+}
+
+/// The oracle's type for `dtype`.
+pub(crate) fn on_cpu(dtype: DType) -> DType {
+    if dtype == DType::F16 { DType::F32 } else { dtype }
+}
+
+/// What both devices hold of `x`, which f32 matrices of the oracle take as it is.
+pub(crate) fn rounded(x: f32, dtype: DType) -> f32 {
+    if dtype == DType::F16 { f16::from_f32(x).to_f32() } else { x }
+}
+
+/// The GPU under test and its oracle.
+pub(crate) struct DevicePair {
+    pub(crate) gpu: GpuDevice,
+    pub(crate) cpu: CpuDevice,
+    seed: u64,
+}
+
+impl DevicePair {
+    pub(crate) fn new(gpu: GpuDevice) -> Self {
+        let given = std::env::var("HADRON_SEED").ok().map(|seed| seed.parse().unwrap());
+        let seed = given.unwrap_or_else(|| RandomState::new().hash_one(0) >> 40);
+        println!("{}, HADRON_SEED={seed}", gpu.name()); // Shown when the test fails.
+        let cpu = CpuDevice::new(CpuConfig { threads: 2, ..CpuConfig::default() }).unwrap();
+        Self { gpu, cpu, seed }
+    }
+
+    /// Random numbers, new ones in every run, the same for every call with the same `salt`.
+    pub(crate) fn numbers(&self, salt: u64) -> RandomNumbers {
+        RandomNumbers::new(self.seed ^ salt.wrapping_mul(0x1_0000_0001))
+    }
+
+    /// `data` on both devices.
+    pub(crate) fn put<T: DeviceElement>(&self, data: &[T], rows: usize, cols: usize) -> TwinMatrix {
+        assert_eq!(data.len(), rows * cols);
+        let mut twin = self.zeros(T::DTYPE, rows, cols);
+        let bytes = bytes_of(data);
+        self.gpu.upload(&mut twin.gpu, 0, &bytes).unwrap();
+        let bytes = if T::DTYPE == DType::F16 { bytes_of(&widened(&bytes)) } else { bytes };
+        self.cpu.upload(&mut twin.cpu, 0, &bytes).unwrap();
+        twin
+    }
+
+    /// Random floats in (−1, 1) as `dtype` on both devices.
+    pub(crate) fn random(
+        &self,
+        numbers: &mut RandomNumbers,
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+    ) -> TwinMatrix {
+        self.put_as(dtype, &numbers.reals::<f32>(rows * cols), rows, cols)
+    }
+
+    /// `values`, rounded to `dtype`, on both devices.
+    pub(crate) fn put_as(
+        &self,
+        dtype: DType,
+        values: &[f32],
+        rows: usize,
+        cols: usize,
+    ) -> TwinMatrix {
+        match dtype {
+            DType::BF16 => {
+                let values: Vec<bf16> = values.iter().map(|x| bf16::from_f32(*x)).collect();
+                self.put(&values, rows, cols)
+            }
+            DType::F16 => {
+                let values: Vec<f16> = values.iter().map(|x| f16::from_f32(*x)).collect();
+                self.put(&values, rows, cols)
+            }
+            _ => self.put(values, rows, cols),
+        }
+    }
+
+    /// All bits set, which is NaN as a float and −1 as an integer: a kernel must write every element.
+    pub(crate) fn poisoned(&self, dtype: DType, rows: usize, cols: usize) -> TwinMatrix {
+        let mut twin = self.zeros(dtype, rows, cols);
+        let bytes = vec![0xff; rows * cols * on_cpu(dtype).bytes()];
+        self.gpu.upload(&mut twin.gpu, 0, &bytes[..rows * cols * dtype.bytes()]).unwrap();
+        self.cpu.upload(&mut twin.cpu, 0, &bytes).unwrap();
+        twin
+    }
+
+    pub(crate) fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> TwinMatrix {
+        let gpu = self.gpu.alloc(rows * cols * dtype.bytes()).unwrap();
+        let cpu = self.cpu.alloc(rows * cols * on_cpu(dtype).bytes()).unwrap();
+        TwinMatrix { gpu, cpu, dtype, rows, cols }
+    }
+
+    /// A weight matrix on both devices.
+    pub(crate) fn pack(
+        &self,
+        values: &[f32],
+        n: usize,
+        k: usize,
+        dtype: DType,
+    ) -> [PackedMatrix; 2] {
+        let values: Vec<f32> = values.iter().map(|x| rounded(*x, dtype)).collect();
+        let bytes = bytes_of(&values);
+        let parts = [HostMat::new(&bytes, DType::F32, n, k).unwrap()];
+        [self.gpu.pack(&parts, dtype).unwrap(), self.cpu.pack(&parts, on_cpu(dtype)).unwrap()]
+    }
+
+    /// Both results of a twin, the GPU's first; not of f16, which the oracle has none of.
+    pub(crate) fn read<T: DeviceElement>(&self, twin: &TwinMatrix) -> [Vec<T>; 2] {
+        assert_eq!((T::DTYPE, T::DTYPE), (twin.dtype, on_cpu(twin.dtype)));
+        let elements = twin.rows * twin.cols;
+        let mut bytes = vec![0; elements * twin.dtype.bytes()];
+        self.cpu.download(&S, &twin.cpu, 0, &mut bytes).unwrap();
+        [self.read_gpu(twin), elements_of(&bytes)]
+    }
+
+    /// The GPU's result of a twin.
+    pub(crate) fn read_gpu<T: DeviceElement>(&self, twin: &TwinMatrix) -> Vec<T> {
+        assert_eq!(T::DTYPE, twin.dtype);
+        let mut bytes = vec![0; twin.rows * twin.cols * twin.dtype.bytes()];
+        self.gpu.download(&S, &twin.gpu, 0, &mut bytes).unwrap();
+        elements_of(&bytes)
+    }
+
+    /// Both results of a twin of floats, as f32.
+    pub(crate) fn read_floats(&self, twin: &TwinMatrix) -> [Vec<f32>; 2] {
+        match twin.dtype {
+            DType::BF16 => {
+                self.read::<bf16>(twin).map(|v| v.into_iter().map(bf16::to_f32).collect())
+            }
+            DType::F16 => {
+                let gpu = self.read_gpu::<f16>(twin).into_iter().map(f16::to_f32).collect();
+                let mut bytes = vec![0; twin.rows * twin.cols * 4];
+                self.cpu.download(&S, &twin.cpu, 0, &mut bytes).unwrap();
+                [gpu, elements_of(&bytes)]
+            }
+            _ => self.read::<f32>(twin),
+        }
+    }
+
+    /// Fails if a twin's results differ by more than `tolerance` of the largest expected value.
+    pub(crate) fn check(&self, what: &str, twin: &TwinMatrix, tolerance: f32) {
+        let [got, expected] = self.read_floats(twin);
+        let size = expected.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
+        for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
+            let (row, col) = (i / twin.cols, i % twin.cols);
+            let close = (g - e).abs() <= tolerance * size; // False for NaN.
+            assert!(close, "{what}: [{row}, {col}] is {g}, expected {e}, of at most {size}");
+        }
+    }
+
+    /// Fails if a twin's results differ at all.
+    pub(crate) fn check_equal<T: DeviceElement + PartialEq + std::fmt::Debug>(
+        &self,
+        what: &str,
+        twin: &TwinMatrix,
+    ) {
+        let [got, expected] = self.read::<T>(twin);
+        for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
+            assert!(
+                g == e,
+                "{what}: [{}, {}] is {g:?}, expected {e:?}",
+                i / twin.cols,
+                i % twin.cols
+            );
+        }
+    }
+}
+
+/// One matrix on both devices.
+pub(crate) struct TwinMatrix {
+    pub(crate) gpu: Buffer,
+    pub(crate) cpu: Buffer,
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+}
+
+impl TwinMatrix {
+    /// On the GPU, to read.
+    pub(crate) fn gpu(&self) -> MatRef<'_> {
+        self.gpu.mat(self.dtype, self.rows, self.cols).unwrap()
+    }
+
+    /// On the CPU, to read.
+    pub(crate) fn cpu(&self) -> MatRef<'_> {
+        self.cpu.mat(on_cpu(self.dtype), self.rows, self.cols).unwrap()
+    }
+
+    /// On the GPU, to write.
+    pub(crate) fn gpu_mut(&mut self) -> MatMut<'_> {
+        self.gpu.mat_mut(self.dtype, self.rows, self.cols).unwrap()
+    }
+
+    /// On the CPU, to write.
+    pub(crate) fn cpu_mut(&mut self) -> MatMut<'_> {
+        self.cpu.mat_mut(on_cpu(self.dtype), self.rows, self.cols).unwrap()
+    }
+}
+
+/// What one rounding to `dtype` and sums in another order may cost, relative to the largest value. In f16 the CPU computes in
+/// f32 and rounds nothing on the way, where a kernel rounds up to three times by 2^-11.
+pub(crate) fn tolerance(dtype: DType) -> f32 {
+    match dtype {
+        DType::BF16 => 8e-3,
+        DType::F16 => 2e-3,
+        _ => 1e-5,
+    }
+}
+
+/// f16 as f32.
+fn widened(bytes: &[u8]) -> Vec<f32> {
+    elements_of::<f16>(bytes).into_iter().map(f16::to_f32).collect()
+}
+
+/// Elements as the bytes that a device holds.
+pub(crate) fn bytes_of<T: DeviceElement>(data: &[T]) -> Vec<u8> {
+    // SAFETY: an element has no padding.
+    let bytes = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) };
+    <[u8]>::to_vec(bytes)
+}
+
+/// The reverse of `bytes_of`.
+pub(crate) fn elements_of<T: DeviceElement>(bytes: &[u8]) -> Vec<T> {
+    let size = size_of::<T>();
+    assert!(bytes.len().is_multiple_of(size));
+    // SAFETY: any bits are an element.
+    let element = |b: &[u8]| unsafe { b.as_ptr().cast::<T>().read_unaligned() };
+    bytes.chunks_exact(size).map(element).collect()
+}

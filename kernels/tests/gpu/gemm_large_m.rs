@@ -1,0 +1,96 @@
+//! Products of many rows by warpgroups, plain and with `silu_mul`: results, and rows that know no others.
+
+use kernels::{DType, Kernels, LinearFusion, PackedMatrix};
+
+use crate::device_pair::{DevicePair, TwinMatrix, pairs, tolerance};
+use crate::support::S;
+
+/// The last tile of rows is not full.
+const ROWS: usize = 2100;
+
+/// Lines of W whose tiles fill the GPU; the last is not full. More columns meet fewer lines: emulated, they take long.
+fn lines(pair: &DevicePair, k: usize) -> usize {
+    let clusters = pair.gpu.multiprocessors() as usize / 2;
+    256 * (clusters - usize::from(k > 64)) - 112
+}
+
+pub(crate) fn has_kernel(pair: &DevicePair) -> bool {
+    pair.gpu.arch() == "sm_90a" || (pair.gpu.arch() == "emulated" && pair.gpu.warp_size() == 32)
+}
+
+fn weights(pair: &DevicePair, k: usize) -> [PackedMatrix; 2] {
+    let n = lines(pair, k);
+    let scale = (k as f32).powf(-0.5);
+    let values: Vec<f32> = pair.numbers(1).reals::<f32>(n * k).iter().map(|w| w * scale).collect();
+    pair.pack(&values, n, k, pair.gpu.half_dtype())
+}
+
+#[test]
+fn gemm_large_m_agrees_with_the_cpu() {
+    for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
+        // Fewer steps than the ring has stages, and more.
+        for k in [64, 320] {
+            check(pair, k);
+        }
+    }
+}
+
+/// Plain and with `silu_mul`.
+pub(crate) fn check(pair: &DevicePair, k: usize) {
+    let half = pair.gpu.half_dtype();
+    let [w, w_cpu] = weights(pair, k);
+    assert!(pair.gpu.fuses_linear_silu_mul(ROWS, half, &w));
+    let x = pair.random(&mut pair.numbers(k as u64), half, ROWS, k);
+    let mut both = pair.poisoned(half, ROWS, w.n());
+    pair.cpu.linear(&S, both.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
+    pair.gpu.fused_linear(&S, both.gpu_mut(), x.gpu(), &w, &LinearFusion::default()).unwrap();
+    pair.check(&format!("plain, {k} columns"), &both, tolerance(half));
+
+    let mut gated = pair.poisoned(half, ROWS, w.n() / 2);
+    pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
+    let around = LinearFusion { silu_mul: true, ..LinearFusion::default() };
+    pair.gpu.fused_linear(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
+    pair.check(&format!("gated, {k} columns"), &gated, 2.0 * tolerance(half));
+}
+
+/// Other rows around it, and another place in a tile.
+#[test]
+fn gemm_large_m_rows_are_batch_invariant() {
+    for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
+        let (k, skipped) = (128, 75);
+        let [w, _] = weights(pair, k);
+        let values = pair.numbers(3).reals::<kernels::bf16>((ROWS + skipped) * k);
+        let product = |from: usize| {
+            let x: TwinMatrix = pair.put(&values[from * k..(from + ROWS) * k], ROWS, k);
+            let mut y = pair.poisoned(DType::BF16, ROWS, w.n() / 2);
+            let around = LinearFusion { silu_mul: true, ..LinearFusion::default() };
+            pair.gpu.fused_linear(&S, y.gpu_mut(), x.gpu(), &w, &around).unwrap();
+            pair.read::<kernels::bf16>(&y)[0].clone()
+        };
+        let (first, later) = (product(0), product(skipped));
+        let row = w.n() / 2;
+        assert_eq!(first[skipped * row..], later[..(ROWS - skipped) * row]);
+    }
+}
+
+/// Few rows, few tiles, a bias, a norm: others' work.
+#[test]
+fn gemm_large_m_rejects_other_fusions() {
+    for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
+        let k = 64;
+        let [w, _] = weights(pair, k);
+        assert!(!pair.gpu.fuses_linear_silu_mul(2047, DType::BF16, &w));
+        assert!(!pair.gpu.fuses_linear_silu_mul(ROWS, DType::F32, &w));
+        assert!(!pair.gpu.fuses_linear(ROWS, DType::BF16, &w));
+        let mut numbers = pair.numbers(4);
+        let x = pair.random(&mut numbers, DType::BF16, ROWS, k);
+        let bias = pair.random(&mut numbers, DType::F32, 1, w.n());
+        let mut y = pair.poisoned(DType::BF16, ROWS, w.n());
+        for around in [
+            LinearFusion { bias: Some(bias.gpu()), ..LinearFusion::default() },
+            LinearFusion { add: true, ..LinearFusion::default() },
+        ] {
+            pair.gpu.fused_linear(&S, y.gpu_mut(), x.gpu(), &w, &around).unwrap_err();
+        }
+    }
+}

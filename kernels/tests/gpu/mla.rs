@@ -1,0 +1,117 @@
+//! Latent attention against the CPU: rows of one token and of many, blocks in any order, both types.
+
+use crate::device_pair::{DevicePair, pairs};
+use crate::mla_case::MlaCase;
+use kernels::DType;
+use std::ops::Range;
+
+/// Heads, latent, turned, unturned, value channels, block size.
+pub(crate) type MlaSizes = [usize; 6];
+
+/// Queries and contexts of rows: they see so many of the first tokens, and ask for the last of these.
+pub(crate) type MlaRows<'a> = &'a [(usize, usize)];
+
+pub(crate) const SHORT: MlaRows<'static> = &[(1, 75), (1, 1), (5, 70), (3, 3)];
+/// Some of several splits, one of none.
+pub(crate) const LONG: MlaRows<'static> = &[(1, 600), (1, 257), (1, 0), (1, 16), (3, 130)];
+
+pub(crate) fn check(pair: &DevicePair, sizes: MlaSizes, asked: (MlaRows<'_>, usize), dtype: DType) {
+    check_from(pair, sizes, asked, dtype, 0);
+}
+
+/// The same where the first so many positions are not seen.
+fn check_from(
+    pair: &DevicePair,
+    sizes: MlaSizes,
+    asked: (MlaRows<'_>, usize),
+    dtype: DType,
+    first: usize,
+) {
+    let seats: Vec<i32> = (0..asked.0.len() as i32).collect();
+    check_of(pair, sizes, asked, dtype, (first, &seats, 1));
+}
+
+/// The same where rows are requests' on these seats, up to so many of each, which gives what rows do that are taken one by one.
+fn check_of(
+    pair: &DevicePair,
+    sizes: MlaSizes,
+    asked: (MlaRows<'_>, usize),
+    dtype: DType,
+    rows: (usize, &[i32], usize),
+) {
+    let mut case = MlaCase::drawn(pair, sizes, asked, dtype, rows);
+    case.run();
+    case.check();
+}
+
+#[test]
+fn mla_attention_agrees_with_the_cpu() {
+    for pair in &pairs() {
+        check(pair, [3, 32, 8, 16, 16, 6], (SHORT, 0), DType::F32);
+        // Shapes that the fast kernels leave out.
+        check(pair, [2, 96, 16, 24, 40, 16], (SHORT, 2), DType::BF16);
+    }
+}
+
+#[test]
+fn mla_on_tensor_cores_agrees_with_the_cpu() {
+    for pair in &pairs() {
+        check(pair, [2, 512, 64, 128, 128, 16], (SHORT, 2), DType::BF16);
+        check(pair, [17, 128, 32, 32, 48, 32], (LONG, 4), DType::BF16);
+    }
+}
+
+#[test]
+fn unseen_positions_change_nothing() {
+    let short: MlaRows<'_> = &[(1, 75), (1, 2), (1, 0), (5, 70), (3, 4)];
+    let long: MlaRows<'_> = &[(1, 600), (1, 257), (1, 0), (1, 2), (3, 130)];
+    for pair in &pairs() {
+        check_from(pair, [3, 32, 8, 16, 16, 6], (short, 0), DType::F32, 1);
+        check_from(pair, [2, 96, 16, 24, 40, 16], (short, 3), DType::BF16, 1);
+        check_from(pair, [17, 128, 32, 32, 48, 32], (long, 4), DType::BF16, 1);
+    }
+}
+
+/// Rows of requests with drafts: some of several splits, some whose tokens are cut differently, one of more tokens than are taken
+/// together, requests side by side whose contexts look like one's, and padding.
+#[test]
+fn successive_rows_match_single_rows() {
+    let few = [(598..602, 0), (254..259, 3), (0..1, 0), (14..18, 1), (18..19, 2), (300..301, 5)];
+    let many = (0..18).map(|i| (40 + i..42 + i, i as i32));
+    let many: Vec<_> = many.chain([(1023..1026, 19)]).collect();
+    for pair in &pairs() {
+        let check = |sizes, requests: &[(Range<usize>, i32)], successive| {
+            let rows = |(contexts, seat): &(Range<usize>, i32)| {
+                let seat = *seat;
+                contexts.clone().map(move |context| ((1, context), seat))
+            };
+            let (rows, seats): (Vec<_>, Vec<_>) = requests.iter().flat_map(rows).unzip();
+            let asked = (&rows[..], rows.len());
+            check_of(pair, sizes, asked, DType::BF16, (0, &seats, successive));
+        };
+        check([17, 128, 32, 32, 48, 32], &few, 5);
+        check([16, 128, 64, 32, 16, 16], &few, 4);
+        check([5, 128, 64, 32, 32, 48], &few, 5);
+        check([70, 128, 64, 32, 16, 16], &few, 2);
+        check([32, 128, 64, 32, 16, 16], &many, 2);
+        // So few that there is a block for each.
+        check([16, 128, 64, 32, 16, 16], &few[3..5], 4);
+    }
+}
+
+/// On NVIDIA's warpgroups where there are some: tiles of 64 heads, whole and in part, rows of several splits, of one, and of none; contexts
+/// of which none is cut, or only the long ones, and padding.
+#[test]
+fn mla_decode_wgmma_agrees_with_the_cpu() {
+    let mut many = [(1, 40); 18];
+    (many[3].1, many[9].1, many[17].1) = (1030, 0, 129);
+    let context = |i: usize| if i < 32 { 1 + i * 37 % 32 * 40 } else { 0 };
+    let padded: Vec<_> = (0..38).map(|i| (1, context(i))).collect();
+    for pair in &pairs() {
+        check(pair, [70, 128, 64, 32, 16, 16], (LONG, 4), DType::BF16);
+        check(pair, [5, 256, 64, 32, 32, 48], (SHORT, 0), DType::BF16);
+        check(pair, [3, 128, 128, 32, 16, 32], (&many, many.len()), DType::BF16);
+        check(pair, [66, 128, 64, 32, 16, 16], (&many, many.len()), DType::BF16);
+        check(pair, [3, 128, 64, 32, 16, 16], (&padded, padded.len()), DType::BF16);
+    }
+}

@@ -1,0 +1,262 @@
+//! Latent attention of rows of many tokens, whose keys and values a GPU makes, against the CPU, and against itself: no bit depends on
+//! who is in the batch or on where windows of keys are cut.
+
+use std::ops::Range;
+
+use kernels::gpu::{GpuConfig, HalfDtype};
+use kernels::{
+    AttentionMetadata, Buffer, DType, HostMat, Kernels, MlaAttentionArgs, MlaHeadWeights,
+    MlaKvLayout, PackedGroup, RowBounds,
+};
+
+use crate::device_pair::{DevicePair, TwinMatrix, bytes_of, on_cpu, pairs, rounded, tolerance};
+use crate::support::{RandomNumbers, S, devices_with, error};
+
+/// Heads, latent, turned, unturned, value channels, block size.
+type MlaPrefillSizes = [usize; 6];
+
+/// Tokens and contexts of rows.
+type MlaPrefillRows<'a> = &'a [(usize, usize)];
+
+/// Among them: one token, none to see, a few, just too few and just enough, a cached prefix, padding, several tiles and steps.
+const MIXED: MlaPrefillRows<'static> = &[
+    (1, 300),
+    (1, 0),
+    (LONG - 1, LONG + 4),
+    (LONG, LONG),
+    (5, 70),
+    (LONG, 0),
+    (300, 515),
+    (3, 130),
+];
+const LONG: usize = RowBounds::MLA_PREFILL_TOKENS;
+
+/// A batch on the host.
+struct MlaPrefillCase<'a> {
+    sizes: MlaPrefillSizes,
+    rows: MlaPrefillRows<'a>,
+    dtype: DType,
+    pool: Vec<f32>,
+    q: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl<'a> MlaPrefillCase<'a> {
+    fn new(
+        mut numbers: RandomNumbers,
+        sizes: MlaPrefillSizes,
+        rows: MlaPrefillRows<'a>,
+        dtype: DType,
+    ) -> Self {
+        let [heads, latent, rotary, unturned, value, block_tokens] = sizes;
+        let tokens: usize = rows.iter().map(|row| row.0).sum();
+        let blocks: usize = rows.iter().map(|row| row.1.div_ceil(block_tokens)).sum();
+        let mut weights = |n: usize| -> Vec<f32> {
+            let one = |x: f32| rounded(x / 8.0, dtype);
+            numbers.reals::<f32>(heads * n * latent).into_iter().map(one).collect()
+        };
+        let (keys, values) = (weights(unturned), weights(value));
+        let pool = numbers.reals((blocks + 1) * block_tokens * (latent + rotary));
+        let q = numbers.reals(tokens * heads * (unturned + rotary));
+        Self { sizes, rows, dtype, pool, q, keys, values }
+    }
+
+    /// Blocks of each row, in any order; block 0 is nobody's.
+    fn tables(&self) -> Vec<Vec<i32>> {
+        let block_tokens = self.sizes[5];
+        let blocks: usize = self.rows.iter().map(|row| row.1.div_ceil(block_tokens)).sum();
+        let mut order = (0..blocks).map(|i| (i * 7919 + 3) % blocks).map(|i| i as i32 + 1);
+        let of_row = |row: &(usize, usize)| -> Vec<i32> {
+            order.by_ref().take(row.1.div_ceil(block_tokens)).collect()
+        };
+        self.rows.iter().map(of_row).collect()
+    }
+
+    /// The pool: behind each row's context an earlier owner left NaN.
+    fn stored(&self, pair: &DevicePair) -> TwinMatrix {
+        let [_, latent, rotary, .., block_tokens] = self.sizes;
+        let (width, mut pool) = (latent + rotary, self.pool.clone());
+        pool[..block_tokens * width].fill(f32::NAN);
+        for (row, table) in self.rows.iter().zip(self.tables()) {
+            let kept = row.1 % block_tokens;
+            if let Some(&last) = table.last().filter(|_| kept != 0) {
+                let first = last as usize * block_tokens;
+                pool[(first + kept) * width..(first + block_tokens) * width].fill(f32::NAN);
+            }
+        }
+        pair.put_as(self.dtype, &pool, pool.len() / width, width)
+    }
+}
+
+/// Weights of both devices: keys, keys transposed, values.
+fn heads_of(case: &MlaPrefillCase<'_>, device: &dyn Kernels, dtype: DType) -> [PackedGroup; 3] {
+    let [heads, latent, _, unturned, value, _] = case.sizes;
+    let pack = |all: &[f32], n: usize, k: usize| {
+        let bytes: Vec<Vec<u8>> = all.chunks_exact(n * k).map(bytes_of).collect();
+        let view = |bytes| vec![HostMat::new(bytes, DType::F32, n, k).unwrap()];
+        let views: Vec<_> = bytes.iter().map(|bytes| view(bytes)).collect();
+        assert_eq!(views.len(), heads);
+        device.pack_mla_heads(&views, dtype).unwrap()
+    };
+    let turn = |key: &[f32]| -> Vec<f32> {
+        (0..latent).flat_map(|c| key.iter().skip(c).step_by(latent).copied()).collect()
+    };
+    let turned: Vec<f32> = case.keys.chunks_exact(unturned * latent).flat_map(turn).collect();
+    [
+        pack(&case.keys, unturned, latent),
+        pack(&turned, latent, unturned),
+        pack(&case.values, value, latent),
+    ]
+}
+
+/// Outputs of some of the rows as a batch of their own, on the GPU, and on the CPU if asked.
+fn outputs(
+    pair: &DevicePair,
+    case: &MlaPrefillCase<'_>,
+    of: Range<usize>,
+    with_cpu: bool,
+) -> [Vec<f32>; 2] {
+    let [heads, latent, rotary, unturned, value, block_tokens] = case.sizes;
+    let (rows, query) = (&case.rows[of.clone()], heads * (unturned + rotary));
+    let ends: Vec<i32> = std::iter::once(0)
+        .chain(rows.iter().scan(0, |end, row| {
+            *end += row.0 as i32;
+            Some(*end)
+        }))
+        .collect();
+    let asked = ends[rows.len()] as usize;
+    let before: usize = case.rows[..of.start].iter().map(|row| row.0).sum();
+    let tables = case.tables();
+    let width = tables.iter().map(Vec::len).max().unwrap().max(1);
+    let table = |row: &Vec<i32>| {
+        let mut row = row.clone();
+        row.resize(width, i32::MAX);
+        row
+    };
+    let tables: Vec<i32> = tables.iter().flat_map(table).collect();
+    let seats: Vec<i32> = of.map(|row| row as i32).collect();
+    let lens: Vec<i32> = rows.iter().map(|row| row.1 as i32).collect();
+    let pool = case.stored(pair);
+    let q = &case.q[before * query..][..asked * query];
+    let q = pair.put_as(case.dtype, q, asked, query);
+    let staged = [
+        pair.put(&ends, 1, ends.len()),
+        pair.put(&lens, 1, lens.len()),
+        pair.put(&tables, tables.len() / width, width),
+        pair.put(&seats, 1, seats.len()),
+    ];
+    let mut o = pair.poisoned(case.dtype, asked, heads * value);
+    let layers = 1;
+    let blocks = case.pool.len() / (block_tokens * (latent + rotary));
+    for at in 0..=usize::from(with_cpu) {
+        let dtype = [case.dtype, on_cpu(case.dtype)][at];
+        let view: fn(&TwinMatrix) -> kernels::MatRef<'_> = [TwinMatrix::gpu, TwinMatrix::cpu][at];
+        let device: &dyn Kernels = [&pair.gpu as &dyn Kernels, &pair.cpu][at];
+        let layout = MlaKvLayout {
+            layers,
+            blocks,
+            block_tokens,
+            kv_lora_rank: latent,
+            rope_dim: rotary,
+            dtype,
+        };
+        let [key, transposed, values] = heads_of(case, device, dtype);
+        let args = MlaAttentionArgs {
+            q: view(&q),
+            rows: AttentionMetadata {
+                cu_q: view(&staged[0]),
+                context_lens: view(&staged[1]),
+                block_tables: view(&staged[2]),
+                table_rows: Some(view(&staged[3])),
+                bounds: RowBounds::of(rows.iter().copied(), 1),
+            },
+            heads: MlaHeadWeights {
+                w_uk: &key,
+                w_uk_t: (dtype != DType::F32).then_some(&transposed),
+                w_uv: &values,
+            },
+            layer: 0,
+            scale: 0.2,
+            first_position: 0,
+        };
+        let pool: &Buffer = [&pool.gpu, &pool.cpu][at];
+        let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
+        device.mla_attention(&S, out, (pool, &layout), &args).unwrap();
+    }
+    pair.read_floats(&o)
+}
+
+/// All rows against the CPU, and each alone.
+pub(crate) fn check(
+    pair: &DevicePair,
+    sizes: MlaPrefillSizes,
+    rows: MlaPrefillRows<'_>,
+    dtype: DType,
+) {
+    let case = MlaPrefillCase::new(pair.numbers(sizes[0] as u64), sizes, rows, dtype);
+    let what = format!("{sizes:?} {dtype:?}");
+    let [got, expected] = outputs(pair, &case, 0..rows.len(), true);
+    let mut at = 0;
+    for (i, (tokens, context)) in rows.iter().enumerate() {
+        let own = at..at + tokens * sizes[0] * sizes[4];
+        at = own.end;
+        let error = error(&got[own.clone()], &expected[own.clone()]);
+        assert!(error <= 3.0 * tolerance(dtype), "{what}: {tokens} at {context}: {error}");
+        let [alone, _] = outputs(pair, &case, i..i + 1, false);
+        assert!(alone == got[own], "{what}: {tokens} at {context} alone have other bits");
+    }
+}
+
+/// The same numbers on devices that differ in how many bytes they make at a time.
+pub(crate) fn with_bytes(bytes: Option<usize>) -> Vec<DevicePair> {
+    let change =
+        |config| GpuConfig { mla_prefill_bytes: bytes, half_dtype: HalfDtype::BF16, ..config };
+    devices_with(change).into_iter().map(DevicePair::new).collect()
+}
+
+#[test]
+fn mla_prefill_agrees_with_the_cpu() {
+    for pair in &pairs() {
+        check(pair, [2, 128, 64, 64, 64, 16], MIXED, DType::BF16);
+        check(pair, [1, 256, 128, 64, 128, 64], &[(260, 300)], DType::BF16);
+        check(pair, [3, 128, 64, 128, 128, 32], &[(1, 20), (300, 420)], DType::BF16);
+    }
+}
+
+#[test]
+fn mla_prefill_windows_change_no_bit() {
+    let sizes = [3, 128, 64, 64, 64, 16];
+    // All at once; two heads, then the third; a head at a time in windows of some steps; of one step.
+    let all_bytes = [1 << 28, 1 << 20, 700 << 10, 1];
+    let ways = all_bytes.map(|bytes| with_bytes(Some(bytes)));
+    for i in 0..ways[0].len() {
+        let numbers = || ways[0][i].numbers(1);
+        let case = || MlaPrefillCase::new(numbers(), sizes, MIXED, DType::BF16);
+        let [whole, _] = outputs(&ways[0][i], &case(), 0..MIXED.len(), false);
+        for (way, bytes) in ways.iter().zip(all_bytes).skip(1) {
+            let [cut, _] = outputs(&way[i], &case(), 0..MIXED.len(), false);
+            assert!(cut == whole, "{bytes} bytes at a time: other bits");
+        }
+    }
+}
+
+/// By their bits: what is made of latents is rounded where means of them are not.
+#[test]
+fn mla_prefill_starts_at_its_token_threshold() {
+    let (made, taken) = (pairs(), with_bytes(None));
+    for (made, taken) in made.iter().zip(&taken) {
+        let sizes = [2, 128, 64, 64, 64, 16];
+        let case = || MlaPrefillCase::new(made.numbers(2), sizes, MIXED, DType::BF16);
+        let [made, _] = outputs(made, &case(), 0..MIXED.len(), false);
+        let [taken, _] = outputs(taken, &case(), 0..MIXED.len(), false);
+        let mut at = 0;
+        for (tokens, context) in MIXED {
+            let own = at..at + tokens * sizes[0] * sizes[4];
+            at = own.end;
+            let equal = made[own.clone()] == taken[own];
+            let short = *tokens < LONG || *context == 0;
+            assert_eq!(equal, short, "{tokens} tokens at {context}");
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! What latent attention of DeepSeek-V2 and V3 costs inside a captured graph, next to the rows of the pool it must read: both
+//! products by heads' matrices included. Printed, not judged.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kernels::{
+    AttentionMetadata, DType, DeviceDriver, HostMat, Kernels, MlaAttentionArgs, MlaHeadWeights,
+    MlaKvLayout, PackedGroup, RowBounds, bf16,
+};
+
+use crate::device_pair::{DevicePair, TwinMatrix, pairs};
+use crate::matrix_speed::{microseconds, report};
+use crate::mla_prefill::with_bytes;
+use crate::support::S;
+
+const KV_LORA_RANK: usize = 512;
+const ROPE_DIM: usize = 64;
+/// Unturned channels of a head's key; channels of its value.
+const NOPE_DIM: usize = 128;
+/// Layers that take turns.
+const LAYERS: usize = 2;
+/// Of the pool: more than caches hold, whatever tables say.
+const MAX_BLOCKS: usize = 1 << 16;
+
+#[test]
+#[ignore = "measures a GPU: `just gpu-speed`"]
+fn mla_decode_speed() {
+    for pair in &pairs() {
+        for heads in [16, 128] {
+            for (rows, q, context) in [
+                (1, 1, 1088),
+                (1, 1, 8192),
+                (16, 1, 8192),
+                (64, 1, 1088),
+                (64, 1, 8192),
+                (64, 1, 64),
+                (256, 1, 1200),
+            ] {
+                attention(pair, heads, (rows, q), context, "");
+            }
+            for (rows, asked) in [(32, 32), (64, 64), (256, 256), (132, 256)] {
+                for spread in [ContextSpread::Even, ContextSpread::Log] {
+                    mixed(pair, heads, (rows, asked), spread);
+                }
+            }
+            // Rows with drafts: as if each were a request, and together.
+            for (requests, tokens, context) in [
+                (1, 2, 1088),
+                (1, 4, 1088),
+                (64, 2, 1088),
+                (64, 4, 1088),
+                (64, 2, 8100),
+                (64, 4, 8100),
+                (64, 5, 1088),
+            ] {
+                for together in [1, tokens] {
+                    drafts(pair, heads, (requests, tokens, together), context);
+                }
+            }
+        }
+    }
+}
+
+/// Rows of many tokens whose keys and values are made, and the same with queries that are taken to the latents.
+#[test]
+#[ignore = "measures a GPU: `just gpu-speed`"]
+fn mla_prefill_speed() {
+    for (made, taken) in pairs().iter().zip(&with_bytes(None)) {
+        for heads in [16, 128] {
+            for (rows, q, context) in [
+                (1, 128, 128),
+                (1, 128, 1024),
+                (1, 128, 8192),
+                (1, 256, 256),
+                (1, 256, 8192),
+                (1, 512, 8192),
+                (4, 512, 512),
+                (1, 1024, 1024),
+                (1, 2048, 2048),
+                (1, 2048, 8192),
+                (1, 2048, 32_768),
+            ] {
+                attention(made, heads, (rows, q), context, ", keys made");
+                attention(taken, heads, (rows, q), context, ", queries taken");
+            }
+        }
+    }
+}
+
+fn heads_of(pair: &DevicePair, heads: usize, n: usize, k: usize) -> PackedGroup {
+    let bytes = crate::device_pair::bytes_of(&pair.numbers(1).reals::<f32>(n * k));
+    let part = || vec![HostMat::new(&bytes, DType::F32, n, k).unwrap()];
+    pair.gpu.pack_mla_heads(&(0..heads).map(|_| part()).collect::<Vec<_>>(), DType::BF16).unwrap()
+}
+
+/// `requests` of `tokens` rows of one token each, of which the launch hears of `together`.
+fn drafts(
+    pair: &DevicePair,
+    heads: usize,
+    (requests, tokens, together): (usize, usize, usize),
+    context: usize,
+) {
+    let rows = requests * tokens;
+    let contexts = (0..rows).map(|row| (context + row % tokens) as i32).collect();
+    let seats = (0..rows).map(|row| (row / tokens) as i32).collect();
+    let what = format!("{requests} requests of {tokens} tokens, {together} together");
+    let asked = MlaWorkload {
+        requests,
+        q: 1,
+        contexts,
+        seq_slots: seats,
+        rows_per_request: together,
+        label: what,
+    };
+    measure(pair, heads, &asked, context + tokens);
+}
+
+/// How contexts differ.
+#[derive(Debug, Clone, Copy)]
+enum ContextSpread {
+    /// Evenly up to 8,192 keys.
+    Even,
+    /// Their logarithms evenly, from 16 to 32,768 keys.
+    Log,
+}
+
+/// `rows` rows of one token, whose contexts differ, in any order, in a recording for so many.
+fn mixed(pair: &DevicePair, heads: usize, (rows, recorded): (usize, usize), spread: ContextSpread) {
+    let context = |i: usize| {
+        let part = ((i * 37 % rows) as f64 + 0.5) / rows as f64;
+        let keys = match spread {
+            ContextSpread::Even => 8192.0 * part,
+            ContextSpread::Log => 16.0 * (part * 11.0).exp2(),
+        };
+        keys.ceil() as i32
+    };
+    let contexts: Vec<i32> = (0..recorded).map(|i| if i < rows { context(i) } else { 0 }).collect();
+    let seats = (0..recorded as i32).collect();
+    let longest = *contexts.iter().max().expect("there are rows") as usize;
+    let what = format!("{rows} of {recorded} x 1, {spread:?}");
+    let asked = MlaWorkload {
+        requests: recorded,
+        q: 1,
+        contexts,
+        seq_slots: seats,
+        rows_per_request: 1,
+        label: what,
+    };
+    measure(pair, heads, &asked, longest);
+}
+
+/// `rows` rows of `q` tokens; `how` they are attended to.
+fn attention(
+    pair: &DevicePair,
+    heads: usize,
+    (rows, q): (usize, usize),
+    context: usize,
+    how: &'static str,
+) {
+    let (contexts, seats) = (vec![context as i32; rows], (0..rows as i32).collect());
+    let what = format!("{rows} x {q}{how}");
+    let asked = MlaWorkload {
+        requests: rows,
+        q,
+        contexts,
+        seq_slots: seats,
+        rows_per_request: 1,
+        label: what,
+    };
+    measure(pair, heads, &asked, context);
+}
+
+/// Rows of `q` tokens each, of so many requests.
+struct MlaWorkload {
+    requests: usize,
+    q: usize,
+    contexts: Vec<i32>,
+    seq_slots: Vec<i32>,
+    rows_per_request: usize,
+    label: String,
+}
+
+fn measure(pair: &DevicePair, heads: usize, asked: &MlaWorkload, context: usize) {
+    let (q, rows) = (asked.q, asked.contexts.len());
+    let (block_tokens, dtype) = (16, DType::BF16);
+    let width = context.div_ceil(block_tokens);
+    let blocks = (asked.requests * width).min(MAX_BLOCKS);
+    let (latent, rotary) = (KV_LORA_RANK, ROPE_DIM);
+    let layout = MlaKvLayout {
+        layers: LAYERS,
+        blocks,
+        block_tokens,
+        kv_lora_rank: latent,
+        rope_dim: rotary,
+        dtype,
+    };
+    let mut pool = pair.gpu.alloc(layout.bytes()).unwrap();
+    let piece: Vec<bf16> = pair.numbers(2).reals(layout.bytes_per_block());
+    let piece = &crate::device_pair::bytes_of(&piece)[..layout.bytes_per_block()];
+    for block in 0..blocks {
+        pair.gpu.upload(&mut pool, block * piece.len(), piece).unwrap();
+    }
+    let queries = pair.random(&mut pair.numbers(3), dtype, rows * q, heads * (NOPE_DIM + ROPE_DIM));
+    let mut o = pair.poisoned(dtype, rows * q, heads * NOPE_DIM);
+    let cu_q = pair.put(&(0..=rows).map(|r| (r * q) as i32).collect::<Vec<_>>(), 1, rows + 1);
+    let (contexts, seats) =
+        (pair.put(&asked.contexts, 1, rows), pair.put(&asked.seq_slots, 1, rows));
+    let places = asked.requests * width;
+    let tables: Vec<i32> = (0..places).map(|i| (i * 7919 % blocks) as i32).collect();
+    let tables = pair.put(&tables, asked.requests, width);
+    let bounds = RowBounds::of(std::iter::repeat_n((q, context), rows), asked.rows_per_request);
+    let step = AttentionMetadata {
+        cu_q: cu_q.gpu(),
+        context_lens: contexts.gpu(),
+        block_tables: tables.gpu(),
+        table_rows: Some(seats.gpu()),
+        bounds,
+    };
+    let [key, value] = [0; 2].map(|_| heads_of(pair, heads, NOPE_DIM, KV_LORA_RANK));
+    let transposed = heads_of(pair, heads, KV_LORA_RANK, NOPE_DIM);
+    let launch = |i: usize, o: &mut TwinMatrix| {
+        let heads = MlaHeadWeights { w_uk: &key, w_uk_t: Some(&transposed), w_uv: &value };
+        let layer = i % LAYERS;
+        let (q, rows, scale) = (queries.gpu(), step, 0.07);
+        let args = MlaAttentionArgs { q, rows, heads, layer, scale, first_position: 0 };
+        pair.gpu.mla_attention(&S, o.gpu_mut(), (&pool, &layout), &args).unwrap();
+    };
+    let time = microseconds(pair, 8, |i| launch(i, &mut o));
+    let seen = |context: i32| q * (2 * context as usize + 1).saturating_sub(q) / 2;
+    let seen: usize = asked.contexts.iter().map(|context| seen(*context)).sum();
+    // Of what must be computed: few queries are taken to the latents, many meet keys and values.
+    let channels = if q < RowBounds::MLA_PREFILL_TOKENS {
+        2 * KV_LORA_RANK + ROPE_DIM
+    } else {
+        2 * NOPE_DIM + ROPE_DIM
+    };
+    let tflops = |time: f64| (2 * seen * heads * channels) as f64 / time / 1e6;
+    let keys: usize = asked.contexts.iter().map(|context| *context as usize).sum();
+    let bytes = keys * asked.requests / rows * (KV_LORA_RANK + ROPE_DIM) * 2;
+    let all = tflops(time);
+    report(
+        &format!("latents, {heads} heads, {} at {context}, {all:.0} TFLOP/s", asked.label),
+        time,
+        bytes,
+    );
+    if q > 1 {
+        return; // In launches for parts of the heads.
+    }
+    let (name, alone) = longest(pair, |i| launch(i, &mut o));
+    let rate = tflops(alone);
+    report(&format!("  {name} alone, {rate:.0} TFLOP/s"), alone, bytes);
+}
+
+/// The kernel that takes longest of those that a call launches, and its median, by marks before and behind it. A pause before, and few
+/// calls: what has just been computed has lowered the clock.
+fn longest(pair: &DevicePair, mut call: impl FnMut(usize)) -> (&'static str, f64) {
+    const CALLS: usize = 9;
+    std::thread::sleep(Duration::from_millis(200));
+    let marks = pair.gpu.alloc_timestamps(2 + 8 * CALLS).unwrap();
+    marks.record(&S, 0).unwrap();
+    pair.gpu.begin_kernel_timestamps(&marks, 1);
+    (0..CALLS).for_each(&mut call);
+    let names = pair.gpu.end_kernel_timestamps();
+    pair.gpu.synchronize(&S).unwrap();
+    let mut times: BTreeMap<&'static str, Vec<i64>> = BTreeMap::new();
+    for (i, name) in names.into_iter().enumerate() {
+        times.entry(name).or_default().push(marks.elapsed_ns(i, i + 1).unwrap());
+    }
+    let median = |(name, mut times): (_, Vec<i64>)| {
+        times.sort_unstable();
+        (name, times[times.len() / 2] as f64 / 1e3)
+    };
+    let medians = times.into_iter().map(median);
+    medians.max_by(|a, b| a.1.total_cmp(&b.1)).expect("something is launched")
+}

@@ -1,0 +1,116 @@
+//! Experts in fp8 that the copy engine streams: inputs stay as they are whatever their number. Against the CPU, which multiplies the
+//! weights out. Devices without warpgroups have no such products, and nothing to check here.
+
+use kernels::{DType, Kernels, RouterLogits};
+
+use crate::device_pair::{DevicePair, pairs, tolerance};
+use crate::moe_fp8::{MoeFp8Case, MoeFp8Sizes, check_small_m, one_result, stored};
+use crate::support::{RandomNumbers, S};
+
+/// Bits of what is no number, of either sign.
+const NAN: u8 = 0x7f;
+
+fn streams(pair: &DevicePair) -> bool {
+    pair.gpu.warp_size() == 32 && ["sm_90a", "emulated"].contains(&pair.gpu.arch())
+}
+
+/// A handful of choices; few, some, and many an expert, with more than a segment of them; strips that no block has whole.
+#[test]
+fn fp8_grouped_gemm_tma_agrees_with_the_cpu() {
+    for pair in pairs().iter().filter(|pair| streams(pair)) {
+        check_small_m(pair, (128, 128, 6, 2), 1);
+        check_small_m(pair, (256, 128, 9, 3), 20);
+        check_small_m(pair, (384, 256, 17, 3), 30);
+        check_small_m(pair, (128, 384, 9, 2), 40);
+        check_small_m(pair, (128, 256, 3, 2), 150);
+    }
+}
+
+/// Alone or among others: the same bits, as long as the same kernel takes them.
+#[test]
+fn a_token_has_one_result_in_every_batch() {
+    for pair in pairs().iter().filter(|pair| streams(pair)) {
+        one_result(pair, (256, 128, 5, 2), 6, 1);
+        one_result(pair, (128, 256, 3, 2), 100, 70);
+    }
+}
+
+/// Whoever routes inside gives the bits of routing and experts apart, with all that shared memory has to hold then.
+#[test]
+fn fused_routing_changes_no_bit() {
+    for pair in pairs().iter().filter(|pair| streams(pair)) {
+        for (tokens, top_k) in [(1, 1), (1, 8), (2, 6)] {
+            let (sizes, mut numbers) = ((256, 128, 13, top_k), pair.numbers(6));
+            let stored = stored(&mut numbers, sizes);
+            let mut case = MoeFp8Case::of(pair, &mut numbers, sizes, tokens, stored);
+            let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.0);
+            let logits: Vec<f32> = (0..tokens * sizes.2).map(|_| numbers.float()).collect();
+            let logits = pair.put(&logits, tokens, sizes.2);
+            let scores = RouterLogits { logits: logits.gpu(), top_k, normalise: true, shared: 0 };
+            let mut y = pair.poisoned(pair.gpu.half_dtype(), tokens, sizes.0);
+            let (out, experts) = (y.gpu_mut(), case.experts());
+            assert!(
+                pair.gpu.moe_mlp_from_logits(&S, out, x.gpu(), &scores, &experts, None).unwrap()
+            );
+            case.route(pair, &scores, tokens);
+            let [apart, _] = pair.read_floats(&case.run(pair, &x, 0, false));
+            let [inside, _] = pair.read_floats(&y);
+            assert_eq!(inside, apart, "{tokens} tokens of {top_k}");
+        }
+    }
+}
+
+/// Experts of which weights `at` are the bits that `of` names.
+fn with_bits(
+    pair: &DevicePair,
+    numbers: &mut RandomNumbers,
+    (sizes, tokens): (MoeFp8Sizes, usize),
+    of: impl Fn(usize) -> Option<u8>,
+) -> MoeFp8Case {
+    let mut stored = stored(numbers, sizes);
+    for weights in stored.iter_mut().flatten() {
+        for (at, bits) in weights.bytes_mut().iter_mut().enumerate() {
+            *bits = of(at).unwrap_or(*bits);
+        }
+    }
+    MoeFp8Case::of(pair, numbers, sizes, tokens, stored)
+}
+
+/// Rows of numbers of every size, those below the normal range among them, each row about as large as its neighbour.
+#[test]
+fn every_number_is_exact() {
+    for pair in pairs().iter().filter(|pair| streams(pair)) {
+        for tokens in [3, 90] {
+            let (sizes, mut numbers) = ((128, 128, 3, 2), pair.numbers(8));
+            let number = |at: usize| {
+                // A row in four has the smallest ones alone, so that nothing large hides them.
+                let (row, all) = (at / 128, at % 254);
+                let bits = if row % 4 == 0 { at % 16 } else { all } as u8;
+                let sign = (at / 3 % 2) as u8 * 0x80;
+                Some(if bits < NAN { bits | sign } else { (bits - NAN) | 0x80 })
+            };
+            let case = with_bits(pair, &mut numbers, (sizes, tokens), number);
+            let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.0);
+            let y = case.run(pair, &x, 0, true);
+            pair.check(&format!("{tokens} tokens"), &y, 2.0 * tolerance(DType::BF16));
+        }
+    }
+}
+
+/// What is no number stays none: tokens of an expert with such a weight come out as NaN, the others as ever.
+#[test]
+fn nan_stays_nan() {
+    for pair in pairs().iter().filter(|pair| streams(pair)) {
+        for (tokens, nan) in [(4, NAN), (80, NAN | 0x80)] {
+            let (sizes, mut numbers) = ((128, 128, 3, 1), pair.numbers(9));
+            let none = |at: usize| (at == 77).then_some(nan);
+            let case = with_bits(pair, &mut numbers, (sizes, tokens), none);
+            let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.0);
+            let [y, _] = pair.read_floats(&case.run(pair, &x, 0, false));
+            for (t, row) in y.chunks(sizes.0).enumerate() {
+                // Of an expert of another rank a token gets nothing.
+                assert_eq!(row[0].is_nan(), case.is_here(t), "token {t} of {tokens}");
+            }
+        }
+    }
+}

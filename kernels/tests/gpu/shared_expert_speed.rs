@@ -1,0 +1,213 @@
+//! What experts that all tokens share cost among those that tokens choose, and by themselves, behind the others or on a second stream: what
+//! `fuses_shared_experts` decides by. With a router before the others. All inside a captured graph. Printed, not judged.
+
+use kernels::{
+    DType, DeviceDriver, DeviceStream, ExpertWeights, HostMat, Kernels, LinearFusion, PackedGroup,
+    PackedMatrix, TopKRoutes, bf16,
+};
+
+use crate::device_pair::{DevicePair, TwinMatrix, pairs};
+use crate::matrix_speed::{microseconds, report};
+use crate::support::S;
+
+/// A layer: what it is called, and its sizes.
+struct SharedExpertLayer {
+    name: &'static str,
+    hidden: usize,
+    inner: usize,
+    routed: usize,
+    shared: usize,
+    top_k: usize,
+    dtype: DType,
+}
+
+const LAYERS: [SharedExpertLayer; 3] = [
+    SharedExpertLayer {
+        name: "V2-Lite",
+        hidden: 2048,
+        inner: 1408,
+        routed: 64,
+        shared: 2,
+        top_k: 6,
+        dtype: DType::BF16,
+    },
+    SharedExpertLayer {
+        name: "V3 of 8 ranks",
+        hidden: 7168,
+        inner: 256,
+        routed: 256,
+        shared: 1,
+        top_k: 8,
+        dtype: DType::F8E4M3,
+    },
+    SharedExpertLayer {
+        name: "V3",
+        hidden: 7168,
+        inner: 2048,
+        routed: 256,
+        shared: 1,
+        top_k: 8,
+        dtype: DType::F8E4M3,
+    },
+];
+
+/// On one device.
+struct SharedExpertWeights {
+    gate_up: PackedGroup,
+    down: PackedGroup,
+    /// The shared experts once more, as one MLP.
+    separate: [PackedMatrix; 2],
+    router: PackedMatrix,
+}
+
+/// Where shared experts are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SharedExpertPlacement {
+    Fused,
+    Sequential,
+    Overlapped,
+}
+
+impl SharedExpertLayer {
+    fn pack(&self, pair: &DevicePair) -> SharedExpertWeights {
+        let Self { hidden, inner, shared, dtype, .. } = *self;
+        let bytes = vec![0x38u8; 2 * shared * inner * hidden * dtype.bytes()];
+        let scales = vec![1e-3f32; (2 * shared * inner).div_ceil(128) * hidden.div_ceil(128)];
+        let mat = |n: usize, k: usize| {
+            let mat = HostMat::new(&bytes[..n * k * dtype.bytes()], dtype, n, k).unwrap();
+            let blocks = n.div_ceil(128) * k.div_ceil(128);
+            if dtype == DType::BF16 {
+                mat
+            } else {
+                mat.scaled(&scales[..blocks], [128; 2]).unwrap()
+            }
+        };
+        let group = |parts: &[HostMat<'_>], gated| {
+            let parts: Vec<_> = (0..self.routed + shared).map(|_| parts.to_vec()).collect();
+            pair.gpu.pack_group(&parts, dtype, gated).unwrap()
+        };
+        let half = pair.gpu.half_dtype();
+        let router = vec![0u8; self.routed * hidden * 2];
+        let router = HostMat::new(&router, DType::BF16, self.routed, hidden).unwrap();
+        let both = [mat(shared * inner, hidden), mat(shared * inner, hidden)];
+        SharedExpertWeights {
+            gate_up: group(&[mat(inner, hidden), mat(inner, hidden)], true),
+            down: group(&[mat(hidden, inner)], false),
+            separate: [
+                pair.gpu.pack(&both, half).unwrap(),
+                pair.gpu.pack(&[mat(hidden, shared * inner)], half).unwrap(),
+            ],
+            router: pair.gpu.pack(&[router], half).unwrap(),
+        }
+    }
+
+    /// Experts and weights of each token, with or without those that all share.
+    fn routes(&self, pair: &DevicePair, tokens: usize, with: bool) -> [TwinMatrix; 2] {
+        let mut numbers = pair.numbers(tokens as u64);
+        let shared = if with { self.shared } else { 0 };
+        let (mut chosen, mut weights) = (Vec::new(), Vec::new());
+        for _ in 0..tokens {
+            let (first, step) =
+                (numbers.below(self.routed), 1 + 2 * numbers.below(self.routed / 2));
+            chosen.extend((0..self.top_k).map(|j| ((first + j * step) % self.routed) as i32));
+            chosen.extend((0..shared).map(|j| (self.routed + j) as i32));
+            weights.extend(std::iter::repeat_n(0.125f32, self.top_k));
+            weights.extend(std::iter::repeat_n(1.0, shared));
+        }
+        let k = self.top_k + shared;
+        [pair.put(&chosen, tokens, k), pair.put(&weights, tokens, k)]
+    }
+
+    /// Microseconds of each way, and bytes of the weights that all of them read.
+    fn times(
+        &self,
+        pair: &DevicePair,
+        w: &SharedExpertWeights,
+        tokens: usize,
+    ) -> ([f64; 3], usize) {
+        let (half, inner) = (pair.gpu.half_dtype(), self.shared * self.inner);
+        let x = pair.put(&vec![bf16::ONE; tokens * self.hidden], tokens, self.hidden);
+        let (mut y, mut own) = [(); 2].map(|()| pair.poisoned(half, tokens, self.hidden)).into();
+        let mut sum = pair.poisoned(half, tokens, self.hidden);
+        let mut both = pair.poisoned(half, tokens, 2 * inner);
+        let mut between = pair.poisoned(half, tokens, inner);
+        let mut logits = pair.poisoned(DType::F32, tokens, self.routed);
+        let experts = ExpertWeights { first: 0, gate_up: &w.gate_up, down: &w.down };
+        let [among, alone] = [true, false].map(|with| self.routes(pair, tokens, with));
+        let [gate_up, down] = &w.separate;
+        let gated = LinearFusion { silu_mul: true, ..LinearFusion::default() };
+        let gpu = &pair.gpu;
+        let mut shared = |s: &DeviceStream, own: &mut TwinMatrix| {
+            if gpu.fuses_linear_silu_mul(tokens, half, gate_up) {
+                gpu.fused_linear(s, between.gpu_mut(), x.gpu(), gate_up, &gated).unwrap();
+            } else {
+                gpu.linear(s, both.gpu_mut(), x.gpu(), gate_up, None).unwrap();
+                gpu.silu_mul(s, between.gpu_mut(), both.gpu()).unwrap();
+            }
+            gpu.linear(s, own.gpu_mut(), between.gpu(), down, None).unwrap();
+        };
+        let side = gpu.secondary_stream().expect("no launch is marked");
+        let times = [
+            SharedExpertPlacement::Fused,
+            SharedExpertPlacement::Sequential,
+            SharedExpertPlacement::Overlapped,
+        ]
+        .map(|way| {
+            let [chosen, weights] =
+                if way == SharedExpertPlacement::Fused { &among } else { &alone };
+            microseconds(pair, 8, |_| {
+                if way == SharedExpertPlacement::Overlapped {
+                    gpu.stream_wait(&side, &S).unwrap();
+                }
+                gpu.linear(&S, logits.gpu_mut(), x.gpu(), &w.router, None).unwrap();
+                let routes = TopKRoutes { experts: chosen.gpu(), weights: weights.gpu() };
+                gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts).unwrap();
+                match way {
+                    SharedExpertPlacement::Fused => return,
+                    SharedExpertPlacement::Sequential => shared(&S, &mut own),
+                    SharedExpertPlacement::Overlapped => {
+                        shared(&side, &mut own);
+                        gpu.stream_wait(&S, &side).unwrap();
+                    }
+                }
+                gpu.add(&S, sum.gpu_mut(), y.gpu(), own.gpu()).unwrap();
+            })
+        });
+        let [chosen, _] = pair.read::<i32>(&among[0]);
+        let busy: std::collections::BTreeSet<i32> = chosen.into_iter().collect();
+        (times, busy.len() * 3 * self.hidden * self.inner * self.dtype.bytes())
+    }
+}
+
+#[test]
+#[ignore = "measures a GPU: `just gpu-speed`"]
+fn shared_expert_speed() {
+    for pair in &pairs() {
+        for layer in &LAYERS {
+            let weights = layer.pack(pair);
+            for tokens in [1, 2, 4, 8, 16, 32, 64, 256, 2048] {
+                let (times, bytes) = layer.times(pair, &weights, tokens);
+                // As `Kernels::can_fuse_shared_experts` says.
+                let lies_among = layer.dtype == DType::BF16 || pair.gpu.arch() != "sm_90a";
+                let joins = lies_among && pair.gpu.fuses_shared_experts(tokens);
+                let best = if joins {
+                    SharedExpertPlacement::Fused
+                } else {
+                    SharedExpertPlacement::Overlapped
+                };
+                for (way, time) in [
+                    SharedExpertPlacement::Fused,
+                    SharedExpertPlacement::Sequential,
+                    SharedExpertPlacement::Overlapped,
+                ]
+                .into_iter()
+                .zip(times)
+                {
+                    let chosen = if way == best { ", chosen" } else { "" };
+                    let name = layer.name;
+                    report(&format!("{name}, {tokens} tokens, {way:?}{chosen}"), time, bytes);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Who holds each block. A block nobody holds is in exactly one of vacant and cached.
+//!
+//! Taking spends vacant blocks first, lowest id first, then evicts the cached block that has been
+//! idle longest. Nothing here allocates after start.
+
+use crate::free_block_set::FreeBlockSet;
+use crate::lru::LruList;
+use crate::{FaultInjection, InjectedFault};
+
+/// Reference counts and free lists of a fixed number of blocks.
+#[derive(Debug, Clone)]
+pub(crate) struct BlockPool {
+    ref_counts: Vec<u32>,
+    free: FreeBlockSet,
+    cached: LruList,
+    fault_injection: FaultInjection,
+}
+
+/// A block just taken, with one reference.
+pub(crate) struct AllocatedBlock {
+    pub(crate) block: u32,
+    /// It held something findable: the caller must take it out of the index.
+    pub(crate) evicted: bool,
+}
+
+impl BlockPool {
+    pub(crate) fn new(blocks: u32, planted: FaultInjection) -> Self {
+        let refs = vec![0; blocks as usize];
+        Self {
+            ref_counts: refs,
+            free: FreeBlockSet::full(blocks),
+            cached: LruList::new(blocks),
+            fault_injection: planted,
+        }
+    }
+
+    pub(crate) fn blocks(&self) -> u32 {
+        self.ref_counts.len() as u32
+    }
+
+    pub(crate) fn free_count(&self) -> u32 {
+        self.free.count()
+    }
+
+    pub(crate) fn cached_count(&self) -> u32 {
+        self.cached.count()
+    }
+
+    pub(crate) fn ref_count(&self, block: u32) -> u32 {
+        self.ref_counts[block as usize]
+    }
+
+    /// Cached blocks, oldest first.
+    pub(crate) fn evictable(&self) -> impl Iterator<Item = u32> {
+        self.cached.iter()
+    }
+
+    /// Takes a free block; the caller has counted that there is one.
+    pub(crate) fn allocate(&mut self) -> AllocatedBlock {
+        let (block, evicted) = match self.free.pop_lowest() {
+            Some(block) => (block, false),
+            None => (self.cached.pop_oldest().expect("the plan counted its free blocks"), true),
+        };
+        assert_eq!(self.ref_count(block), 0, "free block {block} is held");
+        self.ref_counts[block as usize] = 1;
+        AllocatedBlock { block, evicted }
+    }
+
+    /// Adds a holder to a findable block.
+    pub(crate) fn pin(&mut self, block: u32) {
+        let stays = self.fault_injection.is_active(InjectedFault::PinKeepsLruEntry);
+        if self.ref_count(block) == 0 && !stays {
+            self.cached.unlink(block);
+        }
+        self.ref_counts[block as usize] += 1;
+    }
+
+    /// Takes a holder away; the last one puts the block on a free list.
+    pub(crate) fn release(&mut self, block: u32, findable: bool) {
+        let refs = &mut self.ref_counts[block as usize];
+        *refs = refs.checked_sub(1).expect("a released block has a holder");
+        let freed =
+            *refs == 0 || (self.fault_injection.is_active(InjectedFault::DoubleFree) && *refs == 1);
+        if !freed
+            || (self.fault_injection.is_active(InjectedFault::PinKeepsLruEntry)
+                && self.cached.contains(block))
+        {
+            return;
+        }
+        if findable {
+            self.cached.push_newest(block);
+        } else {
+            self.free.insert(block);
+        }
+    }
+
+    /// Nothing is findable any more: every cached block becomes vacant.
+    pub(crate) fn free_all_cached(&mut self) {
+        while let Some(block) = self.cached.pop_oldest() {
+            self.free.insert(block);
+        }
+    }
+
+    /// Panics unless `refs` are the reference counts, every block is in exactly one place, and the
+    /// cached blocks are exactly the idle findable ones.
+    pub(crate) fn check(&self, refs: &[u32], findable: impl Fn(u32) -> bool) {
+        assert_eq!(self.ref_counts, refs, "reference counts differ from what the tables hold");
+        for block in 0..self.blocks() {
+            let places = [self.free.contains(block), self.cached.contains(block)];
+            let idle = self.ref_count(block) == 0;
+            assert_eq!(
+                places,
+                [idle && !findable(block), idle && findable(block)],
+                "block {block}"
+            );
+        }
+        assert_eq!(self.evictable().count(), self.cached.count() as usize);
+        let free = (0..self.blocks()).filter(|&b| self.ref_count(b) == 0).count();
+        assert_eq!(
+            free,
+            (self.free_count() + self.cached_count()) as usize,
+            "free blocks miscounted"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "reference counts differ")]
+    fn check_detects_a_referenced_block_without_holder() {
+        let mut pool = BlockPool::new(2, FaultInjection::default());
+        pool.allocate();
+        pool.check(&[0, 0], |_| false);
+    }
+
+    #[test]
+    #[should_panic(expected = "block 0")]
+    fn check_detects_a_cached_block_in_the_free_set() {
+        BlockPool::new(2, FaultInjection::default()).check(&[0, 0], |block| block == 0);
+    }
+}

@@ -1,0 +1,96 @@
+//! Block hash to block: at most one block per hash, sized once.
+
+use protocol::BlockHash;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher};
+
+/// Finds blocks by hash. Its iteration order reaches no decision.
+#[derive(Debug, Clone)]
+pub(crate) struct PrefixIndex {
+    blocks: HashMap<BlockHash, u32, KeyedHasherBuilder>,
+}
+
+impl PrefixIndex {
+    pub(crate) fn new(blocks: u32, secret: u64) -> Self {
+        // Twice the pool: erased slots are then reclaimed in place and the table never grows.
+        let blocks =
+            HashMap::with_capacity_and_hasher(2 * blocks as usize, KeyedHasherBuilder { secret });
+        Self { blocks }
+    }
+
+    pub(crate) fn get(&self, hash: BlockHash) -> Option<u32> {
+        self.blocks.get(&hash).copied()
+    }
+
+    pub(crate) fn insert(&mut self, hash: BlockHash, block: u32) {
+        let former = self.blocks.insert(hash, block);
+        assert_eq!(former, None, "hash {hash:?} of block {block} is taken");
+    }
+
+    pub(crate) fn remove(&mut self, hash: BlockHash, block: u32) {
+        let former = self.blocks.remove(&hash);
+        assert_eq!(former, Some(block), "hash {hash:?} does not lead to its block");
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.blocks.clear();
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockHash, u32)> {
+        self.blocks.iter().map(|(&hash, &block)| (hash, block))
+    }
+}
+
+/// One multiplication with a secret: block hashes are uniform unless forged, and a forger does not
+/// know the secret that spreads them over the table.
+#[derive(Debug, Clone, Copy)]
+struct KeyedHasherBuilder {
+    secret: u64,
+}
+
+impl BuildHasher for KeyedHasherBuilder {
+    type Hasher = KeyedHasher;
+
+    fn build_hasher(&self) -> KeyedHasher {
+        KeyedHasher { state: self.secret }
+    }
+}
+
+struct KeyedHasher {
+    state: u64,
+}
+
+impl Hasher for KeyedHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let product = u128::from(self.state ^ value) * 0x9e37_79b9_7f4a_7c15;
+        self.state = (product >> 64) as u64 ^ product as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hash_table_positions_depend_on_the_secret() {
+        let places =
+            |secret| [1_u64, 2, 1 << 63].map(|hash| KeyedHasherBuilder { secret }.hash_one(hash));
+        let [first, second] = [places(1), places(2)];
+        assert!(first[0] != first[1] && first[0] != first[2] && first[1] != first[2]);
+        assert_ne!(first, second, "nobody who does not know the secret can make them meet");
+    }
+}

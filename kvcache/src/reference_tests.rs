@@ -1,0 +1,483 @@
+//! The cache against a model that keeps whole prefixes instead of hashes, lists instead of links.
+
+use crate::{
+    BlockKey, BlockLifetime, BlockTable, ExtraKeys, KvCache, KvConfig, PublishOutcome, SampleRate,
+    SequenceContent,
+};
+use expect_test::{Expect, expect};
+use proptest::prelude::*;
+use protocol::{BlockHash, BlockId, KvEvent, KvGroup, KvKind, KvSpec, Token};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+const BLOCK_TOKENS: u32 = 2;
+const BLOCKS: u32 = 12;
+
+fn config(hash_bits: u8) -> KvConfig {
+    let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+    let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
+    let residency = SampleRate::new(1.0);
+    KvConfig { hash_bits, lifetime_sample: residency, ..KvConfig::new(spec, BLOCKS, [7, 8]) }
+}
+
+/// Everything a block's KV depends on.
+type PrefixKey = (Option<String>, Vec<Token>);
+
+/// A request: its content, its table, and how many of its blocks are published.
+struct BlockHolder {
+    tokens: Vec<Token>,
+    keys: Vec<BlockKey>,
+    extra: Option<Arc<ExtraKeys>>,
+    table: BlockTable,
+    published: u32,
+    publishing: bool,
+}
+
+impl BlockHolder {
+    fn prefix(&self, blocks: u32) -> PrefixKey {
+        let salt = self.extra.as_ref().and_then(|extra| extra.salt.clone());
+        (salt, self.tokens[..(blocks * BLOCK_TOKENS) as usize].to_vec())
+    }
+
+    fn content(&self) -> SequenceContent<'_> {
+        SequenceContent {
+            tokens: &self.tokens,
+            block_keys: &self.keys,
+            extra_keys: self.extra.as_ref(),
+        }
+    }
+}
+
+/// What should be: free blocks in the order in which they are taken, and who is findable as what.
+#[derive(Default)]
+struct ReferenceCache {
+    free: BTreeSet<u32>,
+    cached: Vec<u32>,
+    refs: BTreeMap<u32, u32>,
+    indexed: BTreeMap<PrefixKey, u32>,
+    now_ms: u64,
+    /// When each block was taken, and used again; vacant ones are not there.
+    block_uses: BTreeMap<u32, Vec<u64>>,
+    /// Lives that an eviction has ended.
+    lifetimes: Vec<BlockLifetime>,
+}
+
+impl ReferenceCache {
+    fn allocate(&mut self) -> u32 {
+        let block = self.free.pop_first().unwrap_or_else(|| {
+            let oldest = self.cached.remove(0);
+            self.indexed.retain(|_, &mut block| block != oldest);
+            let life = self.block_uses.remove(&oldest).expect("a cached block was taken once");
+            self.lifetimes.push(expected_lifetime(&life, self.now_ms));
+            oldest
+        });
+        self.block_uses.insert(block, vec![self.now_ms]);
+        self.refs.insert(block, 1);
+        block
+    }
+
+    fn pin(&mut self, block: u32) {
+        self.cached.retain(|&other| other != block);
+        self.block_uses.get_mut(&block).expect("claimed while it is findable").push(self.now_ms);
+        *self.refs.entry(block).or_default() += 1;
+    }
+
+    fn release(&mut self, block: u32) {
+        let refs = self.refs.get_mut(&block).expect("held");
+        *refs -= 1;
+        if *refs > 0 {
+            return;
+        }
+        if self.indexed.values().any(|&other| other == block) {
+            self.cached.push(block);
+        } else {
+            self.block_uses.remove(&block);
+            self.free.insert(block);
+        }
+    }
+}
+
+/// What a life comes to, from its moments in full.
+fn expected_lifetime(life: &[u64], now_ms: u64) -> BlockLifetime {
+    let uses = &life[1..];
+    let gaps: Vec<u64> = uses.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let kept = gaps.len().saturating_sub(3);
+    BlockLifetime {
+        lifetime_ms: now_ms - life[0],
+        idle_ms: now_ms - life[life.len() - 1],
+        reuse_gaps_ms: gaps[kept..].to_vec(),
+    }
+}
+
+#[derive(Debug, Clone)]
+enum CacheOp {
+    /// Starts a request with these ids and perhaps a salt, if its blocks fit.
+    Start(Vec<Token>, bool),
+    /// Publishes up to so many further blocks of a request.
+    Publish(usize, u32),
+    /// Ends a request.
+    Free(usize),
+    /// Forgets every prefix.
+    Clear,
+}
+
+fn cache_op() -> impl Strategy<Value = CacheOp> {
+    // Few ids and short prompts: prefixes must meet.
+    let tokens = prop::collection::vec(0..2_u32, 1..9);
+    prop_oneof![
+        4 => (tokens, any::<bool>()).prop_map(|(tokens, salted)| CacheOp::Start(tokens, salted)),
+        4 => (any::<usize>(), 1..4_u32).prop_map(|(holder, blocks)| CacheOp::Publish(holder, blocks)),
+        3 => any::<usize>().prop_map(CacheOp::Free),
+        1 => Just(CacheOp::Clear),
+    ]
+}
+
+struct CacheComparison {
+    kv: KvCache,
+    reference: ReferenceCache,
+    holders: Vec<BlockHolder>,
+    /// The index as a subscriber of the events rebuilds it.
+    event_index: BTreeSet<BlockHash>,
+    config: KvConfig,
+    /// Hashes are whole, so that the model foresees every outcome.
+    exact: bool,
+}
+
+impl CacheComparison {
+    fn new(hash_bits: u8) -> Self {
+        let config = config(hash_bits);
+        let kv = KvCache::new(&config).expect("a valid configuration");
+        let model = ReferenceCache { free: (0..BLOCKS).collect(), ..ReferenceCache::default() };
+        let exact = hash_bits == 64;
+        Self {
+            kv,
+            reference: model,
+            holders: Vec::new(),
+            event_index: BTreeSet::new(),
+            config,
+            exact,
+        }
+    }
+
+    fn apply(&mut self, op: CacheOp) {
+        self.reference.now_ms += 1 << (self.reference.block_uses.len() % 7);
+        self.kv.set_time(self.reference.now_ms);
+        match op {
+            CacheOp::Start(tokens, salted) => self.start(tokens, salted),
+            CacheOp::Publish(holder, blocks) if !self.holders.is_empty() => {
+                let holder = holder % self.holders.len();
+                (0..blocks).for_each(|_| self.publish(holder));
+            }
+            CacheOp::Free(holder) if !self.holders.is_empty() => {
+                let mut holder = self.holders.swap_remove(holder % self.holders.len());
+                for block in holder.table.blocks().iter().rev() {
+                    self.reference.release(block.0);
+                }
+                self.kv.free(&mut holder.table);
+            }
+            CacheOp::Clear => {
+                self.kv.clear();
+                self.reference.indexed.clear();
+                let cached = std::mem::take(&mut self.reference.cached);
+                self.reference.block_uses.retain(|block, _| !cached.contains(block));
+                self.reference.free.extend(cached);
+            }
+            CacheOp::Publish(..) | CacheOp::Free(_) => {}
+        }
+        self.follow_events();
+        assert_eq!(self.kv.has_lifetimes(), !self.reference.lifetimes.is_empty());
+        assert_eq!(self.kv.take_lifetimes(), std::mem::take(&mut self.reference.lifetimes));
+        self.compare();
+    }
+
+    fn start(&mut self, tokens: Vec<Token>, salted: bool) {
+        let extra = ExtraKeys::salted(salted.then(|| "tenant".to_owned()));
+        let mut keys = Vec::new();
+        self.config.block_hasher().extend_keys(&mut keys, &tokens, extra.as_deref());
+        let (table, publishing) = (BlockTable::default(), true);
+        let mut holder = BlockHolder { tokens, keys, extra, table, published: 0, publishing };
+        let mut found = Vec::new();
+        let hit = self.kv.match_prefix(holder.content(), &mut found);
+        for (i, &BlockId(block)) in found.iter().enumerate() {
+            let expected = self.reference.indexed.get(&holder.prefix(i as u32 + 1));
+            assert_eq!(expected, Some(&block), "a hit holds another prefix");
+        }
+        let longest = (holder.tokens.len() as u32 - 1) / BLOCK_TOKENS;
+        let known = |&blocks: &u32| self.reference.indexed.contains_key(&holder.prefix(blocks));
+        if self.exact {
+            assert_eq!(hit.blocks, (1..=longest).take_while(known).count() as u32);
+        }
+        let idle = found.iter().filter(|block| self.reference.cached.contains(&block.0)).count();
+        assert_eq!(hit.evictable, idle as u32);
+        let blocks = self.kv.blocks_for(holder.tokens.len() as u32);
+        if blocks - hit.blocks + hit.evictable > self.kv.available_blocks() {
+            return;
+        }
+        for block in &found {
+            self.reference.pin(block.0);
+        }
+        self.kv.pin(&mut holder.table, &found);
+        let fresh: Vec<u32> = (hit.blocks..blocks).map(|_| self.reference.allocate()).collect();
+        self.kv.allocate(&mut holder.table, blocks - hit.blocks);
+        let taken = holder.table.blocks()[hit.blocks as usize..].iter().map(|block| block.0);
+        assert!(taken.eq(fresh), "other blocks were taken than the vacant lowest and the LRU");
+        holder.published = hit.blocks;
+        self.holders.push(holder);
+    }
+
+    fn publish(&mut self, holder: usize) {
+        let holder = &mut self.holders[holder];
+        let full = holder.tokens.len() as u32 / BLOCK_TOKENS;
+        if holder.published == full || !holder.publishing {
+            return;
+        }
+        let index = holder.published;
+        let own = holder.table.blocks()[index as usize].0;
+        let prefix = holder.prefix(index + 1);
+        let parent_is_findable = index == 0 || {
+            let parent = holder.table.blocks()[index as usize - 1].0;
+            self.reference.indexed.values().any(|&block| block == parent)
+        };
+        let content = SequenceContent {
+            tokens: &holder.tokens,
+            block_keys: &holder.keys,
+            extra_keys: holder.extra.as_ref(),
+        };
+        let outcome = self.kv.publish(&mut holder.table, index, content);
+        let known = self.reference.indexed.get(&prefix).copied();
+        match outcome {
+            PublishOutcome::Stored => {
+                assert!(parent_is_findable && known.is_none());
+                self.reference.indexed.insert(prefix, own);
+            }
+            PublishOutcome::Deduplicated => {
+                let known = known.expect("only an equal block is adopted");
+                assert_eq!(holder.table.blocks()[index as usize].0, known);
+                self.reference.pin(known);
+                self.reference.release(own);
+            }
+            PublishOutcome::Rejected => {
+                assert!(!parent_is_findable || !self.exact, "refused without a reason");
+                holder.publishing = false;
+                return;
+            }
+        }
+        holder.published += 1;
+    }
+
+    fn follow_events(&mut self) {
+        let told = self.kv.has_events();
+        let events = self.kv.take_events();
+        assert_eq!((told, self.kv.has_events()), (!events.is_empty(), false));
+        for event in events {
+            match event {
+                KvEvent::Stored { hashes, parent, tokens, extra_keys, .. } => {
+                    assert!(parent.is_none_or(|parent| self.event_index.contains(&parent)));
+                    assert_eq!(tokens.len(), hashes.len() * BLOCK_TOKENS as usize);
+                    assert_eq!(extra_keys.len(), hashes.len());
+                    for hash in hashes {
+                        assert!(self.event_index.insert(hash), "stored twice");
+                    }
+                }
+                KvEvent::Removed { hashes, .. } => {
+                    let known = hashes.iter().all(|hash| self.event_index.remove(hash));
+                    assert!(known, "removed without being stored");
+                }
+                KvEvent::Cleared => self.event_index.clear(),
+            }
+        }
+    }
+
+    fn compare(&self) {
+        self.kv.check(self.holders.iter().map(|holder| &holder.table));
+        let counts = self.kv.counts();
+        let (vacant, cached) = (self.reference.free.len(), self.reference.cached.len());
+        assert_eq!((counts.free as usize, counts.cached as usize), (vacant, cached));
+        let findable: BTreeSet<u32> = self.reference.indexed.values().copied().collect();
+        let found = (0..BLOCKS).filter(|&block| self.kv.is_cached(BlockId(block)));
+        assert!(found.eq(findable), "other blocks can be found");
+        assert_eq!(self.event_index.len(), self.reference.indexed.len(), "events and index differ");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn cache_agrees_with_the_reference(ops in prop::collection::vec(cache_op(), 1..60)) {
+        let mut run = CacheComparison::new(64);
+        for op in ops {
+            run.apply(op);
+        }
+    }
+
+    #[test]
+    fn colliding_hashes_cost_hits_but_never_correctness(
+        ops in prop::collection::vec(cache_op(), 1..60),
+        bits in 1..6_u8,
+    ) {
+        let mut run = CacheComparison::new(bits);
+        for op in ops {
+            run.apply(op);
+        }
+    }
+}
+
+/// Runs `ops` on four blocks and renders what is left: `vacant | cached, oldest first`.
+fn check(ops: &[&str], expected: &Expect) {
+    let mut config = config(64);
+    config.blocks = 4;
+    let mut kv = KvCache::new(&config).expect("a valid configuration");
+    let mut tables: BTreeMap<char, BlockTable> = BTreeMap::new();
+    for op in ops {
+        let (verb, who) = op.split_once(' ').expect("`verb name`");
+        let name = who.chars().next().expect("a name");
+        let tokens = vec![u32::from(name); BLOCK_TOKENS as usize + 1];
+        let mut keys = Vec::new();
+        config.block_hasher().extend_keys(&mut keys, &tokens, None);
+        let content = SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: None };
+        let table = tables.entry(name).or_default();
+        match verb {
+            "take" => kv.allocate(table, 1),
+            "publish" => assert_eq!(kv.publish(table, 0, content), PublishOutcome::Stored),
+            "free" => kv.free(table),
+            "hit" => {
+                let mut found = Vec::new();
+                kv.match_prefix(content, &mut found);
+                kv.pin(table, &found);
+            }
+            verb => panic!("unknown verb {verb}"),
+        }
+    }
+    let held = tables.iter().flat_map(|(name, table)| {
+        table.blocks().iter().map(move |block| format!("{name}={}", block.0))
+    });
+    let held: Vec<String> = held.collect();
+    let cached: Vec<String> = kv.evictable_blocks().map(|block| block.0.to_string()).collect();
+    let vacant = kv.counts().free;
+    let text = format!("{} | vacant {vacant} | cached {}", held.join(" "), cached.join(" "));
+    expected.assert_eq(text.trim());
+}
+
+#[test]
+fn lru_eviction_order() {
+    // Vacant blocks go first, lowest id first; a freed block without a hash is vacant again.
+    check(&["take a", "take b", "free a", "take c"], &expect!["b=1 c=0 | vacant 2 | cached"]);
+    // A findable block is cached when freed, and not spent while a vacant one waits.
+    let ab = ["take a", "publish a", "take b", "publish b", "free a", "free b"];
+    check(&ab, &expect!["| vacant 2 | cached 0 1"]);
+    check(&[&ab[..], &["take c"]].concat(), &expect!["c=2 | vacant 1 | cached 0 1"]);
+    // A hit leaves its place, and comes back as the newest.
+    check(&[&ab[..], &["hit a"]].concat(), &expect!["a=0 | vacant 2 | cached 1"]);
+    check(&[&ab[..], &["hit a", "free a"]].concat(), &expect!["| vacant 2 | cached 1 0"]);
+    // Then the longest idle one is evicted.
+    let full = [&ab[..], &["hit a", "free a", "take c", "take c", "take d"]].concat();
+    check(&full, &expect!["c=2 c=3 d=1 | vacant 0 | cached 0"]);
+}
+
+#[test]
+fn tables_are_evicted_leaf_first() {
+    let config = config(64);
+    let mut kv = KvCache::new(&config).expect("a valid configuration");
+    let tokens: Vec<Token> = (0..6).collect();
+    let mut keys = Vec::new();
+    config.block_hasher().extend_keys(&mut keys, &tokens, None);
+    let content = SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: None };
+    let mut table = BlockTable::default();
+    kv.allocate(&mut table, 3);
+    for index in [0, 1, 0, 2] {
+        assert_eq!(kv.publish(&mut table, index, content), PublishOutcome::Stored, "once or again");
+    }
+    assert_eq!((kv.published_blocks(), table.is_empty()), (3, false));
+    kv.free(&mut table);
+    assert!(table.is_empty());
+    kv.take_events();
+    kv.allocate(&mut table, BLOCKS);
+    let removed: Vec<BlockHash> = keys.iter().rev().map(|key| key.hash).collect();
+    assert_eq!(kv.take_events(), [KvEvent::Removed { hashes: removed, group: 0 }]);
+}
+
+#[test]
+fn publishing_stops_at_an_unindexed_parent() {
+    let config = config(64);
+    let mut kv = KvCache::new(&config).expect("a valid configuration");
+    let tokens: Vec<Token> = (0..4).collect();
+    let mut keys = Vec::new();
+    config.block_hasher().extend_keys(&mut keys, &tokens, None);
+    let content = SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: None };
+    let mut table = BlockTable::default();
+    kv.allocate(&mut table, 2);
+    assert_eq!(kv.publish(&mut table, 0, content), PublishOutcome::Stored);
+    kv.clear();
+    assert_eq!(kv.publish(&mut table, 1, content), PublishOutcome::Rejected, "a false root");
+    kv.check([&table].into_iter());
+}
+
+#[test]
+fn lifetimes_are_sampled_only_for_cached_blocks() {
+    let run = |residency, caching| {
+        let config = KvConfig { caching, lifetime_sample: residency, ..config(64) };
+        let mut kv = KvCache::new(&config).expect("a valid configuration");
+        let mut stays = 0;
+        for n in 0..1_000 {
+            let tokens = vec![n; BLOCK_TOKENS as usize];
+            let mut keys = Vec::new();
+            config.block_hasher().extend_keys(&mut keys, &tokens, None);
+            let content = SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: None };
+            let mut table = BlockTable::default();
+            kv.allocate(&mut table, 1);
+            if caching {
+                assert_eq!(kv.publish(&mut table, 0, content), PublishOutcome::Stored);
+            }
+            kv.free(&mut table);
+            stays += kv.take_lifetimes().len();
+        }
+        stays
+    };
+    assert_eq!((run(None, true), run(SampleRate::new(1.0), false)), (0, 0));
+    let evicted = 1_000 - BLOCKS as usize;
+    assert_eq!(run(SampleRate::new(1.0), true), evicted);
+    let half = run(SampleRate::new(0.5), true);
+    assert!((evicted * 4 / 10..evicted * 6 / 10).contains(&half), "{half} of {evicted}");
+}
+
+/// A submitter may hand in keys that are not of its salt: blocks of another tenant are none of its own even then.
+#[test]
+fn prefix_hit_requires_equal_extra_keys() {
+    let config = config(64);
+    let mut kv = KvCache::new(&config).expect("a valid configuration");
+    let tokens = [1; BLOCK_TOKENS as usize + 1];
+    let [own, other] = ["own", "other"].map(|salt| ExtraKeys::salted(Some(salt.to_owned())));
+    let mut keys = Vec::new();
+    config.block_hasher().extend_keys(&mut keys, &tokens, own.as_deref());
+    let content = |extra| SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: extra };
+    let mut table = BlockTable::default();
+    kv.allocate(&mut table, 1);
+    assert_eq!(kv.publish(&mut table, 0, content(own.as_ref())), PublishOutcome::Stored);
+    let hits = [own.as_ref(), other.as_ref(), None]
+        .map(|extra| kv.match_prefix(content(extra), &mut Vec::new()).blocks);
+    assert_eq!(hits, [1, 0, 0]);
+}
+
+#[test]
+fn events_are_recorded_only_when_enabled() {
+    let run = |events| {
+        let config = KvConfig { events, ..config(64) };
+        let mut kv = KvCache::new(&config).expect("a valid configuration");
+        let tokens = [1; BLOCK_TOKENS as usize];
+        let mut keys = Vec::new();
+        config.block_hasher().extend_keys(&mut keys, &tokens, None);
+        let content = SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: None };
+        let mut table = BlockTable::default();
+        for _ in 0..2 {
+            kv.allocate(&mut table, 1);
+            assert_eq!(kv.publish(&mut table, 0, content), PublishOutcome::Stored);
+            kv.free(&mut table);
+            kv.allocate(&mut table, BLOCKS); // Evicts it.
+            kv.free(&mut table);
+        }
+        kv.clear();
+        kv.take_events().len()
+    };
+    assert_eq!([true, false].map(run), [5, 0], "stored and evicted twice, then cleared");
+}

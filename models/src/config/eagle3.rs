@@ -1,0 +1,178 @@
+//! Checkpoints that draft for another model (EAGLE-3, arXiv 2503.01840), in the fields that vLLM and SGLang read.
+
+use super::json_fields::JsonFields;
+use super::parse_config::{LAYER_LIMIT, VOCAB_LIMIT, WIDTH_LIMIT};
+use super::{ModelArchitecture, ModelConfigError};
+
+/// What such a checkpoint computes beside a Llama layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Eagle3Config {
+    /// Channels of the hidden states of the model it drafts for.
+    pub target_hidden: usize,
+    /// Ids it can say; `ModelConfig::vocab` has those it hears.
+    pub vocab: usize,
+    /// The layers of the model whose inputs it begins with, ascending; `None` = by the model's depth. The one behind the
+    /// last layer is what the final norm sees.
+    pub aux_layers: Option<[usize; 3]>,
+    /// Whether each of these inputs has a norm of its own.
+    pub aux_norms: bool,
+    /// Whether the residual stream begins with the normed state.
+    pub normed_residual: bool,
+    /// Whether the next draft begins with what the head sees, and not with the stream before the final norm.
+    pub carries_normed_state: bool,
+}
+
+const LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
+
+impl Eagle3Config {
+    /// Of a checkpoint of this architecture whose layer has `hidden` channels.
+    pub(super) fn read(
+        fields: &JsonFields,
+        architecture: ModelArchitecture,
+        hidden: usize,
+    ) -> Result<Option<Self>, ModelConfigError> {
+        if architecture != ModelArchitecture::LlamaEagle3 {
+            return Ok(None);
+        }
+        refuse_field(fields)?;
+        let vocab = fields.size("vocab_size", VOCAB_LIMIT)?;
+        let own = fields.size_or_none("draft_vocab_size", VOCAB_LIMIT)?.unwrap_or(vocab);
+        if own > vocab {
+            let detail = format!("{own} ids out of vocab_size {vocab}");
+            return Err(fields.contradiction("draft_vocab_size", detail));
+        }
+        Ok(Some(Self {
+            target_hidden: fields
+                .size_or_none("target_hidden_size", WIDTH_LIMIT)?
+                .unwrap_or(hidden),
+            vocab: own,
+            aux_layers: layers(fields)?,
+            aux_norms: fields.flag("fc_norm", false)?,
+            normed_residual: fields.flag("norm_before_residual", false)?,
+            carries_normed_state: fields.flag("norm_output", false)?,
+        }))
+    }
+
+    /// The layers whose inputs it begins with, in a model of so many: the third, the middle one, and the third last.
+    #[must_use]
+    pub fn aux_layers_for(&self, layers: usize) -> [usize; 3] {
+        let mut inputs = [2, layers / 2, layers.saturating_sub(3)];
+        inputs.sort_unstable();
+        self.aux_layers.unwrap_or(inputs)
+    }
+}
+
+/// Variants that nobody here computes.
+fn refuse_field(fields: &JsonFields) -> Result<(), ModelConfigError> {
+    const MANY: &str = "drafts are made by one layer";
+    if fields.size("num_hidden_layers", LAYER_LIMIT)? != 1 {
+        return Err(fields.unsupported("num_hidden_layers", MANY));
+    }
+    if fields.flag("tie_word_embeddings", false)? {
+        return Err(fields.unsupported("tie_word_embeddings", "the head has ids of its own"));
+    }
+    if fields.value("quantization_config").is_some() {
+        let why = "a checkpoint that drafts is read in F32, BF16 or F16";
+        return Err(fields.unsupported("quantization_config", why));
+    }
+    for (field, why) in [
+        ("bias", "fc has none"),
+        ("norm_before_fc", "states are normed one by one (fc_norm) or not at all"),
+        ("parallel_drafting", "each draft begins with the one before it"),
+    ] {
+        if fields.flag(field, false)? {
+            return Err(fields.unsupported(field, why));
+        }
+    }
+    let Some(nested) = fields.object("eagle_config")? else { return Ok(()) };
+    if !nested.flag("use_aux_hidden_state", true)? {
+        let why = "drafts begin with states of three layers";
+        return Err(nested.unsupported("use_aux_hidden_state", why));
+    }
+    if nested.flag("norm_before_fc", false)? {
+        return Err(
+            nested.unsupported("norm_before_fc", "states are normed one by one or not at all")
+        );
+    }
+    Ok(())
+}
+
+/// At the top a layer stands for what enters it, as vLLM counts; in `eagle_config` for what leaves it, as SGLang does.
+fn layers(fields: &JsonFields) -> Result<Option<[usize; 3]>, ModelConfigError> {
+    let nested = fields.object("eagle_config")?;
+    let (fields, behind) = match (fields.value(LAYERS), &nested) {
+        (None, Some(nested)) => (nested, 1),
+        _ => (fields, 0),
+    };
+    let Some(value) = fields.value(LAYERS) else { return Ok(None) };
+    let wrong = || fields.wrong(LAYERS, "three different layers", value);
+    let id = |id: &serde_json::Value| id.as_u64().filter(|&id| id < LAYER_LIMIT);
+    let ids: Option<Vec<u64>> = value.as_array().and_then(|ids| ids.iter().map(id).collect());
+    let mut ids: [usize; 3] = ids
+        .map(|ids| ids.into_iter().map(|id| id as usize + behind).collect::<Vec<_>>())
+        .and_then(|ids| ids.try_into().ok())
+        .ok_or_else(wrong)?;
+    // States are joined in the order in which the model makes them.
+    ids.sort_unstable();
+    if ids[0] == ids[1] || ids[1] == ids[2] { Err(wrong()) } else { Ok(Some(ids)) }
+}
+
+#[cfg(test)]
+#[allow(clippy::needless_pass_by_value)] // Tables of values read better without borrows.
+mod tests {
+    use crate::ModelConfig;
+    use serde_json::{Value, json};
+    use std::path::Path;
+
+    fn read(members: Value) -> Result<ModelConfig, String> {
+        let mut json = json!({
+            "architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 384, "draft_vocab_size": 96,
+            "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96,
+            "rms_norm_eps": 1e-6, "max_position_embeddings": 512
+        });
+        json.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+        let config = ModelConfig::from_json(Path::new("config.json"), &json.to_string());
+        config.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn aux_layer_numbers_follow_the_checkpoint() {
+        let layers = |members| read(members).unwrap().eagle.unwrap().aux_layers_for(36);
+        assert_eq!(layers(json!({})), [2, 18, 33]);
+        let top = json!({"eagle_aux_hidden_state_layer_ids": [33, 2, 18]});
+        assert_eq!(layers(top), [2, 18, 33]);
+        let nested = json!({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 32]}});
+        assert_eq!(layers(nested), [2, 18, 33]);
+        let short = read(json!({})).unwrap().eagle.unwrap();
+        assert_eq!((short.aux_layers_for(3), short.aux_layers_for(8)), ([0, 1, 2], [2, 4, 5]));
+    }
+
+    #[test]
+    fn arithmetic_options_are_read_or_rejected() {
+        let eagle = read(json!({})).unwrap().eagle.unwrap();
+        assert_eq!((eagle.vocab, eagle.target_hidden), (96, 64));
+        assert!(!eagle.normed_residual && !eagle.carries_normed_state && !eagle.aux_norms);
+        let all = json!({"target_hidden_size": 128, "norm_before_residual": true, "norm_output": true,
+            "fc_norm": true, "draft_vocab_size": null});
+        let eagle = read(all).unwrap().eagle.unwrap();
+        assert_eq!((eagle.vocab, eagle.target_hidden), (384, 128));
+        assert!(eagle.normed_residual && eagle.carries_normed_state && eagle.aux_norms);
+        for (members, named) in [
+            (json!({"num_hidden_layers": 2}), "num_hidden_layers"),
+            (json!({"tie_word_embeddings": true}), "tie_word_embeddings"),
+            (json!({"draft_vocab_size": 385}), "draft_vocab_size"),
+            (json!({"attention_bias": true}), "attention_bias"),
+            (json!({"norm_before_fc": true}), "norm_before_fc"),
+            (json!({"parallel_drafting": true}), "parallel_drafting"),
+            (json!({"quantization_config": {"quant_method": "fp8"}}), "quantization_config"),
+            (json!({"eagle_config": {"use_aux_hidden_state": false}}), "eagle_config.use_aux"),
+            (json!({"eagle_aux_hidden_state_layer_ids": [2, 18]}), "three different layers"),
+            (json!({"eagle_aux_hidden_state_layer_ids": [2, 18, 18]}), "three different layers"),
+            (json!({"eagle_aux_hidden_state_layer_ids": [-1, 2, 18]}), "three different layers"),
+        ] {
+            let told = read(members.clone()).unwrap_err();
+            assert!(told.contains(named), "{members}: {told}");
+        }
+    }
+}

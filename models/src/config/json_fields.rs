@@ -1,0 +1,187 @@
+//! Typed reading of a JSON object: a value is right, absent, or an error naming file and field.
+//!
+//! An explicit `null` counts as absent, as published files use it so.
+
+use super::ModelConfigError;
+use serde_json::{Map, Value};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// No published `config.json` comes near it; a hostile one would.
+const FILE_LIMIT_BYTES: u64 = 16 << 20;
+
+/// A JSON object with the file it came from and the field it sits in.
+#[derive(Debug, Clone)]
+pub(crate) struct JsonFields {
+    path: PathBuf,
+    prefix: String,
+    map: Map<String, Value>,
+}
+
+impl JsonFields {
+    pub(crate) fn read(path: &Path) -> Result<Self, ModelConfigError> {
+        let io = |error| ModelConfigError::Io { path: path.to_owned(), error };
+        let bytes = fs::metadata(path).map_err(io)?.len();
+        if bytes > FILE_LIMIT_BYTES {
+            let (path, limit) = (path.to_owned(), FILE_LIMIT_BYTES);
+            return Err(ModelConfigError::TooLarge { path, bytes, limit });
+        }
+        Self::parse(path, &fs::read(path).map_err(io)?)
+    }
+
+    pub(crate) fn parse(path: &Path, text: &[u8]) -> Result<Self, ModelConfigError> {
+        let map = serde_json::from_slice(text)
+            .map_err(|e| ModelConfigError::Json { path: path.to_owned(), detail: e.to_string() })?;
+        Ok(Self { path: path.to_owned(), prefix: String::new(), map })
+    }
+
+    /// The same file with some members added or replaced.
+    pub(crate) fn with(mut self, members: &Map<String, Value>) -> Self {
+        self.map.extend(members.clone());
+        self
+    }
+
+    /// An empty object, for a file that may be absent.
+    pub(crate) fn absent(path: &Path) -> Self {
+        Self { path: path.to_owned(), prefix: String::new(), map: Map::new() }
+    }
+
+    pub(crate) fn value(&self, field: &str) -> Option<&Value> {
+        self.map.get(field).filter(|v| !v.is_null())
+    }
+
+    /// Names of all fields that are there.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.map.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
+    }
+
+    pub(crate) fn object(&self, field: &str) -> Result<Option<Self>, ModelConfigError> {
+        match self.value(field) {
+            None => Ok(None),
+            Some(Value::Object(map)) => {
+                let prefix = format!("{}{field}.", self.prefix);
+                Ok(Some(Self { path: self.path.clone(), prefix, map: map.clone() }))
+            }
+            Some(other) => Err(self.wrong(field, "an object", other)),
+        }
+    }
+
+    /// A whole number in `1..=limit`.
+    pub(crate) fn size(&self, field: &str, limit: u64) -> Result<usize, ModelConfigError> {
+        self.size_or_none(field, limit)?.ok_or_else(|| self.missing(field))
+    }
+
+    pub(crate) fn size_or_none(
+        &self,
+        field: &str,
+        limit: u64,
+    ) -> Result<Option<usize>, ModelConfigError> {
+        let Some(value) = self.value(field) else { return Ok(None) };
+        match value.as_u64() {
+            Some(n) if (1..=limit).contains(&n) => Ok(Some(n as usize)),
+            _ => Err(self.wrong(field, &format!("a whole number from 1 to {limit}"), value)),
+        }
+    }
+
+    /// A finite number above zero.
+    pub(crate) fn positive(&self, field: &str) -> Result<f64, ModelConfigError> {
+        self.positive_or_none(field)?.ok_or_else(|| self.missing(field))
+    }
+
+    pub(crate) fn positive_or_none(&self, field: &str) -> Result<Option<f64>, ModelConfigError> {
+        let Some(value) = self.value(field) else { return Ok(None) };
+        match value.as_f64() {
+            Some(x) if x.is_finite() && x > 0.0 => Ok(Some(x)),
+            _ => Err(self.wrong(field, "a number above zero", value)),
+        }
+    }
+
+    /// A finite number.
+    pub(crate) fn number_or_none(&self, field: &str) -> Result<Option<f64>, ModelConfigError> {
+        let Some(value) = self.value(field) else { return Ok(None) };
+        match value.as_f64() {
+            Some(x) if x.is_finite() => Ok(Some(x)),
+            _ => Err(self.wrong(field, "a number", value)),
+        }
+    }
+
+    pub(crate) fn flag(&self, field: &str, default: bool) -> Result<bool, ModelConfigError> {
+        match self.value(field) {
+            None => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(other) => Err(self.wrong(field, "true or false", other)),
+        }
+    }
+
+    pub(crate) fn text(&self, field: &str) -> Result<Option<&str>, ModelConfigError> {
+        match self.value(field) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(self.wrong(field, "a string", other)),
+        }
+    }
+
+    /// A token id or a list of them.
+    pub(crate) fn tokens(&self, field: &str) -> Result<Vec<u32>, ModelConfigError> {
+        let Some(value) = self.value(field) else { return Ok(Vec::new()) };
+        let wrong = || self.wrong(field, "a token id or a list of token ids", value);
+        let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok()).ok_or_else(wrong);
+        match value {
+            Value::Array(list) => list.iter().map(id).collect(),
+            one => Ok(vec![id(one)?]),
+        }
+    }
+
+    pub(crate) fn strings(&self, field: &str) -> Result<Option<Vec<&str>>, ModelConfigError> {
+        let Some(value) = self.value(field) else { return Ok(None) };
+        let list = value.as_array().and_then(|l| l.iter().map(Value::as_str).collect());
+        list.map(Some).ok_or_else(|| self.wrong(field, "a list of strings", value))
+    }
+
+    pub(crate) fn missing(&self, field: &str) -> ModelConfigError {
+        ModelConfigError::Missing { path: self.path.clone(), field: self.full(field) }
+    }
+
+    pub(crate) fn wrong(&self, field: &str, expected: &str, found: &Value) -> ModelConfigError {
+        let (path, field) = (self.path.clone(), self.full(field));
+        ModelConfigError::WrongType {
+            path,
+            field,
+            expected: expected.to_owned(),
+            found: excerpt(found),
+        }
+    }
+
+    /// The error for a value that is understood but not implemented.
+    pub(crate) fn unsupported(&self, field: &str, why: &str) -> ModelConfigError {
+        let found = self.map.get(field).map_or_else(|| "its absence".to_owned(), excerpt);
+        let (path, field) = (self.path.clone(), self.full(field));
+        ModelConfigError::Unsupported { path, field, found, why: why.to_owned() }
+    }
+
+    pub(crate) fn contradiction(&self, field: &str, detail: String) -> ModelConfigError {
+        ModelConfigError::Contradiction { path: self.path.clone(), field: self.full(field), detail }
+    }
+
+    pub(crate) fn unknown_architecture(&self, found: &str, supported: String) -> ModelConfigError {
+        ModelConfigError::Architecture {
+            path: self.path.clone(),
+            found: found.to_owned(),
+            supported,
+        }
+    }
+
+    fn full(&self, field: &str) -> String {
+        format!("{}{field}", self.prefix)
+    }
+}
+
+/// The JSON itself, cut to a length that fits an error line.
+fn excerpt(value: &Value) -> String {
+    const LIMIT_CHARS: usize = 80;
+    let text = value.to_string();
+    if text.chars().count() <= LIMIT_CHARS {
+        return text;
+    }
+    text.chars().take(LIMIT_CHARS).chain("...".chars()).collect()
+}

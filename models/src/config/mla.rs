@@ -1,0 +1,38 @@
+//! Sizes of latent attention.
+
+use super::json_fields::JsonFields;
+use super::parse_config::WIDTH_LIMIT;
+use super::{MlaConfig, ModelArchitecture, ModelConfigError};
+
+/// Of the DeepSeek families; `None` elsewhere.
+pub(super) fn mla(
+    fields: &JsonFields,
+    architecture: ModelArchitecture,
+) -> Result<Option<MlaConfig>, ModelConfigError> {
+    if !matches!(architecture, ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3) {
+        return Ok(None);
+    }
+    if !fields.flag("rope_interleave", true)? {
+        return Err(fields.unsupported("rope_interleave", "only neighbouring channels turn"));
+    }
+    let size = |field| fields.size(field, WIDTH_LIMIT);
+    let latent = MlaConfig {
+        q_lora_rank: fields.size_or_none("q_lora_rank", WIDTH_LIMIT)?,
+        kv_lora_rank: size("kv_lora_rank")?,
+        qk_nope_head_dim: size("qk_nope_head_dim")?,
+        qk_rope_head_dim: size("qk_rope_head_dim")?,
+        v_head_dim: size("v_head_dim")?,
+    };
+    // Pairs of channels turn, and bf16 products take inputs in pairs.
+    for (field, got) in [
+        ("kv_lora_rank", latent.kv_lora_rank),
+        ("qk_nope_head_dim", latent.qk_nope_head_dim),
+        ("qk_rope_head_dim", latent.qk_rope_head_dim),
+        ("v_head_dim", latent.v_head_dim),
+    ] {
+        if !got.is_multiple_of(2) {
+            return Err(fields.contradiction(field, format!("{got} channels; kernels take pairs")));
+        }
+    }
+    Ok(Some(latent))
+}

@@ -1,0 +1,222 @@
+//! From JSON fields to [`ModelConfig`], one architecture's differences at a time.
+//!
+//! Limits on sizes are far above every published model; they keep products of a few fields inside
+//! u64 whatever a hostile file says.
+
+use super::json_fields::JsonFields;
+use super::mla::mla;
+use super::moe::moe;
+use super::rope::RopeConfig;
+use super::{
+    CheckpointDType, Eagle3Config, GenerationConfig, MlaConfig, ModelArchitecture, ModelConfig,
+    ModelConfigError, QuantizationConfig,
+};
+
+pub(super) const WIDTH_LIMIT: u64 = 1 << 20;
+pub(super) const VOCAB_LIMIT: u64 = 1 << 24;
+pub(super) const LAYER_LIMIT: u64 = 1 << 12;
+const POSITION_LIMIT: u64 = 1 << 24;
+
+/// Channels of a head that the layout of the KV pool keeps together.
+const HEAD_UNIT: usize = 16;
+
+pub(super) fn config(
+    fields: &JsonFields,
+    generation: GenerationConfig,
+) -> Result<ModelConfig, ModelConfigError> {
+    let architecture = architecture(fields)?;
+    refuse_unsupported(fields, architecture)?;
+    let layers = fields.size("num_hidden_layers", LAYER_LIMIT)?;
+    refuse_windows(fields, architecture, layers)?;
+    let hidden = fields.size("hidden_size", WIDTH_LIMIT)?;
+    let latent = mla(fields, architecture)?;
+    let (heads, kv_heads, head_dim) = match &latent {
+        Some(latent) => mla_heads(fields, latent)?,
+        None => heads(fields, hidden)?,
+    };
+    let max_positions = fields.size("max_position_embeddings", POSITION_LIMIT)?;
+    let bias = fields.flag("attention_bias", false)?;
+    let (qkv_bias, out_bias) = match architecture {
+        ModelArchitecture::Llama | ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe => {
+            (bias, bias)
+        }
+        ModelArchitecture::Qwen2 => (true, false),
+        ModelArchitecture::Mistral
+        | ModelArchitecture::DeepseekV2
+        | ModelArchitecture::DeepseekV3
+        | ModelArchitecture::LlamaEagle3 => (false, false),
+    };
+    let stated_eos = fields.tokens("eos_token_id")?;
+    let config = ModelConfig {
+        architecture,
+        vocab: fields.size("vocab_size", VOCAB_LIMIT)?,
+        hidden,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        intermediate: fields.size("intermediate_size", WIDTH_LIMIT)?,
+        rms_eps: fields.positive("rms_norm_eps")? as f32,
+        rope: RopeConfig::read(fields, max_positions)?,
+        max_positions,
+        tied: fields.flag("tie_word_embeddings", false)?,
+        qkv_bias,
+        out_bias,
+        mlp_bias: architecture == ModelArchitecture::Llama && fields.flag("mlp_bias", false)?,
+        mla: latent,
+        mtp_layers: mtp_layers(fields, architecture)?,
+        load_mtp: false,
+        eagle: Eagle3Config::read(fields, architecture, hidden)?,
+        moe: moe(fields, architecture, layers)?,
+        quantization: QuantizationConfig::read(fields)?,
+        dtype: dtype(fields)?,
+        bos: generation.bos.or(fields.tokens("bos_token_id")?.first().copied()),
+        eos: if generation.eos.is_empty() { stated_eos } else { generation.eos.clone() },
+        generation,
+    };
+    match config.context_max() {
+        longest if longest as u64 > POSITION_LIMIT => {
+            let detail =
+                format!("stretches the context to {longest} positions, above {POSITION_LIMIT}");
+            Err(fields.contradiction("rope_scaling", detail))
+        }
+        _ => Ok(config),
+    }
+}
+
+fn architecture(fields: &JsonFields) -> Result<ModelArchitecture, ModelConfigError> {
+    let names = fields.strings("architectures")?.unwrap_or_default();
+    let Some(name) = names.first() else { return Err(fields.missing("architectures")) };
+    ModelArchitecture::ALL.into_iter().find(|a| a.name() == *name).ok_or_else(|| {
+        let supported = ModelArchitecture::ALL.map(ModelArchitecture::name).join(", ");
+        fields.unknown_architecture(name, supported)
+    })
+}
+
+/// Fields that change the arithmetic in ways nobody here computes.
+fn refuse_unsupported(
+    fields: &JsonFields,
+    architecture: ModelArchitecture,
+) -> Result<(), ModelConfigError> {
+    if fields.text("hidden_act")?.is_some_and(|act| act != "silu") {
+        return Err(fields.unsupported("hidden_act", "only silu is"));
+    }
+    let fixed = matches!(
+        architecture,
+        ModelArchitecture::Mistral
+            | ModelArchitecture::Qwen2
+            | ModelArchitecture::DeepseekV2
+            | ModelArchitecture::DeepseekV3
+            | ModelArchitecture::LlamaEagle3
+    );
+    if fixed && fields.flag("attention_bias", false)? {
+        return Err(fields.unsupported("attention_bias", "this architecture fixes its biases"));
+    }
+    if architecture != ModelArchitecture::Llama && fields.flag("mlp_bias", false)? {
+        return Err(fields.unsupported("mlp_bias", "this architecture has no MLP biases"));
+    }
+    Ok(())
+}
+
+/// Sliding windows: a window counts as active exactly where transformers would apply it.
+fn refuse_windows(
+    fields: &JsonFields,
+    architecture: ModelArchitecture,
+    layers: usize,
+) -> Result<(), ModelConfigError> {
+    const WHY: &str = "every layer must attend to the whole context";
+    let window = fields.size_or_none("sliding_window", POSITION_LIMIT)?;
+    let on = match architecture {
+        ModelArchitecture::Llama
+        | ModelArchitecture::DeepseekV2
+        | ModelArchitecture::DeepseekV3
+        | ModelArchitecture::LlamaEagle3 => false,
+        ModelArchitecture::Mistral => window.is_some(),
+        ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 => {
+            let from = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
+            let by_type = fields.value("layer_types").is_some();
+            let reached = !by_type && from < layers as f64;
+            fields.flag("use_sliding_window", false)? && window.is_some() && reached
+        }
+        ModelArchitecture::Qwen3Moe => {
+            fields.flag("use_sliding_window", false)? && window.is_some()
+        }
+    };
+    if on {
+        return Err(fields.unsupported("sliding_window", WHY));
+    }
+    let types = fields.strings("layer_types")?.unwrap_or_default();
+    if types.iter().any(|t| *t != "full_attention") {
+        return Err(fields.unsupported("layer_types", WHY));
+    }
+    if !types.is_empty() && types.len() != layers {
+        let detail = format!("{} entries for {layers} layers", types.len());
+        return Err(fields.contradiction("layer_types", detail));
+    }
+    Ok(())
+}
+
+/// Query heads, KV heads, channels per head.
+fn heads(fields: &JsonFields, hidden: usize) -> Result<(usize, usize, usize), ModelConfigError> {
+    let heads = fields.size("num_attention_heads", WIDTH_LIMIT)?;
+    let kv_heads = fields.size_or_none("num_key_value_heads", WIDTH_LIMIT)?.unwrap_or(heads);
+    if !heads.is_multiple_of(kv_heads) {
+        let detail = format!("{kv_heads} does not divide num_attention_heads {heads}");
+        return Err(fields.contradiction("num_key_value_heads", detail));
+    }
+    let stated = fields.size_or_none("head_dim", WIDTH_LIMIT)?;
+    if stated.is_none() && !hidden.is_multiple_of(heads) {
+        let detail =
+            format!("{heads} does not divide hidden_size {hidden}, and head_dim is absent");
+        return Err(fields.contradiction("num_attention_heads", detail));
+    }
+    let head_dim = stated.unwrap_or(hidden / heads);
+    if !head_dim.is_multiple_of(HEAD_UNIT) {
+        let detail = format!("{head_dim} channels per head; kernels take multiples of {HEAD_UNIT}");
+        return Err(fields.contradiction("head_dim", detail));
+    }
+    Ok((heads, kv_heads, head_dim))
+}
+
+/// The same of latent attention: every head has a key and a value of its own.
+fn mla_heads(
+    fields: &JsonFields,
+    latent: &MlaConfig,
+) -> Result<(usize, usize, usize), ModelConfigError> {
+    const FIELD: &str = "num_key_value_heads";
+    let heads = fields.size("num_attention_heads", WIDTH_LIMIT)?;
+    let kv_heads = fields.size_or_none(FIELD, WIDTH_LIMIT)?.unwrap_or(heads);
+    if kv_heads != heads {
+        let detail = format!("{kv_heads} of {heads} heads; latent attention has one for each");
+        return Err(fields.contradiction(FIELD, detail));
+    }
+    Ok((heads, heads, latent.qk_nope_head_dim + latent.qk_rope_head_dim))
+}
+
+/// Layers that predict further tokens.
+fn mtp_layers(
+    fields: &JsonFields,
+    architecture: ModelArchitecture,
+) -> Result<usize, ModelConfigError> {
+    if architecture != ModelArchitecture::DeepseekV3 {
+        return Ok(0);
+    }
+    const FIELD: &str = "num_nextn_predict_layers";
+    match fields.value(FIELD) {
+        None => Ok(0),
+        Some(value) if value.as_u64() == Some(0) => Ok(0),
+        Some(_) => fields.size(FIELD, LAYER_LIMIT),
+    }
+}
+
+/// `dtype` (new) or `torch_dtype` (old); weights are cast, so this is a default and no promise.
+fn dtype(fields: &JsonFields) -> Result<Option<CheckpointDType>, ModelConfigError> {
+    let field = if fields.value("dtype").is_some() { "dtype" } else { "torch_dtype" };
+    match fields.text(field)? {
+        None => Ok(None),
+        Some("float32") => Ok(Some(CheckpointDType::F32)),
+        Some("bfloat16") => Ok(Some(CheckpointDType::BF16)),
+        Some("float16") => Ok(Some(CheckpointDType::F16)),
+        Some(_) => Err(fields.unsupported(field, "supported are float32, bfloat16 and float16")),
+    }
+}

@@ -1,0 +1,120 @@
+//! How tokens come to experts that lie whole on other ranks of `f.dp`, and back what these make of them.
+
+use crate::{ExpertExchange, ForwardContext, ForwardError};
+use ops::{DType, ExpertParallelLayout, ExpertRouting, PackedExperts, Tensor};
+
+/// Share of the ranks that a token goes to, up to which tokens are sent to these alone. With a share of 1 both ways move the same bytes;
+/// sorting tokens and telling counts is worth it from an eighth less on.
+const ALL_TO_ALL_MAX_SHARE: f64 = 7.0 / 8.0;
+
+/// `Σ weight_e · expert_e(h)` over a token's experts on all ranks of `f.dp`, each of which holds some: `h`, result `[T, H]`.
+///
+/// Both ways add in f32 in the order of ranks, from zero on: the same bits, but for what a GPU's library adds in an order of its own, and in bf16
+/// on a GPU for the kernels of other numbers of rows.
+pub(super) fn expert_parallel_mlp(
+    f: &ForwardContext<'_>,
+    h: &Tensor,
+    own: &ExpertRouting,
+    experts: &PackedExperts,
+) -> Result<Tensor, ForwardError> {
+    if uses_all_to_all(f, own.experts.cols(), experts.len()) {
+        all_to_all_experts(f, h, own, experts)
+    } else {
+        all_gather_experts(f, h, own, experts)
+    }
+}
+
+/// Whether tokens are sent to the ranks that hold their experts. Of what all ranks know alone: they do the same.
+fn uses_all_to_all(f: &ForwardContext<'_>, top_k: usize, each: usize) -> bool {
+    match f.expert_exchange {
+        ExpertExchange::AllGather => false,
+        ExpertExchange::AllToAll => true,
+        ExpertExchange::Auto => {
+            share(top_k, each, each * f.dp.size() * f.tp.size()) <= ALL_TO_ALL_MAX_SHARE
+        }
+    }
+}
+
+/// The share of tokens that choose one of `each` experts, if they choose `top_k` of `all` without preference.
+fn share(top_k: usize, each: usize, all: usize) -> f64 {
+    let misses = |i: usize| (all - each).saturating_sub(i) as f64 / (all - i).max(1) as f64;
+    1.0 - (0..top_k.min(all)).map(misses).product::<f64>()
+}
+
+/// Each rank computes its own experts on everybody's rows, and every row's sum goes back to where it came from. Rows that nobody brings choose no
+/// expert, which costs nothing.
+fn all_gather_experts(
+    f: &ForwardContext<'_>,
+    h: &Tensor,
+    own: &ExpertRouting,
+    experts: &PackedExperts,
+) -> Result<Tensor, ForwardError> {
+    let s = f.ops.stream();
+    let all = |x: &Tensor| -> Result<Tensor, ForwardError> {
+        let mut all = f.ops.scratch(x.dtype(), &[f.dp.size() * f.dp_rows, x.cols()])?;
+        f.dp.all_gather_rows(s, x.mat()?, all.mat_mut()?)?;
+        Ok(all)
+    };
+    let routing = ExpertRouting { experts: all(&own.experts)?, weights: all(&own.weights)? };
+    let sums = f.ops.moe_mlp(&all(h)?, &routing, experts)?; // [ranks · dp_rows, H]
+    let mut y = f.ops.scratch(h.dtype(), h.shape())?;
+    f.dp.reduce_scatter(s, sums.mat()?, y.mat_mut()?)?;
+    Ok(y)
+}
+
+/// Each rank gets the rows that choose an expert of its own, once each, computes those, and returns what they make of a row to where it came from.
+/// Memory is that of `gather`, whatever routers choose.
+fn all_to_all_experts(
+    f: &ForwardContext<'_>,
+    h: &Tensor,
+    own: &ExpertRouting,
+    experts: &PackedExperts,
+) -> Result<Tensor, ForwardError> {
+    let (s, size, rank) = (f.ops.stream(), f.dp.size(), f.dp.rank());
+    let room = size * f.dp_rows;
+    let spread = ExpertParallelLayout {
+        experts_per_rank: experts.len(),
+        ranks: size,
+        rank_stride: f.tp.size(),
+        rank_offset: f.tp.rank(),
+    };
+    let dispatch = f.ops.moe_dispatch(own, &spread)?;
+    let counts = f.dp.exchange_counts(dispatch.counts())?;
+    let come = |dtype: DType, cols| {
+        f.ops.scratch_in(room, dtype, &[counts.received_by(rank), cols]) // [n, C]
+    };
+    let sent = |x: &Tensor| -> Result<Tensor, ForwardError> {
+        let mut here = come(x.dtype(), x.cols())?;
+        let packed = f.ops.dispatch_rows(x, &dispatch, room)?;
+        f.dp.all_to_all(s, packed.mat()?, here.mat_mut()?, &counts)?;
+        Ok(here)
+    };
+    let routing = ExpertRouting { experts: sent(&own.experts)?, weights: sent(&own.weights)? };
+    let sums = f.ops.moe_mlp(&sent(h)?, &routing, experts)?; // [n, H]
+    let returned = [counts.sent_by(rank), h.cols()];
+    let mut back = f.ops.scratch_in(room, h.dtype(), &returned)?;
+    f.dp.all_to_all(s, sums.mat()?, back.mat_mut()?, &counts.reversed())?;
+    Ok(f.ops.moe_combine_ranks(&back, &dispatch)?) // [T, H]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_to_all_is_used_for_few_target_ranks() {
+        let sends = |top_k, experts: usize, ranks| {
+            share(top_k, experts / ranks, experts) <= ALL_TO_ALL_MAX_SHARE
+        };
+        let shares = [(8, 128, 2), (2, 8, 2), (8, 128, 8), (8, 256, 8), (4, 64, 4), (8, 64, 4)];
+        let found = shares.map(|(k, experts, ranks)| {
+            let share = share(k, experts / ranks, experts);
+            ((share * 1000.0).round() as u32, sends(k, experts, ranks))
+        });
+        let expected =
+            [(997, false), (786, true), (667, true), (662, true), (694, true), (915, false)];
+        assert_eq!(found, expected);
+        assert!((share(4, 2, 4) - 1.0).abs() < 1e-12, "as many choices as experts");
+        assert!((share(1, 2, 8) - 0.25).abs() < 1e-12);
+    }
+}

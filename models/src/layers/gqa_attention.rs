@@ -1,0 +1,152 @@
+//! Causal attention over the paged KV cache.
+
+use super::{
+    ColumnParallelLinear, GatedMlp, ResidualStream, RmsNorm, RotaryEmbedding, RowParallelLinear,
+};
+use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
+use ops::{AttentionShape, DType, QkRopeWeights, Tensor};
+
+/// `x += o(softmax(rope(norm q) · rope(norm k)ᵀ / √D) · v)` of the normed stream; `norm` is that of queries
+/// and keys, if the model has one.
+#[derive(Debug)]
+pub(crate) struct GqaAttention {
+    qkv: ColumnParallelLinear,
+    heads: GqaHeads,
+}
+
+/// Attention behind its projections `[T, (N + 2 K) D]`.
+#[derive(Debug)]
+pub(crate) struct GqaHeads {
+    norm: Option<QkNorm>,
+    rope: RotaryEmbedding,
+    shape: AttentionShape,
+    /// What stored keys and values are divided by. The scores are multiplied by the one again, the output
+    /// projection holds the other.
+    kv_scales: [f32; 2],
+    out: RowParallelLinear,
+}
+
+/// What queries, keys and values are made by, in the order in which they lie.
+pub(crate) const PROJECTIONS: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
+
+/// Names under which files store the factors of quantised keys and values.
+const CACHE_SCALES: [[&str; 3]; 2] =
+    [["k_proj.k_scale", "attn.k_scale", "k_scale"], ["v_proj.v_scale", "attn.v_scale", "v_scale"]];
+
+/// Norms of queries and keys, per head.
+#[derive(Debug)]
+pub(crate) struct QkNorm {
+    q: Tensor, // [D]
+    k: Tensor, // [D]
+    eps: f32,
+}
+
+impl QkNorm {
+    pub(crate) fn load(w: &Weights<'_>, eps: f32) -> Result<Self, ModelLoadError> {
+        Ok(Self { q: w.vector("q_norm.weight")?, k: w.vector("k_norm.weight")?, eps })
+    }
+}
+
+impl GqaAttention {
+    /// `layer` is the layer of the KV pool.
+    pub(crate) fn load(
+        config: &ModelConfig,
+        w: &Weights<'_>,
+        norm: Option<QkNorm>,
+        rope: &RotaryEmbedding,
+        layer: usize,
+    ) -> Result<Self, ModelLoadError> {
+        let qkv = ColumnParallelLinear::load(w, &PROJECTIONS, config.qkv_bias)?;
+        Ok(Self { qkv, heads: GqaHeads::load(config, w, norm, rope, layer)? })
+    }
+
+    /// What reads its weights first.
+    pub(crate) fn first_linear(&self) -> &ColumnParallelLinear {
+        &self.qkv
+    }
+
+    /// Tells what reads its weights behind those of the output projection.
+    pub(crate) fn prefetch_next(&mut self, mlp: &GatedMlp) {
+        self.heads.out.prefetch_next(mlp.first_linear(), true);
+    }
+
+    /// With `asked`, i32 `[n]`, the stream is of those tokens alone from here on.
+    pub(crate) fn forward(
+        &self,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
+        norm: &RmsNorm,
+        asked: Option<&Tensor>,
+    ) -> Result<(), ForwardError> {
+        let qkv = self.qkv.forward(f, x, norm)?; // [T, (N + 2 K) D]
+        let (heads, weights) = (&self.heads, self.heads.weights());
+        let mut o = f.ops.rope_attention(&qkv, &weights, &heads.shape, f.kv, f.batch)?; // [T, N D]
+        if let Some(rows) = asked {
+            x.retain_rows(f, rows)?; // [n, H]
+            o = f.ops.gather_rows(&o, rows)?; // [n, N D]
+        }
+        heads.out.add_to(f, x, &o) // [T or n, H]; all-reduced over f.tp
+    }
+}
+
+impl GqaHeads {
+    /// `layer` is the layer of the KV pool.
+    pub(crate) fn load(
+        config: &ModelConfig,
+        w: &Weights<'_>,
+        norm: Option<QkNorm>,
+        rope: &RotaryEmbedding,
+        layer: usize,
+    ) -> Result<Self, ModelLoadError> {
+        let heads = w.ranks().query_heads(config);
+        let heads = heads.map_err(|e| w.split("q_proj", e))?.len();
+        let kv_scales = match w.kv_dtype() {
+            DType::F8E4M3 => {
+                let [key, value] = CACHE_SCALES;
+                [w.scale(&key)?.unwrap_or(1.0), w.scale(&value)?.unwrap_or(1.0)]
+            }
+            _ => [1.0; 2],
+        };
+        let scale = (config.head_dim as f32).powf(-0.5) * kv_scales[0];
+        Ok(Self {
+            norm,
+            rope: rope.clone(),
+            shape: AttentionShape { heads, layer, scale },
+            kv_scales,
+            out: RowParallelLinear::load_scaled(w, "o_proj", config.out_bias, kv_scales[1])?,
+        })
+    }
+
+    /// Attention of a layer that has nothing of a request's first token, which nobody sees and where nobody asks.
+    pub(crate) fn forward_skipping_first(
+        &self,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
+        qkv: &Tensor,
+    ) -> Result<(), ForwardError> {
+        let q = self.write_kv(f, qkv)?; // [T, N D]
+        let o = f.ops.paged_attention(&q, (&self.shape, 1), f.kv, f.batch)?; // [T, N D]
+        self.out.add_to(f, x, &o) // [T, H]; all-reduced over f.tp
+    }
+
+    /// Keeps keys and values for later tokens, and returns the queries `[T, N D]`.
+    pub(crate) fn write_kv(
+        &self,
+        f: &ForwardContext<'_>,
+        qkv: &Tensor,
+    ) -> Result<Tensor, ForwardError> {
+        let (ops, weights) = (f.ops, self.weights());
+        Ok(ops.qk_norm_rope_kv_write(qkv, &weights, &self.shape, f.kv, f.batch)?)
+    }
+
+    fn weights(&self) -> QkRopeWeights<'_> {
+        let norm = self.norm.as_ref();
+        QkRopeWeights {
+            q_norm: norm.map(|n| &n.q),
+            k_norm: norm.map(|n| &n.k),
+            eps: norm.map_or(0.0, |n| n.eps),
+            rope: &self.rope.table,
+            kv_scales: self.kv_scales,
+        }
+    }
+}

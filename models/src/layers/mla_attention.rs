@@ -1,0 +1,120 @@
+//! Causal attention over one latent row per token (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+use super::{ResidualStream, RmsNorm, RotaryEmbedding, RowParallelLinear};
+use crate::config::{MlaConfig, RopeScaling};
+use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
+use ops::{AttentionShape, MlaWeights, PackedLinear, PackedMlaHeads, Tensor};
+
+/// `x += o(softmax(q · kᵀ · scale) · v)` of the normed stream `h`. Every token keeps `[norm(c) | rope(k_pe)]` of `[c | k_pe] = kv_a h`;
+/// a head's key is `[W_k c | k_pe]`, its value `W_v c`. Ranks share the row and split the heads.
+#[derive(Debug)]
+pub(crate) struct MlaAttention {
+    query: QueryProjection,
+    kv_a: PackedLinear,
+    kv_norm: RmsNorm,
+    heads: PackedMlaHeads,
+    rope: RotaryEmbedding,
+    shape: AttentionShape,
+    /// First position that is seen.
+    first: usize,
+    out: RowParallelLinear,
+}
+
+/// Where queries come from.
+#[derive(Debug)]
+enum QueryProjection {
+    /// `W h`
+    Direct(PackedLinear),
+    /// `W_b norm(W_a h)`
+    LowRank { q_a_proj: PackedLinear, q_a_norm: RmsNorm, q_b_proj: PackedLinear },
+}
+
+impl MlaAttention {
+    /// `layer` is the layer of the KV pool.
+    pub(crate) fn load(
+        config: &ModelConfig,
+        latent: &MlaConfig,
+        w: &Weights<'_>,
+        rope: &RotaryEmbedding,
+        layer: usize,
+    ) -> Result<Self, ModelLoadError> {
+        let heads = w.ranks().query_heads(config);
+        let heads = heads.map_err(|e| w.split("kv_b_proj", e))?.len();
+        let query = match latent.q_lora_rank {
+            None => QueryProjection::Direct(w.linear(&["q_proj"], false)?),
+            Some(_) => QueryProjection::LowRank {
+                q_a_proj: w.linear(&["q_a_proj"], false)?,
+                q_a_norm: RmsNorm::load(&w.at("q_a_layernorm"), config.rms_eps)?,
+                q_b_proj: w.linear(&["q_b_proj"], false)?,
+            },
+        };
+        Ok(Self {
+            query,
+            kv_a: w.linear(&["kv_a_proj_with_mqa"], false)?,
+            kv_norm: RmsNorm::load(&w.at("kv_a_layernorm"), config.rms_eps)?,
+            heads: w.mla_heads("kv_b_proj", (latent.qk_nope_head_dim, latent.v_head_dim))?,
+            rope: rope.clone(),
+            shape: AttentionShape { heads, layer, scale: softmax_scale(config) },
+            // A draft layer has nothing of the first token: no hidden state comes before it.
+            first: usize::from(layer >= config.layers),
+            out: RowParallelLinear::load(w, "o_proj", false)?,
+        })
+    }
+
+    /// With `asked`, i32 `[n]`, the stream is of those tokens alone from here on.
+    pub(crate) fn forward(
+        &self,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
+        norm: &RmsNorm,
+        asked: Option<&Tensor>,
+    ) -> Result<(), ForwardError> {
+        let h = x.normed(f, norm)?; // [T, H]
+        let q = match &self.query {
+            QueryProjection::Direct(w) => f.ops.linear(&h, w)?,
+            QueryProjection::LowRank { q_a_proj: a, q_a_norm: norm, q_b_proj: b } => {
+                let latent = f.ops.rms_norm(&f.ops.linear(&h, a)?, &norm.weight, norm.eps)?;
+                f.ops.linear(&latent, b)?
+            }
+        }; // [T, N (M + P)]
+        let kv = f.ops.linear(&h, &self.kv_a)?; // [T, C + P]
+        let (shape, weights) = ((&self.shape, self.first), self.weights());
+        let mut o = f.ops.mla_attention(q, &kv, &weights, shape, (f.kv, f.batch))?;
+        if let Some(rows) = asked {
+            x.retain_rows(f, rows)?; // [n, H]
+            o = f.ops.gather_rows(&o, rows)?; // [n, N V]
+        }
+        self.out.add_to(f, x, &o) // [T or n, H]; all-reduced over f.tp
+    }
+
+    /// Keeps what later tokens attend to.
+    pub(crate) fn write_kv_only(
+        &self,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
+        norm: &RmsNorm,
+    ) -> Result<(), ForwardError> {
+        let kv = f.ops.linear(&x.normed(f, norm)?, &self.kv_a)?; // [T, C + P]
+        let pool = (f.kv, f.batch);
+        Ok(f.ops.mla_write_kv_only(&kv, &self.weights(), self.shape.layer, pool)?)
+    }
+
+    fn weights(&self) -> MlaWeights<'_> {
+        MlaWeights {
+            norm: &self.kv_norm.weight,
+            eps: self.kv_norm.eps,
+            rope: &self.rope.table,
+            heads: &self.heads,
+        }
+    }
+}
+
+/// `(M + P)^-½`, times the square of what yarn says of all channels (transformers 5.23 `modeling_deepseek_v3.py`,
+/// `yarn_apply_mscale`).
+fn softmax_scale(config: &ModelConfig) -> f32 {
+    let gain = match config.rope.scaling {
+        RopeScaling::Yarn { all_dim_gain, .. } => all_dim_gain,
+        _ => 1.0,
+    };
+    ((config.head_dim as f64).powf(-0.5) * gain * gain) as f32
+}

@@ -1,0 +1,77 @@
+//! A draft layer: read where someone drafts by it, else left aside; what it repeats must be the same.
+
+use super::*;
+
+const EH_PROJ: &str = "model.layers.2.eh_proj.weight";
+const HEAD: &str = "model.layers.2.shared_head.head.weight";
+const EMBEDDING: &str = "model.layers.2.embed_tokens.weight";
+
+fn json() -> Value {
+    json!({
+        "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 272, "hidden_size": 192,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 64, "q_lora_rank": null,
+        "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+        "num_nextn_predict_layers": 1
+    })
+}
+
+fn folder(json: &Value, drafting: bool) -> CheckpointFolder {
+    let mut folder = CheckpointFolder::of(&json.to_string(), u64::MAX);
+    assert!(!folder.config.load_mtp, "no file says so");
+    folder.config.load_mtp = drafting;
+    folder
+}
+
+#[test]
+fn mtp_module_is_read_only_when_drafting() {
+    let plain = folder(&json(), false).locate().unwrap();
+    assert!(plain.keys().all(|name| !name.starts_with("model.layers.2.")));
+    let found = folder(&json(), true).locate().unwrap();
+    let behind: Vec<&String> =
+        found.keys().filter(|name| name.starts_with("model.layers.2.")).collect();
+    // Norms, joint and final norm; two norms, five of attention; router, its bias, three shared, twelve of experts.
+    assert_eq!(behind.len(), 4 + 2 + 5 + 1 + 1 + 3 + 12, "{behind:?}");
+    assert_eq!(found.len(), plain.len() + behind.len());
+
+    let broken = folder(&json(), true);
+    broken.edit(|t| drop(t.remove(EH_PROJ)));
+    expect![
+        "DIR: weights do not match the configuration: 1 missing: model.layers.2.eh_proj.weight; 0 left over"
+    ]
+    .assert_eq(&broken.error());
+}
+
+#[test]
+fn mtp_copies_must_equal_the_model() {
+    let edit = |drafting: bool, name: &str| {
+        let folder = folder(&json(), drafting);
+        folder.edit(|t| t.get_mut(name).unwrap().2[7] ^= 1);
+        folder
+    };
+    expect![
+        "DIR/model.safetensors: tensor `model.layers.2.shared_head.head.weight`: differs from `lm_head.weight`, which it has to repeat"
+    ]
+    .assert_eq(&edit(true, HEAD).error());
+    expect![
+        "DIR/model.safetensors: tensor `model.layers.2.embed_tokens.weight`: differs from `model.embed_tokens.weight`, which it has to repeat"
+    ]
+    .assert_eq(&edit(true, EMBEDDING).error());
+    assert!(edit(false, HEAD).locate().is_ok(), "nobody reads it");
+    let absent = folder(&json(), true);
+    absent.edit(|t| [HEAD, EMBEDDING].iter().for_each(|name| drop(t.remove(*name))));
+    assert!(absent.locate().is_ok(), "they are the model's");
+}
+
+/// Published files in fp8 leave the joint of a draft layer as it is.
+#[test]
+fn mtp_eh_proj_is_not_quantized() {
+    let mut json = json();
+    json["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
+    let found = folder(&json, true).locate().unwrap();
+    assert_eq!((found[EH_PROJ].dtype, &found[EH_PROJ].scales), (StoredDType::BF16, &None));
+    let output = "model.layers.2.self_attn.o_proj.weight";
+    assert_eq!(found[output].dtype, StoredDType::F8E4M3);
+}

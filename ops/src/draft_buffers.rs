@@ -1,0 +1,265 @@
+//! The device's memory around a draft layer: the rows of its passes, what they make, and the hidden states that they begin with.
+//!
+//! R rows, S seats, T tokens of a step, H channels of a hidden state, V vocabulary.
+
+use kernels::step::{DraftHiddenStates, DraftPass, DraftPassArrays};
+use kernels::{DType, GatherFn, RowBounds, VocabShard};
+
+use crate::{BatchView, DeviceSequenceSlots, OpError, Ops, StepBuffers, Tensor};
+
+/// Bounds of all steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DraftBufferSize {
+    /// Rows of a step.
+    pub rows: usize,
+    /// Passes of the layer in a step: most drafts of a row.
+    pub passes: usize,
+    /// Seats.
+    pub seq_slots: usize,
+    /// Channels of a hidden state.
+    pub hidden: usize,
+    /// Blocks of the KV pool.
+    pub blocks: usize,
+    /// Rows whose logits are made at a time.
+    pub logits: usize,
+}
+
+/// All have their full size and their address from the start.
+#[derive(Debug)]
+pub struct DraftBuffers {
+    size: DraftBufferSize,
+    ids: Tensor,             // i32 [1, R]
+    positions: Tensor,       // i32 [1, R]
+    slots: Tensor,           // i64 [1, R]
+    cu_q: Tensor,            // i32 [1, R + 1]
+    context_lens: Tensor,    // i32 [1, R]
+    row_seq_slots: Tensor,   // i32 [1, R]
+    drafts: Tensor,          // i32 [passes, R]
+    slot_states: Tensor,     // [S · depth, H]
+    first_positions: Tensor, // i32 [1, S]
+    boundary_states: Tensor, // [blocks, H]
+    slices: Vec<Tensor>,     // i32 [≤ logits] each, together 0 .. R
+}
+
+impl DraftBufferSize {
+    /// Hidden states that a seat has room for: of the token before the newest, of that one, and of its drafts.
+    #[must_use]
+    pub fn states_per_slot(&self) -> usize {
+        2 + self.passes
+    }
+}
+
+impl DraftBuffers {
+    /// Memory for steps up to `size`.
+    pub fn new(ops: &Ops, size: DraftBufferSize) -> Result<Self, OpError> {
+        let words = |n: usize| ops.zeros(DType::I32, &[1, n]);
+        let states = |n: usize| ops.zeros(ops.dtype(), &[n, size.hidden]);
+        let DraftBufferSize { rows, .. } = size;
+        let slice = |first: usize| {
+            let end = rows.min(first + size.logits);
+            let ids: Vec<i32> = (first as i32..end as i32).collect();
+            let mut slice = ops.zeros(DType::I32, &[ids.len()])?;
+            let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+            ops.device.upload(slice.buffer_mut()?, 0, &bytes)?;
+            Ok(slice)
+        };
+        Ok(Self {
+            size,
+            ids: words(rows)?,
+            positions: words(rows)?,
+            slots: ops.zeros(DType::I64, &[1, rows])?,
+            cu_q: words(rows + 1)?,
+            context_lens: words(rows)?,
+            row_seq_slots: words(rows)?,
+            drafts: ops.zeros(DType::I32, &[size.passes, rows])?,
+            slot_states: states(size.seq_slots * size.states_per_slot())?,
+            first_positions: words(size.seq_slots)?,
+            boundary_states: states(size.blocks)?,
+            slices: (0..rows).step_by(size.logits).map(slice).collect::<Result<_, OpError>>()?,
+        })
+    }
+
+    /// Lays out pass `pass` over the first `rows` rows of a step that has been prepared.
+    pub fn prepare_pass(
+        &mut self,
+        ops: &Ops,
+        (step, seats): (&StepBuffers, &DeviceSequenceSlots),
+        (rows, pass): (usize, usize),
+    ) -> Result<(), OpError> {
+        let mut to = DraftPassArrays {
+            ids: self.ids.mat_mut()?,
+            positions: self.positions.mat_mut()?,
+            slots: self.slots.mat_mut()?,
+            cu_q: self.cu_q.mat_mut()?,
+            context_lens: self.context_lens.mat_mut()?,
+            row_seq_slots: self.row_seq_slots.mat_mut()?,
+        };
+        let (ids, positions) = (step.ids.mat()?, step.positions.mat()?);
+        let (drafts, tables) = (self.drafts.mat()?, seats.tables.mat()?);
+        let block_tokens = step.size.block_tokens;
+        let pass = DraftPass { pass, rows, ids, positions, drafts, tables, block_tokens };
+        Ok(ops.device.prepare_draft_pass(&ops.stream, step.stage.mat()?, &mut to, &pass)?)
+    }
+
+    /// What such a pass reads, with contexts of up to `longest` keys: its batch, and its ids `[rows]`.
+    pub fn view(
+        &self,
+        seats: &DeviceSequenceSlots,
+        rows: usize,
+        longest: usize,
+    ) -> Result<(BatchView, Tensor), OpError> {
+        let tables = &seats.tables;
+        let batch = BatchView {
+            positions: self.positions.narrow(&[rows])?,
+            slots: self.slots.narrow(&[rows])?,
+            cu_q: self.cu_q.narrow(&[rows + 1])?,
+            context_lens: self.context_lens.narrow(&[rows])?,
+            block_tables: tables.narrow(tables.shape())?,
+            table_rows: Some(self.row_seq_slots.narrow(&[rows])?),
+            bounds: RowBounds::of(std::iter::repeat_n((1, longest), rows), 1),
+        };
+        Ok((batch, self.ids.narrow(&[rows])?))
+    }
+
+    /// The hidden states that the first pass begins with, `[rows, H]`.
+    pub fn pass_input_states(
+        &mut self,
+        ops: &Ops,
+        step: &StepBuffers,
+        rows: usize,
+    ) -> Result<Tensor, OpError> {
+        let mut y = ops.scratch(ops.dtype(), &[rows, self.size.hidden])?;
+        let from = (None, &self.states()?);
+        ops.device.gather_draft_inputs(&ops.stream, step.staged()?, rows, y.mat_mut()?, from)?;
+        Ok(y)
+    }
+
+    /// The hidden states before all tokens of a step of `rows` rows, `[T, H]`; its own are `hidden [T, H]`.
+    pub fn previous_states(
+        &mut self,
+        ops: &Ops,
+        step: &StepBuffers,
+        (hidden, rows): (&Tensor, usize),
+    ) -> Result<Tensor, OpError> {
+        let mut y = ops.scratch(ops.dtype(), hidden.shape())?;
+        let from = (Some(hidden.mat()?), &self.states()?);
+        ops.device.gather_draft_inputs(&ops.stream, step.staged()?, rows, y.mat_mut()?, from)?;
+        Ok(y)
+    }
+
+    /// Keeps of the states of a step of `rows` rows, `hidden [T, H]`, what later ones begin with.
+    pub fn store_states(
+        &mut self,
+        ops: &Ops,
+        (step, seats): (&StepBuffers, &DeviceSequenceSlots),
+        (hidden, rows): (&Tensor, usize),
+    ) -> Result<(), OpError> {
+        let tables = (seats.tables.mat()?, step.size.block_tokens);
+        let hidden = (hidden.mat()?, rows);
+        let mut states = self.states()?;
+        Ok(ops.device.store_draft_states(
+            &ops.stream,
+            step.staged()?,
+            &mut states,
+            hidden,
+            tables,
+        )?)
+    }
+
+    /// Makes the drafts of a pass: the likeliest id behind each of the states `hidden [rows, H]`, of which `logits` makes this rank's
+    /// logits f32 `[n, part.cols]`, some at a time; `gather` tells all ranks what they need of each other.
+    pub fn choose_tokens<E: From<OpError>>(
+        &mut self,
+        ops: &Ops,
+        (hidden, pass): (&Tensor, usize),
+        (part, gather): (&VocabShard, &mut GatherFn<'_>),
+        mut logits: impl FnMut(&Tensor) -> Result<Tensor, E>,
+    ) -> Result<(), E> {
+        let rows = hidden.rows();
+        let mut choose = |first: usize, logits: &Tensor| {
+            let (s, place, logits) = (&ops.stream, (pass, first), logits.mat()?);
+            let drafts = self.drafts.mat_mut()?;
+            match part.ranks {
+                1 => ops.device.draft_argmax(s, drafts, place, logits)?,
+                _ => ops.device.draft_argmax_vocab_parallel(
+                    s,
+                    drafts,
+                    place,
+                    (logits, part),
+                    gather,
+                )?,
+            }
+            Ok::<_, OpError>(())
+        };
+        if rows <= self.size.logits {
+            return Ok(choose(0, &logits(hidden)?)?);
+        }
+        for (i, slice) in self.slices.iter().enumerate() {
+            let first = i * self.size.logits;
+            let of_slice = slice.narrow(&[slice.len().min(rows.saturating_sub(first))])?;
+            if !of_slice.is_empty() {
+                choose(first, &logits(&ops.gather_rows(hidden, &of_slice)?)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls the first `rows` drafts of a pass by `names`, i32 `[1, V]`, where they were chosen among ids of another vocabulary.
+    pub fn map_ids(
+        &mut self,
+        ops: &Ops,
+        (rows, pass): (usize, usize),
+        names: &Tensor,
+    ) -> Result<(), OpError> {
+        let drafts = self.drafts.mat_mut()?;
+        Ok(ops.device.map_draft_ids(&ops.stream, drafts, (pass, rows), names.mat()?)?)
+    }
+
+    /// Enters the drafts of the first `rows` rows into a step that has been prepared, and into histories.
+    pub fn insert(
+        &self,
+        ops: &Ops,
+        (step, seats): (&mut StepBuffers, &mut DeviceSequenceSlots),
+        rows: usize,
+    ) -> Result<(), OpError> {
+        let StepBuffers { ids, stage, positions, .. } = step;
+        let to = (ids.mat_mut()?, seats.history.mat_mut()?);
+        let (step, drafts) = ((stage.mat()?, positions.mat()?), self.drafts.mat()?);
+        Ok(ops.device.insert_drafts(&ops.stream, step, rows, to, drafts)?)
+    }
+
+    /// Rows of a step at most.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.size.rows
+    }
+
+    /// Passes of the layer in a step.
+    #[must_use]
+    pub fn passes(&self) -> usize {
+        self.size.passes
+    }
+
+    /// All drafts by pass and row, on the host, for tests.
+    pub fn read_drafts(&self, ops: &Ops) -> Result<Vec<u32>, OpError> {
+        let mut bytes = vec![0; self.drafts.len() * 4];
+        ops.device.download(&ops.stream, self.drafts.buffer(), 0, &mut bytes)?;
+        let words = bytes.as_chunks::<4>().0;
+        Ok(words.iter().map(|&id| u32::from_ne_bytes(id)).collect())
+    }
+
+    /// The hidden states at the ends of blocks, `[blocks, H]`, for tests.
+    pub fn read_boundary_states(&self, ops: &Ops) -> Result<Vec<f32>, OpError> {
+        ops.read_f32(&self.boundary_states)
+    }
+
+    fn states(&mut self) -> Result<DraftHiddenStates<'_>, OpError> {
+        let (held, firsts) = (self.slot_states.mat_mut()?, self.first_positions.mat_mut()?);
+        Ok(DraftHiddenStates {
+            slot_states: held,
+            first_positions: firsts,
+            states_per_slot: self.size.states_per_slot(),
+            boundary_states: self.boundary_states.mat_mut()?,
+        })
+    }
+}

@@ -1,0 +1,172 @@
+//! Latent attention: one row per token from which all heads make their keys and values. See `kernels/src/mla.rs`.
+//!
+//! Legend: T tokens, N query heads, C channels of a latent, P turned key channels, M other key channels and V value channels of a
+//! head.
+
+use kernels::{
+    DType, DeviceError, HostMat, MlaAttentionArgs, MlaHeadWeights, MlaKvWriteArgs, PackedGroup,
+    RopeCosSin,
+};
+
+use crate::error::check_size;
+use crate::{AttentionShape, BatchView, KvPool, OpError, Ops, RopeTable, Tensor};
+
+/// What makes keys and values of each head out of latents, packed.
+#[derive(Debug)]
+#[expect(clippy::struct_field_names, reason = "the names of the literature")]
+pub struct PackedMlaHeads {
+    w_uk: PackedGroup,
+    w_uk_t: Option<PackedGroup>,
+    w_uv: PackedGroup,
+}
+
+/// What latent attention needs besides the batch.
+#[derive(Debug, Clone, Copy)]
+pub struct MlaWeights<'a> {
+    /// Weight `[C]` of the latents' norm.
+    pub norm: &'a Tensor,
+    /// Added to its mean square.
+    pub eps: f32,
+    /// Rotation by position.
+    pub rope: &'a RopeTable,
+    /// Keys and values of heads.
+    pub heads: &'a PackedMlaHeads,
+}
+
+impl PackedMlaHeads {
+    /// Heads on this rank.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.w_uk.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.w_uk.is_empty()
+    }
+}
+
+impl Ops {
+    /// Refuses latent attention with a pool of `kv_dtype` where the device has no kernels for it.
+    pub fn check_mla(&self, kv_dtype: DType) -> Result<(), OpError> {
+        if !self.device.has_mla() {
+            return Err(DeviceError::MlaUnsupported { device: self.device.name() }.into());
+        }
+        if kv_dtype != self.dtype() {
+            let (op, what) = ("latent attention", "KV cache");
+            return Err(OpError::Dtype { op, what, dtype: kv_dtype });
+        }
+        Ok(())
+    }
+
+    /// Packs `kv_b [N (M + V), C]`, of each head the rows of its key, then those of its value. In f32, the oracle, queries are
+    /// taken to latents by the rows of the key, if at all; else by their transpose, which is packed besides.
+    pub fn pack_mla_heads(
+        &self,
+        kv_b: &HostMat<'_>,
+        (keys, values): (usize, usize),
+    ) -> Result<PackedMlaHeads, OpError> {
+        let heads = kv_b.rows() / (keys + values).max(1);
+        check_size("pack_latent_heads", "rows", kv_b.rows(), heads * (keys + values))?;
+        let rows = |from: usize, count: usize| {
+            let of_head = |head| vec![kv_b.row_range(head * (keys + values) + from, count)];
+            (0..heads).map(of_head).collect::<Vec<_>>()
+        };
+        let pack =
+            |matrices: &[Vec<HostMat<'_>>]| self.device.pack_mla_heads(matrices, self.dtype());
+        let key_rows = rows(0, keys);
+        let key_transposed = if self.dtype() == DType::F32 {
+            None
+        } else {
+            let turned: Vec<Vec<u8>> = key_rows.iter().map(|key| transposed(&key[0])).collect();
+            let view = |bytes| HostMat::new(bytes, DType::F32, kv_b.cols(), keys);
+            let views = turned.iter().map(|bytes| Ok(vec![view(bytes)?]));
+            Some(pack(&views.collect::<Result<Vec<_>, OpError>>()?)?)
+        };
+        let (key, value) = (pack(&key_rows)?, pack(&rows(keys, values))?);
+        Ok(PackedMlaHeads { w_uk: key, w_uk_t: key_transposed, w_uv: value })
+    }
+
+    /// Attention of queries `q [T, N (M + P)]` over latents, of which `kv [T, C + P]` are the step's own: normed, turned and kept
+    /// in the pool by slot (−1: nowhere). Positions before `first` are not seen, and nobody asks there. Returns `[T, N V]`.
+    pub fn mla_attention(
+        &self,
+        mut q: Tensor,
+        kv: &Tensor,
+        weights: &MlaWeights<'_>,
+        (shape, first): (&AttentionShape, usize),
+        (pool, batch): (&KvPool, &BatchView),
+    ) -> Result<Tensor, OpError> {
+        let (layout, heads) = (pool.mla_layout("latent_attention")?, weights.heads);
+        self.mla_kv_write(&mut q, kv, weights, (shape.heads, shape.layer), (pool, batch))?;
+        let s = &self.stream;
+        let mut o = self.scratch(q.dtype(), &[q.rows(), shape.heads * heads.w_uv.n()])?;
+        let args = MlaAttentionArgs {
+            q: q.mat()?,
+            rows: batch.attention_metadata()?,
+            heads: MlaHeadWeights {
+                w_uk: &heads.w_uk,
+                w_uk_t: heads.w_uk_t.as_ref(),
+                w_uv: &heads.w_uv,
+            },
+            layer: shape.layer,
+            scale: shape.scale,
+            first_position: first,
+        };
+        self.device.mla_attention(s, o.mat_mut()?, (&pool.read(), layout), &args)?;
+        Ok(o)
+    }
+
+    /// Keeps `kv [T, C + P]` in layer `layer` of the pool, as latent attention would, and attends to nothing.
+    pub fn mla_write_kv_only(
+        &self,
+        kv: &Tensor,
+        weights: &MlaWeights<'_>,
+        layer: usize,
+        (pool, batch): (&KvPool, &BatchView),
+    ) -> Result<(), OpError> {
+        let rotary = pool.mla_layout("keep_latents")?.rope_dim;
+        // The kernel turns queries besides: here those of nobody.
+        let mut nobody = self.scratch(kv.dtype(), &[kv.rows(), rotary])?;
+        self.mla_kv_write(&mut nobody, kv, weights, (1, layer), (pool, batch))
+    }
+
+    /// Turns `q` of so many heads, and keeps `kv` normed and turned in a layer of the pool.
+    fn mla_kv_write(
+        &self,
+        q: &mut Tensor,
+        kv: &Tensor,
+        weights: &MlaWeights<'_>,
+        (heads, layer): (usize, usize),
+        (pool, batch): (&KvPool, &BatchView),
+    ) -> Result<(), OpError> {
+        let layout = pool.mla_layout("latent_write")?;
+        let MlaWeights { norm, eps, rope, .. } = weights;
+        let own = MlaKvWriteArgs {
+            kv: kv.mat()?,
+            norm: norm.mat()?,
+            eps: *eps,
+            rope: RopeCosSin { cos: rope.cos.mat()?, sin: rope.sin.mat()? },
+            positions: batch.positions.mat()?,
+            slots: batch.slots.mat()?,
+            heads,
+            layer,
+        };
+        let q = q.mat_mut()?;
+        Ok(self.device.mla_kv_write(&self.stream, q, (&mut pool.write(), layout), &own)?)
+    }
+}
+
+/// `[n, k]` to `[k, n]` in f32, little endian.
+fn transposed(x: &HostMat<'_>) -> Vec<u8> {
+    let (n, k) = (x.rows(), x.cols());
+    let (mut row, mut bytes) = (vec![0f32; k], vec![0; n * k * 4]);
+    for r in 0..n {
+        x.read_row(r, &mut row);
+        for (c, value) in row.iter().enumerate() {
+            bytes[(c * n + r) * 4..][..4].copy_from_slice(&value.to_le_bytes());
+        }
+    }
+    bytes
+}

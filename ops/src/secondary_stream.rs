@@ -1,0 +1,55 @@
+//! Launches that a device runs beside those of a step.
+
+use crate::{OpError, Ops, PackedLinear};
+use kernels::DeviceStream;
+use std::sync::Arc;
+
+/// Launches beside those of the [`Ops`] that it comes from, where the device has room for two at once; else with them.
+///
+/// They come behind what was launched until it was made, and read only what stays as it is until they are joined.
+#[derive(Debug)]
+#[must_use = "what is not joined may never be ready"]
+pub struct SecondaryStream {
+    ops: Ops,
+    /// `None`: the order is that of everything else.
+    stream: Option<DeviceStream>,
+}
+
+impl SecondaryStream {
+    /// What launches there. Its results are to be read behind [`SecondaryStream::join`].
+    #[must_use]
+    pub fn ops(&self) -> &Ops {
+        &self.ops
+    }
+
+    /// Launches of `ops`, whom this is beside, come behind these from now on.
+    pub fn join(self, ops: &Ops) -> Result<(), OpError> {
+        let joined = |stream| ops.device.stream_wait(&ops.stream, &stream);
+        Ok(self.stream.map_or(Ok(()), joined)?)
+    }
+}
+
+impl Ops {
+    /// Whether an MLP of `tokens` rows that begins with `w` gains by being computed aside, with those of experts meanwhile.
+    #[must_use]
+    pub fn prefers_secondary_stream(&self, tokens: usize, w: &PackedLinear) -> bool {
+        self.device.prefers_secondary_stream(tokens, &w.weight)
+    }
+
+    /// A place beside this one, behind all that has been launched here.
+    pub fn secondary_stream(&self) -> Result<SecondaryStream, OpError> {
+        let stream = self.device.secondary_stream();
+        if let Some(stream) = &stream {
+            self.device.stream_wait(stream, &self.stream)?;
+        }
+        // Memory of its own in either case: a step finds the same whether or not its launches are marked.
+        let ops = Self {
+            device: Arc::clone(&self.device),
+            stream: stream.unwrap_or(self.stream),
+            arena: Arc::clone(&self.secondary_arena),
+            secondary_arena: Arc::clone(&self.secondary_arena),
+            dtype: self.dtype,
+        };
+        Ok(SecondaryStream { ops, stream })
+    }
+}

@@ -1,0 +1,48 @@
+//! What the device remembers of each running request: one seat per request.
+//!
+//! S seats, W block table width, L longest request, V vocabulary.
+
+use kernels::DType;
+use kernels::step::{LatestToken, SequenceSamplingParams, SequenceSlotArrays};
+
+use crate::{OpError, Ops, Tensor};
+
+/// Seats on the device, all allocated at start. Nothing in them is the only copy of anything.
+#[derive(Debug)]
+pub struct DeviceSequenceSlots {
+    latest: Tensor,             // i32 [S, 3]
+    pub(crate) tables: Tensor,  // i32 [S, W]
+    pub(crate) history: Tensor, // i32 [S, L]
+    masks: Tensor,              // i32 [S, ceil(V / 32)]
+    params: Tensor,             // i32 [S, 12]
+}
+
+impl DeviceSequenceSlots {
+    /// `seats` empty seats for requests of up to `longest` tokens in tables of `width` blocks.
+    pub fn new(
+        ops: &Ops,
+        seats: usize,
+        width: usize,
+        longest: usize,
+        vocab: usize,
+    ) -> Result<Self, OpError> {
+        let zeros = |cols: usize| ops.zeros(DType::I32, &[seats, cols]);
+        Ok(Self {
+            latest: zeros(size_of::<LatestToken>() / 4)?,
+            tables: zeros(width)?,
+            history: zeros(longest)?,
+            masks: zeros(vocab.div_ceil(32))?,
+            params: zeros(size_of::<SequenceSamplingParams>() / 4)?,
+        })
+    }
+
+    pub(crate) fn arrays(&mut self) -> Result<SequenceSlotArrays<'_>, OpError> {
+        Ok(SequenceSlotArrays {
+            latest: self.latest.mat_mut()?,
+            tables: self.tables.mat_mut()?,
+            history: self.history.mat_mut()?,
+            masks: self.masks.mat_mut()?,
+            params: self.params.mat_mut()?,
+        })
+    }
+}

@@ -1,0 +1,330 @@
+//! The arrays of a step on the device: staged by one copy, laid out by `prepare`, read by the forward
+//! pass, answered by `sample`. All have their full size and their address from the start.
+//!
+//! T tokens, R rows, Q questions.
+
+use kernels::step::{
+    DraftVerification, PreparedStep, SampledToken, SamplerOutputArrays, StageView, StagingBuffer,
+    StepArrays,
+};
+use kernels::{CopyInFlight, DType, GatherFn, MatRef, PinnedBuffer, RowBounds, VocabShard};
+
+use crate::{BatchView, DeviceSequenceSlots, OpError, Ops, Tensor};
+
+/// Words of an `SampledToken`.
+const SAMPLE_WORDS: usize = size_of::<SampledToken>() / 4;
+
+/// Bounds of all steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepSize {
+    /// Tokens per step.
+    pub tokens: usize,
+    /// Rows per step.
+    pub rows: usize,
+    /// Questions per step.
+    pub logits_rows: usize,
+    /// Likeliest ids an answer can list.
+    pub top_logprobs: usize,
+    /// Bytes of a stage.
+    pub stage_bytes: usize,
+    /// Token positions per KV block.
+    pub block_tokens: usize,
+    /// Who says which drafts stand.
+    pub verification: DraftVerification,
+}
+
+/// What one step lays out: what its stage says, or more where a captured graph is larger.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StepShape {
+    /// Tokens.
+    pub tokens: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Questions.
+    pub logits_rows: usize,
+    /// Bounds of the rows; for a captured graph those of every step that it will serve.
+    pub bounds: RowBounds,
+}
+
+/// Device memory of a step's inputs and answers.
+#[derive(Debug)]
+pub struct StepBuffers {
+    pub(crate) size: StepSize,
+    pub(crate) stage: Tensor,     // i32 [1, bytes / 4]
+    pub(crate) ids: Tensor,       // i32 [1, T]
+    pub(crate) positions: Tensor, // i32 [1, T]
+    slots: Tensor,                // i64 [1, T]
+    cu_q: Tensor,                 // i32 [1, R + 1]
+    context_lens: Tensor,         // i32 [1, R]
+    row_seq_slots: Tensor,        // i32 [1, R]
+    logits_indices: Tensor,       // i32 [1, Q]
+    sampled: Tensor,              // i32 [Q, 4]
+    top_ids: Tensor,              // i32 [Q, top]
+    top_logprobs: Tensor,         // f32 [Q, top]
+}
+
+impl StepBuffers {
+    /// Memory for steps up to `size`.
+    pub fn new(ops: &Ops, size: StepSize) -> Result<Self, OpError> {
+        let words = |n: usize| ops.zeros(DType::I32, &[1, n]);
+        Ok(Self {
+            size,
+            stage: words(size.stage_bytes.div_ceil(4))?,
+            ids: words(size.tokens)?,
+            positions: words(size.tokens)?,
+            slots: ops.zeros(DType::I64, &[1, size.tokens])?,
+            cu_q: words(size.rows + 1)?,
+            context_lens: words(size.rows)?,
+            row_seq_slots: words(size.rows)?,
+            logits_indices: words(size.logits_rows)?,
+            sampled: ops.zeros(DType::I32, &[size.logits_rows, SAMPLE_WORDS])?,
+            top_ids: ops.zeros(DType::I32, &[size.logits_rows, size.top_logprobs])?,
+            top_logprobs: ops.zeros(DType::F32, &[size.logits_rows, size.top_logprobs])?,
+        })
+    }
+
+    /// Starts the copy of a stage. `memory` holds at least `stage_bytes` and comes back when it is over.
+    pub fn upload(
+        &mut self,
+        ops: &Ops,
+        stage: &StagingBuffer,
+        mut memory: PinnedBuffer,
+    ) -> Result<CopyInFlight, OpError> {
+        let bytes = stage.write(memory.bytes_mut());
+        Ok(ops.device.start_upload(&ops.stream, self.stage.buffer_mut()?, memory, bytes)?)
+    }
+
+    /// Takes over what the uploaded stage says about seats and lays out the step.
+    pub fn prepare(
+        &mut self,
+        ops: &Ops,
+        seats: &mut DeviceSequenceSlots,
+        shape: StepShape,
+    ) -> Result<(), OpError> {
+        let stage = view(&self.stage, shape)?;
+        let mut step = StepArrays {
+            ids: self.ids.mat_mut()?,
+            positions: self.positions.mat_mut()?,
+            slots: self.slots.mat_mut()?,
+            cu_q: self.cu_q.mat_mut()?,
+            context_lens: self.context_lens.mat_mut()?,
+            row_seq_slots: self.row_seq_slots.mat_mut()?,
+            logits_indices: self.logits_indices.mat_mut()?,
+        };
+        let (s, block_tokens) = (&ops.stream, self.size.block_tokens);
+        ops.device.prepare_step(s, &stage, &mut seats.arrays()?, &mut step, block_tokens)?;
+        Ok(())
+    }
+
+    /// What a forward pass over a prepared step reads: its batch, and the ids `[T]`.
+    pub fn view(
+        &self,
+        seats: &DeviceSequenceSlots,
+        shape: StepShape,
+    ) -> Result<(BatchView, Tensor), OpError> {
+        let StepShape { tokens, rows, .. } = shape;
+        let tables = &seats.tables;
+        let batch = BatchView {
+            positions: self.positions.narrow(&[tokens])?,
+            slots: self.slots.narrow(&[tokens])?,
+            cu_q: self.cu_q.narrow(&[rows + 1])?,
+            context_lens: self.context_lens.narrow(&[rows])?,
+            block_tables: tables.narrow(tables.shape())?,
+            table_rows: Some(self.row_seq_slots.narrow(&[rows])?),
+            bounds: shape.bounds,
+        };
+        Ok((batch, self.ids.narrow(&[tokens])?))
+    }
+
+    /// Tokens behind the first `n` questions, i32 `[n]`: whose logits are wanted.
+    pub fn logits_indices(&self, n: usize) -> Result<Tensor, OpError> {
+        self.logits_indices.narrow(&[n])
+    }
+
+    /// Answers the first `n` questions out of `logits` f32 `[n, V]`.
+    pub fn sample(
+        &mut self,
+        ops: &Ops,
+        seats: &mut DeviceSequenceSlots,
+        logits: &Tensor,
+    ) -> Result<(), OpError> {
+        let (stage, laid, mut answers) = self.sampler_inputs(logits.rows())?;
+        let (s, logits, asked) = (&ops.stream, logits.mat()?, (&stage, &laid));
+        ops.device.sample_rows(s, logits, asked, &mut seats.arrays()?, &mut answers)?;
+        Ok(())
+    }
+
+    /// The same where each of several ranks has the logits of a part of the vocabulary, f32 `[n, part.cols]`; `gather`
+    /// tells all of them what they need of each other. Questions are such as `vocab_parallel_support` of the device says.
+    pub fn sample_vocab_parallel(
+        &mut self,
+        ops: &Ops,
+        seats: &mut DeviceSequenceSlots,
+        (logits, part): (&Tensor, &VocabShard),
+        gather: &mut GatherFn<'_>,
+    ) -> Result<(), OpError> {
+        let (stage, laid, mut answers) = self.sampler_inputs(logits.rows())?;
+        let (s, logits, mut seats) = (&ops.stream, (logits.mat()?, part), seats.arrays()?);
+        ops.device.sample_vocab_parallel(
+            s,
+            logits,
+            (&stage, &laid),
+            &mut seats,
+            &mut answers,
+            gather,
+        )?;
+        Ok(())
+    }
+
+    /// The first `n` questions, the step they are about, and the places of their answers.
+    fn sampler_inputs(
+        &mut self,
+        n: usize,
+    ) -> Result<(StageView<'_>, PreparedStep<'_>, SamplerOutputArrays<'_>), OpError> {
+        let stage = view(&self.stage, StepShape { logits_rows: n, ..StepShape::default() })?;
+        let (ids, positions) = (self.ids.mat()?, self.positions.mat()?);
+        let laid = PreparedStep { ids, positions, verification: self.size.verification };
+        let answers = SamplerOutputArrays {
+            sampled: self.sampled.mat_mut()?,
+            top_ids: self.top_ids.mat_mut()?,
+            top_logprobs: self.top_logprobs.mat_mut()?,
+        };
+        Ok((stage, laid, answers))
+    }
+
+    /// The stage of a step that has been prepared, and the positions of its tokens, i32 `[1, T]`.
+    pub(crate) fn staged(&self) -> Result<(MatRef<'_>, MatRef<'_>), OpError> {
+        Ok((self.stage.mat()?, self.positions.mat()?))
+    }
+
+    /// Host memory for the answers of a step.
+    pub fn output_memory(&self, ops: &Ops) -> Result<SamplerOutputMemory, OpError> {
+        let pinned = |tensor: &Tensor| ops.device.alloc_pinned(tensor.len() * 4);
+        Ok(SamplerOutputMemory {
+            sampled: pinned(&self.sampled)?,
+            top_ids: pinned(&self.top_ids)?,
+            top_logprobs: pinned(&self.top_logprobs)?,
+        })
+    }
+
+    /// Starts the copy of the first `questions` answers to the host; their lists too, if any asked (`tops`).
+    pub fn download(
+        &self,
+        ops: &Ops,
+        memory: SamplerOutputMemory,
+        (questions, tops): (usize, bool),
+    ) -> Result<SamplerOutputsInFlight, OpError> {
+        let start = |from: &Tensor, to: PinnedBuffer, rows: usize| {
+            let bytes = rows * from.cols() * 4;
+            ops.device
+                .start_download(&ops.stream, from.buffer(), to, bytes)
+                .map(OutputTransfer::InFlight)
+        };
+        let list = |from: &Tensor, to: PinnedBuffer| {
+            if tops { start(from, to, questions) } else { Ok(OutputTransfer::Idle(to)) }
+        };
+        let top_ids = list(&self.top_ids, memory.top_ids)?;
+        let top_logprobs = list(&self.top_logprobs, memory.top_logprobs)?;
+        let answers = start(&self.sampled, memory.sampled, questions)?;
+        let sizes = SamplerOutputSizes { logits_rows: questions, top: self.size.top_logprobs };
+        Ok(SamplerOutputsInFlight { sizes, sampled: answers, top_ids, top_logprobs })
+    }
+}
+
+/// Host memory for the answers of one step.
+#[derive(Debug)]
+pub struct SamplerOutputMemory {
+    sampled: PinnedBuffer,
+    top_ids: PinnedBuffer,
+    top_logprobs: PinnedBuffer,
+}
+
+/// Answers on their way to the host.
+#[derive(Debug)]
+pub struct SamplerOutputsInFlight {
+    sizes: SamplerOutputSizes,
+    sampled: OutputTransfer,
+    top_ids: OutputTransfer,
+    top_logprobs: OutputTransfer,
+}
+
+/// What there is of each part.
+#[derive(Debug, Clone, Copy)]
+struct SamplerOutputSizes {
+    logits_rows: usize,
+    /// Places of a list.
+    top: usize,
+}
+
+/// Memory of a part of the answers: in use only where somebody wants it.
+#[derive(Debug)]
+enum OutputTransfer {
+    Idle(PinnedBuffer),
+    InFlight(CopyInFlight),
+}
+
+impl OutputTransfer {
+    fn wait(self) -> Result<PinnedBuffer, OpError> {
+        match self {
+            Self::Idle(memory) => Ok(memory),
+            Self::InFlight(copy) => Ok(copy.wait()?),
+        }
+    }
+}
+
+/// Answers on the host.
+#[derive(Debug)]
+pub struct SamplerOutputs {
+    sizes: SamplerOutputSizes,
+    memory: SamplerOutputMemory,
+}
+
+impl SamplerOutputsInFlight {
+    /// Waits for them.
+    pub fn wait(self) -> Result<SamplerOutputs, OpError> {
+        let (top_ids, top_logprobs) = (self.top_ids.wait()?, self.top_logprobs.wait()?);
+        let memory = SamplerOutputMemory { sampled: self.sampled.wait()?, top_ids, top_logprobs };
+        Ok(SamplerOutputs { sizes: self.sizes, memory })
+    }
+}
+
+impl SamplerOutputs {
+    /// The answers, in the order of the questions.
+    pub fn iter(&self) -> impl Iterator<Item = SampledToken> + '_ {
+        let bytes =
+            &self.memory.sampled.bytes()[..self.sizes.logits_rows * size_of::<SampledToken>()];
+        bytes.as_chunks::<16>().0.iter().map(|raw| {
+            let word = |i: usize| [raw[4 * i], raw[4 * i + 1], raw[4 * i + 2], raw[4 * i + 3]];
+            SampledToken {
+                token: i32::from_ne_bytes(word(0)),
+                status: u32::from_ne_bytes(word(1)),
+                logprob: f32::from_ne_bytes(word(2)),
+                rank: u32::from_ne_bytes(word(3)),
+            }
+        })
+    }
+
+    /// The first `n` of the likeliest ids listed for question `q`, with their log-probabilities.
+    pub fn top(&self, q: usize, n: usize) -> impl Iterator<Item = (u32, f32)> + '_ {
+        let words = |memory: &'_ PinnedBuffer| {
+            let top = self.sizes.top;
+            let row = &memory.bytes()[q * top * 4..][..n.min(top) * 4];
+            row.as_chunks::<4>().0.to_vec()
+        };
+        let (ids, values) = (words(&self.memory.top_ids), words(&self.memory.top_logprobs));
+        let pair = |(id, value)| (u32::from_ne_bytes(id), f32::from_ne_bytes(value));
+        ids.into_iter().zip(values).map(pair)
+    }
+
+    /// The memory, for another step.
+    #[must_use]
+    pub fn into_memory(self) -> SamplerOutputMemory {
+        self.memory
+    }
+}
+
+/// A stage tensor as kernels read it.
+fn view(stage: &Tensor, shape: StepShape) -> Result<StageView<'_>, OpError> {
+    let StepShape { tokens, rows, logits_rows: questions, .. } = shape;
+    Ok(StageView { bytes: stage.mat()?, rows, tokens, logits_rows: questions })
+}

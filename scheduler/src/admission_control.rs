@@ -1,0 +1,64 @@
+//! Refuses what can never fit, and what the queue has no room for, before any step.
+
+use crate::{RejectReason, RequestSubmission, SchedulerConfig};
+
+/// What the queue holds over all replicas.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct QueueBacklog {
+    pub(crate) requests: u32,
+    pub(crate) tokens: u64,
+}
+
+/// Why `submit` cannot be accepted, if so. `pool` is the smallest pool of the replicas it may go to.
+pub(crate) fn reject_reason(
+    submit: &RequestSubmission,
+    config: &SchedulerConfig,
+    pool: u32,
+    backlog: QueueBacklog,
+) -> Option<RejectReason> {
+    exceeds_limits(submit, config, pool).or_else(|| queue_is_full(submit, config, backlog))
+}
+
+fn exceeds_limits(
+    submit: &RequestSubmission,
+    config: &SchedulerConfig,
+    pool: u32,
+) -> Option<RejectReason> {
+    let limits = &config.limits;
+    let (vocab_size, max_model_len) = (limits.vocab_size, limits.max_model_len);
+    let prompt_len = submit.tokens.len() as u64;
+    let max_tokens = submit.max_tokens;
+    if prompt_len == 0 {
+        return Some(RejectReason::EmptyPrompt);
+    }
+    if prompt_len >= u64::from(max_model_len) {
+        return Some(RejectReason::PromptTooLong { prompt_len, max_model_len });
+    }
+    if let Some(&token) = submit.tokens.iter().find(|&&token| token >= vocab_size) {
+        return Some(RejectReason::UnknownToken { token, vocab_size });
+    }
+    let total = prompt_len + u64::from(max_tokens);
+    if total > u64::from(max_model_len) {
+        return Some(RejectReason::TotalTooLong { prompt_len, max_tokens, max_model_len });
+    }
+    let blocks = (total as u32).div_ceil(config.kv.spec.block_tokens);
+    if blocks > pool {
+        return Some(RejectReason::PoolTooSmall { blocks, pool });
+    }
+    let replica = submit.replica.filter(|replica| replica.0 >= config.replicas)?;
+    Some(RejectReason::UnknownReplica { replica: replica.0, replicas: config.replicas })
+}
+
+fn queue_is_full(
+    submit: &RequestSubmission,
+    config: &SchedulerConfig,
+    backlog: QueueBacklog,
+) -> Option<RejectReason> {
+    let cap = config.limits.max_waiting_requests;
+    if backlog.requests >= cap {
+        return Some(RejectReason::QueueFull { waiting: backlog.requests, cap });
+    }
+    let (asked, cap) = (submit.tokens.len() as u64, config.limits.max_waiting_tokens);
+    let full = backlog.tokens + asked > cap;
+    full.then_some(RejectReason::QueueTokensFull { waiting: backlog.tokens, requested: asked, cap })
+}

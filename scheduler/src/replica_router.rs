@@ -1,0 +1,197 @@
+//! Chooses the replica of a submit. Load is charged once and released once, whatever the ending.
+
+use crate::{RequestSubmission, RoutingPolicy};
+use kvcache::{KvCache, SequenceContent};
+use protocol::{BlockId, Replica};
+
+/// Tokens that an outstanding request weighs besides its own.
+const TOKENS_PER_REQUEST: u64 = 512;
+
+/// Outstanding work of one replica.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ReplicaLoad {
+    pub(crate) requests: u64,
+    pub(crate) tokens: u64,
+}
+
+impl ReplicaLoad {
+    pub(crate) fn charge(&mut self, tokens: u64) {
+        self.requests += 1;
+        self.tokens += tokens;
+    }
+
+    pub(crate) fn release(&mut self, tokens: u64) {
+        self.requests -= 1;
+        self.tokens -= tokens;
+    }
+}
+
+/// What routing may know about a replica.
+pub(crate) struct ReplicaCandidate<'a> {
+    pub(crate) ready: bool,
+    pub(crate) load: ReplicaLoad,
+    pub(crate) kv: &'a KvCache,
+}
+
+/// Rotates among equals; the only memory that routing has.
+#[derive(Debug, Default)]
+pub(crate) struct ReplicaRouter {
+    next_replica: usize,
+    hit_blocks: Vec<BlockId>,
+}
+
+impl ReplicaRouter {
+    /// The replica with the smallest cost, lost ones last, ties in turn.
+    pub(crate) fn route(
+        &mut self,
+        submit: &RequestSubmission,
+        routing: RoutingPolicy,
+        candidates: &[ReplicaCandidate<'_>],
+    ) -> Replica {
+        if let Some(pinned) = submit.replica {
+            return pinned;
+        }
+        let (turn, count) = (self.next_replica, candidates.len());
+        let from_turn = (0..count).map(|i| (turn + i) % count);
+        let best = from_turn.min_by_key(|&i| {
+            let candidate = &candidates[i];
+            (!candidate.ready, self.cost(submit, routing, candidate))
+        });
+        let best = best.expect("an engine has replicas");
+        self.next_replica = best + 1;
+        Replica(best as u16)
+    }
+
+    fn cost(
+        &mut self,
+        submit: &RequestSubmission,
+        routing: RoutingPolicy,
+        candidate: &ReplicaCandidate<'_>,
+    ) -> u64 {
+        let ReplicaLoad { requests, tokens } = candidate.load;
+        match routing {
+            RoutingPolicy::Prefix => tokens + self.uncached_tokens(submit, candidate.kv),
+            RoutingPolicy::LeastTokens => tokens + TOKENS_PER_REQUEST * requests,
+            RoutingPolicy::LeastRequests => requests,
+            RoutingPolicy::RoundRobin => 0,
+        }
+    }
+
+    fn uncached_tokens(&mut self, submit: &RequestSubmission, kv: &KvCache) -> u64 {
+        self.hit_blocks.clear();
+        let (tokens, keys, extra) =
+            (&submit.tokens, &submit.block_keys, submit.extra_keys.as_ref());
+        let hit = kv.match_prefix(
+            SequenceContent { tokens, block_keys: keys, extra_keys: extra },
+            &mut self.hit_blocks,
+        );
+        submit.tokens.len() as u64 - u64::from(hit.blocks * kv.block_tokens())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvcache::{BlockTable, KvConfig};
+    use protocol::{KvGroup, KvKind, KvSpec};
+
+    const BLOCK_TOKENS: u32 = 4;
+
+    fn config() -> KvConfig {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
+        KvConfig::new(spec, 16, [1, 2])
+    }
+
+    fn submit(tokens: u32, config: &KvConfig) -> RequestSubmission {
+        RequestSubmission::greedy(1, (0..tokens).collect(), &config.block_hasher())
+    }
+
+    /// A cache that holds so many of the request's blocks.
+    fn cache(config: &KvConfig, submit: &RequestSubmission, blocks: u32) -> KvCache {
+        let mut kv = KvCache::new(config).unwrap();
+        let mut table = BlockTable::default();
+        kv.allocate(&mut table, blocks);
+        let (tokens, keys) = (&submit.tokens[..], &submit.block_keys[..]);
+        (0..blocks).for_each(|index| {
+            kv.publish(
+                &mut table,
+                index,
+                SequenceContent { tokens, block_keys: keys, extra_keys: None },
+            );
+        });
+        kv.free(&mut table);
+        kv
+    }
+
+    #[test]
+    fn cheapest_ready_replica_is_chosen() {
+        let config = config();
+        let asked = submit(41, &config);
+        // Requests and tokens outstanding, and blocks of the prompt that are cached there.
+        let replicas = [(2, 100, 0), (1, 300, 0), (9, 110, 9)];
+        let caches = replicas.map(|(_, _, blocks)| cache(&config, &asked, blocks));
+        let chosen = |routing, ready: [bool; 3]| {
+            let candidate = |i: usize| {
+                let (requests, tokens, _) = replicas[i];
+                ReplicaCandidate {
+                    ready: ready[i],
+                    load: ReplicaLoad { requests, tokens },
+                    kv: &caches[i],
+                }
+            };
+            let candidates: Vec<_> = (0..3).map(candidate).collect();
+            ReplicaRouter::default().route(&asked, routing, &candidates).0
+        };
+        let all = [true; 3];
+        assert_eq!(chosen(RoutingPolicy::Prefix, all), 2, "100 + 41, 300 + 41, 110 + 41 - 36");
+        assert_eq!(chosen(RoutingPolicy::LeastTokens, all), 1, "1,124, 812 and 4,718");
+        assert_eq!(chosen(RoutingPolicy::LeastRequests, all), 1);
+        assert_eq!(chosen(RoutingPolicy::RoundRobin, all), 0);
+        assert_eq!(chosen(RoutingPolicy::LeastTokens, [true, false, true]), 0, "one is lost");
+        assert_eq!(
+            chosen(RoutingPolicy::Prefix, [false; 3]),
+            2,
+            "all are lost: the cheapest waits"
+        );
+    }
+
+    #[test]
+    fn cached_tokens_offset_outstanding_tokens() {
+        let config = config();
+        let asked = submit(41, &config);
+        let caches = [0, 9].map(|blocks| cache(&config, &asked, blocks));
+        let chosen = |tokens| {
+            let loads = [ReplicaLoad::default(), ReplicaLoad { requests: 1, tokens }];
+            let candidates = loads.iter().zip(&caches);
+            let candidates =
+                candidates.map(|(&load, kv)| ReplicaCandidate { ready: true, load, kv });
+            let candidates: Vec<_> = candidates.collect();
+            ReplicaRouter::default().route(&asked, RoutingPolicy::Prefix, &candidates).0
+        };
+        assert_eq!(chosen(35), 1, "41 of an idle one, 35 + 41 - 36");
+        assert_eq!(chosen(37), 0, "41, 37 + 41 - 36");
+    }
+
+    #[test]
+    fn equal_replicas_take_turns() {
+        let config = config();
+        let asked = submit(9, &config);
+        let kv = cache(&config, &asked, 0);
+        let mut load = [ReplicaLoad::default(); 3];
+        let mut placer = ReplicaRouter::default();
+        let mut next = |load: &[ReplicaLoad; 3], routing| {
+            let candidate = |&load: &ReplicaLoad| ReplicaCandidate { ready: true, load, kv: &kv };
+            placer.route(&asked, routing, &load.iter().map(candidate).collect::<Vec<_>>()).0
+        };
+        let turns: Vec<_> = (0..4).map(|_| next(&load, RoutingPolicy::RoundRobin)).collect();
+        assert_eq!(turns, [0, 1, 2, 0]);
+        load[1].charge(40);
+        assert_eq!(next(&load, RoutingPolicy::Prefix), 2, "its turn, but it is busy");
+        load[1].release(40);
+        assert_eq!(
+            [next(&load, RoutingPolicy::Prefix), next(&load, RoutingPolicy::Prefix)],
+            [0, 1]
+        );
+    }
+}

@@ -1,0 +1,181 @@
+//! One replica: its requests, its cache, its group's generation, and its figures.
+
+use crate::plan::StepPlan;
+use crate::replica_router::{ReplicaCandidate, ReplicaLoad};
+use crate::scheduling_state::SchedulingState;
+use crate::stats::RequeueReason;
+use crate::{BlockStats, ExecutorFailure, SchedulerConfig, SchedulerConfigError, StepStats};
+use kvcache::{InjectedFault, KvCache, KvConfig};
+use protocol::{Epoch, Replica, StepTiming};
+
+/// Everything the engine keeps per replica.
+#[derive(Debug)]
+pub(crate) struct ReplicaState {
+    pub(crate) state: SchedulingState,
+    pub(crate) kv: KvCache,
+    /// Generation of the executor group.
+    pub(crate) epoch: Epoch,
+    /// Since when the executors are gone; `None` = they are there.
+    pub(crate) failed_at_ms: Option<u64>,
+    pub(crate) capture_sizes: Vec<u32>,
+    pub(crate) load: ReplicaLoad,
+    /// The plan in the making; its buffers are reused.
+    pub(crate) plan: StepPlan,
+    /// Something changed since the last snapshot.
+    pub(crate) stats_changed: bool,
+    pub(crate) last_step_rows: u32,
+    pub(crate) last_step_tokens: u32,
+    pub(crate) timing: StepTiming,
+}
+
+impl ReplicaState {
+    pub(crate) fn new(
+        replica: Replica,
+        config: &SchedulerConfig,
+    ) -> Result<Self, SchedulerConfigError> {
+        let seats = config.limits.seq_slot_count();
+        Ok(Self {
+            state: SchedulingState::new(
+                replica,
+                seats,
+                config.kv.block_hasher(),
+                config.fault_injection,
+            ),
+            kv: KvCache::new(&config.kv)?,
+            epoch: Epoch(1),
+            failed_at_ms: None,
+            capture_sizes: config.capture_sizes.clone(),
+            load: ReplicaLoad::default(),
+            plan: StepPlan::default(),
+            stats_changed: true,
+            last_step_rows: 0,
+            last_step_tokens: 0,
+            timing: StepTiming::default(),
+        })
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.failed_at_ms.is_none()
+    }
+
+    pub(crate) fn candidate(&self) -> ReplicaCandidate<'_> {
+        ReplicaCandidate { ready: self.is_ready(), load: self.load, kv: &self.kv }
+    }
+
+    /// Keeps the size of the step just sent.
+    pub(crate) fn record_step(&mut self) {
+        (self.last_step_rows, self.last_step_tokens) =
+            (self.plan.rows.len() as u32, self.plan.tokens());
+        self.stats_changed = true;
+    }
+
+    /// Forgets what the executors held: every running request will be recomputed from its committed
+    /// tokens, and nothing of the former generation will be applied.
+    pub(crate) fn on_executor_failure(&mut self, now_ms: u64, loss: ExecutorFailure) {
+        let planted = self.state.fault_injection;
+        self.state.totals.requests_recovered.add(loss, self.state.running.len() as u64);
+        if !planted.is_active(InjectedFault::FailureKeepsRunning) {
+            self.requeue_running(RequeueReason::ExecutorFailure(loss));
+        }
+        while let Some(flight) = self.state.steps_in_flight.pop_front() {
+            self.state.recycle_rows(flight.rows);
+        }
+        if !planted.is_active(InjectedFault::FailureKeepsIndex) {
+            self.kv.clear();
+        }
+        if self.is_ready() || !planted.is_active(InjectedFault::RepeatedFailureKeepsEpoch) {
+            self.epoch = self.epoch.next();
+        }
+        self.failed_at_ms.get_or_insert(now_ms);
+        self.stats_changed = true;
+    }
+
+    /// Sends every running request back to the queue, without a block.
+    pub(crate) fn requeue_running(&mut self, why: RequeueReason) {
+        let running: Vec<_> = self.state.running.slots().collect();
+        self.state.running.retain(|_| false);
+        // Last first, so that the lowest seats are on top again and blocks are freed in reverse order.
+        for slot in running.into_iter().rev() {
+            self.state.requeue(slot, &mut self.kv, why);
+        }
+        self.state.blocked_head = None;
+    }
+
+    /// The executors are back with an empty pool of `blocks`.
+    pub(crate) fn on_executors_restored(
+        &mut self,
+        kv: &KvConfig,
+        blocks: u32,
+        graph_rows: Vec<u32>,
+    ) {
+        if blocks != self.kv.counts().pool && blocks > 0 {
+            let kv = KvConfig { blocks, ..kv.clone() };
+            self.kv = KvCache::new(&kv).expect("a pool like the first one, of another size");
+        }
+        self.capture_sizes = graph_rows;
+        self.failed_at_ms = None;
+        self.stats_changed = true;
+    }
+
+    /// Counters of this moment.
+    pub(crate) fn stats(&self, replica: Replica) -> StepStats {
+        let (state, totals, counts) = (&self.state, self.state.totals, self.kv.counts());
+        let next = state.waiting.slots().next();
+        StepStats {
+            replica,
+            executors_ready: self.is_ready(),
+            step: state.step,
+            steps_in_flight: state.steps_in_flight.len() as u32,
+            running: state.running.len() as u32,
+            waiting: state.waiting.len() as u32,
+            waiting_tokens: state.waiting_tokens,
+            head_submitted_ms: next
+                .map(|slot| state.requests[slot].cold_fields.params.submitted_ms),
+            blocks: BlockStats {
+                pool: counts.pool,
+                free: counts.free,
+                cached: counts.cached,
+                in_use: counts.in_use,
+                reserved: state.reserved_blocks,
+            },
+            last_step_rows: self.last_step_rows,
+            last_step_tokens: self.last_step_tokens,
+            timing: self.timing,
+            steps_total: totals.steps,
+            prompt_tokens_total: totals.prompt_tokens,
+            prompt_tokens_cached_total: totals.prompt_tokens_cached,
+            generated_tokens_total: totals.generated_tokens,
+            drafts_total: totals.drafts,
+            preemptions_total: totals.preemptions,
+            requests_recovered_total: totals.requests_recovered,
+            tokens_recomputed_total: totals.recomputed_tokens,
+            prefix_queries_total: totals.prefix_queries,
+            prefix_hits_total: totals.prefix_hits,
+            rows_dropped_total: totals.rows_dropped,
+            outputs_dropped_total: totals.outputs_dropped,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SchedulerLimits;
+    use protocol::{KvGroup, KvKind, KvSpec};
+
+    #[test]
+    fn pool_size_follows_the_restored_executors() {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: 4, groups: vec![group] };
+        let config =
+            SchedulerConfig::new(SchedulerLimits::cpu(8, 100), KvConfig::new(spec, 8, [1, 2]));
+        let mut domain = ReplicaState::new(Replica(0), &config).unwrap();
+        for (blocks, pool) in [(8, 8), (3, 3), (0, 3), (9, 9)] {
+            domain.on_executor_failure(0, ExecutorFailure::Exited);
+            assert!(!domain.is_ready());
+            domain.on_executors_restored(&config.kv, blocks, Vec::new());
+            assert!(domain.is_ready());
+            assert_eq!(domain.kv.counts().pool, pool, "0: nothing was said of it");
+        }
+    }
+}

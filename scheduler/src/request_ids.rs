@@ -1,0 +1,102 @@
+//! How requests get the ids under which the engine knows them. What their clients call them is for people: it may be
+//! shared, and decides nothing but whom an order by name means.
+
+use crate::RequestSubmission;
+use kvcache::{FaultInjection, InjectedFault, PromptHasher};
+use protocol::RequestId;
+
+/// Enrols requests whose ids nobody else has had or will have.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RequestIdAssigner {
+    /// Bug in force, for simulations of a build with the feature `planted`.
+    pub fault_injection: FaultInjection,
+}
+
+impl RequestIdAssigner {
+    /// Gives requests that come together, all called `name`, the ids from `first` on, and hashes their prompts.
+    pub fn assign_ids(
+        self,
+        submits: &mut [RequestSubmission],
+        first: u64,
+        name: &str,
+        hasher: &PromptHasher,
+    ) {
+        let told = self
+            .fault_injection
+            .is_active(InjectedFault::ClientIdUsedAsRequestId)
+            .then(|| name.parse().ok())
+            .flatten();
+        let first = told.unwrap_or(first);
+        for index in 0..submits.len() {
+            let (before, rest) = submits.split_at_mut(index);
+            let Some(submit) = rest.first_mut() else { break };
+            submit.id = RequestId(first + index as u64);
+            // Choices of one prompt follow each other: hash it once.
+            submit.block_keys = match before.last().filter(|b| b.tokens == submit.tokens) {
+                Some(before) => before.block_keys.clone(),
+                None => hasher.hash_prompt(&submit.tokens, submit.extra_keys.as_deref()),
+            };
+        }
+    }
+
+    /// Of the requests in flight all whose name is meant.
+    pub fn ids_by_client_id<N: AsRef<str>>(
+        self,
+        in_flight: impl Iterator<Item = (RequestId, N)>,
+        is_meant: impl Fn(&str) -> bool,
+    ) -> Vec<RequestId> {
+        let most = if self.fault_injection.is_active(InjectedFault::AbortByNameMissesDuplicate) {
+            1
+        } else {
+            usize::MAX
+        };
+        let meant = in_flight.filter(|(_, name)| is_meant(name.as_ref()));
+        meant.map(|(id, _)| id).take(most).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvcache::KvConfig;
+    use protocol::SamplingParams;
+    use protocol::{KvGroup, KvKind, KvSpec};
+
+    fn submit(tokens: &[u32]) -> RequestSubmission {
+        RequestSubmission {
+            id: RequestId(0),
+            tokens: tokens.to_vec(),
+            max_tokens: 1,
+            sampling: SamplingParams::greedy(),
+            first_masked_token: None,
+            rng_key: 0,
+            eos_ids: Vec::new(),
+            stop_ids: Vec::new(),
+            priority: 0,
+            extra_keys: None,
+            replica: None,
+            block_keys: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn client_ids_may_repeat_and_select_every_match() {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: 2, groups: vec![group] };
+        let hasher = PromptHasher::new(KvConfig::new(spec, 8, [1, 2]).block_hasher(), true);
+        let mut two = [submit(&[5, 6, 7]), submit(&[5, 6, 7])];
+        RequestIdAssigner::default().assign_ids(&mut two, 8, "3", &hasher);
+        assert_eq!(two.each_ref().map(|submit| submit.id), [RequestId(8), RequestId(9)]);
+        assert!(two[0].block_keys.len() == 1 && two[0].block_keys == two[1].block_keys);
+        let mut apart = [submit(&[5, 6, 7]), submit(&[6, 6, 7])];
+        RequestIdAssigner::default().assign_ids(&mut apart, 10, "3", &hasher);
+        assert_eq!(apart[0].block_keys, two[0].block_keys);
+        assert_ne!(apart[1].block_keys, two[0].block_keys);
+        let in_flight = || [(RequestId(8), "3"), (RequestId(9), "3"), (RequestId(10), "4")];
+        let meant = |name: &str| {
+            RequestIdAssigner::default().ids_by_client_id(in_flight().into_iter(), |n| n == name)
+        };
+        assert_eq!(meant("3"), [RequestId(8), RequestId(9)]);
+        assert_eq!(meant("8"), []);
+    }
+}

@@ -1,0 +1,85 @@
+//! Requests in order of service. Order is kept on insertion, so a step never sorts.
+
+use crate::slab::SlabSlot;
+use std::collections::VecDeque;
+
+/// Service order, smaller first. `arrival` is a counter of the engine, not a clock, so keys differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct QueueKey {
+    pub(crate) priority: i32,
+    pub(crate) arrival: u64,
+}
+
+/// A line of requests by key.
+#[derive(Debug, Default)]
+pub(crate) struct RequestQueue {
+    keys: VecDeque<QueueKey>,
+    /// In the order of `keys`, and apart from them: passes over the line read nothing else.
+    slots: VecDeque<SlabSlot>,
+}
+
+impl RequestQueue {
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Inserts by key: O(1) at the end, where new arrivals of equal priority go.
+    pub(crate) fn insert(&mut self, key: QueueKey, slot: SlabSlot) {
+        let at_end = self.keys.back().is_none_or(|&last| last < key);
+        let place = if at_end { self.len() } else { self.keys.partition_point(|&k| k < key) };
+        self.keys.insert(place, key);
+        self.slots.insert(place, slot);
+    }
+
+    pub(crate) fn remove(&mut self, key: QueueKey) {
+        let place = self.keys.binary_search(&key).expect("a request is in the line it left");
+        self.keys.remove(place);
+        self.slots.remove(place);
+    }
+
+    /// Keeps the entries for which `keep` holds; one pass however many leave.
+    pub(crate) fn retain(&mut self, keep: impl Fn(SlabSlot) -> bool) {
+        let mut slots = self.slots.iter();
+        self.keys.retain(|_| slots.next().is_some_and(|&slot| keep(slot)));
+        self.slots.retain(|&slot| keep(slot));
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, place: usize) -> SlabSlot {
+        self.slots[place]
+    }
+
+    /// In order of service.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (QueueKey, SlabSlot)> + '_ {
+        self.keys.iter().copied().zip(self.slots.iter().copied())
+    }
+
+    pub(crate) fn slots(&self) -> impl DoubleEndedIterator<Item = SlabSlot> + '_ {
+        self.slots.iter().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_queue_is_in_service_order() {
+        let mut line = RequestQueue::default();
+        assert!(line.is_empty());
+        let key = |priority, arrival| QueueKey { priority, arrival };
+        for (slot, key) in (0..).zip([key(0, 1), key(0, 2), key(-1, 3), key(0, 4), key(-1, 5)]) {
+            line.insert(key, SlabSlot(slot));
+        }
+        line.remove(key(0, 2));
+        let found: Vec<_> = line.iter().map(|(key, slot)| (key.arrival, slot.0)).collect();
+        assert_eq!(found, [(3, 2), (5, 4), (1, 0), (4, 3)]);
+        line.retain(|slot| slot.0 != 4);
+        assert!(line.iter().map(|(_, slot)| slot).eq(line.slots()), "keys go with their slots");
+        assert_eq!((line.len(), line.is_empty(), line.get(1)), (3, false, SlabSlot(0)));
+    }
+}

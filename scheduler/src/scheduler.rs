@@ -1,0 +1,535 @@
+//! The engine: `tick(now, inbox) -> effects`. The only place that sees messages and time.
+
+use crate::admission_control::{QueueBacklog, reject_reason};
+use crate::apply::apply;
+use crate::commit::{commit, write_batch_rows};
+use crate::lockstep::{self, BatchHeaders, PrefillGate};
+use crate::plan::plan;
+use crate::replica_router::{ReplicaLoad, ReplicaRouter};
+use crate::replica_state::ReplicaState;
+use crate::request::Request;
+use crate::request_index::{RequestIndex, RequestLocation};
+use crate::slab::SlabSlot;
+use crate::stats::RequeueReason;
+use crate::{
+    AbortCause, ControlCommand, ExecutorFailure, FinishReason, PromptHasher, RejectReason,
+    RequestError, RequestSubmission, SchedulerConfig, SchedulerConfigError, SchedulerEffect,
+    SchedulerEvent, SchedulerLimits, StepStats, StopReason, TickPhase, TickTimer, TokenEvent,
+};
+use kvcache::{InjectedFault, KvCache};
+use protocol::{Batch, Epoch, Replica, RequestId, StepOutput};
+use std::ops::Range;
+
+/// Schedules every replica and owns every KV block.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    replicas: Vec<ReplicaState>,
+    request_index: RequestIndex,
+    router: ReplicaRouter,
+    prefill_gate: PrefillGate,
+    /// Submits accepted so far: the order of service.
+    arrivals: u64,
+    now_ms: u64,
+    /// News collected in this tick and not yet handed out.
+    token_events: Vec<TokenEvent>,
+    ended: Vec<SlabSlot>,
+    was_idle: bool,
+}
+
+impl Scheduler {
+    /// An idle engine.
+    ///
+    /// Errors: a limit out of range, or a pool that cannot hold one request of `max_model_len`.
+    pub fn new(mut config: SchedulerConfig) -> Result<Self, SchedulerConfigError> {
+        config.validate()?;
+        config.kv.fault_injection = config.fault_injection;
+        let seats = config.limits.seq_slot_count();
+        if seats < config.limits.max_num_seqs {
+            let (asked, tokens) = (config.limits.max_num_seqs, config.limits.tokens_per_step);
+            tracing::warn!(asked, seats, tokens, "fewer seats: decodes must not fill a step");
+        }
+        config.limits.max_num_seqs = seats;
+        let domains =
+            (0..config.replicas).map(|replica| ReplicaState::new(Replica(replica), &config));
+        let domains = domains.collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            config,
+            replicas: domains,
+            request_index: RequestIndex::default(),
+            router: ReplicaRouter::default(),
+            prefill_gate: PrefillGate::default(),
+            arrivals: 0,
+            now_ms: 0,
+            token_events: Vec::new(),
+            ended: Vec::new(),
+            was_idle: true,
+        })
+    }
+
+    /// The function submitters compute `RequestSubmission::keys` with.
+    pub fn hasher(&self) -> PromptHasher {
+        PromptHasher::new(self.config.kv.block_hasher(), self.config.kv.caching)
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> &SchedulerLimits {
+        &self.config.limits
+    }
+
+    /// Generation of a replica's executor group; its outputs must carry it.
+    pub fn epoch(&self, replica: Replica) -> Epoch {
+        self.replicas[usize::from(replica.0)].epoch
+    }
+
+    /// Replicas that step together with this one, itself among them: they are lost together.
+    pub fn lockstep_group(&self, replica: Replica) -> impl Iterator<Item = Replica> + use<> {
+        self.group_of(usize::from(replica.0)).map(|index| Replica(index as u16))
+    }
+
+    /// The KV cache of a replica, for those who check or list it.
+    pub fn kv(&self, replica: Replica) -> &KvCache {
+        &self.replicas[usize::from(replica.0)].kv
+    }
+
+    /// Whether no request is live and no step is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.replicas.iter().all(|domain| domain.state.is_idle())
+    }
+
+    /// Takes everything out of `inbox`, decides, and appends what is to be done to `effects`.
+    ///
+    /// `now_ms` only measures queueing, losses and stays of blocks; it decides no plan.
+    pub fn tick(
+        &mut self,
+        now_ms: u64,
+        inbox: &mut Vec<SchedulerEvent>,
+        effects: &mut Vec<SchedulerEffect>,
+    ) {
+        self.tick_timed(now_ms, inbox, effects, &mut ());
+    }
+
+    /// The same, and `laps` hears when each part of it is over.
+    pub fn tick_timed(
+        &mut self,
+        now_ms: u64,
+        inbox: &mut Vec<SchedulerEvent>,
+        effects: &mut Vec<SchedulerEffect>,
+        laps: &mut dyn TickTimer,
+    ) {
+        self.now_ms = self.now_ms.max(now_ms);
+        self.replicas.iter_mut().for_each(|domain| domain.kv.set_time(self.now_ms));
+        for event in inbox.drain(..) {
+            self.handle_event(event, effects);
+        }
+        self.fail_expired_requests();
+        laps.phase_done(TickPhase::Apply);
+        for group in self.groups() {
+            while self.step(group.clone(), effects, laps) {}
+        }
+        self.emit_effects(effects);
+        let idle = self.is_idle();
+        if idle && !self.was_idle {
+            self.check_requests();
+        }
+        self.was_idle = idle;
+    }
+
+    fn handle_event(&mut self, event: SchedulerEvent, effects: &mut Vec<SchedulerEffect>) {
+        match event {
+            SchedulerEvent::Submit(submit) => self.submit(*submit),
+            SchedulerEvent::Abort { request, cause } => self.abort(request, cause),
+            SchedulerEvent::Control(ControlCommand::ClearPrefixCache {
+                op_id,
+                requeue_running: restart,
+            }) => {
+                let done = self.clear_prefix_cache(restart);
+                effects.push(SchedulerEffect::ControlDone { op_id, succeeded: done });
+            }
+            SchedulerEvent::StepOutput { replica, output } => self.handle_output(replica, output),
+            SchedulerEvent::ExecutorsFailed { replica, failure: loss } => {
+                self.handle_executor_failure(replica, loss);
+            }
+            SchedulerEvent::ExecutorsReady { replica, blocks, capture_sizes: graph_rows } => {
+                self.handle_executors_ready(replica, blocks, graph_rows, effects);
+            }
+            SchedulerEvent::MaskReady { request, output_tokens: outputs, wait_for_next: ahead } => {
+                self.mask_ready(request, outputs, ahead);
+            }
+            SchedulerEvent::MasksDone { request } => self.masks_done(request),
+        }
+    }
+
+    fn mask_ready(&mut self, id: RequestId, outputs: u32, ahead: bool) {
+        let Some(&RequestLocation { replica, slot }) = self.request_index.get(&id) else { return };
+        let request = &mut self.replicas[replica].state.requests[slot];
+        if request.len - request.cold_fields.prompt_len == outputs {
+            request.mask_state.on_ready(ahead);
+        }
+    }
+
+    fn masks_done(&mut self, id: RequestId) {
+        if let Some(&RequestLocation { replica, slot }) = self.request_index.get(&id) {
+            self.replicas[replica].state.requests[slot].mask_state.end();
+        }
+    }
+
+    /// Forgets every cached prefix; false if requests hold blocks and shall not be restarted.
+    fn clear_prefix_cache(&mut self, restart: bool) -> bool {
+        let held = self.replicas.iter().any(|domain| domain.kv.counts().in_use > 0);
+        if held && !restart {
+            return false;
+        }
+        for domain in &mut self.replicas {
+            domain.requeue_running(RequeueReason::Reset);
+            domain.kv.clear();
+            domain.stats_changed = true;
+        }
+        true
+    }
+
+    fn submit(&mut self, submit: RequestSubmission) {
+        let taken = self.request_index.contains_key(&submit.id);
+        assert!(!taken, "request ids are unique, {:?} is live", submit.id);
+        if let Some(refusal) = self.reject_reason(&submit) {
+            let request = submit.id;
+            self.token_events
+                .push(TokenEvent::finished(request, FinishReason::Rejected(Box::new(refusal))));
+            return;
+        }
+        let replica = self.route(&submit);
+        self.arrivals += 1;
+        let request = Request::new(submit, self.arrivals, self.now_ms, &self.config);
+        self.enqueue(replica, request);
+    }
+
+    fn reject_reason(&self, submit: &RequestSubmission) -> Option<RejectReason> {
+        let pools = self.replicas.iter().map(|domain| domain.kv.counts().pool);
+        let backlog = QueueBacklog {
+            requests: self.replicas.iter().map(|d| d.state.waiting.len() as u32).sum(),
+            tokens: self.replicas.iter().map(|d| d.state.waiting_tokens).sum(),
+        };
+        reject_reason(submit, &self.config, pools.min().unwrap_or(0), backlog)
+    }
+
+    fn route(&mut self, submit: &RequestSubmission) -> usize {
+        if self.replicas.len() == 1 {
+            return 0;
+        }
+        let candidates: Vec<_> = self.replicas.iter().map(ReplicaState::candidate).collect();
+        let replica = self.router.route(submit, self.config.routing, &candidates);
+        usize::from(replica.0)
+    }
+
+    /// Puts a request that holds nothing into a replica's queue.
+    fn enqueue(&mut self, replica: usize, mut request: Request) {
+        let domain = &mut self.replicas[replica];
+        if self.config.kv.caching {
+            request.extend_block_keys(&domain.state.hasher);
+        }
+        domain.load.charge(request.cold_fields.params.load_tokens);
+        domain.stats_changed = true;
+        let id = request.id;
+        let slot = domain.state.enqueue(request);
+        self.request_index.insert(id, RequestLocation { replica, slot });
+    }
+
+    /// Ends a request at once, wherever it is: its blocks are free before the next plan, and what
+    /// is in flight for it will be dropped.
+    fn abort(&mut self, id: RequestId, cause: AbortCause) {
+        let finish = match cause {
+            AbortCause::StopString => FinishReason::Stop(StopReason::StopString),
+            cause => FinishReason::Abort(cause),
+        };
+        self.finish_request(id, finish);
+    }
+
+    fn finish_request(&mut self, id: RequestId, finish: FinishReason) {
+        let Some(&RequestLocation { replica, slot }) = self.request_index.get(&id) else { return };
+        let ReplicaState { state, kv, load, stats_changed: changed, .. } =
+            &mut self.replicas[replica];
+        let request = &mut state.requests[slot];
+        let key = request.cold_fields.queue_key;
+        if request.seq_slot.is_some() {
+            #[cfg(feature = "planted")]
+            if self.config.fault_injection.is_active(InjectedFault::AbortLeaksBlock) {
+                request.leak_block(kv);
+            }
+            state.running.remove(key);
+            state.release(slot, kv);
+        } else {
+            if self.config.fault_injection.is_active(InjectedFault::AbortDropped) {
+                return;
+            }
+            state.waiting_tokens -= u64::from(request.len);
+            state.waiting.remove(key);
+        }
+        let mut request = state.requests.remove(slot);
+        load.release(request.cold_fields.params.load_tokens);
+        *changed = true;
+        self.request_index.remove(&id);
+        request.push_event(&mut self.token_events).finish_reason = Some(finish);
+    }
+
+    fn handle_output(&mut self, replica: Replica, output: StepOutput) {
+        let domain = &mut self.replicas[usize::from(replica.0)];
+        domain.stats_changed = true;
+        if output.epoch != domain.epoch || !domain.is_ready() {
+            domain.state.totals.outputs_dropped += 1;
+            return;
+        }
+        domain.timing = output.timing;
+        let ReplicaState { state, kv, .. } = domain;
+        apply(state, kv, &self.config.limits, output, &mut self.token_events, &mut self.ended);
+        if !self.ended.is_empty() {
+            self.remove_finished(usize::from(replica.0));
+        }
+        let domain = &self.replicas[usize::from(replica.0)];
+        domain.state.check_counters(&domain.kv, self.config.limits.max_num_seqs);
+    }
+
+    /// Drops the requests that `apply` ended; their blocks and seats are free already.
+    fn remove_finished(&mut self, replica: usize) {
+        let ReplicaState { state, load, .. } = &mut self.replicas[replica];
+        for slot in self.ended.drain(..) {
+            let request = state.requests.remove(slot);
+            load.release(request.cold_fields.params.load_tokens);
+            self.request_index.remove(&request.id);
+        }
+        let requests = &state.requests;
+        state.running.retain(|slot| requests.get(slot).is_some());
+    }
+
+    /// In lockstep one lost replica ends the whole group. Requests of independent replicas move to
+    /// those that are left.
+    fn handle_executor_failure(&mut self, replica: Replica, loss: ExecutorFailure) {
+        let replica = usize::from(replica.0);
+        let spares = self.config.fault_injection.is_active(InjectedFault::FailureSparesPeers);
+        for lost in self.group_of(replica).filter(|&lost| lost == replica || !spares) {
+            self.replicas[lost].on_executor_failure(self.now_ms, loss);
+        }
+        self.migrate_queue(replica);
+    }
+
+    /// Sends what waits for a lost replica to those that are left, as far as they can hold it. Ranks
+    /// of a lockstep group have nobody to move to.
+    fn migrate_queue(&mut self, from: usize) {
+        if self.config.lockstep || self.replicas[from].is_ready() {
+            return;
+        }
+        let waiting: Vec<SlabSlot> = self.replicas[from].state.waiting.slots().collect();
+        for slot in waiting {
+            self.migrate_request(from, slot);
+        }
+    }
+
+    /// Sends a waiting request to the least loaded ready replica that can ever hold it, unless it
+    /// is pinned; whether there was one. Pools differ once executors came back with less memory.
+    fn migrate_request(&mut self, from: usize, slot: SlabSlot) -> bool {
+        let request = &self.replicas[from].state.requests[slot];
+        let (limit, pinned) = (request.limit, request.cold_fields.params.pinned_to_replica);
+        let holds =
+            |&i: &usize| i != from && self.replicas[i].is_ready() && self.pool_can_hold(i, limit);
+        let refuges = (0..self.replicas.len()).filter(holds);
+        let least = refuges.min_by_key(|&i| (self.replicas[i].load.tokens, i));
+        let Some(to) = least.filter(|_| !pinned) else { return false };
+        let ReplicaState { state, load, stats_changed: changed, .. } = &mut self.replicas[from];
+        let request = state.requests.remove(slot);
+        state.waiting.remove(request.cold_fields.queue_key);
+        state.waiting_tokens -= u64::from(request.len);
+        load.release(request.cold_fields.params.load_tokens);
+        *changed = true;
+        self.enqueue(to, request);
+        true
+    }
+
+    /// Whether a replica's pool can hold a request that reaches `limit` tokens.
+    fn pool_can_hold(&self, replica: usize, limit: u32) -> bool {
+        let kv = &self.replicas[replica].kv;
+        kv.blocks_for(limit) <= kv.counts().pool
+    }
+
+    /// A lost replica is back. What no longer fits its pool moves on or ends; the queues of replicas
+    /// that are still lost may come to it.
+    fn handle_executors_ready(
+        &mut self,
+        replica: Replica,
+        blocks: u32,
+        graph_rows: Vec<u32>,
+        effects: &mut Vec<SchedulerEffect>,
+    ) {
+        let domain = &mut self.replicas[usize::from(replica.0)];
+        if domain.is_ready() {
+            return;
+        }
+        flush_kv_events(replica, domain, effects);
+        domain.on_executors_restored(&self.config.kv, blocks, graph_rows);
+        domain.kv.set_time(self.now_ms);
+        let index = usize::from(replica.0);
+        let state = &self.replicas[index].state;
+        let waiting = state.waiting.slots().map(|slot| (slot, &state.requests[slot]));
+        let too_large = waiting.filter(|(_, request)| !self.pool_can_hold(index, request.limit));
+        let too_large: Vec<_> = too_large.map(|(slot, request)| (slot, request.id)).collect();
+        for (slot, id) in too_large {
+            if self.config.lockstep || !self.migrate_request(index, slot) {
+                self.finish_request(id, FinishReason::Error(RequestError::ReplicaUnavailable));
+            }
+        }
+        for lost in 0..self.replicas.len() {
+            self.migrate_queue(lost);
+        }
+    }
+
+    /// Fails the requests of replicas that have been away for too long.
+    fn fail_expired_requests(&mut self) {
+        let timeout = self.config.limits.failure_timeout_ms;
+        for replica in 0..self.replicas.len() {
+            let domain = &self.replicas[replica];
+            let expired = |since: u64| self.now_ms.saturating_sub(since) >= timeout;
+            if !domain.failed_at_ms.is_some_and(expired) || domain.state.waiting.is_empty() {
+                continue;
+            }
+            let waiting = domain.state.waiting.slots();
+            let ids: Vec<_> = waiting.map(|slot| domain.state.requests[slot].id).collect();
+            for id in ids {
+                self.finish_request(id, FinishReason::Error(RequestError::ReplicaUnavailable));
+            }
+        }
+    }
+
+    /// Replicas that step together.
+    fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let count = self.replicas.len();
+        let size = if self.config.lockstep { count } else { 1 };
+        (0..count).step_by(size).map(move |first| first..first + size)
+    }
+
+    fn group_of(&self, replica: usize) -> Range<usize> {
+        if self.config.lockstep { 0..self.replicas.len() } else { replica..replica + 1 }
+    }
+
+    /// Plans and sends one step of a group; whether another one may follow at once.
+    fn step(
+        &mut self,
+        group: Range<usize>,
+        effects: &mut Vec<SchedulerEffect>,
+        laps: &mut dyn TickTimer,
+    ) -> bool {
+        let limits = &self.config.limits;
+        let domains = &mut self.replicas[group.clone()];
+        let room =
+            |d: &ReplicaState| d.state.steps_in_flight.len() < limits.steps_in_flight as usize;
+        let incomplete = self.config.fault_injection.is_active(InjectedFault::IncompleteGroupSteps);
+        if !domains.iter().all(|domain| (domain.is_ready() || incomplete) && room(domain)) {
+            return false;
+        }
+        for domain in &mut *domains {
+            let recycled = std::mem::take(&mut domain.plan);
+            domain.plan = plan(&domain.state, &domain.kv, limits, recycled);
+        }
+        if self.config.lockstep && self.config.prefill_gate {
+            let for_ever =
+                self.config.fault_injection.is_active(InjectedFault::PrefillGateHoldsForever);
+            lockstep::hold_prefill(&mut self.prefill_gate, domains, limits, for_ever);
+        }
+        laps.phase_done(TickPhase::Plan);
+        let sends = domains.iter().any(|domain| !domain.plan.rows.is_empty());
+        // Victims without a row to run: their blocks may let the head of the queue in.
+        let again = sends || domains.iter().any(|domain| !domain.plan.preempt.is_empty());
+        let BatchHeaders { dispatch: bucket, moe_tokens, draft_rows } =
+            lockstep::batch_headers(domains, limits);
+        let shared = |count: u32| if self.config.lockstep { count } else { 0 };
+        let (moe_tokens, draft_rows) = (shared(moe_tokens), shared(draft_rows));
+        for (i, domain) in group.zip(domains) {
+            let ReplicaState { state, kv, plan, .. } = domain;
+            commit(state, kv, plan, self.now_ms);
+            let idle = state.fault_injection.is_active(InjectedFault::IdleRankGetsNoBatch)
+                && plan.rows.is_empty();
+            let alone = state.fault_injection.is_active(InjectedFault::RankPadsIndependently);
+            let moe_tokens = if alone { moe_tokens.min(plan.tokens()) } else { moe_tokens };
+            if sends && !idle {
+                let rows =
+                    write_batch_rows(state, kv, &plan.rows, self.config.limits.needs_token_history);
+                domain.record_step();
+                let (step, epoch) = (domain.state.step, domain.epoch);
+                let batch = Batch { step, epoch, dispatch: bucket, moe_tokens, draft_rows, rows };
+                effects.push(SchedulerEffect::SendBatch { replica: Replica(i as u16), batch });
+            }
+        }
+        laps.phase_done(TickPhase::Commit);
+        again
+    }
+
+    /// Hands out what this tick collected: news, index changes, counters.
+    fn emit_effects(&mut self, effects: &mut Vec<SchedulerEffect>) {
+        if !self.token_events.is_empty() {
+            let capacity = self.token_events.len();
+            let news = std::mem::replace(&mut self.token_events, Vec::with_capacity(capacity));
+            effects.push(SchedulerEffect::TokenEvents(news));
+        }
+        for (i, domain) in self.replicas.iter_mut().enumerate() {
+            let replica = Replica(i as u16);
+            flush_kv_events(replica, domain, effects);
+            if std::mem::take(&mut domain.stats_changed) {
+                effects.push(SchedulerEffect::Stats(domain.stats(replica)));
+            }
+        }
+    }
+
+    /// Counters of a replica, as its next `SchedulerEffect::Stats` tells them.
+    pub fn stats(&self, replica: Replica) -> StepStats {
+        self.replicas[usize::from(replica.0)].stats(replica)
+    }
+
+    /// Recomputes every counter and reference from its owners; panics if one is wrong. Goes through every block of every pool.
+    pub fn check(&self) {
+        for domain in &self.replicas {
+            domain.kv.check(domain.state.block_tables());
+        }
+        self.check_requests();
+    }
+
+    /// Recomputes what requests and seats are counted by: no more than these, however many blocks there are, because the
+    /// next request waits for it.
+    fn check_requests(&self) {
+        let mut live = 0;
+        for (replica, domain) in self.replicas.iter().enumerate() {
+            domain.state.check(&domain.kv, self.config.limits.max_num_seqs);
+            let mut load = ReplicaLoad::default();
+            for (slot, request) in domain.state.requests.iter() {
+                let place = self.request_index.get(&request.id);
+                assert_eq!(
+                    place,
+                    Some(&RequestLocation { replica, slot }),
+                    "{:?} is lost",
+                    request.id
+                );
+                load.charge(request.cold_fields.params.load_tokens);
+                live += 1;
+            }
+            assert_eq!(load, domain.load, "load of replica {replica} miscounted");
+        }
+        assert_eq!(live, self.request_index.len(), "a request that ended is still known");
+    }
+}
+
+/// Hands out the changes of a replica's prefix index, and what is known of blocks that left it.
+fn flush_kv_events(
+    replica: Replica,
+    domain: &mut ReplicaState,
+    effects: &mut Vec<SchedulerEffect>,
+) {
+    if domain.kv.has_events() {
+        effects.push(SchedulerEffect::KvEvents { replica, events: domain.kv.take_events() });
+    }
+    if domain.kv.has_lifetimes() {
+        effects.push(SchedulerEffect::BlocksEvicted {
+            replica,
+            lifetimes: domain.kv.take_lifetimes(),
+        });
+    }
+}
+
+#[cfg(test)]
+#[path = "scheduler_tests.rs"]
+mod tests;

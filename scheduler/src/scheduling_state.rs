@@ -1,0 +1,252 @@
+//! The requests of one replica and what is in flight for them.
+//!
+//! A request lies in exactly one of two lines, waiting and running; which one is all there is to
+//! know about its status. Counters repeat what the lines imply, and `check` recomputes them.
+
+use crate::request::Request;
+use crate::request_queue::RequestQueue;
+use crate::slab::{RequestSlab, SlabSlot};
+use crate::stats::{FailureCounts, RecomputedTokens, RequeueReason, SpecDecodeStats};
+use kvcache::{BlockHasher, BlockTable, FaultInjection, InjectedFault, KvCache};
+use protocol::{Replica, RequestId, SequenceSlot, StepId};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+/// Requests, lines and steps in flight of one replica.
+#[derive(Debug)]
+pub(crate) struct SchedulingState {
+    /// Whose they are.
+    pub(crate) replica: Replica,
+    pub(crate) requests: RequestSlab<Request>,
+    pub(crate) running: RequestQueue,
+    pub(crate) waiting: RequestQueue,
+    /// Committed tokens of the waiting requests.
+    pub(crate) waiting_tokens: u64,
+    /// Free blocks set aside for guarded requests, in all.
+    pub(crate) reserved_blocks: u32,
+    /// Steps sent and not answered, oldest first.
+    pub(crate) steps_in_flight: VecDeque<ScheduledStep>,
+    /// Last step sent.
+    pub(crate) step: StepId,
+    /// Why the head of the waiting line was not admitted, if blocks were the reason.
+    pub(crate) blocked_head: Option<BlockedHead>,
+    pub(crate) hasher: BlockHasher,
+    pub(crate) fault_injection: FaultInjection,
+    pub(crate) totals: ReplicaTotals,
+    /// Seats nobody has, lowest first.
+    free_seq_slots: BinaryHeap<Reverse<u32>>,
+    /// Emptied buffers, kept so that a step allocates nothing.
+    spare_row_buffers: Vec<Vec<ScheduledRow>>,
+    spare_block_tables: Vec<BlockTable>,
+}
+
+/// A step on its way.
+#[derive(Debug)]
+pub(crate) struct ScheduledStep {
+    pub(crate) step: StepId,
+    pub(crate) rows: Vec<ScheduledRow>,
+}
+
+/// One row of a step on its way: enough to apply its result.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ScheduledRow {
+    pub(crate) slot: SlabSlot,
+    pub(crate) request: RequestId,
+    pub(crate) epoch: u32,
+    pub(crate) len: u32,
+    pub(crate) drafts: u8,
+    pub(crate) samples: bool,
+}
+
+/// A waiting request that lacked blocks: until enough of them can have become free or shared,
+/// looking again is in vain.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BlockedHead {
+    pub(crate) request: RequestId,
+    /// Free blocks it needed, idle hits included.
+    pub(crate) needed_blocks: u32,
+    /// Hits that nobody held: others may claim them and make them cost nothing.
+    pub(crate) evictable_hits: u32,
+    /// `KvCache::published` at that time.
+    pub(crate) published_blocks: u64,
+}
+
+/// Counters that only grow.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ReplicaTotals {
+    pub(crate) steps: u64,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) prompt_tokens_cached: u64,
+    pub(crate) generated_tokens: u64,
+    pub(crate) drafts: SpecDecodeStats,
+    pub(crate) preemptions: u64,
+    pub(crate) requests_recovered: FailureCounts,
+    pub(crate) recomputed_tokens: RecomputedTokens,
+    pub(crate) prefix_queries: u64,
+    pub(crate) prefix_hits: u64,
+    pub(crate) rows_dropped: u64,
+    pub(crate) outputs_dropped: u64,
+}
+
+impl SchedulingState {
+    pub(crate) fn new(
+        replica: Replica,
+        seats: u32,
+        hasher: BlockHasher,
+        planted: FaultInjection,
+    ) -> Self {
+        Self {
+            replica,
+            requests: RequestSlab::new(),
+            running: RequestQueue::default(),
+            waiting: RequestQueue::default(),
+            waiting_tokens: 0,
+            reserved_blocks: 0,
+            steps_in_flight: VecDeque::new(),
+            step: StepId(0),
+            blocked_head: None,
+            hasher,
+            fault_injection: planted,
+            totals: ReplicaTotals::default(),
+            free_seq_slots: (0..seats).map(Reverse).collect(),
+            spare_row_buffers: Vec::new(),
+            spare_block_tables: Vec::new(),
+        }
+    }
+
+    pub(crate) fn free_slot_count(&self) -> u32 {
+        self.free_seq_slots.len() as u32
+    }
+
+    pub(crate) fn take_sequence_slot(&mut self) -> SequenceSlot {
+        SequenceSlot(self.free_seq_slots.pop().expect("the plan counted its seats").0)
+    }
+
+    /// Puts a request that runs nowhere into the waiting line.
+    pub(crate) fn enqueue(&mut self, request: Request) -> SlabSlot {
+        self.waiting_tokens += u64::from(request.len);
+        let key = request.cold_fields.queue_key;
+        let slot = self.requests.insert(request);
+        self.waiting.insert(key, slot);
+        slot
+    }
+
+    /// Takes a running request's blocks and seat back; it must leave the running line too.
+    pub(crate) fn release(&mut self, slot: SlabSlot, kv: &mut KvCache) {
+        let request = &mut self.requests[slot];
+        self.spare_block_tables.push(request.free_blocks(kv));
+        self.reserved_blocks -= request.reserved_blocks;
+        request.reserved_blocks = 0;
+        let seat = request.seq_slot.take().expect("a running request has a seat");
+        self.free_seq_slots.push(Reverse(seat.0));
+    }
+
+    /// Sends a running request back to its place in the waiting line, to be recomputed.
+    pub(crate) fn requeue(&mut self, slot: SlabSlot, kv: &mut KvCache, why: RequeueReason) {
+        self.release(slot, kv);
+        let request = &mut self.requests[slot];
+        request.cold_fields.params.last_requeue = Some((why, request.computed_tokens));
+        let (epoch, sent, promised) = (request.epoch, request.sent_blocks, request.pending_samples);
+        request.restart();
+        if self.fault_injection.is_active(InjectedFault::EpochNotBumped) {
+            request.epoch = epoch;
+        }
+        if self.fault_injection.is_active(InjectedFault::BlockTableNotResent) {
+            request.sent_blocks = sent;
+        }
+        if self.fault_injection.is_active(InjectedFault::PreemptKeepsInFlight) && promised > 0 {
+            request.commit(0);
+        }
+        request.flush_tail();
+        if kv.is_caching() {
+            request.extend_block_keys(&self.hasher);
+        }
+        self.waiting_tokens += u64::from(request.len);
+        self.waiting.insert(request.cold_fields.queue_key, slot);
+    }
+
+    pub(crate) fn take_spare_block_table(&mut self) -> BlockTable {
+        self.spare_block_tables.pop().unwrap_or_default()
+    }
+
+    pub(crate) fn take_spare_row_buffer(&mut self) -> Vec<ScheduledRow> {
+        self.spare_row_buffers.pop().unwrap_or_default()
+    }
+
+    pub(crate) fn recycle_rows(&mut self, mut rows: Vec<ScheduledRow>) {
+        rows.clear();
+        self.spare_row_buffers.push(rows);
+    }
+
+    /// Whether nothing is live and nothing in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.requests.len() == 0 && self.steps_in_flight.is_empty()
+    }
+
+    /// Cheap enough for every step: blocks and seats add up.
+    pub(crate) fn check_counters(&self, kv: &KvCache, seats: u32) {
+        let free = kv.counts();
+        assert!(self.reserved_blocks <= free.free + free.cached, "reserved blocks are not free");
+        let running = self.running.len() as u32;
+        assert_eq!(running + self.free_slot_count(), seats, "running requests and seats differ");
+    }
+
+    /// The tables of all requests: whatever holds blocks.
+    pub(crate) fn block_tables(&self) -> impl Iterator<Item = &BlockTable> {
+        self.requests.iter().map(|(_, request)| &request.cold_fields.block_table)
+    }
+
+    /// Recomputes every counter of requests and seats from its owners; panics on a difference.
+    pub(crate) fn check(&self, kv: &KvCache, seats: u32) {
+        self.check_counters(kv, seats);
+        self.check_queues();
+        self.check_in_flight();
+        let reserved: u32 = self.requests.iter().map(|(_, r)| r.reserved_blocks).sum();
+        assert_eq!(reserved, self.reserved_blocks, "reserved blocks miscounted");
+        let seats_taken = self.running.slots().filter_map(|slot| self.requests[slot].seq_slot);
+        let mut taken: Vec<u32> = seats_taken.map(|seat| seat.0).collect();
+        taken.extend(self.free_seq_slots.iter().map(|seat| seat.0));
+        taken.sort_unstable();
+        assert!(taken.iter().copied().eq(0..seats), "a seat is lost or shared");
+        if self.is_idle() {
+            assert_eq!(kv.counts().in_use, 0, "an idle engine holds blocks");
+        }
+    }
+
+    fn check_queues(&self) {
+        let lines = [&self.waiting, &self.running];
+        assert_eq!(lines.map(RequestQueue::len).iter().sum::<usize>(), self.requests.len());
+        let mut waiting_tokens = 0;
+        for line in lines {
+            let keys: Vec<_> = line.iter().map(|(key, _)| key).collect();
+            assert!(keys.is_sorted_by(|a, b| a < b), "a line is out of order");
+            let same =
+                line.iter().all(|(key, slot)| self.requests[slot].cold_fields.queue_key == key);
+            assert!(same, "a line leads to the wrong request");
+        }
+        for request in self.waiting.slots().map(|slot| &self.requests[slot]) {
+            waiting_tokens += request.tokens().len() as u64;
+            let holds_nothing = request.block_count == 0 && request.seq_slot.is_none();
+            assert!(holds_nothing, "a waiting request holds blocks or a seat");
+            assert_eq!((request.computed_tokens, request.rows_in_flight), (0, 0));
+        }
+        assert_eq!(waiting_tokens, self.waiting_tokens, "waiting tokens miscounted");
+    }
+
+    fn check_in_flight(&self) {
+        for (slot, request) in self.requests.iter() {
+            request.check();
+            let (mut rows, mut promised, mut slack) = (0, 0, 0);
+            for row in self.steps_in_flight.iter().flat_map(|flight| &flight.rows) {
+                let live = row.slot == slot && row.request == request.id;
+                if live && row.epoch == request.epoch {
+                    rows += 1;
+                    promised += u8::from(row.samples);
+                    slack += u16::from(row.drafts);
+                }
+            }
+            let counted = (request.rows_in_flight, request.pending_samples, request.draft_slack);
+            assert_eq!(counted, (rows, promised, slack), "rows in flight of {:?}", request.id);
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! The steps of a replica that its executors have not answered, and who is late with them.
+
+use crate::step_deadline::{StepDeadline, StepWork};
+use kvcache::{FaultInjection, InjectedFault};
+use protocol::StepId;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// By how much more than a quarter a step may exceed its expectation because of masks: the least time they are waited for, and
+/// sampling behind that.
+const MASK_WAIT_TOLERANCE: Duration = Duration::from_millis(1);
+
+/// Signs of life come every second; those that a pause of this process has piled up come at once.
+const HEARTBEATS_APART_MS: u64 = 500;
+
+/// Whoever drives the engine looks after its steps several times a second: where so much time has passed, it was paused.
+const PAUSE_MIN_MS: u64 = 1_000;
+/// So much of a pause is a step's time all the same: where every turn is slow, what hangs must be found in the end.
+const POLL_INTERVAL_MS: u64 = 250;
+
+/// A step that has not been answered.
+#[derive(Debug)]
+struct WatchedStep {
+    step: StepId,
+    /// When it could begin, as far as this process knows.
+    started_ms: u64,
+    /// Whether this process was paused meanwhile: how long the step took is not known.
+    paused: bool,
+    work: StepWork,
+    /// Some of its rows wait for masks.
+    masked: bool,
+}
+
+/// One of the executors.
+#[derive(Debug, Default)]
+struct RankProgress {
+    /// The last step it has done.
+    last_done: StepId,
+    /// The step that was late at its last sign of life, and when that was first seen.
+    overdue: Option<(StepId, u64)>,
+}
+
+/// What a sign of life brought to light.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct StragglerReport {
+    /// Ranks whose step has just been found to be late, by their place in the replica.
+    pub stragglers: Vec<u16>,
+    /// Why the executors are given up, if they are.
+    pub timeout: Option<StepTimeout>,
+}
+
+/// A step that nobody waits for any more.
+#[derive(Debug, PartialEq, Eq)]
+pub struct StepTimeout {
+    /// Which.
+    pub step: StepId,
+    /// Time since it could begin.
+    pub after_ms: u64,
+    /// Time it could have taken.
+    pub limit_ms: u64,
+}
+
+/// Steps under way, oldest first, and what is known of each rank.
+#[derive(Debug)]
+pub struct StepWatchdog {
+    ranks: Vec<RankProgress>,
+    deadline: StepDeadline,
+    steps: VecDeque<WatchedStep>,
+    /// When somebody last looked after them.
+    polled_ms: u64,
+    /// Bug in force, for simulations of a build with the feature `planted`.
+    pub fault_injection: FaultInjection,
+}
+
+impl StepWatchdog {
+    /// A replica of so many ranks to which nothing has been sent.
+    pub fn new(ranks: usize, deadline: StepDeadline) -> Self {
+        let seats = (0..ranks).map(|_| RankProgress::default()).collect();
+        Self {
+            ranks: seats,
+            deadline,
+            steps: VecDeque::new(),
+            polled_ms: 0,
+            fault_injection: FaultInjection::default(),
+        }
+    }
+
+    /// Somebody looks after them. While nobody did for long, a step may have lain in this process, on its way to the executors, who
+    /// then still need all the time that it may take: a pause is nobody's time.
+    pub fn poll(&mut self, now_ms: u64) {
+        let pause_ms = now_ms.saturating_sub(self.polled_ms);
+        self.polled_ms = now_ms;
+        if pause_ms >= PAUSE_MIN_MS
+            && !self.fault_injection.is_active(InjectedFault::PauseCountsAsStepTime)
+        {
+            for sent in &mut self.steps {
+                sent.started_ms = now_ms.min(sent.started_ms + pause_ms - POLL_INTERVAL_MS);
+                sent.paused = true;
+            }
+        }
+    }
+
+    /// The executors are gone, with everything that was under way.
+    pub fn on_executor_failure(&mut self) {
+        self.steps.clear();
+        for seat in &mut self.ranks {
+            seat.overdue = None;
+        }
+    }
+
+    /// A step with so much to do is sent to all of them, `masked` if some of its rows wait for masks. Returns how long it
+    /// may take.
+    pub fn step_sent(
+        &mut self,
+        step: StepId,
+        work: StepWork,
+        masked: bool,
+        now_ms: u64,
+    ) -> Duration {
+        self.steps.push_back(WatchedStep { step, started_ms: now_ms, paused: false, work, masked });
+        self.deadline.limit(work)
+    }
+
+    /// Time until the newest step is answered, if all goes well; never so long that waiting for it would make it
+    /// late.
+    pub fn expected_wait(&self) -> Duration {
+        let expected = self.steps.iter().map(|step| self.deadline.expected(step.work)).sum();
+        let newest =
+            self.steps.back().map_or(Duration::ZERO, |step| self.deadline.limit(step.work) / 2);
+        newest.min(expected)
+    }
+
+    /// A step was answered: learns from the time it took.
+    pub fn step_answered(&mut self, step: StepId, now_ms: u64) {
+        self.rank_done(0, step);
+        while let Some(first) = self.steps.pop_front_if(|sent| sent.step <= step) {
+            let took = Duration::from_millis(now_ms.saturating_sub(first.started_ms));
+            let expected = self.deadline.expected(first.work);
+            // One that waited for masks is no reason for the next one to wait longer. None waits for long, though: what
+            // took much longer than expected is slow itself.
+            let waited = first.masked && took < expected + expected / 4 + MASK_WAIT_TOLERANCE;
+            let most = if waited { expected } else { took };
+            if !first.paused {
+                self.deadline.observe(first.work, took.min(most));
+            }
+            // The device gets to a step only after its predecessor.
+            if let Some(next) = self.steps.front_mut() {
+                next.started_ms = next.started_ms.max(now_ms);
+            }
+        }
+    }
+
+    /// A rank has done a step.
+    pub fn rank_done(&mut self, rank: u16, step: StepId) {
+        if let Some(seat) = self.ranks.get_mut(usize::from(rank)) {
+            seat.last_done = seat.last_done.max(step);
+        }
+    }
+
+    /// The oldest step under way: when it was sent, and how long it may take, in milliseconds.
+    pub fn oldest_step(&self) -> Option<(u64, u64)> {
+        let first = self.steps.front()?;
+        Some((first.started_ms, self.deadline.limit(first.work).as_millis() as u64))
+    }
+
+    /// A rank gave a sign of life. A step is lost only if it was late at two signs of life of a rank that did not come
+    /// at once: had whoever reads its link been paused, its answer may lie behind the first.
+    pub fn on_heartbeat(&mut self, rank: u16, now_ms: u64) -> StragglerReport {
+        let Some(seat) = self.ranks.get_mut(usize::from(rank)) else {
+            return StragglerReport::default();
+        };
+        let overdue = self.steps.front().filter(|first| {
+            let limit_ms = self.deadline.limit(first.work).as_millis();
+            u128::from(now_ms.saturating_sub(first.started_ms)) > limit_ms
+        });
+        let Some(first) = overdue else {
+            seat.overdue = None;
+            return StragglerReport::default();
+        };
+        if let Some((step, since_ms)) = seat.overdue
+            && step == first.step
+        {
+            let piled = self.fault_injection.is_active(InjectedFault::QueuedHeartbeatsCountTwice);
+            let apart = piled || now_ms.saturating_sub(since_ms) >= HEARTBEATS_APART_MS;
+            return StragglerReport {
+                stragglers: Vec::new(),
+                timeout: apart.then(|| self.step_timeout(first, now_ms)),
+            };
+        }
+        seat.overdue = Some((first.step, now_ms));
+        // Told once, with the first sign of life that finds it late.
+        let is_late =
+            |seat: &&RankProgress| seat.overdue.is_some_and(|(step, _)| step == first.step);
+        let found = self.ranks.iter().filter(is_late).count() == 1;
+        let ranks = if found { self.ranks_without(first.step).collect() } else { Vec::new() };
+        StragglerReport { stragglers: ranks, timeout: None }
+    }
+
+    /// Ranks that have not done the oldest step under way.
+    pub fn stragglers(&self) -> impl Iterator<Item = u16> {
+        self.steps.front().into_iter().flat_map(|first| self.ranks_without(first.step))
+    }
+
+    /// Ranks that have not done a step; all, if each waits for the others.
+    fn ranks_without(&self, step: StepId) -> impl Iterator<Item = u16> {
+        let seats = (0..).zip(&self.ranks);
+        seats.filter(move |(_, seat)| seat.last_done < step).map(|(rank, _)| rank)
+    }
+
+    fn step_timeout(&self, first: &WatchedStep, now_ms: u64) -> StepTimeout {
+        let limit_ms = self.deadline.limit(first.work).as_millis() as u64;
+        StepTimeout { step: first.step, after_ms: now_ms - first.started_ms, limit_ms }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::StepCost;
+
+    const STEP_COST: StepCost = StepCost { fixed_ns: 8_000_000, per_token_ns: 20_000 };
+    const WORK: StepWork = StepWork { tokens: 1, attention_pairs: 0 };
+
+    /// Three ranks whose steps may take 70 ms.
+    fn three_ranks() -> StepWatchdog {
+        let fixed = Some(Duration::from_millis(70));
+        StepWatchdog::new(3, StepDeadline::new(fixed, StepCost::default()))
+    }
+
+    #[test]
+    fn overdue_step_times_out_at_second_heartbeat_of_a_rank() {
+        let mut steps = three_ranks();
+        steps.step_sent(StepId(1), WORK, false, 1_000);
+        assert_eq!(steps.on_heartbeat(0, 1_070), StragglerReport::default());
+        steps.rank_done(1, StepId(1));
+        let late = StragglerReport { stragglers: vec![0, 2], timeout: None };
+        assert_eq!(steps.on_heartbeat(2, 1_071), late, "by the word of any rank");
+        assert_eq!(steps.on_heartbeat(0, 1_072), StragglerReport::default(), "that is known");
+        let overdue = Some(StepTimeout { step: StepId(1), after_ms: 571, limit_ms: 70 });
+        assert_eq!(steps.on_heartbeat(2, 1_570).timeout, None);
+        assert_eq!(steps.on_heartbeat(2, 1_571).timeout, overdue);
+        assert_eq!(steps.stragglers().collect::<Vec<_>>(), [0, 2]);
+    }
+
+    #[test]
+    fn heartbeats_queued_by_a_pause_count_once() {
+        let mut steps = three_ranks();
+        steps.step_sent(StepId(1), WORK, false, 0);
+        // Whoever reads the link stood still for eight seconds; the executor went on beating.
+        for _ in 0..8 {
+            assert_eq!(steps.on_heartbeat(0, 8_000).timeout, None);
+        }
+        assert_eq!(steps.on_heartbeat(0, 8_499).timeout, None);
+        assert!(steps.on_heartbeat(0, 9_000).timeout.is_some(), "but then it is lost");
+    }
+
+    #[test]
+    fn step_held_up_by_a_pause_gets_its_full_time() {
+        let mut steps = three_ranks();
+        steps.poll(100);
+        steps.step_sent(StepId(1), WORK, false, 100);
+        steps.step_sent(StepId(2), WORK, false, 100);
+        steps.poll(1_099);
+        assert_eq!(steps.oldest_step(), Some((100, 70)), "that was no pause");
+        steps.poll(9_099);
+        assert_eq!(
+            steps.oldest_step(),
+            Some((7_850, 70)),
+            "a second of its time, and a turn, were no pause"
+        );
+        steps.step_sent(StepId(3), WORK, false, 9_099);
+        steps.step_answered(StepId(2), 9_099);
+        steps.poll(17_099);
+        assert_eq!(steps.oldest_step(), Some((16_849, 70)), "it may have left just now");
+        assert_eq!(steps.on_heartbeat(0, 17_099).stragglers, [0, 1, 2]);
+        assert!(steps.on_heartbeat(0, 17_599).timeout.is_some(), "but then it is lost");
+    }
+
+    #[test]
+    fn hang_is_detected_even_with_slow_polls() {
+        let fixed = Some(Duration::from_secs(5));
+        let mut steps = StepWatchdog::new(1, StepDeadline::new(fixed, StepCost::default()));
+        steps.step_sent(StepId(1), WORK, false, 0);
+        let lost = (1..100).map(|turn| turn * 1_500).find(|&now_ms| {
+            steps.poll(now_ms);
+            steps.on_heartbeat(0, now_ms).timeout.is_some()
+        });
+        assert_eq!(lost, Some(33_000), "twenty turns of a quarter of a second, and a second look");
+    }
+
+    #[test]
+    fn paused_steps_do_not_change_the_deadline() {
+        let mut steps = StepWatchdog::new(1, StepDeadline::new(None, STEP_COST));
+        steps.step_sent(StepId(1), WORK, false, 0);
+        let told = steps.expected_wait();
+        steps.poll(9_000);
+        steps.step_answered(StepId(1), 9_000);
+        steps.step_sent(StepId(2), WORK, false, 9_000);
+        assert_eq!(steps.expected_wait(), told);
+    }
+
+    #[test]
+    fn answered_step_resets_the_timeout() {
+        let mut steps = three_ranks();
+        steps.step_sent(StepId(1), WORK, false, 0);
+        steps.step_sent(StepId(2), WORK, false, 0);
+        assert_eq!(steps.on_heartbeat(0, 100).stragglers.len(), 3);
+        steps.step_answered(StepId(1), 100);
+        assert_eq!(
+            steps.on_heartbeat(0, 150),
+            StragglerReport::default(),
+            "step 2 began with the answer"
+        );
+        assert_eq!(steps.on_heartbeat(0, 171).timeout, None, "late for the first time");
+        steps.on_executor_failure();
+        assert_eq!(
+            (steps.on_heartbeat(0, 9_000), steps.oldest_step()),
+            (StragglerReport::default(), None)
+        );
+    }
+
+    #[test]
+    fn mask_wait_does_not_lengthen_the_next_deadline() {
+        let expected_after = |masked: bool, took_ms: u64| {
+            let mut steps = StepWatchdog::new(1, StepDeadline::new(None, STEP_COST));
+            steps.step_sent(StepId(1), WORK, masked, 0);
+            steps.step_answered(StepId(1), took_ms);
+            steps.step_sent(StepId(2), WORK, masked, took_ms);
+            steps.expected_wait()
+        };
+        let told = Duration::from_nanos(STEP_COST.fixed_ns + STEP_COST.per_token_ns);
+        assert!(expected_after(false, 10) > told);
+        assert_eq!(expected_after(true, 10), told, "as the pace was said to be");
+        assert_eq!(expected_after(true, 14), expected_after(false, 14), "slow by itself");
+        assert!(expected_after(true, 4) < told);
+    }
+}

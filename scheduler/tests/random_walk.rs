@@ -1,0 +1,357 @@
+//! Random walks of the whole engine against a device that reads tokens back through block tables.
+//!
+//! The device stores token ids in the slots a batch names and produces a hash of the whole prefix it
+//! reads back, so an aliased, stale or misplaced block shows as a wrong token at once. Small
+//! sibling of `tests/sim`, without faults: it answers within seconds while this crate is edited.
+
+use protocol::{
+    Batch, BatchRow, BlockId, KvGroup, KvKind, KvSpec, Replica, RequestId, RowInput, RowOutput,
+    SamplingParams, StepOutput, StepTiming, Token, TokenVec,
+};
+use scheduler::{
+    AbortCause, FaultInjection, FinishReason, KvConfig, RequestSubmission, Scheduler,
+    SchedulerConfig, SchedulerEffect, SchedulerEvent, SchedulerLimits, TokenEvent,
+};
+use std::collections::{BTreeMap, VecDeque};
+
+const VOCAB: u32 = 64;
+
+struct WalkRng(u64);
+
+impl WalkRng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// In `[low, high)`.
+    fn draw(&mut self, low: u32, high: u32) -> u32 {
+        low + (self.next() % u64::from(high - low)) as u32
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.draw(0, from.len() as u32) as usize]
+    }
+}
+
+/// The token behind `prefix`.
+fn next_token(prefix: &[Token]) -> Token {
+    let fold =
+        |h: u64, &t: &Token| (h ^ u64::from(t)).wrapping_mul(0x100_0000_01b3).rotate_left(23);
+    (prefix.iter().fold(0xcbf2_9ce4_8422_2325, fold) >> 11) as u32 % VOCAB
+}
+
+#[derive(Default)]
+struct WalkSlotState {
+    table: Vec<BlockId>,
+    next: u32,
+    last: Token,
+}
+
+/// One replica's executor: position and token per slot of its pool.
+struct WalkDevice {
+    block_tokens: u32,
+    slots: Vec<Option<(u32, Token)>>,
+    seq_slots: BTreeMap<u32, WalkSlotState>,
+    outputs: VecDeque<StepOutput>,
+}
+
+impl WalkDevice {
+    fn run(&mut self, batch: &Batch, random: &mut WalkRng) {
+        let rows = batch.rows.iter().map(|row| self.run_row(row, random)).collect();
+        let (timing, experts) = (StepTiming::default(), Vec::new());
+        let (step, epoch) = (batch.step, batch.epoch);
+        self.outputs.push_back(StepOutput { step, epoch, rows, timing, expert_tokens: experts });
+    }
+
+    fn run_row(&mut self, row: &BatchRow, random: &mut WalkRng) -> RowOutput {
+        let seat = self.seq_slots.entry(row.seq_slot.0).or_default();
+        if row.seq_init.is_some() {
+            *seat = WalkSlotState::default();
+        }
+        for update in &row.table_updates {
+            seat.table.truncate(update.first_entry as usize);
+            assert_eq!(
+                seat.table.len(),
+                update.first_entry as usize,
+                "a table update leaves a gap"
+            );
+            seat.table.extend(&update.blocks);
+        }
+        let (start, tokens) = match &row.input {
+            RowInput::Tokens(tokens) => (row.start, tokens.clone()),
+            RowInput::SampledAt { .. } => (seat.next, TokenVec::one(seat.last)),
+        };
+        let furthest = row.start + row.input.draft_slack();
+        assert!((row.start..=furthest).contains(&start), "{start} {} {furthest}", row.start);
+        let (table, block_tokens) = (seat.table.clone(), self.block_tokens);
+        let slot = |p: u32| {
+            (table[(p / block_tokens) as usize].0 * block_tokens + p % block_tokens) as usize
+        };
+        for (position, &token) in (start..).zip(&tokens) {
+            self.slots[slot(position)] = Some((position, token));
+        }
+        if !row.samples {
+            return RowOutput::default();
+        }
+        let end = start + row.len;
+        let read = |position: u32| {
+            let (at, token) = self.slots[slot(position)].expect("a slot was written");
+            assert_eq!(at, position, "a slot holds another position");
+            token
+        };
+        let mut prefix: Vec<Token> = (0..end).map(read).collect();
+        let mut drafted = prefix.clone();
+        for _ in 0..row.drafts {
+            let wrong = u32::from(random.draw(0, 3) == 0);
+            let draft = (next_token(&drafted) + wrong) % VOCAB;
+            self.slots[slot(drafted.len() as u32)] = Some((drafted.len() as u32, draft));
+            drafted.push(draft);
+        }
+        let mut result = RowOutput { drafted: row.drafts, ..RowOutput::default() };
+        loop {
+            let token = next_token(&prefix);
+            result.sampled_tokens.push(token);
+            if drafted.get(prefix.len()) != Some(&token) {
+                break;
+            }
+            result.accepted += 1;
+            prefix.push(token);
+        }
+        let seat = self.seq_slots.get_mut(&row.seq_slot.0).expect("made above");
+        (seat.next, seat.last) = (
+            end + u32::from(result.accepted),
+            result.sampled_tokens[result.sampled_tokens.len() - 1],
+        );
+        result
+    }
+}
+
+struct WalkWorld {
+    engine: Scheduler,
+    rng: WalkRng,
+    devices: Vec<WalkDevice>,
+    inbox: Vec<SchedulerEvent>,
+    received: BTreeMap<RequestId, (Vec<Token>, Option<FinishReason>)>,
+    config: SchedulerConfig,
+}
+
+fn config(random: &mut WalkRng) -> SchedulerConfig {
+    let block_tokens = random.pick(&[1, 2, 3, 4, 8, 16]);
+    let max_model_len: u32 = random.pick(&[40, 80]);
+    let least = max_model_len.div_ceil(block_tokens);
+    let blocks = random.pick(&[least, least + 1, 2 * least, 4 * least, 30 * least]);
+    let mut limits = SchedulerLimits::cpu(max_model_len, VOCAB);
+    limits.tokens_per_step = random.pick(&[1, 2, 5, 16, 40, 100, 300]);
+    limits.max_num_seqs = random.pick(&[1, 3, 8, 20]);
+    limits.tokens_per_chunk = random.pick(&[None, None, Some(block_tokens), Some(40)]);
+    limits.steps_in_flight = random.pick(&[1, 2]);
+    limits.draft_tokens = random.pick(&[0, 0, 1, 2, 4]);
+    limits.mixed_batches = random.draw(0, 5) > 0;
+    let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+    let spec = KvSpec { block_tokens, groups: vec![group] };
+    let mut kv = KvConfig::new(spec, blocks, [1, 2]);
+    kv.caching = random.draw(0, 4) > 0;
+    kv.hash_bits = random.pick(&[64, 16, 4]);
+    let mut config = SchedulerConfig::new(limits, kv);
+    config.replicas = random.pick(&[1, 1, 2, 4]) as u16;
+    config.lockstep = random.draw(0, 2) == 0;
+    config.capture_sizes = vec![1, 2, 4, 8];
+    config
+}
+
+impl WalkWorld {
+    fn new(seed: u64, planted: FaultInjection) -> Self {
+        let mut random = WalkRng(seed);
+        let config = SchedulerConfig { fault_injection: planted, ..config(&mut random) };
+        let (blocks, block_tokens) = (config.kv.blocks, config.kv.spec.block_tokens);
+        let device = |_| WalkDevice {
+            block_tokens,
+            slots: vec![None; (blocks * block_tokens) as usize],
+            seq_slots: BTreeMap::new(),
+            outputs: VecDeque::new(),
+        };
+        let devices = (0..config.replicas).map(device).collect();
+        let engine = Scheduler::new(config.clone()).expect("drawn within limits");
+        Self { engine, rng: random, devices, inbox: Vec::new(), received: BTreeMap::new(), config }
+    }
+
+    fn submit(&mut self, id: u64, tokens: Vec<Token>, max_tokens: u32, stop_ids: Vec<Token>) {
+        let keys = self.engine.hasher().hash_prompt(&tokens, None);
+        let submit = RequestSubmission {
+            id: RequestId(id),
+            tokens,
+            max_tokens,
+            sampling: SamplingParams::greedy(),
+            first_masked_token: None,
+            rng_key: id,
+            eos_ids: Vec::new(),
+            stop_ids,
+            priority: 0,
+            extra_keys: None,
+            replica: None,
+            block_keys: keys,
+        };
+        self.received.insert(RequestId(id), (Vec::new(), None));
+        self.inbox.push(SchedulerEvent::Submit(Box::new(submit)));
+    }
+
+    fn tick(&mut self) {
+        let mut effects = Vec::new();
+        self.engine.tick(0, &mut self.inbox, &mut effects);
+        for effect in effects {
+            match effect {
+                SchedulerEffect::SendBatch { replica, batch } => {
+                    self.check_and_run(replica, &batch);
+                }
+                SchedulerEffect::TokenEvents(events) => {
+                    for event in events {
+                        self.take_token_event(event);
+                    }
+                }
+                SchedulerEffect::KvEvents { .. }
+                | SchedulerEffect::BlocksEvicted { .. }
+                | SchedulerEffect::Stats(_)
+                | SchedulerEffect::ControlDone { .. } => {}
+            }
+        }
+        self.engine.check();
+    }
+
+    fn check_and_run(&mut self, replica: Replica, batch: &Batch) {
+        let tokens: u32 = batch.rows.iter().map(|r| r.len + u32::from(r.drafts)).sum();
+        assert!(tokens <= self.config.limits.tokens_per_step, "{tokens} tokens in a step");
+        self.devices[usize::from(replica.0)].run(batch, &mut self.rng);
+    }
+
+    fn take_token_event(&mut self, event: TokenEvent) {
+        let (tokens, finish) = self.received.get_mut(&event.request).expect("news of a request");
+        assert_eq!(*finish, None, "news after the end of {:?}", event.request);
+        tokens.extend(event.tokens);
+        *finish = event.finish_reason;
+        assert!(event.preemptions <= 4);
+    }
+
+    /// Lets some device answer its oldest step; false if none has one.
+    fn complete_oldest_step(&mut self) -> bool {
+        let waiting: Vec<usize> =
+            (0..self.devices.len()).filter(|&i| !self.devices[i].outputs.is_empty()).collect();
+        if waiting.is_empty() {
+            return false;
+        }
+        let replica = self.rng.pick(&waiting);
+        let output = self.devices[replica].outputs.pop_front().expect("picked");
+        self.inbox.push(SchedulerEvent::StepOutput { replica: Replica(replica as u16), output });
+        true
+    }
+}
+
+/// What the model says to a prompt when it is alone.
+fn tokens_alone(prompt: &[Token], max_tokens: u32, stop_ids: &[Token]) -> Vec<Token> {
+    let mut tokens = prompt.to_vec();
+    for _ in 0..max_tokens {
+        tokens.push(next_token(&tokens));
+        if stop_ids.contains(&tokens[tokens.len() - 1]) {
+            break;
+        }
+    }
+    tokens.split_off(prompt.len())
+}
+
+fn walk(seed: u64, planted: FaultInjection) {
+    let mut world = WalkWorld::new(seed, planted);
+    let max_model_len = world.config.limits.max_model_len;
+    let shared: Vec<Token> = (0..60).map(|_| world.rng.draw(0, VOCAB)).collect();
+    let mut asked = Vec::new();
+    let mut to_come = world.rng.draw(1, 25);
+    let aborts = world.rng.pick(&[0, 0, 20]);
+    for round in 0.. {
+        assert!(round < 100_000, "no progress");
+        while to_come > 0 && world.rng.draw(0, 4) == 0 {
+            to_come -= 1;
+            let len = world.rng.draw(1, max_model_len);
+            let common = world.rng.draw(0, len + 1).min(60);
+            let mut prompt = shared[..common as usize].to_vec();
+            prompt.extend((common..len).map(|_| world.rng.draw(0, VOCAB)));
+            let max_tokens = world.rng.draw(0, max_model_len - len + 1);
+            let stop_ids = vec![world.rng.draw(0, 2 * VOCAB)];
+            world.submit(asked.len() as u64, prompt.clone(), max_tokens, stop_ids.clone());
+            asked.push((prompt, max_tokens, stop_ids));
+        }
+        let mut taken_back = None;
+        if aborts > 0 && world.rng.draw(0, aborts) == 0 && !asked.is_empty() {
+            let request = RequestId(u64::from(world.rng.draw(0, asked.len() as u32)));
+            world
+                .inbox
+                .push(SchedulerEvent::Abort { request, cause: AbortCause::ClientDisconnected });
+            taken_back = Some(request);
+        }
+        let answered = world.rng.draw(0, 3) > 0 && world.complete_oldest_step();
+        let silent = world.devices.iter().all(|device| device.outputs.is_empty());
+        let had_events = !world.inbox.is_empty();
+        world.tick();
+        let ended = taken_back.is_none_or(|request| world.received[&request].1.is_some());
+        assert!(ended, "{taken_back:?} outlives its abort");
+        if to_come == 0 && !answered && silent && !had_events && world.engine.is_idle() {
+            break;
+        }
+    }
+    for (i, (prompt, max_tokens, stop_ids)) in asked.iter().enumerate() {
+        let (tokens, finish) = &world.received[&RequestId(i as u64)];
+        let expected = tokens_alone(prompt, *max_tokens, stop_ids);
+        match finish {
+            Some(FinishReason::Abort(_)) => assert!(expected.starts_with(tokens), "request {i}"),
+            Some(FinishReason::Stop(_) | FinishReason::Length) => {
+                assert_eq!(*tokens, expected, "request {i}");
+            }
+            other => panic!("request {i} ended as {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn random_walks_produce_the_tokens_of_each_request_alone() {
+    for seed in 0..2_000 {
+        let outcome = std::panic::catch_unwind(|| walk(seed, FaultInjection::default()));
+        assert!(outcome.is_ok(), "seed {seed}");
+    }
+}
+
+#[cfg(feature = "planted")]
+#[test]
+fn random_walks_find_injected_faults() {
+    // These need losses, failed rows, repeated outputs, salts, a watch on events, clocks that pause, shared names, or drafts near a
+    // limit: `tests/sim` has them.
+    let beyond = |bug| {
+        use scheduler::InjectedFault;
+        matches!(
+            bug,
+            InjectedFault::EvictionWithoutEvent
+                | InjectedFault::ErrorRowPublished
+                | InjectedFault::SaltIgnored
+                | InjectedFault::FailureKeepsIndex
+                | InjectedFault::AdmitsPastBlockedHead
+                | InjectedFault::RepeatedOutputApplied
+                | InjectedFault::LimitIgnoresDraftSlack
+                | InjectedFault::StaleSequenceSlotRead
+                | InjectedFault::PauseCountsAsHeartbeatTimeout
+                | InjectedFault::PauseCountsAsStepTime
+                | InjectedFault::QueuedHeartbeatsCountTwice
+                | InjectedFault::ClientIdUsedAsRequestId
+                | InjectedFault::AbortByNameMissesDuplicate
+        )
+    };
+    let found = |&bug: &scheduler::InjectedFault| {
+        let fails = |seed| {
+            std::panic::catch_unwind(|| walk(seed, FaultInjection::with_fault(bug))).is_err()
+        };
+        let seed = (0..2_000).find(|&seed| fails(seed));
+        println!("{bug:?}: {seed:?}");
+        seed.is_some()
+    };
+    let bugs = scheduler::InjectedFault::REPLICA_FAULTS.into_iter().filter(|&bug| !beyond(bug));
+    let missed: Vec<_> = bugs.filter(|bug| !found(bug)).collect();
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}

@@ -1,0 +1,285 @@
+//! What losses, preemptions and resets cost is told by its cause, by the replica that pays.
+
+use protocol::{
+    Batch, KvGroup, KvKind, KvSpec, Replica, RequestId, RowOutput, SamplingParams, StepOutput,
+    StepTiming, Token,
+};
+use scheduler::{
+    AbortCause, ControlCommand, ExecutorFailure, FailureCounts, KvConfig, RecomputedTokens,
+    RequestSubmission, Scheduler, SchedulerConfig, SchedulerEffect, SchedulerEvent,
+    SchedulerLimits, StepStats,
+};
+
+const BLOCK_TOKENS: u32 = 4;
+
+/// An engine, what it sent last to each replica, its counters, and the answer to the last control operation.
+struct RequeueHarness {
+    engine: Scheduler,
+    sent: Vec<Option<Batch>>,
+    stats: Vec<StepStats>,
+    control_succeeded: Option<bool>,
+}
+
+impl RequeueHarness {
+    fn new(replicas: u16, blocks: u32) -> Self {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
+        let limits = SchedulerLimits { steps_in_flight: 1, ..SchedulerLimits::cpu(64, 100) };
+        let config = SchedulerConfig::new(limits, KvConfig::new(spec, blocks, [1, 2]));
+        let engine =
+            Scheduler::new(SchedulerConfig { replicas, ..config }).expect("a valid configuration");
+        let several = usize::from(replicas);
+        let (sent, stats) = (vec![None; several], vec![StepStats::default(); several]);
+        Self { engine, sent, stats, control_succeeded: None }
+    }
+
+    fn tick(&mut self, event: SchedulerEvent) {
+        let mut effects = Vec::new();
+        self.engine.tick(0, &mut vec![event], &mut effects);
+        for effect in effects {
+            match effect {
+                SchedulerEffect::SendBatch { replica, batch } => {
+                    self.sent[usize::from(replica.0)] = Some(batch);
+                }
+                SchedulerEffect::Stats(stats) => {
+                    let replica = usize::from(stats.replica.0);
+                    self.stats[replica] = stats;
+                }
+                SchedulerEffect::ControlDone { op_id: 1, succeeded: done } => {
+                    self.control_succeeded = Some(done);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A request of so many tokens, none of which another has.
+    fn submit(&mut self, id: u64, tokens: u32) {
+        self.submit_masked(id, tokens, None);
+    }
+
+    /// The same, with masks from a token of its output on.
+    fn submit_masked(&mut self, id: u64, tokens: u32, masked_from: Option<u32>) {
+        let tokens: Vec<Token> = (0..tokens).map(|i| id as u32 * 30 + i).collect();
+        let keys = self.engine.hasher().hash_prompt(&tokens, None);
+        self.tick(SchedulerEvent::Submit(Box::new(RequestSubmission {
+            id: RequestId(id),
+            tokens,
+            max_tokens: 30,
+            sampling: SamplingParams::greedy(),
+            first_masked_token: masked_from,
+            rng_key: id,
+            eos_ids: Vec::new(),
+            stop_ids: Vec::new(),
+            priority: 0,
+            extra_keys: None,
+            replica: None,
+            block_keys: keys,
+        })));
+    }
+
+    /// The replica answers what it was sent: a token for every row that samples.
+    fn complete_step(&mut self, replica: u16) {
+        let batch = self.sent[usize::from(replica)].take().expect("a step is under way");
+        let mut rows = vec![RowOutput::default(); batch.rows.len()];
+        for (output, row) in rows.iter_mut().zip(&batch.rows) {
+            if row.samples {
+                output.sampled_tokens.push(7);
+            }
+        }
+        let Batch { step, epoch, .. } = batch;
+        let timing = StepTiming::default();
+        let output = StepOutput { step, epoch, rows, timing, expert_tokens: Vec::new() };
+        self.tick(SchedulerEvent::StepOutput { replica: Replica(replica), output });
+    }
+
+    /// Whether the prefix cache was cleared.
+    fn clear(&mut self, restart: bool) -> bool {
+        self.tick(SchedulerEvent::Control(ControlCommand::ClearPrefixCache {
+            op_id: 1,
+            requeue_running: restart,
+        }));
+        self.control_succeeded.take().expect("a control operation is answered at once")
+    }
+
+    fn fail_executors(&mut self, replica: u16, loss: ExecutorFailure) {
+        self.tick(SchedulerEvent::ExecutorsFailed { replica: Replica(replica), failure: loss });
+    }
+
+    fn failure_costs(&self, replica: usize) -> (FailureCounts, RecomputedTokens) {
+        let stats = &self.stats[replica];
+        (stats.requests_recovered_total, stats.tokens_recomputed_total)
+    }
+}
+
+#[test]
+fn failure_and_recompute_are_counted_on_their_replicas() {
+    let mut bench = RequeueHarness::new(2, 16);
+    bench.submit(1, 6);
+    bench.complete_step(0); // Its prompt and a token of its answer are computed or under way.
+    bench.complete_step(0);
+    bench.fail_executors(0, ExecutorFailure::HeartbeatTimeout);
+    let recovered = FailureCounts { heartbeat_timeout: 1, ..FailureCounts::default() };
+    assert_eq!(bench.failure_costs(0), (recovered, RecomputedTokens::default()));
+    let lost = FailureCounts { heartbeat_timeout: 8, ..FailureCounts::default() };
+    let recomputed = RecomputedTokens { executor_failure: lost, ..RecomputedTokens::default() };
+    assert_eq!(
+        bench.failure_costs(1),
+        (FailureCounts::default(), recomputed),
+        "the other replica does it"
+    );
+    // The next loss has another cause, and nobody else is left: it waits for the next executors.
+    bench.fail_executors(1, ExecutorFailure::ReportedFault);
+    let recovered = FailureCounts { reported_fault: 1, ..FailureCounts::default() };
+    assert_eq!(bench.failure_costs(1), (recovered, recomputed));
+    let ready = SchedulerEvent::ExecutorsReady {
+        replica: Replica(1),
+        blocks: 16,
+        capture_sizes: Vec::new(),
+    };
+    bench.tick(ready);
+    let lost = FailureCounts { reported_fault: 8, ..lost };
+    assert_eq!(
+        bench.failure_costs(1),
+        (recovered, RecomputedTokens { executor_failure: lost, ..recomputed })
+    );
+}
+
+#[test]
+fn preemptions_and_resets_are_not_counted_as_failures() {
+    let mut bench = RequeueHarness::new(1, 16);
+    bench.submit(1, 6);
+    bench.complete_step(0);
+    assert!(bench.clear(true));
+    bench.complete_step(0); // Of the time before: there is room for a step again.
+    let (recovered, recomputed) = bench.failure_costs(0);
+    assert_eq!(recovered, FailureCounts::default());
+    assert_eq!(recomputed, RecomputedTokens { reset: 7, ..RecomputedTokens::default() });
+
+    // Two that outgrow the pool: one has to go, and its published blocks with it.
+    let mut bench = RequeueHarness::new(1, 16);
+    bench.submit(1, 30);
+    bench.submit(2, 30);
+    while bench.stats[0].preemptions_total == 0 {
+        bench.complete_step(0);
+    }
+    while bench.stats[0].tokens_recomputed_total == RecomputedTokens::default() {
+        bench.complete_step(0);
+    }
+    let (recovered, recomputed) = bench.failure_costs(0);
+    assert_eq!(recovered, FailureCounts::default());
+    let RecomputedTokens { preemption, reset, executor_failure: loss } = recomputed;
+    assert!(preemption > 0 && (reset, loss) == (0, FailureCounts::default()), "{recomputed:?}");
+}
+
+#[test]
+fn output_for_an_aborted_request_is_dropped_and_counted() {
+    let mut bench = RequeueHarness::new(1, 16);
+    bench.submit(1, 6);
+    bench.submit(2, 6);
+    bench.tick(SchedulerEvent::Abort {
+        request: RequestId(1),
+        cause: AbortCause::ClientDisconnected,
+    });
+    bench.complete_step(0);
+    bench.complete_step(0);
+    assert_eq!(bench.stats[0].rows_dropped_total, 1);
+}
+
+#[test]
+fn output_of_an_old_epoch_is_dropped_and_counted() {
+    let mut bench = RequeueHarness::new(1, 16);
+    bench.submit(1, 6);
+    let mut batch = bench.sent[0].clone().expect("a step is under way");
+    batch.epoch.0 += 1; // Everything else is what is awaited.
+    let awaited = bench.sent[0].replace(batch);
+    bench.complete_step(0);
+    assert_eq!(bench.stats[0].outputs_dropped_total, 1);
+    bench.sent[0] = awaited;
+    bench.complete_step(0);
+    assert_eq!(bench.stats[0].outputs_dropped_total, 1);
+}
+
+#[test]
+fn clearing_the_prefix_cache_needs_idle_blocks_or_requeue() {
+    let mut bench = RequeueHarness::new(1, 16);
+    bench.submit(1, 6);
+    bench.complete_step(0);
+    assert!(!bench.clear(false), "its blocks are held");
+    assert_eq!((bench.stats[0].running, bench.stats[0].prefix_queries_total), (1, 6));
+    bench.tick(SchedulerEvent::Abort {
+        request: RequestId(1),
+        cause: AbortCause::ClientDisconnected,
+    });
+    assert_eq!(bench.stats[0].blocks.cached, 1);
+    assert!(bench.clear(false), "what nobody holds is only forgotten");
+    assert_eq!(bench.stats[0].blocks.cached, 0);
+}
+
+#[test]
+fn stats_report_last_step_and_totals() {
+    let mut bench = RequeueHarness::new(1, 16);
+    assert!(bench.engine.is_idle());
+    bench.submit(1, 6);
+    for (answered, tokens) in [(0, 6), (1, 1), (2, 1)] {
+        let stats = &bench.stats[0];
+        assert_eq!(
+            (stats.last_step_rows, stats.last_step_tokens, stats.steps_total),
+            (1, tokens, answered)
+        );
+        assert_eq!(bench.engine.stats(Replica(0)), *stats, "who asks is told the same");
+        assert!(!bench.engine.is_idle());
+        bench.complete_step(0);
+    }
+    bench.tick(SchedulerEvent::Abort {
+        request: RequestId(1),
+        cause: AbortCause::ClientDisconnected,
+    });
+    assert!(!bench.engine.is_idle(), "its last step is under way");
+    bench.complete_step(0);
+    assert!(bench.engine.is_idle());
+}
+
+#[test]
+fn rows_are_masked_until_masks_are_done() {
+    let mut bench = RequeueHarness::new(1, 16);
+    bench.submit_masked(1, 6, Some(1));
+    let mut masked = Vec::new();
+    for step in 0..5 {
+        masked.push(bench.sent[0].as_ref().expect("a step is under way").rows[0].masked);
+        if step == 2 {
+            bench.tick(SchedulerEvent::MasksDone { request: RequestId(1) });
+        }
+        bench.complete_step(0);
+    }
+    assert_eq!(masked, [false, true, true, false, false], "the third was under way");
+}
+
+#[test]
+fn restored_replica_takes_no_queued_requests() {
+    let mut bench = RequeueHarness::new(2, 16);
+    bench.fail_executors(0, ExecutorFailure::Exited);
+    bench.submit(1, 6);
+    bench.submit(2, 6); // Waits for the step under way.
+    let ready = SchedulerEvent::ExecutorsReady {
+        replica: Replica(0),
+        blocks: 16,
+        capture_sizes: Vec::new(),
+    };
+    bench.tick(ready);
+    assert_eq!((bench.stats[1].running, bench.stats[1].waiting), (1, 1));
+    assert!(bench.sent[0].is_none());
+}
+
+#[test]
+fn lockstep_replicas_fail_together_and_others_alone() {
+    for (lockstep, expected) in [(true, &[0, 1][..]), (false, &[1])] {
+        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
+        let config =
+            SchedulerConfig::new(SchedulerLimits::cpu(64, 100), KvConfig::new(spec, 16, [1, 2]));
+        let engine = Scheduler::new(SchedulerConfig { replicas: 2, lockstep, ..config }).unwrap();
+        let group: Vec<u16> = engine.lockstep_group(Replica(1)).map(|replica| replica.0).collect();
+        assert_eq!(group, expected);
+    }
+}

@@ -1,0 +1,53 @@
+//! Idle connections, and bounded concurrency over a list of requests.
+
+use std::future::Future;
+use std::sync::Mutex;
+
+use futures::{StreamExt as _, stream};
+
+use crate::progress::ProgressReporter;
+
+/// Connections waiting for their next request; the one used last is taken first.
+#[derive(Debug)]
+pub struct IdleConnections<T>(Mutex<Vec<T>>);
+
+impl<T> Default for IdleConnections<T> {
+    fn default() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+}
+
+impl<T> IdleConnections<T> {
+    /// Takes one, if any.
+    pub(super) fn take(&self) -> Option<T> {
+        self.0.lock().ok()?.pop()
+    }
+
+    /// Gives one back.
+    pub(super) fn put(&self, connection: T) {
+        if let Ok(mut idle) = self.0.lock() {
+            idle.push(connection);
+        }
+    }
+}
+
+/// Runs `work` over all items, at most `concurrency` at a time; results in the items' order.
+pub async fn run_limited<I, T, F>(
+    items: Vec<I>,
+    concurrency: usize,
+    progress: &ProgressReporter,
+    work: impl Fn(I) -> F,
+) -> Vec<T>
+where
+    F: Future<Output = T>,
+{
+    let counted = |item| {
+        let answer = work(item);
+        async move {
+            let answer = answer.await;
+            progress.add(1);
+            answer
+        }
+    };
+    stream::iter(items).map(counted).buffered(concurrency.max(1)).collect().await
+}

@@ -1,0 +1,124 @@
+//! `docs/cli.md`, written from the flag table so that it cannot disagree with it.
+
+use std::fmt::Write as _;
+
+use clap::{Arg, Command, CommandFactory as _};
+
+use super::CliArgs;
+use super::compat_flags::{INERT_FLAGS, NO_OP_VALUES, UNSUPPORTED_FLAGS};
+
+/// Where the committed copy lives, from the repository's root.
+pub fn reference_path() -> &'static str {
+    "docs/cli.md"
+}
+
+/// The page.
+pub fn reference() -> String {
+    let mut out = String::from(
+        "# Command line\n\nTL;DR: `hadron serve MODEL` serves a folder or a hub id on \
+         127.0.0.1:8000. This page is generated from the flag table; a test keeps it so.\n\n\
+         Names may be written with dashes or underscores. `--no-X` switches a boolean off. Order \
+         of precedence: flag, `--config FILE.toml` (same names), environment, default. Exit codes: \
+         0 clean stop, 1 configuration or start-up failure, 2 usage, 3 fatal at run time.\n",
+    );
+    let mut root = CliArgs::command();
+    root.build();
+    for command in root.get_subcommands().filter(|command| !command.is_hide_set()) {
+        command_section(&mut out, "hadron", command);
+    }
+    environment_section(&mut out);
+    compat_flags_section(&mut out);
+    out
+}
+
+fn command_section(out: &mut String, parent: &str, command: &Command) {
+    let name = format!("{parent} {}", command.get_name());
+    if command.has_subcommands() {
+        for sub in command.get_subcommands() {
+            command_section(out, &name, sub);
+        }
+        return;
+    }
+    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    let _infallible = writeln!(out, "\n## `{name}`\n\n{about}.");
+    let mut heading = None;
+    let positionals = command.get_positionals();
+    let flags = command.get_opts().filter(|flag| !matches!(flag.get_id().as_str(), "help"));
+    for (index, arg) in positionals.chain(flags).filter(|arg| !arg.is_hide_set()).enumerate() {
+        let here = arg.get_help_heading().unwrap_or_default();
+        if index == 0 || (heading != Some(here) && arg.get_long().is_some()) {
+            let title = if here.is_empty() { String::new() } else { format!("**{here}**\n\n") };
+            let _infallible = writeln!(out, "\n{title}| flag | default | meaning |\n|---|---|---|");
+            heading = Some(here);
+        }
+        flag_row(out, arg);
+    }
+}
+
+fn flag_row(out: &mut String, arg: &Arg) {
+    let value = arg.get_value_names().and_then(|names| names.first()).map(ToString::to_string);
+    let boolean = arg.is_require_equals_set();
+    let mut names = match arg.get_long() {
+        Some(long) if boolean => format!("`--{long}`"),
+        Some(long) => format!("`--{long} {}`", value.unwrap_or_default()),
+        None => format!("`{}`", value.unwrap_or_default()),
+    };
+    let aliases: Vec<String> =
+        arg.get_all_aliases().unwrap_or_default().iter().map(|a| format!("`--{a}`")).collect();
+    if !aliases.is_empty() {
+        let _infallible = write!(names, " ({})", aliases.join(", "));
+    }
+    let default: Vec<String> =
+        arg.get_default_values().iter().map(|v| v.to_string_lossy().into_owned()).collect();
+    let default = match default.join(",").as_str() {
+        "true" if boolean => "on".to_owned(),
+        "false" if boolean => "off".to_owned(),
+        other => other.to_owned(),
+    };
+    let mut help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    let choices: Vec<String> =
+        arg.get_possible_values().iter().map(|v| v.get_name().to_owned()).collect();
+    if !choices.is_empty() && !boolean {
+        let _infallible = write!(help, " ({})", choices.join(", "));
+    }
+    let _infallible = writeln!(out, "| {names} | {default} | {} |", help.replace('|', "\\|"));
+}
+
+fn environment_section(out: &mut String) {
+    out.push_str(
+        "\n## Environment\n\n| variable | meaning |\n|---|---|\n\
+         | `HF_HOME`, `HF_HUB_CACHE` | where downloads are kept |\n\
+         | `HF_ENDPOINT` | the hub, in place of https://huggingface.co |\n\
+         | `HF_TOKEN` | the hub's token (else the file `token` in `HF_HOME`) |\n\
+         | `HF_HUB_OFFLINE` | 1: use what the cache holds and ask nobody |\n\
+         | `HADRON_API_KEY`, `VLLM_API_KEY` | key of clients and, without `--api-key`, of the server |\n\
+         | `HADRON_CLUSTER_SECRET` | what all nodes of a server know, without `--cluster-secret-file` |\n\
+         | `LWS_*`, `SLURM_*`, `OMPI_COMM_WORLD_*`, `PMI_*`, `PMIX_RANK`, `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE`, \
+         `RANK`, `GROUP_RANK` | how many nodes there are, which one this is and where node 0 is, unless flags say \
+         (`docs/operations.md`) |\n\
+         | `XDG_CACHE_HOME` | compiled kernels are kept in its folder `hadron` (default `~/.cache`) |\n\
+         | `RUST_LOG` | filter of the log |\n",
+    );
+}
+
+fn compat_flags_section(out: &mut String) {
+    out.push_str("\n## Flags of other engines\n\nAccepted by `serve`, changing nothing:\n\n");
+    out.push_str("| flag | because |\n|---|---|\n");
+    for flag in INERT_FLAGS {
+        let _infallible = writeln!(out, "| `--{}` | {} |", flag.name, flag.reason);
+    }
+    out.push_str("\nAccepted with these values, which ask for what is so anyway, and refused with others:\n\n");
+    out.push_str("| flag | values |\n|---|---|\n");
+    for (flag, values) in NO_OP_VALUES {
+        let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
+        let _infallible = writeln!(out, "| `--{flag}` | {} |", values.join(", "));
+    }
+    out.push_str(
+        "\nRefused, with the reason; to switch one off that is off anyway changes nothing:\n\n",
+    );
+    out.push_str("| flags | because |\n|---|---|\n");
+    for refused in UNSUPPORTED_FLAGS {
+        let names: Vec<String> = refused.names().map(|name| format!("`--{name}`")).collect();
+        let _infallible = writeln!(out, "| {} | {} |", names.join(", "), refused.reason);
+    }
+}

@@ -1,0 +1,312 @@
+//! What those who start a server on several nodes tell it by environment variables.
+
+use std::collections::BTreeMap;
+
+use super::slurm_hostlist;
+use crate::config::{CommandLineError, rejected};
+
+/// Every variable that is read.
+const NAMES: &[&str] = &[
+    "LWS_GROUP_SIZE",
+    "LWS_WORKER_INDEX",
+    "LWS_LEADER_ADDRESS",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_NNODES",
+    "SLURM_NODEID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS",
+    "SLURM_STEP_NODELIST",
+    "SLURM_JOB_NODELIST",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMI_SIZE",
+    "PMI_RANK",
+    "PMIX_RANK",
+    "MPI_LOCALNRANKS",
+    "GROUP_WORLD_SIZE",
+    "GROUP_RANK",
+    "WORLD_SIZE",
+    "RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+];
+
+/// Those variables that are set.
+#[derive(Debug, Clone, Default)]
+pub struct ClusterVariables(BTreeMap<&'static str, String>);
+
+/// A number, and the variable that says it.
+pub(super) type EnvNumber = (&'static str, u16);
+
+/// What was found, of whichever system.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct NodeLayout {
+    /// Nodes.
+    pub(super) nodes: Option<EnvNumber>,
+    /// Which one this is.
+    pub(super) node: Option<EnvNumber>,
+    /// Where node 0 is.
+    pub(super) host: Option<String>,
+    /// Where node 0 listens.
+    pub(super) port: Option<u16>,
+}
+
+impl ClusterVariables {
+    /// Takes those that `text` knows.
+    pub fn read(text: impl Fn(&str) -> Option<String>) -> Self {
+        Self(NAMES.iter().filter_map(|name| Some((*name, text(name)?))).collect())
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    /// The first of these variables that is set, as a number.
+    fn number(&self, names: &[&'static str]) -> Result<Option<EnvNumber>, CommandLineError> {
+        let Some((name, text)) = names.iter().find_map(|name| Some((*name, self.text(name)?)))
+        else {
+            return Ok(None);
+        };
+        match text.trim().parse() {
+            Ok(number) => Ok(Some((name, number))),
+            Err(_) => rejected(format!("{name} is {text:?}: not a number of nodes or tasks")),
+        }
+    }
+
+    /// What the first system says that has set its variables.
+    pub(super) fn node_layout(&self) -> Result<NodeLayout, CommandLineError> {
+        let systems = [Self::lws, Self::slurm, Self::mpi, Self::torchrun];
+        for system in systems {
+            if let Some(place) = system(self)? {
+                return Ok(place);
+            }
+        }
+        Ok(NodeLayout {
+            host: self.text("MASTER_ADDR").map(str::to_owned),
+            ..NodeLayout::default()
+        })
+    }
+
+    /// Kubernetes' LeaderWorkerSet: a group of pods, the leader first.
+    fn lws(&self) -> Result<Option<NodeLayout>, CommandLineError> {
+        let Some(nodes) = self.number(&["LWS_GROUP_SIZE"])? else { return Ok(None) };
+        let host = self.text("LWS_LEADER_ADDRESS").map(str::to_owned);
+        let node = self.number(&["LWS_WORKER_INDEX"])?;
+        Ok(Some(NodeLayout { nodes: Some(nodes), node, host, port: None }))
+    }
+
+    /// A job step of Slurm, else its job.
+    fn slurm(&self) -> Result<Option<NodeLayout>, CommandLineError> {
+        let Some(nodes) = self.number(&["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])? else {
+            return Ok(None);
+        };
+        let tasks = self.number(&["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"])?;
+        check_one_server_per_node(
+            nodes,
+            tasks.filter(|(_, tasks)| *tasks > nodes.1),
+            "srun --ntasks-per-node=1",
+        )?;
+        let node = self.number(&["SLURM_NODEID"])?;
+        let names = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"];
+        let list = names.iter().find_map(|name| Some((*name, self.text(name)?)));
+        let host = match list.map(|(name, list)| (name, list, slurm_hostlist::hosts(list))) {
+            Some((name, list, Err(error))) => {
+                return rejected(format!("{name} is {list:?}: {error}"));
+            }
+            Some((name, list, Ok(hosts))) if hosts.len() != usize::from(nodes.1) => {
+                let (count, (of, nodes)) = (hosts.len(), nodes);
+                return rejected(format!("{name} is {list:?}, {count} hosts, but {of} is {nodes}"));
+            }
+            Some((.., Ok(hosts))) => hosts.into_iter().next(),
+            None => None,
+        };
+        Ok(Some(NodeLayout { nodes: Some(nodes), node, host, port: None }))
+    }
+
+    /// Open MPI, and what else speaks PMI. None says where the first process is.
+    fn mpi(&self) -> Result<Option<NodeLayout>, CommandLineError> {
+        let nodes = self.number(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])?;
+        let node = self.number(&["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"])?;
+        if nodes.is_none() && node.is_none() {
+            return Ok(None);
+        }
+        if let Some(nodes) = nodes.filter(|(_, nodes)| *nodes > 1) {
+            let here = self.number(&["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"])?;
+            check_one_server_per_node(
+                nodes,
+                here.filter(|(_, here)| *here > 1),
+                "mpirun --map-by ppr:1:node",
+            )?;
+        }
+        let host = self.text("MASTER_ADDR").map(str::to_owned);
+        Ok(Some(NodeLayout { nodes, node, host, port: None }))
+    }
+
+    /// torchrun, and operators that set what it sets.
+    fn torchrun(&self) -> Result<Option<NodeLayout>, CommandLineError> {
+        let world = self.number(&["WORLD_SIZE"])?;
+        let (grouped, here) = (self.number(&["GROUP_RANK"])?, self.number(&["LOCAL_WORLD_SIZE"])?);
+        let (nodes, node) = match (grouped, world) {
+            (Some(node), Some((name, world))) => {
+                let per_node = here.map_or(1, |(_, here)| here.max(1));
+                let nodes = self.number(&["GROUP_WORLD_SIZE"])?;
+                (nodes.unwrap_or((name, world / per_node)), Some(node))
+            }
+            (None, Some(world)) => (world, self.number(&["RANK"])?),
+            (_, None) => return Ok(None),
+        };
+        if nodes.1 > 1 {
+            check_one_server_per_node(
+                nodes,
+                here.filter(|(_, here)| *here > 1),
+                "torchrun --nproc-per-node 1",
+            )?;
+        }
+        // torchrun itself may listen there.
+        let taken = self.text("TORCHELASTIC_USE_AGENT_STORE") == Some("True");
+        let port = self.number(&["MASTER_PORT"])?.map(|(_, port)| port);
+        let port = port.and_then(|port| port.checked_add(u16::from(taken)));
+        let host = self.text("MASTER_ADDR").map(str::to_owned);
+        Ok(Some(NodeLayout { nodes: Some(nodes), node, host, port }))
+    }
+}
+
+/// Refuses several servers on one node of several.
+fn check_one_server_per_node(
+    nodes: EnvNumber,
+    too_many: Option<EnvNumber>,
+    instead: &str,
+) -> Result<(), CommandLineError> {
+    let (Some((name, count)), (_, nodes)) = (too_many, nodes) else { return Ok(()) };
+    if nodes < 2 {
+        return Ok(());
+    }
+    rejected(format!(
+        "{name} is {count}, on {nodes} nodes: hadron serve starts the executors of a node itself, \
+         so it runs once on each: {instead}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node_layout(variables: &[(&str, &str)]) -> Result<NodeLayout, String> {
+        let text = |name: &str| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, text)| (*text).to_owned())
+        };
+        ClusterVariables::read(text).node_layout().map_err(|error| error.to_string())
+    }
+
+    fn expected_layout(
+        nodes: u16,
+        node: u16,
+        host: &str,
+        port: Option<u16>,
+    ) -> (u16, u16, String, Option<u16>) {
+        (nodes, node, host.to_owned(), port)
+    }
+
+    fn resolved_layout(variables: &[(&str, &str)]) -> (u16, u16, String, Option<u16>) {
+        let NodeLayout { nodes, node, host, port } = node_layout(variables).unwrap();
+        (nodes.unwrap().1, node.unwrap().1, host.unwrap_or_default(), port)
+    }
+
+    #[test]
+    fn every_launcher_is_understood() {
+        let lws = [
+            ("LWS_GROUP_SIZE", "2"),
+            ("LWS_WORKER_INDEX", "1"),
+            ("LWS_LEADER_ADDRESS", "hadron-0.hadron.default"),
+        ];
+        assert_eq!(resolved_layout(&lws), expected_layout(2, 1, "hadron-0.hadron.default", None));
+        let slurm = [
+            ("SLURM_NNODES", "4"),
+            ("SLURM_JOB_NODELIST", "gpu[05-08]"),
+            ("SLURM_NODEID", "1"),
+            ("SLURM_NTASKS", "4"),
+        ];
+        assert_eq!(resolved_layout(&slurm), expected_layout(4, 1, "gpu05", None));
+        let step = [("SLURM_STEP_NUM_NODES", "2"), ("SLURM_STEP_NODELIST", "gpu[07-08]")];
+        let step = [&step[..], &slurm[..3], &[("SLURM_STEP_NUM_TASKS", "2")]].concat();
+        assert_eq!(
+            resolved_layout(&step),
+            expected_layout(2, 1, "gpu07", None),
+            "a step on some of the job's nodes"
+        );
+        let ompi = [
+            ("OMPI_COMM_WORLD_SIZE", "3"),
+            ("OMPI_COMM_WORLD_RANK", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+            ("PMIX_RANK", "2"),
+        ];
+        assert_eq!(resolved_layout(&ompi), expected_layout(3, 2, "", None));
+        let pmi = [("PMI_SIZE", "3"), ("PMI_RANK", "0"), ("MASTER_ADDR", "h")];
+        assert_eq!(resolved_layout(&pmi), expected_layout(3, 0, "h", None));
+        let operator = [
+            ("WORLD_SIZE", "2"),
+            ("RANK", "1"),
+            ("MASTER_ADDR", "job-master-0"),
+            ("MASTER_PORT", "23456"),
+        ];
+        assert_eq!(resolved_layout(&operator), expected_layout(2, 1, "job-master-0", Some(23_456)));
+        let torchrun = [
+            &operator[..],
+            &[("GROUP_RANK", "1"), ("GROUP_WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "1")],
+            &[("TORCHELASTIC_USE_AGENT_STORE", "True")],
+        ];
+        assert_eq!(
+            resolved_layout(&torchrun.concat()),
+            expected_layout(2, 1, "job-master-0", Some(23_457))
+        );
+    }
+
+    #[test]
+    fn first_launcher_found_wins() {
+        let nested = [
+            ("LWS_GROUP_SIZE", "2"),
+            ("LWS_WORKER_INDEX", "0"),
+            ("SLURM_NNODES", "9"),
+            ("WORLD_SIZE", "16"),
+            ("RANK", "7"),
+        ];
+        assert_eq!(resolved_layout(&nested), expected_layout(2, 0, "", None));
+        assert_eq!(node_layout(&[]).unwrap(), NodeLayout::default());
+        let partial =
+            node_layout(&[("RANK", "3"), ("MASTER_PORT", "1"), ("MASTER_ADDR", "h")]).unwrap();
+        let expected = NodeLayout { host: Some("h".to_owned()), ..NodeLayout::default() };
+        assert_eq!(partial, expected, "an address alone makes no cluster");
+    }
+
+    #[test]
+    fn several_servers_per_node_and_bad_values_are_rejected() {
+        for (variables, reason) in [
+            (
+                &[("SLURM_NNODES", "2"), ("SLURM_NTASKS", "16")][..],
+                "SLURM_NTASKS is 16, on 2 nodes",
+            ),
+            (&[("OMPI_COMM_WORLD_SIZE", "8"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "4")], "ppr:1:node"),
+            (
+                &[("WORLD_SIZE", "8"), ("RANK", "3"), ("LOCAL_WORLD_SIZE", "4")],
+                "--nproc-per-node 1",
+            ),
+            (&[("LWS_GROUP_SIZE", "two")], "LWS_GROUP_SIZE is \"two\""),
+            (
+                &[("SLURM_NNODES", "2"), ("SLURM_JOB_NODELIST", "n[1-3]")],
+                "3 hosts, but SLURM_NNODES is 2",
+            ),
+            (&[("SLURM_NNODES", "2"), ("SLURM_JOB_NODELIST", "n[1")], "not closed"),
+        ] {
+            let error = node_layout(variables).unwrap_err();
+            assert!(error.contains(reason), "{variables:?}: {error}");
+        }
+        // On one node they are none of this server's business.
+        let one =
+            [("WORLD_SIZE", "1"), ("RANK", "0"), ("SLURM_NNODES", "1"), ("SLURM_NTASKS", "8")];
+        assert_eq!(node_layout(&one).unwrap().nodes, Some(("SLURM_NNODES", 1)));
+    }
+}

@@ -1,0 +1,113 @@
+//! Slurm's lists of hosts: `gpu[001-003,7],login`.
+
+/// Longest list: what more would say is a mistake.
+const HOSTS_MAX: usize = 65_536;
+
+/// The hosts of a list, in its order.
+///
+/// Errors: what is wrong with it.
+pub(super) fn hosts(list: &str) -> Result<Vec<String>, String> {
+    let mut all = Vec::new();
+    for item in items(list)? {
+        expand(item, "", &mut all)?;
+    }
+    if all.is_empty() {
+        return Err("no host".to_owned());
+    }
+    Ok(all)
+}
+
+/// The parts between commas that stand in no brackets.
+fn items(list: &str) -> Result<Vec<&str>, String> {
+    let (mut items, mut start, mut inside) = (Vec::new(), 0, false);
+    for (at, byte) in list.bytes().enumerate() {
+        match byte {
+            b'[' if inside => return Err("a bracket in brackets".to_owned()),
+            b'[' => inside = true,
+            b']' if !inside => return Err("a bracket that was not opened".to_owned()),
+            b']' => inside = false,
+            b',' if !inside => {
+                items.push(&list[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    if inside {
+        return Err("a bracket that is not closed".to_owned());
+    }
+    items.push(&list[start..]);
+    Ok(items.into_iter().map(str::trim).filter(|item| !item.is_empty()).collect())
+}
+
+/// Adds the hosts of one item whose beginning, up to here, is `prefix`.
+fn expand(item: &str, prefix: &str, all: &mut Vec<String>) -> Result<(), String> {
+    let Some((before, rest)) = item.split_once('[') else {
+        if all.len() >= HOSTS_MAX {
+            return Err(format!("more than {HOSTS_MAX} hosts"));
+        }
+        all.push(format!("{prefix}{item}"));
+        return Ok(());
+    };
+    let (ranges, behind) = rest.split_once(']').unwrap_or((rest, ""));
+    for range in ranges.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let number = |text: &str| {
+            let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            let number = digits.then(|| text.parse::<u32>().ok()).flatten();
+            number.ok_or_else(|| format!("{range:?} is no range of numbers"))
+        };
+        let (from, to) = (number(first)?, number(last)?);
+        if to < from || (to - from) as usize >= HOSTS_MAX {
+            return Err(format!("{range:?} is no range of numbers"));
+        }
+        for value in from..=to {
+            // As many digits as the first number of the range.
+            let name = format!("{prefix}{before}{value:0width$}", width = first.len());
+            expand(behind, &name, all)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_lists_and_leading_zeros() {
+        for (list, expected) in [
+            ("n0", &["n0"][..]),
+            ("n1,n2", &["n1", "n2"]),
+            ("gpu[001-003,7],login", &["gpu001", "gpu002", "gpu003", "gpu7", "login"]),
+            ("n[9-11]", &["n9", "n10", "n11"]),
+            ("n[08-10]-ib", &["n08-ib", "n09-ib", "n10-ib"]),
+            ("r[1-2]n[3,5]", &["r1n3", "r1n5", "r2n3", "r2n5"]),
+            ("a-b[2].x.org", &["a-b2.x.org"]),
+            ("10.0.0.[1-2]", &["10.0.0.1", "10.0.0.2"]),
+            (" n1 , n2 ", &["n1", "n2"]),
+        ] {
+            assert_eq!(hosts(list).unwrap(), expected, "{list}");
+        }
+    }
+
+    #[test]
+    fn malformed_host_lists_are_rejected() {
+        for (list, reason) in [
+            ("", "no host"),
+            (",", "no host"),
+            ("n[1-2", "not closed"),
+            ("n1]", "not opened"),
+            ("n[[1]]", "a bracket in brackets"),
+            ("n[]", "\"\" is no range"),
+            ("n[a-b]", "\"a-b\" is no range"),
+            ("n[3-1]", "\"3-1\" is no range"),
+            ("n[1-99999999999]", "is no range"),
+            ("n[0-65536]", "is no range"),
+            ("n[0-999][0-999]", "more than 65536 hosts"),
+        ] {
+            let error = hosts(list).unwrap_err();
+            assert!(error.contains(reason), "{list}: {error}");
+        }
+    }
+}

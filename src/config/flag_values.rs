@@ -1,0 +1,35 @@
+//! The flags of `serve` with their values, as the server tells them to those who ask.
+
+use clap::{ArgMatches, CommandFactory as _};
+use serde_json::{Map, Value};
+
+use super::CliArgs;
+use super::access::SECRET_FLAGS;
+
+/// Every flag of `serve` by name, with the value given or its default; keys are only said to be there.
+pub(super) fn serve_flag_values(matches: &ArgMatches) -> Map<String, Value> {
+    let Some(given) = matches.subcommand_matches("serve") else { return Map::new() };
+    let command = CliArgs::command();
+    let Some(serve) = command.find_subcommand("serve") else { return Map::new() };
+    let flags = serve.get_arguments().filter(|flag| !flag.is_hide_set());
+    let named = flags.filter_map(|flag| Some((flag.get_long()?, flag.get_id().as_str())));
+    let shown = named.filter_map(|(name, id)| {
+        let words: Vec<Value> =
+            given.get_raw(id)?.map(|word| value(&word.to_string_lossy())).collect();
+        let value = match words.as_slice() {
+            _ if SECRET_FLAGS.contains(&name) => Value::from(words.len()),
+            [one] => one.clone(),
+            _ => Value::from(words),
+        };
+        Some((name.to_owned(), value))
+    });
+    shown.collect()
+}
+
+/// A number or a boolean as such, anything else as text.
+fn value(word: &str) -> Value {
+    match word.parse::<i64>() {
+        Ok(number) => Value::from(number),
+        Err(_) => word.parse::<bool>().map_or_else(|_| Value::from(word), Value::from),
+    }
+}

@@ -1,0 +1,132 @@
+//! What is refused before it is compiled: schemas whose cost the compiler itself does not bound.
+//!
+//! Its fuel covers the regular expressions it has built, not the search for whether several of them at once
+//! match anything, nor the states of a multiple. Each bound is far above what schemas in use have.
+
+use super::compile::GrammarError;
+use super::number_keywords;
+use serde_json::Value;
+
+/// Strings limited by a pattern or a format, in a schema that intersects schemas: all of them may meet.
+const INTERSECTED_MAX: usize = 16;
+/// Patterns of property names: each is compared with every other.
+const NAME_PATTERNS_MAX: usize = 64;
+/// Digits of a `multipleOf`, read as one number without its trailing zeros: as many states.
+const MULTIPLE_MAX: u64 = 10_000;
+
+#[derive(Default)]
+struct SchemaKeywordCounts {
+    intersections: usize,
+    patterns: usize,
+    name_patterns: usize,
+}
+
+/// Refuses a schema that may take for ever.
+pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
+    let mut counts = SchemaKeywordCounts::default();
+    count(schema, &mut counts)?;
+    let SchemaKeywordCounts { intersections, patterns, name_patterns } = counts;
+    if intersections > 0 && patterns > INTERSECTED_MAX {
+        return reject(format!(
+            "a schema with allOf has {patterns} patterns and formats, the limit is {INTERSECTED_MAX}"
+        ));
+    }
+    if name_patterns > NAME_PATTERNS_MAX {
+        return reject(format!(
+            "{name_patterns} patternProperties, the limit is {NAME_PATTERNS_MAX}"
+        ));
+    }
+    Ok(())
+}
+
+/// The same for each schema inside a grammar in Lark. Text that only looks like one is checked with them.
+pub(super) fn check_lark(grammar: &str) -> Result<(), GrammarError> {
+    const KEYWORD: &str = "%json";
+    let behind = |(at, keyword): (usize, &str)| &grammar[at + keyword.len()..];
+    for text in grammar.match_indices(KEYWORD).map(behind) {
+        let mut values = serde_json::Deserializer::from_str(text).into_iter();
+        if let Some(Ok(schema)) = values.next() {
+            check(&schema)?;
+            number_keywords::check_fixed(&schema)?;
+        }
+    }
+    Ok(())
+}
+
+fn reject(message: String) -> Result<(), GrammarError> {
+    Err(GrammarError::Invalid(message))
+}
+
+/// Counts keywords, wherever they stand: a property of such a name has no string as its value.
+fn count(value: &Value, counts: &mut SchemaKeywordCounts) -> Result<(), GrammarError> {
+    match value {
+        Value::Array(list) => list.iter().try_for_each(|item| count(item, counts)),
+        Value::Object(map) => map.iter().try_for_each(|(key, value)| {
+            match (key.as_str(), value) {
+                ("allOf", Value::Array(_)) => counts.intersections += 1,
+                ("pattern" | "format", Value::String(_)) => counts.patterns += 1,
+                ("patternProperties", Value::Object(names)) => counts.name_patterns += names.len(),
+                ("multipleOf", Value::Number(number)) if digits(number) > MULTIPLE_MAX => {
+                    return reject(format!(
+                        "multipleOf has more digits than {MULTIPLE_MAX}, zeros at its end left out"
+                    ));
+                }
+                _ => {}
+            }
+            count(value, counts)
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// 1200 and 0.012 have the digits 12.
+fn digits(number: &serde_json::Number) -> u64 {
+    let text = number.to_string();
+    let mantissa = text.split(['e', 'E']).next().unwrap_or_default();
+    let digits: String = mantissa.chars().filter(char::is_ascii_digit).collect();
+    let digits = digits.trim_end_matches('0');
+    digits.parse().unwrap_or(if digits.is_empty() { 0 } else { u64::MAX })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn only_unbounded_schemas_are_rejected() {
+        let patterns =
+            |n: usize| (0..n).map(|i| json!({"pattern": format!("a{i}.*b")})).collect::<Vec<_>>();
+        let names = |n: usize| {
+            (0..n).map(|i| (format!("^a{i}"), json!(true))).collect::<serde_json::Map<_, _>>()
+        };
+        assert!(check(&json!({"allOf": patterns(16)})).is_ok());
+        assert!(check(&json!({"allOf": patterns(17)})).is_err());
+        assert!(check(&json!({"anyOf": patterns(100)})).is_ok());
+        assert!(check(&json!({"patternProperties": names(64)})).is_ok());
+        assert!(check(&json!({"patternProperties": names(65)})).is_err());
+        assert!(
+            check(&json!({"properties": {"pattern": {"allOf": []}, "multipleOf": {}}})).is_ok()
+        );
+        for (multiple, fits) in [
+            (json!(7), true),
+            (json!(0.25), true),
+            (json!(5_000_000), true),
+            (json!(1e-9), true),
+            (json!(99_991), false),
+            (json!(0.099_991), false),
+        ] {
+            assert_eq!(check(&json!({"multipleOf": multiple})).is_ok(), fits, "{multiple}");
+        }
+    }
+
+    #[test]
+    fn schemas_inside_lark_grammars_are_checked() {
+        let lark = |schema: &Value| format!("start: \"a\" b\nb: %json {schema} \"c\"\n");
+        assert!(check_lark(&lark(&json!({"multipleOf": 7}))).is_ok());
+        assert!(check_lark(&lark(&json!({"items": {"multipleOf": 99_991}}))).is_err());
+        let two = lark(&json!({})) + &lark(&json!({"multipleOf": 99_991}));
+        assert!(check_lark(&two).is_err());
+        assert!(check_lark("start: \"%json\" | /%json {/").is_ok());
+    }
+}

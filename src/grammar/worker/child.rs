@@ -1,0 +1,101 @@
+//! The child's end: tries what it is sent until the server is gone.
+
+use super::message::{GrammarWorkerReply, GrammarWorkerRequest, VocabularyMessage};
+use super::starvation_watchdog::{DryRunVerdicts, GrammarDryRun, take_over_starved};
+use crate::grammar::compile::GrammarCompiler;
+use crate::grammar::limits::{DRY_RUN_STACK_BYTES, WORKER_BYTES};
+use crate::grammar::vocabulary::GrammarVocabulary;
+use crate::grammar::yield_to_others;
+use crate::worker_process::{EPOCH, limit_memory};
+use protocol::link::{FrameReader, FrameWriter, LinkError, LinkSocket};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::{io, process, thread};
+use thread_priority::{
+    NormalThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy,
+    set_thread_priority_and_policy, thread_native_id,
+};
+
+/// Threads with stacks for grammars.
+const THREADS: u64 = 2;
+
+/// Tries grammars for the server at the other end of `stream`, with less of the processor and of memory than others.
+/// Returns once the server is gone.
+///
+/// Errors: the process cannot be confined, or the link fails.
+pub fn serve(stream: LinkSocket) -> io::Result<()> {
+    limit_memory(THREADS * DRY_RUN_STACK_BYTES as u64 + WORKER_BYTES)?;
+    let work = move || match serve_requests(stream) {
+        Ok(()) | Err(LinkError::Closed) => Ok(()),
+        Err(error) => Err(io::Error::other(error)),
+    };
+    let named = thread::Builder::new().name("grammar-trial".to_owned());
+    let thread = named.stack_size(DRY_RUN_STACK_BYTES).spawn(work)?;
+    thread
+        .join()
+        .unwrap_or_else(|_| Err(io::Error::other("the thread that tries grammars panicked")))
+}
+
+fn serve_requests(stream: LinkSocket) -> Result<(), LinkError> {
+    let failed = |error: io::Error| LinkError::Io(error.kind());
+    let to = FrameWriter::new(stream.try_clone().map_err(failed)?, EPOCH);
+    let desk = Arc::new(DryRunVerdicts::new(to));
+    let mut from = FrameReader::<_, GrammarWorkerRequest>::new(stream, EPOCH);
+    let mut compiler = None;
+    while let Some(message) = from.receive()? {
+        match (message, &compiler) {
+            (GrammarWorkerRequest::LowerPriority, _) => yield_to_others(),
+            (GrammarWorkerRequest::Vocabulary(words), _) => {
+                // The server has found the same compiler usable: else it is no server.
+                let made =
+                    GrammarCompiler::new(vocabulary(words)).map_err(|_| LinkError::Closed)?;
+                let made = compiler.insert(Arc::new(made));
+                start_starvation_watchdog(made, &desk).map_err(failed)?;
+                set_idle_priority(); // What comes next is not the server's own.
+                desk.send(GrammarWorkerReply::Ready)?;
+            }
+            (GrammarWorkerRequest::Constraint(constraint), Some(compiler)) => {
+                let trial = Arc::new(GrammarDryRun::begin(constraint));
+                desk.begin(&trial);
+                desk.report_verdict(&trial, compiler.dry_run(&trial.constraint))?;
+            }
+            (GrammarWorkerRequest::Constraint(_), None) => return Err(LinkError::Closed),
+        }
+    }
+    Ok(())
+}
+
+/// Starts the thread that tries what this one gets no processor for.
+fn start_starvation_watchdog(
+    compiler: &Arc<GrammarCompiler>,
+    desk: &Arc<DryRunVerdicts<LinkSocket>>,
+) -> io::Result<()> {
+    let (compiler, desk) = (Arc::clone(compiler), Arc::clone(desk));
+    let work = move || {
+        yield_to_others();
+        take_over_starved(&desk, |trial| compiler.dry_run(&trial.constraint))
+    };
+    let named = thread::Builder::new().name("grammar-watch".to_owned());
+    named.stack_size(DRY_RUN_STACK_BYTES).spawn(|| {
+        // Nobody joins it, and the server would wait for a verdict. Without a server all ends anyway.
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            process::abort();
+        }
+    })?;
+    Ok(())
+}
+
+/// Lets everybody else go before this thread, for good: the system does not give back to anybody what this gives up.
+fn set_idle_priority() {
+    let policy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
+    let idle = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy);
+    if let Err(error) = idle {
+        tracing::debug!(%error, "grammars are tried while others need the processor");
+    }
+    yield_to_others();
+}
+
+fn vocabulary(words: VocabularyMessage) -> GrammarVocabulary {
+    let VocabularyMessage { tokens, special, end_ids: ends } = words;
+    GrammarVocabulary { tokens, special, end_ids: ends, encode: Arc::new(|_| None) }
+}

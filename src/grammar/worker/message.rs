@@ -1,0 +1,160 @@
+//! What a server and a process that tries grammars say to each other, in the frames of executors.
+
+use crate::grammar::compile::{DryRunReport, GrammarError};
+use crate::grammar::constraint::OutputConstraint;
+use crate::grammar::vocabulary::GrammarVocabulary;
+use crate::worker_process::{EPOCH, decode_message, encode_message};
+use protocol::Token;
+use protocol::codec::{CodecError, WireMessage};
+use protocol::frame::{self, FrameError};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Apart from the kinds of executors.
+const WORKER_REQUEST_KIND: u16 = 65;
+const WORKER_REPLY_KIND: u16 = 66;
+
+/// To the process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) enum GrammarWorkerRequest {
+    /// May come before everything: be of little priority while you learn the vocabulary.
+    LowerPriority,
+    /// Comes first, once.
+    Vocabulary(VocabularyMessage),
+    /// A grammar to try.
+    Constraint(Arc<OutputConstraint>),
+}
+
+/// A vocabulary without its tokenizer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct VocabularyMessage {
+    /// As in `GrammarVocabulary`.
+    pub(super) tokens: Vec<Vec<u8>>,
+    pub(super) special: Vec<Token>,
+    pub(super) end_ids: Vec<Token>,
+}
+
+/// From it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum GrammarWorkerReply {
+    /// It knows the vocabulary.
+    Ready,
+    /// Of the grammar it was sent.
+    Verdict(Result<DryRunReport, GrammarError>),
+}
+
+/// The first frame, the same for every process of a server.
+///
+/// Errors: there are more tokens than a frame holds.
+pub(in crate::grammar) fn vocabulary_frame(
+    vocabulary: &GrammarVocabulary,
+) -> Result<Vec<u8>, FrameError> {
+    let GrammarVocabulary { tokens, special, end_ids: ends, .. } = vocabulary;
+    let words = VocabularyMessage {
+        tokens: tokens.clone(),
+        special: special.clone(),
+        end_ids: ends.clone(),
+    };
+    let mut out = Vec::new();
+    frame::encode(&GrammarWorkerRequest::Vocabulary(words), EPOCH, &mut out)?;
+    Ok(out)
+}
+
+impl WireMessage for GrammarWorkerRequest {
+    fn kind(&self) -> u16 {
+        WORKER_REQUEST_KIND
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
+        encode_message(WORKER_REQUEST_KIND, self, out)
+    }
+
+    fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
+        decode_message(WORKER_REQUEST_KIND, kind, body)
+    }
+}
+
+impl WireMessage for GrammarWorkerReply {
+    fn kind(&self) -> u16 {
+        WORKER_REPLY_KIND
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
+        encode_message(WORKER_REPLY_KIND, self, out)
+    }
+
+    fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
+        decode_message(WORKER_REPLY_KIND, kind, body)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grammar::{GrammarSpec, JsonWhitespace};
+    use serde_json::{Value, json};
+    use std::time::Duration;
+
+    fn through<M: WireMessage>(message: &M) -> M {
+        let mut out = Vec::new();
+        frame::encode(message, EPOCH, &mut out).unwrap();
+        let (back, epoch, bytes) = frame::decode(&out).unwrap().unwrap();
+        assert_eq!((epoch, bytes), (EPOCH, out.len()));
+        assert!(frame::decode::<M>(&out[..out.len() - 1]).unwrap().is_none(), "not all of it");
+        back
+    }
+
+    /// As deep as schemas may be.
+    fn deep() -> Value {
+        (0..crate::grammar::NESTING_MAX).fold(json!("(a)"), |inner, _| json!({"items": inner}))
+    }
+
+    #[test]
+    fn constraints_round_trip() {
+        let schema = json!({"z": 1, "a": [-7, 0.1, 1e300, 1.0, u64::MAX, i64::MIN, null, "\u{0}ü"],
+            "of": {"properties": {}, "y": true}});
+        let spaced = JsonWhitespace::Pattern("[ \\t]*".to_owned());
+        for form in [
+            GrammarSpec::Json { schema: schema.clone(), whitespace: spaced },
+            GrammarSpec::Json { schema: deep(), whitespace: JsonWhitespace::Any },
+            GrammarSpec::Json { schema: Value::Bool(true), whitespace: JsonWhitespace::None },
+            GrammarSpec::Regex("(a|\u{1f980})*".to_owned()),
+            GrammarSpec::Choice(vec![String::new(), "no\n".to_owned()]),
+            GrammarSpec::Lark("start: \"x\"".to_owned()),
+        ] {
+            let sent = OutputConstraint::new(form, "structured_outputs.json");
+            for sent in [sent.clone(), sent.start_after("</think>")] {
+                let sent = Arc::new(sent);
+                let GrammarWorkerRequest::Constraint(got) =
+                    through(&GrammarWorkerRequest::Constraint(Arc::clone(&sent)))
+                else {
+                    panic!("another message")
+                };
+                assert_eq!(got, sent);
+                assert_eq!(got.cache_key(), sent.cache_key(), "members in their order");
+            }
+        }
+    }
+
+    #[test]
+    fn vocabularies_and_verdicts_round_trip() {
+        let words = GrammarWorkerRequest::Vocabulary(VocabularyMessage {
+            tokens: vec![Vec::new(), vec![0, 127, 128, 255], b"the".to_vec()],
+            special: vec![2, 70_000],
+            end_ids: vec![2],
+        });
+        assert_eq!(through(&words), words);
+        let findings = DryRunReport { slowest_mask: Duration::from_nanos(1_234_567_891) };
+        for verdict in [
+            Ok(findings),
+            Err(GrammarError::TooLarge { bytes: usize::MAX }),
+            Err(GrammarError::InvalidSpaces("unclosed group".to_owned())),
+        ] {
+            let sent = GrammarWorkerReply::Verdict(verdict);
+            assert_eq!(through(&sent), sent);
+        }
+        let mut out = Vec::new();
+        frame::encode(&GrammarWorkerReply::Ready, EPOCH, &mut out).unwrap();
+        assert!(frame::decode::<GrammarWorkerRequest>(&out).is_err(), "of the other direction");
+    }
+}

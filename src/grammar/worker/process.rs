@@ -1,0 +1,164 @@
+//! The server's end: a process that tries grammars, started, asked, killed.
+
+use super::message::{GrammarWorkerReply, GrammarWorkerRequest};
+use crate::config::SECRET_VARIABLE;
+use crate::grammar::compile::{DryRunReport, GrammarError};
+use crate::grammar::constraint::OutputConstraint;
+use crate::grammar::limits::{
+    COMPILE_TIME, DRY_RUN_CPU_TIME_MIN, DRY_RUN_TIME_MAX, WORKER_START_TIME,
+};
+use crate::worker_process::{ARENA_RESERVE, EPOCH, WorkerProgram};
+use protocol::link::{FrameReader, FrameWriter, LinkError, MessageReceiver, MessageSender};
+use std::fs;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A child of this process that tries grammars. Dropping it kills it and waits for its end.
+pub(in crate::grammar) struct GrammarWorkerProcess {
+    child: Child,
+    /// Killed, or ended.
+    ended: bool,
+    requests: FrameWriter<UnixStream, GrammarWorkerRequest>,
+    replies: FrameReader<UnixStream, GrammarWorkerReply>,
+}
+
+impl GrammarWorkerProcess {
+    /// Starts it and waits until it knows the vocabulary, for which it is of little priority if it `yields`. It dies
+    /// with the thread that calls this.
+    ///
+    /// Errors: no process or descriptor is left, or it does not become ready.
+    pub(in crate::grammar) fn start(
+        program: &WorkerProgram,
+        vocabulary: &[u8],
+        yields: bool,
+    ) -> io::Result<Self> {
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_write_timeout(Some(WORKER_START_TIME))?;
+        let child = Command::new(&program.path)
+            .arg0("hadron")
+            .args(&program.args)
+            .env_remove(SECRET_VARIABLE)
+            .env(ARENA_RESERVE.0, ARENA_RESERVE.1)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .spawn()?;
+        // From here on a failure kills it.
+        let to = FrameWriter::new(ours.try_clone()?, EPOCH);
+        let from = FrameReader::new(ours.try_clone()?, EPOCH);
+        let mut process = Self { child, ended: false, requests: to, replies: from };
+        if yields {
+            process.requests.send(GrammarWorkerRequest::LowerPriority).map_err(io::Error::other)?;
+        }
+        (&ours).write_all(vocabulary)?;
+        match process.replies.recv(WORKER_START_TIME).map_err(io::Error::other)? {
+            Some(GrammarWorkerReply::Ready) => {}
+            Some(GrammarWorkerReply::Verdict(_)) => return Err(io::ErrorKind::InvalidData.into()),
+            None => return Err(io::ErrorKind::TimedOut.into()),
+        }
+        ours.set_write_timeout(Some(COMPILE_TIME))?;
+        Ok(process)
+    }
+
+    /// Whether it can be asked.
+    pub(in crate::grammar) fn is_alive(&mut self) -> bool {
+        !self.ended && matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Tries a grammar.
+    ///
+    /// Errors: it is not done in time, or ended. It has been killed then and is of no more use.
+    pub(in crate::grammar) fn dry_run(
+        &mut self,
+        constraint: &Arc<OutputConstraint>,
+    ) -> Result<Result<DryRunReport, GrammarError>, GrammarError> {
+        let begun = (Instant::now(), self.child_cpu_time());
+        let told = self.requests.send(GrammarWorkerRequest::Constraint(Arc::clone(constraint)));
+        match told.and_then(|()| self.wait_reply(begun)) {
+            Ok(Some(GrammarWorkerReply::Verdict(verdict))) => Ok(verdict),
+            Ok(None) | Err(LinkError::Io(io::ErrorKind::WouldBlock)) => {
+                Err(self.kill_overdue(begun))
+            }
+            Ok(Some(GrammarWorkerReply::Ready)) | Err(_) => Err(self.exit_error()),
+        }
+    }
+
+    /// Waits for its answer as long as grammars may take, and longer while the processor is others'.
+    fn wait_reply(
+        &mut self,
+        begun: (Instant, Duration),
+    ) -> Result<Option<GrammarWorkerReply>, LinkError> {
+        const SLICE: Duration = Duration::from_millis(50);
+        let mut wait = COMPILE_TIME;
+        loop {
+            let heard = self.replies.recv(wait)?;
+            let is_over = || {
+                let (waited, spent) = self.elapsed_since(begun);
+                spent >= DRY_RUN_CPU_TIME_MIN || waited >= DRY_RUN_TIME_MAX
+            };
+            if heard.is_some() || is_over() {
+                return Ok(heard);
+            }
+            wait = SLICE;
+        }
+    }
+
+    /// Time and processor time from then on.
+    fn elapsed_since(&self, (then, spent): (Instant, Duration)) -> (Duration, Duration) {
+        (then.elapsed(), self.child_cpu_time().saturating_sub(spent))
+    }
+
+    /// Kills it for a grammar that it is not done with; whether that is the grammar's fault.
+    fn kill_overdue(&mut self, begun: (Instant, Duration)) -> GrammarError {
+        let (waited, spent) = self.elapsed_since(begun);
+        self.kill();
+        let (waited_ms, processor_ms) = (waited.as_millis() as u64, spent.as_millis() as u64);
+        tracing::warn!(
+            process = self.child.id(),
+            waited_ms,
+            processor_ms,
+            "a grammar takes too long"
+        );
+        if spent < DRY_RUN_CPU_TIME_MIN {
+            GrammarError::Starved { waited_ms, processor_ms }
+        } else {
+            GrammarError::TooSlow
+        }
+    }
+
+    /// Processor time of all its threads, to ten milliseconds; nothing if it has ended.
+    fn child_cpu_time(&self) -> Duration {
+        const TICK: Duration = Duration::from_millis(10); // On every architecture we run on.
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
+        let stat = stat.unwrap_or_default();
+        // Behind the name, which may hold spaces: the 3rd field and on; utime and stime are the 14th and 15th.
+        let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
+        let ticks = fields.skip(11).take(2).filter_map(|field| field.parse::<u32>().ok());
+        TICK * ticks.sum::<u32>()
+    }
+
+    /// What became of it.
+    fn exit_error(&mut self) -> GrammarError {
+        self.kill(); // One that has ended by itself keeps its status.
+        let status = self.child.wait();
+        let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+        tracing::warn!(process = self.child.id(), how, "a grammar broke the process that tried it");
+        GrammarError::WorkerCrashed { how }
+    }
+
+    fn kill(&mut self) {
+        self.ended = true;
+        let _ = self.child.kill(); // It may have ended by now, which is what was wanted.
+    }
+}
+
+impl Drop for GrammarWorkerProcess {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,183 @@
+//! The thread that takes over a trial where others leave the idle one nothing.
+//!
+//! An idle thread gets some three thousandths of a processor that others use up: too little for any grammar. Instead
+//! of a share of its own it has this thread, of low priority, which tries the same grammar once it can be seen that the
+//! idle one starves: early enough to have had its processor time by the end of the time that a grammar may take.
+
+use super::message::GrammarWorkerReply;
+use crate::grammar::compile::{DryRunReport, GrammarError};
+use crate::grammar::constraint::OutputConstraint;
+use crate::grammar::limits::{COMPILE_TIME, DRY_RUN_CPU_TIME_MIN};
+use crate::grammar::lock;
+use protocol::link::{FrameWriter, LinkError, MessageSender};
+use rustix::time::{ClockId, clock_gettime};
+use std::io::Write;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+type DryRunVerdict = Result<DryRunReport, GrammarError>;
+
+/// From one look at the trials to the next: waking up with each of them would cost what idleness saves.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Time after which a trial without its least processor time is taken over.
+const STARVED_AFTER: Duration = Duration::from_millis(300);
+/// Looks that find nothing before the thread sleeps until there is a trial.
+const IDLE_CHECKS_MAX: u32 = 20;
+
+/// A grammar that the server waits for.
+pub(super) struct GrammarDryRun {
+    pub(super) constraint: Arc<OutputConstraint>,
+    since: Instant,
+    /// Processor time of this process when it began.
+    spent: Duration,
+}
+
+impl GrammarDryRun {
+    pub(super) fn begin(constraint: Arc<OutputConstraint>) -> Self {
+        Self { constraint, since: Instant::now(), spent: process_cpu_time() }
+    }
+
+    /// Whether others leave it nothing, or it takes as long as a grammar may: then the server lets it go on for no
+    /// other reason.
+    fn is_starved(&self) -> bool {
+        let (age, spent) = (self.since.elapsed(), process_cpu_time().saturating_sub(self.spent));
+        age > COMPILE_TIME || age > STARVED_AFTER && spent < DRY_RUN_CPU_TIME_MIN
+    }
+}
+
+/// Of all threads of this process.
+fn process_cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+/// Where trials begin and verdicts are handed in.
+pub(super) struct DryRunVerdicts<W> {
+    state: Mutex<DryRunVerdictsState<W>>,
+    trial_started: Condvar,
+}
+
+struct DryRunVerdictsState<W> {
+    replies: FrameWriter<W, GrammarWorkerReply>,
+    /// Without a verdict so far.
+    pending: Option<Arc<GrammarDryRun>>,
+}
+
+impl<W: Write> DryRunVerdicts<W> {
+    /// A desk whose verdicts go to `to`.
+    pub(super) fn new(to: FrameWriter<W, GrammarWorkerReply>) -> Self {
+        Self {
+            state: Mutex::new(DryRunVerdictsState { replies: to, pending: None }),
+            trial_started: Condvar::new(),
+        }
+    }
+
+    /// Errors: the server is gone.
+    pub(super) fn send(&self, message: GrammarWorkerReply) -> Result<(), LinkError> {
+        lock(&self.state).replies.send(message)
+    }
+
+    /// From here on the trial has to end in a verdict.
+    pub(super) fn begin(&self, trial: &Arc<GrammarDryRun>) {
+        lock(&self.state).pending = Some(Arc::clone(trial));
+        self.trial_started.notify_one();
+    }
+
+    /// Tells the verdict of a trial, unless it has one.
+    ///
+    /// Errors: the server is gone.
+    pub(super) fn report_verdict(
+        &self,
+        trial: &Arc<GrammarDryRun>,
+        verdict: DryRunVerdict,
+    ) -> Result<(), LinkError> {
+        let mut state = lock(&self.state);
+        let told = state.pending.take_if(|pending| Arc::ptr_eq(pending, trial));
+        told.map_or(Ok(()), |_| state.replies.send(GrammarWorkerReply::Verdict(verdict)))
+    }
+
+    fn pending(&self) -> Option<Arc<GrammarDryRun>> {
+        lock(&self.state).pending.clone()
+    }
+
+    fn wait_for_trial(&self) {
+        let waits = |state: &mut DryRunVerdictsState<W>| state.pending.is_none();
+        drop(
+            self.trial_started
+                .wait_while(lock(&self.state), waits)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+}
+
+/// Tries what starves, for ever.
+///
+/// Errors: the server is gone.
+pub(super) fn take_over_starved<W: Write>(
+    desk: &DryRunVerdicts<W>,
+    try_out: impl Fn(&GrammarDryRun) -> DryRunVerdict,
+) -> Result<(), LinkError> {
+    loop {
+        desk.wait_for_trial();
+        let mut in_vain = 0;
+        while in_vain < IDLE_CHECKS_MAX {
+            thread::sleep(CHECK_INTERVAL);
+            match desk.pending() {
+                Some(trial) if trial.is_starved() => {
+                    desk.report_verdict(&trial, try_out(&trial))?;
+                }
+                Some(_) => in_vain = 0,
+                None => in_vain += 1,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grammar::GrammarSpec;
+    use crate::worker_process::EPOCH;
+    use protocol::link::{FrameReader, MessageReceiver};
+    use std::os::unix::net::UnixStream;
+
+    const WAIT: Duration = Duration::from_mins(1);
+
+    fn verdict(said: &str) -> DryRunVerdict {
+        Err(GrammarError::Invalid(said.to_owned()))
+    }
+
+    #[test]
+    fn starved_dry_run_is_taken_over_and_has_one_verdict() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut server = FrameReader::<_, GrammarWorkerReply>::new(ours, EPOCH);
+        let desk = Arc::new(DryRunVerdicts::new(FrameWriter::new(theirs, EPOCH)));
+        let watching = Arc::clone(&desk);
+        thread::spawn(move || take_over_starved(&watching, |_| verdict("watch")));
+        let begin = || {
+            let form = GrammarSpec::Regex("a".to_owned());
+            let trial =
+                Arc::new(GrammarDryRun::begin(Arc::new(OutputConstraint::new(form, "regex"))));
+            desk.begin(&trial);
+            trial
+        };
+        // The thread sleeps before the first one, and looks before the second.
+        for _ in 0..2 {
+            let since = Instant::now();
+            let starving = begin();
+            let heard = server.recv(WAIT).unwrap();
+            assert_eq!(heard, Some(GrammarWorkerReply::Verdict(verdict("watch"))));
+            assert!(since.elapsed() > STARVED_AFTER, "it had its time");
+            desk.report_verdict(&starving, verdict("late")).unwrap();
+            let quick = begin();
+            desk.report_verdict(&quick, verdict("quick")).unwrap();
+            let heard = server.recv(WAIT).unwrap();
+            assert_eq!(
+                heard,
+                Some(GrammarWorkerReply::Verdict(verdict("quick"))),
+                "not the late one"
+            );
+        }
+    }
+}

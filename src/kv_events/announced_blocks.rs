@@ -1,0 +1,140 @@
+//! The publisher's own copy of what it has announced, from which a snapshot is made.
+
+use super::backlog::{CoalescedChanges, EventBacklog};
+use protocol::{BlockHash, ExtraKey, KvEvent, Token};
+use std::collections::HashMap;
+
+/// What a subscriber knows that has missed nothing.
+#[derive(Debug, Default)]
+pub struct AnnouncedBlocks {
+    blocks: HashMap<(u8, BlockHash), AnnouncedBlock>,
+    /// Blocks stored so far: the order in which parents come before children.
+    stored: u64,
+    stores_token_ids: bool,
+}
+
+/// A block that was announced, or is going to be.
+#[derive(Debug)]
+pub(super) struct AnnouncedBlock {
+    /// Its place among the others.
+    pub(super) order: u64,
+    pub(super) parent: Option<BlockHash>,
+    tokens: Box<[Token]>,
+    extra: Vec<ExtraKey>,
+}
+
+impl AnnouncedBlock {
+    /// Memory that it takes.
+    pub(super) fn bytes(&self) -> u64 {
+        let keys = self.extra.iter().map(|key| {
+            let (ExtraKey::Lora(text) | ExtraKey::Salt(text)) = key;
+            size_of::<ExtraKey>() + text.len()
+        });
+        (size_of::<Self>() + size_of_val(&self.tokens[..]) + keys.sum::<usize>()) as u64
+    }
+
+    /// The blocks of a store, numbered from `order` on; none of any other event.
+    pub(super) fn blocks_of(
+        event: &KvEvent,
+        mut order: u64,
+    ) -> impl Iterator<Item = (BlockHash, Self)> {
+        let (hashes, mut parent, tokens, extra_keys) = match event {
+            KvEvent::Stored { hashes, parent, tokens, extra_keys, .. } => {
+                (hashes.as_slice(), *parent, tokens.as_slice(), extra_keys.as_slice())
+            }
+            KvEvent::Removed { .. } | KvEvent::Cleared => Default::default(),
+        };
+        let per_block = tokens.len() / hashes.len().max(1);
+        hashes.iter().enumerate().map(move |(i, &hash)| {
+            let ids = tokens.get(i * per_block..(i + 1) * per_block).unwrap_or_default();
+            let extra = extra_keys.get(i).cloned().unwrap_or_default();
+            let block = Self { order, parent: parent.replace(hash), tokens: ids.into(), extra };
+            order += 1;
+            (hash, block)
+        })
+    }
+}
+
+impl AnnouncedBlocks {
+    /// An empty mirror. Without `keeps_tokens` its snapshots carry no token ids.
+    pub fn new(keeps_tokens: bool) -> Self {
+        Self { stores_token_ids: keeps_tokens, ..Self::default() }
+    }
+
+    /// Takes note of an event.
+    pub fn apply(&mut self, event: &KvEvent) {
+        match event {
+            KvEvent::Cleared => self.blocks.clear(),
+            KvEvent::Removed { hashes, group } => {
+                for hash in hashes {
+                    self.blocks.remove(&(*group, *hash));
+                }
+            }
+            KvEvent::Stored { group, .. } => {
+                for (hash, block) in AnnouncedBlock::blocks_of(event, self.stored) {
+                    self.store((*group, hash), block);
+                }
+            }
+        }
+    }
+
+    /// Takes note of all that was missed.
+    pub fn apply_backlog(&mut self, arrears: EventBacklog) {
+        let CoalescedChanges { cleared, removed, stored } = arrears.coalesce();
+        if cleared {
+            self.blocks.clear();
+        }
+        for key in removed {
+            self.blocks.remove(&key);
+        }
+        for (key, block) in stored {
+            self.store(key, AnnouncedBlock { order: self.stored, ..block });
+        }
+    }
+
+    fn store(&mut self, key: (u8, BlockHash), mut block: AnnouncedBlock) {
+        self.stored = block.order + 1;
+        if !self.stores_token_ids {
+            block.tokens = Box::default();
+        }
+        self.blocks.insert(key, block);
+    }
+
+    /// Blocks announced and not taken back.
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether nothing is cached.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Everything, from nothing: a clear, then all blocks, parents first.
+    pub fn snapshot(&self) -> Vec<KvEvent> {
+        let mut blocks: Vec<_> =
+            self.blocks.iter().map(|(key, block)| (block.order, key, block)).collect();
+        blocks.sort_unstable_by_key(|(order, ..)| *order);
+        let mut events = vec![KvEvent::Cleared];
+        for (_, &(in_group, hash), block) in blocks {
+            if let Some(KvEvent::Stored { hashes, tokens, extra_keys, group, .. }) =
+                events.last_mut()
+                && *group == in_group
+                && hashes.last().copied() == block.parent
+            {
+                hashes.push(hash);
+                tokens.extend(&block.tokens);
+                extra_keys.push(block.extra.clone());
+                continue;
+            }
+            events.push(KvEvent::Stored {
+                hashes: vec![hash],
+                parent: block.parent,
+                tokens: block.tokens.to_vec(),
+                extra_keys: vec![block.extra.clone()],
+                group: in_group,
+            });
+        }
+        events
+    }
+}

@@ -1,0 +1,184 @@
+//! What a publisher is owed: changes that found its queue full, summed up block by block.
+//!
+//! However long the publisher stands still, this holds no more than the pool does twice: blocks that it has
+//! announced and that are gone since, and blocks that are there and that it does not know of. A step adds its
+//! own changes and nothing else, so its cost does not depend on what is cached.
+
+use super::announced_blocks::AnnouncedBlock;
+use protocol::{BlockHash, KvEvent};
+use std::collections::HashMap;
+
+/// The difference between what a publisher knows and what is cached.
+#[derive(Debug)]
+pub struct EventBacklog {
+    /// Everything that the publisher knows is gone.
+    cleared: bool,
+    blocks: HashMap<(u8, BlockHash), BacklogEntry>,
+    /// Memory of the blocks that are there.
+    bytes: u64,
+    /// Changes so far: their order.
+    changes: u64,
+}
+
+/// What happened to one block; at least one of both.
+#[derive(Debug, Default)]
+struct BacklogEntry {
+    /// When it was removed, if the publisher has announced it.
+    removed: Option<u64>,
+    /// That it was stored since, and is still there.
+    stored: Option<Box<AnnouncedBlock>>,
+}
+
+/// Arrears in the order in which a publisher can take them: children leave first, parents come first.
+pub(super) struct CoalescedChanges {
+    /// Whether everything goes before.
+    pub(super) cleared: bool,
+    /// Blocks that go.
+    pub(super) removed: Vec<(u8, BlockHash)>,
+    /// Blocks that come.
+    pub(super) stored: Vec<((u8, BlockHash), AnnouncedBlock)>,
+}
+
+impl EventBacklog {
+    /// Nothing is owed yet. There is room for a pool of `blocks`, so that no step pays for growth.
+    pub fn new(blocks: u32) -> Self {
+        let blocks = HashMap::with_capacity(2 * blocks as usize);
+        Self { cleared: false, blocks, bytes: 0, changes: 0 }
+    }
+
+    /// Adds a change.
+    pub fn add(&mut self, event: &KvEvent) {
+        match event {
+            KvEvent::Cleared => {
+                self.cleared = true;
+                self.blocks.clear();
+                self.bytes = 0;
+            }
+            KvEvent::Removed { hashes, group } => {
+                for hash in hashes {
+                    self.remove((*group, *hash));
+                }
+            }
+            KvEvent::Stored { group, .. } => {
+                for (hash, block) in AnnouncedBlock::blocks_of(event, self.changes) {
+                    self.changes = block.order + 1;
+                    self.bytes += block.bytes();
+                    let owed = self.blocks.entry((*group, hash)).or_default();
+                    let former = owed.stored.replace(Box::new(block));
+                    self.bytes -= former.map_or(0, |block| block.bytes());
+                }
+            }
+        }
+    }
+
+    fn remove(&mut self, key: (u8, BlockHash)) {
+        let order = self.changes;
+        self.changes += 1;
+        let owed = self.blocks.entry(key).or_default();
+        let stored = owed.stored.take();
+        self.bytes -= stored.as_ref().map_or(0, |block| block.bytes());
+        if stored.is_none() {
+            owed.removed = Some(order);
+        } else if owed.removed.is_none() {
+            self.blocks.remove(&key); // It came and went unannounced.
+        }
+    }
+
+    /// Memory that this takes.
+    pub(super) fn bytes(&self) -> u64 {
+        let entry = size_of::<((u8, BlockHash), BacklogEntry)>();
+        self.bytes + (self.blocks.capacity() * entry) as u64
+    }
+
+    /// Blocks that differ.
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether nothing differs, so far as blocks are concerned.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Sorts everything.
+    pub(super) fn coalesce(self) -> CoalescedChanges {
+        let (mut removed, mut stored) = (Vec::new(), Vec::new());
+        for (key, owed) in self.blocks {
+            removed.extend(owed.removed.map(|order| (order, key)));
+            stored.extend(owed.stored.map(|block| (key, *block)));
+        }
+        removed.sort_unstable_by_key(|(order, _)| *order);
+        stored.sort_unstable_by_key(|(_, block): &(_, AnnouncedBlock)| block.order);
+        let removed = removed.into_iter().map(|(_, key)| key).collect();
+        CoalescedChanges { cleared: self.cleared, removed, stored }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(parent: Option<u64>, hashes: &[u64]) -> KvEvent {
+        KvEvent::Stored {
+            hashes: hashes.iter().copied().map(BlockHash).collect(),
+            parent: parent.map(BlockHash),
+            tokens: hashes.iter().map(|hash| *hash as u32).collect(),
+            extra_keys: vec![Vec::new(); hashes.len()],
+            group: 0,
+        }
+    }
+
+    fn removed(hashes: &[u64]) -> KvEvent {
+        KvEvent::Removed { hashes: hashes.iter().copied().map(BlockHash).collect(), group: 0 }
+    }
+
+    /// Blocks, each with its parent.
+    type ParentedBlocks = Vec<(u64, Option<u64>)>;
+
+    /// Whether everything is gone, what else is, and what has come.
+    fn coalesced(events: &[KvEvent]) -> (bool, Vec<u64>, ParentedBlocks) {
+        let mut arrears = EventBacklog::new(4);
+        for event in events {
+            arrears.add(event);
+        }
+        let CoalescedChanges { cleared, removed, stored } = arrears.coalesce();
+        let parent = |block: &AnnouncedBlock| block.parent.map(|parent| parent.0);
+        let stored = stored.iter().map(|((_, hash), block)| (hash.0, parent(block))).collect();
+        (cleared, removed.iter().map(|(_, hash)| hash.0).collect(), stored)
+    }
+
+    #[test]
+    fn backlog_holds_only_the_difference() {
+        let came_and_went = coalesced(&[stored(None, &[1, 2]), removed(&[2]), removed(&[1])]);
+        assert_eq!(came_and_went, (false, vec![], vec![]));
+        let chain = coalesced(&[stored(None, &[1, 2]), stored(Some(2), &[3]), removed(&[3])]);
+        assert_eq!(chain, (false, vec![], vec![(1, None), (2, Some(1))]));
+        // Announced before: 5 after 4. Both go, 4 returns, and something else follows it.
+        let again = coalesced(&[removed(&[5, 4]), stored(None, &[4]), stored(Some(4), &[6])]);
+        assert_eq!(again, (false, vec![5, 4], vec![(4, None), (6, Some(4))]));
+        let twice = coalesced(&[removed(&[4]), stored(None, &[4]), removed(&[4])]);
+        assert_eq!(twice, (false, vec![4], vec![]));
+        let cleared =
+            coalesced(&[removed(&[4]), stored(None, &[1]), KvEvent::Cleared, stored(None, &[2])]);
+        assert_eq!(cleared, (true, vec![], vec![(2, None)]));
+    }
+
+    #[test]
+    fn backlog_is_bounded_by_the_differing_blocks() {
+        let mut arrears = EventBacklog::new(2);
+        for round in 1..1_000 {
+            arrears.add(&stored(None, &[2 * round, 2 * round + 1]));
+            arrears.add(&removed(&[2 * round, 2 * round + 1]));
+        }
+        assert!(arrears.is_empty() && arrears.bytes == 0);
+        arrears.add(&stored(None, &[1, 2]));
+        arrears.add(&stored(None, &[1]));
+        assert_eq!(
+            arrears.bytes,
+            2 * (size_of::<AnnouncedBlock>() as u64 + 4),
+            "each once, with its token"
+        );
+        arrears.add(&KvEvent::Cleared);
+        assert_eq!(arrears.bytes, 0);
+    }
+}

@@ -1,0 +1,250 @@
+//! The PUB socket: every subscriber gets the batches whose topic it has asked for, as fast as it takes them.
+
+use super::message_ring::MessageRing;
+use super::publisher_counters::{PublisherCounters, count};
+use super::zmtp::{
+    CollectorConnector, OutgoingMessage, PeerAddress, PeerError, PeerListener, PeerState,
+    PeerTable, TransmitResult, ZmtpConnection, ZmtpFrameHead, ZmtpSocketType, frame_header,
+    put_frame,
+};
+use crate::config::KvEventsConfig;
+use rustix::event::PollFd;
+use std::collections::BTreeSet;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Connections at a time.
+const SUBSCRIBERS_MAX: usize = 256;
+/// Bytes of a peer's frame that are kept besides a topic: READY with an identity and properties.
+const BODY_BYTES: usize = 1 << 10;
+/// Bytes sent to a subscriber before the others have their turn.
+const BYTES_PER_TURN: usize = 4 << 20;
+/// A batch of this size that has left the ring is not kept for a subscriber that has taken a part of it.
+const DETACHED_BYTES_MAX: usize = 1 << 20;
+/// Between two looks at what is left at the end.
+const FLUSH_POLL: Duration = Duration::from_millis(1);
+
+/// What a subscriber has asked for. Topics are compared with the publisher's own: whatever else is subscribed to
+/// matches nothing, and is not kept.
+#[derive(Debug, Default)]
+struct SubscriberState {
+    /// Lengths of the prefixes of the topic that are subscribed to.
+    prefixes: BTreeSet<usize>,
+    /// Its position in the ring.
+    position: u64,
+    /// Whether the frame that comes next begins a message.
+    is_within_message: bool,
+}
+
+impl PeerState for SubscriberState {
+    fn is_idle(&self) -> bool {
+        self.prefixes.is_empty()
+    }
+
+    fn reads(&self) -> bool {
+        true
+    }
+}
+
+impl SubscriberState {
+    /// Takes note of a frame; whether it was a subscription that matches nothing.
+    fn take(&mut self, head: ZmtpFrameHead, body: &[u8], topic: &[u8], end: u64) -> bool {
+        let begins =
+            !std::mem::replace(&mut self.is_within_message, head.has_more && !head.is_command);
+        let subscription = if head.is_command {
+            let subscribe = body.strip_prefix(b"\x09SUBSCRIBE").map(|prefix| (true, prefix));
+            subscribe.or_else(|| body.strip_prefix(b"\x06CANCEL").map(|prefix| (false, prefix)))
+        } else {
+            match body.split_first() {
+                Some((1, prefix)) if begins => Some((true, prefix)),
+                Some((0, prefix)) if begins => Some((false, prefix)),
+                _ => None,
+            }
+        };
+        match subscription {
+            Some((_, prefix)) if !topic.starts_with(prefix) => return true,
+            Some((true, prefix)) => {
+                if self.prefixes.is_empty() {
+                    self.position = end;
+                }
+                self.prefixes.insert(prefix.len());
+            }
+            Some((false, prefix)) => {
+                self.prefixes.remove(&prefix.len());
+            }
+            None => return !head.is_body_complete,
+        }
+        false
+    }
+}
+
+/// Where subscribers come from.
+pub(super) enum PubSocketMode {
+    /// They connect to this listener.
+    Bind(PeerListener),
+    /// The publisher connects to a collector.
+    Connect(PeerAddress),
+}
+
+/// The socket that batches are published on. It never waits for a subscriber.
+pub(super) struct PubSocket {
+    topic: Vec<u8>,
+    peers: PeerTable<SubscriberState>,
+    connector: Option<CollectorConnector>,
+    ring: MessageRing,
+    counters: Arc<PublisherCounters>,
+}
+
+impl PubSocket {
+    /// A socket at `place`. `wake` is written to when a collector has been reached.
+    ///
+    /// Errors: the system gives no thread to reach it with.
+    pub(super) fn new(
+        config: &KvEventsConfig,
+        place: PubSocketMode,
+        topic: &str,
+        wake: &UnixStream,
+        figures: Arc<PublisherCounters>,
+    ) -> io::Result<Self> {
+        let (listener, connector) = match place {
+            PubSocketMode::Bind(listener) => (Some(listener), None),
+            PubSocketMode::Connect(address) => {
+                (None, Some(CollectorConnector::start(address, wake.try_clone()?)?))
+            }
+        };
+        let body_bytes = topic.len() + BODY_BYTES;
+        let peers = PeerTable::new(ZmtpSocketType::Publish, listener, SUBSCRIBERS_MAX, body_bytes);
+        // 0 = as many as there are bytes for, as in ZeroMQ.
+        let len_max = usize::try_from(config.hwm).ok().filter(|&len| len > 0);
+        let ring = MessageRing::new(len_max.unwrap_or(usize::MAX), config.max_queue_bytes);
+        Ok(Self { topic: topic.as_bytes().to_vec(), peers, connector, ring, counters: figures })
+    }
+
+    /// Publishes a batch: subscribers get it by `turn`.
+    pub(super) fn send(&mut self, seq: u64, payload: Arc<[u8]>, now: Instant) {
+        if self.peers.iter().all(|peer| peer.state.prefixes.is_empty()) {
+            return;
+        }
+        let mut head = Vec::with_capacity(self.topic.len() + 32);
+        put_frame(true, &self.topic, &mut head);
+        put_frame(true, &seq.to_be_bytes(), &mut head);
+        frame_header(false, payload.len(), &mut head);
+        let message = OutgoingMessage { head, payload };
+        if self.ring.would_evict(message.len()) {
+            // Subscribers that keep up miss nothing because many batches came at once.
+            self.poll(now);
+        }
+        self.ring.push(message);
+    }
+
+    /// Takes subscriptions in and sends what subscribers take; whether there is more to do at once.
+    pub(super) fn poll(&mut self, now: Instant) -> bool {
+        self.peers.accept(now, &self.counters);
+        if self.peers.len() == 0
+            && let Some(stream) = self.connector.as_mut().and_then(CollectorConnector::next)
+        {
+            self.peers.add(stream, now, &self.counters);
+        }
+        let (ring, topic, figures) = (&self.ring, &self.topic, &self.counters);
+        let (mut more, had_peers) = (false, self.peers.len() > 0);
+        self.peers.serve(figures, |peer| {
+            let (connection, state) = (&mut peer.connection, &mut peer.state);
+            while let Some(head) = connection.next_frame(now)? {
+                let ignored = state.take(head, connection.body(), topic, ring.end());
+                count(&figures.ignored_subscriptions, u64::from(ignored));
+            }
+            let waits = !state.prefixes.is_empty();
+            let next = || if waits { ring.take(&mut state.position) } else { None };
+            more |= connection.transmit(BYTES_PER_TURN, next)? == TransmitResult::Budget;
+            check_detached(connection)
+        });
+        let waiting = self.peers.iter().filter(|peer| !peer.state.prefixes.is_empty());
+        // What is being sent stays, so that only messages which left for want of room are detached.
+        let needed = waiting
+            .map(|peer| peer.state.position - u64::from(peer.connection.sending().is_some()));
+        self.ring.discard_before(needed.min().unwrap_or(u64::MAX));
+        self.counters.subscribers.store(self.peers.len() as u64, Ordering::Relaxed);
+        // A collector that has gone is connected to again at once, not with the next batch.
+        more | (self.connector.is_some() && had_peers && self.peers.len() == 0)
+    }
+
+    /// Adds what to wait for; whether something has to be done after a while even if nothing happens.
+    pub(super) fn add_poll_fds<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
+        self.peers.add_poll_fds(polled)
+    }
+
+    /// Sends what still waits, for at most `limit`.
+    pub(super) fn flush(&mut self, limit: Duration) {
+        let start = Instant::now();
+        loop {
+            let now = Instant::now();
+            self.poll(now);
+            let mut peers = self.peers.iter().filter(|peer| !peer.state.prefixes.is_empty());
+            let is_done = peers.all(|peer| {
+                peer.state.position >= self.ring.end() && peer.connection.sending().is_none()
+            });
+            if is_done || now.duration_since(start) >= limit {
+                return;
+            }
+            std::thread::sleep(FLUSH_POLL);
+        }
+    }
+}
+
+/// A large batch that only a slow subscriber still holds is not kept for it.
+fn check_detached(connection: &ZmtpConnection) -> Result<(), PeerError> {
+    let held = connection.sending().is_some_and(|message| {
+        message.len() > DETACHED_BYTES_MAX && Arc::strong_count(message) == 1
+    });
+    if held { Err(PeerError::HoldsLargeMessage(DETACHED_BYTES_MAX)) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOPIC: &[u8] = b"kv@pod@m";
+
+    fn message(has_more: bool) -> ZmtpFrameHead {
+        ZmtpFrameHead { is_command: false, has_more, is_body_complete: true }
+    }
+
+    #[test]
+    fn only_matching_subscriptions_are_stored() {
+        let mut subscriber = SubscriberState::default();
+        let mut take = |body: &[u8]| subscriber.take(message(false), body, TOPIC, 7);
+        assert!(!take(b"\x01kv@"));
+        assert!(!take(b"\x01"));
+        for number in 0..1_000_u32 {
+            assert!(take(&[b"\x01other", &number.to_be_bytes()[..]].concat()));
+        }
+        assert!(take(b"\x01kv@pod@m and more"));
+        assert!(!take(b"\x00kv@"));
+        assert!(take(b"\x00elsewhere"));
+        assert_eq!((subscriber.prefixes, subscriber.position), ([0].into(), 7));
+    }
+
+    #[test]
+    fn commands_subscribe_and_cancel() {
+        let command = ZmtpFrameHead { is_command: true, has_more: false, is_body_complete: true };
+        let mut subscriber = SubscriberState::default();
+        assert!(!subscriber.take(command, b"\x09SUBSCRIBEkv@", TOPIC, 0));
+        assert!(!subscriber.is_idle());
+        assert!(!subscriber.take(command, b"\x06CANCELkv@", TOPIC, 0));
+        assert!(subscriber.is_idle());
+    }
+
+    #[test]
+    fn later_frames_of_a_message_subscribe_to_nothing() {
+        let mut subscriber = SubscriberState::default();
+        subscriber.take(message(true), b"user", TOPIC, 0);
+        subscriber.take(message(true), b"\x01", TOPIC, 0);
+        subscriber.take(message(false), b"\x01", TOPIC, 0);
+        assert!(subscriber.is_idle());
+        subscriber.take(message(false), b"\x01", TOPIC, 0);
+        assert!(!subscriber.is_idle());
+    }
+}

@@ -1,0 +1,320 @@
+//! The ROUTER socket: answers replay requests, one at a time for each peer, as fast as the peer takes the answer.
+
+use super::journal::{EventJournal, PublishedBatch, ReplayCursor};
+use super::pace::ReplayPace;
+use super::publisher_counters::{PublisherCounters, count};
+use super::zmtp::{
+    OutgoingMessage, PeerError, PeerListener, PeerState, PeerTable, TransmitResult, ZmtpFrameHead,
+    ZmtpPeer, ZmtpSocketType, frame_header, put_frame,
+};
+use rustix::event::PollFd;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Connections at a time.
+const PEERS_MAX: usize = 64;
+/// Bytes of a frame that are kept: READY with an identity and properties is the longest.
+const BODY_BYTES_MAX: usize = 1 << 10;
+/// Bytes sent to a peer before live batches and other peers have their turn.
+const BYTES_PER_TURN: usize = 1 << 20;
+/// Snapshots that are being sent at a time; a request for another one waits.
+const SNAPSHOTS_MAX: usize = 4;
+/// Time that a peer has for a snapshot: at least so long, and so long for each mebibyte.
+const SNAPSHOT_TIME: Duration = Duration::from_secs(30);
+const SNAPSHOT_TIME_PER_MIB: Duration = Duration::from_secs(4);
+/// Sequence of the end marker.
+const END: [u8; 8] = [0xff; 8];
+
+/// The frames of one request, of which nothing is kept but the number.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ReplayRequestReader {
+    /// Frames of the message so far.
+    frames: u64,
+    start: Option<u64>,
+    is_malformed: bool,
+}
+
+/// What a message on the ROUTER socket asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplayRequest {
+    /// All batches from this number on.
+    From(u64),
+    /// It is not `["", u64 BE]`.
+    Malformed,
+}
+
+impl ReplayRequestReader {
+    /// Takes a frame; the request, once the message is complete.
+    pub fn take(&mut self, head: ZmtpFrameHead, body: &[u8]) -> Option<ReplayRequest> {
+        if head.is_command {
+            return None;
+        }
+        match self.frames {
+            0 => self.is_malformed = !(body.is_empty() && head.is_body_complete),
+            1 => self.start = body.try_into().ok().map(u64::from_be_bytes),
+            _ => self.is_malformed = true,
+        }
+        self.frames += 1;
+        if head.has_more {
+            return None;
+        }
+        let Self { start, is_malformed: is_wrong, .. } = std::mem::take(self);
+        Some(start.filter(|_| !is_wrong).map_or(ReplayRequest::Malformed, ReplayRequest::From))
+    }
+}
+
+/// A peer that may ask for replays.
+#[derive(Debug, Default)]
+struct ReplayPeer {
+    frames: ReplayRequestReader,
+    /// A request that waits for its turn.
+    requested: Option<u64>,
+    response: Option<ReplayResponse>,
+}
+
+#[derive(Debug)]
+struct ReplayResponse {
+    replay: ReplayCursor,
+    pace: ReplayPace,
+    /// Why it cannot go on.
+    failure: Option<io::Error>,
+    /// Whether the end marker has been handed over.
+    is_complete: bool,
+    /// Until when a snapshot has to be sent.
+    deadline: Option<SnapshotDeadline>,
+}
+
+#[derive(Debug)]
+struct SnapshotDeadline {
+    at: Instant,
+    after: Duration,
+}
+
+impl PeerState for ReplayPeer {
+    fn is_idle(&self) -> bool {
+        self.reads()
+    }
+
+    fn reads(&self) -> bool {
+        self.requested.is_none() && self.response.is_none()
+    }
+}
+
+/// What answers are made of.
+pub(super) struct ReplayContext<'a> {
+    /// Batches and snapshots.
+    pub(super) journal: &'a mut EventJournal,
+    /// Where answers are counted.
+    pub(super) counters: &'a PublisherCounters,
+    /// Unix time.
+    pub(super) ts: f64,
+}
+
+/// The socket that answers replay requests.
+pub(super) struct ReplaySocket {
+    peers: PeerTable<ReplayPeer>,
+    topic: Vec<u8>,
+}
+
+impl ReplaySocket {
+    pub(super) fn new(listener: PeerListener, topic: &str) -> Self {
+        let peers =
+            PeerTable::new(ZmtpSocketType::Router, Some(listener), PEERS_MAX, BODY_BYTES_MAX);
+        Self { peers, topic: topic.as_bytes().to_vec() }
+    }
+
+    /// Takes requests in and sends what is due; whether there is more to do at once.
+    pub(super) fn poll(&mut self, now: Instant, library: &mut ReplayContext<'_>) -> bool {
+        self.peers.accept(now, library.counters);
+        let mut snapshots = self.snapshots();
+        let (topic, mut more) = (&self.topic, false);
+        let figures = library.counters;
+        self.peers.serve(figures, |peer| {
+            take_request(peer, now, figures)?;
+            begin(peer, now, library, &mut snapshots)?;
+            let Some(answer) = &mut peer.state.response else {
+                return peer.connection.transmit(BYTES_PER_TURN, || None).map(drop);
+            };
+            answer.pace.check(now, peer.connection.sent_bytes())?;
+            if let Some(SnapshotDeadline { at, after }) = answer.deadline
+                && now >= at
+            {
+                return Err(PeerError::TimedOut { what: "a snapshot was not taken", after });
+            }
+            if answer.deadline.is_none() && library.journal.needs_snapshot(&answer.replay) {
+                // It goes on with a snapshot, once the peer takes the batch that is being sent.
+                if snapshots >= SNAPSHOTS_MAX {
+                    return Err(PeerError::NoCapacity(SNAPSHOTS_MAX));
+                }
+                snapshots += 1;
+                answer.set_deadline(now, 0);
+            }
+            let next = || next_message(answer, now, library, topic);
+            let transmitted = peer.connection.transmit(BYTES_PER_TURN, next)?;
+            if let Some(error) = answer.failure.take() {
+                return Err(PeerError::Encode(error)); // An end marker would say that nothing is missing.
+            }
+            match transmitted {
+                TransmitResult::All => {
+                    peer.state.response = None;
+                    more = true; // Another request may have come.
+                }
+                TransmitResult::Budget => more = true,
+                TransmitResult::Blocked => {}
+            }
+            Ok(())
+        });
+        more
+    }
+
+    fn snapshots(&self) -> usize {
+        let answers = self.peers.iter().filter_map(|peer| peer.state.response.as_ref());
+        answers.filter(|answer| answer.deadline.is_some()).count()
+    }
+
+    /// Adds what to wait for; whether something has to be done after a while even if nothing happens.
+    pub(super) fn add_poll_fds<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
+        self.peers.add_poll_fds(polled) | self.peers.iter().any(|peer| !peer.state.reads())
+    }
+}
+
+/// Reads up to the next request, if the last one is answered.
+fn take_request(
+    peer: &mut ZmtpPeer<ReplayPeer>,
+    now: Instant,
+    figures: &PublisherCounters,
+) -> Result<(), PeerError> {
+    while peer.state.reads() {
+        let Some(head) = peer.connection.next_frame(now)? else { break };
+        match peer.state.frames.take(head, peer.connection.body()) {
+            Some(ReplayRequest::From(start)) => peer.state.requested = Some(start),
+            Some(ReplayRequest::Malformed) => count(&figures.malformed, 1),
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+/// Begins the answer to a request that waits, unless it needs a snapshot and too many are being sent.
+///
+/// Errors: a snapshot cannot be encoded.
+fn begin(
+    peer: &mut ZmtpPeer<ReplayPeer>,
+    now: Instant,
+    library: &mut ReplayContext<'_>,
+    snapshots: &mut usize,
+) -> Result<(), PeerError> {
+    let ReplayContext { journal, counters: figures, ts } = library;
+    let fits = |start: &mut u64| journal.can_replay_from(*start) || *snapshots < SNAPSHOTS_MAX;
+    let Some(start) = peer.state.requested.take_if(fits) else { return Ok(()) };
+    let replay = journal.replay(*ts, start).map_err(|error| {
+        count(&figures.errors, 1);
+        PeerError::Encode(error)
+    })?;
+    count(&figures.replays, 1);
+    let pace = ReplayPace::new(now, peer.connection.sent_bytes());
+    let mut answer =
+        ReplayResponse { replay, pace, failure: None, is_complete: false, deadline: None };
+    if answer.replay.is_snapshot {
+        count(&figures.snapshots, 1);
+        *snapshots += 1;
+        answer.set_deadline(now, answer.replay.snapshot_bytes());
+    }
+    peer.state.response = Some(answer);
+    Ok(())
+}
+
+impl ReplayResponse {
+    fn set_deadline(&mut self, now: Instant, bytes: usize) {
+        let mib = u32::try_from(bytes >> 20).unwrap_or(u32::MAX);
+        let after = SNAPSHOT_TIME + SNAPSHOT_TIME_PER_MIB.saturating_mul(mib);
+        self.deadline = Some(SnapshotDeadline { at: now + after, after });
+    }
+}
+
+/// The next message of an answer; `None` after the end marker, or if it cannot be made.
+fn next_message(
+    answer: &mut ReplayResponse,
+    now: Instant,
+    library: &mut ReplayContext<'_>,
+    topic: &[u8],
+) -> Option<Arc<OutgoingMessage>> {
+    if answer.is_complete {
+        return None;
+    }
+    let ReplayContext { journal, counters: figures, ts } = library;
+    let was_snapshot = answer.replay.is_snapshot;
+    let entry = match journal.next_batch(*ts, &mut answer.replay) {
+        Ok(entry) => entry,
+        Err(error) => {
+            count(&figures.errors, 1);
+            answer.failure = Some(error);
+            return None;
+        }
+    };
+    let Some(PublishedBatch { seq, payload }) = entry else {
+        answer.is_complete = true;
+        return Some(message(b"", END, Arc::default()));
+    };
+    if answer.replay.is_snapshot && !was_snapshot {
+        count(&figures.snapshots, 1);
+        answer.set_deadline(now, payload.len());
+    }
+    count(&figures.replayed, 1);
+    Some(message(topic, seq.to_be_bytes(), payload))
+}
+
+fn message(topic: &[u8], seq: [u8; 8], payload: Arc<[u8]>) -> Arc<OutgoingMessage> {
+    let mut head = Vec::with_capacity(topic.len() + 32);
+    put_frame(true, b"", &mut head);
+    put_frame(true, topic, &mut head);
+    put_frame(true, &seq, &mut head);
+    frame_header(false, payload.len(), &mut head);
+    Arc::new(OutgoingMessage { head, payload })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn requests(frames: &[&[u8]]) -> Vec<ReplayRequest> {
+        let mut request = ReplayRequestReader::default();
+        let last = frames.len() - 1;
+        let take = |(i, body): (usize, &&[u8])| {
+            request.take(
+                ZmtpFrameHead { is_command: false, has_more: i < last, is_body_complete: true },
+                body,
+            )
+        };
+        frames.iter().enumerate().filter_map(take).collect()
+    }
+
+    #[test]
+    fn other_shapes_are_malformed_requests() {
+        let start = 258_u64.to_be_bytes();
+        assert_eq!(requests(&[b"", &start]), [ReplayRequest::From(258)]);
+        for wrong in [
+            &[&start[..]][..],
+            &[b"x", &start],
+            &[b"", b"258"],
+            &[b"", &start, b""],
+            &[b"id", b"", &start],
+            &[b""],
+        ] {
+            assert_eq!(requests(wrong), [ReplayRequest::Malformed], "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn endless_request_message_uses_no_memory() {
+        let mut request = ReplayRequestReader::default();
+        let more = ZmtpFrameHead { is_command: false, has_more: true, is_body_complete: true };
+        for _ in 0..100_000 {
+            assert_eq!(request.take(more, b"12345678"), None);
+        }
+        let last = ZmtpFrameHead { has_more: false, ..more };
+        assert_eq!(request.take(last, b""), Some(ReplayRequest::Malformed));
+        assert_eq!(request, ReplayRequestReader::default());
+    }
+}

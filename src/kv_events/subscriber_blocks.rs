@@ -1,0 +1,211 @@
+//! The set of blocks that a subscriber builds, and the promises that the events must keep.
+
+use super::decode::{BlockRemoved, BlockStored, DecodedKvEvent, ExternalBlockHash};
+use std::collections::HashMap;
+
+/// Where a block lies and what it is called.
+type SubscriberBlockKey = (Option<String>, u32, ExternalBlockHash);
+
+/// Blocks that events have announced and not taken back.
+#[derive(Debug, Clone, Default)]
+pub struct SubscriberBlocks {
+    blocks: HashMap<SubscriberBlockKey, SubscriberBlock>,
+    /// A clear was seen, so nothing is missing and promises can be checked.
+    is_complete: bool,
+}
+
+#[derive(Debug, Clone)]
+struct SubscriberBlock {
+    parent: Option<ExternalBlockHash>,
+    children: u32,
+}
+
+/// A broken promise.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KvEventViolation {
+    /// Stores and removals of a block alternate.
+    #[error("block {0} is stored, and was stored already")]
+    StoredTwice(ExternalBlockHash),
+    /// Stores and removals of a block alternate.
+    #[error("block {0} is removed, but was not stored")]
+    RemovedUnknown(ExternalBlockHash),
+    /// Parents come before their children.
+    #[error("block {child} is stored, but not its parent {parent}")]
+    ParentUnknown {
+        /// The block.
+        child: ExternalBlockHash,
+        /// What it follows.
+        parent: ExternalBlockHash,
+    },
+    /// Parents leave after their children.
+    #[error("block {hash} is removed before {children} blocks that follow it")]
+    RemovedBeforeChildren {
+        /// The block.
+        hash: ExternalBlockHash,
+        /// Blocks whose parent it is.
+        children: u32,
+    },
+    /// As many ids as the blocks hold, or none.
+    #[error("{blocks} blocks of {block_size} tokens come with {tokens} token ids")]
+    TokenCount {
+        /// Blocks of the event.
+        blocks: usize,
+        /// Tokens per block.
+        block_size: u32,
+        /// Ids of the event.
+        tokens: usize,
+    },
+    /// Some readers take 0 for "no parent".
+    #[error("a block hash is 0")]
+    ZeroHash,
+}
+
+impl SubscriberBlocks {
+    /// Applies one event; what it breaks is appended to `broken`.
+    pub fn apply(&mut self, event: &DecodedKvEvent, broken: &mut Vec<KvEventViolation>) {
+        match event {
+            DecodedKvEvent::AllBlocksCleared => {
+                self.blocks.clear();
+                self.is_complete = true;
+            }
+            DecodedKvEvent::BlockStored(stored) => self.store(stored, broken),
+            DecodedKvEvent::BlockRemoved(removed) => self.remove(removed, broken),
+        }
+    }
+
+    /// Blocks in the set.
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether the set is empty.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Whether the stream was followed from a clear on, so that the set is the publisher's.
+    pub fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// The set, in no particular order.
+    pub fn hashes(&self) -> impl Iterator<Item = &ExternalBlockHash> {
+        self.blocks.keys().map(|(_, _, hash)| hash)
+    }
+
+    fn store(&mut self, stored: &BlockStored, broken: &mut Vec<KvEventViolation>) {
+        let (blocks, tokens) = (stored.block_hashes.len(), stored.token_ids.len());
+        if tokens != blocks * stored.block_size as usize && tokens != 0 {
+            let block_size = stored.block_size;
+            broken.push(KvEventViolation::TokenCount { blocks, block_size, tokens });
+        }
+        let key = |hash: &ExternalBlockHash| {
+            (stored.medium.clone(), stored.group_idx.unwrap_or(0), hash.clone())
+        };
+        let mut parent = stored.parent_block_hash.clone();
+        for hash in &stored.block_hashes {
+            if *hash == ExternalBlockHash::Number(0) {
+                broken.push(KvEventViolation::ZeroHash);
+            }
+            if let Some(parent) = &parent {
+                match self.blocks.get_mut(&key(parent)) {
+                    Some(known) => known.children += 1,
+                    None if self.is_complete => {
+                        let (child, parent) = (hash.clone(), parent.clone());
+                        broken.push(KvEventViolation::ParentUnknown { child, parent });
+                    }
+                    None => {}
+                }
+            }
+            let known = SubscriberBlock { parent: parent.replace(hash.clone()), children: 0 };
+            if self.blocks.insert(key(hash), known).is_some() {
+                broken.push(KvEventViolation::StoredTwice(hash.clone()));
+            }
+        }
+    }
+
+    fn remove(&mut self, removed: &BlockRemoved, broken: &mut Vec<KvEventViolation>) {
+        let key = |hash: &ExternalBlockHash| {
+            (removed.medium.clone(), removed.group_idx.unwrap_or(0), hash.clone())
+        };
+        for hash in &removed.block_hashes {
+            let Some(known) = self.blocks.remove(&key(hash)) else {
+                if self.is_complete {
+                    broken.push(KvEventViolation::RemovedUnknown(hash.clone()));
+                }
+                continue;
+            };
+            if known.children > 0 {
+                let (hash, children) = (hash.clone(), known.children);
+                broken.push(KvEventViolation::RemovedBeforeChildren { hash, children });
+            }
+            if let Some(parent) = known.parent.and_then(|parent| self.blocks.get_mut(&key(&parent)))
+            {
+                parent.children -= 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(parent: Option<u64>, hashes: &[u64]) -> DecodedKvEvent {
+        DecodedKvEvent::BlockStored(BlockStored {
+            block_hashes: hashes.iter().map(|&h| ExternalBlockHash::Number(h)).collect(),
+            parent_block_hash: parent.map(ExternalBlockHash::Number),
+            token_ids: vec![7; hashes.len() * 2],
+            block_size: 2,
+            lora_id: None,
+            medium: Some("GPU".to_owned()),
+            lora_name: None,
+            extra_keys: None,
+            group_idx: Some(0),
+            kv_cache_spec_kind: None,
+            kv_cache_spec_sliding_window: None,
+        })
+    }
+
+    fn removed(hashes: &[u64]) -> DecodedKvEvent {
+        let block_hashes = hashes.iter().map(|&h| ExternalBlockHash::Number(h)).collect();
+        DecodedKvEvent::BlockRemoved(BlockRemoved {
+            block_hashes,
+            medium: Some("GPU".to_owned()),
+            group_idx: Some(0),
+        })
+    }
+
+    fn violations(events: &[DecodedKvEvent]) -> (usize, Vec<String>) {
+        let (mut set, mut broken) = (SubscriberBlocks::default(), Vec::new());
+        for event in events {
+            set.apply(event, &mut broken);
+        }
+        (set.len(), broken.iter().map(KvEventViolation::to_string).collect())
+    }
+
+    #[test]
+    fn violations_are_checked_after_the_first_clear() {
+        let clear = DecodedKvEvent::AllBlocksCleared;
+        assert_eq!(violations(&[clear.clone(), stored(None, &[1, 2]), stored(Some(2), &[3])]).0, 3);
+        let fine = violations(&[clear.clone(), stored(None, &[1, 2]), removed(&[2, 1])]);
+        assert_eq!(fine, (0, Vec::new()));
+        for (events, broken) in [
+            (vec![stored(None, &[1]), stored(None, &[1])], "stored already"),
+            (vec![removed(&[1])], "was not stored"),
+            (vec![stored(Some(9), &[1])], "not its parent"),
+            (vec![stored(None, &[1, 2]), removed(&[1])], "before 1 blocks"),
+            (vec![stored(None, &[0])], "is 0"),
+        ] {
+            let whole: Vec<DecodedKvEvent> =
+                [clear.clone()].into_iter().chain(events.clone()).collect();
+            let (_, said) = violations(&whole);
+            assert!(said.len() == 1 && said[0].contains(broken), "{said:?}");
+        }
+        assert_eq!(
+            violations(&[removed(&[1]), stored(Some(9), &[3])]),
+            (1, Vec::new()),
+            "a late joiner"
+        );
+    }
+}

@@ -1,0 +1,130 @@
+//! The demo checkpoint, carried inside the binary so that `hadron serve` works anywhere.
+
+use std::fs::{self, DirBuilder};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// Name it is served under.
+pub const NAME: &str = "hadron-demo";
+
+macro_rules! file {
+    ($name:literal) => {
+        ($name, include_bytes!(concat!("../../tests/data/demo/", $name)) as &[u8])
+    };
+}
+
+const FILES: &[(&str, &[u8])] = &[
+    file!("config.json"),
+    file!("generation_config.json"),
+    file!("model.safetensors"),
+    file!("tokenizer.json"),
+    file!("tokenizer_config.json"),
+];
+
+/// The demo model could not be written to the folder for temporary files.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot unpack the demo model into {} ({bytes} bytes): {source}; {}",
+    path.display(),
+    advice(source.kind())
+)]
+pub struct UnpackError {
+    /// The folder or file that could not be written.
+    pub path: PathBuf,
+    /// Bytes of all files of the demo model.
+    pub bytes: usize,
+    /// The reason the system gave.
+    pub source: io::Error,
+}
+
+/// What an operator can do about a folder that cannot be written.
+fn advice(kind: io::ErrorKind) -> &'static str {
+    match kind {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "free space there, or set TMPDIR to a folder on a disk with room"
+        }
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            "create the folder, or set TMPDIR to one that exists"
+        }
+        _ => "set TMPDIR to a folder that this user may write, or name a model to serve",
+    }
+}
+
+/// The demo model unpacked into a private folder that goes away with this value.
+#[derive(Debug)]
+pub struct UnpackedDemo {
+    dir: PathBuf,
+}
+
+impl UnpackedDemo {
+    /// Writes the files into a fresh folder of the system's temporary one.
+    ///
+    /// Errors: the folder cannot be made or is full; nothing of it is left then.
+    pub fn new() -> Result<Self, UnpackError> {
+        Self::in_parent(&std::env::temp_dir())
+    }
+
+    /// Writes the files into a fresh folder of `parent`.
+    fn in_parent(parent: &Path) -> Result<Self, UnpackError> {
+        let failed = |path: &Path, source| UnpackError {
+            path: path.to_owned(),
+            bytes: FILES.iter().map(|(_, bytes)| bytes.len()).sum(),
+            source,
+        };
+        let random = RandomState::new().hash_one(std::process::id());
+        let dir = parent.join(format!("hadron-demo-{random:016x}"));
+        let made = DirBuilder::new().mode(0o700).create(&dir);
+        made.map_err(|source| failed(&dir, source))?;
+        let unpacked = Self { dir };
+        for (name, bytes) in FILES {
+            let path = unpacked.dir.join(name);
+            fs::write(&path, bytes).map_err(|source| failed(&path, source))?;
+        }
+        Ok(unpacked)
+    }
+
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+impl Drop for UnpackedDemo {
+    fn drop(&mut self) {
+        // Files that are mapped stay readable; what cannot be removed the system will clear.
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unpack_error_names_folder_reason_and_advice() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("missing");
+        let error = UnpackedDemo::in_parent(&missing).unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains(&*missing.to_string_lossy()), "{said}");
+        assert!(said.contains("No such file or directory"), "{said}");
+        assert!(said.ends_with("create the folder, or set TMPDIR to one that exists"), "{said}");
+
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert_eq!(
+            UnpackedDemo::in_parent(&file).unwrap_err().source.kind(),
+            io::ErrorKind::NotADirectory
+        );
+    }
+
+    #[test]
+    fn full_and_read_only_disks_get_their_own_advice() {
+        let full = io::Error::from_raw_os_error(28); // ENOSPC
+        assert!(advice(full.kind()).starts_with("free space there"));
+        let read_only = io::Error::from_raw_os_error(30); // EROFS
+        assert!(advice(read_only.kind()).contains("may write"));
+    }
+}

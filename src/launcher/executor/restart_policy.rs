@@ -1,0 +1,298 @@
+//! When executors that failed are started again, and when the server gives up: a pure rule.
+//!
+//! Failures in service and failures before READY are counted apart. The former are followed by a start at once, and more
+//! of them than a server may have within some minutes end it: requests, or a device, bring executors down. The latter are
+//! repeated after pauses that double, for some minutes: weights are being copied, a disk or a device is busy.
+//!
+//! The rule reads no clock and draws no random numbers: callers pass the time since an origin of their own, and a seed
+//! for the jitter.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Failed starts in a row before a server gives up, however long each of them took.
+const FAILED_STARTS_MIN: u32 = 3;
+
+/// How soon and how often executors are started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RestartPolicy {
+    /// Failures in service within `service_window` that are followed by a start; one more is the last.
+    pub service_failures_max: u32,
+    /// How long a failure in service counts.
+    pub service_window: Duration,
+    /// Pause after the first start that fails before READY, without its jitter.
+    pub backoff_first: Duration,
+    /// Longest pause.
+    pub backoff_max: Duration,
+    /// From the first failed start to the last one.
+    pub give_up_after: Duration,
+}
+
+/// When executors of a replica fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailureStage {
+    /// After READY.
+    InService,
+    /// Before READY.
+    Starting,
+}
+
+/// The next start of a replica's executors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NextStart {
+    /// How long to wait for it.
+    pub backoff: Duration,
+    /// Which one it is: of the failures in service that count, or of the failed starts in a row.
+    pub attempt: u32,
+}
+
+/// Executors will not be started again.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RestartsExhausted {
+    /// They fail in service too often.
+    #[error("lost {failures} times in {} minutes, the last time because {cause}", window.as_secs() / 60)]
+    InService {
+        /// Failures in service within the window, the last one among them.
+        failures: usize,
+        /// How long a failure counts.
+        window: Duration,
+        /// The last failure.
+        cause: String,
+    },
+    /// They do not become ready.
+    #[error("{failures} restarts failed within {:.1} s, the last one because {cause}", elapsed.as_secs_f64())]
+    Starting {
+        /// Failed starts in a row.
+        failures: u32,
+        /// Since the first of them failed.
+        elapsed: Duration,
+        /// The last failure.
+        cause: String,
+    },
+}
+
+/// The failures of one replica's executors that count.
+#[derive(Debug)]
+pub struct RestartHistory {
+    policy: RestartPolicy,
+    /// State of the generator of jitter.
+    jitter: u64,
+    /// Times of failures in service, oldest first.
+    in_service: VecDeque<Duration>,
+    failed_starts: Option<StartFailureStreak>,
+}
+
+/// Failed starts since the executors were last ready.
+#[derive(Debug, Clone, Copy)]
+struct StartFailureStreak {
+    first: Duration,
+    count: u32,
+}
+
+impl RestartHistory {
+    /// No failures. `seed` decides the jitter of pauses.
+    pub fn new(policy: RestartPolicy, seed: u64) -> Self {
+        Self { policy, jitter: seed, in_service: VecDeque::new(), failed_starts: None }
+    }
+
+    /// The executors have failed at `now`, because of `cause`: when they are started again.
+    ///
+    /// Errors: they have failed too often, or for too long.
+    pub fn failed(
+        &mut self,
+        stage: FailureStage,
+        now: Duration,
+        cause: &str,
+    ) -> Result<NextStart, RestartsExhausted> {
+        match stage {
+            FailureStage::InService => self.failed_in_service(now, cause),
+            FailureStage::Starting => self.failed_to_start(now, cause),
+        }
+    }
+
+    /// The executors have become ready: failed starts are forgotten, failures in service are not.
+    pub fn ready(&mut self) {
+        self.failed_starts = None;
+    }
+
+    fn failed_in_service(
+        &mut self,
+        now: Duration,
+        cause: &str,
+    ) -> Result<NextStart, RestartsExhausted> {
+        let window = self.policy.service_window;
+        while self.in_service.pop_front_if(|then| now.saturating_sub(*then) > window).is_some() {}
+        self.in_service.push_back(now);
+        let failures = self.in_service.len();
+        if failures > self.policy.service_failures_max as usize {
+            let cause = cause.to_owned();
+            return Err(RestartsExhausted::InService { failures, window, cause });
+        }
+        Ok(NextStart { backoff: Duration::ZERO, attempt: failures as u32 })
+    }
+
+    fn failed_to_start(
+        &mut self,
+        now: Duration,
+        cause: &str,
+    ) -> Result<NextStart, RestartsExhausted> {
+        let StartFailureStreak { first, count } =
+            self.failed_starts.unwrap_or(StartFailureStreak { first: now, count: 0 });
+        let count = count + 1;
+        self.failed_starts = Some(StartFailureStreak { first, count });
+        let elapsed = now.saturating_sub(first);
+        let left = self.policy.give_up_after.saturating_sub(elapsed);
+        if left.is_zero() && count >= FAILED_STARTS_MIN {
+            let cause = cause.to_owned();
+            return Err(RestartsExhausted::Starting { failures: count, elapsed, cause });
+        }
+        let pause = self.next_backoff(count);
+        // The last start comes when the time is over, not after it.
+        let pause = if left.is_zero() { pause } else { pause.min(left) };
+        Ok(NextStart { backoff: pause, attempt: count })
+    }
+
+    /// The pause after `failures` failed starts: between a half and the whole of a time that doubles, so that servers
+    /// that failed together do not start together.
+    fn next_backoff(&mut self, failures: u32) -> Duration {
+        let doublings = (failures - 1).min(31);
+        let whole = self.policy.backoff_first.saturating_mul(1 << doublings);
+        let half = whole.min(self.policy.backoff_max) / 2;
+        half + half.mul_f64(self.random_fraction())
+    }
+
+    /// A number from 0 up to 1 (SplitMix64).
+    fn random_fraction(&mut self) -> f64 {
+        self.jitter = self.jitter.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.jitter;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use FailureStage::{InService, Starting};
+
+    const POLICY: RestartPolicy = RestartPolicy {
+        service_failures_max: 3,
+        service_window: Duration::from_mins(10),
+        backoff_first: Duration::from_millis(500),
+        backoff_max: Duration::from_secs(30),
+        give_up_after: Duration::from_mins(5),
+    };
+
+    fn history(seed: u64) -> RestartHistory {
+        RestartHistory::new(POLICY, seed)
+    }
+
+    fn seconds(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    /// Times of the starts of executors that never become ready and take `each` to fail, and why there is none after them.
+    fn start_times(policy: RestartPolicy, seed: u64, each: Duration) -> (Vec<Duration>, String) {
+        let mut history = RestartHistory::new(policy, seed);
+        let (mut now, mut starts) = (each, Vec::new());
+        loop {
+            match history.failed(Starting, now, "no such file") {
+                Ok(next) => {
+                    now += next.backoff;
+                    starts.push(now);
+                    now += each;
+                }
+                Err(exhausted) => return (starts, exhausted.to_string()),
+            }
+        }
+    }
+
+    #[test]
+    fn fourth_failure_in_ten_minutes_exhausts_restarts() {
+        let mut history = history(1);
+        for attempt in 1..=3 {
+            let next = history.failed(InService, seconds(1), "it died").unwrap();
+            assert_eq!(next, NextStart { backoff: Duration::ZERO, attempt });
+        }
+        let error = history.failed(InService, seconds(2), "it died again").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "lost 4 times in 10 minutes, the last time because it died again"
+        );
+    }
+
+    #[test]
+    fn failures_in_service_count_for_ten_minutes() {
+        let mut history = history(1);
+        let at = |history: &mut RestartHistory, now| history.failed(InService, seconds(now), "");
+        for now in [0, 300, 600] {
+            assert!(at(&mut history, now).is_ok());
+        }
+        assert_eq!(at(&mut history, 601).unwrap().attempt, 3, "the first one is forgotten");
+        assert!(at(&mut history, 602).is_err());
+    }
+
+    #[test]
+    fn failed_starts_back_off_exponentially_up_to_a_limit() {
+        for seed in 0..200 {
+            let mut history = history(seed);
+            let mut whole = POLICY.backoff_first;
+            for attempt in 1..=12 {
+                let next = history.failed(Starting, Duration::ZERO, "").unwrap();
+                assert_eq!(next.attempt, attempt);
+                assert!(whole / 2 <= next.backoff && next.backoff <= whole, "{seed}: {next:?}");
+                whole = (2 * whole).min(POLICY.backoff_max);
+            }
+        }
+    }
+
+    #[test]
+    fn backoff_jitter_follows_the_seed() {
+        let of = |seed| start_times(POLICY, seed, Duration::ZERO).0;
+        assert_eq!(of(7), of(7));
+        let first: Vec<_> = (0..100).map(|seed| of(seed)[0]).collect();
+        let spread = first.iter().max().unwrap().abs_diff(*first.iter().min().unwrap());
+        assert!(spread > POLICY.backoff_first / 3, "{spread:?}");
+    }
+
+    #[test]
+    fn starts_that_fail_at_once_are_retried_for_minutes() {
+        for seed in 0..100 {
+            let (starts, why) = start_times(POLICY, seed, Duration::from_millis(77));
+            assert!((12..40).contains(&starts.len()), "{seed}: {starts:?}");
+            let last = *starts.last().unwrap();
+            assert!(seconds(299) < last && last < seconds(303), "{seed}: {last:?}");
+            assert!(why.ends_with(", the last one because no such file"), "{why}");
+        }
+    }
+
+    #[test]
+    fn slow_failing_starts_are_tried_three_times() {
+        let (starts, why) = start_times(POLICY, 1, seconds(600));
+        assert_eq!(starts.len(), 2, "after the one that failed first");
+        assert!(why.starts_with("3 restarts failed within 12"), "{why}");
+    }
+
+    #[test]
+    fn start_and_service_failures_are_counted_separately() {
+        let mut history = history(1);
+        for now in 0..20 {
+            assert!(history.failed(Starting, seconds(now), "").is_ok());
+        }
+        assert_eq!(history.failed(InService, seconds(20), "").unwrap().attempt, 1);
+        assert_eq!(history.failed(Starting, seconds(21), "").unwrap().attempt, 21);
+        history.ready();
+        assert_eq!(history.failed(Starting, seconds(22), "").unwrap().attempt, 1);
+        assert_eq!(history.failed(InService, seconds(23), "").unwrap().attempt, 2);
+    }
+
+    #[test]
+    fn zero_time_limit_still_allows_three_starts() {
+        let policy = RestartPolicy { give_up_after: Duration::ZERO, ..POLICY };
+        let (starts, why) = start_times(policy, 1, Duration::ZERO);
+        assert_eq!(starts.len(), 2);
+        assert!(starts[1] > starts[0] && !starts[0].is_zero(), "{starts:?}");
+        assert!(why.starts_with("3 restarts failed"), "{why}");
+    }
+}

@@ -1,0 +1,21 @@
+//! Listens to processes that give a sign of life every second.
+
+pub(super) use scheduler::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT};
+
+use protocol::link::{LinkError, MessageReceiver};
+use scheduler::HeartbeatMonitor;
+
+/// The next message; `None` = there was no sign of life for too long.
+pub(super) fn recv_within_timeout<R: MessageReceiver + ?Sized>(
+    link: &mut R,
+) -> Result<Option<R::Message>, LinkError> {
+    let mut silence = HeartbeatMonitor::default();
+    loop {
+        if let Some(message) = link.recv(silence.timeout())? {
+            return Ok(Some(message));
+        }
+        if silence.on_timeout() {
+            return Ok(None);
+        }
+    }
+}

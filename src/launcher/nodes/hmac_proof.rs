@@ -1,0 +1,103 @@
+//! Proofs that one knows the cluster's secret: HMAC-SHA-256 (RFC 2104) over fresh numbers of both sides.
+
+use crate::config::ClusterSecret;
+use hmac::{Hmac, KeyInit, Mac};
+use protocol::{HandshakeNonce, HandshakeProof};
+use rustix::rand::{GetRandomFlags, getrandom};
+use sha2::Sha256;
+use std::io;
+
+/// Whose proof it is: what one side says is no proof of the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ProofSide {
+    /// The one that is connected to.
+    NodeZero,
+    /// The one that connects.
+    WorkerNode,
+}
+
+/// The numbers of one connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NoncePair {
+    /// Of node 0.
+    pub(super) zero: HandshakeNonce,
+    /// Of the other node.
+    pub(super) other: HandshakeNonce,
+}
+
+/// A number that nobody can foresee.
+///
+/// Errors: the system has none.
+pub(super) fn nonce() -> io::Result<HandshakeNonce> {
+    let mut nonce = [0; 32];
+    let mut filled = 0;
+    while filled < nonce.len() {
+        filled += getrandom(&mut nonce[filled..], GetRandomFlags::empty())?;
+    }
+    Ok(nonce)
+}
+
+/// The proof of one side.
+pub(super) fn prove(secret: &ClusterSecret, side: ProofSide, nonces: &NoncePair) -> HandshakeProof {
+    digest(secret, side, nonces).finalize().into_bytes().into()
+}
+
+/// Whether this is the proof of that side; how long it takes tells nothing.
+pub(super) fn is_proof(
+    secret: &ClusterSecret,
+    side: ProofSide,
+    nonces: &NoncePair,
+    proof: &HandshakeProof,
+) -> bool {
+    digest(secret, side, nonces).verify_slice(proof).is_ok()
+}
+
+fn digest(secret: &ClusterSecret, side: ProofSide, nonces: &NoncePair) -> Hmac<Sha256> {
+    #[allow(clippy::expect_used, reason = "HMAC takes keys of any length")]
+    let mut digest = Hmac::<Sha256>::new_from_slice(secret.bytes()).expect("any key will do");
+    digest.update(match side {
+        ProofSide::NodeZero => b"hadron cluster: node 0\0",
+        ProofSide::WorkerNode => b"hadron cluster: other node\0",
+    });
+    digest.update(&nonces.zero);
+    digest.update(&nonces.other);
+    digest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Computed with Python: `hmac.new(b"0123456789abcdef", label + b"\1" * 32 + b"\2" * 32, "sha256").hexdigest()`.
+    const REFERENCE_HMAC: &str = "10943c7decfa8d757b478656263cf7bab2a4d0298e15040bd7d522315c078010";
+
+    #[test]
+    fn proof_matches_the_reference_hmac() {
+        let secret = ClusterSecret::new("0123456789abcdef");
+        let nonces = NoncePair { zero: [1; 32], other: [2; 32] };
+        let proof = prove(&secret, ProofSide::NodeZero, &nonces);
+        let byte = |at: usize| u8::from_str_radix(&REFERENCE_HMAC[at..at + 2], 16).unwrap();
+        let known: Vec<u8> = (0..REFERENCE_HMAC.len()).step_by(2).map(byte).collect();
+        assert_eq!(proof[..], known);
+    }
+
+    #[test]
+    fn proof_binds_secret_side_and_nonces() {
+        let secret = ClusterSecret::new("0123456789abcdef");
+        let nonces = NoncePair { zero: nonce().unwrap(), other: nonce().unwrap() };
+        assert_ne!(nonces.zero, nonces.other);
+        let proof = prove(&secret, ProofSide::WorkerNode, &nonces);
+        assert!(is_proof(&secret, ProofSide::WorkerNode, &nonces, &proof));
+        assert!(!is_proof(&secret, ProofSide::NodeZero, &nonces, &proof), "thrown back");
+        assert!(!is_proof(
+            &ClusterSecret::new("0123456789abcdeF"),
+            ProofSide::WorkerNode,
+            &nonces,
+            &proof
+        ));
+        let later = NoncePair { zero: [0; 32], ..nonces };
+        assert!(!is_proof(&secret, ProofSide::WorkerNode, &later, &proof), "said again");
+        let swapped = NoncePair { zero: nonces.other, other: nonces.zero };
+        assert!(!is_proof(&secret, ProofSide::WorkerNode, &swapped, &proof));
+    }
+}

@@ -1,0 +1,502 @@
+//! Who of the other nodes is there, and what passes between them and this one.
+
+use super::remote_executor::RemoteExecutor;
+use super::start_order::{IssuedOrder, OrderProgress, PendingLink, StartOrder};
+use super::{BEAT_INTERVAL, BODY_BYTES_MAX, EPOCH, OUTBOX_MESSAGES};
+use crate::launcher::heartbeat_timeout::{
+    HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, recv_within_timeout,
+};
+use protocol::link::{FrameReader, FrameWriter, HeartbeatConfig, MessageSender, run_writer};
+use protocol::{
+    Epoch, ExecutorLinkOffer, NodeCommand, NodeEvent, NodeInfo, ParallelConfig, Rank, Replica,
+};
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// How long a node waits for its predecessor to be given up: it may have been cut off without a word.
+const PREDECESSOR_WAIT: Duration =
+    HEARTBEAT_TIMEOUT.saturating_add(HEARTBEAT_GRACE_PERIOD).saturating_add(Duration::from_secs(2));
+
+/// What every node of the cluster must be told alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClusterRequirements {
+    /// Nodes.
+    pub nodes: u16,
+    /// How the ranks share the work.
+    pub parallel: ParallelConfig,
+    /// Digest of the model folder.
+    pub manifest: u64,
+}
+
+impl ClusterRequirements {
+    /// Whether a node belongs to this cluster.
+    ///
+    /// Errors: what differs, in words.
+    fn check(&self, member: &NodeInfo) -> Result<(), String> {
+        let node = member.node;
+        let same = |what: &str, theirs: String, ours: String| {
+            if theirs == ours {
+                return Ok(());
+            }
+            Err(format!("node {node} has {what} {theirs}, node 0 {ours}"))
+        };
+        let sizes = |p: ParallelConfig| {
+            let experts = if p.expert_parallel { ", whole experts" } else { "" };
+            format!("tensor-parallel {}, data-parallel {}{experts}", p.tp_size, p.dp_size)
+        };
+        let digest = |of: u64| format!("{of:016x}");
+        same("build", member.build.clone(), env!("CARGO_PKG_VERSION").to_owned())?;
+        same("--nnodes", member.nodes.to_string(), self.nodes.to_string())?;
+        same("the sizes", sizes(member.parallel), sizes(self.parallel))?;
+        same("model digest", digest(member.model_digest), digest(self.manifest))?;
+        if node == 0 || node >= self.nodes {
+            return Err(format!("node {node} is none of the {} others", self.nodes - 1));
+        }
+        Ok(())
+    }
+}
+
+/// All other nodes, as node 0 knows them.
+pub struct NodeRegistry {
+    expected: ClusterRequirements,
+    state: Mutex<NodeRegistryState>,
+    changed: Condvar,
+}
+
+struct NodeRegistryState {
+    /// By node; node 0 has none.
+    nodes: Vec<Option<ConnectedNode>>,
+    /// What was ordered last of each replica that is elsewhere.
+    orders: BTreeMap<u16, StartOrder>,
+    sessions: u64,
+    tickets: u64,
+    /// They have been told to leave.
+    shutting_down: bool,
+}
+
+/// A node that is there.
+struct ConnectedNode {
+    session: u64,
+    to: SyncSender<NodeCommand>,
+    stream: TcpStream,
+}
+
+impl NodeRegistry {
+    /// Nobody is there.
+    pub fn new(expected: ClusterRequirements) -> Self {
+        let state = NodeRegistryState {
+            nodes: (0..expected.nodes).map(|_| None).collect(),
+            orders: BTreeMap::new(),
+            sessions: 0,
+            tickets: RandomState::new().hash_one(0), // Not those of a former node 0.
+            shutting_down: false,
+        };
+        Self { expected, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Nodes of the cluster.
+    pub fn nodes(&self) -> u16 {
+        self.expected.nodes
+    }
+
+    fn lock(&self) -> MutexGuard<'_, NodeRegistryState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves the connection of a node that wants to belong here, until its end.
+    pub(super) fn join(&self, member: &NodeInfo, stream: TcpStream) {
+        let node = member.node;
+        if let Err(text) = self.expected.check(member) {
+            return reject(&stream, text);
+        }
+        let session = match self.admit(node, &stream) {
+            Ok(Ok(session)) => session,
+            Ok(Err(text)) => return reject(&stream, text),
+            Err(error) => return tracing::warn!(node, %error, "a node could not be let in"),
+        };
+        tracing::info!(node, "node is here");
+        let cause = self.read_events(stream);
+        let leaving = self.disconnected(node, session, &cause);
+        if leaving {
+            tracing::info!(node, "node has left");
+        } else {
+            tracing::warn!(node, cause, "node is lost");
+        }
+    }
+
+    /// Takes a node in, once its predecessor is given up, and returns its session; or says why it is refused.
+    fn admit(&self, node: u16, stream: &TcpStream) -> io::Result<Result<u64, String>> {
+        let (writer, handle) = (FrameWriter::new(stream.try_clone()?, EPOCH), stream.try_clone()?);
+        let at = usize::from(node);
+        let taken =
+            |state: &mut NodeRegistryState| state.nodes[at].is_some() && !state.shutting_down;
+        let waited = self.changed.wait_timeout_while(self.lock(), PREDECESSOR_WAIT, taken);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if state.shutting_down {
+            return Ok(Err("it is ending".to_owned())); // Nobody would tell it to leave.
+        }
+        if taken(&mut state) {
+            return Ok(Err(format!("node {node} is here already")));
+        }
+        let (to, outbox) = sync_channel(OUTBOX_MESSAGES);
+        let beat = HeartbeatConfig { interval: BEAT_INTERVAL, message: || NodeCommand::Heartbeat };
+        thread::Builder::new().name("node-out".to_owned()).spawn(move || {
+            // Its end is seen by who listens.
+            let _ = run_writer(outbox, writer, Some(&beat));
+        })?;
+        let _ = to.try_send(NodeCommand::Accepted); // It is empty.
+        state.sessions += 1;
+        let session = state.sessions;
+        state.nodes[at] = Some(ConnectedNode { session, to, stream: handle });
+        drop(state);
+        self.changed.notify_all();
+        Ok(Ok(session))
+    }
+
+    /// Hears what a node says until it says no more. Returns why.
+    fn read_events(&self, stream: TcpStream) -> String {
+        let mut reader =
+            FrameReader::<_, NodeEvent>::with_body_limit(stream, EPOCH, BODY_BYTES_MAX);
+        loop {
+            match recv_within_timeout(&mut reader) {
+                Ok(Some(NodeEvent::Heartbeat)) => {}
+                Ok(Some(NodeEvent::StartFailed { ticket, reason: text })) => {
+                    self.start_failed(ticket, text);
+                }
+                Ok(Some(NodeEvent::ExecutorExited { rank, epoch, description: text })) => {
+                    self.executor_exited(rank, epoch, &text);
+                }
+                Ok(Some(NodeEvent::Join(_) | NodeEvent::Link(_))) => {
+                    return "it said again who it is".to_owned();
+                }
+                Ok(None) => {
+                    return format!("no sign of life for {} s", HEARTBEAT_TIMEOUT.as_secs());
+                }
+                Err(error) => return error.to_string(),
+            }
+        }
+    }
+
+    fn start_failed(&self, ticket: u64, text: String) {
+        let mut state = self.lock();
+        if let Some(given) = state.issued_orders().find(|given| given.ticket == ticket) {
+            given.failed = Some(text);
+            self.changed.notify_all();
+        }
+    }
+
+    fn executor_exited(&self, rank: Rank, epoch: Epoch, text: &str) {
+        let state = self.lock();
+        let own = |order: &&StartOrder| order.epoch == epoch && order.ranks.contains(&rank);
+        let Some(order) = state.orders.values().find(own) else { return };
+        let executors = order.issued.iter().flat_map(|given| &given.executors);
+        executors
+            .filter(|executor| executor.rank() == rank)
+            .for_each(|executor| executor.set_exit(text));
+    }
+
+    /// A node is gone, and what it ran. Returns whether it was told to leave.
+    fn disconnected(&self, node: u16, session: u64, cause: &str) -> bool {
+        let mut state = self.lock();
+        let seat = &mut state.nodes[usize::from(node)];
+        if let Some(seat) = seat.take_if(|seat| seat.session == session) {
+            // For whoever writes to it.
+            let _ = seat.stream.shutdown(Shutdown::Both);
+        }
+        for given in state.issued_orders().filter(|given| given.session == session) {
+            let text = format!("the node is lost: {cause}");
+            given.executors.iter().for_each(|executor| executor.set_exit(&text));
+            given.close();
+        }
+        let leaving = state.shutting_down;
+        drop(state);
+        self.changed.notify_all();
+        leaving
+    }
+
+    /// Takes a link in, if somebody waits for it; else it closes.
+    pub(super) fn accept_link(&self, offer: ExecutorLinkOffer, stream: TcpStream) {
+        let ExecutorLinkOffer { ticket, rank, host } = offer;
+        let mut state = self.lock();
+        let ordered =
+            |order: &&mut StartOrder| order.issued.as_ref().is_some_and(|g| g.ticket == ticket);
+        let Some(order) = state.orders.values_mut().find(ordered) else {
+            return tracing::debug!(rank = rank.0, "a link that nobody waits for");
+        };
+        let (node, place) = (order.node, order.ranks.iter().position(|own| *own == rank));
+        let (Some(given), Some(place)) = (&mut order.issued, place) else { return };
+        let (Ok(handle), None) = (stream.try_clone(), &given.links[place]) else { return };
+        let executor = Arc::new(RemoteExecutor::new(rank, node));
+        given.streams.push(handle);
+        given.executors.push(Arc::clone(&executor));
+        given.links[place] = Some(PendingLink { rank, stream, host, executor });
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Wants the executors of a replica started on a node; links of former ones close.
+    pub(super) fn order_start(&self, replica: Replica, node: u16, epoch: Epoch, ranks: Vec<Rank>) {
+        let order = StartOrder { node, epoch, ranks, issued: None };
+        if let Some(StartOrder { issued: Some(former), .. }) =
+            self.lock().orders.insert(replica.0, order)
+        {
+            former.close();
+        }
+    }
+
+    /// Waits until something has changed, or for so long.
+    pub(super) fn wait_for_change(&self, time: Duration) {
+        // Whoever waits looks again either way.
+        drop(self.changed.wait_timeout(self.lock(), time));
+    }
+
+    /// Passes an order on to its node, if it has not got it, and says how far it is.
+    pub(super) fn advance_order(&self, replica: Replica) -> OrderProgress {
+        let mut state = self.lock();
+        let NodeRegistryState { nodes: seats, orders, tickets, .. } = &mut *state;
+        let Some(order) = orders.get_mut(&replica.0) else {
+            return OrderProgress::NodeDisconnected;
+        };
+        let Some(seat) = &seats[usize::from(order.node)] else {
+            return OrderProgress::NodeDisconnected;
+        };
+        let ticket = *tickets;
+        if order.issue(seat.session, &seat.to, replica, ticket) {
+            *tickets = tickets.wrapping_add(1);
+        }
+        // Links of a former session of the node are closed.
+        let own = order.issued.as_mut().filter(|given| given.session == seat.session);
+        let Some(given) = own else { return OrderProgress::NodeDisconnected };
+        if let Some(text) = given.failed.take() {
+            return OrderProgress::Failed(text);
+        }
+        if given.links.iter().any(Option::is_none) {
+            return OrderProgress::Issued(given.at);
+        }
+        OrderProgress::Linked(given.links.iter_mut().filter_map(Option::take).collect())
+    }
+
+    /// Closes the links of a replica.
+    pub(super) fn close(&self, replica: Replica) {
+        let state = self.lock();
+        if let Some(given) = state.orders.get(&replica.0).and_then(|order| order.issued.as_ref()) {
+            given.close();
+        }
+    }
+
+    /// Tells all nodes to leave: their executors have been told to stop.
+    pub fn shut_down_nodes(&self) {
+        let mut state = self.lock();
+        state.shutting_down = true;
+        for seat in state.nodes.iter().flatten() {
+            let _ = seat.to.try_send(NodeCommand::Leave); // One that hears nothing notices that this process ends.
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits until all nodes have left.
+    pub fn wait_until_disconnected(&self, patience: Duration) {
+        let occupied = |state: &mut NodeRegistryState| state.nodes.iter().any(Option::is_some);
+        let waited = self.changed.wait_timeout_while(self.lock(), patience, occupied);
+        if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
+            tracing::warn!("not every node has left in time");
+        }
+    }
+}
+
+/// Tells a node that it does not belong here.
+fn reject(stream: &TcpStream, text: String) {
+    tracing::warn!(text, "a node was refused");
+    // It may have left.
+    let _ = FrameWriter::new(stream, EPOCH).send(NodeCommand::Rejected { reason: text });
+}
+
+impl NodeRegistryState {
+    fn issued_orders(&mut self) -> impl Iterator<Item = &mut IssuedOrder> {
+        self.orders.values_mut().filter_map(|order| order.issued.as_mut())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::HostSettings;
+    use protocol::link::MessageReceiver;
+    use std::io::Read;
+    use std::net::TcpListener;
+
+    const LONG: Duration = Duration::from_mins(1);
+    const EXPECTED: ClusterRequirements = ClusterRequirements {
+        nodes: 2,
+        parallel: ParallelConfig { tp_size: 1, dp_size: 2, expert_parallel: false },
+        manifest: 7,
+    };
+
+    fn member() -> NodeInfo {
+        let ClusterRequirements { nodes, parallel, manifest } = EXPECTED;
+        let build = env!("CARGO_PKG_VERSION").to_owned();
+        NodeInfo { node: 1, nodes, parallel, build, model_digest: manifest }
+    }
+
+    fn connected() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    /// A node's end of its connection.
+    struct TestNodeConnection {
+        stream: TcpStream,
+        commands: FrameReader<TcpStream, NodeCommand>,
+    }
+
+    fn join(registry: &Arc<NodeRegistry>, member: NodeInfo) -> TestNodeConnection {
+        let (near, far) = connected();
+        let registry = Arc::clone(registry);
+        thread::spawn(move || registry.join(&member, far));
+        TestNodeConnection {
+            commands: FrameReader::new(near.try_clone().unwrap(), EPOCH),
+            stream: near,
+        }
+    }
+
+    impl TestNodeConnection {
+        /// The next message that is no sign of life.
+        fn next(&mut self) -> NodeCommand {
+            loop {
+                match self.commands.recv(LONG).unwrap() {
+                    Some(NodeCommand::Heartbeat) => {}
+                    other => return other.expect("an order"),
+                }
+            }
+        }
+    }
+
+    fn offer(ticket: u64, rank: u16) -> ExecutorLinkOffer {
+        let dir = "/m".into();
+        let host = HostSettings {
+            model_dir: dir,
+            libraries: None,
+            kernel_cache: None,
+            threads: None,
+            rendezvous: None,
+        };
+        ExecutorLinkOffer { ticket, rank: Rank(rank), host }
+    }
+
+    fn is_closed(mut stream: TcpStream) -> bool {
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        matches!(stream.read(&mut [0]), Ok(0))
+    }
+
+    /// The ticket of the order that a node gets for a replica that is wanted.
+    fn ticket(registry: &NodeRegistry, post: &mut TestNodeConnection, epoch: u64) -> u64 {
+        while !matches!(registry.advance_order(Replica(1)), OrderProgress::Issued(_)) {
+            registry.wait_for_change(Duration::from_millis(5));
+        }
+        let NodeCommand::Start { replica: Replica(1), epoch: Epoch(of), ticket } = post.next()
+        else {
+            panic!("no start")
+        };
+        assert_eq!(of, epoch);
+        ticket
+    }
+
+    #[test]
+    fn link_requires_the_ticket_of_the_latest_order() {
+        let registry = Arc::new(NodeRegistry::new(EXPECTED));
+        let order = |epoch| registry.order_start(Replica(1), 1, Epoch(epoch), vec![Rank(1)]);
+        order(1);
+        assert!(matches!(registry.advance_order(Replica(1)), OrderProgress::NodeDisconnected));
+        let mut post = join(&registry, member());
+        assert_eq!(post.next(), NodeCommand::Accepted);
+        let former = ticket(&registry, &mut post, 1);
+        order(2);
+        let latter = ticket(&registry, &mut post, 2);
+        for offer in [offer(former, 1), offer(latter, 0), offer(latter.wrapping_add(9), 1)] {
+            let (near, far) = connected();
+            registry.accept_link(offer, far);
+            assert!(is_closed(near));
+        }
+        let (near, far) = connected();
+        registry.accept_link(offer(latter, 1), far);
+        let (second, far) = connected();
+        registry.accept_link(offer(latter, 1), far);
+        assert!(is_closed(second), "there is one already");
+        let OrderProgress::Linked(links) = registry.advance_order(Replica(1)) else {
+            panic!("not there")
+        };
+        assert_eq!(links.iter().map(|link| link.rank).collect::<Vec<_>>(), [Rank(1)]);
+
+        // With the node its links are gone, and the next life of it gets the order anew.
+        post.stream.shutdown(Shutdown::Both).unwrap();
+        assert!(is_closed(near));
+        order(3);
+        let mut again = join(&registry, member());
+        assert_eq!(again.next(), NodeCommand::Accepted);
+        ticket(&registry, &mut again, 3);
+        registry.shut_down_nodes();
+        assert_eq!(again.next(), NodeCommand::Leave);
+        drop(again);
+        registry.wait_until_disconnected(LONG);
+        let ending = NodeCommand::Rejected { reason: "it is ending".to_owned() };
+        assert_eq!(join(&registry, member()).next(), ending, "there is nothing to join");
+        assert!(matches!(registry.advance_order(Replica(1)), OrderProgress::NodeDisconnected));
+    }
+
+    #[test]
+    fn waiting_node_is_rejected_during_shutdown() {
+        let registry = Arc::new(NodeRegistry::new(EXPECTED));
+        let mut former = join(&registry, member());
+        assert_eq!(former.next(), NodeCommand::Accepted);
+        let mut latter = join(&registry, member());
+        registry.shut_down_nodes();
+        assert_eq!(former.next(), NodeCommand::Leave);
+        assert_eq!(latter.next(), NodeCommand::Rejected { reason: "it is ending".to_owned() });
+    }
+
+    #[test]
+    fn links_of_a_previous_session_are_closed() {
+        let registry = Arc::new(NodeRegistry::new(EXPECTED));
+        registry.order_start(Replica(1), 1, Epoch(1), vec![Rank(1)]);
+        let mut post = join(&registry, member());
+        assert_eq!(post.next(), NodeCommand::Accepted);
+        let former = ticket(&registry, &mut post, 1);
+        let (_near, far) = connected();
+        registry.accept_link(offer(former, 1), far);
+        post.stream.shutdown(Shutdown::Both).unwrap();
+        registry.wait_until_disconnected(LONG);
+        // Its next life, which is too busy to take the order.
+        let (_near, stream) = connected();
+        let (to, outbox) = sync_channel(0);
+        registry.lock().nodes[1] = Some(ConnectedNode { session: 9, to, stream });
+        assert!(matches!(registry.advance_order(Replica(1)), OrderProgress::NodeDisconnected));
+        drop(outbox);
+    }
+
+    #[test]
+    fn mismatched_node_is_rejected_with_reason() {
+        let registry = Arc::new(NodeRegistry::new(EXPECTED));
+        let parallel = ParallelConfig { tp_size: 2, ..EXPECTED.parallel };
+        for (member, reason) in [
+            (NodeInfo { nodes: 3, ..member() }, "node 1 has --nnodes 3, node 0 2"),
+            (NodeInfo { node: 2, ..member() }, "node 2 is none of the 1 others"),
+            (NodeInfo { node: 0, ..member() }, "node 0 is none of the 1 others"),
+            (NodeInfo { parallel, ..member() }, "has the sizes tensor-parallel 2, data-parallel 2"),
+            (NodeInfo { build: "0.0.9".to_owned(), ..member() }, "node 1 has build 0.0.9"),
+            (NodeInfo { model_digest: 8, ..member() }, "model digest 0000000000000008"),
+        ] {
+            let NodeCommand::Rejected { reason: text } = join(&registry, member).next() else {
+                panic!("let in")
+            };
+            assert!(text.contains(reason), "{text}");
+        }
+    }
+}

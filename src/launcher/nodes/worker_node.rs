@@ -1,0 +1,296 @@
+//! A node other than 0: joins it, starts the executors it is ordered to, and ends with it.
+//!
+//! It answers nobody. Its executors speak to node 0 themselves; if node 0 is silent for too long they end, because it
+//! has given them up by then and goes on without them.
+
+use super::dial::{NodeDialer, RETRY_INTERVAL};
+use super::{BEAT_INTERVAL, BODY_BYTES_MAX, EPOCH, OUTBOX_MESSAGES};
+use crate::config::{ClusterConfig, DeviceArg, ProcessEnvironment, ServeArgs};
+use crate::launcher::executor::{
+    ExecutorGroup, ExecutorLaunchOptions, ExecutorProcess, ExecutorProcessHandle,
+};
+use crate::launcher::heartbeat_timeout::{HEARTBEAT_TIMEOUT, recv_within_timeout};
+use crate::launcher::model_files::ModelFiles;
+use crate::launcher::shutdown::{EXIT_CODE_FATAL, second_signal_exit_code};
+use crate::launcher::{device_detection, settings, signals};
+use anyhow::{Context, Result, bail};
+use executor::ExecutorConfig;
+use protocol::link::{FrameReader, FrameWriter, HeartbeatConfig, MessageReceiver, run_writer};
+use protocol::{
+    Epoch, ExecutorLinkOffer, HostSettings, NodeCommand, NodeEvent, NodeInfo, Rank, Replica,
+};
+use std::collections::BTreeMap;
+use std::net::TcpStream;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+
+/// How long a link is tried for: longer than strangers may keep its place. Node 0 waits longer, and nothing else is heard meanwhile.
+const LINK_TIME: Duration = Duration::from_secs(6);
+/// How often a wait for node 0 is told of.
+const WAIT_LOG_INTERVAL: Duration = Duration::from_secs(15);
+/// Node 0 may wait for a predecessor of this node to be given up before it says a word.
+const ACCEPT_WAIT: Duration = Duration::from_secs(15);
+/// Time for the executors' last step, once node 0 has told them to stop.
+const EXECUTOR_WAIT: Duration = Duration::from_secs(5);
+/// A process is waited for by a thread of its own; the bound only keeps a lost wake-up from lasting.
+const PROCESS_WAIT_MAX: Duration = Duration::from_hours(1);
+
+/// Something the main thread must know.
+enum WorkerNodeEvent {
+    Signal(i32),
+    NodeZeroCommand(NodeCommand),
+    /// Node 0 is gone, and how that was noticed.
+    Disconnected(String),
+}
+
+/// Runs this node's part until node 0 tells it to leave, or is gone. Returns the process's exit code.
+pub fn run(
+    args: &ServeArgs,
+    environment: &ProcessEnvironment,
+    cluster: &ClusterConfig,
+    runtime: &Runtime,
+) -> Result<ExitCode> {
+    let secret = args.nodes.secret(environment)?;
+    {
+        let _inside = runtime.enter();
+        signals::handle_harmless_signals(|| {}).context("cannot watch for signals")?;
+    }
+    let mut args = args.clone();
+    if args.engine.device == DeviceArg::Auto {
+        args.engine.device = device_detection::detect();
+    }
+    let files = ModelFiles::resolve(&args, environment)?;
+    settings::check_world(&args, &files)?;
+    let config = settings::executor(&args, &files, environment)?;
+    let (sender, notices) = channel();
+    {
+        let _inside = runtime.enter();
+        let sender = sender.clone();
+        signals::forward(move |number| sender.send(WorkerNodeEvent::Signal(number)).is_ok())
+            .context("cannot watch for signals")?;
+    }
+    let dial = NodeDialer::new(cluster, secret);
+    let patience = args.engine.startup_timeout.0;
+    let Some(accepted) = join(&dial, &node_info(cluster, &config), patience, &notices)? else {
+        return Ok(ExitCode::SUCCESS); // Told to stop.
+    };
+    let lifetime = ExecutorLaunchOptions { as_processes: true, log_format: args.log.log_format };
+    let to_zero = connect(accepted, sender)?;
+    let mut post = WorkerNode {
+        config,
+        launch_options: lifetime,
+        dialer: dial,
+        node_zero: to_zero,
+        groups: BTreeMap::new(),
+        node: cluster.node,
+    };
+    Ok(post.serve(&notices, args.http.shutdown_timeout.0))
+}
+
+/// This node as it presents itself.
+fn node_info(cluster: &ClusterConfig, config: &ExecutorConfig) -> NodeInfo {
+    NodeInfo {
+        node: cluster.node,
+        nodes: cluster.nodes,
+        parallel: config.settings.parallel,
+        build: env!("CARGO_PKG_VERSION").to_owned(),
+        model_digest: config.manifest,
+    }
+}
+
+/// A connection over which node 0 orders.
+struct NodeZeroConnection {
+    stream: TcpStream,
+    /// Orders may have arrived already.
+    commands: FrameReader<TcpStream, NodeCommand>,
+}
+
+/// Reaches node 0, which may still be starting, and is accepted by it. `None` = a signal came first.
+///
+/// Errors: node 0 is not there in time, is no node 0 of this cluster, or does not take this node in.
+fn join(
+    dial: &NodeDialer,
+    member: &NodeInfo,
+    patience: Duration,
+    notices: &Receiver<WorkerNodeEvent>,
+) -> Result<Option<NodeZeroConnection>> {
+    let (began, mut told) = (Instant::now(), None::<Instant>);
+    loop {
+        let error = match dial.connect(NodeEvent::Join(member.clone())) {
+            Ok(stream) => return await_acceptance(stream).map(Some),
+            Err(error) if !error.is_transient() => bail!(error),
+            Err(error) => error,
+        };
+        if began.elapsed() > patience {
+            let seconds = patience.as_secs();
+            bail!("{error}, for {seconds} s; --startup-timeout sets this bound");
+        }
+        if told.is_none_or(|told| told.elapsed() > WAIT_LOG_INTERVAL) {
+            told = Some(Instant::now());
+            tracing::info!(%error, "waiting for node 0");
+        }
+        if let Ok(WorkerNodeEvent::Signal(_)) = notices.recv_timeout(RETRY_INTERVAL) {
+            return Ok(None);
+        }
+    }
+}
+
+/// The connection, if node 0 takes this node in.
+fn await_acceptance(stream: TcpStream) -> Result<NodeZeroConnection> {
+    let mut orders = FrameReader::with_body_limit(stream.try_clone()?, EPOCH, BODY_BYTES_MAX);
+    match orders.recv(ACCEPT_WAIT).context("node 0 hung up")? {
+        Some(NodeCommand::Accepted) => Ok(NodeZeroConnection { stream, commands: orders }),
+        Some(NodeCommand::Rejected { reason: text }) => bail!("node 0 refuses this node: {text}"),
+        Some(_) => bail!("node 0 does not keep to the handshake"),
+        None => bail!("node 0 did not answer within {} s", ACCEPT_WAIT.as_secs()),
+    }
+}
+
+/// Starts the threads that hear node 0 and speak to it; returns the road to it.
+fn connect(
+    accepted: NodeZeroConnection,
+    notices: Sender<WorkerNodeEvent>,
+) -> Result<SyncSender<NodeEvent>> {
+    let NodeZeroConnection { stream, commands: mut orders } = accepted;
+    let writer = FrameWriter::new(stream, EPOCH);
+    let (to_zero, outbox) = sync_channel(OUTBOX_MESSAGES);
+    thread::Builder::new().name("node-out".to_owned()).spawn(move || {
+        let beat = HeartbeatConfig { interval: BEAT_INTERVAL, message: || NodeEvent::Heartbeat };
+        let _ = run_writer(outbox, writer, Some(&beat)); // Its end is seen by who listens.
+    })?;
+    thread::Builder::new().name("node-in".to_owned()).spawn(move || {
+        loop {
+            let notice = match recv_within_timeout(&mut orders) {
+                Ok(Some(NodeCommand::Heartbeat)) => continue,
+                Ok(Some(order)) => WorkerNodeEvent::NodeZeroCommand(order),
+                Ok(None) => WorkerNodeEvent::Disconnected(format!(
+                    "no sign of life for {} s",
+                    HEARTBEAT_TIMEOUT.as_secs()
+                )),
+                Err(error) => WorkerNodeEvent::Disconnected(error.to_string()),
+            };
+            let last = matches!(notice, WorkerNodeEvent::Disconnected(_));
+            if notices.send(notice).is_err() || last {
+                return;
+            }
+        }
+    })?;
+    Ok(to_zero)
+}
+
+/// This node at work.
+struct WorkerNode {
+    node: u16,
+    config: ExecutorConfig,
+    launch_options: ExecutorLaunchOptions,
+    dialer: NodeDialer,
+    node_zero: SyncSender<NodeEvent>,
+    /// By replica.
+    groups: BTreeMap<u16, ExecutorGroup>,
+}
+
+impl WorkerNode {
+    /// Does what is ordered. `patience`: how long it goes on after a signal, should node 0 not end as well.
+    fn serve(&mut self, notices: &Receiver<WorkerNodeEvent>, patience: Duration) -> ExitCode {
+        tracing::info!(node = self.node, "joined; node 0 orders, and answers clients");
+        let mut until: Option<Instant> = None;
+        loop {
+            let left =
+                until.map_or(PROCESS_WAIT_MAX, |at| at.saturating_duration_since(Instant::now()));
+            match notices.recv_timeout(left) {
+                Ok(WorkerNodeEvent::NodeZeroCommand(NodeCommand::Start {
+                    replica,
+                    epoch,
+                    ticket,
+                })) => {
+                    self.start(replica, epoch, ticket);
+                }
+                Ok(WorkerNodeEvent::NodeZeroCommand(NodeCommand::Leave)) => {
+                    tracing::info!("node 0 has ended the service");
+                    return self.shut_down_executors();
+                }
+                Ok(WorkerNodeEvent::Signal(number)) if until.is_some() => {
+                    return second_signal_exit_code(number);
+                }
+                Ok(WorkerNodeEvent::Signal(number)) => {
+                    tracing::info!(number, "going on until node 0 has drained");
+                    until = Some(Instant::now() + patience);
+                }
+                Ok(WorkerNodeEvent::Disconnected(cause)) => {
+                    tracing::error!(cause, "node 0 is gone: ending");
+                    self.groups.values_mut().for_each(ExecutorGroup::kill);
+                    return ExitCode::from(EXIT_CODE_FATAL);
+                }
+                Err(RecvTimeoutError::Timeout) if until.is_some() => {
+                    tracing::warn!("node 0 goes on without this node");
+                    return ExitCode::SUCCESS;
+                }
+                // Nothing else is an order.
+                Ok(WorkerNodeEvent::NodeZeroCommand(_)) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return ExitCode::from(EXIT_CODE_FATAL),
+            }
+        }
+    }
+
+    /// Starts the executors of a replica, in place of those there may be.
+    fn start(&mut self, replica: Replica, epoch: Epoch, ticket: u64) {
+        let (config, lifetime) = (&self.config, self.launch_options);
+        let new = || ExecutorGroup::new(config.clone(), replica.0..replica.0 + 1, lifetime);
+        let group = self.groups.entry(replica.0).or_insert_with(new);
+        let dial = |rank: Rank, meeting| {
+            let own = config.settings.clone();
+            let host = HostSettings {
+                model_dir: own.model_dir,
+                libraries: own.libraries,
+                kernel_cache: own.kernel_cache,
+                threads: own.threads,
+                rendezvous: meeting,
+            };
+            let offer = ExecutorLinkOffer { ticket, rank, host };
+            Ok(self.dialer.connect_with_retries(&NodeEvent::Link(offer), LINK_TIME)?)
+        };
+        tracing::info!(replica = replica.0, epoch = epoch.0, "starting executors");
+        let watched = group.start_linked(epoch, dial).and_then(|started| {
+            started.into_iter().try_for_each(|(rank, process)| {
+                report_exit(rank, epoch, process, self.node_zero.clone())
+                    .context("no thread is left")
+            })
+        });
+        if let Err(error) = watched {
+            group.kill();
+            let text = format!("{error:#}");
+            tracing::error!(text, "executors cannot be started");
+            // If the road is gone, node 0 is.
+            let _ = self.node_zero.send(NodeEvent::StartFailed { ticket, reason: text });
+        }
+    }
+
+    /// Ends the executors, which node 0 has told to stop.
+    fn shut_down_executors(&mut self) -> ExitCode {
+        let deadline = Instant::now() + EXECUTOR_WAIT;
+        for group in self.groups.values_mut() {
+            group.shut_down(deadline.saturating_duration_since(Instant::now()));
+        }
+        ExitCode::SUCCESS
+    }
+}
+
+/// Starts the thread that tells node 0 how an executor has ended.
+fn report_exit(
+    rank: Rank,
+    epoch: Epoch,
+    process: Arc<ExecutorProcess>,
+    to_zero: SyncSender<NodeEvent>,
+) -> std::io::Result<()> {
+    let waiter = thread::Builder::new().name("executor-end".to_owned());
+    let started = waiter.spawn(move || {
+        while process.wait(PROCESS_WAIT_MAX).is_none() {}
+        let text = process.exit_reason();
+        let _ = to_zero.send(NodeEvent::ExecutorExited { rank, epoch, description: text });
+    });
+    started.map(drop)
+}

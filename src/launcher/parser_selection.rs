@@ -1,0 +1,105 @@
+//! Which syntax a model's outputs are read by: what was named, else what its template or its
+//! architecture suggests.
+
+use crate::config::ReplyArgs;
+use crate::text::{ChatTemplate, OutputParsers, ReasoningFamily, Tokenizer, ToolCallSyntax};
+use models::ModelArchitecture;
+
+/// The parsers of a model.
+pub(super) fn select_parsers(
+    args: &ReplyArgs,
+    architecture: ModelArchitecture,
+    template: Option<&ChatTemplate>,
+    tokenizer: &Tokenizer,
+) -> OutputParsers {
+    let mentions = |text: &str| template.is_some_and(|template| template.mentions(text));
+    let calls = match args.tool_call_parser.as_str() {
+        "auto" => Some(tool_call_syntax(architecture, mentions)),
+        name => parser_by_name(ToolCallSyntax::NAMES, name),
+    };
+    let reasoning = match args.reasoning_parser.as_str() {
+        "auto" => reasoning_family(architecture, mentions),
+        name => parser_by_name(ReasoningFamily::NAMES, name),
+    };
+    tracing::info!(?calls, ?reasoning, "parsers of outputs");
+    // The switch is in templates of models that think unless it is off.
+    let mut parsers = OutputParsers::new(calls, reasoning, tokenizer);
+    parsers.opens_reasoning = mentions("enable_thinking");
+    parsers
+}
+
+/// The command line has refused unknown names; what is left is `none`.
+fn parser_by_name<T: Copy>(names: &[(&str, T)], name: &str) -> Option<T> {
+    names.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+}
+
+fn tool_call_syntax(
+    architecture: ModelArchitecture,
+    mentions: impl Fn(&str) -> bool,
+) -> ToolCallSyntax {
+    // Fine-tuned models keep an architecture and bring a template of their own.
+    if mentions("<｜tool▁calls▁begin｜>") {
+        return if mentions("```json") {
+            ToolCallSyntax::DeepSeekV3
+        } else {
+            ToolCallSyntax::DeepSeekV31
+        };
+    }
+    if mentions("<function=") {
+        return ToolCallSyntax::Qwen3Coder;
+    }
+    if mentions("<tool_call>") {
+        return ToolCallSyntax::Hermes;
+    }
+    if mentions("[TOOL_CALLS]") {
+        return ToolCallSyntax::Mistral;
+    }
+    match architecture {
+        ModelArchitecture::Llama | ModelArchitecture::LlamaEagle3 => ToolCallSyntax::Llama3Json,
+        ModelArchitecture::Mistral => ToolCallSyntax::Mistral,
+        ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe => {
+            ToolCallSyntax::Hermes
+        }
+        ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => ToolCallSyntax::DeepSeekV3,
+    }
+}
+
+fn reasoning_family(
+    architecture: ModelArchitecture,
+    mentions: impl Fn(&str) -> bool,
+) -> Option<ReasoningFamily> {
+    match architecture {
+        ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe => Some(ReasoningFamily::Qwen3),
+        _ if !mentions("</think>") => None,
+        // V3.1 thinks when asked to; R1 and what was distilled from it always do.
+        _ if mentions("thinking") => Some(ReasoningFamily::DeepSeekV3),
+        _ => Some(ReasoningFamily::DeepSeekR1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chat_template_overrides_architecture_parser() {
+        let calls =
+            |architecture, text: &'static str| tool_call_syntax(architecture, |s| text.contains(s));
+        assert_eq!(calls(ModelArchitecture::Qwen3, ""), ToolCallSyntax::Hermes);
+        let coder = "<tool_call>\n<function=example>";
+        assert_eq!(calls(ModelArchitecture::Qwen3Moe, coder), ToolCallSyntax::Qwen3Coder);
+        assert_eq!(calls(ModelArchitecture::Llama, ""), ToolCallSyntax::Llama3Json);
+        assert_eq!(calls(ModelArchitecture::Llama, "<tool_call>"), ToolCallSyntax::Hermes);
+        let distilled = "<｜tool▁calls▁begin｜>\n```json";
+        assert_eq!(calls(ModelArchitecture::Qwen2, distilled), ToolCallSyntax::DeepSeekV3);
+        let reasoning = |architecture, text: &'static str| {
+            reasoning_family(architecture, |s: &str| text.contains(s))
+        };
+        assert_eq!(reasoning(ModelArchitecture::Qwen3, ""), Some(ReasoningFamily::Qwen3));
+        assert_eq!(reasoning(ModelArchitecture::Qwen2, ""), None);
+        assert_eq!(
+            reasoning(ModelArchitecture::Qwen2, "</think>"),
+            Some(ReasoningFamily::DeepSeekR1)
+        );
+    }
+}

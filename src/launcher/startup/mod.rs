@@ -1,0 +1,356 @@
+//! The executors' start-up, seen from the scheduler's side: hello, progress, memory, ready.
+//!
+//! All ranks start together: the number of KV blocks is the least that any of them can hold, and none serves
+//! before all are ready. A thread listens to each of them meanwhile.
+
+mod error;
+mod startup_barrier;
+mod weights_baseline;
+
+pub use error::{ExecutorLabel, StartError, WeightsChange};
+pub use weights_baseline::{DigestConflict, DigestPart, WeightsBaseline};
+
+use super::executor::{ExecutorLink, ExecutorReceiver};
+use protocol::{Epoch, ExecutorEvent, ExecutorReady, StartupPhase, WarmUpReport};
+use startup_barrier::{ExecutorStartState, StartupBarrier};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+/// How often a waiting start-up looks for signals.
+const POLL: Duration = Duration::from_millis(100);
+
+/// How long a start may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StartTimeouts {
+    /// Until the executor has said who it is.
+    pub hello: Duration,
+    /// Without progress; `None` = no bound. A CPU may take minutes for one pass of a large model.
+    pub stall: Option<Duration>,
+    /// In all.
+    pub total: Duration,
+}
+
+/// Who must answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpectedExecutors {
+    /// Generation.
+    pub epoch: Epoch,
+    /// Digest of the model folder.
+    pub manifest: u64,
+}
+
+/// What the executors brought up.
+#[derive(Debug)]
+pub struct StartupReport {
+    /// Measured after warm-up: the least blocks, the slowest pace.
+    pub memory: WarmUpReport,
+    /// Blocks allocated and graphs captured, by all of them.
+    pub ready: ExecutorReady,
+    /// How long each part of the start took the one that was ready last.
+    pub phases: Vec<(&'static str, Duration)>,
+    /// The weights that were loaded, those of former starts among them.
+    pub weights: WeightsBaseline,
+}
+
+/// A start: how long it may take, who must answer, and with which weights.
+#[derive(Debug, Clone)]
+pub struct ExecutorStartup {
+    /// How long.
+    pub timeouts: StartTimeouts,
+    /// Who.
+    pub expected: ExpectedExecutors,
+    /// The weights that former starts have loaded.
+    pub weights: WeightsBaseline,
+}
+
+impl ExecutorStartup {
+    /// Waits until all executors are ready. `size` chooses the number of KV blocks from those each of them can
+    /// hold; `stop` says which signal has come; `progress` sees every step of the first one's way.
+    pub fn bring_up(
+        self,
+        links: &mut [ExecutorLink],
+        size: impl Fn(u32) -> u32,
+        stop: impl Fn() -> Option<i32>,
+        progress: impl FnMut(StartupPhase, u64, u64),
+    ) -> Result<StartupReport, StartError> {
+        let to = links.iter().map(|link| link.commands.clone()).collect();
+        let from: Vec<&mut ExecutorReceiver> =
+            links.iter_mut().flat_map(|link| &mut link.receivers).collect();
+        let several = from.len() > 1;
+        let ranks = from.iter().map(|from| ExecutorStartState::new(from, several)).collect();
+        let mut room = StartupBarrier::new(self, to, ranks);
+        let over = AtomicBool::new(false);
+        let (heard, news) = channel();
+        thread::scope(|scope| {
+            let listens = from.into_iter().enumerate().try_for_each(|(index, from)| {
+                let (heard, over) = (heard.clone(), &over);
+                let listener = thread::Builder::new().name("executor-start".to_owned());
+                let listener = listener.spawn_scoped(scope, move || {
+                    forward_startup_messages(from, index, &heard, over);
+                });
+                listener.map(drop)
+            });
+            let up = match listens {
+                Ok(()) => room.wait(&news, size, stop, progress),
+                Err(error) => Err(error.into()),
+            };
+            over.store(true, Ordering::Relaxed);
+            up
+        })
+    }
+}
+
+/// What a listener heard from its executor: a message, or what became of it.
+type StartupMessage = (usize, Result<ExecutorEvent, String>);
+
+/// Passes on what an executor says, until it is ready or gone, or the start is `over`.
+fn forward_startup_messages(
+    from: &mut ExecutorReceiver,
+    index: usize,
+    heard: &Sender<StartupMessage>,
+    over: &AtomicBool,
+) {
+    while !over.load(Ordering::Relaxed) {
+        let message = match from.messages.recv(POLL) {
+            Ok(None | Some(ExecutorEvent::Heartbeat)) => continue,
+            Ok(Some(message)) => Ok(message),
+            Err(error) => Err(from.failure_reason(&error)),
+        };
+        let last = matches!(message, Ok(ExecutorEvent::Ready(_) | ExecutorEvent::Fault { .. }));
+        if heard.send((index, message)).is_err() || last {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::link::{InProcessLink, MessageLink as _, in_process_pair};
+    use protocol::{
+        ExecutorCommand, ExecutorHello, KvSpec, PROTOCOL_VERSION, ParallelConfig, Rank, StepCost,
+        WeightsDigest,
+    };
+
+    const WEIGHTS: WeightsDigest = WeightsDigest { common: 1, sharded: 2, experts: 3 };
+    const EXPECTED: ExpectedExecutors = ExpectedExecutors { epoch: Epoch(4), manifest: 7 };
+
+    fn hello() -> ExecutorHello {
+        ExecutorHello {
+            version: PROTOCOL_VERSION,
+            rank: Rank(0),
+            epoch: EXPECTED.epoch,
+            device: "none".to_owned(),
+            build: env!("CARGO_PKG_VERSION").to_owned(),
+            model_digest: EXPECTED.manifest,
+        }
+    }
+
+    type FakeExecutorLink = InProcessLink<ExecutorEvent, ExecutorCommand>;
+
+    /// Starts against an executor that behaves like this.
+    fn start(peer: impl FnOnce(FakeExecutorLink) + Send + 'static) -> String {
+        start_all(vec![Box::new(peer)])
+    }
+
+    /// Starts against executors that behave like these, each a replica of its own.
+    fn start_all(peers: Vec<Box<dyn FnOnce(FakeExecutorLink) + Send>>) -> String {
+        let (mut links, mut threads) = (Vec::new(), Vec::new());
+        for (peer, rank) in peers.into_iter().zip(0..) {
+            let (ours, theirs) = in_process_pair(8);
+            let (messages, epoch) = (Box::new(ours.receiver), EXPECTED.epoch);
+            let from = ExecutorReceiver { messages, epoch, rank: Rank(rank), process: None };
+            links.push(ExecutorLink { commands: ours.sender, receivers: vec![from] });
+            threads.push(thread::spawn(move || peer(theirs)));
+        }
+        let patience = StartTimeouts {
+            hello: Duration::from_millis(150),
+            stall: Some(Duration::from_millis(300)),
+            total: Duration::from_secs(2),
+        };
+        let weights =
+            WeightsBaseline::new(ParallelConfig { dp_size: 4, ..ParallelConfig::default() });
+        let start = ExecutorStartup { timeouts: patience, expected: EXPECTED, weights };
+        let up = start.bring_up(&mut links, |b| b.min(50), || None, |_, _, _| {});
+        drop(links);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        match up {
+            Ok(up) => {
+                let phases: Vec<_> = up.phases.iter().map(|(phase, _)| *phase).collect();
+                format!("{} blocks after {}", up.ready.kv_blocks, phases.join(", "))
+            }
+            Err(error) => error.to_string(),
+        }
+    }
+
+    /// An executor that can hold so many blocks and says so after `wait`, for as long as somebody listens.
+    fn executor_with_blocks(
+        rank: u16,
+        blocks: u32,
+        wait: Duration,
+    ) -> Box<dyn FnOnce(FakeExecutorLink) + Send> {
+        executor_with_weights(rank, blocks, wait, WEIGHTS)
+    }
+
+    /// The same of one that has loaded these weights.
+    fn executor_with_weights(
+        rank: u16,
+        blocks: u32,
+        wait: Duration,
+        weights: WeightsDigest,
+    ) -> Box<dyn FnOnce(FakeExecutorLink) + Send> {
+        Box::new(move |mut link| {
+            let spec = KvSpec { block_tokens: 16, groups: Vec::new() };
+            let memory =
+                WarmUpReport { kv_spec: spec, kv_blocks: blocks, step_cost: StepCost::default() };
+            let _ = link.send(ExecutorEvent::Hello(ExecutorHello { rank: Rank(rank), ..hello() }));
+            let progress = |phase| ExecutorEvent::Progress { phase, done: 1, total: 1 };
+            for phase in [StartupPhase::Load, StartupPhase::Load] {
+                let _ = link.send(progress(phase));
+            }
+            let _ = link.send(ExecutorEvent::WeightsLoaded(weights));
+            for phase in [StartupPhase::Compile, StartupPhase::WarmUp] {
+                let _ = link.send(progress(phase));
+            }
+            thread::sleep(wait);
+            let _ = link.send(ExecutorEvent::WarmUpDone(memory));
+            if let Ok(Some(ExecutorCommand::AllocateKv { blocks })) =
+                link.recv(Duration::from_secs(2))
+            {
+                let _ = link.send(ExecutorEvent::Ready(ExecutorReady {
+                    kv_blocks: blocks,
+                    capture_sizes: Vec::new(),
+                }));
+            }
+        })
+    }
+
+    #[test]
+    fn every_startup_failure_is_distinguished() {
+        assert_eq!(start(|_| {}), "the executor exited (while: say hello)");
+        let silent = |link: InProcessLink<ExecutorEvent, ExecutorCommand>| {
+            std::thread::sleep(Duration::from_millis(600));
+            drop(link);
+        };
+        assert_eq!(start(silent), "no progress for 0 s (while: say hello)");
+        let greets = |change: fn(&mut ExecutorHello)| {
+            move |mut link: InProcessLink<ExecutorEvent, ExecutorCommand>| {
+                let mut hello = hello();
+                change(&mut hello);
+                let _ = link.send(ExecutorEvent::Hello(hello));
+                // Beats are no progress.
+                while link.send(ExecutorEvent::Heartbeat).is_ok() {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
+        };
+        assert_eq!(start(greets(|_| {})), "no progress for 0 s (while: open device)");
+        let text = start(greets(|hello| hello.version = 1));
+        assert_eq!(text, format!("the executor has protocol 1, this process {PROTOCOL_VERSION}"));
+        let text = start(greets(|hello| hello.build = "0.0.1".to_owned()));
+        assert!(text.starts_with("the executor has build 0.0.1"), "{text}");
+        let text = start(greets(|hello| hello.epoch = Epoch(3)));
+        assert_eq!(text, "the executor has epoch 3, this process 4");
+        let text = start(greets(|hello| hello.model_digest = 255));
+        let ours = "0000000000000007";
+        assert_eq!(
+            text,
+            format!(
+                "weights_changed: the model folder has the model digest 00000000000000ff, \
+                 but {ours} as this process has read it"
+            )
+        );
+    }
+
+    #[test]
+    fn progress_resets_the_stall_timeout_only() {
+        let text = start(|mut link| {
+            let _ = link.send(ExecutorEvent::Hello(hello()));
+            let news = ExecutorEvent::Progress { phase: StartupPhase::Compile, done: 1, total: 2 };
+            while link.send(news.clone()).is_ok() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let expected =
+            "not ready after 2 s (while: compile kernels); --startup-timeout sets this bound";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn block_count_is_chosen_by_the_server() {
+        let phases = "say hello, open device, load weights, compile kernels, warm up, \
+                      allocate the KV cache";
+        assert_eq!(
+            start_all(vec![executor_with_blocks(0, 90, Duration::ZERO)]),
+            format!("50 blocks after {phases}")
+        );
+    }
+
+    #[test]
+    fn all_ranks_get_the_smallest_block_count() {
+        let slow = Duration::from_millis(250); // Within the stall of 300 ms.
+        let text = start_all(vec![
+            executor_with_blocks(0, 90, Duration::ZERO),
+            executor_with_blocks(1, 7, slow),
+        ]);
+        assert!(text.starts_with("7 blocks after say hello, "), "{text}");
+        let stuck = Duration::from_millis(600);
+        let text = start_all(vec![
+            executor_with_blocks(0, 90, Duration::ZERO),
+            executor_with_blocks(1, 7, stuck),
+        ]);
+        assert_eq!(text, "rank 1: no progress for 0 s (while: warm up)");
+    }
+
+    #[test]
+    fn replicas_with_different_weights_never_become_ready() {
+        let other = WeightsDigest { sharded: 9, ..WEIGHTS };
+        let one = |rank, weights| executor_with_weights(rank, 9, Duration::ZERO, weights);
+        let text = start_all(vec![one(0, WEIGHTS), one(1, WEIGHTS), one(2, WEIGHTS)]);
+        assert!(text.starts_with("9 blocks after"), "{text}");
+        let text = start_all(vec![one(0, WEIGHTS), one(1, other), one(2, WEIGHTS)]);
+        assert!(
+            text.contains("rank ")
+                && text.contains(": weights_changed: the digest of the weights of"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn executor_without_weights_digest_is_rejected() {
+        let text = start(|mut link| {
+            let _ = link.send(ExecutorEvent::Hello(hello()));
+            let spec = KvSpec { block_tokens: 16, groups: Vec::new() };
+            let memory =
+                WarmUpReport { kv_spec: spec, kv_blocks: 9, step_cost: StepCost::default() };
+            let _ = link.send(ExecutorEvent::WarmUpDone(memory));
+            while link.send(ExecutorEvent::Heartbeat).is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        assert!(
+            text.starts_with("the executor measured before it had loaded its weights"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn failed_executor_is_named_in_the_error() {
+        let fails: Box<dyn FnOnce(FakeExecutorLink) + Send> = Box::new(|mut link| {
+            link.send(ExecutorEvent::Hello(ExecutorHello { rank: Rank(1), ..hello() })).unwrap();
+            let text = "no such file".to_owned();
+            link.send(ExecutorEvent::Fault { step: None, text }).unwrap();
+        });
+        let text = start_all(vec![executor_with_blocks(0, 9, Duration::ZERO), fails]);
+        assert_eq!(text, "rank 1: no such file (while: open device)");
+        let text = start_all(vec![
+            executor_with_blocks(0, 9, Duration::ZERO),
+            executor_with_blocks(0, 9, Duration::ZERO),
+        ]);
+        assert_eq!(text, "rank 1: the executor has rank 0, this process 1");
+    }
+}

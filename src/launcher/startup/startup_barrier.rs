@@ -1,0 +1,286 @@
+//! Where the executors of one start are brought together: how far each is, and what they wait for.
+
+use super::{
+    ExecutorLabel, ExecutorStartup, ExpectedExecutors, POLL, StartError, StartTimeouts,
+    StartupMessage, StartupReport, WeightsChange,
+};
+use crate::launcher::executor::ExecutorReceiver;
+use protocol::{
+    ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady, PROTOCOL_VERSION, Rank,
+    StartupPhase, StepCost, WarmUpReport, WeightsDigest,
+};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::time::{Duration, Instant};
+
+/// What an executor does before it has said who it is.
+const HELLO: &str = "say hello";
+/// What it does with the number of blocks.
+const ALLOCATE: &str = "allocate the KV cache";
+
+/// How far one executor is.
+pub(super) struct ExecutorStartState {
+    rank: Rank,
+    label: ExecutorLabel,
+    phase: &'static str,
+    entered: Instant,
+    /// When it last moved.
+    progressed_at: Instant,
+    finished_phases: Vec<(&'static str, Duration)>,
+    /// Whether it has said which weights it has loaded.
+    loaded: bool,
+    memory: Option<WarmUpReport>,
+    ready: Option<ExecutorReady>,
+}
+
+impl ExecutorStartState {
+    pub(super) fn new(from: &ExecutorReceiver, several: bool) -> Self {
+        let (now, rank) = (Instant::now(), from.rank);
+        let node = from.process.as_ref().and_then(|process| process.node());
+        let who = ExecutorLabel { node, rank: several.then_some(rank) };
+        let (memory, ready, over) = (None, None, Vec::new());
+        let loaded = false;
+        Self {
+            rank,
+            label: who,
+            phase: HELLO,
+            entered: now,
+            progressed_at: now,
+            finished_phases: over,
+            loaded,
+            memory,
+            ready,
+        }
+    }
+
+    fn enter_phase(&mut self, phase: &'static str) {
+        if phase == self.phase {
+            return;
+        }
+        self.finished_phases.push((self.phase, self.entered.elapsed()));
+        (self.phase, self.entered) = (phase, Instant::now());
+    }
+
+    /// Whether it is this one's turn to move.
+    fn is_its_turn(&self, all_measured: bool) -> bool {
+        self.ready.is_none() && (self.memory.is_none() || all_measured)
+    }
+
+    fn exited(&self, cause: String) -> StartError {
+        StartError::Exited { phase: self.phase, cause }
+    }
+}
+
+/// Where the executors of one start are brought together.
+pub(super) struct StartupBarrier {
+    start: ExecutorStartup,
+    started_at: Instant,
+    /// The roads to them, one for each group.
+    commands: Vec<SyncSender<ExecutorCommand>>,
+    ranks: Vec<ExecutorStartState>,
+    /// The phases of the last one that became ready.
+    slowest_phases: Vec<(&'static str, Duration)>,
+}
+
+impl StartupBarrier {
+    /// The executors at the ends of these roads, which have just been started.
+    pub(super) fn new(
+        start: ExecutorStartup,
+        to: Vec<SyncSender<ExecutorCommand>>,
+        ranks: Vec<ExecutorStartState>,
+    ) -> Self {
+        Self { start, started_at: Instant::now(), commands: to, ranks, slowest_phases: Vec::new() }
+    }
+
+    /// Hears them until all are ready.
+    pub(super) fn wait(
+        &mut self,
+        news: &Receiver<StartupMessage>,
+        size: impl Fn(u32) -> u32,
+        stop: impl Fn() -> Option<i32>,
+        mut progress: impl FnMut(StartupPhase, u64, u64),
+    ) -> Result<StartupReport, StartError> {
+        loop {
+            if let Some(number) = stop() {
+                return Err(StartError::Interrupted(number));
+            }
+            self.check_timeouts()?;
+            let (index, message) = match news.recv_timeout(POLL) {
+                Ok(heard) => heard,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => continue,
+            };
+            let message = message.map_err(|cause| self.ranks[index].exited(cause))?;
+            self.ranks[index].progressed_at = Instant::now();
+            match message {
+                ExecutorEvent::Progress { phase, done, total } => {
+                    self.ranks[index].enter_phase(phase.name());
+                    if index == 0 {
+                        progress(phase, done, total);
+                    }
+                }
+                ExecutorEvent::WeightsLoaded(digest) => self.check_weights(index, digest)?,
+                ExecutorEvent::WarmUpDone(memory) => {
+                    if !self.ranks[index].loaded {
+                        let cause = "the executor measured before it had loaded its weights";
+                        return Err(self.ranks[index].exited(cause.to_owned()));
+                    }
+                    self.ranks[index].memory = Some(memory);
+                    self.size_if_measured(index, &size)?;
+                }
+                ExecutorEvent::Ready(ready) => {
+                    if let Some(up) = self.set_ready(index, ready)? {
+                        return Ok(up);
+                    }
+                }
+                other => self.handle_message(index, other)?,
+            }
+        }
+    }
+
+    fn handle_message(&mut self, index: usize, message: ExecutorEvent) -> Result<(), StartError> {
+        let rank = &mut self.ranks[index];
+        match message {
+            ExecutorEvent::Hello(hello) => {
+                check_hello(&hello, rank, self.start.expected)?;
+                rank.enter_phase(StartupPhase::Device.name());
+                Ok(())
+            }
+            ExecutorEvent::Fault { text, .. } => {
+                Err(StartError::Reported { executor: rank.label, phase: rank.phase, text })
+            }
+            _ => Ok(()), // Nothing else means anything before a step.
+        }
+    }
+
+    /// Compares what one has loaded with former starts and with the other ranks.
+    fn check_weights(&mut self, index: usize, digest: WeightsDigest) -> Result<(), StartError> {
+        let ExecutorStartState { rank, label: who, .. } = self.ranks[index];
+        self.ranks[index].loaded = true;
+        let WeightsDigest { common, sharded, experts } = digest;
+        tracing::info!(
+            rank = rank.0,
+            "weights loaded: digests {common:016x} {sharded:016x} {experts:016x}"
+        );
+        let admitted = self.start.weights.admit(rank, digest);
+        admitted.map_err(|conflict| StartError::WeightsChanged {
+            executor: who,
+            change: conflict.into(),
+        })
+    }
+
+    /// Once all have measured: tells them how many blocks to hold.
+    fn size_if_measured(
+        &mut self,
+        index: usize,
+        size: &impl Fn(u32) -> u32,
+    ) -> Result<(), StartError> {
+        let Some(memory) = self.memory() else { return Ok(()) };
+        let blocks = size(memory.kv_blocks);
+        for rank in &mut self.ranks {
+            rank.enter_phase(ALLOCATE);
+            rank.progressed_at = Instant::now();
+        }
+        for to in &self.commands {
+            let sized = to.send(ExecutorCommand::AllocateKv { blocks });
+            sized.map_err(|_| self.ranks[index].exited("the executor is gone".to_owned()))?;
+        }
+        Ok(())
+    }
+
+    /// What all can hold, once all have measured.
+    fn memory(&self) -> Option<WarmUpReport> {
+        let all = self.ranks.iter().map(|rank| rank.memory.as_ref());
+        let all = all.collect::<Option<Vec<&WarmUpReport>>>()?;
+        let first = all.first()?;
+        let blocks = all.iter().map(|memory| memory.kv_blocks).min()?;
+        let slowest =
+            |of: fn(&StepCost) -> u64| all.iter().map(|memory| of(&memory.step_cost)).max();
+        let pace = StepCost {
+            fixed_ns: slowest(|pace| pace.fixed_ns)?,
+            per_token_ns: slowest(|pace| pace.per_token_ns)?,
+        };
+        Some(WarmUpReport { kv_spec: first.kv_spec.clone(), kv_blocks: blocks, step_cost: pace })
+    }
+
+    /// Takes note that one is ready; the outcome, if it was the last.
+    fn set_ready(
+        &mut self,
+        index: usize,
+        ready: ExecutorReady,
+    ) -> Result<Option<StartupReport>, StartError> {
+        let rank = &mut self.ranks[index];
+        if rank.memory.is_none() {
+            return Err(rank.exited("the executor is ready before it measured".to_owned()));
+        }
+        rank.enter_phase("ready");
+        rank.ready = Some(ready);
+        self.slowest_phases = std::mem::take(&mut rank.finished_phases);
+        let all = self.ranks.iter().map(|rank| rank.ready.as_ref());
+        let Some(all) = all.collect::<Option<Vec<&ExecutorReady>>>() else { return Ok(None) };
+        let Some(memory) = self.memory() else { return Ok(None) };
+        let blocks = all.iter().map(|ready| ready.kv_blocks).min().unwrap_or(0);
+        let mut graph_rows = all[0].capture_sizes.clone();
+        graph_rows.retain(|rows| all.iter().all(|ready| ready.capture_sizes.contains(rows)));
+        let phases = std::mem::take(&mut self.slowest_phases);
+        let words =
+            |(phase, took): &(&str, Duration)| format!("{phase} {:.2} s", took.as_secs_f64());
+        let told: Vec<String> = phases.iter().map(words).collect();
+        let seconds = self.started_at.elapsed().as_secs_f64();
+        tracing::info!("executor ready after {seconds:.2} s: {}", told.join(", "));
+        let weights = self.start.weights.clone();
+        Ok(Some(StartupReport {
+            memory,
+            ready: ExecutorReady { kv_blocks: blocks, capture_sizes: graph_rows },
+            phases,
+            weights,
+        }))
+    }
+
+    /// Whether somebody has taken too long.
+    fn check_timeouts(&self) -> Result<(), StartError> {
+        let StartTimeouts { hello, stall, total } = self.start.timeouts;
+        let silent =
+            self.ranks.iter().find(|r| r.phase == HELLO && r.progressed_at.elapsed() > hello);
+        if let Some(rank) = silent {
+            return Err(StartError::Stalled { executor: rank.label, phase: HELLO, limit: hello });
+        }
+        let all_measured = self.ranks.iter().all(|rank| rank.memory.is_some());
+        let at_work = || self.ranks.iter().filter(|rank| rank.is_its_turn(all_measured));
+        let Some(last) = at_work().min_by_key(|rank| rank.progressed_at) else { return Ok(()) };
+        let (who, phase) = (last.label, last.phase);
+        // Ranks wait for each other: only if none moves something is wrong.
+        let idle = at_work().map(|rank| rank.progressed_at.elapsed()).min().unwrap_or_default();
+        match stall.filter(|_| phase != HELLO) {
+            Some(limit) if idle > limit => Err(StartError::Stalled { executor: who, phase, limit }),
+            _ if self.started_at.elapsed() > total => {
+                Err(StartError::Timeout { executor: who, phase, limit: total })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether this is the executor that was started, in what it says of itself.
+fn check_hello(
+    hello: &ExecutorHello,
+    rank: &ExecutorStartState,
+    expected: ExpectedExecutors,
+) -> Result<(), StartError> {
+    let who = rank.label;
+    let same = |what, theirs: String, ours: String| {
+        if theirs == ours {
+            Ok(())
+        } else {
+            Err(StartError::Mismatch { executor: who, what, theirs, ours })
+        }
+    };
+    same("protocol", hello.version.to_string(), PROTOCOL_VERSION.to_string())?;
+    same("build", hello.build.clone(), env!("CARGO_PKG_VERSION").to_owned())?;
+    same("epoch", hello.epoch.0.to_string(), expected.epoch.0.to_string())?;
+    same("rank", hello.rank.0.to_string(), rank.rank.0.to_string())?;
+    if hello.model_digest != expected.manifest {
+        let change = WeightsChange::Folder { theirs: hello.model_digest, ours: expected.manifest };
+        return Err(StartError::WeightsChanged { executor: who, change });
+    }
+    tracing::info!(rank = hello.rank.0, device = hello.device, "executor");
+    Ok(())
+}

@@ -1,0 +1,177 @@
+//! Which weights the first start loaded, and whether a later one, or another rank, loaded the same.
+
+use protocol::{ParallelConfig, Rank, WeightsDigest};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::hash::{DefaultHasher, Hasher};
+
+/// Digests of the weights that the ranks of a server have loaded, kept from the first start on.
+#[derive(Debug, Clone)]
+pub struct WeightsBaseline {
+    parallel: ParallelConfig,
+    by_rank: BTreeMap<u16, WeightsDigest>,
+}
+
+/// Two ranks loaded different bytes where they must agree, or one rank did in two of its starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the digest of {part} is {theirs:016x}, but {ours:016x} as rank {} has loaded them", other.0)]
+pub struct DigestConflict {
+    /// Which digest differs.
+    pub part: DigestPart,
+    /// Of the rank that has just loaded.
+    pub theirs: u64,
+    /// The rank it is compared with: itself, in a later start.
+    pub other: Rank,
+    /// What that rank has loaded.
+    pub ours: u64,
+}
+
+/// A field of [`WeightsDigest`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DigestPart {
+    /// `common`.
+    Common,
+    /// `sharded`.
+    Sharded,
+    /// `experts`.
+    Experts,
+}
+
+impl fmt::Display for DigestPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Common => "the weights that all ranks load",
+            Self::Sharded => "the weights of this tensor-parallel rank",
+            Self::Experts => "the experts of this rank",
+        })
+    }
+}
+
+impl WeightsBaseline {
+    /// No rank has loaded anything.
+    pub fn new(parallel: ParallelConfig) -> Self {
+        Self { parallel, by_rank: BTreeMap::new() }
+    }
+
+    /// Compares what a rank has loaded with everything known, and keeps it if it is the first of this rank.
+    ///
+    /// Errors: a digest that should be equal is not; this rank's own former one is compared first.
+    pub fn admit(&mut self, rank: Rank, digest: WeightsDigest) -> Result<(), DigestConflict> {
+        let former = self.by_rank.get_key_value(&rank.0);
+        for (&other, known) in former.into_iter().chain(&self.by_rank) {
+            self.compare(rank, digest, Rank(other), *known)?;
+        }
+        self.by_rank.entry(rank.0).or_insert(digest);
+        Ok(())
+    }
+
+    fn compare(
+        &self,
+        rank: Rank,
+        digest: WeightsDigest,
+        other: Rank,
+        known: WeightsDigest,
+    ) -> Result<(), DigestConflict> {
+        let same = |part, theirs, ours| {
+            if theirs == ours { Ok(()) } else { Err(DigestConflict { part, theirs, other, ours }) }
+        };
+        same(DigestPart::Common, digest.common, known.common)?;
+        let tp_size = self.parallel.tp_size.max(1);
+        let same_place = rank.0 % tp_size == other.0 % tp_size;
+        if same_place {
+            same(DigestPart::Sharded, digest.sharded, known.sharded)?;
+        }
+        if if self.parallel.expert_parallel { rank == other } else { same_place } {
+            same(DigestPart::Experts, digest.experts, known.experts)?;
+        }
+        Ok(())
+    }
+
+    /// A number that changes with any byte that the ranks have loaded. It depends on how ranks split the weights, but not
+    /// on the number of replicas, unless these share experts.
+    pub fn fingerprint(&self) -> u64 {
+        let ParallelConfig { tp_size, dp_size, expert_parallel: experts } = self.parallel;
+        let ranks = if experts { tp_size * dp_size } else { tp_size };
+        let mut hasher = DefaultHasher::new();
+        for digest in self.by_rank.range(..ranks).map(|(_, digest)| digest) {
+            for part in [digest.common, digest.sharded, digest.experts] {
+                hasher.write_u64(part);
+            }
+        }
+        hasher.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest(common: u64, sharded: u64, experts: u64) -> WeightsDigest {
+        WeightsDigest { common, sharded, experts }
+    }
+
+    /// What becomes of ranks that load these digests, in order, of two replicas of two ranks.
+    fn admitted(experts: bool, loaded: &[(u16, WeightsDigest)]) -> Result<u64, DigestConflict> {
+        let mut baseline = WeightsBaseline::new(ParallelConfig {
+            tp_size: 2,
+            dp_size: 2,
+            expert_parallel: experts,
+        });
+        for (rank, digest) in loaded {
+            baseline.admit(Rank(*rank), *digest)?;
+        }
+        Ok(baseline.fingerprint())
+    }
+
+    #[test]
+    fn replicas_agree_rank_by_rank() {
+        let [first, second] = [digest(1, 2, 3), digest(1, 4, 5)];
+        let all = [(0, first), (1, second), (2, first), (3, second)];
+        assert!(admitted(false, &all).is_ok());
+        let swapped = [(0, first), (1, second), (2, second)];
+        let conflict = admitted(false, &swapped).unwrap_err();
+        assert_eq!((conflict.part, conflict.other), (DigestPart::Sharded, Rank(0)));
+        assert_eq!(
+            conflict.to_string(),
+            "the digest of the weights of this tensor-parallel rank is 0000000000000004, \
+             but 0000000000000002 as rank 0 has loaded them"
+        );
+        let experts = [(0, first), (2, digest(1, 2, 9))];
+        assert_eq!(admitted(false, &experts).unwrap_err().part, DigestPart::Experts);
+    }
+
+    #[test]
+    fn all_ranks_agree_on_common_weights() {
+        let conflict = admitted(false, &[(0, digest(1, 2, 3)), (1, digest(9, 4, 5))]).unwrap_err();
+        assert_eq!((conflict.part, conflict.theirs, conflict.ours), (DigestPart::Common, 9, 1));
+    }
+
+    #[test]
+    fn expert_parallel_ranks_have_experts_of_their_own() {
+        let all = [(0, digest(1, 2, 3)), (1, digest(1, 4, 5)), (2, digest(1, 2, 6))];
+        assert!(admitted(true, &all).is_ok());
+        let again = [all[0], all[1], all[2], (2, digest(1, 2, 7))];
+        let conflict = admitted(true, &again).unwrap_err();
+        assert_eq!((conflict.part, conflict.other), (DigestPart::Experts, Rank(2)));
+    }
+
+    #[test]
+    fn restart_is_compared_with_the_first_start() {
+        let first = digest(1, 2, 3);
+        assert!(admitted(false, &[(0, first), (0, first), (0, first)]).is_ok());
+        for changed in [digest(9, 2, 3), digest(1, 9, 3), digest(1, 2, 9)] {
+            let conflict = admitted(false, &[(0, first), (0, changed)]).unwrap_err();
+            assert_eq!((conflict.theirs, conflict.other), (9, Rank(0)));
+        }
+    }
+
+    #[test]
+    fn fingerprint_follows_every_digest_of_a_replica() {
+        let all = |sharded| [(0, digest(1, 2, 3)), (1, digest(1, sharded, 5))];
+        let first = admitted(false, &all(4)).unwrap();
+        assert_ne!(admitted(false, &all(6)).unwrap(), first);
+        // Another replica of the same weights is no change.
+        let more = [all(4)[0], all(4)[1], (2, digest(1, 2, 3)), (3, digest(1, 4, 5))];
+        assert_eq!(admitted(false, &more).unwrap(), first);
+    }
+}

@@ -1,0 +1,53 @@
+//! Limits how often the log repeats a line that clients or the system can cause at will.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Lines within `WINDOW`.
+const LINES_MAX: u32 = 8;
+const WINDOW: Duration = Duration::from_mins(1);
+
+/// Allows eight lines a minute of one kind, and counts the others.
+#[derive(Debug, Default)]
+pub(crate) struct LogRateLimiter(Mutex<RateLimitWindow>);
+
+#[derive(Debug, Default)]
+struct RateLimitWindow {
+    /// Start of the current window.
+    since: Option<Instant>,
+    /// Lines in it.
+    lines: u32,
+    /// Lines that were left out since the last one that was written.
+    unlogged: u64,
+}
+
+impl LogRateLimiter {
+    /// Whether to write a line now: the number of lines left out before it, or `None` if it is left out as well.
+    pub(crate) fn allow(&self, now: Instant) -> Option<u64> {
+        let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if window.since.is_none_or(|since| now.duration_since(since) >= WINDOW) {
+            (window.since, window.lines) = (Some(now), 0);
+        }
+        if window.lines == LINES_MAX {
+            window.unlogged += 1;
+            return None;
+        }
+        window.lines += 1;
+        Some(std::mem::take(&mut window.unlogged))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn eight_lines_a_minute_are_written_and_the_rest_counted() {
+        let (limiter, start) = (LogRateLimiter::default(), Instant::now());
+        let written = (0..1_000).filter(|_| limiter.allow(start).is_some()).count();
+        assert_eq!(written, 8);
+        assert_eq!(limiter.allow(start + Duration::from_secs(59)), None);
+        let later = start + WINDOW;
+        assert_eq!([(); 2].map(|()| limiter.allow(later)), [Some(993), Some(0)]);
+    }
+}

@@ -1,0 +1,40 @@
+//! How long sampled KV blocks stay: histograms that exist only where they are asked for (`--kv-cache-metrics`).
+
+use super::histogram_buckets::HistogramFamily;
+use super::metric_registrar::{MetricRegistrar, PerEngine};
+use prometheus::{Error, Histogram};
+use protocol::Replica;
+use scheduler::BlockLifetime;
+
+/// Series of evicted blocks, written by the scheduler's thread alone.
+pub struct BlockLifetimeMetrics {
+    lifetime: PerEngine<Histogram>,
+    idle: PerEngine<Histogram>,
+    gap: PerEngine<Histogram>,
+}
+
+impl BlockLifetimeMetrics {
+    #[rustfmt::skip] // A table.
+    pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
+        let histogram = |name, help| f.histogram_of_replicas(name, help, HistogramFamily::Residency);
+        Ok(Self {
+            lifetime: histogram("vllm:kv_block_lifetime_seconds", "Time from when a sampled KV block was taken to its eviction. Only with --kv-cache-metrics, like the other two.")?,
+            idle: histogram("vllm:kv_block_idle_before_evict_seconds", "Of that, the time since it was last found, or taken if it never was.")?,
+            gap: histogram("vllm:kv_block_reuse_gap_seconds", "Times between the last four uses of a sampled KV block, told at its eviction.")?,
+        })
+    }
+
+    /// Sampled blocks of a replica were evicted.
+    pub fn evicted(&self, replica: Replica, stays: &[BlockLifetime]) {
+        let [lifetime, idle, gap] = [&self.lifetime, &self.idle, &self.gap].map(|h| h.of(replica));
+        for stay in stays {
+            lifetime.observe(seconds(stay.lifetime_ms));
+            idle.observe(seconds(stay.idle_ms));
+            stay.reuse_gaps_ms.iter().for_each(|&gap_ms| gap.observe(seconds(gap_ms)));
+        }
+    }
+}
+
+fn seconds(ms: u64) -> f64 {
+    ms as f64 / 1e3
+}

@@ -1,0 +1,99 @@
+//! Figures of the executor's life: starts, losses, signs of life.
+
+use super::metric_registrar::{MetricRegistrar, PerEngine};
+use super::start_failure::StartFailure;
+use prometheus::{Error, Gauge, IntCounter};
+use protocol::{Rank, Replica};
+use scheduler::{ExecutorFailure, StepStats};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// In the order of `ExecutorFailure`.
+pub(super) const CAUSES: [&str; 4] = ["exited", "silent", "late", "fault"];
+const PHASES: [&str; 6] = ["config", "comm", "load", "kv", "graphs", "ready"];
+
+/// Series of the executor's life.
+pub struct ExecutorLifecycleMetrics {
+    restarts: [PerEngine<IntCounter>; 4],
+    /// In the order of `StartFailure`.
+    failed_starts: [PerEngine<IntCounter>; 6],
+    /// By rank in the world, like the next two.
+    stragglers: Vec<IntCounter>,
+    up: Vec<Gauge>,
+    heartbeat: Vec<Gauge>,
+    startup: [Gauge; 6],
+    start: Instant,
+    /// Milliseconds from `start` to the last sign of life of each rank.
+    last_heartbeat_ms: Vec<AtomicU64>,
+    tp_size: usize,
+}
+
+impl ExecutorLifecycleMetrics {
+    #[rustfmt::skip] // A table.
+    pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            restarts: f.counters_of_replicas("hadron:executor_restarts_total", "Times that the executors of a replica were lost and started again, by the cause.", "cause", CAUSES)?.map(PerEngine::from),
+            failed_starts: f.counters_of_replicas("hadron:executor_start_failures_total", "Restarts of the executors of a replica that failed before these were ready, by the cause; weights_changed: the weights are not those of the first start.", "cause", StartFailure::ALL.map(StartFailure::name))?.map(PerEngine::from),
+            stragglers: f.counter_of_ranks("hadron:late_rank_total", "Steps that a rank had not answered by their deadline.")?,
+            up: f.gauge_of_ranks("hadron:executor_up", "1 while the executor of a rank is there.")?,
+            heartbeat: f.gauge_of_ranks("hadron:heartbeat_age_seconds", "Time since the executor of a rank gave a sign of life; of one in this process, since the scheduler's thread did.")?,
+            startup: f.gauges("hadron:startup_seconds", "Time of each part of the start; ready is the whole of it. Only ranks that share a model join others (comm).", "phase", PHASES)?,
+            start: Instant::now(),
+            last_heartbeat_ms: (0..f.replicas() * f.tp_size()).map(|_| AtomicU64::new(0)).collect(),
+            tp_size: usize::from(f.tp_size()),
+        })
+    }
+
+    /// The executors of a replica were lost.
+    pub fn executors_failed(&self, replica: Replica, loss: ExecutorFailure) {
+        self.restarts[loss as usize].of(replica).inc();
+    }
+
+    /// The executors of a replica were started again and did not become ready.
+    pub fn start_failed(&self, replica: Replica, failure: StartFailure) {
+        self.failed_starts[failure as usize].of(replica).inc();
+    }
+
+    /// A step of a rank has passed its deadline.
+    pub fn straggler(&self, rank: Rank) {
+        if let Some(late) = self.stragglers.get(usize::from(rank.0)) {
+            late.inc();
+        }
+    }
+
+    /// The executor of a rank gave a sign of life.
+    pub fn heartbeat(&self, rank: Rank) {
+        if let Some(alive_ms) = self.last_heartbeat_ms.get(usize::from(rank.0)) {
+            alive_ms.store(self.start.elapsed().as_millis() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// The server is up: the parts of its start as the executor named them, the time that reading the
+    /// configuration took, and the whole time.
+    pub fn started(&self, parts: &[(&'static str, Duration)], config: Duration, whole: Duration) {
+        let [of_config, comm, load, kv, graphs, ready] = &self.startup;
+        of_config.set(config.as_secs_f64());
+        ready.set(whole.as_secs_f64());
+        for (name, took) in parts {
+            let part = match *name {
+                "join the other ranks" => comm,
+                "allocate the KV cache" => kv,
+                "compile kernels" | "warm up" | "capture steps" => graphs,
+                _ => load,
+            };
+            part.add(took.as_secs_f64());
+        }
+    }
+
+    pub(super) fn update(&self, stats: &[StepStats]) {
+        for (rank, up) in self.up.iter().enumerate() {
+            let ready = stats.get(rank / self.tp_size).is_some_and(|stats| stats.executors_ready);
+            up.set(f64::from(ready));
+        }
+        let now = self.start.elapsed();
+        for (heartbeat, alive_ms) in self.heartbeat.iter().zip(&self.last_heartbeat_ms) {
+            let alive = Duration::from_millis(alive_ms.load(Ordering::Relaxed));
+            heartbeat.set(now.saturating_sub(alive).as_secs_f64());
+        }
+    }
+}

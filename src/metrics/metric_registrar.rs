@@ -1,0 +1,345 @@
+//! Makes series: a family, its labels, and its children from the start, so that none is born later.
+
+use super::MetricsConfig;
+use super::histogram_buckets::{HistogramBuckets, HistogramFamily};
+use prometheus::core::Collector;
+use prometheus::{
+    Counter, CounterVec, Error, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec,
+    IntCounter, IntCounterVec, Opts, Registry,
+};
+use protocol::Replica;
+
+/// One series for each replica, or one for all: those without a series of their own write into the last one.
+pub(super) struct PerEngine<T>(Vec<T>);
+
+impl<T> PerEngine<T> {
+    /// The series of a replica.
+    pub(super) fn of(&self, replica: Replica) -> &T {
+        &self.0[usize::from(replica.0).min(self.0.len() - 1)]
+    }
+
+    /// All of them.
+    pub(super) fn iter(&self) -> std::slice::Iter<'_, T> {
+        self.0.iter()
+    }
+}
+
+impl<T> From<Vec<T>> for PerEngine<T> {
+    /// `MetricRegistrar` makes one series at least.
+    fn from(series: Vec<T>) -> Self {
+        Self(series)
+    }
+}
+
+/// Where families are registered, and the labels that nearly all of them carry.
+pub(super) struct MetricRegistrar<'a> {
+    registry: &'a Registry,
+    model: &'a str,
+    buckets: HistogramBuckets<'a>,
+    engines: Vec<String>,
+    /// Executors of all replicas, and of each.
+    ranks: u16,
+    tp_size: u16,
+}
+
+impl<'a> MetricRegistrar<'a> {
+    pub(super) fn new(registry: &'a Registry, config: &'a MetricsConfig) -> Self {
+        let (replicas, tp_size) = (config.replicas.max(1), config.tp_size.max(1));
+        let engines = if config.aggregate { 1 } else { replicas };
+        let buckets = HistogramBuckets::new(&config.buckets, config.max_model_len);
+        let engines = (0..engines).map(|engine| engine.to_string()).collect();
+        let ranks = replicas * tp_size;
+        Self { registry, model: &config.model_name, buckets, engines, ranks, tp_size }
+    }
+
+    /// A counter of seconds of the process, without labels.
+    pub(super) fn process_seconds(&self, name: &str, help: &str) -> Result<Counter, Error> {
+        self.add(Counter::new(name, help)?)
+    }
+
+    /// A gauge of the process, without labels.
+    pub(super) fn process_gauge(&self, name: &str, help: &str) -> Result<Gauge, Error> {
+        self.add(Gauge::new(name, help)?)
+    }
+
+    /// A family that collects itself.
+    pub(super) fn add_collector(&self, family: impl Collector + 'static) -> Result<(), Error> {
+        self.registry.register(Box::new(family))
+    }
+
+    fn add<C: Collector + Clone + 'static>(&self, family: C) -> Result<C, Error> {
+        self.registry.register(Box::new(family.clone()))?;
+        Ok(family)
+    }
+
+    /// A counter of the engine.
+    pub(super) fn counter(&self, name: &str, help: &str) -> Result<IntCounter, Error> {
+        let family = IntCounterVec::new(Opts::new(name, help), &["model_name", "engine"])?;
+        Ok(self.add(family)?.with_label_values(&[self.model, "0"]))
+    }
+
+    /// A counter per replica, and per value of one more label if there is one.
+    pub(super) fn counter_of_replicas(
+        &self,
+        name: &str,
+        help: &str,
+        more: Option<(&str, &str)>,
+    ) -> Result<Vec<IntCounter>, Error> {
+        let labels = Self::labels(more.map(|(label, _)| label));
+        let family = self.add(IntCounterVec::new(Opts::new(name, help), &labels)?)?;
+        Ok(self.children(more, |values| family.with_label_values(values)))
+    }
+
+    /// A counter per replica and value of a label: one vector per value.
+    pub(super) fn counters_of_replicas<const N: usize>(
+        &self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: [&str; N],
+    ) -> Result<[Vec<IntCounter>; N], Error> {
+        let labels = Self::labels(Some(label));
+        let family = self.add(IntCounterVec::new(Opts::new(name, help), &labels)?)?;
+        Ok(values.map(|value| {
+            self.children(Some((label, value)), |values| family.with_label_values(values))
+        }))
+    }
+
+    /// A counter per replica and value of a label whose values a model decides: one for each of these, in order.
+    pub(super) fn counters_by(
+        &self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: &[&str],
+    ) -> Result<Vec<PerEngine<IntCounter>>, Error> {
+        let labels = Self::labels(Some(label));
+        let family = self.add(IntCounterVec::new(Opts::new(name, help), &labels)?)?;
+        let of = |value: &&str| {
+            self.children(Some((label, *value)), |values| family.with_label_values(values)).into()
+        };
+        Ok(values.iter().map(of).collect())
+    }
+
+    /// A gauge per replica.
+    pub(super) fn gauge_of_replicas(&self, name: &str, help: &str) -> Result<Vec<Gauge>, Error> {
+        let family = self.add(GaugeVec::new(Opts::new(name, help), &Self::labels(None))?)?;
+        Ok(self.children(None, |values| family.with_label_values(values)))
+    }
+
+    /// A gauge per replica and value of a label: one vector per value.
+    pub(super) fn gauges_of_replicas<const N: usize>(
+        &self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: [&str; N],
+    ) -> Result<[Vec<Gauge>; N], Error> {
+        let labels = Self::labels(Some(label));
+        let family = self.add(GaugeVec::new(Opts::new(name, help), &labels)?)?;
+        Ok(values.map(|value| {
+            self.children(Some((label, value)), |values| family.with_label_values(values))
+        }))
+    }
+
+    /// A gauge of the engine per value of one more label.
+    pub(super) fn gauges<const N: usize>(
+        &self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: [&str; N],
+    ) -> Result<[Gauge; N], Error> {
+        let labels = ["model_name", "engine", label];
+        let family = self.add(GaugeVec::new(Opts::new(name, help), &labels)?)?;
+        Ok(values.map(|value| family.with_label_values(&[self.model, "0", value])))
+    }
+
+    /// A gauge for each executor, with its replica and its rank in the world.
+    pub(super) fn gauge_of_ranks(&self, name: &str, help: &str) -> Result<Vec<Gauge>, Error> {
+        let family =
+            self.add(GaugeVec::new(Opts::new(name, help), &Self::labels(Some("rank")))?)?;
+        Ok(self.ranks().map(|values| family.with_label_values(&values)).collect())
+    }
+
+    /// A gauge for the first executor of each replica and value of a label: those of each value, by replica.
+    pub(super) fn gauges_of_first_ranks(
+        &self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: &[&str],
+    ) -> Result<Vec<Vec<Gauge>>, Error> {
+        let labels = ["model_name", "engine", "rank", label];
+        let family = self.add(GaugeVec::new(Opts::new(name, help), &labels)?)?;
+        let of = |value: &&str| {
+            let first = self.ranks().step_by(usize::from(self.tp_size));
+            let child = |[model, engine, rank]: [String; 3]| {
+                family.with_label_values(&[&model[..], &engine, &rank, value])
+            };
+            first.map(child).collect()
+        };
+        Ok(values.iter().map(of).collect())
+    }
+
+    /// A counter for each executor.
+    pub(super) fn counter_of_ranks(
+        &self,
+        name: &str,
+        help: &str,
+    ) -> Result<Vec<IntCounter>, Error> {
+        let labels = Self::labels(Some("rank"));
+        let family = self.add(IntCounterVec::new(Opts::new(name, help), &labels)?)?;
+        Ok(self.ranks().map(|values| family.with_label_values(&values)).collect())
+    }
+
+    /// Model, engine and rank of each executor.
+    fn ranks(&self) -> impl Iterator<Item = [String; 3]> {
+        (0..self.ranks).map(|rank| {
+            let last = self.engines.len() - 1;
+            let engine = usize::from(rank / self.tp_size).min(last);
+            [self.model.to_owned(), self.engines[engine].clone(), rank.to_string()]
+        })
+    }
+
+    /// Executors of each replica.
+    pub(super) fn tp_size(&self) -> u16 {
+        self.tp_size
+    }
+
+    /// Replicas, whether they have series of their own or not.
+    pub(super) fn replicas(&self) -> u16 {
+        self.ranks / self.tp_size
+    }
+
+    /// A gauge whose labels are all its own, at `value`.
+    pub(super) fn info(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[(&str, &str)],
+    ) -> Result<Gauge, Error> {
+        let (names, values): (Vec<&str>, Vec<&str>) = labels.iter().copied().unzip();
+        let family = self.add(GaugeVec::new(Opts::new(name, help), &names)?)?;
+        Ok(family.with_label_values(&values))
+    }
+
+    /// The same once per replica, with its label `engine`.
+    pub(super) fn info_of_replicas(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[(&str, &str)],
+    ) -> Result<(), Error> {
+        let (mut names, mut values): (Vec<&str>, Vec<&str>) = labels.iter().copied().unzip();
+        names.push("engine");
+        let family = self.add(GaugeVec::new(Opts::new(name, help), &names)?)?;
+        for engine in &self.engines {
+            values.push(engine);
+            family.with_label_values(&values).set(1.0);
+            values.pop();
+        }
+        Ok(())
+    }
+
+    /// A counter of seconds.
+    pub(super) fn seconds(&self, name: &str, help: &str) -> Result<Counter, Error> {
+        let family = CounterVec::new(Opts::new(name, help), &["model_name", "engine"])?;
+        Ok(self.add(family)?.with_label_values(&[self.model, "0"]))
+    }
+
+    /// A gauge of the server.
+    pub(super) fn gauge(&self, name: &str, help: &str) -> Result<Gauge, Error> {
+        let family = GaugeVec::new(Opts::new(name, help), &["model_name"])?;
+        Ok(self.add(family)?.with_label_values(&[self.model]))
+    }
+
+    /// A counter of the server per set of values of its own labels, which are not all known beforehand.
+    pub(super) fn open_counters(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> Result<IntCounterVec, Error> {
+        self.add(IntCounterVec::new(Opts::new(name, help), labels)?)
+    }
+
+    /// Value of `model_name`.
+    pub(super) fn model(&self) -> &str {
+        self.model
+    }
+
+    /// A histogram per replica.
+    pub(super) fn histogram_of_replicas(
+        &self,
+        name: &str,
+        help: &str,
+        family: HistogramFamily,
+    ) -> Result<PerEngine<Histogram>, Error> {
+        let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
+        let family = self.add(HistogramVec::new(opts, &Self::labels(None))?)?;
+        Ok(PerEngine(self.children(None, |values| family.with_label_values(values))))
+    }
+
+    /// A histogram per value of a label and replica.
+    pub(super) fn histograms_of_replicas<const N: usize>(
+        &self,
+        name: &str,
+        help: &str,
+        family: HistogramFamily,
+        (label, values): (&str, [&str; N]),
+    ) -> Result<[PerEngine<Histogram>; N], Error> {
+        let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
+        let family = self.add(HistogramVec::new(opts, &Self::labels(Some(label)))?)?;
+        let of =
+            |value| self.children(Some((label, value)), |values| family.with_label_values(values));
+        Ok(values.map(|value| PerEngine(of(value))))
+    }
+
+    /// A histogram per replica and pair of values of two labels: one for each of these pairs, in order.
+    pub(super) fn histograms_by(
+        &self,
+        name: &str,
+        help: &str,
+        family: HistogramFamily,
+        [first, second]: [&str; 2],
+        values: &[[&str; 2]],
+    ) -> Result<Vec<PerEngine<Histogram>>, Error> {
+        let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
+        let family =
+            self.add(HistogramVec::new(opts, &["model_name", "engine", first, second])?)?;
+        let of = |[first, second]: &[&str; 2]| {
+            let child =
+                |engine: &String| family.with_label_values(&[self.model, engine, first, second]);
+            PerEngine(self.engines.iter().map(child).collect())
+        };
+        Ok(values.iter().map(of).collect())
+    }
+
+    /// A histogram of the engine per value of one more label.
+    pub(super) fn histograms<const N: usize>(
+        &self,
+        name: &str,
+        help: &str,
+        family: HistogramFamily,
+        (label, values): (&str, [&str; N]),
+    ) -> Result<[Histogram; N], Error> {
+        let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
+        let labels = ["model_name", "engine", label];
+        let family = self.add(HistogramVec::new(opts, &labels)?)?;
+        Ok(values.map(|value| family.with_label_values(&[self.model, "0", value])))
+    }
+
+    fn labels(more: Option<&str>) -> Vec<&str> {
+        ["model_name", "engine"].into_iter().chain(more).collect()
+    }
+
+    fn children<T>(&self, more: Option<(&str, &str)>, child: impl Fn(&[&str]) -> T) -> Vec<T> {
+        let values = |engine: &'_ String| {
+            let more = more.map(|(_, value)| value);
+            let values: Vec<&str> = [self.model, engine].into_iter().chain(more).collect();
+            child(&values)
+        };
+        self.engines.iter().map(values).collect()
+    }
+}

@@ -1,0 +1,100 @@
+//! `docs/observability/metrics.md`, written from the series themselves so that it cannot disagree with them.
+
+use super::{KvCacheInfo, MetricsConfig, ServerMetrics};
+use prometheus::proto::{Metric, MetricFamily, MetricType};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+/// Where the committed copy lives, from the repository's root.
+pub fn page_path() -> &'static str {
+    "docs/observability/metrics.md"
+}
+
+/// Labels whose values depend on the server.
+const OPEN_LABELS: &[&str] = &[
+    "model_name",
+    "engine",
+    "route",
+    "code",
+    "layer",
+    "rank",
+    "block_size",
+    "num_gpu_blocks",
+    "cache_dtype",
+    "gpu_memory_utilization",
+    "enable_prefix_caching",
+    "max_lora",
+    "waiting_lora_adapters",
+    "running_lora_adapters",
+];
+
+/// The page.
+///
+/// Errors: those of `ServerMetrics::new`.
+pub fn reference_page() -> Result<String, prometheus::Error> {
+    let config = MetricsConfig::new("MODEL", 1_000_000);
+    let config = MetricsConfig {
+        tp_size: 2,
+        experts: vec![1],
+        experts_shared: true,
+        block_lifetimes: true,
+        ..config
+    };
+    let metrics = ServerMetrics::new(&config)?;
+    metrics.set_kv_cache(KvCacheInfo {
+        block_tokens: 16,
+        blocks: 1,
+        dtype: "auto".to_owned(),
+        memory_utilization: 0.9,
+        prefix_caching: true,
+        max_num_seqs: 1,
+    })?;
+    let mut page = String::from(
+        "# Metrics\n\nTL;DR: `GET /metrics` answers in Prometheus' text format 0.0.4. Names, labels and buckets \
+         are vLLM's where vLLM has them; `hadron:` marks what it lacks. This page is generated from the \
+         series; a test keeps it so.\n\n\
+         Every series exists from the start, except those of `hadron:http_requests_total`, which are born \
+         with the first reply of a route and status. `hadron:expert_*` are there for models with \
+         experts, `hadron:collective_seconds` where executors share a model (`dp` where replicas share its experts), \
+         `vllm:kv_block_*` with `--kv-cache-metrics`. Counters never fall while the server lives. \
+         Histograms have `_bucket`, `_sum` and `_count`; `request_*_tokens` end at the longest request.\n",
+    );
+    for prefix in ["vllm:", "hadron:", "process_"] {
+        let title = prefix.trim_end_matches([':', '_']);
+        // Writing to memory cannot fail.
+        let _ = write!(
+            page,
+            "\n## `{title}`\n\n| name | type | labels | meaning |\n|---|---|---|---|\n"
+        );
+        for family in metrics.gather(&[]).iter().filter(|f| f.name().starts_with(prefix)) {
+            let (name, kind, help) = (family.name(), kind(family), family.help());
+            let _ = writeln!(page, "| `{name}` | {kind} | {} | {help} |", labels(family));
+        }
+    }
+    Ok(page)
+}
+
+fn kind(family: &MetricFamily) -> &'static str {
+    match family.get_field_type() {
+        MetricType::COUNTER => "counter",
+        MetricType::GAUGE => "gauge",
+        MetricType::HISTOGRAM => "histogram",
+        MetricType::SUMMARY | MetricType::UNTYPED => "other",
+    }
+}
+
+/// Labels beside model and engine, with the values that are always the same.
+fn labels(family: &MetricFamily) -> String {
+    let mut values: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for pair in family.get_metric().iter().flat_map(Metric::get_label) {
+        values.entry(pair.name()).or_default().insert(pair.value());
+    }
+    let one = |(name, values): (&str, BTreeSet<&str>)| {
+        if OPEN_LABELS.contains(&name) {
+            return format!("`{name}`");
+        }
+        let values: Vec<&str> = values.into_iter().collect();
+        format!("`{name}` = {}", values.join(", "))
+    };
+    values.into_iter().map(one).collect::<Vec<_>>().join("; ")
+}

@@ -1,0 +1,36 @@
+//! Series that dashboards of vLLM expect, of features that this server does not have: their true value is
+//! zero, or awake.
+
+use super::metric_registrar::MetricRegistrar;
+use prometheus::{Error, Gauge};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The one of these series that changes.
+pub(super) struct UnsupportedFeatureMetrics {
+    adapters: Gauge,
+}
+
+impl UnsupportedFeatureMetrics {
+    #[rustfmt::skip] // A table.
+    pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
+        for (name, help) in [
+            ("vllm:external_prefix_cache_queries_total", "Tokens looked up in caches of other servers: none are asked."),
+            ("vllm:external_prefix_cache_hits_total", "Tokens found there."),
+            ("vllm:mm_cache_queries_total", "Media looked up in a cache: models read text only."),
+            ("vllm:mm_cache_hits_total", "Media found there."),
+        ] {
+            f.counter_of_replicas(name, help, None)?;
+        }
+        let [awake, _, _] = f.gauges_of_replicas("vllm:engine_sleep_state", "1 for the state the engine is in; it is always awake.", "sleep_state", ["awake", "weights_offloaded", "discard_all"])?;
+        for gauge in &awake {
+            gauge.set(1.0);
+        }
+        let labels = [("max_lora", "0"), ("waiting_lora_adapters", ""), ("running_lora_adapters", "")];
+        Ok(Self { adapters: f.info("vllm:lora_requests_info", "Adapters in use, as of the time that is the value: none are loaded.", &labels)? })
+    }
+
+    pub(super) fn update(&self) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        self.adapters.set(now.map_or(0.0, |now| now.as_secs_f64()));
+    }
+}

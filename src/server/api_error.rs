@@ -1,0 +1,133 @@
+//! Refusals and failures as clients see them: one body shape for every route and status.
+//!
+//! Messages are fixed texts with numbers. No path, type name or panic text leaves the process;
+//! details go to the log under the request id.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::response::IntoResponse;
+use serde_json::json;
+
+/// An answer that is not a success.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiError {
+    /// HTTP status.
+    pub status: StatusCode,
+    /// What happened, with the numbers.
+    pub message: String,
+    /// The request field at fault.
+    pub param: Option<String>,
+    /// Stable slug for programs.
+    pub reason: &'static str,
+    /// Seconds after which trying again is sensible (429 and 503).
+    pub retry_after_s: Option<u32>,
+}
+
+impl ApiError {
+    /// An answer with neither field name nor retry advice.
+    pub fn new(status: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, reason, retry_after_s: None }
+    }
+
+    /// 400: a field has a value it cannot have.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::bad_request("invalid_value", param, message)
+    }
+
+    /// 400: a field asks for something this server does not do.
+    pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::bad_request("unsupported_field", param, message)
+    }
+
+    /// 400 with a reason of its own.
+    pub fn bad_request(
+        reason: &'static str,
+        param: impl Into<String>,
+        message: impl Into<String>,
+    ) -> Self {
+        let param = Some(param.into()).filter(|p| !p.is_empty());
+        Self { param, ..Self::new(StatusCode::BAD_REQUEST, reason, message) }
+    }
+
+    /// 500 without details: they are in the log.
+    pub fn internal() -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "internal error")
+    }
+
+    /// 503 with advice on when to come back.
+    pub fn unavailable(reason: &'static str, message: &str, retry_after_s: u32) -> Self {
+        let retry_after_s = Some(retry_after_s);
+        Self { retry_after_s, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, reason, message) }
+    }
+
+    /// The message with the field at fault in it: many programs show nothing else.
+    pub fn text(&self) -> String {
+        let in_word = |c: char| c.is_alphanumeric() || "_-.[]".contains(c);
+        match &self.param {
+            Some(param) if !self.message.split(|c| !in_word(c)).any(|word| word == param) => {
+                format!("{param}: {}", self.message)
+            }
+            _ => self.message.clone(),
+        }
+    }
+
+    /// The `error` object: `{"error":{"message","type","param","code","reason"}}`.
+    pub fn body(&self) -> String {
+        json!({"error": {
+            "message": self.text(),
+            "type": kind(self.status),
+            "param": self.param,
+            "code": self.status.as_u16(),
+            "reason": self.reason,
+        }})
+        .to_string()
+    }
+}
+
+/// The `type` that goes with a status.
+fn kind(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        400 => "BadRequestError",
+        401 => "AuthenticationError",
+        404 => "NotFoundError",
+        405 => "MethodNotAllowedError",
+        408 => "RequestTimeoutError",
+        413 => "PayloadTooLargeError",
+        415 => "UnsupportedMediaTypeError",
+        429 => "RateLimitError",
+        431 => "HeadersTooLargeError",
+        501 => "NotImplementedError",
+        503 => "ServiceUnavailableError",
+        _ => "InternalServerError",
+    }
+}
+
+/// The error itself stays with its reply as an extension: for those who count refusals, or tell them in
+/// another shape.
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response<Body> {
+        let mut response = Response::new(Body::from(self.body()));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(seconds) = self.retry_after_s {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invalid_field_is_named_once_in_the_message() {
+        let text = |param, message| ApiError::invalid(param, message).text();
+        assert_eq!(text("n", "must be an integer, got 0"), "n: must be an integer, got 0");
+        assert_eq!(text("n", "3 prompts with n = 9"), "3 prompts with n = 9");
+        assert_eq!(text("stop[0]", "must have 1 byte"), "stop[0]: must have 1 byte");
+        assert_eq!(text("", "the body broke off"), "the body broke off");
+    }
+}

@@ -1,0 +1,135 @@
+//! What hyper answers by itself to a head that it cannot read, told as every other error is.
+//!
+//! hyper writes such a reply (400, 414 or 431, without a body) before anybody is asked, and closes. No reply of a
+//! route looks like it: all that tell an error have a body, and no body holds a CR LF.
+
+use super::anthropic;
+use super::api_error::ApiError;
+use super::middleware::headers_too_large;
+use bytes::Bytes;
+
+/// Bytes that hyper's own reply is shorter than: a status line, its length, a date, the end of the connection.
+const HYPER_REPLY_BYTES_MAX: usize = 256;
+const START: &[u8] = b"HTTP/1.";
+
+/// A reply of hyper's own, the last of its connection.
+#[derive(Debug)]
+pub(super) struct HyperErrorReply {
+    /// Where it begins in what hyper writes.
+    pub(super) from: usize,
+    /// Its error.
+    pub(super) error: ApiError,
+    date: String,
+}
+
+impl HyperErrorReply {
+    /// What is written in its place; `of_messages`: to a client of the Messages API.
+    pub(super) fn rewritten(&self, of_messages: bool) -> Bytes {
+        let error = &self.error;
+        let body = if of_messages { anthropic::error::body(error) } else { error.body() };
+        let (status, length, date) = (error.status, body.len(), &self.date);
+        let head = "content-type: application/json\r\nconnection: close";
+        format!("HTTP/1.1 {status}\r\n{head}\r\ncontent-length: {length}\r\n{date}\r\n{body}")
+            .into()
+    }
+}
+
+/// Finds the reply at the end of what hyper writes.
+#[inline]
+pub(super) fn find(written: &[u8]) -> Option<HyperErrorReply> {
+    if written.ends_with(b"\r\n\r\n") { in_tail(written) } else { None }
+}
+
+/// Whether a head that begins like this is one of the Messages API.
+pub(super) fn is_anthropic_head(head: &[u8]) -> bool {
+    let line = head.split(|&byte| byte == b'\r').find(|line| !line.trim_ascii().is_empty());
+    let mut words =
+        line.unwrap_or_default().trim_ascii().split(|&byte| byte == b' ' || byte == b'?');
+    let path = words.nth(1).and_then(|path| std::str::from_utf8(path).ok());
+    path.is_some_and(anthropic::error::is_anthropic_path)
+}
+
+fn in_tail(written: &[u8]) -> Option<HyperErrorReply> {
+    let tail_from = written.len().saturating_sub(HYPER_REPLY_BYTES_MAX);
+    let tail = &written[tail_from..];
+    let at = tail.windows(START.len()).rposition(|window| window == START)?;
+    let head = std::str::from_utf8(&tail[at..]).ok()?;
+    let error = api_error(head.get(9..12)?)?;
+    if !head.contains("\r\ncontent-length: 0\r\n") {
+        return None;
+    }
+    let date = head.split_inclusive("\r\n").find(|line| line.starts_with("date: "));
+    let date = date.unwrap_or_default().to_owned();
+    Some(HyperErrorReply { from: tail_from + at, error, date })
+}
+
+/// What a status of hyper's own says.
+fn api_error(status: &str) -> Option<ApiError> {
+    match status {
+        "400" => {
+            let message = "this is not the head of an HTTP request";
+            Some(ApiError::bad_request("invalid_value", "", message))
+        }
+        // A target that is too long is a head that is too long.
+        "414" | "431" => Some(headers_too_large()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn anthropic_paths_are_recognised_by_request_line() {
+        for (head, of_messages) in [
+            ("POST /v1/messages HTTP/1.1\r\nno colon", true),
+            ("\r\nPOST /v1/messages/count_tokens?beta=true HTTP/1.1\r\n", true),
+            ("GET /v1/messages", true),
+            ("POST /v1/messagesx HTTP/1.1", false),
+            ("POST /v1/completions HTTP/1.1\r\nReferer: /v1/messages", false),
+            ("POST", false),
+            ("", false),
+        ] {
+            assert_eq!(is_anthropic_head(head.as_bytes()), of_messages, "{head}");
+        }
+    }
+
+    #[test]
+    fn only_hyper_generated_replies_are_found() {
+        let date = "date: Sun, 22 Nov 2026 10:00:00 GMT\r\n";
+        let bare = |status: &str| {
+            format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n{date}\r\n")
+        };
+        let before = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+        for (status, code) in
+            [("400 Bad Request", 400), ("414 URI Too Long", 431), ("431 Too Large", 431)]
+        {
+            let written = format!("{before}{}", bare(status));
+            let found = find(written.as_bytes()).unwrap();
+            assert_eq!(found.from, before.len());
+            let told = String::from_utf8(found.rewritten(false).to_vec()).unwrap();
+            assert!(
+                told.starts_with(&format!("HTTP/1.1 {code} ")) && told.contains(date),
+                "{told}"
+            );
+            let (head, body) = told.split_once("\r\n\r\n").unwrap();
+            assert!(head.contains(&format!("content-length: {}", body.len())), "{head}");
+            let body: serde_json::Value = serde_json::from_str(body).unwrap();
+            assert_eq!(body["error"]["code"], code);
+            let told = String::from_utf8(found.rewritten(true).to_vec()).unwrap();
+            assert!(told.contains("{\"type\":\"error\""), "{told}");
+        }
+        for other in [
+            bare("200 OK"),
+            bare("404 Not Found"),
+            "HTTP/1.1 400 Bad Request\r\ncontent-length: 7\r\n\r\n".to_owned(), // To a HEAD.
+            "HTTP/1.1 100 Continue\r\n\r\n".to_owned(),
+            "5\r\nhello\r\n0\r\n\r\n".to_owned(),
+            "\r\n\r\n".to_owned(),
+            String::new(),
+        ] {
+            assert!(find(other.as_bytes()).is_none(), "{other}");
+        }
+    }
+}

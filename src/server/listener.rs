@@ -1,0 +1,113 @@
+//! Listens, accepts, and keeps count of connections.
+
+use super::app::AppState;
+use super::connection::{self, ConnectionDeadlines};
+use super::middleware::ConnectionAccess;
+use crate::log_rate_limiter::LogRateLimiter;
+use axum::Router;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+/// A SYN that finds the backlog full is sent again after a second: p99 of a burst.
+const BACKLOG: u32 = 4_096;
+/// Connections served beyond the limit, for probes only.
+const PROBE_RESERVE: usize = 32;
+/// Deadline of everything on a reserve connection.
+const PROBE_RESERVE_DEADLINE: Duration = Duration::from_secs(1);
+/// Pause after `accept` failed, for example without a descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Opens a listening socket.
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Connections of one server.
+#[derive(Debug, Clone)]
+pub struct ConnectionLimiter {
+    permits: Arc<Semaphore>,
+    probe_permits: Arc<Semaphore>,
+    count: u32,
+    stop: watch::Sender<bool>,
+}
+
+impl ConnectionLimiter {
+    /// At most `count` connections at a time, and a few more for probes.
+    pub fn new(count: u32) -> Self {
+        let places = Arc::new(Semaphore::new(count as usize));
+        let reserve = Arc::new(Semaphore::new(PROBE_RESERVE));
+        Self { permits: places, probe_permits: reserve, count, stop: watch::Sender::new(false) }
+    }
+
+    /// Accepts for ever; `router` answers, and `app` hears of what never reaches it.
+    pub async fn accept(
+        &self,
+        listener: TcpListener,
+        (app, router): (Arc<AppState>, Router),
+        deadlines: ConnectionDeadlines,
+    ) {
+        let failures = LogRateLimiter::default();
+        loop {
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    if let Some(unlogged) = failures.allow(Instant::now()) {
+                        tracing::warn!(%error, unlogged, "accept failed");
+                    }
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let (place, access) = self.acquire_permit().await;
+            let (app, router, stop) = (Arc::clone(&app), router.clone(), self.stop.subscribe());
+            let deadlines = match access {
+                ConnectionAccess::Full => deadlines,
+                ConnectionAccess::ProbesOnly => {
+                    let limit = PROBE_RESERVE_DEADLINE;
+                    ConnectionDeadlines { header: limit, idle: limit, write: limit }
+                }
+            };
+            tokio::spawn(async move {
+                serve(stream, (app, router), access, deadlines, stop).await;
+                drop(place);
+            });
+        }
+    }
+
+    /// A free place; waits only if even the reserve is taken.
+    async fn acquire_permit(&self) -> (Option<OwnedSemaphorePermit>, ConnectionAccess) {
+        if let Ok(place) = Arc::clone(&self.permits).try_acquire_owned() {
+            return (Some(place), ConnectionAccess::Full);
+        }
+        let reserve = Arc::clone(&self.probe_permits).acquire_owned().await;
+        (reserve.ok(), ConnectionAccess::ProbesOnly)
+    }
+
+    /// Ends every connection after its current reply; returns when all are gone.
+    pub async fn close(&self) {
+        self.stop.send_replace(true);
+        // Semaphores are never closed, so the only outcome is all places at once.
+        let _ = self.permits.acquire_many(self.count).await;
+    }
+}
+
+async fn serve(
+    stream: TcpStream,
+    (app, router): (Arc<AppState>, Router),
+    access: ConnectionAccess,
+    deadlines: ConnectionDeadlines,
+    stop: watch::Receiver<bool>,
+) {
+    // Without it, small writes wait for acknowledgements: 60 times fewer answers a second.
+    if let Err(error) = stream.set_nodelay(true) {
+        return tracing::debug!(%error, "no TCP_NODELAY: the peer is gone");
+    }
+    connection::serve(stream, app, router, access, deadlines, stop).await;
+}

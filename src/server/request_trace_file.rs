@@ -1,0 +1,186 @@
+//! The file of `--trace-requests`: it holds whole lines only, whatever the disk does.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// Lines that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("{lines} lines were not written: {cause}")]
+pub(super) struct UnwrittenLines {
+    /// How many.
+    pub(super) lines: u64,
+    /// What the system said.
+    pub(super) cause: io::Error,
+}
+
+/// A file to which lines are appended.
+#[derive(Debug)]
+pub(super) struct RequestTraceFile {
+    path: PathBuf,
+    file: File,
+    /// Whether the file ends with a part of a line, which could not be cut off.
+    is_torn: bool,
+}
+
+impl RequestTraceFile {
+    /// Opens the file, whose lines are kept. If its last line has no end, as after a crash, it gets one before the next line.
+    ///
+    /// Errors: the system refuses it.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let file = Self::append_to(path)?;
+        let is_torn = has_torn_line(path).unwrap_or(false); // It may be a pipe, or for writing only.
+        Ok(Self { path: path.to_owned(), file, is_torn })
+    }
+
+    fn append_to(path: &Path) -> io::Result<File> {
+        OpenOptions::new().append(true).create(true).open(path)
+    }
+
+    /// Opens the file by its name again.
+    ///
+    /// Errors: the system refuses it; the former file is kept.
+    pub(super) fn reopen(&mut self) -> io::Result<()> {
+        *self = Self::open(&self.path)?;
+        Ok(())
+    }
+
+    /// Appends `lines`, each of which ends with a newline.
+    ///
+    /// Errors: the first lines are written whole, and these are not.
+    pub(super) fn write_lines(&mut self, lines: &[u8]) -> Result<(), UnwrittenLines> {
+        if lines.is_empty() {
+            return Ok(());
+        }
+        if self.is_torn {
+            // The torn line gets an end of its own.
+            self.append(b"\n").map_err(|stop| stop.into_unwritten(lines))?;
+            self.is_torn = false;
+        }
+        let Err(stop) = self.append(lines) else { return Ok(()) };
+        let whole = lines[..stop.written].iter().rposition(|&byte| byte == b'\n');
+        let whole = whole.map_or(0, |last| last + 1);
+        let part = stop.written - whole;
+        if part > 0 {
+            self.is_torn = self.cut_off(part).is_err();
+        }
+        Err(stop.into_unwritten(&lines[whole..]))
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), PartialWrite> {
+        let mut written = 0;
+        while written < bytes.len() {
+            let cause = match self.file.write(&bytes[written..]) {
+                Ok(0) => ErrorKind::WriteZero.into(),
+                Ok(count) => {
+                    written += count;
+                    continue;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => error,
+            };
+            return Err(PartialWrite { written, cause });
+        }
+        Ok(())
+    }
+
+    /// Takes the last bytes back.
+    fn cut_off(&self, bytes: usize) -> io::Result<()> {
+        let metadata = self.file.metadata()?;
+        if !metadata.is_file() {
+            return Err(ErrorKind::Unsupported.into());
+        }
+        self.file.set_len(metadata.len().saturating_sub(bytes as u64))
+    }
+}
+
+/// Whether a file ends within a line. What is not a file, a pipe for example, does not.
+fn has_torn_line(path: &Path) -> io::Result<bool> {
+    if !path.metadata()?.is_file() {
+        return Ok(false);
+    }
+    let mut file = File::open(path)?;
+    if file.seek(SeekFrom::End(0))? == 0 {
+        return Ok(false);
+    }
+    file.seek(SeekFrom::End(-1))?;
+    let mut last = [0];
+    file.read_exact(&mut last)?;
+    Ok(last != *b"\n")
+}
+
+/// A write that came to a part of its bytes.
+struct PartialWrite {
+    written: usize,
+    cause: io::Error,
+}
+
+impl PartialWrite {
+    /// All of `lines` are lost.
+    fn into_unwritten(self, lines: &[u8]) -> UnwrittenLines {
+        let lines = lines.split_inclusive(|&byte| byte == b'\n').count() as u64;
+        UnwrittenLines { lines, cause: self.cause }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn full_disk_drops_whole_lines_and_counts_them() {
+        let mut full = RequestTraceFile::open(Path::new("/dev/full")).unwrap();
+        let unwritten = full.write_lines(b"a\nb\nc\n").unwrap_err();
+        assert_eq!(unwritten.lines, 3);
+        assert_eq!(unwritten.cause.kind(), ErrorKind::StorageFull);
+        assert!(full.write_lines(b"").is_ok());
+    }
+
+    #[test]
+    fn torn_line_is_truncated_in_file_and_ended_in_pipe() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace");
+        fs::write(&path, "whole\nto").unwrap();
+        let file = RequestTraceFile::open(&path).unwrap();
+        file.cut_off(2).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "whole\n");
+
+        let (mut reader, writer) = io::pipe().unwrap();
+        let named = format!("/proc/self/fd/{}", writer.as_raw_fd());
+        let mut pipe = RequestTraceFile::open(Path::new(&named)).unwrap();
+        assert!(pipe.cut_off(1).is_err());
+        pipe.is_torn = true;
+        pipe.write_lines(b"next\n").unwrap();
+        drop((pipe, writer));
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "\nnext\n");
+    }
+
+    #[test]
+    fn torn_line_of_a_file_is_ended_when_it_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace");
+        for (before, after) in [("", "1\n"), ("a\n", "a\n1\n"), ("a\nb", "a\nb\n1\n")] {
+            fs::write(&path, before).unwrap();
+            RequestTraceFile::open(&path).unwrap().write_lines(b"1\n").unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), after);
+        }
+    }
+
+    #[test]
+    fn moved_trace_file_is_reopened_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, moved) = (folder.path().join("trace"), folder.path().join("trace.1"));
+        let mut file = RequestTraceFile::open(&path).unwrap();
+        file.write_lines(b"1\n").unwrap();
+        fs::rename(&path, &moved).unwrap();
+        file.write_lines(b"2\n").unwrap();
+        file.reopen().unwrap();
+        file.write_lines(b"3\n").unwrap();
+        assert_eq!(fs::read_to_string(&moved).unwrap(), "1\n2\n");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "3\n");
+    }
+}

@@ -1,0 +1,320 @@
+//! Strict JSON: what a request body is before its fields get types.
+//!
+//! Stricter than `serde_json::Value`: a duplicate key is an error, a syntax error knows the field it
+//! happened in, lists of integers (prompts of token ids) take 8 bytes an element, and the number of
+//! values is capped. Depth is capped at 128 by the parser.
+
+use super::api_error::ApiError;
+use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+use std::fmt;
+
+/// Values (integers in lists of integers excepted) one body may hold.
+const VALUES_MAX: u32 = 262_144;
+/// Bytes of a path in a message; what lies deeper is left out.
+const PATH_BYTES_MAX: usize = 256;
+/// Keys of an object that are compared one by one before a set is built.
+const KEYS_SCANNED: usize = 16;
+
+/// A JSON value.
+#[derive(Debug, Clone, PartialEq)]
+pub enum JsonValue {
+    /// `null`
+    Null,
+    /// `true`, `false`
+    Bool(bool),
+    /// A number without fraction or exponent that fits.
+    Int(i64),
+    /// Any other number; always finite.
+    Float(f64),
+    /// A string.
+    Str(String),
+    /// A list of integers, not empty.
+    Ints(Vec<i64>),
+    /// Any other list.
+    List(Vec<JsonValue>),
+    /// An object; keys in the order sent, none twice.
+    Object(Vec<(String, JsonValue)>),
+}
+
+impl JsonValue {
+    /// Parses a whole body.
+    ///
+    /// Errors: 400 naming the field the text breaks in.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let context =
+            JsonParseContext { path: RefCell::default(), values_left: Cell::new(VALUES_MAX) };
+        let mut parser = serde_json::Deserializer::from_slice(body);
+        let seed = JsonValueSeed(&context);
+        let value = seed.deserialize(&mut parser).and_then(|value| parser.end().map(|()| value));
+        value.map_err(|error| {
+            let message = format!("the body is not valid JSON: {}", client_message(&error));
+            ApiError::invalid(context.path.take(), message)
+        })
+    }
+
+    /// What kind of value this is, for messages.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Bool(_) => "a boolean",
+            Self::Int(_) => "an integer",
+            Self::Float(_) => "a number",
+            Self::Str(_) => "a string",
+            Self::Ints(_) | Self::List(_) => "a list",
+            Self::Object(_) => "an object",
+        }
+    }
+
+    /// The same value for a template engine.
+    pub fn into_value(self) -> serde_json::Value {
+        use serde_json::Value;
+        match self {
+            Self::Null => Value::Null,
+            Self::Bool(b) => Value::Bool(b),
+            Self::Int(i) => Value::from(i),
+            Self::Float(f) => Value::from(f),
+            Self::Str(s) => Value::String(s),
+            Self::Ints(list) => list.into_iter().map(Value::from).collect(),
+            Self::List(list) => list.into_iter().map(Self::into_value).collect(),
+            Self::Object(pairs) => {
+                pairs.into_iter().map(|(key, value)| (key, value.into_value())).collect()
+            }
+        }
+    }
+}
+
+/// What a client may know of an error of the parser: its text if that is a known one, else the position alone.
+fn client_message(error: &serde_json::Error) -> String {
+    const TEXT_BYTES_MAX: usize = 128;
+    const BEGINNINGS: [&str; 12] = [
+        "EOF while parsing",
+        "control character",
+        "duplicate key",
+        "expected ",
+        "invalid ",
+        "key must be ",
+        "lone ",
+        "more than ",
+        "number out of range",
+        "recursion limit",
+        "trailing ",
+        "unexpected end of hex escape",
+    ];
+    let text = error.to_string();
+    if text.len() <= TEXT_BYTES_MAX && BEGINNINGS.iter().any(|it| text.starts_with(it)) {
+        return text;
+    }
+    tracing::debug!(%error, "a parser's text that is not shown");
+    format!("line {} column {}", error.line(), error.column())
+}
+
+/// What all levels of one parse share.
+struct JsonParseContext {
+    /// Path to the value being read when an error passed, built from the inside out.
+    path: RefCell<String>,
+    values_left: Cell<u32>,
+}
+
+impl JsonParseContext {
+    fn prepend_key(&self, key: &str) {
+        // A hostile key may be megabytes long; its head names it well enough.
+        self.prepend(key.chars().take(64).collect());
+    }
+
+    fn prepend_index(&self, index: usize) {
+        self.prepend(format!("[{index}]"));
+    }
+
+    fn prepend(&self, part: String) {
+        let mut path = self.path.borrow_mut();
+        let dot = if path.is_empty() || path.starts_with('[') { "" } else { "." };
+        let whole = part + dot + &path;
+        *path = match whole.char_indices().find(|(at, _)| *at >= PATH_BYTES_MAX) {
+            Some((end, _)) => format!("{}...", &whole[..end]),
+            None => whole,
+        };
+    }
+
+    fn count<E: de::Error>(&self) -> Result<(), E> {
+        let left = self.values_left.get();
+        self.values_left.set(
+            left.checked_sub(1)
+                .ok_or_else(|| E::custom(format_args!("more than {VALUES_MAX} values")))?,
+        );
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy)]
+struct JsonValueSeed<'a>(&'a JsonParseContext);
+
+impl<'de> DeserializeSeed<'de> for JsonValueSeed<'_> {
+    type Value = JsonValue;
+
+    fn deserialize<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<JsonValue, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for JsonValueSeed<'_> {
+    type Value = JsonValue;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<JsonValue, E> {
+        Ok(JsonValue::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<JsonValue, E> {
+        Ok(JsonValue::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<JsonValue, E> {
+        Ok(JsonValue::Int(value))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<JsonValue, E> {
+        Ok(i64::try_from(value).map_or(JsonValue::Float(value as f64), JsonValue::Int))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<JsonValue, E> {
+        Ok(JsonValue::Float(value))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<JsonValue, E> {
+        Ok(JsonValue::Str(value.to_owned()))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<JsonValue, E> {
+        Ok(JsonValue::Str(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<JsonValue, A::Error> {
+        let mut ints: Vec<i64> = Vec::new();
+        let mut list: Vec<JsonValue> = Vec::new();
+        loop {
+            let index = ints.len().max(list.len());
+            let next = seq.next_element_seed(self).inspect_err(|_| self.0.prepend_index(index))?;
+            match next {
+                None if list.is_empty() && !ints.is_empty() => return Ok(JsonValue::Ints(ints)),
+                None => return Ok(JsonValue::List(list)),
+                Some(JsonValue::Int(value)) if list.is_empty() => ints.push(value),
+                Some(value) => {
+                    self.0.count()?;
+                    if list.is_empty() {
+                        list.reserve(ints.len() + 1);
+                        for int in ints.drain(..) {
+                            self.0.count()?;
+                            list.push(JsonValue::Int(int));
+                        }
+                    }
+                    list.push(value);
+                }
+            }
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<JsonValue, A::Error> {
+        let mut pairs: Vec<(String, JsonValue)> = Vec::new();
+        let mut seen: HashSet<String> = HashSet::new();
+        while let Some(key) = map.next_key::<String>()? {
+            self.0.count()?;
+            if pairs.len() == KEYS_SCANNED {
+                seen.extend(pairs.iter().map(|(key, _)| key.clone()));
+            }
+            let twice = if pairs.len() < KEYS_SCANNED {
+                pairs.iter().any(|(other, _)| *other == key)
+            } else {
+                !seen.insert(key.clone())
+            };
+            if twice {
+                self.0.prepend_key(&key);
+                return Err(de::Error::custom("duplicate key"));
+            }
+            let value = map.next_value_seed(self).inspect_err(|_| self.0.prepend_key(&key))?;
+            pairs.push((key, value));
+        }
+        Ok(JsonValue::Object(pairs))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rejection(body: &str) -> (Option<String>, String) {
+        let error = JsonValue::parse(body.as_bytes()).expect_err("must be refused");
+        (error.param, error.message)
+    }
+
+    #[test]
+    fn json_value_kinds_are_preserved() {
+        let body = br#"{"a":[1,2],"b":[1,"x"],"c":[],"d":18446744073709551615,"e":-0.5,"f":null}"#;
+        let JsonValue::Object(pairs) = JsonValue::parse(body).unwrap() else { panic!("an object") };
+        let values: Vec<_> = pairs.into_iter().map(|(_, value)| value).collect();
+        let mixed = JsonValue::List(vec![JsonValue::Int(1), JsonValue::Str("x".into())]);
+        let expected = [
+            JsonValue::Ints(vec![1, 2]),
+            mixed,
+            JsonValue::List(vec![]),
+            JsonValue::Float(18_446_744_073_709_551_615.0),
+            JsonValue::Float(-0.5),
+            JsonValue::Null,
+        ];
+        assert_eq!(values, expected);
+    }
+
+    #[test]
+    fn validation_errors_name_the_field() {
+        assert_eq!(rejection(r#"{"temperature":NaN}"#).0.as_deref(), Some("temperature"));
+        assert_eq!(rejection(r#"{"temperature":1e999}"#).0.as_deref(), Some("temperature"));
+        assert_eq!(rejection(r#"{"a":1,"a":2}"#).0.as_deref(), Some("a"));
+        let nested = r#"{"messages":[{"role":"user"},{"content":tru}]}"#;
+        assert_eq!(rejection(nested).0.as_deref(), Some("messages[1].content"));
+        assert_eq!(rejection("[1] x").0, None);
+        let many: String =
+            (0..40).flat_map(|i| ["\"k".into(), i.to_string(), "\":0,".into()]).collect();
+        let twice = format!("{{{many}\"k3\":1}}");
+        assert_eq!(rejection(&twice).0.as_deref(), Some("k3"));
+    }
+
+    #[test]
+    fn json_errors_show_known_text_and_position() {
+        let bodies = [
+            "{",
+            "[1,",
+            "{\"a\" 1}",
+            "nul",
+            "1e999",
+            "\"\\ud800\"",
+            "\"\u{1}\"",
+            "{1:2}",
+            "[1]]",
+            "-",
+        ];
+        for body in bodies {
+            let told = rejection(body).1;
+            assert!(told.starts_with("the body is not valid JSON: "), "{told}");
+            assert!(told.contains(" at line 1 column "), "{body}: {told}");
+        }
+        use serde::de::Error as _;
+        let internal = serde_json::Error::custom("panicked at src/lib.rs");
+        assert_eq!(client_message(&internal), "line 0 column 0");
+    }
+
+    #[test]
+    fn depth_and_size_are_capped() {
+        let (deep, told) = rejection(&"[".repeat(200));
+        assert!(told.contains("recursion limit"));
+        let deep = deep.unwrap();
+        assert!(deep.starts_with("[0][0]") && deep.ends_with("...") && deep.len() < 262, "{deep}");
+        let wide = format!("[{}0.5]", "0.5,".repeat(VALUES_MAX as usize));
+        assert!(rejection(&wide).1.contains("values"));
+        let ids = format!("[{}7]", "7,".repeat(2 * VALUES_MAX as usize));
+        assert!(matches!(JsonValue::parse(ids.as_bytes()), Ok(JsonValue::Ints(_))));
+    }
+}

@@ -1,0 +1,184 @@
+//! Encodes text in which some spellings of special tokens must stay text.
+//!
+//! The steps are those of `tokenizers` 0.22 (`AddedVocabulary::extract_and_normalize`): added
+//! tokens are cut out of the raw text, then out of the normalised pieces, and what lies between
+//! them is pre-tokenised and encoded. The one difference is a set of marked positions: a special
+//! token that would cover one is not cut out. With no marks the result is the library's.
+
+use aho_corasick::{AhoCorasick, MatchKind};
+use protocol::Token;
+use tokenizers::tokenizer::normalizer::Range;
+use tokenizers::tokenizer::pre_tokenizer::OffsetType;
+use tokenizers::{
+    AddedToken, Model as _, NormalizedString, Normalizer as _, OffsetReferential,
+    PreTokenizedString, PreTokenizer as _, Result, Token as Piece,
+};
+
+/// The added tokens of one tokenizer, ready to be found.
+#[derive(Debug)]
+pub(super) struct AddedTokens {
+    raw: AddedTokenFinder,
+    normalized: AddedTokenFinder,
+    special: Vec<String>,
+}
+
+impl AddedTokens {
+    pub(super) fn new(tokenizer: &tokenizers::Tokenizer) -> std::result::Result<Self, String> {
+        let tokens: Vec<(Token, AddedToken)> =
+            tokenizer.get_added_tokens_decoder().into_iter().collect();
+        let special = tokens.iter().filter(|(_, t)| t.special && !t.content.is_empty());
+        let mut special: Vec<String> = special.map(|(_, t)| t.content.clone()).collect();
+        special.sort_unstable();
+        let (normalized, raw): (Vec<_>, Vec<_>) =
+            tokens.into_iter().partition(|(_, t)| t.normalized);
+        let spelled = |token: &AddedToken| {
+            let mut text = NormalizedString::from(token.content.as_str());
+            if let Some(normalizer) = tokenizer.get_normalizer() {
+                normalizer.normalize(&mut text).map_err(|e| e.to_string())?;
+            }
+            Ok(text.get().to_owned())
+        };
+        Ok(Self {
+            raw: AddedTokenFinder::new(raw, |t| Ok(t.content.clone()))?,
+            normalized: AddedTokenFinder::new(normalized, spelled)?,
+            special,
+        })
+    }
+
+    pub(super) fn special_spellings(&self) -> &[String] {
+        &self.special
+    }
+
+    /// The pre-tokens of `text`; `marks` are ascending byte positions that no special token may cover.
+    pub(super) fn pre_tokenize(
+        &self,
+        tokenizer: &tokenizers::Tokenizer,
+        text: &str,
+        marks: &[usize],
+    ) -> Result<PreTokenizedString> {
+        let mut pieces = PreTokenizedString::from(text);
+        pieces.split(|_, piece| self.raw.split(&piece, marks))?;
+        pieces.split(|_, mut piece| {
+            if let Some(normalizer) = tokenizer.get_normalizer() {
+                normalizer.normalize(&mut piece)?;
+            }
+            self.normalized.split(&piece, marks)
+        })?;
+        if let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut pieces)?;
+        }
+        Ok(pieces)
+    }
+}
+
+/// Bytes of the original text at which pre-tokens begin, ascending.
+pub(super) fn pre_token_starts(pieces: &PreTokenizedString) -> Vec<usize> {
+    let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
+    splits.into_iter().map(|(_, (from, _), _)| from).collect()
+}
+
+/// Appends the ids of the pre-tokens that begin before byte `end` of the original text. What the model says of a piece
+/// is dropped with it: of all pieces it would be the larger part of what tokenising takes.
+pub(super) fn append_ids(
+    tokenizer: &tokenizers::Tokenizer,
+    pieces: &PreTokenizedString,
+    end: usize,
+    ids: &mut Vec<Token>,
+) -> Result<()> {
+    for (piece, (from, _), known) in
+        pieces.get_splits(OffsetReferential::Original, OffsetType::Byte)
+    {
+        if from >= end {
+            break;
+        }
+        match known {
+            Some(known) => ids.extend(known.iter().map(|token| token.id)),
+            None => ids.extend(tokenizer.get_model().tokenize(piece)?.iter().map(|token| token.id)),
+        }
+    }
+    Ok(())
+}
+
+/// Finds one class of added tokens, longest first from the left.
+#[derive(Debug)]
+struct AddedTokenFinder {
+    automaton: AhoCorasick,
+    tokens: Vec<(Token, AddedToken)>,
+}
+
+type SplitText = Vec<(NormalizedString, Option<Vec<Piece>>)>;
+
+impl AddedTokenFinder {
+    fn new(
+        mut tokens: Vec<(Token, AddedToken)>,
+        spelled: impl Fn(&AddedToken) -> std::result::Result<String, String>,
+    ) -> std::result::Result<Self, String> {
+        tokens.retain(|(_, t)| !t.content.is_empty());
+        tokens.sort_unstable_by_key(|(id, _)| *id);
+        let spellings: Vec<String> =
+            tokens.iter().map(|(_, t)| spelled(t)).collect::<std::result::Result<_, _>>()?;
+        let automaton = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(&spellings)
+            .map_err(|e| e.to_string())?;
+        Ok(Self { automaton, tokens })
+    }
+
+    /// Cuts a piece at the tokens found in it; those come with their id.
+    fn split(&self, piece: &NormalizedString, marks: &[usize]) -> Result<SplitText> {
+        let text = piece.get();
+        let mut cut = Vec::new();
+        let mut done = 0;
+        let slice = |from: usize, to: usize| {
+            piece.slice(Range::Normalized(from..to)).ok_or("a token ends inside a character")
+        };
+        let mut search = 0;
+        while let Some(found) = self.automaton.find(aho_corasick::Input::new(text).range(search..))
+        {
+            let (id, token) = &self.tokens[found.pattern().as_usize()];
+            let (mut from, mut to) = (found.start(), found.end());
+            if token.special && covers_protected(piece, from, to, marks) {
+                // Plain text; a token may still begin inside it.
+                search = from + text[from..].chars().next().map_or(1, char::len_utf8);
+                continue;
+            }
+            search = to.max(search + 1);
+            if token.single_word && !is_whole_word(text, from, to) {
+                continue;
+            }
+            if token.lstrip {
+                from = text[..from].trim_end().len().max(done);
+            }
+            if token.rstrip {
+                to = text.len() - text[to..].trim_start().len();
+            }
+            if done < from {
+                cut.push((slice(done, from)?, None));
+            }
+            let spelling = text[from..to].to_owned();
+            let len = spelling.len();
+            cut.push((slice(from, to)?, Some(vec![Piece::new(*id, spelling, (0, len))])));
+            done = to;
+            search = search.max(done);
+        }
+        if done < text.len() {
+            cut.push((slice(done, text.len())?, None));
+        }
+        Ok(cut)
+    }
+}
+
+/// Whether a mark lies inside `[from, to)` of a piece; marks are positions of the original text.
+fn covers_protected(piece: &NormalizedString, from: usize, to: usize, marks: &[usize]) -> bool {
+    let base = piece.offsets_original().0;
+    let range = piece.convert_offsets(Range::Normalized(from..to)).unwrap_or(from..to);
+    let (from, to) = (base + range.start, base + range.end);
+    let next = marks.partition_point(|&mark| mark < from);
+    marks.get(next).is_some_and(|&mark| mark < to)
+}
+
+/// Whether no letter, digit or underscore touches `[from, to)`.
+fn is_whole_word(text: &str, from: usize, to: usize) -> bool {
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    !text[..from].ends_with(word) && !text[to..].starts_with(word)
+}

@@ -1,0 +1,149 @@
+//! A model's output as a client wants it: reasoning, content and tool calls told apart while it comes.
+//!
+//! The same at any cut of the output; linear; what is held back is bounded.
+
+use super::detokenizer::Detokenizer;
+use super::output_pieces::{OutputPieces, PieceSink};
+use super::reasoning::{
+    OutputSection, ReasoningFamily, ReasoningReader, ReasoningSplitter, ReasoningStart,
+};
+use super::tokenizer::Tokenizer;
+use super::tool_calls::{ToolCallParser, ToolCallSyntax, ToolDefinition};
+use protocol::Token;
+use std::sync::Arc;
+
+/// How a model's outputs are read.
+#[derive(Debug, Clone, Default)]
+pub struct OutputParsers {
+    /// Syntax of calls; `None` = not read.
+    pub tool_call_syntax: Option<ToolCallSyntax>,
+    /// Habit of reasoning; `None` = not read.
+    pub reasoning: Option<ReasoningFamily>,
+    /// The model opens its reasoning itself, unless the prompt closes it.
+    pub opens_reasoning: bool,
+    reasoning_markers: Arc<[Token]>,
+    reasoning_and_call_markers: Arc<[Token]>,
+}
+
+impl OutputParsers {
+    /// Parsers over the tokenizer of their model.
+    pub fn new(
+        calls: Option<ToolCallSyntax>,
+        reasoning: Option<ReasoningFamily>,
+        tokenizer: &Tokenizer,
+    ) -> Self {
+        let of_reasoning = reasoning.map_or(&[][..], |_| ReasoningFamily::MARKERS);
+        let of_calls = calls.map_or(&[][..], ToolCallSyntax::special_markers);
+        let id = |mark: &&str| tokenizer.token_id(mark);
+        Self {
+            tool_call_syntax: calls,
+            reasoning,
+            opens_reasoning: false,
+            reasoning_markers: of_reasoning.iter().filter_map(id).collect(),
+            reasoning_and_call_markers: of_reasoning
+                .iter()
+                .chain(of_calls)
+                .filter_map(id)
+                .collect(),
+        }
+    }
+
+    /// Special tokens whose text must reach a parser, with or without calls.
+    pub fn visible_special(&self, calls: bool) -> Arc<[Token]> {
+        Arc::clone(if calls { &self.reasoning_and_call_markers } else { &self.reasoning_markers })
+    }
+}
+
+/// Reads one output.
+#[derive(Debug, Clone)]
+pub struct OutputParser {
+    splitter: Option<ReasoningSplitter>,
+    calls: Option<ToolCallParser>,
+    /// Bytes read.
+    bytes_read: usize,
+}
+
+impl OutputParser {
+    /// A parser before the first character.
+    ///
+    /// `calls`: syntax, tools and most calls to show. `None` for both parts leaves all as content.
+    pub fn new(
+        reasoning: Option<ReasoningStart>,
+        calls: Option<(ToolCallSyntax, &Arc<[ToolDefinition]>, u32)>,
+    ) -> Self {
+        let opening = calls.and_then(|(syntax, ..)| syntax.opening_marker());
+        Self {
+            splitter: reasoning.map(|beginning| ReasoningSplitter::new(beginning, opening)),
+            calls: calls.map(|(syntax, tools, most)| ToolCallParser::new(syntax, tools, most)),
+            bytes_read: 0,
+        }
+    }
+
+    /// Takes the next part of the output and appends what is certain.
+    pub fn push(&mut self, text: &str, pieces: &mut OutputPieces) {
+        if self.splitter.is_none() && self.calls.is_none() {
+            return PieceSink::new(pieces, self.bytes_read).text(text);
+        }
+        for c in text.chars() {
+            self.bytes_read += c.len_utf8();
+            let mut out = PieceSink::new(pieces, self.bytes_read);
+            match &mut self.splitter {
+                Some(splitter) if !splitter.is_after() => {
+                    splitter.push(c, &mut |part, c| part_of(&mut self.calls, part, c, &mut out));
+                }
+                _ => content(&mut self.calls, c, &mut out),
+            }
+        }
+    }
+
+    /// The output has ended: appends what was held back.
+    pub fn finish(&mut self, pieces: &mut OutputPieces) {
+        let mut out = PieceSink::new(pieces, self.bytes_read);
+        if let Some(splitter) = &mut self.splitter {
+            splitter.finish(&mut |part, c| part_of(&mut self.calls, part, c, &mut out));
+        }
+        if let Some(calls) = &mut self.calls {
+            calls.finish(&mut out);
+        }
+    }
+
+    /// Whether the model is thinking.
+    pub fn is_reasoning(&self) -> bool {
+        self.splitter.as_ref().is_some_and(ReasoningSplitter::is_inside)
+    }
+
+    /// Whether reasoning is told apart.
+    pub fn reads_reasoning(&self) -> bool {
+        self.splitter.is_some()
+    }
+
+    /// What reads the same reasoning from tokens; `None` = there is none to come.
+    pub fn reasoning_reader(&self, detokenizer: Detokenizer) -> Option<ReasoningReader> {
+        let splitter = self.splitter.as_ref().filter(|splitter| !splitter.is_after())?;
+        Some(ReasoningReader::new(detokenizer, splitter.clone()))
+    }
+
+    /// Calls that are complete.
+    pub fn complete_calls(&self) -> u32 {
+        self.calls.as_ref().map_or(0, ToolCallParser::complete)
+    }
+}
+
+fn part_of(
+    calls: &mut Option<ToolCallParser>,
+    part: OutputSection,
+    c: char,
+    out: &mut PieceSink<'_>,
+) {
+    match part {
+        OutputSection::Reasoning => out.reasoning(c),
+        OutputSection::Content => content(calls, c, out),
+    }
+}
+
+fn content(calls: &mut Option<ToolCallParser>, c: char, out: &mut PieceSink<'_>) {
+    match calls {
+        Some(calls) => calls.push(c, out),
+        None => out.content(c),
+    }
+}

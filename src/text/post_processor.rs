@@ -1,0 +1,22 @@
+//! The ids that a tokenizer's post-processor puts around every text.
+
+use protocol::Token;
+
+/// What the post-processor puts around a text.
+#[derive(Debug)]
+pub(super) struct PostProcessorTokens {
+    pub(super) before: Vec<Token>,
+    pub(super) after: Vec<Token>,
+}
+
+impl PostProcessorTokens {
+    /// `None` if it is not clear what the post-processor puts around a text.
+    pub(super) fn new(inner: &tokenizers::Tokenizer) -> Option<Self> {
+        const PROBE: &str = "a";
+        let ids = |special: bool| Some(inner.encode_fast(PROBE, special).ok()?.get_ids().to_vec());
+        let (plain, around) = (ids(false)?, ids(true)?);
+        let at = around.windows(plain.len().max(1)).position(|part| *part == plain)?;
+        let (before, behind) = (around[..at].to_vec(), around[at + plain.len()..].to_vec());
+        Some(Self { before, after: behind })
+    }
+}

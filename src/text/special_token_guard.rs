@@ -1,0 +1,186 @@
+//! Keeps special tokens that a user typed from becoming special tokens.
+//!
+//! Before rendering, each character of a request string at which a special token begins, or which
+//! could complete one together with its neighbours, gets a sentinel in front of it. Templates trim
+//! and compare strings, so the sentinel is put only there: other strings render untouched, and a
+//! request that spells no special token is rendered as if this file did not exist. After rendering
+//! the sentinels are removed again and their positions are the marks the tokenizer respects.
+
+use aho_corasick::{AhoCorasick, MatchKind};
+use serde_json::Value;
+
+use super::template::RenderedChat;
+
+/// The special tokens of one tokenizer, ready to be found in request strings.
+#[derive(Debug)]
+pub(super) struct SpecialTokenGuard {
+    spellings: Vec<String>,
+    automaton: Option<AhoCorasick>,
+}
+
+impl SpecialTokenGuard {
+    pub(super) fn new(spellings: &[String]) -> Result<Self, String> {
+        let spellings: Vec<String> = spellings.iter().filter(|s| !s.is_empty()).cloned().collect();
+        let automaton = if spellings.is_empty() {
+            None
+        } else {
+            let builder = AhoCorasick::builder().match_kind(MatchKind::Standard).build(&spellings);
+            Some(builder.map_err(|e| e.to_string())?)
+        };
+        Ok(Self { spellings, automaton })
+    }
+
+    /// Puts `sentinel` in front of each character to mark, in every string and key of `value`.
+    pub(super) fn insert_sentinels(&self, value: &mut Value, sentinel: char) {
+        match value {
+            Value::String(text) => {
+                if let Some(marked) = self.with_sentinels(text, sentinel) {
+                    *text = marked;
+                }
+            }
+            Value::Array(items) => {
+                for item in items {
+                    self.insert_sentinels(item, sentinel);
+                }
+            }
+            Value::Object(members) => {
+                if members.keys().any(|key| self.with_sentinels(key, sentinel).is_some()) {
+                    let marked = std::mem::take(members).into_iter().map(|(key, value)| {
+                        (self.with_sentinels(&key, sentinel).unwrap_or(key), value)
+                    });
+                    *members = marked.collect();
+                }
+                members.values_mut().for_each(|member| self.insert_sentinels(member, sentinel));
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+
+    /// `None` if nothing in `text` needs a mark.
+    fn with_sentinels(&self, text: &str, sentinel: char) -> Option<String> {
+        let automaton = self.automaton.as_ref()?;
+        let mut at: Vec<usize> =
+            automaton.find_overlapping_iter(text).map(|found| found.start()).collect();
+        let (first, last) = (text.chars().next()?, text.chars().next_back()?);
+        if self.spellings.iter().any(|s| ends_inside(s, first, text)) {
+            at.push(0);
+        }
+        if self.spellings.iter().any(|s| begins_inside(s, last, text)) {
+            at.push(text.len() - last.len_utf8());
+        }
+        if at.is_empty() {
+            return None;
+        }
+        at.sort_unstable();
+        at.dedup();
+        let mut marked = String::with_capacity(text.len() + at.len() * sentinel.len_utf8());
+        let mut done = 0;
+        for position in at {
+            marked.push_str(&text[done..position]);
+            marked.push(sentinel);
+            done = position;
+        }
+        marked.push_str(&text[done..]);
+        Some(marked)
+    }
+}
+
+/// Whether `text` ends with a proper prefix of `spelling`.
+fn begins_inside(spelling: &str, last: char, text: &str) -> bool {
+    let ends = spelling.char_indices().filter(|&(_, c)| c == last).map(|(at, c)| at + c.len_utf8());
+    ends.filter(|&end| end < spelling.len()).any(|end| text.ends_with(&spelling[..end]))
+}
+
+/// Whether `text` starts with a proper suffix of `spelling`.
+fn ends_inside(spelling: &str, first: char, text: &str) -> bool {
+    let starts = spelling.char_indices().filter(|&(at, c)| at > 0 && c == first);
+    starts.into_iter().any(|(at, _)| text.starts_with(&spelling[at..]))
+}
+
+/// What a sentinel may be: Unicode noncharacters, then private ones.
+const SENTINELS: [std::ops::RangeInclusive<char>; 2] =
+    ['\u{fdd0}'..='\u{fdef}', '\u{f0000}'..='\u{fffff}'];
+
+/// Whether `c` may be a sentinel, which no filter may rewrite.
+pub(super) fn may_be_sentinel(c: char) -> bool {
+    SENTINELS.iter().any(|range| range.contains(&c))
+}
+
+/// Two characters that stand in no string of `values`. `None` if every candidate is taken, which takes a request of several hundred kilobytes
+/// made for the purpose.
+pub(super) fn unused_characters(values: &[&Value]) -> Option<[char; 2]> {
+    let candidates = SENTINELS.into_iter().flatten();
+    let mut free = candidates.filter(|&c| !values.iter().any(|value| contains(value, c)));
+    Some([free.next()?, free.next()?])
+}
+
+fn contains(value: &Value, c: char) -> bool {
+    match value {
+        Value::String(text) => text.contains(c),
+        Value::Array(items) => items.iter().any(|item| contains(item, c)),
+        Value::Object(members) => {
+            members.iter().any(|(key, member)| key.contains(c) || contains(member, c))
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+/// Removes the sentinels and remembers where they stood.
+pub(super) fn remove_sentinels(text: String, sentinel: char) -> RenderedChat {
+    if !text.contains(sentinel) {
+        return RenderedChat { text, protected_positions: Vec::new() };
+    }
+    let mut plain = String::with_capacity(text.len());
+    let mut marks = Vec::new();
+    for (index, part) in text.split(sentinel).enumerate() {
+        if index > 0 {
+            marks.push(plain.len());
+        }
+        plain.push_str(part);
+    }
+    marks.dedup();
+    RenderedChat { text: plain, protected_positions: marks }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn with_sentinels(text: &str) -> String {
+        let guard = SpecialTokenGuard::new(&["<|im_end|>".to_owned(), "</s>".to_owned()]).unwrap();
+        let mut value = json!(text);
+        guard.insert_sentinels(&mut value, '#');
+        value.as_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn sentinels_guard_whole_and_partial_special_tokens() {
+        assert_eq!(with_sentinels("hello"), "hello");
+        assert_eq!(with_sentinels("a <|im_end|> b </s>."), "a #<|im_end|> b #</s>.");
+        assert_eq!(with_sentinels("a <|im_"), "a <|im#_");
+        assert_eq!(with_sentinels("end|> b"), "#end|> b");
+        assert_eq!(with_sentinels("1 < 2 > 1"), "1 < 2 > 1");
+        assert_eq!(with_sentinels("<|im_end|><"), "#<|im_end|>#<");
+    }
+
+    #[test]
+    fn sentinels_guard_keys_and_nested_strings() {
+        let guard = SpecialTokenGuard::new(&["</s>".to_owned()]).unwrap();
+        let mut value = json!({"x</s>": ["</s>"], "y": 1});
+        guard.insert_sentinels(&mut value, '#');
+        assert_eq!(value, json!({"x#</s>": ["#</s>"], "y": 1}));
+    }
+
+    #[test]
+    fn removing_sentinels_restores_text_and_positions() {
+        let rendered = remove_sentinels("a#bc##d".to_owned(), '#');
+        assert_eq!((rendered.text.as_str(), rendered.protected_positions), ("abcd", vec![1, 3]));
+    }
+
+    #[test]
+    fn sentinel_is_never_a_character_of_the_request() {
+        let value = json!({"\u{fdd0}": ["\u{fdd1}\u{fdd3}"]});
+        assert_eq!(unused_characters(&[&value]), Some(['\u{fdd2}', '\u{fdd4}']));
+    }
+}

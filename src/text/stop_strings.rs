@@ -1,0 +1,222 @@
+//! Stop strings, matched on text as it is generated.
+//!
+//! One Knuth-Morris-Pratt automaton per stop string, so each byte costs amortised constant time
+//! however the text is cut. The match that *ends* first wins (and of those the one that starts
+//! first), which is what any chunking of the same text agrees on.
+
+use std::sync::Arc;
+
+/// The stop strings of one request, compiled once and shared by its choices.
+#[derive(Debug, Clone, Default)]
+pub struct StopStrings {
+    patterns: Arc<[StopPattern]>,
+    include: bool,
+}
+
+#[derive(Debug)]
+struct StopPattern {
+    text: String,
+    /// `failure[i]`: length of the longest proper border of `text[..=i]`.
+    failure: Vec<u32>,
+}
+
+impl StopStrings {
+    /// Compiles `stops`; empty strings are ignored. With `include` the stop string stays in the
+    /// output (`include_stop_str_in_output`), otherwise the output ends before it.
+    pub fn new<S: AsRef<str>>(stops: &[S], include: bool) -> Self {
+        let patterns =
+            stops.iter().map(AsRef::as_ref).filter(|s| !s.is_empty()).map(StopPattern::new);
+        Self { patterns: patterns.collect(), include }
+    }
+
+    /// Whether nothing can ever match.
+    pub fn is_empty(&self) -> bool {
+        self.patterns.is_empty()
+    }
+
+    /// A matcher at the start of a text.
+    pub fn matcher(&self) -> StopMatcher {
+        StopMatcher {
+            states: vec![0; self.patterns.len()],
+            set: self.clone(),
+            held_back: String::new(),
+            done: false,
+        }
+    }
+}
+
+impl StopPattern {
+    fn new(text: &str) -> Self {
+        let bytes = text.as_bytes();
+        let mut failure = vec![0_u32; bytes.len()];
+        let mut border = 0_usize;
+        for i in 1..bytes.len() {
+            while border > 0 && bytes[i] != bytes[border] {
+                border = failure[border - 1] as usize;
+            }
+            border += usize::from(bytes[i] == bytes[border]);
+            failure[i] = border as u32;
+        }
+        Self { text: text.to_owned(), failure }
+    }
+
+    /// The length matched after `byte`, given `matched` before it.
+    fn step(&self, mut matched: usize, byte: u8) -> usize {
+        let bytes = self.text.as_bytes();
+        while matched > 0 && bytes[matched] != byte {
+            matched = self.failure[matched - 1] as usize;
+        }
+        matched + usize::from(bytes[matched] == byte)
+    }
+}
+
+/// Watches the text of one choice and holds back the longest tail that may begin a stop string.
+#[derive(Debug, Clone)]
+pub struct StopMatcher {
+    set: StopStrings,
+    /// Bytes matched so far, per pattern; always less than its length.
+    states: Vec<usize>,
+    /// Seen but not given out: a proper prefix of some stop string.
+    held_back: String,
+    done: bool,
+}
+
+impl StopMatcher {
+    /// Takes more text and appends to `out` what can no longer be part of a stop string.
+    ///
+    /// Returns the stop string that was reached, if any: the text ends there, whatever follows in
+    /// `text` is dropped, and later calls append nothing.
+    pub fn push(&mut self, text: &str, out: &mut String) -> Option<&str> {
+        if self.done {
+            return None;
+        }
+        if self.set.is_empty() {
+            out.push_str(text);
+            return None;
+        }
+        let held_before = self.held_back.len();
+        for (at, &byte) in text.as_bytes().iter().enumerate() {
+            let Some(index) = self.step(byte) else { continue };
+            self.done = true;
+            self.held_back.push_str(&text[..=at]);
+            let stop = &self.set.patterns[index].text;
+            let end = held_before + at + 1;
+            let keep = if self.set.include { end } else { end - stop.len() };
+            out.push_str(&self.held_back[..keep]);
+            self.held_back.clear();
+            return Some(stop);
+        }
+        self.held_back.push_str(text);
+        let hold = self.states.iter().copied().max().unwrap_or(0);
+        let free = self.held_back.len() - hold; // A match starts at a leading byte: a char boundary.
+        out.push_str(&self.held_back[..free]);
+        self.held_back.drain(..free);
+        None
+    }
+
+    /// Takes text that must not stop the request (below `min_tokens`): it is given out at once,
+    /// and no later match reaches back into it.
+    pub fn push_unmatched(&mut self, text: &str, out: &mut String) {
+        if self.done {
+            return;
+        }
+        out.push_str(&self.held_back);
+        out.push_str(text);
+        self.held_back.clear();
+        self.states.fill(0);
+    }
+
+    /// The text ended without a stop string: appends what was held back.
+    pub fn finish(&mut self, out: &mut String) {
+        out.push_str(&self.held_back);
+        self.held_back.clear();
+        self.done = true;
+    }
+
+    /// Whether some text is held back.
+    pub fn is_holding(&self) -> bool {
+        !self.held_back.is_empty()
+    }
+
+    /// Feeds one byte to every pattern; the longest of those that end here wins.
+    fn step(&mut self, byte: u8) -> Option<usize> {
+        let mut hit: Option<usize> = None;
+        for (index, pattern) in self.set.patterns.iter().enumerate() {
+            let matched = pattern.step(self.states[index], byte);
+            self.states[index] = matched;
+            let longer = hit.is_none_or(|h| self.set.patterns[h].text.len() < matched);
+            if matched == pattern.text.len() && longer {
+                hit = Some(index);
+            }
+        }
+        hit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn run(stops: &[&str], include: bool, chunks: &[&str]) -> (String, Option<String>) {
+        let mut matcher = StopStrings::new(stops, include).matcher();
+        let mut out = String::new();
+        for chunk in chunks {
+            if let Some(stop) = matcher.push(chunk, &mut out) {
+                return (out, Some(stop.to_owned()));
+            }
+        }
+        matcher.finish(&mut out);
+        (out, None)
+    }
+
+    #[test]
+    fn stop_string_is_trimmed_or_included() {
+        let found = |text: &str, stop: &str| (text.to_owned(), Some(stop.to_owned()));
+        assert_eq!(run(&["END"], false, &["abcE", "ND", "x"]), found("abc", "END"));
+        assert_eq!(run(&["END"], true, &["abcE", "NDtail"]), found("abcEND", "END"));
+        assert_eq!(run(&["ab", "b"], false, &["xab"]), found("x", "ab"));
+        assert_eq!(run(&["abc", "b"], false, &["xabc"]), found("xa", "b"));
+        assert_eq!(run(&["END"], false, &["abcEN"]), ("abcEN".to_owned(), None));
+    }
+
+    #[test]
+    fn holds_back_only_possible_stop_prefixes() {
+        let mut matcher = StopStrings::new(&["aab"], false).matcher();
+        let mut out = String::new();
+        assert_eq!(matcher.push("xaaa", &mut out), None);
+        assert_eq!(out, "xa");
+        assert!(matcher.is_holding());
+        matcher.push_unmatched("b!", &mut out);
+        assert_eq!(out, "xaaab!");
+    }
+
+    proptest! {
+        #[test]
+        fn stop_matching_is_chunking_invariant(
+            text in "[abé]{0,40}",
+            stops in prop::collection::vec("[abé]{1,4}", 0..4),
+            include: bool,
+            cuts in prop::collection::vec(0_usize..41, 0..6),
+        ) {
+            let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
+            let whole = run(&stops, include, &[&text]);
+            let mut cuts: Vec<usize> =
+                cuts.into_iter().filter(|&c| text.is_char_boundary(c)).collect();
+            cuts.sort_unstable();
+            cuts.push(text.len());
+            let mut from = 0;
+            let chunks: Vec<&str> =
+                cuts.iter().map(|&to| &text[std::mem::replace(&mut from, to)..to]).collect();
+            prop_assert_eq!(&run(&stops, include, &chunks), &whole);
+            let first = stops.iter().filter_map(|s| text.find(s).map(|at| at + s.len())).min();
+            prop_assert_eq!(first.is_some(), whole.1.is_some());
+            if let (Some(end), Some(stop)) = (first, &whole.1) {
+                let keep = if include { end } else { end - stop.len() };
+                prop_assert_eq!(&whole.0, &text[..keep]);
+            } else {
+                prop_assert_eq!(&whole.0, &text);
+            }
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! How few tokens a text can have, known from its bytes: what is too long for a model is refused before
+//! it costs a tokenizer's time.
+//!
+//! Where every byte of a text reaches the model (byte-level BPE, or BPE with byte fallback, and nothing
+//! in front that drops or joins text), each is covered by one token. So the bytes of any class, divided
+//! by the most that one token has of it, are no more than the tokens. The largest of a few classes
+//! counts: all bytes, letters and digits, and each value on its own. Long runs of spaces have tokens of
+//! their own and would make the first class alone a weak bound.
+
+use super::token_table::{InvalidBytes, TokenTable};
+use protocol::Token;
+use serde_json::Value;
+use tokenizers::AddedToken;
+
+/// Tables of one tokenizer.
+#[derive(Debug)]
+pub(super) struct TokenCountBound {
+    /// The most that one token has of each class.
+    most: ByteClassCounts,
+    /// The normaliser composes characters (NFC), which changes and joins some.
+    composes: bool,
+    /// Bytes that the steps before the model replace.
+    replaced: Vec<u8>,
+}
+
+/// Bytes by class.
+#[derive(Debug, Clone)]
+struct ByteClassCounts {
+    all: u32,
+    alphanumeric: u32,
+    by_value: [u32; 256],
+}
+
+/// What stands before the model in `tokenizer.json`, as far as it concerns lengths.
+#[derive(Default)]
+struct PreModelSteps {
+    composes: bool,
+    byte_level: bool,
+    replaced: Vec<u8>,
+}
+
+impl TokenCountBound {
+    /// `None` if nothing is certain about texts of this tokenizer.
+    pub(super) fn new(
+        json: &Value,
+        tokens: &[Option<(String, bool)>],
+        added: &[(Token, AddedToken)],
+        vocabulary: &TokenTable,
+    ) -> Option<Self> {
+        let mut steps = PreModelSteps::default();
+        steps.normalizer(&json["normalizer"])?;
+        steps.pre_tokenizer(&json["pre_tokenizer"])?;
+        let byte_level = steps.byte_level && vocabulary.invalid == InvalidBytes::PerSequence;
+        covers_every_byte(&json["model"], byte_level)?;
+        // A token that takes the spaces around it along has no length.
+        if added.iter().any(|(_, token)| token.lstrip || token.rstrip) {
+            return None;
+        }
+        let mut most = ByteClassCounts::zero();
+        for (id, token) in (0..).zip(tokens) {
+            let Some((spelling, _)) = token else { continue };
+            most.raise(vocabulary.bytes(id));
+            if !byte_level || added.iter().any(|(of_added, _)| *of_added == id) {
+                most.raise(spelling.as_bytes());
+            }
+        }
+        Some(Self { most, composes: steps.composes, replaced: steps.replaced })
+    }
+
+    /// A number of tokens that `text` has at least.
+    pub(super) fn tokens(&self, text: &str) -> usize {
+        let mut counts = if self.composes && !text.is_ascii() {
+            counts_of_stable(text)
+        } else {
+            counts(text.as_bytes())
+        };
+        for byte in &self.replaced {
+            counts[usize::from(*byte)] = 0;
+        }
+        let sum = |class: fn(&u8) -> bool| -> usize {
+            (0..=u8::MAX).filter(class).map(|byte| counts[usize::from(byte)]).sum()
+        };
+        let of_class = |count: usize, most: u32| match most {
+            0 => 0,
+            most => count.div_ceil(most as usize),
+        };
+        let by_value = counts.iter().zip(self.most.by_value);
+        let by_value = by_value.map(|(&count, most)| of_class(count, most)).max().unwrap_or(0);
+        by_value
+            .max(of_class(sum(|_| true), self.most.all))
+            .max(of_class(sum(u8::is_ascii_alphanumeric), self.most.alphanumeric))
+    }
+}
+
+impl ByteClassCounts {
+    fn zero() -> Self {
+        Self { all: 0, alphanumeric: 0, by_value: [0; 256] }
+    }
+
+    /// There is a token of these bytes.
+    fn raise(&mut self, token: &[u8]) {
+        self.all = self.all.max(token.len() as u32);
+        let words = token.iter().filter(|byte| byte.is_ascii_alphanumeric()).count() as u32;
+        self.alphanumeric = self.alphanumeric.max(words);
+        for (most, count) in self.by_value.iter_mut().zip(counts(token)) {
+            *most = (*most).max(count as u32);
+        }
+    }
+}
+
+impl PreModelSteps {
+    /// `None` for a step that may drop or shorten text.
+    fn normalizer(&mut self, step: &Value) -> Option<()> {
+        match step["type"].as_str() {
+            None if step.is_null() => {}
+            Some("NFC") => self.composes = true,
+            Some("Prepend") => {}
+            Some("Replace") => {
+                self.replaced.extend_from_slice(step["pattern"]["String"].as_str()?.as_bytes());
+            }
+            Some("Sequence") => {
+                step["normalizers"].as_array()?.iter().try_for_each(|s| self.normalizer(s))?;
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// As above.
+    fn pre_tokenizer(&mut self, step: &Value) -> Option<()> {
+        match step["type"].as_str() {
+            None if step.is_null() => {}
+            Some("ByteLevel") => self.byte_level = true,
+            Some("Split" | "Punctuation") if step["behavior"] != "Removed" => {}
+            Some("Digits") => {}
+            Some("Metaspace") => self.replaced.push(b' '),
+            Some("Sequence") => {
+                step["pretokenizers"].as_array()?.iter().try_for_each(|s| self.pre_tokenizer(s))?;
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+/// `None` if the model may drop a byte, or make one token of many that it does not know.
+fn covers_every_byte(model: &Value, byte_level: bool) -> Option<()> {
+    let plain = |name: &str| model[name].as_str().unwrap_or_default().is_empty();
+    let vocabulary = model["vocab"].as_object()?;
+    let fallback = model["byte_fallback"] == true;
+    // The alphabet of byte-level BPE has 256 letters; that each is a token is what has to be seen.
+    let letters = vocabulary.keys().filter(|token| token.chars().count() == 1).count();
+    let bytes = (0..=u8::MAX).all(|byte| vocabulary.contains_key(&format!("<0x{byte:02X}>")));
+    let covers = (byte_level && letters >= 256) || (fallback && bytes);
+    (model["type"] == "BPE"
+        && covers
+        && plain("continuing_subword_prefix")
+        && plain("end_of_word_suffix"))
+    .then_some(())
+}
+
+fn counts(bytes: &[u8]) -> [usize; 256] {
+    let mut counts = [0; 256];
+    for byte in bytes {
+        counts[usize::from(*byte)] += 1;
+    }
+    counts
+}
+
+/// The bytes of all characters that composing leaves as they are, whatever stands around them.
+fn counts_of_stable(text: &str) -> [usize; 256] {
+    let mut counts = [0; 256];
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        if is_stable(c) && chars.peek().is_none_or(|next| is_stable(*next)) {
+            for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                counts[usize::from(byte)] += 1;
+            }
+        }
+    }
+    counts
+}
+
+/// Whether NFC leaves a character alone that is followed by another of this kind: starters that no
+/// character in front composes with and that are their own composition. Not all of them: the blocks
+/// that texts are mostly made of (Unicode 16, `NFC_Quick_Check` and `Canonical_Combining_Class`).
+pub(super) fn is_stable(c: char) -> bool {
+    matches!(c,
+        '\0'..='\u{2ff}' | '\u{400}'..='\u{482}' | '\u{2010}'..='\u{2027}'
+        | '\u{3001}'..='\u{3029}' | '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}'
+        | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}' | '\u{ac00}'..='\u{d7a3}'
+        | '\u{ff01}'..='\u{ff5e}' | '\u{1f300}'..='\u{1f64f}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokenizers::{NormalizedString, Normalizer as _, normalizers::NFC};
+
+    #[test]
+    fn stable_characters_stay_as_they_are() {
+        for c in (0..=0x10_ffff).filter_map(char::from_u32).filter(|c| is_stable(*c)) {
+            let text = format!("a{c}{c}\u{4e00}{c}");
+            let mut normalized = NormalizedString::from(text.as_str());
+            NFC.normalize(&mut normalized).unwrap();
+            assert_eq!(normalized.get(), text, "U+{:04X}", u32::from(c));
+        }
+    }
+}

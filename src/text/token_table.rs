@@ -1,0 +1,235 @@
+//! The bytes each id stands for, and how a row of ids becomes text.
+//!
+//! Read once from the tokenizer's decoder into flat tables, so that the detokeniser never calls
+//! back into it. Two families cover the models served: byte-level BPE, where every token is raw
+//! bytes, and SentencePiece, where a token is text with `▁` for a space or one byte `<0xNN>`.
+//! Any other decoder is refused at start rather than approximated.
+
+use protocol::Token;
+use serde_json::Value;
+
+/// What a token contributes to the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TokenKind {
+    /// The id has no token (a hole, or padding of the embedding).
+    Unassigned,
+    /// Text or raw bytes.
+    Plain,
+    /// One byte of a byte-fallback run.
+    Byte,
+    /// A special token: left out under `skip_special_tokens`.
+    Special,
+}
+
+/// How invalid bytes are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum InvalidBytes {
+    /// One U+FFFD for each maximal invalid sequence (byte-level decoders).
+    PerSequence,
+    /// One U+FFFD for each byte (byte fallback).
+    PerByte,
+}
+
+/// What happens to a space in front of the whole text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LeadingSpace {
+    Keep,
+    /// Up to so many leading spaces of the text are dropped (`Strip` after `Fuse`).
+    StripText(usize),
+    /// Every `▁` of the first token is dropped (`Metaspace`).
+    StripToken,
+}
+
+/// Flat tables over all ids.
+#[derive(Debug)]
+pub(super) struct TokenTable {
+    /// `bytes[ends[id - 1]..ends[id]]` is the token.
+    bytes: Vec<u8>,
+    end_offsets: Vec<u32>,
+    kinds: Vec<TokenKind>,
+    pub(super) invalid: InvalidBytes,
+    pub(super) leading: LeadingSpace,
+}
+
+impl TokenTable {
+    /// `tokens[id]` is the token's spelling in the file and whether it is special; `decoder` is
+    /// the `decoder` member of `tokenizer.json`.
+    pub(super) fn new(tokens: &[Option<(String, bool)>], decoder: &Value) -> Result<Self, String> {
+        let rules = DecoderRules::read(decoder)?;
+        let mut this = Self {
+            bytes: Vec::new(),
+            end_offsets: Vec::with_capacity(tokens.len()),
+            kinds: Vec::with_capacity(tokens.len()),
+            invalid: if rules.byte_level {
+                InvalidBytes::PerSequence
+            } else {
+                InvalidBytes::PerByte
+            },
+            leading: rules.leading,
+        };
+        for token in tokens {
+            let kind = match token {
+                None => TokenKind::Unassigned,
+                Some((text, special)) => {
+                    let byte = rules.append_token_bytes(text, &mut this.bytes);
+                    match (special, byte) {
+                        (true, _) => TokenKind::Special,
+                        (false, true) => TokenKind::Byte,
+                        (false, false) => TokenKind::Plain,
+                    }
+                }
+            };
+            this.kinds.push(kind);
+            this.end_offsets.push(this.bytes.len() as u32);
+        }
+        Ok(this)
+    }
+
+    /// Ids are in `[0, len)`.
+    pub(super) fn len(&self) -> usize {
+        self.kinds.len()
+    }
+
+    pub(super) fn kind(&self, token: Token) -> TokenKind {
+        self.kinds.get(token as usize).copied().unwrap_or(TokenKind::Unassigned)
+    }
+
+    /// Empty for an absent id.
+    pub(super) fn bytes(&self, token: Token) -> &[u8] {
+        let id = token as usize;
+        let Some(&end) = self.end_offsets.get(id) else { return &[] };
+        let start = id.checked_sub(1).map_or(0, |before| self.end_offsets[before]);
+        &self.bytes[start as usize..end as usize]
+    }
+}
+
+/// The decoder of `tokenizer.json`, reduced to what the tables need.
+struct DecoderRules {
+    byte_level: bool,
+    byte_fallback: bool,
+    /// Replacements applied to each token, in order.
+    replace: Vec<(String, String)>,
+    leading: LeadingSpace,
+}
+
+impl DecoderRules {
+    fn read(decoder: &Value) -> Result<Self, String> {
+        let mut rules = Self {
+            byte_level: false,
+            byte_fallback: false,
+            replace: Vec::new(),
+            leading: LeadingSpace::Keep,
+        };
+        let steps = match decoder["type"].as_str() {
+            Some("Sequence") => decoder["decoders"].as_array().cloned().unwrap_or_default(),
+            Some(_) => vec![decoder.clone()],
+            None => return Err("decoder: absent; how ids become text is unknown".to_owned()),
+        };
+        let mut fused = false;
+        for step in &steps {
+            rules.step(step, &mut fused)?;
+        }
+        Ok(rules)
+    }
+
+    fn step(&mut self, step: &Value, fused: &mut bool) -> Result<(), String> {
+        let kind = step["type"].as_str().unwrap_or("without a type");
+        let text = |name: &str| step[name].as_str().map(str::to_owned);
+        match kind {
+            "ByteLevel" => self.byte_level = true,
+            "ByteFallback" => self.byte_fallback = true,
+            "Fuse" => *fused = true,
+            "Replace" => {
+                let from = step["pattern"]["String"].as_str().map(str::to_owned);
+                let pair = from.zip(text("content"));
+                self.replace.push(pair.ok_or("decoder Replace: pattern is not a string")?);
+            }
+            "Strip" => {
+                let size = |name: &str| step[name].as_u64().unwrap_or(0) as usize;
+                let spaces = text("content").as_deref() == Some(" ");
+                if !*fused || !spaces || size("stop") != 0 {
+                    return Err("decoder Strip: only leading spaces of the whole text".to_owned());
+                }
+                self.leading = LeadingSpace::StripText(size("start"));
+            }
+            "Metaspace" => {
+                let mark = text("replacement").unwrap_or_else(|| "▁".to_owned());
+                self.replace.push((mark, " ".to_owned()));
+                let never = step["prepend_scheme"].as_str() == Some("never")
+                    || step["add_prefix_space"].as_bool() == Some(false);
+                self.leading = if never { LeadingSpace::Keep } else { LeadingSpace::StripToken };
+            }
+            other => {
+                return Err(format!(
+                    "decoder {other}: not supported; ByteLevel, ByteFallback, Fuse, Metaspace, \
+                     Replace, Strip are"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends the bytes of `token` and says whether it is one byte of a fallback run.
+    fn append_token_bytes(&self, token: &str, bytes: &mut Vec<u8>) -> bool {
+        if self.byte_level {
+            let start = bytes.len();
+            for c in token.chars() {
+                let Some(byte) = byte_of(c) else {
+                    bytes.truncate(start);
+                    bytes.extend_from_slice(token.as_bytes()); // An added token, stored as it is.
+                    return false;
+                };
+                bytes.push(byte);
+            }
+            return false;
+        }
+        if self.byte_fallback && token.len() == 6 {
+            let digits = token.strip_prefix("<0x").and_then(|t| t.strip_suffix('>'));
+            if let Some(byte) = digits.and_then(|d| u8::from_str_radix(d, 16).ok()) {
+                bytes.push(byte);
+                return true;
+            }
+        }
+        let text = self.replace.iter().fold(token.to_owned(), |t, (from, to)| t.replace(from, to));
+        bytes.extend_from_slice(text.as_bytes());
+        false
+    }
+}
+
+/// The byte that GPT-2's byte-level alphabet writes as `c`: printable Latin-1 stands for itself,
+/// the other 68 bytes are moved to U+0100 and up in order.
+fn byte_of(c: char) -> Option<u8> {
+    let code = c as u32;
+    match code {
+        0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => Some(code as u8),
+        0x100..=0x120 => Some((code - 0x100) as u8), // 0x00..=0x20
+        0x121..=0x142 => Some((code - 0x121 + 0x7f) as u8), // 0x7f..=0xa0
+        0x143 => Some(0xad),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn byte_level_alphabet_is_a_bijection() {
+        let mut seen = [false; 256];
+        for c in (0..0x200).filter_map(char::from_u32) {
+            if let Some(byte) = byte_of(c) {
+                assert!(!std::mem::replace(&mut seen[byte as usize], true), "{byte} twice");
+            }
+        }
+        assert!(seen.iter().all(|&s| s));
+        assert_eq!(byte_of('Ġ'), Some(b' '));
+        assert_eq!(byte_of('Ċ'), Some(b'\n'));
+    }
+
+    #[test]
+    fn unknown_decoder_is_rejected_by_name() {
+        let error = TokenTable::new(&[], &serde_json::json!({"type": "CTC"})).unwrap_err();
+        assert!(error.contains("CTC"), "{error}");
+        assert!(TokenTable::new(&[], &Value::Null).is_err());
+    }
+}

@@ -1,0 +1,174 @@
+//! The calls of a family as a grammar in Lark: its marks, and JSON that each tool's schema accepts.
+//!
+//! A schema stands alone in a rule, so that references inside it hold.
+
+use super::schema_types::SchemaTypes;
+use super::{ToolCallSyntax, ToolDefinition, deepseek, mistral};
+use serde_json::{Map, Value, json};
+use std::fmt::Write as _;
+
+/// What surrounds the calls of an output and each of them.
+struct CallDelimiters {
+    open: String,
+    between: String,
+    close: String,
+}
+
+/// The grammar of one call, or of several, of any of `tools`. `mark` writes a mark of the family: a special
+/// token has another form than text.
+pub(super) fn lark_grammar<'a>(
+    syntax: ToolCallSyntax,
+    tools: impl IntoIterator<Item = &'a ToolDefinition>,
+    several: bool,
+    mark: impl Fn(&str) -> String,
+) -> String {
+    let mut rules = String::new();
+    let mut names = Vec::new();
+    for (index, tool) in tools.into_iter().enumerate() {
+        names.push(format!("call_{index}"));
+        let call = call(syntax, index, tool, &mark, &mut rules);
+        // Writing to a string cannot fail.
+        let _ = writeln!(rules, "call_{index}: {call}");
+    }
+    let CallDelimiters { open, between, close } = frame(syntax, &mark);
+    // Llama's syntax has no end of a call that would tell it from what follows.
+    let more = if several && syntax != ToolCallSyntax::Llama3Json {
+        format!("({between} call)*")
+    } else {
+        String::new()
+    };
+    format!("start: {open} call {more} {close}\ncall: {}\n{rules}", names.join(" | "))
+}
+
+fn frame(syntax: ToolCallSyntax, mark: impl Fn(&str) -> String) -> CallDelimiters {
+    let frame = |open: String, between: &str, close: String| {
+        let between = if between.is_empty() { String::new() } else { text(between) };
+        CallDelimiters { open, between, close }
+    };
+    match syntax {
+        ToolCallSyntax::Hermes | ToolCallSyntax::Qwen3Coder => {
+            frame(String::new(), "\n", String::new())
+        }
+        ToolCallSyntax::Llama3Json => frame(String::new(), "", String::new()),
+        ToolCallSyntax::Mistral => frame(mark(mistral::CALLS) + " \"[\"", ", ", text("]")),
+        ToolCallSyntax::DeepSeekV3 => {
+            frame(mark(deepseek::CALLS_BEGIN), "\n", mark(deepseek::CALLS_END))
+        }
+        ToolCallSyntax::DeepSeekV31 => {
+            frame(mark(deepseek::CALLS_BEGIN), "", mark(deepseek::CALLS_END))
+        }
+    }
+}
+
+/// The right side of a call's rule.
+fn call(
+    syntax: ToolCallSyntax,
+    index: usize,
+    tool: &ToolDefinition,
+    mark: impl Fn(&str) -> String,
+    rules: &mut String,
+) -> String {
+    use super::hermes::{CLOSE, OPEN};
+    use deepseek::{CALL_BEGIN, CALL_END, SEPARATOR};
+    let name = &tool.name;
+    if syntax == ToolCallSyntax::Qwen3Coder {
+        return qwen3_coder_call(index, tool, mark, rules);
+    }
+    let _ = writeln!(rules, "args_{index}: %json {}", with_python_whitespace(&tool.parameters));
+    let arguments = format!("args_{index}");
+    match syntax {
+        ToolCallSyntax::Hermes | ToolCallSyntax::Qwen3Coder => {
+            let head = text(&format!("\n{{\"name\": \"{name}\", \"arguments\": "));
+            format!("{} {head} {arguments} {} {}", mark(OPEN), text("}\n"), mark(CLOSE))
+        }
+        ToolCallSyntax::Llama3Json => {
+            let head = text(&format!("{{\"name\": \"{name}\", \"parameters\": "));
+            format!("{head} {arguments} {}", text("}"))
+        }
+        ToolCallSyntax::Mistral => {
+            let head = text(&format!("{{\"name\": \"{name}\", \"arguments\": "));
+            format!("{head} {arguments} {}", text("}"))
+        }
+        ToolCallSyntax::DeepSeekV3 => {
+            let (begin, separator, end) = (mark(CALL_BEGIN), mark(SEPARATOR), mark(CALL_END));
+            let (kind, head) = (text("function"), text(&format!("{name}\n```json\n")));
+            format!("{begin} {kind} {separator} {head} {arguments} {} {end}", text("\n```"))
+        }
+        ToolCallSyntax::DeepSeekV31 => {
+            let (begin, separator, end) = (mark(CALL_BEGIN), mark(SEPARATOR), mark(CALL_END));
+            format!("{begin} {} {separator} {arguments} {end}", text(name))
+        }
+    }
+}
+
+/// A call of Qwen3-Coder: each property of the schema in turn.
+fn qwen3_coder_call(
+    index: usize,
+    tool: &ToolDefinition,
+    mark: impl Fn(&str) -> String,
+    rules: &mut String,
+) -> String {
+    use super::hermes::{CLOSE, OPEN};
+    let schema = &tool.parameters;
+    let required: Vec<&str> =
+        schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let mut parameters = String::new();
+    for (at, (key, property)) in schema["properties"].as_object().into_iter().flatten().enumerate()
+    {
+        let rule = format!("value_{index}_{at}");
+        let end = "\n</parameter>\n";
+        let is_text =
+            SchemaTypes::of(schema, key) == SchemaTypes::text() && property.get("enum").is_none();
+        if is_text {
+            let _ = writeln!(rules, "{rule}[suffix={}]: /(?s:.*)/", text(end));
+        } else if let Some(words) = enum_strings(property) {
+            let words: Vec<String> = words.iter().map(|word| text(word)).collect();
+            let _ = writeln!(rules, "{rule}: ({}) {}", words.join(" | "), text(end));
+        } else {
+            let _ = writeln!(
+                rules,
+                "json_{rule}: %json {}",
+                with_python_whitespace(&rooted(schema, property))
+            );
+            let _ = writeln!(rules, "{rule}: json_{rule} {}", text(end));
+        }
+        let one = format!("{} {rule}", text(&format!("<parameter={key}>\n")));
+        let optional = if required.contains(&key.as_str()) { "" } else { "?" };
+        let _ = write!(parameters, "({one}){optional} ");
+    }
+    let head = text(&format!("\n<function={}>\n", tool.name));
+    format!("{} {head} {parameters}{} {}", mark(OPEN), text("</function>\n"), mark(CLOSE))
+}
+
+/// A schema whose texts are laid out as templates print JSON: white space anywhere would let a model fill
+/// any length with it.
+fn with_python_whitespace(schema: &Value) -> Value {
+    let mut whole = schema.as_object().cloned().unwrap_or_default();
+    let layout =
+        json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
+    whole.insert("x-guidance".to_owned(), layout);
+    Value::Object(whole)
+}
+
+/// The words of an enumeration that has nothing but words.
+fn enum_strings(property: &Value) -> Option<Vec<&str>> {
+    let list = property.get("enum")?.as_array().filter(|list| !list.is_empty())?;
+    list.iter().map(Value::as_str).collect()
+}
+
+/// A property's schema with the definitions that its references need.
+fn rooted(schema: &Value, property: &Value) -> Value {
+    let mut whole = Map::new();
+    for key in ["$defs", "definitions"] {
+        if let Some(definitions) = schema.get(key) {
+            whole.insert(key.to_owned(), definitions.clone());
+        }
+    }
+    whole.extend(property.as_object().cloned().unwrap_or_default());
+    Value::Object(whole)
+}
+
+/// A text as Lark writes it.
+pub(super) fn text(text: &str) -> String {
+    Value::from(text).to_string()
+}

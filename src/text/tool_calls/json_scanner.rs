@@ -1,0 +1,302 @@
+//! Checks one JSON value as its characters come (RFC 8259). Keeps a bit per open container.
+
+/// Containers inside each other at most: as many as `serde_json` reads.
+const DEPTH_MAX: usize = 127;
+
+/// What a character did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ScanStep {
+    /// The value goes on.
+    Continues,
+    /// The value ends with this character.
+    Done,
+    /// The value (a number) ended before this character, which is not part of it.
+    EndedBefore,
+    /// No JSON value goes on like this.
+    Invalid,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum JsonScannerState {
+    /// Before a value; an array may also end here.
+    Value {
+        may_close: bool,
+    },
+    /// Before a key; the object may also end here.
+    Key {
+        may_close: bool,
+    },
+    Colon,
+    /// Behind a value inside a container.
+    Next,
+    Text {
+        key: bool,
+    },
+    Escape {
+        key: bool,
+    },
+    Hex {
+        key: bool,
+        left: u8,
+    },
+    /// The rest of `true`, `false` or `null`.
+    Word(&'static str),
+    Minus,
+    Zero,
+    Int,
+    Dot,
+    Fraction,
+    E,
+    ESign,
+    Exponent,
+}
+
+/// A value being read.
+#[derive(Debug, Clone)]
+pub(super) struct JsonScanner {
+    state: JsonScannerState,
+    /// True = object.
+    open: Vec<bool>,
+}
+
+impl Default for JsonScanner {
+    fn default() -> Self {
+        Self { state: JsonScannerState::Value { may_close: false }, open: Vec::new() }
+    }
+}
+
+impl JsonScanner {
+    /// Takes the next character. Whitespace before the value is part of it.
+    pub(super) fn push(&mut self, c: char) -> ScanStep {
+        match self.state {
+            JsonScannerState::Value { may_close } => self.value(c, may_close),
+            JsonScannerState::Key { may_close } => match c {
+                '"' => self.go(JsonScannerState::Text { key: true }),
+                '}' if may_close => self.close(),
+                _ => space(c),
+            },
+            JsonScannerState::Colon if c == ':' => {
+                self.go(JsonScannerState::Value { may_close: false })
+            }
+            JsonScannerState::Next => self.next(c),
+            JsonScannerState::Colon => space(c),
+            JsonScannerState::Text { key } => self.text(c, key),
+            JsonScannerState::Escape { key } => match c {
+                'u' => self.go(JsonScannerState::Hex { key, left: 4 }),
+                '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't' => {
+                    self.go(JsonScannerState::Text { key })
+                }
+                _ => ScanStep::Invalid,
+            },
+            JsonScannerState::Hex { key, left } if c.is_ascii_hexdigit() => match left {
+                1 => self.go(JsonScannerState::Text { key }),
+                _ => self.go(JsonScannerState::Hex { key, left: left - 1 }),
+            },
+            JsonScannerState::Hex { .. } => ScanStep::Invalid,
+            JsonScannerState::Word(rest) => match rest.strip_prefix(c) {
+                Some("") => self.ended(),
+                Some(rest) => self.go(JsonScannerState::Word(rest)),
+                None => ScanStep::Invalid,
+            },
+            _ => self.in_number(c),
+        }
+    }
+
+    /// Whether nothing but the ends of containers is missing: one has just begun, or a value inside one has ended.
+    pub(super) fn may_close(&self) -> bool {
+        match self.state {
+            JsonScannerState::Value { may_close } | JsonScannerState::Key { may_close } => {
+                may_close
+            }
+            JsonScannerState::Next => true,
+            _ => false,
+        }
+    }
+
+    /// Inside a number: whether it may end here.
+    pub(super) fn number(&self) -> Option<bool> {
+        match self.state {
+            JsonScannerState::Zero
+            | JsonScannerState::Int
+            | JsonScannerState::Fraction
+            | JsonScannerState::Exponent => Some(true),
+            JsonScannerState::Minus
+            | JsonScannerState::Dot
+            | JsonScannerState::E
+            | JsonScannerState::ESign => Some(false),
+            _ => None,
+        }
+    }
+
+    /// The ends of the containers that are open, innermost first.
+    pub(super) fn closings(&self) -> impl Iterator<Item = char> {
+        self.open.iter().rev().map(|object| if *object { '}' } else { ']' })
+    }
+
+    fn go(&mut self, state: JsonScannerState) -> ScanStep {
+        self.state = state;
+        ScanStep::Continues
+    }
+
+    fn value(&mut self, c: char, may_close: bool) -> ScanStep {
+        match c {
+            '{' | '[' if self.open.len() == DEPTH_MAX => ScanStep::Invalid,
+            '{' => {
+                self.open.push(true);
+                self.go(JsonScannerState::Key { may_close: true })
+            }
+            '[' => {
+                self.open.push(false);
+                self.go(JsonScannerState::Value { may_close: true })
+            }
+            ']' if may_close => self.close(),
+            '"' => self.go(JsonScannerState::Text { key: false }),
+            't' => self.go(JsonScannerState::Word("rue")),
+            'f' => self.go(JsonScannerState::Word("alse")),
+            'n' => self.go(JsonScannerState::Word("ull")),
+            '-' => self.go(JsonScannerState::Minus),
+            '0' => self.go(JsonScannerState::Zero),
+            '1'..='9' => self.go(JsonScannerState::Int),
+            _ => space(c),
+        }
+    }
+
+    fn next(&mut self, c: char) -> ScanStep {
+        match (c, self.open.last()) {
+            (',', Some(true)) => self.go(JsonScannerState::Key { may_close: false }),
+            (',', Some(false)) => self.go(JsonScannerState::Value { may_close: false }),
+            ('}', Some(true)) | (']', Some(false)) => self.close(),
+            _ => space(c),
+        }
+    }
+
+    fn text(&mut self, c: char, key: bool) -> ScanStep {
+        match c {
+            '"' if key => self.go(JsonScannerState::Colon),
+            '"' => self.ended(),
+            '\\' => self.go(JsonScannerState::Escape { key }),
+            '\0'..='\x1f' => ScanStep::Invalid,
+            _ => ScanStep::Continues,
+        }
+    }
+
+    fn in_number(&mut self, c: char) -> ScanStep {
+        let next = match (self.state, c) {
+            (JsonScannerState::Minus, '0') => JsonScannerState::Zero,
+            (JsonScannerState::Minus, '1'..='9') | (JsonScannerState::Int, '0'..='9') => {
+                JsonScannerState::Int
+            }
+            (JsonScannerState::Zero | JsonScannerState::Int, '.') => JsonScannerState::Dot,
+            (JsonScannerState::Dot | JsonScannerState::Fraction, '0'..='9') => {
+                JsonScannerState::Fraction
+            }
+            (
+                JsonScannerState::Zero | JsonScannerState::Int | JsonScannerState::Fraction,
+                'e' | 'E',
+            ) => JsonScannerState::E,
+            (JsonScannerState::E, '+' | '-') => JsonScannerState::ESign,
+            (
+                JsonScannerState::E | JsonScannerState::ESign | JsonScannerState::Exponent,
+                '0'..='9',
+            ) => JsonScannerState::Exponent,
+            (
+                JsonScannerState::Zero
+                | JsonScannerState::Int
+                | JsonScannerState::Fraction
+                | JsonScannerState::Exponent,
+                _,
+            ) => {
+                // A number ends where something else begins.
+                return match self.ended() {
+                    ScanStep::Done => ScanStep::EndedBefore,
+                    _ => self.next(c),
+                };
+            }
+            _ => return ScanStep::Invalid,
+        };
+        self.go(next)
+    }
+
+    fn close(&mut self) -> ScanStep {
+        self.open.pop();
+        self.ended()
+    }
+
+    /// A value has ended: the whole one, or one inside a container.
+    fn ended(&mut self) -> ScanStep {
+        if self.open.is_empty() {
+            return ScanStep::Done;
+        }
+        self.go(JsonScannerState::Next)
+    }
+}
+
+/// Where nothing but whitespace may stand.
+fn space(c: char) -> ScanStep {
+    if is_space(c) { ScanStep::Continues } else { ScanStep::Invalid }
+}
+
+/// Whitespace of JSON.
+pub(super) fn is_space(c: char) -> bool {
+    matches!(c, ' ' | '\t' | '\n' | '\r')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether `text` is one value, and what the last character did.
+    fn scan(text: &str) -> ScanStep {
+        let mut json = JsonScanner::default();
+        let mut last = ScanStep::Continues;
+        for c in text.chars() {
+            if last != ScanStep::Continues {
+                return ScanStep::Invalid;
+            }
+            last = json.push(c);
+        }
+        last
+    }
+
+    #[test]
+    fn json_scanner_agrees_with_serde_json() {
+        let whole = [
+            r#"{"a": [1, -0.5e+3, {"b": null}], "c": "x\u00e9\"\n", "d": {}}"#,
+            "[]",
+            " [ true , false ]",
+            r#""""#,
+            "null",
+        ];
+        for text in whole {
+            assert_eq!(scan(text), ScanStep::Done, "{text}");
+            assert!(serde_json::from_str::<serde_json::Value>(text).is_ok(), "{text}");
+        }
+        let bad = [
+            "{a",
+            "{\"a\" 1",
+            "[1,]",
+            "{\"a\":1,}",
+            "01",
+            "-x",
+            "1.e",
+            "\"\n",
+            "\"\\x",
+            "\"\\u00g",
+            "tru ",
+            "[1}",
+            "{]",
+            ",",
+            "1e+-",
+            "{\"a\":1]",
+        ];
+        for text in bad {
+            assert!(matches!(scan(text), ScanStep::Invalid | ScanStep::EndedBefore), "{text}");
+            assert!(serde_json::from_str::<serde_json::Value>(text).is_err(), "{text}");
+        }
+        assert_eq!(scan("12 "), ScanStep::EndedBefore);
+        let deepest = "[".repeat(DEPTH_MAX) + &"]".repeat(DEPTH_MAX);
+        assert_eq!(scan(&deepest), ScanStep::Done);
+        assert!(serde_json::from_str::<serde_json::Value>(&deepest).is_ok());
+        assert_eq!(scan(&"[".repeat(DEPTH_MAX + 1)), ScanStep::Invalid);
+    }
+}

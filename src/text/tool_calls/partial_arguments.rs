@@ -1,0 +1,70 @@
+//! Arguments of a call that was cut, as far as they came whole.
+
+use super::json_scanner::{JsonScanner, ScanStep};
+use serde_json::{Map, Value};
+
+/// The object that the beginning of one spells. A member whose value has not come whole is left out; of lists and
+/// objects inside it there is what came.
+///
+/// So do Anthropic's clients read the parts of a tool's input (jiter's `partial_mode`, in Python's `anthropic` 2.12).
+pub fn partial_arguments(cut: &str) -> Map<String, Value> {
+    let whole = &cut[..complete_prefix_bytes(cut)];
+    let mut json = JsonScanner::default();
+    for c in whole.chars() {
+        json.push(c);
+    }
+    let text: String = whole.chars().chain(json.closings()).collect();
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+/// Bytes up to the last place at which nothing but the ends of containers is missing.
+fn complete_prefix_bytes(cut: &str) -> usize {
+    let (mut json, mut whole) = (JsonScanner::default(), 0);
+    for (at, c) in cut.char_indices() {
+        let number = json.number();
+        let scan = json.push(c);
+        // A number has ended only where something else begins.
+        if number == Some(true) && json.number().is_none() {
+            whole = at;
+        }
+        if scan == ScanStep::Done || scan == ScanStep::Continues && json.may_close() {
+            whole = at + c.len_utf8();
+        }
+        if scan != ScanStep::Continues {
+            return whole;
+        }
+    }
+    if json.number() == Some(true) { cut.len() } else { whole }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn complete_members_are_kept() {
+        for (cut, expected) in [
+            ("", json!({})),
+            ("{", json!({})),
+            ("{\"a", json!({})),
+            ("{\"a\":", json!({})),
+            ("{\"a\": \"x", json!({})),
+            ("{\"a\": \"x\"", json!({"a": "x"})),
+            ("{\"a\": \"x\", ", json!({"a": "x"})),
+            ("{\"a\": \"x\", \"b\": \"y\\", json!({"a": "x"})),
+            ("{\"a\": 12", json!({"a": 12})),
+            ("{\"a\": 12, \"b\": -", json!({"a": 12})),
+            ("{\"a\": 1, \"b\": 1.", json!({"a": 1})),
+            ("{\"a\": [1, 20, 3e", json!({"a": [1, 20]})),
+            ("{\"a\": tru", json!({})),
+            ("{\"a\": [", json!({"a": []})),
+            ("{\"a\": {\"b\": 1, \"c\": [1, 2", json!({"a": {"b": 1, "c": [1, 2]}})),
+            ("{\"a\": 1, \"b\": [{\"c\": \"d\"}, {\"e\"", json!({"a": 1, "b": [{"c": "d"}, {}]})),
+            ("{\"a\": \"é\"}", json!({"a": "é"})),
+            ("none", json!({})),
+        ] {
+            assert_eq!(Value::Object(partial_arguments(cut)), expected, "{cut}");
+        }
+    }
+}

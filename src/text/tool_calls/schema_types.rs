@@ -1,0 +1,240 @@
+//! Values that a model writes as bare text, in the types of the tool's schema.
+//!
+//! Text that does not read as its type becomes a string: the client sees what the model wrote.
+
+use super::tool_definition::ToolDefinition;
+use serde_json::Value as Json;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Schemas and values of enumerations that are looked at for one member: references may run in circles.
+const SCHEMAS_VISITED_MAX: u32 = 128;
+/// Bytes of a value that is not a plain string; it waits for its end.
+const BUFFER_MAX: usize = 64 << 10;
+
+/// Types a value may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct SchemaTypes {
+    text: bool,
+    integer: bool,
+    number: bool,
+    boolean: bool,
+    null: bool,
+    /// Lists and objects.
+    compound: bool,
+}
+
+impl SchemaTypes {
+    /// A string and nothing else.
+    pub(super) fn text() -> Self {
+        Self { text: true, ..Self::default() }
+    }
+
+    /// Of a member of an object's schema. A member the schema does not describe is a string.
+    pub(super) fn of(schema: &Json, key: &str) -> Self {
+        let mut types = Self::default();
+        let mut left = SCHEMAS_VISITED_MAX;
+        types.add(schema, &schema["properties"][key], &mut left);
+        if types == Self::default() { Self::text() } else { types }
+    }
+
+    /// Adds what `schema` allows; `root` holds what it refers to.
+    fn add(&mut self, root: &Json, schema: &Json, left: &mut u32) {
+        let Some(fewer) = left.checked_sub(1) else { return };
+        *left = fewer;
+        let place = schema["$ref"].as_str().and_then(|text| text.strip_prefix('#'));
+        if let Some(target) = place.and_then(|place| root.pointer(place)) {
+            self.add(root, target, left);
+        }
+        match &schema["type"] {
+            Json::String(name) => self.add_name(name),
+            Json::Array(names) => {
+                names.iter().filter_map(Json::as_str).for_each(|n| self.add_name(n));
+            }
+            _ => {}
+        }
+        let listed = schema["enum"].as_array().into_iter().flatten();
+        for value in listed.chain(schema.get("const")).take(*left as usize) {
+            *left -= 1;
+            self.add_name(match value {
+                Json::Null => "null",
+                Json::Bool(_) => "boolean",
+                Json::Number(n) if n.is_f64() => "number",
+                Json::Number(_) => "integer",
+                Json::String(_) => "string",
+                Json::Array(_) | Json::Object(_) => "object",
+            });
+        }
+        let choices = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|k| schema[k].as_array());
+        choices.flatten().for_each(|choice| self.add(root, choice, left));
+    }
+
+    fn add_name(&mut self, name: &str) {
+        match name {
+            "string" => self.text = true,
+            "integer" => self.integer = true,
+            "number" => self.number = true,
+            "boolean" => self.boolean = true,
+            "null" => self.null = true,
+            "array" | "object" => self.compound = true,
+            _ => {}
+        }
+    }
+
+    /// The value that `text` spells.
+    fn read(self, text: &str) -> Json {
+        let word = text.trim();
+        let is = |name: &str| word.eq_ignore_ascii_case(name);
+        let value = if self.null && (is("null") || is("none")) {
+            Some(Json::Null)
+        } else if self.boolean && (is("true") || is("false")) {
+            Some(Json::Bool(is("true")))
+        } else if word.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '[' | '{')) {
+            serde_json::from_str(word).ok().filter(|value| match value {
+                Json::Number(n) => self.number || self.integer && !n.is_f64(),
+                _ => self.compound,
+            })
+        } else {
+            None
+        };
+        value.unwrap_or_else(|| Json::from(text))
+    }
+}
+
+/// A text as JSON spells it.
+pub(super) fn quoted(text: &str) -> String {
+    serde_json::to_string(text).unwrap_or_default()
+}
+
+/// Types of the members of each tool's arguments, looked up once: a schema may be long and named often.
+#[derive(Debug, Clone)]
+pub(super) struct ToolSchemas {
+    tools: Arc<[ToolDefinition]>,
+    /// By tool and member.
+    by_member: HashMap<usize, HashMap<String, SchemaTypes>>,
+}
+
+impl ToolSchemas {
+    pub(super) fn new(tools: Arc<[ToolDefinition]>) -> Self {
+        Self { tools, by_member: HashMap::new() }
+    }
+
+    /// Place of a function among the tools.
+    pub(super) fn tool(&self, function: &str) -> Option<usize> {
+        self.tools.iter().position(|tool| tool.name == function)
+    }
+
+    /// Types of a member of a tool's arguments; a function that is no tool takes strings.
+    pub(super) fn types(&mut self, tool: Option<usize>, key: &str) -> SchemaTypes {
+        let Some(place) = tool else { return SchemaTypes::text() };
+        let known = self.by_member.entry(place).or_default();
+        if let Some(types) = known.get(key) {
+            return *types;
+        }
+        let schema = &self.tools[place].parameters;
+        let types = SchemaTypes::of(schema, key);
+        // What the schema does not know is found out at once, and may be anything.
+        if schema["properties"].get(key).is_some() {
+            known.insert(key.to_owned(), types);
+        }
+        types
+    }
+}
+
+/// A value being read. Plain strings are passed on as they come.
+#[derive(Debug, Clone)]
+pub(super) struct CoercedValue {
+    types: SchemaTypes,
+    text: String,
+    started: bool,
+    /// The line break that follows the opening mark is syntax; so is the last one.
+    skipped: bool,
+    line_break: bool,
+}
+
+impl CoercedValue {
+    pub(super) fn new(types: SchemaTypes) -> Self {
+        let text = String::new();
+        Self { types, text, started: false, skipped: false, line_break: false }
+    }
+
+    /// Takes a character; false if the value is too long to be read.
+    pub(super) fn push(&mut self, c: char, mut out: impl FnMut(&str)) -> bool {
+        if !std::mem::replace(&mut self.skipped, true) && c == '\n' {
+            return true;
+        }
+        if std::mem::replace(&mut self.line_break, c == '\n') {
+            self.add('\n', &mut out);
+        }
+        if c != '\n' {
+            self.add(c, &mut out);
+        }
+        self.text.len() <= BUFFER_MAX
+    }
+
+    /// The value is over.
+    pub(super) fn finish(&mut self, mut out: impl FnMut(&str)) {
+        if self.types != SchemaTypes::text() {
+            return match self.types.read(&self.text) {
+                Json::String(text) => out(&quoted(&text)),
+                value => out(&value.to_string()),
+            };
+        }
+        out(if self.started { "\"" } else { "\"\"" });
+    }
+
+    fn add(&mut self, c: char, out: &mut impl FnMut(&str)) {
+        if self.types != SchemaTypes::text() {
+            return self.text.push(c);
+        }
+        if !std::mem::replace(&mut self.started, true) {
+            out("\"");
+        }
+        match c {
+            '"' => out("\\\""),
+            '\\' => out("\\\\"),
+            '\n' => out("\\n"),
+            '\r' => out("\\r"),
+            '\t' => out("\\t"),
+            '\0'..='\x1f' => out(&format!("\\u{:04x}", u32::from(c))),
+            c => out(c.encode_utf8(&mut [0; 4])),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn values_are_coerced_to_schema_types() {
+        let schema = json!({"properties": {
+            "i": {"type": "integer"}, "n": {"type": "number"}, "b": {"type": "boolean"},
+            "s": {"type": "string"}, "o": {"type": "object"}, "m": {"type": ["string", "null"]},
+            "a": {"anyOf": [{"type": "array"}, {"type": "null"}]}, "e": {"enum": [1, "x"]},
+            "r": {"$ref": "#/$defs/count"},
+        }, "$defs": {"count": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}}});
+        let read = |key: &str, text: &str| {
+            let mut value = CoercedValue::new(SchemaTypes::of(&schema, key));
+            let mut out = String::new();
+            assert!(text.chars().all(|c| value.push(c, |s| out.push_str(s))));
+            value.finish(|s| out.push_str(s));
+            serde_json::from_str::<Json>(&out).unwrap()
+        };
+        assert_eq!(read("i", "\n7\n"), json!(7));
+        assert_eq!(read("i", "7.5"), json!("7.5"));
+        assert_eq!(read("n", "7.5"), json!(7.5));
+        assert_eq!(read("b", "True"), json!(true));
+        assert_eq!(read("s", "\ntrue \"x\"\n\n"), json!("true \"x\"\n"));
+        assert_eq!(read("s", ""), json!(""));
+        assert_eq!(read("o", "\n{\"a\": [1]}\n"), json!({"a": [1]}));
+        assert_eq!(read("o", "{broken"), json!("{broken"));
+        assert_eq!(read("m", "null"), json!(null));
+        assert_eq!(read("m", "12"), json!("12"));
+        assert_eq!(read("a", "[1]"), json!([1]));
+        assert_eq!(read("e", "1"), json!(1));
+        assert_eq!(read("r", "1"), json!(1));
+        assert_eq!(read("unknown", "1"), json!("1"));
+    }
+}

@@ -1,0 +1,220 @@
+//! What bystanders cost a step: 100 scrapes a second, 200 readers that hardly read and two subscribers of KV
+//! events that never do, next to the same load without them.
+//!
+//! Both runs have the same 256 streams and publish the same KV events, so the batches are the same. In one,
+//! 200 of the readers take a few bytes at a time, a scraper reads `/metrics` every 10 ms, and the
+//! publisher's subscribers are stuck. Time of a step is what the server itself keeps of it: scheduling,
+//! hand-over and the way to the answer. `/livez` is asked 20 times a second in both. Runs take turns, in the order without, with, with, without: what the
+//! machine does beside them falls on both.
+
+use super::stuck_subscribers::StuckSubscribers;
+use crate::kv_event_replay;
+use crate::small_tokenizer::TokenizerAlphabet;
+use crate::test_server::{ServerSetup, TestServer};
+use hadron::metrics::StepTimingRecord;
+use hadron::server::connection::ConnectionDeadlines;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const STREAMS: usize = 256;
+const SLOW: usize = 200;
+const TOKENS: usize = 3_000;
+const STEP: Duration = Duration::from_millis(5);
+const MEASURED: Duration = Duration::from_secs(6);
+const ROUNDS: usize = 8;
+/// Batches that the publisher keeps for a subscriber.
+const BATCHES_BUFFERED: u32 = 100;
+const SCRAPE_EVERY: Duration = Duration::from_millis(10);
+const PROBE_EVERY: Duration = Duration::from_millis(50);
+/// A slow reader takes this much, and pauses.
+const SIP_BYTES: usize = 256;
+const SIP_PAUSE: Duration = Duration::from_millis(50);
+
+/// Times in nanoseconds.
+type SharedTimes = Arc<Mutex<Vec<u64>>>;
+
+/// Times of one run, in nanoseconds.
+struct BystanderResult {
+    steps: Vec<u64>,
+    scrapes: Vec<u64>,
+    probes: Vec<u64>,
+}
+
+#[test]
+#[ignore = "a measurement; run it alone"]
+fn slow_readers_and_scrapes_do_not_slow_steps() {
+    println!("{STREAMS} streams, steps of {} ms on the device", STEP.as_millis());
+    println!(
+        "| round | bystanders | steps | p50 | p99 | scrapes | p50 | p99 | probes | p50 | p99 |"
+    );
+    println!("|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|");
+    let mut p99s = [Vec::new(), Vec::new()];
+    for round in 0..ROUNDS {
+        for turn in [false, true] {
+            let disturbed = turn != (round % 2 == 1);
+            let BystanderResult { steps, scrapes, probes } = measure(disturbed);
+            let who = if disturbed { "all" } else { "none" };
+            let spreads = [steps, scrapes, probes].map(spread);
+            let cells =
+                spreads.map(|(count, p50, p99)| format!("{count} | {p50:.3} ms | {p99:.3} ms"));
+            println!("| {round} | {who} | {} |", cells.join(" | "));
+            let p99 = spreads[0].2;
+            p99s[usize::from(disturbed)].push(p99);
+        }
+    }
+    let ratios = p99s[0].iter().zip(&p99s[1]).map(|(quiet, disturbed)| disturbed / quiet);
+    let ratio = median(ratios.collect());
+    let [quiet, disturbed] = p99s.map(median);
+    let percent = |ratio: f64| (ratio - 1.0) * 100.0;
+    println!(
+        "median p99: {quiet:.3} ms without, {disturbed:.3} ms with them: {:+.1} %; median change of a \
+         round: {:+.1} %",
+        percent(disturbed / quiet),
+        percent(ratio)
+    );
+}
+
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 {
+        values[middle]
+    } else {
+        f64::midpoint(values[middle - 1], values[middle])
+    }
+}
+
+/// How many, their median and their 99th percentile in milliseconds.
+pub(super) fn spread(mut times: Vec<u64>) -> (usize, f64, f64) {
+    times.sort_unstable();
+    let last = times.len().saturating_sub(1) as f64;
+    let at = |share: f64| times.get((last * share) as usize).map_or(0.0, |ns| *ns as f64 * 1e-6);
+    (times.len(), at(0.5), at(0.99))
+}
+
+fn measure(disturbed: bool) -> BystanderResult {
+    let wait = Duration::from_mins(5);
+    let setup = ServerSetup {
+        alphabet: TokenizerAlphabet::Ascii,
+        blocks: 65_536,
+        step_time: STEP,
+        deadlines: ConnectionDeadlines { header: wait, idle: wait, write: wait },
+        kv_events: Some(kv_event_replay::config(&json!({"hwm": BATCHES_BUFFERED}))),
+        ..ServerSetup::default()
+    };
+    let server = TestServer::start(&setup);
+    let address = server.address;
+    let source = Arc::clone(&server.app.serving().unwrap().kv_event_sources[0]);
+    let stuck = disturbed.then(|| StuckSubscribers::connect(&source.endpoint));
+    let done = Arc::new(AtomicBool::new(false));
+    let [scrapes, probes] = [(); 2].map(|()| SharedTimes::default());
+    let clients = {
+        let (done, scrapes, probes) =
+            (Arc::clone(&done), Arc::clone(&scrapes), Arc::clone(&probes));
+        std::thread::spawn(move || clients(address, disturbed, &done, scrapes, probes))
+    };
+    while server.client().stats().running < STREAMS as u32 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_secs(1)); // Everybody decodes.
+    let steps = steps(&server);
+    let running = server.client().stats().running as usize;
+    assert_eq!(running, STREAMS, "streams ended while they were measured");
+    let published = source.counters.batches.load(Ordering::Relaxed);
+    assert!(published > steps.len() as u64 / 2, "{published} batches of KV events");
+    if let Some(stuck) = stuck {
+        stuck.assert_missed_batches(source.counters.seq.load(Ordering::Relaxed));
+    }
+    done.store(true, Ordering::Relaxed);
+    clients.join().unwrap();
+    let [scrapes, probes] =
+        [scrapes, probes].map(|times| std::mem::take(&mut *times.lock().unwrap()));
+    BystanderResult { steps, scrapes, probes }
+}
+
+/// Everybody outside, on a thread of their own, until they are `done`.
+fn clients(
+    address: SocketAddr,
+    disturbed: bool,
+    done: &AtomicBool,
+    scrapes: SharedTimes,
+    probes: SharedTimes,
+) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        for index in 0..STREAMS {
+            tokio::spawn(read(address, disturbed && index < SLOW));
+        }
+        tokio::spawn(poll_path(address, "/livez", PROBE_EVERY, probes));
+        if disturbed {
+            tokio::spawn(poll_path(address, "/metrics", SCRAPE_EVERY, scrapes));
+        }
+        while !done.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+}
+
+/// Collects what the server keeps of its steps while `MEASURED` passes.
+pub(super) fn steps(server: &TestServer) -> Vec<u64> {
+    let ring = &server.app.serving().unwrap().metrics.steps.ring;
+    let first = ring.newest(1).last().map_or(0, |record| record.step);
+    let (start, mut seen) = (Instant::now(), BTreeMap::new());
+    while start.elapsed() < MEASURED {
+        std::thread::sleep(Duration::from_millis(500));
+        seen.extend(ring.newest(usize::MAX).into_iter().map(|record| (record.step, record)));
+    }
+    let time = |r: &StepTimingRecord| r.plan_ns + r.commit_ns + r.apply_ns + r.send_ns + r.wait_ns;
+    seen.values().filter(|record| record.step > first).map(time).collect()
+}
+
+pub(super) async fn read(address: SocketAddr, slow: bool) {
+    let body = format!(
+        r#"{{"prompt":"once upon a time","max_tokens":{TOKENS},"ignore_eos":true,"stream":true}}"#
+    );
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    socket.write_all(head.as_bytes()).await.unwrap();
+    socket.write_all(body.as_bytes()).await.unwrap();
+    let mut buffer = vec![0_u8; if slow { SIP_BYTES } else { 32 << 10 }];
+    // The server goes first at the end.
+    while let Ok(1..) = socket.read(&mut buffer).await {
+        if slow {
+            tokio::time::sleep(SIP_PAUSE).await;
+        }
+    }
+}
+
+async fn poll_path(address: SocketAddr, path: &'static str, every: Duration, times: SharedTimes) {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let mut every = tokio::time::interval(every);
+    let mut page = Vec::new();
+    loop {
+        every.tick().await;
+        let asked = Instant::now();
+        socket.write_all(request.as_bytes()).await.unwrap();
+        page.clear();
+        while !is_complete(&page) {
+            assert!(socket.read_buf(&mut page).await.unwrap() > 0, "the server left");
+        }
+        times.lock().unwrap().push(asked.elapsed().as_nanos() as u64);
+    }
+}
+
+/// Whether a reply with a length has arrived up to its end.
+fn is_complete(reply: &[u8]) -> bool {
+    let Some(end) = reply.windows(4).position(|w| w == b"\r\n\r\n") else { return false };
+    let head = std::str::from_utf8(&reply[..end]).unwrap().to_ascii_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    reply.len() >= end + 4 + length.unwrap().parse::<usize>().unwrap()
+}

@@ -1,0 +1,119 @@
+//! Whether the time to the first token tells one tenant what another has cached: a prompt under the salt that it is cached under, the
+//! same one under a salt that nobody has used, and a prompt that nobody has sent.
+//!
+//! The last two must look alike. The first one must not, or the measurement could not tell anything.
+
+use super::long_prompts::LongPromptServer;
+use crate::http_client::HttpClient;
+use crate::rng::SimRng;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// Letters of which the demo's tokenizer has no two in one token, so that a prompt of so many bytes has as many tokens.
+const LETTERS: &[u8] = b"BCDEGJKLOQRSUVXYZ";
+/// Of a prompt, a blank and its letters each. Words that are new to the server, because its tokenizer remembers some.
+const WORDS: usize = 250;
+const WORD_LETTERS: usize = 5;
+const PROMPT_TOKENS: usize = WORDS * (1 + WORD_LETTERS);
+/// Most that the area may miss a half by, in deviations of chance: it does so in one run of 1,500.
+const DEVIATIONS: f64 = 3.4;
+/// Least area of what can be told apart.
+const DISTINGUISHABLE_AREA: f64 = 0.9;
+
+fn prompt(chance: &mut SimRng) -> String {
+    let mut text = String::with_capacity(PROMPT_TOKENS);
+    for _ in 0..WORDS {
+        text.push(' ');
+        text.extend((0..WORD_LETTERS).map(|_| char::from(chance.pick(LETTERS))));
+    }
+    text
+}
+
+/// One that no other request has, of the same length as all.
+fn salt(chance: &mut SimRng) -> String {
+    format!("{:016x}", chance.next_u64())
+}
+
+/// Time to the first token, and how many tokens of the prompt were cached.
+fn time_first_token(client: &mut HttpClient, prompt: &str, salt: &str) -> (Duration, u64) {
+    let body = json!({"prompt": prompt, "cache_salt": salt, "max_tokens": 1, "ignore_eos": true,
+        "stream": true, "stream_options": {"include_usage": true}});
+    let body = body.to_string();
+    let since = Instant::now();
+    client.send("POST", "/v1/completions", "", body.as_bytes());
+    let mut reply = client.read_head().unwrap();
+    assert_eq!(reply.status, 200);
+    let mut chunk = client.read_chunk().unwrap();
+    let took = since.elapsed();
+    while !chunk.is_empty() {
+        reply.body.extend(chunk);
+        chunk = client.read_chunk().unwrap();
+    }
+    let events = reply.events();
+    let usage: &Value = &events.last().unwrap()["usage"];
+    assert_eq!(usage["prompt_tokens"], PROMPT_TOKENS, "{usage}");
+    (took, usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap())
+}
+
+/// The share of pairs in which the first time is the shorter one: the area under the curve of whoever guesses from times.
+fn roc_area(first: &[Duration], second: &[Duration]) -> f64 {
+    let pairs = first.iter().flat_map(|a| second.iter().map(move |b| a.cmp(b)));
+    let wins: f64 = pairs.map(|order| f64::from(1 - order as i8) / 2.0).sum();
+    wins / (first.len() * second.len()) as f64
+}
+
+fn median(times: &[Duration]) -> Duration {
+    let mut times = times.to_vec();
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+#[test]
+fn roc_area_is_a_share_of_pairs() {
+    let ms = |times: [u64; 3]| times.map(Duration::from_millis);
+    assert_eq!(roc_area(&ms([1, 2, 3]), &ms([4, 5, 6])), 1.0);
+    assert_eq!(roc_area(&ms([4, 5, 6]), &ms([1, 2, 3])), 0.0);
+    assert_eq!(roc_area(&ms([1, 5, 5]), &ms([1, 5, 5])), 0.5);
+}
+
+/// Times of hits, of others and of cold ones, as many of each as there are rounds.
+fn measure(rounds: usize) -> [Vec<Duration>; 3] {
+    let flags = ["--threads", "1", "--kv-cache-memory-bytes", "256MiB"];
+    let process = LongPromptServer::start(&flags);
+    let (mut chance, mut client) = (SimRng::new(13), HttpClient::connect(process.address));
+    let mut times: [Vec<Duration>; 3] = Default::default();
+    for _ in 0..rounds {
+        let (cached, fresh) = (prompt(&mut chance), prompt(&mut chance));
+        let [owner, other, nobody] = [(); 3].map(|()| salt(&mut chance));
+        time_first_token(&mut client, &cached, &owner);
+        let asked = [(&cached, owner), (&cached, other), (&fresh, nobody)];
+        let mut left = vec![0, 1, 2];
+        while !left.is_empty() {
+            let kind = left.swap_remove(chance.below(left.len() as u64) as usize);
+            let (took, hit) = time_first_token(&mut client, asked[kind].0, &asked[kind].1);
+            assert_eq!(hit > 0, kind == 0, "{hit} tokens cached");
+            times[kind].push(took);
+        }
+    }
+    times
+}
+
+/// As many rounds as HADRON_SALTS_COUNT says.
+#[test]
+#[ignore = "a measurement: `just salts COUNT`"]
+#[allow(clippy::disallowed_methods, reason = "the number comes from `just`")]
+fn cache_hit_timing_does_not_leak_across_salts() {
+    let said = std::env::var("HADRON_SALTS_COUNT").ok();
+    let rounds = said.map_or(300, |text| text.parse::<usize>().unwrap());
+    let [hits, others, cold] = measure(rounds);
+    let [across, within] = [&others, &hits].map(|times| roc_area(times, &cold));
+    let allowed = DEVIATIONS / (6.0 * rounds as f64).sqrt();
+    let [of_hits, of_others, of_cold] = [&hits, &others, &cold].map(|times| median(times));
+    println!(
+        "{rounds} rounds, prompts of {PROMPT_TOKENS} tokens; medians: {of_hits:.2?} under the salt that it is cached under, \
+         {of_others:.2?} under another, {of_cold:.2?} of one that nobody sent; area under the curve, against the last: \
+         {across:.3} across salts (0.5 ± {allowed:.3} tells nothing), {within:.3} within one"
+    );
+    assert!((across - 0.5).abs() < allowed, "{across}: times tell what others have cached");
+    assert!(within > DISTINGUISHABLE_AREA, "{within}: too much noise to tell anything");
+}

@@ -1,0 +1,206 @@
+//! A hundred thousand clients that leave at any moment: in the head, in the body, in the queue, in the prefill, in the
+//! stream. Nothing of them may be left, and who stays gets the answer of a server that has nobody else.
+
+use super::many_streams::resident_bytes;
+use crate::test_server::{ServerSetup, TestServer};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+const CLIENTS: u64 = 100_000;
+/// Threads that they come from.
+const CLIENT_THREADS: u64 = 8;
+/// Of the clients of a thread, every one of so many stays.
+const STAYING_ONE_IN: u64 = 250;
+/// So long a client waits for bytes before it leaves.
+const CLIENT_TIMEOUT: Duration = Duration::from_millis(20);
+/// So long may the server take to forget the last ones.
+const IDLE_WITHIN: Duration = Duration::from_secs(5);
+/// Until the last sockets are closed.
+const CLOSED: Duration = Duration::from_millis(500);
+/// Bytes of memory that a client may leave behind: the allocator keeps some pages more or less.
+const GROWTH_MAX: u64 = 64;
+
+/// Where a client leaves.
+const DISCONNECT_MOMENTS: [&str; 7] = [
+    "in the head",
+    "in the body",
+    "behind it",
+    "soon after",
+    "behind the first bytes",
+    "behind some bytes",
+    "tired of waiting",
+];
+/// Bytes were waited for, and did not come.
+const TIMED_OUT_MOMENT: usize = 6;
+
+/// A small generator: splitmix64.
+struct DisconnectRng(u64);
+
+impl DisconnectRng {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (z ^ (z >> 27)) % n
+    }
+}
+
+fn request(prompt: &str, more: &str) -> (String, String) {
+    let body = format!(r#"{{"prompt":"{prompt}","ignore_eos":true,{more}}}"#);
+    let length = body.len();
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json";
+    (format!("{head}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"), body)
+}
+
+/// Ports come back a moment after so many connections have ended.
+fn connect(address: SocketAddr) -> TcpStream {
+    loop {
+        match TcpStream::connect(address) {
+            Ok(stream) => return stream,
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// One client; which moment it left at.
+fn disconnect(address: SocketAddr, dice: &mut DisconnectRng) -> usize {
+    let words = "once upon a time ".repeat(dice.below(40) as usize + 1);
+    let stream = dice.below(4) > 0;
+    let n = 1 + dice.below(2);
+    let (head, body) = request(&words, &format!(r#""max_tokens":500,"n":{n},"stream":{stream}"#));
+    let moment = dice.below(TIMED_OUT_MOMENT as u64) as usize;
+    let mut socket = connect(address);
+    let _ = socket.set_read_timeout(Some(CLIENT_TIMEOUT));
+    let part = |text: &str, dice: &mut DisconnectRng| {
+        text[..dice.below(text.len() as u64) as usize].to_owned()
+    };
+    let sent = match moment {
+        0 => part(&head, dice),
+        1 => head + &part(&body, dice),
+        _ => head + &body,
+    };
+    // Whatever the server says to that, nobody is there to hear it.
+    let _ = socket.write_all(sent.as_bytes());
+    if moment == 3 {
+        std::thread::sleep(Duration::from_micros(dice.below(5_000)));
+    }
+    let reads = [0, 0, 0, 0, 1, 1 + dice.below(8)][moment];
+    let mut buffer = [0_u8; 512];
+    for _ in 0..reads {
+        match socket.read(&mut buffer) {
+            Ok(length) if length > 0 => {}
+            _ => return TIMED_OUT_MOMENT,
+        }
+    }
+    moment
+}
+
+/// The text of a request that is waited for.
+fn complete(address: SocketAddr) -> String {
+    let (head, body) = request("who stays", r#""max_tokens":20,"seed":1"#);
+    let mut socket = connect(address);
+    socket.write_all((head + &body).as_bytes()).unwrap();
+    let mut reply = String::new();
+    socket.read_to_string(&mut reply).unwrap();
+    assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+    let (_, text) = reply.split_once(r#""text":""#).unwrap();
+    text.split_once(r#"","logprobs""#).unwrap().0.to_owned()
+}
+
+fn run_clients(address: SocketAddr, seed: u64, expected: &str) -> [u64; DISCONNECT_MOMENTS.len()] {
+    let mut dice = DisconnectRng(seed);
+    let mut left = [0; DISCONNECT_MOMENTS.len()];
+    for client in 0..CLIENTS / CLIENT_THREADS / 2 {
+        left[disconnect(address, &mut dice)] += 1;
+        if client % STAYING_ONE_IN == 0 {
+            assert_eq!(complete(address), expected);
+        }
+    }
+    left
+}
+
+/// Half of the clients, from all crowds at once; how many left at each moment.
+fn half(address: SocketAddr, seed: u64, expected: &str) -> [u64; DISCONNECT_MOMENTS.len()] {
+    let counts: Vec<[u64; DISCONNECT_MOMENTS.len()]> = std::thread::scope(|scope| {
+        let seeds = seed..seed + CLIENT_THREADS;
+        let crowds: Vec<_> =
+            seeds.map(|seed| scope.spawn(move || run_clients(address, seed, expected))).collect();
+        crowds.into_iter().map(|crowd| crowd.join().unwrap()).collect()
+    });
+    std::array::from_fn(|at| counts.iter().map(|left| left[at]).sum())
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+#[ignore = "a measurement; run it alone"]
+fn blocks_are_freed_for_100k_disconnecting_clients() {
+    let setup = ServerSetup {
+        step_time: Duration::from_millis(1),
+        blocks: 4_096,
+        ..ServerSetup::default()
+    };
+    let server = TestServer::start(&setup);
+    let (address, start) = (server.address, Instant::now());
+    let expected = complete(address);
+    let first = half(address, 0, &expected);
+    server.wait_idle(IDLE_WITHIN);
+    std::thread::sleep(CLOSED);
+    let (memory, open) = (resident_bytes(), descriptors());
+    let second = half(address, CLIENT_THREADS, &expected);
+    let (seconds, end) = (start.elapsed().as_secs_f64(), Instant::now());
+    server.wait_idle(IDLE_WITHIN);
+    let forgotten = end.elapsed();
+    std::thread::sleep(CLOSED);
+    let (after, still_open) = (resident_bytes(), descriptors());
+    println!("{CLIENTS} clients left in {seconds:.1} s; idle {forgotten:?} behind the last");
+    for (at, name) in DISCONNECT_MOMENTS.iter().enumerate() {
+        println!("  {} {name}", first[at] + second[at]);
+    }
+    println!("second half: resident {memory} -> {after} bytes, descriptors {open} -> {still_open}");
+    assert!(still_open <= open, "{open} descriptors before, {still_open} after");
+    let grown = after.saturating_sub(memory) as u64 / (CLIENTS / 2);
+    assert!(grown <= GROWTH_MAX, "{grown} bytes for each client");
+    assert_eq!(complete(address), expected);
+}
+
+/// Streams whose blocks are watched while their client leaves, one after another.
+const WATCHED: usize = 1_000;
+/// Of the device.
+const STEP: Duration = Duration::from_millis(10);
+
+/// From the close of a stream's socket until none of its blocks is in use.
+fn time_until_blocks_are_free(server: &TestServer, number: usize) -> Duration {
+    let (head, body) = request(&format!("{number} words"), r#""max_tokens":4000,"stream":true"#);
+    let mut socket = connect(server.address);
+    socket.write_all((head + &body).as_bytes()).unwrap();
+    for _ in 0..=number % 5 {
+        assert!(socket.read(&mut [0_u8; 512]).unwrap() > 0);
+    }
+    assert!(server.client().stats().blocks.in_use > 0);
+    let left = Instant::now();
+    drop(socket);
+    while server.client().stats().blocks.in_use > 0 {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    left.elapsed()
+}
+
+#[test]
+#[ignore = "a measurement; run it alone"]
+fn time_from_disconnect_to_free_blocks() {
+    let server = TestServer::start(&ServerSetup { step_time: STEP, ..ServerSetup::default() });
+    let mut times: Vec<Duration> =
+        (0..WATCHED).map(|number| time_until_blocks_are_free(&server, number)).collect();
+    times.sort_unstable();
+    let [p50, p99, max] = [WATCHED / 2, WATCHED * 99 / 100, WATCHED - 1].map(|at| times[at]);
+    println!(
+        "{WATCHED} clients left streams of steps of {STEP:?}: no block in use after {p50:?} (p50), {p99:?} (p99), {max:?} \
+         (max)"
+    );
+}

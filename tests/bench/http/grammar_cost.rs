@@ -1,0 +1,248 @@
+//! What a costly grammar costs its neighbours: the steps of 64 plain streams alone, beside four clients whose
+//! requests, one after the other, follow it, and beside four whose grammars are refused, each another one; and beside
+//! as many of the same requests that are refused before their grammar is looked at. All in turn, several times: what
+//! the machine does beside them falls on all.
+//!
+//! Time of a step is what the server itself keeps of it: scheduling, hand-over and the way to the answer.
+
+use super::bystander_cost::{median, read, spread, steps};
+use crate::small_tokenizer::TokenizerAlphabet;
+use crate::test_server::{ServerSetup, TestServer};
+use hadron::server::connection::ConnectionDeadlines;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const STREAMS: usize = 64;
+const CONSTRAINED: usize = 4;
+const STEP: Duration = Duration::from_millis(5);
+const ROUNDS: usize = 5;
+
+/// What four clients ask for beside the plain streams.
+#[derive(Clone)]
+struct ConstrainedLoad {
+    name: String,
+    /// The body of a request up to where its number stands, and from there on: writing it costs a client nothing.
+    body: [String; 2],
+    /// Whether each request has another grammar.
+    numbered: bool,
+    /// The status of every answer.
+    status: &'static str,
+    /// From a client's request to its next one; `None`: the next one follows the answer.
+    every: Option<Duration>,
+}
+
+impl ConstrainedLoad {
+    /// Requests whose grammar is followed.
+    fn accepted(name: &str, grammar: &Value) -> Self {
+        let body = [body(grammar), String::new()];
+        Self { name: name.to_owned(), body, numbered: false, status: "200", every: None }
+    }
+
+    /// Requests whose grammar, with a number in it where `NUMBER` stands, is refused.
+    fn rejected(name: &str, grammar: &Value) -> Self {
+        let body = body(grammar);
+        let (before, behind) = body.split_once(NUMBER).unwrap();
+        let body = [before.to_owned(), behind.to_owned()];
+        Self { name: name.to_owned(), body, numbered: true, status: "400", every: None }
+    }
+
+    /// The same, so many a second of all clients together.
+    fn with_rate(&self, answers_per_s: f64) -> Self {
+        let every = Duration::from_secs_f64(CONSTRAINED as f64 / answers_per_s);
+        let name = format!("{}, {answers_per_s} a second", self.name);
+        Self { name, every: Some(every), ..self.clone() }
+    }
+
+    /// As many of the same requests, refused as they are read, for a field that no server knows: what they cost
+    /// without what their grammars cost.
+    fn rejected_early(&self, answers_per_s: f64) -> Self {
+        let [before, behind] = &self.body;
+        let field = "\"structured_outputs\":{";
+        let before = before.replace(field, &format!("{field}\"unknown\":true,"));
+        let name = format!("{}, unread", self.name);
+        Self { name, body: [before, behind.clone()], ..self.with_rate(answers_per_s) }
+    }
+
+    fn body(&self, n: usize) -> String {
+        let [before, behind] = &self.body;
+        if self.numbered { format!("{before}{n}{behind}") } else { before.clone() }
+    }
+}
+
+const NUMBER: &str = "NUMBER";
+
+fn body(grammar: &Value) -> String {
+    json!({"prompt": "once", "max_tokens": 2_000, "structured_outputs": grammar}).to_string()
+}
+
+fn loads() -> Vec<ConstrainedLoad> {
+    let long = ["ab", "cd", "ef"].map(|letters| letters.repeat(10_000));
+    let words: Vec<String> = (0..4_000).map(|i| format!("w{}", i * 7_919)).collect();
+    let patterns: Vec<Value> = (0..1_000)
+        .map(|i| {
+            let number = if i == 0 { NUMBER } else { "" };
+            json!({"pattern": format!("^x{number}y{i}(a|b)*c{{1,{i}}}$")})
+        })
+        .collect();
+    let powers = "(((((a{1,100}){1,100}){1,100}){1,100}){1,100}){1,100}";
+    let powers = ConstrainedLoad::rejected(
+        "refused: powers of a repeat",
+        &json!({"regex": format!("{NUMBER}{powers}")}),
+    );
+    let patterns = ConstrainedLoad::rejected(
+        "refused: a thousand patterns at once",
+        &json!({"json": {"anyOf": patterns}}),
+    );
+    vec![
+        ConstrainedLoad::accepted("three texts of 20 KB", &json!({ "choice": long })),
+        ConstrainedLoad::accepted("4,000 words", &json!({ "choice": words })),
+        ConstrainedLoad::accepted(
+            "repeats in repeats",
+            &json!({"regex": "(([a-z]{1,20} ){1,30}!){1,40}"}),
+        ),
+        powers.with_rate(1.0),
+        powers.with_rate(10.0),
+        powers,
+        patterns.with_rate(1.0),
+        patterns.with_rate(10.0),
+        patterns,
+    ]
+}
+
+#[test]
+#[ignore = "a measurement; run it alone"]
+fn costly_grammars_do_not_slow_other_streams() {
+    println!("{STREAMS} streams, steps of {} ms on the device, {ROUNDS} rounds", STEP.as_millis());
+    println!(
+        "| round | beside | steps | p50 | p99 | p99 against nobody | masks late | answers/s |"
+    );
+    println!("|--:|---|--:|--:|--:|--:|--:|--:|");
+    let besides = loads();
+    let mut changes = vec![Vec::new(); besides.len()];
+    for round in 0..ROUNDS {
+        let quiet = measure(round, None, None).p99;
+        for (beside, changes) in besides.iter().zip(&mut changes) {
+            let with = measure(round, Some(beside), Some(quiet));
+            let without = if beside.status == "400" {
+                measure(round, Some(&beside.rejected_early(with.replies_per_s)), Some(quiet)).p99
+            } else {
+                quiet
+            };
+            changes.push([with.p99 / quiet, with.p99 / without]);
+        }
+    }
+    for (ConstrainedLoad { name, status, .. }, changes) in besides.iter().zip(changes) {
+        let [quiet, without] = [0, 1].map(|which| {
+            let ratios = changes.iter().map(|ratios| ratios[which]).collect();
+            (median(ratios) - 1.0) * 100.0
+        });
+        println!("{name}: median change of a round {quiet:+.1} % against nobody");
+        if *status == "400" {
+            println!("  and {without:+.1} % against the same requests, unread");
+        }
+    }
+}
+
+/// The plain streams' steps, and the others' answers.
+struct GrammarCostResult {
+    /// The 99th percentile of the steps, in milliseconds.
+    p99: f64,
+    replies_per_s: f64,
+}
+
+fn measure(
+    round: usize,
+    beside: Option<&ConstrainedLoad>,
+    quiet: Option<f64>,
+) -> GrammarCostResult {
+    let wait = Duration::from_mins(5);
+    let setup = ServerSetup {
+        alphabet: TokenizerAlphabet::Ascii,
+        blocks: 65_536,
+        step_time: STEP,
+        deadlines: ConnectionDeadlines { header: wait, idle: wait, write: wait },
+        ..ServerSetup::default()
+    };
+    let server = TestServer::start(&setup);
+    let (address, done) = (server.address, Arc::new(AtomicBool::new(false)));
+    let (answered, since) = (Arc::new(AtomicUsize::new(0)), Instant::now());
+    let clients = {
+        let (done, beside) = (Arc::clone(&done), beside.cloned());
+        let answered = Arc::clone(&answered);
+        std::thread::spawn(move || {
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            let runtime = builder.enable_all().build().unwrap();
+            runtime.block_on(async {
+                for _ in 0..STREAMS {
+                    tokio::spawn(read(address, false));
+                }
+                for (client, beside) in
+                    std::iter::repeat_n(beside, CONSTRAINED).flatten().enumerate()
+                {
+                    tokio::spawn(follow(address, beside, client, round, Arc::clone(&answered)));
+                }
+                while !done.load(Ordering::Relaxed) {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            });
+        })
+    };
+    while server.client().stats().running < STREAMS as u32 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_secs(1)); // Everybody decodes.
+    let (steps, p50, p99) = spread(steps(&server));
+    let answers_per_s = answered.load(Ordering::Relaxed) as f64 / since.elapsed().as_secs_f64();
+    let late = server.app.serving().unwrap().metrics.grammar.masks_overdue.load(Ordering::Relaxed);
+    done.store(true, Ordering::Relaxed);
+    clients.join().unwrap();
+    let change = (p99 / quiet.unwrap_or(p99) - 1.0) * 100.0;
+    let beside = beside.map_or("nobody", |beside| beside.name.as_str());
+    println!(
+        "| {round} | {beside} | {steps} | {p50:.3} ms | {p99:.3} ms | {change:+.1} % | {late} | {answers_per_s:.1} |"
+    );
+    GrammarCostResult { p99, replies_per_s: answers_per_s }
+}
+
+/// One constrained request after the other, each answered with the status that is expected.
+async fn follow(
+    address: SocketAddr,
+    beside: ConstrainedLoad,
+    client: usize,
+    round: usize,
+    answered: Arc<AtomicUsize>,
+) {
+    let start = tokio::time::Instant::now();
+    let mut turn = beside.every.map(|every| {
+        let first = start + every * client as u32 / CONSTRAINED as u32;
+        tokio::time::interval_at(first, every)
+    });
+    for n in 0.. {
+        if let Some(turn) = &mut turn {
+            turn.tick().await;
+        }
+        let body = beside.body((round * CONSTRAINED + client) * 10_000 + n);
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        socket.write_all(head.as_bytes()).await.unwrap();
+        socket.write_all(body.as_bytes()).await.unwrap();
+        let mut reply = Vec::new();
+        let _ = socket.read_to_end(&mut reply).await; // A server that ends may cut it.
+        let status = reply.get(9..12);
+        // What the plain streams leave may be too little for a trial.
+        let is_known = |status: &[u8]| {
+            status == beside.status.as_bytes() || beside.status == "400" && status == b"429"
+        };
+        let expected = status.is_none_or(is_known);
+        assert!(expected, "{}", String::from_utf8_lossy(&reply));
+        answered.fetch_add(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,40 @@
+//! The most that two threads and loopback sockets can do: the same bytes without HTTP, text or
+//! scheduling.
+
+use super::client::{self, StreamCounts};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+
+/// Writes `events` events of `event_bytes` bytes on each of `streams` connections, `per_write` at a
+/// time, round-robin; the client is the one of the measurement.
+pub(super) fn run(
+    streams: usize,
+    events: usize,
+    event_bytes: usize,
+    per_write: usize,
+) -> StreamCounts {
+    let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        let mut sockets: Vec<_> = (0..streams).map(|_| listener.accept().unwrap().0).collect();
+        let mut request = [0; 64];
+        for socket in &mut sockets {
+            socket.set_nodelay(true).unwrap();
+            let _ = socket.read(&mut request).unwrap();
+        }
+        let mut event = vec![b'x'; event_bytes - 2];
+        event.extend(b"\n\n");
+        let chunk = event.repeat(per_write);
+        for _ in 0..events / per_write {
+            for socket in &mut sockets {
+                socket.write_all(&chunk).unwrap();
+            }
+        }
+        for socket in &mut sockets {
+            socket.write_all(b"0\r\n\r\n").unwrap();
+        }
+    });
+    let counts = client::run(address, "go", streams);
+    server.join().unwrap();
+    counts
+}

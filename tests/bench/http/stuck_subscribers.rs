@@ -1,0 +1,74 @@
+//! Subscribers of KV events that never read: one of the library, one that is a bare socket.
+
+use crate::kv_event_replay::sequence_number;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+use tokio::net::TcpSocket;
+use zmq::{Context, Socket};
+
+/// Smallest receive buffer that the kernel gives.
+const BUFFER_BYTES: u32 = 2_048;
+/// The greeting of ZMTP 3.0 without security: signature, version, mechanism, who is server, padding.
+const GREETING: [u8; 64] = {
+    let mut greeting = [0; 64];
+    (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
+    let [n, u, l, ..] = *b"NULL";
+    (greeting[12], greeting[13], greeting[14], greeting[15]) = (n, u, l, l);
+    greeting
+};
+/// A command that says what kind of socket this is.
+const READY: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB";
+/// A message that asks for everything.
+const SUBSCRIBE: &[u8] = b"\x00\x01\x01";
+
+/// Both of them, connected and subscribed.
+pub(super) struct StuckSubscribers {
+    library: Socket,
+    bare: TcpStream,
+}
+
+impl StuckSubscribers {
+    pub(super) fn connect(endpoint: &str) -> Self {
+        let library = Context::new().socket(zmq::SUB).unwrap();
+        library.set_rcvhwm(1).unwrap();
+        library.set_rcvbuf(BUFFER_BYTES as i32).unwrap();
+        library.set_subscribe(b"").unwrap();
+        library.connect(endpoint).unwrap();
+        let address = endpoint.strip_prefix("tcp://").unwrap().parse().unwrap();
+        Self { library, bare: raw_subscriber(address) }
+    }
+
+    /// Reads after all: both were fed, and the oldest batch still waits for the first of them.
+    pub(super) fn assert_missed_batches(mut self, last_seq: u64) {
+        self.library.set_rcvtimeo(10_000).unwrap();
+        let frames = self.library.recv_multipart(0).expect("a batch");
+        let seq = sequence_number(&frames[1]);
+        assert!(seq + 100 < last_seq, "it was given {seq} of {last_seq}: it has been reading");
+        self.bare.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut first = [0; 4_096];
+        self.bare.read_exact(&mut first).expect("batches for the bare socket");
+    }
+}
+
+fn raw_subscriber(address: SocketAddr) -> TcpStream {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().build().unwrap();
+    let socket = runtime.block_on(async {
+        let socket = TcpSocket::new_v4().unwrap();
+        // Before it is connected: the window is agreed on then.
+        socket.set_recv_buffer_size(BUFFER_BYTES).unwrap();
+        socket.connect(address).await.unwrap()
+    });
+    let mut socket = socket.into_std().unwrap();
+    socket.set_nonblocking(false).unwrap();
+    socket.write_all(&GREETING).unwrap();
+    socket.write_all(READY).unwrap();
+    // Whoever says more before the other end is ready is taken for broken.
+    let (mut greeting, mut head) = ([0; 64], [0; 2]);
+    socket.read_exact(&mut greeting).unwrap();
+    socket.read_exact(&mut head).unwrap();
+    socket.read_exact(&mut vec![0; usize::from(head[1])]).unwrap();
+    socket.write_all(SUBSCRIBE).unwrap();
+    socket
+}

@@ -1,0 +1,111 @@
+//! An executor is killed or stopped in each phase: before it is ready, as a successor that is not ready yet, idle, in a prefill, in a
+//! decode, in the drain.
+
+use super::{EXECUTOR_PROCESS_FLAGS, body, text_of};
+use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog};
+use crate::http::executor_process::{children_as, executor, finish, send, stream_of, wait_until};
+use crate::http::server_process::{ServerProcess, command};
+use std::io::Read;
+use std::time::Duration;
+
+const TIMEOUT: Duration = Duration::from_mins(1);
+const PHASES: [&str; 5] = ["idle", "prefill", "decode", "restart", "drain"];
+/// Time for a start, which one that is stopped uses up.
+const START_UP: &[&str] = &["--startup-timeout", "10s"];
+
+/// What is done to it, and in which phase.
+fn executor_signalled(signal: &str, phase: &str) {
+    let (long, short) = (body(500, 20, false), body(3, 400, false));
+    let mut process = ServerProcess::start(
+        &[EXECUTOR_PROCESS_FLAGS, START_UP, &["--shutdown-timeout", "30s"]].concat(),
+    );
+    let at = process.address;
+    let (expected_long, expected_short) = (text_of(at, &long), text_of(at, &short));
+    let former = executor(&process);
+    match phase {
+        "idle" => send(former, signal),
+        "restart" => {
+            send(former, "-KILL");
+            let found = || children_as("executor", process.id()).into_iter().find(|p| *p != former);
+            wait_until(TIMEOUT, "a successor", || found().is_some());
+            send(found().unwrap(), signal);
+        }
+        "prefill" => {
+            // Another prompt, which no cached prefix shortens.
+            let mut other = long.clone();
+            other["prompt"] = "dog ".repeat(480).into();
+            let expected = text_of(at, &other);
+            other["cache_salt"] = "nobody else's".into();
+            let asked = std::thread::spawn(move || text_of(at, &other));
+            std::thread::sleep(Duration::from_millis(15));
+            send(former, signal);
+            assert_eq!(asked.join().unwrap(), expected, "{signal} in a prefill");
+        }
+        "decode" | "drain" => {
+            let stream = stream_of(at, &body(3, 400, true));
+            if phase == "drain" {
+                process.signal("TERM");
+            }
+            send(former, signal);
+            let (text, end) = finish(stream);
+            if phase == "drain" && end == "draining" {
+                // Whoever leaves starts no other executor: what there was is right, and the stream has its end.
+                assert!(expected_short.starts_with(&text), "{signal} in the drain: {text}");
+            } else {
+                assert_eq!(end, "length", "{signal}, {phase}");
+                assert_eq!(text, expected_short, "{signal}, {phase}");
+            }
+        }
+        other => panic!("{other}"),
+    }
+    if phase == "drain" {
+        assert_eq!(process.exits_within(TIMEOUT).code(), Some(0), "{signal} in the drain");
+        return;
+    }
+    assert_eq!(text_of(at, &long), expected_long, "{signal}, {phase}");
+    assert_eq!(text_of(at, &short), expected_short, "{signal}, {phase}");
+    assert_ne!(executor(&process), former);
+}
+
+#[test]
+fn executor_killed_in_any_phase_only_delays_requests() {
+    for phase in PHASES {
+        executor_signalled("-KILL", phase);
+    }
+}
+
+#[test]
+fn executor_stopped_in_any_phase_only_delays_requests() {
+    std::thread::scope(|scope| {
+        for phase in PHASES {
+            scope.spawn(move || executor_signalled("-STOP", phase));
+        }
+    });
+}
+
+/// What a server says whose first executor is harmed before it is ready.
+fn startup_error(signal: &str) -> String {
+    let mut child =
+        command(&[EXECUTOR_PROCESS_FLAGS, START_UP, &["--port", "0"]].concat()).spawn().unwrap();
+    let found = || children_as("executor", child.id()).first().copied();
+    wait_until(TIMEOUT, "an executor", || found().is_some());
+    send(found().unwrap(), signal);
+    let mut said = String::new();
+    let watchdog = ChildWatchdog::start(child.id(), CHILD_TIMEOUT);
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(!watchdog.stop(), "it ends by itself: {said}");
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{said}");
+    said
+}
+
+#[test]
+fn executor_killed_before_ready_fails_startup_by_name() {
+    let said = startup_error("-KILL");
+    assert!(said.contains("(while: "), "{said}");
+}
+
+#[test]
+fn executor_stopped_before_ready_fails_startup_by_name() {
+    let said = startup_error("-STOP");
+    assert!(said.contains("--startup-timeout"), "{said}");
+}

@@ -1,0 +1,137 @@
+//! Faults drawn from a seed, for as many minutes as asked for, over one server after the other.
+
+use super::{EXECUTOR_PROCESS_FLAGS, body, rest_of, text_of};
+use crate::fault_proxy::{FaultProxy, LinkFault};
+use crate::http::executor_process::{children_as, is_ready, send, wait_until};
+use crate::http::server_process::ServerProcess;
+use crate::http_client::HttpClient;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Faults of the shortest run, however little of the machine it gets.
+const FAULTS_MIN: u64 = 6;
+/// Losses of a replica that a server survives in ten minutes.
+const EXECUTOR_FAILURES_MAX: usize = 3;
+const TIMEOUT: Duration = Duration::from_mins(1);
+
+/// splitmix64.
+struct ChaosRng(u64);
+
+impl ChaosRng {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (z ^ (z >> 27)) % n
+    }
+}
+
+/// What has happened.
+#[derive(Debug, Default)]
+struct ChaosCounts {
+    servers: u64,
+    faults: u64,
+    kills: u64,
+    stops: u64,
+    replies: AtomicU64,
+}
+
+fn goes_on(until: Instant, faults: u64) -> bool {
+    Instant::now() < until || faults < FAULTS_MIN
+}
+
+/// One server: clients behind a proxy that breaks, one beside it whose answers must be right, and a signal or three.
+fn run_server(chance: &mut ChaosRng, until: Instant, tally: &mut ChaosCounts) {
+    let mut process =
+        ServerProcess::start(&[EXECUTOR_PROCESS_FLAGS, &["--shutdown-timeout", "2s"]].concat());
+    let at = process.address;
+    let asked = body(20, 150, false);
+    let expected = text_of(at, &asked);
+    let proxy = FaultProxy::start(at);
+    let over = AtomicBool::new(false);
+    let answers = &tally.replies;
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let text = text_of(at, &asked);
+                    assert_eq!(text, expected, "who is not behind the proxy");
+                    answers.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let mut client = HttpClient::connect(proxy.address);
+                    let body = body(30, 200, true).to_string();
+                    client.send(
+                        "POST",
+                        "/v1/completions",
+                        "Connection: close\r\n",
+                        body.as_bytes(),
+                    );
+                    let _ = rest_of(&mut client); // Anything may come.
+                }
+            });
+        }
+        let mut losses = 0;
+        while goes_on(until, tally.faults) && losses < EXECUTOR_FAILURES_MAX {
+            std::thread::sleep(Duration::from_millis(50 + chance.below(400)));
+            let fault = match chance.below(6) {
+                0 => LinkFault::Delay(Duration::from_millis(1 + chance.below(30))),
+                1 => LinkFault::Stall,
+                2 => LinkFault::Reset,
+                3 => LinkFault::HalfClose,
+                4 => LinkFault::Corrupt,
+                _ => LinkFault::None,
+            };
+            proxy.set(fault);
+            tally.faults += u64::from(fault != LinkFault::None);
+            if chance.below(12) == 0 {
+                let stop = chance.below(4) == 0;
+                let executors = children_as("executor", process.id());
+                for pid in &executors {
+                    send(*pid, if stop { "-STOP" } else { "-KILL" });
+                }
+                wait_until(TIMEOUT, "a successor", || {
+                    let now = children_as("executor", process.id());
+                    now.iter().any(|pid| !executors.contains(pid)) && is_ready(at)
+                });
+                losses += 1;
+                *(if stop { &mut tally.stops } else { &mut tally.kills }) += 1;
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        proxy.set(LinkFault::Reset);
+    });
+    tally.servers += 1;
+    process.signal("TERM");
+    assert_eq!(process.exits_within(TIMEOUT).code(), Some(0));
+    assert!(!process.stderr_text().contains("panicked"), "{}", process.stderr_text());
+}
+
+/// Draws faults from a seed for so long.
+fn run(seed: u64, time: Duration) -> ChaosCounts {
+    println!("seed {seed}");
+    let (mut chance, mut tally) = (ChaosRng(seed), ChaosCounts::default());
+    let until = Instant::now() + time;
+    while goes_on(until, tally.faults) {
+        run_server(&mut chance, until, &mut tally);
+        println!("{tally:?}");
+    }
+    tally
+}
+
+#[test]
+fn short_chaos_run_changes_no_answer() {
+    let tally = run(4, Duration::from_secs(6));
+    assert!(tally.replies.into_inner() > 0);
+}
+
+/// As many minutes as HADRON_CHAOS_MINUTES says.
+#[test]
+#[ignore = "minutes: `just chaos MINUTES`"]
+#[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
+fn long_chaos_run() {
+    let said = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let minutes = said("HADRON_CHAOS_MINUTES").unwrap_or(1);
+    run(said("HADRON_CHAOS_SEED").unwrap_or(1), Duration::from_mins(minutes));
+}

@@ -1,0 +1,185 @@
+//! Faults of a GPU itself: it stands still, breaks, or has no memory left. A driver in front of the real one has them on demand.
+//!
+//! By hand, on the GPU that HADRON_GPU names: `cuda`; or, but for the last, `emulated=PATH`, an emulator's library, which shows the
+//! drill itself.
+
+use crate::child_watchdog::run_to_end;
+use crate::http::executor_process::{
+    complete_text, executor, finish, is_ready, stream, wait_until,
+};
+use crate::http::server_process::{ServerProcess, command};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// A wedged device is given up after the deadline of a step, its executor's and the start of the next.
+const TIMEOUT: Duration = Duration::from_mins(2);
+
+/// A folder with the driver, where files ask for its faults.
+struct FaultyDriver {
+    folder: tempfile::TempDir,
+    flags: Vec<String>,
+    /// Of an answer: as many as a device takes a second for, or more.
+    tokens: u32,
+}
+
+impl FaultyDriver {
+    /// Compiles the driver; a C compiler is there wherever this crate is linked.
+    #[allow(clippy::disallowed_methods, reason = "the GPU comes from `just`")]
+    fn new() -> Self {
+        let gpu = std::env::var("HADRON_GPU").unwrap_or_else(|_| panic!("HADRON_GPU names none"));
+        let (device, real) = match gpu.split_once('=') {
+            None if gpu == "cuda" => ("cuda", library(&["libcuda.so.1"])),
+            Some(("emulated", path)) => ("rocm", path.to_owned()),
+            _ => panic!("HADRON_GPU={gpu} is neither cuda nor emulated=PATH"),
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().join("faulty_driver.so").to_str().unwrap().to_owned();
+        let source =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/device_faults/faulty_driver.c");
+        let mut compiler = Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-O1", &format!("-DREAL=\"{real}\""), "-o"]);
+        compiler.arg(&at).arg(source).args((device == "cuda").then_some("-DCUDA"));
+        // Whoever opens it finds the functions that it lacks in the real one.
+        let behind = Path::new(&real).parent().unwrap().display().to_string();
+        compiler.arg("-Wl,--no-as-needed").arg(&real).arg(format!("-Wl,-rpath,{behind}"));
+        assert!(compiler.status().unwrap().success());
+        let mut libraries = vec![at.clone()];
+        if device == "cuda" {
+            // The driver of an emulator is all of them.
+            libraries.push(library(&["libnvrtc.so.13", "libnvrtc.so.12"]));
+            libraries.push(library(&["libcublasLt.so.13", "libcublasLt.so.12"]));
+        }
+        let libraries = libraries.join(",");
+        let mut flags = vec!["--device", device, "--device-libraries", &libraries];
+        if device == "rocm" {
+            // Every lane of an emulated GPU is work for the CPU.
+            flags.extend(["--max-num-batched-tokens", "16", "--max-num-seqs", "4"]);
+        }
+        let tokens = if device == "rocm" { 40 } else { 1_900 };
+        let flags = flags.into_iter().map(str::to_owned).collect();
+        Self { folder, flags, tokens }
+    }
+
+    fn inject(&self, fault: &str) {
+        fs::write(self.folder.path().join(fault), "").unwrap();
+    }
+
+    fn was_injected(&self, fault: &str) -> bool {
+        !self.folder.path().join(fault).exists()
+    }
+
+    /// A server whose executor has this driver.
+    fn command(&self, more: &[&str]) -> Command {
+        const EXACT: &[&str] = &["--port", "0", "--executor", "process", "--dtype", "float32"];
+        let flags: Vec<&str> = self.flags.iter().map(String::as_str).collect();
+        let mut command = command(&[EXACT, &["--max-model-len", "2048"], &flags, more].concat());
+        command.env("FAULTY_DRIVER", self.folder.path());
+        command
+    }
+}
+
+/// The file that the loader finds under the first of these names that it knows, or the last name.
+fn library(names: &[&str]) -> String {
+    let output = Command::new("sh").args(["-c", "ldconfig -p"]).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let path = |name: &&str| {
+        let line = said.lines().find(|line| line.trim().starts_with(&format!("{name} ")))?;
+        line.rsplit(" => ").next()
+    };
+    names.iter().find_map(path).unwrap_or(names[names.len() - 1]).to_owned()
+}
+
+/// In the middle of streams; each must go on with the tokens that it would have had.
+fn fault_during_streams(fault: &str) {
+    let faults = FaultyDriver::new();
+    let mut process =
+        ServerProcess::of(&mut faults.command(&["--num-gpu-blocks-override", "1024"]));
+    let (at, former) = (process.address, executor(&process));
+    let expected = complete_text(at, faults.tokens);
+    let streams: Vec<_> = (0..3).map(|_| stream(at, faults.tokens)).collect();
+    let began = Instant::now();
+    faults.inject(fault);
+    let seen = wait_until(TIMEOUT, "the loss", || !is_ready(at));
+    for stream in streams {
+        let (text, end) = finish(stream);
+        assert!(text == expected && end == "length", "{text}, {end}, for {expected}");
+    }
+    println!("{fault}: seen after {seen:?}, streams over after {:?}", began.elapsed());
+    assert!(faults.was_injected(fault));
+    assert_ne!(executor(&process), former, "another one computes");
+    assert_eq!(complete_text(at, faults.tokens), expected);
+    process.signal("TERM");
+    assert_eq!(process.exits_within(TIMEOUT).code(), Some(0));
+    let said = process.stderr_text();
+    println!("{said}");
+    assert!(said.contains(&format!("faulty driver: {fault}")), "it had that fault");
+}
+
+#[test]
+#[ignore = "needs a GPU: `just device-faults`"]
+fn hung_device_only_delays_requests() {
+    fault_during_streams("wedge");
+}
+
+#[test]
+#[ignore = "needs a GPU: `just device-faults`"]
+fn device_error_in_a_step_only_delays_requests() {
+    fault_during_streams("break");
+}
+
+#[test]
+#[ignore = "needs a GPU: `just device-faults`"]
+fn device_out_of_memory_fails_startup_with_numbers() {
+    let faults = FaultyDriver::new();
+    faults.inject("full");
+    let output = run_to_end(&mut faults.command(&["--num-gpu-blocks-override", "1024"]));
+    let said = String::from_utf8_lossy(&output.stderr);
+    println!("{said}");
+    assert!(faults.was_injected("full"));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("out of device memory") && said.contains(" free"));
+}
+
+#[test]
+#[ignore = "needs a GPU: `just device-faults`"]
+fn out_of_memory_at_graph_capture_falls_back_to_eager() {
+    let faults = FaultyDriver::new();
+    let blocks = ["--num-gpu-blocks-override", "1024"];
+    let expected =
+        complete_text(ServerProcess::of(&mut faults.command(&blocks)).address, faults.tokens);
+    faults.inject("full-recording");
+    let mut process = ServerProcess::of(faults.command(&blocks).env("RUST_LOG", "info"));
+    assert!(faults.was_injected("full-recording"));
+    assert_eq!(complete_text(process.address, faults.tokens), expected);
+    process.signal("TERM");
+    assert_eq!(process.exits_within(TIMEOUT).code(), Some(0));
+    let said = process.stderr_text();
+    println!("{said}");
+    assert!(said.contains("no graph for steps of so many rows"), "some are left out");
+}
+
+/// What `nvidia-smi` says is in use, in MiB.
+fn memory_in_use() -> u64 {
+    let query = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"];
+    let output = Command::new("nvidia-smi").args(query).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
+}
+
+#[test]
+#[ignore = "needs a GPU: `just device-faults`"]
+fn killed_server_frees_device_memory() {
+    let faults = FaultyDriver::new();
+    // Whoever had it last may still be leaving.
+    wait_until(TIMEOUT, "a GPU that nobody uses", || memory_in_use() < 1_000);
+    let before = memory_in_use();
+    let process = ServerProcess::of(&mut faults.command(&["--gpu-memory-utilization", "0.5"]));
+    let stream = stream(process.address, faults.tokens);
+    let serving = memory_in_use();
+    process.signal("KILL");
+    let freed = wait_until(TIMEOUT, "free memory", || memory_in_use() < before + 100);
+    println!("{before} MiB, {serving} while it serves, {freed:?} after its end as before");
+    assert!(serving > before + 1_000);
+    drop(stream);
+}

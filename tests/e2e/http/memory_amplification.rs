@@ -1,0 +1,248 @@
+//! Work that multiplies its input: each route is sent the body that costs it most, under a limit of address space, and
+//! the server answers, lives and stays below the bound that docs/operations.md names.
+
+use super::clock_and_memory::limit_memory;
+use super::server_process::ServerProcess;
+use crate::http_client::{HttpClient, HttpReply, get};
+use serde_json::{Value, json};
+use std::fs;
+use std::time::Duration;
+
+/// Bytes of a body, about.
+const BODY_BYTES: usize = 3_000_000;
+/// Bytes of a body that is as long as one may be.
+const LONGEST_BYTES: usize = 7_800_000;
+/// What `--max-text-memory` and `--max-queued-bytes` are here.
+const MEMORY: u64 = 512 << 20;
+/// The bound beyond these two: two long texts are parsed at a time, of up to 262,144 values each.
+const CONCURRENT_PARSE_BYTES: u64 = 512 << 20;
+/// Clients that send the same body at the same time.
+const CLIENTS: usize = 3;
+const TIMEOUT: Duration = Duration::from_mins(4);
+
+/// A body that costs a route much.
+struct CostlyBody {
+    name: &'static str,
+    path: &'static str,
+    body: Value,
+    /// Bytes of memory for each byte of the body that one request may take.
+    factor: u64,
+    statuses: &'static [u16],
+}
+
+fn costly(
+    name: &'static str,
+    path: &'static str,
+    factor: u64,
+    statuses: &'static [u16],
+    body: Value,
+) -> CostlyBody {
+    CostlyBody { name, path, body, factor, statuses }
+}
+
+/// A list of small objects, which takes most memory for its text.
+fn small_objects() -> Value {
+    json!(vec![json!({"a": 1}); 60_000])
+}
+
+fn user(content: impl Into<Value>) -> Value {
+    json!([{"role": "user", "content": content.into()}])
+}
+
+fn longest(of: &str) -> String {
+    of.repeat(LONGEST_BYTES / of.len())
+}
+
+fn texts() -> Vec<CostlyBody> {
+    let run = "x".repeat(BODY_BYTES);
+    let words = "a1".repeat(BODY_BYTES / 2);
+    let values = json!({"messages": user("a"), "chat_template_kwargs": {"x": small_objects()}});
+    let cut = json!({"prompt": run, "truncate_prompt_tokens": 16, "max_tokens": 1});
+    vec![
+        costly("a run", "/tokenize", 260, &[200, 429], json!({"prompt": run})),
+        costly("a run that never fits", "/tokenize", 60, &[400], json!({"prompt": longest("x")})),
+        costly(
+            "short words, as many as may be",
+            "/tokenize",
+            60,
+            &[200],
+            json!({"prompt": longest("a1"), "return_token_strs": true}),
+        ),
+        costly(
+            "short words",
+            "/tokenize",
+            60,
+            &[200],
+            json!({"prompt": words, "return_token_strs": true}),
+        ),
+        costly("digits", "/tokenize", 60, &[200], json!({"prompt": "1".repeat(BODY_BYTES)})),
+        costly("a run to be cut", "/v1/completions", 260, &[200, 429], cut),
+        costly("a run", "/v1/completions", 20, &[400], json!({"prompt": run})),
+        costly("a run", "/v1/chat/completions", 20, &[400], json!({"messages": user(run.clone())})),
+        costly("a run", "/v1/responses", 20, &[400], json!({"input": run})),
+        costly(
+            "a run",
+            "/v1/messages/count_tokens",
+            260,
+            &[200, 429],
+            json!({"messages": user(run)}),
+        ),
+        costly("many values", "/tokenize", 400, &[200, 400], values),
+    ]
+}
+
+fn token_ids_and_logprobs() -> Vec<CostlyBody> {
+    let ids = vec![7_u32; BODY_BYTES / 2];
+    let spaces = vec![301_u32; BODY_BYTES / 4];
+    let prompt = vec![7_u32; 1_900];
+    let told = |n: u32| json!({"prompt": prompt, "n": n, "max_tokens": 1, "prompt_logprobs": 20});
+    let echoed = json!({"prompt": prompt, "n": 4, "max_tokens": 1, "echo": true, "logprobs": 20});
+    vec![
+        costly("short ids", "/detokenize", 30, &[200], json!({"tokens": ids})),
+        costly("longer ids", "/detokenize", 30, &[200], json!({"tokens": spaces})),
+        costly("ids", "/v1/completions", 30, &[400], json!({"prompt": ids})),
+        costly("logprobs of a prompt, n = 4", "/v1/completions", 12_000, &[200, 429], told(4)),
+        costly("logprobs of a prompt, n = 128", "/v1/completions", 20_000, &[400, 429], told(128)),
+        costly("an echo with logprobs, n = 4", "/v1/completions", 14_000, &[200, 429], echoed),
+    ]
+}
+
+fn schemas() -> Vec<CostlyBody> {
+    let schema = json!({"type": "object", "x": small_objects()});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    let function = json!({"name": "f", "parameters": schema});
+    let tools = json!([{"type": "function", "function": function}]);
+    let grammar = format!("start: {}", "\"a\"? ".repeat(9_000));
+    vec![
+        costly(
+            "a schema of small objects",
+            "/v1/chat/completions",
+            300,
+            &[400],
+            json!({"messages": user("a"), "response_format": format, "max_tokens": 1}),
+        ),
+        costly(
+            "tools of small objects",
+            "/v1/chat/completions",
+            600,
+            &[200, 400, 429],
+            json!({"messages": user("a"), "tools": tools, "max_tokens": 1}),
+        ),
+        costly(
+            "a grammar",
+            "/v1/completions",
+            2_000,
+            &[200, 400, 429],
+            json!({"prompt": "a", "structured_outputs": {"grammar": grammar}, "max_tokens": 1}),
+        ),
+    ]
+}
+
+/// Log-probabilities of as many tokens as the model's context has room for: some 20 MiB for two short bodies.
+fn outputs() -> Vec<CostlyBody> {
+    let long = |mut body: Value| {
+        body["n"] = json!(4);
+        body["ignore_eos"] = json!(true);
+        body["max_tokens"] = json!(1_900);
+        body
+    };
+    let chat = json!({"messages": user("a"), "logprobs": true, "top_logprobs": 20});
+    let text = json!({"prompt": "a", "logprobs": 20});
+    vec![
+        costly("logprobs of outputs", "/v1/chat/completions", 400_000, &[200, 429], long(chat)),
+        costly("logprobs of outputs", "/v1/completions", 600_000, &[200, 429], long(text)),
+    ]
+}
+
+/// A number of KiB in `/proc/PID/status`, in bytes.
+pub(super) fn status_bytes(pid: u32, name: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+fn send_body(process: &ServerProcess, path: &str, body: &str) -> HttpReply {
+    let mut client = HttpClient::connect(process.address);
+    client.reader.get_ref().set_read_timeout(Some(TIMEOUT)).unwrap();
+    client.send("POST", path, "Content-Type: application/json\r\n", body.as_bytes());
+    client.read().unwrap_or_else(|| panic!("no reply of {path}"))
+}
+
+/// Sends a body once and then several times at once; what it took, in a line.
+fn try_body(of: &CostlyBody) {
+    let CostlyBody { name, path, body, factor, statuses } = of;
+    let body = body.to_string();
+    let memory = MEMORY.to_string();
+    let limits = ["--max-text-memory", &memory, "--max-queued-bytes", &memory];
+    let fixed = ["--kv-cache-memory-bytes", "64MiB", "--threads", "1", "--executor", "process"];
+    let args = [&limits[..], &fixed, &["--port", "0"]].concat();
+    // The allocator takes address space as it goes, rather than a gigabyte beforehand.
+    let process = ServerProcess::of(
+        super::server_process::command(&args).env("MIMALLOC_ARENA_RESERVE", "16MiB"),
+    );
+    let pid = process.id();
+    let bound = 2 * MEMORY + CONCURRENT_PARSE_BYTES;
+    limit_memory(pid, bound + (256 << 20)); // Stacks of threads take address space that they never touch.
+    let before = status_bytes(pid, "VmRSS:");
+    let told = |reply: &HttpReply| {
+        let head: String = String::from_utf8_lossy(&reply.body).chars().take(200).collect();
+        assert!(statuses.contains(&reply.status), "{path}, {name}: {} {head}", reply.status);
+    };
+    told(&send_body(&process, path, &body));
+    let taken = status_bytes(pid, "VmHWM:") - before;
+    std::thread::scope(|scope| {
+        let all: Vec<_> =
+            (0..CLIENTS).map(|_| scope.spawn(|| send_body(&process, path, &body))).collect();
+        for one in all {
+            told(&one.join().unwrap());
+        }
+    });
+    let peak = status_bytes(pid, "VmHWM:") - before;
+    let bytes = body.len() as u64;
+    println!(
+        "{path}, {name}: {bytes} bytes, {} bytes per byte, {} MiB for {CLIENTS}",
+        taken / bytes,
+        peak >> 20
+    );
+    assert_eq!(get(process.address, "/livez").status, 200);
+    assert!(taken <= factor * bytes, "{path}, {name}: {} bytes per byte", taken / bytes);
+    assert!(peak <= bound, "{path}, {name}: {peak} of {bound}");
+}
+
+#[test]
+fn long_texts_stay_within_memory_limit() {
+    texts().iter().for_each(try_body);
+}
+
+#[test]
+fn long_id_lists_and_logprobs_stay_within_the_bound() {
+    token_ids_and_logprobs().iter().for_each(try_body);
+}
+
+#[test]
+fn logprobs_of_outputs_stay_within_the_memory_bound() {
+    outputs().iter().for_each(try_body);
+}
+
+#[test]
+fn schemas_and_tools_stay_within_the_memory_bound() {
+    schemas().iter().for_each(try_body);
+}
+
+#[test]
+fn outputs_whose_logprobs_never_fit_are_refused() {
+    let args = ["--max-queued-bytes", "1MiB", "--threads", "1", "--port", "0"];
+    let process = ServerProcess::of(&mut super::server_process::command(&args));
+    let body = |n: u32| json!({"prompt": "a", "logprobs": 20, "n": n, "max_tokens": 1_900});
+    let refused = send_body(&process, "/v1/completions", &body(2).to_string());
+    let error = &refused.json()["error"];
+    assert_eq!((refused.status, &error["param"]), (400, &json!("max_tokens")), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("1048576"), "{error}");
+    // What is streamed is not kept, and what is sent is given back.
+    let mut streamed = body(2);
+    streamed["stream"] = json!(true);
+    assert_eq!(send_body(&process, "/v1/completions", &streamed.to_string()).status, 200);
+    for _ in 0..3 {
+        assert_eq!(send_body(&process, "/v1/completions", &body(1).to_string()).status, 200);
+    }
+}

@@ -1,0 +1,185 @@
+//! The real binary with the demo model: start, signals, exit codes.
+
+use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog, run_to_end};
+use crate::http_client::{HttpClient, get, post};
+use serde_json::json;
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// `hadron serve` of the demo model on a free port.
+pub(crate) struct ServerProcess {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+    /// What it wrote before the ready line.
+    stderr_text: String,
+    pub(crate) address: SocketAddr,
+}
+
+/// Flags that say how large the KV cache is, or that a GPU does.
+const SIZES: [&str; 4] = [
+    "--kv-cache-memory-bytes",
+    "--num-gpu-blocks-override",
+    "--device",
+    "--gpu-memory-utilization",
+];
+/// The size where a test names none: the server's own depends on the machine.
+const SIZE: &str = "256MiB";
+
+pub(crate) fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hadron"));
+    command.arg("serve").args(args).current_dir("/");
+    if !args.iter().any(|arg| SIZES.contains(arg)) {
+        command.args([SIZES[0], SIZE]);
+    }
+    command.env("RUST_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::null());
+    command.stderr(Stdio::piped());
+    command
+}
+
+impl ServerProcess {
+    /// Starts it and reads the ready line.
+    pub(crate) fn start(args: &[&str]) -> Self {
+        Self::of(&mut command(&[&["--port", "0"], args].concat()))
+    }
+
+    /// The same of a command that says where its log goes.
+    pub(crate) fn of(command: &mut Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        let watchdog = ChildWatchdog::start(child.id(), CHILD_TIMEOUT);
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut said = String::new();
+        let address = loop {
+            let mut line = String::new();
+            assert!(stderr.read_line(&mut line).unwrap() > 0, "no ready line: {said}");
+            if let Some((_, rest)) = line.split_once(" on http://") {
+                break rest.split(' ').next().unwrap().parse().unwrap();
+            }
+            said += &line;
+        };
+        watchdog.stop();
+        Self { child, stderr, stderr_text: said, address }
+    }
+
+    /// Everything on stderr, up to its end: only of a process that has ended.
+    pub(crate) fn stderr_text(&mut self) -> String {
+        self.stderr.read_to_string(&mut self.stderr_text).unwrap();
+        self.stderr_text.clone()
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    pub(crate) fn exits_within(&mut self, limit: Duration) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(start.elapsed() < limit, "still running after {limit:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        // Gone already in most tests.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn endless(address: SocketAddr) -> HttpClient {
+    let mut client = HttpClient::connect(address);
+    let body = json!({"prompt": "What is", "max_tokens": 2000, "ignore_eos": true, "stream": true});
+    client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
+    assert_eq!(client.read_head().unwrap().status, 200);
+    client
+}
+
+fn rest_of(client: &mut HttpClient) -> String {
+    let mut text = Vec::new();
+    let _ = client.reader.read_to_end(&mut text); // A reset is an end, too.
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+#[test]
+fn demo_serves_and_drain_ends_streams_properly() {
+    let mut process = ServerProcess::start(&["--shutdown-timeout", "2s"]);
+    let question = json!({"messages": [{"role": "user", "content": "What is 12 plus 30?"}]});
+    let reply = post(process.address, "/v1/chat/completions", &question).json();
+    assert!(reply["choices"][0]["message"]["content"].as_str().unwrap().contains("42"), "{reply}");
+    let mut stream = endless(process.address);
+    let start = Instant::now();
+    process.signal("TERM");
+    while get(process.address, "/readyz").status != 503 {
+        assert!(start.elapsed() < Duration::from_secs(2), "ready in its drain");
+    }
+    assert_eq!(get(process.address, "/livez").status, 200);
+    let text = rest_of(&mut stream);
+    assert!(text.contains("data: [DONE]"), "{text}");
+    assert_eq!(process.exits_within(Duration::from_secs(20)).code(), Some(0));
+    let mut rest = String::new();
+    process.stderr.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("curl http://"), "a line to try: {rest}");
+    // The stream may have run out in time.
+    let was_cut = text.contains("\"reason\":\"draining\"");
+    let says = rest.contains("the drain ends outputs that are not complete outputs=1");
+    assert_eq!(says, was_cut, "{rest}");
+}
+
+#[test]
+fn second_signal_exits_immediately() {
+    let mut process = ServerProcess::start(&[]);
+    let _stream = endless(process.address);
+    process.signal("TERM");
+    std::thread::sleep(Duration::from_millis(50));
+    process.signal("INT");
+    let code = process.exits_within(Duration::from_secs(2)).code();
+    // The stream may have run out in between: the drain was over then.
+    assert!(code == Some(130) || code == Some(0), "{code:?}");
+}
+
+#[test]
+fn startup_errors_are_named_and_exit_1() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let cases: &[(&[&str], &str)] = &[
+        (&["--port", &port], "ddress already in use"),
+        (&["/no/such/model", "--port", "0"], "/no/such/model"),
+        (&["--port", "0", "--trace-requests", "/no/such/folder/x"], "--trace-requests"),
+        (&["--port", "0", "--admin-listen", "nowhere"], "--admin-listen"),
+        (
+            &["--port", "0", "--max-model-len", "2048", "--num-gpu-blocks-override", "10"],
+            "10 KV blocks",
+        ),
+    ];
+    for (args, cause) in cases {
+        let start = Instant::now();
+        let output = run_to_end(&mut command(args));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains(cause), "{args:?}: {said}");
+        assert!(start.elapsed() < Duration::from_mins(1), "{args:?}: {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn demo_unpack_failure_names_folder_and_tmpdir() {
+    let folder = "/no/such/temporary/folder";
+    let output = run_to_end(command(&["--port", "0"]).env("TMPDIR", folder));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for part in ["cannot unpack the demo model", folder, "No such file", "set TMPDIR"] {
+        assert!(said.contains(part), "no {part:?}: {said}");
+    }
+}

@@ -1,0 +1,93 @@
+//! A server in a drill: when its log said what of which group.
+
+use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog};
+use crate::http::server_process::command;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStderr};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
+
+/// What the log says of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GroupEvent {
+    /// It is lost, and what was left of it is gone.
+    Failed,
+    /// It serves again.
+    Restored,
+}
+
+/// By the replica that names a group.
+type GroupEvents = BTreeMap<u16, Receiver<(Instant, GroupEvent)>>;
+
+/// `hadron serve` whose log is read.
+pub(super) struct LogWatchedServer {
+    pub(super) child: Child,
+    pub(super) address: SocketAddr,
+}
+
+impl LogWatchedServer {
+    /// Starts it; `groups` are named by their first replicas.
+    pub(super) fn start(
+        flags: &[String],
+        groups: impl Iterator<Item = u16>,
+    ) -> (Self, GroupEvents) {
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let mut command = command(&[&["--port", "0"], &flags[..]].concat());
+        let mut child = command.env("RUST_LOG", "info").spawn().unwrap();
+        let watchdog = ChildWatchdog::start(child.id(), CHILD_TIMEOUT);
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut said = String::new();
+        let address = loop {
+            let mut line = String::new();
+            assert!(stderr.read_line(&mut line).unwrap() > 0, "no ready line: {said}");
+            if let Some((_, rest)) = line.split_once(" on http://") {
+                break rest.split(' ').next().unwrap().parse().unwrap();
+            }
+            said += &line;
+        };
+        watchdog.stop();
+        let (to, from): (BTreeMap<_, _>, BTreeMap<_, _>) = groups
+            .map(|replica| (replica, channel()))
+            .map(|(replica, (to, from))| ((replica, to), (replica, from)))
+            .unzip();
+        std::thread::spawn(move || read(stderr, &to));
+        (Self { child, address }, from)
+    }
+}
+
+impl Drop for LogWatchedServer {
+    fn drop(&mut self) {
+        // Gone already unless something failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Passes news on until the log ends; nothing is left unread, or the server would wait for its reader.
+fn read(stderr: BufReader<ChildStderr>, groups: &BTreeMap<u16, Sender<(Instant, GroupEvent)>>) {
+    for line in stderr.lines().map_while(Result::ok) {
+        let now = Instant::now();
+        if line.contains(" ERROR ") {
+            println!("{line}");
+        }
+        let Some((replica, news)) = parse(&line) else { continue };
+        if let Some(group) = groups.get(&replica) {
+            // Who drills this group may be through.
+            let _ = group.send((now, news));
+        }
+    }
+}
+
+fn parse(line: &str) -> Option<(u16, GroupEvent)> {
+    let news = if line.contains(": restarting replica=") {
+        GroupEvent::Failed
+    } else if line.contains(": executor is back replica=") {
+        GroupEvent::Restored
+    } else {
+        return None;
+    };
+    let (_, rest) = line.split_once(" replica=")?;
+    Some((rest.split(' ').next()?.parse().ok()?, news))
+}

@@ -1,0 +1,176 @@
+//! What is served in a drill, how it is spread over executors, and what an undisturbed executor answers.
+
+use crate::http::executor_process::body;
+use crate::http::parallel_ranks::with_experts;
+use crate::http::server_process::ServerProcess;
+use crate::http_client::post;
+use serde_json::{Value, json};
+
+/// Tokens of the longest answer.
+const TOKENS: u32 = 500;
+/// Questions to a model.
+const QUESTIONS: u32 = 6;
+const EXACT: &[&str] = &["--dtype", "float32"];
+
+/// What executors compute on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DrillDevice {
+    /// One thread of the CPU each.
+    Cpu,
+    /// A GPU each.
+    Cuda,
+    /// The same of the other make.
+    Rocm,
+}
+
+impl DrillDevice {
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Cpu => &["--threads", "1"],
+            Self::Cuda => &["--device", "cuda", "--num-gpu-blocks-override", "1024"],
+            Self::Rocm => &["--device", "rocm", "--num-gpu-blocks-override", "1024"],
+        }
+    }
+}
+
+/// How executors share a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum DrillTopology {
+    One,
+    TensorParallel2,
+    DataParallel2,
+    DpAttention2Experts2,
+    TensorParallel4,
+    DataParallel2TensorParallel2,
+    DpAttention4Experts4,
+}
+
+impl DrillTopology {
+    const OF_TWO: &[Self] =
+        &[Self::One, Self::TensorParallel2, Self::DataParallel2, Self::DpAttention2Experts2];
+    const OF_FOUR: &[Self] =
+        &[Self::DataParallel2TensorParallel2, Self::DpAttention4Experts4, Self::TensorParallel4];
+
+    /// Those that so many devices are for.
+    pub(super) fn for_devices(devices: u64) -> &'static [Self] {
+        match devices {
+            2 => Self::OF_TWO,
+            4 => Self::OF_FOUR,
+            other => panic!("there are worlds for two and four devices, not for {other}"),
+        }
+    }
+
+    /// As tables say it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::One => "one executor",
+            Self::TensorParallel2 => "TP 2",
+            Self::DataParallel2 => "DP 2",
+            Self::DpAttention2Experts2 => "DP attention 2 + EP 2",
+            Self::TensorParallel4 => "TP 4",
+            Self::DataParallel2TensorParallel2 => "DP 2 of TP 2",
+            Self::DpAttention4Experts4 => "DP attention 4 + EP 4",
+        }
+    }
+
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::One => &["--executor", "process"],
+            Self::TensorParallel2 => &["-tp", "2"],
+            Self::DataParallel2 => &["-dp", "2"],
+            Self::DpAttention2Experts2 => &["-dp", "2", "--enable-expert-parallel"],
+            Self::TensorParallel4 => &["-tp", "4"],
+            Self::DataParallel2TensorParallel2 => &["-dp", "2", "-tp", "2"],
+            Self::DpAttention4Experts4 => &["-dp", "4", "--enable-expert-parallel"],
+        }
+    }
+
+    /// Ranks of each group that lives and dies together, by the replica that its log lines name.
+    pub(super) fn groups(self) -> &'static [(u16, &'static [u16])] {
+        match self {
+            Self::One => &[(0, &[0])],
+            Self::TensorParallel2 | Self::DpAttention2Experts2 => &[(0, &[0, 1])],
+            Self::DataParallel2 => &[(0, &[0]), (1, &[1])],
+            Self::TensorParallel4 | Self::DpAttention4Experts4 => &[(0, &[0, 1, 2, 3])],
+            Self::DataParallel2TensorParallel2 => &[(0, &[0, 1]), (1, &[2, 3])],
+        }
+    }
+
+    fn has_experts(self) -> bool {
+        matches!(self, Self::DpAttention2Experts2 | Self::DpAttention4Experts4)
+    }
+}
+
+/// A request and the ids that answer it.
+#[derive(Debug, Clone)]
+pub(super) struct KnownRequest {
+    pub(super) body: Value,
+    pub(super) ids: Vec<u32>,
+}
+
+/// The models, and what they say.
+pub(super) struct DrillModels {
+    device: DrillDevice,
+    expert_model: tempfile::TempDir,
+    demo_requests: Vec<KnownRequest>,
+    expert_requests: Vec<KnownRequest>,
+}
+
+impl DrillModels {
+    /// Asks undisturbed servers.
+    pub(super) fn prepare(device: DrillDevice) -> Self {
+        let experts = with_experts();
+        let mut worlds = Self {
+            device,
+            expert_model: experts,
+            demo_requests: Vec::new(),
+            expert_requests: Vec::new(),
+        };
+        worlds.demo_requests = known_requests(&worlds.model_flags(DrillTopology::One));
+        worlds.expert_requests =
+            known_requests(&worlds.model_flags(DrillTopology::DpAttention2Experts2));
+        worlds
+    }
+
+    pub(super) fn requests(&self, world: DrillTopology) -> &[KnownRequest] {
+        if world.has_experts() { &self.expert_requests } else { &self.demo_requests }
+    }
+
+    fn model_flags(&self, world: DrillTopology) -> Vec<String> {
+        let folder = self.expert_model.path().join("model").to_str().unwrap().to_owned();
+        let mut sizes = vec!["--max-model-len", "4096"];
+        if self.device == DrillDevice::Cpu {
+            sizes.extend(["--num-gpu-blocks-override", "1024"]);
+        }
+        let model = world.has_experts().then_some(folder).into_iter();
+        let sizes = sizes.into_iter().filter(|_| world.has_experts());
+        let exact = EXACT.iter().chain(self.device.flags()).copied();
+        model.chain(sizes.chain(exact).map(str::to_owned)).collect()
+    }
+
+    /// Arguments of `hadron serve`.
+    pub(super) fn flags(&self, world: DrillTopology) -> Vec<String> {
+        let mut flags = self.model_flags(world);
+        flags.extend(world.flags().iter().map(|&flag| flag.to_owned()));
+        flags
+    }
+}
+
+/// Greedy ones, and sampled ones: those would differ from a lost or repeated token on.
+fn known_requests(flags: &[String]) -> Vec<KnownRequest> {
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let server = ServerProcess::start(&flags);
+    let ask = |which: u32| {
+        let mut asked = body(TOKENS - which * 40, false);
+        let ids: Vec<u32> =
+            (0..8 + which * 11).map(|i| 3 + (i * i * 7 + which * 31) % 250).collect();
+        asked["prompt"] = json!(ids);
+        asked["temperature"] = json!(which % 2);
+        asked["return_token_ids"] = json!(true);
+        let reply = post(server.address, "/v1/completions", &asked).json();
+        let ids = serde_json::from_value(reply["choices"][0]["token_ids"].clone()).unwrap();
+        asked["stream"] = json!(true);
+        KnownRequest { body: asked, ids }
+    };
+    (0..QUESTIONS).map(ask).collect()
+}

@@ -1,0 +1,322 @@
+//! Runs requests to their end: the real engine, a real executor on this thread, and what befalls them.
+
+use super::generated_requests::GeneratedRequest;
+use crate::invariance::{EngineSetting, MAX_MODEL_LEN, executor, model};
+use crate::rng::SimRng;
+use executor::{Executor, ExecutorError, TokenBitmaskSource};
+use hadron::grammar::{CompiledGrammar, GrammarSession};
+use protocol::{Batch, BitmaskRow, Replica, RequestId, StepId, StepOutput, Token, TokenLogprobs};
+use scheduler::{
+    AbortCause, ExecutorFailure, FinishReason, KvConfig, Scheduler, SchedulerConfig,
+    SchedulerEffect, SchedulerEvent, SchedulerLimits, TokenEvent,
+};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Add;
+
+/// Far more than any mix needs.
+const TICKS_MAX: u64 = 50_000;
+/// From the death of an executor to the next one.
+const DEAD_TICKS: u64 = 3;
+
+/// What goes wrong, in 1000.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct MixFaults {
+    /// Masks that are late.
+    pub(super) overdue_masks: u32,
+    /// Answers that come a tick later.
+    pub(super) delayed_outputs: u32,
+    pub(super) dies_at_tick: Option<u64>,
+}
+
+/// How requests run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MixSetup {
+    pub(super) setting: EngineSetting,
+    pub(super) tokens_per_chunk: Option<u32>,
+    pub(super) mixed: bool,
+    pub(super) faults: MixFaults,
+}
+
+/// What somebody who asks hears.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct RequestOutput {
+    pub(super) tokens: Vec<Token>,
+    pub(super) logprobs: Vec<TokenLogprobs>,
+    pub(super) prompt_logprobs: Vec<TokenLogprobs>,
+    pub(super) finish: Option<FinishReason>,
+}
+
+/// What happened on the way.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct MixCounts {
+    pub(super) requests: u64,
+    pub(super) tokens: u64,
+    pub(super) steps: u64,
+    pub(super) preemptions: u64,
+    pub(super) cached_tokens: u64,
+    pub(super) accepted: u64,
+    /// Clients that left before the end.
+    pub(super) disconnects: u64,
+    pub(super) executor_failures: u64,
+    pub(super) overdue_masks: u64,
+    pub(super) masked: u64,
+    /// Requests that ended before they had all their tokens.
+    pub(super) ended_early: u64,
+    pub(super) scored: u64,
+}
+
+impl Add for MixCounts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            requests: self.requests + other.requests,
+            tokens: self.tokens + other.tokens,
+            steps: self.steps + other.steps,
+            preemptions: self.preemptions + other.preemptions,
+            cached_tokens: self.cached_tokens + other.cached_tokens,
+            accepted: self.accepted + other.accepted,
+            disconnects: self.disconnects + other.disconnects,
+            executor_failures: self.executor_failures + other.executor_failures,
+            overdue_masks: self.overdue_masks + other.overdue_masks,
+            masked: self.masked + other.masked,
+            ended_early: self.ended_early + other.ended_early,
+            scored: self.scored + other.scored,
+        }
+    }
+}
+
+/// Who makes the masks of a step.
+struct MixMaskMaker<'a> {
+    requests: &'a [GeneratedRequest],
+    grammars: &'a [CompiledGrammar],
+    sessions: BTreeMap<RequestId, GrammarSession>,
+    /// Rows of the step to be masked, and whose masks come too late.
+    masked_rows: Vec<(u32, RequestId, bool)>,
+    outputs: BTreeMap<RequestId, Vec<Token>>,
+}
+
+impl<'a> MixMaskMaker<'a> {
+    /// The session of a request that follows a grammar.
+    fn session(&mut self, request: RequestId) -> Option<&mut GrammarSession> {
+        let grammar: &'a CompiledGrammar =
+            &self.grammars[self.requests[request.0 as usize].grammar?];
+        let new = || grammar.session_seed(false).session();
+        Some(self.sessions.entry(request).or_insert_with(new))
+    }
+
+    /// Tokens behind `before` others.
+    fn observe(&mut self, request: RequestId, before: usize, tokens: &[Token]) {
+        let from =
+            self.requests[request.0 as usize].submit.first_masked_token.unwrap_or(0) as usize;
+        self.outputs.entry(request).or_default().extend(tokens);
+        let free = from.saturating_sub(before).min(tokens.len());
+        if let Some(session) = self.session(request) {
+            session.advance(&tokens[free..]);
+        }
+    }
+}
+
+impl TokenBitmaskSource for MixMaskMaker<'_> {
+    fn wait(&mut self, _: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError> {
+        assert_eq!(self.masked_rows.len(), rows);
+        let wanted = std::mem::take(&mut self.masked_rows);
+        let mask = |(row, request, late): (u32, RequestId, bool)| {
+            let session = self.session(request).expect("only who has a grammar is masked");
+            let mask = if late { Some(Vec::new()) } else { session.mask() };
+            let allowed = mask.unwrap_or_else(|| {
+                let (asked, heard) = (&self.requests[request.0 as usize], &self.outputs);
+                panic!("no mask behind {:?} of {asked:?}", heard.get(&request))
+            });
+            BitmaskRow { row, bitmask: allowed, overdue: late }
+        };
+        Ok(wanted.into_iter().map(mask).collect())
+    }
+}
+
+/// The state of one run.
+struct MixRun<'a> {
+    requests: &'a [GeneratedRequest],
+    mix: &'a MixSetup,
+    chance: &'a mut SimRng,
+    engine: Scheduler,
+    executor: Option<Executor>,
+    maker: MixMaskMaker<'a>,
+    inbox: Vec<SchedulerEvent>,
+    /// Answers under way.
+    step_outputs: VecDeque<StepOutput>,
+    /// Masks that were late, named by the tokens in front of them, and the tick at which they are there.
+    overdue_masks: BTreeMap<(RequestId, usize), u64>,
+    outputs: Vec<RequestOutput>,
+    counts: MixCounts,
+}
+
+/// Runs requests in a mix to their end.
+pub(super) fn run(
+    asked: &[GeneratedRequest],
+    mix: &MixSetup,
+    grammars: &[CompiledGrammar],
+    chance: &mut SimRng,
+) -> (Vec<RequestOutput>, MixCounts) {
+    let world = mix.setting;
+    let limits = SchedulerLimits {
+        tokens_per_step: world.tokens_per_step,
+        max_num_seqs: world.requests_running,
+        steps_in_flight: world.steps_in_flight,
+        tokens_per_chunk: mix.tokens_per_chunk,
+        mixed_batches: mix.mixed,
+        draft_tokens: world.drafts,
+        needs_token_history: world.drafts > 0 && !world.uses_draft_model,
+        ..SchedulerLimits::cpu(MAX_MODEL_LEN, model().vocab as u32)
+    };
+    let first = executor(world, protocol::Epoch(1));
+    let mut kv = KvConfig::new(first.kv_spec().clone(), world.blocks, [1, 2]);
+    kv.caching = world.caching;
+    let mut run = MixRun {
+        requests: asked,
+        mix,
+        chance,
+        engine: Scheduler::new(SchedulerConfig::new(limits, kv)).unwrap(),
+        executor: Some(first),
+        maker: MixMaskMaker {
+            requests: asked,
+            grammars,
+            sessions: BTreeMap::new(),
+            masked_rows: Vec::new(),
+            outputs: BTreeMap::new(),
+        },
+        inbox: Vec::new(),
+        step_outputs: VecDeque::new(),
+        overdue_masks: BTreeMap::new(),
+        outputs: vec![RequestOutput::default(); asked.len()],
+        counts: MixCounts { requests: asked.len() as u64, ..MixCounts::default() },
+    };
+    for tick in 0.. {
+        assert!(tick < TICKS_MAX, "no end: {:?}", run.outputs);
+        run.tick(tick);
+        let last = asked.last().is_none_or(|asked| asked.at_tick <= tick);
+        if last && run.outputs.iter().all(|heard| heard.finish.is_some()) {
+            break;
+        }
+    }
+    (run.outputs, run.counts)
+}
+
+impl MixRun<'_> {
+    fn tick(&mut self, tick: u64) {
+        for asked in self.requests {
+            let id = asked.submit.id;
+            if asked.at_tick == tick {
+                self.inbox.push(SchedulerEvent::Submit(Box::new(asked.submit.clone())));
+            }
+            if asked.disconnects_at_tick == Some(tick) {
+                self.inbox.push(SchedulerEvent::Abort {
+                    request: id,
+                    cause: AbortCause::ClientDisconnected,
+                });
+            }
+        }
+        self.kill_and_restart(tick);
+        while let Some(output) = self.step_outputs.pop_front() {
+            self.inbox.push(SchedulerEvent::StepOutput { replica: Replica(0), output });
+            if self.chance.chance_per_mille(self.mix.faults.delayed_outputs) {
+                break;
+            }
+        }
+        for (&(request, outputs), _) in
+            self.overdue_masks.iter().filter(|(_, made_at)| **made_at == tick)
+        {
+            let outputs = outputs as u32;
+            self.inbox.push(SchedulerEvent::MaskReady {
+                request,
+                output_tokens: outputs,
+                wait_for_next: false,
+            });
+        }
+        let mut effects = Vec::new();
+        self.engine.tick(tick, &mut self.inbox, &mut effects);
+        for effect in &effects {
+            if let SchedulerEffect::TokenEvents(events) = effect {
+                for event in events {
+                    self.observe(event);
+                }
+            }
+        }
+        for effect in effects {
+            match effect {
+                SchedulerEffect::SendBatch { batch, .. } => self.step(&batch, tick),
+                SchedulerEffect::Stats(stats) => {
+                    self.counts.accepted = stats.drafts_total.accepted_per_position.iter().sum();
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The executor dies in its tick, and another one follows.
+    fn kill_and_restart(&mut self, tick: u64) {
+        let Some(dies) = self.mix.faults.dies_at_tick else { return };
+        if tick == dies {
+            self.counts.executor_failures += 1;
+            self.executor = None;
+            self.step_outputs.clear();
+            self.inbox.push(SchedulerEvent::ExecutorsFailed {
+                replica: Replica(0),
+                failure: ExecutorFailure::Exited,
+            });
+        } else if tick == dies + DEAD_TICKS {
+            self.executor = Some(executor(self.mix.setting, self.engine.epoch(Replica(0))));
+            let (replica, blocks) = (Replica(0), self.mix.setting.blocks);
+            self.inbox.push(SchedulerEvent::ExecutorsReady {
+                replica,
+                blocks,
+                capture_sizes: Vec::new(),
+            });
+        }
+    }
+
+    fn step(&mut self, batch: &Batch, tick: u64) {
+        self.counts.steps += 1;
+        let masked = (0..).zip(&batch.rows).filter(|(_, row)| row.masked);
+        for (index, row) in masked {
+            let late = self.is_mask_overdue(row.request, tick);
+            self.maker.masked_rows.push((index, row.request, late));
+            self.counts.masked += 1;
+        }
+        let executor = self.executor.as_mut().expect("nothing is sent to the dead");
+        let step = executor.submit_with_bitmasks(batch, &mut self.maker).unwrap();
+        self.step_outputs.push_back(step.finish().unwrap());
+    }
+
+    /// Whether a mask comes too late for a step that is sent now. Once it is said to be there, it is.
+    fn is_mask_overdue(&mut self, request: RequestId, tick: u64) -> bool {
+        let outputs = self.outputs[request.0 as usize].tokens.len();
+        let known = self.overdue_masks.get(&(request, outputs));
+        if known.is_none() && self.chance.chance_per_mille(self.mix.faults.overdue_masks) {
+            self.counts.overdue_masks += 1;
+            self.overdue_masks.insert((request, outputs), tick + 1 + self.chance.below(4));
+            return true;
+        }
+        known.is_some_and(|made_at| *made_at > tick)
+    }
+
+    fn observe(&mut self, event: &TokenEvent) {
+        let heard = &mut self.outputs[event.request.0 as usize];
+        assert_eq!(heard.finish, None, "nothing follows an end: {event:?}");
+        self.maker.observe(event.request, heard.tokens.len(), &event.tokens);
+        heard.tokens.extend(&event.tokens);
+        heard.logprobs.extend(event.logprobs.iter().cloned());
+        heard.prompt_logprobs.extend(event.prompt_logprobs.iter().cloned());
+        heard.finish.clone_from(&event.finish_reason);
+        let cached = event.first_admission.map_or(0, |run| run.cached_tokens);
+        let met = &mut self.counts;
+        met.cached_tokens += u64::from(cached);
+        met.tokens += event.tokens.len() as u64;
+        met.scored += event.prompt_logprobs.len() as u64;
+        if let Some(finish) = &event.finish_reason {
+            met.preemptions += u64::from(event.preemptions);
+            met.disconnects += u64::from(matches!(finish, FinishReason::Abort(_)));
+            met.ended_early += u64::from(matches!(finish, FinishReason::Stop(_)));
+        }
+    }
+}

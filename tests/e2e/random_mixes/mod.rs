@@ -1,0 +1,127 @@
+//! Requests drawn from a seed over the real scheduler and the real executor, in a mix drawn from it, too: whoever runs
+//! beside it, leaves, or is preempted, and whatever dies in between, each gets the bits that it gets alone.
+//!
+//! The demo model in f32 is the oracle: a request alone, cold and undisturbed. A failure names its seed.
+
+mod generated_requests;
+mod mix_runner;
+
+use crate::invariance::{EngineSetting, SEQUENTIAL, compile, model};
+use crate::rng::SimRng;
+use generated_requests::{GeneratedRequest, generate, specs};
+use hadron::grammar::CompiledGrammar;
+use mix_runner::{MixCounts, MixFaults, MixSetup, RequestOutput, run};
+use scheduler::{AbortCause, FinishReason};
+
+/// Seeds of every test run.
+const SEEDS: u64 = 8;
+
+/// The mix of a seed: sizes of the engine, and what happens to it.
+fn random_mix(chance: &mut SimRng) -> MixSetup {
+    let drafts = chance.pick(&[0, 0, 1, 3]);
+    let world = EngineSetting {
+        tokens_per_step: chance.pick(&[24, 40, 100, 512]),
+        requests_running: chance.pick(&[2, 8, 24]),
+        blocks: chance.pick(&[32, 33, 40, 400]),
+        caching: chance.chance_per_mille(700),
+        steps_in_flight: chance.pick(&[1, 2, 3]),
+        drafts,
+        uses_draft_model: drafts > 0 && chance.chance_per_mille(500),
+    };
+    let faults = MixFaults {
+        overdue_masks: if chance.chance_per_mille(500) { chance.pick(&[50, 300]) } else { 0 },
+        delayed_outputs: if chance.chance_per_mille(500) { 500 } else { 0 },
+        dies_at_tick: chance.chance_per_mille(400).then(|| 5 + chance.below(40)),
+    };
+    let tokens_per_chunk = chance.chance_per_mille(300).then(|| chance.pick(&[16, 33, 64]));
+    MixSetup { setting: world, tokens_per_chunk, mixed: !chance.chance_per_mille(150), faults }
+}
+
+/// Runs a seed twice, one after the other and mixed, and compares.
+fn run_seed(seed: u64, grammars: &[CompiledGrammar]) -> MixCounts {
+    let mut chance = SimRng::new(seed);
+    let asked = generate(&mut chance, model().vocab as u32);
+    let mix = random_mix(&mut chance);
+    let calm = MixSetup {
+        setting: SEQUENTIAL,
+        tokens_per_chunk: None,
+        mixed: true,
+        faults: MixFaults::default(),
+    };
+    let patient: Vec<GeneratedRequest> =
+        asked.iter().map(|a| GeneratedRequest { disconnects_at_tick: None, ..a.clone() }).collect();
+    let (alone, _) = run(&patient, &calm, grammars, &mut chance);
+    let (together, met) = run(&asked, &mix, grammars, &mut chance);
+    for ((asked, alone), together) in asked.iter().zip(&alone).zip(&together) {
+        let same = match &together.finish {
+            Some(FinishReason::Abort(AbortCause::ClientDisconnected)) => {
+                together.is_prefix_of(alone)
+            }
+            Some(FinishReason::Error(_)) => together.fails_identically(alone),
+            _ => together == alone,
+        };
+        assert!(
+            same,
+            "seed {seed}: {asked:?}\nalone {alone:#?}\nin {mix:?} {together:#?}\nreplay: just mixes {seed} 1"
+        );
+    }
+    met
+}
+
+impl RequestOutput {
+    /// Whether this is how another one begins.
+    fn is_prefix_of(&self, whole: &Self) -> bool {
+        whole.tokens.starts_with(&self.tokens)
+            && whole.logprobs.starts_with(&self.logprobs)
+            && whole.prompt_logprobs.starts_with(&self.prompt_logprobs)
+    }
+
+    /// Whether both end alike behind the same tokens. How much of the prompt was scored before depends on its chunks.
+    fn fails_identically(&self, other: &Self) -> bool {
+        let (mine, theirs) = (&self.prompt_logprobs, &other.prompt_logprobs);
+        self.finish == other.finish
+            && self.tokens == other.tokens
+            && self.logprobs == other.logprobs
+            && (mine.starts_with(theirs) || theirs.starts_with(mine))
+    }
+}
+
+#[test]
+fn output_is_independent_of_concurrent_requests() {
+    let grammars = compile(specs());
+    let met =
+        (0..SEEDS).fold(MixCounts::default(), |met, number| met + run_seed(number, &grammars));
+    println!("{met:?}");
+    let happened = [
+        met.preemptions,
+        met.cached_tokens,
+        met.accepted,
+        met.disconnects,
+        met.executor_failures,
+        met.overdue_masks,
+        met.masked,
+        met.ended_early,
+        met.scored,
+    ];
+    assert!(happened.iter().all(|&count| count > 0), "too little happened: {met:?}");
+}
+
+/// Seeds that no test has seen: `HADRON_MIXES_FROM`, `HADRON_MIXES_COUNT`.
+#[test]
+#[ignore = "as long as asked for: `just mixes FROM COUNT`"]
+#[expect(clippy::disallowed_methods, reason = "the seeds come from `just`")]
+fn explore_random_mixes() {
+    let said = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let from = said("HADRON_MIXES_FROM").unwrap_or(SEEDS);
+    let count = said("HADRON_MIXES_COUNT").unwrap_or(100);
+    let grammars = compile(specs());
+    let began = std::time::Instant::now();
+    let mut met = MixCounts::default();
+    for number in from..from + count {
+        met = met + run_seed(number, &grammars);
+        if number % 100 == 99 {
+            println!("up to seed {number}, {:.0} s: {met:?}", began.elapsed().as_secs_f64());
+        }
+    }
+    println!("{count} seeds, {:.0} s: {met:?}", began.elapsed().as_secs_f64());
+}

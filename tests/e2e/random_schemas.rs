@@ -1,0 +1,247 @@
+//! A thousand random JSON schemas on a model of random weights: whatever it says in full is valid, by the
+//! judgement of a validator that shares no code with the grammar engine.
+
+use crate::http_client::HttpClient;
+use crate::test_server::{ServerSetup, TestServer};
+use models::synth::{self, SynthDType, SynthOptions};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const SCHEMAS: u64 = 1_000;
+const CONNECTIONS: u64 = 16;
+const TOKENS: u32 = 600;
+/// Times that one grammar may find the machine too busy, and that all of them may.
+const BUSY_RETRIES_MAX: u32 = 20;
+const BUSY_TOTAL_MAX: u64 = SCHEMAS / 4;
+/// Outputs that must come to an end of their own.
+const COMPLETED_MIN: u64 = SCHEMAS * 9 / 10;
+
+/// Numbers of one seed (splitmix64).
+struct SchemaRng(u64);
+
+impl SchemaRng {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ (x >> 31)) % sides
+    }
+
+    fn within(&mut self, low: i64, high: i64) -> i64 {
+        low + self.roll((high - low + 1) as u64) as i64
+    }
+}
+
+/// A schema of at most `depth` levels.
+fn schema(dice: &mut SchemaRng, depth: u32) -> Value {
+    let kinds = if depth == 0 { 7 } else { 11 };
+    match dice.roll(kinds) {
+        0 => json!({"type": "boolean"}),
+        1 => json!({"type": (["null", "boolean"])}),
+        2 => integer(dice),
+        3 => number(dice),
+        4 | 5 => string(dice),
+        6 => literals(dice),
+        7 | 8 => object(dice, depth),
+        9 => array(dice, depth),
+        _ => json!({"anyOf": [schema(dice, depth - 1), schema(dice, depth - 1)]}),
+    }
+}
+
+fn integer(dice: &mut SchemaRng) -> Value {
+    let low = dice.within(-2_000, 2_000);
+    let high = low + dice.within(0, 5_000);
+    match dice.roll(4) {
+        0 => json!({"type": "integer", "minimum": low, "maximum": high}),
+        1 => json!({"type": "integer", "exclusiveMinimum": low, "exclusiveMaximum": high + 2}),
+        2 => {
+            json!({"type": "integer", "minimum": 0, "maximum": 900, "multipleOf": dice.within(2, 9)})
+        }
+        _ => json!({"type": "integer", "minimum": low}),
+    }
+}
+
+/// Bounded: a number of a thousand digits is valid, but nobody can read it.
+fn number(dice: &mut SchemaRng) -> Value {
+    let low = dice.within(-9_000, 9_000) as f64 / 8.0;
+    json!({"type": "number", "minimum": low, "maximum": low + dice.within(1, 900) as f64 / 4.0})
+}
+
+fn string(dice: &mut SchemaRng) -> Value {
+    const PATTERNS: [&str; 6] = [
+        "^[a-z]{2,6}$",
+        "^(foo|bar)-[0-9]+x$",
+        "^\\d{3}\\.\\d$",
+        "^[A-F]+[^A-F ]{2}$",
+        "^é?[ß-ü]{1,3}$",
+        "[0-9]{2}$",
+    ];
+    // Not those of dates: the grammar knows neither leap years nor when leap seconds come, the judge does.
+    const FORMATS: [&str; 3] = ["uuid", "ipv4", "ipv6"];
+    let least = dice.within(0, 6);
+    match dice.roll(4) {
+        0 => json!({"type": "string", "minLength": least, "maxLength": least + dice.within(0, 20)}),
+        1 => json!({"type": "string", "maxLength": 12}),
+        2 => json!({"type": "string", "pattern": PATTERNS[dice.roll(6) as usize]}),
+        _ => json!({"type": "string", "format": FORMATS[dice.roll(3) as usize]}),
+    }
+}
+
+fn literals(dice: &mut SchemaRng) -> Value {
+    let all = [
+        json!("a \"b\""),
+        json!(17),
+        json!(null),
+        json!(-0.5),
+        json!("ü\n"),
+        json!(true),
+        json!([1, {"x": []}]),
+    ];
+    let first = dice.roll(4) as usize;
+    match dice.roll(2) {
+        0 => json!({"const": all[first]}),
+        _ => json!({"enum": all[first..first + 3]}),
+    }
+}
+
+fn object(dice: &mut SchemaRng, depth: u32) -> Value {
+    let mut properties = Map::new();
+    let mut required = Vec::new();
+    for name in ["id", "name of it", "größe", "a\"b"].into_iter().take(dice.roll(5) as usize) {
+        properties.insert(name.to_owned(), schema(dice, depth - 1));
+        if dice.roll(3) > 0 {
+            required.push(name);
+        }
+    }
+    let mut object = json!({"type": "object", "properties": properties, "required": required});
+    object["additionalProperties"] = match dice.roll(4) {
+        0 => json!({"type": "integer", "minimum": 0, "maximum": 99}),
+        _ => json!(false),
+    };
+    object
+}
+
+fn array(dice: &mut SchemaRng, depth: u32) -> Value {
+    let least = dice.within(0, 3);
+    let mut array = json!({"type": "array", "items": schema(dice, depth - 1), "minItems": least,
+        "maxItems": least + dice.within(0, 3)});
+    if dice.roll(4) == 0 {
+        array["prefixItems"] = json!([schema(dice, 0)]);
+        array["maxItems"] = json!(least + 3);
+    }
+    array
+}
+
+/// The whole schema of a seed; some refer to definitions, one of them to itself.
+fn root_schema(dice: &mut SchemaRng) -> Value {
+    let inner = schema(dice, 3);
+    match dice.roll(6) {
+        0 => json!({"$ref": "#/$defs/it", "$defs": {"it": inner}}),
+        1 => {
+            json!({"type": "object", "required": ["value"], "additionalProperties": false, "properties": {
+            "value": inner, "next": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}}})
+        }
+        _ => inner,
+    }
+}
+
+/// A model that has learnt nothing, with all bytes as tokens. Returns its hidden size.
+pub(crate) fn write_model(folder: &Path) -> usize {
+    let hidden_size = 64;
+    let config = json!({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": hidden_size,
+        "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "vocab_size": 288, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0, "tie_word_embeddings": false, "torch_dtype": "float32", "hidden_act": "silu"});
+    let source = folder.join("source.json");
+    std::fs::write(&source, config.to_string()).unwrap();
+    let options = SynthOptions { seed: 5, dtype: SynthDType::F32, ..SynthOptions::default() };
+    synth::write(&source, &folder.join("model"), &options, &mut |_, _| ()).unwrap();
+    hidden_size
+}
+
+#[derive(Default)]
+struct SchemaCounts {
+    completed: AtomicU64,
+    truncated: AtomicU64,
+    rejected: AtomicU64,
+    /// Answers that the machine was too busy for a grammar.
+    busy: AtomicU64,
+    tokens: AtomicU64,
+}
+
+fn complete(client: &mut HttpClient, seed: u64, score: &SchemaCounts) {
+    let schema = root_schema(&mut SchemaRng(seed));
+    let body = json!({"prompt": "{", "max_tokens": TOKENS, "temperature": 1, "seed": seed, "structured_outputs":
+        {"json": schema, "disable_any_whitespace": seed.is_multiple_of(2)}});
+    let mut reply = client.post("/v1/completions", &body);
+    // Grammars are tried with little priority: a busy machine may have too little left, whether or not it can tell.
+    for _ in 0..BUSY_RETRIES_MAX {
+        if reply.status != 429 && !String::from_utf8_lossy(&reply.body).contains("took longer") {
+            break;
+        }
+        score.busy.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(500));
+        reply = client.post("/v1/completions", &body);
+    }
+    let said = reply.json();
+    if reply.status == 400 {
+        println!("seed {seed}: {} for {schema}", said["error"]["message"]);
+        score.rejected.fetch_add(1, Ordering::Relaxed);
+        return;
+    }
+    assert_eq!(reply.status, 200, "seed {seed}: {said} for {schema}");
+    score.tokens.fetch_add(said["usage"]["completion_tokens"].as_u64().unwrap(), Ordering::Relaxed);
+    let text = said["choices"][0]["text"].as_str().unwrap();
+    if said["choices"][0]["finish_reason"] == "length" {
+        score.truncated.fetch_add(1, Ordering::Relaxed);
+        return;
+    }
+    assert_eq!(said["choices"][0]["finish_reason"], "stop", "seed {seed}: {said}");
+    let value: Value = serde_json::from_str(text)
+        .unwrap_or_else(|e| panic!("seed {seed}: {e} in {text:?} for {schema}"));
+    let judge = jsonschema::options().should_validate_formats(true).build(&schema).unwrap();
+    let errors: Vec<String> = judge.iter_errors(&value).map(|e| e.to_string()).collect();
+    assert!(errors.is_empty(), "seed {seed}: {text:?} for {schema}: {errors:?}");
+    score.completed.fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn random_schemas_are_obeyed() {
+    let folder = tempfile::tempdir().unwrap();
+    write_model(folder.path());
+    let server = TestServer::start(&ServerSetup {
+        model: Some(folder.path().join("model")),
+        max_model_len: 1_024,
+        blocks: 1_024,
+        max_num_seqs: CONNECTIONS as u32,
+        ..ServerSetup::default()
+    });
+    let (score, since) = (SchemaCounts::default(), Instant::now());
+    std::thread::scope(|scope| {
+        for first in 0..CONNECTIONS {
+            let (score, address) = (&score, server.address);
+            scope.spawn(move || {
+                let mut client = HttpClient::connect(address);
+                for seed in (first..SCHEMAS).step_by(CONNECTIONS as usize) {
+                    complete(&mut client, seed, score);
+                }
+            });
+        }
+    });
+    let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
+    let took = since.elapsed();
+    println!(
+        "{} complete and valid, {} cut at {TOKENS} tokens, {} refused; {} tokens in {took:?}",
+        count(&score.completed),
+        count(&score.truncated),
+        count(&score.rejected),
+        count(&score.tokens)
+    );
+    assert_eq!(count(&score.rejected), 0, "every schema is of the supported kind");
+    assert!(count(&score.busy) <= BUSY_TOTAL_MAX, "{} times too busy", count(&score.busy));
+    assert!(count(&score.completed) >= COMPLETED_MIN);
+    server.wait_idle(Duration::from_secs(5));
+}

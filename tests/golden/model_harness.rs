@@ -1,0 +1,633 @@
+//! A model and a KV pool, driven row by row without a scheduler: the smallest thing that can prefill,
+//! decode, batch and share blocks.
+
+use crate::fixture::GoldenFixture;
+use collectives::{DeviceGroup, ParallelGroup, SharedMemoryRendezvous};
+use kernels::Kernels;
+use kernels::cpu::{CpuConfig, CpuDevice};
+use kernels::gpu::{GpuConfig, GpuDevice, GpuLibraries, HalfDtype};
+use models::sharding::{ParallelRank, ParallelRanks};
+use models::synth::{self, SynthDType, SynthOptions};
+use models::{
+    ExpertExchange, ForwardContext, ForwardProbe, Model, ModelConfig, ModelLoadOptions,
+    WeightsFormat, load_model,
+};
+use ops::{BatchInputs, BatchView, DType, ExpertRouting, KvPool, OpError, Ops, Tensor};
+use std::cell::{Cell, RefCell};
+use std::fs;
+use std::hash::{DefaultHasher, Hasher};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Tokens of a block, and blocks of a pool.
+pub(crate) const BLOCK_TOKENS: usize = 16;
+pub(crate) const BLOCKS: usize = 256;
+/// Positions of the rotation tables.
+pub(crate) const POSITIONS: usize = 512;
+/// Longer than ranks that are through may wait for others.
+const RANK_WAIT: Duration = Duration::from_mins(1);
+
+/// One of the ranks that share a model, and what it has seen so far.
+pub(crate) struct RankContext {
+    pub(crate) ranks: ParallelRanks,
+    /// Its GPU, if ranks are GPUs.
+    gpu: Option<Arc<GpuDevice>>,
+    tp: ParallelGroup,
+    dp: ParallelGroup,
+    exchange: ExpertExchange,
+    /// Tokens that any of the others has in a step, where they may be more than this one's.
+    max_tokens_of_others: Cell<usize>,
+    logits_hash: Cell<u64>,
+}
+
+/// How ranks share a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ShardingMode {
+    /// Each holds a part of every layer.
+    TensorParallel,
+    /// The same, but experts are whole.
+    ExpertParallel,
+    /// Experts are whole, and of everything else each holds all, for tokens of its own. Experts get the tokens of all.
+    AttentionReplicas,
+    /// The same, but tokens are sent to the ranks that hold their experts.
+    AllToAllReplicas,
+}
+
+/// A loaded model and its KV cache.
+pub(crate) struct ModelHarness<'a> {
+    pub(crate) rank_context: &'a RankContext,
+    pub(crate) ops: Ops,
+    pub(crate) model: Box<dyn Model>,
+    kv: KvPool,
+    blocks_used: usize,
+}
+
+/// Tokens `[start, start + len)` of a sequence, and the blocks of all of it.
+#[derive(Clone)]
+pub(crate) struct SequenceRow {
+    pub(crate) tokens: Vec<i32>,
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+    blocks: Vec<usize>,
+}
+
+/// What one forward pass showed.
+pub(crate) struct ForwardTrace {
+    /// `[T][V]`
+    pub(crate) logits: Vec<Vec<f32>>,
+    /// `[layer][T][H]`
+    pub(crate) hidden: Vec<Vec<Vec<f32>>>,
+    /// Experts in ascending order: `[sparse layer][T][k]`.
+    pub(crate) routes: Vec<Vec<Vec<i32>>>,
+}
+
+impl RankContext {
+    /// A model on one device.
+    pub(crate) fn alone() -> Self {
+        Self::new(
+            ParallelRanks::SINGLE,
+            None,
+            [ParallelGroup::single(), ParallelGroup::single()],
+            ExpertExchange::AllGather,
+        )
+    }
+
+    fn new(
+        ranks: ParallelRanks,
+        gpu: Option<Arc<GpuDevice>>,
+        [tp, dp]: [ParallelGroup; 2],
+        exchange: ExpertExchange,
+    ) -> Self {
+        Self {
+            ranks,
+            gpu,
+            tp,
+            dp,
+            exchange,
+            max_tokens_of_others: Cell::default(),
+            logits_hash: Cell::default(),
+        }
+    }
+
+    /// What this rank computes on, in `dtype`.
+    fn device(&self, dtype: DType) -> Arc<dyn Kernels> {
+        if let Some(gpu) = &self.gpu {
+            return gpu.clone();
+        }
+        if let Some(gpu) = gpu(0, half_type(dtype)) {
+            return gpu;
+        }
+        let threads = if self.is_shared() { 1 } else { 2 };
+        Arc::new(CpuDevice::new(CpuConfig { threads, ..CpuConfig::default() }).unwrap())
+    }
+
+    /// Where rank `rank` of `size` stands.
+    pub(crate) fn ranks(rank: usize, size: usize, sharing: ShardingMode) -> ParallelRanks {
+        let part = ParallelRank { rank, size };
+        match sharing {
+            ShardingMode::TensorParallel => ParallelRanks { tp: part, ep: ParallelRank::SINGLE },
+            ShardingMode::ExpertParallel => ParallelRanks { tp: part, ep: part },
+            ShardingMode::AttentionReplicas | ShardingMode::AllToAllReplicas => {
+                ParallelRanks { tp: ParallelRank::SINGLE, ep: part }
+            }
+        }
+    }
+
+    /// This rank's number among those with tokens of their own.
+    pub(crate) fn replica(&self) -> usize {
+        self.dp.rank()
+    }
+
+    /// Some rank has so many tokens in the steps to come, and none more.
+    pub(crate) fn set_max_tokens_of_others(&self, tokens: usize) {
+        self.max_tokens_of_others.set(tokens);
+    }
+
+    /// Whether there are others.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.ranks != ParallelRanks::SINGLE
+    }
+
+    /// Takes note of logits.
+    fn hash_logits(&self, logits: &[Vec<f32>]) {
+        let mut hasher = DefaultHasher::new();
+        hasher.write_u64(self.logits_hash.get());
+        logits.iter().flatten().for_each(|x| hasher.write_u32(x.to_bits()));
+        self.logits_hash.set(hasher.finish());
+    }
+}
+
+/// Runs `work` as each of `size` ranks, side by side, and checks that all saw the same bits. Returns what stands for these.
+pub(crate) fn run_ranks(
+    size: usize,
+    sharing: ShardingMode,
+    half: HalfDtype,
+    work: impl Fn(&RankContext) + Sync,
+) -> u64 {
+    let seen = run_ranks_each(size, sharing, half, |place| {
+        work(place);
+        place.logits_hash.get()
+    });
+    assert!(seen.iter().all(|&bits| bits == seen[0] && bits != 0), "ranks differ: {seen:x?}");
+    seen[0]
+}
+
+/// Runs `work` as each of `size` ranks, side by side, and returns what each found. GPUs know one type of 16 bits at a time.
+pub(crate) fn run_ranks_each<T: Send>(
+    size: usize,
+    sharing: ShardingMode,
+    half: HalfDtype,
+    work: impl Fn(&RankContext) -> T + Sync,
+) -> Vec<T> {
+    let meeting = SharedMemoryRendezvous::create(&[size]).unwrap();
+    let staying = AtomicUsize::new(size);
+    let run = |rank| {
+        let place = join(&meeting, RankContext::ranks(rank, size, sharing), sharing, half);
+        let _last = WaitForPeers(&staying);
+        work(&place)
+    };
+    let run = &run;
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Meets the others.
+fn join(
+    meeting: &SharedMemoryRendezvous,
+    ranks: ParallelRanks,
+    sharing: ShardingMode,
+    half: HalfDtype,
+) -> RankContext {
+    let rank = ranks.tp.rank.max(ranks.ep.rank);
+    let gpu = gpu(rank, half);
+    let shared = meeting.join(0, rank).unwrap();
+    let sums = matches!(sharing, ShardingMode::TensorParallel | ShardingMode::ExpertParallel);
+    let group = ParallelGroup::new(match &gpu {
+        None => Box::new(shared),
+        Some(gpu) if sums => Box::new(DeviceGroup::join(shared, gpu).unwrap()),
+        Some(gpu) => Box::new(DeviceGroup::join_with_one_shot_limit(shared, gpu, 0).unwrap()),
+    });
+    let groups =
+        if sums { [group, ParallelGroup::single()] } else { [ParallelGroup::single(), group] };
+    let exchange = match sharing {
+        ShardingMode::AllToAllReplicas => ExpertExchange::AllToAll,
+        ShardingMode::TensorParallel
+        | ShardingMode::ExpertParallel
+        | ShardingMode::AttentionReplicas => ExpertExchange::AllGather,
+    };
+    RankContext::new(ranks, gpu, groups, exchange)
+}
+
+/// A rank that is through waits for the others, who would otherwise find it gone.
+struct WaitForPeers<'a>(&'a AtomicUsize);
+
+impl Drop for WaitForPeers<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+        let since = Instant::now();
+        while self.0.load(SeqCst) > 0 && !thread::panicking() && since.elapsed() < RANK_WAIT {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl<'a> ModelHarness<'a> {
+    /// Writes the fixture's checkpoint in several files and loads it.
+    pub(crate) fn load(place: &'a RankContext, fixture: &GoldenFixture, dtype: DType) -> Self {
+        Self::load_with(place, fixture, dtype, false)
+    }
+
+    /// The same, `drafting` with its draft layer.
+    pub(crate) fn load_with(
+        place: &'a RankContext,
+        fixture: &GoldenFixture,
+        dtype: DType,
+        drafting: bool,
+    ) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let source = dir.path().join("source.json");
+        fs::write(&source, &fixture.config).unwrap();
+        let stored = match dtype {
+            DType::F32 => SynthDType::F32,
+            DType::F16 => SynthDType::F16,
+            _ => SynthDType::BF16,
+        };
+        let options = SynthOptions { seed: fixture.seed, dtype: stored, shard_bytes: 200_000 };
+        let out = dir.path().join("model");
+        synth::write(&source, &out, &options, &mut |_, _| ()).unwrap();
+        let config = ModelConfig { load_mtp: drafting, ..ModelConfig::from_dir(&out).unwrap() };
+        Self::new(place, &out, &config, [dtype; 2], WeightsFormat::Safetensors)
+    }
+
+    /// Makes the same weights in place.
+    pub(crate) fn synth(place: &'a RankContext, fixture: &GoldenFixture, dtype: DType) -> Self {
+        Self::of(place, &fixture.config, fixture.seed, dtype)
+    }
+
+    /// Any configuration with weights made in place.
+    pub(crate) fn of(place: &'a RankContext, config: &str, seed: u64, dtype: DType) -> Self {
+        let nowhere = Path::new("config.json");
+        let config = ModelConfig::from_json(nowhere, config).unwrap();
+        Self::new(place, nowhere, &config, [dtype; 2], WeightsFormat::Synth { seed })
+    }
+
+    /// The weights made in place, and a KV cache in fp8.
+    pub(crate) fn with_fp8_cache(
+        place: &'a RankContext,
+        fixture: &GoldenFixture,
+        dtype: DType,
+    ) -> Self {
+        let nowhere = Path::new("config.json");
+        let config = ModelConfig::from_json(nowhere, &fixture.config).unwrap();
+        let format = WeightsFormat::Synth { seed: fixture.seed };
+        Self::new(place, nowhere, &config, [dtype, DType::F8E4M3], format)
+    }
+
+    /// In types of activations and of the KV cache.
+    fn new(
+        place: &'a RankContext,
+        dir: &Path,
+        config: &ModelConfig,
+        [dtype, kv_dtype]: [DType; 2],
+        format: WeightsFormat,
+    ) -> Self {
+        let ops = Ops::new(place.device(dtype), dtype).unwrap();
+        let progress = RefCell::new((0, 0));
+        let mut tell = |done, total| *progress.borrow_mut() = (done, total);
+        let options = ModelLoadOptions {
+            ops: &ops,
+            ranks: place.ranks,
+            placement: None,
+            format,
+            kv_dtype,
+            max_positions: POSITIONS,
+            threads: 2,
+            progress: &mut tell,
+            digest: &mut protocol::WeightsDigest::default(),
+        };
+        let model = load_model(dir, config, options).unwrap();
+        let (done, total) = progress.into_inner();
+        assert!(done == total && total > 0, "{done} of {total} bytes loaded");
+        let (size, order) = ((BLOCKS, BLOCK_TOKENS), ops.device().kv_order());
+        let layout = models::kv_layout(config, kv_dtype, size, order, &place.ranks).unwrap();
+        let spec = models::kv_spec(config, kv_dtype, BLOCK_TOKENS as u32, &place.ranks).unwrap();
+        let bytes = layout.bytes_per_block() + config.boundary_state_channels() * kv_dtype.bytes();
+        assert_eq!(spec.bytes_per_block(), bytes as u64);
+        let kv = KvPool::new(&ops, layout).unwrap();
+        Self { rank_context: place, ops, model, kv, blocks_used: 0 }
+    }
+
+    /// Logits of every token of every row, in order.
+    pub(crate) fn run(&mut self, rows: &[&SequenceRow]) -> Vec<Vec<f32>> {
+        self.forward(rows, None, None)
+    }
+
+    /// The same of the tokens `asked` alone, in this order.
+    pub(crate) fn run_rows(&mut self, rows: &[&SequenceRow], asked: &[i32]) -> Vec<Vec<f32>> {
+        self.forward(rows, Some(asked), None)
+    }
+
+    /// As [`ModelHarness::run`] for one row, with everything a probe sees.
+    pub(crate) fn run_traced(&mut self, row: &SequenceRow) -> ForwardTrace {
+        let probe = TraceProbe::default();
+        let logits = self.forward(&[row], None, Some(&probe));
+        ForwardTrace {
+            logits,
+            hidden: probe.hidden.into_inner(),
+            routes: probe.routes.into_inner(),
+        }
+    }
+
+    fn forward(
+        &self,
+        rows: &[&SequenceRow],
+        asked: Option<&[i32]>,
+        probe: Option<&dyn ForwardProbe>,
+    ) -> Vec<Vec<f32>> {
+        let asked = asked.map(|tokens| self.ops.ids(tokens).unwrap());
+        self.with(rows, |f, ids| {
+            let f = ForwardContext { logits_indices: asked.as_ref(), probe, ..*f };
+            let hidden = self.model.forward(&f, ids).unwrap();
+            self.model.logits(&f, &hidden).unwrap()
+        })
+    }
+
+    /// What `run` makes of rows.
+    pub(crate) fn with(
+        &self,
+        rows: &[&SequenceRow],
+        run: impl FnOnce(&ForwardContext<'_>, &Tensor) -> Tensor,
+    ) -> Vec<Vec<f32>> {
+        self.with_pool(&self.kv, rows, run)
+    }
+
+    /// The same over another pool of as many blocks.
+    pub(crate) fn with_pool(
+        &self,
+        kv: &KvPool,
+        rows: &[&SequenceRow],
+        run: impl FnOnce(&ForwardContext<'_>, &Tensor) -> Tensor,
+    ) -> Vec<Vec<f32>> {
+        let (ids, inputs) = inputs(rows);
+        let batch = BatchView::new(&self.ops, &inputs).unwrap();
+        let RankContext { tp, dp, exchange, .. } = self.rank_context;
+        let dp_rows = batch.tokens().max(self.rank_context.max_tokens_of_others.get());
+        let (ops, exchange, batch) = (&self.ops, *exchange, &batch);
+        let (asked, taps, load, probe) = (None, None, None, None);
+        let f = ForwardContext {
+            ops,
+            tp,
+            dp,
+            dp_rows,
+            expert_exchange: exchange,
+            kv,
+            batch,
+            logits_indices: asked,
+            aux_hidden_states: taps,
+            expert_load: load,
+            probe,
+        };
+        let made = run(&f, &self.ops.ids(&ids).unwrap());
+        let made = matrix(&self.ops, &made).unwrap();
+        self.rank_context.hash_logits(&made);
+        made
+    }
+
+    /// Hidden states of a row's tokens.
+    pub(crate) fn hidden(&self, row: &SequenceRow) -> Vec<Vec<f32>> {
+        self.with(&[row], |f, ids| self.model.forward(f, ids).unwrap())
+    }
+
+    /// The draft layer's logits behind a row's tokens, given the hidden states of the tokens before them.
+    pub(crate) fn drafts(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        self.with(&[row], |f, ids| {
+            let hidden = self.model.mtp_forward(f, ids, &self.tensor(before)).unwrap();
+            self.model.logits(f, &hidden).unwrap()
+        })
+    }
+
+    /// The same, and the experts of the draft layer in ascending order, `[T][k]`.
+    pub(crate) fn traced_drafts(
+        &self,
+        row: &SequenceRow,
+        before: &[Vec<f32>],
+    ) -> (Vec<Vec<f32>>, Vec<Vec<i32>>) {
+        let probe = TraceProbe::default();
+        let logits = self.with(&[row], |f, ids| {
+            let f = ForwardContext { probe: Some(&probe), ..*f };
+            let hidden = self.model.mtp_forward(&f, ids, &self.tensor(before)).unwrap();
+            self.model.logits(&f, &hidden).unwrap()
+        });
+        (logits, probe.routes.into_inner().concat())
+    }
+
+    /// Keeps of a row's tokens what later drafts attend to.
+    pub(crate) fn write_draft_kv(&self, row: &SequenceRow, before: &[Vec<f32>]) {
+        self.with(&[row], |f, ids| {
+            let before = self.tensor(before);
+            self.model.mtp_write_kv(f, ids, &before).unwrap();
+            before
+        });
+    }
+
+    /// The same states, `[rows, H]`.
+    pub(crate) fn tensor(&self, rows: &[Vec<f32>]) -> Tensor {
+        let shape = [rows.len(), rows[0].len()];
+        self.ops.floats(&rows.concat(), self.ops.dtype(), &shape).unwrap()
+    }
+
+    /// Blocks nobody uses, in an order that is not that of the pool.
+    fn take_blocks(&mut self, count: usize) -> Vec<usize> {
+        let first = self.blocks_used;
+        self.blocks_used += count;
+        assert!(self.blocks_used <= BLOCKS);
+        (first..first + count).map(|i| i * 89 % BLOCKS).collect()
+    }
+}
+
+/// Whether the fixtures are replayed on a GPU.
+pub(crate) fn on_a_gpu() -> bool {
+    std::env::var_os("HADRON_GPU").is_some()
+}
+
+/// Whether so many ranks can be had: as processes' threads any number, as GPUs what `HADRON_GPU_RANKS` says there are.
+pub(crate) fn has_ranks(ranks: usize) -> bool {
+    let gpus = || std::env::var("HADRON_GPU_RANKS").map_or(1, |gpus| gpus.parse().unwrap());
+    !on_a_gpu() || ranks <= gpus()
+}
+
+/// What 16 bits are in a model of this type.
+fn half_type(dtype: DType) -> HalfDtype {
+    if dtype == DType::F16 { HalfDtype::F16 } else { HalfDtype::BF16 }
+}
+
+/// The GPU of a rank, of those that `HADRON_GPU` names (`cuda` or `rocm`), if it does: the fixtures are the CPU's.
+fn gpu(rank: usize, half: HalfDtype) -> Option<Arc<GpuDevice>> {
+    let libraries = match std::env::var("HADRON_GPU").as_deref() {
+        Ok("cuda") => GpuLibraries::Cuda,
+        Ok("rocm") => GpuLibraries::Rocm,
+        Ok(other) => panic!("HADRON_GPU={other} is neither cuda nor rocm"),
+        Err(_) => return None,
+    };
+    let cache_dir = Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels"));
+    let config =
+        GpuConfig { libraries, half_dtype: half, device: rank, cache_dir, ..GpuConfig::default() };
+    Some(Arc::new(GpuDevice::open(&config).unwrap()))
+}
+
+impl SequenceRow {
+    /// A whole sequence in blocks of its own, with room to grow.
+    pub(crate) fn new(replay: &mut ModelHarness<'_>, tokens: &[i32]) -> Self {
+        let blocks = replay.take_blocks((tokens.len() + 64).div_ceil(BLOCK_TOKENS));
+        Self { tokens: tokens.to_vec(), start: 0, len: tokens.len(), blocks }
+    }
+
+    /// The same tokens: the first `cached` in the blocks of `other`, the rest in blocks of its own.
+    pub(crate) fn sharing(replay: &mut ModelHarness<'_>, other: &Self, cached: usize) -> Self {
+        let mut row = Self::new(replay, &other.tokens);
+        let shared = cached / BLOCK_TOKENS;
+        row.blocks[..shared].copy_from_slice(&other.blocks[..shared]);
+        row
+    }
+
+    /// Tokens `[start, start + len)` of the same sequence.
+    pub(crate) fn part(&self, start: usize, len: usize) -> Self {
+        Self { start, len, ..self.clone() }
+    }
+}
+
+/// Token ids and everything a batch says about them; logits are wanted everywhere.
+fn inputs(rows: &[&SequenceRow]) -> (Vec<i32>, BatchInputs) {
+    let width = rows.iter().map(|r| r.blocks.len()).max().unwrap_or(0);
+    let (mut ids, mut inputs) = (Vec::new(), BatchInputs { cu_q: vec![0], ..Default::default() });
+    for row in rows {
+        let end = row.start + row.len;
+        ids.extend(&row.tokens[row.start..end]);
+        for position in row.start..end {
+            let block = row.blocks[position / BLOCK_TOKENS];
+            inputs.positions.push(position as i32);
+            inputs.slots.push((block * BLOCK_TOKENS + position % BLOCK_TOKENS) as i64);
+        }
+        inputs.cu_q.push(ids.len() as i32);
+        inputs.context_lens.push(end as i32);
+        let blocks = row.blocks.iter().map(|b| *b as i32).chain(std::iter::repeat(-1));
+        inputs.block_tables.extend(blocks.take(width));
+    }
+    (ids, inputs)
+}
+
+/// Keeps what a forward pass shows.
+#[derive(Default)]
+struct TraceProbe {
+    hidden: RefCell<Vec<Vec<Vec<f32>>>>,
+    routes: RefCell<Vec<Vec<Vec<i32>>>>,
+}
+
+impl ForwardProbe for TraceProbe {
+    fn hidden(&self, ops: &Ops, layer: usize, x: &Tensor) -> Result<(), OpError> {
+        assert_eq!(layer, self.hidden.borrow().len());
+        self.hidden.borrow_mut().push(matrix(ops, x)?);
+        Ok(())
+    }
+
+    fn routes(&self, ops: &Ops, _layer: usize, routing: &ExpertRouting) -> Result<(), OpError> {
+        let chosen = ops.read_f32(&routing.experts)?;
+        let rows = chosen.chunks(routing.experts.cols()).map(|row| {
+            let mut experts: Vec<i32> = row.iter().map(|e| *e as i32).collect();
+            experts.sort_unstable();
+            experts
+        });
+        self.routes.borrow_mut().push(rows.collect());
+        Ok(())
+    }
+}
+
+/// Rows of a tensor on the host.
+pub(crate) fn matrix(ops: &Ops, x: &Tensor) -> Result<Vec<Vec<f32>>, OpError> {
+    Ok(ops.read_f32(x)?.chunks(x.cols()).map(<[f32]>::to_vec).collect())
+}
+
+/// Logits of a row computed in chunks of `size`.
+pub(crate) fn chunks(
+    replay: &mut ModelHarness<'_>,
+    row: &SequenceRow,
+    size: usize,
+) -> Vec<Vec<f32>> {
+    let starts = (row.start..row.start + row.len).step_by(size);
+    let part = |start| row.part(start, size.min(row.start + row.len - start));
+    starts.flat_map(|start| replay.run(&[&part(start)])).collect()
+}
+
+/// The same with everything a probe sees but the residual stream.
+pub(crate) fn traced_chunks(
+    replay: &mut ModelHarness<'_>,
+    row: &SequenceRow,
+    size: usize,
+) -> ForwardTrace {
+    let mut all = ForwardTrace { logits: Vec::new(), hidden: Vec::new(), routes: Vec::new() };
+    for start in (row.start..row.start + row.len).step_by(size) {
+        let seen = replay.run_traced(&row.part(start, size.min(row.start + row.len - start)));
+        all.logits.extend(seen.logits);
+        all.routes.resize_with(seen.routes.len(), Vec::new);
+        for (all, routes) in all.routes.iter_mut().zip(seen.routes) {
+            all.extend(routes);
+        }
+    }
+    all
+}
+
+/// The lowest id with the largest logit.
+pub(crate) fn top(logits: &[f32]) -> usize {
+    (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
+}
+
+/// Largest absolute difference.
+pub(crate) fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().flatten().zip(b.iter().flatten()).fold(0f32, |worst, (x, y)| {
+        let d = (x - y).abs();
+        if d > worst || d.is_nan() { d } else { worst }
+    })
+}
+
+/// How far log-probabilities are from a reference.
+#[derive(Debug)]
+#[allow(dead_code, reason = "printed whole")]
+pub(crate) struct LogprobCloseness {
+    /// Mean absolute difference over the reference's likeliest ids.
+    pub(crate) mean: f32,
+    /// Their 99th percentile.
+    pub(crate) p99: f32,
+    /// Largest loss of log-probability, by the reference, from taking our likeliest id.
+    pub(crate) regret: f32,
+    /// Largest difference; it grows with the number of samples.
+    pub(crate) worst: f32,
+}
+
+/// Compares over the reference's 64 likeliest ids at each position.
+pub(crate) fn closeness(ours: &[Vec<f32>], reference: &[Vec<f32>]) -> LogprobCloseness {
+    const TOP_K: usize = 64;
+    let (mut differences, mut regret) = (Vec::new(), 0f32);
+    for (ours, reference) in ours.iter().zip(reference) {
+        let (x, y) = (log_softmax(ours), log_softmax(reference));
+        let mut ids: Vec<usize> = (0..y.len()).collect();
+        ids.sort_by(|a, b| y[*b].total_cmp(&y[*a]));
+        differences.extend(ids[..TOP_K].iter().map(|i| (x[*i] - y[*i]).abs()));
+        regret = regret.max(y[ids[0]] - y[top(ours)]);
+    }
+    differences.sort_by(f32::total_cmp);
+    let mean = differences.iter().sum::<f32>() / differences.len() as f32;
+    let p99 = differences[differences.len() * 99 / 100];
+    LogprobCloseness { mean, p99, regret, worst: differences[differences.len() - 1] }
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f32> {
+    let largest = logits.iter().copied().fold(f32::MIN, f32::max);
+    let sum: f32 = logits.iter().map(|x| (x - largest).exp()).sum();
+    logits.iter().map(|x| x - largest - sum.ln()).collect()
+}

@@ -1,0 +1,83 @@
+//! The simulated users of a world: when they come, and when they change their minds.
+
+use crate::client::{ClientStage, SimClient};
+use crate::event_queue::SimEvent;
+use crate::request_generator;
+use crate::world::SimWorld;
+use protocol::RequestId;
+use scheduler::{AbortCause, SchedulerEvent};
+
+impl SimWorld {
+    /// Draws the clients, when they come and when some of them leave.
+    pub(crate) fn draw_clients(&mut self) {
+        let asked = request_generator::draw_requests(&self.config, &mut self.rng);
+        let mut last_ms = 0;
+        for (index, (at_ms, submit)) in asked.into_iter().enumerate() {
+            self.clients.push(SimClient::new(submit, &self.config));
+            self.events.add(at_ms, SimEvent::Arrive(index));
+            last_ms = at_ms;
+            while self.rng.chance_per_mille(self.config.faults.abort) {
+                let cause = self.rng.pick(&[
+                    AbortCause::StopString,
+                    AbortCause::ClientDisconnected,
+                    AbortCause::SlowReader,
+                    AbortCause::Deadline,
+                ]);
+                let after_ms = self.rng.scaled(0, 2000);
+                // One in a hundred overtakes its own request.
+                let early = u64::from(self.rng.chance_per_mille(10));
+                let at_ms = (at_ms + u64::from(after_ms)).saturating_sub(early * 2000);
+                self.events.add(at_ms, SimEvent::Abort(index, cause));
+            }
+        }
+        let rest_ms = self.rng.below(500);
+        self.events.add(last_ms + rest_ms, SimEvent::EndFaults);
+    }
+
+    pub(crate) fn arrive(&mut self, index: usize) {
+        let client = &mut self.clients[index];
+        client.stage = ClientStage::Live;
+        let (mut submit, name) = (client.submit.clone(), client.client_id.clone());
+        // The keys come from the submitting thread; some submitters leave that to the engine.
+        let first = submit.id.0;
+        let hasher = self.scheduler.hasher();
+        self.request_id_assigner().assign_ids(
+            std::slice::from_mut(&mut submit),
+            first,
+            &name,
+            &hasher,
+        );
+        if self.rng.chance_per_mille(200) {
+            submit.block_keys.clear();
+        }
+        self.counts.requests += 1;
+        self.counts.shared_client_ids += u64::from(self.clients_with_id(&name).len() > 1);
+        let (prompt, max_tokens) = (submit.tokens.len() as u64, u64::from(submit.max_tokens));
+        self.trace.record(self.now_ms, "submit", &[submit.id.0, prompt, max_tokens]);
+        self.inbox.push(SchedulerEvent::Submit(Box::new(submit)));
+    }
+
+    pub(crate) fn abort(&mut self, index: usize, cause: AbortCause) {
+        let client = &mut self.clients[index];
+        if client.stage == ClientStage::Live && client.allowed.aborted.is_none() {
+            client.allowed.aborted = Some(cause);
+            self.counts.aborts += 1;
+        }
+        let request = client.id();
+        self.trace.record(self.now_ms, "abort", &[request.0]);
+        self.inbox.push(SchedulerEvent::Abort { request, cause });
+        if self.rng.chance_per_mille(100) {
+            // Nobody has this id.
+            self.inbox.push(SchedulerEvent::Abort { request: RequestId(1 << 40), cause });
+        }
+    }
+
+    /// I20: the server shuts down and takes back what is still live; nothing may run behind that.
+    pub(crate) fn abort_all(&mut self) {
+        for index in 0..self.clients.len() {
+            if self.clients[index].stage == ClientStage::Live {
+                self.abort(index, AbortCause::Shutdown);
+            }
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! What the engine decided meets the world: events the subscribers, tokens the clients, batches the
+//! executors. Each is checked on the way.
+
+use crate::batch_checks::check_lockstep;
+use crate::client::ClientStage;
+use crate::hash_model::text::HashGrammar;
+use crate::invariant::{CheckResult, InvariantViolation, ensure};
+use crate::request_generator::masked_range;
+use crate::trace_format;
+use crate::world::SimWorld;
+use protocol::{Batch, BitmaskRow, Replica, RowInput};
+use scheduler::{
+    BlockLifetime, FinishReason, SampleRate, SchedulerEffect, StepStats, StopReason, TokenEvent,
+};
+
+impl SimWorld {
+    /// Takes the effects of one tick, in order.
+    pub(crate) fn apply_effects(&mut self, effects: &mut Vec<SchedulerEffect>) -> CheckResult {
+        if self.config.scheduler.lockstep {
+            let sent = effects.iter().filter_map(|effect| match effect {
+                SchedulerEffect::SendBatch { replica, batch } => {
+                    Some((usize::from(replica.0), batch))
+                }
+                _ => None,
+            });
+            check_lockstep(&sent.collect::<Vec<_>>(), &self.config)?;
+        }
+        // What changed in the index and what clients know comes first: batches build on it.
+        effects.sort_by_key(|effect| match effect {
+            SchedulerEffect::KvEvents { .. } => 0,
+            SchedulerEffect::TokenEvents(_) => 1,
+            _ => 2,
+        });
+        for effect in effects.drain(..) {
+            match effect {
+                SchedulerEffect::KvEvents { replica, events } => {
+                    let size = self.config.block_tokens();
+                    for event in &events {
+                        self.trace.line(|| trace_format::format_kv_event(replica.0, event));
+                        self.replicas[usize::from(replica.0)].mirror.apply(event, size)?;
+                    }
+                    if let Some(subscriber) = &mut self.replicas[usize::from(replica.0)].subscriber
+                    {
+                        subscriber.publish(&events);
+                    }
+                    let numbers = [u64::from(replica.0), events.len() as u64];
+                    self.trace.record(self.now_ms, "kv", &numbers);
+                }
+                SchedulerEffect::TokenEvents(news) => {
+                    news.iter().try_for_each(|event| self.deliver_token_event(event))?;
+                }
+                SchedulerEffect::SendBatch { replica, batch } => self.send_batch(replica, batch)?,
+                SchedulerEffect::BlocksEvicted { replica, lifetimes: stays } => {
+                    self.record_evictions(replica, &stays)?;
+                }
+                SchedulerEffect::Stats(stats) => self.check_stats(stats)?,
+                SchedulerEffect::ControlDone { op_id, succeeded: done } => {
+                    self.trace.record(self.now_ms, "control", &[op_id, done.into()]);
+                }
+            }
+        }
+        self.replicas.iter_mut().for_each(|site| site.mirror.end_tick());
+        self.check_lifetimes()
+    }
+
+    fn deliver_token_event(&mut self, event: &TokenEvent) -> CheckResult {
+        let index = (event.request.0 as usize).wrapping_sub(1);
+        let known = index < self.clients.len();
+        ensure!("I9", known, "news of request {}, which nobody asked", event.request.0);
+        let finish = event.finish_reason.as_ref().map_or(0, |_| 1);
+        let numbers = [event.request.0, event.tokens.len() as u64, finish];
+        self.trace.record(self.now_ms, "tokens", &numbers);
+        self.trace.mix_into_hash(event.tokens.iter().map(|&token| token.into()));
+        self.trace.line(|| trace_format::format_token_event(event));
+        self.counts.tokens += event.tokens.len() as u64;
+        self.counts.rejected +=
+            u64::from(matches!(event.finish_reason, Some(FinishReason::Rejected(_))));
+        self.clients[index].take_token_event(event, &self.config)?;
+        if !event.tokens.is_empty() {
+            self.begin_mask_ahead(index);
+            self.end_masks(index);
+        }
+        if matches!(
+            event.finish_reason,
+            Some(FinishReason::Length | FinishReason::Stop(StopReason::StopToken(_)))
+        ) {
+            self.check_blocks_stay_cached(index)?;
+        }
+        Ok(())
+    }
+
+    fn send_batch(&mut self, replica: Replica, batch: Batch) -> CheckResult {
+        let (index, step) = (usize::from(replica.0), batch.step.0);
+        let (rows, epoch) = (batch.rows.len() as u64, self.scheduler.epoch(replica));
+        self.counts.steps += 1;
+        self.counts.rows += rows;
+        if self.config.scheduler.lockstep && self.replicas.len() == 8 {
+            self.counts.batches_of_eight += 1;
+            self.counts.idle_of_eight += u64::from(rows == 0);
+        }
+        let numbers = [u64::from(replica.0), step, rows];
+        self.trace.record(self.now_ms, "batch", &numbers);
+        for row in &batch.rows {
+            let (request, seat) = (row.request.0, row.seq_slot.0);
+            let numbers = [request, seat.into(), row.start.into(), row.len.into()];
+            self.trace.record(self.now_ms, "row", &numbers);
+            let blocks = row.table_updates.iter().flat_map(|update| &update.blocks);
+            self.trace.mix_into_hash(blocks.map(|block| block.0.into()));
+            self.trace.line(|| trace_format::format_row(row));
+        }
+        let site = &mut self.replicas[index];
+        ensure!("I16", site.failed_at_ms.is_none(), "step {step} is sent to dead replica {index}");
+        ensure!("I16", batch.epoch == epoch, "step {step} of {:?}, now {epoch:?}", batch.epoch);
+        let clients = &self.clients;
+        for row in &batch.rows {
+            let client = &clients[row.request.0 as usize - 1];
+            let (id, stage) = (row.request.0, client.stage);
+            ensure!("I9", stage == ClientStage::Live, "request {id} runs, {stage:?}");
+            let wanted = client.submit.replica.unwrap_or(replica);
+            ensure!("F38", wanted == replica, "request {id} runs on {replica:?}, not {wanted:?}");
+            let init =
+                row.seq_init.as_ref().filter(|_| self.config.scheduler.limits.needs_token_history);
+            let told = init.is_none_or(|init| init.token_history == client.known_tokens);
+            ensure!(
+                "I7",
+                told,
+                "request {id}: its seat begins with {:?}",
+                init.map(|i| &i.token_history)
+            );
+        }
+        site.batch_checker.check(&batch, &self.config, |row| {
+            let client = &clients[row.request.0 as usize - 1];
+            (client.limit(), client.forwarded_limit())
+        })?;
+        self.check_service_order(index, &batch)?;
+        self.check_prefix_hits(index, &batch)?;
+        let masks = self.bitmasks_for(&batch)?;
+        self.counts.masked_rows += masks.len() as u64;
+        let at_ms = self.send_leaves_ms() + self.link_delay_ms();
+        self.replicas[index].watch.batch_sent(&batch, self.now_ms);
+        match &mut self.replicas[index].executor {
+            Some(executor) if executor.link_broken => self.count_lost_frame(index),
+            Some(executor) => executor.send(batch, masks, at_ms),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// What a batch's masked rows may sample, as far as their owners know their outputs. I21: rows are masked
+    /// where they must be, and never before the token in front of them is known.
+    fn bitmasks_for(&mut self, batch: &Batch) -> Result<Vec<BitmaskRow>, InvariantViolation> {
+        let mut masks = Vec::new();
+        for (index, row) in (0..).zip(&batch.rows) {
+            let (id, client) = (row.request.0, &self.clients[row.request.0 as usize - 1]);
+            let prompt_len = client.submit.tokens.len();
+            let outputs = (row.start + row.len).saturating_sub(prompt_len as u32);
+            let limited =
+                masked_range(&client.submit).filter(|_| row.samples).unwrap_or(u32::MAX..u32::MAX);
+            // Behind their end, masks that allow every id go on until the scheduler has heard of it.
+            let right =
+                if row.masked { outputs >= limited.start } else { !limited.contains(&outputs) };
+            ensure!(
+                "I21",
+                right,
+                "request {id}: masked {} at {outputs} of {limited:?}",
+                row.masked
+            );
+            if !row.masked {
+                continue;
+            }
+            let seen = !matches!(row.input, RowInput::SampledAt { .. }) && row.drafts == 0;
+            let known = client.known_tokens.len() as u32;
+            ensure!("I21", seen, "request {id} is masked behind a token that nobody knows");
+            ensure!("I21", row.start + row.len == known, "request {id} is masked out of place");
+            let vocab = self.config.scheduler.limits.vocab_size;
+            let mut grammar = HashGrammar::new(client.submit.rng_key, vocab);
+            client.known_tokens[prompt_len..].iter().for_each(|&token| grammar.observe(token));
+            let all = || vec![u32::MAX; vocab.div_ceil(32) as usize];
+            let allowed = if limited.contains(&outputs) { grammar.mask() } else { all() };
+            masks.push(BitmaskRow { row: index, bitmask: allowed, overdue: false });
+        }
+        for mask in &mut masks {
+            if self.mask_is_overdue(batch.rows[mask.row as usize].request) {
+                (mask.bitmask, mask.overdue) = (Vec::new(), true);
+            }
+        }
+        Ok(masks)
+    }
+
+    /// I22: what is told of a block that was evicted is possible.
+    fn record_evictions(&mut self, replica: Replica, stays: &[BlockLifetime]) -> CheckResult {
+        for stay in stays {
+            let BlockLifetime { lifetime_ms, idle_ms, reuse_gaps_ms: gaps_ms } = stay;
+            let within = idle_ms + gaps_ms.iter().sum::<u64>();
+            ensure!("I22", within <= *lifetime_ms && gaps_ms.len() <= 3, "{stay:?}");
+            ensure!("I22", *lifetime_ms <= self.now_ms, "{stay:?} at {}", self.now_ms);
+        }
+        self.replicas[usize::from(replica.0)].lifetimes += stays.len() as u64;
+        self.trace.record(self.now_ms, "evicted", &[u64::from(replica.0), stays.len() as u64]);
+        Ok(())
+    }
+
+    /// I22: a stay is told of every eviction if all blocks are measured, of none if none is.
+    fn check_lifetimes(&self) -> CheckResult {
+        let share = self.config.scheduler.kv.lifetime_sample;
+        for (replica, site) in self.replicas.iter().enumerate() {
+            let (stays, removed) = (site.lifetimes, site.mirror.removed);
+            let right = match share {
+                None => stays == 0,
+                all if all == SampleRate::new(1.0) => stays == removed,
+                Some(_) => stays <= removed,
+            };
+            ensure!(
+                "I22",
+                right,
+                "replica {replica}: {stays} stays, {removed} evicted of {share:?}"
+            );
+        }
+        Ok(())
+    }
+
+    /// I1 and I8 by the engine's own counters.
+    fn check_stats(&mut self, stats: StepStats) -> CheckResult {
+        let (blocks, limits) = (stats.blocks, &self.config.scheduler.limits);
+        let sum = blocks.free + blocks.cached + blocks.in_use;
+        ensure!("I1", sum == blocks.pool, "{blocks:?}");
+        ensure!("I1", blocks.reserved <= blocks.free + blocks.cached, "{blocks:?}");
+        let (running, seats) = (stats.running, limits.max_num_seqs);
+        ensure!("I8", running <= seats, "{running} requests on {seats} seats");
+        let site = &mut self.replicas[usize::from(stats.replica.0)];
+        let before = &site.stats;
+        let grows = stats.steps_total >= before.steps_total
+            && stats.preemptions_total >= before.preemptions_total
+            && stats.generated_tokens_total >= before.generated_tokens_total
+            && stats.outputs_dropped_total >= before.outputs_dropped_total;
+        ensure!("I10", grows, "totals shrink: {before:?}, then {stats:?}");
+        let drafts = &stats.drafts_total;
+        let accepted: u64 = drafts.accepted_per_position.iter().sum();
+        // A draft stands only where all before it do.
+        let falling = drafts.accepted_per_position.is_sorted_by(|a, b| a >= b);
+        let most = drafts.draft_rows * u64::from(limits.draft_tokens);
+        let right = falling && accepted <= drafts.draft_tokens && drafts.draft_tokens <= most;
+        ensure!("I10", right, "{drafts:?} with up to {} drafts a row", limits.draft_tokens);
+        site.stats = stats;
+        Ok(())
+    }
+}

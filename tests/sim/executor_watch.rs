@@ -1,0 +1,373 @@
+//! The watch over executors, by the product's own rules (`StepWatchdog`, `HeartbeatMonitor`): signs of life, whoever reads them, and who is
+//! given up for want of them. F25: nobody is whose group does its work, whatever stood still meanwhile. F10: whoever
+//! hangs is, soon after everybody could know.
+
+use crate::event_queue::SimEvent;
+use crate::executor::{HangKind, SimExecutor};
+use crate::invariant::{CheckResult, ensure};
+use crate::world::{SimReplica, SimWorld, replica_changes};
+use protocol::{Batch, Replica, StepCost, StepId};
+use scheduler::{
+    ExecutorFailure, FaultInjection, HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, HeartbeatMonitor,
+    SchedulerEvent, StepDeadline, StepWatchdog, StepWork,
+};
+use std::collections::VecDeque;
+
+/// An executor that has said nothing for so long gives a sign of life.
+const HEARTBEAT_INTERVAL_MS: u64 = 1000;
+/// How often an engine's thread is awake at least.
+const SCHEDULER_POLL_MS: usize = 250;
+/// What links, ticks that come late and steps of the clock add to the time in which a hang must be noticed.
+const DETECTION_SLACK_MS: u64 = 700;
+/// Signs of life, each replica's on average, after which nobody waits any more for something to happen.
+const IDLE_HEARTBEATS_MAX: usize = 100;
+
+/// Something that the engine's thread hears besides events, in their order.
+#[derive(Debug)]
+pub(crate) enum ExecutorSignal {
+    /// A step was answered.
+    StepAnswered { replica: usize, step: StepId },
+    /// The executors of a life gave a sign of it.
+    Heartbeat { replica: usize, incarnation: u32 },
+}
+
+/// What is known of a replica's executors from what they say and when.
+#[derive(Debug)]
+pub(crate) struct SimExecutorWatch {
+    step_watchdog: StepWatchdog,
+    /// Steps not answered, and when each could begin, by this world's clock and no rule.
+    steps_begun: VecDeque<(StepId, u64)>,
+    heartbeat_monitor: HeartbeatMonitor,
+    /// How long whoever reads their link waits for the next message.
+    wait_until_ms: u64,
+    /// Whether one has come that nobody could read yet.
+    unread: bool,
+}
+
+impl Default for SimExecutorWatch {
+    fn default() -> Self {
+        let steps = StepWatchdog::new(1, StepDeadline::new(None, StepCost::default()));
+        let (begun, silence) = (VecDeque::new(), HeartbeatMonitor::default());
+        Self {
+            step_watchdog: steps,
+            steps_begun: begun,
+            heartbeat_monitor: silence,
+            wait_until_ms: 0,
+            unread: false,
+        }
+    }
+}
+
+impl SimExecutorWatch {
+    /// A watch with a bug in force.
+    pub(crate) fn new(planted: FaultInjection) -> Self {
+        let mut vigil = Self::default();
+        (vigil.step_watchdog.fault_injection, vigil.heartbeat_monitor.fault_injection) =
+            (planted, planted);
+        vigil
+    }
+
+    /// A batch is sent.
+    pub(crate) fn batch_sent(&mut self, batch: &Batch, now_ms: u64) {
+        let tokens = batch.rows.iter().map(|row| u64::from(row.len) + u64::from(row.drafts)).sum();
+        let masked = batch.rows.iter().any(|row| row.masked);
+        self.step_watchdog.step_sent(
+            batch.step,
+            StepWork { tokens, attention_pairs: 0 },
+            masked,
+            now_ms,
+        );
+        self.steps_begun.push_back((batch.step, now_ms));
+    }
+
+    /// A step was answered.
+    fn step_answered(&mut self, step: StepId, now_ms: u64) {
+        self.step_watchdog.step_answered(step, now_ms);
+        while self.steps_begun.pop_front_if(|(sent, _)| *sent <= step).is_some() {}
+        if let Some((_, at_ms)) = self.steps_begun.front_mut() {
+            *at_ms = now_ms.max(*at_ms);
+        }
+    }
+
+    /// The executors are gone.
+    pub(crate) fn on_executor_failure(&mut self) {
+        self.steps_begun.clear();
+        self.step_watchdog.on_executor_failure();
+    }
+
+    fn message_read(&mut self, now_ms: u64) {
+        self.heartbeat_monitor.on_heartbeat();
+        self.restart_wait(now_ms);
+    }
+
+    fn restart_wait(&mut self, now_ms: u64) {
+        self.wait_until_ms = now_ms + self.heartbeat_monitor.timeout().as_millis() as u64;
+    }
+}
+
+impl SimWorld {
+    /// New executors are watched.
+    pub(crate) fn watch_executors(&mut self, replica: usize) {
+        if !self.config.watch_heartbeats {
+            return;
+        }
+        let (now_ms, site) = (self.now_ms, &mut self.replicas[replica]);
+        let life = site.incarnation;
+        site.watch.unread = false;
+        site.watch.message_read(now_ms);
+        self.events
+            .add(site.watch.wait_until_ms, SimEvent::CheckHeartbeat { replica, incarnation: life });
+        self.events.add(
+            now_ms + HEARTBEAT_INTERVAL_MS,
+            SimEvent::HeartbeatDue { replica, incarnation: life },
+        );
+    }
+
+    /// An executor that has said nothing for a while gives a sign of life.
+    pub(crate) fn heartbeat_due(&mut self, replica: usize, life: u32) {
+        self.idle_heartbeats += 1;
+        let delay_ms = self.link_delay_ms();
+        let (now_ms, over) = (self.now_ms, self.is_over());
+        let site = &mut self.replicas[replica];
+        let lives = site.incarnation == life && !over;
+        let Some(executor) = site.executor.as_mut().filter(|_| lives) else { return };
+        if executor.hang.is_some_and(|(hang, _)| hang == HangKind::NoHeartbeat) {
+            return;
+        }
+        if now_ms >= executor.last_message_ms + HEARTBEAT_INTERVAL_MS {
+            executor.last_message_ms = now_ms;
+            executor.last_reply_ms = executor.last_reply_ms.max(now_ms + delay_ms);
+            self.events.add(
+                executor.last_reply_ms,
+                SimEvent::HeartbeatArrives { replica, incarnation: life },
+            );
+        }
+        self.events.add(
+            executor.last_message_ms + HEARTBEAT_INTERVAL_MS,
+            SimEvent::HeartbeatDue { replica, incarnation: life },
+        );
+    }
+
+    /// A sign of life arrives.
+    pub(crate) fn heartbeat_arrives(&mut self, replica: usize, life: u32) {
+        if !self.is_link_broken(replica, life) {
+            self.trace.record(self.now_ms, "alive", &[replica as u64]);
+            self.message_arrives(replica, life);
+            self.signals.push(ExecutorSignal::Heartbeat { replica, incarnation: life });
+        }
+    }
+
+    /// A message that arrives while the engine's thread is awake, but nobody reads links, lies there until somebody does.
+    pub(crate) fn defer_unread_message(&mut self, what: SimEvent) -> Option<SimEvent> {
+        if !what.is_heartbeat_check() {
+            self.idle_heartbeats = 0;
+        }
+        let life = match &what {
+            SimEvent::Reply { replica, reply } => Some((*replica, reply.incarnation)),
+            SimEvent::HeartbeatArrives { replica, incarnation: life } => Some((*replica, *life)),
+            _ => None,
+        };
+        let (Some(at_ms), Some((replica, life))) = (self.message_read_ms(), life) else {
+            return Some(what);
+        };
+        self.message_arrives(replica, life);
+        self.events.add(at_ms, what);
+        None
+    }
+
+    /// Something arrives from the executors of a life; whoever stands still finds it later.
+    pub(crate) fn message_arrives(&mut self, replica: usize, life: u32) {
+        let (now_ms, reads) = (self.now_ms, self.link_readers_run());
+        let site = &mut self.replicas[replica];
+        if site.announced_incarnation == life {
+            if reads {
+                site.watch.message_read(now_ms);
+            } else {
+                site.watch.unread = true;
+            }
+        }
+    }
+
+    /// Whoever reads a replica's link may have waited for long enough.
+    pub(crate) fn check_heartbeat(&mut self, replica: usize, life: u32) -> CheckResult {
+        if self.replicas[replica].incarnation != life || self.is_over() {
+            return Ok(());
+        }
+        if let Some(until_ms) = self.link_readers_resume_ms() {
+            self.events.add(until_ms, SimEvent::CheckHeartbeat { replica, incarnation: life });
+            return Ok(());
+        }
+        if self.now_ms >= self.replicas[replica].watch.wait_until_ms {
+            self.heartbeat_missing(replica)?;
+        }
+        let at_ms = self.replicas[replica].watch.wait_until_ms.max(self.now_ms + 1);
+        self.events.add(at_ms, SimEvent::CheckHeartbeat { replica, incarnation: life });
+        Ok(())
+    }
+
+    /// Nothing was there to be read when the time was over.
+    fn heartbeat_missing(&mut self, replica: usize) -> CheckResult {
+        let (now_ms, hangs) = (self.now_ms, self.group_hangs(replica));
+        let vigil = &mut self.replicas[replica].watch;
+        if vigil.heartbeat_monitor.on_timeout() {
+            return self.fail_executors(replica, ExecutorFailure::HeartbeatTimeout);
+        }
+        vigil.restart_wait(now_ms);
+        self.counts.false_suspicions += u64::from(!hangs);
+        Ok(())
+    }
+
+    /// Whoever stood still with the engine's process goes on: their clocks first, or what has come meanwhile.
+    pub(crate) fn resume_link_readers(&mut self) -> CheckResult {
+        let now_ms = self.now_ms;
+        for replica in 0..self.replicas.len() {
+            let clock_first = self.rng.chance_per_mille(500);
+            let vigil = &self.replicas[replica].watch;
+            if vigil.wait_until_ms <= now_ms && (clock_first || !vigil.unread) {
+                self.heartbeat_missing(replica)?;
+            }
+            let vigil = &mut self.replicas[replica].watch;
+            if std::mem::take(&mut vigil.unread) {
+                vigil.message_read(now_ms);
+            }
+        }
+        Ok(())
+    }
+
+    /// The engine's thread hears what was said since its last tick, and gives up who is late.
+    pub(crate) fn process_signals(&mut self) -> CheckResult {
+        self.poll_watchdogs();
+        let now_ms = self.now_ms;
+        for sign in std::mem::take(&mut self.signals) {
+            match sign {
+                ExecutorSignal::StepAnswered { replica, step } => {
+                    self.replicas[replica].watch.step_answered(step, now_ms);
+                }
+                ExecutorSignal::Heartbeat { replica, incarnation: life } => {
+                    let hangs = self.group_hangs(replica);
+                    let site = &mut self.replicas[replica];
+                    if site.announced_incarnation != life || site.failed_at_ms.is_some() {
+                        continue; // Of a former generation.
+                    }
+                    let lateness = site.watch.step_watchdog.on_heartbeat(0, now_ms);
+                    self.counts.false_suspicions +=
+                        u64::from(!lateness.stragglers.is_empty() && !hangs);
+                    if lateness.timeout.is_some() {
+                        self.fail_executors(replica, ExecutorFailure::StepTimeout)?;
+                    }
+                }
+            }
+        }
+        self.check_hangs_are_detected()
+    }
+
+    /// The engine's thread has been awake several times a second since its last tick, but for when it stood still.
+    fn poll_watchdogs(&mut self) {
+        let (now_ms, ticked_ms) = (self.now_ms, self.last_tick_ms);
+        self.last_tick_ms = now_ms;
+        let stood = self.scheduler_resumed_ms > ticked_ms;
+        let from_ms = if stood { self.scheduler_resumed_ms } else { ticked_ms };
+        for site in self.replicas.iter_mut().filter(|_| self.config.watch_heartbeats) {
+            (from_ms..now_ms)
+                .step_by(SCHEDULER_POLL_MS)
+                .for_each(|ms| site.watch.step_watchdog.poll(ms));
+            site.watch.step_watchdog.poll(now_ms);
+        }
+    }
+
+    /// Executors are given up and others take their place, unless it is known that they are gone.
+    fn fail_executors(&mut self, replica: usize, loss: ExecutorFailure) -> CheckResult {
+        let lost = replica_changes(&self.inbox, self.config.scheduler.lockstep).failed;
+        let known = self.group_of(&lost).contains(&replica);
+        if known || self.replicas[replica].executor.is_none() {
+            return Ok(());
+        }
+        let guilty = if loss == ExecutorFailure::HeartbeatTimeout {
+            self.sends_no_heartbeat(replica)
+        } else {
+            self.group_hangs(replica)
+        };
+        ensure!("F25", guilty, "replica {replica} is {loss:?}, but does its work, or beats");
+        match loss {
+            ExecutorFailure::HeartbeatTimeout => self.counts.heartbeat_timeouts += 1,
+            _ => self.counts.step_timeouts += 1,
+        }
+        let back_ms = self.now_ms + 1 + self.rng.below(700);
+        self.trace.record(self.now_ms, "given up", &[replica as u64]);
+        self.inbox.push(SchedulerEvent::ExecutorsFailed {
+            replica: Replica(replica as u16),
+            failure: loss,
+        });
+        self.replace_executors(replica, self.now_ms, back_ms)
+    }
+
+    /// Whether no sign of life comes from a replica's executor.
+    fn sends_no_heartbeat(&self, replica: usize) -> bool {
+        let stopped =
+            |executor: &SimExecutor| matches!(executor.hang, Some((HangKind::NoHeartbeat, _)));
+        let mute = |executor: &SimExecutor| stopped(executor) || executor.link_broken;
+        self.replicas[replica].executor.as_ref().is_none_or(mute)
+    }
+
+    /// Whether something keeps a replica's group from its work.
+    pub(crate) fn group_hangs(&self, replica: usize) -> bool {
+        let works = |executor: &SimExecutor| executor.hang.is_none() && !executor.link_broken;
+        let group = self.group_of(&[replica]);
+        !group.into_iter().all(|peer| self.replicas[peer].executor.as_ref().is_some_and(works))
+    }
+
+    /// The executors of a replica do nothing any more, whether or not they say that they live.
+    pub(crate) fn hang_executors(&mut self, replica: usize) {
+        let may = !self.faults_ended && self.crashes_left > 0;
+        let hang = self.rng.pick(&[HangKind::StepNeverEnds, HangKind::NoHeartbeat]);
+        let Some(executor) = &mut self.replicas[replica].executor else { return };
+        if may && executor.hang.is_none() {
+            executor.hang = Some((hang, self.now_ms));
+            self.crashes_left -= 1;
+            self.counts.hangs += 1;
+            self.trace.record(self.now_ms, "hang", &[replica as u64]);
+        }
+    }
+
+    /// F10, F25: a hang is noticed within the time that silence or a step may take, counted from when the engine last
+    /// stood still, if that was later.
+    fn check_hangs_are_detected(&self) -> CheckResult {
+        if self.process_pause.is_some() || self.is_over() {
+            return Ok(());
+        }
+        let hang = |site: &SimReplica| site.executor.as_ref().and_then(|executor| executor.hang);
+        for (replica, site) in self.replicas.iter().enumerate() {
+            let Some((hang, since_ms)) = hang(site) else { continue };
+            let since_ms = since_ms.max(self.resumed_ms);
+            let within_ms = match hang {
+                HangKind::NoHeartbeat => {
+                    Some(since_ms + (HEARTBEAT_TIMEOUT + HEARTBEAT_GRACE_PERIOD).as_millis() as u64)
+                }
+                HangKind::StepNeverEnds => {
+                    let begun =
+                        site.watch.steps_begun.front().zip(site.watch.step_watchdog.oldest_step());
+                    begun.map(|((_, at_ms), (_, limit_ms))| {
+                        since_ms.max(*at_ms) + limit_ms + 2 * HEARTBEAT_INTERVAL_MS
+                    })
+                }
+            };
+            let late =
+                within_ms.is_some_and(|within_ms| self.now_ms > within_ms + DETECTION_SLACK_MS);
+            let (lasts_ms, stood) = (self.now_ms - since_ms, self.resumed_ms);
+            ensure!(
+                "F10",
+                !late,
+                "{replica} hangs ({hang:?}) for {lasts_ms} ms, awake since {stood}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether nothing is left to be done, or nothing has happened for so long that nothing will.
+    fn is_over(&self) -> bool {
+        let done = self.faults_ended && self.all_done() && self.scheduler.is_idle();
+        let waits =
+            self.replicas.iter().any(|site| site.watch.step_watchdog.oldest_step().is_some());
+        done && !waits || self.idle_heartbeats > IDLE_HEARTBEATS_MAX * self.replicas.len()
+    }
+}

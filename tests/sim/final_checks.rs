@@ -1,0 +1,49 @@
+//! The end of a world: everything healed and nothing left to happen. I6: nothing is held. I12:
+//! nobody waits for ever. I14: subscribers know the index. I16: every stale output was dropped.
+
+use crate::client::ClientStage;
+use crate::introspection;
+use crate::invariant::{CheckResult, ensure};
+use crate::world::SimWorld;
+use protocol::{BlockHash, Replica};
+use std::collections::BTreeSet;
+
+impl SimWorld {
+    /// Checks the engine after its last event.
+    pub(crate) fn check_final_state(&mut self) -> CheckResult {
+        for client in &self.clients {
+            let (id, stage) = (client.id().0, client.stage);
+            ensure!(
+                "I12",
+                stage == ClientStage::Done,
+                "request {id} is {stage:?} and nothing happens"
+            );
+        }
+        ensure!("I6", self.scheduler.is_idle(), "all requests are done, the engine is not idle");
+        self.scheduler.check();
+        self.reconnect_subscribers()?;
+        for (index, site) in self.replicas.iter().enumerate() {
+            let stats = &site.stats;
+            let held = (stats.running, stats.waiting, stats.waiting_tokens, stats.steps_in_flight);
+            ensure!("I6", held == (0, 0, 0, 0), "replica {index} is idle with {stats:?}");
+            let blocks = stats.blocks;
+            ensure!("I6", blocks.in_use + blocks.reserved == 0, "replica {index}: {blocks:?}");
+            let (dropped, stale) = (stats.outputs_dropped_total, site.stale_outputs);
+            ensure!("I16", dropped == stale, "{stale} stale outputs, {dropped} dropped");
+            let known: BTreeSet<BlockHash> = site.mirror.hashes().collect();
+            let indexed = introspection::indexed_hashes(&self.scheduler, Replica(index as u16));
+            ensure!("I14", known == indexed, "replica {index}: {known:?}, index {indexed:?}");
+            let cached = blocks.cached as usize;
+            ensure!("I14", known.len() == cached, "{} announced, {cached} cached", known.len());
+            self.counts.preemptions += stats.preemptions_total;
+            self.counts.stored += site.mirror.stored;
+            self.counts.removed += site.mirror.removed;
+            self.counts.lifetimes += site.lifetimes;
+        }
+        let told: u64 = self.clients.iter().map(|c| u64::from(c.delivered)).sum();
+        let made: u64 = self.replicas.iter().map(|s| s.stats.generated_tokens_total).sum();
+        ensure!("I9", told == made, "{made} tokens counted, {told} delivered");
+        self.trace.record(self.now_ms, "end", &[self.counts.steps, self.counts.tokens]);
+        Ok(())
+    }
+}

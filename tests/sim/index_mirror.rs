@@ -1,0 +1,156 @@
+//! A subscriber of one replica's KV events. I14: the events applied to an empty set are the index.
+//! I15: nothing is announced before its KV is computed, nor twice. I17: nothing that failed is.
+//! I4: parents are announced first and leave last, and salts stay apart.
+
+use crate::hash_model::text::{EMPTY, entry, fold};
+use crate::invariant::{CheckResult, ensure};
+use protocol::{BlockHash, ExtraKey, KvEvent, Token};
+use std::collections::{BTreeMap, HashSet};
+
+/// A block as a subscriber knows it.
+#[derive(Debug, Clone)]
+struct MirroredBlock {
+    /// Context behind the block: stands for everything in it and in front of it.
+    context: u64,
+    salt: Option<String>,
+    parent: Option<BlockHash>,
+    children: u32,
+}
+
+/// What a subscriber believes to be cached, and what the devices have really computed.
+#[derive(Debug, Default)]
+pub(crate) struct IndexMirror {
+    blocks: BTreeMap<BlockHash, MirroredBlock>,
+    cached_prefixes: HashSet<(Option<String>, u64)>,
+    /// Removed in this tick: a plan of the same tick may have used them before.
+    removed_this_tick: HashSet<(Option<String>, u64)>,
+    computed_contexts: HashSet<u64>,
+    /// Blocks announced so far.
+    pub(crate) stored: u64,
+    /// Blocks taken back so far.
+    pub(crate) removed: u64,
+}
+
+impl IndexMirror {
+    /// Notes that an output delivered to the engine covers a block with this context.
+    pub(crate) fn mark_computed(&mut self, context: u64) {
+        self.computed_contexts.insert(context);
+    }
+
+    /// The device is gone, and with it everything computed.
+    pub(crate) fn clear_computed(&mut self) {
+        self.computed_contexts.clear();
+    }
+
+    /// All effects of a tick were taken.
+    pub(crate) fn end_tick(&mut self) {
+        self.removed_this_tick.clear();
+    }
+
+    /// Hashes believed to be cached.
+    pub(crate) fn hashes(&self) -> impl ExactSizeIterator<Item = BlockHash> {
+        self.blocks.keys().copied()
+    }
+
+    /// Whether the first `blocks` blocks of `tokens` may be found under `salt`.
+    pub(crate) fn has_prefix(
+        &self,
+        tokens: &[Token],
+        blocks: u32,
+        size: u32,
+        salt: Option<&str>,
+    ) -> bool {
+        let mut context = EMPTY;
+        tokens.chunks_exact(size as usize).take(blocks as usize).all(|ids| {
+            context = ids.iter().fold(context, |c, &id| fold(c, entry(c, id)));
+            let identity = (salt.map(str::to_owned), context);
+            self.cached_prefixes.contains(&identity) || self.removed_this_tick.contains(&identity)
+        })
+    }
+
+    /// Applies one event.
+    pub(crate) fn apply(&mut self, event: &KvEvent, size: u32) -> CheckResult {
+        match event {
+            KvEvent::Stored { hashes, parent, tokens, extra_keys, group } => {
+                ensure!("I14", *group == 0, "group {group}");
+                let ids = hashes.len() * size as usize;
+                ensure!("I14", tokens.len() == ids, "{} ids, expected {ids}", tokens.len());
+                ensure!("I14", extra_keys.len() == hashes.len(), "extra keys {extra_keys:?}");
+                let mut parent = *parent;
+                for ((&hash, ids), extra) in
+                    hashes.iter().zip(tokens.chunks_exact(size as usize)).zip(extra_keys)
+                {
+                    self.store(hash, parent, ids, extra)?;
+                    parent = Some(hash);
+                }
+                Ok(())
+            }
+            KvEvent::Removed { hashes, group } => {
+                ensure!("I14", *group == 0, "group {group}");
+                hashes.iter().try_for_each(|hash| self.remove(*hash))
+            }
+            KvEvent::Cleared => {
+                self.blocks.clear();
+                self.cached_prefixes.clear();
+                Ok(())
+            }
+        }
+    }
+
+    fn store(
+        &mut self,
+        hash: BlockHash,
+        parent: Option<BlockHash>,
+        ids: &[Token],
+        extra: &[ExtraKey],
+    ) -> CheckResult {
+        ensure!("I15", hash.0 != 0, "hash 0");
+        ensure!("I14", !self.blocks.contains_key(&hash), "{hash:?} is announced twice");
+        let (before, salt) = match parent {
+            None => {
+                let salt = extra.iter().find_map(|key| match key {
+                    ExtraKey::Salt(salt) => Some(salt.clone()),
+                    ExtraKey::Lora(_) => None,
+                });
+                (EMPTY, salt)
+            }
+            Some(parent) => {
+                let Some(known) = self.blocks.get_mut(&parent) else {
+                    ensure!("I4", false, "{hash:?} is announced without its parent {parent:?}");
+                    return Ok(());
+                };
+                known.children += 1;
+                ensure!("I4", extra.is_empty(), "{hash:?} has a salt behind the first block");
+                (known.context, known.salt.clone())
+            }
+        };
+        let context = ids.iter().fold(before, |c, &id| fold(c, entry(c, id)));
+        let computed = self.computed_contexts.contains(&context);
+        ensure!("I15", computed, "{hash:?} of {ids:?} is announced, but no output covers it");
+        self.cached_prefixes.insert((salt.clone(), context));
+        self.blocks.insert(hash, MirroredBlock { context, salt, parent, children: 0 });
+        self.stored += 1;
+        Ok(())
+    }
+
+    fn remove(&mut self, hash: BlockHash) -> CheckResult {
+        let Some(known) = self.blocks.remove(&hash) else {
+            ensure!("I14", false, "{hash:?} is removed, but was not there");
+            return Ok(());
+        };
+        ensure!(
+            "I4",
+            known.children == 0,
+            "{hash:?} is removed before {} children",
+            known.children
+        );
+        if let Some(parent) = known.parent.and_then(|p| self.blocks.get_mut(&p)) {
+            parent.children -= 1;
+        }
+        let identity = (known.salt, known.context);
+        self.cached_prefixes.remove(&identity);
+        self.removed_this_tick.insert(identity);
+        self.removed += 1;
+        Ok(())
+    }
+}

@@ -1,0 +1,29 @@
+//! A broken invariant, named as in the list of invariants.
+
+/// Which invariant broke and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct InvariantViolation {
+    /// `I1` to `I22`, or the name of a promise.
+    pub(crate) invariant: &'static str,
+    /// What was seen.
+    pub(crate) text: String,
+}
+
+impl std::fmt::Display for InvariantViolation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} is broken: {}", self.invariant, self.text)
+    }
+}
+
+/// Result of a check.
+pub(crate) type CheckResult = Result<(), InvariantViolation>;
+
+/// Returns `InvariantViolation` from the enclosing function unless the condition holds.
+macro_rules! ensure {
+    ($invariant:literal, $holds:expr, $($text:tt)+) => {
+        if !$holds {
+            return Err($crate::invariant::InvariantViolation { invariant: $invariant, text: format!($($text)+) });
+        }
+    };
+}
+pub(crate) use ensure;

@@ -1,0 +1,91 @@
+//! Who makes the masks of a constrained request: usually in time, sometimes late, and then ahead for a while.
+
+use crate::client::ClientStage;
+use crate::event_queue::SimEvent;
+use crate::request_generator::masked_range;
+use crate::world::SimWorld;
+use protocol::RequestId;
+use scheduler::SchedulerEvent;
+
+/// Longest time that a late mask takes.
+const MASK_MS: u64 = 40;
+
+/// The maker of one request's masks. A mask is named by the tokens of the output in front of it.
+#[derive(Debug, Default)]
+pub(crate) struct SimMaskWorker {
+    /// Whether it begins with the tokens, not with the step, and says when each mask is there.
+    works_ahead: bool,
+    /// Whether the one it works on is missed by a step.
+    missed_step: bool,
+    working_on: Option<u32>,
+    ready_for: Option<u32>,
+    /// Whether the scheduler is told that there will be none any more.
+    done_reported: bool,
+}
+
+impl SimWorld {
+    /// Whether a step that has just been sent has to do without a request's mask, whose maker then says when it is
+    /// there, be that before or after the step is answered.
+    pub(crate) fn mask_is_overdue(&mut self, request: RequestId) -> bool {
+        let late = self.rng.chance_per_mille(self.config.faults.overdue_mask);
+        let client = &mut self.clients[request.0 as usize - 1];
+        let outputs = client.output_len();
+        let maker = &mut client.mask_worker;
+        if !late || maker.ready_for == Some(outputs) {
+            return false;
+        }
+        (maker.works_ahead, maker.missed_step) = (true, true);
+        self.counts.overdue_masks += 1;
+        self.begin_mask(request, outputs);
+        true
+    }
+
+    /// Tokens came: a maker that works ahead begins the next mask.
+    pub(crate) fn begin_mask_ahead(&mut self, index: usize) {
+        let client = &self.clients[index];
+        if client.mask_worker.works_ahead && client.stage == ClientStage::Live {
+            self.begin_mask(client.id(), client.output_len());
+        }
+    }
+
+    /// Tokens came: the masks of some requests end there, and the scheduler hears of it some time later.
+    pub(crate) fn end_masks(&mut self, index: usize) {
+        let client = &mut self.clients[index];
+        let ends =
+            masked_range(&client.submit).is_some_and(|tokens| tokens.end <= client.output_len());
+        if ends
+            && client.stage == ClientStage::Live
+            && !std::mem::replace(&mut client.mask_worker.done_reported, true)
+        {
+            let (request, at_ms) = (client.id(), self.now_ms + self.rng.below(MASK_MS));
+            self.events.add(at_ms, SimEvent::MasksDone { request });
+            self.counts.ended_masks += 1;
+        }
+    }
+
+    fn begin_mask(&mut self, request: RequestId, outputs: u32) {
+        let maker = &mut self.clients[request.0 as usize - 1].mask_worker;
+        if maker.working_on.replace(outputs) != Some(outputs) {
+            let at_ms = self.now_ms + self.rng.below(MASK_MS);
+            self.events.add(at_ms, SimEvent::MaskReady { request, output_tokens: outputs });
+        }
+    }
+
+    /// A mask that was begun is there.
+    pub(crate) fn mask_ready(&mut self, request: RequestId, outputs: u32) {
+        let calms_down = self.rng.chance_per_mille(200);
+        let maker = &mut self.clients[request.0 as usize - 1].mask_worker;
+        if maker.working_on != Some(outputs) {
+            return;
+        }
+        maker.works_ahead = maker.missed_step || !calms_down;
+        (maker.missed_step, maker.working_on, maker.ready_for) = (false, None, Some(outputs));
+        let ahead = maker.works_ahead;
+        self.trace.record(self.now_ms, "mask", &[request.0, outputs.into(), ahead.into()]);
+        self.inbox.push(SchedulerEvent::MaskReady {
+            request,
+            output_tokens: outputs,
+            wait_for_next: ahead,
+        });
+    }
+}

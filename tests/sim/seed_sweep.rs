@@ -1,0 +1,159 @@
+//! Runs seeds: one with a trace, or many on all cores. A panic of the engine (its own checks) counts
+//! as a broken invariant, so that a failure is a seed in any case.
+
+use crate::invariant::InvariantViolation;
+use crate::world::{SimCounts, SimWorld};
+use scheduler::FaultInjection;
+use std::cell::RefCell;
+use std::ops::{AddAssign, Range};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, Once};
+
+/// How one seed went.
+#[derive(Debug)]
+pub(crate) struct SeedRun {
+    /// The seed.
+    pub(crate) seed: u64,
+    /// Hash of all that happened.
+    pub(crate) hash: u64,
+    /// How much happened.
+    pub(crate) tally: SimCounts,
+    /// The first broken invariant.
+    pub(crate) broken: Option<InvariantViolation>,
+    /// Readable trace, if asked for.
+    pub(crate) lines: String,
+}
+
+/// How many seeds went.
+#[derive(Debug, Default)]
+pub(crate) struct SweepResult {
+    /// Seeds run, repetitions left out.
+    pub(crate) seeds: u64,
+    /// What they did.
+    pub(crate) tally: SimCounts,
+    /// Failures, lowest seed first.
+    pub(crate) failures: Vec<SeedRun>,
+}
+
+thread_local! {
+    /// Set while this thread simulates: the place and message of a panic go here.
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Runs one seed.
+pub(crate) fn run(seed: u64, planted: FaultInjection, readable: bool) -> SeedRun {
+    capture_panics();
+    PANIC.set(Some(String::new()));
+    let mut world = SimWorld::new(seed, planted, readable);
+    let result = catch_unwind(AssertUnwindSafe(|| world.run()));
+    let panic = PANIC.take().unwrap_or_default();
+    let broken = match result {
+        Ok(result) => result.err(),
+        Err(_) => Some(InvariantViolation { invariant: "an assertion", text: panic }),
+    };
+    let (hash, tally) = (world.trace.hash(), world.counts);
+    SeedRun { seed, hash, tally, broken, lines: world.trace.into_lines() }
+}
+
+/// Runs a range of seeds on all cores, until one fails or all have passed. Every hundredth seed
+/// runs twice and must do the same (I19).
+pub(crate) fn sweep(
+    seeds: Range<u64>,
+    planted: FaultInjection,
+    stop_at_failure: bool,
+) -> SweepResult {
+    let (next, stop) = (AtomicU64::new(seeds.start), AtomicBool::new(false));
+    let harvest = Mutex::new(SweepResult::default());
+    let work = || {
+        while !stop.load(Ordering::Relaxed) {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                break;
+            }
+            let mut this = run(seed, planted, false);
+            if seed.is_multiple_of(100) && this.broken.is_none() {
+                this.broken = check_determinism(&this, &run(seed, planted, false));
+            }
+            let mut harvest = harvest.lock().expect("no thread panics with the lock");
+            harvest.seeds += 1;
+            harvest.tally += this.tally;
+            if this.broken.is_some() {
+                stop.fetch_or(stop_at_failure, Ordering::Relaxed);
+                harvest.failures.push(this);
+            }
+        }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| (0..cores).for_each(|_| drop(scope.spawn(work))));
+    let mut harvest = harvest.into_inner().expect("all threads have ended");
+    harvest.failures.sort_by_key(|run| run.seed);
+    harvest
+}
+
+/// I19: two runs of a seed are the same run.
+fn check_determinism(first: &SeedRun, second: &SeedRun) -> Option<InvariantViolation> {
+    let text = format!("trace hashes {:x} and {:x}", first.hash, second.hash);
+    (first.hash != second.hash).then_some(InvariantViolation { invariant: "I19", text })
+}
+
+/// Keeps panics of simulating threads off the terminal: they are results here.
+fn capture_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = take_hook();
+        set_hook(Box::new(move |info| {
+            let simulating = PANIC.with_borrow_mut(|panic| match panic {
+                Some(text) => {
+                    *text = info.to_string();
+                    true
+                }
+                None => false,
+            });
+            if !simulating {
+                usual(info);
+            }
+        }));
+    });
+}
+
+impl AddAssign for SimCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.steps += other.steps;
+        self.ticks += other.ticks;
+        self.rows += other.rows;
+        self.tokens += other.tokens;
+        self.requests += other.requests;
+        self.preemptions += other.preemptions;
+        self.hits += other.hits;
+        self.stored += other.stored;
+        self.removed += other.removed;
+        self.lifetimes += other.lifetimes;
+        self.aborts += other.aborts;
+        self.crashes += other.crashes;
+        self.stale_outputs += other.stale_outputs;
+        self.failed_rows += other.failed_rows;
+        self.masked_rows += other.masked_rows;
+        self.overdue_masks += other.overdue_masks;
+        self.ended_masks += other.ended_masks;
+        self.rejected += other.rejected;
+        self.drafted += other.drafted;
+        self.accepted += other.accepted;
+        self.shifted_rows += other.shifted_rows;
+        self.batches_of_eight += other.batches_of_eight;
+        self.idle_of_eight += other.idle_of_eight;
+        self.repeated_failures += other.repeated_failures;
+        self.broken_links += other.broken_links;
+        self.one_way_breaks += other.one_way_breaks;
+        self.lost_frames += other.lost_frames;
+        self.replays += other.replays;
+        self.snapshots += other.snapshots;
+        self.shared_client_ids += other.shared_client_ids;
+        self.aborts_by_client_id += other.aborts_by_client_id;
+        self.process_pauses += other.process_pauses;
+        self.hangs += other.hangs;
+        self.step_timeouts += other.step_timeouts;
+        self.heartbeat_timeouts += other.heartbeat_timeouts;
+        self.false_suspicions += other.false_suspicions;
+    }
+}

@@ -1,0 +1,65 @@
+//! Deadlines for child processes: whatever waits for one ends, and says so.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Time that a child process may take to be ready, or to end where it must: minutes, for machines that are busy.
+pub(crate) const CHILD_TIMEOUT: Duration = Duration::from_mins(4);
+
+/// Kills a child process after a time, so that a wait for its output or its end comes to an end.
+pub(crate) struct ChildWatchdog {
+    stop_sender: Sender<()>,
+    thread: JoinHandle<bool>,
+}
+
+impl ChildWatchdog {
+    pub(crate) fn start(pid: u32, limit: Duration) -> Self {
+        let (over, waits) = channel();
+        let thread = std::thread::spawn(move || {
+            let is_late = waits.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
+            if is_late {
+                // It may have ended this moment.
+                let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+            }
+            is_late
+        });
+        Self { stop_sender: over, thread }
+    }
+
+    /// The wait is over; whether the process was killed.
+    pub(crate) fn stop(self) -> bool {
+        drop(self.stop_sender);
+        self.thread.join().unwrap()
+    }
+}
+
+/// Runs a command that must end, and returns what it wrote.
+pub(crate) fn run_to_end(command: &mut Command) -> Output {
+    run_within(command, CHILD_TIMEOUT)
+}
+
+/// Runs a command that must end within a time, and returns what it wrote.
+pub(crate) fn run_within(command: &mut Command, limit: Duration) -> Output {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let watchdog = ChildWatchdog::start(child.id(), limit);
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!watchdog.stop(), "it did not end within {limit:?}: {command:?}: {said}");
+    output
+}
+
+#[test]
+fn hung_child_is_killed_and_named() {
+    let mut sleeps = Command::new("sleep");
+    sleeps.arg("600");
+    let run = || run_within(&mut sleeps, Duration::from_millis(50));
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_err();
+    let said = panic.downcast_ref::<String>().unwrap();
+    assert!(said.contains("did not end within 50ms") && said.contains("sleep"), "{said}");
+    assert!(run_within(&mut Command::new("true"), CHILD_TIMEOUT).status.success());
+}

@@ -1,0 +1,192 @@
+//! The "language" of the hash model: what a KV entry holds and which token follows a prefix.
+//!
+//! Owns the formulas only, so that the simulated device and the oracle cannot differ by accident:
+//! the device reads its contexts back through block tables, the oracle folds a request's own ids.
+//!
+//! A KV entry stands for keys and values of one position in a causal model: it depends on the id
+//! there and on everything read before it. A context is the fold of all entries in front of a
+//! position; a wrong, stale, shared or missing entry anywhere changes every token behind it.
+
+use protocol::{SamplingParams, Token, TokenLogprobs};
+use std::ops::Range;
+
+/// Content of a slot that nothing may read: never written, freed, or written by a failed row.
+pub(crate) const POISON: u64 = 0xdead_beef_dead_beef;
+
+/// The context of an empty prefix.
+pub(crate) const EMPTY: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Finaliser of splitmix64: every input bit reaches every output bit.
+pub(crate) fn avalanche(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Context behind `entry`, given the context in front of it. Not commutative.
+pub(crate) fn fold(context: u64, entry: u64) -> u64 {
+    (context ^ entry).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29)
+}
+
+/// The KV entry of `token` behind `context`.
+pub(crate) fn entry(context: u64, token: Token) -> u64 {
+    avalanche(context.wrapping_add(u64::from(token).wrapping_mul(0xd6e8_feb8_6659_fd93)))
+}
+
+/// What the sampler of a seat knows besides the context: everything that may choose a token.
+#[derive(Debug, Clone)]
+pub(crate) struct HashSampler {
+    /// Ids are drawn from `0 .. vocab`.
+    pub(crate) vocab: Token,
+    /// The request's rules; `min_tokens`, `stop_ids`, `allowed` and the temperature are honoured.
+    pub(crate) sampling: SamplingParams,
+    /// Key of its noise; chooses tokens only if the temperature is not 0.
+    pub(crate) key: u64,
+    /// Positions from here on are output.
+    pub(crate) prompt_len: u32,
+    /// Fold of all ids seen, if a rule reads the history; else unused.
+    pub(crate) history: u64,
+}
+
+impl HashSampler {
+    /// A voice that has seen nothing.
+    pub(crate) fn new(vocab: Token, sampling: SamplingParams, key: u64, prompt_len: u32) -> Self {
+        Self { vocab, sampling, key, prompt_len, history: EMPTY }
+    }
+
+    /// Adds ids to the history that penalties would read.
+    pub(crate) fn observe(&mut self, ids: &[Token]) {
+        if self.sampling.needs_token_history() {
+            for &id in ids {
+                self.history = fold(self.history, u64::from(id) + 1);
+            }
+        }
+    }
+
+    /// The token at `position` behind `context`, one of `mask` if there is one; `None` if every id is masked.
+    pub(crate) fn next(&self, context: u64, position: u32, mask: Option<&[u32]>) -> Option<Token> {
+        let mut x = context;
+        if self.sampling.temperature >= 1e-5 {
+            x = avalanche(x ^ avalanche(self.key ^ u64::from(position)));
+        }
+        if self.sampling.needs_token_history() {
+            x = avalanche(x ^ self.history);
+        }
+        let masked = position < self.prompt_len.saturating_add(self.sampling.min_tokens);
+        // A mask that allows every id changes nothing, as for any sampler.
+        if let Some(mask) = mask.filter(|mask| (0..self.vocab).any(|id| !allows(mask, id))) {
+            let bit = |id: Token| allows(mask, id);
+            let own = |id: &Token| {
+                self.sampling.allowed_token_ids.as_ref().is_none_or(|ids| ids.contains(id))
+            };
+            let ends = |id: &Token| masked && self.sampling.stop_token_ids.contains(id);
+            let fits = |id: &Token| bit(*id) && own(id) && !ends(id);
+            let ids: Vec<Token> = (0..self.vocab).filter(fits).collect();
+            return ids.get((avalanche(x) % ids.len().max(1) as u64) as usize).copied();
+        }
+        (1..=64).find_map(|attempt| {
+            x = avalanche(x.wrapping_add(attempt));
+            let token = match &self.sampling.allowed_token_ids {
+                Some(ids) => *ids.get((x % ids.len().max(1) as u64) as usize)?,
+                None => (x % u64::from(self.vocab)) as Token,
+            };
+            (!masked || !self.sampling.stop_token_ids.contains(&token)).then_some(token)
+        })
+    }
+}
+
+/// Whether a mask allows an id.
+pub(crate) fn allows(mask: &[u32], id: Token) -> bool {
+    mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
+}
+
+/// Log-probabilities of `token` behind `context`, with `top` alternatives.
+pub(crate) fn logprobs(context: u64, token: Token, top: u32, vocab: Token) -> TokenLogprobs {
+    let of = |id: Token| -((entry(context, id) >> 40) as f32 / 65_536.0);
+    TokenLogprobs {
+        token,
+        logprob: of(token),
+        rank: 1 + (entry(context, token) % u64::from(vocab)) as u32,
+        top_logprobs: (0..top.min(vocab)).map(|id| (id, of(id))).collect(),
+    }
+}
+
+/// A language of its own for each key: about a third of the ids may follow, and which ones depends on every id
+/// before, so that a mask made too early, too late or for another request allows the wrong ones.
+#[derive(Debug, Clone)]
+pub(crate) struct HashGrammar {
+    state: u64,
+    vocab: Token,
+}
+
+impl HashGrammar {
+    /// The grammar of a key, behind no output.
+    pub(crate) fn new(key: u64, vocab: Token) -> Self {
+        Self { state: avalanche(key ^ EMPTY), vocab }
+    }
+
+    /// Goes on behind `id`.
+    pub(crate) fn observe(&mut self, id: Token) {
+        self.state = fold(self.state, u64::from(id) + 1);
+    }
+
+    /// One bit for each id that may follow; there is always one.
+    pub(crate) fn mask(&self) -> Vec<u32> {
+        let mut words = vec![0; self.vocab.div_ceil(32) as usize];
+        let sure = (avalanche(self.state) % u64::from(self.vocab)) as Token;
+        for id in 0..self.vocab {
+            if id == sure || avalanche(self.state ^ u64::from(id)).is_multiple_of(3) {
+                words[id as usize / 32] |= 1 << (id % 32);
+            }
+        }
+        words
+    }
+}
+
+/// The output of a request alone and cold, computed from its own ids: the oracle.
+#[derive(Debug, Clone)]
+pub(crate) struct HashOracle {
+    context: u64,
+    position: u32,
+    sampler: HashSampler,
+    grammar: Option<HashGrammar>,
+    /// Tokens of the output that the grammar limits.
+    masked: Range<u32>,
+}
+
+impl HashOracle {
+    /// An oracle that has read `prompt`.
+    pub(crate) fn new(mut voice: HashSampler, prompt: &[Token]) -> Self {
+        voice.observe(prompt);
+        let context = prompt.iter().fold(EMPTY, |c, &id| fold(c, entry(c, id)));
+        Self { context, position: prompt.len() as u32, sampler: voice, grammar: None, masked: 0..0 }
+    }
+
+    /// The same for a request whose output follows the grammar of its key in these tokens.
+    pub(crate) fn constrained(voice: HashSampler, prompt: &[Token], masked: Range<u32>) -> Self {
+        let grammar = Some(HashGrammar::new(voice.key, voice.vocab));
+        Self { grammar, masked, ..Self::new(voice, prompt) }
+    }
+
+    /// The context in front of the next token.
+    pub(crate) fn context(&self) -> u64 {
+        self.context
+    }
+}
+
+impl Iterator for HashOracle {
+    type Item = Token;
+
+    /// The next token; `None` if every id is masked.
+    fn next(&mut self) -> Option<Token> {
+        let outputs = self.position - self.sampler.prompt_len;
+        let grammar = self.grammar.as_ref().filter(|_| self.masked.contains(&outputs));
+        let mask = grammar.map(HashGrammar::mask);
+        let token = self.sampler.next(self.context, self.position, mask.as_deref())?;
+        self.grammar.iter_mut().for_each(|grammar| grammar.observe(token));
+        self.context = fold(self.context, entry(self.context, token));
+        self.position += 1;
+        self.sampler.observe(&[token]);
+        Some(token)
+    }
+}

@@ -1,0 +1,500 @@
+//! The real router, engine client, scheduler and cache over real sockets; the device is the hash
+//! model, as slow as the test wants.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use super::hash_model::thread::MaskedCommandQueue;
+use super::hash_model::{HashModel, HashModelConfig, SlotAccess};
+use super::small_tokenizer::{self, TokenizerAlphabet};
+use executor::ExecutorConfig;
+use hadron::config::KvEventsConfig;
+use hadron::engine_client::{AdmissionLimits, EngineClient};
+use hadron::grammar::GrammarCompilePool;
+use hadron::kv_events::{BoundPublisher, KvEventPublisher, TopicFields};
+use hadron::launcher::engine_host::{EngineHost, EngineObservers, EngineParts};
+use hadron::launcher::engine_loop::SupervisorEvent;
+use hadron::launcher::executor::{ExecutorLink, ExecutorReceiver};
+use hadron::launcher::startup::{
+    ExecutorStartup, ExpectedExecutors, StartTimeouts, WeightsBaseline,
+};
+use hadron::metrics::{KvCacheInfo, MetricsConfig, ServerMetrics};
+use hadron::server::app::{AppState, ModelCard, ServerOptions, ServingContext};
+use hadron::server::connection::ConnectionDeadlines;
+use hadron::server::health::HealthState;
+use hadron::server::listener::{ConnectionLimiter, bind};
+use hadron::server::openai::params::{FieldBounds, SamplingDefaults};
+use hadron::server::routes::router;
+use hadron::text::{
+    ChatTemplate, OutputParsers, ReasoningFamily, RequestTemplates, Tokenizer, ToolCallSyntax,
+};
+use hadron::worker_process::WorkerProgram;
+use protocol::link::{InProcessLink, in_process_pair};
+use protocol::{
+    Epoch, ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady, ExecutorSettings,
+    KvCacheDtype, KvCacheSize, KvGroup, KvKind, KvSpec, ModelDtype, PROTOCOL_VERSION,
+    ParallelConfig, ProfilerStatus, Rank, RequestId, RowError, SamplingParams, StepCost,
+    WarmUpReport, WeightsDigest,
+};
+use scheduler::{
+    KvConfig, RequestSubmission, SampleRate, Scheduler, SchedulerConfig, SchedulerEvent,
+    SchedulerLimits, StepDeadline, StepStats,
+};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// What a test varies.
+#[derive(Clone)]
+pub(crate) struct ServerSetup {
+    pub(crate) replicas: u16,
+    /// Of each replica.
+    pub(crate) blocks: u32,
+    pub(crate) max_model_len: u32,
+    pub(crate) max_num_seqs: u32,
+    pub(crate) step_tokens: u32,
+    pub(crate) step_time: Duration,
+    /// The step, counted from 1, in which the device fails.
+    pub(crate) fails_at: Option<u64>,
+    /// The step in which it hangs for some seconds, though it gives signs of life.
+    pub(crate) hangs_at: Option<u64>,
+    /// What is wrong with every row that it computes.
+    pub(crate) row_error: Option<RowError>,
+    /// When a step is late, instead of what steps took so far.
+    pub(crate) step_deadline: Option<Duration>,
+    pub(crate) slot_access: SlotAccess,
+    pub(crate) admission: AdmissionLimits,
+    pub(crate) options: ServerOptions,
+    pub(crate) deadlines: ConnectionDeadlines,
+    pub(crate) connections: u32,
+    pub(crate) workers: usize,
+    pub(crate) body_bytes_max: usize,
+    pub(crate) alphabet: TokenizerAlphabet,
+    /// A folder with a model that a real executor computes; `None` = the hash model.
+    pub(crate) model: Option<PathBuf>,
+    pub(crate) kv_events: Option<KvEventsConfig>,
+    /// Of the blocks, those whose stays are measured.
+    pub(crate) block_lifetimes: Option<SampleRate>,
+    pub(crate) trials: WorkerProgram,
+    /// Whether requests may name a priority.
+    pub(crate) priorities: bool,
+    /// Whether the engine already has a request of the id that the first one will get: what only a bug of ours could do.
+    pub(crate) submits_duplicate_id: bool,
+    /// What every request is answered with, instead of the hash model's words.
+    pub(crate) script: Option<&'static str>,
+    pub(crate) parsers: (Option<ToolCallSyntax>, Option<ReasoningFamily>),
+    /// Instead of the tokenizer's own.
+    pub(crate) template: Option<&'static str>,
+    pub(crate) trusts_request_templates: bool,
+}
+
+impl Default for ServerSetup {
+    fn default() -> Self {
+        Self {
+            replicas: 1,
+            blocks: 512,
+            max_model_len: 4_096,
+            max_num_seqs: 256,
+            step_tokens: 512,
+            step_time: Duration::ZERO,
+            fails_at: None,
+            hangs_at: None,
+            row_error: None,
+            step_deadline: None,
+            slot_access: SlotAccess::ReadWrite,
+            admission: AdmissionLimits {
+                requests: 1_024,
+                prefill_tokens: u64::MAX,
+                bytes: 1 << 30,
+            },
+            options: ServerOptions::default(),
+            deadlines: ConnectionDeadlines::default(),
+            connections: 1_024,
+            workers: 2,
+            body_bytes_max: 8 << 20,
+            alphabet: TokenizerAlphabet::Bytes,
+            model: None,
+            kv_events: None,
+            block_lifetimes: None,
+            trials: trials(),
+            priorities: false,
+            submits_duplicate_id: false,
+            script: None,
+            parsers: (None, None),
+            template: None,
+            trusts_request_templates: false,
+        }
+    }
+}
+
+/// A server in this process.
+pub(crate) struct TestServer {
+    pub(crate) address: SocketAddr,
+    pub(crate) app: Arc<AppState>,
+    pub(crate) connections: ConnectionLimiter,
+    pub(crate) supervisor_events: Receiver<SupervisorEvent>,
+    pub(crate) runtime: Runtime,
+    host: Option<EngineHost>,
+    publishers: Vec<KvEventPublisher>,
+}
+
+/// Tokens per block everywhere in these tests.
+pub(crate) const BLOCK_TOKENS: u32 = 16;
+
+/// The binary of this build as what tries grammars.
+pub(crate) fn trials() -> WorkerProgram {
+    let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
+    WorkerProgram { path, args: vec!["grammar-worker".into()] }
+}
+
+/// The binary of this build as what renders templates of requests.
+fn templates() -> WorkerProgram {
+    let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
+    WorkerProgram { path, args: vec!["template-worker".into()] }
+}
+
+impl TestServer {
+    /// Starts listening; the model is not up yet.
+    pub(crate) fn listen(setup: &ServerSetup) -> Self {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(setup.workers).enable_all().build().unwrap();
+        let health = Arc::new(HealthState::default());
+        let app = Arc::new(AppState::new(setup.options.clone(), health));
+        let connections = ConnectionLimiter::new(setup.connections);
+        let guard = runtime.enter();
+        let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        drop(guard);
+        let address = listener.local_addr().unwrap();
+        let (accepting, face) = (connections.clone(), (Arc::clone(&app), router(Arc::clone(&app))));
+        let deadlines = setup.deadlines;
+        runtime.spawn(async move { accepting.accept(listener, face, deadlines).await });
+        let (_, notices) = channel();
+        Self {
+            address,
+            app,
+            connections,
+            supervisor_events: notices,
+            runtime,
+            host: None,
+            publishers: Vec::new(),
+        }
+    }
+
+    /// Brings the model up.
+    pub(crate) fn start(setup: &ServerSetup) -> Self {
+        let mut server = Self::listen(setup);
+        server.bring_up(setup);
+        server
+    }
+
+    /// Brings the model up behind a server that already listens.
+    pub(crate) fn bring_up(&mut self, setup: &ServerSetup) {
+        let small = tempfile::tempdir().unwrap();
+        small_tokenizer::write(small.path(), setup.alphabet);
+        let folder = setup.model.as_deref().unwrap_or(small.path());
+        let tokenizer = Tokenizer::load(folder).unwrap();
+        let template = ChatTemplate::load(folder, setup.template, &tokenizer, 32 << 20).unwrap();
+        let mut links: Vec<_> = (0..setup.replicas).map(|rank| device(setup, Rank(rank))).collect();
+        let (notices, notices_out) = channel();
+        let wait = Duration::from_secs(10);
+        let patience = StartTimeouts { hello: wait, stall: None, total: wait };
+        let expected = ExpectedExecutors { epoch: Epoch(1), manifest: 0 };
+        let parallel = ParallelConfig { dp_size: setup.replicas, ..ParallelConfig::default() };
+        let start = ExecutorStartup {
+            timeouts: patience,
+            expected,
+            weights: WeightsBaseline::new(parallel),
+        };
+        let up = start.bring_up(&mut links, |b| b, || None, |_, _, _| {}).unwrap();
+        self.supervisor_events = notices_out;
+
+        let kv = KvConfig::new(up.memory.kv_spec.clone(), up.ready.kv_blocks, [1, 2]);
+        let kv = KvConfig { lifetime_sample: setup.block_lifetimes, ..kv };
+        let config = SchedulerConfig::new(limits(setup), kv);
+        let mut engine =
+            Scheduler::new(SchedulerConfig { replicas: setup.replicas, ..config }).unwrap();
+        if setup.submits_duplicate_id {
+            engine.tick(0, &mut vec![first_request()], &mut Vec::new());
+        }
+        let deadline = StepDeadline::new(setup.step_deadline, up.memory.step_cost);
+        let metrics = metrics(setup);
+        let health = Arc::clone(&self.app.health);
+        let observers = EngineObservers { health, metrics: Arc::clone(&metrics) };
+        let admission = setup.admission;
+        let runtime = self.runtime.handle();
+        let publish = |(rank, figures): (u16, _)| {
+            let config = setup.kv_events.as_ref()?;
+            let bound =
+                BoundPublisher::open(config, TopicFields { rank, ..TopicFields::default() })
+                    .unwrap();
+            Some(bound.start(&up.memory.kv_spec, up.ready.kv_blocks, Arc::clone(figures)).unwrap())
+        };
+        let (kv_events, publishers) = (0..).zip(&metrics.kv_events).filter_map(publish).unzip();
+        self.publishers = publishers;
+        let deciding = EngineParts { engine, kv_events };
+        let (calls, reasoning) = setup.parsers;
+        let parsers = OutputParsers::new(calls, reasoning, &tokenizer);
+        let host =
+            EngineHost::start(deciding, links, admission, deadline, observers, notices, runtime)
+                .unwrap();
+        let tokenizer = Arc::new(tokenizer);
+        let tokens = Arc::clone(&tokenizer);
+        let timings = Arc::clone(&host.grammar_timings);
+        let vocabulary = move || tokens.grammar_vocabulary();
+        let grammars = GrammarCompilePool::start(vocabulary, &setup.trials, timings).unwrap();
+        let request_templates = setup.trusts_request_templates.then(|| {
+            RequestTemplates::new(templates(), &tokenizer, 4 * setup.body_bytes_max).unwrap()
+        });
+        self.app.set_serving(ServingContext {
+            client: host.client.clone(),
+            grammars,
+            tokenizer,
+            template,
+            parsers,
+            card: card(),
+            field_bounds: bounds(setup),
+            sampling_defaults: SamplingDefaults::default(),
+            template_defaults: serde_json::Map::new(),
+            request_templates,
+            block_tokens: BLOCK_TOKENS,
+            body_bytes_max: setup.body_bytes_max,
+            pool_tokens: u64::from(setup.blocks * BLOCK_TOKENS),
+            metrics,
+            kv_event_sources: self.publishers.iter().map(|p| Arc::clone(p.source())).collect(),
+            info: serde_json::json!({"version": "test"}),
+        });
+        self.host = Some(host);
+    }
+
+    pub(crate) fn client(&self) -> &EngineClient {
+        &self.host.as_ref().unwrap().client
+    }
+
+    /// Waits until nothing is in flight and no block is held.
+    pub(crate) fn wait_idle(&self, within: Duration) {
+        let start = std::time::Instant::now();
+        loop {
+            let client = self.client();
+            let stats = client.replica_stats();
+            let admitted = client.admission().requests() + client.admission().prefill_tokens();
+            let busy = |s: &StepStats| u64::from(s.blocks.in_use + s.running + s.waiting);
+            let held = stats.iter().map(busy).sum::<u64>() + client.requests_in_flight() as u64;
+            if admitted + held == 0 {
+                return;
+            }
+            assert!(start.elapsed() < within, "not idle: {admitted} admitted, {stats:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        if let Some(host) = self.host.take() {
+            host.stop();
+        }
+    }
+}
+
+/// A request of the id that the first one over HTTP gets.
+fn first_request() -> SchedulerEvent {
+    SchedulerEvent::Submit(Box::new(RequestSubmission {
+        id: RequestId(1),
+        tokens: vec![65],
+        max_tokens: 1,
+        sampling: SamplingParams::greedy(),
+        first_masked_token: None,
+        rng_key: 0,
+        eos_ids: Vec::new(),
+        stop_ids: Vec::new(),
+        priority: 0,
+        extra_keys: None,
+        replica: None,
+        block_keys: Vec::new(),
+    }))
+}
+
+/// Starts the thread of a replica's device.
+fn device(setup: &ServerSetup, rank: Rank) -> ExecutorLink {
+    let (ours, theirs) = in_process_pair(8);
+    let device = setup.clone();
+    std::thread::spawn(move || match &device.model {
+        None => hash_device(&device, rank, theirs),
+        Some(folder) => executor::run(real_device(&device, folder), theirs),
+    });
+    let (messages, epoch) = (Box::new(ours.receiver), Epoch(1));
+    let from = vec![ExecutorReceiver { messages, epoch, rank, process: None }];
+    ExecutorLink { commands: ours.sender, receivers: from }
+}
+
+fn vocab_size(setup: &ServerSetup) -> u32 {
+    setup.model.as_deref().map_or(small_tokenizer::VOCAB, |folder| {
+        models::ModelConfig::from_dir(folder).unwrap().vocab as u32
+    })
+}
+
+fn limits(setup: &ServerSetup) -> SchedulerLimits {
+    SchedulerLimits {
+        tokens_per_step: setup.step_tokens,
+        max_num_seqs: setup.max_num_seqs,
+        ..SchedulerLimits::cpu(setup.max_model_len, vocab_size(setup))
+    }
+}
+
+fn card() -> ModelCard {
+    ModelCard {
+        names: vec!["tiny".to_owned(), "org/alias".to_owned()],
+        root: "tiny".to_owned(),
+        created: 1,
+        fingerprint: "hadron-test-00000000".to_owned(),
+    }
+}
+
+fn bounds(setup: &ServerSetup) -> FieldBounds {
+    FieldBounds {
+        vocab_size: vocab_size(setup),
+        max_model_len: setup.max_model_len,
+        logprobs_max: Some(20),
+        replicas: setup.replicas,
+        priorities: setup.priorities,
+    }
+}
+
+/// The figures of a server of this setup.
+fn metrics(setup: &ServerSetup) -> Arc<ServerMetrics> {
+    let config = MetricsConfig::new("tiny", setup.max_model_len);
+    let (replicas, residency) = (setup.replicas, setup.block_lifetimes.is_some());
+    let metrics =
+        ServerMetrics::new(&MetricsConfig { replicas, block_lifetimes: residency, ..config })
+            .unwrap();
+    let facts = KvCacheInfo {
+        block_tokens: BLOCK_TOKENS,
+        blocks: setup.blocks,
+        dtype: "auto".to_owned(),
+        memory_utilization: 0.9,
+        prefix_caching: true,
+        max_num_seqs: setup.max_num_seqs,
+    };
+    metrics.set_kv_cache(facts).unwrap();
+    metrics
+}
+
+/// The settings of a real executor.
+fn real_device(setup: &ServerSetup, folder: &Path) -> ExecutorConfig {
+    ExecutorConfig {
+        model: models::ModelConfig::from_dir(folder).unwrap(),
+        manifest: 0,
+        draft: None,
+        settings: ExecutorSettings {
+            model_dir: folder.to_owned(),
+            draft_model_dir: None,
+            config_overrides: None,
+            synth_seed: None,
+            device: protocol::DeviceKind::Cpu,
+            gpus: Vec::new(),
+            libraries: None,
+            kernel_cache: None,
+            dtype: ModelDtype::Float32,
+            kv_cache_dtype: KvCacheDtype::Auto,
+            threads: Some(1), // Tests run side by side.
+            block_tokens: BLOCK_TOKENS,
+            max_model_len: setup.max_model_len,
+            kv_tokens_min: setup.max_model_len,
+            max_num_seqs: setup.max_num_seqs,
+            tokens_per_step: setup.step_tokens,
+            kv_cache_size: KvCacheSize::Blocks(setup.blocks),
+            memory_utilization: 0.9,
+            graph_capture: protocol::GraphCapture::default(),
+            speculative: None,
+            max_logprobs: 20,
+            profile_dir: None,
+            epoch: Epoch(1),
+            rank: Rank(0),
+            parallel: ParallelConfig::default(),
+            ranks_on_host: 1,
+            expert_placement: None,
+            one_shot_all_reduce: true,
+            rendezvous: None,
+        },
+    }
+}
+
+/// Signs of life of a device that hangs, and the time between two.
+const HUNG_HEARTBEATS: u32 = 100;
+const HUNG_HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The hash model's thread: the start-up handshake, then one answer per batch.
+fn hash_device(
+    setup: &ServerSetup,
+    rank: Rank,
+    link: InProcessLink<ExecutorEvent, ExecutorCommand>,
+) {
+    let mut link = MaskedCommandQueue::new(link);
+    let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
+    let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
+    let device = "hash model".to_owned();
+    let (build, manifest) = (env!("CARGO_PKG_VERSION").to_owned(), 0);
+    let hello = ExecutorHello {
+        version: PROTOCOL_VERSION,
+        rank,
+        epoch: Epoch(1),
+        device,
+        build,
+        model_digest: manifest,
+    };
+    let blocks = setup.blocks;
+    let memory = WarmUpReport { kv_spec: spec, kv_blocks: blocks, step_cost: StepCost::default() };
+    let ready = ExecutorReady { kv_blocks: blocks, capture_sizes: Vec::new() };
+    link.send(ExecutorEvent::Hello(hello)).unwrap();
+    link.send(ExecutorEvent::WeightsLoaded(WeightsDigest::default())).unwrap();
+    link.send(ExecutorEvent::WarmUpDone(memory)).unwrap();
+    let shape = HashModelConfig {
+        blocks,
+        block_tokens: BLOCK_TOKENS,
+        vocab: small_tokenizer::VOCAB,
+        drafts: 0,
+        slot_access: setup.slot_access,
+    };
+    let mut model = HashModel::new(shape);
+    model.script = setup.script.map(small_tokenizer::bytes_of);
+    while let Ok(message) = link.next() {
+        let reply = match message {
+            None | Some(ExecutorCommand::Bitmask(_)) => continue,
+            Some(ExecutorCommand::AllocateKv { .. }) => ExecutorEvent::Ready(ready.clone()),
+            Some(ExecutorCommand::Batch(batch)) => {
+                if !setup.step_time.is_zero() {
+                    std::thread::sleep(setup.step_time);
+                }
+                let fault = |text: &str| ExecutorEvent::Fault {
+                    step: Some(batch.step),
+                    text: text.to_owned(),
+                };
+                let hangs = setup.hangs_at == Some(batch.step.0);
+                for _ in 0..if hangs { HUNG_HEARTBEATS } else { 0 } {
+                    std::thread::sleep(HUNG_HEARTBEAT_INTERVAL);
+                    if link.send(ExecutorEvent::Heartbeat).is_err() {
+                        return;
+                    }
+                }
+                let Ok(masks) = link.masks(&batch) else { return };
+                match model.run_with(&batch, &masks, |_| setup.row_error) {
+                    _ if setup.fails_at == Some(batch.step.0) => fault("the device is gone"),
+                    Ok(output) => ExecutorEvent::StepOutput(output),
+                    Err(violation) => fault(&violation.0),
+                }
+            }
+            Some(ExecutorCommand::Profile { enabled: true }) => {
+                ExecutorEvent::ProfilerStatus(ProfilerStatus::Started("/traces/1.json".to_owned()))
+            }
+            Some(ExecutorCommand::Profile { enabled: false }) => {
+                ExecutorEvent::ProfilerStatus(ProfilerStatus::Stopped(None))
+            }
+            Some(ExecutorCommand::Shutdown) => return,
+        };
+        if link.send(reply).is_err() {
+            return;
+        }
+    }
+}
