@@ -50,7 +50,7 @@ pub struct ExecutorId {
 /// What reaches the engine's thread.
 #[derive(Debug)]
 pub enum EngineMessage {
-    /// For `Engine::tick`.
+    /// For `Scheduler::tick`.
     Event(SchedulerEvent),
     /// What the output of a request follows whose submit comes next.
     DecodingGuide {

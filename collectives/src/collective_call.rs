@@ -8,21 +8,21 @@ use std::sync::atomic::Ordering::Relaxed;
 /// What is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CollectiveOp {
-    /// [`Collective::all_reduce`](crate::Collective::all_reduce)
+    /// [`CollectiveBackend::all_reduce`](crate::CollectiveBackend::all_reduce)
     AllReduce,
-    /// [`Collective::all_gather`](crate::Collective::all_gather)
+    /// [`CollectiveBackend::all_gather`](crate::CollectiveBackend::all_gather)
     AllGather,
-    /// [`Collective::all_gather_rows`](crate::Collective::all_gather_rows)
+    /// [`CollectiveBackend::all_gather_rows`](crate::CollectiveBackend::all_gather_rows)
     AllGatherRows,
-    /// [`Collective::reduce_scatter`](crate::Collective::reduce_scatter)
+    /// [`CollectiveBackend::reduce_scatter`](crate::CollectiveBackend::reduce_scatter)
     ReduceScatter,
-    /// [`Collective::exchange_counts`](crate::Collective::exchange_counts)
+    /// [`CollectiveBackend::exchange_counts`](crate::CollectiveBackend::exchange_counts)
     ExchangeCounts,
-    /// [`Collective::all_to_all`](crate::Collective::all_to_all)
+    /// [`CollectiveBackend::all_to_all`](crate::CollectiveBackend::all_to_all)
     AllToAll,
-    /// [`Collective::broadcast`](crate::Collective::broadcast) from this rank.
+    /// [`CollectiveBackend::broadcast`](crate::CollectiveBackend::broadcast) from this rank.
     Broadcast(usize),
-    /// [`Collective::barrier`](crate::Collective::barrier)
+    /// [`CollectiveBackend::barrier`](crate::CollectiveBackend::barrier)
     Barrier,
     /// A number that no build of this version writes.
     Unknown,

@@ -32,7 +32,7 @@ pub struct RowBounds {
     pub max_query_len: usize,
     /// Keys of the longest row of all.
     pub max_context_len: usize,
-    /// Tokens of the step up to the last row of fewer than [`MLA_PREFILL_TOKENS`](Self::LONG): behind them all rows are long.
+    /// Tokens of the step up to the last row of fewer than [`MLA_PREFILL_TOKENS`](Self::MLA_PREFILL_TOKENS): behind them all rows are long.
     pub mla_decode_tokens: usize,
     /// Keys of all long rows together.
     pub mla_prefill_keys: usize,

@@ -114,7 +114,7 @@ pub trait Model: Send {
     /// Logits, f32 `[n, V]`, of `hidden [n, H]`: every rank gets those of all.
     fn logits(&self, f: &ForwardContext<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError>;
 
-    /// Of these logits those of this rank's part of the vocabulary, as `ParallelRanks::vocab_part` describes it.
+    /// Of these logits those of this rank's part of the vocabulary, as `ParallelRanks::vocab_shard` describes it.
     fn shard_logits(&self, f: &ForwardContext<'_>, hidden: &Tensor)
     -> Result<Tensor, ForwardError>;
 }

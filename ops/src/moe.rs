@@ -16,7 +16,7 @@ pub struct ExpertRouting {
     pub weights: Tensor,
 }
 
-/// How a router's logits become choices. See [`kernels::RouteRule`].
+/// How a router's logits become choices. See [`kernels::RouterRuleArgs`].
 #[derive(Debug)]
 pub struct RouterRule {
     /// From logits to scores.

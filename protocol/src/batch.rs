@@ -58,7 +58,7 @@ pub struct BatchRow {
     pub drafts: u8,
     /// Whether a token is sampled behind the last one: true iff no successor is known.
     pub samples: bool,
-    /// Whether the sampler waits for this row's mask, which follows in a `Mask`: only rows that sample, and
+    /// Whether the sampler waits for this row's mask, which follows in a `GrammarBitmask`: only rows that sample, and
     /// never rows whose input the scheduler has not seen.
     pub masked: bool,
     /// Where the token ids come from.

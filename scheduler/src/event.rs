@@ -33,7 +33,7 @@ pub enum SchedulerEvent {
         failure: ExecutorFailure,
     },
     /// A lost replica is back, with an empty KV cache. Its executors expect the epoch of
-    /// `Engine::epoch`.
+    /// `Scheduler::epoch`.
     ExecutorsReady {
         /// Which.
         replica: Replica,

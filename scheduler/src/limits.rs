@@ -21,7 +21,7 @@ pub struct SchedulerLimits {
     pub max_waiting_tokens: u64,
     /// Whether one step may hold both decodes and prefill chunks (off only for comparison runs).
     pub mixed_batches: bool,
-    /// Draft tokens per decode row (k), at most [`DRAFTS_MAX`](crate::DRAFTS_MAX); 0 = no speculation.
+    /// Draft tokens per decode row (k), at most [`DRAFT_TOKENS_MAX`](crate::DRAFT_TOKENS_MAX); 0 = no speculation.
     pub draft_tokens: u8,
     /// Whether whoever makes drafts reads all ids of a request, so that seats begin with them.
     pub needs_token_history: bool,

@@ -1,10 +1,10 @@
 //! Whether the next row of a request waits for its mask.
 //!
 //! A mask is made while the step that needs it computes. One that was late there (`RowError::MaskOverdue`) cost that
-//! step a moment, and must not cost the next one too: its row is planned again once `Event::MaskReady` says that it
+//! step a moment, and must not cost the next one too: its row is planned again once `SchedulerEvent::MaskReady` says that it
 //! is there, and so are the rows behind it for as long as the masks of this request are slow.
 //!
-//! Masks may begin in the middle of an output, and end there (`Event::MasksDone`). Rows in front of the first masked
+//! Masks may begin in the middle of an output, and end there (`SchedulerEvent::MasksDone`). Rows in front of the first masked
 //! one and behind the last are planned ahead like any other.
 
 /// How the masks of a request come.

@@ -78,7 +78,7 @@ impl DecodingGuideState {
         self.catch_panic(|session| session.advance(tokens)).map(drop)
     }
 
-    /// What may come next, as `Session::mask` says it. Errors: the grammar engine panicked.
+    /// What may come next, as `GrammarSession::mask` says it. Errors: the grammar engine panicked.
     pub(super) fn mask(&mut self) -> Result<Option<Vec<u32>>, GrammarPanic> {
         let forced = self.budget.as_ref().and_then(ThinkingBudgetState::mask);
         match (&self.progress, forced) {

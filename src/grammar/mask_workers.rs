@@ -2,7 +2,7 @@
 //! holding up the others.
 //!
 //! - A step waits for its masks only as long as it would have computed anyway, and a 20th more. Then its late rows
-//!   go without a sample, and are planned again when their masks are there (`Event::MaskReady`).
+//!   go without a sample, and are planned again when their masks are there (`SchedulerEvent::MaskReady`).
 //! - Requests whose masks are slow are served by threads of their own, with less of the processor. What one request
 //!   finds out about its grammar holds for the next ones. They also drop what ended requests followed: never the thread
 //!   that plans steps.

@@ -59,17 +59,8 @@ pub use timings::{BOUNDS_US, DurationHistogram, GrammarTimings};
 pub use vocabulary::{EncodeFn, GrammarVocabulary};
 pub use worker::serve as serve_trials;
 
+use crate::worker_process::yield_to_others;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// What threads that may have much to do leave to others, in steps of the system's scale.
-const NICENESS: i32 = 10;
-
-/// Gives this thread a lower priority.
-fn yield_to_others() {
-    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
-        tracing::debug!(%error, "grammars get as much of the processor as everything else");
-    }
-}
 
 /// Of what no test draws orders of: `crate::sync::lock` is for the rest.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

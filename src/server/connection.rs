@@ -39,7 +39,7 @@ impl Default for ConnectionDeadlines {
     }
 }
 
-/// Headers beyond this are refused by hyper itself (`bare_reply`), between it and `gate`'s cap by `gate`.
+/// Headers beyond this are refused by hyper itself (`hyper_error_reply`), between it and `middleware`'s cap by `middleware`.
 const READ_BUFFER_BYTES: usize = 160 << 10;
 const PARSED_HEADERS_MAX: usize = 128;
 

@@ -1,6 +1,6 @@
 //! The HTTP face: OpenAI-compatible routes, probes, limits and deadlines.
 //!
-//! From the socket inwards: `listen` accepts, `connection` and `timed_io` keep deadlines, `gate` checks headers and
+//! From the socket inwards: `listen` accepts, `connection` and `client_socket` keep deadlines, `middleware` checks headers and
 //! catches panics, `routes` finds the handler. Below the handlers only token ids travel.
 
 pub mod admin;

@@ -52,6 +52,9 @@ pub enum TextError {
     /// The template of a request took longer than so many seconds.
     #[error("rendering the chat template takes more than {0} s")]
     TemplateTime(u64),
+    /// So many templates of requests are being rendered, which take long.
+    #[error("{0} chat templates of requests are being rendered: try again later")]
+    TemplatesBusy(u64),
     /// No process could be started for the template of a request.
     #[error("no process can be started to render the chat template: try again later")]
     NoTemplateProcess(String),

@@ -45,7 +45,8 @@ impl TextMemory {
         self.acquire_within(bytes, text_bytes, MEMORY_WAIT)
     }
 
-    fn acquire_within(
+    /// As `acquire`, with a wait of at most `wait`.
+    pub(super) fn acquire_within(
         &self,
         bytes: u64,
         text_bytes: usize,

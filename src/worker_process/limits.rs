@@ -1,4 +1,4 @@
-//! Limits that a worker process sets for itself before it reads anything of a request.
+//! Limits that a worker process sets for itself before it works on a request.
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::{fs, io};
@@ -9,6 +9,16 @@ const OOM_SCORE: &str = "1000";
 /// Environment variable and value of a worker process: its allocator maps memory as it needs it. By default it maps a gigabyte at start,
 /// which `limit_memory` would not count.
 pub const ARENA_RESERVE: (&str, &str) = ("MIMALLOC_ARENA_RESERVE", "16MiB");
+
+/// What threads that may have much to do leave to others, in steps of the system's scale.
+const NICENESS: i32 = 10;
+
+/// Gives this thread, and those that it starts, a lower priority.
+pub fn yield_to_others() {
+    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+        tracing::debug!(%error, "work of requests gets as much of the processor as everything else");
+    }
+}
 
 /// Bounds the address space of this process to `bytes` more than it has now. It leaves no core dump, and goes first where memory runs out.
 ///

@@ -1,10 +1,10 @@
 //! Deterministic simulation of the deciding arm: the real scheduler and KV cache, simulated links,
 //! executors and clients, one seeded source of chance, invariants after every tick.
 //!
-//! A failure is a seed: `just sim SEED` replays it with a readable trace. Files: `setup` and
-//! `requests` draw a world, `world` moves its clock, `people` and `devices` live in it, `links` break, the engine has a
-//! `standstill`, `absorb` takes in what it decides and `finish` the end. Checks, named by invariant: `batch_checks`,
-//! `service_checks`, `client`, `mirror`, `names`, `subscriber`, `vigil`.
+//! A failure is a seed: `just sim SEED` replays it with a readable trace. Files: `sim_config` and
+//! `request_generator` draw a world, `world` moves its clock, `client_arrivals` and `executor_faults` live in it, `link_faults` break
+//! links, the engine has a `process_pause`, `effects` takes in what it decides and `final_checks` the end. Checks, named by invariant:
+//! `batch_checks`, `service_checks`, `client`, `index_mirror`, `client_ids`, `subscriber`, `executor_watch`.
 
 #[path = "../support/hash_model.rs"]
 mod hash_model;

@@ -1,7 +1,7 @@
 //! The simulated world: a virtual clock, an agenda, the real engine, simulated executors and clients.
 //!
 //! Two phases. Safety: faults happen, everything is checked after every tick. Then all heals, and
-//! within a bound of steps every request must end and the engine must be idle (`finish.rs`).
+//! within a bound of steps every request must end and the engine must be idle (`final_checks.rs`).
 
 use crate::batch_checks::BatchChecker;
 use crate::client::{ClientStage, SimClient};

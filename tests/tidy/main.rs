@@ -7,6 +7,7 @@ mod deploy;
 mod figures;
 mod graph;
 mod ignored_tests;
+mod lexicon;
 mod reliability;
 mod sizes;
 mod source_tree;

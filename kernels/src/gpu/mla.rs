@@ -1,5 +1,5 @@
-//! Latent attention: norm, rotation and store of latents, then attention over them: absorbed, on matrix units (`latent_decode.rs`) or,
-//! any shape, by a plain kernel; rows of many tokens expanded (`latent_expanded.rs`).
+//! Latent attention: norm, rotation and store of latents, then attention over them: absorbed, on matrix units (`mla_decode.rs`) or,
+//! any shape, by a plain kernel; rows of many tokens expanded (`mla_prefill.rs`).
 
 use super::attention::LOG2_E;
 use super::check::{check_at_least, check_at_most, check_dtype, check_size};

@@ -1,4 +1,4 @@
-//! How much of keys and values made of latents is there at a time (`latent_expanded.rs`).
+//! How much of keys and values made of latents is there at a time (`mla_prefill.rs`).
 
 /// Keys of a step, and what windows of keys are whole numbers of. The twin of `STEP_KEYS` in latent_prefill/long_rows.h.
 pub(super) const STEP_KEYS: usize = 128;

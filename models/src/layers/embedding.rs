@@ -57,7 +57,7 @@ impl LmHead {
     }
 
     /// `hidden [n, H]` to the logits f32 `[n, V of this rank]`. On the last ranks columns of padding follow, see
-    /// `Ranks::vocab_part`.
+    /// `ParallelRanks::vocab_shard`.
     pub(crate) fn shard_logits(
         &self,
         f: &ForwardContext<'_>,

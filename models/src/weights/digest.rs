@@ -1,4 +1,4 @@
-//! What identifies the weights that a rank has loaded: a digest of their bytes, made while they are read.
+//! What identifies the weights that a rank has loaded: a digest of their bytes, made by threads of their own while they are packed and uploaded.
 //!
 //! Digests of tensors are added up, so the order of loading does not matter. Which sum a tensor counts in follows from
 //! how ranks split it: [`WeightsDigest`] says which ranks must agree on each.
@@ -9,7 +9,7 @@ use super::digest_workers::{DigestWorkers, PartBytes};
 use super::source::{HostShard, WeightSource};
 use crate::sharding::{ShardSpec, WeightSlice};
 use crate::weight_table::TensorSpec;
-use ops::digest_bytes;
+use ops::{DType, digest_bytes};
 use protocol::WeightsDigest;
 use std::sync::Arc;
 
@@ -37,13 +37,21 @@ impl<'a> LoadObserver<'a> {
     }
 
     /// Adds the digest of a rank's part of a weight, now or by the threads.
-    pub(super) fn add(&mut self, source: &WeightSource, spec: &TensorSpec, part: &HostShard<'_>) {
+    /// `slice` is the rank's part of the whole weight.
+    pub(super) fn add(
+        &mut self,
+        source: &WeightSource,
+        spec: &TensorSpec,
+        slice: &WeightSlice,
+        part: &HostShard<'_>,
+    ) {
         // The key too, so that a part without bytes counts.
-        let key = part.key(&spec.name);
+        let key = part_key(spec, slice, part.dtype);
         match source {
-            // Name, place and seed say what all values are.
+            // Name, shape, place, kind of values and seed say what all values are.
             WeightSource::Synth { seed, .. } => {
-                let values = digest_bytes(&seed.to_le_bytes(), key);
+                let values = format!("{seed} {:?}", spec.values);
+                let values = digest_bytes(values.as_bytes(), key);
                 add_part(self.digest, spec.shard, key.wrapping_add(values));
             }
             WeightSource::Files { checkpoint, located } => {
@@ -114,14 +122,14 @@ pub(crate) fn add_samples(digest: &mut WeightsDigest, checkpoint: &SafetensorsCh
     }
 }
 
-impl HostShard<'_> {
-    /// What the weight `name` is called, its type, and where the rank's part lies in it.
-    fn key(&self, name: &str) -> u64 {
-        let WeightSlice { rows, cols, .. } = &self.slice;
-        let key = format!("{name} {:?} {:?} {rows:?} {cols:?}", self.dtype, self.whole);
-        digest_bytes(key.as_bytes(), 0)
-    }
+/// What a weight is called, its type and shape, and where the rank's part lies in it.
+fn part_key(spec: &TensorSpec, slice: &WeightSlice, dtype: DType) -> u64 {
+    let WeightSlice { rows, cols, .. } = slice;
+    let key = format!("{} {dtype:?} {:?} {rows:?} {cols:?}", spec.name, spec.matrix());
+    digest_bytes(key.as_bytes(), 0)
+}
 
+impl HostShard<'_> {
     fn scales_digest(&self, key: u64) -> u64 {
         self.scales.as_ref().map_or(0, |scales| {
             let bytes: Vec<u8> = scales.values.iter().flat_map(|v| v.to_le_bytes()).collect();

@@ -65,10 +65,10 @@ impl WeightStore<'_> {
         let spec = spec.ok_or_else(|| table("is unknown or was read twice"))?;
         let slice = split(&spec, self.config, &self.ranks)?;
         let done = self.bytes_done.get() + self.source.bytes(&spec, &slice);
-        let part = self.source.part(&spec, slice)?;
+        let part = self.source.part(&spec, slice.clone())?;
         self.bytes_done.set(done);
         let observer = &mut *self.observer.borrow_mut();
-        observer.add(&self.source, &spec, &part);
+        observer.add(&self.source, &spec, &slice, &part);
         (observer.progress)(done, self.bytes_total);
         Ok(part)
     }

@@ -1,6 +1,6 @@
 //! Flags of servers on several nodes: how many, which one this is, where they meet, what they all know.
 //!
-//! What no flag says, the variables of the cluster say (`variables.rs`).
+//! What no flag says, the variables of the cluster say (`launcher_env.rs`).
 
 mod launcher_env;
 mod secret;

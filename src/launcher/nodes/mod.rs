@@ -1,7 +1,7 @@
 //! A server on several nodes: each is a `hadron serve`, node 0 schedules and answers, the others run executors.
 //!
-//! Node 0 listens (`listener.rs`), knows who is there (`registry.rs`) and what it has ordered (`order.rs`); every other
-//! node connects, shows that it knows the secret (`handshake.rs`), and does what it is told (`member.rs`). An order to
+//! Node 0 listens (`node_listener.rs`), knows who is there (`node_registry.rs`) and what it has ordered (`start_order.rs`); every other
+//! node connects, shows that it knows the secret (`handshake.rs`), and does what it is told (`worker_node.rs`). An order to
 //! start a replica is answered with one connection for each rank, which the executor inherits: it speaks to node 0
 //! itself, as it would on node 0. Secrets never leave the processes that serve.
 

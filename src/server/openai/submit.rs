@@ -340,7 +340,9 @@ pub fn truncate(ids: &mut Vec<Token>, truncate: Option<PromptTruncation>) {
 pub fn text_error(error: &TextError, param: &str) -> ApiError {
     tracing::debug!(?error, "text refused");
     match error {
-        TextError::MemoryBusy { .. } | TextError::NoTemplateProcess(_) => ApiError {
+        TextError::MemoryBusy { .. }
+        | TextError::NoTemplateProcess(_)
+        | TextError::TemplatesBusy(_) => ApiError {
             retry_after_s: Some(MEMORY_RETRY_S),
             ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "text_memory", error.to_string())
         },

@@ -2,7 +2,7 @@
 //!
 //! Nothing here repeats a range by hand: the routes come from the route table, and the fields of
 //! bodies from the very readers that check requests, run once on a small body with a record of what
-//! they look for. What a reader does not say in types stands in `compound.rs`, and tests send it.
+//! they look for. What a reader does not say in types stands in `compound_fields.rs`, and tests send it.
 
 mod bodies;
 mod compound_fields;

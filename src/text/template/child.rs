@@ -3,7 +3,7 @@
 use super::engine::TemplateEngine;
 use super::message::{TemplateReply, TemplateRequest};
 use super::request_template::TEMPLATE_CPU_S;
-use crate::worker_process::{EPOCH, limit_memory};
+use crate::worker_process::{EPOCH, limit_memory, yield_to_others};
 use protocol::link::{FrameReader, FrameWriter, LinkError, LinkSocket, MessageSender};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io;
@@ -12,6 +12,7 @@ use std::io;
 ///
 /// Errors: the process cannot be limited, or the link fails.
 pub fn serve(stream: LinkSocket) -> io::Result<()> {
+    yield_to_others();
     let cpu = Rlimit { current: Some(TEMPLATE_CPU_S), maximum: Some(TEMPLATE_CPU_S + 1) };
     setrlimit(Resource::Cpu, cpu)?;
     match render(stream) {

@@ -8,6 +8,7 @@ use super::message::{TemplateReply, TemplateRequest};
 use super::{ChatInput, RenderedChat};
 use crate::config::SECRET_VARIABLE;
 use crate::text::error::TextError;
+use crate::text::text_memory::TextMemory;
 use crate::text::tokenizer::Tokenizer;
 use crate::worker_process::{ARENA_RESERVE, EPOCH, WorkerProgram};
 use protocol::link::{FrameReader, FrameWriter, LinkError, MessageReceiver, MessageSender};
@@ -20,9 +21,13 @@ use std::time::Duration;
 
 /// Address space that a template may take; its process takes as much of `--max-text-memory` meanwhile.
 const TEMPLATE_MEMORY: u64 = 512 << 20;
+/// Templates rendered at a time: they wait for processes, and the threads of the text pool wait with them.
+const TEMPLATES_MAX: u64 = 2;
+/// Time that a template waits for others, and for memory that long texts hold.
+const TURN_TIME: Duration = Duration::from_secs(1);
 /// Seconds of processor time that it may take.
 pub(super) const TEMPLATE_CPU_S: u64 = 5;
-/// Time after which it is ended in any case.
+/// Time without a reply after which it is ended in any case.
 const TEMPLATE_TIME: Duration = Duration::from_secs(30);
 
 /// Renders templates of requests.
@@ -31,6 +36,8 @@ pub struct RequestTemplates {
     program: WorkerProgram,
     special: SpecialTokens,
     output_bytes_max: usize,
+    /// Counts templates, not bytes.
+    turns: TextMemory,
 }
 
 impl RequestTemplates {
@@ -43,7 +50,8 @@ impl RequestTemplates {
         output_bytes_max: usize,
     ) -> Result<Self, TextError> {
         let special = SpecialTokens::new(tokenizer).map_err(TextError::Template)?;
-        Ok(Self { program, special, output_bytes_max })
+        let turns = TextMemory::new(TEMPLATES_MAX);
+        Ok(Self { program, special, output_bytes_max, turns })
     }
 
     /// Renders a conversation with a template.
@@ -57,7 +65,9 @@ impl RequestTemplates {
     ) -> Result<RenderedChat, TextError> {
         let mut context = self.special.context(input)?;
         let memory_bytes = tokenizer.memory().limit().min(TEMPLATE_MEMORY);
-        let _share = tokenizer.memory().acquire(memory_bytes, template.len())?;
+        let busy = |_| TextError::TemplatesBusy(TEMPLATES_MAX);
+        let _turn = self.turns.acquire_within(1, 0, TURN_TIME).map_err(busy)?;
+        let _share = tokenizer.memory().acquire_within(memory_bytes, template.len(), TURN_TIME)?;
         let request = TemplateRequest {
             template,
             variables: std::mem::take(&mut context.variables),
@@ -119,6 +129,7 @@ impl TemplateProcess {
     fn cause_of_end(&mut self, memory_bytes: u64) -> TextError {
         use rustix::process::Signal;
         let is = |status: &ExitStatus, signal: Signal| status.signal() == Some(signal.as_raw());
+        let _ = self.child.kill(); // One that has ended by itself keeps its status.
         match self.child.wait() {
             Ok(status) if is(&status, Signal::XCPU) => TextError::TemplateTime(TEMPLATE_CPU_S),
             // Rust aborts where an allocation fails.

@@ -182,7 +182,8 @@ fn try_body(of: &CostlyBody) {
     );
     let pid = process.id();
     let bound = 2 * MEMORY + CONCURRENT_PARSE_BYTES;
-    limit_memory(pid, bound + (256 << 20)); // Stacks of threads take address space that they never touch.
+    // Stacks of threads and arenas of allocators take address space that they never touch.
+    limit_memory(pid, bound + (1 << 30));
     let before = status_bytes(pid, "VmRSS:");
     let told = |reply: &HttpReply| {
         let head: String = String::from_utf8_lossy(&reply.body).chars().take(200).collect();

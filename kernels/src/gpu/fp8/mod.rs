@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | ≤ 16 | `fp8_few`, with its neighbours: it reads the weights once | as they are |
 //! | more | the matrix library where it knows the scales, else `fp8_tile` | quantised: `after`, else `fp8_rows` |
-//! | experts on warpgroups | `moe_little`, `moe_stream` (`moe_stream.rs`) | as they are |
+//! | experts on warpgroups | `moe_little`, `moe_stream` (`moe_grouped_gemm_tma.rs`) | as they are |
 //! | experts elsewhere, few rows each | `moe_fp8_few` | as they are |
 //! | more | `moe_fp8_tile` | quantised: `fp8_rows` |
 

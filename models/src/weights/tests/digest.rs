@@ -23,8 +23,9 @@ fn loaded_in_order(
     let progress = &mut |_, _| ();
     let mut observer = LoadObserver::new(progress, &mut sum, threads);
     for spec in &specs {
-        let part = source.part(spec, split(spec, &folder.config, ranks).unwrap()).unwrap();
-        observer.add(&source, spec, &part);
+        let slice = split(spec, &folder.config, ranks).unwrap();
+        let part = source.part(spec, slice.clone()).unwrap();
+        observer.add(&source, spec, &slice, &part);
     }
     observer.finish();
     sum
@@ -111,4 +112,26 @@ fn swapped_tensors_change_the_digest() {
 fn model_and_draft_model_digests_differ() {
     let [one, two] = [1, 2].map(|n| WeightsDigest { common: n, sharded: n, experts: n });
     assert_ne!(one.with_draft(two), two.with_draft(one));
+}
+
+#[test]
+fn digest_of_synthetic_weights_names_seed_and_part() {
+    let folder = CheckpointFolder::new("Qwen3ForCausalLM", 1 << 30);
+    let digest = |seed: u64, ranks: &ParallelRanks| {
+        let source = WeightSource::Synth { seed, threads: 1 };
+        let (mut sum, progress) = (WeightsDigest::default(), &mut |_, _| ());
+        let mut observer = LoadObserver::new(progress, &mut sum, 1);
+        for spec in tensors(&folder.config).iter().filter(|spec| source.has(spec)) {
+            let slice = split(spec, &folder.config, ranks).unwrap();
+            let part = source.part(spec, slice.clone()).unwrap();
+            observer.add(&source, spec, &slice, &part);
+        }
+        observer.finish();
+        sum
+    };
+    let (first, second) = (digest(1, &rank(0, 2)), digest(1, &rank(1, 2)));
+    assert_eq!(first.common, second.common);
+    assert_ne!(first.sharded, second.sharded, "other halves of the same weights");
+    assert_eq!(digest(1, &rank(0, 2)), first);
+    assert_ne!(digest(2, &rank(0, 2)).sharded, first.sharded);
 }

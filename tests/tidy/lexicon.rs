@@ -1,0 +1,198 @@
+//! The words of the code: names of types and tests, and idioms in comments. The bounds may only fall.
+
+use crate::source_tree::{SourceFile, rust_files};
+use std::collections::BTreeMap;
+
+/// Definitions of types with a one-word name, in percent.
+const ONE_WORD_PERCENT_MAX: f64 = 1.2;
+/// Definitions of types that share their name with another definition, in percent.
+const SHARED_NAME_PERCENT_MAX: f64 = 0.2;
+/// Idioms in each thousand lines of comments.
+const IDIOMS_PER_THOUSAND_MAX: f64 = 92.0;
+/// Functions with an anonymous tuple as a parameter.
+const TUPLE_PARAMETERS_MAX: usize = 229;
+/// Characters of a test's name.
+const TEST_NAME_MAX: usize = 60;
+
+/// Words that no manual of this field uses for what they stand for here.
+const IDIOMS: &[&str] = &[
+    "behind",
+    "nobody",
+    "so many",
+    "told",
+    "whoever",
+    "beside",
+    "under way",
+    "hear",
+    "in front of",
+    "somebody",
+    "likeliest",
+    "sign of life",
+    "stands",
+    "news",
+];
+
+/// Names of one word that are no nouns.
+const NO_NOUNS: &[&str] = &[
+    "By",
+    "Held",
+    "Kept",
+    "Told",
+    "Made",
+    "Sent",
+    "Lost",
+    "Gone",
+    "Those",
+    "Others",
+    "Here",
+    "Elsewhere",
+];
+
+/// The name that a line defines a type under. Associated types are left out: traits decide on their names.
+fn defined_type(line: &str) -> Option<&str> {
+    let is_indented = line.starts_with(' ');
+    let mut rest = line.trim_start();
+    if let Some(public) = rest.strip_prefix("pub") {
+        rest = public
+            .strip_prefix('(')
+            .map_or(public, |scope| scope.split_once(')').map_or(scope, |(_, rest)| rest));
+        rest = rest.trim_start();
+    }
+    rest = rest.strip_prefix("unsafe ").unwrap_or(rest);
+    let (keyword, rest) = rest.split_once(' ')?;
+    let is_type = matches!(keyword, "struct" | "enum" | "trait" | "union")
+        || keyword == "type" && !is_indented;
+    let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
+    (is_type && name.starts_with(|c: char| c.is_ascii_uppercase())).then_some(name)
+}
+
+/// Number of words in a name such as `KvCache` (2) or `SSEBody` (2).
+fn words(name: &str) -> usize {
+    let chars: Vec<char> = name.chars().collect();
+    let begins = |i: usize| {
+        let upper = chars[i].is_ascii_uppercase();
+        let after_lower = i > 0 && !chars[i - 1].is_ascii_uppercase();
+        let before_lower = chars.get(i + 1).is_some_and(char::is_ascii_lowercase);
+        upper && (i == 0 || after_lower || before_lower)
+    };
+    (0..chars.len()).filter(|&i| begins(i)).count()
+}
+
+/// All names of types with the files that define them.
+fn types(files: &[SourceFile]) -> BTreeMap<&str, Vec<&str>> {
+    let mut types = BTreeMap::<_, Vec<_>>::new();
+    for file in files {
+        for name in file.text.lines().filter_map(defined_type) {
+            types.entry(name).or_default().push(file.path.as_str());
+        }
+    }
+    types
+}
+
+fn percent(part: usize, all: usize) -> f64 {
+    100.0 * part as f64 / all as f64
+}
+
+#[test]
+fn type_names_have_two_words_and_are_unique() {
+    let files = rust_files();
+    let types = types(&files);
+    let all: usize = types.values().map(Vec::len).sum();
+    let count = |wanted: &dyn Fn(&str, &[&str]) -> bool| -> usize {
+        types.iter().filter(|(name, at)| wanted(name, at)).map(|(_, at)| at.len()).sum()
+    };
+    let one_word = percent(count(&|name, _| words(name) == 1), all);
+    let shared = percent(count(&|_, at| at.len() > 1), all);
+    println!("{all} types: {one_word:.1} % have one word, {shared:.1} % share their name");
+    assert!(one_word <= ONE_WORD_PERCENT_MAX, "{one_word:.1} % of types have one word");
+    assert!(shared <= SHARED_NAME_PERCENT_MAX, "{shared:.1} % of types share their name");
+    let is_participle = |name: &str| {
+        words(name) == 1
+            && (name.ends_with("ed") || name.ends_with("ing") || NO_NOUNS.contains(&name))
+    };
+    let participles: Vec<_> = types.keys().filter(|name| is_participle(name)).collect();
+    assert!(participles.is_empty(), "names that are no nouns: {participles:?}");
+}
+
+#[test]
+fn test_names_are_short() {
+    let files = rust_files();
+    let mut long = Vec::new();
+    for file in &files {
+        for part in file.text.split("#[test]").skip(1) {
+            let name = part.split_once("fn ").and_then(|(_, rest)| rest.split_once('('));
+            let name = name.map(|(name, _)| name).unwrap_or_default();
+            if name.len() > TEST_NAME_MAX && !name.contains(char::is_whitespace) {
+                long.push(format!("{}: {name}", file.path));
+            }
+        }
+    }
+    assert!(long.is_empty(), "names above {TEST_NAME_MAX} characters:\n  {}", long.join("\n  "));
+}
+
+#[test]
+fn comments_use_the_words_of_the_field() {
+    let (mut lines, mut idioms) = (0, 0);
+    for file in rust_files() {
+        for line in file.text.lines() {
+            let Some((_, comment)) = line.split_once("//") else { continue };
+            lines += 1;
+            let plain: String = comment
+                .to_lowercase()
+                .chars()
+                .map(|c| if c.is_alphanumeric() { c } else { ' ' })
+                .collect();
+            let padded = format!(" {plain} ");
+            idioms += IDIOMS
+                .iter()
+                .map(|idiom| padded.matches(&format!(" {idiom} ")).count())
+                .sum::<usize>();
+        }
+    }
+    let rate = 1_000.0 * idioms as f64 / f64::from(lines);
+    println!("{idioms} idioms in {lines} lines of comments: {rate:.1} in a thousand");
+    assert!(rate <= IDIOMS_PER_THOUSAND_MAX, "{rate:.1} idioms in a thousand lines of comments");
+}
+
+/// Whether a function of this signature, from its name to its body, takes a tuple that has no name.
+fn has_tuple_parameter(signature: &str) -> bool {
+    let Some((_, parameters)) = signature.split_once('(') else { return false };
+    let parameters = parameters.rsplit_once("->").map_or(parameters, |(before, _)| before);
+    [": (", ": &(", ": &mut ("].iter().any(|opening| {
+        parameters
+            .split(opening)
+            .skip(1)
+            .any(|tuple| tuple.split(')').next().is_some_and(|inside| inside.contains(',')))
+    })
+}
+
+#[test]
+fn parameters_have_names() {
+    let mut found = Vec::new();
+    for file in rust_files() {
+        for part in file.text.split("fn ").skip(1) {
+            let signature = part.split(['{', ';']).next().unwrap_or_default();
+            if has_tuple_parameter(signature) {
+                let name = signature.split(['(', '<']).next().unwrap_or_default();
+                found.push(format!("{}: {name}", file.path));
+            }
+        }
+    }
+    println!("{} functions take a tuple", found.len());
+    assert!(
+        found.len() <= TUPLE_PARAMETERS_MAX,
+        "{} functions take a tuple:\n  {}",
+        found.len(),
+        found.join("\n  ")
+    );
+}
+
+#[test]
+fn words_and_definitions_are_counted() {
+    assert_eq!([words("Batch"), words("KvCache"), words("SSEBody"), words("Eagle3")], [1, 2, 2, 1]);
+    assert_eq!(defined_type("pub(super) struct PeerTable<S> {"), Some("PeerTable"));
+    assert_eq!(defined_type("    type Item = u32;"), None);
+    assert_eq!(defined_type("type EncodeFn = fn();"), Some("EncodeFn"));
+    assert!(has_tuple_parameter("f(a: u32, b: (u32, u32)) -> u32 "));
+    assert!(!has_tuple_parameter("f(a: u32) -> (u32, u32) "));
+}
