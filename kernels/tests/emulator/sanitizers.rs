@@ -50,7 +50,7 @@ fn correct_kernels_are_clean() {
     for (sanitizer, seed) in
         [(KernelSanitizer::Address, 3), (KernelSanitizer::Thread, 0), (KernelSanitizer::Thread, 3)]
     {
-        if let Some(output) = run("right_kernels", sanitizer, seed) {
+        if let Some(output) = run("correct_kernels", sanitizer, seed) {
             passed(&output);
         }
     }
