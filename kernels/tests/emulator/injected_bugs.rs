@@ -147,7 +147,8 @@ fn a_missing_barrier_before_a_merge_is_caught() {
 
 /// Launches a kernel that breaks a rule, in a child, and returns what the child says about it.
 fn broken(name: &str) -> String {
-    let output = child_process::run(&format!("injected_bugs::{name}"), &[("HIPEMU_PATIENCE_MS", "300")]);
+    let output =
+        child_process::run(&format!("injected_bugs::{name}"), &[("HIPEMU_PATIENCE_MS", "300")]);
     child_process::passed(&output);
     child_process::text(&output)
 }
