@@ -14,7 +14,7 @@ pub(super) fn reply(reply: OperationReply) -> Value {
             "description": "OK; with stream: true events of the API that the route speaks",
             "content": {
                 "application/json": of(name),
-                "text/event-stream": {"schema": {"type": "string"}},
+                "text/event-stream": {"schema": server_sent_event()},
             },
         }),
         OperationReply::AnyJson => {
@@ -25,6 +25,12 @@ pub(super) fn reply(reply: OperationReply) -> Value {
         }
         OperationReply::Empty => json!({"description": "OK"}),
     }
+}
+
+/// Schema of one event of a stream: in OpenAPI 3.1 `schema` describes each event.
+fn server_sent_event() -> Value {
+    let text = json!({"type": "string"});
+    json!({"type": "object", "properties": {"event": text, "data": text}, "required": ["data"]})
 }
 
 /// An object whose fields are all there.
