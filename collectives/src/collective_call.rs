@@ -1,9 +1,10 @@
 //! What a rank does in its group, as the others and whoever watches read it from shared memory.
 
-use kernels::DType;
 use std::fmt;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+
+use device::DType;
 
 /// What is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,17 +4,21 @@
 //!
 //! Calls return when the device has been told. What it has come past shows later, see [`LaunchCheckpoint`].
 
-use crate::group_watchdog::{GroupHealth, GroupWatchdog, LaunchCheckpoint};
-use crate::shared_memory_group::SharedMemoryGroup;
-use crate::{CollectiveBackend, CollectiveCall, CollectiveError, CollectiveOp, RowCounts};
-use kernels::gpu::{
-    CollectiveLibrary, CommunicatorId, GpuCommunicator, GpuDevice, PeerMemory, PeerMemoryHandle,
-};
-use kernels::{Buffer, DType, DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use device::gpu::PeerView;
+use device::{Buffer, DType, DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef};
+use kernels::gpu::GpuBackend;
+use kernels::{OneShotAllReduce, OneShotAllReduceNorm};
+
+use crate::communicator::{CollectiveLibrary, CommunicatorId, GpuCommunicator};
+use crate::group_watchdog::{GroupHealth, GroupWatchdog, LaunchCheckpoint};
+use crate::peer_memory::{PeerMemory, PeerMemoryHandle};
+use crate::shared_memory_group::SharedMemoryGroup;
+use crate::{CollectiveBackend, CollectiveCall, CollectiveError, CollectiveOp, RowCounts};
 
 /// Bytes that all others bring to a rank, up to which a matrix is summed in one shot: larger ones are the library's. At
 /// the largest that was measured, 1 MiB between two H200, it takes 9.6 µs where NCCL takes 15.4.
@@ -29,9 +33,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 pub struct DeviceGroup {
     /// Before what it watches.
     watchdog: GroupWatchdog,
+    gpu: Arc<GpuBackend>,
     communicator: Arc<GpuCommunicator>,
-    /// `None` where a rank does not reach another one's memory, and then why.
-    peer_memory: Option<Arc<PeerMemory>>,
+    /// Memory of all ranks; `None` where a rank does not reach the memory of another one.
+    peers: Option<PeerView>,
+    /// Why `peers` is `None`.
     peer_access_error: Option<CollectiveError>,
     shared_group: SharedMemoryGroup,
     /// What is being recorded instead of done.
@@ -46,7 +52,7 @@ impl DeviceGroup {
     /// Errors: there is no library for it, a rank is gone, or they do not reach each other.
     pub fn join(
         shared: SharedMemoryGroup,
-        device: &Arc<GpuDevice>,
+        device: &Arc<GpuBackend>,
     ) -> Result<Self, CollectiveError> {
         let others = shared.size().saturating_sub(1).max(1);
         Self::join_with_one_shot_limit(shared, device, ONE_SHOT_MAX_BYTES / others)
@@ -55,7 +61,7 @@ impl DeviceGroup {
     /// The same with sums in one shot of up to so many bytes, 0 for none. All ranks say the same.
     pub fn join_with_one_shot_limit(
         shared: SharedMemoryGroup,
-        device: &Arc<GpuDevice>,
+        device: &Arc<GpuBackend>,
         one_shot_bytes: usize,
     ) -> Result<Self, CollectiveError> {
         let communication = CollectiveLibrary::open(device)?;
@@ -86,8 +92,9 @@ impl DeviceGroup {
         let recording = RefCell::default();
         Ok(Self {
             watchdog: watch,
+            gpu: Arc::clone(device),
             communicator,
-            peer_memory: peers,
+            peers: peers.as_ref().map(|peers| peers.view()),
             peer_access_error: apart,
             shared_group: shared,
             captured_calls: recording,
@@ -98,7 +105,13 @@ impl DeviceGroup {
     /// Whether a matrix of this shape is summed through memory that the GPUs share; if not, by the library.
     #[must_use]
     pub fn uses_one_shot_all_reduce(&self, rows: usize, cols: usize, dtype: DType) -> bool {
-        self.peer_memory.as_ref().is_some_and(|peers| peers.fits(rows, cols, dtype))
+        self.one_shot_peers(rows, cols, dtype).is_some()
+    }
+
+    /// The memory through which a matrix of this shape is summed, if any.
+    fn one_shot_peers(&self, rows: usize, cols: usize, dtype: DType) -> Option<&PeerView> {
+        let fits = |peers: &&PeerView| OneShotAllReduce::fits(&self.gpu, peers, rows, cols, dtype);
+        self.peers.as_ref().filter(fits)
     }
 
     /// Why all sums are the library's, if the GPUs do not reach each other's memory.
@@ -145,12 +158,12 @@ impl DeviceGroup {
 /// The memory of all ranks, if each of them reaches that of all others, or why not.
 fn exchange_peer_memory(
     shared: &SharedMemoryGroup,
-    device: &Arc<GpuDevice>,
+    device: &Arc<GpuBackend>,
     one_shot_bytes: usize,
 ) -> Result<Result<PeerMemory, CollectiveError>, CollectiveError> {
     const WORDS: usize = PeerMemoryHandle::WORDS;
     let (s, size) = (DeviceStream::default(), shared.size());
-    let own = PeerMemory::allocate(device, (size, shared.rank()), one_shot_bytes);
+    let own = PeerMemory::allocate(device.device(), (size, shared.rank()), one_shot_bytes);
     let offer = own.as_ref().map_or([0; WORDS], |own| own.handle().words());
     let mut all = vec![0; size * WORDS];
     shared.all_gather(&s, MatRef::of(&offer, 1, WORDS)?, MatMut::of(&mut all, 1, size * WORDS)?)?;
@@ -193,16 +206,17 @@ impl CollectiveBackend for DeviceGroup {
 
     fn all_reduce(&self, s: &DeviceStream, x: MatMut<'_>) -> Result<(), CollectiveError> {
         let what = (x.dtype(), x.rows(), x.cols());
-        let peers =
-            self.peer_memory.as_ref().filter(|peers| peers.fits(x.rows(), x.cols(), x.dtype()));
+        let peers = self.one_shot_peers(x.rows(), x.cols(), x.dtype());
         self.launch_call(CollectiveOp::AllReduce, what, |ranks| match peers {
-            Some(peers) => peers.all_reduce(s, x),
+            Some(peers) => self.gpu.launch(s, OneShotAllReduce { x, peers }),
             None => ranks.all_reduce(s, x),
         })
     }
 
     fn fuses_all_reduce_norm(&self, rows: usize, cols: usize, dtype: DType) -> bool {
-        self.peer_memory.as_ref().is_some_and(|peers| peers.fits_norm(rows, cols, dtype))
+        self.peers
+            .as_ref()
+            .is_some_and(|peers| OneShotAllReduceNorm::fits(&self.gpu, peers, rows, cols, dtype))
     }
 
     fn all_reduce_norm(
@@ -213,11 +227,12 @@ impl CollectiveBackend for DeviceGroup {
         norm: (MatRef<'_>, f32),
     ) -> Result<(), CollectiveError> {
         let (dtype, rows, cols) = (delta.dtype(), delta.rows(), delta.cols());
-        let Some(peers) = &self.peer_memory else {
+        let Some(peers) = &self.peers else {
             return Err(CollectiveError::Dtype { collective: "all_reduce_norm", dtype });
         };
         self.launch_call(CollectiveOp::AllReduce, (dtype, rows, cols), |_| {
-            peers.all_reduce_norm(s, to, delta, norm)
+            let ((y, x), (weight, eps)) = (to, norm);
+            self.gpu.launch(s, OneShotAllReduceNorm { y, x, delta, weight, eps, peers })
         })
     }
 

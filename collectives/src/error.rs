@@ -1,8 +1,10 @@
 //! Why a collective failed.
 
-use crate::CollectiveCall;
-use kernels::{DType, DeviceError};
 use std::path::PathBuf;
+
+use device::{DType, DeviceError};
+
+use crate::CollectiveCall;
 
 /// A collective that did not complete. All but `Shape` and `Dtype` mean that the group is of no further use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

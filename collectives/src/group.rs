@@ -1,9 +1,11 @@
 //! A parallel axis as one rank sees it.
 
-use crate::{CollectiveCall, CollectiveError, CollectiveOp, LaunchCheckpoint, RowCounts};
-use kernels::{DType, DeviceStream, MatMut, MatRef};
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
+
+use device::{DType, DeviceStream, MatMut, MatRef};
+
+use crate::{CollectiveCall, CollectiveError, CollectiveOp, LaunchCheckpoint, RowCounts};
 
 /// How the ranks of one axis combine their matrices. All operations work in the order of `s`; every rank
 /// calls the same ones in the same order with matrices of the same shape.

@@ -3,17 +3,20 @@
 //! Launches return before they are done. A rank that is gone would leave the device of every other one waiting in a
 //! collective for good, so a thread looks after them, and ends what is under way.
 
-use crate::collective_call::CALL_WORDS;
-use crate::peer_waiter::{abort_group, check_not_aborted, process_has_exited};
-use crate::shared_layout::{CALL_HISTORY_LEN, GroupLayout, RankFlag};
-use crate::{CallState, CollectiveCall, CollectiveError};
-use kernels::SharedMemory;
-use kernels::gpu::{GpuCommunicator, PeerMemory};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+
+use device::SharedMemory;
+
+use crate::collective_call::CALL_WORDS;
+use crate::communicator::GpuCommunicator;
+use crate::peer_memory::PeerMemory;
+use crate::peer_waiter::{abort_group, check_not_aborted, process_has_exited};
+use crate::shared_layout::{CALL_HISTORY_LEN, GroupLayout, RankFlag};
+use crate::{CallState, CollectiveCall, CollectiveError};
 
 /// How often the ranks are looked after.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);

@@ -5,13 +5,13 @@
 //! made: on CPUs of one host through the memory of a [`SharedMemoryRendezvous`], on GPUs through their library, or through memory that they reach in each other.
 //! Nothing here knows what the numbers mean.
 
-#![forbid(unsafe_code)]
-
 mod collective_call;
+mod communicator;
 mod device_group;
 mod error;
 mod group;
 mod group_watchdog;
+mod peer_memory;
 mod peer_waiter;
 mod rendezvous;
 mod row_collectives;
@@ -21,10 +21,12 @@ mod shared_layout;
 mod shared_memory_group;
 
 pub use collective_call::{CallState, CollectiveCall, CollectiveOp};
+pub use communicator::{CollectiveLibrary, CommunicatorId, GpuCommunicator};
 pub use device_group::DeviceGroup;
 pub use error::CollectiveError;
 pub use group::{CollectiveBackend, CollectiveTime, ParallelGroup};
 pub use group_watchdog::LaunchCheckpoint;
+pub use peer_memory::{PeerMemory, PeerMemoryHandle};
 pub use rendezvous::SharedMemoryRendezvous;
 pub use row_counts::RowCounts;
 pub use shared_layout::{CALL_HISTORY_LEN, SLOT_BYTES};

@@ -1,16 +1,18 @@
 //! The memory in which the ranks of a world meet: made by whoever starts them, mapped by each of them.
 
-use crate::peer_waiter::PeerWaiter;
-use crate::shared_layout::{CALL_HISTORY_LEN, GroupLayout, HEADER_WORDS, RankFlag, group_layouts};
-use crate::{CollectiveCall, CollectiveError, SharedMemoryGroup};
-use kernels::SharedMemory;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+
+use device::SharedMemory;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
+use crate::peer_waiter::PeerWaiter;
+use crate::shared_layout::{CALL_HISTORY_LEN, GroupLayout, HEADER_WORDS, RankFlag, group_layouts};
+use crate::{CollectiveCall, CollectiveError, SharedMemoryGroup};
 
 /// First words of the file: what it is, and which layout it has.
 const MAGIC: u32 = u32::from_le_bytes(*b"HDRN");

@@ -1,13 +1,15 @@
 //! Collectives of ranks that each hold rows of their own: what [`SharedMemoryGroup`] does for experts spread over replicas.
 
+use std::sync::atomic::Ordering::Relaxed;
+
+use device::{MatMut, MatRef};
+
 use crate::shared_element::{
     MatrixChunk, ReducibleElement, SharedElement, row_of_chunk, split_into_chunks,
 };
 use crate::shared_layout::SLOT_WORDS;
 use crate::shared_memory_group::{SharedMemoryGroup, write_chunk};
 use crate::{CollectiveCall, CollectiveError, RowCounts};
-use kernels::{MatMut, MatRef};
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Words of a slot that hold a matrix where the last one says how many rows it has.
 const SLOT_WORDS_WITH_COUNT: usize = SLOT_WORDS - 1;

@@ -1,8 +1,9 @@
 //! Elements in shared words.
 
-use kernels::{DType, DeviceElement, MatMut, bf16, f16};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+
+use device::{DType, DeviceElement, MatMut, bf16, f16};
 
 /// An element that can be brought to a group. Words are read and written one by one; what orders them is the
 /// flag that their writer raises behind them.

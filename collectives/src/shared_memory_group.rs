@@ -3,6 +3,13 @@
 //! Everybody brings a piece to a round, waits until all have, and computes the whole result from all slots in
 //! the order of ranks: the ranks of a CPU are few, and none has to be waited for a second time.
 
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+
+use device::{DType, DeviceStream, MatMut, MatRef, SharedMemory, bf16, f16};
+
 use crate::collective_call::CALL_WORDS;
 use crate::group_watchdog::GroupHealth;
 use crate::peer_waiter::{PeerWaiter, abort_group};
@@ -13,11 +20,6 @@ use crate::shared_layout::{GroupLayout, RankFlag, SLOT_WORDS};
 use crate::{
     CallState, CollectiveBackend, CollectiveCall, CollectiveError, CollectiveOp, RowCounts,
 };
-use kernels::{DType, DeviceStream, MatMut, MatRef, SharedMemory, bf16, f16};
-use std::cell::{Cell, RefCell};
-use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
 /// One rank. Dropping it leaves the group, which ends it for the others.
 #[derive(Debug)]

@@ -5,16 +5,17 @@
 #![allow(clippy::disallowed_methods, reason = "a variable tells the child where to meet")]
 #![allow(clippy::print_stdout, reason = "times are shown, not judged")]
 
-use collectives::{
-    CALL_HISTORY_LEN, CallState, CollectiveBackend, CollectiveError, CollectiveOp,
-    SharedMemoryGroup, SharedMemoryRendezvous,
-};
-use kernels::{DeviceElement, DeviceStream, MatMut, MatRef, bf16, f16};
-use proptest::prelude::*;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use collectives::{
+    CALL_HISTORY_LEN, CallState, CollectiveBackend, CollectiveError, CollectiveOp,
+    SharedMemoryGroup, SharedMemoryRendezvous,
+};
+use device::{DeviceElement, DeviceStream, MatMut, MatRef, bf16, f16};
+use proptest::prelude::*;
 
 const S: DeviceStream = DeviceStream(0);
 

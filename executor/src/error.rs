@@ -1,7 +1,8 @@
 //! Why an executor cannot start, or cannot go on.
 
-use crate::{SpeculationError, WorldError};
 use protocol::{RequestId, SequenceSlot};
+
+use crate::{SpeculationError, WorldError};
 
 /// What ends an executor.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +24,7 @@ pub enum ExecutorError {
     Collective(#[from] collectives::CollectiveError),
     /// The device failed.
     #[error(transparent)]
-    Device(#[from] kernels::DeviceError),
+    Device(#[from] device::DeviceError),
     /// The link broke; a peer that merely leaves is no error.
     #[error(transparent)]
     Link(protocol::link::LinkError),

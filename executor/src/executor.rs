@@ -1,18 +1,19 @@
 //! `Executor`: a loaded model with its KV cache, driven by calls.
 
 use crate::bitmasks::{NoTokenBitmasks, TokenBitmaskSource};
-use crate::device::OpenedDevice;
 use crate::draft_proposer::DraftModel;
 use crate::expert_load_report::ExpertLoadReporter;
 use crate::inputs::StepLimits;
 use crate::model_context::ModelContext;
+use crate::open_device::OpenedDevice;
 use crate::pending_step::PendingStep;
 use crate::step::{StepState, StepStateSize};
 use crate::step_graphs::{self, CapturePlan, StepGraphs};
 use crate::trace::{StepTracer, TraceSession};
 use crate::{
     ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, KvCacheSize, check_draft_world,
-    check_speculation, check_world, device, kv_sizing, precompile, ranks, sampler, source, warm_up,
+    check_speculation, check_world, kv_sizing, open_device, precompile, ranks, sampler, source,
+    warm_up,
 };
 use models::sharding::{ParallelRanks, UnevenSplit};
 use models::{ModelLoadError, ModelLoadOptions, kv_layout, kv_spec, load_eagle3, load_model};
@@ -68,16 +69,16 @@ impl Executor {
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
         let models = (&config.model, config.draft.as_ref());
         check_speculation(settings.speculative, models)?;
-        let OpenedDevice { kernels, gpu, threads } = device::open(settings)?;
-        let [tp, dp] = ranks::groups(settings, gpu.as_ref(), progress)?;
-        let dtype = device::dtype(settings);
-        let kv_dtype = device::kv_dtype(settings, dtype);
+        let OpenedDevice { backend, threads } = open_device::open(settings)?;
+        let [tp, dp] = ranks::groups(settings, backend.gpu(), progress)?;
+        let dtype = open_device::dtype(settings);
+        let kv_dtype = open_device::kv_dtype(settings, dtype);
         let latent = |model: &models::ModelConfig| model.mla.is_some();
         let latents = latent(&config.model) || config.draft.as_ref().is_some_and(latent);
         if latents && kv_dtype != dtype {
             return Err(ExecutorError::MlaKvDtype);
         }
-        let ops = Ops::new(kernels, dtype)?;
+        let ops = Ops::new(backend, dtype)?;
         progress(PhaseProgress { phase: StartupPhase::Load, done: 0, total: 0 }); // How much it is shows on the way.
         let mut loading = ModelLoader {
             ops: &ops,
@@ -105,10 +106,11 @@ impl Executor {
         });
         let draft = draft.transpose()?;
         let weights = digest.with_draft(loading.digest);
+        ops.device().finish_loading();
         let spec = combined_kv_spec(&config, kv_dtype, &ranks)?;
         let rank = config.settings.rank.0;
         let folder = config.settings.profile_dir.clone();
-        let tracer = folder.map(|folder| StepTracer::new(ops.device().as_ref(), folder, rank));
+        let tracer = folder.map(|folder| StepTracer::new(ops.device(), folder, rank));
         let tracer = tracer.transpose()?;
         let part = ranks.vocab_shard(config.model.vocab);
         // All ranks of a replica choose the same experts: the one that answers counts.
@@ -355,7 +357,7 @@ impl Executor {
         let ExecutorConfig { model, draft, settings, .. } = &self.config;
         let ExecutorSettings { block_tokens, max_num_seqs, max_model_len, .. } = settings;
         let (device, longest) = (self.model.ops.device(), *max_model_len as usize);
-        let dtype = device::kv_dtype(&self.config.settings, self.model.ops.dtype());
+        let dtype = open_device::kv_dtype(&self.config.settings, self.model.ops.dtype());
         let layout = |model: &models::ModelConfig| {
             let (size, order) = ((blocks as usize, *block_tokens as usize), device.kv_order());
             kv_layout(model, dtype, size, order, &self.ranks).map_err(uneven_heads_error)

@@ -1,8 +1,9 @@
 //! What a rank last did together with others, in words.
 
+use std::fmt;
+
 use collectives::CollectiveCall;
 use protocol::Rank;
-use std::fmt;
 
 /// Runs of calls that share a line of a log.
 const RUNS_PER_LINE: usize = 8;
@@ -55,7 +56,7 @@ impl fmt::Display for RankCalls {
 mod tests {
     use super::*;
     use collectives::{CallState, CollectiveOp};
-    use kernels::DType;
+    use device::DType;
 
     fn call(sequence: u32, rows: u32, state: CallState) -> CollectiveCall {
         let (operation, dtype) = (CollectiveOp::AllReduce, DType::BF16);

@@ -1,14 +1,16 @@
 //! Where an executor stands among the ranks of its world, and how they meet.
 
-use crate::rank_calls::RankCalls;
-use crate::{ExecutorError, PhaseProgress};
+use std::path::Path;
+use std::sync::Arc;
+
 use collectives::{CollectiveError, DeviceGroup, ParallelGroup, SharedMemoryGroup};
-use kernels::gpu::GpuDevice;
+use kernels::gpu::GpuBackend;
 use models::sharding::{ParallelRank, ParallelRanks};
 use models::{ModelConfig, check_split};
 use protocol::{ExecutorSettings, ExpertPlacement, ParallelConfig, Rank, StartupPhase};
-use std::path::Path;
-use std::sync::Arc;
+
+use crate::rank_calls::RankCalls;
+use crate::{ExecutorError, PhaseProgress};
 
 /// A world that cannot be served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -97,7 +99,7 @@ pub(crate) fn reports_outputs(settings: &ExecutorSettings) -> bool {
 /// shares experts.
 pub(crate) fn groups(
     settings: &ExecutorSettings,
-    gpu: Option<&Arc<GpuDevice>>,
+    gpu: Option<&Arc<GpuBackend>>,
     progress: &mut dyn FnMut(PhaseProgress),
 ) -> Result<[ParallelGroup; 2], ExecutorError> {
     let (parallel, rank) = (settings.parallel, settings.rank);
@@ -133,7 +135,7 @@ pub(crate) fn groups(
 
 fn join_device_group(
     shared: SharedMemoryGroup,
-    gpu: &Arc<GpuDevice>,
+    gpu: &Arc<GpuBackend>,
     one_shot_sums: bool,
 ) -> Result<DeviceGroup, CollectiveError> {
     if !one_shot_sums {

@@ -8,11 +8,14 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use kernels::cpu::{CpuConfig, CpuDevice, CpuIsa};
+use device::{
+    CpuConfig, CpuIsa, DType, DeviceDriver, DeviceElement, DeviceStream, MatMut, MatRef, bf16, f16,
+};
+use kernels::cpu::CpuBackend;
 use kernels::{
-    AttentionMetadata, DType, DeviceDriver, DeviceElement, DeviceStream, HostMat, Kernels,
-    KvLayout, KvOrder, MatMut, MatRef, PackedMatrix, PagedAttentionArgs, QkNormRopeArgs,
-    RopeCosSin, RowBounds, bf16, f16,
+    AddRmsNorm, AttentionMetadata, HostMat, KvLayout, KvOrder, Linear, PackedEmbedding,
+    PackedMatrix, PagedAttention, PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite,
+    RopeCosSin, RowBounds, SiluMul,
 };
 
 const S: DeviceStream = DeviceStream(0);
@@ -41,13 +44,13 @@ fn numbers(n: usize) -> Vec<bf16> {
         .collect()
 }
 
-fn packed(device: &CpuDevice, dtype: DType, n: usize, k: usize) -> PackedMatrix {
+fn packed(device: &CpuBackend, dtype: DType, n: usize, k: usize) -> PackedMatrix {
     let bytes: Vec<u8> = numbers(n * k).iter().flat_map(|x| x.to_le_bytes()).collect();
     device.pack(&[HostMat::new(&bytes, DType::BF16, n, k).unwrap()], dtype).unwrap()
 }
 
 /// GFLOP/s of paired bf16 products in registers on all threads; 0 without AVX-512-BF16.
-fn arithmetic_ceiling(device: &CpuDevice) -> f64 {
+fn arithmetic_ceiling(device: &CpuBackend) -> f64 {
     const STEPS: usize = 1_000_000;
     #[cfg(target_arch = "x86_64")]
     if device.isa() == CpuIsa::Avx512Bf16 {
@@ -95,7 +98,7 @@ fn black_box_register(x: std::arch::x86_64::__m512bh) -> std::arch::x86_64::__m5
 }
 
 /// GB/s of all threads summing 512 MB.
-fn memory_ceiling(device: &CpuDevice) -> f64 {
+fn memory_ceiling(device: &CpuBackend) -> f64 {
     let mut buffer = device.alloc(512 << 20).unwrap();
     // Written first: pages that nobody wrote are all one page of zeros, which lies in cache.
     device.upload(&mut buffer, 0, &vec![1; 512 << 20]).unwrap();
@@ -115,7 +118,7 @@ fn memory_ceiling(device: &CpuDevice) -> f64 {
     buffer.bytes() as f64 / seconds / 1e9
 }
 
-fn linear<T: DeviceElement>(device: &CpuDevice, of: fn(f32) -> T) {
+fn linear<T: DeviceElement>(device: &CpuBackend, of: fn(f32) -> T) {
     println!("linear, {:?}: rows x K x N", T::DTYPE);
     for (k, n) in
         [(HIDDEN, 4096), (2048, HIDDEN), (HIDDEN, 6144), (3072, HIDDEN), (HIDDEN, 151_936)]
@@ -133,7 +136,17 @@ fn linear<T: DeviceElement>(device: &CpuDevice, of: fn(f32) -> T) {
             let seconds = best(7, || {
                 for w in &weights[..used] {
                     let out = MatMut::of(&mut y, rows, n).unwrap();
-                    device.linear(&S, out, MatRef::of(&x, rows, k).unwrap(), w, None).unwrap();
+                    device
+                        .launch(
+                            &S,
+                            Linear {
+                                y: out,
+                                x: MatRef::of(&x, rows, k).unwrap(),
+                                weight: w,
+                                bias: None,
+                            },
+                        )
+                        .unwrap();
                 }
             });
             let flops = 2.0 * (rows * k * n * used) as f64 / seconds / 1e9;
@@ -144,7 +157,7 @@ fn linear<T: DeviceElement>(device: &CpuDevice, of: fn(f32) -> T) {
 }
 
 /// Milliseconds of each kind of work in a forward pass of 28 layers, every weight from memory.
-fn step(device: &CpuDevice, rows: usize) {
+fn step(device: &CpuBackend, rows: usize) {
     const KINDS: [&str; 7] = ["qkv", "o", "gate_up", "down", "head", "norm", "silu"];
     let shapes = [(HIDDEN, 4096), (2048, HIDDEN), (HIDDEN, 6144), (3072, HIDDEN)];
     let layers: Vec<[PackedMatrix; 4]> =
@@ -168,7 +181,7 @@ fn step(device: &CpuDevice, rows: usize) {
                 time(kind, &mut || {
                     let y = MatMut::of(&mut out[..rows * w.n()], rows, w.n()).unwrap();
                     let x = MatRef::of(&x[..rows * w.k()], rows, w.k()).unwrap();
-                    device.linear(&S, y, x, w, None).unwrap();
+                    device.launch(&S, Linear { y, x, weight: w, bias: None }).unwrap();
                 });
             }
             for _ in 0..2 {
@@ -177,18 +190,20 @@ fn step(device: &CpuDevice, rows: usize) {
                     let stream = MatMut::of(&mut residual, rows, HIDDEN).unwrap();
                     let delta = MatRef::of(&x[..rows * HIDDEN], rows, HIDDEN).unwrap();
                     let w = MatRef::of(&x[..HIDDEN], 1, HIDDEN).unwrap();
-                    device.add_rms_norm(&S, y, stream, delta, w, 1e-6).unwrap();
+                    device
+                        .launch(&S, AddRmsNorm { y, x: stream, delta, weight: w, eps: 1e-6 })
+                        .unwrap();
                 });
             }
             time(6, &mut || {
                 let y = MatMut::of(&mut out[..rows * 3072], rows, 3072).unwrap();
-                device.silu_mul(&S, y, MatRef::of(&x, rows, 6144).unwrap()).unwrap();
+                device.launch(&S, SiluMul { y, x: MatRef::of(&x, rows, 6144).unwrap() }).unwrap();
             });
         }
         time(4, &mut || {
             let y = MatMut::of(&mut logits, wanted, head.n()).unwrap();
             let x = MatRef::of(&x[..wanted * HIDDEN], wanted, HIDDEN).unwrap();
-            device.linear(&S, y, x, &head, None).unwrap();
+            device.launch(&S, Linear { y, x, weight: &head, bias: None }).unwrap();
         });
         for (fastest, seconds) in fastest.iter_mut().zip(seconds) {
             *fastest = fastest.min(seconds);
@@ -201,7 +216,7 @@ fn step(device: &CpuDevice, rows: usize) {
 }
 
 /// One layer of attention over `rows` requests of `len` new tokens each, at the end of `context`.
-fn attention(device: &CpuDevice, rows: usize, len: usize, context: usize) {
+fn attention(device: &CpuBackend, rows: usize, len: usize, context: usize) {
     let (heads, kv_heads, dim, block_tokens) = (16, 8, 128, 16);
     let per_row = context.div_ceil(block_tokens);
     let layout = KvLayout {
@@ -248,7 +263,9 @@ fn attention(device: &CpuDevice, rows: usize, len: usize, context: usize) {
     };
     let write = best(20, || {
         let out = MatMut::of(&mut q, tokens, heads * dim).unwrap();
-        device.qk_norm_rope_kv_write(&S, out, (&mut pool, &layout), &args).unwrap();
+        device
+            .launch(&S, QkNormRopeKvWrite { q: out, pool: &mut pool, layout: &layout, args: &args })
+            .unwrap();
     });
     let args = PagedAttentionArgs {
         q: MatRef::of(&q, tokens, heads * dim).unwrap(),
@@ -266,7 +283,9 @@ fn attention(device: &CpuDevice, rows: usize, len: usize, context: usize) {
     };
     let attend = best(20, || {
         let out = MatMut::of(&mut o, tokens, heads * dim).unwrap();
-        device.paged_attention(&S, out, (&pool, &layout), &args).unwrap();
+        device
+            .launch(&S, PagedAttention { o: out, pool: &pool, layout: &layout, args: &args })
+            .unwrap();
     });
     let pairs: usize = (0..len).map(|i| context - len + i + 1).sum::<usize>() * rows;
     let flops = 4.0 * (pairs * heads * dim) as f64 / attend / 1e9;
@@ -279,7 +298,7 @@ fn attention(device: &CpuDevice, rows: usize, len: usize, context: usize) {
     );
 }
 
-fn small(device: &CpuDevice) {
+fn small(device: &CpuBackend) {
     println!("row-wise kernels, H 1024, I 3072");
     let head = packed(device, DType::BF16, 30_000, HIDDEN);
     for rows in [1, 8, 32, 512] {
@@ -292,16 +311,30 @@ fn small(device: &CpuDevice) {
             let stream = MatMut::of(&mut residual, rows, HIDDEN).unwrap();
             let delta = MatRef::of(&x, rows, HIDDEN).unwrap();
             let w = MatRef::of(&w, 1, HIDDEN).unwrap();
-            device.add_rms_norm(&S, out, stream, delta, w, 1e-6).unwrap();
+            device
+                .launch(&S, AddRmsNorm { y: out, x: stream, delta, weight: w, eps: 1e-6 })
+                .unwrap();
         });
         let silu = best(50, || {
             let out = MatMut::of(&mut act, rows, 3072).unwrap();
-            device.silu_mul(&S, out, MatRef::of(&gate_up, rows, 6144).unwrap()).unwrap();
+            device
+                .launch(&S, SiluMul { y: out, x: MatRef::of(&gate_up, rows, 6144).unwrap() })
+                .unwrap();
         });
         let ids: Vec<i32> = (0..rows).map(|i| (i * 7919 % 30_000) as i32).collect();
         let embed = best(20, || {
             let out = MatMut::of(&mut y, rows, HIDDEN).unwrap();
-            device.embed_packed(&S, out, MatRef::of(&ids, 1, rows).unwrap(), &head, 0).unwrap();
+            device
+                .launch(
+                    &S,
+                    PackedEmbedding {
+                        y: out,
+                        ids: MatRef::of(&ids, 1, rows).unwrap(),
+                        table: &head,
+                        first: 0,
+                    },
+                )
+                .unwrap();
         });
         println!(
             "{rows:4} rows: add_rms_norm {:7.1} us, silu_mul {:7.1} us, embed_packed {:7.1} us",
@@ -312,7 +345,7 @@ fn small(device: &CpuDevice) {
     }
 }
 
-fn pool(device: &CpuDevice) {
+fn pool(device: &CpuBackend) {
     let regions = 10_000;
     let seconds = best(5, || {
         for _ in 0..regions {
@@ -331,7 +364,7 @@ fn main() {
         let named = words.iter().any(|w| w.parse::<usize>().is_err());
         !named || words.iter().any(|w| w == name)
     };
-    let device = CpuDevice::new(CpuConfig { threads, isa: CpuIsa::detect() }).unwrap();
+    let device = CpuBackend::new(CpuConfig { threads, isa: CpuIsa::detect() }).unwrap();
     println!("{}", device.name());
     let ceiling = || {
         let (flops, bytes) = (arithmetic_ceiling(&device), memory_ceiling(&device));

@@ -2,7 +2,9 @@
 //!
 //! `T` tokens, `R` rows, `N` query heads, `K` KV heads, `D` head size, `E` experts, `W` table width.
 
-use crate::{MatMut, MatRef, PackedGroup, PackedMatrix};
+use device::{MatMut, MatRef};
+
+use crate::{PackedGroup, PackedMatrix};
 
 /// How the tokens of a step belong to rows, and where their keys lie.
 #[derive(Debug, Clone, Copy)]

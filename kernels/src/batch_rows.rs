@@ -1,6 +1,8 @@
 //! The rows of a step as the host reads them: lengths, tables and slots that kernels read without a type.
 
-use crate::{AttentionMetadata, DeviceError};
+use device::DeviceError;
+
+use crate::AttentionMetadata;
 
 impl AttentionMetadata<'_> {
     /// Rows of the step.

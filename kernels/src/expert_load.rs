@@ -1,7 +1,8 @@
 //! Where a router's choices are counted.
 
-use crate::check::{check_at_least, check_dense, check_dtype, check_size};
-use crate::{DType, DeviceError, MatMut, MatRef};
+use device::{
+    DType, DeviceError, MatMut, MatRef, check_at_least, check_dense, check_dtype, check_size,
+};
 
 /// Numbers of tokens by layer and expert, to which a router's choices are added.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Weights on the host, as files store them.
 
-use crate::{DType, DeviceError, Fp8E4m3};
+use device::{DType, DeviceError, Fp8E4m3};
 
 /// Factors of a quantised matrix: one for `rows × cols` elements each, whose product with an element is
 /// the weight.

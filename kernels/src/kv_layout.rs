@@ -6,7 +6,7 @@
 //! lanes and no shuffles; f32 and f16 keys `[D][B]`, values `[B][D]`. A GPU keeps both as `[B][D]`, and so does
 //! every device in fp8, where an element stands for itself times the layer's factor.
 
-use crate::{DType, DeviceError};
+use device::{DType, DeviceError};
 
 /// Order of the elements within a tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

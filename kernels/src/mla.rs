@@ -3,8 +3,9 @@
 //! `T` tokens, `R` rows, `N` query heads, `C` channels of a latent, `P` channels of a key that turn with the position and are the
 //! same in all heads, `M` further channels of a head's key, `V` channels of a head's value.
 
-use crate::check::{check_dtype, check_size};
-use crate::{AttentionMetadata, DType, DeviceError, MatMut, MatRef, PackedGroup, RopeCosSin};
+use device::{DType, DeviceError, MatMut, MatRef, check_dtype, check_size};
+
+use crate::{AttentionMetadata, PackedGroup, RopeCosSin};
 
 /// Shape of a pool of latent rows, `[layer][slot][C + P]`: the normed latent, then the turned key channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

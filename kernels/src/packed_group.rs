@@ -3,13 +3,15 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::{Buffer, BufferDeallocator, DType, DeviceError, PackedMatrix, PackedScales};
+use device::{Buffer, BufferDeallocator, DType, DeviceError};
+
+use crate::{PackedMatrix, PackedScales};
 
 const KERNEL: &str = "pack_group";
 /// What a buffer begins on.
 const ALIGNMENT: usize = 64;
 
-/// `G` packed matrices `[N, K]`; made by [`Kernels::pack_group`](crate::Kernels::pack_group).
+/// `G` packed matrices `[N, K]`; made by [`KernelBackend::pack_group`](crate::KernelBackend::pack_group).
 ///
 /// A device keeps them as its kernels like them: each by itself (the CPU's panels may not cross from one
 /// to the next), or stacked, row behind row or in an order of its own, in one piece of memory.

@@ -6,12 +6,12 @@
 //! f32 vectors after a shift and a mask; f16: as f32, widened as it is read. Outputs beyond `N` in the last panel are zero.
 //! One copy serves every instruction set, the matrix product and the embedding lookup.
 
-use crate::{Buffer, DType};
+use device::{Buffer, DType};
 
 /// Output columns of one panel.
 pub const PANEL_COLUMNS: usize = 32;
 
-/// A packed weight matrix `[N, K]`; made by [`Kernels::pack`](crate::Kernels::pack).
+/// A packed weight matrix `[N, K]`; made by [`KernelBackend::pack`](crate::KernelBackend::pack).
 #[derive(Debug)]
 pub struct PackedMatrix {
     pub(crate) buffer: Buffer,

@@ -1,7 +1,6 @@
 //! How a router's logits become choices of experts.
 
-use crate::check::{check_at_least, check_dtype, check_size};
-use crate::{DType, DeviceError, MatMut, MatRef};
+use device::{DType, DeviceError, MatMut, MatRef, check_at_least, check_dtype, check_size};
 
 const KERNEL: &str = "moe_route";
 

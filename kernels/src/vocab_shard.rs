@@ -1,6 +1,6 @@
 //! A rank's part of the vocabulary, and how ranks hear of each other's.
 
-use crate::{MatMut, MatRef};
+use device::{MatMut, MatRef};
 
 /// The ids whose logits a rank has, where several share a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

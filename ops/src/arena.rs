@@ -8,7 +8,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kernels::{Buffer, Kernels};
+use device::Buffer;
+use kernels::KernelBackend;
 
 use crate::OpError;
 
@@ -24,7 +25,7 @@ pub(crate) struct BufferArena {
 
 impl BufferArena {
     /// A buffer of at least `bytes`, with the contents its last user left.
-    pub(crate) fn take(&self, device: &dyn Kernels, bytes: usize) -> Result<Buffer, OpError> {
+    pub(crate) fn take(&self, device: &KernelBackend, bytes: usize) -> Result<Buffer, OpError> {
         let class = size_class(bytes);
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let fitting = free.range_mut(class..=class * SPARE_MAX);
@@ -82,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_smaller_step_allocates_nothing() {
-        let device = kernels::cpu::CpuDevice::new(kernels::cpu::CpuConfig::default()).unwrap();
+        let device = kernels::cpu::CpuBackend::new(device::CpuConfig::default()).unwrap().into();
         let arena = BufferArena::default();
         let take = |bytes| arena.take(&device, bytes).unwrap();
         let sizes = [1 << 20, 3 << 20, 1 << 20];

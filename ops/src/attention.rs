@@ -2,9 +2,14 @@
 //!
 //! Legend: T tokens, N query heads, K KV heads, D head size, P positions.
 
-use kernels::{DType, PagedAttentionArgs, QkNormRopeArgs, RopeCosSin};
+use device::DType;
+use kernels::{
+    PagedAttention, PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeAttention,
+    RopeCosSin,
+};
 
 use crate::error::check_size;
+use crate::launch_plan::fuses_rope_attention;
 use crate::{BatchView, KvPool, OpError, Ops, Tensor};
 
 /// Cosines and sines by position, f32 `[P, rotary / 2]`, made by the model from its rope rule.
@@ -68,13 +73,23 @@ impl Ops {
     ) -> Result<Tensor, OpError> {
         let args = qk_rope(qkv, weights, shape, batch)?;
         let (rows, layout) = (batch.attention_metadata()?, kv.head_layout("rope_attention")?);
-        if !self.device.fuses_rope_attention(&args, &rows, layout) {
+        if !fuses_rope_attention(&self.device, &args, &rows, layout) {
             let q = self.qk_norm_rope_kv_write(qkv, weights, shape, kv, batch)?;
             return self.paged_attention(&q, (shape, 0), kv, batch);
         }
         let mut o = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * layout.head_dim])?;
         let (s, out, pool) = (&self.stream, o.mat_mut()?, (&mut *kv.write(), layout));
-        self.device.rope_attention(s, out, pool, &args, (&rows, shape.scale))?;
+        self.device.launch(
+            s,
+            RopeAttention {
+                o: out,
+                pool: pool.0,
+                layout: pool.1,
+                qk: &args,
+                rows: &rows,
+                scale: shape.scale,
+            },
+        )?;
         Ok(o)
     }
 
@@ -93,7 +108,8 @@ impl Ops {
         let mut q = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * layout.head_dim])?;
         let args = qk_rope(qkv, weights, shape, batch)?;
         let (s, out) = (&self.stream, q.mat_mut()?);
-        self.device.qk_norm_rope_kv_write(s, out, (&mut kv.write(), layout), &args)?;
+        self.device
+            .launch(s, QkNormRopeKvWrite { q: out, pool: &mut kv.write(), layout, args: &args })?;
         Ok(q)
     }
 
@@ -117,7 +133,7 @@ impl Ops {
             first,
         };
         let (s, out, layout) = (&self.stream, o.mat_mut()?, kv.head_layout("paged_attention")?);
-        self.device.paged_attention(s, out, (&kv.read(), layout), &args)?;
+        self.device.launch(s, PagedAttention { o: out, pool: &kv.read(), layout, args: &args })?;
         Ok(o)
     }
 }

@@ -1,6 +1,7 @@
 //! What a forward pass must know about its batch, on the device.
 
-use kernels::{AttentionMetadata, DType, RowBounds};
+use device::DType;
+use kernels::{AttentionMetadata, RowBounds};
 
 use crate::error::check_size;
 use crate::{OpError, Ops, Tensor};

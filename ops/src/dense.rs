@@ -5,7 +5,11 @@
 
 use std::sync::Arc;
 
-use kernels::{DType, DeviceError, DeviceStream, HostMat, Kernels, MemInfo};
+use device::{DType, DeviceError, DeviceStream, MemInfo};
+use kernels::{
+    AddRmsNorm, HostMat, KernelBackend, Linear, PackedEmbedding, RmsNorm, RowGather, SiluMul,
+    TensorAdd, TokenEmbedding,
+};
 
 use crate::arena::{BufferArena, TensorStorage};
 use crate::error::check_size;
@@ -17,7 +21,7 @@ const TILE_ROWS: usize = 16;
 
 /// Maths on one device in one model type.
 pub struct Ops {
-    pub(crate) device: Arc<dyn Kernels>,
+    pub(crate) device: KernelBackend,
     pub(crate) stream: DeviceStream,
     pub(crate) arena: Arc<BufferArena>,
     /// Of results that are made aside: what the other arena has got back is in use again before a second stream is done with it.
@@ -36,7 +40,7 @@ impl std::fmt::Debug for Ops {
 
 impl Ops {
     /// Ops on `device` with activations of `dtype`: f32, bf16 or f16. Refuses a type that the device has no kernels for.
-    pub fn new(device: Arc<dyn Kernels>, dtype: DType) -> Result<Self, OpError> {
+    pub fn new(device: KernelBackend, dtype: DType) -> Result<Self, OpError> {
         if !device.supports_dtype(dtype) {
             return Err(OpError::Activations { device: device.name(), dtype });
         }
@@ -50,9 +54,9 @@ impl Ops {
         self.dtype
     }
 
-    /// The device.
+    /// The device with its kernels.
     #[must_use]
-    pub fn device(&self) -> &Arc<dyn Kernels> {
+    pub fn device(&self) -> &KernelBackend {
         &self.device
     }
 
@@ -73,7 +77,7 @@ impl Ops {
     pub fn scratch(&self, dtype: DType, shape: &[usize]) -> Result<Tensor, OpError> {
         let rows = shape.first().map_or(1, |rows| rows.next_multiple_of(TILE_ROWS));
         let bytes = rows * shape.iter().skip(1).product::<usize>() * dtype.bytes();
-        let buffer = self.arena.take(self.device.as_ref(), bytes)?;
+        let buffer = self.arena.take(&self.device, bytes)?;
         Ok(Tensor::new(TensorStorage::new(buffer, Some(self.arena.clone())), dtype, shape))
     }
 
@@ -171,10 +175,14 @@ impl Ops {
         let (s, out, first) = (&self.stream, y.mat_mut()?, table.first);
         match &table.table {
             EmbeddingStorage::Rows(rows) => {
-                self.device.embed(s, out, ids.mat()?, rows.mat()?, first)?;
+                self.device.launch(
+                    s,
+                    TokenEmbedding { y: out, ids: ids.mat()?, table: rows.mat()?, first },
+                )?;
             }
             EmbeddingStorage::Packed(w) => {
-                self.device.embed_packed(s, out, ids.mat()?, w, first)?;
+                self.device
+                    .launch(s, PackedEmbedding { y: out, ids: ids.mat()?, table: w, first })?;
             }
         }
         Ok(y)
@@ -184,7 +192,10 @@ impl Ops {
     /// Source: Zhang and Sennrich, 2019.
     pub fn rms_norm(&self, x: &Tensor, w: &Tensor, eps: f32) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), x.shape())?;
-        self.device.rms_norm(&self.stream, y.mat_mut()?, x.mat()?, w.mat()?, eps)?;
+        self.device.launch(
+            &self.stream,
+            RmsNorm { y: y.mat_mut()?, x: x.mat()?, weight: w.mat()?, eps },
+        )?;
         Ok(y)
     }
 
@@ -199,7 +210,8 @@ impl Ops {
     ) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), x.shape())?;
         let (s, delta, w) = (&self.stream, delta.mat()?, w.mat()?);
-        self.device.add_rms_norm(s, y.mat_mut()?, x.mat_mut()?, delta, w, eps)?;
+        self.device
+            .launch(s, AddRmsNorm { y: y.mat_mut()?, x: x.mat_mut()?, delta, weight: w, eps })?;
         Ok(y)
     }
 
@@ -217,28 +229,33 @@ impl Ops {
         check_size("linear", "inputs", x.cols(), w.inputs())?;
         let mut y = self.scratch(dtype, &[x.rows(), w.outputs()])?;
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
-        self.device.linear(&self.stream, y.mat_mut()?, x.mat()?, &w.weight, bias)?;
+        self.device.launch(
+            &self.stream,
+            Linear { y: y.mat_mut()?, x: x.mat()?, weight: &w.weight, bias },
+        )?;
         Ok(y)
     }
 
     /// `y = silu(gate) · up`: `x [T, 2 I]` holds the gate columns first; `y [T, I]`.
     pub fn silu_mul(&self, x: &Tensor) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), &[x.rows(), x.cols() / 2])?;
-        self.device.silu_mul(&self.stream, y.mat_mut()?, x.mat()?)?;
+        self.device.launch(&self.stream, SiluMul { y: y.mat_mut()?, x: x.mat()? })?;
         Ok(y)
     }
 
     /// `y = a + b`, all of one shape.
     pub fn add(&self, a: &Tensor, b: &Tensor) -> Result<Tensor, OpError> {
         let mut y = self.scratch(a.dtype(), a.shape())?;
-        self.device.add(&self.stream, y.mat_mut()?, a.mat()?, b.mat()?)?;
+        self.device
+            .launch(&self.stream, TensorAdd { y: y.mat_mut()?, a: a.mat()?, b: b.mat()? })?;
         Ok(y)
     }
 
     /// `y[i] = x[rows[i]]`: `x [T, H]`, `rows` i32 `[n]`, `y [n, H]`.
     pub fn gather_rows(&self, x: &Tensor, rows: &Tensor) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), &[rows.len(), x.cols()])?;
-        self.device.gather_rows(&self.stream, y.mat_mut()?, x.mat()?, rows.mat()?)?;
+        self.device
+            .launch(&self.stream, RowGather { y: y.mat_mut()?, x: x.mat()?, rows: rows.mat()? })?;
         Ok(y)
     }
 }
@@ -248,10 +265,10 @@ fn encode(x: &[f32], dtype: DType, bytes: &mut Vec<u8>) -> Result<(), OpError> {
     match dtype {
         DType::F32 => bytes.extend(x.iter().flat_map(|v| v.to_le_bytes())),
         DType::BF16 => {
-            bytes.extend(x.iter().flat_map(|v| kernels::bf16::from_f32(*v).to_le_bytes()));
+            bytes.extend(x.iter().flat_map(|v| device::bf16::from_f32(*v).to_le_bytes()));
         }
         DType::F16 => {
-            bytes.extend(x.iter().flat_map(|v| kernels::f16::from_f32(*v).to_le_bytes()));
+            bytes.extend(x.iter().flat_map(|v| device::f16::from_f32(*v).to_le_bytes()));
         }
         dtype => {
             return Err(DeviceError::Unsupported { kernel: "upload", what: "float", dtype }.into());

@@ -2,8 +2,12 @@
 //!
 //! R rows, S seats, T tokens of a step, H channels of a hidden state, V vocabulary.
 
+use device::DType;
 use kernels::step::{DraftHiddenStates, DraftPass, DraftPassArrays};
-use kernels::{DType, GatherFn, RowBounds, VocabShard};
+use kernels::{
+    DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion, DraftPassPreparation,
+    DraftStateStore, GatherFn, RowBounds, VocabParallelDraftArgmax, VocabShard,
+};
 
 use crate::{BatchView, DeviceSequenceSlots, OpError, Ops, StepBuffers, Tensor};
 
@@ -98,7 +102,10 @@ impl DraftBuffers {
         let (drafts, tables) = (self.drafts.mat()?, seats.tables.mat()?);
         let block_tokens = step.size.block_tokens;
         let pass = DraftPass { pass, rows, ids, positions, drafts, tables, block_tokens };
-        Ok(ops.device.prepare_draft_pass(&ops.stream, step.stage.mat()?, &mut to, &pass)?)
+        Ok(ops.device.launch(
+            &ops.stream,
+            DraftPassPreparation { stage: step.stage.mat()?, arrays: &mut to, pass: &pass },
+        )?)
     }
 
     /// What such a pass reads, with contexts of up to `longest` keys: its batch, and its ids `[rows]`.
@@ -130,7 +137,17 @@ impl DraftBuffers {
     ) -> Result<Tensor, OpError> {
         let mut y = ops.scratch(ops.dtype(), &[rows, self.size.hidden])?;
         let from = (None, &self.states()?);
-        ops.device.gather_draft_inputs(&ops.stream, step.staged()?, rows, y.mat_mut()?, from)?;
+        ops.device.launch(
+            &ops.stream,
+            DraftInputGather {
+                stage: step.staged()?.0,
+                positions: step.staged()?.1,
+                rows,
+                y: y.mat_mut()?,
+                hidden: from.0,
+                states: from.1,
+            },
+        )?;
         Ok(y)
     }
 
@@ -143,7 +160,17 @@ impl DraftBuffers {
     ) -> Result<Tensor, OpError> {
         let mut y = ops.scratch(ops.dtype(), hidden.shape())?;
         let from = (Some(hidden.mat()?), &self.states()?);
-        ops.device.gather_draft_inputs(&ops.stream, step.staged()?, rows, y.mat_mut()?, from)?;
+        ops.device.launch(
+            &ops.stream,
+            DraftInputGather {
+                stage: step.staged()?.0,
+                positions: step.staged()?.1,
+                rows,
+                y: y.mat_mut()?,
+                hidden: from.0,
+                states: from.1,
+            },
+        )?;
         Ok(y)
     }
 
@@ -157,12 +184,17 @@ impl DraftBuffers {
         let tables = (seats.tables.mat()?, step.size.block_tokens);
         let hidden = (hidden.mat()?, rows);
         let mut states = self.states()?;
-        Ok(ops.device.store_draft_states(
+        Ok(ops.device.launch(
             &ops.stream,
-            step.staged()?,
-            &mut states,
-            hidden,
-            tables,
+            DraftStateStore {
+                stage: step.staged()?.0,
+                positions: step.staged()?.1,
+                states: &mut states,
+                hidden: hidden.0,
+                rows: hidden.1,
+                tables: tables.0,
+                block_tokens: tables.1,
+            },
         )?)
     }
 
@@ -180,13 +212,19 @@ impl DraftBuffers {
             let (s, place, logits) = (&ops.stream, (pass, first), logits.mat()?);
             let drafts = self.drafts.mat_mut()?;
             match part.ranks {
-                1 => ops.device.draft_argmax(s, drafts, place, logits)?,
-                _ => ops.device.draft_argmax_vocab_parallel(
+                1 => ops
+                    .device
+                    .launch(s, DraftArgmax { drafts, pass: place.0, first: place.1, logits })?,
+                _ => ops.device.launch(
                     s,
-                    drafts,
-                    place,
-                    (logits, part),
-                    gather,
+                    VocabParallelDraftArgmax {
+                        drafts,
+                        pass: place.0,
+                        first: place.1,
+                        logits,
+                        shard: part,
+                        gather,
+                    },
                 )?,
             }
             Ok::<_, OpError>(())
@@ -212,7 +250,9 @@ impl DraftBuffers {
         names: &Tensor,
     ) -> Result<(), OpError> {
         let drafts = self.drafts.mat_mut()?;
-        Ok(ops.device.map_draft_ids(&ops.stream, drafts, (pass, rows), names.mat()?)?)
+        Ok(ops
+            .device
+            .launch(&ops.stream, DraftIdMap { drafts, pass, count: rows, ids: names.mat()? })?)
     }
 
     /// Enters the drafts of the first `rows` rows into a step that has been prepared, and into histories.
@@ -225,7 +265,17 @@ impl DraftBuffers {
         let StepBuffers { ids, stage, positions, .. } = step;
         let to = (ids.mat_mut()?, seats.history.mat_mut()?);
         let (step, drafts) = ((stage.mat()?, positions.mat()?), self.drafts.mat()?);
-        Ok(ops.device.insert_drafts(&ops.stream, step, rows, to, drafts)?)
+        Ok(ops.device.launch(
+            &ops.stream,
+            DraftInsertion {
+                stage: step.0,
+                positions: step.1,
+                rows,
+                ids: to.0,
+                history: to.1,
+                drafts,
+            },
+        )?)
     }
 
     /// Rows of a step at most.

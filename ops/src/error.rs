@@ -1,6 +1,6 @@
 //! Why an op refused.
 
-use kernels::{DType, DeviceError};
+use device::{DType, DeviceError};
 
 /// An op was called with arguments that do not fit, or the device failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use kernels::{CopyInFlight, DType, ExpertLoadArgs, PinnedBuffer};
+use device::{CopyInFlight, DType, PinnedBuffer};
+use kernels::ExpertLoadArgs;
 
 use crate::{OpError, Ops, Tensor};
 

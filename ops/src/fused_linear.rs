@@ -1,30 +1,47 @@
-//! Linear layers with their neighbours: one launch where the device has one, else the kernels one by one.
-//! Either way the results are the same.
+//! Linear layers fused with the ops before and after them, as [`LinearPlan`] says.
 //!
 //! Legend: T tokens, H hidden, N outputs, K inputs, I intermediate size.
 
-use kernels::{LinearFusion, LinearPrologue};
+use kernels::{FusedLinear, LinearFusion, LinearPrologue, PrologueLinear};
 
+use crate::launch_plan::LinearPlan;
 use crate::{OpError, Ops, PackedLinear, Tensor};
 
+/// A root-mean-square norm.
+#[derive(Debug, Clone, Copy)]
+pub struct NormWeight<'a> {
+    /// `[K]`
+    pub weight: &'a Tensor,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// `silu(gate) · up`, `[T, I]`, or what it is computed from where the product that follows computes it.
+#[derive(Debug)]
+pub enum GatedActivation {
+    /// Gate columns, then up columns: `[T, 2 I]`.
+    Halves(Tensor),
+    /// `[T, I]`
+    Product(Tensor),
+}
+
 impl Ops {
-    /// Whether a layer of these inputs is one launch together with its neighbours.
-    #[must_use]
-    pub fn fuses_linear(&self, rows: usize, w: &PackedLinear) -> bool {
-        self.device.fuses_linear(rows, self.dtype(), &w.weight)
+    fn linear_plan<'a>(&'a self, rows: usize, w: &'a PackedLinear) -> LinearPlan<'a> {
+        LinearPlan { backend: &self.device, rows, dtype: self.dtype(), weight: &w.weight }
     }
 
     /// `y = norm(x) Wᵀ + bias`: `x [T, K]`, `norm [K]`, `y [T, N]`. See [`Ops::rms_norm`].
     pub fn norm_linear(
         &self,
         x: &Tensor,
-        (norm, eps): (&Tensor, f32),
+        norm: NormWeight<'_>,
         w: &PackedLinear,
     ) -> Result<Tensor, OpError> {
-        if !self.fuses_linear(x.rows(), w) {
-            return self.linear(&self.rms_norm(x, norm, eps)?, w);
+        if !self.linear_plan(x.rows(), w).is_fused() {
+            return self.linear(&self.rms_norm(x, norm.weight, norm.eps)?, w);
         }
-        let around = LinearFusion { norm: Some((norm.mat()?, eps)), ..LinearFusion::default() };
+        let around =
+            LinearFusion { norm: Some((norm.weight.mat()?, norm.eps)), ..LinearFusion::default() };
         self.launch_fused_linear(x, w, around, w.outputs())
     }
 
@@ -32,13 +49,13 @@ impl Ops {
     pub fn norm_linear_silu_mul(
         &self,
         x: &Tensor,
-        (norm, eps): (&Tensor, f32),
+        norm: NormWeight<'_>,
         w: &PackedLinear,
     ) -> Result<Tensor, OpError> {
-        if !self.fuses_linear(x.rows(), w) {
-            return self.linear_silu_mul(&self.rms_norm(x, norm, eps)?, w);
+        if !self.linear_plan(x.rows(), w).is_fused() {
+            return self.linear_silu_mul(&self.rms_norm(x, norm.weight, norm.eps)?, w);
         }
-        let norm = Some((norm.mat()?, eps));
+        let norm = Some((norm.weight.mat()?, norm.eps));
         self.launch_fused_linear(
             x,
             w,
@@ -49,7 +66,7 @@ impl Ops {
 
     /// `y = silu(gate) · up` of `x Wᵀ + bias`: `x [T, K]`, `W [2 I, K]`, `y [T, I]`.
     pub fn linear_silu_mul(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
-        let fused = self.device.fuses_linear_silu_mul(x.rows(), self.dtype(), &w.weight);
+        let fused = self.linear_plan(x.rows(), w).is_fused_with_silu_mul();
         if w.bias.is_some() || !fused {
             return self.silu_mul(&self.linear(x, w)?);
         }
@@ -61,23 +78,24 @@ impl Ops {
         )
     }
 
-    /// `x += h Wᵀ + bias`: `h [T, K]`, `x [T, N]`, the residual stream, rounded once more by the sum.
-    pub fn linear_add(&self, x: &mut Tensor, h: &Tensor, w: &PackedLinear) -> Result<(), OpError> {
-        if !self.fuses_linear(h.rows(), w) {
-            *x = self.add(x, &self.linear(h, w)?)?;
-            return Ok(());
+    /// `x += h Wᵀ + bias`: `h [T, K]`, `x [T, N]`, the residual stream. Returns `Some(h Wᵀ + bias)` instead, and leaves `x`
+    /// as it is, where the addition is better fused with the norm that follows ([`Ops::add_rms_norm`],
+    /// [`Ops::add_norm_linear`]).
+    pub fn linear_add(
+        &self,
+        x: &mut Tensor,
+        h: &Tensor,
+        w: &PackedLinear,
+    ) -> Result<Option<Tensor>, OpError> {
+        if !self.linear_plan(h.rows(), w).is_fused() {
+            return self.linear(h, w).map(Some);
         }
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
-        let around =
+        let fusion =
             LinearFusion { bias, add: true, prefetch: w.prefetch(), ..LinearFusion::default() };
-        let (s, y) = (&self.stream, x.mat_mut()?);
-        Ok(self.device.fused_linear(s, y, h.mat()?, &w.weight, &around)?)
-    }
-
-    /// Whether a layer of these inputs takes along what makes them: [`Ops::silu_mul_linear`].
-    #[must_use]
-    pub fn fuses_prologue(&self, rows: usize, w: &PackedLinear) -> bool {
-        self.device.fuses_prologue(rows, self.dtype(), &w.weight)
+        let op = FusedLinear { y: x.mat_mut()?, x: h.mat()?, weight: &w.weight, fusion: &fusion };
+        self.device.launch(&self.stream, op)?;
+        Ok(None)
     }
 
     /// `y = norm(x += delta) Wᵀ + bias`: `x`, `delta [T, K]`, `norm [K]`, `y [T, N]`. See [`Ops::add_rms_norm`].
@@ -85,22 +103,92 @@ impl Ops {
         &self,
         x: &mut Tensor,
         delta: &Tensor,
-        (norm, eps): (&Tensor, f32),
+        norm: NormWeight<'_>,
         w: &PackedLinear,
     ) -> Result<Tensor, OpError> {
-        if !self.fuses_prologue(x.rows(), w) {
-            return self.linear(&self.add_rms_norm(x, delta, norm, eps)?, w);
+        if !self.linear_plan(x.rows(), w).has_prologue() {
+            return self.linear(&self.add_rms_norm(x, delta, norm.weight, norm.eps)?, w);
         }
-        let (delta, norm) = (delta.mat()?, norm.mat()?);
+        let (delta, eps, norm) = (delta.mat()?, norm.eps, norm.weight.mat()?);
         self.launch_with_prologue(LinearPrologue::AddNorm { x: x.mat_mut()?, delta, norm, eps }, w)
     }
 
     /// `y = (silu(gate) · up) Wᵀ + bias`: `x [T, 2 K]` holds the gate columns first; `y [T, N]`.
     pub fn silu_mul_linear(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
-        if !self.fuses_prologue(x.rows(), w) {
+        if !self.linear_plan(x.rows(), w).has_prologue() {
             return self.linear(&self.silu_mul(x)?, w);
         }
         self.launch_with_prologue(LinearPrologue::SiluMul(x.mat()?), w)
+    }
+
+    /// `silu(gate) · up` of `norm(x) Wᵀ + bias` as the input of the product with `down`: `x [T, K]`, `W [2 I, K]`.
+    pub fn norm_linear_gated(
+        &self,
+        x: &Tensor,
+        norm: NormWeight<'_>,
+        gate_up: &PackedLinear,
+        down: &PackedLinear,
+    ) -> Result<GatedActivation, OpError> {
+        if self.linear_plan(x.rows(), down).has_prologue() {
+            return Ok(GatedActivation::Halves(self.norm_linear(x, norm, gate_up)?));
+        }
+        Ok(GatedActivation::Product(self.norm_linear_silu_mul(x, norm, gate_up)?))
+    }
+
+    /// As [`Ops::norm_linear_gated`] of `x + delta`, which becomes `x`: `delta [T, K]`.
+    pub fn add_norm_linear_gated(
+        &self,
+        x: &mut Tensor,
+        delta: &Tensor,
+        norm: NormWeight<'_>,
+        gate_up: &PackedLinear,
+        down: &PackedLinear,
+    ) -> Result<GatedActivation, OpError> {
+        let rows = x.rows();
+        if self.linear_plan(rows, down).has_prologue() {
+            return Ok(GatedActivation::Halves(self.add_norm_linear(x, delta, norm, gate_up)?));
+        }
+        if self.linear_plan(rows, gate_up).has_prologue() {
+            return Ok(GatedActivation::Product(
+                self.silu_mul(&self.add_norm_linear(x, delta, norm, gate_up)?)?,
+            ));
+        }
+        let h = self.add_rms_norm(x, delta, norm.weight, norm.eps)?;
+        Ok(GatedActivation::Product(self.linear_silu_mul(&h, gate_up)?))
+    }
+
+    /// As [`Ops::norm_linear_gated`] of `h`, which has been normalised: `h [T, K]`.
+    pub fn linear_gated(
+        &self,
+        h: &Tensor,
+        gate_up: &PackedLinear,
+        down: &PackedLinear,
+    ) -> Result<GatedActivation, OpError> {
+        if self.linear_plan(h.rows(), down).has_prologue() {
+            return Ok(GatedActivation::Halves(self.linear(h, gate_up)?));
+        }
+        Ok(GatedActivation::Product(self.linear_silu_mul(h, gate_up)?))
+    }
+
+    /// `y = (silu(gate) · up) Wᵀ + bias`: `y [T, N]`.
+    pub fn gated_linear(&self, h: &GatedActivation, w: &PackedLinear) -> Result<Tensor, OpError> {
+        match h {
+            GatedActivation::Halves(halves) => self.silu_mul_linear(halves, w),
+            GatedActivation::Product(h) => self.linear(h, w),
+        }
+    }
+
+    /// `x += (silu(gate) · up) Wᵀ + bias`, or what is to be added, as [`Ops::linear_add`].
+    pub fn gated_linear_add(
+        &self,
+        x: &mut Tensor,
+        h: &GatedActivation,
+        w: &PackedLinear,
+    ) -> Result<Option<Tensor>, OpError> {
+        match h {
+            GatedActivation::Halves(halves) => self.silu_mul_linear(halves, w).map(Some),
+            GatedActivation::Product(h) => self.linear_add(x, h, w),
+        }
     }
 
     fn launch_with_prologue(
@@ -110,7 +198,10 @@ impl Ops {
     ) -> Result<Tensor, OpError> {
         let mut y = self.scratch(self.dtype(), &[before.rows(), w.outputs()])?;
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
-        self.device.linear_with_prologue(&self.stream, y.mat_mut()?, before, &w.weight, bias)?;
+        self.device.launch(
+            &self.stream,
+            PrologueLinear { y: y.mat_mut()?, prologue: before, weight: &w.weight, bias },
+        )?;
         Ok(y)
     }
 
@@ -125,7 +216,8 @@ impl Ops {
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
         let around = LinearFusion { bias, prefetch: w.prefetch(), ..around };
         let (s, out) = (&self.stream, y.mat_mut()?);
-        self.device.fused_linear(s, out, x.mat()?, &w.weight, &around)?;
+        self.device
+            .launch(s, FusedLinear { y: out, x: x.mat()?, weight: &w.weight, fusion: &around })?;
         Ok(y)
     }
 }

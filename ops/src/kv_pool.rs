@@ -2,7 +2,8 @@
 
 use std::cell::{Ref, RefCell, RefMut};
 
-use kernels::{Buffer, DType, DeviceError, KvLayout, MlaKvLayout};
+use device::{Buffer, DType, DeviceError};
+use kernels::{KvLayout, MlaKvLayout};
 
 use crate::{OpError, Ops};
 
@@ -156,9 +157,9 @@ impl KvPool {
             let bytes = self.bytes.borrow();
             ops.device.download(&ops.stream, &bytes, i * size, &mut raw[..size])?;
             Ok(match layout.dtype {
-                DType::BF16 => kernels::bf16::from_le_bytes([raw[0], raw[1]]).to_f32(),
-                DType::F16 => kernels::f16::from_le_bytes([raw[0], raw[1]]).to_f32(),
-                DType::F8E4M3 => kernels::Fp8E4m3::from_bits(raw[0]).to_f32(),
+                DType::BF16 => device::bf16::from_le_bytes([raw[0], raw[1]]).to_f32(),
+                DType::F16 => device::f16::from_le_bytes([raw[0], raw[1]]).to_f32(),
+                DType::F8E4M3 => device::Fp8E4m3::from_bits(raw[0]).to_f32(),
                 _ => f32::from_le_bytes(raw),
             })
         };

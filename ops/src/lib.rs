@@ -15,6 +15,7 @@ mod error;
 mod expert_load;
 mod fused_linear;
 mod kv_pool;
+mod launch_plan;
 mod mla;
 mod moe;
 mod moe_dispatch;
@@ -27,21 +28,26 @@ mod weights;
 pub use attention::{AttentionShape, QkRopeWeights, RopeTable};
 pub use batch::{BatchInputs, BatchView};
 pub use dense::Ops;
+pub use device::{
+    CapturedGraph, CopyInFlight, DType, DeviceStream, Fp8E4m3, MappedFile, MatMut, MatRef,
+    PinnedBuffer, bf16, f16,
+};
 pub use draft_buffers::{DraftBufferSize, DraftBuffers};
 pub use error::OpError;
 pub use expert_load::{ExpertLoadCounters, ExpertLoadDownload, LayerLoadCounter};
+pub use fused_linear::{GatedActivation, NormWeight};
 pub use kernels::step::{
     DraftRow, DraftVerification, RULE_HISTORY, RULE_MASKED, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SequenceSamplingParams,
     StageEdit, StageHeader, StageLogitsRow, StageRow, StageSequenceInit, StagingBuffer,
 };
 pub use kernels::{
-    CapturedGraph, CopyInFlight, DType, DeviceStream, ExpertGroups, ExpertParallelLayout, Fp8E4m3,
-    GatherFn, GroupScore, HostMat, KvLayout, KvOrder, MappedFile, MatMut, MatRef, MatrixWindow,
-    MlaKvLayout, PinnedBuffer, RouterScore, RowBounds, VocabParallelSupport, VocabShard, bf16,
-    digest_bytes, f16,
+    ExpertGroups, ExpertParallelLayout, GatherFn, GroupScore, HostMat, KvLayout, KvOrder,
+    MatrixWindow, MlaKvLayout, RouterScore, RowBounds, VocabParallelSupport, VocabShard,
+    digest_bytes,
 };
 pub use kv_pool::{KvPool, PoolLayout};
+pub use launch_plan::SharedExpertPlan;
 pub use mla::{MlaWeights, PackedMlaHeads};
 pub use moe::{ExpertRouting, PackedExperts, RouterRule};
 pub use moe_dispatch::MoeDispatch;

@@ -3,9 +3,10 @@
 //! Legend: T tokens, N query heads, C channels of a latent, P turned key channels, M other key channels and V value channels of a
 //! head.
 
+use device::DType;
 use kernels::{
-    DType, DeviceError, HostMat, MlaAttentionArgs, MlaHeadWeights, MlaKvWriteArgs, PackedGroup,
-    RopeCosSin,
+    HostMat, MlaAttention, MlaAttentionArgs, MlaHeadWeights, MlaKvWrite, MlaKvWriteArgs,
+    PackedGroup, RopeCosSin,
 };
 
 use crate::error::check_size;
@@ -48,13 +49,10 @@ impl PackedMlaHeads {
 }
 
 impl Ops {
-    /// Refuses latent attention with a pool of `kv_dtype` where the device has no kernels for it.
+    /// Rejects MLA with a KV cache of `kv_dtype`, unless it is the activation type.
     pub fn check_mla(&self, kv_dtype: DType) -> Result<(), OpError> {
-        if !self.device.has_mla() {
-            return Err(DeviceError::MlaUnsupported { device: self.device.name() }.into());
-        }
         if kv_dtype != self.dtype() {
-            let (op, what) = ("latent attention", "KV cache");
+            let (op, what) = ("MLA", "KV cache");
             return Err(OpError::Dtype { op, what, dtype: kv_dtype });
         }
         Ok(())
@@ -114,7 +112,8 @@ impl Ops {
             scale: shape.scale,
             first_position: first,
         };
-        self.device.mla_attention(s, o.mat_mut()?, (&pool.read(), layout), &args)?;
+        self.device
+            .launch(s, MlaAttention { o: o.mat_mut()?, pool: &pool.read(), layout, args: &args })?;
         Ok(o)
     }
 
@@ -154,7 +153,9 @@ impl Ops {
             layer,
         };
         let q = q.mat_mut()?;
-        Ok(self.device.mla_kv_write(&self.stream, q, (&mut pool.write(), layout), &own)?)
+        Ok(self
+            .device
+            .launch(&self.stream, MlaKvWrite { q, pool: &mut pool.write(), layout, args: &own })?)
     }
 }
 

@@ -1,10 +1,13 @@
 //! Mixture of experts: T tokens, E experts, k choices a token.
 
+use device::DType;
 use kernels::{
-    DType, ExpertGroups, ExpertWeights, HostMat, PackedGroup, RouterLogits, RouterScore, TopKRoutes,
+    ExpertGroups, ExpertMlp, ExpertPlacementLookup, ExpertWeights, HostMat, PackedGroup,
+    RoutedExpertMlp, RouterLogits, RouterScore, RuleRouting, SoftmaxRouting, TopKRoutes,
 };
 
 use crate::error::check_size;
+use crate::launch_plan::SharedExpertPlan;
 use crate::{LayerLoadCounter, OpError, Ops, PackedLinear, Tensor};
 
 /// Which experts each token goes to.
@@ -130,21 +133,30 @@ impl Ops {
         Ok(PackedExperts { first, gate_up, down, shared: 0, separate_shared: None })
     }
 
-    /// Whether experts that all tokens share are ever best computed among others with these projections, as in [`Ops::pack_experts`].
+    /// Whether shared experts are packed with the routed experts of these projections, as in [`Ops::pack_experts`]: not where
+    /// routed experts run as a grouped GEMM in fp8 by TMA, beside which separate shared experts are always faster.
     #[must_use]
-    pub fn can_fuse_shared_experts(
+    pub fn packs_shared_experts(
         &self,
         layers: usize,
         gate_up: &[Vec<HostMat<'_>>],
         down: &[Vec<HostMat<'_>>],
     ) -> bool {
-        self.device.can_fuse_shared_experts(gate_up, down, layers, self.dtype())
+        !self.device.has_fp8_tma_experts(gate_up, down, layers, self.dtype())
     }
 
-    /// Whether experts that all tokens share are best computed among the others at so many tokens.
-    #[must_use]
-    pub fn fuses_shared_experts(&self, tokens: usize, experts: &PackedExperts) -> bool {
-        experts.shared > 0 && self.device.fuses_shared_experts(tokens)
+    /// How shared experts are computed for `tokens` tokens. `gate_up`: first layers of the shared experts as MLPs of their
+    /// own. `exchanges`: tokens are exchanged with other ranks between routing and the sum.
+    pub fn plan_shared_experts<'a>(
+        &self,
+        tokens: usize,
+        experts: &PackedExperts,
+        gate_up: impl IntoIterator<Item = &'a PackedLinear>,
+        exchanges: bool,
+    ) -> SharedExpertPlan {
+        let on_gpu = self.device.gpu().is_some();
+        let separate = gate_up.into_iter().map(PackedLinear::dtype);
+        SharedExpertPlan::new(on_gpu, tokens, experts.shared > 0, separate, exchanges)
     }
 
     /// The `k` experts of each token by `rule`, best first, then the `shared` ones behind all of the router's: `logits` f32 `[T, E]`. Choices
@@ -167,11 +179,28 @@ impl Ops {
         LayerLoadCounter::with(counting, |count| {
             if rule.is_plain() {
                 let scores = RouterLogits { logits, top_k: k, normalise, shared };
-                return Ok(self.device.moe_route_softmax(s, out, out_weights, &scores, count)?);
+                return Ok(self.device.launch(
+                    s,
+                    SoftmaxRouting {
+                        experts: out,
+                        weights: out_weights,
+                        router: &scores,
+                        load: count,
+                    },
+                )?);
             }
             let rule =
                 kernels::RouterRuleArgs { score: *score, bias, groups, normalise, scale, shared };
-            Ok(self.device.moe_route(s, out, out_weights, logits, &rule, count)?)
+            Ok(self.device.launch(
+                s,
+                RuleRouting {
+                    experts: out,
+                    weights: out_weights,
+                    logits,
+                    rule: &rule,
+                    load: count,
+                },
+            )?)
         })?;
         Ok(ExpertRouting { experts, weights })
     }
@@ -186,18 +215,17 @@ impl Ops {
         experts: &PackedExperts,
         counting: Option<LayerLoadCounter<'_>>,
     ) -> Result<Tensor, OpError> {
-        if rule.is_plain() {
+        let router =
+            RouterLogits { logits: logits.mat()?, top_k: k, normalise: rule.normalise, shared };
+        let held = experts.on_rank();
+        if rule.is_plain() && RoutedExpertMlp::supports(&self.device, &router, &held) {
             let mut y = self.scratch(x.dtype(), x.shape())?;
-            let normalise = rule.normalise;
-            let scores = RouterLogits { logits: logits.mat()?, top_k: k, normalise, shared };
-            let (s, out) = (&self.stream, y.mat_mut()?);
-            let (x, held) = (x.mat()?, experts.on_rank());
-            let done = LayerLoadCounter::with(counting, |count| {
-                Ok(self.device.moe_mlp_from_logits(s, out, x, &scores, &held, count)?)
+            let (s, out, x) = (&self.stream, y.mat_mut()?, x.mat()?);
+            LayerLoadCounter::with(counting, |load| {
+                let op = RoutedExpertMlp { y: out, x, router: &router, experts: &held, load };
+                Ok(self.device.launch(s, op)?)
             })?;
-            if done {
-                return Ok(y);
-            }
+            return Ok(y);
         }
         self.moe_mlp(x, &self.moe_route(logits, (k, shared), rule, counting)?, experts)
     }
@@ -220,7 +248,15 @@ impl Ops {
     ) -> Result<(), OpError> {
         let (s, experts) = (&self.stream, routing.experts.mat_mut()?);
         let tokens = tokens.map(Tensor::mat).transpose()?;
-        Ok(self.device.eplb_map_experts(s, experts, positions.mat()?, tokens, places.mat()?)?)
+        Ok(self.device.launch(
+            s,
+            ExpertPlacementLookup {
+                experts,
+                positions: positions.mat()?,
+                tokens,
+                placement: places.mat()?,
+            },
+        )?)
     }
 
     /// `y = Σ weight · down(silu(gate x) · up x)` over a token's experts on this rank in ascending
@@ -235,7 +271,10 @@ impl Ops {
         let routes =
             TopKRoutes { experts: routing.experts.mat()?, weights: routing.weights.mat()? };
         let (s, out) = (&self.stream, y.mat_mut()?);
-        self.device.moe_mlp(s, out, x.mat()?, &routes, &experts.on_rank())?;
+        self.device.launch(
+            s,
+            ExpertMlp { y: out, x: x.mat()?, routes: &routes, experts: &experts.on_rank() },
+        )?;
         Ok(y)
     }
 }

@@ -1,6 +1,7 @@
 //! Mixture of experts over ranks that hold experts whole: T tokens of this rank, each sent once to every rank with an expert of its own.
 
-use kernels::{DType, ExpertParallelLayout};
+use device::DType;
+use kernels::{ExpertParallelLayout, MoeCombine, RowGather, TokenDispatch};
 
 use crate::{ExpertRouting, OpError, Ops, Tensor};
 
@@ -35,7 +36,10 @@ impl Ops {
         let mut counts = self.scratch(DType::I32, &[size])?;
         let out = (tokens.mat_mut()?, places.mat_mut()?, counts.mat_mut()?);
         let (s, experts) = (&self.stream, routing.experts.mat()?);
-        self.device.moe_dispatch(s, out.0, out.1, out.2, experts, spread)?;
+        self.device.launch(
+            s,
+            TokenDispatch { tokens: out.0, places: out.1, counts: out.2, experts, layout: spread },
+        )?;
         let mut bytes = vec![0; size * DType::I32.bytes()];
         self.device.download(s, counts.buffer(), 0, &mut bytes)?;
         let count = |bytes: &[u8; 4]| u32::from_ne_bytes(*bytes) as usize;
@@ -56,7 +60,10 @@ impl Ops {
         let rows = dispatch.counts.iter().sum();
         let mut y = self.scratch_in(room, x.dtype(), &[rows, x.cols()])?;
         let tokens = dispatch.tokens.narrow(&[rows])?;
-        self.device.gather_rows(&self.stream, y.mat_mut()?, x.mat()?, tokens.mat()?)?;
+        self.device.launch(
+            &self.stream,
+            RowGather { y: y.mat_mut()?, x: x.mat()?, rows: tokens.mat()? },
+        )?;
         Ok(y)
     }
 
@@ -73,11 +80,9 @@ impl Ops {
     /// What the ranks made of each token, `x [n, H]` in the order in which tokens were sent, summed in the order of ranks in f32: `[T, H]`.
     pub fn moe_combine_ranks(&self, x: &Tensor, dispatch: &MoeDispatch) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), &[dispatch.row_of_token.rows(), x.cols()])?;
-        self.device.moe_combine_ranks(
+        self.device.launch(
             &self.stream,
-            y.mat_mut()?,
-            x.mat()?,
-            dispatch.row_of_token.mat()?,
+            MoeCombine { y: y.mat_mut()?, x: x.mat()?, places: dispatch.row_of_token.mat()? },
         )?;
         Ok(y)
     }

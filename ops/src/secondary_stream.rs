@@ -1,8 +1,10 @@
 //! Launches that a device runs beside those of a step.
 
-use crate::{OpError, Ops, PackedLinear};
-use kernels::DeviceStream;
 use std::sync::Arc;
+
+use device::DeviceStream;
+
+use crate::{OpError, Ops};
 
 /// Launches beside those of the [`Ops`] that it comes from, where the device has room for two at once; else with them.
 ///
@@ -30,12 +32,6 @@ impl SecondaryStream {
 }
 
 impl Ops {
-    /// Whether an MLP of `tokens` rows that begins with `w` gains by being computed aside, with those of experts meanwhile.
-    #[must_use]
-    pub fn prefers_secondary_stream(&self, tokens: usize, w: &PackedLinear) -> bool {
-        self.device.prefers_secondary_stream(tokens, &w.weight)
-    }
-
     /// A place beside this one, behind all that has been launched here.
     pub fn secondary_stream(&self) -> Result<SecondaryStream, OpError> {
         let stream = self.device.secondary_stream();
@@ -44,7 +40,7 @@ impl Ops {
         }
         // Memory of its own in either case: a step finds the same whether or not its launches are marked.
         let ops = Self {
-            device: Arc::clone(&self.device),
+            device: self.device.clone(),
             stream: stream.unwrap_or(self.stream),
             arena: Arc::clone(&self.secondary_arena),
             secondary_arena: Arc::clone(&self.secondary_arena),

@@ -2,7 +2,7 @@
 //!
 //! S seats, W block table width, L longest request, V vocabulary.
 
-use kernels::DType;
+use device::DType;
 use kernels::step::{LatestToken, SequenceSamplingParams, SequenceSlotArrays};
 
 use crate::{OpError, Ops, Tensor};

@@ -3,11 +3,14 @@
 //!
 //! T tokens, R rows, Q questions.
 
+use device::{CopyInFlight, DType, MatRef, PinnedBuffer};
 use kernels::step::{
     DraftVerification, PreparedStep, SampledToken, SamplerOutputArrays, StageView, StagingBuffer,
     StepArrays,
 };
-use kernels::{CopyInFlight, DType, GatherFn, MatRef, PinnedBuffer, RowBounds, VocabShard};
+use kernels::{
+    GatherFn, RowBounds, RowSampling, StepPreparation, VocabParallelSampling, VocabShard,
+};
 
 use crate::{BatchView, DeviceSequenceSlots, OpError, Ops, Tensor};
 
@@ -112,7 +115,15 @@ impl StepBuffers {
             logits_indices: self.logits_indices.mat_mut()?,
         };
         let (s, block_tokens) = (&ops.stream, self.size.block_tokens);
-        ops.device.prepare_step(s, &stage, &mut seats.arrays()?, &mut step, block_tokens)?;
+        ops.device.launch(
+            s,
+            StepPreparation {
+                stage: &stage,
+                slots: &mut seats.arrays()?,
+                step: &mut step,
+                block_tokens,
+            },
+        )?;
         Ok(())
     }
 
@@ -150,7 +161,16 @@ impl StepBuffers {
     ) -> Result<(), OpError> {
         let (stage, laid, mut answers) = self.sampler_inputs(logits.rows())?;
         let (s, logits, asked) = (&ops.stream, logits.mat()?, (&stage, &laid));
-        ops.device.sample_rows(s, logits, asked, &mut seats.arrays()?, &mut answers)?;
+        ops.device.launch(
+            s,
+            RowSampling {
+                logits,
+                stage: asked.0,
+                prepared: asked.1,
+                slots: &mut seats.arrays()?,
+                outputs: &mut answers,
+            },
+        )?;
         Ok(())
     }
 
@@ -165,13 +185,17 @@ impl StepBuffers {
     ) -> Result<(), OpError> {
         let (stage, laid, mut answers) = self.sampler_inputs(logits.rows())?;
         let (s, logits, mut seats) = (&ops.stream, (logits.mat()?, part), seats.arrays()?);
-        ops.device.sample_vocab_parallel(
+        ops.device.launch(
             s,
-            logits,
-            (&stage, &laid),
-            &mut seats,
-            &mut answers,
-            gather,
+            VocabParallelSampling {
+                logits: logits.0,
+                shard: logits.1,
+                stage: &stage,
+                prepared: &laid,
+                slots: &mut seats,
+                outputs: &mut answers,
+                gather,
+            },
         )?;
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernels::{DType, MatMut, MatRef};
+use device::{DType, MatMut, MatRef};
 
 use crate::OpError;
 use crate::arena::TensorStorage;
@@ -98,11 +98,11 @@ impl Tensor {
         Ok(self.buffer_mut()?.mat_mut(dtype, rows, cols)?)
     }
 
-    pub(crate) fn buffer(&self) -> &kernels::Buffer {
+    pub(crate) fn buffer(&self) -> &device::Buffer {
         self.storage.buffer()
     }
 
-    pub(crate) fn buffer_mut(&mut self) -> Result<&mut kernels::Buffer, OpError> {
+    pub(crate) fn buffer_mut(&mut self) -> Result<&mut device::Buffer, OpError> {
         Ok(Arc::get_mut(&mut self.storage).ok_or(OpError::Shared)?.buffer_mut())
     }
 }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use kernels::{DType, PackedMatrix, PrefetchHint};
+use device::DType;
+use kernels::{PackedMatrix, PrefetchHint};
 
 use crate::Tensor;
 

@@ -2,9 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
-use std::sync::Arc;
-
-use kernels::cpu::{CpuConfig, CpuDevice};
+use device::CpuConfig;
+use kernels::cpu::CpuBackend;
 use ops::{
     AttentionShape, BatchInputs, BatchView, DType, DeviceSequenceSlots, DraftVerification,
     EmbeddingTable, HostMat, KvLayout, KvOrder, KvPool, OpError, Ops, QkRopeWeights,
@@ -14,7 +13,7 @@ use ops::{
 
 fn ops(dtype: DType) -> Ops {
     let config = CpuConfig { threads: 2, ..CpuConfig::default() };
-    Ops::new(Arc::new(CpuDevice::new(config).unwrap()), dtype).unwrap()
+    Ops::new(CpuBackend::new(config).unwrap().into(), dtype).unwrap()
 }
 
 /// `rows × cols` small numbers that every type holds exactly.

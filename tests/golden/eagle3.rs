@@ -1,19 +1,21 @@
 //! Layers that draft for another model (EAGLE-3), out of checkpoints of both spellings.
 
-use crate::fixture::{DraftFixture, GoldenFixture};
-use crate::model_harness::{
-    self, BLOCK_TOKENS, BLOCKS, ModelHarness, POSITIONS, RankContext, SequenceRow, ShardingMode,
-    difference, matrix, run_ranks, top,
-};
-use kernels::gpu::HalfDtype;
+use std::fs;
+use std::path::Path;
+
+use device::gpu::HalfDtype;
 use models::synth::{self, SynthDType, SynthOptions};
 use models::{
     DraftPassOutput, Eagle3Model, ModelConfig, ModelLoadOptions, WeightsFormat, kv_layout,
     load_eagle3,
 };
 use ops::{DType, KvPool};
-use std::fs;
-use std::path::Path;
+
+use crate::fixture::{DraftFixture, GoldenFixture};
+use crate::model_harness::{
+    self, BLOCK_TOKENS, BLOCKS, ModelHarness, POSITIONS, RankContext, SequenceRow, ShardingMode,
+    difference, matrix, run_ranks, top,
+};
 
 const NAMES: [&str; 2] = ["llama-eagle3", "qwen3_moe-eagle3-variants"];
 /// CPU f32 against the reference: sums in another order.

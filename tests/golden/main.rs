@@ -14,8 +14,8 @@ mod model_harness;
 mod mtp;
 mod replica_parallel;
 
+use device::gpu::HalfDtype;
 use fixture::{GoldenFixture, ToleranceGate};
-use kernels::gpu::HalfDtype;
 use model_harness::{
     LogprobCloseness, ModelHarness, RankContext, SequenceRow, ShardingMode, chunks, closeness,
     difference, run_ranks, top, traced_chunks,

@@ -1,11 +1,21 @@
 //! A model and a KV pool, driven row by row without a scheduler: the smallest thing that can prefill,
 //! decode, batch and share blocks.
 
-use crate::fixture::GoldenFixture;
+use std::cell::{Cell, RefCell};
+use std::hash::{DefaultHasher, Hasher};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
 use collectives::{DeviceGroup, ParallelGroup, SharedMemoryRendezvous};
-use kernels::Kernels;
-use kernels::cpu::{CpuConfig, CpuDevice};
-use kernels::gpu::{GpuConfig, GpuDevice, GpuLibraries, HalfDtype};
+use device::CpuConfig;
+use device::gpu::{GpuConfig, GpuLibraries, HalfDtype};
+use kernels::KernelBackend;
+use kernels::cpu::CpuBackend;
+use kernels::gpu::GpuBackend;
 use models::sharding::{ParallelRank, ParallelRanks};
 use models::synth::{self, SynthDType, SynthOptions};
 use models::{
@@ -13,14 +23,8 @@ use models::{
     WeightsFormat, load_model,
 };
 use ops::{BatchInputs, BatchView, DType, ExpertRouting, KvPool, OpError, Ops, Tensor};
-use std::cell::{Cell, RefCell};
-use std::fs;
-use std::hash::{DefaultHasher, Hasher};
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::thread;
-use std::time::{Duration, Instant};
+
+use crate::fixture::GoldenFixture;
 
 /// Tokens of a block, and blocks of a pool.
 pub(crate) const BLOCK_TOKENS: usize = 16;
@@ -34,7 +38,7 @@ const RANK_WAIT: Duration = Duration::from_mins(1);
 pub(crate) struct RankContext {
     pub(crate) ranks: ParallelRanks,
     /// Its GPU, if ranks are GPUs.
-    gpu: Option<Arc<GpuDevice>>,
+    gpu: Option<Arc<GpuBackend>>,
     tp: ParallelGroup,
     dp: ParallelGroup,
     exchange: ExpertExchange,
@@ -97,7 +101,7 @@ impl RankContext {
 
     fn new(
         ranks: ParallelRanks,
-        gpu: Option<Arc<GpuDevice>>,
+        gpu: Option<Arc<GpuBackend>>,
         [tp, dp]: [ParallelGroup; 2],
         exchange: ExpertExchange,
     ) -> Self {
@@ -113,15 +117,15 @@ impl RankContext {
     }
 
     /// What this rank computes on, in `dtype`.
-    fn device(&self, dtype: DType) -> Arc<dyn Kernels> {
+    fn device(&self, dtype: DType) -> KernelBackend {
         if let Some(gpu) = &self.gpu {
-            return gpu.clone();
+            return KernelBackend::Gpu(gpu.clone());
         }
         if let Some(gpu) = gpu(0, half_type(dtype)) {
-            return gpu;
+            return KernelBackend::Gpu(gpu);
         }
         let threads = if self.is_shared() { 1 } else { 2 };
-        Arc::new(CpuDevice::new(CpuConfig { threads, ..CpuConfig::default() }).unwrap())
+        CpuBackend::new(CpuConfig { threads, ..CpuConfig::default() }).unwrap().into()
     }
 
     /// Where rank `rank` of `size` stands.
@@ -467,7 +471,7 @@ fn half_type(dtype: DType) -> HalfDtype {
 }
 
 /// The GPU of a rank, of those that `HADRON_GPU` names (`cuda` or `rocm`), if it does: the fixtures are the CPU's.
-fn gpu(rank: usize, half: HalfDtype) -> Option<Arc<GpuDevice>> {
+fn gpu(rank: usize, half: HalfDtype) -> Option<Arc<GpuBackend>> {
     let libraries = match std::env::var("HADRON_GPU").as_deref() {
         Ok("cuda") => GpuLibraries::Cuda,
         Ok("rocm") => GpuLibraries::Rocm,
@@ -477,7 +481,7 @@ fn gpu(rank: usize, half: HalfDtype) -> Option<Arc<GpuDevice>> {
     let cache_dir = Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels"));
     let config =
         GpuConfig { libraries, half_dtype: half, device: rank, cache_dir, ..GpuConfig::default() };
-    Some(Arc::new(GpuDevice::open(&config).unwrap()))
+    Some(Arc::new(GpuBackend::open(&config).unwrap()))
 }
 
 impl SequenceRow {

@@ -1,13 +1,14 @@
 //! The layer behind the last one, which guesses the token after next.
 
+use device::gpu::HalfDtype;
+use ops::DType;
+
 use crate::check_half;
 use crate::fixture::GoldenFixture;
 use crate::model_harness::{
     self, ModelHarness, RankContext, SequenceRow, ShardingMode, closeness, difference, run_ranks,
     top,
 };
-use kernels::gpu::HalfDtype;
-use ops::DType;
 
 const NAME: &str = "deepseek_v3-mtp";
 /// CPU f32 against the reference: sums in another order.

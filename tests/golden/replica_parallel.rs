@@ -1,13 +1,14 @@
 //! Replicas that share experts, each with tokens of its own: whichever way these come to the experts, the same bits, and the tokens of one device.
 
+use device::gpu::HalfDtype;
+use models::ModelConfig;
+use ops::DType;
+
 use crate::LOGIT_TOLERANCE;
 use crate::fixture::GoldenFixture;
 use crate::model_harness::{
     self, ModelHarness, RankContext, SequenceRow, ShardingMode, difference, run_ranks_each, top,
 };
-use kernels::gpu::HalfDtype;
-use models::ModelConfig;
-use ops::DType;
 
 type LogitRows = Vec<Vec<f32>>;
 

@@ -12,11 +12,12 @@ const EDGES: &[(&str, &[&str])] = &[
     ("scheduler", &["kvcache", "protocol"]),
     ("hip-runtime-sys", &[]),
     ("rccl-sys", &["hip-runtime-sys"]),
-    ("kernels", &["hip-runtime-sys", "rccl-sys"]),
-    ("ops", &["kernels"]),
-    ("collectives", &["kernels"]),
+    ("device", &["hip-runtime-sys"]),
+    ("kernels", &["device", "hip-runtime-sys"]),
+    ("ops", &["device", "kernels"]),
+    ("collectives", &["device", "hip-runtime-sys", "kernels", "rccl-sys"]),
     ("models", &["collectives", "ops", "protocol"]),
-    ("executor", &["collectives", "kernels", "models", "ops", "protocol"]),
+    ("executor", &["collectives", "device", "kernels", "models", "ops", "protocol"]),
     ("hadron", &["executor", "models", "protocol", "scheduler"]),
     ("hadron-fuzz", &["hadron", "models", "protocol"]),
 ];
@@ -42,15 +43,23 @@ const ALLOWED_DEPENDENTS: &[(&str, &[&str])] = &[
     ("crc32c", &["protocol"]),
     ("rustix", &["collectives", "hadron"]),
     ("prometheus", &["hadron"]),
-    ("memmap2", &["kernels"]),
+    ("memmap2", &["device"]),
     ("libloading", &["hip-runtime-sys"]),
-    ("xxhash-rust", &["kernels", "kvcache"]),
+    ("xxhash-rust", &["device", "kernels", "kvcache"]),
     ("siphasher", &["kvcache"]),
 ];
 
 /// Crates that reach the device.
-const DEVICE: &[&str] =
-    &["hip-runtime-sys", "rccl-sys", "kernels", "ops", "collectives", "models", "executor"];
+const DEVICE: &[&str] = &[
+    "hip-runtime-sys",
+    "rccl-sys",
+    "device",
+    "kernels",
+    "ops",
+    "collectives",
+    "models",
+    "executor",
+];
 
 struct CrateDependency {
     name: String,

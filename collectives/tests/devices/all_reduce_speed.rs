@@ -1,9 +1,12 @@
 //! What sums over ranks take, in one shot and by the library.
 
-use super::{DeviceRank, S, ranks_with_one_shot_limit};
-use collectives::CollectiveBackend;
-use kernels::{DType, DeviceDriver, Kernels, bf16};
 use std::time::Instant;
+
+use collectives::CollectiveBackend;
+use device::{DType, DeviceDriver, bf16};
+use kernels::AddRmsNorm;
+
+use super::{DeviceRank, S, ranks_with_one_shot_limit};
 
 /// Microseconds of one of `CHAIN` launches, one by one and replayed. Launches before it have made everything ready.
 fn time(rank: &DeviceRank, mut launch: impl FnMut()) -> [f64; 2] {
@@ -94,7 +97,9 @@ fn all_reduce_norm_speed() {
                 if fused {
                     rank.group.all_reduce_norm(&S, (to, stream), delta, (weight, 1e-5)).unwrap();
                 } else {
-                    rank.device.add_rms_norm(&S, to, stream, delta, weight, 1e-5).unwrap();
+                    rank.device
+                        .launch(&S, AddRmsNorm { y: to, x: stream, delta, weight, eps: 1e-5 })
+                        .unwrap();
                 }
             };
             let apart = time(&rank, || norm(false))[1];

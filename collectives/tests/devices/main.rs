@@ -13,16 +13,19 @@ mod all_reduce_speed;
 mod emulated_gpu;
 mod one_shot;
 
+use std::sync::atomic::AtomicIsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
 use collectives::{
     CallState, CollectiveBackend, CollectiveError, DeviceGroup, SharedMemoryGroup,
     SharedMemoryRendezvous,
 };
-use kernels::gpu::{GpuApi, GpuConfig, GpuDevice, GpuLibraries};
-use kernels::{Buffer, DType, DeviceDriver, DeviceElement, DeviceStream, bf16};
-use std::sync::atomic::{AtomicIsize, Ordering::SeqCst};
-use std::sync::{Arc, Barrier};
-use std::thread;
-use std::time::{Duration, Instant};
+use device::gpu::{GpuApi, GpuConfig, GpuLibraries};
+use device::{Buffer, DType, DeviceDriver, DeviceElement, DeviceStream, bf16};
+use kernels::gpu::GpuBackend;
 
 const S: DeviceStream = DeviceStream(0);
 /// Longer than anything here may take.
@@ -59,7 +62,7 @@ fn device(world: &str, rank: usize) -> GpuConfig {
 /// One rank, and its device. Ranks of one test go together, or one would find the other gone behind a last barrier.
 struct DeviceRank {
     group: DeviceGroup,
-    device: Arc<GpuDevice>,
+    device: Arc<GpuBackend>,
     /// Ranks that have not come to their end, this one among them.
     active_ranks: Arc<AtomicIsize>,
 }
@@ -100,7 +103,7 @@ fn ranks_with_one_shot_limit<T: Send>(
 fn ranks_of<T: Send>(
     world: &str,
     size: usize,
-    join: impl Fn(SharedMemoryGroup, &Arc<GpuDevice>) -> Result<DeviceGroup, CollectiveError> + Sync,
+    join: impl Fn(SharedMemoryGroup, &Arc<GpuBackend>) -> Result<DeviceGroup, CollectiveError> + Sync,
     work: impl Fn(DeviceRank) -> T + Sync,
 ) -> Vec<T> {
     let meeting = SharedMemoryRendezvous::create(&[size]).unwrap();
@@ -111,7 +114,7 @@ fn ranks_of<T: Send>(
             let own = SharedMemoryRendezvous::open(meeting.path(), &[size]).unwrap();
             let (config, staying) = (device(world, rank), Arc::clone(&staying));
             scope.spawn(move || {
-                let device = Arc::new(GpuDevice::open(&config).unwrap());
+                let device = Arc::new(GpuBackend::open(&config).unwrap());
                 let group = join(own.join(0, rank).unwrap(), &device).unwrap();
                 work(DeviceRank { group, device, active_ranks: staying })
             })
@@ -147,14 +150,14 @@ plain!(f32, |value| value as f32);
 plain!(i32, |value| value);
 plain!(bf16, |value| bf16::from_f32(value as f32));
 
-fn upload(device: &GpuDevice, bytes: &[u8]) -> Buffer {
+fn upload(device: &GpuBackend, bytes: &[u8]) -> Buffer {
     let mut buffer = device.alloc(bytes.len()).unwrap();
     device.upload(&mut buffer, 0, bytes).unwrap();
     buffer
 }
 
 /// What is there once all that was launched is done.
-fn read<T: CollectiveTestElement>(device: &GpuDevice, buffer: &Buffer, count: usize) -> Vec<T> {
+fn read<T: CollectiveTestElement>(device: &GpuBackend, buffer: &Buffer, count: usize) -> Vec<T> {
     let mut bytes = vec![0; count * T::DTYPE.bytes()];
     device.download(&S, buffer, 0, &mut bytes).unwrap();
     bytes.chunks_exact(T::DTYPE.bytes()).map(T::read).collect()
@@ -378,7 +381,7 @@ fn calls_are_done_after_the_device_passes_them() {
     let join = |rank| {
         let (own, config) =
             (SharedMemoryRendezvous::open(path, &[2]).unwrap(), device("done", rank));
-        let device = Arc::new(GpuDevice::open(&config).unwrap());
+        let device = Arc::new(GpuBackend::open(&config).unwrap());
         let group = DeviceGroup::join(own.join(0, rank).unwrap(), &device).unwrap();
         let mut x = device.alloc(4).unwrap();
         group.all_reduce(&S, x.mat_mut(DType::F32, 1, 1).unwrap()).unwrap();

@@ -1,13 +1,16 @@
 //! Sums in one shot, through memory that the GPUs share: their bits, between threads and between processes.
 
-use super::{CollectiveTestElement, DeviceRank, S, device, ranks, ranks_of, read, upload};
-use collectives::{CollectiveBackend, DeviceGroup, SharedMemoryRendezvous};
-use kernels::gpu::{GpuDevice, PeerMemory};
-use kernels::{Buffer, DType, DeviceDriver, Kernels, bf16};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
+
+use collectives::{CollectiveBackend, DeviceGroup, PeerMemory, SharedMemoryRendezvous};
+use device::{Buffer, DType, DeviceDriver, bf16};
+use kernels::gpu::GpuBackend;
+use kernels::{AddRmsNorm, OneShotAllReduce};
+
+use super::{CollectiveTestElement, DeviceRank, S, device, ranks, ranks_of, read, upload};
 
 /// What rank `rank` brings to sums whose bits depend on their order.
 fn fraction(rank: usize, i: usize) -> f32 {
@@ -37,7 +40,7 @@ impl FloatTestElement for bf16 {
     }
 }
 
-fn fractions<T: FloatTestElement>(device: &GpuDevice, rank: usize, count: usize) -> Buffer {
+fn fractions<T: FloatTestElement>(device: &GpuBackend, rank: usize, count: usize) -> Buffer {
     let bytes: Vec<u8> = (0..count).flat_map(|i| T::round(fraction(rank, i)).bytes()).collect();
     upload(device, &bytes)
 }
@@ -115,7 +118,9 @@ fn check_fused_norm<T: FloatTestElement>(rank: &DeviceRank, rows: usize, cols: u
         } else {
             rank.group.all_reduce(&S, delta.mat_mut(T::DTYPE, rows, cols).unwrap()).unwrap();
             let delta = delta.mat(T::DTYPE, rows, cols).unwrap();
-            rank.device.add_rms_norm(&S, to, stream, delta, weight, 1e-5).unwrap();
+            rank.device
+                .launch(&S, AddRmsNorm { y: to, x: stream, delta, weight, eps: 1e-5 })
+                .unwrap();
         }
         (rank.read::<T>(&y, count), rank.read::<T>(&x, count))
     };
@@ -160,7 +165,7 @@ fn peer_memory_child_process() {
 }
 
 fn run_one_of_two_processes(meeting: &SharedMemoryRendezvous, rank: usize) {
-    let device = Arc::new(GpuDevice::open(&device("processes", rank)).unwrap());
+    let device = Arc::new(GpuBackend::open(&device("processes", rank)).unwrap());
     let group = DeviceGroup::join(meeting.join(0, rank).unwrap(), &device).unwrap();
     let rank = DeviceRank { group, device, active_ranks: Arc::default() };
     rank.check_one_shot::<bf16>(2, 1000, 4);
@@ -172,15 +177,15 @@ fn run_one_of_two_processes(meeting: &SharedMemoryRendezvous, rank: usize) {
 /// panic, because the other one would wait.
 fn run_two_peers<T: Send>(
     world: &str,
-    work: impl Fn(usize, &GpuDevice, PeerMemory) -> T + Sync,
+    work: impl Fn(usize, &GpuBackend, PeerMemory) -> T + Sync,
 ) -> [T; 2] {
     let (offers, met) = (Mutex::new([None; 2]), Barrier::new(2));
     thread::scope(|scope| {
         let threads = [0, 1].map(|rank| {
             let (offers, met, work) = (&offers, &met, &work);
             scope.spawn(move || {
-                let device = Arc::new(GpuDevice::open(&device(world, rank)).unwrap());
-                let mut peers = PeerMemory::allocate(&device, (2, rank), 64 << 10).unwrap();
+                let device = Arc::new(GpuBackend::open(&device(world, rank)).unwrap());
+                let mut peers = PeerMemory::allocate(device.device(), (2, rank), 64 << 10).unwrap();
                 offers.lock().unwrap()[rank] = Some(peers.handle());
                 met.wait();
                 let all = offers.lock().unwrap().map(Option::unwrap);
@@ -197,7 +202,7 @@ fn run_two_peers<T: Send>(
 
 /// Whether the sum of what the ranks bring to occasion `occasion`, no two of them alike, is found.
 fn check_peer_sum(
-    (rank, device): (usize, &GpuDevice),
+    (rank, device): (usize, &GpuBackend),
     peers: &PeerMemory,
     occasion: usize,
     count: usize,
@@ -205,7 +210,8 @@ fn check_peer_sum(
     let value = |rank, i| bf16::from_f32(fraction(2 * occasion + rank, i)).to_f32();
     let expected = (0..count).map(|i| bf16::from_f32(value(0, i) + value(1, i)));
     let mut x = fractions::<bf16>(device, 2 * occasion + rank, count);
-    peers.all_reduce(&S, x.mat_mut(DType::BF16, 1, count).unwrap()).unwrap();
+    let (x_mut, view) = (x.mat_mut(DType::BF16, 1, count).unwrap(), peers.view());
+    device.launch(&S, OneShotAllReduce { x: x_mut, peers: &view }).unwrap();
     read::<bf16>(device, &x, count).into_iter().eq(expected)
 }
 

@@ -15,7 +15,7 @@ mod random_weights;
 mod tests;
 
 use crate::ExecutorError;
-use crate::device::{self, DeviceRequest, OpenedDevice};
+use crate::open_device::{self, DeviceRequest, OpenedDevice};
 use op_timer::OpTimer;
 use ops::{OpError, Ops};
 use protocol::{DeviceKind, DeviceLibraries, ModelDtype};
@@ -111,7 +111,7 @@ impl OpBench {
     ///
     /// Errors: the device cannot be opened or has no kernels for the type.
     pub fn open(config: OpBenchConfig) -> Result<Self, ExecutorError> {
-        let OpenedDevice { kernels, .. } = device::open_device(&DeviceRequest {
+        let OpenedDevice { backend, .. } = open_device::open_device(&DeviceRequest {
             device: config.device,
             libraries: config.libraries.as_ref(),
             gpu: config.gpu as usize,
@@ -119,7 +119,7 @@ impl OpBench {
             threads: config.threads.map(|threads| threads as usize),
             dtype: config.dtype,
         })?;
-        let ops = Ops::new(kernels, device::element_type(config.dtype))?;
+        let ops = Ops::new(backend, open_device::element_type(config.dtype))?;
         let timer = OpTimer::new(&ops, config.repeats)?;
         Ok(Self { config, ops, timer })
     }

@@ -1,9 +1,11 @@
 //! Time of a launch on the device's own clock.
 
-use crate::ExecutorError;
-use ops::{CapturedGraph, OpError, Ops};
 use std::sync::Arc;
 use std::time::Instant;
+
+use ops::{CapturedGraph, OpError, Ops};
+
+use crate::ExecutorError;
 
 /// Seconds that a timed run takes at least, unless it would hold too many launches.
 const RUN_SECONDS: f64 = 0.004;
@@ -13,7 +15,7 @@ const RUN_LAUNCHES_MAX: usize = 1024;
 /// Event timestamps around runs of launches.
 #[derive(Debug)]
 pub(super) struct OpTimer {
-    timestamps: Arc<dyn kernels::EventTimestamps>,
+    timestamps: Arc<dyn device::EventTimestamps>,
     repeats: u32,
 }
 

@@ -15,15 +15,18 @@ pub(crate) use session::TraceSession;
 pub(crate) use spans::{DeviceSpan, SpanRecorder, TraceScope};
 pub(crate) use step::{StepFacts, StepTrace};
 
-use crate::ExecutorError;
-use kernels::{EventTimestamps, Kernels};
-use ops::Ops;
 use std::collections::HashMap;
 use std::fs::create_dir_all;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
+
+use device::EventTimestamps;
+use kernels::KernelBackend;
+use ops::Ops;
+
+use crate::ExecutorError;
 
 /// Of so many steps of a kind one is marked launch by launch: it takes up to twice as long as the others.
 const INSTRUMENT_EVERY: u32 = 64;
@@ -57,7 +60,7 @@ impl StepTracer {
     ///
     /// Errors: the folder cannot be made, which is better known before the first step.
     pub(crate) fn new(
-        device: &dyn Kernels,
+        device: &KernelBackend,
         folder: PathBuf,
         rank: u16,
     ) -> Result<Self, ExecutorError> {

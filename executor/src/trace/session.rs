@@ -1,19 +1,20 @@
 //! One trace from its beginning to its end: the clock of the device, and the thread that writes.
 
-use super::file::ChromeTraceFile;
-use super::step::StepTraceRecord;
-use super::{ORIGIN_EVENT, SpanRecorder};
-use crate::ExecutorError;
-use kernels::{DeviceError, EventTimestamps};
-use ops::Ops;
 use std::fs::remove_file;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{io, thread};
+
+use device::{DeviceError, EventTimestamps};
+use ops::Ops;
+
+use super::file::ChromeTraceFile;
+use super::step::StepTraceRecord;
+use super::{ORIGIN_EVENT, SpanRecorder};
+use crate::ExecutorError;
 
 /// Steps that may wait for the writer; more are counted and left out.
 const WAITING_MAX: usize = 64;

@@ -1,10 +1,13 @@
 //! The laps of a step: what was launched between two marks inside it.
 
+use std::sync::Arc;
+
+use device::EventTimestamps;
+use kernels::KernelBackend;
+use ops::{DeviceStream, Ops};
+
 use super::FIRST_SPAN_EVENT;
 use crate::ExecutorError;
-use kernels::{EventTimestamps, Kernels};
-use ops::{DeviceStream, Ops};
-use std::sync::Arc;
 
 /// A part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +54,7 @@ pub(crate) struct DeviceSpan {
 
 /// Sets marks while a step is launched, or recorded.
 pub(crate) struct SpanRecorder {
-    device: Arc<dyn Kernels>,
+    device: KernelBackend,
     stream: DeviceStream,
     timestamps: Arc<dyn EventTimestamps>,
     spans: Vec<DeviceSpan>,
@@ -62,7 +65,7 @@ impl SpanRecorder {
         // The first lap of every step is its upload.
         let passed = vec![DeviceSpan { scope: TraceScope::Upload, kernel: None }];
         Self {
-            device: Arc::clone(ops.device()),
+            device: ops.device().clone(),
             stream: *ops.stream(),
             timestamps: marks,
             spans: passed,

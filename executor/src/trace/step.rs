@@ -1,13 +1,15 @@
 //! One step of a trace: what is noted while it runs, and the events it becomes.
 
-use super::family::family;
-use super::{DeviceSpan, FIRST_SPAN_EVENT, SpanLease, SpanRecorder, TraceScope, TraceSession};
-use kernels::DeviceError;
-use ops::{DeviceStream, Ops};
-use protocol::{Batch, StepId};
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Instant;
+
+use device::DeviceError;
+use ops::{DeviceStream, Ops};
+use protocol::{Batch, StepId};
+
+use super::family::family;
+use super::{DeviceSpan, FIRST_SPAN_EVENT, SpanLease, SpanRecorder, TraceScope, TraceSession};
 
 /// Tracks of the file, one per rank: which thread of the host, or the device.
 const SUBMIT: u32 = 1;

@@ -1,102 +1,51 @@
 //! Around a model's draft layer on the CPU. The device twin is `csrc/draft`.
 
-use super::CpuDevice;
-use super::device::for_float;
+use device::{DType, DeviceElement, DeviceError, MatMut, MatRef, check_dtype, check_size};
+
+use super::backend::for_float;
 use super::step::index;
-use crate::check::{check_dtype, check_size};
-use crate::step::{DraftHiddenStates, DraftPass, DraftPassArrays, DraftRow, StageReader};
-use crate::{DType, DeviceElement, DeviceError, GatherFn, MatMut, MatRef, VocabShard};
+use crate::cpu::CpuBackend;
+use crate::step::{DraftHiddenStates, DraftRow, StageReader};
+use crate::{
+    CpuKernel, DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion, DraftPassPreparation,
+    DraftStateStore, VocabParallelDraftArgmax,
+};
 
-impl CpuDevice {
-    pub(super) fn lay_out_draft_pass(
-        stage: MatRef<'_>,
-        to: &mut DraftPassArrays<'_>,
-        pass: &DraftPass<'_>,
-    ) -> Result<(), DeviceError> {
-        let read = StageReader::new(stage)?;
-        to.cu_q.row_mut::<i32>(0)[0] = 0;
-        for r in 0..pass.rows {
-            let row = read.drafts.get(r).copied().unwrap_or_default();
-            let mut laid = (0, 0, -1, 0); // Padding.
-            if (pass.pass as i32) < row.drafts {
-                let start = start_of(&row, pass.positions)?;
-                let position = (start + row.len - 1) as usize + pass.pass;
-                let newest = (row.token + row.len - 1) as usize;
-                let id = match pass.pass.checked_sub(1) {
-                    None => pass.ids.row::<i32>(0)[newest],
-                    Some(before) => pass.drafts.row::<i32>(before)[r],
-                };
-                let slot = slot(&row, position, (pass.tables, pass.block_tokens))?;
-                laid = (id, position as i32, slot, position as i32 + 1);
-            }
-            to.ids.row_mut::<i32>(0)[r] = laid.0;
-            to.positions.row_mut::<i32>(0)[r] = laid.1;
-            to.slots.row_mut::<i64>(0)[r] = laid.2;
-            to.context_lens.row_mut::<i32>(0)[r] = laid.3;
-            to.row_seq_slots.row_mut::<i32>(0)[r] = row.seq_slot;
-            to.cu_q.row_mut::<i32>(0)[r + 1] = r as i32 + 1;
-        }
-        Ok(())
-    }
-
-    pub(super) fn gather_previous_states(
-        (stage, positions, rows): (MatRef<'_>, MatRef<'_>, usize),
-        mut y: MatMut<'_>,
-        (hidden, states): (Option<MatRef<'_>>, &DraftHiddenStates<'_>),
-    ) -> Result<(), DeviceError> {
-        check_states(y.dtype(), y.cols(), states)?;
+impl CpuKernel for DraftInsertion<'_> {
+    fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { stage, positions, rows, mut ids, mut history, drafts } = self;
         let read = StageReader::new(stage)?;
         for (r, row) in read.drafts.iter().take(rows).enumerate() {
-            let first = if hidden.is_some() { row.token as usize } else { r };
-            let start = start_of(row, positions)?;
-            for_float!(KERNEL, y.dtype(), T => {
-                y.row_mut::<T>(first).copy_from_slice(&preceding_state::<T>((row, start), states)?);
-            });
-            let Some(hidden) = hidden else { continue };
-            for t in first + 1..first + (row.len + row.drafts) as usize {
-                for_float!(KERNEL, y.dtype(), T => {
-                    y.row_mut::<T>(t).copy_from_slice(hidden.row(t - 1));
-                });
+            let behind = start_of(row, positions)? + row.len;
+            let known = history.row_mut::<i32>(row.seq_slot as usize);
+            for i in 0..row.drafts as usize {
+                let id = drafts.row::<i32>(i)[r];
+                ids.row_mut::<i32>(0)[(row.token + row.len) as usize + i] = id;
+                if let Some(place) = known.get_mut(behind as usize + i) {
+                    *place = id;
+                }
             }
         }
         Ok(())
     }
+}
 
-    pub(super) fn store_draft_state_rows(
-        (stage, positions): (MatRef<'_>, MatRef<'_>),
-        states: &mut DraftHiddenStates<'_>,
-        (hidden, rows): (MatRef<'_>, usize),
-        tables: (MatRef<'_>, usize),
-    ) -> Result<(), DeviceError> {
-        check_states(hidden.dtype(), hidden.cols(), states)?;
-        let read = StageReader::new(stage)?;
-        for row in read.drafts.iter().take(rows) {
-            let row = (row, start_of(row, positions)?);
-            for_float!(KERNEL, hidden.dtype(), T => store_state::<T>(row, states, hidden, tables)?);
+impl CpuKernel for DraftIdMap<'_> {
+    fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut drafts, pass, count: rows, ids: names } = self;
+        for x in [drafts.dtype(), names.dtype()] {
+            check_dtype(KERNEL, "names", x, DType::I32)?;
+        }
+        for draft in &mut drafts.row_mut::<i32>(pass)[..rows] {
+            *draft = names.row::<i32>(0)[index("draft", *draft, names.cols())?];
         }
         Ok(())
     }
+}
 
-    pub(super) fn argmax_drafts(
-        mut drafts: MatMut<'_>,
-        (pass, first): (usize, usize),
-        logits: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
-        check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
-        let to = &mut drafts.row_mut::<i32>(pass)[first..][..logits.rows()];
-        for (r, to) in to.iter_mut().enumerate() {
-            *to = argmax(logits.row::<f32>(r)) as i32;
-        }
-        Ok(())
-    }
-
-    /// The same of a rank's part of the logits, together with those who have the others.
-    pub(super) fn argmax_drafts_vocab_parallel(
-        mut drafts: MatMut<'_>,
-        (pass, first): (usize, usize),
-        (logits, part): (MatRef<'_>, &VocabShard),
-        gather: &mut GatherFn<'_>,
-    ) -> Result<(), DeviceError> {
+impl CpuKernel for VocabParallelDraftArgmax<'_, '_> {
+    fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut drafts, pass, first, logits, shard: part, gather } = self;
         check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
         let rows = logits.rows();
         let tell = |r: usize| {
@@ -121,37 +70,81 @@ impl CpuDevice {
         }
         Ok(())
     }
+}
 
-    pub(super) fn map_draft_token_ids(
-        mut drafts: MatMut<'_>,
-        (pass, rows): (usize, usize),
-        names: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
-        for x in [drafts.dtype(), names.dtype()] {
-            check_dtype(KERNEL, "names", x, DType::I32)?;
-        }
-        for draft in &mut drafts.row_mut::<i32>(pass)[..rows] {
-            *draft = names.row::<i32>(0)[index("draft", *draft, names.cols())?];
+impl CpuKernel for DraftArgmax<'_> {
+    fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut drafts, pass, first, logits } = self;
+        check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
+        let to = &mut drafts.row_mut::<i32>(pass)[first..][..logits.rows()];
+        for (r, to) in to.iter_mut().enumerate() {
+            *to = argmax(logits.row::<f32>(r)) as i32;
         }
         Ok(())
     }
+}
 
-    pub(super) fn insert_draft_tokens(
-        (stage, positions, rows): (MatRef<'_>, MatRef<'_>, usize),
-        (mut ids, mut history): (MatMut<'_>, MatMut<'_>),
-        drafts: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
+impl CpuKernel for DraftStateStore<'_, '_> {
+    fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { stage, positions, states, hidden, rows, tables, block_tokens } = self;
+        let tables = (tables, block_tokens);
+        check_states(hidden.dtype(), hidden.cols(), states)?;
+        let read = StageReader::new(stage)?;
+        for row in read.drafts.iter().take(rows) {
+            let row = (row, start_of(row, positions)?);
+            for_float!(KERNEL, hidden.dtype(), T => store_state::<T>(row, states, hidden, tables)?);
+        }
+        Ok(())
+    }
+}
+
+impl CpuKernel for DraftInputGather<'_> {
+    fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { stage, positions, rows, mut y, hidden, states } = self;
+        check_states(y.dtype(), y.cols(), states)?;
         let read = StageReader::new(stage)?;
         for (r, row) in read.drafts.iter().take(rows).enumerate() {
-            let behind = start_of(row, positions)? + row.len;
-            let known = history.row_mut::<i32>(row.seq_slot as usize);
-            for i in 0..row.drafts as usize {
-                let id = drafts.row::<i32>(i)[r];
-                ids.row_mut::<i32>(0)[(row.token + row.len) as usize + i] = id;
-                if let Some(place) = known.get_mut(behind as usize + i) {
-                    *place = id;
-                }
+            let first = if hidden.is_some() { row.token as usize } else { r };
+            let start = start_of(row, positions)?;
+            for_float!(KERNEL, y.dtype(), T => {
+                y.row_mut::<T>(first).copy_from_slice(&preceding_state::<T>((row, start), states)?);
+            });
+            let Some(hidden) = hidden else { continue };
+            for t in first + 1..first + (row.len + row.drafts) as usize {
+                for_float!(KERNEL, y.dtype(), T => {
+                    y.row_mut::<T>(t).copy_from_slice(hidden.row(t - 1));
+                });
             }
+        }
+        Ok(())
+    }
+}
+
+impl CpuKernel for DraftPassPreparation<'_, '_> {
+    fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { stage, arrays: to, pass } = self;
+        let read = StageReader::new(stage)?;
+        to.cu_q.row_mut::<i32>(0)[0] = 0;
+        for r in 0..pass.rows {
+            let row = read.drafts.get(r).copied().unwrap_or_default();
+            let mut laid = (0, 0, -1, 0); // Padding.
+            if (pass.pass as i32) < row.drafts {
+                let start = start_of(&row, pass.positions)?;
+                let position = (start + row.len - 1) as usize + pass.pass;
+                let newest = (row.token + row.len - 1) as usize;
+                let id = match pass.pass.checked_sub(1) {
+                    None => pass.ids.row::<i32>(0)[newest],
+                    Some(before) => pass.drafts.row::<i32>(before)[r],
+                };
+                let slot = slot(&row, position, (pass.tables, pass.block_tokens))?;
+                laid = (id, position as i32, slot, position as i32 + 1);
+            }
+            to.ids.row_mut::<i32>(0)[r] = laid.0;
+            to.positions.row_mut::<i32>(0)[r] = laid.1;
+            to.slots.row_mut::<i64>(0)[r] = laid.2;
+            to.context_lens.row_mut::<i32>(0)[r] = laid.3;
+            to.row_seq_slots.row_mut::<i32>(0)[r] = row.seq_slot;
+            to.cu_q.row_mut::<i32>(0)[r + 1] = r as i32 + 1;
         }
         Ok(())
     }

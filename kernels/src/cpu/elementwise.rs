@@ -1,12 +1,15 @@
 //! `silu_mul`, `add`, `gather_rows`: rows or ranges in parallel, f32 inside, one rounding at the store.
 
-use super::device::{CpuDevice, for_float};
+use device::{
+    DType, DeviceElement, DeviceError, FloatElement, MatMut, MatRef, check_dtype, check_size,
+};
+
+use super::backend::for_float;
 use super::maths::silu;
 use super::row_kernel::{RowKernel, dispatch};
 use super::shared_rows::SharedRows;
-use crate::check::{check_dtype, check_size};
-use crate::dtype::FloatElement;
-use crate::{DType, DeviceElement, DeviceError, MatMut, MatRef};
+use crate::cpu::CpuBackend;
+use crate::{CpuKernel, RowGather, SiluMul, TensorAdd};
 
 /// Elements below which waking the other threads costs more than they save.
 pub(super) const MIN_ELEMENTS: usize = 16 * 1024;
@@ -16,13 +19,13 @@ pub(super) fn min_rows(cols: usize) -> usize {
     MIN_ELEMENTS.div_ceil(cols.max(1)).max(2)
 }
 
-struct SiluMul<'a, T> {
+struct SiluMulRow<'a, T> {
     y: &'a mut [T],
     gate: &'a [T],
     up: &'a [T],
 }
 
-impl<T: FloatElement> RowKernel for SiluMul<'_, T> {
+impl<T: FloatElement> RowKernel for SiluMulRow<'_, T> {
     #[inline(always)]
     fn run(self) {
         for ((y, gate), up) in self.y.iter_mut().zip(self.gate).zip(self.up) {
@@ -46,20 +49,7 @@ impl<T: FloatElement> RowKernel for AddRows<'_, T> {
     }
 }
 
-impl CpuDevice {
-    pub(super) fn silu_mul_rows(
-        &self,
-        mut y: MatMut<'_>,
-        x: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "silu_mul";
-        check_size(KERNEL, "rows", y.rows(), x.rows())?;
-        check_size(KERNEL, "columns", x.cols(), 2 * y.cols())?;
-        check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
-        for_float!(KERNEL, x.dtype(), T => self.silu_mul_of::<T>(&mut y, x));
-        Ok(())
-    }
-
+impl CpuBackend {
     fn silu_mul_of<T: FloatElement>(&self, y: &mut MatMut<'_>, x: MatRef<'_>) {
         let (inner, isa) = (y.cols(), self.isa());
         let out = SharedRows::<T>::new(y);
@@ -68,25 +58,9 @@ impl CpuDevice {
                 let (gate, up) = x.row::<T>(r).split_at(inner);
                 // SAFETY: each row belongs to one thread.
                 let y = unsafe { out.row(r) };
-                dispatch(isa, SiluMul { y, gate, up });
+                dispatch(isa, SiluMulRow { y, gate, up });
             }
         });
-    }
-
-    pub(super) fn add_rows(
-        &self,
-        mut y: MatMut<'_>,
-        a: MatRef<'_>,
-        b: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "add";
-        for (x, what) in [(&a, "left"), (&b, "right")] {
-            check_size(KERNEL, "rows", x.rows(), y.rows())?;
-            check_size(KERNEL, "columns", x.cols(), y.cols())?;
-            check_dtype(KERNEL, what, x.dtype(), y.dtype())?;
-        }
-        for_float!(KERNEL, y.dtype(), T => self.add_of::<T>(&mut y, a, b));
-        Ok(())
     }
 
     fn add_of<T: FloatElement>(&self, y: &mut MatMut<'_>, a: MatRef<'_>, b: MatRef<'_>) {
@@ -100,13 +74,11 @@ impl CpuDevice {
             }
         });
     }
+}
 
-    pub(super) fn gather(
-        &self,
-        mut y: MatMut<'_>,
-        x: MatRef<'_>,
-        rows: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
+impl CpuKernel for RowGather<'_> {
+    fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut y, x, rows } = self;
         const KERNEL: &str = "gather_rows";
         check_dtype(KERNEL, "rows", rows.dtype(), DType::I32)?;
         check_size(KERNEL, "rows", y.rows(), rows.cols())?;
@@ -122,6 +94,32 @@ impl CpuDevice {
             return Ok(());
         }
         for_float!(KERNEL, x.dtype(), T => copy_rows::<T>(&mut y, x, rows.row(0)));
+        Ok(())
+    }
+}
+
+impl CpuKernel for TensorAdd<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut y, a, b } = self;
+        const KERNEL: &str = "add";
+        for (x, what) in [(&a, "left"), (&b, "right")] {
+            check_size(KERNEL, "rows", x.rows(), y.rows())?;
+            check_size(KERNEL, "columns", x.cols(), y.cols())?;
+            check_dtype(KERNEL, what, x.dtype(), y.dtype())?;
+        }
+        for_float!(KERNEL, y.dtype(), T => cpu.add_of::<T>(&mut y, a, b));
+        Ok(())
+    }
+}
+
+impl CpuKernel for SiluMul<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut y, x } = self;
+        const KERNEL: &str = "silu_mul";
+        check_size(KERNEL, "rows", y.rows(), x.rows())?;
+        check_size(KERNEL, "columns", x.cols(), 2 * y.cols())?;
+        check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
+        for_float!(KERNEL, x.dtype(), T => cpu.silu_mul_of::<T>(&mut y, x));
         Ok(())
     }
 }

@@ -4,53 +4,17 @@
 //! as many lines as the row has pairs. That is some microseconds a token against milliseconds for
 //! its forward pass, and a tied head of 150,000 rows is held once instead of twice.
 
-use super::device::{CpuDevice, for_float};
+use device::{DType, DeviceError, FloatElement, MatMut, MatRef, check_dtype, check_size};
+
+use super::backend::for_float;
 use super::elementwise::min_rows;
 use super::shared_rows::SharedRows;
-use crate::check::{check_dtype, check_size};
-use crate::dtype::FloatElement;
-use crate::{DType, DeviceError, MatMut, MatRef, PackedMatrix};
+use crate::cpu::CpuBackend;
+use crate::{CpuKernel, PackedEmbedding, TokenEmbedding};
 
 const KERNEL: &str = "embed";
 
-impl CpuDevice {
-    pub(super) fn embed_table(
-        &self,
-        mut y: MatMut<'_>,
-        ids: MatRef<'_>,
-        table: MatRef<'_>,
-        first: usize,
-    ) -> Result<(), DeviceError> {
-        check_size(KERNEL, "columns", y.cols(), table.cols())?;
-        check_dtype(KERNEL, "table", table.dtype(), y.dtype())?;
-        let fill = EmbeddingLookup { ids, first, rows: table.rows() };
-        for_float!(KERNEL, y.dtype(), T => self.look_up::<T>(&mut y, &fill, &|row, n| {
-            row.copy_from_slice(table.row(n));
-        })?);
-        Ok(())
-    }
-
-    pub(super) fn embed_panels(
-        &self,
-        mut y: MatMut<'_>,
-        ids: MatRef<'_>,
-        table: &PackedMatrix,
-        first: usize,
-    ) -> Result<(), DeviceError> {
-        check_size(KERNEL, "columns", y.cols(), table.k())?;
-        check_dtype(KERNEL, "table", table.dtype(), y.dtype())?;
-        let elements = table.bytes() / table.dtype().bytes();
-        let all = table.buffer.mat(table.dtype(), 1, elements)?;
-        let fill = EmbeddingLookup { ids, first, rows: table.n() };
-        for_float!(KERNEL, y.dtype(), T => self.look_up::<T>(&mut y, &fill, &|row, n| {
-            let weights = all.row::<T>(0);
-            for (k, x) in row.iter_mut().enumerate() {
-                *x = weights[table.index(n, k)];
-            }
-        })?);
-        Ok(())
-    }
-
+impl CpuBackend {
     fn look_up<T: FloatElement>(
         &self,
         y: &mut MatMut<'_>,
@@ -72,6 +36,37 @@ impl CpuDevice {
                 }
             }
         });
+        Ok(())
+    }
+}
+
+impl CpuKernel for PackedEmbedding<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut y, ids, table, first } = self;
+        check_size(KERNEL, "columns", y.cols(), table.k())?;
+        check_dtype(KERNEL, "table", table.dtype(), y.dtype())?;
+        let elements = table.bytes() / table.dtype().bytes();
+        let all = table.buffer.mat(table.dtype(), 1, elements)?;
+        let fill = EmbeddingLookup { ids, first, rows: table.n() };
+        for_float!(KERNEL, y.dtype(), T => cpu.look_up::<T>(&mut y, &fill, &|row, n| {
+            let weights = all.row::<T>(0);
+            for (k, x) in row.iter_mut().enumerate() {
+                *x = weights[table.index(n, k)];
+            }
+        })?);
+        Ok(())
+    }
+}
+
+impl CpuKernel for TokenEmbedding<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut y, ids, table, first } = self;
+        check_size(KERNEL, "columns", y.cols(), table.cols())?;
+        check_dtype(KERNEL, "table", table.dtype(), y.dtype())?;
+        let fill = EmbeddingLookup { ids, first, rows: table.rows() };
+        for_float!(KERNEL, y.dtype(), T => cpu.look_up::<T>(&mut y, &fill, &|row, n| {
+            row.copy_from_slice(table.row(n));
+        })?);
         Ok(())
     }
 }

@@ -7,7 +7,12 @@
 use std::ops::Range;
 use std::sync::PoisonError;
 
-use super::device::{CpuDevice, for_float};
+use device::{
+    Buffer, DType, DeviceDriver, DeviceElement, DeviceError, FloatElement, MatRef, bf16,
+    check_dtype, check_size, f16,
+};
+
+use super::backend::for_float;
 use super::elementwise::min_rows;
 use super::matmul_tile::{
     CachePrefetch, HALF, OperandSegment, TILE_COLUMNS, TILE_ROWS, TileKernels, TileOperands,
@@ -15,12 +20,8 @@ use super::matmul_tile::{
 };
 use super::row_kernel::{RowKernel, WidenRow, dispatch};
 use super::shared_rows::SharedRows;
-use crate::check::{check_dtype, check_size};
-use crate::dtype::{FloatElement, bf16, f16};
-use crate::{
-    Buffer, DType, DeviceDriver, DeviceElement, DeviceError, MatMut, MatRef, PANEL_COLUMNS,
-    PackedMatrix,
-};
+use crate::cpu::CpuBackend;
+use crate::{CpuKernel, Linear, PANEL_COLUMNS, PackedMatrix};
 
 const KERNEL: &str = "linear";
 const _: () = assert!(PANEL_COLUMNS == TILE_COLUMNS);
@@ -29,14 +30,9 @@ const _: () = assert!(PANEL_COLUMNS == TILE_COLUMNS);
 #[repr(align(64))]
 struct OutputTile([[f32; TILE_COLUMNS]; TILE_ROWS]);
 
-impl CpuDevice {
-    pub(super) fn linear_rows(
-        &self,
-        mut y: MatMut<'_>,
-        x: MatRef<'_>,
-        w: &PackedMatrix,
-        bias: Option<MatRef<'_>>,
-    ) -> Result<(), DeviceError> {
+impl CpuKernel for Linear<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut y, x, weight: w, bias } = self;
         check_size(KERNEL, "rows", y.rows(), x.rows())?;
         check_size(KERNEL, "inputs", x.cols(), w.k())?;
         check_size(KERNEL, "outputs", y.cols(), w.n())?;
@@ -49,16 +45,16 @@ impl CpuDevice {
         if w.dtype() != DType::F32 || !matches!(x.dtype(), DType::BF16 | DType::F16) {
             check_dtype(KERNEL, "input", x.dtype(), w.dtype())?;
         }
-        let mut spread = self.padded_rows().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spread = cpu.padded_rows().lock().unwrap_or_else(PoisonError::into_inner);
         let x = match (x.dtype(), w.dtype()) {
-            (DType::BF16, DType::F32) => self.widen_rows::<bf16>(&mut spread, x)?,
-            (DType::F16, _) => self.widen_rows::<f16>(&mut spread, x)?,
-            _ => self.pad_rows(&mut spread, x)?,
+            (DType::BF16, DType::F32) => cpu.widen_rows::<bf16>(&mut spread, x)?,
+            (DType::F16, _) => cpu.widen_rows::<f16>(&mut spread, x)?,
+            _ => cpu.pad_rows(&mut spread, x)?,
         };
         for_float!(KERNEL, y.dtype(), T => {
             let out = SharedRows::<T>::new(&mut y);
-            let job = LinearCall { x, w, bias, out, isa: self.isa() };
-            self.threads().split(w.panels(), 1, 2, &|panels| job.run(panels));
+            let job = LinearCall { x, w, bias, out, isa: cpu.isa() };
+            cpu.threads().split(w.panels(), 1, 2, &|panels| job.run(panels));
         });
         Ok(())
     }
@@ -79,7 +75,7 @@ const CACHE_LINE: usize = 64;
 
 /// Memory for at least `bytes`.
 fn scratch_buffer<'a>(
-    device: &CpuDevice,
+    device: &CpuBackend,
     buffer: &'a mut Option<Buffer>,
     bytes: usize,
 ) -> Result<&'a mut Buffer, DeviceError> {
@@ -89,7 +85,7 @@ fn scratch_buffer<'a>(
     }
 }
 
-impl CpuDevice {
+impl CpuBackend {
     /// `x` in f32, rows a line further apart if they would clash in cache.
     fn widen_rows<'a, T: FloatElement>(
         &self,
@@ -146,7 +142,7 @@ struct LinearCall<'a, T> {
     w: &'a PackedMatrix,
     bias: Option<&'a [f32]>,
     out: SharedRows<T>,
-    isa: super::CpuIsa,
+    isa: device::CpuIsa,
 }
 
 impl<T: FloatElement + DeviceElement> LinearCall<'_, T> {

@@ -1,18 +1,17 @@
 //! The CPU device: embedded default, and the oracle for every other backend.
 //!
 //! Each kernel exists once per instruction set where that pays, else as plain code that the compiler
-//! vectorises; [`CpuIsa`] is chosen when the device is made. Launches run to their end before they return.
+//! vectorises; [`CpuIsa`](device::CpuIsa) is chosen when the device is made. Launches run to their end before they return.
 
 mod attention;
-mod device;
+mod backend;
 mod draft;
 mod elementwise;
 mod embed;
-mod isa;
+mod gpu_only;
 mod linear;
 mod maths;
 mod matmul_tile;
-mod memory;
 mod mla;
 mod moe;
 mod moe_dispatch;
@@ -24,11 +23,6 @@ mod row_kernel;
 mod sample;
 mod shared_rows;
 mod step;
-mod thread_pool;
-mod topology;
 
-pub use device::{CpuConfig, CpuDevice};
-pub use isa::CpuIsa;
+pub use backend::CpuBackend;
 pub use step::GREEDY_BELOW;
-pub use thread_pool::ThreadPool;
-pub use topology::physical_cores;

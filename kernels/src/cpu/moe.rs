@@ -2,59 +2,21 @@
 
 use std::sync::PoisonError;
 
-use super::device::{CpuDevice, for_float};
+use device::{
+    Buffer, DType, DeviceDriver, DeviceError, FloatElement, MatMut, MatRef, check_dtype, check_size,
+};
+
+use super::backend::for_float;
 use super::elementwise::min_rows;
 use super::row_kernel::{RowKernel, dispatch};
 use super::shared_rows::SharedRows;
-use crate::check::{check_dtype, check_expert_map, check_size};
-use crate::dtype::FloatElement;
-use crate::{Buffer, DType, DeviceDriver, DeviceError, ExpertWeights, MatMut, MatRef, TopKRoutes};
+use crate::check::check_expert_map;
+use crate::cpu::CpuBackend;
+use crate::{
+    CpuKernel, ExpertMlp, ExpertPlacementLookup, ExpertWeights, Linear, SiluMul, TopKRoutes,
+};
 
-impl CpuDevice {
-    /// The copy at index `position mod copies` of each chosen expert.
-    pub(super) fn map_chosen_experts(
-        mut experts: MatMut<'_>,
-        (positions, tokens): (MatRef<'_>, Option<MatRef<'_>>),
-        places: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "place_experts";
-        check_expert_map(experts.as_ref(), (positions, tokens), places)?;
-        for t in 0..experts.rows() {
-            let token = tokens.map_or(t as i32, |tokens| tokens.row::<i32>(0)[t]);
-            let position = usize::try_from(token).ok().and_then(|t| positions.row::<i32>(0).get(t));
-            let Some(&position) = position else {
-                let (index, limit) = (i64::from(token), positions.cols());
-                return Err(DeviceError::Index { kernel: KERNEL, what: "token", index, limit });
-            };
-            for expert in experts.row_mut::<i32>(t) {
-                let (index, limit) = (i64::from(*expert), places.rows());
-                if !(0..limit as i64).contains(&index) {
-                    return Err(DeviceError::Index {
-                        kernel: KERNEL,
-                        what: "expert",
-                        index,
-                        limit,
-                    });
-                }
-                let row = places.row::<i32>(index as usize);
-                *expert = row[1 + position.max(0) as usize % row[0].max(1) as usize];
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn expert_mlp(
-        &self,
-        mut y: MatMut<'_>,
-        x: MatRef<'_>,
-        routes: &TopKRoutes<'_>,
-        experts: &ExpertWeights<'_>,
-    ) -> Result<(), DeviceError> {
-        check_mlp(&y, x, routes, experts)?;
-        for_float!(MLP, x.dtype(), T => self.expert_mlp_of::<T>(&mut y, x, routes, experts)?);
-        Ok(())
-    }
-
+impl CpuBackend {
     fn expert_mlp_of<T: FloatElement>(
         &self,
         y: &mut MatMut<'_>,
@@ -87,11 +49,21 @@ impl CpuDevice {
             let mut rows = rows.mat_mut(T::DTYPE, n, hidden)?;
             self.gather_group::<T>(&mut rows, x, group);
             let mut both = both.mat_mut(T::DTYPE, n, 2 * inner)?;
-            self.linear_rows(both.reborrow(), rows.as_ref(), experts.gate_up.get(e), None)?;
+            self.run(Linear {
+                y: both.reborrow(),
+                x: rows.as_ref(),
+                weight: experts.gate_up.get(e),
+                bias: None,
+            })?;
             let mut act = act.mat_mut(T::DTYPE, n, inner)?;
-            self.silu_mul_rows(act.reborrow(), both.as_ref())?;
+            self.run(SiluMul { y: act.reborrow(), x: both.as_ref() })?;
             let mut out = out.mat_mut(DType::F32, n, hidden)?;
-            self.linear_rows(out.reborrow(), act.as_ref(), experts.down.get(e), None)?;
+            self.run(Linear {
+                y: out.reborrow(),
+                x: act.as_ref(),
+                weight: experts.down.get(e),
+                bias: None,
+            })?;
             self.add_group(&mut sums, out.as_ref(), group);
         }
         for t in 0..tokens {
@@ -128,6 +100,45 @@ impl CpuDevice {
                 dispatch(isa, AddWeighted { sum, x: out.row(i), weight });
             }
         });
+    }
+}
+
+impl CpuKernel for ExpertMlp<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut y, x, routes, experts } = self;
+        check_mlp(&y, x, routes, experts)?;
+        for_float!(MLP, x.dtype(), T => cpu.expert_mlp_of::<T>(&mut y, x, routes, experts)?);
+        Ok(())
+    }
+}
+
+impl CpuKernel for ExpertPlacementLookup<'_> {
+    fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut experts, positions, tokens, placement: places } = self;
+        const KERNEL: &str = "place_experts";
+        check_expert_map(experts.as_ref(), (positions, tokens), places)?;
+        for t in 0..experts.rows() {
+            let token = tokens.map_or(t as i32, |tokens| tokens.row::<i32>(0)[t]);
+            let position = usize::try_from(token).ok().and_then(|t| positions.row::<i32>(0).get(t));
+            let Some(&position) = position else {
+                let (index, limit) = (i64::from(token), positions.cols());
+                return Err(DeviceError::Index { kernel: KERNEL, what: "token", index, limit });
+            };
+            for expert in experts.row_mut::<i32>(t) {
+                let (index, limit) = (i64::from(*expert), places.rows());
+                if !(0..limit as i64).contains(&index) {
+                    return Err(DeviceError::Index {
+                        kernel: KERNEL,
+                        what: "expert",
+                        index,
+                        limit,
+                    });
+                }
+                let row = places.row::<i32>(index as usize);
+                *expert = row[1 + position.max(0) as usize % row[0].max(1) as usize];
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,20 +1,58 @@
 //! Mixture of experts over ranks: which tokens each rank gets, and the sum of what comes back.
 
-use super::device::{CpuDevice, for_float};
+use device::{DeviceError, FloatElement, MatMut, MatRef};
+
+use super::backend::for_float;
 use super::elementwise::min_rows;
 use super::shared_rows::SharedRows;
 use crate::check::{check_combine, check_dispatch};
-use crate::dtype::FloatElement;
-use crate::{DeviceError, ExpertParallelLayout, MatMut, MatRef};
+use crate::cpu::CpuBackend;
+use crate::{CpuKernel, MoeCombine, TokenDispatch};
 
-impl CpuDevice {
-    pub(super) fn dispatch(
-        mut tokens: MatMut<'_>,
-        mut places: MatMut<'_>,
-        mut counts: MatMut<'_>,
-        experts: MatRef<'_>,
-        spread: &ExpertParallelLayout,
-    ) -> Result<(), DeviceError> {
+impl CpuBackend {
+    fn combine_named<T: FloatElement>(
+        &self,
+        y: &mut MatMut<'_>,
+        x: MatRef<'_>,
+        places: MatRef<'_>,
+    ) {
+        let (rows, cols) = (y.rows(), y.cols());
+        let out = SharedRows::<T>::new(y);
+        self.threads().split(rows, 1, min_rows(cols), &|range| {
+            let mut sum = vec![0.0_f32; cols];
+            for t in range {
+                sum.fill(0.0);
+                for row in places.row::<i32>(t).iter().filter_map(|&row| usize::try_from(row).ok())
+                {
+                    sum.iter_mut().zip(x.row::<T>(row)).for_each(|(sum, x)| *sum += x.load());
+                }
+                // SAFETY: each row belongs to one thread.
+                let y = unsafe { out.row(t) };
+                y.iter_mut().zip(&sum).for_each(|(y, sum)| *y = T::store(*sum));
+            }
+        });
+    }
+}
+
+impl CpuKernel for MoeCombine<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut y, x, places } = self;
+        const KERNEL: &str = "sum_rows";
+        check_combine(&y, x, places)?;
+        let limit = x.rows() as i32;
+        let named = (0..places.rows()).flat_map(|t| places.row::<i32>(t));
+        if let Some(&bad) = named.into_iter().find(|&&row| !(-1..limit).contains(&row)) {
+            let (what, index, limit) = ("row", i64::from(bad), x.rows());
+            return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
+        }
+        for_float!(KERNEL, x.dtype(), T => cpu.combine_named::<T>(&mut y, x, places));
+        Ok(())
+    }
+}
+
+impl CpuKernel for TokenDispatch<'_> {
+    fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut tokens, mut places, mut counts, experts, layout: spread } = self;
         check_dispatch(&tokens, &places, &counts, experts, spread)?;
         for t in 0..experts.rows() {
             let places = places.row_mut::<i32>(t);
@@ -37,46 +75,5 @@ impl CpuDevice {
             counts.row_mut::<i32>(0)[rank] = (next - first) as i32;
         }
         Ok(())
-    }
-
-    pub(super) fn combine_named_rows(
-        &self,
-        mut y: MatMut<'_>,
-        x: MatRef<'_>,
-        places: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "sum_rows";
-        check_combine(&y, x, places)?;
-        let limit = x.rows() as i32;
-        let named = (0..places.rows()).flat_map(|t| places.row::<i32>(t));
-        if let Some(&bad) = named.into_iter().find(|&&row| !(-1..limit).contains(&row)) {
-            let (what, index, limit) = ("row", i64::from(bad), x.rows());
-            return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
-        }
-        for_float!(KERNEL, x.dtype(), T => self.combine_named::<T>(&mut y, x, places));
-        Ok(())
-    }
-
-    fn combine_named<T: FloatElement>(
-        &self,
-        y: &mut MatMut<'_>,
-        x: MatRef<'_>,
-        places: MatRef<'_>,
-    ) {
-        let (rows, cols) = (y.rows(), y.cols());
-        let out = SharedRows::<T>::new(y);
-        self.threads().split(rows, 1, min_rows(cols), &|range| {
-            let mut sum = vec![0.0_f32; cols];
-            for t in range {
-                sum.fill(0.0);
-                for row in places.row::<i32>(t).iter().filter_map(|&row| usize::try_from(row).ok())
-                {
-                    sum.iter_mut().zip(x.row::<T>(row)).for_each(|(sum, x)| *sum += x.load());
-                }
-                // SAFETY: each row belongs to one thread.
-                let y = unsafe { out.row(t) };
-                y.iter_mut().zip(&sum).for_each(|(y, sum)| *y = T::store(*sum));
-            }
-        });
     }
 }

@@ -3,14 +3,15 @@
 //! `y = w · cast(x · rsqrt(mean(x²) + eps))`: the normalised row is rounded to the model type before it
 //! meets the weight, as transformers does for Llama and Qwen; the product is rounded at the store.
 
-use super::device::{CpuDevice, for_float};
+use device::{DeviceError, FloatElement, MatMut, MatRef, check_dtype, check_size};
+
+use super::backend::for_float;
 use super::elementwise::min_rows;
 use super::maths::sum_by;
 use super::row_kernel::{RowKernel, dispatch};
 use super::shared_rows::SharedRows;
-use crate::check::{check_dtype, check_size};
-use crate::dtype::FloatElement;
-use crate::{DeviceError, MatMut, MatRef};
+use crate::cpu::CpuBackend;
+use crate::{AddRmsNorm, CpuKernel, RmsNorm};
 
 const KERNEL: &str = "rms_norm";
 
@@ -58,19 +59,7 @@ pub(super) fn inverse_rms<T: FloatElement>(x: &[T], eps: f32) -> f32 {
     1.0 / (squares / x.len() as f32 + eps).sqrt()
 }
 
-impl CpuDevice {
-    pub(super) fn norm_rows(
-        &self,
-        mut y: MatMut<'_>,
-        x: MatRef<'_>,
-        w: MatRef<'_>,
-        eps: f32,
-    ) -> Result<(), DeviceError> {
-        check_norm(&y, x, w)?;
-        for_float!(KERNEL, x.dtype(), T => self.norm_of::<T>(&mut y, x, w.row(0), eps));
-        Ok(())
-    }
-
+impl CpuBackend {
     fn norm_of<T: FloatElement>(&self, y: &mut MatMut<'_>, x: MatRef<'_>, w: &[T], eps: f32) {
         let isa = self.isa();
         let out = SharedRows::<T>::new(y);
@@ -81,22 +70,6 @@ impl CpuDevice {
                 dispatch(isa, RmsNormRow { y, x: x.row(r), w, eps });
             }
         });
-    }
-
-    pub(super) fn add_norm_rows(
-        &self,
-        mut y: MatMut<'_>,
-        mut x: MatMut<'_>,
-        delta: MatRef<'_>,
-        w: MatRef<'_>,
-        eps: f32,
-    ) -> Result<(), DeviceError> {
-        check_norm(&y, x.as_ref(), w)?;
-        check_size(KERNEL, "rows of the addend", delta.rows(), x.rows())?;
-        check_size(KERNEL, "columns of the addend", delta.cols(), x.cols())?;
-        check_dtype(KERNEL, "addend", delta.dtype(), x.dtype())?;
-        for_float!(KERNEL, x.dtype(), T => self.add_norm_of::<T>(&mut y, &mut x, delta, (w, eps)));
-        Ok(())
     }
 
     fn add_norm_of<T: FloatElement>(
@@ -117,6 +90,27 @@ impl CpuDevice {
                 dispatch(isa, AddRmsNormRow { y, x, delta: delta.row(r), w, eps });
             }
         });
+    }
+}
+
+impl CpuKernel for AddRmsNorm<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut y, mut x, delta, weight: w, eps } = self;
+        check_norm(&y, x.as_ref(), w)?;
+        check_size(KERNEL, "rows of the addend", delta.rows(), x.rows())?;
+        check_size(KERNEL, "columns of the addend", delta.cols(), x.cols())?;
+        check_dtype(KERNEL, "addend", delta.dtype(), x.dtype())?;
+        for_float!(KERNEL, x.dtype(), T => cpu.add_norm_of::<T>(&mut y, &mut x, delta, (w, eps)));
+        Ok(())
+    }
+}
+
+impl CpuKernel for RmsNorm<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut y, x, weight: w, eps } = self;
+        check_norm(&y, x, w)?;
+        for_float!(KERNEL, x.dtype(), T => cpu.norm_of::<T>(&mut y, x, w.row(0), eps));
+        Ok(())
     }
 }
 

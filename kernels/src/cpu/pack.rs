@@ -1,18 +1,18 @@
 //! Packs weights: rows of `W` into panels of 32 columns, on all threads.
 
-use super::device::CpuDevice;
+use device::{DType, DeviceDriver, DeviceError, FloatElement, bf16, f16};
+
 use super::shared_rows::SendPtr;
-use crate::dtype::{FloatElement, bf16, f16};
-use crate::{DType, DeviceDriver, DeviceError, HostMat, PANEL_COLUMNS, PackedMatrix};
+use crate::cpu::CpuBackend;
+use crate::{HostMat, PANEL_COLUMNS, PackedMatrix};
 
 const KERNEL: &str = "pack";
 
-impl CpuDevice {
-    pub(super) fn pack_stacked(
-        &self,
-        parts: &[HostMat<'_>],
-        dtype: DType,
-    ) -> Result<PackedMatrix, DeviceError> {
+impl CpuBackend {
+    /// As [`KernelBackend::pack`](crate::KernelBackend::pack): panels of 32 outputs.
+    ///
+    /// Errors: columns differ, or memory is short.
+    pub fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<PackedMatrix, DeviceError> {
         let k = parts.first().map_or(0, HostMat::cols);
         if let Some(part) = parts.iter().find(|part| part.cols() != k) {
             let (what, got) = ("columns of a part", part.cols());
@@ -83,11 +83,11 @@ fn scatter<T: FloatElement>(panel: &mut [T], column: usize, row: &[f32], dtype: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::CpuConfig;
+    use device::CpuConfig;
 
     #[test]
     fn packed_parts_stack_and_keep_every_element() {
-        let device = CpuDevice::new(CpuConfig { threads: 2, ..CpuConfig::default() }).unwrap();
+        let device = CpuBackend::new(CpuConfig { threads: 2, ..CpuConfig::default() }).unwrap();
         let k = 6;
         let value = |n: usize, k: usize| ((n * 8 + k) % 256) as f32;
         let host = |from: usize, rows: usize| -> Vec<u8> {
@@ -99,21 +99,21 @@ mod tests {
             HostMat::new(&a, DType::F32, 19, k).unwrap(),
             HostMat::new(&b, DType::F32, 22, k).unwrap(),
         ];
-        let packed = device.pack_stacked(&parts, DType::F32).unwrap();
+        let packed = device.pack(&parts, DType::F32).unwrap();
         let all = packed.buffer.mat(DType::F32, 1, 64 * k).unwrap();
         for n in 0..41 {
             for j in 0..k {
                 assert_eq!(all.row::<f32>(0)[packed.index(n, j)], value(n, j));
             }
         }
-        let packed = device.pack_stacked(&parts, DType::F16).unwrap();
+        let packed = device.pack(&parts, DType::F16).unwrap();
         let all = packed.buffer.mat(DType::F16, 1, 64 * k).unwrap();
         for n in 0..41 {
             for j in 0..k {
                 assert_eq!(all.row::<f16>(0)[packed.index(n, j)].to_f32(), value(n, j));
             }
         }
-        let packed = device.pack_stacked(&parts, DType::BF16).unwrap();
+        let packed = device.pack(&parts, DType::BF16).unwrap();
         let all = packed.buffer.mat(DType::BF16, 1, 64 * k).unwrap();
         for n in 0..41 {
             for j in 0..k {
@@ -124,13 +124,13 @@ mod tests {
 
     #[test]
     fn odd_bf16_inputs_and_ragged_parts_are_refused() {
-        let device = CpuDevice::new(CpuConfig::default()).unwrap();
+        let device = CpuBackend::new(CpuConfig::default()).unwrap();
         let bytes = [0; 4 * 3 * 4];
         let odd = HostMat::new(&bytes, DType::F32, 4, 3).unwrap();
-        assert!(device.pack_stacked(&[odd], DType::BF16).is_err());
-        assert!(device.pack_stacked(&[odd], DType::F32).is_ok());
-        assert!(device.pack_stacked(&[odd, odd.column_range(0, 2)], DType::F32).is_err());
-        assert!(device.pack_stacked(&[odd], DType::F16).is_ok());
-        assert!(device.pack_stacked(&[odd], DType::F8E4M3).is_err());
+        assert!(device.pack(&[odd], DType::BF16).is_err());
+        assert!(device.pack(&[odd], DType::F32).is_ok());
+        assert!(device.pack(&[odd, odd.column_range(0, 2)], DType::F32).is_err());
+        assert!(device.pack(&[odd], DType::F16).is_ok());
+        assert!(device.pack(&[odd], DType::F8E4M3).is_err());
     }
 }

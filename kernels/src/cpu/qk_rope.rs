@@ -4,13 +4,16 @@
 //! `(a, b) → (a cos − b sin, b cos + a sin)` of channel `i` with `i + rotary / 2`, in f32; rounded once.
 //! Work is divided by head, so no two threads write one tile of the pool.
 
-use super::device::{CpuDevice, for_float};
+use device::{
+    Buffer, DType, DeviceError, FloatElement, Fp8E4m3, MatMut, MatRef, check_dtype, check_size,
+};
+
+use super::backend::for_float;
 use super::norm::inverse_rms;
 use super::row_kernel::{RowKernel, dispatch};
 use super::shared_rows::{SendPtr, SharedRows};
-use crate::check::{check_dtype, check_size};
-use crate::dtype::FloatElement;
-use crate::{Buffer, DType, DeviceError, Fp8E4m3, KvLayout, MatMut, MatRef, QkNormRopeArgs};
+use crate::cpu::CpuBackend;
+use crate::{CpuKernel, KvLayout, QkNormRopeArgs, QkNormRopeKvWrite};
 
 const KERNEL: &str = "qk_norm_rope_kv_write";
 /// Normalises and rotates one head of one token.
@@ -45,18 +48,7 @@ impl<T: FloatElement> RowKernel for QkNormRopeHead<'_, T> {
     }
 }
 
-impl CpuDevice {
-    pub(super) fn rope_and_store(
-        &self,
-        mut q: MatMut<'_>,
-        (kv, layout): (&mut Buffer, &KvLayout),
-        args: &QkNormRopeArgs<'_>,
-    ) -> Result<(), DeviceError> {
-        check(&q, kv, layout, args)?;
-        for_float!(KERNEL, q.dtype(), T => self.norm_rope_and_store::<T>(&mut q, kv, layout, args));
-        Ok(())
-    }
-
+impl CpuBackend {
     fn norm_rope_and_store<T: FloatElement>(
         &self,
         q: &mut MatMut<'_>,
@@ -96,6 +88,15 @@ impl CpuDevice {
     }
 }
 
+impl CpuKernel for QkNormRopeKvWrite<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut q, pool: kv, layout, args } = self;
+        check(&q, kv, layout, args)?;
+        for_float!(KERNEL, q.dtype(), T => cpu.norm_rope_and_store::<T>(&mut q, kv, layout, args));
+        Ok(())
+    }
+}
+
 /// Writes one value row into the pair of rows it lies in: bf16 rows alternate element by element, others
 /// follow each other. The other row keeps its elements.
 struct StoreValue<'a, T> {
@@ -121,7 +122,7 @@ struct QkRopeCall<'a, T> {
     args: &'a QkNormRopeArgs<'a>,
     layout: &'a KvLayout,
     pool: SendPtr<T>,
-    isa: super::CpuIsa,
+    isa: device::CpuIsa,
 }
 
 impl<T: FloatElement> QkRopeCall<'_, T> {

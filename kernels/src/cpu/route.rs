@@ -1,10 +1,12 @@
 //! Routing: which experts a token goes to, and with which weight.
 
-use super::device::CpuDevice;
+use device::{DeviceError, MatRef};
+
 use super::maths::exp;
+use crate::cpu::CpuBackend;
 use crate::{
-    DeviceError, ExpertGroups, ExpertLoadArgs, GroupScore, MatMut, MatRef, RouterLogits,
-    RouterRuleArgs, RouterScore,
+    CpuKernel, ExpertGroups, ExpertLoadArgs, GroupScore, RouterLogits, RouterRuleArgs, RouterScore,
+    RuleRouting, SoftmaxRouting,
 };
 
 /// Added to the sum that weights are divided by, as transformers `modeling_deepseek_v3.py` does: sigmoids may all be 0.
@@ -18,14 +20,17 @@ impl RouterRuleArgs<'_> {
     }
 }
 
-impl CpuDevice {
-    pub(super) fn route(
-        mut experts: MatMut<'_>,
-        mut weights: MatMut<'_>,
-        logits: MatRef<'_>,
-        rule: &RouterRuleArgs<'_>,
-        count: Option<&mut ExpertLoadArgs<'_>>,
-    ) -> Result<(), DeviceError> {
+impl CpuKernel for SoftmaxRouting<'_, '_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { experts, weights, router, load } = self;
+        let rule = &RouterRuleArgs::softmax(router);
+        cpu.run(RuleRouting { experts, weights, logits: router.logits, rule, load })
+    }
+}
+
+impl CpuKernel for RuleRouting<'_, '_> {
+    fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut experts, mut weights, logits, rule, load: count } = self;
         rule.check(&experts, &weights, logits)?;
         let bias = rule.bias.map(|bias| bias.row::<f32>(0));
         let k = experts.cols() - rule.shared;

@@ -4,8 +4,7 @@
 //! enclosing function enables. Rust never contracts or reorders f32 arithmetic, so all versions give
 //! the same bits.
 
-use super::isa::CpuIsa;
-use crate::dtype::FloatElement;
+use device::{CpuIsa, FloatElement};
 
 /// A loop nest over captured data. `run` must be `#[inline(always)]`, as must all it calls.
 pub(super) trait RowKernel {
@@ -31,7 +30,7 @@ impl<T: FloatElement, U: FloatElement> RowKernel for WidenRow<'_, T, U> {
 /// Runs the version for `isa`, which the device has checked to be available.
 pub(super) fn dispatch<K: RowKernel>(isa: CpuIsa, kernel: K) {
     match isa {
-        // SAFETY: `CpuDevice::new` refuses an instruction set that the processor lacks.
+        // SAFETY: `CpuBackend::new` refuses an instruction set that the processor lacks.
         #[cfg(target_arch = "x86_64")]
         CpuIsa::Avx512 | CpuIsa::Avx512Bf16 => unsafe { avx512(kernel) },
         // SAFETY: as above.

@@ -19,8 +19,8 @@ mod vocab_parallel;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::thread_pool::ThreadPool;
-use crate::MatRef;
+use device::{MatRef, ThreadPool};
+
 use crate::cpu::sample::rules::{RowSampleResult, SampleRequest, SampledRow, TokenChoice};
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Pointers through which the threads of a region write disjoint parts of one result.
 
-use crate::{DeviceElement, MatMut};
+use device::{DeviceElement, MatMut};
 
 /// A pointer that crosses threads. Each use says why its range is disjoint from the others.
 #[derive(Debug, Clone, Copy)]

@@ -4,9 +4,10 @@
 
 use std::collections::HashMap;
 
-use super::CpuDevice;
+use device::{DType, DeviceError, MatRef, check_dtype, check_size};
+
 use super::sample::acceptance_noise;
-use crate::check::{check_dtype, check_size};
+use crate::cpu::CpuBackend;
 use crate::cpu::sample::rules::{
     DrawParams, LogitEdits, RowSampleResult, SampleError, SampleRequest, SamplingRules,
     TokenChoice, TokenOccurrence,
@@ -17,7 +18,7 @@ use crate::step::{
     SequenceSamplingParams, SequenceSlotArrays, StageEdit, StageLogitsRow, StageReader, StageRow,
     StageSequenceInit, StageView, StepArrays,
 };
-use crate::{DType, DeviceError, GatherFn, MatRef, VocabShard};
+use crate::{CpuKernel, RowSampling, StepPreparation, VocabParallelSampling};
 
 /// Temperatures below this one mean argmax.
 pub const GREEDY_BELOW: f32 = 1e-5;
@@ -26,13 +27,36 @@ const RULE_WORDS: usize = size_of::<SequenceSamplingParams>() / 4;
 /// Words of an `SampledToken` record.
 const SAMPLE_WORDS: usize = size_of::<SampledToken>() / 4;
 
-impl CpuDevice {
-    pub(super) fn prepare_step(
-        stage: &StageView<'_>,
-        seats: &mut SequenceSlotArrays<'_>,
-        step: &mut StepArrays<'_>,
-        block_tokens: usize,
-    ) -> Result<(), DeviceError> {
+impl CpuKernel for VocabParallelSampling<'_, '_, '_, '_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self {
+            logits,
+            shard: part,
+            stage,
+            prepared: laid,
+            slots: seats,
+            outputs: answers,
+            gather,
+        } = self;
+        check_size("sample_parts", "columns of logits", logits.cols(), part.cols)?;
+        sample_and_store(logits, (stage, laid), seats, answers, |logits, rows| {
+            cpu.sampler().sample_vocab_parallel(cpu.threads(), (logits, part), rows, gather)
+        })
+    }
+}
+
+impl CpuKernel for RowSampling<'_, '_, '_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { logits, stage, prepared: laid, slots: seats, outputs: answers } = self;
+        sample_and_store(logits, (stage, laid), seats, answers, |logits, rows| {
+            Ok(cpu.sampler().sample_rows(cpu.threads(), logits, rows))
+        })
+    }
+}
+
+impl CpuKernel for StepPreparation<'_, '_, '_> {
+    fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { stage, slots: seats, step, block_tokens } = self;
         let read = StageReader::new(stage.bytes)?;
         for init in read.inits {
             init_sequence(init, &read, seats)?;
@@ -62,32 +86,6 @@ impl CpuDevice {
             step.logits_indices.row_mut::<i32>(0)[q] = token;
         }
         Ok(())
-    }
-
-    pub(super) fn sample_logits_rows(
-        &self,
-        logits: MatRef<'_>,
-        (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
-        seats: &mut SequenceSlotArrays<'_>,
-        answers: &mut SamplerOutputArrays<'_>,
-    ) -> Result<(), DeviceError> {
-        sample_and_store(logits, (stage, laid), seats, answers, |logits, rows| {
-            Ok(self.sampler().sample_rows(self.threads(), logits, rows))
-        })
-    }
-
-    pub(super) fn sample_vocab_parallel_rows(
-        &self,
-        (logits, part): (MatRef<'_>, &VocabShard),
-        (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
-        seats: &mut SequenceSlotArrays<'_>,
-        answers: &mut SamplerOutputArrays<'_>,
-        gather: &mut GatherFn<'_>,
-    ) -> Result<(), DeviceError> {
-        check_size("sample_parts", "columns of logits", logits.cols(), part.cols)?;
-        sample_and_store(logits, (stage, laid), seats, answers, |logits, rows| {
-            self.sampler().sample_vocab_parallel(self.threads(), (logits, part), rows, gather)
-        })
     }
 }
 

@@ -1,13 +1,14 @@
 //! Paged attention: decode rows through split contexts, other rows through query tiles, and the shapes that
 //! both leave out through a plain kernel.
 
-use super::check::{check_at_most, check_dtype, check_size};
-use super::device::GpuDevice;
+use device::gpu::{KernelDefine, KernelLaunch, KernelSource, TensorMap};
+use device::{
+    Buffer, DType, DeviceError, DeviceStream, MatMut, check_at_most, check_dtype, check_size,
+};
+
 use super::gemm::has_16_byte_rows;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::{KernelDefine, KernelSource};
-use super::tensor_map::TensorMap;
-use crate::{Buffer, DType, DeviceError, DeviceStream, KvLayout, MatMut, PagedAttentionArgs};
+use crate::gpu::GpuBackend;
+use crate::{GpuKernel, KvLayout, PagedAttention, PagedAttentionArgs};
 
 pub(super) static DECODE: KernelSource = KernelSource {
     name: "attention_decode/attention_decode.hip",
@@ -114,30 +115,7 @@ struct AttentionLaunchShape<'a> {
     group: usize,
 }
 
-impl GpuDevice {
-    pub(super) fn paged_attention_rows(
-        &self,
-        s: &DeviceStream,
-        mut o: MatMut<'_>,
-        (kv, layout): (&Buffer, &KvLayout),
-        args: &PagedAttentionArgs<'_>,
-    ) -> Result<(), DeviceError> {
-        check(&o, kv, layout, args)?;
-        let offset = layout.key_tile(args.layer, 0, 0) * layout.dtype.bytes();
-        // SAFETY: `check` compared the pool with its layout, and the layer is inside.
-        let pool = unsafe { kv.as_ptr().add(offset) };
-        let shape =
-            AttentionLaunchShape { args, layout, pool, group: args.heads / layout.kv_heads };
-        let decode_rows = args.rows.bounds.decode_rows.min(args.rows.len());
-        // Tiles of many queries leave no key out.
-        let leaves_out = args.first > 0 && decode_rows < args.rows.len();
-        if leaves_out || !shape.uses_tensor_cores(self.half_dtype(), &o) {
-            return self.attend_plain(s, &mut o, &shape);
-        }
-        self.attend_decodes(s, &mut o, &shape, decode_rows)?;
-        self.attend_prefills(s, &mut o, &shape, decode_rows)
-    }
-
+impl GpuBackend {
     /// The first `rows` rows, which have one query each, successive tokens of a request together.
     fn attend_decodes(
         &self,
@@ -313,6 +291,26 @@ impl GpuDevice {
         let launch = launch.u32(shape.args.first as u32);
         // SAFETY: as above.
         unsafe { shape.strides(launch, o_stride).overlaps_predecessor().launch(self, s) }
+    }
+}
+
+impl GpuKernel for PagedAttention<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut o, pool: kv, layout, args } = self;
+        check(&o, kv, layout, args)?;
+        let offset = layout.key_tile(args.layer, 0, 0) * layout.dtype.bytes();
+        // SAFETY: `check` compared the pool with its layout, and the layer is inside.
+        let pool = unsafe { kv.as_ptr().add(offset) };
+        let shape =
+            AttentionLaunchShape { args, layout, pool, group: args.heads / layout.kv_heads };
+        let decode_rows = args.rows.bounds.decode_rows.min(args.rows.len());
+        // Tiles of many queries leave no key out.
+        let leaves_out = args.first > 0 && decode_rows < args.rows.len();
+        if leaves_out || !shape.uses_tensor_cores(gpu.half_dtype(), &o) {
+            return gpu.attend_plain(s, &mut o, &shape);
+        }
+        gpu.attend_decodes(s, &mut o, &shape, decode_rows)?;
+        gpu.attend_prefills(s, &mut o, &shape, decode_rows)
     }
 }
 

@@ -1,13 +1,12 @@
 //! Attention of a lone row with a short context, out of the projections: launches of `attention_lone`.
 
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{DeviceError, DeviceStream, MatMut};
+
 use super::attention::{LOG2_E, RECORD_EXTRA_FLOATS, TILE};
-use super::device::GpuDevice;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
 use super::rope_attention::sources;
-use crate::{
-    AttentionMetadata, DeviceError, DeviceStream, KvLayout, MatMut, QkNormRopeArgs, RowBounds,
-};
+use crate::gpu::GpuBackend;
+use crate::{AttentionMetadata, KvLayout, QkNormRopeArgs, RowBounds};
 
 static ATTENTION_SINGLE_ROW: KernelSource = KernelSource {
     name: "attention_lone/attention_lone.hip",
@@ -28,13 +27,13 @@ const STATIC_BYTES: usize = 512;
 const STAGES: usize = 3;
 const EIGHT_WARP_STAGES: usize = 2;
 
-impl GpuDevice {
+impl GpuBackend {
     /// Whether rows that fit `rope_attention` go this way.
     pub(super) fn fits_single_row(&self, rows: &AttentionMetadata<'_>) -> bool {
         self.has_warpgroups() && rows.bounds.max_context_len <= RowBounds::SHORT_CONTEXT
     }
 
-    /// As `Kernels::rope_attention`, for shapes that have been checked. `layer`: the layer's part of the pool.
+    /// As [`RopeAttention`](crate::RopeAttention), for shapes that have been checked. `layer`: the layer's part of the pool.
     pub(super) fn attend_single_row(
         &self,
         s: &DeviceStream,

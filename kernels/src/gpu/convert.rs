@@ -1,7 +1,8 @@
 //! Weights from the type of a file to the type of the device, row by row.
 
-use crate::dtype::FloatElement;
-use crate::{DType, HostMat, bf16, f16};
+use device::{DType, FloatElement, bf16, f16};
+
+use crate::HostMat;
 
 /// Writes the rows of `from` one behind the other as `dtype` (f32, bf16 or f16), rounded to nearest even; fp8 as fp8
 /// without its scales.

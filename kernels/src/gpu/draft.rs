@@ -1,12 +1,17 @@
 //! Around a model's draft layer: its passes are laid out, hidden states kept, drafts chosen and entered.
 
-use super::check::{check_at_least, check_dense, check_dtype, check_size};
-use super::device::GpuDevice;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_module::KernelFunction;
-use super::kernel_source::KernelSource;
+use device::gpu::{KernelFunction, KernelLaunch, KernelSource};
+use device::{
+    DType, DeviceError, DeviceStream, MatMut, MatRef, check_at_least, check_dense, check_dtype,
+    check_size,
+};
+
+use crate::gpu::GpuBackend;
 use crate::step::{DraftHiddenStates, DraftPass, DraftPassArrays};
-use crate::{DType, DeviceError, DeviceStream, GatherFn, MatMut, MatRef, VocabShard};
+use crate::{
+    DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion, DraftPassPreparation,
+    DraftStateStore, GpuKernel, VocabParallelDraftArgmax,
+};
 
 static DRAFT: KernelSource =
     KernelSource { name: "draft/draft.hip", text: include_str!("../../csrc/draft/draft.hip") };
@@ -20,22 +25,185 @@ const CANDIDATE_WORDS: usize = 2;
 /// Blocks of all rows together, at least: a prompt's states are copied by many.
 const MIN_COPY_BLOCKS: usize = 128;
 
-impl GpuDevice {
+impl GpuBackend {
     fn draft_kernel(&self, name: &'static str) -> Result<KernelFunction, DeviceError> {
         self.kernel(&DRAFT, name, &[])
     }
+}
 
-    pub(super) fn lay_out_draft_pass(
-        &self,
-        s: &DeviceStream,
-        stage: MatRef<'_>,
-        to: &mut DraftPassArrays<'_>,
-        pass: &DraftPass<'_>,
-    ) -> Result<(), DeviceError> {
+impl GpuKernel for DraftInsertion<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { stage, positions, rows, mut ids, mut history, drafts } = self;
+        check_at_least(KERNEL, "rows", drafts.cols(), rows)?;
+        check_dense(KERNEL, "history", history.as_ref())?;
+        for x in [ids.dtype(), history.dtype(), drafts.dtype(), positions.dtype()] {
+            check_dtype(KERNEL, "ids", x, DType::I32)?;
+        }
+        let longest = history.cols() as u32;
+        let grid = (rows.div_ceil(THREADS as usize) as u32, 1, 1);
+        let launch = KernelLaunch::new(gpu.draft_kernel("draft_place")?, grid, THREADS, 0)
+            .overlaps_predecessor()
+            .out(&mut ids)
+            .out(&mut history)
+            .arg(positions)
+            .arg(drafts)
+            .arg(stage)
+            .u32(rows as u32)
+            .u32(drafts.stride() as u32)
+            .u32(longest);
+        // SAFETY: the host staged tokens of the step and seats that exist.
+        unsafe { launch.launch(gpu, s) }
+    }
+}
+
+impl GpuKernel for DraftIdMap<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut drafts, pass, count: rows, ids: names } = self;
+        for x in [drafts.dtype(), names.dtype()] {
+            check_dtype(KERNEL, "names", x, DType::I32)?;
+        }
+        check_at_least(KERNEL, "passes", drafts.rows(), pass + 1)?;
+        check_at_least(KERNEL, "rows", drafts.cols(), rows)?;
+        // SAFETY: inside the matrix, whose sizes were just checked.
+        let first = unsafe { drafts.as_mut_ptr().add(pass * drafts.stride() * size_of::<i32>()) };
+        let grid = (rows.div_ceil(THREADS as usize) as u32, 1, 1);
+        let launch = KernelLaunch::new(gpu.draft_kernel("draft_name")?, grid, THREADS, 0)
+            .overlaps_predecessor()
+            .arg_ptr(first)
+            .arg(names)
+            .u32(rows as u32);
+        // SAFETY: drafts are ids of logits, of which there are as many as names.
+        unsafe { launch.launch(gpu, s) }
+    }
+}
+
+impl GpuKernel for VocabParallelDraftArgmax<'_, '_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut drafts, pass, first, logits, shard: part, gather } = self;
+        let place = (pass, first);
+        let to = drafts_at(&mut drafts, place, logits)?;
+        check_at_least(KERNEL, "columns of logits", logits.cols(), part.ids)?;
+        let rows = logits.rows();
+        let (words, of_all) = (rows * CANDIDATE_WORDS, rows * CANDIDATE_WORDS * part.ranks);
+        let told = gpu.scratch(s, (words + of_all) * size_of::<u32>())?;
+        // SAFETY: behind the words of this rank, in the same scratch memory.
+        let all = unsafe { told.add(words * size_of::<u32>()) };
+        let launch = KernelLaunch::new(
+            gpu.draft_kernel("draft_tell")?,
+            (rows as u32, 1, 1),
+            ARGMAX_THREADS,
+            0,
+        )
+        .overlaps_predecessor()
+        .arg_ptr(told)
+        .arg(logits)
+        .u32(part.first_id as u32)
+        .u32(part.ids as u32)
+        .u32(logits.stride() as u32);
+        // SAFETY: two words for each row of logits, whose sizes are told.
+        unsafe { launch.launch(gpu, s)? };
+        // SAFETY: the scratch has room for both; nobody else knows it, and what is brought in one row takes no scratch of its own.
+        let (own, of_all) = unsafe {
+            (
+                MatRef::from_raw(told, DType::I32, 1, words, words),
+                MatMut::from_raw(all, DType::I32, 1, of_all, of_all),
+            )
+        };
+        if !gather(own, of_all) {
+            return Err(DeviceError::PeerRanksFailed);
+        }
+        let grid = ((rows as u32).div_ceil(THREADS), 1, 1);
+        let launch = KernelLaunch::new(gpu.draft_kernel("draft_pick")?, grid, THREADS, 0)
+            .overlaps_predecessor()
+            .arg_ptr(to)
+            .arg_ptr(all)
+            .u32(rows as u32)
+            .u32(part.ranks as u32);
+        // SAFETY: as above.
+        unsafe { launch.launch(gpu, s) }
+    }
+}
+
+impl GpuKernel for DraftArgmax<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut drafts, pass, first, logits } = self;
+        let to = drafts_at(&mut drafts, (pass, first), logits)?;
+        let grid = (logits.rows() as u32, 1, 1);
+        let launch = KernelLaunch::new(gpu.draft_kernel("draft_argmax")?, grid, ARGMAX_THREADS, 0)
+            .overlaps_predecessor()
+            .arg_ptr(to)
+            .arg(logits)
+            .u32(logits.cols() as u32)
+            .u32(logits.stride() as u32);
+        // SAFETY: a draft for each row of logits, whose sizes are told.
+        unsafe { launch.launch(gpu, s) }
+    }
+}
+
+impl GpuKernel for DraftStateStore<'_, '_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { stage, positions, states, hidden, rows, tables, block_tokens } = self;
+        let bytes = check_states(hidden, states)?;
+        check_dtype(KERNEL, "tables", tables.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
+        let (grid, depth) =
+            ((rows as u32, blocks_per_row(rows, hidden.rows()), 1), states.states_per_slot as u32);
+        let launch = KernelLaunch::new(gpu.draft_kernel("draft_carry")?, grid, THREADS, 0)
+            .overlaps_predecessor()
+            .out(&mut states.slot_states)
+            .out(&mut states.boundary_states)
+            .out(&mut states.first_positions)
+            .arg(hidden)
+            .arg(positions)
+            .arg(tables)
+            .arg(stage)
+            .u32(depth)
+            .u32(bytes)
+            .u32(tables.stride() as u32)
+            .u32(block_tokens as u32);
+        // SAFETY: as above; a seat has room for `depth` states, of which a row leaves no more.
+        unsafe { launch.launch(gpu, s) }
+    }
+}
+
+impl GpuKernel for DraftInputGather<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { stage, positions, rows, mut y, hidden, states } = self;
+        let bytes = check_states(y.as_ref(), states)?;
+        check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
+        match hidden {
+            Some(hidden) => {
+                check_states(hidden, states)?;
+                check_at_least(KERNEL, "tokens", y.rows(), hidden.rows())?;
+            }
+            None => check_at_least(KERNEL, "rows", y.rows(), rows)?,
+        }
+        let parts = if hidden.is_some() { blocks_per_row(rows, y.rows()) } else { 1 };
+        let grid = (rows as u32, parts, 1);
+        let launch = KernelLaunch::new(gpu.draft_kernel("draft_before")?, grid, THREADS, 0)
+            .overlaps_predecessor()
+            .out(&mut y)
+            .arg_or_null(hidden)
+            .arg(states.slot_states.as_ref())
+            .arg(states.boundary_states.as_ref())
+            .arg(states.first_positions.as_ref())
+            .arg(positions)
+            .arg(stage)
+            .u32(u32::from(hidden.is_none()))
+            .u32(states.states_per_slot as u32)
+            .u32(bytes);
+        // SAFETY: rows and tokens fit what is written; the host checked which seats and blocks it staged.
+        unsafe { launch.launch(gpu, s) }
+    }
+}
+
+impl GpuKernel for DraftPassPreparation<'_, '_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { stage, arrays: to, pass } = self;
         let rows = pass.rows;
         check_pass(to, pass)?;
         let grid = (rows.div_ceil(THREADS as usize) as u32, 1, 1);
-        let launch = KernelLaunch::new(self.draft_kernel("draft_rows")?, grid, THREADS, 0)
+        let launch = KernelLaunch::new(gpu.draft_kernel("draft_rows")?, grid, THREADS, 0)
             .overlaps_predecessor()
             .out(&mut to.ids)
             .out(&mut to.positions)
@@ -54,193 +222,7 @@ impl GpuDevice {
             .u32(pass.tables.stride() as u32)
             .u32(pass.block_tokens as u32);
         // SAFETY: the arrays hold so many rows; the host checked what it staged.
-        unsafe { launch.launch(self, s) }
-    }
-
-    pub(super) fn gather_previous_states(
-        &self,
-        s: &DeviceStream,
-        (stage, positions, rows): (MatRef<'_>, MatRef<'_>, usize),
-        mut y: MatMut<'_>,
-        (hidden, states): (Option<MatRef<'_>>, &DraftHiddenStates<'_>),
-    ) -> Result<(), DeviceError> {
-        let bytes = check_states(y.as_ref(), states)?;
-        check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
-        match hidden {
-            Some(hidden) => {
-                check_states(hidden, states)?;
-                check_at_least(KERNEL, "tokens", y.rows(), hidden.rows())?;
-            }
-            None => check_at_least(KERNEL, "rows", y.rows(), rows)?,
-        }
-        let parts = if hidden.is_some() { blocks_per_row(rows, y.rows()) } else { 1 };
-        let grid = (rows as u32, parts, 1);
-        let launch = KernelLaunch::new(self.draft_kernel("draft_before")?, grid, THREADS, 0)
-            .overlaps_predecessor()
-            .out(&mut y)
-            .arg_or_null(hidden)
-            .arg(states.slot_states.as_ref())
-            .arg(states.boundary_states.as_ref())
-            .arg(states.first_positions.as_ref())
-            .arg(positions)
-            .arg(stage)
-            .u32(u32::from(hidden.is_none()))
-            .u32(states.states_per_slot as u32)
-            .u32(bytes);
-        // SAFETY: rows and tokens fit what is written; the host checked which seats and blocks it staged.
-        unsafe { launch.launch(self, s) }
-    }
-
-    pub(super) fn store_draft_state_rows(
-        &self,
-        s: &DeviceStream,
-        (stage, positions): (MatRef<'_>, MatRef<'_>),
-        states: &mut DraftHiddenStates<'_>,
-        (hidden, rows): (MatRef<'_>, usize),
-        (tables, block_tokens): (MatRef<'_>, usize),
-    ) -> Result<(), DeviceError> {
-        let bytes = check_states(hidden, states)?;
-        check_dtype(KERNEL, "tables", tables.dtype(), DType::I32)?;
-        check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
-        let (grid, depth) =
-            ((rows as u32, blocks_per_row(rows, hidden.rows()), 1), states.states_per_slot as u32);
-        let launch = KernelLaunch::new(self.draft_kernel("draft_carry")?, grid, THREADS, 0)
-            .overlaps_predecessor()
-            .out(&mut states.slot_states)
-            .out(&mut states.boundary_states)
-            .out(&mut states.first_positions)
-            .arg(hidden)
-            .arg(positions)
-            .arg(tables)
-            .arg(stage)
-            .u32(depth)
-            .u32(bytes)
-            .u32(tables.stride() as u32)
-            .u32(block_tokens as u32);
-        // SAFETY: as above; a seat has room for `depth` states, of which a row leaves no more.
-        unsafe { launch.launch(self, s) }
-    }
-
-    pub(super) fn argmax_drafts(
-        &self,
-        s: &DeviceStream,
-        mut drafts: MatMut<'_>,
-        (pass, first): (usize, usize),
-        logits: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
-        let to = drafts_at(&mut drafts, (pass, first), logits)?;
-        let grid = (logits.rows() as u32, 1, 1);
-        let launch = KernelLaunch::new(self.draft_kernel("draft_argmax")?, grid, ARGMAX_THREADS, 0)
-            .overlaps_predecessor()
-            .arg_ptr(to)
-            .arg(logits)
-            .u32(logits.cols() as u32)
-            .u32(logits.stride() as u32);
-        // SAFETY: a draft for each row of logits, whose sizes are told.
-        unsafe { launch.launch(self, s) }
-    }
-
-    /// The same of a rank's part of the logits, together with those who have the others.
-    pub(super) fn argmax_drafts_vocab_parallel(
-        &self,
-        s: &DeviceStream,
-        mut drafts: MatMut<'_>,
-        place: (usize, usize),
-        (logits, part): (MatRef<'_>, &VocabShard),
-        gather: &mut GatherFn<'_>,
-    ) -> Result<(), DeviceError> {
-        let to = drafts_at(&mut drafts, place, logits)?;
-        check_at_least(KERNEL, "columns of logits", logits.cols(), part.ids)?;
-        let rows = logits.rows();
-        let (words, of_all) = (rows * CANDIDATE_WORDS, rows * CANDIDATE_WORDS * part.ranks);
-        let told = self.scratch(s, (words + of_all) * size_of::<u32>())?;
-        // SAFETY: behind the words of this rank, in the same scratch memory.
-        let all = unsafe { told.add(words * size_of::<u32>()) };
-        let launch = KernelLaunch::new(
-            self.draft_kernel("draft_tell")?,
-            (rows as u32, 1, 1),
-            ARGMAX_THREADS,
-            0,
-        )
-        .overlaps_predecessor()
-        .arg_ptr(told)
-        .arg(logits)
-        .u32(part.first_id as u32)
-        .u32(part.ids as u32)
-        .u32(logits.stride() as u32);
-        // SAFETY: two words for each row of logits, whose sizes are told.
-        unsafe { launch.launch(self, s)? };
-        // SAFETY: the scratch has room for both; nobody else knows it, and what is brought in one row takes no scratch of its own.
-        let (own, of_all) = unsafe {
-            (
-                MatRef::from_raw(told, DType::I32, 1, words, words),
-                MatMut::from_raw(all, DType::I32, 1, of_all, of_all),
-            )
-        };
-        if !gather(own, of_all) {
-            return Err(DeviceError::PeerRanksFailed);
-        }
-        let grid = ((rows as u32).div_ceil(THREADS), 1, 1);
-        let launch = KernelLaunch::new(self.draft_kernel("draft_pick")?, grid, THREADS, 0)
-            .overlaps_predecessor()
-            .arg_ptr(to)
-            .arg_ptr(all)
-            .u32(rows as u32)
-            .u32(part.ranks as u32);
-        // SAFETY: as above.
-        unsafe { launch.launch(self, s) }
-    }
-
-    pub(super) fn map_draft_token_ids(
-        &self,
-        s: &DeviceStream,
-        mut drafts: MatMut<'_>,
-        (pass, rows): (usize, usize),
-        names: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
-        for x in [drafts.dtype(), names.dtype()] {
-            check_dtype(KERNEL, "names", x, DType::I32)?;
-        }
-        check_at_least(KERNEL, "passes", drafts.rows(), pass + 1)?;
-        check_at_least(KERNEL, "rows", drafts.cols(), rows)?;
-        // SAFETY: inside the matrix, whose sizes were just checked.
-        let first = unsafe { drafts.as_mut_ptr().add(pass * drafts.stride() * size_of::<i32>()) };
-        let grid = (rows.div_ceil(THREADS as usize) as u32, 1, 1);
-        let launch = KernelLaunch::new(self.draft_kernel("draft_name")?, grid, THREADS, 0)
-            .overlaps_predecessor()
-            .arg_ptr(first)
-            .arg(names)
-            .u32(rows as u32);
-        // SAFETY: drafts are ids of logits, of which there are as many as names.
-        unsafe { launch.launch(self, s) }
-    }
-
-    pub(super) fn insert_draft_tokens(
-        &self,
-        s: &DeviceStream,
-        (stage, positions, rows): (MatRef<'_>, MatRef<'_>, usize),
-        (mut ids, mut history): (MatMut<'_>, MatMut<'_>),
-        drafts: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
-        check_at_least(KERNEL, "rows", drafts.cols(), rows)?;
-        check_dense(KERNEL, "history", history.as_ref())?;
-        for x in [ids.dtype(), history.dtype(), drafts.dtype(), positions.dtype()] {
-            check_dtype(KERNEL, "ids", x, DType::I32)?;
-        }
-        let longest = history.cols() as u32;
-        let grid = (rows.div_ceil(THREADS as usize) as u32, 1, 1);
-        let launch = KernelLaunch::new(self.draft_kernel("draft_place")?, grid, THREADS, 0)
-            .overlaps_predecessor()
-            .out(&mut ids)
-            .out(&mut history)
-            .arg(positions)
-            .arg(drafts)
-            .arg(stage)
-            .u32(rows as u32)
-            .u32(drafts.stride() as u32)
-            .u32(longest);
-        // SAFETY: the host staged tokens of the step and seats that exist.
-        unsafe { launch.launch(self, s) }
+        unsafe { launch.launch(gpu, s) }
     }
 }
 

@@ -1,11 +1,11 @@
 //! Activations and sums, element by element.
 
-use super::check::{check_dtype, check_size};
-use super::device::GpuDevice;
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{DType, DeviceError, DeviceStream, MatRef, check_dtype, check_size};
+
 use super::fp8::QuantizedRows;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
-use crate::{DType, DeviceError, DeviceStream, MatMut, MatRef};
+use crate::gpu::GpuBackend;
+use crate::{GpuKernel, SiluMul, TensorAdd};
 
 static ELEMENTWISE: KernelSource = KernelSource {
     name: "elementwise/elementwise.hip",
@@ -16,29 +16,7 @@ static ELEMENTWISE: KernelSource = KernelSource {
 const SPAN: usize = 8 * THREADS as usize;
 const THREADS: u32 = 128;
 
-impl GpuDevice {
-    pub(super) fn silu_mul_rows(
-        &self,
-        s: &DeviceStream,
-        mut y: MatMut<'_>,
-        x: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "silu_mul";
-        check_size(KERNEL, "rows", y.rows(), x.rows())?;
-        check_size(KERNEL, "columns", x.cols(), 2 * y.cols())?;
-        check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
-        let launch = self
-            .by_columns(KERNEL, "silu_mul_rows", x.dtype(), y.rows(), y.cols())?
-            .out(&mut y)
-            .arg(x)
-            .u32(y.cols() as u32)
-            .u32(blocks_per_row(y.cols()) as u32)
-            .u32(y.stride() as u32)
-            .u32(x.stride() as u32);
-        // SAFETY: the shapes agree; the arguments are those of the kernel.
-        unsafe { launch.launch(self, s) }
-    }
-
+impl GpuBackend {
     /// `silu_mul` with a quantised result, for shapes that have been checked.
     pub(super) fn silu_mul_fp8(
         &self,
@@ -64,33 +42,6 @@ impl GpuDevice {
         unsafe { launch.launch(self, s) }
     }
 
-    pub(super) fn add_rows(
-        &self,
-        s: &DeviceStream,
-        mut y: MatMut<'_>,
-        a: MatRef<'_>,
-        b: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "add";
-        for (x, what) in [(&a, "left"), (&b, "right")] {
-            check_size(KERNEL, "rows", x.rows(), y.rows())?;
-            check_size(KERNEL, "columns", x.cols(), y.cols())?;
-            check_dtype(KERNEL, what, x.dtype(), y.dtype())?;
-        }
-        let launch = self
-            .by_columns(KERNEL, "add_rows", a.dtype(), y.rows(), y.cols())?
-            .out(&mut y)
-            .arg(a)
-            .arg(b)
-            .u32(y.cols() as u32)
-            .u32(blocks_per_row(y.cols()) as u32)
-            .u32(y.stride() as u32)
-            .u32(a.stride() as u32)
-            .u32(b.stride() as u32);
-        // SAFETY: the shapes agree; the arguments are those of the kernel.
-        unsafe { launch.launch(self, s) }
-    }
-
     /// A launch of `parts` blocks for each row.
     fn by_columns(
         &self,
@@ -104,6 +55,50 @@ impl GpuDevice {
             self.kernel(&ELEMENTWISE, symbol, &[("ACT_F32", self.act_f32(kernel, dtype)?)])?;
         let blocks = (rows * blocks_per_row(cols)) as u32;
         Ok(KernelLaunch::new(function, (blocks, 1, 1), THREADS, 0).overlaps_predecessor())
+    }
+}
+
+impl GpuKernel for TensorAdd<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut y, a, b } = self;
+        const KERNEL: &str = "add";
+        for (x, what) in [(&a, "left"), (&b, "right")] {
+            check_size(KERNEL, "rows", x.rows(), y.rows())?;
+            check_size(KERNEL, "columns", x.cols(), y.cols())?;
+            check_dtype(KERNEL, what, x.dtype(), y.dtype())?;
+        }
+        let launch = gpu
+            .by_columns(KERNEL, "add_rows", a.dtype(), y.rows(), y.cols())?
+            .out(&mut y)
+            .arg(a)
+            .arg(b)
+            .u32(y.cols() as u32)
+            .u32(blocks_per_row(y.cols()) as u32)
+            .u32(y.stride() as u32)
+            .u32(a.stride() as u32)
+            .u32(b.stride() as u32);
+        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { launch.launch(gpu, s) }
+    }
+}
+
+impl GpuKernel for SiluMul<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut y, x } = self;
+        const KERNEL: &str = "silu_mul";
+        check_size(KERNEL, "rows", y.rows(), x.rows())?;
+        check_size(KERNEL, "columns", x.cols(), 2 * y.cols())?;
+        check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
+        let launch = gpu
+            .by_columns(KERNEL, "silu_mul_rows", x.dtype(), y.rows(), y.cols())?
+            .out(&mut y)
+            .arg(x)
+            .u32(y.cols() as u32)
+            .u32(blocks_per_row(y.cols()) as u32)
+            .u32(y.stride() as u32)
+            .u32(x.stride() as u32);
+        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { launch.launch(gpu, s) }
     }
 }
 

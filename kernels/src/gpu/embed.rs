@@ -1,10 +1,10 @@
 //! Embedding lookups and gathers: rows copied by index.
 
-use super::check::{check_dtype, check_size};
-use super::device::GpuDevice;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
-use crate::{DType, DeviceError, DeviceStream, MatMut, MatRef, PackedMatrix};
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_dtype, check_size};
+
+use crate::gpu::GpuBackend;
+use crate::{GpuKernel, PackedEmbedding, RowGather, TokenEmbedding};
 
 static EMBED: KernelSource =
     KernelSource { name: "embed/embed.hip", text: include_str!("../../csrc/embed/embed.hip") };
@@ -12,42 +12,7 @@ static EMBED: KernelSource =
 /// Threads of a block: enough for 4 KiB at 16 bytes each.
 const MAX_THREADS: usize = 256;
 
-impl GpuDevice {
-    pub(super) fn embed_table(
-        &self,
-        s: &DeviceStream,
-        y: MatMut<'_>,
-        ids: MatRef<'_>,
-        table: MatRef<'_>,
-        first: usize,
-    ) -> Result<(), DeviceError> {
-        self.copy_rows("embed", s, y, table, ids, first)
-    }
-
-    /// A matrix on a GPU is kept row by row, so a tied head is an embedding table as it is.
-    pub(super) fn embed_matrix(
-        &self,
-        s: &DeviceStream,
-        y: MatMut<'_>,
-        ids: MatRef<'_>,
-        table: &PackedMatrix,
-        first: usize,
-    ) -> Result<(), DeviceError> {
-        let rows = table.buffer.mat(table.dtype(), table.n(), table.k())?;
-        self.copy_rows("embed_packed", s, y, rows, ids, first)
-    }
-
-    /// Indices are on the device: rows that do not exist become zeros instead of an error.
-    pub(super) fn gather(
-        &self,
-        s: &DeviceStream,
-        y: MatMut<'_>,
-        x: MatRef<'_>,
-        rows: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
-        self.copy_rows("gather_rows", s, y, x, rows, 0)
-    }
-
+impl GpuBackend {
     fn copy_rows(
         &self,
         name: &'static str,
@@ -78,5 +43,27 @@ impl GpuDevice {
             .u32(x.rows() as u32);
         // SAFETY: one index per row of y; the kernel reads only rows that x has.
         unsafe { launch.launch(self, s) }
+    }
+}
+
+impl GpuKernel for RowGather<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { y, x, rows } = self;
+        gpu.copy_rows("gather_rows", s, y, x, rows, 0)
+    }
+}
+
+impl GpuKernel for PackedEmbedding<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { y, ids, table, first } = self;
+        let rows = table.buffer.mat(table.dtype(), table.n(), table.k())?;
+        gpu.copy_rows("embed_packed", s, y, rows, ids, first)
+    }
+}
+
+impl GpuKernel for TokenEmbedding<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { y, ids, table, first } = self;
+        gpu.copy_rows("embed", s, y, table, ids, first)
     }
 }

@@ -1,7 +1,9 @@
 //! Where kernels that route count what they choose.
 
-use super::kernel_launch::KernelLaunch;
-use crate::{DeviceError, ExpertLoadArgs, MatRef};
+use device::gpu::KernelLaunch;
+use device::{DeviceError, MatRef};
+
+use crate::ExpertLoadArgs;
 
 /// Counters of a layer and slots of its tokens, as `moe_route/count.h` takes them; null where nobody counts.
 #[derive(Debug, Clone, Copy)]

@@ -1,11 +1,11 @@
 //! `y = x Wᵀ` by own kernels: few rows with their neighbours in one launch, and any rows where no vendor
 //! library is.
 
-use super::check::{check_dtype, check_size};
-use super::device::GpuDevice;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
-use crate::{DType, DeviceError, DeviceStream, LinearFusion, MatMut, MatRef, PackedMatrix};
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_dtype, check_size};
+
+use crate::gpu::GpuBackend;
+use crate::{FusedLinear, GpuKernel, LinearFusion, PackedMatrix};
 
 pub(super) static GEMM_SMALL_M: KernelSource =
     KernelSource { name: "skinny/skinny.hip", text: include_str!("../../csrc/skinny/skinny.hip") };
@@ -51,30 +51,7 @@ pub(super) struct SmallMStripShape {
     pub(super) shared_bytes: usize,
 }
 
-impl GpuDevice {
-    /// As `Kernels::linear_around` says; for what `fits_small_m` allows, or `fits_large_m` with `silu_mul` alone.
-    pub(super) fn fused_linear_checked(
-        &self,
-        s: &DeviceStream,
-        y: MatMut<'_>,
-        x: MatRef<'_>,
-        w: &PackedMatrix,
-        around: &LinearFusion<'_>,
-    ) -> Result<(), DeviceError> {
-        check(self.half_dtype(), &y, x, w, around)?;
-        if x.rows() == 0 {
-            return Ok(());
-        }
-        if !self.fits_small_m(x.rows(), x.dtype(), w) {
-            return self.fused_rows(s, y, x, w, around);
-        }
-        check_16_byte_rows(x)?;
-        if w.dtype() == DType::F8E4M3 {
-            return self.fp8_gemm_small_m(s, y, x, w, around);
-        }
-        self.gemm_small_m(s, y, x, w, around)
-    }
-
+impl GpuBackend {
     /// More rows than `skinny` takes.
     fn fused_rows(
         &self,
@@ -133,7 +110,7 @@ impl GpuDevice {
     }
 
     /// Whether `rows` rows of `dtype` go through the kernel for few rows, which takes all of `LinearFusion`.
-    pub(super) fn fits_small_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
+    pub(crate) fn fits_small_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         if w.dtype() == DType::F8E4M3 {
             return self.fuses_fp8(rows, dtype, w);
         }
@@ -278,6 +255,24 @@ impl GpuDevice {
                 .overlaps_predecessor()
                 .launch(self, s)
         }
+    }
+}
+
+impl GpuKernel for FusedLinear<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { y, x, weight: w, fusion: around } = self;
+        check(gpu.half_dtype(), &y, x, w, around)?;
+        if x.rows() == 0 {
+            return Ok(());
+        }
+        if !gpu.fits_small_m(x.rows(), x.dtype(), w) {
+            return gpu.fused_rows(s, y, x, w, around);
+        }
+        check_16_byte_rows(x)?;
+        if w.dtype() == DType::F8E4M3 {
+            return gpu.fp8_gemm_small_m(s, y, x, w, around);
+        }
+        gpu.gemm_small_m(s, y, x, w, around)
     }
 }
 

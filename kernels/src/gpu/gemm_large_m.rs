@@ -1,12 +1,12 @@
 //! Products of many rows by warpgroups on NVIDIA sm_90a: with `silu_mul` behind them, and where there is no
 //! matrix library.
 
-use super::device::GpuDevice;
+use device::gpu::{BOX_ROWS, KernelLaunch, KernelSource, TiledMatrix};
+use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
+
 use super::gemm::{WeightRows, has_16_byte_rows, sizes};
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
-use super::tensor_map::{BOX_ROWS, TiledMatrix};
-use crate::{DType, DeviceError, DeviceStream, MatMut, MatRef, PackedMatrix};
+use crate::PackedMatrix;
+use crate::gpu::GpuBackend;
 
 static GEMM_LARGE_M: KernelSource = KernelSource {
     name: "linear_many/linear_many.hip",
@@ -30,9 +30,9 @@ const SHARED_BYTES: u32 = 226 << 10;
 /// Rows from which what is not stored between product and `silu_mul` shows; with fewer the library is as fast.
 const MIN_ROWS: usize = 2048;
 
-impl GpuDevice {
+impl GpuBackend {
     /// Whether `rows` rows of `dtype` fill this GPU with tiles.
-    pub(super) fn fits_large_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
+    pub(crate) fn fits_large_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let half = dtype == self.half_dtype() && w.dtype() == self.half_dtype();
         let whole = w.k().is_multiple_of(COLUMNS) && w.n().is_multiple_of(16) && w.k() != 0;
         let tiles = rows.div_ceil(TILE_ROWS) * w.n().div_ceil(TILE_COLUMNS);

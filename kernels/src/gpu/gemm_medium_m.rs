@@ -1,13 +1,12 @@
 //! Some rows against weights that the copy engine streams to products of warpgroups, on NVIDIA sm_90a: shapes and
 //! launches of `linear_stream`.
 
-use super::check::check_size;
-use super::device::GpuDevice;
+use device::gpu::{KernelLaunch, KernelSource, TiledMatrix};
+use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_size};
+
 use super::gemm::{has_16_byte_rows, sizes};
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
-use super::tensor_map::TiledMatrix;
-use crate::{DType, DeviceError, DeviceStream, LinearFusion, MatMut, MatRef, PackedMatrix};
+use crate::gpu::GpuBackend;
+use crate::{LinearFusion, PackedMatrix};
 
 static STREAM: KernelSource = KernelSource {
     name: "linear_stream/linear_stream.hip",
@@ -57,9 +56,9 @@ struct MediumMProblem {
     gated: bool,
 }
 
-impl GpuDevice {
+impl GpuBackend {
     /// Whether `rows` rows of `dtype` stream the weights through shared memory once.
-    pub(super) fn fits_medium_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
+    pub(crate) fn fits_medium_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let half = dtype == self.half_dtype() && w.dtype() == self.half_dtype();
         // With gates it takes the most memory.
         let product = MediumMProblem { rows, n: w.n(), k: w.k(), gated: true };
@@ -68,7 +67,7 @@ impl GpuDevice {
             && product.choose_launch(self.limits()).is_some()
     }
 
-    /// As `Kernels::linear_around`, where `fits_medium_m`.
+    /// As [`FusedLinear`](crate::FusedLinear), where `fits_medium_m`.
     pub(super) fn gemm_medium_m(
         &self,
         s: &DeviceStream,

@@ -1,9 +1,11 @@
 //! Few rows against weights that the copy engine streams: shapes and launches of `skinny` with `STREAM`.
 
-use super::device::GpuDevice;
+use device::gpu::KernelLaunch;
+use device::{DeviceError, DeviceStream, MatMut, MatRef};
+
 use super::gemm::{GEMM_SMALL_M, sizes};
-use super::kernel_launch::KernelLaunch;
-use crate::{DeviceError, DeviceStream, LinearFusion, MatMut, MatRef, PackedMatrix};
+use crate::gpu::GpuBackend;
+use crate::{LinearFusion, PackedMatrix};
 
 /// Waves that multiply, as `COMPUTE_WARPS` in skinny/stream.h.
 const COMPUTE_WARPS: usize = 8;
@@ -43,7 +45,7 @@ struct SmallMProblem {
     normed: bool,
 }
 
-impl GpuDevice {
+impl GpuBackend {
     /// Whether rows of `k` values are streamed by the copy engine.
     pub(super) fn streams_weights(&self, k: usize) -> bool {
         let capability = self.arch().strip_prefix("sm_").map(|a| a.trim_end_matches('a'));
@@ -52,7 +54,7 @@ impl GpuDevice {
         engine && k.is_multiple_of(32)
     }
 
-    /// As `Kernels::linear_around`, for up to 16 rows of `k` that `streams`.
+    /// As [`FusedLinear`](crate::FusedLinear), for up to 16 rows of `k` that `streams`.
     pub(super) fn stream_small_m(
         &self,
         s: &DeviceStream,

@@ -12,16 +12,16 @@
 //!
 //! What the library does not take, ours does.
 
+use device::gpu::{
+    Fp8Scaling, GemmOperands, GemmProblem, GpuError, HEURISTIC, KernelLaunch, KernelSource,
+    blas_data_type,
+};
+use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
 use hip_runtime_sys::BlasDataType;
 
-use super::blaslt::{Fp8Scaling, GemmOperands, GemmProblem, HEURISTIC};
-use super::device::GpuDevice;
-use super::error::GpuError;
 use super::gemm::check_16_byte_rows;
-use super::half_dtype::data_type;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
-use crate::{DType, DeviceError, DeviceStream, MatMut, MatRef, PackedMatrix};
+use crate::gpu::GpuBackend;
+use crate::{GpuKernel, Linear, PackedMatrix};
 
 static CAST: KernelSource =
     KernelSource { name: "cast/cast.hip", text: include_str!("../../csrc/cast/cast.hip") };
@@ -37,39 +37,7 @@ enum LinearBackend {
     Builtin,
 }
 
-impl GpuDevice {
-    /// As `Kernels::linear` says.
-    pub(super) fn linear_rows(
-        &self,
-        s: &DeviceStream,
-        y: MatMut<'_>,
-        x: MatRef<'_>,
-        w: &PackedMatrix,
-        bias: Option<MatRef<'_>>,
-    ) -> Result<(), DeviceError> {
-        check(self.half_dtype(), &y, x, w, bias)?;
-        if y.rows() == 0 || y.cols() == 0 {
-            return Ok(());
-        }
-        if w.dtype() == DType::F8E4M3 {
-            check_16_byte_rows(x)?;
-            return self.fp8_linear(s, y, x, w, bias);
-        }
-        let mut y = y;
-        let few = self.fits_small_m(x.rows(), x.dtype(), w)
-            || (self.fits_medium_m(x.rows(), x.dtype(), w) && Self::is_layout_supported(x, &mut y));
-        let library = !few && self.matrix_library().is_some();
-        if choose_backend(x.rows(), x.dtype(), w.dtype(), y.dtype(), library)
-            == LinearBackend::Library
-        {
-            match self.linear_library(s, y.reborrow(), x, w, bias) {
-                Err(DeviceError::Gpu(GpuError::Blas { call: HEURISTIC, .. })) => {}
-                result => return result,
-            }
-        }
-        self.linear_without_blas(s, y, x, w, bias)
-    }
-
+impl GpuBackend {
     fn linear_library(
         &self,
         s: &DeviceStream,
@@ -86,8 +54,8 @@ impl GpuDevice {
             n: w.n(),
             k: w.k(),
             strides: (x.stride(), y.stride()),
-            input: data_type(KERNEL, w.dtype())?,
-            output: data_type(KERNEL, y.dtype())?,
+            input: blas_data_type(KERNEL, w.dtype())?,
+            output: blas_data_type(KERNEL, y.dtype())?,
             scaling: Fp8Scaling::None,
             bias: bias.is_some(),
             aligned: true,
@@ -159,6 +127,34 @@ impl GpuDevice {
             .u32(x.stride() as u32);
         // SAFETY: the caller vouches for `to`; the arguments are those of the kernel.
         unsafe { launch.launch(self, s) }
+    }
+}
+
+impl GpuKernel for Linear<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { y, x, weight: w, bias } = self;
+        check(gpu.half_dtype(), &y, x, w, bias)?;
+        if y.rows() == 0 || y.cols() == 0 {
+            return Ok(());
+        }
+        if w.dtype() == DType::F8E4M3 {
+            check_16_byte_rows(x)?;
+            return gpu.fp8_linear(s, y, x, w, bias);
+        }
+        let mut y = y;
+        let few = gpu.fits_small_m(x.rows(), x.dtype(), w)
+            || (gpu.fits_medium_m(x.rows(), x.dtype(), w)
+                && GpuBackend::is_layout_supported(x, &mut y));
+        let library = !few && gpu.matrix_library().is_some();
+        if choose_backend(x.rows(), x.dtype(), w.dtype(), y.dtype(), library)
+            == LinearBackend::Library
+        {
+            match gpu.linear_library(s, y.reborrow(), x, w, bias) {
+                Err(DeviceError::Gpu(GpuError::Blas { call: HEURISTIC, .. })) => {}
+                result => return result,
+            }
+        }
+        gpu.linear_without_blas(s, y, x, w, bias)
     }
 }
 

@@ -1,16 +1,16 @@
 //! Latent attention: norm, rotation and store of latents, then attention over them: absorbed, on matrix units (`mla_decode.rs`) or,
 //! any shape, by a plain kernel; rows of many tokens expanded (`mla_prefill.rs`).
 
-use super::attention::LOG2_E;
-use super::check::{check_at_least, check_at_most, check_dtype, check_size};
-use super::device::GpuDevice;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
-use super::mla_prefill::MlaPrefillCall;
-use crate::{
-    Buffer, DType, DeviceError, DeviceStream, MatMut, MlaAttentionArgs, MlaKvLayout,
-    MlaKvWriteArgs, PackedGroup,
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{
+    DType, DeviceError, DeviceStream, MatMut, check_at_least, check_at_most, check_dtype,
+    check_size,
 };
+
+use super::attention::LOG2_E;
+use super::mla_prefill::MlaPrefillCall;
+use crate::gpu::GpuBackend;
+use crate::{GpuKernel, MlaAttention, MlaAttentionArgs, MlaKvLayout, MlaKvWrite, PackedGroup};
 
 static WRITE: KernelSource = KernelSource {
     name: "latent_write/latent_write.hip",
@@ -25,81 +25,7 @@ const THREADS: u32 = 256;
 /// Largest latent of the plain kernel.
 const PLAIN_KV_LORA_RANK_MAX: usize = 1024;
 
-impl GpuDevice {
-    pub(super) fn write_mla_kv(
-        &self,
-        s: &DeviceStream,
-        mut q: MatMut<'_>,
-        (kv, layout): (&mut Buffer, &MlaKvLayout),
-        args: &MlaKvWriteArgs<'_>,
-    ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "latent_write";
-        args.check_shapes(&q, layout)?;
-        check_at_least(KERNEL, "layers", layout.layers, args.layer + 1)?;
-        check_at_least(KERNEL, "pool bytes", kv.bytes(), layout.bytes())?;
-        check_size(KERNEL, "stride of cos", args.rope.cos.stride(), args.rope.cos.cols())?;
-        check_size(KERNEL, "stride of sin", args.rope.sin.stride(), args.rope.sin.cols())?;
-        check_dtype(KERNEL, "positions", args.positions.dtype(), DType::I32)?;
-        check_dtype(KERNEL, "slots", args.slots.dtype(), DType::I64)?;
-        let defines = [
-            ("ACT_F32", self.act_f32(KERNEL, layout.dtype)?),
-            ("LATENT", layout.kv_lora_rank as u32),
-            ("ROTARY", layout.rope_dim as u32),
-        ];
-        let kernel = self.kernel(&WRITE, KERNEL, &defines)?;
-        let first = layout.row(args.layer, 0) * layout.dtype.bytes();
-        // SAFETY: the layer lies inside the pool, whose size was checked.
-        let layer = unsafe { kv.as_mut_ptr().add(first) };
-        let width = q.cols() / args.heads.max(1);
-        let launch = KernelLaunch::new(kernel, (args.kv.rows() as u32, 1, 1), THREADS, 0)
-            .overlaps_predecessor()
-            .out(&mut q)
-            .arg_ptr(layer)
-            .arg(args.kv)
-            .arg(args.norm)
-            .arg(args.rope.cos)
-            .arg(args.rope.sin)
-            .arg(args.positions)
-            .arg(args.slots)
-            .u32(args.heads as u32)
-            .u32(width as u32)
-            .u32(q.stride() as u32)
-            .u32(args.kv.stride() as u32)
-            .f32(args.eps);
-        // SAFETY: the shapes agree; positions and slots were checked by whoever staged them.
-        unsafe { launch.launch(self, s) }
-    }
-
-    pub(super) fn attend_mla(
-        &self,
-        s: &DeviceStream,
-        mut o: MatMut<'_>,
-        (kv, layout): (&Buffer, &MlaKvLayout),
-        args: &MlaAttentionArgs<'_>,
-    ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "latent_attention";
-        args.check_shapes(&o, layout)?;
-        check_at_least(KERNEL, "layers", layout.layers, args.layer + 1)?;
-        check_at_least(KERNEL, "pool bytes", kv.bytes(), layout.bytes())?;
-        let heads = &args.heads;
-        check_dtype(KERNEL, "key", heads.w_uk.dtype(), layout.dtype)?;
-        check_dtype(KERNEL, "value", heads.w_uv.dtype(), layout.dtype)?;
-        let transposed = heads.w_uk_t.map_or(layout.dtype, PackedGroup::dtype);
-        check_dtype(KERNEL, "key_transposed", transposed, layout.dtype)?;
-        let first = layout.row(args.layer, 0) * layout.dtype.bytes();
-        // SAFETY: as above.
-        let pool = unsafe { kv.as_ptr().add(first) };
-        let expanded = self.plan_mla_prefill(layout, pool, args, &o);
-        let Some(absorbed) = self.plan_mla_decode(layout, pool, args, expanded.is_some())? else {
-            return self.attend_mla_plain(s, &mut o, (pool, layout), args);
-        };
-        // One piece of memory serves both, one after the other.
-        let expanded_bytes = expanded.as_ref().map_or(0, MlaPrefillCall::scratch_bytes);
-        self.scratch(s, expanded_bytes.max(absorbed.scratch_bytes()))?;
-        self.attend_mla_absorbed(s, &mut o, &absorbed)?;
-        expanded.map_or(Ok(()), |call| self.attend_mla_non_absorbed(s, &mut o, &call))
-    }
-
+impl GpuBackend {
     fn attend_mla_plain(
         &self,
         s: &DeviceStream,
@@ -139,5 +65,73 @@ impl GpuDevice {
             .f32(args.scale * LOG2_E);
         // SAFETY: the shapes agree; lengths and tables are the caller's promise.
         unsafe { launch.launch(self, s) }
+    }
+}
+
+impl GpuKernel for MlaAttention<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut o, pool: kv, layout, args } = self;
+        const KERNEL: &str = "latent_attention";
+        args.check_shapes(&o, layout)?;
+        check_at_least(KERNEL, "layers", layout.layers, args.layer + 1)?;
+        check_at_least(KERNEL, "pool bytes", kv.bytes(), layout.bytes())?;
+        let heads = &args.heads;
+        check_dtype(KERNEL, "key", heads.w_uk.dtype(), layout.dtype)?;
+        check_dtype(KERNEL, "value", heads.w_uv.dtype(), layout.dtype)?;
+        let transposed = heads.w_uk_t.map_or(layout.dtype, PackedGroup::dtype);
+        check_dtype(KERNEL, "key_transposed", transposed, layout.dtype)?;
+        let first = layout.row(args.layer, 0) * layout.dtype.bytes();
+        // SAFETY: as above.
+        let pool = unsafe { kv.as_ptr().add(first) };
+        let expanded = gpu.plan_mla_prefill(layout, pool, args, &o);
+        let Some(absorbed) = gpu.plan_mla_decode(layout, pool, args, expanded.is_some())? else {
+            return gpu.attend_mla_plain(s, &mut o, (pool, layout), args);
+        };
+        // One piece of memory serves both, one after the other.
+        let expanded_bytes = expanded.as_ref().map_or(0, MlaPrefillCall::scratch_bytes);
+        gpu.scratch(s, expanded_bytes.max(absorbed.scratch_bytes()))?;
+        gpu.attend_mla_absorbed(s, &mut o, &absorbed)?;
+        expanded.map_or(Ok(()), |call| gpu.attend_mla_non_absorbed(s, &mut o, &call))
+    }
+}
+
+impl GpuKernel for MlaKvWrite<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut q, pool: kv, layout, args } = self;
+        const KERNEL: &str = "latent_write";
+        args.check_shapes(&q, layout)?;
+        check_at_least(KERNEL, "layers", layout.layers, args.layer + 1)?;
+        check_at_least(KERNEL, "pool bytes", kv.bytes(), layout.bytes())?;
+        check_size(KERNEL, "stride of cos", args.rope.cos.stride(), args.rope.cos.cols())?;
+        check_size(KERNEL, "stride of sin", args.rope.sin.stride(), args.rope.sin.cols())?;
+        check_dtype(KERNEL, "positions", args.positions.dtype(), DType::I32)?;
+        check_dtype(KERNEL, "slots", args.slots.dtype(), DType::I64)?;
+        let defines = [
+            ("ACT_F32", gpu.act_f32(KERNEL, layout.dtype)?),
+            ("LATENT", layout.kv_lora_rank as u32),
+            ("ROTARY", layout.rope_dim as u32),
+        ];
+        let kernel = gpu.kernel(&WRITE, KERNEL, &defines)?;
+        let first = layout.row(args.layer, 0) * layout.dtype.bytes();
+        // SAFETY: the layer lies inside the pool, whose size was checked.
+        let layer = unsafe { kv.as_mut_ptr().add(first) };
+        let width = q.cols() / args.heads.max(1);
+        let launch = KernelLaunch::new(kernel, (args.kv.rows() as u32, 1, 1), THREADS, 0)
+            .overlaps_predecessor()
+            .out(&mut q)
+            .arg_ptr(layer)
+            .arg(args.kv)
+            .arg(args.norm)
+            .arg(args.rope.cos)
+            .arg(args.rope.sin)
+            .arg(args.positions)
+            .arg(args.slots)
+            .u32(args.heads as u32)
+            .u32(width as u32)
+            .u32(q.stride() as u32)
+            .u32(args.kv.stride() as u32)
+            .f32(args.eps);
+        // SAFETY: the shapes agree; positions and slots were checked by whoever staged them.
+        unsafe { launch.launch(gpu, s) }
     }
 }

@@ -1,15 +1,13 @@
 //! Latent attention on matrix units, absorbed: queries are taken to the latents, means of latents are gathered from the pool, and
 //! each head makes its value of its mean.
 
+use device::gpu::{KernelLaunch, KernelSource, TensorMap};
+use device::{DeviceError, DeviceStream, MatMut};
+
 use super::attention::{DRIVER_BYTES, LOG2_E, most_splits};
-use super::device::GpuDevice;
 use super::gemm::has_16_byte_rows;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
-use super::tensor_map::TensorMap;
-use crate::{
-    DeviceError, DeviceStream, MatMut, MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds,
-};
+use crate::gpu::GpuBackend;
+use crate::{MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds};
 
 static HEAD_GEMM: KernelSource = KernelSource {
     name: "latent_heads/latent_heads.hip",
@@ -165,7 +163,7 @@ struct HeadRows<P> {
     stride: usize,
 }
 
-impl GpuDevice {
+impl GpuBackend {
     /// What attends on matrix units, if these sizes fit; `short_alone`: to rows of fewer than `RowBounds::MLA_PREFILL_TOKENS` tokens.
     pub(super) fn plan_mla_decode<'a>(
         &self,

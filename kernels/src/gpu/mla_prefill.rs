@@ -1,17 +1,14 @@
 //! Latent attention of rows of many tokens, expanded: keys and values of all that they see are made of latents, of as many heads and
 //! keys at a time as there is memory for, and ordinary attention reads them.
 
+use device::gpu::{KernelLaunch, KernelSource, TensorMap, TiledMatrix};
+use device::{DeviceError, DeviceStream, MatMut, MatRef};
+
 use super::attention::{LOG2_E, TILE};
-use super::device::GpuDevice;
 use super::gemm::{WeightRows, has_16_byte_rows};
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
 use super::mla_prefill_plan::{KvExpansionPlan, KvExpansionSizes, STEP_KEYS};
-use super::tensor_map::{TensorMap, TiledMatrix};
-use crate::{
-    DeviceError, DeviceStream, MatMut, MatRef, MlaAttentionArgs, MlaKvLayout, PackedGroup,
-    RowBounds,
-};
+use crate::gpu::GpuBackend;
+use crate::{MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds};
 
 static GATHER: KernelSource = KernelSource {
     name: "latent_gather/latent_gather.hip",
@@ -116,7 +113,7 @@ fn padded_keys(args: &MlaAttentionArgs<'_>) -> usize {
     (filled / STEP_KEYS).max(1) * STEP_KEYS
 }
 
-impl GpuDevice {
+impl GpuBackend {
     /// What makes keys and values for long rows, if these sizes fit.
     pub(super) fn plan_mla_prefill<'a>(
         &self,

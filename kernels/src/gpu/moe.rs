@@ -2,17 +2,19 @@
 //!
 //! Every grid depends on the number of tokens alone, so that all of it can be captured.
 
-use super::check::{check_at_most, check_dtype, check_size};
-use super::device::GpuDevice;
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{
+    DType, DeviceError, DeviceStream, MatMut, MatRef, check_at_most, check_dtype, check_size,
+};
+
 use super::expert_load::ExpertCounterPtrs;
 use super::fp8;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
 use super::moe_call::{ALIGN_CHOICES, KERNEL, MoeCall, MoeKernel};
 use super::moe_fused_decode::{RoutingSource, fits_fused_decode};
+use crate::gpu::GpuBackend;
 use crate::{
-    DType, DeviceError, DeviceStream, ExpertLoadArgs, ExpertWeights, HostMat, MatMut, MatRef,
-    PackedGroup, RouterLogits, TopKRoutes,
+    ExpertMlp, ExpertWeights, GpuKernel, HostMat, PackedGroup, RoutedExpertMlp, RouterLogits,
+    TopKRoutes,
 };
 
 static ALIGN: KernelSource = KernelSource {
@@ -31,9 +33,9 @@ const FUSED_ROUTING_EXPERTS: usize = 256;
 /// Choices of a token that `moe_combine` holds.
 const MAX_CHOICES: usize = 64;
 
-impl GpuDevice {
+impl GpuBackend {
     /// Stacks matrices of one shape. In fp8 they keep their scales; in another type they are multiplied out.
-    pub(super) fn load_stack(
+    pub fn pack_group(
         &self,
         matrices: &[Vec<HostMat<'_>>],
         dtype: DType,
@@ -57,79 +59,13 @@ impl GpuDevice {
     }
 
     /// The same as they are, in floats, row behind row.
-    pub(super) fn load_mla_heads(
+    pub fn pack_mla_heads(
         &self,
         matrices: &[Vec<HostMat<'_>>],
         dtype: DType,
     ) -> Result<PackedGroup, DeviceError> {
         let parts: Vec<HostMat<'_>> = matrices.iter().flatten().copied().collect();
         PackedGroup::stacked(self.load_float(&parts, dtype)?, matrices.len())
-    }
-
-    /// As `Kernels::moe_mlp` says.
-    pub(super) fn expert_mlp(
-        &self,
-        s: &DeviceStream,
-        mut y: MatMut<'_>,
-        x: MatRef<'_>,
-        routes: &TopKRoutes<'_>,
-        experts: &ExpertWeights<'_>,
-    ) -> Result<(), DeviceError> {
-        check(self.half_dtype(), &y, x, experts)?;
-        check_routes(x, routes)?;
-        if x.rows() == 0 {
-            return Ok(());
-        }
-        if fits_fused_decode(experts, routes.experts.rows() * routes.experts.cols()) {
-            return self.fused_decode_mlp(
-                s,
-                &mut y,
-                x,
-                RoutingSource::Precomputed(routes),
-                experts,
-            );
-        }
-        let call = self.moe_call(s, x, routes, experts)?;
-        if call.kernel != MoeKernel::Plain {
-            self.align(s, &call)?;
-        }
-        for first in [true, false] {
-            match call.kernel {
-                MoeKernel::Plain => self.plain_product(s, &call, first)?,
-                MoeKernel::SmallM => self.small_m_product(s, &call, first)?,
-                MoeKernel::GroupedGemm(rows) => self.grouped_gemm_product(s, &call, rows, first)?,
-                MoeKernel::GroupedGemmTma(tile) => {
-                    self.grouped_gemm_tma_product(s, &call, tile, first)?;
-                }
-                MoeKernel::Fp8SmallM => self.fp8_small_m_product(s, &call, first)?,
-                MoeKernel::Fp8GroupedGemm => self.fp8_grouped_gemm_product(s, &call, first)?,
-            }
-        }
-        self.combine(s, &mut y, &call)
-    }
-
-    /// As `Kernels::moe_mlp_from_logits` says.
-    pub(super) fn expert_mlp_from_logits(
-        &self,
-        s: &DeviceStream,
-        mut y: MatMut<'_>,
-        x: MatRef<'_>,
-        scores: &RouterLogits<'_>,
-        experts: &ExpertWeights<'_>,
-        count: Option<&mut ExpertLoadArgs<'_>>,
-    ) -> Result<bool, DeviceError> {
-        let (tokens, all) = (scores.logits.rows(), scores.logits.cols());
-        let little = fits_fused_decode(experts, tokens * (scores.top_k + scores.shared));
-        if !little || !(1..=FUSED_ROUTING_TOKENS).contains(&tokens) || all > FUSED_ROUTING_EXPERTS {
-            return Ok(false);
-        }
-        check(self.half_dtype(), &y, x, experts)?;
-        check_dtype(KERNEL, "logits", scores.logits.dtype(), DType::F32)?;
-        check_size(KERNEL, "rows of logits", tokens, x.rows())?;
-        check_at_most(KERNEL, "choices", scores.top_k, all)?;
-        let counters = ExpertCounterPtrs::of(count, KERNEL, scores.logits)?;
-        self.fused_decode_mlp(s, &mut y, x, RoutingSource::InKernel(scores, counters), experts)?;
-        Ok(true)
     }
 
     fn align(&self, s: &DeviceStream, call: &MoeCall<'_>) -> Result<(), DeviceError> {
@@ -183,6 +119,62 @@ impl GpuDevice {
             .u32(y_stride);
         // SAFETY: as above.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
+    }
+}
+
+impl GpuKernel for ExpertMlp<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut y, x, routes, experts } = self;
+        check(gpu.half_dtype(), &y, x, experts)?;
+        check_routes(x, routes)?;
+        if x.rows() == 0 {
+            return Ok(());
+        }
+        if fits_fused_decode(experts, routes.experts.rows() * routes.experts.cols()) {
+            return gpu.fused_decode_mlp(s, &mut y, x, RoutingSource::Precomputed(routes), experts);
+        }
+        let call = gpu.moe_call(s, x, routes, experts)?;
+        if call.kernel != MoeKernel::Plain {
+            gpu.align(s, &call)?;
+        }
+        for first in [true, false] {
+            match call.kernel {
+                MoeKernel::Plain => gpu.plain_product(s, &call, first)?,
+                MoeKernel::SmallM => gpu.small_m_product(s, &call, first)?,
+                MoeKernel::GroupedGemm(rows) => gpu.grouped_gemm_product(s, &call, rows, first)?,
+                MoeKernel::GroupedGemmTma(tile) => {
+                    gpu.grouped_gemm_tma_product(s, &call, tile, first)?;
+                }
+                MoeKernel::Fp8SmallM => gpu.fp8_small_m_product(s, &call, first)?,
+                MoeKernel::Fp8GroupedGemm => gpu.fp8_grouped_gemm_product(s, &call, first)?,
+            }
+        }
+        gpu.combine(s, &mut y, &call)
+    }
+}
+
+/// Whether routing and expert MLPs of these tokens run in one launch.
+pub(crate) fn fits_routed_decode(router: &RouterLogits<'_>, experts: &ExpertWeights<'_>) -> bool {
+    let (tokens, all) = (router.logits.rows(), router.logits.cols());
+    fits_fused_decode(experts, tokens * (router.top_k + router.shared))
+        && (1..=FUSED_ROUTING_TOKENS).contains(&tokens)
+        && all <= FUSED_ROUTING_EXPERTS
+}
+
+impl GpuKernel for RoutedExpertMlp<'_, '_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut y, x, router, experts, load } = self;
+        if !fits_routed_decode(router, experts) {
+            let (what, dtype) = ("routed decode of these sizes", x.dtype());
+            return Err(DeviceError::Unsupported { kernel: KERNEL, what, dtype });
+        }
+        let (tokens, all) = (router.logits.rows(), router.logits.cols());
+        check(gpu.half_dtype(), &y, x, experts)?;
+        check_dtype(KERNEL, "logits", router.logits.dtype(), DType::F32)?;
+        check_size(KERNEL, "rows of logits", tokens, x.rows())?;
+        check_at_most(KERNEL, "choices", router.top_k, all)?;
+        let counters = ExpertCounterPtrs::of(load, KERNEL, router.logits)?;
+        gpu.fused_decode_mlp(s, &mut y, x, RoutingSource::InKernel(router, counters), experts)
     }
 }
 

@@ -1,14 +1,12 @@
 //! One call of the MLPs of experts: its sizes, its memory, and the way it goes.
 
-use super::device::GpuDevice;
-use super::fp8;
+use device::gpu::{KernelDefine, KernelLaunch};
+use device::{DType, DeviceError, DeviceStream, MatRef};
+
 use super::gemm::has_16_byte_rows;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelDefine;
-use super::moe_grouped_gemm_tma;
-use crate::{
-    DType, DeviceError, DeviceStream, ExpertWeights, MatRef, PackedGroup, PackedMatrix, TopKRoutes,
-};
+use super::{fp8, moe_grouped_gemm_tma};
+use crate::gpu::GpuBackend;
+use crate::{ExpertWeights, PackedGroup, TopKRoutes};
 
 pub(super) const KERNEL: &str = "moe_mlp";
 /// Bytes of a `OperandSegment`.
@@ -65,7 +63,7 @@ pub(super) enum MoeKernel {
     Plain,
 }
 
-impl GpuDevice {
+impl GpuBackend {
     pub(super) fn moe_call<'a>(
         &self,
         s: &DeviceStream,
@@ -223,18 +221,6 @@ impl MoeKernel {
         let last = if self.prefetches_weights_early() { experts } else { experts.min(choices) };
         choices / self.segment_rows() + last
     }
-}
-
-/// The one place that decides who computes experts that all tokens share, where they lie among others: see `can_fuse_shared_experts`. With the others
-/// they cost no launch of their own, but their weights are read once for every segment of tokens; beside the others no wait (KERNELS.md).
-pub(super) fn fuses_shared_experts(tokens: usize) -> bool {
-    tokens <= SMALL_M_ROWS
-}
-
-/// Where they are by themselves: on a stream of their own, which costs two gaps between launches. Behind other launches the weights of few rows are on
-/// their way while these end, which is as good, but for fp8.
-pub(super) fn prefers_secondary_stream(tokens: usize, w: &PackedMatrix) -> bool {
-    tokens > SMALL_M_ROWS || w.dtype() == DType::F8E4M3
 }
 
 /// The one place that chooses. Choices that all tokens share count: the more rows, the higher the tiles. `few_fit`: shared memory holds the rows of a segment for few.

@@ -1,10 +1,11 @@
 //! Mixture of experts over ranks: copies of experts, the tokens that each rank gets, and the sum of what comes back.
 
-use super::check::{check_at_most, check_combine, check_dense, check_dispatch, check_expert_map};
-use super::device::GpuDevice;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
-use crate::{DeviceError, DeviceStream, ExpertParallelLayout, MatMut, MatRef};
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{DeviceError, DeviceStream, check_at_most, check_dense};
+
+use crate::check::{check_combine, check_dispatch, check_expert_map};
+use crate::gpu::GpuBackend;
+use crate::{ExpertPlacementLookup, GpuKernel, MoeCombine, TokenDispatch};
 
 static DISPATCH: KernelSource = KernelSource {
     name: "moe_dispatch/moe_dispatch.hip",
@@ -21,49 +22,39 @@ const MAX_RANKS: usize = 64;
 const COMBINE_THREADS: usize = 128;
 const COMBINE_COLS: usize = 8 * COMBINE_THREADS;
 
-impl GpuDevice {
-    /// Choices are on the device: tokens and experts that do not exist get the place -1 instead of an error.
-    pub(super) fn map_chosen_experts(
-        &self,
-        s: &DeviceStream,
-        mut experts: MatMut<'_>,
-        (positions, tokens): (MatRef<'_>, Option<MatRef<'_>>),
-        places: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "place_experts";
-        check_expert_map(experts.as_ref(), (positions, tokens), places)?;
-        check_dense(KERNEL, "distance of choices", experts.as_ref())?;
-        check_dense(KERNEL, "distance of places", places)?;
-        let choices = experts.rows() * experts.cols();
-        let kernel = self.kernel(&DISPATCH, KERNEL, &[("ACT_F32", 1)])?;
-        let blocks = choices.div_ceil(MAP_EXPERTS_THREADS) as u32;
-        let k = experts.cols() as u32;
-        let launch = KernelLaunch::new(kernel, (blocks, 1, 1), MAP_EXPERTS_THREADS as u32, 0)
+impl GpuKernel for MoeCombine<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut y, x, places } = self;
+        const KERNEL: &str = "sum_rows";
+        check_combine(&y, x, places)?;
+        let defines = [("ACT_F32", gpu.act_f32(KERNEL, x.dtype())?)];
+        let kernel = gpu.kernel(&DISPATCH, KERNEL, &defines)?;
+        let (cols, parts) = (y.cols() as u32, y.cols().div_ceil(COMBINE_COLS));
+        let (blocks, stride) = ((y.rows() * parts) as u32, y.stride() as u32);
+        let launch = KernelLaunch::new(kernel, (blocks, 1, 1), COMBINE_THREADS as u32, 0)
             .overlaps_predecessor()
-            .out(&mut experts)
-            .arg(positions)
-            .arg_or_null(tokens)
+            .out(&mut y)
+            .arg(x)
             .arg(places)
-            .u32(choices as u32)
-            .u32(k)
-            .u32(positions.cols() as u32)
-            .u32(places.rows() as u32)
-            .u32(places.cols() as u32);
-        // SAFETY: the shapes agree; the kernel reads only positions and places that exist.
-        unsafe { launch.launch(self, s) }
+            .u32(cols)
+            .u32(parts as u32)
+            .u32(places.cols() as u32)
+            .u32(x.rows() as u32)
+            .u32(stride)
+            .u32(x.stride() as u32)
+            .u32(places.stride() as u32);
+        // SAFETY: a row of places for each row of y; the kernel reads only rows that x has.
+        unsafe { launch.launch(gpu, s) }
     }
+}
 
-    pub(super) fn dispatch(
-        &self,
-        s: &DeviceStream,
-        (mut tokens, mut places, mut counts): (MatMut<'_>, MatMut<'_>, MatMut<'_>),
-        experts: MatRef<'_>,
-        spread: &ExpertParallelLayout,
-    ) -> Result<(), DeviceError> {
+impl GpuKernel for TokenDispatch<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut tokens, mut places, mut counts, experts, layout: spread } = self;
         check_dispatch(&tokens, &places, &counts, experts, spread)?;
         check_at_most("moe_dispatch", "ranks", spread.ranks, MAX_RANKS)?;
-        let threads = experts.rows().max(1).next_multiple_of(self.warp_size() as usize);
-        let kernel = self.kernel(&DISPATCH, "moe_dispatch", &[("ACT_F32", 1)])?;
+        let threads = experts.rows().max(1).next_multiple_of(gpu.warp_size() as usize);
+        let kernel = gpu.kernel(&DISPATCH, "moe_dispatch", &[("ACT_F32", 1)])?;
         let (grid, block) = ((spread.ranks as u32, 1, 1), threads.min(DISPATCH_THREADS) as u32);
         let stride = places.stride() as u32;
         let launch = KernelLaunch::new(kernel, grid, block, 0)
@@ -81,36 +72,33 @@ impl GpuDevice {
             .u32(experts.stride() as u32)
             .u32(stride);
         // SAFETY: room for every token on every rank, as was checked.
-        unsafe { launch.launch(self, s) }
+        unsafe { launch.launch(gpu, s) }
     }
+}
 
-    /// Places are on the device: what is no row of `x` is left out instead of an error.
-    pub(super) fn combine_named_rows(
-        &self,
-        s: &DeviceStream,
-        mut y: MatMut<'_>,
-        x: MatRef<'_>,
-        places: MatRef<'_>,
-    ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "sum_rows";
-        check_combine(&y, x, places)?;
-        let defines = [("ACT_F32", self.act_f32(KERNEL, x.dtype())?)];
-        let kernel = self.kernel(&DISPATCH, KERNEL, &defines)?;
-        let (cols, parts) = (y.cols() as u32, y.cols().div_ceil(COMBINE_COLS));
-        let (blocks, stride) = ((y.rows() * parts) as u32, y.stride() as u32);
-        let launch = KernelLaunch::new(kernel, (blocks, 1, 1), COMBINE_THREADS as u32, 0)
+impl GpuKernel for ExpertPlacementLookup<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut experts, positions, tokens, placement: places } = self;
+        const KERNEL: &str = "place_experts";
+        check_expert_map(experts.as_ref(), (positions, tokens), places)?;
+        check_dense(KERNEL, "distance of choices", experts.as_ref())?;
+        check_dense(KERNEL, "distance of places", places)?;
+        let choices = experts.rows() * experts.cols();
+        let kernel = gpu.kernel(&DISPATCH, KERNEL, &[("ACT_F32", 1)])?;
+        let blocks = choices.div_ceil(MAP_EXPERTS_THREADS) as u32;
+        let k = experts.cols() as u32;
+        let launch = KernelLaunch::new(kernel, (blocks, 1, 1), MAP_EXPERTS_THREADS as u32, 0)
             .overlaps_predecessor()
-            .out(&mut y)
-            .arg(x)
+            .out(&mut experts)
+            .arg(positions)
+            .arg_or_null(tokens)
             .arg(places)
-            .u32(cols)
-            .u32(parts as u32)
-            .u32(places.cols() as u32)
-            .u32(x.rows() as u32)
-            .u32(stride)
-            .u32(x.stride() as u32)
-            .u32(places.stride() as u32);
-        // SAFETY: a row of places for each row of y; the kernel reads only rows that x has.
-        unsafe { launch.launch(self, s) }
+            .u32(choices as u32)
+            .u32(k)
+            .u32(positions.cols() as u32)
+            .u32(places.rows() as u32)
+            .u32(places.cols() as u32);
+        // SAFETY: the shapes agree; the kernel reads only positions and places that exist.
+        unsafe { launch.launch(gpu, s) }
     }
 }

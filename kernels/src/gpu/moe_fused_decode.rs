@@ -1,14 +1,13 @@
 //! Experts for a handful of choices, where every launch counts: blocks sort, and with few tokens route, for
 //! themselves, and the second product ends in the weighted sum.
 
-use super::device::GpuDevice;
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
+
 use super::expert_load::ExpertCounterPtrs;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
 use super::moe_grouped_gemm_tma::{GroupedGemmTile, TILE_MEDIUM, TILE_SMALL, is_fp8, scales_from};
-use crate::{
-    DType, DeviceError, DeviceStream, ExpertWeights, MatMut, MatRef, RouterLogits, TopKRoutes,
-};
+use crate::gpu::GpuBackend;
+use crate::{ExpertWeights, RouterLogits, TopKRoutes};
 
 static FUSED_DECODE: KernelSource = KernelSource {
     name: "moe_little/moe_little.hip",
@@ -47,7 +46,7 @@ pub(super) fn fits_fused_decode(experts: &ExpertWeights<'_>, choices: usize) -> 
     experts.gate_up.is_tma_packed() && choices <= MAX_CHOICES
 }
 
-impl GpuDevice {
+impl GpuBackend {
     /// `y` of `x` and choices that `fits_fused_decode`, all of which have been checked.
     pub(super) fn fused_decode_mlp(
         &self,

@@ -1,12 +1,11 @@
 //! Grouped products over weights that lie as checkpoints store them.
 
-use super::check::check_size;
-use super::device::GpuDevice;
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{DeviceError, DeviceStream, check_size};
+
 use super::gemm::{SmallMStripShape, TILE_OUTPUTS};
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
 use super::moe_call::{KERNEL, MoeCall, SMALL_M_ROWS};
-use crate::{DeviceError, DeviceStream};
+use crate::gpu::GpuBackend;
 
 static GEMM_SMALL_M: KernelSource = KernelSource {
     name: "moe_few/moe_few.hip",
@@ -23,7 +22,7 @@ static PLAIN: KernelSource = KernelSource {
 
 const THREADS: u32 = 256;
 
-impl GpuDevice {
+impl GpuBackend {
     /// For few tokens an expert.
     pub(super) fn small_m_product(
         &self,

@@ -1,12 +1,12 @@
 //! Experts on NVIDIA sm_90a: weights in the order in which the copy engine streams them to products of warpgroups, and
 //! the products that read them.
 
-use super::device::GpuDevice;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_module::KernelFunction;
-use super::kernel_source::KernelSource;
+use device::gpu::{KernelFunction, KernelLaunch, KernelSource};
+use device::{DType, DeviceError, DeviceStream};
+
 use super::moe_call::MoeCall;
-use crate::{DType, DeviceError, DeviceStream, PackedGroup, PackedScales};
+use crate::gpu::GpuBackend;
+use crate::{PackedGroup, PackedScales};
 
 static PACK: KernelSource = KernelSource {
     name: "moe_pack/moe_pack.hip",
@@ -80,7 +80,7 @@ fn columns(weights: DType) -> usize {
     LINE_BYTES / weights.bytes()
 }
 
-impl GpuDevice {
+impl GpuBackend {
     /// Whether experts of type `weights`, the 16-bit one or fp8, of so many inputs and outputs, gates not counted, are streamed.
     pub(super) fn supports_grouped_gemm_tma(
         &self,

@@ -1,11 +1,13 @@
 //! Which experts a token goes to.
 
-use super::check::{check_at_most, check_dense, check_dtype, check_size};
-use super::device::GpuDevice;
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{
+    DType, DeviceError, DeviceStream, check_at_most, check_dense, check_dtype, check_size,
+};
+
 use super::expert_load::ExpertCounterPtrs;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
-use crate::{DType, DeviceError, DeviceStream, ExpertLoadArgs, MatMut, RouterLogits};
+use crate::gpu::GpuBackend;
+use crate::{GpuKernel, RouterLogits, SoftmaxRouting};
 
 static MOE_ROUTE: KernelSource = KernelSource {
     name: "moe_route/moe_route.hip",
@@ -16,15 +18,9 @@ const KERNEL: &str = "moe_route_softmax";
 /// Experts the kernel has shared memory for.
 const MAX_EXPERTS: usize = 1024;
 
-impl GpuDevice {
-    pub(super) fn route_softmax(
-        &self,
-        s: &DeviceStream,
-        mut experts: MatMut<'_>,
-        mut weights: MatMut<'_>,
-        scores: &RouterLogits<'_>,
-        count: Option<&mut ExpertLoadArgs<'_>>,
-    ) -> Result<(), DeviceError> {
+impl GpuKernel for SoftmaxRouting<'_, '_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut experts, mut weights, router: scores, load: count } = self;
         let RouterLogits { logits, top_k: k, normalise, shared } = *scores;
         let counters = ExpertCounterPtrs::of(count, KERNEL, logits)?;
         check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
@@ -39,8 +35,8 @@ impl GpuDevice {
         check_at_most(KERNEL, "experts", count, MAX_EXPERTS)?;
         check_dense(KERNEL, "experts", experts.as_ref())?;
         check_dense(KERNEL, "weights", weights.as_ref())?;
-        let threads = count.next_multiple_of(self.warp_size() as usize) as u32;
-        let kernel = self.kernel(&MOE_ROUTE, KERNEL, &[])?;
+        let threads = count.next_multiple_of(gpu.warp_size() as usize) as u32;
+        let kernel = gpu.kernel(&MOE_ROUTE, KERNEL, &[])?;
         let launch = KernelLaunch::new(kernel, (logits.rows() as u32, 1, 1), threads, 0)
             .overlaps_predecessor()
             .out(&mut experts)
@@ -52,6 +48,6 @@ impl GpuDevice {
             .u32(shared as u32)
             .u32(u32::from(normalise));
         // SAFETY: the shapes agree; the arguments are those of the kernel.
-        unsafe { counters.args(launch).launch(self, s) }
+        unsafe { counters.args(launch).launch(gpu, s) }
     }
 }

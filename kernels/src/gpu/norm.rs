@@ -1,11 +1,11 @@
 //! RMS norms of rows.
 
-use super::check::{check_dtype, check_size};
-use super::device::GpuDevice;
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{DeviceError, DeviceStream, MatMut, MatRef, check_dtype, check_size};
+
 use super::fp8::QuantizedRows;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
-use crate::{DeviceError, DeviceStream, MatMut, MatRef};
+use crate::gpu::GpuBackend;
+use crate::{AddRmsNorm, GpuKernel, RmsNorm};
 
 static NORM: KernelSource =
     KernelSource { name: "norm/norm.hip", text: include_str!("../../csrc/norm/norm.hip") };
@@ -14,20 +14,7 @@ const KERNEL: &str = "rms_norm";
 /// Threads of the largest block.
 const MAX_THREADS: usize = 512;
 
-impl GpuDevice {
-    pub(super) fn norm_rows(
-        &self,
-        s: &DeviceStream,
-        mut y: MatMut<'_>,
-        x: MatRef<'_>,
-        w: MatRef<'_>,
-        eps: f32,
-    ) -> Result<(), DeviceError> {
-        check_norm(&y, x, w)?;
-        let to = (y.as_mut_ptr(), y.stride());
-        self.norm_to(s, to, x, w, eps)
-    }
-
+impl GpuBackend {
     /// The same to an address, with the elements between rows there, for shapes that have been checked.
     pub(super) fn norm_to(
         &self,
@@ -48,37 +35,6 @@ impl GpuDevice {
                 .u32(x.cols() as u32)
                 .u32(y_stride as u32)
                 .u32(x.stride() as u32)
-                .f32(eps);
-        // SAFETY: the shapes agree; the arguments are those of the kernel.
-        unsafe { launch.launch(self, s) }
-    }
-
-    pub(super) fn add_norm_rows(
-        &self,
-        s: &DeviceStream,
-        mut y: MatMut<'_>,
-        mut x: MatMut<'_>,
-        delta: MatRef<'_>,
-        w: MatRef<'_>,
-        eps: f32,
-    ) -> Result<(), DeviceError> {
-        check_norm(&y, x.as_ref(), w)?;
-        check_size(KERNEL, "rows of the addend", delta.rows(), x.rows())?;
-        check_size(KERNEL, "columns of the addend", delta.cols(), x.cols())?;
-        check_dtype(KERNEL, "addend", delta.dtype(), x.dtype())?;
-        let defines = [("ACT_F32", self.act_f32(KERNEL, x.dtype())?)];
-        let kernel = self.kernel(&NORM, "add_rms_norm", &defines)?;
-        let launch =
-            KernelLaunch::new(kernel, (x.rows() as u32, 1, 1), self.norm_threads(x.cols()), 0)
-                .overlaps_predecessor()
-                .out(&mut y)
-                .out(&mut x)
-                .arg(delta)
-                .arg(w)
-                .u32(x.cols() as u32)
-                .u32(y.stride() as u32)
-                .u32(x.stride() as u32)
-                .u32(delta.stride() as u32)
                 .f32(eps);
         // SAFETY: the shapes agree; the arguments are those of the kernel.
         unsafe { launch.launch(self, s) }
@@ -119,6 +75,41 @@ impl GpuDevice {
         let eights = cols.div_ceil(8);
         let threads = if eights <= 256 { eights } else { eights.div_ceil(2) };
         threads.next_multiple_of(self.warp_size() as usize).min(MAX_THREADS) as u32
+    }
+}
+
+impl GpuKernel for AddRmsNorm<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut y, mut x, delta, weight: w, eps } = self;
+        check_norm(&y, x.as_ref(), w)?;
+        check_size(KERNEL, "rows of the addend", delta.rows(), x.rows())?;
+        check_size(KERNEL, "columns of the addend", delta.cols(), x.cols())?;
+        check_dtype(KERNEL, "addend", delta.dtype(), x.dtype())?;
+        let defines = [("ACT_F32", gpu.act_f32(KERNEL, x.dtype())?)];
+        let kernel = gpu.kernel(&NORM, "add_rms_norm", &defines)?;
+        let launch =
+            KernelLaunch::new(kernel, (x.rows() as u32, 1, 1), gpu.norm_threads(x.cols()), 0)
+                .overlaps_predecessor()
+                .out(&mut y)
+                .out(&mut x)
+                .arg(delta)
+                .arg(w)
+                .u32(x.cols() as u32)
+                .u32(y.stride() as u32)
+                .u32(x.stride() as u32)
+                .u32(delta.stride() as u32)
+                .f32(eps);
+        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { launch.launch(gpu, s) }
+    }
+}
+
+impl GpuKernel for RmsNorm<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut y, x, weight: w, eps } = self;
+        check_norm(&y, x, w)?;
+        let to = (y.as_mut_ptr(), y.stride());
+        gpu.norm_to(s, to, x, w, eps)
     }
 }
 

@@ -1,10 +1,12 @@
 //! Query/key norm, rotation, and the store into the KV pool.
 
-use super::check::{check_at_least, check_dtype, check_size};
-use super::device::GpuDevice;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::{KernelDefine, KernelSource};
-use crate::{Buffer, DType, DeviceError, DeviceStream, KvLayout, KvOrder, MatMut, QkNormRopeArgs};
+use device::gpu::{KernelDefine, KernelLaunch, KernelSource};
+use device::{
+    Buffer, DType, DeviceError, DeviceStream, MatMut, check_at_least, check_dtype, check_size,
+};
+
+use crate::gpu::GpuBackend;
+use crate::{GpuKernel, KvLayout, KvOrder, QkNormRopeArgs, QkNormRopeKvWrite};
 
 static QK_ROPE: KernelSource = KernelSource {
     name: "qk_rope/qk_rope.hip",
@@ -14,22 +16,17 @@ static QK_ROPE: KernelSource = KernelSource {
 const KERNEL: &str = "qk_norm_rope_kv_write";
 const THREADS: usize = 128;
 
-impl GpuDevice {
-    pub(super) fn rope_and_store(
-        &self,
-        s: &DeviceStream,
-        mut q: MatMut<'_>,
-        (kv, layout): (&mut Buffer, &KvLayout),
-        args: &QkNormRopeArgs<'_>,
-    ) -> Result<(), DeviceError> {
+impl GpuKernel for QkNormRopeKvWrite<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut q, pool: kv, layout, args } = self;
         check(KERNEL, &q, kv, layout, args)?;
         let (tokens, rotary) = (args.qkv.rows(), 2 * args.rope.cos.cols());
         let units = tokens * (args.heads + 2 * layout.kv_heads);
         let blocks = units.div_ceil(THREADS / group(layout.head_dim, rotary)) as u32;
-        let kernel = self.kernel(
+        let kernel = gpu.kernel(
             &QK_ROPE,
             KERNEL,
-            &defines(layout, self.act_f32(KERNEL, q.dtype())?, rotary),
+            &defines(layout, gpu.act_f32(KERNEL, q.dtype())?, rotary),
         )?;
         let first = layout.key_tile(args.layer, 0, 0) * layout.dtype.bytes();
         // SAFETY: the layer lies inside the pool, whose size was checked.
@@ -54,7 +51,7 @@ impl GpuDevice {
             .f32(1.0 / args.kv_scales[0])
             .f32(1.0 / args.kv_scales[1]);
         // SAFETY: the shapes agree; positions and slots were checked by whoever staged them.
-        unsafe { launch.launch(self, s) }
+        unsafe { launch.launch(gpu, s) }
     }
 }
 

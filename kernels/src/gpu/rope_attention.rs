@@ -1,39 +1,24 @@
-//! Decode attention out of the projections: norms, rotation and the store of keys and values in one launch with it.
-//! `lone` is the launch for short contexts.
+//! Decode attention fused with the norms, the rotary embedding and the KV write. `attention_single_row` is the launch for short contexts.
+
+use device::gpu::KernelLaunch;
+use device::{Buffer, DType, DeviceError, DeviceStream, MatMut, check_dtype, check_size};
 
 use super::attention::{
     BLOCKS_WITH_RING, DECODE, DECODE_WARPS, LOG2_E, RECORD_EXTRA_FLOATS, SINGLE_ROW_RING_BYTES,
     SINGLE_ROW_SPLITS, TILE, most_splits,
 };
-use super::check::{check_dtype, check_size};
-use super::device::GpuDevice;
 use super::gemm::has_16_byte_rows;
-use super::kernel_launch::KernelLaunch;
 use super::qk_rope;
-use crate::{
-    AttentionMetadata, Buffer, DType, DeviceError, DeviceStream, KvLayout, MatMut, QkNormRopeArgs,
-};
+use crate::gpu::GpuBackend;
+use crate::{AttentionMetadata, GpuKernel, KvLayout, QkNormRopeArgs, RopeAttention};
 
 const KERNEL: &str = "rope_attention";
-/// Rows up to which one launch is sooner done than two: every split prepares its queries for itself, which a lone row has
-/// the waves for. Whole layers of Qwen3-8B at a context of 1,088 on an H200, µs, two launches → one: 103.4 → 102.4 for
-/// 1 row, 112.1 → 116.5 for 4; of Qwen3-0.6B 23.0 → 23.8 for 2.
-const MAX_ROWS: usize = 1;
 /// Query heads of a KV head that one wave takes, beside keys that make the rows of its products.
 const MAX_GROUP: usize = 8;
 
-impl GpuDevice {
-    /// As `Kernels::fuses_rope_attention`.
-    pub(super) fn prefers_rope_attention(
-        &self,
-        qk: &QkNormRopeArgs<'_>,
-        rows: &AttentionMetadata<'_>,
-        layout: &KvLayout,
-    ) -> bool {
-        rows.len() <= MAX_ROWS && self.fits_rope_attention(qk, rows, layout)
-    }
-
-    fn fits_rope_attention(
+impl GpuBackend {
+    /// Whether the op exists for these rows and this pool.
+    pub(crate) fn fits_rope_attention(
         &self,
         qk: &QkNormRopeArgs<'_>,
         rows: &AttentionMetadata<'_>,
@@ -52,19 +37,13 @@ impl GpuDevice {
             && rows.len() == qk.qkv.rows()
             && has_16_byte_rows(qk.qkv)
     }
+}
 
-    /// As `Kernels::rope_attention`.
-    pub(super) fn attend_projections(
-        &self,
-        s: &DeviceStream,
-        mut o: MatMut<'_>,
-        (kv, layout): (&mut Buffer, &KvLayout),
-        qk: &QkNormRopeArgs<'_>,
-        rows: &AttentionMetadata<'_>,
-        scale: f32,
-    ) -> Result<(), DeviceError> {
+impl GpuKernel for RopeAttention<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut o, pool: kv, layout, qk, rows, scale } = self;
         check(&o, kv, layout, qk, rows)?;
-        if !self.fits_rope_attention(qk, rows, layout) || !has_16_byte_rows(o.as_ref()) {
+        if !gpu.fits_rope_attention(qk, rows, layout) || !has_16_byte_rows(o.as_ref()) {
             let dtype = qk.qkv.dtype();
             return Err(DeviceError::Unsupported { kernel: KERNEL, what: "projections", dtype });
         }
@@ -74,16 +53,16 @@ impl GpuDevice {
         let first = layout.key_tile(qk.layer, 0, 0) * layout.dtype.bytes();
         // SAFETY: the layer lies inside the pool, whose size was checked.
         let layer = unsafe { kv.as_mut_ptr().add(first) };
-        if self.fits_single_row(rows) {
-            return self.attend_single_row(s, o, (layer, layout), qk, rows, scale);
+        if gpu.fits_single_row(rows) {
+            return gpu.attend_single_row(s, o, (layer, layout), qk, rows, scale);
         }
         let (kv_heads, dim, group) = (layout.kv_heads, layout.head_dim, qk.heads / layout.kv_heads);
         let splits = most_splits(rows.bounds.max_context_len, SINGLE_ROW_SPLITS);
         let record_bytes = group * (dim + RECORD_EXTRA_FLOATS) * 4;
-        let partial = self.scratch(s, rows.len() * kv_heads * splits * record_bytes)?;
-        let arrived = self.counters(s, rows.len() * kv_heads)?;
+        let partial = gpu.scratch(s, rows.len() * kv_heads * splits * record_bytes)?;
+        let arrived = gpu.counters(s, rows.len() * kv_heads)?;
         let ring = (dim * layout.dtype.bytes(), SINGLE_ROW_RING_BYTES);
-        let fit = self.decode_occupancy(ring, group, record_bytes, BLOCKS_WITH_RING);
+        let fit = gpu.decode_occupancy(ring, group, record_bytes, BLOCKS_WITH_RING);
         let defines = [
             ("HEAD_DIM", dim as u32),
             ("BLOCK_TOKENS", layout.block_tokens as u32),
@@ -92,10 +71,10 @@ impl GpuDevice {
             ("STAGES", fit.stages as u32),
             ("FROM_QKV", 1),
         ];
-        let kernel = self.kernel(&DECODE, "attention_decode", &defines)?;
+        let kernel = gpu.kernel(&DECODE, "attention_decode", &defines)?;
         let most = rows.len() * kv_heads * splits;
-        let blocks = (fit.blocks * self.multiprocessors() as usize).min(most) as u32;
-        let threads = DECODE_WARPS as u32 * self.warp_size();
+        let blocks = (fit.blocks * gpu.multiprocessors() as usize).min(most) as u32;
+        let threads = DECODE_WARPS as u32 * gpu.warp_size();
         let launch = KernelLaunch::new(kernel, (blocks, 1, 1), threads, fit.shared_bytes as u32)
             .overlaps_predecessor()
             .out(&mut o)
@@ -113,7 +92,7 @@ impl GpuDevice {
             .f32(qk.eps);
         // SAFETY: shapes were compared; positions, slots, lengths and tables are the caller's promise; scratch and
         // counters have the sizes of the grid.
-        unsafe { launch.launch(self, s) }
+        unsafe { launch.launch(gpu, s) }
     }
 }
 

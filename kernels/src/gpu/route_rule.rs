@@ -1,14 +1,14 @@
 //! Which experts a token goes to, by any rule.
 
-use super::check::{check_at_most, check_dense, check_dtype, check_size};
-use super::device::GpuDevice;
-use super::expert_load::ExpertCounterPtrs;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
-use crate::{
-    DType, DeviceError, DeviceStream, ExpertLoadArgs, GroupScore, MatMut, MatRef, RouterRuleArgs,
-    RouterScore,
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{
+    DType, DeviceError, DeviceStream, MatMut, MatRef, check_at_most, check_dense, check_dtype,
+    check_size,
 };
+
+use super::expert_load::ExpertCounterPtrs;
+use crate::gpu::GpuBackend;
+use crate::{GpuKernel, GroupScore, RouterRuleArgs, RouterScore, RuleRouting};
 
 static MOE_ROUTE: KernelSource = KernelSource {
     name: "moe_route_rule/moe_route_rule.hip",
@@ -19,23 +19,16 @@ const KERNEL: &str = "moe_route";
 /// Experts the kernel has shared memory for.
 const MAX_EXPERTS: usize = 1024;
 
-impl GpuDevice {
-    pub(super) fn route(
-        &self,
-        s: &DeviceStream,
-        mut experts: MatMut<'_>,
-        mut weights: MatMut<'_>,
-        logits: MatRef<'_>,
-        rule: &RouterRuleArgs<'_>,
-        count: Option<&mut ExpertLoadArgs<'_>>,
-    ) -> Result<(), DeviceError> {
+impl GpuKernel for RuleRouting<'_, '_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut experts, mut weights, logits, rule, load: count } = self;
         check(&experts, &weights, logits, rule)?;
         let counters = ExpertCounterPtrs::of(count, KERNEL, logits)?;
         let (k, count) = (experts.cols() - rule.shared, logits.cols());
         let (groups, kept, by) =
             rule.groups.map_or((0, 0, GroupScore::Largest), |g| (g.count, g.topk_group, g.score));
-        let threads = count.next_multiple_of(self.warp_size() as usize) as u32;
-        let kernel = self.kernel(&MOE_ROUTE, KERNEL, &[])?;
+        let threads = count.next_multiple_of(gpu.warp_size() as usize) as u32;
+        let kernel = gpu.kernel(&MOE_ROUTE, KERNEL, &[])?;
         let launch = KernelLaunch::new(kernel, (logits.rows() as u32, 1, 1), threads, 0)
             .overlaps_predecessor()
             .out(&mut experts)
@@ -53,7 +46,7 @@ impl GpuDevice {
             .u32(u32::from(rule.normalise))
             .f32(rule.scale);
         // SAFETY: the shapes agree; the arguments are those of the kernel.
-        unsafe { counters.args(launch).launch(self, s) }
+        unsafe { counters.args(launch).launch(gpu, s) }
     }
 }
 

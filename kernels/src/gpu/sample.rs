@@ -1,15 +1,18 @@
 //! Answers to the questions of a step, out of its logits.
 
-use super::check::{check_at_least, check_at_most, check_dense, check_dtype, check_size};
-use super::device::GpuDevice;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{
+    DType, DeviceError, DeviceStream, MatRef, check_at_least, check_at_most, check_dense,
+    check_dtype, check_size,
+};
+
 use super::step::check_sequence_slots;
+use crate::gpu::GpuBackend;
 use crate::step::{
     DraftVerification, PreparedStep, SampledToken, SamplerOutputArrays, SequenceSlotArrays,
     StageView,
 };
-use crate::{DType, DeviceError, DeviceStream, MatRef, VocabShard};
+use crate::{GpuKernel, RowSampling, VocabShard};
 
 static SAMPLE: KernelSource =
     KernelSource { name: "sample/sample.hip", text: include_str!("../../csrc/sample/sample.hip") };
@@ -27,23 +30,7 @@ const RECORD_BYTES: usize = 32;
 /// Scanning blocks for each multiprocessor; more questions than that let a block scan several chunks.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 32;
 
-impl GpuDevice {
-    pub(super) fn sample_logits_rows(
-        &self,
-        s: &DeviceStream,
-        logits: MatRef<'_>,
-        (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
-        seats: &mut SequenceSlotArrays<'_>,
-        answers: &mut SamplerOutputArrays<'_>,
-    ) -> Result<(), DeviceError> {
-        let whole = VocabShard::whole(logits.cols());
-        check((logits, &whole), laid, seats, answers)?;
-        let scratch = SampleScratch::new(self, s, logits, 0)?;
-        self.scan(s, (logits, &whole), (stage, laid), seats, &scratch)?;
-        self.pick_tokens(s, logits, (stage, laid), seats, answers, &scratch)?;
-        self.verify_drafts(s, logits.rows(), (stage, laid), seats, answers)
-    }
-
+impl GpuBackend {
     /// Reads a part of the rows once: what is known of it is left in the scratch.
     pub(super) fn scan(
         &self,
@@ -145,6 +132,18 @@ impl GpuDevice {
     }
 }
 
+impl GpuKernel for RowSampling<'_, '_, '_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { logits, stage, prepared: laid, slots: seats, outputs: answers } = self;
+        let whole = VocabShard::whole(logits.cols());
+        check((logits, &whole), laid, seats, answers)?;
+        let scratch = SampleScratch::new(gpu, s, logits, 0)?;
+        gpu.scan(s, (logits, &whole), (stage, laid), seats, &scratch)?;
+        gpu.pick_tokens(s, logits, (stage, laid), seats, answers, &scratch)?;
+        gpu.verify_drafts(s, logits.rows(), (stage, laid), seats, answers)
+    }
+}
+
 /// What the scan leaves for those that read no more than they must, and memory behind it for these.
 pub(super) struct SampleScratch {
     pub(super) records: *mut u8,
@@ -156,7 +155,7 @@ pub(super) struct SampleScratch {
 impl SampleScratch {
     /// For rows of `logits`, and `rest` bytes.
     pub(super) fn new(
-        device: &GpuDevice,
+        device: &GpuBackend,
         s: &DeviceStream,
         logits: MatRef<'_>,
         rest: usize,

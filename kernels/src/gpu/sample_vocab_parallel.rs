@@ -1,14 +1,12 @@
 //! Answers to the questions of a step, where each rank has the logits of a part of the vocabulary.
 
-use super::check::{check_at_most, check_size};
-use super::device::GpuDevice;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_at_most, check_size};
+
 use super::sample::{MAX_TOP, PICK_THREADS, SampleScratch, check};
+use crate::gpu::GpuBackend;
 use crate::step::{PreparedStep, SamplerOutputArrays, SequenceSlotArrays, StageView};
-use crate::{
-    DType, DeviceError, DeviceStream, GatherFn, MatMut, MatRef, VocabParallelSupport, VocabShard,
-};
+use crate::{GpuKernel, VocabParallelSampling, VocabParallelSupport, VocabShard};
 
 static VOCAB_PARALLEL: KernelSource = KernelSource {
     name: "sample_parts/sample_parts.hip",
@@ -35,59 +33,15 @@ fn exchange_words(rows: usize, part: &VocabShard) -> usize {
     rows * (CANDIDATES_AT + candidate_count(part)) * 2
 }
 
-impl GpuDevice {
-    /// As `Kernels::vocab_parallel_support` says. Where less is told than there is, and some of it can be listed.
-    pub(super) fn vocab_parallel_support_of(part: &VocabShard) -> VocabParallelSupport {
+impl GpuBackend {
+    /// Top-k candidates, where they are fewer words than the logits of the shard.
+    pub(crate) fn vocab_parallel_support_of(part: &VocabShard) -> VocabParallelSupport {
         match candidate_count(part) {
             most if most > 0 && exchange_words(1, part) < part.cols => {
                 VocabParallelSupport::TopK(most)
             }
             _ => VocabParallelSupport::Unsupported,
         }
-    }
-
-    pub(super) fn sample_vocab_parallel_rows(
-        &self,
-        s: &DeviceStream,
-        (logits, part): (MatRef<'_>, &VocabShard),
-        (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
-        seats: &mut SequenceSlotArrays<'_>,
-        answers: &mut SamplerOutputArrays<'_>,
-        gather: &mut GatherFn<'_>,
-    ) -> Result<(), DeviceError> {
-        check((logits, part), laid, seats, answers)?;
-        check_at_most(
-            KERNEL,
-            "end of the part",
-            part.first_id + part.ids,
-            part.vocab.max(part.first_id),
-        )?;
-        let begins = if part.ids > 0 { part.first_id } else { 0 };
-        check_size(KERNEL, "first id", begins, begins.next_multiple_of(SHARD_ALIGNMENT))?;
-        if Self::vocab_parallel_support_of(part) == VocabParallelSupport::Unsupported {
-            return Err(DeviceError::VocabParallelUnsupported { device: self.arch().to_owned() });
-        }
-        let own = exchange_words(logits.rows(), part);
-        let scratch = SampleScratch::new(self, s, logits, own * (1 + part.ranks) * 4)?;
-        self.scan(s, (logits, part), (stage, laid), seats, &scratch)?;
-        self.collect_candidates(s, (logits, part), (stage, laid), seats, &scratch)?;
-        // SAFETY: the scratch has room for the words of this rank and, behind them, of all; nobody else knows it. What is brought in
-        // one row takes no scratch of its own.
-        let (told, all) = unsafe {
-            let (told, all) = (scratch.rest, scratch.rest.add(own * 4));
-            let columns = own * part.ranks;
-            (
-                MatRef::from_raw(told, DType::I32, 1, own, own),
-                MatMut::from_raw(all, DType::I32, 1, columns, columns),
-            )
-        };
-        if !gather(told, all) {
-            return Err(DeviceError::PeerRanksFailed);
-        }
-        // SAFETY: as above.
-        let all = unsafe { scratch.rest.add(own * 4) };
-        self.merge_candidates(s, (logits.rows(), part), (stage, laid), seats, answers, all)?;
-        self.verify_drafts(s, logits.rows(), (stage, laid), seats, answers)
     }
 
     /// What this rank says about each row.
@@ -145,5 +99,52 @@ impl GpuDevice {
             .u32(seats.history.cols() as u32);
         // SAFETY: answers have a row for each question; the host checked what it staged against the seats.
         unsafe { launch.launch(self, s) }
+    }
+}
+
+impl GpuKernel for VocabParallelSampling<'_, '_, '_, '_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self {
+            logits,
+            shard: part,
+            stage,
+            prepared: laid,
+            slots: seats,
+            outputs: answers,
+            gather,
+        } = self;
+        check((logits, part), laid, seats, answers)?;
+        check_at_most(
+            KERNEL,
+            "end of the part",
+            part.first_id + part.ids,
+            part.vocab.max(part.first_id),
+        )?;
+        let begins = if part.ids > 0 { part.first_id } else { 0 };
+        check_size(KERNEL, "first id", begins, begins.next_multiple_of(SHARD_ALIGNMENT))?;
+        if GpuBackend::vocab_parallel_support_of(part) == VocabParallelSupport::Unsupported {
+            return Err(DeviceError::VocabParallelUnsupported { device: gpu.arch().to_owned() });
+        }
+        let own = exchange_words(logits.rows(), part);
+        let scratch = SampleScratch::new(gpu, s, logits, own * (1 + part.ranks) * 4)?;
+        gpu.scan(s, (logits, part), (stage, laid), seats, &scratch)?;
+        gpu.collect_candidates(s, (logits, part), (stage, laid), seats, &scratch)?;
+        // SAFETY: the scratch has room for the words of this rank and, behind them, of all; nobody else knows it. What is brought in
+        // one row takes no scratch of its own.
+        let (told, all) = unsafe {
+            let (told, all) = (scratch.rest, scratch.rest.add(own * 4));
+            let columns = own * part.ranks;
+            (
+                MatRef::from_raw(told, DType::I32, 1, own, own),
+                MatMut::from_raw(all, DType::I32, 1, columns, columns),
+            )
+        };
+        if !gather(told, all) {
+            return Err(DeviceError::PeerRanksFailed);
+        }
+        // SAFETY: as above.
+        let all = unsafe { scratch.rest.add(own * 4) };
+        gpu.merge_candidates(s, (logits.rows(), part), (stage, laid), seats, answers, all)?;
+        gpu.verify_drafts(s, logits.rows(), (stage, laid), seats, answers)
     }
 }

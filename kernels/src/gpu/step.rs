@@ -1,11 +1,13 @@
 //! What a stage says becomes what a forward pass reads.
 
-use super::check::{check_at_least, check_dense, check_dtype, check_size};
-use super::device::GpuDevice;
-use super::kernel_launch::KernelLaunch;
-use super::kernel_source::KernelSource;
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{
+    DType, DeviceError, DeviceStream, check_at_least, check_dense, check_dtype, check_size,
+};
+
+use crate::gpu::GpuBackend;
 use crate::step::{SequenceSlotArrays, StageView, StepArrays};
-use crate::{DType, DeviceError, DeviceStream};
+use crate::{GpuKernel, StepPreparation};
 
 static PREPARE: KernelSource = KernelSource {
     name: "prepare/prepare.hip",
@@ -19,21 +21,15 @@ const TOKENS_PER_THREAD: usize = 4;
 /// Blocks of a row at most.
 const MAX_BLOCKS_PER_ROW: usize = 32;
 
-impl GpuDevice {
-    pub(super) fn prepare_step(
-        &self,
-        s: &DeviceStream,
-        stage: &StageView<'_>,
-        seats: &mut SequenceSlotArrays<'_>,
-        step: &mut StepArrays<'_>,
-        block_tokens: usize,
-    ) -> Result<(), DeviceError> {
+impl GpuKernel for StepPreparation<'_, '_, '_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { stage, slots: seats, step, block_tokens } = self;
         check_step(stage, step)?;
         check_sequence_slots(seats)?;
         let blocks = stage.rows.max(1);
         let per_row = stage.tokens.div_ceil(blocks);
         let parts = per_row.div_ceil(THREADS * TOKENS_PER_THREAD).clamp(1, MAX_BLOCKS_PER_ROW);
-        let kernel = self.kernel(&PREPARE, "prepare_step", &[])?;
+        let kernel = gpu.kernel(&PREPARE, "prepare_step", &[])?;
         let launch = KernelLaunch::new(kernel, (blocks as u32, parts as u32, 1), THREADS as u32, 0)
             .overlaps_predecessor()
             .out(&mut step.ids)
@@ -57,7 +53,7 @@ impl GpuDevice {
             .u32(seats.masks.cols() as u32)
             .u32(block_tokens as u32);
         // SAFETY: the arrays hold what is laid out; the host checked what it staged against the seats.
-        unsafe { launch.launch(self, s) }
+        unsafe { launch.launch(gpu, s) }
     }
 }
 

@@ -7,15 +7,13 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use device::gpu::{GpuError, GpuFence, GpuRuntime, memory};
+use device::{Buffer, DType, DeviceError, DeviceStream, ThreadPool};
+
 use super::convert::convert;
-use super::device::GpuDevice;
-use super::error::GpuError;
-use super::fence::GpuFence;
 use super::fp8;
-use super::gpu_runtime::GpuRuntime;
-use super::memory;
-use crate::cpu::ThreadPool;
-use crate::{Buffer, DType, DeviceError, DeviceStream, HostMat, PackedMatrix};
+use crate::gpu::GpuBackend;
+use crate::{HostMat, PackedMatrix};
 
 /// Copies of weights; steps run on the first stream.
 const COPY_STREAM: DeviceStream = DeviceStream(1);
@@ -57,13 +55,9 @@ struct RowRun {
     at: usize,
 }
 
-impl GpuDevice {
-    /// Stacks the rows of `parts` as `[N, K]`, as `Kernels::pack` says.
-    pub(super) fn load(
-        &self,
-        parts: &[HostMat<'_>],
-        dtype: DType,
-    ) -> Result<PackedMatrix, DeviceError> {
+impl GpuBackend {
+    /// Stacks the rows of `parts` as `[N, K]`.
+    pub fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<PackedMatrix, DeviceError> {
         match fp8::scale_block_shape(parts).filter(|_| dtype == self.half_dtype()) {
             Some(grid) => self.load_fp8(parts, grid),
             None => self.load_float(parts, dtype),

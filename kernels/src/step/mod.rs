@@ -7,7 +7,7 @@
 
 mod staging;
 
-use crate::{MatMut, MatRef};
+use device::{MatMut, MatRef};
 
 pub(crate) use staging::StageReader;
 pub use staging::StagingBuffer;

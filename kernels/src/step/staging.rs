@@ -1,9 +1,10 @@
 //! A stage on the host: collected, laid out as one run of bytes, and read back by the CPU device.
 
+use device::{DeviceError, MatRef};
+
 use super::{
     DraftRow, StageEdit, StageHeader, StageLogitsRow, StageRecord, StageRow, StageSequenceInit,
 };
-use crate::{DeviceError, MatRef};
 
 /// Regions begin at multiples of this.
 const ALIGN: usize = 16;

@@ -1,10 +1,10 @@
 //! The KV write and paged attention: mixed rows, random blocks, every ratio of heads, all block sizes.
 
+use device::{Buffer, CpuIsa, DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef, bf16, f16};
+use kernels::cpu::CpuBackend;
 use kernels::{
-    AttentionMetadata, Buffer, DeviceDriver, DeviceError, DeviceStream, Kernels, KvLayout, KvOrder,
-    MatMut, MatRef, PagedAttentionArgs, QkNormRopeArgs, RopeCosSin, bf16,
-    cpu::{CpuDevice, CpuIsa},
-    f16,
+    AttentionMetadata, KvLayout, KvOrder, PagedAttention, PagedAttentionArgs, QkNormRopeArgs,
+    QkNormRopeKvWrite, RopeCosSin,
 };
 
 use crate::support::{RealElement, SeededNumbers, cast, device, devices, error, tolerance};
@@ -141,14 +141,14 @@ impl AttentionConformanceCase {
         (self.layout.head_dim as f32).powf(-0.5)
     }
 
-    fn pool(&self, device: &CpuDevice) -> Buffer {
+    fn pool(&self, device: &CpuBackend) -> Buffer {
         device.alloc(self.layout.bytes()).unwrap()
     }
 
     /// Runs chunks `(request, from, to)` as one step of layer 1; returns `[T, N D]`.
     fn step<T: RealElement>(
         &self,
-        device: &CpuDevice,
+        device: &CpuBackend,
         pool: &mut Buffer,
         chunks: &[(usize, usize, usize)],
     ) -> Vec<T> {
@@ -187,7 +187,9 @@ impl AttentionConformanceCase {
             kv_scales: [1.0; 2],
         };
         let out = MatMut::of(&mut q, tokens, self.heads * dim).unwrap();
-        device.qk_norm_rope_kv_write(&S, out, (pool, &self.layout), &args).unwrap();
+        device
+            .launch(&S, QkNormRopeKvWrite { q: out, pool, layout: &self.layout, args: &args })
+            .unwrap();
         let rows = chunks.len();
         let args = PagedAttentionArgs {
             q: MatRef::of(&q, tokens, self.heads * dim).unwrap(),
@@ -205,7 +207,9 @@ impl AttentionConformanceCase {
         };
         let mut o = vec![T::of(0.0); tokens * self.heads * dim];
         let out = MatMut::of(&mut o, tokens, self.heads * dim).unwrap();
-        device.paged_attention(&S, out, (pool, &self.layout), &args).unwrap();
+        device
+            .launch(&S, PagedAttention { o: out, pool, layout: &self.layout, args: &args })
+            .unwrap();
         o
     }
 
@@ -380,7 +384,7 @@ fn check_fp8<T: RealElement>(block_tokens: usize) {
     for device in devices(2) {
         case.layout.dtype = T::DTYPE;
         let same = case.step::<T>(&device, &mut case.pool(&device), &case.whole());
-        case.layout.dtype = kernels::DType::F8E4M3;
+        case.layout.dtype = device::DType::F8E4M3;
         let fp8 = case.step::<T>(&device, &mut case.pool(&device), &case.whole());
         assert_eq!(fp8, same, "{:?} on {:?}", T::DTYPE, device.isa());
     }
@@ -421,7 +425,7 @@ impl<T: RealElement> SlotWriteCase<T> {
     /// Stores the keys and values of layer 1 at `slots`.
     fn store(
         &self,
-        device: &CpuDevice,
+        device: &CpuBackend,
         pool: &mut Buffer,
         slots: [i64; 4],
     ) -> Result<(), DeviceError> {
@@ -443,7 +447,7 @@ impl<T: RealElement> SlotWriteCase<T> {
             kv_scales: [1.0; 2],
         };
         let out = MatMut::of(&mut q, 4, Self::HEADS * 16).unwrap();
-        device.qk_norm_rope_kv_write(&S, out, (pool, &self.layout), &args)
+        device.launch(&S, QkNormRopeKvWrite { q: out, pool, layout: &self.layout, args: &args })
     }
 
     /// Writes what `store` must into the bytes of a pool.
@@ -466,8 +470,8 @@ impl<T: RealElement> SlotWriteCase<T> {
 /// A value as it lies in a pool of its type.
 fn stored<T: RealElement>(x: T) -> Vec<u8> {
     match T::DTYPE {
-        kernels::DType::BF16 => bf16::from_f32(x.value()).to_le_bytes().to_vec(),
-        kernels::DType::F16 => f16::from_f32(x.value()).to_le_bytes().to_vec(),
+        device::DType::BF16 => bf16::from_f32(x.value()).to_le_bytes().to_vec(),
+        device::DType::F16 => f16::from_f32(x.value()).to_le_bytes().to_vec(),
         _ => x.value().to_le_bytes().to_vec(),
     }
 }
@@ -511,7 +515,7 @@ fn invalid_block_tables_are_rejected() {
         block_tokens: 16,
         kv_heads: 1,
         head_dim: 16,
-        dtype: kernels::DType::F32,
+        dtype: device::DType::F32,
         order: KvOrder::Lanes,
     };
     let pool = device.alloc(layout.bytes()).unwrap();
@@ -537,7 +541,7 @@ fn invalid_block_tables_are_rejected() {
             first: 0,
         };
         let out = MatMut::of(&mut o, 3, 16).unwrap();
-        device.paged_attention(&S, out, (&pool, &layout), &args)
+        device.launch(&S, PagedAttention { o: out, pool: &pool, layout: &layout, args: &args })
     };
     assert!(run(&[0, 3], &[20], &[1, 0]).is_ok());
     assert!(run(&[0, 3], &[20], &[1, 2]).is_err(), "block outside the pool");

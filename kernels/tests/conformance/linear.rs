@@ -1,13 +1,15 @@
 //! `linear` over odd shapes, and its independence of batch, threads and tile.
 
-use kernels::{DType, DeviceStream, Kernels, MatMut, MatRef, PackedMatrix, bf16, f16};
+use device::{DType, DeviceStream, MatMut, MatRef, bf16, f16};
+use kernels::cpu::CpuBackend;
+use kernels::{Linear, PackedMatrix};
 
 use crate::support::{RealElement, SeededNumbers, bytes_of, cast, devices, error, host, tolerance};
 
 const S: DeviceStream = DeviceStream(0);
 
 fn run<T: RealElement>(
-    device: &dyn Kernels,
+    device: &CpuBackend,
     x: &[T],
     w: &PackedMatrix,
     bias: Option<&[f32]>,
@@ -16,7 +18,9 @@ fn run<T: RealElement>(
     let mut y = vec![T::of(0.0); rows * w.n()];
     let bias = bias.map(|b| MatRef::of(b, 1, b.len()).unwrap());
     let out = MatMut::of(&mut y, rows, w.n()).unwrap();
-    device.linear(&S, out, MatRef::of(x, rows, w.k()).unwrap(), w, bias).unwrap();
+    device
+        .launch(&S, Linear { y: out, x: MatRef::of(x, rows, w.k()).unwrap(), weight: w, bias })
+        .unwrap();
     y
 }
 
@@ -118,7 +122,17 @@ fn check_logits<T: RealElement>() {
             let packed = device.pack(&[host(&bytes, n, k)], dtype).unwrap();
             let mut y = vec![0.0f32; rows * n];
             let out = MatMut::of(&mut y, rows, n).unwrap();
-            device.linear(&S, out, MatRef::of(&x, rows, k).unwrap(), &packed, None).unwrap();
+            device
+                .launch(
+                    &S,
+                    Linear {
+                        y: out,
+                        x: MatRef::of(&x, rows, k).unwrap(),
+                        weight: &packed,
+                        bias: None,
+                    },
+                )
+                .unwrap();
             assert!(error(&y, &expected) < 3e-6, "{dtype:?} on {:?}", device.isa());
         }
     }
@@ -147,7 +161,17 @@ fn half_weights_give_the_bits_of_f32_weights() {
         let product = |dtype, x: MatRef<'_>| {
             let packed = device.pack(&[host(&bytes, n, k)], dtype).unwrap();
             let mut y = vec![0.0f32; rows * n];
-            device.linear(&S, MatMut::of(&mut y, rows, n).unwrap(), x, &packed, None).unwrap();
+            device
+                .launch(
+                    &S,
+                    Linear {
+                        y: MatMut::of(&mut y, rows, n).unwrap(),
+                        x,
+                        weight: &packed,
+                        bias: None,
+                    },
+                )
+                .unwrap();
             let bits = |y: f32| if y.is_nan() { f32::NAN.to_bits() } else { y.to_bits() };
             y.into_iter().map(bits).collect::<Vec<_>>()
         };
@@ -166,7 +190,15 @@ fn inconsistent_shapes_are_rejected() {
     let mut y = [0.0f32; 6];
     let mut go = |rows, cols, n| {
         let x = MatRef::of(&x[..rows * cols], rows, cols).unwrap();
-        device.linear(&S, MatMut::of(&mut y[..rows * n], rows, n).unwrap(), x, &w, None)
+        device.launch(
+            &S,
+            Linear {
+                y: MatMut::of(&mut y[..rows * n], rows, n).unwrap(),
+                x,
+                weight: &w,
+                bias: None,
+            },
+        )
     };
     assert!(go(2, 4, 3).is_ok());
     assert!(go(2, 3, 3).is_err());

@@ -1,9 +1,10 @@
 //! Latent attention: both forms against the formula in f64, rows of few and of many tokens, blocks in any order.
 
+use device::{DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef};
+use kernels::cpu::CpuBackend;
 use kernels::{
-    AttentionMetadata, DeviceDriver, DeviceError, DeviceStream, HostMat, Kernels, MatMut, MatRef,
-    MlaAttentionArgs, MlaHeadWeights, MlaKvLayout, MlaKvWriteArgs, PackedGroup, RopeCosSin,
-    RowBounds, cpu::CpuDevice,
+    AttentionMetadata, HostMat, MlaAttention, MlaAttentionArgs, MlaHeadWeights, MlaKvLayout,
+    MlaKvWrite, MlaKvWriteArgs, PackedGroup, RopeCosSin, RowBounds,
 };
 
 use crate::support::{RealElement, SeededNumbers, bytes_of, cast, devices, error};
@@ -133,7 +134,7 @@ impl MlaConformanceCase {
     /// The kernels: every row's whole context is stored, then its last questions are asked, all rows in one call.
     fn found<T: RealElement>(
         &self,
-        device: &CpuDevice,
+        device: &CpuBackend,
         absorbs: bool,
         first: usize,
     ) -> Vec<Vec<T>> {
@@ -143,7 +144,7 @@ impl MlaConformanceCase {
     /// The same, asked as if so many positions were not seen.
     fn try_found<T: RealElement>(
         &self,
-        device: &CpuDevice,
+        device: &CpuBackend,
         absorbs: bool,
         (first, as_if): (usize, usize),
     ) -> Result<Vec<Vec<T>>, DeviceError> {
@@ -195,7 +196,7 @@ impl MlaConformanceCase {
         };
         let mut out = vec![T::of(f32::NAN); tokens * heads * value];
         let o = MatMut::of(&mut out, tokens, heads * value).unwrap();
-        device.mla_attention(&S, o, (&pool, &layout), &args)?;
+        device.launch(&S, MlaAttention { o, pool: &pool, layout: &layout, args: &args })?;
         let of_row = |row: usize| {
             out[cu_q[row] as usize * heads * value..cu_q[row + 1] as usize * heads * value].to_vec()
         };
@@ -205,8 +206,8 @@ impl MlaConformanceCase {
     /// Stores a row's context and returns its queries, turned.
     fn store<T: RealElement>(
         &self,
-        device: &CpuDevice,
-        (pool, layout): (&mut kernels::Buffer, &MlaKvLayout),
+        device: &CpuBackend,
+        (pool, layout): (&mut device::Buffer, &MlaKvLayout),
         row: usize,
     ) -> Vec<T> {
         let [heads, latent, turned, unturned, _] = self.sizes;
@@ -234,7 +235,7 @@ impl MlaConformanceCase {
             layer: 1,
         };
         let out = MatMut::of(&mut q, context, width).unwrap();
-        device.mla_kv_write(&S, out, (pool, layout), &args).unwrap();
+        device.launch(&S, MlaKvWrite { q: out, pool, layout, args: &args }).unwrap();
         q
     }
 }
@@ -243,9 +244,9 @@ fn round<T: RealElement>(x: f64) -> f64 {
     f64::from(T::of(x as f32).value())
 }
 
-fn pack<T: RealElement>(device: &CpuDevice, all: &[Vec<f32>], n: usize, k: usize) -> PackedGroup {
+fn pack<T: RealElement>(device: &CpuBackend, all: &[Vec<f32>], n: usize, k: usize) -> PackedGroup {
     let bytes: Vec<Vec<u8>> = all.iter().map(|w| bytes_of(w)).collect();
-    let view = |b| vec![HostMat::new(b, kernels::DType::F32, n, k).unwrap()];
+    let view = |b| vec![HostMat::new(b, device::DType::F32, n, k).unwrap()];
     let views: Vec<_> = bytes.iter().map(|b| view(b)).collect();
     device.pack_group(&views, T::DTYPE, false).unwrap()
 }
@@ -275,15 +276,15 @@ fn check<T: RealElement>(absorbs: bool, tolerance: f64) {
 #[test]
 fn non_absorbed_mla_matches_the_formula() {
     check::<f32>(false, 2e-5);
-    check::<kernels::bf16>(false, 3e-2);
-    check::<kernels::f16>(false, 3e-2 / 8.0);
+    check::<device::bf16>(false, 3e-2);
+    check::<device::f16>(false, 3e-2 / 8.0);
 }
 
 #[test]
 fn absorbed_mla_matches_the_formula() {
     check::<f32>(true, 2e-5);
-    check::<kernels::bf16>(true, 3e-2);
-    check::<kernels::f16>(true, 3e-2 / 8.0);
+    check::<device::bf16>(true, 3e-2);
+    check::<device::f16>(true, 3e-2 / 8.0);
 }
 
 /// Who asks where nothing is seen is refused: the third row begins at position 0.
@@ -305,7 +306,7 @@ fn mla_kv_write_skips_negative_slots() {
         block_tokens: 2,
         kv_lora_rank: 4,
         rope_dim: 2,
-        dtype: kernels::DType::F32,
+        dtype: device::DType::F32,
     };
     let mut pool = device.alloc(layout.bytes()).unwrap();
     let (kv, norm, positions) = ([1f32; 6], [1f32; 4], [0i32]);
@@ -327,7 +328,8 @@ fn mla_kv_write_skips_negative_slots() {
         };
         let mut q = [0f32; 8];
         let q = MatMut::of(&mut q, 1, 8).unwrap();
-        let done = device.mla_kv_write(&S, q, (&mut pool, &layout), &args);
+        let done =
+            device.launch(&S, MlaKvWrite { q, pool: &mut pool, layout: &layout, args: &args });
         let mut bytes = vec![0; layout.bytes()];
         device.download(&S, &pool, 0, &mut bytes).unwrap();
         (done.is_ok(), bytes.iter().any(|b| *b != 0))

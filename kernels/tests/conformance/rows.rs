@@ -1,9 +1,11 @@
 //! Row-wise kernels: embedding, norms, activations, sums, gathers, routing and experts.
 
+use device::{DType, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::{
-    DType, DeviceStream, ExpertGroups, ExpertLoadArgs, ExpertParallelLayout, ExpertWeights,
-    GroupScore, Kernels, MatMut, MatRef, RouterLogits, RouterRuleArgs, RouterScore, TopKRoutes,
-    bf16, f16,
+    AddRmsNorm, ExpertGroups, ExpertLoadArgs, ExpertMlp, ExpertParallelLayout,
+    ExpertPlacementLookup, ExpertWeights, GroupScore, MoeCombine, PackedEmbedding, RmsNorm,
+    RouterLogits, RouterRuleArgs, RouterScore, RowGather, RuleRouting, SiluMul, SoftmaxRouting,
+    TensorAdd, TokenDispatch, TokenEmbedding, TopKRoutes,
 };
 
 use crate::support::{RealElement, SeededNumbers, bytes_of, cast, devices, error, host, tolerance};
@@ -32,13 +34,18 @@ fn norms<T: RealElement>() {
             let weight = MatRef::of(&w, 1, cols).unwrap();
             let mut y = vec![T::of(0.0); rows * cols];
             let out = MatMut::of(&mut y, rows, cols).unwrap();
-            device.rms_norm(&S, out, MatRef::of(&x, rows, cols).unwrap(), weight, 1e-5).unwrap();
+            device
+                .launch(
+                    &S,
+                    RmsNorm { y: out, x: MatRef::of(&x, rows, cols).unwrap(), weight, eps: 1e-5 },
+                )
+                .unwrap();
             assert!(error(&y, &normed(&x)) < tolerance::<T>());
             let mut residual = x.clone();
             let out = MatMut::of(&mut y, rows, cols).unwrap();
             let stream = MatMut::of(&mut residual, rows, cols).unwrap();
             let delta = MatRef::of(&delta, rows, cols).unwrap();
-            device.add_rms_norm(&S, out, stream, delta, weight, 1e-5).unwrap();
+            device.launch(&S, AddRmsNorm { y: out, x: stream, delta, weight, eps: 1e-5 }).unwrap();
             assert_eq!(residual, summed);
             assert!(error(&y, &normed(&summed)) < tolerance::<T>());
         }
@@ -61,12 +68,14 @@ fn activations<T: RealElement>() {
         for device in devices(2) {
             let mut y = vec![T::of(0.0); rows * cols];
             let out = MatMut::of(&mut y, rows, cols).unwrap();
-            device.silu_mul(&S, out, MatRef::of(&x, rows, 2 * cols).unwrap()).unwrap();
+            device
+                .launch(&S, SiluMul { y: out, x: MatRef::of(&x, rows, 2 * cols).unwrap() })
+                .unwrap();
             assert!(error(&y, &expected) < tolerance::<T>());
             let mut sum = vec![T::of(0.0); rows * cols];
             let out = MatMut::of(&mut sum, rows, cols).unwrap();
             let (left, right) = (MatRef::of(&y, rows, cols), MatRef::of(&b, rows, cols));
-            device.add(&S, out, left.unwrap(), right.unwrap()).unwrap();
+            device.launch(&S, TensorAdd { y: out, a: left.unwrap(), b: right.unwrap() }).unwrap();
             for ((s, a), b) in sum.iter().zip(&y).zip(&b) {
                 assert_eq!(*s, T::of(a.value() + b.value()));
             }
@@ -93,13 +102,13 @@ fn lookups<T: RealElement>() {
             let plain = cast::<T>(&table);
             let plain = MatRef::of(&plain, vocabulary, hidden).unwrap();
             let out = MatMut::of(&mut y, ids.cols(), hidden).unwrap();
-            device.embed(&S, out, ids, plain, first).unwrap();
+            device.launch(&S, TokenEmbedding { y: out, ids, table: plain, first }).unwrap();
             assert_eq!(y, expected);
             let bytes = bytes_of(&table);
             let packed = device.pack(&[host(&bytes, vocabulary, hidden)], T::DTYPE).unwrap();
             y.fill(T::of(7.0));
             let out = MatMut::of(&mut y, ids.cols(), hidden).unwrap();
-            device.embed_packed(&S, out, ids, &packed, first).unwrap();
+            device.launch(&S, PackedEmbedding { y: out, ids, table: &packed, first }).unwrap();
             assert_eq!(y, expected, "the packed table holds the same rows");
         }
     }
@@ -133,11 +142,13 @@ fn gathers_copy_rows_and_refuse_others() {
     for device in devices(1) {
         let mut go = |rows: &[i32; 3]| {
             let out = MatMut::of(&mut y, 3, 3).unwrap();
-            device.gather_rows(
+            device.launch(
                 &S,
-                out,
-                MatRef::of(&x, 4, 3).unwrap(),
-                MatRef::of(rows, 1, 3).unwrap(),
+                RowGather {
+                    y: out,
+                    x: MatRef::of(&x, 4, 3).unwrap(),
+                    rows: MatRef::of(rows, 1, 3).unwrap(),
+                },
             )
         };
         assert!(go(&[0, 4, 1]).is_err());
@@ -157,7 +168,17 @@ fn routing_takes_the_lower_index_among_equals() {
             let out_weights = MatMut::of(&mut weights, 2, 3).unwrap();
             let logits = MatRef::of(&logits, 2, 4).unwrap();
             let scores = RouterLogits { logits, top_k: 3, normalise, shared: 0 };
-            device.moe_route_softmax(&S, out, out_weights, &scores, None).unwrap();
+            device
+                .launch(
+                    &S,
+                    SoftmaxRouting {
+                        experts: out,
+                        weights: out_weights,
+                        router: &scores,
+                        load: None,
+                    },
+                )
+                .unwrap();
             assert_eq!(experts, [1, 2, 3, 0, 1, 2]);
             let sum: f32 = weights[3..].iter().sum();
             assert!((sum - if normalise { 1.0 } else { 0.75 }).abs() < 1e-6);
@@ -219,7 +240,12 @@ fn expert_groups_are_chosen_before_experts() {
             let out = MatMut::of(&mut experts, 1, k).unwrap();
             let out_weights = MatMut::of(&mut weights, 1, k).unwrap();
             let logits = MatRef::of(logits, 1, 6).unwrap();
-            device.moe_route(&S, out, out_weights, logits, rule, None).unwrap();
+            device
+                .launch(
+                    &S,
+                    RuleRouting { experts: out, weights: out_weights, logits, rule, load: None },
+                )
+                .unwrap();
             assert_eq!(experts, *wanted, "{rule:?}");
             let off = weights.iter().zip(*weighed).map(|(w, e)| (w - e).abs());
             assert!(off.fold(0.0, f32::max) < 1e-6, "{rule:?}: {weights:?}");
@@ -232,7 +258,18 @@ fn expert_groups_are_chosen_before_experts() {
         let tokens = MatMut::of(&mut counted, 1, 6).unwrap();
         let mut count = ExpertLoadArgs { tokens, layer: 0, slots: None };
         let logits = MatRef::of(&odds, 1, 6).unwrap();
-        device.moe_route(&S, out, out_weights, logits, &rule, Some(&mut count)).unwrap();
+        device
+            .launch(
+                &S,
+                RuleRouting {
+                    experts: out,
+                    weights: out_weights,
+                    logits,
+                    rule: &rule,
+                    load: Some(&mut count),
+                },
+            )
+            .unwrap();
         assert_eq!((experts, counted), ([0, 4, 6, 7], [1, 0, 0, 0, 1, 0]));
         assert!(
             weights[..2].iter().zip([0.9, 0.8]).all(|(w, e): (&f32, f32)| (w - e).abs() < 1e-6)
@@ -244,7 +281,20 @@ fn expert_groups_are_chosen_before_experts() {
         let (out, out_weights) =
             (MatMut::of(&mut experts, 1, 3).unwrap(), MatMut::of(&mut weights, 1, 3).unwrap());
         let logits = MatRef::of(&odds, 1, 6).unwrap();
-        assert!(device.moe_route(&S, out, out_weights, logits, &rule, None).is_err());
+        assert!(
+            device
+                .launch(
+                    &S,
+                    RuleRouting {
+                        experts: out,
+                        weights: out_weights,
+                        logits,
+                        rule: &rule,
+                        load: None
+                    }
+                )
+                .is_err()
+        );
     }
 }
 
@@ -258,25 +308,65 @@ fn tokens_choose_expert_replicas_by_position() {
         let (places, at) =
             (MatRef::of(&places, 3, 4).unwrap(), MatRef::of(&positions, 1, 5).unwrap());
         let chosen = MatMut::of(&mut experts, 5, 2).unwrap();
-        device.eplb_map_experts(&S, chosen, at, None, places).unwrap();
+        device
+            .launch(
+                &S,
+                ExpertPlacementLookup {
+                    experts: chosen,
+                    positions: at,
+                    tokens: None,
+                    placement: places,
+                },
+            )
+            .unwrap();
         assert_eq!(experts, [0, 1, 4, 3, 5, 2, 3, 0, 4, 3]);
         let mut experts = [0, 2, 0, 2];
         let tokens = [4, 2];
         let tokens = |n: usize| Some(MatRef::of(&tokens[..n], 1, n).unwrap());
         let chosen = MatMut::of(&mut experts, 2, 2).unwrap();
-        device.eplb_map_experts(&S, chosen, at, tokens(2), places).unwrap();
+        device
+            .launch(
+                &S,
+                ExpertPlacementLookup {
+                    experts: chosen,
+                    positions: at,
+                    tokens: tokens(2),
+                    placement: places,
+                },
+            )
+            .unwrap();
         assert_eq!(experts, [4, 3, 5, 1], "of the fifth token and the third");
         let one = MatRef::of(&positions[..1], 1, 1).unwrap();
         let mut experts = [0, 2];
         let chosen = MatMut::of(&mut experts, 1, 2).unwrap();
-        let error = device.eplb_map_experts(&S, chosen, one, tokens(1), places).unwrap_err();
+        let error = device
+            .launch(
+                &S,
+                ExpertPlacementLookup {
+                    experts: chosen,
+                    positions: one,
+                    tokens: tokens(1),
+                    placement: places,
+                },
+            )
+            .unwrap_err();
         assert!(error.to_string().contains("token"), "{error}");
         for unknown in [3, -1] {
             let mut experts = [0, unknown];
             let chosen = MatMut::of(&mut experts, 1, 2).unwrap();
             let at = MatRef::of(&positions[..1], 1, 1).unwrap();
-            let error =
-                device.eplb_map_experts(&S, chosen, at, None, places).unwrap_err().to_string();
+            let error = device
+                .launch(
+                    &S,
+                    ExpertPlacementLookup {
+                        experts: chosen,
+                        positions: at,
+                        tokens: None,
+                        placement: places,
+                    },
+                )
+                .unwrap_err()
+                .to_string();
             assert!(
                 error.contains("place_experts") && error.contains(&unknown.to_string()),
                 "{error}"
@@ -300,7 +390,7 @@ fn tokens_are_dispatched_once_per_target_rank() {
             let places = MatMut::of(&mut places[..3 * t], t, 3).unwrap();
             let counts = MatMut::of(&mut counts, 1, 3).unwrap();
             let experts = MatRef::of(experts, t, 2).unwrap();
-            device.moe_dispatch(&S, tokens, places, counts, experts, &spread)
+            device.launch(&S, TokenDispatch { tokens, places, counts, experts, layout: &spread })
         };
         dispatch(&experts, 6, 18).unwrap();
         let few = dispatch(&experts, 6, 17).unwrap_err().to_string();
@@ -313,7 +403,18 @@ fn tokens_are_dispatched_once_per_target_rank() {
         let none = MatMut::of(&mut tokens, 1, 0).unwrap();
         let (nowhere, zero) = (MatMut::of(&mut places, 0, 3), MatMut::of(&mut counts, 1, 3));
         let nobody = MatRef::of(&[0_i32; 0], 0, 2).unwrap();
-        device.moe_dispatch(&S, none, nowhere.unwrap(), zero.unwrap(), nobody, &spread).unwrap();
+        device
+            .launch(
+                &S,
+                TokenDispatch {
+                    tokens: none,
+                    places: nowhere.unwrap(),
+                    counts: zero.unwrap(),
+                    experts: nobody,
+                    layout: &spread,
+                },
+            )
+            .unwrap();
         assert_eq!(counts, [0; 3], "no tokens");
     }
 }
@@ -333,7 +434,7 @@ fn combine_sums<T: RealElement>() {
         let mut sum = |places: &[i32]| {
             let (x, places) = (MatRef::of(&x, rows, cols), MatRef::of(places, sums, 3));
             let y = MatMut::of(&mut y, sums, cols).unwrap();
-            device.moe_combine_ranks(&S, y, x.unwrap(), places.unwrap())
+            device.launch(&S, MoeCombine { y, x: x.unwrap(), places: places.unwrap() })
         };
         sum(&places).unwrap();
         let beyond = places.map(|row| if row == 6 { 7 } else { row });
@@ -404,7 +505,7 @@ fn experts<T: RealElement>() {
             };
             let out = MatMut::of(&mut y, tokens, hidden).unwrap();
             let x = MatRef::of(x, tokens, hidden).unwrap();
-            device.moe_mlp(&S, out, x, &routes, &experts).unwrap();
+            device.launch(&S, ExpertMlp { y: out, x, routes: &routes, experts: &experts }).unwrap();
             y
         };
         let y = run(tokens, &x, &chosen, &weights);

@@ -1,17 +1,18 @@
 //! Devices to test, reproducible numbers, and host matrices.
 
-use kernels::cpu::{CpuConfig, CpuDevice, CpuIsa};
-use kernels::{DType, HostMat, bf16, f16};
+use device::{CpuConfig, CpuIsa, DType, bf16, f16};
+use kernels::HostMat;
+use kernels::cpu::CpuBackend;
 
 /// One device per available instruction set.
-pub(crate) fn devices(threads: usize) -> Vec<CpuDevice> {
+pub(crate) fn devices(threads: usize) -> Vec<CpuBackend> {
     let isas = CpuIsa::ALL.into_iter().filter(|isa| isa.available());
-    isas.map(|isa| CpuDevice::new(CpuConfig { threads, isa }).unwrap()).collect()
+    isas.map(|isa| CpuBackend::new(CpuConfig { threads, isa }).unwrap()).collect()
 }
 
 /// The device of one instruction set.
-pub(crate) fn device(threads: usize, isa: CpuIsa) -> CpuDevice {
-    CpuDevice::new(CpuConfig { threads, isa }).unwrap()
+pub(crate) fn device(threads: usize, isa: CpuIsa) -> CpuBackend {
+    CpuBackend::new(CpuConfig { threads, isa }).unwrap()
 }
 
 /// Numbers in (−1, 1) that depend on the seed alone; exact in bf16 and f16.
@@ -43,7 +44,7 @@ impl SeededNumbers {
 }
 
 /// An element type of the model, for generic tests.
-pub(crate) trait RealElement: kernels::DeviceElement + PartialEq + std::fmt::Debug {
+pub(crate) trait RealElement: device::DeviceElement + PartialEq + std::fmt::Debug {
     fn of(x: f32) -> Self;
     fn value(self) -> f32;
 }

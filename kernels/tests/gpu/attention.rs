@@ -1,8 +1,8 @@
 //! Paged attention: decodes, prefills and both at once, over random blocks, seats and stale memory.
 
+use device::{Buffer, DType, DeviceDriver, MatRef, bf16, f16};
 use kernels::{
-    AttentionMetadata, Buffer, DType, DeviceDriver, Kernels, KvLayout, KvOrder, MatRef,
-    PagedAttentionArgs, RowBounds, bf16, f16,
+    AttentionMetadata, KvLayout, KvOrder, PagedAttention, PagedAttentionArgs, RowBounds,
 };
 
 use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, pairs, rounded, tolerance};
@@ -42,7 +42,7 @@ impl PagedAttentionCase {
         let blocks = rows.iter().map(|r| used(r.1)).sum::<usize>() + 2;
         let order = KvOrder::Rows;
         let gpu = KvLayout { layers: 2, blocks, block_tokens, kv_heads, head_dim, dtype, order };
-        let layouts = [gpu, KvLayout { order: pair.cpu.kv_order(), dtype: on_cpu(dtype), ..gpu }];
+        let layouts = [gpu, KvLayout { order: KvOrder::Lanes, dtype: on_cpu(dtype), ..gpu }];
         let width = rows.iter().map(|r| used(r.1)).max().unwrap_or(0) + 1;
         let mut free: Vec<i32> = (0..blocks as i32).collect();
         let mut take = |numbers: &mut RandomNumbers, n: usize| free.swap_remove(numbers.below(n));
@@ -123,7 +123,7 @@ impl PagedAttentionCase {
         let bounds = RowBounds::of(self.rows.iter().copied(), self.max_rows_per_request);
         let mut o = pair.poisoned(self.layouts[0].dtype, q.gpu().rows(), q.gpu().cols());
         let views: [fn(&TwinMatrix) -> MatRef<'_>; 2] = [TwinMatrix::gpu, TwinMatrix::cpu];
-        let devices: [&dyn Kernels; 2] = [&pair.gpu, &pair.cpu];
+        let devices = pair.backends();
         for at in 0..if with_cpu { 2 } else { 1 } {
             let view = views[at];
             let step = AttentionMetadata {
@@ -138,7 +138,9 @@ impl PagedAttentionCase {
             let args = PagedAttentionArgs { q: view(q), rows: step, heads, layer: 1, scale, first };
             let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
             let pool = (&self.pools[at], &self.layouts[at]);
-            devices[at].paged_attention(&S, out, pool, &args).unwrap();
+            devices[at]
+                .launch(&S, PagedAttention { o: out, pool: pool.0, layout: pool.1, args: &args })
+                .unwrap();
         }
         o
     }

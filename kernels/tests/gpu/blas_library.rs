@@ -3,14 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kernels::gpu::{GpuConfig, GpuDevice, GpuLibraries};
-use kernels::{DType, DeviceDriver, Kernels};
+use device::gpu::{GpuConfig, GpuLibraries};
+use device::{DType, DeviceDriver};
+use kernels::Linear;
+use kernels::gpu::GpuBackend;
 
 use crate::device_pair::{DevicePair, tolerance};
 use crate::support::{S, emulator};
 
 /// The emulator with `blaslt.cpp` as its matrix library.
-fn device() -> GpuDevice {
+fn device() -> GpuBackend {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/blaslt.cpp");
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let library = folder.join(format!("libblaslt-{}.so", std::process::id()));
@@ -21,7 +23,7 @@ fn device() -> GpuDevice {
     let GpuLibraries::Named { api, driver, rtc, .. } = config.libraries else { unreachable!() };
     let libraries =
         GpuLibraries::Named { api, driver, rtc, blas: Some(library.clone()), collectives: None };
-    let device = GpuDevice::open(&GpuConfig { libraries, ..config }).unwrap();
+    let device = GpuBackend::open(&GpuConfig { libraries, ..config }).unwrap();
     std::fs::remove_file(library).unwrap();
     device
 }
@@ -42,20 +44,24 @@ fn check(pair: &DevicePair, (rows, n, k): (usize, usize, usize)) {
         let x = pair.random(&mut numbers, types[0], rows, k);
         let [w, w_cpu] = pair.pack(&numbers.reals::<f32>(n * k), n, k, types[1]);
         // A bias in bf16 is what a checkpoint in bf16 has.
-        let bias: Vec<f32> = numbers.reals::<kernels::bf16>(n).iter().map(|x| x.to_f32()).collect();
+        let bias: Vec<f32> = numbers.reals::<device::bf16>(n).iter().map(|x| x.to_f32()).collect();
         let bias = pair.put(&bias, 1, n);
         let mut y = pair.poisoned(types[2], rows, n);
         let gpu_bias = with_bias.then(|| bias.gpu());
-        pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, gpu_bias).unwrap();
+        pair.gpu
+            .launch(&S, Linear { y: y.gpu_mut(), x: x.gpu(), weight: &w, bias: gpu_bias })
+            .unwrap();
         let cpu_bias = with_bias.then(|| bias.cpu());
-        pair.cpu.linear(&S, y.cpu_mut(), x.cpu(), &w_cpu, cpu_bias).unwrap();
+        pair.cpu
+            .launch(&S, Linear { y: y.cpu_mut(), x: x.cpu(), weight: &w_cpu, bias: cpu_bias })
+            .unwrap();
         pair.check(&format!("{rows} x {n} x {k} {types:?}"), &y, tolerance(types[2]));
     }
 }
 
 #[test]
 fn blas_gemm_agrees_with_the_cpu() {
-    let pair = DevicePair::new(device());
+    let pair = DevicePair::new(device().into());
     assert!(pair.gpu.name().contains("with a matrix library"), "{}", pair.gpu.name());
     // Rows: in a bucket, at its end, odd (which this library wants its own plan for), in a bucket that it
     // refuses, in f32 beyond routers; 8 outputs, which it always refuses.

@@ -1,6 +1,7 @@
 //! Memory, copies, fences and graphs.
 
-use kernels::{DType, DeviceDriver, DeviceStream, Kernels, MatRef, PinnedBuffer};
+use device::{DType, DeviceDriver, DeviceStream, MatRef, PinnedBuffer};
+use kernels::TensorAdd;
 
 use crate::device_pair::{DevicePair, TwinMatrix, bytes_of, elements_of, pairs};
 use crate::support::S;
@@ -9,7 +10,7 @@ const FLOATS: usize = 1000;
 
 /// `y = a + b` on the GPU.
 fn add(pair: &DevicePair, y: &mut TwinMatrix, a: MatRef<'_>, b: MatRef<'_>) {
-    pair.gpu.add(&S, y.gpu_mut(), a, b).unwrap();
+    pair.gpu.launch(&S, TensorAdd { y: y.gpu_mut(), a, b }).unwrap();
 }
 
 fn gpu_floats(pair: &DevicePair, twin: &TwinMatrix) -> Vec<f32> {

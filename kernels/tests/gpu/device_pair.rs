@@ -2,12 +2,13 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use kernels::cpu::{CpuConfig, CpuDevice};
-use kernels::gpu::{GpuDevice, HalfDtype};
-use kernels::{
-    Buffer, DType, DeviceDriver, DeviceElement, HostMat, Kernels, MatMut, MatRef, PackedMatrix,
-    bf16, f16,
-};
+use std::sync::Arc;
+
+use device::gpu::HalfDtype;
+use device::{Buffer, CpuConfig, DType, DeviceDriver, DeviceElement, MatMut, MatRef, bf16, f16};
+use kernels::cpu::CpuBackend;
+use kernels::gpu::GpuBackend;
+use kernels::{HostMat, KernelBackend, PackedMatrix};
 
 use crate::support::{RandomNumbers, S, devices, devices_of};
 
@@ -33,17 +34,23 @@ pub(crate) fn rounded(x: f32, dtype: DType) -> f32 {
 
 /// The GPU under test and its oracle.
 pub(crate) struct DevicePair {
-    pub(crate) gpu: GpuDevice,
-    pub(crate) cpu: CpuDevice,
+    pub(crate) gpu: Arc<GpuBackend>,
+    pub(crate) cpu: Arc<CpuBackend>,
     seed: u64,
 }
 
 impl DevicePair {
-    pub(crate) fn new(gpu: GpuDevice) -> Self {
+    /// The GPU, and its CPU twin.
+    pub(crate) fn backends(&self) -> [KernelBackend; 2] {
+        [Arc::clone(&self.gpu).into(), Arc::clone(&self.cpu).into()]
+    }
+
+    pub(crate) fn new(gpu: Arc<GpuBackend>) -> Self {
         let given = std::env::var("HADRON_SEED").ok().map(|seed| seed.parse().unwrap());
         let seed = given.unwrap_or_else(|| RandomState::new().hash_one(0) >> 40);
         println!("{}, HADRON_SEED={seed}", gpu.name()); // Shown when the test fails.
-        let cpu = CpuDevice::new(CpuConfig { threads: 2, ..CpuConfig::default() }).unwrap();
+        let cpu = CpuBackend::new(CpuConfig { threads: 2, ..CpuConfig::default() }).unwrap();
+        let cpu = Arc::new(cpu);
         Self { gpu, cpu, seed }
     }
 

@@ -1,9 +1,13 @@
 //! Around a draft layer: what the CPU lays out, copies, chooses and enters, and nothing else.
 
-use kernels::gpu::GpuDevice;
+use std::sync::Arc;
+
+use device::{Buffer, DType, DeviceDriver, DeviceError, MatMut, bf16};
+use kernels::gpu::GpuBackend;
 use kernels::step::{DraftHiddenStates, DraftPass, DraftPassArrays, DraftRow, StagingBuffer};
 use kernels::{
-    Buffer, DType, DeviceDriver, DeviceError, GatherFn, Kernels, MatMut, VocabShard, bf16,
+    DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion, DraftPassPreparation,
+    DraftStateStore, GatherFn, KernelBackend, RowGather, VocabParallelDraftArgmax, VocabShard,
 };
 
 use crate::support::{DeviceArray, PlainElement, RandomNumbers, S, devices, oracle};
@@ -84,9 +88,9 @@ fn tokens_below(numbers: &mut RandomNumbers, n: usize, limit: usize) -> Vec<i32>
 
 /// Calls `run` with the stage and matrices of `data`, on the CPU and on a device; both leave the same.
 fn device_and_host<T: PlainElement>(
-    device: &GpuDevice,
+    device: &Arc<GpuBackend>,
     data: &[(&[T], usize)],
-    run: impl Fn(&dyn Kernels, kernels::MatRef<'_>, Vec<MatMut<'_>>),
+    run: impl Fn(&KernelBackend, device::MatRef<'_>, Vec<MatMut<'_>>),
 ) -> Vec<Vec<T>> {
     let words = staged();
     let buffer = on_cpu(&words);
@@ -96,11 +100,15 @@ fn device_and_host<T: PlainElement>(
         let rows = x.len() / cols;
         MatMut::of(x, rows, *cols).unwrap()
     });
-    run(&oracle(), buffer.mat(DType::I32, 1, words.len()).unwrap(), mats.collect());
+    run(&oracle().into(), buffer.mat(DType::I32, 1, words.len()).unwrap(), mats.collect());
     let stage = DeviceArray::row(device, &words);
     let mut arrays: Vec<DeviceArray<T>> =
         data.iter().map(|(x, cols)| DeviceArray::of(device, x, x.len() / cols, *cols)).collect();
-    run(device, stage.mat(), arrays.iter_mut().map(DeviceArray::mat_mut).collect());
+    run(
+        &KernelBackend::from(Arc::clone(device)),
+        stage.mat(),
+        arrays.iter_mut().map(DeviceArray::mat_mut).collect(),
+    );
     let got: Vec<Vec<T>> = arrays.iter().map(|x| x.read(device)).collect();
     assert!(got == expected, "{}: {got:?} for {expected:?}", device.arch());
     got
@@ -150,7 +158,8 @@ fn draft_pass_layout_matches_the_cpu() {
                         tables,
                         block_tokens: BLOCK_TOKENS,
                     };
-                    of.prepare_draft_pass(&S, stage, &mut to, &pass).unwrap();
+                    of.launch(&S, DraftPassPreparation { stage, arrays: &mut to, pass: &pass })
+                        .unwrap();
                     slots.borrow_mut().push(if cpu { on_host } else { on_device.read(&device) });
                 });
             let slots = slots.into_inner();
@@ -187,7 +196,18 @@ fn states_are_copied<T: PlainElement>(
                         boundary_states: edges,
                     };
                     let from = (Some(own.as_ref()).filter(|_| !of_rows), &states);
-                    of.gather_draft_inputs(&S, (stage, positions.as_ref()), rows, y, from).unwrap();
+                    of.launch(
+                        &S,
+                        DraftInputGather {
+                            stage,
+                            positions: positions.as_ref(),
+                            rows,
+                            y,
+                            hidden: from.0,
+                            states: from.1,
+                        },
+                    )
+                    .unwrap();
                 });
             });
         }
@@ -203,7 +223,19 @@ fn states_are_copied<T: PlainElement>(
                 };
                 let (own, tables) = ((own.as_ref(), rows), (tables.as_ref(), BLOCK_TOKENS));
                 let step = (stage, positions.as_ref());
-                of.store_draft_states(&S, step, &mut states, own, tables).unwrap();
+                of.launch(
+                    &S,
+                    DraftStateStore {
+                        stage: step.0,
+                        positions: step.1,
+                        states: &mut states,
+                        hidden: own.0,
+                        rows: own.1,
+                        tables: tables.0,
+                        block_tokens: tables.1,
+                    },
+                )
+                .unwrap();
             });
             assert_eq!(firsts, [0, 5, 13, 14, 8], "{}", of.name());
         });
@@ -213,7 +245,11 @@ fn states_are_copied<T: PlainElement>(
 
 /// Calls `run` with the step's positions, the seats' first ones and their tables, where `of` computes, and returns what it
 /// leaves of the second.
-fn with_words(of: &dyn Kernels, device: &GpuDevice, run: impl FnOnce([MatMut<'_>; 3])) -> Vec<i32> {
+fn with_words(
+    of: &KernelBackend,
+    device: &GpuBackend,
+    run: impl FnOnce([MatMut<'_>; 3]),
+) -> Vec<i32> {
     let words = [(positions(), 1), (FIRSTS.to_vec(), 1), (tables(), SEQ_SLOTS)];
     if of.name() == oracle().name() {
         let mut words = words;
@@ -251,7 +287,11 @@ fn argmax_ids_become_drafts() {
             let left = device_and_host(&device, &[(&drafts, 7)], |of, _, mut mats| {
                 let cpu = of.name() == oracle().name();
                 let logits = if cpu { host_logits.as_ref() } else { device_logits.mat() };
-                of.draft_argmax(&S, mats.pop().unwrap(), (1, 2), logits).unwrap();
+                of.launch(
+                    &S,
+                    DraftArgmax { drafts: mats.pop().unwrap(), pass: 1, first: 2, logits },
+                )
+                .unwrap();
             });
             assert_eq!(left[0][..10], [[-3; 9].to_vec(), vec![vocab as i32 / 3]].concat());
             assert!(left[0][9 + rows..].iter().all(|&id| id == -3));
@@ -285,14 +325,26 @@ fn vocab_parallel_draft_argmax_matches_full_rows() {
             let (part, mut drafts) = (part(rank), DeviceArray::of(&device, &[-3; 14], 2, 7));
             let logits = DeviceArray::of(&device, &of_rank(&part), rows, cols);
             let (to, logits) = (drafts.mat_mut(), (logits.mat(), &part));
-            let chosen = device.draft_argmax_vocab_parallel(&S, to, (1, 2), logits, gather);
+            let chosen = device.launch(
+                &S,
+                VocabParallelDraftArgmax {
+                    drafts: to,
+                    pass: 1,
+                    first: 2,
+                    logits: logits.0,
+                    shard: logits.1,
+                    gather,
+                },
+            );
             (chosen, drafts.read(&device))
         };
         let mut told = Vec::new();
         for rank in 0..RANKS {
             let (gone, _) = chosen(rank, &mut |own, _| {
                 let mut words = DeviceArray::<i32>::poisoned(&device, 1, own.cols());
-                device.gather_rows(&S, words.mat_mut(), own, zero.mat()).unwrap();
+                device
+                    .launch(&S, RowGather { y: words.mat_mut(), x: own, rows: zero.mat() })
+                    .unwrap();
                 told.extend(words.read(&device));
                 false
             });
@@ -302,7 +354,7 @@ fn vocab_parallel_draft_argmax_matches_full_rows() {
         for rank in 0..RANKS {
             let (of_all, drafts) = chosen(rank, &mut |own, to| {
                 assert_eq!((own.cols(), to.cols()), (2 * rows, told.len()));
-                device.gather_rows(&S, to, all.mat(), zero.mat()).unwrap();
+                device.launch(&S, RowGather { y: to, x: all.mat(), rows: zero.mat() }).unwrap();
                 true
             });
             of_all.unwrap();
@@ -321,7 +373,16 @@ fn draft_ids_are_mapped_to_target_ids() {
         let data = [(&drafts[..], 300), (&names[..], 50)];
         let left = device_and_host(&device, &data, |of, _, mut mats| {
             let names = mats.pop().unwrap();
-            of.map_draft_ids(&S, mats.pop().unwrap(), (1, 290), names.as_ref()).unwrap();
+            of.launch(
+                &S,
+                DraftIdMap {
+                    drafts: mats.pop().unwrap(),
+                    pass: 1,
+                    count: 290,
+                    ids: names.as_ref(),
+                },
+            )
+            .unwrap();
         });
         for (i, (named, draft)) in left[0].iter().zip(&drafts).enumerate() {
             let expected = if (300..590).contains(&i) { names[*draft as usize] } else { *draft };
@@ -348,7 +409,18 @@ fn drafts_become_ids_and_history() {
         let left = device_and_host(&device, &data, |of, stage, mut mats| {
             let [positions, drafts, history, ids] = [0; 4].map(|_| mats.pop().unwrap());
             let step = (stage, positions.as_ref());
-            of.insert_drafts(&S, step, rows, (ids, history), drafts.as_ref()).unwrap();
+            of.launch(
+                &S,
+                DraftInsertion {
+                    stage: step.0,
+                    positions: step.1,
+                    rows,
+                    ids,
+                    history,
+                    drafts: drafts.as_ref(),
+                },
+            )
+            .unwrap();
         });
         let row = crate::draft::rows()[3];
         let at = (row.token + row.len) as usize;

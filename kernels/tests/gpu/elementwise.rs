@@ -1,6 +1,7 @@
 //! Activations and sums against the CPU.
 
-use kernels::{DeviceDriver, Kernels, MatMut, MatRef, bf16};
+use device::{DeviceDriver, MatMut, MatRef, bf16};
+use kernels::{SiluMul, TensorAdd};
 
 use crate::support::{
     DeviceArray, GpuRealElement, RandomNumbers, S, devices, error, oracle, tolerance,
@@ -14,9 +15,13 @@ fn activations<T: GpuRealElement>() {
         let b = numbers.reals::<T>(rows * cols);
         let [mut act, mut sum] = [(); 2].map(|()| vec![T::of(0.0); rows * cols]);
         let wide = MatRef::of(&x, rows, 2 * cols).unwrap();
-        cpu.silu_mul(&S, MatMut::of(&mut act, rows, cols).unwrap(), wide).unwrap();
+        cpu.launch(&S, SiluMul { y: MatMut::of(&mut act, rows, cols).unwrap(), x: wide }).unwrap();
         let (left, right) = (wide.columns(0, cols), MatRef::of(&b, rows, cols).unwrap());
-        cpu.add(&S, MatMut::of(&mut sum, rows, cols).unwrap(), left, right).unwrap();
+        cpu.launch(
+            &S,
+            TensorAdd { y: MatMut::of(&mut sum, rows, cols).unwrap(), a: left, b: right },
+        )
+        .unwrap();
         for device in devices() {
             let name = format!("{} {rows} x {cols}", device.name());
             let (wide, b) = (
@@ -24,10 +29,15 @@ fn activations<T: GpuRealElement>() {
                 DeviceArray::of(&device, &b, rows, cols),
             );
             let mut y = DeviceArray::<T>::poisoned(&device, rows, cols);
-            device.silu_mul(&S, y.mat_mut(), wide.mat()).unwrap();
+            device.launch(&S, SiluMul { y: y.mat_mut(), x: wide.mat() }).unwrap();
             assert!(error(&y.read(&device), &act) < tolerance::<T>(), "{name}");
             let mut y = DeviceArray::<T>::poisoned(&device, rows, cols);
-            device.add(&S, y.mat_mut(), wide.mat().columns(0, cols), b.mat()).unwrap();
+            device
+                .launch(
+                    &S,
+                    TensorAdd { y: y.mat_mut(), a: wide.mat().columns(0, cols), b: b.mat() },
+                )
+                .unwrap();
             assert_eq!(y.read(&device), sum, "{name}");
         }
     }

@@ -1,6 +1,7 @@
 //! Lookups and gathers copy rows, byte for byte.
 
-use kernels::{Kernels, bf16};
+use device::bf16;
+use kernels::{RowGather, TokenEmbedding};
 
 use crate::support::{DeviceArray, GpuRealElement, RandomNumbers, S, devices};
 
@@ -22,11 +23,26 @@ fn lookups<T: GpuRealElement>(vocabulary: usize, hidden: usize) {
                 .map(|at| if at == 0 { T::of(0.0) } else { table[at - 1] })
                 .collect();
             let mut y = DeviceArray::<T>::poisoned(&device, ids.len(), hidden);
-            device.embed(&S, y.mat_mut(), indices.mat(), on_device.mat(), first).unwrap();
+            device
+                .launch(
+                    &S,
+                    TokenEmbedding {
+                        y: y.mat_mut(),
+                        ids: indices.mat(),
+                        table: on_device.mat(),
+                        first,
+                    },
+                )
+                .unwrap();
             assert_eq!(y.read(&device), expected, "{} {hidden} columns", device.arch());
             if first == 0 {
                 let mut y = DeviceArray::<T>::poisoned(&device, ids.len(), hidden);
-                device.gather_rows(&S, y.mat_mut(), on_device.mat(), indices.mat()).unwrap();
+                device
+                    .launch(
+                        &S,
+                        RowGather { y: y.mat_mut(), x: on_device.mat(), rows: indices.mat() },
+                    )
+                    .unwrap();
                 assert_eq!(y.read(&device), expected, "gathered");
             }
         }

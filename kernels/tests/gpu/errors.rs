@@ -1,7 +1,8 @@
 //! What a user reads when a GPU is not there, too small, or its kernels do not compile.
 
-use kernels::gpu::{GpuConfig, GpuDevice, GpuLibraries, KernelSource};
-use kernels::{DeviceDriver, DeviceError};
+use device::gpu::{GpuConfig, GpuLibraries, KernelSource};
+use device::{DeviceDriver, DeviceError};
+use kernels::gpu::GpuBackend;
 
 use crate::support::emulator;
 
@@ -11,7 +12,7 @@ fn a_missing_library_names_what_was_tried() {
         [(GpuLibraries::Rocm, "libamdhip64.so"), (GpuLibraries::Cuda, "libcuda.so.1")]
     {
         let config = GpuConfig { libraries, ..GpuConfig::default() };
-        match GpuDevice::open(&config) {
+        match GpuBackend::open(&config) {
             Ok(device) => println!("this machine has {}", device.name()),
             // With the library, but without a device, the error says so.
             Err(error) => assert!(error.to_string().contains(what), "{error}"),
@@ -21,13 +22,13 @@ fn a_missing_library_names_what_was_tried() {
 
 #[test]
 fn missing_device_error_reports_device_count() {
-    let error = GpuDevice::open(&GpuConfig { device: 7, ..emulator(64) }).unwrap_err().to_string();
+    let error = GpuBackend::open(&GpuConfig { device: 7, ..emulator(64) }).unwrap_err().to_string();
     assert!(error.starts_with("no device 7: ") && error.ends_with("finds 1"), "{error}");
 }
 
 #[test]
 fn out_of_memory_reports_all_sizes() {
-    let device = GpuDevice::open(&emulator(64)).unwrap();
+    let device = GpuBackend::open(&emulator(64)).unwrap();
     let total = device.mem_info().total_bytes;
     let error = device.alloc(total as usize + 1).unwrap_err().to_string();
     let wanted = format!("{} bytes asked for", (total + 1).next_multiple_of(256));
@@ -47,7 +48,7 @@ static WHOLE: KernelSource = KernelSource {
 
 #[test]
 fn a_kernel_that_does_not_compile_names_file_and_reason() {
-    let device = GpuDevice::open(&emulator(32)).unwrap();
+    let device = GpuBackend::open(&emulator(32)).unwrap();
     let error = device.compile(&[(&BROKEN, vec![("SIZE", 3)])]).unwrap_err();
     let DeviceError::Gpu(error) = error else { panic!("{error}") };
     let text = error.to_string();
@@ -70,17 +71,17 @@ fn parallel_compile_is_cached_for_next_device() {
         files.sort();
         files
     };
-    let device = GpuDevice::open(&config).unwrap();
+    let device = GpuBackend::open(&config).unwrap();
     device.compile(&builds).unwrap();
     let compiled = files();
     assert_eq!(compiled.len(), 3);
-    let again = GpuDevice::open(&config).unwrap();
+    let again = GpuBackend::open(&config).unwrap();
     again.compile(&builds).unwrap();
     assert_eq!(files(), compiled, "nothing was written anew");
     // Another wave is another image; a damaged one is compiled again.
     std::fs::write(&compiled[0].0, b"damaged").unwrap();
-    GpuDevice::open(&config).unwrap().compile(&builds).unwrap();
-    GpuDevice::open(&GpuConfig { emulated_warp_size: Some(32), ..config })
+    GpuBackend::open(&config).unwrap().compile(&builds).unwrap();
+    GpuBackend::open(&GpuConfig { emulated_warp_size: Some(32), ..config })
         .unwrap()
         .compile(&builds)
         .unwrap();

@@ -1,7 +1,8 @@
 //! What the experts of a layer cost inside a captured graph, next to the bytes they must read, by type and number of tokens. Printed, not
 //! judged.
 
-use kernels::{DType, ExpertWeights, HostMat, Kernels, TopKRoutes, bf16};
+use device::{DType, bf16};
+use kernels::{ExpertMlp, ExpertWeights, HostMat, TopKRoutes};
 
 use crate::device_pair::{DevicePair, pairs};
 use crate::matrix_speed::{microseconds, report};
@@ -56,7 +57,12 @@ fn measure(pair: &DevicePair, &(name, [hidden, inner, count, top_k], dtype): &Ex
         let weights = pair.put(&vec![0.125f32; tokens * top_k], tokens, top_k);
         let routes = TopKRoutes { experts: chosen.gpu(), weights: weights.gpu() };
         let time = microseconds(pair, 8, |_| {
-            pair.gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts).unwrap();
+            pair.gpu
+                .launch(
+                    &S,
+                    ExpertMlp { y: y.gpu_mut(), x: x.gpu(), routes: &routes, experts: &experts },
+                )
+                .unwrap();
         });
         let tflops = (6 * tokens * top_k * hidden * inner) as f64 / time / 1e6;
         let what = format!("{name}, {dtype:?}, {tokens} tokens, {tflops:.0} TFLOP/s");

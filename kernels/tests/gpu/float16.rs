@@ -1,8 +1,9 @@
 //! Devices that compute with f16: every kernel that has forms of its own for a 16-bit type, against the CPU in f32 from
 //! values that f16 holds.
 
-use kernels::gpu::HalfDtype;
-use kernels::{DType, HostMat, Kernels, RowBounds, f16};
+use device::gpu::HalfDtype;
+use device::{DType, f16};
+use kernels::{AddRmsNorm, HostMat, Linear, RmsNorm, RowBounds, SiluMul, TensorAdd};
 
 use crate::device_pair::{DevicePair, bytes_of, f16_pairs, pairs, tolerance};
 use crate::fp8::ScaleGranularity;
@@ -29,7 +30,7 @@ fn sums_round_to_nearest_even() {
                 .collect();
             let (a, b) = (pair.put(&all, 64, 1024), pair.put(&others, 64, 1024));
             let mut y = pair.poisoned(F16, 64, 1024);
-            pair.gpu.add(&S, y.gpu_mut(), a.gpu(), b.gpu()).unwrap();
+            pair.gpu.launch(&S, TensorAdd { y: y.gpu_mut(), a: a.gpu(), b: b.gpu() }).unwrap();
             for ((got, sum), (a, b)) in
                 pair.read_gpu::<f16>(&y).iter().zip(&sums).zip(all.iter().zip(&others))
             {
@@ -50,18 +51,32 @@ fn row_kernels_agree_with_the_cpu() {
             let norm = pair.random(&mut numbers, F16, 1, cols);
             let mut stream = pair.random(&mut numbers, F16, rows, cols);
             let mut y = pair.poisoned(F16, rows, cols);
-            pair.gpu.rms_norm(&S, y.gpu_mut(), x.gpu(), norm.gpu(), 1e-5).unwrap();
-            pair.cpu.rms_norm(&S, y.cpu_mut(), x.cpu(), norm.cpu(), 1e-5).unwrap();
+            pair.gpu
+                .launch(&S, RmsNorm { y: y.gpu_mut(), x: x.gpu(), weight: norm.gpu(), eps: 1e-5 })
+                .unwrap();
+            pair.cpu
+                .launch(&S, RmsNorm { y: y.cpu_mut(), x: x.cpu(), weight: norm.cpu(), eps: 1e-5 })
+                .unwrap();
             pair.check("rms_norm", &y, tolerance(F16));
             let (to, sum) = (y.gpu_mut(), stream.gpu_mut());
-            pair.gpu.add_rms_norm(&S, to, sum, delta.gpu(), norm.gpu(), 1e-5).unwrap();
+            pair.gpu
+                .launch(
+                    &S,
+                    AddRmsNorm { y: to, x: sum, delta: delta.gpu(), weight: norm.gpu(), eps: 1e-5 },
+                )
+                .unwrap();
             let (to, sum) = (y.cpu_mut(), stream.cpu_mut());
-            pair.cpu.add_rms_norm(&S, to, sum, delta.cpu(), norm.cpu(), 1e-5).unwrap();
+            pair.cpu
+                .launch(
+                    &S,
+                    AddRmsNorm { y: to, x: sum, delta: delta.cpu(), weight: norm.cpu(), eps: 1e-5 },
+                )
+                .unwrap();
             pair.check("add_rms_norm", &y, tolerance(F16));
             pair.check("its sum", &stream, tolerance(F16));
             let both = pair.random(&mut numbers, F16, rows, 2 * cols);
-            pair.gpu.silu_mul(&S, y.gpu_mut(), both.gpu()).unwrap();
-            pair.cpu.silu_mul(&S, y.cpu_mut(), both.cpu()).unwrap();
+            pair.gpu.launch(&S, SiluMul { y: y.gpu_mut(), x: both.gpu() }).unwrap();
+            pair.cpu.launch(&S, SiluMul { y: y.cpu_mut(), x: both.cpu() }).unwrap();
             pair.check("silu_mul", &y, tolerance(F16));
         }
     }
@@ -156,10 +171,24 @@ fn the_other_type_is_refused() {
         let own_w = pair.gpu.pack(&parts, pair.gpu.half_dtype()).unwrap();
         let errors = [
             pair.gpu.pack(&parts, other).err(),
-            pair.gpu.add(&S, y.gpu_mut(), x.gpu(), x.gpu()).err(),
-            pair.gpu.rms_norm(&S, y.gpu_mut(), x.gpu(), x.gpu().rows_from(0, 1), 1e-5).err(),
-            pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &f32_w, None).err(),
-            pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &own_w, None).err(),
+            pair.gpu.launch(&S, TensorAdd { y: y.gpu_mut(), a: x.gpu(), b: x.gpu() }).err(),
+            pair.gpu
+                .launch(
+                    &S,
+                    RmsNorm {
+                        y: y.gpu_mut(),
+                        x: x.gpu(),
+                        weight: x.gpu().rows_from(0, 1),
+                        eps: 1e-5,
+                    },
+                )
+                .err(),
+            pair.gpu
+                .launch(&S, Linear { y: y.gpu_mut(), x: x.gpu(), weight: &f32_w, bias: None })
+                .err(),
+            pair.gpu
+                .launch(&S, Linear { y: y.gpu_mut(), x: x.gpu(), weight: &own_w, bias: None })
+                .err(),
         ];
         for error in errors {
             let error = error.expect("refused").to_string();

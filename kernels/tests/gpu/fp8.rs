@@ -1,9 +1,10 @@
 //! Weights in fp8: few rows with and without neighbours against the CPU, which multiplies the weights out; more
 //! rows against sums over what both are quantised to.
 
+use device::{DType, DeviceDriver, Fp8E4m3, bf16};
 use kernels::{
-    DType, DeviceDriver, Fp8E4m3, HostMat, Kernels, LinearFusion, LinearPrologue, PackedMatrix,
-    PrefetchHint, bf16,
+    AddRmsNorm, FusedLinear, HostMat, Linear, LinearFusion, LinearPrologue, PackedMatrix,
+    PrefetchHint, PrologueLinear, RmsNorm, SiluMul, TensorAdd,
 };
 
 use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, pairs, tolerance};
@@ -92,34 +93,64 @@ pub(crate) fn check_neighbours(
     let bias = pair.random(&mut numbers, DType::F32, 1, n);
     for (y_type, bias) in [(half, Some(&bias)), (DType::F32, None)] {
         let mut y = pair.poisoned(y_type, m, n);
-        pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, bias.map(TwinMatrix::gpu)).unwrap();
-        pair.cpu.linear(&S, y.cpu_mut(), x.cpu(), &w_cpu, bias.map(TwinMatrix::cpu)).unwrap();
+        pair.gpu
+            .launch(
+                &S,
+                Linear { y: y.gpu_mut(), x: x.gpu(), weight: &w, bias: bias.map(TwinMatrix::gpu) },
+            )
+            .unwrap();
+        pair.cpu
+            .launch(
+                &S,
+                Linear {
+                    y: y.cpu_mut(),
+                    x: x.cpu(),
+                    weight: &w_cpu,
+                    bias: bias.map(TwinMatrix::cpu),
+                },
+            )
+            .unwrap();
         pair.check(&what("product"), &y, tolerance(half));
     }
-    assert!(pair.gpu.fuses_linear(m, half, &w));
+    assert!(FusedLinear::supports(&pair.backends()[0], m, half, &w));
     let mut normed = pair.poisoned(half, m, k);
-    pair.cpu.rms_norm(&S, normed.cpu_mut(), x.cpu(), norm.cpu(), eps).unwrap();
+    pair.cpu
+        .launch(&S, RmsNorm { y: normed.cpu_mut(), x: x.cpu(), weight: norm.cpu(), eps })
+        .unwrap();
     let mut both = pair.poisoned(half, m, n);
-    pair.cpu.linear(&S, both.cpu_mut(), normed.cpu(), &w_cpu, Some(bias.cpu())).unwrap();
+    pair.cpu
+        .launch(
+            &S,
+            Linear { y: both.cpu_mut(), x: normed.cpu(), weight: &w_cpu, bias: Some(bias.cpu()) },
+        )
+        .unwrap();
     let with_norm = LinearFusion { norm: Some((norm.gpu(), eps)), ..LinearFusion::default() };
     let around = LinearFusion { bias: Some(bias.gpu()), ..with_norm };
-    pair.gpu.fused_linear(&S, both.gpu_mut(), x.gpu(), &w, &around).unwrap();
+    pair.gpu
+        .launch(&S, FusedLinear { y: both.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+        .unwrap();
     pair.check(&what("norm"), &both, tolerance(half));
 
     let mut gated = pair.poisoned(half, m, n / 2);
-    pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
+    pair.cpu.launch(&S, SiluMul { y: gated.cpu_mut(), x: both.cpu() }).unwrap();
     // What comes next may be brought near, and changes nothing.
     let ahead = Some(PrefetchHint { weight: &w, silu_mul: m.is_multiple_of(2) });
     let around = LinearFusion { silu_mul: true, prefetch: ahead, ..around };
-    pair.gpu.fused_linear(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
+    pair.gpu
+        .launch(&S, FusedLinear { y: gated.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+        .unwrap();
     pair.check(&what("silu_mul"), &gated, 2.0 * tolerance(half));
 
     let mut stream = pair.random(&mut numbers, half, m, n);
     let mut sum = pair.poisoned(half, m, n);
-    pair.cpu.linear(&S, both.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
-    pair.cpu.add(&S, sum.cpu_mut(), stream.cpu(), both.cpu()).unwrap();
+    pair.cpu
+        .launch(&S, Linear { y: both.cpu_mut(), x: x.cpu(), weight: &w_cpu, bias: None })
+        .unwrap();
+    pair.cpu.launch(&S, TensorAdd { y: sum.cpu_mut(), a: stream.cpu(), b: both.cpu() }).unwrap();
     let around = LinearFusion { add: true, prefetch: ahead, ..LinearFusion::default() };
-    pair.gpu.fused_linear(&S, stream.gpu_mut(), x.gpu(), &w, &around).unwrap();
+    pair.gpu
+        .launch(&S, FusedLinear { y: stream.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+        .unwrap();
     std::mem::swap(&mut stream.gpu, &mut sum.gpu);
     pair.check(&what("add"), &sum, tolerance(half));
 }
@@ -138,8 +169,10 @@ fn stacks_keep_the_scales_of_their_parts() {
         let w_cpu = pair.cpu.pack(&parts, DType::BF16).unwrap();
         let x = pair.random(&mut numbers, DType::BF16, 2, k);
         let mut y = pair.poisoned(DType::BF16, 2, 328);
-        pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, None).unwrap();
-        pair.cpu.linear(&S, y.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
+        pair.gpu.launch(&S, Linear { y: y.gpu_mut(), x: x.gpu(), weight: &w, bias: None }).unwrap();
+        pair.cpu
+            .launch(&S, Linear { y: y.cpu_mut(), x: x.cpu(), weight: &w_cpu, bias: None })
+            .unwrap();
         pair.check("stack", &y, tolerance(DType::BF16));
     }
 }
@@ -172,7 +205,9 @@ pub(crate) fn check_many<T: GpuRealElement>(
     let x = pair.put(&values, m, k);
     let bias = pair.random(&mut numbers, DType::F32, 1, n);
     let mut y = pair.poisoned(T::DTYPE, m, n);
-    pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, Some(bias.gpu())).unwrap();
+    pair.gpu
+        .launch(&S, Linear { y: y.gpu_mut(), x: x.gpu(), weight: &w, bias: Some(bias.gpu()) })
+        .unwrap();
     let bias = pair.read::<f32>(&bias)[0].clone();
     let each = if grid == ScaleGranularity::Blocks { 128 } else { k };
     let quantised: Vec<f32> =
@@ -225,15 +260,19 @@ fn check_rows(pair: &DevicePair, (n, k): (usize, usize), grid: ScaleGranularity,
         let x = pair.put(&values[from * k..(from + m) * k], m, k);
         let mut y = pair.poisoned(DType::F32, m, n);
         if m > 16 {
-            pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, None).unwrap();
+            pair.gpu
+                .launch(&S, Linear { y: y.gpu_mut(), x: x.gpu(), weight: &w, bias: None })
+                .unwrap();
         } else {
             let norm = normed.then(|| (norm.gpu(), eps));
             let around = LinearFusion { norm, ..LinearFusion::default() };
-            pair.gpu.fused_linear(&S, y.gpu_mut(), x.gpu(), &w, &around).unwrap();
+            pair.gpu
+                .launch(&S, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+                .unwrap();
         }
         pair.read::<f32>(&y)[0].clone()
     };
-    if pair.gpu.fuses_linear(16, DType::BF16, &w) {
+    if FusedLinear::supports(&pair.backends()[0], 16, DType::BF16, &w) {
         let few = product(0, 16);
         for (from, m) in [(0, 1), (7, 1), (15, 1), (3, 2), (5, 9)] {
             let same = product(from, m) == few[from * n..(from + m) * n];
@@ -263,7 +302,10 @@ fn fp8_prologue_quantizes_inputs() {
             not_taken.into_iter().chain([((32, 256), ScaleGranularity::Blocks, 16)])
         {
             let [w, _] = Fp8Weights::new(&mut numbers, shape, grid).pack(pair);
-            assert!(!pair.gpu.fuses_prologue(rows, DType::BF16, &w), "{shape:?} {grid:?} {rows}");
+            assert!(
+                !PrologueLinear::supports(&pair.backends()[0], rows, DType::BF16, &w),
+                "{shape:?} {grid:?} {rows}"
+            );
         }
     }
 }
@@ -272,23 +314,38 @@ pub(crate) fn check_norm_before(pair: &DevicePair, m: usize, k: usize) {
     let (n, eps, bf16) = (32, 1e-6, DType::BF16);
     let mut numbers = pair.numbers((m * k) as u64);
     let [w, _] = Fp8Weights::new(&mut numbers, (n, k), ScaleGranularity::Blocks).pack(pair);
-    assert!(pair.gpu.fuses_prologue(m, bf16, &w), "{m} x {k}");
+    assert!(PrologueLinear::supports(&pair.backends()[0], m, bf16, &w), "{m} x {k}");
     let (x, delta) = (pair.random(&mut numbers, bf16, m, k), pair.random(&mut numbers, bf16, m, k));
     let norm = pair.random(&mut numbers, bf16, 1, k);
     let bias = pair.random(&mut numbers, DType::F32, 1, n);
-    let start = pair.read::<kernels::bf16>(&x)[0].clone();
+    let start = pair.read::<device::bf16>(&x)[0].clone();
     let (mut one, mut both) = (pair.put(&start, m, k), pair.put(&start, m, k));
     let mut normed = pair.poisoned(bf16, m, k);
     let (mut expected, mut y) = (pair.poisoned(bf16, m, n), pair.poisoned(bf16, m, n));
     let sum = one.gpu_mut();
-    pair.gpu.add_rms_norm(&S, normed.gpu_mut(), sum, delta.gpu(), norm.gpu(), eps).unwrap();
-    pair.gpu.linear(&S, expected.gpu_mut(), normed.gpu(), &w, Some(bias.gpu())).unwrap();
+    pair.gpu
+        .launch(
+            &S,
+            AddRmsNorm { y: normed.gpu_mut(), x: sum, delta: delta.gpu(), weight: norm.gpu(), eps },
+        )
+        .unwrap();
+    pair.gpu
+        .launch(
+            &S,
+            Linear { y: expected.gpu_mut(), x: normed.gpu(), weight: &w, bias: Some(bias.gpu()) },
+        )
+        .unwrap();
     let (x, delta, norm) = (both.gpu_mut(), delta.gpu(), norm.gpu());
     let before = LinearPrologue::AddNorm { x, delta, norm, eps };
-    pair.gpu.linear_with_prologue(&S, y.gpu_mut(), before, &w, Some(bias.gpu())).unwrap();
+    pair.gpu
+        .launch(
+            &S,
+            PrologueLinear { y: y.gpu_mut(), prologue: before, weight: &w, bias: Some(bias.gpu()) },
+        )
+        .unwrap();
     for (what, got, expected) in [("stream", &both, &one), ("product", &y, &expected)] {
         let [got, expected] =
-            [got, expected].map(|twin| pair.read::<kernels::bf16>(twin)[0].clone());
+            [got, expected].map(|twin| pair.read::<device::bf16>(twin)[0].clone());
         assert!(got == expected, "{what} of {m} x {k}");
     }
 }
@@ -300,10 +357,14 @@ pub(crate) fn check_silu_before(pair: &DevicePair, m: usize, k: usize) {
     let halves = pair.random(&mut numbers, bf16, m, 2 * k);
     let mut gated = pair.poisoned(bf16, m, k);
     let (mut expected, mut y) = (pair.poisoned(bf16, m, n), pair.poisoned(bf16, m, n));
-    pair.gpu.silu_mul(&S, gated.gpu_mut(), halves.gpu()).unwrap();
-    pair.gpu.linear(&S, expected.gpu_mut(), gated.gpu(), &w, None).unwrap();
+    pair.gpu.launch(&S, SiluMul { y: gated.gpu_mut(), x: halves.gpu() }).unwrap();
+    pair.gpu
+        .launch(&S, Linear { y: expected.gpu_mut(), x: gated.gpu(), weight: &w, bias: None })
+        .unwrap();
     let before = LinearPrologue::SiluMul(halves.gpu());
-    pair.gpu.linear_with_prologue(&S, y.gpu_mut(), before, &w, None).unwrap();
-    let [got, expected] = [&y, &expected].map(|twin| pair.read::<kernels::bf16>(twin)[0].clone());
+    pair.gpu
+        .launch(&S, PrologueLinear { y: y.gpu_mut(), prologue: before, weight: &w, bias: None })
+        .unwrap();
+    let [got, expected] = [&y, &expected].map(|twin| pair.read::<device::bf16>(twin)[0].clone());
     assert!(got == expected, "product of {m} x {k}");
 }

@@ -1,6 +1,7 @@
 //! Products of many rows by warpgroups, plain and with `silu_mul`: results, and rows that know no others.
 
-use kernels::{DType, Kernels, LinearFusion, PackedMatrix};
+use device::DType;
+use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, SiluMul};
 
 use crate::device_pair::{DevicePair, TwinMatrix, pairs, tolerance};
 use crate::support::S;
@@ -39,17 +40,31 @@ fn gemm_large_m_agrees_with_the_cpu() {
 pub(crate) fn check(pair: &DevicePair, k: usize) {
     let half = pair.gpu.half_dtype();
     let [w, w_cpu] = weights(pair, k);
-    assert!(pair.gpu.fuses_linear_silu_mul(ROWS, half, &w));
+    assert!(FusedLinear::supports_silu_mul(&pair.backends()[0], ROWS, half, &w));
     let x = pair.random(&mut pair.numbers(k as u64), half, ROWS, k);
     let mut both = pair.poisoned(half, ROWS, w.n());
-    pair.cpu.linear(&S, both.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
-    pair.gpu.fused_linear(&S, both.gpu_mut(), x.gpu(), &w, &LinearFusion::default()).unwrap();
+    pair.cpu
+        .launch(&S, Linear { y: both.cpu_mut(), x: x.cpu(), weight: &w_cpu, bias: None })
+        .unwrap();
+    pair.gpu
+        .launch(
+            &S,
+            FusedLinear {
+                y: both.gpu_mut(),
+                x: x.gpu(),
+                weight: &w,
+                fusion: &LinearFusion::default(),
+            },
+        )
+        .unwrap();
     pair.check(&format!("plain, {k} columns"), &both, tolerance(half));
 
     let mut gated = pair.poisoned(half, ROWS, w.n() / 2);
-    pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
+    pair.cpu.launch(&S, SiluMul { y: gated.cpu_mut(), x: both.cpu() }).unwrap();
     let around = LinearFusion { silu_mul: true, ..LinearFusion::default() };
-    pair.gpu.fused_linear(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
+    pair.gpu
+        .launch(&S, FusedLinear { y: gated.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+        .unwrap();
     pair.check(&format!("gated, {k} columns"), &gated, 2.0 * tolerance(half));
 }
 
@@ -59,13 +74,15 @@ fn gemm_large_m_rows_are_batch_invariant() {
     for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
         let (k, skipped) = (128, 75);
         let [w, _] = weights(pair, k);
-        let values = pair.numbers(3).reals::<kernels::bf16>((ROWS + skipped) * k);
+        let values = pair.numbers(3).reals::<device::bf16>((ROWS + skipped) * k);
         let product = |from: usize| {
             let x: TwinMatrix = pair.put(&values[from * k..(from + ROWS) * k], ROWS, k);
             let mut y = pair.poisoned(DType::BF16, ROWS, w.n() / 2);
             let around = LinearFusion { silu_mul: true, ..LinearFusion::default() };
-            pair.gpu.fused_linear(&S, y.gpu_mut(), x.gpu(), &w, &around).unwrap();
-            pair.read::<kernels::bf16>(&y)[0].clone()
+            pair.gpu
+                .launch(&S, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+                .unwrap();
+            pair.read::<device::bf16>(&y)[0].clone()
         };
         let (first, later) = (product(0), product(skipped));
         let row = w.n() / 2;
@@ -79,9 +96,9 @@ fn gemm_large_m_rejects_other_fusions() {
     for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
         let k = 64;
         let [w, _] = weights(pair, k);
-        assert!(!pair.gpu.fuses_linear_silu_mul(2047, DType::BF16, &w));
-        assert!(!pair.gpu.fuses_linear_silu_mul(ROWS, DType::F32, &w));
-        assert!(!pair.gpu.fuses_linear(ROWS, DType::BF16, &w));
+        assert!(!FusedLinear::supports_silu_mul(&pair.backends()[0], 2047, DType::BF16, &w));
+        assert!(!FusedLinear::supports_silu_mul(&pair.backends()[0], ROWS, DType::F32, &w));
+        assert!(!FusedLinear::supports(&pair.backends()[0], ROWS, DType::BF16, &w));
         let mut numbers = pair.numbers(4);
         let x = pair.random(&mut numbers, DType::BF16, ROWS, k);
         let bias = pair.random(&mut numbers, DType::F32, 1, w.n());
@@ -90,7 +107,9 @@ fn gemm_large_m_rejects_other_fusions() {
             LinearFusion { bias: Some(bias.gpu()), ..LinearFusion::default() },
             LinearFusion { add: true, ..LinearFusion::default() },
         ] {
-            pair.gpu.fused_linear(&S, y.gpu_mut(), x.gpu(), &w, &around).unwrap_err();
+            pair.gpu
+                .launch(&S, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+                .unwrap_err();
         }
     }
 }

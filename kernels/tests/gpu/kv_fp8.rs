@@ -1,8 +1,9 @@
 //! Keys and values in fp8: stored by one kernel and read by the others as the CPU does.
 
+use device::{DType, DeviceDriver, MatRef};
 use kernels::{
-    AttentionMetadata, DType, DeviceDriver, Kernels, KvLayout, KvOrder, MatRef, PagedAttentionArgs,
-    QkNormRopeArgs, RopeCosSin, RowBounds,
+    AttentionMetadata, KvLayout, KvOrder, PagedAttention, PagedAttentionArgs, QkNormRopeArgs,
+    QkNormRopeKvWrite, RopeCosSin, RowBounds,
 };
 
 use crate::device_pair::{DevicePair, TwinMatrix, pairs, tolerance};
@@ -28,7 +29,7 @@ pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode
         let dtype = DType::F8E4M3;
         KvLayout { layers: 2, blocks, block_tokens, kv_heads, head_dim, dtype, order }
     };
-    let layouts = [layout(KvOrder::Rows), layout(pair.cpu.kv_order())];
+    let layouts = [layout(KvOrder::Rows), layout(KvOrder::Lanes)];
     let mut pools =
         [pair.gpu.alloc(layouts[0].bytes()).unwrap(), pair.cpu.alloc(layouts[1].bytes()).unwrap()];
     // An earlier owner left NaN everywhere.
@@ -62,7 +63,7 @@ pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode
     let mut o = pair.poisoned(dtype, asked, query_heads * head_dim);
     for at in 0..2 {
         let view: fn(&TwinMatrix) -> MatRef<'_> = [TwinMatrix::gpu, TwinMatrix::cpu][at];
-        let device: &dyn Kernels = [&pair.gpu as &dyn Kernels, &pair.cpu][at];
+        let device = &pair.backends()[at];
         let args = QkNormRopeArgs {
             qkv: view(&qkv),
             q_norm: None,
@@ -76,7 +77,17 @@ pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode
             kv_scales: SCALES,
         };
         let out = if at == 0 { q.gpu_mut() } else { q.cpu_mut() };
-        device.qk_norm_rope_kv_write(&S, out, (&mut pools[at], &layouts[at]), &args).unwrap();
+        device
+            .launch(
+                &S,
+                QkNormRopeKvWrite {
+                    q: out,
+                    pool: &mut pools[at],
+                    layout: &layouts[at],
+                    args: &args,
+                },
+            )
+            .unwrap();
         let step = AttentionMetadata {
             cu_q: view(&rows[0]),
             context_lens: view(&rows[1]),
@@ -95,7 +106,12 @@ pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode
         let args =
             PagedAttentionArgs { q, rows: step, heads: query_heads, layer: 1, scale, first: 0 };
         let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
-        device.paged_attention(&S, out, (&pools[at], &layouts[at]), &args).unwrap();
+        device
+            .launch(
+                &S,
+                PagedAttention { o: out, pool: &pools[at], layout: &layouts[at], args: &args },
+            )
+            .unwrap();
     }
     // A key at the edge of two numbers may fall to either side.
     pair.check(&format!("{heads:?} {dtype:?} decode: {decode}"), &o, 2.0 * tolerance(DType::BF16));

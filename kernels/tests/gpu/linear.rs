@@ -1,7 +1,8 @@
 //! Products: every kernel that `linear` may choose, with and without neighbours, and rows that do not depend on
 //! how many there are.
 
-use kernels::{DType, Kernels, LinearFusion, PackedMatrix};
+use device::DType;
+use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, RmsNorm, SiluMul, TensorAdd};
 
 use crate::device_pair::{DevicePair, TwinMatrix, pairs, tolerance};
 use crate::support::{RandomNumbers, S};
@@ -25,8 +26,10 @@ pub(crate) fn check_product(
     let bias = bias.then(|| pair.random(&mut numbers, DType::F32, 1, n));
     let mut y = pair.poisoned(y_type, m, n);
     let (on_gpu, on_cpu) = (bias.as_ref().map(TwinMatrix::gpu), bias.as_ref().map(TwinMatrix::cpu));
-    pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, on_gpu).unwrap();
-    pair.cpu.linear(&S, y.cpu_mut(), x.cpu(), &w_cpu, on_cpu).unwrap();
+    pair.gpu.launch(&S, Linear { y: y.gpu_mut(), x: x.gpu(), weight: &w, bias: on_gpu }).unwrap();
+    pair.cpu
+        .launch(&S, Linear { y: y.cpu_mut(), x: x.cpu(), weight: &w_cpu, bias: on_cpu })
+        .unwrap();
     pair.check(&format!("{m} x {n} x {k} {types:?}"), &y, tolerance(y_type));
 }
 
@@ -61,8 +64,8 @@ fn fused_linear_matches_separate_kernels() {
     for pair in &pairs() {
         for k in [264, 1312] {
             let w = check_fused_linear(pair, 72, k, &[1, 5, 16]);
-            assert!(!pair.gpu.fuses_linear(17, DType::BF16, &w));
-            assert!(!pair.gpu.fuses_linear(1, DType::F32, &w));
+            assert!(!FusedLinear::supports(&pair.backends()[0], 17, DType::BF16, &w));
+            assert!(!FusedLinear::supports(&pair.backends()[0], 1, DType::F32, &w));
         }
     }
 }
@@ -97,32 +100,57 @@ pub(crate) fn check_fused_linear(
     let mut numbers = pair.numbers(1);
     let [w, w_cpu] = pair.pack(&weights(&mut numbers, n, k), n, k, half);
     for &m in rows {
-        assert!(pair.gpu.fuses_linear(m, half, &w));
+        assert!(FusedLinear::supports(&pair.backends()[0], m, half, &w));
         let x = pair.random(&mut numbers, half, m, k);
         let norm = pair.random(&mut numbers, half, 1, k);
         let bias = pair.random(&mut numbers, DType::F32, 1, n);
         let mut normed = pair.poisoned(half, m, k);
-        pair.cpu.rms_norm(&S, normed.cpu_mut(), x.cpu(), norm.cpu(), eps).unwrap();
+        pair.cpu
+            .launch(&S, RmsNorm { y: normed.cpu_mut(), x: x.cpu(), weight: norm.cpu(), eps })
+            .unwrap();
         let with_norm = LinearFusion { norm: Some((norm.gpu(), eps)), ..LinearFusion::default() };
 
         let mut both = pair.poisoned(half, m, n);
-        pair.cpu.linear(&S, both.cpu_mut(), normed.cpu(), &w_cpu, Some(bias.cpu())).unwrap();
+        pair.cpu
+            .launch(
+                &S,
+                Linear {
+                    y: both.cpu_mut(),
+                    x: normed.cpu(),
+                    weight: &w_cpu,
+                    bias: Some(bias.cpu()),
+                },
+            )
+            .unwrap();
         let around = LinearFusion { bias: Some(bias.gpu()), ..with_norm };
-        pair.gpu.fused_linear(&S, both.gpu_mut(), x.gpu(), &w, &around).unwrap();
+        pair.gpu
+            .launch(&S, FusedLinear { y: both.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+            .unwrap();
         pair.check("norm", &both, tolerance(half));
 
         let mut gated = pair.poisoned(half, m, n / 2);
-        pair.cpu.silu_mul(&S, gated.cpu_mut(), both.cpu()).unwrap();
+        pair.cpu.launch(&S, SiluMul { y: gated.cpu_mut(), x: both.cpu() }).unwrap();
         let around = LinearFusion { silu_mul: true, ..around };
-        pair.gpu.fused_linear(&S, gated.gpu_mut(), x.gpu(), &w, &around).unwrap();
+        pair.gpu
+            .launch(&S, FusedLinear { y: gated.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+            .unwrap();
         pair.check("silu_mul", &gated, 2.0 * tolerance(half));
 
         let mut stream = pair.random(&mut numbers, half, m, n);
         let mut sum = pair.poisoned(half, m, n);
-        pair.cpu.linear(&S, both.cpu_mut(), x.cpu(), &w_cpu, None).unwrap();
-        pair.cpu.add(&S, sum.cpu_mut(), stream.cpu(), both.cpu()).unwrap();
+        pair.cpu
+            .launch(&S, Linear { y: both.cpu_mut(), x: x.cpu(), weight: &w_cpu, bias: None })
+            .unwrap();
+        pair.cpu
+            .launch(&S, TensorAdd { y: sum.cpu_mut(), a: stream.cpu(), b: both.cpu() })
+            .unwrap();
         let around = LinearFusion { add: true, ..LinearFusion::default() };
-        pair.gpu.fused_linear(&S, stream.gpu_mut(), x.gpu(), &w, &around).unwrap();
+        pair.gpu
+            .launch(
+                &S,
+                FusedLinear { y: stream.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around },
+            )
+            .unwrap();
         std::mem::swap(&mut stream.gpu, &mut sum.gpu);
         pair.check("add", &sum, tolerance(half));
     }
@@ -153,18 +181,20 @@ fn check_rows(
 ) {
     let eps = 1e-6;
     let mut numbers = pair.numbers(2);
-    let values = numbers.reals::<kernels::bf16>(rows * k);
+    let values = numbers.reals::<device::bf16>(rows * k);
     let norm = pair.random(&mut numbers, DType::BF16, 1, k);
     let norm = normed.then(|| (norm.gpu(), eps));
     let [w, _] = pair.pack(&weights(&mut numbers, n, k), n, k, DType::BF16);
-    if !pair.gpu.fuses_linear(rows, DType::BF16, &w) {
+    if !FusedLinear::supports(&pair.backends()[0], rows, DType::BF16, &w) {
         return; // More than fits beside each other in this GPU's shared memory.
     }
     let product = |from: usize, m: usize| {
         let x = pair.put(&values[from * k..(from + m) * k], m, k);
         let mut y = pair.poisoned(DType::F32, m, n);
         let around = LinearFusion { norm, ..LinearFusion::default() };
-        pair.gpu.fused_linear(&S, y.gpu_mut(), x.gpu(), &w, &around).unwrap();
+        pair.gpu
+            .launch(&S, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+            .unwrap();
         pair.read::<f32>(&y)[0].clone()
     };
     let all = product(0, rows);

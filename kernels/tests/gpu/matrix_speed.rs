@@ -3,8 +3,9 @@
 
 use std::time::Instant;
 
+use device::{DType, DeviceDriver};
 use kernels::{
-    AttentionMetadata, DType, DeviceDriver, Kernels, KvLayout, KvOrder, LinearFusion, PackedMatrix,
+    AttentionMetadata, FusedLinear, KvLayout, KvOrder, LinearFusion, PackedMatrix, PagedAttention,
     PagedAttentionArgs, RowBounds,
 };
 
@@ -67,14 +68,19 @@ fn products(pair: &DevicePair, n: usize, k: usize, rows: &[usize]) {
         let normed = LinearFusion { norm: Some((norm.gpu(), 1e-6)), ..plain };
         let gated = LinearFusion { silu_mul: true, ..normed };
         for (name, around) in [("", plain), (" norm", normed), (" norm silu_mul", gated)] {
-            if !pair.gpu.fuses_linear(m, DType::BF16, &weights[0]) {
+            if !FusedLinear::supports(&pair.backends()[0], m, DType::BF16, &weights[0]) {
                 continue;
             }
             let outputs = if around.silu_mul { n / 2 } else { n };
             let mut y = pair.poisoned(DType::BF16, m, outputs);
             let time = microseconds(pair, weights.len(), |i| {
                 let w = &weights[i];
-                pair.gpu.fused_linear(&S, y.gpu_mut(), x.gpu(), w, &around).unwrap();
+                pair.gpu
+                    .launch(
+                        &S,
+                        FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: w, fusion: &around },
+                    )
+                    .unwrap();
             });
             report(&format!("{m} x {n} x {k}{name}"), time, n * k * 2);
         }
@@ -140,7 +146,12 @@ fn attend(
             scale: 0.088,
             first: 0,
         };
-        pair.gpu.paged_attention(&S, o.gpu_mut(), (&pool, &layout), &args).unwrap();
+        pair.gpu
+            .launch(
+                &S,
+                PagedAttention { o: o.gpu_mut(), pool: &pool, layout: &layout, args: &args },
+            )
+            .unwrap();
     });
     let seen = q * (2 * context - q + 1) / 2;
     let tflops = (4 * rows * seen * heads * dim) as f64 / time / 1e6;

@@ -1,9 +1,11 @@
 //! Latent attention against the CPU: rows of one token and of many, blocks in any order, both types.
 
+use std::ops::Range;
+
+use device::DType;
+
 use crate::device_pair::{DevicePair, pairs};
 use crate::mla_case::MlaCase;
-use kernels::DType;
-use std::ops::Range;
 
 /// Heads, latent, turned, unturned, value channels, block size.
 pub(crate) type MlaSizes = [usize; 6];

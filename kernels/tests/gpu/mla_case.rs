@@ -1,13 +1,14 @@
 //! One case of latent attention: what is written to the pools of both devices, what rows ask of them, what comes out.
 
+use device::{Buffer, DType, MatMut, MatRef};
+use kernels::{
+    AttentionMetadata, HostMat, KernelBackend, MlaAttention, MlaAttentionArgs, MlaHeadWeights,
+    MlaKvLayout, MlaKvWrite, MlaKvWriteArgs, PackedGroup, RopeCosSin, RowBounds,
+};
+
 use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, rounded, tolerance};
 use crate::mla::{MlaRows, MlaSizes};
 use crate::support::{RandomNumbers, S, error};
-use kernels::{
-    AttentionMetadata, Buffer, DType, DeviceDriver, HostMat, Kernels, MatMut, MatRef,
-    MlaAttentionArgs, MlaHeadWeights, MlaKvLayout, MlaKvWriteArgs, PackedGroup, RopeCosSin,
-    RowBounds,
-};
 
 /// Rows over one context, as long as the longest of them needs, and the heads that look at it.
 pub(crate) struct MlaCase<'a> {
@@ -123,24 +124,32 @@ impl<'a> MlaCase<'a> {
     /// Answers all rows on both devices, and on the GPU also one by one, and the first without the others.
     pub(crate) fn run(&mut self) {
         let (pair, [gpu, cpu]) = (self.pair, self.layouts);
-        let (pool, packed) = self.written(&pair.gpu, (TwinMatrix::gpu, TwinMatrix::gpu_mut), &gpu);
+        let backends = pair.backends();
+        let (pool, packed) =
+            self.written(&backends[0], (TwinMatrix::gpu, TwinMatrix::gpu_mut), &gpu);
         let all = self.queries.args(TwinMatrix::gpu, packed.heads(gpu.dtype));
         let MlaResults { o, separate_rows: apart, single_rows: alone } = &mut self.results;
         for (out, args) in
             [(&mut *o, all), (apart, one_by_one(&all)), (alone, first_row_only(&all))]
         {
-            pair.gpu.mla_attention(&S, out.gpu_mut(), (&pool, &gpu), &args).unwrap();
+            pair.gpu
+                .launch(
+                    &S,
+                    MlaAttention { o: out.gpu_mut(), pool: &pool, layout: &gpu, args: &args },
+                )
+                .unwrap();
         }
-        let (pool, packed) = self.written(&pair.cpu, (TwinMatrix::cpu, TwinMatrix::cpu_mut), &cpu);
+        let (pool, packed) =
+            self.written(&backends[1], (TwinMatrix::cpu, TwinMatrix::cpu_mut), &cpu);
         let all = self.queries.args(TwinMatrix::cpu, packed.heads(cpu.dtype));
         let o = self.results.o.cpu_mut();
-        pair.cpu.mla_attention(&S, o, (&pool, &cpu), &all).unwrap();
+        pair.cpu.launch(&S, MlaAttention { o, pool: &pool, layout: &cpu, args: &all }).unwrap();
     }
 
     /// A pool with all latents, and the weights, on a device; queries are turned.
-    fn written<D: DeviceDriver + Kernels>(
+    fn written(
         &mut self,
-        device: &D,
+        device: &KernelBackend,
         (view, view_mut): (TwinView, TwinViewMut),
         layout: &MlaKvLayout,
     ) -> (Buffer, PackedMlaWeights) {
@@ -149,7 +158,7 @@ impl<'a> MlaCase<'a> {
         device.upload(&mut pool, 0, &vec![0xff; layout.bytes()]).unwrap();
         let args = self.kv_inputs.args(view, self.sizes[0]);
         let q = view_mut(&mut self.queries.q);
-        device.mla_kv_write(&S, q, (&mut pool, layout), &args).unwrap();
+        device.launch(&S, MlaKvWrite { q, pool: &mut pool, layout, args: &args }).unwrap();
         let packed = self.weights.packed(device, &self.sizes, layout.dtype);
         (pool, packed)
     }
@@ -225,7 +234,7 @@ impl MlaKvInputs {
 }
 
 impl MlaHeadMatrices {
-    fn packed(&self, device: &dyn Kernels, sizes: &MlaSizes, dtype: DType) -> PackedMlaWeights {
+    fn packed(&self, device: &KernelBackend, sizes: &MlaSizes, dtype: DType) -> PackedMlaWeights {
         let [_, latent, _, unturned, value, _] = *sizes;
         let turned: Vec<Vec<u8>> = self.w_uk.iter().map(|key| transposed(key, latent)).collect();
         let pack = |all: &[Vec<u8>], n: usize, k: usize| {

@@ -1,16 +1,20 @@
 //! Latent attention of rows of many tokens, whose keys and values a GPU makes, against the CPU, and against itself: no bit depends on
 //! who is in the batch or on where windows of keys are cut.
 
+use std::sync::Arc;
+
 use std::ops::Range;
 
-use kernels::gpu::{GpuConfig, HalfDtype};
+use device::gpu::HalfDtype;
+use device::{Buffer, DType};
+use kernels::gpu::GpuBackend;
 use kernels::{
-    AttentionMetadata, Buffer, DType, HostMat, Kernels, MlaAttentionArgs, MlaHeadWeights,
+    AttentionMetadata, HostMat, KernelBackend, MlaAttention, MlaAttentionArgs, MlaHeadWeights,
     MlaKvLayout, PackedGroup, RowBounds,
 };
 
 use crate::device_pair::{DevicePair, TwinMatrix, bytes_of, on_cpu, pairs, rounded, tolerance};
-use crate::support::{RandomNumbers, S, devices_with, error};
+use crate::support::{RandomNumbers, S, devices_of, error};
 
 /// Heads, latent, turned, unturned, value channels, block size.
 type MlaPrefillSizes = [usize; 6];
@@ -90,7 +94,7 @@ impl<'a> MlaPrefillCase<'a> {
 }
 
 /// Weights of both devices: keys, keys transposed, values.
-fn heads_of(case: &MlaPrefillCase<'_>, device: &dyn Kernels, dtype: DType) -> [PackedGroup; 3] {
+fn heads_of(case: &MlaPrefillCase<'_>, device: &KernelBackend, dtype: DType) -> [PackedGroup; 3] {
     let [heads, latent, _, unturned, value, _] = case.sizes;
     let pack = |all: &[f32], n: usize, k: usize| {
         let bytes: Vec<Vec<u8>> = all.chunks_exact(n * k).map(bytes_of).collect();
@@ -151,8 +155,8 @@ fn outputs(
     let blocks = case.pool.len() / (block_tokens * (latent + rotary));
     for at in 0..=usize::from(with_cpu) {
         let dtype = [case.dtype, on_cpu(case.dtype)][at];
-        let view: fn(&TwinMatrix) -> kernels::MatRef<'_> = [TwinMatrix::gpu, TwinMatrix::cpu][at];
-        let device: &dyn Kernels = [&pair.gpu as &dyn Kernels, &pair.cpu][at];
+        let view: fn(&TwinMatrix) -> device::MatRef<'_> = [TwinMatrix::gpu, TwinMatrix::cpu][at];
+        let device = &pair.backends()[at];
         let layout = MlaKvLayout {
             layers,
             blocks,
@@ -182,7 +186,7 @@ fn outputs(
         };
         let pool: &Buffer = [&pool.gpu, &pool.cpu][at];
         let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
-        device.mla_attention(&S, out, (pool, &layout), &args).unwrap();
+        device.launch(&S, MlaAttention { o: out, pool, layout: &layout, args: &args }).unwrap();
     }
     pair.read_floats(&o)
 }
@@ -210,9 +214,11 @@ pub(crate) fn check(
 
 /// The same numbers on devices that differ in how many bytes they make at a time.
 pub(crate) fn with_bytes(bytes: Option<usize>) -> Vec<DevicePair> {
-    let change =
-        |config| GpuConfig { mla_prefill_bytes: bytes, half_dtype: HalfDtype::BF16, ..config };
-    devices_with(change).into_iter().map(DevicePair::new).collect()
+    let limited = |gpu: Arc<GpuBackend>| {
+        let gpu = Arc::into_inner(gpu).unwrap().with_mla_prefill_bytes(bytes);
+        DevicePair::new(Arc::new(gpu))
+    };
+    devices_of(HalfDtype::BF16).into_iter().map(limited).collect()
 }
 
 #[test]

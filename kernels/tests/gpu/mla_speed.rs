@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use device::{DType, DeviceDriver, bf16};
 use kernels::{
-    AttentionMetadata, DType, DeviceDriver, HostMat, Kernels, MlaAttentionArgs, MlaHeadWeights,
-    MlaKvLayout, PackedGroup, RowBounds, bf16,
+    AttentionMetadata, HostMat, MlaAttention, MlaAttentionArgs, MlaHeadWeights, MlaKvLayout,
+    PackedGroup, RowBounds,
 };
 
 use crate::device_pair::{DevicePair, TwinMatrix, pairs};
@@ -224,7 +225,9 @@ fn measure(pair: &DevicePair, heads: usize, asked: &MlaWorkload, context: usize)
         let layer = i % LAYERS;
         let (q, rows, scale) = (queries.gpu(), step, 0.07);
         let args = MlaAttentionArgs { q, rows, heads, layer, scale, first_position: 0 };
-        pair.gpu.mla_attention(&S, o.gpu_mut(), (&pool, &layout), &args).unwrap();
+        pair.gpu
+            .launch(&S, MlaAttention { o: o.gpu_mut(), pool: &pool, layout: &layout, args: &args })
+            .unwrap();
     };
     let time = microseconds(pair, 8, |i| launch(i, &mut o));
     let seen = |context: i32| q * (2 * context as usize + 1).saturating_sub(q) / 2;

@@ -1,8 +1,9 @@
 //! The MLPs of experts: streamed for few tokens, tiled for many, plain for odd shapes, and some experts elsewhere.
 
+use device::{DType, bf16};
 use kernels::{
-    DType, ExpertLoadArgs, ExpertWeights, HostMat, Kernels, PackedGroup, RouterLogits, TopKRoutes,
-    bf16,
+    ExpertLoadArgs, ExpertMlp, ExpertWeights, HostMat, Linear, PackedGroup, RoutedExpertMlp,
+    RouterLogits, SoftmaxRouting, TopKRoutes,
 };
 
 use crate::device_pair::{DevicePair, TwinMatrix, bytes_of, on_cpu, pairs, rounded, tolerance};
@@ -68,9 +69,19 @@ impl MoeCase {
             down: &self.down[i],
         };
         let routes = TopKRoutes { experts: chosen.gpu(), weights: weights.gpu() };
-        pair.gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts(0)).unwrap();
+        pair.gpu
+            .launch(
+                &S,
+                ExpertMlp { y: y.gpu_mut(), x: x.gpu(), routes: &routes, experts: &experts(0) },
+            )
+            .unwrap();
         let routes = TopKRoutes { experts: chosen.cpu(), weights: weights.cpu() };
-        pair.cpu.moe_mlp(&S, y.cpu_mut(), x.cpu(), &routes, &experts(1)).unwrap();
+        pair.cpu
+            .launch(
+                &S,
+                ExpertMlp { y: y.cpu_mut(), x: x.cpu(), routes: &routes, experts: &experts(1) },
+            )
+            .unwrap();
         y
     }
 }
@@ -179,7 +190,9 @@ fn group_member_equals_separate_matrix() {
             let alone = pair.gpu.pack(&parts[2], dtype).unwrap();
             let [of_group, own] = [&*third, &alone].map(|w| {
                 let mut y = pair.poisoned(dtype, rows, n);
-                pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), w, None).unwrap();
+                pair.gpu
+                    .launch(&S, Linear { y: y.gpu_mut(), x: x.gpu(), weight: w, bias: None })
+                    .unwrap();
                 let [y, _] = pair.read_floats(&y);
                 y
             });
@@ -206,7 +219,12 @@ fn fused_routing_changes_no_bit() {
         let mut weights = pair.poisoned(DType::F32, tokens, k);
         let scores = RouterLogits { logits: logits.gpu(), top_k, normalise, shared };
         let out = (chosen.gpu_mut(), weights.gpu_mut());
-        pair.gpu.moe_route_softmax(&S, out.0, out.1, &scores, None).unwrap();
+        pair.gpu
+            .launch(
+                &S,
+                SoftmaxRouting { experts: out.0, weights: out.1, router: &scores, load: None },
+            )
+            .unwrap();
         [case.chosen, _] = pair.read::<i32>(&chosen);
         [case.weights, _] = pair.read::<f32>(&weights);
         let [apart, _] = pair.read_floats(&case.run(pair, &x, 0));
@@ -219,7 +237,10 @@ fn fused_routing_changes_no_bit() {
         let mut to =
             ExpertLoadArgs { tokens: counted.mat_mut(), layer: 0, slots: Some(slots.mat()) };
         let (x, to) = (x.gpu(), Some(&mut to));
-        if pair.gpu.moe_mlp_from_logits(&S, y.gpu_mut(), x, &scores, &experts, to).unwrap() {
+        if RoutedExpertMlp::supports(&pair.backends()[0], &scores, &experts) {
+            let op =
+                RoutedExpertMlp { y: y.gpu_mut(), x, router: &scores, experts: &experts, load: to };
+            pair.gpu.launch(&S, op).unwrap();
             let [inside, _] = pair.read_floats(&y);
             assert_eq!(inside, apart, "{tokens} tokens");
             let chosen = &case.chosen[..top_k];

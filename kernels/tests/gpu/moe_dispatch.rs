@@ -1,6 +1,7 @@
 //! What brings tokens to experts on other ranks, against the CPU.
 
-use kernels::{DeviceDriver, ExpertParallelLayout, Kernels, MatMut, MatRef, bf16};
+use device::{DeviceDriver, MatMut, MatRef, bf16};
+use kernels::{ExpertParallelLayout, ExpertPlacementLookup, MoeCombine, TokenDispatch};
 
 use crate::support::{DeviceArray, GpuRealElement, RandomNumbers, S, devices, oracle};
 
@@ -40,7 +41,17 @@ fn tokens_are_sorted_by_the_ranks_of_their_experts() {
         let listed = MatMut::of(&mut tokens, 1, size * t).unwrap();
         let (at, sums) = (MatMut::of(&mut places, t, size), MatMut::of(&mut counts, 1, size));
         let chosen = MatRef::of(&experts, t, k).unwrap();
-        cpu.moe_dispatch(&S, listed, at.unwrap(), sums.unwrap(), chosen, &spread).unwrap();
+        cpu.launch(
+            &S,
+            TokenDispatch {
+                tokens: listed,
+                places: at.unwrap(),
+                counts: sums.unwrap(),
+                experts: chosen,
+                layout: &spread,
+            },
+        )
+        .unwrap();
         let sent: i32 = counts.iter().sum();
         // One token is often sent nowhere, which is a case of its own; many never are.
         assert!(sent > 0 || t < 5, "nobody is sent anywhere");
@@ -50,7 +61,18 @@ fn tokens_are_sorted_by_the_ranks_of_their_experts() {
             let mut at = DeviceArray::<i32>::poisoned(&device, t, size);
             let mut sums = DeviceArray::<i32>::poisoned(&device, 1, size);
             let out = (listed.mat_mut(), at.mat_mut(), sums.mat_mut());
-            device.moe_dispatch(&S, out.0, out.1, out.2, chosen.mat(), &spread).unwrap();
+            device
+                .launch(
+                    &S,
+                    TokenDispatch {
+                        tokens: out.0,
+                        places: out.1,
+                        counts: out.2,
+                        experts: chosen.mat(),
+                        layout: &spread,
+                    },
+                )
+                .unwrap();
             let name = format!("{} {t} tokens, {spread:?}", device.name());
             assert_eq!(sums.read(&device), counts, "{name}");
             assert_eq!(at.read(&device), places, "{name}");
@@ -69,7 +91,16 @@ fn more_ranks_than_bits_are_refused() {
         let [mut listed, mut at, mut sums] =
             [(); 3].map(|()| DeviceArray::<i32>::poisoned(&device, 1, 65));
         let out = (listed.mat_mut(), at.mat_mut(), sums.mat_mut());
-        let refused = device.moe_dispatch(&S, out.0, out.1, out.2, chosen.mat(), &spread);
+        let refused = device.launch(
+            &S,
+            TokenDispatch {
+                tokens: out.0,
+                places: out.1,
+                counts: out.2,
+                experts: chosen.mat(),
+                layout: &spread,
+            },
+        );
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("ranks") && refused.contains("65"), "{refused}");
     }
@@ -84,7 +115,7 @@ fn combine_sums<T: GpuRealElement>() {
         let mut expected = vec![T::of(9.0); sums * cols];
         let (y, from) = (MatMut::of(&mut expected, sums, cols), MatRef::of(&x, rows, cols));
         let named = MatRef::of(&places, sums, m).unwrap();
-        cpu.moe_combine_ranks(&S, y.unwrap(), from.unwrap(), named).unwrap();
+        cpu.launch(&S, MoeCombine { y: y.unwrap(), x: from.unwrap(), places: named }).unwrap();
         for device in devices() {
             let from = DeviceArray::of(&device, &x, rows, cols);
             // What is no row on the CPU is an error; a device leaves it out.
@@ -93,7 +124,9 @@ fn combine_sums<T: GpuRealElement>() {
             for named in [&places, &beyond] {
                 let named = DeviceArray::of(&device, named, sums, m);
                 let mut y = DeviceArray::<T>::poisoned(&device, sums, cols);
-                device.moe_combine_ranks(&S, y.mat_mut(), from.mat(), named.mat()).unwrap();
+                device
+                    .launch(&S, MoeCombine { y: y.mat_mut(), x: from.mat(), places: named.mat() })
+                    .unwrap();
                 assert_eq!(y.read(&device), expected, "{} {cols} columns", device.name());
             }
         }
@@ -122,14 +155,28 @@ fn expert_replica_choice_matches_the_cpu() {
         let experts = MatMut::of(&mut expected, rows, k).unwrap();
         let listed = tokens.map(|tokens| MatRef::of(tokens, 1, rows).unwrap());
         let (at, of) = (MatRef::of(&positions, 1, t).unwrap(), MatRef::of(&places, 3, 4).unwrap());
-        cpu.eplb_map_experts(&S, experts, at, listed, of).unwrap();
+        cpu.launch(
+            &S,
+            ExpertPlacementLookup { experts, positions: at, tokens: listed, placement: of },
+        )
+        .unwrap();
         for device in devices() {
             let mut experts = DeviceArray::of(&device, &chosen[..rows * k], rows, k);
             let listed = tokens.map(|tokens| DeviceArray::row(&device, tokens));
             let (at, of) =
                 (DeviceArray::row(&device, &positions), DeviceArray::of(&device, &places, 3, 4));
             let listed = listed.as_ref().map(DeviceArray::mat);
-            device.eplb_map_experts(&S, experts.mat_mut(), at.mat(), listed, of.mat()).unwrap();
+            device
+                .launch(
+                    &S,
+                    ExpertPlacementLookup {
+                        experts: experts.mat_mut(),
+                        positions: at.mat(),
+                        tokens: listed,
+                        placement: of.mat(),
+                    },
+                )
+                .unwrap();
             assert_eq!(experts.read(&device), expected, "{}", device.name());
         }
     }
@@ -140,7 +187,17 @@ fn expert_replica_choice_matches_the_cpu() {
             (DeviceArray::row(&device, &[7i32]), DeviceArray::of(&device, &places, 3, 4));
         let listed = DeviceArray::row(&device, &[0i32, 1]);
         let listed = Some(listed.mat());
-        device.eplb_map_experts(&S, experts.mat_mut(), at.mat(), listed, of.mat()).unwrap();
+        device
+            .launch(
+                &S,
+                ExpertPlacementLookup {
+                    experts: experts.mat_mut(),
+                    positions: at.mat(),
+                    tokens: listed,
+                    placement: of.mat(),
+                },
+            )
+            .unwrap();
         assert_eq!(experts.read(&device), [4, -1, -1, -1]);
     }
 }

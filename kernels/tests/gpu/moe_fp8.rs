@@ -1,9 +1,10 @@
 //! Experts in fp8 with scales of blocks: few rows against the CPU, which multiplies the weights out; more rows
 //! against sums over what inputs are quantised to.
 
+use device::{DType, DeviceDriver, bf16};
 use kernels::{
-    DType, DeviceDriver, ExpertWeights, HostMat, Kernels, LinearFusion, PackedGroup, RouterLogits,
-    TopKRoutes, bf16,
+    ExpertMlp, ExpertWeights, FusedLinear, HostMat, Linear, LinearFusion, PackedGroup,
+    RouterLogits, SoftmaxRouting, TopKRoutes,
 };
 
 use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, pairs, tolerance};
@@ -53,10 +54,13 @@ impl MoeFp8Case {
         let (_, _, count, top_k) = sizes;
         let (gate_up, down) = projections(&stored);
         let half = pair.gpu.half_dtype();
-        let kept = pair.gpu.experts_dtype(&gate_up, &down, MANY_LAYERS, half);
+        let kept = pair.backends()[0].experts_dtype(&gate_up, &down, MANY_LAYERS, half);
         assert_eq!(kept, DType::F8E4M3, "{sizes:?}");
         let widened = on_cpu(half);
-        assert_eq!(pair.cpu.experts_dtype(&gate_up, &down, MANY_LAYERS, widened), widened);
+        assert_eq!(
+            pair.backends()[1].experts_dtype(&gate_up, &down, MANY_LAYERS, widened),
+            widened
+        );
         let pack = |matrices: &[Vec<HostMat<'_>>], gated| {
             let gpu = pair.gpu.pack_group(matrices, DType::F8E4M3, gated).unwrap();
             assert!(gpu.bytes() < 3 * gpu.len() * gpu.n() * gpu.k() / 2, "scales beside bytes");
@@ -91,10 +95,20 @@ impl MoeFp8Case {
             down: &self.down[i],
         };
         let routes = TopKRoutes { experts: chosen.gpu(), weights: weights.gpu() };
-        pair.gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts(0)).unwrap();
+        pair.gpu
+            .launch(
+                &S,
+                ExpertMlp { y: y.gpu_mut(), x: x.gpu(), routes: &routes, experts: &experts(0) },
+            )
+            .unwrap();
         if on_cpu {
             let routes = TopKRoutes { experts: chosen.cpu(), weights: weights.cpu() };
-            pair.cpu.moe_mlp(&S, y.cpu_mut(), x.cpu(), &routes, &experts(1)).unwrap();
+            pair.cpu
+                .launch(
+                    &S,
+                    ExpertMlp { y: y.cpu_mut(), x: x.cpu(), routes: &routes, experts: &experts(1) },
+                )
+                .unwrap();
         }
         y
     }
@@ -114,7 +128,12 @@ impl MoeFp8Case {
         let mut chosen = pair.poisoned(DType::I32, tokens, scores.top_k);
         let mut weights = pair.poisoned(DType::F32, tokens, scores.top_k);
         let (out, out_weights) = (chosen.gpu_mut(), weights.gpu_mut());
-        pair.gpu.moe_route_softmax(&S, out, out_weights, scores, None).unwrap();
+        pair.gpu
+            .launch(
+                &S,
+                SoftmaxRouting { experts: out, weights: out_weights, router: scores, load: None },
+            )
+            .unwrap();
         [self.chosen, _] = pair.read::<i32>(&chosen);
         [self.weights, _] = pair.read::<f32>(&weights);
     }
@@ -284,8 +303,23 @@ fn shared_expert_is_a_separate_matrix() {
             let mut apart = pair.poisoned(BF16, tokens, hidden);
             let mut between = pair.poisoned(BF16, tokens, inner);
             let gated = LinearFusion { silu_mul: true, ..LinearFusion::default() };
-            pair.gpu.fused_linear(&S, between.gpu_mut(), x.gpu(), &gate_up, &gated).unwrap();
-            pair.gpu.linear(&S, apart.gpu_mut(), between.gpu(), &down, None).unwrap();
+            pair.gpu
+                .launch(
+                    &S,
+                    FusedLinear {
+                        y: between.gpu_mut(),
+                        x: x.gpu(),
+                        weight: &gate_up,
+                        fusion: &gated,
+                    },
+                )
+                .unwrap();
+            pair.gpu
+                .launch(
+                    &S,
+                    Linear { y: apart.gpu_mut(), x: between.gpu(), weight: &down, bias: None },
+                )
+                .unwrap();
             let mut y = y;
             std::mem::swap(&mut apart.gpu, &mut y.gpu);
             pair.check(&format!("{tokens} tokens, by itself"), &y, 2.0 * tolerance(BF16));
@@ -332,8 +366,12 @@ fn unsupported_scales_are_dequantized() {
             let stored = [[made(inner, hidden), made(inner, hidden), made(hidden, inner)]];
             let (gate_up, down) = projections(&stored);
             let what = format!("{hidden} x {inner} {grid:?}");
-            assert_eq!(pair.gpu.experts_dtype(&gate_up, &down, MANY_LAYERS, BF16), BF16, "{what}");
-            let floats = pair.gpu.experts_dtype(&down, &down, MANY_LAYERS, DType::F32);
+            assert_eq!(
+                pair.backends()[0].experts_dtype(&gate_up, &down, MANY_LAYERS, BF16),
+                BF16,
+                "{what}"
+            );
+            let floats = pair.backends()[0].experts_dtype(&down, &down, MANY_LAYERS, DType::F32);
             assert_eq!(floats, DType::F32, "{what}");
             let refused = [&gate_up, &down]
                 .into_iter()
@@ -353,7 +391,7 @@ fn fp8_experts_dequantize_when_only_bf16_streams_and_fits() {
         for (hidden, inner) in [(128, 192), (192, 128), (256, 128)] {
             let stored = [[made(inner, hidden), made(inner, hidden), made(hidden, inner)]];
             let (gate_up, down) = projections(&stored);
-            let dtype = |layers| pair.gpu.experts_dtype(&gate_up, &down, layers, BF16);
+            let dtype = |layers| pair.backends()[0].experts_dtype(&gate_up, &down, layers, BF16);
             let layer_bytes = 3 * hidden * inner * 2;
             let room = pair.gpu.mem_info().total_bytes as usize / 2 / layer_bytes;
             let streams =

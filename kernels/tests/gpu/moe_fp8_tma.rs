@@ -1,7 +1,8 @@
 //! Experts in fp8 that the copy engine streams: inputs stay as they are whatever their number. Against the CPU, which multiplies the
 //! weights out. Devices without warpgroups have no such products, and nothing to check here.
 
-use kernels::{DType, Kernels, RouterLogits};
+use device::DType;
+use kernels::{RoutedExpertMlp, RouterLogits};
 
 use crate::device_pair::{DevicePair, pairs, tolerance};
 use crate::moe_fp8::{MoeFp8Case, MoeFp8Sizes, check_small_m, one_result, stored};
@@ -49,9 +50,10 @@ fn fused_routing_changes_no_bit() {
             let scores = RouterLogits { logits: logits.gpu(), top_k, normalise: true, shared: 0 };
             let mut y = pair.poisoned(pair.gpu.half_dtype(), tokens, sizes.0);
             let (out, experts) = (y.gpu_mut(), case.experts());
-            assert!(
-                pair.gpu.moe_mlp_from_logits(&S, out, x.gpu(), &scores, &experts, None).unwrap()
-            );
+            assert!(RoutedExpertMlp::supports(&pair.backends()[0], &scores, &experts));
+            let (x_gpu, experts) = (x.gpu(), &experts);
+            let op = RoutedExpertMlp { y: out, x: x_gpu, router: &scores, experts, load: None };
+            pair.gpu.launch(&S, op).unwrap();
             case.route(pair, &scores, tokens);
             let [apart, _] = pair.read_floats(&case.run(pair, &x, 0, false));
             let [inside, _] = pair.read_floats(&y);

@@ -1,8 +1,9 @@
 //! Routing against the CPU.
 
+use device::{DeviceDriver, MatMut, MatRef};
 use kernels::{
-    DeviceDriver, ExpertGroups, ExpertLoadArgs, GroupScore, Kernels, MatMut, MatRef, RouterLogits,
-    RouterRuleArgs, RouterScore,
+    ExpertGroups, ExpertLoadArgs, GroupScore, RouterLogits, RouterRuleArgs, RouterScore,
+    RuleRouting, SoftmaxRouting,
 };
 
 use crate::support::{DeviceArray, RandomNumbers, S, devices, oracle};
@@ -44,7 +45,16 @@ fn routing_agrees_with_the_cpu() {
                 layer: 1,
                 slots: Some(MatRef::of(&slots, 1, tokens).unwrap()),
             };
-            cpu.moe_route_softmax(&S, chosen, shares, &scores, Some(&mut to)).unwrap();
+            cpu.launch(
+                &S,
+                SoftmaxRouting {
+                    experts: chosen,
+                    weights: shares,
+                    router: &scores,
+                    load: Some(&mut to),
+                },
+            )
+            .unwrap();
             let choices = counted.iter().sum::<i32>() - before.iter().sum::<i32>();
             assert_eq!(choices as usize, (tokens - tokens / 3) * top_k);
             for (chosen, shares) in experts.chunks(k).zip(weights.chunks(k)) {
@@ -65,7 +75,17 @@ fn routing_agrees_with_the_cpu() {
                     layer: 1,
                     slots: Some(slots.mat()),
                 };
-                device.moe_route_softmax(&S, out.0, out.1, &scores, Some(&mut to)).unwrap();
+                device
+                    .launch(
+                        &S,
+                        SoftmaxRouting {
+                            experts: out.0,
+                            weights: out.1,
+                            router: &scores,
+                            load: Some(&mut to),
+                        },
+                    )
+                    .unwrap();
                 assert_eq!(chosen.read(&device), experts, "{} {count} experts", device.name());
                 assert_eq!(numbers.read(&device), counted, "{} {count} experts", device.name());
                 for (got, expected) in shares.read(&device).iter().zip(&weights) {
@@ -87,7 +107,12 @@ fn non_finite_logits_route_to_existing_experts() {
             let out = (chosen.mat_mut(), shares.mat_mut());
             let scores =
                 RouterLogits { logits: scores.mat(), top_k: k, normalise: true, shared: 0 };
-            device.moe_route_softmax(&S, out.0, out.1, &scores, None).unwrap();
+            device
+                .launch(
+                    &S,
+                    SoftmaxRouting { experts: out.0, weights: out.1, router: &scores, load: None },
+                )
+                .unwrap();
             assert_eq!(chosen.read(&device), [0, 1, 2, 3]);
         }
     }
@@ -148,7 +173,17 @@ fn any_rule_agrees_with_the_cpu() {
             let tokens_of = MatMut::of(&mut counted, 2, count).unwrap();
             let mut to = ExpertLoadArgs { tokens: tokens_of, layer: 0, slots: None };
             let cpu_rule = RouterRuleArgs { bias: added, ..rule };
-            cpu.moe_route(&S, chosen, shares, scores, &cpu_rule, Some(&mut to)).unwrap();
+            cpu.launch(
+                &S,
+                RuleRouting {
+                    experts: chosen,
+                    weights: shares,
+                    logits: scores,
+                    rule: &cpu_rule,
+                    load: Some(&mut to),
+                },
+            )
+            .unwrap();
             for device in devices() {
                 let scores = DeviceArray::of(&device, &logits, tokens, count);
                 let added = DeviceArray::row(&device, &bias);
@@ -158,7 +193,18 @@ fn any_rule_agrees_with_the_cpu() {
                 let out = (chosen.mat_mut(), shares.mat_mut());
                 let mut numbers = DeviceArray::of(&device, &before, 2, count);
                 let mut to = ExpertLoadArgs { tokens: numbers.mat_mut(), layer: 0, slots: None };
-                device.moe_route(&S, out.0, out.1, scores.mat(), &rule, Some(&mut to)).unwrap();
+                device
+                    .launch(
+                        &S,
+                        RuleRouting {
+                            experts: out.0,
+                            weights: out.1,
+                            logits: scores.mat(),
+                            rule: &rule,
+                            load: Some(&mut to),
+                        },
+                    )
+                    .unwrap();
                 assert_eq!(numbers.read(&device), counted, "{} {rule:?}", device.name());
                 assert_eq!(chosen.read(&device), experts, "{} {rule:?}", device.name());
                 for (got, expected) in shares.read(&device).iter().zip(&weights) {

@@ -1,6 +1,7 @@
 //! Norms against the CPU, over lengths that take each of the kernel's ways.
 
-use kernels::{DeviceDriver, Kernels, MatMut, MatRef, bf16};
+use device::{DeviceDriver, MatMut, MatRef, bf16};
+use kernels::{AddRmsNorm, RmsNorm};
 
 use crate::support::{
     DeviceArray, GpuRealElement, RandomNumbers, S, devices, error, oracle, tolerance,
@@ -20,22 +21,49 @@ fn norms<T: GpuRealElement>() {
         let mut summed = x.clone();
         let weight = MatRef::of(&w, 1, cols).unwrap();
         let out = MatMut::of(&mut normed, rows, cols).unwrap();
-        cpu.rms_norm(&S, out, MatRef::of(&x, rows, cols).unwrap(), weight, 1e-5).unwrap();
+        cpu.launch(
+            &S,
+            RmsNorm { y: out, x: MatRef::of(&x, rows, cols).unwrap(), weight, eps: 1e-5 },
+        )
+        .unwrap();
         let (out, stream) = (MatMut::of(&mut y, rows, cols), MatMut::of(&mut summed, rows, cols));
         let addend = MatRef::of(&delta, rows, cols).unwrap();
-        cpu.add_rms_norm(&S, out.unwrap(), stream.unwrap(), addend, weight, 1e-5).unwrap();
+        cpu.launch(
+            &S,
+            AddRmsNorm { y: out.unwrap(), x: stream.unwrap(), delta: addend, weight, eps: 1e-5 },
+        )
+        .unwrap();
         for device in devices() {
             let name = format!("{} {rows} x {cols}", device.name());
             let weight = DeviceArray::row(&device, &w);
             let mut residual = DeviceArray::of(&device, &x, rows, cols);
             let addend = DeviceArray::of(&device, &delta, rows, cols);
             let mut out = DeviceArray::<T>::poisoned(&device, rows, cols);
-            device.rms_norm(&S, out.mat_mut(), residual.mat(), weight.mat(), 1e-5).unwrap();
+            device
+                .launch(
+                    &S,
+                    RmsNorm {
+                        y: out.mat_mut(),
+                        x: residual.mat(),
+                        weight: weight.mat(),
+                        eps: 1e-5,
+                    },
+                )
+                .unwrap();
             assert!(error(&out.read(&device), &normed) < tolerance::<T>(), "{name}");
             let mut out = DeviceArray::<T>::poisoned(&device, rows, cols);
             let stream = residual.mat_mut();
             device
-                .add_rms_norm(&S, out.mat_mut(), stream, addend.mat(), weight.mat(), 1e-5)
+                .launch(
+                    &S,
+                    AddRmsNorm {
+                        y: out.mat_mut(),
+                        x: stream,
+                        delta: addend.mat(),
+                        weight: weight.mat(),
+                        eps: 1e-5,
+                    },
+                )
                 .unwrap();
             assert_eq!(residual.read(&device), summed, "{name}");
             assert!(error(&out.read(&device), &y) < tolerance::<T>(), "{name}");
@@ -59,7 +87,9 @@ fn a_row_has_one_result_in_every_batch() {
         let norm = |x: &[bf16], rows| {
             let mut y = DeviceArray::<bf16>::poisoned(&device, rows, cols);
             let x = DeviceArray::of(&device, x, rows, cols);
-            device.rms_norm(&S, y.mat_mut(), x.mat(), weight.mat(), 1e-6).unwrap();
+            device
+                .launch(&S, RmsNorm { y: y.mat_mut(), x: x.mat(), weight: weight.mat(), eps: 1e-6 })
+                .unwrap();
             y.read(&device)
         };
         let all = norm(&x, rows);

@@ -1,8 +1,7 @@
 //! Norm, rotation and store against the CPU, whose pool has another order.
 
-use kernels::{
-    DeviceDriver, Kernels, KvLayout, KvOrder, MatMut, MatRef, QkNormRopeArgs, RopeCosSin, bf16,
-};
+use device::{DeviceDriver, MatMut, MatRef, bf16};
+use kernels::{KvLayout, KvOrder, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin};
 
 use crate::support::{
     DeviceArray, GpuRealElement, PlainElement, RandomNumbers, S, devices, error, oracle, tolerance,
@@ -76,7 +75,7 @@ fn rotations<T: GpuRealElement>(case: &QkRopeCase) {
     let data = data::<T>(case);
     let (width, half) = (case.heads * case.head_dim, case.rotary / 2);
     let columns = (case.heads + 2 * case.kv_heads) * case.head_dim;
-    let lanes = layout::<T>(case, cpu.kv_order());
+    let lanes = layout::<T>(case, KvOrder::Lanes);
     let mut pool = cpu.alloc(lanes.bytes()).unwrap();
     let mut q = vec![T::of(0.0); TOKENS * width];
     let args = QkNormRopeArgs {
@@ -95,7 +94,8 @@ fn rotations<T: GpuRealElement>(case: &QkRopeCase) {
         kv_scales: [1.0; 2],
     };
     let out = MatMut::of(&mut q, TOKENS, width).unwrap();
-    cpu.qk_norm_rope_kv_write(&S, out, (&mut pool, &lanes), &args).unwrap();
+    cpu.launch(&S, QkNormRopeKvWrite { q: out, pool: &mut pool, layout: &lanes, args: &args })
+        .unwrap();
     let mut bytes = vec![0; lanes.bytes()];
     cpu.download(&S, &pool, 0, &mut bytes).unwrap();
     let stored: Vec<T> =
@@ -103,7 +103,7 @@ fn rotations<T: GpuRealElement>(case: &QkRopeCase) {
     let stored = in_order(&stored, &lanes);
 
     for device in devices() {
-        let rows = layout::<T>(case, device.kv_order());
+        let rows = layout::<T>(case, KvOrder::Rows);
         let elements = rows.bytes() / T::DTYPE.bytes();
         let mut pool = DeviceArray::<T>::of(&device, &vec![T::of(0.0); elements], 1, elements);
         let qkv = DeviceArray::of(&device, &data.qkv, TOKENS, columns);
@@ -123,7 +123,12 @@ fn rotations<T: GpuRealElement>(case: &QkRopeCase) {
         };
         let mut turned = DeviceArray::<T>::poisoned(&device, TOKENS, width);
         let kv = (&mut pool.buffer, &rows);
-        device.qk_norm_rope_kv_write(&S, turned.mat_mut(), kv, &args).unwrap();
+        device
+            .launch(
+                &S,
+                QkNormRopeKvWrite { q: turned.mat_mut(), pool: kv.0, layout: kv.1, args: &args },
+            )
+            .unwrap();
         let name = format!("{} D {} rotary {}", device.name(), case.head_dim, case.rotary);
         assert!(error(&turned.read(&device), &q) < tolerance::<T>(), "{name}");
         let got = in_order(&pool.read(&device), &rows);

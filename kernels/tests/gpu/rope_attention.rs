@@ -1,10 +1,11 @@
 //! Decode attention out of the projections in one launch: what the two kernels it replaces give, the pool bit for bit, and
 //! the outputs, too, where both cut a context into the same splits.
 
-use kernels::gpu::GpuDevice;
+use device::{DeviceDriver, bf16};
+use kernels::gpu::GpuBackend;
 use kernels::{
-    AttentionMetadata, DeviceDriver, Kernels, KvLayout, KvOrder, PagedAttentionArgs,
-    QkNormRopeArgs, RopeCosSin, RowBounds, bf16,
+    AttentionMetadata, KvLayout, KvOrder, PagedAttention, PagedAttentionArgs, QkNormRopeArgs,
+    QkNormRopeKvWrite, RopeAttention, RopeCosSin, RowBounds,
 };
 
 use crate::support::{DeviceArray, GpuRealElement, RandomNumbers, S, devices, error, tolerance};
@@ -102,7 +103,7 @@ impl<T: GpuRealElement> RopeAttentionCase<T> {
     }
 
     /// Outputs and pool afterwards, in one launch for contexts up to `longest`, or in two.
-    fn run(&self, device: &GpuDevice, one: Option<usize>) -> (Vec<T>, Vec<T>) {
+    fn run(&self, device: &GpuBackend, one: Option<usize>) -> (Vec<T>, Vec<T>) {
         let (heads, kv_heads, dim, _) = self.heads;
         let rows = self.contexts.len();
         let mut pool = DeviceArray::of(device, &self.pool, 1, self.pool.len());
@@ -142,10 +143,27 @@ impl<T: GpuRealElement> RopeAttentionCase<T> {
         let mut o = DeviceArray::<T>::poisoned(device, rows, heads * dim);
         let kv = (&mut pool.buffer, &self.layout);
         if one.is_some() {
-            device.rope_attention(&S, o.mat_mut(), kv, &qk, (&batch, SCALE)).unwrap();
+            device
+                .launch(
+                    &S,
+                    RopeAttention {
+                        o: o.mat_mut(),
+                        pool: kv.0,
+                        layout: kv.1,
+                        qk: &qk,
+                        rows: &batch,
+                        scale: SCALE,
+                    },
+                )
+                .unwrap();
         } else {
             let mut q = DeviceArray::<T>::poisoned(device, rows, heads * dim);
-            device.qk_norm_rope_kv_write(&S, q.mat_mut(), kv, &qk).unwrap();
+            device
+                .launch(
+                    &S,
+                    QkNormRopeKvWrite { q: q.mat_mut(), pool: kv.0, layout: kv.1, args: &qk },
+                )
+                .unwrap();
             let args = PagedAttentionArgs {
                 q: q.mat(),
                 rows: batch,
@@ -154,7 +172,17 @@ impl<T: GpuRealElement> RopeAttentionCase<T> {
                 scale: SCALE,
                 first: 0,
             };
-            device.paged_attention(&S, o.mat_mut(), (&pool.buffer, &self.layout), &args).unwrap();
+            device
+                .launch(
+                    &S,
+                    PagedAttention {
+                        o: o.mat_mut(),
+                        pool: &pool.buffer,
+                        layout: &self.layout,
+                        args: &args,
+                    },
+                )
+                .unwrap();
         }
         device.synchronize(&S).unwrap();
         (o.read(device), pool.read(device))
@@ -166,7 +194,7 @@ fn bits<T: GpuRealElement>(values: &[T]) -> Vec<u8> {
 }
 
 pub(crate) fn check<T: GpuRealElement>(
-    device: &GpuDevice,
+    device: &GpuBackend,
     heads: RopeHeadShape,
     contexts: &[usize],
     normed: bool,

@@ -2,13 +2,15 @@
 
 use std::time::Instant;
 
-use kernels::gpu::GpuDevice;
+use device::{DeviceDriver, bf16};
+use kernels::gpu::GpuBackend;
 use kernels::step::{
     DraftVerification, PreparedStep, SamplerOutputArrays, SequenceSamplingParams,
     SequenceSlotArrays, StageLogitsRow, StageView, StagingBuffer,
 };
 use kernels::{
-    DeviceDriver, Kernels, KvLayout, KvOrder, QkNormRopeArgs, RopeCosSin, RouterLogits, bf16,
+    AddRmsNorm, KvLayout, KvOrder, QkNormRopeArgs, QkNormRopeKvWrite, RmsNorm, RopeCosSin,
+    RouterLogits, RowSampling, SiluMul, SoftmaxRouting, TokenEmbedding,
 };
 
 use crate::support::{DeviceArray, PlainElement, RandomNumbers, S, devices};
@@ -20,7 +22,7 @@ const VOCABULARY: usize = 151_936;
 const CHAIN: usize = 50;
 
 /// Microseconds of one `launch` among a chain of them, each waiting for the one before.
-fn microseconds(device: &GpuDevice, mut launch: impl FnMut()) -> f64 {
+fn microseconds(device: &GpuBackend, mut launch: impl FnMut()) -> f64 {
     launch();
     device.begin_capture(&S).unwrap();
     (0..CHAIN).for_each(|_| launch());
@@ -54,40 +56,57 @@ fn row_speed() {
     }
 }
 
-fn norms(device: &GpuDevice, rows: usize) {
+fn norms(device: &GpuBackend, rows: usize) {
     let mut numbers = RandomNumbers::new(1);
     let w = DeviceArray::row(device, &numbers.reals::<bf16>(HIDDEN));
     let mut x = DeviceArray::of(device, &numbers.reals::<bf16>(rows * HIDDEN), rows, HIDDEN);
     let delta = DeviceArray::of(device, &vec![bf16::ZERO; rows * HIDDEN], rows, HIDDEN);
     let mut y = DeviceArray::<bf16>::poisoned(device, rows, HIDDEN);
     let time = microseconds(device, || {
-        device.rms_norm(&S, y.mat_mut(), x.mat(), w.mat(), 1e-6).unwrap();
+        device
+            .launch(&S, RmsNorm { y: y.mat_mut(), x: x.mat(), weight: w.mat(), eps: 1e-6 })
+            .unwrap();
     });
     report("rms_norm 1024", rows, time, rows * HIDDEN * 4);
     let time = microseconds(device, || {
-        device.add_rms_norm(&S, y.mat_mut(), x.mat_mut(), delta.mat(), w.mat(), 1e-6).unwrap();
+        device
+            .launch(
+                &S,
+                AddRmsNorm {
+                    y: y.mat_mut(),
+                    x: x.mat_mut(),
+                    delta: delta.mat(),
+                    weight: w.mat(),
+                    eps: 1e-6,
+                },
+            )
+            .unwrap();
     });
     report("add_rms_norm 1024", rows, time, rows * HIDDEN * 8);
     let ids = DeviceArray::row(device, &(0..rows as i32).collect::<Vec<_>>());
-    let time =
-        microseconds(device, || device.embed(&S, y.mat_mut(), ids.mat(), x.mat(), 0).unwrap());
+    let time = microseconds(device, || {
+        device
+            .launch(&S, TokenEmbedding { y: y.mat_mut(), ids: ids.mat(), table: x.mat(), first: 0 })
+            .unwrap();
+    });
     report("embed 1024", rows, time, rows * HIDDEN * 4);
 }
 
-fn activations(device: &GpuDevice, rows: usize) {
+fn activations(device: &GpuBackend, rows: usize) {
     let x = RandomNumbers::new(2).reals::<bf16>(rows * 2 * INNER);
     let x = DeviceArray::of(device, &x, rows, 2 * INNER);
     let mut y = DeviceArray::<bf16>::poisoned(device, rows, INNER);
-    let time = microseconds(device, || device.silu_mul(&S, y.mat_mut(), x.mat()).unwrap());
+    let time =
+        microseconds(device, || device.launch(&S, SiluMul { y: y.mat_mut(), x: x.mat() }).unwrap());
     report("silu_mul 3072", rows, time, rows * INNER * 6);
 }
 
 /// One layer of Qwen3-0.6B: 16 query and 8 key heads of 128.
-fn rotations(device: &GpuDevice, rows: usize) {
+fn rotations(device: &GpuBackend, rows: usize) {
     let (heads, kv_heads, head_dim, block_tokens) = (16, 8, 128, 16);
     let columns = (heads + 2 * kv_heads) * head_dim;
     let blocks = rows.div_ceil(block_tokens);
-    let (layers, dtype, order) = (1, kernels::DType::BF16, KvOrder::Rows);
+    let (layers, dtype, order) = (1, device::DType::BF16, KvOrder::Rows);
     let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };
     let mut pool = device.alloc(layout.bytes()).unwrap();
     let mut numbers = RandomNumbers::new(3);
@@ -110,12 +129,17 @@ fn rotations(device: &GpuDevice, rows: usize) {
     };
     let mut q = DeviceArray::<bf16>::poisoned(device, rows, heads * head_dim);
     let time = microseconds(device, || {
-        device.qk_norm_rope_kv_write(&S, q.mat_mut(), (&mut pool, &layout), &args).unwrap();
+        device
+            .launch(
+                &S,
+                QkNormRopeKvWrite { q: q.mat_mut(), pool: &mut pool, layout: &layout, args: &args },
+            )
+            .unwrap();
     });
     report("qk_norm_rope_kv_write", rows, time, rows * columns * 4);
 }
 
-fn routes(device: &GpuDevice, rows: usize) {
+fn routes(device: &GpuBackend, rows: usize) {
     let (count, k) = (128, 8);
     let scores =
         DeviceArray::of(device, &RandomNumbers::new(4).reals::<f32>(rows * count), rows, count);
@@ -124,12 +148,17 @@ fn routes(device: &GpuDevice, rows: usize) {
     let time = microseconds(device, || {
         let out = (chosen.mat_mut(), shares.mat_mut());
         let scores = RouterLogits { logits: scores.mat(), top_k: k, normalise: true, shared: 0 };
-        device.moe_route_softmax(&S, out.0, out.1, &scores, None).unwrap();
+        device
+            .launch(
+                &S,
+                SoftmaxRouting { experts: out.0, weights: out.1, router: &scores, load: None },
+            )
+            .unwrap();
     });
     report("moe_route_softmax 128, 8", rows, time, rows * count * 4);
 }
 
-fn sampling_times(device: &GpuDevice, questions: usize) {
+fn sampling_times(device: &GpuBackend, questions: usize) {
     let mut numbers = RandomNumbers::new(5);
     let peaked =
         |n: &mut RandomNumbers| if n.below(1000) == 0 { 18.0 * n.unit() } else { 4.0 * n.float() };
@@ -153,7 +182,7 @@ fn sampling_times(device: &GpuDevice, questions: usize) {
 }
 
 fn sampling_time(
-    device: &GpuDevice,
+    device: &GpuBackend,
     logits: &DeviceArray<f32>,
     questions: usize,
     rules: SequenceSamplingParams,
@@ -210,6 +239,17 @@ fn sampling_time(
             positions: ids.mat(),
             verification: DraftVerification::NoDrafts,
         };
-        device.sample_rows(&S, logits.mat(), (&view, &laid), &mut seats, &mut out).unwrap();
+        device
+            .launch(
+                &S,
+                RowSampling {
+                    logits: logits.mat(),
+                    stage: &view,
+                    prepared: &laid,
+                    slots: &mut seats,
+                    outputs: &mut out,
+                },
+            )
+            .unwrap();
     })
 }

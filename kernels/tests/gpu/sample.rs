@@ -1,13 +1,14 @@
 //! Answers to questions against the CPU: every rule, alone and together, and a row's independence of its batch.
 
-use kernels::gpu::GpuDevice;
+use device::{Buffer, DType, DeviceDriver, MatMut, MatRef};
+use kernels::RowSampling;
+use kernels::gpu::GpuBackend;
 use kernels::step::{
     DraftVerification, PreparedStep, RULE_HISTORY, RULE_MASKED, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SamplerOutputArrays,
     SequenceSamplingParams, SequenceSlotArrays, StageEdit, StageLogitsRow, StageView,
     StagingBuffer,
 };
-use kernels::{Buffer, DType, DeviceDriver, Kernels, MatMut, MatRef};
 
 use crate::support::{DeviceArray, PlainElement, RandomNumbers, S, devices, oracle};
 
@@ -275,25 +276,46 @@ impl SampleCase {
             positions: row(&self.positions),
             verification: self.verification,
         };
-        cpu.sample_rows(&S, logits, (&view, &laid), &mut seat_arrays, &mut out).unwrap();
+        cpu.launch(
+            &S,
+            RowSampling {
+                logits,
+                stage: &view,
+                prepared: &laid,
+                slots: &mut seat_arrays,
+                outputs: &mut out,
+            },
+        )
+        .unwrap();
         SampleResults { sampled: answers, top_ids, top_logprobs, newest, history }
     }
 
-    fn on(&self, device: &GpuDevice) -> SampleResults {
+    fn on(&self, device: &GpuBackend) -> SampleResults {
         self.launched(device, false)
     }
 
     /// Launched, or replayed out of a recording after the outputs were poisoned again.
-    fn launched(&self, device: &GpuDevice, recorded: bool) -> SampleResults {
+    fn launched(&self, device: &GpuBackend, recorded: bool) -> SampleResults {
         self.sampled(device, &self.logits, recorded, |logits, asked, seats, answers| {
-            device.sample_rows(&S, logits, asked, seats, answers).unwrap();
+            device
+                .launch(
+                    &S,
+                    RowSampling {
+                        logits,
+                        stage: asked.0,
+                        prepared: asked.1,
+                        slots: seats,
+                        outputs: answers,
+                    },
+                )
+                .unwrap();
         })
     }
 
     /// What `sample` makes of rows of `logits`, launched or replayed.
     fn sampled(
         &self,
-        device: &GpuDevice,
+        device: &GpuBackend,
         logits: &[f32],
         recorded: bool,
         mut sample: impl FnMut(

@@ -1,9 +1,11 @@
 //! Launches beside a step: their order, their recording, and memory that streams do not share.
 
-use kernels::{
-    CapturedGraph, DType, DeviceDriver, DeviceStream, HostMat, Kernels, LinearFusion, bf16,
-};
+use std::sync::Arc;
+
 use std::process::Command;
+
+use device::{CapturedGraph, DType, DeviceDriver, DeviceStream, bf16};
+use kernels::{FusedLinear, HostMat, LinearFusion, TensorAdd};
 
 use crate::device_pair::{DevicePair, TwinMatrix, bytes_of, pairs};
 use crate::support::S;
@@ -41,19 +43,30 @@ impl<'a> StreamSums<'a> {
     /// Seven times x: four of them aside.
     fn launch(&mut self, joined: bool) {
         let (gpu, x) = (&self.pair.gpu, self.x.gpu());
-        gpu.add(&S, self.before_fork.gpu_mut(), x, x).unwrap();
+        gpu.launch(&S, TensorAdd { y: self.before_fork.gpu_mut(), a: x, b: x }).unwrap();
         gpu.stream_wait(&self.secondary_stream, &S).unwrap();
         let before = self.before_fork.gpu();
-        gpu.add(&self.secondary_stream, self.on_secondary.gpu_mut(), before, before).unwrap();
-        gpu.add(&S, self.concurrent.gpu_mut(), before, x).unwrap();
+        gpu.launch(
+            &self.secondary_stream,
+            TensorAdd { y: self.on_secondary.gpu_mut(), a: before, b: before },
+        )
+        .unwrap();
+        gpu.launch(&S, TensorAdd { y: self.concurrent.gpu_mut(), a: before, b: x }).unwrap();
         if joined {
             gpu.stream_wait(&S, &self.secondary_stream).unwrap();
         }
-        gpu.add(&S, self.after_join.gpu_mut(), self.on_secondary.gpu(), self.concurrent.gpu())
-            .unwrap();
+        gpu.launch(
+            &S,
+            TensorAdd {
+                y: self.after_join.gpu_mut(),
+                a: self.on_secondary.gpu(),
+                b: self.concurrent.gpu(),
+            },
+        )
+        .unwrap();
     }
 
-    fn capture(&mut self, joined: bool) -> Result<CapturedGraph, kernels::DeviceError> {
+    fn capture(&mut self, joined: bool) -> Result<CapturedGraph, device::DeviceError> {
         self.pair.gpu.begin_capture(&S).unwrap();
         self.launch(joined);
         self.pair.gpu.end_capture(&S)
@@ -149,7 +162,7 @@ const K: usize = 1024;
 fn scratch(pair: &DevicePair) {
     let (gpu, half) = (&pair.gpu, pair.gpu.half_dtype());
     let [w, _] = pair.pack(&pair.numbers(1).reals::<f32>(N * K), N, K, half);
-    if !gpu.fuses_linear(ROWS, half, &w) {
+    if !FusedLinear::supports(&Arc::clone(gpu).into(), ROWS, half, &w) {
         return; // Such products have their norm before them.
     }
     let norm = pair.put_as(half, &[1.0; K], 1, K);
@@ -160,7 +173,8 @@ fn scratch(pair: &DevicePair) {
     let outputs = || [(); 2].map(|()| pair.poisoned(half, ROWS, N));
     let (mut alone, mut both) = (outputs(), outputs());
     let product = |s: &DeviceStream, y: &mut TwinMatrix, x: &TwinMatrix| {
-        gpu.fused_linear(s, y.gpu_mut(), x.gpu(), &w, &around).unwrap();
+        gpu.launch(s, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+            .unwrap();
     };
     for (s, (y, x)) in streams.iter().zip(alone.iter_mut().zip(&xs)) {
         product(s, y, x);
@@ -184,9 +198,8 @@ fn streams_share_no_scratch_memory() {
     pairs().iter().for_each(scratch);
 }
 
-/// Where shared experts are computed: among others in lines of 16 bits, never among lines in fp8.
 #[test]
-fn shared_experts_are_placed_where_fast() {
+fn fp8_tma_experts_need_warpgroups() {
     for pair in &pairs() {
         let (gpu, half) = (&pair.gpu, pair.gpu.half_dtype());
         let takes = |dtype: DType, scaled: bool| {
@@ -197,21 +210,10 @@ fn shared_experts_are_placed_where_fast() {
                 if scaled { mat.scaled(&scales[..blocks], [128; 2]).unwrap() } else { mat }
             };
             let (gate_up, down) = ([vec![mat(128, 128), mat(128, 128)]], [vec![mat(128, 128)]]);
-            gpu.can_fuse_shared_experts(&gate_up, &down, 1, half)
+            pair.backends()[0].has_fp8_tma_experts(&gate_up, &down, 1, half)
         };
-        assert!(takes(DType::BF16, false));
-        // Only where fp8 is streamed.
+        assert!(!takes(DType::BF16, false));
         let streams = gpu.arch() == "sm_90a" || (gpu.arch() == "emulated" && gpu.warp_size() == 32);
-        assert_eq!(takes(DType::F8E4M3, true), !streams);
-        assert_eq!(
-            [1, 16, 17, 4096].map(|n| gpu.fuses_shared_experts(n)),
-            [true, true, false, false]
-        );
-        let [w, _] = pair.pack(&[0.0; 256], 16, 16, half);
-        assert_eq!([1, 16, 17].map(|n| gpu.prefers_secondary_stream(n, &w)), [false, false, true]);
-        let bytes = [0u8; 128 * 128];
-        let fp8 = HostMat::new(&bytes, DType::F8E4M3, 128, 128).unwrap();
-        let fp8 = gpu.pack(&[fp8.scaled(&[1.0], [128; 2]).unwrap()], half).unwrap();
-        assert!(gpu.prefers_secondary_stream(1, &fp8));
+        assert_eq!(takes(DType::F8E4M3, true), streams);
     }
 }

@@ -1,9 +1,12 @@
 //! What experts that all tokens share cost among those that tokens choose, and by themselves, behind the others or on a second stream: what
 //! `fuses_shared_experts` decides by. With a router before the others. All inside a captured graph. Printed, not judged.
 
+use std::sync::Arc;
+
+use device::{DType, DeviceDriver, DeviceStream, bf16};
 use kernels::{
-    DType, DeviceDriver, DeviceStream, ExpertWeights, HostMat, Kernels, LinearFusion, PackedGroup,
-    PackedMatrix, TopKRoutes, bf16,
+    ExpertMlp, ExpertWeights, FusedLinear, HostMat, Linear, LinearFusion, PackedGroup,
+    PackedMatrix, SiluMul, TensorAdd, TopKRoutes,
 };
 
 use crate::device_pair::{DevicePair, TwinMatrix, pairs};
@@ -138,13 +141,27 @@ impl SharedExpertLayer {
         let gated = LinearFusion { silu_mul: true, ..LinearFusion::default() };
         let gpu = &pair.gpu;
         let mut shared = |s: &DeviceStream, own: &mut TwinMatrix| {
-            if gpu.fuses_linear_silu_mul(tokens, half, gate_up) {
-                gpu.fused_linear(s, between.gpu_mut(), x.gpu(), gate_up, &gated).unwrap();
+            if FusedLinear::supports_silu_mul(&Arc::clone(gpu).into(), tokens, half, gate_up) {
+                gpu.launch(
+                    s,
+                    FusedLinear {
+                        y: between.gpu_mut(),
+                        x: x.gpu(),
+                        weight: gate_up,
+                        fusion: &gated,
+                    },
+                )
+                .unwrap();
             } else {
-                gpu.linear(s, both.gpu_mut(), x.gpu(), gate_up, None).unwrap();
-                gpu.silu_mul(s, between.gpu_mut(), both.gpu()).unwrap();
+                gpu.launch(
+                    s,
+                    Linear { y: both.gpu_mut(), x: x.gpu(), weight: gate_up, bias: None },
+                )
+                .unwrap();
+                gpu.launch(s, SiluMul { y: between.gpu_mut(), x: both.gpu() }).unwrap();
             }
-            gpu.linear(s, own.gpu_mut(), between.gpu(), down, None).unwrap();
+            gpu.launch(s, Linear { y: own.gpu_mut(), x: between.gpu(), weight: down, bias: None })
+                .unwrap();
         };
         let side = gpu.secondary_stream().expect("no launch is marked");
         let times = [
@@ -159,9 +176,17 @@ impl SharedExpertLayer {
                 if way == SharedExpertPlacement::Overlapped {
                     gpu.stream_wait(&side, &S).unwrap();
                 }
-                gpu.linear(&S, logits.gpu_mut(), x.gpu(), &w.router, None).unwrap();
+                gpu.launch(
+                    &S,
+                    Linear { y: logits.gpu_mut(), x: x.gpu(), weight: &w.router, bias: None },
+                )
+                .unwrap();
                 let routes = TopKRoutes { experts: chosen.gpu(), weights: weights.gpu() };
-                gpu.moe_mlp(&S, y.gpu_mut(), x.gpu(), &routes, &experts).unwrap();
+                gpu.launch(
+                    &S,
+                    ExpertMlp { y: y.gpu_mut(), x: x.gpu(), routes: &routes, experts: &experts },
+                )
+                .unwrap();
                 match way {
                     SharedExpertPlacement::Fused => return,
                     SharedExpertPlacement::Sequential => shared(&S, &mut own),
@@ -170,7 +195,7 @@ impl SharedExpertLayer {
                         gpu.stream_wait(&S, &side).unwrap();
                     }
                 }
-                gpu.add(&S, sum.gpu_mut(), y.gpu(), own.gpu()).unwrap();
+                gpu.launch(&S, TensorAdd { y: sum.gpu_mut(), a: y.gpu(), b: own.gpu() }).unwrap();
             })
         });
         let [chosen, _] = pair.read::<i32>(&among[0]);
@@ -187,9 +212,8 @@ fn shared_expert_speed() {
             let weights = layer.pack(pair);
             for tokens in [1, 2, 4, 8, 16, 32, 64, 256, 2048] {
                 let (times, bytes) = layer.times(pair, &weights, tokens);
-                // As `Kernels::can_fuse_shared_experts` says.
                 let lies_among = layer.dtype == DType::BF16 || pair.gpu.arch() != "sm_90a";
-                let joins = lies_among && pair.gpu.fuses_shared_experts(tokens);
+                let joins = lies_among && tokens <= 16; // As `ops::SharedExpertPlan`.
                 let best = if joins {
                     SharedExpertPlacement::Fused
                 } else {

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use kernels::{DType, DeviceDriver, HostMat, Kernels};
+use device::{DType, DeviceDriver};
+use kernels::{HostMat, Linear, TensorAdd};
 
 use crate::device_pair::{DevicePair, pairs};
 use crate::support::S;
@@ -34,10 +35,10 @@ fn replay(pair: &DevicePair) {
     println!("empty graph: {time:.2} us a replay");
     let x = pair.put(&[1f32; 64], 1, 64);
     let mut y = pair.poisoned(DType::F32, 1, 64);
-    pair.gpu.add(&S, y.gpu_mut(), x.gpu(), x.gpu()).unwrap();
+    pair.gpu.launch(&S, TensorAdd { y: y.gpu_mut(), a: x.gpu(), b: x.gpu() }).unwrap();
     pair.gpu.begin_capture(&S).unwrap();
     for _ in 0..100 {
-        pair.gpu.add(&S, y.gpu_mut(), x.gpu(), x.gpu()).unwrap();
+        pair.gpu.launch(&S, TensorAdd { y: y.gpu_mut(), a: x.gpu(), b: x.gpu() }).unwrap();
     }
     let chain = pair.gpu.end_capture(&S).unwrap();
     let time = microseconds(pair, 200, || pair.gpu.replay(&S, &chain).unwrap());
@@ -73,11 +74,13 @@ fn products(pair: &DevicePair) {
         let [w, _] = pair.pack(&numbers.reals::<f32>(n * k), n, k, DType::BF16);
         let mut y = pair.poisoned(DType::BF16, m, n);
         let times = if m * n > 1 << 24 { 20 } else { 200 };
-        pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, None).unwrap();
+        pair.gpu.launch(&S, Linear { y: y.gpu_mut(), x: x.gpu(), weight: &w, bias: None }).unwrap();
         pair.gpu.synchronize(&S).unwrap();
         pair.gpu.begin_capture(&S).unwrap();
         for _ in 0..10 {
-            pair.gpu.linear(&S, y.gpu_mut(), x.gpu(), &w, None).unwrap();
+            pair.gpu
+                .launch(&S, Linear { y: y.gpu_mut(), x: x.gpu(), weight: &w, bias: None })
+                .unwrap();
         }
         let ten = pair.gpu.end_capture(&S).unwrap();
         let time = microseconds(pair, times, || pair.gpu.replay(&S, &ten).unwrap()) / 10.0;

@@ -1,8 +1,8 @@
 //! Preparing a step: everything the CPU writes, and nothing else.
 
-use kernels::Kernels;
-use kernels::MatMut;
-use kernels::gpu::GpuDevice;
+use device::MatMut;
+use kernels::StepPreparation;
+use kernels::gpu::GpuBackend;
 use kernels::step::{
     SequenceSamplingParams, SequenceSlotArrays, StageLogitsRow, StageRow, StageSequenceInit,
     StageView, StagingBuffer, StepArrays,
@@ -112,7 +112,7 @@ fn on_cpu(mut world: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepTe
     let [rows, tokens, questions] = sizes;
     // Records hold 64-bit numbers, so the words must lie as a device's buffer does.
     let mut aligned = oracle_buffer(words);
-    let bytes = aligned.mat_mut(kernels::DType::I32, 1, words.len()).unwrap();
+    let bytes = aligned.mat_mut(device::DType::I32, 1, words.len()).unwrap();
     let view = StageView { bytes: bytes.as_ref(), rows, tokens, logits_rows: questions };
     let [newest, tables, history, masks, rules] = &mut world.seq_slots;
     let mut seats = SequenceSlotArrays {
@@ -132,12 +132,22 @@ fn on_cpu(mut world: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepTe
         row_seq_slots: MatMut::of(row_seats, 1, rows).unwrap(),
         logits_indices: MatMut::of(question_tokens, 1, questions).unwrap(),
     };
-    oracle().prepare_step(&S, &view, &mut seats, &mut step, BLOCK_TOKENS).unwrap();
+    oracle()
+        .launch(
+            &S,
+            StepPreparation {
+                stage: &view,
+                slots: &mut seats,
+                step: &mut step,
+                block_tokens: BLOCK_TOKENS,
+            },
+        )
+        .unwrap();
     world
 }
 
-fn oracle_buffer(words: &[i32]) -> kernels::Buffer {
-    use kernels::DeviceDriver;
+fn oracle_buffer(words: &[i32]) -> device::Buffer {
+    use device::DeviceDriver;
     let cpu = oracle();
     let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
     let mut buffer = cpu.alloc(bytes.len()).unwrap();
@@ -146,7 +156,7 @@ fn oracle_buffer(words: &[i32]) -> kernels::Buffer {
 }
 
 fn on_device(
-    device: &GpuDevice,
+    device: &GpuBackend,
     world: &StepTestArrays,
     words: &[i32],
     sizes: [usize; 3],
@@ -171,7 +181,17 @@ fn on_device(
         row_seq_slots: row_seats,
         logits_indices: question_tokens,
     };
-    device.prepare_step(&S, &view, &mut seats, &mut step, BLOCK_TOKENS).unwrap();
+    device
+        .launch(
+            &S,
+            StepPreparation {
+                stage: &view,
+                slots: &mut seats,
+                step: &mut step,
+                block_tokens: BLOCK_TOKENS,
+            },
+        )
+        .unwrap();
     StepTestArrays {
         seq_slots: seat_arrays.each_ref().map(|x| x.read(device)),
         step: step_arrays.each_ref().map(|x| x.read(device)),
@@ -237,7 +257,12 @@ fn long_rows_are_prepared_by_many_blocks() {
             row_seq_slots: row_seats,
             logits_indices: question_tokens,
         };
-        device.prepare_step(&S, &view, &mut seats, &mut step, block_tokens).unwrap();
+        device
+            .launch(
+                &S,
+                StepPreparation { stage: &view, slots: &mut seats, step: &mut step, block_tokens },
+            )
+            .unwrap();
         let expected =
             |t: usize| ((1000 - t / block_tokens) * block_tokens + t % block_tokens) as i64;
         assert_eq!(slots.read(&device), (0..tokens).map(expected).collect::<Vec<_>>());

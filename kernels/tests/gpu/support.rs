@@ -1,41 +1,40 @@
 //! Devices to test, reproducible numbers, and matrices on a device.
 
+use std::sync::Arc;
+
 use std::hash::{BuildHasher, RandomState};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use hip_runtime_sys::GpuApi;
-use kernels::cpu::{CpuConfig, CpuDevice, CpuIsa};
-use kernels::gpu::{GpuConfig, GpuDevice, GpuLibraries, HalfDtype};
-use kernels::{
-    Buffer, DType, DeviceDriver, DeviceElement, DeviceStream, MatMut, MatRef, bf16, f16,
+use device::gpu::{GpuConfig, GpuLibraries, HalfDtype};
+use device::{
+    Buffer, CpuConfig, CpuIsa, DType, DeviceDriver, DeviceElement, DeviceStream, MatMut, MatRef,
+    bf16, f16,
 };
+use hip_runtime_sys::GpuApi;
+use kernels::cpu::CpuBackend;
+use kernels::gpu::GpuBackend;
 
 use crate::emulated_gpu;
 
 pub(crate) const S: DeviceStream = DeviceStream(0);
 
 /// The GPU that `HADRON_GPU` names, else the emulator with each width of [`emulated::waves`].
-pub(crate) fn devices() -> Vec<GpuDevice> {
+pub(crate) fn devices() -> Vec<Arc<GpuBackend>> {
     devices_of(HalfDtype::BF16)
 }
 
 /// The same with another 16-bit type.
-pub(crate) fn devices_of(half: HalfDtype) -> Vec<GpuDevice> {
-    devices_with(|config| GpuConfig { half_dtype: half, ..config })
-}
-
-/// The same with a configuration that is changed.
-pub(crate) fn devices_with(change: impl FnMut(GpuConfig) -> GpuConfig) -> Vec<GpuDevice> {
+pub(crate) fn devices_of(half: HalfDtype) -> Vec<Arc<GpuBackend>> {
     let configs = match std::env::var("HADRON_GPU") {
         Ok(vendor) => vec![real(&vendor)],
         Err(_) => {
             emulated_gpu::warp_sizes("HADRON_KERNEL_WAVES").into_iter().map(emulator).collect()
         }
     };
-    let configs = configs.into_iter().map(change);
-    configs.map(|config| GpuDevice::open(&config).unwrap()).collect()
+    let configs = configs.into_iter().map(|config| GpuConfig { half_dtype: half, ..config });
+    configs.map(|config| Arc::new(GpuBackend::open(&config).unwrap())).collect()
 }
 
 /// The emulator as a device.
@@ -74,8 +73,8 @@ fn cache_dir(name: &str) -> PathBuf {
 }
 
 /// The device every other one is held to.
-pub(crate) fn oracle() -> CpuDevice {
-    CpuDevice::new(CpuConfig { threads: 1, isa: CpuIsa::Portable }).unwrap()
+pub(crate) fn oracle() -> CpuBackend {
+    CpuBackend::new(CpuConfig { threads: 1, isa: CpuIsa::Portable }).unwrap()
 }
 
 /// Numbers that depend on the seed alone.
@@ -182,7 +181,7 @@ pub(crate) struct DeviceArray<T> {
 }
 
 impl<T: PlainElement> DeviceArray<T> {
-    pub(crate) fn of(device: &GpuDevice, data: &[T], rows: usize, cols: usize) -> Self {
+    pub(crate) fn of(device: &GpuBackend, data: &[T], rows: usize, cols: usize) -> Self {
         assert_eq!(data.len(), rows * cols);
         let bytes: Vec<u8> = data.iter().flat_map(|x| x.bytes()).collect();
         let mut buffer = device.alloc(bytes.len().max(1)).unwrap();
@@ -190,12 +189,12 @@ impl<T: PlainElement> DeviceArray<T> {
         Self { buffer, rows, cols, kind: PhantomData }
     }
 
-    pub(crate) fn row(device: &GpuDevice, data: &[T]) -> Self {
+    pub(crate) fn row(device: &GpuBackend, data: &[T]) -> Self {
         Self::of(device, data, 1, data.len())
     }
 
     /// Every byte 0xff: NaN as a float, −1 as an integer.
-    pub(crate) fn poisoned(device: &GpuDevice, rows: usize, cols: usize) -> Self {
+    pub(crate) fn poisoned(device: &GpuBackend, rows: usize, cols: usize) -> Self {
         let bytes = vec![0xff; rows * cols * T::DTYPE.bytes()];
         let mut buffer = device.alloc(bytes.len().max(1)).unwrap();
         device.upload(&mut buffer, 0, &bytes).unwrap();
@@ -210,7 +209,7 @@ impl<T: PlainElement> DeviceArray<T> {
         self.buffer.mat_mut(T::DTYPE, self.rows, self.cols).unwrap()
     }
 
-    pub(crate) fn read(&self, device: &GpuDevice) -> Vec<T> {
+    pub(crate) fn read(&self, device: &GpuBackend) -> Vec<T> {
         let size = T::DTYPE.bytes();
         let mut bytes = vec![0; self.rows * self.cols * size];
         device.download(&S, &self.buffer, 0, &mut bytes).unwrap();

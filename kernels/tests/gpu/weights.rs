@@ -1,6 +1,7 @@
 //! Weights on the device are row-major and bit for bit what the CPU computes with.
 
-use kernels::{DType, DeviceDriver, HostMat, Kernels, bf16};
+use device::{DType, DeviceDriver, bf16};
+use kernels::HostMat;
 
 use crate::device_pair::{DevicePair, bytes_of, elements_of, pairs};
 use crate::support::S;

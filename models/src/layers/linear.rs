@@ -2,7 +2,7 @@
 
 use super::{ResidualStream, RmsNorm};
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
-use ops::{PackedLinear, Tensor};
+use ops::{GatedActivation, PackedLinear, Tensor};
 
 /// `W x + b` where each rank holds some of the outputs; nothing is exchanged.
 #[derive(Debug)]
@@ -37,14 +37,15 @@ impl ColumnParallelLinear {
         x.normed_linear(f, norm, &self.0)
     }
 
-    /// `silu(gate) · up` of the same, gate rows first: `[T, outputs of this rank / 2]`.
-    pub(crate) fn forward_silu_mul(
+    /// `silu(gate) · up` of the same, gate rows first, as the input of `down`: `[T, outputs of this rank / 2]`.
+    pub(crate) fn forward_gated(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
         norm: &RmsNorm,
-    ) -> Result<Tensor, ForwardError> {
-        x.normed_silu_mul(f, norm, &self.0)
+        down: &RowParallelLinear,
+    ) -> Result<GatedActivation, ForwardError> {
+        x.normed_gated(f, norm, &self.0, &down.0)
     }
 }
 
@@ -78,18 +79,13 @@ impl RowParallelLinear {
         x.add_linear(f, h, &self.0)
     }
 
-    /// Whether `x += W (silu(gate) · up)` is less work than the two one by one.
-    pub(crate) fn fuses_silu_mul(&self, f: &ForwardContext<'_>, rows: usize) -> bool {
-        f.ops.fuses_prologue(rows, &self.0)
-    }
-
-    /// The same with `h = silu(gate) · up`: `halves [T, 2 inputs of this rank]`, gate columns first.
+    /// `x += W (silu(gate) · up) + b`: `h [T, inputs of this rank]`.
     pub(crate) fn add_gated_to(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        halves: &Tensor,
+        h: &GatedActivation,
     ) -> Result<(), ForwardError> {
-        x.add_silu_mul_linear(f, halves, &self.0)
+        x.add_gated_linear(f, h, &self.0)
     }
 }

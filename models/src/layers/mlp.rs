@@ -34,11 +34,7 @@ impl GatedMlp {
         x: &mut ResidualStream,
         norm: &RmsNorm,
     ) -> Result<(), ForwardError> {
-        if self.down.fuses_silu_mul(f, x.rows()) {
-            let halves = self.gate_up.forward(f, x, norm)?; // [T, 2 I]
-            return self.down.add_gated_to(f, x, &halves);
-        }
-        let h = self.gate_up.forward_silu_mul(f, x, norm)?; // [T, I]
-        self.down.add_to(f, x, &h) // [T, H]; all-reduced over f.tp
+        let h = self.gate_up.forward_gated(f, x, norm, &self.down)?; // [T, I]
+        self.down.add_gated_to(f, x, &h) // [T, H]; all-reduced over f.tp
     }
 }

@@ -4,7 +4,9 @@ use super::expert_exchange::expert_parallel_mlp;
 use super::{ResidualStream, RmsNorm};
 use crate::config::MoeConfig;
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
-use ops::{Ops, PackedExperts, PackedLinear, RouterRule, SecondaryStream, Tensor};
+use ops::{
+    Ops, PackedExperts, PackedLinear, RouterRule, SecondaryStream, SharedExpertPlan, Tensor,
+};
 
 /// `x += Σ weight_e · expert_e(h) + shared(h)` over the `top_k` experts that the router's rule chooses by `router h`, `h = norm(x)`.
 ///
@@ -58,32 +60,34 @@ impl MoeMlp {
         asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         let h = x.normed(f, norm)?; // [T, H]
-        let joined = self.shared.is_empty() || f.ops.fuses_shared_experts(h.rows(), &self.experts);
-        let beside = !joined && self.overlaps_shared_experts(f, h.rows());
-        let aside = beside.then(|| f.ops.secondary_stream()).transpose()?;
+        let plan = self.plan_shared_experts(f, h.rows());
+        let stream = (plan == SharedExpertPlan::SecondaryStream).then(|| f.ops.secondary_stream());
+        let stream = stream.transpose()?;
         let logits = f.ops.linear_f32(&h, &self.router)?; // [T, E]
         if let Some(probe) = f.probe {
             let chosen = f.ops.moe_route(&logits, (self.top_k, 0), &self.rule, None)?;
             probe.routes(f.ops, self.layer, &chosen)?;
         }
-        let shared = if joined { self.experts.shared() } else { 0 };
+        let fused = plan == SharedExpertPlan::Fused;
+        let shared = if fused { self.experts.shared() } else { 0 };
         let mut y = self.routed_experts(f, (&h, &logits), shared, asked)?;
-        let apart = self.shared.iter().filter(|_| !joined);
-        let ops = aside.as_ref().map_or(f.ops, SecondaryStream::ops);
-        let apart = apart.map(|shared| shared.forward(ops, &h)).collect::<Result<Vec<_>, _>>()?;
-        aside.map_or(Ok(()), |aside| aside.join(f.ops))?;
-        for part in apart {
+        let separate = self.shared.iter().filter(|_| !fused);
+        let ops = stream.as_ref().map_or(f.ops, SecondaryStream::ops);
+        let parts =
+            separate.map(|shared| shared.forward(ops, &h)).collect::<Result<Vec<_>, _>>()?;
+        stream.map_or(Ok(()), |stream| stream.join(f.ops))?;
+        for part in parts {
             y = f.ops.add(&y, &part)?;
         }
         x.add_partial(f, y)
     }
 
-    /// Whether experts that all tokens share, if they are by themselves, are computed beside the others. An exchange with other replicas in between
-    /// takes longer then than both one after the other (two H200, DP attention with EP: 6 % of a step).
-    fn overlaps_shared_experts(&self, f: &ForwardContext<'_>, tokens: usize) -> bool {
-        let by_itself =
-            |shared: &SharedExpert| f.ops.prefers_secondary_stream(tokens, &shared.gate_up);
-        f.dp.size() == 1 && self.shared.iter().all(by_itself)
+    fn plan_shared_experts(&self, f: &ForwardContext<'_>, tokens: usize) -> SharedExpertPlan {
+        if self.shared.is_empty() {
+            return SharedExpertPlan::Fused;
+        }
+        let gate_up = self.shared.iter().map(|shared| &shared.gate_up);
+        f.ops.plan_shared_experts(tokens, &self.experts, gate_up, f.dp.size() > 1)
     }
 
     /// What the experts that tokens choose, and `shared` behind them, make of rows `h [T, H]` with the router's `logits [T, E]`.

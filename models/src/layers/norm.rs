@@ -1,7 +1,7 @@
 //! Root-mean-square norm with a weight.
 
 use crate::{ModelLoadError, Weights};
-use ops::Tensor;
+use ops::{NormWeight, Tensor};
 
 /// `w · cast(x / sqrt(mean(x²) + eps))`
 #[derive(Debug)]
@@ -13,5 +13,9 @@ pub(crate) struct RmsNorm {
 impl RmsNorm {
     pub(crate) fn load(w: &Weights<'_>, eps: f32) -> Result<Self, ModelLoadError> {
         Ok(Self { weight: w.vector("weight")?, eps })
+    }
+
+    pub(crate) fn as_op(&self) -> NormWeight<'_> {
+        NormWeight { weight: &self.weight, eps: self.eps }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::RmsNorm;
 use crate::{ForwardContext, ForwardError};
-use ops::{PackedLinear, Tensor};
+use ops::{GatedActivation, PackedLinear, Tensor};
 
 /// `x + pending`, `[T, H]`.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl ResidualStream {
         norm: &RmsNorm,
         w: &PackedLinear,
     ) -> Result<Tensor, ForwardError> {
-        let weight = (&norm.weight, norm.eps);
+        let weight = norm.as_op();
         if self.pending.as_ref().is_some_and(|pending| pending.partial) {
             return Ok(f.ops.linear(&self.normed(f, norm)?, w)?);
         }
@@ -63,20 +63,24 @@ impl ResidualStream {
         })
     }
 
-    /// `silu(gate) · up` of `norm(x) Wᵀ + bias`, gate rows first, leaving `x` as the stream.
-    pub(crate) fn normed_silu_mul(
+    /// `silu(gate) · up` of `norm(x) Wᵀ + bias`, gate rows first, as the input of `down`, leaving `x` as the stream.
+    pub(crate) fn normed_gated(
         &mut self,
         f: &ForwardContext<'_>,
         norm: &RmsNorm,
-        w: &PackedLinear,
-    ) -> Result<Tensor, ForwardError> {
-        if self.pending.is_some() {
-            if f.ops.fuses_prologue(self.x.rows(), w) {
-                return Ok(f.ops.silu_mul(&self.normed_linear(f, norm, w)?)?);
-            }
-            return Ok(f.ops.linear_silu_mul(&self.normed(f, norm)?, w)?);
+        gate_up: &PackedLinear,
+        down: &PackedLinear,
+    ) -> Result<GatedActivation, ForwardError> {
+        if self.pending.as_ref().is_some_and(|pending| pending.partial) {
+            return Ok(f.ops.linear_gated(&self.normed(f, norm)?, gate_up, down)?);
         }
-        Ok(f.ops.norm_linear_silu_mul(&self.x, (&norm.weight, norm.eps), w)?)
+        let (ops, weight) = (f.ops, norm.as_op());
+        Ok(match self.pending.take() {
+            Some(PendingDelta { delta, .. }) => {
+                ops.add_norm_linear_gated(&mut self.x, &delta, weight, gate_up, down)?
+            }
+            None => ops.norm_linear_gated(&self.x, weight, gate_up, down)?,
+        })
     }
 
     /// `x += h Wᵀ + bias`, summed over the ranks of `f.tp`.
@@ -87,20 +91,26 @@ impl ResidualStream {
         w: &PackedLinear,
     ) -> Result<(), ForwardError> {
         debug_assert!(self.pending.is_none(), "two sums without a norm between them");
-        if f.tp.size() == 1 && f.ops.fuses_linear(h.rows(), w) {
-            return Ok(f.ops.linear_add(&mut self.x, h, w)?);
+        if f.tp.size() > 1 {
+            return self.add_partial(f, f.ops.linear(h, w)?);
         }
-        self.add_partial(f, f.ops.linear(h, w)?)
+        let delta = f.ops.linear_add(&mut self.x, h, w)?;
+        delta.map_or(Ok(()), |delta| self.add_partial(f, delta))
     }
 
-    /// The same of `silu(gate) · up`, gate columns first: `halves [T, 2 inputs]`.
-    pub(crate) fn add_silu_mul_linear(
+    /// `x += (silu(gate) · up) Wᵀ + bias`, summed over the ranks of `f.tp`.
+    pub(crate) fn add_gated_linear(
         &mut self,
         f: &ForwardContext<'_>,
-        halves: &Tensor,
+        h: &GatedActivation,
         w: &PackedLinear,
     ) -> Result<(), ForwardError> {
-        self.add_partial(f, f.ops.silu_mul_linear(halves, w)?)
+        debug_assert!(self.pending.is_none(), "two sums without a norm between them");
+        if f.tp.size() > 1 {
+            return self.add_partial(f, f.ops.gated_linear(h, w)?);
+        }
+        let delta = f.ops.gated_linear_add(&mut self.x, h, w)?;
+        delta.map_or(Ok(()), |delta| self.add_partial(f, delta))
     }
 
     /// `x += delta`, summed over the ranks of `f.tp`; every delta is followed by a norm before the next. Whoever
@@ -153,11 +163,6 @@ impl ResidualStream {
     pub(crate) fn into_stream(self) -> Tensor {
         debug_assert!(self.pending.is_none(), "a norm adds what is pending");
         self.x
-    }
-
-    /// T
-    pub(crate) fn rows(&self) -> usize {
-        self.x.rows()
     }
 
     /// Shows the stream after layer `layer` to whoever watches.

@@ -39,7 +39,7 @@ impl Weights<'_> {
         let failed = |e| self.device("experts.*", e);
         let (gate_up, down) = matrices(&parts, 1).map_err(failed)?;
         let (ops, layers) = (&self.store.ops, config.sparse_layers());
-        let joins = may_join && ops.can_fuse_shared_experts(layers, &gate_up, &down);
+        let joins = may_join && ops.packs_shared_experts(layers, &gate_up, &down);
         let common = joins.then(|| PROJECTIONS.map(|p| format!("shared_experts.{p}.weight")));
         let common = common.map(take).transpose()?;
         let at = (own.first, layers);

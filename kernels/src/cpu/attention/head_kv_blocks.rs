@@ -5,8 +5,10 @@
 //! Elements are handled as columns of a step: one f32, a pair of bf16, or one f16. Of a pool in fp8 every
 //! group is copied, and dequantised on the way.
 
+use device::{DType, Fp8E4m3, bf16, f16};
+
 use super::super::matmul_tile::{HALF, column_bytes};
-use crate::{DType, Fp8E4m3, KvLayout, bf16, f16};
+use crate::KvLayout;
 
 /// The blocks of one row and one KV head.
 pub(super) struct HeadKvBlocks<'a> {

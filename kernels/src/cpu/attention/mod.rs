@@ -17,13 +17,14 @@ mod softmax_x86;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use device::{Buffer, DType, DeviceError, FloatElement, MatMut, check_dtype, check_size};
+
 use self::query_tile::{QueryTile, TileScratch};
-use super::device::{CpuDevice, for_float};
+use super::backend::for_float;
 use super::matmul_tile::{TILE_ROWS, TileKernels};
 use super::shared_rows::SharedRows;
-use crate::check::{check_dtype, check_size};
-use crate::dtype::FloatElement;
-use crate::{Buffer, DType, DeviceError, KvLayout, MatMut, PagedAttentionArgs};
+use crate::cpu::CpuBackend;
+use crate::{CpuKernel, KvLayout, PagedAttention, PagedAttentionArgs};
 
 const KERNEL: &str = "paged_attention";
 /// Positions between two merges.
@@ -41,7 +42,7 @@ struct CpuAttentionCall<'a, T> {
     pool: *const u8,
     out: SharedRows<T>,
     products: TileKernels,
-    isa: super::CpuIsa,
+    isa: device::CpuIsa,
     /// Query heads that read one KV head.
     group: usize,
     /// Tiles of one KV head before each row, and their total.
@@ -51,37 +52,7 @@ struct CpuAttentionCall<'a, T> {
 // SAFETY: the pool is only read while it is borrowed; `out` is written tile by tile, disjointly.
 unsafe impl<T> Sync for CpuAttentionCall<'_, T> {}
 
-impl CpuDevice {
-    pub(super) fn attend(
-        &self,
-        mut o: MatMut<'_>,
-        (kv, layout): (&Buffer, &KvLayout),
-        args: &PagedAttentionArgs<'_>,
-    ) -> Result<(), DeviceError> {
-        check(&o, kv, layout, args)?;
-        let group = args.heads / layout.kv_heads;
-        let fp8 = layout.dtype == DType::F8E4M3;
-        let layout = KvLayout { dtype: args.q.dtype(), ..*layout };
-        for row in (0..args.rows.len()).filter(|&row| args.rows.is_padding(row)) {
-            let (from, to) = args.rows.tokens(row);
-            for_float!(KERNEL, layout.dtype, T => {
-                (from..to).for_each(|t| o.row_mut::<T>(t).fill(T::default()));
-            });
-        }
-        for_float!(KERNEL, layout.dtype, T => self.run_tiles(&CpuAttentionCall::<T> {
-            args,
-            layout,
-            fp8,
-            pool: kv.as_ptr(),
-            out: SharedRows::new(&mut o),
-            products: TileKernels::new(self.isa(), layout.dtype),
-            isa: self.isa(),
-            group,
-            tiles_before: tiles_before(args, group),
-        }));
-        Ok(())
-    }
-
+impl CpuBackend {
     fn run_tiles<T: FloatElement>(&self, call: &CpuAttentionCall<'_, T>) {
         let tiles = call.layout.kv_heads * call.tiles_per_head();
         let next = AtomicUsize::new(0);
@@ -100,6 +71,34 @@ impl CpuDevice {
         } else {
             self.threads().run(&take);
         }
+    }
+}
+
+impl CpuKernel for PagedAttention<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut o, pool: kv, layout, args } = self;
+        check(&o, kv, layout, args)?;
+        let group = args.heads / layout.kv_heads;
+        let fp8 = layout.dtype == DType::F8E4M3;
+        let layout = KvLayout { dtype: args.q.dtype(), ..*layout };
+        for row in (0..args.rows.len()).filter(|&row| args.rows.is_padding(row)) {
+            let (from, to) = args.rows.tokens(row);
+            for_float!(KERNEL, layout.dtype, T => {
+                (from..to).for_each(|t| o.row_mut::<T>(t).fill(T::default()));
+            });
+        }
+        for_float!(KERNEL, layout.dtype, T => cpu.run_tiles(&CpuAttentionCall::<T> {
+            args,
+            layout,
+            fp8,
+            pool: kv.as_ptr(),
+            out: SharedRows::new(&mut o),
+            products: TileKernels::new(cpu.isa(), layout.dtype),
+            isa: cpu.isa(),
+            group,
+            tiles_before: tiles_before(args, group),
+        }));
+        Ok(())
     }
 }
 

@@ -1,5 +1,7 @@
 //! One tile of queries against all keys they see.
 
+use device::{DeviceElement, FloatElement};
+
 use super::super::matmul_tile::{
     CachePrefetch, HALF, OperandSegment, TILE_COLUMNS, TILE_ROWS, TileOperands, column_bytes,
 };
@@ -7,8 +9,7 @@ use super::super::row_kernel::{WidenRow, dispatch};
 use super::head_kv_blocks::{HeadKvBlocks, group_words, per_step};
 use super::softmax::{KeyTile, NormalizeOutput, RunningSoftmax, weigh};
 use super::{CpuAttentionCall, KEY_TILE};
-use crate::dtype::FloatElement;
-use crate::{DeviceElement, KvLayout};
+use crate::KvLayout;
 
 /// Up to 12 (token, query head) pairs of one KV head, numbered token by token.
 #[derive(Debug, Clone, Copy)]

@@ -1,10 +1,10 @@
 //! Online softmax of one key tile: scores to probabilities, running maximum and sum.
 
-use super::super::isa::CpuIsa;
+use device::{CpuIsa, FloatElement};
+
 use super::super::maths::{exp, largest, sum};
 use super::super::row_kernel::{RowKernel, dispatch};
 use super::KEY_TILE;
-use crate::dtype::FloatElement;
 
 /// Running state of one query.
 #[derive(Debug, Clone, Copy)]

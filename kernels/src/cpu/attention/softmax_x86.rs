@@ -13,10 +13,10 @@ use std::arch::x86_64::{
     _mm512_sub_ps,
 };
 
+use device::{DType, FloatElement};
+
 use super::KEY_TILE;
 use super::softmax::{KeyTile, RunningSoftmax};
-use crate::DType;
-use crate::dtype::FloatElement;
 
 const LANES: usize = 16;
 const VECTORS: usize = KEY_TILE / LANES;

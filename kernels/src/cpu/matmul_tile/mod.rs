@@ -17,8 +17,7 @@ mod simd;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use super::isa::CpuIsa;
-use crate::DType;
+use device::{CpuIsa, DType};
 
 /// Most rows of a tile.
 pub(super) const TILE_ROWS: usize = 12;

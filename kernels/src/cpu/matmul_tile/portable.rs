@@ -1,7 +1,8 @@
 //! Tiles in plain Rust: any architecture, and the reference of the vector paths.
 
+use device::{FloatElement, bf16, f16};
+
 use super::{HALF, OperandSegment, TILE_COLUMNS, TILE_ROWS, TileKernel, TileOperands, by_rows};
-use crate::dtype::{FloatElement, bf16, f16};
 
 pub(super) const F32_KERNEL: [TileKernel; TILE_ROWS] = by_rows!(f32_step, f32);
 pub(super) const F16_KERNEL: [TileKernel; TILE_ROWS] = by_rows!(f32_step, f16);

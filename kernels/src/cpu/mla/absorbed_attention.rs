@@ -1,12 +1,13 @@
 //! Absorbed: queries are taken to the latents, all heads read one row per token, and the mean of latents becomes a value at the end.
 
-use super::super::device::CpuDevice;
+use device::{DeviceError, FloatElement, MatMut, MatRef};
+
 use super::super::maths::exp;
 use super::super::row_kernel::{RowKernel, dispatch};
 use super::super::shared_rows::SharedRows;
 use super::MlaCall;
-use crate::dtype::FloatElement;
-use crate::{DeviceError, MatMut, MatRef, PackedGroup};
+use crate::cpu::CpuBackend;
+use crate::{Linear, PackedGroup};
 
 /// Positions between two merges.
 const KEY_TILE: usize = 64;
@@ -22,7 +23,7 @@ struct QueryToken {
     context: usize,
 }
 
-impl CpuDevice {
+impl CpuBackend {
     /// Outputs of the tokens of `rows`, head by head.
     pub(super) fn attend_mla_absorbed<T: FloatElement>(
         &self,
@@ -47,7 +48,7 @@ impl CpuDevice {
             }
             let x = MatRef::of(&own, count, call.nope_dim)?;
             let y = MatMut::of(taken, count, latent)?;
-            self.linear_rows(y, x, transposed.get(head), None)?;
+            self.run(Linear { y, x, weight: transposed.get(head), bias: None })?;
         }
         let mut means = vec![T::store(0.0); call.heads * count * latent];
         {
@@ -80,7 +81,7 @@ impl CpuDevice {
         for (head, means) in means.chunks_exact(count * latent).enumerate() {
             let x = MatRef::of(means, count, latent)?;
             let y = MatMut::of(&mut values, count, call.value_dim)?;
-            self.linear_rows(y, x, call.args.heads.w_uv.get(head), None)?;
+            self.run(Linear { y, x, weight: call.args.heads.w_uv.get(head), bias: None })?;
             for (value, asker) in values.chunks_exact(call.value_dim.max(1)).zip(&askers) {
                 let own = &mut o.row_mut::<T>(asker.token)[head * call.value_dim..];
                 own[..call.value_dim].copy_from_slice(value);

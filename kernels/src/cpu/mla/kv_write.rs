@@ -1,13 +1,14 @@
 //! What is done before the scores: latents are normed, keys and queries turned, rows stored.
 
-use super::super::device::{CpuDevice, for_float};
+use device::{Buffer, DeviceError, FloatElement, MatMut, check_size};
+
+use super::super::backend::for_float;
 use super::super::elementwise::min_rows;
 use super::super::norm::RmsNormRow;
 use super::super::row_kernel::{RowKernel, dispatch};
 use super::super::shared_rows::{SendPtr, SharedRows};
-use crate::check::check_size;
-use crate::dtype::FloatElement;
-use crate::{Buffer, DeviceError, MatMut, MlaKvLayout, MlaKvWriteArgs};
+use crate::cpu::CpuBackend;
+use crate::{CpuKernel, MlaKvLayout, MlaKvWrite, MlaKvWriteArgs};
 
 const KERNEL: &str = "latent_write";
 
@@ -30,18 +31,7 @@ impl<T: FloatElement> RowKernel for InterleavedRope<'_, T> {
     }
 }
 
-impl CpuDevice {
-    pub(in super::super) fn write_mla_kv(
-        &self,
-        mut q: MatMut<'_>,
-        (kv, layout): (&mut Buffer, &MlaKvLayout),
-        args: &MlaKvWriteArgs<'_>,
-    ) -> Result<(), DeviceError> {
-        check(&q, kv, layout, args)?;
-        for_float!(KERNEL, layout.dtype, T => self.rope_and_write::<T>(&mut q, kv, layout, args));
-        Ok(())
-    }
-
+impl CpuBackend {
     fn rope_and_write<T: FloatElement>(
         &self,
         q: &mut MatMut<'_>,
@@ -75,6 +65,15 @@ impl CpuDevice {
                 dispatch(isa, InterleavedRope { x: turned, cos, sin });
             }
         });
+    }
+}
+
+impl CpuKernel for MlaKvWrite<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut q, pool: kv, layout, args } = self;
+        check(&q, kv, layout, args)?;
+        for_float!(KERNEL, layout.dtype, T => cpu.rope_and_write::<T>(&mut q, kv, layout, args));
+        Ok(())
     }
 }
 

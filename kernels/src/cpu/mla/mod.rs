@@ -9,9 +9,11 @@ mod absorbed_attention;
 mod kv_write;
 mod non_absorbed_attention;
 
-use super::device::{CpuDevice, for_float};
-use crate::check::check_size;
-use crate::{Buffer, DeviceError, MatMut, MlaAttentionArgs, MlaKvLayout};
+use device::{Buffer, DeviceError, MatMut, check_size};
+
+use super::backend::for_float;
+use crate::cpu::CpuBackend;
+use crate::{CpuKernel, MlaAttention, MlaAttentionArgs, MlaKvLayout};
 
 const KERNEL: &str = "latent_attention";
 /// Tokens of a row up to which 16-bit queries are taken to the latents. By multiplications alone both forms cost the same at
@@ -54,13 +56,9 @@ impl MlaCall<'_, '_> {
     }
 }
 
-impl CpuDevice {
-    pub(super) fn attend_mla(
-        &self,
-        mut o: MatMut<'_>,
-        (kv, layout): (&Buffer, &MlaKvLayout),
-        args: &MlaAttentionArgs<'_>,
-    ) -> Result<(), DeviceError> {
+impl CpuKernel for MlaAttention<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut o, pool: kv, layout, args } = self;
         check(&o, kv, layout, args)?;
         let (heads, unturned, values) =
             (args.heads.w_uk.len(), args.heads.w_uk.n(), args.heads.w_uv.n());
@@ -87,10 +85,10 @@ impl CpuDevice {
             rows.partition(|&r| uses_absorbed_attention(args, r));
         for_float!(KERNEL, layout.dtype, T => {
             for row in many {
-                self.attend_mla_non_absorbed::<T>(&mut o, &call, row)?;
+                cpu.attend_mla_non_absorbed::<T>(&mut o, &call, row)?;
             }
             if let Some(transposed) = args.heads.w_uk_t {
-                self.attend_mla_absorbed::<T>(&mut o, &call, transposed, &few)?;
+                cpu.attend_mla_absorbed::<T>(&mut o, &call, transposed, &few)?;
             }
         });
         Ok(())

@@ -3,12 +3,13 @@
 
 use std::ops::Range;
 
-use super::super::device::CpuDevice;
+use device::{DeviceDriver, DeviceError, FloatElement, MatMut, MatRef};
+
 use super::MlaCall;
-use crate::dtype::FloatElement;
+use crate::cpu::CpuBackend;
 use crate::{
-    AttentionMetadata, DeviceDriver, DeviceError, KvLayout, KvOrder, MatMut, MatRef,
-    PagedAttentionArgs, QkNormRopeArgs, RopeCosSin, RowBounds,
+    AttentionMetadata, KvLayout, KvOrder, Linear, PagedAttention, PagedAttentionArgs,
+    QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin, RowBounds,
 };
 
 /// Bytes of keys and values that are made at a time, at most, unless those of one head are more.
@@ -18,7 +19,7 @@ const BLOCK_TOKENS: usize = 64;
 /// Channels that ordinary attention takes heads by; zeros fill them up, which change no sum.
 const HEAD_UNIT: usize = 16;
 
-impl CpuDevice {
+impl CpuBackend {
     /// Output of row `row`, for some heads at a time.
     pub(super) fn attend_mla_non_absorbed<T: FloatElement>(
         &self,
@@ -58,7 +59,7 @@ impl CpuDevice {
             {
                 let n = group.n();
                 let y = MatMut::of(&mut made[..context * n], context, n)?;
-                self.linear_rows(y, x, group.get(head), None)?;
+                self.run(Linear { y, x, weight: group.get(head), bias: None })?;
                 for (to, from) in all.chunks_exact_mut(width).zip(made.chunks_exact(n.max(1))) {
                     to[at..at + n].copy_from_slice(from);
                 }
@@ -109,7 +110,12 @@ impl CpuDevice {
             kv_scales: [1.0; 2],
         };
         let no_queries = MatMut::of::<T>(&mut [], context, 0)?;
-        self.rope_and_store(no_queries, (&mut pool, &layout), &stored)?;
+        self.run(QkNormRopeKvWrite {
+            q: no_queries,
+            pool: &mut pool,
+            layout: &layout,
+            args: &stored,
+        })?;
 
         let (from, to) = call.args.rows.tokens(row);
         let tokens = to - from;
@@ -139,7 +145,12 @@ impl CpuDevice {
             first: 0,
         };
         let mut out = vec![T::store(0.0); tokens * count * dim];
-        self.attend(MatMut::of(&mut out, tokens, count * dim)?, (&pool, &layout), &args)?;
+        self.run(PagedAttention {
+            o: MatMut::of(&mut out, tokens, count * dim)?,
+            pool: &pool,
+            layout: &layout,
+            args: &args,
+        })?;
         for (t, padded) in out.chunks_exact((count * dim).max(1)).enumerate() {
             let own = &mut o.row_mut::<T>(from + t)[heads.start * call.value_dim..];
             for (to, from) in own.chunks_exact_mut(call.value_dim).zip(padded.chunks_exact(dim)) {

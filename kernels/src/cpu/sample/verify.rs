@@ -14,6 +14,10 @@
 //! Behind the last draft the token is drawn from `p` as ever. All noise is that of the position, so neither how many
 //! drafts there were nor how many of them stood earlier decides anything.
 
+use std::cmp::Ordering;
+
+use device::MatRef;
+
 use super::philox::{DRAW_ACCEPT, DRAW_RESIDUAL, gumbel, unit, word};
 use super::row::{
     RankedToken, RowScratch, SamplingCutoff, apply_filters, greedy_token, gumbel_argmax, order,
@@ -21,8 +25,6 @@ use super::row::{
 };
 use super::rules::{DrawParams, SampleError, SamplingRules};
 use super::vector;
-use crate::MatRef;
-use std::cmp::Ordering;
 
 /// A guess at a token.
 #[derive(Debug, Clone, Copy)]

@@ -1,11 +1,12 @@
 //! Experts whose weights are kept in fp8 with scales of blocks: the two grouped products.
 
-use super::super::device::GpuDevice;
-use super::super::kernel_launch::KernelLaunch;
-use super::super::kernel_source::KernelSource;
+use device::gpu::{KernelLaunch, KernelSource};
+use device::{DType, DeviceDriver, DeviceError, DeviceStream};
+
 use super::super::moe_call::{KERNEL, MoeCall, SMALL_M_ROWS};
 use super::{THREADS, scale_block_shape};
-use crate::{DType, DeviceDriver, DeviceError, DeviceStream, HostMat, PackedGroup, PackedScales};
+use crate::gpu::GpuBackend;
+use crate::{HostMat, PackedGroup, PackedScales};
 
 static EXPERTS: KernelSource = KernelSource {
     name: "moe_fp8/moe_fp8.hip",
@@ -25,7 +26,7 @@ pub(in super::super) fn supports_fp8_experts(matrices: &[Vec<HostMat<'_>>], gate
     scale_block_shape(&parts).is_some_and(|grid| apart(grid.rows))
 }
 
-impl GpuDevice {
+impl GpuBackend {
     /// Whether experts in fp8 are better multiplied out to 16 bits: where these are streamed and fp8 is not, and those of all `layers` layers
     /// leave half of the memory. It is 1.5 to 3.2 times as fast then (Qwen3-30B-A3B on an H200, 1 to 256 requests).
     pub(in super::super) fn dequantizes_experts(
@@ -43,7 +44,7 @@ impl GpuDevice {
     }
 
     /// Whether experts with these projections are streamed, if they are packed in `dtype`.
-    pub(in super::super) fn supports_tma_in(
+    pub(crate) fn supports_tma_in(
         &self,
         dtype: DType,
         gate_up: &[Vec<HostMat<'_>>],

@@ -1,14 +1,13 @@
 //! More rows against weights in fp8: inputs are quantised first, then both are multiplied in fp8, by the
 //! matrix library where it knows such scales, else by `fp8_tile`.
 
-use super::super::blaslt::{Fp8Scaling, GemmOperands, GemmProblem};
-use super::super::device::GpuDevice;
-use super::super::error::GpuError;
-use super::super::half_dtype::data_type;
-use super::super::kernel_launch::KernelLaunch;
-use super::{BLOCK, GEMM, KERNEL, QUANTIZE, THREADS, known};
-use crate::{DeviceError, DeviceStream, LinearFusion, MatMut, MatRef, PackedMatrix, PackedScales};
+use device::gpu::{Fp8Scaling, GemmOperands, GemmProblem, GpuError, KernelLaunch, blas_data_type};
+use device::{DeviceError, DeviceStream, MatMut, MatRef};
 use hip_runtime_sys::BlasDataType;
+
+use super::{BLOCK, GEMM, KERNEL, QUANTIZE, THREADS, known};
+use crate::gpu::GpuBackend;
+use crate::{LinearFusion, PackedMatrix, PackedScales};
 
 /// Rows of x and of `W` in a tile, as `GEMM` in fp8_tile.hip.
 const TILE_SIDE: usize = 64;
@@ -30,7 +29,7 @@ pub(in super::super) struct QuantizedRows {
     bias: *mut u8,
 }
 
-impl GpuDevice {
+impl GpuBackend {
     /// `y = x Wᵀ + bias` for shapes that have been checked.
     pub(in super::super) fn fp8_linear(
         &self,
@@ -150,7 +149,7 @@ impl GpuDevice {
             k: w.k(),
             strides: (w.k(), if whole { y.stride() } else { w.n() }),
             input: BlasDataType::E4M3,
-            output: data_type(KERNEL, y.dtype())?,
+            output: blas_data_type(KERNEL, y.dtype())?,
             scaling,
             bias: bias.is_some(),
             aligned: true,

@@ -1,13 +1,12 @@
 //! Up to 16 rows against weights in fp8: launches of `fp8_few`.
 
-use super::super::device::GpuDevice;
-use super::super::kernel_launch::KernelLaunch;
+use device::gpu::KernelLaunch;
+use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
+
 use super::gemm_small_m_shape::{COMPUTE_WARPS, Fp8SmallMProblem, SLAB};
 use super::{BLOCK, GEMM_SMALL_M, KERNEL, QUANTIZE, THREADS, known};
-use crate::{
-    DType, DeviceError, DeviceStream, LinearFusion, MatMut, MatRef, PackedMatrix, PackedScales,
-    PrefetchHint,
-};
+use crate::gpu::GpuBackend;
+use crate::{LinearFusion, PackedMatrix, PackedScales, PrefetchHint};
 
 /// Rows up to which weights are streamed once for all of them.
 const MAX_ROWS: usize = 16;
@@ -35,7 +34,7 @@ struct Fp8SmallMRows {
     stride: usize,
 }
 
-impl GpuDevice {
+impl GpuBackend {
     /// Whether they do with all of `LinearFusion`: the halves of a gated product must not share a unit.
     pub(in super::super) fn fuses_fp8(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let apart = |unit: usize| unit == 1 || (w.n() / 2).is_multiple_of(unit);
@@ -54,7 +53,7 @@ impl GpuDevice {
         few && (self.streams_weights(w.k()) || self.fp8_strips(rows, w.n(), w.k(), 1).is_some())
     }
 
-    /// As `Kernels::linear_around`, for shapes that have been checked and fit.
+    /// As [`FusedLinear`](crate::FusedLinear), for shapes that have been checked and fit.
     pub(in super::super) fn fp8_gemm_small_m(
         &self,
         s: &DeviceStream,

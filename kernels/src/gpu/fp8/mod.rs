@@ -19,8 +19,10 @@ pub(super) use experts::supports_fp8_experts;
 pub(super) use gemm::QuantizedRows;
 pub(super) use pack::scale_block_shape;
 
-use super::kernel_source::KernelSource;
-use crate::{DeviceError, PackedMatrix, PackedScales};
+use device::DeviceError;
+use device::gpu::KernelSource;
+
+use crate::{PackedMatrix, PackedScales};
 
 static GEMM_SMALL_M: KernelSource = KernelSource {
     name: "fp8_few/fp8_few.hip",

@@ -1,9 +1,11 @@
 //! Weights in fp8, kept as they are stored, with their scales in f32 beside them.
 
-use super::super::device::GpuDevice;
-use super::super::kernel_launch::KernelLaunch;
+use device::gpu::KernelLaunch;
+use device::{DType, DeviceDriver, DeviceError, DeviceStream};
+
 use super::{BLOCK, QUANTIZE, THREADS};
-use crate::{DType, DeviceDriver, DeviceError, DeviceStream, HostMat, PackedMatrix, PackedScales};
+use crate::gpu::GpuBackend;
+use crate::{HostMat, PackedMatrix, PackedScales};
 
 /// Fewest outputs that share a scale in blocks: those of a strip.
 const MIN_UNIT: usize = 8;
@@ -47,7 +49,7 @@ pub(in super::super) fn scale_block_shape(parts: &[HostMat<'_>]) -> Option<Scale
     (each == [BLOCK; 2] && rows >= MIN_UNIT).then_some(ScaleBlockShape { rows, cols: BLOCK })
 }
 
-impl GpuDevice {
+impl GpuBackend {
     /// Keeps `parts` as `grid` says.
     pub(in super::super) fn load_fp8(
         &self,

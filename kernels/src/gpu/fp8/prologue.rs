@@ -1,50 +1,41 @@
 //! Products of many rows whose inputs are quantised by what makes them, so that nobody stores and reads them in 16 bits.
 
-use super::super::check::{check_dtype, check_size};
-use super::super::device::GpuDevice;
+use device::{DType, DeviceError, DeviceStream, MatMut, check_dtype, check_size};
+
 use super::super::gemm::check_16_byte_rows;
 use super::{BLOCK, KERNEL};
-use crate::{DType, DeviceError, DeviceStream, LinearPrologue, MatMut, MatRef, PackedMatrix};
+use crate::gpu::GpuBackend;
+use crate::{GpuKernel, LinearPrologue, PackedMatrix, PrologueLinear};
 
 /// Inputs of which a block of the norm holds a row in registers.
 const NORMED_COLUMNS: usize = 16384;
 
-impl GpuDevice {
-    /// As `Kernels::joins`.
-    pub(in super::super) fn fuses_fp8_prologue(
-        &self,
-        rows: usize,
-        dtype: DType,
-        w: &PackedMatrix,
-    ) -> bool {
+impl GpuBackend {
+    /// Whether [`PrologueLinear`](crate::PrologueLinear) exists for these sizes.
+    pub(crate) fn fuses_fp8_prologue(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let blocks =
             w.scales().is_some_and(|scales| scales.rows > 1) && w.k().is_multiple_of(BLOCK);
         let many = rows > 0 && dtype == self.half_dtype() && !self.fits_fp8_small_m(rows, dtype, w);
         blocks && many && w.k() <= NORMED_COLUMNS
     }
+}
 
-    /// As `Kernels::linear_after`.
-    pub(in super::super) fn fp8_linear_with_prologue(
-        &self,
-        s: &DeviceStream,
-        y: MatMut<'_>,
-        before: LinearPrologue<'_>,
-        w: &PackedMatrix,
-        bias: Option<MatRef<'_>>,
-    ) -> Result<(), DeviceError> {
-        check(self.half_dtype(), &y, &before, w)?;
-        if !self.fuses_fp8_prologue(y.rows(), self.half_dtype(), w) {
+impl GpuKernel for PrologueLinear<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { y, prologue: before, weight: w, bias } = self;
+        check(gpu.half_dtype(), &y, &before, w)?;
+        if !gpu.fuses_fp8_prologue(y.rows(), gpu.half_dtype(), w) {
             let (what, dtype) = ("weight", w.dtype());
             return Err(DeviceError::Unsupported { kernel: KERNEL, what, dtype });
         }
-        let to = self.quantized_input_scratch(s, y.rows(), &y, w)?;
+        let to = gpu.quantized_input_scratch(s, y.rows(), &y, w)?;
         match before {
             LinearPrologue::AddNorm { x, delta, norm, eps } => {
-                self.add_norm_fp8(s, &to, x, delta, (norm, eps))?;
+                gpu.add_norm_fp8(s, &to, x, delta, (norm, eps))?;
             }
-            LinearPrologue::SiluMul(x) => self.silu_mul_fp8(s, &to, x)?,
+            LinearPrologue::SiluMul(x) => gpu.silu_mul_fp8(s, &to, x)?,
         }
-        self.fp8_product(s, y, &to, w, bias)
+        gpu.fp8_product(s, y, &to, w, bias)
     }
 }
 

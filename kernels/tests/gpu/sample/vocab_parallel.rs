@@ -1,8 +1,9 @@
 //! Rows of which each rank has a part: the answers of one that has them whole, from a few words of each rank.
 
-use kernels::gpu::GpuDevice;
+use device::{DeviceError, MatMut, MatRef};
+use kernels::gpu::GpuBackend;
 use kernels::step::{DraftVerification, RULE_MASKED, SequenceSamplingParams, StageLogitsRow};
-use kernels::{DeviceError, Kernels, MatMut, MatRef, VocabParallelSupport, VocabShard};
+use kernels::{KernelBackend, RowGather, VocabParallelSampling, VocabParallelSupport, VocabShard};
 
 use super::{SampleCase, SampleResults, any_rules, chosen, plain, row};
 use crate::support::{DeviceArray, RandomNumbers, S, devices};
@@ -19,7 +20,7 @@ fn shards_of(vocab: usize, ranks: usize) -> Vec<VocabShard> {
 
 /// The largest top-k that is answered in parts.
 fn top_k_of(part: &VocabShard) -> usize {
-    match devices()[0].vocab_parallel_support(part) {
+    match KernelBackend::from(devices().remove(0)).vocab_parallel_support(part) {
         VocabParallelSupport::TopK(most) => most,
         other => panic!("{other:?} of {part:?}"),
     }
@@ -35,8 +36,8 @@ fn shard_params(numbers: &mut RandomNumbers, most: usize) -> SequenceSamplingPar
     }
 }
 
-fn copy(device: &GpuDevice, to: MatMut<'_>, from: MatRef<'_>, first: &DeviceArray<i32>) {
-    device.gather_rows(&S, to, from, first.mat()).unwrap();
+fn copy(device: &GpuBackend, to: MatMut<'_>, from: MatRef<'_>, first: &DeviceArray<i32>) {
+    device.launch(&S, RowGather { y: to, x: from, rows: first.mat() }).unwrap();
 }
 
 impl SampleCase {
@@ -52,7 +53,7 @@ impl SampleCase {
     }
 
     /// What a rank tells the others.
-    fn exchanged_words(&self, device: &GpuDevice, part: &VocabShard) -> Vec<i32> {
+    fn exchanged_words(&self, device: &GpuBackend, part: &VocabShard) -> Vec<i32> {
         let first = DeviceArray::row(device, &[0]);
         let mut told = Vec::new();
         self.sampled(device, &self.columns(part), false, |logits, asked, seats, answers| {
@@ -62,13 +63,17 @@ impl SampleCase {
                 told = words.read(device);
                 false
             };
-            let answered = device.sample_vocab_parallel(
+            let answered = device.launch(
                 &S,
-                (logits, part),
-                asked,
-                seats,
-                answers,
-                &mut gather,
+                VocabParallelSampling {
+                    logits,
+                    shard: part,
+                    stage: asked.0,
+                    prepared: asked.1,
+                    slots: seats,
+                    outputs: answers,
+                    gather: &mut gather,
+                },
             );
             assert!(matches!(answered, Err(DeviceError::PeerRanksFailed)), "{answered:?}");
         });
@@ -76,7 +81,7 @@ impl SampleCase {
     }
 
     /// The answers of all ranks, which are one.
-    fn vocab_parallel(&self, device: &GpuDevice, ranks: usize, recorded: bool) -> SampleResults {
+    fn vocab_parallel(&self, device: &GpuBackend, ranks: usize, recorded: bool) -> SampleResults {
         let parts = shards_of(self.vocabulary, ranks);
         let told: Vec<i32> =
             parts.iter().flat_map(|part| self.exchanged_words(device, part)).collect();
@@ -89,7 +94,18 @@ impl SampleCase {
                     true
                 };
                 device
-                    .sample_vocab_parallel(&S, (logits, part), asked, seats, answers, &mut gather)
+                    .launch(
+                        &S,
+                        VocabParallelSampling {
+                            logits,
+                            shard: part,
+                            stage: asked.0,
+                            prepared: asked.1,
+                            slots: seats,
+                            outputs: answers,
+                            gather: &mut gather,
+                        },
+                    )
                     .unwrap();
             })
         });
@@ -228,7 +244,7 @@ fn captured_vocab_parallel_matches_eager() {
 /// Nobody lists more than there is.
 #[test]
 fn small_vocab_shards_are_gathered_whole() {
-    let device = &devices()[0];
+    let device = KernelBackend::from(devices().remove(0));
     let of = |cols, ranks| {
         let part = VocabShard { first_id: 0, ids: cols, cols, vocab: cols * ranks, ranks };
         device.vocab_parallel_support(&part)

@@ -13,17 +13,18 @@ mod local_candidates;
 mod merge;
 mod rank_candidates;
 
+use candidate_layout::CandidateLayout;
+use device::{DeviceError, MatMut, MatRef, ThreadPool};
+use local_candidates::local_candidates;
+use merge::{MergedToken, merge};
+use rank_candidates::RankCandidates;
+
 use super::row::{RankedToken, RowScratch};
 use super::rules::{
     RowLogprobs, RowSampleResult, SampleError, SampleRequest, SampledRow, TokenChoice,
 };
 use super::{CpuSampler, vector};
-use crate::cpu::thread_pool::ThreadPool;
-use crate::{DeviceError, GatherFn, MatMut, MatRef, VocabShard};
-use candidate_layout::CandidateLayout;
-use local_candidates::local_candidates;
-use merge::{MergedToken, merge};
-use rank_candidates::RankCandidates;
+use crate::{GatherFn, VocabShard};
 
 /// The rows of a call, as this rank has them.
 struct ShardedRows<'a> {

@@ -1,11 +1,13 @@
 //! Rows in parts against the same rows whole: every rule, drawn; what is exchanged; and when rows are brought whole.
 
+use std::sync::{Barrier, Mutex};
+use std::thread;
+
+use proptest::prelude::*;
+
 use super::*;
 use crate::cpu::sample::rules::{DrawParams, LogitEdits, SamplingRules, TokenOccurrence};
 use crate::cpu::sample::tests::{plain, row};
-use proptest::prelude::*;
-use std::sync::{Barrier, Mutex};
-use std::thread;
 
 /// Log-probabilities out of sums that were added in another order.
 const TOLERANCE: f32 = 1e-5;
@@ -32,7 +34,7 @@ impl InProcessGather {
     fn gather(&self, rank: usize, own: MatRef<'_>, mut all: MatMut<'_>) -> bool {
         let bits = |r: usize| -> Vec<u32> {
             match own.dtype() {
-                crate::DType::F32 => own.row::<f32>(r).iter().map(|x| x.to_bits()).collect(),
+                device::DType::F32 => own.row::<f32>(r).iter().map(|x| x.to_bits()).collect(),
                 _ => own.row::<i32>(r).iter().map(|x| *x as u32).collect(),
             }
         };
@@ -46,7 +48,7 @@ impl InProcessGather {
             let theirs = self.candidates[c / own.cols()].lock().unwrap();
             let word = theirs[r * own.cols() + c % own.cols()];
             match own.dtype() {
-                crate::DType::F32 => all.row_mut::<f32>(r)[c] = f32::from_bits(word),
+                device::DType::F32 => all.row_mut::<f32>(r)[c] = f32::from_bits(word),
                 _ => all.row_mut::<i32>(r)[c] = word as i32,
             }
         }

@@ -1,0 +1,567 @@
+//! What the ranks of several GPUs do together, in the order of a stream: one communicator of RCCL or NCCL.
+//!
+//! Calls return before they are done, and so does making a communicator: whoever waits asks, and can give up.
+
+use std::ffi::{CStr, c_int};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use device::gpu::{GpuError, memory};
+use device::{Buffer, DType, DeviceError, DeviceStream, MatMut, MatRef};
+use hip_runtime_sys::DriverPtr;
+use kernels::RowGather;
+use kernels::gpu::GpuBackend;
+use rccl_sys::{
+    NcclConfig, NcclDataType, NcclResult, NcclUniqueId, REDUCE_SUM, Rccl, VERSION_MIN, status,
+};
+
+/// How often a call that is under way is asked for.
+const POLL: Duration = Duration::from_micros(20);
+/// For how long it is asked for without a pause: most calls are launched by then, and to sleep costs some 70 µs.
+const SPIN_TIME: Duration = Duration::from_micros(300);
+/// How long an abort waits for a call of another thread, which returns soon unless the device takes no more work.
+const ABORT_WAIT: Duration = Duration::from_secs(1);
+/// Indices that are there from the beginning.
+const INITIAL_INDICES: usize = 1024;
+
+/// The library that makes communicators, opened for one device.
+#[derive(Debug, Clone)]
+pub struct CollectiveLibrary {
+    device: Arc<GpuBackend>,
+    rccl: Arc<Rccl>,
+}
+
+/// By what the ranks of a communicator find each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CommunicatorId(NcclUniqueId);
+
+/// One rank of several GPUs. Dropping it frees it, and waits for nobody.
+pub struct GpuCommunicator {
+    device: Arc<GpuBackend>,
+    rccl: Arc<Rccl>,
+    size: usize,
+    rank: usize,
+    /// Null once it has been aborted.
+    handle: AtomicPtr<std::ffi::c_void>,
+    /// Held by whoever calls the library.
+    calling: Mutex<()>,
+    /// 0, 1, 2 and so on; older ones stay, because recordings know their addresses.
+    indices: Mutex<Vec<Buffer>>,
+}
+
+impl CommunicatorId {
+    /// Words of an id.
+    pub const WORDS: usize = 32;
+
+    /// The id as words, to be told.
+    #[must_use]
+    pub fn words(&self) -> [i32; Self::WORDS] {
+        let mut words = [0; Self::WORDS];
+        for (word, bytes) in words.iter_mut().zip(self.0.0.chunks_exact(4)) {
+            *word = i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+        words
+    }
+
+    /// The id of which somebody told.
+    #[must_use]
+    pub fn of_words(words: &[i32; Self::WORDS]) -> Self {
+        let mut bytes = [0; 4 * Self::WORDS];
+        for (bytes, word) in bytes.chunks_exact_mut(4).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        Self(NcclUniqueId(bytes))
+    }
+}
+
+impl CollectiveLibrary {
+    /// Opens the library.
+    ///
+    /// Errors: there is none, or none that is new enough.
+    pub fn open(device: &Arc<GpuBackend>) -> Result<Self, DeviceError> {
+        let Some(search) = device.collectives() else {
+            return Err(GpuError::NoCollectiveLibrary.into());
+        };
+        let rccl = Rccl::open(search).map_err(GpuError::from)?;
+        let mut version = 0;
+        // SAFETY: a place to write to.
+        check(&rccl, unsafe { (rccl.get_version)(&raw mut version) }, "version", None)?;
+        if version < VERSION_MIN {
+            let library = rccl.library.display().to_string();
+            return Err(GpuError::OutdatedCollectiveLibrary {
+                library,
+                version,
+                oldest: VERSION_MIN,
+            }
+            .into());
+        }
+        Ok(Self { device: Arc::clone(device), rccl: Arc::new(rccl) })
+    }
+
+    /// An id that nobody else has.
+    pub fn new_id(&self) -> Result<CommunicatorId, DeviceError> {
+        self.device.runtime().enter()?;
+        let mut id = NcclUniqueId([0; 128]);
+        // SAFETY: a place to write to.
+        check(&self.rccl, unsafe { (self.rccl.get_unique_id)(&raw mut id) }, "id", None)?;
+        Ok(CommunicatorId(id))
+    }
+
+    /// Begins to join `size` ranks with this id as rank `rank`; [`GpuCommunicator::is_ready`] says when all have come.
+    pub fn begin(
+        &self,
+        id: &CommunicatorId,
+        size: usize,
+        rank: usize,
+    ) -> Result<GpuCommunicator, DeviceError> {
+        let runtime = self.device.runtime();
+        runtime.not_capturing("making a communicator")?;
+        runtime.enter()?;
+        let (mut handle, config) = (std::ptr::null_mut(), NcclConfig::non_blocking());
+        let init = self.rccl.comm_init_rank_config;
+        // SAFETY: a place to write to, and a config that the library copies; the device is current.
+        let code =
+            unsafe { init(&raw mut handle, size as c_int, id.0, rank as c_int, &raw const config) };
+        if code != status::IN_PROGRESS {
+            check(&self.rccl, code, "join", None)?;
+        }
+        let communicator = GpuCommunicator {
+            device: Arc::clone(&self.device),
+            rccl: Arc::clone(&self.rccl),
+            size,
+            rank,
+            handle: AtomicPtr::new(handle),
+            calling: Mutex::default(),
+            indices: Mutex::default(),
+        };
+        communicator.index(INITIAL_INDICES)?;
+        Ok(communicator)
+    }
+}
+
+impl GpuCommunicator {
+    /// Ranks.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Whether launches on the device do nothing.
+    #[must_use]
+    pub fn is_dry_run(&self) -> bool {
+        self.device.runtime().is_dry_run()
+    }
+
+    /// Whether launches are being recorded.
+    #[must_use]
+    pub fn is_capturing(&self) -> bool {
+        self.device.runtime().is_capturing()
+    }
+
+    /// Whether what was begun is done. Never waits, not even for a call of another thread; any thread may ask.
+    ///
+    /// Errors: it has failed, now or earlier, here or at another rank.
+    pub fn is_ready(&self) -> Result<bool, DeviceError> {
+        let _calling = match self.calling.try_lock() {
+            Ok(calling) => calling,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(false),
+        };
+        Ok(self.poll("communicator")?)
+    }
+
+    /// Ends what is under way, on the device too, and frees everything; later calls fail. Any thread may call it.
+    pub fn abort(&self) {
+        let started = Instant::now();
+        let calling = loop {
+            match self.calling.try_lock() {
+                Ok(calling) => break Some(calling),
+                Err(TryLockError::Poisoned(poisoned)) => break Some(poisoned.into_inner()),
+                // A call that waits for a device that waits for a rank that is gone ends in no other way.
+                Err(TryLockError::WouldBlock) if started.elapsed() > ABORT_WAIT => break None,
+                Err(TryLockError::WouldBlock) => thread::sleep(POLL),
+            }
+        };
+        let handle = self.handle.swap(std::ptr::null_mut(), Ordering::SeqCst);
+        // The library may wait here until recordings that use it are gone, and whoever has those may be about to ask.
+        drop(calling);
+        if !handle.is_null() && self.device.runtime().enter().is_ok() {
+            // SAFETY: made by this library, and taken away just now: freed once. Nobody calls it but, at worst, a thread
+            // that has been in the library for longer than `ABORT_WAIT` and that only this ends.
+            unsafe { (self.rccl.comm_abort)(handle) };
+        }
+    }
+
+    /// `x = Σ x` over the ranks.
+    pub fn all_reduce(&self, s: &DeviceStream, mut x: MatMut<'_>) -> Result<(), DeviceError> {
+        const NAME: &str = "all_reduce";
+        check_contiguous(NAME, x.as_ref())?;
+        let (count, kind) = (x.rows() * x.cols(), reduction_type(NAME, x.dtype())?);
+        let at = x.as_mut_ptr().cast();
+        self.enqueue(NAME, s, |comm, stream| {
+            // SAFETY: so many elements in a row, which only this call uses.
+            unsafe { (self.rccl.all_reduce)(at, at, count, kind, REDUCE_SUM, comm, stream) }
+        })
+    }
+
+    /// `all [n, C]` = what the ranks bring, `own [n, c]`, side by side, without what reaches beyond `C`.
+    pub fn all_gather(
+        &self,
+        s: &DeviceStream,
+        own: MatRef<'_>,
+        mut all: MatMut<'_>,
+    ) -> Result<(), DeviceError> {
+        const NAME: &str = "all_gather";
+        check_contiguous(NAME, own)?;
+        let (rows, cols, dtype) = (own.rows(), own.cols(), own.dtype());
+        let (count, kind) = (rows * cols, data_type(NAME, dtype)?);
+        // Single rows lie side by side as they come; others are stacked before they do.
+        let beside = rows == 1 && all.cols() == self.size * cols;
+        let stacked = if beside {
+            all.as_mut_ptr()
+        } else {
+            self.device.scratch(s, self.size * count * dtype.bytes())?
+        };
+        self.enqueue(NAME, s, |comm, stream| {
+            let from = own.as_ptr().cast_mut().cast();
+            // SAFETY: so many elements to read, and as many of each rank to write.
+            unsafe { (self.rccl.all_gather)(from, stacked.cast(), count, kind, comm, stream) }
+        })?;
+        if beside {
+            return Ok(());
+        }
+        let indices = self.index(rows)?;
+        for rank in 0..self.size {
+            let first = (rank * cols).min(all.cols());
+            let width = cols.min(all.cols() - first);
+            if width == 0 || rows == 0 {
+                continue;
+            }
+            let stride = all.stride();
+            // SAFETY: the rows that this rank brought, and indices that are written once; the columns are inside `all`.
+            let (from, to, indices) = unsafe {
+                (
+                    MatRef::from_raw(
+                        stacked.add(rank * count * dtype.bytes()),
+                        dtype,
+                        rows,
+                        width,
+                        cols,
+                    ),
+                    MatMut::from_raw(
+                        all.as_mut_ptr().add(first * dtype.bytes()),
+                        dtype,
+                        rows,
+                        width,
+                        stride,
+                    ),
+                    MatRef::from_raw(indices, DType::I32, 1, rows, rows),
+                )
+            };
+            self.device.launch(s, RowGather { y: to, x: from, rows: indices })?;
+        }
+        Ok(())
+    }
+
+    /// `all [size · m, C]`: rows from `r · m` on are those of rank `r`, which brings `own [n, C]`; zeros behind them, in
+    /// integers -1.
+    pub fn all_gather_rows(
+        &self,
+        s: &DeviceStream,
+        own: MatRef<'_>,
+        mut all: MatMut<'_>,
+    ) -> Result<(), DeviceError> {
+        const NAME: &str = "all_gather_rows";
+        check_contiguous(NAME, own)?;
+        check_contiguous(NAME, all.as_ref())?;
+        let (dtype, most) = (own.dtype(), all.rows() / self.size);
+        let row_bytes = own.cols() * dtype.bytes();
+        let (count, kind) = (most * own.cols(), data_type(NAME, dtype)?);
+        let to = all.as_mut_ptr();
+        // SAFETY: this rank's rows of `all`.
+        let place = unsafe { to.add(self.rank * most * row_bytes) };
+        let blank = if matches!(dtype, DType::I32 | DType::I64) { 0xff } else { 0 };
+        let (brought, missing) = (own.rows() * row_bytes, (most - own.rows()) * row_bytes);
+        self.copy(s, place, own.as_ptr(), brought)?;
+        // SAFETY: the rows behind those that were brought.
+        self.fill(s, unsafe { place.add(brought) }, blank, missing)?;
+        self.enqueue(NAME, s, |comm, stream| {
+            // SAFETY: what is sent lies where the library expects it of a rank that gathers in place.
+            unsafe { (self.rccl.all_gather)(place.cast(), to.cast(), count, kind, comm, stream) }
+        })
+    }
+
+    /// `own [n, C] = Σ x` over the ranks of the first `n` of this rank's rows of `x [size · m, C]`.
+    pub fn reduce_scatter(
+        &self,
+        s: &DeviceStream,
+        x: MatRef<'_>,
+        mut own: MatMut<'_>,
+    ) -> Result<(), DeviceError> {
+        const NAME: &str = "reduce_scatter";
+        check_contiguous(NAME, x)?;
+        check_contiguous(NAME, own.as_ref())?;
+        let row_bytes = x.cols() * x.dtype().bytes();
+        let most = x.rows() / self.size;
+        let (count, kind) = (most * x.cols(), reduction_type(NAME, x.dtype())?);
+        let whole = own.rows() == most;
+        let to = if whole { own.as_mut_ptr() } else { self.device.scratch(s, most * row_bytes)? };
+        self.enqueue(NAME, s, |comm, stream| {
+            let from = x.as_ptr().cast_mut().cast();
+            // SAFETY: as many elements of each rank to read, and room for those of one.
+            unsafe {
+                (self.rccl.reduce_scatter)(from, to.cast(), count, kind, REDUCE_SUM, comm, stream)
+            }
+        })?;
+        let wanted = if whole { 0 } else { own.rows() * row_bytes };
+        self.copy(s, own.as_mut_ptr(), to, wanted)
+    }
+
+    /// Rows to ranks: the first `to[0]` of `x` to rank 0, and so on; `y` begins with what comes, `from[r]` rows of rank
+    /// `r`. All ranks know these numbers of each other.
+    pub fn all_to_all(
+        &self,
+        s: &DeviceStream,
+        (x, to): (MatRef<'_>, &[usize]),
+        (mut y, from): (MatMut<'_>, &[usize]),
+    ) -> Result<(), DeviceError> {
+        const NAME: &str = "all_to_all";
+        check_contiguous(NAME, x)?;
+        check_contiguous(NAME, y.as_ref())?;
+        let (cols, kind) = (x.cols(), data_type(NAME, x.dtype())?);
+        let row_bytes = cols * x.dtype().bytes();
+        let rows: [usize; 2] = [to.iter().sum(), from.iter().sum()];
+        if rows[0] > x.rows() || rows[1] > y.rows() {
+            let (got, expected) = (rows[0].max(rows[1]), x.rows().min(y.rows()));
+            return Err(DeviceError::Shape { kernel: NAME, what: "rows", got, expected });
+        }
+        let (mut source, mut target) = (x.as_ptr(), y.as_mut_ptr());
+        self.enqueue(NAME, s, |comm, stream| {
+            // SAFETY: rows inside both matrices, as was checked; the group begins and ends on this thread.
+            unsafe {
+                let mut code = (self.rccl.group_start)();
+                for rank in 0..self.size {
+                    let (out, back) = (to[rank] * cols, from[rank] * cols);
+                    if code == status::SUCCESS && out > 0 {
+                        let from = source.cast_mut().cast();
+                        code =
+                            pending((self.rccl.send)(from, out, kind, rank as c_int, comm, stream));
+                    }
+                    if code == status::SUCCESS && back > 0 {
+                        let to = target.cast();
+                        code =
+                            pending((self.rccl.recv)(to, back, kind, rank as c_int, comm, stream));
+                    }
+                    source = source.add(to[rank] * row_bytes);
+                    target = target.add(from[rank] * row_bytes);
+                }
+                let ended = (self.rccl.group_end)();
+                if code == status::SUCCESS { ended } else { code }
+            }
+        })
+    }
+
+    /// `x` becomes what rank `from` brings.
+    pub fn broadcast(
+        &self,
+        s: &DeviceStream,
+        mut x: MatMut<'_>,
+        from: usize,
+    ) -> Result<(), DeviceError> {
+        const NAME: &str = "broadcast";
+        check_contiguous(NAME, x.as_ref())?;
+        let (count, kind) = (x.rows() * x.cols(), data_type(NAME, x.dtype())?);
+        let at = x.as_mut_ptr().cast();
+        self.enqueue(NAME, s, |comm, stream| {
+            // SAFETY: so many elements in a row, which only this call uses.
+            unsafe { (self.rccl.broadcast)(at, at, count, kind, from as c_int, comm, stream) }
+        })
+    }
+
+    /// Waits for all launches on `s`.
+    pub fn synchronize(&self, s: &DeviceStream) -> Result<(), DeviceError> {
+        Ok(self.device.runtime().synchronize(s)?)
+    }
+
+    /// Makes a call in the order of `s`, and waits until the library has launched it.
+    fn enqueue(
+        &self,
+        name: &'static str,
+        s: &DeviceStream,
+        call: impl FnOnce(DriverPtr, DriverPtr) -> NcclResult,
+    ) -> Result<(), DeviceError> {
+        let runtime = self.device.runtime();
+        if runtime.is_dry_run() {
+            return Ok(());
+        }
+        let stream = runtime.stream(s)?;
+        runtime.enter()?;
+        {
+            let _calling = self.lock_calls();
+            let code = call(self.live_handle()?, stream);
+            if code != status::IN_PROGRESS {
+                check(&self.rccl, code, name, Some(self.live_handle()?))?;
+            }
+        }
+        let started = Instant::now();
+        while !{
+            let _calling = self.lock_calls();
+            self.poll(name)?
+        } {
+            if started.elapsed() < SPIN_TIME { thread::yield_now() } else { thread::sleep(POLL) }
+        }
+        runtime.launched(s, name)
+    }
+
+    fn poll(&self, call: &'static str) -> Result<bool, GpuError> {
+        let (handle, mut code) = (self.live_handle()?, status::SUCCESS);
+        // SAFETY: a communicator that `abort` does not free while `calling` is held for less than `ABORT_WAIT`; a place to write to.
+        let asked = unsafe { (self.rccl.comm_get_async_error)(handle, &raw mut code) };
+        check(&self.rccl, asked, call, None)?;
+        match code {
+            status::IN_PROGRESS => Ok(false),
+            code => check(&self.rccl, code, call, Some(handle)).map(|()| true),
+        }
+    }
+
+    fn lock_calls(&self) -> MutexGuard<'_, ()> {
+        self.calling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn live_handle(&self) -> Result<DriverPtr, GpuError> {
+        let handle = self.handle.load(Ordering::SeqCst);
+        if handle.is_null() { Err(GpuError::CommunicatorAborted) } else { Ok(handle) }
+    }
+
+    /// The address of indices i32, `count` of them.
+    fn index(&self, count: usize) -> Result<*const u8, DeviceError> {
+        let mut all = self.indices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = all.iter().find(|found| found.bytes() >= count * 4) {
+            return Ok(found.as_ptr());
+        }
+        let count = count.next_power_of_two();
+        let mut buffer = memory::alloc(self.device.runtime(), count * 4)?;
+        let bytes: Vec<u8> = (0..count as i32).flat_map(i32::to_le_bytes).collect();
+        self.device.copy_in(&mut buffer, 0, &bytes)?;
+        let address = buffer.as_ptr();
+        all.push(buffer);
+        Ok(address)
+    }
+
+    /// Copies memory of the device in the order of `s`.
+    fn copy(
+        &self,
+        s: &DeviceStream,
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        let runtime = self.device.runtime();
+        if bytes == 0 || runtime.is_dry_run() {
+            return Ok(());
+        }
+        runtime.enter()?;
+        let copy = runtime.driver.copy_on_device;
+        // SAFETY: the callers above name ranges of matrices that they were lent, or of scratch of that size.
+        let code = unsafe { copy(to.cast(), from.cast_mut().cast(), bytes, runtime.stream(s)?) };
+        runtime.check(code, "copy on device")?;
+        runtime.launched(s, "copy")
+    }
+
+    /// Fills memory of the device in the order of `s`.
+    fn fill(
+        &self,
+        s: &DeviceStream,
+        to: *mut u8,
+        byte: u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        let runtime = self.device.runtime();
+        if bytes == 0 || runtime.is_dry_run() {
+            return Ok(());
+        }
+        runtime.enter()?;
+        // SAFETY: as for `copy`.
+        let code = unsafe { (runtime.driver.fill)(to.cast(), byte, bytes, runtime.stream(s)?) };
+        runtime.check(code, "fill")?;
+        runtime.launched(s, "fill")
+    }
+}
+
+impl Drop for GpuCommunicator {
+    fn drop(&mut self) {
+        // Leaving in good order would wait for the others, who may be gone.
+        self.abort();
+    }
+}
+
+impl std::fmt::Debug for GpuCommunicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Communicator({} of {})", self.rank, self.size)
+    }
+}
+
+/// What a call inside a group answers: that it will be done is as good as done.
+fn pending(code: NcclResult) -> NcclResult {
+    if code == status::IN_PROGRESS { status::SUCCESS } else { code }
+}
+
+fn check(
+    rccl: &Rccl,
+    code: NcclResult,
+    call: &'static str,
+    handle: Option<DriverPtr>,
+) -> Result<(), GpuError> {
+    if code == status::SUCCESS {
+        return Ok(());
+    }
+    let text = |at: *const std::ffi::c_char| {
+        // SAFETY: null, or a text of the library that stays until its next error.
+        (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
+    };
+    // SAFETY: takes any code.
+    let name = text(unsafe { (rccl.get_error_string)(code) }).unwrap_or_default();
+    // SAFETY: a communicator, as in `poll`, or none.
+    let last = text(unsafe { (rccl.get_last_error)(handle.unwrap_or(std::ptr::null_mut())) });
+    let what = [Some(name), last].into_iter().flatten().filter(|text| !text.is_empty());
+    let what = what.collect::<Vec<_>>().join(": ");
+    Err(GpuError::Collective { call, status: code, what })
+}
+
+/// Refuses rows with gaps between them.
+fn check_contiguous(kernel: &'static str, x: MatRef<'_>) -> Result<(), DeviceError> {
+    if x.rows() <= 1 || x.stride() == x.cols() {
+        return Ok(());
+    }
+    let (what, got, expected) = ("elements between rows", x.stride(), x.cols());
+    Err(DeviceError::Shape { kernel, what, got, expected })
+}
+
+fn data_type(kernel: &'static str, dtype: DType) -> Result<c_int, DeviceError> {
+    let kind = match dtype {
+        DType::F32 => NcclDataType::F32,
+        DType::BF16 => NcclDataType::BF16,
+        DType::F16 => NcclDataType::F16,
+        DType::I32 => NcclDataType::I32,
+        DType::I64 => NcclDataType::I64,
+        dtype @ DType::F8E4M3 => {
+            return Err(DeviceError::Unsupported { kernel, what: "elements", dtype });
+        }
+    };
+    Ok(kind as c_int)
+}
+
+fn reduction_type(kernel: &'static str, dtype: DType) -> Result<c_int, DeviceError> {
+    match dtype {
+        DType::F32 | DType::BF16 | DType::F16 => data_type(kernel, dtype),
+        dtype => Err(DeviceError::Unsupported { kernel, what: "elements to add", dtype }),
+    }
+}

@@ -1,0 +1,137 @@
+//! `CpuDevice`: threads and memory of the host.
+
+use std::sync::Arc;
+
+use super::isa::CpuIsa;
+use super::memory::{CpuMemory, host_memory};
+use super::thread_pool::ThreadPool;
+use super::topology::physical_cores;
+use crate::check::check_range;
+use crate::pinned_memory::CompletedFence;
+use crate::{Buffer, CopyInFlight, DeviceDriver, DeviceError, DeviceStream, MemInfo, PinnedBuffer};
+
+/// How a CPU device computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuConfig {
+    /// Threads that compute, the caller included; 0 = one per physical core.
+    pub threads: usize,
+    /// Instruction set; tests name slower ones than the best.
+    pub isa: CpuIsa,
+}
+
+impl Default for CpuConfig {
+    fn default() -> Self {
+        Self { threads: 0, isa: CpuIsa::detect() }
+    }
+}
+
+/// The host processor as a device.
+#[derive(Debug)]
+pub struct CpuDevice {
+    threads: ThreadPool,
+    memory: Arc<CpuMemory>,
+    isa: CpuIsa,
+}
+
+impl CpuDevice {
+    /// Starts the threads.
+    ///
+    /// Errors: the processor lacks the instruction set, or a thread could not be started.
+    pub fn new(config: CpuConfig) -> Result<Self, DeviceError> {
+        if !config.isa.available() {
+            return Err(DeviceError::MissingIsa { isa: config.isa.name() });
+        }
+        let threads = if config.threads == 0 { physical_cores() } else { config.threads };
+        Ok(Self { threads: ThreadPool::new(threads)?, memory: Arc::default(), isa: config.isa })
+    }
+
+    /// The instruction set in use.
+    #[must_use]
+    pub fn isa(&self) -> CpuIsa {
+        self.isa
+    }
+
+    /// The threads, for other host work between kernels.
+    #[must_use]
+    pub fn threads(&self) -> &ThreadPool {
+        &self.threads
+    }
+}
+
+impl DeviceDriver for CpuDevice {
+    fn name(&self) -> String {
+        format!("cpu, {} threads, {}", self.threads.threads(), self.isa.name())
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
+        self.memory.alloc(bytes)
+    }
+
+    fn upload(&self, to: &mut Buffer, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
+        check_range("upload", offset, from.len(), to.bytes())?;
+        // SAFETY: the range was checked, and a host slice never overlaps a uniquely borrowed buffer.
+        unsafe {
+            to.as_mut_ptr().add(offset).copy_from_nonoverlapping(from.as_ptr(), from.len());
+        }
+        Ok(())
+    }
+
+    fn download(
+        &self,
+        _: &DeviceStream,
+        from: &Buffer,
+        offset: usize,
+        to: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        check_range("download", offset, to.len(), from.bytes())?;
+        // SAFETY: the range was checked; buffers are initialised and `to` is uniquely borrowed.
+        unsafe {
+            to.as_mut_ptr().copy_from_nonoverlapping(from.as_ptr().add(offset), to.len());
+        }
+        Ok(())
+    }
+
+    fn synchronize(&self, _: &DeviceStream) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn alloc_pinned(&self, bytes: usize) -> Result<PinnedBuffer, DeviceError> {
+        // SAFETY: this device's memory is the host's.
+        Ok(unsafe { PinnedBuffer::from_host(self.memory.alloc(bytes)?) })
+    }
+
+    fn start_upload(
+        &self,
+        _: &DeviceStream,
+        to: &mut Buffer,
+        from: PinnedBuffer,
+        bytes: usize,
+    ) -> Result<CopyInFlight, DeviceError> {
+        check_range("start_upload", 0, bytes, from.bytes().len())?;
+        self.upload(to, 0, &from.bytes()[..bytes])?;
+        Ok(CopyInFlight::new(from, Box::new(CompletedFence)))
+    }
+
+    fn start_download(
+        &self,
+        s: &DeviceStream,
+        from: &Buffer,
+        mut to: PinnedBuffer,
+        bytes: usize,
+    ) -> Result<CopyInFlight, DeviceError> {
+        check_range("start_download", 0, bytes, to.bytes().len())?;
+        self.download(s, from, 0, &mut to.bytes_mut()[..bytes])?;
+        Ok(CopyInFlight::new(to, Box::new(CompletedFence)))
+    }
+
+    fn zero(&self, _: &DeviceStream, x: &mut Buffer) -> Result<(), DeviceError> {
+        // SAFETY: all of a buffer that is uniquely borrowed.
+        unsafe { x.as_mut_ptr().write_bytes(0, x.bytes()) };
+        Ok(())
+    }
+
+    fn mem_info(&self) -> MemInfo {
+        let (free_bytes, total_bytes) = host_memory();
+        MemInfo { free_bytes, total_bytes }
+    }
+}

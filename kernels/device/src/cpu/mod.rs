@@ -1,0 +1,12 @@
+//! The host processor as a device: threads, memory and instruction set.
+
+mod device;
+mod isa;
+mod memory;
+mod thread_pool;
+mod topology;
+
+pub use device::{CpuConfig, CpuDevice};
+pub use isa::CpuIsa;
+pub use thread_pool::ThreadPool;
+pub use topology::physical_cores;

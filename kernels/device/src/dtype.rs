@@ -1,0 +1,169 @@
+//! Element types of device memory, and the Rust types that hold them.
+
+pub use half::{bf16, f16};
+
+use crate::Fp8E4m3;
+
+/// Element type of a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE binary32.
+    F32,
+    /// The upper half of binary32.
+    BF16,
+    /// IEEE binary16.
+    F16,
+    /// OCP fp8 e4m3: weights with scales, keys and values.
+    F8E4M3,
+    /// Token ids, positions, lengths, block numbers.
+    I32,
+    /// Slots: block times block size plus offset, −1 for none.
+    I64,
+}
+
+impl DType {
+    /// Bytes of one element.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F8E4M3 => 1,
+            Self::BF16 | Self::F16 => 2,
+            Self::F32 | Self::I32 => 4,
+            Self::I64 => 8,
+        }
+    }
+}
+
+/// A Rust type stored as one [`DType`].
+///
+/// # Safety
+/// `Self` has the size of `DTYPE`, no padding, and every bit pattern is a value.
+pub unsafe trait DeviceElement: Copy + Send + Sync + 'static {
+    /// The device type.
+    const DTYPE: DType;
+}
+
+/// A floating-point element: computed in f32, rounded to nearest even when stored.
+pub trait FloatElement: DeviceElement {
+    /// What rows are widened to before they meet elements of this type in a product.
+    type Operand: FloatElement;
+    /// The value as f32.
+    fn load(self) -> f32;
+    /// `x` rounded to nearest even.
+    fn store(x: f32) -> Self;
+    /// Converts a value that is known to be exact in this type.
+    fn truncate(x: f32) -> Self {
+        Self::store(x)
+    }
+}
+
+macro_rules! element {
+    ($($rust:ty => $dtype:ident),*) => {$(
+        // SAFETY: plain old data of exactly the size `DType::bytes` tells; any bits are a value.
+        unsafe impl DeviceElement for $rust {
+            const DTYPE: DType = DType::$dtype;
+        }
+    )*};
+}
+element!(f32 => F32, bf16 => BF16, f16 => F16, Fp8E4m3 => F8E4M3, i32 => I32, i64 => I64);
+
+impl FloatElement for f32 {
+    type Operand = Self;
+    #[inline(always)]
+    fn load(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn store(x: f32) -> Self {
+        x
+    }
+}
+
+impl FloatElement for bf16 {
+    type Operand = Self;
+    #[inline(always)]
+    fn load(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+    /// Nearest even, without branches, so that loops vectorise; NaN stays a quiet NaN.
+    #[inline(always)]
+    fn store(x: f32) -> Self {
+        let bits = x.to_bits();
+        let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
+        let quiet = (bits >> 16) as u16 | 0x40;
+        Self::from_bits(if x.is_nan() { quiet } else { rounded })
+    }
+    #[inline(always)]
+    fn truncate(x: f32) -> Self {
+        Self::from_bits((x.to_bits() >> 16) as u16)
+    }
+}
+
+/// On bits and without branches, so that loops vectorise; the same bits as the instructions of F16C give.
+impl FloatElement for f16 {
+    /// No instruction multiplies this type into f32 sums: rows are widened once, not at every product.
+    type Operand = f32;
+    #[inline(always)]
+    fn load(self) -> f32 {
+        const INFINITY: u32 = 0x7c00 << 13;
+        const MIN_NORMAL: u32 = 0x0400 << 13;
+        let bits = u32::from(self.to_bits());
+        let magnitude = (bits & 0x7fff) << 13;
+        // 112 is the difference of the exponents' biases.
+        let normal = magnitude + (112 << 23);
+        // The fraction as one with the exponent of the least normal number, less that number.
+        let least = f32::from_bits(113 << 23);
+        let subnormal = (f32::from_bits(magnitude + (113 << 23)) - least).to_bits();
+        let quiet = if magnitude > INFINITY { 0x7fc0_0000 } else { 0x7f80_0000 };
+        let finite = if magnitude < MIN_NORMAL { subnormal } else { normal };
+        let wide = if magnitude >= INFINITY { magnitude | quiet } else { finite };
+        f32::from_bits(wide | (bits & 0x8000) << 16)
+    }
+    /// Nearest even; NaN stays a quiet NaN.
+    #[inline(always)]
+    fn store(x: f32) -> Self {
+        const MIN_NORMAL: u32 = 113 << 23;
+        const BEYOND: u32 = (127 + 16) << 23;
+        let sign = (x.to_bits() >> 16) & 0x8000;
+        let exact = x.to_bits() & 0x7fff_ffff;
+        let bounded = if exact > BEYOND { BEYOND } else { exact };
+        // A carry out of the fraction is the next exponent, out of the largest exponent infinity.
+        let halfway = 0x0fff + ((bounded >> 13) & 1);
+        let normal = bounded.wrapping_sub(112 << 23).wrapping_add(halfway) >> 13;
+        // Beside one half, the last bit of f32 is that of a subnormal number.
+        let subnormal = (f32::from_bits(bounded) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+        let finite = if bounded < MIN_NORMAL { subnormal } else { normal };
+        let quiet = (exact >> 13) & 0x03ff | 0x7e00;
+        Self::from_bits((sign | if x.is_nan() { quiet } else { finite }) as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every f16, and the f32 around each: the middle to its neighbour and both sides of that.
+    #[test]
+    fn half_conversions_follow_ieee754() {
+        for bits in 0..=u16::MAX {
+            let half = f16::from_bits(bits);
+            let wide = half.load();
+            assert_eq!(wide.to_bits() & !0x0040_0000, half.to_f32().to_bits() & !0x0040_0000);
+            if wide.is_nan() {
+                assert_eq!(f16::store(wide).to_bits(), bits | 0x0200);
+                continue;
+            }
+            assert_eq!(f16::store(wide).to_bits(), bits);
+            let next = f16::from_bits(bits.wrapping_add(1));
+            let middle = wide.midpoint(next.load());
+            for x in [middle.next_down(), middle, middle.next_up(), wide * 3.0, wide / 3.0] {
+                let expected = f16::from_f32(x);
+                let same = f16::store(x).to_bits() == expected.to_bits();
+                assert!(same || x.is_nan(), "{x:e} to {expected}");
+            }
+        }
+        for x in [1e38, f32::MAX, 65519.0, 65520.0, 65536.0, 1e-30, f32::from_bits(1)] {
+            assert_eq!(f16::store(-x).to_bits(), f16::from_f32(-x).to_bits(), "{x:e}");
+        }
+    }
+}

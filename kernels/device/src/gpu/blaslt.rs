@@ -1,0 +1,541 @@
+//! Products by the vendor's matrix library, `y [M, N] = x [M, K] W [N, K]ᵀ (+ bias)`.
+//!
+//! The library is column-major: it sees `yᵀ = W xᵀ` with `W` transposed, and the bias runs along the rows
+//! of its result. Which algorithm it takes is asked once per product and bucket of `M`, so captured
+//! launches and later ones are the same; for few rows its first answers are tried out, because the
+//! library's own order is wrong by up to ten times there. What it refuses is remembered too. In f32 sums are never split between blocks: a
+//! row's last bits would depend on how many rows are beside it.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hip_runtime_sys::{
+    BlasDataType, BlasLtApi, BlasLtConstants, DriverPtr, LibraryOpenError, LibrarySearch,
+};
+
+use super::autotune::AutotuneTimer;
+use super::error::GpuError;
+use super::gpu_runtime::{GpuRuntime, STREAMS};
+use super::memory::ScratchMemory;
+use crate::DeviceStream;
+
+/// What algorithms may use; NVIDIA's advice for its large GPUs.
+const WORKSPACE: usize = 32 << 20;
+
+/// The call that says that no algorithm computes a product.
+pub const HEURISTIC: &str = "heuristic";
+/// Algorithms that are tried out.
+const CANDIDATES: usize = 8;
+/// What part of the first one's time another must stay below to be worth leaving it for.
+const MIN_SPEEDUP_RATIO: f32 = 0.97;
+/// Rows up to which they are: beyond, the library's first answer is good, and a trial takes long.
+const AUTOTUNED_ROWS: usize = 512;
+/// Words of the larger of the two libraries' answers.
+const HEURISTIC_RESULT_WORDS: usize = 12;
+
+static ONE: f32 = 1.0;
+static ZERO: f32 = 0.0;
+
+/// The library, and what it answered so far.
+pub struct BlasLtLibrary {
+    table: BlasLtApi,
+    numbers: BlasLtConstants,
+    /// Of each stream: AMD's library keeps counters of split sums with the handle.
+    handles: [DriverPtr; STREAMS],
+    /// What algorithms use, of each stream.
+    workspaces: [ScratchMemory; STREAMS],
+    /// None where the library refuses.
+    plans: Mutex<HashMap<GemmProblem, Option<GemmPlan>>>,
+}
+
+// SAFETY: handles may be used from any thread; descriptors are used under the lock of `plans`.
+unsafe impl Send for BlasLtLibrary {}
+// SAFETY: as above.
+unsafe impl Sync for BlasLtLibrary {}
+
+/// Sizes and types of a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct GemmProblem {
+    /// Rows; a plan serves every `m` up to its own.
+    pub m: usize,
+    /// Outputs.
+    pub n: usize,
+    /// Inputs.
+    pub k: usize,
+    /// Elements between rows of x and of y.
+    pub strides: (usize, usize),
+    /// Of x and W.
+    pub input: BlasDataType,
+    /// Of y and the bias.
+    pub output: BlasDataType,
+    /// Of inputs in fp8.
+    pub scaling: Fp8Scaling,
+    /// Whether a bias is added.
+    pub bias: bool,
+    /// All rows of all operands begin at multiples of 16 bytes.
+    pub aligned: bool,
+}
+
+/// Which elements of x and W share a factor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fp8Scaling {
+    /// There are none.
+    None,
+    /// 128 columns of a row of x, `[K / 128, M]`; 128 × 128 of W, row-major, rows padded to multiples of 4.
+    Blocks,
+    /// A row of x, a row of W.
+    Vectors,
+}
+
+/// Addresses of a product, on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct GemmOperands {
+    /// `[M, N]`
+    pub y: *mut u8,
+    /// `[M, K]`
+    pub x: *const u8,
+    /// `[N, K]`
+    pub w: *const u8,
+    /// `[N]`
+    pub bias: *const u8,
+    /// Factors of W and of x, f32.
+    pub scales: [*const u8; 2],
+}
+
+/// How one bucket of products is computed.
+struct GemmPlan {
+    operation: MatmulDescriptor,
+    /// Large enough for either library.
+    algorithm: [u64; 8],
+    /// What else the library named, the first one included; empty where nothing is to be tried.
+    candidates: Vec<[u64; 8]>,
+}
+
+impl GemmPlan {
+    /// Takes the algorithm that trials have found for a nearby size, if the library names it for this one too.
+    fn adopt_neighbour(&mut self, neighbour: Option<[u64; 8]>) {
+        if let Some(algorithm) = neighbour.filter(|algorithm| self.candidates.contains(algorithm)) {
+            self.algorithm = algorithm;
+        }
+    }
+}
+
+/// What a product of one stream uses.
+struct GemmStreamState {
+    handle: DriverPtr,
+    stream: DriverPtr,
+    workspace: *mut u8,
+}
+
+impl BlasLtLibrary {
+    /// Opens the library and reserves its workspace. `Ok(Err(_))` where there is none.
+    pub fn open(
+        runtime: &Arc<GpuRuntime>,
+        search: &LibrarySearch,
+    ) -> Result<Result<Self, LibraryOpenError>, GpuError> {
+        let table = match BlasLtApi::open(runtime.api(), search) {
+            Ok(table) => table,
+            Err(error) => return Ok(Err(error)),
+        };
+        runtime.enter()?;
+        let mut handles = [std::ptr::null_mut(); STREAMS];
+        for handle in &mut handles {
+            // SAFETY: a place to write to; the device is current.
+            check(unsafe { (table.create)(handle) }, "create", None)?;
+        }
+        let numbers = BlasLtConstants::of(runtime.api());
+        let workspaces: [ScratchMemory; STREAMS] = Default::default();
+        workspaces[DeviceStream::default().0].at_least(runtime, WORKSPACE)?;
+        Ok(Ok(Self { table, numbers, handles, workspaces, plans: Mutex::default() }))
+    }
+
+    /// Whether it multiplies fp8 with factors of blocks and rows.
+    pub fn supports_fp8_scales(&self) -> bool {
+        self.numbers.scale_kinds.is_some()
+    }
+
+    /// Launches a product on `s`.
+    ///
+    /// # Safety
+    /// The addresses are valid for the product's sizes, strides and types until the launch is over.
+    pub unsafe fn multiply(
+        &self,
+        runtime: &Arc<GpuRuntime>,
+        s: &DeviceStream,
+        product: &GemmProblem,
+        operands: GemmOperands,
+    ) -> Result<(), GpuError> {
+        if runtime.is_dry_run() {
+            return Ok(());
+        }
+        runtime.enter()?;
+        let stream = runtime.stream(s)?;
+        let workspace = self.workspaces[s.0].at_least(runtime, WORKSPACE)?;
+        let at = GemmStreamState { handle: self.handles[s.0], stream, workspace };
+        let layouts = MatrixLayouts::new(self, product)?;
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let bucket = GemmProblem { m: bucket(product.m), ..*product };
+        for key in [bucket, *product] {
+            let known = plans.contains_key(&key);
+            let neighbour = if known { None } else { nearest(&plans, &key) };
+            let plan = match plans.entry(key) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(place) => {
+                    let mut plan = self.plan(&key, &at)?;
+                    if let Some(plan) = &mut plan {
+                        if runtime.is_autotuning_frozen() {
+                            plan.adopt_neighbour(neighbour);
+                        } else if !runtime.is_capturing() {
+                            // SAFETY: passed on; the product is computed again and again into its place.
+                            unsafe {
+                                self.autotune(plan, (runtime, s), &at, &layouts, product, operands)
+                            }?;
+                        }
+                    }
+                    place.insert(plan)
+                }
+            };
+            let Some(plan) = plan else { continue };
+            // SAFETY: passed on.
+            match unsafe { self.launch(plan, &layouts, &at, product, operands) } {
+                // The algorithm of the bucket may not fit; the one of the very product must.
+                Err(GpuError::Blas { .. }) if key != *product => {}
+                result => return result,
+            }
+        }
+        Err(GpuError::Blas { call: HEURISTIC, status: 0, what: product.text() })
+    }
+
+    /// Leaves the first of a plan's candidates as its algorithm, or the fastest if that gains enough.
+    ///
+    /// # Safety
+    /// As `multiply`.
+    unsafe fn autotune(
+        &self,
+        plan: &mut GemmPlan,
+        (runtime, s): (&Arc<GpuRuntime>, &DeviceStream),
+        place: &GemmStreamState,
+        layouts: &MatrixLayouts<'_>,
+        product: &GemmProblem,
+        operands: GemmOperands,
+    ) -> Result<(), GpuError> {
+        let candidates = std::mem::take(&mut plan.candidates);
+        if candidates.len() < 2 {
+            return Ok(());
+        }
+        // What runs on the first stream beside this one would be timed with it.
+        runtime.synchronize(&DeviceStream::default())?;
+        let mut trial = AutotuneTimer::new(runtime, s)?;
+        let (named_first, mut times) = (plan.algorithm, Vec::new());
+        for candidate in candidates {
+            plan.algorithm = candidate;
+            // SAFETY: passed on.
+            match trial.time(|| unsafe { self.launch(plan, layouts, place, product, operands) }) {
+                // One that does not take this very product is no candidate.
+                Err(GpuError::Blas { .. }) => {}
+                time => times.push((time?, candidate)),
+            }
+        }
+        let first = times.first().copied().unwrap_or((0.0, named_first));
+        let fastest = times.into_iter().min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or(first);
+        plan.algorithm = if fastest.0 < MIN_SPEEDUP_RATIO * first.0 { fastest.1 } else { first.1 };
+        Ok(())
+    }
+
+    /// # Safety
+    /// As `multiply`.
+    unsafe fn launch(
+        &self,
+        plan: &GemmPlan,
+        layouts: &MatrixLayouts<'_>,
+        place: &GemmStreamState,
+        product: &GemmProblem,
+        operands: GemmOperands,
+    ) -> Result<(), GpuError> {
+        if product.bias {
+            let bias = operands.bias;
+            self.set(plan.operation.raw, self.numbers.bias_pointer, &bias, "bias")?;
+        }
+        if product.scaling != Fp8Scaling::None {
+            for (attribute, scales) in self.numbers.scale_pointers.into_iter().zip(&operands.scales)
+            {
+                self.set(plan.operation.raw, attribute, scales, "scales")?;
+            }
+        }
+        let [w, x, y] = layouts.raw;
+        // SAFETY: descriptors of this product; the caller vouches for the addresses, and launches of one
+        // stream share the workspace one after the other.
+        let status = unsafe {
+            (self.table.matmul)(
+                place.handle,
+                plan.operation.raw,
+                (&raw const ONE).cast(),
+                operands.w.cast(),
+                w,
+                operands.x.cast(),
+                x,
+                (&raw const ZERO).cast(),
+                operands.y.cast_const().cast(),
+                y,
+                operands.y.cast(),
+                y,
+                plan.algorithm.as_ptr().cast(),
+                place.workspace.cast(),
+                WORKSPACE,
+                place.stream,
+            )
+        };
+        check(status, "product", Some(product))
+    }
+
+    /// Asks the library how to compute a product; none if it does not.
+    fn plan(
+        &self,
+        product: &GemmProblem,
+        place: &GemmStreamState,
+    ) -> Result<Option<GemmPlan>, GpuError> {
+        let operation = self.operation(product, place.workspace)?;
+        let layouts = MatrixLayouts::new(self, product)?;
+        let preference = MatmulPreference::new(self, product)?;
+        let mut answers = [0u64; HEURISTIC_RESULT_WORDS * CANDIDATES];
+        debug_assert!(self.numbers.result_bytes <= HEURISTIC_RESULT_WORDS * 8);
+        let wanted = if product.m <= AUTOTUNED_ROWS { CANDIDATES } else { 1 };
+        let mut found: c_int = 0;
+        let [w, x, y] = layouts.raw;
+        // SAFETY: descriptors of this library, and room for the answers that are asked for.
+        let status = unsafe {
+            (self.table.heuristic)(
+                place.handle,
+                operation.raw,
+                w,
+                x,
+                y,
+                y,
+                preference.raw,
+                wanted as c_int,
+                answers.as_mut_ptr().cast(),
+                &raw mut found,
+            )
+        };
+        if status != 0 || found < 1 {
+            return Ok(None);
+        }
+        let words = self.numbers.algorithm_bytes / 8;
+        let algorithm = |i: usize| {
+            let mut algorithm = [0u64; 8];
+            let at = i * self.numbers.result_bytes / 8;
+            algorithm[..words].copy_from_slice(&answers[at..at + words]);
+            algorithm
+        };
+        let others = (0..found as usize).map(algorithm).collect();
+        Ok(Some(GemmPlan { operation, algorithm: algorithm(0), candidates: others }))
+    }
+
+    fn operation(
+        &self,
+        product: &GemmProblem,
+        anywhere: *mut u8,
+    ) -> Result<MatmulDescriptor, GpuError> {
+        let n = &self.numbers;
+        let mut operation = std::ptr::null_mut();
+        // SAFETY: a place to write to.
+        let status = unsafe {
+            (self.table.operation_create)(
+                &raw mut operation,
+                n.compute_f32,
+                BlasDataType::F32 as c_int,
+            )
+        };
+        check(status, "operation", Some(product))?;
+        let made = MatmulDescriptor { raw: operation, destroy: self.table.operation_destroy };
+        self.set(operation, n.trans_a, &n.op_t, "transpose")?;
+        self.set(operation, n.trans_b, &n.op_n, "transpose")?;
+        if let (Some([vectors, rows, blocks]), true) =
+            (n.scale_kinds, product.scaling != Fp8Scaling::None)
+        {
+            let kinds =
+                if product.scaling == Fp8Scaling::Blocks { [blocks, rows] } else { [vectors; 2] };
+            for (attribute, kind) in n.scale_modes.into_iter().zip(&kinds) {
+                self.set(operation, attribute, kind, "scale mode")?;
+            }
+            // The library shall see that there are scales before it is told where: any address will do.
+            for attribute in n.scale_pointers {
+                self.set(operation, attribute, &anywhere, "scales")?;
+            }
+        }
+        if product.bias {
+            self.set(operation, n.epilogue, &BlasLtConstants::EPILOGUE_BIAS, "epilogue")?;
+            self.set(operation, n.bias_type, &(product.output as c_int), "bias type")?;
+        }
+        Ok(made)
+    }
+
+    fn set<T: Copy>(
+        &self,
+        operation: DriverPtr,
+        attribute: c_int,
+        value: &T,
+        call: &'static str,
+    ) -> Result<(), GpuError> {
+        let value = std::ptr::from_ref(value).cast::<c_void>();
+        // SAFETY: a live operation; the library copies the value.
+        let status =
+            unsafe { (self.table.operation_set)(operation, attribute, value, size_of::<T>()) };
+        check(status, call, None)
+    }
+}
+
+impl Drop for BlasLtLibrary {
+    fn drop(&mut self) {
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        // SAFETY: created once, destroyed once.
+        self.handles.iter().for_each(|handle| unsafe {
+            (self.table.destroy)(*handle);
+        });
+    }
+}
+
+impl std::fmt::Debug for BlasLtLibrary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MatrixLibrary")
+            .field("library", &self.table.library)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is to be computed, beside the matrices.
+struct MatmulDescriptor {
+    raw: DriverPtr,
+    destroy: unsafe extern "C" fn(DriverPtr) -> c_int,
+}
+
+impl Drop for MatmulDescriptor {
+    fn drop(&mut self) {
+        // SAFETY: made by the library, destroyed once; captured launches do not refer to it.
+        unsafe { (self.destroy)(self.raw) };
+    }
+}
+
+/// Descriptors of W, x and y, as the library sees them: transposed.
+struct MatrixLayouts<'a> {
+    library: &'a BlasLtLibrary,
+    raw: [DriverPtr; 3],
+}
+
+impl<'a> MatrixLayouts<'a> {
+    fn new(library: &'a BlasLtLibrary, product: &GemmProblem) -> Result<Self, GpuError> {
+        let GemmProblem { m, n, k, strides: (x_stride, y_stride), input, output, .. } = *product;
+        let shapes = [(input, k, n, k), (input, k, m, x_stride), (output, n, m, y_stride)];
+        let mut layouts = Self { library, raw: [std::ptr::null_mut(); 3] };
+        for (place, (dtype, rows, cols, stride)) in layouts.raw.iter_mut().zip(shapes) {
+            let (rows, cols, stride) = (rows as u64, cols as u64, stride as i64);
+            // SAFETY: a place to write to.
+            let status = unsafe {
+                (library.table.layout_create)(&raw mut *place, dtype as c_int, rows, cols, stride)
+            };
+            check(status, "layout", Some(product))?;
+        }
+        Ok(layouts)
+    }
+}
+
+impl Drop for MatrixLayouts<'_> {
+    fn drop(&mut self) {
+        for layout in self.raw.into_iter().filter(|l| !l.is_null()) {
+            // SAFETY: made by this library, destroyed once.
+            unsafe { (self.library.table.layout_destroy)(layout) };
+        }
+    }
+}
+
+/// What an algorithm must keep to.
+struct MatmulPreference<'a> {
+    library: &'a BlasLtLibrary,
+    raw: DriverPtr,
+}
+
+impl<'a> MatmulPreference<'a> {
+    fn new(library: &'a BlasLtLibrary, product: &GemmProblem) -> Result<Self, GpuError> {
+        let mut preference = Self { library, raw: std::ptr::null_mut() };
+        // SAFETY: a place to write to.
+        let status = unsafe { (library.table.preference_create)(&raw mut preference.raw) };
+        check(status, "preference", None)?;
+        preference.set(BlasLtConstants::WORKSPACE_BYTES, &(WORKSPACE as u64))?;
+        if let (Some(split_sums), BlasDataType::F32) =
+            (library.numbers.reduction_scheme, product.input)
+        {
+            preference.set(split_sums, &0u32)?;
+        }
+        let bytes = if product.aligned { 16u32 } else { 2 };
+        for alignment in library.numbers.alignments.into_iter().flatten() {
+            preference.set(alignment, &bytes)?;
+        }
+        Ok(preference)
+    }
+
+    fn set<T: Copy>(&self, attribute: c_int, value: &T) -> Result<(), GpuError> {
+        let value = std::ptr::from_ref(value).cast::<c_void>();
+        let set = self.library.table.preference_set;
+        // SAFETY: a live preference; the library copies the value.
+        check(unsafe { set(self.raw, attribute, value, size_of::<T>()) }, "preference", None)
+    }
+}
+
+impl Drop for MatmulPreference<'_> {
+    fn drop(&mut self) {
+        if !self.raw.is_null() {
+            // SAFETY: made by this library, destroyed once.
+            unsafe { (self.library.table.preference_destroy)(self.raw) };
+        }
+    }
+}
+
+impl GemmProblem {
+    fn text(&self) -> String {
+        let Self { m, n, k, input, output, .. } = self;
+        format!("{m} x {n} x {k}, {input:?} to {output:?}")
+    }
+}
+
+/// The algorithm of the same product with the number of rows nearest to this one's.
+fn nearest(
+    plans: &HashMap<GemmProblem, Option<GemmPlan>>,
+    product: &GemmProblem,
+) -> Option<[u64; 8]> {
+    let same =
+        plans.iter().filter(|(known, _)| GemmProblem { m: product.m, ..**known } == *product);
+    let found = same.filter_map(|(known, plan)| Some((known.m, plan.as_ref()?.algorithm)));
+    found.min_by_key(|&(m, _)| (m.abs_diff(product.m), m)).map(|(_, algorithm)| algorithm)
+}
+
+/// The largest `m` that shares a plan with this one.
+fn bucket(m: usize) -> usize {
+    let step = match m {
+        0..=256 => 16,
+        257..=1024 => 64,
+        _ => 512,
+    };
+    m.next_multiple_of(step)
+}
+
+fn check(status: c_int, call: &'static str, product: Option<&GemmProblem>) -> Result<(), GpuError> {
+    if status == 0 {
+        return Ok(());
+    }
+    let what = product.map(GemmProblem::text).unwrap_or_default();
+    Err(GpuError::Blas { call, status, what })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gemm_plans_serve_nearby_sizes() {
+        for (m, wanted) in [(1, 16), (16, 16), (17, 32), (256, 256), (257, 320), (1025, 1536)] {
+            assert_eq!(bucket(m), wanted, "{m}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Copies between host and device.
+
+use super::device::GpuDevice;
+use super::fence::GpuFence;
+use crate::check::check_range;
+use crate::{Buffer, CopyInFlight, DeviceError, DeviceStream, PinnedBuffer};
+
+impl GpuDevice {
+    /// Waits for launches on the first stream, copies, and waits: the caller may do as it likes with both.
+    pub fn copy_in(&self, to: &mut Buffer, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
+        check_range("upload", offset, from.len(), to.bytes())?;
+        let (runtime, s) = (self.runtime(), DeviceStream::default());
+        runtime.not_capturing("upload")?;
+        runtime.enter()?;
+        let stream = runtime.stream(&s)?;
+        // SAFETY: the range was checked, and the copy is over before `from` is given back.
+        let code = unsafe {
+            let at = to.as_mut_ptr().add(offset).cast();
+            (runtime.driver.copy_to_device)(at, from.as_ptr().cast(), from.len(), stream)
+        };
+        let copied = runtime.check(code, "copy to device");
+        runtime.synchronize(&s)?;
+        Ok(copied?)
+    }
+
+    /// Copies after all launches on `s`, and waits.
+    pub fn copy_out(
+        &self,
+        s: &DeviceStream,
+        from: &Buffer,
+        offset: usize,
+        to: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        check_range("download", offset, to.len(), from.bytes())?;
+        let runtime = self.runtime();
+        runtime.not_capturing("download")?;
+        runtime.enter()?;
+        let stream = runtime.stream(s)?;
+        // SAFETY: the range was checked, and the copy is over before `to` is given back.
+        let code = unsafe {
+            let at = from.as_ptr().cast_mut().add(offset).cast();
+            (runtime.driver.copy_to_host)(to.as_mut_ptr().cast(), at, to.len(), stream)
+        };
+        let copied = runtime.check(code, "copy to host");
+        runtime.synchronize(s)?;
+        Ok(copied?)
+    }
+
+    /// Starts a copy in the order of `s`; the host memory comes back when it is over.
+    pub fn begin_copy_in(
+        &self,
+        s: &DeviceStream,
+        to: &mut Buffer,
+        from: PinnedBuffer,
+        bytes: usize,
+    ) -> Result<CopyInFlight, DeviceError> {
+        check_range("start_upload", 0, bytes, from.bytes().len())?;
+        check_range("start_upload", 0, bytes, to.bytes())?;
+        let runtime = self.runtime();
+        runtime.not_capturing("start_upload")?;
+        runtime.enter()?;
+        let stream = runtime.stream(s)?;
+        // SAFETY: both ranges were checked; `from` is kept until the fence behind the copy has passed.
+        let code = unsafe {
+            let source = from.bytes().as_ptr().cast();
+            (runtime.driver.copy_to_device)(to.as_mut_ptr().cast(), source, bytes, stream)
+        };
+        runtime.check(code, "copy to device")?;
+        self.in_flight(s, from)
+    }
+
+    /// As `begin_copy_in`, the other way.
+    pub fn begin_copy_out(
+        &self,
+        s: &DeviceStream,
+        from: &Buffer,
+        mut to: PinnedBuffer,
+        bytes: usize,
+    ) -> Result<CopyInFlight, DeviceError> {
+        check_range("start_download", 0, bytes, to.bytes().len())?;
+        check_range("start_download", 0, bytes, from.bytes())?;
+        let runtime = self.runtime();
+        runtime.not_capturing("start_download")?;
+        runtime.enter()?;
+        let stream = runtime.stream(s)?;
+        // SAFETY: both ranges were checked; `to` is kept until the fence behind the copy has passed.
+        let code = unsafe {
+            let source = from.as_ptr().cast_mut().cast();
+            let target = to.bytes_mut().as_mut_ptr().cast();
+            (runtime.driver.copy_to_host)(target, source, bytes, stream)
+        };
+        runtime.check(code, "copy to host")?;
+        self.in_flight(s, to)
+    }
+
+    /// Fills all of `x` with zeros, in the order of `s`.
+    pub fn fill_with_zeros(&self, s: &DeviceStream, x: &mut Buffer) -> Result<(), DeviceError> {
+        let runtime = self.runtime();
+        runtime.enter()?;
+        let (to, bytes) = (x.as_mut_ptr().cast(), x.bytes());
+        // SAFETY: all of a buffer that is uniquely borrowed.
+        let code = unsafe { (runtime.driver.fill)(to, 0, bytes, runtime.stream(s)?) };
+        Ok(runtime.check(code, "fill")?)
+    }
+
+    /// `memory` in the hands of the copy that was launched last.
+    fn in_flight(
+        &self,
+        s: &DeviceStream,
+        memory: PinnedBuffer,
+    ) -> Result<CopyInFlight, DeviceError> {
+        match GpuFence::record(self.runtime(), s) {
+            Ok(fence) => Ok(CopyInFlight::new(memory, Box::new(fence))),
+            Err(error) => {
+                std::mem::forget(memory); // The copy goes on, and nobody can tell for how long.
+                Err(error.into())
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! `GpuDevice`: one GPU with its runtime libraries, memory, streams, graphs and compiled kernels.
+
+use std::sync::Arc;
+
+use hip_runtime_sys::LibrarySearch;
+
+use super::blaslt::BlasLtLibrary;
+use super::config::GpuConfig;
+use super::gpu_runtime::{GpuRuntime, STREAMS};
+use super::half_dtype::HalfDtype;
+use super::jit::JitCompiler;
+use super::kernel_module::{KernelFunction, KernelModules};
+use super::kernel_source::{KernelDefine, KernelHeaders, KernelSource};
+use super::memory::ScratchMemory;
+use super::timestamps::{GpuEventTimestamps, KernelTimestamper};
+use super::weight_memory::WeightMemory;
+use super::{graph, memory};
+use crate::{
+    Buffer, CapturedGraph, CopyInFlight, DeviceDriver, DeviceError, DeviceStream, EventTimestamps,
+    MemInfo, PinnedBuffer,
+};
+
+/// Launches beside those of a step. Stream 1 is of copies.
+const SECONDARY_STREAM: DeviceStream = DeviceStream(2);
+
+/// A GPU.
+#[derive(Debug)]
+pub struct GpuDevice {
+    pub(crate) half_dtype: HalfDtype,
+    runtime: Arc<GpuRuntime>,
+    jit: JitCompiler,
+    modules: KernelModules,
+    /// `None` where there is none to be opened.
+    library: Option<BlasLtLibrary>,
+    /// Of each stream.
+    scratch: [ScratchMemory; STREAMS],
+    /// Of each stream.
+    counters: [ScratchMemory; STREAMS],
+    weights: WeightMemory,
+    /// Where the collective library is looked for.
+    collectives: Option<LibrarySearch>,
+}
+
+impl GpuDevice {
+    /// Opens the runtime libraries and the device. `headers` are what kernel sources may include.
+    ///
+    /// Errors: a library or the device is missing, or the driver fails.
+    pub fn open(config: &GpuConfig, headers: KernelHeaders) -> Result<Self, DeviceError> {
+        let searches = config.searches();
+        let runtime = Arc::new(GpuRuntime::open(config, &searches)?);
+        let jit = JitCompiler::open(config, &searches, &runtime.properties, headers)?;
+        let library = match &searches.blas {
+            Some(search) => BlasLtLibrary::open(&runtime, search)?.ok(),
+            None => None,
+        };
+        Ok(Self {
+            half_dtype: config.half_dtype,
+            library,
+            runtime,
+            jit,
+            modules: KernelModules::default(),
+            scratch: Default::default(),
+            counters: Default::default(),
+            weights: WeightMemory::default(),
+            collectives: searches.collectives,
+        })
+    }
+
+    /// Architecture: `gfx942`, `sm_90a`, or `emulated`.
+    #[must_use]
+    pub fn arch(&self) -> &str {
+        &self.runtime.properties.arch
+    }
+
+    /// Lanes of a wave.
+    #[must_use]
+    pub fn warp_size(&self) -> u32 {
+        self.runtime.properties.warp_size
+    }
+
+    /// Compute units or streaming multiprocessors.
+    #[must_use]
+    pub fn multiprocessors(&self) -> u32 {
+        self.runtime.properties.multiprocessors
+    }
+
+    /// Whether four waves multiply as one.
+    pub fn has_warpgroups(&self) -> bool {
+        self.arch() == "sm_90a" || (self.arch() == "emulated" && self.warp_size() == 32)
+    }
+
+    /// Shared memory that one block may have, in bytes.
+    #[must_use]
+    pub fn shared_bytes(&self) -> u32 {
+        self.runtime.properties.shared_bytes
+    }
+
+    /// Compiles and loads several sources at once, for a start that would do so one by one.
+    pub fn compile(
+        &self,
+        builds: &[(&'static KernelSource, Vec<KernelDefine>)],
+    ) -> Result<(), DeviceError> {
+        Ok(self.modules.load_all(&self.runtime, &self.jit, builds, &mut |_, _| {})?)
+    }
+
+    /// What launches, copies and fences of the device share.
+    pub fn runtime(&self) -> &Arc<GpuRuntime> {
+        &self.runtime
+    }
+
+    /// hipBLASLt or cuBLASLt, if it was found.
+    pub fn matrix_library(&self) -> Option<&BlasLtLibrary> {
+        self.library.as_ref()
+    }
+
+    /// Where RCCL or NCCL is looked for.
+    pub fn collectives(&self) -> Option<&LibrarySearch> {
+        self.collectives.as_ref()
+    }
+
+    /// Memory for weights.
+    pub fn weights(&self) -> &WeightMemory {
+        &self.weights
+    }
+
+    /// The kernel `name` of `source`, specialised by `defines`; compiled when it is first asked for, which
+    /// must not be during a capture: whoever captures runs everything once before.
+    pub fn kernel(
+        &self,
+        source: &'static KernelSource,
+        name: &'static str,
+        defines: &[KernelDefine],
+    ) -> Result<KernelFunction, DeviceError> {
+        Ok(self.modules.function(&self.runtime, &self.jit, source, name, defines)?)
+    }
+
+    /// At least `bytes` of memory between two launches of `s`, which other streams do not know. The address stays the same for as
+    /// long as no more is asked for, and remains valid afterwards; the contents belong to the last writer.
+    pub fn scratch(&self, s: &DeviceStream, bytes: usize) -> Result<*mut u8, DeviceError> {
+        self.runtime.stream(s)?;
+        Ok(self.scratch[s.0].at_least(&self.runtime, bytes)?)
+    }
+
+    /// At least `words` 32-bit counters of `s` that are zero: whoever counts leaves them zero.
+    pub fn counters(&self, s: &DeviceStream, words: usize) -> Result<*mut u8, DeviceError> {
+        self.runtime.stream(s)?;
+        Ok(self.counters[s.0].at_least(&self.runtime, words * 4)?)
+    }
+}
+
+impl DeviceDriver for GpuDevice {
+    fn name(&self) -> String {
+        let facts = &self.runtime.properties;
+        let library = if self.library.is_some() { "with" } else { "without" };
+        format!(
+            "{}, {}, {} multiprocessors, {library} a matrix library",
+            facts.name, facts.arch, facts.multiprocessors
+        )
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
+        Ok(memory::alloc(&self.runtime, bytes)?)
+    }
+
+    fn upload(&self, to: &mut Buffer, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
+        self.copy_in(to, offset, from)
+    }
+
+    fn download(
+        &self,
+        s: &DeviceStream,
+        from: &Buffer,
+        offset: usize,
+        to: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        self.copy_out(s, from, offset, to)
+    }
+
+    fn synchronize(&self, s: &DeviceStream) -> Result<(), DeviceError> {
+        Ok(self.runtime.synchronize(s)?)
+    }
+
+    fn alloc_pinned(&self, bytes: usize) -> Result<PinnedBuffer, DeviceError> {
+        // SAFETY: memory of the host.
+        Ok(unsafe { PinnedBuffer::from_host(memory::alloc_host(&self.runtime, bytes)?) })
+    }
+
+    fn start_upload(
+        &self,
+        s: &DeviceStream,
+        to: &mut Buffer,
+        from: PinnedBuffer,
+        bytes: usize,
+    ) -> Result<CopyInFlight, DeviceError> {
+        self.begin_copy_in(s, to, from, bytes)
+    }
+
+    fn start_download(
+        &self,
+        s: &DeviceStream,
+        from: &Buffer,
+        to: PinnedBuffer,
+        bytes: usize,
+    ) -> Result<CopyInFlight, DeviceError> {
+        self.begin_copy_out(s, from, to, bytes)
+    }
+
+    fn zero(&self, s: &DeviceStream, x: &mut Buffer) -> Result<(), DeviceError> {
+        self.fill_with_zeros(s, x)
+    }
+
+    fn captures_graphs(&self) -> bool {
+        true
+    }
+
+    fn begin_capture(&self, s: &DeviceStream) -> Result<(), DeviceError> {
+        Ok(graph::begin(&self.runtime, s)?)
+    }
+
+    fn end_capture(&self, s: &DeviceStream) -> Result<CapturedGraph, DeviceError> {
+        Ok(CapturedGraph(Box::new(graph::end(&self.runtime, s)?)))
+    }
+
+    fn begin_dry_run(&self) {
+        self.runtime.set_dry_run(true);
+    }
+
+    fn end_dry_run(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), DeviceError> {
+        self.runtime.set_dry_run(false);
+        Ok(self.modules.load_requested(&self.runtime, &self.jit, progress)?)
+    }
+
+    fn secondary_stream(&self) -> Option<DeviceStream> {
+        (!self.runtime.is_timestamping()).then_some(SECONDARY_STREAM)
+    }
+
+    fn stream_wait(&self, s: &DeviceStream, other: &DeviceStream) -> Result<(), DeviceError> {
+        Ok(self.wait_for_stream(s, other)?)
+    }
+
+    fn freeze_autotuning(&self) {
+        self.runtime.freeze_autotuning();
+    }
+
+    fn alloc_timestamps(&self, count: usize) -> Result<Arc<dyn EventTimestamps>, DeviceError> {
+        Ok(Arc::new(GpuEventTimestamps::new(&self.runtime, count)?))
+    }
+
+    fn begin_kernel_timestamps(&self, marks: &Arc<dyn EventTimestamps>, first: usize) {
+        let (marks, names) = (Arc::clone(marks), Vec::new());
+        self.runtime.set_timestamping(Some(KernelTimestamper {
+            timestamps: marks,
+            next: first,
+            names,
+        }));
+    }
+
+    fn end_kernel_timestamps(&self) -> Vec<&'static str> {
+        self.runtime.set_timestamping(None).map_or_else(Vec::new, |marking| marking.names)
+    }
+
+    fn mem_info(&self) -> MemInfo {
+        let (free_bytes, total_bytes) = self.runtime.mem_info();
+        MemInfo { free_bytes, total_bytes }
+    }
+}

@@ -1,0 +1,236 @@
+//! From a source to an image for this device: the run-time compiler, and the folder of what it made.
+
+use std::ffi::{CString, c_char, c_int};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use hip_runtime_sys::{DriverPtr, GpuApi, RtcApi};
+
+use super::config::{GpuConfig, LibrarySearches};
+use super::error::GpuError;
+use super::gpu_runtime::GpuProperties;
+use super::kernel_cache::KernelCache;
+use super::kernel_source::{KernelDefine, KernelHeaders, KernelSource};
+
+/// Compilers at a time; each takes a core and some hundred megabytes.
+const MAX_COMPILERS: usize = 16;
+/// Longest silence while compilers work: whoever waits must not take them for stalled.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The compiler, set up for one architecture.
+#[derive(Debug)]
+pub(super) struct JitCompiler {
+    rtc: RtcApi,
+    arch: String,
+    options: Vec<String>,
+    /// Compiler, architecture and options: what an image depends on besides its source.
+    identity: String,
+    compilers: usize,
+    cache: Option<KernelCache>,
+    headers: KernelHeaders,
+}
+
+impl JitCompiler {
+    pub(super) fn open(
+        config: &GpuConfig,
+        searches: &LibrarySearches,
+        facts: &GpuProperties,
+        headers: KernelHeaders,
+    ) -> Result<Self, GpuError> {
+        let rtc = RtcApi::open(searches.api, &searches.rtc)?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: two places to write to.
+        let code = unsafe { (rtc.version)(&raw mut major, &raw mut minor) };
+        rtc_check(code, "version")?;
+        let mut options = options(searches.api, config.emulated_warp_size, &facts.arch);
+        options.extend(config.half_dtype.option().map(str::to_owned));
+        let library = match config.emulated_warp_size {
+            // Its version says nothing; the name of its folder is a hash, and copies in one folder make the same images.
+            Some(_) => rtc.library.parent().unwrap_or(&rtc.library).display().to_string(),
+            None => format!("{:?}", rtc.api),
+        };
+        let identity = format!("{library} {major}.{minor} {} {}", facts.arch, options.join(" "));
+        // hiprtc compiles one program at a time.
+        let parallel = searches.api == GpuApi::Cuda || config.emulated_warp_size.is_some();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let compilers = if parallel { cores.min(MAX_COMPILERS) } else { 1 };
+        let cache = config.cache_dir.clone().map(KernelCache::new);
+        Ok(Self { rtc, arch: facts.arch.clone(), options, identity, compilers, cache, headers })
+    }
+
+    /// The image of one source.
+    pub(super) fn image(
+        &self,
+        source: &'static KernelSource,
+        defines: &[KernelDefine],
+    ) -> Result<Vec<u8>, GpuError> {
+        let defines: Vec<String> = defines.iter().map(|(n, v)| format!("-D{n}={v}")).collect();
+        let Some(cache) = &self.cache else { return self.compile(source, &defines) };
+        let headers = self.headers.iter().flat_map(|(name, text)| [*name, *text]);
+        let parts = [self.identity.as_str(), source.name, source.text];
+        let key = KernelCache::key(
+            parts.into_iter().chain(headers).chain(defines.iter().map(String::as_str)),
+        );
+        if let Some(image) = cache.read(key) {
+            return Ok(image);
+        }
+        let image = self.compile(source, &defines)?;
+        cache.write(key, &image);
+        Ok(image)
+    }
+
+    /// The images of several sources, in their order. `progress` hears how many of how many are made, with
+    /// each of them and every `PROGRESS_INTERVAL`.
+    pub(super) fn images(
+        &self,
+        builds: &[(&'static KernelSource, Vec<KernelDefine>)],
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Vec<Result<Vec<u8>, GpuError>> {
+        let next = AtomicUsize::new(0);
+        let mut images: Vec<Option<_>> = builds.iter().map(|_| None).collect();
+        let (sender, made) = channel();
+        let work = |sender: Sender<_>| {
+            loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                let Some((source, defines)) = builds.get(i) else { return };
+                let _ = sender.send((i, self.image(source, defines))); // Received below to the end.
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..self.compilers.min(builds.len()) {
+                let sender = sender.clone();
+                scope.spawn(|| work(sender));
+            }
+            drop(sender);
+            let mut done = 0;
+            loop {
+                match made.recv_timeout(PROGRESS_INTERVAL) {
+                    Ok((i, image)) => {
+                        images[i] = Some(image);
+                        done += 1;
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+                progress(done, builds.len() as u64);
+            }
+        });
+        let taken = |image: Option<_>| image.expect("every build was taken by one of the threads");
+        images.into_iter().map(taken).collect()
+    }
+
+    fn compile(
+        &self,
+        source: &'static KernelSource,
+        defines: &[String],
+    ) -> Result<Vec<u8>, GpuError> {
+        let options: Vec<&str> = self.options.iter().chain(defines).map(String::as_str).collect();
+        let program = RtcProgram::new(&self.rtc, source, self.headers)?;
+        match program.compile(&options)? {
+            Ok(image) => Ok(image),
+            Err(log) => Err(GpuError::Compile {
+                file: source.name,
+                arch: self.arch.clone(),
+                options: options.join(" "),
+                log,
+            }),
+        }
+    }
+}
+
+/// Options of every source.
+fn options(api: GpuApi, emulated_wave: Option<u32>, arch: &str) -> Vec<String> {
+    let own: &[&str] = &["-std=c++17", "-O3", "-ffp-contract=fast"];
+    match (emulated_wave, api) {
+        (Some(wave), _) => vec!["-std=c++17".to_owned(), format!("-DWAVE={wave}")],
+        (None, GpuApi::Hip) => {
+            let arch = format!("--offload-arch={arch}");
+            [arch].into_iter().chain(own.iter().map(ToString::to_string)).collect()
+        }
+        (None, GpuApi::Cuda) => {
+            let arch = format!("--gpu-architecture={arch}");
+            vec![arch, "--std=c++17".to_owned(), "--extra-device-vectorization".to_owned()]
+        }
+    }
+}
+
+fn rtc_check(code: c_int, call: &'static str) -> Result<(), GpuError> {
+    if code == 0 {
+        return Ok(());
+    }
+    Err(GpuError::Call { call, code, name: "run-time compiler".to_owned() })
+}
+
+/// A source inside the compiler.
+struct RtcProgram<'a> {
+    rtc: &'a RtcApi,
+    raw: DriverPtr,
+}
+
+impl<'a> RtcProgram<'a> {
+    fn new(
+        rtc: &'a RtcApi,
+        source: &'static KernelSource,
+        headers: KernelHeaders,
+    ) -> Result<Self, GpuError> {
+        let terminated = |text: &str| CString::new(text.replace('\0', " ")).unwrap_or_default();
+        let (text, name) = (terminated(source.text), terminated(source.name));
+        let headers: Vec<(CString, CString)> =
+            headers.iter().map(|(name, text)| (terminated(name), terminated(text))).collect();
+        let names: Vec<*const c_char> = headers.iter().map(|(name, _)| name.as_ptr()).collect();
+        let texts: Vec<*const c_char> = headers.iter().map(|(_, text)| text.as_ptr()).collect();
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: terminated texts, and two arrays of as many as are told.
+        let code = unsafe {
+            (rtc.create)(
+                &raw mut raw,
+                text.as_ptr(),
+                name.as_ptr(),
+                headers.len() as c_int,
+                texts.as_ptr(),
+                names.as_ptr(),
+            )
+        };
+        rtc_check(code, "create program")?;
+        Ok(Self { rtc, raw })
+    }
+
+    /// The image, or what the compiler says about the source.
+    fn compile(&self, options: &[&str]) -> Result<Result<Vec<u8>, String>, GpuError> {
+        let texts: Vec<CString> =
+            options.iter().map(|text| CString::new(*text).unwrap_or_default()).collect();
+        let options: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
+        // SAFETY: a live program and terminated options.
+        let code =
+            unsafe { (self.rtc.compile)(self.raw, options.len() as c_int, options.as_ptr()) };
+        if code != 0 {
+            let log = self.read(self.rtc.log_bytes, self.rtc.log, "program log")?;
+            let text = String::from_utf8_lossy(&log);
+            return Ok(Err(text.trim_end_matches(['\0', '\n']).to_owned()));
+        }
+        self.read(self.rtc.code_bytes, self.rtc.code, "program code").map(Ok)
+    }
+
+    fn read(
+        &self,
+        bytes: unsafe extern "C" fn(DriverPtr, *mut usize) -> c_int,
+        get: unsafe extern "C" fn(DriverPtr, *mut c_char) -> c_int,
+        call: &'static str,
+    ) -> Result<Vec<u8>, GpuError> {
+        let mut len = 0;
+        // SAFETY: a live program and a place to write to.
+        rtc_check(unsafe { bytes(self.raw, &raw mut len) }, call)?;
+        let mut out = vec![0u8; len];
+        // SAFETY: as many bytes as the compiler asked for.
+        rtc_check(unsafe { get(self.raw, out.as_mut_ptr().cast()) }, call)?;
+        Ok(out)
+    }
+}
+
+impl Drop for RtcProgram<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made by this compiler, destroyed once.
+        unsafe { (self.rtc.destroy)(&raw mut self.raw) };
+    }
+}

@@ -1,0 +1,184 @@
+//! One launch: arguments in the order of the kernel, then `go`.
+
+use hip_runtime_sys::{DriverPtr, LaunchAttribute, LaunchConfig};
+
+use super::device::GpuDevice;
+use super::kernel_module::KernelFunction;
+use crate::{DeviceError, DeviceStream, MatMut, MatRef};
+
+/// More arguments than any kernel has, in words.
+const MAX_WORDS: usize = 56;
+
+/// A kernel with its grid and its arguments.
+#[derive(Debug)]
+pub struct KernelLaunch {
+    function: KernelFunction,
+    grid: (u32, u32, u32),
+    block: u32,
+    shared_bytes: u32,
+    overlaps: bool,
+    cluster: u32,
+    /// Each argument in the low bytes of a word of its own, or in several.
+    words: [u64; MAX_WORDS],
+    /// The word in which each argument begins.
+    arg_offsets: [u8; MAX_WORDS],
+    words_used: usize,
+    arg_count: usize,
+}
+
+impl KernelLaunch {
+    /// `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory.
+    #[must_use]
+    pub fn new(
+        function: KernelFunction,
+        grid: (u32, u32, u32),
+        block: u32,
+        shared_bytes: u32,
+    ) -> Self {
+        let (words, begins) = ([0; MAX_WORDS], [0; MAX_WORDS]);
+        Self {
+            function,
+            grid,
+            block,
+            shared_bytes,
+            overlaps: false,
+            cluster: 1,
+            words,
+            arg_offsets: begins,
+            words_used: 0,
+            arg_count: 0,
+        }
+    }
+
+    /// One argument of as many words.
+    #[must_use]
+    pub fn arg_words(mut self, words: &[u64]) -> Self {
+        self.arg_offsets[self.arg_count] = self.words_used as u8;
+        self.arg_count += 1;
+        self.words[self.words_used..self.words_used + words.len()].copy_from_slice(words);
+        self.words_used += words.len();
+        self
+    }
+
+    fn push(self, word: u64) -> Self {
+        self.arg_words(&[word])
+    }
+
+    /// A device address.
+    #[must_use]
+    pub fn arg_ptr(self, address: *const u8) -> Self {
+        self.push(address as u64)
+    }
+
+    /// The first element of a matrix to read.
+    #[must_use]
+    pub fn arg(self, x: MatRef<'_>) -> Self {
+        self.arg_ptr(x.as_ptr())
+    }
+
+    /// The first element of a matrix to read, or null.
+    #[must_use]
+    pub fn arg_or_null(self, x: Option<MatRef<'_>>) -> Self {
+        self.arg_ptr(x.map_or(std::ptr::null(), |x| x.as_ptr()))
+    }
+
+    /// The first element of a matrix to write.
+    #[must_use]
+    pub fn out(self, y: &mut MatMut<'_>) -> Self {
+        self.arg_ptr(y.as_mut_ptr())
+    }
+
+    /// A 32-bit number.
+    #[must_use]
+    pub fn u32(self, value: u32) -> Self {
+        self.push(u64::from(value))
+    }
+
+    /// A 32-bit float.
+    #[must_use]
+    pub fn f32(self, value: f32) -> Self {
+        self.push(u64::from(value.to_bits()))
+    }
+
+    /// The kernel waits for its predecessor by itself (`griddepcontrol.wait`), so it may begin before that
+    /// one has ended. Without effect where the driver cannot, and behind a second stream.
+    #[must_use]
+    pub fn overlaps_predecessor(mut self) -> Self {
+        self.overlaps = true;
+        self
+    }
+
+    /// So many blocks beside each other run at once and reach each other's shared memory: `csrc/dev/cluster.h`.
+    #[must_use]
+    pub fn in_clusters(mut self, blocks: u32) -> Self {
+        self.cluster = blocks;
+        self
+    }
+
+    /// Launches on `s`. An empty grid is no launch.
+    ///
+    /// # Safety
+    /// The arguments are those of the kernel in number, order and type, and every address in them is
+    /// valid for what the kernel does with it at these sizes, until it has run.
+    pub unsafe fn launch(
+        mut self,
+        device: &GpuDevice,
+        s: &DeviceStream,
+    ) -> Result<(), DeviceError> {
+        let (x, y, z) = self.grid;
+        if x == 0 || y == 0 || z == 0 {
+            return Ok(());
+        }
+        let runtime = device.runtime();
+        if runtime.is_dry_run() {
+            return Ok(());
+        }
+        let stream = runtime.stream(s)?;
+        runtime.enter()?;
+        let mut arguments: [DriverPtr; MAX_WORDS] = [std::ptr::null_mut(); MAX_WORDS];
+        for (argument, begin) in arguments.iter_mut().zip(&self.arg_offsets[..self.arg_count]) {
+            *argument = std::ptr::from_mut(&mut self.words[usize::from(*begin)..]).cast();
+        }
+        let arguments = arguments.as_mut_ptr();
+        // A driver lets a launch overlap one predecessor, and says nothing of two.
+        let overlaps = !runtime.takes_stream_wait(s) && self.overlaps && !runtime.is_timestamping();
+        let clustered = self.cluster > 1;
+        let both =
+            [LaunchAttribute::overlap_predecessor(), LaunchAttribute::clusters(self.cluster)];
+        let attributes = &both[usize::from(!overlaps)..=usize::from(clustered)];
+        let code = match runtime.driver.launch_ex {
+            Some(launch_ex) if !attributes.is_empty() => {
+                let config = LaunchConfig {
+                    grid: [x, y, z],
+                    block: [self.block, 1, 1],
+                    shared_bytes: self.shared_bytes,
+                    stream,
+                    attributes: attributes.as_ptr(),
+                    attribute_count: attributes.len() as u32,
+                };
+                // SAFETY: the caller vouches for the arguments; the driver copies all records.
+                unsafe {
+                    launch_ex(&raw const config, self.function.raw, arguments, std::ptr::null_mut())
+                }
+            }
+            // SAFETY: the caller vouches for the arguments; the driver copies them.
+            _ => unsafe {
+                (runtime.driver.launch)(
+                    self.function.raw,
+                    x,
+                    y,
+                    z,
+                    self.block,
+                    1,
+                    1,
+                    self.shared_bytes,
+                    stream,
+                    arguments,
+                    std::ptr::null_mut(),
+                )
+            },
+        };
+        runtime.check(code, self.function.name)?;
+        runtime.launched(s, self.function.name)
+    }
+}

@@ -1,0 +1,171 @@
+//! Compiled sources on the device, and the kernels in them.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_int};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use hip_runtime_sys::{DriverPtr, GpuApi, flag};
+
+use super::error::GpuError;
+use super::gpu_runtime::GpuRuntime;
+use super::jit::JitCompiler;
+use super::kernel_source::{KernelDefine, KernelSource};
+
+/// A kernel that can be launched.
+#[derive(Debug, Clone, Copy)]
+pub struct KernelFunction {
+    /// Handle of the driver.
+    pub raw: DriverPtr,
+    /// Name of the kernel.
+    pub name: &'static str,
+}
+
+// SAFETY: a handle that every thread may launch; modules are never unloaded, so that graphs may outlive their device.
+unsafe impl Send for KernelFunction {}
+// SAFETY: as above.
+unsafe impl Sync for KernelFunction {}
+
+#[derive(Debug, Clone, Copy)]
+struct KernelModule(DriverPtr);
+
+// SAFETY: as for `KernelFunction`.
+unsafe impl Send for KernelModule {}
+
+type ModuleKey = (&'static str, Vec<KernelDefine>);
+
+/// What has been compiled and loaded so far.
+#[derive(Debug, Default)]
+pub(super) struct KernelModules {
+    loaded: Mutex<LoadedModules>,
+}
+
+#[derive(Debug, Default)]
+struct LoadedModules {
+    modules: HashMap<ModuleKey, KernelModule>,
+    functions: HashMap<(&'static str, ModuleKey), KernelFunction>,
+    /// What was asked for in a rehearsal and is not there yet.
+    requested: HashMap<(&'static str, ModuleKey), &'static KernelSource>,
+}
+
+impl KernelModules {
+    /// The kernel `name` of `source`, compiled and loaded if it is not yet; never during a capture.
+    pub(super) fn function(
+        &self,
+        runtime: &GpuRuntime,
+        jit: &JitCompiler,
+        source: &'static KernelSource,
+        name: &'static str,
+        defines: &[KernelDefine],
+    ) -> Result<KernelFunction, GpuError> {
+        let key = (name, (source.name, defines.to_vec()));
+        let mut loaded = self.lock();
+        if let Some(function) = loaded.functions.get(&key) {
+            return Ok(*function);
+        }
+        runtime.not_capturing("compiling a kernel")?;
+        if runtime.is_dry_run() {
+            loaded.requested.entry(key).or_insert(source);
+            return Ok(KernelFunction { raw: std::ptr::null_mut(), name });
+        }
+        let known = loaded.modules.get(&key.1).copied();
+        let module = match known {
+            Some(module) => module,
+            None => load(runtime, &jit.image(source, defines)?)?,
+        };
+        loaded.modules.insert(key.1.clone(), module);
+        let function = find(runtime, module, source, name)?;
+        loaded.functions.insert(key, function);
+        Ok(function)
+    }
+
+    /// Makes ready all that was asked for in a rehearsal.
+    pub(super) fn load_requested(
+        &self,
+        runtime: &GpuRuntime,
+        jit: &JitCompiler,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), GpuError> {
+        let wanted = std::mem::take(&mut self.lock().requested);
+        let builds: HashMap<&ModuleKey, _> =
+            wanted.iter().map(|((_, build), source)| (build, *source)).collect();
+        let builds: Vec<_> = builds.into_iter().map(|(build, s)| (s, build.1.clone())).collect();
+        self.load_all(runtime, jit, &builds, progress)?;
+        for ((name, (_, defines)), source) in wanted {
+            self.function(runtime, jit, source, name, &defines)?;
+        }
+        Ok(())
+    }
+
+    /// Compiles and loads several sources at once, as many at a time as the compiler can.
+    pub(super) fn load_all(
+        &self,
+        runtime: &GpuRuntime,
+        jit: &JitCompiler,
+        builds: &[(&'static KernelSource, Vec<KernelDefine>)],
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), GpuError> {
+        runtime.not_capturing("compiling kernels")?;
+        let key = |(source, defines): &(&'static KernelSource, Vec<KernelDefine>)| {
+            (source.name, defines.clone())
+        };
+        let known: Vec<_> = {
+            let loaded = self.lock();
+            builds.iter().filter(|b| !loaded.modules.contains_key(&key(b))).cloned().collect()
+        };
+        for (build, image) in known.iter().zip(jit.images(&known, progress)) {
+            let module = load(runtime, &image?)?;
+            self.lock().modules.insert(key(build), module);
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LoadedModules> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn load(runtime: &GpuRuntime, image: &[u8]) -> Result<KernelModule, GpuError> {
+    runtime.enter()?;
+    let mut module = std::ptr::null_mut();
+    // SAFETY: an image of this architecture, whole; the driver copies what it keeps.
+    let code = unsafe { (runtime.driver.module_load)(&raw mut module, image.as_ptr().cast()) };
+    runtime.check(code, "module load")?;
+    Ok(KernelModule(module))
+}
+
+fn find(
+    runtime: &GpuRuntime,
+    module: KernelModule,
+    source: &'static KernelSource,
+    name: &'static str,
+) -> Result<KernelFunction, GpuError> {
+    let none = GpuError::NoFunction { file: source.name, kernel: name };
+    let text = CString::new(name).map_err(|_| none.clone())?;
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: a loaded module and a terminated name.
+    let code = unsafe { (runtime.driver.module_function)(&raw mut raw, module.0, text.as_ptr()) };
+    if code != 0 || raw.is_null() {
+        return Err(none);
+    }
+    let function = KernelFunction { raw, name };
+    allow_large_shared(runtime, function)?;
+    Ok(function)
+}
+
+/// NVIDIA wants to be asked before a block gets more than 48 KiB; asking costs nothing.
+fn allow_large_shared(runtime: &GpuRuntime, function: KernelFunction) -> Result<(), GpuError> {
+    const STATIC_SHARED: c_int = 1;
+    let (GpuApi::Cuda, Some(set), Some(get)) =
+        (runtime.api(), runtime.driver.function_set, runtime.driver.function_get)
+    else {
+        return Ok(());
+    };
+    let mut used = 0;
+    // SAFETY: a place to write to, and a loaded function.
+    let code = unsafe { get(&raw mut used, STATIC_SHARED, function.raw) };
+    runtime.check(code, "function attribute")?;
+    let most = runtime.properties.shared_bytes as c_int - used;
+    // SAFETY: a loaded function.
+    let code = unsafe { set(function.raw, flag::FUNCTION_MAX_DYNAMIC_SHARED, most) };
+    runtime.check(code, "function set attribute")
+}

@@ -1,0 +1,110 @@
+//! Memory of the device, and memory of the host that it copies from and to.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hip_runtime_sys::{DriverPtr, code, flag};
+
+use super::error::GpuError;
+use super::gpu_runtime::{GpuRuntime, MemoryKind};
+use crate::{Buffer, BufferDeallocator, DeviceStream};
+
+/// Sizes are multiples of it, so that wide loads may run over the end of what was asked for.
+const LINE: usize = 256;
+
+/// Frees buffers into one of the two allocators.
+#[derive(Debug)]
+struct GpuAllocator {
+    runtime: Arc<GpuRuntime>,
+    kind: MemoryKind,
+}
+
+impl BufferDeallocator for GpuAllocator {
+    unsafe fn release(&self, ptr: NonNull<u8>, _: usize) {
+        // SAFETY: handed out by `alloc` below; the caller promises that it is not used again.
+        unsafe { self.runtime.free(self.kind, ptr.as_ptr().cast()) }
+    }
+}
+
+/// Device memory, not initialised.
+pub fn reserve(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<(DriverPtr, usize), GpuError> {
+    runtime.not_capturing("allocating memory")?;
+    runtime.enter()?;
+    let size = bytes.max(1).checked_next_multiple_of(LINE).unwrap_or(usize::MAX);
+    let mut memory = std::ptr::null_mut();
+    // SAFETY: a place to write to.
+    let code = unsafe { (runtime.driver.alloc)(&raw mut memory, size) };
+    check_allocation(runtime, code, "device", size)?;
+    Ok((memory, size))
+}
+
+/// Device memory, zero.
+pub fn alloc(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, GpuError> {
+    let (memory, size) = reserve(runtime, bytes)?;
+    let buffer = wrap(runtime, memory, size, MemoryKind::Device);
+    let stream = DeviceStream::default();
+    // SAFETY: memory of this size, which nobody knows yet.
+    let code = unsafe { (runtime.driver.fill)(memory, 0, size, runtime.stream(&stream)?) };
+    runtime.check(code, "fill")?;
+    runtime.synchronize(&stream)?; // Any stream may use it from now on.
+    Ok(buffer)
+}
+
+/// Host memory, zero.
+pub fn alloc_host(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, GpuError> {
+    runtime.not_capturing("allocating pinned memory")?;
+    runtime.enter()?;
+    let size = bytes.max(1).checked_next_multiple_of(LINE).unwrap_or(usize::MAX);
+    let mut memory = std::ptr::null_mut();
+    // SAFETY: a place to write to.
+    let code = unsafe { (runtime.driver.host_alloc)(&raw mut memory, size, flag::HOST_PORTABLE) };
+    check_allocation(runtime, code, "pinned host", size)?;
+    // SAFETY: host memory of this size.
+    unsafe { memory.cast::<u8>().write_bytes(0, size) };
+    Ok(wrap(runtime, memory, size, MemoryKind::Host))
+}
+
+fn wrap(runtime: &Arc<GpuRuntime>, memory: DriverPtr, size: usize, home: MemoryKind) -> Buffer {
+    let allocator = Arc::new(GpuAllocator { runtime: runtime.clone(), kind: home });
+    let ptr = NonNull::new(memory.cast()).expect("an allocation that succeeded has an address");
+    // SAFETY: fresh memory of this size, aligned to 256, which `allocator` frees. Callers initialise it.
+    unsafe { Buffer::from_raw(ptr, size, allocator) }
+}
+
+/// The result of an allocation, with the numbers that matter if there is no memory left.
+fn check_allocation(
+    runtime: &GpuRuntime,
+    code: i32,
+    place: &'static str,
+    bytes: usize,
+) -> Result<(), GpuError> {
+    if code == code::OUT_OF_MEMORY {
+        let (free_bytes, total_bytes) = runtime.mem_info();
+        let device = runtime.properties.name.clone();
+        return Err(GpuError::OutOfMemory { place, bytes, free_bytes, total_bytes, device });
+    }
+    runtime.check(code, "alloc")
+}
+
+/// Memory that kernels share between launches of one stream: asked for again and again, never moved.
+///
+/// A larger wish gets new memory and the old stays, because captured graphs know its address.
+#[derive(Debug, Default)]
+pub struct ScratchMemory {
+    blocks: Mutex<Vec<Buffer>>,
+}
+
+impl ScratchMemory {
+    /// The address of at least `bytes`.
+    pub fn at_least(&self, runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<*mut u8, GpuError> {
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(block) = blocks.iter_mut().find(|block| block.bytes() >= bytes) {
+            return Ok(block.as_mut_ptr());
+        }
+        let twice = blocks.last().map_or(0, |last| last.bytes() * 2);
+        let mut block = alloc(runtime, bytes.max(twice))?;
+        let address = block.as_mut_ptr();
+        blocks.push(block);
+        Ok(address)
+    }
+}

@@ -1,0 +1,39 @@
+//! One GPU: the HIP runtime (AMD), the CUDA driver (NVIDIA) and the SIMT emulator behind the tables of `hip-runtime-sys`.
+
+#![allow(clippy::trivially_copy_pass_by_ref, reason = "streams are passed as the traits pass them")]
+
+mod autotune;
+mod blaslt;
+mod config;
+mod copy;
+mod device;
+mod error;
+mod fence;
+mod gpu_runtime;
+mod graph;
+mod half_dtype;
+mod jit;
+mod kernel_cache;
+mod kernel_launch;
+mod kernel_module;
+mod kernel_source;
+pub mod memory;
+mod peer_view;
+mod tensor_map;
+mod timestamps;
+mod weight_memory;
+
+pub use autotune::AutotuneTimer;
+pub use blaslt::{BlasLtLibrary, Fp8Scaling, GemmOperands, GemmProblem, HEURISTIC};
+pub use config::{GpuConfig, GpuLibraries};
+pub use device::GpuDevice;
+pub use error::GpuError;
+pub use fence::GpuFence;
+pub use gpu_runtime::{GpuProperties, GpuRuntime, MemoryKind};
+pub use half_dtype::{HalfDtype, blas_data_type};
+pub use hip_runtime_sys::{GpuApi, LibrarySearch};
+pub use kernel_launch::KernelLaunch;
+pub use kernel_module::KernelFunction;
+pub use kernel_source::{KernelDefine, KernelHeaders, KernelSource};
+pub use peer_view::PeerView;
+pub use tensor_map::{BOX_ROWS, TensorMap, TiledMatrix};

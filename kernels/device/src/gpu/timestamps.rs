@@ -1,0 +1,129 @@
+//! Marks of a GPU: events with a time, outside of recordings and inside.
+
+use std::sync::Arc;
+
+use hip_runtime_sys::{DriverPtr, flag};
+
+use super::error::GpuError;
+use super::gpu_runtime::GpuRuntime;
+use crate::{DeviceError, DeviceStream, EventTimestamps};
+
+/// Events that carry a time.
+pub(super) struct GpuEventTimestamps {
+    runtime: Arc<GpuRuntime>,
+    events: Vec<DriverPtr>,
+}
+
+// SAFETY: events may be recorded and read on any thread whose context is current; the drivers lock them.
+unsafe impl Send for GpuEventTimestamps {}
+// SAFETY: as above.
+unsafe impl Sync for GpuEventTimestamps {}
+
+impl GpuEventTimestamps {
+    pub(super) fn new(runtime: &Arc<GpuRuntime>, count: usize) -> Result<Self, GpuError> {
+        runtime.not_capturing("making marks")?;
+        runtime.enter()?;
+        let mut marks = Self { runtime: runtime.clone(), events: Vec::with_capacity(count) };
+        for _ in 0..count {
+            let mut event = std::ptr::null_mut();
+            // SAFETY: a place to write to.
+            let code = unsafe { (runtime.driver.event_create)(&raw mut event, flag::EVENT_TIMED) };
+            runtime.check(code, "event create")?;
+            marks.events.push(event);
+        }
+        Ok(marks)
+    }
+
+    fn event(&self, i: usize) -> Result<DriverPtr, DeviceError> {
+        let (kernel, what, index, limit) = ("mark", "mark", i as i64, self.events.len());
+        self.events.get(i).copied().ok_or(DeviceError::Index { kernel, what, index, limit })
+    }
+
+    fn record(&self, s: &DeviceStream, event: DriverPtr) -> Result<(), GpuError> {
+        let runtime = &self.runtime;
+        runtime.enter()?;
+        let stream = runtime.stream(s)?;
+        let code = match (runtime.is_capturing(), runtime.driver.event_record_with) {
+            // SAFETY: an event and a stream of this device.
+            (false, _) => unsafe { (runtime.driver.event_record)(event, stream) },
+            (true, Some(record)) => {
+                // SAFETY: as above; the event outlives the recordings of whoever marks them.
+                unsafe { record(event, stream, flag::EVENT_RECORD_EXTERNAL) }
+            }
+            (true, None) => return Err(GpuError::Capturing { call: "event record" }),
+        };
+        runtime.check(code, "event record")
+    }
+}
+
+impl EventTimestamps for GpuEventTimestamps {
+    fn len(&self) -> usize {
+        self.events.len()
+    }
+
+    fn record(&self, s: &DeviceStream, i: usize) -> Result<(), DeviceError> {
+        let event = self.event(i)?;
+        if self.runtime.is_dry_run() {
+            return Ok(());
+        }
+        Ok(self.record(s, event)?)
+    }
+
+    fn wait(&self, i: usize) -> Result<(), DeviceError> {
+        let event = self.event(i)?;
+        self.runtime.enter()?;
+        // SAFETY: an event of this device.
+        let code = unsafe { (self.runtime.driver.event_synchronize)(event) };
+        Ok(self.runtime.check(code, "event synchronize")?)
+    }
+
+    fn elapsed_ns(&self, from: usize, to: usize) -> Result<i64, DeviceError> {
+        let (from, to) = (self.event(from)?, self.event(to)?);
+        self.runtime.enter()?;
+        let mut ms = 0.0_f32;
+        // SAFETY: a place to write to, and two events with a time.
+        let code = unsafe { (self.runtime.driver.event_elapsed)(&raw mut ms, from, to) };
+        self.runtime.check(code, "event elapsed time")?;
+        Ok((f64::from(ms) * 1e6) as i64)
+    }
+}
+
+impl Drop for GpuEventTimestamps {
+    fn drop(&mut self) {
+        if self.runtime.enter().is_err() {
+            return;
+        }
+        for event in std::mem::take(&mut self.events) {
+            // SAFETY: made here; a recording that names it is not replayed any more.
+            unsafe { (self.runtime.driver.event_destroy)(event) };
+        }
+    }
+}
+
+impl std::fmt::Debug for GpuEventTimestamps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HipMarks").field("events", &self.events.len()).finish_non_exhaustive()
+    }
+}
+
+/// Launches being marked, one by one.
+#[derive(Debug)]
+pub struct KernelTimestamper {
+    pub timestamps: Arc<dyn EventTimestamps>,
+    pub next: usize,
+    /// What each mark is behind.
+    pub names: Vec<&'static str>,
+}
+
+impl KernelTimestamper {
+    /// Something called `name` was launched on `s`. Without effect once all marks are in use.
+    pub fn launched(&mut self, s: &DeviceStream, name: &'static str) -> Result<(), DeviceError> {
+        if self.next >= self.timestamps.len() {
+            return Ok(());
+        }
+        self.timestamps.record(s, self.next)?;
+        self.next += 1;
+        self.names.push(name);
+        Ok(())
+    }
+}

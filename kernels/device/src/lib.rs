@@ -1,0 +1,35 @@
+//! Devices: runtime libraries, memory, streams, events, graphs, and the JIT compiler of kernels.
+//!
+//! [`DeviceDriver`] moves bytes and orders launches; it is object safe, because a launch costs microseconds and a
+//! virtual call nanoseconds. [`CpuDevice`] is always built. [`gpu::GpuDevice`] is one GPU behind the HIP runtime, the CUDA
+//! driver, or the emulator. What is computed on a device is the crate `kernels`.
+
+#![allow(clippy::cast_ptr_alignment, reason = "buffers are 64-byte aligned and views typed")]
+#![allow(clippy::inline_always, reason = "conversions of elements are inlined into row kernels")]
+
+mod buffer;
+mod check;
+mod cpu;
+mod device_driver;
+mod dtype;
+mod error;
+mod fp8_e4m3;
+pub mod gpu;
+mod mapped_file;
+mod mat;
+mod pinned_memory;
+mod shared_memory;
+mod timestamps;
+
+pub use buffer::{Buffer, BufferDeallocator};
+pub use check::{check_at_least, check_at_most, check_dense, check_dtype, check_range, check_size};
+pub use cpu::{CpuConfig, CpuDevice, CpuIsa, ThreadPool, physical_cores};
+pub use device_driver::{CapturedGraph, DeviceDriver, DeviceStream, GraphReplay, MemInfo};
+pub use dtype::{DType, DeviceElement, FloatElement, bf16, f16};
+pub use error::DeviceError;
+pub use fp8_e4m3::Fp8E4m3;
+pub use mapped_file::MappedFile;
+pub use mat::{MatMut, MatRef};
+pub use pinned_memory::{CopyFence, CopyInFlight, PinnedBuffer};
+pub use shared_memory::SharedMemory;
+pub use timestamps::EventTimestamps;

@@ -1,0 +1,175 @@
+//! `KernelBackend`: a device with its kernels.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use device::{DType, DeviceDriver, DeviceError, DeviceStream};
+
+use crate::cpu::CpuBackend;
+use crate::gpu::GpuBackend;
+use crate::{
+    CpuKernel, GpuKernel, HostMat, KvOrder, PackedGroup, PackedMatrix, VocabParallelSupport,
+    VocabShard,
+};
+
+/// A device with its kernels. Clones share the device. Dereferences to the device's memory, streams and graphs.
+#[derive(Debug, Clone)]
+pub enum KernelBackend {
+    /// The host processor.
+    Cpu(Arc<CpuBackend>),
+    /// A GPU.
+    Gpu(Arc<GpuBackend>),
+}
+
+impl From<CpuBackend> for KernelBackend {
+    fn from(cpu: CpuBackend) -> Self {
+        Self::Cpu(Arc::new(cpu))
+    }
+}
+
+impl From<Arc<CpuBackend>> for KernelBackend {
+    fn from(cpu: Arc<CpuBackend>) -> Self {
+        Self::Cpu(cpu)
+    }
+}
+
+impl From<Arc<GpuBackend>> for KernelBackend {
+    fn from(gpu: Arc<GpuBackend>) -> Self {
+        Self::Gpu(gpu)
+    }
+}
+
+impl From<GpuBackend> for KernelBackend {
+    fn from(gpu: GpuBackend) -> Self {
+        Self::Gpu(Arc::new(gpu))
+    }
+}
+
+impl Deref for KernelBackend {
+    type Target = dyn DeviceDriver;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Cpu(cpu) => &***cpu,
+            Self::Gpu(gpu) => &***gpu,
+        }
+    }
+}
+
+impl KernelBackend {
+    /// Launches an op on `s`.
+    ///
+    /// Errors: those of the op.
+    pub fn launch<O: CpuKernel + GpuKernel>(
+        &self,
+        s: &DeviceStream,
+        op: O,
+    ) -> Result<(), DeviceError> {
+        match self {
+            Self::Cpu(cpu) => op.run(cpu),
+            Self::Gpu(gpu) => op.launch(gpu, s),
+        }
+    }
+
+    /// The GPU, if it is one.
+    #[must_use]
+    pub fn gpu(&self) -> Option<&Arc<GpuBackend>> {
+        match self {
+            Self::Cpu(_) => None,
+            Self::Gpu(gpu) => Some(gpu),
+        }
+    }
+
+    /// Frees what weights were loaded with: threads and pinned memory. A later load starts them again.
+    pub fn finish_loading(&self) {
+        if let Self::Gpu(gpu) = self {
+            gpu.finish_loading();
+        }
+    }
+
+    /// Whether activations, weights, keys and values may be of `dtype`.
+    #[must_use]
+    pub fn supports_dtype(&self, dtype: DType) -> bool {
+        match self {
+            Self::Cpu(_) => matches!(dtype, DType::F32 | DType::BF16 | DType::F16),
+            Self::Gpu(gpu) => dtype == DType::F32 || dtype == gpu.half_dtype(),
+        }
+    }
+
+    /// Order of keys and values in a block on this device.
+    #[must_use]
+    pub fn kv_order(&self) -> KvOrder {
+        match self {
+            Self::Cpu(_) => KvOrder::Lanes,
+            Self::Gpu(_) => KvOrder::Rows,
+        }
+    }
+
+    /// Rows that vocab-parallel sampling serves on this device; the same on all ranks.
+    #[must_use]
+    pub fn vocab_parallel_support(&self, shard: &VocabShard) -> VocabParallelSupport {
+        match self {
+            Self::Cpu(_) => VocabParallelSupport::AllRules,
+            Self::Gpu(_) => GpuBackend::vocab_parallel_support_of(shard),
+        }
+    }
+
+    /// Packs the rows of `parts`, stacked, as a weight matrix for inputs of `dtype`: in that type, or in fp8 with scales
+    /// if the parts are fp8 and the device multiplies fp8. All parts have equal columns.
+    ///
+    /// Errors: columns differ, or memory is short.
+    pub fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<PackedMatrix, DeviceError> {
+        match self {
+            Self::Cpu(cpu) => cpu.pack(parts, dtype),
+            Self::Gpu(gpu) => gpu.pack(parts, dtype),
+        }
+    }
+
+    /// Packs matrices of one shape that are used together, each the stack of its parts, in `dtype` (the type of their
+    /// inputs, or fp8 where [`experts_dtype`](Self::experts_dtype) returns it). `gated`: the first half of the outputs are
+    /// gates of the second half.
+    ///
+    /// Errors: shapes differ, or memory is short.
+    pub fn pack_group(
+        &self,
+        matrices: &[Vec<HostMat<'_>>],
+        dtype: DType,
+        gated: bool,
+    ) -> Result<PackedGroup, DeviceError> {
+        match self {
+            Self::Cpu(cpu) => cpu.pack_group(matrices, dtype, gated),
+            Self::Gpu(gpu) => gpu.pack_group(matrices, dtype, gated),
+        }
+    }
+
+    /// Packs the up-projections of MLA, a matrix per head.
+    ///
+    /// Errors: shapes differ, or memory is short.
+    pub fn pack_mla_heads(
+        &self,
+        matrices: &[Vec<HostMat<'_>>],
+        dtype: DType,
+    ) -> Result<PackedGroup, DeviceError> {
+        match self {
+            Self::Cpu(cpu) => cpu.pack_group(matrices, dtype, false),
+            Self::Gpu(gpu) => gpu.pack_mla_heads(matrices, dtype),
+        }
+    }
+
+    /// The type in which experts are packed whose projections are these in each of `layers` layers, for inputs of `dtype`:
+    /// `dtype`, or fp8 if both projections are stored in fp8 with scales of a block shape that the device multiplies, and
+    /// `dtype` is not faster or does not fit in memory.
+    #[must_use]
+    pub fn experts_dtype(
+        &self,
+        gate_up: &[Vec<HostMat<'_>>],
+        down: &[Vec<HostMat<'_>>],
+        layers: usize,
+        dtype: DType,
+    ) -> DType {
+        match self {
+            Self::Cpu(_) => dtype,
+            Self::Gpu(gpu) => gpu.experts_dtype(gate_up, down, layers, dtype),
+        }
+    }
+}

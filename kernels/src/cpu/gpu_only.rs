@@ -1,0 +1,34 @@
+//! Fused ops that exist on GPUs alone: the crate `ops` launches their parts on CPUs.
+
+use device::{DType, DeviceError};
+
+use super::CpuBackend;
+use crate::{CpuKernel, FusedLinear, PrologueLinear, RopeAttention, RoutedExpertMlp};
+
+fn unsupported(kernel: &'static str, dtype: DType) -> Result<(), DeviceError> {
+    Err(DeviceError::Unsupported { kernel, what: "input on a CPU", dtype })
+}
+
+impl CpuKernel for FusedLinear<'_> {
+    fn run(self, _: &CpuBackend) -> Result<(), DeviceError> {
+        unsupported("fused_linear", self.x.dtype())
+    }
+}
+
+impl CpuKernel for PrologueLinear<'_> {
+    fn run(self, _: &CpuBackend) -> Result<(), DeviceError> {
+        unsupported("prologue_linear", self.y.dtype())
+    }
+}
+
+impl CpuKernel for RopeAttention<'_> {
+    fn run(self, _: &CpuBackend) -> Result<(), DeviceError> {
+        unsupported("rope_attention", self.qk.qkv.dtype())
+    }
+}
+
+impl CpuKernel for RoutedExpertMlp<'_, '_> {
+    fn run(self, _: &CpuBackend) -> Result<(), DeviceError> {
+        unsupported("routed_expert_mlp", self.x.dtype())
+    }
+}

@@ -1,0 +1,91 @@
+//! `GpuBackend`: a GPU with its kernels.
+
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use device::gpu::{GpuConfig, GpuDevice};
+use device::{DType, DeviceError, DeviceStream};
+
+use super::HEADERS;
+use super::fp8;
+use super::weight_loader::WeightLoader;
+use crate::{GpuKernel, HostMat};
+
+/// Default of [`GpuBackend::with_mla_prefill_bytes`].
+const MLA_PREFILL_BYTES: usize = 256 << 20;
+
+/// A GPU with its kernels.
+#[derive(Debug)]
+pub struct GpuBackend {
+    device: Arc<GpuDevice>,
+    /// Bytes of keys and values that MLA makes at a time for long rows.
+    pub(super) mla_prefill_bytes: Option<usize>,
+    /// From the first weight until `finish_loading`.
+    loader: Mutex<Option<WeightLoader>>,
+}
+
+impl Deref for GpuBackend {
+    type Target = GpuDevice;
+
+    fn deref(&self) -> &GpuDevice {
+        &self.device
+    }
+}
+
+impl GpuBackend {
+    /// Opens the runtime libraries and the device.
+    ///
+    /// Errors: those of [`GpuDevice::open`].
+    pub fn open(config: &GpuConfig) -> Result<Self, DeviceError> {
+        Ok(Self {
+            device: Arc::new(GpuDevice::open(config, HEADERS)?),
+            mla_prefill_bytes: Some(MLA_PREFILL_BYTES),
+            loader: Mutex::default(),
+        })
+    }
+
+    /// Bytes of keys and values that MLA makes at a time for rows of many tokens (non-absorbed prefill). `None`: all rows
+    /// use absorbed attention.
+    #[must_use]
+    pub fn with_mla_prefill_bytes(mut self, bytes: Option<usize>) -> Self {
+        self.mla_prefill_bytes = bytes;
+        self
+    }
+
+    /// The device, for communicators and peer memory.
+    #[must_use]
+    pub fn device(&self) -> &Arc<GpuDevice> {
+        &self.device
+    }
+
+    /// Launches an op on `s`.
+    ///
+    /// Errors: those of the op.
+    pub fn launch<O: GpuKernel>(&self, s: &DeviceStream, op: O) -> Result<(), DeviceError> {
+        op.launch(self, s)
+    }
+
+    /// Frees the threads and the pinned memory that weights are loaded with. A later load starts them again.
+    pub fn finish_loading(&self) {
+        drop(self.loader().take());
+    }
+
+    pub(super) fn loader(&self) -> MutexGuard<'_, Option<WeightLoader>> {
+        self.loader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`KernelBackend::experts_dtype`](crate::KernelBackend::experts_dtype).
+    pub(crate) fn experts_dtype(
+        &self,
+        gate_up: &[Vec<HostMat<'_>>],
+        down: &[Vec<HostMat<'_>>],
+        layers: usize,
+        dtype: DType,
+    ) -> DType {
+        let keeps = dtype == self.half_dtype()
+            && fp8::supports_fp8_experts(gate_up, true)
+            && fp8::supports_fp8_experts(down, false);
+        let widens = || self.dequantizes_experts(gate_up, down, layers);
+        if keeps && !widens() { DType::F8E4M3 } else { dtype }
+    }
+}

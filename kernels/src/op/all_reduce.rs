@@ -1,0 +1,32 @@
+//! One-shot (custom) all-reduces through memory that the GPUs of one host share; GPU only.
+
+use device::gpu::PeerView;
+use device::{MatMut, MatRef};
+
+/// `x = Σ x` over the ranks. Rows follow each other without gaps; shapes are those that
+/// [`fits`](Self::fits) accepts.
+#[derive(Debug)]
+pub struct OneShotAllReduce<'a> {
+    /// `[T, H]`, replaced in place.
+    pub x: MatMut<'a>,
+    /// Memory of all ranks.
+    pub peers: &'a PeerView,
+}
+
+/// `x += Σ delta` over the ranks, then `y = rms_norm(x)`, rounded as the two ops one after the other. Shapes are those
+/// that [`fits`](Self::fits) accepts.
+#[derive(Debug)]
+pub struct OneShotAllReduceNorm<'a> {
+    /// `[T, H]`
+    pub y: MatMut<'a>,
+    /// Residual stream `[T, H]`, updated in place.
+    pub x: MatMut<'a>,
+    /// Summands of this rank, `[T, H]`.
+    pub delta: MatRef<'a>,
+    /// Weight of the norm, `[H]`.
+    pub weight: MatRef<'a>,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// Memory of all ranks.
+    pub peers: &'a PeerView,
+}

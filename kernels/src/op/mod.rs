@@ -1,0 +1,58 @@
+//! Ops: one struct per computation, with its arguments named. `backend.launch(stream, op)` runs one.
+//!
+//! Every output element is one sum in fixed order: the result of a row depends neither on other rows, nor on the chunk
+//! it came in, nor on the number of threads. Sums, norms, softmax and rotations are f32; a result is rounded once, when
+//! it is stored.
+//!
+//! To add an op: its struct here, `impl CpuKernel` in `cpu/`, `impl GpuKernel` in `gpu/`, its device code in `csrc/`, and
+//! its caller in the crate `ops`.
+
+mod all_reduce;
+mod attention;
+mod dense;
+mod draft;
+mod linear;
+mod mla;
+mod moe;
+mod sampling;
+mod step;
+mod support;
+
+pub use all_reduce::{OneShotAllReduce, OneShotAllReduceNorm};
+pub use attention::{PagedAttention, QkNormRopeKvWrite, RopeAttention};
+pub use dense::{
+    AddRmsNorm, PackedEmbedding, RmsNorm, RowGather, SiluMul, TensorAdd, TokenEmbedding,
+};
+pub use draft::{
+    DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion, DraftPassPreparation,
+    DraftStateStore, VocabParallelDraftArgmax,
+};
+pub use linear::{FusedLinear, Linear, PrologueLinear};
+pub use mla::{MlaAttention, MlaKvWrite};
+pub use moe::{
+    ExpertMlp, ExpertPlacementLookup, MoeCombine, RoutedExpertMlp, RuleRouting, SoftmaxRouting,
+    TokenDispatch,
+};
+pub use sampling::{RowSampling, VocabParallelSampling};
+pub use step::StepPreparation;
+
+use device::{DeviceError, DeviceStream};
+
+use crate::cpu::CpuBackend;
+use crate::gpu::GpuBackend;
+
+/// An op on the CPU: runs to its end before it returns.
+pub trait CpuKernel {
+    /// Checks the arguments, then computes.
+    ///
+    /// Errors: shapes or types contradict each other, or the op does not exist on the CPU.
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError>;
+}
+
+/// An op on a GPU.
+pub trait GpuKernel {
+    /// Checks the arguments, then launches on `s`.
+    ///
+    /// Errors: shapes or types contradict each other, or the driver fails.
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError>;
+}

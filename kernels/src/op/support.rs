@@ -1,0 +1,99 @@
+//! Shapes that fused ops exist for. Whether a fused op is worth launching is decided in the crate `ops`.
+
+use device::DType;
+
+use crate::{
+    AttentionMetadata, ExpertWeights, FusedLinear, HostMat, KernelBackend, KvLayout, PackedMatrix,
+    PrologueLinear, QkNormRopeArgs, RopeAttention, RoutedExpertMlp, RouterLogits,
+};
+
+impl FusedLinear<'_> {
+    /// Whether the op exists for `rows` rows of `dtype`, with every fusion.
+    #[must_use]
+    pub fn supports(backend: &KernelBackend, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
+        match backend {
+            KernelBackend::Cpu(_) => false,
+            KernelBackend::Gpu(gpu) => {
+                gpu.fits_small_m(rows, dtype, w) || gpu.fits_medium_m(rows, dtype, w)
+            }
+        }
+    }
+
+    /// Whether the op exists for `rows` rows of `dtype`, with `silu_mul` and nothing else.
+    #[must_use]
+    pub fn supports_silu_mul(
+        backend: &KernelBackend,
+        rows: usize,
+        dtype: DType,
+        w: &PackedMatrix,
+    ) -> bool {
+        let large = match backend {
+            KernelBackend::Cpu(_) => false,
+            KernelBackend::Gpu(gpu) => gpu.fits_large_m(rows, dtype, w),
+        };
+        large || Self::supports(backend, rows, dtype, w)
+    }
+}
+
+impl PrologueLinear<'_> {
+    /// Whether the op exists for `rows` rows of `dtype`.
+    #[must_use]
+    pub fn supports(backend: &KernelBackend, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
+        match backend {
+            KernelBackend::Cpu(_) => false,
+            KernelBackend::Gpu(gpu) => gpu.fuses_fp8_prologue(rows, dtype, w),
+        }
+    }
+}
+
+impl RopeAttention<'_> {
+    /// Whether the op exists for these rows and this pool.
+    #[must_use]
+    pub fn supports(
+        backend: &KernelBackend,
+        qk: &QkNormRopeArgs<'_>,
+        rows: &AttentionMetadata<'_>,
+        layout: &KvLayout,
+    ) -> bool {
+        match backend {
+            KernelBackend::Cpu(_) => false,
+            KernelBackend::Gpu(gpu) => gpu.fits_rope_attention(qk, rows, layout),
+        }
+    }
+}
+
+impl RoutedExpertMlp<'_, '_> {
+    /// Whether the op exists for these tokens and experts.
+    #[must_use]
+    pub fn supports(
+        backend: &KernelBackend,
+        router: &RouterLogits<'_>,
+        experts: &ExpertWeights<'_>,
+    ) -> bool {
+        match backend {
+            KernelBackend::Cpu(_) => false,
+            KernelBackend::Gpu(_) => crate::gpu::fits_routed_decode(router, experts),
+        }
+    }
+}
+
+impl KernelBackend {
+    /// Whether expert MLPs of these projections, packed as [`experts_dtype`](Self::experts_dtype) says, run as a grouped
+    /// GEMM in fp8 whose tiles are loaded by the tensor memory accelerator (TMA).
+    #[must_use]
+    pub fn has_fp8_tma_experts(
+        &self,
+        gate_up: &[Vec<HostMat<'_>>],
+        down: &[Vec<HostMat<'_>>],
+        layers: usize,
+        dtype: DType,
+    ) -> bool {
+        match self {
+            Self::Cpu(_) => false,
+            Self::Gpu(gpu) => {
+                gpu.experts_dtype(gate_up, down, layers, dtype) == DType::F8E4M3
+                    && gpu.supports_tma_in(DType::F8E4M3, gate_up, down)
+            }
+        }
+    }
+}

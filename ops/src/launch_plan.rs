@@ -1,0 +1,118 @@
+//! Launch plans: which ops are fused and which run on the secondary stream, decided from shapes.
+//!
+//! Results never depend on a plan: a fused op returns what the separate ops return.
+
+use device::DType;
+use kernels::{
+    AttentionMetadata, FusedLinear, KernelBackend, KvLayout, PackedMatrix, PrologueLinear,
+    QkNormRopeArgs, RopeAttention,
+};
+
+/// Rows up to which RoPE, KV write and decode attention are one launch: every split of the keys prepares the queries
+/// again. Layers of Qwen3-8B at a context of 1,088 on an H200, two launches and one: 103.4 and 102.4 µs for 1 row, 112.1
+/// and 116.5 µs for 4 rows; of Qwen3-0.6B 23.0 and 23.8 µs for 2 rows.
+const ROPE_ATTENTION_ROWS: usize = 1;
+/// Tokens up to which shared experts are computed as routed experts: that saves launches, but reads their weights once per
+/// segment of tokens (kernels/KERNELS.md, MoE).
+const FUSED_SHARED_EXPERT_TOKENS: usize = 16;
+
+/// How a linear layer is launched together with the ops before and after it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LinearPlan<'a> {
+    pub(crate) backend: &'a KernelBackend,
+    pub(crate) rows: usize,
+    pub(crate) dtype: DType,
+    pub(crate) weight: &'a PackedMatrix,
+}
+
+impl LinearPlan<'_> {
+    /// With a norm before it, a residual addition or `silu_mul` after it.
+    pub(crate) fn is_fused(self) -> bool {
+        FusedLinear::supports(self.backend, self.rows, self.dtype, self.weight)
+    }
+
+    /// With `silu_mul` after it.
+    pub(crate) fn is_fused_with_silu_mul(self) -> bool {
+        FusedLinear::supports_silu_mul(self.backend, self.rows, self.dtype, self.weight)
+    }
+
+    /// With the op before it as a prologue that stores its output in fp8.
+    pub(crate) fn has_prologue(self) -> bool {
+        PrologueLinear::supports(self.backend, self.rows, self.dtype, self.weight)
+    }
+}
+
+/// Whether RoPE, KV write and attention are one launch.
+pub(crate) fn fuses_rope_attention(
+    backend: &KernelBackend,
+    qk: &QkNormRopeArgs<'_>,
+    rows: &AttentionMetadata<'_>,
+    layout: &KvLayout,
+) -> bool {
+    rows.len() <= ROPE_ATTENTION_ROWS && RopeAttention::supports(backend, qk, rows, layout)
+}
+
+/// How shared experts, which every token goes to, are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SharedExpertPlan {
+    /// As routed experts of weight 1, in the launches of the routed ones.
+    Fused,
+    /// As an MLP on the secondary stream while routed experts are computed.
+    SecondaryStream,
+    /// As an MLP after the routed experts.
+    Separate,
+}
+
+impl SharedExpertPlan {
+    /// The plan for `tokens` tokens. `fusable`: shared experts are packed with the routed ones. `separate`: weight
+    /// types of the separate MLPs. `exchanges`: tokens are exchanged with other ranks between routing and the sum; with an exchange
+    /// the secondary stream makes a step 6 % slower (two H200, DP attention with EP).
+    ///
+    /// A secondary stream costs two gaps between launches. For few rows, weights in 16 bits are prefetched while the launches before
+    /// end, which is as fast; weights in fp8 are not.
+    pub(crate) fn new(
+        on_gpu: bool,
+        tokens: usize,
+        fusable: bool,
+        separate: impl IntoIterator<Item = DType>,
+        exchanges: bool,
+    ) -> Self {
+        let few = tokens <= FUSED_SHARED_EXPERT_TOKENS;
+        if fusable && (few || !on_gpu) {
+            return Self::Fused;
+        }
+        let overlaps = |dtype| on_gpu && (!few || dtype == DType::F8E4M3);
+        if !exchanges && separate.into_iter().all(overlaps) {
+            Self::SecondaryStream
+        } else {
+            Self::Separate
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use SharedExpertPlan::{Fused, SecondaryStream, Separate};
+
+    #[test]
+    fn shared_experts_are_fused_for_few_tokens() {
+        let plan = |tokens| SharedExpertPlan::new(true, tokens, true, [DType::BF16], false);
+        assert_eq!([1, 16, 17, 4096].map(plan), [Fused, Fused, SecondaryStream, SecondaryStream]);
+        let on_cpu = |tokens| SharedExpertPlan::new(false, tokens, true, [DType::BF16], false);
+        assert_eq!([1, 4096].map(on_cpu), [Fused, Fused]);
+    }
+
+    #[test]
+    fn separate_shared_experts_overlap_unless_16_bit_and_few() {
+        let plan = |tokens, dtype, exchanges| {
+            SharedExpertPlan::new(true, tokens, false, [dtype], exchanges)
+        };
+        assert_eq!(plan(16, DType::BF16, false), Separate);
+        assert_eq!(plan(16, DType::F8E4M3, false), SecondaryStream);
+        assert_eq!(plan(17, DType::BF16, false), SecondaryStream);
+        assert_eq!(plan(17, DType::BF16, true), Separate);
+        let on_cpu = SharedExpertPlan::new(false, 17, false, [DType::BF16], false);
+        assert_eq!(on_cpu, Separate);
+    }
+}
