@@ -7,7 +7,7 @@ use crate::model_context::ModelContext;
 use crate::step_launch::{DeviceState, StepLaunch};
 use models::{
     AuxHiddenStates, DraftPassOutput, Eagle3Model, ExpertExchange, ForwardContext, ForwardError,
-    Model,
+    Model, MtpModel,
 };
 use ops::{BatchView, DraftBuffers, KvPool, MatMut, MatRef, Tensor, VocabShard};
 
@@ -95,9 +95,8 @@ impl DeviceState {
             DraftProposer::Eagle3((eagle, model), _) => {
                 eagle.write_kv_only(&f, (model, &ids), &before)?;
             }
-            DraftProposer::Mtp(model, _) | DraftProposer::DraftModel(model, _) => {
-                model.mtp_write_kv(&f, &ids, &before)?;
-            }
+            DraftProposer::Mtp((Some(mtp), _), _) => mtp.write_kv_only(&f, &ids, &before)?,
+            DraftProposer::Mtp((None, _), _) | DraftProposer::DraftModel(..) => {}
         }
         drop((batch, ids));
         Ok(made.store_states(ops, (buffers, seats), (states, rows))?)
@@ -132,8 +131,8 @@ fn argmax_drafts(
 /// Who drafts, and what it keeps of each token.
 #[derive(Clone, Copy)]
 enum DraftProposer<'a> {
-    /// The model's own layer, in the model's pool.
-    Mtp(&'a dyn Model, &'a KvPool),
+    /// The model's MTP module, in the model's pool; `None`: it has none.
+    Mtp((Option<&'a dyn MtpModel>, &'a dyn Model), &'a KvPool),
     /// Another model, in a pool of its own.
     DraftModel(&'a dyn Model, &'a KvPool),
     /// A layer that begins with hidden states of the model, in a pool of its own.
@@ -147,7 +146,7 @@ impl<'a> DraftProposer<'a> {
             (Some(DraftModel::Eagle3(eagle)), Some(kv)) => {
                 Self::Eagle3((eagle, engine.model.as_ref()), kv)
             }
-            _ => Self::Mtp(engine.model.as_ref(), kv),
+            _ => Self::Mtp((engine.mtp.as_deref(), engine.model.as_ref()), kv),
         }
     }
 
@@ -164,13 +163,14 @@ impl<'a> DraftProposer<'a> {
         before: Option<Tensor>,
     ) -> Result<DraftPassOutput, ForwardError> {
         let hidden = match (self, before) {
-            (Self::Mtp(model, _), Some(before)) => model.mtp_forward(f, ids, &before)?,
+            (Self::Mtp((Some(mtp), _), _), Some(before)) => mtp.forward(f, ids, &before)?,
             (Self::Eagle3((eagle, model), _), Some(before)) => {
                 return eagle.draft(f, (model, ids), before);
             }
-            (Self::Mtp(model, _) | Self::DraftModel(model, _) | Self::Eagle3((_, model), _), _) => {
-                model.forward(f, ids)?
-            }
+            (
+                Self::Mtp((_, model), _) | Self::DraftModel(model, _) | Self::Eagle3((_, model), _),
+                _,
+            ) => model.forward(f, ids)?,
         };
         Ok(DraftPassOutput { hidden, next_hidden: None })
     }
@@ -178,7 +178,7 @@ impl<'a> DraftProposer<'a> {
     /// This rank's logits f32 `[n, V of this rank]` of `hidden [n, H]`.
     fn shard_logits(self, f: &ForwardContext<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError> {
         match self {
-            Self::Mtp(model, _) | Self::DraftModel(model, _) => model.shard_logits(f, hidden),
+            Self::Mtp((_, model), _) | Self::DraftModel(model, _) => model.shard_logits(f, hidden),
             Self::Eagle3((eagle, _), _) => eagle.shard_logits(f, hidden),
         }
     }

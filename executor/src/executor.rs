@@ -16,7 +16,9 @@ use crate::{
     warm_up,
 };
 use models::sharding::{ParallelRanks, UnevenSplit};
-use models::{ModelLoadError, ModelLoadOptions, kv_layout, kv_spec, load_eagle3, load_model};
+use models::{
+    LoadedModel, ModelLoadError, ModelLoadOptions, kv_layout, kv_spec, load_eagle3, load_model,
+};
 use ops::{DType, Ops, RowBounds, StepShape};
 use protocol::{
     Batch, ExecutorReady, ExecutorSettings, ExpertPlacement, KvSpec, SpeculativeConfig,
@@ -92,7 +94,7 @@ impl Executor {
             digest: WeightsDigest::default(),
         };
         let target = &config.model;
-        let model =
+        let LoadedModel { model, mtp } =
             loading.load(placement, |options| load_model(&settings.model_dir, target, options))?;
         let digest = std::mem::take(&mut loading.digest);
         let draft = config.draft.as_ref().zip(settings.draft_model_dir.as_deref());
@@ -101,7 +103,8 @@ impl Executor {
                 Some(_) => {
                     load_eagle3(dir, (draft, target), options).map(Box::new).map(DraftModel::Eagle3)
                 }
-                None => load_model(dir, draft, options).map(DraftModel::Standalone),
+                None => load_model(dir, draft, options)
+                    .map(|loaded| DraftModel::Standalone(loaded.model)),
             })
         });
         let draft = draft.transpose()?;
@@ -119,6 +122,7 @@ impl Executor {
         let engine = ModelContext {
             ops,
             model,
+            mtp,
             draft,
             tp,
             dp,

@@ -4,7 +4,7 @@ use crate::clock::ns;
 use crate::draft_proposer::DraftModel;
 use crate::expert_load_report::ExpertLoadReporter;
 use collectives::{CollectiveOp, CollectiveTime, ParallelGroup};
-use models::{ExpertExchange, ExpertLoad, ForwardContext, Model};
+use models::{ExpertExchange, ExpertLoad, ForwardContext, Model, MtpModel};
 use ops::{BatchView, KvPool, Ops, VocabParallelSupport, VocabShard};
 use protocol::CollectiveTiming;
 
@@ -12,6 +12,8 @@ use protocol::CollectiveTiming;
 pub(crate) struct ModelContext {
     pub(crate) ops: Ops,
     pub(crate) model: Box<dyn Model>,
+    /// Its MTP module, if it drafts with one.
+    pub(crate) mtp: Option<Box<dyn MtpModel>>,
     /// Who drafts for it, if something of its own does.
     pub(crate) draft: Option<DraftModel>,
     pub(crate) tp: ParallelGroup,

@@ -7,7 +7,8 @@
 
 use crate::config::MlaConfig;
 use crate::layers::{
-    DecoderLayer, DecoderModel, FeedForward, MlaAttention, ResidualStream, RmsNorm, RotaryEmbedding,
+    DecoderLayer, DecoderModel, FeedForward, MlaAttentionLayer, ResidualStream, RmsNormLayer,
+    RotaryEmbedding,
 };
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
@@ -18,15 +19,13 @@ pub(crate) type DeepseekModel = DecoderModel<DeepseekLayer>;
 /// One layer.
 #[derive(Debug)]
 pub(crate) struct DeepseekLayer {
-    attn_norm: RmsNorm,
-    attn: MlaAttention,
-    mlp_norm: RmsNorm,
+    attn_norm: RmsNormLayer,
+    attn: MlaAttentionLayer,
+    mlp_norm: RmsNormLayer,
     mlp: FeedForward,
 }
 
 impl DecoderLayer for DeepseekLayer {
-    fn prefetch_next(&mut self, _: &Self) {}
-
     /// `x += attn(norm(x)); x += mlp(norm(x))`
     fn forward(
         &self,
@@ -57,9 +56,9 @@ impl DecoderLayer for DeepseekLayer {
             return Err(ModelLoadError::Table { tensor: "self_attn".to_owned(), what });
         };
         Ok(Self {
-            attn_norm: RmsNorm::load(&w.at("input_layernorm"), config.rms_eps)?,
-            attn: MlaAttention::load(config, latent, &w.at("self_attn"), rope, i)?,
-            mlp_norm: RmsNorm::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
+            attn_norm: RmsNormLayer::load(&w.at("input_layernorm"), config.rms_eps)?,
+            attn: MlaAttentionLayer::load(config, latent, &w.at("self_attn"), rope, i)?,
+            mlp_norm: RmsNormLayer::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
             mlp: FeedForward::load(config, &w.at("mlp"), i)?,
         })
     }

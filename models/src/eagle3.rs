@@ -6,7 +6,7 @@
 
 use crate::config::Eagle3Config;
 use crate::layers::{
-    GatedMlp, GqaHeads, LmHead, PROJECTIONS, ResidualStream, RmsNorm, RotaryEmbedding,
+    GatedMlp, GqaHeads, LmHead, PROJECTIONS, ResidualStream, RmsNormLayer, RotaryEmbedding,
     VocabParallelEmbedding,
 };
 use crate::weight_table::{DRAFT_TO_TARGET, EAGLE_EMBEDDING, HEAD, MIDLAYER};
@@ -19,19 +19,19 @@ use std::cell::RefCell;
 pub struct Eagle3Model {
     /// What enters these layers of the model is joined; of as many channels as the model has.
     aux_layers: [usize; 3],
-    aux_norms: Vec<RmsNorm>,
+    aux_norms: Vec<RmsNormLayer>,
     /// The columns of `fc` that meet each of them.
     fc: Vec<PackedLinear>,
     /// Else the model's.
     embed: Option<VocabParallelEmbedding>,
-    embedding_norm: RmsNorm,
-    hidden_norm: RmsNorm,
+    embedding_norm: RmsNormLayer,
+    hidden_norm: RmsNormLayer,
     /// The columns that meet the embedding, and those that meet the state.
     qkv: Vec<PackedLinear>,
     heads: GqaHeads,
-    mlp_norm: RmsNorm,
+    mlp_norm: RmsNormLayer,
     mlp: GatedMlp,
-    norm: RmsNorm,
+    norm: RmsNormLayer,
     lm_head: LmHead,
     /// Its ids whose logits this rank makes.
     vocab_shard: VocabShard,
@@ -66,7 +66,7 @@ impl Eagle3Model {
         let Some(shape) = config.eagle else {
             return Err(ModelLoadError::Table { tensor: "fc".to_owned(), what: "has no sizes" });
         };
-        let norm = |w: &Weights<'_>| RmsNorm::load(w, config.rms_eps);
+        let norm = |w: &Weights<'_>| RmsNormLayer::load(w, config.rms_eps);
         let state_norm = |i: usize| norm(&w.at(format_args!("fc_norm.{i}")));
         let state_norms = if shape.aux_norms { 0..3 } else { 0..0 };
         let rope = RotaryEmbedding::load(config, w)?;

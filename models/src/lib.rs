@@ -32,6 +32,7 @@ pub use expert_placement::{PlacementError, check_placement};
 pub use load::{ModelLoadOptions, WeightsFormat, load_eagle3, load_model};
 pub use manifest::manifest;
 pub use model::{
-    ExpertExchange, ForwardContext, ForwardError, ForwardProbe, Model, kv_layout, kv_spec,
+    ExpertExchange, ForwardContext, ForwardError, ForwardProbe, LoadedModel, Model, MtpModel,
+    kv_layout, kv_spec,
 };
 pub use weights::{ProgressFn, Weights, check_split, tensor_locations};

@@ -4,7 +4,8 @@
 //! Goldens: `tests/data/golden/llama-*`. Shapes: T tokens, H hidden.
 
 use crate::layers::{
-    DecoderLayer, DecoderModel, GatedMlp, GqaAttention, ResidualStream, RmsNorm, RotaryEmbedding,
+    DecoderLayer, DecoderModel, GatedMlp, GqaAttention, ResidualStream, RmsNormLayer,
+    RotaryEmbedding,
 };
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
@@ -15,17 +16,13 @@ pub(crate) type LlamaModel = DecoderModel<LlamaLayer>;
 /// One layer.
 #[derive(Debug)]
 pub(crate) struct LlamaLayer {
-    attn_norm: RmsNorm,
+    attn_norm: RmsNormLayer,
     attn: GqaAttention,
-    mlp_norm: RmsNorm,
+    mlp_norm: RmsNormLayer,
     mlp: GatedMlp,
 }
 
 impl DecoderLayer for LlamaLayer {
-    fn prefetch_next(&mut self, next: &Self) {
-        self.mlp.prefetch_next(&next.attn);
-    }
-
     /// `x += attn(norm(x)); x += mlp(norm(x))`
     fn forward(
         &self,
@@ -43,13 +40,12 @@ impl DecoderLayer for LlamaLayer {
         rope: &RotaryEmbedding,
         i: usize,
     ) -> Result<Self, ModelLoadError> {
-        let mut attn = GqaAttention::load(config, &w.at("self_attn"), None, rope, i)?;
+        let attn = GqaAttention::load(config, &w.at("self_attn"), None, rope, i)?;
         let mlp = GatedMlp::load(&w.at("mlp"), config.mlp_bias)?;
-        attn.prefetch_next(&mlp);
         Ok(Self {
-            attn_norm: RmsNorm::load(&w.at("input_layernorm"), config.rms_eps)?,
+            attn_norm: RmsNormLayer::load(&w.at("input_layernorm"), config.rms_eps)?,
             attn,
-            mlp_norm: RmsNorm::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
+            mlp_norm: RmsNormLayer::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
             mlp,
         })
     }

@@ -10,7 +10,7 @@ use crate::qwen3_moe::Qwen3MoeModel;
 use crate::sharding::ParallelRanks;
 use crate::weight_table::tensors;
 use crate::weights::{LoadObserver, WeightSource, check_split};
-use crate::{Eagle3Model, Model, ModelConfig, ModelLoadError, Weights};
+use crate::{Eagle3Model, LoadedModel, ModelConfig, ModelLoadError, Weights};
 use ops::{DType, Ops};
 use protocol::{ExpertPlacement, WeightsDigest};
 use std::path::Path;
@@ -66,7 +66,7 @@ pub fn load_model(
     dir: &Path,
     config: &ModelConfig,
     options: ModelLoadOptions<'_>,
-) -> Result<Box<dyn Model>, ModelLoadError> {
+) -> Result<LoadedModel, ModelLoadError> {
     if config.mla.is_some() {
         let refused =
             |error| ModelLoadError::Device { tensor: "model.layers.*.self_attn".to_owned(), error };
@@ -75,21 +75,21 @@ pub fn load_model(
     let progress = options.progress;
     let progress = &mut |done, total| progress(done, total);
     let w = weights(dir, config, ModelLoadOptions { progress, ..options })?;
-    let model: Box<dyn Model> = match config.architecture {
-        ModelArchitecture::Llama => Box::new(LlamaModel::load(config, &w)?),
-        ModelArchitecture::Mistral => Box::new(MistralModel::load(config, &w)?),
-        ModelArchitecture::Qwen2 => Box::new(Qwen2Model::load(config, &w)?),
-        ModelArchitecture::Qwen3 => Box::new(Qwen3Model::load(config, &w)?),
-        ModelArchitecture::Qwen3Moe => Box::new(Qwen3MoeModel::load(config, &w)?),
+    let loaded = match config.architecture {
+        ModelArchitecture::Llama => LlamaModel::load(config, &w)?,
+        ModelArchitecture::Mistral => MistralModel::load(config, &w)?,
+        ModelArchitecture::Qwen2 => Qwen2Model::load(config, &w)?,
+        ModelArchitecture::Qwen3 => Qwen3Model::load(config, &w)?,
+        ModelArchitecture::Qwen3Moe => Qwen3MoeModel::load(config, &w)?,
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => {
-            Box::new(DeepseekModel::load(config, &w)?)
+            DeepseekModel::load(config, &w)?
         }
         ModelArchitecture::LlamaEagle3 => {
             return Err(ModelLoadError::DraftModelOnly { dir: dir.to_owned() });
         }
     };
     w.finish()?;
-    Ok(model)
+    Ok(loaded)
 }
 
 /// The same of a checkpoint that drafts for the model `target`.

@@ -2,7 +2,7 @@
 
 use crate::config::MlaConfig;
 use crate::sharding::{ParallelRanks, UnevenSplit};
-use crate::{AuxHiddenStates, ExpertLoad, ModelConfig, ModelLoadError, Weights};
+use crate::{AuxHiddenStates, ExpertLoad, ModelConfig};
 use collectives::{CollectiveError, ParallelGroup};
 use ops::{
     BatchView, DType, ExpertRouting, KvLayout, KvOrder, KvPool, MlaKvLayout, OpError, Ops,
@@ -76,40 +76,50 @@ pub enum ForwardError {
     /// Another rank.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
-    /// Whoever loaded the model did not ask for its draft layer, or it has none.
-    #[error("no draft layer was loaded")]
-    NoMtpModule,
 }
 
-/// One architecture with its weights.
-pub trait Model: Send {
-    /// Takes its weights by name.
-    fn load(config: &ModelConfig, w: &Weights<'_>) -> Result<Self, ModelLoadError>
-    where
-        Self: Sized;
+/// A model, and what drafts for it out of the same checkpoint.
+pub struct LoadedModel {
+    /// The model.
+    pub model: Box<dyn Model>,
+    /// Its MTP module, if the configuration asks for it.
+    pub mtp: Option<Box<dyn MtpModel>>,
+}
 
-    /// Token ids `[T]` to the hidden states `[n, H]` after the final norm: of the `n` tokens asked for, or of all.
-    fn forward(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
+impl fmt::Debug for LoadedModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LoadedModel(MTP module: {})", self.mtp.is_some())
+    }
+}
 
-    /// Token ids `[T]` to the embeddings `[T, H]` that the first layer begins with.
-    fn embed(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
-
-    /// Token ids `[T]`, none at position 0, and the hidden states `[T, H]` of the tokens before them, to the hidden states `[T, H]`
-    /// behind the draft layer. Their logits are of the tokens behind.
-    fn mtp_forward(
+/// An MTP (NextN) module: drafts the token after the next one. Logits are made by the model's head.
+pub trait MtpModel: Send {
+    /// Token ids `[T]`, none at position 0, and the hidden states `before [T, H]` of the tokens before them, to the hidden states
+    /// `[T, H]` after the module. Their logits are those of the tokens that follow.
+    fn forward(
         &self,
         f: &ForwardContext<'_>,
         ids: &Tensor,
         before: &Tensor,
     ) -> Result<Tensor, ForwardError>;
 
-    /// Of the same keeps what later drafts attend to, and computes no more. What it is given at position 0 is never seen.
-    fn mtp_write_kv(
+    /// Writes keys and values of these tokens for later draft tokens, and computes no more. What is written for position 0 is
+    /// never read.
+    fn write_kv_only(
         &self,
         f: &ForwardContext<'_>,
         ids: &Tensor,
         before: &Tensor,
     ) -> Result<(), ForwardError>;
+}
+
+/// One architecture with its weights.
+pub trait Model: Send {
+    /// Token ids `[T]` to the hidden states `[n, H]` after the final norm: of the `n` tokens asked for, or of all.
+    fn forward(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
+
+    /// Token ids `[T]` to the embeddings `[T, H]` that the first layer begins with.
+    fn embed(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
 
     /// Logits, f32 `[n, V]`, of `hidden [n, H]`: every rank gets those of all.
     fn logits(&self, f: &ForwardContext<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError>;

@@ -4,7 +4,7 @@
 //! Goldens: `tests/data/golden/qwen3-*`. Shapes: T tokens, H hidden.
 
 use crate::layers::{
-    DecoderLayer, DecoderModel, GatedMlp, GqaAttention, QkNorm, ResidualStream, RmsNorm,
+    DecoderLayer, DecoderModel, GatedMlp, GqaAttention, QkNorm, ResidualStream, RmsNormLayer,
     RotaryEmbedding,
 };
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
@@ -16,17 +16,13 @@ pub(crate) type Qwen3Model = DecoderModel<Qwen3Layer>;
 /// One layer.
 #[derive(Debug)]
 pub(crate) struct Qwen3Layer {
-    attn_norm: RmsNorm,
+    attn_norm: RmsNormLayer,
     attn: GqaAttention,
-    mlp_norm: RmsNorm,
+    mlp_norm: RmsNormLayer,
     mlp: GatedMlp,
 }
 
 impl DecoderLayer for Qwen3Layer {
-    fn prefetch_next(&mut self, next: &Self) {
-        self.mlp.prefetch_next(&next.attn);
-    }
-
     /// `x += attn(norm(x)); x += mlp(norm(x))`
     fn forward(
         &self,
@@ -44,13 +40,12 @@ impl DecoderLayer for Qwen3Layer {
         rope: &RotaryEmbedding,
         i: usize,
     ) -> Result<Self, ModelLoadError> {
-        let mut attn = attention(config, &w.at("self_attn"), rope, i)?;
+        let attn = attention(config, &w.at("self_attn"), rope, i)?;
         let mlp = GatedMlp::load(&w.at("mlp"), false)?;
-        attn.prefetch_next(&mlp);
         Ok(Self {
-            attn_norm: RmsNorm::load(&w.at("input_layernorm"), config.rms_eps)?,
+            attn_norm: RmsNormLayer::load(&w.at("input_layernorm"), config.rms_eps)?,
             attn,
-            mlp_norm: RmsNorm::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
+            mlp_norm: RmsNormLayer::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
             mlp,
         })
     }

@@ -5,7 +5,8 @@
 //! Shapes: T tokens, H hidden.
 
 use crate::layers::{
-    DecoderLayer, DecoderModel, FeedForward, GqaAttention, ResidualStream, RmsNorm, RotaryEmbedding,
+    DecoderLayer, DecoderModel, FeedForward, GqaAttention, ResidualStream, RmsNormLayer,
+    RotaryEmbedding,
 };
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights, qwen3};
 use ops::Tensor;
@@ -16,19 +17,13 @@ pub(crate) type Qwen3MoeModel = DecoderModel<Qwen3MoeLayer>;
 /// One layer.
 #[derive(Debug)]
 pub(crate) struct Qwen3MoeLayer {
-    attn_norm: RmsNorm,
+    attn_norm: RmsNormLayer,
     attn: GqaAttention,
-    mlp_norm: RmsNorm,
+    mlp_norm: RmsNormLayer,
     mlp: FeedForward,
 }
 
 impl DecoderLayer for Qwen3MoeLayer {
-    fn prefetch_next(&mut self, next: &Self) {
-        if let FeedForward::Dense(mlp) = &mut self.mlp {
-            mlp.prefetch_next(&next.attn);
-        }
-    }
-
     /// `x += attn(norm(x)); x += mlp(norm(x))`
     fn forward(
         &self,
@@ -46,15 +41,12 @@ impl DecoderLayer for Qwen3MoeLayer {
         rope: &RotaryEmbedding,
         i: usize,
     ) -> Result<Self, ModelLoadError> {
-        let mut attn = qwen3::attention(config, &w.at("self_attn"), rope, i)?;
+        let attn = qwen3::attention(config, &w.at("self_attn"), rope, i)?;
         let mlp = FeedForward::load(config, &w.at("mlp"), i)?;
-        if let FeedForward::Dense(mlp) = &mlp {
-            attn.prefetch_next(mlp);
-        }
         Ok(Self {
-            attn_norm: RmsNorm::load(&w.at("input_layernorm"), config.rms_eps)?,
+            attn_norm: RmsNormLayer::load(&w.at("input_layernorm"), config.rms_eps)?,
             attn,
-            mlp_norm: RmsNorm::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
+            mlp_norm: RmsNormLayer::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
             mlp,
         })
     }

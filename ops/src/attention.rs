@@ -71,6 +71,7 @@ impl Ops {
         kv: &KvPool,
         batch: &BatchView,
     ) -> Result<Tensor, OpError> {
+        self.launch_order.interrupt();
         let args = qk_rope(qkv, weights, shape, batch)?;
         let (rows, layout) = (batch.attention_metadata()?, kv.head_layout("rope_attention")?);
         if !fuses_rope_attention(&self.device, &args, &rows, layout) {
@@ -104,6 +105,7 @@ impl Ops {
         kv: &KvPool,
         batch: &BatchView,
     ) -> Result<Tensor, OpError> {
+        self.launch_order.interrupt();
         let layout = kv.head_layout("qk_norm_rope_kv_write")?;
         let mut q = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * layout.head_dim])?;
         let args = qk_rope(qkv, weights, shape, batch)?;

@@ -13,6 +13,7 @@ use kernels::{
 
 use crate::arena::{BufferArena, TensorStorage};
 use crate::error::check_size;
+use crate::prefetch::LaunchOrder;
 use crate::weights::EmbeddingStorage;
 use crate::{EmbeddingTable, OpError, PackedLinear, Tensor};
 
@@ -26,6 +27,8 @@ pub struct Ops {
     pub(crate) arena: Arc<BufferArena>,
     /// Of results that are made aside: what the other arena has got back is in use again before a second stream is done with it.
     pub(crate) secondary_arena: Arc<BufferArena>,
+    /// Of linear layers: what is prefetched.
+    pub(crate) launch_order: LaunchOrder,
     pub(crate) dtype: DType,
 }
 
@@ -44,8 +47,14 @@ impl Ops {
         if !device.supports_dtype(dtype) {
             return Err(OpError::Activations { device: device.name(), dtype });
         }
-        let (stream, arena, side_arena) = Default::default();
-        Ok(Self { device, stream, arena, secondary_arena: side_arena, dtype })
+        Ok(Self {
+            device,
+            stream: DeviceStream::default(),
+            arena: Arc::default(),
+            secondary_arena: Arc::default(),
+            launch_order: LaunchOrder::default(),
+            dtype,
+        })
     }
 
     /// Type of activations and of the residual stream.
@@ -166,11 +175,12 @@ impl Ops {
             }
             None => None,
         };
-        Ok(PackedLinear { weight, bias, prefetch: None })
+        Ok(PackedLinear::new(weight, bias))
     }
 
     /// `y[t] = table[ids[t]]`; zeros for ids outside this rank's part. `ids` i32 `[T]`, `y [T, H]`.
     pub fn embed(&self, table: &EmbeddingTable, ids: &Tensor) -> Result<Tensor, OpError> {
+        self.launch_order.interrupt();
         let mut y = self.scratch(self.dtype, &[ids.len(), table.hidden()])?;
         let (s, out, first) = (&self.stream, y.mat_mut()?, table.first);
         match &table.table {
@@ -226,6 +236,11 @@ impl Ops {
     }
 
     fn linear_as(&self, x: &Tensor, w: &PackedLinear, dtype: DType) -> Result<Tensor, OpError> {
+        if dtype == x.dtype() {
+            self.launch_order.launch(w, false);
+        } else {
+            self.launch_order.interrupt();
+        }
         check_size("linear", "inputs", x.cols(), w.inputs())?;
         let mut y = self.scratch(dtype, &[x.rows(), w.outputs()])?;
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;

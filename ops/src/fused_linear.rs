@@ -5,6 +5,7 @@
 use kernels::{FusedLinear, LinearFusion, LinearPrologue, PrologueLinear};
 
 use crate::launch_plan::LinearPlan;
+use crate::prefetch::NextWeights;
 use crate::{OpError, Ops, PackedLinear, Tensor};
 
 /// A root-mean-square norm.
@@ -91,8 +92,9 @@ impl Ops {
             return self.linear(h, w).map(Some);
         }
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
-        let fusion =
-            LinearFusion { bias, add: true, prefetch: w.prefetch(), ..LinearFusion::default() };
+        let next = self.launch_order.launch(w, false);
+        let prefetch = next.as_ref().map(NextWeights::hint);
+        let fusion = LinearFusion { bias, add: true, prefetch, ..LinearFusion::default() };
         let op = FusedLinear { y: x.mat_mut()?, x: h.mat()?, weight: &w.weight, fusion: &fusion };
         self.device.launch(&self.stream, op)?;
         Ok(None)
@@ -196,6 +198,7 @@ impl Ops {
         before: LinearPrologue<'_>,
         w: &PackedLinear,
     ) -> Result<Tensor, OpError> {
+        self.launch_order.launch(w, false);
         let mut y = self.scratch(self.dtype(), &[before.rows(), w.outputs()])?;
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
         self.device.launch(
@@ -214,7 +217,9 @@ impl Ops {
     ) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), &[x.rows(), outputs])?;
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
-        let around = LinearFusion { bias, prefetch: w.prefetch(), ..around };
+        let next = self.launch_order.launch(w, around.silu_mul);
+        let prefetch = next.as_ref().map(NextWeights::hint);
+        let around = LinearFusion { bias, prefetch, ..around };
         let (s, out) = (&self.stream, y.mat_mut()?);
         self.device
             .launch(s, FusedLinear { y: out, x: x.mat()?, weight: &w.weight, fusion: &around })?;

@@ -19,6 +19,7 @@ mod launch_plan;
 mod mla;
 mod moe;
 mod moe_dispatch;
+mod prefetch;
 mod secondary_stream;
 mod sequence_slots;
 mod step_buffers;

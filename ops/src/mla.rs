@@ -96,6 +96,7 @@ impl Ops {
         (shape, first): (&AttentionShape, usize),
         (pool, batch): (&KvPool, &BatchView),
     ) -> Result<Tensor, OpError> {
+        self.launch_order.interrupt();
         let (layout, heads) = (pool.mla_layout("latent_attention")?, weights.heads);
         self.mla_kv_write(&mut q, kv, weights, (shape.heads, shape.layer), (pool, batch))?;
         let s = &self.stream;

@@ -77,7 +77,7 @@ impl PackedExperts {
     /// own, and there is no second copy.
     #[must_use]
     pub fn shared_linears(&self) -> Option<Vec<[PackedLinear; 2]>> {
-        let linear = |weight| PackedLinear { weight, bias: None, prefetch: None };
+        let linear = |weight| PackedLinear::new(weight, None);
         if let Some(apart) = &self.separate_shared {
             return Some(vec![apart.clone()]);
         }
@@ -215,6 +215,7 @@ impl Ops {
         experts: &PackedExperts,
         counting: Option<LayerLoadCounter<'_>>,
     ) -> Result<Tensor, OpError> {
+        self.launch_order.interrupt();
         let router =
             RouterLogits { logits: logits.mat()?, top_k: k, normalise: rule.normalise, shared };
         let held = experts.on_rank();
@@ -267,6 +268,7 @@ impl Ops {
         routing: &ExpertRouting,
         experts: &PackedExperts,
     ) -> Result<Tensor, OpError> {
+        self.launch_order.interrupt();
         let mut y = self.scratch(x.dtype(), x.shape())?;
         let routes =
             TopKRoutes { experts: routing.experts.mat()?, weights: routing.weights.mat()? };

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use device::DeviceStream;
 
+use crate::prefetch::LaunchOrder;
 use crate::{OpError, Ops};
 
 /// Launches beside those of the [`Ops`] that it comes from, where the device has room for two at once; else with them.
@@ -44,6 +45,7 @@ impl Ops {
             stream: stream.unwrap_or(self.stream),
             arena: Arc::clone(&self.secondary_arena),
             secondary_arena: Arc::clone(&self.secondary_arena),
+            launch_order: LaunchOrder::default(),
             dtype: self.dtype,
         };
         Ok(SecondaryStream { ops, stream })

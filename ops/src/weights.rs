@@ -1,11 +1,12 @@
 //! Weights as the device wants them, packed once at load.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use device::DType;
-use kernels::{PackedMatrix, PrefetchHint};
+use kernels::PackedMatrix;
 
 use crate::Tensor;
+use crate::prefetch::NextLinear;
 
 /// A linear layer `y = x Wᵀ + bias`, packed for the device.
 ///
@@ -16,20 +17,13 @@ pub struct PackedLinear {
     pub(crate) weight: Arc<PackedMatrix>,
     /// f32 `[N]`.
     pub(crate) bias: Option<Arc<Tensor>>,
-    /// The weights of the product that comes next, and whether it is a gated one.
-    pub(crate) prefetch: Option<(Arc<PackedMatrix>, bool)>,
+    /// The layer that is launched after this one.
+    pub(crate) next: Arc<OnceLock<NextLinear>>,
 }
 
 impl PackedLinear {
-    /// Tells that `next` is the product behind this one, gate and up in one if `gated`: the device may bring some of its
-    /// weights nearer meanwhile.
-    pub fn set_prefetch(&mut self, next: &Self, gated: bool) {
-        self.prefetch = Some((next.weight.clone(), gated));
-    }
-
-    pub(crate) fn prefetch(&self) -> Option<PrefetchHint<'_>> {
-        let (weight, silu_mul) = self.prefetch.as_ref()?;
-        Some(PrefetchHint { weight, silu_mul: *silu_mul })
+    pub(crate) fn new(weight: Arc<PackedMatrix>, bias: Option<Arc<Tensor>>) -> Self {
+        Self { weight, bias, next: Arc::default() }
     }
 
     /// Outputs.

@@ -19,8 +19,8 @@ use kernels::gpu::GpuBackend;
 use models::sharding::{ParallelRank, ParallelRanks};
 use models::synth::{self, SynthDType, SynthOptions};
 use models::{
-    ExpertExchange, ForwardContext, ForwardProbe, Model, ModelConfig, ModelLoadOptions,
-    WeightsFormat, load_model,
+    ExpertExchange, ForwardContext, ForwardProbe, LoadedModel, Model, ModelConfig,
+    ModelLoadOptions, MtpModel, WeightsFormat, load_model,
 };
 use ops::{BatchInputs, BatchView, DType, ExpertRouting, KvPool, OpError, Ops, Tensor};
 
@@ -65,6 +65,7 @@ pub(crate) struct ModelHarness<'a> {
     pub(crate) rank_context: &'a RankContext,
     pub(crate) ops: Ops,
     pub(crate) model: Box<dyn Model>,
+    pub(crate) mtp: Option<Box<dyn MtpModel>>,
     kv: KvPool,
     blocks_used: usize,
 }
@@ -314,7 +315,7 @@ impl<'a> ModelHarness<'a> {
             progress: &mut tell,
             digest: &mut protocol::WeightsDigest::default(),
         };
-        let model = load_model(dir, config, options).unwrap();
+        let LoadedModel { model, mtp } = load_model(dir, config, options).unwrap();
         let (done, total) = progress.into_inner();
         assert!(done == total && total > 0, "{done} of {total} bytes loaded");
         let (size, order) = ((BLOCKS, BLOCK_TOKENS), ops.device().kv_order());
@@ -323,7 +324,7 @@ impl<'a> ModelHarness<'a> {
         let bytes = layout.bytes_per_block() + config.boundary_state_channels() * kv_dtype.bytes();
         assert_eq!(spec.bytes_per_block(), bytes as u64);
         let kv = KvPool::new(&ops, layout).unwrap();
-        Self { rank_context: place, ops, model, kv, blocks_used: 0 }
+        Self { rank_context: place, ops, model, mtp, kv, blocks_used: 0 }
     }
 
     /// Logits of every token of every row, in order.
@@ -410,7 +411,7 @@ impl<'a> ModelHarness<'a> {
     /// The draft layer's logits behind a row's tokens, given the hidden states of the tokens before them.
     pub(crate) fn drafts(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Vec<Vec<f32>> {
         self.with(&[row], |f, ids| {
-            let hidden = self.model.mtp_forward(f, ids, &self.tensor(before)).unwrap();
+            let hidden = self.mtp.as_ref().unwrap().forward(f, ids, &self.tensor(before)).unwrap();
             self.model.logits(f, &hidden).unwrap()
         })
     }
@@ -424,7 +425,7 @@ impl<'a> ModelHarness<'a> {
         let probe = TraceProbe::default();
         let logits = self.with(&[row], |f, ids| {
             let f = ForwardContext { probe: Some(&probe), ..*f };
-            let hidden = self.model.mtp_forward(&f, ids, &self.tensor(before)).unwrap();
+            let hidden = self.mtp.as_ref().unwrap().forward(&f, ids, &self.tensor(before)).unwrap();
             self.model.logits(&f, &hidden).unwrap()
         });
         (logits, probe.routes.into_inner().concat())
@@ -434,7 +435,7 @@ impl<'a> ModelHarness<'a> {
     pub(crate) fn write_draft_kv(&self, row: &SequenceRow, before: &[Vec<f32>]) {
         self.with(&[row], |f, ids| {
             let before = self.tensor(before);
-            self.model.mtp_write_kv(f, ids, &before).unwrap();
+            self.mtp.as_ref().unwrap().write_kv_only(f, ids, &before).unwrap();
             before
         });
     }

@@ -309,7 +309,7 @@ fn reference_drafts(
             let logits = eagle.logits(&f, &made.hidden).unwrap();
             (made.next_hidden.unwrap(), logits)
         } else {
-            let made = model.mtp_forward(&f, &ids, &states).unwrap();
+            let made = engine.mtp.as_ref().unwrap().forward(&f, &ids, &states).unwrap();
             let logits = model.logits(&f, &made).unwrap();
             (made, logits)
         };

@@ -1,18 +1,22 @@
 //! What all decoders share: embedding, layers, final norm, head.
 
-use super::{LmHead, MtpModule, ResidualStream, RmsNorm, RotaryEmbedding, VocabParallelEmbedding};
-use crate::{ForwardContext, ForwardError, Model, ModelConfig, ModelLoadError, Weights};
+use std::sync::Arc;
+
+use super::{
+    LmHead, MtpModule, ResidualStream, RmsNormLayer, RotaryEmbedding, VocabParallelEmbedding,
+};
+use crate::{
+    ForwardContext, ForwardError, LoadedModel, Model, ModelConfig, ModelLoadError, Weights,
+};
 use ops::Tensor;
 
 /// A stack of layers of one architecture.
 #[derive(Debug)]
 pub(crate) struct DecoderModel<L> {
-    embed: VocabParallelEmbedding,
+    embed: Arc<VocabParallelEmbedding>,
     layers: Vec<L>,
-    norm: RmsNorm,
+    norm: RmsNormLayer,
     lm_head: LmHead,
-    /// If it is wanted.
-    mtp: Option<MtpModule<L>>,
 }
 
 /// One layer: what an architecture file defines.
@@ -24,9 +28,6 @@ pub(crate) trait DecoderLayer: Sized {
         rope: &RotaryEmbedding,
         i: usize,
     ) -> Result<Self, ModelLoadError>;
-
-    /// Tells that `next` is the layer behind this one: what reads its weights when.
-    fn prefetch_next(&mut self, next: &Self);
 
     /// Updates the residual stream `[T, H]`. With `asked`, i32 `[n]`, it is of those tokens alone behind the layer's attention.
     fn forward(
@@ -46,25 +47,30 @@ pub(crate) trait DecoderLayer: Sized {
     }
 }
 
-impl<L: DecoderLayer + Send> Model for DecoderModel<L> {
-    fn load(config: &ModelConfig, w: &Weights<'_>) -> Result<Self, ModelLoadError> {
+impl<L: DecoderLayer + Send + 'static> DecoderModel<L> {
+    /// Loads the decoder, and its MTP module if the configuration asks for it.
+    pub(crate) fn load(
+        config: &ModelConfig,
+        w: &Weights<'_>,
+    ) -> Result<LoadedModel, ModelLoadError> {
         let rope = RotaryEmbedding::load(config, w)?;
         let body = w.at("model");
         let (embed, lm_head) = LmHead::load_with_embedding(config, w)?;
+        let embed = Arc::new(embed);
         let layer = |i| L::load(config, &body.at(format_args!("layers.{i}")), &rope, i);
-        let mut layers = (0..config.layers).map(layer).collect::<Result<Vec<L>, _>>()?;
-        for i in 1..layers.len() {
-            let (before, behind) = layers.split_at_mut(i);
-            before[i - 1].prefetch_next(&behind[0]);
-        }
-        let norm = RmsNorm::load(&body.at("norm"), config.rms_eps)?;
-        let behind = config.layers;
-        let draft = |w: &Weights<'_>| MtpModule::load(config, w, &rope, behind);
-        let w = body.at(format_args!("layers.{behind}"));
-        let draft = config.load_mtp.then(|| draft(&w)).transpose()?;
-        Ok(Self { embed, layers, norm, lm_head, mtp: draft })
+        let layers = (0..config.layers).map(layer).collect::<Result<Vec<L>, _>>()?;
+        let norm = RmsNormLayer::load(&body.at("norm"), config.rms_eps)?;
+        let mtp = |i: usize| {
+            let w = body.at(format_args!("layers.{i}"));
+            MtpModule::<L>::load(config, &w, &rope, i, Arc::clone(&embed))
+        };
+        let mtp = config.load_mtp.then(|| mtp(config.layers)).transpose()?;
+        let model = Self { embed, layers, norm, lm_head };
+        Ok(LoadedModel { model: Box::new(model), mtp: mtp.map(|mtp| Box::new(mtp) as _) })
     }
+}
 
+impl<L: DecoderLayer + Send> Model for DecoderModel<L> {
     fn forward(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError> {
         let mut x = ResidualStream::new(self.embed.forward(f, ids)?); // [T, H]
         for (i, layer) in self.layers.iter().enumerate() {
@@ -79,26 +85,6 @@ impl<L: DecoderLayer + Send> Model for DecoderModel<L> {
 
     fn embed(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError> {
         self.embed.forward(f, ids)
-    }
-
-    fn mtp_forward(
-        &self,
-        f: &ForwardContext<'_>,
-        ids: &Tensor,
-        before: &Tensor,
-    ) -> Result<Tensor, ForwardError> {
-        let draft = self.mtp.as_ref().ok_or(ForwardError::NoMtpModule)?;
-        draft.forward(f, &self.embed.forward(f, ids)?, before)
-    }
-
-    fn mtp_write_kv(
-        &self,
-        f: &ForwardContext<'_>,
-        ids: &Tensor,
-        before: &Tensor,
-    ) -> Result<(), ForwardError> {
-        let draft = self.mtp.as_ref().ok_or(ForwardError::NoMtpModule)?;
-        draft.write_kv_only(f, &self.embed.forward(f, ids)?, before)
     }
 
     fn logits(&self, f: &ForwardContext<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError> {

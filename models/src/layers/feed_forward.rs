@@ -1,6 +1,6 @@
 //! What a layer of a family with experts has after its attention.
 
-use super::{GatedMlp, MoeMlp, ResidualStream, RmsNorm};
+use super::{GatedMlp, MoeMlp, ResidualStream, RmsNormLayer};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
@@ -29,7 +29,7 @@ impl FeedForward {
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        norm: &RmsNorm,
+        norm: &RmsNormLayer,
         asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         match self {

@@ -1,7 +1,7 @@
 //! Causal attention over the paged KV cache.
 
 use super::{
-    ColumnParallelLinear, GatedMlp, ResidualStream, RmsNorm, RotaryEmbedding, RowParallelLinear,
+    ColumnParallelLinear, ResidualStream, RmsNormLayer, RotaryEmbedding, RowParallelLinear,
 };
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::{AttentionShape, DType, QkRopeWeights, Tensor};
@@ -60,22 +60,12 @@ impl GqaAttention {
         Ok(Self { qkv, heads: GqaHeads::load(config, w, norm, rope, layer)? })
     }
 
-    /// What reads its weights first.
-    pub(crate) fn first_linear(&self) -> &ColumnParallelLinear {
-        &self.qkv
-    }
-
-    /// Tells what reads its weights behind those of the output projection.
-    pub(crate) fn prefetch_next(&mut self, mlp: &GatedMlp) {
-        self.heads.out.prefetch_next(mlp.first_linear(), true);
-    }
-
     /// With `asked`, i32 `[n]`, the stream is of those tokens alone from here on.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        norm: &RmsNorm,
+        norm: &RmsNormLayer,
         asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         let qkv = self.qkv.forward(f, x, norm)?; // [T, (N + 2 K) D]

@@ -1,6 +1,6 @@
 //! Linear layers split over the ranks of `f.tp`.
 
-use super::{ResidualStream, RmsNorm};
+use super::{ResidualStream, RmsNormLayer};
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
 use ops::{GatedActivation, PackedLinear, Tensor};
 
@@ -22,17 +22,12 @@ impl ColumnParallelLinear {
         Ok(Self(w.linear(names, bias)?))
     }
 
-    /// Tells that `next` reads its weights behind this one's.
-    pub(crate) fn prefetch_next(&mut self, next: &RowParallelLinear) {
-        self.0.set_prefetch(&next.0, false);
-    }
-
     /// `norm(x) Wᵀ + b`: the stream `[T, inputs]` to `[T, outputs of this rank]`.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        norm: &RmsNorm,
+        norm: &RmsNormLayer,
     ) -> Result<Tensor, ForwardError> {
         x.normed_linear(f, norm, &self.0)
     }
@@ -42,7 +37,7 @@ impl ColumnParallelLinear {
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        norm: &RmsNorm,
+        norm: &RmsNormLayer,
         down: &RowParallelLinear,
     ) -> Result<GatedActivation, ForwardError> {
         x.normed_gated(f, norm, &self.0, &down.0)
@@ -62,11 +57,6 @@ impl RowParallelLinear {
         factor: f32,
     ) -> Result<Self, ModelLoadError> {
         Ok(Self(w.linear_scaled(name, bias, factor)?))
-    }
-
-    /// Tells that `next`, gate and up in one if `gated`, reads its weights behind this one's.
-    pub(crate) fn prefetch_next(&mut self, next: &ColumnParallelLinear, gated: bool) {
-        self.0.set_prefetch(&next.0, gated);
     }
 
     /// `x += W h + b`: `h [T, inputs of this rank]`, the stream `[T, outputs]` is the same on all ranks.

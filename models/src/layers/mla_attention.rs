@@ -1,6 +1,6 @@
 //! Causal attention over one latent row per token (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-use super::{ResidualStream, RmsNorm, RotaryEmbedding, RowParallelLinear};
+use super::{ResidualStream, RmsNormLayer, RotaryEmbedding, RowParallelLinear};
 use crate::config::{MlaConfig, RopeScaling};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::{AttentionShape, MlaWeights, PackedLinear, PackedMlaHeads, Tensor};
@@ -8,10 +8,10 @@ use ops::{AttentionShape, MlaWeights, PackedLinear, PackedMlaHeads, Tensor};
 /// `x += o(softmax(q · kᵀ · scale) · v)` of the normed stream `h`. Every token keeps `[norm(c) | rope(k_pe)]` of `[c | k_pe] = kv_a h`;
 /// a head's key is `[W_k c | k_pe]`, its value `W_v c`. Ranks share the row and split the heads.
 #[derive(Debug)]
-pub(crate) struct MlaAttention {
+pub(crate) struct MlaAttentionLayer {
     query: QueryProjection,
     kv_a: PackedLinear,
-    kv_norm: RmsNorm,
+    kv_norm: RmsNormLayer,
     heads: PackedMlaHeads,
     rope: RotaryEmbedding,
     shape: AttentionShape,
@@ -26,10 +26,10 @@ enum QueryProjection {
     /// `W h`
     Direct(PackedLinear),
     /// `W_b norm(W_a h)`
-    LowRank { q_a_proj: PackedLinear, q_a_norm: RmsNorm, q_b_proj: PackedLinear },
+    LowRank { q_a_proj: PackedLinear, q_a_norm: RmsNormLayer, q_b_proj: PackedLinear },
 }
 
-impl MlaAttention {
+impl MlaAttentionLayer {
     /// `layer` is the layer of the KV pool.
     pub(crate) fn load(
         config: &ModelConfig,
@@ -44,14 +44,14 @@ impl MlaAttention {
             None => QueryProjection::Direct(w.linear(&["q_proj"], false)?),
             Some(_) => QueryProjection::LowRank {
                 q_a_proj: w.linear(&["q_a_proj"], false)?,
-                q_a_norm: RmsNorm::load(&w.at("q_a_layernorm"), config.rms_eps)?,
+                q_a_norm: RmsNormLayer::load(&w.at("q_a_layernorm"), config.rms_eps)?,
                 q_b_proj: w.linear(&["q_b_proj"], false)?,
             },
         };
         Ok(Self {
             query,
             kv_a: w.linear(&["kv_a_proj_with_mqa"], false)?,
-            kv_norm: RmsNorm::load(&w.at("kv_a_layernorm"), config.rms_eps)?,
+            kv_norm: RmsNormLayer::load(&w.at("kv_a_layernorm"), config.rms_eps)?,
             heads: w.mla_heads("kv_b_proj", (latent.qk_nope_head_dim, latent.v_head_dim))?,
             rope: rope.clone(),
             shape: AttentionShape { heads, layer, scale: softmax_scale(config) },
@@ -66,7 +66,7 @@ impl MlaAttention {
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        norm: &RmsNorm,
+        norm: &RmsNormLayer,
         asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         let h = x.normed(f, norm)?; // [T, H]
@@ -92,7 +92,7 @@ impl MlaAttention {
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        norm: &RmsNorm,
+        norm: &RmsNormLayer,
     ) -> Result<(), ForwardError> {
         let kv = f.ops.linear(&x.normed(f, norm)?, &self.kv_a)?; // [T, C + P]
         let pool = (f.kv, f.batch);

@@ -1,7 +1,7 @@
 //! A mixture of experts behind a router.
 
 use super::expert_exchange::expert_parallel_mlp;
-use super::{ResidualStream, RmsNorm};
+use super::{ResidualStream, RmsNormLayer};
 use crate::config::MoeConfig;
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
 use ops::{
@@ -56,7 +56,7 @@ impl MoeMlp {
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        norm: &RmsNorm,
+        norm: &RmsNormLayer,
         asked: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         let h = x.normed(f, norm)?; // [T, H]

@@ -1,19 +1,23 @@
-//! A layer behind the last one that predicts one token more (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+//! Multi-token prediction (MTP, NextN): a layer after the last one that drafts one more token (DeepSeek-V3, arXiv
+//! 2412.19437, section 2.2).
 
-use super::{DecoderLayer, ResidualStream, RmsNorm, RotaryEmbedding};
-use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
+use std::sync::Arc;
+
+use super::{DecoderLayer, ResidualStream, RmsNormLayer, RotaryEmbedding, VocabParallelEmbedding};
+use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, MtpModel, Weights};
 use ops::{PackedLinear, Tensor};
 
 /// `norm(layer(W [norm_e(e); norm_h(h)]))` of a token's embedding `e` and the hidden state `h` of the token before it, both
 /// `[T, H]`. The head makes of it the logits of the token behind.
 #[derive(Debug)]
 pub(crate) struct MtpModule<L> {
-    embedding_norm: RmsNorm,
-    hidden_norm: RmsNorm,
+    embed: Arc<VocabParallelEmbedding>,
+    embedding_norm: RmsNormLayer,
+    hidden_norm: RmsNormLayer,
     /// The columns of `W` that meet the embedding, and those that meet the hidden state.
     eh_proj: Vec<PackedLinear>,
     layer: L,
-    norm: RmsNorm,
+    norm: RmsNormLayer,
 }
 
 impl<L: DecoderLayer> MtpModule<L> {
@@ -23,36 +27,16 @@ impl<L: DecoderLayer> MtpModule<L> {
         w: &Weights<'_>,
         rope: &RotaryEmbedding,
         i: usize,
+        embed: Arc<VocabParallelEmbedding>,
     ) -> Result<Self, ModelLoadError> {
         Ok(Self {
-            embedding_norm: RmsNorm::load(&w.at("enorm"), config.rms_eps)?,
-            hidden_norm: RmsNorm::load(&w.at("hnorm"), config.rms_eps)?,
+            embed,
+            embedding_norm: RmsNormLayer::load(&w.at("enorm"), config.rms_eps)?,
+            hidden_norm: RmsNormLayer::load(&w.at("hnorm"), config.rms_eps)?,
             eh_proj: w.linear_stacked(&["eh_proj"], 2)?,
             layer: L::load(config, w, rope, i)?,
-            norm: RmsNorm::load(&w.at("shared_head.norm"), config.rms_eps)?,
+            norm: RmsNormLayer::load(&w.at("shared_head.norm"), config.rms_eps)?,
         })
-    }
-
-    /// Hidden states `[T, H]` for the head, and for the next token's draft.
-    pub(crate) fn forward(
-        &self,
-        f: &ForwardContext<'_>,
-        embedding: &Tensor,
-        before: &Tensor,
-    ) -> Result<Tensor, ForwardError> {
-        let mut x = self.project_inputs(f, embedding, before)?;
-        self.layer.forward(f, &mut x, None)?;
-        x.normed(f, &self.norm)
-    }
-
-    /// Keeps what drafts of later tokens attend to.
-    pub(crate) fn write_kv_only(
-        &self,
-        f: &ForwardContext<'_>,
-        embedding: &Tensor,
-        before: &Tensor,
-    ) -> Result<(), ForwardError> {
-        self.layer.write_kv_only(f, &mut self.project_inputs(f, embedding, before)?)
     }
 
     fn project_inputs(
@@ -61,11 +45,34 @@ impl<L: DecoderLayer> MtpModule<L> {
         embedding: &Tensor,
         before: &Tensor,
     ) -> Result<ResidualStream, ForwardError> {
-        let part = |x: &Tensor, norm: &RmsNorm, w: &PackedLinear| {
+        let part = |x: &Tensor, norm: &RmsNormLayer, w: &PackedLinear| {
             f.ops.linear(&f.ops.rms_norm(x, &norm.weight, norm.eps)?, w)
         };
         let embedding = part(embedding, &self.embedding_norm, &self.eh_proj[0])?;
         let hidden = part(before, &self.hidden_norm, &self.eh_proj[1])?;
         Ok(ResidualStream::new(f.ops.add(&embedding, &hidden)?))
+    }
+}
+
+impl<L: DecoderLayer + Send> MtpModel for MtpModule<L> {
+    fn forward(
+        &self,
+        f: &ForwardContext<'_>,
+        ids: &Tensor,
+        before: &Tensor,
+    ) -> Result<Tensor, ForwardError> {
+        let mut x = self.project_inputs(f, &self.embed.forward(f, ids)?, before)?;
+        self.layer.forward(f, &mut x, None)?;
+        x.normed(f, &self.norm)
+    }
+
+    fn write_kv_only(
+        &self,
+        f: &ForwardContext<'_>,
+        ids: &Tensor,
+        before: &Tensor,
+    ) -> Result<(), ForwardError> {
+        let mut x = self.project_inputs(f, &self.embed.forward(f, ids)?, before)?;
+        self.layer.write_kv_only(f, &mut x)
     }
 }

@@ -5,12 +5,12 @@ use ops::{NormWeight, Tensor};
 
 /// `w · cast(x / sqrt(mean(x²) + eps))`
 #[derive(Debug)]
-pub(crate) struct RmsNorm {
+pub(crate) struct RmsNormLayer {
     pub(crate) weight: Tensor, // [H]
     pub(crate) eps: f32,
 }
 
-impl RmsNorm {
+impl RmsNormLayer {
     pub(crate) fn load(w: &Weights<'_>, eps: f32) -> Result<Self, ModelLoadError> {
         Ok(Self { weight: w.vector("weight")?, eps })
     }

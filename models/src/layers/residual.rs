@@ -1,7 +1,7 @@
 //! The residual stream of a decoder: sums are left pending until the next norm, which adds and
 //! normalises in one pass; where the ranks have a way for it, their sum is part of that pass.
 
-use super::RmsNorm;
+use super::RmsNormLayer;
 use crate::{ForwardContext, ForwardError};
 use ops::{GatedActivation, PackedLinear, Tensor};
 
@@ -29,7 +29,7 @@ impl ResidualStream {
     pub(crate) fn normed(
         &mut self,
         f: &ForwardContext<'_>,
-        norm: &RmsNorm,
+        norm: &RmsNormLayer,
     ) -> Result<Tensor, ForwardError> {
         let (weight, eps) = (&norm.weight, norm.eps);
         let Some(PendingDelta { delta, partial }) = self.pending.take() else {
@@ -48,7 +48,7 @@ impl ResidualStream {
     pub(crate) fn normed_linear(
         &mut self,
         f: &ForwardContext<'_>,
-        norm: &RmsNorm,
+        norm: &RmsNormLayer,
         w: &PackedLinear,
     ) -> Result<Tensor, ForwardError> {
         let weight = norm.as_op();
@@ -67,7 +67,7 @@ impl ResidualStream {
     pub(crate) fn normed_gated(
         &mut self,
         f: &ForwardContext<'_>,
-        norm: &RmsNorm,
+        norm: &RmsNormLayer,
         gate_up: &PackedLinear,
         down: &PackedLinear,
     ) -> Result<GatedActivation, ForwardError> {
