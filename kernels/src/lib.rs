@@ -1,6 +1,6 @@
 //! Kernels: ops on devices, and the layouts of what they read. One of the crates with unsafe code.
 //!
-//! An op is a struct of [`op`] with its arguments; [`KernelBackend::launch`] runs one. The CPU backend is always built: embedded
+//! An op is a struct with its arguments (`src/op`); [`KernelBackend::launch`] runs one. The CPU backend is always built: embedded
 //! default, and oracle for the GPU backend. Nothing here knows a request, a model or a peer.
 
 #![allow(clippy::cast_ptr_alignment, reason = "buffers are 64-byte aligned and views typed")]
@@ -39,15 +39,7 @@ pub use expert_load::ExpertLoadArgs;
 pub use host_mat::{HostMat, HostScales};
 pub use kv_layout::{KvLayout, KvOrder};
 pub use mla::{MlaAttentionArgs, MlaHeadWeights, MlaKvLayout, MlaKvWriteArgs};
-pub use op::{
-    AddRmsNorm, CpuKernel, DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion,
-    DraftPassPreparation, DraftStateStore, ExpertMlp, ExpertPlacementLookup, FusedLinear,
-    GpuKernel, Linear, MlaAttention, MlaKvWrite, MoeCombine, OneShotAllReduce,
-    OneShotAllReduceNorm, PackedEmbedding, PagedAttention, PrologueLinear, QkNormRopeKvWrite,
-    RmsNorm, RopeAttention, RoutedExpertMlp, RowGather, RowSampling, RuleRouting, SiluMul,
-    SoftmaxRouting, StepPreparation, TensorAdd, TokenDispatch, TokenEmbedding,
-    VocabParallelDraftArgmax, VocabParallelSampling,
-};
+pub use op::*;
 pub use packed_group::PackedGroup;
 pub use packed_matrix::{PANEL_COLUMNS, PackedMatrix, PackedScales};
 pub use route_rule::{ExpertGroups, GroupScore, RouterRuleArgs, RouterScore};

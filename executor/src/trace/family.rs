@@ -33,6 +33,7 @@ const FAMILIES: &[(&str, &str)] = &[
     ("place_experts", "experts"),
     ("sum_rows", "experts"),
     ("one_shot", "collectives"),
+    ("elementwise", "elementwise"),
     ("silu", "elementwise"),
     ("add_rows", "elementwise"),
 ];

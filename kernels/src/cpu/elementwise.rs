@@ -78,8 +78,8 @@ impl CpuBackend {
 
 impl CpuKernel for RowGather<'_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
-        let Self { mut y, x, rows } = self;
         const KERNEL: &str = "gather_rows";
+        let Self { mut y, x, rows } = self;
         check_dtype(KERNEL, "rows", rows.dtype(), DType::I32)?;
         check_size(KERNEL, "rows", y.rows(), rows.cols())?;
         check_size(KERNEL, "columns", y.cols(), x.cols())?;
@@ -100,13 +100,9 @@ impl CpuKernel for RowGather<'_> {
 
 impl CpuKernel for TensorAdd<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
-        let Self { mut y, a, b } = self;
         const KERNEL: &str = "add";
-        for (x, what) in [(&a, "left"), (&b, "right")] {
-            check_size(KERNEL, "rows", x.rows(), y.rows())?;
-            check_size(KERNEL, "columns", x.cols(), y.cols())?;
-            check_dtype(KERNEL, what, x.dtype(), y.dtype())?;
-        }
+        self.check()?;
+        let Self { mut y, a, b } = self;
         for_float!(KERNEL, y.dtype(), T => cpu.add_of::<T>(&mut y, a, b));
         Ok(())
     }
@@ -114,11 +110,9 @@ impl CpuKernel for TensorAdd<'_> {
 
 impl CpuKernel for SiluMul<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
-        let Self { mut y, x } = self;
         const KERNEL: &str = "silu_mul";
-        check_size(KERNEL, "rows", y.rows(), x.rows())?;
-        check_size(KERNEL, "columns", x.cols(), 2 * y.cols())?;
-        check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
+        self.check()?;
+        let Self { mut y, x } = self;
         for_float!(KERNEL, x.dtype(), T => cpu.silu_mul_of::<T>(&mut y, x));
         Ok(())
     }

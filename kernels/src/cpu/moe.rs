@@ -114,8 +114,8 @@ impl CpuKernel for ExpertMlp<'_> {
 
 impl CpuKernel for ExpertPlacementLookup<'_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
-        let Self { mut experts, positions, tokens, placement: places } = self;
         const KERNEL: &str = "place_experts";
+        let Self { mut experts, positions, tokens, placement: places } = self;
         check_expert_map(experts.as_ref(), (positions, tokens), places)?;
         for t in 0..experts.rows() {
             let token = tokens.map_or(t as i32, |tokens| tokens.row::<i32>(0)[t]);

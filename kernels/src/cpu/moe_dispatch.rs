@@ -36,8 +36,8 @@ impl CpuBackend {
 
 impl CpuKernel for MoeCombine<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
-        let Self { mut y, x, places } = self;
         const KERNEL: &str = "sum_rows";
+        let Self { mut y, x, places } = self;
         check_combine(&y, x, places)?;
         let limit = x.rows() as i32;
         let named = (0..places.rows()).flat_map(|t| places.row::<i32>(t));

@@ -3,7 +3,7 @@
 //! `y = w · cast(x · rsqrt(mean(x²) + eps))`: the normalised row is rounded to the model type before it
 //! meets the weight, as transformers does for Llama and Qwen; the product is rounded at the store.
 
-use device::{DeviceError, FloatElement, MatMut, MatRef, check_dtype, check_size};
+use device::{DeviceError, FloatElement, MatMut, MatRef};
 
 use super::backend::for_float;
 use super::elementwise::min_rows;
@@ -95,11 +95,8 @@ impl CpuBackend {
 
 impl CpuKernel for AddRmsNorm<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        self.check()?;
         let Self { mut y, mut x, delta, weight: w, eps } = self;
-        check_norm(&y, x.as_ref(), w)?;
-        check_size(KERNEL, "rows of the addend", delta.rows(), x.rows())?;
-        check_size(KERNEL, "columns of the addend", delta.cols(), x.cols())?;
-        check_dtype(KERNEL, "addend", delta.dtype(), x.dtype())?;
         for_float!(KERNEL, x.dtype(), T => cpu.add_norm_of::<T>(&mut y, &mut x, delta, (w, eps)));
         Ok(())
     }
@@ -107,17 +104,9 @@ impl CpuKernel for AddRmsNorm<'_> {
 
 impl CpuKernel for RmsNorm<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        self.check()?;
         let Self { mut y, x, weight: w, eps } = self;
-        check_norm(&y, x, w)?;
         for_float!(KERNEL, x.dtype(), T => cpu.norm_of::<T>(&mut y, x, w.row(0), eps));
         Ok(())
     }
-}
-
-fn check_norm(y: &MatMut<'_>, x: MatRef<'_>, w: MatRef<'_>) -> Result<(), DeviceError> {
-    check_size(KERNEL, "rows", y.rows(), x.rows())?;
-    check_size(KERNEL, "columns", y.cols(), x.cols())?;
-    check_size(KERNEL, "weight", w.cols(), x.cols())?;
-    check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
-    check_dtype(KERNEL, "weight", w.dtype(), x.dtype())
 }

@@ -4,9 +4,7 @@
 //! `(a, b) → (a cos − b sin, b cos + a sin)` of channel `i` with `i + rotary / 2`, in f32; rounded once.
 //! Work is divided by head, so no two threads write one tile of the pool.
 
-use device::{
-    Buffer, DType, DeviceError, FloatElement, Fp8E4m3, MatMut, MatRef, check_dtype, check_size,
-};
+use device::{Buffer, DType, DeviceError, FloatElement, Fp8E4m3, MatMut, MatRef};
 
 use super::backend::for_float;
 use super::norm::inverse_rms;
@@ -90,8 +88,9 @@ impl CpuBackend {
 
 impl CpuKernel for QkNormRopeKvWrite<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        self.check()?;
         let Self { mut q, pool: kv, layout, args } = self;
-        check(&q, kv, layout, args)?;
+        check_indices(layout, args)?;
         for_float!(KERNEL, q.dtype(), T => cpu.norm_rope_and_store::<T>(&mut q, kv, layout, args));
         Ok(())
     }
@@ -199,39 +198,13 @@ impl<T: FloatElement> QkRopeCall<'_, T> {
     }
 }
 
-fn check(
-    q: &MatMut<'_>,
-    kv: &Buffer,
-    layout: &KvLayout,
-    args: &QkNormRopeArgs<'_>,
-) -> Result<(), DeviceError> {
-    layout.check()?;
-    let (tokens, dim) = (args.qkv.rows(), layout.head_dim);
-    let size = |what, got, expected| check_size(KERNEL, what, got, expected);
-    size("columns of qkv", args.qkv.cols(), (args.heads + 2 * layout.kv_heads) * dim)?;
-    size("rows of q", q.rows(), tokens)?;
-    size("columns of q", q.cols(), args.heads * dim)?;
-    size("positions", args.positions.cols(), tokens)?;
-    size("slots", args.slots.cols(), tokens)?;
-    size("columns of sin", args.rope.sin.cols(), args.rope.cos.cols())?;
-    size("rows of sin", args.rope.sin.rows(), args.rope.cos.rows())?;
-    size("pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
-    layout.check_activations(KERNEL, "qkv", args.qkv.dtype())?;
-    check_dtype(KERNEL, "q", q.dtype(), args.qkv.dtype())?;
-    check_dtype(KERNEL, "cos", args.rope.cos.dtype(), DType::F32)?;
-    check_dtype(KERNEL, "sin", args.rope.sin.dtype(), DType::F32)?;
-    for norm in [args.q_norm, args.k_norm].into_iter().flatten() {
-        size("norm weight", norm.cols(), dim)?;
-        check_dtype(KERNEL, "norm weight", norm.dtype(), q.dtype())?;
-    }
-    size("rotary channels", (2 * args.rope.cos.cols()).max(dim), dim)?;
+fn check_indices(layout: &KvLayout, args: &QkNormRopeArgs<'_>) -> Result<(), DeviceError> {
     let index = |what, index: i64, limit: usize| {
         if index < limit as i64 {
             return Ok(());
         }
         Err(DeviceError::Index { kernel: KERNEL, what, index, limit })
     };
-    index("layer", args.layer as i64, layout.layers)?;
     for &p in args.positions.row::<i32>(0) {
         index("position", i64::from(p as u32), args.rope.cos.rows())?;
     }

@@ -2,26 +2,15 @@
 //! both leave out through a plain kernel.
 
 use device::gpu::{KernelDefine, KernelLaunch, KernelSource, TensorMap};
-use device::{
-    Buffer, DType, DeviceError, DeviceStream, MatMut, check_at_most, check_dtype, check_size,
-};
+use device::{DType, DeviceError, DeviceStream, MatMut, check_at_most, check_size};
 
 use super::gemm::has_16_byte_rows;
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, KvLayout, PagedAttention, PagedAttentionArgs};
 
-pub(super) static DECODE: KernelSource = KernelSource {
-    name: "attention_decode/attention_decode.hip",
-    text: include_str!("../../csrc/attention_decode/attention_decode.hip"),
-};
-static PREFILL: KernelSource = KernelSource {
-    name: "attention_prefill/attention_prefill.hip",
-    text: include_str!("../../csrc/attention_prefill/attention_prefill.hip"),
-};
-static PLAIN: KernelSource = KernelSource {
-    name: "attention_plain/attention_plain.hip",
-    text: include_str!("../../csrc/attention_plain/attention_plain.hip"),
-};
+pub(super) static DECODE: KernelSource = kernel_source!("attention_decode/attention_decode.hip");
+static PREFILL: KernelSource = kernel_source!("attention_prefill/attention_prefill.hip");
+static PLAIN: KernelSource = kernel_source!("attention_plain/attention_plain.hip");
 
 const KERNEL: &str = "paged_attention";
 /// Threads of a block of prefill.
@@ -296,8 +285,9 @@ impl GpuBackend {
 
 impl GpuKernel for PagedAttention<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        self.check()?;
         let Self { mut o, pool: kv, layout, args } = self;
-        check(&o, kv, layout, args)?;
+        check_limits(layout, args)?;
         let offset = layout.key_tile(args.layer, 0, 0) * layout.dtype.bytes();
         // SAFETY: `check` compared the pool with its layout, and the layer is inside.
         let pool = unsafe { kv.as_ptr().add(offset) };
@@ -353,40 +343,13 @@ impl AttentionLaunchShape<'_> {
     }
 }
 
-fn check(
-    o: &MatMut<'_>,
-    kv: &Buffer,
-    layout: &KvLayout,
-    args: &PagedAttentionArgs<'_>,
-) -> Result<(), DeviceError> {
-    layout.check()?;
-    check_size(KERNEL, "columns of q", args.q.cols(), args.heads * layout.head_dim)?;
-    check_size(KERNEL, "rows of o", o.rows(), args.q.rows())?;
-    check_size(KERNEL, "columns of o", o.cols(), args.q.cols())?;
-    check_size(KERNEL, "pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
+fn check_limits(layout: &KvLayout, args: &PagedAttentionArgs<'_>) -> Result<(), DeviceError> {
     check_at_most(KERNEL, "head size", layout.head_dim, PLAIN_HEAD)?;
     check_at_most(KERNEL, "first position", args.first, TILE)?;
-    layout.check_activations(KERNEL, "q", args.q.dtype())?;
-    check_dtype(KERNEL, "o", o.dtype(), args.q.dtype())?;
     let rows = &args.rows;
     check_size(KERNEL, "cu_q", rows.cu_q.cols(), rows.len() + 1)?;
-    for (what, ids) in [
-        ("cu_q", Some(rows.cu_q)),
-        ("context_lens", Some(rows.context_lens)),
-        ("block_tables", Some(rows.block_tables)),
-        ("table_rows", rows.table_rows),
-    ] {
-        check_dtype(KERNEL, what, ids.map_or(DType::I32, |ids| ids.dtype()), DType::I32)?;
-    }
     if rows.table_rows.is_none() {
         check_size(KERNEL, "block_tables", rows.block_tables.rows(), rows.len())?;
-    }
-    if layout.kv_heads == 0 || !args.heads.is_multiple_of(layout.kv_heads) {
-        return check_size(KERNEL, "query heads", args.heads, layout.kv_heads);
-    }
-    if args.layer >= layout.layers {
-        let (what, index, limit) = ("layer", args.layer as i64, layout.layers);
-        return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
     }
     Ok(())
 }

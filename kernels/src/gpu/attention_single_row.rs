@@ -8,10 +8,7 @@ use super::rope_attention::sources;
 use crate::gpu::GpuBackend;
 use crate::{AttentionMetadata, KvLayout, QkNormRopeArgs, RowBounds};
 
-static ATTENTION_SINGLE_ROW: KernelSource = KernelSource {
-    name: "attention_lone/attention_lone.hip",
-    text: include_str!("../../csrc/attention_lone/attention_lone.hip"),
-};
+static ATTENTION_SINGLE_ROW: KernelSource = kernel_source!("attention_lone/attention_lone.hip");
 
 /// Blocks of a cluster, as `BLOCKS` in attention_lone.hip.
 const BLOCKS: usize = 8;

@@ -13,8 +13,7 @@ use crate::{
     DraftStateStore, GpuKernel, VocabParallelDraftArgmax,
 };
 
-static DRAFT: KernelSource =
-    KernelSource { name: "draft/draft.hip", text: include_str!("../../csrc/draft/draft.hip") };
+static DRAFT: KernelSource = kernel_source!("draft/draft.hip");
 
 const KERNEL: &str = "draft";
 const THREADS: u32 = 256;

@@ -1,16 +1,13 @@
 //! Activations and sums, element by element.
 
 use device::gpu::{KernelLaunch, KernelSource};
-use device::{DType, DeviceError, DeviceStream, MatRef, check_dtype, check_size};
+use device::{DType, DeviceError, DeviceStream, MatRef};
 
 use super::fp8::QuantizedRows;
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, SiluMul, TensorAdd};
 
-static ELEMENTWISE: KernelSource = KernelSource {
-    name: "elementwise/elementwise.hip",
-    text: include_str!("../../csrc/elementwise/elementwise.hip"),
-};
+static ELEMENTWISE: KernelSource = kernel_source!("elementwise/elementwise.hip");
 
 /// Columns of one block: eight for each of its threads.
 const SPAN: usize = 8 * THREADS as usize;
@@ -60,13 +57,9 @@ impl GpuBackend {
 
 impl GpuKernel for TensorAdd<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self { mut y, a, b } = self;
         const KERNEL: &str = "add";
-        for (x, what) in [(&a, "left"), (&b, "right")] {
-            check_size(KERNEL, "rows", x.rows(), y.rows())?;
-            check_size(KERNEL, "columns", x.cols(), y.cols())?;
-            check_dtype(KERNEL, what, x.dtype(), y.dtype())?;
-        }
+        self.check()?;
+        let Self { mut y, a, b } = self;
         let launch = gpu
             .by_columns(KERNEL, "add_rows", a.dtype(), y.rows(), y.cols())?
             .out(&mut y)
@@ -84,11 +77,9 @@ impl GpuKernel for TensorAdd<'_> {
 
 impl GpuKernel for SiluMul<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self { mut y, x } = self;
         const KERNEL: &str = "silu_mul";
-        check_size(KERNEL, "rows", y.rows(), x.rows())?;
-        check_size(KERNEL, "columns", x.cols(), 2 * y.cols())?;
-        check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
+        self.check()?;
+        let Self { mut y, x } = self;
         let launch = gpu
             .by_columns(KERNEL, "silu_mul_rows", x.dtype(), y.rows(), y.cols())?
             .out(&mut y)

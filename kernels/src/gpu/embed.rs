@@ -6,8 +6,7 @@ use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_dtype, chec
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, PackedEmbedding, RowGather, TokenEmbedding};
 
-static EMBED: KernelSource =
-    KernelSource { name: "embed/embed.hip", text: include_str!("../../csrc/embed/embed.hip") };
+static EMBED: KernelSource = kernel_source!("embed/embed.hip");
 
 /// Threads of a block: enough for 4 KiB at 16 bytes each.
 const MAX_THREADS: usize = 256;

@@ -5,16 +5,11 @@ use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_dtype, check_size};
 
 use crate::gpu::GpuBackend;
-use crate::{FusedLinear, GpuKernel, LinearFusion, PackedMatrix};
+use crate::{FusedLinear, GpuKernel, Linear, LinearFusion, PackedMatrix};
 
-pub(super) static GEMM_SMALL_M: KernelSource =
-    KernelSource { name: "skinny/skinny.hip", text: include_str!("../../csrc/skinny/skinny.hip") };
-static GEMM: KernelSource =
-    KernelSource { name: "gemm/gemm.hip", text: include_str!("../../csrc/gemm/gemm.hip") };
-static PLAIN: KernelSource = KernelSource {
-    name: "linear_plain/linear_plain.hip",
-    text: include_str!("../../csrc/linear_plain/linear_plain.hip"),
-};
+pub(super) static GEMM_SMALL_M: KernelSource = kernel_source!("skinny/skinny.hip");
+static GEMM: KernelSource = kernel_source!("gemm/gemm.hip");
+static PLAIN: KernelSource = kernel_source!("linear_plain/linear_plain.hip");
 
 const KERNEL: &str = "linear";
 /// Threads of a block in all kernels of this file.
@@ -53,17 +48,11 @@ pub(super) struct SmallMStripShape {
 
 impl GpuBackend {
     /// More rows than `skinny` takes.
-    fn fused_rows(
-        &self,
-        s: &DeviceStream,
-        y: MatMut<'_>,
-        x: MatRef<'_>,
-        w: &PackedMatrix,
-        around: &LinearFusion<'_>,
-    ) -> Result<(), DeviceError> {
+    fn fused_rows(&self, s: &DeviceStream, op: FusedLinear<'_>) -> Result<(), DeviceError> {
+        let FusedLinear { y, x, weight: w, fusion: around } = op;
         if self.fits_medium_m(x.rows(), x.dtype(), w) {
             check_16_byte_rows(x)?;
-            return self.gemm_medium_m(s, y, x, w, around);
+            return self.gemm_medium_m(s, FusedLinear { y, x, weight: w, fusion: around });
         }
         let alone = around.norm.is_none() && around.bias.is_none() && !around.add;
         if !alone || !self.fits_large_m(x.rows(), x.dtype(), w) || !self.is_tma_aligned(&y, x) {
@@ -76,21 +65,21 @@ impl GpuBackend {
     pub(super) fn linear_without_blas(
         &self,
         s: &DeviceStream,
-        mut y: MatMut<'_>,
-        x: MatRef<'_>,
-        w: &PackedMatrix,
-        bias: Option<MatRef<'_>>,
+        op: Linear<'_>,
     ) -> Result<(), DeviceError> {
+        let Linear { mut y, x, weight: w, bias } = op;
         if !uses_tensor_cores(self.half_dtype(), x.dtype(), w) || !has_16_byte_rows(x) {
-            return self.gemm_plain(s, y, x, w, bias);
+            return self.gemm_plain(s, Linear { y, x, weight: w, bias });
         }
         if self.fits_small_m(x.rows(), x.dtype(), w) {
             return self.gemm_small_m(
                 s,
-                y,
-                x,
-                w,
-                &LinearFusion { bias, ..LinearFusion::default() },
+                FusedLinear {
+                    y,
+                    x,
+                    weight: w,
+                    fusion: &LinearFusion { bias, ..LinearFusion::default() },
+                },
             );
         }
         if bias.is_none() && self.fits_large_m(x.rows(), x.dtype(), w) && self.is_tma_aligned(&y, x)
@@ -100,10 +89,12 @@ impl GpuBackend {
         if self.fits_medium_m(x.rows(), x.dtype(), w) && Self::is_layout_supported(x, &mut y) {
             return self.gemm_medium_m(
                 s,
-                y,
-                x,
-                w,
-                &LinearFusion { bias, ..LinearFusion::default() },
+                FusedLinear {
+                    y,
+                    x,
+                    weight: w,
+                    fusion: &LinearFusion { bias, ..LinearFusion::default() },
+                },
             );
         }
         self.gemm_tiled(s, y, x, w.into(), bias)
@@ -144,16 +135,10 @@ impl GpuBackend {
         Some(SmallMStripShape { strips, blocks, shared_bytes: bytes(strips) })
     }
 
-    fn gemm_small_m(
-        &self,
-        s: &DeviceStream,
-        mut y: MatMut<'_>,
-        x: MatRef<'_>,
-        w: &PackedMatrix,
-        around: &LinearFusion<'_>,
-    ) -> Result<(), DeviceError> {
+    fn gemm_small_m(&self, s: &DeviceStream, op: FusedLinear<'_>) -> Result<(), DeviceError> {
+        let FusedLinear { mut y, x, weight: w, fusion: around } = op;
         if self.streams_weights(w.k()) {
-            return self.stream_small_m(s, y, x, w, around);
+            return self.stream_small_m(s, FusedLinear { y, x, weight: w, fusion: around });
         }
         let Some(shape) = self.small_m_strips(x.rows(), w.n(), w.k(), 1, around.silu_mul) else {
             return Err(too_many_rows(x.rows()));
@@ -223,14 +208,8 @@ impl GpuBackend {
     }
 
     /// Every type and shape, in f32 arithmetic.
-    fn gemm_plain(
-        &self,
-        s: &DeviceStream,
-        mut y: MatMut<'_>,
-        x: MatRef<'_>,
-        w: &PackedMatrix,
-        bias: Option<MatRef<'_>>,
-    ) -> Result<(), DeviceError> {
+    fn gemm_plain(&self, s: &DeviceStream, op: Linear<'_>) -> Result<(), DeviceError> {
+        let Linear { mut y, x, weight: w, bias } = op;
         let defines = [
             ("X_F32", self.act_f32(KERNEL, x.dtype())?),
             ("W_F32", self.act_f32(KERNEL, w.dtype())?),
@@ -266,13 +245,13 @@ impl GpuKernel for FusedLinear<'_> {
             return Ok(());
         }
         if !gpu.fits_small_m(x.rows(), x.dtype(), w) {
-            return gpu.fused_rows(s, y, x, w, around);
+            return gpu.fused_rows(s, FusedLinear { y, x, weight: w, fusion: around });
         }
         check_16_byte_rows(x)?;
         if w.dtype() == DType::F8E4M3 {
-            return gpu.fp8_gemm_small_m(s, y, x, w, around);
+            return gpu.fp8_gemm_small_m(s, FusedLinear { y, x, weight: w, fusion: around });
         }
-        gpu.gemm_small_m(s, y, x, w, around)
+        gpu.gemm_small_m(s, FusedLinear { y, x, weight: w, fusion: around })
     }
 }
 

@@ -8,10 +8,7 @@ use super::gemm::{WeightRows, has_16_byte_rows, sizes};
 use crate::PackedMatrix;
 use crate::gpu::GpuBackend;
 
-static GEMM_LARGE_M: KernelSource = KernelSource {
-    name: "linear_many/linear_many.hip",
-    text: include_str!("../../csrc/linear_many/linear_many.hip"),
-};
+static GEMM_LARGE_M: KernelSource = kernel_source!("linear_many/linear_many.hip");
 
 /// Threads of a block: a wave fetches, eight multiply.
 const THREADS: u32 = 12 * 32;

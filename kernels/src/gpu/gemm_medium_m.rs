@@ -6,12 +6,9 @@ use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_size};
 
 use super::gemm::{has_16_byte_rows, sizes};
 use crate::gpu::GpuBackend;
-use crate::{LinearFusion, PackedMatrix};
+use crate::{FusedLinear, LinearFusion, PackedMatrix};
 
-static STREAM: KernelSource = KernelSource {
-    name: "linear_stream/linear_stream.hip",
-    text: include_str!("../../csrc/linear_stream/linear_stream.hip"),
-};
+static STREAM: KernelSource = kernel_source!("linear_stream/linear_stream.hip");
 
 const KERNEL: &str = "linear";
 /// Rows that a warpgroup multiplies.
@@ -71,11 +68,9 @@ impl GpuBackend {
     pub(super) fn gemm_medium_m(
         &self,
         s: &DeviceStream,
-        y: MatMut<'_>,
-        x: MatRef<'_>,
-        w: &PackedMatrix,
-        around: &LinearFusion<'_>,
+        op: FusedLinear<'_>,
     ) -> Result<(), DeviceError> {
+        let FusedLinear { y, x, weight: w, fusion: around } = op;
         let Some((norm, eps)) = around.norm else {
             return self.launch_medium_m(s, y, x, (x.as_ptr(), x.stride()), w, around);
         };

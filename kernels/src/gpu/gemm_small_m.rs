@@ -5,7 +5,7 @@ use device::{DeviceError, DeviceStream, MatMut, MatRef};
 
 use super::gemm::{GEMM_SMALL_M, sizes};
 use crate::gpu::GpuBackend;
-use crate::{LinearFusion, PackedMatrix};
+use crate::{FusedLinear, LinearFusion, PackedMatrix};
 
 /// Waves that multiply, as `COMPUTE_WARPS` in skinny/stream.h.
 const COMPUTE_WARPS: usize = 8;
@@ -58,11 +58,9 @@ impl GpuBackend {
     pub(super) fn stream_small_m(
         &self,
         s: &DeviceStream,
-        y: MatMut<'_>,
-        x: MatRef<'_>,
-        w: &PackedMatrix,
-        around: &LinearFusion<'_>,
+        op: FusedLinear<'_>,
     ) -> Result<(), DeviceError> {
+        let FusedLinear { y, x, weight: w, fusion: around } = op;
         let apart = x.rows() * x_line(w.k()) > RESIDENT_X_BYTES || w.k() > NORMED_COLUMNS;
         let Some((norm, eps)) = around.norm.filter(|_| apart) else {
             return self.launch_small_m(s, y, (x, x.as_ptr(), x.stride()), w, around);

@@ -23,8 +23,7 @@ use super::gemm::check_16_byte_rows;
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, Linear, PackedMatrix};
 
-static CAST: KernelSource =
-    KernelSource { name: "cast/cast.hip", text: include_str!("../../csrc/cast/cast.hip") };
+static CAST: KernelSource = kernel_source!("cast/cast.hip");
 
 const KERNEL: &str = "linear";
 /// Rows up to which an f32 product is not worth the library.
@@ -38,14 +37,8 @@ enum LinearBackend {
 }
 
 impl GpuBackend {
-    fn linear_library(
-        &self,
-        s: &DeviceStream,
-        mut y: MatMut<'_>,
-        x: MatRef<'_>,
-        w: &PackedMatrix,
-        bias: Option<MatRef<'_>>,
-    ) -> Result<(), DeviceError> {
+    fn linear_library(&self, s: &DeviceStream, op: Linear<'_>) -> Result<(), DeviceError> {
+        let Linear { mut y, x, weight: w, bias } = op;
         let Some(library) = self.matrix_library() else {
             return Err(GpuError::NoKernel { kernel: KERNEL }.into());
         };
@@ -139,7 +132,7 @@ impl GpuKernel for Linear<'_> {
         }
         if w.dtype() == DType::F8E4M3 {
             check_16_byte_rows(x)?;
-            return gpu.fp8_linear(s, y, x, w, bias);
+            return gpu.fp8_linear(s, Linear { y, x, weight: w, bias });
         }
         let mut y = y;
         let few = gpu.fits_small_m(x.rows(), x.dtype(), w)
@@ -149,12 +142,12 @@ impl GpuKernel for Linear<'_> {
         if choose_backend(x.rows(), x.dtype(), w.dtype(), y.dtype(), library)
             == LinearBackend::Library
         {
-            match gpu.linear_library(s, y.reborrow(), x, w, bias) {
+            match gpu.linear_library(s, Linear { y: y.reborrow(), x, weight: w, bias }) {
                 Err(DeviceError::Gpu(GpuError::Blas { call: HEURISTIC, .. })) => {}
                 result => return result,
             }
         }
-        gpu.linear_without_blas(s, y, x, w, bias)
+        gpu.linear_without_blas(s, Linear { y, x, weight: w, bias })
     }
 }
 

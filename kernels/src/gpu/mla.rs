@@ -12,14 +12,8 @@ use super::mla_prefill::MlaPrefillCall;
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, MlaAttention, MlaAttentionArgs, MlaKvLayout, MlaKvWrite, PackedGroup};
 
-static WRITE: KernelSource = KernelSource {
-    name: "latent_write/latent_write.hip",
-    text: include_str!("../../csrc/latent_write/latent_write.hip"),
-};
-static PLAIN: KernelSource = KernelSource {
-    name: "latent_plain/latent_plain.hip",
-    text: include_str!("../../csrc/latent_plain/latent_plain.hip"),
-};
+static WRITE: KernelSource = kernel_source!("latent_write/latent_write.hip");
+static PLAIN: KernelSource = kernel_source!("latent_plain/latent_plain.hip");
 
 const THREADS: u32 = 256;
 /// Largest latent of the plain kernel.
@@ -70,8 +64,8 @@ impl GpuBackend {
 
 impl GpuKernel for MlaAttention<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self { mut o, pool: kv, layout, args } = self;
         const KERNEL: &str = "latent_attention";
+        let Self { mut o, pool: kv, layout, args } = self;
         args.check_shapes(&o, layout)?;
         check_at_least(KERNEL, "layers", layout.layers, args.layer + 1)?;
         check_at_least(KERNEL, "pool bytes", kv.bytes(), layout.bytes())?;
@@ -97,8 +91,8 @@ impl GpuKernel for MlaAttention<'_> {
 
 impl GpuKernel for MlaKvWrite<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self { mut q, pool: kv, layout, args } = self;
         const KERNEL: &str = "latent_write";
+        let Self { mut q, pool: kv, layout, args } = self;
         args.check_shapes(&q, layout)?;
         check_at_least(KERNEL, "layers", layout.layers, args.layer + 1)?;
         check_at_least(KERNEL, "pool bytes", kv.bytes(), layout.bytes())?;

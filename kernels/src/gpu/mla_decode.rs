@@ -9,18 +9,9 @@ use super::gemm::has_16_byte_rows;
 use crate::gpu::GpuBackend;
 use crate::{MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds};
 
-static HEAD_GEMM: KernelSource = KernelSource {
-    name: "latent_heads/latent_heads.hip",
-    text: include_str!("../../csrc/latent_heads/latent_heads.hip"),
-};
-static DECODE: KernelSource = KernelSource {
-    name: "latent_decode/latent_decode.hip",
-    text: include_str!("../../csrc/latent_decode/latent_decode.hip"),
-};
-static DECODE_WGMMA: KernelSource = KernelSource {
-    name: "latent_groups/latent_groups.hip",
-    text: include_str!("../../csrc/latent_groups/latent_groups.hip"),
-};
+static HEAD_GEMM: KernelSource = kernel_source!("latent_heads/latent_heads.hip");
+static DECODE: KernelSource = kernel_source!("latent_decode/latent_decode.hip");
+static DECODE_WGMMA: KernelSource = kernel_source!("latent_groups/latent_groups.hip");
 
 /// Heads of a block, and keys of a wave in a step.
 const TILE: usize = 16;

@@ -10,14 +10,8 @@ use super::mla_prefill_plan::{KvExpansionPlan, KvExpansionSizes, STEP_KEYS};
 use crate::gpu::GpuBackend;
 use crate::{MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds};
 
-static GATHER: KernelSource = KernelSource {
-    name: "latent_gather/latent_gather.hip",
-    text: include_str!("../../csrc/latent_gather/latent_gather.hip"),
-};
-static PREFILL: KernelSource = KernelSource {
-    name: "latent_prefill/latent_prefill.hip",
-    text: include_str!("../../csrc/latent_prefill/latent_prefill.hip"),
-};
+static GATHER: KernelSource = kernel_source!("latent_gather/latent_gather.hip");
+static PREFILL: KernelSource = kernel_source!("latent_prefill/latent_prefill.hip");
 
 /// Keys that a block gathers.
 const GATHER_ROWS: usize = 32;

@@ -4,12 +4,12 @@
 //! a kernel checks shapes, then launches:
 //!
 //! ```ignore
-//! static NORM: KernelSource = KernelSource { name: "norm/norm.hip", text: include_str!("../../csrc/norm/norm.hip") };
+//! static NORM: KernelSource = kernel_source!("norm/norm.hip");
 //!
 //! impl GpuKernel for RmsNorm<'_> {
 //!     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+//!         self.check()?;
 //!         let Self { mut y, x, weight, eps } = self;
-//!         check_size("rms_norm", "weight", weight.cols(), x.cols())?; // and so on
 //!         let kernel = gpu.kernel(&NORM, "rms_norm", &[("ACT_F32", gpu.act_f32("rms_norm", x.dtype())?)])?;
 //!         let launch = KernelLaunch::new(kernel, (x.rows() as u32, 1, 1), 256, 0);
 //!         let launch = launch.out(&mut y).arg(x).arg(weight).u32(x.cols() as u32).f32(eps);
@@ -20,6 +20,16 @@
 //! ```
 
 #![allow(clippy::trivially_copy_pass_by_ref, reason = "streams are passed as the traits pass them")]
+
+/// The source `kernels/csrc/PATH`, embedded.
+macro_rules! kernel_source {
+    ($path:literal) => {
+        device::gpu::KernelSource {
+            name: $path,
+            text: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/csrc/", $path)),
+        }
+    };
+}
 
 mod attention;
 mod attention_single_row;

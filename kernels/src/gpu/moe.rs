@@ -17,10 +17,7 @@ use crate::{
     TopKRoutes,
 };
 
-static ALIGN: KernelSource = KernelSource {
-    name: "moe_align/moe_align.hip",
-    text: include_str!("../../csrc/moe_align/moe_align.hip"),
-};
+static ALIGN: KernelSource = kernel_source!("moe_align/moe_align.hip");
 
 /// Threads of a block that combines.
 const THREADS: u32 = 256;

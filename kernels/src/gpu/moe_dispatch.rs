@@ -7,10 +7,7 @@ use crate::check::{check_combine, check_dispatch, check_expert_map};
 use crate::gpu::GpuBackend;
 use crate::{ExpertPlacementLookup, GpuKernel, MoeCombine, TokenDispatch};
 
-static DISPATCH: KernelSource = KernelSource {
-    name: "moe_dispatch/moe_dispatch.hip",
-    text: include_str!("../../csrc/moe_dispatch/moe_dispatch.hip"),
-};
+static DISPATCH: KernelSource = kernel_source!("moe_dispatch/moe_dispatch.hip");
 
 /// Threads of a block that places choices.
 const MAP_EXPERTS_THREADS: usize = 256;
@@ -24,8 +21,8 @@ const COMBINE_COLS: usize = 8 * COMBINE_THREADS;
 
 impl GpuKernel for MoeCombine<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self { mut y, x, places } = self;
         const KERNEL: &str = "sum_rows";
+        let Self { mut y, x, places } = self;
         check_combine(&y, x, places)?;
         let defines = [("ACT_F32", gpu.act_f32(KERNEL, x.dtype())?)];
         let kernel = gpu.kernel(&DISPATCH, KERNEL, &defines)?;
@@ -78,8 +75,8 @@ impl GpuKernel for TokenDispatch<'_> {
 
 impl GpuKernel for ExpertPlacementLookup<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self { mut experts, positions, tokens, placement: places } = self;
         const KERNEL: &str = "place_experts";
+        let Self { mut experts, positions, tokens, placement: places } = self;
         check_expert_map(experts.as_ref(), (positions, tokens), places)?;
         check_dense(KERNEL, "distance of choices", experts.as_ref())?;
         check_dense(KERNEL, "distance of places", places)?;

@@ -9,10 +9,7 @@ use super::moe_grouped_gemm_tma::{GroupedGemmTile, TILE_MEDIUM, TILE_SMALL, is_f
 use crate::gpu::GpuBackend;
 use crate::{ExpertWeights, RouterLogits, TopKRoutes};
 
-static FUSED_DECODE: KernelSource = KernelSource {
-    name: "moe_little/moe_little.hip",
-    text: include_str!("../../csrc/moe_little/moe_little.hip"),
-};
+static FUSED_DECODE: KernelSource = kernel_source!("moe_little/moe_little.hip");
 
 /// Lines of a strip.
 const STRIP_LINES: usize = 16;

@@ -7,18 +7,9 @@ use super::gemm::{SmallMStripShape, TILE_OUTPUTS};
 use super::moe_call::{KERNEL, MoeCall, SMALL_M_ROWS};
 use crate::gpu::GpuBackend;
 
-static GEMM_SMALL_M: KernelSource = KernelSource {
-    name: "moe_few/moe_few.hip",
-    text: include_str!("../../csrc/moe_few/moe_few.hip"),
-};
-static GROUPED_GEMM: KernelSource = KernelSource {
-    name: "moe_tile/moe_tile.hip",
-    text: include_str!("../../csrc/moe_tile/moe_tile.hip"),
-};
-static PLAIN: KernelSource = KernelSource {
-    name: "moe_plain/moe_plain.hip",
-    text: include_str!("../../csrc/moe_plain/moe_plain.hip"),
-};
+static GEMM_SMALL_M: KernelSource = kernel_source!("moe_few/moe_few.hip");
+static GROUPED_GEMM: KernelSource = kernel_source!("moe_tile/moe_tile.hip");
+static PLAIN: KernelSource = kernel_source!("moe_plain/moe_plain.hip");
 
 const THREADS: u32 = 256;
 

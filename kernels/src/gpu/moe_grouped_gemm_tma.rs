@@ -8,14 +8,8 @@ use super::moe_call::MoeCall;
 use crate::gpu::GpuBackend;
 use crate::{PackedGroup, PackedScales};
 
-static PACK: KernelSource = KernelSource {
-    name: "moe_pack/moe_pack.hip",
-    text: include_str!("../../csrc/moe_pack/moe_pack.hip"),
-};
-static GROUPED_GEMM_TMA: KernelSource = KernelSource {
-    name: "moe_stream/moe_stream.hip",
-    text: include_str!("../../csrc/moe_stream/moe_stream.hip"),
-};
+static PACK: KernelSource = kernel_source!("moe_pack/moe_pack.hip");
+static GROUPED_GEMM_TMA: KernelSource = kernel_source!("moe_stream/moe_stream.hip");
 
 /// Threads of a block: eight waves multiply, one copies weights, two gather rows.
 const THREADS: u32 = 11 * 32;

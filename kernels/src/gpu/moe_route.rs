@@ -9,10 +9,7 @@ use super::expert_load::ExpertCounterPtrs;
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, RouterLogits, SoftmaxRouting};
 
-static MOE_ROUTE: KernelSource = KernelSource {
-    name: "moe_route/moe_route.hip",
-    text: include_str!("../../csrc/moe_route/moe_route.hip"),
-};
+static MOE_ROUTE: KernelSource = kernel_source!("moe_route/moe_route.hip");
 
 const KERNEL: &str = "moe_route_softmax";
 /// Experts the kernel has shared memory for.

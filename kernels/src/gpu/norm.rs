@@ -1,14 +1,13 @@
 //! RMS norms of rows.
 
 use device::gpu::{KernelLaunch, KernelSource};
-use device::{DeviceError, DeviceStream, MatMut, MatRef, check_dtype, check_size};
+use device::{DeviceError, DeviceStream, MatMut, MatRef};
 
 use super::fp8::QuantizedRows;
 use crate::gpu::GpuBackend;
 use crate::{AddRmsNorm, GpuKernel, RmsNorm};
 
-static NORM: KernelSource =
-    KernelSource { name: "norm/norm.hip", text: include_str!("../../csrc/norm/norm.hip") };
+static NORM: KernelSource = kernel_source!("norm/norm.hip");
 
 const KERNEL: &str = "rms_norm";
 /// Threads of the largest block.
@@ -80,11 +79,8 @@ impl GpuBackend {
 
 impl GpuKernel for AddRmsNorm<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        self.check()?;
         let Self { mut y, mut x, delta, weight: w, eps } = self;
-        check_norm(&y, x.as_ref(), w)?;
-        check_size(KERNEL, "rows of the addend", delta.rows(), x.rows())?;
-        check_size(KERNEL, "columns of the addend", delta.cols(), x.cols())?;
-        check_dtype(KERNEL, "addend", delta.dtype(), x.dtype())?;
         let defines = [("ACT_F32", gpu.act_f32(KERNEL, x.dtype())?)];
         let kernel = gpu.kernel(&NORM, "add_rms_norm", &defines)?;
         let launch =
@@ -106,17 +102,9 @@ impl GpuKernel for AddRmsNorm<'_> {
 
 impl GpuKernel for RmsNorm<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        self.check()?;
         let Self { mut y, x, weight: w, eps } = self;
-        check_norm(&y, x, w)?;
         let to = (y.as_mut_ptr(), y.stride());
         gpu.norm_to(s, to, x, w, eps)
     }
-}
-
-fn check_norm(y: &MatMut<'_>, x: MatRef<'_>, w: MatRef<'_>) -> Result<(), DeviceError> {
-    check_size(KERNEL, "rows", y.rows(), x.rows())?;
-    check_size(KERNEL, "columns", y.cols(), x.cols())?;
-    check_size(KERNEL, "weight", w.cols(), x.cols())?;
-    check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
-    check_dtype(KERNEL, "weight", w.dtype(), x.dtype())
 }

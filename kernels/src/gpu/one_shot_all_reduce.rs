@@ -6,10 +6,7 @@ use device::{DType, DeviceError, DeviceStream, MatRef, check_at_most, check_dtyp
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, OneShotAllReduce, OneShotAllReduceNorm};
 
-static ONE_SHOT_ALL_REDUCE: KernelSource = KernelSource {
-    name: "one_shot/one_shot.hip",
-    text: include_str!("../../csrc/one_shot/one_shot.hip"),
-};
+static ONE_SHOT_ALL_REDUCE: KernelSource = kernel_source!("one_shot/one_shot.hip");
 
 const NORM_KERNEL: &str = "one_shot_norm";
 const THREADS: u32 = 256;

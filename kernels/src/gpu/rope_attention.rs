@@ -10,6 +10,7 @@ use super::attention::{
 use super::gemm::has_16_byte_rows;
 use super::qk_rope;
 use crate::gpu::GpuBackend;
+use crate::op::check_layer;
 use crate::{AttentionMetadata, GpuKernel, KvLayout, QkNormRopeArgs, RopeAttention};
 
 const KERNEL: &str = "rope_attention";
@@ -123,7 +124,9 @@ fn check(
     qk: &QkNormRopeArgs<'_>,
     rows: &AttentionMetadata<'_>,
 ) -> Result<(), DeviceError> {
-    qk_rope::check(KERNEL, o, kv, layout, qk)?;
+    check_layer(KERNEL, kv, layout, qk.layer)?;
+    qk.check(KERNEL, o, layout)?;
+    qk_rope::check_strides(KERNEL, o, layout, qk)?;
     check_size(KERNEL, "tokens", qk.qkv.rows(), rows.len())?;
     check_size(KERNEL, "cu_q", rows.cu_q.cols(), rows.len() + 1)?;
     if rows.table_rows.is_none() {

@@ -10,10 +10,7 @@ use super::expert_load::ExpertCounterPtrs;
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, GroupScore, RouterRuleArgs, RouterScore, RuleRouting};
 
-static MOE_ROUTE: KernelSource = KernelSource {
-    name: "moe_route_rule/moe_route_rule.hip",
-    text: include_str!("../../csrc/moe_route_rule/moe_route_rule.hip"),
-};
+static MOE_ROUTE: KernelSource = kernel_source!("moe_route_rule/moe_route_rule.hip");
 
 const KERNEL: &str = "moe_route";
 /// Experts the kernel has shared memory for.

@@ -14,8 +14,7 @@ use crate::step::{
 };
 use crate::{GpuKernel, RowSampling, VocabShard};
 
-static SAMPLE: KernelSource =
-    KernelSource { name: "sample/sample.hip", text: include_str!("../../csrc/sample/sample.hip") };
+static SAMPLE: KernelSource = kernel_source!("sample/sample.hip");
 
 const KERNEL: &str = "sample_rows";
 /// `CHUNK`, `SCAN_THREADS`, `PICK_THREADS`, `MAX_CHUNKS`, `LIST` of `csrc/sample`.

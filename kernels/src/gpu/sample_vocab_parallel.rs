@@ -8,10 +8,7 @@ use crate::gpu::GpuBackend;
 use crate::step::{PreparedStep, SamplerOutputArrays, SequenceSlotArrays, StageView};
 use crate::{GpuKernel, VocabParallelSampling, VocabParallelSupport, VocabShard};
 
-static VOCAB_PARALLEL: KernelSource = KernelSource {
-    name: "sample_parts/sample_parts.hip",
-    text: include_str!("../../csrc/sample_parts/sample_parts.hip"),
-};
+static VOCAB_PARALLEL: KernelSource = kernel_source!("sample_parts/sample_parts.hip");
 
 const KERNEL: &str = "sample_parts";
 /// Ids that a rank lists of each row. Sizes do not depend on rules, so all rows have room for them: 528 bytes a row and rank in all.

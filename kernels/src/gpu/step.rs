@@ -9,10 +9,7 @@ use crate::gpu::GpuBackend;
 use crate::step::{SequenceSlotArrays, StageView, StepArrays};
 use crate::{GpuKernel, StepPreparation};
 
-static PREPARE: KernelSource = KernelSource {
-    name: "prepare/prepare.hip",
-    text: include_str!("../../csrc/prepare/prepare.hip"),
-};
+static PREPARE: KernelSource = kernel_source!("prepare/prepare.hip");
 
 const KERNEL: &str = "prepare";
 const THREADS: usize = 256;

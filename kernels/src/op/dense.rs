@@ -1,6 +1,6 @@
 //! Embeddings, norms and elementwise ops. Legend: T tokens, H hidden size, V vocabulary, I intermediate size.
 
-use device::{MatMut, MatRef};
+use device::{DeviceError, MatMut, MatRef, check_dtype, check_size};
 
 use crate::PackedMatrix;
 
@@ -87,4 +87,55 @@ pub struct RowGather<'a> {
     pub x: MatRef<'a>,
     /// i32 `[n]`
     pub rows: MatRef<'a>,
+}
+
+impl RmsNorm<'_> {
+    /// Rejects shapes and types that contradict each other.
+    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        check_norm(self.y.as_ref(), self.x, self.weight)
+    }
+}
+
+impl AddRmsNorm<'_> {
+    /// Rejects shapes and types that contradict each other.
+    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        let (kernel, x, delta) = (RMS_NORM, self.x.as_ref(), self.delta);
+        check_norm(self.y.as_ref(), x, self.weight)?;
+        check_size(kernel, "rows of the addend", delta.rows(), x.rows())?;
+        check_size(kernel, "columns of the addend", delta.cols(), x.cols())?;
+        check_dtype(kernel, "addend", delta.dtype(), x.dtype())
+    }
+}
+
+impl SiluMul<'_> {
+    /// Rejects shapes and types that contradict each other.
+    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        let (kernel, y, x) = ("silu_mul", self.y.as_ref(), self.x);
+        check_size(kernel, "rows", y.rows(), x.rows())?;
+        check_size(kernel, "columns", x.cols(), 2 * y.cols())?;
+        check_dtype(kernel, "output", y.dtype(), x.dtype())
+    }
+}
+
+impl TensorAdd<'_> {
+    /// Rejects shapes and types that contradict each other.
+    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        let (kernel, y) = ("add", self.y.as_ref());
+        for (x, what) in [(self.a, "left"), (self.b, "right")] {
+            check_size(kernel, "rows", x.rows(), y.rows())?;
+            check_size(kernel, "columns", x.cols(), y.cols())?;
+            check_dtype(kernel, what, x.dtype(), y.dtype())?;
+        }
+        Ok(())
+    }
+}
+
+const RMS_NORM: &str = "rms_norm";
+
+fn check_norm(y: MatRef<'_>, x: MatRef<'_>, w: MatRef<'_>) -> Result<(), DeviceError> {
+    check_size(RMS_NORM, "rows", y.rows(), x.rows())?;
+    check_size(RMS_NORM, "columns", y.cols(), x.cols())?;
+    check_size(RMS_NORM, "weight", w.cols(), x.cols())?;
+    check_dtype(RMS_NORM, "output", y.dtype(), x.dtype())?;
+    check_dtype(RMS_NORM, "weight", w.dtype(), x.dtype())
 }

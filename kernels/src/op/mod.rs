@@ -18,23 +18,15 @@ mod sampling;
 mod step;
 mod support;
 
-pub use all_reduce::{OneShotAllReduce, OneShotAllReduceNorm};
-pub use attention::{PagedAttention, QkNormRopeKvWrite, RopeAttention};
-pub use dense::{
-    AddRmsNorm, PackedEmbedding, RmsNorm, RowGather, SiluMul, TensorAdd, TokenEmbedding,
-};
-pub use draft::{
-    DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion, DraftPassPreparation,
-    DraftStateStore, VocabParallelDraftArgmax,
-};
-pub use linear::{FusedLinear, Linear, PrologueLinear};
-pub use mla::{MlaAttention, MlaKvWrite};
-pub use moe::{
-    ExpertMlp, ExpertPlacementLookup, MoeCombine, RoutedExpertMlp, RuleRouting, SoftmaxRouting,
-    TokenDispatch,
-};
-pub use sampling::{RowSampling, VocabParallelSampling};
-pub use step::StepPreparation;
+pub use all_reduce::*;
+pub use attention::*;
+pub use dense::*;
+pub use draft::*;
+pub use linear::*;
+pub use mla::*;
+pub use moe::*;
+pub use sampling::*;
+pub use step::*;
 
 use device::{DeviceError, DeviceStream};
 

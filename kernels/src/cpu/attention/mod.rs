@@ -17,7 +17,7 @@ mod softmax_x86;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use device::{Buffer, DType, DeviceError, FloatElement, MatMut, check_dtype, check_size};
+use device::{DType, DeviceError, FloatElement};
 
 use self::query_tile::{QueryTile, TileScratch};
 use super::backend::for_float;
@@ -76,8 +76,9 @@ impl CpuBackend {
 
 impl CpuKernel for PagedAttention<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        self.check()?;
         let Self { mut o, pool: kv, layout, args } = self;
-        check(&o, kv, layout, args)?;
+        args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens))?;
         let group = args.heads / layout.kv_heads;
         let fp8 = layout.dtype == DType::F8E4M3;
         let layout = KvLayout { dtype: args.q.dtype(), ..*layout };
@@ -140,32 +141,4 @@ fn tiles_before(args: &PagedAttentionArgs<'_>, group: usize) -> Vec<usize> {
         sum
     });
     std::iter::once(0).chain(rows).collect()
-}
-
-fn check(
-    o: &MatMut<'_>,
-    kv: &Buffer,
-    layout: &KvLayout,
-    args: &PagedAttentionArgs<'_>,
-) -> Result<(), DeviceError> {
-    layout.check()?;
-    let size = |what, got, expected| check_size(KERNEL, what, got, expected);
-    size("columns of q", args.q.cols(), args.heads * layout.head_dim)?;
-    size("rows of o", o.rows(), args.q.rows())?;
-    size("columns of o", o.cols(), args.q.cols())?;
-    size("pool bytes", kv.bytes().min(layout.bytes()), layout.bytes())?;
-    layout.check_activations(KERNEL, "q", args.q.dtype())?;
-    check_dtype(KERNEL, "o", o.dtype(), args.q.dtype())?;
-    check_dtype(KERNEL, "cu_q", args.rows.cu_q.dtype(), DType::I32)?;
-    check_dtype(KERNEL, "context_lens", args.rows.context_lens.dtype(), DType::I32)?;
-    check_dtype(KERNEL, "block_tables", args.rows.block_tables.dtype(), DType::I32)?;
-    if layout.kv_heads == 0 || !args.heads.is_multiple_of(layout.kv_heads) {
-        let (what, got, expected) = ("query heads", args.heads, layout.kv_heads);
-        return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected });
-    }
-    if args.layer >= layout.layers {
-        let (what, index, limit) = ("layer", args.layer as i64, layout.layers);
-        return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
-    }
-    args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens))
 }

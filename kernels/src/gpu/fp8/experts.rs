@@ -8,10 +8,7 @@ use super::{THREADS, scale_block_shape};
 use crate::gpu::GpuBackend;
 use crate::{HostMat, PackedGroup, PackedScales};
 
-static EXPERTS: KernelSource = KernelSource {
-    name: "moe_fp8/moe_fp8.hip",
-    text: include_str!("../../../csrc/moe_fp8/moe_fp8.hip"),
-};
+static EXPERTS: KernelSource = kernel_source!("moe_fp8/moe_fp8.hip");
 
 /// Lines of `W` in a tile, as `TILE` in fp8_tile/tile.h.
 const TILE_LINES: usize = 64;

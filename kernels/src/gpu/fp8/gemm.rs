@@ -7,7 +7,7 @@ use hip_runtime_sys::BlasDataType;
 
 use super::{BLOCK, GEMM, KERNEL, QUANTIZE, THREADS, known};
 use crate::gpu::GpuBackend;
-use crate::{LinearFusion, PackedMatrix, PackedScales};
+use crate::{FusedLinear, Linear, LinearFusion, PackedMatrix, PackedScales};
 
 /// Rows of x and of `W` in a tile, as `GEMM` in fp8_tile.hip.
 const TILE_SIDE: usize = 64;
@@ -34,18 +34,18 @@ impl GpuBackend {
     pub(in super::super) fn fp8_linear(
         &self,
         s: &DeviceStream,
-        y: MatMut<'_>,
-        x: MatRef<'_>,
-        w: &PackedMatrix,
-        bias: Option<MatRef<'_>>,
+        op: Linear<'_>,
     ) -> Result<(), DeviceError> {
+        let Linear { y, x, weight: w, bias } = op;
         if self.fits_fp8_small_m(x.rows(), x.dtype(), w) {
             return self.fp8_gemm_small_m(
                 s,
-                y,
-                x,
-                w,
-                &LinearFusion { bias, ..LinearFusion::default() },
+                FusedLinear {
+                    y,
+                    x,
+                    weight: w,
+                    fusion: &LinearFusion { bias, ..LinearFusion::default() },
+                },
             );
         }
         let to = self.quantized_input_scratch(s, x.rows(), &y, w)?;

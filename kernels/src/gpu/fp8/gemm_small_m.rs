@@ -1,12 +1,12 @@
 //! Up to 16 rows against weights in fp8: launches of `fp8_few`.
 
 use device::gpu::KernelLaunch;
-use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
+use device::{DType, DeviceError, DeviceStream, MatMut};
 
 use super::gemm_small_m_shape::{COMPUTE_WARPS, Fp8SmallMProblem, SLAB};
 use super::{BLOCK, GEMM_SMALL_M, KERNEL, QUANTIZE, THREADS, known};
 use crate::gpu::GpuBackend;
-use crate::{LinearFusion, PackedMatrix, PackedScales, PrefetchHint};
+use crate::{FusedLinear, LinearFusion, PackedMatrix, PackedScales, PrefetchHint};
 
 /// Rows up to which weights are streamed once for all of them.
 const MAX_ROWS: usize = 16;
@@ -57,13 +57,11 @@ impl GpuBackend {
     pub(in super::super) fn fp8_gemm_small_m(
         &self,
         s: &DeviceStream,
-        y: MatMut<'_>,
-        x: MatRef<'_>,
-        w: &PackedMatrix,
-        around: &LinearFusion<'_>,
+        op: FusedLinear<'_>,
     ) -> Result<(), DeviceError> {
+        let FusedLinear { y, x, weight: w, fusion: around } = op;
         if !self.streams_weights(w.k()) {
-            return self.small_m_from_memory(s, y, x, w, around);
+            return self.small_m_from_memory(s, FusedLinear { y, x, weight: w, fusion: around });
         }
         let normed = around.norm.is_none() || w.k() <= NORMED_COLUMNS;
         let own = x.rows() <= IN_KERNEL_PREPARED_ROWS
@@ -185,11 +183,9 @@ impl GpuBackend {
     fn small_m_from_memory(
         &self,
         s: &DeviceStream,
-        y: MatMut<'_>,
-        x: MatRef<'_>,
-        w: &PackedMatrix,
-        around: &LinearFusion<'_>,
+        op: FusedLinear<'_>,
     ) -> Result<(), DeviceError> {
+        let FusedLinear { y, x, weight: w, fusion: around } = op;
         let scales = known(w)?;
         let Some((strips, shared_bytes)) = self.fp8_strips(x.rows(), w.n(), w.k(), 1) else {
             let (what, got) = ("rows with their neighbours", x.rows());

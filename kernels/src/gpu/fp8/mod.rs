@@ -24,18 +24,9 @@ use device::gpu::KernelSource;
 
 use crate::{PackedMatrix, PackedScales};
 
-static GEMM_SMALL_M: KernelSource = KernelSource {
-    name: "fp8_few/fp8_few.hip",
-    text: include_str!("../../../csrc/fp8_few/fp8_few.hip"),
-};
-static QUANTIZE: KernelSource = KernelSource {
-    name: "fp8_rows/fp8_rows.hip",
-    text: include_str!("../../../csrc/fp8_rows/fp8_rows.hip"),
-};
-static GEMM: KernelSource = KernelSource {
-    name: "fp8_tile/fp8_tile.hip",
-    text: include_str!("../../../csrc/fp8_tile/fp8_tile.hip"),
-};
+static GEMM_SMALL_M: KernelSource = kernel_source!("fp8_few/fp8_few.hip");
+static QUANTIZE: KernelSource = kernel_source!("fp8_rows/fp8_rows.hip");
+static GEMM: KernelSource = kernel_source!("fp8_tile/fp8_tile.hip");
 
 const KERNEL: &str = "linear";
 /// Threads of a block of all kernels but those that stream.
