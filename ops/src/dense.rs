@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use device::{DType, DeviceError, DeviceStream, MemInfo};
 use kernels::{
-    AddRmsNorm, HostMat, KernelBackend, Linear, PackedEmbedding, RmsNorm, RowGather, SiluMul,
-    TensorAdd, TokenEmbedding,
+    AddRmsNorm, HostMat, KernelBackend, Linear, LogitSoftcap, PackedEmbedding, RmsNorm, RowGather,
+    SiluMul, TensorAdd, TokenEmbedding,
 };
 
 use crate::arena::{BufferArena, TensorStorage};
@@ -264,6 +264,11 @@ impl Ops {
         self.device
             .launch(&self.stream, TensorAdd { y: y.mat_mut()?, a: a.mat()?, b: b.mat()? })?;
         Ok(y)
+    }
+
+    /// `x = cap · tanh(x / cap)`, in place: `x [T, N]`, `cap` not 0.
+    pub fn softcap(&self, x: &mut Tensor, cap: f32) -> Result<(), OpError> {
+        Ok(self.device.launch(&self.stream, LogitSoftcap { x: x.mat_mut()?, cap })?)
     }
 
     /// `y[i] = x[rows[i]]`: `x [T, H]`, `rows` i32 `[n]`, `y [n, H]`.

@@ -4,6 +4,7 @@
 // -DFP8=1        silu_mul_fp8 alone: y in fp8 and its scales, as fp8_rows makes them of what y would be. Rows from `rows`
 //                on are zero. cols whole blocks, rows on 16 bytes, ACT half_t; blocks of 128 threads, a run each.
 // add_rows       y = a + b               all [rows, cols] of ACT
+// elementwise_softcap  x = cap * tanh(x / cap)  [rows, cols] of ACT, in place; tanh z = 1 - 2 / (e^2z + 1)
 // Grid: rows * parts, part fastest; each block takes every `parts`-th run of bdim() eights of its row. Block: a
 // multiple of WAVE up to 256.
 // Rounding: f32 throughout, one rounding at the store. Roofline: 3 row lengths over bandwidth; one row is latency.
@@ -75,4 +76,21 @@ add_rows(ACT* y, const ACT* a, const ACT* b, u32 cols, u32 parts, u32 y_stride, 
         [=](u32 c) { to_row[c] = to<ACT>(f32(left[c]) + f32(right[c])); });
 }
 EXPORT(add_rows)
+
+KERNEL(256) elementwise_softcap(ACT* x, u32 cols, u32 parts, u32 stride, float cap) {
+    grid_wait();
+    grid_release();
+    ACT* row = x + u64(bid_x() / parts) * stride;
+    const float scale = 2.f * 1.44269504f / cap;
+    auto capped = [=](float v) { return cap * (1.f - 2.f * rcp_(1.f + exp2_(v * scale))); };
+    each_column(
+        cols, parts, ((u64)row & 15) == 0,
+        [=](u32 c) {
+            f32x8 v = load8(row + c);
+            for (u32 i = 0; i < 8; ++i) v.v[i] = capped(v.v[i]);
+            store8(row + c, v);
+        },
+        [=](u32 c) { row[c] = to<ACT>(capped(f32(row[c]))); });
+}
+EXPORT(elementwise_softcap)
 #endif

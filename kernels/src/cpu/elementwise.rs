@@ -1,4 +1,4 @@
-//! `silu_mul`, `add`, `gather_rows`: rows or ranges in parallel, f32 inside, one rounding at the store.
+//! `SiluMul`, `TensorAdd`, `LogitSoftcap`, `RowGather`: rows or ranges in parallel, f32 inside, one rounding at the store.
 
 use device::{
     DType, DeviceElement, DeviceError, FloatElement, MatMut, MatRef, check_dtype, check_size,
@@ -9,7 +9,7 @@ use super::maths::silu;
 use super::row_kernel::{RowKernel, dispatch};
 use super::shared_rows::SharedRows;
 use crate::cpu::CpuBackend;
-use crate::{CpuKernel, RowGather, SiluMul, TensorAdd};
+use crate::{CpuKernel, LogitSoftcap, RowGather, SiluMul, TensorAdd};
 
 /// Elements below which waking the other threads costs more than they save.
 pub(super) const MIN_ELEMENTS: usize = 16 * 1024;
@@ -49,7 +49,32 @@ impl<T: FloatElement> RowKernel for AddRows<'_, T> {
     }
 }
 
+struct SoftcapRow<'a, T> {
+    x: &'a mut [T],
+    cap: f32,
+}
+
+impl<T: FloatElement> RowKernel for SoftcapRow<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        for x in self.x {
+            *x = T::store(self.cap * (x.load() / self.cap).tanh());
+        }
+    }
+}
+
 impl CpuBackend {
+    fn softcap_of<T: FloatElement>(&self, x: &mut MatMut<'_>, cap: f32) {
+        let (rows, cols, isa) = (x.rows(), x.cols(), self.isa());
+        let out = SharedRows::<T>::new(x);
+        self.threads().split(rows, 1, min_rows(cols), &|range| {
+            for r in range {
+                // SAFETY: each row belongs to one thread.
+                dispatch(isa, SoftcapRow { x: unsafe { out.row(r) }, cap });
+            }
+        });
+    }
+
     fn silu_mul_of<T: FloatElement>(&self, y: &mut MatMut<'_>, x: MatRef<'_>) {
         let (inner, isa) = (y.cols(), self.isa());
         let out = SharedRows::<T>::new(y);
@@ -104,6 +129,14 @@ impl CpuKernel for TensorAdd<'_> {
         self.check()?;
         let Self { mut y, a, b } = self;
         for_float!(KERNEL, y.dtype(), T => cpu.add_of::<T>(&mut y, a, b));
+        Ok(())
+    }
+}
+
+impl CpuKernel for LogitSoftcap<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        let Self { mut x, cap } = self;
+        for_float!("softcap", x.dtype(), T => cpu.softcap_of::<T>(&mut x, cap));
         Ok(())
     }
 }

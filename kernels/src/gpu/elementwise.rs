@@ -5,7 +5,7 @@ use device::{DType, DeviceError, DeviceStream, MatRef};
 
 use super::fp8::QuantizedRows;
 use crate::gpu::GpuBackend;
-use crate::{GpuKernel, SiluMul, TensorAdd};
+use crate::{GpuKernel, LogitSoftcap, SiluMul, TensorAdd};
 
 static ELEMENTWISE: KernelSource = kernel_source!("elementwise/elementwise.hip");
 
@@ -71,6 +71,21 @@ impl GpuKernel for TensorAdd<'_> {
             .u32(a.stride() as u32)
             .u32(b.stride() as u32);
         // SAFETY: the shapes agree; the arguments are those of the kernel.
+        unsafe { launch.launch(gpu, s) }
+    }
+}
+
+impl GpuKernel for LogitSoftcap<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        let Self { mut x, cap } = self;
+        let launch = gpu
+            .by_columns("softcap", "elementwise_softcap", x.dtype(), x.rows(), x.cols())?
+            .out(&mut x)
+            .u32(x.cols() as u32)
+            .u32(blocks_per_row(x.cols()) as u32)
+            .u32(x.stride() as u32)
+            .f32(cap);
+        // SAFETY: one matrix of these sizes; the arguments are those of the kernel.
         unsafe { launch.launch(gpu, s) }
     }
 }

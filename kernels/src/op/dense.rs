@@ -78,6 +78,15 @@ pub struct TensorAdd<'a> {
     pub b: MatRef<'a>,
 }
 
+/// `x = cap · tanh(x / cap)`, in place: soft-capping of logits (Gemma 2, arXiv 2408.00118, section 2).
+#[derive(Debug)]
+pub struct LogitSoftcap<'a> {
+    /// `[T, N]`
+    pub x: MatMut<'a>,
+    /// Bound of the results; not 0.
+    pub cap: f32,
+}
+
 /// `y[i] = x[rows[i]]`
 #[derive(Debug)]
 pub struct RowGather<'a> {

@@ -3,9 +3,9 @@
 use device::{DType, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::{
     AddRmsNorm, ExpertGroups, ExpertLoadArgs, ExpertMlp, ExpertParallelLayout,
-    ExpertPlacementLookup, ExpertWeights, GroupScore, MoeCombine, PackedEmbedding, RmsNorm,
-    RouterLogits, RouterRuleArgs, RouterScore, RowGather, RuleRouting, SiluMul, SoftmaxRouting,
-    TensorAdd, TokenDispatch, TokenEmbedding, TopKRoutes,
+    ExpertPlacementLookup, ExpertWeights, GroupScore, LogitSoftcap, MoeCombine, PackedEmbedding,
+    RmsNorm, RouterLogits, RouterRuleArgs, RouterScore, RowGather, RuleRouting, SiluMul,
+    SoftmaxRouting, TensorAdd, TokenDispatch, TokenEmbedding, TopKRoutes,
 };
 
 use crate::support::{RealElement, SeededNumbers, bytes_of, cast, devices, error, host, tolerance};
@@ -50,6 +50,29 @@ fn norms<T: RealElement>() {
             assert!(error(&y, &normed(&summed)) < tolerance::<T>());
         }
     }
+}
+
+fn softcapped<T: RealElement>() {
+    for (rows, cols, cap) in [(1, 1, 30.0f32), (3, 33, 5.0), (2, 9000, 50.0)] {
+        let mut numbers = SeededNumbers::new(cols as u64 + 3);
+        let x: Vec<f32> = numbers.floats(rows * cols).iter().map(|x| x * 90.0).collect();
+        let x = cast::<T>(&x);
+        let capped = |x: &T| f64::from(cap) * (f64::from(x.value()) / f64::from(cap)).tanh();
+        let expected: Vec<f64> = x.iter().map(capped).collect();
+        for device in devices(2) {
+            let mut y = x.clone();
+            let out = MatMut::of(&mut y, rows, cols).unwrap();
+            device.launch(&S, LogitSoftcap { x: out, cap }).unwrap();
+            assert!(error(&y, &expected) < tolerance::<T>());
+        }
+    }
+}
+
+#[test]
+fn softcap_is_correct() {
+    softcapped::<f32>();
+    softcapped::<bf16>();
+    softcapped::<f16>();
 }
 
 fn activations<T: RealElement>() {

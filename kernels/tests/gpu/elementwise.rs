@@ -1,7 +1,7 @@
 //! Activations and sums against the CPU.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
-use kernels::{SiluMul, TensorAdd};
+use kernels::{LogitSoftcap, SiluMul, TensorAdd};
 
 use crate::support::{
     DeviceArray, GpuRealElement, RandomNumbers, S, devices, error, oracle, tolerance,
@@ -41,6 +41,31 @@ fn activations<T: GpuRealElement>() {
             assert_eq!(y.read(&device), sum, "{name}");
         }
     }
+}
+
+fn softcapped<T: GpuRealElement>() {
+    let cpu = oracle();
+    for (rows, cols, cap) in [(1, 1, 30.0), (3, 33, 5.0), (2, 9000, 50.0)] {
+        let mut numbers = RandomNumbers::fresh(cols as u64 + 3);
+        let mut x: Vec<T> = (0..rows * cols).map(|_| T::of(numbers.float() * 90.0)).collect();
+        x[0] = T::of(-3e38);
+        let mut expected = x.clone();
+        let out = MatMut::of(&mut expected, rows, cols).unwrap();
+        cpu.launch(&S, LogitSoftcap { x: out, cap }).unwrap();
+        for device in devices() {
+            let mut y = DeviceArray::of(&device, &x, rows, cols);
+            device.launch(&S, LogitSoftcap { x: y.mat_mut(), cap }).unwrap();
+            let got = y.read(&device);
+            assert!(error(&got, &expected) < tolerance::<T>(), "{rows} x {cols}");
+            assert_eq!(error(&got[..1], &[T::of(-cap)]), 0.0, "the least logit is the bound");
+        }
+    }
+}
+
+#[test]
+fn softcap_agrees_with_the_cpu() {
+    softcapped::<f32>();
+    softcapped::<bf16>();
 }
 
 #[test]
