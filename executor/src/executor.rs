@@ -1,19 +1,17 @@
 //! `Executor`: a loaded model with its KV cache, driven by calls.
 
-use crate::bitmasks::{NoTokenBitmasks, TokenBitmaskSource};
-use crate::draft_proposer::DraftModel;
 use crate::expert_load_report::ExpertLoadReporter;
-use crate::inputs::StepLimits;
 use crate::model_context::ModelContext;
 use crate::open_device::OpenedDevice;
-use crate::pending_step::PendingStep;
-use crate::step::{StepState, StepStateSize};
-use crate::step_graphs::{self, CapturePlan, StepGraphs};
+use crate::spec_decode::DraftModel;
+use crate::step::{
+    self, CapturePlan, NoTokenBitmasks, PendingStep, StepGraphs, StepLimits, StepState,
+    StepStateSize, TokenBitmaskSource,
+};
 use crate::trace::{StepTracer, TraceSession};
 use crate::{
     ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, KvCacheSize, check_draft_world,
-    check_speculation, check_world, kv_sizing, open_device, precompile, ranks, sampler, source,
-    warm_up,
+    check_speculation, check_world, kv_sizing, open_device, precompile, ranks, source, warm_up,
 };
 use models::sharding::{ParallelRanks, UnevenSplit};
 use models::{
@@ -69,8 +67,7 @@ impl Executor {
             check_draft_world(settings.parallel, draft)?;
         }
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
-        let models = (&config.model, config.draft.as_ref());
-        check_speculation(settings.speculative, models)?;
+        check_speculation(settings.speculative, &config.model, config.draft.as_ref())?;
         let OpenedDevice { backend, threads } = open_device::open(settings)?;
         let [tp, dp] = ranks::groups(settings, backend.gpu(), progress)?;
         let dtype = open_device::dtype(settings);
@@ -184,8 +181,7 @@ impl Executor {
         if total > 0 {
             let tell = |done| progress(PhaseProgress { phase, done, total });
             let (device, tracer) = (&mut state.device, self.tracer.as_ref());
-            state.graphs =
-                StepGraphs::capture(&self.model, device, (&wanted, &shapes), tracer, tell);
+            state.graphs = StepGraphs::capture(&self.model, device, &wanted, &shapes, tracer, tell);
         }
         let graph_rows = state.graphs.rows();
         self.model.ops.device().freeze_autotuning();
@@ -288,7 +284,7 @@ impl Executor {
     /// Questions answered at a time.
     fn max_logits_rows(&self) -> usize {
         let gpu = self.model.ops.device().captures_graphs();
-        sampler::logits_rows_per_slice(self.config.model.vocab, self.max_top_logprobs(), gpu)
+        step::logits_rows_per_slice(self.config.model.vocab, self.max_top_logprobs(), gpu)
     }
 
     /// Tokens of a row with all its drafts.
@@ -333,7 +329,7 @@ impl Executor {
     /// for.
     fn widest_decode_shape(&self) -> StepShape {
         let (rows, longest) = (self.rows_max() as usize, self.config.settings.max_model_len);
-        let shape = step_graphs::shape(rows, self.tokens_per_row() as usize, longest as usize);
+        let shape = step::graph_shape(rows, self.tokens_per_row() as usize, longest as usize);
         StepShape { logits_rows: rows.min(self.max_logits_rows()), ..shape }
     }
 
@@ -349,7 +345,7 @@ impl Executor {
         }
         let width = self.tokens_per_row();
         let most = (self.rows_max() as usize).min(self.max_logits_rows()) / width as usize;
-        let rows = step_graphs::row_counts_to_capture(&settings.graph_capture, most);
+        let rows = step::row_counts_to_capture(&settings.graph_capture, most);
         // Who looks tokens up often finds none. Replicas that step together replay what all can.
         let looks_up =
             |how: SpeculativeConfig| matches!(how.method, SpeculativeMethod::Ngram { .. });

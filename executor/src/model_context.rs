@@ -1,8 +1,8 @@
 //! What steps compute with, and never change.
 
 use crate::clock::ns;
-use crate::draft_proposer::DraftModel;
 use crate::expert_load_report::ExpertLoadReporter;
+use crate::spec_decode::DraftModel;
 use collectives::{CollectiveOp, CollectiveTime, ParallelGroup};
 use models::{ExpertExchange, ExpertLoad, ForwardContext, Model, MtpModel};
 use ops::{BatchView, KvPool, Ops, VocabParallelSupport, VocabShard};

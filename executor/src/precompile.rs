@@ -3,7 +3,7 @@
 
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
-use crate::step_launch::{DeviceState, StepLaunch};
+use crate::step::{DeviceState, StepLaunch};
 use ops::{DraftBuffers, RowBounds, StepShape};
 use protocol::StepTiming;
 
@@ -21,7 +21,7 @@ pub(crate) fn precompile(
     let mut launch = |shape: StepShape| {
         let drafting = rows_max.map(|most| most.min(shape.bounds.decode_rows));
         engine.full_logits_variants().iter().try_for_each(|&whole_rows| {
-            let launch = StepLaunch::of_all((shape, whole_rows), drafting, engine);
+            let launch = StepLaunch::of_all(shape, whole_rows, drafting, engine);
             device.launch(engine, launch, &mut StepTiming::default(), &mut None).map(drop)
         })
     };

@@ -18,10 +18,23 @@ pub(crate) struct HostSequenceSlots {
     blocks: u32,
 }
 
+/// The request that holds a sequence slot, in one of its epochs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SlotOwner {
+    request: RequestId,
+    epoch: u32,
+}
+
+impl SlotOwner {
+    pub(crate) fn of(row: &BatchRow) -> Self {
+        Self { request: row.request, epoch: row.epoch }
+    }
+}
+
 /// State of one request.
 pub(crate) struct HostSequenceState {
     /// Who sits here, in which epoch; `None` before the first request.
-    owner: Option<(RequestId, u32)>,
+    owner: Option<SlotOwner>,
     /// How its tokens are chosen, and the same as the device has it.
     pub(crate) sampling: SamplingParams,
     rules: SequenceSamplingParams,
@@ -72,9 +85,9 @@ impl HostSequenceSlots {
             .get_mut(seat.0 as usize)
             .ok_or(BatchError::NoSequenceSlot { seq_slot: seat, limit })?;
         if let Some(init) = &row.seq_init {
-            state.assign((row.request, row.epoch), init);
+            state.assign(SlotOwner::of(row), init);
         }
-        if state.owner != Some((row.request, row.epoch)) {
+        if state.owner != Some(SlotOwner::of(row)) {
             return Err(BatchError::SlotOwnerMismatch { request: row.request, seq_slot: seat });
         }
         state.host_drafts.clear();
@@ -174,7 +187,7 @@ impl BlockTableChange {
 }
 
 impl HostSequenceState {
-    fn assign(&mut self, owner: (RequestId, u32), init: &SequenceInit) {
+    fn assign(&mut self, owner: SlotOwner, init: &SequenceInit) {
         self.owner = Some(owner);
         self.sampling.clone_from(&init.sampling);
         self.rules = sampling_params(init);

@@ -76,6 +76,12 @@ pub enum ForwardError {
     /// Another rank.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
+    /// Draft tokens were asked for, but no MTP module was loaded.
+    #[error("no MTP module was loaded")]
+    NoMtpModule,
+    /// A pass of a draft model that begins with hidden states was given none.
+    #[error("a draft pass needs hidden states of the target model")]
+    NoHiddenStates,
 }
 
 /// A model, and what drafts for it out of the same checkpoint.

@@ -236,7 +236,8 @@ impl StepBuffers {
         &self,
         ops: &Ops,
         memory: SamplerOutputMemory,
-        (questions, tops): (usize, bool),
+        questions: usize,
+        tops: bool,
     ) -> Result<SamplerOutputsInFlight, OpError> {
         let start = |from: &Tensor, to: PinnedBuffer, rows: usize| {
             let bytes = rows * from.cols() * 4;

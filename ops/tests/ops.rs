@@ -212,7 +212,7 @@ fn sampling_is_row_by_row() {
     let logits = ops.floats(&l, DType::F32, &[2, 3]).unwrap();
     buffers.sample(&ops, &mut seats, &logits).unwrap();
     let memory = buffers.output_memory(&ops).unwrap();
-    let answers = buffers.download(&ops, memory, (2, true)).unwrap().wait().unwrap();
+    let answers = buffers.download(&ops, memory, 2, true).unwrap().wait().unwrap();
     let found: Vec<_> = answers.iter().collect();
     assert_eq!((found[0].token, found[0].status, found[0].rank), (1, SAMPLE_OK, 1));
     assert_eq!(found[1].status, SAMPLE_NON_FINITE);

@@ -327,7 +327,7 @@ pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
             file.map_or(String::new(), |file| format!(", --expert-placement {}", file.display()));
         format!("--tensor-parallel-size {tp_size}, --data-parallel-size {dp_size}{placed}")
     })?;
-    let checked = executor::check_speculation(how, (model, draft));
+    let checked = executor::check_speculation(how, model, draft);
     checked.map_err(|error| anyhow!("{}: {error}", args.speculation.flag_in_error()))
 }
 

@@ -5,8 +5,8 @@
 //! says, which goes on from there before the host hears of it. Logits are the largest result of a step, so they are made
 //! in slices of bounded size.
 
-use crate::bitmasks::StepBitmasks;
-use crate::inputs::StepLimits;
+use super::bitmasks::StepBitmasks;
+use super::limits::StepLimits;
 use crate::sequence_slots::{self, HostSequenceSlots, HostSequenceState};
 use kernels::cpu::GREEDY_BELOW;
 use ops::{SampledToken, SamplerOutputs, StageLogitsRow, StagingBuffer, VocabParallelSupport};
@@ -125,7 +125,8 @@ fn prompt_logprob_rows<'a>(
 pub(crate) fn stage_logits_rows(
     slice: &[LogitsRow],
     batch: &Batch,
-    (seats, masks): (&HostSequenceSlots, &StepBitmasks),
+    seats: &HostSequenceSlots,
+    masks: &StepBitmasks,
     vocab: usize,
     stage: &mut StagingBuffer,
 ) {
@@ -154,7 +155,8 @@ pub(crate) fn stage_logits_rows(
 /// Whether any of the questions is one that the device does not answer out of parts of its row.
 pub(crate) fn needs_full_logits(
     questions: &[LogitsRow],
-    (batch, seats): (&Batch, &HostSequenceSlots),
+    batch: &Batch,
+    seats: &HostSequenceSlots,
     vocab: usize,
     answered: VocabParallelSupport,
 ) -> bool {

@@ -1,7 +1,7 @@
 //! What the draft layer keeps, bit by bit, and that its guesses are those of its formula.
 
-use crate::draft_proposer::DraftModel;
 use crate::executor::Executor;
+use crate::spec_decode::DraftModel;
 use crate::{ExecutorConfig, KvCacheDtype, KvCacheSize, ModelDtype};
 use models::sharding::ParallelRanks;
 use models::{AuxHiddenStates, ForwardContext, ModelConfig, kv_layout};

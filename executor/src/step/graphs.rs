@@ -6,9 +6,9 @@
 //! A recording has fixed addresses and a fixed number of rows; rows beyond those of its batch are
 //! padding that `prepare` lays out as such. Recordings are made before the executor is ready.
 
+use super::launch::{DeviceState, StepLaunch};
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
-use crate::step_launch::{DeviceState, StepLaunch};
 use crate::trace::{DeviceSpan, SpanRecorder, StepTracer};
 use collectives::{CollectiveCall, ParallelGroup};
 use ops::{CapturedGraph, RowBounds, StepShape};
@@ -102,7 +102,8 @@ impl StepGraphs {
     pub(crate) fn capture(
         engine: &ModelContext,
         device: &mut DeviceState,
-        (wanted, shapes): (&CapturePlan, &[StepShape]),
+        wanted: &CapturePlan,
+        shapes: &[StepShape],
         tracer: Option<&StepTracer>,
         mut done: impl FnMut(u64),
     ) -> Self {
@@ -112,7 +113,7 @@ impl StepGraphs {
             let drafting =
                 device.drafts.is_some().then(|| shape.rows / wanted.tokens_per_row as usize);
             for &whole_rows in engine.full_logits_variants() {
-                let launch = StepLaunch::of_all((shape, whole_rows), drafting, engine);
+                let launch = StepLaunch::of_all(shape, whole_rows, drafting, engine);
                 let size = GraphKey { full_logits: whole_rows, rows, context };
                 match capture_step(engine, device, launch, tracer) {
                     Ok(recording) => drop(by_size.insert(size, recording)),
@@ -142,7 +143,7 @@ fn smallest_fitting<R>(
 }
 
 /// A step of `rows` rows of one token each, of which up to `successive` may be a request's, with up to `longest` keys.
-pub(crate) fn shape(rows: usize, successive: usize, longest: usize) -> StepShape {
+pub(crate) fn graph_shape(rows: usize, successive: usize, longest: usize) -> StepShape {
     let bounds = RowBounds::of(std::iter::repeat_n((1, longest), rows), successive);
     StepShape { tokens: rows, rows, logits_rows: rows, bounds }
 }
@@ -156,7 +157,7 @@ impl CapturePlan {
             short
                 .into_iter()
                 .chain([longest])
-                .map(move |longest| shape(rows, self.tokens_per_row as usize, longest))
+                .map(move |longest| graph_shape(rows, self.tokens_per_row as usize, longest))
         };
         let fewer = self.rows.iter().filter(|_| self.also_without_drafts).copied();
         let all = self.rows.iter().map(|rows| rows * self.tokens_per_row);

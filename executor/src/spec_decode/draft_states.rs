@@ -10,6 +10,7 @@
 #[cfg(test)]
 mod tests;
 
+use super::StagedRow;
 use crate::BatchError;
 use ops::{DraftRow, StagingBuffer};
 use protocol::BatchRow;
@@ -84,7 +85,7 @@ impl DraftStateTracker {
     pub(crate) fn stage(
         &mut self,
         row: &BatchRow,
-        (token, drafts): (usize, u8),
+        StagedRow { token, device_drafts: drafts }: StagedRow,
         stage: &mut StagingBuffer,
     ) -> Result<(), BatchError> {
         let (held, edge) = match self.preceding_state(row)? {

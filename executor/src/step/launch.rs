@@ -2,9 +2,8 @@
 
 use crate::ExecutorError;
 use crate::clock::ns_since;
-use crate::draft_proposer::DraftModel;
-use crate::draft_state_tracker::DraftRowCounts;
 use crate::model_context::ModelContext;
+use crate::spec_decode::{DraftModel, DraftRowCounts};
 use crate::trace::{SpanRecorder, TraceScope};
 use models::{AuxHiddenStates, ExpertExchange, ForwardContext};
 use ops::{DType, DraftBuffers, KvPool, MatMut, MatRef, StepBuffers, StepShape, Tensor};
@@ -30,7 +29,8 @@ pub(crate) struct StepLaunch {
 impl StepLaunch {
     /// A step that looks alike on all ranks. Where there is a draft layer, so many rows have drafts.
     pub(crate) fn of_all(
-        (shape, whole_rows): (StepShape, bool),
+        shape: StepShape,
+        full_logits: bool,
         drafting: Option<usize>,
         engine: &ModelContext,
     ) -> Self {
@@ -41,7 +41,7 @@ impl StepLaunch {
             dp_rows: of_all(shape.tokens),
             expert_exchange: ExpertExchange::AllGather,
             logits_rows_only: samples_subset(&shape) && drafting.is_none(),
-            full_logits: whole_rows,
+            full_logits,
             drafts: drafting.map(of_rows),
         }
     }
@@ -80,7 +80,9 @@ impl DeviceState {
             Ok(self.buffers.prepare(ops, &mut self.seq_slots, shape)?)
         })?;
         if drafts.is_some() {
-            SpanRecorder::record_scope(laps, TraceScope::Draft, || self.draft(engine, &launch))?;
+            SpanRecorder::record_scope(laps, TraceScope::Draft, || {
+                self.propose_drafts(engine, &launch)
+            })?;
         }
         let (batch, ids) = self.buffers.view(&self.seq_slots, shape)?;
         let (kv, load) = (&self.kv, engine.expert_load());
@@ -106,7 +108,7 @@ impl DeviceState {
             let logits = SpanRecorder::record_scope(laps, TraceScope::LmHead, head)?; // [n, V of this rank]
             drop((batch, ids, tokens));
             timing.forward_ns += ns_since(started);
-            let sample = || self.sample(engine, (&logits, whole_rows), timing);
+            let sample = || self.sample(engine, &logits, whole_rows, timing);
             SpanRecorder::record_scope(laps, TraceScope::Sampling, sample)?;
         } else {
             drop((batch, ids, tokens));
@@ -115,7 +117,7 @@ impl DeviceState {
         if let Some(DraftRowCounts { rows, .. }) = drafts {
             let states = watching.and_then(AuxHiddenStates::states);
             let states = states.as_ref().unwrap_or(&hidden);
-            let keep = || self.mtp_write_kv(engine, (&launch, rows), states);
+            let keep = || self.observe_tokens(engine, &launch, rows, states);
             SpanRecorder::record_scope(laps, TraceScope::Draft, keep)?;
         }
         Ok(hidden)
@@ -126,7 +128,8 @@ impl DeviceState {
         &mut self,
         engine: &ModelContext,
         hidden: &Tensor,
-        (n, whole_rows): (usize, bool),
+        n: usize,
+        full_logits: bool,
         timing: &mut StepTiming,
     ) -> Result<(), ExecutorError> {
         let started = Instant::now();
@@ -143,14 +146,15 @@ impl DeviceState {
         let logits = model.shard_logits(&f, &wanted)?; // [n, V of this rank]
         drop((batch, asked));
         timing.forward_ns += ns_since(started);
-        self.sample(engine, (&logits, whole_rows), timing)
+        self.sample(engine, &logits, full_logits, timing)
     }
 
     /// Chooses tokens out of this rank's logits, together with those who have the others: in parts, unless `whole_rows`.
     fn sample(
         &mut self,
         engine: &ModelContext,
-        (logits, whole_rows): (&Tensor, bool),
+        logits: &Tensor,
+        full_logits: bool,
         timing: &mut StepTiming,
     ) -> Result<(), ExecutorError> {
         let started = Instant::now();
@@ -158,7 +162,7 @@ impl DeviceState {
         let Self { buffers, seq_slots: seats, .. } = self;
         if tp.size() == 1 {
             buffers.sample(ops, seats, logits)?;
-        } else if whole_rows {
+        } else if full_logits {
             let mut whole = ops.scratch(DType::F32, &[logits.rows(), part.vocab])?;
             tp.all_gather(ops.stream(), logits.mat()?, whole.mat_mut()?)?;
             buffers.sample(ops, seats, &whole)?;

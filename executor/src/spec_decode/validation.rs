@@ -84,7 +84,8 @@ pub enum SpeculationError {
 /// Errors: what is in the way.
 pub fn check_speculation(
     speculation: Option<SpeculativeConfig>,
-    (model, draft): (&ModelConfig, Option<&ModelConfig>),
+    model: &ModelConfig,
+    draft: Option<&ModelConfig>,
 ) -> Result<(), SpeculationError> {
     let Some(SpeculativeConfig { draft_tokens: drafts, method: drafter, .. }) = speculation else {
         return Ok(());

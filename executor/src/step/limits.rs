@@ -1,10 +1,9 @@
 //! Checks the rows of a batch and stages them.
 
 use crate::BatchError;
-use crate::draft_state_tracker::DraftStateTracker;
 use crate::sequence_slots::{BlockTableChange, HostSequenceSlots};
-use ops::{DraftBufferSize, StageRow, StagingBuffer};
-use protocol::{Batch, BatchRow, RowInput, SpeculativeConfig, SpeculativeMethod, Token};
+use ops::{StageRow, StagingBuffer};
+use protocol::{Batch, BatchRow, RowInput, SpeculativeConfig, Token};
 
 /// Bounds of a step, fixed at start.
 #[derive(Debug, Clone, Copy)]
@@ -28,22 +27,13 @@ pub(crate) struct StepLimits {
 }
 
 impl StepLimits {
-    /// What the host and the device keep for drafts by a draft layer or another model, if one makes them, over a pool
-    /// of so many blocks. Logits of so many rows are made at a time.
-    pub(crate) fn draft_tracking(
-        &self,
-        blocks: usize,
-        logits: usize,
-    ) -> Option<(DraftStateTracker, DraftBufferSize)> {
-        let SpeculativeConfig { draft_tokens: drafts, method: drafter, .. } = self.speculation?;
-        let (states, hidden) = match drafter {
-            SpeculativeMethod::Ngram { .. } => return None,
-            SpeculativeMethod::Mtp | SpeculativeMethod::Eagle3 => (true, self.hidden),
-            SpeculativeMethod::DraftModel => (false, 1), // None is kept.
-        };
-        let (rows, passes) = (self.rows, drafts.into());
-        let size = DraftBufferSize { rows, passes, seq_slots: rows, hidden, blocks, logits };
-        Some((DraftStateTracker::new(rows, self.block_tokens as usize, states), size))
+    /// Words of a stage: ids and block tables of a step, or the history and mask of a few requests that take a sequence slot,
+    /// or the masks of `logits_rows` logits rows. `longest`: tokens of the longest request.
+    pub(crate) fn stage_words(&self, longest: usize, logits_rows: usize) -> usize {
+        let (tables, mask) = (self.rows * self.table_width, self.vocab.div_ceil(32));
+        let drafts = if self.speculation.is_some() { self.tokens } else { 0 }; // As history, too.
+        let words = self.tokens + drafts + tables + 4 * (longest + mask);
+        words.max(self.rows.min(logits_rows) * mask)
     }
 
     /// Tokens of a row of one token with all its drafts.

@@ -1,0 +1,39 @@
+//! Draft tokens that the device makes: by an MTP module, a draft model or EAGLE-3.
+
+use super::draft_states::DraftStateTracker;
+use super::{Proposal, Proposer, StagedRow};
+use crate::BatchError;
+use ops::StagingBuffer;
+use protocol::BatchRow;
+
+/// The host side of a proposer on the device: which rows get draft tokens, and where the hidden state before each row is.
+pub(crate) struct DeviceProposer {
+    states: DraftStateTracker,
+}
+
+impl DeviceProposer {
+    /// For `seq_slots` sequence slots and blocks of `block_tokens` tokens. `keeps_states`: hidden states are kept, as MTP and EAGLE-3
+    /// need them; a draft model begins with tokens alone.
+    pub(crate) fn new(seq_slots: usize, block_tokens: usize, keeps_states: bool) -> Self {
+        Self { states: DraftStateTracker::new(seq_slots, block_tokens, keeps_states) }
+    }
+}
+
+impl Proposer for DeviceProposer {
+    fn propose(&mut self, row: &BatchRow) -> Proposal<'_> {
+        if row.len == 1 && row.start > 0 { Proposal::OnDevice } else { Proposal::Tokens(&[]) }
+    }
+
+    fn observe(&mut self, rows: &[BatchRow]) {
+        self.states.update_tables(rows);
+    }
+
+    fn stage(
+        &mut self,
+        row: &BatchRow,
+        place: StagedRow,
+        staging: &mut StagingBuffer,
+    ) -> Result<(), BatchError> {
+        self.states.stage(row, place, staging)
+    }
+}

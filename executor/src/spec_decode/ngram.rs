@@ -1,0 +1,243 @@
+//! Draft tokens by n-gram lookup in the history of a request.
+//!
+//! They are made of tokens that the host has seen, so a step that verifies some waits for the outputs of the steps before
+//! it. Outputs are formed on another thread; all ranks of a replica receive the same outputs and propose the same tokens.
+
+use super::ngram_matcher::NgramMatcher;
+use super::{Proposal, Proposer};
+use crate::sequence_slots::SlotOwner;
+use protocol::{BatchRow, RowInput, RowOutput, SequenceSlot, SpeculativeConfig, Token, TokenVec};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+/// Proposes what followed the newest tokens of a request earlier in it.
+pub(crate) struct NgramProposer {
+    matcher: NgramMatcher,
+    max_drafts: usize,
+    histories: Vec<TokenHistory>,
+    updates: (Sender<EmittedTokens>, Receiver<EmittedTokens>),
+    /// Steps whose outputs have not been received.
+    pending_updates: usize,
+}
+
+/// A request's tokens.
+#[derive(Default)]
+struct TokenHistory {
+    owner: Option<SlotOwner>,
+    known: Vec<Token>,
+}
+
+/// What the rows of a step have emitted.
+#[derive(Default)]
+struct EmittedTokens(Vec<EmittedRow>);
+
+/// What a row has emitted.
+struct EmittedRow {
+    slot: SequenceSlot,
+    owner: SlotOwner,
+    tokens: TokenVec,
+}
+
+/// Sends what a step has emitted, once: nothing, if the step has failed.
+pub(crate) struct EmittedTokenSender {
+    to: Sender<EmittedTokens>,
+    rows: Vec<SamplingRow>,
+    updates: EmittedTokens,
+}
+
+/// A row that samples.
+#[derive(Clone, Copy)]
+struct SamplingRow {
+    /// Its index in the batch.
+    index: usize,
+    slot: SequenceSlot,
+    owner: SlotOwner,
+}
+
+impl NgramProposer {
+    /// `None`: the method is another one.
+    pub(crate) fn new(speculation: SpeculativeConfig, seats: usize) -> Option<Self> {
+        let SpeculativeConfig { draft_tokens: drafts, method: drafter, .. } = speculation;
+        let protocol::SpeculativeMethod::Ngram { lookup_min: min, lookup_max: max } = drafter
+        else {
+            return None;
+        };
+        Some(Self {
+            matcher: NgramMatcher { min: min.max(1).into(), max: max.max(min).max(1).into() },
+            max_drafts: drafts.into(),
+            histories: (0..seats).map(|_| TokenHistory::default()).collect(),
+            updates: channel(),
+            pending_updates: 0,
+        })
+    }
+}
+
+impl Proposer for NgramProposer {
+    /// None unless all tokens before them are known here.
+    fn propose(&mut self, row: &BatchRow) -> Proposal<'_> {
+        let history = &mut self.histories[row.seq_slot.0 as usize];
+        if let Some(init) = &row.seq_init {
+            history.owner = Some(SlotOwner::of(row));
+            history.known.clone_from(&init.token_history);
+        }
+        let most = self.max_drafts.min(row.drafts.into());
+        let from_host = matches!(row.input, RowInput::Tokens(_));
+        let complete = history.known.len() == row.start as usize + row.len as usize;
+        if most == 0 || !from_host || !complete {
+            return Proposal::Tokens(&[]);
+        }
+        Proposal::Tokens(self.matcher.propose(&history.known, most))
+    }
+
+    /// Receives what has been emitted: all of it, if one of these rows is to verify draft tokens.
+    fn observe(&mut self, rows: &[BatchRow]) {
+        let waits = rows.iter().any(|row| row.drafts > 0);
+        while self.pending_updates > 0 {
+            let received =
+                if waits { self.updates.1.recv().ok() } else { self.updates.1.try_recv().ok() };
+            let Some(EmittedTokens(emitted)) = received else { return };
+            self.pending_updates -= 1;
+            for EmittedRow { slot, owner, tokens } in emitted {
+                let history = &mut self.histories[slot.0 as usize];
+                if history.owner == Some(owner) {
+                    history.known.extend_from_slice(&tokens);
+                }
+            }
+        }
+    }
+
+    fn observe_outputs(&mut self, rows: &[BatchRow]) -> Option<EmittedTokenSender> {
+        self.pending_updates += 1;
+        let sampling = rows.iter().enumerate().filter(|(_, row)| row.samples);
+        let sampling = sampling.map(|(index, row)| SamplingRow {
+            index,
+            slot: row.seq_slot,
+            owner: SlotOwner::of(row),
+        });
+        let rows = sampling.collect();
+        let (to, updates) = (self.updates.0.clone(), EmittedTokens::default());
+        Some(EmittedTokenSender { to, rows, updates })
+    }
+}
+
+impl EmittedTokenSender {
+    /// Records the outputs of the step.
+    pub(crate) fn record_outputs(&mut self, outputs: &[RowOutput]) {
+        let emitted = |row: &SamplingRow| {
+            let SamplingRow { index, slot, owner } = *row;
+            EmittedRow { slot, owner, tokens: outputs[index].sampled_tokens.clone() }
+        };
+        self.updates.0 = self.rows.iter().map(emitted).collect();
+    }
+}
+
+impl Drop for EmittedTokenSender {
+    fn drop(&mut self) {
+        // The proposer may be gone.
+        let _ = self.to.send(std::mem::take(&mut self.updates));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::{DraftAcceptance, RequestId, SamplingParams, SequenceInit, ThinVec};
+
+    fn row(start: u32, ids: &[Token], drafts: u8) -> BatchRow {
+        BatchRow {
+            request: RequestId(1),
+            epoch: 0,
+            seq_slot: SequenceSlot(0),
+            start,
+            len: ids.len() as u32,
+            drafts,
+            samples: true,
+            masked: false,
+            input: RowInput::Tokens(ids.into()),
+            table_updates: ThinVec::new(),
+            next_token: None,
+            seq_init: None,
+        }
+    }
+
+    fn first(history: &[Token]) -> BatchRow {
+        let (sampling, history) = (SamplingParams::greedy(), history.to_vec());
+        let init = SequenceInit { sampling, rng_key: 0, prompt_len: 4, token_history: history };
+        BatchRow { seq_init: Some(Box::new(init)), ..row(0, &[5, 6, 7, 5], 0) }
+    }
+
+    fn ngram_proposer() -> NgramProposer {
+        let ngram = protocol::SpeculativeMethod::Ngram { lookup_min: 1, lookup_max: 3 };
+        NgramProposer::new(
+            SpeculativeConfig {
+                draft_tokens: 3,
+                method: ngram,
+                acceptance: DraftAcceptance::Exact,
+            },
+            1,
+        )
+        .expect("it looks tokens up")
+    }
+
+    fn history_update(speaker: &mut EmittedTokenSender, ids: &[Token]) {
+        speaker.record_outputs(&[RowOutput { sampled_tokens: ids.into(), ..RowOutput::default() }]);
+    }
+
+    #[test]
+    fn drafts_follow_token_history() {
+        let mut drafter = ngram_proposer();
+        let prompt = first(&[5, 6, 7, 5]);
+        assert_eq!(drafter.propose(&prompt), Proposal::Tokens(&[]), "the row has room for none");
+        history_update(&mut drafter.observe_outputs(&[prompt]).unwrap(), &[6]);
+        let next = row(4, &[6], 2);
+        drafter.observe(std::slice::from_ref(&next));
+        assert_eq!(drafter.propose(&next), Proposal::Tokens(&[7, 5]), "two of three");
+        history_update(&mut drafter.observe_outputs(&[next]).unwrap(), &[7, 9]);
+        let next = row(6, &[9], 3);
+        drafter.observe(std::slice::from_ref(&next));
+        assert_eq!(drafter.propose(&next), Proposal::Tokens(&[]), "9 is new");
+    }
+
+    #[test]
+    fn step_waits_for_outputs_only_when_drafting() {
+        let mut drafter = ngram_proposer();
+        let mut speaker = drafter.observe_outputs(&[first(&[5, 6, 7, 5])]).unwrap();
+        drafter.propose(&first(&[5, 6, 7, 5]));
+        let next = row(4, &[6], 0);
+        drafter.observe(std::slice::from_ref(&next));
+        assert_eq!(drafter.pending_updates, 1);
+        history_update(&mut speaker, &[6]);
+        let next = row(4, &[6], 3);
+        let answers = std::thread::spawn(move || drop(speaker));
+        drafter.observe(std::slice::from_ref(&next));
+        assert_eq!(drafter.propose(&next), Proposal::Tokens(&[7, 5, 6]));
+        answers.join().expect("it only drops");
+    }
+
+    #[test]
+    fn incomplete_history_yields_no_drafts() {
+        let mut drafter = ngram_proposer();
+        drafter.propose(&first(&[]));
+        assert_eq!(drafter.propose(&row(4, &[6], 3)), Proposal::Tokens(&[]), "no history came");
+        drafter.propose(&first(&[5, 6, 7, 5]));
+        assert_eq!(drafter.propose(&row(4, &[6], 3)), Proposal::Tokens(&[]), "6 was never heard");
+        drop(drafter.observe_outputs(&[first(&[5, 6, 7, 5])]).unwrap());
+        let step = RowInput::SampledAt { step: protocol::StepId(1), draft_slack: 0 };
+        assert_eq!(
+            drafter.propose(&BatchRow { input: step, ..row(3, &[5], 3) }),
+            Proposal::Tokens(&[])
+        );
+        assert_eq!(drafter.propose(&row(3, &[5], 3)), Proposal::Tokens(&[6, 7, 5]));
+        let other = BatchRow { request: RequestId(2), ..first(&[1, 2, 1]) };
+        let mut late = drafter.observe_outputs(&[row(3, &[5], 0)]).unwrap();
+        history_update(&mut late, &[6]);
+        drop(late);
+        drafter.propose(&other);
+        let next = BatchRow { request: RequestId(2), ..row(2, &[1], 3) };
+        drafter.observe(std::slice::from_ref(&next));
+        assert_eq!(
+            drafter.propose(&next),
+            Proposal::Tokens(&[2, 1]),
+            "another request's answer came late"
+        );
+    }
+}

@@ -1,0 +1,130 @@
+//! The forward pass of a step, and the first slice of its logits rows: a captured graph, or launch by launch.
+
+use super::StepState;
+use super::context::StepContext;
+use super::graphs::GraphKey;
+use super::launch::{StepLaunch, samples_subset};
+use super::limits::StepLimits;
+use crate::ExecutorError;
+use crate::spec_decode::DraftRowCounts;
+use crate::trace::{StepFacts, StepTracer};
+use models::ExpertExchange;
+use ops::{RowBounds, StageRow, StagingBuffer, StepShape};
+use protocol::{BatchRow, DispatchMode};
+use std::sync::Arc;
+
+impl StepState {
+    /// Uploads the stage and launches the forward pass with the first slice of logits rows.
+    pub(super) fn forward(
+        &mut self,
+        context: &mut StepContext<'_>,
+        tracer: Option<&mut StepTracer>,
+    ) -> Result<(), ExecutorError> {
+        context.graph = if context.is_masked() { None } else { self.matching_graph(context) };
+        context.pending.timing.replayed = context.graph.is_some();
+        let ops = &context.model.ops;
+        if let Some(tracer) = tracer {
+            let captured = context.graph.and_then(|key| self.graphs.get(key));
+            let instrumented = captured.is_none_or(|graph| graph.instrumented.is_some());
+            let facts = StepFacts::new(context.batch, context.graph.map(|key| key.rows));
+            let started = context.pending.started;
+            context.pending.trace = tracer.step(ops, facts, instrumented, started)?;
+        }
+        self.staging.upload(ops, &mut self.device.buffers)?;
+        if let Some(trace) = &mut context.pending.trace {
+            trace.uploaded(*ops.stream())?;
+        }
+        if self.replay(context)? { Ok(()) } else { self.launch(context) }
+    }
+
+    /// The captured graph that serves a step whose first slice of logits rows is staged; `None`: it must be launched.
+    fn matching_graph(&self, context: &StepContext<'_>) -> Option<GraphKey> {
+        let (batch, stage) = (context.batch, &self.staging.stage);
+        let DispatchMode::Graph { rows, width } = batch.dispatch else { return None };
+        let (most, tokens) = (rows * width, stage.tokens.max(context.first_slice) as u32);
+        let fits = stage.rows.len() == stage.tokens && tokens <= most;
+        if !fits || batch.rows.len() > rows as usize {
+            return None;
+        }
+        // Replicas that step together replay the same graph, and a proposer on the device has rows of its own; any other
+        // step replays the smallest graph that has room for its rows.
+        let exact = context.model.dp.size() > 1 || self.device.drafts.is_some();
+        let least = if exact { most } else { tokens };
+        let longest = row_bounds(stage, &self.size.limits).max_context_len;
+        self.graphs.size(context.full_logits, least..=most, longest)
+    }
+
+    /// Replays the captured graph of the step, if there is one.
+    fn replay(&self, context: &mut StepContext<'_>) -> Result<bool, ExecutorError> {
+        let Some(captured) = context.graph.and_then(|key| self.graphs.get(key)) else {
+            return Ok(false);
+        };
+        let trace = context.pending.trace.as_mut().filter(|trace| trace.is_instrumented());
+        let graph = match (trace, &captured.instrumented) {
+            (Some(trace), Some((graph, spans))) => {
+                trace.set_spans(Arc::clone(spans));
+                graph
+            }
+            _ => &captured.graph,
+        };
+        let model = context.model;
+        model.tp.on_replayed(&captured.collectives[0])?;
+        model.dp.on_replayed(&captured.collectives[1])?;
+        model.ops.device().replay(model.ops.stream(), graph)?;
+        Ok(true)
+    }
+
+    fn launch(&mut self, context: &mut StepContext<'_>) -> Result<(), ExecutorError> {
+        let (model, batch, stage) = (context.model, context.batch, &self.staging.stage);
+        let shape = StepShape {
+            tokens: stage.tokens,
+            rows: stage.rows.len(),
+            logits_rows: context.first_slice,
+            bounds: row_bounds(stage, &self.size.limits),
+        };
+        let drafts = self.device.drafts.is_some().then(|| self.draft_rows(context));
+        let all_rows = context.first_slice == context.logits_rows.len();
+        let launch = StepLaunch {
+            shape,
+            dp_rows: batch.moe_tokens as usize,
+            expert_exchange: expert_exchange(batch.dispatch),
+            logits_rows_only: all_rows && samples_subset(&shape) && drafts.is_none(),
+            full_logits: context.full_logits,
+            drafts,
+        };
+        let pending = &mut context.pending;
+        let trace = pending.trace.as_mut().filter(|trace| trace.is_instrumented());
+        let mut spans = trace.as_ref().map(|trace| trace.span_recorder(&model.ops));
+        let hidden = self.device.launch(model, launch, &mut pending.timing, &mut spans)?;
+        if let (Some(trace), Some(spans)) = (trace, spans) {
+            trace.set_spans(spans.finish());
+        }
+        context.hidden = Some(hidden);
+        Ok(())
+    }
+
+    /// The rows of a batch that the proposer on the device reads.
+    fn draft_rows(&self, context: &StepContext<'_>) -> DraftRowCounts {
+        let batch = context.batch;
+        let drafted = |row: &BatchRow| self.seq_slots.get(row.seq_slot).device_drafts > 0;
+        let drafting = batch.rows.iter().rposition(drafted).map_or(0, |last| last + 1);
+        let dp_rows = if context.model.dp.size() > 1 { batch.draft_rows as usize } else { 0 };
+        DraftRowCounts { rows: batch.rows.len(), drafting, dp_rows }
+    }
+}
+
+/// How tokens reach the experts of other replicas. Captured graphs have sizes that do not depend on routing, and ranks that
+/// launch what others replay exchange tokens as the graph does.
+fn expert_exchange(dispatch: DispatchMode) -> ExpertExchange {
+    match dispatch {
+        DispatchMode::Graph { .. } => ExpertExchange::AllGather,
+        DispatchMode::Eager { .. } => ExpertExchange::Auto,
+    }
+}
+
+/// Bounds of the rows of a stage, in which rows of one token come first.
+fn row_bounds(stage: &StagingBuffer, limits: &StepLimits) -> RowBounds {
+    let lengths = |row: &StageRow| (row.len as usize, (row.start + row.len) as usize);
+    let successive = if limits.one_token_rows { limits.tokens_per_row() } else { 1 };
+    RowBounds::of(stage.rows.iter().map(lengths), successive)
+}

@@ -1,0 +1,145 @@
+//! One step of a batch, as a pipeline over a [`StepContext`]: [stage](stage) the inputs, [forward](forward) pass,
+//! [sample](sample), [answer](pending).
+//!
+//! A step is submitted and finished apart: between the two the device computes, and the next step may be submitted. The stage of a
+//! step is one copy to the device, its sampled tokens are one copy back.
+
+mod bitmasks;
+mod context;
+mod forward;
+mod graphs;
+mod launch;
+mod limits;
+mod logits_rows;
+mod pending;
+mod sample;
+mod stage;
+mod staging_queue;
+
+use crate::ExecutorError;
+use crate::model_context::ModelContext;
+use crate::sequence_slots::{BlockTableChange, HostSequenceSlots};
+use crate::spec_decode::{self, Proposer, ProposerSetup};
+use crate::trace::StepTracer;
+use context::StepContext;
+use logits_rows::LogitsRow;
+use ops::{DraftBuffers, KvPool, Ops, PoolLayout, StepBuffers, StepSize};
+use pending::OutputMemoryPool;
+use protocol::{Batch, Epoch};
+use staging_queue::StagingQueue;
+
+pub use bitmasks::{NoTokenBitmasks, TokenBitmaskSource};
+pub(crate) use graphs::{CapturePlan, StepGraphs, graph_shape, row_counts_to_capture};
+pub(crate) use launch::{DeviceState, StepLaunch};
+pub(crate) use limits::StepLimits;
+pub(crate) use logits_rows::logits_rows_per_slice;
+pub(crate) use pending::PendingStep;
+
+/// Steps whose inputs or outputs may be in flight at a time.
+pub(crate) const STEPS_IN_FLIGHT: usize = 2;
+
+/// Sizes of everything that steps change.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StepStateSize {
+    pub(crate) kv: PoolLayout,
+    /// KV pool of the draft model, for the same blocks.
+    pub(crate) draft_kv: Option<PoolLayout>,
+    pub(crate) limits: StepLimits,
+    /// Tokens of the longest request.
+    pub(crate) longest: usize,
+    /// Logits rows sampled at a time.
+    pub(crate) logits_rows: usize,
+    /// Most top-k tokens that are listed with a sampled token.
+    pub(crate) top_logprobs: usize,
+}
+
+/// What steps change: KV pool, sequence slots and staging memory, all sized when the KV cache was.
+pub(crate) struct StepState {
+    epoch: Epoch,
+    size: StepStateSize,
+    pub(crate) device: DeviceState,
+    seq_slots: HostSequenceSlots,
+    proposer: Option<Box<dyn Proposer>>,
+    staging: StagingQueue,
+    output_memory: OutputMemoryPool,
+    pub(crate) graphs: StepGraphs,
+    /// Memory of contexts, kept from step to step.
+    table_changes: Vec<BlockTableChange>,
+    logits_rows: Vec<LogitsRow>,
+}
+
+impl StepState {
+    pub(crate) fn new(ops: &Ops, epoch: Epoch, size: StepStateSize) -> Result<Self, ExecutorError> {
+        let StepStateSize { kv, draft_kv, limits, longest, logits_rows, top_logprobs } = size;
+        let words = limits.stage_words(longest, logits_rows);
+        let stage_bytes = logits_rows::stage_bytes(&limits, logits_rows, words);
+        let buffers = StepBuffers::new(
+            ops,
+            StepSize {
+                tokens: limits.tokens,
+                rows: limits.stage_rows(),
+                logits_rows,
+                top_logprobs,
+                stage_bytes,
+                block_tokens: limits.block_tokens as usize,
+                verification: spec_decode::verification(limits.speculation),
+            },
+        )?;
+        let setup = ProposerSetup::new(&limits, kv.blocks(), logits_rows);
+        let drafts = setup.buffers.map(|size| DraftBuffers::new(ops, size)).transpose()?;
+        let (rows, width) = (limits.rows, limits.table_width);
+        let seq_slots = ops::DeviceSequenceSlots::new(ops, rows, width, longest, limits.vocab)?;
+        Ok(Self {
+            epoch,
+            size,
+            staging: StagingQueue::new(ops, words, stage_bytes)?,
+            output_memory: OutputMemoryPool::new(ops, &buffers)?,
+            device: DeviceState {
+                kv: KvPool::new(ops, kv)?,
+                draft_kv: draft_kv.map(|kv| KvPool::new(ops, kv)).transpose()?,
+                seq_slots,
+                buffers,
+                drafts,
+            },
+            seq_slots: HostSequenceSlots::new(rows as u32, width, kv.blocks() as u32),
+            proposer: setup.proposer,
+            graphs: StepGraphs::default(),
+            table_changes: Vec::new(),
+            logits_rows: Vec::new(),
+        })
+    }
+
+    /// The KV pool of the proposer, and what it has computed over it.
+    #[cfg(test)]
+    pub(crate) fn draft_state(&self) -> (&KvPool, Option<&DraftBuffers>) {
+        let DeviceState { kv, draft_kv, drafts, .. } = &self.device;
+        (draft_kv.as_ref().unwrap_or(kv), drafts.as_ref())
+    }
+
+    /// Bytes of the KV cache.
+    pub(crate) fn kv_bytes(&self) -> u64 {
+        (self.size.kv.bytes() + self.size.draft_kv.map_or(0, |kv| kv.bytes())) as u64
+    }
+
+    /// Launches a batch; its outputs come with [`PendingStep::finish`]. Grammar bitmasks are waited for once the forward pass is
+    /// launched; all logits rows of a masked batch are sampled after that.
+    ///
+    /// Errors: the batch contradicts itself or the sequence slots, bitmasks are missing, or the device fails.
+    pub(crate) fn submit(
+        &mut self,
+        model: &ModelContext,
+        batch: &Batch,
+        masks: &mut dyn TokenBitmaskSource,
+        tracer: Option<&mut StepTracer>,
+    ) -> Result<PendingStep, ExecutorError> {
+        let pending = PendingStep::new(batch, self.epoch, self.output_memory.sender());
+        let mut context = StepContext::new(model, batch, pending);
+        self.stage(&mut context)?;
+        if context.is_idle() {
+            return Ok(context.pending);
+        }
+        self.forward(&mut context, tracer)?;
+        self.sample(&mut context, masks)?;
+        self.answer(context)
+    }
+}

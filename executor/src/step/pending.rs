@@ -1,0 +1,143 @@
+//! The answer of a step: sampled tokens on their way to the host, and the output that they become.
+
+use super::context::StepContext;
+use super::logits_rows::{self, LogitsRow};
+use super::{STEPS_IN_FLIGHT, StepState};
+use crate::ExecutorError;
+use crate::clock::ns_since;
+use crate::expert_load_report::ExpertLoadReport;
+use crate::spec_decode::EmittedTokenSender;
+use crate::trace::StepTrace;
+use collectives::LaunchCheckpoint;
+use ops::{Ops, SamplerOutputMemory, SamplerOutputsInFlight, StepBuffers};
+use protocol::{Batch, Epoch, RowError, RowOutput, StepId, StepOutput, StepTiming};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
+
+/// A step that has been submitted.
+pub(crate) struct PendingStep {
+    step: StepId,
+    epoch: Epoch,
+    pub(crate) rows: Vec<RowOutput>,
+    pub(crate) logits_rows: Vec<LogitsRow>,
+    /// Rows whose masks are late.
+    pub(crate) overdue_rows: Vec<usize>,
+    /// Whom the drafter hears of this step.
+    pub(crate) emitted_tokens: Option<EmittedTokenSender>,
+    pub(crate) outputs: Option<SamplerOutputsInFlight>,
+    memory_return: Sender<SamplerOutputMemory>,
+    /// What the groups have launched up to here.
+    pub(crate) launched: Vec<LaunchCheckpoint>,
+    pub(crate) timing: StepTiming,
+    pub(crate) experts: Option<ExpertLoadReport>,
+    pub(crate) started: Instant,
+    pub(crate) trace: Option<StepTrace>,
+}
+
+/// Host memory for the outputs of steps: one more than steps may be in flight.
+pub(super) struct OutputMemoryPool {
+    sender: Sender<SamplerOutputMemory>,
+    receiver: Receiver<SamplerOutputMemory>,
+}
+
+impl OutputMemoryPool {
+    pub(super) fn new(ops: &Ops, buffers: &StepBuffers) -> Result<Self, ExecutorError> {
+        let (sender, receiver) = channel();
+        for _ in 0..=STEPS_IN_FLIGHT {
+            let _ = sender.send(buffers.output_memory(ops)?); // The receiver is alive.
+        }
+        Ok(Self { sender, receiver })
+    }
+
+    /// Where memory is returned to.
+    pub(super) fn sender(&self) -> Sender<SamplerOutputMemory> {
+        self.sender.clone()
+    }
+
+    /// Waits for memory.
+    pub(super) fn take(&self) -> SamplerOutputMemory {
+        self.receiver.recv().expect("the sender is in the same struct")
+    }
+
+    pub(super) fn give_back(&self, memory: SamplerOutputMemory) {
+        let _ = self.sender.send(memory); // The receiver is alive.
+    }
+}
+
+impl StepState {
+    /// Starts the copy of the last slice of sampled tokens, and notes what was launched.
+    pub(super) fn answer(
+        &mut self,
+        context: StepContext<'_>,
+    ) -> Result<PendingStep, ExecutorError> {
+        let StepContext { model, logits_rows, first_slice, graph, slices, mut pending, .. } =
+            context;
+        let last = &logits_rows[first_slice..];
+        let lists = logits_rows::wants_top_logprobs(last);
+        let (ops, memory) = (&model.ops, self.output_memory.take());
+        pending.outputs = Some(self.device.buffers.download(ops, memory, last.len(), lists)?);
+        pending.logits_rows.extend_from_slice(last);
+        if let Some(trace) = &mut pending.trace {
+            trace.submitted(*ops.stream(), slices)?;
+        }
+        self.logits_rows = logits_rows;
+        if let Some(reporter) = &model.expert_load_reporter {
+            pending.experts = reporter.begin(ops, graph.is_some())?;
+        }
+        pending.timing.collectives = model.collective_timing();
+        pending.launched =
+            [&model.tp, &model.dp].iter().filter_map(|g| g.launch_checkpoint()).collect();
+        Ok(pending)
+    }
+}
+
+impl PendingStep {
+    /// A step of `batch` that begins now. The memory of its outputs is returned to `home`.
+    pub(crate) fn new(batch: &Batch, epoch: Epoch, home: Sender<SamplerOutputMemory>) -> Self {
+        Self {
+            step: batch.step,
+            epoch,
+            rows: vec![RowOutput::default(); batch.rows.len()],
+            logits_rows: Vec::new(),
+            overdue_rows: Vec::new(),
+            emitted_tokens: None,
+            outputs: None,
+            memory_return: home,
+            launched: Vec::new(),
+            timing: StepTiming::default(),
+            experts: None,
+            started: Instant::now(),
+            trace: None,
+        }
+    }
+
+    /// Waits for the device and forms the answer.
+    pub(crate) fn finish(mut self) -> Result<StepOutput, ExecutorError> {
+        if let Some(answers) = self.outputs.take() {
+            let waiting = Instant::now();
+            let answers = answers.wait();
+            let waited = Instant::now();
+            self.launched.iter().try_for_each(LaunchCheckpoint::finish)?; // It says more than the device does.
+            let answers = answers?;
+            logits_rows::write_outputs(&self.logits_rows, &answers, &mut self.rows);
+            if let Some(trace) = self.trace.take() {
+                trace.finish(waiting, waited); // Before the memory goes home: see `trace::STEP_EVENT_SLOTS`.
+            }
+            // An executor that is gone needs no memory.
+            let _ = self.memory_return.send(answers.into_memory());
+        }
+        for &row in &self.overdue_rows {
+            self.rows[row].error.get_or_insert(RowError::MaskOverdue);
+        }
+        if let Some(speaker) = &mut self.emitted_tokens {
+            speaker.record_outputs(&self.rows);
+        }
+        let mut timing = self.timing;
+        let elapsed = ns_since(self.started);
+        timing.forward_ns =
+            timing.forward_ns.max(elapsed.saturating_sub(timing.inputs_ns + timing.sample_ns));
+        let experts = self.experts.map(ExpertLoadReport::wait).transpose()?.unwrap_or_default();
+        let Self { step, epoch, rows, .. } = self;
+        Ok(StepOutput { step, epoch, rows, timing, expert_tokens: experts })
+    }
+}

@@ -1,0 +1,96 @@
+//! Sampling of a step: logits rows slice by slice, as far as the forward pass has not sampled them.
+
+use super::StepState;
+use super::bitmasks::{StepBitmasks, TokenBitmaskSource};
+use super::context::StepContext;
+use super::logits_rows::{self, LogitsRow};
+use crate::ExecutorError;
+use protocol::Batch;
+
+impl StepState {
+    /// Waits for grammar bitmasks, then samples the remaining logits rows; all slices but the last are waited for. The first
+    /// slice is empty if the forward pass did not wait for bitmasks.
+    pub(super) fn sample(
+        &mut self,
+        context: &mut StepContext<'_>,
+        masks: &mut dyn TokenBitmaskSource,
+    ) -> Result<(), ExecutorError> {
+        context.masks = StepBitmasks::wait(context.batch, masks)?;
+        logits_rows::drop_overdue(&mut context.logits_rows, &context.masks);
+        context.pending.overdue_rows = context.masks.overdue_rows();
+        let (mut slice, all) = (0..context.first_slice, context.logits_rows.len());
+        context.slices = usize::from(slice.end == all || slice.end > 0);
+        while slice.end < all {
+            if !slice.is_empty() {
+                self.read_slice(context, slice.clone())?;
+            }
+            let staged = self.sample_slice(context, slice.end)?;
+            slice = slice.end..slice.end + staged;
+            context.slices += 1;
+        }
+        context.first_slice = slice.start;
+        Ok(())
+    }
+
+    /// Waits for the sampled tokens of a slice that others follow.
+    fn read_slice(
+        &mut self,
+        context: &mut StepContext<'_>,
+        slice: std::ops::Range<usize>,
+    ) -> Result<(), ExecutorError> {
+        let rows = &context.logits_rows[slice];
+        let lists = logits_rows::wants_top_logprobs(rows);
+        let memory = self.output_memory.take();
+        let outputs =
+            self.device.buffers.download(&context.model.ops, memory, rows.len(), lists)?;
+        let outputs = outputs.wait()?;
+        logits_rows::write_outputs(rows, &outputs, &mut context.pending.rows);
+        self.output_memory.give_back(outputs.into_memory());
+        Ok(())
+    }
+
+    /// Launches the slice of logits rows from `first` on, and returns how many rows it has.
+    fn sample_slice(
+        &mut self,
+        context: &mut StepContext<'_>,
+        first: usize,
+    ) -> Result<usize, ExecutorError> {
+        let hidden = context.hidden.as_ref().expect("a graph samples all logits rows at once");
+        self.staging.stage.clear();
+        let rows = &context.logits_rows[first..];
+        let count = self.stage_slice(context.batch, &context.masks, rows);
+        self.staging.upload(&context.model.ops, &mut self.device.buffers)?;
+        let (model, full_logits) = (context.model, context.full_logits);
+        let timing = &mut context.pending.timing;
+        self.device.sample_slice(model, hidden, count, full_logits, timing)?;
+        Ok(count)
+    }
+
+    /// Stages as many logits rows as fit and returns their number.
+    pub(super) fn stage_slice(
+        &mut self,
+        batch: &Batch,
+        masks: &StepBitmasks,
+        rows: &[LogitsRow],
+    ) -> usize {
+        let limits = &self.size.limits;
+        let (edits_max, words_max) = (logits_rows::edits_max(limits), self.staging.words_max);
+        let most = rows.len().min(self.size.logits_rows);
+        let stage = &mut self.staging.stage;
+        for (n, row) in rows[..most].iter().enumerate() {
+            let (edits, words, inits) = (stage.edits.len(), stage.words.len(), stage.inits.len());
+            let one = std::slice::from_ref(row);
+            let (slots, vocab) = (&self.seq_slots, limits.vocab);
+            logits_rows::stage_logits_rows(one, batch, slots, masks, vocab, stage);
+            let full = stage.edits.len() > edits_max || stage.words.len() > words_max;
+            if full && n > 0 {
+                stage.logits_rows.pop();
+                stage.inits.truncate(inits);
+                stage.edits.truncate(edits);
+                stage.words.truncate(words);
+                return n;
+            }
+        }
+        most
+    }
+}

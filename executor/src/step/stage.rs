@@ -1,0 +1,122 @@
+//! The stage of a step: its batch as inputs of the device.
+
+use super::bitmasks::StepBitmasks;
+use super::context::StepContext;
+use super::{StepState, logits_rows};
+use crate::ExecutorError;
+use crate::clock::ns_since;
+use crate::model_context::ModelContext;
+use crate::sequence_slots;
+use crate::spec_decode::{Proposal, StagedRow};
+use ops::StepShape;
+use protocol::{Batch, BatchRow};
+
+impl StepState {
+    /// Checks and stages the rows of the batch, its draft tokens, and the first slice of its logits rows.
+    pub(super) fn stage(&mut self, context: &mut StepContext<'_>) -> Result<(), ExecutorError> {
+        let batch = context.batch;
+        self.stage_rows(context.model, batch)?;
+        let proposer = self.proposer.as_mut();
+        context.pending.emitted_tokens =
+            proposer.and_then(|proposer| proposer.observe_outputs(&batch.rows));
+        for (row, output) in batch.rows.iter().zip(&mut context.pending.rows) {
+            output.drafted = self.seq_slots.get(row.seq_slot).drafts() as u8;
+        }
+        if context.is_idle() {
+            return Ok(());
+        }
+        context.logits_rows = std::mem::take(&mut self.logits_rows);
+        let (slots, top) = (&self.seq_slots, self.size.top_logprobs);
+        logits_rows::collect_logits_rows(batch, slots, top, &mut context.logits_rows);
+        context.full_logits = logits_rows::needs_full_logits(
+            &context.logits_rows,
+            batch,
+            slots,
+            self.size.limits.vocab,
+            context.model.vocab_parallel_support(),
+        );
+        if !context.is_masked() {
+            context.first_slice =
+                self.stage_slice(batch, &StepBitmasks::default(), &context.logits_rows);
+        }
+        for row in batch.rows.iter().filter(|row| row.samples) {
+            self.seq_slots.mark_sampled(row, batch.step);
+        }
+        context.pending.timing.inputs_ns = ns_since(context.pending.started);
+        Ok(())
+    }
+
+    /// Stages the rows, and the sequence slots that they take; uploads early what would not fit.
+    fn stage_rows(&mut self, model: &ModelContext, batch: &Batch) -> Result<(), ExecutorError> {
+        self.size.limits.check(batch, model.dp.size() > 1)?;
+        self.staging.stage.clear();
+        self.table_changes.clear();
+        for row in &batch.rows {
+            self.table_changes.push(self.seq_slots.update(row)?);
+        }
+        if let Some(proposer) = &mut self.proposer {
+            proposer.observe(&batch.rows);
+        }
+        for row in &batch.rows {
+            self.stage_drafts(row);
+            self.stage_slot(model, row)?;
+        }
+        let tables: usize = self.table_changes.iter().map(|change| change.blocks.len()).sum();
+        let rows = self.size.limits.tokens + tables;
+        if self.staging.stage.words.len() + rows > self.staging.words_max {
+            self.flush(model)?;
+        }
+        let stage = &mut self.staging.stage;
+        for (row, change) in batch.rows.iter().zip(self.table_changes.drain(..)) {
+            if let Some(proposer) = &mut self.proposer {
+                let device_drafts = self.seq_slots.get(row.seq_slot).device_drafts;
+                proposer.stage(row, StagedRow { token: stage.tokens, device_drafts }, stage)?;
+            }
+            self.size.limits.stage_row(row, change, &self.seq_slots, stage)?;
+        }
+        Ok(())
+    }
+
+    /// Draft tokens of a row.
+    fn stage_drafts(&mut self, row: &BatchRow) {
+        match self.proposer.as_mut().map(|proposer| proposer.propose(row)) {
+            None => {}
+            Some(Proposal::Tokens(drafts)) => {
+                self.seq_slots.set_drafts(row, drafts, &mut self.staging.stage);
+            }
+            Some(Proposal::OnDevice) => self.seq_slots.expect_device_drafts(row),
+        }
+    }
+
+    /// The sequence slot of a row, if the row takes it or its bitmask ends.
+    fn stage_slot(&mut self, model: &ModelContext, row: &BatchRow) -> Result<(), ExecutorError> {
+        let vocab = self.size.limits.vocab;
+        let clears_mask = self.seq_slots.clears_mask(row);
+        if !clears_mask && row.seq_init.is_none() {
+            return Ok(());
+        }
+        // The history and the mask of one request.
+        let heavy = self.size.longest + vocab.div_ceil(32);
+        let stage = &self.staging.stage;
+        if stage.words.len() > 3 * heavy || stage.inits.len() >= self.size.limits.rows {
+            self.flush(model)?;
+        }
+        let stage = &mut self.staging.stage;
+        if clears_mask {
+            self.seq_slots.unmask(row.seq_slot, vocab, stage);
+        }
+        if let Some(init) = &row.seq_init {
+            sequence_slots::stage_init(row.seq_slot, init, vocab, stage);
+        }
+        Ok(())
+    }
+
+    /// Uploads what has been staged about sequence slots, before the step.
+    fn flush(&mut self, model: &ModelContext) -> Result<(), ExecutorError> {
+        self.staging.upload(&model.ops, &mut self.device.buffers)?;
+        let device = &mut self.device;
+        device.buffers.prepare(&model.ops, &mut device.seq_slots, StepShape::default())?;
+        self.staging.stage.clear();
+        Ok(())
+    }
+}
