@@ -1,4 +1,4 @@
-//! Memory that the GPUs of one host write to and read together. What they make in it is `one_shot`'s.
+//! Memory that the GPUs of one host write to and read together. What they make in it is `one_shot_all_reduce`'s.
 //!
 //! Each rank offers memory, all tell each other of their offers, and each reaches the memory of the others: that of other
 //! processes by handles, that of its own by the addresses themselves. What is offered is never taken back, because a
@@ -89,7 +89,7 @@ impl PeerMemory {
         (size, rank): (usize, usize),
         limit_bytes: usize,
     ) -> Result<Self, DeviceError> {
-        check_at_most("one_shot", "ranks", size, MAX_RANKS)?;
+        check_at_most("one_shot_all_reduce", "ranks", size, MAX_RANKS)?;
         let runtime = device.runtime();
         let limit_bytes = limit_bytes.next_multiple_of(GRAIN);
         let own = alloc_shared(runtime, 2 * size * PeerView::area_bytes(limit_bytes))?;
@@ -130,7 +130,7 @@ impl PeerMemory {
     ///
     /// Errors: the devices have no way to each other.
     pub fn open_peers(&mut self, offers: &[PeerMemoryHandle]) -> Result<(), DeviceError> {
-        check_size("one_shot", "offers", offers.len(), self.memory.len())?;
+        check_size("one_shot_all_reduce", "offers", offers.len(), self.memory.len())?;
         let runtime = self.device.runtime();
         runtime.enter()?;
         for (rank, offer) in offers.iter().enumerate().filter(|(rank, _)| *rank != self.rank) {

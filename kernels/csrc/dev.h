@@ -1,5 +1,5 @@
 // dev.h - the one header of every kernel: the same source compiles with clang -x hip and hiprtc (gfx90a, gfx942,
-// gfx950), with NVRTC and nvcc (sm_90a), and as plain C++17 for the SIMT emulator (-DDEV_EMU=1 -DWAVE=64|32).
+// gfx950), with NVRTC and nvcc (sm_90a), and as plain C++17 for the SIMT emulator (-DDEV_EMU=1 -DWARP_SIZE=64|32).
 //
 // Attributes, compiler builtins and inline PTX only: no vendor header, no vendor type, no device library.
 //
@@ -10,7 +10,7 @@
 //   dev/half.h        half_t, the 16-bit type: bf16, or f16 with -DHALF_F16=1
 //   dev/vector.h      vectors, ACT, conversion, 8-wide loads and stores
 //   dev/fp8.h         fp8 e4m3, both dialects
-//   dev/collective.h  shuffles of any type, sums and maxima over groups of lanes, waves and blocks
+//   dev/collective.h  shuffles of any type, sums and maxima over groups of lanes, warps and blocks
 //   dev/matrix.h      16x16x16 half_t tiles, their layouts, fragment loads from shared memory
 //   dev/mfma.h        the other AMD matrix builtins, also on the emulator
 // Beside it, for kernels that include them: dev/strip.h (products of rows as they lie in memory), dev/bulk.h and
@@ -19,7 +19,7 @@
 // A kernel:
 //
 //     #include "dev.h"
-//     // y[r] = sum of row r of x [rows, cols]. Grid: rows. Block: any multiple of WAVE.
+//     // y[r] = sum of row r of x [rows, cols]. Grid: rows. Block: any multiple of WARP_SIZE.
 //     KERNEL(256) row_sum(float* y, const float* x, u32 cols) {
 //         float sum = 0.f;
 //         for (u32 i = tid(); i < cols; i += bdim()) sum += x[(u64)bid_x() * cols + i];
@@ -34,11 +34,11 @@
 //   SHARED(T, name, count)  static shared array; inside a function; never initialised (the emulator fills it with NaN);
 //                           aligned as T is and no more: tiles and 16-byte copies want a T of 16 bytes
 //   DYN_SHARED(T, name)     the launch's dynamic shared memory, aligned to 16 bytes
-//   WAVE                    64 or 32 lanes
-//   tid() bdim() lane() wave() bid_x|y|z() gdim_x|y|z()
+//   WARP_SIZE               lanes of a warp, 64 or 32; on AMD a warp is a wavefront
+//   tid() bdim() lane() warp_id() bid_x|y|z() gdim_x|y|z()
 //   sync()                  block barrier; every thread of the block must come
-//   wave_sync()             orders shared memory between the lanes of a wave; every lane must come
-//   shfl_u32(v, lane)  wave_ballot(bool) -> u64;  any and all: dev/collective.h
+//   warp_sync()             orders shared memory between the lanes of a warp; every lane must come
+//   shfl_u32(v, lane)  warp_ballot(bool) -> u64;  any and all: dev/collective.h
 //   exp2_ log2_ sqrt_ rsqrt_ rcp_ fma_ fmax_ fmin_ fabs_  on f32; the underscore keeps clear of compilers' own names.
 //                           exp2_, log2_, rsqrt_, rcp_ are the hardware's, good to about 2 ulp
 //   atomic_add(u32*|float*, v) atomic_max(u32*, v) atomic_cas(u32*, expected, wanted) -> old value; relaxed, whole device

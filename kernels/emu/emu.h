@@ -7,8 +7,8 @@
 
 #include "lane.h"
 
-#ifndef WAVE
-#  define WAVE 64
+#ifndef WARP_SIZE
+#  define WARP_SIZE 64
 #endif
 #define DEV static inline
 // The line that calls a collective, as its last parameter and argument: lanes must come from the same one.
@@ -25,14 +25,14 @@ template <class Op, u32 GROUP, class T> T reduce(T v, u32 site) {
     memcpy(&bits, &v, 4);
     exchange().word[lane] = bits;
     Exchange& e = meet(site, [](Exchange& all) {
-        T values[WAVE];
-        for (u32 i = 0; i < WAVE; ++i) {
+        T values[WARP_SIZE];
+        for (u32 i = 0; i < WARP_SIZE; ++i) {
             const u32 word = (u32)all.word[i];
             memcpy(values + i, &word, 4);
         }
         for (u32 width = 1; width < GROUP; width *= 2)
-            for (u32 i = 0; i < WAVE; i += 2 * width) values[i] = Op::of(values[i], values[i + width]);
-        for (u32 i = 0; i < WAVE; ++i) {
+            for (u32 i = 0; i < WARP_SIZE; i += 2 * width) values[i] = Op::of(values[i], values[i + width]);
+        for (u32 i = 0; i < WARP_SIZE; ++i) {
             u32 word;
             memcpy(&word, values + i / GROUP * GROUP, 4);
             all.word[i] = word;
@@ -45,7 +45,7 @@ template <class Op, u32 GROUP, class T> T reduce(T v, u32 site) {
 
 // C[M][N] += A[M][K] * B[K][N]; Layout says which elements this lane holds. Sums run over ascending k in f32.
 template <class Layout, u32 M, u32 N, u32 K, class T> void tile_product(float* c, const T* a, const T* b, u32 site) {
-    if (self->wave->lanes != WAVE) broken("matrix product by an incomplete wave");
+    if (self->wave->lanes != WARP_SIZE) broken("matrix product by an incomplete wave");
     Exchange& mine = exchange();
     for (u32 i = 0; i < Layout::NA; ++i) mine.a[Layout::a_row(i) * K + Layout::a_k(i)] = f32(a[i]);
     for (u32 i = 0; i < Layout::NB; ++i) mine.b[Layout::b_k(i) * N + Layout::b_col(i)] = f32(b[i]);
@@ -70,7 +70,7 @@ template <class... A> bool launch(void (*kernel)(A...), const Launch& l, u32 max
         ((l.sizes->bytes[count++] = sizeof(A)), ...);
         l.sizes->count = count;
         l.sizes->max_threads = max_threads;
-        l.sizes->wave = WAVE;
+        l.sizes->wave = WARP_SIZE;
         return true;
     }
     struct Call { void (*kernel)(A...); void** args; } c{kernel, l.args};
@@ -78,7 +78,7 @@ template <class... A> bool launch(void (*kernel)(A...), const Launch& l, u32 max
         const Call* c = (const Call*)p;
         call(c->kernel, c->args, std::index_sequence_for<A...>{});
     };
-    return run(l, WAVE, entry, &c, name);
+    return run(l, WARP_SIZE, entry, &c, name);
 }
 
 template <class T, u32 COUNT, class Site> T (&shared(Site))[COUNT] {
@@ -102,7 +102,7 @@ template <class T, u32 COUNT, class Site> T (&shared(Site))[COUNT] {
 DEV u32 tid() { return emu::self->tid; }
 DEV u32 bdim() { return emu::self->bdim; }
 DEV u32 lane() { return emu::self->lane; }
-DEV u32 wave() { return emu::self->tid / WAVE; }
+DEV u32 warp_id() { return emu::self->tid / WARP_SIZE; }
 DEV u32 bid_x() { return emu::self->bid->x; }
 DEV u32 bid_y() { return emu::self->bid->y; }
 DEV u32 bid_z() { return emu::self->bid->z; }
@@ -111,12 +111,12 @@ DEV u32 gdim_y() { return emu::self->grid->y; }
 DEV u32 gdim_z() { return emu::self->grid->z; }
 
 DEV void sync() { emu::meet_block(); }
-DEV void wave_sync(u32 site = __builtin_LINE()) { emu::meet(site, nullptr); }
+DEV void warp_sync(u32 site = __builtin_LINE()) { emu::meet(site, nullptr); }
 DEV u32 shfl_u32(u32 v, u32 from DEV_SITE) {
     emu::exchange().word[lane()] = v;
-    return (u32)emu::meet(site, nullptr).word[from % WAVE];
+    return (u32)emu::meet(site, nullptr).word[from % WARP_SIZE];
 }
-DEV u64 wave_ballot(bool p DEV_SITE) {
+DEV u64 warp_ballot(bool p DEV_SITE) {
     emu::exchange().word[lane()] = p;
     const emu::Exchange& e = emu::meet(site, nullptr);
     u64 mask = 0;

@@ -90,10 +90,10 @@ std::vector<std::string> command(const Folder& folder, const std::string& source
     bool wave = false;
     for (int i = 0; i < count; ++i) {
         const std::string option = options[i];
-        wave |= option.compare(0, 7, "-DWAVE=") == 0;
+        wave |= option.compare(0, 12, "-DWARP_SIZE=") == 0;
         if (for_host(option)) c.push_back(option);
     }
-    if (!wave) c.push_back("-DWAVE=" + std::to_string(s.wave));
+    if (!wave) c.push_back("-DWARP_SIZE=" + std::to_string(s.wave));
     char gfx[32];
     snprintf(gfx, sizeof gfx, "-DDEV_EMU_GFX=0x%x", s.gfx);
     if (s.gfx) c.push_back(gfx);

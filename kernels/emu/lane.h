@@ -33,7 +33,7 @@ struct Exchange {
 
 struct Wave {
     Exchange exchange[2];
-    u32 lanes;          // of this wave; fewer than WAVE in the last wave of an odd block
+    u32 lanes;          // of this wave; fewer than WARP_SIZE in the last wave of an odd block
 };
 
 // The thread that runs now, as its code sees it.

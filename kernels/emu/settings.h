@@ -8,7 +8,7 @@ struct Settings {
     u64 seed;               // HIPEMU_SEED, 0: order of waves and lanes, see Order; settable by hipemuSetSeed
     u32 threads;            // HIPEMU_THREADS, cores: host threads for the blocks of a large launch
     u64 patience_ms;        // HIPEMU_PATIENCE_MS, 10000: a launch in which no block and no barrier ends for so long is broken
-    u32 wave;               // HIPEMU_WAVE, 64: what the device says of itself; a kernel's own is its -DWAVE
+    u32 wave;               // HIPEMU_WAVE, 64: what the device says of itself; a kernel's own is its -DWARP_SIZE
     u32 gfx;                // HIPEMU_GFX, none: 90a, 942 or 950; kernels are compiled for that branch
     u32 devices;            // HIPEMU_DEVICES, 1
     u64 memory_bytes;       // HIPEMU_MEMORY, 1 GiB: per device; suffixes K, M, G

@@ -29,13 +29,13 @@ pub(crate) fn check_dispatch(
     check_size(KERNEL, "counts", counts.cols(), spread.ranks)
 }
 
-/// Fails unless `place_experts` has a position, or a named token, for each row of `experts`.
+/// Fails unless `eplb_map_experts` has a position, or a named token, for each row of `experts`.
 pub(crate) fn check_expert_map(
     experts: MatRef<'_>,
     (positions, tokens): (MatRef<'_>, Option<MatRef<'_>>),
     places: MatRef<'_>,
 ) -> Result<(), DeviceError> {
-    const KERNEL: &str = "place_experts";
+    const KERNEL: &str = "eplb_map_experts";
     check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
     check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
     check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
@@ -46,13 +46,13 @@ pub(crate) fn check_expert_map(
     check_size(KERNEL, "tokens", listed, experts.rows())
 }
 
-/// Fails unless `sum_rows` has a row of `places` for each of `y`, whose columns are those of `x`.
+/// Fails unless `moe_combine_ranks` has a row of `places` for each of `y`, whose columns are those of `x`.
 pub(crate) fn check_combine(
     y: &MatMut<'_>,
     x: MatRef<'_>,
     places: MatRef<'_>,
 ) -> Result<(), DeviceError> {
-    const KERNEL: &str = "sum_rows";
+    const KERNEL: &str = "moe_combine_ranks";
     check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
     check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
     check_size(KERNEL, "columns", y.cols(), x.cols())?;

@@ -70,7 +70,7 @@ impl MlaKvLayout {
     }
 }
 
-/// Arguments of `latent_write`.
+/// Arguments of `mla_kv_write`.
 #[derive(Debug, Clone, Copy)]
 pub struct MlaKvWriteArgs<'a> {
     /// Latents and key channels before norm and rotation, `[T, C + P]`.
@@ -98,7 +98,7 @@ impl MlaKvWriteArgs<'_> {
         q: &MatMut<'_>,
         layout: &MlaKvLayout,
     ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "latent_write";
+        const KERNEL: &str = "mla_kv_write";
         layout.check()?;
         let size = |what, got, expected| check_size(KERNEL, what, got, expected);
         let (tokens, rotary, rope) = (self.kv.rows(), layout.rope_dim, &self.rope);
@@ -129,7 +129,7 @@ impl MlaAttentionArgs<'_> {
         o: &MatMut<'_>,
         layout: &MlaKvLayout,
     ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "latent_attention";
+        const KERNEL: &str = "mla_attention";
         layout.check()?;
         let size = |what, got, expected| check_size(KERNEL, what, got, expected);
         let Self { q, rows, heads, .. } = self;
@@ -164,7 +164,7 @@ pub struct MlaHeadWeights<'a> {
     pub w_uv: &'a PackedGroup,
 }
 
-/// Arguments of `latent_attention`.
+/// Arguments of `mla_attention`.
 #[derive(Debug, Clone, Copy)]
 pub struct MlaAttentionArgs<'a> {
     /// Queries `[T, N (M + P)]`, their last `P` channels turned.

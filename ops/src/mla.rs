@@ -66,7 +66,7 @@ impl Ops {
         (keys, values): (usize, usize),
     ) -> Result<PackedMlaHeads, OpError> {
         let heads = kv_b.rows() / (keys + values).max(1);
-        check_size("pack_latent_heads", "rows", kv_b.rows(), heads * (keys + values))?;
+        check_size("pack_mla_heads", "rows", kv_b.rows(), heads * (keys + values))?;
         let rows = |from: usize, count: usize| {
             let of_head = |head| vec![kv_b.row_range(head * (keys + values) + from, count)];
             (0..heads).map(of_head).collect::<Vec<_>>()
@@ -97,7 +97,7 @@ impl Ops {
         (pool, batch): (&KvPool, &BatchView),
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
-        let (layout, heads) = (pool.mla_layout("latent_attention")?, weights.heads);
+        let (layout, heads) = (pool.mla_layout("mla_attention")?, weights.heads);
         self.mla_kv_write(&mut q, kv, weights, (shape.heads, shape.layer), (pool, batch))?;
         let s = &self.stream;
         let mut o = self.scratch(q.dtype(), &[q.rows(), shape.heads * heads.w_uv.n()])?;
@@ -141,7 +141,7 @@ impl Ops {
         (heads, layer): (usize, usize),
         (pool, batch): (&KvPool, &BatchView),
     ) -> Result<(), OpError> {
-        let layout = pool.mla_layout("latent_write")?;
+        let layout = pool.mla_layout("mla_kv_write")?;
         let MlaWeights { norm, eps, rope, .. } = weights;
         let own = MlaKvWriteArgs {
             kv: kv.mat()?,

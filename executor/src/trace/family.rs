@@ -7,32 +7,29 @@ use super::spans::TraceScope;
 const FAMILIES: &[(&str, &str)] = &[
     ("attention_prefill", "attention prefill"),
     ("attention_decode", "attention decode"),
-    ("attention_lone", "attention decode"),
+    ("attention_single_row", "attention decode"),
     ("attention", "attention"),
-    ("latent_gather", "attention prefill"),
-    ("latent_prefill", "attention prefill"),
-    ("latent_decode", "attention decode"),
-    ("latent_groups", "attention decode"),
-    ("latent_heads", "queries to latents, means to values"),
-    ("latent_plain", "attention"),
-    ("latent_write", "rotation and KV write"),
+    ("mla_gather_kv", "attention prefill"),
+    ("mla_prefill", "attention prefill"),
+    ("mla_decode", "attention decode"),
+    ("mla_head_gemm", "queries to latents, means to values"),
+    ("mla_plain", "attention"),
+    ("mla_kv_write", "rotation and KV write"),
     ("embed", "embedding"),
     ("copy_rows", "embedding"),
     ("rms_norm", "norms"),
     ("add_rms_norm", "norms"),
     ("qk_", "rotation and KV write"),
-    ("fp8_rows", "quantisation"),
-    ("half_rows", "quantisation"),
+    ("fp8_quantize_rows", "quantisation"),
+    ("scale_rows_to_f16", "quantisation"),
     ("fp8", "products"),
-    ("skinny", "products"),
     ("gemm", "products"),
     ("linear", "products"),
     ("library_product", "products"),
     ("cast_rows", "products"),
     ("moe", "experts"),
-    ("place_experts", "experts"),
-    ("sum_rows", "experts"),
-    ("one_shot", "collectives"),
+    ("eplb_map_experts", "experts"),
+    ("one_shot_all_reduce", "collectives"),
     ("elementwise", "elementwise"),
     ("silu", "elementwise"),
     ("add_rows", "elementwise"),
@@ -57,7 +54,16 @@ mod tests {
     #[test]
     fn every_kernel_has_a_family() {
         let csrc = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/csrc");
-        let beside = ["draft_", "part_", "prepare_step", "sample_"];
+        let beside = [
+            "draft_",
+            "gather_draft_inputs",
+            "insert_drafts",
+            "map_draft_ids",
+            "prepare_",
+            "sample_",
+            "store_draft_states",
+            "vocab_shard_",
+        ];
         let mut kernels = 0;
         for folder in fs::read_dir(&csrc).unwrap().map(|entry| entry.unwrap().path()) {
             let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
@@ -76,11 +82,11 @@ mod tests {
     #[test]
     fn kernels_have_families_in_the_layers_only() {
         let of = |scope, kernel| family(&DeviceSpan { scope, kernel });
-        assert_eq!(of(TraceScope::Forward, Some("skinny")), "products");
-        assert_eq!(of(TraceScope::LmHead, Some("skinny")), "head");
+        assert_eq!(of(TraceScope::Forward, Some("gemm_small_m")), "products");
+        assert_eq!(of(TraceScope::LmHead, Some("gemm_small_m")), "head");
         assert_eq!(of(TraceScope::Forward, Some("attention_prefill")), "attention prefill");
         assert_eq!(of(TraceScope::Forward, Some("attention_decode")), "attention decode");
-        assert_eq!(of(TraceScope::Forward, Some("moe_tile")), "experts");
+        assert_eq!(of(TraceScope::Forward, Some("moe_grouped_gemm")), "experts");
         assert_eq!(of(TraceScope::Forward, Some("novelty")), "other");
         assert_eq!(of(TraceScope::Forward, None), "forward");
     }

@@ -238,7 +238,7 @@ mod tests {
             spans: vec![
                 lap(TraceScope::Upload, None, 3_000),
                 lap(TraceScope::Forward, Some("rms_norm"), 4_000),
-                lap(TraceScope::Forward, Some("skinny"), 6_001),
+                lap(TraceScope::Forward, Some("gemm_small_m"), 6_001),
                 lap(TraceScope::Download, None, 8_900),
             ],
         };
@@ -253,7 +253,7 @@ mod tests {
             r#"{"name":"upload","cat":"kernel","ph":"X","ts":2.600,"dur":0.400,"pid":0,"tid":3,"args":{"family":"upload"}}"#.to_owned(),
             r#"{"name":"forward","cat":"scope","ph":"X","ts":3.000,"dur":3.001,"pid":0,"tid":3,"args":{}}"#.to_owned(),
             r#"{"name":"rms_norm","cat":"kernel","ph":"X","ts":3.000,"dur":1.000,"pid":0,"tid":3,"args":{"family":"norms"}}"#.to_owned(),
-            r#"{"name":"skinny","cat":"kernel","ph":"X","ts":4.000,"dur":2.001,"pid":0,"tid":3,"args":{"family":"products"}}"#.to_owned(),
+            r#"{"name":"gemm_small_m","cat":"kernel","ph":"X","ts":4.000,"dur":2.001,"pid":0,"tid":3,"args":{"family":"products"}}"#.to_owned(),
         ];
         assert_eq!(&lines[6..11], &expected[..]);
     }

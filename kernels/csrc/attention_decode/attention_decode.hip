@@ -1,11 +1,11 @@
 // attention_decode: o [T, N D] = softmax(scale q Kᵀ) V for rows of one query, over the paged pool.
-// CPU twin: `paged_attention`. Rows with context 0 write zeros.
+// CPU twin: `PagedAttention`. Rows with context 0 write zeros.
 //
 // The queries of a KV head share every key they load, and so do those of up to TOGETHER successive tokens of a request that are cut
-// alike (walk.h), each of which has the scores of the keys it sees. A context is cut into splits of at most split_keys(context)
-// keys, and a block takes an equal run of the list of all splits (walk.h, run.h). Its waves take tiles of 16 keys in turn, fetched ahead
-// across splits, heads and rows (ring.h), and merge in shared memory, waves ascending; splits merge in the last block to
-// arrive, in an order that their number fixes (merge.h). The cuts depend on the row's own context and on nothing else,
+// alike (split_schedule.h), each of which has the scores of the keys it sees. A context is cut into splits of at most split_keys(context)
+// keys, and a block takes an equal run of the list of all splits (split_schedule.h, run_splits.h). Its warps take tiles of 16 keys in turn, fetched ahead
+// across splits, heads and rows (ring.h), and merge in shared memory, warps ascending; splits merge in the last block to
+// arrive, in an order that their number fixes (merge_records.h). The cuts depend on the row's own context and on nothing else,
 // and the grid decides only who computes what: a row gives the same bits in any batch of the same variant, in any grid, captured or not.
 //
 // Contexts, tables and all keys but the newest tiles are fetched before grid_wait(), while earlier kernels still run:
@@ -19,13 +19,13 @@
 //   max_splits at least the splits of any row
 //
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..16 query heads per KV head  -DKV_FP8=0|1
-//   -DSTAGES=n tiles in a wave's ring; waves of 64 lanes have none
+//   -DSTAGES=n tiles in a warp's ring; warps of 64 lanes have none
 //   -DFEW=1 finer splits, for few requests
 //   -DTOGETHER=n tokens, at most 16 / HEAD_GROUP; `fresh`: tokens of a request in a step, at most
 //   -DUNSEEN=n keys before position n are not seen, n at most 16: those of a draft layer that has nothing of the first token
 //   -DFROM_QKV=1 queries come as the projections leave them, and so do keys and values of the rows' own tokens, which
-//   are stored as well (projected.h); narrow waves, groups of at most 8, half_t
-// Grid: any number of blocks, best as many as run at once. Block: WAVES waves.
+//   are stored as well (from_projections.h); narrow warps, groups of at most 8, half_t
+// Grid: any number of blocks, best as many as run at once. Block: WARPS warps.
 // Dynamic shared memory: RING_BYTES + SETS * SET * 4 bytes.
 //
 // Rounding: probabilities to half_t, the output once. Roofline: 2 context D bytes a row and KV head, twice with half_t.
@@ -46,12 +46,12 @@
 #ifndef TOGETHER
 #  define TOGETHER 1
 #endif
-// Few queries on narrow waves: the keys make the rows of the products.
-#define KEYS_FIRST (WAVE == 32 && HEAD_GROUP * TOGETHER <= 8)
+// Few queries on narrow warps: the keys make the rows of the products.
+#define KEYS_FIRST (WARP_SIZE == 32 && HEAD_GROUP * TOGETHER <= 8)
 #if KEYS_FIRST
 #  include "attention_decode/keys_first.h"
 #else
-#  include "attention/wave.h"
+#  include "attention/warp.h"
 // One lane of those that share a query.
 DEV bool speaks_for_query() { return strip_k() == 0; }
 // Calls put(query, channel, value) for each output of the lane.
@@ -65,11 +65,11 @@ template <class Put> DEV void each_output(const Running& r, const Put& put) {
 #  define STAGES 3
 #endif
 enum : u32 {
-    WAVES = 4,
-    TEAM = WAVES * WAVE,
-    TURN_KEYS = WAVES * TILE_KEYS,  // of a block, a tile for each of its waves
-    TILES_AHEAD = WAVE == 64 ? 1 : STAGES,
-    SPREAD_RUNS = 1,  // splits of single tokens for each block up to which they are taken one by one (walk.h)
+    WARPS = 4,
+    TEAM = WARPS * WARP_SIZE,
+    TURN_KEYS = WARPS * TILE_KEYS,  // of a block, a tile for each of its warps
+    TILES_AHEAD = WARP_SIZE == 64 ? 1 : STAGES,
+    SPREAD_RUNS = 1,  // splits of single tokens for each block up to which they are taken one by one (split_schedule.h)
     CUT_TOGETHER = 0  // what others see of a context does not change how it is cut
 };
 DEV void team_sync() { sync(); }
@@ -92,16 +92,16 @@ DEV u32 even_split(u32 context, u32 splits) {
     return ((context + splits - 1) / splits + TURN_KEYS - 1) / TURN_KEYS * TURN_KEYS;
 }
 
-#include "attention_decode/walk.h"
-#include "attention_decode/last.h"
+#include "attention_decode/split_schedule.h"
+#include "attention_decode/last_block.h"
 #include "attention_decode/ring.h"
-#include "attention_decode/merge.h"
+#include "attention_decode/merge_records.h"
 #if FROM_QKV
-#  include "attention_decode/projected.h"
+#  include "attention_decode/from_projections.h"
 #else
-#  include "attention_decode/stored.h"
+#  include "attention_decode/from_memory.h"
 #endif
-#include "attention_decode/run.h"
+#include "attention_decode/run_splits.h"
 
 // Strides are in elements.
 #if FROM_QKV

@@ -1,5 +1,5 @@
-// attention_decode/keys_first.h - a wave's share of attention for up to 8 queries, on waves of 32: 16 keys as the rows of a
-// product, queries as its columns. The face of attention/wave.h, with half its products and half its registers.
+// attention_decode/keys_first.h - a warp's share of attention for up to 8 queries, on warps of 32: 16 keys as the rows of a
+// product, queries as its columns. The face of attention/warp.h, with half its products and half its registers.
 //
 //   scores = K Qᵀ,     a lane has keys lane / 4 and + 8 of queries lane % 4 * 2 and + 1
 //   out = Vᵀ Pᵀ,       a lane has channels channel_of(0) and (1) of every 16, of the same queries
@@ -7,7 +7,7 @@
 // as_half.h and as_fp8.h say what is multiplied.
 //
 // `max` follows a query's scores only once one of them is SLACK above it: probabilities may grow to 2^SLACK, which costs no
-// digit of a float, and the waves that would exchange a maximum at every tile hardly ever do. Other queries' scores move it not: what
+// digit of a float, and the warps that would exchange a maximum at every tile hardly ever do. Other queries' scores move it not: what
 // shares a block with a token changes none of its bits.
 #pragma once
 #include "dev/strip.h"
@@ -85,7 +85,7 @@ DEV void weigh(Running& r, Scores& s, const u32 (&seen)[SLOTS], float factor) {
             s.v[i][j] = key_row(j) < seen[i] ? s.v[i][j] * factor : NO_SCORE;
             grows |= s.v[i][j] > r.max[i] + SLACK;
         }
-    if (wave_any(grows)) rescale(r, s);
+    if (warp_any(grows)) rescale(r, s);
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
         UNROLL for (u32 j = 0; j < KEY_ROWS; ++j) s.v[i][j] = exp2_(s.v[i][j] - r.max[i]);
         r.sum[i] += s.v[i][0] + s.v[i][1];

@@ -1,12 +1,12 @@
-// attention_decode/ring.h - how tiles of 16 keys and values reach a wave: copies into a ring in shared memory that belongs
-// to the wave alone, TILES_AHEAD tiles ahead, or on waves of 64 lanes into registers, one tile ahead.
+// attention_decode/ring.h - how tiles of 16 keys and values reach a warp: copies into a ring in shared memory that belongs
+// to the warp alone, TILES_AHEAD tiles ahead, or on warps of 64 lanes into registers, one tile ahead.
 #pragma once
 
 enum : u32 { TILE_VALUES = TILE_KEYS * D };  // elements of a tile of keys, or of values
 
-#if WAVE == 32
+#if WARP_SIZE == 32
 enum : u32 {
-    RING_BYTES = WAVES * TILES_AHEAD * 2 * TILE_VALUES * sizeof(KV),
+    RING_BYTES = WARPS * TILES_AHEAD * 2 * TILE_VALUES * sizeof(KV),
     WIDTH = 16 / sizeof(KV),  // of a copy
     PIECES = D / WIDTH        // of a row
 };
@@ -16,7 +16,7 @@ struct Ring {
     u32 stage;
 };
 
-DEV Ring ring_of_wave(KV* shared) { return Ring{shared + wave() * TILES_AHEAD * 2 * TILE_VALUES, 0}; }
+DEV Ring ring_of_warp(KV* shared) { return Ring{shared + warp_id() * TILES_AHEAD * 2 * TILE_VALUES, 0}; }
 
 // Where a channel of a row lies: the pieces of a row change places, so that neither eight rows read at one piece nor two
 // rows at half of their pieces meet in a bank.
@@ -42,8 +42,8 @@ DEV void copy_once(KV* to, const KV* from) {
 DEV void fetch(Ring& ring, const KV* keys) {
     KV* to = ring.tiles + ring.stage * 2 * TILE_VALUES;
     if (keys != nullptr)
-        UNROLL for (u32 i = 0; i < TILE_KEYS * PIECES / WAVE; ++i) {
-            const u32 row = (i * WAVE + lane()) / PIECES, channel = lane() % PIECES * WIDTH;
+        UNROLL for (u32 i = 0; i < TILE_KEYS * PIECES / WARP_SIZE; ++i) {
+            const u32 row = (i * WARP_SIZE + lane()) / PIECES, channel = lane() % PIECES * WIDTH;
             const KV* from = keys + row * D + channel;
             copy_once(to + place_of(row, channel), from);
             copy_once(to + TILE_VALUES + place_of(row, channel), from + BLOCK_TOKENS * D);
@@ -116,7 +116,7 @@ DEV Values values_of(const KV* tile, u32 present) {
 // Until the oldest tile is there. Every lane must come.
 DEV void await_tile() {
     copy_wait<TILES_AHEAD - 1>();
-    wave_sync();
+    warp_sync();
 }
 
 // The oldest tile, out of the ring, whose stage is free afterwards. Values of keys at or behind `present` count as
@@ -126,7 +126,7 @@ DEV void take(const Ring& ring, u32 present, Keys& k, Values& v) {
     UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)
         UNROLL for (u32 i = 0; i < D / 32; ++i) k.v[j][i] = load_kv8(keys + place_of(key_row(j), i * 32 + strip_k()));
     v = values_of(keys + TILE_VALUES, present);
-    wave_sync();  // The next copy goes where these tiles lie.
+    warp_sync();  // The next copy goes where these tiles lie.
 }
 #else
 enum : u32 { RING_BYTES = 0 };
@@ -136,7 +136,7 @@ struct Ring {
     const KV* values;
 };
 
-DEV Ring ring_of_wave(KV*) { return Ring{}; }
+DEV Ring ring_of_warp(KV*) { return Ring{}; }
 
 DEV void fetch(Ring& ring, const KV* keys) {
     if (keys == nullptr) return;

@@ -1,12 +1,12 @@
 // attention_plain: o [T, N D] = softmax(scale q Kᵀ) V, causal, for every shape that the tile kernels leave out: f32, any
-// head size up to 256, any block size. One wave per query and head; lanes take a key each for the scores, then a
-// channel each for the values. Right, not fast. CPU twin: `paged_attention`.
+// head size up to 256, any block size. One warp per query and head; lanes take a key each for the scores, then a
+// channel each for the values. Right, not fast. CPU twin: `PagedAttention`.
 //
-// Positions are visited WAVE at a time from 0: a result depends on the keys seen and on nothing else. Rows of context 0
+// Positions are visited WARP_SIZE at a time from 0: a result depends on the keys seen and on nothing else. Rows of context 0
 // write zeros. Arguments as in attention_prefill, `rows` of the step, and `unseen`: positions before it are not seen.
 //
 //   -DACT_F32=0|1 (queries and outputs)  -DHEAD_DIM=n  -DBLOCK_TOKENS=n  -DKV_FP8=1 (the pool; else as they are)
-// Grid: (T, query heads). Block: WAVE.
+// Grid: (T, query heads). Block: WARP_SIZE.
 // Rounding: probabilities to the type of the queries, their sum after that, the output once.
 #include "dev.h"
 #include "attention/row_of.h"
@@ -17,46 +17,46 @@ typedef fp8 KV;
 typedef ACT KV;
 #endif
 
-enum : u32 { D = HEAD_DIM, CHANNELS = (D + WAVE - 1) / WAVE };
+enum : u32 { D = HEAD_DIM, CHANNELS = (D + WARP_SIZE - 1) / WARP_SIZE };
 
-KERNEL(WAVE) attention_plain(ACT* o, const ACT* q, const KV* pool, const i32* cu_q, const i32* context_lens,
-                             const i32* tables, const i32* table_rows, u32 rows, u32 group, u32 kv_heads,
-                             u32 table_width, u32 unseen, u32 q_stride, u32 o_stride, float factor) {
+KERNEL(WARP_SIZE) attention_plain(ACT* o, const ACT* q, const KV* pool, const i32* cu_q, const i32* context_lens,
+                                  const i32* tables, const i32* table_rows, u32 rows, u32 group, u32 kv_heads,
+                                  u32 table_width, u32 unseen, u32 q_stride, u32 o_stride, float factor) {
     SHARED(float, query, D);
     grid_wait();
     const u32 head = bid_y(), token = bid_x(), kv_head = head / group, row = row_of(cu_q, rows, token);
     const u32 seen = keys_seen(cu_q, context_lens, row, token);
     const i32* table = tables + (u64)(table_rows ? (u32)table_rows[row] : row) * table_width;
-    for (u32 d = lane(); d < D; d += WAVE) query[d] = f32(q[(u64)token * q_stride + head * D + d]) * factor;
+    for (u32 d = lane(); d < D; d += WARP_SIZE) query[d] = f32(q[(u64)token * q_stride + head * D + d]) * factor;
     sync();
 
     float max = -1e30f, sum = 0.f, out[CHANNELS];
     for (u32 c = 0; c < CHANNELS; ++c) out[c] = 0.f;
-    for (u32 at = 0; at < seen; at += WAVE) {
-        const u32 position = at + lane(), keys = seen - at < WAVE ? seen - at : WAVE;
+    for (u32 at = 0; at < seen; at += WARP_SIZE) {
+        const u32 position = at + lane(), keys = seen - at < WARP_SIZE ? seen - at : WARP_SIZE;
         const bool present = position < seen, asked = present && position >= unseen;
         const u64 block = present ? (u64)(u32)table[position / BLOCK_TOKENS] * kv_heads + kv_head : 0;
         const u64 key = block * 2 * BLOCK_TOKENS * D + position % BLOCK_TOKENS * D;
         float s = 0.f;
         for (u32 d = 0; d < D; ++d) s = fma_(query[d], present ? f32(pool[key + d]) : 0.f, s);
         if (!asked) s = -1e30f;
-        const float grown = fmax_(max, wave_max(s)), shrink = exp2_(max - grown);
+        const float grown = fmax_(max, warp_max(s)), shrink = exp2_(max - grown);
         const float p = asked ? f32(to<ACT>(exp2_(s - grown))) : 0.f;
         max = grown;
-        sum = fma_(sum, shrink, wave_sum(p));
+        sum = fma_(sum, shrink, warp_sum(p));
         for (u32 c = 0; c < CHANNELS; ++c) out[c] *= shrink;
         for (u32 j = 0; j < keys; ++j) {
             const float weight = shfl(p, j);
             const u64 value = shfl(key, j) + BLOCK_TOKENS * D;
             for (u32 c = 0; c < CHANNELS; ++c) {
-                const u32 d = c * WAVE + lane();
+                const u32 d = c * WARP_SIZE + lane();
                 if (d < D) out[c] = fma_(weight, f32(pool[value + d]), out[c]);
             }
         }
     }
     const float scale = seen ? 1.f / sum : 0.f;
     for (u32 c = 0; c < CHANNELS; ++c) {
-        const u32 d = c * WAVE + lane();
+        const u32 d = c * WARP_SIZE + lane();
         if (d < D) o[(u64)token * o_stride + head * D + d] = to<ACT>(out[c] * scale);
     }
 }

@@ -1,5 +1,5 @@
 // attention_prefill: o [T, N D] = softmax(scale q Kᵀ) V, causal, for rows of any number of queries, over the paged pool.
-// CPU twin: `paged_attention`.
+// CPU twin: `PagedAttention`.
 //
 // A row's (query, head) pairs of one KV head are numbered token by token and cut into tiles, whose pairs share every key
 // that is loaded. Keys are visited from position 0 upwards in steps that begin at fixed positions: a query's result
@@ -10,20 +10,20 @@
 //   first_row, rows            rows before it are somebody else's; how many there are from there on
 //   taken                      one counter that is zero, and is left so
 //
-//   -DGROUPS=1  warpgroups (groups.h), NVIDIA from sm_90 on: tiles of 128 pairs, steps of 128 keys.
+//   -DGROUPS=1  warpgroups (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 pairs, steps of 128 keys.
 //               Grid: at most multiprocessors; each block takes tiles until none is left. Block: 384.
 //               Dynamic shared memory: GROUPS_SHARED bytes.
-//   -DGROUPS=0  waves (waves.h), everywhere: tiles of 16 pairs a wave, steps of 16 keys, copied 64 at a time.
-//               Grid: (tiles of the longest row: pairs / (16 * waves), KV heads, rows). Block: a multiple of WAVE, at most 256.
+//   -DGROUPS=0  warps (warps.h), everywhere: tiles of 16 pairs a warp, steps of 16 keys, copied 64 at a time.
+//               Grid: (tiles of the longest row: pairs / (16 * warps), KV heads, rows). Block: a multiple of WARP_SIZE, at most 256.
 //               Dynamic shared memory: STAGES * STEP * (K_STRIDE + V_STRIDE) elements of the pool.
-//   -DSTAGES=1|2 (waves) copies in shared memory; AMD copies through registers and has nothing to overlap
+//   -DSTAGES=1|2 (warps) copies in shared memory; AMD copies through registers and has nothing to overlap
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=n query heads per KV head
 //   -DKV_FP8=0|1
 //
 // Rounding: probabilities to half_t, the output once. Roofline: 4 D operations a pair and key it sees.
 #include "dev.h"
 #include "dev/tensor_map.h"
-#include "attention/wave.h"
+#include "attention/warp.h"
 
 struct Job {
     half_t* o;
@@ -41,10 +41,10 @@ DEV const i32* table_of(const Job& job, u32 row) {
 }
 
 #if GROUPS
-#  include "attention_prefill/groups.h"
+#  include "attention_prefill/warpgroups.h"
 #  define PREFILL KERNEL_ALONE(384)
 #else
-#  include "attention_prefill/waves.h"
+#  include "attention_prefill/warps.h"
 #  define PREFILL KERNEL(256)
 #endif
 

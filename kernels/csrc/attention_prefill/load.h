@@ -1,7 +1,7 @@
 // attention_prefill/load.h - the warpgroup that fetches queries, keys and values, for item after item, into panels that the
 // other warpgroups multiply from, as far ahead as it has room. How keys and values come: load_half.h, load_fp8.h.
 #pragma once
-#include "dev/turn.h"
+#include "dev/ring_stage.h"
 
 enum : u32 {
     STAGES = 2,                      // of keys and of values
@@ -10,10 +10,10 @@ enum : u32 {
     PANEL_BYTES = TILE * 128,
     OPERAND_BYTES = PANELS * PANEL_BYTES,
     STAGED_BYTES = KV_FP8 ? TILE * D : 0,  // keys, or values, that wait to be widened
-    FETCHING = 4,                    // waves of this warpgroup
-    QUERY_WAVES = KV_FP8 ? 4 : 2,    // of them, the last
-    ROW_WAVES = KV_FP8 ? 4 : 1,      // that bring keys, or values
-    WORKING = 8                      // waves of the others
+    FETCHING = 4,                    // warps of this warpgroup
+    QUERY_WARPS = KV_FP8 ? 4 : 2,    // of them, the last
+    ROW_WARPS = KV_FP8 ? 4 : 1,      // that bring keys, or values
+    WORKING = 8                      // warps of the others
 };
 
 struct Stages { Barrier there[STAGES], free[STAGES]; };
@@ -35,8 +35,8 @@ DEV Shared share(u8* dynamic) {
 
 // Copies a tile's queries; zeros behind the last pair.
 DEV void fetch_queries(u8* operand, const Job& job, const Item& item) {
-    constexpr u32 PIECES = D / 8, AT_ONCE = QUERY_WAVES * WAVE / PIECES;
-    const u32 thread = tid() - (FETCHING - QUERY_WAVES) * WAVE, piece = thread % PIECES;
+    constexpr u32 PIECES = D / 8, AT_ONCE = QUERY_WARPS * WARP_SIZE / PIECES;
+    const u32 thread = tid() - (FETCHING - QUERY_WARPS) * WARP_SIZE, piece = thread % PIECES;
     const half_t* q = job.q + (u64)item.token * job.q_stride + item.head * HEAD_GROUP * D + piece * 8;
     _Pragma("unroll 4") for (u32 i = 0; i < TILE_PAIRS; i += AT_ONCE) {
         const u32 row = i + thread / PIECES, pair = item.first + row < item.pairs ? item.first + row : 0;
@@ -48,9 +48,9 @@ DEV void fetch_queries(u8* operand, const Job& job, const Item& item) {
 }
 
 // Hands an item over, with its queries.
-DEV void hand_over(const Shared& shared, Meeting* m, Turn& turn, const Job& job, const Item& item) {
+DEV void hand_over(const Shared& shared, Meeting* m, RingStage& turn, const Job& job, const Item& item) {
     barrier_wait(&m->items.free[turn.stage], turn.odd ^ 1);
-    if (wave() == FETCHING - 1 && lane() == 0) m->item[turn.stage] = item;
+    if (warp_id() == FETCHING - 1 && lane() == 0) m->item[turn.stage] = item;
     if (item.pairs != 0) fetch_queries(shared.queries + turn.stage * OPERAND_BYTES, job, item);
     release_written(&m->items.there[turn.stage]);
     advance<ITEM_STAGES>(turn);
@@ -74,7 +74,7 @@ template <class Fetch> DEV void each_item(Meeting* m, const Job& job, const Fetc
         const u32 taken = leader ? atomic_add(job.taken, 1u) : 0;
         fetch(item);
         if (leader) m->next[odd] = gdim_x() + taken;
-        some_sync<1>(FETCHING * WAVE);
+        some_sync<1>(FETCHING * WARP_SIZE);
         number = m->next[odd];
     }
 }

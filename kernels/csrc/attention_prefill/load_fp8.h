@@ -1,11 +1,11 @@
-// attention_prefill/load_fp8.h - keys and values of an fp8 pool, widened to half_t on their way, which is exact. All four waves
+// attention_prefill/load_fp8.h - keys and values of an fp8 pool, widened to half_t on their way, which is exact. All four warps
 // bring both, and queries: a thread copies pieces of 16 channels to places of its own, and stores them in the panels once
 // the step's turn has come, while those of the next step are on their way.
 #pragma once
 #include "attention_prefill/load.h"
 
 enum : u32 {
-    FETCHERS = FETCHING * WAVE,
+    FETCHERS = FETCHING * WARP_SIZE,
     ROW_PIECES = 4,  // of a row in a panel
     AT_ONCE = FETCHERS / (ROW_PIECES * PANELS),
     PASSES = TILE / AT_ONCE,
@@ -49,7 +49,7 @@ DEV void widen_pieces(u8* operand, const u8* staged) {
 }
 
 // Keys or values of one step; then those of the next, if there is one, are started. One group of copies may be younger than theirs.
-struct Way { u8 *operands, *staged; Stages* stages; Turn turn; };
+struct Way { u8 *operands, *staged; Stages* stages; RingStage turn; };
 DEV void bring(Way& way, const Job& job, const u32* next, bool values) {
     copy_wait<1>();
     barrier_wait(&way.stages->free[way.turn.stage], way.turn.odd ^ 1);
@@ -63,7 +63,7 @@ DEV void bring(Way& way, const Job& job, const u32* next, bool values) {
 DEV void fetch_all(const Shared& shared, Meeting* m, const Job& job) {
     SHARED(u32, rows, 2 * TILE);
     Way keys{shared.keys, shared.staged, &m->keys, {}}, values{shared.values, shared.staged + STAGED_BYTES, &m->values, {}};
-    Turn items{};
+    RingStage items{};
     each_item(m, job, [&](const Item& item) {
         if (item.steps == 0) return hand_over(shared, m, items, job, item);
         const i32* table = table_of(job, item.row);

@@ -1,4 +1,4 @@
-// attention_prefill/load_half.h - keys and values as they lie in the pool: one wave tells the copy engine of keys, one of
+// attention_prefill/load_half.h - keys and values as they lie in the pool: one warp tells the copy engine of keys, one of
 // values, two bring queries.
 #pragma once
 #include "attention_prefill/load.h"
@@ -11,11 +11,11 @@ DEV u32 pool_row(const Job& job, const Item& item, const i32* table, u32 at, u32
 }
 
 // What an item's keys, or values, are fetched with.
-struct Way { u8* operands; Stages* stages; Barrier* last_there; u32 lasts; Turn turn; };
+struct Way { u8* operands; Stages* stages; Barrier* last_there; u32 lasts; RingStage turn; };
 
 // Values behind the context meet probabilities of zero, and must be numbers.
 DEV void clear_rows(u8* operand, u32 first) {
-    for (u32 i = first * 8 + lane(); i < TILE * 8; i += WAVE)
+    for (u32 i = first * 8 + lane(); i < TILE * 8; i += WARP_SIZE)
         for (u32 panel = 0; panel < PANELS; ++panel)
             *(u32x4*)(operand + panel * PANEL_BYTES + i * 16) = u32x4{{0, 0, 0, 0}};
 }
@@ -34,7 +34,7 @@ template <bool VALUES> DEV void fetch_rows(Way& way, const Job& job, const Item&
         Barrier* there = last ? way.last_there : &way.stages->there[stage];
         barrier_wait(&way.stages->free[stage], way.turn.odd ^ 1);
         if (lane() == 0) barrier_expect(there, boxes * PANELS * BOX_BYTES);
-        wave_sync();
+        warp_sync();
         if (lane() < boxes)
             UNROLL for (u32 panel = 0; panel < PANELS; ++panel)
                 box_copy(operand + panel * PANEL_BYTES + lane() * BOX_BYTES, job.pool_map, job.pool, D,
@@ -49,14 +49,14 @@ template <bool VALUES> DEV void fetch_rows(Way& way, const Job& job, const Item&
 }
 
 DEV void fetch_all(const Shared& shared, Meeting* m, const Job& job) {
-    if (wave() == 0) {
+    if (warp_id() == 0) {
         Way keys{shared.keys, &m->keys, nullptr, 0, {}};
         each_item(m, job, [&](const Item& item) { fetch_rows<false>(keys, job, item); });
-    } else if (wave() == 1) {
+    } else if (warp_id() == 1) {
         Way values{shared.values, &m->values, &m->last_there, 0, {}};
         each_item(m, job, [&](const Item& item) { fetch_rows<true>(values, job, item); });
     } else {
-        Turn turn{};
+        RingStage turn{};
         each_item(m, job, [&](const Item& item) { hand_over(shared, m, turn, job, item); });
     }
 }

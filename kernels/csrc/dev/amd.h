@@ -11,16 +11,16 @@
     extern __attribute__((shared, aligned(16))) u8 dev_dynamic[]; \
     T* name = (T*)dev_dynamic
 #if defined(__GFX9__) || defined(__GFX8__)
-#  define WAVE 64
+#  define WARP_SIZE 64
 #else
-#  define WAVE 32
+#  define WARP_SIZE 32
 #endif
 
 DEV u32 tid() { return __builtin_amdgcn_workitem_id_x(); }
 DEV u32 bdim() { return __builtin_amdgcn_workgroup_size_x(); }
 DEV u32 lane() { return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u)); }
 // Equal on all lanes; saying so keeps addresses derived from it in scalar registers.
-DEV u32 wave() { return (u32)__builtin_amdgcn_readfirstlane((int)(tid() / WAVE)); }
+DEV u32 warp_id() { return (u32)__builtin_amdgcn_readfirstlane((int)(tid() / WARP_SIZE)); }
 DEV u32 bid_x() { return __builtin_amdgcn_workgroup_id_x(); }
 DEV u32 bid_y() { return __builtin_amdgcn_workgroup_id_y(); }
 DEV u32 bid_z() { return __builtin_amdgcn_workgroup_id_z(); }
@@ -33,16 +33,16 @@ DEV void sync() {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
-DEV void wave_sync() {
+DEV void warp_sync() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
     __builtin_amdgcn_wave_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 DEV u32 shfl_u32(u32 v, u32 from) { return (u32)__builtin_amdgcn_ds_bpermute((int)(from << 2), (int)v); }
-#if WAVE == 64
-DEV u64 wave_ballot(bool p) { return __builtin_amdgcn_uicmp((u32)p, 0u, 33 /* not equal */); }
+#if WARP_SIZE == 64
+DEV u64 warp_ballot(bool p) { return __builtin_amdgcn_uicmp((u32)p, 0u, 33 /* not equal */); }
 #else
-DEV u64 wave_ballot(bool p) { return (u64)__builtin_amdgcn_ballot_w32(p); }
+DEV u64 warp_ballot(bool p) { return (u64)__builtin_amdgcn_ballot_w32(p); }
 #endif
 
 // v of lane() ^ MASK, where every aligned group of MASK lanes already holds one value: then the lane that a

@@ -7,12 +7,12 @@
 //   barrier_arrive(b)       arrives
 //   barrier_arrive_copied(b)  arrives when all copy16 of this thread so far are there
 //   barrier_wait(b, odd)    until the phase of that parity is over; phases count from 0
-//   bulk_copy(to, from, n, b)  n bytes; addresses and n are multiples of 16. One costs the wave that starts it 40 ns,
+//   bulk_copy(to, from, n, b)  n bytes; addresses and n are multiples of 16. One costs the warp that starts it 40 ns,
 //                           whatever n is: below 2 KiB these starts are slower than memory
 //   bulk_copy_once          the same for what nobody else reads; policy: read_once(). It leaves the far cache first
-//   bring_near(from, n)     asks for n bytes in the far cache; addresses and n are multiples of 16
+//   prefetch_l2(from, n)    asks for n bytes in the far cache; addresses and n are multiples of 16
 //   dynamic_shared_bytes()  the launch's dynamic shared memory
-//   some_sync<ID>(n)        barrier of n threads, whole waves; ID 1..15
+//   some_sync<ID>(n)        barrier of n threads, whole warps; ID 1..15
 #pragma once
 
 #if DEV_EMU
@@ -49,7 +49,7 @@ DEV void bulk_copy(void* to, const void* from, u32 bytes, Barrier* b) {
     barrier_settle(b);
 }
 DEV void bulk_copy_once(void* to, const void* from, u32 bytes, Barrier* b, u64) { bulk_copy(to, from, bytes, b); }
-DEV void bring_near(const void* from, u32 bytes) {
+DEV void prefetch_l2(const void* from, u32 bytes) {
     (void)*(const volatile u8*)from;  // They must exist.
     (void)((const volatile u8*)from)[bytes - 1];
 }
@@ -101,7 +101,7 @@ DEV void bulk_copy(void* to, const void* from, u32 bytes, Barrier* b) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  : : "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(b)) : "memory");
 }
-DEV void bring_near(const void* from, u32 bytes) {
+DEV void prefetch_l2(const void* from, u32 bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(from), "r"(bytes) : "memory");
 }
 DEV u32 dynamic_shared_bytes() {

@@ -1,5 +1,5 @@
-// dev/collective.h - shuffles of any type, and reductions over groups of lanes, waves and blocks.
-// Orders are fixed: a wave adds as a balanced tree over its lanes, a block adds its waves in ascending order.
+// dev/collective.h - shuffles of any type, and reductions over groups of lanes, warps and blocks.
+// Orders are fixed: a warp adds as a balanced tree over its lanes, a block adds its warps in ascending order.
 #pragma once
 
 DEV u32 shfl(u32 v, u32 from DEV_SITE) { return shfl_u32(v, from DEV_AT); }
@@ -10,8 +10,8 @@ DEV u64 shfl(u64 v, u32 from DEV_SITE) {
     return (u64)high << 32 | shfl_u32((u32)v, from DEV_AT);
 }
 template <class T> DEV T shfl_xor(T v, u32 mask DEV_SITE) { return shfl(v, lane() ^ mask DEV_AT); }
-DEV bool wave_any(bool p DEV_SITE) { return wave_ballot(p DEV_AT) != 0; }
-DEV bool wave_all(bool p DEV_SITE) { return wave_ballot(!p DEV_AT) == 0; }
+DEV bool warp_any(bool p DEV_SITE) { return warp_ballot(p DEV_AT) != 0; }
+DEV bool warp_all(bool p DEV_SITE) { return warp_ballot(!p DEV_AT) == 0; }
 
 struct Sum {
     DEV float of(float a, float b) { return a + b; }
@@ -26,7 +26,7 @@ struct Min {
 };
 
 #if DEV_EMU
-// One meeting of the wave instead of one per level of the tree; the same tree.
+// One meeting of the warp instead of one per level of the tree; the same tree.
 template <class Op, u32 GROUP, class T> DEV T group_reduce(T v DEV_SITE) { return emu::reduce<Op, GROUP>(v DEV_AT); }
 #else
 template <u32 MASK> DEV float butterfly(float v) { return as_f32(butterfly_u32<MASK>(as_u32(v))); }
@@ -42,38 +42,38 @@ template <class Op, u32 GROUP, class T> DEV T group_reduce(T v DEV_SITE) {
 }
 #endif
 
-// Over every aligned group of GROUP lanes (a power of two); every lane of the wave must come, and gets the result.
+// Over every aligned group of GROUP lanes (a power of two); every lane of the warp must come, and gets the result.
 template <u32 GROUP, class T> DEV T group_sum(T v DEV_SITE) { return group_reduce<Sum, GROUP>(v DEV_AT); }
 template <u32 GROUP, class T> DEV T group_max(T v DEV_SITE) { return group_reduce<Max, GROUP>(v DEV_AT); }
-template <class T> DEV T wave_sum(T v DEV_SITE) { return group_reduce<Sum, WAVE>(v DEV_AT); }
-template <class T> DEV T wave_max(T v DEV_SITE) { return group_reduce<Max, WAVE>(v DEV_AT); }
-template <class T> DEV T wave_min(T v DEV_SITE) { return group_reduce<Min, WAVE>(v DEV_AT); }
+template <class T> DEV T warp_sum(T v DEV_SITE) { return group_reduce<Sum, WARP_SIZE>(v DEV_AT); }
+template <class T> DEV T warp_max(T v DEV_SITE) { return group_reduce<Max, WARP_SIZE>(v DEV_AT); }
+template <class T> DEV T warp_min(T v DEV_SITE) { return group_reduce<Min, WARP_SIZE>(v DEV_AT); }
 #if DEV_NV
 // By one instruction.
-DEV u32 wave_sum(u32 v) { return __reduce_add_sync(0xffffffffu, v); }
-DEV u32 wave_max(u32 v) { return __reduce_max_sync(0xffffffffu, v); }
-DEV u32 wave_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }
+DEV u32 warp_sum(u32 v) { return __reduce_add_sync(0xffffffffu, v); }
+DEV u32 warp_max(u32 v) { return __reduce_max_sync(0xffffffffu, v); }
+DEV u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }
 #endif
 
 // Of the lanes up to this one, itself included.
 DEV u32 sum_up_to_lane(u32 v) {
-    for (u32 step = 1; step < WAVE; step *= 2) {
+    for (u32 step = 1; step < WARP_SIZE; step *= 2) {
         const u32 other = shfl(v, lane() - step);
         if (lane() >= step) v += other;
     }
     return v;
 }
 
-// Over the block; every thread must come, and gets the result. bdim() is a multiple of WAVE.
+// Over the block; every thread must come, and gets the result. bdim() is a multiple of WARP_SIZE.
 template <class Op, class T> DEV T block_reduce(T v DEV_SITE) {
     SHARED(T, parts, 32);
-    v = group_reduce<Op, WAVE>(v DEV_AT);
-    const u32 waves = bdim() / WAVE;
-    if (waves == 1) return v;
-    if (lane() == 0) parts[wave()] = v;
+    v = group_reduce<Op, WARP_SIZE>(v DEV_AT);
+    const u32 warps = bdim() / WARP_SIZE;
+    if (warps == 1) return v;
+    if (lane() == 0) parts[warp_id()] = v;
     sync();
     T r = parts[0];
-    for (u32 i = 1; i < waves; ++i) r = Op::of(r, parts[i]);
+    for (u32 i = 1; i < warps; ++i) r = Op::of(r, parts[i]);
     sync();  // The next reduction writes the same parts.
     return r;
 }

@@ -1,5 +1,5 @@
 // dev/fp8_f16.h - IEEE binary16 as fp8 meets it on NVIDIA's matrix units: an fp8 number is exact in it, and one instruction
-// turns two. So is a bf16 number times a power of two that keeps it in range. Waves of 32 lanes.
+// turns two. So is a bf16 number times a power of two that keeps it in range. Warps of 32 lanes.
 //
 //   mma_f16(c, a.., b..)  one m16n8k16: c (16x8) += a (16x16) * b (16x8); registers as in mma_half of dev/strip.h
 #pragma once
@@ -13,7 +13,7 @@ DEV void mma_f16(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         : "+f"(c.v[0]), "+f"(c.v[1]), "+f"(c.v[2]), "+f"(c.v[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-#elif DEV_EMU && WAVE == 32
+#elif DEV_EMU && WARP_SIZE == 32
 DEV float f32(f16 x) { return f16_value(x.bits); }
 DEV void mma_f16(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1 DEV_SITE) {
     const u32 a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
@@ -46,7 +46,7 @@ DEV RowFactor row_factor(float peak) {
 DEV u32x4 scaled_f16(const half_x8& x, float up) {
     const u32x4 w = bits_as<u32x4>(x);
     u32x4 r;
-#if !HALF_F16 && ((DEV_NV && DEV_SM >= 890) || (DEV_EMU && WAVE == 32))
+#if !HALF_F16 && ((DEV_NV && DEV_SM >= 890) || (DEV_EMU && WARP_SIZE == 32))
     UNROLL for (u32 i = 0; i < 4; ++i) r.v[i] = pack_f16(low_half(w.v[i]) * up, high_half(w.v[i]) * up);
 #else
     UNROLL for (u32 i = 0; i < 4; ++i) r.v[i] = w.v[i];

@@ -3,7 +3,7 @@
 // B[b_k(i)][b_col(i)], C[c_row(i)][c_col(i)]. Code that asks Frag runs anywhere.
 #pragma once
 
-#if WAVE == 64
+#if WARP_SIZE == 64
 // v_mfma_f32_16x16x16_bf16 and _f16 of gfx90a, gfx942, gfx950. Elements of C lie as those of B would.
 struct Frag {
     enum : u32 { NA = 4, NB = 4, NC = 4 };
@@ -65,7 +65,7 @@ DEV void mma16(FragC& c, const FragA& a, const FragB& b DEV_SITE) {
 #endif
 
 // Fragments from shared memory. `tile` points at the tile's first element, `stride` is in elements; rows are
-// aligned to 16 bytes. Every lane of the wave must come.
+// aligned to 16 bytes. Every lane of the warp must come.
 #if DEV_NV
 DEV FragWords ldmatrix(const half_t* row) {
     FragWords w;

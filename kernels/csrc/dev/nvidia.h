@@ -10,12 +10,12 @@
 #define DYN_SHARED(T, name)                          \
     extern __shared__ __align__(128) u8 dev_dynamic[]; \
     T* name = (T*)dev_dynamic
-#define WAVE 32
+#define WARP_SIZE 32
 
 DEV u32 tid() { return threadIdx.x; }
 DEV u32 bdim() { return blockDim.x; }
 DEV u32 lane() { return threadIdx.x & 31u; }
-DEV u32 wave() { return threadIdx.x / 32u; }
+DEV u32 warp_id() { return threadIdx.x / 32u; }
 DEV u32 bid_x() { return blockIdx.x; }
 DEV u32 bid_y() { return blockIdx.y; }
 DEV u32 bid_z() { return blockIdx.z; }
@@ -24,9 +24,9 @@ DEV u32 gdim_y() { return gridDim.y; }
 DEV u32 gdim_z() { return gridDim.z; }
 
 DEV void sync() { __syncthreads(); }
-DEV void wave_sync() { __syncwarp(); }
+DEV void warp_sync() { __syncwarp(); }
 DEV u32 shfl_u32(u32 v, u32 from) { return __shfl_sync(0xffffffffu, v, (int)from); }
-DEV u64 wave_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }
+DEV u64 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }
 template <u32 MASK> DEV u32 butterfly_u32(u32 v) { return __shfl_xor_sync(0xffffffffu, v, (int)MASK); }
 
 DEV float as_f32(u32 v) { return __uint_as_float(v); }

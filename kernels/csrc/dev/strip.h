@@ -10,7 +10,7 @@
 // A c element is the same sum in the same order whatever the other rows hold.
 #pragma once
 
-#if WAVE == 64
+#if WARP_SIZE == 64
 enum : u32 { STRIP_ROWS = 16, STRIP_X = 1 };
 DEV u32 strip_x_row(u32) { return lane() & 15; }
 DEV u32 strip_w_row() { return lane() & 15; }
@@ -71,7 +71,7 @@ struct StripLayout {
     DEV u32 c_row(u32 i) { return strip_c_x(i); }
     DEV u32 c_col(u32 i) { return strip_c_w(i); }
 };
-#  if WAVE == 32
+#  if WARP_SIZE == 32
 struct HalfLayout {
     enum : u32 { NA = 8, NB = 4, NC = 4 };
     DEV u32 a_row(u32 i) { return (lane() >> 2) + (i >> 1 & 1) * 8; }

@@ -1,5 +1,5 @@
-// dev/wgmma.h - products of a warpgroup: four consecutive waves, the first a multiple of four, multiply 64 rows at once by
-// a matrix in shared memory, while they go on. NVIDIA sm_90a, and the emulator at wave 32, where a product is there at once.
+// dev/wgmma.h - products of a warpgroup: four consecutive warps, the first a multiple of four, multiply 64 rows at once by
+// a matrix in shared memory, while they go on. NVIDIA sm_90a, and the emulator at warp 32, where a product is there at once.
 //
 // Operands lie in shared memory as panels: rows of 128 bytes (64 half_t) one behind the other, the first on a multiple of
 // 1024 bytes, the eight 16-byte pieces of a row in the order panel_offset() tells. Wider matrices are several panels.
@@ -9,7 +9,7 @@
 //   by_k(panel)             KMajor: a row holds 64 consecutive k of one row of A or one column of B
 //   by_n(panel, next)       NMajor: a row holds 64 consecutive columns of B of one k; the next 64 are `next` bytes on
 //   further(x, bytes)       the operand that begins so much later: 32 bytes are 16 k in a row, 128 bytes are a row
-//   shared_by_lanes(x)      the same operand, which all lanes of a wave hold, in registers that the wave has once: operands further on
+//   shared_by_lanes(x)      the same operand, which all lanes of a warp hold, in registers that the warp has once: operands further on
 //                           take an instruction each instead of a dozen. Every lane must come
 //   anew(x)                 the same number; what follows from it is computed here, not kept in registers from before
 //
@@ -27,7 +27,7 @@
 #pragma once
 
 DEV u32 panel_offset(u32 row, u32 piece) { return row * 128 + (piece ^ (row & 7)) * 16; }
-DEV u32 wgmma_row(u32 i) { return (wave() & 3) * 16 + (lane() >> 2) + (i >> 1 & 1) * 8; }
+DEV u32 wgmma_row(u32 i) { return (warp_id() & 3) * 16 + (lane() >> 2) + (i >> 1 & 1) * 8; }
 DEV u32 wgmma_col(u32 i) { return (i >> 2) * 8 + (lane() & 3) * 2 + (i & 1); }
 
 #if DEV_EMU
@@ -50,7 +50,7 @@ DEV float panel_value(const u8* at, u32 offset) {
 DEV float panel_element(KMajor x, u32 k, u32 n) { return panel_value(x.at, n * 128 + k * 2); }
 DEV float panel_element(NMajor x, u32 k, u32 n) { return panel_value(x.at, n / 64 * x.next + k * 128 + n % 64 * 2); }
 
-// A lane computes its own elements of c, each over ascending k. `a(row, k)`: rows of this wave.
+// A lane computes its own elements of c, each over ascending k. `a(row, k)`: rows of this warp.
 template <u32 N, class A, class B> DEV void own_products(float (&c)[N / 2], const A& a, const B& b, bool add) {
     for (u32 i = 0; i < N / 2; i += 4)
         for (u32 column = 0; column < 2; ++column) {
@@ -65,7 +65,7 @@ template <u32 N, class A, class B> DEV void own_products(float (&c)[N / 2], cons
 }
 template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], KMajor a, B b, bool add DEV_SITE) {
     emu::meet(site, nullptr);
-    const KMajor mine = further(a, (wave() & 3) * 16 * 128);
+    const KMajor mine = further(a, (warp_id() & 3) * 16 * 128);
     own_products<N>(c, [&](u32 row, u32 k) { return panel_element(mine, k, row); }, b, add);
 }
 template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], const u32 (&a)[4], B b, bool add DEV_SITE) {

@@ -2,20 +2,20 @@
 // CPU twin: cpu/draft.rs. DraftRow (step/step.h) says what a row of the step brings and where the state before it lies; where its
 // tokens lie in the request, the positions of the step say, since only the seat may know (step_positions i32 [T]).
 //
-// draft_rows    lays out a pass over the newest token of each of the first `count` rows that has more than `pass` drafts, or over
-//               what the pass before made of it: ids, positions i32 [count], slots i64 [count], cu_q i32 [count + 1],
-//               context_lens, row_seats i32 [count]. All other rows are padding, as in prepare_step.
-//               Grid: blocks of 256 over rows.
-// draft_before  states before tokens, y [n, H]: of the first of row i at y[i] (`of_rows`), or of all its tokens where they stand in the
-//               step, those behind the first from hidden [T, H]. Grid: rows x parts.
-// draft_carry   keeps states of a step, hidden [T, H]: of the newest tokens of each row on its seat, and at the ends of blocks.
-//               Grid: rows x parts.
-// draft_argmax  y[i] = the lowest id with the largest logit, f32 [n, V]; of a row of NaNs, some id. Grid: n. Block: 1024.
-// draft_tell    the same of a rank's `ids` ids from `begin` on, to those that have the others: words [n, 2], the order of the logit and of the id.
-//               As draft_argmax.
-// draft_pick    y[i] = the first id of what all told, words [ranks, n, 2]. Grid: blocks of 256 over rows.
-// draft_name    y[i] = names[y[i]], of y i32 [count]. Grid: blocks of 256 over rows.
-// draft_place   drafts become ids of the step, and of the seats' histories. Grid: blocks of 256 over rows.
+// prepare_draft_pass      lays out a pass over the newest token of each of the first `count` rows that has more than `pass` drafts, or over
+//                         what the pass before made of it: ids, positions i32 [count], slots i64 [count], cu_q i32 [count + 1],
+//                         context_lens, row_seats i32 [count]. All other rows are padding, as in prepare_step.
+//                         Grid: blocks of 256 over rows.
+// gather_draft_inputs     states before tokens, y [n, H]: of the first of row i at y[i] (`of_rows`), or of all its tokens where they stand in the
+//                         step, those behind the first from hidden [T, H]. Grid: rows x parts.
+// store_draft_states      keeps states of a step, hidden [T, H]: of the newest tokens of each row on its seat, and at the ends of blocks.
+//                         Grid: rows x parts.
+// draft_argmax            y[i] = the lowest id with the largest logit, f32 [n, V]; of a row of NaNs, some id. Grid: n. Block: 1024.
+// draft_shard_candidates  the same of a rank's `ids` ids from `begin` on, to those that have the others: words [n, 2], the order of the logit and of the id.
+//                         As draft_argmax.
+// draft_shard_merge       y[i] = the first id of what all told, words [ranks, n, 2]. Grid: blocks of 256 over rows.
+// map_draft_ids           y[i] = names[y[i]], of y i32 [count]. Grid: blocks of 256 over rows.
+// insert_drafts           drafts become ids of the step, and of the seats' histories. Grid: blocks of 256 over rows.
 //
 // drafts i32 [passes, draft_stride]; held [S, depth, H], the first of which is that of position firsts i32 [S]; edges [blocks, H]; states are copied as 16-bit words. What a stage names was
 // checked by the host. Rows beyond the stage's are padding.
@@ -30,7 +30,7 @@ enum : u32 { AHEAD = 8 };
 DEV const DraftRow* drafts_of(const u8* stage) { return (const DraftRow*)(stage + header_of(stage)->drafts_at); }
 
 // Where states lie. A state is `bytes` long.
-struct States {
+struct HiddenStates {
     u8 *held, *edges;
     i32* firsts;
     u32 depth, bytes;
@@ -51,7 +51,7 @@ DEV void copy_state(u8* to, const u8* from, u32 bytes) {
 }
 
 // The state before a row that begins at `start`; null: zeros.
-DEV const u8* state_before(const States& states, const DraftRow& row, i32 start) {
+DEV const u8* state_before(const HiddenStates& states, const DraftRow& row, i32 start) {
     if (row.edge >= 0) return states.edges + (u64)row.edge * states.bytes;
     if (!row.held) return nullptr;
     const i32 place = start - 1 - states.firsts[row.seat], last = (i32)states.depth - 1;
@@ -60,9 +60,9 @@ DEV const u8* state_before(const States& states, const DraftRow& row, i32 start)
 }
 
 KERNEL(256)
-draft_rows(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens, i32* row_seats, const i32* step_ids,
-           const i32* step_positions, const i32* drafts, const i32* tables, const u8* stage, u32 count, u32 pass, u32 draft_stride, u32 table_width,
-           u32 block_tokens) {
+prepare_draft_pass(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens, i32* row_seats, const i32* step_ids,
+                   const i32* step_positions, const i32* drafts, const i32* tables, const u8* stage, u32 count, u32 pass, u32 draft_stride, u32 table_width,
+                   u32 block_tokens) {
     grid_wait();
     grid_release();
     const u32 r = bid_x() * bdim() + tid();
@@ -83,17 +83,17 @@ draft_rows(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens, i
     row_seats[r] = seat;
     cu_q[r + 1] = (i32)r + 1;
 }
-EXPORT(draft_rows)
+EXPORT(prepare_draft_pass)
 
 KERNEL(256)
-draft_before(u8* y, const u8* hidden, u8* held, u8* edges, i32* firsts, const i32* step_positions, const u8* stage, u32 of_rows,
-             u32 depth, u32 bytes) {
+gather_draft_inputs(u8* y, const u8* hidden, u8* held, u8* edges, i32* firsts, const i32* step_positions, const u8* stage, u32 of_rows,
+                    u32 depth, u32 bytes) {
     grid_wait();
     grid_release();
     const u32 r = bid_x();
     if (r >= header_of(stage)->drafts) return;
     const DraftRow& row = drafts_of(stage)[r];
-    const States states{held, edges, firsts, depth, bytes};
+    const HiddenStates states{held, edges, firsts, depth, bytes};
     const i32 start = step_positions[row.token];
     if (of_rows) {
         if (bid_y() == 0) copy_state(y + (u64)r * bytes, state_before(states, row, start), bytes);
@@ -104,17 +104,17 @@ draft_before(u8* y, const u8* hidden, u8* held, u8* edges, i32* firsts, const i3
         copy_state(y + t * bytes, i == 0 ? state_before(states, row, start) : hidden + (t - 1) * bytes, bytes);
     }
 }
-EXPORT(draft_before)
+EXPORT(gather_draft_inputs)
 
 KERNEL(256)
-draft_carry(u8* held, u8* edges, i32* firsts, const u8* hidden, const i32* step_positions, const i32* tables, const u8* stage,
-            u32 depth, u32 bytes, u32 table_width, u32 block_tokens) {
+store_draft_states(u8* held, u8* edges, i32* firsts, const u8* hidden, const i32* step_positions, const i32* tables, const u8* stage,
+                   u32 depth, u32 bytes, u32 table_width, u32 block_tokens) {
     grid_wait();
     grid_release();
     const u32 r = bid_x();
     if (r >= header_of(stage)->drafts) return;
     const DraftRow& row = drafts_of(stage)[r];
-    const States states{held, edges, firsts, depth, bytes};
+    const HiddenStates states{held, edges, firsts, depth, bytes};
     const i32* table = tables + (u64)row.seat * table_width;
     const i32 start = step_positions[row.token];
     const u32 tokens = (u32)(row.len + row.drafts), last = (u32)row.len - 1;
@@ -138,7 +138,7 @@ draft_carry(u8* held, u8* edges, i32* firsts, const u8* hidden, const i32* step_
         copy_state(edges + (u64)table[position / block_tokens] * bytes, hidden + ((u64)row.token + i) * bytes, bytes);
     }
 }
-EXPORT(draft_carry)
+EXPORT(store_draft_states)
 
 // The first place of a row of `ids` logits, of which the first is that of id `begin`. Every thread of the block must come.
 DEV u64 first_of_row(const float* row, u32 begin, u32 ids) {
@@ -166,7 +166,7 @@ KERNEL(1024) draft_argmax(i32* y, const float* logits, u32 vocab, u32 stride) {
 }
 EXPORT(draft_argmax)
 
-KERNEL(1024) draft_tell(u32* told, const float* logits, u32 begin, u32 ids, u32 stride) {
+KERNEL(1024) draft_shard_candidates(u32* told, const float* logits, u32 begin, u32 ids, u32 stride) {
     grid_wait();
     grid_release();
     const u64 best = first_of_row(logits + (u64)bid_x() * stride, begin, ids);
@@ -174,9 +174,9 @@ KERNEL(1024) draft_tell(u32* told, const float* logits, u32 begin, u32 ids, u32 
     told[bid_x() * 2] = (u32)(best >> 32);
     told[bid_x() * 2 + 1] = (u32)best;
 }
-EXPORT(draft_tell)
+EXPORT(draft_shard_candidates)
 
-KERNEL(256) draft_pick(i32* y, const u32* told, u32 count, u32 ranks) {
+KERNEL(256) draft_shard_merge(i32* y, const u32* told, u32 count, u32 ranks) {
     grid_wait();
     grid_release();
     const u32 r = bid_x() * bdim() + tid();
@@ -189,19 +189,19 @@ KERNEL(256) draft_pick(i32* y, const u32* told, u32 count, u32 ranks) {
     }
     y[r] = (i32)id_of(best);
 }
-EXPORT(draft_pick)
+EXPORT(draft_shard_merge)
 
-KERNEL(256) draft_name(i32* y, const i32* names, u32 count) {
+KERNEL(256) map_draft_ids(i32* y, const i32* names, u32 count) {
     grid_wait();
     grid_release();
     const u32 r = bid_x() * bdim() + tid();
     if (r < count) y[r] = names[y[r]];
 }
-EXPORT(draft_name)
+EXPORT(map_draft_ids)
 
 KERNEL(256)
-draft_place(i32* ids, i32* history, const i32* step_positions, const i32* drafts, const u8* stage, u32 count, u32 draft_stride,
-            u32 history_len) {
+insert_drafts(i32* ids, i32* history, const i32* step_positions, const i32* drafts, const u8* stage, u32 count, u32 draft_stride,
+              u32 history_len) {
     grid_wait();
     grid_release();
     const u32 r = bid_x() * bdim() + tid();
@@ -215,4 +215,4 @@ draft_place(i32* ids, i32* history, const i32* step_positions, const i32* drafts
         if (position < history_len) history[(u64)row.seat * history_len + position] = id;
     }
 }
-EXPORT(draft_place)
+EXPORT(insert_drafts)

@@ -1,12 +1,12 @@
 // elementwise.hip - activations and sums. CPU twin: cpu/elementwise.rs.
 //
 // silu_mul_rows  y = silu(gate) * up     y [rows, cols], x [rows, 2 cols]: gate columns, then up columns; all of ACT
-// -DFP8=1        silu_mul_fp8 alone: y in fp8 and its scales, as fp8_rows makes them of what y would be. Rows from `rows`
+// -DFP8=1        silu_mul_fp8 alone: y in fp8 and its scales, as fp8_quantize_rows makes them of what y would be. Rows from `rows`
 //                on are zero. cols whole blocks, rows on 16 bytes, ACT half_t; blocks of 128 threads, a run each.
 // add_rows       y = a + b               all [rows, cols] of ACT
 // elementwise_softcap  x = cap * tanh(x / cap)  [rows, cols] of ACT, in place; tanh z = 1 - 2 / (e^2z + 1)
 // Grid: rows * parts, part fastest; each block takes every `parts`-th run of bdim() eights of its row. Block: a
-// multiple of WAVE up to 256.
+// multiple of WARP_SIZE up to 256.
 // Rounding: f32 throughout, one rounding at the store. Roofline: 3 row lengths over bandwidth; one row is latency.
 #include "dev.h"
 #include "elementwise/elementwise.h"
@@ -14,7 +14,7 @@
 #  define FP8 0
 #endif
 #if FP8
-#  include "fp8_rows/quantise.h"
+#  include "fp8_quantize/quantize.h"
 
 KERNEL(256)
 silu_mul_fp8(fp8* y, float* scales, const ACT* x, u32 rows, u32 cols, u32 parts, u32 x_stride, u32 scale_stride) {
@@ -28,7 +28,7 @@ silu_mul_fp8(fp8* y, float* scales, const ACT* x, u32 rows, u32 cols, u32 parts,
         v = silu_mul(load8(gate), load8(up));
         for (u32 i = 0; i < 8; ++i) v.v[i] = f32(to_half(v.v[i]));
     }
-    store_quantised(Quantised{y, scales, scale_stride}, row, cols, c, v);
+    store_quantized(QuantizedBlock{y, scales, scale_stride}, row, cols, c, v);
 }
 EXPORT(silu_mul_fp8)
 #else

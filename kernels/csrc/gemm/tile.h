@@ -1,7 +1,7 @@
 // gemm/tile.h - a block's tile of x W^T on the matrix units: TILE_M rows of x by TILE_N rows of W, K in steps of 32
 // through shared memory, copies running STAGES - 1 steps ahead. Rows of x are where the caller says.
 //
-// The waves lie in a grid of WAVES_M x WAVES_N; each computes FRAGS_M x FRAGS_N products of 16 x 16.
+// The warps lie in a grid of WARPS_M x WARPS_N; each computes FRAGS_M x FRAGS_N products of 16 x 16.
 // -DGATED=1: rows of W come as 16 gate rows, then the 16 up rows of the same outputs, so that a lane holds both.
 // Sums ascend in k whatever the tile: a row gives the same bits for any TILE_M and any neighbours.
 #pragma once
@@ -15,19 +15,19 @@
 #endif
 
 enum : u32 {
-    WAVES = 512 / WAVE >= 16 ? 8 : 4,
-    WAVES_M = TILE_M >= 128 ? WAVES / 2 : WAVES / 4,
-    WAVES_N = WAVES / WAVES_M,
+    WARPS = 512 / WARP_SIZE >= 16 ? 8 : 4,
+    WARPS_M = TILE_M >= 128 ? WARPS / 2 : WARPS / 4,
+    WARPS_N = WARPS / WARPS_M,
     TILE_N = 128,
-    FRAGS_M = TILE_M / (WAVES_M * 16),
-    FRAGS_N = TILE_N / (WAVES_N * 16),
+    FRAGS_M = TILE_M / (WARPS_M * 16),
+    FRAGS_N = TILE_N / (WARPS_N * 16),
     STEP_K = 32,
     STRIDE = STEP_K + 8,  // rows 80 bytes apart: eight of them touch every bank once
     STAGE = (TILE_M + TILE_N) * STRIDE,
-    STAGES = WAVE == 64 ? 1 : 3,  // AMD copies through registers: nothing to overlap
+    STAGES = WARP_SIZE == 64 ? 1 : 3,  // AMD copies through registers: nothing to overlap
     OUTPUTS = GATED ? TILE_N / 2 : TILE_N
 };
-static_assert(FRAGS_M * WAVES_M * 16 == TILE_M && FRAGS_N * WAVES_N * 16 == TILE_N, "waves do not cover the tile");
+static_assert(FRAGS_M * WARPS_M * 16 == TILE_M && FRAGS_N * WARPS_N * 16 == TILE_N, "warps do not cover the tile");
 
 struct Tile { FragC c[FRAGS_M][FRAGS_N]; };
 
@@ -40,7 +40,7 @@ DEV u32 line_row(u32 r, u32 first, u32 n) {
 
 // Starts copying k [at, at + 32). x_row(r): row r of the tile, or null.
 template <class Row> DEV void copy_step(half_t* stage, const Row& x_row, const half_t* w, u32 first, u32 n, u32 k, u32 at) {
-    for (u32 i = tid(); i < (TILE_M + TILE_N) * (STEP_K / 8); i += WAVES * WAVE) {
+    for (u32 i = tid(); i < (TILE_M + TILE_N) * (STEP_K / 8); i += WARPS * WARP_SIZE) {
         const u32 line = i / (STEP_K / 8), here = i % (STEP_K / 8) * 8;
         const half_t* row = line < TILE_M ? x_row(line) : w + (u64)line_row(line - TILE_M, first, n) * k;
         const bool present = row && at + here < k;
@@ -49,8 +49,8 @@ template <class Row> DEV void copy_step(half_t* stage, const Row& x_row, const h
 }
 
 DEV void multiply_step(Tile& t, const half_t* stage) {
-    const half_t* x = stage + wave() % WAVES_M * FRAGS_M * 16 * STRIDE;
-    const half_t* w = stage + (TILE_M + wave() / WAVES_M * FRAGS_N * 16) * STRIDE;
+    const half_t* x = stage + warp_id() % WARPS_M * FRAGS_M * 16 * STRIDE;
+    const half_t* w = stage + (TILE_M + warp_id() / WARPS_M * FRAGS_N * 16) * STRIDE;
     UNROLL for (u32 k = 0; k < STEP_K; k += 16) {
         FragA a[FRAGS_M];
         UNROLL for (u32 i = 0; i < FRAGS_M; ++i) a[i] = load_a(x + i * 16 * STRIDE + k, STRIDE);
@@ -89,7 +89,7 @@ template <class Row> DEV Tile tile_product(half_t* stages, const Row& x_row, con
 
 // Calls put(row of the tile, output of the tile, value[, up]) for every element of this lane.
 template <class Put> DEV void each_output(const Tile& t, const Put& put) {
-    const u32 row = wave() % WAVES_M * FRAGS_M * 16, column = wave() / WAVES_M * FRAGS_N * 16;
+    const u32 row = warp_id() % WARPS_M * FRAGS_M * 16, column = warp_id() / WARPS_M * FRAGS_N * 16;
     UNROLL for (u32 i = 0; i < FRAGS_M; ++i)
         UNROLL for (u32 j = 0; j < FRAGS_N; j += GATED ? 2 : 1)
             UNROLL for (u32 e = 0; e < Frag::NC; ++e) {

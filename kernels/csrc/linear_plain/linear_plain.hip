@@ -1,10 +1,10 @@
 // linear_plain: y [M, N] = x [M, K] W [N, K]^T + bias in f32 arithmetic: f32 models, routers (half_t rows, f32 weights), and
 // shapes that 16-byte loads cannot take. Two kernels with sums in one order each; which one a shape gets depends on N and
-// K alone. CPU twin: `linear`.
+// K alone. CPU twin: `Linear`.
 //
 //   -DX_F32=0|1 -DW_F32=0|1 -DOUT_F32=0|1
 //
-// linear_row: a block per row of W, its waves split K, and up to ROWS rows of x go along. Grid: (N, M / ROWS). Block: 256.
+// linear_row: a block per row of W, its warps split K, and up to ROWS rows of x go along. Grid: (N, M / ROWS). Block: 256.
 // linear_tile: 64 x 64 tiles, 4 x 4 a thread, K through shared memory. Grid: (N / 64, M / 64). Block: 256.
 // Order: linear_row by lane, then as block_sum adds; linear_tile ascending. Rounding: sum plus bias, once.
 #include "dev.h"
@@ -31,7 +31,7 @@ enum : u32 { ROWS = 4, SIDE = 64, STEP_K = 16 };
 KERNEL(256) linear_row(OUT* y, const X* x, const W* w, const float* bias, u32 m, u32 n, u32 k, u32 y_stride,
                        u32 x_stride) {
     SHARED(float, parts, 32 * ROWS);
-    const u32 out = bid_x(), first = bid_y() * ROWS, waves = bdim() / WAVE;
+    const u32 out = bid_x(), first = bid_y() * ROWS, warps = bdim() / WARP_SIZE;
     const W* row = w + (u64)out * k;
     grid_wait();
     float sums[ROWS];
@@ -42,13 +42,13 @@ KERNEL(256) linear_row(OUT* y, const X* x, const W* w, const float* bias, u32 m,
             if (first + r < m) sums[r] = fma_(f32(x[(u64)(first + r) * x_stride + i]), weight, sums[r]);
     }
     UNROLL for (u32 r = 0; r < ROWS; ++r) {
-        const float sum = wave_sum(sums[r]);
-        if (lane() == 0) parts[wave() * ROWS + r] = sum;
+        const float sum = warp_sum(sums[r]);
+        if (lane() == 0) parts[warp_id() * ROWS + r] = sum;
     }
     sync();
     if (tid() >= ROWS || first + tid() >= m) return;
     float sum = parts[tid()];
-    for (u32 i = 1; i < waves; ++i) sum += parts[i * ROWS + tid()];
+    for (u32 i = 1; i < warps; ++i) sum += parts[i * ROWS + tid()];
     if (bias) sum += bias[out];
     y[(u64)(first + tid()) * y_stride + out] = to<OUT>(sum);
     (void)n;

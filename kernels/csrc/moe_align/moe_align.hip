@@ -1,12 +1,12 @@
 // moe_align: sorts choices by expert and cuts each expert's run into segments; the grid depends on the number of choices
 // alone, so that the launch can be captured. moe_count: how often each part of the choices names an expert, where one
 // block would sort for too long. moe_combine: adds up what the experts of a token said.
-// CPU twin: `moe_mlp`.
+// CPU twin: `ExpertMlp`.
 //
 // moe_count: counts [parts, count]. moe_align: order i32 [T top_k], segments [max_segments]. experts i32 [T top_k] with
 // global numbers; choices outside [first, first + count) are left out. Where a choice lies within its expert's run is
 // free: no result depends on it.
-// Grid: parts of the choices, a block each. Block: a multiple of WAVE, at most 1024. Dynamic shared memory: count * 4
+// Grid: parts of the choices, a block each. Block: a multiple of WARP_SIZE, at most 1024. Dynamic shared memory: count * 4
 // bytes. `counts` is null for one part.
 // With `own` 1 segment e is the first of expert e, if only without rows, and all others lie behind those; with 0 none is
 // without rows.

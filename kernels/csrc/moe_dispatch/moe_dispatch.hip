@@ -1,23 +1,23 @@
 // moe_dispatch.hip - experts over ranks: which copy of an expert a token takes, which tokens each rank gets, and the sum
-// of what comes back. CPU twins: cpu/moe.rs (place_experts), cpu/moe_dispatch.rs.
+// of what comes back. CPU twins: cpu/moe.rs (`ExpertPlacementLookup`), cpu/moe_dispatch.rs.
 //
-// place_experts  experts i32 [T, k] in place: a choice becomes one of the places of its expert, by the token's position.
-//                positions i32 [P] are those of tokens i32 [T], of all in order if that is null. places [E, 1 + most]:
-//                an expert's number of places, then these. -1 where there is no such token or expert.
-//                Grid: choices over the block. Block: 256.
-// moe_dispatch   experts i32 [T, k] -> tokens i32 [ranks T], those for rank 0 ascending, then those for rank 1; places
-//                i32 [T, ranks]: where a token lies among them, or -1; counts i32 [ranks]. Rank r holds `each` experts from
-//                (r * stride + offset) * each on. At most 64 ranks.
-//                Grid: ranks. Block: a multiple of WAVE up to 1024. Every block goes through all choices, twice.
-// sum_rows       y [T, cols] = the sum of the rows of x [rows, cols] that places i32 [T, n] names, in its order, in f32
-//                from zero on, rounded once. What is no row of x names none. All of ACT.
-//                Grid: T * parts, part fastest. Block: a multiple of WAVE up to 256, eight columns a thread.
-// Roofline: the bytes of sum_rows; the others are latency.
+// eplb_map_experts   experts i32 [T, k] in place: a choice becomes one of the places of its expert, by the token's position.
+//                    positions i32 [P] are those of tokens i32 [T], of all in order if that is null. places [E, 1 + most]:
+//                    an expert's number of places, then these. -1 where there is no such token or expert.
+//                    Grid: choices over the block. Block: 256.
+// moe_dispatch       experts i32 [T, k] -> tokens i32 [ranks T], those for rank 0 ascending, then those for rank 1; places
+//                    i32 [T, ranks]: where a token lies among them, or -1; counts i32 [ranks]. Rank r holds `each` experts from
+//                    (r * stride + offset) * each on. At most 64 ranks.
+//                    Grid: ranks. Block: a multiple of WARP_SIZE up to 1024. Every block goes through all choices, twice.
+// moe_combine_ranks  y [T, cols] = the sum of the rows of x [rows, cols] that places i32 [T, n] names, in its order, in f32
+//                    from zero on, rounded once. What is no row of x names none. All of ACT.
+//                    Grid: T * parts, part fastest. Block: a multiple of WARP_SIZE up to 256, eight columns a thread.
+// Roofline: the bytes of moe_combine_ranks; the others are latency.
 #include "dev.h"
 #include "sample/order.h"
 
-KERNEL(256) place_experts(i32* experts, const i32* positions, const i32* tokens, const i32* places, u32 choices, u32 k,
-                          u32 known, u32 count, u32 width) {
+KERNEL(256) eplb_map_experts(i32* experts, const i32* positions, const i32* tokens, const i32* places, u32 choices, u32 k,
+                             u32 known, u32 count, u32 width) {
     grid_wait();
     grid_release();
     const u32 c = bid_x() * bdim() + tid();
@@ -31,13 +31,13 @@ KERNEL(256) place_experts(i32* experts, const i32* positions, const i32* tokens,
     }
     experts[c] = place;
 }
-EXPORT(place_experts)
+EXPORT(eplb_map_experts)
 
-struct Spread {
+struct ExpertParallelLayout {
     u32 each, ranks, stride, offset;
 };
 // The ranks that get a token, a bit each.
-DEV u64 ranks_of(const i32* experts, u32 k, Spread spread) {
+DEV u64 ranks_of(const i32* experts, u32 k, ExpertParallelLayout spread) {
     u64 ranks = 0;
     for (u32 j = 0; j < k; ++j) {
         const i32 expert = experts[j];
@@ -56,7 +56,7 @@ KERNEL(1024) moe_dispatch(i32* tokens, i32* places, i32* counts, const i32* expe
                           u32 stride, u32 offset, u32 experts_stride, u32 places_stride) {
     grid_wait();
     grid_release();
-    const Spread spread{each, ranks, stride, offset};
+    const ExpertParallelLayout spread{each, ranks, stride, offset};
     const u32 rank = bid_x();
     const u64 own = (u64)1 << rank;
     u32 ahead = 0;
@@ -76,8 +76,8 @@ KERNEL(1024) moe_dispatch(i32* tokens, i32* places, i32* counts, const i32* expe
 }
 EXPORT(moe_dispatch)
 
-KERNEL(256) sum_rows(ACT* y, const ACT* x, const i32* places, u32 cols, u32 parts, u32 n, u32 rows, u32 y_stride,
-                     u32 x_stride, u32 places_stride) {
+KERNEL(256) moe_combine_ranks(ACT* y, const ACT* x, const i32* places, u32 cols, u32 parts, u32 n, u32 rows, u32 y_stride,
+                              u32 x_stride, u32 places_stride) {
     grid_wait();
     grid_release();
     const u64 token = bid_x() / parts;
@@ -104,4 +104,4 @@ KERNEL(256) sum_rows(ACT* y, const ACT* x, const i32* places, u32 cols, u32 part
         }
     }
 }
-EXPORT(sum_rows)
+EXPORT(moe_combine_ranks)

@@ -1,24 +1,24 @@
-// moe_plain: one product of an expert MLP for every type and shape, a wave per choice and output: f32 models, and sizes that
-// 16-byte loads cannot take. Right, not fast. CPU twin: `moe_mlp`.
+// moe_plain: one product of an expert MLP for every type and shape, a warp per choice and output: f32 models, and sizes that
+// 16-byte loads cannot take. Right, not fast. CPU twin: `ExpertMlp`.
 //
 //   -DACT_F32=0|1  x, W, and y of the first product
 //   -DGATED=1  y [choices, I] = silu(gate) * up of x[token], W [E][2 I][K], each product rounded first
 //   -DGATED=0  y f32 [choices, N] = x[choice], W [E][N][K]
-// Choices of experts outside [first, first + count) are left alone. Grid: (choices, outputs / waves). Block: 256.
-// Order of sums: by lane, then as wave_sum adds.
+// Choices of experts outside [first, first + count) are left alone. Grid: (choices, outputs / warps). Block: 256.
+// Order of sums: by lane, then as warp_sum adds.
 #include "dev.h"
 
 DEV float dot(const ACT* x, const ACT* w, u32 k) {
     float sum = 0.f;
-    for (u32 i = lane(); i < k; i += WAVE) sum = fma_(f32(x[i]), f32(w[i]), sum);
-    return wave_sum(sum);
+    for (u32 i = lane(); i < k; i += WARP_SIZE) sum = fma_(f32(x[i]), f32(w[i]), sum);
+    return warp_sum(sum);
 }
 
 KERNEL(256) moe_plain(void* y, const ACT* x, const ACT* w, const i32* experts, u32 n, u32 k, u32 x_stride, u32 top_k,
                       u32 first, u32 count) {
     grid_wait();
     const u32 choice = bid_x(), expert = (u32)experts[choice] - first, outputs = GATED ? n / 2 : n;
-    const u32 out = bid_y() * (bdim() / WAVE) + wave();
+    const u32 out = bid_y() * (bdim() / WARP_SIZE) + warp_id();
     if (expert >= count || out >= outputs) return;
     const ACT* row = x + (u64)(GATED ? choice / top_k : choice) * x_stride;
     const ACT* weights = w + ((u64)expert * n + out) * k;

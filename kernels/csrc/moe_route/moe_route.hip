@@ -3,7 +3,7 @@
 // moe_route_softmax  experts i32, weights f32 [tokens, k + shared]: the k largest of softmax(logits), in order; the lower
 //                    index first among equal logits; then experts count.. with weight 1. logits f32 [tokens, count], count <= 1024, k <= count. counts u32 [count]
 //                    (or null) goes up by the choices of the tokens that have a slot, i64 [tokens] (null: all of them).
-// Grid: tokens. Block: count rounded up to a multiple of WAVE.
+// Grid: tokens. Block: count rounded up to a multiple of WARP_SIZE.
 // Order is that of the logits, not of the rounded probabilities. Rounding: f32 throughout.
 // Roofline: latency (two block reductions and count / 4 shared reads); at 8192 tokens of 128 experts about 0.3 G
 // comparisons, tens of microseconds.

@@ -7,7 +7,7 @@
 //            expert's score, over the sum of the chosen if `normalise`, times `scale`. Behind the k lie experts count.. with
 //            weight 1. counts, slots: see moe_route.hip.
 // logits f32 [tokens, count], count <= 1024, k <= experts of the kept groups.
-// Grid: tokens. Block: count rounded up to a multiple of WAVE.
+// Grid: tokens. Block: count rounded up to a multiple of WARP_SIZE.
 // Rounding: f32 throughout; choices are compared as they are computed here.
 // Roofline: latency, as moe_route_softmax; groups add one pass of a group's experts per group.
 #include "dev.h"

@@ -2,9 +2,9 @@
 //
 // rms_norm      y = w * act(x * rsqrt(mean(x^2) + eps))       x, y [rows, cols] of ACT, w [cols] of ACT
 // add_rms_norm  x += delta, rounded in place; then rms_norm   delta [rows, cols] of ACT
-// -DFP8=1       add_rms_norm_fp8 alone: y in fp8 and its scales, as fp8_rows makes them of what y would be; rows from `rows`
+// -DFP8=1       add_rms_norm_fp8 alone: y in fp8 and its scales, as fp8_quantize_rows makes them of what y would be; rows from `rows`
 //               to gdim_x() are zero. Rows of whole blocks on 16 bytes, ACT half_t. -DTHREAD_EIGHTS=1|2|4 of a thread
-// Grid: rows. Block: a multiple of WAVE up to 512 that depends on cols alone, so that a row's sum has one order in every batch.
+// Grid: rows. Block: a multiple of WARP_SIZE up to 512 that depends on cols alone, so that a row's sum has one order in every batch.
 // Rounding points: norm.h.
 // A thread keeps its 8-wide pieces of the row in registers between the sum and the store (up to 4 of them); rows that
 // are longer, or not made of aligned eights, are read again. The weight is read before the kernel waits for its
@@ -16,17 +16,17 @@
 #  define FP8 0
 #endif
 #if FP8
-#  include "fp8_rows/quantise.h"
+#  include "fp8_quantize/quantize.h"
 #endif
 
 #if FP8
 // A row that is not there is zeros, and reads nothing.
-DEV void norm_quantised(const Quantised& to, ACT* x, const ACT* delta, const ACT* w, u32 rows, u32 cols, float eps) {
+DEV void norm_quantized(const QuantizedBlock& to, ACT* x, const ACT* delta, const ACT* w, u32 rows, u32 cols, float eps) {
     const u64 row = bid_x();
     const u32 span = bdim() * 8;
     const auto put = [&](u32 c, f32x8 v) {
         for (u32 i = 0; i < 8; ++i) v.v[i] = c < cols && row < rows ? f32(to_half(v.v[i])) : 0.f;
-        store_quantised(to, row, cols, c, v);
+        store_quantized(to, row, cols, c, v);
     };
     if (row >= rows) {
         grid_release();
@@ -41,7 +41,7 @@ KERNEL(512)
 add_rms_norm_fp8(fp8* y, float* scales, ACT* x, const ACT* delta, const ACT* w, u32 rows, u32 cols, u32 x_stride,
                  u32 delta_stride, u32 scale_stride, float eps) {
     const u64 row = bid_x();
-    norm_quantised(Quantised{y, scales, scale_stride}, x + row * x_stride, delta + row * delta_stride, w, rows, cols, eps);
+    norm_quantized(QuantizedBlock{y, scales, scale_stride}, x + row * x_stride, delta + row * delta_stride, w, rows, cols, eps);
 }
 EXPORT(add_rms_norm_fp8)
 #else

@@ -3,21 +3,21 @@
 #include "step/step.h"
 
 // Per-request state. S seats, W table width, L longest request, V vocabulary.
-struct Seats {
-    Newest* newest;    // [S]
-    i32* tables;       // [S, W]
-    i32* history;      // [S, L]
-    u32* masks;        // [S, ceil(V / 32)]
-    SeatRules* rules;  // [S]
+struct SequenceSlots {
+    LatestToken* newest;            // [S]
+    i32* tables;                    // [S, W]
+    i32* history;                   // [S, L]
+    u32* masks;                     // [S, ceil(V / 32)]
+    SequenceSamplingParams* rules;  // [S]
     u32 table_width, history_len, mask_words;
 };
 
 DEV const StageHeader* header_of(const u8* stage) { return (const StageHeader*)stage; }
 DEV const StageRow* rows_of(const u8* stage) { return (const StageRow*)(stage + header_of(stage)->rows_at); }
-DEV const StageQuestion* questions_of(const u8* stage) {
-    return (const StageQuestion*)(stage + header_of(stage)->questions_at);
+DEV const StageLogitsRow* questions_of(const u8* stage) {
+    return (const StageLogitsRow*)(stage + header_of(stage)->questions_at);
 }
-DEV const StageInit* inits_of(const u8* stage) { return (const StageInit*)(stage + header_of(stage)->inits_at); }
+DEV const StageSequenceInit* inits_of(const u8* stage) { return (const StageSequenceInit*)(stage + header_of(stage)->inits_at); }
 DEV const i32* words_of(const u8* stage) { return (const i32*)(stage + header_of(stage)->words_at); }
 DEV const StageEdit* edits_of(const u8* stage) { return (const StageEdit*)(stage + header_of(stage)->edits_at); }
 
@@ -26,18 +26,18 @@ DEV void copy_words(i32* to, const i32* from, u32 len) {
     for (u32 i = tid(); i < len; i += bdim()) to[i] = from[i];
 }
 
-DEV void take_seat(const Seats& seats, const StageInit& init, const i32* words) {
+DEV void init_sequence(const SequenceSlots& seats, const StageSequenceInit& init, const i32* words) {
     const u64 seat = (u64)init.seat;
     if (init.history_len > 0)
         copy_words(seats.history + seat * seats.history_len + init.history_from, words + init.history_at,
                    (u32)init.history_len);
     if (init.mask_at >= 0)
         copy_words((i32*)seats.masks + seat * seats.mask_words, words + init.mask_at, seats.mask_words);
-    copy_words((i32*)(seats.rules + seat), (const i32*)&init.rules, sizeof(SeatRules) / 4);
+    copy_words((i32*)(seats.rules + seat), (const i32*)&init.rules, sizeof(SequenceSamplingParams) / 4);
 }
 
 // Position of the first token of a row: the host's, or the seat's, which lies within what the host has covered.
-DEV u32 start_of(const StageRow& row, const Newest* newest) {
+DEV u32 start_of(const StageRow& row, const LatestToken* newest) {
     if (row.ids >= 0) return (u32)row.start;
     const i32 start = newest[row.seat].position - 1 - row.ids;
     return (u32)(start < row.start ? start : row.start);

@@ -1,4 +1,4 @@
-// prepare.hip - what the host staged becomes what a forward pass reads. CPU twin: cpu/step.rs (prepare_step).
+// prepare.hip - what the host staged becomes what a forward pass reads. CPU twin: cpu/step.rs (`StepPreparation`).
 //
 // prepare_step  seats: rules, history and mask of requests that take one; block tables of the rows
 //               ids, positions i32 [tokens], slots i64 [tokens]; cu_q i32 [rows + 1]; context_lens, row_seats i32 [rows];
@@ -18,7 +18,7 @@ struct StepOut {
 };
 
 // Tokens `from`, `from + step`, ... of the row.
-DEV void lay_out(const StepOut& out, const Seats& seats, const StageRow& row, const i32* words, u32 block_tokens,
+DEV void lay_out(const StepOut& out, const SequenceSlots& seats, const StageRow& row, const i32* words, u32 block_tokens,
                  u32 from, u32 step) {
     const i32* table = seats.tables + (u64)row.seat * seats.table_width;
     const u32 start = start_of(row, seats.newest);
@@ -46,14 +46,14 @@ prepare_step(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens,
     grid_wait();
     grid_release();
     const StepOut out = {ids, positions, slots, cu_q, context_lens, row_seats, question_tokens};
-    const Seats seats = {(Newest*)newest, tables, history, masks, (SeatRules*)rules, table_width, history_len, mask_words};
+    const SequenceSlots seats = {(LatestToken*)newest, tables, history, masks, (SequenceSamplingParams*)rules, table_width, history_len, mask_words};
     const StageHeader header = *header_of(stage);
     const i32* words = words_of(stage);
     const u32 r = bid_x(), part = bid_y(), parts = gdim_y();
     const u32 blocks = gdim_x() * parts, block = r * parts + part;
     const u32 thread = block * bdim() + tid(), threads = blocks * bdim();
 
-    for (u32 i = block; i < header.inits; i += blocks) take_seat(seats, inits_of(stage)[i], words);
+    for (u32 i = block; i < header.inits; i += blocks) init_sequence(seats, inits_of(stage)[i], words);
     u32 end = 0;
     if (header.rows > 0) {
         const StageRow& last_row = rows_of(stage)[header.rows - 1];

@@ -6,7 +6,7 @@
 // Rounding points, as in cpu/qk_rope.rs: x * scale to ACT, the product with the weight to ACT, the rotation to ACT.
 #pragma once
 #include "norm/norm.h"
-#include "qk_rope/turn.h"
+#include "qk_rope/rotate.h"
 
 DEV constexpr u32 group_for(u32 runs) {
     u32 lanes = 1;
@@ -72,7 +72,7 @@ template <class T> DEV void store_head(T* y, const HeadPart& part, u32 member, f
     }
 }
 
-// Every lane of the wave must come. `w` holds the lane's part of the weight.
+// Every lane of the warp must come. `w` holds the lane's part of the weight.
 DEV void norm_head(HeadPart& part, const HeadPart& w, float eps, u32 member) {
     float squares = 0.f;
     for (u32 t = 0; t < TURNS; ++t) {
@@ -89,7 +89,7 @@ DEV void norm_head(HeadPart& part, const HeadPart& w, float eps, u32 member) {
 }
 
 // Cosines in `low`, sines in `high`: those of one position, [HALF] each; nothing where no channel turns.
-DEV HeadPart load_turn(const float* cos, const float* sin, u32 member) {
+DEV HeadPart load_rotation(const float* cos, const float* sin, u32 member) {
     HeadPart turn;
     for (u32 t = 0; t < TURNS; ++t) {
         const RunPlace place = run_place(t, member);
@@ -100,7 +100,7 @@ DEV HeadPart load_turn(const float* cos, const float* sin, u32 member) {
     return turn;
 }
 
-DEV void turn_head(HeadPart& part, const HeadPart& turn, u32 member) {
+DEV void rope_head(HeadPart& part, const HeadPart& turn, u32 member) {
     for (u32 t = 0; t < TURNS; ++t) {
         const RunPlace place = run_place(t, member);
         if (!place.exists || !place.turns) continue;

@@ -28,7 +28,7 @@ qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const A
     grid_wait();
     const u32 all = heads + 2 * kv_heads, member = tid() % GROUP;
     const u32 unit = bid_x() * (bdim() / GROUP) + tid() / GROUP;
-    const bool real = unit < tokens * all;  // Others still take part in the sums of their wave.
+    const bool real = unit < tokens * all;  // Others still take part in the sums of their warp.
     const u32 token = real ? unit / all : 0, head = real ? unit % all : 0;
     const bool is_query = head < heads, is_value = head >= heads + kv_heads;
     const i64 slot = real && !is_query ? slots[token] : 0;
@@ -37,7 +37,7 @@ qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const A
     HeadPart part = load_head(qkv + (u64)token * qkv_stride + head * HEAD_DIM, member), turn = {};
     if (!is_value) {
         const u64 row = (u64)positions[token] * HALF;
-        turn = load_turn(cos + row, sin + row, member);
+        turn = load_rotation(cos + row, sin + row, member);
     }
     if (q_norm != nullptr || k_norm != nullptr) {
         const ACT* w = is_query ? q_norm : is_value ? nullptr : k_norm;
@@ -45,7 +45,7 @@ qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const A
         norm_head(unit_part, load_head(w != nullptr ? w : (q_norm != nullptr ? q_norm : k_norm), member), eps, member);
         if (w != nullptr) part = unit_part;
     }
-    if (!is_value) turn_head(part, turn, member);
+    if (!is_value) rope_head(part, turn, member);
     if (!real) return;
     if (is_query) {
         store_head(q + (u64)token * q_stride + head * HEAD_DIM, part, member, 1.f);

@@ -37,7 +37,7 @@ struct Choice {
 };
 
 // `position`: of the token asked for.
-DEV Choice choice_of(const StageQuestion& question, const SeatRules& rules, u32 vocab, i32 position) {
+DEV Choice choice_of(const StageLogitsRow& question, const SequenceSamplingParams& rules, u32 vocab, i32 position) {
     Choice c;
     c.chooses = question.known < 0;
     c.scores = question.top >= 0;

@@ -1,5 +1,5 @@
 // order.h - the one order of a row of logits: larger value first, lower id first among equals. Argmax, ranks, cuts and
-// lists all follow it (CPU twin: src/sample.rs), so they agree with each other.
+// lists all follow it (CPU twin: cpu/sample.rs), so they agree with each other.
 #pragma once
 
 // Before loops over values in registers whose bodies are too long for the compiler to unroll them unasked.
@@ -26,22 +26,22 @@ DEV float value_of(u64 place) { return value_of((u32)(place >> 32)); }
 // No id's place: marks a row that holds a NaN or an infinity.
 #define STRANGE (~(u64)0)
 
-// Every lane of the wave must come.
-DEV u64 wave_first(u64 place) {
-    // By shuffles: with one instruction for the wave sample_scan lacks four registers on sm_90a.
-    const u32 high = group_max<WAVE>((u32)(place >> 32));
-    const u32 low = group_max<WAVE>((u32)(place >> 32) == high ? (u32)place : 0u);
+// Every lane of the warp must come.
+DEV u64 warp_first(u64 place) {
+    // By shuffles: with one instruction for the warp sample_scan lacks four registers on sm_90a.
+    const u32 high = group_max<WARP_SIZE>((u32)(place >> 32));
+    const u32 low = group_max<WARP_SIZE>((u32)(place >> 32) == high ? (u32)place : 0u);
     return (u64)high << 32 | low;
 }
 
 // Every thread of the block must come; the first place of all, for all.
 DEV u64 block_first(u64 place) {
     SHARED(u64, parts, 32);
-    place = wave_first(place);
-    if (lane() == 0) parts[wave()] = place;
+    place = warp_first(place);
+    if (lane() == 0) parts[warp_id()] = place;
     sync();
     u64 first = parts[0];
-    for (u32 i = 1; i < bdim() / WAVE; ++i) first = parts[i] > first ? parts[i] : first;
+    for (u32 i = 1; i < bdim() / WARP_SIZE; ++i) first = parts[i] > first ? parts[i] : first;
     sync();
     return first;
 }
@@ -53,15 +53,15 @@ struct Prefix {
 DEV Prefix block_prefix(u32 v) {
     SHARED(u32, sums, 32);
     u32 upto = v;
-    for (u32 d = 1; d < WAVE; d *= 2) {
+    for (u32 d = 1; d < WARP_SIZE; d *= 2) {
         const u32 other = shfl(upto, lane() - d);
         if (lane() >= d) upto += other;
     }
-    if (lane() == WAVE - 1) sums[wave()] = upto;
+    if (lane() == WARP_SIZE - 1) sums[warp_id()] = upto;
     sync();
     Prefix p = {upto - v, 0};
-    for (u32 i = 0; i < bdim() / WAVE; ++i) {
-        if (i < wave()) p.before += sums[i];
+    for (u32 i = 0; i < bdim() / WARP_SIZE; ++i) {
+        if (i < warp_id()) p.before += sums[i];
         p.total += sums[i];
     }
     sync();

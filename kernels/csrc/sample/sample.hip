@@ -1,17 +1,17 @@
-// sample.hip - the questions of a step, answered out of the logits. CPU twins: cpu/step.rs (answer_questions) and
+// sample.hip - the questions of a step, answered out of the logits. CPU twins: cpu/step.rs (`RowSampling`) and
 // cpu/sample, whose rules these are: mask, edits, penalties, temperature, min-p, top-k, top-p, then the largest noisy
 // value, or the largest below temperature 1e-5; log-probabilities, rank and the likeliest ids of the raw logits.
 //
-// sample_scan  reads logits f32 [questions, vocab] once, chunk by chunk of 2048 ids, into records [questions, chunks];
-//              where cuts follow edits, the edited logits go to edited f32 [questions, edited_stride]. It may have the logits
-//              of ids [first, end) alone, first a multiple of 64: see sample_parts, which goes on from there.
-//              Grid: blocks per question x questions; the answer does not depend on how many. Block: 256.
-// sample_pick  answers [questions, 4 words]; top_ids i32, top_logprobs f32 [questions, most]; the seat's newest token, where no
-//              drafts have to do with it, and history. Grid: questions. Block: 512. Reads logits again only where cuts, ranks
-//              or lists ask for it, and of them only chunks that reach the limit looked for.
-// sample_judge which drafts stand: the one behind a token if it is that token (per_mille < 0), or by chance; what is asked behind
-//              one that does not is about nothing. Of those that count the last is the seat's newest token. A row's questions
-//              follow each other, perhaps in several launches. Grid: blocks of 256 over questions.
+// sample_scan           reads logits f32 [questions, vocab] once, chunk by chunk of 2048 ids, into records [questions, chunks];
+//                       where cuts follow edits, the edited logits go to edited f32 [questions, edited_stride]. It may have the logits
+//                       of ids [first, end) alone, first a multiple of 64: see sample_vocab_parallel, which goes on from there.
+//                       Grid: blocks per question x questions; the answer does not depend on how many. Block: 256.
+// sample_pick           answers [questions, 4 words]; top_ids i32, top_logprobs f32 [questions, most]; the seat's newest token, where no
+//                       drafts have to do with it, and history. Grid: questions. Block: 512. Reads logits again only where cuts, ranks
+//                       or lists ask for it, and of them only chunks that reach the limit looked for.
+// sample_verify_drafts  which drafts stand: the one behind a token if it is that token (per_mille < 0), or by chance; what is asked behind
+//                       one that does not is about nothing. Of those that count the last is the seat's newest token. A row's questions
+//                       follow each other, perhaps in several launches. Grid: blocks of 256 over questions.
 // positions i32 [T] are those of the step's tokens: the one asked for comes behind its question's.
 // vocab <= 262,144; most <= 1024. Questions beyond the stage's, or about token -1, are padding: token -1, no seat changed.
 //
@@ -19,8 +19,8 @@
 // cut's sum decide. Roofline: the row once over bandwidth (0.6 MB at 151,936 ids); plain draws add 40 instructions an
 // id; top-p adds on average about one more reading.
 #include "dev.h"
-#include "sample/cut.h"
-#include "sample/question.h"
+#include "sample/filters.h"
+#include "sample/logits_row.h"
 #include "sample/scan.h"
 
 KERNEL(SCAN_THREADS)
@@ -55,7 +55,7 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
 EXPORT(sample_scan)
 
 // Log-probabilities of the raw row: of the token, its rank, and the `top` likeliest ids.
-DEV void score(Search& search, Answer& answer, i32* top_ids, float* top_logprobs, const ChunkRecord* records,
+DEV void score(Search& search, SampledToken& answer, i32* top_ids, float* top_logprobs, const ChunkRecord* records,
                const Row& raw, u32 top) {
     const u32 chunks = chunks_of(raw);
     const bool holds = tid() < chunks;
@@ -80,14 +80,14 @@ DEV void score(Search& search, Answer& answer, i32* top_ids, float* top_logprobs
 
 // The token chosen by the rules, or the status that says why there is none.
 DEV u32 choose(Search& search, Winners& winners, i32& token, const ChunkRecord* records, const Row& row,
-               const Choice& choice, const SeatRules& rules, const Draw& draw) {
+               const Choice& choice, const SequenceSamplingParams& rules, const Draw& draw) {
     const bool holds = tid() < chunks_of(row);
     const u64 chunk_best = holds ? records[tid()].best : 0;
     const u64 best = block_first(chunk_best);
-    if (best < LAST_UNMASKED) return ANSWER_ALL_MASKED;
+    if (best < LAST_UNMASKED) return SAMPLE_ALL_MASKED;
     if (!choice.draws) {
         token = (i32)id_of(best);
-        return ANSWER_OK;
+        return SAMPLE_OK;
     }
     if (holds) {
         search.order[tid()] = (u32)(chunk_best >> 32);
@@ -97,15 +97,15 @@ DEV u32 choose(Search& search, Winners& winners, i32& token, const ChunkRecord* 
     sync();
     if (!choice.cuts) {
         token = (i32)id_of(block_first(holds ? winners.noisy[tid()] : 0));
-        return ANSWER_OK;
+        return SAMPLE_OK;
     }
     float total = 0.f;
     if (choice.weighs) {
         const bool weighed = holds && chunk_best >= LAST_UNMASKED;
         total = block_sum(weighed ? records[tid()].mass * exp_(value_of(chunk_best) - value_of(best)) : 0.f);
     }
-    token = (i32)draw_with_cuts(search, winners, row, rules, draw, best, total);
-    return ANSWER_OK;
+    token = (i32)sample_with_filters(search, winners, row, rules, draw, best, total);
+    return SAMPLE_OK;
 }
 
 KERNEL(PICK_THREADS)
@@ -117,13 +117,13 @@ sample_pick(u8* answers, i32* top_ids, float* top_logprobs, u8* newest, i32* his
     grid_wait();
     grid_release();
     const u64 q = bid_x();
-    Answer answer = {-1, ANSWER_OK, 0.f, 0};
+    SampledToken answer = {-1, SAMPLE_OK, 0.f, 0};
     if (is_padding(stage, (u32)q)) {
-        if (tid() == 0) ((Answer*)answers)[q] = answer;
+        if (tid() == 0) ((SampledToken*)answers)[q] = answer;
         return;
     }
-    const StageQuestion& question = questions_of(stage)[q];
-    const SeatRules& seat_rules = rules_of(question, rules);
+    const StageLogitsRow& question = questions_of(stage)[q];
+    const SequenceSamplingParams& seat_rules = rules_of(question, rules);
     const Choice choice = choice_of(question, seat_rules, vocab, position_of(question, positions));
     const u32 chunks = chunks_of(vocab);
     const ChunkRecord* own = (const ChunkRecord*)records + q * chunks;
@@ -131,15 +131,15 @@ sample_pick(u8* answers, i32* top_ids, float* top_logprobs, u8* newest, i32* his
     i32 token = question.known;
     if (choice.chooses || choice.scores) {
         const bool strange = tid() < chunks && own[tid()].best == STRANGE;
-        if (block_max(strange ? 1u : 0u) != 0) answer.status = ANSWER_NON_FINITE;
+        if (block_max(strange ? 1u : 0u) != 0) answer.status = SAMPLE_NON_FINITE;
     }
-    if (answer.status == ANSWER_OK && choice.chooses) {
+    if (answer.status == SAMPLE_OK && choice.chooses) {
         const bool stored = choice.edited && choice.cuts;
         const Row row = row_of(stored ? edited + q * edited_stride : logits + q * stride, choice.factor, 0, vocab);
         answer.status = choose(*search, *winners, token, own, row, choice, seat_rules,
                                Draw{seat_rules.key, (u32)position_of(question, positions)});
     }
-    if (answer.status == ANSWER_OK) {
+    if (answer.status == SAMPLE_OK) {
         answer.token = token;
         if (choice.scores) {
             const u32 top = (u32)question.top < most ? (u32)question.top : most;
@@ -148,31 +148,31 @@ sample_pick(u8* answers, i32* top_ids, float* top_logprobs, u8* newest, i32* his
         }
     }
     if (tid() != 0) return;
-    ((Answer*)answers)[q] = answer;
+    ((SampledToken*)answers)[q] = answer;
     if (choice.chooses)
-        remember(Remembered{newest, history, history_len}, question, seat_rules, answer, position_of(question, positions));
+        update_latest_token(LatestTokenUpdate{newest, history, history_len}, question, seat_rules, answer, position_of(question, positions));
 }
 EXPORT(sample_pick)
 
 KERNEL(256)
-sample_judge(u8* answers, u8* newest, i32* history, const i32* ids, const i32* positions, const u8* stage, const u8* rules,
-             u32 questions, u32 history_len, i32 per_mille) {
+sample_verify_drafts(u8* answers, u8* newest, i32* history, const i32* ids, const i32* positions, const u8* stage, const u8* rules,
+                     u32 questions, u32 history_len, i32 per_mille) {
     grid_wait();
     grid_release();
     const u32 first = bid_x() * bdim() + tid(), staged = header_of(stage)->questions;
     const u32 end = questions < staged ? questions : staged;
     if (first >= end || is_padding(stage, first)) return;
-    const StageQuestion* asked = questions_of(stage);
+    const StageLogitsRow* asked = questions_of(stage);
     // The first of a row, or of those that are left of one, goes through all.
-    if (!is_judged(asked[first]) || (asked[first].place > 0 && first > 0)) return;
+    if (!needs_draft_verification(asked[first]) || (asked[first].place > 0 && first > 0)) return;
     const i32 seat = asked[first].seat;
-    const SeatRules& seat_rules = ((const SeatRules*)rules)[seat];
-    Newest own = ((Newest*)newest)[seat];
+    const SequenceSamplingParams& seat_rules = ((const SequenceSamplingParams*)rules)[seat];
+    LatestToken own = ((LatestToken*)newest)[seat];
     bool counts = asked[first].place == 0 || own.stands != 0;
     for (u32 q = first; q < end && counts && (q == first || asked[q].place > 0); ++q) {
-        Answer& answer = ((Answer*)answers)[q];
+        SampledToken& answer = ((SampledToken*)answers)[q];
         const i32 position = position_of(asked[q], positions);
-        const bool found = answer.status == ANSWER_OK;
+        const bool found = answer.status == SAMPLE_OK;
         counts = found && asked[q].draft != 0;
         if (counts) {
             const i32 draft = ids[asked[q].token + 1];
@@ -180,15 +180,15 @@ sample_judge(u8* answers, u8* newest, i32* history, const i32* ids, const i32* p
             else counts = times(uniform(philox(seat_rules.key, 0, DRAW_ACCEPT, (u32)position).v[0]), 1000.f) < (float)per_mille;
             if (counts) {
                 answer.token = draft;
-                answer.status = ANSWER_STANDS;
+                answer.status = SAMPLE_DRAFT_ACCEPTED;
                 if ((seat_rules.flags & RULE_HISTORY) != 0 && (u32)position < history_len)
                     history[(u64)seat * history_len + position] = draft;
             }
         }
         // An error behind drafts leaves the token in front of it the newest.
-        if (found || asked[q].place == 0) own = Newest{found ? answer.token : 0, position, 0};
+        if (found || asked[q].place == 0) own = LatestToken{found ? answer.token : 0, position, 0};
         own.stands = counts ? 1 : 0;
     }
-    ((Newest*)newest)[seat] = own;
+    ((LatestToken*)newest)[seat] = own;
 }
-EXPORT(sample_judge)
+EXPORT(sample_verify_drafts)

@@ -1,12 +1,12 @@
 // scan.h - one reading of one chunk: everything that later steps want to know about it.
 #pragma once
-#include "sample/edit.h"
+#include "sample/logit_edits.h"
 
 // What all chunks of a question share.
 struct Scanned {
     Choice choice;
-    const SeatRules* rules;
-    const StageQuestion* question;
+    const SequenceSamplingParams* rules;
+    const StageLogitsRow* question;
     i32 position;  // of the token asked for
     const i32* history;
     const u32* mask;
@@ -32,7 +32,7 @@ DEV u64 first_held(const Held& x, u32 first, u32 vocab) {
     return own;
 }
 
-DEV bool any_strange(const Held& x, u32 first, u32 vocab) {
+DEV bool any_non_finite(const Held& x, u32 first, u32 vocab) {
     bool strange = false;
     for (u32 j = 0; j < FOURS; ++j)
         for (u32 i = 0; i < 4; ++i) {
@@ -51,7 +51,7 @@ DEV float mass_of(const Held& x, float most) {
 }
 
 // The largest noisy value. Most ids get by with cheap noise: only those near the largest of that are computed exactly.
-DEV void find_noisy(ChunkRecord* record, const Held& x, u32 first, u32 vocab, u64 key, u32 position) {
+DEV void find_gumbel_max(ChunkRecord* record, const Held& x, u32 first, u32 vocab, u64 key, u32 position) {
     u32x4 words[FOURS];
     float top = -3.0e38f;
     IN_REGISTERS for (u32 j = 0; j < FOURS; ++j) {
@@ -83,7 +83,7 @@ DEV void find_noisy(ChunkRecord* record, const Held& x, u32 first, u32 vocab, u6
 // Fills the record of the chunk that begins at id `first`, whose raw logits are `x`; writes the edited ones where they
 // are wanted again.
 DEV void scan_chunk(ChunkRecord* record, float* edited, Held x, u32 first, u32 vocab, const Scanned& s) {
-    const bool strange = any_strange(x, first, vocab);
+    const bool strange = any_non_finite(x, first, vocab);
     if (s.choice.scores) {
         const float raw_best = value_of(block_first(first_held(x, first, vocab)));
         const float raw_mass = mass_of(x, raw_best);
@@ -104,7 +104,7 @@ DEV void scan_chunk(ChunkRecord* record, float* edited, Held x, u32 first, u32 v
 
     const u64 best = block_first(strange ? STRANGE : first_held(x, first, vocab));
     if (tid() == 0) record->best = best;
-    if (s.choice.draws) find_noisy(record, x, first, vocab, s.rules->key, (u32)s.position);
+    if (s.choice.draws) find_gumbel_max(record, x, first, vocab, s.rules->key, (u32)s.position);
     if (s.choice.weighs) {
         const float mass = best < LAST_UNMASKED ? 0.f : mass_of(x, value_of(best));
         if (tid() == 0) record->mass = mass;

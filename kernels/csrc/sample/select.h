@@ -1,5 +1,5 @@
 // select.h - finding places in a row by one block: sums and counts behind a limit, the k-th place, the first k in order.
-// Waves take chunks in turn; a chunk whose first value lies behind the limit is not read.
+// Warps take chunks in turn; a chunk whose first value lies behind the limit is not read.
 #pragma once
 #include "sample/chunk.h"
 
@@ -21,9 +21,9 @@ struct Search {
 // Calls f(place, value, id) for every id of the row whose chunk may hold places from `limit` on, one id per lane and
 // call; the chunk's lanes come together, so f may not meet others.
 template <class F> DEV void each_from(const Search& search, const Row& row, u64 limit, F f) {
-    for (u32 c = wave(); c < chunks_of(row); c += bdim() / WAVE) {
+    for (u32 c = warp_id(); c < chunks_of(row); c += bdim() / WARP_SIZE) {
         if (search.order[c] < (u32)(limit >> 32)) continue;
-        for (u32 at = lane() * 4; at < CHUNK; at += WAVE * 4) {
+        for (u32 at = lane() * 4; at < CHUNK; at += WARP_SIZE * 4) {
             const u32 id = row.first + c * CHUNK + at;
             if (id >= row.end) break;
             const f32x4 four = values4(row, id);
@@ -42,7 +42,7 @@ DEV u32 count_from(const Search& search, const Row& row, u64 limit) {
     return block_sum(n);
 }
 
-// Their probability, relative to a value of `best`: summed per lane, wave and block, each in fixed order.
+// Their probability, relative to a value of `best`: summed per lane, warp and block, each in fixed order.
 DEV float mass_from(const Search& search, const Row& row, u64 limit, float best) {
     float mass = 0.f;
     each_from(search, row, limit, [&](u64, float value) { mass += exp_(value - best); });

@@ -1,5 +1,5 @@
 // step.h - what the host stages for one step, and what a step leaves behind per seat and per question.
-// The Rust twin of every record is in kernels/src/step.rs; a test compares sizes and offsets.
+// The Rust twin of every record is in kernels/src/step/mod.rs; a test compares sizes and offsets.
 //
 // A stage is one buffer: StageHeader, then six regions at the byte offsets it names, each aligned to 16:
 // rows, questions, seat records, words (32-bit: token ids, block ids, histories, mask words), edits and rows as draft layers
@@ -33,21 +33,21 @@ struct DraftRow {
     i32 seat;
     i32 len;
     i32 token;   // index of the first token in the step
-    i32 drafts;  // the layer's own, which `draft_place` enters behind the known tokens; 0 where others make them
+    i32 drafts;  // the layer's own, which `insert_drafts` enters behind the known tokens; 0 where others make them
     i32 held;    // 1: the seat holds the state before the first token; 0: it lies elsewhere
     i32 edge;    // it is the one at the end of this block; -1: elsewhere, and with held 0: zeros
     i32 reserved[2];
 };
 
 // The newest token of the request on a seat, which no row has forwarded yet.
-struct Newest {
+struct LatestToken {
     i32 token;
     i32 position;
     i32 stands;  // whether the draft behind it is right: a row may have more of them
 };
 
 // How the tokens of the request on a seat are chosen; held on the device for the life of the seat.
-struct SeatRules {
+struct SequenceSamplingParams {
     float temperature;  // below 1e-5: the likeliest id
     float top_p, min_p;
     i32 top_k;          // 0 = all
@@ -63,16 +63,16 @@ enum : u32 {
 };
 
 // A request that takes a seat: its sampling rules and, where a rule reads them, its known ids and its mask.
-struct StageInit {
+struct StageSequenceInit {
     i32 seat;
     i32 history_at, history_from, history_len;  // words index; first position; ids
     i32 mask_at;                                // words index of ceil(V / 32) words, -1: none
     i32 reserved[3];
-    SeatRules rules;
+    SequenceSamplingParams rules;
 };
 
 // What is asked about the logits behind one token of the step.
-struct StageQuestion {
+struct StageLogitsRow {
     i32 token;     // token of the step, behind which the one asked for comes; -1: padding, nothing is asked
     i32 seat;
     i32 place;     // drafts in front of it in its row: all must be right
@@ -92,11 +92,11 @@ struct StageEdit {
 };
 
 // The answer to one question.
-struct Answer {
+struct SampledToken {
     i32 token;
-    u32 status;     // ANSWER_*
+    u32 status;     // SAMPLE_*
     float logprob;  // of the token, under the raw logits; if asked for
     u32 rank;       // its place among all ids, from 1
 };
-// ANSWER_STANDS: as OK, and the draft of this token is right, or chance lets it stand.
-enum : u32 { ANSWER_OK = 0, ANSWER_NON_FINITE = 1, ANSWER_ALL_MASKED = 2, ANSWER_STANDS = 3 };
+// SAMPLE_DRAFT_ACCEPTED: as OK, and the draft of this token is right, or chance lets it stand.
+enum : u32 { SAMPLE_OK = 0, SAMPLE_NON_FINITE = 1, SAMPLE_ALL_MASKED = 2, SAMPLE_DRAFT_ACCEPTED = 3 };

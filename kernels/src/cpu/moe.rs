@@ -114,7 +114,7 @@ impl CpuKernel for ExpertMlp<'_> {
 
 impl CpuKernel for ExpertPlacementLookup<'_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
-        const KERNEL: &str = "place_experts";
+        const KERNEL: &str = "eplb_map_experts";
         let Self { mut experts, positions, tokens, placement: places } = self;
         check_expert_map(experts.as_ref(), (positions, tokens), places)?;
         for t in 0..experts.rows() {

@@ -36,7 +36,7 @@ impl CpuBackend {
 
 impl CpuKernel for MoeCombine<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
-        const KERNEL: &str = "sum_rows";
+        const KERNEL: &str = "moe_combine_ranks";
         let Self { mut y, x, places } = self;
         check_combine(&y, x, places)?;
         let limit = x.rows() as i32;

@@ -38,7 +38,7 @@ impl CpuKernel for VocabParallelSampling<'_, '_, '_, '_> {
             outputs: answers,
             gather,
         } = self;
-        check_size("sample_parts", "columns of logits", logits.cols(), part.cols)?;
+        check_size("sample_vocab_parallel", "columns of logits", logits.cols(), part.cols)?;
         sample_and_store(logits, (stage, laid), seats, answers, |logits, rows| {
             cpu.sampler().sample_vocab_parallel(cpu.threads(), (logits, part), rows, gather)
         })

@@ -1,4 +1,4 @@
-//! Attention of a lone row with a short context, out of the projections: launches of `attention_lone`.
+//! Attention of a lone row with a short context, out of the projections: launches of `attention_single_row`.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DeviceError, DeviceStream, MatMut};
@@ -8,9 +8,10 @@ use super::rope_attention::sources;
 use crate::gpu::GpuBackend;
 use crate::{AttentionMetadata, KvLayout, QkNormRopeArgs, RowBounds};
 
-static ATTENTION_SINGLE_ROW: KernelSource = kernel_source!("attention_lone/attention_lone.hip");
+static ATTENTION_SINGLE_ROW: KernelSource =
+    kernel_source!("attention_single_row/attention_single_row.hip");
 
-/// Blocks of a cluster, as `BLOCKS` in attention_lone.hip.
+/// Blocks of a cluster, as `BLOCKS` in attention_single_row.hip.
 const BLOCKS: usize = 8;
 /// Query heads of a KV head up to which four waves a block do. Fewer registers let other kernels lie beside.
 const FOUR_WARPS_GROUP: usize = 2;
@@ -51,11 +52,11 @@ impl GpuBackend {
             ("HEAD_DIM", dim as u32),
             ("BLOCK_TOKENS", layout.block_tokens as u32),
             ("HEAD_GROUP", group as u32),
-            ("TEAM_WAVES", waves as u32),
+            ("TEAM_WARPS", waves as u32),
             ("STAGES", stages as u32),
             ("EARLY", u32::from(qk.heads * dim <= EARLY_LAUNCH_COLUMNS)),
         ];
-        let kernel = self.kernel(&ATTENTION_SINGLE_ROW, "attention_lone", &defines)?;
+        let kernel = self.kernel(&ATTENTION_SINGLE_ROW, "attention_single_row", &defines)?;
         let blocks = (BLOCKS * rows.len() * kv_heads) as u32;
         let threads = waves as u32 * self.warp_size();
         let shared_bytes = (fixed + stages * stage_bytes) as u32;

@@ -40,7 +40,7 @@ impl GpuKernel for DraftInsertion<'_> {
         }
         let longest = history.cols() as u32;
         let grid = (rows.div_ceil(THREADS as usize) as u32, 1, 1);
-        let launch = KernelLaunch::new(gpu.draft_kernel("draft_place")?, grid, THREADS, 0)
+        let launch = KernelLaunch::new(gpu.draft_kernel("insert_drafts")?, grid, THREADS, 0)
             .overlaps_predecessor()
             .out(&mut ids)
             .out(&mut history)
@@ -66,7 +66,7 @@ impl GpuKernel for DraftIdMap<'_> {
         // SAFETY: inside the matrix, whose sizes were just checked.
         let first = unsafe { drafts.as_mut_ptr().add(pass * drafts.stride() * size_of::<i32>()) };
         let grid = (rows.div_ceil(THREADS as usize) as u32, 1, 1);
-        let launch = KernelLaunch::new(gpu.draft_kernel("draft_name")?, grid, THREADS, 0)
+        let launch = KernelLaunch::new(gpu.draft_kernel("map_draft_ids")?, grid, THREADS, 0)
             .overlaps_predecessor()
             .arg_ptr(first)
             .arg(names)
@@ -88,7 +88,7 @@ impl GpuKernel for VocabParallelDraftArgmax<'_, '_> {
         // SAFETY: behind the words of this rank, in the same scratch memory.
         let all = unsafe { told.add(words * size_of::<u32>()) };
         let launch = KernelLaunch::new(
-            gpu.draft_kernel("draft_tell")?,
+            gpu.draft_kernel("draft_shard_candidates")?,
             (rows as u32, 1, 1),
             ARGMAX_THREADS,
             0,
@@ -112,7 +112,7 @@ impl GpuKernel for VocabParallelDraftArgmax<'_, '_> {
             return Err(DeviceError::PeerRanksFailed);
         }
         let grid = ((rows as u32).div_ceil(THREADS), 1, 1);
-        let launch = KernelLaunch::new(gpu.draft_kernel("draft_pick")?, grid, THREADS, 0)
+        let launch = KernelLaunch::new(gpu.draft_kernel("draft_shard_merge")?, grid, THREADS, 0)
             .overlaps_predecessor()
             .arg_ptr(to)
             .arg_ptr(all)
@@ -147,7 +147,7 @@ impl GpuKernel for DraftStateStore<'_, '_> {
         check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
         let (grid, depth) =
             ((rows as u32, blocks_per_row(rows, hidden.rows()), 1), states.states_per_slot as u32);
-        let launch = KernelLaunch::new(gpu.draft_kernel("draft_carry")?, grid, THREADS, 0)
+        let launch = KernelLaunch::new(gpu.draft_kernel("store_draft_states")?, grid, THREADS, 0)
             .overlaps_predecessor()
             .out(&mut states.slot_states)
             .out(&mut states.boundary_states)
@@ -179,7 +179,7 @@ impl GpuKernel for DraftInputGather<'_> {
         }
         let parts = if hidden.is_some() { blocks_per_row(rows, y.rows()) } else { 1 };
         let grid = (rows as u32, parts, 1);
-        let launch = KernelLaunch::new(gpu.draft_kernel("draft_before")?, grid, THREADS, 0)
+        let launch = KernelLaunch::new(gpu.draft_kernel("gather_draft_inputs")?, grid, THREADS, 0)
             .overlaps_predecessor()
             .out(&mut y)
             .arg_or_null(hidden)
@@ -202,7 +202,7 @@ impl GpuKernel for DraftPassPreparation<'_, '_> {
         let rows = pass.rows;
         check_pass(to, pass)?;
         let grid = (rows.div_ceil(THREADS as usize) as u32, 1, 1);
-        let launch = KernelLaunch::new(gpu.draft_kernel("draft_rows")?, grid, THREADS, 0)
+        let launch = KernelLaunch::new(gpu.draft_kernel("prepare_draft_pass")?, grid, THREADS, 0)
             .overlaps_predecessor()
             .out(&mut to.ids)
             .out(&mut to.positions)

@@ -7,7 +7,7 @@ use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_dtype, chec
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, GpuKernel, Linear, LinearFusion, PackedMatrix};
 
-pub(super) static GEMM_SMALL_M: KernelSource = kernel_source!("skinny/skinny.hip");
+pub(super) static GEMM_SMALL_M: KernelSource = kernel_source!("gemm_small_m/gemm_small_m.hip");
 static GEMM: KernelSource = kernel_source!("gemm/gemm.hip");
 static PLAIN: KernelSource = kernel_source!("linear_plain/linear_plain.hip");
 
@@ -38,7 +38,7 @@ impl From<&PackedMatrix> for WeightRows {
     }
 }
 
-/// A launch of `skinny`.
+/// A launch of `gemm_small_m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SmallMStripShape {
     pub(super) strips: usize,
@@ -47,7 +47,7 @@ pub(super) struct SmallMStripShape {
 }
 
 impl GpuBackend {
-    /// More rows than `skinny` takes.
+    /// More rows than `gemm_small_m` takes.
     fn fused_rows(&self, s: &DeviceStream, op: FusedLinear<'_>) -> Result<(), DeviceError> {
         let FusedLinear { y, x, weight: w, fusion: around } = op;
         if self.fits_medium_m(x.rows(), x.dtype(), w) {
@@ -150,7 +150,7 @@ impl GpuBackend {
             ("RESIDUAL", u32::from(around.add)),
             ("TILES", shape.strips as u32),
         ];
-        let kernel = self.kernel(&GEMM_SMALL_M, "skinny", &defines)?;
+        let kernel = self.kernel(&GEMM_SMALL_M, "gemm_small_m", &defines)?;
         let (y_stride, eps) = (y.stride() as u32, around.norm.map_or(0.0, |(_, eps)| eps));
         let launch = KernelLaunch::new(
             kernel,

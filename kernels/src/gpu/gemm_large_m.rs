@@ -8,7 +8,7 @@ use super::gemm::{WeightRows, has_16_byte_rows, sizes};
 use crate::PackedMatrix;
 use crate::gpu::GpuBackend;
 
-static GEMM_LARGE_M: KernelSource = kernel_source!("linear_many/linear_many.hip");
+static GEMM_LARGE_M: KernelSource = kernel_source!("gemm_large_m/gemm_large_m.hip");
 
 /// Threads of a block: a wave fetches, eight multiply.
 const THREADS: u32 = 12 * 32;
@@ -59,7 +59,7 @@ impl GpuBackend {
         w: WeightRows,
         gated: bool,
     ) -> Result<(), DeviceError> {
-        let kernel = self.kernel(&GEMM_LARGE_M, "linear_many", &[("GATED", u32::from(gated))])?;
+        let kernel = self.kernel(&GEMM_LARGE_M, "gemm_large_m", &[("GATED", u32::from(gated))])?;
         let (rows, y_stride, outputs) = (x.rows(), y.stride(), y.cols());
         let boxed = |matrix, rows, columns, stride, box_rows| {
             self.encode_tensor_map(&TiledMatrix { matrix, rows, columns, stride, box_rows })

@@ -1,5 +1,5 @@
 //! Some rows against weights that the copy engine streams to products of warpgroups, on NVIDIA sm_90a: shapes and
-//! launches of `linear_stream`.
+//! launches of `gemm_medium_m`.
 
 use device::gpu::{KernelLaunch, KernelSource, TiledMatrix};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_size};
@@ -8,12 +8,12 @@ use super::gemm::{has_16_byte_rows, sizes};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix};
 
-static STREAM: KernelSource = kernel_source!("linear_stream/linear_stream.hip");
+static STREAM: KernelSource = kernel_source!("gemm_medium_m/gemm_medium_m.hip");
 
 const KERNEL: &str = "linear";
 /// Rows that a warpgroup multiplies.
 const WARPGROUP_ROWS: usize = 64;
-/// Rows up to which it is taken: fewer than 17 are for `skinny`.
+/// Rows up to which it is taken: fewer than 17 are for `gemm_small_m`.
 const MAX_ROWS: usize = 128;
 /// Columns of a stage.
 const COLUMNS: usize = 64;
@@ -106,7 +106,7 @@ impl GpuBackend {
             ("TILE", shape.width as u32),
             ("SPLITS", shape.splits as u32),
         ];
-        let kernel = self.kernel(&STREAM, "linear_stream", &defines)?;
+        let kernel = self.kernel(&STREAM, "gemm_medium_m", &defines)?;
         let box_rows = if around.silu_mul { shape.width / 2 } else { shape.width };
         let (rows, columns) = (x.rows(), w.k());
         let x_map = self.encode_tensor_map(&TiledMatrix {

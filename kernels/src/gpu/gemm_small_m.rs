@@ -1,4 +1,4 @@
-//! Few rows against weights that the copy engine streams: shapes and launches of `skinny` with `STREAM`.
+//! Few rows against weights that the copy engine streams: shapes and launches of `gemm_small_m` with `STREAM`.
 
 use device::gpu::KernelLaunch;
 use device::{DeviceError, DeviceStream, MatMut, MatRef};
@@ -7,7 +7,7 @@ use super::gemm::{GEMM_SMALL_M, sizes};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix};
 
-/// Waves that multiply, as `COMPUTE_WARPS` in skinny/stream.h.
+/// Waves that multiply, as `COMPUTE_WARPS` in gemm_small_m/share.h.
 const COMPUTE_WARPS: usize = 8;
 /// Threads of a block: these waves, and the one that copies.
 const THREADS: u32 = 32 * (COMPUTE_WARPS as u32 + 1);
@@ -102,7 +102,7 @@ impl GpuBackend {
             ("SLAB", shape.slab as u32),
             ("X_SLABS", u32::from(shape.streams_x)),
         ];
-        let kernel = self.kernel(&GEMM_SMALL_M, "skinny", &defines)?;
+        let kernel = self.kernel(&GEMM_SMALL_M, "gemm_small_m", &defines)?;
         let (y_stride, eps) = (y.stride() as u32, around.norm.map_or(0.0, |(_, eps)| eps));
         let grid = (shape.blocks as u32, 1, 1);
         let launch = KernelLaunch::new(kernel, grid, THREADS, shape.shared_bytes as u32)
@@ -117,7 +117,7 @@ impl GpuBackend {
     }
 }
 
-/// Bytes between rows of x where all are kept, as `x_line` in skinny/share.h.
+/// Bytes between rows of x where all are kept, as `x_line` in gemm_small_m/share.h.
 fn x_line(k: usize) -> usize {
     (k * 2).next_multiple_of(128) + 64
 }

@@ -12,8 +12,8 @@ use super::mla_prefill::MlaPrefillCall;
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, MlaAttention, MlaAttentionArgs, MlaKvLayout, MlaKvWrite, PackedGroup};
 
-static WRITE: KernelSource = kernel_source!("latent_write/latent_write.hip");
-static PLAIN: KernelSource = kernel_source!("latent_plain/latent_plain.hip");
+static WRITE: KernelSource = kernel_source!("mla_kv_write/mla_kv_write.hip");
+static PLAIN: KernelSource = kernel_source!("mla_plain/mla_plain.hip");
 
 const THREADS: u32 = 256;
 /// Largest latent of the plain kernel.
@@ -27,7 +27,7 @@ impl GpuBackend {
         (pool, layout): (*const u8, &MlaKvLayout),
         args: &MlaAttentionArgs<'_>,
     ) -> Result<(), DeviceError> {
-        const KERNEL: &str = "latent_plain";
+        const KERNEL: &str = "mla_plain";
         check_at_most(KERNEL, "channels of a latent", layout.kv_lora_rank, PLAIN_KV_LORA_RANK_MAX)?;
         let (key, value, rows) = (args.heads.w_uk, args.heads.w_uv, &args.rows);
         let defines = [
@@ -64,7 +64,7 @@ impl GpuBackend {
 
 impl GpuKernel for MlaAttention<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        const KERNEL: &str = "latent_attention";
+        const KERNEL: &str = "mla_attention";
         let Self { mut o, pool: kv, layout, args } = self;
         args.check_shapes(&o, layout)?;
         check_at_least(KERNEL, "layers", layout.layers, args.layer + 1)?;
@@ -91,7 +91,7 @@ impl GpuKernel for MlaAttention<'_> {
 
 impl GpuKernel for MlaKvWrite<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        const KERNEL: &str = "latent_write";
+        const KERNEL: &str = "mla_kv_write";
         let Self { mut q, pool: kv, layout, args } = self;
         args.check_shapes(&q, layout)?;
         check_at_least(KERNEL, "layers", layout.layers, args.layer + 1)?;

@@ -9,9 +9,9 @@ use super::gemm::has_16_byte_rows;
 use crate::gpu::GpuBackend;
 use crate::{MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds};
 
-static HEAD_GEMM: KernelSource = kernel_source!("latent_heads/latent_heads.hip");
-static DECODE: KernelSource = kernel_source!("latent_decode/latent_decode.hip");
-static DECODE_WGMMA: KernelSource = kernel_source!("latent_groups/latent_groups.hip");
+static HEAD_GEMM: KernelSource = kernel_source!("mla_head_gemm/mla_head_gemm.hip");
+static DECODE: KernelSource = kernel_source!("mla_decode/mla_decode.hip");
+static DECODE_WGMMA: KernelSource = kernel_source!("mla_decode_wgmma/mla_decode_wgmma.hip");
 
 /// Heads of a block, and keys of a wave in a step.
 const TILE: usize = 16;
@@ -52,7 +52,7 @@ const HEAD_GEMM_BLOCKS: usize = 4;
 /// Tokens of rows of any number of them.
 const ANY_TOKEN_COUNT: usize = 1 << 20;
 
-/// Contexts up to which a split has so many keys. The twin of `split_keys` in latent_decode.hip.
+/// Contexts up to which a split has so many keys. The twin of `split_keys` in mla_decode.hip.
 const SPLITS: &[(usize, usize)] = &[(2048, 256), (8192, 512), (32768, 1024), (usize::MAX, 4096)];
 
 /// Rows of more heads than a block of warpgroups has that blocks of 16 heads are quicker with: on an H200 128 heads of one row take 37 and
@@ -61,7 +61,7 @@ const FEW_ROWS_MAX: usize = 2;
 /// Splits of a block that warpgroups have room for in memory, of each of the tokens that are taken together: they choose no shorter ones.
 /// What batches whose contexts differ are quickest with is up to ten.
 const RUN_RECORDS: usize = 12;
-/// Keys of their splits, at least. The twin of `SHORTEST` in latent_groups/cut.h.
+/// Keys of their splits, at least. The twin of `SHORTEST` in mla_decode_wgmma/split_length.h.
 const MIN_SPLIT_KEYS: usize = 256;
 
 /// What all launches share.
@@ -348,7 +348,7 @@ impl GpuBackend {
                 let at_once = ("TOGETHER", together as u32);
                 let defines = [latent, rotary, block, depth, each, unseen, at_once, long];
                 let defines = &defines[..defines.len() - without];
-                let kernel = self.kernel(&DECODE, "latent_decode", defines)?;
+                let kernel = self.kernel(&DECODE, "mla_decode", defines)?;
                 let tile_waves = if self.warp_size() == 64 { 2 } else { 8 };
                 let threads = together as u32 * tile_waves * self.warp_size();
                 Ok(KernelLaunch::new(kernel, grid, threads, (stages * step_bytes) as u32))
@@ -356,7 +356,7 @@ impl GpuBackend {
             MlaDecodeKernel::Warpgroups { .. } => {
                 let defines = [latent, rotary, block, each, long];
                 let defines = &defines[..defines.len() - without];
-                let kernel = self.kernel(&DECODE_WGMMA, "latent_groups", defines)?;
+                let kernel = self.kernel(&DECODE_WGMMA, "mla_decode_wgmma", defines)?;
                 Ok(KernelLaunch::new(
                     kernel,
                     grid,
@@ -382,7 +382,7 @@ impl GpuBackend {
         let long = ("LONG_ROW", RowBounds::MLA_PREFILL_TOKENS as u32);
         let defines = [("INPUTS", w.k() as u32), ("OUTPUTS", w.n() as u32), long];
         let defines = &defines[..defines.len() - usize::from(!leaves_out)];
-        let kernel = self.kernel(&HEAD_GEMM, "latent_heads", defines)?;
+        let kernel = self.kernel(&HEAD_GEMM, "mla_head_gemm", defines)?;
         let own = match w.k() / 32 {
             16.. => 1,
             8.. => 2,

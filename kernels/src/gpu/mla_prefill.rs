@@ -10,8 +10,8 @@ use super::mla_prefill_plan::{KvExpansionPlan, KvExpansionSizes, STEP_KEYS};
 use crate::gpu::GpuBackend;
 use crate::{MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds};
 
-static GATHER: KernelSource = kernel_source!("latent_gather/latent_gather.hip");
-static PREFILL: KernelSource = kernel_source!("latent_prefill/latent_prefill.hip");
+static GATHER: KernelSource = kernel_source!("mla_gather_kv/mla_gather_kv.hip");
+static PREFILL: KernelSource = kernel_source!("mla_prefill/mla_prefill.hip");
 
 /// Keys that a block gathers.
 const GATHER_ROWS: usize = 32;
@@ -207,7 +207,7 @@ impl GpuBackend {
         let (layout, rows) = (call.layout, &call.args.rows);
         let defines =
             [("WIDTH", layout.width() as u32), ("BLOCK_TOKENS", layout.block_tokens as u32)];
-        let kernel = self.kernel(&GATHER, "latent_gather", &defines)?;
+        let kernel = self.kernel(&GATHER, "mla_gather_kv", &defines)?;
         let launch =
             KernelLaunch::new(kernel, ((part.keys / GATHER_ROWS) as u32, 1, 1), THREADS, 0)
                 .overlaps_predecessor()
@@ -332,7 +332,7 @@ impl GpuBackend {
             ("VALUE", value as u32),
             how,
         ];
-        let kernel = self.kernel(&PREFILL, "latent_prefill", &defines)?;
+        let kernel = self.kernel(&PREFILL, "mla_prefill", &defines)?;
         let (rows, first) = (args.rows.len(), call.first_row());
         Ok(match call.kernel {
             MlaPrefillKernel::Warpgroups => {

@@ -1,6 +1,6 @@
 //! How much of keys and values made of latents is there at a time (`mla_prefill.rs`).
 
-/// Keys of a step, and what windows of keys are whole numbers of. The twin of `STEP_KEYS` in latent_prefill/long_rows.h.
+/// Keys of a step, and what windows of keys are whole numbers of. The twin of `STEP_KEYS` in mla_prefill/long_rows.h.
 pub(super) const STEP_KEYS: usize = 128;
 
 /// Sizes that what is made at a time depends on.

@@ -21,7 +21,7 @@ const WIDE_TILE_CHOICES: usize = 4;
 const LARGE_TILE_CHOICES: usize = 17;
 /// Choices per expert from which tiles are high.
 const TALL_TILE_CHOICES: usize = 96;
-/// Rows of a segment of weights in fp8 for many, as `TILE` in fp8_tile/tile.h.
+/// Rows of a segment of weights in fp8 for many, as `TILE` in fp8_gemm/tile.h.
 const FP8_TILE_ROWS: usize = 64;
 /// Rows of a segment for few.
 pub(super) const SMALL_M_ROWS: usize = 16;

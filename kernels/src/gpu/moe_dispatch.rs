@@ -21,7 +21,7 @@ const COMBINE_COLS: usize = 8 * COMBINE_THREADS;
 
 impl GpuKernel for MoeCombine<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        const KERNEL: &str = "sum_rows";
+        const KERNEL: &str = "moe_combine_ranks";
         let Self { mut y, x, places } = self;
         check_combine(&y, x, places)?;
         let defines = [("ACT_F32", gpu.act_f32(KERNEL, x.dtype())?)];
@@ -75,7 +75,7 @@ impl GpuKernel for TokenDispatch<'_> {
 
 impl GpuKernel for ExpertPlacementLookup<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        const KERNEL: &str = "place_experts";
+        const KERNEL: &str = "eplb_map_experts";
         let Self { mut experts, positions, tokens, placement: places } = self;
         check_expert_map(experts.as_ref(), (positions, tokens), places)?;
         check_dense(KERNEL, "distance of choices", experts.as_ref())?;

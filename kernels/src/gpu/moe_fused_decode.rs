@@ -9,7 +9,7 @@ use super::moe_grouped_gemm_tma::{GroupedGemmTile, TILE_MEDIUM, TILE_SMALL, is_f
 use crate::gpu::GpuBackend;
 use crate::{ExpertWeights, RouterLogits, TopKRoutes};
 
-static FUSED_DECODE: KernelSource = kernel_source!("moe_little/moe_little.hip");
+static FUSED_DECODE: KernelSource = kernel_source!("moe_fused_decode/moe_fused_decode.hip");
 
 /// Lines of a strip.
 const STRIP_LINES: usize = 16;
@@ -84,7 +84,7 @@ impl GpuBackend {
                 ("TILE_ROWS", tile.rows as u32),
                 ("FP8", fp8),
             ];
-            let kernel = self.kernel(&FUSED_DECODE, "moe_little", &defines)?;
+            let kernel = self.kernel(&FUSED_DECODE, "moe_fused_decode", &defines)?;
             let (out, from, strides, group) = if gated {
                 (between, x.as_ptr(), [x.stride(), inner], experts.gate_up)
             } else {

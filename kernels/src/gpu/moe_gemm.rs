@@ -7,8 +7,8 @@ use super::gemm::{SmallMStripShape, TILE_OUTPUTS};
 use super::moe_call::{KERNEL, MoeCall, SMALL_M_ROWS};
 use crate::gpu::GpuBackend;
 
-static GEMM_SMALL_M: KernelSource = kernel_source!("moe_few/moe_few.hip");
-static GROUPED_GEMM: KernelSource = kernel_source!("moe_tile/moe_tile.hip");
+static GEMM_SMALL_M: KernelSource = kernel_source!("moe_gemm_small_m/moe_gemm_small_m.hip");
+static GROUPED_GEMM: KernelSource = kernel_source!("moe_grouped_gemm/moe_grouped_gemm.hip");
 static PLAIN: KernelSource = kernel_source!("moe_plain/moe_plain.hip");
 
 const THREADS: u32 = 256;
@@ -27,7 +27,7 @@ impl GpuBackend {
             return check_size(KERNEL, "inputs of few rows", k, 0); // `way` saw to it.
         };
         let defines = [("GATED", u32::from(first)), ("TILES", strips as u32)];
-        let kernel = self.kernel(&GEMM_SMALL_M, "moe_few", &defines)?;
+        let kernel = self.kernel(&GEMM_SMALL_M, "moe_gemm_small_m", &defines)?;
         let grid = (blocks as u32, call.most_segments() as u32, 1);
         let launch = KernelLaunch::new(kernel, grid, THREADS, shared_bytes as u32);
         // SAFETY: `check` compared all shapes; scratch memory has the sizes of the call.
@@ -43,7 +43,7 @@ impl GpuBackend {
         first: bool,
     ) -> Result<(), DeviceError> {
         let defines = [("GATED", u32::from(first)), ("TILE_M", rows as u32)];
-        let kernel = self.kernel(&GROUPED_GEMM, "moe_tile", &defines)?;
+        let kernel = self.kernel(&GROUPED_GEMM, "moe_grouped_gemm", &defines)?;
         let blocks = call.product(first).0.n().div_ceil(TILE_OUTPUTS);
         let grid = (blocks as u32, call.most_segments() as u32, 1);
         let launch = KernelLaunch::new(kernel, grid, THREADS, self.tile_bytes(rows));

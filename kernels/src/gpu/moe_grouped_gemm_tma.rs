@@ -8,8 +8,9 @@ use super::moe_call::MoeCall;
 use crate::gpu::GpuBackend;
 use crate::{PackedGroup, PackedScales};
 
-static PACK: KernelSource = kernel_source!("moe_pack/moe_pack.hip");
-static GROUPED_GEMM_TMA: KernelSource = kernel_source!("moe_stream/moe_stream.hip");
+static PACK: KernelSource = kernel_source!("moe_weight_pack/moe_weight_pack.hip");
+static GROUPED_GEMM_TMA: KernelSource =
+    kernel_source!("moe_grouped_gemm_tma/moe_grouped_gemm_tma.hip");
 
 /// Threads of a block: eight waves multiply, one copies weights, two gather rows.
 const THREADS: u32 = 11 * 32;
@@ -88,7 +89,7 @@ impl GpuBackend {
         multiples && fits && self.has_warpgroups()
     }
 
-    /// `group` as moe/lines.h orders it, where its products are streamed; `gated`: the second half of its outputs
+    /// `group` as moe/tma_layout.h orders it, where its products are streamed; `gated`: the second half of its outputs
     /// are gated by the first.
     pub(super) fn pack_for_tma(
         &self,
@@ -109,9 +110,10 @@ impl GpuBackend {
             let experts = at_once.min(group.len() - first);
             // SAFETY: an expert of the group.
             let weights = unsafe { group.as_ptr().add(first * bytes) }.cast_mut();
-            let pack = self.pack_launch("moe_pack", (passage, weights), &group, experts, gated)?;
+            let pack =
+                self.pack_launch("moe_weight_pack", (passage, weights), &group, experts, gated)?;
             let unpack =
-                self.pack_launch("moe_unpack", (weights, passage), &group, experts, gated)?;
+                self.pack_launch("moe_weight_unpack", (weights, passage), &group, experts, gated)?;
             // SAFETY: both hold that many experts; nobody uses the group before it is handed out.
             unsafe {
                 scales_from(pack, &group, first).launch(self, &s)?;
@@ -153,7 +155,7 @@ impl GpuBackend {
             ("TILE_ROWS", tile.rows as u32),
             ("FP8", is_fp8(group)),
         ];
-        let kernel = self.kernel(&GROUPED_GEMM_TMA, "moe_stream", &defines)?;
+        let kernel = self.kernel(&GROUPED_GEMM_TMA, "moe_grouped_gemm_tma", &defines)?;
         let launch = self.launch_on_all_sms(kernel, tile, group.dtype());
         let early =
             if call.kernel.prefetches_weights_early() { call.experts.down.len() } else { 0 };

@@ -1,4 +1,4 @@
-//! One-shot all-reduces through memory that the GPUs of one host share: `csrc/one_shot/ranks.h`.
+//! One-shot all-reduces through memory that the GPUs of one host share: `csrc/one_shot_all_reduce/peer_exchange.h`.
 
 use device::gpu::{KernelDefine, KernelLaunch, KernelSource, PeerView};
 use device::{DType, DeviceError, DeviceStream, MatRef, check_at_most, check_dtype, check_size};
@@ -6,9 +6,10 @@ use device::{DType, DeviceError, DeviceStream, MatRef, check_at_most, check_dtyp
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, OneShotAllReduce, OneShotAllReduceNorm};
 
-static ONE_SHOT_ALL_REDUCE: KernelSource = kernel_source!("one_shot/one_shot.hip");
+static ONE_SHOT_ALL_REDUCE: KernelSource =
+    kernel_source!("one_shot_all_reduce/one_shot_all_reduce.hip");
 
-const NORM_KERNEL: &str = "one_shot_norm";
+const NORM_KERNEL: &str = "one_shot_all_reduce_norm";
 const THREADS: u32 = 256;
 const EIGHT: usize = 8;
 /// Eights of a row that a thread of the kernel with a norm keeps, at most.
@@ -48,7 +49,7 @@ impl OneShotAllReduceNorm<'_> {
 
 impl GpuKernel for OneShotAllReduce<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        const KERNEL: &str = "one_shot";
+        const KERNEL: &str = "one_shot_all_reduce";
         let Self { mut x, peers } = self;
         let (rows, cols, dtype) = (x.rows(), x.cols(), x.dtype());
         check_at_most(KERNEL, "bytes", rows * cols * dtype.bytes(), peers.limit_bytes())?;

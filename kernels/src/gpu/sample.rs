@@ -112,7 +112,7 @@ impl GpuBackend {
             DraftVerification::MatchSampled => -1,
             DraftVerification::Synthetic { per_mille } => i32::from(per_mille),
         };
-        let kernel = self.kernel(&SAMPLE, "sample_judge", &[])?;
+        let kernel = self.kernel(&SAMPLE, "sample_verify_drafts", &[])?;
         let grid = ((questions as u32).div_ceil(VERIFY_THREADS).max(1), 1, 1);
         let launch = KernelLaunch::new(kernel, grid, VERIFY_THREADS, 0)
             .overlaps_predecessor()

@@ -8,9 +8,10 @@ use crate::gpu::GpuBackend;
 use crate::step::{PreparedStep, SamplerOutputArrays, SequenceSlotArrays, StageView};
 use crate::{GpuKernel, VocabParallelSampling, VocabParallelSupport, VocabShard};
 
-static VOCAB_PARALLEL: KernelSource = kernel_source!("sample_parts/sample_parts.hip");
+static VOCAB_PARALLEL: KernelSource =
+    kernel_source!("sample_vocab_parallel/sample_vocab_parallel.hip");
 
-const KERNEL: &str = "sample_parts";
+const KERNEL: &str = "sample_vocab_parallel";
 /// Ids that a rank lists of each row. Sizes do not depend on rules, so all rows have room for them: 528 bytes a row and rank in all.
 const CANDIDATES: usize = 64;
 /// Of a small part at most one id in so many.
@@ -50,7 +51,7 @@ impl GpuBackend {
         seats: &SequenceSlotArrays<'_>,
         scratch: &SampleScratch,
     ) -> Result<(), DeviceError> {
-        let kernel = self.kernel(&VOCAB_PARALLEL, "part_tell", &[])?;
+        let kernel = self.kernel(&VOCAB_PARALLEL, "vocab_shard_candidates", &[])?;
         let launch = KernelLaunch::new(kernel, (logits.rows() as u32, 1, 1), PICK_THREADS, 0)
             .overlaps_predecessor()
             .arg_ptr(scratch.rest)
@@ -80,7 +81,7 @@ impl GpuBackend {
         answers: &mut SamplerOutputArrays<'_>,
         all: *const u8,
     ) -> Result<(), DeviceError> {
-        let kernel = self.kernel(&VOCAB_PARALLEL, "part_pick", &[])?;
+        let kernel = self.kernel(&VOCAB_PARALLEL, "vocab_shard_merge", &[])?;
         let launch = KernelLaunch::new(kernel, (questions as u32, 1, 1), PICK_THREADS, 0)
             .overlaps_predecessor()
             .out(&mut answers.sampled)

@@ -313,7 +313,7 @@ pub enum DraftVerification {
     },
 }
 
-/// What a pass of a draft layer reads, written by `draft_rows`: a row of one token for each row of the step.
+/// What a pass of a draft layer reads, written by `prepare_draft_pass`: a row of one token for each row of the step.
 #[derive(Debug)]
 pub struct DraftPassArrays<'a> {
     /// i32 `[1, R]`.

@@ -391,7 +391,7 @@ fn tokens_choose_expert_replicas_by_position() {
                 .unwrap_err()
                 .to_string();
             assert!(
-                error.contains("place_experts") && error.contains(&unknown.to_string()),
+                error.contains("eplb_map_experts") && error.contains(&unknown.to_string()),
                 "{error}"
             );
         }
@@ -462,7 +462,7 @@ fn combine_sums<T: RealElement>() {
         sum(&places).unwrap();
         let beyond = places.map(|row| if row == 6 { 7 } else { row });
         let refused = sum(&beyond).unwrap_err().to_string();
-        assert!(refused.contains("sum_rows") && refused.contains('7'), "{refused}");
+        assert!(refused.contains("moe_combine_ranks") && refused.contains('7'), "{refused}");
         assert_eq!(y, expected);
     }
 }

@@ -70,7 +70,7 @@ impl InjectedAttentionCase {
 pub(crate) const ROWS: &str = include_str!("kernels/rows.hip");
 pub(crate) const ATTENTION: &str = include_str!("kernels/attention.hip");
 /// Options of both wave widths, and the waves of 256 threads.
-pub(crate) const WARPS: [(&str, u32); 2] = [("-DWAVE=64", 4), ("-DWAVE=32", 8)];
+pub(crate) const WARPS: [(&str, u32); 2] = [("-DWARP_SIZE=64", 4), ("-DWARP_SIZE=32", 8)];
 const COLS: usize = 777;
 
 /// `text` with `from`, which must be there once, replaced.
@@ -181,7 +181,7 @@ fn a_divergent_collective_is_caught() {
 #[test]
 #[ignore = "run by divergent_lanes_in_collectives_are_caught"]
 fn different_collectives() {
-    let bug = "sum = lane() < 7 ? wave_sum(sum) :\n wave_sum(-sum);";
+    let bug = "sum = lane() < 7 ? warp_sum(sum) :\n warp_sum(-sum);";
     let source = inject_bug(ROWS, "sum = block_sum(sum);", bug);
     launch_fails(&source, "row_sum", LaunchShape(3, 256, 0), &[KernelArg::U32(COLS as u32)]);
 }
@@ -195,8 +195,11 @@ fn divergent_lanes_in_collectives_are_caught() {
 #[test]
 #[ignore = "run by a_return_before_a_barrier_is_caught"]
 fn return_before_barrier() {
-    let source =
-        inject_bug(ROWS, "sum = block_sum(sum);", "if (wave() == 1) return; sum = block_sum(sum);");
+    let source = inject_bug(
+        ROWS,
+        "sum = block_sum(sum);",
+        "if (warp_id() == 1) return; sum = block_sum(sum);",
+    );
     launch_fails(&source, "row_sum", LaunchShape(3, 256, 0), &[KernelArg::U32(COLS as u32)]);
 }
 
@@ -240,7 +243,7 @@ fn endless_wait() {
 fn long_wait() {
     let gpu = EmulatedGpu::open();
     let turns = gpu.upload(&[0u32; 2]);
-    let kernel = gpu.kernel(ROWS, &["-DWAVE=64"], "take_turns");
+    let kernel = gpu.kernel(ROWS, &["-DWARP_SIZE=64"], "take_turns");
     gpu.launch(kernel, LaunchShape(1, 128, 0), &[KernelArg::At(turns), KernelArg::U32(100)]);
     assert_eq!(gpu.download::<u32>(turns), [100; 2]);
 }

@@ -54,7 +54,7 @@ impl MatrixModule {
         let options: Vec<&str> = [option].into_iter().chain(half).collect();
         let image = gpu.try_compile(source, &options, |_, text| text.to_owned());
         let module = gpu.load(&image.unwrap_or_else(|log| panic!("{log}")));
-        let wave = if option == "-DWAVE=32" { 32 } else { 64 };
+        let wave = if option == "-DWARP_SIZE=32" { 32 } else { 64 };
         Self { module, warp_size: wave, fnuz: option.ends_with("0x942"), f16: half == Some(F16) }
     }
 }
@@ -103,7 +103,8 @@ fn check_launch(
 fn tiles_are_right_in_the_layouts_of_both_vendors() {
     let gpu = EmulatedGpu::open();
     let halves = [None, Some(F16)];
-    for (wave, half) in ["-DWAVE=64", "-DWAVE=32"].into_iter().flat_map(|w| halves.map(|h| (w, h)))
+    for (wave, half) in
+        ["-DWARP_SIZE=64", "-DWARP_SIZE=32"].into_iter().flat_map(|w| halves.map(|h| (w, h)))
     {
         let build = MatrixModule::new(&gpu, MATRIX, wave, half);
         check(&gpu, &build, "tile_16x16x16", [16, 16, 16]);
@@ -115,7 +116,7 @@ fn tiles_are_right_in_the_layouts_of_both_vendors() {
 fn wgmma_is_right_for_every_operand_layout() {
     let gpu = EmulatedGpu::open();
     for half in [None, Some(F16)] {
-        let build = MatrixModule::new(&gpu, WGMMA, "-DWAVE=32", half);
+        let build = MatrixModule::new(&gpu, WGMMA, "-DWARP_SIZE=32", half);
         for n in [64, 128, 256] {
             let shared_bytes = 64 * 128 + 2 * n * 128 + 1024;
             let shape = LaunchShape(1, 128, shared_bytes as u32);

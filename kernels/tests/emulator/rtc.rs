@@ -7,7 +7,7 @@ const OPTIONS: &str = r#"
 #include "dev.h"
 KERNEL(64) options(u32* out) {
     if (tid() == 0) {
-        out[0] = WAVE;
+        out[0] = WARP_SIZE;
         out[1] = DEV_GFX;
         out[2] = sizeof(ACT);
         out[3] = FP8_MAX;
@@ -32,8 +32,8 @@ fn vendor_options_are_accepted_and_defines_apply() {
     let gpu = EmulatedGpu::open();
     let cases: [(&[&str], [u32; 5]); 4] = [
         (&["-O3", "--offload-arch=gfx942"], [64, 0, 2, 448, 8]),
-        (&["-DWAVE=32", "-DACT_F32=1"], [32, 0, 4, 448, 4]),
-        (&["-DWAVE=64", "-DDEV_EMU_GFX=0x942"], [64, 0x942, 2, 240, 8]),
+        (&["-DWARP_SIZE=32", "-DACT_F32=1"], [32, 0, 4, 448, 4]),
+        (&["-DWARP_SIZE=64", "-DDEV_EMU_GFX=0x942"], [64, 0x942, 2, 240, 8]),
         (&["-DDEV_EMU_GFX=0x950", "-ffp-contract=fast"], [64, 0x950, 2, 448, 8]),
     ];
     for (options, expected) in cases {
@@ -50,7 +50,8 @@ fn vendor_options_are_accepted_and_defines_apply() {
 #[test]
 fn modules_of_one_source_do_not_mix() {
     let gpu = EmulatedGpu::open();
-    let kernels = ["-DWAVE=64", "-DWAVE=32"].map(|w| gpu.kernel(OPTIONS, &[w], "options"));
+    let kernels =
+        ["-DWARP_SIZE=64", "-DWARP_SIZE=32"].map(|w| gpu.kernel(OPTIONS, &[w], "options"));
     for (kernel, wave) in kernels.into_iter().zip([64, 32]).cycle().take(4) {
         let out = gpu.alloc(20);
         gpu.launch(kernel, LaunchShape(1, 64, 0), &[KernelArg::At(out)]);

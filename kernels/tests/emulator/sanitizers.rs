@@ -59,7 +59,8 @@ fn correct_kernels_are_clean() {
 /// The attention kernel with a bug, at four waves.
 fn attention_bug(from: &str, to: &str) {
     let gpu = EmulatedGpu::open();
-    let kernel = gpu.kernel(&inject_bug(ATTENTION, from, to), &["-DWAVE=64"], "paged_attention");
+    let kernel =
+        gpu.kernel(&inject_bug(ATTENTION, from, to), &["-DWARP_SIZE=64"], "paged_attention");
     InjectedAttentionCase::new(&gpu).error(&gpu, kernel, 4);
 }
 
@@ -77,7 +78,7 @@ fn a_key_beyond_the_pool_is_caught() {
 #[test]
 #[ignore = "run by too_little_shared_memory_is_caught"]
 fn too_little_shared_memory() {
-    attention_bug("parts + wave() * ROW;", "parts + (wave() + 1) * ROW;");
+    attention_bug("parts + warp_id() * ROW;", "parts + (warp_id() + 1) * ROW;");
 }
 
 #[test]
@@ -112,7 +113,7 @@ fn a_static_array_overrun_is_caught() {
 #[ignore = "run by races_are_caught"]
 fn race_after_a_reduction() {
     let gpu = EmulatedGpu::open();
-    sums_error(&gpu, reduction_bug(&gpu, "-DWAVE=64", LAST_BARRIER, ""));
+    sums_error(&gpu, reduction_bug(&gpu, "-DWARP_SIZE=64", LAST_BARRIER, ""));
 }
 
 #[test]
@@ -127,7 +128,7 @@ fn race_inside_a_warp() {
     let gpu = EmulatedGpu::open();
     let y = gpu.alloc(4 * 64);
     let kernel =
-        gpu.kernel(&inject_bug(ROWS, "    wave_sync();  // before the swap\n", ""), &[], "swap");
+        gpu.kernel(&inject_bug(ROWS, "    warp_sync();  // before the swap\n", ""), &[], "swap");
     gpu.launch(kernel, LaunchShape(1, 64, 0), &[KernelArg::At(y)]);
 }
 

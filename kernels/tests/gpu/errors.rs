@@ -53,7 +53,7 @@ fn a_kernel_that_does_not_compile_names_file_and_reason() {
     let DeviceError::Gpu(error) = error else { panic!("{error}") };
     let text = error.to_string();
     assert!(text.starts_with("broken/broken.hip does not compile for "), "{text}");
-    assert!(text.contains("-DWAVE=32 -DSIZE=3"), "{text}");
+    assert!(text.contains("-DWARP_SIZE=32 -DSIZE=3"), "{text}");
     assert!(text.contains("broken/broken.hip:2") && text.contains("missing"), "{text}");
 }
 

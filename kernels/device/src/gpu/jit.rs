@@ -143,7 +143,7 @@ impl JitCompiler {
 fn options(api: GpuApi, emulated_wave: Option<u32>, arch: &str) -> Vec<String> {
     let own: &[&str] = &["-std=c++17", "-O3", "-ffp-contract=fast"];
     match (emulated_wave, api) {
-        (Some(wave), _) => vec!["-std=c++17".to_owned(), format!("-DWAVE={wave}")],
+        (Some(wave), _) => vec!["-std=c++17".to_owned(), format!("-DWARP_SIZE={wave}")],
         (None, GpuApi::Hip) => {
             let arch = format!("--offload-arch={arch}");
             [arch].into_iter().chain(own.iter().map(ToString::to_string)).collect()

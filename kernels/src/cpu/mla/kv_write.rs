@@ -10,7 +10,7 @@ use super::super::shared_rows::{SendPtr, SharedRows};
 use crate::cpu::CpuBackend;
 use crate::{CpuKernel, MlaKvLayout, MlaKvWrite, MlaKvWriteArgs};
 
-const KERNEL: &str = "latent_write";
+const KERNEL: &str = "mla_kv_write";
 
 /// Turns channels `2 i` and `2 i + 1` against each other, in place.
 struct InterleavedRope<'a, T> {

@@ -15,7 +15,7 @@ use super::backend::for_float;
 use crate::cpu::CpuBackend;
 use crate::{CpuKernel, MlaAttention, MlaAttentionArgs, MlaKvLayout};
 
-const KERNEL: &str = "latent_attention";
+const KERNEL: &str = "mla_attention";
 /// Tokens of a row up to which 16-bit queries are taken to the latents. By multiplications alone both forms cost the same at
 /// `C (M + V) / (2 C − M − V)`, 170 tokens in DeepSeek-V3; expanded keys meet the tile product, which is several times faster.
 /// Decodes among them, with as many drafts as a row may have (16): drafts must not change how a token is computed.

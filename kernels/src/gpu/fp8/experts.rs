@@ -8,9 +8,9 @@ use super::{THREADS, scale_block_shape};
 use crate::gpu::GpuBackend;
 use crate::{HostMat, PackedGroup, PackedScales};
 
-static EXPERTS: KernelSource = kernel_source!("moe_fp8/moe_fp8.hip");
+static EXPERTS: KernelSource = kernel_source!("moe_fp8_gemm/moe_fp8_gemm.hip");
 
-/// Lines of `W` in a tile, as `TILE` in fp8_tile/tile.h.
+/// Lines of `W` in a tile, as `TILE` in fp8_gemm/tile.h.
 const TILE_LINES: usize = 64;
 
 /// Whether kernels take this projection of experts in fp8: its scales are of blocks, and no unit of them
@@ -67,7 +67,7 @@ impl GpuBackend {
             return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: 0 }); // The way was chosen by it.
         };
         let defines = [("GATED", u32::from(first)), ("TILES", strips as u32)];
-        let kernel = self.kernel(&EXPERTS, "moe_fp8_few", &defines)?;
+        let kernel = self.kernel(&EXPERTS, "moe_fp8_gemm_small_m", &defines)?;
         let lines = self.strip_lines();
         let (outputs, width) = if first { (group.n() / 2, lines / 2) } else { (group.n(), lines) };
         let blocks = outputs.div_ceil(strips * width);
@@ -88,7 +88,7 @@ impl GpuBackend {
         let (x, (group, _)) = (call.inputs(first), call.product(first));
         self.quantize_rows(s, call.quantized, x, x.rows(), false)?;
         let defines = [("GATED", u32::from(first)), ("TILES", 0)];
-        let kernel = self.kernel(&EXPERTS, "moe_fp8_tile", &defines)?;
+        let kernel = self.kernel(&EXPERTS, "moe_fp8_grouped_gemm", &defines)?;
         let blocks = group.n().div_ceil(TILE_LINES);
         let grid = (blocks as u32, call.most_segments() as u32, 1);
         let launch = call.product_args(KernelLaunch::new(kernel, grid, THREADS, 0), first);

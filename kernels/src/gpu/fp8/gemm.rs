@@ -1,5 +1,5 @@
 //! More rows against weights in fp8: inputs are quantised first, then both are multiplied in fp8, by the
-//! matrix library where it knows such scales, else by `fp8_tile`.
+//! matrix library where it knows such scales, else by `fp8_gemm`.
 
 use device::gpu::{Fp8Scaling, GemmOperands, GemmProblem, GpuError, KernelLaunch, blas_data_type};
 use device::{DeviceError, DeviceStream, MatMut, MatRef};
@@ -9,7 +9,7 @@ use super::{BLOCK, GEMM, KERNEL, QUANTIZE, THREADS, known};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, Linear, LinearFusion, PackedMatrix, PackedScales};
 
-/// Rows of x and of `W` in a tile, as `GEMM` in fp8_tile.hip.
+/// Rows of x and of `W` in a tile, as `GEMM` in fp8_gemm.hip.
 const TILE_SIDE: usize = 64;
 /// The library takes multiples of it, of rows and of outputs; rows are padded.
 const LIBRARY_UNIT: usize = 16;
@@ -118,7 +118,7 @@ impl GpuBackend {
         channels: bool,
     ) -> Result<(), DeviceError> {
         let defines = [("CHANNELS", u32::from(channels))];
-        let kernel = self.kernel(&QUANTIZE, "fp8_rows", &defines)?;
+        let kernel = self.kernel(&QUANTIZE, "fp8_quantize_rows", &defines)?;
         let launch = KernelLaunch::new(kernel, (padded as u32, 1, 1), THREADS, 0)
             .arg_ptr(to)
             .arg_ptr(scales)
@@ -186,7 +186,7 @@ impl GpuBackend {
         let channels = scales.rows == 1;
         let defines =
             [("OUT_F32", self.act_f32(KERNEL, y.dtype())?), ("CHANNELS", u32::from(channels))];
-        let kernel = self.kernel(&GEMM, "fp8_tile", &defines)?;
+        let kernel = self.kernel(&GEMM, "fp8_gemm", &defines)?;
         let grid = (w.n().div_ceil(TILE_SIDE) as u32, x.rows.div_ceil(TILE_SIDE) as u32, 1);
         let y_stride = y.stride() as u32;
         let launch = KernelLaunch::new(kernel, grid, THREADS, 0)

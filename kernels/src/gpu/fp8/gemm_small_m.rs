@@ -1,4 +1,4 @@
-//! Up to 16 rows against weights in fp8: launches of `fp8_few`.
+//! Up to 16 rows against weights in fp8: launches of `fp8_gemm_small_m`.
 
 use device::gpu::KernelLaunch;
 use device::{DType, DeviceError, DeviceStream, MatMut};
@@ -101,7 +101,7 @@ impl GpuBackend {
         (x, stride): (*const u8, usize),
         (rows, cols): (usize, usize),
     ) -> Result<(), DeviceError> {
-        let kernel = self.kernel(&QUANTIZE, "half_rows", &[("CHANNELS", 0)])?;
+        let kernel = self.kernel(&QUANTIZE, "scale_rows_to_f16", &[("CHANNELS", 0)])?;
         let launch = KernelLaunch::new(kernel, (rows as u32, 1, 1), THREADS, 0)
             .arg_ptr(to)
             .arg_ptr(factors)
@@ -144,7 +144,7 @@ impl GpuBackend {
             ("PREPARED", u32::from(prepared)),
             ("MORE_ROWS", u32::from(count > EIGHT_ROWS)),
         ];
-        let kernel = self.kernel(&GEMM_SMALL_M, "fp8_few", &defines)?;
+        let kernel = self.kernel(&GEMM_SMALL_M, "fp8_gemm_small_m", &defines)?;
         let grid = (shape.blocks as u32, 1, 1);
         let launch = KernelLaunch::new(kernel, grid, STREAM_THREADS, shape.shared_bytes as u32);
         let launch = arguments(launch, y, (count, rows), w, scales, around);
@@ -199,7 +199,7 @@ impl GpuBackend {
             ("CHANNELS", u32::from(scales.rows == 1)),
             ("TILES", strips as u32),
         ];
-        let kernel = self.kernel(&GEMM_SMALL_M, "fp8_few", &defines)?;
+        let kernel = self.kernel(&GEMM_SMALL_M, "fp8_gemm_small_m", &defines)?;
         let lines = self.strip_lines();
         let (outputs, width) =
             if around.silu_mul { (w.n() / 2, lines / 2) } else { (w.n(), lines) };

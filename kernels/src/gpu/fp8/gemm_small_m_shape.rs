@@ -1,8 +1,8 @@
-//! How `fp8_few` divides a product that the copy engine streams: strips, slabs, shared memory.
+//! How `fp8_gemm_small_m` divides a product that the copy engine streams: strips, slabs, shared memory.
 
 use super::BLOCK;
 
-/// Waves that multiply, as `COMPUTE_WARPS` in fp8_few/share.h.
+/// Waves that multiply, as `COMPUTE_WARPS` in fp8_gemm_small_m/share.h.
 pub(super) const COMPUTE_WARPS: usize = 8;
 /// Columns of a slab: few, since nothing arrives beside the last slab of a launch. A sum's order depends on it.
 pub(super) const SLAB: usize = 512;
@@ -46,7 +46,7 @@ impl Fp8SmallMProblem {
         (self.n / halves).div_ceil(width)
     }
 
-    /// Bytes between rows of x where all are kept, as `x_line` in fp8_few/share.h.
+    /// Bytes between rows of x where all are kept, as `x_line` in fp8_gemm_small_m/share.h.
     fn x_line(&self) -> usize {
         (self.k * 2).next_multiple_of(128) + 16
     }

@@ -2,11 +2,11 @@
 //!
 //! | rows | by | inputs |
 //! |---|---|---|
-//! | ≤ 16 | `fp8_few`, with its neighbours: it reads the weights once | as they are |
-//! | more | the matrix library where it knows the scales, else `fp8_tile` | quantised: `after`, else `fp8_rows` |
-//! | experts on warpgroups | `moe_little`, `moe_stream` (`moe_grouped_gemm_tma.rs`) | as they are |
-//! | experts elsewhere, few rows each | `moe_fp8_few` | as they are |
-//! | more | `moe_fp8_tile` | quantised: `fp8_rows` |
+//! | ≤ 16 | `fp8_gemm_small_m`, with its neighbours: it reads the weights once | as they are |
+//! | more | the matrix library where it knows the scales, else `fp8_gemm` | quantised: `after`, else `fp8_quantize_rows` |
+//! | experts on warpgroups | `moe_fused_decode`, `moe_grouped_gemm_tma` (`moe_grouped_gemm_tma.rs`) | as they are |
+//! | experts elsewhere, few rows each | `moe_fp8_gemm_small_m` | as they are |
+//! | more | `moe_fp8_grouped_gemm` | quantised: `fp8_quantize_rows` |
 
 mod experts;
 mod gemm;
@@ -24,9 +24,9 @@ use device::gpu::KernelSource;
 
 use crate::{PackedMatrix, PackedScales};
 
-static GEMM_SMALL_M: KernelSource = kernel_source!("fp8_few/fp8_few.hip");
-static QUANTIZE: KernelSource = kernel_source!("fp8_rows/fp8_rows.hip");
-static GEMM: KernelSource = kernel_source!("fp8_tile/fp8_tile.hip");
+static GEMM_SMALL_M: KernelSource = kernel_source!("fp8_gemm_small_m/fp8_gemm_small_m.hip");
+static QUANTIZE: KernelSource = kernel_source!("fp8_quantize/fp8_quantize.hip");
+static GEMM: KernelSource = kernel_source!("fp8_gemm/fp8_gemm.hip");
 
 const KERNEL: &str = "linear";
 /// Threads of a block of all kernels but those that stream.

@@ -71,7 +71,7 @@ impl GpuBackend {
 
     fn to_device_fp8(&self, packed: &mut PackedMatrix) -> Result<(), DeviceError> {
         let words = packed.n() * packed.k() / 4;
-        let kernel = self.kernel(&QUANTIZE, "fp8_adopt", &[("CHANNELS", 0)])?;
+        let kernel = self.kernel(&QUANTIZE, "fp8_to_fnuz", &[("CHANNELS", 0)])?;
         let blocks = words.div_ceil(THREADS as usize).min(1 << 16);
         let launch = KernelLaunch::new(kernel, (blocks as u32, 1, 1), THREADS, 0)
             .arg_ptr(packed.buffer.as_mut_ptr())

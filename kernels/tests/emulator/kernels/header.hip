@@ -5,7 +5,7 @@ KERNEL(256) everything(float* out, const half_t* in, const float* in_f32, const 
     SHARED(half_t, tile, 16 * 24);
     DYN_SHARED(float, dynamic);
     grid_wait();
-    const u32 t = tid() + bid_x() + bid_y() + bid_z() + gdim_x() + gdim_y() + gdim_z() + wave();
+    const u32 t = tid() + bid_x() + bid_y() + bid_z() + gdim_x() + gdim_y() + gdim_z() + warp_id();
     f32x8 a = load8(in + 8 * t), b = load8(in_f32 + 8 * t), c = load8(in_fp8 + 8 * t);
     const f32x8 d = load8_stream(in + 8 * t), e = load8_stream(in_f32 + 8 * t), g = load8_stream(in_fp8 + 8 * t);
     for (u32 i = 0; i < 8; ++i) {
@@ -23,9 +23,9 @@ KERNEL(256) everything(float* out, const half_t* in, const float* in_f32, const 
     mma16(sum, load_a(tile, 24), load_b_trans(tile, 24));
     grid_release();
     dynamic[tid()] = block_sum(sum.x[0]) + block_max(sum.x[1]) + (float)block_sum(t) + group_sum<8>(sum.x[2]);
-    wave_sync();
+    warp_sync();
     float r = dynamic[tid() ^ 1] + shfl_xor(a.v[0], 3) + shfl(b.v[1], 5) + (float)shfl((u64)t, 1) + (float)shfl((i32)t, 2);
-    if (wave_any(r > 0.f) && !wave_all(r > 1.f)) r += 1.f;
+    if (warp_any(r > 0.f) && !warp_all(r > 1.f)) r += 1.f;
     atomic_add(words, 1u);
     atomic_add(out, r);
     atomic_max(words + 1, t);

@@ -25,12 +25,12 @@ KERNEL(64) tile_loads(float* c, const half_t* a, const half_t* b) {
     SHARED(half_x8, column_pieces, 16 * 3);
     SHARED(half_x8, plain_pieces, 16 * 3);
     half_t *const rows = (half_t*)row_pieces, *const columns = (half_t*)column_pieces, *const plain = (half_t*)plain_pieces;
-    for (u32 i = lane(); i < 256; i += WAVE) {
+    for (u32 i = lane(); i < 256; i += WARP_SIZE) {
         rows[i / 16 * 24 + i % 16] = a[i];
         columns[i % 16 * 24 + i / 16] = b[i];
         plain[i / 16 * 24 + i % 16] = b[i];
     }
-    wave_sync();
+    warp_sync();
     FragC once = zero_c(), again = zero_c();
     mma16(once, load_a(rows, 24), load_b(columns, 24));
     mma16(again, load_a(rows, 24), load_b_trans(plain, 24));

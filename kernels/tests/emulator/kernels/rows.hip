@@ -70,7 +70,7 @@ EXPORT(hand_on)
 // turns[0] and turns[1] = how often two waves passed a turn to each other.
 KERNEL(128) take_turns(u32* turns, u32 times) {
     SHARED(Barrier, passed, 2);
-    const u32 mine = tid() / WAVE;
+    const u32 mine = tid() / WARP_SIZE;
     if (tid() == 0) {
         barrier_init(passed, 1);
         barrier_init(passed + 1, 1);
@@ -90,7 +90,7 @@ EXPORT(take_turns)
 KERNEL(64) swap(u32* y) {
     SHARED(u32, ids, 64);
     ids[tid()] = tid();
-    wave_sync();  // before the swap
+    warp_sync();  // before the swap
     y[tid()] = ids[tid() ^ 1];
 }
 EXPORT(swap)

@@ -1,0 +1,205 @@
+// attention/warp.h - one warp's share of attention: 16 queries of one KV head against 16 consecutive keys at a time, with
+// an online softmax. Keys and values go from the pool to the matrix unit as they lie in memory, rows of 16-byte pieces:
+// no shared memory, no shuffle. Two lane layouts, one face:
+//
+//   warp 32: scores = Q Kᵀ,   a lane has queries lane / 4 and lane / 4 + 8; out = P V, P being scores as they lie.
+//   warp 64: scores = K Qᵀ,   a lane has query lane % 16;                   out = Vᵀ Pᵀ, likewise.
+//
+// Probabilities are rounded to half_t before they meet the values; their sum is taken before. Scores, maxima, sums and
+// outputs are f32. Maxima are in units of log2(e).
+//
+// -DHEAD_DIM=64|128; -DKV_FP8=1: the pool holds fp8 e4m3. -DQUERY_DIM=n: queries and keys have more channels than values, a multiple
+// of 32.
+#pragma once
+#include "dev/strip.h"
+
+#ifndef KV_FP8
+#  define KV_FP8 0
+#endif
+#if KV_FP8
+typedef fp8 KV;
+#else
+typedef half_t KV;
+#endif
+
+#ifndef QUERY_DIM
+#  define QUERY_DIM HEAD_DIM
+#endif
+enum : u32 { TILE_KEYS = 16, QUERIES = 16, D = HEAD_DIM, QUERY_PARTS = QUERY_DIM / 32 };
+// Below every score, and a difference of two of them is still a number.
+#define NO_SCORE (-1e30f)
+
+// Eight values of the pool as half_t.
+#if KV_FP8
+DEV half_x8 load_kv8(const KV* p) { return widen_half(*(const fp8x8*)p); }
+#else
+DEV half_x8 load_kv8(const KV* p) { return *(const half_x8*)p; }
+#endif
+
+#if WARP_SIZE == 64
+enum : u32 {
+    SLOTS = 1,           // queries of a lane
+    KEYS = 4,            // scores of a lane and query
+    KEY_ROWS = 1,        // keys of which a lane holds pieces
+    PART = D / 16,       // consecutive channels of a lane
+    PARTS = 4,           // runs of PART outputs of a lane
+    SUMS = D / 16        // accumulators of 4
+};
+DEV u32 query_of(u32) { return lane() & 15; }
+DEV u32 key_of(u32 i) { return (lane() >> 4) * 4 + i; }
+DEV u32 key_row(u32) { return lane() & 15; }
+// Run p of outputs: query slot, first channel, element j of it.
+DEV u32 part_slot(u32) { return 0; }
+DEV u32 part_channel(u32 p) { return ((lane() >> 4) * 4 + p) * PART; }
+#  define PART_VALUE(o, p, j) (o)[j].v[p]
+#  define SLOT_OF_SUM(e) 0
+DEV float over_keys_max(float v) {
+    v = fmax_(v, shfl_xor(v, 16));
+    return fmax_(v, shfl_xor(v, 32));
+}
+DEV float over_keys_sum(float v) {
+    v += shfl_xor(v, 16);
+    return v + shfl_xor(v, 32);
+}
+struct Values { half_t v[KEYS][PART]; };
+#else
+enum : u32 { SLOTS = 2, KEYS = 4, KEY_ROWS = 2, PART = 8, PARTS = D / 16, SUMS = D / 8 };
+DEV u32 query_of(u32 slot) { return (lane() >> 2) + slot * 8; }
+DEV u32 key_of(u32 i) { return (i >> 1) * 8 + (lane() & 3) * 2 + (i & 1); }
+DEV u32 key_row(u32 i) { return (lane() >> 2) + i * 8; }
+DEV u32 part_slot(u32 p) { return (p & 3) >> 1; }
+DEV u32 part_channel(u32 p) { return (p >> 2) * 64 + ((lane() & 3) * 2 + (p & 1)) * 8; }
+#  define PART_VALUE(o, p, j) (o)[((p) >> 2) * 8 + (j)].v[(p) & 3]
+#  define SLOT_OF_SUM(e) ((e) >> 1)
+DEV float over_keys_max(float v) { return group_max<4>(v); }
+DEV float over_keys_sum(float v) { return group_sum<4>(v); }
+struct Values { half_x8 v[KEYS][D / 64]; };
+#endif
+
+struct Queries { StripX v[QUERY_PARTS]; };
+struct Keys { half_x8 v[KEY_ROWS][QUERY_PARTS]; };
+struct Scores { float v[SLOTS][KEYS]; };
+struct Running {
+    float max[SLOTS], sum[SLOTS];  // sum: of this lane's keys only, until the end
+    f32x4 out[SUMS];
+};
+
+DEV void start(Running& r) {
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) {
+        r.max[i] = NO_SCORE;
+        r.sum[i] = 0.f;
+    }
+    UNROLL for (u32 i = 0; i < SUMS; ++i) r.out[i] = f32x4{{0.f, 0.f, 0.f, 0.f}};
+}
+
+// Rows `at(query)` of q as an operand; null for queries that do not exist.
+template <class At> DEV Queries load_queries(const At& at) {
+    Queries q;
+    UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
+        const half_t* row = at(strip_x_row(j));
+        UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i)
+            q.v[i].v[j] = row ? *(const half_x8*)(row + i * 32 + strip_k()) : zero8();
+    }
+    return q;
+}
+
+// Keys [0, 16) of a tile whose rows begin at `keys`, `stride` elements apart.
+DEV Keys load_keys(const KV* keys, u32 stride) {
+    Keys k;
+    UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)
+        UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i) k.v[j][i] = load_kv8(keys + key_row(j) * stride + i * 32 + strip_k());
+    return k;
+}
+
+DEV Scores score(const Queries& q, const Keys& k) {
+    Scores s;
+#if WARP_SIZE == 64
+    f32x4 c{{0.f, 0.f, 0.f, 0.f}};
+    UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i) strip_mma(c, StripX{{k.v[0][i]}}, q.v[i].v[0]);
+    UNROLL for (u32 i = 0; i < KEYS; ++i) s.v[0][i] = c.v[i];
+#else
+    f32x4 c[2] = {{{0.f, 0.f, 0.f, 0.f}}, {{0.f, 0.f, 0.f, 0.f}}};
+    UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i)
+        UNROLL for (u32 j = 0; j < 2; ++j) strip_mma(c[j], q.v[i], k.v[j][i]);
+    UNROLL for (u32 i = 0; i < SLOTS; ++i)
+        UNROLL for (u32 j = 0; j < KEYS; ++j) s.v[i][j] = c[j >> 1].v[i * 2 + (j & 1)];
+#endif
+    return s;
+}
+
+// Values of a tile; those of keys at or behind `present` count as zero, whatever an earlier owner left there.
+DEV Values load_values(const KV* values, u32 stride, u32 present) {
+    Values v;
+    UNROLL for (u32 i = 0; i < KEYS; ++i) {
+        const u32 key = key_of(i);
+#if WARP_SIZE == 64
+        const KV* from = values + key * stride + (lane() & 15) * PART;
+        struct Part { half_t v[PART]; };
+#  if HEAD_DIM == 128
+        const Part p = key < present ? bits_as<Part>(load_kv8(from)) : bits_as<Part>(zero8());
+#  else
+        Part p;
+        for (u32 j = 0; j < PART; ++j) p.v[j] = key < present ? to_half(f32(from[j])) : to_half(0.f);
+#  endif
+        UNROLL for (u32 j = 0; j < PART; ++j) v.v[i][j] = p.v[j];
+#else
+        UNROLL for (u32 h = 0; h < D / 64; ++h)
+            v.v[i][h] = key < present ? load_kv8(values + key * stride + h * 64 + (lane() >> 2) * 8) : zero8();
+#endif
+    }
+    return v;
+}
+
+// Makes probabilities of scores: query slot i sees keys [0, seen[i]) of the tile, `factor` = scale * log2(e).
+DEV void weigh(Running& r, Scores& s, const u32* seen, float factor) {
+    float grown = 0.f, shrink[SLOTS];
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) {
+        float max = r.max[i];
+        UNROLL for (u32 j = 0; j < KEYS; ++j) {
+            s.v[i][j] = key_of(j) < seen[i] ? s.v[i][j] * factor : NO_SCORE;
+            max = fmax_(max, s.v[i][j]);
+        }
+        max = over_keys_max(max);
+        shrink[i] = exp2_(r.max[i] - max);
+        grown += max - r.max[i];
+        r.max[i] = max;
+        float sum = 0.f;
+        UNROLL for (u32 j = 0; j < KEYS; ++j) {
+            s.v[i][j] = key_of(j) < seen[i] ? exp2_(s.v[i][j] - max) : 0.f;
+            sum += s.v[i][j];
+        }
+        r.sum[i] = fma_(r.sum[i], shrink[i], sum);
+    }
+    if (!warp_any(grown > 0.f)) return;  // Every factor is 1.
+    UNROLL for (u32 i = 0; i < SUMS; ++i)
+        UNROLL for (u32 e = 0; e < 4; ++e) r.out[i].v[e] *= shrink[SLOT_OF_SUM(e)];
+}
+
+// out += probabilities * values
+DEV void add_values(Running& r, const Scores& p, const Values& v) {
+#if WARP_SIZE == 64
+    FragB b;
+    UNROLL for (u32 i = 0; i < KEYS; ++i) b.x[i] = to_half(p.v[0][i]);
+    UNROLL for (u32 j = 0; j < SUMS; ++j) {
+        FragA a;
+        UNROLL for (u32 i = 0; i < KEYS; ++i) a.x[i] = v.v[i][j];
+        FragC c = bits_as<FragC>(r.out[j]);
+        mma16(c, a, b);
+        r.out[j] = bits_as<f32x4>(c);
+    }
+#else
+    u32 a[4];
+    UNROLL for (u32 i = 0; i < 4; ++i) a[i] = pack_half(p.v[i & 1][i >> 1 << 1], p.v[i & 1][(i >> 1 << 1) + 1]);
+    UNROLL for (u32 h = 0; h < D / 64; ++h)
+        UNROLL for (u32 j = 0; j < 8; ++j) {
+            const u32 b0 = (u32)v.v[0][h].v[j].bits | (u32)v.v[1][h].v[j].bits << 16;
+            const u32 b1 = (u32)v.v[2][h].v[j].bits | (u32)v.v[3][h].v[j].bits << 16;
+            mma_half(r.out[h * 8 + j], a[0], a[1], a[2], a[3], b0, b1);
+        }
+#endif
+}
+
+// The sums of all keys, on every lane of a query.
+DEV void finish(Running& r) {
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) r.sum[i] = over_keys_sum(r.sum[i]);
+}

@@ -1,0 +1,58 @@
+// attention_decode/fold_records.h - the records of a query's splits as one. Whoever includes it says what D, RECORD, CHANNELS, SPREAD and
+// AHEAD are: merge_records.h, or mla_decode/records.h.
+#pragma once
+
+// Of a lane: in pieces that lie side by side in the warp, so that a load takes whole lines.
+enum : u32 { PIECE = CHANNELS < 4 ? CHANNELS : 4 };
+struct Channels { float v[CHANNELS]; };
+struct alignas(PIECE * 4) Piece { float v[PIECE]; };
+DEV u32 folded_channel(u32 c) { return c / PIECE * PIECE * WARP_SIZE + lane() * PIECE + c % PIECE; }
+DEV Channels read_channels(const float* from) {
+    Channels r;
+    UNROLL for (u32 c = 0; c < CHANNELS; c += PIECE) {
+        const Piece piece = *(const Piece*)(from + folded_channel(c));
+        UNROLL for (u32 i = 0; i < PIECE; ++i) r.v[c + i] = piece.v[i];
+    }
+    return r;
+}
+DEV void write_channels(float* to, const Channels& from) {
+    UNROLL for (u32 c = 0; c < CHANNELS; c += PIECE) {
+        Piece piece;
+        UNROLL for (u32 i = 0; i < PIECE; ++i) piece.v[i] = from.v[c + i];
+        *(Piece*)(to + folded_channel(c)) = piece;
+    }
+}
+
+struct Folded {
+    Channels value;
+    float max, sum;
+};
+
+// Records first, first + SPREAD, ... below `count` of a query, `stride` apart. Every lane must come.
+DEV Folded folded(const float* records, u32 first, u32 count, u32 stride) {
+    Channels value{};
+    float max = NO_SCORE, sum = 0.f;
+    for (u32 from = first; from < count; from += AHEAD * SPREAD) {
+        Channels part[AHEAD];
+        f32x2 facts[AHEAD];
+        UNROLL for (u32 i = 0; i < AHEAD; ++i) {
+            const u32 at = from + i * SPREAD;
+            const float* record = records + (at < count ? at : first) * stride;
+            part[i] = read_channels(record);
+            facts[i] = *(const f32x2*)(record + D);
+            if (at >= count) facts[i] = f32x2{{NO_SCORE, 0.f}};
+        }
+        float grown = max;
+        UNROLL for (u32 i = 0; i < AHEAD; ++i) grown = fmax_(grown, facts[i].v[0]);
+        const float shrink = exp2_(max - grown);
+        UNROLL for (u32 c = 0; c < CHANNELS; ++c) value.v[c] *= shrink;
+        sum *= shrink;
+        max = grown;
+        UNROLL for (u32 i = 0; i < AHEAD; ++i) {
+            const float weight = exp2_(facts[i].v[0] - max);
+            sum = fma_(weight, facts[i].v[1], sum);
+            UNROLL for (u32 c = 0; c < CHANNELS; ++c) value.v[c] = fma_(weight, part[i].v[c], value.v[c]);
+        }
+    }
+    return Folded{value, max, sum};
+}

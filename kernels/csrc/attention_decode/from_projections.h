@@ -1,0 +1,141 @@
+// attention_decode/from_projections.h - queries, and the key and the value of the row's own token, as the projections leave
+// them: norm and rotation happen in the lanes that multiply, and the warp that meets the own token stores its key and
+// value. What qk_norm_rope_kv_write does, to the same bits, without its launch and without a trip through memory.
+//
+// The key rides along as one more query where the matrix unit has a row left; the eighth query leaves none.
+//
+// A lane's pieces of a head are channels i * 32 + strip_k() .. + 8; channel p turns with p + D / 2, which is the same
+// lane's piece i + D / 64. Keys lie in shared memory until the warp takes their tile, whose other keys are old: the ring
+// may fetch every tile before the kernel in front has ended.
+#pragma once
+#include "norm/norm.h"
+#include "qk_rope/rotate.h"
+
+enum : u32 {
+    HALF_PIECES = D / 64,
+    OWN_PIECES = 2 * D / 8,
+    RIDES = HEAD_GROUP < 8,            // the key beside the queries
+    KEY_ROW = RIDES ? HEAD_GROUP : 0,  // in these lanes of a product's row
+};
+
+struct Source {
+    const half_t *qkv, *q_norm, *k_norm;  // [T, (N + 2 K) D]; [D] or both null: no norm
+    const float *cos, *sin;             // [positions, D / 2]
+    const i64* slots;                   // [T]; below 0: not stored
+    KV* pool;
+    u32 kv_heads, stride;
+    float eps;
+};
+
+struct Angles { f32x8 cos[HALF_PIECES], sin[HALF_PIECES]; };
+
+// In shared memory: the own key, then the own value.
+DEV KV* own_token() { SHARED(half_x8, own, OWN_PIECES); return (KV*)own; }
+
+DEV bool is_fresh(u32, const Place&, const Rows&) { return false; }
+
+DEV Angles load_angles(const Source& source, u32 position) {
+    Angles angles;
+    const u64 row = (u64)position * (D / 2);
+    UNROLL for (u32 i = 0; i < HALF_PIECES; ++i) {
+        angles.cos[i] = load8(source.cos + row + i * 32 + strip_k());
+        angles.sin[i] = load8(source.sin + row + i * 32 + strip_k());
+    }
+    return angles;
+}
+
+// The sum of squares as groups of qk_rope.h have it: runs of 4 low and 4 high channels, then a tree over the runs.
+DEV float squares_of(const f32x8* x) {
+    float sum = 0.f;
+    UNROLL for (u32 i = 0; i < HALF_PIECES; ++i) {
+        float runs[2] = {0.f, 0.f};
+        UNROLL for (u32 r = 0; r < 2; ++r) {
+            UNROLL for (u32 j = r * 4; j < r * 4 + 4; ++j) runs[r] = fma_(x[i].v[j], x[i].v[j], runs[r]);
+            UNROLL for (u32 j = r * 4; j < r * 4 + 4; ++j)
+                runs[r] = fma_(x[i + HALF_PIECES].v[j], x[i + HALF_PIECES].v[j], runs[r]);
+        }
+        const float tree = group_sum<4>(runs[0] + runs[1]);
+        sum = i == 0 ? tree : sum + tree;
+    }
+    return sum;
+}
+
+// rope(norm(head)) of the head each group of 4 lanes holds. `norm` is null or not on all lanes. Every lane must come.
+DEV void norm_and_rope(Queries& head, const half_t* norm, const Angles& angles, float eps) {
+    f32x8 x[2 * HALF_PIECES];
+    UNROLL for (u32 i = 0; i < 2 * HALF_PIECES; ++i) x[i] = widen(head.v[i]);
+    if (norm != nullptr) {
+        f32x8 w[2 * HALF_PIECES];
+        UNROLL for (u32 i = 0; i < 2 * HALF_PIECES; ++i) w[i] = load8(norm + i * 32 + strip_k());
+        const float scale = inverse_rms(squares_of(x), D, eps);
+        UNROLL for (u32 i = 0; i < 2 * HALF_PIECES; ++i)
+            UNROLL for (u32 j = 0; j < 8; ++j) x[i].v[j] = f32(to_half(normed(x[i].v[j], scale, w[i].v[j])));
+    }
+    UNROLL for (u32 i = 0; i < HALF_PIECES; ++i)
+        UNROLL for (u32 j = 0; j < 8; ++j) {
+            const float a = x[i].v[j], b = x[i + HALF_PIECES].v[j], c = angles.cos[i].v[j], s = angles.sin[i].v[j];
+            x[i].v[j] = turned_low(a, b, c, s);
+            x[i + HALF_PIECES].v[j] = turned_high(a, b, c, s);
+        }
+    UNROLL for (u32 i = 0; i < 2 * HALF_PIECES; ++i) head.v[i] = narrow(x[i]);
+}
+
+// Whether this warp will take the tile of the row's own token in this split.
+DEV bool meets_own(const Place& p) {
+    if (p.context == 0 || p.split + 1 != p.splits) return false;
+    return (p.context - 1 - first_key(p)) / TILE_KEYS % WARPS == warp_id();
+}
+
+// The own key, which lanes of KEY_ROW hold, and the value: for complete_tile() to read, and into the pool.
+DEV void store_own_kv(const Source& source, const Place& p, const Queries& key, const half_x8& value, i64 slot) {
+    KV* own = own_token();
+    const u64 block = (u64)slot / BLOCK_TOKENS, row = (u64)slot % BLOCK_TOKENS;
+    KV* to = source.pool + ((block * source.kv_heads + p.head) * 2 * BLOCK_TOKENS + row) * D;
+    if (strip_w_row() == KEY_ROW)
+        UNROLL for (u32 i = 0; i < 2 * HALF_PIECES; ++i) {
+            *(half_x8*)(own + i * 32 + strip_k()) = key.v[i];
+            if (slot >= 0) *(half_x8*)(to + i * 32 + strip_k()) = key.v[i];
+        }
+    if (lane() < D / 8) {
+        *(half_x8*)(own + D + lane() * 8) = value;
+        if (slot >= 0) *(half_x8*)(to + BLOCK_TOKENS * D + lane() * 8) = value;
+    }
+}
+
+DEV void begin_split(const Source& source, Queries& mine, const Place& p, bool new_head) {
+    const bool own = meets_own(p);
+    if (!new_head && !own) return;
+    const half_t* row = source.qkv + (u64)p.token * source.stride;
+    const half_t *queries = row + p.head * HEAD_GROUP * D, *key_head = row + (source.kv_heads * HEAD_GROUP + p.head) * D;
+    // Everything is on its way before anything is waited for.
+    const Angles angles = load_angles(source, p.position);
+    mine = load_queries([&](u32 query) {
+        if (RIDES && own && query == KEY_ROW) return key_head;
+        return query < HEAD_GROUP ? queries + query * D : (const half_t*)nullptr;
+    });
+    Queries key{};
+    half_x8 value{};
+    i64 slot = -1;
+    if (own) {
+        if (!RIDES) key = load_queries([&](u32) { return key_head; });
+        if (lane() < D / 8) value = *(const half_x8*)(key_head + source.kv_heads * D + lane() * 8);
+        slot = source.slots[p.token];
+    }
+    norm_and_rope(mine, RIDES && strip_w_row() == KEY_ROW ? source.k_norm : source.q_norm, angles, source.eps);
+    if (!own) return;
+    if (RIDES)
+        key = mine;
+    else
+        norm_and_rope(key, source.k_norm, angles, source.eps);
+    store_own_kv(source, p, key, value, slot);
+    if (RIDES && strip_w_row() >= HEAD_GROUP) mine = Queries{};
+}
+
+// The tile at key `at` is there: if the own token belongs in it, so is that. Every lane must come.
+DEV void complete_tile(const Source&, const Ring& ring, const Place& p, u32 at) {
+    if (at + TILE_KEYS < p.context) return;
+    KV* tile = ring.tiles + ring.stage * 2 * TILE_VALUES + lane() / (D / 8) * TILE_VALUES;
+    if (lane() < OWN_PIECES)
+        *(half_x8*)(tile + place_of(p.context - 1 - at, lane() % (D / 8) * 8)) = *(const half_x8*)(own_token() + lane() * 8);
+    warp_sync();
+}

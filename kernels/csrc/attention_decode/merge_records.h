@@ -1,0 +1,58 @@
+// attention_decode/merge_records.h - records: the outputs of one query over some keys, with the maximum and the sum of its
+// probabilities. Warps put theirs in shared memory, splits theirs in global memory; here they become one.
+#pragma once
+
+#ifndef TOGETHER
+#  define TOGETHER 1
+#endif
+enum : u32 {
+    GROUP = HEAD_GROUP * TOGETHER,  // queries of a block: of the heads of one token, then of the next one
+    RECORD = D + 4,        // outputs, maximum, sum; aligned to 16 bytes
+    QUADS = D / 4,         // groups of 4 outputs of a record
+    SET = WARPS * GROUP * RECORD,  // records of the block's warps
+    // Two sets spare a barrier where they fit: the next split writes one while the last one is read in the other.
+    SETS = GROUP <= 4 ? 2 : 1,
+    CHANNELS = D / WARP_SIZE,  // of a lane that reads a record
+    // Warps that share the splits of a query, and how many splits a lane reads at once.
+    SPREAD = GROUP >= WARPS ? 1 : WARPS / GROUP,
+    AHEAD = 12
+};
+
+// The warp's queries as records.
+DEV void put(const Running& r, float* records) {
+    each_output(r, [&](u32 query, u32 channel, float value) {
+        if (query < GROUP) records[query * RECORD + channel] = value;
+    });
+    if (!speaks_for_query()) return;
+    UNROLL for (u32 i = 0; i < SLOTS; ++i)
+        if (query_of(i) < GROUP) *(f32x2*)(records + query_of(i) * RECORD + D) = f32x2{{r.max[i], r.sum[i]}};
+}
+
+struct Merged {
+    f32x4 value;
+    float max, sum;
+};
+
+// Outputs d..d + 4 of one query over COUNT records, `stride` apart.
+template <u32 COUNT> DEV Merged merge(const float* records, u32 d, u32 stride) {
+    Merged m{f32x4{{0.f, 0.f, 0.f, 0.f}}, NO_SCORE, 0.f};
+    f32x2 facts[COUNT];
+    UNROLL for (u32 i = 0; i < COUNT; ++i) facts[i] = *(const f32x2*)(records + i * stride + D);
+    UNROLL for (u32 i = 0; i < COUNT; ++i) m.max = fmax_(m.max, facts[i].v[0]);
+    UNROLL for (u32 i = 0; i < COUNT; ++i) {
+        const float weight = exp2_(facts[i].v[0] - m.max);
+        const f32x4 part = *(const f32x4*)(records + i * stride + d);
+        UNROLL for (u32 c = 0; c < 4; ++c) m.value.v[c] = fma_(weight, part.v[c], m.value.v[c]);
+        m.sum = fma_(weight, facts[i].v[1], m.sum);
+    }
+    return m;
+}
+
+#include "attention_decode/fold_records.h"
+
+// The same as a record in `to`.
+DEV void fold(float* to, const float* records, u32 first, u32 count, u32 stride) {
+    const Folded f = folded(records, first, count, stride);
+    write_channels(to, f.value);
+    if (lane() == 0) *(f32x2*)(to + D) = f32x2{{f.max, f.sum}};
+}

@@ -1,0 +1,212 @@
+// attention_decode/run_splits.h - a team of warps takes its run of the list of splits: tiles are fetched ahead across splits, heads
+// and rows; warps merge in shared memory, splits in the last team to arrive.
+#pragma once
+
+// Where results go.
+struct Outputs {
+    half_t* o;
+    float* partial;  // [rows, KV heads, max_splits, HEAD_GROUP, RECORD]
+    u32* arrived;    // [rows, KV heads]
+    u32 max_splits, stride, kv_heads;
+};
+
+// The warp's next tile to fetch: it runs ahead of the one that is multiplied.
+struct PrefetchCursor {
+    Place place;
+    u32 at, end;  // keys of the split
+    u32 block;    // of the tile, loaded one tile early
+};
+
+DEV void enter_split(PrefetchCursor& a) {
+    a.at = first_key(a.place) + warp_id() * TILE_KEYS;
+    a.end = end_key(a.place);
+}
+
+DEV void settle(PrefetchCursor& a, const Rows& rows) {
+    while (a.place.left != 0 && a.at >= a.end) {
+        next_split(a.place, rows);
+        if (a.place.left != 0) enter_split(a);
+    }
+    if (a.place.left != 0) a.block = (u32)rows.tables[(u64)a.place.table * rows.table_width + a.at / BLOCK_TOKENS];
+}
+
+DEV void fetch_next(Ring& ring, PrefetchCursor& a, const Rows& rows, const KV* pool) {
+    if (a.place.left == 0) return fetch(ring, nullptr);
+    const u64 tile = (u64)a.block * rows.kv_heads + a.place.head;
+    fetch(ring, pool + tile * 2 * BLOCK_TOKENS * D + a.at % BLOCK_TOKENS * D);
+    a.at += WARPS * TILE_KEYS;
+    settle(a, rows);
+}
+
+// What a team holds of its run.
+struct Run {
+    Place place;
+    PrefetchCursor ahead;
+    Ring ring;
+    u32 fetched;  // tiles on their way, or places left empty, of TILES_AHEAD
+};
+
+// Fetches what needs no waiting for the kernel in front.
+DEV Run begin_run(const Place& place, const Rows& rows, KV* rings, const KV* pool) {
+    Run run{place, {place, 0, 0, 0}, ring_of_warp(rings), 0};
+    PrefetchCursor& a = run.ahead;
+    if (place.left != 0) {
+        enter_split(a);
+        settle(a, rows);
+    }
+    for (; run.fetched < TILES_AHEAD && a.place.left != 0 && !is_fresh(a.at, a.place, rows); ++run.fetched)
+        fetch_next(run.ring, a, rows, pool);
+    return run;
+}
+
+DEV void store_output(half_t* o, const Merged& m) {
+    half_x4 y;
+    UNROLL for (u32 i = 0; i < 4; ++i) y.v[i] = to_half(m.value.v[i] / m.sum);
+    *(half_x4*)o = y;
+}
+
+// Where the results of a KV head go: outputs, and records of its splits, each token's where they would be if it were alone.
+struct Target {
+    half_t* out;
+    float* parts;
+    u32 splits;  // of the head; 0: there is no such head
+    u32 tokens;
+};
+DEV u32 token_of(u32 query) { return TOGETHER == 1 ? 0 : query / HEAD_GROUP; }
+DEV u32 queries_of(const Target& t) { return TOGETHER == 1 ? (u32)HEAD_GROUP : t.tokens * HEAD_GROUP; }
+DEV half_t* output_of(const Target& t, const Outputs& to, u32 query) {
+    return t.out + (u64)token_of(query) * to.stride + (query - token_of(query) * HEAD_GROUP) * D;
+}
+DEV u64 unit_values(const Outputs& to) { return (u64)to.max_splits * HEAD_GROUP * RECORD; }
+DEV float* part_of(const Target& t, const Outputs& to, u32 query, u32 split) {
+    return t.parts + token_of(query) * to.kv_heads * unit_values(to) + (split * HEAD_GROUP + query - token_of(query) * HEAD_GROUP) * RECORD;
+}
+
+// The records of the team's warps as one per query: the output itself if the context has no other split.
+DEV void merge_warps(const Target& t, const Outputs& to, u32 split, const float* records) {
+    for (u32 i = tid(); i < queries_of(t) * QUADS; i += (u32)TEAM) {
+        const u32 query = i / QUADS, d = i % QUADS * 4;
+        const Merged m = merge<WARPS>(records + query * RECORD, d, GROUP * RECORD);
+        if (t.splits == 1) {
+            store_output(output_of(t, to, query) + d, m);
+            continue;
+        }
+        float* part = part_of(t, to, query, split);
+        *(f32x4*)(part + d) = m.value;
+        if (d == 0) *(f32x2*)(part + D) = f32x2{{m.max, m.sum}};
+    }
+}
+
+// All splits of a head. Nobody uses `records`.
+DEV void merge_splits(const Target& t, const Outputs& to, float* records) {
+    for (u32 query = warp_id() / SPREAD; query < queries_of(t); query += WARPS / SPREAD) {
+        const u32 share = warp_id() % SPREAD;
+        fold(records + (share * GROUP + query) * RECORD, part_of(t, to, query, 0), share, t.splits, HEAD_GROUP * RECORD);
+    }
+    team_sync();
+    for (u32 i = tid(); i < queries_of(t) * QUADS; i += (u32)TEAM) {
+        const u32 query = i / QUADS, d = i % QUADS * 4;
+        store_output(output_of(t, to, query) + d, merge<SPREAD>(records + query * RECORD, d, GROUP * RECORD));
+    }
+    if (SETS == 1) team_sync();  // The next split writes the records again.
+}
+
+// Merges the head if this team was the last to bring splits of it. A barrier has followed announce(); nobody uses `records`.
+DEV void finish_split(Target& head, const Outputs& to, float* records) {
+    if (head.splits != 0 && was_last()) {
+        merge_splits(head, to, records);
+        if (SETS == 2) team_sync();  // The next split writes these records.
+    }
+    head.splits = 0;
+}
+
+// This team has brought `done` splits of a head and brings no more.
+DEV void leave(Target& shared, const Target& head, const Outputs& to, u32* arrived, u32 done, float* records) {
+#if FROM_QKV  // One split a block, mostly: nothing to wait behind.
+    if (is_last(arrived, done, head.splits)) merge_splits(head, to, records);
+#else
+    publish();
+    if (done == head.splits) return merge_splits(head, to, records);
+    announce(arrived, done, head.splits);
+    shared = head;
+#endif
+}
+
+DEV u64 unit_of(const Place& p, const Rows& rows) { return (u64)p.row * rows.kv_heads + p.head; }
+DEV Target target_of(const Place& p, const Rows& rows, const Outputs& to) {
+    half_t* out = to.o + (u64)p.token * to.stride + p.head * HEAD_GROUP * D;
+    return Target{out, to.partial + unit_of(p, rows) * unit_values(to), p.splits, p.count};
+}
+
+// Makes probabilities of the scores of a tile at key `at` of a split that ends at `end`.
+DEV void weigh_tile(Running& r, Scores& s, const Place& p, u32 at, u32 end, float factor) {
+    u32 seen[SLOTS];
+    UNROLL for (u32 i = 0; i < SLOTS; ++i)
+        seen[i] = TOGETHER == 1 ? end - at : keys_seen_by(p, query_of(i) / HEAD_GROUP, at, end);
+    weigh(r, s, seen, factor);
+}
+
+#if UNSEEN
+// Leaves the first keys of a context out, which lie in its first tile. Others there are seen.
+template <u32 QUERIES_OF_LANE, u32 KEYS_OF_LANE> DEV void leave_out(float (&scores)[QUERIES_OF_LANE][KEYS_OF_LANE]) {
+    UNROLL for (u32 j = 0; j < KEYS_OF_LANE; ++j) {
+#  if KEYS_FIRST
+        const u32 key = key_row(j);
+#  else
+        const u32 key = key_of(j);
+#  endif
+        if (key >= UNSEEN) continue;
+        UNROLL for (u32 i = 0; i < QUERIES_OF_LANE; ++i) scores[i][j] = NO_SCORE;
+    }
+}
+#endif
+
+// Once the kernel in front has ended. `records`: SETS * SET floats of shared memory.
+DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* pool, float* records, const Outputs& to,
+                    float factor) {
+    Place& p = run.place;
+    float* const first_records = records;
+    for (; run.fetched < TILES_AHEAD; ++run.fetched) fetch_next(run.ring, run.ahead, rows, pool);
+    Queries mine{};
+    Target target{}, shared{};  // of this head; of one that others bring the rest of
+    u32 done = 0;  // splits of this head
+    while (p.left != 0) {
+        begin_split(source, mine, p, done == 0);
+        if (done == 0) target = target_of(p, rows, to);
+        Running r;
+        start(r);
+        for (u32 at = first_key(p) + warp_id() * TILE_KEYS, end = end_key(p); at < end; at += WARPS * TILE_KEYS) {
+            Keys k;
+            Values v;
+            await_tile();
+            complete_tile(source, run.ring, p, at);
+            take(run.ring, end - at, k, v);
+            fetch_next(run.ring, run.ahead, rows, pool);
+            Scores s = score(mine, k);
+#if UNSEEN
+            if (at == 0) leave_out(s.v);
+#endif
+            weigh_tile(r, s, p, at, end, factor);
+            add_values(r, s, v);
+        }
+        finish(r);
+        put(r, records + warp_id() * GROUP * RECORD);
+        team_sync();
+        if (p.context == 0) {
+            for (u32 i = tid(); i < HEAD_GROUP * D; i += TEAM) target.out[i] = to_half(0.f);
+        } else {
+            merge_warps(target, to, p.split, records);
+        }
+        if (SETS == 1) team_sync();  // The next split writes the records again.
+        float* const others = SETS == 1 || records != first_records ? first_records : records + SET;
+        finish_split(shared, to, others);
+        ++done;
+        const bool leaving = p.left == 1 || p.split + 1 == p.splits;
+        if (leaving && p.splits > 1) leave(shared, target, to, to.arrived + unit_of(p, rows), done, records);
+        records = others;
+        if (leaving) done = 0;
+        next_split(p, rows);
+    }
+    if (shared.splits != 0) team_sync();
+    finish_split(shared, to, first_records);
+}

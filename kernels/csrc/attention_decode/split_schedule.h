@@ -1,0 +1,160 @@
+// attention_decode/split_schedule.h - which splits a block takes. The splits of all rows and KV heads form one list: rows in
+// turn, heads within a row, splits within a head. Blocks take runs of it of equal length, so that every multiprocessor
+// has the same to read whatever the contexts are; a captured grid adapts to contexts that only the device knows. Rows of a request with
+// drafts, one token each, are taken together, and read their context once, unless all of them are so few that there is a block for each:
+// then they are done sooner side by side.
+#pragma once
+
+// A row without keys has one empty split: somebody must write its zeros. `cut`: as it was decided for all rows of a step, where it is
+// (mla_decode_wgmma/split_length.h).
+DEV u32 splits_of(u32 context, u32 cut) { return context == 0 ? 1 : splits_of_keys(context, cut); }
+
+struct Rows {
+    const i32 *context_lens, *cu_q, *tables, *table_rows;
+    u32 rows, kv_heads, table_width;
+    const i32* positions;  // of tokens; null where nobody asks
+    u32 together;          // rows that are taken at once, if they are successive tokens of a request
+    u32 fresh;             // successive tokens of a request in a step, at most: so many keys may be new
+};
+
+// A place in the list.
+struct Place {
+    u32 row, head, split, left;  // left: splits from here to the end of the block's run
+    u32 context, table, token, position;  // context: of the last of the rows; else of the first
+    u32 span, splits, cut;
+    u32 record;    // splits of rows in front of this one, each of which leaves its own
+    u32 count;    // rows from this one on, each of which sees one key more than the one before
+    u32 together;  // rows that are taken at once, here
+    u32 run_end;  // where tokens of rows of any length are taken (mla_decode/token.h)
+};
+
+DEV u32 position_of(const Rows& rows, u32 token) { return rows.positions ? (u32)rows.positions[token] : 0; }
+DEV u32 table_of(const Rows& rows, u32 row) { return rows.table_rows ? (u32)rows.table_rows[row] : row; }
+DEV u32 span_of(u32 context, u32 cut) { return even_split(context, splits_of(context, cut)); }
+
+DEV void cut_row(Place& p) {
+    p.splits = splits_of(p.context, p.cut);
+    p.span = even_split(p.context, p.splits);
+}
+
+// Whether a row is the token behind that of the row before, and may be taken with it.
+DEV bool follows(const Rows& rows, u32 row, u32 cut) {
+    if (row == 0 || table_of(rows, row) != table_of(rows, row - 1)) return false;
+    const u32 before = (u32)rows.context_lens[row - 1], context = (u32)rows.context_lens[row];
+    return before != 0 && context == before + 1 && splits_of(before, cut) == splits_of(context, cut) &&
+           (CUT_TOGETHER || span_of(before, cut) == span_of(context, cut));
+}
+// Whether a row is the first of those that are taken with it.
+DEV bool leads(const Rows& rows, u32 row, u32 together, u32 cut) {
+    if (together <= 1) return true;
+    u32 behind = 0;
+    while (follows(rows, row - behind, cut)) ++behind;
+    return behind % together == 0;
+}
+// What is taken with the row of `p`, which leads.
+DEV void take_successive_rows(Place& p, const Rows& rows) {
+    p.count = 1;
+    while (p.count < p.together && p.row + p.count < rows.rows && follows(rows, p.row + p.count, p.cut)) ++p.count;
+    p.context += p.count - 1;
+    cut_row(p);
+}
+
+// Of the keys [at, end), which a place has, how many row i of those there sees: all but some of the newest.
+DEV u32 keys_seen_by(const Place& p, u32 i, u32 at, u32 end) {
+    const u32 own = p.context + 1 + i - p.count, seen = own < end ? own : end;
+    return seen > at ? seen - at : 0;
+}
+
+DEV u32 first_key(const Place& p) { return p.split * p.span; }
+DEV u32 end_key(const Place& p) {
+    const u32 end = first_key(p) + p.span;
+    return end < p.context ? end : p.context;
+}
+
+DEV void next_split(Place& p, const Rows& rows) {
+    if (--p.left == 0 || ++p.split < p.splits) return;
+    p.split = 0;
+    if (++p.head < rows.kv_heads) return;
+    p.head = 0;
+    p.record += p.count * p.splits;
+    p.row += p.count;
+    p.context = (u32)rows.context_lens[p.row];
+    p.table = table_of(rows, p.row);
+    p.token = (u32)rows.cu_q[p.row];
+    p.position = position_of(rows, p.token);
+    take_successive_rows(p, rows);
+}
+
+// Splits of rows in front of this thread's, and of all.
+struct Counted { u32 before, all; };
+// Of rows that are taken so many together. Every thread of the team must come; `sums` [WARPS] is nobody else's.
+DEV Counted count_splits(const Rows& rows, u32 first, u32 end, u32 together, u32 cut, u32* sums) {
+    u32 mine = 0;
+    for (u32 row = first; row < end; ++row)
+        if (leads(rows, row, together, cut)) mine += splits_of((u32)rows.context_lens[row], cut);
+    u32 before = mine;
+    for (u32 reach = 1; reach < WARP_SIZE; reach *= 2) {
+        const u32 below = shfl(before, lane() - reach);
+        if (lane() >= reach) before += below;
+    }
+    if (lane() == WARP_SIZE - 1) sums[warp_id()] = before;
+    team_sync();
+    u32 all = 0;
+    for (u32 i = 0; i < WARPS; ++i) {
+        if (i < warp_id()) before += sums[i];
+        all += sums[i];
+    }
+    return Counted{before - mine, all};
+}
+
+// The block's first split. Every thread of the team must come.
+DEV Place start_of_block(const Rows& rows, u32 cut = 0) {
+    SHARED(u32, sums, 2 * WARPS);
+    SHARED(u32, found, 7);
+    const u32 each = (rows.rows + TEAM - 1) / TEAM;
+    const u32 first = tid() * each, end = first + each < rows.rows ? first + each : rows.rows;
+    // What the thread whose row it is will need, on its way with the contexts: loads that wait for one another are what
+    // a lone row spends its time on.
+    const u32 table = first < end ? table_of(rows, first) : 0, token = first < end ? (u32)rows.cu_q[first] : 0;
+    const u32 position = first < end ? position_of(rows, token) : 0;
+    Counted splits = count_splits(rows, first, end, 1, cut, sums);
+    u32 record = splits.before;
+    const bool spread = rows.together <= 1 || splits.all * rows.kv_heads <= SPREAD_RUNS * gdim_x();
+    const u32 together = spread ? 1 : rows.together;
+    if (!spread) splits = count_splits(rows, first, end, together, cut, sums + WARPS);
+
+    const u32 all = splits.all * rows.kv_heads, even = all / gdim_x(), odd = all % gdim_x();
+    const u32 begin = bid_x() * even + (bid_x() < odd ? bid_x() : odd);
+    u32 before = splits.before;
+    for (u32 row = first; row < end; ++row) {
+        const u32 from = before * rows.kv_heads, context = (u32)rows.context_lens[row], splits_here = splits_of(context, cut);
+        const u32 first_record = record;
+        record += splits_here;
+        if (!leads(rows, row, together, cut)) continue;
+        before += splits_here;
+        if (begin < from || begin >= before * rows.kv_heads) continue;
+        found[0] = row;
+        found[1] = begin - from;
+        found[2] = context;
+        found[3] = row == first ? table : table_of(rows, row);
+        found[4] = row == first ? token : (u32)rows.cu_q[row];
+        found[5] = row == first ? position : position_of(rows, found[4]);
+        found[6] = first_record;
+    }
+    team_sync();
+    Place p{};
+    p.together = together;
+    p.cut = cut;
+    p.left = even + (bid_x() < odd ? 1 : 0);
+    if (p.left == 0) return p;
+    p.row = found[0];
+    p.context = found[2];
+    p.table = found[3];
+    p.token = found[4];
+    p.position = found[5];
+    p.record = found[6];
+    take_successive_rows(p, rows);
+    p.head = found[1] / p.splits;
+    p.split = found[1] % p.splits;
+    return p;
+}

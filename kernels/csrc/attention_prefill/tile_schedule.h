@@ -1,0 +1,47 @@
+// attention_prefill/tile_schedule.h - the tiles of all rows in the order in which they are taken: row by row, in a row those with
+// the most keys first, of equal ones head by head, so that neighbours in time share keys in the far cache.
+#pragma once
+
+enum : u32 { TILE_PAIRS = 128, TILE = 128 };  // pairs of a tile of queries, keys of a step
+
+struct Item {
+    u32 row, head;
+    u32 token, pairs;  // first token of the row, pairs of the row and head; no pairs: there is no such item
+    u32 first;         // pair of the tile
+    u32 before;        // keys before the row's first token
+    u32 steps;         // of keys; 0 for a padded row, which has none
+};
+
+// Keys that a pair of an item sees.
+DEV u32 seen_by(const Item& item, u32 pair) { return item.before + pair / HEAD_GROUP + 1; }
+
+// Where a search for ever later items is: rows looked at now are WARP_SIZE from `row` on.
+struct Search { u32 row, items_before; };
+
+// The item of that number; every lane of the warp must come. Behind the last one, items_before is how many there are.
+DEV Item find(Search& search, const Job& job, u32 number) {
+    for (; search.row < job.rows; search.row += WARP_SIZE) {
+        const u32 mine = search.row + lane();
+        const i32* cu_q = job.cu_q + job.first_row + mine;
+        const u32 pairs = mine < job.rows ? (u32)(cu_q[1] - cu_q[0]) * HEAD_GROUP : 0;
+        const u32 items = (pairs + TILE_PAIRS - 1) / TILE_PAIRS * job.kv_heads, up_to = sum_up_to_lane(items);
+        const u32 at = warp_sum((u32)(search.items_before + up_to <= number));
+        if (at < WARP_SIZE) {
+            Item item{};
+            item.row = job.first_row + search.row + at;
+            const u32 left = shfl(search.items_before + up_to, at) - 1 - number;  // items of the row behind this one
+            item.head = job.kv_heads - 1 - left % job.kv_heads;
+            item.first = left / job.kv_heads * TILE_PAIRS;
+            item.pairs = shfl(pairs, at);
+            item.token = (u32)job.cu_q[item.row];
+            const u32 context = (u32)job.context_lens[item.row], tokens = item.pairs / HEAD_GROUP;
+            if (context < tokens) return item;
+            item.before = context - tokens;
+            const u32 end = item.first + TILE_PAIRS;
+            item.steps = (seen_by(item, (end < item.pairs ? end : item.pairs) - 1) + TILE - 1) / TILE;
+            return item;
+        }
+        search.items_before += shfl(up_to, WARP_SIZE - 1);
+    }
+    return Item{};
+}

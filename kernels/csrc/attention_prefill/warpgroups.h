@@ -1,0 +1,169 @@
+// attention_prefill/warpgroups.h - prefill by warpgroups: one fetches (load.h), two multiply, each 64 pairs of a tile. While one
+// of the two makes probabilities of scores, the other's products run: they take turns. Probabilities stay in registers,
+// the next operand of the same warpgroup; a step's scores are computed while the step before it meets its values.
+#pragma once
+#include "dev/tensor_map.h"
+#include "dev/wgmma.h"
+#include "attention/softmax.h"
+#include "attention_prefill/tile_schedule.h"
+#if KV_FP8
+#  include "attention_prefill/load_fp8.h"
+#else
+#  include "attention_prefill/load_half.h"
+#endif
+
+enum : u32 {
+    GROUP_PAIRS = 64,
+    SCORES = TILE / 2,    // of a lane: two pairs, half of a quarter of the keys each
+    OUTPUTS = D / 2,         // outputs of a lane
+    GROUPS_SHARED = (1 + ITEM_STAGES + 2 * STAGES) * OPERAND_BYTES + 2 * STAGED_BYTES + 1024
+};
+
+DEV void start_scores(float (&s)[SCORES], const u8* queries, const u8* keys) {
+    const KMajor q = shared_by_lanes(by_k(queries)), k = shared_by_lanes(by_k(keys));
+    wgmma_hold(s);
+    wgmma_fence();
+    UNROLL for (u32 i = 0; i < D / 16; ++i) {
+        const u32 at = i / 4 * PANEL_BYTES + i % 4 * 32;
+        wgmma<TILE>(s, further(q, at), further(k, at), i != 0);
+    }
+    wgmma_commit();
+}
+
+DEV void start_outputs(float (&o)[OUTPUTS], const Probabilities<SCORES>& p, const u8* values, bool add) {
+    const NMajor v = shared_by_lanes(by_n(values, PANEL_BYTES));
+    wgmma_hold(o);
+    wgmma_fence();
+    UNROLL for (u32 i = 0; i < TILE / 16; ++i) wgmma<D>(o, p.v[i], further(v, i * 16 * 128), add || i != 0);
+    wgmma_commit();
+}
+
+struct Worker {
+    u32 group;         // 0 or 1
+    RingStage items, keys, values;
+    u32 turns;
+};
+
+// One item's outputs, not yet divided by the sums.
+DEV void multiply(float (&o)[OUTPUTS], Softmax& r, Worker& w, const Shared& shared, Meeting* m, const Item& item, float factor) {
+    const u8* queries = shared.queries + w.items.stage * OPERAND_BYTES + w.group * GROUP_PAIRS * 128;
+    const u32 first = item.first + w.group * GROUP_PAIRS, open = seen_by(item, first) / TILE;
+    const u32 seen[2] = {seen_by(item, first + wgmma_row(0)), seen_by(item, first + wgmma_row(2))};
+    float s[SCORES], shrink[2];
+    Probabilities<SCORES> p;
+    const auto keys = [&] {
+        barrier_wait(&m->keys.there[w.keys.stage], w.keys.odd);
+        return shared.keys + w.keys.stage * OPERAND_BYTES;
+    };
+    const auto values = [&] {
+        barrier_wait(&m->values.there[w.values.stage], w.values.odd);
+        return shared.values + w.values.stage * OPERAND_BYTES;
+    };
+    const auto weigh_step = [&](u32 step) {
+        wgmma_hold(s);
+        release(&m->keys.free[w.keys.stage]);
+        if (step + 1 == item.steps) release(&m->items.free[w.items.stage]);
+        advance<STAGES>(w.keys);
+        if (step < open) return weigh<false>(s, r, shrink, seen, factor);
+        const u32 at = step * TILE, left[2] = {seen[0] > at ? seen[0] - at : 0, seen[1] > at ? seen[1] - at : 0};
+        weigh<true>(s, r, shrink, left, factor);
+    };
+    const auto outputs_there = [&] {
+        wgmma_wait<0>();
+        wgmma_hold(o);
+        release(&m->values.free[w.values.stage]);
+        advance<STAGES>(w.values);
+    };
+
+    start_scores(s, queries, keys());
+    wgmma_wait<0>();
+    weigh_step(0);
+    pack(p, s);
+    for (u32 step = 1; step < item.steps; ++step) {
+        const u8* step_keys = keys();
+        barrier_wait(&m->turn[w.group], w.turns++ & 1);
+        start_scores(s, queries, step_keys);
+        start_outputs(o, p, values(), step != 1);
+        release(&m->turn[w.group ^ 1]);
+        wgmma_wait<1>();
+        weigh_step(step);
+        outputs_there();
+        UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] *= shrink[i >> 1 & 1];
+        pack(p, s);
+    }
+    start_outputs(o, p, values(), item.steps != 1);
+    outputs_there();
+}
+
+// Through shared memory, 16 rows of the warp's own, so that whole rows are written.
+DEV void store(const Job& job, const Item& item, u32 group, u8* panels, const float (&o)[OUTPUTS], const float (&scale)[2]) {
+    constexpr u32 PIECES = D / 8, AT_ONCE = WARP_SIZE / PIECES, PANEL = 16 * 128;
+    UNROLL for (u32 i = 0; i < OUTPUTS; i += 2) {
+        const u32 row = wgmma_row(i) % 16, column = wgmma_col(i), pair = i >> 1 & 1;
+        u8* to = panels + column / 64 * PANEL + panel_offset(row, column % 64 / 8) + column % 8 * 2;
+        *(u32*)to = pack_half(o[i] * scale[pair], o[i + 1] * scale[pair]);
+    }
+    warp_sync();
+    half_t* out = job.o + (u64)item.token * job.o_stride + item.head * HEAD_GROUP * D;
+    UNROLL for (u32 i = 0; i < 16; i += AT_ONCE) {
+        const u32 row = i + lane() / PIECES, piece = lane() % PIECES;
+        const u32 pair = item.first + group * GROUP_PAIRS + (warp_id() & 3) * 16 + row;
+        const u32x4 values = *(const u32x4*)(panels + piece / 8 * PANEL + panel_offset(row, piece % 8));
+        if (pair < item.pairs)
+            *(u32x4*)(out + (u64)(pair / HEAD_GROUP) * job.o_stride + pair % HEAD_GROUP * D + piece * 8) = values;
+    }
+    warp_sync();
+}
+
+DEV void work(const Shared& shared, Meeting* m, const Job& job) {
+    Worker w{};
+    w.group = warp_id() / 4 - 1;
+    u8* outputs = shared.outputs + (warp_id() - 4) * 16 * D * 2;
+    for (;; advance<ITEM_STAGES>(w.items)) {
+        barrier_wait(&m->items.there[w.items.stage], w.items.odd);
+        const Item item = m->item[w.items.stage];
+        if (item.pairs == 0) return;
+        float o[OUTPUTS], scale[2] = {0.f, 0.f};
+        Softmax r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
+        if (item.steps != 0) {
+            multiply(o, r, w, shared, m, item, job.factor);
+            UNROLL for (u32 pair = 0; pair < 2; ++pair) scale[pair] = 1.f / group_sum<4>(r.sum[pair]);
+        } else {
+            UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] = 0.f;
+            warp_sync();
+            release(&m->items.free[w.items.stage]);
+        }
+        store(job, item, w.group, outputs, o, scale);
+    }
+}
+
+DEV void open(Meeting* m) {
+    for (u32 i = 0; i < STAGES; ++i) {
+        barrier_init(&m->items.there[i], QUERY_WARPS);
+        barrier_init(&m->items.free[i], WORKING);
+        barrier_init(&m->keys.there[i], ROW_WARPS);
+        barrier_init(&m->values.there[i], ROW_WARPS);
+        barrier_init(&m->keys.free[i], WORKING);
+        barrier_init(&m->values.free[i], WORKING);
+    }
+    barrier_init(&m->last_there, 1);
+    for (u32 i = 0; i < 2; ++i) barrier_init(&m->turn[i], WORKING / 2);
+    barriers_ready();
+}
+
+DEV void prefill(const Job& job) {
+    DYN_SHARED(u8, dynamic);
+    SHARED(Meeting, meeting, 1);
+    if (tid() == 0) open(meeting);
+    sync();
+    grid_wait();
+    const Shared shared = share(dynamic);
+    if (warp_id() < 4) {
+        fewer_registers<56>();
+        fetch_all(shared, meeting, job);
+    } else {
+        more_registers<224>();
+        if (warp_id() >= 8) release(&meeting->turn[0]);  // The first turn is the other warpgroup's.
+        work(shared, meeting, job);
+    }
+}

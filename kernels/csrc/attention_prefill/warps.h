@@ -1,0 +1,112 @@
+// attention_prefill/warps.h - prefill by single warps: a tile of 16 pairs each, the warps of a block taking consecutive
+// tiles. Keys come in steps of STEP, copied to shared memory while the step before is multiplied.
+#pragma once
+
+#ifndef STAGES
+#  define STAGES 2
+#endif
+
+enum : u32 {
+    STEP = 64,                   // keys per copy
+    // Rows of K start half the banks apart, rows of V an eighth: no two lanes of an access meet in a bank.
+    K_STRIDE = D + 64 / sizeof(KV),
+    V_STRIDE = D + 16 / sizeof(KV),
+    STAGE = STEP * (K_STRIDE + V_STRIDE)
+};
+
+struct Row {
+    const i32* table;
+    u32 kv_heads, head, context;
+};
+
+// Starts copying keys and values [at, at + STEP) of a row. Positions at or behind the context become zeros.
+DEV void copy_step(KV* stage, const KV* pool, const Row& row, u32 at) {
+    constexpr u32 WIDTH = 16 / sizeof(KV), PIECES = D / WIDTH;
+    for (u32 i = tid(); i < STEP * PIECES; i += bdim()) {
+        const u32 key = i / PIECES, channel = i % PIECES * WIDTH, position = at + key;
+        const bool present = position < row.context;
+        const u32 block = present ? (u32)row.table[position / BLOCK_TOKENS] : 0;
+        const KV* from = pool + ((u64)block * row.kv_heads + row.head) * 2 * BLOCK_TOKENS * D +
+                         position % BLOCK_TOKENS * D + channel;
+        copy16_or_zero(stage + key * K_STRIDE + channel, from, present);
+        copy16_or_zero(stage + STEP * K_STRIDE + key * V_STRIDE + channel, from + BLOCK_TOKENS * D, present);
+    }
+}
+
+// Keys that the lane's queries see: all of them in tiles before the last one or two.
+struct Seen { u32 v[SLOTS], most; };
+
+DEV void multiply_step(Running& r, const Queries& q, const KV* stage, u32 at, const Seen& seen, float factor) {
+    for (u32 tile = 0; tile < STEP && at + tile < seen.most; tile += TILE_KEYS) {
+        const Keys k = load_keys(stage + tile * K_STRIDE, K_STRIDE);
+        Scores s = score(q, k);
+        u32 left[SLOTS];
+        UNROLL for (u32 i = 0; i < SLOTS; ++i) left[i] = seen.v[i] > at + tile ? seen.v[i] - at - tile : 0;
+        weigh(r, s, left, factor);
+        add_values(r, s, load_values(stage + STEP * K_STRIDE + tile * V_STRIDE, V_STRIDE, TILE_KEYS));
+    }
+}
+
+DEV void store_outputs(half_t* o, u32 o_stride, Running& r, u32 first, u32 pairs) {
+    finish(r);
+    float scale[SLOTS];
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) scale[i] = 1.f / r.sum[i];
+    UNROLL for (u32 p = 0; p < PARTS; ++p) {
+        const u32 slot = part_slot(p), pair = first + query_of(slot);
+        if (pair < pairs) {
+            struct alignas(PART * 2) Part { half_t v[PART]; } part;
+            UNROLL for (u32 j = 0; j < PART; ++j) part.v[j] = to_half(PART_VALUE(r.out, p, j) * scale[slot]);
+            *(Part*)(o + (u64)(pair / HEAD_GROUP) * o_stride + pair % HEAD_GROUP * D + part_channel(p)) = part;
+        }
+    }
+}
+
+DEV void prefill(const Job& job) {
+    DYN_SHARED(KV, stages);
+    grid_wait();
+    const u32 row = job.first_row + bid_z(), head = bid_y(), per_block = bdim() / WARP_SIZE * QUERIES;
+    const u32 token = (u32)job.cu_q[row], tokens = (u32)job.cu_q[row + 1] - token, pairs = tokens * HEAD_GROUP;
+    const u32 tiles = (pairs + per_block - 1) / per_block;
+    if (bid_x() >= tiles) return;
+    const u32 begin = (tiles - 1 - bid_x()) * per_block, first = begin + warp_id() * QUERIES;
+    const u32 context = (u32)job.context_lens[row];
+    half_t* out = job.o + (u64)token * job.o_stride + head * HEAD_GROUP * D;
+    if (context < tokens) {  // A padded row: no keys.
+        for (u32 i = tid(); i < per_block * D; i += bdim()) {
+            const u32 pair = begin + i / D;
+            if (pair < pairs) out[(u64)(pair / HEAD_GROUP) * job.o_stride + pair % HEAD_GROUP * D + i % D] = to_half(0.f);
+        }
+        return;
+    }
+
+    const u32 before = context - tokens;
+    const Row keys{table_of(job, row), job.kv_heads, head, context};
+    const half_t* queries = job.q + (u64)token * job.q_stride + head * HEAD_GROUP * D;
+    const Queries mine = load_queries([&](u32 query) {
+        const u32 pair = first + query;
+        return pair < pairs ? queries + (u64)(pair / HEAD_GROUP) * job.q_stride + pair % HEAD_GROUP * D : nullptr;
+    });
+    // Keys up to the query's own; what pairs behind the last one compute is not stored.
+    const u32 last_of_warp = first + QUERIES <= pairs ? first + QUERIES - 1 : pairs - 1;
+    const u32 last_of_block = begin + per_block <= pairs ? begin + per_block - 1 : pairs - 1;
+    Seen seen{{}, first < pairs ? before + last_of_warp / HEAD_GROUP + 1 : 0};
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) seen.v[i] = before + (first + query_of(i)) / HEAD_GROUP + 1;
+    const u32 keys_of_block = before + last_of_block / HEAD_GROUP + 1;
+
+    Running r;
+    start(r);
+    copy_step(stages, job.pool, keys, 0);
+    copy_commit();
+    for (u32 at = 0, stage = 0; at < keys_of_block; at += STEP) {
+        const u32 next = STAGES == 1 ? 0 : stage ^ 1;
+        if (STAGES > 1 && at + STEP < keys_of_block) copy_step(stages + next * STAGE, job.pool, keys, at + STEP);
+        copy_commit();
+        copy_wait<STAGES - 1>();
+        sync();
+        multiply_step(r, mine, stages + stage * STAGE, at, seen, job.factor);
+        sync();
+        if (STAGES == 1 && at + STEP < keys_of_block) copy_step(stages, job.pool, keys, at + STEP);
+        stage = next;
+    }
+    store_outputs(out, job.o_stride, r, first, pairs);
+}

@@ -1,0 +1,106 @@
+// attention_single_row: o [T, N D] = softmax(scale q Kᵀ) V for a row of one query and a short context, out of what the projections
+// leave, its own key and value included, which are stored as well. NVIDIA from sm_90 on, half_t.
+// CPU twin: `QkNormRopeKvWrite`, then `PagedAttention`. Rows with context 0 write zeros.
+//
+// A lone row's time is trips to memory, not bytes. So a KV head's keys are divided among the blocks of a cluster, which meet in
+// shared memory: a block's warps in its own, the blocks in that of the first one. Long contexts need more
+// multiprocessors than a cluster has: attention_decode with FROM_QKV, which gives the pool the same bits.
+// The cuts, and so the last bits, depend on the row's own context alone.
+//
+// Contexts, positions, tables and all keys but the own one are fetched before grid_wait(), while earlier kernels still run:
+// what wrote them must be followed, before this kernel, by one that releases its successor after its own grid_wait().
+// A step's embedding or first norm does, behind `prepare`; the keys are those of steps before.
+//
+//   pool     [block][KV head][K tile | V tile] of this layer, tiles [BLOCK_TOKENS][D]
+//   tables   i32 [S, table_width]; row r reads table table_rows[r], or table r without table_rows
+//
+//   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..8 query heads per KV head
+//   -DTEAM_WARPS=4|8 warps of a block  -DSTAGES=n tiles in a warp's ring
+//   -DEARLY=1 lets the next kernel start at once: better where its weights find room beside this one
+// Grid: a cluster of BLOCKS blocks for every row and KV head. Block: TEAM_WARPS warps of 32 lanes.
+// Dynamic shared memory: BARRIER_BYTES + (BLOCKS + TEAM_WARPS) HEAD_GROUP RECORD 4 + RING_BYTES.
+//
+// Rounding: probabilities to half_t, the output once. Roofline: 4 context D bytes a row and KV head.
+#include "dev.h"
+
+#define KV_FP8 0
+#define KEYS_FIRST 1
+#ifndef EARLY
+#  define EARLY 0
+#endif
+#include "attention_decode/keys_first.h"
+#include "dev/cluster.h"
+
+enum : u32 {
+    BLOCKS = 8,  // of a cluster: as many as every device takes
+    WARPS = TEAM_WARPS,
+    TEAM = WARPS * WARP_SIZE,
+    TILES_AHEAD = STAGES,
+    BARRIER_BYTES = 128
+};
+
+#include "attention_decode/merge_records.h"
+#include "attention_decode/ring.h"
+#include "attention_single_row/share.h"
+#include "attention_decode/from_projections.h"
+#include "attention_single_row/merge_cluster.h"
+
+// The warp's records of its share of the keys.
+DEV void attend(const Source& source, const Place& p, Ring& ring, Tiles& tiles, float* record, float factor) {
+    Queries mine{};
+    begin_split(source, mine, p, true);
+    Running r;
+    start(r);
+    for (u32 at = p.first + warp_id() * TILE_KEYS; at < p.end; at += WARPS * TILE_KEYS) {
+        Keys k;
+        Values v;
+        await_tile();
+        complete_tile(source, ring, p, at);
+        take(ring, p.end - at, k, v);
+        fetch_next(ring, tiles);
+        Scores s = score(mine, k);
+        const u32 seen[SLOTS] = {p.end - at, p.end - at};
+        weigh(r, s, seen, factor);
+        add_values(r, s, v);
+    }
+    finish(r);
+    put(r, record);
+}
+
+// Strides are in elements.
+KERNEL(TEAM)
+attention_single_row(half_t* o, KV* pool, const half_t* qkv, const half_t* q_norm, const half_t* k_norm, const float* cos,
+                     const float* sin, const i32* positions, const i64* slots, const i32* cu_q, const i32* context_lens,
+                     const i32* tables, const i32* table_rows, u32 kv_heads, u32 table_width, u32 qkv_stride, u32 o_stride,
+                     float factor, float eps) {
+    const Place p = place_of_block(Rows{context_lens, cu_q, tables, table_rows, positions, kv_heads, table_width});
+    half_t* const out = o + (u64)p.token * o_stride + p.head * HEAD_GROUP * D;
+    if (p.context == 0) {
+        grid_wait();
+        if (p.rank == 0)
+            for (u32 i = tid(); i < HEAD_GROUP * D; i += TEAM) out[i] = to_half(0.f);
+        return;
+    }
+    const Memory s = divide();
+    if (tid() == 0) {
+        barrier_init(s.brought, 1);
+        barriers_ready();
+        if (p.rank == 0) barrier_expect(s.brought, p.splits * BROUGHT_BYTES);
+    }
+    sync();
+    cluster_arrive<BLOCKS>();
+    if (p.rank >= p.splits) return;
+    if (EARLY) grid_release();
+    Ring ring = ring_of_warp(s.rings);
+    Tiles tiles = tiles_of_warp(p, pool, kv_heads);
+    UNROLL for (u32 i = 0; i < TILES_AHEAD; ++i) fetch_next(ring, tiles);
+    grid_wait();
+    if (!EARLY) grid_release();
+    const Source source{qkv, q_norm, k_norm, cos, sin, slots, pool, kv_heads, qkv_stride, eps};
+    attend(source, p, ring, tiles, s.records + warp_id() * HEAD_GROUP * RECORD, factor);
+    sync();
+    cluster_wait<BLOCKS>();
+    bring(s, p);
+    if (p.rank == 0) finish_cluster(s, p, out);
+}
+EXPORT(attention_single_row)

@@ -1,0 +1,46 @@
+// attention_single_row/merge_cluster.h - how the records of a cluster's blocks become one in its first block.
+#pragma once
+
+enum : u32 { BROUGHT_BYTES = HEAD_GROUP * (QUADS + 1) * 16 };  // by a block
+
+// The records of this block's warps as one, in the memory of the cluster's first block.
+DEV void bring(const Memory& s, const Place& p) {
+    for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM) {
+        const u32 query = i / QUADS, d = i % QUADS * 4;
+        const Merged m = merge<WARPS>(s.records + query * RECORD, d, HEAD_GROUP * RECORD);
+        float* to = s.received + (p.rank * HEAD_GROUP + query) * RECORD;
+        peer_store<BLOCKS>(to + d, 0, m.value, s.brought);
+        if (d == 0) peer_store<BLOCKS>(to + D, 0, f32x4{{m.max, m.sum, 0.f, 0.f}}, s.brought);
+    }
+}
+
+// Outputs d..d + 4 of one query over the first `count` blocks.
+DEV Merged merge_blocks(const float* records, u32 d, u32 count) {
+    Merged m{f32x4{{0.f, 0.f, 0.f, 0.f}}, NO_SCORE, 0.f};
+    f32x2 facts[BLOCKS];
+    f32x4 parts[BLOCKS];
+    UNROLL for (u32 i = 0; i < BLOCKS; ++i) {
+        const float* record = records + (i < count ? i : 0) * HEAD_GROUP * RECORD;
+        facts[i] = *(const f32x2*)(record + D);
+        parts[i] = *(const f32x4*)(record + d);
+        if (i >= count) facts[i] = f32x2{{NO_SCORE, 0.f}};
+    }
+    UNROLL for (u32 i = 0; i < BLOCKS; ++i) m.max = fmax_(m.max, facts[i].v[0]);
+    UNROLL for (u32 i = 0; i < BLOCKS; ++i) {
+        const float weight = i < count ? exp2_(facts[i].v[0] - m.max) : 0.f;
+        UNROLL for (u32 c = 0; c < 4; ++c) m.value.v[c] = fma_(weight, parts[i].v[c], m.value.v[c]);
+        m.sum = fma_(weight, facts[i].v[1], m.sum);
+    }
+    return m;
+}
+
+// By a cluster's first block, once all have brought theirs.
+DEV void finish_cluster(const Memory& s, const Place& p, half_t* out) {
+    barrier_wait_peers(s.brought, 0);
+    for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM) {
+        const Merged m = merge_blocks(s.received + i / QUADS * RECORD, i % QUADS * 4, p.splits);
+        half_x4 y;
+        UNROLL for (u32 c = 0; c < 4; ++c) y.v[c] = to_half(m.value.v[c] / m.sum);
+        *(half_x4*)(out + i * 4) = y;
+    }
+}

@@ -1,0 +1,69 @@
+// attention_single_row/share.h - which keys a block takes, and its shared memory. A row's tiles are dealt out to the blocks of its KV
+// head's cluster in runs of equal length.
+#pragma once
+
+struct Place {
+    u32 row, head, rank;  // rank: which block of the cluster
+    u32 context, token, position;
+    const i32* table;
+    u32 first, end;     // keys
+    u32 split, splits;  // the block's number among those that have keys, and how many have
+};
+DEV u32 first_key(const Place& p) { return p.first; }
+
+struct Rows {
+    const i32 *context_lens, *cu_q, *tables, *table_rows, *positions;
+    u32 kv_heads, table_width;
+};
+
+DEV Place place_of_block(const Rows& rows) {
+    const u32 unit = bid_x() / BLOCKS;
+    Place p{};
+    p.rank = p.split = cluster_rank<BLOCKS>();
+    p.row = unit / rows.kv_heads;
+    p.head = unit % rows.kv_heads;
+    p.context = (u32)rows.context_lens[p.row];
+    p.token = (u32)rows.cu_q[p.row];
+    p.table = rows.tables + (u64)(rows.table_rows ? (u32)rows.table_rows[p.row] : p.row) * rows.table_width;
+    p.position = (u32)rows.positions[p.token];
+    const u32 tiles = (p.context + TILE_KEYS - 1) / TILE_KEYS, each = (tiles + BLOCKS - 1) / BLOCKS;
+    p.splits = tiles == 0 ? 0 : (tiles + each - 1) / each;
+    p.first = p.rank * each * TILE_KEYS;
+    p.end = p.first + each * TILE_KEYS < p.context ? p.first + each * TILE_KEYS : p.context;
+    return p;
+}
+
+struct Memory {
+    Barrier* brought;
+    float *received, *records;  // of blocks, in the first one; of warps
+    KV* rings;
+};
+DEV Memory divide() {
+    DYN_SHARED(u8, shared);
+    float* received = (float*)(shared + BARRIER_BYTES);
+    float* records = received + BLOCKS * HEAD_GROUP * RECORD;
+    return Memory{(Barrier*)shared, received, records, (KV*)(records + WARPS * HEAD_GROUP * RECORD)};
+}
+
+// The warp's next tile to fetch.
+struct Tiles {
+    const KV* pool;  // of this KV head in block 0
+    const i32* table;
+    u32 at, end, block_values;
+    u32 block;  // of the tile, loaded one tile early
+};
+DEV void settle(Tiles& t) {
+    if (t.at < t.end) t.block = (u32)t.table[t.at / BLOCK_TOKENS];
+}
+DEV void fetch_next(Ring& ring, Tiles& t) {
+    if (t.at >= t.end) return fetch(ring, nullptr);
+    fetch(ring, t.pool + (u64)t.block * t.block_values + t.at % BLOCK_TOKENS * D);
+    t.at += WARPS * TILE_KEYS;
+    settle(t);
+}
+DEV Tiles tiles_of_warp(const Place& p, const KV* pool, u32 kv_heads) {
+    const u32 head_values = 2 * BLOCK_TOKENS * D;
+    Tiles t{pool + p.head * head_values, p.table, p.first + warp_id() * TILE_KEYS, p.end, kv_heads * head_values, 0};
+    settle(t);
+    return t;
+}

@@ -1,0 +1,106 @@
+// fp8_gemm/tile.h - a block's tile of x W^T on the matrix units, both in fp8 with scales: 64 rows of x by 64 lines of W, K in
+// steps of 128 through shared memory. Rows of x are where the caller says.
+//
+// A warp has 16 rows of x, and on warps of 32 lanes half of the lines. The sum over a step takes both scales when it joins
+// the output's. Sums ascend in k whatever the tile: a row gives the same bits among any neighbours.
+// -DGATED=1: lines come as a strip of gate rows, then the up rows of the same outputs, so that a lane holds both.
+#pragma once
+#include "dev/strip_fp8.h"
+
+#ifndef GATED
+#  define GATED 0
+#endif
+#ifndef CHANNELS
+#  define CHANNELS 0
+#endif
+
+enum : u32 {
+    TILE = 64,                               // rows of x, and lines of W
+    STEP_K = 128,
+    LINE = STEP_K + 16,
+    WARPS_N = 256 / WARP_SIZE / (TILE / 16),
+    STRIPS = TILE / WARPS_N / STRIP_ROWS,    // of a warp
+    OWN = WARP_SIZE == 64 ? 4 : 2,           // rows of x that a lane has outputs of
+    HALVES = GATED ? 2 : 1,
+    OUTPUTS = TILE / HALVES
+};
+static_assert(STRIPS % HALVES == 0, "gate and up rows of an output are of one warp");
+
+struct Weights {
+    const fp8* w;
+    const float* scales;  // of `unit` outputs and 128 k each, `scale_stride` between rows; none with CHANNELS
+    u32 first, n, k;      // first output of the tile; rows and columns of W
+    u32 unit, scale_stride;
+};
+
+// Row of W in a line of the tile. Lines behind the last row repeat it; nothing is stored for them.
+DEV u32 line_row(const Weights& w, u32 line) {
+    const u32 strip = line / STRIP_ROWS, outputs = w.n / HALVES;
+    const u32 out = w.first + strip / HALVES * STRIP_ROWS + line % STRIP_ROWS;
+    return (out < outputs ? out : outputs - 1) + strip % HALVES * outputs;
+}
+
+// x_row(r): row r of the tile, or null.
+template <class Row> DEV void copy_step(u8* stage, const Weights& w, const Row& x_row, u32 at) {
+    for (u32 i = tid(); i < 2 * TILE * (STEP_K / 16); i += 256) {
+        const u32 line = i / (STEP_K / 16), here = i % (STEP_K / 16) * 16;
+        const fp8* row = line < TILE ? x_row(line) : w.w + (u64)line_row(w, line - TILE) * w.k;
+        const bool present = row && at + here < w.k;
+        copy16_or_zero(stage + line * LINE + here, present ? row + at + here : w.w, present);
+    }
+    copy_commit();
+    copy_wait<0>();
+}
+
+struct Sums { f32x4 c[STRIPS]; };
+
+DEV u32 first_row() { return warp_id() / WARPS_N * 16; }
+DEV u32 first_line() { return warp_id() % WARPS_N * STRIPS * STRIP_ROWS; }
+DEV u32 slot_row(u32 slot) { return WARP_SIZE == 64 ? strip_c_x(slot) : strip_c_x(slot * 2); }
+
+// x_scale(r, block): of row r of the tile, wherever it is; not asked for with CHANNELS.
+template <class Scale> DEV void multiply_step(Sums& sums, const u8* stage, const Weights& w, const Scale& x_scale, u32 at) {
+    float own_scale[OWN];
+    UNROLL for (u32 i = 0; i < OWN; ++i)
+        own_scale[i] = CHANNELS ? 1.f : x_scale(first_row() + slot_row(i), at / STEP_K);
+    UNROLL for (u32 t = 0; t < STRIPS; ++t) {
+        const u32 strip = first_line() + t * STRIP_ROWS;
+        f32x4 part{{0.f, 0.f, 0.f, 0.f}};
+        UNROLL for (u32 k = 0; k < STEP_K; k += 32) {
+            StripFp8X x;
+            UNROLL for (u32 j = 0; j < STRIP_X; ++j)
+                x.v[j] = *(const fp8x8*)(stage + (first_row() + strip_x_row(j)) * LINE + k + strip_k());
+            strip_fp8_mma(part, x, *(const fp8x8*)(stage + (TILE + strip + strip_w_row()) * LINE + k + strip_k()));
+        }
+        const u32 row = line_row(w, strip + strip_c_w(0));  // All outputs of a lane and strip are of one unit.
+        const float scale = CHANNELS ? 1.f : w.scales[(u64)(row / w.unit) * w.scale_stride + at / STEP_K];
+        UNROLL for (u32 e = 0; e < 4; ++e)
+            sums.c[t].v[e] = fma_(part.v[e], scale * own_scale[WARP_SIZE == 64 ? e : e / 2], sums.c[t].v[e]);
+    }
+}
+
+template <class Row, class Scale> DEV Sums tile_product(const Weights& w, const Row& x_row, const Scale& x_scale) {
+    SHARED(u32x4, lines, 2 * TILE * LINE / 16);
+    u8* stage = (u8*)lines;
+    Sums sums;
+    UNROLL for (u32 t = 0; t < STRIPS; ++t) sums.c[t] = f32x4{{0.f, 0.f, 0.f, 0.f}};
+    for (u32 at = 0; at < w.k; at += STEP_K) {
+        copy_step(stage, w, x_row, at);
+        sync();
+        multiply_step(sums, stage, w, x_scale, at);
+        sync();
+    }
+    return sums;
+}
+
+// Calls put(row of the tile, output of W, sum[, sum of the up row]) for every element of this lane, also for those that
+// are not there. Sums mean numbers: the bits of W in gfx942's dialect mean half of what was stored.
+template <class Put> DEV void each_output(const Weights& w, const Sums& sums, const Put& put) {
+    const float dialect = FP8_FNUZ ? 2.f : 1.f;
+    UNROLL for (u32 t = 0; t < STRIPS; t += HALVES)
+        UNROLL for (u32 e = 0; e < 4; ++e) {
+            const u32 out = w.first + (first_line() + t * STRIP_ROWS) / HALVES + strip_c_w(e);
+            const float up = GATED ? sums.c[t + HALVES - 1].v[e] * dialect : 0.f;
+            put(first_row() + strip_c_x(e), out, sums.c[t].v[e] * dialect, up);
+        }
+}

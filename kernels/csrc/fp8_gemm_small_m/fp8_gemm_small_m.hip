@@ -1,0 +1,137 @@
+// fp8_gemm_small_m: y [M, N] = x [M, K] W [N, K]^T for M <= 16 and W in fp8 with scales: reading W once is all the time there is.
+// CPU twin: `Linear` with W multiplied out, preceded by `RmsNorm` (NORM), followed by `SiluMul` (GATED) or `TensorAdd`
+// (RESIDUAL). x is not quantised: products are those of its half_t values.
+//
+// STREAM (NVIDIA from sm_90 on, warps of 32): stream.h; x comes as half_t, or PREPARED: as f16 [M, K] with `factors` [M]
+// (fp8_quantize_rows, scale_rows_to_f16). Otherwise strips.h.
+// A row gives the same bits whatever M is and wherever it lies.
+//
+// Rounding: as gemm_small_m: x after the norm, x / rms and its product with the weight, each once to half_t; sums in f32, the
+// sum once to the type of y; GATED and RESIDUAL round what the separate kernels store.
+//
+//   ahead     STREAM: the weights of the next product, of which a little is brought near (stream.h)
+//   scales    f32: of `unit` outputs and 128 k each, `scale_stride` between rows; or CHANNELS: of one output [N]
+//   -DOUT_F32=1 -DNORM=1 -DGATED=1 -DRESIDUAL=1   as gemm_small_m     -DCHANNELS=1   scales of outputs
+//   -DTILES=1..8   strips at a time    -DSLAB=512|1024|2048  -DX_SLABS=1  -DPREPARED=1  -DMORE_ROWS=1 (than 8)   of STREAM
+// Block: 12 warps with STREAM, else 256 threads. Grid: at most a block a multiprocessor and strip; without STREAM blocks
+// over strips. K a multiple of 64; units are multiples of 8 outputs, and with GATED of both halves.
+// Dynamic shared memory: as share.h or strips.h says.
+//
+// Roofline: N K bytes over memory bandwidth; see KERNELS.md for measured numbers.
+#include "dev.h"
+#ifndef NORM
+#  define NORM 0
+#endif
+#ifndef GATED
+#  define GATED 0
+#endif
+#ifndef RESIDUAL
+#  define RESIDUAL 0
+#endif
+#ifndef CHANNELS
+#  define CHANNELS 0
+#endif
+#ifndef X_SLABS
+#  define X_SLABS 0
+#endif
+#ifndef MORE_ROWS
+#  define MORE_ROWS 0
+#endif
+#ifndef PREPARED
+#  define PREPARED 0
+#endif
+#if STREAM
+#  include "dev/wgmma.h"
+#  include "fp8_gemm_small_m/stream.h"
+#  if !PREPARED
+#    include "fp8_gemm_small_m/rows.h"
+#  endif
+#else
+#  include "fp8_gemm_small_m/strips.h"
+#endif
+
+#if OUT_F32
+typedef float OUT;
+#else
+typedef half_t OUT;
+#endif
+
+// What follows a sum. The bits of fp8 in gfx942's dialect mean half of what was stored.
+struct Finish {
+    const float *scales, *bias;
+    u32 outputs;
+};
+DEV float finished(const Finish& f, u32 out, float sum, float up) {
+    const float dialect = FP8_FNUZ ? 2.f : 1.f;
+    sum *= CHANNELS ? dialect * f.scales[out] : dialect;
+    if (f.bias) sum += f.bias[out];
+    if (!GATED) return sum;
+    up *= CHANNELS ? dialect * f.scales[f.outputs + out] : dialect;
+    return gated(sum, up + (f.bias ? f.bias[f.outputs + out] : 0.f));
+}
+
+#if STREAM
+KERNEL_ALONE(MULTIPLIERS + COPIERS * WARP_SIZE)
+fp8_gemm_small_m(OUT* y, const half_t* x, const float* factors, const fp8* w, const float* scales, const float* bias, const half_t* norm,
+                 u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride, u32 unit, u32 scale_stride, float eps, const fp8* ahead,
+                 u32 ahead_outputs, u32 ahead_halves, u32 ahead_k, u32 ahead_strips, u32 ahead_blocks, u32 ahead_bytes) {
+    DYN_SHARED(u8, shared);
+    const Memory s = divide(shared, m, n, k);
+    if (tid() == 0) {
+#pragma unroll 1
+        for (u32 i = 0; i < s.stages; ++i) {
+            barrier_init(s.full + i, COPIERS);
+            barrier_init(s.empty + i, COMPUTE_WARPS);
+        }
+        barrier_init(s.rows, 1);
+        barriers_ready();
+    }
+    sync();
+    const Work work = even_share(w, n, k, m);
+    if (warp_id() >= COMPUTE_WARPS) {
+        const PrefetchWork next{ahead, ahead_outputs, ahead_halves, ahead_k, ahead_strips, ahead_blocks, ahead_bytes};
+        return copy_all(work, s, x, next);
+    }
+
+    grid_release();
+    if (!CHANNELS) keep_scales(work, s, scales, unit, scale_stride);
+#if NORM
+    const Pieces weights = load_pieces(norm, k);
+#endif
+    grid_wait();
+#if PREPARED
+    if (tid() < m) s.factors[tid()] = factors[tid()];
+    some_sync<1>(MULTIPLIERS);
+    if (!X_SLABS) barrier_wait(s.rows, 0);
+#elif NORM
+    stage_x_rows(work, s, x, weights, x_stride, eps);
+#else
+    stage_x_rows(work, s, x, x_stride);
+#endif
+    const Finish finish{scales, bias, n / HALVES};
+    const auto old = [&](u32 row, u32 out, bool really) {
+        return RESIDUAL && really ? y[(u64)row * y_stride + out] : OUT{};
+    };
+    multiply_all(work, s, old, [&](u32 row, u32 out, float sum, float up, OUT before) {
+        sum = finished(finish, out, sum, up);
+        if (RESIDUAL) sum = f32(before) + f32(to<OUT>(sum));
+        y[(u64)row * y_stride + out] = to<OUT>(sum);
+    });
+}
+#else
+KERNEL(256) fp8_gemm_small_m(OUT* y, const half_t* x, const float* factors, const fp8* w, const float* scales, const float* bias,
+                             const half_t* norm, u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride, u32 unit, u32 scale_stride,
+                             float eps) {
+    const Weights weights{w, scales, bid_x() * TILES * WIDTH, n, k, unit, scale_stride};
+    const auto row = [&](u32 r) { return x + (u64)r * x_stride; };
+    const float* sums = strip_sums(weights, m, [&](half_t* xs) { stage_rows(xs, row, norm, m, k, eps); });
+    const Finish finish{scales, bias, n / HALVES};
+    each_sum(weights, sums, m, [&](u32 row, u32 out, float sum, float up) {
+        sum = finished(finish, out, sum, up);
+        OUT* dst = y + (u64)row * y_stride + out;
+        if (RESIDUAL) sum = f32(*dst) + f32(to<OUT>(sum));
+        *dst = to<OUT>(sum);
+    });
+}
+#endif
+EXPORT(fp8_gemm_small_m)

@@ -1,0 +1,118 @@
+// fp8_gemm_small_m/rows.h - up to OWN_ROWS rows of x in shared memory as f16, normalised first with NORM, and times a power of two of
+// their own where their values ask for it. Every load is on its way before the first is waited for.
+#pragma once
+
+enum : u32 { OWN_ROWS = 4 };
+
+// As many warps a row as a block of rms_norm has, in the same order: the norm has its bits.
+DEV u32 warps_of_row(u32 k) {
+    const u32 pieces = k / 8;
+    if (!NORM) return COMPUTE_WARPS;
+    return ((pieces <= 256 ? pieces : (pieces + 1) / 2) + WARP_SIZE - 1) / WARP_SIZE;
+}
+
+// Once all peaks are there. again(row, factor) stores a row anew.
+template <class Again> DEV void settle_factors(const Work& work, const Memory& s, const Again& again) {
+    bool any = false;
+#pragma unroll 1
+    for (u32 row = 0; row < work.m; ++row) {
+        float peak = s.peaks[row];
+#pragma unroll 1
+        for (u32 w = 1; w < warps_of_row(work.k); ++w) peak = fmax_(peak, s.peaks[w * MOST_ROWS + row]);
+        const RowFactor factor = row_factor(peak);
+        if (tid() == 0) s.factors[row] = factor.down;
+        if (!needs_factor(peak)) continue;
+        again(row, factor.up);
+        any = true;
+    }
+    if (any) some_sync<1>(MULTIPLIERS);
+}
+
+#if NORM
+// Pieces of a row of 8 values each: at most two a lane.
+struct Pieces { half_x8 v[2]; };
+DEV u32 piece_of(u32 k, u32 i) { return (warp_id() % warps_of_row(k) + i * warps_of_row(k)) * WARP_SIZE + lane(); }
+DEV Pieces load_pieces(const half_t* row, u32 k) {
+    Pieces p;
+    UNROLL for (u32 i = 0; i < 2; ++i)
+        p.v[i] = piece_of(k, i) < k / 8 ? *((const half_x8*)row + piece_of(k, i)) : zero8();
+    return p;
+}
+DEV half_x8 normed(const half_x8& x, const half_x8& w, float scale) {
+    half_x8 r;
+    UNROLL for (u32 i = 0; i < 8; ++i) r.v[i] = to_half(f32(w.v[i]) * f32(to_half(f32(x.v[i]) * scale)));
+    return r;
+}
+
+// `norm`: this lane's pieces of the weights, loaded before the kernel in front had ended.
+DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, const Pieces& norm, u32 x_stride, float eps) {
+    const u32 warps = warps_of_row(work.k), groups = COMPUTE_WARPS / warps, member = warp_id() % warps, line = x_line(work.k);
+    const u32 from = warp_id() / warps < groups ? warp_id() / warps : work.m;  // Warps left over have no rows.
+    Pieces rows[OWN_ROWS];
+    UNROLL for (u32 i = 0; i < OWN_ROWS; ++i)
+        if (from + i * groups < work.m) rows[i] = load_pieces(x + (u64)(from + i * groups) * x_stride, work.k);
+    UNROLL for (u32 i = 0; i < OWN_ROWS; ++i) {
+        if (from + i * groups >= work.m) break;
+        float squares = 0.f;
+        UNROLL for (u32 p = 0; p < 2; ++p)
+            UNROLL for (u32 j = 0; j < 8; ++j) squares = fma_(f32(rows[i].v[p].v[j]), f32(rows[i].v[p].v[j]), squares);
+        squares = warp_sum(squares);
+        if (lane() == 0) s.squares[member * MOST_ROWS + from + i * groups] = squares;
+    }
+    some_sync<1>(MULTIPLIERS);
+    const auto store = [&](u32 row, const Pieces& pieces, float up) {
+        float parts[COMPUTE_WARPS], peak = 0.f;
+        UNROLL for (u32 w = 0; w < COMPUTE_WARPS; ++w) parts[w] = w < warps ? s.squares[w * MOST_ROWS + row] : 0.f;
+        float sum = parts[0];
+        UNROLL for (u32 w = 1; w < COMPUTE_WARPS; ++w) sum += parts[w];
+        const float scale = rsqrt_(sum / (float)work.k + eps);
+        UNROLL for (u32 p = 0; p < 2; ++p) {
+            if (piece_of(work.k, p) >= work.k / 8) break;
+            const half_x8 v = normed(pieces.v[p], norm.v[p], scale);
+            peak = peak_of(v, peak);
+            *(u32x4*)(s.x + row * line + piece_of(work.k, p) * 16) = scaled_f16(v, up);
+        }
+        return peak;
+    };
+    UNROLL for (u32 i = 0; i < OWN_ROWS; ++i) {
+        if (from + i * groups >= work.m) break;
+        const float peak = warp_max(store(from + i * groups, rows[i], 1.f));
+        if (lane() == 0) s.peaks[member * MOST_ROWS + from + i * groups] = peak;
+    }
+    some_sync<1>(MULTIPLIERS);
+    settle_factors(work, s, [&](u32 row, float up) {
+        if (row % groups == from) store(row, load_pieces(x + (u64)row * x_stride, work.k), up);
+    });
+}
+#else
+// A lone row four pieces at a time, several rows a piece each.
+DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, u32 x_stride) {
+    const u32 pieces = work.k / 8, line = x_line(work.k), spread = work.m == 1 ? (u32)OWN_ROWS : 1u;
+    float peaks[OWN_ROWS];
+    UNROLL for (u32 i = 0; i < OWN_ROWS; ++i) peaks[i] = 0.f;
+#pragma unroll 1
+    for (u32 first = tid(); first < pieces; first += spread * MULTIPLIERS) {
+        half_x8 v[OWN_ROWS];
+        UNROLL for (u32 i = 0; i < OWN_ROWS; ++i) {
+            const u32 row = work.m == 1 ? 0 : i, piece = work.m == 1 ? first + i * MULTIPLIERS : first;
+            v[i] = row < work.m && piece < pieces ? *(const half_x8*)(x + (u64)row * x_stride + piece * 8) : zero8();
+        }
+        UNROLL for (u32 i = 0; i < OWN_ROWS; ++i) {
+            const u32 row = work.m == 1 ? 0 : i, piece = work.m == 1 ? first + i * MULTIPLIERS : first;
+            peaks[i] = peak_of(v[i], peaks[i]);
+            if (row < work.m && piece < pieces) *(u32x4*)(s.x + row * line + piece * 16) = scaled_f16(v[i], 1.f);
+        }
+    }
+    if (work.m == 1) peaks[0] = fmax_(fmax_(peaks[0], peaks[1]), fmax_(peaks[2], peaks[3]));
+    UNROLL for (u32 i = 0; i < OWN_ROWS; ++i) {
+        const float peak = warp_max(peaks[i]);
+        if (lane() == 0 && i < work.m) s.peaks[warp_id() * MOST_ROWS + i] = peak;
+    }
+    some_sync<1>(MULTIPLIERS);
+    settle_factors(work, s, [&](u32 row, float up) {
+#pragma unroll 1
+        for (u32 piece = tid(); piece < pieces; piece += MULTIPLIERS)
+            *(u32x4*)(s.x + row * line + piece * 16) = scaled_f16(*(const half_x8*)(x + (u64)row * x_stride + piece * 8), up);
+    });
+}
+#endif

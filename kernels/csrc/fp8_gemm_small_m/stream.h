@@ -1,0 +1,254 @@
+// fp8_gemm_small_m/stream.h - up to 16 rows of x against rows of an fp8 W that the copy engine streams into shared memory: the way
+// of gemm_small_m/stream.h, which see, with half the bytes. Weights become f16 in registers, two an instruction and exactly;
+// sums over 128 k take their scale when they join the warp's sum.
+//
+// Order of a sum: 64 k ascending, those of the warp ascending, then warps ascending: it depends on K and SLAB alone.
+#pragma once
+#include "dev/bulk.h"
+#include "dev/fp8_f16.h"
+#include "fp8_gemm_small_m/share.h"
+
+// A place in the ring, and the parity of its phase.
+struct RingStage { u32 stage, odd; };
+DEV void next(RingStage& t, u32 stages) {
+    if (++t.stage < stages) return;
+    t.stage = 0;
+    t.odd ^= 1;
+}
+
+// Each copier brings its part of the lines, and every COPIERS-th row of x.
+DEV u32 own_rows(const Work& work, u32 copier) { return (work.m + COPIERS - 1 - copier) / COPIERS; }
+DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u32 slab, u64 policy) {
+    const u32 bytes = columns(work, slab), lines = strips_of(work, pass) * STRIP_ROWS / COPIERS;
+    const u32 copier = warp_id() - COMPUTE_WARPS;
+    if (lane() == 0) barrier_expect(s.full + stage, (lines + (X_SLABS ? 2 * own_rows(work, copier) : 0)) * bytes);
+    warp_sync();
+#pragma unroll 1
+    for (u32 i = lane(); i < lines; i += WARP_SIZE) {
+        const u32 line = copier * lines + i;
+        bulk_copy_once(s.ring + stage * s.stage_bytes + line * LINE,
+                       work.w + weight_row(work, pass, line) * work.k + slab * SLAB, bytes, s.full + stage, policy);
+    }
+}
+DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const half_t* x) {
+    u8* to = s.ring + stage * s.stage_bytes + LINES * LINE;
+    const u32 copier = warp_id() - COMPUTE_WARPS, row = lane() * COPIERS + copier;
+    if (row < work.m)
+        bulk_copy(to + row * X_LINE, x + (u64)row * work.k + slab * SLAB, columns(work, slab) * 2, s.full + stage);
+}
+
+// Once the kernel in front has ended: the rows of x for the slabs that are on their way, or all of x.
+DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* x) {
+    grid_release();
+    grid_wait();
+#if X_SLABS
+#pragma unroll 1
+    for (u32 i = 0; i < ahead; ++i) copy_rows(work, s, i, i % slabs(work), x);
+#elif PREPARED
+    if (warp_id() != COMPUTE_WARPS) return;
+    if (lane() == 0) barrier_expect(s.rows, work.m * work.k * 2);
+    warp_sync();
+    if (lane() < work.m) bulk_copy(s.x + lane() * x_line(work.k), x + (u64)lane() * work.k, work.k * 2, s.rows);
+#endif
+}
+
+// What the product behind this one reads first: `bytes` of each line of its blocks' first passes. `blocks` is 0 without one.
+struct PrefetchWork { const fp8* w; u32 outputs, halves, k, strips, blocks, bytes; };
+
+// Memory has little else to do from here to the first copies of that product, longest where attention runs in front.
+DEV void prefetch_l2(const PrefetchWork& a) {
+    if (bid_x() >= a.blocks) return;
+    const u32 width = STRIP_ROWS / a.halves, all = (a.outputs + width - 1) / width, each = all / a.blocks;
+    const u32 more = all - each * a.blocks, first = (bid_x() * each + (bid_x() < more ? bid_x() : more)) * width;
+    const u32 half = a.strips * width;
+#pragma unroll 1
+    for (u32 line = (warp_id() - COMPUTE_WARPS) * WARP_SIZE + lane(); line < a.strips * STRIP_ROWS; line += COPIERS * WARP_SIZE) {
+        const u32 out = first + line % half;
+        if (out < a.outputs) prefetch_l2(a.w + (u64)(out + (line < half ? 0 : a.outputs)) * a.k, a.bytes);
+    }
+}
+
+// A copying warp.
+DEV void copy_all(const Work& work, const Memory& s, const half_t* x, const PrefetchWork& ahead) {
+    const u32 per_pass = slabs(work), all = passes(work);
+    const u64 policy = read_once();
+    u32 i = 0;
+    RingStage turn{0, 0};
+    bool waited = false;
+#pragma unroll 1
+    for (u32 pass = 0; pass < all; ++pass) {
+#pragma unroll 1
+        for (u32 slab = 0; slab < per_pass; ++slab, ++i) {
+            if (i == s.stages) {
+                first_rows(work, s, s.stages, x);
+                waited = true;
+            }
+            if (waited) barrier_wait(s.empty + turn.stage, turn.odd ^ 1);
+            copy_weights(work, s, turn.stage, pass, slab, policy);
+            if (X_SLABS && waited) copy_rows(work, s, turn.stage, slab, x);
+            next(turn, s.stages);
+        }
+    }
+    prefetch_l2(ahead);
+    if (!waited) first_rows(work, s, i, x);
+}
+
+// The scales of the block's strips, before anything is waited for: [strip][half][block of k].
+DEV void keep_scales(const Work& work, const Memory& s, const float* scales, u32 unit, u32 stride) {
+    const u32 blocks = blocks_k(work.k);
+#pragma unroll 1
+    for (u32 i = tid(); i < work.strips * HALVES * blocks; i += MULTIPLIERS) {
+        const u32 strip = i / blocks / HALVES, out = (work.first + strip) * WIDTH;
+        const u32 row = out + i / blocks % HALVES * outputs(work);
+        s.scales[i] = scales[(u64)(row / unit) * stride + i % blocks];
+    }
+}
+
+// Where a lane's pieces of x lie: 16 k of row lane / 4, and of row lane / 4 + 8 with MORE_ROWS. Straight code: rows and strips
+// that do not exist are read where others lie; what becomes of them is not looked at.
+struct XRows { u32 at[OCTETS]; };
+DEV XRows x_rows(u32 m, u32 line) {
+    XRows x;
+    UNROLL for (u32 j = 0; j < OCTETS; ++j) {
+        const u32 row = (lane() >> 2) + j * 8;
+        x.at[j] = (row < m ? row : 0) * line + (lane() & 3) * 32;
+    }
+    return x;
+}
+struct RowPieces { u32x4 v[OCTETS][2]; };
+DEV RowPieces load_rows(const u8* x, const XRows& rows, u32 counts) {
+    RowPieces r;
+    UNROLL for (u32 j = 0; j < OCTETS; ++j)
+        UNROLL for (u32 i = 0; i < 2; ++i) {
+            r.v[j][i] = ((const u32x4*)(x + rows.at[j]))[i];
+            UNROLL for (u32 e = 0; e < 4; ++e) r.v[j][i].v[e] &= counts;
+        }
+    return r;
+}
+
+// Sums of two strips, whose 16 lines are the rows of a product: a lane has line lane / 4 of each, and of x the rows
+// lane % 4 * 2 and + 1 of every eight.
+struct Octets { f32x4 c[OCTETS]; };
+struct Sums { Octets of[PAIRS]; };
+DEV Octets no_sum() {
+    Octets s;
+    UNROLL for (u32 j = 0; j < OCTETS; ++j) s.c[j] = f32x4{{0.f, 0.f, 0.f, 0.f}};
+    return s;
+}
+
+// 64 k of two strips; this lane's 16 of each line are consecutive.
+DEV void multiply_pieces(Octets& s, const RowPieces& x, const u32x4& first, const u32x4& second) {
+    UNROLL for (u32 i = 0; i < 4; ++i) {
+        const u32 a0 = widen_fp8(first.v[i]), a1 = widen_fp8(second.v[i]);
+        const u32 a2 = widen_fp8(first.v[i] >> 16), a3 = widen_fp8(second.v[i] >> 16);
+        UNROLL for (u32 j = 0; j < OCTETS; ++j)
+            mma_f16(s.c[j], a0, a1, a2, a3, x.v[j][i / 2].v[i % 2 * 2], x.v[j][i / 2].v[i % 2 * 2 + 1]);
+    }
+}
+
+// What a lane looks at in every slab of a pass, for both strips of a pair.
+struct Lines {
+    u32 weights[PAIRS][2];  // bytes from the stage to its line of a strip
+    u32 scales[PAIRS][2];   // of that output, from the first block of k
+};
+DEV Lines lines_of(const Work& work, u32 pass) {
+    const u32 strips = strips_of(work, pass), r = lane() >> 2, half = GATED && r >= WIDTH ? 1 : 0;
+    Lines l;
+    UNROLL for (u32 p = 0; p < PAIRS; ++p)
+        UNROLL for (u32 i = 0; i < 2; ++i) {
+            const u32 strip = p * 2 + i < strips ? p * 2 + i : 0;
+            l.weights[p][i] = line_of(strips, strip, r) * LINE + (lane() & 3) * 16;
+            l.scales[p][i] = ((pass * TILES + strip) * HALVES + half) * blocks_k(work.k);
+        }
+    return l;
+}
+
+// Once or twice 64 k that share a scale, from x, w and the block's scales; `both` = there is a second 64.
+DEV void multiply_block(Sums& sums, const u8* x, const XRows& rows, const u8* w, const float* scales, const Lines& lines,
+                        bool both) {
+    enum : u32 { STEPS = SPAN < BLOCK_K ? 1 : 2 };
+    const u32 step = both ? 64 : 0;
+    RowPieces pieces[STEPS];
+    UNROLL for (u32 i = 0; i < STEPS; ++i) pieces[i] = load_rows(x + i * step * 2, rows, i == 0 || both ? ~0u : 0u);
+    UNROLL for (u32 p = 0; p < PAIRS; ++p) {
+        Octets part = no_sum();
+        UNROLL for (u32 i = 0; i < STEPS; ++i)
+            multiply_pieces(part, pieces[i], *(const u32x4*)(w + lines.weights[p][0] + i * step),
+                            *(const u32x4*)(w + lines.weights[p][1] + i * step));
+        UNROLL for (u32 strip = 0; strip < 2; ++strip) {
+            const float factor = CHANNELS ? 1.f : scales[lines.scales[p][strip]];
+            UNROLL for (u32 j = 0; j < OCTETS; ++j)
+                UNROLL for (u32 e = strip * 2; e < strip * 2 + 2; ++e)
+                    sums.of[p].c[j].v[e] = fma_(part.c[j].v[e], factor, sums.of[p].c[j].v[e]);
+        }
+    }
+}
+
+// This warp's k of one slab.
+DEV void multiply_slab(Sums& sums, const u8* x, const XRows& rows, const u8* w, const float* scales, const Lines& lines,
+                       u32 width) {
+    const u32 end = (warp_id() + 1) * SPAN < width ? (warp_id() + 1) * SPAN : width;
+#pragma unroll 1
+    for (u32 at = warp_id() * SPAN; at < end; at += BLOCK_K)
+        multiply_block(sums, x + at * 2, rows, w + at, scales + at / BLOCK_K, lines, at + 64 < end);
+}
+
+// Sums of the pass, the outputs of a strip beside each other.
+DEV void put_pass(const Sums& sums, const Memory& s, u32 m) {
+    float* to = s.sums + warp_id() * TILES * m * STRIP_ROWS + (lane() >> 2);
+    UNROLL for (u32 j = 0; j < OCTETS; ++j)
+        UNROLL for (u32 e = 0; e < 2; ++e) {
+            const u32 row = j * 8 + (lane() & 3) * 2 + e;
+            if (row < m)
+                UNROLL for (u32 t = 0; t < TILES; ++t)
+                    to[(t * m + row) * STRIP_ROWS] = sums.of[t / 2].c[j].v[t % 2 * 2 + e];
+        }
+}
+DEV float gather_pass(const Memory& s, u32 m, u32 t, u32 row, u32 r) {
+    const u32 at = (t * m + row) * STRIP_ROWS + r, per_warp = TILES * m * STRIP_ROWS;
+    float part[COMPUTE_WARPS];
+    UNROLL for (u32 w = 0; w < COMPUTE_WARPS; ++w) part[w] = s.sums[w * per_warp + at];
+    float sum = part[0];
+    UNROLL for (u32 w = 1; w < COMPUTE_WARPS; ++w) sum += part[w];
+    return sum * s.factors[row];
+}
+
+// The multiplying warps. put(row, output, sum, sum of the up row, what before(row, output, true) gave) for every output;
+// before(.., false) is for no output.
+template <class Before, class Put>
+DEV void multiply_all(const Work& work, const Memory& s, const Before& before, const Put& put) {
+    const u32 all = passes(work), per_pass = slabs(work), r = tid() % WIDTH;
+    const XRows rows = x_rows(work.m, X_SLABS ? (u32)X_LINE : x_line(work.k));
+    RingStage turn{0, 0};
+#pragma unroll 1
+    for (u32 pass = 0; pass < all; ++pass) {
+        const Lines lines = lines_of(work, pass);
+        const u32 strips = strips_of(work, pass), left = outputs(work) - first_output(work, pass);
+        const auto is_output = [&](u32 t, u32 row) { return row < work.m && t < strips && t * WIDTH + r < left; };
+        const u32 t0 = tid() / WIDTH % TILES, row0 = tid() / WIDTH / TILES;
+        const auto loaded = before(row0, first_output(work, pass) + t0 * WIDTH + r, is_output(t0, row0));
+        Sums sums;
+        UNROLL for (u32 p = 0; p < PAIRS; ++p) sums.of[p] = no_sum();
+#pragma unroll 1
+        for (u32 slab = 0; slab < per_pass; ++slab) {
+            const u8* w = s.ring + turn.stage * s.stage_bytes;
+            barrier_wait(s.full + turn.stage, turn.odd);
+            const u8* x = X_SLABS ? w + LINES * LINE : s.x + slab * SLAB * 2;
+            multiply_slab(sums, x, rows, w, s.scales + slab * SLAB / BLOCK_K, lines, columns(work, slab));
+            warp_sync();
+            if (lane() == 0) barrier_arrive(s.empty + turn.stage);
+            next(turn, s.stages);
+        }
+        if (pass > 0) some_sync<1>(MULTIPLIERS);
+        put_pass(sums, s, work.m);
+        some_sync<1>(MULTIPLIERS);
+#pragma unroll 1
+        for (u32 i = tid(); i < work.m * TILES * WIDTH; i += MULTIPLIERS) {
+            const u32 t = i / WIDTH % TILES, row = i / WIDTH / TILES, out = first_output(work, pass) + t * WIDTH + r;
+            if (!is_output(t, row)) continue;
+            const float sum = gather_pass(s, work.m, t, row, r);
+            const float up = GATED ? gather_pass(s, work.m, t, row, r + WIDTH) : 0.f;
+            put(row, out, sum, up, i == tid() ? loaded : before(row, out, true));
+        }
+    }
+}

@@ -1,0 +1,131 @@
+// fp8_gemm_small_m/strips.h - up to 16 rows of x against strips of an fp8 W straight from memory, where no copy engine is. A block
+// owns TILES strips of rows of W and all of K; its warps take blocks of 128 k in turn. Weights become half_t in registers,
+// exactly; the sum over a block of k takes its scale when it joins the warp's sum. The warps' sums meet in shared memory
+// in ascending order: the order of a sum depends on K and the number of warps alone.
+//
+// Dynamic shared memory: M * (K rounded up to 128, + 32) * 2 + warps * TILES * STRIP_ROWS * M * 4 bytes.
+#pragma once
+#include "dev/strip_fp8.h"
+
+enum : u32 {
+    BLOCK_K = 128,
+    PIECES = BLOCK_K / (8 * WARP_SIZE / STRIP_ROWS),  // 8-byte loads of a lane per strip and block of k
+    HALVES = GATED ? 2 : 1,
+    WIDTH = STRIP_ROWS / HALVES  // outputs of a strip
+};
+static_assert(8 * WARP_SIZE / STRIP_ROWS == 32, "a strip is 32 k wide");
+
+struct Weights {
+    const fp8* w;
+    const float* scales;
+    u32 first, n, k;  // first output of the block; rows and columns of W
+    u32 unit, scale_stride;
+};
+
+// Row of W in line r of a strip. Rows behind the last one repeat it; nothing is stored for them.
+DEV u64 weight_row(const Weights& w, u32 tile, u32 r) {
+    const u32 out = w.first + tile * WIDTH + r % WIDTH, outputs = w.n / HALVES;
+    return (out < outputs ? out : outputs - 1) + (r < WIDTH ? 0 : outputs);
+}
+
+struct Strip { fp8x8 v[PIECES]; float scale; };
+
+DEV Strip load_strip(const Weights& w, u32 tile, u32 block) {
+    const fp8* p = w.w + weight_row(w, tile, strip_w_row()) * w.k;
+    Strip s;
+    UNROLL for (u32 i = 0; i < PIECES; ++i) {
+        const u32 k = block * BLOCK_K + i * 32 + strip_k();
+        s.v[i] = k < w.k ? load_stream((const fp8x8*)(p + k)) : bits_as<fp8x8>(u64(0));
+    }
+    const u64 row = weight_row(w, tile, strip_c_w(0));  // All outputs of a lane are of one unit.
+    s.scale = CHANNELS ? 1.f : w.scales[row / w.unit * w.scale_stride + block];
+    return s;
+}
+
+// Rows of x in shared memory, zero up to a multiple of BLOCK_K; 32 spare values keep rows out of each other's banks.
+DEV u32 padded(u32 k) { return (k + BLOCK_K - 1) / BLOCK_K * BLOCK_K; }
+DEV u32 x_line(u32 k) { return padded(k) + 32; }
+
+// Row r of x is x_row(r). One warp per row, whatever M is: the sum of squares has one order.
+template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, const half_t* norm, u32 m, u32 k, float eps) {
+    for (u32 row = warp_id(); row < m; row += bdim() / WARP_SIZE) {
+        const half_t* from = x_row(row);
+        half_t* to = xs + row * x_line(k);
+        float scale = 1.f;
+        if (NORM) {
+            float squares = 0.f;
+            for (u32 at = lane() * 8; at < k; at += WARP_SIZE * 8) {
+                const f32x8 v = load8(from + at);
+                for (u32 i = 0; i < 8; ++i) squares = fma_(v.v[i], v.v[i], squares);
+            }
+            scale = rsqrt_(warp_sum(squares) / (float)k + eps);
+        }
+        for (u32 at = lane() * 8; at < padded(k); at += WARP_SIZE * 8) {
+            if (at >= k) {
+                *(half_x8*)(to + at) = zero8();
+                continue;
+            }
+            f32x8 v = load8(from + at);
+            if (NORM) {
+                const f32x8 w = load8(norm + at);
+                for (u32 i = 0; i < 8; ++i) v.v[i] = w.v[i] * f32(to_half(v.v[i] * scale));
+            }
+            store8(to + at, v);
+        }
+    }
+}
+
+DEV void multiply(f32x4& c, const Strip& w, const half_t* xs, u32 m, u32 k, u32 block) {
+    f32x4 part{{0.f, 0.f, 0.f, 0.f}};
+    UNROLL for (u32 i = 0; i < PIECES; ++i) {
+        StripX x;
+        UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
+            const u32 row = strip_x_row(j), at = block * BLOCK_K + i * 32 + strip_k();
+            x.v[j] = row < m ? *(const half_x8*)(xs + row * x_line(k) + at) : zero8();
+        }
+        strip_mma(part, x, widen_half(w.v[i]));
+    }
+    UNROLL for (u32 e = 0; e < 4; ++e) c.v[e] = fma_(part.v[e], w.scale, c.v[e]);
+}
+
+// The sums of all strips of the block, for gather(). `stage(xs)` fills the rows of x, after what is in front has ended.
+template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m, const Stage& stage) {
+    DYN_SHARED(half_t, xs);
+    const u32 warps = bdim() / WARP_SIZE, blocks = padded(weights.k) / BLOCK_K;
+    float* sums = (float*)(xs + m * x_line(weights.k));
+    grid_release();
+    grid_wait();
+    stage(xs);
+    sync();
+    for (u32 tile = 0; tile < TILES; ++tile) {
+        f32x4 c{{0.f, 0.f, 0.f, 0.f}};
+        Strip ahead = load_strip(weights, tile, warp_id() < blocks ? warp_id() : 0);
+        for (u32 block = warp_id(); block < blocks; block += warps) {
+            const Strip strip = ahead;
+            if (block + warps < blocks) ahead = load_strip(weights, tile, block + warps);
+            multiply(c, strip, xs, m, weights.k, block);
+        }
+        UNROLL for (u32 e = 0; e < 4; ++e) {
+            const u32 row = strip_c_x(e);
+            if (row < m) sums[((warp_id() * TILES + tile) * m + row) * STRIP_ROWS + strip_c_w(e)] = c.v[e];
+        }
+    }
+    sync();
+    return sums;
+}
+
+DEV float gather(const float* sums, u32 m_count, u32 tile, u32 m, u32 r) {
+    const u32 at = (tile * m_count + m) * STRIP_ROWS + r, per_warp = TILES * m_count * STRIP_ROWS;
+    float s = sums[at];
+    for (u32 w = 1; w < bdim() / WARP_SIZE; ++w) s += sums[w * per_warp + at];
+    return s;
+}
+
+// Calls put(row, output, sum, sum of the up row or 0) for each output of the block, an output a thread.
+template <class Put> DEV void each_sum(const Weights& w, const float* sums, u32 m, const Put& put) {
+    for (u32 i = tid(); i < TILES * WIDTH * m; i += bdim()) {
+        const u32 r = i % WIDTH, row = i / WIDTH % m, tile = i / WIDTH / m, out = w.first + tile * WIDTH + r;
+        if (out >= w.n / HALVES) continue;
+        put(row, out, gather(sums, m, tile, row, r), GATED ? gather(sums, m, tile, row, r + WIDTH) : 0.f);
+    }
+}

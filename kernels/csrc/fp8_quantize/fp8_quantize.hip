@@ -1,0 +1,76 @@
+// fp8_quantize.hip - rows of x for products with weights in fp8, and the weights' dialect.
+//
+// fp8_quantize_rows  y [rows, cols] of fp8 = x / scale, rounded. Scales f32: of 128 columns of a row each, column blocks
+//                    outermost, [cols / 128, scale_stride]; or CHANNELS: of a row, [rows]. A scale is the largest value over the
+//                    largest number (over 224 in gfx942's dialect), 1 where all are zero. Rows from `rows` to gdim_x() are zero.
+// scale_rows_to_f16  y [rows, cols] of f16 = x times a power of two of the row's own, whose inverse goes to factors [rows].
+// fp8_to_fnuz        bytes of OCP fp8 as the target's own: where its dialect differs, negative zero becomes zero, and the numbers
+//                    mean half of what they did.
+// Grid: rows (fp8_to_fnuz: any). Block: 256. cols a multiple of 8, rows of x on 16 bytes.
+// -DCHANNELS=1
+// Roofline: 3 bytes a value over bandwidth; one row is latency.
+#include "dev.h"
+#include "dev/fp8_f16.h"
+#include "fp8_quantize/quantize.h"
+
+#ifndef CHANNELS
+#  define CHANNELS 0
+#endif
+
+KERNEL(256) fp8_quantize_rows(fp8* y, float* scales, const half_t* x, u32 rows, u32 cols, u32 x_stride, u32 scale_stride) {
+    grid_release();
+    grid_wait();
+    const u64 row = bid_x();
+    const bool real = row < rows;
+    const half_t* from = x + row * x_stride;
+    fp8* to = y + row * cols;
+    f32x8 none;
+    UNROLL for (u32 i = 0; i < 8; ++i) none.v[i] = 0.f;
+#if CHANNELS
+    float peak = 0.f;
+    for (u32 c = tid() * 8; c < cols; c += bdim() * 8)
+        if (real) peak = fmax_(peak, peak_of(load8(from + c)));
+    const float scale = scale_of(block_max(peak));
+    if (tid() == 0) scales[row] = scale;
+    for (u32 c = tid() * 8; c < cols; c += bdim() * 8)
+        *(fp8x8*)(to + c) = quantized(real ? load8(from + c) : none, 1.f / scale);
+#else
+    // Whole groups of lanes, so that each finds its maximum; lanes behind the last column bring zeros.
+    const u32 padded = (cols + QUANT_BLOCK - 1) / QUANT_BLOCK * QUANT_BLOCK;
+    for (u32 at = 0; at < padded; at += bdim() * 8) {
+        const u32 c = at + tid() * 8;
+        const f32x8 v = real && c < cols ? load8(from + c) : none;
+        const float scale = scale_of(group_max<QUANT_LANES>(peak_of(v)));
+        if (c < cols) *(fp8x8*)(to + c) = quantized(v, 1.f / scale);
+        if (c < padded && tid() % QUANT_LANES == 0) scales[(u64)(c / QUANT_BLOCK) * scale_stride + row] = scale;
+    }
+#endif
+}
+EXPORT(fp8_quantize_rows)
+
+#if WARP_SIZE == 32
+KERNEL(256) scale_rows_to_f16(u32x4* y, float* factors, const half_t* x, u32 cols, u32 x_stride) {
+    grid_release();
+    grid_wait();
+    const u64 row = bid_x();
+    const half_x8* from = (const half_x8*)(x + row * x_stride);
+    float peak = 0.f;
+    for (u32 p = tid(); p < cols / 8; p += bdim()) peak = peak_of(from[p], peak);
+    const RowFactor factor = row_factor(block_max(peak));
+    if (tid() == 0) factors[row] = factor.down;
+    for (u32 p = tid(); p < cols / 8; p += bdim()) y[row * (cols / 8) + p] = scaled_f16(from[p], factor.up);
+}
+EXPORT(scale_rows_to_f16)
+#endif
+
+KERNEL(256) fp8_to_fnuz(u32* words, u32 count) {
+#if FP8_FNUZ
+    for (u32 i = bid_x() * bdim() + tid(); i < count; i += gdim_x() * bdim()) {
+        u32 w = words[i];
+        UNROLL for (u32 b = 0; b < 32; b += 8)
+            if ((w >> b & 0xffu) == 0x80u) w &= ~(0xffu << b);
+        words[i] = w;
+    }
+#endif
+}
+EXPORT(fp8_to_fnuz)

@@ -1,0 +1,36 @@
+// fp8_quantize/quantize.h - values of x as fp8 with scales: for fp8_quantize_rows, and for kernels that quantise what they compute.
+//
+// A scale is the largest value over TARGET, 1 where all are zero: of QUANT_BLOCK columns of a row, which QUANT_LANES
+// neighbouring lanes hold, eight each, or of a whole row.
+#pragma once
+
+enum : u32 { QUANT_LANES = 16, QUANT_BLOCK = QUANT_LANES * 8 };
+// Half of what the numbers in memory mean, where the dialect says half.
+#define TARGET (FP8_FNUZ ? 224.0f : 448.0f)
+
+DEV fp8x8 quantized(const f32x8& x, float factor) {
+    f32x8 r;
+    for (u32 i = 0; i < 8; ++i) r.v[i] = x.v[i] * factor;
+    return narrow_fp8(r);
+}
+// Below the least peak a scale has no finite inverse: such values become zero.
+DEV float scale_of(float peak) { return peak > 1e-30f ? peak * (1.f / TARGET) : 1.f; }
+DEV float peak_of(const f32x8& x) {
+    float peak = 0.f;
+    for (u32 i = 0; i < 8; ++i) peak = fmax_(peak, fabs_(x.v[i]));
+    return peak;
+}
+
+// Eight columns of a row from column c on, already rounded to the type they would be stored in. Every lane of the warp must
+// come; what lies behind the last column, or in a row that is not there, comes as zeros. Columns are whole blocks.
+struct QuantizedBlock {
+    fp8* y;         // [rows, cols]
+    float* scales;  // [cols / QUANT_BLOCK, scale_stride]
+    u32 scale_stride;
+};
+DEV void store_quantized(const QuantizedBlock& to, u64 row, u32 cols, u32 c, const f32x8& v) {
+    const float scale = scale_of(group_max<QUANT_LANES>(peak_of(v)));
+    if (c >= cols) return;
+    *(fp8x8*)(to.y + row * cols + c) = quantized(v, 1.f / scale);
+    if (c % QUANT_BLOCK == 0) to.scales[(u64)(c / QUANT_BLOCK) * to.scale_stride + row] = scale;
+}

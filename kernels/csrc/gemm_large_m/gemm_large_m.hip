@@ -1,0 +1,39 @@
+// gemm_large_m: y [M, N] = x [M, K] W [N, K]^T for thousands of rows, in half_t on NVIDIA sm_90a. CPU twin: `Linear`,
+// followed by `SiluMul` with GATED.
+//
+//   -DGATED=1  N = 2 I, y [M, I] = silu(first half) * second half: a tile holds gates and ups of the same outputs, and
+//              what lies between the two kernels is never stored
+// K a multiple of 64, outputs of 8; rows of x and y on 16 bytes. The maps are those of y with boxes of 16 rows, of x and
+// W with boxes of 128. Grid: at most a block a multiprocessor, a multiple of 2. Block: 12 warps.
+// Dynamic shared memory: 231,424 bytes (gemm_large_m/ring.h).
+//
+// Clusters of two blocks go through tiles of 256 rows of x and 256 lines of W, half of the rows each; every line comes
+// to both at once. One warp fetches, 64 columns a step; two groups of four warps multiply, 64 rows each.
+// Order of a sum: ascending in k, whatever else: a row has the same bits in any company.
+// Rounding: the sum once to half_t; GATED as in gemm_small_m. Roofline: 2 M N K operations, and the power the card may draw.
+#include "dev.h"
+#include "dev/strip.h"
+#ifndef GATED
+#  define GATED 0
+#endif
+#include "gemm_large_m/roles.h"
+
+KERNEL_CLUSTER(THREADS, CLUSTER)
+gemm_large_m(half_t* y, const half_t* x, const half_t* w, TENSOR_MAP y_map, TENSOR_MAP x_map, TENSOR_MAP w_map, u32 m, u32 n,
+             u32 k, u32 y_stride, u32 x_stride) {
+    const Ring ring = make_ring();
+    cluster_wait<CLUSTER>();
+    grid_wait();
+    grid_release();
+    const u32 outputs = GATED ? n / 2 : n;
+    const Product product{{y, m, y_stride}, {x, m, x_stride}, {w, n, k}, outputs, k};
+    const Maps maps{&y_map, &x_map, &w_map};
+    if (warp_id() < FETCHING) {
+        fewer_registers<40>();
+        if (tid() == 0) fetch(ring, product, maps);
+    } else {
+        more_registers<232>();
+        work(ring, product, maps);
+    }
+}
+EXPORT(gemm_large_m)

@@ -1,0 +1,102 @@
+// gemm_large_m/roles.h - what the warps of a block do: one fetches, eight multiply and store. Each goes through the same
+// tiles; the ring keeps them at most STAGES steps of 64 columns apart, also from those of the cluster's other block.
+#pragma once
+#include "gemm_large_m/ring.h"
+
+// By one thread. It stays until nobody will arrive at this block's barriers any more.
+DEV void fetch(const Ring& ring, const Product& p, const Maps& maps) {
+    const u32 half = cluster_rank<CLUSTER>(), apart = GATED ? p.outputs : (u32)HALF_LINES;
+    RingStage turn{0, 0};
+    each_tile(p, [&](const Tile& tile) {
+#pragma unroll 1
+        for (u32 at = 0; at < p.k; at += COLUMNS, advance(turn)) {
+            u8* stage = ring.stages + turn.stage * STAGE_BYTES;
+            Barrier* there = ring.there + turn.stage;
+            barrier_wait(ring.free + turn.stage, turn.odd ^ 1);
+            barrier_expect(there, STAGE_BYTES);
+            panel_copy(stage, maps.x, p.x, TILE_ROWS, tile.row, at, there);
+            panel_copy_all<CLUSTER, HALF_LINES>(stage + X_BYTES + half * HALF_BYTES, maps.w, p.w,
+                                                tile.output + half * apart, at, there);
+        }
+    });
+#pragma unroll 1
+    for (u32 i = 0; i < STAGES; ++i, advance(turn)) barrier_wait(ring.free + turn.stage, turn.odd ^ 1);
+}
+
+// For every block of the cluster: each has written to this stage.
+DEV void release(Barrier* b) {
+    if (lane() < CLUSTER) barrier_arrive_at<CLUSTER>(b, lane());
+}
+
+// Row wgmma_row(i) and line wgmma_col(i) of the tile, of the 64 rows of this group.
+struct Sums { float c[HALF_LINES]; };
+
+DEV void multiply(Sums& sums, const Ring& ring, RingStage& turn, u32 group, u32 k) {
+    u32 before = 0;
+#pragma unroll 1
+    for (u32 at = 0; at < k; at += COLUMNS, advance(turn)) {
+        const u8* stage = ring.stages + turn.stage * STAGE_BYTES;
+        const KMajor x = by_k(stage + group * 64 * LINE_BYTES), w = by_k(stage + X_BYTES);
+        barrier_wait(ring.there + turn.stage, turn.odd);
+        wgmma_fence();
+        UNROLL for (u32 i = 0; i < COLUMNS / 16; ++i)
+            wgmma<2 * HALF_LINES>(sums.c, further(x, i * 32), further(w, i * 32), at != 0 || i != 0);
+        wgmma_commit();
+        if (at != 0) {
+            wgmma_wait<1>();
+            release(ring.free + before);
+        }
+        before = turn.stage;
+    }
+    wgmma_wait<0>();
+    wgmma_hold(sums.c);
+    release(ring.free + before);
+}
+
+// As gated(), of two outputs: pairs are rounded eight times as fast as single numbers.
+DEV u32 gated_pair(float gate, float next_gate, float up, float next_up) {
+    const u32 gates = pack_half(gate, next_gate), ups = pack_half(up, next_up);
+    const auto product = [](float g, float u) { return g * rcp_(1.f + exp2_(-1.44269504f * g)) * u; };
+    return pack_half(product(low_half(gates), low_half(ups)), product(high_half(gates), high_half(ups)));
+}
+
+// Outputs i and i + 1.
+DEV u32 result(const Sums& sums, u32 i) {
+    const float(&c)[HALF_LINES] = sums.c;
+#if GATED
+    return gated_pair(c[i], c[i + 1], c[i + 64], c[i + 65]);
+#else
+    return pack_half(c[i], c[i + 1]);
+#endif
+}
+
+// 16 rows from `row` on, which are this warp's, through boxes of its own.
+DEV void put(u8* boxes, const Product& p, const Maps& maps, u32 row, u32 output, const Sums& sums) {
+    UNROLL for (u32 column = 0; column < TILE_OUTPUTS; column += 64) {
+        u8* box = boxes + column / 64 % BOXES * BOX_BYTES;
+        if (lane() == 0) boxes_wait<BOXES - 1>();
+        warp_sync();
+        UNROLL for (u32 i = 0; i < 32; i += 2) {
+            const u32 at = wgmma_col(i);
+            *(u32*)(box + panel_offset(wgmma_row(i) % 16, at / 8) + at % 8 * 2) = result(sums, column / 2 + i);
+        }
+        shared_fence();
+        warp_sync();
+        if (lane() == 0) {
+            box_store(maps.y, p.y, p.outputs, row, output + column, box);
+            boxes_commit();
+        }
+    }
+}
+
+DEV void work(const Ring& ring, const Product& p, const Maps& maps) {
+    const u32 warp_here = warp_id() - FETCHING, group = warp_here / 4;
+    u8* boxes = ring.boxes + warp_here * BOXES * BOX_BYTES;
+    RingStage turn{0, 0};
+    each_tile(p, [&](const Tile& tile) {
+        Sums sums;
+        multiply(sums, ring, turn, group, p.k);
+        put(boxes, p, maps, tile.row + warp_here * 16, tile.output, sums);
+    });
+    if (lane() == 0) boxes_wait<0>();
+}

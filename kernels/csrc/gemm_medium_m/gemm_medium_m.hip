@@ -1,0 +1,95 @@
+// gemm_medium_m: y [M, N] = x [M, K] W [N, K]^T for 17 to 128 rows on NVIDIA sm_90a, where reading W once is nearly all the
+// time there is. CPU twin: `Linear`, followed by `SiluMul` (GATED) or `TensorAdd` (RESIDUAL).
+//
+// Rows of x are the products' rows, rows of W their columns, so that tiles of W may be as wide as gives every
+// multiprocessor the same share. Where a share is narrow, blocks take a tile together, each a part of its columns, or the
+// rows of x would cost more than W: their sums meet in shared memory, of each output in the block that stores it.
+// Weights are on their way before the kernel in front has ended.
+//
+// Order of a sum: a block's columns ascending, then blocks ascending: it depends on K and SPLITS alone.
+// Rounding: as gemm_small_m.
+//
+//   -DTILE=16..192   rows of W a block takes at a time: a width in dev/wgmma.h, a multiple of 8; of 16 if GATED
+//   -DSPLITS=1|2|4   blocks of a cluster, which share a tile's columns; side by side
+//   -DROWS=64|128    M or more
+//   -DOUT_F32=1      y is float
+//   -DGATED=1        N = 2 I, y [M, I] = silu(first half) * second half
+//   -DRESIDUAL=1     y += instead of y =
+// Grid: SPLITS blocks for each tile. Block: 4 warps for 64 rows, and one that copies. N even, K a multiple of 64. Rows
+// of x and W on 16 bytes, pairs of y on their size. Boxes of the maps: M rows of x; TILE rows of W, half if GATED.
+// Dynamic shared memory: as `divide` (gemm_medium_m/ring.h), for at least two stages.
+//
+// Roofline: N K 2 bytes over memory bandwidth; see KERNELS.md for measured numbers.
+#include "dev.h"
+#include "dev/strip.h"
+#ifndef GATED
+#  define GATED 0
+#endif
+#ifndef RESIDUAL
+#  define RESIDUAL 0
+#endif
+#include "gemm_medium_m/multiply.h"
+
+#if OUT_F32
+typedef float OUT;
+typedef f32x2 Pair;
+DEV Pair pair(float a, float b) { return Pair{{a, b}}; }
+#else
+typedef half_t OUT;
+typedef half_x2 Pair;
+DEV Pair pair(float a, float b) { return bits_as<Pair>(pack_half(a, b)); }
+#endif
+
+// Where this lane's sums of a tile go: piece p, the first or the second row of it.
+struct Place {
+    OUT* y;
+    u32 m, outputs, stride, first;
+};
+DEV u32 column_of(const Place& to, u32 p) { return to.first + (cluster_rank<SPLITS>() * RUN + p) * 8 + (lane() & 3) * 2; }
+DEV u32 row_of(u32 half) { return warp_id() / 4 * 64 + wgmma_row(half * 2); }
+DEV Pair* pair_at(const Place& to, u32 p, u32 half) { return (Pair*)(to.y + (u64)row_of(half) * to.stride + column_of(to, p)); }
+template <class Do> DEV void each_pair(const Place& to, const Do& act) {
+    UNROLL for (u32 p = 0; p < RUN; ++p)
+        UNROLL for (u32 half = 0; half < 2; ++half)
+            if (p < run_of(cluster_rank<SPLITS>()) && row_of(half) < to.m && column_of(to, p) < to.outputs) act(p, half);
+}
+
+KERNEL_ALONE(MULTIPLIERS + WARP_SIZE)
+gemm_medium_m(OUT* y, const half_t* x, const half_t* w, const float* bias, u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride,
+              TENSOR_MAP x_map, TENSOR_MAP w_map) {
+    const Memory s = divide();
+    sync();
+    if (SPLITS > 1) cluster_arrive<SPLITS>();
+    grid_release();
+    const Work work = share_of_block(x, w, m, n, k, x_stride);
+    if (warp_id() == MULTIPLIERS / WARP_SIZE) {
+        if (lane() == 0) copy_all(work, s, &w_map, &x_map);
+        return;
+    }
+    grid_wait();
+    const Place place{y, m, GATED ? n / 2 : n, y_stride, work.first_output};
+#if RESIDUAL
+    Pair before[RUN][2];
+    each_pair(place, [&](u32 p, u32 half) { before[p][half] = *pair_at(place, p, half); });
+#endif
+    Sums sums;
+    multiply(sums, work, s);
+#if SPLITS > 1
+    exchange(sums, s);
+#endif
+    each_pair(place, [&](u32 p, u32 half) {
+        float v[2];
+        UNROLL for (u32 i = 0; i < 2; ++i) {
+            const u32 column = column_of(place, p) + i, at = p * 4 + half * 2 + i;
+            v[i] = sums.c[at] + (bias ? bias[column] : 0.f);
+#if GATED
+            v[i] = gated(v[i], sums.c[RUN * 4 + at] + (bias ? bias[n / 2 + column] : 0.f));
+#endif
+#if RESIDUAL
+            v[i] = f32(before[p][half].v[i]) + f32(to<OUT>(v[i]));
+#endif
+        }
+        *pair_at(place, p, half) = pair(v[0], v[1]);
+    });
+}
+EXPORT(gemm_medium_m)

@@ -1,0 +1,63 @@
+// gemm_medium_m/multiply.h - the warps that multiply, and how the sums of a cluster's blocks become one.
+#pragma once
+#include "gemm_medium_m/ring.h"
+
+struct Sums { float c[SUMS]; };
+
+DEV void multiply(Sums& sums, const Work& work, const Memory& s) {
+    RingStage turn{0, 0};
+    UNROLL for (u32 i = 0; i < SUMS; ++i) sums.c[i] = 0.f;
+    wgmma_hold(sums.c);  // Not zeroed between two products: they would wait for each other.
+    const auto release = [&](u32 stage) {
+        warp_sync();
+        if (lane() == 0) barrier_arrive(s.empty + stage);
+    };
+    u32 before = 0;
+#pragma unroll 1
+    for (u32 block = work.begin; block < work.end; ++block) {
+        barrier_wait(s.full + turn.stage, turn.odd);
+        const u8* stage = s.ring + turn.stage * STAGE_BYTES;
+        const KMajor x = by_k(stage + W_BYTES + warp_id() / 4 * 64 * PANEL_LINE), w = by_k(stage);
+        wgmma_fence();
+        UNROLL for (u32 i = 0; i < COLUMNS / 16; ++i)
+            wgmma<TILE>(sums.c, further(x, i * 32), further(w, i * 32), true);
+        wgmma_commit();
+        if (block > work.begin) {
+            wgmma_wait<1>();
+            release(before);
+        }
+        before = turn.stage;
+        next(turn, s);
+    }
+    wgmma_wait<0>();
+    wgmma_hold(sums.c);
+    release(before);
+}
+
+// The first of the sums of piece p of block `rank`: elements 0 and 1 are of row wgmma_row(0), 2 and 3 of the row 8 on.
+DEV constexpr u32 first_sum(u32 rank, u32 p) { return p / RUN * (SUMS / 2) + (rank * RUN + p % RUN) * 4; }
+
+#if SPLITS > 1
+// Every block gets all blocks' sums of its columns, and adds them up by ascending k.
+DEV void exchange(Sums& sums, const Memory& s) {
+    f32x4* places = (f32x4*)s.sums + tid();
+    cluster_wait<SPLITS>();
+    UNROLL for (u32 to = 0; to < SPLITS; ++to)
+        UNROLL for (u32 p = 0; p < PIECES; ++p) {
+            if (p % RUN >= run_of(to)) continue;
+            const float* c = sums.c + first_sum(to, p);
+            peer_store<SPLITS>(places + (cluster_rank<SPLITS>() * PIECES + p) * MULTIPLIERS, to,
+                               f32x4{{c[0], c[1], c[2], c[3]}}, s.summed);
+        }
+    barrier_wait_peers(s.summed, 0);
+    UNROLL for (u32 p = 0; p < PIECES; ++p) {
+        if (p % RUN >= run_of(cluster_rank<SPLITS>())) continue;
+        f32x4 sum = places[p * MULTIPLIERS];
+        UNROLL for (u32 from = 1; from < SPLITS; ++from) {
+            const f32x4 v = places[(from * PIECES + p) * MULTIPLIERS];
+            UNROLL for (u32 e = 0; e < 4; ++e) sum.v[e] += v.v[e];
+        }
+        UNROLL for (u32 e = 0; e < 4; ++e) sums.c[p * 4 + e] = sum.v[e];
+    }
+}
+#endif

@@ -1,0 +1,105 @@
+// gemm_medium_m/ring.h - sizes of a block, its ring of stages, and the warp that fills it.
+#pragma once
+#include "dev/cluster.h"
+#include "dev/tensor_map.h"
+#include "dev/wgmma.h"
+
+enum : u32 {
+    GROUPS = ROWS / 64,           // of four warps, which multiply 64 rows of x each
+    MULTIPLIERS = GROUPS * 4 * WARP_SIZE,
+    COLUMNS = 64,                 // of a stage: a row of a panel
+    PANEL_LINE = COLUMNS * 2,     // bytes
+    W_BYTES = TILE * PANEL_LINE,
+    STAGE_BYTES = W_BYTES + ROWS * PANEL_LINE,
+    SUMS = TILE / 2,              // of a thread
+    HALVES = GATED ? 2 : 1,       // gates and ups
+    OUTPUTS = TILE / HALVES,
+    EIGHTS = OUTPUTS / 8,         // groups of outputs, of which each block of a cluster stores a run in the end
+    RUN = (EIGHTS + SPLITS - 1) / SPLITS,
+    PIECES = RUN * HALVES,        // of four sums a thread
+    SUM_BYTES = SPLITS > 1 ? SPLITS * PIECES * MULTIPLIERS * 16 : 0,
+    MOST_STAGES = 16,
+    BARRIER_BYTES = (2 * MOST_STAGES + 1) * 8 + 8
+};
+
+// Eights of a tile that block `rank` stores.
+DEV constexpr u32 run_of(u32 rank) {
+    return (rank + 1) * RUN <= EIGHTS ? (u32)RUN : rank * RUN < EIGHTS ? EIGHTS - rank * RUN : 0;
+}
+
+// What a block multiplies: a tile of outputs, and its part of all columns, in blocks of COLUMNS.
+struct Work {
+    const half_t *x, *w;
+    u32 m, n, k, x_stride;
+    u32 first_output, begin, end;
+};
+DEV Work share_of_block(const half_t* x, const half_t* w, u32 m, u32 n, u32 k, u32 x_stride) {
+    const u32 rank = cluster_rank<SPLITS>(), all = k / COLUMNS;
+    const u32 tile = bid_x() / SPLITS;
+    return Work{x, w, m, n, k, x_stride, tile * OUTPUTS, all * rank / SPLITS, all * (rank + 1) / SPLITS};
+}
+
+struct Memory {
+    Barrier *full, *empty, *summed;
+    u8 *sums, *ring;  // ring on 1024 bytes
+    u32 stages;
+};
+// A place in the ring, and the parity of its phase.
+struct RingStage { u32 stage, odd; };
+DEV void next(RingStage& t, const Memory& s) {
+    if (++t.stage < s.stages) return;
+    t.stage = 0;
+    t.odd ^= 1;
+}
+
+DEV Memory divide() {
+    DYN_SHARED(u8, shared);
+    Barrier* full = (Barrier*)shared;
+    u8* sums = shared + BARRIER_BYTES;
+    Memory s{full, full + MOST_STAGES, full + 2 * MOST_STAGES, sums, on_1024(sums + SUM_BYTES), 0};
+    const u32 fit = (dynamic_shared_bytes() - (u32)(s.ring - shared)) / STAGE_BYTES;
+    s.stages = fit < MOST_STAGES ? fit : (u32)MOST_STAGES;
+    if (tid() == 0) {
+#pragma unroll 1
+        for (u32 i = 0; i < s.stages; ++i) {
+            barrier_init(s.full + i, 1);
+            barrier_init(s.empty + i, GROUPS * 4);
+        }
+        barrier_init(s.summed, 1);
+        barriers_ready();
+        if (SPLITS > 1) barrier_expect(s.summed, SPLITS * HALVES * run_of(cluster_rank<SPLITS>()) * MULTIPLIERS * 16);
+    }
+    return s;
+}
+
+DEV void copy_weights(const Work& work, const Memory& s, const TensorMap* map, u32 stage, u32 block, u64 policy) {
+    u8* to = s.ring + stage * STAGE_BYTES;
+    barrier_expect(s.full + stage, W_BYTES + work.m * PANEL_LINE);
+    const Matrix w{work.w, work.n, work.k};
+    UNROLL for (u32 half = 0; half < HALVES; ++half)
+        panel_copy_once(to + half * OUTPUTS * PANEL_LINE, map, w, OUTPUTS, half * work.n / 2 + work.first_output,
+                        block * COLUMNS, s.full + stage, policy);
+}
+// Places of rows that do not exist keep what was there: a row's sums are of nothing but the row.
+DEV void copy_rows(const Work& work, const Memory& s, const TensorMap* map, u32 stage, u32 block) {
+    const Matrix x{work.x, work.m, work.x_stride};
+    panel_copy(s.ring + stage * STAGE_BYTES + W_BYTES, map, x, work.m, 0, block * COLUMNS, s.full + stage);
+}
+
+// Weights before the kernel in front has ended, as many as there is room for; then the rows of x that belong to them.
+DEV void copy_all(const Work& work, const Memory& s, const TensorMap* w_map, const TensorMap* x_map) {
+    const u64 policy = read_once();
+    const u32 all = work.end - work.begin, ahead = all < s.stages ? all : s.stages;
+#pragma unroll 1
+    for (u32 i = 0; i < ahead; ++i) copy_weights(work, s, w_map, i, work.begin + i, policy);
+    grid_wait();
+#pragma unroll 1
+    for (u32 i = 0; i < ahead; ++i) copy_rows(work, s, x_map, i, work.begin + i);
+    RingStage turn{0, 0};
+#pragma unroll 1
+    for (u32 block = work.begin + ahead; block < work.end; ++block, next(turn, s)) {
+        barrier_wait(s.empty + turn.stage, turn.odd);
+        copy_weights(work, s, w_map, turn.stage, block, policy);
+        copy_rows(work, s, x_map, turn.stage, block);
+    }
+}

@@ -1,0 +1,130 @@
+// gemm_small_m: y [M, N] = x [M, K] W [N, K]^T for M <= 16, where reading W once is all the time there is.
+// CPU twin: `Linear`, preceded by `RmsNorm` (NORM) and followed by `SiluMul` (GATED) or `TensorAdd` (RESIDUAL).
+//
+// See strips.h for how weights stream, and for the order of a sum: a row gives the same bits whatever M is and
+// wherever it lies. With STREAM (NVIDIA from sm_90 on) see stream.h instead.
+//
+// Rounding: x after the norm, x / rms and its product with the weight, each once to half_t; the sum once to the type of
+// y. GATED rounds gate and up to half_t and then their product; RESIDUAL rounds the sum to half_t, adds, rounds: what the
+// separate kernels do.
+//
+//   -DOUT_F32=1     y is float
+//   -DNORM=1        x is normalised by its root mean square and multiplied by norm [K] first
+//   -DGATED=1       N = 2 I, y [M, I] = silu(first half) * second half
+//   -DRESIDUAL=1    y += instead of y =
+//   -DTILES=1..8    strips per block
+//   -DSTREAM=1      the copy engine streams the weights
+// Block: a multiple of WARP_SIZE, at most 256. Grid: x = blocks over N. K a multiple of 8, rows of x and W on 16 bytes.
+// Dynamic shared memory: as strips.h says.
+//
+// Roofline: N K 2 bytes over memory bandwidth; see KERNELS.md for measured numbers.
+#include "dev.h"
+#ifndef NORM
+#  define NORM 0
+#endif
+#ifndef GATED
+#  define GATED 0
+#endif
+#ifndef RESIDUAL
+#  define RESIDUAL 0
+#endif
+#if STREAM
+#  include "gemm_small_m/stream.h"
+#else
+#  include "gemm_small_m/strips.h"
+#endif
+
+#if OUT_F32
+typedef float OUT;
+#else
+typedef half_t OUT;
+#endif
+
+#if NORM && !STREAM
+// One warp per row, whatever M is: the sum of squares has one order.
+DEV void stage_normed(half_t* xs, const half_t* x, const half_t* norm, u32 m, u32 k, u32 stride, float eps) {
+    const u32 padded = x_stride(k) - 32;
+    for (u32 row = warp_id(); row < m; row += bdim() / WARP_SIZE) {
+        const half_t* from = x + (u64)row * stride;
+        half_t* to = xs + row * x_stride(k);
+        float squares = 0.f;
+        for (u32 at = lane() * 8; at < k; at += WARP_SIZE * 8) {
+            const f32x8 v = load8(from + at);
+            for (u32 i = 0; i < 8; ++i) squares = fma_(v.v[i], v.v[i], squares);
+        }
+        const float scale = rsqrt_(warp_sum(squares) / (float)k + eps);
+        for (u32 at = lane() * 8; at < padded; at += WARP_SIZE * 8) {
+            if (at >= k) {
+                *(half_x8*)(to + at) = zero8();
+                continue;
+            }
+            f32x8 v = load8(from + at);
+            const f32x8 w = load8(norm + at);
+            for (u32 i = 0; i < 8; ++i) v.v[i] = w.v[i] * f32(to_half(v.v[i] * scale));
+            store8(to + at, v);
+        }
+    }
+}
+#endif
+
+#if STREAM
+KERNEL(MULTIPLIERS + WARP_SIZE) gemm_small_m(OUT* y, const half_t* x, const half_t* w, const float* bias, const half_t* norm, u32 m,
+                                             u32 n, u32 k, u32 y_stride, u32 x_stride, float eps) {
+    DYN_SHARED(u8, shared);
+    const Memory s = divide(shared, m, k);
+    if (tid() == 0) {
+#pragma unroll 1
+        for (u32 i = 0; i < s.stages; ++i) {
+            barrier_init(s.full + i, 1);
+            barrier_init(s.empty + i, COMPUTE_WARPS);
+        }
+        barriers_ready();
+    }
+    sync();
+    const Work work = even_share(w, n, k, m);
+    if (warp_id() == COMPUTE_WARPS) return copy_all(work, s, x, x_stride);
+
+    grid_release();
+#if NORM
+#pragma unroll 1
+    for (u32 p = tid(); p < k / 8; p += MULTIPLIERS) *(half_x8*)(s.norm + p * 8) = load_const((const half_x8*)norm + p);
+#endif
+    grid_wait();
+#if NORM
+    stage_normed_rows(work, s, x, x_stride, eps);
+#elif !X_SLABS
+    stage_x_rows(work, s, x, x_stride);
+#endif
+    const auto old = [&](u32 row, u32 out, bool really) {
+        return RESIDUAL && really ? y[(u64)row * y_stride + out] : OUT{};
+    };
+    multiply_all(work, s, old, [&](u32 row, u32 out, float sum, float up, OUT before) {
+        if (bias) sum += bias[out];
+        if (GATED) sum = gated(sum, up + (bias ? bias[n / 2 + out] : 0.f));
+        if (RESIDUAL) sum = f32(before) + f32(to<OUT>(sum));
+        y[(u64)row * y_stride + out] = to<OUT>(sum);
+    });
+}
+#else
+KERNEL(256) gemm_small_m(OUT* y, const half_t* x, const half_t* w, const float* bias, const half_t* norm, u32 m, u32 n, u32 k,
+                         u32 y_stride, u32 x_stride_, float eps) {
+    const Weights weights{w, bid_x() * TILES * WIDTH, n, k};
+    const float* sums = strip_sums(weights, m, [&](half_t* xs) {
+#if NORM
+        stage_normed(xs, x, norm, m, k, x_stride_, eps);
+#else
+        stage_rows(xs, [&](u32 row) { return x + (u64)row * x_stride_; }, m, k);
+#endif
+    });
+    each_sum(weights, sums, m, [&](u32 row, u32 out, float s, float up) {
+        if (bias) s += bias[out];
+        if (GATED) s = gated(s, up + (bias ? bias[n / 2 + out] : 0.f));
+        OUT* dst = y + (u64)row * y_stride + out;
+#if RESIDUAL
+        s = f32(*dst) + f32(to<OUT>(s));
+#endif
+        *dst = to<OUT>(s);
+    });
+}
+#endif
+EXPORT(gemm_small_m)

@@ -1,0 +1,74 @@
+// gemm_small_m/share.h - what a block of stream.h works on: its strips of W, its slabs, its shared memory.
+#pragma once
+
+enum : u32 {
+    COMPUTE_WARPS = 8,        // warps that multiply; one more copies
+    MULTIPLIERS = COMPUTE_WARPS * WARP_SIZE,
+    SPAN = SLAB / COMPUTE_WARPS,  // k of one warp in a slab
+    LINE = SLAB * 2 + 64,         // bytes of a row of a slab: the odd half of the banks for every other row
+    LINES = TILES * STRIP_ROWS,
+    MOST_STAGES = 16,
+    MOST_ROWS = 16,
+    WIDTH = STRIP_ROWS / (GATED ? 2 : 1)  // outputs of a strip
+};
+
+struct Work {
+    const half_t* w;
+    u32 n, k, m;
+    u32 first, strips;  // of this block
+};
+DEV u32 outputs(const Work& w) { return GATED ? w.n / 2 : w.n; }
+DEV u32 slabs(const Work& w) { return (w.k + SLAB - 1) / SLAB; }
+DEV u32 passes(const Work& w) { return (w.strips + TILES - 1) / TILES; }
+DEV u32 strips_of(const Work& w, u32 pass) {
+    const u32 left = w.strips - pass * TILES;
+    return left < TILES ? left : (u32)TILES;
+}
+DEV u32 columns(const Work& w, u32 slab) {
+    const u32 left = w.k - slab * SLAB;
+    return left < SLAB ? left : (u32)SLAB;
+}
+// Lines of a stage: the outputs of the pass, then if GATED the up rows of the same outputs.
+DEV u32 line_of(u32 strips, u32 t, u32 r) { return t * WIDTH + r % WIDTH + (r < WIDTH ? 0 : strips * WIDTH); }
+DEV u32 first_output(const Work& w, u32 pass) { return (w.first + pass * TILES) * WIDTH; }
+// Row of W behind a line of a pass. Lines behind the last row repeat it; nothing is stored for them.
+DEV u64 weight_row(const Work& w, u32 pass, u32 line) {
+    const u32 half = strips_of(w, pass) * WIDTH, out = first_output(w, pass) + (line < half ? line : line - half);
+    return (out < outputs(w) ? out : outputs(w) - 1) + (line < half ? 0 : outputs(w));
+}
+
+DEV Work even_share(const half_t* w, u32 n, u32 k, u32 m) {
+    const u32 all = ((GATED ? n / 2 : n) + WIDTH - 1) / WIDTH, each = all / gdim_x(), more = all - each * gdim_x();
+    const u32 first = bid_x() * each + (bid_x() < more ? bid_x() : more);
+    return Work{w, n, k, m, first, each + (bid_x() < more)};
+}
+
+// Bytes from one row of x to the next where all of x is kept.
+DEV u32 x_line(u32 k) { return (k * 2 + 127) / 128 * 128 + 64; }
+
+// The launch's shared memory, in this order.
+struct Memory {
+    Barrier *full, *empty;
+    float *squares, *sums;
+    half_t* norm;
+    u8 *x, *ring;
+    u32 stages, stage_bytes;
+};
+DEV Memory divide(u8* shared, u32 m, u32 k) {
+    Memory s;
+    s.full = (Barrier*)shared;
+    s.empty = s.full + MOST_STAGES;
+    s.squares = (float*)(s.empty + MOST_STAGES);
+    u8* at = (u8*)(s.squares + COMPUTE_WARPS * MOST_ROWS);
+    s.sums = (float*)at;
+    at += COMPUTE_WARPS * LINES * m * 4;
+    s.norm = (half_t*)at;
+    at += NORM ? (k * 2 + 127) / 128 * 128 : 0;
+    s.x = at;
+    at += X_SLABS ? 0 : m * x_line(k);
+    s.ring = at;
+    s.stage_bytes = LINES * LINE + (X_SLABS ? m * LINE : 0);
+    const u32 fit = (dynamic_shared_bytes() - (u32)(at - shared)) / s.stage_bytes;
+    s.stages = fit < MOST_STAGES ? fit : (u32)MOST_STAGES;
+    return s;
+}

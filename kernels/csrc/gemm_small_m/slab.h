@@ -1,0 +1,36 @@
+// gemm_small_m/slab.h - a warp's share of one slab: pieces of rows of x against the same pieces of rows of W, both in shared memory.
+//
+// Straight code: a warp that is alone on its quarter of a multiprocessor pays for every branch, so rows and strips that
+// do not exist are read where others lie and count as zero, or are not looked at.
+#pragma once
+
+// Where a lane's pieces of x lie, and which of them count.
+struct XRows { u32 at[STRIP_X], mask[STRIP_X]; };
+DEV XRows x_rows(u32 m, u32 line) {
+    XRows x;
+    UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
+        const u32 row = strip_x_row(j);
+        x.at[j] = (row < m ? row : 0) * line + strip_k() * 2;
+        x.mask[j] = row < m ? ~0u : 0u;
+    }
+    return x;
+}
+
+DEV StripX x_piece(const u8* x, const XRows& rows) {
+    StripX piece;
+    UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
+        u32x4 v = *(const u32x4*)(x + rows.at[j]);
+        UNROLL for (u32 i = 0; i < 4; ++i) v.v[i] &= rows.mask[j];
+        piece.v[j] = bits_as<half_x8>(v);
+    }
+    return piece;
+}
+
+// sums[t] += PIECES * 32 k of x times those of strip t. at[t]: bytes from w to the lane's piece of that strip.
+template <u32 PIECES, u32 STRIPS>
+DEV void multiply_pieces(f32x4* sums, const u8* x, const XRows& rows, const u8* w, const u32* at) {
+    StripX pieces[PIECES];
+    UNROLL for (u32 p = 0; p < PIECES; ++p) pieces[p] = x_piece(x + p * 64, rows);
+    UNROLL for (u32 p = 0; p < PIECES; ++p)
+        UNROLL for (u32 t = 0; t < STRIPS; ++t) strip_mma(sums[t], pieces[p], *(const half_x8*)(w + at[t] + p * 64));
+}

@@ -1,0 +1,160 @@
+// gemm_small_m/stream.h - up to 16 rows of x against rows of W that the copy engine streams into shared memory.
+//
+// A block owns an even share of the strips of W (as many blocks as multiprocessors, all at work until the end), TILES
+// strips at a time. One warp copies slabs, SLAB k of these strips, into a ring that fills all shared memory there
+// is; it begins before the kernel in front has ended, because weights do not depend on it. The other warps each take
+// SLAB / COMPUTE_WARPS k of every slab. Their sums meet in shared memory in ascending order.
+//
+// Order of a sum: the warp's slabs ascending, then warps ascending: it depends on K and SLAB alone, and SLAB on K.
+//
+// Instructions that run once cost as much as the data: a block of a small matrix lives for 3 us, and its code comes from
+// memory like its weights. So loops that are not about arithmetic stay rolled.
+//
+//   -DSLAB=256|512|1024  columns of a slab: rows of less than 2 KiB are started slower than they arrive
+//   -DTILES=1..8    strips at a time
+//   -DX_SLABS=1     x comes slab by slab with the weights, where it is read once; else all of it is kept
+// Block: 9 warps. Grid: at most a block a multiprocessor and strip. K a multiple of 32; with NORM at most 4096.
+// Dynamic shared memory: as `divide`; what is left over is the ring, of at least one stage.
+#pragma once
+#include "dev/bulk.h"
+#include "dev/strip.h"
+
+#ifndef X_SLABS
+#  define X_SLABS 0
+#endif
+
+#include "gemm_small_m/share.h"
+#include "gemm_small_m/slab.h"
+#include "gemm_small_m/rows.h"
+
+// A place in the ring, and the parity of its phase.
+struct RingStage { u32 stage, odd; };
+DEV void next(RingStage& t, u32 stages) {
+    if (++t.stage < stages) return;
+    t.stage = 0;
+    t.odd ^= 1;
+}
+
+DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u32 slab, u64 policy) {
+    const u32 bytes = columns(work, slab) * 2, lines = strips_of(work, pass) * STRIP_ROWS;
+    if (lane() == 0) barrier_expect(s.full + stage, (lines + (X_SLABS ? work.m : 0)) * bytes);
+    warp_sync();
+#pragma unroll 1
+    for (u32 line = lane(); line < lines; line += WARP_SIZE)
+        bulk_copy_once(s.ring + stage * s.stage_bytes + line * LINE,
+                       work.w + weight_row(work, pass, line) * work.k + slab * SLAB, bytes, s.full + stage, policy);
+}
+DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const half_t* x, u32 x_stride) {
+    u8* to = s.ring + stage * s.stage_bytes + LINES * LINE;
+    if (lane() < work.m)
+        bulk_copy(to + lane() * LINE, x + (u64)lane() * x_stride + slab * SLAB, columns(work, slab) * 2, s.full + stage);
+}
+
+// Once the kernel in front has ended: the rows of x for the slabs that are on their way.
+DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* x, u32 x_stride) {
+    grid_release();
+    grid_wait();
+#if X_SLABS
+#pragma unroll 1
+    for (u32 i = 0; i < ahead; ++i) copy_rows(work, s, i, i % slabs(work), x, x_stride);
+#endif
+}
+
+// The copying warp.
+DEV void copy_all(const Work& work, const Memory& s, const half_t* x, u32 x_stride) {
+    const u32 per_pass = slabs(work), all = passes(work);
+    const u64 policy = read_once();
+    u32 i = 0;
+    RingStage turn{0, 0};
+    bool waited = false;
+#pragma unroll 1
+    for (u32 pass = 0; pass < all; ++pass) {
+#pragma unroll 1
+        for (u32 slab = 0; slab < per_pass; ++slab, ++i) {
+            if (i == s.stages) {
+                first_rows(work, s, s.stages, x, x_stride);
+                waited = true;
+            }
+            if (waited) barrier_wait(s.empty + turn.stage, turn.odd ^ 1);
+            copy_weights(work, s, turn.stage, pass, slab, policy);
+            if (X_SLABS && waited) copy_rows(work, s, turn.stage, slab, x, x_stride);
+            next(turn, s.stages);
+        }
+    }
+    if (!waited) first_rows(work, s, i, x, x_stride);
+}
+
+struct Sums { f32x4 c[TILES]; };
+
+// This warp's k of one slab; at[t]: bytes into it of the lane's line of strip t.
+DEV void multiply_slab(Sums& sums, const u8* w, const u8* x, const XRows& rows, const u32* at, u32 width) {
+    const u32 first = warp_id() * SPAN;
+    if (first + SPAN <= width) {
+        multiply_pieces<SPAN / 32, TILES>(sums.c, x + first * 2, rows, w + first * 2, at);
+        return;
+    }
+#pragma unroll 1
+    for (u32 k = first; k < width; k += 32) multiply_pieces<1, TILES>(sums.c, x + k * 2, rows, w + k * 2, at);
+}
+
+// Sums of the pass, two outputs of a row beside each other.
+DEV void put_pass(const Sums& sums, const Memory& s, u32 m) {
+    float* to = s.sums + warp_id() * TILES * m * STRIP_ROWS + strip_c_w(0);
+    UNROLL for (u32 half = 0; half < 2; ++half) {
+        const u32 row = strip_c_x(half * 2);
+        if (row < m)
+            UNROLL for (u32 t = 0; t < TILES; ++t)
+                *(f32x2*)(to + (t * m + row) * STRIP_ROWS) = f32x2{{sums.c[t].v[half * 2], sums.c[t].v[half * 2 + 1]}};
+    }
+}
+DEV float gather_pass(const Memory& s, u32 m, u32 t, u32 row, u32 r) {
+    const u32 at = (t * m + row) * STRIP_ROWS + r, per_warp = TILES * m * STRIP_ROWS;
+    float part[COMPUTE_WARPS];
+    UNROLL for (u32 w = 0; w < COMPUTE_WARPS; ++w) part[w] = s.sums[w * per_warp + at];
+    float sum = part[0];
+    UNROLL for (u32 w = 1; w < COMPUTE_WARPS; ++w) sum += part[w];
+    return sum;
+}
+
+// The multiplying warps. put(row, output, sum, sum of the up row, what before(row, output, true) gave) for every output;
+// before(.., false) is for no output.
+template <class Before, class Put>
+DEV void multiply_all(const Work& work, const Memory& s, const Before& before, const Put& put) {
+    const u32 all = passes(work), per_pass = slabs(work), r = tid() % WIDTH;
+    const XRows rows = x_rows(work.m, X_SLABS ? (u32)LINE : x_line(work.k));
+    RingStage turn{0, 0};
+#pragma unroll 1
+    for (u32 pass = 0; pass < all; ++pass) {
+        const u32 strips = strips_of(work, pass), left = outputs(work) - first_output(work, pass);
+        const auto is_output = [&](u32 t, u32 row) { return row < work.m && t < strips && t * WIDTH + r < left; };
+        const u32 t0 = tid() / WIDTH % TILES, row0 = tid() / WIDTH / TILES;
+        const auto loaded = before(row0, first_output(work, pass) + t0 * WIDTH + r, is_output(t0, row0));
+        Sums sums;
+        u32 at[TILES];
+        UNROLL for (u32 t = 0; t < TILES; ++t) {
+            sums.c[t] = f32x4{{0.f, 0.f, 0.f, 0.f}};
+            at[t] = line_of(strips, t < strips ? t : 0, strip_w_row()) * LINE + strip_k() * 2;
+        }
+#pragma unroll 1
+        for (u32 slab = 0; slab < per_pass; ++slab) {
+            const u8* w = s.ring + turn.stage * s.stage_bytes;
+            barrier_wait(s.full + turn.stage, turn.odd);
+            const u8* x = X_SLABS ? w + LINES * LINE : s.x + slab * SLAB * 2;
+            multiply_slab(sums, w, x, rows, at, columns(work, slab));
+            warp_sync();
+            if (lane() == 0) barrier_arrive(s.empty + turn.stage);
+            next(turn, s.stages);
+        }
+        if (pass > 0) some_sync<1>(MULTIPLIERS);
+        put_pass(sums, s, work.m);
+        some_sync<1>(MULTIPLIERS);
+#pragma unroll 1
+        for (u32 i = tid(); i < work.m * TILES * WIDTH; i += MULTIPLIERS) {
+            const u32 t = i / WIDTH % TILES, row = i / WIDTH / TILES, out = first_output(work, pass) + t * WIDTH + r;
+            if (!is_output(t, row)) continue;
+            const float sum = gather_pass(s, work.m, t, row, r);
+            const float up = GATED ? gather_pass(s, work.m, t, row, r + WIDTH) : 0.f;
+            put(row, out, sum, up, i == tid() ? loaded : before(row, out, true));
+        }
+    }
+}

@@ -1,0 +1,148 @@
+// gemm_small_m/strips.h - up to 16 rows of x against strips of W, streamed once: what gemm_small_m and the experts' kernels share.
+//
+// A block owns TILES strips of rows of W and all of K; its warps take chunks of 128 k in turn, so that every
+// warp streams 256 consecutive bytes of each row, straight into the matrix unit. DEPTH strips are in flight before
+// the first is used, and before the kernel in front has ended: weights do not depend on it. The warps' sums meet in
+// shared memory in ascending order.
+//
+// Order of a sum: within a chunk ascending, then the warp's chunks ascending, then warps ascending: it depends on
+// K and the number of warps alone, so a row gives the same bits whatever its neighbours are.
+//
+//   -DGATED=1       a strip holds gate rows and the up rows of the same outputs
+//   -DTILES=1..8    strips per block
+// Dynamic shared memory: M * (K rounded up to 128, + 32) * 2 + warps * TILES * STRIP_ROWS * M * 4 bytes.
+#pragma once
+#include "dev/strip.h"
+
+#ifndef TILES
+#  define TILES 2
+#endif
+#ifndef GATED
+#  define GATED 0
+#endif
+
+enum : u32 {
+    CHUNK = 128,          // k of one warp and turn: 256 bytes of a row
+    PIECES = CHUNK / 32,  // 16-byte loads of a lane per strip and chunk
+    DEPTH = 3,            // strips in flight
+    // Outputs of a strip: gate and up rows of the same outputs meet in one strip.
+    WIDTH = STRIP_ROWS / (GATED ? 2 : 1)
+};
+
+struct Weights {
+    const half_t* w;
+    u32 first, n, k;  // first output of the block; rows and columns of W
+};
+
+// Row of W that this lane reads for a strip. Rows behind the last one repeat it; nothing is stored for them.
+DEV u64 weight_row(const Weights& w, u32 tile) {
+    const u32 r = strip_w_row(), out = w.first + tile * WIDTH + r % WIDTH, outputs = GATED ? w.n / 2 : w.n;
+    return (out < outputs ? out : outputs - 1) + (r < WIDTH ? 0 : outputs);
+}
+
+struct Strip { half_x8 v[PIECES]; };
+
+DEV Strip load_strip(const Weights& w, u32 tile, u32 chunk) {
+    const half_t* p = w.w + weight_row(w, tile) * w.k;
+    Strip s;
+    UNROLL for (u32 i = 0; i < PIECES; ++i) {
+        const u32 k = chunk * CHUNK + i * 32 + strip_k();
+        s.v[i] = k < w.k ? load_stream((const half_x8*)(p + k)) : zero8();
+    }
+    return s;
+}
+
+// The warp's strips in order: chunks of one strip of rows, then the next.
+struct Cursor { u32 tile, chunk; };
+DEV void advance(Cursor& at, u32 warps, u32 chunks) {
+    at.chunk += warps;
+    if (at.chunk < chunks) return;
+    at.chunk = warp_id();
+    ++at.tile;
+}
+
+// Rows of x in shared memory, zero up to a multiple of CHUNK; 32 spare values keep rows out of each other's banks.
+DEV u32 x_stride(u32 k) { return (k + CHUNK - 1) / CHUNK * CHUNK + 32; }
+
+// Row r of x is x_row(r).
+template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, u32 m, u32 k) {
+    const u32 pieces = (x_stride(k) - 32) / 8;
+    for (u32 i = tid(); i < m * pieces; i += bdim()) {
+        const u32 row = i / pieces, at = i % pieces * 8;
+        *(half_x8*)(xs + row * x_stride(k) + at) = at < k ? *(const half_x8*)(x_row(row) + at) : zero8();
+    }
+}
+
+DEV void multiply(f32x4& c, const Strip& w, const half_t* xs, u32 m, u32 stride, u32 chunk) {
+    UNROLL for (u32 i = 0; i < PIECES; ++i) {
+        StripX x;
+        UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
+            const u32 row = strip_x_row(j), k = chunk * CHUNK + i * 32 + strip_k();
+            x.v[j] = row < m ? *(const half_x8*)(xs + row * stride + k) : zero8();
+        }
+        strip_mma(c, x, w.v[i]);
+    }
+}
+
+// The warp's sums of a strip, and a fresh start.
+DEV void put_sums(f32x4& c, float* sums, u32 m, u32 tile) {
+    UNROLL for (u32 e = 0; e < 4; ++e) {
+        const u32 row = strip_c_x(e);
+        if (row < m) sums[((warp_id() * TILES + tile) * m + row) * STRIP_ROWS + strip_c_w(e)] = c.v[e];
+        c.v[e] = 0.f;
+    }
+}
+
+// The sum of line r of a strip and row `m` of m_count; warps without a chunk have none.
+DEV float gather(const float* sums, u32 k, u32 m_count, u32 tile, u32 m, u32 r) {
+    const u32 chunks = (k + CHUNK - 1) / CHUNK, all = bdim() / WARP_SIZE, warps = chunks < all ? chunks : all;
+    const u32 at = (tile * m_count + m) * STRIP_ROWS + r, per_warp = TILES * m_count * STRIP_ROWS;
+    float s = sums[at];
+    for (u32 w = 1; w < warps; ++w) s += sums[w * per_warp + at];
+    return s;
+}
+
+// The sums of all strips of the block, for gather(). `stage(xs)` fills the rows of x, after what is in front has ended.
+template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m, const Stage& stage) {
+    DYN_SHARED(half_t, xs);
+    const u32 warps = bdim() / WARP_SIZE, stride = x_stride(weights.k), chunks = (weights.k + CHUNK - 1) / CHUNK;
+    float* sums = (float*)(xs + m * stride);
+    const u32 mine = warp_id() < chunks ? (chunks - warp_id() + warps - 1) / warps : 0, items = mine * TILES;
+
+    Cursor to_load{0, warp_id()}, at{0, warp_id()};
+    Strip ring[DEPTH];
+    UNROLL for (u32 d = 0; d < DEPTH; ++d) {
+        if (d < items) ring[d] = load_strip(weights, to_load.tile, to_load.chunk);
+        advance(to_load, warps, chunks);
+    }
+    grid_release();
+    grid_wait();
+    stage(xs);
+    sync();
+
+    f32x4 c{{0.f, 0.f, 0.f, 0.f}};
+    for (u32 i = 0; i < items; i += DEPTH) {
+        UNROLL for (u32 d = 0; d < DEPTH; ++d) {
+            if (i + d < items) {
+                multiply(c, ring[d], xs, m, stride, at.chunk);
+                const u32 tile = at.tile;
+                advance(at, warps, chunks);
+                if (at.tile != tile) put_sums(c, sums, m, tile);
+                if (i + d + DEPTH < items) ring[d] = load_strip(weights, to_load.tile, to_load.chunk);
+                advance(to_load, warps, chunks);
+            }
+        }
+    }
+    sync();
+    return sums;
+}
+
+// Calls put(row, output, sum, sum of the up row or 0) for each output of the block, an output a thread.
+template <class Put> DEV void each_sum(const Weights& w, const float* sums, u32 m, const Put& put) {
+    const u32 outputs = GATED ? w.n / 2 : w.n;
+    for (u32 i = tid(); i < TILES * WIDTH * m; i += bdim()) {
+        const u32 r = i % WIDTH, row = i / WIDTH % m, tile = i / WIDTH / m, out = w.first + tile * WIDTH + r;
+        if (out >= outputs) continue;
+        put(row, out, gather(sums, w.k, m, tile, row, r), GATED ? gather(sums, w.k, m, tile, row, r + WIDTH) : 0.f);
+    }
+}

@@ -1,0 +1,29 @@
+// mla_decode/merge.h - what a split leaves: means, or a record of each head (records.h).
+#pragma once
+#include "mla_decode/records.h"
+
+// The warp's channels of a split that is the only one.
+DEV void store_outputs(const Running& r, const Place& p, const Outputs& to) {
+    UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
+        const u32 head = Frag::c_row(i);
+        if (first_head() + head >= to.heads) continue;
+        const float scale = p.context == 0 ? 0.f : 1.f / r.sum[slot_of(i)];
+        half_t* mean = mean_of(p, to, own_token(), head) + warp_of_token() * OWN * 16 + Frag::c_col(i);
+        UNROLL for (u32 j = 0; j < OWN; ++j) mean[j * 16] = to_half(r.out[j].x[i] * scale);
+    }
+}
+
+DEV void put(const Running& r, const Place& p, const Outputs& to) {
+    if (own_token() >= p.count) return;
+    if (p.splits == 1) return store_outputs(r, p, to);
+    float* records = records_of(p, to, own_token(), p.split);
+    UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
+        if (Frag::c_row(i) >= kept_heads(to)) continue;
+        float* record = records + Frag::c_row(i) * RECORD + warp_of_token() * OWN * 16 + Frag::c_col(i);
+        UNROLL for (u32 j = 0; j < OWN; ++j) record[j * 16] = r.out[j].x[i];
+    }
+    if (warp_of_token() != 0 || lane() % SHARERS != 0) return;
+    UNROLL for (u32 slot = 0; slot < SLOTS; ++slot)
+        if (head_of(slot) < kept_heads(to))
+            *(f32x2*)(records + head_of(slot) * RECORD + D) = f32x2{{r.max[slot], r.sum[slot]}};
+}

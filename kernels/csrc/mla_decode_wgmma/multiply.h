@@ -1,0 +1,192 @@
+// mla_decode_wgmma/multiply.h - the two warpgroups that multiply. The first one, SCORES, makes a step's probabilities and tells them,
+// and by what sums of earlier steps shrink, to the second.
+#pragma once
+
+// Of the heads, from the first warpgroup to the second: by what sums shrink at a step; at the end of a token's only split, their
+// scale.
+DEV float* published_scales() { SHARED(float, factors, TILE); return factors; }
+DEV void publish_scales(const float (&of_heads)[2]) {
+    if (lane() % 4 != 0) return;
+    UNROLL for (u32 slot = 0; slot < 2; ++slot) published_scales()[wgmma_row(slot * 2)] = of_heads[slot];
+}
+DEV void read_scales(float (&of_heads)[2]) { UNROLL for (u32 slot = 0; slot < 2; ++slot) of_heads[slot] = published_scales()[wgmma_row(slot * 2)]; }
+
+DEV void shrink_all(float (&o)[SUMS], const float (&shrink)[2]) {
+    // Once the greatest score has been seen nothing shrinks.
+    if (warp_any(shrink[0] != 1.f || shrink[1] != 1.f))
+        UNROLL for (u32 i = 0; i < SUMS; ++i) o[i] *= shrink[i >> 1 & 1];
+}
+
+DEV void start_scores(float (&s)[KEYS / 2], const u8* queries, const u8* keys) {
+    const KMajor q = shared_by_lanes(by_k(queries)), k = shared_by_lanes(by_k(keys));
+    wgmma_hold(s);
+    wgmma_fence();
+    UNROLL for (u32 i = 0; i < WIDTH / 16; ++i) {
+        const u32 at = i / 4 * PANEL_BYTES + i % 4 * 32;
+        wgmma<KEYS>(s, further(q, at), further(k, at), i != 0);
+    }
+    wgmma_commit();
+}
+
+// o += probabilities * the warpgroup's channels of a step; probabilities, 16 keys at a time, are operand(i).
+template <class Operand> DEV void start_sums(float (&o)[SUMS], const Operand& operand, const u8* keys, bool add) {
+    const NMajor latents = shared_by_lanes(by_n(keys + first_channel() / 64 * PANEL_BYTES, PANEL_BYTES));
+    wgmma_hold(o);
+    wgmma_fence();
+    UNROLL for (u32 i = 0; i < KEYS / 16; ++i) wgmma<HALF>(o, operand(i), further(latents, i * 16 * 128), add || i != 0);
+    wgmma_commit();
+}
+
+// Steps, and tokens, so far: they say which stage is next and what the parity of its use is.
+struct Worker { u32 step, tokens; };
+DEV u32 stage_of(u32 step) { return step % STAGES; }
+
+DEV const u8* step_keys(const Shared& shared, u32 step) { return shared.keys + stage_of(step) * OPERAND_BYTES; }
+DEV const u8* await_keys(const Shared& shared, Meeting* m, u32 step) {
+    barrier_wait(&m->keys_there[stage_of(step)], step / STAGES & 1);
+    return step_keys(shared, step);
+}
+
+// Probabilities to shared memory, by which the second warpgroup multiplies; it has read those of the step before.
+DEV void publish_weights(const Shared& shared, Meeting* m, u32 step, const Probabilities<KEYS / 2>& p, const float (&shrink)[2]) {
+    barrier_wait(&m->weights_free, ~step & 1);
+    // Pieces of a row change places by bits that its begin leaves zero.
+    const u32 begin = anew(panel_offset(wgmma_row(0), 0) + wgmma_col(0) * 2);
+    UNROLL for (u32 i = 0; i < KEYS / 4; ++i) {
+        const u32 piece = i / 2, lower = i % 2 * 8 * 128;
+        *(u32*)(shared.weights + lower + (begin ^ piece * 16)) = p.v[i / 4][i % 4];
+    }
+    publish_scales(shrink);
+    release_written(&m->weights_there);
+}
+
+// The scores of keys [at, at + KEYS), of which those in front of `end` are there and not all rows see all, become probabilities.
+DEV void weigh_last(float (&s)[KEYS / 2], Softmax& r, float (&shrink)[2], const Job& job, const Place& p, u32 at, u32 end) {
+    u32 seen[2];
+    UNROLL for (u32 slot = 0; slot < 2; ++slot)
+        seen[slot] = keys_seen_by(p, query_of(wgmma_row(slot * 2), p, job.to).token, at, end);
+    weigh<true>(s, r, shrink, seen, job.factor);
+}
+
+// Sums of a split that has keys, by the warpgroup that makes the probabilities, which it multiplies by as they lie in its registers. The
+// next step's scores are computed behind the sums of this one, which hold on to fewer rows: there is room for two steps. Scores
+// are started and awaited in one straight piece, across neither the end of a loop nor a way out of it: ptxas would wait for each product
+// by itself, which takes half as long again.
+DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Shared& shared, Meeting* m, Worker& w, const Place& p) {
+    float s[KEYS / 2], shrink[2];
+    Probabilities<KEYS / 2> weights;
+    const u32 first = first_key(p), end = end_key(p);
+    u32 at = first;
+    const auto start_step = [&] {
+        pack(weights, s);
+        if (at != first) shrink_all(o, shrink);
+        start_sums(o, [&](u32 i) -> const u32(&)[4] { return weights.v[i]; }, step_keys(shared, w.step), at != first);
+        publish_weights(shared, m, w.step, weights, shrink);
+    };
+    const auto next_scores = [&] {
+        start_scores(s, shared.queries, await_keys(shared, m, w.step + 1));
+        wgmma_wait<1>();
+        wgmma_hold(o);
+        release(&m->keys_free[stage_of(w.step++)]);
+        wgmma_wait<0>();
+        wgmma_hold(s);
+    };
+    start_scores(s, shared.queries, await_keys(shared, m, w.step));
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    // All rows see all keys of a step, but for the last ones: of tokens that are taken together, the last two.
+    for (; end - at > KEYS && at + KEYS + p.count <= end + 1; at += KEYS) {
+        const u32 all[2] = {KEYS, KEYS};
+        weigh<false>(s, r, shrink, all, job.factor);
+        start_step();
+        next_scores();
+    }
+    for (; end - at > KEYS; at += KEYS) {
+        weigh_last(s, r, shrink, job, p, at, end);
+        start_step();
+        next_scores();
+    }
+    weigh_last(s, r, shrink, job, p, at, end);
+    start_step();
+    wgmma_wait<0>();
+    wgmma_hold(o);
+    release(&m->keys_free[stage_of(w.step++)]);
+}
+
+// The same by the other, of step after step.
+DEV void add(float (&o)[SUMS], const Shared& shared, Meeting* m, Worker& w, const Place& p) {
+    const u32 first = first_key(p), end = end_key(p);
+    for (u32 at = first; at < end; at += KEYS) {
+        const u8* keys = await_keys(shared, m, w.step);
+        barrier_wait(&m->weights_there, w.step & 1);
+        if (at != first) {
+            float shrink[2];
+            read_scales(shrink);
+            shrink_all(o, shrink);
+        }
+        const KMajor weights = shared_by_lanes(by_k(shared.weights));
+        start_sums(o, [&](u32 i) { return further(weights, i * 32); }, keys, at != first);
+        wgmma_wait<0>();
+        wgmma_hold(o);
+        release(&m->weights_free);
+        release(&m->keys_free[stage_of(w.step++)]);
+    }
+}
+
+// What a split leaves, by both. Every thread of the team must come.
+template <bool SCORES> DEV void put(const float (&o)[SUMS], const Softmax& r, const Job& job, const Place& p) {
+    float max[2]{}, sum[2]{}, scale[2];
+    if (SCORES) UNROLL for (u32 slot = 0; slot < 2; ++slot) {
+        max[slot] = r.max[slot] * job.factor;
+        sum[slot] = group_sum<4>(r.sum[slot]);
+        scale[slot] = 1.f / sum[slot];
+    }
+    if (p.splits > 1) {
+        const f32x2 facts[2] = {{{max[0], sum[0]}}, {{max[1], sum[1]}}};
+        return store_record(o, p, job.to, SCORES ? facts : nullptr);
+    }
+    team_sync();  // The second warpgroup has heard of the last step.
+    if (SCORES) publish_scales(scale);
+    team_sync();
+    if (!SCORES) read_scales(scale);
+    store_outputs(o, p, job.to, scale);
+    team_sync();
+}
+
+// A split from its first key to what it leaves.
+template <bool SCORES> DEV void multiply_split(const Job& job, const Shared& shared, Meeting* m, Worker& w, const Place& p) {
+    float o[SUMS];
+    Softmax r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
+    if (SCORES) score_and_add(o, r, job, shared, m, w, p);
+    else add(o, shared, m, w, p);
+    put<SCORES>(o, r, job, p);
+}
+
+// Rows behind the last one that has keys.
+DEV void leave_padding(const Job& job, u32 with_keys) {
+    for (u32 row = with_keys + bid_x(); row < job.rows.rows; row += gdim_x()) {
+        Place p{};
+        p.row = row;
+        p.token = (u32)job.rows.cu_q[row];
+        p.count = 1;
+        store_zeros(p, job.to);
+    }
+}
+
+DEV void multiply(const Job& job, const Shared& shared, Meeting* m, Place p) {
+    const bool scores = warp_id() < WARPS / 2;
+    Worker w{};
+    u32 done = 0;  // splits of these heads
+    while (p.left != 0) {
+        if (scores && done == 0) barrier_wait(&m->queries_there, w.tokens++ & 1);
+        if (p.context == 0) store_zeros(p, job.to);
+        else if (scores) multiply_split<true>(job, shared, m, w, p);
+        else multiply_split<false>(job, shared, m, w, p);
+        ++done;
+        const bool leaving = p.left == 1 || p.split + 1 == p.splits;
+        if (scores && leaving) release(&m->queries_free);
+        if (leaving && p.splits > 1 && is_last(job.to.arrived + unit_of(p), done, p.splits)) merge_splits(p, job.to);
+        if (leaving) done = 0;
+        next_place(p, job.rows);
+    }
+}

@@ -1,0 +1,94 @@
+// mla_decode_wgmma/split_length.h - how many keys a split has at most in a step, and whether successive tokens of a request are taken together: so
+// that the block with most to do is done soonest, by what steps, and what splits leave, were measured to cost. Each warp estimates that
+// for a length of its own, from the contexts of all rows; all blocks come to the same result. So the cuts of a context depend on those
+// beside it.
+#pragma once
+
+enum : u32 { SHORTEST = 8, LENGTHS = WARPS, WHOLE = 30 };  // logarithms of keys
+DEV u32 cut_of(u32 i) { return i + 1 == LENGTHS ? WHOLE : SHORTEST + i; }
+
+// Of all rows.
+struct Pieces {
+    u32 all, records;    // splits, without and with those of rows that have no keys
+    u32 longest, steps;  // steps of the longest split, and of all
+    u32 most;            // splits of a row
+    u32 live, chains;    // rows with keys; requests whose successive tokens they are
+    u32 end;             // behind the last row with keys
+};
+// A context; its highest bit says that the row is not the token behind that of the row before.
+enum : u32 { BEGINS = 1u << 31, NOTED = OPERAND_BYTES / 4 };
+DEV u32 note_of(const Rows& rows, u32 row) {
+    const u32 context = (u32)rows.context_lens[row];
+    if (rows.together <= 1 || row == 0 || context <= 1) return context | BEGINS;
+    const bool follows = (u32)rows.context_lens[row - 1] + 1 == context && table_of(rows, row - 1) == table_of(rows, row);
+    return follows ? context : context | BEGINS;
+}
+// Notes of all rows that there is room for. A row's trip to memory is as long as those of all, and start_of_block finds on this side of
+// it what it will want.
+DEV void note_rows(const Rows& rows, u32* notes) {
+    const u32 end = rows.rows < NOTED ? rows.rows : NOTED;
+    _Pragma("unroll 1") for (u32 row = tid(); row < end; row += TEAM) {
+        notes[row] = note_of(rows, row);
+        anew(table_of(rows, row) ^ (u32)rows.cu_q[row]);
+    }
+    team_sync();
+}
+
+// The next whole number from a / b on, where b is no more than some thousands: for estimates.
+DEV u32 at_least(u32 a, u32 b) { return (u32)((float)a * rcp_((float)b) + 0.9999f); }
+DEV Pieces count_pieces(const Rows& rows, const u32* notes, u32 cut) {
+    Pieces n{};
+    _Pragma("unroll 1") for (u32 row = lane(); row < rows.rows; row += WARP_SIZE) {
+        const u32 note = row < NOTED ? notes[row] : note_of(rows, row), context = note & ~BEGINS;
+        const u32 own = splits_of(context, cut);
+        n.records += own;
+        if (context == 0) continue;
+        n.all += own;
+        const u32 steps = at_least(context, own * KEYS);
+        n.longest = n.longest < steps ? steps : n.longest;
+        n.steps += (context + KEYS - 1) / KEYS;
+        n.most = n.most < own ? own : n.most;
+        n.live += 1;
+        n.chains += note >> 31;
+        n.end = row + 1;
+    }
+    return Pieces{warp_sum(n.all),  warp_sum(n.records), warp_max(n.longest), warp_sum(n.steps),
+                  warp_max(n.most), warp_sum(n.live),    warp_sum(n.chains),  warp_max(n.end)};
+}
+
+// All splits where so many tokens are taken together.
+DEV u32 pieces_of(const Pieces& n, u32 together) {
+    if (together <= 1 || n.chains == 0) return n.all;
+    const u32 length = at_least(n.live, n.chains), runs = n.chains * at_least(length, together);
+    return (u32)((float)n.all * (float)runs * rcp_((float)n.live) + 0.99f);
+}
+// Of the block with most to do, in eighths of a step, by `filled` rows of an operand: what a split leaves costs up to five steps, what is
+// not cut up to two; merging a split again, up to one and a half. Of several splits of a block not all are long.
+DEV u32 cost_of(const Pieces& n, u32 pieces, u32 filled) {
+    if (n.all == 0) return 0;
+    const float part = (float)filled / TILE, turns = (float)at_least(pieces, gdim_x());
+    const float mean = (float)n.steps * rcp_((float)n.all), beyond = (float)n.longest - mean;
+    const float steps = turns * mean + (0.25f + 0.75f * turns) * beyond;
+    const float leaving = n.most > 1 ? 1.f + 4.f * part : 1.f + part, merging = n.most > 1 ? 1.5f * part * (float)n.most : 0.f;
+    return (u32)(8.f * (steps + turns * leaving + merging));
+}
+
+// The logarithm of the keys of a split at most. From `rows` goes what has no keys behind all that have some, and `together` becomes 1
+// where tokens go side by side. `heads`: of a block; `notes`: OPERAND_BYTES of shared memory, free again afterwards. Every thread of the team must come.
+DEV u32 cut_step(Rows& rows, u32 heads, u32 most_records, u32* notes) {
+    SHARED(u32, costs, 2 * LENGTHS);
+    const u32 none = ~0u >> 4, own = warp_id();
+    note_rows(rows, notes);
+    const Pieces n = count_pieces(rows, notes, cut_of(own));
+    if (lane() < 2) {
+        const u32 together = lane() == 0 ? rows.together : 1, kind = lane() * LENGTHS + LENGTHS - 1 - own;
+        const bool fits = (n.records <= most_records || own + 1 == LENGTHS) && (lane() == 0 || rows.together > 1);
+        const u32 cost = cost_of(n, pieces_of(n, together), heads * (together < 1 ? 1 : together));
+        costs[kind] = (fits && cost < none ? cost : none) << 4 | kind;
+    }
+    team_sync();
+    const u32 best = warp_min(lane() < 2 * LENGTHS ? costs[lane()] : ~0u) & 15;
+    rows.rows = n.end;
+    if (best >= LENGTHS) rows.together = 1;
+    return cut_of(LENGTHS - 1 - best % LENGTHS);
+}

@@ -1,0 +1,55 @@
+// mla_decode_wgmma/store.h - how a warpgroup leaves its half of the channels: as means, or in records (mla_decode/records.h).
+#pragma once
+
+enum : u32 { SUMS = HALF / 2 };  // of a lane: two heads, a quarter of the channels each
+
+DEV u32 first_channel() { return warp_id() / 4 * HALF; }
+
+// Whose row of the products it is: a head of the block's, of one of the tokens at a place.
+struct QueryRow {
+    u32 token, head;
+    bool real;
+};
+// Token and head of all rows; to divide for them is more than registers are left for.
+DEV u32* asker_names() { SHARED(u32, names, TILE); return names; }
+DEV void set_queries(u32 heads) {
+    if (tid() < TILE) asker_names()[tid()] = heads >= TILE ? tid() : tid() / heads << 16 | tid() % heads;
+}
+DEV QueryRow query_of(u32 row, const Place& p, const Outputs& to) {
+    const u32 name = asker_names()[row], token = name >> 16, head = name & 0xffff;
+    return QueryRow{token, head, token < p.count && first_head() + head < to.heads};
+}
+
+// `scale`: of the lane's two rows.
+DEV void store_outputs(const float (&o)[SUMS], const Place& p, const Outputs& to, const float (&scale)[2]) {
+    UNROLL for (u32 slot = 0; slot < 2; ++slot) {
+        const QueryRow asker = query_of(wgmma_row(slot * 2), p, to);
+        if (!asker.real) continue;
+        half_t* mean = mean_of(p, to, asker.token, asker.head) + first_channel();
+        UNROLL for (u32 i = slot * 2; i < SUMS; i += 4)
+            *(u32*)(mean + wgmma_col(i)) = pack_half(o[i] * scale[slot], o[i + 1] * scale[slot]);
+    }
+}
+
+// Means of no keys. Queries, whose place they take, have been read when the first warpgroup comes.
+DEV void store_zeros(const Place& p, const Outputs& to) {
+    team_sync();
+    for (u32 row = warp_id(); row < TILE; row += WARPS) {
+        const QueryRow asker = query_of(row, p, to);
+        if (!asker.real) return;
+        for (u32 channel = lane() * 8; channel < LATENT; channel += WARP_SIZE * 8)
+            *(u32x4*)(mean_of(p, to, asker.token, asker.head) + channel) = u32x4{{0, 0, 0, 0}};
+    }
+}
+
+// And, where `facts` are told, what the lane's two rows know of all keys of the split; maxima in units of log2(e).
+DEV void store_record(const float (&o)[SUMS], const Place& p, const Outputs& to, const f32x2* facts) {
+    UNROLL for (u32 slot = 0; slot < 2; ++slot) {
+        const QueryRow asker = query_of(wgmma_row(slot * 2), p, to);
+        if (!asker.real) continue;
+        float* record = records_of(p, to, asker.token, p.split) + asker.head * RECORD;
+        UNROLL for (u32 i = slot * 2; i < SUMS; i += 4)
+            *(f32x2*)(record + first_channel() + wgmma_col(i)) = f32x2{{o[i], o[i + 1]}};
+        if (facts && lane() % 4 == 0) *(f32x2*)(record + LATENT) = facts[slot];
+    }
+}

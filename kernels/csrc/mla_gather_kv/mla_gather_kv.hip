@@ -1,0 +1,50 @@
+// mla_gather_kv: a window of the rows of the pool that long rows see, one behind another (mla_prefill/long_rows.h), for products that
+// make keys and values of them. What fills a row up to whole steps becomes zero, whatever an earlier owner left there.
+// CPU twin: cpu/mla/non_absorbed_attention.rs.
+//
+//   to    [keys, to_stride]: its first WIDTH columns
+//   pool  one layer, [slot][WIDTH]; cu_q, context_lens, tables, table_rows as in mla_decode
+//
+//   -DWIDTH=n (a multiple of 8)  -DBLOCK_TOKENS=n (a multiple of 16)
+// Grid: keys of the window / 32. Block: 256.
+// Roofline: the rows' bytes, read and written.
+#include "dev.h"
+#include "mla_prefill/long_rows.h"
+
+enum : u32 { RUN = 32, PIECES = WIDTH / 8, THREADS = 256 };  // keys of a block
+
+// A place in the list: key of a row; no context behind the last row.
+struct Spot { u32 row, key, context; };
+DEV Spot spot_of(const LongRows& rows, u32 place) {
+    u32 before = 0;
+    for (u32 i = 0; i < rows.count; i += WARP_SIZE) {
+        const Lengths mine = lengths_of(rows, i + lane());
+        const u32 span = span_of(mine), up_to = before + sum_up_to_lane(span);
+        const u32 at = warp_sum((u32)(up_to <= place));
+        if (at < WARP_SIZE) return Spot{rows.first + i + at, place - shfl(up_to - span, at), shfl(mine.context, at)};
+        before = shfl(up_to, WARP_SIZE - 1);
+    }
+    return Spot{};
+}
+
+KERNEL(256)
+mla_gather_kv(half_t* to, const half_t* pool, const i32* cu_q, const i32* context_lens, const i32* tables,
+              const i32* table_rows, u32 first, u32 count, u32 least, u32 begin, u32 table_width, u32 to_stride) {
+    grid_wait();
+    grid_release();
+    const LongRows rows{cu_q, context_lens, first, count, least};
+    const Spot spot = spot_of(rows, begin + bid_x() * RUN);  // Steps begin on runs.
+    if (spot.context == 0) return;
+    const i32* table = tables + (u64)(table_rows ? (u32)table_rows[spot.row] : spot.row) * table_width;
+    half_t* out = to + (u64)bid_x() * RUN * to_stride;
+    for (u32 i = tid(); i < RUN * PIECES; i += THREADS) {
+        const u32 line = i / PIECES, piece = i % PIECES * 8, key = spot.key + line;
+        u32x4 values{{0, 0, 0, 0}};
+        if (key < spot.context) {
+            const u64 slot = (u64)(u32)table[key / BLOCK_TOKENS] * BLOCK_TOKENS + key % BLOCK_TOKENS;
+            values = *(const u32x4*)(pool + slot * WIDTH + piece);
+        }
+        *(u32x4*)(out + (u64)line * to_stride + piece) = values;
+    }
+}
+EXPORT(mla_gather_kv)

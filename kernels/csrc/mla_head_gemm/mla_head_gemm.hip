@@ -1,0 +1,76 @@
+// mla_head_gemm: y[t, h] = W_h x[t, h], a matrix a head: queries to latents, and means of latents to values.
+// CPU twin: the products in cpu/mla/absorbed_attention.rs.
+//
+//   y [T, y_stride], head h from column h * OUTPUTS on; x [T, x_stride], head h from column h * x_head on, INPUTS of it
+//   w [heads][OUTPUTS][INPUTS]; all half_t, rows of x and W aligned to 16 bytes
+//
+//   -DINPUTS=n (a multiple of 32)  -DOUTPUTS=n (a multiple of 16)
+//   -DLONG_ROW=n  tokens of rows of at least n tokens are left out, but for some at their ends: cu_q i32 [row_count + 1] says whose they are
+//   rows  of x that a block goes through, a multiple of 16
+// Grid: (strips of a head by those of a block, heads, T by rows). Block: 128.
+// Rounding: the output once. A row's result is the same sum in the same order whatever the others hold.
+// Roofline: bytes of W; a warp holds its strips of W in registers while rows of x pass.
+#include "dev.h"
+#include "dev/strip.h"
+#include "attention/row_of.h"
+
+enum : u32 {
+    PIECES = INPUTS / 32,
+    STRIPS = OUTPUTS / STRIP_ROWS,
+    OWN = PIECES >= 16 ? 1 : PIECES >= 8 ? 2 : 4,  // strips of a warp
+    WARPS = 128 / WARP_SIZE
+};
+
+struct Strips { half_x8 v[OWN][PIECES]; };
+
+DEV Strips load_strips(const half_t* w, u32 first) {
+    Strips s;
+    UNROLL for (u32 i = 0; i < OWN; ++i) {
+        const half_t* row = w + ((first + i) * STRIP_ROWS + strip_w_row()) * INPUTS + strip_k();
+        UNROLL for (u32 k = 0; k < PIECES; ++k)
+            s.v[i][k] = first + i < STRIPS ? load_const((const half_x8*)(row + k * 32)) : zero8();
+    }
+    return s;
+}
+
+// The first of the 16 tokens from `at` on, or of as many so much further on, that are not all of a long row.
+DEV u32 past_long_rows(const i32* cu_q, u32 row_count, u32 at, u32 end) {
+#ifdef LONG_ROW
+    while (at < end) {
+        const u32 row = row_of(cu_q, row_count, at), row_end = (u32)cu_q[row + 1];
+        if (row_end < at + 16 || row_end - (u32)cu_q[row] < LONG_ROW) break;
+        at += (row_end - at) / 16 * 16;
+    }
+#endif
+    return at;
+}
+
+KERNEL(128)
+mla_head_gemm(half_t* y, const half_t* x, const half_t* w, const i32* cu_q, u32 row_count, u32 tokens, u32 rows, u32 x_head,
+              u32 x_stride, u32 y_stride) {
+    const u32 head = bid_y(), strip = (bid_x() * WARPS + warp_id()) * OWN;
+    if (strip >= STRIPS) return;
+    const Strips own = load_strips(w + (u64)head * OUTPUTS * INPUTS, strip);
+    grid_wait();
+    grid_release();
+    const u32 end = (bid_z() + 1) * rows < tokens ? (bid_z() + 1) * rows : tokens;
+    for (u32 at = bid_z() * rows; (at = past_long_rows(cu_q, row_count, at, end)) < end; at += 16) {
+        f32x4 sums[OWN];
+        UNROLL for (u32 i = 0; i < OWN; ++i) sums[i] = f32x4{{0.f, 0.f, 0.f, 0.f}};
+        UNROLL for (u32 k = 0; k < PIECES; ++k) {
+            StripX part;
+            UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
+                const u32 token = at + strip_x_row(j);
+                const half_t* from = x + (u64)token * x_stride + head * x_head + k * 32 + strip_k();
+                part.v[j] = token < end ? *(const half_x8*)from : zero8();
+            }
+            UNROLL for (u32 i = 0; i < OWN; ++i) strip_mma(sums[i], part, own.v[i][k]);
+        }
+        UNROLL for (u32 i = 0; i < OWN; ++i)
+            UNROLL for (u32 e = 0; e < 4; ++e) {
+                const u32 token = at + strip_c_x(e), output = (strip + i) * STRIP_ROWS + strip_c_w(e);
+                if (token < end && output < OUTPUTS) y[(u64)token * y_stride + head * OUTPUTS + output] = to_half(sums[i].v[e]);
+            }
+    }
+}
+EXPORT(mla_head_gemm)

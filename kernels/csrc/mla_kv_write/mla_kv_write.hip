@@ -1,0 +1,46 @@
+// mla_kv_write.hip - between the projections and latent attention. CPU twin: cpu/mla/kv_write.rs.
+//
+// mla_kv_write  pool row of a token's slot = [norm(c) | turn(k)] of kv [tokens, LATENT + ROTARY]; slot < 0 stores nothing. The
+//               last ROTARY channels of every head of q [tokens, heads * width] are turned in place.
+//   norm [LATENT] of ACT; cos, sin f32 [positions, ROTARY / 2]; positions i32, slots i64 [tokens]
+//   pool: one layer, [slot][LATENT + ROTARY] of ACT
+// Turning: channels 2 i and 2 i + 1 against each other.
+// Options: LATENT, ROTARY, ACT_F32. Grid: tokens. Block: 256.
+// Rounding points: the normed latent before and behind its weight, turned channels once.
+// Roofline: bytes of kv and q over bandwidth; one token is latency: load, reduce, store.
+#include "dev.h"
+#include "norm/norm.h"
+
+enum : u32 { WIDTH = LATENT + ROTARY, HALF = ROTARY / 2 };
+
+// Channels 2 i and 2 i + 1 of `y` from those of `x`.
+DEV void rope_pair(ACT* y, const ACT* x, u32 i, float cos, float sin) {
+    const float a = f32(x[2 * i]), b = f32(x[2 * i + 1]);
+    y[2 * i] = to<ACT>(a * cos - b * sin);
+    y[2 * i + 1] = to<ACT>(b * cos + a * sin);
+}
+
+KERNEL(256)
+mla_kv_write(ACT* q, ACT* pool, const ACT* kv, const ACT* norm, const float* cos, const float* sin, const i32* positions,
+             const i64* slots, u32 heads, u32 width, u32 q_stride, u32 kv_stride,
+             float eps) {
+    grid_release();
+    grid_wait();
+    const u64 token = bid_x(), turn = (u64)positions[token] * HALF;
+    const ACT* own = kv + token * kv_stride;
+    float squares = 0.f;
+    for (u32 i = tid(); i < LATENT; i += bdim()) squares += f32(own[i]) * f32(own[i]);
+    const float scale = inverse_rms(block_sum(squares), LATENT, eps);
+    for (u32 i = tid(); i < heads * HALF; i += bdim()) {
+        const u32 pair = i % HALF;
+        ACT* head = q + token * q_stride + (i / HALF + 1) * width - ROTARY;
+        rope_pair(head, head, pair, cos[turn + pair], sin[turn + pair]);
+    }
+    const i64 slot = slots[token];
+    if (slot < 0) return;
+    ACT* row = pool + (u64)slot * WIDTH;
+    for (u32 i = tid(); i < LATENT; i += bdim()) row[i] = to<ACT>(normed(f32(own[i]), scale, f32(norm[i])));
+    for (u32 i = tid(); i < HALF; i += bdim())
+        rope_pair(row + LATENT, own + LATENT, i, cos[turn + i], sin[turn + i]);
+}
+EXPORT(mla_kv_write)

@@ -1,0 +1,93 @@
+// mla_prefill/fetch.h - the warp that tells the copy engine of queries, keys and values, for item after item, into panels that two
+// warpgroups multiply from, as far ahead as there is room.
+#pragma once
+#include "dev/ring_stage.h"
+
+enum : u32 {
+    STAGES = 2,                            // of keys and of values
+    OWN_PANELS = UNTURNED / 64,            // of a key
+    KEY_PANELS = (UNTURNED + ROTARY) / 64,
+    VALUE_PANELS = VALUE / 64,
+    PANEL_BYTES = TILE * 128,
+    KEY_BYTES = KEY_PANELS * PANEL_BYTES,  // of a step, and of a tile of queries
+    VALUE_BYTES = VALUE_PANELS * PANEL_BYTES,
+    WORKING = 8                            // warps that multiply
+};
+
+struct Stages { Barrier there[STAGES], free[STAGES]; };
+struct Meeting {
+    Stages keys, values;
+    Barrier item_there, item_free;  // with its queries
+    Barrier turn[2];                // of the warpgroups that multiply
+    Item item;
+};
+struct Shared { u8 *queries, *keys, *values, *outputs; };
+
+DEV Shared share(u8* dynamic) {
+    u8 *queries = on_1024(dynamic), *keys = queries + KEY_BYTES, *values = keys + STAGES * KEY_BYTES;
+    return Shared{queries, keys, values, values + STAGES * VALUE_BYTES};
+}
+
+// Hands an item over, with its queries: those behind the row's last token are somebody's, or zero, and nobody stores what they find.
+DEV void hand_over(const Shared& shared, Meeting* m, RingStage& turn, const Job& job, const Item& item) {
+    barrier_wait(&m->item_free, turn.odd ^ 1);
+    if (lane() == 0) {
+        m->item = item;
+        if (has_keys_here(item)) {
+            const Matrix q{job.q, job.tokens, job.q_stride};
+            barrier_expect(&m->item_there, KEY_BYTES);
+            for (u32 panel = 0; panel < KEY_PANELS; ++panel)
+                panel_copy(shared.queries + panel * PANEL_BYTES, job.q_map, q, TILE, item.token + item.first,
+                           item.head * (UNTURNED + ROTARY) + panel * 64, &m->item_there);
+        } else {
+            barrier_arrive(&m->item_there);
+        }
+    }
+    warp_sync();
+    advance<1>(turn);
+}
+
+DEV void fetch_step(const Shared& shared, Meeting* m, const RingStage& turn, const Job& job, const Item& item, u32 row) {
+    const Matrix kv{job.kv, job.window.keys, job.kv_stride};
+    u8 *keys = shared.keys + turn.stage * KEY_BYTES, *values = shared.values + turn.stage * VALUE_BYTES;
+    Barrier *keys_there = &m->keys.there[turn.stage], *values_there = &m->values.there[turn.stage];
+    barrier_wait(&m->keys.free[turn.stage], turn.odd ^ 1);
+    if (lane() == 0) {
+        barrier_expect(keys_there, KEY_BYTES);
+        for (u32 panel = 0; panel < KEY_PANELS; ++panel) {
+            const u32 own = item.head * UNTURNED + panel * 64, shared_by_heads = job.turned + (panel - OWN_PANELS) * 64;
+            panel_copy(keys + panel * PANEL_BYTES, job.kv_map, kv, TILE, row, panel < OWN_PANELS ? own : shared_by_heads,
+                       keys_there);
+        }
+    }
+    barrier_wait(&m->values.free[turn.stage], turn.odd ^ 1);
+    if (lane() == 0) {
+        barrier_expect(values_there, VALUE_BYTES);
+        for (u32 panel = 0; panel < VALUE_PANELS; ++panel)
+            panel_copy(values + panel * PANEL_BYTES, job.kv_map, kv, TILE, row,
+                       job.values + item.head * VALUE + panel * 64, values_there);
+    }
+    warp_sync();
+}
+
+// By one warp. Hands out items until there are no more, and then the one that is missing.
+DEV void fetch_all(const Shared& shared, Meeting* m, const Job& job) {
+    Search search{};
+    RingStage items{}, steps{};
+    for (u32 number = bid_x();;) {
+        const Item item = find(search, job, number);
+        if (item.tokens == 0) {
+            hand_over(shared, m, items, job, item);
+            // Whoever has an item takes the number of the next one: as many numbers as there are items.
+            // The holder of the last of them was the last to count.
+            const u32 numbers = search.items_before;
+            if (lane() == 0 && number >= gdim_x() && number - gdim_x() + 1 == numbers) atomic_add(job.taken, 0u - numbers);
+            return;
+        }
+        const u32 taken = lane() == 0 ? atomic_add(job.taken, 1u) : 0;
+        if (has_keys_here(item) || item.cut.steps == 0) hand_over(shared, m, items, job, item);
+        for (u32 step = item.cut.step; step < item.cut.end; ++step, advance<STAGES>(steps))
+            fetch_step(shared, m, steps, job, item, item.cut.at + (step - item.cut.step) * TILE);
+        number = gdim_x() + shfl(taken, 0);
+    }
+}

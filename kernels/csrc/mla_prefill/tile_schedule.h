@@ -1,0 +1,53 @@
+// mla_prefill/tile_schedule.h - the tiles of all rows that have keys in the window, in the order in which they are taken: row by row, in a row
+// those with the most keys first, of equal ones head by head, so that neighbours in time share keys in the far cache.
+#pragma once
+
+enum : u32 { TILE = STEP_KEYS };  // tokens of a tile of queries, and keys of a step
+
+struct Item {
+    u32 row, head;      // of those that are meant, of those of the launch
+    u32 token, tokens;  // first token of the row, how many it has; none: there is no such item
+    u32 first;          // token of the row with which the tile begins
+    u32 before;         // keys before the row's first token
+    Cut cut;            // no steps at all: a padded row, which has no keys
+};
+
+// Keys that a token of an item's row sees.
+DEV u32 seen_by(const Item& item, u32 token) { return item.before + token + 1; }
+DEV bool has_keys_here(const Item& item) { return item.cut.step < item.cut.end; }
+
+// Where a search for ever later items is: rows looked at now are WARP_SIZE from `row` on.
+struct Search { u32 row, items_before, keys_before; };
+
+// Whether a row has items: it has keys in the window, or none at all and this is the first window.
+DEV bool is_here(u32 begin, u32 span, const Window& window) {
+    return span == 0 ? window.begin == 0 : begin < window.begin + window.keys && begin + span > window.begin;
+}
+
+// The item of that number; every lane of the warp must come. Behind the last one, items_before is how many there are.
+DEV Item find(Search& search, const Job& job, u32 number) {
+    for (; search.row < job.rows.count; search.row += WARP_SIZE) {
+        const Lengths mine = lengths_of(job.rows, search.row + lane());
+        const u32 span = span_of(mine), keys_up_to = search.keys_before + sum_up_to_lane(span), begin = keys_up_to - span;
+        const u32 tiles = is_here(begin, span, job.window) ? (mine.tokens + TILE - 1) / TILE : 0;
+        const u32 up_to = sum_up_to_lane(tiles * job.heads), at = warp_sum((u32)(search.items_before + up_to <= number));
+        if (at < WARP_SIZE) {
+            Item item{};
+            item.row = search.row + at;
+            const u32 left = shfl(search.items_before + up_to, at) - 1 - number;  // items of the row behind this one
+            item.head = job.heads - 1 - left % job.heads;
+            item.first = left / job.heads * TILE;
+            item.tokens = shfl(mine.tokens, at);
+            item.token = (u32)job.rows.cu_q[job.rows.first + item.row];
+            const u32 context = shfl(mine.context, at), row_begin = shfl(begin, at);
+            if (context < item.tokens) return item;
+            item.before = context - item.tokens;
+            const u32 end = item.first + TILE;
+            item.cut = cut_of(seen_by(item, (end < item.tokens ? end : item.tokens) - 1), row_begin, job.window);
+            return item;
+        }
+        search.items_before += shfl(up_to, WARP_SIZE - 1);
+        search.keys_before = shfl(keys_up_to, WARP_SIZE - 1);
+    }
+    return Item{};
+}

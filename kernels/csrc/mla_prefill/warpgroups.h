@@ -1,0 +1,193 @@
+// mla_prefill/warpgroups.h - by warpgroups: one warp fetches (fetch.h), two warpgroups multiply, each 64 tokens of a tile. While one of the two
+// makes probabilities of scores, the other's products run: they take turns. Probabilities stay in registers, the next operand of
+// the same warpgroup; a step's scores are computed while the step before it meets its values.
+#pragma once
+#include "dev/wgmma.h"
+#include "attention/softmax.h"
+#include "mla_prefill/tile_schedule.h"
+#include "mla_prefill/fetch.h"
+
+enum : u32 {
+    GROUP_TOKENS = 64,
+    SCORES = TILE / 2,    // of a lane: two tokens, half of a quarter of the keys each
+    OUTPUTS = VALUE / 2,  // outputs of a lane
+    STORED_BYTES = 16 * 128,  // of outputs on their way, of a warp: 64 channels of its tokens
+    GROUPS_SHARED = (1 + STAGES) * KEY_BYTES + STAGES * VALUE_BYTES + WORKING * STORED_BYTES + 1024
+};
+
+DEV void start_scores(float (&s)[SCORES], const u8* queries, const u8* keys) {
+    const KMajor q = shared_by_lanes(by_k(queries)), k = shared_by_lanes(by_k(keys));
+    wgmma_hold(s);
+    wgmma_fence();
+    UNROLL for (u32 i = 0; i < (UNTURNED + ROTARY) / 16; ++i) {
+        const u32 at = i / 4 * PANEL_BYTES + i % 4 * 32;
+        wgmma<TILE>(s, further(q, at), further(k, at), i != 0);
+    }
+    wgmma_commit();
+}
+
+DEV void start_outputs(float (&o)[OUTPUTS], const Probabilities<SCORES>& p, const u8* values) {
+    const NMajor v = shared_by_lanes(by_n(values, PANEL_BYTES));
+    wgmma_hold(o);
+    wgmma_fence();
+    UNROLL for (u32 i = 0; i < TILE / 16; ++i) wgmma<VALUE>(o, p.v[i], further(v, i * 16 * 128), true);
+    wgmma_commit();
+}
+
+struct Worker {
+    u32 group;  // 0 or 1
+    RingStage items, keys, values;
+    u32 turns;
+};
+
+// Adds an item's keys and values to its outputs, which are not yet divided by the sums.
+DEV void multiply(float (&o)[OUTPUTS], Softmax& r, Worker& w, const Shared& shared, Meeting* m, const Item& item, float factor) {
+    const u8* queries = shared.queries + w.group * GROUP_TOKENS * 128;
+    const u32 first = item.first + w.group * GROUP_TOKENS, open = seen_by(item, first) / TILE;
+    const u32 seen[2] = {seen_by(item, first + wgmma_row(0)), seen_by(item, first + wgmma_row(2))};
+    float s[SCORES], shrink[2];
+    Probabilities<SCORES> p;
+    const auto keys = [&] {
+        barrier_wait(&m->keys.there[w.keys.stage], w.keys.odd);
+        return shared.keys + w.keys.stage * KEY_BYTES;
+    };
+    const auto values = [&] {
+        barrier_wait(&m->values.there[w.values.stage], w.values.odd);
+        return shared.values + w.values.stage * VALUE_BYTES;
+    };
+    const auto weigh_step = [&](u32 step) {
+        wgmma_hold(s);
+        release(&m->keys.free[w.keys.stage]);
+        if (step + 1 == item.cut.end) release(&m->item_free);
+        advance<STAGES>(w.keys);
+        if (step < open) return weigh<false>(s, r, shrink, seen, factor);
+        const u32 at = step * TILE, left[2] = {seen[0] > at ? seen[0] - at : 0, seen[1] > at ? seen[1] - at : 0};
+        weigh<true>(s, r, shrink, left, factor);
+    };
+    const auto outputs_there = [&] {
+        wgmma_wait<0>();
+        wgmma_hold(o);
+        release(&m->values.free[w.values.stage]);
+        advance<STAGES>(w.values);
+    };
+
+    start_scores(s, queries, keys());
+    wgmma_wait<0>();
+    weigh_step(item.cut.step);
+    if (item.cut.step != 0)
+        UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] *= shrink[i >> 1 & 1];
+    pack(p, s);
+    for (u32 step = item.cut.step + 1; step < item.cut.end; ++step) {
+        const u8* step_keys = keys();
+        barrier_wait(&m->turn[w.group], w.turns++ & 1);
+        start_scores(s, queries, step_keys);
+        start_outputs(o, p, values());
+        release(&m->turn[w.group ^ 1]);
+        wgmma_wait<1>();
+        weigh_step(step);
+        outputs_there();
+        UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] *= shrink[i >> 1 & 1];
+        pack(p, s);
+    }
+    start_outputs(o, p, values());
+    outputs_there();
+}
+
+// Through shared memory, 16 rows of the warp's own, so that whole rows are written.
+DEV void store(const Job& job, const Item& item, u32 group, u8* panel, const float (&o)[OUTPUTS], const float (&scale)[2]) {
+    constexpr u32 AT_ONCE = WARP_SIZE / 8;
+    const u32 first = item.first + group * GROUP_TOKENS + (warp_id() & 3) * 16;
+    half_t* out = job.o + (u64)(item.token + first) * job.o_stride + item.head * VALUE;
+    UNROLL for (u32 part = 0; part < VALUE_PANELS; ++part) {
+        UNROLL for (u32 i = 0; i < 32; i += 2) {
+            const u32 row = wgmma_row(i) % 16, column = wgmma_col(i), token = i >> 1 & 1;
+            *(u32*)(panel + panel_offset(row, column / 8) + column % 8 * 2) =
+                pack_half(o[part * 32 + i] * scale[token], o[part * 32 + i + 1] * scale[token]);
+        }
+        warp_sync();
+        UNROLL for (u32 i = 0; i < 16; i += AT_ONCE) {
+            const u32 row = i + lane() / 8, piece = lane() % 8;
+            const u32x4 values = *(const u32x4*)(panel + panel_offset(row, piece));
+            if (first + row < item.tokens) *(u32x4*)(out + (u64)row * job.o_stride + part * 64 + piece * 8) = values;
+        }
+        warp_sync();
+    }
+}
+
+// What the lane carries from window to window.
+DEV f32x4* carried_by(const Job& job, const Item& item) {
+    return carried_by(job, item.row, item.token, item.first, TILE, item.head, OUTPUTS / 4 + 1) + tid() - 4 * WARP_SIZE;
+}
+DEV void save_carry_over(f32x4* to, const float (&o)[OUTPUTS], const Softmax& r) {
+    UNROLL for (u32 i = 0; i < OUTPUTS; i += 4)
+        to[i / 4 * WORKING_THREADS] = f32x4{{o[i], o[i + 1], o[i + 2], o[i + 3]}};
+    to[OUTPUTS / 4 * WORKING_THREADS] = f32x4{{r.max[0], r.max[1], r.sum[0], r.sum[1]}};
+}
+DEV void load_carry_over(const f32x4* from, float (&o)[OUTPUTS], Softmax& r) {
+    UNROLL for (u32 i = 0; i < OUTPUTS; i += 4) {
+        const f32x4 four = from[i / 4 * WORKING_THREADS];
+        UNROLL for (u32 j = 0; j < 4; ++j) o[i + j] = four.v[j];
+    }
+    const f32x4 facts = from[OUTPUTS / 4 * WORKING_THREADS];
+    UNROLL for (u32 i = 0; i < 2; ++i) {
+        r.max[i] = facts.v[i];
+        r.sum[i] = facts.v[2 + i];
+    }
+}
+
+DEV void work(const Shared& shared, Meeting* m, const Job& job) {
+    Worker w{};
+    w.group = warp_id() / 4 - 1;
+    u8* panel = shared.outputs + (warp_id() - 4) * STORED_BYTES;
+    for (;; advance<1>(w.items)) {
+        barrier_wait(&m->item_there, w.items.odd);
+        const Item item = m->item;
+        if (item.tokens == 0) return;
+        float o[OUTPUTS], scale[2] = {0.f, 0.f};
+        Softmax r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
+        UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] = 0.f;
+        if (has_keys_here(item)) {
+            if (item.cut.step != 0) load_carry_over(carried_by(job, item), o, r);
+            multiply(o, r, w, shared, m, item, job.factor);
+            if (item.cut.end != item.cut.steps) {
+                save_carry_over(carried_by(job, item), o, r);
+                continue;
+            }
+            UNROLL for (u32 token = 0; token < 2; ++token) scale[token] = 1.f / group_sum<4>(r.sum[token]);
+        } else {
+            warp_sync();
+            release(&m->item_free);
+        }
+        store(job, item, w.group, panel, o, scale);
+    }
+}
+
+DEV void open(Meeting* m) {
+    for (u32 i = 0; i < STAGES; ++i) {
+        barrier_init(&m->keys.there[i], 1);
+        barrier_init(&m->values.there[i], 1);
+        barrier_init(&m->keys.free[i], WORKING);
+        barrier_init(&m->values.free[i], WORKING);
+    }
+    barrier_init(&m->item_there, 1);
+    barrier_init(&m->item_free, WORKING);
+    for (u32 i = 0; i < 2; ++i) barrier_init(&m->turn[i], WORKING / 2);
+    barriers_ready();
+}
+
+DEV void prefill(const Job& job) {
+    DYN_SHARED(u8, dynamic);
+    SHARED(Meeting, meeting, 1);
+    if (tid() == 0) open(meeting);
+    sync();
+    grid_wait();
+    const Shared shared = share(dynamic);
+    if (warp_id() < 4) {
+        fewer_registers<56>();
+        if (warp_id() == 0) fetch_all(shared, meeting, job);
+    } else {
+        more_registers<224>();
+        if (warp_id() >= 8) release(&meeting->turn[0]);  // The first turn is the other warpgroup's.
+        work(shared, meeting, job);
+    }
+}

@@ -1,0 +1,143 @@
+// mla_prefill/warps.h - by single warps: a tile of 16 tokens each, the warps of a block taking consecutive tiles. Keys come in runs of
+// COPIED, copied to shared memory while the run before is multiplied.
+#pragma once
+
+#ifndef STAGES
+#  define STAGES 2
+#endif
+
+enum : u32 {
+    COPIED = 64,  // keys per copy
+    // Rows of K start half the banks apart, rows of V an eighth: no two lanes of an access meet in a bank.
+    K_STRIDE = UNTURNED + ROTARY + 32,
+    V_STRIDE = VALUE + 8,
+    STAGE = COPIED * (K_STRIDE + V_STRIDE)
+};
+
+// Keys in front of row i of those that are meant, of all rows before it.
+DEV u32 begin_of(const LongRows& rows, u32 i) {
+    u32 sum = 0;
+    for (u32 j = lane(); j < i; j += WARP_SIZE) sum += span_of(lengths_of(rows, j));
+    return warp_sum(sum);
+}
+
+// Starts copying keys and values of a head from row `row` of the window on.
+DEV void copy_run(half_t* stage, const Job& job, u32 head, u32 row) {
+    constexpr u32 OWN = UNTURNED / 8, KEY = OWN + ROTARY / 8, PIECES = KEY + VALUE / 8;
+    for (u32 i = tid(); i < COPIED * PIECES; i += bdim()) {
+        const u32 key = i / PIECES, piece = i % PIECES;
+        const half_t* from = job.kv + (u64)(row + key) * job.kv_stride;
+        half_t* to = stage + key * K_STRIDE + piece * 8;
+        if (piece < OWN) from += head * UNTURNED + piece * 8;
+        else if (piece < KEY) from += job.turned + (piece - OWN) * 8;
+        else {
+            from += job.values + head * VALUE + (piece - KEY) * 8;
+            to = stage + COPIED * K_STRIDE + key * V_STRIDE + (piece - KEY) * 8;
+        }
+        copy16(to, from);
+    }
+}
+
+// Keys that the lane's queries see: all of them in tiles before the last one or two.
+struct Seen { u32 v[SLOTS], most; };
+
+DEV void multiply_run(Running& r, const Queries& q, const half_t* stage, u32 at, const Seen& seen, float factor) {
+    for (u32 tile = 0; tile < COPIED && at + tile < seen.most; tile += TILE_KEYS) {
+        const Keys k = load_keys(stage + tile * K_STRIDE, K_STRIDE);
+        Scores s = score(q, k);
+        u32 left[SLOTS];
+        UNROLL for (u32 i = 0; i < SLOTS; ++i) left[i] = seen.v[i] > at + tile ? seen.v[i] - at - tile : 0;
+        weigh(r, s, left, factor);
+        add_values(r, s, load_values(stage + COPIED * K_STRIDE + tile * V_STRIDE, V_STRIDE, TILE_KEYS));
+    }
+}
+
+DEV void store_outputs(half_t* o, u32 o_stride, Running& r, u32 first, u32 tokens) {
+    finish(r);
+    float scale[SLOTS];
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) scale[i] = 1.f / r.sum[i];
+    UNROLL for (u32 p = 0; p < PARTS; ++p) {
+        const u32 slot = part_slot(p), token = first + query_of(slot);
+        if (token < tokens) {
+            struct alignas(PART * 2) Part { half_t v[PART]; } part;
+            UNROLL for (u32 j = 0; j < PART; ++j) part.v[j] = to_half(PART_VALUE(r.out, p, j) * scale[slot]);
+            *(Part*)(o + (u64)token * o_stride + part_channel(p)) = part;
+        }
+    }
+}
+
+DEV void save_carry_over(f32x4* to, const Running& r) {
+    f32x4 facts{};
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) {
+        facts.v[i] = r.max[i];
+        facts.v[2 + i] = r.sum[i];
+    }
+    UNROLL for (u32 i = 0; i < SUMS; ++i) to[i * WORKING_THREADS] = r.out[i];
+    to[SUMS * WORKING_THREADS] = facts;
+}
+DEV void load_carry_over(const f32x4* from, Running& r) {
+    UNROLL for (u32 i = 0; i < SUMS; ++i) r.out[i] = from[i * WORKING_THREADS];
+    const f32x4 facts = from[SUMS * WORKING_THREADS];
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) {
+        r.max[i] = facts.v[i];
+        r.sum[i] = facts.v[2 + i];
+    }
+}
+
+// The block's keys [at, end) of its row, which are from row `from` of the window on.
+DEV void multiply(Running& r, const Queries& mine, const Job& job, half_t* stages, u32 at, u32 end, u32 from, const Seen& seen) {
+    const u32 head = bid_y();
+    copy_run(stages, job, head, from);
+    copy_commit();
+    for (u32 stage = 0; at < end; at += COPIED, from += COPIED) {
+        const u32 next = STAGES == 1 ? 0 : stage ^ 1;
+        if (STAGES > 1 && at + COPIED < end) copy_run(stages + next * STAGE, job, head, from + COPIED);
+        copy_commit();
+        copy_wait<STAGES - 1>();
+        sync();
+        multiply_run(r, mine, stages + stage * STAGE, at, seen, job.factor);
+        sync();
+        if (STAGES == 1 && at + COPIED < end) copy_run(stages, job, head, from + COPIED);
+        stage = next;
+    }
+}
+
+DEV void prefill(const Job& job) {
+    DYN_SHARED(half_t, stages);
+    grid_wait();
+    const u32 row = bid_z(), head = bid_y(), per_block = bdim() / WARP_SIZE * QUERIES;
+    const Lengths lengths = lengths_of(job.rows, row);
+    const u32 tiles = (lengths.tokens + per_block - 1) / per_block;
+    if (bid_x() >= tiles) return;
+    const u32 token = (u32)job.rows.cu_q[job.rows.first + row], tokens = lengths.tokens;
+    const u32 begin = (tiles - 1 - bid_x()) * per_block, first = begin + warp_id() * QUERIES;
+    half_t* out = job.o + (u64)token * job.o_stride + head * VALUE;
+    if (lengths.context < tokens) {  // A padded row: no keys.
+        for (u32 i = tid(); job.window.begin == 0 && i < per_block * VALUE; i += bdim())
+            if (begin + i / VALUE < tokens) out[(u64)(begin + i / VALUE) * job.o_stride + i % VALUE] = to_half(0.f);
+        return;
+    }
+
+    const u32 before = lengths.context - tokens;
+    const u32 last_of_warp = first + QUERIES <= tokens ? first + QUERIES - 1 : tokens - 1;
+    const u32 keys_of_block = before + (begin + per_block <= tokens ? begin + per_block : tokens);
+    const Cut cut = cut_of(keys_of_block, begin_of(job.rows, row), job.window);
+    if (cut.step >= cut.end) return;
+    const half_t* queries = job.q + (u64)token * job.q_stride + head * (UNTURNED + ROTARY);
+    const Queries mine = load_queries([&](u32 query) {
+        return first + query < tokens ? queries + (u64)(first + query) * job.q_stride : nullptr;
+    });
+    // Keys up to the query's own; what tokens behind the last one compute is not stored.
+    Seen seen{{}, first < tokens ? before + last_of_warp + 1 : 0};
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) seen.v[i] = before + first + query_of(i) + 1;
+    const u32 end = cut.end * STEP_KEYS;
+    seen.most = seen.most < end ? seen.most : end;
+
+    f32x4* carried = carried_by(job, row, token, begin, per_block, head, SUMS + 1) + tid();
+    Running r;
+    if (cut.step == 0) start(r);
+    else load_carry_over(carried, r);
+    multiply(r, mine, job, stages, cut.step * STEP_KEYS, keys_of_block < end ? keys_of_block : end, cut.at, seen);
+    if (cut.end == cut.steps) store_outputs(out, job.o_stride, r, first, tokens);
+    else save_carry_over(carried, r);
+}

@@ -1,0 +1,80 @@
+// moe_fp8_gemm: one product of an expert MLP whose weights are in fp8 with scales of blocks. Weights of the chosen experts are
+// read once per segment. CPU twin: `ExpertMlp` with the weights multiplied out.
+//
+//   moe_fp8_gemm_small_m  segments of at most 16 rows; x half_t, not quantised: fp8_gemm_small_m/strips.h, with -DTILES strips a block
+//   moe_fp8_grouped_gemm  segments of at most 64 rows; x fp8 with x_scales, as fp8_quantize_rows makes them: fp8_gemm/tile.h
+//
+//   -DGATED=1  y half_t [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
+//   -DGATED=0  y f32 [choices, N] = x[position], written by choice, W [E][N][K]
+//   scales    f32 of `unit` outputs and 128 k each, `scale_stride` between rows, N / unit rows an expert
+//   x_scales  f32 of 128 k each: [K / 128, x_scale_stride], of tokens (GATED) or positions
+//   -DTILES=0..8  strips a block; 0: moe_fp8_grouped_gemm
+// K a multiple of 64. `unit` divides N, and with GATED I, and is a multiple of 8.
+// Grid: (blocks over outputs, max_segments). Block: 256. Dynamic shared memory: as fp8_gemm_small_m/strips.h with M = 16, or none.
+// Rounding: as moe_gemm_small_m. Roofline: N K bytes for each expert that was chosen; 2 N K operations a choice.
+#include "dev.h"
+#include "moe/segment.h"
+#define CHANNELS 0
+#define NORM 0
+#if TILES
+#  include "fp8_gemm_small_m/strips.h"
+#else
+#  include "fp8_gemm/tile.h"
+#endif
+
+struct Scaling { const float* scales; u32 unit, stride; };
+
+DEV Weights expert_weights(const Segment& s, const fp8* w, const Scaling& by, u32 first, u32 n, u32 k) {
+    const float* scales = by.scales + (u64)s.expert * (n / by.unit) * by.stride;
+    return Weights{w + (u64)s.expert * n * k, scales, first, n, k, by.unit, by.stride};
+}
+
+// Row r of a segment is row x_of(r) of x.
+struct Rows {
+    const u32* choices;
+    u32 first, top_k;
+};
+DEV u32 x_of(const Rows& rows, u32 r) { return GATED ? rows.choices[r] / rows.top_k : rows.first + r; }
+
+DEV void put(void* y, const Rows& rows, u32 stride, u32 r, u32 out, float sum, float up) {
+    if (GATED) ((half_t*)y)[(u64)(rows.first + r) * stride + out] = to_half(gated(sum, up));
+    else ((float*)y)[(u64)rows.choices[r] * stride + out] = sum;
+}
+
+#if TILES
+KERNEL(256) moe_fp8_gemm_small_m(void* y, const half_t* x, const fp8* w, const u32* order, const Segment* segments, u32 n, u32 k,
+                                 u32 x_stride, u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride) {
+    grid_wait();
+    const Segment s = segments[bid_y()];
+    if (s.rows == 0) return;
+    const Rows rows{order + s.first, s.first, top_k};
+    const Weights weights = expert_weights(s, w, Scaling{scales, unit, scale_stride}, bid_x() * TILES * WIDTH, n, k);
+    const float* sums = strip_sums(weights, s.rows, [&](half_t* xs) {
+        stage_rows(xs, [&](u32 r) { return x + (u64)x_of(rows, r) * x_stride; }, nullptr, s.rows, k, 0.f);
+    });
+    const float dialect = FP8_FNUZ ? 2.f : 1.f;
+    each_sum(weights, sums, s.rows, [&](u32 r, u32 out, float sum, float up) {
+        put(y, rows, y_stride, r, out, sum * dialect, up * dialect);
+    });
+}
+EXPORT(moe_fp8_gemm_small_m)
+#else
+KERNEL(256) moe_fp8_grouped_gemm(void* y, const fp8* x, const fp8* w, const u32* order, const Segment* segments, u32 n, u32 k,
+                                 u32 x_stride, u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride,
+                                 const float* x_scales, u32 x_scale_stride) {
+    grid_wait();
+    const Segment s = segments[bid_y()];
+    if (s.rows == 0) return;
+    const Rows rows{order + s.first, s.first, top_k};
+    const Weights weights = expert_weights(s, w, Scaling{scales, unit, scale_stride}, bid_x() * OUTPUTS, n, k);
+    const auto x_row = [&](u32 r) -> const fp8* { return r < s.rows ? x + (u64)x_of(rows, r) * x_stride : nullptr; };
+    const auto x_scale = [&](u32 r, u32 block) {
+        return r < s.rows ? x_scales[(u64)block * x_scale_stride + x_of(rows, r)] : 1.f;
+    };
+    const Sums sums = tile_product(weights, x_row, x_scale);
+    each_output(weights, sums, [&](u32 r, u32 out, float sum, float up) {
+        if (r < s.rows && out < n / HALVES) put(y, rows, y_stride, r, out, sum, up);
+    });
+}
+EXPORT(moe_fp8_grouped_gemm)
+#endif

@@ -1,0 +1,78 @@
+// moe_fused_decode/down_combine.h - the second product of few choices: a block has whole strips of outputs, and for each of them the lines
+// of all experts, so that it can add up what the experts of a token say.
+#pragma once
+#include "moe_fused_decode/sort_choices.h"
+#include "moe_grouped_gemm_tma/roles.h"
+
+// A pass: one strip of up to STRIPS experts, against all places.
+struct DownCombine {
+    const Weight* w;
+#if FP8
+    Scaling scaling;
+#endif
+    const Sorted* sorted;
+    u32 n, k;
+    u32 strip, end;  // of outputs
+    u32 segment;     // first of the pass
+    u64 policy;
+    u32 rows, strips;
+};
+DEV DownCombine down_work_of_block(const Weight* w, const Sorted& sorted, u32 n, u32 k) {
+    const u64 all = n / STRIP_LINES;
+    const u32 at = (u32)(all * bid_x() / gdim_x()), end = (u32)(all * (bid_x() + 1) / gdim_x());
+    // As if a strip were over: next_pass() begins with the one behind it.
+    DownCombine b{};
+    b.w = w, b.sorted = &sorted, b.n = n, b.k = k, b.strip = at - 1, b.end = end, b.segment = sorted.all;
+    b.policy = read_once(), b.rows = sorted.places;
+    return b;
+}
+DEV bool is_last_of_strip(const DownCombine& b) { return b.segment + b.strips >= b.sorted->all; }
+DEV bool next_pass(DownCombine& b) {
+    b.segment += b.strips;
+    if (b.segment >= b.sorted->all) {
+        b.segment = 0;
+        if (++b.strip >= b.end) return false;
+    }
+    const u32 left = b.sorted->all - b.segment;
+    b.strips = left < STRIPS ? left : (u32)STRIPS;
+    return true;
+}
+DEV u32 row_of(const DownCombine&, u32 r) { return r; }
+DEV u32 columns_of(const DownCombine& b) { return b.k; }
+#if FP8
+DEV const float* scales_of(const DownCombine& b, u32 strip, u32 half) {
+    return scale_of(b.scaling, b.sorted->segments[b.segment + strip].expert, b.strip, half, b.n, false);
+}
+#endif
+DEV void copy_strips(const DownCombine& b, u8* to, u32 block, Barrier* full) {
+    if (lane() >= b.strips) return;
+    const Weight* expert = b.w + (u64)b.sorted->segments[b.segment + lane()].expert * b.n * b.k;
+    const Weight* from = expert + line_at(b.strip * STRIP_LINES, block, b.n, b.k);
+    bulk_copy_once(to + lane() * STRIP_BYTES, from, STRIP_BYTES, full, b.policy);
+}
+
+// What the expert of a place says, for the outputs of the strip. Written two outputs at a time.
+struct alignas(f32x2) ExpertOutputs { float v[MOST_CHOICES][STRIP_LINES]; };
+
+// Of the sums of all places with a strip of one expert, those that are its own.
+DEV void accumulate_output(ExpertOutputs& expert_outputs, const float (&c)[ROWS / 2], const DownCombine& b, u32 strip) {
+    if (strip >= b.strips) return;
+    const Segment s = b.sorted->segments[b.segment + strip];
+    UNROLL for (u32 j = 0; j < ROWS / 8; ++j)
+        UNROLL for (u32 i = 0; i < 2; ++i) {
+            const u32 place = j * 8 + lane() % 4 * 2 + i;
+            if (place - s.first < s.rows)
+                *(f32x2*)(expert_outputs.v[place] + lane() / 4 * 2) = f32x2{{c[4 * j + i], c[4 * j + 2 + i]}};
+        }
+}
+
+// y of the strip: a token's experts in ascending order.
+DEV void store_combined(half_t* y, const ExpertOutputs& expert_outputs, const DownCombine& b, u32 tokens, u32 y_stride) {
+    for (u32 i = tid(); i < tokens * STRIP_LINES; i += MULTIPLIERS) {
+        const u32 token = i / STRIP_LINES, out = i % STRIP_LINES;
+        float sum = 0.f;
+        for (u32 place = 0; place < b.rows; ++place)
+            if (b.sorted->token[place] == token) sum = fma_(b.sorted->share[place], expert_outputs.v[place][out], sum);
+        y[(u64)token * y_stride + b.strip * STRIP_LINES + out] = to_half(sum);
+    }
+}

@@ -1,0 +1,71 @@
+// moe_fused_decode/gate_up.h - the first product of few choices: every block has an even run of all strips of all experts, whatever
+// experts a pass of them belongs to. Each meets all tokens, and what nobody asked for is left out.
+#pragma once
+#include "moe_fused_decode/sort_choices.h"
+#include "moe_grouped_gemm_tma/roles.h"
+
+struct GateUp {
+    const Weight* w;
+#if FP8
+    Scaling scaling;
+#endif
+    const Sorted* sorted;
+    u32 n, k;
+    u32 at, end, each;  // strips of this block, and of a pass
+    u64 policy;
+    u32 rows, first, strips;
+};
+DEV GateUp gate_up_work_of_block(const Weight* w, const Sorted& sorted, u32 tokens, u32 n, u32 k) {
+    const u64 all = (u64)sorted.all * (n / STRIP_LINES);
+    const u32 at = (u32)(all * bid_x() / gdim_x()), end = (u32)(all * (bid_x() + 1) / gdim_x());
+    const u32 passes = (end - at + STRIPS - 1) / STRIPS, each = passes ? (end - at + passes - 1) / passes : 0;
+    GateUp m{};
+    m.w = w, m.sorted = &sorted, m.n = n, m.k = k, m.at = at, m.end = end, m.each = each;
+    m.policy = read_once(), m.rows = tokens;
+    return m;
+}
+DEV bool next_pass(GateUp& m) {
+    if (m.at >= m.end) return false;
+    const u32 left = m.end - m.at;
+    m.first = m.at;
+    m.strips = left < m.each ? left : m.each;
+    m.at += m.strips;
+    return true;
+}
+DEV u32 row_of(const GateUp&, u32 r) { return r; }
+DEV u32 columns_of(const GateUp& m) { return m.k; }
+#if FP8
+DEV const float* scales_of(const GateUp& m, u32 strip, u32 half) {
+    const u32 of_expert = m.n / STRIP_LINES, at = m.first + strip;
+    return scale_of(m.scaling, m.sorted->segments[at / of_expert].expert, at % of_expert, half, m.n, true);
+}
+#endif
+DEV void copy_strips(const GateUp& m, u8* to, u32 block, Barrier* full) {
+    enum : u32 { TILE_STRIPS = TILE_LINES / STRIP_LINES };
+    const u32 of_expert = m.n / STRIP_LINES, strip = (m.first + lane()) % of_expert;
+    if (lane() >= m.strips || (lane() > 0 && strip % TILE_STRIPS > 0)) return;
+    // What lies side by side from here on.
+    u32 run = TILE_STRIPS - strip % TILE_STRIPS;
+    if (run > of_expert - strip) run = of_expert - strip;
+    if (run > m.strips - lane()) run = m.strips - lane();
+    const u32 expert = m.sorted->segments[(m.first + lane()) / of_expert].expert;
+    const Weight* from = m.w + (u64)expert * m.n * m.k + line_at(strip * STRIP_LINES, block, m.n, m.k);
+    bulk_copy_once(to + lane() * STRIP_BYTES, from, run * STRIP_BYTES, full, m.policy);
+}
+
+// silu(gate) * up by place. A lane has gate and up of one output, of two tokens in every eight.
+DEV void store_gate_up(half_t* y, const float (&c)[ROWS / 2], const GateUp& m, u32 of_pass, u32 y_stride) {
+    const u32 of_expert = m.n / STRIP_LINES, strip = m.first + of_pass;
+    if (of_pass >= m.strips) return;
+    const Segment s = m.sorted->segments[strip / of_expert];
+    const u32 out = strip % of_expert * 8 + lane() / 4;
+    UNROLL for (u32 j = 0; j < ROWS / 8; ++j) {
+        if (j * 8 >= m.rows) break;
+        UNROLL for (u32 i = 0; i < 2; ++i) {
+            const u32 token = j * 8 + lane() % 4 * 2 + i;
+            const half_t value = to_half(gated(c[4 * j + i], c[4 * j + 2 + i]));
+            for (u32 place = s.first; place < s.first + s.rows; ++place)
+                if (m.sorted->token[place] == token) y[(u64)place * y_stride + out] = value;
+        }
+    }
+}

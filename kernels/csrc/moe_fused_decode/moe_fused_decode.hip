@@ -1,0 +1,69 @@
+// moe_fused_decode: one product of an expert MLP for up to 64 choices, where every launch counts: each block sorts the choices for
+// itself, and the second product ends in the weighted sum. Else as moe_grouped_gemm_tma, whose words these are. CPU twin: `ExpertMlp`.
+//
+//   -DGATED=1  y half_t [places, I] = silu(gate) * up of x[token of place], W [E][2 I][K]
+//   -DGATED=0  y half_t [T, N] = sum of weight * W x[place] over the places of a token, W [E][N][K], x [places, K]
+//   -DROUTES=1 choices are the top_k - shared largest of softmax(logits), logits f32 [T, all], all <= 256, and the shared
+//              experts behind all; see moe_route, also for counts and slots: the first block of the first product counts
+//   -DFP8=1    W in fp8 with `scales`, as in moe_grouped_gemm_tma
+//   -DMANY=1   twice as many lines, -DTILE_ROWS=n rows of x at a time: no fewer than tokens, and choices in the second product
+//   -DROUTES=0 they are experts i32, weights f32 [T top_k]
+// Places: choices of this rank by ascending expert.
+// Grid, block, shared memory, order and rounding as moe_grouped_gemm_tma; the weighted sum in f32, experts ascending, rounded once.
+//
+// Roofline: N K weights for each expert that was chosen.
+#include "dev.h"
+#include "dev/bulk.h"
+#include "moe_fused_decode/route.h"
+#if GATED
+#  include "moe_fused_decode/gate_up.h"
+#else
+#  include "moe_fused_decode/down_combine.h"
+#endif
+
+KERNEL(THREADS)
+moe_fused_decode(half_t* y, const half_t* x, const Weight* w, const i32* experts, const float* weights, const float* logits,
+                 u32 logits_stride, u32 all, u32 normalise, u32 shared, u32 choices, u32 first, u32 count, u32 n, u32 k, u32 x_stride,
+                 u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride, u32* counts, const i64* slots) {
+    SHARED(Sorted, sorted, 1);
+    const Ring ring = make_ring();
+    // The second product reads of its predecessor nothing but x: it sorts, and begins with the weights, before.
+    if (GATED) {
+        grid_wait();
+        grid_release();
+    }
+    u32* counting = GATED && bid_x() == 0 ? counts : nullptr;
+    const Router router{experts, weights, logits, logits_stride, all, normalise, shared, counting, slots};
+    route_tokens(*sorted, router, choices, first, count, top_k);
+    if (!GATED) grid_release();
+#if GATED
+    GateUp work = gate_up_work_of_block(w, *sorted, choices / top_k, n, k);
+#else
+    DownCombine work = down_work_of_block(w, *sorted, n, k);
+#endif
+#if FP8
+    work.scaling = Scaling{scales, unit, scale_stride};
+#endif
+    if (warp_id() == WEIGHT_WARP) return copy_weights(work, ring);
+    if (!GATED) grid_wait();
+    if (warp_id() > WEIGHT_WARP) return copy_rows(work, ring, x, x_stride);
+    RingStage turn{0, 0};
+    Sums sums;
+#if GATED
+    while (next_pass(work)) {
+        multiply(sums, ring, turn, k);
+        UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) store_gate_up(y, sums.c[t], work, strip_of_sums(t), y_stride);
+    }
+#else
+    SHARED(ExpertOutputs, expert_outputs, 1);
+    while (next_pass(work)) {
+        multiply(sums, ring, turn, k);
+        UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) accumulate_output(*expert_outputs, sums.c[t], work, strip_of_sums(t));
+        if (!is_last_of_strip(work)) continue;
+        some_sync<1>(MULTIPLIERS);
+        store_combined(y, *expert_outputs, work, choices / top_k, y_stride);
+        some_sync<1>(MULTIPLIERS);
+    }
+#endif
+}
+EXPORT(moe_fused_decode)

@@ -1,0 +1,37 @@
+// moe_fused_decode/route.h - the choices of all tokens, as another kernel wrote them or, with ROUTES, out of the router's logits:
+// with the bits of moe_route_softmax.
+#pragma once
+#include "moe_fused_decode/sort_choices.h"
+#include "moe_route/moe_route.h"
+
+struct Router {
+    const i32* experts;    // [T, top_k], null with ROUTES
+    const float* weights;
+    const float* logits;   // [T, all], null without
+    u32 stride, all, normalise, shared;
+    u32* counts;           // with ROUTES, if this block counts: see moe_route/count.h
+    const i64* slots;
+};
+
+// Nothing of it may come from the kernel in front, if that one may still run. Every thread must come.
+DEV void route_tokens(Sorted& sorted, const Router& r, u32 choices, u32 first, u32 count, u32 top_k) {
+    u32 e = 0;
+    float share = 0.f;
+#if ROUTES
+    enum : u32 { MOST_EXPERTS = 256 };
+    SHARED(i32, experts, MOST_CHOICES);
+    SHARED(float, weights, MOST_CHOICES);
+    for (u32 from = 0; from < choices; from += top_k) {
+        const float* row = r.logits + (u64)(from / top_k) * r.stride;
+        const float logit = tid() < r.all ? as_f32(load_far(row + tid())) : 0.f;
+        u32* counts = counters_of(r.counts, r.slots, from / top_k);
+        route_softmax<MOST_EXPERTS>(experts + from, weights + from, counts, logit, r.all, top_k - r.shared, r.shared,
+                                    r.normalise != 0);
+        sync();
+    }
+    if (tid() < choices) e = (u32)experts[tid()], share = weights[tid()];
+#else
+    if (tid() < choices) e = load_far(r.experts + tid()), share = as_f32(load_far(r.weights + tid()));
+#endif
+    sort_choices(sorted, e, share, choices, first, count, top_k);
+}

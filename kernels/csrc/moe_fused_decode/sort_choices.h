@@ -1,0 +1,48 @@
+// moe_fused_decode/sort_choices.h - up to 64 choices by expert, sorted by every block for itself.
+#pragma once
+#include "moe/segment.h"
+
+enum : u32 { MOST_CHOICES = 64 };
+
+// In shared memory. Places ascend with experts, and among choices of one expert with tokens.
+struct Sorted {
+    u32 all, places;                // segments, one an expert; choices of this rank
+    u32 token[MOST_CHOICES];        // of a place
+    float share[MOST_CHOICES];      // its weight
+    Segment segments[MOST_CHOICES]; // `first` is a place
+};
+
+// `e`, `share`: the choice of this thread, if it is below `choices`. Experts [first, first + count) are on this rank. Every
+// thread must come; threads at least MOST_CHOICES.
+DEV void sort_choices(Sorted& s, u32 e, float share, u32 choices, u32 first, u32 count, u32 top_k) {
+    SHARED(u32, chosen, MOST_CHOICES);
+    SHARED(u32, leads, MOST_CHOICES);  // the first choice of its expert
+    const u32 c = tid();
+    e = c < choices && e - first < count ? e - first : ~0u;
+    if (c < choices) chosen[c] = e;
+    if (c == 0) s.all = s.places = 0;
+    sync();
+    u32 place = 0, rows = 0, before = 0;
+    if (e != ~0u)
+        for (u32 j = 0; j < choices; ++j) {
+            const u32 other = chosen[j];
+            place += other < e || (other == e && j < c);
+            rows += other == e;
+            before += other == e && j < c;
+        }
+    const bool lead = e != ~0u && before == 0;
+    if (c < choices) leads[c] = lead;
+    if (e != ~0u) {
+        s.token[place] = c / top_k;
+        s.share[place] = share;
+        atomic_add(&s.places, 1);
+    }
+    sync();
+    if (lead) {
+        u32 segment = 0;
+        for (u32 j = 0; j < choices; ++j) segment += leads[j] && chosen[j] < e;
+        s.segments[segment] = Segment{e, place, rows, 0};
+        atomic_add(&s.all, 1);
+    }
+    sync();
+}

@@ -1,0 +1,31 @@
+// moe_gemm_small_m: one product of an expert MLP where experts have few tokens each: weights of the chosen experts are streamed
+// once per segment of at most 16 rows. CPU twin: `ExpertMlp`.
+//
+//   -DGATED=1  y half_t [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
+//   -DGATED=0  y f32 [choices, N] = x[position], written by choice, W [E][N][K]
+//   -DTILES    strips per block; see gemm_small_m/strips.h, also for the order of sums
+// Grid: (blocks over outputs, max_segments). Block and dynamic shared memory: as gemm_small_m, with M = 16.
+// K a multiple of 8. Rounding: GATED as gemm_small_m; the second product stays f32.
+//
+// Roofline: N K 2 bytes for each expert that was chosen.
+#include "dev.h"
+#include "moe/segment.h"
+#include "gemm_small_m/strips.h"
+
+KERNEL(256) moe_gemm_small_m(void* y, const half_t* x, const half_t* w, const u32* order, const Segment* segments, u32 n, u32 k,
+                             u32 x_stride_, u32 y_stride, u32 top_k) {
+    grid_wait();
+    const Segment s = segments[bid_y()];
+    if (s.rows == 0) return;
+    const u32* choices = order + s.first;
+    const Weights weights{w + (u64)s.expert * n * k, bid_x() * TILES * WIDTH, n, k};
+    const float* sums = strip_sums(weights, s.rows, [&](half_t* xs) {
+        const auto row = [&](u32 r) { return x + (u64)(GATED ? choices[r] / top_k : s.first + r) * x_stride_; };
+        stage_rows(xs, row, s.rows, k);
+    });
+    each_sum(weights, sums, s.rows, [&](u32 row, u32 out, float sum, float up) {
+        if (GATED) ((half_t*)y)[(u64)(s.first + row) * y_stride + out] = to_half(gated(sum, up));
+        else ((float*)y)[(u64)choices[row] * y_stride + out] = sum;
+    });
+}
+EXPORT(moe_gemm_small_m)

@@ -1,0 +1,33 @@
+// moe_grouped_gemm: one product of an expert MLP where experts have many tokens each: a grouped GEMM on the matrix units, a
+// segment of at most TILE_M rows a block. CPU twin: `ExpertMlp`.
+//
+//   -DGATED=1  y half_t [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
+//   -DGATED=0  y f32 [choices, N] = x[position], written by choice, W [E][N][K]
+//   -DTILE_M=64|128
+// Grid: (N / 128, max_segments). Block and dynamic shared memory: as gemm. K a multiple of 8.
+// Rounding: as moe_gemm_small_m. Roofline: 2 N K operations a choice.
+#include "dev.h"
+#include "moe/segment.h"
+#include "gemm/tile.h"
+
+KERNEL(256) moe_grouped_gemm(void* y, const half_t* x, const half_t* w, const u32* order, const Segment* segments, u32 n, u32 k,
+                             u32 x_stride, u32 y_stride, u32 top_k) {
+    DYN_SHARED(half_t, stages);
+    grid_wait();
+    const Segment s = segments[bid_y()];
+    if (s.rows == 0) return;
+    const u32* choices = order + s.first;
+    const u32 first = bid_x() * OUTPUTS, outputs = GATED ? n / 2 : n;
+    const auto x_row = [&](u32 r) -> const half_t* {
+        if (r >= s.rows) return nullptr;
+        return x + (u64)(GATED ? choices[r] / top_k : s.first + r) * x_stride;
+    };
+    const Tile t = tile_product(stages, x_row, w + (u64)s.expert * n * k, first, n, k);
+    each_output(t, [&](u32 r, u32 c, float value, float up) {
+        const u32 out = first + c;
+        if (r >= s.rows || out >= outputs) return;
+        if (GATED) ((half_t*)y)[(u64)(s.first + r) * y_stride + out] = to_half(gated(value, up));
+        else ((float*)y)[(u64)choices[r] * y_stride + out] = value;
+    });
+}
+EXPORT(moe_grouped_gemm)

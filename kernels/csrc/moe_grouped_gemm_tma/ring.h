@@ -1,0 +1,71 @@
+// moe_grouped_gemm_tma/ring.h - the ring between the roles of a block, and the sizes of what goes through it.
+#pragma once
+#include "dev/bulk.h"
+#include "dev/wgmma.h"
+#include "moe/tma_layout.h"
+
+#ifndef MANY
+#  define MANY 0
+#endif
+#ifndef TILE_ROWS
+#  define TILE_ROWS (MANY && !FP8 ? 128 : 64)
+#endif
+
+enum : u32 {
+    GROUPS = 2,                  // of four warps, which multiply
+    GROUP_LINES = MANY ? 128 : 64,
+    ROWS = TILE_ROWS,            // of x
+    STRIPS = GROUPS * GROUP_LINES / STRIP_LINES,
+    STRIP_BYTES = STRIP_LINES * COLUMN_BYTES,
+    WEIGHT_BYTES = STRIPS * STRIP_BYTES,
+    PANEL_COLUMNS = 64,          // of x
+    PANEL_BYTES = ROWS * 128,
+    STAGE_BYTES = WEIGHT_BYTES + COLUMNS / PANEL_COLUMNS * PANEL_BYTES,
+    MULTIPLIERS = GROUPS * 4 * WARP_SIZE,
+    ROW_WARPS = 2,               // which gather rows of x
+    ROW_THREADS = ROW_WARPS * WARP_SIZE,
+    THREADS = MULTIPLIERS + WARP_SIZE + ROW_THREADS,
+    MOST_STAGES = FP8 && STRIPS > 8 ? 6 : 12  // more do not fit
+};
+
+// Stages of COLUMNS columns: lines of the weights, then panels of rows of x.
+struct Ring {
+    Barrier *full, *empty;
+    u8* at;  // on 1024 bytes
+    u32 stages;
+#if FP8
+    float* scales;  // of a stage: for each strip, of its first and its second eight lines
+#endif
+};
+#if FP8
+DEV float* scales_at(const Ring& ring, u32 stage) { return ring.scales + stage * (STRIPS * 2); }
+#endif
+// A place in the ring, and the parity of its phase.
+struct RingStage { u32 stage, odd; };
+DEV void next(RingStage& t, const Ring& ring) {
+    if (++t.stage < ring.stages) return;
+    t.stage = 0;
+    t.odd ^= 1;
+}
+
+// In all of the launch's shared memory. Every thread must come, and meet the others before it uses the ring.
+DEV Ring make_ring() {
+    DYN_SHARED(u8, shared);
+    SHARED(Barrier, barriers, 2 * MOST_STAGES);
+    const u32 fit = (dynamic_shared_bytes() - 1024) / STAGE_BYTES;
+    Ring ring{};
+    ring.full = barriers, ring.empty = barriers + MOST_STAGES, ring.at = on_1024(shared);
+    ring.stages = fit < MOST_STAGES ? fit : (u32)MOST_STAGES;
+#if FP8
+    SHARED(float, scales, MOST_STAGES * STRIPS * 2);
+    ring.scales = scales;
+#endif
+    if (tid() == 0) {
+        for (u32 i = 0; i < ring.stages; ++i) {
+            barrier_init(ring.full + i, 1 + ROW_THREADS);
+            barrier_init(ring.empty + i, GROUPS * 4);
+        }
+        barriers_ready();
+    }
+    return ring;
+}

@@ -1,0 +1,118 @@
+// moe_grouped_gemm_tma/roles.h - what the warps of a block do: eight multiply, one copies weights, two gather rows of x. Each goes
+// through the same passes, which a Work deals out:
+//
+//   next_pass(work)    to the first pass, and on; false behind the last
+//   work.strips        of 16 lines in this pass
+//   columns_of(work)   of this pass
+//   copy_strips(work, to, block, full)   a warp copies columns [COLUMNS block, +COLUMNS) of them, which `full` waits for
+//   work.rows, row_of(work, r)           rows of x in this pass, and which they are
+//   scales_of(work, strip, half)         with FP8: of eight lines of a strip of the pass, see moe/tma_layout.h
+#pragma once
+#include "dev/strip.h"
+#include "dev/wgmma.h"
+#include "moe_grouped_gemm_tma/ring.h"
+
+enum : u32 { WEIGHT_WARP = MULTIPLIERS / WARP_SIZE };
+
+// Weights of a pass, columns [COLUMNS block, +COLUMNS), into a stage that is free.
+template <class Work> DEV void copy_block(const Work& work, const Ring& ring, u32 stage, u32 block) {
+    if (lane() == 0) barrier_expect(ring.full + stage, work.strips * STRIP_BYTES);
+    warp_sync();
+    copy_strips(work, ring.at + stage * STAGE_BYTES, block, ring.full + stage);
+}
+
+// `begun`: stages that have been filled already.
+template <class Work> DEV void copy_weights(Work work, const Ring& ring, u32 begun = 0) {
+    RingStage turn{0, 0};
+    while (next_pass(work))
+#pragma unroll 1
+        for (u32 block = 0; block < columns_of(work) / COLUMNS; ++block) {
+            if (begun > 0) {
+                --begun;
+                next(turn, ring);
+                continue;
+            }
+            barrier_wait(ring.empty + turn.stage, turn.odd ^ 1);
+            copy_block(work, ring, turn.stage, block);
+            next(turn, ring);
+        }
+}
+
+template <class Work> DEV void copy_rows(Work work, const Ring& ring, const half_t* x, u32 x_stride) {
+    enum : u32 { AT_ONCE = ROW_THREADS / PIECES };
+    const u32 t = tid() - MULTIPLIERS - WARP_SIZE, line = t / PIECES, piece = t % PIECES;
+    const u32 place = panel_offset(line, piece);
+    RingStage turn{0, 0};
+    while (next_pass(work)) {
+        const u32 rows = work.rows;
+#if FP8
+        static_assert(STRIPS * 2 <= ROW_THREADS, "a scale a thread");
+        const float* scales = t < work.strips * 2 ? scales_of(work, t / 2, t % 2) : nullptr;
+#endif
+        const half_t* from[ROWS / AT_ONCE];
+        UNROLL for (u32 i = 0; i < ROWS / AT_ONCE; ++i) {
+            const u32 row = line + i * AT_ONCE;
+            from[i] = x + (u64)(row < rows ? row_of(work, row) : 0) * x_stride + piece * 8;
+        }
+#pragma unroll 1
+        for (u32 block = 0; block < columns_of(work) / COLUMNS; ++block) {
+            barrier_wait(ring.empty + turn.stage, turn.odd ^ 1);
+            u8* to = ring.at + turn.stage * STAGE_BYTES + WEIGHT_BYTES + place;
+            UNROLL for (u32 p = 0; p < COLUMNS / PANEL_COLUMNS; ++p)
+                UNROLL for (u32 i = 0; i < ROWS / AT_ONCE; ++i)
+                    if (line + i * AT_ONCE < rows)
+                        copy16(to + p * PANEL_BYTES + i * AT_ONCE * 128, from[i] + block * COLUMNS + p * PANEL_COLUMNS);
+#if FP8
+            if (scales) copy4(scales_at(ring, turn.stage) + t, scales + block);
+#endif
+            barrier_arrive_copied(ring.full + turn.stage);
+            next(turn, ring);
+        }
+    }
+    copy_commit();
+    copy_wait<0>();
+}
+
+// Sums of a lane: of 64 lines each. Element 4 j + 2 l + i of c[t] is line warp_id() % 4 * 16 + lane() / 4 + 8 l, and row
+// 8 j + lane() % 4 * 2 + i of x.
+struct Sums { float c[GROUP_LINES / 64][ROWS / 2]; };
+// Strip of the pass whose lines are in c[t] of this warp.
+DEV u32 strip_of_sums(u32 t) { return warp_id() / 4 * (GROUP_LINES / STRIP_LINES) + t * 4 + warp_id() % 4; }
+
+#if FP8
+#  include "moe_grouped_gemm_tma/multiply_fp8.h"
+#else
+// All columns of a pass.
+DEV void multiply(Sums& sums, const Ring& ring, RingStage& turn, u32 k) {
+    UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
+        UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;
+    const auto release = [&](u32 stage) {
+        warp_sync();
+        if (lane() == 0) barrier_arrive(ring.empty + stage);
+    };
+    u32 before = 0;
+    const u32 blocks = k / COLUMNS;
+    u32 block = 0;
+#pragma unroll 1
+    do {
+        barrier_wait(ring.full + turn.stage, turn.odd);
+        shared_fence();  // Rows of x came by copies of threads.
+        const u8* stage = ring.at + turn.stage * STAGE_BYTES;
+        const KMajor w = by_k(stage + warp_id() / 4 * GROUP_LINES * COLUMN_BYTES), x = by_k(stage + WEIGHT_BYTES);
+        wgmma_fence();
+        UNROLL for (u32 i = 0; i < COLUMNS / 16; ++i)
+            UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
+                wgmma<ROWS>(sums.c[t], further(w, t * 64 * COLUMN_BYTES + i * 32), further(x, i * 32), true);
+        wgmma_commit();
+        if (block > 0) {
+            wgmma_wait<1>();
+            release(before);
+        }
+        before = turn.stage;
+        next(turn, ring);
+    } while (++block < blocks);
+    wgmma_wait<0>();
+    UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) wgmma_hold(sums.c[t]);
+    release(before);
+}
+#endif

@@ -1,0 +1,87 @@
+// moe_grouped_gemm_tma/share.h - the passes of a block: strips of one expert against the rows of one segment.
+#pragma once
+#include "moe/segment.h"
+#include "moe_grouped_gemm_tma/roles.h"
+
+// Few: an even run of all strips of all segments, so that every block is at work to the end whatever their number.
+// MANY: tiles in turn, so that blocks which work at the same time share experts and rows in the far cache.
+struct Share {
+    const Weight* w;
+#if FP8
+    Scaling scaling;
+#endif
+    const Segment* segments;
+    const u32* order;  // rows of x are the tokens of these choices; null: rows are positions
+    u32 n, k, top_k;
+    u32 at, end;       // passes of MANY, else strips
+    u32 begun;         // columns of the first pass that are on their way, whether it has rows or not
+    u64 policy;
+    u32 expert, position, rows, first, strips, columns;
+};
+DEV Share share_of_block(const Weight* w, const Segment* segments, u32 all, const u32* order, u32 n, u32 k, u32 top_k) {
+    const u32 strips = n / STRIP_LINES;
+    const u64 units = (u64)all * (MANY ? (strips + STRIPS - 1) / STRIPS : strips);
+    const u32 at = MANY ? bid_x() : (u32)(units * bid_x() / gdim_x());
+    const u32 end = MANY ? (u32)units : (u32)(units * (bid_x() + 1) / gdim_x());
+    Share s{};
+    s.w = w, s.segments = segments, s.order = order, s.n = n, s.k = k, s.top_k = top_k;
+    s.at = at, s.end = end, s.policy = read_once();
+    return s;
+}
+// Strips of the tile `s.at`, of one expert.
+DEV void take_strips(Share& s) {
+    const u32 all = s.n / STRIP_LINES, each = MANY ? (all + STRIPS - 1) / STRIPS : all;
+    s.first = s.at % each * (MANY ? (u32)STRIPS : 1);
+    const u32 left = all - s.first, mine = MANY ? left : s.end - s.at, most = left < mine ? left : mine;
+    s.strips = most < STRIPS ? most : (u32)STRIPS;
+}
+DEV u32 segment_at(const Share& s) {
+    const u32 all = s.n / STRIP_LINES;
+    return s.at / (MANY ? (all + STRIPS - 1) / STRIPS : all);
+}
+DEV bool next_pass(Share& s) {
+    while (s.at < s.end) {
+        const Segment segment = load_segment(s.segments + segment_at(s));
+        s.expert = segment.expert, s.position = segment.first, s.rows = segment.rows;
+        take_strips(s);
+        s.at += MANY ? gdim_x() : s.strips;
+        s.columns = s.rows > 0 ? s.k : s.begun;
+        s.begun = 0;
+        if (s.columns > 0) return true;
+    }
+    return false;
+}
+DEV u32 row_of(const Share& s, u32 r) { return s.order ? s.order[s.position + r] / s.top_k : s.position + r; }
+DEV u32 columns_of(const Share& s) { return s.columns; }
+#if FP8
+DEV const float* scales_of(const Share& s, u32 strip, u32 half) {
+    return scale_of(s.scaling, s.expert, s.first + strip, half, s.n, GATED);
+}
+#endif
+DEV void copy_strips(const Share& s, u8* to, u32 block, Barrier* full) {
+    if (lane() != 0) return;
+    const Weight* expert = s.w + (u64)s.expert * s.n * s.k;
+    u32 line = s.first * STRIP_LINES, left = s.strips * STRIP_LINES;
+#pragma unroll 1
+    while (left > 0) {
+        const u32 fit = TILE_LINES - line % TILE_LINES, lines = left < fit ? left : fit;
+        const Weight* from = expert + line_at(line, block, s.n, s.k);
+        // Where an expert has many rows, blocks that have others of them read its weights again.
+        if (MANY && ROWS > 32) bulk_copy(to, from, lines * COLUMN_BYTES, full);
+        else bulk_copy_once(to, from, lines * COLUMN_BYTES, full, s.policy);
+        to += lines * COLUMN_BYTES, line += lines, left -= lines;
+    }
+}
+
+// Starts with the weights of the block's first pass before anybody knows its rows, as far as the ring goes; how many stages
+// are under way. The first `experts` segments are those of the experts.
+DEV u32 begin_weights(const Weight* w, const Ring& ring, u32 n, u32 k, u32 experts) {
+    Share s = share_of_block(w, nullptr, 0, nullptr, n, k, 0);
+    s.expert = segment_at(s);
+    if (s.expert >= experts) return 0;
+    take_strips(s);
+    const u32 blocks = ring.stages < k / COLUMNS ? ring.stages : k / COLUMNS;
+    if (warp_id() == WEIGHT_WARP)
+        for (u32 i = 0; i < blocks; ++i) copy_block(s, ring, i, i);
+    return blocks;
+}

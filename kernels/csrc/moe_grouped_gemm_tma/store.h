@@ -1,0 +1,50 @@
+// moe_grouped_gemm_tma/store.h - storing what a pass of a Share has summed up.
+#pragma once
+#include "moe_grouped_gemm_tma/roles.h"
+#include "moe_grouped_gemm_tma/share.h"
+
+// Rows 2 (lane % 4) and + 1 of a group of 8: the lane of an even output takes the first, the one beside it the second,
+// so that each stores what both have of its row. `a`, `b`: this lane's share of these rows.
+template <class T> DEV void exchange_halves(T& a, T& b, bool odd) {
+    const T given = shfl_xor(odd ? a : b, 4);
+    (odd ? a : b) = given;
+}
+
+// silu(gate) * up by position. A lane has gate and up of one output, of two rows.
+DEV void store_gated(half_t* y, const float (&c)[ROWS / 2], const Share& share, u32 strip, u32 y_stride) {
+    const bool odd = lane() / 4 % 2;
+    const u32 out = (share.first + strip) * 8 + lane() / 8 * 2;
+    UNROLL for (u32 j = 0; j < ROWS / 8; ++j) {
+        if (j * 8 >= share.rows) break;
+        float a = gated(c[4 * j], c[4 * j + 2]), b = gated(c[4 * j + 1], c[4 * j + 3]);
+        exchange_halves(a, b, odd);
+        const u32 row = j * 8 + lane() % 4 * 2 + odd;
+        if (strip >= share.strips || row >= share.rows) continue;
+        *(u32*)(y + (u64)(share.position + row) * y_stride + out) = pack_half(a, b);
+    }
+}
+
+#if MANY
+struct alignas(8) Pair { u32 v[2]; };
+DEV u32 beside(float a, float b) { return pack_half(a, b); }
+#else
+struct alignas(16) Pair { f32x2 v[2]; };
+DEV f32x2 beside(float a, float b) { return f32x2{{a, b}}; }
+DEV f32x2 shfl_xor(f32x2 v, u32 mask) { return f32x2{{::shfl_xor(v.v[0], mask), ::shfl_xor(v.v[1], mask)}}; }
+#endif
+// By choice. A lane has two outputs that lie side by side, of two rows.
+template <class Out> DEV void store_choices(Out* y, const float (&c)[ROWS / 2], const Share& share, const u32* order, u32 strip, u32 y_stride) {
+    const bool odd = lane() / 4 % 2;
+    const u32 out = (share.first + strip) * 16 + lane() / 8 * 4;
+    u32 choices[ROWS / WARP_SIZE];
+    UNROLL for (u32 i = 0; i < ROWS / WARP_SIZE; ++i)
+        choices[i] = i * WARP_SIZE + lane() < share.rows ? order[share.position + i * WARP_SIZE + lane()] : 0;
+    UNROLL for (u32 j = 0; j < ROWS / 8; ++j) {
+        if (j * 8 >= share.rows) break;
+        Pair p{{beside(c[4 * j], c[4 * j + 2]), beside(c[4 * j + 1], c[4 * j + 3])}};
+        exchange_halves(p.v[0], p.v[1], odd);
+        const u32 row = j * 8 + lane() % 4 * 2 + odd;
+        const u64 choice = shfl(choices[j * 8 / WARP_SIZE], row % WARP_SIZE);
+        if (strip < share.strips && row < share.rows) *(Pair*)(y + choice * y_stride + out) = p;
+    }
+}

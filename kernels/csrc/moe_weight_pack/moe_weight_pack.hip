@@ -1,0 +1,55 @@
+// moe_weight_pack: matrices of experts as moe/tma_layout.h says, by way of other memory; moe_weight_unpack: back to where they were.
+// CPU twin: none, its layout is its own.
+//
+// to, from [E][N][K], half_t, or fp8 with -DFP8=1; N a multiple of 16, K of COLUMNS. -DGATED=0|1: which order of lines.
+// scales of FP8 are the experts'. Its products turn bits into numbers without a look at NaN: a scale that weights of NaN share
+// becomes NaN instead.
+// Grid: (pieces of 16 bytes of an expert / 256, E). Block: 256. Roofline: each byte four times an expert, once.
+#include "dev.h"
+#include "moe/tma_layout.h"
+
+enum : u32 { PIECE = 16 / sizeof(Weight) };  // weights
+
+#if FP8
+// Word i of the piece of `lane`: see moe/tma_layout.h.
+DEV u32 word_of(const u8* columns, u32 lane, u32 i) {
+    const u8* p = columns + i * 16 + lane % 4 * 2;
+    return (u32)p[8] | (u32)p[0] << 8 | (u32)p[9] << 16 | (u32)p[1] << 24;
+}
+// Whether one of four is NaN.
+DEV bool holds_nan(u32 word) {
+    bool any = false;
+    UNROLL for (u32 i = 0; i < 4; ++i) any |= (word >> i * 8 & 0x7f) == 0x7f;
+    return any;
+}
+
+KERNEL(256) moe_weight_pack(u8* to, const u8* from, u32 n, u32 k, float* scales, u32 unit, u32 scale_stride) {
+    const u32 at = bid_x() * bdim() + tid(), line = at / (k / PIECE), piece = at % (k / PIECE), expert = bid_y();
+    if (line >= n) return;
+    const u32 block = piece / PIECES, upper = piece / 4 % 2, row = row_of_tma_line(line, n, GATED);
+    const u64 matrix = (u64)expert * n * k;
+    const u8* columns = from + matrix + (u64)row * k + block * COLUMNS + upper * 64;
+    u32x4 words;
+    UNROLL for (u32 i = 0; i < 4; ++i) words.v[i] = word_of(columns, piece, i);
+    *(u32x4*)(to + matrix + line_at(line, block, n, k) + piece_at(line, piece, upper)) = words;
+    bool nan = false;
+    UNROLL for (u32 i = 0; i < 4; ++i) nan |= holds_nan(words.v[i]);
+    if (nan) scales[((u64)expert * (n / unit) + row / unit) * scale_stride + block] = as_f32(0x7fc00000u);
+}
+#else
+KERNEL(256) moe_weight_pack(half_t* to, const half_t* from, u32 n, u32 k) {
+    const u64 expert = (u64)bid_y() * n * k;
+    const u32 at = bid_x() * bdim() + tid(), line = at / (k / PIECE), piece = at % (k / PIECE);
+    if (line >= n) return;
+    const u32 place = piece % PIECES ^ line % PIECES;
+    const half_x8 v = *(const half_x8*)(from + expert + (u64)row_of_tma_line(line, n, GATED) * k + piece * PIECE);
+    *(half_x8*)(to + expert + line_at(line, piece / PIECES, n, k) + place * PIECE) = v;
+}
+#endif
+EXPORT(moe_weight_pack)
+
+KERNEL(256) moe_weight_unpack(u32x4* to, const u32x4* from, u32 n, u32 k) {
+    const u32 at = bid_x() * bdim() + tid(), pieces = n * (k / PIECE);
+    if (at < pieces) to[(u64)bid_y() * pieces + at] = from[(u64)bid_y() * pieces + at];
+}
+EXPORT(moe_weight_unpack)

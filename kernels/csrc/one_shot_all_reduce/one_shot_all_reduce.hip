@@ -1,0 +1,85 @@
+// one_shot_all_reduce.hip - sums over ranks that are GPUs of one host, for matrices so small that the way there is what counts.
+// How ranks meet: peer_exchange.h. CPU twin: none, because a CPU's ranks meet in other memory
+// (collectives/src/shared_memory_group.rs); sums are f32, in the order of ranks, from 0 on, and rounded to ACT once.
+//
+// one_shot_all_reduce       x = sum of x over the ranks, in place. x: `count` elements of ACT, aligned to nothing in particular
+// one_shot_all_reduce_norm  x += sum of delta over the ranks, each of the two rounded; then y = rms_norm(x): to the bits what
+//                           one_shot_all_reduce and add_rms_norm make. Rows of whole eights on 16 bytes, up to 2 eights of a thread
+// -DRANKS=2..8
+// Grid: at most as many blocks as multiprocessors. Block of one_shot_all_reduce_norm: that of add_rms_norm, by cols alone.
+// Roofline: latency. Load, one way over the link, reduce, store: 3.1 to 3.7 us for up to 128 KiB between two H200,
+// 4.6 for 256 KiB, 9.6 for 1 MiB, where NCCL takes 6.2 to 8.0, 9.3 and 15.4.
+#include "dev.h"
+#include "norm/norm.h"
+#include "norm/row.h"
+#include "one_shot_all_reduce/peer_exchange.h"
+
+KERNEL(256)
+one_shot_all_reduce(ACT* x, const Memory memory, Count* counted, const u32* over, u64 area_bytes, u32 rank, u32 count) {
+    grid_release();
+    grid_wait();
+    const u32 eights = (count + 7) / 8, first = bid_x() * bdim() + tid(), step = gdim_x() * bdim();
+    const bool aligned = ((u64)x & 15) == 0;
+    Launch l = begin_launch(memory, counted, over, area_bytes, rank, eights);
+    const auto load = [=](u32 i) {
+        const u32 here = count - 8 * i;
+        return aligned && here >= 8 ? load_eight(x + 8 * i) : load_some(x + 8 * i, here);
+    };
+    for (u32 i = first; i < eights; i += step) publish_to_peers(l, i, load(i));
+    for (u32 i = first; i < eights; i += step) {
+        const u32 index[1] = {i};
+        const Eight own[1] = {load(i)};
+        f32x8 sum[1];
+        sum_of_ranks(l, index, own, sum);
+        const u32 here = count - 8 * i;
+        if (aligned && here >= 8)
+            store8(x + 8 * i, sum[0]);
+        else
+            for (u32 e = 0; e < 8; ++e)
+                if (e < here) x[8 * i + e] = to<ACT>(sum[0].v[e]);
+    }
+    end_launch(l);
+}
+EXPORT(one_shot_all_reduce)
+
+// A row of addends that are sums over the ranks, rounded; this rank brings `row`, number `number`.
+struct OfRanks {
+    Launch* launch;
+    const ACT* row;
+    u32 number, eights;
+};
+template <u32 PIECES> DEV void fill(f32x8 (&sums)[PIECES], const OfRanks& of) {
+    u32 index[PIECES];
+    Eight own[PIECES];
+    UNROLL for (u32 p = 0; p < PIECES; ++p) {
+        const u32 e = p * bdim() + tid();
+        index[p] = e < of.eights ? of.number * of.eights + e : NOTHING;
+        if (e < of.eights) own[p] = load_eight(of.row + e * 8);
+    }
+    sum_of_ranks(*of.launch, index, own, sums);
+    UNROLL for (u32 p = 0; p < PIECES; ++p)
+        for (u32 i = 0; i < 8; ++i) sums[p].v[i] = f32(to<ACT>(sums[p].v[i]));
+}
+
+// Strides are in elements.
+KERNEL(512)
+one_shot_all_reduce_norm(ACT* y, ACT* x, const ACT* delta, const ACT* w, const Memory memory, Count* counted, const u32* over,
+                         u64 area_bytes, u32 rank, u32 rows, u32 cols, u32 y_stride, u32 x_stride, u32 delta_stride, float eps) {
+    grid_release();
+    grid_wait();
+    const u32 row_eights = cols / 8;
+    Launch l = begin_launch(memory, counted, over, area_bytes, rank, rows * row_eights);
+    for (u32 row = bid_x(); row < rows; row += gdim_x())
+        for (u32 e = tid(); e < row_eights; e += bdim())
+            publish_to_peers(l, row * row_eights + e, load_eight(delta + (u64)row * delta_stride + e * 8));
+    for (u32 row = bid_x(); row < rows; row += gdim_x()) {
+        const OfRanks summed{&l, delta + (u64)row * delta_stride, row, row_eights};
+        const auto put = [&](u32 c, const f32x8& v) {
+            if (c < cols) store8(y + (u64)row * y_stride + c, v);
+        };
+        ACT* stream = x + (u64)row * x_stride;
+        norm_in_registers<2, true>(stream, w, cols, eps, summed, put);
+    }
+    end_launch(l);
+}
+EXPORT(one_shot_all_reduce_norm)

@@ -1,0 +1,93 @@
+// filters.h - a draw among the ids that min-p, top-k and top-p leave.
+//
+// The token is the argmax of value + noise over the kept ids, which are all ids up to one edge. Nothing is sorted to
+// find the edge of top-p: take the winner among all ids up to the edge known so far; if less than the wanted mass lies
+// before it, it is kept itself, so it is the winner among the kept; if not, everything from it on is cut off, and the
+// next winner is looked for before it. Each round about halves the mass that is still wrong. The noise belongs to the
+// id, so the winners of chunks that lie within the edge stay what the scan found.
+#pragma once
+#include "sample/select.h"
+
+// Winner of each chunk among the ids up to the edge.
+struct Winners {
+    u64 noisy[MAX_CHUNKS];    // place of the noisy value; 0: none
+    float value[MAX_CHUNKS];  // without the noise
+};
+
+struct Draw {
+    u64 key;
+    u32 position;
+};
+
+// The warp finds the winner of chunk c among places from `edge` on.
+DEV void find_winner(Winners& winners, const Row& row, const Draw& draw, u32 c, u64 edge) {
+    u64 own = 0;
+    float own_value = 0.f;
+    for (u32 at = lane() * 4; at < CHUNK; at += WARP_SIZE * 4) {
+        const u32 id = row.first + c * CHUNK + at;
+        if (id >= row.end) break;
+        const f32x4 four = values4(row, id);
+        bool any = false;
+        for (u32 i = 0; i < 4; ++i) any = any || place_of(four.v[i], id + i) >= edge;
+        if (!any) continue;
+        const u32x4 words = philox(draw.key, id / 4, DRAW_TOKEN, draw.position);
+        for (u32 i = 0; i < 4; ++i) {
+            if (place_of(four.v[i], id + i) < edge) continue;
+            const u64 noisy = place_of(four.v[i] + gumbel(words.v[i]), id + i);
+            if (noisy > own) {
+                own = noisy;
+                own_value = four.v[i];
+            }
+        }
+    }
+    const u64 first = warp_first(own);
+    if (first == 0) {
+        if (lane() == 0) winners.noisy[c] = 0;
+    } else if (own == first) {
+        winners.noisy[c] = first;
+        winners.value[c] = own_value;
+    }
+}
+
+// Place of the winner's value among the ids up to the edge; 0 if there is none.
+DEV u64 winner_from(Winners& winners, const Search& search, const Row& row, const Draw& draw, u64 edge) {
+    const u32 chunks = chunks_of(row);
+    for (u32 c = warp_id(); c < chunks; c += bdim() / WARP_SIZE) {
+        const u64 noisy = winners.noisy[c];
+        const bool stays = noisy != 0 && place_of(winners.value[c], id_of(noisy)) >= edge;
+        const bool reaches = search.order[c] >= (u32)(edge >> 32);
+        warp_sync();
+        if (!stays && reaches) find_winner(winners, row, draw, c, edge);
+        if (!stays && !reaches && lane() == 0) winners.noisy[c] = 0;
+    }
+    sync();
+    const u64 first = block_first(tid() < chunks ? winners.noisy[tid()] : 0);
+    return first == 0 ? 0 : place_of(winners.value[(id_of(first) - row.first) / CHUNK], id_of(first));
+}
+
+// The first place that min-p cuts off is behind this one, beside a largest value of `most`.
+DEV u64 min_p_floor(const SequenceSamplingParams& rules, float most) {
+    if (rules.min_p <= 0.f) return LAST_UNMASKED;
+    const u64 floor = (u64)order_of(most + ln(fmin_(rules.min_p, 1.f))) << 32;
+    return floor > LAST_UNMASKED ? floor : LAST_UNMASKED;
+}
+
+// The token drawn by the rules. `best` is the first place of the row, `total` the mass of the whole row relative to it.
+// search.order and the winners hold what the scan found.
+DEV u32 sample_with_filters(Search& search, Winners& winners, const Row& row, const SequenceSamplingParams& rules, const Draw& draw,
+                            u64 best, float total) {
+    const float most = value_of(best);
+    u64 edge = min_p_floor(rules, most);
+    if (rules.top_k > 0 && (u32)rules.top_k < row.end) {
+        const u64 kth = kth_place(search, row, (u32)rules.top_k, bound_for(search, chunks_of(row), (u32)rules.top_k));
+        edge = kth > edge ? kth : edge;
+    }
+    const bool weighs = rules.top_p < 1.f;
+    if (weighs && edge != LAST_UNMASKED) total = mass_from(search, row, edge, most);
+    for (;;) {
+        const u64 place = winner_from(winners, search, row, draw, edge);
+        if (!weighs || place == best || place == 0) return id_of(place == 0 ? best : place);
+        if (mass_from(search, row, place + 1, most) < total * rules.top_p) return id_of(place);
+        edge = place + 1;
+    }
+}

@@ -1,0 +1,89 @@
+// logit_edits.h - changes of logits before a choice, for the chunk a block holds in registers: allowed ids, then added values
+// (minus infinity bans), then penalties; in that order, each value's additions in the order they were staged.
+#pragma once
+#include "sample/chunk.h"
+
+enum : u32 { FOURS = CHUNK / SCAN_THREADS / 4 };  // groups of four ids a thread holds
+
+// Thread's ids of a chunk: id4(first, j) .. + 3 for j < FOURS; the block reads runs of 16 bytes times threads.
+DEV u32 id4(u32 first, u32 j) { return first + (j * SCAN_THREADS + tid()) * 4; }
+
+struct Held {
+    f32x4 v[FOURS];
+};
+
+DEV void mask_ids(Held& x, u32 first, const u32* mask, u32 vocab) {
+    for (u32 j = 0; j < FOURS; ++j) {
+        const u32 id = id4(first, j);
+        const u32 bits = id < vocab ? mask[id / 32] >> (id % 32) : 0;
+        for (u32 i = 0; i < 4; ++i)
+            if (!(bits >> i & 1)) x.v[j].v[i] = minus_infinity();
+    }
+}
+
+// Whether the `known` ids before the position end with the words of the edit, or are as few as it wants.
+DEV bool applies(const StageEdit& edit, const i32* words, const i32* history, i32 known) {
+    if (edit.when_len < 0) return known < edit.when_at;
+    if (edit.when_len > known) return false;
+    const i32* tail = history + (known - edit.when_len);
+    for (i32 i = 0; i < edit.when_len; ++i)
+        if (tail[i] != words[edit.when_at + i]) return false;
+    return true;
+}
+
+// Edits are sifted by tiles of one per thread into those of this chunk, in order; then every thread looks for its own.
+DEV void add_edits(Held& x, u32 first, const StageEdit* edits, u32 count, const i32* words, const i32* history,
+                   i32 known) {
+    SHARED(u32, ids, SCAN_THREADS);
+    SHARED(float, values, SCAN_THREADS);
+    for (u32 tile = 0; tile < count; tile += SCAN_THREADS) {
+        StageEdit edit = {0, 0.f, 0, 0};
+        bool here = false;
+        if (tile + tid() < count) {
+            edit = edits[tile + tid()];
+            here = edit.id >= first && edit.id - first < CHUNK && applies(edit, words, history, known);
+        }
+        const Prefix found = block_prefix(here ? 1 : 0);
+        if (here) {
+            ids[found.before] = edit.id;
+            values[found.before] = edit.value;
+        }
+        sync();
+        for (u32 e = 0; e < found.total; ++e) {
+            const u32 id = ids[e];
+            for (u32 j = 0; j < FOURS; ++j)
+                for (u32 i = 0; i < 4; ++i)
+                    if (id4(first, j) + i == id) x.v[j].v[i] += values[e];
+        }
+        sync();
+    }
+}
+
+DEV float penalise(float x, u32 count, const SequenceSamplingParams& rules) {
+    x = x > 0.f ? x / rules.repetition : times(x, rules.repetition);
+    return count == 0 ? x : x - times(rules.frequency, (float)count) - rules.presence;
+}
+
+// Counts of a chunk's ids among the history: bit 31 = in the prompt, below it the occurrences in the output.
+DEV void penalise_seen(Held& x, u32 first, const SequenceSamplingParams& rules, const i32* history, i32 known) {
+    SHARED(u32, seen, CHUNK);
+    for (u32 i = tid(); i < CHUNK; i += SCAN_THREADS) seen[i] = 0;
+    sync();
+    const i32 prompt = rules.prompt_len < known ? rules.prompt_len : known;
+    for (i32 i = (i32)tid(); i < prompt; i += SCAN_THREADS) {
+        const u32 at = (u32)history[i] - first;
+        if (at < CHUNK) atomic_max(&seen[at], 0x80000000u);
+    }
+    sync();
+    for (i32 i = (prompt > 0 ? prompt : 0) + (i32)tid(); i < known; i += SCAN_THREADS) {
+        const u32 at = (u32)history[i] - first;
+        if (at < CHUNK) atomic_add(&seen[at], 1u);
+    }
+    sync();
+    for (u32 j = 0; j < FOURS; ++j)
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 times_seen = seen[id4(first, j) + i - first];
+            if (times_seen != 0) x.v[j].v[i] = penalise(x.v[j].v[i], times_seen & 0x7fffffffu, rules);
+        }
+    sync();
+}

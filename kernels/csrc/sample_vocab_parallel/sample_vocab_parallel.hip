@@ -1,0 +1,180 @@
+// sample_vocab_parallel.hip - the questions of a step, where each rank has the logits of a part of the vocabulary: all tell each other a
+// few words about each row, and find the same answer in them. CPU twin: cpu/sample/vocab_parallel. Sizes do not depend on the rules, so
+// that it can be recorded; so it serves choices without cuts and those whose first cut is a top-k of up to `listed` ids, and no
+// log-probabilities.
+//
+// sample_scan             first, with this rank's ids: records and edited logits; see sample.hip.
+// sample_verify_drafts    behind vocab_shard_merge, where there are drafts.
+// vocab_shard_candidates  told u64 [questions, 2 + listed] of the ids [first, end): the first place after edits and temperature (STRANGE
+//                         if a raw logit is NaN or infinite), that of the largest noisy value, and in no order those of the first top-k ids,
+//                         zeros behind them. Grid: questions. Block: 512. Reads logits again, twice, only for a top-k.
+// vocab_shard_merge       all u64 [ranks, questions, 2 + listed], in the order of ranks -> answers [questions, 4 words]; the seat's
+//                         newest token, where no drafts have to do with it, and history. Grid: questions. Block: 512. ranks * listed <= 1024, listed <= 512.
+//
+// Every rank merges the same words by the same code, so all have the same bits. Tokens are those of sample_pick; where top-p cuts
+// among the first k its sum is added in another order. Roofline: latency, as the words are few; a top-k the part twice over
+// bandwidth, out of near caches.
+#include "dev.h"
+#include "sample/filters.h"
+#include "sample/logits_row.h"
+
+// What a rank tells about a row: so many places in front of the list.
+enum : u32 { BEST = 0, WINNER = 1, LISTED_FROM = 2 };
+
+// A limit behind which at least k <= PICK_THREADS ids lie, if so many are unmasked: the k-th of the threads' largest values.
+DEV u64 bound_by_threads(Search& search, const Row& row, u32 k) {
+    u32 own = 0;
+    each_from(search, row, LAST_UNMASKED, [&](u64 place, float) {
+        const u32 order = (u32)(place >> 32);
+        own = order > own ? order : own;
+    });
+    search.bins[tid()] = own;
+    sync();
+    u32 before = 0;
+    for (u32 t = 0; t < bdim(); ++t) before += search.bins[t] > own || (search.bins[t] == own && t < tid());
+    if (before == k - 1) search.place = (u64)own << 32;
+    sync();
+    const u64 bound = search.place;
+    sync();
+    return bound > LAST_UNMASKED ? bound : LAST_UNMASKED;
+}
+
+// The places of the row's first k unmasked ids, or of all, and zeros up to `listed`.
+DEV void put_first_candidate(u64* to, Search& search, const Row& row, u32 k, u32 listed) {
+    const u64 last = kth_place(search, row, k, bound_by_threads(search, row, k));
+    const u32 n = gather(search, row, last > LAST_UNMASKED ? last : LAST_UNMASKED, STRANGE);
+    for (u32 i = tid(); i < listed; i += bdim()) to[i] = i < n ? search.list[i] : 0;
+}
+
+KERNEL(PICK_THREADS)
+vocab_shard_candidates(u64* told, const u8* records, const float* edited, const float* logits, const u8* stage, const i32* positions,
+                       const u8* rules, u32 vocab, u32 first, u32 end, u32 stride, u32 edited_stride, u32 listed) {
+    SHARED(Search, search, 1);
+    grid_wait();
+    grid_release();
+    const u64 q = bid_x();
+    u64* to = told + q * (LISTED_FROM + listed);
+    u32 k = 0;
+    if (!is_padding(stage, (u32)q)) {
+        const StageLogitsRow& question = questions_of(stage)[q];
+        const SequenceSamplingParams& seat_rules = rules_of(question, rules);
+        const Choice choice = choice_of(question, seat_rules, vocab, position_of(question, positions));
+        const u32 chunks = chunks_of(end - first);
+        const ChunkRecord* own = (const ChunkRecord*)records + q * chunks;
+        const bool holds = choice.chooses && tid() < chunks;
+        const u64 chunk_best = holds ? own[tid()].best : 0;
+        const u64 best = block_first(chunk_best);
+        const u64 winner = block_first(holds && choice.draws ? own[tid()].winner : 0);
+        if (tid() == 0) to[BEST] = best, to[WINNER] = winner;
+        if (choice.cuts && best >= LAST_UNMASKED && best != STRANGE)
+            k = (u32)seat_rules.top_k < listed ? (u32)seat_rules.top_k : listed;
+        if (k > 0) {
+            if (holds) search->order[tid()] = (u32)(chunk_best >> 32);
+            sync();
+            const float* row = choice.edited ? edited + q * edited_stride : logits + q * stride;
+            put_first_candidate(to + LISTED_FROM, *search, row_of(row, choice.factor, first, end), k, listed);
+        }
+    } else if (tid() == 0) {
+        to[BEST] = to[WINNER] = 0;
+    }
+    if (k == 0)
+        for (u32 i = tid(); i < listed; i += bdim()) to[LISTED_FROM + i] = 0;
+}
+EXPORT(vocab_shard_candidates)
+
+// What all ranks tell about a row.
+struct CandidateList {
+    const u64* of_first;  // of rank 0
+    u32 ranks, apart;     // places between one rank's and the next
+    u32 listed;
+};
+
+// The first of what ranks say at place `at`.
+DEV u64 first_of(const CandidateList& told, u32 at) {
+    u64 first = 0;
+    for (u32 r = 0; r < told.ranks; ++r) {
+        const u64 place = told.of_first[(u64)r * told.apart + at];
+        first = place > first ? place : first;
+    }
+    return first;
+}
+
+// All that is listed, in order; returns how many.
+DEV u32 sort_candidates(Search& search, const CandidateList& told) {
+    if (tid() == 0) search.found = 0;
+    sync();
+    for (u32 i = tid(); i < told.ranks * told.listed; i += bdim()) {
+        const u64 place = told.of_first[(u64)(i / told.listed) * told.apart + LISTED_FROM + i % told.listed];
+        if (place != 0) search.list[atomic_add(&search.found, 1u)] = place;
+    }
+    sync();
+    const u32 n = search.found;
+    sort_list(search, n);
+    return n;
+}
+
+DEV u32 word_of(const u32x4& words, u32 i) { return i == 0 ? words.v[0] : i == 1 ? words.v[1] : i == 2 ? words.v[2] : words.v[3]; }
+
+// The token drawn among the first k of what is listed, as far as min-p and top-p leave them: what lies before an id of them is
+// less than the wanted mass.
+DEV u32 sample_candidates(Search& search, const CandidateList& told, const SequenceSamplingParams& rules, const Draw& draw) {
+    const u32 n = sort_candidates(search, told), i = tid();
+    const u32 k = n < (u32)rules.top_k ? n : (u32)rules.top_k;
+    const float most = value_of(search.sorted[0]);
+    const bool kept = i < k && (i == 0 || search.sorted[i] >= min_p_floor(rules, most));
+    const u64 place = kept ? search.sorted[i] : 0;
+    if (i < k) search.bins[i] = kept ? as_u32(exp_(value_of(place) - most)) : 0;
+    sync();
+    float before = 0.f, total = 0.f;
+    for (u32 j = 0; j < k; ++j) {
+        if (j == i) before = total;
+        total += as_f32(search.bins[j]);
+    }
+    u64 noisy = 0;
+    if (kept && (i == 0 || rules.top_p >= 1.f || before < total * rules.top_p)) {
+        const u32 id = id_of(place);
+        noisy = place_of(value_of(place) + gumbel(word_of(philox(draw.key, id / 4, DRAW_TOKEN, draw.position), id % 4)), id);
+    }
+    return id_of(block_first(noisy));
+}
+
+// The token chosen by the rules, or the status that says why there is none.
+DEV u32 choose_candidate(Search& search, i32& token, const CandidateList& told, const Choice& choice, const SequenceSamplingParams& rules,
+                         const Draw& draw) {
+    const u64 best = first_of(told, BEST);
+    if (best == STRANGE) return SAMPLE_NON_FINITE;
+    if (best < LAST_UNMASKED) return SAMPLE_ALL_MASKED;
+    if (choice.cuts)
+        token = (i32)sample_candidates(search, told, rules, draw);
+    else
+        token = (i32)id_of(choice.draws ? first_of(told, WINNER) : best);
+    return SAMPLE_OK;
+}
+
+KERNEL(PICK_THREADS)
+vocab_shard_merge(u8* answers, u8* newest, i32* history, const u64* all, const u8* stage, const i32* positions, const u8* rules,
+                  u32 vocab, u32 ranks, u32 listed, u32 history_len) {
+    SHARED(Search, search, 1);
+    grid_wait();
+    grid_release();
+    const u64 q = bid_x(), words = LISTED_FROM + listed;
+    SampledToken answer = {-1, SAMPLE_OK, 0.f, 0};
+    if (is_padding(stage, (u32)q)) {
+        if (tid() == 0) ((SampledToken*)answers)[q] = answer;
+        return;
+    }
+    const StageLogitsRow& question = questions_of(stage)[q];
+    const SequenceSamplingParams& seat_rules = rules_of(question, rules);
+    const i32 position = position_of(question, positions);
+    const Choice choice = choice_of(question, seat_rules, vocab, position);
+    i32 token = question.known;
+    if (choice.chooses) {
+        const CandidateList told = {all + q * words, ranks, (u32)(gdim_x() * words), listed};
+        answer.status = choose_candidate(*search, token, told, choice, seat_rules, Draw{seat_rules.key, (u32)position});
+    }
+    if (answer.status == SAMPLE_OK) answer.token = token;
+    if (tid() != 0) return;
+    ((SampledToken*)answers)[q] = answer;
+    if (choice.chooses) update_latest_token(LatestTokenUpdate{newest, history, history_len}, question, seat_rules, answer, position);
+}
+EXPORT(vocab_shard_merge)
