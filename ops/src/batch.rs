@@ -1,6 +1,7 @@
 //! What a forward pass must know about its batch, on the device.
 
-use device::DType;
+use device::{DType, MatRef};
+use kernels::step::RowFact;
 use kernels::{AttentionMetadata, RowBounds};
 
 use crate::error::check_size;
@@ -44,7 +45,9 @@ pub struct BatchView {
     pub block_tables: Tensor,
     /// Which table is row `r`'s; i32 `[R]`. `None` = table `r`.
     pub table_rows: Option<Tensor>,
-    /// What the host knows of the rows.
+    /// [`RowFact`]s; i32 `[facts, ≥ R]`. `None`: the batch was not staged by a step.
+    pub row_facts: Option<Tensor>,
+    /// Bounds of the rows.
     pub bounds: RowBounds,
 }
 
@@ -66,6 +69,7 @@ impl BatchView {
             context_lens: ops.ids(&inputs.context_lens)?,
             block_tables: ops.ids(&inputs.block_tables)?.reshape(&[rows, width])?,
             table_rows: None,
+            row_facts: None,
             bounds: inputs.bounds(),
         })
     }
@@ -80,6 +84,12 @@ impl BatchView {
     #[must_use]
     pub fn rows(&self) -> usize {
         self.context_lens.len()
+    }
+
+    /// A fact about each row, i32 `[1, R]`; `None`: the batch was not staged by a step.
+    pub fn row_fact(&self, fact: RowFact) -> Result<Option<MatRef<'_>>, OpError> {
+        let Some(facts) = &self.row_facts else { return Ok(None) };
+        Ok(Some(facts.mat()?.rows_from(fact as usize, 1).columns(0, self.rows())))
     }
 
     pub(crate) fn attention_metadata(&self) -> Result<AttentionMetadata<'_>, OpError> {

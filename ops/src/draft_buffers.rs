@@ -123,6 +123,7 @@ impl DraftBuffers {
             context_lens: self.context_lens.narrow(&[rows])?,
             block_tables: tables.narrow(tables.shape())?,
             table_rows: Some(self.row_seq_slots.narrow(&[rows])?),
+            row_facts: None,
             bounds: RowBounds::of(std::iter::repeat_n((1, longest), rows), 1),
         };
         Ok((batch, self.ids.narrow(&[rows])?))

@@ -38,7 +38,7 @@ pub use error::OpError;
 pub use expert_load::{ExpertLoadCounters, ExpertLoadDownload, LayerLoadCounter};
 pub use fused_linear::{GatedActivation, NormWeight};
 pub use kernels::step::{
-    DraftRow, DraftVerification, RULE_HISTORY, RULE_MASKED, SAMPLE_ALL_MASKED,
+    DraftRow, DraftVerification, RULE_HISTORY, RULE_MASKED, RowFact, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SequenceSamplingParams,
     StageEdit, StageHeader, StageLogitsRow, StageRow, StageSequenceInit, StagingBuffer,
 };

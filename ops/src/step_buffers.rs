@@ -5,8 +5,8 @@
 
 use device::{CopyInFlight, DType, MatRef, PinnedBuffer};
 use kernels::step::{
-    DraftVerification, PreparedStep, SampledToken, SamplerOutputArrays, StageView, StagingBuffer,
-    StepArrays,
+    DraftVerification, PreparedStep, RowFact, SampledToken, SamplerOutputArrays, StageView,
+    StagingBuffer, StepArrays,
 };
 use kernels::{
     GatherFn, RowBounds, RowSampling, StepPreparation, VocabParallelSampling, VocabShard,
@@ -59,7 +59,7 @@ pub struct StepBuffers {
     slots: Tensor,                // i64 [1, T]
     cu_q: Tensor,                 // i32 [1, R + 1]
     context_lens: Tensor,         // i32 [1, R]
-    row_seq_slots: Tensor,        // i32 [1, R]
+    row_facts: Tensor,            // i32 [facts, R]
     logits_indices: Tensor,       // i32 [1, Q]
     sampled: Tensor,              // i32 [Q, 4]
     top_ids: Tensor,              // i32 [Q, top]
@@ -78,7 +78,7 @@ impl StepBuffers {
             slots: ops.zeros(DType::I64, &[1, size.tokens])?,
             cu_q: words(size.rows + 1)?,
             context_lens: words(size.rows)?,
-            row_seq_slots: words(size.rows)?,
+            row_facts: ops.zeros(DType::I32, &[RowFact::COUNT, size.rows])?,
             logits_indices: words(size.logits_rows)?,
             sampled: ops.zeros(DType::I32, &[size.logits_rows, SAMPLE_WORDS])?,
             top_ids: ops.zeros(DType::I32, &[size.logits_rows, size.top_logprobs])?,
@@ -111,7 +111,7 @@ impl StepBuffers {
             slots: self.slots.mat_mut()?,
             cu_q: self.cu_q.mat_mut()?,
             context_lens: self.context_lens.mat_mut()?,
-            row_seq_slots: self.row_seq_slots.mat_mut()?,
+            row_facts: self.row_facts.mat_mut()?,
             logits_indices: self.logits_indices.mat_mut()?,
         };
         let (s, block_tokens) = (&ops.stream, self.size.block_tokens);
@@ -141,7 +141,8 @@ impl StepBuffers {
             cu_q: self.cu_q.narrow(&[rows + 1])?,
             context_lens: self.context_lens.narrow(&[rows])?,
             block_tables: tables.narrow(tables.shape())?,
-            table_rows: Some(self.row_seq_slots.narrow(&[rows])?),
+            table_rows: Some(self.row_facts.narrow(&[rows])?), // `RowFact::SequenceSlot` is the first.
+            row_facts: Some(self.row_facts.narrow(self.row_facts.shape())?),
             bounds: shape.bounds,
         };
         Ok((batch, self.ids.narrow(&[tokens])?))

@@ -1,5 +1,6 @@
 //! Checks the rows of a batch and stages them.
 
+use super::row_facts::row_facts;
 use crate::BatchError;
 use crate::sequence_slots::{BlockTableChange, HostSequenceSlots};
 use ops::{StageRow, StagingBuffer};
@@ -106,6 +107,7 @@ impl StepLimits {
                 table_len,
                 table_at,
             });
+            stage.facts.extend(row_facts(row));
             stage.tokens += len as usize;
         }
         Ok(())

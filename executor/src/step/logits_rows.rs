@@ -247,11 +247,12 @@ fn write_output(
 
 /// Words and edits that a stage must have room for beside the rows of a step.
 pub(crate) fn stage_bytes(limits: &StepLimits, questions: usize, words: usize) -> usize {
-    let records = limits.stage_rows() * size_of::<ops::StageRow>()
+    let row = size_of::<ops::StageRow>() + ops::RowFact::COUNT * size_of::<i32>();
+    let records = limits.stage_rows() * row
         + limits.rows * (size_of::<ops::StageSequenceInit>() + size_of::<ops::DraftRow>())
         + questions * size_of::<StageLogitsRow>()
         + edits_max(limits) * size_of::<ops::StageEdit>();
-    let regions = 7 * 64;
+    let regions = 8 * 64;
     size_of::<ops::StageHeader>() + regions + records + words * size_of::<i32>()
 }
 

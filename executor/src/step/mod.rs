@@ -12,6 +12,7 @@ mod launch;
 mod limits;
 mod logits_rows;
 mod pending;
+mod row_facts;
 mod sample;
 mod stage;
 mod staging_queue;

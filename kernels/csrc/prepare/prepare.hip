@@ -1,7 +1,7 @@
 // prepare.hip - what the host staged becomes what a forward pass reads. CPU twin: cpu/step.rs (`StepPreparation`).
 //
 // prepare_step  seats: rules, history and mask of requests that take one; block tables of the rows
-//               ids, positions i32 [tokens], slots i64 [tokens]; cu_q i32 [rows + 1]; context_lens, row_seats i32 [rows];
+//               ids, positions i32 [tokens], slots i64 [tokens]; cu_q i32 [rows + 1]; context_lens i32 [rows]; row_facts i32 [facts, rows];
 //               question_tokens i32 [questions]
 // Grid: rows (at least 1) x parts. Block: 256. In a captured graph rows, tokens and questions are those of the bucket
 // and the header says how many are real; the rest is padding: no keys, id 0, position 0, slot -1, question token 0.
@@ -14,7 +14,7 @@
 struct StepOut {
     i32 *ids, *positions;
     i64* slots;
-    i32 *cu_q, *context_lens, *row_seats, *question_tokens;
+    i32 *cu_q, *context_lens, *question_tokens, *row_facts;
 };
 
 // Tokens `from`, `from + step`, ... of the row.
@@ -40,13 +40,14 @@ DEV void pad_tokens(const StepOut& out, u32 from, u32 to, u32 step) {
 }
 
 KERNEL(256)
-prepare_step(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens, i32* row_seats, i32* question_tokens,
+prepare_step(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens, i32* question_tokens, i32* row_facts,
              i32* tables, i32* history, u32* masks, u8* rules, const u8* newest, const u8* stage, u32 rows, u32 tokens,
-             u32 questions, u32 table_width, u32 history_len, u32 mask_words, u32 block_tokens) {
+             u32 questions, u32 table_width, u32 history_len, u32 mask_words, u32 block_tokens, u32 facts_stride) {
     grid_wait();
     grid_release();
-    const StepOut out = {ids, positions, slots, cu_q, context_lens, row_seats, question_tokens};
-    const SequenceSlots seats = {(LatestToken*)newest, tables, history, masks, (SequenceSamplingParams*)rules, table_width, history_len, mask_words};
+    const StepOut out = {ids, positions, slots, cu_q, context_lens, question_tokens, row_facts};
+    const SequenceSlots seats = {(LatestToken*)newest, tables,      history,     masks,
+                                 (SequenceSamplingParams*)rules, table_width, history_len, mask_words};
     const StageHeader header = *header_of(stage);
     const i32* words = words_of(stage);
     const u32 r = bid_x(), part = bid_y(), parts = gdim_y();
@@ -67,14 +68,17 @@ prepare_step(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens,
             if (row.table_len > 0) copy_words(table + row.table_from, words + row.table_at, (u32)row.table_len);
             if (tid() == 0) {
                 context_lens[r] = (i32)start_of(row, seats.newest) + row.len;
-                row_seats[r] = row.seat;
                 cu_q[r + 1] = row.token + row.len;
             }
         }
     } else if (r < rows && part == 0 && tid() == 0) {
         context_lens[r] = 0;
-        row_seats[r] = 0;
         cu_q[r + 1] = (i32)end;
+    }
+    if (r < rows && part == 0) {
+        const i32* facts = facts_of(stage) + (u64)r * header.facts_per_row;
+        for (u32 f = tid(); f < header.facts_per_row; f += bdim())
+            row_facts[(u64)f * facts_stride + r] = r < header.rows ? facts[f] : 0;
     }
     if (thread == 0) cu_q[0] = 0;
     pad_tokens(out, end + thread, tokens, threads);

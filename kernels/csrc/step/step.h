@@ -12,7 +12,8 @@ struct StageHeader {
     u32 rows_at, questions_at, inits_at, words_at, edits_at;  // bytes from the start of the stage
     u32 tokens;                                         // tokens of the step = sum of Row.len
     u32 drafts, drafts_at;                              // as above
-    u32 reserved[3];
+    u32 facts_at, facts_per_row;                        // words of facts about each row, row by row
+    u32 reserved;
 };
 
 // One row of the step: `len` tokens of the request on `seat`, from position `start`.

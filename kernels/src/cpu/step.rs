@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use device::{DType, DeviceError, MatRef, check_dtype, check_size};
+use device::{DType, DeviceError, MatRef, check_at_least, check_dtype, check_size};
 
 use super::sample::acceptance_noise;
 use crate::cpu::CpuBackend;
@@ -58,23 +58,27 @@ impl CpuKernel for StepPreparation<'_, '_, '_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { stage, slots: seats, step, block_tokens } = self;
         let read = StageReader::new(stage.bytes)?;
+        check_at_least("prepare", "row facts", step.row_facts.rows(), read.facts_per_row)?;
         for init in read.inits {
             init_sequence(init, &read, seats)?;
         }
         step.cu_q.row_mut::<i32>(0)[0] = 0;
         let mut end = 0;
         for r in 0..stage.rows {
-            let (mut context, mut seat) = (0, 0); // Of padding.
+            let mut context = 0; // Of padding.
             if let Some(row) = read.rows.get(r) {
                 update_table(row, &read, seats)?;
                 let start = start_of(row, seats);
                 lay_out((row, start), &read, seats, step, block_tokens)?;
                 end = row.token + row.len;
-                (context, seat) = (start + row.len, row.seq_slot);
+                context = start + row.len;
             }
             step.context_lens.row_mut::<i32>(0)[r] = context;
-            step.row_seq_slots.row_mut::<i32>(0)[r] = seat;
             step.cu_q.row_mut::<i32>(0)[r + 1] = end;
+            for fact in 0..read.facts_per_row {
+                let value = read.facts.get(r * read.facts_per_row + fact).copied().unwrap_or(0);
+                step.row_facts.row_mut::<i32>(fact)[r] = value;
+            }
         }
         for t in end as usize..stage.tokens {
             step.ids.row_mut::<i32>(0)[t] = 0;

@@ -6,7 +6,7 @@ use device::{
 };
 
 use crate::gpu::GpuBackend;
-use crate::step::{SequenceSlotArrays, StageView, StepArrays};
+use crate::step::{RowFact, SequenceSlotArrays, StageView, StepArrays};
 use crate::{GpuKernel, StepPreparation};
 
 static PREPARE: KernelSource = kernel_source!("prepare/prepare.hip");
@@ -34,8 +34,8 @@ impl GpuKernel for StepPreparation<'_, '_, '_> {
             .out(&mut step.slots)
             .out(&mut step.cu_q)
             .out(&mut step.context_lens)
-            .out(&mut step.row_seq_slots)
             .out(&mut step.logits_indices)
+            .out(&mut step.row_facts)
             .out(&mut seats.tables)
             .out(&mut seats.history)
             .out(&mut seats.masks)
@@ -48,7 +48,8 @@ impl GpuKernel for StepPreparation<'_, '_, '_> {
             .u32(seats.tables.cols() as u32)
             .u32(seats.history.cols() as u32)
             .u32(seats.masks.cols() as u32)
-            .u32(block_tokens as u32);
+            .u32(block_tokens as u32)
+            .u32(step.row_facts.stride() as u32);
         // SAFETY: the arrays hold what is laid out; the host checked what it staged against the seats.
         unsafe { launch.launch(gpu, s) }
     }
@@ -61,10 +62,12 @@ fn check_step(stage: &StageView<'_>, step: &StepArrays<'_>) -> Result<(), Device
     least("slots", step.slots.cols(), stage.tokens)?;
     least("cu_q", step.cu_q.cols(), stage.rows + 1)?;
     least("context_lens", step.context_lens.cols(), stage.rows)?;
-    least("row_seats", step.row_seq_slots.cols(), stage.rows)?;
     least("question_tokens", step.logits_indices.cols(), stage.logits_rows)?;
+    least("row facts", step.row_facts.rows(), RowFact::COUNT)?;
+    least("columns of row facts", step.row_facts.cols(), stage.rows)?;
+    check_dtype(KERNEL, "row facts", step.row_facts.dtype(), DType::I32)?;
     check_dtype(KERNEL, "slots", step.slots.dtype(), DType::I64)?;
-    for x in [&step.ids, &step.positions, &step.cu_q, &step.context_lens, &step.row_seq_slots] {
+    for x in [&step.ids, &step.positions, &step.cu_q, &step.context_lens] {
         check_dtype(KERNEL, "indices", x.dtype(), DType::I32)?;
     }
     check_dtype(KERNEL, "question_tokens", step.logits_indices.dtype(), DType::I32)

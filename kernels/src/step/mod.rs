@@ -1,14 +1,16 @@
 //! What the host stages for one step, and what a step leaves behind: records shared with the device.
 //!
 //! The device twin of every record is in `csrc/step/step.h`; a test compares sizes and offsets. A stage is
-//! one buffer, so that a step needs one copy to the device: a header, then five regions.
+//! one buffer, so that a step needs one copy to the device: a header, then seven regions.
 //!
 //! Legend: S seats, W block table width, L longest request, V vocabulary, T tokens, R rows, Q questions.
 
+mod row_facts;
 mod staging;
 
 use device::{MatMut, MatRef};
 
+pub use row_facts::RowFact;
 pub(crate) use staging::StageReader;
 pub use staging::StagingBuffer;
 
@@ -68,8 +70,12 @@ pub struct StageHeader {
     pub drafts: u32,
     /// First byte of those.
     pub drafts_at: u32,
+    /// First byte of the facts about rows, row by row.
+    pub facts_at: u32,
+    /// Words of facts per row.
+    pub facts_per_row: u32,
     /// Zero.
-    pub reserved: [u32; 3],
+    pub reserved: u32,
 }
 
 /// One row of the step: `len` tokens of the request on `seat`, from position `start`.
@@ -281,10 +287,10 @@ pub struct StepArrays<'a> {
     pub cu_q: MatMut<'a>,
     /// Keys of each row, its own tokens included; i32 `[1, R]`.
     pub context_lens: MatMut<'a>,
-    /// Seat of each row; i32 `[1, R]`.
-    pub row_seq_slots: MatMut<'a>,
-    /// Token behind each question, 0 for padding; i32 `[1, Q]`.
+    /// Token of each logits row, 0 for padding; i32 `[1, Q]`.
     pub logits_indices: MatMut<'a>,
+    /// [`RowFact`]s of each row, 0 for padding; i32 `[facts, R]`.
+    pub row_facts: MatMut<'a>,
 }
 
 /// What `prepare` has laid out of the step that questions are about, and what becomes of its drafts.

@@ -3,7 +3,8 @@
 use device::{DeviceError, MatRef};
 
 use super::{
-    DraftRow, StageEdit, StageHeader, StageLogitsRow, StageRecord, StageRow, StageSequenceInit,
+    DraftRow, RowFact, StageEdit, StageHeader, StageLogitsRow, StageRecord, StageRow,
+    StageSequenceInit,
 };
 
 /// Regions begin at multiples of this.
@@ -24,6 +25,8 @@ pub struct StagingBuffer {
     pub edits: Vec<StageEdit>,
     /// The rows once more, where a draft layer sees them.
     pub drafts: Vec<DraftRow>,
+    /// Facts about the rows, row by row; rows without facts have zeros.
+    pub facts: Vec<i32>,
     /// Tokens of the step.
     pub tokens: usize,
 }
@@ -37,6 +40,7 @@ impl StagingBuffer {
         self.words.clear();
         self.edits.clear();
         self.drafts.clear();
+        self.facts.clear();
         self.tokens = 0;
     }
 
@@ -68,7 +72,9 @@ impl StagingBuffer {
             tokens: self.tokens as u32,
             drafts: self.drafts.len() as u32,
             drafts_at: region(size_of_val(&self.drafts[..])),
-            reserved: [0; 3],
+            facts_at: region(self.rows.len() * RowFact::COUNT * size_of::<i32>()),
+            facts_per_row: RowFact::COUNT as u32,
+            reserved: 0,
         };
         (header, end.next_multiple_of(ALIGN))
     }
@@ -95,6 +101,9 @@ impl StagingBuffer {
         put(header.words_at, bytes_of(&self.words));
         put(header.edits_at, bytes_of(&self.edits));
         put(header.drafts_at, bytes_of(&self.drafts));
+        let facts = self.facts.iter().copied().chain(std::iter::repeat(0));
+        let facts: Vec<i32> = facts.take(self.rows.len() * RowFact::COUNT).collect();
+        put(header.facts_at, bytes_of(&facts));
         bytes
     }
 }
@@ -113,6 +122,9 @@ pub(crate) struct StageReader<'a> {
     pub(crate) words: &'a [i32],
     pub(crate) edits: &'a [StageEdit],
     pub(crate) drafts: &'a [DraftRow],
+    /// `facts_per_row` words per row.
+    pub(crate) facts: &'a [i32],
+    pub(crate) facts_per_row: usize,
 }
 
 impl<'a> StageReader<'a> {
@@ -127,6 +139,8 @@ impl<'a> StageReader<'a> {
             words: region(words, header.words_at, header.words)?,
             edits: region(words, header.edits_at, header.edits)?,
             drafts: region(words, header.drafts_at, header.drafts)?,
+            facts: region(words, header.facts_at, header.rows * header.facts_per_row)?,
+            facts_per_row: header.facts_per_row as usize,
         })
     }
 

@@ -4,8 +4,8 @@ use device::MatMut;
 use kernels::StepPreparation;
 use kernels::gpu::GpuBackend;
 use kernels::step::{
-    SequenceSamplingParams, SequenceSlotArrays, StageLogitsRow, StageRow, StageSequenceInit,
-    StageView, StagingBuffer, StepArrays,
+    RowFact, SequenceSamplingParams, SequenceSlotArrays, StageLogitsRow, StageRow,
+    StageSequenceInit, StageView, StagingBuffer, StepArrays,
 };
 
 use crate::support::{DeviceArray, PlainElement, RandomNumbers, S, devices, oracle};
@@ -21,8 +21,9 @@ const BLOCK_TOKENS: usize = 4;
 #[derive(Debug, Clone, PartialEq)]
 struct StepTestArrays {
     seq_slots: [Vec<i32>; 5],
-    step: [Vec<i32>; 6],
+    step: [Vec<i32>; 5],
     slots: Vec<i64>,
+    facts: Vec<i32>,
 }
 
 const SLOT_COLS: [usize; 5] = [3, WIDTH, LONGEST, MASK_WORDS, PARAM_WORDS];
@@ -37,8 +38,9 @@ fn step_arrays(
     let mut seat =
         |i: usize| (0..SEQ_SLOTS * SLOT_COLS[i]).map(|_| numbers.below(99) as i32).collect();
     let seats = [seat(0), seat(1), seat(2), seat(3), seat(4)];
-    let step = [tokens, tokens, rows + 1, rows, rows, questions].map(|n| vec![-1; n]);
-    StepTestArrays { seq_slots: seats, step, slots: vec![-1; tokens] }
+    let step = [tokens, tokens, rows + 1, rows, questions].map(|n| vec![-1; n]);
+    let facts = vec![-1; RowFact::COUNT * rows];
+    StepTestArrays { seq_slots: seats, step, slots: vec![-1; tokens], facts }
 }
 
 /// A step of `real` rows; the first is longer than a block of threads lays out at once if `long`.
@@ -67,6 +69,7 @@ fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer 
             table_len,
             table_at,
         });
+        stage.facts.extend((0..RowFact::COUNT).map(|_| numbers.below(9) as i32));
         stage.tokens += len as usize;
         stage.logits_rows.push(StageLogitsRow {
             token: token + len - 1,
@@ -122,15 +125,15 @@ fn on_cpu(mut world: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepTe
         masks: MatMut::of(masks, SEQ_SLOTS, MASK_WORDS).unwrap(),
         params: MatMut::of(rules, SEQ_SLOTS, PARAM_WORDS).unwrap(),
     };
-    let [ids, positions, cu_q, context_lens, row_seats, question_tokens] = &mut world.step;
+    let [ids, positions, cu_q, context_lens, question_tokens] = &mut world.step;
     let mut step = StepArrays {
         ids: MatMut::of(ids, 1, tokens).unwrap(),
         positions: MatMut::of(positions, 1, tokens).unwrap(),
         slots: MatMut::of(&mut world.slots, 1, tokens).unwrap(),
         cu_q: MatMut::of(cu_q, 1, rows + 1).unwrap(),
         context_lens: MatMut::of(context_lens, 1, rows).unwrap(),
-        row_seq_slots: MatMut::of(row_seats, 1, rows).unwrap(),
         logits_indices: MatMut::of(question_tokens, 1, questions).unwrap(),
+        row_facts: MatMut::of(&mut world.facts, RowFact::COUNT, rows).unwrap(),
     };
     oracle()
         .launch(
@@ -168,9 +171,10 @@ fn on_device(
     let mut seat_arrays = [seat(0), seat(1), seat(2), seat(3), seat(4)];
     let mut step_arrays = world.step.each_ref().map(|x| DeviceArray::row(device, x));
     let mut slots = DeviceArray::row(device, &world.slots);
+    let mut facts = DeviceArray::of(device, &world.facts, RowFact::COUNT, rows);
     let [newest, tables, history, masks, rules] = seat_arrays.each_mut().map(DeviceArray::mat_mut);
     let mut seats = SequenceSlotArrays { latest: newest, tables, history, masks, params: rules };
-    let [ids, positions, cu_q, context_lens, row_seats, question_tokens] =
+    let [ids, positions, cu_q, context_lens, question_tokens] =
         step_arrays.each_mut().map(DeviceArray::mat_mut);
     let mut step = StepArrays {
         ids,
@@ -178,8 +182,8 @@ fn on_device(
         slots: slots.mat_mut(),
         cu_q,
         context_lens,
-        row_seq_slots: row_seats,
         logits_indices: question_tokens,
+        row_facts: facts.mat_mut(),
     };
     device
         .launch(
@@ -196,6 +200,7 @@ fn on_device(
         seq_slots: seat_arrays.each_ref().map(|x| x.read(device)),
         step: step_arrays.each_ref().map(|x| x.read(device)),
         slots: slots.read(device),
+        facts: facts.read(device),
     }
 }
 
@@ -240,13 +245,14 @@ fn long_rows_are_prepared_by_many_blocks() {
         let view = StageView { bytes: words.mat(), rows: 1, tokens, logits_rows: 0 };
         let poisoned = |n| DeviceArray::<i32>::poisoned(&device, 1, n);
         let mut seat_arrays = [3, table_len + 3, 4, 1, PARAM_WORDS].map(poisoned);
-        let mut step_arrays = [tokens, tokens, 2, 1, 1, 1].map(poisoned);
+        let mut step_arrays = [tokens, tokens, 2, 1, 1].map(poisoned);
         let mut slots = DeviceArray::<i64>::poisoned(&device, 1, tokens);
+        let mut facts = DeviceArray::<i32>::poisoned(&device, RowFact::COUNT, 1);
         let [newest, tables, history, masks, rules] =
             seat_arrays.each_mut().map(DeviceArray::mat_mut);
         let mut seats =
             SequenceSlotArrays { latest: newest, tables, history, masks, params: rules };
-        let [ids, positions, cu_q, context_lens, row_seats, question_tokens] =
+        let [ids, positions, cu_q, context_lens, question_tokens] =
             step_arrays.each_mut().map(DeviceArray::mat_mut);
         let mut step = StepArrays {
             ids,
@@ -254,8 +260,8 @@ fn long_rows_are_prepared_by_many_blocks() {
             slots: slots.mat_mut(),
             cu_q,
             context_lens,
-            row_seq_slots: row_seats,
             logits_indices: question_tokens,
+            row_facts: facts.mat_mut(),
         };
         device
             .launch(
