@@ -107,7 +107,7 @@ impl StepLimits {
                 table_len,
                 table_at,
             });
-            stage.facts.extend(row_facts(row));
+            stage.facts.extend(row_facts(row, i as u32));
             stage.tokens += len as usize;
         }
         Ok(())

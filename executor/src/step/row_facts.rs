@@ -3,9 +3,37 @@
 use ops::RowFact;
 use protocol::BatchRow;
 
-/// The facts about a row.
-pub(super) fn row_facts(row: &BatchRow) -> [i32; RowFact::COUNT] {
+/// The facts about row `part` of those that `row` is staged in: one, or one per token.
+pub(super) fn row_facts(row: &BatchRow, part: u32) -> [i32; RowFact::COUNT] {
     RowFact::ALL.map(|fact| match fact {
         RowFact::SequenceSlot => row.seq_slot.0 as i32,
+        RowFact::ContinuesSequence => i32::from(row.start > 0 || part > 0),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::{RequestId, RowInput, SequenceSlot, ThinVec};
+
+    #[test]
+    fn rows_after_the_first_continue_their_sequence() {
+        let row = |start| BatchRow {
+            request: RequestId(1),
+            epoch: 0,
+            seq_slot: SequenceSlot(7),
+            start,
+            len: 1,
+            drafts: 2,
+            samples: true,
+            masked: false,
+            input: RowInput::Tokens([5].as_slice().into()),
+            table_updates: ThinVec::new(),
+            next_token: None,
+            seq_init: None,
+        };
+        assert_eq!(row_facts(&row(0), 0), [7, 0]);
+        assert_eq!(row_facts(&row(0), 1), [7, 1], "its first draft token");
+        assert_eq!(row_facts(&row(4), 0), [7, 1]);
+    }
 }

@@ -7,11 +7,14 @@
 pub enum RowFact {
     /// Sequence slot, and so block table; 0 for padding.
     SequenceSlot,
+    /// 1 if the sequence has state of tokens before this row, as recurrent layers (gated delta nets, Mamba) read it; 0 if the
+    /// row begins the sequence.
+    ContinuesSequence,
 }
 
 impl RowFact {
     /// All facts, in the order of their numbers.
-    pub const ALL: [Self; 1] = [Self::SequenceSlot];
+    pub const ALL: [Self; 2] = [Self::SequenceSlot, Self::ContinuesSequence];
     /// Number of facts.
     pub const COUNT: usize = Self::ALL.len();
 }
