@@ -86,6 +86,32 @@ impl Write for LogWriter {
     }
 }
 
+/// Other crates of the server: a filter that names `hadron` covers them too.
+const FRONT_CRATES: [&str; 5] = ["grammar", "text", "metrics", "engine", "server"];
+
+/// A filter in which `hadron=LEVEL` covers the crates of the server, and `hadron::CRATE=LEVEL` the crate. Directives of
+/// the filter itself come last, so they win.
+pub fn cover_front_crates(filter: &str) -> String {
+    let mut directives = Vec::new();
+    for directive in filter.split(',') {
+        let target = directive.find(['=', '[']).unwrap_or(directive.len());
+        let (target, level) = directive.split_at(target);
+        let path = match target.trim().strip_prefix("hadron") {
+            Some("") => {
+                directives.extend(FRONT_CRATES.map(|name| format!("{name}{level}")));
+                continue;
+            }
+            Some(path) => path.strip_prefix("::").unwrap_or_default(),
+            None => continue,
+        };
+        if path.split("::").next().is_some_and(|name| FRONT_CRATES.contains(&name)) {
+            directives.push(format!("{path}{level}"));
+        }
+    }
+    directives.push(filter.to_owned());
+    directives.join(",")
+}
+
 /// What stderr is a link to, for every process.
 const STDERR_LINK: &str = "/proc/self/fd/2";
 
@@ -117,5 +143,26 @@ impl MakeWriter<'_> for LogWriter {
 
     fn make_writer(&self) -> Self {
         self.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_of_hadron_cover_the_crates_of_the_server() {
+        assert_eq!(cover_front_crates("info"), "info");
+        assert_eq!(
+            cover_front_crates("info,hadron=debug"),
+            "grammar=debug,text=debug,metrics=debug,engine=debug,server=debug,info,hadron=debug"
+        );
+        assert_eq!(
+            cover_front_crates("hadron::server::sse[request]=trace,hadron::launcher=warn"),
+            "server::sse[request]=trace,hadron::server::sse[request]=trace,hadron::launcher=warn"
+        );
+        for other in ["hadron_x=debug", "executor=debug", ""] {
+            assert_eq!(cover_front_crates(other), other);
+        }
     }
 }

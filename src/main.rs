@@ -1,7 +1,7 @@
 //! Entry point: parses the command line and runs one role.
 
 use hadron::config::{self, CliCommand, CliInvocation, CommandLineError, LogFormat};
-use hadron::log::LogWriter;
+use hadron::log::{LogWriter, cover_front_crates};
 use hadron::{bench, eval, events, launcher, synth};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ const LOG_FILTER: &str = "info";
 /// From here on events are lines on stderr.
 fn start_log(format: LogFormat, filter: &str) {
     let log = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(filter))
+        .with_env_filter(EnvFilter::new(cover_front_crates(filter)))
         .with_writer(LogWriter::default());
     match format {
         LogFormat::Human => log.with_ansi(std::io::stderr().is_terminal()).init(),
