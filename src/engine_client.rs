@@ -20,16 +20,20 @@ pub use deferred_submit::DeferredSubmit;
 pub use inbox::BatchInbox;
 pub use mailbox::RequestEventStream;
 
-use crate::grammar::DecodingGuide;
 use crate::metrics::{RequestTimes, ServerMetrics};
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{DashMap, Mutex, lock};
+#[cfg(not(feature = "interleavings"))]
+use dashmap::DashMap;
+use grammar::DecodingGuide;
+use grammar::sync::atomic::{AtomicU64, Ordering};
+use grammar::sync::{Mutex, lock};
 use mailbox::StreamMailbox;
 use protocol::{Epoch, ExecutorCommand, ExecutorReady, ProfilerStatus, Replica, RequestId, StepId};
 use scheduler::{
     AbortCause, ExecutorFailure, FinishReason, PromptHasher, RequestError, RequestIdAssigner,
     RequestSubmission, SchedulerEvent, StepStats, TokenEvent,
 };
+#[cfg(feature = "interleavings")]
+use shuttle_dashmap_impl::DashMap;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;

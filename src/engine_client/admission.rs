@@ -4,8 +4,8 @@
 //! path can leak. An accepted request is never refused later for load.
 
 use super::prefill_rate::PrefillRate;
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Mutex, lock};
+use grammar::sync::atomic::{AtomicU64, Ordering};
+use grammar::sync::{Mutex, lock};
 use std::mem;
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,7 +1,7 @@
 //! Requests that wait outside the engine until a grammar they need is compiled.
 
 use super::{ENGINE_UNAVAILABLE, EngineClient, EngineMessage};
-use crate::grammar::DecodingGuide;
+use grammar::DecodingGuide;
 use protocol::RequestId;
 use scheduler::{FinishReason, RejectReason, RequestSubmission, SchedulerEvent, TokenEvent};
 use std::mem;

@@ -2,7 +2,7 @@
 //!
 //! Its length is bounded by admission: every entry belongs to a request in flight.
 
-use crate::sync::{Condvar, Mutex, lock};
+use grammar::sync::{Condvar, Mutex, lock};
 use std::sync::PoisonError;
 use std::time::Duration;
 

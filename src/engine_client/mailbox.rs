@@ -1,7 +1,7 @@
 //! The event stream of one HTTP request: one or more engine requests, read by one task.
 
 use super::{AdmissionPermit, EngineClient, QueuedBytes};
-use crate::sync::{Mutex, lock};
+use grammar::sync::{Mutex, lock};
 use protocol::RequestId;
 use scheduler::{AbortCause, TokenEvent};
 use std::mem;

@@ -2,10 +2,10 @@
 
 use super::child_process::{OWN_BINARY, link_to_server};
 use super::signals::HarmlessSignals;
-use crate::config::LogFormat;
-use crate::grammar::serve_trials;
-use crate::worker_process::WorkerProgram;
+use crate::config::{LogFormat, SECRET_VARIABLE};
 use anyhow::{Context, Result};
+use grammar::serve_trials;
+use grammar::worker_process::WorkerProgram;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -14,7 +14,11 @@ const ROLE: &str = "grammar-worker";
 /// What a server starts.
 pub fn program(log: LogFormat) -> WorkerProgram {
     let args = [ROLE, "--log-format", log.name()];
-    WorkerProgram { path: OWN_BINARY.into(), args: args.map(Into::into).into() }
+    WorkerProgram {
+        path: OWN_BINARY.into(),
+        args: args.map(Into::into).into(),
+        secret_variable: SECRET_VARIABLE,
+    }
 }
 
 /// Tries grammars until the server is gone.

@@ -18,7 +18,6 @@ use super::{
     template_worker,
 };
 use crate::config::{DeviceArg, LogFormat, MaxModelLenArg, ProcessEnvironment, ServeArgs};
-use crate::grammar::GrammarCompilePool;
 use crate::kv_events::{BoundPublisher, KvEventFeed, KvEventPublisher, TopicFields};
 use crate::log::LogWriter;
 use crate::metrics::{KvCacheInfo, MetricsConfig, ServerMetrics};
@@ -31,6 +30,7 @@ use crate::server::openai::params::FieldBounds;
 use crate::server::request_trace::RequestTracer;
 use crate::text::RequestTemplates;
 use anyhow::{Context, Result, anyhow, bail};
+use grammar::GrammarCompilePool;
 use protocol::{Epoch, StartupPhase};
 use scheduler::{KvConfig, Scheduler, SchedulerConfig, SchedulerConfigError, StepDeadline};
 use std::hash::{BuildHasher, RandomState};

@@ -1,16 +1,21 @@
 //! `hadron template-worker`: a process that renders the template of one request for the server that started it.
 
 use super::child_process::{OWN_BINARY, link_to_server};
+use crate::config::SECRET_VARIABLE;
 use crate::text::serve_templates;
-use crate::worker_process::WorkerProgram;
 use anyhow::{Context, Result};
+use grammar::worker_process::WorkerProgram;
 use std::process::ExitCode;
 
 const ROLE: &str = "template-worker";
 
 /// What a server starts.
 pub fn program() -> WorkerProgram {
-    WorkerProgram { path: OWN_BINARY.into(), args: vec![ROLE.into()] }
+    WorkerProgram {
+        path: OWN_BINARY.into(),
+        args: vec![ROLE.into()],
+        secret_variable: SECRET_VARIABLE,
+    }
 }
 
 /// Renders one template.

@@ -2,7 +2,7 @@
 
 use super::token_table::TokenKind;
 use super::tokenizer::Tokenizer;
-use crate::grammar::GrammarVocabulary;
+use grammar::GrammarVocabulary;
 use protocol::Token;
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Grammars of requests, as they are tried: the first byte says of which form.
 
-use hadron::grammar::{
+use grammar::{
     GrammarCompiler, GrammarSpec, GrammarVocabulary, JsonWhitespace, OutputConstraint,
     TEXT_BYTES_MAX,
 };

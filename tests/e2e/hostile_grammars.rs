@@ -1,7 +1,7 @@
 //! Grammars made to cost much: each is refused within its wall, or harmless.
 
 use crate::test_server::trials;
-use hadron::grammar::{
+use grammar::{
     GrammarCompilePool, GrammarSession, GrammarSpec, GrammarTimings, GrammarVocabulary,
     JsonWhitespace, OutputConstraint, TEXT_BYTES_MAX,
 };

@@ -5,7 +5,7 @@ use crate::test_server;
 use executor::{
     Executor, ExecutorConfig, ExecutorError, KvCacheSize, ModelDtype, TokenBitmaskSource,
 };
-use hadron::grammar::{
+use grammar::{
     CompiledGrammar, GrammarCompilePool, GrammarSession, GrammarSpec, GrammarTimings,
     OutputConstraint,
 };

@@ -7,9 +7,10 @@ use super::hash_model::thread::MaskedCommandQueue;
 use super::hash_model::{HashModel, HashModelConfig, SlotAccess};
 use super::small_tokenizer::{self, TokenizerAlphabet};
 use executor::ExecutorConfig;
+use grammar::GrammarCompilePool;
+use grammar::worker_process::WorkerProgram;
 use hadron::config::KvEventsConfig;
 use hadron::engine_client::{AdmissionLimits, EngineClient};
-use hadron::grammar::GrammarCompilePool;
 use hadron::kv_events::{BoundPublisher, KvEventPublisher, TopicFields};
 use hadron::launcher::engine_host::{EngineHost, EngineObservers, EngineParts};
 use hadron::launcher::engine_loop::SupervisorEvent;
@@ -27,7 +28,6 @@ use hadron::server::routes::router;
 use hadron::text::{
     ChatTemplate, OutputParsers, ReasoningFamily, RequestTemplates, Tokenizer, ToolCallSyntax,
 };
-use hadron::worker_process::WorkerProgram;
 use protocol::link::{InProcessLink, in_process_pair};
 use protocol::{
     Epoch, ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady, ExecutorSettings,
@@ -140,19 +140,22 @@ pub(crate) struct TestServer {
     publishers: Vec<KvEventPublisher>,
 }
 
+/// The variable that no worker process inherits.
+pub(crate) const SECRET_VARIABLE: &str = "HADRON_CLUSTER_SECRET";
+
 /// Tokens per block everywhere in these tests.
 pub(crate) const BLOCK_TOKENS: u32 = 16;
 
 /// The binary of this build as what tries grammars.
 pub(crate) fn trials() -> WorkerProgram {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
-    WorkerProgram { path, args: vec!["grammar-worker".into()] }
+    WorkerProgram { path, args: vec!["grammar-worker".into()], secret_variable: SECRET_VARIABLE }
 }
 
 /// The binary of this build as what renders templates of requests.
 fn templates() -> WorkerProgram {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
-    WorkerProgram { path, args: vec!["template-worker".into()] }
+    WorkerProgram { path, args: vec!["template-worker".into()], secret_variable: SECRET_VARIABLE }
 }
 
 impl TestServer {

@@ -56,7 +56,7 @@ fn no_static_holds_mutable_state() {
 
 #[test]
 fn only_device_edge_crates_have_unsafe_code() {
-    for name in ["protocol", "kvcache", "scheduler", "models", "ops", "executor"] {
+    for name in ["protocol", "kvcache", "scheduler", "models", "ops", "executor", "grammar"] {
         let lib = read_file(&format!("{name}/src/lib.rs"));
         assert!(lib.contains("#![forbid(unsafe_code)]"), "{name} must forbid unsafe code");
     }
@@ -102,7 +102,14 @@ fn release_builds_keep_checks() {
     let without: Vec<&String> = release["package"].as_table().unwrap().keys().collect();
     assert_eq!(without, ["kernels"], "the one whose loops are checked at their edge");
     // Of what decides, and of what reads requests, model folders and the wire.
-    let reads = ["protocol/src", "kvcache/src", "scheduler/src", "src/", "models/src/weights"];
+    let reads = [
+        "protocol/src",
+        "kvcache/src",
+        "scheduler/src",
+        "src/",
+        "grammar/src",
+        "models/src/weights",
+    ];
     let vanishes = |path: &str, code: &str| {
         reads.iter().any(|part| path.starts_with(part))
             && path != "src/config/tests.rs"

@@ -1,7 +1,6 @@
 //! Fields of a Messages request: forms and ranges.
 
 use super::convert::AnthropicTurns;
-use crate::grammar::{GrammarSpec, JsonWhitespace, OutputConstraint};
 use crate::server::api_error::ApiError;
 use crate::server::openai::chat::messages;
 use crate::server::openai::chat::tools::{self, RequestTools, ToolChoice};
@@ -11,6 +10,7 @@ use crate::server::openai::thinking_budget;
 use crate::server::request_fields::{RequestFields, wrong_type};
 use crate::server::strict_json::JsonValue;
 use crate::text::{ChatInput, ToolDefinition};
+use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint};
 use serde_json::Value;
 
 /// What becomes the prompt.

@@ -2,10 +2,10 @@
 
 use super::params::CompletionParams;
 use crate::engine_client::AdmissionPermit;
-use crate::grammar::GrammarSpec;
 use crate::server::api_error::ApiError;
 use crate::server::app::{AppState, ServingContext};
 use crate::server::json_heap_size::heap_bytes;
+use grammar::GrammarSpec;
 use protocol::{Token, TokenLogprobs};
 use scheduler::RequestSubmission;
 

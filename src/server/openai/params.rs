@@ -2,11 +2,11 @@
 
 use super::logprobs::TokenFormat;
 use super::{structured_outputs, unsupported_fields};
-use crate::grammar::OutputConstraint;
 use crate::server::api_error::ApiError;
 use crate::server::app::ServerOptions;
 use crate::server::request_fields::{RequestFields, string_list, wrong_type};
 use crate::server::strict_json::JsonValue;
+use grammar::OutputConstraint;
 use protocol::{SamplingParams, Token};
 use std::sync::Arc;
 

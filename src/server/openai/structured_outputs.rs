@@ -2,10 +2,10 @@
 //!
 //! One constraint at most. Unknown keys are refused: each of them might be meant to narrow the output.
 
-use crate::grammar::{GrammarSpec, JsonWhitespace, OutputConstraint, TEXT_BYTES_MAX};
 use crate::server::api_error::ApiError;
 use crate::server::request_fields::{RequestFields, string_list, wrong_type};
 use crate::server::strict_json::JsonValue;
+use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint, TEXT_BYTES_MAX};
 use serde_json::Value;
 
 /// Texts that a choice may have.

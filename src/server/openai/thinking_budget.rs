@@ -2,11 +2,11 @@
 
 use super::params::CompletionParams;
 use super::submit::text_error;
-use crate::grammar::{ReasoningTrackerFactory, ThinkingBudget};
 use crate::server::api_error::ApiError;
 use crate::server::app::ServingContext;
 use crate::server::request_fields::RequestFields;
 use crate::text::{Detokenizer, OutputParser, ReasoningFamily, ReasoningStart};
+use grammar::{ReasoningTrackerFactory, ThinkingBudget};
 use protocol::{SamplingParams, Token};
 use std::sync::Arc;
 

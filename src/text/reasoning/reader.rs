@@ -1,8 +1,8 @@
 //! Where an output's reasoning ends, for who limits it: read as replies are.
 
 use super::ReasoningSplitter;
-use crate::grammar::{ReasoningState, ReasoningTracker};
 use crate::text::detokenizer::Detokenizer;
+use grammar::{ReasoningState, ReasoningTracker};
 use protocol::Token;
 
 /// Reads one output, token by token.

@@ -3,7 +3,7 @@
 use super::engine::TemplateEngine;
 use super::message::{TemplateReply, TemplateRequest};
 use super::request_template::TEMPLATE_CPU_S;
-use crate::worker_process::{EPOCH, limit_memory, yield_to_others};
+use grammar::worker_process::{EPOCH, limit_memory, yield_to_others};
 use protocol::link::{FrameReader, FrameWriter, LinkError, LinkSocket, MessageSender};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io;

@@ -1,7 +1,7 @@
 //! Messages between a server and the worker process that renders the template of one request.
 
 use super::super::error::TextError;
-use crate::worker_process::{decode_message, encode_message};
+use grammar::worker_process::{decode_message, encode_message};
 use protocol::codec::{CodecError, WireMessage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

@@ -6,11 +6,10 @@
 use super::context::SpecialTokens;
 use super::message::{TemplateReply, TemplateRequest};
 use super::{ChatInput, RenderedChat};
-use crate::config::SECRET_VARIABLE;
 use crate::text::error::TextError;
 use crate::text::text_memory::TextMemory;
 use crate::text::tokenizer::Tokenizer;
-use crate::worker_process::{ARENA_RESERVE, EPOCH, WorkerProgram};
+use grammar::worker_process::{ARENA_RESERVE, EPOCH, WorkerProgram};
 use protocol::link::{FrameReader, FrameWriter, LinkError, MessageReceiver, MessageSender};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -100,7 +99,7 @@ impl TemplateProcess {
         let child = Command::new(&program.path)
             .arg0("hadron")
             .args(&program.args)
-            .env_remove(SECRET_VARIABLE)
+            .env_remove(program.secret_variable)
             .env(ARENA_RESERVE.0, ARENA_RESERVE.1)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())

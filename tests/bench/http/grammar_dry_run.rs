@@ -2,7 +2,7 @@
 //! takes. The vocabulary has the size of those in use.
 
 use crate::test_server::trials;
-use hadron::grammar::{
+use grammar::{
     GrammarCompilePool, GrammarSpec, GrammarTimings, GrammarVocabulary, JsonWhitespace,
     OutputConstraint,
 };

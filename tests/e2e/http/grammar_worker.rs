@@ -3,9 +3,9 @@
 use super::executor_process::{children_as, send, wait_until};
 use super::server_process::ServerProcess;
 use crate::http_client::{HttpReply, get, post};
-use crate::test_server::{ServerSetup, TestServer};
-use hadron::grammar::serve_trials;
-use hadron::worker_process::WorkerProgram;
+use crate::test_server::{SECRET_VARIABLE, ServerSetup, TestServer};
+use grammar::serve_trials;
+use grammar::worker_process::WorkerProgram;
 use serde_json::{Value, json};
 use std::io::{Read, Write, stdin};
 use std::net::{Shutdown, SocketAddr};
@@ -177,7 +177,8 @@ fn with_worker(name: &str) -> TestServer {
     let test = format!("http::grammar_worker::{name}");
     let args = ["--exact", &test, "--ignored"];
     let path = std::env::current_exe().unwrap();
-    let program = WorkerProgram { path, args: args.map(Into::into).into() };
+    let program =
+        WorkerProgram { path, args: args.map(Into::into).into(), secret_variable: SECRET_VARIABLE };
     TestServer::start(&ServerSetup { trials: program, ..ServerSetup::default() })
 }
 
@@ -266,7 +267,7 @@ fn grammar_workers_ignore_signals_and_exit_with_server() {
 #[test]
 fn missing_grammar_worker_is_a_server_error() {
     let path = "/no/such/program".into();
-    let program = WorkerProgram { path, args: Vec::new() };
+    let program = WorkerProgram { path, args: Vec::new(), secret_variable: SECRET_VARIABLE };
     let server = TestServer::start(&ServerSetup { trials: program, ..ServerSetup::default() });
     for number in 0..2 {
         let reply = complete_with_grammar(server.address, number);

@@ -67,7 +67,7 @@ const UNCHANGED_SERIES: &[(&str, &str)] = &[
     ("vllm:spec_decode_num_drafts_total", "nothing is drafted"),
 ];
 
-/// Count what only a busy machine is slow enough for; `src/grammar/tests.rs` and `grammar_worker.rs` have some.
+/// Count what only a busy machine is slow enough for; `grammar/src/tests.rs` and `grammar_worker.rs` have some.
 const LOAD_DEPENDENT_SERIES: [&str; 2] = [
     "hadron:admission_rejections_total{reason=\"grammars_overloaded\"}",
     "hadron:grammar_masks_late_total",

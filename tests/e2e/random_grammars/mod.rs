@@ -5,7 +5,7 @@ mod specs;
 use crate::hostile_grammars::{take_first, vocabulary};
 use crate::rng::SimRng;
 use crate::test_server::trials;
-use hadron::grammar::{
+use grammar::{
     CompiledGrammar, GrammarCompilePool, GrammarError, GrammarSpec, GrammarTimings,
     OutputConstraint,
 };

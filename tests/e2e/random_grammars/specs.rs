@@ -2,7 +2,7 @@
 
 use crate::hostile_grammars::json_spec;
 use crate::rng::SimRng;
-use hadron::grammar::{GrammarSpec, TEXT_BYTES_MAX};
+use grammar::{GrammarSpec, TEXT_BYTES_MAX};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 

@@ -2,7 +2,7 @@
 
 use crate::invariance::MAX_MODEL_LEN;
 use crate::rng::SimRng;
-use hadron::grammar::{GrammarSpec, JsonWhitespace};
+use grammar::{GrammarSpec, JsonWhitespace};
 use protocol::{RequestId, SamplingParams, Token};
 use scheduler::{ExtraKeys, RequestSubmission};
 use serde_json::json;

@@ -4,7 +4,7 @@ use super::generated_requests::GeneratedRequest;
 use crate::invariance::{EngineSetting, MAX_MODEL_LEN, executor, model};
 use crate::rng::SimRng;
 use executor::{Executor, ExecutorError, TokenBitmaskSource};
-use hadron::grammar::{CompiledGrammar, GrammarSession};
+use grammar::{CompiledGrammar, GrammarSession};
 use protocol::{Batch, BitmaskRow, Replica, RequestId, StepId, StepOutput, Token, TokenLogprobs};
 use scheduler::{
     AbortCause, ExecutorFailure, FinishReason, KvConfig, Scheduler, SchedulerConfig,

@@ -9,7 +9,7 @@ mod mix_runner;
 use crate::invariance::{EngineSetting, SEQUENTIAL, compile, model};
 use crate::rng::SimRng;
 use generated_requests::{GeneratedRequest, generate, specs};
-use hadron::grammar::CompiledGrammar;
+use grammar::CompiledGrammar;
 use mix_runner::{MixCounts, MixFaults, MixSetup, RequestOutput, run};
 use scheduler::{AbortCause, FinishReason};
 

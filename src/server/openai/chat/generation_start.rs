@@ -4,7 +4,6 @@ use super::messages::last_assistant_text;
 use super::tools::RequestTools;
 use super::types::ChatCompletionRequest;
 use crate::engine_client::AdmissionPermit;
-use crate::grammar::{GrammarSpec, OutputConstraint};
 use crate::server::api_error::ApiError;
 use crate::server::app::{AppState, ServingContext};
 use crate::server::json_heap_size::heap_bytes;
@@ -20,6 +19,7 @@ use crate::text::{
     ChatInput, OutputParser, ReasoningFamily, ReasoningStart, RenderedChat, TextError,
     ToolCallIdFormat, ToolCallSyntax,
 };
+use grammar::{GrammarSpec, OutputConstraint};
 use protocol::Token;
 use std::sync::Arc;
 

@@ -2,11 +2,11 @@
 
 use super::message::{GrammarWorkerReply, GrammarWorkerRequest, VocabularyMessage};
 use super::starvation_watchdog::{DryRunVerdicts, GrammarDryRun, take_over_starved};
-use crate::grammar::compile::GrammarCompiler;
-use crate::grammar::limits::{DRY_RUN_STACK_BYTES, WORKER_BYTES};
-use crate::grammar::vocabulary::GrammarVocabulary;
-use crate::grammar::yield_to_others;
+use crate::compile::GrammarCompiler;
+use crate::limits::{DRY_RUN_STACK_BYTES, WORKER_BYTES};
+use crate::vocabulary::GrammarVocabulary;
 use crate::worker_process::{EPOCH, limit_memory};
+use crate::yield_to_others;
 use protocol::link::{FrameReader, FrameWriter, LinkError, LinkSocket};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use super::kv_events::raise_to;
 use super::metric_registrar::MetricRegistrar;
-use crate::grammar::{BOUNDS_US, DurationHistogram, GrammarTimings};
+use grammar::{BOUNDS_US, DurationHistogram, GrammarTimings};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Error, IntCounter};

@@ -5,10 +5,10 @@
 //! idle one starves: early enough to have had its processor time by the end of the time that a grammar may take.
 
 use super::message::GrammarWorkerReply;
-use crate::grammar::compile::{DryRunReport, GrammarError};
-use crate::grammar::constraint::OutputConstraint;
-use crate::grammar::limits::{COMPILE_TIME, DRY_RUN_CPU_TIME_MIN};
-use crate::grammar::lock;
+use crate::compile::{DryRunReport, GrammarError};
+use crate::constraint::OutputConstraint;
+use crate::limits::{COMPILE_TIME, DRY_RUN_CPU_TIME_MIN};
+use crate::lock;
 use protocol::link::{FrameWriter, LinkError, MessageSender};
 use rustix::time::{ClockId, clock_gettime};
 use std::io::Write;
@@ -137,7 +137,7 @@ pub(super) fn take_over_starved<W: Write>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::grammar::GrammarSpec;
+    use crate::GrammarSpec;
     use crate::worker_process::EPOCH;
     use protocol::link::{FrameReader, MessageReceiver};
     use std::os::unix::net::UnixStream;

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
 use super::*;
-use crate::grammar::{GrammarCompiler, GrammarSpec, GrammarVocabulary, OutputConstraint};
+use crate::{GrammarCompiler, GrammarSpec, GrammarVocabulary, OutputConstraint};
 use protocol::BitmaskRow;
 use scheduler::FinishReason;
 use shuttle::{check_random, thread};

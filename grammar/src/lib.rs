@@ -6,7 +6,7 @@
 //!   may begin behind a marker in the output ([`OutputConstraint::after`]): the end of the reasoning. Where a chat
 //!   request is converted, `CompletionParams::constraint` takes it.
 //! - [`GrammarCompilePool::compile`] makes it a [`CompiledGrammar`] grammar on threads of its own, under limits, once it has passed a
-//!   trial in a process that can be killed (`trial/`), or says why not; the request waits outside the scheduler
+//!   trial in a process that can be killed (`worker/`), or says why not; the request waits outside the scheduler
 //!   (`EngineClient::hold`).
 //! - Each choice gets a [`SessionSeed`], and of it, once it runs, a [`GrammarSession`], which follows its committed tokens and
 //!   nothing else: a preempted or recomputed request needs no care here.
@@ -18,6 +18,8 @@
 //!
 //! Knows token ids and their bytes, but no tokenizer and no HTTP: whoever starts [`GrammarCompilePool`] brings a
 //! [`GrammarVocabulary`].
+
+#![forbid(unsafe_code)]
 
 mod cache;
 mod compile;
@@ -37,12 +39,14 @@ mod number_tests;
 mod schema_cost;
 mod session;
 mod step_mask_collector;
+pub mod sync;
 #[cfg(test)]
 mod tests;
 mod thinking_budget;
 mod timings;
 mod vocabulary;
 mod worker;
+pub mod worker_process;
 
 pub use compile::{CompiledGrammar, DryRunReport, GrammarCompiler, GrammarError};
 pub use compile_pool::GrammarCompilePool;
@@ -62,7 +66,7 @@ pub use worker::serve as serve_trials;
 use crate::worker_process::yield_to_others;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Of what no test draws orders of: `crate::sync::lock` is for the rest.
+/// Of what no test draws orders of: `sync::lock` is for the rest.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

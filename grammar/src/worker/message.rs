@@ -1,8 +1,8 @@
 //! What a server and a process that tries grammars say to each other, in the frames of executors.
 
-use crate::grammar::compile::{DryRunReport, GrammarError};
-use crate::grammar::constraint::OutputConstraint;
-use crate::grammar::vocabulary::GrammarVocabulary;
+use crate::compile::{DryRunReport, GrammarError};
+use crate::constraint::OutputConstraint;
+use crate::vocabulary::GrammarVocabulary;
 use crate::worker_process::{EPOCH, decode_message, encode_message};
 use protocol::Token;
 use protocol::codec::{CodecError, WireMessage};
@@ -46,9 +46,7 @@ pub(super) enum GrammarWorkerReply {
 /// The first frame, the same for every process of a server.
 ///
 /// Errors: there are more tokens than a frame holds.
-pub(in crate::grammar) fn vocabulary_frame(
-    vocabulary: &GrammarVocabulary,
-) -> Result<Vec<u8>, FrameError> {
+pub(crate) fn vocabulary_frame(vocabulary: &GrammarVocabulary) -> Result<Vec<u8>, FrameError> {
     let GrammarVocabulary { tokens, special, end_ids: ends, .. } = vocabulary;
     let words = VocabularyMessage {
         tokens: tokens.clone(),
@@ -91,7 +89,7 @@ impl WireMessage for GrammarWorkerReply {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::grammar::{GrammarSpec, JsonWhitespace};
+    use crate::{GrammarSpec, JsonWhitespace};
     use serde_json::{Value, json};
     use std::time::Duration;
 
@@ -106,7 +104,7 @@ mod tests {
 
     /// As deep as schemas may be.
     fn deep() -> Value {
-        (0..crate::grammar::NESTING_MAX).fold(json!("(a)"), |inner, _| json!({"items": inner}))
+        (0..crate::NESTING_MAX).fold(json!("(a)"), |inner, _| json!({"items": inner}))
     }
 
     #[test]

@@ -1,12 +1,9 @@
 //! The server's end: a process that tries grammars, started, asked, killed.
 
 use super::message::{GrammarWorkerReply, GrammarWorkerRequest};
-use crate::config::SECRET_VARIABLE;
-use crate::grammar::compile::{DryRunReport, GrammarError};
-use crate::grammar::constraint::OutputConstraint;
-use crate::grammar::limits::{
-    COMPILE_TIME, DRY_RUN_CPU_TIME_MIN, DRY_RUN_TIME_MAX, WORKER_START_TIME,
-};
+use crate::compile::{DryRunReport, GrammarError};
+use crate::constraint::OutputConstraint;
+use crate::limits::{COMPILE_TIME, DRY_RUN_CPU_TIME_MIN, DRY_RUN_TIME_MAX, WORKER_START_TIME};
 use crate::worker_process::{ARENA_RESERVE, EPOCH, WorkerProgram};
 use protocol::link::{FrameReader, FrameWriter, LinkError, MessageReceiver, MessageSender};
 use std::fs;
@@ -19,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A child of this process that tries grammars. Dropping it kills it and waits for its end.
-pub(in crate::grammar) struct GrammarWorkerProcess {
+pub(crate) struct GrammarWorkerProcess {
     child: Child,
     /// Killed, or ended.
     ended: bool,
@@ -32,7 +29,7 @@ impl GrammarWorkerProcess {
     /// with the thread that calls this.
     ///
     /// Errors: no process or descriptor is left, or it does not become ready.
-    pub(in crate::grammar) fn start(
+    pub(crate) fn start(
         program: &WorkerProgram,
         vocabulary: &[u8],
         yields: bool,
@@ -42,7 +39,7 @@ impl GrammarWorkerProcess {
         let child = Command::new(&program.path)
             .arg0("hadron")
             .args(&program.args)
-            .env_remove(SECRET_VARIABLE)
+            .env_remove(program.secret_variable)
             .env(ARENA_RESERVE.0, ARENA_RESERVE.1)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
@@ -65,14 +62,14 @@ impl GrammarWorkerProcess {
     }
 
     /// Whether it can be asked.
-    pub(in crate::grammar) fn is_alive(&mut self) -> bool {
+    pub(crate) fn is_alive(&mut self) -> bool {
         !self.ended && matches!(self.child.try_wait(), Ok(None))
     }
 
     /// Tries a grammar.
     ///
     /// Errors: it is not done in time, or ended. It has been killed then and is of no more use.
-    pub(in crate::grammar) fn dry_run(
+    pub(crate) fn dry_run(
         &mut self,
         constraint: &Arc<OutputConstraint>,
     ) -> Result<Result<DryRunReport, GrammarError>, GrammarError> {

@@ -199,7 +199,7 @@ impl CompilerContext {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::grammar::GrammarSpec;
+    use crate::GrammarSpec;
     use std::sync::mpsc;
 
     #[test]
