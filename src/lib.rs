@@ -15,4 +15,3 @@ pub mod metrics;
 pub mod progress;
 pub mod server;
 pub mod synth;
-pub mod text;

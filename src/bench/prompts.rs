@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::rng::SplitMix64;
 use crate::config::{LoadArgs, LoadEndpoint, PromptKind};
-use crate::text::Tokenizer;
+use text::Tokenizer;
 
 /// Below this, vocabularies keep special tokens and single bytes.
 const RANDOM_ID_MIN: u32 = 100;

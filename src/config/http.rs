@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::units::{DurationArg, json_object};
 use super::{CommandLineError, rejected};
-use crate::text::{ReasoningFamily, ToolCallSyntax};
+use text::{ReasoningFamily, ToolCallSyntax};
 
 /// Where the server listens, and how long it waits.
 #[derive(Debug, Clone, Args)]

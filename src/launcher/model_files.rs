@@ -4,13 +4,13 @@ use super::startup::WeightsBaseline;
 use super::{demo_model, settings};
 use crate::config::{DtypeArg, LoadFormatArg, ModelArgs, ProcessEnvironment, ServeArgs};
 use crate::hub::{self, HubFileSet};
-use crate::text::{ChatTemplate, Tokenizer};
 use anyhow::{Context, Result, bail};
 use models::ModelConfig;
 use models::config::CheckpointDType;
 use std::fs;
 use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
+use text::{ChatTemplate, Tokenizer};
 
 /// A model folder whose configuration has been read.
 pub struct ModelFiles {

@@ -2,8 +2,8 @@
 //! architecture suggests.
 
 use crate::config::ReplyArgs;
-use crate::text::{ChatTemplate, OutputParsers, ReasoningFamily, Tokenizer, ToolCallSyntax};
 use models::ModelArchitecture;
+use text::{ChatTemplate, OutputParsers, ReasoningFamily, Tokenizer, ToolCallSyntax};
 
 /// The parsers of a model.
 pub(super) fn select_parsers(

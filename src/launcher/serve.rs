@@ -28,7 +28,6 @@ use crate::server::listener::ConnectionLimiter;
 use crate::server::openai::endpoint::unix_time;
 use crate::server::openai::params::FieldBounds;
 use crate::server::request_trace::RequestTracer;
-use crate::text::RequestTemplates;
 use anyhow::{Context, Result, anyhow, bail};
 use grammar::GrammarCompilePool;
 use protocol::{Epoch, StartupPhase};
@@ -39,6 +38,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
+use text::RequestTemplates;
 use tokio::runtime::{Builder, Runtime};
 
 /// Threads that serve sockets; the executor computes on the rest.

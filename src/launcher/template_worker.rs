@@ -2,10 +2,10 @@
 
 use super::child_process::{OWN_BINARY, link_to_server};
 use crate::config::SECRET_VARIABLE;
-use crate::text::serve_templates;
 use anyhow::{Context, Result};
 use grammar::worker_process::WorkerProgram;
 use std::process::ExitCode;
+use text::serve_templates;
 
 const ROLE: &str = "template-worker";
 

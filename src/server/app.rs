@@ -14,7 +14,6 @@ use super::text_pool::TextPool;
 use crate::engine_client::EngineClient;
 use crate::kv_events::KvEventSource;
 use crate::metrics::ServerMetrics;
-use crate::text::{ChatTemplate, OutputParsers, RequestTemplates, Tokenizer};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use grammar::GrammarCompilePool;
@@ -22,6 +21,7 @@ use serde_json::{Map, Value};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use text::{ChatTemplate, OutputParsers, RequestTemplates, Tokenizer};
 use tokio::sync::Mutex;
 
 /// Characters of a model's name in a refusal.

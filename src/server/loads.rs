@@ -4,7 +4,6 @@
 use super::api_error::ApiError;
 use super::app::AppState;
 use crate::metrics::{KvCacheInfo, StepTimingRecord};
-use crate::text::strftime;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
@@ -12,6 +11,7 @@ use scheduler::StepStats;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::SystemTime;
+use text::strftime;
 
 /// Newest steps that anybody may see; `/debug/steps` has them all.
 const STEPS_SHOWN: usize = 64;

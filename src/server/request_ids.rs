@@ -1,9 +1,9 @@
 //! Unpredictable numbers for request ids and seeds: SipHash of a counter under a key the operating
 //! system drew at start.
 
-use crate::text::ToolCallIdFormat;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
+use text::ToolCallIdFormat;
 
 /// A source of unpredictable numbers; share one per process.
 #[derive(Debug, Default)]

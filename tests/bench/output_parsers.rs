@@ -1,9 +1,9 @@
 //! How long the parsers of tool calls and reasoning read hostile outputs of a megabyte.
 
-use hadron::text::{OutputParser, OutputPieces, ReasoningStart, ToolCallSyntax, ToolDefinition};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
+use text::{OutputParser, OutputPieces, ReasoningStart, ToolCallSyntax, ToolDefinition};
 
 const BYTES: usize = 1 << 20;
 const ROUNDS: usize = 5;

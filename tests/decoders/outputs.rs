@@ -1,8 +1,8 @@
 //! What models write: reasoning and tool calls, whole and in pieces. Two bytes choose the parser and where it is cut.
 
-use hadron::text::{OutputParser, OutputPieces, ReasoningStart, ToolCallSyntax, ToolDefinition};
 use serde_json::json;
 use std::sync::Arc;
+use text::{OutputParser, OutputPieces, ReasoningStart, ToolCallSyntax, ToolDefinition};
 
 const SYNTAXES: [ToolCallSyntax; 6] = [
     ToolCallSyntax::Hermes,

@@ -1,9 +1,9 @@
 //! Chat templates, which model folders and trusted requests bring.
 
-use hadron::text::{ChatInput, ChatTemplate, TextError, Tokenizer};
 use serde_json::json;
 use std::path::Path;
 use std::sync::OnceLock;
+use text::{ChatInput, ChatTemplate, TextError, Tokenizer};
 
 /// Longest prompt a template may write here.
 const OUTPUT_BYTES_MAX: usize = 64 << 10;

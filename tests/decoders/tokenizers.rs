@@ -1,7 +1,7 @@
 //! `tokenizer.json` of model folders.
 
-use hadron::text::Tokenizer;
 use std::path::Path;
+use text::Tokenizer;
 
 pub(crate) fn run(data: &[u8]) {
     // Where there is one, a folder in memory.

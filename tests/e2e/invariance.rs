@@ -9,7 +9,6 @@ use grammar::{
     CompiledGrammar, GrammarCompilePool, GrammarSession, GrammarSpec, GrammarTimings,
     OutputConstraint,
 };
-use hadron::text::Tokenizer;
 use models::ModelConfig;
 use protocol::{
     Batch, BitmaskRow, DraftAcceptance, Epoch, ExecutorSettings, ParallelConfig, Rank, Replica,
@@ -23,6 +22,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
+use text::Tokenizer;
 
 const REQUESTS: u64 = 32;
 const MAX_TOKENS: u32 = 24;

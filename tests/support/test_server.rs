@@ -25,9 +25,6 @@ use hadron::server::health::HealthState;
 use hadron::server::listener::{ConnectionLimiter, bind};
 use hadron::server::openai::params::{FieldBounds, SamplingDefaults};
 use hadron::server::routes::router;
-use hadron::text::{
-    ChatTemplate, OutputParsers, ReasoningFamily, RequestTemplates, Tokenizer, ToolCallSyntax,
-};
 use protocol::link::{InProcessLink, in_process_pair};
 use protocol::{
     Epoch, ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady, ExecutorSettings,
@@ -44,6 +41,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+use text::{
+    ChatTemplate, OutputParsers, ReasoningFamily, RequestTemplates, Tokenizer, ToolCallSyntax,
+};
 use tokio::runtime::Runtime;
 
 /// What a test varies.

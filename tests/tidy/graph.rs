@@ -19,8 +19,9 @@ const EDGES: &[(&str, &[&str])] = &[
     ("models", &["collectives", "ops", "protocol"]),
     ("executor", &["collectives", "device", "kernels", "models", "ops", "protocol"]),
     ("grammar", &["protocol", "scheduler"]),
-    ("hadron", &["executor", "grammar", "models", "protocol", "scheduler"]),
-    ("hadron-fuzz", &["grammar", "hadron", "models", "protocol"]),
+    ("text", &["grammar", "protocol"]),
+    ("hadron", &["executor", "grammar", "models", "protocol", "scheduler", "text"]),
+    ("hadron-fuzz", &["grammar", "hadron", "models", "protocol", "text"]),
 ];
 
 /// Third-party crates that only the named packages may depend on.
@@ -31,8 +32,8 @@ const ALLOWED_DEPENDENTS: &[(&str, &[&str])] = &[
     ("hyper-util", &["hadron"]),
     ("clap", &["hadron"]),
     ("anyhow", &["grammar", "hadron"]),
-    ("tokenizers", &["hadron"]),
-    ("minijinja", &["hadron"]),
+    ("tokenizers", &["text"]),
+    ("minijinja", &["text"]),
     ("dashmap", &["hadron"]),
     ("llguidance", &["grammar"]),
     ("hf-hub", &["hadron"]),
@@ -43,7 +44,7 @@ const ALLOWED_DEPENDENTS: &[(&str, &[&str])] = &[
     ("zmq", &["hadron"]),
     ("socket2", &["hadron"]),
     ("crc32c", &["protocol"]),
-    ("rustix", &["collectives", "grammar", "hadron"]),
+    ("rustix", &["collectives", "grammar", "hadron", "text"]),
     ("prometheus", &["hadron"]),
     ("memmap2", &["device"]),
     ("libloading", &["hip-runtime-sys"]),

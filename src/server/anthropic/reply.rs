@@ -16,11 +16,11 @@ use crate::server::openai::generation::RequestGeneration;
 use crate::server::openai::usage::UsageInfo;
 use crate::server::request_fields::RequestFields;
 use crate::server::request_ids::ToolCallIds;
-use crate::text::partial_arguments;
 use axum::body::Body;
 use serde::Serialize;
 use serde_json::Value;
 use std::sync::Arc;
+use text::partial_arguments;
 
 /// Everything a reply needs besides tokens.
 pub(super) struct AnthropicReply {

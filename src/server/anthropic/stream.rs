@@ -7,11 +7,11 @@ use crate::server::openai::choice::{ChoiceDelta, ChoiceFinish};
 use crate::server::openai::generation::RequestGeneration;
 use crate::server::openai::usage::UsageInfo;
 use crate::server::sse::ChunkWriter;
-use crate::text::OutputPiece;
 use bytes::{BufMut, BytesMut};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::io::Write;
+use text::OutputPiece;
 
 /// Writes the events.
 pub(super) struct AnthropicEventWriter {

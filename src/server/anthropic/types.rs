@@ -9,9 +9,9 @@ use crate::server::openai::params::{CompletionParams, FieldBounds, SamplingDefau
 use crate::server::openai::thinking_budget;
 use crate::server::request_fields::{RequestFields, wrong_type};
 use crate::server::strict_json::JsonValue;
-use crate::text::{ChatInput, ToolDefinition};
 use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint};
 use serde_json::Value;
+use text::{ChatInput, ToolDefinition};
 
 /// What becomes the prompt.
 pub(super) struct AnthropicConversation {

@@ -3,7 +3,7 @@
 use super::choice::ChoiceFinish;
 use super::collect::CollectedChoice;
 use crate::server::request_ids::ToolCallIds;
-use crate::text::OutputPiece;
+use text::OutputPiece;
 
 /// A call of the model.
 #[derive(Debug, Clone, PartialEq, Eq)]

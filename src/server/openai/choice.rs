@@ -4,9 +4,9 @@
 //! follows the end. The token that ends a choice counts in usage; its text appears only with
 //! `include_stop_str_in_output`.
 
-use crate::text::{Detokenizer, OutputParser, OutputPieces, StopMatcher};
 use protocol::{RowError, Token, TokenLogprobs};
 use scheduler::{AbortCause, FinishReason, RejectReason, RequestError, StopReason, TokenEvent};
+use text::{Detokenizer, OutputParser, OutputPieces, StopMatcher};
 
 /// How a choice ended, in the client's words.
 #[derive(Debug, Clone, PartialEq, Eq)]

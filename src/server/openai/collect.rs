@@ -3,13 +3,13 @@
 use super::choice::{ChoiceFinish, StopMatch};
 use super::generation::{RequestGeneration, engine_error};
 use crate::server::api_error::ApiError;
-use crate::text::OutputPieces;
 use bytes::{BufMut, BytesMut};
 use protocol::{Token, TokenLogprobs};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::future::poll_fn;
 use std::io::Write as _;
+use text::OutputPieces;
 
 /// All of one choice.
 #[derive(Debug)]

@@ -1,11 +1,11 @@
 //! Log-probabilities as JSON values: what is written row by row must read the same, byte by byte.
 
 use super::logprobs::{ChoiceLogprobs, TokenFormat, TokenNames};
-use crate::text::Tokenizer;
 use protocol::{Token, TokenLogprobs};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::Arc;
+use text::Tokenizer;
 
 const FLOOR: f32 = -9999.0;
 

@@ -2,7 +2,6 @@
 //!
 //! They are written row by row: as values, or as text at once, they take ten times the memory that they are kept in.
 
-use crate::text::Tokenizer;
 use bytes::{BufMut, BytesMut};
 use protocol::{Token, TokenLogprobs};
 use serde::Serialize;
@@ -10,6 +9,7 @@ use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::io::Write as _;
 use std::sync::Arc;
+use text::Tokenizer;
 
 /// Lowest value shown: JSON has no infinity.
 const FLOOR: f32 = -9999.0;

@@ -9,12 +9,12 @@ use crate::engine_client::{AdmissionPermit, RequestEventStream};
 use crate::server::api_error::ApiError;
 use crate::server::app::{AppState, ServingContext};
 use crate::server::request_ids::sampling_key;
-use crate::text::{DetokenizeOptions, Detokenizer, OutputParser, StopStrings, TextError};
 use axum::http::StatusCode;
 use grammar::{DecodingGuide, GrammarError, OutputConstraint, ThinkingBudget};
 use protocol::{Replica, RequestId, Token};
 use scheduler::{ExtraKeys, RejectReason, RequestSubmission};
 use std::sync::Arc;
+use text::{DetokenizeOptions, Detokenizer, OutputParser, StopStrings, TextError};
 use tracing::Span;
 
 /// Prompts times choices one HTTP request may have.

@@ -5,10 +5,10 @@ use super::submit::text_error;
 use crate::server::api_error::ApiError;
 use crate::server::app::ServingContext;
 use crate::server::request_fields::RequestFields;
-use crate::text::{Detokenizer, OutputParser, ReasoningFamily, ReasoningStart};
 use grammar::{ReasoningTrackerFactory, ThinkingBudget};
 use protocol::{SamplingParams, Token};
 use std::sync::Arc;
+use text::{Detokenizer, OutputParser, ReasoningFamily, ReasoningStart};
 
 /// Tokens of reasoning that a request asks for at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,10 +7,10 @@ use crate::server::openai::choice::ChoiceDelta;
 use crate::server::openai::generation::RequestGeneration;
 use crate::server::openai::usage::UsageInfo;
 use crate::server::sse::ChunkWriter;
-use crate::text::OutputPiece;
 use bytes::{BufMut, BytesMut};
 use serde::Serialize;
 use std::io::Write;
+use text::OutputPiece;
 
 /// Writes the events and puts the items together.
 pub(super) struct ResponsesEventWriter {

@@ -17,7 +17,6 @@ use super::request_fields::RequestFields;
 use super::routes::unknown_route;
 use super::strict_json::JsonValue;
 use crate::engine_client::AdmissionPermit;
-use crate::text::ChatTemplate;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
@@ -26,6 +25,7 @@ use reply::{DetokenizeReplyWriter, TokenizeReplyWriter};
 use serde_json::{Value, json};
 use std::mem::size_of;
 use std::sync::Arc;
+use text::ChatTemplate;
 use types::{DetokenizeRequest, TokenizeInput, TokenizeRequest};
 
 /// Bytes of the ids that an answer holds.

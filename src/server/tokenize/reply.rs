@@ -4,11 +4,11 @@
 
 use crate::server::piece_body::PieceWriter;
 use crate::server::sse::escape;
-use crate::text::{DetokenizeOptions, Detokenizer, Tokenizer};
 use bytes::{BufMut, BytesMut};
 use protocol::Token;
 use std::io::Write as _;
 use std::sync::Arc;
+use text::{DetokenizeOptions, Detokenizer, Tokenizer};
 
 /// Which list of an answer is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use crate::server::api_error::ApiError;
 use crate::server::openai::chat::messages;
 use crate::server::openai::chat::tools::RequestTools;
 use crate::server::request_fields::{RequestFields, int_list};
-use crate::text::ChatInput;
 use protocol::Token;
+use text::ChatInput;
 
 /// What is turned into ids.
 pub(super) enum TokenizeInput {

@@ -4,8 +4,8 @@ use crate::http_client::{HttpClient, HttpReply};
 use crate::test_server::{ServerSetup, TestServer};
 use hadron::server::app::ServerOptions;
 use hadron::server::auth::ApiKeys;
-use hadron::text::{ReasoningFamily, ToolCallSyntax, partial_arguments};
 use serde_json::{Value, json};
+use text::{ReasoningFamily, ToolCallSyntax, partial_arguments};
 
 const PATH: &str = "/v1/messages";
 const SCRIPT: &str = "<think>hm</think>I look.\n<tool_call>\n{\"name\": \"weather\", \

@@ -4,9 +4,9 @@ use crate::http_client::{HttpClient, HttpReply};
 use crate::test_server::{ServerSetup, TestServer};
 use hadron::server::app::ServerOptions;
 use hadron::server::auth::ApiKeys;
-use hadron::text::{ReasoningFamily, ToolCallSyntax};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
+use text::{ReasoningFamily, ToolCallSyntax};
 
 const PATH: &str = "/v1/responses";
 const SCRIPT: &str = "<think>hm</think>I look.\n<tool_call>\n{\"name\": \"weather\", \

@@ -3,9 +3,9 @@
 use crate::http_client::{HttpClient, HttpReply, get, post};
 use crate::small_tokenizer;
 use crate::test_server::{ServerSetup, TestServer};
-use hadron::text::{ReasoningFamily, ToolCallSyntax};
 use serde_json::{Value, json};
 use std::time::Duration;
+use text::{ReasoningFamily, ToolCallSyntax};
 
 const CHAT: &str = "/v1/chat/completions";
 /// Thinks for 40 tokens.

@@ -2,8 +2,8 @@
 
 use crate::http_client::{HttpClient, post};
 use crate::test_server::{ServerSetup, TestServer};
-use hadron::text::{ReasoningFamily, ToolCallSyntax};
 use serde_json::{Value, json};
+use text::{ReasoningFamily, ToolCallSyntax};
 
 const CHAT: &str = "/v1/chat/completions";
 const TWO_CALLS: &str = "<think>\nhm, both\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"weather\", \

@@ -15,13 +15,13 @@ use crate::server::openai::submit::{
     EndpointParams, detokenizer, reject_if_too_long, start_generation, text_error, truncate,
 };
 use crate::server::request_ids::ToolCallIds;
-use crate::text::{
-    ChatInput, OutputParser, ReasoningFamily, ReasoningStart, RenderedChat, TextError,
-    ToolCallIdFormat, ToolCallSyntax,
-};
 use grammar::{GrammarSpec, OutputConstraint};
 use protocol::Token;
 use std::sync::Arc;
+use text::{
+    ChatInput, OutputParser, ReasoningFamily, ReasoningStart, RenderedChat, TextError,
+    ToolCallIdFormat, ToolCallSyntax,
+};
 
 /// Bytes of a prompt's end that may tell whether the model is to think.
 const OPENING_BYTES: usize = 64;

@@ -3,8 +3,8 @@
 use crate::server::api_error::ApiError;
 use crate::server::request_fields::{RequestFields, wrong_type};
 use crate::server::strict_json::JsonValue;
-use crate::text::{ChatInput, TEMPLATE_BYTES_MAX};
 use serde_json::{Map, Value, json};
+use text::{ChatInput, TEMPLATE_BYTES_MAX};
 
 /// Messages of a conversation.
 pub const MESSAGES_MAX: usize = 4_096;

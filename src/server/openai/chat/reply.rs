@@ -144,7 +144,7 @@ mod tests {
     use crate::server::openai::choice::{ChoiceFinish, StopMatch};
     use crate::server::openai::logprob_values::{chat, entries, names, prompt};
     use crate::server::openai::logprobs::{ChoiceLogprobs, TokenFormat};
-    use crate::text::{OutputPieces, ToolCallIdFormat};
+    use text::{OutputPieces, ToolCallIdFormat};
 
     fn wholes(top: usize) -> Vec<CollectedChoice> {
         let whole = |end| CollectedChoice {

@@ -8,10 +8,10 @@ use crate::server::openai::generation::RequestGeneration;
 use crate::server::openai::logprobs::{ChoiceLogprobs, ListForm, ListWriter};
 use crate::server::openai::usage::UsageInfo;
 use crate::server::sse::{ChunkWriter, escape, write_end};
-use crate::text::OutputPiece;
 use bytes::{BufMut, BytesMut};
 use serde_json::json;
 use std::io::Write;
+use text::OutputPiece;
 
 /// Writes the chunks of a stream.
 pub(super) struct ChatChunkWriter {

@@ -3,9 +3,9 @@
 use crate::server::api_error::ApiError;
 use crate::server::request_fields::{RequestFields, wrong_type};
 use crate::server::strict_json::JsonValue;
-use crate::text::ToolDefinition;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use text::ToolDefinition;
 
 const TOOLS_MAX: usize = 128;
 const NAME_MAX: usize = 64;

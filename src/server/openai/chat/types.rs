@@ -8,7 +8,7 @@ use crate::server::openai::params::{
 };
 use crate::server::openai::thinking_budget;
 use crate::server::request_fields::RequestFields;
-use crate::text::ChatInput;
+use text::ChatInput;
 
 /// A checked request.
 pub struct ChatCompletionRequest {

@@ -202,8 +202,8 @@ mod tests {
     use crate::server::openai::choice::{ChoiceFinish, StopMatch};
     use crate::server::openai::logprob_values::{entries, names, prompt, text};
     use crate::server::openai::logprobs::TokenFormat;
-    use crate::text::OutputPieces;
     use serde_json::Value;
+    use text::OutputPieces;
 
     const PROMPT: usize = 4;
 

@@ -1,7 +1,7 @@
 //! Tells reasoning from content, character by character.
 
 use super::{CLOSE_MARKER, OPEN_MARKER, ReasoningStart};
-use crate::text::tool_calls::MarkerScanner;
+use crate::tool_calls::MarkerScanner;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SplitterState {
@@ -15,14 +15,14 @@ enum SplitterState {
 
 /// What a character belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::text) enum OutputSection {
+pub(crate) enum OutputSection {
     Reasoning,
     Content,
 }
 
 /// The state between two characters of one output.
 #[derive(Debug, Clone)]
-pub(in crate::text) struct ReasoningSplitter {
+pub(crate) struct ReasoningSplitter {
     state: SplitterState,
     scanner: MarkerScanner,
     space: String,
@@ -35,7 +35,7 @@ pub(in crate::text) struct ReasoningSplitter {
 const SPACE_MAX: usize = 64;
 
 impl ReasoningSplitter {
-    pub(in crate::text) fn new(beginning: ReasoningStart, call: Option<&'static str>) -> Self {
+    pub(crate) fn new(beginning: ReasoningStart, call: Option<&'static str>) -> Self {
         let state = match beginning {
             ReasoningStart::Inside => SplitterState::Start { inside: true },
             ReasoningStart::AtMarker => SplitterState::Start { inside: false },
@@ -46,18 +46,18 @@ impl ReasoningSplitter {
     }
 
     /// Whether the model is thinking, as far as is known.
-    pub(in crate::text) fn is_inside(&self) -> bool {
+    pub(crate) fn is_inside(&self) -> bool {
         matches!(self.state, SplitterState::Inside | SplitterState::Start { inside: true })
     }
 
     /// Whether all that follows is content.
     #[inline]
-    pub(in crate::text) fn is_after(&self) -> bool {
+    pub(crate) fn is_after(&self) -> bool {
         self.state == SplitterState::After
     }
 
     /// Takes the next character and hands on what is certain.
-    pub(in crate::text) fn push(&mut self, c: char, out: &mut dyn FnMut(OutputSection, char)) {
+    pub(crate) fn push(&mut self, c: char, out: &mut dyn FnMut(OutputSection, char)) {
         match self.state {
             SplitterState::After => out(OutputSection::Content, c),
             SplitterState::Inside => self.inside(c, out),
@@ -87,7 +87,7 @@ impl ReasoningSplitter {
     }
 
     /// The output has ended.
-    pub(in crate::text) fn finish(&mut self, out: &mut dyn FnMut(OutputSection, char)) {
+    pub(crate) fn finish(&mut self, out: &mut dyn FnMut(OutputSection, char)) {
         let part = if self.is_inside() { OutputSection::Reasoning } else { OutputSection::Content };
         self.space.drain(..).for_each(|c| out(part, c));
         self.scanner.finish(|c| out(part, c));

@@ -2,7 +2,7 @@
 
 /// The beginning of a mark, held back: less than the longest mark.
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::text) struct MarkerScanner {
+pub(crate) struct MarkerScanner {
     /// What is held is the beginning of this mark, and maybe of others.
     marker: &'static str,
     /// Bytes of it that are held.
@@ -14,7 +14,7 @@ impl MarkerScanner {
     /// hands every character that can begin none to `release`. No mark may begin another one, and all
     /// begin with an ASCII character.
     #[inline]
-    pub(in crate::text) fn push(
+    pub(crate) fn push(
         &mut self,
         c: char,
         marks: &[&'static str],
@@ -57,12 +57,12 @@ impl MarkerScanner {
     }
 
     /// The text has ended: hands over what is held.
-    pub(in crate::text) fn finish(&mut self, release: impl FnMut(char)) {
+    pub(crate) fn finish(&mut self, release: impl FnMut(char)) {
         self.marker[..std::mem::take(&mut self.len)].chars().for_each(release);
     }
 
     /// Whether nothing is held.
-    pub(in crate::text) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
 }

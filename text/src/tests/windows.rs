@@ -1,9 +1,9 @@
 //! Long texts are tokenised window by window and give the tokens of the whole.
 
 use super::{byte_level, load, sentence_piece};
-use crate::text::template::RenderedChat;
-use crate::text::tokenizer_windows::WINDOW_BYTES;
-use crate::text::{TextError, Tokenizer};
+use crate::template::RenderedChat;
+use crate::tokenizer_windows::WINDOW_BYTES;
+use crate::{TextError, Tokenizer};
 use protocol::Token;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -129,7 +129,7 @@ fn protected_positions_hold_in_every_window() {
 
 #[test]
 fn text_without_cuts_acquires_text_memory() {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/demo");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/demo");
     let limited = |bytes| Tokenizer::load(&demo).unwrap().with_memory(bytes);
     let words = "What is 12 plus 30? ".repeat(20_000);
     assert!(limited(0).encode(&words, true).is_ok(), "a window needs no share");

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{byte_level, load, write};
-use crate::text::{ChatInput, ChatTemplate, TextError, Tokenizer};
+use crate::{ChatInput, ChatTemplate, TextError, Tokenizer};
 
 const CHATML: &str = "{%- for message in messages %}\n    \
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}\n\

@@ -2,7 +2,7 @@
 //!
 //! Whitespace between content and a call, and between calls, belongs to neither and is dropped.
 
-use crate::text::output_pieces::PieceSink;
+use crate::output_pieces::PieceSink;
 
 /// Whitespace held back at most; a longer run is content.
 const SPACE_MAX: usize = 256;

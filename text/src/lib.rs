@@ -1,6 +1,8 @@
 //! Between people's text and token ids: tokenizer, chat template, detokeniser, stop strings.
 //! Everything below this module knows ids only; everything here is bounded and linear.
 
+#![forbid(unsafe_code)]
+
 mod added_tokens;
 mod detokenizer;
 mod error;

@@ -12,7 +12,7 @@ use super::marker_scanner::MarkerScanner;
 use super::schema_types::{CoercedValue, ToolSchemas, quoted};
 use super::tool_definition::ToolDefinition;
 use super::unparsed_syntax::UnparsedSyntax;
-use crate::text::output_pieces::PieceSink;
+use crate::output_pieces::PieceSink;
 use std::sync::Arc;
 
 const FUNCTION: &str = "<function=";

@@ -2,7 +2,7 @@
 
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::CallStep;
-use crate::text::output_pieces::PieceSink;
+use crate::output_pieces::PieceSink;
 
 /// Bytes of syntax in front of a call's arguments at most; more of it is content.
 const RAW_MAX: usize = 128 << 10;

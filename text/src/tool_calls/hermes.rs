@@ -6,7 +6,7 @@ use super::call_emitter::ToolCallEmitter;
 use super::call_object::{CallObject, CallStep};
 use super::marker_scanner::MarkerScanner;
 use super::unparsed_syntax::UnparsedSyntax;
-use crate::text::output_pieces::PieceSink;
+use crate::output_pieces::PieceSink;
 
 pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";

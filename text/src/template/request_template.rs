@@ -6,9 +6,9 @@
 use super::context::SpecialTokens;
 use super::message::{TemplateReply, TemplateRequest};
 use super::{ChatInput, RenderedChat};
-use crate::text::error::TextError;
-use crate::text::text_memory::TextMemory;
-use crate::text::tokenizer::Tokenizer;
+use crate::error::TextError;
+use crate::text_memory::TextMemory;
+use crate::tokenizer::Tokenizer;
 use grammar::worker_process::{ARENA_RESERVE, EPOCH, WorkerProgram};
 use protocol::link::{FrameReader, FrameWriter, LinkError, MessageReceiver, MessageSender};
 use std::io;

@@ -8,7 +8,7 @@ use super::call_object::{BareArguments, CallStep};
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
 use super::unparsed_syntax::UnparsedSyntax;
-use crate::text::output_pieces::PieceSink;
+use crate::output_pieces::PieceSink;
 
 pub(super) const CALLS_BEGIN: &str = "<｜tool▁calls▁begin｜>";
 pub(super) const CALLS_END: &str = "<｜tool▁calls▁end｜>";

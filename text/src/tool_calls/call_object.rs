@@ -5,7 +5,7 @@
 
 use super::call_emitter::ToolCallEmitter;
 use super::json_scanner::{JsonScanner, ScanStep, is_space};
-use crate::text::output_pieces::PieceSink;
+use crate::output_pieces::PieceSink;
 use std::sync::Arc;
 
 /// Bytes of a name as JSON spells it.

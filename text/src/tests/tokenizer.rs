@@ -8,8 +8,8 @@ use protocol::Token;
 use serde_json::json;
 
 use super::{byte_level, load, sentence_piece, write};
-use crate::text::template::RenderedChat;
-use crate::text::{DetokenizeOptions, Detokenizer, TextLoadError, Tokenizer};
+use crate::template::RenderedChat;
+use crate::{DetokenizeOptions, Detokenizer, TextLoadError, Tokenizer};
 
 /// One of ours next to the library's own, for each family.
 struct TokenizerPair {

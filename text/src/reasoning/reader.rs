@@ -1,7 +1,7 @@
 //! Where an output's reasoning ends, for who limits it: read as replies are.
 
 use super::ReasoningSplitter;
-use crate::text::detokenizer::Detokenizer;
+use crate::detokenizer::Detokenizer;
 use grammar::{ReasoningState, ReasoningTracker};
 use protocol::Token;
 
@@ -14,7 +14,7 @@ pub struct ReasoningReader {
 }
 
 impl ReasoningReader {
-    pub(in crate::text) fn new(detokenizer: Detokenizer, splitter: ReasoningSplitter) -> Self {
+    pub(crate) fn new(detokenizer: Detokenizer, splitter: ReasoningSplitter) -> Self {
         Self { detokenizer, splitter, scratch: String::new() }
     }
 }

@@ -1,6 +1,6 @@
 //! Outputs of each family, told apart; the same at any cut; linear in their length.
 
-use crate::text::{
+use crate::{
     OutputParser, OutputPiece, OutputPieces, ReasoningFamily, ReasoningStart, ToolCallSyntax,
     ToolDefinition,
 };

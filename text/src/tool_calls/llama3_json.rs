@@ -8,7 +8,7 @@ use super::call_object::{CallObject, CallStep, FunctionNames};
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
 use super::unparsed_syntax::UnparsedSyntax;
-use crate::text::output_pieces::PieceSink;
+use crate::output_pieces::PieceSink;
 
 pub(super) const TAG: &str = "<|python_tag|>";
 
