@@ -20,13 +20,13 @@ pub use deferred_submit::DeferredSubmit;
 pub use inbox::BatchInbox;
 pub use mailbox::RequestEventStream;
 
-use crate::metrics::{RequestTimes, ServerMetrics};
 #[cfg(not(feature = "interleavings"))]
 use dashmap::DashMap;
 use grammar::DecodingGuide;
 use grammar::sync::atomic::{AtomicU64, Ordering};
 use grammar::sync::{Mutex, lock};
 use mailbox::StreamMailbox;
+use metrics::{RequestTimes, ServerMetrics};
 use protocol::{Epoch, ExecutorCommand, ExecutorReady, ProfilerStatus, Replica, RequestId, StepId};
 use scheduler::{
     AbortCause, ExecutorFailure, FinishReason, PromptHasher, RequestError, RequestIdAssigner,

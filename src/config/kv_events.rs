@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use metrics::kv_events::{BindMode, KvEventFormat, KvEventsConfig, SequenceStart};
 use serde::Deserialize;
 
 use super::{CommandLineError, rejected};
@@ -19,17 +20,17 @@ pub struct KvEventsArgs {
     /// Publish what enters and leaves the prefix index over ZMQ, e.g.
     /// {"enable_kv_cache_events": true, "replay_endpoint": "tcp://127.0.0.1:5558"}; see docs/kv-events.md
     #[arg(long, value_parser = config, value_name = "JSON")]
-    kv_events_config: Option<KvEventsConfig>,
+    kv_events_config: Option<KvEventsObject>,
     /// Encoding of events: map as of vLLM 0.24, array as before it
     #[arg(long, value_name = "FORMAT")]
-    kv_events_format: Option<KvEventFormat>,
+    kv_events_format: Option<KvEventFormatArg>,
 }
 
 impl KvEventsArgs {
     /// What to publish; `None` = nothing.
     pub fn enabled(&self) -> Option<KvEventsConfig> {
-        let config = self.kv_events_config.clone().filter(KvEventsConfig::is_enabled)?;
-        Some(KvEventsConfig { format: self.kv_events_format.unwrap_or(config.format), ..config })
+        let object = self.kv_events_config.clone().filter(KvEventsObject::is_enabled)?;
+        Some(object.into_config(self.kv_events_format))
     }
 
     /// Refuses a format without events to write in it.
@@ -44,35 +45,24 @@ impl KvEventsArgs {
     }
 }
 
-/// The object behind `--kv-events-config`.
+/// The object behind `--kv-events-config`, as it is written.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct KvEventsConfig {
+struct KvEventsObject {
     enable_kv_cache_events: bool,
     publisher: Option<PublisherKind>,
-    /// PUB socket of rank 0.
-    pub endpoint: String,
-    /// ROUTER socket of rank 0.
-    pub replay_endpoint: Option<String>,
-    /// Batches kept for replay.
-    pub buffer_steps: usize,
-    /// Batches that may wait for one slow subscriber.
-    pub hwm: i32,
-    /// Batches that may wait for the publisher's thread.
-    pub max_queue_size: usize,
-    /// Bytes that may wait for the publisher's thread, and about as many for one slow subscriber.
-    pub max_queue_bytes: u64,
-    /// Template of the topic.
-    pub topic: String,
-    /// Whether the PUB socket waits for subscribers or goes to them.
-    pub bind: BindMode,
-    /// How events are encoded.
-    pub format: KvEventFormat,
-    /// Where sequences start.
-    pub sequence_start: SequenceStart,
+    endpoint: String,
+    replay_endpoint: Option<String>,
+    buffer_steps: usize,
+    hwm: i32,
+    max_queue_size: usize,
+    max_queue_bytes: u64,
+    topic: String,
+    bind: BindModeText,
+    format: KvEventFormatArg,
+    sequence_start: SequenceStartText,
     idle_beat_s: f64,
-    /// Whether `token_ids` are sent.
-    pub token_ids: bool,
+    token_ids: bool,
 }
 
 /// What carries events.
@@ -84,26 +74,14 @@ enum PublisherKind {
     Null,
 }
 
-/// Whether a socket binds or connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(from = "BindModeText")]
-pub enum BindMode {
-    /// Loopback, wildcards, ipc and inproc bind; other hosts are connected to.
-    Auto,
-    /// Wait for subscribers.
-    Bind,
-    /// Go to one collector.
-    Connect,
-}
-
-#[derive(Deserialize)]
 #[serde(untagged)]
 enum BindModeText {
     Forced(bool),
     Named(AutoKeyword),
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 enum AutoKeyword {
     #[serde(rename = "auto")]
     Auto,
@@ -122,24 +100,40 @@ impl From<BindModeText> for BindMode {
 /// Encoding of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum KvEventFormat {
+enum KvEventFormatArg {
     /// Maps, as of vLLM 0.24
     Map,
     /// Arrays whose first element is the tag, as before it
     Array,
 }
 
+impl From<KvEventFormatArg> for KvEventFormat {
+    fn from(format: KvEventFormatArg) -> Self {
+        match format {
+            KvEventFormatArg::Map => Self::Map,
+            KvEventFormatArg::Array => Self::Array,
+        }
+    }
+}
+
 /// Number of a publisher's first batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum SequenceStart {
-    /// Its start in microseconds of unix time, so that a restart never counts backwards.
+enum SequenceStartText {
     Clock,
-    /// 0, as in vLLM.
     Zero,
 }
 
-impl Default for KvEventsConfig {
+impl From<SequenceStartText> for SequenceStart {
+    fn from(text: SequenceStartText) -> Self {
+        match text {
+            SequenceStartText::Clock => Self::Clock,
+            SequenceStartText::Zero => Self::Zero,
+        }
+    }
+}
+
+impl Default for KvEventsObject {
     fn default() -> Self {
         Self {
             enable_kv_cache_events: false,
@@ -151,23 +145,37 @@ impl Default for KvEventsConfig {
             max_queue_size: 100_000,
             max_queue_bytes: 256 << 20,
             topic: String::new(),
-            bind: BindMode::Auto,
-            format: KvEventFormat::Map,
-            sequence_start: SequenceStart::Clock,
+            bind: BindModeText::Named(AutoKeyword::Auto),
+            format: KvEventFormatArg::Map,
+            sequence_start: SequenceStartText::Clock,
             idle_beat_s: 0.0,
             token_ids: true,
         }
     }
 }
 
-impl KvEventsConfig {
+impl KvEventsObject {
     fn is_enabled(&self) -> bool {
         self.enable_kv_cache_events && self.publisher == Some(PublisherKind::Zmq)
     }
 
-    /// Time without events after which an empty batch is sent; `None` = never.
-    pub fn idle_heartbeat_interval(&self) -> Option<Duration> {
-        (self.idle_beat_s > 0.0).then(|| Duration::from_secs_f64(self.idle_beat_s))
+    /// What is published, encoded in the format of the object unless a flag names another one.
+    fn into_config(self, format: Option<KvEventFormatArg>) -> KvEventsConfig {
+        KvEventsConfig {
+            endpoint: self.endpoint,
+            replay_endpoint: self.replay_endpoint,
+            buffer_steps: self.buffer_steps,
+            hwm: self.hwm,
+            max_queue_size: self.max_queue_size,
+            max_queue_bytes: self.max_queue_bytes,
+            topic: self.topic,
+            bind: self.bind.into(),
+            format: format.unwrap_or(self.format).into(),
+            sequence_start: self.sequence_start.into(),
+            idle_heartbeat_interval: (self.idle_beat_s > 0.0)
+                .then(|| Duration::from_secs_f64(self.idle_beat_s)),
+            token_ids: self.token_ids,
+        }
     }
 
     fn check(&self) -> Result<(), String> {
@@ -191,10 +199,10 @@ impl KvEventsConfig {
 }
 
 /// Reads the object; unknown keys are named.
-fn config(text: &str) -> Result<KvEventsConfig, String> {
+fn config(text: &str) -> Result<KvEventsObject, String> {
     let object = super::units::json_object(text)?; // A list would fill the keys in order.
     let config = serde_json::from_value(object.into());
-    let config: KvEventsConfig = config.map_err(|error| error.to_string())?;
+    let config: KvEventsObject = config.map_err(|error| error.to_string())?;
     config.check()?;
     Ok(config)
 }
@@ -214,7 +222,7 @@ mod tests {
         let config = enabled(r#"{"enable_kv_cache_events": true}"#);
         assert_eq!(config.endpoint, "tcp://127.0.0.1:5557");
         assert_eq!(
-            (config.replay_endpoint.as_deref(), config.idle_heartbeat_interval()),
+            (config.replay_endpoint.as_deref(), config.idle_heartbeat_interval),
             (None, None)
         );
         assert_eq!(
@@ -241,7 +249,7 @@ mod tests {
             (config.format, config.sequence_start),
             (KvEventFormat::Array, SequenceStart::Zero)
         );
-        assert_eq!(config.idle_heartbeat_interval(), Some(Duration::from_millis(500)));
+        assert_eq!(config.idle_heartbeat_interval, Some(Duration::from_millis(500)));
         assert!(!config.token_ids && config.max_queue_bytes == 8);
     }
 

@@ -4,7 +4,7 @@ use clap::Args;
 
 use scheduler::SampleRate;
 
-use crate::metrics::CustomBuckets;
+use metrics::CustomBuckets;
 
 /// Share of the blocks that are measured, as in vLLM.
 const KV_CACHE_METRICS_SAMPLE_DEFAULT: f64 = 0.01;

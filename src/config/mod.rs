@@ -51,7 +51,7 @@ pub use events::{CheckArgs, DumpArgs, EventsCommand, SubscribeArgs, TailArgs};
 pub use executor::ExecutorArgs;
 pub use grammar_worker::GrammarWorkerArgs;
 pub use http::{HttpArgs, ReasoningFieldArg, ReplyArgs};
-pub use kv_events::{BindMode, KvEventFormat, KvEventsArgs, KvEventsConfig, SequenceStart};
+pub use kv_events::KvEventsArgs;
 pub use log::{LogArgs, LogFormat};
 pub use metrics::MetricsArgs;
 pub use model::{DtypeArg, LoadFormatArg, ModelArgs};

@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
 use super::*;
-use crate::metrics::MetricsConfig;
 use kvcache::KvConfig;
+use metrics::MetricsConfig;
 use protocol::{KvSpec, SamplingParams};
 use scheduler::RejectReason;
 use shuttle::future::block_on;

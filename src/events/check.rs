@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use super::source;
 use super::subscriber::{EventSubscriber, RawKvEventBatch, SubscriptionEvent};
 use crate::config::{CheckArgs, ProcessEnvironment};
-use crate::kv_events::{DecodedKvEvent, KvEventViolation, SubscriberBlocks, decode};
+use metrics::kv_events::{DecodedKvEvent, KvEventViolation, SubscriberBlocks, decode};
 
 /// Faults that are written out; all are counted.
 const VIOLATIONS_SHOWN: usize = 20;

@@ -8,7 +8,7 @@ use zmq::{Context, Socket};
 
 use super::source::PublisherEndpoints;
 use crate::config::SubscribeArgs;
-use crate::kv_events::{BatchArrival, SequenceNumberTracker};
+use metrics::kv_events::{BatchArrival, SequenceNumberTracker};
 
 /// Longest wait for the next message of a replay.
 const REPLAY_WAIT_MS: i32 = 10_000;

@@ -1,6 +1,6 @@
 //! Events as rows for a terminal.
 
-use crate::kv_events::{DecodedKvEvent, ExternalBlockHash};
+use metrics::kv_events::{DecodedKvEvent, ExternalBlockHash};
 
 /// Names of the columns.
 pub(super) const HEADER: &str = "TIME (UTC)    SEQUENCE          RANK  EVENT    BLOCKS  TOKENS  \
@@ -53,8 +53,8 @@ fn time_of_day(ts: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv_events::{BlockRemoved, BlockStored};
     use expect_test::expect;
+    use metrics::kv_events::{BlockRemoved, BlockStored};
 
     #[test]
     fn rows_align_with_the_header() {

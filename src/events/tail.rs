@@ -9,7 +9,7 @@ use serde_json::json;
 use super::subscriber::{EventSubscriber, RawKvEventBatch, SubscriptionEvent};
 use super::{source, table};
 use crate::config::{ProcessEnvironment, TailArgs};
-use crate::kv_events::decode;
+use metrics::kv_events::decode;
 
 /// Prints until told to stop, or until nobody reads what is printed.
 pub(super) fn run(args: &TailArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {

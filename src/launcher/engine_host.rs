@@ -6,10 +6,10 @@ use super::replica_handle::ReplicaHandle;
 use crate::engine_client::{
     AdmissionController, AdmissionLimits, BatchInbox, EngineClient, EngineMessage, ExecutorId,
 };
-use crate::kv_events::KvEventFeed;
-use crate::metrics::ServerMetrics;
 use crate::server::health::HealthState;
 use grammar::{GrammarTimings, MaskEvent, MaskWorkers};
+use metrics::ServerMetrics;
+use metrics::kv_events::KvEventFeed;
 use protocol::{ExecutorReady, Replica};
 use scheduler::{ExecutorFailure, Scheduler, SchedulerEvent, StepDeadline};
 use std::io;

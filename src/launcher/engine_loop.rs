@@ -6,13 +6,13 @@
 use crate::engine_client::{
     BatchInbox, CachedBlocks, ENGINE_UNAVAILABLE, EngineClient, EngineMessage, ExecutorId,
 };
-use crate::kv_events::KvEventFeed;
 use crate::launcher::engine_host::EngineObservers;
 use crate::launcher::executor::ExecutorLink;
 use crate::launcher::replica_handle::ReplicaHandle;
 use crate::launcher::step_clock::{BatchSummary, StepClock, max_pairs_by_step};
-use crate::metrics::StartFailure;
 use grammar::MaskWorkers;
+use metrics::StartFailure;
+use metrics::kv_events::KvEventFeed;
 use protocol::{Batch, Epoch, ExecutorCommand, ExecutorReady, Replica, StepId};
 use scheduler::{
     ControlCommand, ExecutorFailure, Scheduler, SchedulerEffect, SchedulerEvent, StepStats,

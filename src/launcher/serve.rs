@@ -18,9 +18,7 @@ use super::{
     template_worker,
 };
 use crate::config::{DeviceArg, LogFormat, MaxModelLenArg, ProcessEnvironment, ServeArgs};
-use crate::kv_events::{BoundPublisher, KvEventFeed, KvEventPublisher, TopicFields};
 use crate::log::LogWriter;
-use crate::metrics::{KvCacheInfo, MetricsConfig, ServerMetrics};
 use crate::progress::{ProgressReporter, ProgressUnit};
 use crate::server::app::{AppState, ModelCard, ServingContext};
 use crate::server::health::HealthState;
@@ -30,6 +28,8 @@ use crate::server::openai::params::FieldBounds;
 use crate::server::request_trace::RequestTracer;
 use anyhow::{Context, Result, anyhow, bail};
 use grammar::GrammarCompilePool;
+use metrics::kv_events::{BoundPublisher, KvEventFeed, KvEventPublisher, TopicFields};
+use metrics::{KvCacheInfo, MetricsConfig, ServerMetrics};
 use protocol::{Epoch, StartupPhase};
 use scheduler::{KvConfig, Scheduler, SchedulerConfig, SchedulerConfigError, StepDeadline};
 use std::hash::{BuildHasher, RandomState};

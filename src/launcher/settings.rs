@@ -7,7 +7,6 @@ use crate::config::{
     ReasoningFieldArg, ReplyArgs, SchedulingPolicyArg, ServeArgs, StringListArg,
 };
 use crate::engine_client::AdmissionLimits;
-use crate::metrics::MetricsConfig;
 use crate::server::app::ServerOptions;
 use crate::server::auth::ApiKeys;
 use crate::server::cors::CorsConfig;
@@ -17,6 +16,7 @@ use crate::server::request_trace::RequestTracer;
 use anyhow::{Context, Result, anyhow, bail};
 use axum::http::StatusCode;
 use executor::{ExecutorConfig, GPU_LOGPROBS_MAX, KvCacheSize};
+use metrics::MetricsConfig;
 use models::ModelConfig;
 use models::config::GenerationConfig;
 use protocol::{

@@ -1,6 +1,6 @@
 //! Times the scheduler's thread: six readings of the clock a step, none of them in the scheduler.
 
-use crate::metrics::{ServerMetrics, StepTimingRecord};
+use metrics::{ServerMetrics, StepTimingRecord};
 use protocol::{Batch, Replica, StepId, StepOutput};
 use rustix::time::{ClockId, clock_gettime};
 use scheduler::{SchedulerEffect, StepStats, TickPhase, TickTimer};

@@ -3,9 +3,9 @@
 use super::api_error::ApiError;
 use super::app::AppState;
 use crate::engine_client::CachedBlocks;
-use crate::metrics::{STEPS_KEPT, StepTimingRecord};
 use axum::Json;
 use axum::extract::State;
+use metrics::{STEPS_KEPT, StepTimingRecord};
 use scheduler::BlockStats;
 use serde::Serialize;
 use serde_json::{Value, json};

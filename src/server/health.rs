@@ -2,7 +2,7 @@
 //!
 //! Plain atomics: writing costs the scheduler's thread nothing, reading touches no other part.
 
-use crate::metrics::StartFailure;
+use metrics::StartFailure;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 

@@ -2,9 +2,9 @@
 
 use super::api_error::ApiError;
 use super::app::AppState;
-use crate::kv_events::KvEventSource;
 use axum::Json;
 use axum::extract::State;
+use metrics::kv_events::KvEventSource;
 use serde_json::Value;
 use std::sync::Arc;
 

@@ -3,8 +3,8 @@
 use super::app::AppState;
 use super::connection::{self, ConnectionDeadlines};
 use super::middleware::ConnectionAccess;
-use crate::log_rate_limiter::LogRateLimiter;
 use axum::Router;
+use metrics::LogRateLimiter;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -3,10 +3,10 @@
 
 use super::api_error::ApiError;
 use super::app::AppState;
-use crate::metrics::{KvCacheInfo, StepTimingRecord};
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
+use metrics::{KvCacheInfo, StepTimingRecord};
 use scheduler::StepStats;
 use serde::Serialize;
 use std::sync::Arc;

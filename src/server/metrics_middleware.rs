@@ -3,13 +3,13 @@
 use super::api_error::ApiError;
 use super::app::AppState;
 use super::routes::PROBE_PATHS;
-use crate::metrics::OpenStream;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, Response, header};
 use axum::middleware::Next;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use metrics::OpenStream;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};

@@ -6,9 +6,9 @@ use super::api_error::ApiError;
 use super::app::AppState;
 use super::health::ServerStatus as Health;
 use super::openai::generation::draining;
-use crate::metrics::StartFailure;
 use axum::Json;
 use axum::extract::State;
+use metrics::StartFailure;
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -5,12 +5,12 @@
 //! what the same moments cost elsewhere: the batch of everything on the publisher's thread, and the copy of all
 //! hashes that `/debug/kv` asks the scheduler's thread for.
 
-use hadron::config::KvEventFormat;
-use hadron::kv_events::{
+use kvcache::{BlockHasher, BlockTable, KvCache, KvConfig, SequenceContent};
+use metrics::kv_events::KvEventFormat;
+use metrics::kv_events::{
     EventJournal, FeedLimits, KvEventChanges, KvEventEncoder, KvEventFeed, PublisherCounters,
     PublisherWaker,
 };
-use kvcache::{BlockHasher, BlockTable, KvCache, KvConfig, SequenceContent};
 use protocol::{KvEvent, KvGroup, KvKind, KvSpec, Token};
 use rustix::time::{ClockId, clock_gettime};
 use std::os::unix::net::UnixStream;

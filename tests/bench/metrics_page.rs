@@ -2,7 +2,7 @@
 //! sockets. All times are processor times.
 
 use crate::kv_overflow::timed;
-use hadron::metrics::{KvCacheInfo, MetricsConfig, ServerMetrics, StepTimingRecord};
+use metrics::{KvCacheInfo, MetricsConfig, ServerMetrics, StepTimingRecord};
 use protocol::Replica;
 use scheduler::StepStats;
 use std::net::UdpSocket;

@@ -1,7 +1,7 @@
 //! Requests for a replay of KV events as frames and as bytes of a connection, and the payloads of batches, which
 //! subscribers read.
 
-use hadron::kv_events::{
+use metrics::kv_events::{
     ReplayRequest, ReplayRequestReader, ZmtpFrameHead, ZmtpFrameReader, decode,
 };
 

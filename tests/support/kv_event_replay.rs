@@ -2,7 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use hadron::config::{CliCommand, KvEventsConfig, ProcessEnvironment, parse};
+use hadron::config::{CliCommand, ProcessEnvironment, parse};
+use metrics::kv_events::KvEventsConfig;
 use serde_json::{Value, json};
 use zmq::Context;
 

@@ -9,22 +9,22 @@ use super::small_tokenizer::{self, TokenizerAlphabet};
 use executor::ExecutorConfig;
 use grammar::GrammarCompilePool;
 use grammar::worker_process::WorkerProgram;
-use hadron::config::KvEventsConfig;
 use hadron::engine_client::{AdmissionLimits, EngineClient};
-use hadron::kv_events::{BoundPublisher, KvEventPublisher, TopicFields};
 use hadron::launcher::engine_host::{EngineHost, EngineObservers, EngineParts};
 use hadron::launcher::engine_loop::SupervisorEvent;
 use hadron::launcher::executor::{ExecutorLink, ExecutorReceiver};
 use hadron::launcher::startup::{
     ExecutorStartup, ExpectedExecutors, StartTimeouts, WeightsBaseline,
 };
-use hadron::metrics::{KvCacheInfo, MetricsConfig, ServerMetrics};
 use hadron::server::app::{AppState, ModelCard, ServerOptions, ServingContext};
 use hadron::server::connection::ConnectionDeadlines;
 use hadron::server::health::HealthState;
 use hadron::server::listener::{ConnectionLimiter, bind};
 use hadron::server::openai::params::{FieldBounds, SamplingDefaults};
 use hadron::server::routes::router;
+use metrics::kv_events::KvEventsConfig;
+use metrics::kv_events::{BoundPublisher, KvEventPublisher, TopicFields};
+use metrics::{KvCacheInfo, MetricsConfig, ServerMetrics};
 use protocol::link::{InProcessLink, in_process_pair};
 use protocol::{
     Epoch, ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady, ExecutorSettings,

@@ -56,8 +56,17 @@ fn no_static_holds_mutable_state() {
 
 #[test]
 fn only_device_edge_crates_have_unsafe_code() {
-    for name in ["protocol", "kvcache", "scheduler", "models", "ops", "executor", "grammar", "text"]
-    {
+    for name in [
+        "protocol",
+        "kvcache",
+        "scheduler",
+        "models",
+        "ops",
+        "executor",
+        "grammar",
+        "text",
+        "metrics",
+    ] {
         let lib = read_file(&format!("{name}/src/lib.rs"));
         assert!(lib.contains("#![forbid(unsafe_code)]"), "{name} must forbid unsafe code");
     }
@@ -81,9 +90,9 @@ fn wall_clock_is_read_for_display_only() {
         "src/server/openai/endpoint.rs",
         "text/src/template/engine.rs",
         "text/src/strftime.rs",
-        "src/metrics/process.rs",
-        "src/metrics/unsupported_features.rs",
-        "src/kv_events/feed.rs",
+        "metrics/src/process.rs",
+        "metrics/src/unsupported_features.rs",
+        "metrics/src/kv_events/feed.rs",
         "executor/src/trace/session.rs",
     ];
     let reads = |path: &str, code: &str| {
@@ -110,6 +119,7 @@ fn release_builds_keep_checks() {
         "src/",
         "grammar/src",
         "text/src",
+        "metrics/src",
         "models/src/weights",
     ];
     let vanishes = |path: &str, code: &str| {

@@ -1,7 +1,7 @@
 //! Payloads as msgspec 0.22 writes the classes of vLLM 0.33, and arrays as before it.
 
-use hadron::config::KvEventFormat;
-use hadron::kv_events::{DecodedKvEvent, ExternalBlockHash, KvEventEncoder, decode};
+use metrics::kv_events::KvEventFormat;
+use metrics::kv_events::{DecodedKvEvent, ExternalBlockHash, KvEventEncoder, decode};
 use protocol::{BlockHash, ExtraKey, KvEvent};
 
 /// Hash of [1, 2, 3, 4].

@@ -1,7 +1,7 @@
 //! Any events, in both formats, come back as they were.
 
-use hadron::config::KvEventFormat;
-use hadron::kv_events::{DecodedKvEvent, EventJournal, ExternalBlockHash, KvEventEncoder, decode};
+use metrics::kv_events::KvEventFormat;
+use metrics::kv_events::{DecodedKvEvent, EventJournal, ExternalBlockHash, KvEventEncoder, decode};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use protocol::{BlockHash, ExtraKey, KvEvent};

@@ -2,14 +2,14 @@
 //! last number holds exactly what the index holds. The real cache, feed and journal; no sockets.
 
 use crate::schedule_rng::ScheduleRng;
-use hadron::config::KvEventFormat;
-use hadron::kv_events::{
+use kvcache::{
+    BlockHasher, BlockTable, ExtraKeys, KvCache, KvConfig, PublishOutcome, SequenceContent,
+};
+use metrics::kv_events::KvEventFormat;
+use metrics::kv_events::{
     BatchArrival, DecodedKvEvent, EventJournal, ExternalBlockHash, FeedLimits, KvEventChanges,
     KvEventEncoder, KvEventFeed, PublishedBatch, PublisherCounters, PublisherWaker,
     SequenceNumberTracker, SubscriberBlocks, decode,
-};
-use kvcache::{
-    BlockHasher, BlockTable, ExtraKeys, KvCache, KvConfig, PublishOutcome, SequenceContent,
 };
 use protocol::{KvEvent, KvGroup, KvKind, KvSpec, Token};
 use std::collections::{BTreeSet, VecDeque};

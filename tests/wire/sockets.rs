@@ -1,7 +1,7 @@
 //! A real publisher over real sockets: frames, replay, topics, a reader that never reads.
 
 use crate::kv_event_replay::{self, config};
-use hadron::kv_events::{
+use metrics::kv_events::{
     BoundPublisher, DecodedKvEvent, KvEventFeed, KvEventPublisher, SequenceNumberTracker,
     TopicFields, decode,
 };
@@ -128,7 +128,7 @@ fn idle_publisher_sends_heartbeats_and_ignores_garbage() {
     for _ in 0..5 {
         let frames = subscriber.recv_multipart(0).unwrap();
         let seq = u64::from_be_bytes(frames[1][..].try_into().unwrap());
-        assert_eq!(follower.check(seq), hadron::kv_events::BatchArrival::Next);
+        assert_eq!(follower.check(seq), metrics::kv_events::BatchArrival::Next);
         follower.advance(seq);
         assert_eq!(decode(&frames[2]).unwrap().events, []);
     }

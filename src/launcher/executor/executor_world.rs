@@ -12,9 +12,9 @@ use crate::launcher::nodes::{AbsenceLimit, NodeRegistry, PendingRemoteStart, Rem
 use crate::launcher::startup::{
     ExecutorStartup, ExpectedExecutors, StartError, StartTimeouts, StartupReport, WeightsBaseline,
 };
-use crate::metrics::StartFailure;
 use anyhow::Result;
 use executor::ExecutorConfig;
+use metrics::StartFailure;
 use protocol::{Epoch, ExecutorSettings, Replica, StartupPhase};
 use std::ops::Range;
 use std::sync::Arc;

@@ -5,8 +5,8 @@ use super::handshake::{HandshakeError, admit};
 use super::node_registry::NodeRegistry;
 
 use crate::config::{ClusterConfig, ClusterSecret};
-use crate::log_rate_limiter::LogRateLimiter;
 use anyhow::{Context, Result};
+use metrics::LogRateLimiter;
 use protocol::NodeEvent;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};

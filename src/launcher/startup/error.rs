@@ -1,7 +1,7 @@
 //! Why executors did not come up, and whose fault it was.
 
 use super::weights_baseline::DigestConflict;
-use crate::metrics::StartFailure;
+use metrics::StartFailure;
 use protocol::{Rank, StartupPhase};
 use std::fmt;
 use std::time::Duration;

@@ -5,7 +5,7 @@ use super::grammar_worker::stop;
 use super::parallel_ranks::{metric, ranks, start, with_experts};
 use crate::http_client::{HttpClient, get, post};
 use crate::kv_event_replay;
-use hadron::kv_events::{ExternalBlockHash, SubscriberBlocks, decode};
+use metrics::kv_events::{ExternalBlockHash, SubscriberBlocks, decode};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

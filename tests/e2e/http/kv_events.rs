@@ -6,8 +6,8 @@ use crate::child_watchdog::run_to_end;
 use crate::http_client::{HttpClient, get, post};
 use crate::kv_event_replay::{self, config, sequence_number};
 use crate::test_server::{ServerSetup, TestServer};
-use hadron::config::KvEventsConfig;
-use hadron::kv_events::{
+use metrics::kv_events::KvEventsConfig;
+use metrics::kv_events::{
     BatchArrival, DecodedKvEvent, ExternalBlockHash, SequenceNumberTracker, SubscriberBlocks,
     decode,
 };

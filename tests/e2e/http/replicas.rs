@@ -3,9 +3,9 @@
 use crate::http_client::{HttpClient, get, post};
 use crate::kv_event_replay;
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
-use hadron::kv_events::decode;
 use hadron::server::app::ServerOptions;
 use hadron::server::auth::ApiKeys;
+use metrics::kv_events::decode;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -3,6 +3,8 @@
 //! Writers touch atomics where something happens: a step, a token, the end of a request. Whoever reads
 //! takes what lies there; nobody is asked and nobody waits, so a scrape costs a step nothing.
 
+#![forbid(unsafe_code)]
+
 mod block_lifetimes;
 mod collectives;
 mod executor_lifecycle;
@@ -11,7 +13,9 @@ mod exposition;
 mod grammar_metrics;
 mod histogram_buckets;
 mod http;
-mod kv_events;
+mod kv_event_metrics;
+pub mod kv_events;
+mod log_rate_limiter;
 mod metric_registrar;
 mod metrics_reference;
 mod process;
@@ -32,6 +36,7 @@ pub use executor_lifecycle::ExecutorLifecycleMetrics;
 pub use experts::ExpertMetrics;
 pub use histogram_buckets::{CustomBuckets, CustomBucketsError};
 pub use http::{HttpMetrics, OpenStream};
+pub use log_rate_limiter::LogRateLimiter;
 pub use metrics_reference::{page_path, reference_page};
 pub use queue::QueueMetrics;
 pub use request_times::RequestTimes;
@@ -146,7 +151,7 @@ pub struct ServerMetrics {
     pub deferred: AtomicU64,
     /// Of the KV-event publishers, by replica.
     pub kv_events: Vec<Arc<PublisherCounters>>,
-    kv_event_series: kv_events::KvEventMetrics,
+    kv_event_series: kv_event_metrics::KvEventMetrics,
     replicas: ReplicaMetrics,
     process: ProcessMetrics,
     unused: UnsupportedFeatureMetrics,
@@ -177,7 +182,7 @@ impl ServerMetrics {
                 .transpose()?,
             deferred: AtomicU64::new(0),
             kv_events: (0..families.replicas()).map(|_| Arc::default()).collect(),
-            kv_event_series: kv_events::KvEventMetrics::new(&families)?,
+            kv_event_series: kv_event_metrics::KvEventMetrics::new(&families)?,
             replicas: ReplicaMetrics::new(&families, config)?,
             process: ProcessMetrics::new(&families)?,
             unused: UnsupportedFeatureMetrics::new(&families)?,

@@ -3,8 +3,8 @@
 use super::connection::{ZmtpConnection, ZmtpSocketType};
 use super::error::PeerError;
 use super::stream::{PeerListener, PeerStream};
+use crate::LogRateLimiter;
 use crate::kv_events::publisher_counters::{PublisherCounters, count};
-use crate::log_rate_limiter::LogRateLimiter;
 use rustix::event::{PollFd, PollFlags};
 use std::io::ErrorKind;
 use std::os::fd::AsFd;

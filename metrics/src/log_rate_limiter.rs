@@ -9,7 +9,7 @@ const WINDOW: Duration = Duration::from_mins(1);
 
 /// Allows eight lines a minute of one kind, and counts the others.
 #[derive(Debug, Default)]
-pub(crate) struct LogRateLimiter(Mutex<RateLimitWindow>);
+pub struct LogRateLimiter(Mutex<RateLimitWindow>);
 
 #[derive(Debug, Default)]
 struct RateLimitWindow {
@@ -23,7 +23,7 @@ struct RateLimitWindow {
 
 impl LogRateLimiter {
     /// Whether to write a line now: the number of lines left out before it, or `None` if it is left out as well.
-    pub(crate) fn allow(&self, now: Instant) -> Option<u64> {
+    pub fn allow(&self, now: Instant) -> Option<u64> {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if window.since.is_none_or(|since| now.duration_since(since) >= WINDOW) {
             (window.since, window.lines) = (Some(now), 0);

@@ -1,6 +1,6 @@
 //! Figures of constrained output, read from what its owner counts.
 
-use super::kv_events::raise_to;
+use super::kv_event_metrics::raise_to;
 use super::metric_registrar::MetricRegistrar;
 use grammar::{BOUNDS_US, DurationHistogram, GrammarTimings};
 use prometheus::core::{Collector, Desc};

@@ -1,6 +1,6 @@
 //! Addresses of the sockets of each rank, and the topic.
 
-use crate::config::BindMode;
+use super::config::BindMode;
 
 /// Why an address or a topic cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

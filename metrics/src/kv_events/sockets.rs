@@ -1,9 +1,9 @@
 //! Opens the sockets of one publisher.
 
+use super::config::KvEventsConfig;
 use super::endpoint::{self, EndpointError, TopicFields};
 use super::pub_socket::PubSocketMode;
 use super::zmtp::{PeerAddress, PeerListener};
-use crate::config::KvEventsConfig;
 use std::io;
 
 /// Why a publisher has no sockets.

@@ -1,5 +1,6 @@
 //! The PUB socket: every subscriber gets the batches whose topic it has asked for, as fast as it takes them.
 
+use super::config::KvEventsConfig;
 use super::message_ring::MessageRing;
 use super::publisher_counters::{PublisherCounters, count};
 use super::zmtp::{
@@ -7,7 +8,6 @@ use super::zmtp::{
     PeerTable, TransmitResult, ZmtpConnection, ZmtpFrameHead, ZmtpSocketType, frame_header,
     put_frame,
 };
-use crate::config::KvEventsConfig;
 use rustix::event::PollFd;
 use std::collections::BTreeSet;
 use std::io;

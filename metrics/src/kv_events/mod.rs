@@ -6,6 +6,7 @@
 
 mod announced_blocks;
 mod backlog;
+mod config;
 mod decode;
 mod encode;
 mod endpoint;
@@ -25,6 +26,7 @@ mod zmtp;
 
 pub use announced_blocks::AnnouncedBlocks;
 pub use backlog::EventBacklog;
+pub use config::{BindMode, KvEventFormat, KvEventsConfig, SequenceStart};
 pub use decode::{
     BlockRemoved, BlockStored, DecodeError, DecodedKvEvent, ExternalBlockHash, KvEventBatch, decode,
 };

@@ -1,6 +1,7 @@
 //! The publisher's thread: owns both sockets of one replica and sleeps until there is something to send.
 
 use super::backlog::EventBacklog;
+use super::config::{KvEventsConfig, SequenceStart};
 use super::encode::KvEventEncoder;
 use super::endpoint::TopicFields;
 use super::feed::{FeedLimits, KvEventChanges, KvEventFeed, PublisherWaker, unix_seconds};
@@ -10,7 +11,6 @@ use super::publisher_counters::{PublisherCounters, count};
 use super::replay_socket::{ReplayContext, ReplaySocket};
 use super::sockets::{self, PublisherSockets, SocketError};
 use super::source::KvEventSource;
-use crate::config::{KvEventsConfig, SequenceStart};
 use protocol::{KvEvent, KvKind, KvSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, Read};
@@ -239,7 +239,7 @@ impl PublisherLoop {
             self.sleeping.store(false, Ordering::SeqCst);
             return;
         }
-        let beat = self.source.config.idle_heartbeat_interval();
+        let beat = self.source.config.idle_heartbeat_interval;
         let mut left = beat.map(|beat| beat.saturating_sub(self.last_sent.elapsed()));
         let mut polled = vec![PollFd::new(&self.wake_socket, PollFlags::IN)];
         let mut needs_time = self.publish.add_poll_fds(&mut polled);

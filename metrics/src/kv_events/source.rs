@@ -1,7 +1,7 @@
 //! One publisher as others see it: where it publishes, what, and how far it is.
 
+use super::config::{KvEventFormat, KvEventsConfig, SequenceStart};
 use super::publisher_counters::PublisherCounters;
-use crate::config::{KvEventFormat, KvEventsConfig, SequenceStart};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,7 +64,7 @@ impl KvEventSource {
             "hwm": config.hwm,
             "max_queue_size": config.max_queue_size,
             "max_queue_bytes": config.max_queue_bytes,
-            "idle_beat_s": config.idle_heartbeat_interval().map_or(0.0, |beat| beat.as_secs_f64()),
+            "idle_beat_s": config.idle_heartbeat_interval.map_or(0.0, |beat| beat.as_secs_f64()),
         })
     }
 }

@@ -249,7 +249,7 @@ fn requests_are_counted_on_their_replica() {
 /// Write the page with `UPDATE_EXPECT=1 cargo test`.
 #[test]
 fn the_page_of_metrics_is_current() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(page_path());
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(page_path());
     expect_test::expect_file![path].assert_eq(&reference_page().unwrap());
 }
 

@@ -1,6 +1,6 @@
 //! Events as bytes, exactly as msgspec writes the classes of vLLM 0.33, or as arrays as before it.
 
-use crate::config::KvEventFormat;
+use super::config::KvEventFormat;
 use protocol::{BlockHash, ExtraKey, KvEvent, Token};
 use rmp::encode::{write_array_len, write_f64, write_map_len, write_nil, write_str, write_uint};
 use std::io;

@@ -1,7 +1,7 @@
 //! Figures of replicas, set from the scheduler's own counters when somebody looks.
 
 use super::executor_lifecycle::CAUSES;
-use super::kv_events::raise_to;
+use super::kv_event_metrics::raise_to;
 use super::metric_registrar::MetricRegistrar;
 use super::{KvCacheInfo, MetricsConfig};
 use prometheus::{Error, Gauge, IntCounter};
