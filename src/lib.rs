@@ -3,7 +3,6 @@
 pub mod bench;
 pub mod client;
 pub mod config;
-pub mod engine_client;
 pub mod eval;
 pub mod events;
 pub mod hub;

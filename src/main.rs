@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     }
     let outcome = match command {
         CliCommand::Serve(args) => launcher::serve::run(&args, &environment),
-        CliCommand::Executor(args) => launcher::executor::child::run(&args),
+        CliCommand::Executor(args) => launcher::executor_child::run(&args),
         CliCommand::GrammarWorker(_) => launcher::grammar_worker::run(),
         CliCommand::TemplateWorker => launcher::template_worker::run(),
         CliCommand::Bench(command) => bench::run(command, &environment),

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::cluster::{ClusterSecret, ClusterVariables, SECRET_VARIABLE};
+use engine::nodes::ClusterSecret;
+
+use super::cluster::{ClusterVariables, SECRET_VARIABLE};
 
 /// What the environment says.
 #[derive(Debug, Clone, Default)]

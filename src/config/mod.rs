@@ -39,7 +39,7 @@ pub use bench::{
 };
 pub use cli_reference::{reference, reference_path};
 pub(crate) use cluster::SECRET_VARIABLE;
-pub use cluster::{ClusterConfig, ClusterSecret, ClusterVariables, NodeArgs};
+pub use cluster::{ClusterVariables, NodeArgs};
 pub(crate) use engine::BF16_KV_CACHE_MISMATCH;
 pub use engine::{
     DeviceArg, EngineArgs, ExecutorPlacementArg, KvCacheDtypeArg, LoadBalancePolicy,

@@ -1,10 +1,10 @@
 //! The model as files: where they are, what they say, and the text parts read from them.
 
-use super::startup::WeightsBaseline;
 use super::{demo_model, settings};
 use crate::config::{DtypeArg, LoadFormatArg, ModelArgs, ProcessEnvironment, ServeArgs};
 use crate::hub::{self, HubFileSet};
 use anyhow::{Context, Result, bail};
+use engine::WeightsBaseline;
 use models::ModelConfig;
 use models::config::CheckpointDType;
 use std::fs;

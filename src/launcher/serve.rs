@@ -4,29 +4,27 @@
 //! once), then the model's files, then text and executors, then the engine. Whatever fails before
 //! ready ends the process with exit code 1 and its cause.
 
-use super::engine_host::{EngineHost, EngineObservers, EngineParts};
-use super::engine_loop::SupervisorEvent;
-use super::executor::{ExecutorLaunchOptions, ExecutorLink, ExecutorWorld, RemoteNodes};
 use super::model_files::{ModelFiles, TextAssets};
-use super::nodes::{self, NodeListener, NodeRegistry};
 use super::shutdown::ServerFrontend;
 use super::start_policy::start_policy;
-use super::startup::{StartError, StartupReport};
-use super::supervisor::{self, SupervisorState};
 use super::{
-    device_detection, grammar_worker, listeners, parser_selection, server_info, settings, signals,
-    template_worker,
+    device_detection, executor_program, grammar_worker, listeners, parser_selection, server_info,
+    settings, signals, template_worker, worker_node,
 };
 use crate::config::{DeviceArg, LogFormat, MaxModelLenArg, ProcessEnvironment, ServeArgs};
 use crate::log::LogWriter;
 use crate::progress::{ProgressReporter, ProgressUnit};
 use crate::server::app::{AppState, ModelCard, ServingContext};
-use crate::server::health::HealthState;
 use crate::server::listener::ConnectionLimiter;
 use crate::server::openai::endpoint::unix_time;
 use crate::server::openai::params::FieldBounds;
 use crate::server::request_trace::RequestTracer;
 use anyhow::{Context, Result, anyhow, bail};
+use engine::nodes::{ClusterRequirements, NodeListener, NodeRegistry};
+use engine::{
+    EngineHost, EngineObservers, EngineParts, ExecutorLaunchOptions, ExecutorLink, ExecutorWorld,
+    HealthState, RemoteNodes, StartError, StartupReport, SupervisorEvent, SupervisorState,
+};
 use grammar::GrammarCompilePool;
 use metrics::kv_events::{BoundPublisher, KvEventFeed, KvEventPublisher, TopicFields};
 use metrics::{KvCacheInfo, MetricsConfig, ServerMetrics};
@@ -55,9 +53,7 @@ pub fn run(args: &ServeArgs, environment: &ProcessEnvironment) -> Result<ExitCod
         .build()
         .context("cannot start the HTTP threads")?;
     let code = match args.nodes.cluster() {
-        Some(cluster) if cluster.node > 0 => {
-            nodes::worker_node::run(args, environment, cluster, &runtime)
-        }
+        Some(cluster) if cluster.node > 0 => worker_node::run(args, environment, cluster, &runtime),
         _ => serve(args, environment, &runtime),
     };
     runtime.shutdown_background(); // Whatever still runs there ends with the process.
@@ -136,7 +132,7 @@ fn serve(
     let files = settings::uses_executor_processes(args).then_some(files);
     let front = ServerFrontend { app: &app, connections: &connections, runtime: runtime.handle() };
     let supervised = SupervisorState::new(world, notices, sender, metrics);
-    let code = supervisor::run(&front, host, supervised, args.http.shutdown_timeout.0);
+    let code = front.serve(host, supervised, args.http.shutdown_timeout.0);
     publishers.into_iter().for_each(KvEventPublisher::finish);
     drop(files);
     Ok(code)
@@ -146,7 +142,7 @@ fn serve(
 fn admit_nodes(door: NodeListener, args: &ServeArgs, files: &ModelFiles) -> Result<RemoteNodes> {
     let cluster = args.nodes.cluster().context("a node that serves alone")?.clone();
     let (parallel, manifest) = (settings::parallel(args), files.manifest);
-    let expected = nodes::ClusterRequirements { nodes: cluster.nodes, parallel, manifest };
+    let expected = ClusterRequirements { nodes: cluster.nodes, parallel, manifest };
     let registry = Arc::new(NodeRegistry::new(expected));
     door.start(&registry).context("cannot start a thread for other nodes")?;
     Ok(RemoteNodes { cluster, registry })
@@ -319,7 +315,7 @@ fn start_executors(
     let config = settings::executor(args, files, environment)?;
     let lifetime = ExecutorLaunchOptions {
         as_processes: settings::uses_executor_processes(args),
-        log_format: args.log.log_format,
+        program: executor_program::program(args.log.log_format),
     };
     let jitter_seed = RandomState::new().hash_one(0);
     let mut world = ExecutorWorld::new(&config, lifetime, start_policy(args, jitter_seed), others);

@@ -1,9 +1,9 @@
 //! What `/server_info` says: flags as they were read, and what became of those left to the server.
 
 use super::settings::synthetic_acceptance;
-use super::startup::StartupReport;
 use crate::config::ServeArgs;
 use crate::server::app::ServingContext;
+use engine::StartupReport;
 use protocol::ExecutorSettings;
 use scheduler::SchedulerLimits;
 use serde_json::{Value, json};

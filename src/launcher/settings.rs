@@ -6,7 +6,6 @@ use crate::config::{
     KvCacheDtypeArg, LoadBalancePolicy, LoadFormatArg, LogArgs, OverloadStatus, ProcessEnvironment,
     ReasoningFieldArg, ReplyArgs, SchedulingPolicyArg, ServeArgs, StringListArg,
 };
-use crate::engine_client::AdmissionLimits;
 use crate::server::app::ServerOptions;
 use crate::server::auth::ApiKeys;
 use crate::server::cors::CorsConfig;
@@ -15,6 +14,7 @@ use crate::server::openai::params::{FieldBounds, SamplingDefaults};
 use crate::server::request_trace::RequestTracer;
 use anyhow::{Context, Result, anyhow, bail};
 use axum::http::StatusCode;
+use engine::AdmissionLimits;
 use executor::{ExecutorConfig, GPU_LOGPROBS_MAX, KvCacheSize};
 use metrics::MetricsConfig;
 use models::ModelConfig;

@@ -1,10 +1,8 @@
 //! The end of a server: drain, second signal, failed engine.
 
-use super::engine_host::EngineHost;
-use super::engine_loop::SupervisorEvent;
-use super::supervisor::SupervisorState;
 use crate::server::app::AppState;
 use crate::server::listener::ConnectionLimiter;
+use engine::{EngineHost, ServiceEnd, SupervisorEvent, SupervisorState, supervise};
 use scheduler::{AbortCause, FinishReason, StepStats};
 use std::process::ExitCode;
 use std::sync::mpsc::RecvTimeoutError;
@@ -36,8 +34,27 @@ pub struct ServerFrontend<'a> {
 }
 
 impl ServerFrontend<'_> {
+    /// Serves until told to stop, or until nothing can be served any more. Returns the process's exit code.
+    ///
+    /// `timeout`: how long streams may run on after a signal.
+    pub fn serve(
+        &self,
+        host: EngineHost,
+        mut supervised: SupervisorState,
+        timeout: Duration,
+    ) -> ExitCode {
+        match supervise(&self.app.health, &host, &mut supervised) {
+            ServiceEnd::Signal(number) => {
+                // Where nobody computes, streams have nothing to wait for.
+                let timeout = if supervised.serves() { timeout } else { Duration::ZERO };
+                self.drain(number, timeout, host, supervised)
+            }
+            ServiceEnd::Failed(text) => self.fail(&text),
+        }
+    }
+
     /// Lets streams run out, ends the rest after `timeout`, stops the engine and its executor.
-    pub fn drain(
+    fn drain(
         &self,
         signal: i32,
         timeout: Duration,
@@ -87,7 +104,7 @@ impl ServerFrontend<'_> {
     }
 
     /// Every request has been ended already; their last bytes get a moment.
-    pub fn fail(&self, text: &str) -> ExitCode {
+    fn fail(&self, text: &str) -> ExitCode {
         tracing::error!(text, "fatal");
         self.close();
         self.write_trace(Instant::now() + TRACE_WAIT);

@@ -1,9 +1,8 @@
 //! From the command line to how executors are started, and started again.
 
-use super::executor::{RestartPolicy, StartPolicy};
 use super::settings;
-use super::startup::StartTimeouts;
 use crate::config::ServeArgs;
+use engine::{RestartPolicy, StartPolicy, StartTimeouts};
 use protocol::DeviceKind;
 use std::time::Duration;
 

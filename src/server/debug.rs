@@ -2,9 +2,9 @@
 
 use super::api_error::ApiError;
 use super::app::AppState;
-use crate::engine_client::CachedBlocks;
 use axum::Json;
 use axum::extract::State;
+use engine::CachedBlocks;
 use metrics::{STEPS_KEPT, StepTimingRecord};
 use scheduler::BlockStats;
 use serde::Serialize;

@@ -12,7 +12,6 @@ mod client_socket;
 pub mod connection;
 pub mod cors;
 pub mod debug;
-pub mod health;
 mod hyper_error_reply;
 mod json_heap_size;
 mod kv_event_sources;

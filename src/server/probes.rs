@@ -4,10 +4,10 @@
 
 use super::api_error::ApiError;
 use super::app::AppState;
-use super::health::ServerStatus as Health;
 use super::openai::generation::draining;
 use axum::Json;
 use axum::extract::State;
+use engine::ServerStatus as Health;
 use metrics::StartFailure;
 use serde_json::{Value, json};
 use std::sync::Arc;

@@ -2,10 +2,10 @@
 
 use super::api_error::ApiError;
 use super::app::{AppState, ServingContext};
-use crate::engine_client::AdmissionPermit;
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::{Bytes, BytesMut};
+use engine::AdmissionPermit;
 use http_body_util::BodyExt;
 use std::time::Duration;
 

@@ -6,19 +6,17 @@
 use super::hash_model::thread::MaskedCommandQueue;
 use super::hash_model::{HashModel, HashModelConfig, SlotAccess};
 use super::small_tokenizer::{self, TokenizerAlphabet};
+use engine::HealthState;
+use engine::SupervisorEvent;
+use engine::{AdmissionLimits, EngineClient};
+use engine::{EngineHost, EngineObservers, EngineParts};
+use engine::{ExecutorLink, ExecutorReceiver};
+use engine::{ExecutorStartup, ExpectedExecutors, StartTimeouts, WeightsBaseline};
 use executor::ExecutorConfig;
 use grammar::GrammarCompilePool;
 use grammar::worker_process::WorkerProgram;
-use hadron::engine_client::{AdmissionLimits, EngineClient};
-use hadron::launcher::engine_host::{EngineHost, EngineObservers, EngineParts};
-use hadron::launcher::engine_loop::SupervisorEvent;
-use hadron::launcher::executor::{ExecutorLink, ExecutorReceiver};
-use hadron::launcher::startup::{
-    ExecutorStartup, ExpectedExecutors, StartTimeouts, WeightsBaseline,
-};
 use hadron::server::app::{AppState, ModelCard, ServerOptions, ServingContext};
 use hadron::server::connection::ConnectionDeadlines;
-use hadron::server::health::HealthState;
 use hadron::server::listener::{ConnectionLimiter, bind};
 use hadron::server::openai::params::{FieldBounds, SamplingDefaults};
 use hadron::server::routes::router;

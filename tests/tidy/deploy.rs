@@ -31,8 +31,7 @@ fn serve_in(words: &[String], variables: &[(&str, String)], place: &str) -> Serv
         let found = variables.iter().find(|(known, _)| *known == name);
         found.map(|(_, text)| text.clone())
     };
-    let secret =
-        text("HADRON_CLUSTER_SECRET").map(|text| hadron::config::ClusterSecret::new(&text));
+    let secret = text("HADRON_CLUSTER_SECRET").map(|text| engine::nodes::ClusterSecret::new(&text));
     let cluster = ClusterVariables::read(text);
     let environment =
         ProcessEnvironment { cluster, cluster_secret: secret, ..ProcessEnvironment::default() };

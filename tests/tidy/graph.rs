@@ -21,21 +21,25 @@ const EDGES: &[(&str, &[&str])] = &[
     ("grammar", &["protocol", "scheduler"]),
     ("text", &["grammar", "protocol"]),
     ("metrics", &["grammar", "protocol", "scheduler"]),
-    ("hadron", &["executor", "grammar", "metrics", "models", "protocol", "scheduler", "text"]),
+    ("engine", &["executor", "grammar", "metrics", "protocol", "scheduler"]),
+    (
+        "hadron",
+        &["engine", "executor", "grammar", "metrics", "models", "protocol", "scheduler", "text"],
+    ),
     ("hadron-fuzz", &["grammar", "hadron", "metrics", "models", "protocol", "text"]),
 ];
 
 /// Third-party crates that only the named packages may depend on.
 const ALLOWED_DEPENDENTS: &[(&str, &[&str])] = &[
-    ("tokio", &["hadron"]),
+    ("tokio", &["engine", "hadron"]),
     ("axum", &["hadron"]),
     ("hyper", &["hadron"]),
     ("hyper-util", &["hadron"]),
     ("clap", &["hadron"]),
-    ("anyhow", &["grammar", "hadron"]),
+    ("anyhow", &["engine", "grammar", "hadron"]),
     ("tokenizers", &["text"]),
     ("minijinja", &["text"]),
-    ("dashmap", &["hadron"]),
+    ("dashmap", &["engine"]),
     ("llguidance", &["grammar"]),
     ("hf-hub", &["hadron"]),
     ("tracing-subscriber", &["hadron"]),
@@ -45,7 +49,7 @@ const ALLOWED_DEPENDENTS: &[(&str, &[&str])] = &[
     ("zmq", &["hadron"]),
     ("socket2", &["hadron", "metrics"]),
     ("crc32c", &["protocol"]),
-    ("rustix", &["collectives", "grammar", "hadron", "metrics", "text"]),
+    ("rustix", &["collectives", "engine", "grammar", "hadron", "metrics", "text"]),
     ("prometheus", &["metrics"]),
     ("memmap2", &["device"]),
     ("libloading", &["hip-runtime-sys"]),

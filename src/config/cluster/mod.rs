@@ -9,11 +9,12 @@ mod slurm_hostlist;
 use std::path::PathBuf;
 
 use clap::Args;
+use engine::nodes::{ClusterConfig, ClusterSecret};
 
 pub use launcher_env::ClusterVariables;
 use launcher_env::EnvNumber;
 pub(crate) use secret::CLUSTER_SECRET_VARIABLE as SECRET_VARIABLE;
-pub use secret::ClusterSecret;
+use secret::{check_secret, read_secret};
 
 use super::{CommandLineError, ParallelArgs, ProcessEnvironment, rejected};
 
@@ -58,26 +59,6 @@ pub struct NodeArgs {
     cluster: Option<ClusterConfig>,
 }
 
-/// A server of several nodes, as one of them sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClusterConfig {
-    /// Nodes, at least 2.
-    pub nodes: u16,
-    /// Which of them this is; 0 schedules and answers.
-    pub node: u16,
-    /// Where node 0 is.
-    pub host: String,
-    /// Where it listens for the others.
-    pub port: u16,
-}
-
-impl ClusterConfig {
-    /// Node of a replica: each has as many as the others, in order.
-    pub fn node_of(&self, replica: u16, replicas: u16) -> u16 {
-        replica / (replicas / self.nodes).max(1)
-    }
-}
-
 impl NodeArgs {
     /// The cluster; `None` = this node serves alone.
     pub fn cluster(&self) -> Option<&ClusterConfig> {
@@ -92,8 +73,8 @@ impl NodeArgs {
         environment: &ProcessEnvironment,
     ) -> Result<ClusterSecret, CommandLineError> {
         match (&self.cluster_secret_file, &environment.cluster_secret) {
-            (Some(path), _) => ClusterSecret::read(path),
-            (None, Some(secret)) => secret.clone().checked(SECRET_VARIABLE),
+            (Some(path), _) => read_secret(path),
+            (None, Some(secret)) => check_secret(secret.clone(), SECRET_VARIABLE),
             (None, None) => rejected("nodes need a common secret"), // `settle` has said so already.
         }
     }

@@ -2,7 +2,6 @@
 
 use super::stream::AnthropicEventWriter;
 use super::types;
-use crate::engine_client::AdmissionPermit;
 use crate::server::api_error::ApiError;
 use crate::server::app::{AppState, ServingContext};
 use crate::server::openai::assistant_message::AssistantMessage;
@@ -17,6 +16,7 @@ use crate::server::openai::usage::UsageInfo;
 use crate::server::request_fields::RequestFields;
 use crate::server::request_ids::ToolCallIds;
 use axum::body::Body;
+use engine::AdmissionPermit;
 use serde::Serialize;
 use serde_json::Value;
 use std::sync::Arc;

@@ -2,7 +2,6 @@
 
 use super::generation::RequestGeneration;
 use super::params::{CompletionParams, is_request_id};
-use crate::engine_client::AdmissionPermit;
 use crate::server::api_error::ApiError;
 use crate::server::app::{AppState, ServingContext};
 use crate::server::auth::{ApiKeys, CallerIdentity};
@@ -15,6 +14,7 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Response, header};
 use bytes::{BufMut, BytesMut};
+use engine::AdmissionPermit;
 use serde_json::json;
 use std::future::Future;
 use std::io::Write as _;

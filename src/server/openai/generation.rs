@@ -2,10 +2,10 @@
 
 use super::choice::{ChoiceDelta, ChoiceFinish, ChoiceState};
 use super::usage::UsageInfo;
-use crate::engine_client::{QueuedBytes, RequestEventStream};
 use crate::server::api_error::ApiError;
 use crate::server::request_trace::{RequestTrace, RequestTracer};
 use axum::http::StatusCode;
+use engine::{QueuedBytes, RequestEventStream};
 use protocol::{RowError, Token, TokenLogprobs};
 use scheduler::{AbortCause, RejectReason, RequestError, TokenEvent};
 use std::future::poll_fn;

@@ -1,10 +1,10 @@
 //! What requests hold besides their bodies, counted before it is there.
 
 use super::params::CompletionParams;
-use crate::engine_client::AdmissionPermit;
 use crate::server::api_error::ApiError;
 use crate::server::app::{AppState, ServingContext};
 use crate::server::json_heap_size::heap_bytes;
+use engine::AdmissionPermit;
 use grammar::GrammarSpec;
 use protocol::{Token, TokenLogprobs};
 use scheduler::RequestSubmission;

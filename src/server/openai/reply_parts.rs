@@ -1,10 +1,10 @@
 //! A whole reply as it is kept: text, and between it log-probabilities, which become text as the client reads them.
 
 use super::logprobs::{ChoiceLogprobs, ListForm, ListWriter, TokenNames};
-use crate::engine_client::QueuedBytes;
 use crate::server::piece_body::{PieceWriter, body_of};
 use axum::body::Body;
 use bytes::{BufMut, Bytes, BytesMut};
+use engine::QueuedBytes;
 use protocol::{Token, TokenLogprobs};
 use std::collections::VecDeque;
 use std::mem;
@@ -93,7 +93,7 @@ mod tests {
     use super::super::logprob_values::{entries, names};
     use super::super::logprobs::TokenFormat;
     use super::*;
-    use crate::engine_client::{AdmissionController, AdmissionLimits};
+    use engine::{AdmissionController, AdmissionLimits};
     use futures::FutureExt;
     use http_body::Body as _;
     use http_body_util::BodyExt;

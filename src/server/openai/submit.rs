@@ -5,11 +5,11 @@ use super::generation::{PromptInfo, RequestGeneration};
 use super::memory_reservation::{RequestBytes, RequestCounts, reserve};
 use super::params::{CompletionParams, PromptTruncation};
 use super::thinking_budget::ActiveThinkingBudget;
-use crate::engine_client::{AdmissionPermit, RequestEventStream};
 use crate::server::api_error::ApiError;
 use crate::server::app::{AppState, ServingContext};
 use crate::server::request_ids::sampling_key;
 use axum::http::StatusCode;
+use engine::{AdmissionPermit, RequestEventStream};
 use grammar::{DecodingGuide, GrammarError, OutputConstraint, ThinkingBudget};
 use protocol::{Replica, RequestId, Token};
 use scheduler::{ExtraKeys, RejectReason, RequestSubmission};
@@ -369,7 +369,7 @@ impl AppState {
     }
 
     /// A refusal for load, with the status chosen at start.
-    pub fn overloaded(&self, overload: &crate::engine_client::OverloadRejection) -> ApiError {
+    pub fn overloaded(&self, overload: &engine::OverloadRejection) -> ApiError {
         let message = format!(
             "{} in flight, the limit is {}: try again later",
             overload.current, overload.cap

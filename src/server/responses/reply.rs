@@ -3,7 +3,6 @@
 use super::items::{OutputItemIds, ResponseOutputItem, assistant_turn, of_message};
 use super::stream::ResponsesEventWriter;
 use super::types::{self, ResponsesRequest};
-use crate::engine_client::AdmissionPermit;
 use crate::server::api_error::ApiError;
 use crate::server::app::{AppState, ServingContext};
 use crate::server::auth::CallerIdentity;
@@ -18,6 +17,7 @@ use crate::server::openai::generation::RequestGeneration;
 use crate::server::openai::usage::UsageInfo;
 use crate::server::request_fields::RequestFields;
 use axum::body::Body;
+use engine::AdmissionPermit;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;

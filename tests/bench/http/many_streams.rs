@@ -7,7 +7,7 @@
 use crate::hash_model::SlotAccess;
 use crate::small_tokenizer::TokenizerAlphabet;
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
-use hadron::engine_client::AdmissionLimits;
+use engine::AdmissionLimits;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::{BufRead, Write};
 use std::net::SocketAddr;

@@ -2,7 +2,7 @@
 
 use crate::http_client::{HttpReply, post};
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
-use hadron::engine_client::AdmissionLimits;
+use engine::AdmissionLimits;
 use serde_json::{Value, json};
 use std::time::Duration;
 

@@ -2,8 +2,8 @@
 
 use crate::http_client::{HttpClient, get};
 use crate::test_server::{ServerSetup, TestServer};
-use hadron::engine_client::EngineClient;
-use hadron::launcher::engine_loop::SupervisorEvent;
+use engine::EngineClient;
+use engine::SupervisorEvent;
 use hadron::server::app::ServerOptions;
 use scheduler::{AbortCause, FinishReason};
 use serde_json::{Value, json};

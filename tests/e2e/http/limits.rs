@@ -3,7 +3,7 @@
 use crate::hash_model::SlotAccess;
 use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{ServerSetup, TestServer};
-use hadron::engine_client::AdmissionLimits;
+use engine::AdmissionLimits;
 use hadron::server::app::ServerOptions;
 use hadron::server::connection::ConnectionDeadlines;
 use serde_json::{Value, json};

@@ -2,7 +2,7 @@
 
 use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
-use hadron::engine_client::AdmissionLimits;
+use engine::AdmissionLimits;
 use hadron::server::app::ServerOptions;
 use hadron::server::auth::ApiKeys;
 use scheduler::SampleRate;

@@ -6,7 +6,7 @@ use super::server_process::ServerProcess;
 use crate::http_client::{HttpClient, get, post};
 use crate::kv_event_replay;
 use crate::test_server::{ServerSetup, TestServer};
-use hadron::engine_client::AdmissionLimits;
+use engine::AdmissionLimits;
 use protocol::RowError;
 use scheduler::SampleRate;
 use serde_json::{Value, json};

@@ -3,12 +3,12 @@
 use super::generation_start::{StartedGeneration, start};
 use super::reply::ChatCompletionReply;
 use super::types::ChatCompletionRequest;
-use crate::engine_client::AdmissionPermit;
 use crate::server::api_error::ApiError;
 use crate::server::app::{AppState, ServingContext};
 use crate::server::openai::endpoint::{HeaderFields, PreparedRequest, ReplyHead, ignored_fields};
 use crate::server::openai::logprobs::TokenNames;
 use crate::server::request_fields::RequestFields;
+use engine::AdmissionPermit;
 use std::sync::Arc;
 
 /// Reads, refuses and starts.

@@ -3,7 +3,6 @@
 use super::messages::last_assistant_text;
 use super::tools::RequestTools;
 use super::types::ChatCompletionRequest;
-use crate::engine_client::AdmissionPermit;
 use crate::server::api_error::ApiError;
 use crate::server::app::{AppState, ServingContext};
 use crate::server::json_heap_size::heap_bytes;
@@ -15,6 +14,7 @@ use crate::server::openai::submit::{
     EndpointParams, detokenizer, reject_if_too_long, start_generation, text_error, truncate,
 };
 use crate::server::request_ids::ToolCallIds;
+use engine::AdmissionPermit;
 use grammar::{GrammarSpec, OutputConstraint};
 use protocol::Token;
 use std::sync::Arc;

@@ -3,7 +3,6 @@
 use super::ReasoningField;
 use super::convert;
 use super::stream::ChatChunkWriter;
-use crate::engine_client::AdmissionPermit;
 use crate::server::api_error::ApiError;
 use crate::server::app::{AppState, ServingContext};
 use crate::server::openai::assistant_message::{AssistantMessage, ToolCall};
@@ -20,6 +19,7 @@ use crate::server::request_fields::RequestFields;
 use crate::server::request_ids::ToolCallIds;
 use axum::body::Body;
 use bytes::BufMut;
+use engine::AdmissionPermit;
 use protocol::Token;
 use serde_json::{Value, json};
 use std::io::Write as _;

@@ -2,7 +2,6 @@
 
 use super::reply::{CompletionReply, EchoedPrompt};
 use super::types::{CompletionPrompt, CompletionRequest};
-use crate::engine_client::AdmissionPermit;
 use crate::server::api_error::ApiError;
 use crate::server::app::{AppState, ServingContext};
 use crate::server::openai::endpoint::{HeaderFields, PreparedRequest, ReplyHead, ignored_fields};
@@ -12,6 +11,7 @@ use crate::server::openai::submit::{
     EndpointParams, reject_if_too_long, start_generation, text_error, truncate,
 };
 use crate::server::request_fields::RequestFields;
+use engine::AdmissionPermit;
 use protocol::Token;
 use std::sync::Arc;
 

@@ -1,7 +1,6 @@
 //! Replies of text completions, whole and in chunks.
 
 use super::convert;
-use crate::engine_client::AdmissionPermit;
 use crate::server::api_error::ApiError;
 use crate::server::app::{AppState, ServingContext};
 use crate::server::openai::choice::ChoiceDelta;
@@ -19,6 +18,7 @@ use crate::server::request_fields::RequestFields;
 use crate::server::sse::{ChunkWriter, escape, write_end};
 use axum::body::Body;
 use bytes::{BufMut, BytesMut};
+use engine::AdmissionPermit;
 use protocol::Token;
 use serde_json::json;
 use std::io::Write;

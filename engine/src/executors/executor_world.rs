@@ -6,10 +6,9 @@ use super::group::{ExecutorGroup, ExecutorLaunchOptions};
 use super::restart_policy::{
     FailureStage, NextStart, RestartHistory, RestartPolicy, RestartsExhausted,
 };
-use crate::config::ClusterConfig;
-use crate::launcher::engine_loop::{StartFailureReport, SupervisorEvent};
-use crate::launcher::nodes::{AbsenceLimit, NodeRegistry, PendingRemoteStart, RemoteGroup};
-use crate::launcher::startup::{
+use crate::engine_loop::{StartFailureReport, SupervisorEvent};
+use crate::nodes::{AbsenceLimit, ClusterConfig, NodeRegistry, PendingRemoteStart, RemoteGroup};
+use crate::startup::{
     ExecutorStartup, ExpectedExecutors, StartError, StartTimeouts, StartupReport, WeightsBaseline,
 };
 use anyhow::Result;

@@ -3,13 +3,13 @@
 //! Owns the engine; sleeps while nothing happens and wakes a few times a second for the heartbeat.
 //! A panic here means that the books are wrong: the process dumps and aborts.
 
-use crate::engine_client::{
+use crate::client::{
     BatchInbox, CachedBlocks, ENGINE_UNAVAILABLE, EngineClient, EngineMessage, ExecutorId,
 };
-use crate::launcher::engine_host::EngineObservers;
-use crate::launcher::executor::ExecutorLink;
-use crate::launcher::replica_handle::ReplicaHandle;
-use crate::launcher::step_clock::{BatchSummary, StepClock, max_pairs_by_step};
+use crate::engine_host::EngineObservers;
+use crate::executors::ExecutorLink;
+use crate::replica_handle::ReplicaHandle;
+use crate::step_clock::{BatchSummary, StepClock, max_pairs_by_step};
 use grammar::MaskWorkers;
 use metrics::StartFailure;
 use metrics::kv_events::KvEventFeed;
@@ -30,7 +30,7 @@ use tokio::sync::{mpsc, oneshot};
 /// Longest sleep of an idle engine: the period of its heartbeat. Stations take a much longer one for a pause of the process.
 const HEARTBEAT: Duration = Duration::from_millis(250);
 /// Lists of events that may wait to be handed out before the engine waits too.
-pub const EVENT_LISTS_QUEUED_MAX: usize = 64;
+pub(crate) const EVENT_LISTS_QUEUED_MAX: usize = 64;
 /// Lists handed out before streams get a turn.
 const EVENT_LISTS_PER_TURN: usize = 8;
 
@@ -71,7 +71,7 @@ pub struct StartFailureReport {
 }
 
 /// Everything the thread works with.
-pub struct EngineLoop {
+pub(crate) struct EngineLoop {
     /// The scheduler.
     pub engine: Scheduler,
     /// Who hears what the prefix index holds, by replica; empty = nobody.
@@ -115,7 +115,7 @@ enum EngineExit {
 
 impl EngineLoop {
     /// Starts the thread.
-    pub fn spawn(self) -> std::io::Result<JoinHandle<()>> {
+    pub(crate) fn spawn(self) -> std::io::Result<JoinHandle<()>> {
         thread::Builder::new().name("scheduler".to_owned()).spawn(move || {
             let client = self.client.clone();
             if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
@@ -442,7 +442,7 @@ impl EngineLoop {
 }
 
 /// Hands out lists of events for as long as the engine lives.
-pub async fn fan_out(client: EngineClient, mut news: mpsc::Receiver<Vec<TokenEvent>>) {
+pub(crate) async fn fan_out(client: EngineClient, mut news: mpsc::Receiver<Vec<TokenEvent>>) {
     let mut lists = Vec::with_capacity(EVENT_LISTS_PER_TURN);
     while news.recv_many(&mut lists, EVENT_LISTS_PER_TURN).await > 0 {
         for list in lists.drain(..) {

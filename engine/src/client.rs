@@ -350,4 +350,5 @@ impl EngineClient {
 }
 
 /// How requests end when the engine is gone for good.
-pub const ENGINE_UNAVAILABLE: FinishReason = FinishReason::Error(RequestError::ReplicaUnavailable);
+pub(crate) const ENGINE_UNAVAILABLE: FinishReason =
+    FinishReason::Error(RequestError::ReplicaUnavailable);

@@ -1,15 +1,15 @@
 //! The threads that move executors' messages into the engine's inbox, and notice their end.
 
 use super::ExecutorReceiver;
-use crate::engine_client::{BatchInbox, EngineMessage, ExecutorId};
-use crate::launcher::heartbeat_timeout::{HEARTBEAT_TIMEOUT, recv_within_timeout};
+use crate::client::{BatchInbox, EngineMessage, ExecutorId};
+use crate::heartbeat_timeout::{HEARTBEAT_TIMEOUT, recv_within_timeout};
 use protocol::{ExecutorEvent, Replica};
 use scheduler::{ExecutorFailure, SchedulerEvent};
 use std::sync::Arc;
 use std::thread;
 
 /// Starts a thread for each rank of a replica. It ends with its executor, after it has said so.
-pub(in crate::launcher) fn spawn_readers(
+pub(crate) fn spawn_readers(
     replica: Replica,
     from: Vec<ExecutorReceiver>,
     inbox: &Arc<BatchInbox<EngineMessage>>,

@@ -4,21 +4,21 @@
 //! again, which is why GPUs and ranks that work together get no other home. The ranks of one replica are a
 //! group, or those of all replicas if they step together: they live and die together.
 
-pub mod child;
 mod executor_world;
 mod group;
-pub(super) mod outbox;
+pub(crate) mod outbox;
 mod process;
 mod reader;
 mod restart_policy;
 
 pub use executor_world::{ExecutorWorld, RemoteNodes, StartPolicy};
-pub use group::{ExecutorGroup, ExecutorLaunchOptions};
-pub use process::ExecutorProcess;
-pub(super) use reader::spawn_readers;
-pub use restart_policy::{
-    FailureStage, NextStart, RestartHistory, RestartPolicy, RestartsExhausted,
-};
+pub(crate) use group::ExecutorGroup;
+pub use group::ExecutorLaunchOptions;
+pub(crate) use process::ExecutorProcess;
+pub use process::ExecutorProgram;
+pub(crate) use reader::spawn_readers;
+pub use restart_policy::RestartPolicy;
+pub(crate) use restart_policy::{FailureStage, NextStart};
 
 use protocol::link::{LinkError, MessageReceiver};
 use protocol::{Epoch, ExecutorCommand, ExecutorEvent, Rank};

@@ -1,12 +1,12 @@
 //! Puts an engine behind a client: threads, link and fan-out in their places.
 
 use super::engine_loop::{EVENT_LISTS_QUEUED_MAX, EngineLoop, SupervisorEvent, fan_out};
-use super::executor::{ExecutorLink, spawn_readers};
+use super::executors::{ExecutorLink, spawn_readers};
 use super::replica_handle::ReplicaHandle;
-use crate::engine_client::{
+use crate::client::{
     AdmissionController, AdmissionLimits, BatchInbox, EngineClient, EngineMessage, ExecutorId,
 };
-use crate::server::health::HealthState;
+use crate::health::HealthState;
 use grammar::{GrammarTimings, MaskEvent, MaskWorkers};
 use metrics::ServerMetrics;
 use metrics::kv_events::KvEventFeed;

@@ -2,8 +2,8 @@
 
 use super::node_registry::NodeRegistry;
 use super::start_order::{OrderProgress, PendingLink};
-use crate::launcher::executor::{ExecutorLink, ExecutorProcessHandle, ExecutorReceiver, outbox};
-use crate::launcher::startup::{ExecutorLabel, StartError};
+use crate::executors::{ExecutorLink, ExecutorProcessHandle, ExecutorReceiver, outbox};
+use crate::startup::{ExecutorLabel, StartError};
 use executor::ExecutorConfig;
 use protocol::link::{FrameReader, FrameWriter, LinkSocket, MessageSender};
 use protocol::{Epoch, ExecutorSettings, HostSettings, Rank, Replica};
@@ -16,7 +16,7 @@ const POLL: Duration = Duration::from_millis(100);
 const LINK_WAIT: Duration = Duration::from_secs(30);
 
 /// What it takes to have the executors of one replica started on another node, again and again.
-pub(in crate::launcher) struct RemoteGroup {
+pub(crate) struct RemoteGroup {
     config: ExecutorConfig,
     replica: Replica,
     node: u16,
@@ -24,7 +24,7 @@ pub(in crate::launcher) struct RemoteGroup {
 }
 
 /// Executors that have been ordered.
-pub(in crate::launcher) struct PendingRemoteStart {
+pub(crate) struct PendingRemoteStart {
     registry: Arc<NodeRegistry>,
     replica: Replica,
     node: u16,
@@ -33,7 +33,7 @@ pub(in crate::launcher) struct PendingRemoteStart {
 
 impl RemoteGroup {
     /// A group that has not been ordered. `config` is told to each rank, with what its machine adds.
-    pub(in crate::launcher) fn new(
+    pub(crate) fn new(
         config: ExecutorConfig,
         replica: Replica,
         node: u16,
@@ -43,22 +43,22 @@ impl RemoteGroup {
     }
 
     /// Which one it is.
-    pub(in crate::launcher) fn replica(&self) -> Replica {
+    pub(crate) fn replica(&self) -> Replica {
         self.replica
     }
 
     /// What its executors are told, beside their rank and their machine.
-    pub(in crate::launcher) fn settings(&self) -> &ExecutorSettings {
+    pub(crate) fn settings(&self) -> &ExecutorSettings {
         &self.config.settings
     }
 
     /// Digest of the model folder that its executors must confirm.
-    pub(in crate::launcher) fn manifest(&self) -> u64 {
+    pub(crate) fn manifest(&self) -> u64 {
         self.config.manifest
     }
 
     /// Orders the executors of generation `epoch`; former ones lose their links.
-    pub(in crate::launcher) fn start(&mut self, epoch: Epoch) -> PendingRemoteStart {
+    pub(crate) fn start(&mut self, epoch: Epoch) -> PendingRemoteStart {
         let settings = ExecutorSettings { epoch, ..self.config.settings.clone() };
         let first = self.replica.0 * settings.parallel.tp_size;
         let ranks = (first..first + settings.parallel.tp_size).map(Rank).collect();
@@ -69,22 +69,22 @@ impl RemoteGroup {
     }
 
     /// Takes the links away from its executors, which end with them.
-    pub(in crate::launcher) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.registry.close(self.replica);
     }
 }
 
 /// How long nodes may be away; all of them together, whoever is waited for first.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::launcher) struct AbsenceLimit {
-    pub(in crate::launcher) since: Instant,
-    pub(in crate::launcher) limit: Duration,
+pub(crate) struct AbsenceLimit {
+    pub(crate) since: Instant,
+    pub(crate) limit: Duration,
 }
 
 impl PendingRemoteStart {
     /// Waits until all have linked up; `None` = `cut` has said that there is no use in waiting. `absence` bounds how
     /// long their node may be away.
-    pub(in crate::launcher) fn link(
+    pub(crate) fn link(
         self,
         absence: Option<AbsenceLimit>,
         cut: impl FnMut() -> bool,

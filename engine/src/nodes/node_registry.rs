@@ -3,9 +3,7 @@
 use super::remote_executor::RemoteExecutor;
 use super::start_order::{IssuedOrder, OrderProgress, PendingLink, StartOrder};
 use super::{BEAT_INTERVAL, BODY_BYTES_MAX, EPOCH, OUTBOX_MESSAGES};
-use crate::launcher::heartbeat_timeout::{
-    HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, recv_within_timeout,
-};
+use crate::heartbeat_timeout::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, recv_within_timeout};
 use protocol::link::{FrameReader, FrameWriter, HeartbeatConfig, MessageSender, run_writer};
 use protocol::{
     Epoch, ExecutorLinkOffer, NodeCommand, NodeEvent, NodeInfo, ParallelConfig, Rank, Replica,

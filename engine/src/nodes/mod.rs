@@ -5,6 +5,7 @@
 //! start a replica is answered with one connection for each rank, which the executor inherits: it speaks to node 0
 //! itself, as it would on node 0. Secrets never leave the processes that serve.
 
+mod cluster;
 mod deadline_stream;
 mod dial;
 mod handshake;
@@ -14,11 +15,13 @@ mod node_registry;
 mod remote_executor;
 mod remote_group;
 mod start_order;
-pub mod worker_node;
+mod worker_node;
 
+pub use cluster::{ClusterConfig, ClusterSecret};
 pub use node_listener::NodeListener;
 pub use node_registry::{ClusterRequirements, NodeRegistry};
-pub(super) use remote_group::{AbsenceLimit, PendingRemoteStart, RemoteGroup};
+pub(crate) use remote_group::{AbsenceLimit, PendingRemoteStart, RemoteGroup};
+pub use worker_node::{WorkerNode, WorkerNodeEvent, WorkerNodeExit, WorkerNodeSetup};
 
 use protocol::Epoch;
 use std::time::Duration;

@@ -4,7 +4,7 @@ use super::HANDSHAKE_TIME;
 use super::handshake::{HandshakeError, admit};
 use super::node_registry::NodeRegistry;
 
-use crate::config::{ClusterConfig, ClusterSecret};
+use super::cluster::{ClusterConfig, ClusterSecret};
 use anyhow::{Context, Result};
 use metrics::LogRateLimiter;
 use protocol::NodeEvent;

@@ -1,6 +1,6 @@
 //! One replica as the scheduler's thread sees it: the road to its executors, the steps under way, and who is late.
 
-use super::executor::ExecutorLink;
+use super::executors::ExecutorLink;
 use protocol::{Batch, ExecutorCommand, ProfilerStatus, Rank, StepId};
 use scheduler::{ExecutorFailure, StepDeadline, StepTimeout, StepWatchdog, StepWork};
 use std::collections::VecDeque;
@@ -26,7 +26,7 @@ pub(super) struct HeartbeatOutcome {
 }
 
 /// A replica's executors and what they have been told.
-pub struct ReplicaHandle {
+pub(crate) struct ReplicaHandle {
     /// Road to all of them; `None` = they are lost, and the main thread starts others.
     commands: Option<SyncSender<ExecutorCommand>>,
     ranks: Vec<RankHandle>,
@@ -37,7 +37,7 @@ pub struct ReplicaHandle {
 
 impl ReplicaHandle {
     /// Executors that are ready.
-    pub fn new(link: &ExecutorLink, deadline: StepDeadline) -> Self {
+    pub(crate) fn new(link: &ExecutorLink, deadline: StepDeadline) -> Self {
         let seat = |rank| RankHandle { rank, profile_replies: VecDeque::new() };
         let seats: Vec<RankHandle> = link.receivers.iter().map(|from| seat(from.rank)).collect();
         let steps = StepWatchdog::new(seats.len(), deadline);
@@ -172,7 +172,7 @@ impl ReplicaHandle {
 
 #[cfg(test)]
 mod tests {
-    use super::super::executor::ExecutorReceiver;
+    use super::super::executors::ExecutorReceiver;
     use super::*;
     use protocol::link::in_process_pair;
     use protocol::{DispatchMode, Epoch, ExecutorEvent, StepCost};

@@ -1,8 +1,9 @@
 //! The ranks of one replica, or of several that step together: how they are started and ended.
 
 use super::process::SpawnedExecutor;
-use super::{ExecutorLink, ExecutorProcess, ExecutorProcessHandle, ExecutorReceiver, outbox};
-use crate::config::LogFormat;
+use super::{
+    ExecutorLink, ExecutorProcess, ExecutorProcessHandle, ExecutorProgram, ExecutorReceiver, outbox,
+};
 use anyhow::{Context, Result};
 use executor::{ExecutorConfig, RankRendezvous};
 use protocol::link::LinkSocket;
@@ -30,12 +31,12 @@ const TERM_WAIT: Duration = Duration::from_secs(2);
 pub struct ExecutorLaunchOptions {
     /// Whether each is a process; else the only one is a thread.
     pub as_processes: bool,
-    /// Form of the log lines of processes.
-    pub log_format: LogFormat,
+    /// How each process is started.
+    pub program: ExecutorProgram,
 }
 
 /// What it takes to start executors that live and die together, again and again.
-pub struct ExecutorGroup {
+pub(crate) struct ExecutorGroup {
     config: ExecutorConfig,
     replicas: Range<u16>,
     launch_options: ExecutorLaunchOptions,
@@ -49,7 +50,7 @@ pub struct ExecutorGroup {
 
 impl ExecutorGroup {
     /// A group that has not started. `config` is told to each rank, with its own rank and meeting.
-    pub fn new(
+    pub(crate) fn new(
         config: ExecutorConfig,
         replicas: Range<u16>,
         lifetime: ExecutorLaunchOptions,
@@ -59,17 +60,17 @@ impl ExecutorGroup {
     }
 
     /// Numbers of the replicas that these are.
-    pub fn replicas(&self) -> Range<u16> {
+    pub(crate) fn replicas(&self) -> Range<u16> {
         self.replicas.clone()
     }
 
     /// What its executors are told, beside their rank.
-    pub fn executor_settings(&self) -> &ExecutorSettings {
+    pub(crate) fn executor_settings(&self) -> &ExecutorSettings {
         &self.config.settings
     }
 
     /// Digest of the model folder that its executors must confirm.
-    pub fn manifest(&self) -> u64 {
+    pub(crate) fn manifest(&self) -> u64 {
         self.config.manifest
     }
 
@@ -82,7 +83,7 @@ impl ExecutorGroup {
     /// Starts the executors of generation `epoch`, with a link for each replica. Call it on the main thread.
     ///
     /// Errors: no process, thread or descriptor is left. Those that were started are killed.
-    pub fn start(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
+    pub(crate) fn start(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
         self.config.settings.epoch = epoch;
         if !self.launch_options.as_processes {
             let (link, thread) =
@@ -117,7 +118,7 @@ impl ExecutorGroup {
             let settings =
                 ExecutorSettings { rank, rendezvous: meeting, ..self.config.settings.clone() };
             let SpawnedExecutor { process, to: towards, from: messages } =
-                ExecutorProcess::start(settings, self.launch_options.log_format)?;
+                ExecutorProcess::start(settings, &self.launch_options.program)?;
             let process = Arc::new(process);
             self.current.push(Arc::clone(&process));
             to.push(towards);
@@ -136,7 +137,7 @@ impl ExecutorGroup {
     /// thread.
     ///
     /// Errors: no link, process, thread or descriptor. Those that were started are killed.
-    pub fn start_linked(
+    pub(crate) fn start_linked(
         &mut self,
         epoch: Epoch,
         dial: impl FnMut(Rank, Option<PathBuf>) -> Result<TcpStream>,
@@ -159,8 +160,8 @@ impl ExecutorGroup {
             let meeting = self.rendezvous.as_ref().map(|meeting| meeting.path().to_owned());
             let stream = dial(rank, meeting)?;
             let link = LinkSocket::from(stream.try_clone().context("no descriptor is left")?);
-            let log = self.launch_options.log_format;
-            let process = ExecutorProcess::spawn(rank, epoch, log, stream.into(), link)
+            let program = &self.launch_options.program;
+            let process = ExecutorProcess::spawn(rank, epoch, program, stream.into(), link)
                 .context("cannot start the executor")?;
             self.current.push(Arc::new(process));
         }
@@ -168,13 +169,13 @@ impl ExecutorGroup {
     }
 
     /// Whether one of its processes is over.
-    pub fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.current.iter().any(|process| process.wait(Duration::ZERO).is_some())
     }
 
     /// Ends what is left of the executors after a failure: their successors need the device's memory, and ranks that wait
     /// for each other would wait for good. Call it on the main thread.
-    pub fn fence(&mut self) {
+    pub(crate) fn fence(&mut self) {
         self.log_collective_calls();
         self.kill();
     }
@@ -193,7 +194,7 @@ impl ExecutorGroup {
 
     /// Ends executors that have been told to stop: `patience` for the step they are in and what they have yet to
     /// write, then SIGTERM, then SIGKILL. A thread ends with this process.
-    pub fn shut_down(&mut self, patience: Duration) {
+    pub(crate) fn shut_down(&mut self, patience: Duration) {
         let deadline = Instant::now() + patience;
         if let Some(thread) = self.thread.take()
             && thread.recv_timeout(patience) == Err(RecvTimeoutError::Timeout)
@@ -214,7 +215,7 @@ impl ExecutorGroup {
     }
 
     /// Makes sure that the former processes are gone: their successors need the device's memory.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         for process in &self.current {
             process.signal(Signal::KILL);
         }

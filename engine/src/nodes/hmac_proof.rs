@@ -1,6 +1,6 @@
 //! Proofs that one knows the cluster's secret: HMAC-SHA-256 (RFC 2104) over fresh numbers of both sides.
 
-use crate::config::ClusterSecret;
+use super::cluster::ClusterSecret;
 use hmac::{Hmac, KeyInit, Mac};
 use protocol::{HandshakeNonce, HandshakeProof};
 use rustix::rand::{GetRandomFlags, getrandom};

@@ -1,6 +1,6 @@
 //! An executor process of another node, as far as node 0 knows it.
 
-use crate::launcher::executor::ExecutorProcessHandle;
+use crate::executors::ExecutorProcessHandle;
 use protocol::Rank;
 use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};

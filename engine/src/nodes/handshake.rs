@@ -3,10 +3,10 @@
 //! Whoever connects proves first, so that a stranger learns nothing from node 0. Nothing longer than a few hundred
 //! bytes is read from one, and nothing waits for him beyond the deadline.
 
+use super::cluster::ClusterSecret;
 use super::deadline_stream::{DeadlineStream, clear_timeouts};
 use super::hmac_proof::{NoncePair, ProofSide, is_proof, nonce, prove};
 use super::{BODY_BYTES_MAX, EPOCH};
-use crate::config::ClusterSecret;
 use protocol::codec::WireMessage;
 use protocol::frame::FrameError;
 use protocol::link::{FrameReader, FrameWriter, LinkError, MessageSender};

@@ -2,12 +2,10 @@
 
 use super::engine_host::EngineHost;
 use super::engine_loop::{StartFailureReport, SupervisorEvent};
-use super::executor::{ExecutorWorld, FailureStage, NextStart};
-use super::shutdown::ServerFrontend;
-use crate::server::health::HealthState;
+use super::executors::{ExecutorWorld, FailureStage, NextStart};
+use crate::health::HealthState;
 use metrics::{ServerMetrics, StartFailure};
 use protocol::{Epoch, Replica};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -128,7 +126,7 @@ impl SupervisorState {
     /// Executors that were started again have not become ready.
     fn start_failed(
         &mut self,
-        front: &ServerFrontend<'_>,
+        health: &HealthState,
         host: &EngineHost,
         replica: Replica,
         epoch: Epoch,
@@ -136,7 +134,7 @@ impl SupervisorState {
     ) {
         let StartFailureReport { failure, text } = failed;
         self.metrics.executors.start_failed(replica, *failure);
-        self.set_start_failure(&front.app.health, replica, Some(*failure));
+        self.set_start_failure(health, replica, Some(*failure));
         let replica_number = replica.0;
         tracing::error!(
             replica_number,
@@ -148,7 +146,7 @@ impl SupervisorState {
     }
 
     /// Begins the starts whose pause is over.
-    fn start_due(&mut self, front: &ServerFrontend<'_>, host: &EngineHost) {
+    fn start_due(&mut self, health: &HealthState, host: &EngineHost) {
         let now = Instant::now();
         let (due, later) =
             std::mem::take(&mut self.pending).into_iter().partition(|p| p.due <= now);
@@ -156,7 +154,7 @@ impl SupervisorState {
         let due: Vec<PendingStart> = due;
         for PendingStart { replica, epoch, .. } in due {
             if let Err(failed) = self.world.restart(replica, epoch, &self.event_sender) {
-                self.start_failed(front, host, replica, epoch, &failed);
+                self.start_failed(health, host, replica, epoch, &failed);
             }
         }
     }
@@ -168,42 +166,44 @@ impl SupervisorState {
     }
 }
 
-/// Serves until told to stop, or until nothing can be served any more. Returns the process's exit code.
-///
-/// `timeout`: how long streams may run on after a signal.
-pub fn run(
-    front: &ServerFrontend<'_>,
-    host: EngineHost,
-    mut supervised: SupervisorState,
-    timeout: Duration,
-) -> ExitCode {
+/// What ends the service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServiceEnd {
+    /// The process got this signal.
+    Signal(i32),
+    /// Nothing can be served any more, and why.
+    Failed(String),
+}
+
+/// Waits until a signal comes, or until nothing can be served any more; has lost executors started again meanwhile.
+pub fn supervise(
+    health: &HealthState,
+    host: &EngineHost,
+    supervised: &mut SupervisorState,
+) -> ServiceEnd {
     loop {
-        supervised.start_due(front, &host);
+        supervised.start_due(health, host);
         match supervised.next_event() {
             Ok(None) => {}
-            Ok(Some(SupervisorEvent::Signal(number))) => {
-                // Where nobody computes, streams have nothing to wait for.
-                let timeout = if supervised.serves() { timeout } else { Duration::ZERO };
-                return front.drain(number, timeout, host, supervised);
-            }
-            Ok(Some(SupervisorEvent::EngineFailed(text))) => return front.fail(&text),
+            Ok(Some(SupervisorEvent::Signal(number))) => return ServiceEnd::Signal(number),
+            Ok(Some(SupervisorEvent::EngineFailed(text))) => return ServiceEnd::Failed(text),
             Ok(Some(SupervisorEvent::StartFinished {
                 replica,
                 outcome: Ok((links, ready)),
                 ..
             })) => {
                 supervised.world.ready(replica);
-                supervised.set_start_failure(&front.app.health, replica, None);
+                supervised.set_start_failure(health, replica, None);
                 host.restore_executors(replica, links, &ready);
                 supervised.set_serving(replica, true);
             }
             Ok(Some(SupervisorEvent::ExecutorsFailed { replica, epoch, cause })) => {
-                supervised.executors_failed(&host, replica, epoch, FailureStage::InService, &cause);
+                supervised.executors_failed(host, replica, epoch, FailureStage::InService, &cause);
             }
             Ok(Some(SupervisorEvent::StartFinished { replica, epoch, outcome: Err(failed) })) => {
-                supervised.start_failed(front, &host, replica, epoch, &failed);
+                supervised.start_failed(health, host, replica, epoch, &failed);
             }
-            Err(_) => return front.fail("nobody watches this process any more"),
+            Err(_) => return ServiceEnd::Failed("nobody watches this process any more".to_owned()),
         }
     }
 }

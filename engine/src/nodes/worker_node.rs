@@ -3,16 +3,13 @@
 //! It answers nobody. Its executors speak to node 0 themselves; if node 0 is silent for too long they end, because it
 //! has given them up by then and goes on without them.
 
+use super::cluster::{ClusterConfig, ClusterSecret};
 use super::dial::{NodeDialer, RETRY_INTERVAL};
 use super::{BEAT_INTERVAL, BODY_BYTES_MAX, EPOCH, OUTBOX_MESSAGES};
-use crate::config::{ClusterConfig, DeviceArg, ProcessEnvironment, ServeArgs};
-use crate::launcher::executor::{
+use crate::executors::{
     ExecutorGroup, ExecutorLaunchOptions, ExecutorProcess, ExecutorProcessHandle,
 };
-use crate::launcher::heartbeat_timeout::{HEARTBEAT_TIMEOUT, recv_within_timeout};
-use crate::launcher::model_files::ModelFiles;
-use crate::launcher::shutdown::{EXIT_CODE_FATAL, second_signal_exit_code};
-use crate::launcher::{device_detection, settings, signals};
+use crate::heartbeat_timeout::{HEARTBEAT_TIMEOUT, recv_within_timeout};
 use anyhow::{Context, Result, bail};
 use executor::ExecutorConfig;
 use protocol::link::{FrameReader, FrameWriter, HeartbeatConfig, MessageReceiver, run_writer};
@@ -21,12 +18,10 @@ use protocol::{
 };
 use std::collections::BTreeMap;
 use std::net::TcpStream;
-use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
-use tokio::runtime::Runtime;
 
 /// How long a link is tried for: longer than strangers may keep its place. Node 0 waits longer, and nothing else is heard meanwhile.
 const LINK_TIME: Duration = Duration::from_secs(6);
@@ -40,55 +35,39 @@ const EXECUTOR_WAIT: Duration = Duration::from_secs(5);
 const PROCESS_WAIT_MAX: Duration = Duration::from_hours(1);
 
 /// Something the main thread must know.
-enum WorkerNodeEvent {
+#[derive(Debug)]
+pub enum WorkerNodeEvent {
+    /// The process got this signal.
     Signal(i32),
+    /// Node 0 orders something.
     NodeZeroCommand(NodeCommand),
     /// Node 0 is gone, and how that was noticed.
     Disconnected(String),
 }
 
-/// Runs this node's part until node 0 tells it to leave, or is gone. Returns the process's exit code.
-pub fn run(
-    args: &ServeArgs,
-    environment: &ProcessEnvironment,
-    cluster: &ClusterConfig,
-    runtime: &Runtime,
-) -> Result<ExitCode> {
-    let secret = args.nodes.secret(environment)?;
-    {
-        let _inside = runtime.enter();
-        signals::handle_harmless_signals(|| {}).context("cannot watch for signals")?;
-    }
-    let mut args = args.clone();
-    if args.engine.device == DeviceArg::Auto {
-        args.engine.device = device_detection::detect();
-    }
-    let files = ModelFiles::resolve(&args, environment)?;
-    settings::check_world(&args, &files)?;
-    let config = settings::executor(&args, &files, environment)?;
-    let (sender, notices) = channel();
-    {
-        let _inside = runtime.enter();
-        let sender = sender.clone();
-        signals::forward(move |number| sender.send(WorkerNodeEvent::Signal(number)).is_ok())
-            .context("cannot watch for signals")?;
-    }
-    let dial = NodeDialer::new(cluster, secret);
-    let patience = args.engine.startup_timeout.0;
-    let Some(accepted) = join(&dial, &node_info(cluster, &config), patience, &notices)? else {
-        return Ok(ExitCode::SUCCESS); // Told to stop.
-    };
-    let lifetime = ExecutorLaunchOptions { as_processes: true, log_format: args.log.log_format };
-    let to_zero = connect(accepted, sender)?;
-    let mut post = WorkerNode {
-        config,
-        launch_options: lifetime,
-        dialer: dial,
-        node_zero: to_zero,
-        groups: BTreeMap::new(),
-        node: cluster.node,
-    };
-    Ok(post.serve(&notices, args.http.shutdown_timeout.0))
+/// How this node's part ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkerNodeExit {
+    /// Node 0 has ended the service, or went on without this node after a signal.
+    Left,
+    /// A second signal came.
+    SecondSignal(i32),
+    /// Node 0 is gone.
+    Disconnected,
+}
+
+/// What it takes to join a cluster.
+pub struct WorkerNodeSetup {
+    /// The cluster, as this node sees it.
+    pub cluster: ClusterConfig,
+    /// What all nodes know.
+    pub secret: ClusterSecret,
+    /// What executors are told, beside what node 0 and their rank add.
+    pub config: ExecutorConfig,
+    /// How executors are started.
+    pub launch_options: ExecutorLaunchOptions,
+    /// How long node 0 is waited for.
+    pub startup_timeout: Duration,
 }
 
 /// This node as it presents itself.
@@ -183,7 +162,7 @@ fn connect(
 }
 
 /// This node at work.
-struct WorkerNode {
+pub struct WorkerNode {
     node: u16,
     config: ExecutorConfig,
     launch_options: ExecutorLaunchOptions,
@@ -194,8 +173,39 @@ struct WorkerNode {
 }
 
 impl WorkerNode {
-    /// Does what is ordered. `patience`: how long it goes on after a signal, should node 0 not end as well.
-    fn serve(&mut self, notices: &Receiver<WorkerNodeEvent>, patience: Duration) -> ExitCode {
+    /// Reaches node 0, is accepted by it, and starts the threads between them, which tell `sender`. `None` = a signal
+    /// came first.
+    ///
+    /// Errors: node 0 is not there in time, is no node 0 of this cluster, or does not take this node in.
+    pub fn join(
+        setup: WorkerNodeSetup,
+        sender: Sender<WorkerNodeEvent>,
+        notices: &Receiver<WorkerNodeEvent>,
+    ) -> Result<Option<Self>> {
+        let WorkerNodeSetup { cluster, secret, config, launch_options, startup_timeout } = setup;
+        let dial = NodeDialer::new(&cluster, secret);
+        let member = node_info(&cluster, &config);
+        let Some(accepted) = join(&dial, &member, startup_timeout, notices)? else {
+            return Ok(None);
+        };
+        let to_zero = connect(accepted, sender)?;
+        Ok(Some(Self {
+            config,
+            launch_options,
+            dialer: dial,
+            node_zero: to_zero,
+            groups: BTreeMap::new(),
+            node: cluster.node,
+        }))
+    }
+
+    /// Does what is ordered until node 0 tells it to leave, or is gone. `patience`: how long it goes on after a signal,
+    /// should node 0 not end as well.
+    pub fn serve(
+        &mut self,
+        notices: &Receiver<WorkerNodeEvent>,
+        patience: Duration,
+    ) -> WorkerNodeExit {
         tracing::info!(node = self.node, "joined; node 0 orders, and answers clients");
         let mut until: Option<Instant> = None;
         loop {
@@ -211,10 +221,11 @@ impl WorkerNode {
                 }
                 Ok(WorkerNodeEvent::NodeZeroCommand(NodeCommand::Leave)) => {
                     tracing::info!("node 0 has ended the service");
-                    return self.shut_down_executors();
+                    self.shut_down_executors();
+                    return WorkerNodeExit::Left;
                 }
                 Ok(WorkerNodeEvent::Signal(number)) if until.is_some() => {
-                    return second_signal_exit_code(number);
+                    return WorkerNodeExit::SecondSignal(number);
                 }
                 Ok(WorkerNodeEvent::Signal(number)) => {
                     tracing::info!(number, "going on until node 0 has drained");
@@ -223,15 +234,15 @@ impl WorkerNode {
                 Ok(WorkerNodeEvent::Disconnected(cause)) => {
                     tracing::error!(cause, "node 0 is gone: ending");
                     self.groups.values_mut().for_each(ExecutorGroup::kill);
-                    return ExitCode::from(EXIT_CODE_FATAL);
+                    return WorkerNodeExit::Disconnected;
                 }
                 Err(RecvTimeoutError::Timeout) if until.is_some() => {
                     tracing::warn!("node 0 goes on without this node");
-                    return ExitCode::SUCCESS;
+                    return WorkerNodeExit::Left;
                 }
                 // Nothing else is an order.
                 Ok(WorkerNodeEvent::NodeZeroCommand(_)) | Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return ExitCode::from(EXIT_CODE_FATAL),
+                Err(RecvTimeoutError::Disconnected) => return WorkerNodeExit::Disconnected,
             }
         }
     }
@@ -270,12 +281,11 @@ impl WorkerNode {
     }
 
     /// Ends the executors, which node 0 has told to stop.
-    fn shut_down_executors(&mut self) -> ExitCode {
+    fn shut_down_executors(&mut self) {
         let deadline = Instant::now() + EXECUTOR_WAIT;
         for group in self.groups.values_mut() {
             group.shut_down(deadline.saturating_duration_since(Instant::now()));
         }
-        ExitCode::SUCCESS
     }
 }
 

@@ -28,7 +28,7 @@ impl Write for RankStreams {
 /// Starts the thread that writes to all ranks of generation `epoch`; returns the road to it.
 ///
 /// Errors: no thread or descriptor is left.
-pub(in crate::launcher) fn start(
+pub(crate) fn start(
     streams: Vec<LinkSocket>,
     epoch: Epoch,
 ) -> io::Result<SyncSender<ExecutorCommand>> {

@@ -73,7 +73,7 @@ pub enum RestartsExhausted {
 
 /// The failures of one replica's executors that count.
 #[derive(Debug)]
-pub struct RestartHistory {
+pub(super) struct RestartHistory {
     policy: RestartPolicy,
     /// State of the generator of jitter.
     jitter: u64,
@@ -91,14 +91,14 @@ struct StartFailureStreak {
 
 impl RestartHistory {
     /// No failures. `seed` decides the jitter of pauses.
-    pub fn new(policy: RestartPolicy, seed: u64) -> Self {
+    pub(super) fn new(policy: RestartPolicy, seed: u64) -> Self {
         Self { policy, jitter: seed, in_service: VecDeque::new(), failed_starts: None }
     }
 
     /// The executors have failed at `now`, because of `cause`: when they are started again.
     ///
     /// Errors: they have failed too often, or for too long.
-    pub fn failed(
+    pub(super) fn failed(
         &mut self,
         stage: FailureStage,
         now: Duration,
@@ -111,7 +111,7 @@ impl RestartHistory {
     }
 
     /// The executors have become ready: failed starts are forgotten, failures in service are not.
-    pub fn ready(&mut self) {
+    pub(super) fn ready(&mut self) {
         self.failed_starts = None;
     }
 

@@ -1,8 +1,8 @@
 //! Connections from another node to node 0.
 
 use super::HANDSHAKE_TIME;
+use super::cluster::{ClusterConfig, ClusterSecret};
 use super::handshake::{HandshakeError, introduce};
-use crate::config::{ClusterConfig, ClusterSecret};
 use protocol::NodeEvent;
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};

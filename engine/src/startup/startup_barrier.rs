@@ -4,7 +4,7 @@ use super::{
     ExecutorLabel, ExecutorStartup, ExpectedExecutors, POLL, StartError, StartTimeouts,
     StartupMessage, StartupReport, WeightsChange,
 };
-use crate::launcher::executor::ExecutorReceiver;
+use crate::executors::ExecutorReceiver;
 use protocol::{
     ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady, PROTOCOL_VERSION, Rank,
     StartupPhase, StepCost, WarmUpReport, WeightsDigest,

@@ -7,10 +7,11 @@ mod error;
 mod startup_barrier;
 mod weights_baseline;
 
-pub use error::{ExecutorLabel, StartError, WeightsChange};
-pub use weights_baseline::{DigestConflict, DigestPart, WeightsBaseline};
+pub use error::StartError;
+pub(crate) use error::{ExecutorLabel, WeightsChange};
+pub use weights_baseline::WeightsBaseline;
 
-use super::executor::{ExecutorLink, ExecutorReceiver};
+use super::executors::{ExecutorLink, ExecutorReceiver};
 use protocol::{Epoch, ExecutorEvent, ExecutorReady, StartupPhase, WarmUpReport};
 use startup_barrier::{ExecutorStartState, StartupBarrier};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -38,7 +38,7 @@ struct SchedulerTimes {
 }
 
 /// The clocks of the thread.
-pub struct StepClock {
+pub(crate) struct StepClock {
     metrics: Arc<ServerMetrics>,
     /// The last reading.
     last: Instant,
@@ -53,7 +53,7 @@ pub struct StepClock {
 
 impl StepClock {
     /// A thread that begins now, for so many replicas.
-    pub fn new(metrics: Arc<ServerMetrics>, replicas: usize) -> Self {
+    pub(crate) fn new(metrics: Arc<ServerMetrics>, replicas: usize) -> Self {
         let now = Instant::now();
         Self {
             metrics,
@@ -67,7 +67,7 @@ impl StepClock {
     }
 
     /// The thread is about to look for something to do.
-    pub fn sleeps(&mut self) {
+    pub(crate) fn sleeps(&mut self) {
         self.last = Instant::now();
         if self.last - self.cpu_read >= CPU_PERIOD {
             self.cpu_read = self.last;
@@ -87,13 +87,13 @@ impl StepClock {
     }
 
     /// It has found something, or slept long enough.
-    pub fn wakes(&mut self) {
+    pub(crate) fn wakes(&mut self) {
         let slept = self.take_lap();
         self.metrics.steps.idle(slept);
     }
 
     /// A tick is over: what it took is shared by the steps it sends.
-    pub fn ticked(&mut self, effects: &[SchedulerEffect]) {
+    pub(crate) fn ticked(&mut self, effects: &[SchedulerEffect]) {
         let sends = effects
             .iter()
             .filter(|effect| matches!(effect, SchedulerEffect::SendBatch { .. }))
@@ -107,7 +107,13 @@ impl StepClock {
     }
 
     /// A batch was handed to the executors of a replica, who are `allowed` so long for it.
-    pub fn sent(&mut self, replica: Replica, batch: &BatchSummary, allowed: Duration, now_ms: u64) {
+    pub(crate) fn sent(
+        &mut self,
+        replica: Replica,
+        batch: &BatchSummary,
+        allowed: Duration,
+        now_ms: u64,
+    ) {
         let send_ns = self.take_lap().as_nanos() as u64;
         let record = StepTimingRecord {
             replica: u64::from(replica.0),
@@ -134,7 +140,7 @@ impl StepClock {
     }
 
     /// A step was answered, and the tick that takes the answer in is still to come.
-    pub fn step_completed(&mut self, replica: Replica, output: &StepOutput) {
+    pub(crate) fn step_completed(&mut self, replica: Replica, output: &StepOutput) {
         let (now, steps) = (self.last, &self.metrics.steps);
         self.metrics.experts.step_completed(replica, &output.expert_tokens);
         self.metrics.collectives.step_completed(replica, &output.timing.collectives);
@@ -162,12 +168,12 @@ impl StepClock {
     }
 
     /// What a replica had under way is lost.
-    pub fn executors_failed(&mut self, replica: Replica) {
+    pub(crate) fn executors_failed(&mut self, replica: Replica) {
         self.replica_clock(replica).in_flight.clear();
     }
 
     /// Counters changed.
-    pub fn stats_changed(&mut self, stats: &StepStats, now_ms: u64) {
+    pub(crate) fn stats_changed(&mut self, stats: &StepStats, now_ms: u64) {
         let waited_ms = stats.head_submitted_ms.map(|at_ms| now_ms.saturating_sub(at_ms));
         self.metrics.queue.set_head_wait(stats.replica, waited_ms.map(Duration::from_millis));
         let lane = self.replica_clock(stats.replica);
@@ -196,7 +202,7 @@ impl TickTimer for StepClock {
 
 /// What a batch is made of.
 #[derive(Debug, Clone, Copy)]
-pub struct BatchSummary {
+pub(crate) struct BatchSummary {
     /// Its step.
     pub step: StepId,
     /// Rows of one token.
@@ -211,7 +217,7 @@ pub struct BatchSummary {
 
 impl BatchSummary {
     /// Counts.
-    pub fn of(batch: &Batch) -> Self {
+    pub(crate) fn of(batch: &Batch) -> Self {
         let (mut decode_rows, mut tokens, mut pairs) = (0, 0, 0);
         for row in &batch.rows {
             tokens += u64::from(row.len) + u64::from(row.drafts);
@@ -228,7 +234,7 @@ impl BatchSummary {
 
 /// Pairs of the steps of a tick, the most of any replica in it: replicas that step together take as long as the one with
 /// most to do.
-pub fn max_pairs_by_step(effects: &[SchedulerEffect]) -> Vec<(StepId, u64)> {
+pub(crate) fn max_pairs_by_step(effects: &[SchedulerEffect]) -> Vec<(StepId, u64)> {
     let mut most: Vec<(StepId, u64)> = Vec::new();
     for effect in effects {
         let SchedulerEffect::SendBatch { batch, .. } = effect else { continue };

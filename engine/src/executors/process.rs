@@ -1,14 +1,11 @@
 //! One executor process: started, watched, ended.
 
 use super::ExecutorProcessHandle;
-use crate::config::{LogFormat, SECRET_VARIABLE};
-use crate::launcher::child_process::OWN_BINARY;
-use crate::log::LogWriter;
 use protocol::link::{FrameReader, FrameWriter, LinkSocket, MessageSender};
 use protocol::{Epoch, ExecutorEvent, ExecutorSettings, Rank};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -25,8 +22,21 @@ const EXIT_WAIT: Duration = Duration::from_secs(1);
 /// of it may leave the switch in a state that only a reset ends.
 const NVLINK_MULTICAST: &str = "NCCL_NVLS_ENABLE";
 
+/// How the process of an executor is started, and where its log goes.
+#[derive(Debug, Clone, Copy)]
+pub struct ExecutorProgram {
+    /// The binary: this build.
+    pub path: &'static str,
+    /// Form of its log lines, as its command line says it.
+    pub log_format: &'static str,
+    /// Environment variable that holds a secret of the server, which the process does not inherit.
+    pub secret_variable: &'static str,
+    /// Opens what takes its log, a whole line at each write.
+    pub open_log: fn() -> Box<dyn Write + Send>,
+}
+
 /// A child of this process that computes. Dropping it kills it.
-pub struct ExecutorProcess {
+pub(crate) struct ExecutorProcess {
     rank: Rank,
     pid: u32,
     pidfd: OwnedFd,
@@ -52,11 +62,14 @@ impl ExecutorProcess {
     /// the thread that started it.
     ///
     /// Errors: no process, thread or descriptor is left.
-    pub(super) fn start(settings: ExecutorSettings, log: LogFormat) -> io::Result<SpawnedExecutor> {
+    pub(super) fn start(
+        settings: ExecutorSettings,
+        program: &ExecutorProgram,
+    ) -> io::Result<SpawnedExecutor> {
         let (rank, epoch) = (settings.rank, settings.epoch);
         let (ours, theirs) = UnixStream::pair()?;
         let ours = LinkSocket::from(ours);
-        let process = Self::spawn(rank, epoch, log, theirs.into(), ours.try_clone()?)?;
+        let process = Self::spawn(rank, epoch, program, theirs.into(), ours.try_clone()?)?;
         let mut writer = FrameWriter::new(ours.try_clone()?, epoch);
         writer.send(settings).map_err(io::Error::other)?;
         let to = writer.into_stream();
@@ -68,15 +81,15 @@ impl ExecutorProcess {
     pub(super) fn spawn(
         rank: Rank,
         epoch: Epoch,
-        log: LogFormat,
+        program: &ExecutorProgram,
         stdin: OwnedFd,
         link: LinkSocket,
     ) -> io::Result<Self> {
-        let mut child = Command::new(OWN_BINARY)
+        let mut child = Command::new(program.path)
             .arg0("hadron")
             .args(["executor", "--rank", &rank.0.to_string(), "--epoch", &epoch.0.to_string()])
-            .args(["--log-format", log.name()])
-            .env_remove(SECRET_VARIABLE)
+            .args(["--log-format", program.log_format])
+            .env_remove(program.secret_variable)
             .env(NVLINK_MULTICAST, "0")
             .stdin(Stdio::from(stdin))
             .stdout(Stdio::null())
@@ -90,20 +103,20 @@ impl ExecutorProcess {
         watch_exit(child, Arc::clone(&end), link)?;
         let process = Self { rank, pid, pidfd, exit: end };
         if let Some(stderr) = stderr {
-            forward_log(stderr, rank)?;
+            forward_log(stderr, rank, (program.open_log)())?;
         }
         Ok(process)
     }
 
     /// Waits up to `timeout` for the end of the process.
-    pub fn wait(&self, timeout: Duration) -> Option<ExitStatus> {
+    pub(crate) fn wait(&self, timeout: Duration) -> Option<ExitStatus> {
         let status = self.exit.status.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.exit.exited.wait_timeout_while(status, timeout, |s| s.is_none());
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Sends a signal; one that has ended gets none.
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         // It may have ended by now, which is what was wanted.
         let _ = pidfd_send_signal(&self.pidfd, signal);
     }
@@ -144,10 +157,9 @@ fn watch_exit(mut child: Child, end: Arc<ProcessExit>, link: LinkSocket) -> io::
 }
 
 /// Starts the thread that passes the child's log on, each line with its rank in front.
-fn forward_log(stderr: ChildStderr, rank: Rank) -> io::Result<()> {
+fn forward_log(stderr: ChildStderr, rank: Rank, mut log: Box<dyn Write + Send>) -> io::Result<()> {
     let started = thread::Builder::new().name("executor-log".to_owned()).spawn(move || {
         let mut reader = BufReader::new(stderr);
-        let mut log = LogWriter::default();
         let mut line = Vec::new();
         loop {
             line.clear();
@@ -157,12 +169,12 @@ fn forward_log(stderr: ChildStderr, rank: Rank) -> io::Result<()> {
             }
             let text = String::from_utf8_lossy(&line);
             let text = text.trim_end();
-            match text.strip_prefix('{') {
-                Some(event) => {
-                    log.write_plain_line(&format!("{{\"executor_rank\":{},{event}", rank.0));
-                }
-                None => log.write_plain_line(&format!("executor {}: {text}", rank.0)),
-            }
+            let line = match text.strip_prefix('{') {
+                Some(event) => format!("{{\"executor_rank\":{},{event}\n", rank.0),
+                None => format!("executor {}: {text}\n", rank.0),
+            };
+            // It is written or lost, never refused.
+            let _ = log.write(line.as_bytes());
         }
     });
     started.map(drop)

@@ -1,0 +1,56 @@
+//! `hadron serve` on a node other than 0: reads the model, joins node 0 and serves it.
+
+use super::model_files::ModelFiles;
+use super::shutdown::{EXIT_CODE_FATAL, second_signal_exit_code};
+use super::{device_detection, executor_program, settings, signals};
+use crate::config::{DeviceArg, ProcessEnvironment, ServeArgs};
+use anyhow::{Context, Result};
+use engine::ExecutorLaunchOptions;
+use engine::nodes::{ClusterConfig, WorkerNode, WorkerNodeEvent, WorkerNodeExit, WorkerNodeSetup};
+use std::process::ExitCode;
+use std::sync::mpsc::channel;
+use tokio::runtime::Runtime;
+
+/// Runs this node's part until node 0 tells it to leave, or is gone. Returns the process's exit code.
+pub fn run(
+    args: &ServeArgs,
+    environment: &ProcessEnvironment,
+    cluster: &ClusterConfig,
+    runtime: &Runtime,
+) -> Result<ExitCode> {
+    let secret = args.nodes.secret(environment)?;
+    {
+        let _inside = runtime.enter();
+        signals::handle_harmless_signals(|| {}).context("cannot watch for signals")?;
+    }
+    let mut args = args.clone();
+    if args.engine.device == DeviceArg::Auto {
+        args.engine.device = device_detection::detect();
+    }
+    let files = ModelFiles::resolve(&args, environment)?;
+    settings::check_world(&args, &files)?;
+    let config = settings::executor(&args, &files, environment)?;
+    let (sender, notices) = channel();
+    {
+        let _inside = runtime.enter();
+        let sender = sender.clone();
+        signals::forward(move |number| sender.send(WorkerNodeEvent::Signal(number)).is_ok())
+            .context("cannot watch for signals")?;
+    }
+    let program = executor_program::program(args.log.log_format);
+    let setup = WorkerNodeSetup {
+        cluster: cluster.clone(),
+        secret,
+        config,
+        launch_options: ExecutorLaunchOptions { as_processes: true, program },
+        startup_timeout: args.engine.startup_timeout.0,
+    };
+    let Some(mut node) = WorkerNode::join(setup, sender, &notices)? else {
+        return Ok(ExitCode::SUCCESS); // Told to stop.
+    };
+    Ok(match node.serve(&notices, args.http.shutdown_timeout.0) {
+        WorkerNodeExit::Left => ExitCode::SUCCESS,
+        WorkerNodeExit::SecondSignal(number) => second_signal_exit_code(number),
+        WorkerNodeExit::Disconnected => ExitCode::from(EXIT_CODE_FATAL),
+    })
+}
