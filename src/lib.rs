@@ -9,5 +9,4 @@ pub mod hub;
 pub mod launcher;
 pub mod log;
 pub mod progress;
-pub mod server;
 pub mod synth;

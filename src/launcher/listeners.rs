@@ -1,14 +1,14 @@
 //! The sockets of a server: the one for clients, and the operators' own if they ask for it.
 
 use crate::config::ServeArgs;
-use crate::server::app::AppState;
-use crate::server::connection::ConnectionDeadlines;
-use crate::server::listener::{ConnectionLimiter, bind};
-use crate::server::routes::{admin_router, router};
 use anyhow::{Context, Result, anyhow};
-use axum::Router;
+use server::listener::{ConnectionLimiter, bind};
+use server::routes::{admin_router, router};
+use server::{AppState, ConnectionDeadlines};
+use std::future::Future;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
+use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
 /// Opens the clients' socket and answers on it from now on.
@@ -23,7 +23,10 @@ pub fn open_public(
         .to_socket_addrs()
         .with_context(|| format!("--host {host}: not an address of this machine"))?;
     let address = addresses.next().ok_or_else(|| anyhow!("--host {host}: no address"))?;
-    let address = open(address, (app, router(Arc::clone(app))), runtime, connections)?;
+    let (accepting, face) = (connections.clone(), (Arc::clone(app), router(Arc::clone(app))));
+    let address = open(address, runtime, |listener| async move {
+        accepting.accept(listener, face, ConnectionDeadlines::default()).await;
+    })?;
     if !address.ip().is_loopback() && !app.options.api_keys.guard_clients() {
         tracing::warn!(
             %address,
@@ -45,8 +48,10 @@ pub fn open_admin(
         .to_socket_addrs()
         .with_context(|| format!("--admin-listen {asked}: not HOST:PORT of this machine"))?;
     let address = addresses.next().ok_or_else(|| anyhow!("--admin-listen {asked}: no address"))?;
-    let routes = admin_router(Arc::clone(app));
-    let address = open(address, (app, routes), runtime, connections)?;
+    let (accepting, face) = (connections.clone(), (Arc::clone(app), admin_router(Arc::clone(app))));
+    let address = open(address, runtime, |listener| async move {
+        accepting.accept(listener, face, ConnectionDeadlines::default()).await;
+    })?;
     let keys = &app.options.api_keys;
     if !address.ip().is_loopback() && !keys.guard_admins() && !keys.guard_clients() {
         tracing::warn!(
@@ -58,18 +63,15 @@ pub fn open_admin(
     Ok(())
 }
 
-fn open(
+/// Opens a socket, on which `accept` answers from now on.
+fn open<F: Future<Output = ()> + Send + 'static>(
     address: SocketAddr,
-    (app, routes): (&Arc<AppState>, Router),
     runtime: &Runtime,
-    connections: &ConnectionLimiter,
+    accept: impl FnOnce(TcpListener) -> F,
 ) -> Result<SocketAddr> {
     let _inside = runtime.enter();
     let listener = bind(address).with_context(|| format!("cannot listen on {address}"))?;
     let address = listener.local_addr().context("the socket has no address")?;
-    let (accepting, face) = (connections.clone(), (Arc::clone(app), routes));
-    runtime.spawn(
-        async move { accepting.accept(listener, face, ConnectionDeadlines::default()).await },
-    );
+    runtime.spawn(accept(listener));
     Ok(address)
 }

@@ -14,11 +14,6 @@ use super::{
 use crate::config::{DeviceArg, LogFormat, MaxModelLenArg, ProcessEnvironment, ServeArgs};
 use crate::log::LogWriter;
 use crate::progress::{ProgressReporter, ProgressUnit};
-use crate::server::app::{AppState, ModelCard, ServingContext};
-use crate::server::listener::ConnectionLimiter;
-use crate::server::openai::endpoint::unix_time;
-use crate::server::openai::params::FieldBounds;
-use crate::server::request_trace::RequestTracer;
 use anyhow::{Context, Result, anyhow, bail};
 use engine::nodes::{ClusterRequirements, NodeListener, NodeRegistry};
 use engine::{
@@ -30,6 +25,10 @@ use metrics::kv_events::{BoundPublisher, KvEventFeed, KvEventPublisher, TopicFie
 use metrics::{KvCacheInfo, MetricsConfig, ServerMetrics};
 use protocol::{Epoch, StartupPhase};
 use scheduler::{KvConfig, Scheduler, SchedulerConfig, SchedulerConfigError, StepDeadline};
+use server::listener::ConnectionLimiter;
+use server::openai::FieldBounds;
+use server::openai::unix_time;
+use server::{AppState, ModelCard, RequestTracer, ServingContext};
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::process::ExitCode;

@@ -2,11 +2,11 @@
 
 use super::settings::synthetic_acceptance;
 use crate::config::ServeArgs;
-use crate::server::app::ServingContext;
 use engine::StartupReport;
 use protocol::ExecutorSettings;
 use scheduler::SchedulerLimits;
 use serde_json::{Value, json};
+use server::ServingContext;
 
 /// The configuration in force, without secrets.
 pub fn server_info(

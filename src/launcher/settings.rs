@@ -6,16 +6,10 @@ use crate::config::{
     KvCacheDtypeArg, LoadBalancePolicy, LoadFormatArg, LogArgs, OverloadStatus, ProcessEnvironment,
     ReasoningFieldArg, ReplyArgs, SchedulingPolicyArg, ServeArgs, StringListArg,
 };
-use crate::server::app::ServerOptions;
-use crate::server::auth::ApiKeys;
-use crate::server::cors::CorsConfig;
-use crate::server::openai::chat::ReasoningField;
-use crate::server::openai::params::{FieldBounds, SamplingDefaults};
-use crate::server::request_trace::RequestTracer;
 use anyhow::{Context, Result, anyhow, bail};
-use axum::http::StatusCode;
 use engine::AdmissionLimits;
 use executor::{ExecutorConfig, GPU_LOGPROBS_MAX, KvCacheSize};
+use hyper::StatusCode;
 use metrics::MetricsConfig;
 use models::ModelConfig;
 use models::config::GenerationConfig;
@@ -24,6 +18,9 @@ use protocol::{
     ParallelConfig, Rank, SpeculativeConfig, SpeculativeMethod,
 };
 use scheduler::{RoutingPolicy, SchedulerLimits};
+use server::openai::chat::ReasoningField;
+use server::openai::{FieldBounds, SamplingDefaults};
+use server::{ApiKeys, CorsConfig, RequestTracer, ServerOptions};
 use std::fs;
 
 /// Descriptors kept for everything but connections.

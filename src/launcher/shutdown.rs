@@ -1,9 +1,9 @@
 //! The end of a server: drain, second signal, failed engine.
 
-use crate::server::app::AppState;
-use crate::server::listener::ConnectionLimiter;
 use engine::{EngineHost, ServiceEnd, SupervisorEvent, SupervisorState, supervise};
 use scheduler::{AbortCause, FinishReason, StepStats};
+use server::AppState;
+use server::listener::ConnectionLimiter;
 use std::process::ExitCode;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};

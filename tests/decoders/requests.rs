@@ -1,9 +1,8 @@
 //! Bodies of completions and chats.
 
-use hadron::server::openai::params::{FieldBounds, SamplingDefaults};
-use hadron::server::openai::{chat, completions};
-use hadron::server::request_fields::RequestFields;
-use hadron::server::strict_json::JsonValue;
+use server::openai::{FieldBounds, SamplingDefaults};
+use server::openai::{chat, completions};
+use server::{JsonValue, RequestFields};
 
 const BOUNDS: FieldBounds = FieldBounds {
     vocab_size: 320,

@@ -15,11 +15,6 @@ use engine::{ExecutorStartup, ExpectedExecutors, StartTimeouts, WeightsBaseline}
 use executor::ExecutorConfig;
 use grammar::GrammarCompilePool;
 use grammar::worker_process::WorkerProgram;
-use hadron::server::app::{AppState, ModelCard, ServerOptions, ServingContext};
-use hadron::server::connection::ConnectionDeadlines;
-use hadron::server::listener::{ConnectionLimiter, bind};
-use hadron::server::openai::params::{FieldBounds, SamplingDefaults};
-use hadron::server::routes::router;
 use metrics::kv_events::KvEventsConfig;
 use metrics::kv_events::{BoundPublisher, KvEventPublisher, TopicFields};
 use metrics::{KvCacheInfo, MetricsConfig, ServerMetrics};
@@ -34,6 +29,10 @@ use scheduler::{
     KvConfig, RequestSubmission, SampleRate, Scheduler, SchedulerConfig, SchedulerEvent,
     SchedulerLimits, StepDeadline, StepStats,
 };
+use server::listener::{ConnectionLimiter, bind};
+use server::openai::{FieldBounds, SamplingDefaults};
+use server::routes::router;
+use server::{AppState, ConnectionDeadlines, ModelCard, ServerOptions, ServingContext};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

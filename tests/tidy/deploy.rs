@@ -4,9 +4,9 @@ use crate::source_tree::{read_file, root};
 use hadron::config::{
     CliCommand as Parsed, ClusterVariables, ProcessEnvironment, ServeArgs, parse,
 };
-use hadron::server::auth::RouteAccess;
-use hadron::server::routes::table;
 use serde_json::Value;
+use server::RouteAccess;
+use server::routes::table;
 use std::ffi::OsString;
 use std::process::Command;
 use std::time::Duration;
@@ -95,9 +95,8 @@ fn manifests_match_server_flags_probes_and_timeouts() {
             ("livenessProbe", "/livez"),
         ] {
             assert_eq!(probe(kind)["httpGet"]["path"], path, "{name}");
-            let open = |r: &hadron::server::routes::HttpRoute| {
-                r.path == path && r.access == RouteAccess::Open
-            };
+            let open =
+                |r: &server::routes::HttpRoute| r.path == path && r.access == RouteAccess::Open;
             assert!(table().iter().any(open), "{path} asks for a key");
         }
         let shm = pod["volumes"].as_array().unwrap().iter().find(|v| v["name"] == "shm").unwrap();

@@ -8,8 +8,8 @@
 use super::bystander_cost::{median, read, spread, steps};
 use crate::small_tokenizer::TokenizerAlphabet;
 use crate::test_server::{ServerSetup, TestServer};
-use hadron::server::connection::ConnectionDeadlines;
 use serde_json::{Value, json};
+use server::ConnectionDeadlines;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -5,8 +5,8 @@ use crate::fault_proxy::{FaultProxy, LinkFault};
 use crate::http::nodes::{ClusterAddress, NodeProcess, complete_on_replica};
 use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{ServerSetup, TestServer};
-use hadron::server::connection::ConnectionDeadlines;
 use serde_json::Value;
+use server::ConnectionDeadlines;
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_mins(1);

@@ -4,12 +4,9 @@ use super::server_process::{ServerProcess, command};
 use crate::child_watchdog::run_to_end;
 use crate::http_client::{HttpClient, HttpReply, get, post};
 use crate::test_server::{ServerSetup, TestServer};
-use hadron::server::app::ServerOptions;
-use hadron::server::auth::{ApiKeys, RouteAccess};
-use hadron::server::cors::CorsConfig;
-use hadron::server::routes::table;
-use hadron::server::unsupported_routes::UNSUPPORTED_ROUTES;
 use serde_json::{Value, json};
+use server::routes::table;
+use server::{ApiKeys, CorsConfig, RouteAccess, ServerOptions, UNSUPPORTED_ROUTES};
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 

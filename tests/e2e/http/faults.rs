@@ -4,9 +4,9 @@ use crate::http_client::{HttpClient, get};
 use crate::test_server::{ServerSetup, TestServer};
 use engine::EngineClient;
 use engine::SupervisorEvent;
-use hadron::server::app::ServerOptions;
 use scheduler::{AbortCause, FinishReason};
 use serde_json::{Value, json};
+use server::ServerOptions;
 use std::time::{Duration, Instant};
 
 const STEP: Duration = Duration::from_millis(10);

@@ -4,9 +4,8 @@ use crate::hash_model::SlotAccess;
 use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{ServerSetup, TestServer};
 use engine::AdmissionLimits;
-use hadron::server::app::ServerOptions;
-use hadron::server::connection::ConnectionDeadlines;
 use serde_json::{Value, json};
+use server::{ConnectionDeadlines, ServerOptions};
 use std::io::Read;
 use std::time::{Duration, Instant};
 

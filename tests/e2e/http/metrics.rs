@@ -3,10 +3,9 @@
 use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
 use engine::AdmissionLimits;
-use hadron::server::app::ServerOptions;
-use hadron::server::auth::ApiKeys;
 use scheduler::SampleRate;
 use serde_json::{Value, json};
+use server::{ApiKeys, ServerOptions};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};

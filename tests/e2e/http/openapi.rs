@@ -2,9 +2,9 @@
 
 use crate::http_client::{HttpReply, get, post};
 use crate::test_server::{ServerSetup, TestServer};
-use hadron::server::openapi::document;
-use hadron::server::routes::table;
 use serde_json::{Map, Value, json};
+use server::openapi::document;
+use server::routes::table;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
@@ -39,7 +39,7 @@ fn documented_routes_match_the_server() {
         .iter()
         .filter(|(method, path)| document["paths"][path][method]["summary"] == "")
         .collect();
-    assert!(undescribed.is_empty(), "no word in src/server/openapi/operations.rs: {undescribed:?}");
+    assert!(undescribed.is_empty(), "no word in server/src/openapi/operations.rs: {undescribed:?}");
 }
 
 /// Bodies that the fields are added to, and where they are sent.

@@ -3,10 +3,9 @@
 use crate::http_client::{HttpClient, get, post};
 use crate::kv_event_replay;
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
-use hadron::server::app::ServerOptions;
-use hadron::server::auth::ApiKeys;
 use metrics::kv_events::decode;
 use serde_json::{Value, json};
+use server::{ApiKeys, ServerOptions};
 use std::collections::BTreeSet;
 use std::time::Duration;
 

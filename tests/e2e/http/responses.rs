@@ -2,9 +2,8 @@
 
 use crate::http_client::{HttpClient, HttpReply};
 use crate::test_server::{ServerSetup, TestServer};
-use hadron::server::app::ServerOptions;
-use hadron::server::auth::ApiKeys;
 use serde_json::{Value, json};
+use server::{ApiKeys, ServerOptions};
 use std::time::{Duration, Instant};
 use text::{ReasoningFamily, ToolCallSyntax};
 

@@ -2,8 +2,8 @@
 
 use crate::http_client::{HttpClient, HttpReply, get, post};
 use crate::test_server::{ServerSetup, TestServer};
-use hadron::server::app::ServerOptions;
 use serde_json::{Value, json};
+use server::ServerOptions;
 
 /// (extra fields, `param`, `reason`)
 type ValidationCase = (Value, &'static str, &'static str);

@@ -1,0 +1,132 @@
+//! Routes of operators: what is configured, forget cached prefixes, take requests back.
+
+use super::api_error::ApiError;
+use super::app::AppState;
+use super::request_body;
+use super::request_fields::RequestFields;
+use super::strict_json::JsonValue;
+use axum::Json as Reply;
+use axum::extract::{RawQuery, Request, State};
+use serde_json::{Value, json};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// The scheduler answers within a step.
+const REPLY_WAIT: Duration = Duration::from_secs(30);
+/// Largest body of an order.
+const BODY_BYTES_MAX: usize = 1 << 20;
+/// Names one order may list.
+const REQUEST_IDS_MAX: usize = 10_000;
+const REQUEST_ID_BYTES_MAX: usize = 160;
+/// What ids of replies begin with; the id of the request follows.
+const REPLY_ID_PREFIXES: [&str; 3] = ["chatcmpl-", "cmpl-", "msg_"];
+
+/// The configuration in force.
+pub(crate) async fn server_info(
+    State(app): State<Arc<AppState>>,
+) -> Result<Reply<Value>, ApiError> {
+    Ok(Reply(app.serving()?.info.clone()))
+}
+
+/// Forgets every cached prefix, unless blocks are held and their holders shall not be restarted.
+pub(crate) async fn reset_prefix_cache(
+    State(app): State<Arc<AppState>>,
+    RawQuery(query): RawQuery,
+) -> Result<Reply<Value>, ApiError> {
+    let restart = reset_running(query.as_deref().unwrap_or_default())?;
+    let reply = app.serving()?.client.reset_prefix_cache(restart);
+    match timeout(REPLY_WAIT, reply).await {
+        Ok(Ok(success)) => Ok(Reply(json!({"success": success}))),
+        Ok(Err(_)) | Err(_) => {
+            Err(ApiError::unavailable("engine_unavailable", "the engine does not answer", 10))
+        }
+    }
+}
+
+/// `reset_running_requests`, and `reset_external` of vLLM, which has nothing to reset here.
+fn reset_running(query: &str) -> Result<bool, ApiError> {
+    let mut restart = false;
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, "true"));
+        let on = match value.to_ascii_lowercase().as_str() {
+            "true" | "1" => true,
+            "false" | "0" => false,
+            _ => return Err(ApiError::invalid(name, "must be true or false")),
+        };
+        match name {
+            "reset_running_requests" => restart = on,
+            "reset_external" if !on => {}
+            "reset_external" => {
+                let message = "no KV blocks are kept outside this server";
+                return Err(ApiError::unsupported(name, message));
+            }
+            _ => return Err(ApiError::unsupported(name, "unknown parameter")),
+        }
+    }
+    Ok(restart)
+}
+
+/// Takes back the requests of some names, or all. Those in the tokenizer are not known by name yet.
+pub(crate) async fn abort_requests(
+    State(app): State<Arc<AppState>>,
+    request: Request,
+) -> Result<Reply<Value>, ApiError> {
+    let client = &app.serving()?.client;
+    let (parts, body) = request.into_parts();
+    // Not counted: an order to take requests back must get through where too much is held.
+    let (limit, count) = (app.options.body_timeout, |_| Ok(()));
+    let body = request_body::read(&parts.headers, body, BODY_BYTES_MAX, limit, count).await?;
+    let mut fields = RequestFields::of_body(JsonValue::parse(&body)?)?;
+    let aborted = match requested_ids(&mut fields)? {
+        Some(asked) => {
+            let meant = request_ids_of(&asked);
+            client.abort_by_name(|name| meant.contains(name))
+        }
+        None => client.abort_by_name(|_| true),
+    };
+    Ok(Reply(json!({"aborted": aborted})))
+}
+
+/// The ids of requests that are meant by names: each an id, or the id of its reply.
+fn request_ids_of(asked: &[String]) -> HashSet<&str> {
+    let ids = asked.iter().flat_map(|name| {
+        let of_reply = REPLY_ID_PREFIXES.iter().filter_map(|kind| name.strip_prefix(kind));
+        of_reply.chain([name.as_str()])
+    });
+    ids.collect()
+}
+
+/// Whether a body of `/abort_request` would be taken.
+pub(crate) fn check_abort(fields: &mut RequestFields) -> Result<(), ApiError> {
+    requested_ids(fields).map(|_| ())
+}
+
+/// The names of an order; `None` = all requests.
+fn requested_ids(fields: &mut RequestFields) -> Result<Option<Vec<String>>, ApiError> {
+    let all = fields.bool("abort_all")?.unwrap_or(false);
+    let one = match fields.take_alias("request_id", "rid")? {
+        None => None,
+        Some(JsonValue::Str(name)) => Some(name),
+        Some(other) => {
+            return Err(super::request_fields::wrong_type(
+                "request_id".to_owned(),
+                "a string",
+                &other,
+            ));
+        }
+    };
+    let list = fields.strings("request_ids", REQUEST_ID_BYTES_MAX, REQUEST_IDS_MAX)?;
+    match (all, one, list) {
+        (true, None, None) => Ok(None),
+        (true, ..) => Err(ApiError::invalid("abort_all", "give names or abort_all, not both")),
+        (false, Some(name), None) if name.is_empty() => {
+            Err(ApiError::invalid("request_id", "is empty; abort_all: true means every request"))
+        }
+        (false, None, None) => {
+            Err(ApiError::invalid("request_id", "is missing; or give request_ids or abort_all"))
+        }
+        (false, one, list) => Ok(Some(one.into_iter().chain(list.unwrap_or_default()).collect())),
+    }
+}

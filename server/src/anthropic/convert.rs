@@ -1,0 +1,147 @@
+//! Turns of the Messages API to messages of a chat template.
+
+use crate::api_error::ApiError;
+use crate::openai::chat::messages::{PARTS_MAX, text_of};
+use crate::request_fields::{RequestFields, wrong_type};
+use crate::strict_json::JsonValue;
+use serde_json::{Map, Value, json};
+
+/// Types of blocks that hold text.
+const TEXT_BLOCKS: &[&str] = &["text"];
+
+/// Messages of the template so far.
+#[derive(Default)]
+pub(super) struct AnthropicTurns {
+    messages: Vec<Value>,
+}
+
+/// A message that is being put together out of blocks.
+#[derive(Default)]
+struct TurnParts {
+    texts: Vec<String>,
+    reasoning: Vec<String>,
+    calls: Vec<Value>,
+}
+
+impl TurnParts {
+    fn is_empty(&self) -> bool {
+        self.texts.is_empty() && self.reasoning.is_empty() && self.calls.is_empty()
+    }
+}
+
+impl AnthropicTurns {
+    /// The system prompt: text, or blocks of text.
+    pub(super) fn system(&mut self, path: &str, value: JsonValue) -> Result<(), ApiError> {
+        let text = text_of(path, value, TEXT_BLOCKS)?;
+        self.messages.push(json!({"role": "system", "content": text}));
+        Ok(())
+    }
+
+    /// One turn.
+    pub(super) fn message(&mut self, path: String, value: JsonValue) -> Result<(), ApiError> {
+        let mut fields = RequestFields::of(path, value)?;
+        let role_path = fields.path("role");
+        let role = match fields.string("role", 64)?.as_deref() {
+            Some("user") => "user",
+            Some("assistant") => "assistant",
+            Some(_) => return Err(ApiError::invalid(role_path, "must be user or assistant")),
+            None => return Err(ApiError::invalid(role_path, "is missing")),
+        };
+        let path = fields.path("content");
+        let (mut parts, before) = (TurnParts::default(), self.messages.len());
+        match fields.take("content") {
+            None => return Err(ApiError::invalid(path, "is missing")),
+            Some(JsonValue::Str(text)) => parts.texts.push(text),
+            Some(JsonValue::List(blocks)) if blocks.len() <= PARTS_MAX => {
+                for (index, block) in blocks.into_iter().enumerate() {
+                    self.block(
+                        role,
+                        RequestFields::of(format!("{path}[{index}]"), block)?,
+                        &mut parts,
+                    )?;
+                }
+            }
+            Some(JsonValue::List(blocks)) => {
+                let message = format!("at most {PARTS_MAX} blocks, got {}", blocks.len());
+                return Err(ApiError::invalid(path, message));
+            }
+            Some(other) => return Err(wrong_type(path, "a string or a list of blocks", &other)),
+        }
+        // A turn of nothing but results has become messages of its own.
+        if !parts.is_empty() || self.messages.len() == before {
+            self.push(role, parts);
+        }
+        Ok(())
+    }
+
+    fn block(
+        &mut self,
+        role: &str,
+        mut block: RequestFields,
+        parts: &mut TurnParts,
+    ) -> Result<(), ApiError> {
+        let path = block.path("type");
+        let kind = block.string("type", 64)?;
+        match (kind.as_deref(), role) {
+            (Some("text"), _) => parts.texts.push(block.required_string("text")?),
+            (Some("thinking"), "assistant") => {
+                parts.reasoning.push(block.required_string("thinking")?);
+            }
+            (Some("redacted_thinking"), "assistant") => {}
+            (Some("tool_use"), "assistant") => parts.calls.push(tool_use(&mut block)?),
+            (Some("tool_result"), "user") => {
+                if !parts.is_empty() {
+                    self.push(role, std::mem::take(parts));
+                }
+                let id = block.required_string("tool_use_id")?;
+                let content = match block.take("content") {
+                    None => String::new(),
+                    Some(content) => text_of(&block.path("content"), content, TEXT_BLOCKS)?,
+                };
+                self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
+            }
+            (Some(_), _) => {
+                let message = "blocks of this kind are not served here";
+                return Err(ApiError::bad_request("unsupported_content", path, message));
+            }
+            (None, _) => return Err(ApiError::invalid(path, "is missing")),
+        }
+        Ok(())
+    }
+
+    /// Adds what the parts make.
+    fn push(&mut self, role: &str, parts: TurnParts) {
+        let TurnParts { texts, reasoning: thoughts, calls } = parts;
+        let mut message = Map::new();
+        message.insert("role".to_owned(), Value::from(role));
+        message.insert("content".to_owned(), Value::from(texts.join("\n")));
+        if !thoughts.is_empty() {
+            message.insert("reasoning_content".to_owned(), Value::from(thoughts.join("\n")));
+        }
+        if !calls.is_empty() {
+            message.insert("tool_calls".to_owned(), Value::Array(calls));
+        }
+        self.messages.push(Value::Object(message));
+    }
+
+    /// Whether the last message is text of the assistant.
+    pub(super) fn can_be_continued(&self) -> bool {
+        let last = self.messages.last();
+        last.is_some_and(|last| last["role"] == "assistant" && last["tool_calls"].is_null())
+    }
+
+    pub(super) fn into_messages(self) -> Value {
+        Value::Array(self.messages)
+    }
+}
+
+fn tool_use(block: &mut RequestFields) -> Result<Value, ApiError> {
+    let (id, name) = (block.required_string("id")?, block.required_string("name")?);
+    let path = block.path("input");
+    let input = match block.take("input") {
+        None => json!({}),
+        Some(JsonValue::Object(pairs)) => JsonValue::Object(pairs).into_value(),
+        Some(other) => return Err(wrong_type(path, "an object", &other)),
+    };
+    Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": input}}))
+}

@@ -1,0 +1,57 @@
+//! Errors in Anthropic's shape: `{"type":"error","error":{"type","message"}}`.
+
+use crate::api_error::ApiError;
+use axum::body::Body;
+use axum::http::{Response, header};
+use serde::Serialize;
+
+/// Paths of this API: all that goes wrong on them is told in its shape.
+const PREFIX: &str = "/v1/messages";
+
+#[derive(Serialize)]
+struct AnthropicErrorBody<'a> {
+    r#type: &'static str,
+    error: AnthropicErrorDetail<'a>,
+}
+
+#[derive(Serialize)]
+struct AnthropicErrorDetail<'a> {
+    r#type: &'static str,
+    message: &'a str,
+}
+
+/// The body of an error.
+pub(crate) fn body(error: &ApiError) -> String {
+    let message = match &error.param {
+        Some(param) => format!("{param}: {}", error.message),
+        None => error.message.clone(),
+    };
+    let inner = AnthropicErrorDetail { r#type: kind(error.status.as_u16()), message: &message };
+    let body = AnthropicErrorBody { r#type: "error", error: inner };
+    serde_json::to_string(&body).unwrap_or_default() // Strings always have a JSON form.
+}
+
+/// Whether clients of this API read the replies to a path.
+pub(crate) fn is_anthropic_path(path: &str) -> bool {
+    path.strip_prefix(PREFIX).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// The reply, in this shape if it tells an error.
+pub(crate) fn in_anthropic_shape(mut response: Response<Body>) -> Response<Body> {
+    let Some(error) = response.extensions().get::<ApiError>() else { return response };
+    let body = Body::from(body(error));
+    response.headers_mut().remove(header::CONTENT_LENGTH);
+    response.map(|_| body)
+}
+
+fn kind(status: u16) -> &'static str {
+    match status {
+        401 => "authentication_error",
+        404 => "not_found_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 => "overloaded_error",
+        400..500 => "invalid_request_error",
+        _ => "api_error",
+    }
+}

@@ -1,0 +1,46 @@
+//! POST `/v1/messages` and `/v1/messages/count_tokens`: the Anthropic Messages API over the chat path.
+
+mod convert;
+pub(crate) mod error;
+mod reply;
+mod stream;
+mod types;
+
+use super::api_error::ApiError;
+use super::app::AppState;
+use super::openai::chat::generation_start::render;
+use super::openai::endpoint;
+use super::tokenize;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::Response;
+use reply::AnthropicReply;
+use serde_json::json;
+use std::sync::Arc;
+
+/// Answers one request.
+pub(crate) async fn create(
+    State(app): State<Arc<AppState>>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    endpoint::serve::<AnthropicReply>(app, request).await
+}
+
+/// Counts the tokens of a prompt.
+pub(crate) async fn count_tokens(
+    State(app): State<Arc<AppState>>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    tokenize::serve(app, request, |_, serving, fields, _ticket| {
+        let model = fields.string("model", 512)?;
+        serving.check_model(model.as_deref())?;
+        let conversation = types::AnthropicConversation::take(fields)?;
+        fields.take("max_tokens");
+        let mut input = conversation.input;
+        input.tools = conversation.tools.template_value;
+        let prompt = render(serving, input, false, "messages")?;
+        let count = json!({"input_tokens": prompt.ids.len()});
+        Ok(Body::from(count.to_string()))
+    })
+    .await
+}

@@ -1,0 +1,156 @@
+//! Whole replies of the Messages API.
+
+use super::stream::AnthropicEventWriter;
+use super::types;
+use crate::api_error::ApiError;
+use crate::app::{AppState, ServingContext};
+use crate::openai::assistant_message::AssistantMessage;
+use crate::openai::chat::generation_start::{StartedGeneration, start};
+use crate::openai::choice::{ChoiceFinish, StopMatch};
+use crate::openai::collect::{CollectedChoice, body_of, collect_one};
+use crate::openai::endpoint::{CompletionEndpoint, HeaderFields, PreparedRequest, ignored_fields};
+use crate::openai::generation::RequestGeneration;
+use crate::openai::usage::UsageInfo;
+use crate::request_fields::RequestFields;
+use crate::request_ids::ToolCallIds;
+use axum::body::Body;
+use engine::AdmissionPermit;
+use serde::Serialize;
+use serde_json::Value;
+use std::sync::Arc;
+use text::partial_arguments;
+
+/// Everything a reply needs besides tokens.
+pub(super) struct AnthropicReply {
+    pub(super) id: String,
+    pub(super) model: String,
+    pub(super) tool_call_ids: ToolCallIds,
+}
+
+/// A message as it is written.
+#[derive(Serialize)]
+pub(super) struct AnthropicMessage<'a> {
+    id: &'a str,
+    r#type: &'static str,
+    role: &'static str,
+    model: &'a str,
+    content: Vec<ContentBlock>,
+    stop_reason: Option<&'static str>,
+    stop_sequence: Option<&'a str>,
+    usage: AnthropicUsage,
+}
+
+/// A part of a message.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum ContentBlock {
+    Thinking { thinking: String, signature: &'static str },
+    Text { text: String },
+    ToolUse { id: String, name: String, input: Value },
+}
+
+/// Token counts: what was read from the cache is apart.
+#[derive(Serialize, Clone, Copy)]
+pub(super) struct AnthropicUsage {
+    #[serde(rename = "input_tokens")]
+    input: u64,
+    #[serde(rename = "cache_read_input_tokens")]
+    cache_read: u64,
+    #[serde(rename = "cache_creation_input_tokens")]
+    cache_creation: u64,
+    #[serde(rename = "output_tokens")]
+    output: u64,
+}
+
+impl From<&UsageInfo> for AnthropicUsage {
+    fn from(usage: &UsageInfo) -> Self {
+        Self {
+            input: usage.prompt_tokens.saturating_sub(usage.cached_tokens),
+            cache_read: usage.cached_tokens,
+            // Caching costs nothing extra here, so nothing is billed as creation.
+            cache_creation: 0,
+            output: usage.completion_tokens,
+        }
+    }
+}
+
+/// `stop_reason` and `stop_sequence`.
+pub(super) fn stop(end: &ChoiceFinish) -> (Option<&'static str>, Option<&str>) {
+    match end {
+        ChoiceFinish::Stop(StopMatch::Text(text)) => (Some("stop_sequence"), Some(text)),
+        ChoiceFinish::Stop(_) => (Some("end_turn"), None),
+        ChoiceFinish::Calls(_) => (Some("tool_use"), None),
+        ChoiceFinish::Length => (Some("max_tokens"), None),
+        ChoiceFinish::Abort(_) | ChoiceFinish::Error(_) | ChoiceFinish::Rejected(_) => (None, None),
+    }
+}
+
+impl AnthropicReply {
+    pub(super) fn body<'a>(
+        &'a self,
+        content: Vec<ContentBlock>,
+        end: Option<&'a ChoiceFinish>,
+        usage: &UsageInfo,
+    ) -> AnthropicMessage<'a> {
+        let (stop_reason, stop_sequence) = end.map_or((None, None), stop);
+        AnthropicMessage {
+            id: &self.id,
+            r#type: "message",
+            role: "assistant",
+            model: &self.model,
+            content,
+            stop_reason,
+            stop_sequence,
+            usage: usage.into(),
+        }
+    }
+
+    fn blocks(&self, whole: &CollectedChoice) -> Vec<ContentBlock> {
+        let AssistantMessage { reasoning, content, calls } =
+            AssistantMessage::of(whole, 0, &self.tool_call_ids);
+        let mut blocks = Vec::new();
+        if !reasoning.is_empty() {
+            blocks.push(ContentBlock::Thinking { thinking: reasoning, signature: "" });
+        }
+        if !content.is_empty() {
+            blocks.push(ContentBlock::Text { text: content });
+        }
+        blocks.extend(calls.into_iter().map(|call| {
+            // Of a call that was cut, what the parts of a stream come to.
+            let input = Value::Object(partial_arguments(&call.arguments));
+            ContentBlock::ToolUse { id: call.id, name: call.name, input }
+        }));
+        blocks
+    }
+}
+
+impl CompletionEndpoint for AnthropicReply {
+    type StreamWriter = AnthropicEventWriter;
+
+    fn prepare(
+        app: &Arc<AppState>,
+        serving: &Arc<ServingContext>,
+        mut fields: RequestFields,
+        headers: &HeaderFields,
+        ticket: AdmissionPermit,
+    ) -> Result<PreparedRequest<Self>, ApiError> {
+        let request = types::take(&mut fields, &serving.field_bounds, &serving.sampling_defaults)?;
+        let ignored = ignored_fields(app, &fields)?;
+        let started = start(app, serving, request, headers, ticket)?;
+        let StartedGeneration {
+            generation, model, request_id, params, tool_call_ids: names, ..
+        } = started;
+        let reply = Self { id: format!("msg_{request_id}"), model, tool_call_ids: names };
+        Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })
+    }
+
+    fn stream_writer(self) -> AnthropicEventWriter {
+        AnthropicEventWriter::new(self)
+    }
+
+    async fn collect(self, generation: RequestGeneration) -> Result<Body, ApiError> {
+        let (whole, generation) = collect_one(generation).await?;
+        let body = self.body(self.blocks(&whole), Some(&whole.end), &generation.usage());
+        body_of(&body).map(Body::from)
+    }
+}

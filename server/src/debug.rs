@@ -1,0 +1,82 @@
+//! `/debug/steps`, `/debug/kv` and `/debug/experts`: for operators, behind the admin guard.
+
+use super::api_error::ApiError;
+use super::app::AppState;
+use axum::Json;
+use axum::extract::State;
+use engine::CachedBlocks;
+use metrics::{STEPS_KEPT, StepTimingRecord};
+use scheduler::BlockStats;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+/// The scheduler's thread answers between two steps.
+const REPLY_WAIT: Duration = Duration::from_secs(10);
+
+/// The newest steps, oldest first.
+#[derive(Debug, Serialize)]
+pub(crate) struct StepsResponse {
+    steps: Vec<StepTimingRecord>,
+}
+
+/// The newest 1,024 steps.
+pub(crate) async fn steps(
+    State(app): State<Arc<AppState>>,
+) -> Result<Json<StepsResponse>, ApiError> {
+    let serving = app.serving()?;
+    Ok(Json(StepsResponse { steps: serving.metrics.steps.ring.newest(STEPS_KEPT) }))
+}
+
+/// What each expert got since the start, by replica, layer and expert; nothing where experts are not counted.
+pub(crate) async fn experts(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
+    let tables = app.serving()?.metrics.experts.table();
+    let replicas = tables.into_iter().enumerate();
+    let replicas: Vec<Value> = replicas
+        .map(|(dp_rank, table)| json!({"dp_rank": dp_rank, "logical_count": table}))
+        .collect();
+    Ok(Json(json!({"replicas": replicas})))
+}
+
+/// The blocks of every replica that a prefix hit may find, by their hashes, ascending.
+///
+/// Between two steps the hashes are copied and no more is done, for one caller at a time.
+pub(crate) async fn kv(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
+    let serving = app.serving()?;
+    let no_answer =
+        || ApiError::unavailable("engine_unavailable", "the scheduler does not answer", 10);
+    let turn = timeout(REPLY_WAIT, app.kv_listing.lock()).await.map_err(|_| no_answer())?;
+    let Ok(Ok(resident)) = timeout(REPLY_WAIT, serving.client.cached_blocks()).await else {
+        return Err(no_answer());
+    };
+    let listed =
+        spawn_blocking(|| resident.into_iter().map(cached_blocks_json).collect::<Vec<_>>()).await;
+    drop(turn);
+    let replicas = listed.map_err(|_| ApiError::internal())?;
+    Ok(Json(json!({"replicas": replicas})))
+}
+
+fn cached_blocks_json(mut resident: CachedBlocks) -> Value {
+    resident.hashes.sort_unstable_by_key(|hash| hash.0);
+    let hashes: Vec<String> =
+        resident.hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect();
+    json!({
+        "dp_rank": resident.replica.0,
+        "block_size": resident.block_tokens,
+        "blocks": blocks(&resident.blocks),
+        "resident": hashes,
+    })
+}
+
+fn blocks(blocks: &BlockStats) -> Value {
+    json!({
+        "pool": blocks.pool,
+        "vacant": blocks.free,
+        "cached": blocks.cached,
+        "in_use": blocks.in_use,
+        "reserved": blocks.reserved,
+    })
+}

@@ -1,0 +1,53 @@
+//! The HTTP face: OpenAI-compatible routes, probes, limits and deadlines.
+//!
+//! From the socket inwards: `listen` accepts, `connection` and `client_socket` keep deadlines, `middleware` checks headers and
+//! catches panics, `routes` finds the handler. Below the handlers only token ids travel.
+
+#![forbid(unsafe_code)]
+
+mod admin;
+mod anthropic;
+mod api_error;
+mod app;
+mod auth;
+mod client_socket;
+mod connection;
+mod cors;
+mod debug;
+mod hyper_error_reply;
+mod json_heap_size;
+mod kv_event_sources;
+pub mod listener;
+mod loads;
+mod metrics;
+mod metrics_middleware;
+mod middleware;
+mod models;
+pub mod openai;
+pub mod openapi;
+mod path_param;
+mod piece_body;
+mod probes;
+mod profile;
+mod request_body;
+mod request_fields;
+mod request_ids;
+mod request_trace;
+mod request_trace_file;
+mod responses;
+pub mod routes;
+mod sse;
+mod status_page;
+mod strict_json;
+mod text_pool;
+mod tokenize;
+mod unsupported_routes;
+
+pub use app::{AppState, ModelCard, ServerOptions, ServingContext};
+pub use auth::{ApiKeys, RouteAccess};
+pub use connection::ConnectionDeadlines;
+pub use cors::CorsConfig;
+pub use request_fields::RequestFields;
+pub use request_trace::RequestTracer;
+pub use strict_json::JsonValue;
+pub use unsupported_routes::UNSUPPORTED_ROUTES;

@@ -1,0 +1,157 @@
+//! `/v1/loads`: how busy each replica is, in SGLang's words; `?include=steps` adds the newest steps, and
+//! `?dp_rank=N` leaves out the other replicas.
+
+use super::api_error::ApiError;
+use super::app::AppState;
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use metrics::{KvCacheInfo, StepTimingRecord};
+use scheduler::StepStats;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::SystemTime;
+use text::strftime;
+
+/// Newest steps that anybody may see; `/debug/steps` has them all.
+const STEPS_SHOWN: usize = 64;
+
+/// Form of timestamps; UTC.
+const RFC_3339: &str = "%Y-%m-%dT%H:%M:%SZ";
+
+/// What is asked for.
+#[derive(Debug, Default)]
+struct LoadsQuery {
+    /// The newest steps, too.
+    steps: bool,
+    /// One replica alone.
+    dp_rank: Option<u16>,
+}
+
+impl LoadsQuery {
+    fn of(pairs: &[(String, String)]) -> Result<Self, ApiError> {
+        let mut asked = Self::default();
+        for (name, value) in pairs {
+            match name.as_str() {
+                "include" => asked.steps = steps_included(value)?,
+                "dp_rank" => {
+                    let rank = value.parse();
+                    let wrong = |_| ApiError::invalid("dp_rank", "must be the rank of a replica");
+                    asked.dp_rank = Some(rank.map_err(wrong)?);
+                }
+                _ => return Err(ApiError::unsupported(name, "unknown parameter")),
+            }
+        }
+        Ok(asked)
+    }
+}
+
+/// Whether a list of sections names the steps. `core` is what is always there.
+fn steps_included(sections: &str) -> Result<bool, ApiError> {
+    let mut steps = false;
+    for section in sections.split(',').filter(|section| !section.is_empty()) {
+        match section {
+            "core" => {}
+            "steps" | "all" => steps = true,
+            _ => {
+                let message = "sections are core, steps and all, with commas between them";
+                return Err(ApiError::invalid("include", message));
+            }
+        }
+    }
+    Ok(steps)
+}
+
+/// The load of all replicas.
+#[derive(Debug, Serialize)]
+pub(crate) struct LoadsResponse {
+    /// When this was read, in RFC 3339.
+    timestamp: String,
+    version: &'static str,
+    dp_rank_count: usize,
+    loads: Vec<ReplicaLoadEntry>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    steps: Option<Vec<StepTimingRecord>>,
+}
+
+/// The load of one replica.
+#[derive(Debug, Serialize)]
+pub(crate) struct ReplicaLoadEntry {
+    dp_rank: u16,
+    /// Its executors are there.
+    ready: bool,
+    num_running_reqs: u32,
+    num_waiting_reqs: u32,
+    /// Known tokens of the waiting requests; what the cache holds of them shows at admission only.
+    num_waiting_uncached_tokens: u64,
+    num_total_reqs: u32,
+    num_used_tokens: u64,
+    max_total_num_tokens: u64,
+    /// Share of the KV cache that is held, 0 to 1.
+    token_usage: f64,
+    /// Tokens produced per second, of the last second.
+    gen_throughput: f64,
+    /// Share of looked-up tokens that the prefix cache had, since the start.
+    cache_hit_rate: f64,
+    /// The greater of the shares of seats and of KV cache in use.
+    utilization: f64,
+    max_running_requests: u32,
+}
+
+/// Answers.
+pub(crate) async fn loads(
+    State(app): State<Arc<AppState>>,
+    query: Result<Query<Vec<(String, String)>>, QueryRejection>,
+) -> Result<Json<LoadsResponse>, ApiError> {
+    let Ok(Query(pairs)) = query else {
+        return Err(ApiError::invalid("query", "is not name=value pairs in UTF-8"));
+    };
+    let asked = LoadsQuery::of(&pairs)?;
+    let serving = app.serving()?;
+    let metrics = &serving.metrics;
+    let all = serving.client.replica_stats();
+    let replicas = all.len();
+    let is_asked = |stats: &&StepStats| asked.dp_rank.is_none_or(|rank| rank == stats.replica.0);
+    let loads: Vec<ReplicaLoadEntry> = match metrics.kv_cache() {
+        None => Vec::new(),
+        Some(cache) => {
+            let throughput = |stats: &StepStats| metrics.steps.throughput(stats.replica);
+            let asked = all.iter().filter(is_asked);
+            asked.map(|stats| load(stats, cache, throughput(stats))).collect()
+        }
+    };
+    if loads.is_empty() && asked.dp_rank.is_some() {
+        let message = format!("ranks of replicas are 0 to {}", replicas.saturating_sub(1));
+        return Err(ApiError::invalid("dp_rank", message));
+    }
+    Ok(Json(LoadsResponse {
+        timestamp: strftime(RFC_3339, SystemTime::now()),
+        version: env!("CARGO_PKG_VERSION"),
+        dp_rank_count: replicas,
+        loads,
+        steps: asked.steps.then(|| metrics.steps.ring.newest(STEPS_SHOWN)),
+    }))
+}
+
+fn load(stats: &StepStats, cache: &KvCacheInfo, gen_throughput: f64) -> ReplicaLoadEntry {
+    let tokens = |blocks: u32| u64::from(blocks) * u64::from(cache.block_tokens);
+    let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+    let token_usage = share(f64::from(stats.blocks.in_use), f64::from(stats.blocks.pool));
+    let (hits, queries) = (stats.prefix_hits_total as f64, stats.prefix_queries_total as f64);
+    ReplicaLoadEntry {
+        dp_rank: stats.replica.0,
+        ready: stats.executors_ready,
+        num_running_reqs: stats.running,
+        num_waiting_reqs: stats.waiting,
+        num_waiting_uncached_tokens: stats.waiting_tokens,
+        num_total_reqs: stats.running + stats.waiting,
+        num_used_tokens: tokens(stats.blocks.in_use),
+        max_total_num_tokens: tokens(stats.blocks.pool),
+        token_usage,
+        gen_throughput,
+        cache_hit_rate: share(hits, queries),
+        utilization: token_usage
+            .max(share(f64::from(stats.running), f64::from(cache.max_num_seqs))),
+        max_running_requests: cache.max_num_seqs,
+    }
+}

@@ -1,0 +1,21 @@
+//! `/metrics`: every figure in Prometheus' text format.
+
+use super::api_error::ApiError;
+use super::app::AppState;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderValue, Response, header};
+use std::sync::Arc;
+
+/// The page of this moment; HEAD gets its length.
+pub(crate) async fn page(State(app): State<Arc<AppState>>) -> Result<Response<Body>, ApiError> {
+    let serving = app.serving()?;
+    let page = serving.metrics.render(&serving.client.replica_stats()).map_err(|error| {
+        tracing::error!(%error, "the page of metrics cannot be written");
+        ApiError::internal()
+    })?;
+    let mut response = Response::new(Body::from(page));
+    let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, text);
+    Ok(response)
+}

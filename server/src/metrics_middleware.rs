@@ -1,0 +1,83 @@
+//! Counts replies by route and status, refusals by reason, and streams while they are open.
+
+use super::api_error::ApiError;
+use super::app::AppState;
+use super::routes::PROBE_PATHS;
+use axum::body::Body;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderValue, Response, header};
+use axum::middleware::Next;
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use metrics::OpenStream;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// The route of requests that no route takes: paths are the clients' words, and must not become labels.
+const NO_ROUTE: &str = "unknown";
+
+/// Passes a request on and counts what comes back. Before the model is up refusals alone are counted.
+pub(crate) async fn count_requests(
+    State(app): State<Arc<AppState>>,
+    route: Option<MatchedPath>,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
+    let response = next.run(request).await;
+    let route = route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
+    let error = response.extensions().get::<ApiError>();
+    let reason = error.filter(|_| !PROBE_PATHS.contains(&route)).map(|error| error.reason);
+    if reason == Some("starting") {
+        app.rejected_at_startup();
+        return response;
+    }
+    let Ok(serving) = app.serving() else { return response };
+    let http = &serving.metrics.http;
+    http.replied(route, response.status().as_u16());
+    if let Some(reason) = reason {
+        http.rejected(reason);
+    }
+    let events = HeaderValue::from_static("text/event-stream");
+    if response.headers().get(header::CONTENT_TYPE) != Some(&events) {
+        return response;
+    }
+    let open = http.stream();
+    response.map(|body| Body::new(CountedStreamBody { body, _open: open }))
+}
+
+impl AppState {
+    /// Counts a refusal that no route has seen, once there is something to count it in.
+    pub fn head_rejected(&self, error: &ApiError) {
+        let Ok(serving) = self.serving() else { return };
+        let http = &serving.metrics.http;
+        http.replied(NO_ROUTE, error.status.as_u16());
+        http.rejected(error.reason);
+    }
+}
+
+/// The body of a stream that is counted while it exists.
+struct CountedStreamBody {
+    body: Body,
+    _open: OpenStream,
+}
+
+impl HttpBody for CountedStreamBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,240 @@
+//! What happens to every request before and after its route: header caps, the reserve, panics, the
+//! shape of errors, and the mark that a reply has been sent whole.
+
+use super::anthropic::error::{in_anthropic_shape, is_anthropic_path};
+use super::api_error::ApiError;
+use super::connection::ConnectionProgress;
+use super::openai::params::is_request_id;
+use super::routes::PROBE_PATHS;
+use axum::Router;
+use axum::body::Body;
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, header};
+use axum::response::IntoResponse;
+use bytes::Bytes;
+use futures::FutureExt;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use tower::ServiceExt;
+use tracing::{Instrument, Span, field};
+
+const HEADERS_MAX: usize = 64;
+const HEADER_BYTES_MAX: usize = 64 << 10;
+
+/// Whether a connection may do everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ConnectionAccess {
+    /// Every route.
+    Full,
+    /// Probes only: the connection limit is reached.
+    ProbesOnly,
+}
+
+/// Answers one request. The connection is told of the request at once, before the answer is polled.
+pub(crate) fn handle(
+    router: Router,
+    access: ConnectionAccess,
+    progress: Arc<ConnectionProgress>,
+    request: Request<hyper::body::Incoming>,
+) -> impl Future<Output = Response<Body>> {
+    progress.busy(request.version() == Version::HTTP_11);
+    let request = request.map(|body| TrackedRequestBody::new(body, Arc::clone(&progress)));
+    respond(router, access, progress, request)
+}
+
+async fn respond(
+    router: Router,
+    access: ConnectionAccess,
+    progress: Arc<ConnectionProgress>,
+    request: Request<TrackedRequestBody>,
+) -> Response<Body> {
+    let id = request.headers().get("x-request-id").cloned();
+    let known = id.filter(|id| id.to_str().is_ok_and(is_request_id));
+    let of_messages = is_anthropic_path(request.uri().path());
+    let mut response = match check(&request, access) {
+        Ok(()) => route(router, request).instrument(span_of(known.as_ref())).await,
+        Err(error) => {
+            progress.app().head_rejected(&error);
+            let mut response = error.into_response();
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(header::CONNECTION, close);
+            response
+        }
+    };
+    if of_messages {
+        response = in_anthropic_shape(response);
+    }
+    if is_event_stream(response.headers()) {
+        progress.streams_events();
+    }
+    if let Some(id) = known {
+        response.headers_mut().entry("x-request-id").or_insert(id);
+    }
+    response.map(|body| Body::new(TrackedResponseBody { body, progress }))
+}
+
+/// What all lines of the log about a request have in common. One that its client did not name gets its name later.
+fn span_of(id: Option<&HeaderValue>) -> Span {
+    let span = tracing::error_span!("request", id = field::Empty);
+    if let Some(id) = id.and_then(|id| id.to_str().ok()) {
+        span.record("id", id);
+    }
+    span
+}
+
+fn is_event_stream(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    kind.is_some_and(|kind| kind.starts_with(b"text/event-stream"))
+}
+
+async fn route(router: Router, request: Request<TrackedRequestBody>) -> Response<Body> {
+    let reply = AssertUnwindSafe(router.oneshot(request.map(Body::new))).catch_unwind().await;
+    match reply {
+        Ok(Ok(response)) => response,
+        Ok(Err(never)) => match never {},
+        Err(_) => {
+            tracing::error!("a handler panicked");
+            ApiError::internal().into_response()
+        }
+    }
+}
+
+fn check<B>(request: &Request<B>, access: ConnectionAccess) -> Result<(), ApiError> {
+    let headers = request.headers();
+    if headers.len() > HEADERS_MAX || header_bytes(headers) > HEADER_BYTES_MAX {
+        return Err(headers_too_large());
+    }
+    check_host(request.version(), headers)?;
+    if access == ConnectionAccess::ProbesOnly && !PROBE_PATHS.contains(&request.uri().path()) {
+        return Err(ApiError::unavailable("connections", "too many connections", 1));
+    }
+    Ok(())
+}
+
+/// RFC 9112, section 3.2: exactly one `Host` with a host in it, or nothing. HTTP/1.0 needs none.
+fn check_host(version: Version, headers: &HeaderMap) -> Result<(), ApiError> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let message = match (hosts.next(), hosts.next()) {
+        (None, _) if version < Version::HTTP_11 => return Ok(()),
+        (None, _) => "an HTTP/1.1 request needs a Host header",
+        (Some(_), Some(_)) => "more than one Host header",
+        (Some(host), None) if is_host(host.as_bytes()) => return Ok(()),
+        (Some(_), None) => "the Host header is not HOST or HOST:PORT",
+    };
+    Err(ApiError::bad_request("invalid_host", "", message))
+}
+
+/// Whether a value of `Host` is empty or a host and perhaps a port, without a user's name.
+fn is_host(host: &[u8]) -> bool {
+    host.is_empty() || (!host.contains(&b'@') && Authority::try_from(host).is_ok())
+}
+
+/// 431: a head that is too long.
+pub(super) fn headers_too_large() -> ApiError {
+    let message = format!("more than {HEADERS_MAX} header fields or {HEADER_BYTES_MAX} bytes");
+    ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "header_limit", message)
+}
+
+fn header_bytes(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
+}
+
+/// A request's body that tells the connection when all of it has come.
+struct TrackedRequestBody {
+    body: hyper::body::Incoming,
+    progress: Arc<ConnectionProgress>,
+}
+
+impl TrackedRequestBody {
+    fn new(body: hyper::body::Incoming, progress: Arc<ConnectionProgress>) -> Self {
+        if body.is_end_stream() {
+            progress.responding();
+        }
+        Self { body, progress }
+    }
+}
+
+impl HttpBody for TrackedRequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if frame.is_none() || self.body.is_end_stream() {
+            self.progress.responding();
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A body that tells the connection when it is gone, sent or not.
+struct TrackedResponseBody {
+    body: Body,
+    progress: Arc<ConnectionProgress>,
+}
+
+impl HttpBody for TrackedResponseBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for TrackedResponseBody {
+    fn drop(&mut self) {
+        self.progress.idle();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host_is_fine(version: Version, hosts: &[&str]) -> bool {
+        let mut headers = HeaderMap::new();
+        for host in hosts {
+            headers.append(header::HOST, HeaderValue::from_str(host).unwrap());
+        }
+        check_host(version, &headers).is_ok()
+    }
+
+    #[test]
+    fn http_1_1_requests_require_exactly_one_host() {
+        let (old, new) = (Version::HTTP_10, Version::HTTP_11);
+        for host in ["example.org", "127.0.0.1:8000", "[::1]:8000", "localhost", "my_host", ""] {
+            assert!(host_is_fine(new, &[host]), "{host}");
+        }
+        for host in ["a b", "user@host", "http://host/", "host/path", "a,b:c:d"] {
+            assert!(!host_is_fine(new, &[host]), "{host}");
+        }
+        assert!(!host_is_fine(new, &[]) && host_is_fine(old, &[]));
+        assert!(!host_is_fine(new, &["a", "a"]) && !host_is_fine(old, &["a", "b"]));
+    }
+}

@@ -1,0 +1,53 @@
+//! From the fields of a chat request to a reply that waits for tokens.
+
+use super::generation_start::{StartedGeneration, start};
+use super::reply::ChatCompletionReply;
+use super::types::ChatCompletionRequest;
+use crate::api_error::ApiError;
+use crate::app::{AppState, ServingContext};
+use crate::openai::endpoint::{HeaderFields, PreparedRequest, ReplyHead, ignored_fields};
+use crate::openai::logprobs::TokenNames;
+use crate::request_fields::RequestFields;
+use engine::AdmissionPermit;
+use std::sync::Arc;
+
+/// Reads, refuses and starts.
+pub(super) fn prepare(
+    app: &AppState,
+    serving: &Arc<ServingContext>,
+    mut fields: RequestFields,
+    headers: &HeaderFields,
+    ticket: AdmissionPermit,
+) -> Result<PreparedRequest<ChatCompletionReply>, ApiError> {
+    let request = ChatCompletionRequest::take(
+        &mut fields,
+        &serving.field_bounds,
+        &serving.sampling_defaults,
+    )?;
+    let include_reasoning = fields.bool("include_reasoning")?.unwrap_or(true);
+    let ignored = ignored_fields(app, &fields)?;
+    let logprobs = request.logprobs.is_some();
+    let started = start(app, serving, request, headers, ticket)?;
+    let StartedGeneration {
+        generation,
+        model,
+        request_id,
+        params,
+        prompt,
+        echo,
+        tool_call_ids: names,
+    } = started;
+    let spelling = params.token_format(&app.options);
+    let reply = ChatCompletionReply {
+        head: ReplyHead::new("chatcmpl", &request_id, model, serving),
+        tokens: TokenNames { tokenizer: Arc::clone(&serving.tokenizer), spelling },
+        logprobs,
+        prompt_logprobs: params.prompt_logprobs.is_some(),
+        echo,
+        prompt_ids: params.return_token_ids.then_some(prompt),
+        stream_options: params.effective_stream_options(&app.options),
+        tool_call_ids: names,
+        reasoning: include_reasoning.then_some(app.options.reasoning_field),
+    };
+    Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })
+}

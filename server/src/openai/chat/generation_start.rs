@@ -1,0 +1,235 @@
+//! From a checked conversation to a generation under way: what all chat endpoints do alike.
+
+use super::messages::last_assistant_text;
+use super::tools::RequestTools;
+use super::types::ChatCompletionRequest;
+use crate::api_error::ApiError;
+use crate::app::{AppState, ServingContext};
+use crate::json_heap_size::heap_bytes;
+use crate::openai::endpoint::HeaderFields;
+use crate::openai::generation::RequestGeneration;
+use crate::openai::memory_reservation::reserve;
+use crate::openai::params::CompletionParams;
+use crate::openai::submit::{
+    EndpointParams, detokenizer, reject_if_too_long, start_generation, text_error, truncate,
+};
+use crate::request_ids::ToolCallIds;
+use engine::AdmissionPermit;
+use grammar::{GrammarSpec, OutputConstraint};
+use protocol::Token;
+use std::sync::Arc;
+use text::{
+    ChatInput, OutputParser, ReasoningFamily, ReasoningStart, RenderedChat, TextError,
+    ToolCallIdFormat, ToolCallSyntax,
+};
+
+/// Bytes of a prompt's end that may tell whether the model is to think.
+const OPENING_BYTES: usize = 64;
+
+/// A conversation that is being answered.
+pub(crate) struct StartedGeneration {
+    /// Its choices.
+    pub generation: RequestGeneration,
+    /// Name to answer with.
+    pub model: String,
+    /// The id under which the client finds the request.
+    pub request_id: String,
+    /// What was asked, for the reply.
+    pub params: CompletionParams,
+    /// Ids of the prompt.
+    pub prompt: Vec<Token>,
+    /// The last message, if it is to be repeated.
+    pub echo: String,
+    /// Ids of the calls.
+    pub tool_call_ids: ToolCallIds,
+}
+
+/// A rendered conversation.
+pub(crate) struct RenderedPrompt {
+    /// Its ids.
+    pub ids: Vec<Token>,
+    /// The end of its text.
+    opening: String,
+}
+
+/// Renders, tokenises and submits.
+///
+/// Errors: 400 for what cannot be served, 404 for another model, 429 or 503 for load.
+pub(crate) fn start(
+    app: &AppState,
+    serving: &Arc<ServingContext>,
+    request: ChatCompletionRequest,
+    headers: &HeaderFields,
+    mut ticket: AdmissionPermit,
+) -> Result<StartedGeneration, ApiError> {
+    let ChatCompletionRequest { mut params, mut input, tools, .. } = request;
+    let ChatCompletionRequest { logprobs, thinking, add_special_tokens, prompt_field, .. } =
+        request;
+    let model = serving.check_model(params.model.as_deref())?;
+    params.replica = headers.replica(params.replica, serving.field_bounds.replicas)?;
+    let request_id = headers.request_id(&mut params, &app.id_generator);
+    let calls = serving.parsers.tool_call_syntax.filter(|_| tools.parses_tool_calls());
+
+    let held = tools.definitions.iter().map(|tool| heap_bytes(&tool.parameters)).sum();
+    reserve(app, &mut ticket, held, "tools")?;
+    let last = last_assistant_text(&input.messages);
+    let echo = if params.echo { last.to_owned() } else { String::new() };
+    let continued = input.continue_final_message.then(|| last.to_owned());
+    input.tools = tools.template_value.clone();
+    let rendered = template(serving, input, prompt_field)?;
+    reject_if_too_long(serving, &rendered.text, params.truncate, prompt_field)?;
+    let prompt = tokenise(serving, &rendered, add_special_tokens, prompt_field)?;
+    let RenderedPrompt { mut ids, opening } = prompt;
+    truncate(&mut ids, params.truncate);
+    let reasoning = reasoning_start(serving, continued.as_deref(), &opening);
+    params.constraint = constraint(serving, params.constraint.take(), &tools, reasoning)?;
+    let most = if tools.parallel { u32::MAX } else { 1 };
+    let parser =
+        OutputParser::new(reasoning, calls.map(|syntax| (syntax, &tools.definitions, most)));
+    let kept = serving.parsers.visible_special(calls.is_some());
+    let reader = || (&parser, detokenizer(serving, &params, Some(&kept)));
+    let begins = (reasoning, continued.as_deref());
+    let thinking = thinking.map(|asked| asked.activate(serving, &params, begins, reader()));
+    let thinking = thinking.transpose()?.flatten();
+    let extra = EndpointParams {
+        logprobs,
+        prompt_logprobs: params.prompt_logprobs,
+        max_tokens_default: serving.sampling_defaults.max_tokens,
+        prompt_field,
+        parser: Some((&parser, &kept)),
+        thinking: thinking.as_ref(),
+    };
+    let prompts = [ids];
+    let generation = start_generation(app, serving, &params, &prompts, extra, ticket)?;
+    let [prompt] = prompts;
+    let names = ToolCallIds::new(
+        app.id_generator.next_u64(),
+        calls.map_or(ToolCallIdFormat::Long, ToolCallSyntax::id_format),
+    );
+    Ok(StartedGeneration {
+        generation,
+        model,
+        request_id,
+        params,
+        prompt,
+        echo,
+        tool_call_ids: names,
+    })
+}
+
+/// What the output must be: what the request says, or calls, behind the reasoning if there is any.
+///
+/// Errors: 400 if there must be a call and something else, or nobody knows how calls are written.
+fn constraint(
+    serving: &ServingContext,
+    asked: Option<Arc<OutputConstraint>>,
+    tools: &RequestTools,
+    beginning: Option<ReasoningStart>,
+) -> Result<Option<Arc<OutputConstraint>>, ApiError> {
+    const FIELD: &str = "tool_choice";
+    let constraint = match (asked, tools.must_call()) {
+        (asked, false) => asked,
+        (Some(other), true) => {
+            let message = format!("a call cannot be forced together with {}", other.param);
+            return Err(ApiError::invalid(FIELD, message));
+        }
+        (None, true) => {
+            let Some(syntax) = serving.parsers.tool_call_syntax else {
+                let message = "needs a server with --tool-call-parser";
+                return Err(ApiError::unsupported(FIELD, message));
+            };
+            tools.check_schemas()?;
+            let grammar = syntax.grammar(tools.callable(), tools.parallel, &serving.tokenizer);
+            Some(Arc::new(OutputConstraint::new(GrammarSpec::Lark(grammar), FIELD)))
+        }
+    };
+    let thinks = match beginning {
+        Some(ReasoningStart::Inside) => true,
+        Some(ReasoningStart::AtMarker) => serving.parsers.opens_reasoning,
+        Some(ReasoningStart::After) | None => false,
+    };
+    let behind = |it: Arc<OutputConstraint>| {
+        Arc::unwrap_or_clone(it).start_after(ReasoningFamily::END_MARKER).into()
+    };
+    Ok(if thinks { constraint.map(behind) } else { constraint })
+}
+
+/// Where the output begins, if reasoning is told apart.
+fn reasoning_start(
+    serving: &ServingContext,
+    continued: Option<&str>,
+    opening: &str,
+) -> Option<ReasoningStart> {
+    let reasoning = serving.parsers.reasoning?;
+    Some(match continued {
+        Some(message) => reasoning.start_after_message(message),
+        None => reasoning.start_after_prompt(opening),
+    })
+}
+
+/// Renders and tokenises a conversation of any length; `field` names it in refusals.
+///
+/// Errors: 400 `no_chat_template`, or what the template refuses.
+pub(crate) fn render(
+    serving: &ServingContext,
+    input: ChatInput,
+    add_special_tokens: bool,
+    field: &str,
+) -> Result<RenderedPrompt, ApiError> {
+    tokenise(serving, &template(serving, input, field)?, add_special_tokens, field)
+}
+
+fn template(
+    serving: &ServingContext,
+    mut input: ChatInput,
+    field: &str,
+) -> Result<RenderedChat, ApiError> {
+    for (name, value) in &serving.template_defaults {
+        input.kwargs.entry(name.clone()).or_insert_with(|| value.clone());
+    }
+    if let Some(template) = input.template.take() {
+        return render_own(serving, template, input, field);
+    }
+    let Some(template) = serving.template.as_ref() else {
+        let message = "the model has no chat template; use /v1/completions";
+        return Err(ApiError::bad_request("no_chat_template", field, message));
+    };
+    template.render(input).map_err(|error| text_error(&error, field))
+}
+
+/// Renders with the template of the request, if clients are trusted with them.
+fn render_own(
+    serving: &ServingContext,
+    template: String,
+    input: ChatInput,
+    field: &str,
+) -> Result<RenderedChat, ApiError> {
+    const FIELD: &str = "chat_template";
+    let Some(templates) = &serving.request_templates else {
+        let message = "needs a server started with --trust-request-chat-template";
+        return Err(ApiError::unsupported(FIELD, message));
+    };
+    templates.render(template, input, &serving.tokenizer).map_err(|error| {
+        let at_fault =
+            if matches!(error, TextError::InvalidRequestTemplate(_)) { FIELD } else { field };
+        text_error(&error, at_fault)
+    })
+}
+
+fn tokenise(
+    serving: &ServingContext,
+    rendered: &RenderedChat,
+    add_special_tokens: bool,
+    field: &str,
+) -> Result<RenderedPrompt, ApiError> {
+    let tokenizer = &serving.tokenizer;
+    let ids = tokenizer.encode_rendered(rendered);
+    let mut ids = ids.map_err(|error| text_error(&error, field))?;
+    let bos = tokenizer.bos_id().filter(|bos| add_special_tokens && ids.first() != Some(bos));
+    if let Some(bos) = bos {
+        ids.insert(0, bos);
+    }
+    let text = &rendered.text;
+    let from = text.floor_char_boundary(text.len().saturating_sub(OPENING_BYTES));
+    Ok(RenderedPrompt { ids, opening: text[from..].to_owned() })
+}

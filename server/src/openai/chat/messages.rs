@@ -1,0 +1,273 @@
+//! Conversations: messages and what else the template reads. Shared with `/tokenize`.
+
+use crate::api_error::ApiError;
+use crate::request_fields::{RequestFields, wrong_type};
+use crate::strict_json::JsonValue;
+use serde_json::{Map, Value, json};
+use text::{ChatInput, TEMPLATE_BYTES_MAX};
+
+/// Messages of a conversation.
+pub(crate) const MESSAGES_MAX: usize = 4_096;
+/// Parts of one message.
+pub(crate) const PARTS_MAX: usize = 4_096;
+const KWARGS_MAX: usize = 32;
+const KWARGS_BYTES_MAX: usize = 4_096;
+const DOCUMENTS_MAX: usize = 64;
+const CALLS_MAX: usize = 128;
+/// Names the template gets from elsewhere: a request must not overrule them.
+const RESERVED_TEMPLATE_VARIABLES: &[&str] = &[
+    "add_generation_prompt",
+    "bos_token",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "documents",
+    "eos_token",
+    "messages",
+    "pad_token",
+    "raise_exception",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "strftime_now",
+    "tokenize",
+    "tools",
+    "unk_token",
+];
+/// Types of text parts in OpenAI's APIs.
+pub(crate) const TEXT_PARTS: &[&str] = &["text", "input_text", "output_text"];
+const REASONING_EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
+/// Takes `messages` and everything else that shapes the prompt.
+///
+/// Errors: 400 naming the field.
+pub(crate) fn take(fields: &mut RequestFields) -> Result<ChatInput, ApiError> {
+    let template = fields.string("chat_template", TEMPLATE_BYTES_MAX)?;
+    let continue_final_message = fields.bool("continue_final_message")?.unwrap_or(false);
+    let asked = fields.bool("add_generation_prompt")?;
+    if continue_final_message && asked == Some(true) {
+        let message = "add_generation_prompt and continue_final_message exclude each other";
+        return Err(ApiError::invalid("continue_final_message", message));
+    }
+    Ok(ChatInput {
+        template,
+        messages: messages(fields)?,
+        tools: Value::Null,
+        documents: documents(fields)?,
+        add_generation_prompt: asked.unwrap_or(!continue_final_message),
+        continue_final_message,
+        kwargs: kwargs(fields)?,
+    })
+}
+
+/// The text of the last message, if the assistant wrote it.
+pub(crate) fn last_assistant_text(messages: &Value) -> &str {
+    let last = messages.as_array().and_then(|list| list.last());
+    let last = last.filter(|message| message["role"] == "assistant");
+    last.and_then(|message| message["content"].as_str()).unwrap_or_default()
+}
+
+fn messages(fields: &mut RequestFields) -> Result<Value, ApiError> {
+    let list = list(fields, "messages")?;
+    let one = |(index, value)| message(format!("messages[{index}]"), value);
+    list.into_iter().enumerate().map(one).collect()
+}
+
+/// A conversation's messages, as they were sent.
+pub(crate) fn list(fields: &mut RequestFields, name: &str) -> Result<Vec<JsonValue>, ApiError> {
+    match fields.required(name)? {
+        JsonValue::List(list) if (1..=MESSAGES_MAX).contains(&list.len()) => Ok(list),
+        JsonValue::List(list) => {
+            let message = format!("must hold 1 to {MESSAGES_MAX} entries, got {}", list.len());
+            Err(ApiError::invalid(fields.path(name), message))
+        }
+        other => Err(wrong_type(fields.path(name), "a list of objects", &other)),
+    }
+}
+
+fn message(path: String, value: JsonValue) -> Result<Value, ApiError> {
+    let mut fields = RequestFields::of(path, value)?;
+    let role = fields.string("role", 64)?;
+    let role_path = fields.path("role");
+    let Some(role) = role.filter(|role| !role.is_empty()) else {
+        return Err(ApiError::invalid(role_path, "is missing"));
+    };
+    if role == "function" {
+        let message = "is not served any more; send the result as role tool";
+        return Err(ApiError::unsupported(role_path, message));
+    }
+    if fields.take("function_call").is_some() {
+        let message = "is not served any more; use tool_calls";
+        return Err(ApiError::unsupported(fields.path("function_call"), message));
+    }
+    let calls = calls(&mut fields, &role)?;
+    let reasoning = fields.take_alias("reasoning_content", "reasoning")?;
+    let content = content(&mut fields, &role)?;
+    // Further keys (name, tool_call_id, …) belong to the template.
+    let mut message: Map<String, Value> = fields.into_values();
+    if let Some(calls) = calls {
+        message.insert("tool_calls".to_owned(), calls);
+    }
+    if let Some(reasoning) = reasoning {
+        // Templates know it by the first name.
+        message.insert("reasoning_content".to_owned(), reasoning.into_value());
+    }
+    message.insert("role".to_owned(), Value::String(role));
+    message.insert("content".to_owned(), content);
+    Ok(Value::Object(message))
+}
+
+/// Earlier calls of the assistant, their arguments as objects: that is what templates read.
+fn calls(fields: &mut RequestFields, role: &str) -> Result<Option<Value>, ApiError> {
+    let path = fields.path("tool_calls");
+    let list = match fields.take("tool_calls") {
+        None => return Ok(None),
+        Some(JsonValue::List(list)) if list.is_empty() => return Ok(None),
+        Some(JsonValue::List(list)) if list.len() <= CALLS_MAX => list,
+        Some(JsonValue::List(list)) => {
+            let message = format!("at most {CALLS_MAX} calls, got {}", list.len());
+            return Err(ApiError::invalid(path, message));
+        }
+        Some(other) => return Err(wrong_type(path, "a list of objects", &other)),
+    };
+    if role != "assistant" {
+        return Err(ApiError::invalid(path, "only the assistant calls tools"));
+    }
+    let one = |(index, call)| one_call(format!("{path}[{index}]"), call);
+    list.into_iter().enumerate().map(one).collect::<Result<Value, _>>().map(Some)
+}
+
+fn one_call(path: String, call: JsonValue) -> Result<Value, ApiError> {
+    let mut call = RequestFields::of(path, call)?;
+    match call.string("type", 64)?.as_deref() {
+        None | Some("function") => {}
+        Some(_) => return Err(ApiError::unsupported(call.path("type"), "must be function")),
+    }
+    let function = call.required("function")?;
+    let mut function = RequestFields::of(call.path("function"), function)?;
+    let name = function.required_string("name")?;
+    let path = function.path("arguments");
+    let arguments = arguments(&path, function.take("arguments"))?;
+    let mut value = call.into_values();
+    value.insert("type".to_owned(), json!("function"));
+    value.insert("function".to_owned(), json!({"name": name, "arguments": arguments}));
+    Ok(Value::Object(value))
+}
+
+/// A JSON object, usually as text.
+pub(crate) fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, ApiError> {
+    let value = match value {
+        None => return Ok(json!({})),
+        Some(JsonValue::Str(text)) if text.trim().is_empty() => return Ok(json!({})),
+        Some(JsonValue::Str(text)) => serde_json::from_str(&text).unwrap_or_default(),
+        Some(other) => other.into_value(),
+    };
+    if value.is_object() {
+        return Ok(value);
+    }
+    Err(ApiError::invalid(path, "must be a JSON object"))
+}
+
+/// A message's text; the assistant may have said nothing.
+pub(crate) fn content(fields: &mut RequestFields, role: &str) -> Result<Value, ApiError> {
+    match fields.take("content") {
+        None if role == "assistant" => Ok(json!("")),
+        None => Err(ApiError::invalid(fields.path("content"), "is missing")),
+        Some(value) => text_of(&fields.path("content"), value, TEXT_PARTS).map(Value::String),
+    }
+}
+
+/// A string, or parts of text joined by line breaks; `kinds` are the types of such parts.
+pub(crate) fn text_of(path: &str, value: JsonValue, kinds: &[&str]) -> Result<String, ApiError> {
+    match value {
+        JsonValue::Str(text) => Ok(text),
+        JsonValue::List(parts) if parts.len() <= PARTS_MAX => {
+            let part = |(index, value)| part(format!("{path}[{index}]"), value, kinds);
+            let texts = parts.into_iter().enumerate().map(part);
+            Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+        }
+        JsonValue::List(parts) => {
+            let message = format!("at most {PARTS_MAX} parts, got {}", parts.len());
+            Err(ApiError::invalid(path, message))
+        }
+        other => Err(wrong_type(path.to_owned(), "a string or a list of parts", &other)),
+    }
+}
+
+fn part(path: String, value: JsonValue, kinds: &[&str]) -> Result<String, ApiError> {
+    if let JsonValue::Str(text) = value {
+        return Ok(text);
+    }
+    let mut fields = RequestFields::of(path, value)?;
+    let kind = fields.required_string("type")?;
+    if !kinds.contains(&kind.as_str()) {
+        let message = "only parts of text are served";
+        return Err(ApiError::bad_request("unsupported_content", fields.path("type"), message));
+    }
+    fields.required_string("text")
+}
+
+fn documents(fields: &mut RequestFields) -> Result<Value, ApiError> {
+    match fields.take("documents") {
+        None => Ok(Value::Null),
+        Some(JsonValue::List(list)) if list.len() <= DOCUMENTS_MAX => {
+            if let Some(odd) = list.iter().position(|item| !matches!(item, JsonValue::Object(_))) {
+                let path = format!("documents[{odd}]");
+                return Err(wrong_type(path, "an object", &list[odd]));
+            }
+            Ok(JsonValue::List(list).into_value())
+        }
+        Some(JsonValue::List(list)) => {
+            let message = format!("at most {DOCUMENTS_MAX} documents, got {}", list.len());
+            Err(ApiError::invalid("documents", message))
+        }
+        Some(other) => Err(wrong_type("documents".to_owned(), "a list of objects", &other)),
+    }
+}
+
+/// How hard to think.
+pub(crate) fn effort(fields: &mut RequestFields, name: &str) -> Result<Option<String>, ApiError> {
+    let path = fields.path(name);
+    let effort = fields.string(name, 32)?;
+    if effort.as_ref().is_some_and(|effort| !REASONING_EFFORTS.contains(&effort.as_str())) {
+        let message = format!("must be one of {}", REASONING_EFFORTS.join(", "));
+        return Err(ApiError::invalid(path, message));
+    }
+    Ok(effort)
+}
+
+/// Variables of the template: `reasoning_effort` and `chat_template_kwargs`.
+pub(crate) fn kwargs(fields: &mut RequestFields) -> Result<Map<String, Value>, ApiError> {
+    const NAME: &str = "chat_template_kwargs";
+    let mut kwargs = Map::new();
+    if let Some(effort) = effort(fields, "reasoning_effort")? {
+        kwargs.insert("reasoning_effort".to_owned(), Value::String(effort));
+    }
+    let pairs = match fields.take(NAME) {
+        None => return Ok(kwargs),
+        Some(JsonValue::Object(pairs)) => pairs,
+        Some(other) => return Err(wrong_type(NAME.to_owned(), "an object", &other)),
+    };
+    if pairs.len() > KWARGS_MAX {
+        let message = format!("at most {KWARGS_MAX} keys, got {}", pairs.len());
+        return Err(ApiError::invalid(NAME, message));
+    }
+    let mut bytes = 0;
+    for (key, value) in pairs {
+        let path: String = format!("{NAME}.{key}").chars().take(96).collect();
+        if RESERVED_TEMPLATE_VARIABLES.contains(&key.as_str()) {
+            return Err(ApiError::invalid(path, "this name is reserved"));
+        }
+        if matches!(value, JsonValue::Ints(_) | JsonValue::List(_) | JsonValue::Object(_)) {
+            return Err(wrong_type(path, "a string, a number or a boolean", &value));
+        }
+        let value = value.into_value();
+        bytes += key.len() + value.as_str().map_or(8, str::len);
+        if bytes > KWARGS_BYTES_MAX {
+            let message = format!("at most {KWARGS_BYTES_MAX} bytes in all");
+            return Err(ApiError::invalid(NAME, message));
+        }
+        kwargs.insert(key, value);
+    }
+    Ok(kwargs)
+}

@@ -1,0 +1,63 @@
+//! POST `/v1/chat/completions`, and what it shares with the other endpoints that hold conversations.
+
+mod convert;
+pub(crate) mod generation_start;
+pub(crate) mod messages;
+mod reply;
+mod stream;
+pub(crate) mod tools;
+pub(crate) mod types;
+
+use super::endpoint;
+use crate::api_error::ApiError;
+use crate::app::AppState;
+use crate::openai::params::{FieldBounds, SamplingDefaults};
+use crate::request_fields::RequestFields;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::Response;
+use reply::ChatCompletionReply;
+use std::sync::Arc;
+use types::ChatCompletionRequest;
+
+/// Fields under which clients find reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReasoningField {
+    /// Both of the following.
+    #[default]
+    Both,
+    /// `reasoning`, the name of today.
+    Reasoning,
+    /// `reasoning_content`, the older one.
+    ReasoningContent,
+}
+
+impl ReasoningField {
+    /// The names of the fields.
+    pub fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::Both => &["reasoning", "reasoning_content"],
+            Self::Reasoning => &["reasoning"],
+            Self::ReasoningContent => &["reasoning_content"],
+        }
+    }
+}
+
+/// Answers one request.
+pub async fn handle(
+    State(app): State<Arc<AppState>>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    endpoint::serve::<ChatCompletionReply>(app, request).await
+}
+
+/// Whether a body would be taken, as far as its fields alone decide.
+///
+/// Errors: 400 naming the field.
+pub fn validate(
+    fields: &mut RequestFields,
+    bounds: &FieldBounds,
+    defaults: &SamplingDefaults,
+) -> Result<(), ApiError> {
+    ChatCompletionRequest::take(fields, bounds, defaults).map(|_| ())
+}

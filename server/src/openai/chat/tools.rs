@@ -1,0 +1,254 @@
+//! Tools of a request: what may be called, and whether it must be.
+
+use crate::api_error::ApiError;
+use crate::request_fields::{RequestFields, wrong_type};
+use crate::strict_json::JsonValue;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use text::ToolDefinition;
+
+const TOOLS_MAX: usize = 128;
+const NAME_MAX: usize = 64;
+
+/// Whether the model calls, and what.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum ToolChoice {
+    /// It does not; what looks like a call is content.
+    None,
+    /// As it likes.
+    #[default]
+    Auto,
+    /// At least one.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+/// Tools of a request, checked.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RequestTools {
+    /// What parsers and grammars need.
+    pub definitions: Arc<[ToolDefinition]>,
+    /// What the template shows; null without tools.
+    pub template_value: Value,
+    /// Whether to call.
+    pub choice: ToolChoice,
+    /// Whether more than one call is wanted.
+    pub parallel: bool,
+}
+
+impl RequestTools {
+    /// Takes `tools`, `tool_choice` and `parallel_tool_calls`; refuses what came before them.
+    ///
+    /// Errors: 400 naming the field.
+    pub(crate) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
+        for (old, new) in [("functions", "tools"), ("function_call", "tool_choice")] {
+            match fields.take(old) {
+                None => {}
+                Some(JsonValue::List(list)) if list.is_empty() => {}
+                Some(JsonValue::Str(choice)) if choice == "none" || choice == "auto" => {}
+                Some(_) => {
+                    let message = format!("is not served any more; use {new}");
+                    return Err(ApiError::unsupported(fields.path(old), message));
+                }
+            }
+        }
+        let (defined, shown) = tools(fields)?;
+        let choice = choice(fields)?;
+        let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
+        let tools = Self { definitions: defined.into(), template_value: shown, choice, parallel };
+        tools.check("tool_choice")?;
+        Ok(tools)
+    }
+
+    /// Whether the choice can be honoured with these tools; `field` names it.
+    pub(crate) fn check(&self, field: &str) -> Result<(), ApiError> {
+        match &self.choice {
+            ToolChoice::None | ToolChoice::Auto => Ok(()),
+            _ if self.definitions.is_empty() => {
+                let message = "asks for a call, but there are no tools";
+                Err(ApiError::invalid(field, message))
+            }
+            ToolChoice::Named(name) if !self.definitions.iter().any(|tool| tool.name == *name) => {
+                let message = "names a function that is not among the tools";
+                Err(ApiError::invalid(field, message))
+            }
+            ToolChoice::Required | ToolChoice::Named(_) => Ok(()),
+        }
+    }
+
+    /// Whether calls in the output are to be found.
+    pub(crate) fn parses_tool_calls(&self) -> bool {
+        !self.definitions.is_empty() && self.choice != ToolChoice::None
+    }
+
+    /// The tools that a forced call may name.
+    pub(crate) fn callable(&self) -> impl Iterator<Item = &ToolDefinition> {
+        let named = |tool: &&ToolDefinition| match &self.choice {
+            ToolChoice::Named(name) => tool.name == *name,
+            _ => true,
+        };
+        self.definitions.iter().filter(named)
+    }
+
+    /// Refuses schemas that bring options of the grammar's compiler: one of them would widen it.
+    pub(crate) fn check_schemas(&self) -> Result<(), ApiError> {
+        let odd = |tool: &ToolDefinition| {
+            let schema = &tool.parameters;
+            let mut properties = schema["properties"].as_object().into_iter().flatten();
+            schema.get("x-guidance").is_some()
+                || properties.any(|(_, property)| property.get("x-guidance").is_some())
+        };
+        match self.definitions.iter().position(odd) {
+            None => Ok(()),
+            Some(index) => {
+                let message = "its schema must not have the keyword x-guidance";
+                Err(ApiError::invalid(format!("tools[{index}]"), message))
+            }
+        }
+    }
+
+    /// Whether there must be a call.
+    pub(crate) fn must_call(&self) -> bool {
+        matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
+    }
+}
+
+/// The list `tools`, of at most 128 functions with names of their own.
+pub(crate) fn list(fields: &mut RequestFields) -> Result<Vec<JsonValue>, ApiError> {
+    let path = fields.path("tools");
+    match fields.take("tools") {
+        None => Ok(Vec::new()),
+        Some(JsonValue::List(list)) if list.len() <= TOOLS_MAX => Ok(list),
+        Some(JsonValue::List(list)) => {
+            let message = format!("at most {TOOLS_MAX} tools, got {}", list.len());
+            Err(ApiError::invalid(path, message))
+        }
+        Some(other) => Err(wrong_type(path, "a list of objects", &other)),
+    }
+}
+
+/// Refuses a name that an earlier tool has.
+pub(crate) fn check_unique(
+    tools: &[ToolDefinition],
+    name: &str,
+    path: String,
+) -> Result<(), ApiError> {
+    if tools.iter().any(|tool| tool.name == name) {
+        return Err(ApiError::invalid(path, "two tools have this name"));
+    }
+    Ok(())
+}
+
+/// A function's name and the schema of its arguments, which stands in field `schema`.
+///
+/// Errors: 400 naming the field.
+pub(crate) fn function(
+    fields: &mut RequestFields,
+    schema: &str,
+) -> Result<ToolDefinition, ApiError> {
+    let path = fields.path("name");
+    let name = fields.string("name", NAME_MAX)?;
+    let Some(name) = name.filter(|name| is_name(name)) else {
+        let message = format!("must be 1 to {NAME_MAX} characters out of A-Z a-z 0-9 _ -");
+        return Err(ApiError::invalid(path, message));
+    };
+    let path = fields.path(schema);
+    let parameters = match fields.take(schema) {
+        None => json!({"type": "object", "properties": {}}),
+        Some(JsonValue::Object(pairs)) => JsonValue::Object(pairs).into_value(),
+        Some(other) => return Err(wrong_type(path, "a JSON schema", &other)),
+    };
+    if parameters.get("type").is_some_and(|kind| kind != "object") {
+        return Err(ApiError::invalid(path, "must be the schema of an object"));
+    }
+    Ok(ToolDefinition { name, parameters })
+}
+
+/// A tool as templates expect it.
+pub(crate) fn template_tool(tool: &ToolDefinition, description: Option<String>) -> Value {
+    let mut function = Map::new();
+    function.insert("name".to_owned(), Value::from(tool.name.as_str()));
+    if let Some(text) = description {
+        function.insert("description".to_owned(), Value::from(text));
+    }
+    function.insert("parameters".to_owned(), tool.parameters.clone());
+    json!({"type": "function", "function": function})
+}
+
+fn is_name(name: &str) -> bool {
+    let fits = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
+    (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(fits)
+}
+
+fn tools(fields: &mut RequestFields) -> Result<(Vec<ToolDefinition>, Value), ApiError> {
+    let list = list(fields)?;
+    let mut tools: Vec<ToolDefinition> = Vec::with_capacity(list.len());
+    let mut values = Vec::with_capacity(list.len());
+    for (index, item) in list.into_iter().enumerate() {
+        // Templates print tools as they were sent.
+        values.push(item.clone().into_value());
+        let path = fields.path(&format!("tools[{index}]"));
+        let mut item = RequestFields::of(path, item)?;
+        check_kind(&mut item)?;
+        let path = item.path("function");
+        let function_fields = item.take("function");
+        let Some(value) = function_fields else {
+            return Err(ApiError::invalid(path, "is missing"));
+        };
+        let mut inner = RequestFields::of(path, value)?;
+        let tool = function(&mut inner, "parameters")?;
+        inner.string("description", usize::MAX)?;
+        inner.bool("strict")?;
+        check_unique(&tools, &tool.name, inner.path("name"))?;
+        tools.push(tool);
+    }
+    let shown = if values.is_empty() { Value::Null } else { Value::Array(values) };
+    Ok((tools, shown))
+}
+
+/// The only kind of tool there is.
+pub(crate) fn check_kind(fields: &mut RequestFields) -> Result<(), ApiError> {
+    let path = fields.path("type");
+    match fields.string("type", 64)?.as_deref() {
+        Some("function") => Ok(()),
+        Some(_) => Err(ApiError::unsupported(path, "only functions are served")),
+        None => Err(ApiError::invalid(path, "is missing")),
+    }
+}
+
+fn choice(fields: &mut RequestFields) -> Result<ToolChoice, ApiError> {
+    let path = fields.path("tool_choice");
+    let value = match fields.take("tool_choice") {
+        None => return Ok(ToolChoice::Auto),
+        Some(JsonValue::Str(word)) => return choice_from_keyword(&word, path),
+        Some(value) => value,
+    };
+    let mut choice = RequestFields::of(path, value)?;
+    check_kind(&mut choice)?;
+    let path = choice.path("function");
+    let function =
+        choice.take("function").ok_or_else(|| ApiError::invalid(&*path, "is missing"))?;
+    let mut function = RequestFields::of(path, function)?;
+    named_function(&mut function)
+}
+
+/// `none`, `auto` or `required`.
+pub(crate) fn choice_from_keyword(word: &str, path: String) -> Result<ToolChoice, ApiError> {
+    match word {
+        "none" => Ok(ToolChoice::None),
+        "auto" => Ok(ToolChoice::Auto),
+        "required" => Ok(ToolChoice::Required),
+        _ => {
+            let message = "must be none, auto, required, or name a function";
+            Err(ApiError::invalid(path, message))
+        }
+    }
+}
+
+/// The choice of the function that `name` names.
+pub(crate) fn named_function(fields: &mut RequestFields) -> Result<ToolChoice, ApiError> {
+    let path = fields.path("name");
+    let name = fields.string("name", NAME_MAX)?;
+    name.map(ToolChoice::Named).ok_or_else(|| ApiError::invalid(path, "is missing"))
+}

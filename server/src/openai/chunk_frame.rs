@@ -1,0 +1,68 @@
+//! What all chunks of one stream of completions share: their head, written once, and usage.
+
+use super::endpoint::ReplyHead;
+use super::generation::RequestGeneration;
+use super::params::StreamOptions;
+use super::usage::UsageInfo;
+use crate::sse::escape;
+use bytes::{BufMut, BytesMut};
+use serde_json::json;
+use std::io::Write;
+
+/// The part of a stream's chunks that never changes, and which choices have begun.
+pub(super) struct ChunkFrame {
+    /// Up to and including `"choices":[`.
+    head: Vec<u8>,
+    options: StreamOptions,
+    started: Vec<bool>,
+}
+
+impl ChunkFrame {
+    /// Chunks of this `object`.
+    pub(super) fn new(head: &ReplyHead, object: &str, options: StreamOptions) -> Self {
+        let ReplyHead { id, created, model, fingerprint } = head;
+        let mut head = BytesMut::from(&b"data: {\"id\":\""[..]);
+        escape(id, &mut head);
+        // Writing to memory cannot fail.
+        let _ = write!(
+            (&mut head).writer(),
+            "\",\"object\":\"{object}\",\"created\":{created},\"model\":{},\
+             \"system_fingerprint\":\"{fingerprint}\",\"choices\":[",
+            json!(model)
+        );
+        Self { head: head.to_vec(), options, started: Vec::new() }
+    }
+
+    /// Whether this is the first chunk of a choice.
+    pub(super) fn is_first_chunk(&mut self, choice: usize) -> bool {
+        if self.started.len() <= choice {
+            self.started.resize(choice + 1, false);
+        }
+        !std::mem::replace(&mut self.started[choice], true)
+    }
+
+    /// Begins a chunk of one choice, up to what the choice says.
+    pub(super) fn open(&self, choice: u32, out: &mut BytesMut) {
+        out.put_slice(&self.head);
+        let _ = write!(out.writer(), "{{\"index\":{choice},");
+    }
+
+    /// Ends a chunk behind its choices.
+    pub(super) fn close(&self, all: &RequestGeneration, out: &mut BytesMut) {
+        if self.options.continuous_usage {
+            out.put_slice(b",\"usage\":");
+            all.usage().write(out);
+        }
+        out.put_slice(b"}\n\n");
+    }
+
+    /// The last chunk, if usage was asked for: it has no choices.
+    pub(super) fn usage(&self, usage: &UsageInfo, out: &mut BytesMut) {
+        if self.options.include_usage {
+            out.put_slice(&self.head);
+            out.put_slice(b"],\"usage\":");
+            usage.write(out);
+            out.put_slice(b"}\n\n");
+        }
+    }
+}

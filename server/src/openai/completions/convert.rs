@@ -1,0 +1,106 @@
+//! From a checked text completion request to token ids and a reply that waits for them.
+
+use super::reply::{CompletionReply, EchoedPrompt};
+use super::types::{CompletionPrompt, CompletionRequest};
+use crate::api_error::ApiError;
+use crate::app::{AppState, ServingContext};
+use crate::openai::endpoint::{HeaderFields, PreparedRequest, ReplyHead, ignored_fields};
+use crate::openai::logprobs::TokenNames;
+use crate::openai::params::{CompletionParams, PromptTruncation};
+use crate::openai::submit::{
+    EndpointParams, reject_if_too_long, start_generation, text_error, truncate,
+};
+use crate::request_fields::RequestFields;
+use engine::AdmissionPermit;
+use protocol::Token;
+use std::sync::Arc;
+
+/// Output cap of a request that names none.
+const MAX_TOKENS_DEFAULT: u32 = 16;
+
+/// The field that holds the prompts.
+const FIELD: &str = "prompt";
+
+/// Reads, refuses, tokenises and submits.
+pub(super) fn prepare(
+    app: &AppState,
+    serving: &Arc<ServingContext>,
+    mut fields: RequestFields,
+    headers: &HeaderFields,
+    ticket: AdmissionPermit,
+) -> Result<PreparedRequest<CompletionReply>, ApiError> {
+    let request =
+        CompletionRequest::take(&mut fields, &serving.field_bounds, &serving.sampling_defaults)?;
+    let ignored = ignored_fields(app, &fields)?;
+    let mut params = request.params;
+    let model = serving.check_model(params.model.as_deref())?;
+    params.replica = headers.replica(params.replica, serving.field_bounds.replicas)?;
+    let request_id = headers.request_id(&mut params, &app.id_generator);
+
+    let prompts = encode(serving, &request.prompts, request.add_special_tokens, params.truncate)?;
+    let echoes = echoes(serving, &request.prompts, &prompts, &params);
+    // An echoed prompt shows the log-probabilities of its tokens like those of the output.
+    let of_echo = request.logprobs.filter(|_| params.echo);
+    let extra = EndpointParams {
+        thinking: None,
+        logprobs: request.logprobs,
+        prompt_logprobs: params.prompt_logprobs.max(of_echo),
+        max_tokens_default: Some(MAX_TOKENS_DEFAULT),
+        prompt_field: FIELD,
+        parser: None,
+    };
+    let generation = start_generation(app, serving, &params, &prompts, extra, ticket)?;
+    let spelling = params.token_format(&app.options);
+    let reply = CompletionReply {
+        head: ReplyHead::new("cmpl", &request_id, model, serving),
+        tokens: TokenNames { tokenizer: Arc::clone(&serving.tokenizer), spelling },
+        logprobs: request.logprobs.is_some(),
+        prompt_logprobs: params.prompt_logprobs.is_some(),
+        echo: params.echo,
+        return_token_ids: params.return_token_ids,
+        echoes,
+        n: params.n as usize,
+        stream_options: params.effective_stream_options(&app.options),
+    };
+    Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })
+}
+
+/// The ids of each prompt, cut where the request says.
+fn encode(
+    serving: &ServingContext,
+    prompts: &[CompletionPrompt],
+    add_special_tokens: bool,
+    cut: Option<PromptTruncation>,
+) -> Result<Vec<Vec<Token>>, ApiError> {
+    let ids = |prompt: &CompletionPrompt| {
+        let mut ids = match prompt {
+            CompletionPrompt::Ids(ids) => ids.clone(),
+            CompletionPrompt::Text(text) => {
+                reject_if_too_long(serving, text, cut, FIELD)?;
+                let encoded = serving.tokenizer.encode(text, add_special_tokens);
+                encoded.map_err(|error| text_error(&error, FIELD))?
+            }
+        };
+        truncate(&mut ids, cut);
+        Ok(ids)
+    };
+    prompts.iter().map(ids).collect()
+}
+
+/// The prompts as the reply repeats them, if it does.
+fn echoes(
+    serving: &ServingContext,
+    asked: &[CompletionPrompt],
+    ids: &[Vec<Token>],
+    params: &CompletionParams,
+) -> Vec<EchoedPrompt> {
+    let echo = |(prompt, ids): (&CompletionPrompt, &Vec<Token>)| EchoedPrompt {
+        text: match prompt {
+            CompletionPrompt::Text(text) if params.truncate.is_none() => text.clone(),
+            _ => serving.tokenizer.decode(ids, params.skip_special),
+        },
+        ids: ids.as_slice().into(),
+    };
+    let repeats = params.echo || params.return_token_ids;
+    asked.iter().zip(ids).filter(|_| repeats).map(echo).collect()
+}

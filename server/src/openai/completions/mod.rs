@@ -1,0 +1,36 @@
+//! POST `/v1/completions`.
+
+mod convert;
+mod reply;
+mod types;
+
+use super::endpoint;
+use crate::api_error::ApiError;
+use crate::app::AppState;
+use crate::openai::params::{FieldBounds, SamplingDefaults};
+use crate::request_fields::RequestFields;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::Response;
+use reply::CompletionReply;
+use std::sync::Arc;
+use types::CompletionRequest;
+
+/// Answers one request.
+pub async fn handle(
+    State(app): State<Arc<AppState>>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    endpoint::serve::<CompletionReply>(app, request).await
+}
+
+/// Whether a body would be taken, as far as its fields alone decide.
+///
+/// Errors: 400 naming the field.
+pub fn validate(
+    fields: &mut RequestFields,
+    bounds: &FieldBounds,
+    defaults: &SamplingDefaults,
+) -> Result<(), ApiError> {
+    CompletionRequest::take(fields, bounds, defaults).map(|_| ())
+}

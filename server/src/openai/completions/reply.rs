@@ -1,0 +1,310 @@
+//! Replies of text completions, whole and in chunks.
+
+use super::convert;
+use crate::api_error::ApiError;
+use crate::app::{AppState, ServingContext};
+use crate::openai::choice::ChoiceDelta;
+use crate::openai::chunk_frame::ChunkFrame;
+use crate::openai::collect::{CollectedChoice, collect, put_end};
+use crate::openai::endpoint::{CompletionEndpoint, HeaderFields, PreparedRequest, ReplyHead};
+use crate::openai::generation::RequestGeneration;
+use crate::openai::logprobs::{ChoiceLogprobs, ListForm, ListWriter, TokenNames};
+use crate::openai::params::StreamOptions;
+use crate::openai::reply_parts::{KeptLogprobs, ReplyParts};
+use crate::openai::usage::UsageInfo;
+use crate::request_fields::RequestFields;
+use crate::sse::{ChunkWriter, escape, write_end};
+use axum::body::Body;
+use bytes::{BufMut, BytesMut};
+use engine::AdmissionPermit;
+use protocol::Token;
+use serde_json::json;
+use std::io::Write;
+use std::sync::Arc;
+
+/// A prompt as the reply repeats it.
+pub(super) struct EchoedPrompt {
+    pub(super) text: String,
+    pub(super) ids: Arc<[Token]>,
+}
+
+/// Everything a reply needs besides tokens.
+pub(super) struct CompletionReply {
+    pub(super) head: ReplyHead,
+    /// How log-probabilities show tokens.
+    pub(super) tokens: TokenNames,
+    pub(super) logprobs: bool,
+    pub(super) prompt_logprobs: bool,
+    pub(super) echo: bool,
+    pub(super) return_token_ids: bool,
+    /// One per prompt, if the reply repeats prompts or their ids.
+    pub(super) echoes: Vec<EchoedPrompt>,
+    pub(super) n: usize,
+    pub(super) stream_options: StreamOptions,
+}
+
+impl CompletionEndpoint for CompletionReply {
+    type StreamWriter = CompletionChunkWriter;
+
+    fn prepare(
+        app: &Arc<AppState>,
+        serving: &Arc<ServingContext>,
+        fields: RequestFields,
+        headers: &HeaderFields,
+        ticket: AdmissionPermit,
+    ) -> Result<PreparedRequest<Self>, ApiError> {
+        convert::prepare(app, serving, fields, headers, ticket)
+    }
+
+    fn stream_writer(self) -> CompletionChunkWriter {
+        CompletionChunkWriter::new(self)
+    }
+
+    async fn collect(self, generation: RequestGeneration) -> Result<Body, ApiError> {
+        let (wholes, generation) = collect(generation).await?;
+        let reply = self.parts(wholes, &generation.usage());
+        Ok(reply.into_body(generation.into_held()))
+    }
+}
+
+impl CompletionReply {
+    fn parts(self, wholes: Vec<CollectedChoice>, usage: &UsageInfo) -> ReplyParts {
+        let mut reply = ReplyParts::new(self.tokens.clone());
+        self.head.open("text_completion", &mut reply.text);
+        reply.text.put_slice(b",\"usage\":");
+        usage.write(&mut reply.text);
+        reply.text.put_slice(b",\"choices\":[");
+        for (index, whole) in wholes.into_iter().enumerate() {
+            if index > 0 {
+                reply.text.put_u8(b',');
+            }
+            self.add_choice(index, whole, &mut reply);
+        }
+        reply.text.put_slice(b"]}");
+        reply
+    }
+
+    fn add_choice(&self, index: usize, whole: CollectedChoice, reply: &mut ReplyParts) {
+        let CollectedChoice {
+            text, tokens, logprobs: output, prompt_logprobs: prompt, end, ..
+        } = whole;
+        let echo = self.echoes.get(index / self.n);
+        let repeated = echo.filter(|_| self.echo);
+        let text = repeated.map_or("", |echo| &echo.text).to_owned() + &text;
+        // Writing to memory cannot fail.
+        let _ = write!(
+            (&mut reply.text).writer(),
+            "{{\"index\":{index},\"text\":{},\"logprobs\":",
+            json!(text)
+        );
+        let echoed = repeated.map(|echo| Arc::clone(&echo.ids)).unwrap_or_default();
+        let kept = Arc::new(KeptLogprobs { echoed, prompt, output });
+        if self.logprobs {
+            reply.list(ListForm::Text, &kept);
+        } else {
+            reply.text.put_slice(b"null");
+        }
+        put_end(&end, &mut reply.text);
+        if let (Some(echo), true) = (echo, self.return_token_ids) {
+            let (ids, prompt_ids) = (json!(tokens), json!(*echo.ids));
+            let _ = write!(
+                (&mut reply.text).writer(),
+                ",\"token_ids\":{ids},\"prompt_token_ids\":{prompt_ids}"
+            );
+        }
+        if self.prompt_logprobs {
+            reply.text.put_slice(b",\"prompt_logprobs\":");
+            reply.list(ListForm::Prompt, &kept);
+        }
+        reply.text.put_u8(b'}');
+    }
+}
+
+/// Writes the chunks of a stream.
+pub(super) struct CompletionChunkWriter {
+    reply: CompletionReply,
+    frame: ChunkFrame,
+    /// Characters of the tokens that the lists of each choice have shown.
+    shown_chars: Vec<usize>,
+}
+
+impl CompletionChunkWriter {
+    fn new(reply: CompletionReply) -> Self {
+        let frame = ChunkFrame::new(&reply.head, "text_completion", reply.stream_options);
+        Self { reply, frame, shown_chars: Vec::new() }
+    }
+
+    /// Whether this is the first delta of a choice.
+    fn is_first_delta(&mut self, choice: usize) -> bool {
+        if self.shown_chars.len() <= choice {
+            self.shown_chars.resize(choice + 1, 0);
+        }
+        self.frame.is_first_chunk(choice)
+    }
+}
+
+impl ChunkWriter for CompletionChunkWriter {
+    fn delta(
+        &mut self,
+        choice: u32,
+        delta: &ChoiceDelta,
+        all: &RequestGeneration,
+        out: &mut BytesMut,
+    ) {
+        let index = choice as usize;
+        let begins = self.is_first_delta(index);
+        let reply = &self.reply;
+        let echo = reply.echoes.get(index / reply.n).filter(|_| begins);
+        let echoed = echo.filter(|_| reply.echo).map_or("", |echo| echo.text.as_str());
+        let ids = reply.return_token_ids && (!delta.tokens.is_empty() || echo.is_some());
+        let with_echo = echo.is_some_and(|_| reply.echo);
+        let with_logprobs = reply.logprobs && (with_echo || !delta.logprobs.is_empty());
+        let ends = delta.has_textless_token || delta.end.is_some();
+        let says = !delta.text.is_empty() || !echoed.is_empty() || ends;
+        if !says && !ids && !with_logprobs {
+            return;
+        }
+        self.frame.open(choice, out);
+        out.put_slice(b"\"text\":\"");
+        escape(echoed, out);
+        escape(&delta.text, out);
+        out.put_slice(b"\",\"logprobs\":");
+        if with_logprobs {
+            let echoed = echo.filter(|_| reply.echo).map_or(&[][..], |e| &e.ids);
+            let (prompt, output) = (all.prompt_logprobs(index), &delta.logprobs[..]);
+            let lists = ListWriter::new(ListForm::Text, self.shown_chars[index]);
+            let logprobs = ChoiceLogprobs { echoed, prompt, output };
+            self.shown_chars[index] = lists.write(&reply.tokens, logprobs, out);
+        } else {
+            out.put_slice(b"null");
+        }
+        write_end(delta.end.as_ref(), out);
+        if ids {
+            let _ = write!(out.writer(), ",\"token_ids\":{}", json!(delta.tokens));
+            if let Some(echo) = echo {
+                let _ = write!(out.writer(), ",\"prompt_token_ids\":{}", json!(*echo.ids));
+            }
+        }
+        out.put_slice(b"}]");
+        self.frame.close(all, out);
+    }
+
+    fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {
+        self.frame.usage(usage, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::choice::{ChoiceFinish, StopMatch};
+    use crate::openai::logprob_values::{entries, names, prompt, text};
+    use crate::openai::logprobs::TokenFormat;
+    use serde_json::Value;
+    use text::OutputPieces;
+
+    const PROMPT: usize = 4;
+
+    fn wholes(top: usize) -> Vec<CollectedChoice> {
+        let ends = [
+            ChoiceFinish::Length,
+            ChoiceFinish::Stop(StopMatch::Eos),
+            ChoiceFinish::Stop(StopMatch::Id(300)),
+            ChoiceFinish::Stop(StopMatch::Text("\u{8}\"é".to_owned())),
+        ];
+        let whole = |end| CollectedChoice {
+            text: "a \"text\"\n\u{c}".to_owned(),
+            pieces: OutputPieces::default(),
+            tokens: vec![7, 300],
+            logprobs: entries(2, top),
+            prompt_logprobs: entries(PROMPT - 1, top),
+            end,
+        };
+        ends.into_iter().map(whole).collect()
+    }
+
+    fn reply(spelling: TokenFormat, all: bool) -> CompletionReply {
+        let echo =
+            |text: &str| EchoedPrompt { text: text.to_owned(), ids: (40..).take(PROMPT).collect() };
+        let head = ReplyHead {
+            id: "cmpl-\"x\"".to_owned(),
+            created: 1,
+            model: "a \\ model".to_owned(),
+            fingerprint: "fp".to_owned(),
+        };
+        CompletionReply {
+            head,
+            tokens: names(spelling),
+            logprobs: true,
+            prompt_logprobs: all,
+            echo: all,
+            return_token_ids: all,
+            echoes: if all { vec![echo("one"), echo("two")] } else { Vec::new() },
+            n: 2,
+            stream_options: StreamOptions::default(),
+        }
+    }
+
+    /// A choice as a value.
+    fn choice(reply: &CompletionReply, index: usize, whole: &CollectedChoice) -> Value {
+        let echo = reply.echoes.get(index / 2);
+        let logprobs = ChoiceLogprobs {
+            echoed: echo.map_or(&[][..], |echo| &echo.ids),
+            prompt: &whole.prompt_logprobs,
+            output: &whole.logprobs,
+        };
+        let mut choice = json!({
+            "index": index,
+            "text": echo.map_or("", |echo| &echo.text).to_owned() + &whole.text,
+            "logprobs": text(&reply.tokens, logprobs),
+            "finish_reason": whole.end.name(),
+            "stop_reason": Value::Null,
+        });
+        match &whole.end {
+            ChoiceFinish::Stop(StopMatch::Id(id)) => choice["stop_reason"] = json!(id),
+            ChoiceFinish::Stop(StopMatch::Text(text)) => choice["stop_reason"] = json!(text),
+            _ => {}
+        }
+        if let Some(echo) = echo {
+            choice["token_ids"] = json!(whole.tokens);
+            choice["prompt_token_ids"] = json!(*echo.ids);
+            choice["prompt_logprobs"] = prompt(&reply.tokens, logprobs);
+        }
+        choice
+    }
+
+    #[test]
+    fn replies_read_as_if_they_were_built_as_values() {
+        let usage = UsageInfo { prompt_tokens: 8, completion_tokens: 8, ..UsageInfo::default() };
+        for (spelling, all, top) in [
+            (TokenFormat::Text, false, 0),
+            (TokenFormat::Text, false, 20),
+            (TokenFormat::Text, true, 1),
+            (TokenFormat::Id, true, 20),
+        ] {
+            let reply = reply(spelling, all);
+            let wholes = wholes(top);
+            let choices: Vec<Value> =
+                wholes.iter().enumerate().map(|(i, whole)| choice(&reply, i, whole)).collect();
+            let value = json!({
+                "id": reply.head.id,
+                "object": "text_completion",
+                "created": 1,
+                "model": reply.head.model,
+                "system_fingerprint": "fp",
+                "usage": {"prompt_tokens": 8, "completion_tokens": 8, "total_tokens": 16},
+                "choices": choices,
+            });
+            assert_eq!(reply.parts(wholes, &usage).into_text(500), value.to_string());
+        }
+    }
+
+    #[test]
+    fn without_logprobs_they_are_null() {
+        let reply = CompletionReply { logprobs: false, ..reply(TokenFormat::Text, false) };
+        let text = reply.parts(wholes(1), &UsageInfo::default()).into_text(500);
+        let value: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["choices"][3]["logprobs"], Value::Null);
+        assert_eq!(value.to_string(), text);
+    }
+}

@@ -1,0 +1,103 @@
+//! Fields of a text completion request: forms and ranges.
+
+use crate::api_error::ApiError;
+use crate::openai::params::{CompletionParams, FieldBounds, SamplingDefaults, count_of_logprobs};
+use crate::request_fields::{RequestFields, int_list, wrong_type};
+use crate::strict_json::JsonValue;
+use protocol::Token;
+
+const PROMPTS_MAX: usize = 256;
+
+/// One prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum CompletionPrompt {
+    /// Text.
+    Text(String),
+    /// Ids, all below the vocabulary size.
+    Ids(Vec<Token>),
+}
+
+/// A checked request.
+#[derive(Debug, Clone)]
+pub(super) struct CompletionRequest {
+    pub(super) params: CompletionParams,
+    pub(super) prompts: Vec<CompletionPrompt>,
+    pub(super) logprobs: Option<u32>,
+    pub(super) add_special_tokens: bool,
+}
+
+impl CompletionRequest {
+    /// Takes all fields.
+    ///
+    /// Errors: 400 naming the field.
+    pub(super) fn take(
+        fields: &mut RequestFields,
+        bounds: &FieldBounds,
+        defaults: &SamplingDefaults,
+    ) -> Result<Self, ApiError> {
+        let mut params = CompletionParams::take(fields, bounds, defaults)?;
+        if fields.take("thinking_token_budget").is_some() {
+            let message = "only chats tell reasoning apart";
+            return Err(ApiError::unsupported("thinking_token_budget", message));
+        }
+        let prompts = prompts(fields, bounds)?;
+        let logprobs = count_of_logprobs(fields, "logprobs", bounds)?;
+        let low = i64::from(!params.echo);
+        params.take_max_tokens(fields, low)?;
+        let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(true);
+        Ok(Self { params, prompts, logprobs, add_special_tokens })
+    }
+}
+
+/// `prompt`: a string, strings, ids, or lists of ids.
+fn prompts(
+    fields: &mut RequestFields,
+    bounds: &FieldBounds,
+) -> Result<Vec<CompletionPrompt>, ApiError> {
+    let ids = |path: &str, value: JsonValue| {
+        let list = int_list(path, value, 0..=i64::from(bounds.vocab_size) - 1, usize::MAX)?;
+        if list.is_empty() {
+            return Err(ApiError::invalid(path, "the prompt is empty"));
+        }
+        Ok(CompletionPrompt::Ids(list.into_iter().map(|id| id as Token).collect()))
+    };
+    match fields.take("prompt") {
+        None => Err(ApiError::invalid("prompt", "is missing")),
+        Some(JsonValue::Str(text)) if text.is_empty() => {
+            Err(ApiError::invalid("prompt", "the prompt is empty"))
+        }
+        Some(JsonValue::Str(text)) => Ok(vec![CompletionPrompt::Text(text)]),
+        Some(list @ JsonValue::Ints(_)) => Ok(vec![ids("prompt", list)?]),
+        Some(JsonValue::List(list))
+            if matches!(list.first(), Some(JsonValue::Int(_) | JsonValue::Float(_))) =>
+        {
+            Ok(vec![ids("prompt", JsonValue::List(list))?])
+        }
+        Some(JsonValue::List(list)) => {
+            if list.is_empty() || list.len() > PROMPTS_MAX {
+                let message = format!("must hold 1 to {PROMPTS_MAX} prompts, got {}", list.len());
+                return Err(ApiError::invalid("prompt", message));
+            }
+            let one = |(index, value)| {
+                let path = format!("prompt[{index}]");
+                match value {
+                    JsonValue::Str(text) if text.is_empty() => {
+                        Err(ApiError::invalid(path, "the prompt is empty"))
+                    }
+                    JsonValue::Str(text) => Ok(CompletionPrompt::Text(text)),
+                    list @ (JsonValue::Ints(_) | JsonValue::List(_)) => ids(&path, list),
+                    other => Err(wrong_type(path, "a string or a list of ids", &other)),
+                }
+            };
+            let prompts: Vec<CompletionPrompt> =
+                list.into_iter().enumerate().map(one).collect::<Result<_, _>>()?;
+            let texts = prompts.iter().filter(|p| matches!(p, CompletionPrompt::Text(_))).count();
+            if texts != 0 && texts != prompts.len() {
+                let message = "must be all strings or all lists of ids";
+                return Err(ApiError::invalid("prompt", message));
+            }
+            Ok(prompts)
+        }
+        Some(other) => Err(wrong_type("prompt".to_owned(), "a string or a list", &other)),
+    }
+}

@@ -1,0 +1,282 @@
+//! The frame around both kinds of completion: body in, prepared work, reply or stream out.
+
+use super::generation::RequestGeneration;
+use super::params::{CompletionParams, is_request_id};
+use crate::api_error::ApiError;
+use crate::app::{AppState, ServingContext};
+use crate::auth::{ApiKeys, CallerIdentity};
+use crate::request_body;
+use crate::request_fields::RequestFields;
+use crate::request_ids::IdGenerator;
+use crate::sse::{ChunkWriter, SseBody};
+use crate::strict_json::JsonValue;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue, Response, header};
+use bytes::{BufMut, BytesMut};
+use engine::AdmissionPermit;
+use serde_json::json;
+use std::future::Future;
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use tracing::Span;
+
+/// What identifies a reply.
+#[derive(Debug, Clone)]
+pub(crate) struct ReplyHead {
+    /// `chatcmpl-…` or `cmpl-…`.
+    pub id: String,
+    /// Unix time.
+    pub created: u64,
+    /// Name asked for.
+    pub model: String,
+    /// Of the model.
+    pub fingerprint: String,
+}
+
+impl ReplyHead {
+    /// The head of the reply to a request; `kind` is what its id begins with.
+    pub(crate) fn new(
+        kind: &str,
+        request_id: &str,
+        model: String,
+        serving: &ServingContext,
+    ) -> Self {
+        let fingerprint = serving.card.fingerprint.clone();
+        Self { id: format!("{kind}-{request_id}"), created: unix_time(), model, fingerprint }
+    }
+
+    /// Begins the object of a whole reply.
+    pub(crate) fn open(&self, object: &str, out: &mut BytesMut) {
+        let Self { id, created, model, fingerprint } = self;
+        let (id, model, fingerprint) = (json!(id), json!(model), json!(fingerprint));
+        // Writing to memory cannot fail.
+        let _ = write!(
+            out.writer(),
+            "{{\"id\":{id},\"object\":\"{object}\",\"created\":{created},\"model\":{model},\
+             \"system_fingerprint\":{fingerprint}"
+        );
+    }
+}
+
+/// Request fields that came as headers.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct HeaderFields {
+    /// `X-Request-Id`, if it has the form of one.
+    pub request_id: Option<String>,
+    /// `X-data-parallel-rank`, unchecked.
+    pub replica: Option<String>,
+    /// Whose request it is.
+    pub caller: CallerIdentity,
+}
+
+impl HeaderFields {
+    /// Reads them. A malformed request id is ignored: proxies send all sorts.
+    pub(crate) fn read(headers: &HeaderMap, keys: &ApiKeys) -> Self {
+        let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        Self {
+            request_id: text("x-request-id").filter(|id| is_request_id(id)),
+            replica: text("x-data-parallel-rank"),
+            caller: keys.caller(headers),
+        }
+    }
+
+    /// The client's name of the request, else a fresh one: from the header, else from the body. The
+    /// engine gets to know it by `params`, the log by the current span.
+    pub(crate) fn request_id(&self, params: &mut CompletionParams, random: &IdGenerator) -> String {
+        let given = self.request_id.clone().or_else(|| params.request_id.take());
+        let name = given.unwrap_or_else(|| random.id());
+        if self.request_id.is_none() {
+            Span::current().record("id", name.as_str());
+        }
+        params.request_id = Some(name.clone());
+        name
+    }
+
+    /// The replica named by the header, else by the body.
+    pub(crate) fn replica(
+        &self,
+        body: Option<u16>,
+        replicas: u16,
+    ) -> Result<Option<u16>, ApiError> {
+        let Some(text) = &self.replica else { return Ok(body) };
+        match text.trim().parse::<u16>() {
+            Ok(rank) if rank < replicas => Ok(Some(rank)),
+            _ => {
+                let message = format!("X-data-parallel-rank must be below {replicas}");
+                Err(ApiError::invalid("data_parallel_rank", message))
+            }
+        }
+    }
+}
+
+/// What a request became, before the first token.
+pub(crate) struct PreparedRequest<R> {
+    /// Its choices.
+    pub generation: RequestGeneration,
+    /// How the reply is written.
+    pub reply: R,
+    /// Whether to stream.
+    pub stream: bool,
+    /// The id under which the client finds it.
+    pub request_id: String,
+    /// Fields nobody read.
+    pub ignored: Vec<String>,
+}
+
+/// How one endpoint reads requests and writes replies.
+pub(crate) trait CompletionEndpoint: Send + Sized + 'static {
+    /// Writes the chunks of a stream.
+    type StreamWriter: ChunkWriter + 'static;
+
+    /// Parses, refuses and converts one body. Runs where computing is allowed.
+    fn prepare(
+        app: &Arc<AppState>,
+        serving: &Arc<ServingContext>,
+        fields: RequestFields,
+        headers: &HeaderFields,
+        ticket: AdmissionPermit,
+    ) -> Result<PreparedRequest<Self>, ApiError>;
+
+    /// The writer of a stream.
+    fn stream_writer(self) -> Self::StreamWriter;
+
+    /// Collects the whole reply: JSON, as a text or in pieces.
+    fn collect(
+        self,
+        generation: RequestGeneration,
+    ) -> impl Future<Output = Result<Body, ApiError>> + Send;
+}
+
+/// Serves one request of an endpoint.
+pub(crate) async fn serve<E: CompletionEndpoint>(
+    app: Arc<AppState>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    let prepared = prepare::<E>(&app, request).await?;
+    let (request_id, ignored) = (prepared.request_id.clone(), prepared.ignored.clone());
+    let answered = respond(&app, prepared).await;
+    let mut response = answered.map_err(|error| app.complete_engine_error(error))?;
+    add_reply_headers(&mut response, Some(&request_id), &ignored);
+    Ok(response)
+}
+
+/// Reads, refuses and submits one request of an endpoint.
+pub(crate) async fn prepare<E: CompletionEndpoint>(
+    app: &Arc<AppState>,
+    request: Request,
+) -> Result<PreparedRequest<E>, ApiError> {
+    let received = Instant::now();
+    let serving = Arc::clone(app.accepting()?);
+    let (parts, body) = request.into_parts();
+    let (body, ticket) = request_body::read_and_admit(app, &serving, &parts.headers, body).await?;
+    let bytes = body.len();
+    let headers = HeaderFields::read(&parts.headers, &app.options.api_keys);
+    let work = {
+        let app = Arc::clone(app);
+        move || {
+            let started = Instant::now();
+            let json = JsonValue::parse(&body);
+            drop(body); // What follows needs the memory more.
+            let prepared = json.and_then(RequestFields::of_body);
+            let mut prepared =
+                prepared.and_then(|fields| E::prepare(&app, &serving, fields, &headers, ticket));
+            serving.metrics.http.read_body(started.elapsed(), prepared.is_ok());
+            // Here, because a client that leaves now lets nobody wait for the result.
+            if let (Some(tracer), Ok(prepared)) = (&app.options.tracer, &mut prepared) {
+                let head = json!({
+                    "created": unix_time(),
+                    "request_id": prepared.request_id,
+                    "path": parts.uri.path(),
+                    "stream": prepared.stream,
+                });
+                prepared.generation.trace(tracer, received, head);
+            }
+            prepared
+        }
+    };
+    app.text_pool.run(bytes, work).await.map_err(|error| app.complete_engine_error(error))
+}
+
+/// Waits for the first token, or for all of them, and writes the reply.
+pub(crate) async fn respond<E: CompletionEndpoint>(
+    app: &AppState,
+    mut prepared: PreparedRequest<E>,
+) -> Result<Response<Body>, ApiError> {
+    if !prepared.stream {
+        prepared.generation.wait_first_event().await?;
+        return prepared.reply.collect(prepared.generation).await.map(json_body);
+    }
+    // Headers wait for the first token, so that an early failure keeps its status; but not for ever.
+    let first = prepared.generation.wait_first_event();
+    if app.options.keep_alive.is_zero() {
+        first.await?;
+    } else if let Ok(result) = tokio::time::timeout(app.options.keep_alive, first).await {
+        result?;
+    }
+    let chunks = prepared.reply.stream_writer();
+    let body = SseBody::new(prepared.generation, chunks, app.options.keep_alive);
+    let mut response = Response::new(Body::new(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    Ok(response)
+}
+
+/// A JSON text as a reply.
+pub(crate) fn json_response(text: String) -> Response<Body> {
+    json_body(Body::from(text))
+}
+
+/// A body that is a JSON text as a reply.
+pub(crate) fn json_body(body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+/// Adds the request id and the names of ignored fields.
+pub(crate) fn add_reply_headers(
+    response: &mut Response<Body>,
+    request_id: Option<&str>,
+    ignored: &[String],
+) {
+    let headers = response.headers_mut();
+    if let Some(id) = request_id.and_then(|id| HeaderValue::from_str(id).ok()) {
+        headers.insert("x-request-id", id);
+    }
+    if !ignored.is_empty()
+        && let Ok(names) = HeaderValue::from_str(&ignored.join(", "))
+    {
+        headers.insert("x-hadron-ignored-fields", names);
+    }
+}
+
+/// Names of the fields nobody read.
+///
+/// Errors: 400 if `--strict-fields` is on and there are any.
+pub(crate) fn ignored_fields(
+    app: &AppState,
+    fields: &RequestFields,
+) -> Result<Vec<String>, ApiError> {
+    let names = fields.ignored_names();
+    match names.first() {
+        Some(name) if app.options.strict_fields => {
+            Err(ApiError::unsupported(name.clone(), "unknown field"))
+        }
+        _ => {
+            if let Ok(serving) = app.serving() {
+                serving.metrics.http.ignored(fields.remaining());
+            }
+            Ok(names)
+        }
+    }
+}
+
+/// Seconds since 1970; only `created` reads the wall clock.
+pub fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}

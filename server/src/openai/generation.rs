@@ -1,0 +1,318 @@
+//! All choices of one HTTP request: polls the engine's events and turns them into deltas.
+
+use super::choice::{ChoiceDelta, ChoiceFinish, ChoiceState};
+use super::usage::UsageInfo;
+use crate::api_error::ApiError;
+use crate::request_trace::{RequestTrace, RequestTracer};
+use axum::http::StatusCode;
+use engine::{QueuedBytes, RequestEventStream};
+use protocol::{RowError, Token, TokenLogprobs};
+use scheduler::{AbortCause, RejectReason, RequestError, TokenEvent};
+use std::future::poll_fn;
+use std::mem;
+use std::task::{Context, Poll};
+use std::time::Instant;
+use tracing::Span;
+
+/// Chunks that may wait for a slow reader before they are merged into one per choice.
+const PENDING_CHUNKS_MAX: usize = 256;
+
+/// Facts about the prompts that usage reports.
+#[derive(Debug, Clone)]
+pub(crate) struct PromptInfo {
+    /// Tokens per prompt.
+    pub tokens: Vec<u32>,
+    /// Tokens per cache block; 0 = caching is off.
+    pub block_tokens: u32,
+    /// Whether usage shows details.
+    pub details: bool,
+    /// The field that holds the prompts.
+    pub field: &'static str,
+    /// The field that caps the output.
+    pub max_tokens_field: &'static str,
+    /// The prompts themselves, if a trace is to hold them.
+    pub ids: Vec<Vec<Token>>,
+}
+
+/// The choices of a request, prompt by prompt: choice `prompt × n + i`.
+pub(crate) struct RequestGeneration {
+    /// Writes the request's line when the generation is dropped: first, for a drain waits for the streams.
+    trace: Option<Box<RequestTrace>>,
+    stream: RequestEventStream,
+    choices: Vec<ChoiceState>,
+    n: usize,
+    prompts: PromptInfo,
+    events: Vec<(u32, TokenEvent)>,
+    live: usize,
+    /// Deltas below the stream interval, per choice.
+    pending: Vec<ChoiceDelta>,
+    interval: usize,
+    /// Set when a choice ended in a way that ends the whole request.
+    request_error: Option<ApiError>,
+    /// Of the request, for the log.
+    span: Span,
+}
+
+impl RequestGeneration {
+    /// Generation of `choices`, `n` for each prompt.
+    pub(crate) fn new(
+        stream: RequestEventStream,
+        choices: Vec<ChoiceState>,
+        n: usize,
+        prompts: PromptInfo,
+        interval: u32,
+    ) -> Self {
+        let live = choices.len();
+        let pending = choices.iter().map(|_| ChoiceDelta::default()).collect();
+        let interval = interval as usize;
+        let (events, fatal, trace, span) = (Vec::new(), None, None, Span::current());
+        Self {
+            trace,
+            stream,
+            choices,
+            n,
+            prompts,
+            events,
+            live,
+            pending,
+            interval,
+            request_error: fatal,
+            span,
+        }
+    }
+
+    /// Has a line written once this ends; `received`: when the request came in.
+    pub(crate) fn trace(
+        &mut self,
+        tracer: &RequestTracer,
+        received: Instant,
+        head: serde_json::Value,
+    ) {
+        let (lens, choices) = (self.prompts.tokens.clone(), self.choices.len());
+        let mut trace = Box::new(RequestTrace::new(tracer, received, head, lens, choices));
+        trace.set_prompts(&mem::take(&mut self.prompts.ids));
+        self.trace = Some(trace);
+    }
+
+    /// Whether every choice has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.live == 0 || self.request_error.is_some()
+    }
+
+    /// Why the whole request failed, if it did.
+    pub(crate) fn take_request_error(&mut self) -> Option<ApiError> {
+        self.request_error.take()
+    }
+
+    /// Waits for the first events. A request that fails here has sent no byte yet.
+    ///
+    /// Errors: the refusal or failure, as a status.
+    pub(crate) async fn wait_first_event(&mut self) -> Result<(), ApiError> {
+        poll_fn(|cx| self.poll_events(cx)).await;
+        let failed = |(_, event): &(u32, TokenEvent)| match event.finish_reason.clone()? {
+            scheduler::FinishReason::Rejected(refusal) => {
+                Some(rejection_error(&refusal, &self.prompts))
+            }
+            scheduler::FinishReason::Error(code) => Some(engine_error(code)),
+            scheduler::FinishReason::Abort(AbortCause::Shutdown) => Some(draining()),
+            _ => None,
+        };
+        let Some(error) = self.events.iter().find_map(failed) else { return Ok(()) };
+        self.drain(|_, _, _| ()); // The trace hears how it ended.
+        self.request_error.get_or_insert_with(|| error.clone());
+        Err(error)
+    }
+
+    /// Waits until events are there to be drained.
+    pub(crate) fn poll_events(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self.stream.poll_events(cx, &mut self.events) {
+            Poll::Pending if self.events.is_empty() => Poll::Pending,
+            _ => Poll::Ready(()),
+        }
+    }
+
+    /// Hands every waiting delta to `sink`, to be read or emptied, with the generation as it is then.
+    pub(crate) fn drain(&mut self, mut sink: impl FnMut(u32, &mut ChoiceDelta, &Self)) {
+        // A reader this slow gets the same text in fewer chunks.
+        let merge = self.events.len() > PENDING_CHUNKS_MAX;
+        let mut events = mem::take(&mut self.events);
+        for (index, event) in events.drain(..) {
+            self.push(index as usize, event);
+            if !merge {
+                self.flush_delta(index as usize, &mut sink);
+            }
+        }
+        self.events = events;
+        if merge {
+            for index in 0..self.choices.len() {
+                self.flush_delta(index, &mut sink);
+            }
+        }
+    }
+
+    fn push(&mut self, index: usize, event: TokenEvent) {
+        let (choice, delta) = (&mut self.choices[index], &mut self.pending[index]);
+        if choice.has_ended() {
+            return;
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.record(index, &event);
+        }
+        if choice.push(event, delta) {
+            self.stream.abort_one(index as u32, AbortCause::StopString);
+        }
+        if self.choices[index].has_ended() {
+            self.live -= 1;
+            if let Some(end) = delta.end.as_ref().filter(|end| end.is_row_error()) {
+                self.span.in_scope(|| tracing::warn!(choice = index, ?end, "an output failed"));
+            }
+            if matches!(delta.end, Some(ChoiceFinish::Abort(AbortCause::Shutdown))) {
+                self.span.in_scope(|| tracing::info!(choice = index, "cut by the drain"));
+            }
+            if let (Some(trace), Some(end)) = (&mut self.trace, &delta.end) {
+                trace.end(index, end.name());
+            }
+            self.request_error = self.request_error.take().or_else(|| match &delta.end {
+                Some(ChoiceFinish::Rejected(refusal)) => {
+                    Some(rejection_error(refusal, &self.prompts))
+                }
+                Some(ChoiceFinish::Error(code))
+                    if !delta.end.as_ref().is_some_and(ChoiceFinish::is_row_error) =>
+                {
+                    Some(engine_error(*code))
+                }
+                Some(ChoiceFinish::Abort(AbortCause::Shutdown)) => Some(draining()),
+                _ => None,
+            });
+        }
+    }
+
+    fn flush_delta(&mut self, index: usize, sink: &mut impl FnMut(u32, &mut ChoiceDelta, &Self)) {
+        let delta = &self.pending[index];
+        let ready = delta.end.is_some() || delta.tokens.len() >= self.interval;
+        if !ready {
+            return;
+        }
+        let mut delta = mem::take(&mut self.pending[index]);
+        sink(index as u32, &mut delta, self);
+        delta.clear();
+        self.pending[index] = delta;
+    }
+
+    /// Counts up to now.
+    pub(crate) fn usage(&self) -> UsageInfo {
+        let mut usage = UsageInfo { details: self.prompts.details, ..UsageInfo::default() };
+        usage.completion_tokens = self.choices.iter().map(|c| u64::from(c.tokens)).sum();
+        if self.choices.iter().any(ChoiceState::reads_reasoning) {
+            let tokens = self.choices.iter().map(|c| u64::from(c.reasoning_tokens)).sum();
+            usage.reasoning_tokens = Some(tokens);
+        }
+        for (choices, &len) in self.choices.chunks(self.n).zip(&self.prompts.tokens) {
+            // Later choices of a prompt find what the first one computed: that is no saving.
+            let cached = choices.iter().find_map(|c| c.cached_tokens).unwrap_or(0);
+            let cacheable = match self.prompts.block_tokens {
+                0 => 0,
+                block => len / block * block,
+            };
+            usage.prompt_tokens += u64::from(len);
+            usage.cached_tokens += u64::from(cached);
+            usage.created_cache_tokens += u64::from(cacheable.saturating_sub(cached));
+        }
+        usage
+    }
+
+    /// Log-probabilities of a choice's prompt.
+    pub(crate) fn prompt_logprobs(&self, index: usize) -> &[TokenLogprobs] {
+        &self.choices[index].prompt_logprobs
+    }
+
+    /// The same, for a reply that keeps them.
+    pub(crate) fn take_prompt_logprobs(&mut self, index: usize) -> Vec<TokenLogprobs> {
+        mem::take(&mut self.choices[index].prompt_logprobs)
+    }
+
+    /// The bytes that the request holds of the counters, for as long as its reply takes memory.
+    pub(crate) fn into_held(mut self) -> QueuedBytes {
+        self.stream.take_held()
+    }
+
+    /// Choices in all.
+    pub(crate) fn choices(&self) -> usize {
+        self.choices.len()
+    }
+}
+
+/// Who is gone can be told nothing: only the log says so.
+impl Drop for RequestGeneration {
+    fn drop(&mut self) {
+        if !self.has_ended() {
+            self.span.in_scope(|| tracing::debug!(status = 499, "the client left"));
+        }
+    }
+}
+
+/// A refusal of the engine as a status.
+fn rejection_error(refusal: &RejectReason, prompts: &PromptInfo) -> ApiError {
+    let (field, max_tokens_field) = (prompts.field, prompts.max_tokens_field);
+    let message = refusal.to_string();
+    match refusal {
+        RejectReason::QueueFull { .. } => overloaded("max_num_queued_reqs", message, 1),
+        RejectReason::QueueTokensFull { .. } => overloaded("max_num_queued_tokens", message, 1),
+        RejectReason::PromptTooLong { .. } => {
+            ApiError::bad_request("context_length_exceeded", field, message)
+        }
+        RejectReason::TotalTooLong { .. } => {
+            ApiError::bad_request("context_length_exceeded", max_tokens_field, message)
+        }
+        RejectReason::PoolTooSmall { .. } => {
+            ApiError::bad_request("never_fits", max_tokens_field, message)
+        }
+        RejectReason::InvalidParameter { param, message } => {
+            let message = format!("{param}: {message}");
+            ApiError::bad_request("invalid_grammar", param.clone(), message)
+        }
+        RejectReason::Overloaded { .. } => overloaded("grammars_overloaded", message, 10),
+        RejectReason::TemporarilyUnavailable { .. } => {
+            ApiError::unavailable("engine_unavailable", &message, 10)
+        }
+        RejectReason::UnknownReplica { .. } => ApiError::invalid("data_parallel_rank", message),
+        RejectReason::EmptyPrompt | RejectReason::UnknownToken { .. } => {
+            ApiError::invalid(field, message)
+        }
+    }
+}
+
+fn overloaded(reason: &'static str, message: String, retry_after_s: u32) -> ApiError {
+    let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, reason, message);
+    ApiError { retry_after_s: Some(retry_after_s), ..error }
+}
+
+/// A failure of the engine as a status.
+pub(crate) fn engine_error(code: RequestError) -> ApiError {
+    match code {
+        RequestError::ReplicaUnavailable => {
+            ApiError::unavailable("engine_unavailable", "the engine is not available", 10)
+        }
+        // The request's own rules are at fault, which one is not known: it shows only where they meet.
+        RequestError::RowFailed(RowError::AllMasked) => ApiError::bad_request(
+            "no_token_allowed",
+            "",
+            "no token is allowed where the output stands: the request's rules (allowed_token_ids, bad_words, min_tokens, \
+             logit_bias, a grammar) exclude each other, or its grammar costs too much to follow",
+        ),
+        RequestError::RowFailed(RowError::NonFiniteLogits) => ApiError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "nan_logits",
+            "the model produced no usable probabilities for this request",
+        ),
+        // A late mask ends no request that has one.
+        RequestError::BadOutput | RequestError::RowFailed(RowError::MaskOverdue) => {
+            ApiError::internal()
+        }
+    }
+}
+
+/// The server is shutting down.
+pub(crate) fn draining() -> ApiError {
+    ApiError::unavailable("draining", "the server is shutting down", 1)
+}

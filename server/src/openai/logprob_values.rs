@@ -1,0 +1,89 @@
+//! Log-probabilities as JSON values: what is written row by row must read the same, byte by byte.
+
+use super::logprobs::{ChoiceLogprobs, TokenFormat, TokenNames};
+use protocol::{Token, TokenLogprobs};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+use std::sync::Arc;
+use text::Tokenizer;
+
+const FLOOR: f32 = -9999.0;
+
+/// Tokens of the demo model.
+pub(super) fn names(spelling: TokenFormat) -> TokenNames {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/demo");
+    TokenNames { tokenizer: Arc::new(Tokenizer::load(&demo).unwrap()), spelling }
+}
+
+/// Entries of `count` tokens with values that are hard to write, among them tokens that are no text.
+pub(super) fn entries(count: usize, top: usize) -> Vec<TokenLogprobs> {
+    let values = [-0.1, -1e-9, -12.345_678, f32::NEG_INFINITY, 0.0, -16_777_216.0, -3.5e-20];
+    let value = |place: usize| values[place % values.len()];
+    let entry = |place: usize| TokenLogprobs {
+        token: (place * 37 % 300) as Token,
+        logprob: value(place),
+        rank: place as u32 + 1,
+        top_logprobs: (0..top)
+            .map(|rank| (((place + rank) * 37 % 300) as Token, value(rank + 1)))
+            .collect(),
+    };
+    (0..count).map(entry).collect()
+}
+
+/// `{"content": [..]}` of a chat choice.
+pub(super) fn chat(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
+    let one = |token: Token, logprob: f32| {
+        let bytes = names.tokenizer.token_bytes(token);
+        json!({"token": names.of(token), "logprob": logprob.max(FLOOR), "bytes": bytes})
+    };
+    let entry = |entry: &TokenLogprobs| {
+        let mut value = one(entry.token, entry.logprob);
+        let top: Vec<Value> =
+            entry.top_logprobs.iter().map(|&(id, logprob)| one(id, logprob)).collect();
+        value["top_logprobs"] = Value::Array(top);
+        value
+    };
+    json!({"content": of.output.iter().map(entry).collect::<Vec<_>>()})
+}
+
+/// The four lists of a text choice.
+pub(super) fn text(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
+    let of_prompt = std::iter::once(None).chain(of.prompt.iter().map(Some));
+    let echoed = of.echoed.iter().copied().zip(of_prompt);
+    let entries = echoed.chain(of.output.iter().map(|entry| (entry.token, Some(entry))));
+    let (mut tokens, mut chosen) = (Vec::new(), Vec::new());
+    let (mut top, mut starts, mut chars) = (Vec::new(), Vec::new(), 0);
+    for (token, entry) in entries {
+        let text = names.of(token).into_owned();
+        starts.push(chars);
+        chars += text.chars().count();
+        chosen.push(entry.map(|e| e.logprob.max(FLOOR)));
+        top.push(entry.map(|e| {
+            let mut map = Map::new();
+            map.insert(text.clone(), json!(e.logprob.max(FLOOR)));
+            for &(id, logprob) in &e.top_logprobs {
+                map.entry(names.of(id)).or_insert(json!(logprob.max(FLOOR)));
+            }
+            Value::Object(map)
+        }));
+        tokens.push(text);
+    }
+    json!({"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": starts})
+}
+
+/// The value of `prompt_logprobs`.
+pub(super) fn prompt(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
+    let one = |id: Token, logprob: f32, rank: u32| {
+        let logprob = logprob.max(FLOOR);
+        json!({"logprob": logprob, "rank": rank, "decoded_token": names.of(id)})
+    };
+    let entry = |entry: &TokenLogprobs| {
+        let mut map = Map::new();
+        map.insert(entry.token.to_string(), one(entry.token, entry.logprob, entry.rank));
+        for (rank, &(id, logprob)) in (1..).zip(&entry.top_logprobs) {
+            map.entry(id.to_string()).or_insert_with(|| one(id, logprob, rank));
+        }
+        Value::Object(map)
+    };
+    std::iter::once(Value::Null).chain(of.prompt.iter().map(entry)).collect()
+}

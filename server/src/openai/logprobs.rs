@@ -1,0 +1,317 @@
+//! Log-probabilities in the three shapes clients know: chat, text and prompt.
+//!
+//! They are written row by row: as values, or as text at once, they take ten times the memory that they are kept in.
+
+use bytes::{BufMut, BytesMut};
+use protocol::{Token, TokenLogprobs};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use std::borrow::Cow;
+use std::io::Write as _;
+use std::sync::Arc;
+use text::Tokenizer;
+
+/// Lowest value shown: JSON has no infinity.
+const FLOOR: f32 = -9999.0;
+
+/// How tokens are spelt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TokenFormat {
+    /// As text.
+    Text,
+    /// As `token_id:N`.
+    Id,
+}
+
+/// Tokens as logprobs show them.
+#[derive(Debug, Clone)]
+pub(crate) struct TokenNames {
+    /// Knows their texts.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Whether these are shown.
+    pub spelling: TokenFormat,
+}
+
+impl TokenNames {
+    /// A token as logprobs show it.
+    pub(crate) fn of(&self, token: Token) -> Cow<'_, str> {
+        match self.spelling {
+            TokenFormat::Text => self.tokenizer.token_text(token),
+            TokenFormat::Id => Cow::Owned(format!("token_id:{token}")),
+        }
+    }
+}
+
+/// Log-probabilities of one choice, or of a part of it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ChoiceLogprobs<'a> {
+    /// Ids of the prompt, if it is listed before the output.
+    pub echoed: &'a [Token],
+    /// Entries of the prompt. Its first token has none.
+    pub prompt: &'a [TokenLogprobs],
+    /// Entries of the output.
+    pub output: &'a [TokenLogprobs],
+}
+
+/// A token that is listed. The first one of a prompt has no entry.
+#[derive(Debug, Clone, Copy)]
+struct ListedToken<'a> {
+    token: Token,
+    entry: Option<&'a TokenLogprobs>,
+}
+
+impl<'a> ChoiceLogprobs<'a> {
+    fn row(self, form: ListForm, index: usize) -> Option<ListedToken<'a>> {
+        let listed =
+            |entry: &'a TokenLogprobs| ListedToken { token: entry.token, entry: Some(entry) };
+        if form == ListForm::Prompt {
+            return self.prompt.get(index).map(listed);
+        }
+        let echoed = self.echoed.len().min(self.prompt.len() + 1);
+        if index >= echoed {
+            return self.output.get(index - echoed).map(listed);
+        }
+        let entry = index.checked_sub(1).map(|before| &self.prompt[before]);
+        Some(ListedToken { token: self.echoed[index], entry })
+    }
+}
+
+/// How log-probabilities are listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ListForm {
+    /// The `logprobs` object of a chat choice: one list of objects.
+    Chat,
+    /// The `logprobs` object of a text choice: four lists.
+    Text,
+    /// The value of `prompt_logprobs`: null for the first token, then `{"<id>": {..}}`.
+    Prompt,
+}
+
+/// One list of a form.
+struct Column {
+    /// What stands before its first row, behind the list before it.
+    opening: &'static str,
+    cell: Cell,
+}
+
+/// What a row of a list shows of its token.
+#[derive(Debug, Clone, Copy)]
+enum Cell {
+    ChatEntry,
+    Name,
+    Logprob,
+    Top,
+    Offset,
+    Ranks,
+}
+
+const CHAT: &[Column] = &[Column { opening: "{\"content\":[", cell: Cell::ChatEntry }];
+const TEXT: &[Column] = &[
+    Column { opening: "{\"tokens\":[", cell: Cell::Name },
+    Column { opening: "],\"token_logprobs\":[", cell: Cell::Logprob },
+    Column { opening: "],\"top_logprobs\":[", cell: Cell::Top },
+    Column { opening: "],\"text_offset\":[", cell: Cell::Offset },
+];
+const PROMPT: &[Column] = &[Column { opening: "[null", cell: Cell::Ranks }];
+
+impl ListForm {
+    fn columns(self) -> &'static [Column] {
+        match self {
+            Self::Chat => CHAT,
+            Self::Text => TEXT,
+            Self::Prompt => PROMPT,
+        }
+    }
+
+    fn closing(self) -> &'static str {
+        match self {
+            Self::Chat | Self::Text => "]}",
+            Self::Prompt => "]",
+        }
+    }
+}
+
+/// Writes the lists of a form, one row at a time.
+#[derive(Debug)]
+pub(crate) struct ListWriter {
+    form: ListForm,
+    column: usize,
+    row: usize,
+    /// Characters of the tokens before the row whose offset comes next.
+    chars: usize,
+}
+
+impl ListWriter {
+    /// Nothing is written yet; `chars`: of the tokens that other lists of the choice have shown.
+    pub(crate) fn new(form: ListForm, chars: usize) -> Self {
+        Self { form, column: 0, row: 0, chars }
+    }
+
+    /// Appends the next row, or the end of a list; false once there is nothing more.
+    pub(crate) fn step(
+        &mut self,
+        names: &TokenNames,
+        of: ChoiceLogprobs<'_>,
+        out: &mut BytesMut,
+    ) -> bool {
+        let columns = self.form.columns();
+        let Some(column) = columns.get(self.column) else { return false };
+        if self.row == 0 {
+            out.put_slice(column.opening.as_bytes());
+        }
+        if let Some(listed) = of.row(self.form, self.row) {
+            if self.row > 0 || self.form == ListForm::Prompt {
+                out.put_u8(b',');
+            }
+            self.row += 1;
+            self.write_cell(column.cell, names, listed, out);
+            return true;
+        }
+        self.row = 0;
+        self.column += 1;
+        if self.column == columns.len() {
+            out.put_slice(self.form.closing().as_bytes());
+        }
+        self.column < columns.len()
+    }
+
+    /// Appends everything. Gives the characters of all tokens shown.
+    pub(crate) fn write(
+        mut self,
+        names: &TokenNames,
+        of: ChoiceLogprobs<'_>,
+        out: &mut BytesMut,
+    ) -> usize {
+        while self.step(names, of, out) {}
+        self.chars
+    }
+
+    fn write_cell(
+        &mut self,
+        cell: Cell,
+        names: &TokenNames,
+        listed: ListedToken<'_>,
+        out: &mut BytesMut,
+    ) {
+        let ListedToken { token, entry } = listed;
+        match cell {
+            Cell::ChatEntry => {
+                write_json(&entry.map(|entry| ChatToken::with_top(names, entry)), out);
+            }
+            Cell::Name => write_json(&names.of(token), out),
+            Cell::Logprob => write_json(&entry.map(|entry| shown(entry.logprob)), out),
+            Cell::Top => write_json(&entry.map(|entry| by_name(names, token, entry)), out),
+            Cell::Offset => {
+                write_json(&self.chars, out);
+                self.chars += names.of(token).chars().count();
+            }
+            Cell::Ranks => {
+                if let Some(entry) = entry {
+                    write_ranks(names, entry, out);
+                }
+            }
+        }
+    }
+}
+
+/// A log-probability as it is shown: as a double, whose digits clients have always seen.
+fn shown(logprob: f32) -> f64 {
+    f64::from(logprob.max(FLOOR))
+}
+
+/// Writing to memory cannot fail, and all that is written here has a JSON form.
+fn write_json(value: &impl Serialize, out: &mut BytesMut) {
+    let _infallible = serde_json::to_writer(out.writer(), value);
+}
+
+/// A token of a chat choice.
+#[derive(Serialize)]
+struct ChatToken<'a> {
+    token: Cow<'a, str>,
+    logprob: f64,
+    bytes: &'a [u8],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Vec<ChatToken<'a>>>,
+}
+
+impl<'a> ChatToken<'a> {
+    fn new(names: &'a TokenNames, id: Token, logprob: f32) -> Self {
+        let bytes = names.tokenizer.token_bytes(id);
+        Self { token: names.of(id), logprob: shown(logprob), bytes, top_logprobs: None }
+    }
+
+    fn with_top(names: &'a TokenNames, entry: &TokenLogprobs) -> Self {
+        let top = entry.top_logprobs.iter().map(|&(id, logprob)| Self::new(names, id, logprob));
+        let top_logprobs = Some(top.collect());
+        Self { top_logprobs, ..Self::new(names, entry.token, entry.logprob) }
+    }
+}
+
+/// The token and the likeliest ones by their names. Of those that look alike, the first one counts.
+fn by_name(names: &TokenNames, token: Token, entry: &TokenLogprobs) -> Map<String, Value> {
+    let mut map = Map::new();
+    for &(id, logprob) in [(token, entry.logprob)].iter().chain(&entry.top_logprobs) {
+        map.entry(names.of(id)).or_insert_with(|| json!(shown(logprob)));
+    }
+    map
+}
+
+/// The token that stands in the prompt and the likeliest ones, by id.
+fn write_ranks(names: &TokenNames, entry: &TokenLogprobs, out: &mut BytesMut) {
+    let others = (1..).zip(&entry.top_logprobs).filter(|(_, (id, _))| *id != entry.token);
+    let others = others.map(|(rank, &(id, logprob))| (id, logprob, rank));
+    let mut opening = '{';
+    for (id, logprob, rank) in [(entry.token, entry.logprob, entry.rank)].into_iter().chain(others)
+    {
+        let (logprob, name) = (json!(shown(logprob)), json!(names.of(id)));
+        // Writing to memory cannot fail.
+        let _ = write!(
+            out.writer(),
+            "{opening}\"{id}\":{{\"logprob\":{logprob},\"rank\":{rank},\"decoded_token\":{name}}}"
+        );
+        opening = ',';
+    }
+    out.put_u8(b'}');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::logprob_values::{chat, entries, names, prompt, text};
+    use super::*;
+
+    fn written(form: ListForm, names: &TokenNames, of: ChoiceLogprobs<'_>) -> String {
+        let mut out = BytesMut::new();
+        ListWriter::new(form, 0).write(names, of, &mut out);
+        String::from_utf8(out.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn lists_are_written_as_values_would_be() {
+        for spelling in [TokenFormat::Text, TokenFormat::Id] {
+            let names = names(spelling);
+            for (top, count) in [(0, 3), (1, 1), (20, 9), (20, 0)] {
+                let (output, of_prompt) = (entries(count, top), entries(count + 2, top));
+                let of = ChoiceLogprobs { echoed: &[], prompt: &of_prompt, output: &output };
+                assert_eq!(written(ListForm::Chat, &names, of), chat(&names, of).to_string());
+                assert_eq!(written(ListForm::Text, &names, of), text(&names, of).to_string());
+                assert_eq!(written(ListForm::Prompt, &names, of), prompt(&names, of).to_string());
+                let ids: Vec<Token> = (0..count as Token + 3).collect();
+                let of = ChoiceLogprobs { echoed: &ids, ..of };
+                assert_eq!(written(ListForm::Text, &names, of), text(&names, of).to_string());
+            }
+        }
+    }
+
+    #[test]
+    fn offsets_go_on_where_the_lists_before_ended() {
+        let (names, output) = (names(TokenFormat::Text), entries(6, 0));
+        let mut out = BytesMut::new();
+        let part = |output| ChoiceLogprobs { output, ..ChoiceLogprobs::default() };
+        let before = ListWriter::new(ListForm::Text, 0).write(&names, part(&output[..4]), &mut out);
+        out.clear();
+        ListWriter::new(ListForm::Text, before).write(&names, part(&output[4..]), &mut out);
+        let lists: Value = serde_json::from_slice(&out).unwrap();
+        let whole = text(&names, part(&output));
+        assert_eq!(lists["text_offset"][1], whole["text_offset"][5]);
+    }
+}

@@ -1,0 +1,24 @@
+//! The OpenAI routes. An endpoint is a folder: types, validate, convert, reply, handler.
+
+pub(crate) mod assistant_message;
+pub mod chat;
+pub(crate) mod choice;
+mod chunk_frame;
+pub(crate) mod collect;
+pub mod completions;
+pub(crate) mod endpoint;
+pub(crate) mod generation;
+#[cfg(test)]
+mod logprob_values;
+pub(crate) mod logprobs;
+pub(crate) mod memory_reservation;
+pub(crate) mod params;
+pub(crate) mod reply_parts;
+mod structured_outputs;
+pub(crate) mod submit;
+pub(crate) mod thinking_budget;
+pub(crate) mod unsupported_fields;
+pub(crate) mod usage;
+
+pub use endpoint::unix_time;
+pub use params::{FieldBounds, SamplingDefaults};

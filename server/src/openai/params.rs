@@ -1,0 +1,452 @@
+//! Fields that chat and text completions share: their types, ranges and defaults.
+
+use super::logprobs::TokenFormat;
+use super::{structured_outputs, unsupported_fields};
+use crate::api_error::ApiError;
+use crate::app::ServerOptions;
+use crate::request_fields::{RequestFields, string_list, wrong_type};
+use crate::strict_json::JsonValue;
+use grammar::OutputConstraint;
+use protocol::{SamplingParams, Token};
+use std::sync::Arc;
+
+/// Bounds that depend on the model and the command line.
+#[derive(Debug, Clone)]
+pub struct FieldBounds {
+    /// Ids below this exist.
+    pub vocab_size: u32,
+    /// Prompt plus output.
+    pub max_model_len: u32,
+    /// `--max-logprobs`; `None` = the whole vocabulary.
+    pub logprobs_max: Option<u32>,
+    /// Replicas.
+    pub replicas: u16,
+    /// Whether `--scheduling-policy priority` is in force.
+    pub priorities: bool,
+}
+
+/// Sampling values used where a request is silent: `generation_config.json`, or neutral ones.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplingDefaults {
+    /// Softmax temperature.
+    pub temperature: f32,
+    /// Nucleus.
+    pub top_p: f32,
+    /// 0 = all.
+    pub top_k: u32,
+    /// 0 = off.
+    pub min_p: f32,
+    /// 1 = off.
+    pub repetition: f32,
+    /// Output cap of the model's authors.
+    pub max_tokens: Option<u32>,
+}
+
+impl Default for SamplingDefaults {
+    fn default() -> Self {
+        let (temperature, top_p, repetition) = (1.0, 1.0, 1.0);
+        Self { temperature, top_p, top_k: 0, min_p: 0.0, repetition, max_tokens: None }
+    }
+}
+
+/// What to stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct StreamOptions {
+    /// A last chunk with usage.
+    pub include_usage: bool,
+    /// Usage in every chunk.
+    pub continuous_usage: bool,
+}
+
+/// Which end of a long prompt is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PromptTruncation {
+    /// The last so many tokens.
+    KeepLast(u32),
+    /// The first so many tokens.
+    KeepFirst(u32),
+}
+
+/// Fields of both kinds of completion, checked.
+#[derive(Debug, Clone)]
+pub(crate) struct CompletionParams {
+    /// Served name asked for.
+    pub model: Option<String>,
+    /// Sampling rules but for stop ids, bad words and log-probabilities, which need more context.
+    pub sampling: SamplingParams,
+    /// What the output must be. A chat request may set it where none of its own fields does: for tools.
+    pub constraint: Option<Arc<OutputConstraint>>,
+    /// Choices per prompt.
+    pub n: u32,
+    /// Seed of the random numbers.
+    pub seed: Option<i64>,
+    /// Output tokens at most, if given.
+    pub max_tokens: Option<u32>,
+    /// The field that said so, or that could have.
+    pub max_tokens_field: &'static str,
+    /// Strings that end the output.
+    pub stop: Vec<String>,
+    /// The output keeps the stop string.
+    pub include_stop: bool,
+    /// Ids that end the output.
+    pub stop_ids: Vec<Token>,
+    /// End-of-text ids do not end the output.
+    pub ignore_eos: bool,
+    /// Special tokens leave no text.
+    pub skip_special: bool,
+    /// Strings that must not be produced.
+    pub bad_words: Vec<String>,
+    /// Log-probabilities of prompt tokens.
+    pub prompt_logprobs: Option<u32>,
+    /// Prompt (text) or last message (chat) before the output.
+    pub echo: bool,
+    /// Answer as server-sent events.
+    pub stream: bool,
+    /// What the events carry.
+    pub stream_options: StreamOptions,
+    /// Tokens per event at least.
+    pub stream_interval: u32,
+    /// Where a long prompt is cut.
+    pub truncate: Option<PromptTruncation>,
+    /// Keeps cache blocks apart.
+    pub cache_salt: Option<String>,
+    /// The client's name for the request.
+    pub request_id: Option<String>,
+    /// Smaller is served first.
+    pub priority: i32,
+    /// The replica to use.
+    pub replica: Option<u16>,
+    /// Ids beside text.
+    pub return_token_ids: bool,
+    /// Tokens in logprobs as `token_id:N`; `None` = as the command line says.
+    pub tokens_as_ids: Option<bool>,
+}
+
+const STRINGS_MAX: usize = 16;
+const STRING_BYTES_MAX: usize = 256;
+const BAD_WORDS_MAX: usize = 64;
+const STOP_IDS_MAX: usize = 128;
+const LOGIT_BIAS_MAX: usize = 1_024;
+
+impl CompletionParams {
+    /// Takes the shared fields.
+    ///
+    /// Errors: 400 naming the first field out of its range.
+    pub(crate) fn take(
+        fields: &mut RequestFields,
+        bounds: &FieldBounds,
+        defaults: &SamplingDefaults,
+    ) -> Result<Self, ApiError> {
+        unsupported_fields::reject_shared(fields)?;
+        let sampling = sampling(fields, bounds, defaults)?;
+        let stream = fields.bool("stream")?.unwrap_or(false);
+        let prompt_logprobs = count_of_logprobs(fields, "prompt_logprobs", bounds)?;
+        if stream && prompt_logprobs.is_some() {
+            let message = "prompt_logprobs cannot be streamed";
+            return Err(ApiError::invalid("prompt_logprobs", message));
+        }
+        let n = fields.int("n", 1..=16)?.unwrap_or(1) as u32;
+        unsupported_fields::reject_best_of(fields, n)?;
+        Ok(Self {
+            model: fields.string("model", 512)?,
+            constraint: structured_outputs::take(fields)?.map(Arc::new),
+            n,
+            seed: fields.int("seed", i64::MIN..=i64::MAX)?,
+            max_tokens: None,
+            max_tokens_field: "max_tokens",
+            stop: stop_strings(fields)?,
+            include_stop: fields.bool("include_stop_str_in_output")?.unwrap_or(false),
+            stop_ids: ids(fields, "stop_token_ids", STOP_IDS_MAX, bounds)?.unwrap_or_default(),
+            ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
+            skip_special: fields.bool("skip_special_tokens")?.unwrap_or(true),
+            bad_words: {
+                // No supported decoder puts spaces between tokens: both values give the same text.
+                fields.bool("spaces_between_special_tokens")?;
+                fields.strings("bad_words", STRING_BYTES_MAX, BAD_WORDS_MAX)?.unwrap_or_default()
+            },
+            prompt_logprobs,
+            echo: fields.bool("echo")?.unwrap_or(false),
+            stream,
+            stream_options: stream_options(fields, stream)?,
+            stream_interval: fields.int("stream_interval", 1..=1_000_000)?.unwrap_or(1) as u32,
+            truncate: truncate(fields, bounds)?,
+            cache_salt: cache_salt(fields)?,
+            request_id: request_id(fields)?,
+            priority: priority(fields, bounds)?,
+            replica: fields
+                .int("data_parallel_rank", 0..=i64::from(bounds.replicas) - 1)?
+                .map(|rank| rank as u16),
+            return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
+            tokens_as_ids: fields.bool("return_tokens_as_token_ids")?,
+            sampling,
+        })
+    }
+
+    /// What events carry where the command line may ask for more.
+    pub(crate) fn effective_stream_options(&self, options: &ServerOptions) -> StreamOptions {
+        let StreamOptions { include_usage, continuous_usage } = self.stream_options;
+        StreamOptions {
+            include_usage: include_usage || options.force_usage,
+            continuous_usage: continuous_usage || options.force_usage,
+        }
+    }
+
+    /// How logprobs show tokens.
+    pub(crate) fn token_format(&self, options: &ServerOptions) -> TokenFormat {
+        let as_ids = self.tokens_as_ids.unwrap_or(options.tokens_as_ids);
+        if as_ids { TokenFormat::Id } else { TokenFormat::Text }
+    }
+
+    /// Adds a constraint that the endpoint has a field of its own for.
+    ///
+    /// Errors: 400, the request has another one.
+    pub(crate) fn add_constraint(
+        &mut self,
+        constraint: Option<OutputConstraint>,
+    ) -> Result<(), ApiError> {
+        let Some(constraint) = constraint else { return Ok(()) };
+        if self.constraint.is_some() {
+            let message = "is one constraint too many: the request has another one";
+            return Err(ApiError::invalid(constraint.param, message));
+        }
+        self.constraint = Some(Arc::new(constraint));
+        Ok(())
+    }
+
+    /// Refuses what an endpoint of single answers has no place for.
+    pub(crate) fn check_single(&self) -> Result<(), ApiError> {
+        let asked = [
+            ("n", self.n != 1),
+            ("echo", self.echo),
+            ("prompt_logprobs", self.prompt_logprobs.is_some()),
+            ("return_token_ids", self.return_token_ids),
+        ];
+        match asked.into_iter().find(|(_, asked)| *asked) {
+            None => Ok(()),
+            Some((name, _)) => {
+                Err(ApiError::unsupported(name, "has no place in this kind of reply"))
+            }
+        }
+    }
+
+    /// Takes the output cap by its old name and by its new one, which counts if both are there.
+    pub(crate) fn take_max_tokens(
+        &mut self,
+        fields: &mut RequestFields,
+        low: i64,
+    ) -> Result<(), ApiError> {
+        for name in ["max_tokens", "max_completion_tokens"] {
+            if let Some(count) = fields.int(name, low..=i64::from(u32::MAX))? {
+                (self.max_tokens, self.max_tokens_field) = (Some(count as u32), name);
+            }
+        }
+        self.check_min_tokens()
+    }
+
+    /// Checks `min_tokens` once `max_tokens` is known.
+    pub(crate) fn check_min_tokens(&self) -> Result<(), ApiError> {
+        let (min, max) = (self.sampling.min_tokens, self.max_tokens.unwrap_or(u32::MAX));
+        if min <= max {
+            return Ok(());
+        }
+        let message = format!("min_tokens is {min}, more than {} {max}", self.max_tokens_field);
+        Err(ApiError::invalid("min_tokens", message))
+    }
+}
+
+/// `logprobs`, `top_logprobs` and `prompt_logprobs`: 0 to the cap, −1 = all.
+pub(crate) fn count_of_logprobs(
+    fields: &mut RequestFields,
+    name: &str,
+    bounds: &FieldBounds,
+) -> Result<Option<u32>, ApiError> {
+    let (cap, all) = match bounds.logprobs_max {
+        Some(cap) => (i64::from(cap), None),
+        None => (i64::from(bounds.vocab_size), Some(u32::MAX)),
+    };
+    // Without a cap, −1 is allowed and means the whole vocabulary.
+    let Some(count) = fields.int(name, -1..=cap)? else { return Ok(None) };
+    match (count, all) {
+        (-1, None) => {
+            let message = format!("-1 means the whole vocabulary, the limit is {cap}");
+            Err(ApiError::invalid(fields.path(name), message))
+        }
+        (-1, all) => Ok(all),
+        (count, _) => Ok(Some(count as u32)),
+    }
+}
+
+fn sampling(
+    fields: &mut RequestFields,
+    bounds: &FieldBounds,
+    defaults: &SamplingDefaults,
+) -> Result<SamplingParams, ApiError> {
+    let top_k = fields.int("top_k", -1..=i64::from(u32::MAX))?;
+    let repetition = fields.float("repetition_penalty", 0.0..=f32::MAX, true)?;
+    let allowed = ids(fields, "allowed_token_ids", bounds.vocab_size as usize, bounds)?;
+    if allowed.as_ref().is_some_and(Vec::is_empty) {
+        let message = "must name at least one id";
+        return Err(ApiError::invalid("allowed_token_ids", message));
+    }
+    Ok(SamplingParams {
+        temperature: fields.float("temperature", 0.0..=2.0, false)?.unwrap_or(defaults.temperature),
+        top_k: top_k.map_or(defaults.top_k, |k| k.max(0) as u32),
+        top_p: fields.float("top_p", 0.0..=1.0, true)?.unwrap_or(defaults.top_p),
+        min_p: fields.float("min_p", 0.0..=1.0, false)?.unwrap_or(defaults.min_p),
+        repetition_penalty: repetition.unwrap_or(defaults.repetition),
+        frequency_penalty: fields.float("frequency_penalty", -2.0..=2.0, false)?.unwrap_or(0.0),
+        presence_penalty: fields.float("presence_penalty", -2.0..=2.0, false)?.unwrap_or(0.0),
+        min_tokens: fields.int("min_tokens", 0..=i64::from(u32::MAX))?.unwrap_or(0) as u32,
+        logit_bias: logit_bias(fields, bounds)?,
+        allowed_token_ids: allowed,
+        ..SamplingParams::greedy()
+    })
+}
+
+fn ids(
+    fields: &mut RequestFields,
+    name: &str,
+    len_max: usize,
+    bounds: &FieldBounds,
+) -> Result<Option<Vec<Token>>, ApiError> {
+    let list = fields.ints(name, 0..=i64::from(bounds.vocab_size) - 1, len_max)?;
+    Ok(list.map(|ids| ids.into_iter().map(|id| id as Token).collect()))
+}
+
+fn stop_strings(fields: &mut RequestFields) -> Result<Vec<String>, ApiError> {
+    match fields.take("stop") {
+        None => Ok(Vec::new()),
+        Some(JsonValue::Str(one)) => string_list(
+            "stop",
+            JsonValue::List(vec![JsonValue::Str(one)]),
+            STRING_BYTES_MAX,
+            STRINGS_MAX,
+        ),
+        Some(list @ (JsonValue::List(_) | JsonValue::Ints(_))) => {
+            string_list("stop", list, STRING_BYTES_MAX, STRINGS_MAX)
+        }
+        Some(other) => Err(wrong_type("stop".to_owned(), "a string or a list of strings", &other)),
+    }
+}
+
+fn logit_bias(
+    fields: &mut RequestFields,
+    bounds: &FieldBounds,
+) -> Result<Vec<(Token, f32)>, ApiError> {
+    let Some(value) = fields.take("logit_bias") else { return Ok(Vec::new()) };
+    let JsonValue::Object(pairs) = value else {
+        return Err(wrong_type("logit_bias".to_owned(), "an object", &value));
+    };
+    if pairs.len() > LOGIT_BIAS_MAX {
+        let message = format!("at most {LOGIT_BIAS_MAX} entries, got {}", pairs.len());
+        return Err(ApiError::invalid("logit_bias", message));
+    }
+    let entry = |(key, value): (String, JsonValue)| {
+        let vocab_size = bounds.vocab_size;
+        let id = key.parse::<Token>().ok().filter(|id| *id < vocab_size).ok_or_else(|| {
+            let message = format!("keys must be token ids below {vocab_size}");
+            ApiError::invalid("logit_bias", message)
+        })?;
+        let bias = match value {
+            JsonValue::Int(bias) => bias as f32,
+            JsonValue::Float(bias) => bias as f32,
+            other => return Err(wrong_type(format!("logit_bias.{id}"), "a number", &other)),
+        };
+        Ok((id, bias.clamp(-100.0, 100.0)))
+    };
+    let mut biases: Vec<(Token, f32)> = pairs.into_iter().map(entry).collect::<Result<_, _>>()?;
+    biases.sort_unstable_by_key(|(id, _)| *id);
+    // "7" and "07" are different keys of the same id.
+    match biases.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        None => Ok(biases),
+        Some(pair) => Err(ApiError::invalid("logit_bias", format!("token id {} twice", pair[0].0))),
+    }
+}
+
+fn stream_options(fields: &mut RequestFields, stream: bool) -> Result<StreamOptions, ApiError> {
+    let Some(value) = fields.take("stream_options") else { return Ok(StreamOptions::default()) };
+    let mut options = RequestFields::of("stream_options".to_owned(), value)?;
+    if !stream {
+        let message = "stream_options needs stream: true";
+        return Err(ApiError::invalid("stream_options", message));
+    }
+    Ok(StreamOptions {
+        include_usage: options.bool("include_usage")?.unwrap_or(false),
+        continuous_usage: options.bool("continuous_usage_stats")?.unwrap_or(false),
+    })
+}
+
+fn truncate(
+    fields: &mut RequestFields,
+    bounds: &FieldBounds,
+) -> Result<Option<PromptTruncation>, ApiError> {
+    let limit = i64::from(bounds.max_model_len);
+    let side = fields.string("truncation_side", 16)?;
+    let right = match side.as_deref() {
+        None | Some("left") => false,
+        Some("right") => true,
+        Some(_) => {
+            return Err(ApiError::invalid("truncation_side", "must be \"left\" or \"right\""));
+        }
+    };
+    let Some(count) = fields.int("truncate_prompt_tokens", -1..=limit)? else { return Ok(None) };
+    let count = match count {
+        0 => return Err(ApiError::invalid("truncate_prompt_tokens", "must be -1 or at least 1")),
+        // The longest prompt that leaves room for one output token.
+        -1 => bounds.max_model_len.saturating_sub(1),
+        count => count as u32,
+    };
+    Ok(Some(if right {
+        PromptTruncation::KeepFirst(count)
+    } else {
+        PromptTruncation::KeepLast(count)
+    }))
+}
+
+fn cache_salt(fields: &mut RequestFields) -> Result<Option<String>, ApiError> {
+    let Some((name, value)) = fields.take_with_alias("cache_salt", "extra_key")? else {
+        return Ok(None);
+    };
+    let fits =
+        |s: &str| (1..=128).contains(&s.chars().count()) && !s.contains(['@', '/', '\\', '\0']);
+    match value {
+        JsonValue::Str(salt) if fits(&salt) => Ok(Some(salt)),
+        JsonValue::Str(_) => {
+            let message = "must have 1 to 128 characters, none of them @ / \\ or NUL";
+            Err(ApiError::invalid(name, message))
+        }
+        other => Err(wrong_type(name.to_owned(), "a string", &other)),
+    }
+}
+
+/// Whether a client's name for a request may be used.
+pub(crate) fn is_request_id(id: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._:-".contains(&b);
+    (1..=128).contains(&id.len()) && id.bytes().all(allowed)
+}
+
+fn request_id(fields: &mut RequestFields) -> Result<Option<String>, ApiError> {
+    let check = |(name, value): (&str, JsonValue)| match value {
+        JsonValue::Str(id) if is_request_id(&id) => Ok(id),
+        JsonValue::Str(_) => {
+            let message = "must have 1 to 128 characters out of A-Z a-z 0-9 . _ : -";
+            Err(ApiError::invalid(name, message))
+        }
+        other => Err(wrong_type(name.to_owned(), "a string", &other)),
+    };
+    fields.take("session_id").map(|id| check(("session_id", id))).transpose()?;
+    fields.take_with_alias("request_id", "rid")?.map(check).transpose()
+}
+
+fn priority(fields: &mut RequestFields, bounds: &FieldBounds) -> Result<i32, ApiError> {
+    let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
+    let priority = fields.int("priority", range)?.unwrap_or(0) as i32;
+    if priority != 0 && !bounds.priorities {
+        let message = format!(
+            "priority {priority} needs a server started with --scheduling-policy priority; this one serves first \
+             come, first served"
+        );
+        return Err(ApiError::invalid("priority", message));
+    }
+    Ok(priority)
+}

@@ -1,0 +1,304 @@
+//! Fields that constrain the output: `response_format`, `structured_outputs` and their aliases.
+//!
+//! One constraint at most. Unknown keys are refused: each of them might be meant to narrow the output.
+
+use crate::api_error::ApiError;
+use crate::request_fields::{RequestFields, string_list, wrong_type};
+use crate::strict_json::JsonValue;
+use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint, TEXT_BYTES_MAX};
+use serde_json::Value;
+
+/// Texts that a choice may have.
+const CHOICES_MAX: usize = 4_096;
+const NAME_BYTES_MAX: usize = 64;
+const DESCRIPTION_BYTES_MAX: usize = TEXT_BYTES_MAX;
+
+/// Takes the constraint of a request.
+///
+/// Errors: 400 naming the field or key, or the second constraint.
+pub(super) fn take(fields: &mut RequestFields) -> Result<Option<OutputConstraint>, ApiError> {
+    let regex = fields.string("regex", TEXT_BYTES_MAX)?.map(GrammarSpec::Regex);
+    let schema =
+        fields.take("json_schema").map(|value| schema("json_schema", value)).transpose()?;
+    let schema = schema.map(|schema| GrammarSpec::Json { schema, whitespace: JsonWhitespace::Any });
+    let named =
+        |form: Option<GrammarSpec>, param| form.map(|form| OutputConstraint::new(form, param));
+    let found = [
+        response_format(fields)?,
+        structured_outputs(fields)?,
+        named(regex, "regex"),
+        named(schema, "json_schema"),
+    ];
+    let mut found = found.into_iter().flatten();
+    match (found.next(), found.next()) {
+        (Some(first), Some(second)) => {
+            let message = format!("{} constrains the output already", first.param);
+            Err(ApiError::invalid(second.param, message))
+        }
+        (first, _) => Ok(first),
+    }
+}
+
+/// `{"type": "text" | "json_object" | "json_schema"}`.
+fn response_format(fields: &mut RequestFields) -> Result<Option<OutputConstraint>, ApiError> {
+    const NAME: &str = "response_format";
+    let Some(value) = fields.take(NAME) else { return Ok(None) };
+    let mut format = RequestFields::of(NAME.to_owned(), value)?;
+    let found = match format.string("type", NAME_BYTES_MAX)?.as_deref() {
+        Some("text") => None,
+        Some("json_object") => {
+            Some(OutputConstraint::new(GrammarSpec::json_object(JsonWhitespace::Any), NAME))
+        }
+        Some("json_schema") => Some(named_schema(&mut format)?),
+        Some(_) => {
+            let message = "must be \"text\", \"json_object\" or \"json_schema\"";
+            return Err(ApiError::unsupported(format.path("type"), message));
+        }
+        None => return Err(ApiError::invalid(format.path("type"), "is missing")),
+    };
+    reject_unknown_keys(&format)?;
+    Ok(found)
+}
+
+/// `{"name", "description", "schema", "strict"}`. Schemas are enforced whether `strict` or not.
+fn named_schema(format: &mut RequestFields) -> Result<OutputConstraint, ApiError> {
+    let path = format.path("json_schema");
+    let Some(value) = format.take("json_schema") else {
+        return Err(ApiError::invalid(path, "is missing"));
+    };
+    let mut named = RequestFields::of(path, value)?;
+    named.string("name", NAME_BYTES_MAX)?;
+    named.string("description", DESCRIPTION_BYTES_MAX)?;
+    named.bool("strict")?;
+    let path = named.path("schema");
+    let Some(value) = named.take("schema") else {
+        return Err(ApiError::invalid(path, "is missing"));
+    };
+    let schema = schema(&path, value)?;
+    reject_unknown_keys(&named)?;
+    Ok(OutputConstraint::new(GrammarSpec::Json { schema, whitespace: JsonWhitespace::Any }, path))
+}
+
+/// Exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`, and how JSON is laid out.
+fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstraint>, ApiError> {
+    const NAME: &str = "structured_outputs";
+    let Some(value) = fields.take(NAME) else { return Ok(None) };
+    let mut keys = RequestFields::of(NAME.to_owned(), value)?;
+    if keys.take("structural_tag").is_some() {
+        let message = "structural tags are not supported by this server";
+        return Err(ApiError::unsupported(keys.path("structural_tag"), message));
+    }
+    let layout = JsonOptions::take(&mut keys)?;
+    let mut found = Vec::new();
+    if let Some(value) = keys.take("json") {
+        let mut schema = schema(&keys.path("json"), value)?;
+        if layout.no_additional_properties {
+            forbid_additional_properties(&mut schema);
+        }
+        found.push(("json", GrammarSpec::Json { schema, whitespace: layout.whitespace.clone() }));
+    }
+    if keys.bool("json_object")? == Some(true) {
+        found.push(("json_object", GrammarSpec::json_object(layout.whitespace.clone())));
+    }
+    found.extend(
+        keys.string("regex", TEXT_BYTES_MAX)?.map(|text| ("regex", GrammarSpec::Regex(text))),
+    );
+    found.extend(
+        keys.string("grammar", TEXT_BYTES_MAX)?.map(|text| ("grammar", GrammarSpec::Lark(text))),
+    );
+    found.extend(choice(&mut keys)?.map(|texts| ("choice", GrammarSpec::Choice(texts))));
+    reject_unknown_keys(&keys)?;
+    let mut found = found.into_iter();
+    let (Some((key, form)), None) = (found.next(), found.next()) else {
+        let message = "must have exactly one of json, json_object, regex, choice and grammar";
+        return Err(ApiError::invalid(NAME, message));
+    };
+    layout.check(key, &keys)?;
+    Ok(Some(OutputConstraint::new(form, keys.path(key))))
+}
+
+/// Options of JSON.
+struct JsonOptions {
+    whitespace: JsonWhitespace,
+    /// Objects have no properties but those named.
+    no_additional_properties: bool,
+}
+
+impl JsonOptions {
+    fn take(keys: &mut RequestFields) -> Result<Self, ApiError> {
+        let closed = keys.bool("disable_additional_properties")?.unwrap_or(false);
+        let none = keys.bool("disable_any_whitespace")?.unwrap_or(false);
+        let spaces = match (none, keys.string("whitespace_pattern", TEXT_BYTES_MAX)?) {
+            (true, Some(_)) => {
+                let message = "cannot be given with disable_any_whitespace";
+                return Err(ApiError::invalid(keys.path("whitespace_pattern"), message));
+            }
+            (true, None) => JsonWhitespace::None,
+            (false, Some(regex)) => JsonWhitespace::Pattern(regex),
+            (false, None) => JsonWhitespace::Any,
+        };
+        Ok(Self { whitespace: spaces, no_additional_properties: closed })
+    }
+
+    /// Refuses options that the constraint `key` has no use for.
+    fn check(&self, key: &str, keys: &RequestFields) -> Result<(), ApiError> {
+        let odd = match self.whitespace {
+            _ if self.no_additional_properties && key != "json" => {
+                Some("disable_additional_properties")
+            }
+            JsonWhitespace::None if !key.starts_with("json") => Some("disable_any_whitespace"),
+            JsonWhitespace::Pattern(_) if !key.starts_with("json") => Some("whitespace_pattern"),
+            _ => None,
+        };
+        match odd {
+            None => Ok(()),
+            Some(name) => {
+                Err(ApiError::invalid(keys.path(name), format!("has no meaning with {key}")))
+            }
+        }
+    }
+}
+
+/// `choice`: texts, none of them empty.
+fn choice(keys: &mut RequestFields) -> Result<Option<Vec<String>>, ApiError> {
+    let path = keys.path("choice");
+    let Some(value) = keys.take("choice") else { return Ok(None) };
+    let texts = string_list(&path, value, TEXT_BYTES_MAX, CHOICES_MAX)?;
+    if texts.is_empty() {
+        return Err(ApiError::invalid(path, "must name at least one text"));
+    }
+    Ok(Some(texts))
+}
+
+/// A schema, as an object or as its text.
+fn schema(path: &str, value: JsonValue) -> Result<Value, ApiError> {
+    match value {
+        JsonValue::Object(_) | JsonValue::Bool(_) => Ok(value.into_value()),
+        JsonValue::Str(text) if text.len() > TEXT_BYTES_MAX => {
+            let message = format!("at most {TEXT_BYTES_MAX} bytes, got {}", text.len());
+            Err(ApiError::invalid(path, message))
+        }
+        JsonValue::Str(text) => match JsonValue::parse(text.as_bytes()) {
+            Ok(value @ (JsonValue::Object(_) | JsonValue::Bool(_))) => Ok(value.into_value()),
+            Ok(other) => Err(wrong_type(path.to_owned(), "the text of a schema", &other)),
+            Err(_) => Err(ApiError::invalid(path, "is not valid JSON")),
+        },
+        other => Err(wrong_type(path.to_owned(), "a schema", &other)),
+    }
+}
+
+/// Forbids properties that a schema does not name, wherever it does not say otherwise.
+fn forbid_additional_properties(schema: &mut Value) {
+    match schema {
+        Value::Array(list) => list.iter_mut().for_each(forbid_additional_properties),
+        Value::Object(map) => {
+            map.values_mut().for_each(forbid_additional_properties);
+            let names = map.contains_key("properties") || map.contains_key("patternProperties");
+            if names && !map.contains_key("additionalProperties") {
+                map.insert("additionalProperties".to_owned(), Value::Bool(false));
+            }
+        }
+        _ => {}
+    }
+}
+
+fn reject_unknown_keys(fields: &RequestFields) -> Result<(), ApiError> {
+    match fields.ignored_names().first() {
+        None => Ok(()),
+        Some(key) => Err(ApiError::unsupported(fields.path(key), "unknown key")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take_from(body: &str) -> Result<Option<OutputConstraint>, ApiError> {
+        take(&mut RequestFields::of_body(JsonValue::parse(body.as_bytes())?)?)
+    }
+
+    fn found(body: &str) -> (String, GrammarSpec) {
+        let constraint = take_from(body).unwrap().expect("a constraint");
+        (constraint.param, constraint.spec)
+    }
+
+    fn rejected(body: &str) -> (String, &'static str) {
+        let error = take_from(body).expect_err("must be refused");
+        (error.param.unwrap_or_default(), error.reason)
+    }
+
+    #[test]
+    fn every_alias_gives_the_same_constraint() {
+        assert_eq!(take_from(r#"{"response_format":{"type":"text"}}"#).unwrap(), None);
+        assert_eq!(take_from(r#"{"structured_outputs":null}"#).unwrap(), None);
+        let absent = r#"{"response_format":{"type":"text","json_schema":null,"what":null}}"#;
+        assert_eq!(take_from(absent).unwrap(), None);
+        let any = GrammarSpec::Json {
+            schema: serde_json::json!({"type": "integer"}),
+            whitespace: JsonWhitespace::Any,
+        };
+        let schema = r#"{"type":"integer"}"#;
+        let text = serde_json::to_string(schema).unwrap();
+        for body in [
+            format!(
+                r#"{{"response_format":{{"type":"json_schema","json_schema":{{"name":"n","strict":true,"schema":{schema}}}}}}}"#
+            ),
+            format!(r#"{{"structured_outputs":{{"json":{schema}}}}}"#),
+            format!(r#"{{"structured_outputs":{{"json":{text}}}}}"#),
+            format!(r#"{{"json_schema":{text}}}"#),
+        ] {
+            assert_eq!(found(&body).1, any, "{body}");
+        }
+        let (param, form) = found(r#"{"structured_outputs":{"choice":["a","b"]}}"#);
+        assert_eq!(
+            (param.as_str(), form),
+            ("structured_outputs.choice", GrammarSpec::Choice(vec!["a".into(), "b".into()]))
+        );
+        assert_eq!(found(r#"{"regex":"a+"}"#), ("regex".into(), GrammarSpec::Regex("a+".into())));
+        let (_, form) =
+            found(r#"{"structured_outputs":{"json_object":true,"disable_any_whitespace":true}}"#);
+        assert_eq!(form, GrammarSpec::json_object(JsonWhitespace::None));
+    }
+
+    #[test]
+    fn additional_properties_are_forbidden_by_default() {
+        let body = r#"{"structured_outputs":{"disable_additional_properties":true,
+            "json":{"properties":{"a":{"properties":{},"additionalProperties":{"type":"null"}}}}}}"#;
+        let GrammarSpec::Json { schema, .. } = found(body).1 else { panic!("a schema") };
+        assert_eq!(schema["additionalProperties"], false);
+        assert_eq!(schema["properties"]["a"]["additionalProperties"]["type"], "null");
+    }
+
+    #[test]
+    fn validation_errors_name_the_key() {
+        let cases = [
+            (r#"{"response_format":{"type":"structural_tag"}}"#, "response_format.type"),
+            (
+                r#"{"response_format":{"type":"json_object","strict":true}}"#,
+                "response_format.strict",
+            ),
+            (r#"{"response_format":{"type":"json_schema"}}"#, "response_format.json_schema"),
+            (
+                r#"{"response_format":{"type":"json_schema","json_schema":{"name":"x"}}}"#,
+                "response_format.json_schema.schema",
+            ),
+            (r#"{"structured_outputs":{}}"#, "structured_outputs"),
+            (r#"{"structured_outputs":{"regex":"a","choice":["b"]}}"#, "structured_outputs"),
+            (
+                r#"{"structured_outputs":{"regex":"a","whitespace_pattern":" "}}"#,
+                "structured_outputs.whitespace_pattern",
+            ),
+            (
+                r#"{"structured_outputs":{"structural_tag":{}}}"#,
+                "structured_outputs.structural_tag",
+            ),
+            (r#"{"structured_outputs":{"regex":"a","backend":"x"}}"#, "structured_outputs.backend"),
+            (r#"{"structured_outputs":{"json":"{"}}"#, "structured_outputs.json"),
+            (r#"{"structured_outputs":{"choice":[]}}"#, "structured_outputs.choice"),
+            (r#"{"regex":"a","response_format":{"type":"json_object"}}"#, "regex"),
+        ];
+        for (body, param) in cases {
+            assert_eq!(rejected(body).0, param, "{body}");
+        }
+    }
+}

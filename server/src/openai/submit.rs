@@ -1,0 +1,400 @@
+//! From checked fields and token ids to the engine: what both kinds of completion convert alike.
+
+use super::choice::{ChoiceState, StopRules};
+use super::generation::{PromptInfo, RequestGeneration};
+use super::memory_reservation::{RequestBytes, RequestCounts, reserve};
+use super::params::{CompletionParams, PromptTruncation};
+use super::thinking_budget::ActiveThinkingBudget;
+use crate::api_error::ApiError;
+use crate::app::{AppState, ServingContext};
+use crate::request_ids::sampling_key;
+use axum::http::StatusCode;
+use engine::{AdmissionPermit, RequestEventStream};
+use grammar::{DecodingGuide, GrammarError, OutputConstraint, ThinkingBudget};
+use protocol::{Replica, RequestId, Token};
+use scheduler::{ExtraKeys, RejectReason, RequestSubmission};
+use std::sync::Arc;
+use text::{DetokenizeOptions, Detokenizer, OutputParser, StopStrings, TextError};
+use tracing::Span;
+
+/// Prompts times choices one HTTP request may have.
+const CHOICES_MAX: usize = 256;
+
+/// When to come back if other texts hold the memory for texts.
+const MEMORY_RETRY_S: u32 = 5;
+
+/// What one endpoint adds to the shared fields.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EndpointParams<'a> {
+    /// Log-probabilities per token.
+    pub logprobs: Option<u32>,
+    /// Log-probabilities of the prompt.
+    pub prompt_logprobs: Option<u32>,
+    /// `max_tokens` of a request that names none; `None` = what the context leaves.
+    pub max_tokens_default: Option<u32>,
+    /// Name of the field that holds the prompt.
+    pub prompt_field: &'static str,
+    /// Who tells the output apart, and the special tokens it needs to see.
+    pub parser: Option<(&'a OutputParser, &'a Arc<[Token]>)>,
+    /// How long outputs may reason.
+    pub thinking: Option<&'a ActiveThinkingBudget>,
+}
+
+/// Sends `params.n` requests for each prompt. Hashes prompts: not for the async runtime.
+///
+/// Errors: 400 for what does not fit, 429 or 503 for load.
+pub(crate) fn start_generation(
+    app: &AppState,
+    serving: &ServingContext,
+    params: &CompletionParams,
+    prompts: &[Vec<Token>],
+    extra: EndpointParams<'_>,
+    mut ticket: AdmissionPermit,
+) -> Result<RequestGeneration, ApiError> {
+    let n = params.n as usize;
+    if prompts.len() * n > CHOICES_MAX {
+        let message =
+            format!("{} prompts with n = {n} make more than {CHOICES_MAX} choices", prompts.len());
+        return Err(ApiError::invalid("n", message));
+    }
+    check_queue(prompts.len() * n, &ticket)?;
+    let template = template(serving, params, extra)?;
+    let most = |prompt: &Vec<Token>| max_tokens(serving, params, prompt.len(), extra);
+    let most: Vec<u32> = prompts.iter().map(most).collect::<Result<_, _>>()?;
+    let counts = RequestCounts {
+        requests: (prompts.len() * n) as u64,
+        prompt_tokens: prompts.iter().map(|prompt| prompt.len() as u64).sum::<u64>() * n as u64,
+        output_tokens: most.iter().map(|&most| u64::from(most)).sum::<u64>() * n as u64,
+    };
+    // Before any of it is there: a short body may ask for many copies of a long prompt.
+    let grown = ticket.grow(counts.requests, counts.prompt_tokens);
+    grown.map_err(|overload| app.overloaded(&overload))?;
+    let held = RequestBytes::of(serving, params, &template, counts);
+    let field = held.field(extra.prompt_field, params.max_tokens_field);
+    reserve(app, &mut ticket, held.total(), field)?;
+    let seed = || params.seed.map_or_else(|| app.id_generator.next_u64(), |seed| seed as u64);
+    let submits = submits(&template, prompts, &most, n as u64, seed);
+    let stops = StopStrings::new(&params.stop, params.include_stop);
+    let rules =
+        StopRules { min_tokens: params.sampling.min_tokens, include_stop: params.include_stop };
+    let choice = |_| {
+        let detokenizer = detokenizer(serving, params, extra.parser.map(|(_, kept)| kept));
+        let parser = extra.parser.map(|(parser, _)| parser.clone());
+        ChoiceState::new(detokenizer, stops.matcher(), rules, parser)
+    };
+    let choices = (0..submits.len()).map(choice).collect();
+    let facts = PromptInfo {
+        tokens: prompts.iter().map(|p| p.len() as u32).collect(),
+        block_tokens: serving.block_tokens,
+        details: app.options.usage_details,
+        field: extra.prompt_field,
+        max_tokens_field: params.max_tokens_field,
+        ids: match &app.options.tracer {
+            Some(tracer) if tracer.with_ids => prompts.to_vec(),
+            _ => Vec::new(),
+        },
+    };
+    let name = params.request_id.as_deref().unwrap_or_default();
+    let budget = extra.thinking.map(|limit| limit.budget.clone());
+    let stream = match (&params.constraint, budget) {
+        (None, None) => serving.client.submit(submits, params.n, name, ticket),
+        (None, budget) => {
+            let (stream, held) = serving.client.submit_deferred(submits, params.n, name, ticket);
+            held.release(&DecodingGuide { grammar: None, budget });
+            stream
+        }
+        (Some(constraint), budget) => {
+            let guide = (Arc::clone(constraint), budget);
+            submit_constrained(serving, params, guide, submits, ticket)
+        }
+    };
+    Ok(RequestGeneration::new(stream, choices, n, facts, params.stream_interval))
+}
+
+/// Rejects more choices than the server ever queues: it would be too busy for them even when idle.
+fn check_queue(choices: usize, ticket: &AdmissionPermit) -> Result<(), ApiError> {
+    let cap = ticket.requests_max();
+    if choices as u64 <= cap {
+        return Ok(());
+    }
+    let message = format!("prompts × n is {choices} choices, the server queues {cap} at most");
+    Err(ApiError::invalid("n", message))
+}
+
+/// One submit for each choice of each prompt; `most`: the output cap of each prompt.
+fn submits(
+    template: &RequestSubmission,
+    prompts: &[Vec<Token>],
+    most: &[u32],
+    n: u64,
+    seed: impl Fn() -> u64,
+) -> Vec<RequestSubmission> {
+    let mut submits = Vec::with_capacity(prompts.len() * n as usize);
+    for (prompt, &max_tokens) in prompts.iter().zip(most) {
+        let seed = seed();
+        submits.extend((0..n).map(|choice| {
+            let (tokens, key) = (prompt.clone(), sampling_key(seed, choice));
+            RequestSubmission { tokens, max_tokens, rng_key: key, ..template.clone() }
+        }));
+    }
+    submits
+}
+
+/// What shows an output's ids, and of special ones these.
+pub(crate) fn detokenizer(
+    serving: &ServingContext,
+    params: &CompletionParams,
+    kept: Option<&Arc<[Token]>>,
+) -> Detokenizer {
+    let options = DetokenizeOptions { skip_special_tokens: params.skip_special, continues: true };
+    let detokenizer = Detokenizer::new(serving.tokenizer.clone(), options);
+    match kept {
+        Some(kept) => detokenizer.with_visible_special(Arc::clone(kept)),
+        None => detokenizer,
+    }
+}
+
+/// Holds requests back until their grammar is compiled; one that cannot be ends them with a refusal.
+fn submit_constrained(
+    serving: &ServingContext,
+    params: &CompletionParams,
+    (constraint, budget): (Arc<OutputConstraint>, Option<ThinkingBudget>),
+    submits: Vec<RequestSubmission>,
+    ticket: AdmissionPermit,
+) -> RequestEventStream {
+    let name = params.request_id.as_deref().unwrap_or_default();
+    let (stream, held) = serving.client.submit_deferred(submits, params.n, name, ticket);
+    let (param, ignores_end) = (constraint.param.clone(), params.ignore_eos);
+    let span = Span::current();
+    serving.grammars.compile(constraint, move |compiled| match compiled {
+        Ok(compiled) => {
+            held.release(&DecodingGuide {
+                grammar: Some(compiled.session_seed(ignores_end)),
+                budget,
+            });
+        }
+        Err(error) => {
+            span.in_scope(|| {
+                if let GrammarError::Failed { detail } = &error {
+                    // A bug of the library: its text is for the log alone.
+                    tracing::warn!(param, detail, "the grammar compiler failed");
+                } else {
+                    tracing::debug!(param, %error, "the grammar was refused");
+                }
+            });
+            held.reject(&rejection_of(&error, param));
+        }
+    });
+    stream
+}
+
+/// What a request is told whose grammar there is none of.
+fn rejection_of(error: &GrammarError, param: String) -> RejectReason {
+    let message = error.to_string();
+    match error {
+        GrammarError::WorkerUnavailable { .. } => RejectReason::TemporarilyUnavailable { message },
+        GrammarError::QueueFull { .. }
+        | GrammarError::Starved { .. }
+        | GrammarError::QueueTimeout { .. } => RejectReason::Overloaded { message },
+        GrammarError::InvalidSpaces(_) => {
+            let object = param.rsplit_once('.').map_or("", |(object, _)| object);
+            RejectReason::InvalidParameter {
+                param: format!("{object}.whitespace_pattern"),
+                message,
+            }
+        }
+        _ => RejectReason::InvalidParameter { param, message },
+    }
+}
+
+/// The submit that all choices share.
+fn template(
+    serving: &ServingContext,
+    params: &CompletionParams,
+    extra: EndpointParams<'_>,
+) -> Result<RequestSubmission, ApiError> {
+    let mut sampling = params.sampling.clone();
+    sampling.logprobs = extra.logprobs;
+    sampling.prompt_logprobs = extra.prompt_logprobs;
+    sampling.bad_words = bad_words(serving, params)?;
+    // A grammar allows the end of text only where it must come, or where it is not ignored.
+    let constrained = params.constraint.is_some();
+    let ends = !params.ignore_eos || constrained;
+    let eos_ids = if ends { serving.tokenizer.eos_ids().to_vec() } else { Vec::new() };
+    if let Some(limit) = extra.thinking {
+        limit.check(&sampling, &params.stop_ids)?;
+    }
+    // The device masks all of these below `min_tokens`.
+    sampling.stop_token_ids.clone_from(&params.stop_ids);
+    sampling.stop_token_ids.extend(&eos_ids);
+    Ok(RequestSubmission {
+        id: RequestId(0),
+        tokens: Vec::new(),
+        max_tokens: 0,
+        sampling,
+        first_masked_token: if constrained {
+            Some(0)
+        } else {
+            extra.thinking.map(|it| it.budget.tokens)
+        },
+        rng_key: 0,
+        eos_ids,
+        stop_ids: params.stop_ids.clone(),
+        priority: params.priority,
+        extra_keys: ExtraKeys::salted(params.cache_salt.clone()),
+        replica: params.replica.map(Replica),
+        block_keys: Vec::new(),
+    })
+}
+
+/// Refuses a text that has too many tokens whatever the tokenizer makes of it: to find out how many
+/// could take seconds.
+pub(crate) fn reject_if_too_long(
+    serving: &ServingContext,
+    text: &str,
+    truncate: Option<PromptTruncation>,
+    field: &str,
+) -> Result<(), ApiError> {
+    let limit = serving.field_bounds.max_model_len as usize;
+    if truncate.is_some() || text.len() < limit {
+        return Ok(());
+    }
+    match serving.tokenizer.min_token_count(text) {
+        least if least < limit => Ok(()),
+        least => Err(too_long(&format!("at least {least}"), limit, field)),
+    }
+}
+
+fn too_long(tokens: &str, limit: usize, field: &str) -> ApiError {
+    let message = format!("the prompt has {tokens} tokens, the model takes less than {limit}");
+    ApiError::bad_request("context_length_exceeded", field, message)
+}
+
+/// The output cap of a prompt.
+fn max_tokens(
+    serving: &ServingContext,
+    params: &CompletionParams,
+    prompt_len: usize,
+    extra: EndpointParams<'_>,
+) -> Result<u32, ApiError> {
+    let limit = serving.field_bounds.max_model_len as usize;
+    if prompt_len == 0 {
+        return Err(ApiError::invalid(extra.prompt_field, "the prompt is empty"));
+    }
+    if prompt_len >= limit {
+        return Err(too_long(&prompt_len.to_string(), limit, extra.prompt_field));
+    }
+    let room = (limit - prompt_len) as u32;
+    let Some(asked) = params.max_tokens else {
+        let most = extra.max_tokens_default.map_or(room, |default| default.min(room));
+        let least = params.sampling.min_tokens;
+        if least > most {
+            let message = format!("min_tokens is {least}, the output has {most} tokens at most");
+            return Err(ApiError::invalid("min_tokens", message));
+        }
+        return Ok(most);
+    };
+    let field = params.max_tokens_field;
+    if asked > room {
+        let message = format!(
+            "{prompt_len} prompt tokens and {field} {asked} exceed the model's {limit} tokens"
+        );
+        return Err(ApiError::bad_request("context_length_exceeded", field, message));
+    }
+    // Whether one choice fits in the KV cache the scheduler checks; choices that do not fit at the same time run one
+    // after another.
+    Ok(asked)
+}
+
+/// Token sequences of the bad words: as they are, and as they look behind a space.
+fn bad_words(
+    serving: &ServingContext,
+    params: &CompletionParams,
+) -> Result<Vec<Vec<Token>>, ApiError> {
+    let encode =
+        |text: &str| serving.tokenizer.encode(text, false).map_err(|e| text_error(&e, "bad_words"));
+    let mut words = Vec::with_capacity(2 * params.bad_words.len());
+    for word in &params.bad_words {
+        let plain = encode(word)?;
+        let spaced = encode(&format!(" {}", word.trim_start()))?;
+        let differs = spaced.first() != plain.first() && spaced.len() == plain.len();
+        words.extend([Some(plain), Some(spaced).filter(|_| differs)].into_iter().flatten());
+    }
+    words.retain(|ids| !ids.is_empty());
+    Ok(words)
+}
+
+/// Cuts a prompt as `truncate_prompt_tokens` says.
+pub(crate) fn truncate(ids: &mut Vec<Token>, truncate: Option<PromptTruncation>) {
+    match truncate {
+        Some(PromptTruncation::KeepLast(count)) => {
+            let cut = ids.len().saturating_sub(count as usize);
+            ids.drain(..cut);
+        }
+        Some(PromptTruncation::KeepFirst(count)) => ids.truncate(count as usize),
+        None => {}
+    }
+}
+
+/// A failure of the text layer as a 400, or as 429 where others hold its memory; its details go to the log.
+pub(crate) fn text_error(error: &TextError, param: &str) -> ApiError {
+    tracing::debug!(?error, "text refused");
+    match error {
+        TextError::MemoryBusy { .. }
+        | TextError::NoTemplateProcess(_)
+        | TextError::TemplatesBusy(_) => ApiError {
+            retry_after_s: Some(MEMORY_RETRY_S),
+            ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "text_memory", error.to_string())
+        },
+        TextError::TooMuchMemory { .. } => {
+            ApiError::bad_request("never_fits", param, error.to_string())
+        }
+        _ => ApiError::invalid(param, error.to_string()),
+    }
+}
+
+impl AppState {
+    /// Completes a refusal of the engine: when to come back to one that is away, and the status of one that is full.
+    pub fn complete_engine_error(&self, error: ApiError) -> ApiError {
+        match error.reason {
+            "engine_unavailable" => {
+                ApiError { retry_after_s: Some(self.health.restart_s()), ..error }
+            }
+            "max_num_queued_reqs"
+            | "max_num_queued_tokens"
+            | "grammars_overloaded"
+            | "text_memory" => ApiError { status: self.options.overload_status, ..error },
+            _ => error,
+        }
+    }
+
+    /// A refusal for load, with the status chosen at start.
+    pub fn overloaded(&self, overload: &engine::OverloadRejection) -> ApiError {
+        let message = format!(
+            "{} in flight, the limit is {}: try again later",
+            overload.current, overload.cap
+        );
+        let status: StatusCode = self.options.overload_status;
+        let error = ApiError::new(status, overload.reason, message);
+        ApiError { retry_after_s: Some(overload.retry_after_s), ..error }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::app::ServerOptions;
+
+    #[test]
+    fn overload_uses_the_configured_status() {
+        let overload_status = StatusCode::SERVICE_UNAVAILABLE;
+        let options = ServerOptions { overload_status, ..ServerOptions::default() };
+        let app = AppState::new(options, Arc::default());
+        let status = |error: ApiError| app.complete_engine_error(error).status.as_u16();
+        let full = |reason| ApiError::new(StatusCode::TOO_MANY_REQUESTS, reason, "full");
+        assert_eq!(status(full("max_num_queued_reqs")), 503);
+        assert_eq!(status(full("max_num_queued_tokens")), 503);
+        assert_eq!(status(full("grammars_overloaded")), 503);
+        assert_eq!(status(ApiError::invalid("n", "0")), 400);
+    }
+}

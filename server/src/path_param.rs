@@ -1,0 +1,18 @@
+//! The part of a path that a route leaves open, with refusals in the shape of all others.
+
+use super::api_error::ApiError;
+use axum::extract::{FromRequestParts, Path};
+use axum::http::request::Parts;
+
+/// The one part, percent-decoded.
+pub(crate) struct PathParam(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for PathParam {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let part = Path::<String>::from_request_parts(parts, state).await;
+        let refused = |_| ApiError::invalid("", "the path, percent-decoded, is not UTF-8");
+        part.map(|Path(part)| Self(part)).map_err(refused)
+    }
+}

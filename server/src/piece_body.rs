@@ -1,0 +1,63 @@
+//! Answers that are written piece by piece as the client reads them: what is kept until then is smaller than the text.
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use http_body::{Frame, SizeHint};
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// Bytes of a piece, about.
+const PIECE_BYTES: usize = 32 << 10;
+
+/// Writes an answer in pieces.
+pub(crate) trait PieceWriter: Send + Unpin + 'static {
+    /// Appends about so many bytes more; false once nothing is left.
+    fn write(&mut self, bytes: usize, out: &mut BytesMut) -> bool;
+}
+
+/// The body of an answer. It keeps what the request holds of the counters until it is sent or given up.
+struct PieceBody<W, H> {
+    writer: W,
+    has_more: bool,
+    ready: Bytes,
+    _held: H,
+}
+
+/// An answer as a body: of known length if it is short. `held`: what the request holds of the counters.
+pub(crate) fn body_of(mut writer: impl PieceWriter, held: impl Send + Unpin + 'static) -> Body {
+    let mut out = BytesMut::new();
+    let has_more = writer.write(PIECE_BYTES, &mut out);
+    Body::new(PieceBody { writer, has_more, ready: out.freeze(), _held: held })
+}
+
+impl<W: PieceWriter, H: Unpin> http_body::Body for PieceBody<W, H> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = self.get_mut();
+        if this.ready.is_empty() && this.has_more {
+            let mut out = BytesMut::with_capacity(PIECE_BYTES);
+            this.has_more = this.writer.write(PIECE_BYTES, &mut out);
+            this.ready = out.freeze();
+        }
+        let piece = std::mem::take(&mut this.ready);
+        Poll::Ready((!piece.is_empty()).then(|| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ready.is_empty() && !self.has_more
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let mut hint = SizeHint::new();
+        if !self.has_more {
+            hint.set_exact(self.ready.len() as u64);
+        }
+        hint
+    }
+}

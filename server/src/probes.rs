@@ -1,0 +1,66 @@
+//! Probes and small facts: `/livez`, `/readyz`, `/health`, `/ping`, `/version`, `/load`.
+//!
+//! Answered from atomics: they touch neither the tokeniser nor the scheduler.
+
+use super::api_error::ApiError;
+use super::app::AppState;
+use super::openai::generation::draining;
+use axum::Json;
+use axum::extract::State;
+use engine::ServerStatus as Health;
+use metrics::StartFailure;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Whether the process should be left alive.
+pub(crate) async fn live(State(app): State<Arc<AppState>>) -> Result<(), ApiError> {
+    match app.health.status() {
+        Health::Stalled => Err(stalled()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether new requests should be sent here.
+pub(crate) async fn ready(State(app): State<Arc<AppState>>) -> Result<(), ApiError> {
+    match app.health.status() {
+        Health::Serving => Ok(()),
+        Health::Starting => Err(app.starting()),
+        Health::Draining => Err(draining()),
+        Health::Stalled => Err(stalled()),
+        Health::Restarting => {
+            let retry_s = app.health.restart_s();
+            Err(restarting(app.health.start_failure(), retry_s))
+        }
+        Health::Unavailable => {
+            Err(ApiError::unavailable("engine_unavailable", "no replica serves", 10))
+        }
+    }
+}
+
+fn restarting(failure: Option<StartFailure>, retry_s: u32) -> ApiError {
+    let Some(failure) = failure else {
+        return ApiError::unavailable("engine_unavailable", "the executor is restarting", retry_s);
+    };
+    let name = failure.name();
+    let message = format!("the executor is restarting; its last start failed: {name}");
+    let reason = match failure {
+        StartFailure::WeightsChanged => name,
+        _ => "engine_unavailable",
+    };
+    ApiError::unavailable(reason, &message, retry_s)
+}
+
+fn stalled() -> ApiError {
+    ApiError::unavailable("engine_unavailable", "a step is past its deadline", 10)
+}
+
+/// The version of this server.
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// Requests in flight.
+pub(crate) async fn load(State(app): State<Arc<AppState>>) -> Json<Value> {
+    let requests = app.serving().map_or(0, |serving| serving.client.admission().requests());
+    Json(json!({"server_load": requests}))
+}

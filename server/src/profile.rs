@@ -1,0 +1,75 @@
+//! `/start_profile` and `/stop_profile`: traces of the executors' steps, as vLLM switches them.
+
+use super::api_error::ApiError;
+use super::app::AppState;
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use protocol::ProfilerStatus;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Executors answer between two steps, and complete a file first.
+const REPLY_WAIT: Duration = Duration::from_secs(30);
+
+/// Steps from now on go into a new file.
+pub(crate) async fn start(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
+    set_profiling(&app, true).await
+}
+
+/// No step is recorded any more, and the file is complete.
+pub(crate) async fn stop(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
+    set_profiling(&app, false).await
+}
+
+async fn set_profiling(app: &AppState, on: bool) -> Result<Json<Value>, ApiError> {
+    if !app.options.profile {
+        let message = "this server records no traces: start it with --profile DIR";
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "profiling_off", message));
+    }
+    let mut answers = app.serving()?.client.profile(on);
+    let all = async {
+        let mut told = Vec::new();
+        while let Some(answer) = answers.recv().await {
+            told.push(answer);
+        }
+        told
+    };
+    match timeout(REPLY_WAIT, all).await {
+        Ok(told) if !told.is_empty() => merged_reply(on, told),
+        Ok(_) | Err(_) => {
+            Err(ApiError::unavailable("engine_unavailable", "the executor does not answer", 10))
+        }
+    }
+}
+
+/// What the executors answered, as one answer: `file` is the first one's, `files` are those of several.
+fn merged_reply(on: bool, told: Vec<ProfilerStatus>) -> Result<Json<Value>, ApiError> {
+    let several = told.len() > 1;
+    let mut files = Vec::new();
+    for profiled in told {
+        match profiled {
+            ProfilerStatus::Started(path) => files.push(file_name(&path)),
+            ProfilerStatus::Stopped(path) => files.extend(path.as_deref().map(file_name)),
+            ProfilerStatus::Failed(error) => {
+                tracing::error!(error, on, "the trace cannot be switched");
+                return Err(ApiError::internal());
+            }
+        }
+    }
+    files.sort_unstable();
+    let status = if on { "started" } else { "stopped" };
+    let mut reply = json!({"status": status, "file": files.first()});
+    if several {
+        reply["files"] = files.into();
+    }
+    Ok(Json(reply))
+}
+
+/// Without the folder, which is the operator's.
+fn file_name(path: &str) -> String {
+    Path::new(path).file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}

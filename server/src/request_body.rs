@@ -1,0 +1,101 @@
+//! Reads request bodies within their limits: type, encoding, size, time, and what all of them may hold.
+
+use super::api_error::ApiError;
+use super::app::{AppState, ServingContext};
+use axum::body::Body;
+use axum::http::{HeaderMap, StatusCode, header};
+use bytes::{Bytes, BytesMut};
+use engine::AdmissionPermit;
+use http_body_util::BodyExt;
+use std::time::Duration;
+
+/// Reads the JSON body of a client and admits the request: its bytes count as they come, itself once they are there.
+///
+/// Errors: those of `read`; 429 or 503 for load.
+pub(crate) async fn read_and_admit(
+    app: &AppState,
+    serving: &ServingContext,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(Bytes, AdmissionPermit), ApiError> {
+    let admission = serving.client.admission();
+    let mut held = admission.queue_body();
+    let count = |bytes: usize| held.grow(bytes as u64).map_err(|o| app.overloaded(&o));
+    let (cap, limit) = (serving.body_bytes_max, app.options.body_timeout);
+    let bytes = read(headers, body, cap, limit, count).await?;
+    let ticket = admission.admit(held).map_err(|o| app.overloaded(&o))?;
+    Ok((bytes, ticket))
+}
+
+/// Reads a JSON body; `count` hears of bytes as they come, and may refuse them.
+///
+/// Errors: 415 for a compressed body or another type, 413 above the cap, 408 past the deadline, 400
+/// if the body breaks off; those of `count`.
+pub(crate) async fn read(
+    headers: &HeaderMap,
+    body: Body,
+    bytes_max: usize,
+    limit: Duration,
+    count: impl FnMut(usize) -> Result<(), ApiError>,
+) -> Result<Bytes, ApiError> {
+    check_headers(headers, bytes_max)?;
+    let read = collect(body, bytes_max, count);
+    tokio::time::timeout(limit, read).await.unwrap_or_else(|_| {
+        let message = format!("the body was not complete after {} s", limit.as_secs());
+        Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message))
+    })
+}
+
+fn check_headers(headers: &HeaderMap, bytes_max: usize) -> Result<(), ApiError> {
+    let media = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+    if headers.contains_key(header::CONTENT_ENCODING) {
+        let message = "compressed bodies are not accepted";
+        return Err(ApiError::new(media, "compressed_body", message));
+    }
+    if let Some(kind) = headers.get(header::CONTENT_TYPE) {
+        let essence = kind.as_bytes().split(|b| *b == b';').next().unwrap_or_default();
+        if !essence.trim_ascii().eq_ignore_ascii_case(b"application/json") {
+            let message = "the content type must be application/json";
+            return Err(ApiError::new(media, "not_json", message));
+        }
+    }
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
+    if announced.is_some_and(|bytes: u64| bytes > bytes_max as u64) {
+        return Err(too_large(bytes_max));
+    }
+    Ok(())
+}
+
+async fn collect(
+    mut body: Body,
+    bytes_max: usize,
+    mut count: impl FnMut(usize) -> Result<(), ApiError>,
+) -> Result<Bytes, ApiError> {
+    let mut first: Option<Bytes> = None;
+    let mut rest = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let broken = |_| ApiError::invalid("", "the body broke off");
+        let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
+        let length = first.as_ref().map_or(0, Bytes::len).max(rest.len()) + data.len();
+        if length > bytes_max {
+            return Err(too_large(bytes_max));
+        }
+        count(data.len())?;
+        // Most bodies are one frame, which needs no copy.
+        match &first {
+            None => first = Some(data),
+            Some(head) => {
+                if rest.is_empty() {
+                    rest.extend_from_slice(head);
+                }
+                rest.extend_from_slice(&data);
+            }
+        }
+    }
+    Ok(if rest.is_empty() { first.unwrap_or_default() } else { rest.freeze() })
+}
+
+fn too_large(bytes_max: usize) -> ApiError {
+    let message = format!("the body exceeds {bytes_max} bytes");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_limit", message)
+}

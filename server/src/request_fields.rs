@@ -1,0 +1,382 @@
+//! Takes typed fields out of a JSON object. What nobody took is reported as ignored.
+//!
+//! `null` means absent everywhere. Every refusal names the field and the values it may have.
+
+use super::api_error::ApiError;
+use super::strict_json::JsonValue;
+use std::ops::RangeInclusive;
+
+/// Names reported at most, and bytes of each.
+const IGNORED_MAX: usize = 10;
+const IGNORED_NAME_BYTES: usize = 64;
+
+/// The fields of one object that have not been taken yet.
+pub struct RequestFields {
+    path: String,
+    pairs: Vec<(String, JsonValue)>,
+    /// What was looked for, if somebody writes it down.
+    lookups: Option<Vec<FieldLookup>>,
+}
+
+/// A field that a reader looked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FieldLookup {
+    /// Its name.
+    pub name: String,
+    /// What it may be.
+    pub kind: FieldKind,
+}
+
+/// What a field may be, as far as its reader said so.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FieldKind {
+    /// The reader looks at it by itself.
+    Any,
+    /// `true` or `false`.
+    Bool,
+    /// An integer in a range.
+    Int(RangeInclusive<i64>),
+    /// A number in a range.
+    Float {
+        /// The range.
+        range: RangeInclusive<f32>,
+        /// Whether its lower end is left out.
+        low_open: bool,
+    },
+    /// A string of at most so many bytes.
+    Str(usize),
+    /// A list of integers in a range.
+    Ints {
+        /// The range.
+        range: RangeInclusive<i64>,
+        /// Longest list.
+        len_max: usize,
+    },
+    /// A list of strings of 1 byte and more.
+    Strings {
+        /// Longest string in bytes.
+        bytes_max: usize,
+        /// Longest list.
+        len_max: usize,
+    },
+}
+
+impl RequestFields {
+    /// `pairs` without those that are null.
+    fn new(path: String, mut pairs: Vec<(String, JsonValue)>) -> Self {
+        pairs.retain(|(_, value)| *value != JsonValue::Null);
+        Self { path, pairs, lookups: None }
+    }
+
+    /// The fields of a request body.
+    pub fn of_body(body: JsonValue) -> Result<Self, ApiError> {
+        match body {
+            JsonValue::Object(pairs) => Ok(Self::new(String::new(), pairs)),
+            other => {
+                let message = format!("the body must be a JSON object, not {}", other.kind());
+                Err(ApiError::invalid("", message))
+            }
+        }
+    }
+
+    /// The fields of the object at `path`.
+    pub fn of(path: String, value: JsonValue) -> Result<Self, ApiError> {
+        match value {
+            JsonValue::Object(pairs) => Ok(Self::new(path, pairs)),
+            other => Err(wrong_type(path, "an object", &other)),
+        }
+    }
+
+    /// The full name of a field of this object.
+    pub fn path(&self, name: &str) -> String {
+        match self.path.as_str() {
+            "" => name.to_owned(),
+            path => format!("{path}.{name}"),
+        }
+    }
+
+    /// The same fields, and from now on a record of what is looked for.
+    #[must_use]
+    pub fn recording_lookups(self) -> Self {
+        Self { lookups: Some(Vec::new()), ..self }
+    }
+
+    /// What was looked for since `recorded`, each name once.
+    pub fn into_lookups(self) -> Vec<FieldLookup> {
+        self.lookups.unwrap_or_default()
+    }
+
+    fn record_lookup(&mut self, name: &str, kind: impl FnOnce() -> FieldKind) {
+        let Some(asked) = &mut self.lookups else { return };
+        if asked.iter().all(|known| known.name != name) {
+            asked.push(FieldLookup { name: name.to_owned(), kind: kind() });
+        }
+    }
+
+    /// Takes a field of any kind.
+    pub fn take(&mut self, name: &str) -> Option<JsonValue> {
+        self.record_lookup(name, || FieldKind::Any);
+        let index = self.pairs.iter().position(|(key, _)| key == name)?;
+        Some(self.pairs.swap_remove(index).1)
+    }
+
+    /// Takes a field that must be there.
+    pub fn required(&mut self, name: &str) -> Result<JsonValue, ApiError> {
+        self.take(name).ok_or_else(|| ApiError::invalid(self.path(name), "is missing"))
+    }
+
+    /// Takes a string that must be there, of any length.
+    pub fn required_string(&mut self, name: &str) -> Result<String, ApiError> {
+        let text = self.string(name, usize::MAX)?;
+        text.ok_or_else(|| ApiError::invalid(self.path(name), "is missing"))
+    }
+
+    /// Takes the first of several spellings of a field; each one given twice is refused.
+    pub fn take_alias(&mut self, name: &str, alias: &str) -> Result<Option<JsonValue>, ApiError> {
+        match (self.take(name), self.take(alias)) {
+            (Some(_), Some(_)) => {
+                let message = format!("`{alias}` means `{name}`: give only one of them");
+                Err(ApiError::invalid(self.path(alias), message))
+            }
+            (value, None) | (None, value) => Ok(value),
+        }
+    }
+
+    /// The same, with the spelling that was used, for refusals of its value.
+    pub fn take_with_alias<'a>(
+        &mut self,
+        name: &'a str,
+        alias: &'a str,
+    ) -> Result<Option<(&'a str, JsonValue)>, ApiError> {
+        let is_alias = self.pairs.iter().any(|(key, _)| key == alias);
+        let value = self.take_alias(name, alias)?;
+        Ok(value.map(|value| (if is_alias { alias } else { name }, value)))
+    }
+
+    /// Names of the fields not yet taken that begin with `prefix`.
+    pub fn names_with_prefix(&self, prefix: &str) -> Vec<String> {
+        let names = self.pairs.iter().map(|(name, _)| name);
+        names.filter(|name| name.starts_with(prefix)).cloned().collect()
+    }
+
+    /// A boolean.
+    pub fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
+        self.record_lookup(name, || FieldKind::Bool);
+        match self.take(name) {
+            None => Ok(None),
+            Some(JsonValue::Bool(value)) => Ok(Some(value)),
+            Some(other) => Err(wrong_type(self.path(name), "a boolean", &other)),
+        }
+    }
+
+    /// An integer within `range`.
+    pub fn int(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+        self.record_lookup(name, || FieldKind::Int(range.clone()));
+        let (low, high) = (*range.start(), *range.end());
+        let wanted = match (low, high) {
+            (i64::MIN, i64::MAX) => "an integer of 64 bits".to_owned(),
+            (low, i64::MAX) => format!("an integer of at least {low}"),
+            _ => format!("an integer from {low} to {high}"),
+        };
+        match self.take(name) {
+            None => Ok(None),
+            Some(value) => match as_int(&value).filter(|int| range.contains(int)) {
+                Some(int) => Ok(Some(int)),
+                None => Err(out_of_range(self.path(name), &wanted, &value)),
+            },
+        }
+    }
+
+    /// A number within `range`; `low_open` excludes the lower end.
+    pub fn float(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<f32>,
+        low_open: bool,
+    ) -> Result<Option<f32>, ApiError> {
+        self.record_lookup(name, || FieldKind::Float { range: range.clone(), low_open });
+        let Some(value) = self.take(name) else { return Ok(None) };
+        let number = as_float(&value);
+        let inside = |x: &f32| range.contains(x) && !(low_open && x == range.start());
+        number.filter(inside).map(Some).ok_or_else(|| {
+            let (low, high) = (range.start(), range.end());
+            let above = if low_open { "above" } else { "from" };
+            let wanted = if *high == f32::MAX {
+                format!("a finite number {above} {low}")
+            } else {
+                format!("a number {above} {low} to {high}")
+            };
+            out_of_range(self.path(name), &wanted, &value)
+        })
+    }
+
+    /// A string of at most `bytes_max` bytes.
+    pub fn string(&mut self, name: &str, bytes_max: usize) -> Result<Option<String>, ApiError> {
+        self.record_lookup(name, || FieldKind::Str(bytes_max));
+        match self.take(name) {
+            None => Ok(None),
+            Some(JsonValue::Str(value)) if value.len() <= bytes_max => Ok(Some(value)),
+            Some(JsonValue::Str(value)) => {
+                let message = format!("at most {bytes_max} bytes, got {}", value.len());
+                Err(ApiError::invalid(self.path(name), message))
+            }
+            Some(other) => Err(wrong_type(self.path(name), "a string", &other)),
+        }
+    }
+
+    /// A list of integers, each within `range`, at most `len_max` of them.
+    pub fn ints(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<i64>,
+        len_max: usize,
+    ) -> Result<Option<Vec<i64>>, ApiError> {
+        self.record_lookup(name, || FieldKind::Ints { range: range.clone(), len_max });
+        let path = self.path(name);
+        match self.take(name) {
+            None => Ok(None),
+            Some(value) => int_list(&path, value, range, len_max).map(Some),
+        }
+    }
+
+    /// A list of strings of 1 to `bytes_max` bytes, at most `len_max` of them.
+    pub fn strings(
+        &mut self,
+        name: &str,
+        bytes_max: usize,
+        len_max: usize,
+    ) -> Result<Option<Vec<String>>, ApiError> {
+        self.record_lookup(name, || FieldKind::Strings { bytes_max, len_max });
+        let path = self.path(name);
+        match self.take(name) {
+            None => Ok(None),
+            Some(value) => string_list(&path, value, bytes_max, len_max).map(Some),
+        }
+    }
+
+    /// What is left, as values for a template.
+    pub fn into_values(self) -> serde_json::Map<String, serde_json::Value> {
+        self.pairs.into_iter().map(|(key, value)| (key, value.into_value())).collect()
+    }
+
+    /// How many are left over.
+    pub fn remaining(&self) -> usize {
+        self.pairs.len()
+    }
+
+    /// Names left over, in the form of the reply header.
+    pub fn ignored_names(&self) -> Vec<String> {
+        let mut names: Vec<&str> = self.pairs.iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        names.into_iter().take(IGNORED_MAX).map(printable).collect()
+    }
+}
+
+/// A list of integers; `path` names it in refusals.
+pub(crate) fn int_list(
+    path: &str,
+    value: JsonValue,
+    range: RangeInclusive<i64>,
+    len_max: usize,
+) -> Result<Vec<i64>, ApiError> {
+    let list = match value {
+        JsonValue::Ints(list) => list,
+        JsonValue::List(list) => {
+            let int = |(index, item)| {
+                as_int(item).ok_or_else(|| {
+                    let message = format!("must be an integer, not {}", item.kind());
+                    ApiError::invalid(format!("{path}[{index}]"), message)
+                })
+            };
+            list.iter().enumerate().map(int).collect::<Result<_, _>>()?
+        }
+        other => return Err(wrong_type(path.to_owned(), "a list of integers", &other)),
+    };
+    check_len(path, list.len(), len_max)?;
+    match list.iter().position(|id| !range.contains(id)) {
+        None => Ok(list),
+        Some(index) => {
+            let (low, high) = (range.start(), range.end());
+            let message = format!("must be from {low} to {high}, got {}", list[index]);
+            Err(ApiError::invalid(format!("{path}[{index}]"), message))
+        }
+    }
+}
+
+/// A list of strings of 1 to `bytes_max` bytes; `path` names it in refusals.
+pub(crate) fn string_list(
+    path: &str,
+    value: JsonValue,
+    bytes_max: usize,
+    len_max: usize,
+) -> Result<Vec<String>, ApiError> {
+    let list = match value {
+        JsonValue::List(list) => list,
+        JsonValue::Ints(list) => {
+            check_len(path, list.len(), len_max)?;
+            return Err(ApiError::invalid(
+                format!("{path}[0]"),
+                "must be a string, not an integer",
+            ));
+        }
+        other => return Err(wrong_type(path.to_owned(), "a list of strings", &other)),
+    };
+    check_len(path, list.len(), len_max)?;
+    let check = |(index, item)| match item {
+        JsonValue::Str(s) if (1..=bytes_max).contains(&s.len()) => Ok(s),
+        JsonValue::Str(s) => {
+            let message = format!("must have 1 to {bytes_max} bytes, got {}", s.len());
+            Err(ApiError::invalid(format!("{path}[{index}]"), message))
+        }
+        other => Err(wrong_type(format!("{path}[{index}]"), "a string", &other)),
+    };
+    list.into_iter().enumerate().map(check).collect()
+}
+
+/// 400: the value has the wrong type.
+pub(crate) fn wrong_type(path: String, wanted: &str, got: &JsonValue) -> ApiError {
+    ApiError::invalid(path, format!("must be {wanted}, not {}", got.kind()))
+}
+
+fn check_len(path: &str, len: usize, len_max: usize) -> Result<(), ApiError> {
+    if len <= len_max {
+        return Ok(());
+    }
+    Err(ApiError::invalid(path, format!("at most {len_max} entries, got {len}")))
+}
+
+fn out_of_range(path: String, wanted: &str, got: &JsonValue) -> ApiError {
+    match got {
+        JsonValue::Int(value) => ApiError::invalid(path, format!("must be {wanted}, got {value}")),
+        JsonValue::Float(value) => {
+            ApiError::invalid(path, format!("must be {wanted}, got {value}"))
+        }
+        other => wrong_type(path, wanted, other),
+    }
+}
+
+/// An integer, also one that is written as a number without a fraction: `5.0`, as JSON Schema has it.
+fn as_int(value: &JsonValue) -> Option<i64> {
+    const END: f64 = 9_223_372_036_854_775_808.0; // 2^63
+    match value {
+        JsonValue::Int(value) => Some(*value),
+        JsonValue::Float(value) if value.fract() == 0.0 && (-END..END).contains(value) => {
+            Some(*value as i64)
+        }
+        _ => None,
+    }
+}
+
+fn as_float(value: &JsonValue) -> Option<f32> {
+    match value {
+        JsonValue::Int(value) => Some(*value as f32),
+        JsonValue::Float(value) => Some(*value as f32).filter(|x| x.is_finite()),
+        _ => None,
+    }
+}
+
+/// Cuts a client's name to what a header may carry.
+fn printable(name: &str) -> String {
+    let safe = name.chars().map(|c| if c.is_ascii_graphic() && c != ',' { c } else { '?' });
+    safe.take(IGNORED_NAME_BYTES).collect()
+}

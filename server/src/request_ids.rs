@@ -1,0 +1,91 @@
+//! Unpredictable numbers for request ids and seeds: SipHash of a counter under a key the operating
+//! system drew at start.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use text::ToolCallIdFormat;
+
+/// A source of unpredictable numbers; share one per process.
+#[derive(Debug, Default)]
+pub struct IdGenerator {
+    key: RandomState,
+    next: AtomicU64,
+}
+
+impl IdGenerator {
+    /// The next number.
+    pub fn next_u64(&self) -> u64 {
+        self.key.hash_one(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A fresh request id: 32 hex digits.
+    pub fn id(&self) -> String {
+        format!("{:016x}{:016x}", self.next_u64(), self.next_u64())
+    }
+}
+
+/// Ids of the calls of one reply.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ToolCallIds {
+    seed: u64,
+    format: ToolCallIdFormat,
+}
+
+impl ToolCallIds {
+    /// Ids that depend on `seed`, which nobody can guess.
+    pub(crate) fn new(seed: u64, form: ToolCallIdFormat) -> Self {
+        Self { seed, format: form }
+    }
+
+    /// The id of call number `index` of a choice.
+    pub(crate) fn id(&self, choice: u32, index: u32) -> String {
+        const LETTERS: &[u8; 62] =
+            b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+        let (prefix, length) = match self.format {
+            ToolCallIdFormat::Long => ("call_", 24),
+            ToolCallIdFormat::Nine => ("", 9),
+        };
+        let mut state = mix(self.seed ^ mix(u64::from(choice) << 32 | u64::from(index)));
+        let letter = |_| {
+            state = mix(state);
+            char::from(LETTERS[(state % 62) as usize])
+        };
+        prefix.chars().chain((0..length).map(letter)).collect()
+    }
+}
+
+/// One output of splitmix64 from `state`.
+fn mix(state: u64) -> u64 {
+    let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Key of a choice's random numbers: `mix(mix(seed) ^ choice)`.
+pub(crate) fn sampling_key(seed: u64, choice: u64) -> u64 {
+    mix(mix(seed) ^ choice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tool_call_ids_match_their_format_and_differ() {
+        let long = ToolCallIds::new(7, ToolCallIdFormat::Long);
+        let ids = [long.id(0, 0), long.id(0, 1), long.id(1, 0)];
+        for id in &ids {
+            let tail = id.strip_prefix("call_").unwrap();
+            assert!(tail.len() == 24 && tail.bytes().all(|b| b.is_ascii_alphanumeric()), "{id}");
+        }
+        assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2]);
+        assert_eq!(ToolCallIds::new(7, ToolCallIdFormat::Nine).id(0, 0).len(), 9);
+    }
+
+    #[test]
+    fn sampling_keys_match_published_vectors() {
+        assert_eq!(mix(0), 0xe220_a839_7b1d_cdaf);
+        assert_eq!(sampling_key(42, 0), 0x57e1_faba_6510_7204);
+    }
+}

@@ -1,0 +1,336 @@
+//! `--trace-requests FILE`: one JSON line for each request that ended, written by a thread of its own.
+//!
+//! A disk that cannot keep up or is full costs whole lines, which are counted in the log, and never a request.
+
+use super::request_trace_file::RequestTraceFile;
+use protocol::Token;
+use scheduler::TokenEvent;
+use serde_json::{Value, json};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
+
+/// Lines that may wait for the disk.
+const LINES_QUEUED_MAX: usize = 4_096;
+/// How often whoever waits for the disk looks for a place among them.
+const QUEUE_POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Between two words in the log about lines that were lost.
+const DROP_REPORT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Bytes of lines that are written at once, about.
+const BATCH_BYTES: usize = 64 << 10;
+
+enum TraceMessage {
+    Line(Value),
+    /// Nothing: the thread looks what else it is asked for.
+    Wake,
+    /// Answered once everything before it is written: whether no line was ever lost.
+    Flush(SyncSender<bool>),
+}
+
+/// Road to the file; clones share it.
+#[derive(Debug, Clone)]
+pub struct RequestTracer {
+    lines: SyncSender<TraceMessage>,
+    shared: Arc<RequestTracerState>,
+    /// Whether lines hold token ids.
+    pub with_ids: bool,
+}
+
+/// What the thread shares with those that send lines.
+#[derive(Debug, Default)]
+struct RequestTracerState {
+    /// Lines that are in no file: the disk was too slow, or did not take them.
+    dropped_lines: AtomicU64,
+    /// The file is to be opened again.
+    reopen: AtomicBool,
+}
+
+impl RequestTracer {
+    /// Opens the file, whose lines are kept, and starts its thread.
+    ///
+    /// Errors: the file cannot be opened, or no thread is left.
+    pub fn open(path: &Path, with_ids: bool) -> io::Result<Self> {
+        let file = RequestTraceFile::open(path)?;
+        let (lines, waiting) = sync_channel(LINES_QUEUED_MAX);
+        let shared = Arc::new(RequestTracerState::default());
+        let writer = RequestTraceWriter {
+            file,
+            batch: Vec::new(),
+            shared: Arc::clone(&shared),
+            reported: 0,
+            reported_at: None,
+            error: None,
+        };
+        std::thread::Builder::new()
+            .name("request-trace".to_owned())
+            .spawn(move || writer.run(&waiting))?;
+        Ok(Self { lines, shared, with_ids })
+    }
+
+    /// Has the file opened by its name again, because the former one was moved away. The lines that wait come first.
+    pub fn reopen(&self) {
+        self.shared.reopen.store(true, Ordering::Relaxed);
+        // Where there is no room the thread has enough to wake up for.
+        let _ = self.lines.try_send(TraceMessage::Wake);
+    }
+
+    /// Lines that are in no file.
+    pub fn dropped_lines(&self) -> u64 {
+        self.shared.dropped_lines.load(Ordering::Relaxed)
+    }
+
+    /// Waits until what was sent is written, but not beyond `limit`; whether every line so far is.
+    #[must_use]
+    pub fn flush(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let (done, written) = sync_channel(1);
+        let mut message = TraceMessage::Flush(done);
+        while let Err(unsent) = self.lines.try_send(message) {
+            let TrySendError::Full(unsent) = unsent else { return false };
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(QUEUE_POLL_INTERVAL);
+            message = unsent;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        written.recv_timeout(left).unwrap_or(false)
+    }
+
+    fn write(&self, line: Value) {
+        if self.lines.try_send(TraceMessage::Line(line)).is_err() {
+            self.shared.dropped_lines.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The thread's end.
+struct RequestTraceWriter {
+    file: RequestTraceFile,
+    /// Whole lines that are not written yet.
+    batch: Vec<u8>,
+    shared: Arc<RequestTracerState>,
+    /// Lost lines that the log has been told of, and when.
+    reported: u64,
+    reported_at: Option<Instant>,
+    /// What the system said last.
+    error: Option<io::Error>,
+}
+
+impl RequestTraceWriter {
+    fn run(mut self, waiting: &Receiver<TraceMessage>) {
+        while let Ok(mut message) = waiting.recv() {
+            loop {
+                self.handle(message);
+                match waiting.try_recv() {
+                    Ok(next) => message = next,
+                    Err(_) => break,
+                }
+            }
+            self.write();
+            if self.shared.reopen.swap(false, Ordering::Relaxed) {
+                self.reopen();
+            }
+            let is_due = self.reported_at.is_none_or(|at| at.elapsed() >= DROP_REPORT_INTERVAL);
+            if is_due {
+                self.report_dropped();
+            }
+        }
+        self.report_dropped();
+    }
+
+    fn handle(&mut self, message: TraceMessage) {
+        match message {
+            TraceMessage::Line(line) => {
+                self.batch.extend_from_slice(line.to_string().as_bytes());
+                self.batch.push(b'\n');
+                if self.batch.len() >= BATCH_BYTES {
+                    self.write();
+                }
+            }
+            TraceMessage::Flush(done) => {
+                self.write();
+                // It is the last word of a server that ends.
+                self.report_dropped();
+                // Whoever asked may have stopped waiting.
+                let _ = done.try_send(self.shared.dropped_lines.load(Ordering::Relaxed) == 0);
+            }
+            TraceMessage::Wake => {}
+        }
+    }
+
+    fn write(&mut self) {
+        let written = self.file.write_lines(&self.batch);
+        self.batch.clear();
+        if let Err(unwritten) = written {
+            self.shared.dropped_lines.fetch_add(unwritten.lines, Ordering::Relaxed);
+            self.error = Some(unwritten.cause);
+        }
+    }
+
+    fn reopen(&mut self) {
+        match self.file.reopen() {
+            Ok(()) => tracing::info!("the file of --trace-requests was opened again"),
+            Err(error) => tracing::warn!(
+                %error,
+                "the file of --trace-requests cannot be opened again: lines go on into the former one"
+            ),
+        }
+    }
+
+    /// Tells the log of lines that were lost since it was told last.
+    fn report_dropped(&mut self) {
+        let lost = self.shared.dropped_lines.load(Ordering::Relaxed);
+        let lines = lost - self.reported;
+        if lines > 0 {
+            (self.reported, self.reported_at) = (lost, Some(Instant::now()));
+            let error = self.error.take();
+            tracing::warn!(lines, in_all = lost, ?error, "lines of --trace-requests were lost");
+        }
+    }
+}
+
+/// What one request's line will say. Dropping it writes the line.
+#[derive(Debug)]
+pub(crate) struct RequestTrace {
+    tracer: RequestTracer,
+    received: Instant,
+    head: Value,
+    first_token: Option<Instant>,
+    queued_ms: Option<u32>,
+    cached_tokens: Option<u32>,
+    preemptions: u32,
+    prompt_tokens: Vec<u32>,
+    prompts: Vec<Vec<Token>>,
+    choices: Vec<TracedChoice>,
+}
+
+/// One choice.
+#[derive(Debug, Clone, Default)]
+struct TracedChoice {
+    tokens: u32,
+    ids: Vec<Token>,
+    finish: Option<&'static str>,
+}
+
+impl RequestTrace {
+    /// A request that came in at `received` and was accepted as so many choices.
+    ///
+    /// `head`: what identifies it.
+    pub(crate) fn new(
+        tracer: &RequestTracer,
+        received: Instant,
+        head: Value,
+        prompt_tokens: Vec<u32>,
+        choices: usize,
+    ) -> Self {
+        Self {
+            tracer: tracer.clone(),
+            received,
+            head,
+            first_token: None,
+            queued_ms: None,
+            cached_tokens: None,
+            preemptions: 0,
+            prompt_tokens,
+            prompts: Vec::new(),
+            choices: vec![TracedChoice::default(); choices],
+        }
+    }
+
+    /// The prompts, for a file that is to hold them.
+    pub(crate) fn set_prompts(&mut self, prompts: &[Vec<Token>]) {
+        if self.tracer.with_ids {
+            self.prompts = prompts.to_vec();
+        }
+    }
+
+    /// Takes note of an event of one choice.
+    pub(crate) fn record(&mut self, choice: usize, event: &TokenEvent) {
+        if let Some(run) = event.first_admission {
+            self.queued_ms.get_or_insert(run.queued_ms);
+            self.cached_tokens.get_or_insert(run.cached_tokens);
+        }
+        self.preemptions = self.preemptions.max(event.preemptions);
+        if event.tokens.is_empty() {
+            return;
+        }
+        self.first_token.get_or_insert_with(Instant::now);
+        let Some(told) = self.choices.get_mut(choice) else { return };
+        told.tokens += event.tokens.len() as u32;
+        if self.tracer.with_ids {
+            told.ids.extend(event.tokens.iter());
+        }
+    }
+
+    /// A choice has ended.
+    pub(crate) fn end(&mut self, choice: usize, finish: &'static str) {
+        if let Some(told) = self.choices.get_mut(choice) {
+            told.finish.get_or_insert(finish);
+        }
+    }
+
+    fn line(&mut self) -> Value {
+        let ms = |at: Instant| at.duration_since(self.received).as_secs_f64() * 1e3;
+        let mut line = self.head.take();
+        let counts = self.choices.iter().map(|told| told.tokens);
+        // What nobody ended was left by its client.
+        let ends = self.choices.iter().map(|told| told.finish.unwrap_or("client_gone"));
+        line["prompt_tokens"] = json!(self.prompt_tokens);
+        line["cached_tokens"] = json!(self.cached_tokens);
+        line["completion_tokens"] = counts.collect();
+        line["finish_reasons"] = ends.collect();
+        line["preemptions"] = json!(self.preemptions);
+        line["queued_ms"] = json!(self.queued_ms);
+        line["first_token_ms"] = json!(self.first_token.map(ms));
+        line["latency_ms"] = json!(ms(Instant::now()));
+        if self.tracer.with_ids {
+            line["prompt_ids"] = json!(self.prompts);
+            line["completion_ids"] = self.choices.iter().map(|told| json!(told.ids)).collect();
+        }
+        line
+    }
+}
+
+impl Drop for RequestTrace {
+    fn drop(&mut self) {
+        let line = self.line();
+        self.tracer.write(line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn flush_reports_whether_every_line_was_written() {
+        let (mut disk, end) = io::pipe().unwrap();
+        let path = format!("/proc/self/fd/{}", end.as_raw_fd());
+        let tracer = RequestTracer::open(Path::new(&path), false).unwrap();
+        let (written, rest) = (json!("a line"), "x".repeat(100_000));
+        tracer.write(written.clone());
+        assert!(tracer.flush(Duration::from_mins(1)));
+        let mut line = [0; 9];
+        disk.read_exact(&mut line).unwrap();
+        assert_eq!(line[..], *format!("{written}\n").as_bytes());
+
+        // A pipe takes 64 KiB of it.
+        tracer.write(json!(rest));
+        let short = Duration::from_millis(50);
+        assert!(!tracer.flush(short), "the disk has stopped");
+        (0..=LINES_QUEUED_MAX).for_each(|_| tracer.write(json!(0)));
+        assert!(!tracer.flush(short), "nor is there a place to wait in");
+
+        let reader = std::thread::spawn(move || disk.read_to_end(&mut Vec::new()));
+        assert!(!tracer.flush(Duration::from_mins(1)), "a line found no place");
+        drop((tracer, end));
+        assert!(reader.join().unwrap().unwrap() > rest.len());
+    }
+}

@@ -1,0 +1,52 @@
+//! Responses that are made after their request has been answered.
+
+use super::items::ResponseOutputItem;
+use super::reply::{ResponseStatus, ResponsesReply};
+use crate::api_error::ApiError;
+use crate::openai::collect::body_of;
+use crate::openai::endpoint::{PreparedRequest, json_response};
+use crate::openai::generation::RequestGeneration;
+use axum::body::Body;
+use axum::http::Response;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// Answers with a queued response and makes it. Ending the task takes the request back.
+pub(super) fn start(prepared: PreparedRequest<ResponsesReply>) -> Result<Response<Body>, ApiError> {
+    let PreparedRequest { generation, reply, .. } = prepared;
+    let body = body_of(&reply.body(ResponseStatus::Queued, &[], None))?;
+    let (app, id, owner) = (Arc::clone(&reply.app), reply.id.clone(), reply.owner);
+    let (kept, wait) = oneshot::channel();
+    let task = tokio::spawn(async move {
+        // Nothing may be finished before it is kept.
+        if wait.await.is_err() {
+            return;
+        }
+        let made = run(&reply, generation).await;
+        let (body, items) = made.unwrap_or_else(|error| failed(&reply, &error));
+        reply.app.responses.finish(&reply.id, body, &reply.history(&items));
+    });
+    let making = task.abort_handle();
+    if !app.responses.put_in_progress(owner, &id, body.clone(), making) {
+        // Without a word from here the task ends, and its request with it.
+        let message = "the response would be too large to be kept: send it without background";
+        return Err(ApiError::invalid("background", message));
+    }
+    // The task is there: only its end would close the channel.
+    let _ = kept.send(());
+    Ok(json_response(body))
+}
+
+async fn run(
+    reply: &ResponsesReply,
+    mut generation: RequestGeneration,
+) -> Result<(String, Vec<ResponseOutputItem>), ApiError> {
+    generation.wait_first_event().await?;
+    let body = body_of(&reply.body(ResponseStatus::InProgress, &[], None))?;
+    reply.app.responses.update_in_progress(&reply.id, body);
+    reply.finish(generation).await
+}
+
+fn failed(reply: &ResponsesReply, error: &ApiError) -> (String, Vec<ResponseOutputItem>) {
+    (body_of(&reply.failed(error, &[])).unwrap_or_default(), Vec::new())
+}

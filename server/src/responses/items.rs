@@ -1,0 +1,165 @@
+//! Items of a response's output, and how they are put together out of pieces.
+
+use crate::openai::assistant_message::AssistantMessage;
+use crate::request_ids::ToolCallIds;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+/// One item of the output.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum ResponseOutputItem {
+    Reasoning {
+        id: String,
+        summary: [(); 0],
+        content: Vec<OutputItemContent>,
+        status: OutputItemStatus,
+    },
+    Message {
+        id: String,
+        role: &'static str,
+        content: Vec<OutputItemContent>,
+        status: OutputItemStatus,
+    },
+    FunctionCall {
+        id: String,
+        call_id: String,
+        name: String,
+        arguments: String,
+        status: OutputItemStatus,
+    },
+}
+
+/// Text inside an item.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum OutputItemContent {
+    ReasoningText { text: String },
+    OutputText { text: String, annotations: [(); 0], logprobs: [(); 0] },
+}
+
+/// How far an item is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum OutputItemStatus {
+    InProgress,
+    Completed,
+    Incomplete,
+}
+
+impl OutputItemContent {
+    pub(super) fn output(text: String) -> Self {
+        Self::OutputText { text, annotations: [], logprobs: [] }
+    }
+}
+
+/// Names the items of one response: `rs_…`, `msg_…`, `fc_…`.
+#[derive(Debug, Clone)]
+pub(super) struct OutputItemIds {
+    pub(super) request_id: String,
+    pub(super) tool_call_ids: ToolCallIds,
+}
+
+impl OutputItemIds {
+    pub(super) fn reasoning(&self, place: usize) -> String {
+        format!("rs_{}_{place}", self.request_id)
+    }
+
+    pub(super) fn message(&self, place: usize) -> String {
+        format!("msg_{}_{place}", self.request_id)
+    }
+
+    pub(super) fn call(&self, place: usize) -> String {
+        format!("fc_{}_{place}", self.request_id)
+    }
+}
+
+/// The items of a whole answer: the same as its stream makes. Where it was cut, the last is incomplete.
+pub(super) fn of_message(
+    message: AssistantMessage,
+    names: &OutputItemIds,
+    cut: bool,
+) -> Vec<ResponseOutputItem> {
+    let AssistantMessage { reasoning, content, calls } = message;
+    let up_to_cut = |is_last: bool| {
+        if cut && is_last { OutputItemStatus::Incomplete } else { OutputItemStatus::Completed }
+    };
+    let mut items = Vec::new();
+    if !reasoning.is_empty() {
+        let status = up_to_cut(content.is_empty() && calls.is_empty());
+        let content = vec![OutputItemContent::ReasoningText { text: reasoning }];
+        items.push(ResponseOutputItem::Reasoning {
+            id: names.reasoning(0),
+            summary: [],
+            content,
+            status,
+        });
+    }
+    if !content.is_empty() || calls.is_empty() && items.is_empty() {
+        let (id, status) = (names.message(items.len()), up_to_cut(calls.is_empty()));
+        items.push(message_item(id, content, status));
+    }
+    for call in calls {
+        items.push(ResponseOutputItem::FunctionCall {
+            id: names.call(items.len()),
+            call_id: call.id,
+            name: call.name,
+            arguments: call.arguments,
+            status: if call.truncated {
+                OutputItemStatus::Incomplete
+            } else {
+                OutputItemStatus::Completed
+            },
+        });
+    }
+    items
+}
+
+/// A message of one text.
+pub(super) fn message_item(
+    id: String,
+    text: String,
+    status: OutputItemStatus,
+) -> ResponseOutputItem {
+    ResponseOutputItem::Message {
+        id,
+        role: "assistant",
+        content: vec![OutputItemContent::output(text)],
+        status,
+    }
+}
+
+/// The items as the message of a chat template, for the next turn.
+pub(super) fn assistant_turn(items: &[ResponseOutputItem]) -> Value {
+    let (mut said, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
+    for item in items {
+        match item {
+            ResponseOutputItem::Reasoning { content, .. }
+            | ResponseOutputItem::Message { content, .. } => {
+                for part in content {
+                    match part {
+                        OutputItemContent::ReasoningText { text } => thought.push_str(text),
+                        OutputItemContent::OutputText { text, .. } => said.push_str(text),
+                    }
+                }
+            }
+            ResponseOutputItem::FunctionCall { call_id, name, arguments, status, .. } => {
+                let arguments: Value = serde_json::from_str(arguments).unwrap_or_default();
+                if *status == OutputItemStatus::Completed && arguments.is_object() {
+                    calls.push(json!({"id": call_id, "type": "function",
+                        "function": {"name": name, "arguments": arguments}}));
+                }
+            }
+        }
+    }
+    let mut turn = Map::new();
+    turn.insert("role".to_owned(), Value::from("assistant"));
+    turn.insert("content".to_owned(), Value::from(said));
+    if !thought.is_empty() {
+        turn.insert("reasoning_content".to_owned(), Value::from(thought));
+    }
+    if !calls.is_empty() {
+        turn.insert("tool_calls".to_owned(), Value::Array(calls));
+    }
+    Value::Object(turn)
+}

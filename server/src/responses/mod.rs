@@ -1,0 +1,82 @@
+//! `/v1/responses`: OpenAI's Responses API over the chat path.
+//!
+//! Finished responses are kept for a while under a byte cap, so that the next request may continue them
+//! (`previous_response_id`) and GET finds them.
+
+mod background;
+mod convert;
+mod items;
+mod reply;
+mod store;
+mod stream;
+mod types;
+
+pub(crate) use store::ResponseStore;
+
+use super::api_error::ApiError;
+use super::app::AppState;
+use super::openai::endpoint::{self, add_reply_headers, json_response};
+use super::path_param::PathParam;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Response, StatusCode};
+use reply::ResponsesReply;
+use serde_json::json;
+use std::sync::Arc;
+
+/// Answers one request.
+pub(crate) async fn create(
+    State(app): State<Arc<AppState>>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    let prepared = endpoint::prepare::<ResponsesReply>(&app, request).await?;
+    let (request_id, ignored) = (prepared.request_id.clone(), prepared.ignored.clone());
+    let mut response = if prepared.reply.is_background() {
+        background::start(prepared)?
+    } else {
+        endpoint::respond(&app, prepared).await.map_err(|error| app.complete_engine_error(error))?
+    };
+    add_reply_headers(&mut response, Some(&request_id), &ignored);
+    Ok(response)
+}
+
+/// A kept response.
+pub(crate) async fn find(
+    State(app): State<Arc<AppState>>,
+    PathParam(id): PathParam,
+    headers: HeaderMap,
+) -> Result<Response<Body>, ApiError> {
+    app.responses
+        .body(app.options.api_keys.caller(&headers), &id)
+        .map(json_response)
+        .ok_or_else(not_found)
+}
+
+/// Forgets a kept response.
+pub(crate) async fn delete(
+    State(app): State<Arc<AppState>>,
+    PathParam(id): PathParam,
+    headers: HeaderMap,
+) -> Result<Response<Body>, ApiError> {
+    if !app.responses.remove(app.options.api_keys.caller(&headers), &id) {
+        return Err(not_found());
+    }
+    let body = json!({"id": id, "object": "response", "deleted": true});
+    Ok(json_response(body.to_string()))
+}
+
+/// Ends a response that is made in the background.
+pub(crate) async fn cancel(
+    State(app): State<Arc<AppState>>,
+    PathParam(id): PathParam,
+    headers: HeaderMap,
+) -> Result<Response<Body>, ApiError> {
+    let caller = app.options.api_keys.caller(&headers);
+    app.responses.cancel(caller, &id).ok_or_else(not_found)??;
+    app.responses.body(caller, &id).map(json_response).ok_or_else(not_found)
+}
+
+fn not_found() -> ApiError {
+    let message = "no response of this id is kept: it was never stored, or had to make room";
+    ApiError::new(StatusCode::NOT_FOUND, "unknown_response", message)
+}

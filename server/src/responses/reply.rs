@@ -1,0 +1,201 @@
+//! The response object, and whole replies.
+
+use super::items::{OutputItemIds, ResponseOutputItem, assistant_turn, of_message};
+use super::stream::ResponsesEventWriter;
+use super::types::{self, ResponsesRequest};
+use crate::api_error::ApiError;
+use crate::app::{AppState, ServingContext};
+use crate::auth::CallerIdentity;
+use crate::openai::assistant_message::AssistantMessage;
+use crate::openai::chat::generation_start::{StartedGeneration, start};
+use crate::openai::choice::ChoiceFinish;
+use crate::openai::collect::{body_of, collect_one};
+use crate::openai::endpoint::{
+    CompletionEndpoint, HeaderFields, PreparedRequest, ignored_fields, unix_time,
+};
+use crate::openai::generation::RequestGeneration;
+use crate::openai::usage::UsageInfo;
+use crate::request_fields::RequestFields;
+use axum::body::Body;
+use engine::AdmissionPermit;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// Everything a reply needs besides tokens.
+pub(super) struct ResponsesReply {
+    pub(super) app: Arc<AppState>,
+    pub(super) id: String,
+    /// For whom it is kept.
+    pub(super) owner: CallerIdentity,
+    pub(super) item_ids: OutputItemIds,
+    created: u64,
+    model: String,
+    echoed_fields: Map<String, Value>,
+    /// The conversation so far.
+    history: Vec<Value>,
+    store: bool,
+    background: bool,
+}
+
+/// How far a response is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ResponseStatus {
+    Queued,
+    InProgress,
+    Completed,
+    Incomplete,
+    Failed,
+}
+
+/// A response as it is written.
+#[derive(Serialize)]
+pub(super) struct ResponseObject<'a> {
+    id: &'a str,
+    object: &'static str,
+    created_at: u64,
+    status: ResponseStatus,
+    model: &'a str,
+    output: &'a [ResponseOutputItem],
+    error: Option<Value>,
+    incomplete_details: Option<Value>,
+    usage: Option<Value>,
+    #[serde(flatten)]
+    echoed_fields: &'a Map<String, Value>,
+}
+
+impl ResponsesReply {
+    pub(super) fn is_background(&self) -> bool {
+        self.background
+    }
+
+    /// The response object with what there is so far.
+    pub(super) fn body<'a>(
+        &'a self,
+        state: ResponseStatus,
+        output: &'a [ResponseOutputItem],
+        usage: Option<&UsageInfo>,
+    ) -> ResponseObject<'a> {
+        let cut = json!({"reason": "max_output_tokens"});
+        ResponseObject {
+            id: &self.id,
+            object: "response",
+            created_at: self.created,
+            status: state,
+            model: &self.model,
+            output,
+            error: None,
+            incomplete_details: (state == ResponseStatus::Incomplete).then_some(cut),
+            usage: usage.map(usage_body),
+            echoed_fields: &self.echoed_fields,
+        }
+    }
+
+    /// The object of a response that failed.
+    pub(super) fn failed<'a>(
+        &'a self,
+        error: &ApiError,
+        output: &'a [ResponseOutputItem],
+    ) -> ResponseObject<'a> {
+        let error = json!({"code": "server_error", "message": error.message});
+        ResponseObject { error: Some(error), ..self.body(ResponseStatus::Failed, output, None) }
+    }
+
+    /// The conversation with this response.
+    pub(super) fn history(&self, output: &[ResponseOutputItem]) -> Value {
+        self.history.iter().cloned().chain([assistant_turn(output)]).collect()
+    }
+
+    /// Keeps a finished response, if that was asked for.
+    pub(super) fn store_response(&self, body: &str, output: &[ResponseOutputItem]) {
+        if self.store {
+            self.app.responses.put(self.owner, &self.id, body.to_owned(), &self.history(output));
+        }
+    }
+
+    /// Waits for the whole answer.
+    pub(super) async fn finish(
+        &self,
+        generation: RequestGeneration,
+    ) -> Result<(String, Vec<ResponseOutputItem>), ApiError> {
+        let (whole, generation) = collect_one(generation).await?;
+        let state = state(&whole.end);
+        let message = AssistantMessage::of(&whole, 0, &self.item_ids.tool_call_ids);
+        let items = of_message(message, &self.item_ids, state == ResponseStatus::Incomplete);
+        let body = body_of(&self.body(state, &items, Some(&generation.usage())))?;
+        Ok((body, items))
+    }
+}
+
+/// How a response ends whose choice ended like this.
+pub(super) fn state(end: &ChoiceFinish) -> ResponseStatus {
+    match end {
+        ChoiceFinish::Stop(_) | ChoiceFinish::Calls(_) => ResponseStatus::Completed,
+        ChoiceFinish::Length => ResponseStatus::Incomplete,
+        ChoiceFinish::Abort(_) | ChoiceFinish::Error(_) | ChoiceFinish::Rejected(_) => {
+            ResponseStatus::Failed
+        }
+    }
+}
+
+fn usage_body(usage: &UsageInfo) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens.unwrap_or(0)},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    })
+}
+
+impl CompletionEndpoint for ResponsesReply {
+    type StreamWriter = ResponsesEventWriter;
+
+    fn prepare(
+        app: &Arc<AppState>,
+        serving: &Arc<ServingContext>,
+        mut fields: RequestFields,
+        headers: &HeaderFields,
+        ticket: AdmissionPermit,
+    ) -> Result<PreparedRequest<Self>, ApiError> {
+        let kept = |id: &str| app.responses.history(headers.caller, id);
+        let asked =
+            types::take(&mut fields, &serving.field_bounds, &serving.sampling_defaults, kept)?;
+        let ignored = ignored_fields(app, &fields)?;
+        let ResponsesRequest { request, history, echoed_fields: repeated, store, background } =
+            asked;
+        if background && request.params.stream {
+            let message = "a response that is made in the background is not streamed";
+            return Err(ApiError::unsupported("stream", message));
+        }
+        let started = start(app, serving, request, headers, ticket)?;
+        let StartedGeneration {
+            generation, model, request_id, params, tool_call_ids: calls, ..
+        } = started;
+        let reply = Self {
+            app: Arc::clone(app),
+            // Not the client's: under it others could overwrite what is kept.
+            id: format!("resp_{}", app.id_generator.id()),
+            owner: headers.caller,
+            item_ids: OutputItemIds { request_id: request_id.clone(), tool_call_ids: calls },
+            created: unix_time(),
+            model,
+            echoed_fields: repeated,
+            history,
+            store,
+            background,
+        };
+        Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })
+    }
+
+    fn stream_writer(self) -> ResponsesEventWriter {
+        ResponsesEventWriter::new(self)
+    }
+
+    async fn collect(self, generation: RequestGeneration) -> Result<Body, ApiError> {
+        let (body, items) = self.finish(generation).await?;
+        self.store_response(&body, &items);
+        Ok(Body::from(body))
+    }
+}

@@ -1,0 +1,251 @@
+//! Responses that are kept: the last used ones, under a cap in bytes, each for the key that made it.
+//!
+//! What is being made never makes room for others: it ends by itself, and admission bounds how much of it
+//! there is.
+
+use crate::api_error::ApiError;
+use crate::auth::CallerIdentity;
+use serde_json::Value;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, PoisonError};
+use tokio::task::AbortHandle;
+
+/// Bytes of all kept responses and their conversations.
+pub(super) const STORE_BYTES: usize = 64 << 20;
+/// Bytes that an entry takes besides its texts.
+const ENTRY_BYTES: usize = 256;
+
+/// A response as it is kept.
+struct StoredResponse {
+    /// Who finds it.
+    owner: CallerIdentity,
+    /// The JSON object.
+    body: String,
+    /// The conversation up to and with it, as a JSON list of messages of the template.
+    history: String,
+    /// Ends its making, if that goes on in the background.
+    background_task: Option<AbortHandle>,
+    /// When it was last used, on the shelf's own clock.
+    used: u64,
+}
+
+impl StoredResponse {
+    fn bytes(&self) -> usize {
+        self.body.len() + self.history.len() + ENTRY_BYTES
+    }
+}
+
+#[derive(Default)]
+struct StoredResponses {
+    entries: HashMap<String, StoredResponse>,
+    by_use: BTreeMap<u64, String>,
+    bytes: usize,
+    clock: u64,
+}
+
+/// The kept responses of one server.
+#[derive(Default)]
+pub struct ResponseStore {
+    responses: Mutex<StoredResponses>,
+}
+
+impl ResponseStore {
+    /// Keeps a response. What was used least recently makes room; an entry above the cap is not kept.
+    pub fn put(&self, owner: CallerIdentity, id: &str, body: String, history: &Value) {
+        let (history, making, used) = (history.to_string(), None, 0);
+        self.with(|shelf| {
+            shelf.put(id, StoredResponse { owner, body, history, background_task: making, used })
+        });
+    }
+
+    /// Keeps a response that is being made; false if it is above the cap.
+    pub(super) fn put_in_progress(
+        &self,
+        owner: CallerIdentity,
+        id: &str,
+        body: String,
+        making: AbortHandle,
+    ) -> bool {
+        let (history, used) = (String::new(), 0);
+        self.with(|shelf| {
+            shelf.put(
+                id,
+                StoredResponse { owner, body, history, background_task: Some(making), used },
+            )
+        })
+    }
+
+    /// The JSON object of a kept response.
+    pub fn body(&self, caller: CallerIdentity, id: &str) -> Option<String> {
+        self.with(|shelf| shelf.touch(caller, id).map(|entry| entry.body.clone()))
+    }
+
+    /// The messages of a finished response's conversation.
+    pub fn history(&self, caller: CallerIdentity, id: &str) -> Option<Vec<Value>> {
+        let text = self.with(|shelf| shelf.touch(caller, id).map(|entry| entry.history.clone()))?;
+        serde_json::from_str(&text).ok()
+    }
+
+    /// Forgets a response; what is being made ends.
+    pub fn remove(&self, caller: CallerIdentity, id: &str) -> bool {
+        self.with(|shelf| match shelf.take_owned(caller, id) {
+            None => false,
+            Some(entry) => {
+                entry.background_task.inspect(AbortHandle::abort);
+                true
+            }
+        })
+    }
+
+    /// Ends a response that is being made; `None` = there is none of this id.
+    ///
+    /// Errors: 400 if it is made already, or not in the background.
+    pub fn cancel(&self, caller: CallerIdentity, id: &str) -> Option<Result<(), ApiError>> {
+        self.with(|shelf| {
+            let mut entry = shelf.take_owned(caller, id)?;
+            let result = match entry.background_task.take() {
+                None if status_of(&entry.body).as_deref() == Some("cancelled") => Ok(()),
+                None => {
+                    let message = "only a response that is made in the background can be cancelled";
+                    Err(ApiError::bad_request("invalid_value", "response_id", message))
+                }
+                Some(making) => {
+                    making.abort();
+                    entry.body = with_status(&entry.body, "cancelled");
+                    Ok(())
+                }
+            };
+            shelf.put(id, entry);
+            Some(result)
+        })
+    }
+
+    /// The first output of a response that is being made is there.
+    pub(super) fn update_in_progress(&self, id: &str, body: String) {
+        self.with(|shelf| {
+            if let Some(entry) = shelf.take_in_progress(id) {
+                shelf.put(id, StoredResponse { body, ..entry });
+            }
+        });
+    }
+
+    /// Replaces a response that was being made, unless it has been cancelled or forgotten meanwhile.
+    pub(super) fn finish(&self, id: &str, body: String, history: &Value) {
+        let history = history.to_string();
+        self.with(|shelf| {
+            if let Some(entry) = shelf.take_in_progress(id) {
+                shelf.put(id, StoredResponse { body, history, background_task: None, ..entry });
+            }
+        });
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut StoredResponses) -> T) -> T {
+        work(&mut self.responses.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn status_of(body: &str) -> Option<String> {
+    let value: Value = serde_json::from_str(body).ok()?;
+    value["status"].as_str().map(str::to_owned)
+}
+
+/// The same response in another state.
+pub(super) fn with_status(body: &str, status: &str) -> String {
+    let mut value: Value = serde_json::from_str(body).unwrap_or_default();
+    value["status"] = Value::from(status);
+    value.to_string()
+}
+
+impl StoredResponses {
+    fn touch(&mut self, caller: CallerIdentity, id: &str) -> Option<&StoredResponse> {
+        let entry = self.take_owned(caller, id)?;
+        self.put(id, entry);
+        self.entries.get(id)
+    }
+
+    /// Takes what belongs to the caller. Whose id it is otherwise, nobody is told.
+    fn take_owned(&mut self, caller: CallerIdentity, id: &str) -> Option<StoredResponse> {
+        self.entries.get(id).filter(|entry| entry.owner == caller)?;
+        self.take(id)
+    }
+
+    fn take_in_progress(&mut self, id: &str) -> Option<StoredResponse> {
+        self.entries.get(id).filter(|entry| entry.background_task.is_some())?;
+        self.take(id)
+    }
+
+    fn take(&mut self, id: &str) -> Option<StoredResponse> {
+        let entry = self.entries.remove(id)?;
+        self.by_use.remove(&entry.used);
+        self.bytes -= entry.bytes();
+        Some(entry)
+    }
+
+    /// False if the entry is too large to be kept.
+    fn put(&mut self, id: &str, mut entry: StoredResponse) -> bool {
+        self.take(id);
+        if entry.bytes() > STORE_BYTES {
+            return false;
+        }
+        self.clock += 1;
+        entry.used = self.clock;
+        self.bytes += entry.bytes();
+        self.by_use.insert(self.clock, id.to_owned());
+        self.entries.insert(id.to_owned(), entry);
+        while self.bytes > STORE_BYTES {
+            let is_made =
+                |id: &&String| self.entries.get(*id).is_some_and(|e| e.background_task.is_none());
+            let mut others = self.by_use.values().filter(|other| *other != id);
+            let Some(oldest) = others.find(is_made).cloned() else { break };
+            self.take(&oldest);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const ANONYMOUS: CallerIdentity = CallerIdentity::ANONYMOUS;
+
+    #[test]
+    fn store_evicts_the_least_recently_used() {
+        let store = ResponseStore::default();
+        let history = json!([{"role": "user", "content": "hi"}]);
+        let third = "x".repeat(STORE_BYTES / 3 - 1024);
+        for id in ["a", "b", "c"] {
+            store.put(ANONYMOUS, id, third.clone(), &history);
+        }
+        assert!(store.body(ANONYMOUS, "a").is_some());
+        store.put(ANONYMOUS, "d", third, &history);
+        assert!(store.body(ANONYMOUS, "b").is_none(), "b was used least recently");
+        assert!(store.body(ANONYMOUS, "a").is_some() && store.body(ANONYMOUS, "c").is_some());
+        let kept = store.history(ANONYMOUS, "a");
+        assert_eq!(kept, Some(vec![json!({"role": "user", "content": "hi"})]));
+        store.put(ANONYMOUS, "e", "x".repeat(STORE_BYTES), &history);
+        assert!(store.body(ANONYMOUS, "e").is_none() && store.body(ANONYMOUS, "d").is_some());
+        assert!(store.remove(ANONYMOUS, "d") && !store.remove(ANONYMOUS, "d"));
+        assert_eq!(store.cancel(ANONYMOUS, "a").unwrap().unwrap_err().status, 400);
+        assert!(store.cancel(ANONYMOUS, "nobody").is_none());
+    }
+
+    #[tokio::test]
+    async fn in_progress_responses_are_not_evicted() {
+        let store = ResponseStore::default();
+        let (history, half) = (json!([]), "x".repeat(STORE_BYTES / 2 - 1024));
+        let task = || tokio::spawn(std::future::pending::<()>()).abort_handle();
+        let (first, second) = (task(), task());
+        assert!(store.put_in_progress(ANONYMOUS, "first", half.clone(), first.clone()));
+        for id in ["a", "b", "c"] {
+            store.put(ANONYMOUS, id, half.clone(), &history);
+        }
+        assert!(store.body(ANONYMOUS, "first").is_some() && store.body(ANONYMOUS, "b").is_none());
+        store.finish("first", half.clone(), &history);
+        store.put(ANONYMOUS, "d", half.clone(), &history);
+        store.put(ANONYMOUS, "e", half.clone(), &history);
+        assert!(store.body(ANONYMOUS, "first").is_none(), "what has been made makes room");
+        assert!(!store.put_in_progress(ANONYMOUS, "large", "x".repeat(STORE_BYTES), second));
+    }
+}

@@ -1,0 +1,312 @@
+//! The typed events of a streamed response, numbered from 0.
+
+use super::items::{OutputItemContent, OutputItemStatus, ResponseOutputItem};
+use super::reply::{ResponseObject, ResponseStatus, ResponsesReply, state};
+use crate::api_error::ApiError;
+use crate::openai::choice::ChoiceDelta;
+use crate::openai::generation::RequestGeneration;
+use crate::openai::usage::UsageInfo;
+use crate::sse::ChunkWriter;
+use bytes::{BufMut, BytesMut};
+use serde::Serialize;
+use std::io::Write;
+use text::OutputPiece;
+
+/// Writes the events and puts the items together.
+pub(super) struct ResponsesEventWriter {
+    reply: ResponsesReply,
+    started: bool,
+    number: u64,
+    /// Finished items.
+    output: Vec<ResponseOutputItem>,
+    open: Option<ResponseOutputItem>,
+    state: ResponseStatus,
+}
+
+/// What an event says besides its type and number.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum ResponseEventBody<'a> {
+    Response {
+        response: Box<ResponseObject<'a>>,
+    },
+    Item {
+        output_index: usize,
+        item: &'a ResponseOutputItem,
+    },
+    Part {
+        item_id: &'a str,
+        output_index: usize,
+        content_index: u32,
+        part: OutputItemContent,
+    },
+    TextDelta {
+        item_id: &'a str,
+        output_index: usize,
+        content_index: u32,
+        delta: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        logprobs: Option<[(); 0]>,
+    },
+    TextDone {
+        item_id: &'a str,
+        output_index: usize,
+        content_index: u32,
+        text: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        logprobs: Option<[(); 0]>,
+    },
+    ArgumentsDelta {
+        item_id: &'a str,
+        output_index: usize,
+        delta: &'a str,
+    },
+    ArgumentsDone {
+        item_id: &'a str,
+        output_index: usize,
+        name: &'a str,
+        arguments: &'a str,
+    },
+}
+
+#[derive(Serialize)]
+struct ResponseStreamEvent<'a> {
+    r#type: &'a str,
+    sequence_number: u64,
+    #[serde(flatten)]
+    body: ResponseEventBody<'a>,
+}
+
+/// Appends one event. Neither writing to memory nor giving it a JSON form can fail.
+fn write(kind: &str, number: &mut u64, said: ResponseEventBody<'_>, out: &mut BytesMut) {
+    let _ = write!(out.writer(), "event: {kind}\ndata: ");
+    let event = ResponseStreamEvent { r#type: kind, sequence_number: *number, body: said };
+    let _ = serde_json::to_writer(out.writer(), &event);
+    out.put_slice(b"\n\n");
+    *number += 1;
+}
+
+impl ResponsesEventWriter {
+    pub(super) fn new(reply: ResponsesReply) -> Self {
+        let (output, open, state) = (Vec::new(), None, ResponseStatus::Completed);
+        Self { reply, started: false, number: 0, output, open, state }
+    }
+
+    fn write_response_event(
+        &mut self,
+        kind: &str,
+        state: ResponseStatus,
+        usage: Option<&UsageInfo>,
+        out: &mut BytesMut,
+    ) {
+        let response = Box::new(self.reply.body(state, &self.output, usage));
+        write(kind, &mut self.number, ResponseEventBody::Response { response }, out);
+    }
+
+    fn piece(&mut self, piece: OutputPiece<'_>, out: &mut BytesMut) {
+        match piece {
+            OutputPiece::Reasoning(text) | OutputPiece::Content(text) => {
+                self.enter_text(matches!(piece, OutputPiece::Reasoning(_)), out);
+                self.text(text, out);
+            }
+            OutputPiece::Call { index, name, .. } => {
+                self.close(OutputItemStatus::Completed, out);
+                let item = ResponseOutputItem::FunctionCall {
+                    id: self.reply.item_ids.call(self.output.len()),
+                    call_id: self.reply.item_ids.tool_call_ids.id(0, index),
+                    name: name.to_owned(),
+                    arguments: String::new(),
+                    status: OutputItemStatus::InProgress,
+                };
+                self.add(item, out);
+            }
+            OutputPiece::Arguments { text, .. } => {
+                let (output_index, number) = (self.output.len(), &mut self.number);
+                if let Some(ResponseOutputItem::FunctionCall { id, arguments, .. }) = &mut self.open
+                {
+                    arguments.push_str(text);
+                    let said = ResponseEventBody::ArgumentsDelta {
+                        item_id: id,
+                        output_index,
+                        delta: text,
+                    };
+                    write("response.function_call_arguments.delta", number, said, out);
+                }
+            }
+            OutputPiece::End { .. } => self.close(OutputItemStatus::Completed, out),
+            OutputPiece::Broken { .. } => self.close(OutputItemStatus::Incomplete, out),
+        }
+    }
+
+    fn add(&mut self, item: ResponseOutputItem, out: &mut BytesMut) {
+        let said = ResponseEventBody::Item { output_index: self.output.len(), item: &item };
+        write("response.output_item.added", &mut self.number, said, out);
+        self.open = Some(item);
+    }
+
+    /// Makes sure that reasoning or a message is open.
+    fn enter_text(&mut self, reasoning: bool, out: &mut BytesMut) {
+        match (&self.open, reasoning) {
+            (Some(ResponseOutputItem::Reasoning { .. }), true)
+            | (Some(ResponseOutputItem::Message { .. }), false) => return,
+            _ => self.close(OutputItemStatus::Completed, out),
+        }
+        let place = self.output.len();
+        let (item, part) = if reasoning {
+            let (id, content) = (self.reply.item_ids.reasoning(place), Vec::new());
+            let item = ResponseOutputItem::Reasoning {
+                id,
+                summary: [],
+                content,
+                status: OutputItemStatus::InProgress,
+            };
+            (item, OutputItemContent::ReasoningText { text: String::new() })
+        } else {
+            let id = self.reply.item_ids.message(place);
+            let status = OutputItemStatus::InProgress;
+            let item =
+                ResponseOutputItem::Message { id, role: "assistant", content: Vec::new(), status };
+            (item, OutputItemContent::output(String::new()))
+        };
+        self.add(item, out);
+        let number = &mut self.number;
+        if let Some(
+            ResponseOutputItem::Reasoning { id, content, .. }
+            | ResponseOutputItem::Message { id, content, .. },
+        ) = &mut self.open
+        {
+            content.push(part.clone());
+            let said = ResponseEventBody::Part {
+                item_id: id,
+                output_index: place,
+                content_index: 0,
+                part,
+            };
+            write("response.content_part.added", number, said, out);
+        }
+    }
+
+    fn text(&mut self, delta: &str, out: &mut BytesMut) {
+        let (output_index, number) = (self.output.len(), &mut self.number);
+        let Some(
+            ResponseOutputItem::Reasoning { id, content, .. }
+            | ResponseOutputItem::Message { id, content, .. },
+        ) = &mut self.open
+        else {
+            return;
+        };
+        let (kind, logprobs) = match content.first_mut() {
+            Some(OutputItemContent::OutputText { text, .. }) => {
+                text.push_str(delta);
+                ("response.output_text.delta", Some([]))
+            }
+            Some(OutputItemContent::ReasoningText { text }) => {
+                text.push_str(delta);
+                ("response.reasoning_text.delta", None)
+            }
+            None => return,
+        };
+        let (item_id, content_index) = (id.as_str(), 0);
+        let said =
+            ResponseEventBody::TextDelta { item_id, output_index, content_index, delta, logprobs };
+        write(kind, number, said, out);
+    }
+
+    /// Ends the item that is open.
+    fn close(&mut self, as_status: OutputItemStatus, out: &mut BytesMut) {
+        let Some(mut item) = self.open.take() else { return };
+        let (output_index, content_index, number) = (self.output.len(), 0, &mut self.number);
+        match &mut item {
+            ResponseOutputItem::Reasoning { id, content, status, .. }
+            | ResponseOutputItem::Message { id, content, status, .. } => {
+                *status = as_status;
+                let item_id = id.as_str();
+                for part in content {
+                    let (kind, text, logprobs) = match part {
+                        OutputItemContent::OutputText { text, .. } => {
+                            ("output_text", text, Some([]))
+                        }
+                        OutputItemContent::ReasoningText { text } => ("reasoning_text", text, None),
+                    };
+                    let kind = format!("response.{kind}.done");
+                    let said = ResponseEventBody::TextDone {
+                        item_id,
+                        output_index,
+                        content_index,
+                        text,
+                        logprobs,
+                    };
+                    write(&kind, number, said, out);
+                    let part = part.clone();
+                    let said =
+                        ResponseEventBody::Part { item_id, output_index, content_index, part };
+                    write("response.content_part.done", number, said, out);
+                }
+            }
+            ResponseOutputItem::FunctionCall { id, name, arguments, status, .. } => {
+                *status = as_status;
+                let said =
+                    ResponseEventBody::ArgumentsDone { item_id: id, output_index, name, arguments };
+                write("response.function_call_arguments.done", number, said, out);
+            }
+        }
+        write(
+            "response.output_item.done",
+            number,
+            ResponseEventBody::Item { output_index, item: &item },
+            out,
+        );
+        self.output.push(item);
+    }
+}
+
+impl ChunkWriter for ResponsesEventWriter {
+    fn delta(&mut self, _: u32, delta: &ChoiceDelta, _: &RequestGeneration, out: &mut BytesMut) {
+        if !std::mem::replace(&mut self.started, true) {
+            self.write_response_event("response.created", ResponseStatus::InProgress, None, out);
+            self.write_response_event(
+                "response.in_progress",
+                ResponseStatus::InProgress,
+                None,
+                out,
+            );
+        }
+        for piece in delta.pieces.iter() {
+            self.piece(piece, out);
+        }
+        if let Some(end) = &delta.end {
+            self.state = state(end);
+        }
+    }
+
+    fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {
+        let cut = self.state == ResponseStatus::Incomplete;
+        if self.open.is_none() && self.output.is_empty() {
+            // An answer without a word is still a message.
+            self.enter_text(false, out);
+        }
+        self.close(
+            if cut { OutputItemStatus::Incomplete } else { OutputItemStatus::Completed },
+            out,
+        );
+        let kind = match self.state {
+            ResponseStatus::Incomplete => "response.incomplete",
+            ResponseStatus::Failed => "response.failed",
+            _ => "response.completed",
+        };
+        self.write_response_event(kind, self.state, Some(usage), out);
+        let body = self.reply.body(self.state, &self.output, Some(usage));
+        if let Ok(body) = serde_json::to_string(&body) {
+            self.reply.store_response(&body, &self.output);
+        }
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut BytesMut) {
+        let response = Box::new(self.reply.failed(error, &self.output));
+        write("response.failed", &mut self.number, ResponseEventBody::Response { response }, out);
+    }
+
+    fn stream_terminator(&self) -> &'static [u8] {
+        b""
+    }
+}
