@@ -14,7 +14,8 @@ use hip_runtime_sys::DriverPtr;
 use kernels::RowGather;
 use kernels::gpu::GpuBackend;
 use rccl_sys::{
-    NcclConfig, NcclDataType, NcclResult, NcclUniqueId, REDUCE_SUM, Rccl, VERSION_MIN, status,
+    NcclConfig, NcclDataType, NcclResult, NcclUniqueId, REDUCE_SUM, RcclLibrary, VERSION_MIN,
+    status,
 };
 
 /// How often a call that is under way is asked for.
@@ -30,7 +31,7 @@ const INITIAL_INDICES: usize = 1024;
 #[derive(Debug, Clone)]
 pub struct CollectiveLibrary {
     device: Arc<GpuBackend>,
-    rccl: Arc<Rccl>,
+    rccl: Arc<RcclLibrary>,
 }
 
 /// By what the ranks of a communicator find each other.
@@ -40,7 +41,7 @@ pub struct CommunicatorId(NcclUniqueId);
 /// One rank of several GPUs. Dropping it frees it, and waits for nobody.
 pub struct GpuCommunicator {
     device: Arc<GpuBackend>,
-    rccl: Arc<Rccl>,
+    rccl: Arc<RcclLibrary>,
     size: usize,
     rank: usize,
     /// Null once it has been aborted.
@@ -84,7 +85,7 @@ impl CollectiveLibrary {
         let Some(search) = device.collectives() else {
             return Err(GpuError::NoCollectiveLibrary.into());
         };
-        let rccl = Rccl::open(search).map_err(GpuError::from)?;
+        let rccl = RcclLibrary::open(search).map_err(GpuError::from)?;
         let mut version = 0;
         // SAFETY: a place to write to.
         check(&rccl, unsafe { (rccl.get_version)(&raw mut version) }, "version", None)?;
@@ -515,7 +516,7 @@ fn pending(code: NcclResult) -> NcclResult {
 }
 
 fn check(
-    rccl: &Rccl,
+    rccl: &RcclLibrary,
     code: NcclResult,
     call: &'static str,
     handle: Option<DriverPtr>,

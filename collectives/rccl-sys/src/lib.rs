@@ -77,13 +77,13 @@ macro_rules! table {
     ($( $(#[$doc:meta])* $field:ident: $name:literal ($($arg:ty),* $(,)?) -> $ret:ty; )*) => {
         /// The functions.
         #[derive(Debug)]
-        pub struct Rccl {
+        pub struct RcclLibrary {
             /// The name under which the library was found.
             pub library: PathBuf,
             $( $(#[$doc])* pub $field: unsafe extern "C" fn($($arg),*) -> $ret, )*
         }
 
-        impl Rccl {
+        impl RcclLibrary {
             /// Opens the first library of `search` that can be opened; it stays open for good.
             ///
             /// Errors: there is none, or it lacks a function; the message names what was tried.
@@ -149,13 +149,13 @@ mod tests {
     #[test]
     fn missing_library_error_names_the_paths_tried() {
         let search = LibrarySearch::named("NCCL", Path::new("/nowhere/libnccl.so.2"));
-        let error = Rccl::open(&search).expect_err("there is no such file").to_string();
+        let error = RcclLibrary::open(&search).expect_err("there is no such file").to_string();
         assert!(error.starts_with("no NCCL found; tried /nowhere/libnccl.so.2: "), "{error}");
     }
 
     #[test]
     fn library_without_symbols_is_rejected_by_name() {
-        let error = Rccl::open(&LibrarySearch::named("RCCL", Path::new("libc.so.6")));
+        let error = RcclLibrary::open(&LibrarySearch::named("RCCL", Path::new("libc.so.6")));
         let error = error.expect_err("the C library has no collectives").to_string();
         assert_eq!(error, "libc.so.6 has no ncclGetVersion");
     }
@@ -170,7 +170,9 @@ mod tests {
     #[test]
     fn installed_library_reports_version_and_unique_ids() {
         for api in [GpuApi::Hip, GpuApi::Cuda] {
-            let Ok(rccl) = Rccl::open(&LibrarySearch::collectives(api, &[])) else { continue };
+            let Ok(rccl) = RcclLibrary::open(&LibrarySearch::collectives(api, &[])) else {
+                continue;
+            };
             let (mut version, mut id) = (0, NcclUniqueId([0; 128]));
             // SAFETY: a place to write to.
             assert_eq!(unsafe { (rccl.get_version)(&raw mut version) }, status::SUCCESS);
