@@ -1,16 +1,17 @@
-//! What must hold of every batch when it is sent. I3: a block that is written has one reader. I7:
-//! tables hold what the request may use and nothing more. I8: budgets. I16: steps of one replica
-//! follow each other in the live epoch. Lockstep: all ranks of a group take part alike.
+//! Invariants of every batch, checked when it is sent. I3: a block that the step writes is in exactly one
+//! block table. I7: block tables cover exactly the positions that the request may use. I8: token and sequence
+//! budgets. I16: the steps of a replica have consecutive ids and the current epoch. Lockstep: all ranks of a
+//! group take part in each step with equal parameters.
 
 use crate::invariant::{CheckResult, ensure};
 use crate::sim_config::SimConfig;
 use protocol::{Batch, BatchRow, BlockId, DispatchMode, RowInput};
 use std::collections::BTreeMap;
 
-/// What a replica's executors have been told.
+/// State of a replica's executors as implied by the batches sent to them.
 #[derive(Debug, Default)]
 pub(crate) struct BatchChecker {
-    /// Steps sent and not answered.
+    /// Number of steps in flight.
     pub(crate) in_flight: u32,
     last_step: u64,
     block_tables: Vec<Vec<BlockId>>,
@@ -18,14 +19,14 @@ pub(crate) struct BatchChecker {
 }
 
 impl BatchChecker {
-    /// New executors know nothing; steps are counted on.
+    /// Clears the state of the old executors when new ones start; step ids continue.
     pub(crate) fn reset(&mut self) {
         self.block_tables.clear();
         self.in_flight = 0;
     }
 
-    /// Checks a batch and remembers it. `limit_of` gives the length a request may reach, and the
-    /// position behind the last token that is ever forwarded.
+    /// Checks a batch and records it. `limit_of` returns the maximum length of a request and the end position
+    /// (exclusive) of the tokens it ever forwards.
     pub(crate) fn check(
         &mut self,
         batch: &Batch,
@@ -89,7 +90,7 @@ impl BatchChecker {
         Ok(())
     }
 
-    /// A block written in this step is in one table only, once.
+    /// Checks that a block written in this step occurs once, in one block table only.
     fn check_writers(&mut self, batch: &Batch, setup: &SimConfig) -> CheckResult {
         self.block_readers.clear();
         self.block_readers.resize(setup.scheduler.kv.blocks as usize, 0); // Pools only shrink.
@@ -119,8 +120,9 @@ impl BatchChecker {
     }
 }
 
-/// A chunk that leaves known tokens for a later step ends on the quantum. Only the first prefill of
-/// a step may be a sliver, and only if it does not reach the next multiple.
+/// Checks that a chunk that does not reach the end of the known tokens ends on a multiple of the quantum.
+/// Only the first prefill of a step may be shorter than the quantum, and only if it does not reach the next
+/// multiple.
 fn check_chunks(batch: &Batch, setup: &SimConfig) -> CheckResult {
     let quantum = setup.scheduler.limits.chunk_quantum(setup.block_tokens());
     let mut has_prefill = false;
@@ -143,7 +145,7 @@ fn check_chunks(batch: &Batch, setup: &SimConfig) -> CheckResult {
     Ok(())
 }
 
-/// The bucket holds the batch.
+/// Checks that the bucket of the captured graph is large enough for the batch.
 fn check_dispatch(batch: &Batch, tokens: u32, setup: &SimConfig) -> CheckResult {
     let (step, rows) = (batch.step.0, batch.rows.len() as u32);
     match batch.dispatch {
@@ -161,8 +163,8 @@ fn check_dispatch(batch: &Batch, tokens: u32, setup: &SimConfig) -> CheckResult 
     Ok(())
 }
 
-/// The batches of one tick in lockstep: every group step names every rank, with one bucket kind and
-/// one padding of the MoE layers.
+/// Checks the batches of one lockstep tick: every group step has a batch for every rank, with one dispatch
+/// mode and one padded token count of the MoE layers.
 pub(crate) fn check_lockstep(batches: &[(usize, &Batch)], setup: &SimConfig) -> CheckResult {
     let mut steps: BTreeMap<u64, Vec<&Batch>> = BTreeMap::new();
     for (_, batch) in batches {

@@ -1,5 +1,5 @@
-//! A client's view of its request: I9 (one terminal event), I10 (tokens only grow) and I13 (the text
-//! is what the request alone and cold would get), plus refusals and log-probabilities.
+//! A client's view of its request. Checks I9 (one terminal event), I10 (the output only grows) and I13 (the
+//! output equals that of the request run alone with an empty cache), plus rejections and log-probabilities.
 
 use crate::hash_model::text::{EMPTY, HashOracle, entry, fold, logprobs};
 use crate::invariant::{CheckResult, ensure};
@@ -12,7 +12,7 @@ use scheduler::{
     StopReason, TokenEvent,
 };
 
-/// Where a request stands in its owner's eyes.
+/// State of a request as the client sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClientStage {
     /// Not sent yet.
@@ -23,39 +23,39 @@ pub(crate) enum ClientStage {
     Done,
 }
 
-/// What may befall a request besides an ordinary end.
+/// Outcomes of a request that injected faults permit besides a regular finish.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AllowedOutcomes {
-    /// An abort was handed to the engine.
+    /// Cause of an abort that was sent to the engine.
     pub(crate) aborted: Option<AbortCause>,
-    /// A row of it was made to fail.
+    /// A row of the request was made to fail.
     pub(crate) row_failed: bool,
-    /// A row of it was answered with ids that cannot be.
+    /// A row of the request got an output with impossible ids.
     pub(crate) bad_output: bool,
-    /// Its replica may have been away for too long.
+    /// The replica may have been down for longer than the failure timeout.
     pub(crate) unavailable: bool,
 }
 
-/// A request and all its owner knows.
+/// A request and everything its client has received.
 #[derive(Debug)]
 pub(crate) struct SimClient {
-    /// What is asked.
+    /// The submitted request.
     pub(crate) submit: RequestSubmission,
-    /// What its owner calls it.
+    /// Request id chosen by the client.
     pub(crate) client_id: String,
-    /// Progress.
+    /// State of the request.
     pub(crate) stage: ClientStage,
-    /// What else may happen.
+    /// Outcomes permitted in addition to a regular finish.
     pub(crate) allowed: AllowedOutcomes,
-    /// Whether a row of it was ever sent.
+    /// Whether a row of the request was ever sent to an executor.
     pub(crate) started: bool,
-    /// Tokens received.
+    /// Number of output tokens received.
     pub(crate) delivered: u32,
-    /// Prompt and tokens received.
+    /// Prompt tokens, then output tokens received.
     pub(crate) known_tokens: Vec<Token>,
-    /// Preemptions reported.
+    /// Number of preemptions reported.
     pub(crate) preemptions: u32,
-    /// Who makes its masks.
+    /// Simulated worker that builds the request's grammar bitmasks.
     pub(crate) mask_worker: SimMaskWorker,
     oracle: HashOracle,
     last_stop: Option<StopReason>,
@@ -64,7 +64,7 @@ pub(crate) struct SimClient {
 }
 
 impl SimClient {
-    /// A client that has not asked yet.
+    /// A client that has not sent its request yet.
     pub(crate) fn new(submit: RequestSubmission, setup: &SimConfig) -> Self {
         let vocab = setup.scheduler.limits.vocab_size;
         Self {
@@ -89,22 +89,22 @@ impl SimClient {
         self.submit.id
     }
 
-    /// Longest length prompt and answer may reach.
+    /// Maximum length of prompt and output in tokens.
     pub(crate) fn limit(&self) -> u32 {
         self.submit.tokens.len() as u32 + self.submit.max_tokens
     }
 
-    /// Position behind the last token that is ever forwarded: the last one produced never is.
+    /// End position (exclusive) of the tokens that are ever forwarded: the last output token is not.
     pub(crate) fn forwarded_limit(&self) -> u32 {
         self.limit() - u32::from(self.submit.max_tokens > 0)
     }
 
-    /// Tokens of its output so far.
+    /// Number of output tokens so far.
     pub(crate) fn output_len(&self) -> u32 {
         (self.known_tokens.len() - self.submit.tokens.len()) as u32
     }
 
-    /// Takes one event.
+    /// Checks and records one token event.
     pub(crate) fn take_token_event(
         &mut self,
         event: &TokenEvent,
@@ -146,7 +146,7 @@ impl SimClient {
         }
     }
 
-    /// Each token is the oracle's next one and nothing follows an end.
+    /// Checks that each token is the oracle's next one and that no token follows the end of the output.
     fn check_tokens(&mut self, event: &TokenEvent, setup: &SimConfig) -> CheckResult {
         let (id, submit) = (self.submit.id.0, &self.submit);
         let wanted = submit.sampling.logprobs;
@@ -179,7 +179,7 @@ impl SimClient {
         Ok(())
     }
 
-    /// The end is the right one.
+    /// Checks that the finish reason is the expected one.
     fn check_finish(&mut self, finish: &FinishReason, setup: &SimConfig) -> CheckResult {
         let (id, delivered, excuses) = (self.id().0, self.delivered, self.allowed);
         let right = match finish {
@@ -214,7 +214,8 @@ impl SimClient {
         if whole { self.check_prompt_logprobs(setup) } else { Ok(()) }
     }
 
-    /// Every prompt position behind the first one was scored once, in order, if asked for.
+    /// Checks that every prompt position after the first was scored once and in order, if prompt
+    /// log-probabilities were requested.
     fn check_prompt_logprobs(&self, setup: &SimConfig) -> CheckResult {
         let (id, tokens) = (self.id().0, &self.submit.tokens);
         let Some(top) = self.submit.sampling.prompt_logprobs else {
@@ -234,7 +235,7 @@ impl SimClient {
         Ok(())
     }
 
-    /// Whether a refusal tells the truth.
+    /// Whether the reason of a rejection is true.
     fn is_valid_rejection(&self, refusal: &RejectReason, setup: &SimConfig) -> bool {
         let (submit, limits) = (&self.submit, &setup.scheduler.limits);
         let (prompt, longest) = (submit.tokens.len() as u64, limits.max_model_len);
@@ -255,14 +256,15 @@ impl SimClient {
                 waiting + asked > *cap && *cap == limits.max_waiting_tokens && *asked == prompt
             }
             RejectReason::UnknownReplica { replica, replicas } => replica >= replicas,
-            // Only who holds requests back says so.
+            // Rejections by the admission control of the engine's client, which the simulator does not
+            // include.
             RejectReason::InvalidParameter { .. }
             | RejectReason::TemporarilyUnavailable { .. }
             | RejectReason::Overloaded { .. } => false,
         }
     }
 
-    /// Whether the engine must refuse this request, whatever else happens.
+    /// Whether the scheduler must reject this request in every case.
     pub(crate) fn must_be_rejected(&self, setup: &SimConfig) -> bool {
         let (submit, limits) = (&self.submit, &setup.scheduler.limits);
         let prompt = submit.tokens.len() as u32;
@@ -274,7 +276,7 @@ impl SimClient {
     }
 }
 
-/// Whether an event says nothing.
+/// Whether an event carries no data.
 fn is_empty(event: &TokenEvent) -> bool {
     event.tokens.is_empty() && event.prompt_logprobs.is_empty() && event.first_admission.is_none()
 }

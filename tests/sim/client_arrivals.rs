@@ -1,4 +1,4 @@
-//! The simulated users of a world: when they come, and when they change their minds.
+//! Simulated clients of a world: arrival times and aborts.
 
 use crate::client::{ClientStage, SimClient};
 use crate::event_queue::SimEvent;
@@ -8,7 +8,7 @@ use protocol::RequestId;
 use scheduler::{AbortCause, SchedulerEvent};
 
 impl SimWorld {
-    /// Draws the clients, when they come and when some of them leave.
+    /// Draws the clients, their arrival times, and the abort times of some of them.
     pub(crate) fn draw_clients(&mut self) {
         let asked = request_generator::draw_requests(&self.config, &mut self.rng);
         let mut last_ms = 0;
@@ -24,7 +24,7 @@ impl SimWorld {
                     AbortCause::Deadline,
                 ]);
                 let after_ms = self.rng.scaled(0, 2000);
-                // One in a hundred overtakes its own request.
+                // In 1 of 100 cases the abort may arrive before its own request.
                 let early = u64::from(self.rng.chance_per_mille(10));
                 let at_ms = (at_ms + u64::from(after_ms)).saturating_sub(early * 2000);
                 self.events.add(at_ms, SimEvent::Abort(index, cause));
@@ -38,7 +38,7 @@ impl SimWorld {
         let client = &mut self.clients[index];
         client.stage = ClientStage::Live;
         let (mut submit, name) = (client.submit.clone(), client.client_id.clone());
-        // The keys come from the submitting thread; some submitters leave that to the engine.
+        // The submitting thread usually computes the block keys; some submitters leave that to the engine.
         let first = submit.id.0;
         let hasher = self.scheduler.hasher();
         self.request_id_assigner().assign_ids(
@@ -67,12 +67,12 @@ impl SimWorld {
         self.trace.record(self.now_ms, "abort", &[request.0]);
         self.inbox.push(SchedulerEvent::Abort { request, cause });
         if self.rng.chance_per_mille(100) {
-            // Nobody has this id.
+            // No request has this id.
             self.inbox.push(SchedulerEvent::Abort { request: RequestId(1 << 40), cause });
         }
     }
 
-    /// I20: the server shuts down and takes back what is still live; nothing may run behind that.
+    /// I20: aborts all live requests for shutdown; no row may be sent afterwards.
     pub(crate) fn abort_all(&mut self) {
         for index in 0..self.clients.len() {
             if self.clients[index].stage == ClientStage::Live {

@@ -1,5 +1,6 @@
-//! What clients call their requests: a number of their own, or what somebody else has called theirs. F34: whoever shares a
-//! name gets the right tokens and the end they asked for, and an order by name means all who bear it.
+//! Request ids chosen by clients: unique ones, or that of another client's request. F34: requests that share
+//! a client id get their own tokens and finish reasons, and an abort by client id ends every request with
+//! that id.
 
 use crate::client::{ClientStage, SimClient};
 use crate::invariant::{CheckResult, ensure};
@@ -8,11 +9,12 @@ use crate::world::SimWorld;
 use protocol::RequestId;
 use scheduler::{AbortCause, RequestIdAssigner};
 
-/// How far back whoever shares a name looks for one: both are to be there at once.
+/// Maximum distance, in arrival order, between two requests that share a client id: both should be in flight
+/// together.
 const SHARED_ID_DISTANCE: u64 = 4;
 
 impl SimWorld {
-    /// Draws what clients call their requests.
+    /// Draws the client ids of all requests.
     pub(crate) fn assign_client_ids(&mut self, chance: &mut SimRng) {
         for index in 1..self.clients.len() {
             if chance.chance_per_mille(self.config.load.shared_client_ids) {
@@ -23,12 +25,12 @@ impl SimWorld {
         }
     }
 
-    /// Enrols requests as a server does.
+    /// Assigner of internal request ids, as the server uses it.
     pub(crate) fn request_id_assigner(&self) -> RequestIdAssigner {
         RequestIdAssigner { fault_injection: self.config.scheduler.fault_injection }
     }
 
-    /// Clients whose requests are in flight under a name.
+    /// Live clients with a client id.
     pub(crate) fn clients_with_id(&self, name: &str) -> Vec<usize> {
         let bears =
             |client: &SimClient| client.stage == ClientStage::Live && client.client_id == name;
@@ -36,7 +38,8 @@ impl SimWorld {
         clients.filter(|(_, client)| bears(client)).map(|(index, _)| index).collect()
     }
 
-    /// With bad luck an operator takes back a name. Returns those who must have ended when the tick is over.
+    /// With a drawn probability an operator aborts a client id. Returns the clients with requests that must
+    /// end within the tick.
     pub(crate) fn abort_by_client_id(&mut self) -> Vec<usize> {
         if !self.rng.chance_per_mille(self.config.faults.abort_by_client_id) {
             return Vec::new();
@@ -59,7 +62,7 @@ impl SimWorld {
         bearers
     }
 
-    /// F34: an order by name was carried out for all who bear it.
+    /// F34: checks that an abort by client id ended every request with that id.
     pub(crate) fn check_abort_by_client_id(&self, bearers: &[usize]) -> CheckResult {
         for &index in bearers {
             let client = &self.clients[index];

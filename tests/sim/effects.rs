@@ -1,5 +1,5 @@
-//! What the engine decided meets the world: events the subscribers, tokens the clients, batches the
-//! executors. Each is checked on the way.
+//! Applies the scheduler's effects to the simulated world and checks each of them: KV events go to the
+//! subscribers, tokens to the clients, batches to the executors.
 
 use crate::batch_checks::check_lockstep;
 use crate::client::ClientStage;
@@ -14,7 +14,7 @@ use scheduler::{
 };
 
 impl SimWorld {
-    /// Takes the effects of one tick, in order.
+    /// Applies the effects of one tick in order.
     pub(crate) fn apply_effects(&mut self, effects: &mut Vec<SchedulerEffect>) -> CheckResult {
         if self.config.scheduler.lockstep {
             let sent = effects.iter().filter_map(|effect| match effect {
@@ -25,7 +25,7 @@ impl SimWorld {
             });
             check_lockstep(&sent.collect::<Vec<_>>(), &self.config)?;
         }
-        // What changed in the index and what clients know comes first: batches build on it.
+        // KV events and token events are applied first: batches of the same tick depend on both.
         effects.sort_by_key(|effect| match effect {
             SchedulerEffect::KvEvents { .. } => 0,
             SchedulerEffect::TokenEvents(_) => 1,
@@ -146,8 +146,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// What a batch's masked rows may sample, as far as their owners know their outputs. I21: rows are masked
-    /// where they must be, and never before the token in front of them is known.
+    /// Grammar bitmasks of a batch, built from the tokens that the clients have received. I21: exactly the
+    /// rows that need a mask are masked, and only once the preceding token is known.
     fn bitmasks_for(&mut self, batch: &Batch) -> Result<Vec<BitmaskRow>, InvariantViolation> {
         let mut masks = Vec::new();
         for (index, row) in (0..).zip(&batch.rows) {
@@ -156,7 +156,8 @@ impl SimWorld {
             let outputs = (row.start + row.len).saturating_sub(prompt_len as u32);
             let limited =
                 masked_range(&client.submit).filter(|_| row.samples).unwrap_or(u32::MAX..u32::MAX);
-            // Behind their end, masks that allow every id go on until the scheduler has heard of it.
+            // After the end of the masked range, all-ones masks are built until the scheduler has been
+            // notified.
             let right =
                 if row.masked { outputs >= limited.start } else { !limited.contains(&outputs) };
             ensure!(
@@ -187,7 +188,7 @@ impl SimWorld {
         Ok(masks)
     }
 
-    /// I22: what is told of a block that was evicted is possible.
+    /// I22: checks that the reported lifetimes of evicted blocks are consistent.
     fn record_evictions(&mut self, replica: Replica, stays: &[BlockLifetime]) -> CheckResult {
         for stay in stays {
             let BlockLifetime { lifetime_ms, idle_ms, reuse_gaps_ms: gaps_ms } = stay;
@@ -200,7 +201,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// I22: a stay is told of every eviction if all blocks are measured, of none if none is.
+    /// I22: a lifetime is reported for every eviction if all blocks are sampled, for none if no block is.
     fn check_lifetimes(&self) -> CheckResult {
         let share = self.config.scheduler.kv.lifetime_sample;
         for (replica, site) in self.replicas.iter().enumerate() {
@@ -219,7 +220,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// I1 and I8 by the engine's own counters.
+    /// Checks I1 and I8 against the scheduler's own counters.
     fn check_stats(&mut self, stats: StepStats) -> CheckResult {
         let (blocks, limits) = (stats.blocks, &self.config.scheduler.limits);
         let sum = blocks.free + blocks.cached + blocks.in_use;
@@ -236,7 +237,7 @@ impl SimWorld {
         ensure!("I10", grows, "totals shrink: {before:?}, then {stats:?}");
         let drafts = &stats.drafts_total;
         let accepted: u64 = drafts.accepted_per_position.iter().sum();
-        // A draft stands only where all before it do.
+        // A draft token is accepted only if all draft tokens before it are.
         let falling = drafts.accepted_per_position.is_sorted_by(|a, b| a >= b);
         let most = drafts.draft_rows * u64::from(limits.draft_tokens);
         let right = falling && accepted <= drafts.draft_tokens && drafts.draft_tokens <= most;

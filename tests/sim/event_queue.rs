@@ -1,51 +1,52 @@
-//! What can happen in a world, and the heap that orders it by time, then by when it was decided.
+//! Events of a world, and the heap that orders them by time, then by insertion order.
 
 use protocol::{RequestId, StepOutput};
 use scheduler::AbortCause;
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-/// Something that will happen.
+/// A scheduled event.
 #[derive(Debug)]
 pub(crate) enum SimEvent {
     /// A client sends its request.
     Arrive(usize),
-    /// A client takes its request back.
+    /// A client aborts its request.
     Abort(usize, AbortCause),
-    /// The step at the head of a replica's executors is done.
+    /// The oldest step queued on a replica's executors is finished.
     StepDone { replica: usize, incarnation: u32 },
-    /// An output reaches the scheduler.
+    /// A step output reaches the scheduler.
     Reply { replica: usize, reply: InFlightReply },
-    /// The scheduler learns that a replica's executors are gone, unless those of `incarnation`, which were to follow them, have died too.
+    /// The failure of a replica's executors reaches the scheduler, unless their replacements, those of
+    /// `incarnation`, have failed as well.
     ExecutorsFailed { replica: usize, incarnation: u32 },
     /// New executors of a replica are ready.
     ExecutorsReady { replica: usize, incarnation: u32 },
-    /// Both ends notice that nothing reaches the executors any more.
+    /// Both ends detect that messages to the executors are lost.
     LinkFailureSeen { replica: usize, incarnation: u32 },
-    /// An executor dies soon after it came back.
+    /// An executor fails again soon after it was restored.
     FailAgain { replica: usize, incarnation: u32 },
-    /// An executor that says nothing may have to give a sign of life.
+    /// An executor sends a heartbeat if it has sent no other message within the heartbeat interval.
     HeartbeatDue { replica: usize, incarnation: u32 },
-    /// A sign of life reaches the scheduler's side.
+    /// A heartbeat reaches the scheduler's side.
     HeartbeatArrives { replica: usize, incarnation: u32 },
-    /// Whoever reads the link to the executors of a life may have waited for long enough.
+    /// The heartbeat timeout of the executors of an incarnation may have expired.
     CheckHeartbeat { replica: usize, incarnation: u32 },
     /// The executors of a replica hang.
     Hang { replica: usize },
-    /// A mask that was late, or is made ahead, is there.
+    /// A grammar bitmask that was overdue or is built ahead is ready.
     MaskReady { request: RequestId, output_tokens: u32 },
-    /// No mask limits a request any more.
+    /// No further grammar bitmask restricts the request.
     MasksDone { request: RequestId },
-    /// Somebody clears the prefix cache.
+    /// An operator clears the prefix cache.
     ClearPrefixCache,
-    /// Time passes.
+    /// Only the clock advances.
     Wake,
-    /// From here on nothing goes wrong.
+    /// No fault is injected from now on.
     EndFaults,
 }
 
 impl SimEvent {
-    /// Whether it is a part of the watch over executors, which goes on while nothing else happens.
+    /// Whether it belongs to heartbeat monitoring, which goes on while no other event happens.
     pub(crate) fn is_heartbeat_check(&self) -> bool {
         matches!(
             self,
@@ -54,20 +55,20 @@ impl SimEvent {
     }
 }
 
-/// An output on its way.
+/// A step output in flight.
 #[derive(Debug)]
 pub(crate) struct InFlightReply {
     /// The output.
     pub(crate) output: StepOutput,
-    /// Contexts of the blocks it confirms, with the index of their row.
+    /// Contexts at the ends of the blocks that it confirms, each with the index of its row.
     pub(crate) filled_blocks: Vec<(usize, u64)>,
-    /// Whether an equal output has arrived before.
+    /// Whether it is a duplicate of an earlier output.
     pub(crate) repeated: bool,
-    /// The life of the executors that sent it, and so the link on which it comes.
+    /// Incarnation of the executors that sent it; identifies the link.
     pub(crate) incarnation: u32,
 }
 
-/// A happening and its place in time.
+/// An event and its position in time.
 #[derive(Debug)]
 struct ScheduledEvent {
     at_ms: u64,
@@ -95,7 +96,7 @@ impl Ord for ScheduledEvent {
     }
 }
 
-/// The future.
+/// Pending events.
 #[derive(Debug, Default)]
 pub(crate) struct SimEventQueue {
     heap: BinaryHeap<Reverse<ScheduledEvent>>,
@@ -103,18 +104,18 @@ pub(crate) struct SimEventQueue {
 }
 
 impl SimEventQueue {
-    /// Decides that something happens at a time.
+    /// Schedules an event.
     pub(crate) fn add(&mut self, at_ms: u64, what: SimEvent) {
         self.next_order += 1;
         self.heap.push(Reverse(ScheduledEvent { at_ms, order: self.next_order, event: what }));
     }
 
-    /// Time of the next happening.
+    /// Time of the next event.
     pub(crate) fn next_ms(&self) -> Option<u64> {
         self.heap.peek().map(|Reverse(dated)| dated.at_ms)
     }
 
-    /// The next happening, if its time has come.
+    /// Removes and returns the next event if it is due.
     pub(crate) fn pop_due(&mut self, now_ms: u64) -> Option<SimEvent> {
         if self.next_ms()? > now_ms {
             return None;

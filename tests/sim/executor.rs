@@ -1,57 +1,57 @@
-//! The executors of one replica and both directions of their link: in order, delayed, mortal.
+//! The executors of one replica and both directions of their link: ordered, delayed and able to fail.
 
 use crate::hash_model::{HashModel, HashModelConfig, InvalidBatch, SlotAccess};
 use crate::sim_config::SimConfig;
 use protocol::{Batch, BatchRow, BitmaskRow, BlockId, Epoch, RowError, StepId, StepOutput};
 use std::collections::VecDeque;
 
-/// What the scheduler's side put on the link, in stream order.
+/// A message from the scheduler's side, in stream order.
 #[derive(Debug)]
 enum SimExecutorMessage {
-    /// Run this.
+    /// A step to run.
     Batch { batch: Batch, bitmasks: Vec<BitmaskRow>, arrives_ms: u64 },
-    /// Nothing may read these blocks any more; no real message, so it takes no time.
+    /// Blocks that must not be read any more; not a real message, so it takes no time.
     FreedBlocks(Vec<BlockId>),
 }
 
-/// A step that ran: the reply, and what was really computed.
+/// A finished step: its output and what was really computed.
 #[derive(Debug)]
 pub(crate) struct CompletedStep {
-    /// The reply.
+    /// The step output.
     pub(crate) output: StepOutput,
-    /// Contexts behind the blocks that the step filled, with the index of their row.
+    /// Contexts at the ends of the blocks that the step filled, each with the index of its row.
     pub(crate) filled_blocks: Vec<(usize, u64)>,
-    /// What was asked.
+    /// Rows of the batch.
     pub(crate) rows: Vec<BatchRow>,
-    /// How many of these rows began behind their `start`.
+    /// Number of these rows that started after their planned `start`.
     pub(crate) shifted_rows: u64,
 }
 
 /// How executors hang.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HangKind {
-    /// No step of theirs ends.
+    /// No step finishes; heartbeats go on.
     StepNeverEnds,
-    /// They give no sign of life either.
+    /// No step finishes and no heartbeat is sent.
     NoHeartbeat,
 }
 
 /// One incarnation of a replica's executors.
 #[derive(Debug)]
 pub(crate) struct SimExecutor {
-    /// Group generation it was started for.
+    /// Group epoch it was started for.
     pub(crate) epoch: Epoch,
-    /// Time its last reply arrives: the link keeps order.
+    /// Arrival time of its last message: the link keeps order.
     pub(crate) last_reply_ms: u64,
     /// Whether a step runs, or will from `begins_ms` on.
     pub(crate) busy: bool,
-    /// When it begins.
+    /// Start time of the current step.
     pub(crate) begins_ms: u64,
-    /// Whether the way to it is broken: what is sent is lost.
+    /// Whether messages to it are lost.
     pub(crate) link_broken: bool,
-    /// How they hang, if they do, and since when.
+    /// Kind and start time of the hang, if it hangs.
     pub(crate) hang: Option<(HangKind, u64)>,
-    /// When they last said something.
+    /// Time at which it last sent a message.
     pub(crate) last_message_ms: u64,
     /// The last step that ran.
     last_step: StepId,
@@ -86,7 +86,7 @@ impl SimExecutor {
         }
     }
 
-    /// Takes a batch and its masks that arrive at `arrives_ms`, but not before anything sent earlier.
+    /// Queues a batch and its grammar bitmasks; they arrive at `arrives_ms`, but not before earlier messages.
     pub(crate) fn send(&mut self, batch: Batch, masks: Vec<BitmaskRow>, arrives_ms: u64) {
         self.last_arrival_ms = self.last_arrival_ms.max(arrives_ms);
         self.queue.push_back(SimExecutorMessage::Batch {
@@ -96,12 +96,12 @@ impl SimExecutor {
         });
     }
 
-    /// Notes that the scheduler gave these blocks back, behind everything sent so far.
+    /// Queues the release of these blocks after all messages sent so far.
     pub(crate) fn free(&mut self, blocks: Vec<BlockId>) {
         self.queue.push_back(SimExecutorMessage::FreedBlocks(blocks));
     }
 
-    /// When the next batch can start, if there is one and none runs.
+    /// Start time of the next batch, if one is queued and none runs.
     pub(crate) fn next_start_ms(&mut self, now_ms: u64) -> Option<u64> {
         if self.busy {
             return None;
@@ -121,9 +121,9 @@ impl SimExecutor {
         }
     }
 
-    /// Runs the batch at the head of the queue. A batch of another generation is dropped unread.
+    /// Runs the batch at the head of the queue. A batch of another epoch is dropped unread.
     ///
-    /// Errors: the batch asks for what no device could do.
+    /// Errors: the batch is one that no device could run.
     pub(crate) fn run(
         &mut self,
         fails: impl Fn(&BatchRow) -> Option<RowError>,
@@ -148,7 +148,7 @@ impl SimExecutor {
         }))
     }
 
-    /// The newest step that it has begun.
+    /// The newest step that it has started.
     pub(crate) fn newest_begun_step(&self, now_ms: u64) -> StepId {
         match self.queue.front() {
             Some(SimExecutorMessage::Batch { batch, .. })

@@ -1,4 +1,4 @@
-//! The simulated executors of a world and what befalls them: steps, replies, failures, deaths.
+//! The simulated executors of a world and their faults: steps, outputs, row failures, crashes.
 
 use crate::event_queue::{InFlightReply, SimEvent};
 use crate::executor::{CompletedStep, SimExecutor};
@@ -10,7 +10,7 @@ use protocol::{BatchRow, Replica, RowError, RowOutput, Token};
 use scheduler::SchedulerEvent;
 
 impl SimWorld {
-    /// The executor runs the step that was due, and with bad luck never runs another one.
+    /// The executor runs the step that is due; with a drawn probability it hangs.
     pub(crate) fn step_done(&mut self, replica: usize) -> CheckResult {
         let hangs = |site: &SimReplica| site.executor.as_ref().is_some_and(|it| it.hang.is_some());
         if hangs(&self.replicas[replica]) {
@@ -18,7 +18,7 @@ impl SimWorld {
         }
         if self.waits_for_peers(replica) {
             let incarnation = self.replicas[replica].incarnation;
-            // Whoever hangs keeps the others waiting for long.
+            // A hanging rank delays the other ranks for long, so check less often.
             let soon_ms = if self.replicas.iter().any(hangs) { 200 } else { 8 };
             let later_ms = self.now_ms + 1 + self.rng.below(soon_ms);
             self.events.add(later_ms, SimEvent::StepDone { replica, incarnation });
@@ -66,7 +66,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Whether another rank of the group has not begun the step that this one is in.
+    /// Whether another rank of the group has not started the step that this rank is in.
     fn waits_for_peers(&self, replica: usize) -> bool {
         let step = |executor: &SimExecutor| executor.newest_begun_step(self.now_ms);
         let own = self.replicas[replica].executor.as_ref().map(step);
@@ -74,7 +74,7 @@ impl SimWorld {
         self.config.coupled_steps && others.min() < own
     }
 
-    /// Runs the batch at the head of a replica's queue; some rows may fail.
+    /// Runs the batch at the head of a replica's queue; rows fail at `rate`.
     pub(crate) fn execute(
         &mut self,
         replica: usize,
@@ -112,7 +112,7 @@ impl SimWorld {
         Ok(Some(ran))
     }
 
-    /// Starts the next step of a replica, if its executors are idle and one waits.
+    /// Starts the next step of a replica if its executors are idle and a batch is queued.
     pub(crate) fn start_next_step(&mut self, replica: usize) {
         let (step_ms, stall) = (self.config.load.step_ms, self.config.faults.slow_step);
         let now_ms = self.now_ms;
@@ -132,7 +132,7 @@ impl SimWorld {
         self.events.add(end_ms, SimEvent::StepDone { replica, incarnation });
     }
 
-    /// A replica's executors die, in lockstep those of all ranks.
+    /// The executors of a replica crash; in lockstep those of all ranks.
     pub(crate) fn crash(&mut self, replica: usize) -> CheckResult {
         self.crashes_left = self.crashes_left.saturating_sub(1);
         self.counts.crashes += 1;
@@ -142,15 +142,15 @@ impl SimWorld {
         let incarnation = self.replicas[replica].incarnation + 1;
         self.events.add(seen_ms, SimEvent::ExecutorsFailed { replica, incarnation });
         if self.rng.chance_per_mille(200) {
-            // Two ranks of the replica report it.
+            // Two ranks of the replica report the failure.
             let again_ms = seen_ms + self.rng.below(2);
             self.events.add(again_ms, SimEvent::ExecutorsFailed { replica, incarnation });
         }
         self.replace_executors(replica, seen_ms, back_ms)
     }
 
-    /// A replica's executors are gone, in lockstep those of all ranks; the engine hears of it at `seen_ms`, and others are there
-    /// from `back_ms` on.
+    /// Removes the executors of a replica (in lockstep those of all ranks); the failure reaches the engine at
+    /// `seen_ms`, and replacements are ready from `back_ms` on.
     pub(crate) fn replace_executors(
         &mut self,
         replica: usize,
@@ -174,7 +174,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// New executors of a replica are there; while others of the group are not, one of them may die again.
+    /// New executors of a replica are ready; while others of the group are not, one of them may fail again.
     pub(crate) fn executors_ready(&mut self, replica: usize) {
         if let Some(at_ms) = self.replacement_ready_ms(replica) {
             let incarnation = self.replicas[replica].incarnation;
@@ -199,7 +199,7 @@ impl SimWorld {
         });
     }
 
-    /// An executor that came back dies, unless its group is complete by now or all is healed.
+    /// A restored executor fails again, unless its group is complete or the fault phase has ended.
     pub(crate) fn fail_again(&mut self, replica: usize, incarnation: u32) -> CheckResult {
         let same = self.replicas[replica].incarnation == incarnation;
         let complete = self.replicas.iter().all(|site| site.executor.is_some());
@@ -210,7 +210,7 @@ impl SimWorld {
         self.crash(replica)
     }
 
-    /// Replies to what a dying executor had in its queue may still arrive, whenever they like.
+    /// Replies to steps that a crashed executor had queued may still arrive, at any later time.
     pub(crate) fn queue_stale_replies(&mut self, replica: usize, link: u32) -> CheckResult {
         let rate = self.config.faults.stale_reply;
         let answers = |executor: &SimExecutor| executor.has_work() && executor.hang.is_none();
@@ -221,7 +221,7 @@ impl SimWorld {
             else {
                 continue;
             };
-            // Behind the news of the death: before it, it would be an ordinary reply.
+            // Later than the report of the crash: earlier it would be an ordinary reply.
             let at_ms = self.now_ms + 51 + self.rng.below(1500);
             let reply = InFlightReply {
                 output,
@@ -234,7 +234,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// An output reaches the engine.
+    /// A step output reaches the engine.
     pub(crate) fn reply(&mut self, replica: usize, reply: InFlightReply) {
         if self.is_link_broken(replica, reply.incarnation) {
             self.count_lost_frame(replica);
@@ -262,7 +262,8 @@ impl SimWorld {
         self.inbox.push(SchedulerEvent::StepOutput { replica, output: reply.output });
     }
 
-    /// New executors may find less memory than the old ones: what no longer fits may fail.
+    /// Pool size of new executors: they may find less memory than the old ones, and requests that no longer
+    /// fit may fail.
     pub(crate) fn draw_restored_pool_size(&mut self) -> u32 {
         let blocks = self.config.scheduler.kv.blocks;
         if !self.rng.chance_per_mille(self.config.faults.smaller_pool) {
@@ -282,8 +283,8 @@ impl SimWorld {
     }
 }
 
-/// Makes a result impossible: an id that does not exist, an id too many, or more drafts accepted
-/// than there were.
+/// Makes a row's output impossible: an id outside the vocabulary, one token too many, or more accepted draft
+/// tokens than the row had.
 fn corrupt_output(row: &BatchRow, output: &mut RowOutput, luck: u64, vocab_size: Token) {
     match (luck % 3, output.sampled_tokens.first_mut()) {
         (0, Some(first)) => *first = vocab_size,

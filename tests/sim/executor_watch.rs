@@ -1,6 +1,7 @@
-//! The watch over executors, by the product's own rules (`StepWatchdog`, `HeartbeatMonitor`): signs of life, whoever reads them, and who is
-//! given up for want of them. F25: nobody is whose group does its work, whatever stood still meanwhile. F10: whoever
-//! hangs is, soon after everybody could know.
+//! Heartbeat and step-timeout monitoring of executors by the product's rules (`StepWatchdog`,
+//! `HeartbeatMonitor`). F25: executors of a group that makes progress are never declared failed, whichever
+//! part of the engine was paused. F10: executors that hang are declared failed soon after that can be
+//! detected.
 
 use crate::event_queue::SimEvent;
 use crate::executor::{HangKind, SimExecutor};
@@ -13,34 +14,35 @@ use scheduler::{
 };
 use std::collections::VecDeque;
 
-/// An executor that has said nothing for so long gives a sign of life.
+/// Milliseconds without another message after which an executor sends a heartbeat.
 const HEARTBEAT_INTERVAL_MS: u64 = 1000;
-/// How often an engine's thread is awake at least.
+/// Longest interval, in milliseconds, between two wake-ups of the scheduler's thread.
 const SCHEDULER_POLL_MS: usize = 250;
-/// What links, ticks that come late and steps of the clock add to the time in which a hang must be noticed.
+/// Slack of the detection deadline, in milliseconds: link delay, late ticks and the granularity of the clock.
 const DETECTION_SLACK_MS: u64 = 700;
-/// Signs of life, each replica's on average, after which nobody waits any more for something to happen.
+/// Heartbeats per replica without any other event after which the run counts as over.
 const IDLE_HEARTBEATS_MAX: usize = 100;
 
-/// Something that the engine's thread hears besides events, in their order.
+/// An input of the scheduler's thread other than scheduler events; kept in order.
 #[derive(Debug)]
 pub(crate) enum ExecutorSignal {
-    /// A step was answered.
+    /// A step output arrived.
     StepAnswered { replica: usize, step: StepId },
-    /// The executors of a life gave a sign of it.
+    /// The executors of an incarnation sent a heartbeat.
     Heartbeat { replica: usize, incarnation: u32 },
 }
 
-/// What is known of a replica's executors from what they say and when.
+/// Monitoring state of a replica's executors, derived from their messages and times.
 #[derive(Debug)]
 pub(crate) struct SimExecutorWatch {
     step_watchdog: StepWatchdog,
-    /// Steps not answered, and when each could begin, by this world's clock and no rule.
+    /// Steps in flight with their earliest start times by the simulated clock, independent of the product's
+    /// rules.
     steps_begun: VecDeque<(StepId, u64)>,
     heartbeat_monitor: HeartbeatMonitor,
-    /// How long whoever reads their link waits for the next message.
+    /// Time at which the link reader's wait for the next message times out.
     wait_until_ms: u64,
-    /// Whether one has come that nobody could read yet.
+    /// Whether a message has arrived that no link reader could read yet.
     unread: bool,
 }
 
@@ -59,7 +61,7 @@ impl Default for SimExecutorWatch {
 }
 
 impl SimExecutorWatch {
-    /// A watch with a bug in force.
+    /// A watch with an injected fault.
     pub(crate) fn new(planted: FaultInjection) -> Self {
         let mut vigil = Self::default();
         (vigil.step_watchdog.fault_injection, vigil.heartbeat_monitor.fault_injection) =
@@ -67,7 +69,7 @@ impl SimExecutorWatch {
         vigil
     }
 
-    /// A batch is sent.
+    /// Records that a batch was sent.
     pub(crate) fn batch_sent(&mut self, batch: &Batch, now_ms: u64) {
         let tokens = batch.rows.iter().map(|row| u64::from(row.len) + u64::from(row.drafts)).sum();
         let masked = batch.rows.iter().any(|row| row.masked);
@@ -80,7 +82,7 @@ impl SimExecutorWatch {
         self.steps_begun.push_back((batch.step, now_ms));
     }
 
-    /// A step was answered.
+    /// Records that a step's output arrived.
     fn step_answered(&mut self, step: StepId, now_ms: u64) {
         self.step_watchdog.step_answered(step, now_ms);
         while self.steps_begun.pop_front_if(|(sent, _)| *sent <= step).is_some() {}
@@ -89,7 +91,7 @@ impl SimExecutorWatch {
         }
     }
 
-    /// The executors are gone.
+    /// Clears the state after an executor failure.
     pub(crate) fn on_executor_failure(&mut self) {
         self.steps_begun.clear();
         self.step_watchdog.on_executor_failure();
@@ -106,7 +108,7 @@ impl SimExecutorWatch {
 }
 
 impl SimWorld {
-    /// New executors are watched.
+    /// Starts monitoring new executors.
     pub(crate) fn watch_executors(&mut self, replica: usize) {
         if !self.config.watch_heartbeats {
             return;
@@ -123,7 +125,7 @@ impl SimWorld {
         );
     }
 
-    /// An executor that has said nothing for a while gives a sign of life.
+    /// Sends a heartbeat if the executor has sent no message within the interval.
     pub(crate) fn heartbeat_due(&mut self, replica: usize, life: u32) {
         self.idle_heartbeats += 1;
         let delay_ms = self.link_delay_ms();
@@ -148,7 +150,7 @@ impl SimWorld {
         );
     }
 
-    /// A sign of life arrives.
+    /// A heartbeat reaches the scheduler's side.
     pub(crate) fn heartbeat_arrives(&mut self, replica: usize, life: u32) {
         if !self.is_link_broken(replica, life) {
             self.trace.record(self.now_ms, "alive", &[replica as u64]);
@@ -157,7 +159,8 @@ impl SimWorld {
         }
     }
 
-    /// A message that arrives while the engine's thread is awake, but nobody reads links, lies there until somebody does.
+    /// Defers a message that arrives while the scheduler's thread runs but link readers are paused, until
+    /// they resume.
     pub(crate) fn defer_unread_message(&mut self, what: SimEvent) -> Option<SimEvent> {
         if !what.is_heartbeat_check() {
             self.idle_heartbeats = 0;
@@ -175,7 +178,7 @@ impl SimWorld {
         None
     }
 
-    /// Something arrives from the executors of a life; whoever stands still finds it later.
+    /// Records a message from the executors of an incarnation; paused link readers find it when they resume.
     pub(crate) fn message_arrives(&mut self, replica: usize, life: u32) {
         let (now_ms, reads) = (self.now_ms, self.link_readers_run());
         let site = &mut self.replicas[replica];
@@ -188,7 +191,7 @@ impl SimWorld {
         }
     }
 
-    /// Whoever reads a replica's link may have waited for long enough.
+    /// Checks whether the link reader's wait has timed out.
     pub(crate) fn check_heartbeat(&mut self, replica: usize, life: u32) -> CheckResult {
         if self.replicas[replica].incarnation != life || self.is_over() {
             return Ok(());
@@ -205,7 +208,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Nothing was there to be read when the time was over.
+    /// No message was readable when the heartbeat timeout expired.
     fn heartbeat_missing(&mut self, replica: usize) -> CheckResult {
         let (now_ms, hangs) = (self.now_ms, self.group_hangs(replica));
         let vigil = &mut self.replicas[replica].watch;
@@ -217,7 +220,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Whoever stood still with the engine's process goes on: their clocks first, or what has come meanwhile.
+    /// Resumes link readers after a pause: in drawn order either their timeouts fire first or the arrived
+    /// messages are read first.
     pub(crate) fn resume_link_readers(&mut self) -> CheckResult {
         let now_ms = self.now_ms;
         for replica in 0..self.replicas.len() {
@@ -234,7 +238,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// The engine's thread hears what was said since its last tick, and gives up who is late.
+    /// Processes the signals since the last tick on the scheduler's thread and declares overdue executors
+    /// failed.
     pub(crate) fn process_signals(&mut self) -> CheckResult {
         self.poll_watchdogs();
         let now_ms = self.now_ms;
@@ -247,7 +252,7 @@ impl SimWorld {
                     let hangs = self.group_hangs(replica);
                     let site = &mut self.replicas[replica];
                     if site.announced_incarnation != life || site.failed_at_ms.is_some() {
-                        continue; // Of a former generation.
+                        continue; // Of an older incarnation.
                     }
                     let lateness = site.watch.step_watchdog.on_heartbeat(0, now_ms);
                     self.counts.false_suspicions +=
@@ -261,7 +266,8 @@ impl SimWorld {
         self.check_hangs_are_detected()
     }
 
-    /// The engine's thread has been awake several times a second since its last tick, but for when it stood still.
+    /// Replays the wake-ups of the scheduler's thread since its last tick, which came every
+    /// `SCHEDULER_POLL_MS` except while it was paused.
     fn poll_watchdogs(&mut self) {
         let (now_ms, ticked_ms) = (self.now_ms, self.last_tick_ms);
         self.last_tick_ms = now_ms;
@@ -275,7 +281,7 @@ impl SimWorld {
         }
     }
 
-    /// Executors are given up and others take their place, unless it is known that they are gone.
+    /// Declares executors failed and replaces them, unless their failure is already in the inbox.
     fn fail_executors(&mut self, replica: usize, loss: ExecutorFailure) -> CheckResult {
         let lost = replica_changes(&self.inbox, self.config.scheduler.lockstep).failed;
         let known = self.group_of(&lost).contains(&replica);
@@ -301,7 +307,7 @@ impl SimWorld {
         self.replace_executors(replica, self.now_ms, back_ms)
     }
 
-    /// Whether no sign of life comes from a replica's executor.
+    /// Whether a replica's executor sends no heartbeat.
     fn sends_no_heartbeat(&self, replica: usize) -> bool {
         let stopped =
             |executor: &SimExecutor| matches!(executor.hang, Some((HangKind::NoHeartbeat, _)));
@@ -309,14 +315,14 @@ impl SimWorld {
         self.replicas[replica].executor.as_ref().is_none_or(mute)
     }
 
-    /// Whether something keeps a replica's group from its work.
+    /// Whether a hang or a broken link stops a replica's group.
     pub(crate) fn group_hangs(&self, replica: usize) -> bool {
         let works = |executor: &SimExecutor| executor.hang.is_none() && !executor.link_broken;
         let group = self.group_of(&[replica]);
         !group.into_iter().all(|peer| self.replicas[peer].executor.as_ref().is_some_and(works))
     }
 
-    /// The executors of a replica do nothing any more, whether or not they say that they live.
+    /// Makes a replica's executors hang, with or without heartbeats.
     pub(crate) fn hang_executors(&mut self, replica: usize) {
         let may = !self.faults_ended && self.crashes_left > 0;
         let hang = self.rng.pick(&[HangKind::StepNeverEnds, HangKind::NoHeartbeat]);
@@ -329,8 +335,8 @@ impl SimWorld {
         }
     }
 
-    /// F10, F25: a hang is noticed within the time that silence or a step may take, counted from when the engine last
-    /// stood still, if that was later.
+    /// F10, F25: a hang is detected within the heartbeat timeout or the step deadline, counted from the end
+    /// of the engine's last pause if that is later.
     fn check_hangs_are_detected(&self) -> CheckResult {
         if self.process_pause.is_some() || self.is_over() {
             return Ok(());
@@ -363,7 +369,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Whether nothing is left to be done, or nothing has happened for so long that nothing will.
+    /// Whether all work is done, or no event but heartbeats has happened for so long that none will.
     fn is_over(&self) -> bool {
         let done = self.faults_ended && self.all_done() && self.scheduler.is_idle();
         let waits =

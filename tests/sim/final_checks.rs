@@ -1,5 +1,6 @@
-//! The end of a world: everything healed and nothing left to happen. I6: nothing is held. I12:
-//! nobody waits for ever. I14: subscribers know the index. I16: every stale output was dropped.
+//! Checks at the end of a world, when faults have ended and no event is left. I6: no block or sequence slot
+//! is in use. I12: no request waits for ever. I14: subscribers' indexes equal the engine's. I16: every stale
+//! output was dropped.
 
 use crate::client::ClientStage;
 use crate::introspection;
@@ -9,7 +10,7 @@ use protocol::{BlockHash, Replica};
 use std::collections::BTreeSet;
 
 impl SimWorld {
-    /// Checks the engine after its last event.
+    /// Checks the engine after the last event.
     pub(crate) fn check_final_state(&mut self) -> CheckResult {
         for client in &self.clients {
             let (id, stage) = (client.id().0, client.stage);

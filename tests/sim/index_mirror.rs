@@ -1,58 +1,58 @@
-//! A subscriber of one replica's KV events. I14: the events applied to an empty set are the index.
-//! I15: nothing is announced before its KV is computed, nor twice. I17: nothing that failed is.
-//! I4: parents are announced first and leave last, and salts stay apart.
+//! A subscriber of one replica's KV events. I14: the events applied to an empty set give the index. I15: a
+//! block is stored only after its KV is computed, and only once. I17: no block of a failed row is stored. I4:
+//! a parent is stored before its children and removed after them, and salts are kept apart.
 
 use crate::hash_model::text::{EMPTY, entry, fold};
 use crate::invariant::{CheckResult, ensure};
 use protocol::{BlockHash, ExtraKey, KvEvent, Token};
 use std::collections::{BTreeMap, HashSet};
 
-/// A block as a subscriber knows it.
+/// A block in a subscriber's index.
 #[derive(Debug, Clone)]
 struct MirroredBlock {
-    /// Context behind the block: stands for everything in it and in front of it.
+    /// Context at the end of the block; identifies its contents and its whole prefix.
     context: u64,
     salt: Option<String>,
     parent: Option<BlockHash>,
     children: u32,
 }
 
-/// What a subscriber believes to be cached, and what the devices have really computed.
+/// Blocks cached according to the events, and contexts that devices have really computed.
 #[derive(Debug, Default)]
 pub(crate) struct IndexMirror {
     blocks: BTreeMap<BlockHash, MirroredBlock>,
     cached_prefixes: HashSet<(Option<String>, u64)>,
-    /// Removed in this tick: a plan of the same tick may have used them before.
+    /// Prefixes removed in this tick: a plan of the same tick may have used them earlier.
     removed_this_tick: HashSet<(Option<String>, u64)>,
     computed_contexts: HashSet<u64>,
-    /// Blocks announced so far.
+    /// Blocks stored so far.
     pub(crate) stored: u64,
-    /// Blocks taken back so far.
+    /// Blocks removed so far.
     pub(crate) removed: u64,
 }
 
 impl IndexMirror {
-    /// Notes that an output delivered to the engine covers a block with this context.
+    /// Records that an output delivered to the engine covers a block with this context.
     pub(crate) fn mark_computed(&mut self, context: u64) {
         self.computed_contexts.insert(context);
     }
 
-    /// The device is gone, and with it everything computed.
+    /// Clears the computed contexts after an executor failure.
     pub(crate) fn clear_computed(&mut self) {
         self.computed_contexts.clear();
     }
 
-    /// All effects of a tick were taken.
+    /// Ends a tick: all its effects were applied.
     pub(crate) fn end_tick(&mut self) {
         self.removed_this_tick.clear();
     }
 
-    /// Hashes believed to be cached.
+    /// Hashes of the cached blocks.
     pub(crate) fn hashes(&self) -> impl ExactSizeIterator<Item = BlockHash> {
         self.blocks.keys().copied()
     }
 
-    /// Whether the first `blocks` blocks of `tokens` may be found under `salt`.
+    /// Whether the first `blocks` blocks of `tokens` may be a prefix hit under `salt`.
     pub(crate) fn has_prefix(
         &self,
         tokens: &[Token],

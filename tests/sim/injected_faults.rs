@@ -1,6 +1,6 @@
-//! A simulator that finds nothing proves nothing: each planted bug must be found, and soon.
+//! Mutation check of the simulator: each injected fault must be found within a bounded number of seeds.
 //!
-//! Runs with every `cargo test`; `just canary` shows what was noticed.
+//! Runs with every `cargo test`; `just canary` prints which invariant broke.
 
 #![allow(clippy::print_stdout, reason = "shows what was noticed, and when")]
 
@@ -8,10 +8,10 @@ use crate::seed_sweep::sweep;
 use crate::sim_config::GROUP_SEEDS_FROM;
 use scheduler::{FaultInjection, InjectedFault};
 
-/// Seeds within which each bug must be found.
+/// Seeds within which each fault must be found.
 const SEEDS: u64 = 1000;
 
-/// Walks through bugs in the worlds from `first` on.
+/// Searches each fault in the worlds from seed `first` on.
 fn find_all(bugs: &[InjectedFault], first: u64) {
     let mut missed = Vec::new();
     println!("{:<24} {:>6}  first thing noticed", "planted bug", "seed");

@@ -1,10 +1,10 @@
-//! What the simulator reads from inside the engine, besides its effects.
+//! Scheduler state that the simulator reads in addition to its effects.
 
 use protocol::{BlockHash, BlockId, Replica};
 use scheduler::Scheduler;
 use std::collections::BTreeSet;
 
-/// Whether nobody holds a block and nobody can find it: nothing may read it.
+/// Whether a block is unreferenced and not in the prefix index, so that no row may read it.
 pub(crate) fn is_free(engine: &Scheduler, replica: Replica, block: BlockId) -> bool {
     let kv = engine.kv(replica);
     kv.ref_count(block) == 0 && !kv.is_cached(block)

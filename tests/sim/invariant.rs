@@ -1,11 +1,11 @@
-//! A broken invariant, named as in the list of invariants.
+//! A broken invariant, named as in the invariant list.
 
 /// Which invariant broke and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct InvariantViolation {
-    /// `I1` to `I22`, or the name of a promise.
+    /// `I1` to `I22`, or the name of a guarantee.
     pub(crate) invariant: &'static str,
-    /// What was seen.
+    /// Description of the observed state.
     pub(crate) text: String,
 }
 

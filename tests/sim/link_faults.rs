@@ -1,18 +1,19 @@
-//! Links that break. A stream loses nothing in the middle: what is lost is everything behind a point, in one direction
-//! or in both, until somebody notices.
+//! Broken links. A stream never loses a message in the middle: everything after one point is lost, in one
+//! direction or both, until the failure is detected.
 
 use crate::event_queue::SimEvent;
 use crate::invariant::CheckResult;
 use crate::world::SimWorld;
 
-/// Longest time in which nobody notices that a link carries replies only.
+/// Longest time, in milliseconds, until a link that carries replies only is detected.
 const LINK_FAILURE_SEEN_MS: u64 = 800;
 
 impl SimWorld {
-    /// The link to a replica's executors breaks behind what has arrived so far.
+    /// Breaks the link to a replica's executors after the messages that have arrived.
     ///
-    /// Both ways: the executors see the end and go, what they had computed and queued is lost. One way: they go on with
-    /// what they have and answer it, while the scheduler sends more, until the silence is noticed.
+    /// Both directions: the executors see the end of the stream and exit; computed and queued outputs are
+    /// lost. One direction: the executors run and reply to the batches they have received, while batches sent
+    /// from now on are lost until the failure is detected.
     pub(crate) fn break_link(&mut self, replica: usize) -> CheckResult {
         self.counts.broken_links += 1;
         let half = self.rng.chance_per_mille(self.config.faults.one_way_break);
@@ -33,12 +34,12 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Whether what comes on a link is lost.
+    /// Whether messages that arrive on a link are lost.
     pub(crate) fn is_link_broken(&self, replica: usize, link: u32) -> bool {
         self.replicas[replica].broken_links.contains(&link)
     }
 
-    /// A batch or a reply never arrives.
+    /// Counts a lost batch or reply.
     pub(crate) fn count_lost_frame(&mut self, replica: usize) {
         self.counts.lost_frames += 1;
         self.trace.record(self.now_ms, "frame lost", &[replica as u64]);

@@ -1,10 +1,11 @@
-//! Deterministic simulation of the deciding arm: the real scheduler and KV cache, simulated links,
-//! executors and clients, one seeded source of chance, invariants after every tick.
+//! Deterministic simulation of the scheduling crates: the real scheduler and KV cache, simulated links,
+//! executors and clients, one seeded random number generator, invariants checked after every tick.
 //!
-//! A failure is a seed: `just sim SEED` replays it with a readable trace. Files: `sim_config` and
-//! `request_generator` draw a world, `world` moves its clock, `client_arrivals` and `executor_faults` live in it, `link_faults` break
-//! links, the engine has a `process_pause`, `effects` takes in what it decides and `final_checks` the end. Checks, named by invariant:
-//! `batch_checks`, `service_checks`, `client`, `index_mirror`, `client_ids`, `subscriber`, `executor_watch`.
+//! A failure is identified by its seed: `just sim SEED` replays it with a readable trace. `sim_config` and
+//! `request_generator` draw a world, `world` advances its clock, `client_arrivals` and `executor_faults`
+//! produce its events, `link_faults` breaks links, `process_pause` pauses the engine, `effects` applies the
+//! scheduler's effects and `final_checks` checks the end. Invariants are checked in `batch_checks`,
+//! `service_checks`, `client`, `index_mirror`, `client_ids`, `subscriber` and `executor_watch`.
 
 #[path = "../support/hash_model.rs"]
 mod hash_model;

@@ -1,4 +1,5 @@
-//! Who makes the masks of a constrained request: usually in time, sometimes late, and then ahead for a while.
+//! Simulated worker for the grammar bitmasks of a constrained request: usually in time, sometimes overdue,
+//! and after that building ahead for a while.
 
 use crate::client::ClientStage;
 use crate::event_queue::SimEvent;
@@ -7,25 +8,26 @@ use crate::world::SimWorld;
 use protocol::RequestId;
 use scheduler::SchedulerEvent;
 
-/// Longest time that a late mask takes.
+/// Longest delay of an overdue grammar bitmask in milliseconds.
 const MASK_MS: u64 = 40;
 
-/// The maker of one request's masks. A mask is named by the tokens of the output in front of it.
+/// Mask worker of one request. A mask is identified by the number of output tokens before it.
 #[derive(Debug, Default)]
 pub(crate) struct SimMaskWorker {
-    /// Whether it begins with the tokens, not with the step, and says when each mask is there.
+    /// Whether it starts a mask when tokens arrive instead of with the step, and reports when each mask is
+    /// ready.
     works_ahead: bool,
-    /// Whether the one it works on is missed by a step.
+    /// Whether a step had to do without the mask that is being built.
     missed_step: bool,
     working_on: Option<u32>,
     ready_for: Option<u32>,
-    /// Whether the scheduler is told that there will be none any more.
+    /// Whether the end of the masked range was reported to the scheduler.
     done_reported: bool,
 }
 
 impl SimWorld {
-    /// Whether a step that has just been sent has to do without a request's mask, whose maker then says when it is
-    /// there, be that before or after the step is answered.
+    /// Whether a step that has just been sent runs without a request's mask. The worker reports the mask as
+    /// ready later, before or after the step's output arrives.
     pub(crate) fn mask_is_overdue(&mut self, request: RequestId) -> bool {
         let late = self.rng.chance_per_mille(self.config.faults.overdue_mask);
         let client = &mut self.clients[request.0 as usize - 1];
@@ -40,7 +42,7 @@ impl SimWorld {
         true
     }
 
-    /// Tokens came: a maker that works ahead begins the next mask.
+    /// On new tokens: a worker that builds ahead starts the next mask.
     pub(crate) fn begin_mask_ahead(&mut self, index: usize) {
         let client = &self.clients[index];
         if client.mask_worker.works_ahead && client.stage == ClientStage::Live {
@@ -48,7 +50,7 @@ impl SimWorld {
         }
     }
 
-    /// Tokens came: the masks of some requests end there, and the scheduler hears of it some time later.
+    /// On new tokens: if the masked range ends there, the scheduler is notified some time later.
     pub(crate) fn end_masks(&mut self, index: usize) {
         let client = &mut self.clients[index];
         let ends =
@@ -71,7 +73,7 @@ impl SimWorld {
         }
     }
 
-    /// A mask that was begun is there.
+    /// A mask is ready.
     pub(crate) fn mask_ready(&mut self, request: RequestId, outputs: u32) {
         let calms_down = self.rng.chance_per_mille(200);
         let maker = &mut self.clients[request.0 as usize - 1].mask_worker;

@@ -1,28 +1,28 @@
-//! Times in which the engine's process stands still and nobody else does, or one kind of its threads alone gets no processor: the
-//! engine's, or those that read links. Executors go on with what they have and say so, clients come and go, and all of it
-//! waits.
+//! Pauses of the engine's process, or of one kind of its threads: the scheduler's thread or the link readers.
+//! Executors continue with queued batches and send messages, clients arrive and leave; all messages wait
+//! until the pause ends.
 
 use crate::event_queue::SimEvent;
 use crate::invariant::CheckResult;
 use crate::world::{SimWorld, replica_changes};
 
-/// How many there are in a world at most.
+/// Maximum number of pauses in a world.
 pub(crate) const PROCESS_PAUSES_MAX: u32 = 6;
 
-/// One such time.
+/// One pause.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ProcessPause {
     until_ms: u64,
-    /// Whether the engine's thread stands still.
+    /// Whether the scheduler's thread is paused.
     engine: bool,
-    /// Whether whoever reads links does.
+    /// Whether the link readers are paused.
     readers: bool,
-    /// Whether what the last tick sends leaves the process behind it only.
+    /// Whether messages sent by the last tick leave the process only after the pause.
     writers: bool,
 }
 
 impl SimWorld {
-    /// With bad luck something stands still behind the next tick.
+    /// With a drawn probability starts a pause after the next tick.
     pub(crate) fn maybe_pause_process(&mut self) {
         if self.process_pause.is_some()
             || self.pauses_left == 0
@@ -53,7 +53,7 @@ impl SimWorld {
         }
     }
 
-    /// If the engine does, what others do meanwhile.
+    /// If the scheduler's thread is paused, handles the events until the pause ends.
     pub(crate) fn run_process_pause(&mut self) -> CheckResult {
         let engine = self.process_pause.filter(|standstill| standstill.engine);
         let Some(ProcessPause { until_ms, .. }) = engine else { return Ok(()) };
@@ -67,7 +67,7 @@ impl SimWorld {
         self.end_process_pause()
     }
 
-    /// Whatever stood still goes on, if it is time.
+    /// Ends the pause if it is due.
     pub(crate) fn end_process_pause(&mut self) -> CheckResult {
         let over = |standstill: &mut ProcessPause| standstill.until_ms <= self.now_ms;
         let Some(ProcessPause { readers, .. }) = self.process_pause.take_if(over) else {
@@ -77,32 +77,34 @@ impl SimWorld {
         if readers { self.resume_link_readers() } else { Ok(()) }
     }
 
-    /// Whether whatever arrives is read at once.
+    /// Whether arriving messages are read at once.
     pub(crate) fn link_readers_run(&self) -> bool {
         self.link_readers_resume_ms().is_none()
     }
 
-    /// When it is read again, if nobody reads now.
+    /// Time at which link readers resume, if they are paused.
     pub(crate) fn link_readers_resume_ms(&self) -> Option<u64> {
         self.process_pause
             .filter(|standstill| standstill.readers)
             .map(|standstill| standstill.until_ms)
     }
 
-    /// When what is sent now leaves the process.
+    /// Time at which a message sent now leaves the process.
     pub(crate) fn send_leaves_ms(&self) -> u64 {
         let stuck = self.process_pause.filter(|standstill| standstill.writers);
         stuck.map_or(self.now_ms, |standstill| standstill.until_ms)
     }
 
-    /// When a message that arrives is taken from its link, if the engine's thread is awake and finds nothing there before.
+    /// Time at which an arriving message is read from its link, if the scheduler's thread runs but the link
+    /// readers are paused.
     pub(crate) fn message_read_ms(&self) -> Option<u64> {
         self.process_pause
             .filter(|standstill| !standstill.engine)
             .map(|standstill| standstill.until_ms)
     }
 
-    /// When others take the place of executors whose loss waits to be heard: whoever starts them is told by the engine.
+    /// Earliest start of replacements for failed executors while the paused engine has not processed the
+    /// failure: the engine requests the replacement.
     pub(crate) fn replacement_ready_ms(&self, replica: usize) -> Option<u64> {
         let lost = replica_changes(&self.inbox, self.config.scheduler.lockstep).failed;
         let waits = self.group_of(&lost).contains(&replica);

@@ -1,9 +1,9 @@
-//! Seeds that once failed, one line each, with what they found.
+//! Seeds that once failed, one per line, each with the defect it found.
 
 use crate::seed_sweep::run;
 use scheduler::FaultInjection;
 
-/// A seed passes.
+/// Checks that a seed passes.
 fn assert_seed_passes(seed: u64) {
     let run = run(seed, FaultInjection::default(), false);
     assert!(run.broken.is_none(), "seed {seed}: {:?}", run.broken);
@@ -11,18 +11,18 @@ fn assert_seed_passes(seed: u64) {
 
 #[test]
 fn regression_seeds_pass() {
-    assert_seed_passes(56); // A row that failed left no drafts in its seat for the step in flight behind it.
-    assert_seed_passes(265); // A lost replica's queue moved to a pool that could never hold it.
-    assert_seed_passes(297); // A queue stayed with its lost replica though another one had come back.
-    assert_seed_passes(2_030_157_688); // The world took a group for back whose loss stood behind its return, not what the engine did.
-    assert_seed_passes(1_050_925_278); // News of a death came when those who had followed the dead were gone and replaced, too.
-    assert_seed_passes(101_126); // A standstill held a batch in the process; its executor was given up a beat after it had left.
-    assert_seed_passes(101_202); // The same, of the last of four.
-    assert_seed_passes(102_858); // As 101,126, in the worlds of an earlier day, and the next three.
+    assert_seed_passes(56); // A failed row left no draft tokens in its sequence slot for the next step in flight.
+    assert_seed_passes(265); // The queue of a failed replica moved to a pool that is too small for its requests.
+    assert_seed_passes(297); // A queue stayed with its failed replica though another replica had been restored.
+    assert_seed_passes(2_030_157_688); // World's error: counted a group as restored that failed in the same inbox.
+    assert_seed_passes(1_050_925_278); // A failure was reported after the replacements had been replaced as well.
+    assert_seed_passes(101_126); // A pause delayed a batch; its executor timed out one heartbeat after the send.
+    assert_seed_passes(101_202); // Case of 101_126 for the last of four batches.
+    assert_seed_passes(102_858); // Case of 101_126 in older worlds, as the next three.
     assert_seed_passes(121_339);
     assert_seed_passes(123_129);
     assert_seed_passes(2_000_104_060);
-    assert_seed_passes(121_386); // The world asked that a hang be noticed when all was over.
-    assert_seed_passes(131_333); // The same.
-    assert_seed_passes(50_600_332); // All were restarted so often that a prompt of 854 steps needed more than six lives.
+    assert_seed_passes(121_386); // World's error: required detection of a hang after the run was over.
+    assert_seed_passes(131_333); // World's error of 121_386.
+    assert_seed_passes(50_600_332); // Restarts: a prompt of 854 steps needed more than six incarnations.
 }

@@ -1,5 +1,5 @@
-//! What simulated users ask: drawn prompts that share, continue and collide, and some that cannot
-//! be served at all.
+//! Draws the requests of simulated clients: prompts that share a prefix, continue an earlier chat or collide,
+//! and some that cannot be served.
 
 use crate::hash_model::text::{HashOracle, HashSampler};
 use crate::rng::SimRng;
@@ -32,7 +32,7 @@ pub(crate) fn draw_requests(
     asked
 }
 
-/// What a submit is answered with.
+/// Oracle of a request's output.
 pub(crate) fn oracle(submit: &RequestSubmission, vocab: Token) -> HashOracle {
     let voice = voice(submit, vocab);
     match masked_range(submit) {
@@ -41,14 +41,14 @@ pub(crate) fn oracle(submit: &RequestSubmission, vocab: Token) -> HashOracle {
     }
 }
 
-/// Tokens of a submit's output that masks limit: to the end, or for a while.
+/// Output tokens of a request that grammar bitmasks restrict: to the end, or for a range.
 pub(crate) fn masked_range(submit: &RequestSubmission) -> Option<Range<u32>> {
     let from = submit.first_masked_token?;
     let ends = submit.rng_key.is_multiple_of(2).then(|| from + (submit.rng_key / 2 % 9) as u32);
     Some(from..ends.unwrap_or(u32::MAX))
 }
 
-/// The voice that answers a submit.
+/// Sampler state of a request.
 pub(crate) fn voice(submit: &RequestSubmission, vocab: Token) -> HashSampler {
     HashSampler::new(vocab, submit.sampling.clone(), submit.rng_key, submit.tokens.len() as u32)
 }
@@ -65,7 +65,7 @@ fn prompt(
         let base = &bases[chance.below(bases.len() as u64) as usize];
         tokens.extend_from_slice(&base[..chance.between(0, longest) as usize]);
     } else if !asked.is_empty() && chance.chance_per_mille(setup.load.continued) {
-        // The next turn of a chat: the earlier prompt, its answer, and something new.
+        // Next turn of a chat: an earlier prompt, its output, and new tokens.
         let earlier = &asked[chance.below(asked.len() as u64) as usize].1;
         tokens.clone_from(&earlier.tokens);
         let answer = oracle(earlier, vocab);

@@ -1,8 +1,8 @@
-//! The one source of chance of a simulated world: xoshiro256++ seeded through splitmix64.
+//! The only random number generator of a simulated world: xoshiro256++ seeded through splitmix64.
 //!
 //! Source: Blackman and Vigna, "Scrambled linear pseudorandom number generators", 2019.
 
-/// A stream of numbers that a seed fixes for ever.
+/// A reproducible stream of random numbers.
 #[derive(Debug, Clone)]
 pub(crate) struct SimRng([u64; 4]);
 
@@ -42,15 +42,15 @@ impl SimRng {
         low + self.below(u64::from(high.saturating_sub(low)) + 1) as u32
     }
 
-    /// A number in `[low, high]` whose order of magnitude is uniform: small ones are common.
+    /// A number in `[low, high]` with a log-uniform distribution, so small numbers are common.
     pub(crate) fn scaled(&mut self, low: u32, high: u32) -> u32 {
         let (a, b) = (f64::from(low.max(1)).ln(), f64::from(high.max(1) + 1).ln());
         let unit = (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
         ((a + unit * (b - a)).exp() as u32).clamp(low, high)
     }
 
-    /// True with probability `per_mille / 1000`. Draws nothing for 0, so that a fault kind that is
-    /// off leaves the rest of the world as it is.
+    /// True with probability `per_mille / 1000`. Draws nothing for 0, so a disabled fault leaves the other
+    /// draws unchanged.
     pub(crate) fn chance_per_mille(&mut self, per_mille: u32) -> bool {
         per_mille > 0 && self.below(1000) < u64::from(per_mille)
     }

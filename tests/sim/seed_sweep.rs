@@ -1,5 +1,5 @@
-//! Runs seeds: one with a trace, or many on all cores. A panic of the engine (its own checks) counts
-//! as a broken invariant, so that a failure is a seed in any case.
+//! Runs seeds: one with a trace, or many on all cores. A panic of the engine (its assertions) counts as a
+//! broken invariant, so every failure is identified by its seed.
 
 use crate::invariant::InvariantViolation;
 use crate::world::{SimCounts, SimWorld};
@@ -10,34 +10,34 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, Once};
 
-/// How one seed went.
+/// Result of one seed.
 #[derive(Debug)]
 pub(crate) struct SeedRun {
     /// The seed.
     pub(crate) seed: u64,
-    /// Hash of all that happened.
+    /// Hash of the trace.
     pub(crate) hash: u64,
-    /// How much happened.
+    /// Event counts.
     pub(crate) tally: SimCounts,
     /// The first broken invariant.
     pub(crate) broken: Option<InvariantViolation>,
-    /// Readable trace, if asked for.
+    /// Readable trace, if requested.
     pub(crate) lines: String,
 }
 
-/// How many seeds went.
+/// Result of a range of seeds.
 #[derive(Debug, Default)]
 pub(crate) struct SweepResult {
-    /// Seeds run, repetitions left out.
+    /// Number of seeds run, repetitions not counted.
     pub(crate) seeds: u64,
-    /// What they did.
+    /// Summed event counts.
     pub(crate) tally: SimCounts,
     /// Failures, lowest seed first.
     pub(crate) failures: Vec<SeedRun>,
 }
 
 thread_local! {
-    /// Set while this thread simulates: the place and message of a panic go here.
+    /// Set while this thread simulates: location and message of a panic are stored here.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -56,8 +56,8 @@ pub(crate) fn run(seed: u64, planted: FaultInjection, readable: bool) -> SeedRun
     SeedRun { seed, hash, tally, broken, lines: world.trace.into_lines() }
 }
 
-/// Runs a range of seeds on all cores, until one fails or all have passed. Every hundredth seed
-/// runs twice and must do the same (I19).
+/// Runs a range of seeds on all cores until one fails or all have passed. Every hundredth seed runs twice and
+/// must give the same trace (I19).
 pub(crate) fn sweep(
     seeds: Range<u64>,
     planted: FaultInjection,
@@ -91,13 +91,13 @@ pub(crate) fn sweep(
     harvest
 }
 
-/// I19: two runs of a seed are the same run.
+/// I19: checks that two runs of a seed have the same trace hash.
 fn check_determinism(first: &SeedRun, second: &SeedRun) -> Option<InvariantViolation> {
     let text = format!("trace hashes {:x} and {:x}", first.hash, second.hash);
     (first.hash != second.hash).then_some(InvariantViolation { invariant: "I19", text })
 }
 
-/// Keeps panics of simulating threads off the terminal: they are results here.
+/// Captures panics of simulating threads as results instead of printing them.
 fn capture_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,108 +1,112 @@
-//! What a seed decides before the first event: sizes, limits, and which faults happen how often.
+//! Everything a seed determines before the first event: sizes, limits, and fault rates.
 
 use crate::rng::SimRng;
 use scheduler::{
     FaultInjection, KvConfig, RoutingPolicy, SampleRate, SchedulerConfig, SchedulerLimits,
 };
 
-/// Seeds from here on draw worlds whose replicas are a group of 2 to 8 ranks that step together.
+/// Seeds from here on draw worlds with one lockstep group of 2 to 8 ranks as replicas.
 pub(crate) const GROUP_SEEDS_FROM: u64 = 1_000_000_000;
-/// What sets the stream of later draws apart from a seed's own; under this one the seeds of `regressions.rs` draw no fault.
+/// Separates the random stream of later additions from the seed's own; with this value the seeds of
+/// `regressions.rs` draw no fault from it.
 pub(crate) const LATE_DRAWS_STREAM: u64 = 0x1000_0000_0000_0000;
-/// Seeds from here on draw worlds whose links break and whose KV-event subscribers come and go.
+/// Seeds from here on draw worlds with broken links and KV-event subscribers that disconnect.
 pub(crate) const LINK_SEEDS_FROM: u64 = 2_000_000_000;
 
 /// The drawn configuration of a world.
 #[derive(Debug, Clone)]
 pub(crate) struct SimConfig {
-    /// The engine's configuration.
+    /// Scheduler configuration.
     pub(crate) scheduler: SchedulerConfig,
-    /// How requests look and arrive.
+    /// Shape and arrival rate of the requests.
     pub(crate) load: SimLoad,
-    /// What goes wrong.
+    /// Fault rates.
     pub(crate) faults: FaultRates,
-    /// Whether a step of a rank ends only once all ranks of its group have begun theirs, as collectives make it.
+    /// Whether a step of a rank ends only once all ranks of its group have started theirs, as with
+    /// collectives.
     pub(crate) coupled_steps: bool,
-    /// Whether executors give signs of life, and are given up for want of them.
+    /// Whether executors send heartbeats and fail by timeout.
     pub(crate) watch_heartbeats: bool,
 }
 
-/// How requests look and arrive.
+/// Shape and arrival rate of the requests.
 #[derive(Debug, Clone)]
 pub(crate) struct SimLoad {
-    /// Requests in all.
+    /// Number of requests.
     pub(crate) requests: u32,
-    /// Longest pause between two arrivals.
+    /// Longest time between two arrivals in milliseconds.
     pub(crate) gap_ms: u32,
-    /// Requests in 1000 whose prompt begins like an earlier one's.
+    /// Requests in 1000 that share a prefix with an earlier request.
     pub(crate) shared: u32,
-    /// Requests in 1000 that continue an earlier request's prompt and answer.
+    /// Requests in 1000 that continue an earlier request's prompt and output.
     pub(crate) continued: u32,
-    /// Requests in 1000 whose tokens are masked.
+    /// Requests in 1000 with grammar bitmasks.
     pub(crate) constrained: u32,
-    /// Cache salts in use; 0 = none.
+    /// Number of cache salts in use; 0 = none.
     pub(crate) salts: u32,
-    /// Requests in 1000 that are called what an earlier one is.
+    /// Requests in 1000 that reuse the client id of an earlier one.
     pub(crate) shared_client_ids: u32,
     /// Whether priorities differ.
     pub(crate) priorities: bool,
-    /// Longest answer asked for.
+    /// Longest requested output in tokens.
     pub(crate) output_len_max: u32,
-    /// Longest prompt. Short prompts with long answers grow while they run: the food of preemption.
+    /// Longest prompt in tokens. Short prompts with long outputs grow while they run, which causes
+    /// preemptions.
     pub(crate) prompt_len_max: u32,
-    /// Requests in 1000 that break a limit on purpose.
+    /// Requests in 1000 that violate a limit on purpose.
     pub(crate) invalid_requests: u32,
-    /// Longest one-way delay of a link.
+    /// Longest one-way delay of a link in milliseconds.
     pub(crate) link_ms: u32,
-    /// Longest step on a device.
+    /// Longest step on a device in milliseconds.
     pub(crate) step_ms: u32,
 }
 
-/// Rates of faults, in 1000 unless named otherwise; 0 = switched off for this seed.
+/// Fault rates, in 1000 unless stated otherwise; 0 = disabled for this seed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FaultRates {
-    /// Requests aborted at some time, also twice and after their end.
+    /// Requests aborted at any time, also twice and after their end.
     pub(crate) abort: u32,
-    /// Outputs followed by the death of their executor, and how many deaths at most.
+    /// Outputs followed by a crash of their executor.
     pub(crate) crash: u32,
-    /// Deaths at most.
+    /// Maximum number of crashes.
     pub(crate) max_crashes: u32,
-    /// Ranks that die again before all of their group are back.
+    /// Ranks that fail again before all ranks of their group are restored.
     pub(crate) fail_again: u32,
-    /// Replies of a dead executor that still arrive, late and out of order.
+    /// Replies of a crashed executor that still arrive, late and out of order.
     pub(crate) stale_reply: u32,
-    /// Outputs delivered once more, later.
+    /// Outputs delivered twice.
     pub(crate) duplicate_reply: u32,
     /// Rows that fail.
     pub(crate) failed_row: u32,
-    /// Masks that are late.
+    /// Grammar bitmasks that are overdue.
     pub(crate) overdue_mask: u32,
     /// Steps that take very long.
     pub(crate) slow_step: u32,
-    /// Ticks that come late, so that several events meet in one inbox.
+    /// Ticks that come late, so that several events share one inbox.
     pub(crate) late_tick: u32,
-    /// Ticks before which a day passes.
+    /// Ticks before which the clock advances by a day.
     pub(crate) clock_jump: u32,
-    /// Returns of executors with a smaller pool than before.
+    /// Restored executors with a smaller pool than before.
     pub(crate) smaller_pool: u32,
     /// Ticks at which the prefix cache is cleared.
     pub(crate) clear_prefix_cache: u32,
-    /// Steps behind which a link breaks.
+    /// Steps after which a link breaks.
     pub(crate) broken_link: u32,
-    /// Of the links that break, those that lose what is sent to the executors, and nothing else until that is noticed.
+    /// Broken links, in 1000, that lose messages to the executors only, until the failure is detected.
     pub(crate) one_way_break: u32,
-    /// Ticks at which a subscriber of KV events goes, or one that has gone comes back; it is there from the start.
+    /// Ticks at which a connected KV-event subscriber disconnects or a disconnected one returns; it starts
+    /// connected.
     pub(crate) subscriber_disconnect: u32,
-    /// Ticks behind which the engine stands still, for seconds.
+    /// Ticks after which the engine is paused for seconds.
     pub(crate) process_pause: u32,
-    /// Steps behind which executors hang.
+    /// Steps after which executors hang.
     pub(crate) hang: u32,
-    /// Ticks at which an operator takes back whatever is called as some request is.
+    /// Ticks at which an operator aborts all requests with some request's client id.
     pub(crate) abort_by_client_id: u32,
 }
 
 impl SimConfig {
-    /// Draws everything but `planted` from `chance`.
+    /// Draws everything but the fault injection `planted` from `chance`.
     pub(crate) fn draw(chance: &mut SimRng, planted: FaultInjection) -> Self {
         let block_tokens = chance.pick(&[1, 1, 2, 3, 4, 4, 7, 8, 16, 16, 32, 64]);
         let longest = if chance.chance_per_mille(30) { 2000 } else { 320 };
@@ -132,7 +136,7 @@ impl SimConfig {
             limits.max_waiting_tokens = u64::from(chance.between(max_model_len, max_model_len * 8));
         }
         limits.draft_tokens = chance.pick(&[0, 0, 3, 1, 2, 4]);
-        limits.needs_token_history = limits.draft_tokens == 3; // Some drafters read them; no draw of the seed's.
+        limits.needs_token_history = limits.draft_tokens == 3; // As for some proposers; not drawn.
         limits.mixed_batches = !chance.chance_per_mille(100);
         limits.failure_timeout_ms = if chance.chance_per_mille(200) { 300 } else { 1 << 40 };
         let mut engine =
@@ -161,7 +165,7 @@ impl SimConfig {
         }
     }
 
-    /// The same, of a group of ranks that step together and die together.
+    /// Draws a world of one group of ranks that step in lockstep and fail together.
     pub(crate) fn draw_group(chance: &mut SimRng, planted: FaultInjection) -> Self {
         let mut setup = Self::draw(chance, planted);
         setup.scheduler.replicas = chance.pick(&[2, 2, 3, 4, 5, 6, 7, 8, 8, 8]);
@@ -173,7 +177,7 @@ impl SimConfig {
         setup
     }
 
-    /// The same, of either kind, whose links are slow and break, and whose subscribers vanish.
+    /// Draws a world of either kind with slow and broken links and subscribers that disconnect.
     pub(crate) fn draw_links(chance: &mut SimRng, planted: FaultInjection) -> Self {
         let grouped = chance.chance_per_mille(400);
         let draw = if grouped { Self::draw_group } else { Self::draw };
@@ -185,7 +189,8 @@ impl SimConfig {
         setup
     }
 
-    /// Draws what was thought of later, from a stream of its own: worlds that have none of it stay what they were.
+    /// Draws settings that were added later from a separate stream, so that worlds without them stay
+    /// unchanged.
     pub(crate) fn draw_late_additions(&mut self, chance: &mut SimRng) {
         self.load.shared_client_ids = chance.pick(&[0, 0, 100, 500]);
         if chance.chance_per_mille(100) {
@@ -196,7 +201,8 @@ impl SimConfig {
             self.faults.process_pause = chance.pick(&[0, 10, 40, 100]);
             self.faults.hang = chance.pick(&[0, 20, 60]);
             if chance.chance_per_mille(400) {
-                // Such steps are slow, but no hangs: together with a stall they would look like one.
+                // Such steps are slow but do not hang; combined with a stall they would be detected as a
+                // hang.
                 (self.load.step_ms, self.faults.slow_step) = (2_500, 0);
                 self.load.gap_ms = 1_000;
             } else if chance.chance_per_mille(300) {
@@ -210,7 +216,7 @@ impl SimConfig {
         self.scheduler.kv.spec.block_tokens
     }
 
-    /// Longest prompt plus answer.
+    /// Maximum length of prompt and output in tokens.
     pub(crate) fn max_model_len(&self) -> u32 {
         self.scheduler.limits.max_model_len
     }
@@ -229,7 +235,7 @@ fn kv_config(
     kv.caching = !chance.chance_per_mille(200);
     kv.hash_bits = chance.pick(&[64, 64, 64, 16, 16, 8, 4]);
     kv.events = true;
-    // Of the key, so that the draws of a seed stay what they are.
+    // Taken from the guard key, so that the draws of a seed stay unchanged.
     kv.lifetime_sample = SampleRate::new([1.0, 0.1, 0.0][(kv.guard_key[1] % 3) as usize]);
     kv.fault_injection = planted;
     kv
@@ -238,7 +244,7 @@ fn kv_config(
 impl SimLoad {
     fn draw(chance: &mut SimRng, engine: &SchedulerConfig) -> Self {
         let length = engine.limits.max_model_len;
-        // About 4,000 tokens a world, so that a seed takes milliseconds.
+        // About 4,000 tokens per world, so that a seed takes milliseconds.
         let requests = (8_000 / length.max(8)).clamp(6, 160);
         let (prompt, answer) = match chance.below(2) {
             0 => (length - 1, chance.scaled(1, length)),
@@ -249,7 +255,7 @@ impl SimLoad {
             gap_ms: chance.pick(&[0, 0, 1, 3, 10, 50]),
             shared: chance.pick(&[0, 300, 800]),
             continued: chance.pick(&[0, 200, 500]),
-            // Masks of large vocabularies would take most of a world's time.
+            // Bitmasks of large vocabularies would take most of a world's time.
             constrained: match engine.limits.vocab_size {
                 0..=1000 => chance.pick(&[0, 200, 700]),
                 _ => 0,
@@ -267,7 +273,7 @@ impl SimLoad {
 }
 
 impl FaultRates {
-    /// Each kind is off in half of the worlds; the rates of the rest vary over an order.
+    /// Each kind is disabled in half of the worlds; the other rates vary over an order of magnitude.
     fn draw(chance: &mut SimRng) -> Self {
         let mut rate =
             |rates: &[u32]| if chance.chance_per_mille(500) { 0 } else { chance.pick(rates) };
@@ -295,7 +301,7 @@ impl FaultRates {
         }
     }
 
-    /// Nothing goes wrong any more.
+    /// No faults.
     pub(crate) fn none() -> Self {
         Self::default()
     }

@@ -1,6 +1,6 @@
-//! A subscriber of KV events that vanishes and comes back. I14 with gaps: its publisher keeps the last batches and numbers
-//! them; who returns is told those it missed, or, where they are gone, the whole index. Whenever it has heard all, it
-//! believes to be cached what the index holds.
+//! A KV-event subscriber that disconnects and returns. I14 with gaps: the publisher keeps the last batches
+//! with sequence numbers; a returning subscriber gets the batches it missed or, if they are no longer kept, a
+//! snapshot of the whole index. Once it has received everything, its set of cached blocks equals the index.
 
 use crate::introspection;
 use crate::invariant::{CheckResult, InvariantViolation, ensure};
@@ -8,7 +8,7 @@ use crate::world::SimWorld;
 use protocol::{BlockHash, KvEvent, Replica};
 use std::collections::{BTreeSet, VecDeque};
 
-/// What an event does to the set of cached blocks.
+/// Effect of an event on the set of cached blocks.
 #[derive(Debug, Clone)]
 enum IndexChange {
     Stored(Vec<BlockHash>),
@@ -16,29 +16,29 @@ enum IndexChange {
     Cleared,
 }
 
-/// How somebody who returns has caught up.
+/// How a returning subscriber caught up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CatchUpKind {
     FromReplay,
     FromSnapshot,
 }
 
-/// A subscriber, and what its publisher keeps for it.
+/// A subscriber and its publisher's replay buffer.
 #[derive(Debug)]
 pub(crate) struct SimSubscriber {
     cached_hashes: BTreeSet<BlockHash>,
-    /// Whether it is there.
+    /// Whether it is connected.
     connected: bool,
-    /// Batches published so far, and of these the ones it has heard of.
+    /// Number of batches published so far, and number received by the subscriber.
     batches_published: u64,
     batches_received: u64,
-    /// The last of them.
+    /// The last published batches.
     replay_buffer: VecDeque<Vec<IndexChange>>,
     replay_capacity: usize,
 }
 
 impl SimSubscriber {
-    /// Somebody who listens from the beginning; its publisher keeps so many batches.
+    /// A subscriber that is connected from the start; the publisher keeps the last `room` batches.
     pub(crate) fn new(room: usize) -> Self {
         let (believes, kept) = (BTreeSet::new(), VecDeque::new());
         Self {
@@ -51,7 +51,7 @@ impl SimSubscriber {
         }
     }
 
-    /// A batch of events is published.
+    /// Publishes a batch of events.
     pub(crate) fn publish(&mut self, events: &[KvEvent]) {
         let changes = events.iter().map(|event| match event {
             KvEvent::Stored { hashes, .. } => IndexChange::Stored(hashes.clone()),
@@ -68,7 +68,7 @@ impl SimSubscriber {
         }
     }
 
-    /// Hears what it has not heard and the publisher still has.
+    /// Receives the missed batches that the publisher still has.
     fn replay(&mut self) {
         let missed = (self.batches_published - self.batches_received) as usize;
         for changes in self.replay_buffer.iter().skip(self.replay_buffer.len() - missed) {
@@ -85,7 +85,7 @@ impl SimSubscriber {
         self.batches_received = self.batches_published;
     }
 
-    /// Comes back and catches up, from `listing` where the publisher keeps too little.
+    /// Reconnects and catches up, from `listing` if the replay buffer is too short.
     fn reconnect(&mut self, listing: &BTreeSet<BlockHash>) -> CatchUpKind {
         self.connected = true;
         if (self.batches_published - self.batches_received) as usize <= self.replay_buffer.len() {
@@ -98,7 +98,7 @@ impl SimSubscriber {
 }
 
 impl SimWorld {
-    /// Each replica's subscriber, in worlds that have them.
+    /// Adds a subscriber to each replica in worlds that have them.
     pub(crate) fn add_subscribers(&mut self) {
         if self.config.faults.subscriber_disconnect > 0 {
             for site in &mut self.replicas {
@@ -107,7 +107,7 @@ impl SimWorld {
         }
     }
 
-    /// Subscribers vanish or return; what they believe then is the index.
+    /// Disconnects or reconnects subscribers; a reconnected one must agree with the index.
     pub(crate) fn churn_subscribers(&mut self) -> CheckResult {
         for replica in 0..self.replicas.len() {
             if self.rng.chance_per_mille(self.config.faults.subscriber_disconnect) {
@@ -120,13 +120,13 @@ impl SimWorld {
         Ok(())
     }
 
-    /// All are there in the end.
+    /// Reconnects all subscribers at the end.
     pub(crate) fn reconnect_subscribers(&mut self) -> CheckResult {
         (0..self.replicas.len())
             .try_for_each(|replica| self.reconnect_subscriber(replica).map(drop))
     }
 
-    /// A replica's subscriber hears all; whether it was away.
+    /// Reconnects a replica's subscriber and checks its index; returns whether it was disconnected.
     fn reconnect_subscriber(&mut self, replica: usize) -> Result<bool, InvariantViolation> {
         let Some(subscriber) = &mut self.replicas[replica].subscriber else { return Ok(false) };
         let index = introspection::indexed_hashes(&self.scheduler, Replica(replica as u16));

@@ -1,4 +1,4 @@
-//! What every `cargo test` proves, and how a seed is replayed.
+//! Seeds that every `cargo test` runs, and the replay of a single seed.
 
 use crate::seed_cursor::first_seed;
 use crate::seed_sweep::{SweepResult, run, sweep};
@@ -7,15 +7,15 @@ use crate::world::SimCounts;
 use scheduler::FaultInjection;
 use std::time::Instant;
 
-/// Seeds of the ordinary suite.
+/// Number of seeds of the default worlds.
 const SEEDS: u64 = 2400;
-/// Of worlds that are one group of ranks.
+/// Number of seeds of lockstep-group worlds.
 const GROUP_SEEDS: u64 = 300;
-/// Of worlds whose links break and whose subscribers vanish.
+/// Number of seeds of worlds with broken links and subscribers that disconnect.
 const LINK_SEEDS: u64 = 300;
-/// Where seeds of runs with a cursor begin: above all that have been explored.
+/// First seed of runs with a cursor, above all seeds explored so far.
 const FRESH_SEEDS_FROM: u64 = 10_000_000;
-/// For each mutant of the scheduler and the cache.
+/// Number of seeds per mutant of the scheduler and the cache.
 const MUTANT_SEEDS: u64 = 800;
 
 #[test]
@@ -31,7 +31,7 @@ fn million_steps_keep_all_invariants() {
         start.elapsed().as_secs_f64()
     );
     assert!(harvest.seeds >= 500 && tally.steps >= 1_000_000, "{harvest:?}");
-    // The faults must have happened, or the silence proves nothing.
+    // The faults must have happened, or passing proves nothing.
     let happened = [
         tally.preemptions,
         tally.hits,
@@ -59,8 +59,8 @@ fn million_steps_keep_all_invariants() {
     assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
 }
 
-/// Groups of up to 8 ranks that step together, with deaths, ranks that die again before the others are back, steps
-/// that wait for the slowest rank, and replies in any order among ranks.
+/// Lockstep groups of up to 8 ranks, with crashes, ranks that fail again before the others are restored,
+/// steps that wait for the slowest rank, and replies in any order among ranks.
 #[test]
 fn lockstep_groups_keep_all_invariants() {
     let start = Instant::now();
@@ -86,8 +86,8 @@ fn lockstep_groups_keep_all_invariants() {
     assert_heartbeat_faults_happened(&tally);
 }
 
-/// Links that lose what is on them, one way or both, before anybody notices, and subscribers of KV events that vanish, come
-/// back, and are told what they missed or everything.
+/// Links that lose messages in one or both directions before detection, and KV-event subscribers that
+/// disconnect, return, and catch up from a replay or a snapshot.
 #[test]
 fn broken_links_and_subscribers_keep_all_invariants() {
     let start = Instant::now();
@@ -113,7 +113,7 @@ fn broken_links_and_subscribers_keep_all_invariants() {
     assert_heartbeat_faults_happened(&tally);
 }
 
-/// Of all kinds, in seconds: what mutation testing runs for each mutant.
+/// A few seeds of each kind, within seconds: what mutation testing runs for each mutant.
 #[test]
 #[ignore = "a part of the three above, for `just mutants`"]
 fn mutant_seeds() {
@@ -130,7 +130,7 @@ fn mutant_seeds() {
     ));
 }
 
-/// Of few worlds: that some stood still, and that some executors were given up with reason and some suspected without.
+/// Checks, for runs of few worlds, that some pauses, hangs, justified failures and false suspicions happened.
 fn assert_heartbeat_faults_happened(tally: &SimCounts) {
     let happened = [
         tally.process_pauses,
@@ -142,7 +142,7 @@ fn assert_heartbeat_faults_happened(tally: &SimCounts) {
     assert!(happened.iter().all(|&count| count > 4), "too few to watch: {tally:?}");
 }
 
-/// Fails with the first failure.
+/// Panics with the first failure.
 fn assert_no_failures(harvest: &SweepResult) {
     if let Some(failure) = harvest.failures.first() {
         let broken = failure.broken.as_ref().expect("a failure has a cause");
@@ -163,7 +163,8 @@ fn replay_seed() {
     }
 }
 
-/// Looks for failures among other seeds, and among a fifth as many groups of ranks and of worlds whose links break: `HADRON_SIM_FROM`, `HADRON_SIM_COUNT`.
+/// Searches for failures among other seeds, and among a fifth as many lockstep-group worlds and link worlds:
+/// `HADRON_SIM_FROM`, `HADRON_SIM_COUNT`.
 #[test]
 #[ignore = "as long as asked for"]
 fn explore_seeds() {
@@ -188,10 +189,10 @@ fn explore_seeds() {
     assert_eq!(failing, 0, "seeds fail");
 }
 
-/// What all threads of this process have computed so far, in seconds.
+/// Processor time of all threads of this process so far, in seconds.
 fn processor_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Behind the name, which may hold anything, user and system time are the 12th and the 13th field.
+    // After the name, which may contain any character, user and system time are the 12th and 13th field.
     let behind = stat.rsplit_once(')').map_or("", |(_, behind)| behind);
     let ticks = behind.split_whitespace().skip(11).take(2).filter_map(|t| t.parse::<f64>().ok());
     ticks.sum::<f64>() / 100.0

@@ -1,9 +1,9 @@
-//! What happened, as a hash (I19) and, when one seed is replayed, as readable lines.
+//! Trace of a run: a hash (I19) and, when one seed is replayed, readable lines.
 
 use crate::hash_model::text::{EMPTY, avalanche, fold};
 use std::fmt::Write as _;
 
-/// The record of one run.
+/// The trace of one run.
 #[derive(Debug)]
 pub(crate) struct SimTrace {
     hash: u64,
@@ -11,12 +11,12 @@ pub(crate) struct SimTrace {
 }
 
 impl SimTrace {
-    /// An empty record; `readable` keeps the lines too.
+    /// An empty trace; `readable` keeps the lines as well.
     pub(crate) fn new(readable: bool) -> Self {
         Self { hash: EMPTY, lines: readable.then(String::new) }
     }
 
-    /// Records that `what` happened, with the numbers that identify it.
+    /// Records event `what` with its identifying numbers.
     pub(crate) fn record(&mut self, now_ms: u64, what: &'static str, numbers: &[u64]) {
         let name = what.bytes().fold(0, |h, b| fold(h, u64::from(b)));
         self.hash = numbers.iter().fold(fold(fold(self.hash, now_ms), name), |h, &n| fold(h, n));
@@ -28,14 +28,14 @@ impl SimTrace {
         self.hash = numbers.fold(self.hash, fold);
     }
 
-    /// Adds a readable line that the hash need not know.
+    /// Adds a readable line that is not part of the hash.
     pub(crate) fn line(&mut self, text: impl FnOnce() -> String) {
         if let Some(lines) = &mut self.lines {
             let _ = writeln!(lines, "{}", text());
         }
     }
 
-    /// The hash of everything noted.
+    /// The hash of everything recorded.
     pub(crate) fn hash(&self) -> u64 {
         avalanche(self.hash)
     }

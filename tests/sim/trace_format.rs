@@ -1,4 +1,4 @@
-//! Readable lines of a replayed trace: what a person asks first about a row or an event.
+//! Readable lines of a replayed trace for rows and events.
 
 use protocol::{BatchRow, KvEvent, RowInput};
 use scheduler::{FirstAdmission, TokenEvent};
@@ -32,7 +32,7 @@ pub(crate) fn format_row(row: &BatchRow) -> String {
     line
 }
 
-/// News of a request.
+/// Formats a token event of a request.
 pub(crate) fn format_token_event(event: &TokenEvent) -> String {
     let TokenEvent { request, tokens, preemptions, first_admission: first_run, .. } = event;
     let mut line = format!("    news request {} {tokens:?}", request.0);
@@ -51,7 +51,7 @@ pub(crate) fn format_token_event(event: &TokenEvent) -> String {
     line
 }
 
-/// A change of a replica's index.
+/// Formats a change of a replica's prefix index.
 pub(crate) fn format_kv_event(replica: u16, event: &KvEvent) -> String {
     let short = |hashes: &[protocol::BlockHash]| -> Vec<String> {
         hashes.iter().map(|hash| format!("{:x}", hash.0)).collect()

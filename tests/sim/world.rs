@@ -1,7 +1,8 @@
-//! The simulated world: a virtual clock, an agenda, the real engine, simulated executors and clients.
+//! The simulated world: a virtual clock, an event queue, the real scheduler, simulated executors and clients.
 //!
-//! Two phases. Safety: faults happen, everything is checked after every tick. Then all heals, and
-//! within a bound of steps every request must end and the engine must be idle (`final_checks.rs`).
+//! Two phases. Safety: faults happen and all invariants are checked after every tick. Liveness: faults end,
+//! and within a bounded number of steps every request must end and the scheduler must be idle
+//! (`final_checks.rs`).
 
 use crate::batch_checks::BatchChecker;
 use crate::client::{ClientStage, SimClient};
@@ -24,36 +25,36 @@ use scheduler::{
     StepStats,
 };
 
-/// One replica, as the world knows it.
+/// State of one replica in the world.
 #[derive(Debug, Default)]
 pub(crate) struct SimReplica {
-    /// Its executors, unless they are dead.
+    /// Its executors, unless they have failed.
     pub(crate) executor: Option<SimExecutor>,
-    /// Counts its executors' lives.
+    /// Number of executor incarnations so far.
     pub(crate) incarnation: u32,
-    /// Which of these lives the engine was last told of.
+    /// Incarnation last announced to the engine.
     pub(crate) announced_incarnation: u32,
-    /// When the engine was told that they are dead, until it is told that they are back.
+    /// Time at which the engine was notified of the failure, until it is notified of the restore.
     pub(crate) failed_at_ms: Option<u64>,
-    /// What its executors have been told.
+    /// Checker of the batches sent to its executors.
     pub(crate) batch_checker: BatchChecker,
-    /// Stays of evicted blocks that were told so far.
+    /// Number of reported lifetimes of evicted blocks.
     pub(crate) lifetimes: u64,
-    /// What a subscriber of its KV events believes.
+    /// Index according to its KV events.
     pub(crate) mirror: IndexMirror,
-    /// Another one, who comes and goes.
+    /// A second subscriber, which disconnects and reconnects.
     pub(crate) subscriber: Option<SimSubscriber>,
-    /// Lives of its executors whose link has broken: what was on the way is lost.
+    /// Incarnations with a broken link: their messages in flight are lost.
     pub(crate) broken_links: Vec<u32>,
-    /// What its executors are watched by.
+    /// Heartbeat and step monitoring of its executors.
     pub(crate) watch: SimExecutorWatch,
     /// Its counters.
     pub(crate) stats: StepStats,
-    /// Outputs that the engine must have dropped.
+    /// Number of outputs that the engine must have dropped.
     pub(crate) stale_outputs: u64,
-    /// Blocks its executors allocated.
+    /// Number of blocks its executors allocated.
     pub(crate) blocks: u32,
-    /// Blocks that nobody held and nobody could find after the last tick.
+    /// Blocks that were unreferenced and not cached after the last tick.
     free_blocks: Vec<bool>,
 }
 
@@ -63,7 +64,7 @@ impl SimReplica {
     }
 }
 
-/// What a run did, to show that the faults really happened.
+/// Event counts of a run, to show that the faults really happened.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SimCounts {
     pub(crate) steps: u64,
@@ -84,34 +85,35 @@ pub(crate) struct SimCounts {
     pub(crate) overdue_masks: u64,
     pub(crate) ended_masks: u64,
     pub(crate) rejected: u64,
-    /// Drafts verified, and of these accepted.
+    /// Draft tokens verified, and number of these accepted.
     pub(crate) drafted: u64,
     pub(crate) accepted: u64,
-    /// Rows that began behind their `start`, where only the seat knew.
+    /// Rows that started after their planned `start`, at a position known to the sequence slot only.
     pub(crate) shifted_rows: u64,
-    /// Batches of groups of 8 ranks that step together, and how many of them were empty.
+    /// Batches of lockstep groups of 8 ranks, and number of these that were empty.
     pub(crate) batches_of_eight: u64,
     pub(crate) idle_of_eight: u64,
-    /// Deaths of a rank before all of its group were back.
+    /// Failures of a rank before all ranks of its group were restored.
     pub(crate) repeated_failures: u64,
-    /// Links that broke, and of these the ones that first lost batches only.
+    /// Broken links, and number of these that at first lost batches only.
     pub(crate) broken_links: u64,
     pub(crate) one_way_breaks: u64,
-    /// Batches and replies that were lost on them.
+    /// Batches and replies lost on broken links.
     pub(crate) lost_frames: u64,
-    /// Subscribers that came back and were told what they had missed, or everything.
+    /// Reconnected subscribers that caught up from a replay, or from a snapshot.
     pub(crate) replays: u64,
     pub(crate) snapshots: u64,
-    /// Requests sent while another one of their name was in flight, and orders by name that meant several.
+    /// Requests sent while another one with their client id was in flight, and aborts by client id that
+    /// matched several.
     pub(crate) shared_client_ids: u64,
     pub(crate) aborts_by_client_id: u64,
-    /// Times in which the engine stood still.
+    /// Pauses of the engine.
     pub(crate) process_pauses: u64,
-    /// Executors that hung, and how many were given up as late and as silent.
+    /// Executors that hung, and number declared failed by step timeout and by heartbeat timeout.
     pub(crate) hangs: u64,
     pub(crate) step_timeouts: u64,
     pub(crate) heartbeat_timeouts: u64,
-    /// Executors that seemed late or silent at a first look and did their work.
+    /// Executors that seemed late or silent at the first check but made progress.
     pub(crate) false_suspicions: u64,
 }
 
@@ -127,31 +129,31 @@ pub(crate) struct SimWorld {
     pub(crate) clients: Vec<SimClient>,
     pub(crate) trace: SimTrace,
     pub(crate) counts: SimCounts,
-    /// Whether somebody cleared the prefix cache.
+    /// Whether an operator has cleared the prefix cache.
     pub(crate) cleared: bool,
-    /// Whether a replica is lost in this tick.
+    /// Whether a replica fails in this tick.
     pub(crate) failure_in_tick: bool,
     pub(crate) effects: Vec<SchedulerEffect>,
     pub(crate) inbox: Vec<SchedulerEvent>,
-    /// What was said besides, since the last tick.
+    /// Executor signals since the last tick.
     pub(crate) signals: Vec<ExecutorSignal>,
     control_ops: u64,
     pub(crate) crashes_left: u32,
     pub(crate) pauses_left: u32,
-    /// What stands still, and since when nothing has.
+    /// The current pause, and the time at which the last pause ended.
     pub(crate) process_pause: Option<ProcessPause>,
     pub(crate) resumed_ms: u64,
-    /// The same of the engine's thread alone, and when it last had a tick.
+    /// Time at which the scheduler's thread last resumed from a pause, and time of its last tick.
     pub(crate) scheduler_resumed_ms: u64,
     pub(crate) last_tick_ms: u64,
-    /// Whether nothing goes wrong any more.
+    /// Whether the fault phase has ended.
     pub(crate) faults_ended: bool,
-    /// Signs of life since something else happened.
+    /// Heartbeats since the last other event.
     pub(crate) idle_heartbeats: usize,
 }
 
 impl SimWorld {
-    /// The world of a seed, before its first event.
+    /// The world of a seed before its first event.
     pub(crate) fn new(seed: u64, planted: FaultInjection, readable: bool) -> Self {
         let mut chance = SimRng::new(seed);
         let draw = match seed {
@@ -226,7 +228,7 @@ impl SimWorld {
         self.check_final_state()
     }
 
-    /// Fresh executors for a replica, of the generation the engine expects.
+    /// Starts executors for a replica, with the epoch that the scheduler expects.
     pub(crate) fn start_executor(&mut self, replica: usize) {
         let epoch = self.scheduler.epoch(Replica(replica as u16));
         let site = &mut self.replicas[replica];
@@ -249,7 +251,8 @@ impl SimWorld {
             }
             SimEvent::Reply { replica, reply } => self.reply(replica, reply),
             SimEvent::ExecutorsFailed { replica, incarnation } => {
-                // Of two deaths the later one is told: whoever is back in between is not taken for dead.
+                // Of two failures only the later one is reported: executors restored in between must not
+                // count as failed.
                 if self.replicas[replica].incarnation == incarnation {
                     self.trace.record(self.now_ms, "lost", &[replica as u64]);
                     let (replica, loss) = (Replica(replica as u16), ExecutorFailure::Exited);
@@ -322,7 +325,7 @@ impl SimWorld {
         let submitted = submitted(&inbox);
         self.failure_in_tick = !lost.is_empty();
         for replica in relapsed {
-            self.replicas[replica].failed_at_ms = None; // And lost anew, now.
+            self.replicas[replica].failed_at_ms = None; // Failed again, at this time.
         }
         self.record_failures(&lost);
         self.counts.ticks += 1;
@@ -332,7 +335,7 @@ impl SimWorld {
         for replica in back {
             self.replicas[replica].failed_at_ms = None;
             self.start_executor(replica);
-            // It may have died before the engine took notice of it.
+            // It may have failed before the engine processed its start.
             let site = &mut self.replicas[replica];
             site.executor.take_if(|_| site.announced_incarnation != site.incarnation);
         }
@@ -362,7 +365,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// I9: whoever was taken back has ended, and so has whoever can never be served.
+    /// I9: checks that aborted requests, and requests that can never be served, have ended.
     fn check_aborts_and_rejections(&self, aborted: &[usize], submitted: &[usize]) -> CheckResult {
         for &index in aborted {
             let (id, stage) = (self.clients[index].id().0, self.clients[index].stage);
@@ -377,7 +380,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Notes which replicas are gone and for how long.
+    /// Records which replicas have failed and since when.
     fn record_failures(&mut self, lost: &[usize]) {
         let now_ms = self.now_ms;
         for replica in self.group_of(lost) {
@@ -407,7 +410,7 @@ impl SimWorld {
         self.clients.iter().all(|client| client.stage == ClientStage::Done)
     }
 
-    /// What was given back becomes unreadable, behind all that has been sent.
+    /// Poisons freed blocks after all messages sent so far.
     fn poison_freed(&mut self) {
         for (replica, site) in self.replicas.iter_mut().enumerate() {
             let Some(executor) = &mut site.executor else { continue };
@@ -426,11 +429,11 @@ impl SimWorld {
         }
     }
 
-    /// Steps within which everything must be over: each token is forwarded at most once per
-    /// admission and once more for each late mask, and every step forwards a token on some replica.
+    /// Maximum number of steps until all requests have ended: each token is forwarded at most once per
+    /// admission and once more for each overdue mask, and every step forwards a token on some replica.
     fn step_bound(&self) -> u64 {
         let tokens: u64 = self.clients.iter().map(|c| u64::from(c.limit())).sum();
-        // Every second time that the cache is cleared all begin anew.
+        // All requests start over at every second clearing of the cache.
         let given_up = self.counts.step_timeouts + self.counts.heartbeat_timeouts;
         let lives = 6 + self.counts.crashes + given_up + self.control_ops / 2;
         tokens * lives * u64::from(self.config.scheduler.replicas)
@@ -439,7 +442,7 @@ impl SimWorld {
     }
 }
 
-/// Clients whose submit is in the inbox.
+/// Clients with a submission in the inbox.
 fn submitted(inbox: &[SchedulerEvent]) -> Vec<usize> {
     let index = |event: &SchedulerEvent| match event {
         SchedulerEvent::Submit(submit) => Some(submit.id.0 as usize - 1),
@@ -448,7 +451,7 @@ fn submitted(inbox: &[SchedulerEvent]) -> Vec<usize> {
     inbox.iter().filter_map(index).collect()
 }
 
-/// Live clients whose abort is in the inbox, behind their submit.
+/// Live clients with an abort in the inbox after their submission.
 fn aborted_live(inbox: &[SchedulerEvent], clients: &[SimClient]) -> Vec<usize> {
     let arrives_later = |at: usize, id| {
         inbox[at..].iter().any(|e| matches!(e, SchedulerEvent::Submit(submit) if submit.id == id))
@@ -466,18 +469,18 @@ fn aborted_live(inbox: &[SchedulerEvent], clients: &[SimClient]) -> Vec<usize> {
     inbox.iter().enumerate().filter_map(live).collect()
 }
 
-/// Replicas by what the inbox says of them.
+/// Replica state changes in an inbox.
 #[derive(Debug, Default)]
 pub(crate) struct ReplicaChanges {
-    /// Whose loss is there.
+    /// Replicas that failed.
     pub(crate) failed: Vec<usize>,
-    /// Who is back.
+    /// Replicas that were restored.
     pub(crate) restored: Vec<usize>,
-    /// Who was back for no time at all: the loss of its group stands behind its return.
+    /// Replicas of a group that failed again after its restore, in the same inbox.
     pub(crate) failed_again: Vec<usize>,
 }
 
-/// Of replicas that step together (`lockstep`: all), what is lost is the group.
+/// State changes by replica; of replicas in lockstep (`lockstep`: all) the whole group fails.
 pub(crate) fn replica_changes(inbox: &[SchedulerEvent], lockstep: bool) -> ReplicaChanges {
     let mut news = ReplicaChanges::default();
     for event in inbox {
