@@ -1,9 +1,9 @@
-//! Memory of a step's results, handed out again as soon as a result is dropped.
+//! Memory of a step's results, reused as soon as a result is dropped.
 //!
-//! Free buffers lie in stacks by size class (four classes an octave). The most recently used buffer
-//! comes back first, so a layer works in what is still in cache, and an equal sequence of ops gets
-//! equal addresses. A smaller step works in the buffers of a larger one, so that growth ends when the
-//! largest steps have run: warm-up runs them first.
+//! Free buffers are kept in stacks by size class (four classes per octave). The most recently used buffer is
+//! reused first, so that a layer works in memory that is still in cache, and an equal sequence of ops gets
+//! equal addresses. A smaller step uses the buffers of a larger one, so that growth ends when the largest
+//! steps have run: warm-up runs them first.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use kernels::KernelBackend;
 use crate::OpError;
 
 const MIN_CLASS_BYTES: usize = 4096;
-/// A free buffer so many times as large as needed is left for who needs it.
+/// A free buffer of more than this many times the needed size class is not used: larger results need it.
 const SPARE_MAX: usize = 64;
 
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ pub(crate) struct BufferArena {
 }
 
 impl BufferArena {
-    /// A buffer of at least `bytes`, with the contents its last user left.
+    /// Returns a buffer of at least `bytes` with undefined contents.
     pub(crate) fn take(&self, device: &KernelBackend, bytes: usize) -> Result<Buffer, OpError> {
         let class = size_class(bytes);
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,7 +48,7 @@ fn size_class(bytes: usize) -> usize {
     bytes.next_multiple_of(quarter)
 }
 
-/// Memory that goes back to its arena when dropped; weights have no arena and are freed.
+/// Memory that returns to its arena when dropped; weights have no arena and are freed.
 #[derive(Debug)]
 pub(crate) struct TensorStorage {
     buffer: Option<Buffer>,

@@ -1,4 +1,4 @@
-//! Attention over the paged KV cache, and what happens to q, k and v before it.
+//! Attention over the paged KV cache, and the norms, RoPE and KV write before it.
 //!
 //! Legend: T tokens, N query heads, K KV heads, D head size, P positions.
 
@@ -12,41 +12,41 @@ use crate::error::check_size;
 use crate::launch_plan::fuses_rope_attention;
 use crate::{BatchView, KvPool, OpError, Ops, Tensor};
 
-/// Cosines and sines by position, f32 `[P, rotary / 2]`, made by the model from its rope rule.
+/// RoPE cosines and sines by position, f32 `[P, rotary / 2]`, made by the model from its RoPE rule.
 #[derive(Debug)]
 pub struct RopeTable {
     pub(crate) cos: Tensor,
     pub(crate) sin: Tensor,
 }
 
-/// What the query/key norms and the rotation need besides the batch.
+/// Arguments of the query/key norms, RoPE and the KV write besides the batch.
 #[derive(Debug, Clone, Copy)]
 pub struct QkRopeWeights<'a> {
     /// Weight `[D]` of the per-head query norm, if the model has one.
     pub q_norm: Option<&'a Tensor>,
-    /// Weight `[D]` of the per-head key norm.
+    /// Weight `[D]` of the per-head key norm, if the model has one.
     pub k_norm: Option<&'a Tensor>,
     /// Added to the mean square of both norms.
     pub eps: f32,
-    /// Rotation by position.
+    /// RoPE cosines and sines by position.
     pub rope: &'a RopeTable,
-    /// What keys and values are divided by before an fp8 cache stores them.
+    /// Divisors of keys and values before an fp8 cache stores them.
     pub kv_scales: [f32; 2],
 }
 
-/// Heads and layer of one attention.
+/// Heads and layer of one attention op.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
-    /// Query heads on this rank; KV heads and head size are the pool's.
+    /// Query heads on this rank; KV heads and head size are in the pool's layout.
     pub heads: usize,
     /// Layer of the pool.
     pub layer: usize,
-    /// Factor of the scores, usually `D^-½`.
+    /// Softmax scale of the scores, usually `D^-½`.
     pub scale: f32,
 }
 
 impl Ops {
-    /// A rotation table: `cos` and `sin` hold `positions` rows of `half` = rotary size / 2 values.
+    /// Uploads a RoPE table: `cos` and `sin` hold `positions` rows of `half` = rotary size / 2 values.
     pub fn rope_table(&self, cos: &[f32], sin: &[f32], half: usize) -> Result<RopeTable, OpError> {
         check_size("rope_table", "sines", sin.len(), cos.len())?;
         let positions = cos.len() / half.max(1);
@@ -60,9 +60,10 @@ impl Ops {
         Ok(RopeTable { cos: upload(cos)?, sin: upload(sin)? })
     }
 
-    /// Attention out of the projections `qkv [T, (N + 2 K) D]`: query, key, value heads in this order. Queries and keys are
-    /// normalised and turned, keys and values go into the pool by slot (−1: nowhere); returns
-    /// `softmax(scale q kᵀ) v [T, N D]`. One launch where the device has one, to the same results.
+    /// Attention from the projections `qkv [T, (N + 2 K) D]`: query, key, value heads in this order. Queries
+    /// and keys are normed and rotated, keys and values are written to the pool by slot (−1: not written);
+    /// returns `softmax(scale q kᵀ) v [T, N D]`. Runs as one launch where the device has a fused kernel, with
+    /// the same results.
     pub fn rope_attention(
         &self,
         qkv: &Tensor,
@@ -94,7 +95,7 @@ impl Ops {
         Ok(o)
     }
 
-    /// `q = rope(norm(q))`; `rope(norm(k))` and `v` go into the pool by slot (−1: nowhere).
+    /// `q = rope(norm(q))`; `rope(norm(k))` and `v` are written to the pool by slot (−1: not written).
     ///
     /// `qkv [T, (N + 2 K) D]` holds query, key, value heads in this order; returns `q [T, N D]`.
     pub fn qk_norm_rope_kv_write(
@@ -115,9 +116,9 @@ impl Ops {
         Ok(q)
     }
 
-    /// `o = softmax(scale q kᵀ) v` over the keys at or before each query: `q`, `o [T, N D]`. Query head
-    /// `h` reads KV head `h K / N`. Keys come from the pool, the step's own included. Positions before `first` are not seen, and
-    /// nobody asks there.
+    /// `o = softmax(scale q kᵀ) v` over the keys at or before each query: `q`, `o [T, N D]`. Query head `h`
+    /// reads KV head `h K / N` (GQA). Keys are read from the pool, the step's own included. Positions before
+    /// `first` are masked and must have no queries.
     pub fn paged_attention(
         &self,
         q: &Tensor,

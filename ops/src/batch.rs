@@ -1,4 +1,4 @@
-//! What a forward pass must know about its batch, on the device.
+//! Metadata of a forward pass's batch on the device.
 
 use device::{DType, MatRef};
 use kernels::step::RowFact;
@@ -7,18 +7,18 @@ use kernels::{AttentionMetadata, RowBounds};
 use crate::error::check_size;
 use crate::{OpError, Ops, Tensor};
 
-/// The batch on the host, as the executor lays it out. T tokens, R rows, W widest block table.
+/// A batch on the host, as the executor lays it out. T tokens, R rows, W widest block table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BatchInputs {
     /// Position of each token, `[T]`.
     pub positions: Vec<i32>,
-    /// Slot of each token, `[T]`; −1 stores nothing.
+    /// KV slot of each token, `[T]`; −1 stores nothing.
     pub slots: Vec<i64>,
-    /// Row `r` owns tokens `[cu_q[r], cu_q[r + 1])`; `[R + 1]`, from 0 to T.
+    /// Row `r` has tokens `[cu_q[r], cu_q[r + 1])`; `[R + 1]`, from 0 to T.
     pub cu_q: Vec<i32>,
-    /// Keys of each row, its own tokens included, `[R]`.
+    /// Number of keys of each row, its own tokens included, `[R]`.
     pub context_lens: Vec<i32>,
-    /// Blocks of row `r` at `[r W, (r + 1) W)`, padded with anything.
+    /// Block table of row `r` at `[r W, (r + 1) W)`; padding may have any value.
     pub block_tables: Vec<i32>,
 }
 
@@ -33,17 +33,17 @@ impl BatchInputs {
 /// A batch on the device.
 #[derive(Debug)]
 pub struct BatchView {
-    /// i32 `[T]`.
+    /// Position of each token; i32 `[T]`.
     pub positions: Tensor,
-    /// i64 `[T]`.
+    /// KV slot of each token; i64 `[T]`.
     pub slots: Tensor,
-    /// i32 `[R + 1]`.
+    /// First token of each row, then T; i32 `[R + 1]`.
     pub cu_q: Tensor,
-    /// i32 `[R]`.
+    /// Number of keys of each row; i32 `[R]`.
     pub context_lens: Tensor,
-    /// i32 `[R, W]`, or `[S, W]` with `table_rows`.
+    /// Block tables; i32 `[R, W]`, or `[S, W]` (by sequence slot) with `table_rows`.
     pub block_tables: Tensor,
-    /// Which table is row `r`'s; i32 `[R]`. `None` = table `r`.
+    /// Index of the block table of each row; i32 `[R]`. `None` = row `r` uses table `r`.
     pub table_rows: Option<Tensor>,
     /// [`RowFact`]s; i32 `[facts, ≥ R]`. `None`: the batch was not staged by a step.
     pub row_facts: Option<Tensor>,
@@ -74,19 +74,19 @@ impl BatchView {
         })
     }
 
-    /// Tokens of the batch.
+    /// Number of tokens in the batch.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.positions.len()
     }
 
-    /// Rows of the batch.
+    /// Number of rows in the batch.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.context_lens.len()
     }
 
-    /// A fact about each row, i32 `[1, R]`; `None`: the batch was not staged by a step.
+    /// Returns one fact about each row, i32 `[1, R]`; `None`: the batch was not staged by a step.
     pub fn row_fact(&self, fact: RowFact) -> Result<Option<MatRef<'_>>, OpError> {
         let Some(facts) = &self.row_facts else { return Ok(None) };
         Ok(Some(facts.mat()?.rows_from(fact as usize, 1).columns(0, self.rows())))

@@ -1,6 +1,6 @@
 //! `Ops`: memory, copies, and the maths of dense layers.
 //!
-//! Legend: T tokens, H hidden, N outputs, K inputs, I intermediate size, V vocabulary, n rows asked for.
+//! Legend: T tokens, H hidden, N outputs, K inputs, I intermediate size, V vocabulary, n gathered rows.
 //! All sums are f32 in fixed order; results are rounded once to the model type: f32, bf16 or f16.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::prefetch::LaunchOrder;
 use crate::weights::EmbeddingStorage;
 use crate::{EmbeddingTable, OpError, PackedLinear, Tensor};
 
-/// Rows that matrix libraries compute at a time.
+/// Rows that GEMM libraries compute at a time.
 const TILE_ROWS: usize = 16;
 
 /// Maths on one device in one model type.
@@ -25,9 +25,10 @@ pub struct Ops {
     pub(crate) device: KernelBackend,
     pub(crate) stream: DeviceStream,
     pub(crate) arena: Arc<BufferArena>,
-    /// Of results that are made aside: what the other arena has got back is in use again before a second stream is done with it.
+    /// Arena of results on the secondary stream: the main arena reuses buffers before a secondary stream is
+    /// done with them.
     pub(crate) secondary_arena: Arc<BufferArena>,
-    /// Of linear layers: what is prefetched.
+    /// Order of linear layer launches, which decides what is prefetched.
     pub(crate) launch_order: LaunchOrder,
     pub(crate) dtype: DType,
 }
@@ -42,7 +43,8 @@ impl std::fmt::Debug for Ops {
 }
 
 impl Ops {
-    /// Ops on `device` with activations of `dtype`: f32, bf16 or f16. Refuses a type that the device has no kernels for.
+    /// Creates ops on `device` with activations of `dtype`: f32, bf16 or f16. Rejects a type without kernels
+    /// on the device.
     pub fn new(device: KernelBackend, dtype: DType) -> Result<Self, OpError> {
         if !device.supports_dtype(dtype) {
             return Err(OpError::Activations { device: device.name(), dtype });
@@ -69,7 +71,7 @@ impl Ops {
         &self.device
     }
 
-    /// The order in which everything here is launched; collectives join it.
+    /// Stream of all launches; collectives are launched on it too.
     #[must_use]
     pub fn stream(&self) -> &DeviceStream {
         &self.stream
@@ -81,8 +83,8 @@ impl Ops {
         self.device.mem_info()
     }
 
-    /// A result of the arena; its contents are whatever was there before. Behind its last row there is room for
-    /// what products of whole tiles write there.
+    /// Allocates a result from the arena, with undefined contents. Memory after the last row is padded to
+    /// whole GEMM tiles, which may write there.
     pub fn scratch(&self, dtype: DType, shape: &[usize]) -> Result<Tensor, OpError> {
         let rows = shape.first().map_or(1, |rows| rows.next_multiple_of(TILE_ROWS));
         let bytes = rows * shape.iter().skip(1).product::<usize>() * dtype.bytes();
@@ -90,7 +92,7 @@ impl Ops {
         Ok(Tensor::new(TensorStorage::new(buffer, Some(self.arena.clone())), dtype, shape))
     }
 
-    /// A zeroed tensor of its own memory: weights and tables.
+    /// Allocates a zeroed tensor outside the arena: weights and tables.
     pub fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor, OpError> {
         let buffer = self.device.alloc(shape.iter().product::<usize>() * dtype.bytes())?;
         Ok(Tensor::new(TensorStorage::new(buffer, None), dtype, shape))
@@ -122,7 +124,7 @@ impl Ops {
         Ok(tensor)
     }
 
-    /// Host integers as an arena tensor `[n]` (token ids, row indices).
+    /// Copies host integers to an arena tensor `[n]` (token ids, row indices).
     pub fn ids(&self, ids: &[i32]) -> Result<Tensor, OpError> {
         let mut tensor = self.scratch(DType::I32, &[ids.len()])?;
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -130,7 +132,7 @@ impl Ops {
         Ok(tensor)
     }
 
-    /// Host integers as a table `[1, n]` of its own memory, as weights have.
+    /// Copies host integers to a table `[1, n]` outside the arena, as for weights.
     pub fn id_table(&self, ids: &[i32]) -> Result<Tensor, OpError> {
         let mut tensor = self.zeros(DType::I32, &[1, ids.len()])?;
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -138,7 +140,7 @@ impl Ops {
         Ok(tensor)
     }
 
-    /// Host floats as an arena tensor of `dtype`.
+    /// Copies host floats to an arena tensor of `dtype`.
     pub fn floats(&self, x: &[f32], dtype: DType, shape: &[usize]) -> Result<Tensor, OpError> {
         check_size("floats", "elements", x.len(), shape.iter().product())?;
         let mut tensor = self.scratch(dtype, shape)?;
@@ -178,7 +180,7 @@ impl Ops {
         Ok(PackedLinear::new(weight, bias))
     }
 
-    /// `y[t] = table[ids[t]]`; zeros for ids outside this rank's part. `ids` i32 `[T]`, `y [T, H]`.
+    /// `y[t] = table[ids[t]]`; zeros for ids outside this rank's shard. `ids` i32 `[T]`, `y [T, H]`.
     pub fn embed(&self, table: &EmbeddingTable, ids: &Tensor) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
         let mut y = self.scratch(self.dtype, &[ids.len(), table.hidden()])?;
@@ -230,7 +232,7 @@ impl Ops {
         self.linear_as(x, w, x.dtype())
     }
 
-    /// As [`Ops::linear`], the f32 sums unrounded: logits of heads and routers.
+    /// [`Ops::linear`] with unrounded f32 sums: logits of heads and routers.
     pub fn linear_f32(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
         self.linear_as(x, w, DType::F32)
     }
@@ -258,7 +260,7 @@ impl Ops {
         Ok(y)
     }
 
-    /// `y = a + b`, all of one shape.
+    /// `y = a + b`, all of the same shape.
     pub fn add(&self, a: &Tensor, b: &Tensor) -> Result<Tensor, OpError> {
         let mut y = self.scratch(a.dtype(), a.shape())?;
         self.device

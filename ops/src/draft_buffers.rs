@@ -1,6 +1,7 @@
-//! The device's memory around a draft layer: the rows of its passes, what they make, and the hidden states that they begin with.
+//! Device memory of a draft module (MTP, EAGLE-3 or draft model): rows of its passes, their draft tokens, and
+//! the hidden states that the passes start from.
 //!
-//! R rows, S seats, T tokens of a step, H channels of a hidden state, V vocabulary.
+//! R rows, S sequence slots, T tokens of a step, H channels of a hidden state, V vocabulary.
 
 use device::DType;
 use kernels::step::{DraftHiddenStates, DraftPass, DraftPassArrays};
@@ -11,24 +12,24 @@ use kernels::{
 
 use crate::{BatchView, DeviceSequenceSlots, OpError, Ops, StepBuffers, Tensor};
 
-/// Bounds of all steps.
+/// Upper bounds of all steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DraftBufferSize {
     /// Rows of a step.
     pub rows: usize,
-    /// Passes of the layer in a step: most drafts of a row.
+    /// Draft passes in a step: maximum number of draft tokens of a row.
     pub passes: usize,
-    /// Seats.
+    /// Sequence slots.
     pub seq_slots: usize,
     /// Channels of a hidden state.
     pub hidden: usize,
     /// Blocks of the KV pool.
     pub blocks: usize,
-    /// Rows whose logits are made at a time.
+    /// Rows whose logits are computed at a time.
     pub logits: usize,
 }
 
-/// All have their full size and their address from the start.
+/// Draft buffers, allocated at start with full size and fixed addresses.
 #[derive(Debug)]
 pub struct DraftBuffers {
     size: DraftBufferSize,
@@ -42,11 +43,12 @@ pub struct DraftBuffers {
     slot_states: Tensor,     // [S · depth, H]
     first_positions: Tensor, // i32 [1, S]
     boundary_states: Tensor, // [blocks, H]
-    slices: Vec<Tensor>,     // i32 [≤ logits] each, together 0 .. R
+    slices: Vec<Tensor>,     // i32 [≤ logits] each, concatenated 0 .. R
 }
 
 impl DraftBufferSize {
-    /// Hidden states that a seat has room for: of the token before the newest, of that one, and of its drafts.
+    /// Hidden states per sequence slot: of the token before the newest, of the newest token, and of its draft
+    /// tokens.
     #[must_use]
     pub fn states_per_slot(&self) -> usize {
         2 + self.passes
@@ -54,7 +56,7 @@ impl DraftBufferSize {
 }
 
 impl DraftBuffers {
-    /// Memory for steps up to `size`.
+    /// Allocates memory for steps up to `size`.
     pub fn new(ops: &Ops, size: DraftBufferSize) -> Result<Self, OpError> {
         let words = |n: usize| ops.zeros(DType::I32, &[1, n]);
         let states = |n: usize| ops.zeros(ops.dtype(), &[n, size.hidden]);
@@ -83,7 +85,7 @@ impl DraftBuffers {
         })
     }
 
-    /// Lays out pass `pass` over the first `rows` rows of a step that has been prepared.
+    /// Lays out pass `pass` over the first `rows` rows of a prepared step.
     pub fn prepare_pass(
         &mut self,
         ops: &Ops,
@@ -108,7 +110,8 @@ impl DraftBuffers {
         )?)
     }
 
-    /// What such a pass reads, with contexts of up to `longest` keys: its batch, and its ids `[rows]`.
+    /// Returns the inputs of a prepared pass with contexts of up to `longest` keys: its batch, and its token
+    /// ids `[rows]`.
     pub fn view(
         &self,
         seats: &DeviceSequenceSlots,
@@ -129,7 +132,7 @@ impl DraftBuffers {
         Ok((batch, self.ids.narrow(&[rows])?))
     }
 
-    /// The hidden states that the first pass begins with, `[rows, H]`.
+    /// Gathers the hidden states that the first pass starts from, `[rows, H]`.
     pub fn pass_input_states(
         &mut self,
         ops: &Ops,
@@ -152,7 +155,8 @@ impl DraftBuffers {
         Ok(y)
     }
 
-    /// The hidden states before all tokens of a step of `rows` rows, `[T, H]`; its own are `hidden [T, H]`.
+    /// Gathers the hidden state of the token before each token of a step of `rows` rows, `[T, H]`;
+    /// `hidden [T, H]` are the step's own states.
     pub fn previous_states(
         &mut self,
         ops: &Ops,
@@ -175,7 +179,7 @@ impl DraftBuffers {
         Ok(y)
     }
 
-    /// Keeps of the states of a step of `rows` rows, `hidden [T, H]`, what later ones begin with.
+    /// Stores the hidden states that later steps start from, out of `hidden [T, H]` of a step of `rows` rows.
     pub fn store_states(
         &mut self,
         ops: &Ops,
@@ -199,8 +203,9 @@ impl DraftBuffers {
         )?)
     }
 
-    /// Makes the drafts of a pass: the likeliest id behind each of the states `hidden [rows, H]`, of which `logits` makes this rank's
-    /// logits f32 `[n, part.cols]`, some at a time; `gather` tells all ranks what they need of each other.
+    /// Chooses the draft tokens of a pass: the most probable id after each of the states `hidden [rows, H]`.
+    /// `logits` computes this rank's logits f32 `[n, part.cols]` of some rows at a time; `gather` all-gathers
+    /// the candidates of all ranks.
     pub fn choose_tokens<E: From<OpError>>(
         &mut self,
         ops: &Ops,
@@ -243,7 +248,8 @@ impl DraftBuffers {
         Ok(())
     }
 
-    /// Calls the first `rows` drafts of a pass by `names`, i32 `[1, V]`, where they were chosen among ids of another vocabulary.
+    /// Maps the first `rows` draft tokens of a pass by `names`, i32 `[1, V]`, for a draft module with a
+    /// vocabulary of its own (EAGLE-3).
     pub fn map_ids(
         &mut self,
         ops: &Ops,
@@ -256,7 +262,7 @@ impl DraftBuffers {
             .launch(&ops.stream, DraftIdMap { drafts, pass, count: rows, ids: names.mat()? })?)
     }
 
-    /// Enters the drafts of the first `rows` rows into a step that has been prepared, and into histories.
+    /// Inserts the draft tokens of the first `rows` rows into a prepared step, and into the token histories.
     pub fn insert(
         &self,
         ops: &Ops,
@@ -279,19 +285,19 @@ impl DraftBuffers {
         )?)
     }
 
-    /// Rows of a step at most.
+    /// Maximum number of rows of a step.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.size.rows
     }
 
-    /// Passes of the layer in a step.
+    /// Number of draft passes in a step.
     #[must_use]
     pub fn passes(&self) -> usize {
         self.size.passes
     }
 
-    /// All drafts by pass and row, on the host, for tests.
+    /// Reads all draft tokens by pass and row, for tests.
     pub fn read_drafts(&self, ops: &Ops) -> Result<Vec<u32>, OpError> {
         let mut bytes = vec![0; self.drafts.len() * 4];
         ops.device.download(&ops.stream, self.drafts.buffer(), 0, &mut bytes)?;
@@ -299,7 +305,7 @@ impl DraftBuffers {
         Ok(words.iter().map(|&id| u32::from_ne_bytes(id)).collect())
     }
 
-    /// The hidden states at the ends of blocks, `[blocks, H]`, for tests.
+    /// Reads the block-boundary hidden states, `[blocks, H]`, for tests.
     pub fn read_boundary_states(&self, ops: &Ops) -> Result<Vec<f32>, OpError> {
         ops.read_f32(&self.boundary_states)
     }

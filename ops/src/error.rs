@@ -1,4 +1,4 @@
-//! Why an op refused.
+//! Errors of ops.
 
 use device::{DType, DeviceError};
 
@@ -35,7 +35,7 @@ pub enum OpError {
         /// The type.
         dtype: DType,
     },
-    /// The KV pool is that of another kind of attention.
+    /// The KV pool belongs to another kind of attention (MLA or multi-head).
     #[error("{op}: the pool stores {stores}")]
     Pool {
         /// The op.
@@ -43,15 +43,15 @@ pub enum OpError {
         /// What the pool stores.
         stores: &'static str,
     },
-    /// A tensor was to be written while part of it is in use under another name.
+    /// A tensor was to be written while another tensor shares its memory.
     #[error("a tensor that is shared cannot be written")]
     Shared,
-    /// The device refused or failed.
+    /// The device rejected the call or failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-/// Refuses a size that differs from the expected one.
+/// Rejects a size that differs from the expected one.
 pub(crate) fn check_size(
     op: &'static str,
     what: &'static str,

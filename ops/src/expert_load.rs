@@ -1,4 +1,4 @@
-//! How many tokens each expert gets, counted on the device where routers choose.
+//! Expert load (EPLB statistics): number of tokens per expert, counted on the device by the routing kernels.
 
 use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -8,28 +8,29 @@ use kernels::ExpertLoadArgs;
 
 use crate::{OpError, Ops, Tensor};
 
-/// Numbers that may be on their way to the host at a time.
+/// Maximum number of downloads of counts in flight.
 const IN_FLIGHT: usize = 3;
 
-/// Tokens by layer and expert since they were last taken.
+/// Number of tokens by layer and expert since the counts were last taken.
 #[derive(Debug)]
 pub struct ExpertLoadCounters {
     tokens: RefCell<Tensor>, // i32 [layers, E]
     memory: (Sender<PinnedBuffer>, Receiver<PinnedBuffer>),
 }
 
-/// Where the router of one layer counts.
+/// Expert load counter of one layer's router.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerLoadCounter<'a> {
-    /// Of all layers.
+    /// Counts of all layers.
     pub counts: &'a ExpertLoadCounters,
-    /// Which one it is.
+    /// Index of the layer.
     pub layer: usize,
-    /// i64 `[T]`: tokens without a slot (-1) are padding. `None` = no token is.
+    /// KV slot of each token, i64 `[T]`: tokens without a slot (-1) are padding. `None` = no token is
+    /// padding.
     pub slots: Option<&'a Tensor>,
 }
 
-/// Numbers on their way to the host.
+/// Counts whose copy to the host is in flight.
 #[derive(Debug)]
 pub struct ExpertLoadDownload {
     copy: CopyInFlight,
@@ -39,19 +40,19 @@ pub struct ExpertLoadDownload {
 }
 
 impl ExpertLoadCounters {
-    /// For `experts` in each of `layers`.
+    /// Allocates counts for `experts` experts in each of `layers` layers.
     pub fn new(ops: &Ops, layers: usize, experts: usize) -> Result<Self, OpError> {
         let (home, memory) = channel();
         for _ in 0..IN_FLIGHT {
-            // The receiver lives in the same struct.
+            // The send cannot fail: the receiver is in the same struct.
             let _ = home.send(ops.device.alloc_pinned(layers * experts * size_of::<u32>())?);
         }
         let tokens = RefCell::new(ops.zeros(DType::I32, &[layers, experts])?);
         Ok(Self { tokens, memory: (home, memory) })
     }
 
-    /// Begins to bring the numbers to the host, in the order of launches, and counts anew from there on. `None` = so many
-    /// are under way that these stay for the next time.
+    /// Starts a copy of the counts to the host, in stream order, and resets them after it. `None` = the
+    /// maximum number of copies is in flight; the counts stay for the next call.
     pub fn take(&self, ops: &Ops) -> Result<Option<ExpertLoadDownload>, OpError> {
         let Ok(memory) = self.memory.1.try_recv() else { return Ok(None) };
         let mut tokens = self.tokens.borrow_mut();
@@ -63,20 +64,20 @@ impl ExpertLoadCounters {
 }
 
 impl ExpertLoadDownload {
-    /// Waits for them: layer, expert and tokens of all that got any, in order.
+    /// Waits for the copy; returns layer, expert and number of tokens of all experts with tokens, in order.
     pub fn wait(self) -> Result<Vec<(usize, usize, u32)>, OpError> {
         let memory = self.copy.wait()?;
         let words = memory.bytes().as_chunks::<4>().0[..self.layers * self.experts].iter();
         let tokens = words.map(|word| u32::from_ne_bytes(*word)).enumerate();
         let of = |(at, tokens)| (at / self.experts, at % self.experts, tokens);
         let counted = tokens.filter(|(_, tokens)| *tokens > 0).map(of).collect();
-        let _ = self.home.send(memory); // Nobody counts any more where nobody needs it.
+        let _ = self.home.send(memory); // Fails if the counters were dropped; the memory is then not needed.
         Ok(counted)
     }
 }
 
 impl LayerLoadCounter<'_> {
-    /// Lets a kernel add to the numbers, if there are any.
+    /// Runs `work` with the counts of the layer, if counting is on.
     pub(crate) fn with<T>(
         counting: Option<Self>,
         work: impl FnOnce(Option<&mut ExpertLoadArgs<'_>>) -> Result<T, OpError>,

@@ -1,4 +1,4 @@
-//! Linear layers fused with the ops before and after them, as [`LinearPlan`] says.
+//! Linear layers fused with the ops before and after them, as [`LinearPlan`] decides.
 //!
 //! Legend: T tokens, H hidden, N outputs, K inputs, I intermediate size.
 
@@ -17,7 +17,7 @@ pub struct NormWeight<'a> {
     pub eps: f32,
 }
 
-/// `silu(gate) · up`, `[T, I]`, or what it is computed from where the product that follows computes it.
+/// `silu(gate) · up`, `[T, I]`, or its inputs where the prologue of the following linear layer computes it.
 #[derive(Debug)]
 pub enum GatedActivation {
     /// Gate columns, then up columns: `[T, 2 I]`.
@@ -79,9 +79,9 @@ impl Ops {
         )
     }
 
-    /// `x += h Wᵀ + bias`: `h [T, K]`, `x [T, N]`, the residual stream. Returns `Some(h Wᵀ + bias)` instead, and leaves `x`
-    /// as it is, where the addition is better fused with the norm that follows ([`Ops::add_rms_norm`],
-    /// [`Ops::add_norm_linear`]).
+    /// `x += h Wᵀ + bias`: `h [T, K]`, `x [T, N]`, the residual stream. Where the addition is better fused
+    /// with the norm that follows ([`Ops::add_rms_norm`], [`Ops::add_norm_linear`]), returns
+    /// `Some(h Wᵀ + bias)` instead and leaves `x` unchanged.
     pub fn linear_add(
         &self,
         x: &mut Tensor,
@@ -123,7 +123,8 @@ impl Ops {
         self.launch_with_prologue(LinearPrologue::SiluMul(x.mat()?), w)
     }
 
-    /// `silu(gate) · up` of `norm(x) Wᵀ + bias` as the input of the product with `down`: `x [T, K]`, `W [2 I, K]`.
+    /// `silu(gate) · up` of `norm(x) Wᵀ + bias` as the input of the linear layer `down`: `x [T, K]`,
+    /// `W [2 I, K]`.
     pub fn norm_linear_gated(
         &self,
         x: &Tensor,
@@ -137,7 +138,7 @@ impl Ops {
         Ok(GatedActivation::Product(self.norm_linear_silu_mul(x, norm, gate_up)?))
     }
 
-    /// As [`Ops::norm_linear_gated`] of `x + delta`, which becomes `x`: `delta [T, K]`.
+    /// [`Ops::norm_linear_gated`] of `x + delta`, which is stored to `x`: `delta [T, K]`.
     pub fn add_norm_linear_gated(
         &self,
         x: &mut Tensor,
@@ -159,7 +160,7 @@ impl Ops {
         Ok(GatedActivation::Product(self.linear_silu_mul(&h, gate_up)?))
     }
 
-    /// As [`Ops::norm_linear_gated`] of `h`, which has been normalised: `h [T, K]`.
+    /// [`Ops::norm_linear_gated`] without the norm: `h [T, K]` is already normed.
     pub fn linear_gated(
         &self,
         h: &Tensor,
@@ -180,7 +181,7 @@ impl Ops {
         }
     }
 
-    /// `x += (silu(gate) · up) Wᵀ + bias`, or what is to be added, as [`Ops::linear_add`].
+    /// `x += (silu(gate) · up) Wᵀ + bias`; may return the addend instead, like [`Ops::linear_add`].
     pub fn gated_linear_add(
         &self,
         x: &mut Tensor,

@@ -1,4 +1,4 @@
-//! The bytes of a rank's KV cache. Who owns which block is the scheduler's business.
+//! The bytes of a rank's KV cache. The scheduler owns the blocks.
 
 use std::cell::{Ref, RefCell, RefMut};
 
@@ -7,12 +7,12 @@ use kernels::{KvLayout, MlaKvLayout};
 
 use crate::{OpError, Ops};
 
-/// What a pool stores of a token and layer.
+/// What a pool stores per token and layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolLayout {
-    /// Keys and values of some heads.
+    /// Keys and values of the KV heads of this rank.
     Heads(KvLayout),
-    /// A latent row from which all heads make theirs.
+    /// One MLA row (compressed KV and rotary key), from which all heads compute their keys and values.
     Mla(MlaKvLayout),
 }
 
@@ -34,7 +34,7 @@ impl PoolLayout {
         }
     }
 
-    /// Blocks.
+    /// Number of blocks.
     #[must_use]
     pub const fn blocks(&self) -> usize {
         match self {
@@ -65,7 +65,7 @@ impl From<MlaKvLayout> for PoolLayout {
     }
 }
 
-/// What attention keeps of every layer for a fixed number of blocks.
+/// Paged KV cache of all layers, with a fixed number of blocks.
 ///
 /// A shared reference writes, because one forward pass stores keys and reads them through the same
 /// view; the one thread that owns the device borrows the bytes op by op. `Send`, not `Sync`.
@@ -84,7 +84,7 @@ impl KvPool {
         Ok(Self { bytes, layout })
     }
 
-    /// Layers, blocks, heads and type.
+    /// Returns layers, blocks, heads and type of the pool.
     #[must_use]
     pub fn layout(&self) -> &PoolLayout {
         &self.layout
@@ -112,7 +112,7 @@ impl KvPool {
         self.bytes.borrow_mut()
     }
 
-    /// Latent and turned channels of one slot as f32, to be compared by tests.
+    /// Reads compressed KV and rotary key of one slot as f32, for comparison in tests.
     pub fn read_mla_row(&self, ops: &Ops, layer: usize, slot: usize) -> Result<Vec<f32>, OpError> {
         let layout = self.mla_layout("read_latent")?;
         for (what, got, limit) in [("layer", layer, layout.layers), ("slot", slot, layout.slots())]
@@ -131,7 +131,8 @@ impl KvPool {
         Ok(row)
     }
 
-    /// Key and value of one slot and head as f32 (of an fp8 pool before their factors, in the CPU's dialect), to be compared by tests and transfers.
+    /// Reads key and value of one slot and head as f32, for comparison in tests and transfers; of an fp8 pool
+    /// the stored values before scaling, decoded as OCP E4M3.
     pub fn read_slot(
         &self,
         ops: &Ops,

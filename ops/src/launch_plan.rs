@@ -8,12 +8,12 @@ use kernels::{
     QkNormRopeArgs, RopeAttention,
 };
 
-/// Rows up to which RoPE, KV write and decode attention are one launch: every split of the keys prepares the queries
-/// again. Layers of Qwen3-8B at a context of 1,088 on an H200, two launches and one: 103.4 and 102.4 µs for 1 row, 112.1
-/// and 116.5 µs for 4 rows; of Qwen3-0.6B 23.0 and 23.8 µs for 2 rows.
+/// Rows up to which RoPE, KV write and decode attention are one launch: every split of the keys prepares the
+/// queries again. Layers of Qwen3-8B at a context of 1,088 tokens on an H200, two launches and one: 103.4 and
+/// 102.4 µs for 1 row, 112.1 and 116.5 µs for 4 rows; of Qwen3-0.6B 23.0 and 23.8 µs for 2 rows.
 const ROPE_ATTENTION_ROWS: usize = 1;
-/// Tokens up to which shared experts are computed as routed experts: that saves launches, but reads their weights once per
-/// segment of tokens (kernels/KERNELS.md, MoE).
+/// Tokens up to which shared experts are computed as routed experts: that saves launches, but reads their
+/// weights once per segment of tokens (kernels/KERNELS.md, MoE).
 const FUSED_SHARED_EXPERT_TOKENS: usize = 16;
 
 /// How a linear layer is launched together with the ops before and after it.
@@ -26,17 +26,17 @@ pub(crate) struct LinearPlan<'a> {
 }
 
 impl LinearPlan<'_> {
-    /// With a norm before it, a residual addition or `silu_mul` after it.
+    /// Whether the layer can be fused with a norm before it, a residual addition or `silu_mul` after it.
     pub(crate) fn is_fused(self) -> bool {
         FusedLinear::supports(self.backend, self.rows, self.dtype, self.weight)
     }
 
-    /// With `silu_mul` after it.
+    /// Whether the layer can be fused with `silu_mul` after it.
     pub(crate) fn is_fused_with_silu_mul(self) -> bool {
         FusedLinear::supports_silu_mul(self.backend, self.rows, self.dtype, self.weight)
     }
 
-    /// With the op before it as a prologue that stores its output in fp8.
+    /// Whether the layer can run the op before it as a prologue that stores its output in fp8.
     pub(crate) fn has_prologue(self) -> bool {
         PrologueLinear::supports(self.backend, self.rows, self.dtype, self.weight)
     }
@@ -52,10 +52,10 @@ pub(crate) fn fuses_rope_attention(
     rows.len() <= ROPE_ATTENTION_ROWS && RopeAttention::supports(backend, qk, rows, layout)
 }
 
-/// How shared experts, which every token goes to, are computed.
+/// How shared experts, which every token is routed to, are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SharedExpertPlan {
-    /// As routed experts of weight 1, in the launches of the routed ones.
+    /// As routed experts of weight 1, in the launches of the routed experts.
     Fused,
     /// As an MLP on the secondary stream while routed experts are computed.
     SecondaryStream,
@@ -64,12 +64,13 @@ pub enum SharedExpertPlan {
 }
 
 impl SharedExpertPlan {
-    /// The plan for `tokens` tokens. `fusable`: shared experts are packed with the routed ones. `separate`: weight
-    /// types of the separate MLPs. `exchanges`: tokens are exchanged with other ranks between routing and the sum; with an exchange
-    /// the secondary stream makes a step 6 % slower (two H200, DP attention with EP).
+    /// Returns the plan for `tokens` tokens. `fusable`: shared experts are packed with the routed ones.
+    /// `separate`: weight types of the separate MLPs. `exchanges`: tokens are exchanged with other ranks
+    /// between routing and the sum; with an exchange the secondary stream makes a step 6 % slower (two H200,
+    /// DP attention with EP).
     ///
-    /// A secondary stream costs two gaps between launches. For few rows, weights in 16 bits are prefetched while the launches before
-    /// end, which is as fast; weights in fp8 are not.
+    /// A secondary stream costs two gaps between launches. For few rows, 16-bit weights are prefetched while
+    /// the preceding launches end, which is as fast; fp8 weights are not.
     pub(crate) fn new(
         on_gpu: bool,
         tokens: usize,

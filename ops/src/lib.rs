@@ -1,8 +1,8 @@
 //! Tensors and shape-checked maths on one device; chooses kernels and fusions.
 //!
-//! [`Ops`] is all a layer calls; results come from an arena that hands the same memory out again in the
-//! same order, so that a step allocates nothing and could be captured as a graph. Ops knows no peer
-//! and no request.
+//! [`Ops`] is the only interface that layers call. Results are allocated from an arena that returns the same
+//! memory in the same order, so that a step allocates nothing and can be captured as a graph. This crate has
+//! no notion of peers or requests.
 
 #![forbid(unsafe_code)]
 

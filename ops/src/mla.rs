@@ -1,7 +1,8 @@
-//! Latent attention: one row per token from which all heads make their keys and values. See `kernels/src/mla.rs`.
+//! MLA (multi-head latent attention): one compressed KV row per token, from which all heads compute their
+//! keys and values. See `kernels/src/mla.rs`.
 //!
-//! Legend: T tokens, N query heads, C channels of a latent, P turned key channels, M other key channels and V value channels of a
-//! head.
+//! Legend: T tokens, N query heads, C `kv_lora_rank`, P `qk_rope_head_dim`, M `qk_nope_head_dim`, V
+//! `v_head_dim`.
 
 use device::DType;
 use kernels::{
@@ -12,7 +13,7 @@ use kernels::{
 use crate::error::check_size;
 use crate::{AttentionShape, BatchView, KvPool, OpError, Ops, RopeTable, Tensor};
 
-/// What makes keys and values of each head out of latents, packed.
+/// W_UK and W_UV of each head, packed: they compute keys and values from compressed KV.
 #[derive(Debug)]
 #[expect(clippy::struct_field_names, reason = "the names of the literature")]
 pub struct PackedMlaHeads {
@@ -21,27 +22,27 @@ pub struct PackedMlaHeads {
     w_uv: PackedGroup,
 }
 
-/// What latent attention needs besides the batch.
+/// Weights and rotary table of MLA.
 #[derive(Debug, Clone, Copy)]
 pub struct MlaWeights<'a> {
-    /// Weight `[C]` of the latents' norm.
+    /// Weight `[C]` of the norm of compressed KV.
     pub norm: &'a Tensor,
-    /// Added to its mean square.
+    /// Added to the mean square of the norm.
     pub eps: f32,
-    /// Rotation by position.
+    /// Rotary cosines and sines by position.
     pub rope: &'a RopeTable,
-    /// Keys and values of heads.
+    /// W_UK and W_UV of the heads.
     pub heads: &'a PackedMlaHeads,
 }
 
 impl PackedMlaHeads {
-    /// Heads on this rank.
+    /// Number of heads on this rank.
     #[must_use]
     pub fn len(&self) -> usize {
         self.w_uk.len()
     }
 
-    /// Whether there is none.
+    /// Whether this rank has no heads.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.w_uk.is_empty()
@@ -58,8 +59,9 @@ impl Ops {
         Ok(())
     }
 
-    /// Packs `kv_b [N (M + V), C]`, of each head the rows of its key, then those of its value. In f32, the oracle, queries are
-    /// taken to latents by the rows of the key, if at all; else by their transpose, which is packed besides.
+    /// Packs `kv_b [N (M + V), C]`, for each head the rows of its key (W_UK), then those of its value (W_UV).
+    /// In f32, the reference, absorbed attention multiplies queries by W_UK itself; other types use its
+    /// transpose, packed in addition.
     pub fn pack_mla_heads(
         &self,
         kv_b: &HostMat<'_>,
@@ -86,8 +88,9 @@ impl Ops {
         Ok(PackedMlaHeads { w_uk: key, w_uk_t: key_transposed, w_uv: value })
     }
 
-    /// Attention of queries `q [T, N (M + P)]` over latents, of which `kv [T, C + P]` are the step's own: normed, turned and kept
-    /// in the pool by slot (−1: nowhere). Positions before `first` are not seen, and nobody asks there. Returns `[T, N V]`.
+    /// MLA of queries `q [T, N (M + P)]` over compressed KV. `kv [T, C + P]` of the step's own tokens is
+    /// normed, rotated and written to the pool by slot (−1: not written). Positions before `first` are masked
+    /// and must have no queries. Returns `[T, N V]`.
     pub fn mla_attention(
         &self,
         mut q: Tensor,
@@ -118,7 +121,7 @@ impl Ops {
         Ok(o)
     }
 
-    /// Keeps `kv [T, C + P]` in layer `layer` of the pool, as latent attention would, and attends to nothing.
+    /// Writes `kv [T, C + P]` to layer `layer` of the pool, as MLA would, without attention.
     pub fn mla_write_kv_only(
         &self,
         kv: &Tensor,
@@ -127,12 +130,12 @@ impl Ops {
         (pool, batch): (&KvPool, &BatchView),
     ) -> Result<(), OpError> {
         let rotary = pool.mla_layout("keep_latents")?.rope_dim;
-        // The kernel turns queries besides: here those of nobody.
+        // The kernel rotates queries too: give it scratch queries of one head.
         let mut nobody = self.scratch(kv.dtype(), &[kv.rows(), rotary])?;
         self.mla_kv_write(&mut nobody, kv, weights, (1, layer), (pool, batch))
     }
 
-    /// Turns `q` of so many heads, and keeps `kv` normed and turned in a layer of the pool.
+    /// Rotates `q` of `heads` heads in place, and writes `kv`, normed and rotated, to a layer of the pool.
     fn mla_kv_write(
         &self,
         q: &mut Tensor,

@@ -1,4 +1,4 @@
-//! Mixture of experts: T tokens, E experts, k choices a token.
+//! Mixture of experts: T tokens, E experts, top-k experts per token.
 
 use device::DType;
 use kernels::{
@@ -10,32 +10,32 @@ use crate::error::check_size;
 use crate::launch_plan::SharedExpertPlan;
 use crate::{LayerLoadCounter, OpError, Ops, PackedLinear, Tensor};
 
-/// Which experts each token goes to.
+/// The experts that each token is routed to.
 #[derive(Debug)]
 pub struct ExpertRouting {
-    /// i32 `[T, k]`, best first; where experts that all tokens share are with the others, these lie behind.
+    /// i32 `[T, k]`, best first; fused shared experts come after the routed ones.
     pub experts: Tensor,
-    /// f32, of the same shape.
+    /// Routing weights, f32, of the same shape.
     pub weights: Tensor,
 }
 
-/// How a router's logits become choices. See [`kernels::RouterRuleArgs`].
+/// How a router's logits select experts and weights. See [`kernels::RouterRuleArgs`].
 #[derive(Debug)]
 pub struct RouterRule {
     /// From logits to scores.
     pub score: RouterScore,
-    /// Added to the scores for the choice alone; f32 `[E]`.
+    /// Score correction bias, added for the selection alone; f32 `[E]`.
     pub bias: Option<Tensor>,
-    /// Experts that are chosen by groups first.
+    /// Expert groups that are selected first.
     pub groups: Option<ExpertGroups>,
     /// Whether a token's weights are divided by their sum.
     pub normalise: bool,
-    /// What weights are multiplied by at the end.
+    /// Factor of the final weights.
     pub scale: f32,
 }
 
 impl RouterRule {
-    /// Whether it is softmax over all experts and nothing else.
+    /// Whether the rule is softmax over all experts, without bias, groups or scale.
     fn is_plain(&self) -> bool {
         let Self { score, bias, groups, scale, .. } = self;
         let softmax = *score == RouterScore::Softmax && scale.to_bits() == 1f32.to_bits();
@@ -50,31 +50,34 @@ pub struct PackedExperts {
     gate_up: PackedGroup,
     down: PackedGroup,
     shared: usize,
-    /// Gate and up, and down, of all those as one MLP, in memory of their own.
+    /// Gate-up and down projections of all shared experts as one MLP, in separate memory.
     separate_shared: Option<[PackedLinear; 2]>,
 }
 
 impl PackedExperts {
-    /// The same, the last `shared` of which are not chosen: every token goes to them. All experts of the layer are here.
+    /// Marks the last `shared` experts as shared: every token is routed to them. All experts of the layer are
+    /// on this rank.
     #[must_use]
     pub fn with_shared(self, shared: usize) -> Self {
         Self { shared, ..self }
     }
 
-    /// The same, with gate and up, and down, of those that every token goes to once more, as one MLP of any linear layers.
+    /// Adds a second copy of the shared experts: gate-up and down projections as one MLP of any linear
+    /// layers.
     #[must_use]
     pub fn with_separate_shared(self, apart: [PackedLinear; 2]) -> Self {
         Self { separate_shared: Some(apart), ..self }
     }
 
-    /// Experts that every token goes to.
+    /// Number of shared experts.
     #[must_use]
     pub fn shared(&self) -> usize {
         self.shared
     }
 
-    /// Gate and up, and down, of each of these in the memory of all, or of all as one MLP. `None`: the device has put them in an order of its
-    /// own, and there is no second copy.
+    /// Returns gate-up and down projections of each shared expert in the packed memory of all experts, or of
+    /// all shared experts as one MLP. `None`: the device packs experts in a format of its own, and there is
+    /// no second copy.
     #[must_use]
     pub fn shared_linears(&self) -> Option<Vec<[PackedLinear; 2]>> {
         let linear = |weight| PackedLinear::new(weight, None);
@@ -85,13 +88,13 @@ impl PackedExperts {
         (self.len() - self.shared..self.len()).map(of).collect()
     }
 
-    /// Experts held.
+    /// Number of experts on this rank.
     #[must_use]
     pub fn len(&self) -> usize {
         self.down.len()
     }
 
-    /// Whether none is held.
+    /// Whether this rank has no experts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.down.is_empty()
@@ -116,8 +119,9 @@ impl PackedExperts {
 }
 
 impl Ops {
-    /// Packs experts, the first of which is number `first` of all; the model has as many in each of `layers` layers. For
-    /// each, `gate_up` holds parts that stack to `[2 I, H]`, gate rows first, and `down` one matrix `[H, I]`.
+    /// Packs experts, the first of which has index `first` in the layer; the model has the same number in
+    /// each of `layers` layers. For each expert, `gate_up` holds parts that stack to `[2 I, H]`, gate rows
+    /// first, and `down` one matrix `[H, I]`.
     pub fn pack_experts(
         &self,
         (first, layers): (usize, usize),
@@ -133,8 +137,9 @@ impl Ops {
         Ok(PackedExperts { first, gate_up, down, shared: 0, separate_shared: None })
     }
 
-    /// Whether shared experts are packed with the routed experts of these projections, as in [`Ops::pack_experts`]: not where
-    /// routed experts run as a grouped GEMM in fp8 by TMA, beside which separate shared experts are always faster.
+    /// Whether shared experts are packed with the routed experts of these projections, as in
+    /// [`Ops::pack_experts`]: false where routed experts run as an fp8 grouped GEMM with TMA, where separate
+    /// shared experts are always faster.
     #[must_use]
     pub fn packs_shared_experts(
         &self,
@@ -145,8 +150,9 @@ impl Ops {
         !self.device.has_fp8_tma_experts(gate_up, down, layers, self.dtype())
     }
 
-    /// How shared experts are computed for `tokens` tokens. `gate_up`: first layers of the shared experts as MLPs of their
-    /// own. `exchanges`: tokens are exchanged with other ranks between routing and the sum.
+    /// Plans how shared experts are computed for `tokens` tokens. `gate_up`: first layers of the shared
+    /// experts as separate MLPs. `exchanges`: tokens are exchanged with other ranks between routing and the
+    /// sum.
     pub fn plan_shared_experts<'a>(
         &self,
         tokens: usize,
@@ -159,8 +165,8 @@ impl Ops {
         SharedExpertPlan::new(on_gpu, tokens, experts.shared > 0, separate, exchanges)
     }
 
-    /// The `k` experts of each token by `rule`, best first, then the `shared` ones behind all of the router's: `logits` f32 `[T, E]`. Choices
-    /// are counted where `counting` says.
+    /// Routes each token by `rule` to its `k` best experts, best first, then to the `shared` experts, whose
+    /// indices follow the router's: `logits` f32 `[T, E]`. `counting` counts the routed tokens.
     pub fn moe_route(
         &self,
         logits: &Tensor,
@@ -205,7 +211,7 @@ impl Ops {
         Ok(ExpertRouting { experts, weights })
     }
 
-    /// [`Ops::moe_route`] and [`Ops::moe_mlp`] where nobody wants to know more of the routing than numbers.
+    /// [`Ops::moe_route`] and [`Ops::moe_mlp`] in one call, for callers that need no routing but its counts.
     pub fn moe(
         &self,
         x: &Tensor,
@@ -231,7 +237,8 @@ impl Ops {
         self.moe_mlp(x, &self.moe_route(logits, (k, shared), rule, counting)?, experts)
     }
 
-    /// Where the copies of each expert lie: `places [E, 1 + most]` row by row, their number first.
+    /// Uploads the EPLB map `places [E, 1 + most]`, row-major: number of copies of each expert, then their
+    /// physical experts.
     pub fn upload_placement(&self, places: &[i32], cols: usize) -> Result<Tensor, OpError> {
         let mut tensor = self.zeros(DType::I32, &[places.len() / cols.max(1), cols])?;
         let bytes: Vec<u8> = places.iter().flat_map(|place| place.to_le_bytes()).collect();
@@ -239,8 +246,8 @@ impl Ops {
         Ok(tensor)
     }
 
-    /// Sends each token to one of the copies of its experts: `routing` names places then. It goes by the token's position: `positions [P]` has
-    /// those of `tokens [T]`, or of all in order.
+    /// Maps logical to physical experts by the EPLB map: `routing` then has physical experts. The copy is
+    /// chosen by the token's position: `positions [P]` are those of `tokens [T]`, or of all tokens in order.
     pub fn eplb_map_experts(
         &self,
         routing: &mut ExpertRouting,

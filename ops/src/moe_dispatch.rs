@@ -1,22 +1,24 @@
-//! Mixture of experts over ranks that hold experts whole: T tokens of this rank, each sent once to every rank with an expert of its own.
+//! Dispatch and combine of expert parallel (EP) MoE: each of this rank's T tokens is sent once to every rank
+//! with an expert of it.
 
 use device::DType;
 use kernels::{ExpertParallelLayout, MoeCombine, RowGather, TokenDispatch};
 
 use crate::{ExpertRouting, OpError, Ops, Tensor};
 
-/// The tokens that each rank gets.
+/// The tokens that are sent to each rank.
 #[derive(Debug)]
 pub struct MoeDispatch {
-    /// i32 `[ranks · T]`: those for rank 0, ascending, then those for rank 1; behind them nothing in particular.
+    /// i32 `[ranks · T]`: tokens for rank 0, ascending, then those for rank 1, and so on; the rest is
+    /// undefined.
     tokens: Tensor,
-    /// i32 `[T, ranks]`: where a token lies among them, -1 = it is not sent there.
+    /// i32 `[T, ranks]`: row of a token among the rows sent to a rank, -1 = the token is not sent there.
     row_of_token: Tensor,
     counts: Vec<usize>,
 }
 
 impl MoeDispatch {
-    /// Tokens for each rank.
+    /// Number of tokens for each rank.
     #[must_use]
     pub fn counts(&self) -> &[usize] {
         &self.counts
@@ -24,7 +26,8 @@ impl MoeDispatch {
 }
 
 impl Ops {
-    /// Which tokens go to which rank of `spread`; waits for the device, because the host must know their numbers.
+    /// Computes which tokens go to which rank of `spread`; waits for the device, because the host needs the
+    /// counts.
     pub fn moe_dispatch(
         &self,
         routing: &ExpertRouting,
@@ -50,7 +53,7 @@ impl Ops {
         })
     }
 
-    /// The rows of `x [T, C]` in the order in which they are sent, `[n, C]`, in memory that holds `room` rows.
+    /// Gathers the rows of `x [T, C]` in send order, `[n, C]`, in memory that holds `room` rows.
     pub fn dispatch_rows(
         &self,
         x: &Tensor,
@@ -67,7 +70,8 @@ impl Ops {
         Ok(y)
     }
 
-    /// A result like those of [`Ops::scratch`] in memory that holds `room` rows: steps that have other numbers of rows find it again.
+    /// Allocates a result like [`Ops::scratch`] in memory for `room` rows, so that steps with other numbers
+    /// of rows reuse it.
     pub fn scratch_in(
         &self,
         room: usize,
@@ -77,7 +81,8 @@ impl Ops {
         self.scratch(dtype, &[room.max(shape[0]), shape[1]])?.first_rows(shape[0])
     }
 
-    /// What the ranks made of each token, `x [n, H]` in the order in which tokens were sent, summed in the order of ranks in f32: `[T, H]`.
+    /// Sums the ranks' results of each token, `x [n, H]` in send order, in the order of ranks in f32:
+    /// `[T, H]`.
     pub fn moe_combine_ranks(&self, x: &Tensor, dispatch: &MoeDispatch) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), &[dispatch.row_of_token.rows(), x.cols()])?;
         self.device.launch(

@@ -1,7 +1,7 @@
 //! The weights that the next linear layer reads, recorded from the order of launches: a fused layer prefetches some of them.
 //!
-//! The first pass that launches two layers in a row records the pair; later passes prefetch. Other ops that read weights or the
-//! KV cache end a row. Results never depend on what is recorded.
+//! The first pass that launches two layers in sequence records the pair; later passes prefetch. Other ops
+//! that read weights or the KV cache interrupt the sequence. Results never depend on what is recorded.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -9,7 +9,7 @@ use kernels::{PackedMatrix, PrefetchHint};
 
 use crate::PackedLinear;
 
-/// The layer that is launched after another one.
+/// The linear layer that is launched after another one.
 #[derive(Debug)]
 pub(crate) struct NextLinear {
     /// Weak: the last layer is followed by the first one.
@@ -17,7 +17,7 @@ pub(crate) struct NextLinear {
     silu_mul: bool,
 }
 
-/// The layer that was launched last, if no other op came after it.
+/// The linear layer that was launched last, if no other op came after it.
 #[derive(Debug, Default)]
 pub(crate) struct LaunchOrder {
     last: Mutex<Option<Arc<OnceLock<NextLinear>>>>,
@@ -31,7 +31,8 @@ pub(crate) struct NextWeights {
 }
 
 impl LaunchOrder {
-    /// Records the launch of `w`, with `silu_mul` fused or not. Returns what is launched after it, if that is known.
+    /// Records the launch of `w`, with `silu_mul` fused or not. Returns the weights of the next launch, if it
+    /// is recorded.
     pub(crate) fn launch(&self, w: &PackedLinear, silu_mul: bool) -> Option<NextWeights> {
         if let Some(last) = self.replace(Some(Arc::clone(&w.next))) {
             last.get_or_init(|| NextLinear { weight: Arc::downgrade(&w.weight), silu_mul });
@@ -40,7 +41,7 @@ impl LaunchOrder {
         Some(NextWeights { weight: next.weight.upgrade()?, silu_mul: next.silu_mul })
     }
 
-    /// Records an op that is no linear layer.
+    /// Records an op that is not a linear layer.
     pub(crate) fn interrupt(&self) {
         self.replace(None);
     }

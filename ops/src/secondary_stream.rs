@@ -1,4 +1,4 @@
-//! Launches that a device runs beside those of a step.
+//! Launches on a secondary stream, which overlap those of the step's main stream.
 
 use std::sync::Arc;
 
@@ -7,25 +7,28 @@ use device::DeviceStream;
 use crate::prefetch::LaunchOrder;
 use crate::{OpError, Ops};
 
-/// Launches beside those of the [`Ops`] that it comes from, where the device has room for two at once; else with them.
+/// Ops on a secondary stream that overlaps the main stream of the [`Ops`] that made it; without a secondary
+/// stream on the device, they are launched on the main stream.
 ///
-/// They come behind what was launched until it was made, and read only what stays as it is until they are joined.
+/// They run after everything launched on the main stream before, and may read only memory that is not written
+/// until they are joined.
 #[derive(Debug)]
 #[must_use = "what is not joined may never be ready"]
 pub struct SecondaryStream {
     ops: Ops,
-    /// `None`: the order is that of everything else.
+    /// `None`: launches go to the main stream.
     stream: Option<DeviceStream>,
 }
 
 impl SecondaryStream {
-    /// What launches there. Its results are to be read behind [`SecondaryStream::join`].
+    /// Returns the ops that launch on the secondary stream. Read their results after
+    /// [`SecondaryStream::join`] only.
     #[must_use]
     pub fn ops(&self) -> &Ops {
         &self.ops
     }
 
-    /// Launches of `ops`, whom this is beside, come behind these from now on.
+    /// Makes later launches of `ops`, the main stream, wait for the secondary stream.
     pub fn join(self, ops: &Ops) -> Result<(), OpError> {
         let joined = |stream| ops.device.stream_wait(&ops.stream, &stream);
         Ok(self.stream.map_or(Ok(()), joined)?)
@@ -33,13 +36,14 @@ impl SecondaryStream {
 }
 
 impl Ops {
-    /// A place beside this one, behind all that has been launched here.
+    /// Forks a secondary stream that waits for everything launched here so far.
     pub fn secondary_stream(&self) -> Result<SecondaryStream, OpError> {
         let stream = self.device.secondary_stream();
         if let Some(stream) = &stream {
             self.device.stream_wait(stream, &self.stream)?;
         }
-        // Memory of its own in either case: a step finds the same whether or not its launches are marked.
+        // Use a separate arena in either case, so that results have the same addresses when GPU timestamps
+        // turn the stream off.
         let ops = Self {
             device: self.device.clone(),
             stream: stream.unwrap_or(self.stream),

@@ -1,13 +1,14 @@
-//! What the device remembers of each running request: one seat per request.
+//! State of running requests on the device: one sequence slot per request.
 //!
-//! S seats, W block table width, L longest request, V vocabulary.
+//! S sequence slots, W block table width, L longest request, V vocabulary.
 
 use device::DType;
 use kernels::step::{LatestToken, SequenceSamplingParams, SequenceSlotArrays};
 
 use crate::{OpError, Ops, Tensor};
 
-/// Seats on the device, all allocated at start. Nothing in them is the only copy of anything.
+/// Sequence slots on the device, all allocated at start. Their contents are copies: none is the only copy of
+/// its data.
 #[derive(Debug)]
 pub struct DeviceSequenceSlots {
     latest: Tensor,             // i32 [S, 3]
@@ -18,7 +19,8 @@ pub struct DeviceSequenceSlots {
 }
 
 impl DeviceSequenceSlots {
-    /// `seats` empty seats for requests of up to `longest` tokens in tables of `width` blocks.
+    /// Allocates `seats` zeroed sequence slots for requests of up to `longest` tokens with block tables of
+    /// `width` blocks.
     pub fn new(
         ops: &Ops,
         seats: usize,

@@ -1,7 +1,8 @@
-//! The arrays of a step on the device: staged by one copy, laid out by `prepare`, read by the forward
-//! pass, answered by `sample`. All have their full size and their address from the start.
+//! The arrays of a step on the device: staged by one copy, laid out by `prepare`, read by the forward pass,
+//! and filled with sampled tokens by `sample`. All are allocated at start, with full size and a fixed
+//! address.
 //!
-//! T tokens, R rows, Q questions.
+//! T tokens, R rows, Q logits rows.
 
 use device::{CopyInFlight, DType, MatRef, PinnedBuffer};
 use kernels::step::{
@@ -14,42 +15,42 @@ use kernels::{
 
 use crate::{BatchView, DeviceSequenceSlots, OpError, Ops, Tensor};
 
-/// Words of an `SampledToken`.
+/// Number of 32-bit words of a `SampledToken`.
 const SAMPLE_WORDS: usize = size_of::<SampledToken>() / 4;
 
-/// Bounds of all steps.
+/// Upper bounds of all steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSize {
     /// Tokens per step.
     pub tokens: usize,
     /// Rows per step.
     pub rows: usize,
-    /// Questions per step.
+    /// Logits rows per step.
     pub logits_rows: usize,
-    /// Likeliest ids an answer can list.
+    /// Top log-probabilities that a logits row can report.
     pub top_logprobs: usize,
-    /// Bytes of a stage.
+    /// Bytes of the stage (the step's input copy).
     pub stage_bytes: usize,
     /// Token positions per KV block.
     pub block_tokens: usize,
-    /// Who says which drafts stand.
+    /// Rule by which draft tokens are accepted.
     pub verification: DraftVerification,
 }
 
-/// What one step lays out: what its stage says, or more where a captured graph is larger.
+/// Sizes that one step lays out: those of its stage, or larger ones for a captured graph.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepShape {
     /// Tokens.
     pub tokens: usize,
     /// Rows.
     pub rows: usize,
-    /// Questions.
+    /// Logits rows.
     pub logits_rows: usize,
-    /// Bounds of the rows; for a captured graph those of every step that it will serve.
+    /// Bounds of the rows; for a captured graph the bounds of all steps that replay it.
     pub bounds: RowBounds,
 }
 
-/// Device memory of a step's inputs and answers.
+/// Device memory of a step's inputs and sampler outputs.
 #[derive(Debug)]
 pub struct StepBuffers {
     pub(crate) size: StepSize,
@@ -86,7 +87,8 @@ impl StepBuffers {
         })
     }
 
-    /// Starts the copy of a stage. `memory` holds at least `stage_bytes` and comes back when it is over.
+    /// Starts the copy of a stage to the device. `memory` holds at least `stage_bytes` and is returned with
+    /// the finished copy.
     pub fn upload(
         &mut self,
         ops: &Ops,
@@ -97,7 +99,7 @@ impl StepBuffers {
         Ok(ops.device.start_upload(&ops.stream, self.stage.buffer_mut()?, memory, bytes)?)
     }
 
-    /// Takes over what the uploaded stage says about seats and lays out the step.
+    /// Updates the sequence slots from the uploaded stage and lays out the step's arrays.
     pub fn prepare(
         &mut self,
         ops: &Ops,
@@ -127,7 +129,7 @@ impl StepBuffers {
         Ok(())
     }
 
-    /// What a forward pass over a prepared step reads: its batch, and the ids `[T]`.
+    /// Returns the inputs of a forward pass over a prepared step: its batch, and the token ids `[T]`.
     pub fn view(
         &self,
         seats: &DeviceSequenceSlots,
@@ -148,12 +150,12 @@ impl StepBuffers {
         Ok((batch, self.ids.narrow(&[tokens])?))
     }
 
-    /// Tokens behind the first `n` questions, i32 `[n]`: whose logits are wanted.
+    /// Returns the sample positions of the first `n` logits rows (indices of the step's tokens), i32 `[n]`.
     pub fn logits_indices(&self, n: usize) -> Result<Tensor, OpError> {
         self.logits_indices.narrow(&[n])
     }
 
-    /// Answers the first `n` questions out of `logits` f32 `[n, V]`.
+    /// Samples a token for each of the first `n` logits rows from `logits` f32 `[n, V]`.
     pub fn sample(
         &mut self,
         ops: &Ops,
@@ -175,8 +177,9 @@ impl StepBuffers {
         Ok(())
     }
 
-    /// The same where each of several ranks has the logits of a part of the vocabulary, f32 `[n, part.cols]`; `gather`
-    /// tells all of them what they need of each other. Questions are such as `vocab_parallel_support` of the device says.
+    /// Samples from vocab-parallel logits: each rank has a shard of the vocabulary, f32 `[n, part.cols]`;
+    /// `gather` all-gathers the candidates of all ranks. The logits rows must be supported as the device's
+    /// `vocab_parallel_support` states.
     pub fn sample_vocab_parallel(
         &mut self,
         ops: &Ops,
@@ -201,7 +204,8 @@ impl StepBuffers {
         Ok(())
     }
 
-    /// The first `n` questions, the step they are about, and the places of their answers.
+    /// Returns the first `n` staged logits rows, the step that they belong to, and the arrays for the sampler
+    /// outputs.
     fn sampler_inputs(
         &mut self,
         n: usize,
@@ -217,12 +221,12 @@ impl StepBuffers {
         Ok((stage, laid, answers))
     }
 
-    /// The stage of a step that has been prepared, and the positions of its tokens, i32 `[1, T]`.
+    /// Returns the stage of a prepared step, and the positions of its tokens, i32 `[1, T]`.
     pub(crate) fn staged(&self) -> Result<(MatRef<'_>, MatRef<'_>), OpError> {
         Ok((self.stage.mat()?, self.positions.mat()?))
     }
 
-    /// Host memory for the answers of a step.
+    /// Allocates pinned host memory for the sampler outputs of a step.
     pub fn output_memory(&self, ops: &Ops) -> Result<SamplerOutputMemory, OpError> {
         let pinned = |tensor: &Tensor| ops.device.alloc_pinned(tensor.len() * 4);
         Ok(SamplerOutputMemory {
@@ -232,7 +236,8 @@ impl StepBuffers {
         })
     }
 
-    /// Starts the copy of the first `questions` answers to the host; their lists too, if any asked (`tops`).
+    /// Starts the copy of the first `questions` sampled tokens to the host, and of their top
+    /// log-probabilities if `tops`.
     pub fn download(
         &self,
         ops: &Ops,
@@ -257,7 +262,7 @@ impl StepBuffers {
     }
 }
 
-/// Host memory for the answers of one step.
+/// Host memory for the sampler outputs of one step.
 #[derive(Debug)]
 pub struct SamplerOutputMemory {
     sampled: PinnedBuffer,
@@ -265,7 +270,7 @@ pub struct SamplerOutputMemory {
     top_logprobs: PinnedBuffer,
 }
 
-/// Answers on their way to the host.
+/// Sampler outputs whose copy to the host is in flight.
 #[derive(Debug)]
 pub struct SamplerOutputsInFlight {
     sizes: SamplerOutputSizes,
@@ -274,15 +279,15 @@ pub struct SamplerOutputsInFlight {
     top_logprobs: OutputTransfer,
 }
 
-/// What there is of each part.
+/// Sizes of the sampler outputs.
 #[derive(Debug, Clone, Copy)]
 struct SamplerOutputSizes {
     logits_rows: usize,
-    /// Places of a list.
+    /// Entries of a list of top log-probabilities.
     top: usize,
 }
 
-/// Memory of a part of the answers: in use only where somebody wants it.
+/// Host memory of one output array: idle if the step does not need the array.
 #[derive(Debug)]
 enum OutputTransfer {
     Idle(PinnedBuffer),
@@ -298,7 +303,7 @@ impl OutputTransfer {
     }
 }
 
-/// Answers on the host.
+/// Sampler outputs on the host.
 #[derive(Debug)]
 pub struct SamplerOutputs {
     sizes: SamplerOutputSizes,
@@ -306,7 +311,7 @@ pub struct SamplerOutputs {
 }
 
 impl SamplerOutputsInFlight {
-    /// Waits for them.
+    /// Waits until the copies are complete.
     pub fn wait(self) -> Result<SamplerOutputs, OpError> {
         let (top_ids, top_logprobs) = (self.top_ids.wait()?, self.top_logprobs.wait()?);
         let memory = SamplerOutputMemory { sampled: self.sampled.wait()?, top_ids, top_logprobs };
@@ -315,7 +320,7 @@ impl SamplerOutputsInFlight {
 }
 
 impl SamplerOutputs {
-    /// The answers, in the order of the questions.
+    /// Returns the sampled tokens, in the order of the logits rows.
     pub fn iter(&self) -> impl Iterator<Item = SampledToken> + '_ {
         let bytes =
             &self.memory.sampled.bytes()[..self.sizes.logits_rows * size_of::<SampledToken>()];
@@ -330,7 +335,7 @@ impl SamplerOutputs {
         })
     }
 
-    /// The first `n` of the likeliest ids listed for question `q`, with their log-probabilities.
+    /// Returns the first `n` top tokens of logits row `q`, with their log-probabilities.
     pub fn top(&self, q: usize, n: usize) -> impl Iterator<Item = (u32, f32)> + '_ {
         let words = |memory: &'_ PinnedBuffer| {
             let top = self.sizes.top;
@@ -342,14 +347,14 @@ impl SamplerOutputs {
         ids.into_iter().zip(values).map(pair)
     }
 
-    /// The memory, for another step.
+    /// Returns the memory, to be reused by another step.
     #[must_use]
     pub fn into_memory(self) -> SamplerOutputMemory {
         self.memory
     }
 }
 
-/// A stage tensor as kernels read it.
+/// Views a stage tensor as kernels read it.
 fn view(stage: &Tensor, shape: StepShape) -> Result<StageView<'_>, OpError> {
     let StepShape { tokens, rows, logits_rows: questions, .. } = shape;
     Ok(StageView { bytes: stage.mat()?, rows, tokens, logits_rows: questions })

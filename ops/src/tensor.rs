@@ -7,9 +7,9 @@ use device::{DType, MatMut, MatRef};
 use crate::OpError;
 use crate::arena::TensorStorage;
 
-/// Contiguous, row-major elements on the device. A view is a matrix of `rows() × cols()`, the last
-/// dimension being the columns. Owns its memory, or shares it with those it was narrowed from; while
-/// shared it cannot be written.
+/// Contiguous, row-major elements on the device. A view is a matrix of `rows() × cols()`, the last dimension
+/// being the columns. Owns its memory, or shares it with the tensor that it was narrowed from; while shared
+/// it cannot be written.
 #[derive(Debug)]
 pub struct Tensor {
     storage: Arc<TensorStorage>,
@@ -46,13 +46,13 @@ impl Tensor {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// Elements.
+    /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether there is no element.
+    /// Whether the tensor has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -68,7 +68,8 @@ impl Tensor {
         Ok(self)
     }
 
-    /// The first elements, enough for `shape`. As long as the result lives, neither can be written.
+    /// Returns a view of the first elements, enough for `shape`. Neither tensor can be written until one of
+    /// them is dropped.
     pub fn narrow(&self, shape: &[usize]) -> Result<Self, OpError> {
         if shape.iter().product::<usize>() > self.len() {
             let (got, expected) = (shape.to_vec(), self.shape.clone());
@@ -77,7 +78,7 @@ impl Tensor {
         Ok(Self { storage: self.storage.clone(), dtype: self.dtype, shape: shape.to_vec() })
     }
 
-    /// The same memory with fewer rows.
+    /// Shrinks the tensor to its first `rows` rows, in the same memory.
     pub(crate) fn first_rows(mut self, rows: usize) -> Result<Self, OpError> {
         if self.shape.len() != 2 || rows > self.rows() {
             let (got, expected) = (vec![rows, self.cols()], self.shape);

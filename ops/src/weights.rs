@@ -1,4 +1,4 @@
-//! Weights as the device wants them, packed once at load.
+//! Weights in the device's format, packed once at load.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,7 +17,7 @@ pub struct PackedLinear {
     pub(crate) weight: Arc<PackedMatrix>,
     /// f32 `[N]`.
     pub(crate) bias: Option<Arc<Tensor>>,
-    /// The layer that is launched after this one.
+    /// The linear layer that is launched after this one.
     pub(crate) next: Arc<OnceLock<NextLinear>>,
 }
 
@@ -26,13 +26,13 @@ impl PackedLinear {
         Self { weight, bias, next: Arc::default() }
     }
 
-    /// Outputs.
+    /// Number of outputs.
     #[must_use]
     pub fn outputs(&self) -> usize {
         self.weight.n()
     }
 
-    /// Inputs.
+    /// Number of inputs.
     #[must_use]
     pub fn inputs(&self) -> usize {
         self.weight.k()
@@ -50,15 +50,15 @@ impl PackedLinear {
         self.weight.bytes()
     }
 
-    /// The rows of the weight as an embedding table: a tied head is held once, packed, and the lookup
-    /// gathers from its panels. `first` is the vocabulary id of row 0 on this rank.
+    /// Returns the rows of the weight as an embedding table: a tied head is stored once, packed, and the
+    /// lookup gathers from its panels. `first` is the vocabulary id of row 0 on this rank.
     #[must_use]
     pub fn tied_embedding(&self, first: usize) -> EmbeddingTable {
         EmbeddingTable { table: EmbeddingStorage::Packed(self.weight.clone()), first }
     }
 }
 
-/// Token ids to rows; ids outside this rank's part give zeros, so that an all-reduce completes them.
+/// Token embeddings; ids outside this rank's shard give zeros, so that an all-reduce completes them.
 #[derive(Debug, Clone)]
 pub struct EmbeddingTable {
     pub(crate) table: EmbeddingStorage,
@@ -72,7 +72,7 @@ pub(crate) enum EmbeddingStorage {
 }
 
 impl EmbeddingTable {
-    /// A table `[V, H]` of its own; `first` is the vocabulary id of row 0 on this rank.
+    /// Makes a table `[V, H]` that is not a tied head; `first` is the vocabulary id of row 0 on this rank.
     #[must_use]
     pub fn from_rows(table: Tensor, first: usize) -> Self {
         Self { table: EmbeddingStorage::Rows(Arc::new(table)), first }

@@ -1,4 +1,4 @@
-//! Ops through their public face: packing, tied embeddings, the step arena, attention over a pool.
+//! Ops through their public API: packing, tied embeddings, the step arena, attention over a pool.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
@@ -16,7 +16,7 @@ fn ops(dtype: DType) -> Ops {
     Ops::new(CpuBackend::new(config).unwrap().into(), dtype).unwrap()
 }
 
-/// `rows × cols` small numbers that every type holds exactly.
+/// `rows × cols` small numbers that every type represents exactly.
 fn numbers(rows: usize, cols: usize, seed: usize) -> Vec<f32> {
     (0..rows * cols).map(|i| ((i * 37 + seed * 11) % 29) as f32 / 8.0 - 1.75).collect()
 }
@@ -35,7 +35,7 @@ fn stacked_parts_and_slices_are_one_matrix() {
         let ops = ops(dtype);
         let (q, k) = (numbers(40, 12, 1), numbers(8, 12, 2));
         let (q_bytes, k_bytes) = (bytes(&q), bytes(&k));
-        // A rank that owns rows [8, 40) of the first and inputs [4, 12) of both.
+        // A rank's shard: rows [8, 40) of the first matrix and inputs [4, 12) of both.
         let parts = [
             host(&q_bytes, 40, 12).row_range(8, 32).column_range(4, 8),
             host(&k_bytes, 8, 12).column_range(4, 8),
@@ -90,7 +90,7 @@ fn results_reuse_memory_in_the_same_order() {
     assert_eq!(again, later, "equal steps get equal memory");
 }
 
-/// One request of `len` tokens in blocks 2, 0, 1, ..; token by token and at once.
+/// One request of `len` tokens in blocks 2, 0, 1, ..; in chunks of one token, in larger chunks and at once.
 #[test]
 fn attention_over_a_pool_is_the_same_in_any_chunks() {
     let (heads, kv_heads, dim, len) = (4, 2, 16, 40usize);
@@ -138,7 +138,7 @@ fn attention_over_a_pool_is_the_same_in_any_chunks() {
                 let o = ops.paged_attention(&q, (&shape, 0), &pool, &batch).unwrap();
                 out.extend(ops.read_f32(&o).unwrap());
             }
-            // The value of the last token, second head, as stored.
+            // Value of the last token, second head, as stored in the pool.
             let (_, value) = pool.read_slot(&ops, 0, slot(len - 1) as usize, 1).unwrap();
             assert_eq!(value, qkv[len * width - dim..]);
             assert!(pool.read_slot(&ops, 0, 64, 0).is_err());
@@ -166,7 +166,7 @@ fn wrong_shapes_are_refused_with_their_numbers() {
     assert_eq!(error, format!("{} does not compute in F8E4M3", ops.device().name()));
 }
 
-/// Two rows of logits, two seats: the second row is no number.
+/// Two rows of logits, two sequence slots: the second row contains a NaN.
 #[test]
 fn sampling_is_row_by_row() {
     let ops = ops(DType::F32);
