@@ -1,15 +1,15 @@
-//! BLASLt: hipBLASLt or cuBLASLt. Functions take equal arguments; the numbers of their enums differ.
+//! Symbol table of hipBLASLt and cuBLASLt. Both take the same function arguments; their enum values differ.
 
 use std::ffi::{c_int, c_void};
 
 use crate::symbol_table::table;
 use crate::{DriverPtr, GpuApi};
 
-/// What a BLASLt call returns; 0 = success.
+/// Status code of a BLASLt call; 0 = success.
 pub type BlasLtStatus = c_int;
 
 table! {
-    /// The matrix library of one vendor.
+    /// Function table of hipBLASLt or cuBLASLt.
     BlasLtApi {
         /// `(handle out)`.
         create: "hipblasLtCreate" "cublasLtCreate" (*mut DriverPtr);
@@ -41,8 +41,8 @@ table! {
         preference_set: "hipblasLtMatmulPreferenceSetAttribute" "cublasLtMatmulPreferenceSetAttribute" (
             DriverPtr, c_int, *const c_void, usize,
         );
-        /// `(handle, operation, layouts of A B C D, preference, wanted, results out, found out)`; a
-        /// result takes [`BlasLtConstants::result_bytes`].
+        /// `(handle, operation, layouts of A B C D, preference, requested result count, results out, result
+        /// count out)`; one result has [`BlasLtConstants::result_bytes`] bytes.
         heuristic: "hipblasLtMatmulAlgoGetHeuristic" "cublasLtMatmulAlgoGetHeuristic" (
             DriverPtr, DriverPtr, DriverPtr, DriverPtr, DriverPtr, DriverPtr, DriverPtr, c_int, *mut c_void, *mut c_int,
         );
@@ -54,12 +54,12 @@ table! {
         );
     }
     optional {
-        /// `()`: version as a number.
+        /// `()`: version of cuBLASLt as one integer.
         cuda_version: "" "cublasLtGetVersion" () -> usize;
     }
 }
 
-/// An element type, numbered equally by both.
+/// Element type; hipBLASLt and cuBLASLt use the same enum values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum BlasDataType {
@@ -67,20 +67,20 @@ pub enum BlasDataType {
     F32 = 0,
     /// IEEE binary16.
     F16 = 2,
-    /// The upper half of binary32.
+    /// bfloat16 (the upper 16 bits of binary32).
     BF16 = 14,
-    /// 8 bits, OCP e4m3.
+    /// OCP fp8 e4m3, 8 bits.
     E4M3 = 28,
 }
 
-/// Numbers that differ between the libraries.
+/// Enum values and struct sizes that differ between hipBLASLt and cuBLASLt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlasLtConstants {
     /// Operation attribute: whether A is transposed.
     pub trans_a: c_int,
     /// Operation attribute: whether B is transposed.
     pub trans_b: c_int,
-    /// Operation attribute: what happens to the sums.
+    /// Operation attribute: epilogue.
     pub epilogue: c_int,
     /// Operation attribute: address of the bias.
     pub bias_pointer: c_int,
@@ -88,40 +88,40 @@ pub struct BlasLtConstants {
     pub bias_type: c_int,
     /// Operation attributes: addresses of the f32 scales of A and B.
     pub scale_pointers: [c_int; 2],
-    /// Operation attributes: granularity of the scales of A and B.
+    /// Operation attributes: scaling modes (granularity of the scales) of A and B.
     pub scale_modes: [c_int; 2],
-    /// Values of `scale_modes` where they are known to work: one scale a row, one for 128 elements of a row, one for
-    /// 128 × 128.
+    /// Values for `scale_modes`: one scale per row, one per 128 elements of a row, one per 128 × 128 block;
+    /// `None` where these modes are not known to work.
     pub scale_kinds: Option<[c_int; 3]>,
-    /// Value: as stored.
+    /// Operation value: not transposed.
     pub op_n: c_int,
-    /// Value: transposed.
+    /// Operation value: transposed.
     pub op_t: c_int,
-    /// Value: f32 sums.
+    /// Compute type: f32 accumulation.
     pub compute_f32: c_int,
-    /// Layout attribute: matrices of a batch.
+    /// Layout attribute: number of matrices of a batch.
     pub batch_count: c_int,
-    /// Layout attribute: elements between matrices of a batch.
+    /// Layout attribute: stride between matrices of a batch, in elements.
     pub batch_stride: c_int,
-    /// Preference attribute: bits of the allowed ways to add up parts of a sum (u32); 0 = none, sums stay whole.
+    /// Preference attribute: bit mask of the allowed split-K reduction schemes (u32); 0 = no split-K.
     pub reduction_scheme: Option<c_int>,
-    /// Preference attributes: bytes to which A, B, C, D are aligned (u32).
+    /// Preference attributes: minimum alignment of A, B, C and D in bytes (u32).
     pub alignments: Option<[c_int; 4]>,
-    /// Bytes of an opaque algorithm.
+    /// Size of an opaque algorithm descriptor, in bytes.
     pub algorithm_bytes: usize,
-    /// Bytes of one answer of the heuristic: algorithm, then workspace bytes (u64), then status (i32).
+    /// Size of one heuristic result in bytes: algorithm, then workspace bytes (u64), then status (i32).
     pub result_bytes: usize,
 }
 
 impl BlasLtConstants {
-    /// Value of `epilogue`, equal on both sides: sums as they are.
+    /// Value of `epilogue` in both libraries: default, without bias.
     pub const EPILOGUE_NONE: c_int = 1;
-    /// Value of `epilogue`, equal on both sides: plus the bias, one element per row of D.
+    /// Value of `epilogue` in both libraries: adds the bias, one element per row of D.
     pub const EPILOGUE_BIAS: c_int = 4;
-    /// Preference attribute, equal on both sides: bytes of workspace an algorithm may use (u64).
+    /// Preference attribute of both libraries: maximum workspace of an algorithm in bytes (u64).
     pub const WORKSPACE_BYTES: c_int = 1;
 
-    /// The numbers of one library.
+    /// Returns the constants of the BLASLt library of `api`.
     #[must_use]
     pub const fn of(api: GpuApi) -> Self {
         match api {

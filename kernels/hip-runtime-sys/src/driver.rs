@@ -1,4 +1,4 @@
-//! The driver: devices, memory, streams, events, modules, graphs.
+//! Symbol table of the HIP runtime and the CUDA driver: devices, memory, streams, events, modules, graphs.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -6,9 +6,9 @@ use crate::symbol_table::table;
 use crate::{DriverPtr, DriverStatus, GpuApi};
 
 table! {
-    /// The driver of one vendor.
+    /// Function table of the HIP runtime or the CUDA driver.
     DriverApi {
-        /// `(flags)`: first call of a process.
+        /// `(flags)`: initialises the driver; must be the first call of a process.
         init: "hipInit" "cuInit" (c_uint);
         /// `(count out)`.
         device_count: "hipGetDeviceCount" "cuDeviceGetCount" (*mut c_int);
@@ -16,18 +16,18 @@ table! {
         device_get: "hipDeviceGet" "cuDeviceGet" (*mut c_int, c_int);
         /// `(text out, bytes, device)`.
         device_name: "hipDeviceGetName" "cuDeviceGetName" (*mut c_char, c_int, c_int);
-        /// `(value out, attribute number of the vendor, device)`; see [`DeviceAttribute`].
+        /// `(value out, attribute number of the API, device)`; see [`DeviceAttribute`].
         device_attribute: "hipDeviceGetAttribute" "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
         /// `(context out, device)`.
         context_retain: "hipDevicePrimaryCtxRetain" "cuDevicePrimaryCtxRetain" (*mut DriverPtr, c_int);
-        /// `(context)`: current on the calling thread from now on.
+        /// `(context)`: makes the context current on the calling thread.
         context_set: "hipCtxSetCurrent" "cuCtxSetCurrent" (DriverPtr);
 
-        /// `(address out, bytes)`: aligned to 256.
+        /// `(address out, bytes)`: device memory, aligned to 256 bytes.
         alloc: "hipMalloc" "cuMemAlloc_v2" (*mut DriverPtr, usize);
         /// `(address)`.
         free: "hipFree" "cuMemFree_v2" (DriverPtr);
-        /// `(address out, bytes, flags)`: host memory that the device copies from and to by itself.
+        /// `(address out, bytes, flags)`: pinned host memory for asynchronous copies.
         host_alloc: "hipHostMalloc" "cuMemHostAlloc" (*mut DriverPtr, usize, c_uint);
         /// `(address)`.
         host_free: "hipHostFree" "cuMemFreeHost" (DriverPtr);
@@ -46,18 +46,19 @@ table! {
         stream_create: "hipStreamCreateWithFlags" "cuStreamCreate" (*mut DriverPtr, c_uint);
         /// `(stream)`.
         stream_destroy: "hipStreamDestroy" "cuStreamDestroy_v2" (DriverPtr);
-        /// `(stream)`: waits for all launches.
+        /// `(stream)`: blocks the host until all work on the stream has completed.
         stream_synchronize: "hipStreamSynchronize" "cuStreamSynchronize" (DriverPtr);
-        /// `(stream, event, flags)`: launches from now on come after the event.
+        /// `(stream, event, flags)`: later work on the stream starts after the event.
         stream_wait: "hipStreamWaitEvent" "cuStreamWaitEvent" (DriverPtr, DriverPtr, c_uint);
 
         /// `(event out, flags)`.
         event_create: "hipEventCreateWithFlags" "cuEventCreate" (*mut DriverPtr, c_uint);
-        /// `(event, stream)`: the event passes after all launches so far.
+        /// `(event, stream)`: the event completes after all work submitted to the stream so far.
         event_record: "hipEventRecord" "cuEventRecord" (DriverPtr, DriverPtr);
-        /// `(event)`: waits for it.
+        /// `(event)`: blocks the host until the event has completed.
         event_synchronize: "hipEventSynchronize" "cuEventSynchronize" (DriverPtr);
-        /// `(milliseconds out, from, to)`; both made without [`flag::EVENT_WITHOUT_TIME`].
+        /// `(milliseconds out, start, end)`; both events must be created without
+        /// [`flag::EVENT_WITHOUT_TIME`].
         event_elapsed: "hipEventElapsedTime" "cuEventElapsedTime" (*mut f32, DriverPtr, DriverPtr);
         /// `(event)`.
         event_destroy: "hipEventDestroy" "cuEventDestroy_v2" (DriverPtr);
@@ -68,7 +69,7 @@ table! {
         module_unload: "hipModuleUnload" "cuModuleUnload" (DriverPtr);
         /// `(function out, module, name)`.
         module_function: "hipModuleGetFunction" "cuModuleGetFunction" (*mut DriverPtr, DriverPtr, *const c_char);
-        /// `(function, grid x y z, block x y z, dynamic shared bytes, stream, arguments, null)`.
+        /// `(function, grid x y z, block x y z, dynamic shared memory in bytes, stream, arguments, null)`.
         launch: "hipModuleLaunchKernel" "cuLaunchKernel" (
             DriverPtr, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, DriverPtr, *mut DriverPtr, *mut DriverPtr,
         );
@@ -89,76 +90,81 @@ table! {
         graph_executable_destroy: "hipGraphExecDestroy" "cuGraphExecDestroy" (DriverPtr);
     }
     optional {
-        /// `(properties out, device)`: the name of the architecture is text at byte 1160 of at most 1472.
+        /// `(properties out, device)`: writes at most 1472 bytes; the architecture name is a C string at byte
+        /// 1160.
         properties: "hipGetDevicePropertiesR0600" "" (*mut u8, c_int) -> DriverStatus;
-        /// `(code)`: the name of an error.
+        /// `(code)`: returns the name of an error code.
         hip_error_name: "hipGetErrorName" "" (DriverStatus) -> *const c_char;
         /// `(code, name out)`.
         cuda_error_name: "" "cuGetErrorName" (DriverStatus, *mut *const c_char) -> DriverStatus;
-        /// `(function, attribute, value)`; AMD needs no leave for large dynamic shared memory.
+        /// `(function, attribute, value)`; HIP needs no opt-in for large dynamic shared memory.
         function_set: "" "cuFuncSetAttribute" (DriverPtr, c_int, c_int) -> DriverStatus;
-        /// `(value out, attribute, function)`; attribute numbers are equal: 1 static shared bytes,
-        /// 3 spilled bytes, 4 registers.
+        /// `(value out, attribute, function)`; attribute numbers are the same in both APIs: 1 = static shared
+        /// memory in bytes, 3 = local (spilled) memory in bytes, 4 = registers per thread.
         function_get: "hipFuncGetAttribute" "cuFuncGetAttribute" (*mut c_int, c_int, DriverPtr) -> DriverStatus;
-        /// `(event, stream, flags)`: with [`flag::EVENT_RECORD_EXTERNAL`] a capture keeps the record, and
-        /// every replay makes it.
+        /// `(event, stream, flags)`: with [`flag::EVENT_RECORD_EXTERNAL`] a capture turns the call into an
+        /// event record node, which every replay executes.
         event_record_with: "hipEventRecordWithFlags" "cuEventRecordWithFlags" (DriverPtr, DriverPtr, c_uint) -> DriverStatus;
         /// `(config, function, arguments, null)`.
         launch_ex: "" "cuLaunchKernelEx" (*const LaunchConfig, DriverPtr, *mut DriverPtr, *mut DriverPtr) -> DriverStatus;
         /// `(map out, data type, rank, address, sizes, strides in bytes, box, element strides,
-        /// interleave, swizzle, promotion, fill)`: describes a tensor to the copy engine of an SM.
+        /// interleave, swizzle, promotion, fill)`: encodes a TMA descriptor (tensor map) of a tensor.
         tensor_map_encode: "" "cuTensorMapEncodeTiled" (
             DriverPtr, c_int, c_uint, DriverPtr, *const u64, *const u64, *const c_uint, *const c_uint, c_int, c_int,
             c_int, c_int,
         ) -> DriverStatus;
-        /// `(address out, bytes, flags)`: with [`flag::MALLOC_UNCACHED`] what other devices write is seen while a kernel
-        /// runs; NVIDIA's memory always is like that.
+        /// `(address out, bytes, flags)`: with [`flag::MALLOC_UNCACHED`] a running kernel sees writes of
+        /// other devices; on NVIDIA all device memory behaves so.
         alloc_with: "hipExtMallocWithFlags" "" (*mut DriverPtr, usize, c_uint) -> DriverStatus;
-        /// `(handle out, address)`: by what other processes of the host open this allocation.
+        /// `(handle out, address)`: returns the IPC handle by which other processes of the host open the
+        /// allocation.
         ipc_handle: "hipIpcGetMemHandle" "cuIpcGetMemHandle" (*mut IpcHandle, DriverPtr) -> DriverStatus;
-        /// `(address out, handle, flags)`: in any process but the one that allocated.
+        /// `(address out, handle, flags)`: opens an IPC handle; not allowed in the process that allocated the
+        /// memory.
         ipc_open: "hipIpcOpenMemHandle" "cuIpcOpenMemHandle_v2" (*mut DriverPtr, IpcHandle, c_uint) -> DriverStatus;
-        /// `(context of the other device, flags 0)`: kernels of this one reach its memory from now on.
+        /// `(context of the peer device, flags 0)`: enables peer access from the current device to the peer's
+        /// memory.
         peer_enable: "hipCtxEnablePeerAccess" "cuCtxEnablePeerAccess" (DriverPtr, c_uint) -> DriverStatus;
     }
 }
 
-/// An allocation, in words that other processes can be told.
+/// IPC handle of a device allocation, which can be sent to other processes of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct IpcHandle(pub [u8; 64]);
 
-/// How a kernel is launched by [`DriverApi::launch_ex`].
+/// Launch configuration of [`DriverApi::launch_ex`].
 #[derive(Debug)]
 #[repr(C)]
 pub struct LaunchConfig {
-    /// Blocks.
+    /// Grid dimensions, in thread blocks.
     pub grid: [c_uint; 3],
-    /// Threads of a block.
+    /// Block dimensions, in threads.
     pub block: [c_uint; 3],
-    /// Dynamic shared memory.
+    /// Dynamic shared memory per thread block, in bytes.
     pub shared_bytes: c_uint,
-    /// The stream.
+    /// Stream of the launch.
     pub stream: DriverPtr,
-    /// `attribute_count` attributes.
+    /// Array of `attribute_count` launch attributes.
     pub attributes: *const LaunchAttribute,
-    /// Their number.
+    /// Number of launch attributes.
     pub attribute_count: c_uint,
 }
 
-/// One attribute of a launch.
+/// Attribute of a kernel launch.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(8))]
 pub struct LaunchAttribute {
-    /// Which.
+    /// Attribute number of the CUDA driver.
     pub id: c_int,
     pad: c_int,
-    /// Its value; the first word holds numbers.
+    /// Value of the attribute; scalars are in the first words.
     pub value: [c_uint; 16],
 }
 
 impl LaunchAttribute {
-    /// A kernel may begin before the one in front of it has ended; it waits for it by itself.
+    /// Programmatic dependent launch: the kernel may start before the preceding kernel has ended and waits
+    /// for it itself (`griddepcontrol.wait`).
     #[must_use]
     pub const fn overlap_predecessor() -> Self {
         let mut value = [0; 16];
@@ -166,7 +172,8 @@ impl LaunchAttribute {
         Self { id: 6, pad: 0, value }
     }
 
-    /// So many blocks beside each other run at once, and reach each other's shared memory.
+    /// Thread block cluster of `blocks` adjacent blocks: they are co-scheduled and access each other's shared
+    /// memory.
     #[must_use]
     pub const fn clusters(blocks: c_uint) -> Self {
         let mut value = [0; 16];
@@ -175,25 +182,25 @@ impl LaunchAttribute {
     }
 }
 
-/// A property of a device that both vendors number, differently.
+/// Device attribute that both APIs have, under different numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceAttribute {
-    /// Threads of a wave.
+    /// Threads per warp (NVIDIA) or wavefront (AMD).
     WarpSize,
-    /// Compute units or streaming multiprocessors.
+    /// Number of streaming multiprocessors (NVIDIA) or compute units (AMD).
     Multiprocessors,
-    /// Dynamic shared memory a block may have, without (AMD) or with leave (NVIDIA).
+    /// Maximum dynamic shared memory per thread block in bytes; on NVIDIA the opt-in maximum.
     SharedBytesPerBlock,
-    /// Bytes of the level-2 cache.
+    /// Size of the L2 cache, in bytes.
     L2Bytes,
-    /// First part of NVIDIA's architecture number.
+    /// Major compute capability (NVIDIA).
     CapabilityMajor,
-    /// Second part of NVIDIA's architecture number.
+    /// Minor compute capability (NVIDIA).
     CapabilityMinor,
 }
 
 impl DeviceAttribute {
-    /// The vendor's number.
+    /// Returns the attribute number in `api`.
     #[must_use]
     pub const fn number(self, api: GpuApi) -> c_int {
         match self {
@@ -207,45 +214,45 @@ impl DeviceAttribute {
     }
 }
 
-/// Result codes, equal on both sides.
+/// Result codes that are the same in both APIs.
 pub mod code {
     use crate::DriverStatus;
 
-    /// Done.
+    /// Success.
     pub const SUCCESS: DriverStatus = 0;
-    /// No such amount of memory.
+    /// Out of device memory.
     pub const OUT_OF_MEMORY: DriverStatus = 2;
-    /// The driver is there, a device is not.
+    /// The driver finds no device.
     pub const NO_DEVICE: DriverStatus = 100;
-    /// There is no device of this number; HIP's first call says so where there is none at all.
+    /// Invalid device ordinal; HIP also returns it from the first call if there is no device at all.
     pub const INVALID_DEVICE: DriverStatus = 101;
-    /// The devices reach each other already.
+    /// Peer access between the devices is already enabled.
     pub const PEER_ACCESS_ALREADY_ENABLED: DriverStatus = 704;
-    /// The operation cannot be captured.
+    /// The operation is not permitted during stream capture.
     pub const CAPTURE_UNSUPPORTED: DriverStatus = 900;
 }
 
-/// Flags and modes, equal on both sides.
+/// Flags and modes that are the same in both APIs.
 pub mod flag {
     use std::ffi::{c_int, c_uint};
 
-    /// The stream does not wait for the default stream.
+    /// The stream does not synchronise with the default stream.
     pub const STREAM_NON_BLOCKING: c_uint = 1;
-    /// The event carries a time.
+    /// The event records a timestamp.
     pub const EVENT_TIMED: c_uint = 0;
-    /// The event carries no time, which makes it cheaper.
+    /// The event records no timestamp, which makes it cheaper.
     pub const EVENT_WITHOUT_TIME: c_uint = 2;
-    /// A record that is part of a capture, for whoever waits outside.
+    /// Event record that becomes a node of a captured graph and can be waited for outside of the graph.
     pub const EVENT_RECORD_EXTERNAL: c_uint = 1;
-    /// Pinned memory that every context may use.
+    /// Pinned memory that is usable by all contexts.
     pub const HOST_PORTABLE: c_uint = 1;
-    /// Memory of another device becomes reachable as it is opened.
+    /// Opening an IPC handle enables peer access to the device that owns the memory.
     pub const IPC_ENABLE_PEER_ACCESS: c_uint = 1;
-    /// AMD: device memory that no cache of the device keeps.
+    /// AMD: device memory that the device does not cache.
     pub const MALLOC_UNCACHED: c_uint = 3;
-    /// Other threads may do as they like while this one captures.
+    /// Capture mode: other threads may make unsafe API calls during the capture.
     pub const CAPTURE_THREAD_LOCAL: c_int = 1;
-    /// Function attribute: bytes of dynamic shared memory it may have.
+    /// Function attribute: maximum dynamic shared memory per thread block, in bytes.
     pub const FUNCTION_MAX_DYNAMIC_SHARED: c_int = 8;
 }
 

@@ -1,9 +1,9 @@
-//! Symbol tables of the GPU runtimes, opened at run time: driver, run-time compiler, BLASLt.
+//! Symbol tables of the GPU runtimes, opened at run time: driver, run-time compiler (RTC), BLASLt.
 //!
-//! Most HIP functions have a CUDA twin that takes the same arguments in the same registers, so one table
-//! with two names per entry serves both vendors. Nothing is needed to build: a machine without a
-//! library gets an ordinary error that names what was tried. Opened libraries are never closed, because
-//! GPU runtimes do not survive being unloaded while the process exits.
+//! Most HIP functions have a CUDA counterpart with the same ABI (arguments in the same registers), so one
+//! table with two symbol names per entry serves both vendors. Building needs no GPU toolkit: on a machine
+//! without the library, opening returns an error that lists the paths tried. Opened libraries are never
+//! closed, because GPU runtimes fail when they are unloaded during process exit.
 //!
 //! Handles and device addresses are [`DriverPtr`]; result codes are [`DriverStatus`], 0 = success.
 
@@ -22,23 +22,23 @@ pub use rtc::RtcApi;
 
 use std::ffi::{c_int, c_void};
 
-/// A handle, or an address on the device.
+/// Handle of the driver, or device address.
 pub type DriverPtr = *mut c_void;
 
-/// What every entry returns; 0 = success.
+/// Result code of a driver call; 0 = success.
 pub type DriverStatus = c_int;
 
-/// Which of the two names of an entry a library exports.
+/// GPU API that a library exports: selects one of the two symbol names of each table entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GpuApi {
-    /// AMD, and whatever else exports the HIP interface.
+    /// HIP: AMD, and other libraries that export the HIP API.
     Hip,
-    /// NVIDIA.
+    /// CUDA: NVIDIA.
     Cuda,
 }
 
 impl GpuApi {
-    /// The one of two values that belongs to this interface.
+    /// Returns `hip` or `cuda`, depending on the API.
     #[must_use]
     pub const fn pick<T: Copy>(self, hip: T, cuda: T) -> T {
         match self {

@@ -1,4 +1,4 @@
-//! Finding and opening libraries.
+//! Search for and opening of shared libraries.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -7,29 +7,29 @@ use libloading::Library;
 
 use crate::GpuApi;
 
-/// A library could not be used.
+/// Error when a shared library is opened or a symbol is resolved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LibraryOpenError {
-    /// No name led to a library.
+    /// No candidate path could be opened.
     #[error("no {what} found; tried {}", tried.join("; "))]
     NotFound {
-        /// What was looked for.
+        /// Description of the library.
         what: &'static str,
-        /// Names and paths in the order they were tried, each with its reason.
+        /// Names and paths in the order tried, each with the loader's error.
         tried: Vec<String>,
     },
-    /// The library is too old, or something else under the same name.
+    /// A required symbol is missing: the library is too old, or a different library with the same file name.
     #[error("{library} has no {symbol}")]
     NoSymbol {
-        /// The library.
+        /// Path of the library.
         library: String,
-        /// The function it lacks.
+        /// Name of the missing symbol.
         symbol: String,
     },
 }
 
-/// Where a library is looked for: every name in every folder, then every name alone, as the loader
-/// finds it.
+/// Candidate paths of a library: every file name in every folder, then every bare name through the loader's
+/// search path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LibrarySearch {
     what: &'static str,
@@ -38,7 +38,7 @@ pub struct LibrarySearch {
 }
 
 impl LibrarySearch {
-    /// The driver of `api`.
+    /// Search for the driver of `api`.
     #[must_use]
     pub fn driver(api: GpuApi, folders: &[PathBuf]) -> Self {
         let hip: &[&str] =
@@ -48,7 +48,7 @@ impl LibrarySearch {
         Self::new(what, api, api.pick(hip, cuda), folders)
     }
 
-    /// The run-time compiler of `api`; HIP's driver library contains one too.
+    /// Search for the run-time compiler of `api`; HIP's driver library also contains one.
     #[must_use]
     pub fn rtc(api: GpuApi, folders: &[PathBuf]) -> Self {
         let hip: &[&str] = &[
@@ -65,7 +65,7 @@ impl LibrarySearch {
         Self::new(what, api, api.pick(hip, cuda), folders)
     }
 
-    /// The matrix library of `api`.
+    /// Search for the BLASLt library of `api`.
     #[must_use]
     pub fn blaslt(api: GpuApi, folders: &[PathBuf]) -> Self {
         let hip: &[&str] = &["libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"];
@@ -74,7 +74,7 @@ impl LibrarySearch {
         Self::new(what, api, api.pick(hip, cuda), folders)
     }
 
-    /// The library of `api` in which ranks combine what they have.
+    /// Search for the collective library of `api`: RCCL or NCCL.
     #[must_use]
     pub fn collectives(api: GpuApi, folders: &[PathBuf]) -> Self {
         let hip: &[&str] = &["librccl.so.1", "librccl.so"];
@@ -83,7 +83,7 @@ impl LibrarySearch {
         Self::new(what, api, api.pick(hip, cuda), folders)
     }
 
-    /// One library by its path.
+    /// Search for a library at one given path.
     #[must_use]
     pub fn named(what: &'static str, path: &Path) -> Self {
         Self { what, names: vec![path.to_owned()], folders: Vec::new() }
@@ -97,7 +97,7 @@ impl LibrarySearch {
         Self { what, names: names.iter().map(PathBuf::from).collect(), folders }
     }
 
-    /// Paths to try, in order.
+    /// Candidate paths in order of preference.
     fn paths(&self) -> impl Iterator<Item = PathBuf> {
         let inside =
             |folder: &PathBuf| self.names.iter().map(|n| folder.join(n)).collect::<Vec<_>>();
@@ -107,7 +107,7 @@ impl LibrarySearch {
     }
 }
 
-/// Folders in which ROCm installs itself, the newest first.
+/// Library folders of the ROCm installations below `/opt`, in descending order of name (newest first).
 fn rocm_folders() -> Vec<PathBuf> {
     let versions = std::fs::read_dir("/opt").into_iter().flatten().flatten().map(|e| e.path());
     let rocm =
@@ -118,7 +118,7 @@ fn rocm_folders() -> Vec<PathBuf> {
     folders
 }
 
-/// A library that stays open for good, for tables of other crates.
+/// Shared library that is never closed, for symbol tables of other crates.
 #[derive(Debug, Clone)]
 pub struct SharedLibrary {
     library: &'static Library,
@@ -126,35 +126,35 @@ pub struct SharedLibrary {
 }
 
 impl SharedLibrary {
-    /// Opens the first library of `search` that can be opened.
+    /// Opens the first candidate of `search` that loads.
     pub fn open(search: &LibrarySearch) -> Result<Self, LibraryOpenError> {
         let (library, found) = open(search)?;
         Ok(Self { library: Box::leak(Box::new(library)), found })
     }
 
-    /// The name under which it was found.
+    /// Returns the path or name under which the library was found.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.found
     }
 
-    /// The function `name`.
+    /// Resolves the function `name`.
     ///
     /// # Safety
-    /// `F` is its type.
+    /// `F` is the type of the function.
     pub unsafe fn symbol<F: Copy>(&self, name: &str) -> Result<F, LibraryOpenError> {
-        // SAFETY: the caller vouches for the type; the library is never closed.
+        // SAFETY: the caller guarantees the type; the library is never closed.
         unsafe { symbol(self.library, &self.found, name) }
     }
 }
 
-/// Opens the first library that can be opened, and tells its name.
+/// Opens the first candidate of `search` that loads, and returns it with its path.
 pub(crate) fn open(search: &LibrarySearch) -> Result<(Library, PathBuf), LibraryOpenError> {
     let mut tried = Vec::new();
     for path in search.paths() {
         open_companions(&path);
-        // SAFETY: initialisers of a GPU runtime run here; the names are those of known runtimes, or
-        // what the operator named.
+        // SAFETY: loading runs the initialisers of the library; the candidates are the names of known GPU
+        // runtimes or paths configured by the operator.
         match unsafe { Library::new(&path) } {
             Ok(library) => return Ok((library, path)),
             Err(error) => tried.push(format!("{}: {}", path.display(), reason(&error))),
@@ -163,8 +163,8 @@ pub(crate) fn open(search: &LibrarySearch) -> Result<(Library, PathBuf), Library
     Err(LibraryOpenError::NotFound { what: search.what, tried })
 }
 
-/// NVRTC opens its built-in headers by name alone, which fails when it lies outside the loader's
-/// folders; a library that is already open under that name is found.
+/// Opens `libnvrtc-builtins` before NVRTC. NVRTC opens it by its bare name, which fails if it is outside the
+/// loader's search path, but succeeds if a library of that name is already open.
 fn open_companions(path: &Path) {
     let starts = |name: &OsStr, with: &str| name.to_str().is_some_and(|n| n.starts_with(with));
     let (Some(name), Some(folder)) = (path.file_name(), path.parent()) else { return };
@@ -173,7 +173,8 @@ fn open_companions(path: &Path) {
     }
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         if starts(&entry.file_name(), "libnvrtc-builtins.so") {
-            // SAFETY: as in `open`. A failure shows when the compiler is used.
+            // SAFETY: runs initialisers of an NVIDIA library in the folder of NVRTC, as in `open`. A failure
+            // to load is reported when the compiler is used.
             if let Ok(library) = unsafe { Library::new(entry.path()) } {
                 std::mem::forget(library);
             }
@@ -194,7 +195,7 @@ pub(crate) unsafe fn symbol<F: Copy>(
     found: &Path,
     name: &str,
 ) -> Result<F, LibraryOpenError> {
-    // SAFETY: passed on.
+    // SAFETY: guaranteed by the caller.
     let symbol = unsafe { library.get::<F>(name) };
     symbol.map(|s| *s).map_err(|_| LibraryOpenError::NoSymbol {
         library: found.display().to_string(),
@@ -203,12 +204,12 @@ pub(crate) unsafe fn symbol<F: Copy>(
 }
 
 /// # Safety
-/// As `symbol`.
+/// `F` is the function type of `name`, and the library is never closed.
 pub(crate) unsafe fn optional<F: Copy>(library: &'static Library, name: &str) -> Option<F> {
     if name.is_empty() {
         return None;
     }
-    // SAFETY: passed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { library.get::<F>(name) }.ok().map(|s| *s)
 }
 

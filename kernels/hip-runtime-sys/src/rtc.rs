@@ -1,4 +1,4 @@
-//! The run-time compiler: hiprtc or NVRTC.
+//! Symbol table of the run-time compiler: hiprtc or NVRTC.
 
 use std::ffi::{c_char, c_int};
 
@@ -6,15 +6,15 @@ use crate::DriverPtr;
 use crate::symbol_table::table;
 
 table! {
-    /// The run-time compiler of one vendor.
+    /// Function table of hiprtc or NVRTC.
     RtcApi {
         /// `(major out, minor out)`.
         version: "hiprtcVersion" "nvrtcVersion" (*mut c_int, *mut c_int);
-        /// `(program out, source, name, headers, header sources, header names)`.
+        /// `(program out, source, name, header count, header sources, header names)`.
         create: "hiprtcCreateProgram" "nvrtcCreateProgram" (
             *mut DriverPtr, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char,
         );
-        /// `(program, options, option texts)`.
+        /// `(program, option count, options)`.
         compile: "hiprtcCompileProgram" "nvrtcCompileProgram" (DriverPtr, c_int, *const *const c_char);
         /// `(program, bytes out)`.
         log_bytes: "hiprtcGetProgramLogSize" "nvrtcGetProgramLogSize" (DriverPtr, *mut usize);

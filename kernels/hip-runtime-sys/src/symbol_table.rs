@@ -1,7 +1,8 @@
-//! The macro behind every table: `field: "hip name" "cu name" (arguments) [-> result];`.
+//! Macro that defines a symbol table. Syntax of an entry: `field: "hip name" "cu name" (arguments) [->
+//! result];`.
 //!
-//! Entries behind `optional` are `None` where the library, or its version, has no such function; an
-//! empty name says that the vendor has none.
+//! Entries in the `optional` block are `None` if the opened version of the library lacks the function; an
+//! empty name means that the API has no such function.
 
 macro_rules! table {
     (
@@ -16,24 +17,24 @@ macro_rules! table {
         $(#[$doc])*
         #[derive(Debug)]
         pub struct $name {
-            /// Whose names the library exports.
+            /// API of the symbol names that the library exports.
             pub api: $crate::GpuApi,
-            /// The name under which the library was found.
+            /// Path or name under which the library was found.
             pub library: std::path::PathBuf,
             $( $(#[$entry])* pub $field: unsafe extern "C" fn($($arg),*) -> $crate::DriverStatus, )*
             $( $(#[$extra])* pub $option: Option<unsafe extern "C" fn($($option_arg),*) $(-> $ret)?>, )*
         }
 
         impl $name {
-            /// Opens the first library of `search` that can be opened; it stays open for good.
+            /// Opens the first candidate of `search` that loads; the library is never closed.
             pub fn open(
                 api: $crate::GpuApi,
                 search: &$crate::LibrarySearch,
             ) -> Result<Self, $crate::LibraryOpenError> {
                 let (library, found) = $crate::library::open(search)?;
                 let library: &'static libloading::Library = Box::leak(Box::new(library));
-                // SAFETY: the types are those of the vendor's headers at register level, compared entry
-                // by entry; the library is never closed, so the pointers stay valid.
+                // SAFETY: each entry was compared with the vendor's header: its type has the same ABI. The
+                // library is never closed, so the function pointers stay valid.
                 unsafe {
                     Ok(Self {
                         api,
@@ -44,7 +45,8 @@ macro_rules! table {
                 }
             }
 
-            /// Names of all required entries, for tests that look at a library without opening it.
+            /// Returns the symbol names of all required entries, for tests that inspect a library without
+            /// opening it.
             #[must_use]
             pub fn names(api: $crate::GpuApi) -> Vec<&'static str> {
                 vec![$( api.pick($hip, $cuda), )*]
