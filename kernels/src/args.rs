@@ -1,53 +1,61 @@
-//! Arguments of kernels that take more than a handful.
+//! Argument structs of kernels with many arguments.
 //!
-//! `T` tokens, `R` rows, `N` query heads, `K` KV heads, `D` head size, `E` experts, `W` table width.
+//! Legend: `T` tokens, `R` rows, `N` query heads, `K` KV heads, `D` head size, `E` experts, `W` block table
+//! width, `S` block tables.
 
 use device::{MatMut, MatRef};
 
 use crate::{PackedGroup, PackedMatrix};
 
-/// How the tokens of a step belong to rows, and where their keys lie.
+/// Assignment of the tokens of a step to rows, and the block tables of their keys.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionMetadata<'a> {
     /// Row `r` owns tokens `[cu_q[r], cu_q[r + 1])`; i32 `[R + 1]`.
     pub cu_q: MatRef<'a>,
-    /// Keys of row `r`, its own tokens included; i32 `[R]`.
+    /// Context length of row `r` in keys, its own tokens included; i32 `[R]`.
     pub context_lens: MatRef<'a>,
-    /// Block tables in order of position; i32 `[S, W]`, entries behind a context are not read.
+    /// Block tables in order of position; i32 `[S, W]`. Entries after the end of a context are not read.
     pub block_tables: MatRef<'a>,
-    /// Row `r` reads table `table_rows[r]`; i32 `[R]`. `None` = table `r`.
+    /// Row `r` reads block table `table_rows[r]`; i32 `[R]`. `None` = row `r` reads block table `r`.
     pub table_rows: Option<MatRef<'a>>,
-    /// What the host knows of the rows.
+    /// Upper bounds on the rows, known to the host.
     pub bounds: RowBounds,
 }
 
-/// Bounds of the rows of a step. They choose kernels, cuts and grids, of results only the rounding, and a captured graph serves
-/// every step within those it was captured with. Tighter bounds only run faster.
+/// Upper bounds on the rows of a step. They select kernels, split factors and grid sizes; of the results,
+/// only the rounding depends on them. A captured graph serves every step within the bounds that it was
+/// captured with. Tighter bounds only improve speed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RowBounds {
-    /// The first so many rows have one token each, padded rows included.
+    /// Number of leading rows with one token each, padding rows included.
     pub decode_rows: usize,
-    /// Of those, rows that are successive tokens of a request, one behind the other, at most: they share a table, and each sees one key
-    /// more than the one before. Less than 2: no two do.
+    /// Maximum number of those rows that are successive tokens of one request: they share a block table, and
+    /// each row sees one key more than the row before. Below 2: no two rows belong to one request.
     pub max_rows_per_request: usize,
-    /// Tokens of the longest row behind those.
+    /// Maximum number of tokens of a row after the decode rows.
     pub max_query_len: usize,
-    /// Keys of the longest row of all.
+    /// Maximum context length of all rows, in keys.
     pub max_context_len: usize,
-    /// Tokens of the step up to the last row of fewer than [`MLA_PREFILL_TOKENS`](Self::MLA_PREFILL_TOKENS): behind them all rows are long.
+    /// Number of tokens up to the end of the last row with fewer than
+    /// [`MLA_PREFILL_TOKENS`](Self::MLA_PREFILL_TOKENS) tokens: every later row is an MLA prefill row.
     pub mla_decode_tokens: usize,
-    /// Keys of all long rows together.
+    /// Sum of the context lengths of all MLA prefill rows, in keys.
     pub mla_prefill_keys: usize,
 }
 
 impl RowBounds {
-    /// Contexts up to which a step of one row is worth a recording of its own: attention divides their keys otherwise.
+    /// Maximum context length, in tokens, for which a step of one row has a captured graph of its own:
+    /// attention splits the keys of short and long contexts differently.
     pub const SHORT_CONTEXT: usize = 2048;
-    /// Tokens from which on a row is long: latent attention on a GPU makes keys and values of all that it sees, which is less work than
-    /// taking its queries to the latents. By operations alone both cost the same at `C (M + V) / (2 C − M − V)`, 170 tokens in DeepSeek-V3.
+    /// Minimum number of tokens of an MLA prefill row. On a GPU such a row uses non-absorbed MLA: keys and
+    /// values of its whole context are up-projected from the compressed KV, which is less work than
+    /// multiplying its queries by W_UK. By operation count both forms cost the same at
+    /// `C (M + V) / (2 C − M − V)` tokens, 170 in DeepSeek-V3 (`C` = `kv_lora_rank`, `M` =
+    /// `qk_nope_head_dim`, `V` = `v_head_dim`).
     pub const MLA_PREFILL_TOKENS: usize = 128;
 
-    /// Exact bounds of rows of so many tokens and keys each. Those of one token, in front, may be up to `successive` of a request.
+    /// Returns the exact bounds of rows given as (tokens, context length). Up to `successive` of the leading
+    /// one-token rows may belong to one request.
     #[must_use]
     pub fn of(rows: impl IntoIterator<Item = (usize, usize)>, successive: usize) -> Self {
         let mut bounds = Self { max_rows_per_request: successive, ..Self::default() };
@@ -70,8 +78,8 @@ impl RowBounds {
         bounds
     }
 
-    /// What holds for any `rows` rows of `tokens` tokens in all, none of them empty, and `positions`
-    /// positions in a block table.
+    /// Returns bounds that hold for any `rows` non-empty rows with `tokens` tokens in total and block tables
+    /// of `positions` positions.
     #[must_use]
     pub fn of_any(tokens: usize, rows: usize, positions: usize) -> Self {
         let decode_rows = if tokens == rows { rows } else { 0 };
@@ -92,7 +100,7 @@ impl RowBounds {
     }
 }
 
-/// Rotary embedding, half pairing: channel `i` turns with `i + rotary / 2`.
+/// RoPE tables, half pairing (NeoX): channel `i` is rotated with channel `i + rotary / 2`.
 #[derive(Debug, Clone, Copy)]
 pub struct RopeCosSin<'a> {
     /// Cosines by position; f32 `[P, rotary / 2]`.
@@ -101,84 +109,88 @@ pub struct RopeCosSin<'a> {
     pub sin: MatRef<'a>,
 }
 
-/// Arguments of `qk_norm_rope_kv_write`.
+/// Arguments of [`QkNormRopeKvWrite`](crate::QkNormRopeKvWrite).
 #[derive(Debug, Clone, Copy)]
 pub struct QkNormRopeArgs<'a> {
-    /// Projections `[T, (N + 2 K) D]`: query heads, key heads, value heads.
+    /// QKV projections `[T, (N + 2 K) D]`: query heads, key heads, value heads.
     pub qkv: MatRef<'a>,
-    /// Weight `[D]` of the query norm, if the model has one.
+    /// Weight `[D]` of the query norm; `None` = the model has no query norm.
     pub q_norm: Option<MatRef<'a>>,
-    /// Weight `[D]` of the key norm.
+    /// Weight `[D]` of the key norm; `None` = the model has no key norm.
     pub k_norm: Option<MatRef<'a>>,
     /// Added to the mean square of both norms.
     pub eps: f32,
-    /// Rotation by position.
+    /// RoPE tables by position.
     pub rope: RopeCosSin<'a>,
     /// Position of each token; i32 `[T]`.
     pub positions: MatRef<'a>,
-    /// Slot of each token, −1 stores nothing; i64 `[T]`.
+    /// KV slot of each token, −1 stores nothing; i64 `[T]`.
     pub slots: MatRef<'a>,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Layer of the pool.
+    /// Layer index in the KV pool.
     pub layer: usize,
-    /// What keys and values are divided by before a pool in fp8 stores them; read by no other.
+    /// Scales of keys and values: an fp8 KV pool stores each element divided by its scale. Other pools ignore
+    /// them.
     pub kv_scales: [f32; 2],
 }
 
-/// Arguments of `paged_attention`.
+/// Arguments of [`PagedAttention`](crate::PagedAttention).
 #[derive(Debug, Clone, Copy)]
 pub struct PagedAttentionArgs<'a> {
     /// Queries `[T, N D]`.
     pub q: MatRef<'a>,
-    /// Rows, lengths, tables.
+    /// Rows, context lengths and block tables.
     pub rows: AttentionMetadata<'a>,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Layer of the pool.
+    /// Layer index in the KV pool.
     pub layer: usize,
-    /// Factor of the scores, usually `D^-½`.
+    /// Factor of the attention scores, usually `D^-½`.
     pub scale: f32,
-    /// Keys before this position are not seen, and nobody asks there: 0, or of a draft layer 1.
+    /// First position that attention reads; no query is at an earlier position. 1 in an MTP module or EAGLE-3
+    /// layer, which has no KV entry for position 0; otherwise 0.
     pub first: usize,
 }
 
-/// What `linear_around` does in one launch beside the product. Results are those of the separate kernels.
+/// Ops that [`FusedLinear`](crate::FusedLinear) runs in the launch of the product. Results equal those of the
+/// separate kernels.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LinearFusion<'a> {
-    /// Weight `[K]` and epsilon of a root-mean-square norm of the input.
+    /// Weight `[K]` and epsilon of an RMS norm of the input.
     pub norm: Option<(MatRef<'a>, f32)>,
-    /// Added to the sums; f32 `[N]`.
+    /// Bias added to the outputs; f32 `[N]`.
     pub bias: Option<MatRef<'a>>,
-    /// `y [T, N / 2] = silu(gate) · up` instead of the outputs, gate rows first.
+    /// Epilogue `y [T, N / 2] = silu(gate) · up`; the first half of the outputs are the gates.
     pub silu_mul: bool,
-    /// `y += …` instead of `y = …`: the residual stream.
+    /// `y += …` instead of `y = …`, for the residual stream.
     pub add: bool,
-    /// The product that reads its weights next: a device may bring some of them nearer meanwhile.
+    /// Linear layer that reads its weights next: the device may prefetch part of them during this launch.
     pub prefetch: Option<PrefetchHint<'a>>,
 }
 
-/// A product to come: results never depend on it.
+/// Next linear layer, as a prefetch hint. Results do not depend on it.
 #[derive(Debug, Clone, Copy)]
 pub struct PrefetchHint<'a> {
-    /// Its weights.
+    /// Weights of the next linear layer.
     pub weight: &'a PackedMatrix,
-    /// Whether it will be one of gate and up with `silu_mul`.
+    /// Whether the next linear layer is a gate and up projection with `silu_mul`.
     pub silu_mul: bool,
 }
 
-/// What makes the inputs of a product that `linear_after` computes. Results are those of the separate kernels.
+/// Prologue of [`PrologueLinear`](crate::PrologueLinear): computes the inputs of the product. Results equal
+/// those of the separate kernels.
 #[derive(Debug)]
 pub enum LinearPrologue<'a> {
-    /// `x += delta`, the residual stream `[T, K]`, then a root-mean-square norm of it with weight `[K]`.
+    /// `x += delta` on the residual stream `[T, K]`, then an RMS norm of `x` with weight `[K]`.
     AddNorm {
         /// The residual stream.
         x: MatMut<'a>,
-        /// What is added to it, `[T, K]`.
+        /// Summand of the residual stream, `[T, K]`.
         delta: MatRef<'a>,
         /// Weight of the norm.
         norm: MatRef<'a>,
-        /// What the mean of squares is raised by.
+        /// Added to the mean square.
         eps: f32,
     },
     /// `silu(gate) · up` of `[T, 2 K]`, gate columns first.
@@ -186,7 +198,7 @@ pub enum LinearPrologue<'a> {
 }
 
 impl LinearPrologue<'_> {
-    /// Rows of the product.
+    /// Number of rows of the product.
     #[must_use]
     pub fn rows(&self) -> usize {
         match self {
@@ -196,31 +208,32 @@ impl LinearPrologue<'_> {
     }
 }
 
-/// Which experts a token goes to, and with which weight.
+/// Selected experts of each token and their routing weights.
 #[derive(Debug, Clone, Copy)]
 pub struct TopKRoutes<'a> {
-    /// Expert of each choice; i32 `[T, k]`.
+    /// Expert indices of each token; i32 `[T, k]`.
     pub experts: MatRef<'a>,
-    /// Weight of each choice; f32 `[T, k]`.
+    /// Routing weights of each token; f32 `[T, k]`.
     pub weights: MatRef<'a>,
 }
 
-/// Which experts lie on each of `size` ranks that send each other tokens: rank `r` holds `each` of them, from `(r · stride + offset) · each` on. Those
-/// between belong to ranks that hold the same tokens as this one.
+/// Distribution of experts over the `ranks` expert-parallel (EP) ranks of an all-to-all: rank `r` has the
+/// `experts_per_rank` experts from `(r · rank_stride + rank_offset) · experts_per_rank` on. Experts between
+/// these ranges belong to ranks that have the same tokens as this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertParallelLayout {
-    /// Experts on each rank.
+    /// Number of experts on each rank.
     pub experts_per_rank: usize,
-    /// Ranks that send each other tokens.
+    /// Number of ranks in the all-to-all.
     pub ranks: usize,
-    /// Ranks that hold the same tokens.
+    /// Number of ranks that have the same tokens.
     pub rank_stride: usize,
-    /// This rank among those.
+    /// Index of this rank among the ranks with the same tokens.
     pub rank_offset: usize,
 }
 
 impl ExpertParallelLayout {
-    /// The rank of `size` that holds an expert, if any of them does.
+    /// Returns the rank of the all-to-all that has an expert, if any of its ranks has it.
     #[must_use]
     pub fn rank_of(&self, expert: i32) -> Option<usize> {
         let holder = usize::try_from(expert).ok()? / self.experts_per_rank.max(1);
@@ -229,23 +242,24 @@ impl ExpertParallelLayout {
     }
 }
 
-/// What a router says of all experts, and how many a token goes to.
+/// Router logits and the number of experts per token.
 #[derive(Debug, Clone, Copy)]
 pub struct RouterLogits<'a> {
-    /// f32 `[T, E]`, before the softmax.
+    /// Logits before the softmax; f32 `[T, E]`.
     pub logits: MatRef<'a>,
-    /// Choices of a token.
+    /// Number of routed experts per token.
     pub top_k: usize,
     /// Whether a token's weights sum to 1.
     pub normalise: bool,
-    /// Experts behind the last one, which every token goes to beside, with weight 1.
+    /// Number of shared experts, at indices `E..E + shared`: every token is routed to them in addition, with
+    /// weight 1.
     pub shared: usize,
 }
 
 /// Weights of the experts on this rank.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertWeights<'a> {
-    /// Global number of the first one; choices outside `[first, first + len)` are left out.
+    /// Global index of the first expert; experts outside `[first, first + len)` are skipped.
     pub first: usize,
     /// Gate and up projections `[2 I, H]`, gate rows first.
     pub gate_up: &'a PackedGroup,

@@ -12,7 +12,8 @@ use crate::{
     VocabShard,
 };
 
-/// A device with its kernels. Clones share the device. Dereferences to the device's memory, streams and graphs.
+/// A device with its kernels. Clones share the device. Dereferences to [`DeviceDriver`]: memory, streams and
+/// graphs.
 #[derive(Debug, Clone)]
 pub enum KernelBackend {
     /// The host processor.
@@ -71,7 +72,7 @@ impl KernelBackend {
         }
     }
 
-    /// The GPU, if it is one.
+    /// Returns the GPU backend; `None` on a CPU.
     #[must_use]
     pub fn gpu(&self) -> Option<&Arc<GpuBackend>> {
         match self {
@@ -80,14 +81,14 @@ impl KernelBackend {
         }
     }
 
-    /// Frees what weights were loaded with: threads and pinned memory. A later load starts them again.
+    /// Frees the threads and the pinned memory of the weight loader. A later load allocates them again.
     pub fn finish_loading(&self) {
         if let Self::Gpu(gpu) = self {
             gpu.finish_loading();
         }
     }
 
-    /// Whether activations, weights, keys and values may be of `dtype`.
+    /// Whether activations, weights, keys and values may have type `dtype`.
     #[must_use]
     pub fn supports_dtype(&self, dtype: DType) -> bool {
         match self {
@@ -96,7 +97,7 @@ impl KernelBackend {
         }
     }
 
-    /// Order of keys and values in a block on this device.
+    /// Element order of keys and values in a KV block on this device.
     #[must_use]
     pub fn kv_order(&self) -> KvOrder {
         match self {
@@ -105,7 +106,7 @@ impl KernelBackend {
         }
     }
 
-    /// Rows that vocab-parallel sampling serves on this device; the same on all ranks.
+    /// Logits rows that vocab-parallel sampling supports on this device; equal on all ranks.
     #[must_use]
     pub fn vocab_parallel_support(&self, shard: &VocabShard) -> VocabParallelSupport {
         match self {
@@ -114,10 +115,11 @@ impl KernelBackend {
         }
     }
 
-    /// Packs the rows of `parts`, stacked, as a weight matrix for inputs of `dtype`: in that type, or in fp8 with scales
-    /// if the parts are fp8 and the device multiplies fp8. All parts have equal columns.
+    /// Packs the rows of `parts`, stacked, as a weight matrix for inputs of `dtype`: in `dtype`, or in fp8
+    /// with scales if the parts are fp8 and the device multiplies fp8. All parts have equal numbers of
+    /// columns.
     ///
-    /// Errors: columns differ, or memory is short.
+    /// Errors: the numbers of columns differ, or allocation fails.
     pub fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<PackedMatrix, DeviceError> {
         match self {
             Self::Cpu(cpu) => cpu.pack(parts, dtype),
@@ -125,11 +127,11 @@ impl KernelBackend {
         }
     }
 
-    /// Packs matrices of one shape that are used together, each the stack of its parts, in `dtype` (the type of their
-    /// inputs, or fp8 where [`experts_dtype`](Self::experts_dtype) returns it). `gated`: the first half of the outputs are
-    /// gates of the second half.
+    /// Packs matrices of one shape that are used together, each the stack of its parts, in `dtype` (the type
+    /// of their inputs, or fp8 if [`experts_dtype`](Self::experts_dtype) returns it). `gated`: the first half
+    /// of the outputs are gates of the second half.
     ///
-    /// Errors: shapes differ, or memory is short.
+    /// Errors: shapes differ, or allocation fails.
     pub fn pack_group(
         &self,
         matrices: &[Vec<HostMat<'_>>],
@@ -142,9 +144,9 @@ impl KernelBackend {
         }
     }
 
-    /// Packs the up-projections of MLA, a matrix per head.
+    /// Packs the up-projections of MLA, one matrix per head.
     ///
-    /// Errors: shapes differ, or memory is short.
+    /// Errors: shapes differ, or allocation fails.
     pub fn pack_mla_heads(
         &self,
         matrices: &[Vec<HostMat<'_>>],
@@ -156,9 +158,9 @@ impl KernelBackend {
         }
     }
 
-    /// The type in which experts are packed whose projections are these in each of `layers` layers, for inputs of `dtype`:
-    /// `dtype`, or fp8 if both projections are stored in fp8 with scales of a block shape that the device multiplies, and
-    /// `dtype` is not faster or does not fit in memory.
+    /// Returns the type in which to pack experts with these projections in each of `layers` layers, for
+    /// inputs of `dtype`: fp8 if both projections are stored in fp8 with scales of a block shape that the
+    /// device multiplies, and `dtype` is not faster or does not fit in memory; otherwise `dtype`.
     #[must_use]
     pub fn experts_dtype(
         &self,

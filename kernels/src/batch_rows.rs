@@ -1,45 +1,46 @@
-//! The rows of a step as the host reads them: lengths, tables and slots that kernels read without a type.
+//! Host access to the rows of a step: lengths, block tables and slots that kernels read untyped.
 
 use device::DeviceError;
 
 use crate::AttentionMetadata;
 
 impl AttentionMetadata<'_> {
-    /// Rows of the step.
+    /// Number of rows of the step.
     #[must_use]
     pub fn len(&self) -> usize {
         self.context_lens.cols()
     }
 
-    /// Whether there is no row.
+    /// Whether the step has no row.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Tokens `[from, to)` of row `r`.
+    /// Token range `[from, to)` of row `r`.
     pub(crate) fn tokens(&self, r: usize) -> (usize, usize) {
         let cu_q = self.cu_q.row::<i32>(0);
         (cu_q[r] as usize, cu_q[r + 1] as usize)
     }
 
-    /// Keys of row `r`.
+    /// Context length of row `r`, in keys.
     pub(crate) fn context(&self, r: usize) -> usize {
         self.context_lens.row::<i32>(0)[r] as usize
     }
 
-    /// Blocks of row `r`.
+    /// Block table of row `r`.
     pub(crate) fn table(&self, r: usize) -> &[i32] {
         let at = self.table_rows.map_or(r, |rows| rows.row::<i32>(0)[r] as usize);
         self.block_tables.row::<i32>(at)
     }
 
-    /// Whether row `r` has tokens and no key at all: it is there to fill a pass up.
+    /// Whether row `r` is padding: it has no key, only tokens.
     pub(crate) fn is_padding(&self, r: usize) -> bool {
         self.context(r) == 0
     }
 
-    /// Refuses rows that overlap, exceed the tokens, or name blocks outside a pool of so many, of so many tokens each.
+    /// Rejects rows that overlap, exceed `tokens`, or have block ids outside a pool of `blocks` blocks of
+    /// `block_tokens` tokens.
     pub(crate) fn check(
         &self,
         tokens: usize,

@@ -1,10 +1,10 @@
-//! What both backends check before they dispatch tokens to experts.
+//! Argument checks of the MoE ops that both backends share.
 
 use device::{DType, DeviceError, MatMut, MatRef, check_at_least, check_dtype, check_size};
 
 use crate::ExpertParallelLayout;
 
-/// Fails unless `moe_dispatch` has room for each token on each rank of `spread`.
+/// Rejects arguments of `moe_dispatch` unless each token has room on each rank of `spread`.
 pub(crate) fn check_dispatch(
     tokens: &MatMut<'_>,
     places: &MatMut<'_>,
@@ -29,7 +29,7 @@ pub(crate) fn check_dispatch(
     check_size(KERNEL, "counts", counts.cols(), spread.ranks)
 }
 
-/// Fails unless `eplb_map_experts` has a position, or a named token, for each row of `experts`.
+/// Rejects arguments of `eplb_map_experts` unless each row of `experts` has a position or a token index.
 pub(crate) fn check_expert_map(
     experts: MatRef<'_>,
     (positions, tokens): (MatRef<'_>, Option<MatRef<'_>>),
@@ -46,7 +46,8 @@ pub(crate) fn check_expert_map(
     check_size(KERNEL, "tokens", listed, experts.rows())
 }
 
-/// Fails unless `moe_combine_ranks` has a row of `places` for each of `y`, whose columns are those of `x`.
+/// Rejects arguments of `moe_combine_ranks` unless `places` has a row for each row of `y`, and `y` has the
+/// columns of `x`.
 pub(crate) fn check_combine(
     y: &MatMut<'_>,
     x: MatRef<'_>,

@@ -1,56 +1,59 @@
-//! Digests of weights: XXH3 with 64 bits over blocks of a matrix, added up.
+//! Digests of weights: the wrapping sum of XXH3 64-bit hashes of the blocks of a matrix.
 //!
-//! A sum does not depend on the order in which its terms are made, so threads can share the blocks of a large matrix, and
-//! callers add the digests of tensors in any order. Each block is hashed under a seed made of the tensor's key and the block's position, so equal bytes in another place have another digest. The
-//! digest finds mistakes (a file that was replaced, a copy that was cut short), not forgeries.
+//! The sum does not depend on the order of its terms, so threads hash the blocks of a large matrix in
+//! parallel, and callers add the digests of tensors in any order. The hash seed of a block combines the key
+//! of the tensor with the index of the block, so equal bytes in another place have another digest. The digest
+//! detects mistakes (a replaced file, a truncated copy), not forgeries.
 
 use std::ops::Range;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
-/// Bytes of a block, rounded to whole rows: large enough that a seed costs nothing, small enough for a share per thread.
+/// Bytes of a block, rounded to whole rows: large enough that the cost of a seed is negligible, small enough
+/// that every thread gets a share.
 const BLOCK_BYTES: usize = 1 << 20;
-/// Odd, with bits spread evenly: consecutive blocks get unrelated seeds.
+/// Odd multiplier with evenly spread bits: consecutive blocks get unrelated seeds.
 const BLOCK_SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The rectangle of a row-major matrix that a rank loads, as bytes.
+/// Rectangle of a row-major matrix that a rank loads, in bytes.
 #[derive(Debug, Clone)]
 pub struct MatrixWindow<'a> {
-    /// The whole matrix.
+    /// Bytes of the whole matrix.
     pub bytes: &'a [u8],
-    /// Bytes of each of its rows.
+    /// Bytes of a row of the matrix.
     pub row_bytes: usize,
-    /// Rows of the window.
+    /// Row range of the window.
     pub rows: Range<usize>,
-    /// Bytes of each row that belong to the window.
+    /// Byte range of the window within each row.
     pub columns: Range<usize>,
 }
 
-/// Digest of `bytes` under `seed`.
+/// Returns the digest of `bytes` under `seed`.
 #[must_use]
 pub fn digest_bytes(bytes: &[u8], seed: u64) -> u64 {
     xxh3_64_with_seed(bytes, seed)
 }
 
 impl MatrixWindow<'_> {
-    /// Number of blocks that the window is hashed in; 0 for a window without rows.
+    /// Number of blocks in which the window is hashed; 0 for a window without rows.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.rows.len().div_ceil(self.block_rows())
     }
 
-    /// Digest of the window's bytes under `key`, which stands for all that names the tensor.
+    /// Returns the digest of the bytes of the window under `key`, which identifies the tensor.
     ///
     /// # Panics
-    /// The window does not lie in the matrix.
+    /// If the window is not inside the matrix.
     #[must_use]
     pub fn digest(&self, key: u64) -> u64 {
         self.digest_blocks(0..self.blocks(), key)
     }
 
-    /// The share of some blocks in the digest: the shares of all blocks add up to it, wrapping.
+    /// Returns the share of `blocks` in the digest: the wrapping sum of the shares of all blocks is the
+    /// digest.
     ///
     /// # Panics
-    /// The window does not lie in the matrix, or has no such blocks.
+    /// If the window is not inside the matrix, or has no such blocks.
     #[must_use]
     pub fn digest_blocks(&self, blocks: Range<usize>, key: u64) -> u64 {
         let block_rows = self.block_rows();
@@ -124,7 +127,7 @@ mod tests {
     fn key_and_position_change_the_digest() {
         let bytes = matrix(9);
         assert_ne!(window(&bytes, 0..4).digest(1), window(&bytes, 0..4).digest(2));
-        // Equal blocks in other places.
+        // Equal blocks at different indices.
         let zeros = vec![0; 2 * BLOCK_BYTES];
         let block = |block| {
             let rows = 0..2;

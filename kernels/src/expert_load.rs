@@ -1,22 +1,22 @@
-//! Where a router's choices are counted.
+//! Expert load: counts of the tokens routed to each expert.
 
 use device::{
     DType, DeviceError, MatMut, MatRef, check_at_least, check_dense, check_dtype, check_size,
 };
 
-/// Numbers of tokens by layer and expert, to which a router's choices are added.
+/// Token counts by layer and expert, to which the selections of a router are added.
 #[derive(Debug)]
 pub struct ExpertLoadArgs<'a> {
-    /// i32 `[layers, E]`; they wrap around.
+    /// Counts; i32 `[layers, E]`. They wrap around.
     pub tokens: MatMut<'a>,
-    /// The layer of the router.
+    /// Layer of the router.
     pub layer: usize,
-    /// i64 `[1, T]`: a token without a slot (-1) is padding, and not counted. `None` = all are.
+    /// KV slots; i64 `[1, T]`. A token with slot -1 is padding and is not counted. `None` = all tokens count.
     pub slots: Option<MatRef<'a>>,
 }
 
 impl ExpertLoadArgs<'_> {
-    /// Refuses what does not fit a router's `logits [T, E]`.
+    /// Rejects shapes and types that do not fit the `logits [T, E]` of a router.
     pub(crate) fn check(
         &self,
         kernel: &'static str,

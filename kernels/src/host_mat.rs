@@ -1,36 +1,37 @@
-//! Weights on the host, as files store them.
+//! Weights in host memory, as stored in files.
 
 use device::{DType, DeviceError, Fp8E4m3};
 
-/// Factors of a quantised matrix: one for `rows × cols` elements each, whose product with an element is
-/// the weight.
+/// Dequantisation scales of a quantised matrix: one scale for `each[0] × each[1]` elements; the weight is the
+/// element times its scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HostScales<'a> {
     values: &'a [f32],
-    /// Factors of one row of blocks.
+    /// Number of scales in one row of blocks.
     stride: usize,
     each: [usize; 2],
-    /// Place of the first element in the whole matrix.
+    /// Row and column of the first element in the stored matrix.
     first: [usize; 2],
 }
 
 impl HostScales<'_> {
-    /// Rows and columns that share a factor.
+    /// Numbers of rows and columns that share a scale.
     #[must_use]
     pub fn each(&self) -> [usize; 2] {
         self.each
     }
 
-    /// Row and column of the first element in the matrix that was stored: a block may begin before it.
+    /// Row and column of the first element in the stored matrix: the block of that element may begin before
+    /// it.
     #[must_use]
     pub fn first(&self) -> [usize; 2] {
         self.first
     }
 
-    /// The factor of an element.
+    /// Returns the scale of an element.
     ///
     /// # Panics
-    /// If there is no such element.
+    /// If the element is out of range.
     #[must_use]
     pub fn at(&self, row: usize, col: usize) -> f32 {
         let (row, col) =
@@ -39,7 +40,7 @@ impl HostScales<'_> {
     }
 }
 
-/// A matrix on the host as a file stores it: little endian, any alignment, rows `stride` apart.
+/// A matrix in host memory as stored in a file: little endian, any alignment, `stride` elements between rows.
 #[derive(Debug, Clone, Copy)]
 pub struct HostMat<'a> {
     bytes: &'a [u8],
@@ -52,6 +53,8 @@ pub struct HostMat<'a> {
 
 impl<'a> HostMat<'a> {
     /// Views `rows * cols` contiguous elements.
+    ///
+    /// Errors: `bytes` has another length.
     pub fn new(
         bytes: &'a [u8],
         dtype: DType,
@@ -66,8 +69,10 @@ impl<'a> HostMat<'a> {
         Ok(Self { bytes, dtype, rows, cols, stride: cols, scales: None })
     }
 
-    /// The same matrix with factors: row-major, one for every `each[0]` rows and `each[1]` columns, the last
-    /// ones of fewer.
+    /// Returns the matrix with dequantisation scales: row-major, one scale for every `each[0]` rows and
+    /// `each[1]` columns; the last blocks may be smaller.
+    ///
+    /// Errors: `values` has another length.
     pub fn scaled(self, values: &'a [f32], each: [usize; 2]) -> Result<Self, DeviceError> {
         let [rows, stride] = [self.rows.div_ceil(each[0]), self.cols.div_ceil(each[1])];
         let (got, expected) = (values.len(), rows * stride);
@@ -82,19 +87,19 @@ impl<'a> HostMat<'a> {
         Ok(Self { scales: Some(HostScales { values, stride, each, first: [0, 0] }), ..self })
     }
 
-    /// Factors of its elements, if it is quantised.
+    /// Scales of the elements; `None` = not quantised.
     #[must_use]
     pub fn scales(&self) -> Option<&HostScales<'a>> {
         self.scales.as_ref()
     }
 
-    /// Rows.
+    /// Number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns.
+    /// Number of columns.
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
@@ -106,10 +111,10 @@ impl<'a> HostMat<'a> {
         self.dtype
     }
 
-    /// Rows `[from, from + rows)`.
+    /// Returns rows `[from, from + rows)`.
     ///
     /// # Panics
-    /// If they reach beyond the matrix.
+    /// If the range exceeds the matrix.
     #[must_use]
     pub fn row_range(&self, from: usize, rows: usize) -> Self {
         assert!(from + rows <= self.rows, "rows {from}+{rows} of {}", self.rows);
@@ -117,10 +122,10 @@ impl<'a> HostMat<'a> {
         Self { bytes, rows, scales: self.scales_from(from, 0), ..*self }
     }
 
-    /// Columns `[from, from + cols)` of every row.
+    /// Returns columns `[from, from + cols)` of every row.
     ///
     /// # Panics
-    /// If they reach beyond the matrix.
+    /// If the range exceeds the matrix.
     #[must_use]
     pub fn column_range(&self, from: usize, cols: usize) -> Self {
         assert!(from + cols <= self.cols, "columns {from}+{cols} of {}", self.cols);
@@ -132,16 +137,16 @@ impl<'a> HostMat<'a> {
         self.scales.map(|s| HostScales { first: [s.first[0] + row, s.first[1] + col], ..s })
     }
 
-    /// All bytes, if the rows follow each other without gaps.
+    /// Returns all bytes if the rows are contiguous.
     pub(crate) fn contiguous_bytes(&self) -> Option<&'a [u8]> {
         let bytes = self.rows * self.cols * self.dtype.bytes();
         (self.stride == self.cols || self.rows <= 1).then(|| &self.bytes[..bytes])
     }
 
-    /// Bytes of row `r`.
+    /// Returns the bytes of row `r`.
     ///
     /// # Panics
-    /// If the row is outside.
+    /// If the row is out of range.
     #[must_use]
     pub fn row_bytes(&self, r: usize) -> &'a [u8] {
         assert!(r < self.rows, "row {r} of {}", self.rows);
@@ -149,10 +154,10 @@ impl<'a> HostMat<'a> {
         &self.bytes[r * self.stride * size..][..self.cols * size]
     }
 
-    /// Row `r` converted to f32, each element times its factor.
+    /// Reads row `r` as f32, each element times its scale.
     ///
     /// # Panics
-    /// If the row is outside or `out` is not `cols` long.
+    /// If the row is out of range or the length of `out` is not `cols`.
     pub fn read_row(&self, r: usize, out: &mut [f32]) {
         let bytes = self.row_bytes(r);
         assert_eq!(out.len(), self.cols);

@@ -1,43 +1,43 @@
-//! Where keys and values lie in the pool.
+//! Memory layout of keys and values in the KV pool.
 //!
-//! The pool is `[layer][block][kv head][K tile | V tile]`. Within a tile of `B` tokens and head size
-//! `D`: bf16 keys `[D / 2][B][d % 2]` and values `[B / 2][D][t % 2]`, so that scores and outputs are
-//! paired dot products over contiguous lines, with tokens (scores) or channels (outputs) along the
-//! lanes and no shuffles; f32 and f16 keys `[D][B]`, values `[B][D]`. A GPU keeps both as `[B][D]`, and so does
-//! every device in fp8, where an element stands for itself times the layer's factor.
+//! The pool is `[layer][block][kv head][K tile | V tile]`. Within a tile of `B` tokens and head size `D`:
+//! bf16 keys `[D / 2][B][d % 2]` and values `[B / 2][D][t % 2]`, so that scores and outputs are paired dot
+//! products over contiguous cache lines, with tokens (scores) or channels (outputs) along the SIMD lanes and
+//! no shuffles; f32 and f16 keys `[D][B]`, values `[B][D]`. GPUs store keys and values as `[B][D]`; so do all
+//! devices in fp8, where a stored element times the scale of the layer is the value.
 
 use device::{DType, DeviceError};
 
-/// Order of the elements within a tile.
+/// Element order within a tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvOrder {
-    /// For dot products along lanes, as described above: the CPU's.
+    /// Layout of the CPU, as described in the module: for dot products along SIMD lanes.
     Lanes,
-    /// `[B][D]`, keys and values alike: what wide loads of a GPU want.
+    /// `[B][D]` for keys and values, for wide vector loads on GPUs.
     Rows,
 }
 
-/// Shape of a KV pool: what one layer stores for one block.
+/// Layout of a KV pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLayout {
-    /// Layers in the pool.
+    /// Number of layers in the pool.
     pub layers: usize,
-    /// Blocks in the pool.
+    /// Number of blocks in the pool.
     pub blocks: usize,
     /// Token positions per block; even.
     pub block_tokens: usize,
-    /// KV heads on this rank.
+    /// Number of KV heads on this rank.
     pub kv_heads: usize,
-    /// Channels per head; a multiple of 16.
+    /// Channels per head (head size); a multiple of 16.
     pub head_dim: usize,
-    /// f32, bf16 or f16, as the activations, or fp8.
+    /// f32, bf16 or f16, equal to the type of the activations; or fp8.
     pub dtype: DType,
-    /// Order within a tile; the device's.
+    /// Element order within a tile, fixed by the device.
     pub order: KvOrder,
 }
 
 impl KvLayout {
-    /// Checks that kernels exist for this layout.
+    /// Rejects layouts that no kernel supports.
     pub fn check(&self) -> Result<(), DeviceError> {
         if !matches!(self.dtype, DType::F32 | DType::BF16 | DType::F16 | DType::F8E4M3) {
             let (kernel, what) = ("kv layout", "dtype");
@@ -54,7 +54,7 @@ impl KvLayout {
         even("head_dim", self.head_dim, 16)
     }
 
-    /// Refuses activations that do not belong to this pool.
+    /// Rejects activation types that this pool does not support.
     pub(crate) fn check_activations(
         &self,
         kernel: &'static str,
@@ -68,7 +68,7 @@ impl KvLayout {
         if fits { Ok(()) } else { Err(DeviceError::Unsupported { kernel, what, dtype }) }
     }
 
-    /// Elements of one key or value tile.
+    /// Number of elements of one key or value tile.
     #[must_use]
     pub const fn tile(&self) -> usize {
         self.block_tokens * self.head_dim
@@ -86,7 +86,7 @@ impl KvLayout {
         self.blocks * self.bytes_per_block()
     }
 
-    /// Slots of the pool.
+    /// Number of token slots in the pool.
     #[must_use]
     pub const fn slots(&self) -> usize {
         self.blocks * self.block_tokens
@@ -104,7 +104,7 @@ impl KvLayout {
         self.key_tile(layer, block, head) + self.tile()
     }
 
-    /// Position of token `t`, channel `d` inside a key tile.
+    /// Element index of token `t`, channel `d` in a key tile.
     #[must_use]
     pub const fn key(&self, t: usize, d: usize) -> usize {
         match (self.order, self.dtype) {
@@ -114,7 +114,7 @@ impl KvLayout {
         }
     }
 
-    /// Position of token `t`, channel `d` inside a value tile.
+    /// Element index of token `t`, channel `d` in a value tile.
     #[must_use]
     pub const fn value(&self, t: usize, d: usize) -> usize {
         match (self.order, self.dtype) {

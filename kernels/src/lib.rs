@@ -1,7 +1,8 @@
-//! Kernels: ops on devices, and the layouts of what they read. One of the crates with unsafe code.
+//! Kernels: ops on devices, and the memory layouts of their operands. One of the crates with unsafe code.
 //!
-//! An op is a struct with its arguments (`src/op`); [`KernelBackend::launch`] runs one. The CPU backend is always built: embedded
-//! default, and oracle for the GPU backend. Nothing here knows a request, a model or a peer.
+//! An op is a struct with its arguments (`src/op`); [`KernelBackend::launch`] runs one. The CPU backend is
+//! always built: it is the embedded default and the reference for the GPU backend. The crate is independent
+//! of requests, models and other ranks.
 
 #![allow(clippy::cast_ptr_alignment, reason = "buffers are 64-byte aligned and views typed")]
 #![allow(

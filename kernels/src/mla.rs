@@ -1,31 +1,34 @@
-//! Latent attention: keys and values of all heads from one row per token (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+//! Multi-head latent attention (MLA): keys and values of all heads from one compressed KV row per token
+//! (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 //!
-//! `T` tokens, `R` rows, `N` query heads, `C` channels of a latent, `P` channels of a key that turn with the position and are the
-//! same in all heads, `M` further channels of a head's key, `V` channels of a head's value.
+//! Legend: `T` tokens, `R` rows, `N` query heads, `C` `kv_lora_rank`, `P` `qk_rope_head_dim` (key channels
+//! with RoPE, shared by all heads), `M` `qk_nope_head_dim` (further key channels of each head), `V`
+//! `v_head_dim`.
 
 use device::{DType, DeviceError, MatMut, MatRef, check_dtype, check_size};
 
 use crate::{AttentionMetadata, PackedGroup, RopeCosSin};
 
-/// Shape of a pool of latent rows, `[layer][slot][C + P]`: the normed latent, then the turned key channels.
+/// Layout of a KV pool of compressed KV rows, `[layer][slot][C + P]`: the normed compressed KV, then the
+/// rotated key channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MlaKvLayout {
-    /// Layers in the pool.
+    /// Number of layers in the pool.
     pub layers: usize,
-    /// Blocks in the pool.
+    /// Number of blocks in the pool.
     pub blocks: usize,
     /// Token positions per block.
     pub block_tokens: usize,
     /// `C`
     pub kv_lora_rank: usize,
-    /// `P`, even.
+    /// `P`; even.
     pub rope_dim: usize,
-    /// f32, bf16 or f16, as the activations.
+    /// f32, bf16 or f16; equal to the type of the activations.
     pub dtype: DType,
 }
 
 impl MlaKvLayout {
-    /// Checks that kernels exist for this layout.
+    /// Rejects layouts that no kernel supports.
     pub fn check(&self) -> Result<(), DeviceError> {
         if !matches!(self.dtype, DType::F32 | DType::BF16 | DType::F16) {
             let (kernel, what) = ("latent layout", "dtype");
@@ -39,7 +42,7 @@ impl MlaKvLayout {
         Ok(())
     }
 
-    /// Elements of a row, `C + P`.
+    /// Number of elements of a row, `C + P`.
     #[must_use]
     pub const fn width(&self) -> usize {
         self.kv_lora_rank + self.rope_dim
@@ -57,42 +60,43 @@ impl MlaKvLayout {
         self.blocks * self.bytes_per_block()
     }
 
-    /// Slots of the pool.
+    /// Number of token slots in the pool.
     #[must_use]
     pub const fn slots(&self) -> usize {
         self.blocks * self.block_tokens
     }
 
-    /// First element of a slot's row.
+    /// Element index of the row of a slot.
     #[must_use]
     pub const fn row(&self, layer: usize, slot: usize) -> usize {
         (layer * self.slots() + slot) * self.width()
     }
 }
 
-/// Arguments of `mla_kv_write`.
+/// Arguments of [`MlaKvWrite`](crate::MlaKvWrite).
 #[derive(Debug, Clone, Copy)]
 pub struct MlaKvWriteArgs<'a> {
-    /// Latents and key channels before norm and rotation, `[T, C + P]`.
+    /// Compressed KV and key channels before norm and RoPE, `[T, C + P]`.
     pub kv: MatRef<'a>,
-    /// Weight `[C]` of the latents' norm.
+    /// Weight `[C]` of the RMS norm of the compressed KV.
     pub norm: MatRef<'a>,
-    /// Added to the mean square of that norm.
+    /// Added to the mean square.
     pub eps: f32,
-    /// Rotation by position of channels `2 i` and `2 i + 1`: f32 `[positions, P / 2]`.
+    /// RoPE tables by position, interleaved pairing: channel `2 i` is rotated with channel `2 i + 1`; f32
+    /// `[positions, P / 2]`.
     pub rope: RopeCosSin<'a>,
     /// Position of each token; i32 `[T]`.
     pub positions: MatRef<'a>,
-    /// Slot of each token, −1 stores nothing; i64 `[T]`.
+    /// KV slot of each token, −1 stores nothing; i64 `[T]`.
     pub slots: MatRef<'a>,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Layer of the pool.
+    /// Layer index in the KV pool.
     pub layer: usize,
 }
 
 impl MlaKvWriteArgs<'_> {
-    /// Refuses what does not fit together: `q [T, N (M + P)]`.
+    /// Rejects shapes and types that contradict each other; `q [T, N (M + P)]`.
     pub(crate) fn check_shapes(
         &self,
         q: &MatMut<'_>,
@@ -123,7 +127,7 @@ impl MlaKvWriteArgs<'_> {
 }
 
 impl MlaAttentionArgs<'_> {
-    /// Refuses what does not fit together: `o [T, N V]`.
+    /// Rejects shapes and types that contradict each other; `o [T, N V]`.
     pub(crate) fn check_shapes(
         &self,
         o: &MatMut<'_>,
@@ -153,30 +157,30 @@ impl MlaAttentionArgs<'_> {
     }
 }
 
-/// What makes keys and values of a head out of a latent.
+/// Up-projections from compressed KV to the keys and values of each head.
 #[derive(Debug, Clone, Copy)]
 pub struct MlaHeadWeights<'a> {
-    /// Of each head `[M, C]`: a latent to the key's unturned channels.
+    /// W_UK `[M, C]` of each head: compressed KV to the `qk_nope_head_dim` key channels.
     pub w_uk: &'a PackedGroup,
-    /// The same transposed, `[C, M]`: a query to what meets latents themselves. Absent where all keys are made.
+    /// W_UK transposed, `[C, M]`: queries to absorbed queries. `None` = MLA is always non-absorbed.
     pub w_uk_t: Option<&'a PackedGroup>,
-    /// Of each head `[V, C]`: a latent, or a mean of latents, to a value.
+    /// W_UV `[V, C]` of each head: compressed KV, or its weighted mean, to values.
     pub w_uv: &'a PackedGroup,
 }
 
-/// Arguments of `mla_attention`.
+/// Arguments of [`MlaAttention`](crate::MlaAttention).
 #[derive(Debug, Clone, Copy)]
 pub struct MlaAttentionArgs<'a> {
-    /// Queries `[T, N (M + P)]`, their last `P` channels turned.
+    /// Queries `[T, N (M + P)]`; the last `P` channels of each head are already rotated.
     pub q: MatRef<'a>,
-    /// Rows, lengths, tables.
+    /// Rows, context lengths and block tables.
     pub rows: AttentionMetadata<'a>,
-    /// Of `N` heads.
+    /// Up-projections of `N` heads.
     pub heads: MlaHeadWeights<'a>,
-    /// Layer of the pool.
+    /// Layer index in the KV pool.
     pub layer: usize,
-    /// Factor of the scores.
+    /// Factor of the attention scores.
     pub scale: f32,
-    /// First position that is seen; who asks stands behind those that are not.
+    /// First position that attention reads; no query is at an earlier position.
     pub first_position: usize,
 }

@@ -1,4 +1,4 @@
-//! Equal weight matrices that are used together: the experts of a layer.
+//! Weight matrices of one shape that are used together: the experts of a layer.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use device::{Buffer, BufferDeallocator, DType, DeviceError};
 use crate::{PackedMatrix, PackedScales};
 
 const KERNEL: &str = "pack_group";
-/// What a buffer begins on.
+/// Alignment of buffers, in bytes.
 const ALIGNMENT: usize = 64;
 
 /// `G` packed matrices `[N, K]`; made by [`KernelBackend::pack_group`](crate::KernelBackend::pack_group).
 ///
-/// A device keeps them as its kernels like them: each by itself (the CPU's panels may not cross from one
-/// to the next), or stacked, row behind row or in an order of its own, in one piece of memory.
+/// The memory layout depends on the device: separate matrices (panels of the CPU do not span two matrices),
+/// or one stack of all rows, either row-major or in the tiled TMA layout.
 #[derive(Debug)]
 pub struct PackedGroup {
     parts: Vec<Arc<PackedMatrix>>,
@@ -23,7 +23,7 @@ pub struct PackedGroup {
 }
 
 impl PackedGroup {
-    /// Matrices that were packed one by one; all of one shape.
+    /// Makes a group of matrices that were packed one by one; all have one shape.
     pub(crate) fn from_separate(parts: Vec<PackedMatrix>) -> Result<Self, DeviceError> {
         if let Some(first) = parts.first() {
             for part in &parts {
@@ -35,41 +35,41 @@ impl PackedGroup {
         Ok(Self { len: parts.len(), parts, tma_packed: false })
     }
 
-    /// `len` matrices that were packed as one of `len · N` rows.
+    /// Makes a group of `len` matrices that were packed as one matrix of `len · N` rows.
     pub(crate) fn stacked(whole: PackedMatrix, len: usize) -> Result<Self, DeviceError> {
         check("rows of the stack", whole.n(), whole.n().next_multiple_of(len.max(1)))?;
         Ok(Self { parts: vec![Arc::new(whole)], len, tma_packed: false })
     }
 
-    /// The same memory, whose rows the device has put in an order of its own.
+    /// Returns the group with its rows flagged as stored in the TMA layout.
     pub(crate) fn into_tma_packed(self) -> Self {
         Self { tma_packed: true, ..self }
     }
 
-    /// Whether rows lie in the device's own order.
+    /// Whether rows are stored in the TMA layout.
     pub(crate) fn is_tma_packed(&self) -> bool {
         self.tma_packed
     }
 
-    /// Matrices.
+    /// Number of matrices.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Whether the group has no matrix.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Outputs of each.
+    /// Number of outputs of each matrix.
     #[must_use]
     pub fn n(&self) -> usize {
         self.parts.iter().map(|part| part.n()).sum::<usize>() / self.len.max(1)
     }
 
-    /// Inputs of each.
+    /// Number of inputs of each matrix.
     #[must_use]
     pub fn k(&self) -> usize {
         self.parts.first().map_or(0, |part| part.k())
@@ -81,23 +81,23 @@ impl PackedGroup {
         self.parts.first().map_or(DType::F32, |part| part.dtype())
     }
 
-    /// Bytes held.
+    /// Size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.parts.iter().map(|part| part.bytes()).sum()
     }
 
-    /// Matrix `i` of those that lie apart.
+    /// Returns matrix `i` of a group of separate matrices.
     ///
     /// # Panics
-    /// If they are stacked or there are fewer.
+    /// If the matrices are stacked or `i >= len`.
     pub(crate) fn get(&self, i: usize) -> &PackedMatrix {
         assert!(self.parts.len() == self.len, "the matrices of this device are stacked");
         &self.parts[i]
     }
 
-    /// Matrix `i` by itself, in the same memory. `None`: the device has put its rows in an order of its own, it begins where no
-    /// matrix may, or there are fewer.
+    /// Returns matrix `i` as a matrix of its own that shares the memory of the group. `None` if the rows are
+    /// in the TMA layout, the matrix does not start at a multiple of the buffer alignment, or `i >= len`.
     #[must_use]
     pub fn matrix(&self, i: usize) -> Option<Arc<PackedMatrix>> {
         if self.tma_packed || i >= self.len {
@@ -122,26 +122,27 @@ impl PackedGroup {
         Some(Arc::new(PackedMatrix { buffer, dtype, n, k, scales }))
     }
 
-    /// Factors of the elements of a stack in fp8.
+    /// Scales of a stack of fp8 matrices.
     pub(crate) fn scales(&self) -> Option<&PackedScales> {
         self.parts.first().and_then(|part| part.scales())
     }
 
-    /// First byte of the stack.
+    /// Address of the first byte of the stack.
     pub(crate) fn as_ptr(&self) -> *const u8 {
         self.parts.first().map_or(std::ptr::null(), |part| part.as_ptr())
     }
 }
 
-/// Keeps a stack whose memory a matrix of it lies in.
+/// Keeps the stack alive for a matrix that shares its memory.
 struct StackKeepalive(#[expect(dead_code, reason = "held for its memory alone")] Arc<PackedMatrix>);
 
 impl BufferDeallocator for StackKeepalive {
-    /// The stack frees all of it.
+    /// Frees nothing: the stack frees its memory.
     unsafe fn release(&self, _: NonNull<u8>, _: usize) {}
 }
 
-/// Bytes `[from, from + bytes)` of a buffer of `whole`, if they are there and begin where a buffer may.
+/// Returns bytes `[from, from + bytes)` of a buffer of `whole`; `None` if they are out of range or
+/// misaligned.
 fn part_of(
     whole: &Arc<PackedMatrix>,
     buffer: &Buffer,
@@ -152,7 +153,8 @@ fn part_of(
         return None;
     }
     let first = NonNull::new(buffer.as_ptr().cast_mut())?;
-    // SAFETY: inside the buffer, initialised and aligned as it is; weights are only read, and `StackKeepalive` keeps them alive.
+    // SAFETY: inside the buffer, initialised, and aligned as checked; weights are only read, and
+    // `StackKeepalive` keeps them alive.
     Some(unsafe {
         Buffer::from_raw(first.add(from), bytes, Arc::new(StackKeepalive(whole.clone())))
     })

@@ -1,9 +1,9 @@
-//! Weights in the order in which kernels read them.
+//! Weights in the memory layout that kernels read.
 //!
-//! `W [N, K]` is cut into panels of 32 output columns (rows of `W`), each contiguous:
-//! f32: `[panel][k][32]`; bf16: `[panel][k / 2][32][k % 2]`, so that one 64-byte line holds two
-//! consecutive inputs of 16 outputs: the operand of a paired bf16 dot product, and equally two
-//! f32 vectors after a shift and a mask; f16: as f32, widened as it is read. Outputs beyond `N` in the last panel are zero.
+//! `W [N, K]` is split into panels of 32 output columns (rows of `W`), each contiguous:
+//! f32: `[panel][k][32]`; bf16: `[panel][k / 2][32][k % 2]`, so that one 64-byte cache line has two
+//! consecutive inputs of 16 outputs: the operand of a paired bf16 dot product, and equally two f32 vectors
+//! after a shift and a mask; f16: as f32, widened when read. Outputs after `N` in the last panel are zero.
 //! One copy serves every instruction set, the matrix product and the embedding lookup.
 
 use device::{Buffer, DType};
@@ -18,28 +18,29 @@ pub struct PackedMatrix {
     pub(crate) dtype: DType,
     pub(crate) n: usize,
     pub(crate) k: usize,
-    /// Of fp8 elements.
+    /// Scales of an fp8 matrix.
     pub(crate) scales: Option<PackedScales>,
 }
 
-/// Factors of a matrix in fp8, f32 on the device.
+/// Dequantisation scales of an fp8 matrix, f32 on the device.
 #[derive(Debug)]
 pub struct PackedScales {
     pub(crate) buffer: Buffer,
-    /// Outputs that share a factor: one, which then has all inputs, or several, with 128 inputs each.
+    /// Number of outputs per scale: 1 (the scale covers all inputs of the output), or several (128 inputs per
+    /// scale).
     pub(crate) rows: usize,
-    /// Factors between rows of them.
+    /// Number of scales per row of scales.
     pub(crate) stride: usize,
 }
 
 impl PackedMatrix {
-    /// Outputs: rows of the stored matrix.
+    /// Number of outputs: rows of the stored matrix.
     #[must_use]
     pub fn n(&self) -> usize {
         self.n
     }
 
-    /// Inputs: columns of the stored matrix.
+    /// Number of inputs: columns of the stored matrix.
     #[must_use]
     pub fn k(&self) -> usize {
         self.k
@@ -51,25 +52,25 @@ impl PackedMatrix {
         self.dtype
     }
 
-    /// Bytes held.
+    /// Size in bytes, scales included.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.buffer.bytes() + self.scales.as_ref().map_or(0, |s| s.buffer.bytes())
     }
 
-    /// Factors of the elements, of a matrix in fp8.
+    /// Scales of an fp8 matrix.
     #[must_use]
     pub fn scales(&self) -> Option<&PackedScales> {
         self.scales.as_ref()
     }
 
-    /// The elements, in the order of the device the matrix was packed on.
+    /// Elements, in the layout of the device that the matrix was packed for.
     #[must_use]
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// First byte; on the device the matrix was packed on.
+    /// Address of the first byte, on the device that the matrix was packed for.
     pub(crate) fn as_ptr(&self) -> *const u8 {
         self.buffer.as_ptr()
     }
@@ -84,7 +85,7 @@ impl PackedMatrix {
 
     pub(crate) fn panel(&self, index: usize) -> *const u8 {
         debug_assert!(index < self.panels());
-        // SAFETY: inside the buffer, which holds `panels` panels.
+        // SAFETY: `index < panels`, and the buffer has `panels` panels.
         unsafe { self.buffer.as_ptr().add(index * self.panel_bytes()) }
     }
 

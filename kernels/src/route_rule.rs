@@ -1,57 +1,60 @@
-//! How a router's logits become choices of experts.
+//! Routing rules of mixture-of-experts (MoE) routers: from logits to selected experts.
 
 use device::{DType, DeviceError, MatMut, MatRef, check_at_least, check_dtype, check_size};
 
 const KERNEL: &str = "moe_route";
 
-/// The rule of a router. Weights always come from the scores themselves, never from what is added for the choice.
+/// Routing rule of a router. Routing weights are computed from the scores without `bias`.
 #[derive(Debug, Clone, Copy)]
 pub struct RouterRuleArgs<'a> {
-    /// From logits to scores.
+    /// Score function of the logits.
     pub score: RouterScore,
-    /// Added to the scores for the choice alone; f32 `[E]`.
+    /// Score correction bias, added to the scores for the selection of experts only; f32 `[E]`.
     pub bias: Option<MatRef<'a>>,
-    /// Experts that are chosen by groups first.
+    /// Group-limited routing; `None` = experts are selected from all groups.
     pub groups: Option<ExpertGroups>,
-    /// Whether a token's weights are divided by their sum.
+    /// Whether the routing weights of a token are divided by their sum.
     pub normalise: bool,
-    /// What weights are multiplied by at the end.
+    /// Routed scaling factor, multiplied onto the weights last.
     pub scale: f32,
-    /// Experts `E..E + shared`, which every token goes to with weight 1: the last columns of what is chosen.
+    /// Number of shared experts, at indices `E..E + shared`: every token is routed to them with weight 1, in
+    /// the last output columns.
     pub shared: usize,
 }
 
-/// What a router makes of its logits.
+/// Score function of a router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouterScore {
     /// Softmax over all experts.
     Softmax,
-    /// Sigmoid of each.
+    /// Sigmoid of each logit.
     Sigmoid,
 }
 
-/// Experts in equal groups, of which a token chooses some before it chooses experts inside them.
+/// Group-limited routing: experts form groups of equal size; a token first selects groups, then experts
+/// inside them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertGroups {
-    /// Groups; they divide the experts.
+    /// Number of groups; divides the number of experts.
     pub count: usize,
-    /// Groups that a token chooses from.
+    /// Number of groups selected per token.
     pub topk_group: usize,
-    /// What groups are chosen by.
+    /// Score function of groups.
     pub score: GroupScore,
 }
 
-/// The score of a group, from those of its experts.
+/// Score of a group, computed from the scores of its experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupScore {
-    /// The largest.
+    /// Largest expert score.
     Largest,
-    /// The sum of the two largest.
+    /// Sum of the two largest expert scores.
     TwoLargest,
 }
 
 impl RouterRuleArgs<'_> {
-    /// Refuses what does not fit: `experts` i32 and `weights` f32 `[T, k + shared]`, `logits` f32 `[T, E]`.
+    /// Rejects shapes and types that contradict each other: `experts` i32 and `weights` f32
+    /// `[T, k + shared]`, `logits` f32 `[T, E]`.
     pub(crate) fn check(
         &self,
         experts: &MatMut<'_>,

@@ -1,40 +1,42 @@
-//! A rank's part of the vocabulary, and how ranks hear of each other's.
+//! The vocabulary shard of a rank, and the all-gather of vocab-parallel sampling.
 
 use device::{MatMut, MatRef};
 
-/// The ids whose logits a rank has, where several share a head.
+/// Token ids for which a rank computes logits in a vocab-parallel LM head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VocabShard {
-    /// The first of them; a multiple of 64, unless there are none.
+    /// First token id of the shard; a multiple of 64 unless the shard is empty.
     pub first_id: usize,
-    /// How many.
+    /// Number of token ids in the shard.
     pub ids: usize,
-    /// Columns of every rank's logits: the ids, and padding behind the last ones of the vocabulary.
+    /// Logits columns on every rank: the ids of its shard, padded at the end of the vocabulary.
     pub cols: usize,
-    /// Ids of all ranks.
+    /// Vocabulary size: number of token ids on all ranks.
     pub vocab: usize,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
 }
 
 impl VocabShard {
-    /// The part that is all of it.
+    /// Shard of a single rank: the whole vocabulary.
     pub(crate) fn whole(vocab: usize) -> Self {
         Self { first_id: 0, ids: vocab, cols: vocab, vocab, ranks: 1 }
     }
 }
 
-/// Which questions a device answers out of parts of the rows that they are about.
+/// Logits rows that a device samples vocab-parallel, without gathering whole rows first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VocabParallelSupport {
-    /// None: rows are brought together before.
+    /// None: whole rows are gathered before sampling.
     Unsupported,
-    /// Those that choose a token without log-probabilities, and cut first by a top-k of at most so many ids, or not at all.
+    /// Rows that sample a token without log-probabilities and have no filter, or top-k first, with at most
+    /// this `k`.
     TopK(usize),
-    /// All.
+    /// All rows.
     AllRules,
 }
 
-/// Lays what the ranks bring, `own [n, c]`, side by side: `all [n, C]`, where columns from `r · c` on are those of rank `r`,
-/// and those beyond `C` are left out. `false` = the others are gone.
+/// All-gather of the ranks along columns: concatenates `own [n, c]` of all ranks to `all [n, C]`. Columns
+/// from `r · c` on are those of rank `r`; columns after `C` are dropped. Returns `false` if another rank has
+/// failed.
 pub type GatherFn<'a> = dyn FnMut(MatRef<'_>, MatMut<'_>) -> bool + 'a;
