@@ -3,8 +3,7 @@
 use device::gpu::PeerView;
 use device::{MatMut, MatRef};
 
-/// `x = Σ x` over the ranks. Rows follow each other without gaps; shapes are those that
-/// [`fits`](Self::fits) accepts.
+/// `x = Σ x` over the ranks. Rows are contiguous; [`fits`](Self::fits) gives the supported shapes.
 #[derive(Debug)]
 pub struct OneShotAllReduce<'a> {
     /// `[T, H]`, replaced in place.
@@ -13,15 +12,15 @@ pub struct OneShotAllReduce<'a> {
     pub peers: &'a PeerView,
 }
 
-/// `x += Σ delta` over the ranks, then `y = rms_norm(x)`, rounded as the two ops one after the other. Shapes are those
-/// that [`fits`](Self::fits) accepts.
+/// `x += Σ delta` over the ranks, then `y = rms_norm(x)`, rounded as by two separate ops.
+/// [`fits`](Self::fits) gives the supported shapes.
 #[derive(Debug)]
 pub struct OneShotAllReduceNorm<'a> {
     /// `[T, H]`
     pub y: MatMut<'a>,
     /// Residual stream `[T, H]`, updated in place.
     pub x: MatMut<'a>,
-    /// Summands of this rank, `[T, H]`.
+    /// Summand of this rank, `[T, H]`.
     pub delta: MatRef<'a>,
     /// Weight of the norm, `[H]`.
     pub weight: MatRef<'a>,

@@ -30,8 +30,8 @@ pub struct PagedAttention<'a> {
     pub args: &'a PagedAttentionArgs<'a>,
 }
 
-/// [`QkNormRopeKvWrite`], then [`PagedAttention`] of its queries, in one launch, for rows of one token each. GPU only; see
-/// [`RopeAttention::supports`].
+/// [`QkNormRopeKvWrite`], then [`PagedAttention`] of its queries, in one launch, for rows of one token each.
+/// GPU only; see [`RopeAttention::supports`].
 #[derive(Debug)]
 pub struct RopeAttention<'a> {
     /// `[T, N D]`
@@ -79,7 +79,7 @@ impl PagedAttention<'_> {
 }
 
 impl QkNormRopeArgs<'_> {
-    /// Rejects shapes and types that contradict each other; `q` is as wide as all query heads.
+    /// Rejects shapes and types that contradict each other; the columns of `q` are those of all query heads.
     pub(crate) fn check(
         &self,
         kernel: &'static str,
@@ -114,7 +114,7 @@ impl QkNormRopeArgs<'_> {
     }
 }
 
-/// Rejects a layer that does not lie in the pool.
+/// Rejects a layer index outside the pool, and a pool of too few bytes.
 pub(crate) fn check_layer(
     kernel: &'static str,
     pool: &Buffer,

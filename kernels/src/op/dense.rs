@@ -4,7 +4,7 @@ use device::{DeviceError, MatMut, MatRef, check_dtype, check_size};
 
 use crate::PackedMatrix;
 
-/// `y[t] = table[ids[t] - first]`, zeros where `ids[t] - first` is outside the table (vocab-parallel embedding).
+/// `y[t] = table[ids[t] - first]`; zeros if `ids[t] - first` is outside the table (vocab-parallel embedding).
 #[derive(Debug)]
 pub struct TokenEmbedding<'a> {
     /// `[T, H]`

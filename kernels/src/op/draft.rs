@@ -1,24 +1,25 @@
-//! Passes of a draft model. Legend: T tokens, R rows, S sequence slots, W blocks of a table, L tokens of a history.
+//! Forward passes of a draft model. Legend: T tokens, R rows, S sequence slots, W blocks of a block table, L
+//! tokens of a history.
 
 use device::{MatMut, MatRef};
 
 use crate::step::{DraftHiddenStates, DraftPass, DraftPassArrays};
 use crate::{GatherFn, VocabShard};
 
-/// Inputs of pass `pass` of a draft model: the newest token of each row of the stage that has more draft tokens than passes
-/// so far. Other rows are padding: no key, id 0, KV slot -1.
+/// Prepares the inputs of pass `pass` of a draft model: the newest token of each row of the stage with more
+/// than `pass` draft tokens. Other rows are padding: no key, id 0, KV slot -1.
 #[derive(Debug)]
 pub struct DraftPassPreparation<'a, 'b> {
     /// Staged inputs of the step.
     pub stage: MatRef<'a>,
     /// Arrays of the pass.
     pub arrays: &'a mut DraftPassArrays<'b>,
-    /// Which pass of how many rows.
+    /// Index, rows and inputs of the pass.
     pub pass: &'a DraftPass<'a>,
 }
 
-/// Hidden states of the tokens before: for the first token of each of the first `rows` rows of a stage, or with `hidden` for
-/// all tokens of these rows.
+/// Gathers the hidden state of the preceding token: for the first token of each of the first `rows` rows of a
+/// stage, or with `hidden` for all tokens of those rows.
 #[derive(Debug)]
 pub struct DraftInputGather<'a> {
     /// Staged inputs of the step.
@@ -35,7 +36,7 @@ pub struct DraftInputGather<'a> {
     pub states: &'a DraftHiddenStates<'a>,
 }
 
-/// Stores from the hidden states of a step those that the next step of each row begins with, and those at block
+/// Stores hidden states of a step: those that the next step of each row begins with, and those at block
 /// boundaries.
 #[derive(Debug)]
 pub struct DraftStateStore<'a, 'b> {
@@ -55,7 +56,7 @@ pub struct DraftStateStore<'a, 'b> {
     pub block_tokens: usize,
 }
 
-/// `drafts[pass, first + i]` = the lowest id with the largest logit of row `i`.
+/// Writes `drafts[pass, first + i]`: the lowest id with the largest logit of row `i`.
 #[derive(Debug)]
 pub struct DraftArgmax<'a> {
     /// i32 `[passes, R]`
@@ -68,8 +69,8 @@ pub struct DraftArgmax<'a> {
     pub logits: MatRef<'a>,
 }
 
-/// [`DraftArgmax`] where every rank has the logits of a vocabulary shard: ranks gather one candidate per row, and all choose
-/// the argmax of whole rows.
+/// [`DraftArgmax`] where every rank has the logits of a vocabulary shard: the ranks gather one candidate per
+/// row, and all of them select the argmax of the whole row.
 ///
 /// Errors: [`DeviceError::PeerRanksFailed`](device::DeviceError::PeerRanksFailed) if `gather` fails.
 pub struct VocabParallelDraftArgmax<'a, 'b> {
@@ -81,7 +82,7 @@ pub struct VocabParallelDraftArgmax<'a, 'b> {
     pub first: usize,
     /// Logits of this shard; f32 `[n, shard.cols]`
     pub logits: MatRef<'a>,
-    /// Part of the vocabulary.
+    /// Vocabulary shard of this rank.
     pub shard: &'a VocabShard,
     /// All-gather of the ranks.
     pub gather: &'a mut GatherFn<'b>,
@@ -94,13 +95,13 @@ pub struct DraftIdMap<'a> {
     pub drafts: MatMut<'a>,
     /// Row of `drafts`.
     pub pass: usize,
-    /// Drafts of the pass.
+    /// Number of draft tokens of the pass.
     pub count: usize,
     /// Target token id by draft token id; i32 `[1, V]`
     pub ids: MatRef<'a>,
 }
 
-/// Inserts draft tokens of the first `rows` rows of a stage after their known token ids.
+/// Inserts the draft tokens of the first `rows` rows of a stage after their known token ids.
 #[derive(Debug)]
 pub struct DraftInsertion<'a> {
     /// Staged inputs of the step.

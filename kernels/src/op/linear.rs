@@ -26,17 +26,17 @@ pub struct FusedLinear<'a> {
     pub x: MatRef<'a>,
     /// `[N, K]`
     pub weight: &'a PackedMatrix,
-    /// What is fused with the product.
+    /// Ops fused with the product.
     pub fusion: &'a LinearFusion<'a>,
 }
 
-/// [`Linear`] of what `prologue` computes, which is not stored in the activation type. GPU only; see
+/// [`Linear`] on the output of `prologue`, which is not stored in the activation type. GPU only; see
 /// [`PrologueLinear::supports`].
 #[derive(Debug)]
 pub struct PrologueLinear<'a> {
     /// `[T, N]`
     pub y: MatMut<'a>,
-    /// What makes the input `[T, K]`.
+    /// Op that computes the input `[T, K]`.
     pub prologue: LinearPrologue<'a>,
     /// `[N, K]`
     pub weight: &'a PackedMatrix,

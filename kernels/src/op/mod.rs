@@ -1,11 +1,11 @@
-//! Ops: one struct per computation, with its arguments named. `backend.launch(stream, op)` runs one.
+//! Ops: one struct per computation, with named arguments. `backend.launch(stream, op)` runs one.
 //!
-//! Every output element is one sum in fixed order: the result of a row depends neither on other rows, nor on the chunk
-//! it came in, nor on the number of threads. Sums, norms, softmax and rotations are f32; a result is rounded once, when
-//! it is stored.
+//! Every output element is one sum in fixed order: the result of a row depends neither on other rows, nor on
+//! the prefill chunk of the row, nor on the number of threads. Sums, norms, softmax and rotations are f32; a
+//! result is rounded once, when it is stored.
 //!
-//! To add an op: its struct here, `impl CpuKernel` in `cpu/`, `impl GpuKernel` in `gpu/`, its device code in `csrc/`, and
-//! its caller in the crate `ops`.
+//! To add an op: its struct here, `impl CpuKernel` in `cpu/`, `impl GpuKernel` in `gpu/`, its device code in
+//! `csrc/`, and its caller in the crate `ops`.
 
 mod all_reduce;
 mod attention;
@@ -33,7 +33,7 @@ use device::{DeviceError, DeviceStream};
 use crate::cpu::CpuBackend;
 use crate::gpu::GpuBackend;
 
-/// An op on the CPU: runs to its end before it returns.
+/// An op on the CPU, which has completed when `run` returns.
 pub trait CpuKernel {
     /// Checks the arguments, then computes.
     ///

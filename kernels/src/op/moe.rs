@@ -1,4 +1,5 @@
-//! Routers, expert MLPs and the dispatch of tokens to ranks. Legend: T tokens, E experts, k choices of a token, H hidden size.
+//! MoE routers, expert MLPs and the dispatch of tokens to EP ranks. Legend: T tokens, E experts, k routed
+//! experts per token, H hidden size.
 
 use device::{MatMut, MatRef};
 
@@ -6,22 +7,22 @@ use crate::{
     ExpertLoadArgs, ExpertParallelLayout, ExpertWeights, RouterLogits, RouterRuleArgs, TopKRoutes,
 };
 
-/// Softmax over the logits, then the `k` largest, the lower index first among equals, followed by the shared experts. The
-/// `k` choices are added to `load`.
+/// Softmax over the logits, then the `k` largest, the lower index first among equals, followed by the shared
+/// experts. The `k` selected experts are added to `load`.
 #[derive(Debug)]
 pub struct SoftmaxRouting<'a, 'b> {
     /// i32 `[T, k + shared]`
     pub experts: MatMut<'a>,
     /// f32 `[T, k + shared]`
     pub weights: MatMut<'a>,
-    /// Logits and number of choices.
+    /// Logits and number of experts per token.
     pub router: &'a RouterLogits<'a>,
-    /// Counts of chosen experts.
+    /// Token counts by expert.
     pub load: Option<&'a mut ExpertLoadArgs<'b>>,
 }
 
-/// The experts of each token by any routing rule, best first, followed by the shared experts. The `k` choices are added to
-/// `load`.
+/// Experts of each token by any routing rule, best first, followed by the shared experts. The `k` selected
+/// experts are added to `load`.
 #[derive(Debug)]
 pub struct RuleRouting<'a, 'b> {
     /// i32 `[T, k + shared]`
@@ -32,43 +33,46 @@ pub struct RuleRouting<'a, 'b> {
     pub logits: MatRef<'a>,
     /// Scores, groups and scaling.
     pub rule: &'a RouterRuleArgs<'a>,
-    /// Counts of chosen experts.
+    /// Token counts by expert.
     pub load: Option<&'a mut ExpertLoadArgs<'b>>,
 }
 
-/// [`SoftmaxRouting`] and [`ExpertMlp`] in one launch, with the same results. GPU only; see [`RoutedExpertMlp::supports`].
+/// [`SoftmaxRouting`] and [`ExpertMlp`] in one launch, with the same results. GPU only; see
+/// [`RoutedExpertMlp::supports`].
 #[derive(Debug)]
 pub struct RoutedExpertMlp<'a, 'b> {
     /// `[T, H]`
     pub y: MatMut<'a>,
     /// `[T, H]`
     pub x: MatRef<'a>,
-    /// Logits and number of choices.
+    /// Logits and number of experts per token.
     pub router: &'a RouterLogits<'a>,
     /// Experts of this rank.
     pub experts: &'a ExpertWeights<'a>,
-    /// Counts of chosen experts.
+    /// Token counts by expert.
     pub load: Option<&'a mut ExpertLoadArgs<'b>>,
 }
 
-/// Logical experts become physical experts by the EPLB map: a token takes one of the copies of an expert by its position.
+/// Maps logical experts to physical experts by the EPLB map: a token takes one of the replicas of an expert
+/// by its position.
 ///
-/// Errors on the CPU: a token or an expert does not exist. On GPUs such an expert becomes -1, which no rank computes.
+/// Errors on the CPU: a token or an expert does not exist. On GPUs such an expert becomes -1, which no rank
+/// computes.
 #[derive(Debug)]
 pub struct ExpertPlacementLookup<'a> {
     /// i32 `[T, k]`, replaced in place.
     pub experts: MatMut<'a>,
     /// Position of each token; i32 `[1, P]`
     pub positions: MatRef<'a>,
-    /// Tokens of the rows, i32 `[1, T]`; `None` = all in order.
+    /// Token index of each row, i32 `[1, T]`; `None` = row index.
     pub tokens: Option<MatRef<'a>>,
-    /// Row `e`: number of copies of expert `e`, then their physical experts; i32.
+    /// EPLB map; row `e` is the number of replicas of expert `e`, then their physical experts; i32.
     pub placement: MatRef<'a>,
 }
 
-/// The tokens that each rank receives, once each: those with an expert on that rank. `tokens` begins with the tokens for
-/// rank 0, ascending, then those for rank 1; `counts` holds their numbers. `places` holds the index of a token among those of
-/// a rank, or -1.
+/// Lists the tokens that each EP rank receives: each token with an expert on that rank, once. `tokens` has
+/// the tokens for rank 0 in ascending order, then those for rank 1, and so on; `counts` has the number of
+/// tokens per rank. `places` has the index of each token's entry in `tokens` for each rank, or -1.
 #[derive(Debug)]
 pub struct TokenDispatch<'a> {
     /// i32 `[1, ranks · T]`
@@ -83,7 +87,8 @@ pub struct TokenDispatch<'a> {
     pub layout: &'a ExpertParallelLayout,
 }
 
-/// `y` = the sum of those rows of `x` that a row of `places` names, in its order, in f32, rounded once; -1 names none.
+/// Writes `y[t]`, the sum of the rows `places[t]` of `x` in that order, in f32, rounded once; -1 adds
+/// nothing.
 #[derive(Debug)]
 pub struct MoeCombine<'a> {
     /// `[T, H]`
@@ -94,8 +99,8 @@ pub struct MoeCombine<'a> {
     pub places: MatRef<'a>,
 }
 
-/// `y = Σ weight · down(silu(gate x) · up x)` over the experts of a token in ascending order, summed in f32. A GPU may round
-/// the output of each expert to bf16 where tokens are many.
+/// `y = Σ weight · down(silu(gate x) · up x)` over the experts of a token in ascending order, summed in f32.
+/// A GPU may round the output of each expert to bf16 for large numbers of tokens.
 #[derive(Debug)]
 pub struct ExpertMlp<'a> {
     /// `[T, H]`

@@ -5,10 +5,10 @@ use device::MatRef;
 use crate::step::{PreparedStep, SamplerOutputArrays, SequenceSlotArrays, StageView};
 use crate::{GatherFn, VocabShard};
 
-/// Samples a token for each logits row of a stage; rows after the rows of the stage are padding. A sampled token becomes the
-/// newest token of its sequence slot, and is appended to the history where a rule reads it. Draft tokens are verified by
-/// comparison with sampled tokens or by rejection sampling. The result of a row depends on that row and its sequence slot
-/// alone.
+/// Samples a token for each logits row of a stage; logits rows after those of the stage are padding. A
+/// sampled token becomes the latest token of its sequence slot, and is appended to the history if a sampling
+/// rule reads the history. Draft tokens are verified by comparison with the sampled tokens, or accepted at
+/// random (synthetic acceptance). The result of a row depends on that row and its sequence slot alone.
 #[derive(Debug)]
 pub struct RowSampling<'a, 's, 'o> {
     /// f32 `[n, V]`
@@ -23,15 +23,17 @@ pub struct RowSampling<'a, 's, 'o> {
     pub outputs: &'a mut SamplerOutputArrays<'o>,
 }
 
-/// [`RowSampling`] where every rank has the logits of a vocabulary shard. All ranks sample the same tokens, those that
-/// `RowSampling` samples from whole rows; `gather` is called equally often on each rank, with matrices of one shape. Rows are
-/// those that [`KernelBackend::vocab_parallel_support`](crate::KernelBackend::vocab_parallel_support) allows.
+/// [`RowSampling`] where every rank has the logits of a vocabulary shard. All ranks sample the same tokens,
+/// equal to those of `RowSampling` on whole rows; `gather` is called equally often on each rank, with
+/// matrices of one shape.
+/// [`KernelBackend::vocab_parallel_support`](crate::KernelBackend::vocab_parallel_support) gives the
+/// supported rows.
 ///
 /// Errors: [`DeviceError::PeerRanksFailed`](device::DeviceError::PeerRanksFailed) if `gather` fails.
 pub struct VocabParallelSampling<'a, 's, 'o, 'g> {
     /// Logits of this shard; f32 `[n, shard.cols]`
     pub logits: MatRef<'a>,
-    /// Part of the vocabulary.
+    /// Vocabulary shard of this rank.
     pub shard: &'a VocabShard,
     /// Staged inputs of the step.
     pub stage: &'a StageView<'a>,

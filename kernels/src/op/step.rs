@@ -1,9 +1,9 @@
-//! The inputs of a step, prepared on the device.
+//! Preparation of the inputs of a step on the device.
 
 use crate::step::{SequenceSlotArrays, StageView, StepArrays};
 
-/// Applies the edits of a stage to sequence slots and block tables, then computes token ids, positions, KV slots, context
-/// lengths and logits indices of the step. See [`crate::step`].
+/// Applies the updates of a stage to sequence slots and block tables, then computes token ids, positions, KV
+/// slots, context lengths and logits indices of the step. See [`crate::step`].
 #[derive(Debug)]
 pub struct StepPreparation<'a, 's, 't> {
     /// Staged inputs of the step.
@@ -12,6 +12,6 @@ pub struct StepPreparation<'a, 's, 't> {
     pub slots: &'a mut SequenceSlotArrays<'s>,
     /// Arrays of the step.
     pub step: &'a mut StepArrays<'t>,
-    /// Tokens of a KV block.
+    /// Number of tokens of a KV block.
     pub block_tokens: usize,
 }

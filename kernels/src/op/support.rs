@@ -1,4 +1,4 @@
-//! Shapes that fused ops exist for. Whether a fused op is worth launching is decided in the crate `ops`.
+//! Shapes that fused ops support. The crate `ops` decides whether to launch a supported fused op.
 
 use device::DType;
 
@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl FusedLinear<'_> {
-    /// Whether the op exists for `rows` rows of `dtype`, with every fusion.
+    /// Whether the op supports `rows` rows of `dtype`, with every fusion.
     #[must_use]
     pub fn supports(backend: &KernelBackend, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         match backend {
@@ -19,7 +19,7 @@ impl FusedLinear<'_> {
         }
     }
 
-    /// Whether the op exists for `rows` rows of `dtype`, with `silu_mul` and nothing else.
+    /// Whether the op supports `rows` rows of `dtype` with `silu_mul` and no other fusion.
     #[must_use]
     pub fn supports_silu_mul(
         backend: &KernelBackend,
@@ -36,7 +36,7 @@ impl FusedLinear<'_> {
 }
 
 impl PrologueLinear<'_> {
-    /// Whether the op exists for `rows` rows of `dtype`.
+    /// Whether the op supports `rows` rows of `dtype`.
     #[must_use]
     pub fn supports(backend: &KernelBackend, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         match backend {
@@ -47,7 +47,7 @@ impl PrologueLinear<'_> {
 }
 
 impl RopeAttention<'_> {
-    /// Whether the op exists for these rows and this pool.
+    /// Whether the op supports these rows and this KV pool.
     #[must_use]
     pub fn supports(
         backend: &KernelBackend,
@@ -63,7 +63,7 @@ impl RopeAttention<'_> {
 }
 
 impl RoutedExpertMlp<'_, '_> {
-    /// Whether the op exists for these tokens and experts.
+    /// Whether the op supports these tokens and experts.
     #[must_use]
     pub fn supports(
         backend: &KernelBackend,
@@ -78,8 +78,8 @@ impl RoutedExpertMlp<'_, '_> {
 }
 
 impl KernelBackend {
-    /// Whether expert MLPs of these projections, packed as [`experts_dtype`](Self::experts_dtype) says, run as a grouped
-    /// GEMM in fp8 whose tiles are loaded by the tensor memory accelerator (TMA).
+    /// Whether expert MLPs with these projections, packed in [`experts_dtype`](Self::experts_dtype), run as a
+    /// grouped GEMM in fp8 with tiles loaded by the tensor memory accelerator (TMA).
     #[must_use]
     pub fn has_fp8_tma_experts(
         &self,

@@ -1,9 +1,10 @@
-//! What the host stages for one step, and what a step leaves behind: records shared with the device.
+//! Records of one step shared with the device: the inputs that the host stages, and the outputs.
 //!
 //! The device twin of every record is in `csrc/step/step.h`; a test compares sizes and offsets. A stage is
 //! one buffer, so that a step needs one copy to the device: a header, then seven regions.
 //!
-//! Legend: S seats, W block table width, L longest request, V vocabulary, T tokens, R rows, Q questions.
+//! Legend: S sequence slots, W block table width, L maximum length of a request in tokens, V vocabulary size,
+//! T tokens, R rows, Q logits rows.
 
 mod row_facts;
 mod staging;
@@ -14,15 +15,12 @@ pub use row_facts::RowFact;
 pub(crate) use staging::StageReader;
 pub use staging::StagingBuffer;
 
-/// A record as the device reads it.
-///
-/// # Safety
-/// The type is `repr(C)`, has no padding, and every bit pattern is a value.
+/// A record that host and device share.
 pub unsafe trait StageRecord: Copy + Send + Sync + 'static {}
 
 macro_rules! records {
     ($($name:ty),*) => {$(
-        // SAFETY: `repr(C)` structs of 32- and 64-bit numbers whose sizes add up (checked by a test).
+        // SAFETY: `repr(C)` structs of 32- and 64-bit numbers without padding (a test checks their sizes).
         unsafe impl StageRecord for $name {}
     )*};
 }
@@ -40,343 +38,352 @@ records!(
     u32
 );
 
-/// Where the regions of a stage begin, in bytes, and how many records they hold.
+/// Offsets of the regions of a stage, in bytes, and their numbers of records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct StageHeader {
-    /// Records of the rows region.
+    /// Number of records in the rows region.
     pub rows: u32,
-    /// Records of the questions region.
+    /// Number of records in the logits rows region.
     pub logits_rows: u32,
-    /// Records of the seat region.
+    /// Number of records in the region of sequence slot initialisations.
     pub inits: u32,
-    /// Words of the words region.
+    /// Number of 32-bit words in the words region.
     pub words: u32,
-    /// Records of the edits region.
+    /// Number of records in the logit edits region.
     pub edits: u32,
-    /// First byte of the rows.
+    /// Offset of the rows region.
     pub rows_at: u32,
-    /// First byte of the questions.
+    /// Offset of the logits rows region.
     pub logits_rows_at: u32,
-    /// First byte of the seat records.
+    /// Offset of the region of sequence slot initialisations.
     pub inits_at: u32,
-    /// First byte of the words.
+    /// Offset of the words region.
     pub words_at: u32,
-    /// First byte of the edits.
+    /// Offset of the logit edits region.
     pub edits_at: u32,
-    /// Tokens of the step.
+    /// Number of tokens of the step.
     pub tokens: u32,
-    /// Records of the rows as draft layers see them.
+    /// Number of records in the draft rows region.
     pub drafts: u32,
-    /// First byte of those.
+    /// Offset of the draft rows region.
     pub drafts_at: u32,
-    /// First byte of the facts about rows, row by row.
+    /// Offset of the facts about rows, row by row.
     pub facts_at: u32,
-    /// Words of facts per row.
+    /// Number of words of facts per row.
     pub facts_per_row: u32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u32,
 }
 
-/// One row of the step: `len` tokens of the request on `seat`, from position `start`.
+/// One row of the step: `len` tokens of the request in sequence slot `seq_slot`, from position `start` on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct StageRow {
-    /// Whose tokens.
+    /// Sequence slot of the request.
     pub seq_slot: i32,
-    /// Position of the first one; where the seat knows it, the furthest that it may be.
+    /// Position of the first token. If `ids` is negative, the upper bound of that position, which the device
+    /// computes from the latest token of the sequence slot.
     pub start: i32,
-    /// How many.
+    /// Number of tokens.
     pub len: i32,
-    /// Index of the first one in the step.
+    /// Index of the first token in the step.
     pub token: i32,
-    /// Index of their ids in the words; −1 − n = the row begins n positions behind the newest token of the seat, whose id
-    /// stands for all of its ids until drafts are entered.
+    /// Index of the token ids in the words region. −1 − n = the row begins n positions after the latest token
+    /// of the sequence slot; the id of that token is the placeholder for all ids of the row until draft
+    /// tokens are inserted.
     pub ids: i32,
-    /// First entry of the block table that is replaced.
+    /// First replaced entry of the block table.
     pub table_from: i32,
-    /// Entries replaced.
+    /// Number of replaced entries.
     pub table_len: i32,
-    /// Index of the new entries in the words.
+    /// Index of the new entries in the words region.
     pub table_at: i32,
 }
 
-/// A request takes a seat.
+/// Initialises a sequence slot for a new request.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C)]
 pub struct StageSequenceInit {
-    /// Which seat.
+    /// Sequence slot of the request.
     pub seq_slot: i32,
-    /// Index of known ids in the words.
+    /// Index of the known token ids in the words region.
     pub history_at: i32,
-    /// Position of the first of them.
+    /// Position of the first known token id.
     pub history_from: i32,
-    /// How many.
+    /// Number of known token ids.
     pub history_len: i32,
-    /// Index of `ceil(V / 32)` mask words; −1 = none.
+    /// Index of the `ceil(V / 32)` mask words in the words region; −1 = no mask.
     pub mask_at: i32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: [i32; 3],
-    /// How its tokens are chosen.
+    /// Sampling parameters of the request.
     pub params: SequenceSamplingParams,
 }
 
-/// What is asked about the logits behind one token of the step.
+/// Sampling request for the logits row of one token of the step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct StageLogitsRow {
-    /// The token of the step, behind which the one asked for comes; −1 = padding, nothing is asked.
+    /// Index in the step of the token that the logits row belongs to; the sample position is the next
+    /// position. −1 = padding, no token is sampled.
     pub token: i32,
-    /// Whose rules.
+    /// Sequence slot of the request, with its sampling rules.
     pub seq_slot: i32,
-    /// Drafts in front of it in its row: all must be right.
+    /// Number of draft tokens before the sample position in its row; the sample counts only if all of them
+    /// are accepted.
     pub draft_index: i32,
-    /// 1 = the step's next token is a draft of what is asked for; 0 = nothing is guessed.
+    /// 1 = the next token of the step is the draft token at the sample position; 0 = no draft token to
+    /// verify.
     pub has_draft: i32,
-    /// The token, where only its log-probability is asked for; −1 = choose one.
+    /// Token to score, if only its log-probability is requested; −1 = sample a token.
     pub known_token: i32,
-    /// Ids to report beside the token; −1 = no log-probabilities at all.
+    /// Number of top log-probabilities to report in addition to that of the token; −1 = no log-probabilities.
     pub top: i32,
-    /// First of its edits.
+    /// Index of the first edit in the logit edits region.
     pub edits_at: i32,
-    /// How many.
+    /// Number of edits.
     pub edits: i32,
 }
 
-/// Changes one logit, always or behind certain ids.
+/// Logit edit of one token id, unconditional or conditional on preceding tokens or on the position.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C)]
 pub struct StageEdit {
-    /// Whose logit; ids beyond the row have none and are passed over.
+    /// Token id of the logit; ids outside the logits row are ignored.
     pub id: u32,
-    /// Added; −∞ masks.
+    /// Value added to the logit; −∞ masks the id.
     pub value: f32,
-    /// Index in the words of the ids that must stand before the position.
+    /// Index in the words region of the token ids that must directly precede the sample position.
     pub when_at: i32,
-    /// How many of them; 0 = always, below 0 = at positions below `when_at`.
+    /// Number of those token ids; 0 = always applies, negative = applies at positions below `when_at`.
     pub when_len: i32,
 }
 
-/// A row of the step as a draft layer sees it: `len` known tokens, then `drafts` drafts.
+/// A row of the step as a draft model sees it: `len` known tokens, then `drafts` draft tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct DraftRow {
-    /// Whose tokens.
+    /// Sequence slot of the request.
     pub seq_slot: i32,
-    /// How many are known.
+    /// Number of known tokens.
     pub len: i32,
-    /// Index of the first one in the step.
+    /// Index of the first token in the step.
     pub token: i32,
-    /// Drafts behind them that the layer makes.
+    /// Number of draft tokens that the draft model proposes after the known tokens.
     pub drafts: i32,
-    /// 1 = the seat holds the state before the first token; 0 = it lies elsewhere.
+    /// 1 = the sequence slot has the hidden state of the token before the first token; 0 = it has not.
     pub state_in_slot: i32,
-    /// It is the one at the end of this block; −1 = it lies elsewhere, and with `held` 0 it is zeros.
+    /// Block with that hidden state as its block-boundary state, which takes precedence; −1 = not at a block
+    /// boundary, and with `state_in_slot` 0 the state is zeros.
     pub boundary_block: i32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: [i32; 2],
 }
 
-/// The newest token of the request on a seat, which no row has forwarded yet.
+/// The latest token of the request in a sequence slot, which no row has forwarded yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct LatestToken {
-    /// The token.
+    /// Token id.
     pub token: i32,
-    /// Its position.
+    /// Position of the token.
     pub position: i32,
-    /// Whether the draft behind it is right: a row may have more of them.
+    /// 1 if the token is an accepted draft token, so that the next logits row of the request counts as well.
     pub draft_accepted: i32,
 }
 
-/// How the tokens of the request on a seat are chosen; held on the device for the life of the seat.
+/// Sampling parameters of the request in a sequence slot, kept on the device until the slot is reused.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C)]
 pub struct SequenceSamplingParams {
-    /// Softmax temperature; below `1e-5` the likeliest id is taken.
+    /// Softmax temperature; below `1e-5` sampling is greedy.
     pub temperature: f32,
-    /// Probability kept; 1 = all.
+    /// Top-p: cumulative probability kept; 1 = off.
     pub top_p: f32,
-    /// Least probability, relative to the likeliest id; 0 = off.
+    /// Min-p: minimum probability relative to the most likely id; 0 = off.
     pub min_p: f32,
-    /// Ids kept; 0 = all.
+    /// Top-k: number of ids kept; 0 = off.
     pub top_k: i32,
-    /// Divides positive and multiplies negative logits of ids in prompt or output; 1 = off.
+    /// Repetition penalty: divides positive and multiplies negative logits of ids in the prompt or output;
+    /// 1 = off.
     pub repetition: f32,
-    /// Subtracted per occurrence in the output.
+    /// Frequency penalty, subtracted per occurrence in the output.
     pub frequency: f32,
-    /// Subtracted once for an occurrence in the output.
+    /// Presence penalty, subtracted once if the id occurs in the output.
     pub presence: f32,
-    /// [`RULE_MASKED`], [`RULE_HISTORY`].
+    /// Bits [`RULE_MASKED`] and [`RULE_HISTORY`].
     pub flags: u32,
-    /// Key of the request's noise.
+    /// Philox key of the request.
     pub key: u64,
-    /// Positions from here on are output.
+    /// Prompt length in tokens; later positions are output.
     pub prompt_len: i32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: i32,
 }
 
-/// Ids whose mask bit is clear are out.
+/// Flag: ids with a clear bit in the grammar bitmask are masked.
 pub const RULE_MASKED: u32 = 1;
-/// A rule reads earlier ids: sampled ones are appended to the history.
+/// Flag: a rule reads earlier token ids, so sampled tokens are appended to the history.
 pub const RULE_HISTORY: u32 = 2;
 
-/// The answer to one question.
+/// Output of one logits row.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C)]
 pub struct SampledToken {
-    /// The token.
+    /// Sampled or scored token.
     pub token: i32,
     /// [`SAMPLE_OK`], [`SAMPLE_DRAFT_ACCEPTED`], [`SAMPLE_NON_FINITE`] or [`SAMPLE_ALL_MASKED`].
     pub status: u32,
-    /// Its log-probability under the raw logits, if asked for.
+    /// Log-probability of the token under the raw logits, if requested.
     pub logprob: f32,
-    /// Its place among all ids, from 1; if asked for.
+    /// Rank of the token among all ids, from 1, if requested.
     pub rank: u32,
 }
 
-/// A token was chosen or scored.
+/// A token was sampled or scored.
 pub const SAMPLE_OK: u32 = 0;
 /// A logit is NaN or infinite.
 pub const SAMPLE_NON_FINITE: u32 = 1;
 /// The rules mask every id.
 pub const SAMPLE_ALL_MASKED: u32 = 2;
-/// A token was chosen, and the draft of it is right; or chance lets that draft stand, and it is the token.
+/// A token was sampled and its draft token is accepted: both are equal, or the synthetic acceptance rate
+/// accepts the draft token, which then replaces the sampled token.
 pub const SAMPLE_DRAFT_ACCEPTED: u32 = 3;
 
 /// A stage on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct StageView<'a> {
-    /// The stage's bytes as words, i32 `[1, n]`, from the header on.
+    /// Bytes of the stage as words, from the header on; i32 `[1, n]`.
     pub bytes: MatRef<'a>,
-    /// Rows to prepare: those of the stage, or more where a captured graph has a fixed number. Rows
-    /// beyond the stage's are padding: no token, no key.
+    /// Number of rows to prepare: those of the stage, or more if a captured graph has a fixed number. Rows
+    /// after those of the stage are padding: no token, no key.
     pub rows: usize,
-    /// Tokens to lay out, likewise; those beyond the stage's get id 0, position 0 and slot −1.
+    /// Number of tokens to prepare, padded likewise. Padding tokens get id 0, position 0 and KV slot −1.
     pub tokens: usize,
-    /// Questions to lay out, likewise.
+    /// Number of logits rows to prepare, padded likewise.
     pub logits_rows: usize,
 }
 
-/// Per-request state on the device.
+/// State of requests on the device, by sequence slot.
 #[derive(Debug)]
 pub struct SequenceSlotArrays<'a> {
-    /// [`LatestToken`] tokens as words; i32 `[S, 3]`.
+    /// [`LatestToken`] records as words; i32 `[S, 3]`.
     pub latest: MatMut<'a>,
-    /// Block tables, i32 `[S, W]`.
+    /// Block tables; i32 `[S, W]`.
     pub tables: MatMut<'a>,
-    /// Known ids by position, where a rule reads them; i32 `[S, L]`.
+    /// Token ids by position, kept if a rule reads them; i32 `[S, L]`.
     pub history: MatMut<'a>,
-    /// Masks of allowed ids, one bit each; i32 `[S, ceil(V / 32)]`.
+    /// Grammar bitmasks: bit set = token id allowed; i32 `[S, ceil(V / 32)]`.
     pub masks: MatMut<'a>,
-    /// [`SequenceSamplingParams`] as words; i32 `[S, 12]`.
+    /// [`SequenceSamplingParams`] records as words; i32 `[S, 12]`.
     pub params: MatMut<'a>,
 }
 
-/// What a forward pass reads, written by `prepare`.
+/// Inputs of a forward pass, written by [`StepPreparation`](crate::StepPreparation).
 #[derive(Debug)]
 pub struct StepArrays<'a> {
-    /// i32 `[1, T]`.
+    /// Token ids; i32 `[1, T]`.
     pub ids: MatMut<'a>,
-    /// i32 `[1, T]`.
+    /// Positions; i32 `[1, T]`.
     pub positions: MatMut<'a>,
-    /// i64 `[1, T]`; −1 stores nothing.
+    /// KV slots; i64 `[1, T]`; −1 stores nothing.
     pub slots: MatMut<'a>,
-    /// First token of each row, and the end of the last; i32 `[1, R + 1]`.
+    /// First token of each row, then the end of the last row; i32 `[1, R + 1]`.
     pub cu_q: MatMut<'a>,
-    /// Keys of each row, its own tokens included; i32 `[1, R]`.
+    /// Context length of each row in keys, its own tokens included; i32 `[1, R]`.
     pub context_lens: MatMut<'a>,
-    /// Token of each logits row, 0 for padding; i32 `[1, Q]`.
+    /// Token index of each logits row, 0 for padding; i32 `[1, Q]`.
     pub logits_indices: MatMut<'a>,
     /// [`RowFact`]s of each row, 0 for padding; i32 `[facts, R]`.
     pub row_facts: MatMut<'a>,
 }
 
-/// What `prepare` has laid out of the step that questions are about, and what becomes of its drafts.
+/// Prepared inputs of the step that the sampler reads, and the verification of its draft tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct PreparedStep<'a> {
-    /// i32 `[1, T]`.
+    /// Token ids; i32 `[1, T]`.
     pub ids: MatRef<'a>,
-    /// i32 `[1, T]`.
+    /// Positions; i32 `[1, T]`.
     pub positions: MatRef<'a>,
-    /// Who says which drafts stand.
+    /// Verification of draft tokens.
     pub verification: DraftVerification,
 }
 
-/// Who says which drafts stand.
+/// Verification of draft tokens: the rule that accepts or rejects them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DraftVerification {
-    /// Nobody: there are none.
+    /// The step has no draft tokens.
     #[default]
     NoDrafts,
-    /// The answers: one that is the token which was chosen.
+    /// A draft token is accepted if it equals the sampled token.
     MatchSampled,
-    /// Chance, for benchmarks.
+    /// Draft tokens are accepted at random at a fixed rate, for benchmarks.
     Synthetic {
-        /// Of 1000 drafts so many stand.
+        /// Acceptance rate in per mille.
         per_mille: u16,
     },
 }
 
-/// What a pass of a draft layer reads, written by `prepare_draft_pass`: a row of one token for each row of the step.
+/// Inputs of a forward pass of a draft model, written by
+/// [`DraftPassPreparation`](crate::DraftPassPreparation): a row of one token for each row of the step.
 #[derive(Debug)]
 pub struct DraftPassArrays<'a> {
-    /// i32 `[1, R]`.
+    /// Token ids; i32 `[1, R]`.
     pub ids: MatMut<'a>,
-    /// i32 `[1, R]`.
+    /// Positions; i32 `[1, R]`.
     pub positions: MatMut<'a>,
-    /// i64 `[1, R]`; −1 stores nothing.
+    /// KV slots; i64 `[1, R]`; −1 stores nothing.
     pub slots: MatMut<'a>,
-    /// i32 `[1, R + 1]`.
+    /// First token of each row, then the end of the last row; i32 `[1, R + 1]`.
     pub cu_q: MatMut<'a>,
-    /// Keys of each row, its own token included, 0 for padding; i32 `[1, R]`.
+    /// Context length of each row in keys, its own token included, 0 for padding; i32 `[1, R]`.
     pub context_lens: MatMut<'a>,
-    /// Seat of each row; i32 `[1, R]`.
+    /// Sequence slot of each row; i32 `[1, R]`.
     pub row_seq_slots: MatMut<'a>,
 }
 
-/// What such a pass is made of.
+/// Arguments of a forward pass of a draft model.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftPass<'a> {
-    /// Which one, from 0.
+    /// Index of the pass, from 0.
     pub pass: usize,
-    /// Rows to lay out.
+    /// Number of rows to prepare.
     pub rows: usize,
-    /// Ids of the step, i32 `[1, T]`.
+    /// Token ids of the step; i32 `[1, T]`.
     pub ids: MatRef<'a>,
-    /// Positions of the step, i32 `[1, T]`.
+    /// Positions of the step; i32 `[1, T]`.
     pub positions: MatRef<'a>,
-    /// What the passes before have made, i32 `[passes, R]`.
+    /// Draft tokens of the previous passes; i32 `[passes, R]`.
     pub drafts: MatRef<'a>,
-    /// Block tables by seat, i32 `[S, W]`.
+    /// Block tables by sequence slot; i32 `[S, W]`.
     pub tables: MatRef<'a>,
-    /// Positions per block.
+    /// Number of tokens of a KV block.
     pub block_tokens: usize,
 }
 
-/// Hidden states that draft layers go on from, in the type of activations. H channels.
+/// Hidden states from which draft models continue, in the activation type. H channels.
 #[derive(Debug)]
 pub struct DraftHiddenStates<'a> {
-    /// Those of each seat's newest tokens, `[S · depth, H]`: of the one before the newest that is known, if there is one, of
-    /// that one, and of the drafts behind it.
+    /// Hidden states of the newest tokens of each sequence slot, `[S · states_per_slot, H]`: of the token
+    /// before the newest known token (if any), of the newest known token, and of the draft tokens after it.
     pub slot_states: MatMut<'a>,
-    /// Position of the first of them, i32 `[1, S]`.
+    /// Position of the first hidden state of each sequence slot; i32 `[1, S]`.
     pub first_positions: MatMut<'a>,
-    /// How many a seat has room for.
+    /// Maximum number of hidden states per sequence slot.
     pub states_per_slot: usize,
-    /// Those at the ends of blocks, `[blocks, H]`.
+    /// Hidden states at block boundaries, `[blocks, H]`: of the last token of each block.
     pub boundary_states: MatMut<'a>,
 }
 
-/// What `sample_rows` writes.
+/// Outputs of the sampler, written by [`RowSampling`](crate::RowSampling).
 #[derive(Debug)]
 pub struct SamplerOutputArrays<'a> {
-    /// [`SampledToken`]s as words; i32 `[Q, 4]`.
+    /// [`SampledToken`] records as words; i32 `[Q, 4]`.
     pub sampled: MatMut<'a>,
-    /// Likeliest ids in order, as many as asked for; i32 `[Q, most]`.
+    /// Top-k token ids in order, as many as requested; i32 `[Q, most]`.
     pub top_ids: MatMut<'a>,
-    /// Their log-probabilities; f32 `[Q, most]`.
+    /// Log-probabilities of `top_ids`; f32 `[Q, most]`.
     pub top_logprobs: MatMut<'a>,
 }
 

@@ -1,14 +1,15 @@
 //! Facts about the rows of a step that kernels read: declared here, filled in by one table of the executor
-//! (`executor/src/step/row_facts.rs`), and laid out by [`StepPreparation`](crate::StepPreparation) as i32 `[facts, R]`.
+//! (`executor/src/step/row_facts.rs`), and laid out by [`StepPreparation`](crate::StepPreparation) as i32
+//! `[facts, R]`.
 
-/// A fact about a row. Its number is the row of the array that holds it.
+/// A fact about a row. Its discriminant is the row index in the array of facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum RowFact {
-    /// Sequence slot, and so block table; 0 for padding.
+    /// Sequence slot of the row, which is also its block table; 0 for padding.
     SequenceSlot,
-    /// 1 if the sequence has state of tokens before this row, as recurrent layers (gated delta nets, Mamba) read it; 0 if the
-    /// row begins the sequence.
+    /// 1 if the sequence has state of tokens before this row, as read by recurrent layers (gated delta nets,
+    /// Mamba); 0 if the row begins the sequence.
     ContinuesSequence,
 }
 

@@ -1,4 +1,5 @@
-//! A stage on the host: collected, laid out as one run of bytes, and read back by the CPU device.
+//! The staged inputs of a step on the host: collected, written as one contiguous buffer, and read back by the
+//! CPU backend.
 
 use device::{DeviceError, MatRef};
 
@@ -7,32 +8,32 @@ use super::{
     StageSequenceInit,
 };
 
-/// Regions begin at multiples of this.
+/// Alignment of regions, in bytes.
 const ALIGN: usize = 16;
 
-/// What one step stages, region by region. Cleared and filled anew by every step.
+/// Staged inputs of one step, region by region. Cleared and refilled by every step.
 #[derive(Debug, Default)]
 pub struct StagingBuffer {
     /// The rows of the step.
     pub rows: Vec<StageRow>,
-    /// What is asked about its logits.
+    /// Sampling requests for logits rows.
     pub logits_rows: Vec<StageLogitsRow>,
-    /// Requests that take a seat with it.
+    /// Initialisations of sequence slots for new requests.
     pub inits: Vec<StageSequenceInit>,
-    /// Token ids, block ids, histories, masks.
+    /// Token ids, block ids, histories and masks.
     pub words: Vec<i32>,
-    /// Changes of logits.
+    /// Logit edits.
     pub edits: Vec<StageEdit>,
-    /// The rows once more, where a draft layer sees them.
+    /// Rows of the step as draft models see them.
     pub drafts: Vec<DraftRow>,
-    /// Facts about the rows, row by row; rows without facts have zeros.
+    /// Facts about the rows, row by row; missing facts are written as zeros.
     pub facts: Vec<i32>,
-    /// Tokens of the step.
+    /// Number of tokens of the step.
     pub tokens: usize,
 }
 
 impl StagingBuffer {
-    /// Forgets everything but the memory.
+    /// Clears all regions and keeps their memory.
     pub fn clear(&mut self) {
         self.rows.clear();
         self.logits_rows.clear();
@@ -79,13 +80,13 @@ impl StagingBuffer {
         (header, end.next_multiple_of(ALIGN))
     }
 
-    /// Bytes it takes.
+    /// Size of the written stage in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.header().1
     }
 
-    /// Lays it out at the beginning of `to` and returns the bytes it takes.
+    /// Writes the stage to the start of `to` and returns its size in bytes.
     ///
     /// # Panics
     /// If `to` is shorter than [`StagingBuffer::bytes`].
@@ -113,7 +114,7 @@ fn bytes_of<R: StageRecord>(records: &[R]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(records.as_ptr().cast(), size_of_val(records)) }
 }
 
-/// A stage as the CPU device reads it.
+/// A stage as the CPU backend reads it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StageReader<'a> {
     pub(crate) rows: &'a [StageRow],
@@ -128,7 +129,7 @@ pub(crate) struct StageReader<'a> {
 }
 
 impl<'a> StageReader<'a> {
-    /// Finds the regions of a stage; refuses one that ends beyond its buffer.
+    /// Locates the regions of a stage; rejects regions that end after the buffer.
     pub(crate) fn new(stage: MatRef<'a>) -> Result<Self, DeviceError> {
         let words = stage.row::<i32>(0);
         let header: StageHeader = region(words, 0, 1)?[0];
@@ -144,7 +145,8 @@ impl<'a> StageReader<'a> {
         })
     }
 
-    /// `len` words from `at` on; none where either is negative.
+    /// Returns `len` words from index `at` on. A negative `at` counts as 0, a negative `len` returns no
+    /// words.
     pub(crate) fn words(&self, at: i32, len: i32) -> Result<&'a [i32], DeviceError> {
         let (from, len) = (at.max(0) as usize, len.max(0) as usize);
         let limit = self.words.len();
@@ -167,12 +169,12 @@ fn region<R: StageRecord>(words: &[i32], at: u32, records: u32) -> Result<&[R], 
     }
     let first = words.as_ptr().wrapping_byte_add(at).cast::<R>();
     if !first.is_aligned() {
-        // Device buffers are aligned to 64 bytes; words from elsewhere may be to 4.
+        // Device buffers are aligned to 64 bytes; other buffers of words may be aligned to 4.
         let (kernel, what, expected) = ("stage", "address of a region, past its alignment", 0);
         let got = first.addr() % align_of::<R>();
         return Err(DeviceError::Shape { kernel, what, got, expected });
     }
-    // SAFETY: inside the words and aligned; any bits are a record.
+    // SAFETY: the records are inside the words and aligned, and every bit pattern is a record.
     Ok(unsafe { std::slice::from_raw_parts(first, records as usize) })
 }
 
@@ -200,12 +202,12 @@ mod tests {
         });
         stage.tokens = 2;
         let mut room = vec![u64::MAX; stage.bytes() / 8 + 2];
-        // SAFETY: plain words, as many bytes.
+        // SAFETY: the words of `room` as bytes.
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), size_of_val(&room[..]))
         };
         assert_eq!(stage.write(bytes), stage.bytes());
-        // SAFETY: the same as words of half the size.
+        // SAFETY: the words of `room` as 32-bit words, twice as many.
         let words: &[i32] =
             unsafe { std::slice::from_raw_parts(room.as_ptr().cast(), room.len() * 2) };
         let cols = words.len();
@@ -218,12 +220,12 @@ mod tests {
         assert!(read.words(2, 2).is_err());
         let cut = &words[..stage.bytes() / 4 - 1];
         assert!(StageReader::new(MatRef::of(cut, 1, cut.len()).unwrap()).is_err());
-        // The same bytes, four further on: no place for records of eight.
+        // The stage moved by four bytes: misaligned for records with 8-byte alignment.
         let moved: Vec<u64> = [-1].iter().chain(words).copied().collect::<Vec<i32>>()[..cols]
             .chunks_exact(2)
             .map(|pair| u64::from(pair[0] as u32) | u64::from(pair[1] as u32) << 32)
             .collect();
-        // SAFETY: plain words, without the first.
+        // SAFETY: plain words, without the first word.
         let moved: &[i32] =
             unsafe { std::slice::from_raw_parts(moved.as_ptr().cast::<i32>().add(1), cols - 2) };
         let refused = StageReader::new(MatRef::of(moved, 1, cols - 2).unwrap()).unwrap_err();
