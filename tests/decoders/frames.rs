@@ -1,4 +1,4 @@
-//! Frames of links between processes, and the bodies behind their checksums.
+//! Frames of links between processes, and their bodies without the checksum.
 
 use protocol::codec::WireMessage;
 use protocol::frame::decode;
@@ -12,14 +12,14 @@ pub(crate) fn run(data: &[u8]) {
     check_message_type::<NodeHandshake>(data);
 }
 
-/// As a frame, and as kind and body of one: chance finds no checksum.
+/// Decodes the data as a frame, and as kind and body of a frame: random data has no valid checksum.
 fn check_message_type<M: WireMessage>(data: &[u8]) {
     if let Ok(Some((_, _, used))) = decode::<M>(data) {
         assert!(used <= data.len());
     }
     let Some((&kind, body)) = data.split_first() else { return };
     let Ok(message) = M::decode(u16::from(kind), body) else { return };
-    // What can be read can be written, and read again.
+    // A decoded message can be encoded, and decoded again.
     let mut written = Vec::new();
     message.encode(&mut written).unwrap();
     assert_eq!(message.kind(), u16::from(kind));

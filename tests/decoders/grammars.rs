@@ -1,4 +1,4 @@
-//! Grammars of requests, as they are tried: the first byte says of which form.
+//! Grammars of requests, as in a dry run: the first byte selects the form.
 
 use grammar::{
     GrammarCompiler, GrammarSpec, GrammarVocabulary, JsonWhitespace, OutputConstraint,
@@ -8,7 +8,7 @@ use protocol::Token;
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-/// The bytes, and one id that ends a text.
+/// A compiler with one token per byte and one end-of-sequence token.
 fn compiler_of_bytes() -> GrammarCompiler {
     let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     tokens.push(b"<|end|>".to_vec());
@@ -35,7 +35,8 @@ pub(crate) fn run(data: &[u8]) {
         2 => GrammarSpec::Lark(text.to_owned()),
         _ => GrammarSpec::Choice(text.lines().map(str::to_owned).collect()),
     };
-    // Hangs are what trials in a process of their own are for; panics of the library are refusals there and here.
+    // Hangs are handled by the worker process of the dry run; panics of the library are validation errors in
+    // both.
     COMPILER.with(|compiler| {
         let compiler = compiler.get_or_init(compiler_of_bytes);
         let _ = compiler.dry_run(&OutputConstraint::new(form, "x"));

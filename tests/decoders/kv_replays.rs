@@ -1,17 +1,17 @@
-//! Requests for a replay of KV events as frames and as bytes of a connection, and the payloads of batches, which
-//! subscribers read.
+//! KV-event replay requests, as frames and as bytes of a connection, and the payloads of batches, which
+//! subscribers decode.
 
 use metrics::kv_events::{
     ReplayRequest, ReplayRequestReader, ZmtpFrameHead, ZmtpFrameReader, decode,
 };
 
-/// Longest body that the reader is to keep.
+/// Maximum body size that the reader keeps.
 const BODY_BYTES_MAX: usize = 16;
 
 pub(crate) fn run(data: &[u8]) {
-    let _ = decode(data); // Refusals are the rule.
+    let _ = decode(data); // Errors are the usual result.
     read_frames(data);
-    // The first byte of each frame is its length, as far as there are bytes.
+    // The first byte of each frame is its length, limited by the remaining bytes.
     let (mut frames, mut rest) = (Vec::new(), data);
     while let Some((&length, behind)) = rest.split_first() {
         let (frame, behind) = behind.split_at(behind.len().min(usize::from(length)));
@@ -30,7 +30,7 @@ pub(crate) fn run(data: &[u8]) {
     assert_eq!(matches!(read, Some(ReplayRequest::From(_))), is_one);
 }
 
-/// Frames are read alike at once and byte by byte, and no longer body is kept than there is room for.
+/// Frames are decoded equally from the whole data and byte by byte, and no body exceeds the maximum size.
 fn read_frames(data: &[u8]) {
     let whole = all_frames(data, data.len().max(1));
     assert_eq!(all_frames(data, 1), whole);

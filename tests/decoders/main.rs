@@ -1,8 +1,8 @@
-//! Everything that reads bytes of strangers, fed with strange bytes: one file for each decoder, whose `run` may refuse,
-//! but neither panic nor contradict itself.
+//! Fuzz targets for every decoder of untrusted bytes: one file per decoder. `run` may return errors, but must
+//! neither panic nor be inconsistent.
 //!
-//! `replay` gives each of them the committed corpus and random mutations of it at every `cargo test`;
-//! `just fuzz SECONDS` (`fuzz/`) lets libFuzzer look for more, guided by coverage, some seconds at every change.
+//! `replay` runs the committed corpus and random mutations of it at every `cargo test`; `just fuzz SECONDS`
+//! (`fuzz/`) runs libFuzzer, guided by coverage, for some seconds at every change.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::print_stdout, reason = "counts are shown even where they pass")]

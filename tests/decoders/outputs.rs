@@ -1,4 +1,5 @@
-//! What models write: reasoning and tool calls, whole and in pieces. Two bytes choose the parser and where it is cut.
+//! Parsers of model output: reasoning and tool calls, whole and in chunks. Two bytes select the parser and
+//! the chunk boundaries.
 
 use serde_json::json;
 use std::sync::Arc;

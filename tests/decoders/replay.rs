@@ -1,5 +1,5 @@
-//! The committed corpora of `fuzz/corpus`, and a bounded number of mutations of them, the same ones every time, or as many
-//! and from such a seed as asked for (`just decoders TARGET COUNT SEED`).
+//! Runs the committed corpora of `fuzz/corpus` and a bounded number of mutations of them, with a fixed seed,
+//! or with the requested number and seed (`just decoders TARGET COUNT SEED`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,9 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A decoder takes this long at most, on a machine however busy.
+/// Maximum time of one decoder, also on a loaded machine.
 const TIME_MAX: Duration = Duration::from_secs(8);
-/// Longest input.
+/// Maximum input size in bytes.
 const BYTES_MAX: usize = 16 << 10;
 
 /// splitmix64.
@@ -27,7 +27,7 @@ impl MutationRng {
     }
 }
 
-/// What readers trip over.
+/// Strings that often break parsers.
 const DICTIONARY: &[&str] = &[
     "0",
     "-1",
@@ -70,7 +70,7 @@ const DICTIONARY: &[&str] = &[
     "|",
 ];
 
-/// A child of one or two inputs.
+/// A mutation of one or two inputs.
 fn mutate(chance: &mut MutationRng, corpus: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = corpus[chance.below(corpus.len())].clone();
     for _ in 0..=chance.below(4) {
@@ -97,7 +97,7 @@ fn mutate(chance: &mut MutationRng, corpus: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// A decoder, by the name of its corpus.
+/// A fuzz target with the name of its corpus.
 type DecoderTarget = (&'static str, fn(&[u8]));
 
 const TARGETS: [DecoderTarget; 9] = [
@@ -112,7 +112,7 @@ const TARGETS: [DecoderTarget; 9] = [
     ("outputs", crate::outputs::run),
 ];
 
-/// Files of a folder by name, none if there is no such folder.
+/// Files of a folder by name; empty if the folder does not exist.
 fn files(folder: &str, target: &str) -> BTreeMap<String, Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join(target);
     let read = |entry: fs::DirEntry| {
@@ -121,13 +121,13 @@ fn files(folder: &str, target: &str) -> BTreeMap<String, Vec<u8>> {
     fs::read_dir(folder).into_iter().flatten().map(|entry| read(entry.unwrap())).collect()
 }
 
-/// Runs one input, and shows it if it breaks its decoder.
+/// Runs one input, and prints it if the decoder panics.
 fn run_input((target, run): DecoderTarget, name: &str, bytes: &[u8]) {
     let done = catch_unwind(AssertUnwindSafe(|| run(bytes)));
     assert!(done.is_ok(), "{target}, {name}: {:?}", String::from_utf8_lossy(bytes));
 }
 
-/// Runs the corpus, then mutations: so many, or as many as there is time for.
+/// Runs the corpus, then `mutations` mutations, or as many as the time limit permits.
 fn replay_and_mutate(name: &str, mutations: usize) {
     let target = TARGETS.into_iter().find(|(target, _)| *target == name).unwrap();
     let files = files("fuzz/corpus", name);
@@ -145,8 +145,8 @@ fn replay_and_mutate(name: &str, mutations: usize) {
     assert!(done >= 20, "{name} takes too long: {done} mutations");
 }
 
-/// Mutations of one corpus and of what libFuzzer has added to it: HADRON_DECODERS_TARGET, HADRON_DECODERS_COUNT,
-/// HADRON_DECODERS_SEED.
+/// Mutates one corpus and the inputs that libFuzzer has added to it: HADRON_DECODERS_TARGET,
+/// HADRON_DECODERS_COUNT, HADRON_DECODERS_SEED.
 #[test]
 #[ignore = "as long as asked for: `just decoders TARGET COUNT`"]
 #[allow(clippy::disallowed_methods, reason = "what to do comes from `just`")]

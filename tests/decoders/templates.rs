@@ -1,11 +1,11 @@
-//! Chat templates, which model folders and trusted requests bring.
+//! Chat templates of model folders and of trusted requests.
 
 use serde_json::json;
 use std::path::Path;
 use std::sync::OnceLock;
 use text::{ChatInput, ChatTemplate, TextError, Tokenizer};
 
-/// Longest prompt a template may write here.
+/// Maximum output size of a template in bytes.
 const OUTPUT_BYTES_MAX: usize = 64 << 10;
 
 fn tokenizer() -> &'static Tokenizer {
@@ -17,8 +17,8 @@ fn tokenizer() -> &'static Tokenizer {
     })
 }
 
-/// Whether a namespace is put into itself. What a template does with one ends the process, whatever is caught:
-/// `docs/lessons/library_calls_that_look_harmless.md`.
+/// Whether a namespace is assigned into itself. Rendering one aborts the process, which `catch_unwind` cannot
+/// prevent: `docs/lessons/library_calls_that_look_harmless.md`.
 fn contains_itself(text: &str) -> bool {
     let tags = text.split("{%").skip(1);
     let mut sets =

@@ -4,7 +4,7 @@ use std::path::Path;
 use text::Tokenizer;
 
 pub(crate) fn run(data: &[u8]) {
-    // Where there is one, a folder in memory.
+    // An in-memory folder, if the system has one.
     let memory = Path::new("/dev/shm");
     let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let folder = folder.unwrap();

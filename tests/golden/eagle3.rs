@@ -1,4 +1,4 @@
-//! Layers that draft for another model (EAGLE-3), out of checkpoints of both spellings.
+//! EAGLE-3 draft models, from checkpoints with either tensor naming.
 
 use std::fs;
 use std::path::Path;
@@ -18,23 +18,23 @@ use crate::model_harness::{
 };
 
 const NAMES: [&str; 2] = ["llama-eagle3", "qwen3_moe-eagle3-variants"];
-/// CPU f32 against the reference: sums in another order.
+/// Tolerance of CPU f32 against the reference: sums are in another order.
 const TOLERANCE: f32 = 1e-4;
 
-/// A layer beside its model, with a pool of its own.
+/// An EAGLE-3 layer of the harness's model, with its own KV pool.
 struct Eagle3Harness<'a, 'b> {
     replay: &'b ModelHarness<'a>,
     eagle: Eagle3Model,
     kv: KvPool,
 }
 
-/// What a pass makes: the logits of the layer's ids, and the states that go on.
+/// Output of a draft pass: logits over the draft vocabulary, and the hidden states for the next pass.
 struct Eagle3Pass {
     logits: Vec<Vec<f32>>,
     next_states: Vec<Vec<f32>>,
 }
 
-/// Calls the layer as newer checkpoints do, in the header of the one file.
+/// Renames the layer's tensors as in newer checkpoints, in the header of the file.
 fn rename_tensors(file: &Path) {
     let bytes = fs::read(file).unwrap();
     let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
@@ -45,7 +45,7 @@ fn rename_tensors(file: &Path) {
 }
 
 impl<'a, 'b> Eagle3Harness<'a, 'b> {
-    /// Written and read again; `newer` as newer checkpoints spell it.
+    /// Writes the fixture's checkpoint and loads it; `newer` uses the naming of newer checkpoints.
     fn load(
         replay: &'b ModelHarness<'a>,
         fixture: &DraftFixture,
@@ -80,7 +80,7 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
         Self { replay, eagle, kv: KvPool::new(&replay.ops, layout).unwrap() }
     }
 
-    /// The states of a row's tokens.
+    /// Auxiliary hidden states of a row's tokens.
     fn states(&self, row: &SequenceRow) -> Vec<Vec<f32>> {
         let Self { replay, eagle, .. } = self;
         let taps = eagle.aux_hidden_states();
@@ -91,7 +91,7 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
         matrix(&replay.ops, &taps.states().unwrap()).unwrap()
     }
 
-    /// Drafts behind a row's tokens, given the states before them.
+    /// Runs a draft pass over a row's tokens, given the hidden states of the tokens before them.
     fn draft(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Eagle3Pass {
         let Self { replay, eagle, kv } = self;
         let mut states = Vec::new();
@@ -114,7 +114,7 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
         });
     }
 
-    /// What the model calls the likeliest of the layer's ids.
+    /// Target-vocabulary id of the most likely draft token.
     fn top_draft_id(&self, logits: &[f32]) -> i32 {
         let names = self.eagle.draft_to_target().unwrap();
         self.replay.ops.read_f32(names).unwrap()[top(logits)] as i32
@@ -138,7 +138,7 @@ fn matches_reference(place: &RankContext, fixture: &DraftFixture, newer: bool) {
     let worst = difference(&all[all.len() - fixture.logits.len()..], &fixture.logits);
     assert!(worst <= TOLERANCE, "logits differ by {worst}");
 
-    // Bit for bit, however it is cut; what the first position is given nobody sees.
+    // Bit-exact for any chunking; no later position reads what the first position was given.
     layer.write_kv(&again.part(0, 1), &[vec![7.0; states[0].len()]]);
     for (start, end) in [(1, 8), (8, 24), (24, 25), (25, 89), (89, states.len())] {
         let (part, before) = (again.part(start, end - start), &states[start - 1..end - 1]);
@@ -150,7 +150,7 @@ fn matches_reference(place: &RankContext, fixture: &DraftFixture, newer: bool) {
         }
     }
 
-    // Guesses behind guesses, which leave nothing that later ones see.
+    // Chains of draft tokens: their KV entries do not affect later chains.
     for (at, chain) in &fixture.chains {
         let mut row = again.clone();
         let mut made = layer.draft(&row.part(1, *at), &states[..*at]);
@@ -169,14 +169,14 @@ fn matches_reference(place: &RankContext, fixture: &DraftFixture, newer: bool) {
 #[test]
 fn eagle3_logits_match_the_reference() {
     if model_harness::on_a_gpu() {
-        return; // There draft layers are held to the CPU by executor/tests/emulated_gpu.
+        return; // On GPUs, draft models are compared with the CPU in executor/tests/emulated_gpu.
     }
     for name in NAMES {
         let fixture = DraftFixture::read(name);
         matches_reference(&RankContext::alone(), &fixture, false);
         matches_reference(&RankContext::alone(), &fixture, true);
     }
-    // Whose heads split evenly.
+    // The fixture with head counts divisible by 2.
     let [dense, _] = NAMES.map(DraftFixture::read);
     run_ranks(2, ShardingMode::TensorParallel, HalfDtype::BF16, |place| {
         matches_reference(place, &dense, false);

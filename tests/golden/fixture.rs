@@ -1,40 +1,40 @@
-//! Reads a fixture: a small safetensors file whose metadata holds the configuration and the seed.
+//! Reads a fixture: a small safetensors file with the configuration and the seed in its metadata.
 
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What HF transformers computed for one configuration and seed.
+/// Results of HF transformers for one configuration and seed.
 pub(crate) struct GoldenFixture {
     /// Text of `config.json`.
     pub(crate) config: String,
     pub(crate) seed: u64,
     pub(crate) bf16_gate: ToleranceGate,
-    /// The same where inputs are quantised as well, if weights are.
+    /// Gate where inputs are quantised in addition to weights.
     pub(crate) fp8_gate: Option<ToleranceGate>,
     pub(crate) tokens: Vec<i32>,
     /// `[T][V]`
     pub(crate) logits: Vec<Vec<f32>>,
-    /// After each layer, at the last positions: `[layer][t][H]`.
+    /// Hidden states after each layer at the last positions: `[layer][t][H]`.
     pub(crate) hidden: Vec<Vec<Vec<f32>>>,
     /// Experts in ascending order: `[sparse layer][T][k]`.
     pub(crate) routes: Vec<Vec<Vec<i32>>>,
-    /// Lengths of the prompts, each the start of `tokens`.
+    /// Lengths of the prompts, each a prefix of `tokens`.
     pub(crate) prompts: Vec<usize>,
-    /// Tokens that greedy decoding gives after each prompt.
+    /// Tokens of greedy decoding after each prompt.
     pub(crate) greedy: Vec<Vec<i32>>,
-    /// Of a model with a draft layer: behind each token but the first, its likeliest token after next.
+    /// For a model with an MTP module: its most likely draft token for each token but the first.
     pub(crate) draft_tokens: Vec<i32>,
-    /// Logits of the last of these: `[t][V]`.
+    /// Logits of the last of `draft_tokens`: `[t][V]`.
     pub(crate) draft_logits: Vec<Vec<f32>>,
 }
 
-/// How close bf16 must come; the reason stands beside it in the file.
+/// Tolerance of bf16 results; the fixture file states the reason.
 #[derive(Clone, Copy)]
 pub(crate) struct ToleranceGate {
-    /// How much wider than usual the gates of log-probabilities are.
+    /// Factor on the usual log-probability gates.
     pub(crate) scale: f32,
-    /// Share of positions where the experts of f32 must be chosen.
+    /// Minimum share of positions at which the experts of f32 must be chosen.
     pub(crate) same_experts: f64,
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn names() -> Vec<String> {
 }
 
 impl GoldenFixture {
-    /// Whether its model attends to latents.
+    /// Whether the model uses MLA.
     pub(crate) fn uses_mla(&self) -> bool {
         self.config.contains("kv_lora_rank")
     }
@@ -96,18 +96,19 @@ impl GoldenFixture {
     }
 }
 
-/// What a layer that drafts for another model's fixture makes of its tokens, by a reference written from the paper.
+/// Results of an EAGLE-3 layer for the tokens of a model's fixture, by a reference written from the paper.
 pub(crate) struct DraftFixture {
     /// Fixture of the model.
     pub(crate) model: String,
     /// Text of the layer's `config.json`.
     pub(crate) config: String,
     pub(crate) seed: u64,
-    /// Behind each token but the first, its likeliest next one, by the model's ids.
+    /// Most likely draft token for each token but the first, as an id of the target vocabulary.
     pub(crate) tokens: Vec<i32>,
-    /// Logits of the last of these: `[t][V]`.
+    /// Logits of the last of `tokens`: `[t][V]`.
     pub(crate) logits: Vec<Vec<f32>>,
-    /// Drafts behind some tokens, each made with what the layer made before it.
+    /// Draft chains at some positions; each draft token is computed from the layer's output for the previous
+    /// one.
     pub(crate) chains: Vec<(usize, Vec<i32>)>,
 }
 

@@ -1,8 +1,8 @@
-//! Replays what HF transformers computed for tiny models, without Python.
+//! Compares tiny models with results of HF transformers, without Python.
 //!
-//! Each fixture's checkpoint is synthesised in a temporary folder and read by the real loader. In f32
-//! the logits must be those of the fixture within 2e-4, every argmax, expert and greedy token equal,
-//! and chunking, batching and prefix reuse must not change a bit. `generate.py` makes the fixtures.
+//! Each fixture's checkpoint is synthesised in a temporary folder and read by the real loader. In f32 the
+//! logits must equal the fixture's within 2e-4, every argmax, expert and greedy token must be equal, and
+//! chunking, batching and prefix hits must not change a bit. `generate.py` makes the fixtures.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::print_stdout, reason = "differences are shown even where they pass")]
@@ -23,19 +23,19 @@ use model_harness::{
 use models::{ModelConfig, check_split};
 use ops::DType;
 
-/// CPU f32 against HF f32: sums in another order.
+/// Tolerance of CPU f32 against HF f32: sums are in another order.
 const LOGIT_TOLERANCE: f32 = 2e-4;
 
-/// Mean and 99th percentile of the differences of log-probabilities, and regret, in bf16; a fixture says how much
-/// wider they are for it, and why.
+/// Gates in bf16: mean and 99th percentile of the log-probability differences, and regret. A fixture may
+/// scale them and states the reason.
 const BF16_GATE: [f32; 3] = [0.06, 0.20, 0.20];
 
-/// How much smaller the differences of f16 are: it rounds three bits later than bf16.
+/// Factor on the differences in f16, which has three more mantissa bits than bf16.
 const F16_SHARE: f32 = 1.0 / 8.0;
 
-/// Mean and 99th percentile of the differences of log-probabilities, and regret, with keys and values in fp8:
-/// each is off by up to 1/16, which is what the probabilities and sums of a layer are off by. Found in f32 and
-/// bf16: means to 0.056, 99th percentiles to 0.25, and at one of 150 positions a regret of 0.37.
+/// Gates with keys and values in fp8: mean and 99th percentile of the log-probability differences, and
+/// regret. Each entry is off by up to 1/16, and so are the probabilities and sums of a layer. Measured in f32
+/// and bf16: means to 0.056, 99th percentiles to 0.25, and at one of 150 positions a regret of 0.37.
 const FP8_CACHE_GATE: [f32; 3] = [0.10, 0.35, 0.50];
 
 /// One module of tests per fixture, so that a failure names its case.
@@ -119,7 +119,7 @@ fn every_fixture_has_its_tests() {
     assert_eq!(fixture::names(), files);
 }
 
-/// Whole prefill of every length, through the probe: logits, hidden states, experts.
+/// Prefill of every prompt length, with the trace probe: logits, hidden states, experts.
 fn matches_transformers(place: &RankContext, fixture: &GoldenFixture) {
     let mut replay = ModelHarness::load(place, fixture, DType::F32);
     for &length in &fixture.prompts {
@@ -140,7 +140,7 @@ fn matches_transformers(place: &RankContext, fixture: &GoldenFixture) {
     }
 }
 
-/// The residual stream after each layer, at the last positions.
+/// Checks the residual stream after each layer at the last positions.
 fn check_hidden(fixture: &GoldenFixture, hidden: &[Vec<Vec<f32>>]) {
     assert_eq!(hidden.len(), fixture.hidden.len());
     for (layer, (ours, theirs)) in hidden.iter().zip(&fixture.hidden).enumerate() {
@@ -151,7 +151,7 @@ fn check_hidden(fixture: &GoldenFixture, hidden: &[Vec<Vec<f32>>]) {
     }
 }
 
-/// Bit for bit: chunks of every size, decode after prefill, and a prefix found in another's blocks.
+/// Bit-exact: chunks of every size, decode after prefill, and a prefix hit in another row's blocks.
 fn chunking_and_prefix_hits_are_bit_exact(place: &RankContext, fixture: &GoldenFixture) {
     let mut replay = ModelHarness::load(place, fixture, DType::F32);
     let whole = SequenceRow::new(&mut replay, &fixture.tokens);
@@ -181,7 +181,7 @@ fn chunking_and_prefix_hits_are_bit_exact(place: &RankContext, fixture: &GoldenF
     assert!(synth == expected, "weights made in place");
 }
 
-/// All prompts decode together for 64 steps, while another sequence is prefilled beside them.
+/// All prompts decode together for 64 steps while another sequence is prefilled in the same batches.
 fn greedy_tokens_are_batch_invariant(place: &RankContext, fixture: &GoldenFixture) {
     let mut replay = ModelHarness::load(place, fixture, DType::F32);
     let other = SequenceRow::new(&mut replay, &fixture.tokens);
@@ -215,12 +215,13 @@ fn greedy_tokens_are_batch_invariant(place: &RankContext, fixture: &GoldenFixtur
     assert_eq!(found, fixture.greedy);
 }
 
-/// A GPU has kernels for few rows and others for many, whose sums differ in the last bits of 16.
+/// Whether results depend on the number of rows: GPUs use other kernels for few rows than for many, with sums
+/// that differ in the last bits of 16-bit types.
 fn few_rows_differ(dtype: DType) -> bool {
     dtype != DType::F32 && model_harness::on_a_gpu()
 }
 
-/// Halves round, but its results depend on nothing but the sequence either.
+/// 16-bit types round, but their results still depend on the sequence only.
 fn half_is_close_and_invariant(place: &RankContext, fixture: &GoldenFixture, dtype: DType) {
     let mut replay = ModelHarness::load(place, fixture, dtype);
     let whole = SequenceRow::new(&mut replay, &fixture.tokens);
@@ -238,7 +239,7 @@ fn half_is_close_and_invariant(place: &RankContext, fixture: &GoldenFixture, dty
     };
     check_half(fixture, &found, dtype);
     if latent {
-        // Queries of few rows go to the latents; for those of many, keys are made of them.
+        // MLA: short chunks use the absorbed form, longer ones compute keys from the compressed KV.
         let seen = traced_chunks(&mut replay, &row, 7);
         assert!(seen.logits == chunked, "watched and not");
         assert!(chunks(&mut replay, &row, 1) == chunked, "chunks of 1 and of 7");
@@ -247,14 +248,14 @@ fn half_is_close_and_invariant(place: &RankContext, fixture: &GoldenFixture, dty
     }
 }
 
-/// The CPU multiplies fp8 weights out; a GPU quantises the inputs of many rows.
+/// The CPU dequantises fp8 weights; a GPU quantises the inputs of many rows in addition.
 fn device_gate(fixture: &GoldenFixture) -> ToleranceGate {
     fixture.fp8_gate.filter(|_| model_harness::on_a_gpu()).unwrap_or(fixture.bf16_gate)
 }
 
 fn check_half(fixture: &GoldenFixture, found: &LogprobCloseness, dtype: DType) {
     println!("{dtype:?} {found:?}");
-    // Inputs in fp8 are as coarse whatever they were before.
+    // Inputs quantised to fp8 have the same error for either 16-bit type.
     let coarse = fixture.fp8_gate.is_some() && model_harness::on_a_gpu();
     let share = if dtype == DType::F16 && !coarse { F16_SHARE } else { 1.0 };
     let gate = BF16_GATE.map(|x| x * share * device_gate(fixture).scale);
@@ -262,9 +263,9 @@ fn check_half(fixture: &GoldenFixture, found: &LogprobCloseness, dtype: DType) {
     assert!(close, "{found:?} against {gate:?}");
 }
 
-/// Ranks round their parts of a sum to 16 bits before they add them, and a GPU adds in another order, which tips other near ties
-/// of the router than one rank of the CPU does; scores that are sigmoids lie closer together than those of a softmax. Compares
-/// where the same experts are chosen as in f32.
+/// Compares positions where the experts are those of f32. Ranks round their partial sums to 16 bits before
+/// they add them, and a GPU adds in another order, which changes other near ties of the router than one rank
+/// on the CPU does; sigmoid scores are closer together than softmax scores.
 fn closeness_where_routes_agree(
     fixture: &GoldenFixture,
     logits: &[Vec<f32>],
@@ -281,10 +282,10 @@ fn closeness_where_routes_agree(
     closeness(&rows(logits), &rows(&fixture.logits))
 }
 
-/// Ranks that cannot share a fixture's model: how many, and how.
+/// Fixtures that cannot be sharded over a number of ranks in a sharding mode.
 const UNSUPPORTED_SHARDINGS: &[(&str, usize, ShardingMode)] = &[
     ("llama-d128-gqa1", 4, ShardingMode::TensorParallel), // 2 query heads.
-    // MLPs of 320 and 160 channels, of which 128 share a scale; and 256 channels of heads are two blocks.
+    // MLPs of 320 and 160 channels, with one scale per 128 channels; 256 channels of heads are two blocks.
     ("qwen3-fp8-blocks", 2, ShardingMode::TensorParallel),
     ("qwen3-fp8-blocks", 4, ShardingMode::TensorParallel),
     ("qwen3_moe-fp8-blocks", 2, ShardingMode::TensorParallel),
@@ -297,8 +298,8 @@ const UNSUPPORTED_SHARDINGS: &[(&str, usize, ShardingMode)] = &[
     ("deepseek_v3-fp8-blocks", 4, ShardingMode::ExpertParallel),
 ];
 
-/// Two and four ranks: KV heads split or held twice, experts in parts or spread; and replicas that share experts, to which tokens come in either way
-/// with the same bits.
+/// Two and four ranks: KV heads split or replicated, experts sharded or whole (EP), and replicas that share
+/// experts, with equal bits for all-gather and all-to-all.
 fn parallel_ranks_match_one_rank(name: &str) {
     let fixture = GoldenFixture::read(name);
     let config = ModelConfig::from_json("config.json".as_ref(), &fixture.config).unwrap();
@@ -340,7 +341,7 @@ fn parallel_ranks_match_one_rank(name: &str) {
     }
 }
 
-/// Keys and values in fp8: as near as three bits of mantissa allow, and no less invariant.
+/// Keys and values in fp8: as close as three mantissa bits allow, and invariant.
 #[test]
 fn fp8_kv_cache_is_close_and_invariant() {
     for name in ["llama-untied", "qwen3-d128-gqa4", "qwen3-fp8-blocks", "qwen3-fp8-channels"] {
@@ -358,7 +359,7 @@ fn fp8_kv_cache_is_close_and_invariant() {
             );
             let found = closeness(&expected, &fixture.logits);
             println!("{name} {dtype:?} {found:?}");
-            // A GPU also quantises what meets weights in fp8: both roundings add up.
+            // A GPU also quantises the inputs of fp8 weights: both errors add up.
             let quantises = dtype != DType::F32 && model_harness::on_a_gpu();
             let scale = fixture.fp8_gate.filter(|_| quantises).map_or(0.0, |gate| gate.scale);
             let gate: [f32; 3] = std::array::from_fn(|i| FP8_CACHE_GATE[i] + BF16_GATE[i] * scale);
@@ -368,8 +369,8 @@ fn fp8_kv_cache_is_close_and_invariant() {
     }
 }
 
-/// Sizes that fill no vector and no panel, and heads of every width: no fixture, but the same bits
-/// whole and in chunks, and nothing that is not a number.
+/// Sizes that are no multiple of a vector or panel, and heads of every width: there is no fixture, but
+/// results must be bit-exact whole and in chunks, and contain no NaN or infinity.
 #[test]
 fn unusual_sizes_are_invariant() {
     // (hidden, query heads, KV heads, head size, MLP width, vocabulary)

@@ -1,5 +1,5 @@
-//! A model and a KV pool, driven row by row without a scheduler: the smallest thing that can prefill,
-//! decode, batch and share blocks.
+//! A model and a KV pool, driven row by row without a scheduler: the minimum for prefill, decode, batching
+//! and shared blocks.
 
 use std::cell::{Cell, RefCell};
 use std::hash::{DefaultHasher, Hasher};
@@ -26,37 +26,38 @@ use ops::{BatchInputs, BatchView, DType, ExpertRouting, KvPool, OpError, Ops, Te
 
 use crate::fixture::GoldenFixture;
 
-/// Tokens of a block, and blocks of a pool.
+/// Tokens per block, and blocks per pool.
 pub(crate) const BLOCK_TOKENS: usize = 16;
 pub(crate) const BLOCKS: usize = 256;
-/// Positions of the rotation tables.
+/// Positions of the RoPE tables.
 pub(crate) const POSITIONS: usize = 512;
-/// Longer than ranks that are through may wait for others.
+/// Maximum time for which a finished rank waits for its peers.
 const RANK_WAIT: Duration = Duration::from_mins(1);
 
-/// One of the ranks that share a model, and what it has seen so far.
+/// One of the ranks that share a model, and its results so far.
 pub(crate) struct RankContext {
     pub(crate) ranks: ParallelRanks,
-    /// Its GPU, if ranks are GPUs.
+    /// GPU of the rank, if ranks run on GPUs.
     gpu: Option<Arc<GpuBackend>>,
     tp: ParallelGroup,
     dp: ParallelGroup,
     exchange: ExpertExchange,
-    /// Tokens that any of the others has in a step, where they may be more than this one's.
+    /// Maximum number of tokens of any other rank in a step, where ranks may differ.
     max_tokens_of_others: Cell<usize>,
     logits_hash: Cell<u64>,
 }
 
-/// How ranks share a model.
+/// Parallelism of a model's ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ShardingMode {
-    /// Each holds a part of every layer.
+    /// Every layer is sharded.
     TensorParallel,
-    /// The same, but experts are whole.
+    /// Tensor parallel, but with whole experts on each rank.
     ExpertParallel,
-    /// Experts are whole, and of everything else each holds all, for tokens of its own. Experts get the tokens of all.
+    /// DP attention: experts are whole, and everything else is replicated, for each rank's own tokens. Tokens
+    /// reach the experts by all-gather.
     AttentionReplicas,
-    /// The same, but tokens are sent to the ranks that hold their experts.
+    /// DP attention with tokens sent to the ranks of their experts by all-to-all.
     AllToAllReplicas,
 }
 
@@ -70,7 +71,7 @@ pub(crate) struct ModelHarness<'a> {
     blocks_used: usize,
 }
 
-/// Tokens `[start, start + len)` of a sequence, and the blocks of all of it.
+/// Tokens `[start, start + len)` of a sequence, and the block table of the whole sequence.
 #[derive(Clone)]
 pub(crate) struct SequenceRow {
     pub(crate) tokens: Vec<i32>,
@@ -79,7 +80,7 @@ pub(crate) struct SequenceRow {
     blocks: Vec<usize>,
 }
 
-/// What one forward pass showed.
+/// Intermediate results of one forward pass.
 pub(crate) struct ForwardTrace {
     /// `[T][V]`
     pub(crate) logits: Vec<Vec<f32>>,
@@ -90,7 +91,7 @@ pub(crate) struct ForwardTrace {
 }
 
 impl RankContext {
-    /// A model on one device.
+    /// A single rank.
     pub(crate) fn alone() -> Self {
         Self::new(
             ParallelRanks::SINGLE,
@@ -117,7 +118,7 @@ impl RankContext {
         }
     }
 
-    /// What this rank computes on, in `dtype`.
+    /// Kernel backend of this rank for `dtype`.
     fn device(&self, dtype: DType) -> KernelBackend {
         if let Some(gpu) = &self.gpu {
             return KernelBackend::Gpu(gpu.clone());
@@ -129,7 +130,7 @@ impl RankContext {
         CpuBackend::new(CpuConfig { threads, ..CpuConfig::default() }).unwrap().into()
     }
 
-    /// Where rank `rank` of `size` stands.
+    /// TP and EP ranks of rank `rank` of `size`.
     pub(crate) fn ranks(rank: usize, size: usize, sharing: ShardingMode) -> ParallelRanks {
         let part = ParallelRank { rank, size };
         match sharing {
@@ -141,22 +142,22 @@ impl RankContext {
         }
     }
 
-    /// This rank's number among those with tokens of their own.
+    /// Data-parallel rank of this rank.
     pub(crate) fn replica(&self) -> usize {
         self.dp.rank()
     }
 
-    /// Some rank has so many tokens in the steps to come, and none more.
+    /// Sets the maximum number of tokens that any rank has in the following steps.
     pub(crate) fn set_max_tokens_of_others(&self, tokens: usize) {
         self.max_tokens_of_others.set(tokens);
     }
 
-    /// Whether there are others.
+    /// Whether the model is shared by several ranks.
     pub(crate) fn is_shared(&self) -> bool {
         self.ranks != ParallelRanks::SINGLE
     }
 
-    /// Takes note of logits.
+    /// Adds logits to the hash.
     fn hash_logits(&self, logits: &[Vec<f32>]) {
         let mut hasher = DefaultHasher::new();
         hasher.write_u64(self.logits_hash.get());
@@ -165,7 +166,8 @@ impl RankContext {
     }
 }
 
-/// Runs `work` as each of `size` ranks, side by side, and checks that all saw the same bits. Returns what stands for these.
+/// Runs `work` on each of `size` ranks in parallel and checks that all computed the same bits. Returns their
+/// hash.
 pub(crate) fn run_ranks(
     size: usize,
     sharing: ShardingMode,
@@ -180,7 +182,8 @@ pub(crate) fn run_ranks(
     seen[0]
 }
 
-/// Runs `work` as each of `size` ranks, side by side, and returns what each found. GPUs know one type of 16 bits at a time.
+/// Runs `work` on each of `size` ranks in parallel and returns their results. A GPU backend supports one
+/// 16-bit type at a time.
 pub(crate) fn run_ranks_each<T: Send>(
     size: usize,
     sharing: ShardingMode,
@@ -201,7 +204,7 @@ pub(crate) fn run_ranks_each<T: Send>(
     })
 }
 
-/// Meets the others.
+/// Joins the group of ranks.
 fn join(
     meeting: &SharedMemoryRendezvous,
     ranks: ParallelRanks,
@@ -228,7 +231,7 @@ fn join(
     RankContext::new(ranks, gpu, groups, exchange)
 }
 
-/// A rank that is through waits for the others, who would otherwise find it gone.
+/// Makes a finished rank wait for its peers, which would otherwise detect a failed rank.
 struct WaitForPeers<'a>(&'a AtomicUsize);
 
 impl Drop for WaitForPeers<'_> {
@@ -247,7 +250,7 @@ impl<'a> ModelHarness<'a> {
         Self::load_with(place, fixture, dtype, false)
     }
 
-    /// The same, `drafting` with its draft layer.
+    /// Writes and loads the checkpoint, with the MTP module if `drafting`.
     pub(crate) fn load_with(
         place: &'a RankContext,
         fixture: &GoldenFixture,
@@ -269,19 +272,19 @@ impl<'a> ModelHarness<'a> {
         Self::new(place, &out, &config, [dtype; 2], WeightsFormat::Safetensors)
     }
 
-    /// Makes the same weights in place.
+    /// Synthesises the fixture's weights in memory.
     pub(crate) fn synth(place: &'a RankContext, fixture: &GoldenFixture, dtype: DType) -> Self {
         Self::of(place, &fixture.config, fixture.seed, dtype)
     }
 
-    /// Any configuration with weights made in place.
+    /// Any configuration with weights synthesised in memory.
     pub(crate) fn of(place: &'a RankContext, config: &str, seed: u64, dtype: DType) -> Self {
         let nowhere = Path::new("config.json");
         let config = ModelConfig::from_json(nowhere, config).unwrap();
         Self::new(place, nowhere, &config, [dtype; 2], WeightsFormat::Synth { seed })
     }
 
-    /// The weights made in place, and a KV cache in fp8.
+    /// Weights synthesised in memory, and a KV cache in fp8.
     pub(crate) fn with_fp8_cache(
         place: &'a RankContext,
         fixture: &GoldenFixture,
@@ -293,7 +296,7 @@ impl<'a> ModelHarness<'a> {
         Self::new(place, nowhere, &config, [dtype, DType::F8E4M3], format)
     }
 
-    /// In types of activations and of the KV cache.
+    /// Loads a model with the given types of activations and KV cache.
     fn new(
         place: &'a RankContext,
         dir: &Path,
@@ -332,12 +335,12 @@ impl<'a> ModelHarness<'a> {
         self.forward(rows, None, None)
     }
 
-    /// The same of the tokens `asked` alone, in this order.
+    /// Logits of the tokens at the indices `asked`, in this order.
     pub(crate) fn run_rows(&mut self, rows: &[&SequenceRow], asked: &[i32]) -> Vec<Vec<f32>> {
         self.forward(rows, Some(asked), None)
     }
 
-    /// As [`ModelHarness::run`] for one row, with everything a probe sees.
+    /// As [`ModelHarness::run`] for one row, with all intermediate results.
     pub(crate) fn run_traced(&mut self, row: &SequenceRow) -> ForwardTrace {
         let probe = TraceProbe::default();
         let logits = self.forward(&[row], None, Some(&probe));
@@ -362,7 +365,7 @@ impl<'a> ModelHarness<'a> {
         })
     }
 
-    /// What `run` makes of rows.
+    /// Applies `run` to the inputs of rows.
     pub(crate) fn with(
         &self,
         rows: &[&SequenceRow],
@@ -371,7 +374,7 @@ impl<'a> ModelHarness<'a> {
         self.with_pool(&self.kv, rows, run)
     }
 
-    /// The same over another pool of as many blocks.
+    /// Applies `run` to the inputs of rows, over another pool of equal size.
     pub(crate) fn with_pool(
         &self,
         kv: &KvPool,
@@ -408,7 +411,7 @@ impl<'a> ModelHarness<'a> {
         self.with(&[row], |f, ids| self.model.forward(f, ids).unwrap())
     }
 
-    /// The draft layer's logits behind a row's tokens, given the hidden states of the tokens before them.
+    /// MTP logits at a row's tokens, given the hidden states of the tokens before them.
     pub(crate) fn drafts(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Vec<Vec<f32>> {
         self.with(&[row], |f, ids| {
             let hidden = self.mtp.as_ref().unwrap().forward(f, ids, &self.tensor(before)).unwrap();
@@ -416,7 +419,7 @@ impl<'a> ModelHarness<'a> {
         })
     }
 
-    /// The same, and the experts of the draft layer in ascending order, `[T][k]`.
+    /// MTP logits, and the experts of the MTP module in ascending order, `[T][k]`.
     pub(crate) fn traced_drafts(
         &self,
         row: &SequenceRow,
@@ -431,7 +434,7 @@ impl<'a> ModelHarness<'a> {
         (logits, probe.routes.into_inner().concat())
     }
 
-    /// Keeps of a row's tokens what later drafts attend to.
+    /// Writes only the MTP module's KV entries of a row's tokens.
     pub(crate) fn write_draft_kv(&self, row: &SequenceRow, before: &[Vec<f32>]) {
         self.with(&[row], |f, ids| {
             let before = self.tensor(before);
@@ -440,13 +443,13 @@ impl<'a> ModelHarness<'a> {
         });
     }
 
-    /// The same states, `[rows, H]`.
+    /// Converts hidden states to a tensor `[rows, H]`.
     pub(crate) fn tensor(&self, rows: &[Vec<f32>]) -> Tensor {
         let shape = [rows.len(), rows[0].len()];
         self.ops.floats(&rows.concat(), self.ops.dtype(), &shape).unwrap()
     }
 
-    /// Blocks nobody uses, in an order that is not that of the pool.
+    /// Takes unused blocks, in an order other than the pool's.
     fn take_blocks(&mut self, count: usize) -> Vec<usize> {
         let first = self.blocks_used;
         self.blocks_used += count;
@@ -455,23 +458,24 @@ impl<'a> ModelHarness<'a> {
     }
 }
 
-/// Whether the fixtures are replayed on a GPU.
+/// Whether the fixtures are run on a GPU.
 pub(crate) fn on_a_gpu() -> bool {
     std::env::var_os("HADRON_GPU").is_some()
 }
 
-/// Whether so many ranks can be had: as processes' threads any number, as GPUs what `HADRON_GPU_RANKS` says there are.
+/// Whether `ranks` ranks are available: any number of threads on the CPU, up to `HADRON_GPU_RANKS` GPUs.
 pub(crate) fn has_ranks(ranks: usize) -> bool {
     let gpus = || std::env::var("HADRON_GPU_RANKS").map_or(1, |gpus| gpus.parse().unwrap());
     !on_a_gpu() || ranks <= gpus()
 }
 
-/// What 16 bits are in a model of this type.
+/// 16-bit type of a model of this type.
 fn half_type(dtype: DType) -> HalfDtype {
     if dtype == DType::F16 { HalfDtype::F16 } else { HalfDtype::BF16 }
 }
 
-/// The GPU of a rank, of those that `HADRON_GPU` names (`cuda` or `rocm`), if it does: the fixtures are the CPU's.
+/// GPU of a rank with the libraries that `HADRON_GPU` selects (`cuda` or `rocm`); `None` if it is unset:
+/// fixtures run on the CPU.
 fn gpu(rank: usize, half: HalfDtype) -> Option<Arc<GpuBackend>> {
     let libraries = match std::env::var("HADRON_GPU").as_deref() {
         Ok("cuda") => GpuLibraries::Cuda,
@@ -486,13 +490,14 @@ fn gpu(rank: usize, half: HalfDtype) -> Option<Arc<GpuBackend>> {
 }
 
 impl SequenceRow {
-    /// A whole sequence in blocks of its own, with room to grow.
+    /// A whole sequence in its own blocks, with room to grow.
     pub(crate) fn new(replay: &mut ModelHarness<'_>, tokens: &[i32]) -> Self {
         let blocks = replay.take_blocks((tokens.len() + 64).div_ceil(BLOCK_TOKENS));
         Self { tokens: tokens.to_vec(), start: 0, len: tokens.len(), blocks }
     }
 
-    /// The same tokens: the first `cached` in the blocks of `other`, the rest in blocks of its own.
+    /// A row with the tokens of `other`: the first `cached` in the blocks of `other`, the rest in its own
+    /// blocks.
     pub(crate) fn sharing(replay: &mut ModelHarness<'_>, other: &Self, cached: usize) -> Self {
         let mut row = Self::new(replay, &other.tokens);
         let shared = cached / BLOCK_TOKENS;
@@ -500,13 +505,13 @@ impl SequenceRow {
         row
     }
 
-    /// Tokens `[start, start + len)` of the same sequence.
+    /// Tokens `[start, start + len)` of the sequence.
     pub(crate) fn part(&self, start: usize, len: usize) -> Self {
         Self { start, len, ..self.clone() }
     }
 }
 
-/// Token ids and everything a batch says about them; logits are wanted everywhere.
+/// Token ids and batch inputs of rows; logits are requested at every token.
 fn inputs(rows: &[&SequenceRow]) -> (Vec<i32>, BatchInputs) {
     let width = rows.iter().map(|r| r.blocks.len()).max().unwrap_or(0);
     let (mut ids, mut inputs) = (Vec::new(), BatchInputs { cu_q: vec![0], ..Default::default() });
@@ -526,7 +531,7 @@ fn inputs(rows: &[&SequenceRow]) -> (Vec<i32>, BatchInputs) {
     (ids, inputs)
 }
 
-/// Keeps what a forward pass shows.
+/// Records the intermediate results of a forward pass.
 #[derive(Default)]
 struct TraceProbe {
     hidden: RefCell<Vec<Vec<Vec<f32>>>>,
@@ -568,7 +573,7 @@ pub(crate) fn chunks(
     starts.flat_map(|start| replay.run(&[&part(start)])).collect()
 }
 
-/// The same with everything a probe sees but the residual stream.
+/// Logits of a row computed in chunks of `size`, with all intermediate results but the residual stream.
 pub(crate) fn traced_chunks(
     replay: &mut ModelHarness<'_>,
     row: &SequenceRow,
@@ -600,21 +605,21 @@ pub(crate) fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     })
 }
 
-/// How far log-probabilities are from a reference.
+/// Differences of log-probabilities from a reference.
 #[derive(Debug)]
 #[allow(dead_code, reason = "printed whole")]
 pub(crate) struct LogprobCloseness {
-    /// Mean absolute difference over the reference's likeliest ids.
+    /// Mean absolute difference over the reference's most likely ids.
     pub(crate) mean: f32,
-    /// Their 99th percentile.
+    /// 99th percentile of the absolute differences.
     pub(crate) p99: f32,
-    /// Largest loss of log-probability, by the reference, from taking our likeliest id.
+    /// Largest loss of reference log-probability from taking our most likely id.
     pub(crate) regret: f32,
-    /// Largest difference; it grows with the number of samples.
+    /// Largest difference; grows with the number of samples.
     pub(crate) worst: f32,
 }
 
-/// Compares over the reference's 64 likeliest ids at each position.
+/// Compares the reference's 64 most likely ids at each position.
 pub(crate) fn closeness(ours: &[Vec<f32>], reference: &[Vec<f32>]) -> LogprobCloseness {
     const TOP_K: usize = 64;
     let (mut differences, mut regret) = (Vec::new(), 0f32);

@@ -1,4 +1,4 @@
-//! The layer behind the last one, which guesses the token after next.
+//! The MTP module, which proposes the token after next.
 
 use device::gpu::HalfDtype;
 use ops::DType;
@@ -11,10 +11,10 @@ use crate::model_harness::{
 };
 
 const NAME: &str = "deepseek_v3-mtp";
-/// CPU f32 against the reference: sums in another order.
+/// Tolerance of CPU f32 against the reference: sums are in another order.
 const TOLERANCE: f32 = 1e-4;
 
-/// All drafts of a sequence: behind each token but the first.
+/// Draft logits of a sequence, for each token but the first.
 fn all_drafts(
     replay: &mut ModelHarness<'_>,
     fixture: &GoldenFixture,
@@ -35,7 +35,7 @@ fn matches_reference(place: &RankContext, fixture: &GoldenFixture) {
     let worst = difference(&logits[logits.len() - theirs.len()..], theirs);
     assert!(worst <= TOLERANCE, "logits differ by {worst}");
 
-    // Bit for bit, however it is cut: drafts of a part, what is kept of another, drafts behind that.
+    // Bit-exact for any chunking: draft passes and KV-only writes alternate.
     let row = SequenceRow::new(&mut replay, &fixture.tokens);
     let hidden = replay.hidden(&row);
     replay.write_draft_kv(&row.part(0, 1), &[vec![0.0; hidden[0].len()]]);
@@ -53,7 +53,7 @@ fn matches_reference(place: &RankContext, fixture: &GoldenFixture) {
 #[test]
 fn mtp_logits_match_the_reference() {
     if model_harness::on_a_gpu() {
-        return; // There draft layers are held to the CPU by executor/tests/emulated_gpu.
+        return; // On GPUs, MTP modules are compared with the CPU in executor/tests/emulated_gpu.
     }
     let fixture = GoldenFixture::read(NAME);
     matches_reference(&RankContext::alone(), &fixture);
@@ -66,10 +66,10 @@ fn mtp_logits_match_the_reference() {
     }
 }
 
-/// Routes of the model behind each token that a draft begins with, then of the draft layer, in one list for each draft.
+/// For each draft: the model's experts at the token of its input hidden state, then those of the MTP module.
 type RoutedExperts = Vec<Vec<Vec<i32>>>;
 
-/// Logits of the drafts that the fixture has, and how they were routed: all in one pass, and one by one.
+/// Logits and experts of the fixture's drafts, computed in one pass and one by one.
 fn both_ways(
     place: &RankContext,
     fixture: &GoldenFixture,
@@ -90,7 +90,8 @@ fn both_ways(
     })
 }
 
-/// Rows of few tokens and of many go different ways in bf16, and both come near, where no near tie of a router is tipped.
+/// In bf16, few and many rows use different kernels; both must be close at positions where the experts agree
+/// with f32.
 #[test]
 fn mtp_logits_in_bf16_are_close() {
     if model_harness::on_a_gpu() {

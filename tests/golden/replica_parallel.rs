@@ -1,4 +1,5 @@
-//! Replicas that share experts, each with tokens of its own: whichever way these come to the experts, the same bits, and the tokens of one device.
+//! Replicas that share experts, each with its own tokens: all-gather and all-to-all give equal bits, and the
+//! tokens of one device.
 
 use device::gpu::HalfDtype;
 use models::ModelConfig;
@@ -15,14 +16,14 @@ type LogitRows = Vec<Vec<f32>>;
 /// Tokens `[from, to)` of the fixture that a replica has in a step, if any.
 type StepTokens = Option<(usize, usize)>;
 
-/// Of four replicas in three steps: a long prompt beside little and nothing, then the other way around.
+/// Tokens of four replicas in three steps: a long prompt together with few and no tokens, then the reverse.
 const STEPS: [[StepTokens; 4]; 3] = [
     [Some((0, 80)), Some((0, 1)), None, Some((0, 13))],
     [Some((80, 81)), Some((1, 50)), Some((0, 3)), None],
     [None, None, Some((3, 5)), None],
 ];
 
-/// What each replica finds in each step; of the first step's tokens every third is asked for, and these of the last layer alone.
+/// Logits of each replica in each step: of all tokens, then of every third token only.
 fn replicas(
     fixture: &GoldenFixture,
     size: usize,
@@ -79,7 +80,7 @@ fn check(found: &[Vec<f32>], expected: &[Vec<f32>]) {
     assert!(found.iter().zip(expected).all(|(a, b)| top(a) == top(b)), "another token");
 }
 
-/// Every token of a step goes to one of four ranks in some layer: it has the work of all, and the others none.
+/// In some layer every token of a step is routed to one of the ranks, which has all of the work.
 #[test]
 fn all_tokens_may_route_to_one_rank() {
     const TOKENS: usize = 7;

@@ -1,4 +1,4 @@
-//! Deadlines for child processes: whatever waits for one ends, and says so.
+//! Timeouts for child processes: every wait for a child ends and reports whether it timed out.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -7,10 +7,10 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Time that a child process may take to be ready, or to end where it must: minutes, for machines that are busy.
+/// Time for a child process to become ready, or to exit when it must; minutes, for machines under load.
 pub(crate) const CHILD_TIMEOUT: Duration = Duration::from_mins(4);
 
-/// Kills a child process after a time, so that a wait for its output or its end comes to an end.
+/// Kills a child process after a timeout, so that a wait for its output or exit ends.
 pub(crate) struct ChildWatchdog {
     stop_sender: Sender<()>,
     thread: JoinHandle<bool>,
@@ -22,7 +22,7 @@ impl ChildWatchdog {
         let thread = std::thread::spawn(move || {
             let is_late = waits.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
             if is_late {
-                // It may have ended this moment.
+                // The process may just have exited.
                 let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
             }
             is_late
@@ -30,19 +30,19 @@ impl ChildWatchdog {
         Self { stop_sender: over, thread }
     }
 
-    /// The wait is over; whether the process was killed.
+    /// Ends the watch; returns whether the process was killed.
     pub(crate) fn stop(self) -> bool {
         drop(self.stop_sender);
         self.thread.join().unwrap()
     }
 }
 
-/// Runs a command that must end, and returns what it wrote.
+/// Runs a command to its end and returns its output.
 pub(crate) fn run_to_end(command: &mut Command) -> Output {
     run_within(command, CHILD_TIMEOUT)
 }
 
-/// Runs a command that must end within a time, and returns what it wrote.
+/// Runs a command that must end within `limit` and returns its output.
 pub(crate) fn run_within(command: &mut Command, limit: Duration) -> Output {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().unwrap();

@@ -1,4 +1,4 @@
-//! A TCP proxy that breaks what passes through it, when told.
+//! A TCP proxy that injects link faults on request.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -6,24 +6,24 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What happens to the bytes of all connections, from now on.
+/// Fault applied to all connections from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LinkFault {
-    /// They pass.
+    /// Bytes are forwarded unchanged.
     None,
-    /// Each piece passes later.
+    /// Each chunk is forwarded after this delay.
     Delay(Duration),
-    /// Nothing passes, nothing is closed.
+    /// Nothing is forwarded and no connection is closed.
     Stall,
-    /// Both directions end with the next piece.
+    /// Both directions are closed at the next chunk.
     Reset,
-    /// The way to the server ends with the next piece that passes in either direction, the way back goes on.
+    /// The direction to the server is closed at the next chunk in either direction; the other stays open.
     HalfClose,
-    /// One bit of the next piece to the server is another, of that one only.
+    /// One bit of the next chunk to the server is flipped, in that chunk only.
     Corrupt,
 }
 
-/// Listens on a port of loopback that is given back at its end.
+/// Listens on a loopback port, which is released on drop.
 pub(crate) struct FaultProxy {
     pub(crate) address: SocketAddr,
     state: Arc<FaultProxyState>,
@@ -32,7 +32,7 @@ pub(crate) struct FaultProxy {
 struct FaultProxyState {
     fault: Mutex<LinkFault>,
     stopped: AtomicBool,
-    /// Pieces that have been broken, or connections.
+    /// Number of chunks or connections affected so far.
     broken: AtomicU64,
 }
 
@@ -41,7 +41,7 @@ impl FaultProxyState {
         *self.fault.lock().unwrap()
     }
 
-    /// Whether this piece is the one to be changed.
+    /// Whether this chunk is the one to corrupt; clears the fault if so.
     fn takes_corruption(&self) -> bool {
         let mut fault = self.fault.lock().unwrap();
         let is_due = *fault == LinkFault::Corrupt;
@@ -53,7 +53,7 @@ impl FaultProxyState {
 }
 
 impl FaultProxy {
-    /// In front of `server`, which need not listen yet.
+    /// Starts a proxy for `server`, which need not listen yet.
     pub(crate) fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -66,7 +66,7 @@ impl FaultProxy {
                 if own.stopped.load(Ordering::Relaxed) {
                     return;
                 }
-                // Whom nobody answers, is closed, as without a proxy.
+                // If the server does not accept, the client's connection is closed, as without a proxy.
                 if let Ok(server) = TcpStream::connect(server) {
                     join(&client, &server, &own);
                 }
@@ -79,7 +79,7 @@ impl FaultProxy {
         *self.state.fault.lock().unwrap() = fault;
     }
 
-    /// How many pieces or connections were broken so far.
+    /// Number of chunks or connections affected so far.
     pub(crate) fn broken(&self) -> u64 {
         self.state.broken.load(Ordering::Relaxed)
     }
@@ -89,7 +89,7 @@ impl Drop for FaultProxy {
     fn drop(&mut self) {
         self.set(LinkFault::Reset);
         self.state.stopped.store(true, Ordering::Relaxed);
-        let _ = TcpStream::connect(self.address); // Wakes the one who listens.
+        let _ = TcpStream::connect(self.address); // Wakes the accept loop.
     }
 }
 
@@ -105,7 +105,7 @@ fn join(client: &TcpStream, server: &TcpStream, state: &Arc<FaultProxyState>) {
     }
 }
 
-/// Passes one direction on until an end.
+/// Forwards one direction until it ends.
 fn pump(client: &TcpStream, server: &TcpStream, to_server: bool, state: &FaultProxyState) {
     let (mut from, mut to) = if to_server { (client, server) } else { (server, client) };
     let mut piece = [0; 4_096];
@@ -131,7 +131,7 @@ fn pump(client: &TcpStream, server: &TcpStream, to_server: bool, state: &FaultPr
             LinkFault::Reset => break,
             LinkFault::Delay(time) => std::thread::sleep(time),
             LinkFault::HalfClose => {
-                // Its reader hears the end; what comes back still passes.
+                // The server reads the end of the stream; its replies are still forwarded.
                 let _ = server.shutdown(Shutdown::Write);
                 if to_server {
                     return;

@@ -1,16 +1,16 @@
-//! The "language" of the hash model: what a KV entry holds and which token follows a prefix.
+//! The "language" of the hash model: the contents of a KV entry and the next token of a prefix.
 //!
-//! Owns the formulas only, so that the simulated device and the oracle cannot differ by accident:
-//! the device reads its contexts back through block tables, the oracle folds a request's own ids.
+//! Contains the formulas only, so that the simulated device and the oracle cannot differ by accident: the
+//! device reads its contexts through block tables, the oracle folds a request's own token ids.
 //!
-//! A KV entry stands for keys and values of one position in a causal model: it depends on the id
-//! there and on everything read before it. A context is the fold of all entries in front of a
-//! position; a wrong, stale, shared or missing entry anywhere changes every token behind it.
+//! A KV entry represents the keys and values of one position in a causal model: it depends on the id at that
+//! position and on all ids read before. A context is the fold of all entries before a position; a wrong,
+//! stale, shared or missing entry changes every later token.
 
 use protocol::{SamplingParams, Token, TokenLogprobs};
 use std::ops::Range;
 
-/// Content of a slot that nothing may read: never written, freed, or written by a failed row.
+/// Content of a KV slot that must not be read: never written, freed, or written by a failed row.
 pub(crate) const POISON: u64 = 0xdead_beef_dead_beef;
 
 /// The context of an empty prefix.
@@ -23,38 +23,39 @@ pub(crate) fn avalanche(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Context behind `entry`, given the context in front of it. Not commutative.
+/// Context after `entry`, given the context before it. Not commutative.
 pub(crate) fn fold(context: u64, entry: u64) -> u64 {
     (context ^ entry).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29)
 }
 
-/// The KV entry of `token` behind `context`.
+/// KV entry of `token` after `context`.
 pub(crate) fn entry(context: u64, token: Token) -> u64 {
     avalanche(context.wrapping_add(u64::from(token).wrapping_mul(0xd6e8_feb8_6659_fd93)))
 }
 
-/// What the sampler of a seat knows besides the context: everything that may choose a token.
+/// Sampler state of a sequence slot: everything but the context that affects the choice of a token.
 #[derive(Debug, Clone)]
 pub(crate) struct HashSampler {
     /// Ids are drawn from `0 .. vocab`.
     pub(crate) vocab: Token,
-    /// The request's rules; `min_tokens`, `stop_ids`, `allowed` and the temperature are honoured.
+    /// The request's sampling parameters; `min_tokens`, `stop_ids`, `allowed` and the temperature are
+    /// applied.
     pub(crate) sampling: SamplingParams,
-    /// Key of its noise; chooses tokens only if the temperature is not 0.
+    /// Key of the sampling noise; has an effect only if the temperature is not 0.
     pub(crate) key: u64,
     /// Positions from here on are output.
     pub(crate) prompt_len: u32,
-    /// Fold of all ids seen, if a rule reads the history; else unused.
+    /// Fold of all ids seen, if a sampling parameter needs the token history; otherwise unused.
     pub(crate) history: u64,
 }
 
 impl HashSampler {
-    /// A voice that has seen nothing.
+    /// A sampler with an empty history.
     pub(crate) fn new(vocab: Token, sampling: SamplingParams, key: u64, prompt_len: u32) -> Self {
         Self { vocab, sampling, key, prompt_len, history: EMPTY }
     }
 
-    /// Adds ids to the history that penalties would read.
+    /// Adds ids to the token history that penalties use.
     pub(crate) fn observe(&mut self, ids: &[Token]) {
         if self.sampling.needs_token_history() {
             for &id in ids {
@@ -63,7 +64,8 @@ impl HashSampler {
         }
     }
 
-    /// The token at `position` behind `context`, one of `mask` if there is one; `None` if every id is masked.
+    /// The token at `position` after `context`, allowed by `mask` if there is one; `None` if every id is
+    /// masked out.
     pub(crate) fn next(&self, context: u64, position: u32, mask: Option<&[u32]>) -> Option<Token> {
         let mut x = context;
         if self.sampling.temperature >= 1e-5 {
@@ -73,7 +75,7 @@ impl HashSampler {
             x = avalanche(x ^ self.history);
         }
         let masked = position < self.prompt_len.saturating_add(self.sampling.min_tokens);
-        // A mask that allows every id changes nothing, as for any sampler.
+        // A mask that allows every id has no effect, as for any sampler.
         if let Some(mask) = mask.filter(|mask| (0..self.vocab).any(|id| !allows(mask, id))) {
             let bit = |id: Token| allows(mask, id);
             let own = |id: &Token| {
@@ -95,12 +97,12 @@ impl HashSampler {
     }
 }
 
-/// Whether a mask allows an id.
+/// Whether a grammar bitmask allows an id.
 pub(crate) fn allows(mask: &[u32], id: Token) -> bool {
     mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
 }
 
-/// Log-probabilities of `token` behind `context`, with `top` alternatives.
+/// Log-probabilities of `token` after `context`, with `top` alternatives.
 pub(crate) fn logprobs(context: u64, token: Token, top: u32, vocab: Token) -> TokenLogprobs {
     let of = |id: Token| -((entry(context, id) >> 40) as f32 / 65_536.0);
     TokenLogprobs {
@@ -111,8 +113,8 @@ pub(crate) fn logprobs(context: u64, token: Token, top: u32, vocab: Token) -> To
     }
 }
 
-/// A language of its own for each key: about a third of the ids may follow, and which ones depends on every id
-/// before, so that a mask made too early, too late or for another request allows the wrong ones.
+/// A separate language for each key: about a third of the ids may follow, and which ones depends on every
+/// earlier id, so that a bitmask built too early, too late or for another request allows wrong ids.
 #[derive(Debug, Clone)]
 pub(crate) struct HashGrammar {
     state: u64,
@@ -120,17 +122,17 @@ pub(crate) struct HashGrammar {
 }
 
 impl HashGrammar {
-    /// The grammar of a key, behind no output.
+    /// The grammar of a key before any output token.
     pub(crate) fn new(key: u64, vocab: Token) -> Self {
         Self { state: avalanche(key ^ EMPTY), vocab }
     }
 
-    /// Goes on behind `id`.
+    /// Advances the grammar by `id`.
     pub(crate) fn observe(&mut self, id: Token) {
         self.state = fold(self.state, u64::from(id) + 1);
     }
 
-    /// One bit for each id that may follow; there is always one.
+    /// Bitmask of the ids that may follow; at least one bit is set.
     pub(crate) fn mask(&self) -> Vec<u32> {
         let mut words = vec![0; self.vocab.div_ceil(32) as usize];
         let sure = (avalanche(self.state) % u64::from(self.vocab)) as Token;
@@ -143,14 +145,14 @@ impl HashGrammar {
     }
 }
 
-/// The output of a request alone and cold, computed from its own ids: the oracle.
+/// The oracle: the output of a request run alone with an empty cache, computed from its own ids.
 #[derive(Debug, Clone)]
 pub(crate) struct HashOracle {
     context: u64,
     position: u32,
     sampler: HashSampler,
     grammar: Option<HashGrammar>,
-    /// Tokens of the output that the grammar limits.
+    /// Output tokens that the grammar restricts.
     masked: Range<u32>,
 }
 
@@ -162,13 +164,13 @@ impl HashOracle {
         Self { context, position: prompt.len() as u32, sampler: voice, grammar: None, masked: 0..0 }
     }
 
-    /// The same for a request whose output follows the grammar of its key in these tokens.
+    /// An oracle for a request with the output tokens `masked` restricted by the grammar of its key.
     pub(crate) fn constrained(voice: HashSampler, prompt: &[Token], masked: Range<u32>) -> Self {
         let grammar = Some(HashGrammar::new(voice.key, voice.vocab));
         Self { grammar, masked, ..Self::new(voice, prompt) }
     }
 
-    /// The context in front of the next token.
+    /// The context before the next token.
     pub(crate) fn context(&self) -> u64 {
         self.context
     }
@@ -177,7 +179,7 @@ impl HashOracle {
 impl Iterator for HashOracle {
     type Item = Token;
 
-    /// The next token; `None` if every id is masked.
+    /// The next token; `None` if every id is masked out.
     fn next(&mut self) -> Option<Token> {
         let outputs = self.position - self.sampler.prompt_len;
         let grammar = self.grammar.as_ref().filter(|_| self.masked.contains(&outputs));

@@ -1,12 +1,12 @@
-//! A simulated executor built on `protocol` alone: it does what a `Batch` says, on hashes.
+//! A simulated executor built on `protocol` alone: it runs a `Batch` on hashes.
 //!
-//! Owns slots and seats, as a device does; never refcounts, never a policy. The next token is a hash
-//! of the whole prefix **read back through the block table**, slot by slot, so an aliased, stale,
-//! freed or misplaced block shows as a wrong token at once. Reads happen after the writes of all
-//! rows of the step, as on a device. `SlotAccess::Untouched` is the zero-time device for HTTP
-//! benchmarks: the token is a hash of (key, position) and no slot is touched.
+//! Has KV slots and sequence slots, as a device does, but no reference counts and no policy. The next token
+//! is a hash of the whole prefix **read back through the block table**, KV slot by KV slot, so an aliased,
+//! stale, freed or misplaced block gives a wrong token at once. Reads happen after the writes of all rows of
+//! the step, as on a device. `SlotAccess::Untouched` is the zero-time device for HTTP benchmarks: the token
+//! is a hash of (key, position) and no KV slot is accessed.
 //!
-//! A batch that no device could run (a hole in a table, an unknown seat) is a `InvalidBatch`.
+//! A batch that no device could run (a hole in a block table, an unknown sequence slot) gives `InvalidBatch`.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -19,12 +19,12 @@ use protocol::{
 };
 use text::{EMPTY, HashSampler, POISON, avalanche, entry, fold};
 
-/// Whether the next token depends on what the slots hold.
+/// Whether the next token depends on the contents of the KV slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlotAccess {
-    /// Write and read every slot.
+    /// Every KV slot is written and read.
     ReadWrite,
-    /// Touch no slot.
+    /// No KV slot is accessed.
     Untouched,
 }
 
@@ -37,46 +37,46 @@ pub(crate) struct HashModelConfig {
     pub(crate) block_tokens: u32,
     /// Ids are drawn from `0 .. vocab`.
     pub(crate) vocab: Token,
-    /// Most drafts made behind a sampled token.
+    /// Maximum number of draft tokens after a sampled token.
     pub(crate) drafts: u8,
-    /// Whether slots are used.
+    /// Whether KV slots are used.
     pub(crate) slot_access: SlotAccess,
 }
 
-/// A batch asked for something that no device could do.
+/// A batch that no device could run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct InvalidBatch(pub(crate) String);
 
-/// A block that a row filled, for checkers that want to know what has really been computed.
+/// A block that a row filled, for checks of what was really computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FilledBlock {
     /// Index of the row in its batch.
     pub(crate) row: u32,
-    /// Position behind the block.
+    /// End position of the block (exclusive).
     pub(crate) end: u32,
-    /// Context behind the block.
+    /// Context at the end of the block.
     pub(crate) context: u64,
 }
 
-/// Result of one row before it is known whether it fails.
+/// Result of one row before its failures are injected.
 type RowResult<T> = Result<T, InvalidBatch>;
 
-/// Persistent state of one seat.
+/// State of one sequence slot.
 #[derive(Debug, Clone)]
 struct HashSequenceState {
     request: RequestId,
     epoch: u32,
     sampler: HashSampler,
     table: Vec<BlockId>,
-    /// The last sampled token, not yet in a slot, and the step that sampled it.
+    /// The last sampled token, not yet in a KV slot, and the step that sampled it.
     last: Option<(Token, StepId)>,
     /// Position of `last`.
     next: u32,
-    /// What may follow `last`; `None` = nothing was sampled in this epoch.
+    /// Draft tokens after `last`; `None` if no token was sampled in this epoch.
     drafts: Option<Vec<Token>>,
 }
 
-/// What a row forwards, once the seat has filled in what the host does not know.
+/// Position and input ids of a row, completed with the sequence slot's state that the host does not have.
 struct ResolvedSpan {
     start: u32,
     ids: Vec<Token>,
@@ -90,12 +90,12 @@ pub(crate) struct HashModel {
     sequence_slots: Vec<Option<HashSequenceState>>,
     filled: Vec<FilledBlock>,
     shifted_rows: u64,
-    /// What every request is answered with, whatever its prompt.
+    /// Output of every request, whatever its prompt.
     pub(crate) script: Option<Vec<Token>>,
 }
 
 impl HashModel {
-    /// A device whose slots have never been written.
+    /// A device with KV slots that have never been written.
     pub(crate) fn new(shape: HashModelConfig) -> Self {
         let slots = match shape.slot_access {
             SlotAccess::ReadWrite => {
@@ -113,7 +113,7 @@ impl HashModel {
         }
     }
 
-    /// Makes the content of a freed block unreadable. Call it in stream order.
+    /// Makes the contents of a freed block unreadable. Call it in stream order.
     pub(crate) fn poison(&mut self, block: BlockId) {
         let size = self.shape.block_tokens as usize;
         let from = block.0 as usize * size;
@@ -122,12 +122,13 @@ impl HashModel {
         }
     }
 
-    /// Blocks that the last step filled, failed rows and rejected drafts left out.
+    /// Blocks that the last step filled, except those of failed rows and rejected draft tokens.
     pub(crate) fn filled(&self) -> &[FilledBlock] {
         &self.filled
     }
 
-    /// Rows of the last step that began behind their `start`: drafts of those under way were accepted.
+    /// Rows of the last step that started after their planned `start` because draft tokens in flight were
+    /// accepted.
     pub(crate) fn shifted_rows(&self) -> u64 {
         self.shifted_rows
     }
@@ -137,8 +138,8 @@ impl HashModel {
         self.run_with(batch, &[], |_| None)
     }
 
-    /// Runs one step whose masked rows have these `masks`, and in which `fails` makes single rows fail, as NaN
-    /// logits would: such a row leaves unreadable entries behind and emits nothing.
+    /// Runs one step with the grammar bitmasks `masks` for its masked rows. A row for which `fails` returns
+    /// an error fails as with NaN logits: its KV entries are poisoned and it emits no token.
     pub(crate) fn run_with(
         &mut self,
         batch: &Batch,
@@ -183,7 +184,7 @@ impl HashModel {
                 None => {}
             }
         }
-        // Entries of rejected drafts are rubbish until they are rewritten.
+        // KV entries of rejected draft tokens are invalid until they are rewritten.
         self.filled.retain(|filled| {
             let (row, span) = (&batch.rows[filled.row as usize], &spans[filled.row as usize]);
             let accepted = u32::from(rows[filled.row as usize].accepted);
@@ -199,7 +200,7 @@ impl HashModel {
         })
     }
 
-    /// Starts a request's epoch in its seat, if this is its first row, and updates its block table.
+    /// Initialises a sequence slot for the first row of a request's epoch, and updates its block table.
     fn start_sequence(&mut self, row: &BatchRow) -> RowResult<()> {
         let index = row.seq_slot.0 as usize;
         if index >= self.sequence_slots.len() {
@@ -238,7 +239,7 @@ impl HashModel {
         Ok(())
     }
 
-    /// Resolves the input ids of a row: from the host, or from the seat.
+    /// Resolves the input ids of a row from the batch or from the sequence slot.
     fn span(&mut self, row: &BatchRow) -> RowResult<ResolvedSpan> {
         let seat = self.sequence_mut(row)?;
         let (start, mut ids) = match (&row.input, seat.last) {
@@ -270,7 +271,7 @@ impl HashModel {
         Ok(ResolvedSpan { start, ids })
     }
 
-    /// Writes the entries of a row's ids and reports the prompt log-probabilities of the chunk.
+    /// Writes the KV entries of a row's ids and returns the chunk's prompt log-probabilities.
     fn write(
         &mut self,
         index: u32,
@@ -303,7 +304,7 @@ impl HashModel {
         Ok(())
     }
 
-    /// Samples behind a row, verifying its drafts, and makes drafts for the next one.
+    /// Samples after a row, verifies its draft tokens, and proposes draft tokens for the next row.
     fn sample(
         &mut self,
         step: StepId,
@@ -347,22 +348,22 @@ impl HashModel {
         Ok(())
     }
 
-    /// The seat a row names, if it still belongs to the row's request and epoch.
+    /// The sequence slot of a row, if it still belongs to the row's request and epoch.
     fn sequence_mut(&mut self, row: &BatchRow) -> RowResult<&mut HashSequenceState> {
         sequence_of_mut(&mut self.sequence_slots, row)
     }
 }
 
 impl HashSequenceState {
-    /// After a failed row: a step already in flight may still read this seat and gets rubbish.
+    /// After a failed row: a step already in flight may still read this sequence slot and gets invalid data.
     fn invalidate_last(&mut self, step: StepId, next: u32, drafts: u8) {
         self.last = Some((0, step));
         self.next = next;
         self.draft(POISON, drafts);
     }
 
-    /// Guesses what follows: usually right, wrong often enough that rejections happen. Now and then fewer guesses than
-    /// `most`, as of a drafter that finds nothing like what it has seen.
+    /// Proposes draft tokens: usually right, wrong often enough to cause rejections. Sometimes proposes fewer
+    /// than `most`, as an n-gram proposer does without a match.
     fn draft(&mut self, mut context: u64, most: u8) {
         let mut drafts = self.drafts.take().unwrap_or_default();
         drafts.clear();
@@ -384,7 +385,7 @@ impl HashSequenceState {
     }
 }
 
-/// Folds the entries of positions `[0, end)`, read slot by slot through the table.
+/// Folds the entries of positions `[0, end)`, read KV slot by KV slot through the block table.
 fn read(
     slots: &[u64],
     table: &[BlockId],
@@ -413,7 +414,7 @@ fn read(
     Ok(context)
 }
 
-/// The slot of a position.
+/// The KV slot of a position.
 fn slot(
     table: &[BlockId],
     shape: &HashModelConfig,
@@ -468,7 +469,7 @@ pub(crate) mod thread {
     use std::collections::VecDeque;
     use std::time::Duration;
 
-    /// Both directions of a link; masks are taken ahead of the orders between them.
+    /// Both directions of a link; grammar bitmasks are received ahead of the commands between them.
     pub(crate) struct MaskedCommandQueue {
         link: InProcessLink<ExecutorEvent, ExecutorCommand>,
         queued: VecDeque<ExecutorCommand>,
@@ -490,7 +491,7 @@ pub(crate) mod thread {
             }
         }
 
-        /// Waits for the masks of a batch.
+        /// Waits for the grammar bitmasks of a batch.
         pub(crate) fn masks(&mut self, batch: &Batch) -> Result<Vec<BitmaskRow>, LinkError> {
             let wanted = batch.rows.iter().filter(|row| row.masked).count();
             let mut rows = Vec::new();
@@ -510,9 +511,9 @@ pub(crate) mod thread {
         }
     }
 
-    /// Serves a link until `Shutdown` or until the other end is gone.
+    /// Serves a link until `Shutdown` or until the other end is closed.
     ///
-    /// Errors: `LinkError::Closed` if the scheduler goes away without `Shutdown`.
+    /// Errors: `LinkError::Closed` if the scheduler disconnects without `Shutdown`.
     pub(crate) fn serve(
         shape: HashModelConfig,
         link: InProcessLink<ExecutorEvent, ExecutorCommand>,

@@ -1,4 +1,4 @@
-//! A blocking HTTP/1.1 client that shows the bytes: status, headers, body, chunks, events.
+//! A blocking HTTP/1.1 client with access to the raw bytes: status, headers, body, chunks, events.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -7,10 +7,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// Time that a peer may take to be reached, to send something, or to take something.
+/// Timeout of connecting, reading and writing.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A whole reply.
+/// A complete reply.
 #[derive(Debug, Clone)]
 pub(crate) struct HttpReply {
     pub(crate) status: u16,
@@ -100,7 +100,7 @@ impl HttpClient {
         Some(chunk)
     }
 
-    /// Reads a whole reply.
+    /// Reads a complete reply.
     pub(crate) fn read(&mut self) -> Option<HttpReply> {
         let mut reply = self.read_head()?;
         if reply.header("transfer-encoding") == Some("chunked") {
@@ -125,12 +125,12 @@ impl HttpClient {
     }
 }
 
-/// One request on a connection of its own.
+/// Sends one POST request on a new connection.
 pub(crate) fn post(address: SocketAddr, path: &str, body: &Value) -> HttpReply {
     HttpClient::connect(address).post(path, body)
 }
 
-/// One request on a connection of its own.
+/// Sends one GET request on a new connection.
 pub(crate) fn get(address: SocketAddr, path: &str) -> HttpReply {
     let mut client = HttpClient::connect(address);
     client.send("GET", path, "", b"");

@@ -5,20 +5,20 @@
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Ids of the tokenizer.
+/// Vocabulary size.
 pub(crate) const VOCAB: u32 = 320;
-/// `<|im_end|>`, which ends a text.
+/// `<|im_end|>`, the end-of-sequence token.
 pub(crate) const EOS: u32 = VOCAB - 1;
 
 const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
     {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// Which bytes have a token.
+/// Bytes that have a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenizerAlphabet {
-    /// All, so that any text can be written and single tokens may be no text at all.
+    /// All bytes, so that any text can be written and a single token may be invalid UTF-8.
     Bytes,
-    /// Printable ASCII, so that every token is text.
+    /// Printable ASCII, so that every token is valid text.
     Ascii,
 }
 
@@ -67,12 +67,12 @@ fn added(id: u32, content: &str) -> Value {
         "normalized": false, "special": true})
 }
 
-/// The ids that spell `text` byte by byte, and the end.
+/// Ids of the bytes of `text`, then the end-of-sequence token.
 pub(crate) fn bytes_of(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).chain([EOS]).collect()
 }
 
-/// How the byte-level alphabet writes a byte.
+/// Character of a byte in the byte-level alphabet.
 fn letter(byte: u8) -> char {
     let printable = |b: u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {

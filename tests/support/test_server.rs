@@ -1,5 +1,5 @@
-//! The real router, engine client, scheduler and cache over real sockets; the device is the hash
-//! model, as slow as the test wants.
+//! The real router, engine client, scheduler and cache over real sockets; the device is the hash model with a
+//! configurable step time.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -43,11 +43,11 @@ use text::{
 };
 use tokio::runtime::Runtime;
 
-/// What a test varies.
+/// Settings that tests vary.
 #[derive(Clone)]
 pub(crate) struct ServerSetup {
     pub(crate) replicas: u16,
-    /// Of each replica.
+    /// KV blocks of each replica.
     pub(crate) blocks: u32,
     pub(crate) max_model_len: u32,
     pub(crate) max_num_seqs: u32,
@@ -55,11 +55,11 @@ pub(crate) struct ServerSetup {
     pub(crate) step_time: Duration,
     /// The step, counted from 1, in which the device fails.
     pub(crate) fails_at: Option<u64>,
-    /// The step in which it hangs for some seconds, though it gives signs of life.
+    /// The step in which the device hangs for some seconds while it sends heartbeats.
     pub(crate) hangs_at: Option<u64>,
-    /// What is wrong with every row that it computes.
+    /// Error of every row that the device computes.
     pub(crate) row_error: Option<RowError>,
-    /// When a step is late, instead of what steps took so far.
+    /// Step deadline, instead of one derived from earlier steps.
     pub(crate) step_deadline: Option<Duration>,
     pub(crate) slot_access: SlotAccess,
     pub(crate) admission: AdmissionLimits,
@@ -69,20 +69,21 @@ pub(crate) struct ServerSetup {
     pub(crate) workers: usize,
     pub(crate) body_bytes_max: usize,
     pub(crate) alphabet: TokenizerAlphabet,
-    /// A folder with a model that a real executor computes; `None` = the hash model.
+    /// Folder of a model that a real executor runs; `None` = the hash model.
     pub(crate) model: Option<PathBuf>,
     pub(crate) kv_events: Option<KvEventsConfig>,
-    /// Of the blocks, those whose stays are measured.
+    /// Sampling rate of the blocks with measured lifetimes.
     pub(crate) block_lifetimes: Option<SampleRate>,
     pub(crate) trials: WorkerProgram,
-    /// Whether requests may name a priority.
+    /// Whether requests may set a priority.
     pub(crate) priorities: bool,
-    /// Whether the engine already has a request of the id that the first one will get: what only a bug of ours could do.
+    /// Whether the engine already has a request with the id that the first one will get; only a bug could
+    /// cause that.
     pub(crate) submits_duplicate_id: bool,
-    /// What every request is answered with, instead of the hash model's words.
+    /// Output of every request, instead of the hash model's.
     pub(crate) script: Option<&'static str>,
     pub(crate) parsers: (Option<ToolCallSyntax>, Option<ReasoningFamily>),
-    /// Instead of the tokenizer's own.
+    /// Chat template instead of the tokenizer's own.
     pub(crate) template: Option<&'static str>,
     pub(crate) trusts_request_templates: bool,
 }
@@ -137,26 +138,26 @@ pub(crate) struct TestServer {
     publishers: Vec<KvEventPublisher>,
 }
 
-/// The variable that no worker process inherits.
+/// Environment variable that worker processes must not inherit.
 pub(crate) const SECRET_VARIABLE: &str = "HADRON_CLUSTER_SECRET";
 
 /// Tokens per block everywhere in these tests.
 pub(crate) const BLOCK_TOKENS: u32 = 16;
 
-/// The binary of this build as what tries grammars.
+/// This build's binary as the grammar worker.
 pub(crate) fn trials() -> WorkerProgram {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
     WorkerProgram { path, args: vec!["grammar-worker".into()], secret_variable: SECRET_VARIABLE }
 }
 
-/// The binary of this build as what renders templates of requests.
+/// This build's binary as the template worker.
 fn templates() -> WorkerProgram {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
     WorkerProgram { path, args: vec!["template-worker".into()], secret_variable: SECRET_VARIABLE }
 }
 
 impl TestServer {
-    /// Starts listening; the model is not up yet.
+    /// Starts listening; the model is not loaded yet.
     pub(crate) fn listen(setup: &ServerSetup) -> Self {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(setup.workers).enable_all().build().unwrap();
@@ -182,14 +183,14 @@ impl TestServer {
         }
     }
 
-    /// Brings the model up.
+    /// Starts listening and loads the model.
     pub(crate) fn start(setup: &ServerSetup) -> Self {
         let mut server = Self::listen(setup);
         server.bring_up(setup);
         server
     }
 
-    /// Brings the model up behind a server that already listens.
+    /// Loads the model of a server that already listens.
     pub(crate) fn bring_up(&mut self, setup: &ServerSetup) {
         let small = tempfile::tempdir().unwrap();
         small_tokenizer::write(small.path(), setup.alphabet);
@@ -272,7 +273,7 @@ impl TestServer {
         &self.host.as_ref().unwrap().client
     }
 
-    /// Waits until nothing is in flight and no block is held.
+    /// Waits until no request is in flight and no block is in use.
     pub(crate) fn wait_idle(&self, within: Duration) {
         let start = std::time::Instant::now();
         loop {
@@ -298,7 +299,7 @@ impl Drop for TestServer {
     }
 }
 
-/// A request of the id that the first one over HTTP gets.
+/// A request with the id that the first one over HTTP gets.
 fn first_request() -> SchedulerEvent {
     SchedulerEvent::Submit(Box::new(RequestSubmission {
         id: RequestId(1),
@@ -362,7 +363,7 @@ fn bounds(setup: &ServerSetup) -> FieldBounds {
     }
 }
 
-/// The figures of a server of this setup.
+/// Metrics of a server with this setup.
 fn metrics(setup: &ServerSetup) -> Arc<ServerMetrics> {
     let config = MetricsConfig::new("tiny", setup.max_model_len);
     let (replicas, residency) = (setup.replicas, setup.block_lifetimes.is_some());
@@ -398,7 +399,7 @@ fn real_device(setup: &ServerSetup, folder: &Path) -> ExecutorConfig {
             kernel_cache: None,
             dtype: ModelDtype::Float32,
             kv_cache_dtype: KvCacheDtype::Auto,
-            threads: Some(1), // Tests run side by side.
+            threads: Some(1), // Tests run in parallel.
             block_tokens: BLOCK_TOKENS,
             max_model_len: setup.max_model_len,
             kv_tokens_min: setup.max_model_len,
@@ -421,11 +422,11 @@ fn real_device(setup: &ServerSetup, folder: &Path) -> ExecutorConfig {
     }
 }
 
-/// Signs of life of a device that hangs, and the time between two.
+/// Number of heartbeats of a hanging device, and the interval between two.
 const HUNG_HEARTBEATS: u32 = 100;
 const HUNG_HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The hash model's thread: the start-up handshake, then one answer per batch.
+/// Thread of the hash model: the start-up handshake, then one output per batch.
 fn hash_device(
     setup: &ServerSetup,
     rank: Rank,

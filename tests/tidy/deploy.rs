@@ -1,4 +1,4 @@
-//! The files of `deploy/`: no flag, probe or time in them may differ from what the server does.
+//! Checks the files of `deploy/`: their flags, probes and times must agree with the server.
 
 use crate::source_tree::{read_file, root};
 use hadron::config::{
@@ -13,18 +13,18 @@ use std::time::Duration;
 
 const DOCKERFILES: &[&str] = &["cpu", "cuda", "rocm"];
 const MANIFESTS: &[&str] = &["deployment", "leader_worker_set"];
-/// Beyond preStop and the drain: what the server takes to flush and leave.
+/// Seconds that the server takes to flush and exit after preStop and the drain.
 const MARGIN_S: u64 = 5;
 
 /// Slurm's default time between SIGTERM and SIGKILL.
 const SLURM_KILL_WAIT_S: u64 = 30;
 
-/// The flags as the server would read them.
+/// Parses the flags as the server does.
 fn serve(words: &[String], place: &str) -> ServeArgs {
     serve_in(words, &[], place)
 }
 
-/// The same where these variables of a cluster are set.
+/// Parses the flags as the server does, with these environment variables of a cluster.
 fn serve_in(words: &[String], variables: &[(&str, String)], place: &str) -> ServeArgs {
     let argv = std::iter::once("hadron".to_owned()).chain(words.iter().cloned());
     let text = |name: &str| {
@@ -48,7 +48,7 @@ fn documents(name: &str) -> Vec<Value> {
     parts.collect::<Result<_, _>>().unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// The pod of a manifest, wherever its kind keeps it.
+/// The pod spec of a manifest of any kind.
 fn pod(document: &Value) -> &Value {
     match document["kind"].as_str() {
         Some("Deployment") => &document["spec"]["template"]["spec"],
@@ -73,7 +73,7 @@ fn manifests_match_server_flags_probes_and_timeouts() {
         let documents = documents(name);
         let pod = pod(&documents[0]);
         let container = &pod["containers"][0];
-        // What all have in common does not depend on how many there are.
+        // Checks common to all manifests do not depend on the number of nodes.
         let alone = [("LWS_GROUP_SIZE", "1".to_owned())];
         let args = serve_in(&words(&container["args"]), &alone, name);
         assert_eq!(args.http.host, "0.0.0.0", "{name}");
@@ -106,7 +106,7 @@ fn manifests_match_server_flags_probes_and_timeouts() {
     }
 }
 
-/// Every mount has a volume and every volume a mount; secrets are read only.
+/// Every mount has a volume and every volume a mount; secrets are read-only.
 fn check_mounts(name: &str, pod: &Value, container: &Value) {
     let names = |list: &Value| {
         let mut names: Vec<String> = list
@@ -124,7 +124,7 @@ fn check_mounts(name: &str, pod: &Value, container: &Value) {
     assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{name}");
 }
 
-/// All pods of a group run the same line; the controller's variables make one node of each.
+/// All pods of a group run the same command line; the controller's variables make each one node.
 #[test]
 fn leader_worker_set_is_one_server() {
     let documents = documents("leader_worker_set");
@@ -246,7 +246,7 @@ fn systemd_unit_leaves_time_for_the_drain() {
         found.unwrap_or_else(|| panic!("no {key}")).to_owned()
     };
     let command: Vec<String> = value("ExecStart").split(' ').map(str::to_owned).collect();
-    // The file of flags is the operator's.
+    // The configuration file belongs to the operator.
     let file = command.iter().position(|word| word == "--config").unwrap();
     let flags = [&command[1..file], &command[file + 2..]].concat();
     let args = serve(&flags, "hadron.service");
@@ -257,14 +257,14 @@ fn systemd_unit_leaves_time_for_the_drain() {
     verify(&text, &command[0]);
 }
 
-/// What systemd itself says, where it is installed.
+/// Verifies the unit with systemd itself, where it is installed.
 fn verify(text: &str, binary: &str) {
     let folder = tempfile::tempdir().unwrap();
     let unit = folder.path().join("hadron.service");
     let there = std::env::current_exe().unwrap();
     std::fs::write(&unit, text.replace(binary, there.to_str().unwrap())).unwrap();
     let verified = Command::new("systemd-analyze").arg("verify").arg(&unit).output();
-    let Ok(output) = verified else { return }; // Not every machine has it.
+    let Ok(output) = verified else { return }; // `systemd-analyze` is not installed everywhere.
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let about: Vec<&str> = said.lines().filter(|line| line.contains("hadron.service")).collect();
     assert!(about.is_empty(), "{about:?}");

@@ -1,5 +1,5 @@
-//! Figures that are published: every number of the README stands in a committed result page, and medians of
-//! result pages follow from their runs.
+//! Published figures: every number of the README is in a committed result page, and medians of result pages
+//! follow from their runs.
 
 use crate::source_tree::read_file;
 
@@ -9,7 +9,7 @@ struct TableRow {
     cells: Vec<String>,
 }
 
-/// Rows of all tables of a page that begin with `| figure | median | range | runs |`.
+/// Rows of all tables of a page that start with `| figure | median | range | runs |`.
 fn figure_rows(page: &str) -> Vec<TableRow> {
     let mut rows = Vec::new();
     let mut inside = false;
@@ -25,7 +25,7 @@ fn figure_rows(page: &str) -> Vec<TableRow> {
     rows
 }
 
-/// Numbers of a text, as they are written.
+/// Numbers in a text, as written.
 fn numbers(text: &str) -> Vec<&str> {
     let of_number = |c: char| c.is_ascii_digit() || c == '.' || c == ',';
     let parts = text.split(|c: char| !of_number(c)).map(|part| part.trim_matches(['.', ',']));
@@ -36,7 +36,7 @@ fn value(number: &str) -> f64 {
     number.replace(',', "").parse().unwrap_or_else(|_| panic!("{number}: not a number"))
 }
 
-/// Half a unit of the last digit that is written.
+/// Half a unit of the last written digit.
 fn half_unit(number: &str) -> f64 {
     let decimals = number.split_once('.').map_or(0, |(_, decimals)| decimals.len());
     0.5 * 10_f64.powi(-(decimals as i32))
@@ -49,7 +49,7 @@ fn median(values: &[f64]) -> f64 {
     if sorted.len() % 2 == 1 { sorted[half] } else { f64::midpoint(sorted[half - 1], sorted[half]) }
 }
 
-/// What is wrong with a row of the README, given the page that it links.
+/// The error in a row of the README, given the page that it links.
 fn quote_error(row: &TableRow, page: &str) -> Option<String> {
     let figure = &row.cells[0];
     let source = figure_rows(page).into_iter().find(|other| other.cells[0] == *figure);
@@ -69,7 +69,7 @@ fn quote_error(row: &TableRow, page: &str) -> Option<String> {
     (row.cells[3] != runs.to_string()).then(|| format!("{figure}: its page lists {runs} runs"))
 }
 
-/// What is wrong with a row of a result page, if its runs are listed.
+/// The error in a row of a result page, if its runs are listed.
 fn runs_error(row: &TableRow) -> Option<String> {
     let (figure, shown, range, runs) = (&row.cells[0], &row.cells[1], &row.cells[2], &row.cells[3]);
     if runs.ends_with("rounds") {
@@ -127,7 +127,7 @@ fn result_page_medians_match_their_runs() {
     }
 }
 
-/// Runs that have a committed raw line are that line, rounded.
+/// Runs with a committed raw line equal that line, rounded.
 #[test]
 fn committed_raw_lines_are_among_the_runs() {
     let rows = figure_rows(&read_file("tests/bench/results/h200/serving.md"));

@@ -1,11 +1,11 @@
-//! Crate graph and homes of third-party crates, from `cargo metadata`.
+//! Crate graph, and permitted users of third-party crates, from `cargo metadata`.
 
 use crate::source_tree::{read_file, root};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
-/// Edges inside the workspace. Each crate may use these and no others.
+/// Permitted dependencies of each crate inside the workspace.
 const EDGES: &[(&str, &[&str])] = &[
     ("protocol", &[]),
     ("kvcache", &["protocol"]),
@@ -68,7 +68,7 @@ const ALLOWED_DEPENDENTS: &[(&str, &[&str])] = &[
     ("siphasher", &["kvcache"]),
 ];
 
-/// Crates that reach the device.
+/// Crates that access the device.
 const DEVICE: &[&str] = &[
     "hip-runtime-sys",
     "rccl-sys",

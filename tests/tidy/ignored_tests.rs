@@ -1,4 +1,4 @@
-//! Tests that `cargo test` leaves out: each has a recipe, or another test that runs it.
+//! Ignored tests: each has a `just` recipe, or another test that runs it.
 
 use crate::source_tree::{read_file, rust_files};
 
@@ -9,7 +9,7 @@ struct IgnoredTest {
     reason: String,
 }
 
-/// What the reason of a test says that another test or program runs.
+/// Phrases in the reason of a test that name another test or program as its runner.
 const RUN_BY_OTHER_TESTS: &[&str] =
     &["run by", "runs it", "started by", "starts it", "a process of", "as the one above"];
 
@@ -27,7 +27,7 @@ fn ignored_tests(text: &str) -> Vec<IgnoredTest> {
     found
 }
 
-/// Whether somebody who reads `just --list` can run it, or something else does.
+/// Whether a `just` recipe, another test or a program runs it.
 fn has_runner(test: &IgnoredTest, justfile: &str) -> bool {
     let named =
         test.reason.split("`just ").skip(1).filter_map(|rest| rest.split([' ', '`']).next());

@@ -1,20 +1,21 @@
-//! The words of the code: names of types and tests, and idioms in comments. The bounds may only fall.
+//! Checks the vocabulary of the code: names of types and tests, and idioms in comments. The bounds may only
+//! fall.
 
 use crate::source_tree::{SourceFile, rust_files};
 use std::collections::BTreeMap;
 
-/// Definitions of types with a one-word name, in percent.
+/// Maximum share of type definitions with a one-word name, in percent.
 const ONE_WORD_PERCENT_MAX: f64 = 1.2;
-/// Definitions of types that share their name with another definition, in percent.
+/// Maximum share of type definitions with the name of another definition, in percent.
 const SHARED_NAME_PERCENT_MAX: f64 = 0.1;
-/// Idioms in each thousand lines of comments.
+/// Maximum number of idioms per thousand comment lines.
 const IDIOMS_PER_THOUSAND_MAX: f64 = 87.0;
-/// Functions with an anonymous tuple as a parameter.
+/// Maximum number of functions with an anonymous tuple as a parameter.
 const TUPLE_PARAMETERS_MAX: usize = 141;
-/// Characters of a test's name.
+/// Maximum length of a test's name in characters.
 const TEST_NAME_MAX: usize = 60;
 
-/// Words that no manual of this field uses for what they stand for here.
+/// Words that documentation in this field does not use in the sense they have here.
 const IDIOMS: &[&str] = &[
     "behind",
     "nobody",
@@ -32,7 +33,7 @@ const IDIOMS: &[&str] = &[
     "news",
 ];
 
-/// Names of one word that are no nouns.
+/// One-word names that are not nouns.
 const NO_NOUNS: &[&str] = &[
     "By",
     "Held",
@@ -48,7 +49,7 @@ const NO_NOUNS: &[&str] = &[
     "Elsewhere",
 ];
 
-/// The name that a line defines a type under. Associated types are left out: traits decide on their names.
+/// Name of the type that a line defines. Associated types are excluded: their names are given by traits.
 fn defined_type(line: &str) -> Option<&str> {
     let is_indented = line.starts_with(' ');
     let mut rest = line.trim_start();
@@ -78,7 +79,7 @@ fn words(name: &str) -> usize {
     (0..chars.len()).filter(|&i| begins(i)).count()
 }
 
-/// All names of types with the files that define them.
+/// All type names with the files that define them.
 fn types(files: &[SourceFile]) -> BTreeMap<&str, Vec<&str>> {
     let mut types = BTreeMap::<_, Vec<_>>::new();
     for file in files {
@@ -154,7 +155,7 @@ fn comments_use_the_words_of_the_field() {
     assert!(rate <= IDIOMS_PER_THOUSAND_MAX, "{rate:.1} idioms in a thousand lines of comments");
 }
 
-/// Whether a function of this signature, from its name to its body, takes a tuple that has no name.
+/// Whether a function signature, from its name to its body, has an anonymous tuple parameter.
 fn has_tuple_parameter(signature: &str) -> bool {
     let Some((_, parameters)) = signature.split_once('(') else { return false };
     let parameters = parameters.rsplit_once("->").map_or(parameters, |(before, _)| before);

@@ -1,5 +1,5 @@
-//! The rules of ARCHITECTURE.md that a machine can check: the crate graph, the home of every
-//! dependency, and what source files must and must not contain. Sizes are printed, never enforced.
+//! The rules of ARCHITECTURE.md that can be checked automatically: the crate graph, permitted users of
+//! dependencies, and required and forbidden contents of source files. Sizes are printed, never enforced.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -8,6 +8,7 @@ mod figures;
 mod graph;
 mod ignored_tests;
 mod lexicon;
+mod models_page;
 mod reliability;
 mod sizes;
 mod source_tree;

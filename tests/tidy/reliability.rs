@@ -3,7 +3,7 @@
 use crate::source_tree::read_file;
 use std::collections::BTreeSet;
 
-/// Cells of the rows whose first cell is `name`.
+/// Cells of the rows with `name` in the first cell.
 fn rows<'a>(page: &'a str, name: &str) -> Vec<Vec<&'a str>> {
     let cells = |line: &'a str| line.trim_matches('|').split('|').map(str::trim).collect();
     let lines = page.lines().filter(|line| line.starts_with('|'));
@@ -15,7 +15,7 @@ fn tests(cell: &str) -> BTreeSet<(&str, &str)> {
     cell.split('`').filter_map(|word| word.split_once(".rs::")).collect()
 }
 
-/// Whether a file has a test of this name: `#[test]` stands in front of its `fn`, with attributes and comments between.
+/// Whether a file has a test of this name: `#[test]` precedes its `fn`, with attributes and comments between.
 fn is_test(text: &str, name: &str) -> bool {
     let head = format!("fn {name}(");
     let lines: Vec<&str> = text.lines().map(str::trim).collect();

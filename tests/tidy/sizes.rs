@@ -1,4 +1,4 @@
-//! Prints the longest files and functions, for readers of the log; sizes never fail a build.
+//! Prints the longest files and functions; sizes never fail a build.
 
 use crate::source_tree::{SourceFile, rust_files};
 
@@ -22,7 +22,7 @@ fn longest_files_and_functions_are_printed() {
     }
 }
 
-/// Length and place of each function: from its `fn` line to the closing brace at the same indent.
+/// Length and location of each function: from its `fn` line to the closing brace at the same indent.
 fn functions(file: &SourceFile) -> Vec<(usize, String)> {
     let lines: Vec<&str> = file.text.lines().collect();
     let indent = |l: &str| l.len() - l.trim_start().len();

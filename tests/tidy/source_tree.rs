@@ -1,4 +1,4 @@
-//! The source tree as text: every tracked kind of file, with its path relative to the repository root.
+//! The source tree as text: Rust files with their paths relative to the repository root.
 
 use std::fs;
 use std::path::{Path, PathBuf};

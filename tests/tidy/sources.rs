@@ -1,8 +1,8 @@
-//! What source files must and must not contain.
+//! Required and forbidden contents of source files.
 
 use crate::source_tree::{SourceFile, code_lines, read_file, root, rust_files};
 
-/// Fails with every offending line at once.
+/// Fails with all offending lines at once.
 fn forbid(rule: &str, hits: &[String]) {
     assert!(hits.is_empty(), "{rule}:\n  {}", hits.join("\n  "));
 }
@@ -84,7 +84,7 @@ fn scheduling_crates_read_no_clock() {
     forbid("the scheduler is told the time", &hits(&rust_files(), clock));
 }
 
-/// Whatever judges, waits or orders is told a time that never jumps.
+/// Timeouts, waits and ordering use a monotonic clock.
 #[test]
 fn wall_clock_is_read_for_display_only() {
     let shown = [
@@ -113,7 +113,7 @@ fn release_builds_keep_checks() {
     assert_eq!(release["overflow-checks"].as_bool(), Some(true));
     let without: Vec<&String> = release["package"].as_table().unwrap().keys().collect();
     assert_eq!(without, ["kernels"], "the one whose loops are checked at their edge");
-    // Of what decides, and of what reads requests, model folders and the wire.
+    // Applies to scheduling code and to parsers of requests, model folders and the wire.
     let reads = [
         "protocol/src",
         "kvcache/src",

@@ -1,4 +1,4 @@
-//! KV events: their bytes, their order, and what a subscriber makes of them.
+//! KV events: encoding, order, and the resulting index of a subscriber.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::print_stdout, reason = "measured times are shown even where they pass")]

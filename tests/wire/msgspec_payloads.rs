@@ -1,4 +1,4 @@
-//! Payloads as msgspec 0.22 writes the classes of vLLM 0.33, and arrays as before it.
+//! Payloads as msgspec 0.22 encodes the classes of vLLM 0.33, and arrays as in earlier versions.
 
 use metrics::kv_events::KvEventFormat;
 use metrics::kv_events::{DecodedKvEvent, ExternalBlockHash, KvEventEncoder, decode};

@@ -1,4 +1,4 @@
-//! Any events, in both formats, come back as they were.
+//! Any events are decoded unchanged in both formats.
 
 use metrics::kv_events::KvEventFormat;
 use metrics::kv_events::{DecodedKvEvent, EventJournal, ExternalBlockHash, KvEventEncoder, decode};
@@ -41,7 +41,7 @@ fn number(hash: BlockHash) -> ExternalBlockHash {
     ExternalBlockHash::Number(hash.0)
 }
 
-/// Whether what was read is what was written.
+/// Whether the decoded event equals the encoded one.
 fn same(event: &KvEvent, read: &DecodedKvEvent) -> bool {
     match (event, read) {
         (KvEvent::Cleared, DecodedKvEvent::AllBlocksCleared) => true,
@@ -99,7 +99,7 @@ proptest! {
 
     #[test]
     fn untrusted_bytes_never_panic(bytes in vec(any::<u8>(), 0..200)) {
-        let _ = decode(&bytes); // An error is an answer.
+        let _ = decode(&bytes); // Errors are permitted.
     }
 
     #[test]

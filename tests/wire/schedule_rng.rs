@@ -1,4 +1,4 @@
-//! Random numbers that a seed repeats.
+//! Reproducible random numbers.
 
 /// xorshift64*.
 pub(crate) struct ScheduleRng(u64);

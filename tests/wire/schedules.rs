@@ -1,5 +1,5 @@
-//! Ten thousand schedules of drops, reconnects, replays, clears and restarts: a subscriber that sees the
-//! last number holds exactly what the index holds. The real cache, feed and journal; no sockets.
+//! Ten thousand schedules of drops, reconnects, replays, clears and restarts: a subscriber that has received
+//! the last sequence number has exactly the index. The real cache, feed and journal; no sockets.
 
 use crate::schedule_rng::ScheduleRng;
 use kvcache::{
@@ -21,7 +21,7 @@ use std::sync::mpsc::Receiver;
 const SCHEDULES: u64 = 10_000;
 const BLOCK_TOKENS: u32 = 2;
 
-/// A server with a handful of blocks, and its publisher.
+/// A server with few blocks, and its publisher.
 struct ScheduleServer {
     kv: KvCache,
     hasher: BlockHasher,
@@ -32,7 +32,7 @@ struct ScheduleServer {
     journal: EventJournal,
 }
 
-/// Keeps the far ends of wires open that nobody reads.
+/// Keeps the unread ends of socket pairs open.
 struct UnreadSockets(Vec<UnixStream>);
 
 impl ScheduleServer {
@@ -49,7 +49,7 @@ impl ScheduleServer {
         near.set_nonblocking(true).unwrap();
         wires.0.push(far);
         let bell = PublisherWaker::new(near, Arc::new(AtomicBool::new(false)));
-        // Either may be what is short.
+        // Either limit may be the small one.
         let batches = 1 + chance.below(4) as usize;
         let bytes = if chance.one_in(2) { u64::MAX } else { u64::from(1 + chance.below(2_000)) };
         let room = FeedLimits { batches, bytes };
@@ -71,7 +71,7 @@ impl ScheduleServer {
         (server, first)
     }
 
-    /// One step: something happens to the cache, and the feed hears of it.
+    /// One step: a change of the cache, which the feed publishes.
     fn step(&mut self, chance: &mut ScheduleRng) {
         match chance.below(12) {
             0 => self.kv.clear(),
@@ -89,7 +89,7 @@ impl ScheduleServer {
         self.feed.flush();
     }
 
-    /// A prompt that shares prefixes with others, by few tokens and two salts.
+    /// A prompt that shares prefixes with others, by few distinct tokens and two salts.
     fn request(&mut self, chance: &mut ScheduleRng) {
         let length = BLOCK_TOKENS + chance.below(9);
         let tokens: Vec<Token> = (0..length).map(|_| chance.below(2)).collect();
@@ -115,7 +115,7 @@ impl ScheduleServer {
         self.held_tables.push(table);
     }
 
-    /// The publisher's thread gets a turn.
+    /// Runs the publisher's thread once.
     fn publish(&mut self, sent: &mut Vec<PublishedBatch>) {
         while let Ok(changes) = self.changes.try_recv() {
             self.figures.record_dequeued(&changes);
@@ -132,7 +132,7 @@ impl ScheduleServer {
     }
 }
 
-/// A reader behind a wire that loses batches. It asks for everything first, as routers do.
+/// A subscriber on a connection that loses batches. It starts with a full replay, as routers do.
 struct ScheduleSubscriber {
     follower: SequenceNumberTracker,
     cached_hashes: SubscriberBlocks,
@@ -141,7 +141,7 @@ struct ScheduleSubscriber {
 }
 
 impl ScheduleSubscriber {
-    /// Reads what the wire holds. A gap is closed by a replay, which may break off in the middle.
+    /// Reads all batches on the connection. A gap is closed by a replay, which may be interrupted.
     fn read(&mut self, server: &mut ScheduleServer, chance: &mut ScheduleRng, reliable: bool) {
         while let Some(entry) = self.wire.pop_front() {
             match self.follower.check(entry.seq) {
@@ -151,7 +151,7 @@ impl ScheduleSubscriber {
                     self.gaps += 1;
                     self.catch_up(server, chance, reliable, from);
                     if !reliable && self.follower.check(entry.seq) != BatchArrival::Duplicate {
-                        return; // The next batch shows the rest of the gap.
+                        return; // The next batch reveals the rest of the gap.
                     }
                 }
             }
@@ -184,7 +184,7 @@ impl ScheduleSubscriber {
     }
 }
 
-/// What a schedule met.
+/// Events of all schedules.
 #[derive(Default)]
 struct ScheduleCounts {
     dropped: u64,
@@ -209,7 +209,7 @@ fn schedule(seed: u64, met: &mut ScheduleCounts) {
     if !joins_late {
         subscriber.wire.push_back(first);
     }
-    let pace = 1 + chance.below(12); // Steps between two turns of the publisher, about.
+    let pace = 1 + chance.below(12); // Approximate number of steps between two runs of the publisher.
     for step in 0..10 + chance.below(50) {
         server.step(&mut chance);
         let mut sent = Vec::new();
@@ -238,7 +238,7 @@ fn schedule(seed: u64, met: &mut ScheduleCounts) {
     met.gaps += subscriber.gaps;
 }
 
-/// Everything is published and the subscriber sees one more batch: it must know the index.
+/// Publishes everything and one more batch: the subscriber's index must then equal the server's.
 fn finish_schedule(
     server: &mut ScheduleServer,
     subscriber: &mut ScheduleSubscriber,
@@ -268,8 +268,8 @@ fn subscriber_at_last_sequence_knows_the_index() {
     assert!(dropped > 1_000 && gaps > 10_000 && restarts > 1_000 && late > 1_000);
 }
 
-/// What is owed is told in one batch, a clear first, once half of the queue is free; until then a publisher that
-/// stands still is owed no more than the pool holds twice, whatever happened meanwhile.
+/// The backlog is sent as one batch, with a clear first, once half of the queue is free; until then the
+/// backlog of a stalled publisher is at most twice the pool size, whatever happened.
 #[test]
 fn stalled_publisher_catches_up_in_one_batch() {
     for seed in 0..200 {

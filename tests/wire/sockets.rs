@@ -1,4 +1,4 @@
-//! A real publisher over real sockets: frames, replay, topics, a reader that never reads.
+//! A real publisher over real sockets: frames, replay, topics, a subscriber that never reads.
 
 use crate::kv_event_replay::{self, config};
 use metrics::kv_events::{
@@ -23,8 +23,8 @@ fn start(extra: &serde_json::Value) -> (KvEventFeed, KvEventPublisher) {
         .unwrap()
         .start(&spec, 1_000, Arc::default())
         .unwrap();
-    wait_for_batches(&publisher, 1); // Who subscribes from here on misses the first batch.
-    std::thread::sleep(Duration::from_millis(50)); // It is counted before it is sent.
+    wait_for_batches(&publisher, 1); // A later subscriber misses the first batch.
+    std::thread::sleep(Duration::from_millis(50)); // The batch is counted before it is sent.
     (feed, publisher)
 }
 
@@ -69,7 +69,7 @@ fn batches_have_three_frames_and_replays_equal_them() {
     let before_us = unix_us();
     let (mut feed, publisher) = start(&json!({"topic": "kv@{pod}@{model}"}));
     let subscriber = subscribe(&context, &publisher, "kv@pod-0@");
-    std::thread::sleep(Duration::from_secs(1)); // A subscription has no answer to wait for.
+    std::thread::sleep(Duration::from_secs(1)); // ZMTP does not acknowledge subscriptions.
     for hash in 1..=500 {
         publish_events(&mut feed, stored(hash));
     }
@@ -191,7 +191,7 @@ fn queue_of_a_stuck_subscriber_is_bounded_in_bytes() {
     stuck.set_rcvhwm(1).unwrap();
     stuck.set_subscribe(b"").unwrap();
     stuck.connect(&publisher.source().endpoint).unwrap();
-    // It is there once it has heard something.
+    // The first received batch shows that the subscription is active.
     stuck.set_rcvtimeo(10).unwrap();
     let mut batches = 1;
     while stuck.recv_multipart(0).is_err() {
@@ -215,10 +215,10 @@ fn queue_of_a_stuck_subscriber_is_bounded_in_bytes() {
     while let Ok(frames) = stuck.recv_multipart(0) {
         bytes += frames[2].len();
     }
-    // Buffers of the system hold some megabytes more.
+    // Socket buffers keep some megabytes in addition.
     let sent = BATCHES as usize * 100_000;
     assert!((BOUND / 2..sent / 2).contains(&bytes), "{bytes} of {sent} bytes were kept for it");
-    // It goes on with the newest, and the number says that there was more.
+    // Delivery continues with the newest batch, and its sequence number reveals the gap.
     publish_events(&mut feed, stored(1));
     stuck.set_rcvtimeo(WAIT_MS).unwrap();
     let frames = stuck.recv_multipart(0).unwrap();
@@ -226,7 +226,7 @@ fn queue_of_a_stuck_subscriber_is_bounded_in_bytes() {
     assert_eq!(seq, publisher.source().counters.seq.load(Ordering::Relaxed));
 }
 
-/// Until a subscription is known nothing comes, and a subscription has no answer to wait for.
+/// Publishes until the subscription is active, because ZMTP does not acknowledge subscriptions.
 fn assert_receives_batches(
     feed: &mut KvEventFeed,
     subscriber: &Socket,
@@ -303,7 +303,7 @@ fn subscriber_zmtp_heartbeats_are_answered() {
     subscriber.set_subscribe(b"").unwrap();
     subscriber.connect(&publisher.source().endpoint).unwrap();
     assert_receives_batches(&mut feed, &subscriber, &publisher);
-    std::thread::sleep(Duration::from_secs(1)); // Unanswered, it would have left, and not come back.
+    std::thread::sleep(Duration::from_secs(1)); // Without a reply it would have disconnected for good.
     assert_receives_batches(&mut feed, &subscriber, &publisher);
     assert_eq!(publisher.source().counters.subscribers.load(Ordering::Relaxed), 1);
 }
