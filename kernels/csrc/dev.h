@@ -5,16 +5,17 @@
 //
 //   dev.h             this file: types, the entry point macros' contract, which target it is
 //   dev/amd.h         ids, barriers, shuffles, maths, atomics, loads on AMD
-//   dev/nvidia.h      the same on NVIDIA
-//   emu.h             the same on the emulator (kernels/emu/emu.h; the emulator's hiprtc supplies it)
+//   dev/nvidia.h      ids, barriers, shuffles, maths, atomics, loads on NVIDIA
+//   emu.h             the emulator's version (kernels/emu/emu.h; the emulator's hiprtc supplies it)
 //   dev/half.h        half_t, the 16-bit type: bf16, or f16 with -DHALF_F16=1
 //   dev/vector.h      vectors, ACT, conversion, 8-wide loads and stores
-//   dev/fp8.h         fp8 e4m3, both dialects
-//   dev/collective.h  shuffles of any type, sums and maxima over groups of lanes, warps and blocks
-//   dev/matrix.h      16x16x16 half_t tiles, their layouts, fragment loads from shared memory
-//   dev/mfma.h        the other AMD matrix builtins, also on the emulator
-// Beside it, for kernels that include them: dev/strip.h (products of rows as they lie in memory), dev/bulk.h and
-// dev/tensor_map.h (NVIDIA's copy engine), dev/wgmma.h (its products by warpgroups), dev/peer.h (memory of several GPUs).
+//   dev/fp8.h         fp8 e4m3, both formats: OCP and FNUZ
+//   dev/collective.h  shuffles of any type; sum and max reductions over groups of lanes, warps and blocks
+//   dev/matrix.h      16x16x16 half_t MMA tiles, their fragment layouts, fragment loads from shared memory
+//   dev/mfma.h        further AMD MFMA builtins, also on the emulator
+// Further headers, included by kernels that need them: dev/strip.h (MMA on operands loaded straight from
+// global memory), dev/bulk.h and dev/tensor_map.h (NVIDIA bulk copies and TMA), dev/wgmma.h (NVIDIA WGMMA),
+// dev/peer.h (memory shared by several GPUs).
 //
 // A kernel:
 //
@@ -31,26 +32,34 @@
 // What every target offers (DEV is the prefix of a device function):
 //   KERNEL(max_threads) name(args...)  entry point; blocks have one dimension and at most max_threads threads
 //   EXPORT(name)            after every entry point, at namespace scope
-//   SHARED(T, name, count)  static shared array; inside a function; never initialised (the emulator fills it with NaN);
-//                           aligned as T is and no more: tiles and 16-byte copies want a T of 16 bytes
+//   SHARED(T, name, count)  static shared array; inside a function; never initialised (the emulator fills it
+//                           with NaN); has the alignment of T only: tiles and 16-byte copies need a T of 16
+//                           bytes
 //   DYN_SHARED(T, name)     the launch's dynamic shared memory, aligned to 16 bytes
-//   WARP_SIZE               lanes of a warp, 64 or 32; on AMD a warp is a wavefront
+//   WARP_SIZE               lanes of a warp (NVIDIA) or wavefront (AMD): 32 or 64. "Warp" means both in these
+//                           files
 //   tid() bdim() lane() warp_id() bid_x|y|z() gdim_x|y|z()
-//   sync()                  block barrier; every thread of the block must come
-//   warp_sync()             orders shared memory between the lanes of a warp; every lane must come
-//   shfl_u32(v, lane)  warp_ballot(bool) -> u64;  any and all: dev/collective.h
-//   exp2_ log2_ sqrt_ rsqrt_ rcp_ fma_ fmax_ fmin_ fabs_  on f32; the underscore keeps clear of compilers' own names.
-//                           exp2_, log2_, rsqrt_, rcp_ are the hardware's, good to about 2 ulp
-//   atomic_add(u32*|float*, v) atomic_max(u32*, v) atomic_cas(u32*, expected, wanted) -> old value; relaxed, whole device
-//   atomic_add_acq_rel(u32*, v) load_acquire(u32*) store_release(u32*, v) fence()   order other memory, whole device
-//   pause()                 inside a loop that waits for another block or lane
-//   load_const<V>(p)        global data that nothing writes while this kernel or the one before it runs (weights, tables)
-//   load_stream<V>(p)       the same, read once: keep it out of the near caches
-//   store_stream<V>(p, v)   global data nobody reads soon.   V is 4, 8 or 16 bytes and aligned to its size
-//   copy16(shared, global)  starts a 16-byte copy; copy16_or_zero(shared, global, bool) writes zeros if false; copy4: four bytes
-//   copy_commit() copy_wait<N>()   closes a group of copies; waits until at most N groups are open. Then sync()
-//   grid_wait()             before reading what the kernel before wrote, if launched to overlap with it
-//   grid_release()          the next kernel may start now; it still waits in its grid_wait()
+//   sync()                  block barrier; every thread of the block must call it
+//   warp_sync()             orders shared memory between the lanes of a warp; every lane must call it
+//   shfl_u32(v, lane)  warp_ballot(bool) -> u64;  warp_any and warp_all: dev/collective.h
+//   exp2_ log2_ sqrt_ rsqrt_ rcp_ fma_ fmax_ fmin_ fabs_  on f32; the underscore avoids the compilers' own
+//                           names. exp2_, log2_, rsqrt_, rcp_ are hardware instructions, accurate to about 2
+//                           ulp
+//   atomic_add(u32*|float*, v) atomic_max(u32*, v) atomic_cas(u32*, expected, wanted) -> old value; relaxed,
+//   device scope
+//   atomic_add_acq_rel(u32*, v) load_acquire(u32*) store_release(u32*, v) fence()   order other memory,
+//                           device scope
+//   pause()                 inside a spin loop that waits for another block or lane
+//   load_const<V>(p)        global data not written by this kernel or by the previous one (weights, tables)
+//   load_stream<V>(p)       as load_const, for data that is read once: no allocation in the L1 cache
+//   store_stream<V>(p, v)   global data that is not read soon.   V is 4, 8 or 16 bytes and aligned to its
+//                           size
+//   copy16(shared, global)  starts a 16-byte cp.async; copy16_or_zero(shared, global, bool) writes zeros if
+//                           false; copy4: 4 bytes
+//   copy_commit() copy_wait<N>()   closes a cp.async group; waits until at most N groups are pending. Then
+//                           sync()
+//   grid_wait()             before reading output of the previous kernel under programmatic dependent launch
+//   grid_release()          lets the next kernel start; the next kernel still waits in its grid_wait()
 #pragma once
 
 typedef unsigned char u8;
@@ -90,7 +99,7 @@ typedef long long i64;
 #  define DEV_SM 0
 #endif
 
-// Before a loop whose arrays must live in registers: unrolled whole, every index is a constant.
+// Before a loop whose arrays must be in registers: full unrolling makes every index a constant.
 #if DEV_EMU
 #  define UNROLL
 #else

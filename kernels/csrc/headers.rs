@@ -1,7 +1,10 @@
-//! The headers that kernel sources include, by the name they include them under: what a run-time compiler is given.
-//! A module of whatever compiles kernels (`#[path]`); kept here, beside the files it lists.
+//! Headers that kernel sources include, by the name used in `#include`; passed to the run-time compilers
+//! (NVRTC, hiprtc).
+//! Included with `#[path]` as a module of the crates that compile kernels; kept next to the files that it
+//! lists.
 
-/// `(name in the #include, text)`. `emu.h` is not among them: the emulator supplies its own.
+/// Pairs of `(name in the #include, text)`. `emu.h` is not listed, because the emulator's hiprtc supplies its
+/// own.
 pub const HEADERS: &[(&str, &str)] = &[
     ("dev.h", include_str!("dev.h")),
     ("dev/amd.h", include_str!("dev/amd.h")),

@@ -1,7 +1,7 @@
-// attention/row_of.h - whose token it is.
+// attention/row_of.h - row of a token in a packed batch.
 #pragma once
 
-// Row whose tokens include `token`.
+// Returns the row whose query range [cu_q[row], cu_q[row + 1]) contains `token`.
 DEV u32 row_of(const i32* cu_q, u32 rows, u32 token) {
     u32 low = 0, high = rows;
     while (high - low > 1) {
@@ -12,7 +12,7 @@ DEV u32 row_of(const i32* cu_q, u32 rows, u32 token) {
     return low;
 }
 
-// Keys that `token` of `row` sees, its own included.
+// Returns the number of keys that `token` of `row` attends to, its own included.
 DEV u32 keys_seen(const i32* cu_q, const i32* context_lens, u32 row, u32 token) {
     const i32 context = context_lens[row], behind = cu_q[row + 1] - 1 - (i32)token;
     return context > behind ? (u32)(context - behind) : 0;

@@ -1,17 +1,18 @@
-// attention/softmax.h - the softmax of a warpgroup's scores, step by step: scores as products leave them (dev/wgmma.h) become
-// probabilities, the next product's left operand as they lie.
+// attention/softmax.h - online softmax of a warpgroup's scores: turns WGMMA accumulators (dev/wgmma.h) into
+// probabilities, the register operand A of the next WGMMA.
 #pragma once
 #include "dev/wgmma.h"
 
-// Below every score, and a difference of two of them is still a number.
+// Less than every score, and finite, so that the difference of two of them is a number.
 #ifndef NO_SCORE
 #  define NO_SCORE (-1e30f)
 #endif
 
-// What a lane knows of its two rows: the greatest score, and the sum of its own keys' probabilities.
+// Softmax state of a lane's two rows: maximum score, and sum of probabilities over the lane's own keys.
 struct Softmax { float max[2], sum[2]; };
 
-// Scores become probabilities, the first `seen` keys' of each row; `shrink`: what came before is worth so much less.
+// Turns scores into probabilities over the first `seen` keys of each row; `shrink` is the factor that
+// rescales earlier sums and outputs.
 template <bool MASKED, u32 SCORES>
 DEV void weigh(float (&s)[SCORES], Softmax& r, float (&shrink)[2], const u32 (&seen)[2], float factor) {
     float max[2][2] = {{r.max[0], NO_SCORE}, {r.max[1], NO_SCORE}};

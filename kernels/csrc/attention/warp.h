@@ -1,15 +1,17 @@
-// attention/warp.h - one warp's share of attention: 16 queries of one KV head against 16 consecutive keys at a time, with
-// an online softmax. Keys and values go from the pool to the matrix unit as they lie in memory, rows of 16-byte pieces:
-// no shared memory, no shuffle. Two lane layouts, one face:
+// attention/warp.h - one warp's part of attention: 16 queries of one KV head times 16 consecutive keys at a
+// time, with an online softmax. Keys and values go from the KV pool to the MMA in their memory layout, rows
+// of 16-byte pieces: no shared memory, no shuffle. Two fragment layouts, one interface:
 //
-//   warp 32: scores = Q Kᵀ,   a lane has queries lane / 4 and lane / 4 + 8; out = P V, P being scores as they lie.
-//   warp 64: scores = K Qᵀ,   a lane has query lane % 16;                   out = Vᵀ Pᵀ, likewise.
+//   warp 32: scores = Q Kᵀ,   a lane has queries lane / 4 and lane / 4 + 8; out = P V, P in the layout of the
+//                           scores.
+//   warp 64: scores = K Qᵀ,   a lane has query lane % 16;                   out = Vᵀ Pᵀ, Pᵀ in the layout of
+//                           the scores.
 //
-// Probabilities are rounded to half_t before they meet the values; their sum is taken before. Scores, maxima, sums and
-// outputs are f32. Maxima are in units of log2(e).
+// Probabilities are rounded to half_t before the multiplication by the values; their sum is taken before
+// rounding. Scores, maxima, sums and outputs are f32. Maxima are in units of log2(e).
 //
-// -DHEAD_DIM=64|128; -DKV_FP8=1: the pool holds fp8 e4m3. -DQUERY_DIM=n: queries and keys have more channels than values, a multiple
-// of 32.
+// -DHEAD_DIM=64|128; -DKV_FP8=1: the KV pool is fp8 e4m3. -DQUERY_DIM=n: head dim of queries and keys if it
+// is larger than that of values (as in MLA), a multiple of 32.
 #pragma once
 #include "dev/strip.h"
 
@@ -26,10 +28,10 @@ typedef half_t KV;
 #  define QUERY_DIM HEAD_DIM
 #endif
 enum : u32 { TILE_KEYS = 16, QUERIES = 16, D = HEAD_DIM, QUERY_PARTS = QUERY_DIM / 32 };
-// Below every score, and a difference of two of them is still a number.
+// Less than every score, and finite, so that the difference of two of them is a number.
 #define NO_SCORE (-1e30f)
 
-// Eight values of the pool as half_t.
+// Loads eight values of the pool as half_t.
 #if KV_FP8
 DEV half_x8 load_kv8(const KV* p) { return widen_half(*(const fp8x8*)p); }
 #else
@@ -38,17 +40,17 @@ DEV half_x8 load_kv8(const KV* p) { return *(const half_x8*)p; }
 
 #if WARP_SIZE == 64
 enum : u32 {
-    SLOTS = 1,           // queries of a lane
-    KEYS = 4,            // scores of a lane and query
-    KEY_ROWS = 1,        // keys of which a lane holds pieces
-    PART = D / 16,       // consecutive channels of a lane
-    PARTS = 4,           // runs of PART outputs of a lane
-    SUMS = D / 16        // accumulators of 4
+    SLOTS = 1,           // queries per lane
+    KEYS = 4,            // scores per lane and query
+    KEY_ROWS = 1,        // keys of which a lane has pieces
+    PART = D / 16,       // consecutive channels per lane
+    PARTS = 4,           // runs of PART outputs per lane
+    SUMS = D / 16        // accumulators of 4 elements
 };
 DEV u32 query_of(u32) { return lane() & 15; }
 DEV u32 key_of(u32 i) { return (lane() >> 4) * 4 + i; }
 DEV u32 key_row(u32) { return lane() & 15; }
-// Run p of outputs: query slot, first channel, element j of it.
+// Run p of outputs: query slot, first channel, element j of the run.
 DEV u32 part_slot(u32) { return 0; }
 DEV u32 part_channel(u32 p) { return ((lane() >> 4) * 4 + p) * PART; }
 #  define PART_VALUE(o, p, j) (o)[j].v[p]
@@ -80,7 +82,7 @@ struct Queries { StripX v[QUERY_PARTS]; };
 struct Keys { half_x8 v[KEY_ROWS][QUERY_PARTS]; };
 struct Scores { float v[SLOTS][KEYS]; };
 struct Running {
-    float max[SLOTS], sum[SLOTS];  // sum: of this lane's keys only, until the end
+    float max[SLOTS], sum[SLOTS];  // sum: over this lane's own keys until finish()
     f32x4 out[SUMS];
 };
 
@@ -92,7 +94,7 @@ DEV void start(Running& r) {
     UNROLL for (u32 i = 0; i < SUMS; ++i) r.out[i] = f32x4{{0.f, 0.f, 0.f, 0.f}};
 }
 
-// Rows `at(query)` of q as an operand; null for queries that do not exist.
+// Loads rows `at(query)` of q as an MMA operand; `at` returns null for queries that do not exist.
 template <class At> DEV Queries load_queries(const At& at) {
     Queries q;
     UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
@@ -103,7 +105,7 @@ template <class At> DEV Queries load_queries(const At& at) {
     return q;
 }
 
-// Keys [0, 16) of a tile whose rows begin at `keys`, `stride` elements apart.
+// Loads keys [0, 16) of a tile whose rows begin at `keys`, `stride` elements apart.
 DEV Keys load_keys(const KV* keys, u32 stride) {
     Keys k;
     UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)
@@ -127,7 +129,8 @@ DEV Scores score(const Queries& q, const Keys& k) {
     return s;
 }
 
-// Values of a tile; those of keys at or behind `present` count as zero, whatever an earlier owner left there.
+// Loads the values of a tile; values of keys >= `present` are replaced by zero, because freed blocks may
+// contain NaN.
 DEV Values load_values(const KV* values, u32 stride, u32 present) {
     Values v;
     UNROLL for (u32 i = 0; i < KEYS; ++i) {
@@ -150,7 +153,8 @@ DEV Values load_values(const KV* values, u32 stride, u32 present) {
     return v;
 }
 
-// Makes probabilities of scores: query slot i sees keys [0, seen[i]) of the tile, `factor` = scale * log2(e).
+// Turns scores into probabilities: query slot i attends to keys [0, seen[i]) of the tile, `factor` = scale *
+// log2(e).
 DEV void weigh(Running& r, Scores& s, const u32* seen, float factor) {
     float grown = 0.f, shrink[SLOTS];
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
@@ -170,7 +174,7 @@ DEV void weigh(Running& r, Scores& s, const u32* seen, float factor) {
         }
         r.sum[i] = fma_(r.sum[i], shrink[i], sum);
     }
-    if (!warp_any(grown > 0.f)) return;  // Every factor is 1.
+    if (!warp_any(grown > 0.f)) return;  // Every rescale factor is 1.
     UNROLL for (u32 i = 0; i < SUMS; ++i)
         UNROLL for (u32 e = 0; e < 4; ++e) r.out[i].v[e] *= shrink[SLOT_OF_SUM(e)];
 }
@@ -199,7 +203,7 @@ DEV void add_values(Running& r, const Scores& p, const Values& v) {
 #endif
 }
 
-// The sums of all keys, on every lane of a query.
+// Reduces the sums over all keys; every lane of a query gets the result.
 DEV void finish(Running& r) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i) r.sum[i] = over_keys_sum(r.sum[i]);
 }

@@ -1,19 +1,20 @@
-// attention_decode/as_fp8.h - what keys_first.h multiplies where the pool is fp8: keys and values become f16, exactly and two
-// an instruction; queries become f16 times a power of two of their own where their values ask for it, probabilities as they
-// are, which are at most 2^SLACK.
+// attention_decode/as_fp8.h - MMA operands of keys_first.h for an fp8 KV pool: keys and values are converted
+// to f16, exactly, two per instruction. Queries are converted to f16 with a power-of-two scale per query
+// where their range requires it; probabilities are converted unscaled, as they are at most 2^SLACK.
 #pragma once
 #include "dev/fp8_f16.h"
 
 typedef fp8 KV;
 struct Queries {
     u32x4 v[D / 32];
-    float down[SLOTS];  // what the scores of this lane's queries are multiplied by
+    float down[SLOTS];  // factors that undo the query scale in the scores of this lane's queries
 };
 struct Keys { fp8x8 v[KEY_ROWS][D / 32]; };
 
 DEV fp8x8 load_kv8(const KV* p) { return *(const fp8x8*)p; }
 
-// Rows `at(query)` of q as an operand; null for queries that do not exist. Every lane must come.
+// Loads rows `at(query)` of q as an MMA operand; `at` returns null for queries that do not exist. Every lane
+// must call it.
 template <class At> DEV Queries load_queries(const At& at) {
     const half_t* row = at(strip_w_row());
     half_x8 values[D / 32];
@@ -40,12 +41,14 @@ DEV void score_channels(f32x4& c, const Queries& q, const Keys& k, u32 i) {
 }
 DEV float score_factor(const Queries& q, u32 slot) { return q.down[slot]; }
 
-// Of 16 channels, whose rows `channel_of` tells, times probabilities, two of them in a word.
+// mma_values multiplies 16 channels (rows: channel_of) by probabilities; pack_weights packs two probabilities
+// in a word.
 DEV u32 pack_weights(float low, float high) { return pack_f16(low, high); }
 DEV void mma_values(f32x4& c, const u32x4& v, u32 b0, u32 b1) { mma_f16(c, v.v[0], v.v[1], v.v[2], v.v[3], b0, b1); }
 DEV u32 channel_of(u32 half) { return (lane() >> 2) * 2 + half; }
 
-// Channels 2 c and 2 c + 1 of two keys, the second key's behind the first's, as words of two keys of one channel.
+// Transposes a word with channels 2 c and 2 c + 1 of two keys into two words, each with one channel of both
+// keys.
 DEV void turn_pairs(u32 word, u32& even, u32& odd) {
 #if DEV_NV
     const u32 turned = __byte_perm(word, 0, 0x3120);

@@ -1,4 +1,5 @@
-// attention_decode/as_half.h - what keys_first.h multiplies where the pool is half_t: all of it as it lies in memory.
+// attention_decode/as_half.h - MMA operands of keys_first.h for a half_t KV pool: used in their memory
+// layout.
 #pragma once
 
 typedef half_t KV;
@@ -7,7 +8,7 @@ struct Keys { half_x8 v[KEY_ROWS][D / 32]; };
 
 DEV half_x8 load_kv8(const KV* p) { return *(const half_x8*)p; }
 
-// Rows `at(query)` of q as an operand; null for queries that do not exist.
+// Loads rows `at(query)` of q as an MMA operand; `at` returns null for queries that do not exist.
 template <class At> DEV Queries load_queries(const At& at) {
     Queries q;
     const half_t* row = at(strip_w_row());
@@ -21,7 +22,8 @@ DEV void score_channels(f32x4& c, const Queries& q, const Keys& k, u32 i) {
 }
 DEV float score_factor(const Queries&, u32) { return 1.f; }
 
-// Of 16 channels, whose rows `channel_of` tells, times probabilities, two of them in a word.
+// mma_values multiplies 16 channels (rows: channel_of) by probabilities; pack_weights packs two probabilities
+// in a word.
 DEV u32 pack_weights(float low, float high) { return pack_half(low, high); }
 DEV void mma_values(f32x4& c, const u32x4& v, u32 b0, u32 b1) { mma_half(c, v.v[0], v.v[1], v.v[2], v.v[3], b0, b1); }
 DEV u32 channel_of(u32 half) { return (lane() >> 2) + half * 8; }

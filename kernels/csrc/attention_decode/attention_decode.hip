@@ -1,34 +1,43 @@
-// attention_decode: o [T, N D] = softmax(scale q Kᵀ) V for rows of one query, over the paged pool.
-// CPU twin: `PagedAttention`. Rows with context 0 write zeros.
+// attention_decode: o [T, N D] = softmax(scale q Kᵀ) V for rows of one query, over the paged KV pool (GQA,
+// split-KV flash decoding).
+// CPU reference: `PagedAttention`. Rows with context 0 write zeros.
 //
-// The queries of a KV head share every key they load, and so do those of up to TOGETHER successive tokens of a request that are cut
-// alike (split_schedule.h), each of which has the scores of the keys it sees. A context is cut into splits of at most split_keys(context)
-// keys, and a block takes an equal run of the list of all splits (split_schedule.h, run_splits.h). Its warps take tiles of 16 keys in turn, fetched ahead
-// across splits, heads and rows (ring.h), and merge in shared memory, warps ascending; splits merge in the last block to
-// arrive, in an order that their number fixes (merge_records.h). The cuts depend on the row's own context and on nothing else,
-// and the grid decides only who computes what: a row gives the same bits in any batch of the same variant, in any grid, captured or not.
+// The queries of a KV head share every key they load. Up to TOGETHER successive tokens of a request with
+// equal splits (split_schedule.h) share the keys as well; each token uses the scores of the keys that it
+// attends to. A context is cut into splits of at most split_keys(context) keys, and a block processes a
+// contiguous, equal part of the list of all splits (split_schedule.h, run_splits.h). The block's warps take
+// tiles of 16 keys in turn, prefetched across splits, heads and rows (ring.h), and merge in shared memory,
+// warps ascending; splits are merged by the last block to arrive, in an order that depends only on the number
+// of splits (merge_records.h). The splits depend only on the row's own context, and the grid only distributes
+// them: a row gives the same bits in any batch of the same variant, in any grid, captured or eager.
 //
-// Contexts, tables and all keys but the newest tiles are fetched before grid_wait(), while earlier kernels still run:
-// what wrote them must be followed, before this kernel, by one that releases its successor after its own grid_wait().
-// A step's embedding or first norm does, behind `prepare`; the keys are those of steps before.
+// Contexts, block tables and all keys except the newest tiles are loaded before grid_wait(), while earlier
+// kernels still run (programmatic dependent launch): between the kernel that wrote them and this kernel,
+// another kernel must release its successor after its own grid_wait(). The step's embedding or first norm,
+// launched after `prepare`, does; the keys are from earlier steps.
 //
-//   pool     [block][KV head][K tile | V tile] of this layer, tiles [BLOCK_TOKENS][D]
-//   tables   i32 [S, table_width]; row r reads table table_rows[r], or table r without table_rows
-//   partial  f32 [rows, KV heads, max_splits, HEAD_GROUP, RECORD]: outputs, then maximum and sum; any contents
-//   arrived  u32 [rows, KV heads], zero; zero again afterwards
-//   max_splits at least the splits of any row
+//   pool     KV pool of this layer [block][KV head][K tile | V tile], tiles [BLOCK_TOKENS][D]
+//   tables   block tables, i32 [S, table_width]; row r reads table table_rows[r], or table r if table_rows is
+//            null
+//   partial  f32 [rows, KV heads, max_splits, HEAD_GROUP, RECORD]: outputs, then maximum and sum; contents
+//            may be anything
+//   arrived  u32 [rows, KV heads], zero before and after the launch
+//   max_splits  at least the number of splits of any row
 //
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..16 query heads per KV head  -DKV_FP8=0|1
-//   -DSTAGES=n tiles in a warp's ring; warps of 64 lanes have none
-//   -DFEW=1 finer splits, for few requests
-//   -DTOGETHER=n tokens, at most 16 / HEAD_GROUP; `fresh`: tokens of a request in a step, at most
-//   -DUNSEEN=n keys before position n are not seen, n at most 16: those of a draft layer that has nothing of the first token
-//   -DFROM_QKV=1 queries come as the projections leave them, and so do keys and values of the rows' own tokens, which
-//   are stored as well (from_projections.h); narrow warps, groups of at most 8, half_t
-// Grid: any number of blocks, best as many as run at once. Block: WARPS warps.
+//   -DSTAGES=n stages (tiles) of a warp's ring; warps of 64 lanes have no ring
+//   -DFEW=1 smaller splits, for small batches
+//   -DTOGETHER=n tokens of a request per block, at most 16 / HEAD_GROUP; `fresh`: maximum number of tokens of
+//   a request in the step
+//   -DUNSEEN=n masks keys at positions below n (n at most 16): for an MTP module, which has no state of the
+//   first token
+//   -DFROM_QKV=1 fuses q/k norm, RoPE and the KV write: q, k, v are the output of the QKV projection
+//   (from_projections.h); warps of 32 lanes, HEAD_GROUP at most 8, half_t
+// Grid: any number of blocks, best the number of resident blocks. Block: WARPS warps.
 // Dynamic shared memory: RING_BYTES + SETS * SET * 4 bytes.
 //
-// Rounding: probabilities to half_t, the output once. Roofline: 2 context D bytes a row and KV head, twice with half_t.
+// Rounding: probabilities to half_t; the output once. Roofline: 2 context D bytes per row and KV head, twice
+// that with half_t.
 #include "dev.h"
 
 #ifndef KV_FP8
@@ -46,13 +55,13 @@
 #ifndef TOGETHER
 #  define TOGETHER 1
 #endif
-// Few queries on narrow warps: the keys make the rows of the products.
+// Few queries on warps of 32 lanes: the keys are the rows (M) of the MMA.
 #define KEYS_FIRST (WARP_SIZE == 32 && HEAD_GROUP * TOGETHER <= 8)
 #if KEYS_FIRST
 #  include "attention_decode/keys_first.h"
 #else
 #  include "attention/warp.h"
-// One lane of those that share a query.
+// True on one lane per query.
 DEV bool speaks_for_query() { return strip_k() == 0; }
 // Calls put(query, channel, value) for each output of the lane.
 template <class Put> DEV void each_output(const Running& r, const Put& put) {
@@ -67,17 +76,18 @@ template <class Put> DEV void each_output(const Running& r, const Put& put) {
 enum : u32 {
     WARPS = 4,
     TEAM = WARPS * WARP_SIZE,
-    TURN_KEYS = WARPS * TILE_KEYS,  // of a block, a tile for each of its warps
+    TURN_KEYS = WARPS * TILE_KEYS,  // keys per block iteration: one tile per warp
     TILES_AHEAD = WARP_SIZE == 64 ? 1 : STAGES,
-    SPREAD_RUNS = 1,  // splits of single tokens for each block up to which they are taken one by one (split_schedule.h)
-    CUT_TOGETHER = 0  // what others see of a context does not change how it is cut
+    SPREAD_RUNS = 1,  // threshold of splits per block up to which rows are scheduled separately (split_schedule.h)
+    CUT_TOGETHER = 0  // the split length of a row depends on its own context only
 };
 DEV void team_sync() { sync(); }
 
-// Most keys of a split. Few rows cut a short context finely, to fill the device, and a lone one finer still: it waits for
-// nobody's memory. Among many rows the end of a split takes some 2 us while memory is busy, which costs more than what
-// short splits even out. Long contexts are cut coarsely, to keep merging cheap.
-// The twins of `SPLITS`, `SMALL_BATCH_SPLITS` and `SINGLE_ROW_SPLITS` in kernels/src/gpu/attention.rs.
+// Maximum number of keys per split. Small batches use short splits of short contexts, to fill the device, and
+// a single row shorter ones still, as it does not compete for memory bandwidth. In large batches the end of a
+// split takes about 2 us while memory is busy, which costs more than short splits gain by balancing. Long
+// contexts use long splits, to keep merging cheap.
+// Must equal `SPLITS`, `SMALL_BATCH_SPLITS` and `SINGLE_ROW_SPLITS` in kernels/src/gpu/attention.rs.
 DEV u32 split_keys(u32 context) {
     const u32 finest = FROM_QKV && context <= 2048 ? 128 : FROM_QKV || FEW ? 256 : 448;
     return context <= 8192 ? finest : context <= 32768 ? 512 : 1024;
@@ -86,7 +96,8 @@ DEV u32 splits_of_keys(u32 context, u32) {
     const u32 keys = split_keys(context);
     return (context + keys - 1) / keys;
 }
-// Many rows cut a context into splits that are alike but for the last, so that equal numbers of them are equal work.
+// In large batches the splits of a context have equal length except the last, so that equal numbers of splits
+// are equal work.
 DEV u32 even_split(u32 context, u32 splits) {
     if (FROM_QKV || FEW) return split_keys(context);
     return ((context + splits - 1) / splits + TURN_KEYS - 1) / TURN_KEYS * TURN_KEYS;

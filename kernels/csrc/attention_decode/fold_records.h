@@ -1,8 +1,9 @@
-// attention_decode/fold_records.h - the records of a query's splits as one. Whoever includes it says what D, RECORD, CHANNELS, SPREAD and
-// AHEAD are: merge_records.h, or mla_decode/records.h.
+// attention_decode/fold_records.h - merges the records of a query's splits into one. The includer defines D,
+// RECORD, CHANNELS, SPREAD and AHEAD: merge_records.h, or mla_decode/records.h.
 #pragma once
 
-// Of a lane: in pieces that lie side by side in the warp, so that a load takes whole lines.
+// Channels of a lane, in pieces that are contiguous across the warp, so that a load is coalesced into whole
+// cache lines.
 enum : u32 { PIECE = CHANNELS < 4 ? CHANNELS : 4 };
 struct Channels { float v[CHANNELS]; };
 struct alignas(PIECE * 4) Piece { float v[PIECE]; };
@@ -28,7 +29,8 @@ struct Folded {
     float max, sum;
 };
 
-// Records first, first + SPREAD, ... below `count` of a query, `stride` apart. Every lane must come.
+// Merges records first, first + SPREAD, ... below `count` of a query, `stride` elements apart. Every lane
+// must call it.
 DEV Folded folded(const float* records, u32 first, u32 count, u32 stride) {
     Channels value{};
     float max = NO_SCORE, sum = 0.f;

@@ -1,5 +1,6 @@
-// attention_decode/from_memory.h - queries lie in memory, rotated, and all keys in the pool: what ran in front saw to that.
-// from_projections.h is the other way to come by them; both have this face.
+// attention_decode/from_memory.h - source of queries and keys: rotated queries are in global memory, and all
+// keys are in the KV pool, written by earlier kernels. from_projections.h is the fused alternative with the
+// same interface.
 #pragma once
 
 struct Source {
@@ -7,11 +8,11 @@ struct Source {
     u32 stride;     // elements
 };
 
-// Whether the kernel in front may still be writing into the tile at key `at`: keys of the row's own token, and of those in front of
-// it in the same step.
+// Whether the previous kernel may still be writing to the tile at key `at`: keys of the row's own token, and
+// of earlier tokens of its request in the same step.
 DEV bool is_fresh(u32 at, const Place& p, const Rows& rows) { return at + TILE_KEYS + rows.fresh > p.context; }
 
-// The queries, where the split is the team's first of its head.
+// Loads the queries at the block's first split of a head.
 DEV void begin_split(const Source& source, Queries& mine, const Place& p, bool new_head) {
     if (!new_head) return;
     const half_t* queries = source.q + (u64)p.token * source.stride + p.head * HEAD_GROUP * D;
@@ -21,5 +22,5 @@ DEV void begin_split(const Source& source, Queries& mine, const Place& p, bool n
     });
 }
 
-// Before the tile at key `at` is taken out of the ring.
+// Called before the tile at key `at` is taken out of the ring.
 DEV void complete_tile(const Source&, const Ring&, const Place&, u32) {}

@@ -1,12 +1,15 @@
-// attention_decode/from_projections.h - queries, and the key and the value of the row's own token, as the projections leave
-// them: norm and rotation happen in the lanes that multiply, and the warp that meets the own token stores its key and
-// value. What qk_norm_rope_kv_write does, to the same bits, without its launch and without a trip through memory.
+// attention_decode/from_projections.h - queries, and key and value of the row's own token, are the output of
+// the QKV projection: q/k norm and RoPE run in the lanes that multiply, and the warp whose tile contains the
+// own token writes its key and value to the pool. Same bits as qk_norm_rope_kv_write, without its launch and
+// its round trip through memory.
 //
-// The key rides along as one more query where the matrix unit has a row left; the eighth query leaves none.
+// The key is processed as an additional query where the MMA has a free row (fewer than 8 queries per KV
+// head).
 //
-// A lane's pieces of a head are channels i * 32 + strip_k() .. + 8; channel p turns with p + D / 2, which is the same
-// lane's piece i + D / 64. Keys lie in shared memory until the warp takes their tile, whose other keys are old: the ring
-// may fetch every tile before the kernel in front has ended.
+// A lane's pieces of a head are channels i * 32 + strip_k() .. + 8; RoPE pairs channel p with p + D / 2,
+// which is in piece i + D / 64 of the same lane. The own key is in shared memory until the warp takes the
+// tile that contains it; the tile's other keys are from earlier steps, so the ring may prefetch every tile
+// before the previous kernel has ended.
 #pragma once
 #include "norm/norm.h"
 #include "qk_rope/rotate.h"
@@ -14,14 +17,14 @@
 enum : u32 {
     HALF_PIECES = D / 64,
     OWN_PIECES = 2 * D / 8,
-    RIDES = HEAD_GROUP < 8,            // the key beside the queries
-    KEY_ROW = RIDES ? HEAD_GROUP : 0,  // in these lanes of a product's row
+    RIDES = HEAD_GROUP < 8,            // the key is processed together with the queries
+    KEY_ROW = RIDES ? HEAD_GROUP : 0,  // row of the MMA operand that has the key
 };
 
 struct Source {
-    const half_t *qkv, *q_norm, *k_norm;  // [T, (N + 2 K) D]; [D] or both null: no norm
+    const half_t *qkv, *q_norm, *k_norm;  // [T, (N + 2 K) D]; [D], or both null: no norm
     const float *cos, *sin;             // [positions, D / 2]
-    const i64* slots;                   // [T]; below 0: not stored
+    const i64* slots;                   // [T] KV slot of each token; negative: not stored
     KV* pool;
     u32 kv_heads, stride;
     float eps;
@@ -29,7 +32,7 @@ struct Source {
 
 struct Angles { f32x8 cos[HALF_PIECES], sin[HALF_PIECES]; };
 
-// In shared memory: the own key, then the own value.
+// Own key, then own value, in shared memory.
 DEV KV* own_token() { SHARED(half_x8, own, OWN_PIECES); return (KV*)own; }
 
 DEV bool is_fresh(u32, const Place&, const Rows&) { return false; }
@@ -44,7 +47,7 @@ DEV Angles load_angles(const Source& source, u32 position) {
     return angles;
 }
 
-// The sum of squares as groups of qk_rope.h have it: runs of 4 low and 4 high channels, then a tree over the runs.
+// Sum of squares in the order of qk_rope.h: runs of 4 low and 4 high channels, then a tree over the runs.
 DEV float squares_of(const f32x8* x) {
     float sum = 0.f;
     UNROLL for (u32 i = 0; i < HALF_PIECES; ++i) {
@@ -60,7 +63,8 @@ DEV float squares_of(const f32x8* x) {
     return sum;
 }
 
-// rope(norm(head)) of the head each group of 4 lanes holds. `norm` is null or not on all lanes. Every lane must come.
+// Computes rope(norm(head)) of the head of each group of 4 lanes. `norm` is null on all lanes or on none.
+// Every lane must call it.
 DEV void norm_and_rope(Queries& head, const half_t* norm, const Angles& angles, float eps) {
     f32x8 x[2 * HALF_PIECES];
     UNROLL for (u32 i = 0; i < 2 * HALF_PIECES; ++i) x[i] = widen(head.v[i]);
@@ -80,13 +84,14 @@ DEV void norm_and_rope(Queries& head, const half_t* norm, const Angles& angles, 
     UNROLL for (u32 i = 0; i < 2 * HALF_PIECES; ++i) head.v[i] = narrow(x[i]);
 }
 
-// Whether this warp will take the tile of the row's own token in this split.
+// Whether this warp takes the tile of the row's own token in this split.
 DEV bool meets_own(const Place& p) {
     if (p.context == 0 || p.split + 1 != p.splits) return false;
     return (p.context - 1 - first_key(p)) / TILE_KEYS % WARPS == warp_id();
 }
 
-// The own key, which lanes of KEY_ROW hold, and the value: for complete_tile() to read, and into the pool.
+// Writes the own key, which the lanes of KEY_ROW have, and the own value to shared memory, for
+// complete_tile(), and to the pool.
 DEV void store_own_kv(const Source& source, const Place& p, const Queries& key, const half_x8& value, i64 slot) {
     KV* own = own_token();
     const u64 block = (u64)slot / BLOCK_TOKENS, row = (u64)slot % BLOCK_TOKENS;
@@ -107,7 +112,7 @@ DEV void begin_split(const Source& source, Queries& mine, const Place& p, bool n
     if (!new_head && !own) return;
     const half_t* row = source.qkv + (u64)p.token * source.stride;
     const half_t *queries = row + p.head * HEAD_GROUP * D, *key_head = row + (source.kv_heads * HEAD_GROUP + p.head) * D;
-    // Everything is on its way before anything is waited for.
+    // Issue all loads before the first use.
     const Angles angles = load_angles(source, p.position);
     mine = load_queries([&](u32 query) {
         if (RIDES && own && query == KEY_ROW) return key_head;
@@ -131,7 +136,8 @@ DEV void begin_split(const Source& source, Queries& mine, const Place& p, bool n
     if (RIDES && strip_w_row() >= HEAD_GROUP) mine = Queries{};
 }
 
-// The tile at key `at` is there: if the own token belongs in it, so is that. Every lane must come.
+// Called when the tile at key `at` has arrived: writes the own token into the tile that contains its
+// position. Every lane must call it.
 DEV void complete_tile(const Source&, const Ring& ring, const Place& p, u32 at) {
     if (at + TILE_KEYS < p.context) return;
     KV* tile = ring.tiles + ring.stage * 2 * TILE_VALUES + lane() / (D / 8) * TILE_VALUES;

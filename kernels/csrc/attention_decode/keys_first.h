@@ -1,26 +1,29 @@
-// attention_decode/keys_first.h - a warp's share of attention for up to 8 queries, on warps of 32: 16 keys as the rows of a
-// product, queries as its columns. The face of attention/warp.h, with half its products and half its registers.
+// attention_decode/keys_first.h - a warp's part of attention for up to 8 queries, on warps of 32 lanes: 16
+// keys are the rows of the MMA, queries its columns. Interface of attention/warp.h, with half its MMAs and
+// half its registers.
 //
 //   scores = K Qᵀ,     a lane has keys lane / 4 and + 8 of queries lane % 4 * 2 and + 1
-//   out = Vᵀ Pᵀ,       a lane has channels channel_of(0) and (1) of every 16, of the same queries
+//   out = Vᵀ Pᵀ,       a lane has channels channel_of(0) and (1) of every 16 channels, of queries lane % 4 *
+//                      2 and + 1
 //
-// as_half.h and as_fp8.h say what is multiplied.
+// as_half.h and as_fp8.h define the MMA operands.
 //
-// `max` follows a query's scores only once one of them is SLACK above it: probabilities may grow to 2^SLACK, which costs no
-// digit of a float, and the warps that would exchange a maximum at every tile hardly ever do. Other queries' scores move it not: what
-// shares a block with a token changes none of its bits.
+// `max` is raised to a query's maximum score only when a score exceeds it by more than SLACK: probabilities
+// may grow to 2^SLACK, which costs no precision in f32, and the warp reduction of the maximum, otherwise
+// needed at every tile, is rare. The scores of other queries do not change it: the bits of a token do not
+// depend on the tokens that share its block.
 #pragma once
 #include "dev/strip.h"
 
 enum : u32 { TILE_KEYS = 16, D = HEAD_DIM, SLOTS = 2, KEY_ROWS = 2 };
-// Below every score, and a difference of two of them is still a number.
+// Less than every score, and finite, so that the difference of two of them is a number.
 #define NO_SCORE (-1e30f)
 #define SLACK 8.f
 
-struct Values { u32x4 v[D / 16]; };          // 16 channels times 16 keys, two keys of a channel in a word
+struct Values { u32x4 v[D / 16]; };          // 16 channels x 16 keys; a word has two keys of one channel
 struct Scores { float v[SLOTS][KEY_ROWS]; };
 struct Running {
-    float max[SLOTS], sum[SLOTS];  // sum: of this lane's keys only, until the end
+    float max[SLOTS], sum[SLOTS];  // sum: over this lane's own keys until finish()
     f32x4 out[D / 16];
 };
 
@@ -50,7 +53,7 @@ DEV Scores score(const Queries& q, const Keys& k) {
     return s;
 }
 
-// Eight rows of eight 16-bit values, their words exchanged so that rows become columns.
+// Transposes an 8x8 matrix of 16-bit values.
 DEV u32 turn8(u32 v) {
 #if DEV_NV
     u32 r;
@@ -76,8 +79,9 @@ DEV void rescale(Running& r, const Scores& s) {
     }
 }
 
-// Makes probabilities of scores: query slot i sees keys [0, seen[i]) of the tile, `factor` = scale * log2(e). Of a query that has not
-// seen any yet they are of no account: its record has the least maximum there is.
+// Turns scores into probabilities: query slot i attends to keys [0, seen[i]) of the tile, `factor` = scale *
+// log2(e). Probabilities of a query without any visible key so far do not matter: its record has the maximum
+// NO_SCORE, so merging gives it weight zero.
 DEV void weigh(Running& r, Scores& s, const u32 (&seen)[SLOTS], float factor) {
     bool grows = false;
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
@@ -98,13 +102,13 @@ DEV void add_values(Running& r, const Scores& p, const Values& v) {
     UNROLL for (u32 j = 0; j < D / 16; ++j) mma_values(r.out[j], v.v[j], b0, b1);
 }
 
-// The sums of all keys, on every lane of a query.
+// Reduces the sums over all keys; every lane of a query gets the result.
 DEV void finish(Running& r) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
         for (u32 mask = 4; mask < 32; mask *= 2) r.sum[i] += shfl_xor(r.sum[i], mask);
 }
 
-// One lane of those that share a query.
+// True on one lane per query.
 DEV bool speaks_for_query() { return lane() < 4; }
 // Calls put(query, channel, value) for each output of the lane.
 template <class Put> DEV void each_output(const Running& r, const Put& put) {

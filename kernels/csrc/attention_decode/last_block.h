@@ -1,21 +1,23 @@
-// attention_decode/last_block.h - which block merges the splits of a head: the last one to bring some.
+// attention_decode/last_block.h - determines the block that merges the splits of a head: the last one to
+// arrive.
 #pragma once
 
-// Whether everyone has brought theirs, once a barrier has followed announce().
+// Whether all splits have arrived; valid after a barrier that follows announce().
 DEV u32* all_there() {
     SHARED(u32, last, 1);
     return last;
 }
 
-// Orders what all threads have stored before what follows.
+// Orders the stores of all threads before what follows.
 DEV void publish() {
-#if !DEV_NV  // There, what a barrier has ordered before an atomic operation of one thread, that operation publishes.
+#if !DEV_NV  // On NVIDIA an atomic operation of one thread publishes what a barrier has ordered before it.
     fence();
 #endif
     team_sync();
 }
 
-// Tells that this team has brought `done` splits of a head. The answer is a trip to memory away: nobody waits for it here.
+// Counts `done` splits of a head as arrived. The atomic's result takes a round trip to L2: this function does
+// not wait for it.
 DEV void announce(u32* arrived, u32 done, u32 splits) {
     if (tid() != 0) return;
     const bool last = atomic_add_acq_rel(arrived, done) + done == splits;
@@ -23,7 +25,7 @@ DEV void announce(u32* arrived, u32 done, u32 splits) {
     all_there()[0] = last;
 }
 
-// What announce() found out. A barrier has followed it; everything that others have brought may be read if this is true.
+// Returns the result of announce(), after a barrier. If true, the records of all splits may be read.
 DEV bool was_last() {
 #if !DEV_NV
     fence();
@@ -31,7 +33,8 @@ DEV bool was_last() {
     return all_there()[0];
 }
 
-// Whether this team, which brings `done` splits of a head, is the last to bring some. Every thread must come.
+// Whether this team, which has finished `done` splits of a head, is the last to arrive. Every thread must
+// call it.
 DEV bool is_last(u32* arrived, u32 done, u32 splits) {
     publish();
     if (done == splits) return true;

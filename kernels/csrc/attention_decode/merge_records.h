@@ -1,24 +1,26 @@
-// attention_decode/merge_records.h - records: the outputs of one query over some keys, with the maximum and the sum of its
-// probabilities. Warps put theirs in shared memory, splits theirs in global memory; here they become one.
+// attention_decode/merge_records.h - a record is the output of one query over part of its keys, with the
+// maximum and the sum of its probabilities. Warps write records to shared memory, splits to global memory;
+// this file merges them.
 #pragma once
 
 #ifndef TOGETHER
 #  define TOGETHER 1
 #endif
 enum : u32 {
-    GROUP = HEAD_GROUP * TOGETHER,  // queries of a block: of the heads of one token, then of the next one
+    GROUP = HEAD_GROUP * TOGETHER,  // queries per block: all heads of one token, then of the next token
     RECORD = D + 4,        // outputs, maximum, sum; aligned to 16 bytes
-    QUADS = D / 4,         // groups of 4 outputs of a record
+    QUADS = D / 4,         // groups of 4 outputs per record
     SET = WARPS * GROUP * RECORD,  // records of the block's warps
-    // Two sets spare a barrier where they fit: the next split writes one while the last one is read in the other.
+    // Two sets, where they fit, save a barrier: the next split writes one set while the last one is read in
+    // the other.
     SETS = GROUP <= 4 ? 2 : 1,
-    CHANNELS = D / WARP_SIZE,  // of a lane that reads a record
-    // Warps that share the splits of a query, and how many splits a lane reads at once.
+    CHANNELS = D / WARP_SIZE,  // channels per lane that reads a record
+    // Number of warps that share the splits of a query, and number of splits that a lane reads at once.
     SPREAD = GROUP >= WARPS ? 1 : WARPS / GROUP,
     AHEAD = 12
 };
 
-// The warp's queries as records.
+// Writes the warp's queries as records.
 DEV void put(const Running& r, float* records) {
     each_output(r, [&](u32 query, u32 channel, float value) {
         if (query < GROUP) records[query * RECORD + channel] = value;
@@ -33,7 +35,7 @@ struct Merged {
     float max, sum;
 };
 
-// Outputs d..d + 4 of one query over COUNT records, `stride` apart.
+// Merges outputs d..d + 4 of one query over COUNT records, `stride` elements apart.
 template <u32 COUNT> DEV Merged merge(const float* records, u32 d, u32 stride) {
     Merged m{f32x4{{0.f, 0.f, 0.f, 0.f}}, NO_SCORE, 0.f};
     f32x2 facts[COUNT];
@@ -50,7 +52,7 @@ template <u32 COUNT> DEV Merged merge(const float* records, u32 d, u32 stride) {
 
 #include "attention_decode/fold_records.h"
 
-// The same as a record in `to`.
+// Merges records with folded() and writes the result as a record to `to`.
 DEV void fold(float* to, const float* records, u32 first, u32 count, u32 stride) {
     const Folded f = folded(records, first, count, stride);
     write_channels(to, f.value);

@@ -1,14 +1,14 @@
-// attention_decode/ring.h - how tiles of 16 keys and values reach a warp: copies into a ring in shared memory that belongs
-// to the warp alone, TILES_AHEAD tiles ahead, or on warps of 64 lanes into registers, one tile ahead.
+// attention_decode/ring.h - loads of tiles of 16 keys and values: cp.async into a ring in shared memory, one
+// ring per warp, TILES_AHEAD tiles ahead; on warps of 64 lanes into registers, one tile ahead.
 #pragma once
 
-enum : u32 { TILE_VALUES = TILE_KEYS * D };  // elements of a tile of keys, or of values
+enum : u32 { TILE_VALUES = TILE_KEYS * D };  // elements of a key tile or a value tile
 
 #if WARP_SIZE == 32
 enum : u32 {
     RING_BYTES = WARPS * TILES_AHEAD * 2 * TILE_VALUES * sizeof(KV),
-    WIDTH = 16 / sizeof(KV),  // of a copy
-    PIECES = D / WIDTH        // of a row
+    WIDTH = 16 / sizeof(KV),  // elements per copy
+    PIECES = D / WIDTH        // copies per row
 };
 
 struct Ring {
@@ -18,15 +18,16 @@ struct Ring {
 
 DEV Ring ring_of_warp(KV* shared) { return Ring{shared + warp_id() * TILES_AHEAD * 2 * TILE_VALUES, 0}; }
 
-// Where a channel of a row lies: the pieces of a row change places, so that neither eight rows read at one piece nor two
-// rows at half of their pieces meet in a bank.
+// Swizzled offset of a channel of a row: the pieces of a row are permuted, so that neither eight rows read at
+// one piece nor two rows read at half of their pieces have bank conflicts.
 DEV u32 place_of(u32 row, u32 channel) {
     const u32 turn = ((row & 1) << 2 | (row & 2) | (row >> 2 & 1)) & (PIECES - 1);
     return row * D + (channel / WIDTH ^ turn) * WIDTH + channel % WIDTH;
 }
 
-// Keys and values are read once a step: they must not drive the records of splits out of the cache. Where half as many pieces
-// are a tile's, ptxas 13.0 gives copies with a policy registers that they cannot name (an illegal instruction).
+// Keys and values are read once per step: L2 evict_first keeps them from evicting the records of splits. With
+// an fp8 pool, whose tiles have half the number of pieces, ptxas 13.0 assigns registers to copies with a
+// cache policy that they cannot encode (illegal instruction).
 DEV void copy_once(KV* to, const KV* from) {
 #if DEV_NV && !KV_FP8
     u64 policy;
@@ -38,7 +39,8 @@ DEV void copy_once(KV* to, const KV* from) {
 #endif
 }
 
-// Starts the copies of a tile into the current stage; of none without a tile. Every lane must come.
+// Starts the copies of a tile into the current stage; with a null tile the stage stays empty. Every lane must
+// call it.
 DEV void fetch(Ring& ring, const KV* keys) {
     KV* to = ring.tiles + ring.stage * 2 * TILE_VALUES;
     if (keys != nullptr)
@@ -54,7 +56,7 @@ DEV void fetch(Ring& ring, const KV* keys) {
 
 #if KEYS_FIRST
 #  if KV_FP8
-// Two bytes are turned as one: a word has two channels of two keys.
+// ldmatrix.trans moves 16-bit units, that is two fp8 channels: a word has two channels of two keys.
 DEV Values stored_values(const KV* tile) {
     Values v;
     UNROLL for (u32 j = 0; j < D / 16; j += 2) {
@@ -113,20 +115,20 @@ DEV Values values_of(const KV* tile, u32 present) {
 }
 #endif
 
-// Until the oldest tile is there. Every lane must come.
+// Waits until the oldest tile has arrived. Every lane must call it.
 DEV void await_tile() {
     copy_wait<TILES_AHEAD - 1>();
     warp_sync();
 }
 
-// The oldest tile, out of the ring, whose stage is free afterwards. Values of keys at or behind `present` count as
-// zero, whatever an earlier owner left there.
+// Takes the oldest tile out of the ring, whose stage is free afterwards. Values of keys >= `present` are
+// replaced by zero, because freed blocks may contain NaN.
 DEV void take(const Ring& ring, u32 present, Keys& k, Values& v) {
     const KV* keys = ring.tiles + ring.stage * 2 * TILE_VALUES;
     UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)
         UNROLL for (u32 i = 0; i < D / 32; ++i) k.v[j][i] = load_kv8(keys + place_of(key_row(j), i * 32 + strip_k()));
     v = values_of(keys + TILE_VALUES, present);
-    warp_sync();  // The next copy goes where these tiles lie.
+    warp_sync();  // The next copy overwrites this stage.
 }
 #else
 enum : u32 { RING_BYTES = 0 };

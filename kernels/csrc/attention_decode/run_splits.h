@@ -1,8 +1,9 @@
-// attention_decode/run_splits.h - a team of warps takes its run of the list of splits: tiles are fetched ahead across splits, heads
-// and rows; warps merge in shared memory, splits in the last team to arrive.
+// attention_decode/run_splits.h - a team of warps processes its part of the list of splits: tiles are
+// prefetched across splits, heads and rows; warps merge in shared memory, splits are merged by the last team
+// to arrive.
 #pragma once
 
-// Where results go.
+// Destinations of results.
 struct Outputs {
     half_t* o;
     float* partial;  // [rows, KV heads, max_splits, HEAD_GROUP, RECORD]
@@ -10,11 +11,11 @@ struct Outputs {
     u32 max_splits, stride, kv_heads;
 };
 
-// The warp's next tile to fetch: it runs ahead of the one that is multiplied.
+// Next tile of the warp to prefetch; it is ahead of the tile that is multiplied.
 struct PrefetchCursor {
     Place place;
-    u32 at, end;  // keys of the split
-    u32 block;    // of the tile, loaded one tile early
+    u32 at, end;  // current key, and end of the split
+    u32 block;    // block-table entry of the tile, loaded one tile early
 };
 
 DEV void enter_split(PrefetchCursor& a) {
@@ -38,15 +39,15 @@ DEV void fetch_next(Ring& ring, PrefetchCursor& a, const Rows& rows, const KV* p
     settle(a, rows);
 }
 
-// What a team holds of its run.
+// State of a team's run of splits.
 struct Run {
     Place place;
     PrefetchCursor ahead;
     Ring ring;
-    u32 fetched;  // tiles on their way, or places left empty, of TILES_AHEAD
+    u32 fetched;  // stages filled or left empty, of TILES_AHEAD
 };
 
-// Fetches what needs no waiting for the kernel in front.
+// Prefetches the tiles that do not depend on the previous kernel.
 DEV Run begin_run(const Place& place, const Rows& rows, KV* rings, const KV* pool) {
     Run run{place, {place, 0, 0, 0}, ring_of_warp(rings), 0};
     PrefetchCursor& a = run.ahead;
@@ -65,11 +66,12 @@ DEV void store_output(half_t* o, const Merged& m) {
     *(half_x4*)o = y;
 }
 
-// Where the results of a KV head go: outputs, and records of its splits, each token's where they would be if it were alone.
+// Destinations of a KV head: outputs, and records of its splits; each token's records are where they are if
+// the token is processed alone.
 struct Target {
     half_t* out;
     float* parts;
-    u32 splits;  // of the head; 0: there is no such head
+    u32 splits;  // splits of the head; 0: no head pending
     u32 tokens;
 };
 DEV u32 token_of(u32 query) { return TOGETHER == 1 ? 0 : query / HEAD_GROUP; }
@@ -82,7 +84,8 @@ DEV float* part_of(const Target& t, const Outputs& to, u32 query, u32 split) {
     return t.parts + token_of(query) * to.kv_heads * unit_values(to) + (split * HEAD_GROUP + query - token_of(query) * HEAD_GROUP) * RECORD;
 }
 
-// The records of the team's warps as one per query: the output itself if the context has no other split.
+// Merges the records of the team's warps into one per query, or into the output if the context has a single
+// split.
 DEV void merge_warps(const Target& t, const Outputs& to, u32 split, const float* records) {
     for (u32 i = tid(); i < queries_of(t) * QUADS; i += (u32)TEAM) {
         const u32 query = i / QUADS, d = i % QUADS * 4;
@@ -97,7 +100,7 @@ DEV void merge_warps(const Target& t, const Outputs& to, u32 split, const float*
     }
 }
 
-// All splits of a head. Nobody uses `records`.
+// Merges all splits of a head. `records` must not be in use.
 DEV void merge_splits(const Target& t, const Outputs& to, float* records) {
     for (u32 query = warp_id() / SPREAD; query < queries_of(t); query += WARPS / SPREAD) {
         const u32 share = warp_id() % SPREAD;
@@ -108,21 +111,22 @@ DEV void merge_splits(const Target& t, const Outputs& to, float* records) {
         const u32 query = i / QUADS, d = i % QUADS * 4;
         store_output(output_of(t, to, query) + d, merge<SPREAD>(records + query * RECORD, d, GROUP * RECORD));
     }
-    if (SETS == 1) team_sync();  // The next split writes the records again.
+    if (SETS == 1) team_sync();  // The next split overwrites the records.
 }
 
-// Merges the head if this team was the last to bring splits of it. A barrier has followed announce(); nobody uses `records`.
+// Merges the head if this team was the last to arrive. A barrier has followed announce(); `records` must not
+// be in use.
 DEV void finish_split(Target& head, const Outputs& to, float* records) {
     if (head.splits != 0 && was_last()) {
         merge_splits(head, to, records);
-        if (SETS == 2) team_sync();  // The next split writes these records.
+        if (SETS == 2) team_sync();  // The next split overwrites these records.
     }
     head.splits = 0;
 }
 
-// This team has brought `done` splits of a head and brings no more.
+// Called after this team's last split of a head; `done` is the number of its splits of that head.
 DEV void leave(Target& shared, const Target& head, const Outputs& to, u32* arrived, u32 done, float* records) {
-#if FROM_QKV  // One split a block, mostly: nothing to wait behind.
+#if FROM_QKV  // Mostly one split per block, so there is no later split to overlap with.
     if (is_last(arrived, done, head.splits)) merge_splits(head, to, records);
 #else
     publish();
@@ -138,7 +142,7 @@ DEV Target target_of(const Place& p, const Rows& rows, const Outputs& to) {
     return Target{out, to.partial + unit_of(p, rows) * unit_values(to), p.splits, p.count};
 }
 
-// Makes probabilities of the scores of a tile at key `at` of a split that ends at `end`.
+// Turns the scores of a tile at key `at`, of a split that ends at `end`, into probabilities.
 DEV void weigh_tile(Running& r, Scores& s, const Place& p, u32 at, u32 end, float factor) {
     u32 seen[SLOTS];
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
@@ -147,7 +151,8 @@ DEV void weigh_tile(Running& r, Scores& s, const Place& p, u32 at, u32 end, floa
 }
 
 #if UNSEEN
-// Leaves the first keys of a context out, which lie in its first tile. Others there are seen.
+// Masks the first UNSEEN keys of a context, which are in its first tile. The tile's other keys are attended
+// to.
 template <u32 QUERIES_OF_LANE, u32 KEYS_OF_LANE> DEV void leave_out(float (&scores)[QUERIES_OF_LANE][KEYS_OF_LANE]) {
     UNROLL for (u32 j = 0; j < KEYS_OF_LANE; ++j) {
 #  if KEYS_FIRST
@@ -161,15 +166,15 @@ template <u32 QUERIES_OF_LANE, u32 KEYS_OF_LANE> DEV void leave_out(float (&scor
 }
 #endif
 
-// Once the kernel in front has ended. `records`: SETS * SET floats of shared memory.
+// Runs after the previous kernel has ended. `records`: SETS * SET floats of shared memory.
 DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* pool, float* records, const Outputs& to,
                     float factor) {
     Place& p = run.place;
     float* const first_records = records;
     for (; run.fetched < TILES_AHEAD; ++run.fetched) fetch_next(run.ring, run.ahead, rows, pool);
     Queries mine{};
-    Target target{}, shared{};  // of this head; of one that others bring the rest of
-    u32 done = 0;  // splits of this head
+    Target target{}, shared{};  // current head; head whose other splits are processed by other teams
+    u32 done = 0;  // number of splits done of this head
     while (p.left != 0) {
         begin_split(source, mine, p, done == 0);
         if (done == 0) target = target_of(p, rows, to);
@@ -197,7 +202,7 @@ DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* p
         } else {
             merge_warps(target, to, p.split, records);
         }
-        if (SETS == 1) team_sync();  // The next split writes the records again.
+        if (SETS == 1) team_sync();  // The next split overwrites the records.
         float* const others = SETS == 1 || records != first_records ? first_records : records + SET;
         finish_split(shared, to, others);
         ++done;

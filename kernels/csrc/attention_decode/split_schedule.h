@@ -1,31 +1,32 @@
-// attention_decode/split_schedule.h - which splits a block takes. The splits of all rows and KV heads form one list: rows in
-// turn, heads within a row, splits within a head. Blocks take runs of it of equal length, so that every multiprocessor
-// has the same to read whatever the contexts are; a captured grid adapts to contexts that only the device knows. Rows of a request with
-// drafts, one token each, are taken together, and read their context once, unless all of them are so few that there is a block for each:
-// then they are done sooner side by side.
+// attention_decode/split_schedule.h - assigns splits to blocks. The splits of all rows and KV heads form one
+// list: rows in order, heads within a row, splits within a head. Each block processes a contiguous part of
+// equal length, so that every SM reads the same amount whatever the contexts are; a captured grid adapts to
+// contexts that are known only on the device. The rows of a request with draft tokens (one token per row) are
+// processed together and read their context once, unless all rows are so few that each split gets a block of
+// its own: then separate blocks have lower latency.
 #pragma once
 
-// A row without keys has one empty split: somebody must write its zeros. `cut`: as it was decided for all rows of a step, where it is
-// (mla_decode_wgmma/split_length.h).
+// A row without keys has one empty split, which writes its zeros. `cut`: split length chosen for all rows of
+// a step, if the kernel uses one (mla_decode_wgmma/split_length.h).
 DEV u32 splits_of(u32 context, u32 cut) { return context == 0 ? 1 : splits_of_keys(context, cut); }
 
 struct Rows {
     const i32 *context_lens, *cu_q, *tables, *table_rows;
     u32 rows, kv_heads, table_width;
-    const i32* positions;  // of tokens; null where nobody asks
-    u32 together;          // rows that are taken at once, if they are successive tokens of a request
-    u32 fresh;             // successive tokens of a request in a step, at most: so many keys may be new
+    const i32* positions;  // positions of tokens; null if not needed
+    u32 together;          // maximum number of rows processed at once, if they are successive tokens of a request
+    u32 fresh;             // maximum number of successive tokens of a request in a step: the number of keys that may be new
 };
 
-// A place in the list.
+// Position in the list of splits.
 struct Place {
-    u32 row, head, split, left;  // left: splits from here to the end of the block's run
-    u32 context, table, token, position;  // context: of the last of the rows; else of the first
+    u32 row, head, split, left;  // left: number of splits from here to the end of the block's run
+    u32 context, table, token, position;  // context: of the last of the grouped rows; the others: of the first
     u32 span, splits, cut;
-    u32 record;    // splits of rows in front of this one, each of which leaves its own
-    u32 count;    // rows from this one on, each of which sees one key more than the one before
-    u32 together;  // rows that are taken at once, here
-    u32 run_end;  // where tokens of rows of any length are taken (mla_decode/token.h)
+    u32 record;    // number of splits of earlier rows, each of which has a record
+    u32 count;    // number of rows processed together, from this row on; each sees one key more than the previous one
+    u32 together;  // maximum number of rows processed together, in this launch
+    u32 run_end;  // for rows of any number of tokens (mla_decode/token.h)
 };
 
 DEV u32 position_of(const Rows& rows, u32 token) { return rows.positions ? (u32)rows.positions[token] : 0; }
@@ -37,21 +38,21 @@ DEV void cut_row(Place& p) {
     p.span = even_split(p.context, p.splits);
 }
 
-// Whether a row is the token behind that of the row before, and may be taken with it.
+// Whether a row is the successor token of the previous row in the same request, with the same splits.
 DEV bool follows(const Rows& rows, u32 row, u32 cut) {
     if (row == 0 || table_of(rows, row) != table_of(rows, row - 1)) return false;
     const u32 before = (u32)rows.context_lens[row - 1], context = (u32)rows.context_lens[row];
     return before != 0 && context == before + 1 && splits_of(before, cut) == splits_of(context, cut) &&
            (CUT_TOGETHER || span_of(before, cut) == span_of(context, cut));
 }
-// Whether a row is the first of those that are taken with it.
+// Whether a row is the first of a group of rows that are processed together.
 DEV bool leads(const Rows& rows, u32 row, u32 together, u32 cut) {
     if (together <= 1) return true;
     u32 behind = 0;
     while (follows(rows, row - behind, cut)) ++behind;
     return behind % together == 0;
 }
-// What is taken with the row of `p`, which leads.
+// Extends `p`, whose row is the first of a group, over the rows of the group.
 DEV void take_successive_rows(Place& p, const Rows& rows) {
     p.count = 1;
     while (p.count < p.together && p.row + p.count < rows.rows && follows(rows, p.row + p.count, p.cut)) ++p.count;
@@ -59,7 +60,7 @@ DEV void take_successive_rows(Place& p, const Rows& rows) {
     cut_row(p);
 }
 
-// Of the keys [at, end), which a place has, how many row i of those there sees: all but some of the newest.
+// Number of the keys [at, end) of `p` that row i of its group attends to: all except those of later tokens.
 DEV u32 keys_seen_by(const Place& p, u32 i, u32 at, u32 end) {
     const u32 own = p.context + 1 + i - p.count, seen = own < end ? own : end;
     return seen > at ? seen - at : 0;
@@ -85,9 +86,10 @@ DEV void next_split(Place& p, const Rows& rows) {
     take_successive_rows(p, rows);
 }
 
-// Splits of rows in front of this thread's, and of all.
+// Number of splits before this thread's rows, and of all rows.
 struct Counted { u32 before, all; };
-// Of rows that are taken so many together. Every thread of the team must come; `sums` [WARPS] is nobody else's.
+// Counts the splits of rows in groups of at most `together`. Every thread of the team must call it; `sums`
+// [WARPS] must not be in use.
 DEV Counted count_splits(const Rows& rows, u32 first, u32 end, u32 together, u32 cut, u32* sums) {
     u32 mine = 0;
     for (u32 row = first; row < end; ++row)
@@ -107,14 +109,14 @@ DEV Counted count_splits(const Rows& rows, u32 first, u32 end, u32 together, u32
     return Counted{before - mine, all};
 }
 
-// The block's first split. Every thread of the team must come.
+// Returns the block's first split. Every thread of the team must call it.
 DEV Place start_of_block(const Rows& rows, u32 cut = 0) {
     SHARED(u32, sums, 2 * WARPS);
     SHARED(u32, found, 7);
     const u32 each = (rows.rows + TEAM - 1) / TEAM;
     const u32 first = tid() * each, end = first + each < rows.rows ? first + each : rows.rows;
-    // What the thread whose row it is will need, on its way with the contexts: loads that wait for one another are what
-    // a lone row spends its time on.
+    // Loads for the first row of the thread are issued together with the contexts: dependent loads dominate
+    // the latency of a single row.
     const u32 table = first < end ? table_of(rows, first) : 0, token = first < end ? (u32)rows.cu_q[first] : 0;
     const u32 position = first < end ? position_of(rows, token) : 0;
     Counted splits = count_splits(rows, first, end, 1, cut, sums);

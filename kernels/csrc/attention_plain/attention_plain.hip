@@ -1,13 +1,16 @@
-// attention_plain: o [T, N D] = softmax(scale q Kᵀ) V, causal, for every shape that the tile kernels leave out: f32, any
-// head size up to 256, any block size. One warp per query and head; lanes take a key each for the scores, then a
-// channel each for the values. Right, not fast. CPU twin: `PagedAttention`.
+// attention_plain: o [T, N D] = softmax(scale q Kᵀ) V, causal, reference kernel for shapes that the tiled
+// kernels do not support: f32, any head dim up to 256, any block size. One warp per query and head; a lane
+// computes the score of one key, then accumulates CHANNELS channels of the values. Not optimised. CPU
+// reference: `PagedAttention`.
 //
-// Positions are visited WARP_SIZE at a time from 0: a result depends on the keys seen and on nothing else. Rows of context 0
-// write zeros. Arguments as in attention_prefill, `rows` of the step, and `unseen`: positions before it are not seen.
+// Positions are processed WARP_SIZE at a time from 0: a result depends only on the keys attended to. Rows of
+// context 0 write zeros. Arguments as in attention_prefill, plus `rows`, the number of rows of the step, and
+// `unseen`: positions below it are masked.
 //
-//   -DACT_F32=0|1 (queries and outputs)  -DHEAD_DIM=n  -DBLOCK_TOKENS=n  -DKV_FP8=1 (the pool; else as they are)
+//   -DACT_F32=0|1 (queries and outputs)  -DHEAD_DIM=n  -DBLOCK_TOKENS=n  -DKV_FP8=1 (KV pool; default: type
+//                           of the queries)
 // Grid: (T, query heads). Block: WARP_SIZE.
-// Rounding: probabilities to the type of the queries, their sum after that, the output once.
+// Rounding: probabilities to the type of the queries, before their sum; the output once.
 #include "dev.h"
 #include "attention/row_of.h"
 

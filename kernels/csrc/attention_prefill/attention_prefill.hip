@@ -1,26 +1,33 @@
-// attention_prefill: o [T, N D] = softmax(scale q Kᵀ) V, causal, for rows of any number of queries, over the paged pool.
-// CPU twin: `PagedAttention`.
+// attention_prefill: o [T, N D] = softmax(scale q Kᵀ) V, causal, for rows of any number of queries, over the
+// paged KV pool (prefill flash attention).
+// CPU reference: `PagedAttention`.
 //
-// A row's (query, head) pairs of one KV head are numbered token by token and cut into tiles, whose pairs share every key
-// that is loaded. Keys are visited from position 0 upwards in steps that begin at fixed positions: a query's result
-// depends on the keys it sees and on nothing else. Tiles with the most keys come first.
+// The (query, head) pairs of a row and KV head are numbered token by token and cut into tiles; the pairs of a
+// tile share every key that is loaded. Keys are processed from position 0 upwards in steps at fixed
+// positions: a query's result depends only on the keys that it attends to. Tiles with the most keys are
+// scheduled first.
 //
 //   pool, tables, table_rows   as in attention_decode
-//   pool_map                   with GROUPS and a pool in half_t: the layer's pool as a matrix of D columns, in boxes of 16 rows
-//   first_row, rows            rows before it are somebody else's; how many there are from there on
-//   taken                      one counter that is zero, and is left so
+//   pool_map                   with GROUPS and a half_t pool: TMA descriptor of the layer's pool as a matrix
+//                           of D columns, boxes of 16 rows
+//   first_row, rows            first row, and number of rows, of this launch; earlier rows belong to other
+//                           launches
+//   taken                      work counter, zero before and after the launch
 //
-//   -DGROUPS=1  warpgroups (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 pairs, steps of 128 keys.
-//               Grid: at most multiprocessors; each block takes tiles until none is left. Block: 384.
+//   -DGROUPS=1  warpgroups with WGMMA (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 pairs, steps of 128
+//               keys.
+//               Grid: at most the number of SMs; persistent blocks take tiles until none is left. Block: 384.
 //               Dynamic shared memory: GROUPS_SHARED bytes.
-//   -DGROUPS=0  warps (warps.h), everywhere: tiles of 16 pairs a warp, steps of 16 keys, copied 64 at a time.
+//   -DGROUPS=0  warps (warps.h), every target: tiles of 16 pairs per warp, steps of 16 keys, copied 64 at a
+//               time.
 //               Grid: (tiles of the longest row: pairs / (16 * warps), KV heads, rows). Block: a multiple of WARP_SIZE, at most 256.
 //               Dynamic shared memory: STAGES * STEP * (K_STRIDE + V_STRIDE) elements of the pool.
-//   -DSTAGES=1|2 (warps) copies in shared memory; AMD copies through registers and has nothing to overlap
+//   -DSTAGES=1|2 (warps) pipeline stages in shared memory; AMD copies through registers, so a second stage
+//   overlaps nothing
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=n query heads per KV head
 //   -DKV_FP8=0|1
 //
-// Rounding: probabilities to half_t, the output once. Roofline: 4 D operations a pair and key it sees.
+// Rounding: probabilities to half_t; the output once. Roofline: 4 D operations per pair and key attended to.
 #include "dev.h"
 #include "dev/tensor_map.h"
 #include "attention/warp.h"

@@ -1,28 +1,29 @@
-// attention_prefill/load.h - the warpgroup that fetches queries, keys and values, for item after item, into panels that the
-// other warpgroups multiply from, as far ahead as it has room. How keys and values come: load_half.h, load_fp8.h.
+// attention_prefill/load.h - the producer warpgroup: loads queries, keys and values of successive work items
+// into panels for the consumer warpgroups, as far ahead as stages are free. Key and value loads: load_half.h,
+// load_fp8.h.
 #pragma once
 #include "dev/ring_stage.h"
 
 enum : u32 {
-    STAGES = 2,                      // of keys and of values
-    ITEM_STAGES = KV_FP8 ? 1 : 2,    // of queries
-    PANELS = D / 64,                 // of a row
+    STAGES = 2,                      // pipeline stages of keys and of values
+    ITEM_STAGES = KV_FP8 ? 1 : 2,    // pipeline stages of queries
+    PANELS = D / 64,                 // panels per row
     PANEL_BYTES = TILE * 128,
     OPERAND_BYTES = PANELS * PANEL_BYTES,
-    STAGED_BYTES = KV_FP8 ? TILE * D : 0,  // keys, or values, that wait to be widened
-    FETCHING = 4,                    // warps of this warpgroup
-    QUERY_WARPS = KV_FP8 ? 4 : 2,    // of them, the last
-    ROW_WARPS = KV_FP8 ? 4 : 1,      // that bring keys, or values
-    WORKING = 8                      // warps of the others
+    STAGED_BYTES = KV_FP8 ? TILE * D : 0,  // keys or values before conversion to half_t
+    FETCHING = 4,                    // warps of the producer warpgroup
+    QUERY_WARPS = KV_FP8 ? 4 : 2,    // producer warps that load queries, the last ones
+    ROW_WARPS = KV_FP8 ? 4 : 1,      // warps that load keys, or values
+    WORKING = 8                      // warps of the consumer warpgroups
 };
 
 struct Stages { Barrier there[STAGES], free[STAGES]; };
 struct Meeting {
     Stages items, keys, values;      // items: with their queries
-    Barrier last_there;              // values of a step that goes beyond its row's context
-    Barrier turn[2];                 // of the warpgroups that multiply
+    Barrier last_there;              // arrival of the values of a step that extends beyond its row's context
+    Barrier turn[2];                 // ordering barrier between the two consumer warpgroups
     Item item[STAGES];
-    u32 next[2];                     // number of the next item
+    u32 next[2];                     // index of the next item
 };
 struct Shared { u8 *queries, *keys, *values, *outputs, *staged; };
 
@@ -33,7 +34,7 @@ DEV Shared share(u8* dynamic) {
     return Shared{panels, keys, values, outputs, outputs + OPERAND_BYTES};
 }
 
-// Copies a tile's queries; zeros behind the last pair.
+// Copies a tile's queries; zero-fills rows after the last pair.
 DEV void fetch_queries(u8* operand, const Job& job, const Item& item) {
     constexpr u32 PIECES = D / 8, AT_ONCE = QUERY_WARPS * WARP_SIZE / PIECES;
     const u32 thread = tid() - (FETCHING - QUERY_WARPS) * WARP_SIZE, piece = thread % PIECES;
@@ -47,7 +48,7 @@ DEV void fetch_queries(u8* operand, const Job& job, const Item& item) {
     copy_wait<0>();
 }
 
-// Hands an item over, with its queries.
+// Publishes an item, with its queries, to the consumers.
 DEV void hand_over(const Shared& shared, Meeting* m, RingStage& turn, const Job& job, const Item& item) {
     barrier_wait(&m->items.free[turn.stage], turn.odd ^ 1);
     if (warp_id() == FETCHING - 1 && lane() == 0) m->item[turn.stage] = item;
@@ -56,7 +57,8 @@ DEV void hand_over(const Shared& shared, Meeting* m, RingStage& turn, const Job&
     advance<ITEM_STAGES>(turn);
 }
 
-// Hands out items until there are no more; `fetch(item)` for each, and once for the one that is missing.
+// Takes items until none is left; calls `fetch(item)` for each, and once with the empty item that ends the
+// loop.
 template <class Fetch> DEV void each_item(Meeting* m, const Job& job, const Fetch& fetch) {
     Search search{};
     u32 number = bid_x();
@@ -65,8 +67,9 @@ template <class Fetch> DEV void each_item(Meeting* m, const Job& job, const Fetc
         const bool leader = tid() == 0;
         if (item.pairs == 0) {
             fetch(item);
-            // Whoever has an item takes the number of the next one: as many numbers as there are items.
-            // The holder of the last of them was the last to count.
+            // Each block that has an item draws one number for its next item, so as many numbers are drawn as
+            // there are items. The block with the last of these numbers was the last to increment the
+            // counter, and resets it.
             const u32 numbers = search.items_before;
             if (leader && number >= gdim_x() && number - gdim_x() + 1 == numbers) atomic_add(job.taken, 0u - numbers);
             return;

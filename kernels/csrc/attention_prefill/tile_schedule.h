@@ -1,24 +1,26 @@
-// attention_prefill/tile_schedule.h - the tiles of all rows in the order in which they are taken: row by row, in a row those with
-// the most keys first, of equal ones head by head, so that neighbours in time share keys in the far cache.
+// attention_prefill/tile_schedule.h - order in which the tiles of all rows are processed: row by row; within
+// a row tiles with the most keys first; among equal ones head by head, so that tiles processed at the same
+// time share keys in L2.
 #pragma once
 
-enum : u32 { TILE_PAIRS = 128, TILE = 128 };  // pairs of a tile of queries, keys of a step
+enum : u32 { TILE_PAIRS = 128, TILE = 128 };  // query pairs per tile, keys per step
 
 struct Item {
     u32 row, head;
-    u32 token, pairs;  // first token of the row, pairs of the row and head; no pairs: there is no such item
-    u32 first;         // pair of the tile
+    u32 token, pairs;  // first token of the row; pairs of the row and head, 0: no such item
+    u32 first;         // first pair of the tile
     u32 before;        // keys before the row's first token
-    u32 steps;         // of keys; 0 for a padded row, which has none
+    u32 steps;         // steps of TILE keys; 0 for a padding row, which has no keys
 };
 
-// Keys that a pair of an item sees.
+// Number of keys that a pair of an item attends to.
 DEV u32 seen_by(const Item& item, u32 pair) { return item.before + pair / HEAD_GROUP + 1; }
 
-// Where a search for ever later items is: rows looked at now are WARP_SIZE from `row` on.
+// State of a search for items of ascending number: the WARP_SIZE rows from `row` on are searched now.
 struct Search { u32 row, items_before; };
 
-// The item of that number; every lane of the warp must come. Behind the last one, items_before is how many there are.
+// Returns the item of that number; every lane of the warp must call it. After the last item, items_before is
+// the number of items.
 DEV Item find(Search& search, const Job& job, u32 number) {
     for (; search.row < job.rows; search.row += WARP_SIZE) {
         const u32 mine = search.row + lane();
@@ -29,7 +31,7 @@ DEV Item find(Search& search, const Job& job, u32 number) {
         if (at < WARP_SIZE) {
             Item item{};
             item.row = job.first_row + search.row + at;
-            const u32 left = shfl(search.items_before + up_to, at) - 1 - number;  // items of the row behind this one
+            const u32 left = shfl(search.items_before + up_to, at) - 1 - number;  // items of the row after this one
             item.head = job.kv_heads - 1 - left % job.kv_heads;
             item.first = left / job.kv_heads * TILE_PAIRS;
             item.pairs = shfl(pairs, at);

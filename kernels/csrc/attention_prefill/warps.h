@@ -1,5 +1,6 @@
-// attention_prefill/warps.h - prefill by single warps: a tile of 16 pairs each, the warps of a block taking consecutive
-// tiles. Keys come in steps of STEP, copied to shared memory while the step before is multiplied.
+// attention_prefill/warps.h - prefill by single warps: a tile of 16 pairs per warp, consecutive tiles for the
+// warps of a block. Keys are loaded in steps of STEP, copied to shared memory while the previous step is
+// multiplied.
 #pragma once
 
 #ifndef STAGES
@@ -7,8 +8,8 @@
 #endif
 
 enum : u32 {
-    STEP = 64,                   // keys per copy
-    // Rows of K start half the banks apart, rows of V an eighth: no two lanes of an access meet in a bank.
+    STEP = 64,                   // keys per copy step
+    // Row strides avoid bank conflicts: rows of K start half the banks apart, rows of V an eighth.
     K_STRIDE = D + 64 / sizeof(KV),
     V_STRIDE = D + 16 / sizeof(KV),
     STAGE = STEP * (K_STRIDE + V_STRIDE)
@@ -19,7 +20,7 @@ struct Row {
     u32 kv_heads, head, context;
 };
 
-// Starts copying keys and values [at, at + STEP) of a row. Positions at or behind the context become zeros.
+// Starts copying keys and values [at, at + STEP) of a row. Positions beyond the context are zero-filled.
 DEV void copy_step(KV* stage, const KV* pool, const Row& row, u32 at) {
     constexpr u32 WIDTH = 16 / sizeof(KV), PIECES = D / WIDTH;
     for (u32 i = tid(); i < STEP * PIECES; i += bdim()) {
@@ -33,7 +34,7 @@ DEV void copy_step(KV* stage, const KV* pool, const Row& row, u32 at) {
     }
 }
 
-// Keys that the lane's queries see: all of them in tiles before the last one or two.
+// Number of keys that each of the lane's queries attends to, and the maximum over the warp.
 struct Seen { u32 v[SLOTS], most; };
 
 DEV void multiply_step(Running& r, const Queries& q, const KV* stage, u32 at, const Seen& seen, float factor) {
@@ -71,7 +72,7 @@ DEV void prefill(const Job& job) {
     const u32 begin = (tiles - 1 - bid_x()) * per_block, first = begin + warp_id() * QUERIES;
     const u32 context = (u32)job.context_lens[row];
     half_t* out = job.o + (u64)token * job.o_stride + head * HEAD_GROUP * D;
-    if (context < tokens) {  // A padded row: no keys.
+    if (context < tokens) {  // A padding row: no keys.
         for (u32 i = tid(); i < per_block * D; i += bdim()) {
             const u32 pair = begin + i / D;
             if (pair < pairs) out[(u64)(pair / HEAD_GROUP) * job.o_stride + pair % HEAD_GROUP * D + i % D] = to_half(0.f);
@@ -86,7 +87,7 @@ DEV void prefill(const Job& job) {
         const u32 pair = first + query;
         return pair < pairs ? queries + (u64)(pair / HEAD_GROUP) * job.q_stride + pair % HEAD_GROUP * D : nullptr;
     });
-    // Keys up to the query's own; what pairs behind the last one compute is not stored.
+    // Attends up to the query's own position; results of pairs after the last one are not stored.
     const u32 last_of_warp = first + QUERIES <= pairs ? first + QUERIES - 1 : pairs - 1;
     const u32 last_of_block = begin + per_block <= pairs ? begin + per_block - 1 : pairs - 1;
     Seen seen{{}, first < pairs ? before + last_of_warp / HEAD_GROUP + 1 : 0};

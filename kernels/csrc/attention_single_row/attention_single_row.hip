@@ -1,26 +1,30 @@
-// attention_single_row: o [T, N D] = softmax(scale q Kᵀ) V for a row of one query and a short context, out of what the projections
-// leave, its own key and value included, which are stored as well. NVIDIA from sm_90 on, half_t.
-// CPU twin: `QkNormRopeKvWrite`, then `PagedAttention`. Rows with context 0 write zeros.
+// attention_single_row: o [T, N D] = softmax(scale q Kᵀ) V for a row of one query and a short context, fused
+// with q/k norm, RoPE and the KV write: inputs are the outputs of the QKV projection. NVIDIA from sm_90 on,
+// half_t.
+// CPU reference: `QkNormRopeKvWrite`, then `PagedAttention`. Rows with context 0 write zeros.
 //
-// A lone row's time is trips to memory, not bytes. So a KV head's keys are divided among the blocks of a cluster, which meet in
-// shared memory: a block's warps in its own, the blocks in that of the first one. Long contexts need more
-// multiprocessors than a cluster has: attention_decode with FROM_QKV, which gives the pool the same bits.
-// The cuts, and so the last bits, depend on the row's own context alone.
+// A single row is bound by memory latency, not by bandwidth. Therefore the keys of a KV head are divided
+// among the blocks of a cluster, which merge through distributed shared memory: a block's warps in its own,
+// the blocks in that of the first block. Long contexts need more SMs than a cluster has: they use
+// attention_decode with FROM_QKV, which writes the same bits to the pool.
+// The splits, and so the rounding, depend on the row's own context only.
 //
-// Contexts, positions, tables and all keys but the own one are fetched before grid_wait(), while earlier kernels still run:
-// what wrote them must be followed, before this kernel, by one that releases its successor after its own grid_wait().
-// A step's embedding or first norm does, behind `prepare`; the keys are those of steps before.
+// Contexts, positions, block tables and all keys except the own one are loaded before grid_wait(), while
+// earlier kernels still run (programmatic dependent launch): between the kernel that wrote them and this
+// kernel, another kernel must release its successor after its own grid_wait(). The step's embedding or first
+// norm, launched after `prepare`, does; the keys are from earlier steps.
 //
-//   pool     [block][KV head][K tile | V tile] of this layer, tiles [BLOCK_TOKENS][D]
-//   tables   i32 [S, table_width]; row r reads table table_rows[r], or table r without table_rows
+//   pool     KV pool of this layer [block][KV head][K tile | V tile], tiles [BLOCK_TOKENS][D]
+//   tables   block tables, i32 [S, table_width]; row r reads table table_rows[r], or table r if table_rows is
+//            null
 //
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..8 query heads per KV head
-//   -DTEAM_WARPS=4|8 warps of a block  -DSTAGES=n tiles in a warp's ring
-//   -DEARLY=1 lets the next kernel start at once: better where its weights find room beside this one
-// Grid: a cluster of BLOCKS blocks for every row and KV head. Block: TEAM_WARPS warps of 32 lanes.
+//   -DTEAM_WARPS=4|8 warps per block  -DSTAGES=n stages (tiles) of a warp's ring
+//   -DEARLY=1 releases the next kernel at once: better if its weights fit into shared memory next to this one
+// Grid: a cluster of BLOCKS blocks per row and KV head. Block: TEAM_WARPS warps of 32 lanes.
 // Dynamic shared memory: BARRIER_BYTES + (BLOCKS + TEAM_WARPS) HEAD_GROUP RECORD 4 + RING_BYTES.
 //
-// Rounding: probabilities to half_t, the output once. Roofline: 4 context D bytes a row and KV head.
+// Rounding: probabilities to half_t; the output once. Roofline: 4 context D bytes per row and KV head.
 #include "dev.h"
 
 #define KV_FP8 0
@@ -32,7 +36,7 @@
 #include "dev/cluster.h"
 
 enum : u32 {
-    BLOCKS = 8,  // of a cluster: as many as every device takes
+    BLOCKS = 8,  // blocks per cluster: the portable maximum
     WARPS = TEAM_WARPS,
     TEAM = WARPS * WARP_SIZE,
     TILES_AHEAD = STAGES,
@@ -45,7 +49,7 @@ enum : u32 {
 #include "attention_decode/from_projections.h"
 #include "attention_single_row/merge_cluster.h"
 
-// The warp's records of its share of the keys.
+// Computes the warp's records over its part of the keys.
 DEV void attend(const Source& source, const Place& p, Ring& ring, Tiles& tiles, float* record, float factor) {
     Queries mine{};
     begin_split(source, mine, p, true);

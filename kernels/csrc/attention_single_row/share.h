@@ -1,13 +1,13 @@
-// attention_single_row/share.h - which keys a block takes, and its shared memory. A row's tiles are dealt out to the blocks of its KV
-// head's cluster in runs of equal length.
+// attention_single_row/share.h - keys of each block, and its shared memory layout. The tiles of a row are
+// divided among the blocks of the KV head's cluster in contiguous runs of equal length.
 #pragma once
 
 struct Place {
-    u32 row, head, rank;  // rank: which block of the cluster
+    u32 row, head, rank;  // rank: of the block in its cluster
     u32 context, token, position;
     const i32* table;
     u32 first, end;     // keys
-    u32 split, splits;  // the block's number among those that have keys, and how many have
+    u32 split, splits;  // index of the block among the blocks with keys, and number of blocks with keys
 };
 DEV u32 first_key(const Place& p) { return p.first; }
 
@@ -35,7 +35,7 @@ DEV Place place_of_block(const Rows& rows) {
 
 struct Memory {
     Barrier* brought;
-    float *received, *records;  // of blocks, in the first one; of warps
+    float *received, *records;  // of blocks, in the first block; of this block's warps
     KV* rings;
 };
 DEV Memory divide() {
@@ -45,12 +45,12 @@ DEV Memory divide() {
     return Memory{(Barrier*)shared, received, records, (KV*)(records + WARPS * HEAD_GROUP * RECORD)};
 }
 
-// The warp's next tile to fetch.
+// The warp's next tile to load.
 struct Tiles {
-    const KV* pool;  // of this KV head in block 0
+    const KV* pool;  // pool of this KV head in block 0
     const i32* table;
     u32 at, end, block_values;
-    u32 block;  // of the tile, loaded one tile early
+    u32 block;  // block-table entry of the tile, loaded one tile early
 };
 DEV void settle(Tiles& t) {
     if (t.at < t.end) t.block = (u32)t.table[t.at / BLOCK_TOKENS];

@@ -1,5 +1,5 @@
-// cast: y [R, C] = x [R, C] in another type, rounded to nearest even. No CPU twin: it serves matrix libraries, which
-// want the bias in the type of y, and x in the type of W.
+// cast: y [R, C] = x [R, C] in another type, rounded to nearest even. No CPU reference: it serves BLAS
+// libraries, which require the bias in the type of y, and x in the type of W.
 //
 //   -DFROM_F32=1  x is float      -DTO_F32=1  y is float
 // Block: 256. Grid: x = R, y = ceil(C / 1024).

@@ -4,7 +4,7 @@
 #define DEV static inline __attribute__((device, always_inline))
 #define KERNEL(max_threads) extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, max_threads))) void
 #define EXPORT(name)
-#define DEV_SITE  // where a collective is called; the emulator holds lanes to it
+#define DEV_SITE  // call site of a collective; the emulator checks that all lanes agree on it
 #define DEV_AT
 #define SHARED(T, name, count) static __attribute__((shared)) T name[count]
 #define DYN_SHARED(T, name)                                      \
@@ -19,7 +19,7 @@
 DEV u32 tid() { return __builtin_amdgcn_workitem_id_x(); }
 DEV u32 bdim() { return __builtin_amdgcn_workgroup_size_x(); }
 DEV u32 lane() { return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u)); }
-// Equal on all lanes; saying so keeps addresses derived from it in scalar registers.
+// Uniform over the wavefront; readfirstlane keeps addresses derived from it in scalar registers (SGPRs).
 DEV u32 warp_id() { return (u32)__builtin_amdgcn_readfirstlane((int)(tid() / WARP_SIZE)); }
 DEV u32 bid_x() { return __builtin_amdgcn_workgroup_id_x(); }
 DEV u32 bid_y() { return __builtin_amdgcn_workgroup_id_y(); }
@@ -45,8 +45,8 @@ DEV u64 warp_ballot(bool p) { return __builtin_amdgcn_uicmp((u32)p, 0u, 33 /* no
 DEV u64 warp_ballot(bool p) { return (u64)__builtin_amdgcn_ballot_w32(p); }
 #endif
 
-// v of lane() ^ MASK, where every aligned group of MASK lanes already holds one value: then the lane that a
-// mirror reaches holds the same bits as the one an exclusive-or reaches, and mirrors need no memory.
+// v of lane() ^ MASK, where every aligned group of MASK lanes already has one common value. The lane selected
+// by a DPP mirror then has the same bits as the lane selected by an exclusive-or, and DPP uses no LDS.
 template <u32 MASK> DEV u32 butterfly_u32(u32 v) {
     const int s = (int)v;
     if constexpr (MASK == 1) return (u32)__builtin_amdgcn_mov_dpp(s, 0xb1 /* quad 1,0,3,2 */, 15, 15, true);

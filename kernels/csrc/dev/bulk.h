@@ -1,32 +1,35 @@
-// dev/bulk.h - whole rows copied to shared memory by the copy engine, and the barriers that say when they are there.
-// NVIDIA from sm_90 on, and the emulator, where a copy is there at once.
+// dev/bulk.h - bulk copies (cp.async.bulk) of whole rows to shared memory, and the mbarriers that signal
+// completion.
+// NVIDIA from sm_90 on, and the emulator, where a copy completes at once.
 //
-//   Barrier                 in shared memory, 8 bytes; counts arrivals and bytes of copies
-//   barrier_init(b, n)      a phase takes n arrivals; by one thread, then barriers_ready(), then sync()
-//   barrier_expect(b, n)    arrives, and adds n bytes of copies that the phase waits for
+//   Barrier                 an mbarrier in shared memory, 8 bytes; counts arrivals and bytes of copies
+//   barrier_init(b, n)      a phase needs n arrivals; called by one thread, then barriers_ready(), then
+//                           sync()
+//   barrier_expect(b, n)    arrives, and adds n bytes of copies to the phase's transaction count
 //   barrier_arrive(b)       arrives
-//   barrier_arrive_copied(b)  arrives when all copy16 of this thread so far are there
-//   barrier_wait(b, odd)    until the phase of that parity is over; phases count from 0
-//   bulk_copy(to, from, n, b)  n bytes; addresses and n are multiples of 16. One costs the warp that starts it 40 ns,
-//                           whatever n is: below 2 KiB these starts are slower than memory
-//   bulk_copy_once          the same for what nobody else reads; policy: read_once(). It leaves the far cache first
-//   prefetch_l2(from, n)    asks for n bytes in the far cache; addresses and n are multiples of 16
-//   dynamic_shared_bytes()  the launch's dynamic shared memory
-//   some_sync<ID>(n)        barrier of n threads, whole warps; ID 1..15
+//   barrier_arrive_copied(b)  arrives when all earlier copy16 (cp.async) of this thread have completed
+//   barrier_wait(b, odd)    waits until the phase of that parity is complete; phases count from 0
+//   bulk_copy(to, from, n, b)  copies n bytes; addresses and n are multiples of 16. Issuing one costs its
+//                           warp 40 ns, whatever n is: below 2 KiB per copy the issue rate limits throughput,
+//                           not memory
+//   bulk_copy_once          bulk_copy for data that no other block reads; policy: read_once(), L2 evict_first
+//   prefetch_l2(from, n)    prefetches n bytes into L2; addresses and n are multiples of 16
+//   dynamic_shared_bytes()  size of the launch's dynamic shared memory
+//   some_sync<ID>(n)        named barrier of n threads, whole warps; ID 1..15
 #pragma once
 
 #if DEV_EMU
-// A phase is over when nobody is left to arrive and no byte is on its way. Atomic, as the hardware's are: what was done
-// before an arrival or by a copy is seen behind the wait.
+// A phase is complete when no arrival is outstanding and no byte is pending. Atomic, as in hardware: writes
+// before an arrival and writes of a copy are visible after the wait.
 struct Barrier { u8 need, left; u16 phase; i32 bytes; };
 DEV void barrier_settle(Barrier* b) {
-    u8 none = 0;  // By one of several threads that find nothing left: blocks of a cluster may be on different ones.
+    u8 none = 0;  // Threads of several blocks (host threads) may find 0 left: one completes the phase.
     if (__atomic_load_n(&b->bytes, __ATOMIC_ACQUIRE)) return;
     if (!__atomic_compare_exchange_n(&b->left, &none, b->need, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return;
     __atomic_add_fetch(&b->phase, 1, __ATOMIC_ACQ_REL);
     emu::moved();
 }
-// Of some_sync: the bytes count who has come.
+// Barrier of some_sync: `bytes` counts the threads that have arrived.
 DEV Barrier* some_barrier() { SHARED(Barrier, b, 1); return b; }
 DEV void barrier_init(Barrier* b, u32 arrivals) { *b = Barrier{(u8)arrivals, (u8)arrivals, 0, 0}; }
 DEV void barriers_ready() { *some_barrier() = Barrier{}; }
@@ -50,7 +53,7 @@ DEV void bulk_copy(void* to, const void* from, u32 bytes, Barrier* b) {
 }
 DEV void bulk_copy_once(void* to, const void* from, u32 bytes, Barrier* b, u64) { bulk_copy(to, from, bytes, b); }
 DEV void prefetch_l2(const void* from, u32 bytes) {
-    (void)*(const volatile u8*)from;  // They must exist.
+    (void)*(const volatile u8*)from;  // The bytes must be readable.
     (void)((const volatile u8*)from)[bytes - 1];
 }
 DEV u32 dynamic_shared_bytes() { return emu::self->dynamic_bytes; }

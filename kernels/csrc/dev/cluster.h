@@ -1,12 +1,15 @@
-// dev/cluster.h - blocks that run side by side and write to each other's shared memory. NVIDIA from sm_90 on, and the
-// emulator. A cluster is CLUSTER consecutive blocks along x.
+// dev/cluster.h - thread block clusters: blocks that run concurrently and write to each other's shared memory
+// (DSMEM).
+// NVIDIA from sm_90 on, and the emulator. A cluster is CLUSTER consecutive blocks along x.
 //
-//   cluster_rank<CLUSTER>()  which of its cluster's blocks this one is
-//   cluster_arrive<CLUSTER>() cluster_wait<CLUSTER>()  every thread arrives, once, when its block's barriers are ready; who
-//                           has waited may write to the others
-//   peer_store<CLUSTER>(to, rank, v, b)  16 bytes to block `rank`, at the place that `to` is here; they count in its
-//                           barrier `b`. Both lie in dynamic shared memory, as far from its begin in every block
-//   barrier_wait_peers(b, odd)  as barrier_wait; what others stored is seen
+//   cluster_rank<CLUSTER>()  rank of this block within its cluster
+//   cluster_arrive<CLUSTER>() cluster_wait<CLUSTER>()  every thread arrives once, after its block's barriers
+//                           are initialised; after the wait a thread may write to the other blocks
+//   peer_store<CLUSTER>(to, rank, v, b)  stores 16 bytes to block `rank`, at the offset that `to` has in this
+//                           block, and counts them in that block's barrier `b`. Both `to` and `b` are in
+//                           dynamic shared memory, at offsets from its start that are equal in every block
+//   barrier_wait_peers(b, odd)  barrier_wait with cluster scope: stores of other blocks are visible
+//                           afterwards
 #pragma once
 #include "dev/bulk.h"
 

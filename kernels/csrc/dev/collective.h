@@ -1,5 +1,6 @@
 // dev/collective.h - shuffles of any type, and reductions over groups of lanes, warps and blocks.
-// Orders are fixed: a warp adds as a balanced tree over its lanes, a block adds its warps in ascending order.
+// Reduction orders are fixed: a warp adds as a balanced tree over its lanes, a block adds its warps in
+// ascending order.
 #pragma once
 
 DEV u32 shfl(u32 v, u32 from DEV_SITE) { return shfl_u32(v, from DEV_AT); }
@@ -26,7 +27,7 @@ struct Min {
 };
 
 #if DEV_EMU
-// One meeting of the warp instead of one per level of the tree; the same tree.
+// One emulated warp collective instead of one per level of the tree; the tree is the same.
 template <class Op, u32 GROUP, class T> DEV T group_reduce(T v DEV_SITE) { return emu::reduce<Op, GROUP>(v DEV_AT); }
 #else
 template <u32 MASK> DEV float butterfly(float v) { return as_f32(butterfly_u32<MASK>(as_u32(v))); }
@@ -42,20 +43,21 @@ template <class Op, u32 GROUP, class T> DEV T group_reduce(T v DEV_SITE) {
 }
 #endif
 
-// Over every aligned group of GROUP lanes (a power of two); every lane of the warp must come, and gets the result.
+// Reduces over every aligned group of GROUP lanes (a power of two); every lane of the warp must call it and
+// gets the result.
 template <u32 GROUP, class T> DEV T group_sum(T v DEV_SITE) { return group_reduce<Sum, GROUP>(v DEV_AT); }
 template <u32 GROUP, class T> DEV T group_max(T v DEV_SITE) { return group_reduce<Max, GROUP>(v DEV_AT); }
 template <class T> DEV T warp_sum(T v DEV_SITE) { return group_reduce<Sum, WARP_SIZE>(v DEV_AT); }
 template <class T> DEV T warp_max(T v DEV_SITE) { return group_reduce<Max, WARP_SIZE>(v DEV_AT); }
 template <class T> DEV T warp_min(T v DEV_SITE) { return group_reduce<Min, WARP_SIZE>(v DEV_AT); }
 #if DEV_NV
-// By one instruction.
+// Single-instruction warp reductions (redux.sync).
 DEV u32 warp_sum(u32 v) { return __reduce_add_sync(0xffffffffu, v); }
 DEV u32 warp_max(u32 v) { return __reduce_max_sync(0xffffffffu, v); }
 DEV u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }
 #endif
 
-// Of the lanes up to this one, itself included.
+// Inclusive prefix sum over the lanes of a warp.
 DEV u32 sum_up_to_lane(u32 v) {
     for (u32 step = 1; step < WARP_SIZE; step *= 2) {
         const u32 other = shfl(v, lane() - step);
@@ -64,7 +66,7 @@ DEV u32 sum_up_to_lane(u32 v) {
     return v;
 }
 
-// Over the block; every thread must come, and gets the result. bdim() is a multiple of WARP_SIZE.
+// Reduces over the block; every thread must call it and gets the result. bdim() is a multiple of WARP_SIZE.
 template <class Op, class T> DEV T block_reduce(T v DEV_SITE) {
     SHARED(T, parts, 32);
     v = group_reduce<Op, WARP_SIZE>(v DEV_AT);
@@ -74,7 +76,7 @@ template <class Op, class T> DEV T block_reduce(T v DEV_SITE) {
     sync();
     T r = parts[0];
     for (u32 i = 1; i < warps; ++i) r = Op::of(r, parts[i]);
-    sync();  // The next reduction writes the same parts.
+    sync();  // The next reduction reuses `parts`.
     return r;
 }
 template <class T> DEV T block_sum(T v DEV_SITE) { return block_reduce<Sum>(v DEV_AT); }

@@ -1,6 +1,6 @@
-// dev/fp8.h - fp8 e4m3 in the dialect of the target. OCP (largest value 448, bias 7): NVIDIA, gfx950, gfx90a by
-// software, the CPU. FNUZ (largest 240, bias 8, no negative zero, NaN is 0x80): gfx942. The emulator speaks OCP
-// unless -DFP8_FNUZ=1 or -DDEV_EMU_GFX=0x942.
+// dev/fp8.h - fp8 e4m3 in the format of the target. OCP (largest value 448, bias 7): NVIDIA, gfx950, gfx90a
+// in software, the CPU. FNUZ (largest value 240, bias 8, no negative zero, NaN is 0x80): gfx942. The emulator
+// uses OCP unless -DFP8_FNUZ=1 or -DDEV_EMU_GFX=0x942.
 // Conversion to fp8 rounds to nearest even and saturates; NaN stays NaN.
 #pragma once
 
@@ -22,7 +22,7 @@ DEV u8 fp8_bits_soft(float f) {
     if (a > as_u32(FP8_MAX)) a = as_u32(FP8_MAX);
     int q;
     if ((int)(a >> 23) - 127 < 1 - bias) {
-        // Below the normal range values are multiples of 2^(1 - bias - 3): adding 1.5 * 2^23 rounds to one of them.
+        // Subnormals are multiples of 2^(1 - bias - 3): adding 1.5 * 2^23 rounds to one of them.
         const float t = as_f32(a) * as_f32((u32)(127 + bias + 2) << 23) + 12582912.0f;
         q = (int)(as_u32(t) & 0xffu);
     } else {
@@ -36,14 +36,15 @@ DEV float f32_soft(fp8 x) {
     const float bias = as_f32((u32)(127 + (FP8_FNUZ ? 119 : 120)) << 23);
     const u32 nan = FP8_FNUZ ? x.bits == 0x80 : (x.bits & 0x7f) == 0x7f;
     if (nan) return as_f32(0x7fc00000u);
-    // Exponent and mantissa moved in place, then the exponent's bias is changed by a product, which is exact.
+    // Shifts exponent and mantissa into place, then corrects the exponent bias by a multiplication, which is
+    // exact.
     return as_f32((u32)(x.bits & 0x80) << 24 | (u32)(x.bits & 0x7f) << 20) * bias;
 }
 
-// Two values: x0 in the lower byte.
+// Packs two values; x0 is the lower byte.
 DEV u16 pack_fp8(float x0, float x1) {
 #if DEV_AMD && (DEV_GFX == 0x942 || DEV_GFX == 0x950)
-    // The instruction does not saturate, and the median would turn NaN into a number.
+    // The instruction does not saturate, and v_med3 would turn NaN into a number.
     const float a = x0 != x0 ? x0 : __builtin_amdgcn_fmed3f(x0, FP8_MAX, -FP8_MAX);
     const float b = x1 != x1 ? x1 : __builtin_amdgcn_fmed3f(x1, FP8_MAX, -FP8_MAX);
     return (u16)__builtin_amdgcn_cvt_pk_fp8_f32(a, b, 0, false);
@@ -55,7 +56,7 @@ DEV u16 pack_fp8(float x0, float x1) {
     return (u16)(fp8_bits_soft(x0) | fp8_bits_soft(x1) << 8);
 #endif
 }
-// Two values from the lower two bytes.
+// Unpacks two values from the lower two bytes.
 DEV f32x2 unpack_fp8(u32 pair) {
 #if DEV_AMD && (DEV_GFX == 0x942 || DEV_GFX == 0x950)
     typedef float Pair __attribute__((ext_vector_type(2)));
@@ -72,7 +73,7 @@ DEV f32x2 unpack_fp8(u32 pair) {
     return f32x2{{f32_soft(fp8{(u8)pair}), f32_soft(fp8{(u8)(pair >> 8)})}};
 #endif
 }
-// The same as a pair of f16, which holds every fp8 number.
+// Converts the lower two bytes to a pair of f16, which represents every fp8 value exactly.
 DEV u32 widen_fp8(u32 pair) {
 #if DEV_SM >= 890
     u32 r;
@@ -83,13 +84,14 @@ DEV u32 widen_fp8(u32 pair) {
     return pack_f16(x.v[0], x.v[1]);
 #endif
 }
-// The values of the upper, or of the lower, bytes of both halves of a word as a pair of half_t, exactly. As bf16 nothing is NaN:
-// its bits are taken for 480.
+// widen_uppers and widen_lowers convert the upper (lower) byte of each 16-bit half of a word to a pair of
+// half_t, exactly. With bf16 the NaN encoding is not preserved: its bits read as 480.
 #if HALF_F16 && DEV_SM >= 890
 DEV u32 widen_uppers(u32 word) { return widen_fp8(__byte_perm(word, 0, 0x31)); }
 DEV u32 widen_lowers(u32 word) { return widen_fp8(__byte_perm(word, 0, 0x20)); }
 #elif DEV_SM >= 900
-// Exponent and mantissa moved in place, then the exponent's bias is changed by a product, which is exact.
+// Shifts exponent and mantissa into place, then corrects the exponent bias by a multiplication, which is
+// exact.
 DEV u32 widen_uppers(u32 word) {
     const u32 moved = (word >> 4 & 0x07f007f0u) | (word & 0x80008000u), two_to_120 = 0x7b807b80u;
     u32 r;
@@ -118,7 +120,7 @@ DEV f32x8 widen(const fp8x8& x) {
     }
     return r;
 }
-// Eight values as half_t, exactly.
+// Converts eight values to half_t, exactly.
 DEV half_x8 widen_half(const fp8x8& x) {
 #if HALF_F16 && DEV_SM >= 890
     struct Words { u32 v[2]; };

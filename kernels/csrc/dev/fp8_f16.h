@@ -1,7 +1,9 @@
-// dev/fp8_f16.h - IEEE binary16 as fp8 meets it on NVIDIA's matrix units: an fp8 number is exact in it, and one instruction
-// turns two. So is a bf16 number times a power of two that keeps it in range. Warps of 32 lanes.
+// dev/fp8_f16.h - fp8 weights on NVIDIA's f16 MMA: IEEE binary16 represents every fp8 value exactly, and one
+// instruction converts two. A bf16 value times a power of two that keeps it in range is exact in f16 as well.
+// Warps of 32 lanes.
 //
-//   mma_f16(c, a.., b..)  one m16n8k16: c (16x8) += a (16x16) * b (16x8); registers as in mma_half of dev/strip.h
+//   mma_f16(c, a.., b..)  one m16n8k16 MMA: c (16x8) += a (16x16) * b (16x8); registers as in mma_half of
+//                         dev/strip.h
 #pragma once
 #include "dev/strip.h"
 
@@ -24,9 +26,10 @@ DEV void mma_f16(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1 DEV_SI
 }
 #endif
 
-// The power of two that brings a row whose largest value is `peak` just below the end of f16's range, and its inverse.
-// Values 2^29 times smaller than the largest are still exact. Rows whose largest value lies between 2^-6 and 2^15 stay as
-// they are: what f16 leaves of their smallest values is off by 2^-25. Rows of f16 need none.
+// Power of two that scales a row whose largest magnitude is `peak` to just below the maximum of f16, and its
+// inverse. Values 2^29 times smaller than the largest remain exact. Rows whose largest magnitude is between
+// 2^-6 and 2^15 are not scaled: the error of their smallest values in f16 is at most 2^-25. Rows of f16 are
+// never scaled.
 struct RowFactor { float up, down; };
 DEV bool needs_factor(float peak) {
 #if HALF_F16
@@ -42,7 +45,7 @@ DEV RowFactor row_factor(float peak) {
     return RowFactor{as_f32((268 - exponent) << 23), as_f32((exponent - 14) << 23)};
 }
 
-// Eight half_t times `up`, which is 1 where they are f16, as f16.
+// Converts eight half_t, multiplied by `up`, to f16; `up` is 1 if half_t is f16.
 DEV u32x4 scaled_f16(const half_x8& x, float up) {
     const u32x4 w = bits_as<u32x4>(x);
     u32x4 r;

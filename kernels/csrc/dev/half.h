@@ -1,11 +1,12 @@
-// dev/half.h - the 16-bit type of weights, activations and the pool, one for all of a device: bf16, or IEEE binary16 (f16)
-// with -DHALF_F16=1. Sums, norms, scores and softmax are f32 with either; f16 ends at 65504, and what is more is infinite.
+// dev/half.h - the 16-bit type of weights, activations and the KV pool, one per device: bf16, or IEEE
+// binary16 (f16) with -DHALF_F16=1. Sums, norms, scores and softmax are f32 with either type; f16 overflows
+// to infinity above 65504.
 //
 //   half_t, half_x2|4|8   a value, and vectors of it
-//   f32(x)  to_half(x)    from and to f32; every conversion to half_t rounds to nearest even
-//   pack_half(low, high)  two f32 as a pair in one word;  low_half(pair) high_half(pair) in f32
-//   HALF_PTX              its name in PTX instructions
-//   pack_f16(low, high)   a pair of f16, whatever half_t is
+//   f32(x)  to_half(x)    conversion to and from f32; every conversion to half_t rounds to nearest even
+//   pack_half(low, high)  packs two f32 as a pair in one word;  low_half(pair) high_half(pair) return f32
+//   HALF_PTX              name of the type in PTX instructions
+//   pack_f16(low, high)   packs a pair of f16, whatever half_t is
 #pragma once
 
 struct half_t { u16 bits; };

@@ -1,10 +1,10 @@
-// dev/matrix.h - the 16x16x16 half_t tile product every target has: C (f32) += A * B.
-// A lane holds a few elements of each matrix. Frag says which: element i of this lane is A[a_row(i)][a_k(i)],
-// B[b_k(i)][b_col(i)], C[c_row(i)][c_col(i)]. Code that asks Frag runs anywhere.
+// dev/matrix.h - the 16x16x16 half_t MMA tile of every target: C (f32) += A * B.
+// Frag defines the fragment layout: element i of this lane is A[a_row(i)][a_k(i)], B[b_k(i)][b_col(i)],
+// C[c_row(i)][c_col(i)]. Code that takes its indices from Frag is portable.
 #pragma once
 
 #if WARP_SIZE == 64
-// v_mfma_f32_16x16x16_bf16 and _f16 of gfx90a, gfx942, gfx950. Elements of C lie as those of B would.
+// v_mfma_f32_16x16x16_bf16 and _f16 of gfx90a, gfx942, gfx950. The C fragment has the layout of a B fragment.
 struct Frag {
     enum : u32 { NA = 4, NB = 4, NC = 4 };
     DEV u32 a_row(u32) { return lane() & 15; }
@@ -15,7 +15,7 @@ struct Frag {
     DEV u32 c_col(u32) { return lane() & 15; }
 };
 #else
-// Two mma.sync.m16n8k16 of sm_80 and later. Elements of C lie as those of A would.
+// Two mma.sync.m16n8k16 of sm_80 and later. The C fragment has the layout of an A fragment.
 struct Frag {
     enum : u32 { NA = 8, NB = 8, NC = 8 };
     DEV u32 a_row(u32 i) { return (lane() >> 2) + ((i >> 1) & 1) * 8; }
@@ -64,8 +64,8 @@ DEV void mma16(FragC& c, const FragA& a, const FragB& b DEV_SITE) {
 }
 #endif
 
-// Fragments from shared memory. `tile` points at the tile's first element, `stride` is in elements; rows are
-// aligned to 16 bytes. Every lane of the warp must come.
+// Fragment loads from shared memory. `tile` is the address of the tile's first element, `stride` is in
+// elements; rows are aligned to 16 bytes. Every lane of the warp must call them.
 #if DEV_NV
 DEV FragWords ldmatrix(const half_t* row) {
     FragWords w;
@@ -79,16 +79,16 @@ DEV FragWords ldmatrix_trans(const half_t* row) {
                  : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3]) : "r"(shared_address(row)) : "memory");
     return w;
 }
-// A from [row][k].
+// Loads A from [row][k].
 DEV FragA load_a(const half_t* tile, u32 stride) {
     return bits_as<FragA>(ldmatrix(tile + (lane() & 15) * stride + (lane() >> 4) * 8));
 }
-// B from [column][k]: weights as they are stored, keys.
+// Loads B from [column][k]: weights in their stored layout, keys.
 DEV FragB load_b(const half_t* tile, u32 stride) {
     const u32 column = (lane() & 7) + (lane() >> 4) * 8, k = (lane() >> 3 & 1) * 8;
     return bits_as<FragB>(ldmatrix(tile + column * stride + k));
 }
-// B from [k][column]: values.
+// Loads B from [k][column]: values.
 DEV FragB load_b_trans(const half_t* tile, u32 stride) {
     return bits_as<FragB>(ldmatrix_trans(tile + (lane() & 15) * stride + (lane() >> 4) * 8));
 }

@@ -1,7 +1,9 @@
-// dev/mfma.h - AMD matrix builtins beyond the common tile, for branches under `#if DEV_GFX`. On the emulator
-// (-DDEV_EMU_GFX) they run through the lane layouts written here, which are those of the CDNA ISA guides.
+// dev/mfma.h - AMD MFMA builtins beyond the common 16x16x16 tile, for branches under `#if DEV_GFX`. On the
+// emulator (-DDEV_EMU_GFX) they use the fragment layouts defined here, which are those of the CDNA ISA
+// guides.
 //
-// All of them: lanes 0..M of a group hold rows of A (columns of B), groups of lanes hold successive k.
+// All layouts: SIDE consecutive lanes have the rows of A (columns of B), successive groups of lanes have
+// successive k.
 // C of a 16-wide tile: column lane % 16, rows (lane / 16) * 4 + i.
 // C of a 32-wide tile: column lane % 32, rows (i / 4) * 8 + (lane / 32) * 4 + i % 4.
 #pragma once

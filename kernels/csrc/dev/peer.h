@@ -1,9 +1,11 @@
-// dev/peer.h - memory that kernels of several GPUs write to while others of them read it.
+// dev/peer.h - peer-to-peer memory: kernels of several GPUs write it while others read it.
 //
-//   load_peer(p) store_peer(p, v)  two words of eight bytes, each of them whole or not there; nothing else is ordered
-//   fence_peers()                  whoever finds what this thread writes next finds all that it wrote or saw before
-//   load_host(p)                   a word of host memory that the host may write at any time
-//   peer_pause()                   inside a loop that waits for another GPU
+//   load_peer(p) store_peer(p, v)  two words of 8 bytes; each word is written atomically, nothing else is
+//                           ordered
+//   fence_peers()                  system-scope fence: a GPU that reads a later write of this thread also
+//                           sees all that this thread wrote or read before the fence
+//   load_host(p)                   reads a word of host memory that the host may write at any time
+//   peer_pause()                   inside a spin loop that waits for another GPU
 #pragma once
 
 struct alignas(16) u64x2 { u64 v[2]; };
@@ -23,7 +25,7 @@ DEV u32 load_host(const u32* p) {
     return r;
 }
 DEV void fence_peers() { __threadfence_system(); }
-DEV void peer_pause() {}  // A look takes longer than what is looked for.
+DEV void peer_pause() {}  // The poll itself takes longer than the expected wait.
 #elif DEV_AMD
 DEV u64x2 load_peer(const u64x2* p) {
     u64x2 r;
@@ -47,7 +49,7 @@ DEV void store_peer(u64x2* p, const u64x2& x) {
 }
 DEV u32 load_host(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 DEV void fence_peers() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-// Another device may take as long as it likes: such a wait is not a launch that stands still.
+// The wait for another device has no bound, so the emulator must not report it as a hung launch.
 DEV void peer_pause() {
     emu::moved();
     emu::pause();

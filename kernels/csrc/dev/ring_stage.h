@@ -1,8 +1,10 @@
-// dev/ring_stage.h - stages of a ring in shared memory, whose use two barriers (dev/bulk.h) hand back and forth.
+// dev/ring_stage.h - stages of a ring buffer in shared memory; two barriers (dev/bulk.h) per stage: full and
+// empty.
 //
-//   release(b)                    arrives, one for a warp
-//   release_written(b)            the same behind what the warp wrote, for products (dev/wgmma.h) to read
-//   RingStage, advance<COUNT>(t)  a stage of COUNT and the parity of its use, for barrier_wait()
+//   release(b)                    one arrival per warp
+//   release_written(b)            release() after shared_fence(): what the warp wrote is visible to WGMMA
+//                           (dev/wgmma.h)
+//   RingStage, advance<COUNT>(t)  index of a stage of COUNT and its phase parity, for barrier_wait()
 #pragma once
 #include "dev/bulk.h"
 #include "dev/wgmma.h"

@@ -1,13 +1,13 @@
-// dev/strip.h - products of 16 rows of x with a strip of rows of W, 32 values of k at a time, with every operand
-// a 16-byte piece of 8 consecutive k of one row, as it lies in memory. Which lane multiplies which k is free as
-// long as both operands agree, so the pieces go to the matrix unit without a shuffle and without shared memory:
-// weights, and the keys of attention, stream from global memory straight into the product.
+// dev/strip.h - MMA of 16 rows of x with a strip of rows of W, 32 values of k at a time. Every operand is a
+// 16-byte piece of 8 consecutive k of one row, in its global memory layout. The assignment of k to lanes is
+// arbitrary if both operands agree, so the pieces enter the MMA without a shuffle and without shared memory:
+// weights, and the keys of attention, stream from global memory straight into the MMA.
 //
 //   x pieces:  row strip_x_row(i), k strip_k()..+8        i < STRIP_X
 //   w piece:   row strip_w_row(), k strip_k()..+8
 //   c element: row strip_c_x(i) of x, row strip_c_w(i) of W,   i < 4
 //
-// A c element is the same sum in the same order whatever the other rows hold.
+// A c element is the same sum in the same order whatever the other rows contain.
 #pragma once
 
 #if WARP_SIZE == 64
@@ -30,14 +30,14 @@ struct StripX { half_x8 v[STRIP_X]; };
 
 DEV half_x8 zero8() { return bits_as<half_x8>(u32x4{{0, 0, 0, 0}}); }
 
-// silu(gate) * up of sums, each rounded as if it had been stored.
+// silu(gate) * up; gate and up are rounded to half_t first, as if they had been stored.
 DEV float gated(float gate, float up) {
     const float g = f32(to_half(gate));
     return g * rcp_(1.f + exp2_(-1.44269504f * g)) * f32(to_half(up));
 }
 
 #if DEV_NV
-// One m16n8k16: c (16x8) += a (16x16) * b (16x8).
+// One m16n8k16 MMA: c (16x8) += a (16x16) * b (16x8).
 DEV void mma_half(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32." HALF_PTX "." HALF_PTX ".f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
         : "+f"(c.v[0]), "+f"(c.v[1]), "+f"(c.v[2]), "+f"(c.v[3])

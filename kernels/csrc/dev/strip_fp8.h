@@ -1,6 +1,6 @@
-// dev/strip_fp8.h - products of strips (dev/strip.h) of fp8, 32 values of k at a time: operands are 8-byte pieces of 8
-// consecutive k of one row, in the same places. On gfx942, gfx950 and NVIDIA's matrix units in fp8; elsewhere in half_t,
-// which holds every fp8 number.
+// dev/strip_fp8.h - MMA of fp8 strips (dev/strip.h), 32 values of k at a time: operands are 8-byte pieces of
+// 8 consecutive k of one row, with the row and k mapping of dev/strip.h. gfx942, gfx950 and NVIDIA (sm_89 on)
+// multiply in fp8; other targets convert to half_t, which represents every fp8 value exactly.
 #pragma once
 #include "dev/strip.h"
 

@@ -1,13 +1,16 @@
-// dev/tensor_map.h - boxes of a half_t matrix in global memory, copied by the copy engine into panels that wgmma multiplies
-// (dev/wgmma.h). NVIDIA from sm_90 on, and the emulator, where a copy is there at once.
+// dev/tensor_map.h - TMA loads of boxes of a half_t matrix into swizzled panels for WGMMA (dev/wgmma.h).
+// NVIDIA from sm_90 on, and the emulator, where a copy completes at once.
 //
-//   TENSOR_MAP              type of a kernel argument that names the matrix, its row length and the box; made by the host,
-//                           src/gpu/tensor_map.rs. Elsewhere it is empty and the other arguments say the same
-//   box_copy(to, map, matrix, width, row, column, b)  rows [row, row + 16), columns [column, column + 64) of a matrix
-//                           [.., width]: 2048 bytes, part of a panel, eight rows of which begin at `to`. They count in b
-//   panel_copy(to, map, matrix, rows, row, column, b)  the same of `rows` rows, as the map's box has; those behind the
-//                           last of the matrix are zero, and slow. `matrix` is what the map names
-//   panel_copy_once         the same for what nobody else reads; policy: read_once()
+//   TENSOR_MAP              type of a kernel argument: the TMA descriptor with the matrix, its row length and
+//                           the box; built by the host (src/gpu/tensor_map.rs). Unused elsewhere; the other
+//                           arguments describe the matrix
+//   box_copy(to, map, matrix, width, row, column, b)  rows [row, row + 16), columns [column, column + 64) of
+//                           a matrix [.., width]: 2048 bytes, part of a panel; `to` is the start of 8 rows of
+//                           it. Counts in b
+//   panel_copy(to, map, matrix, rows, row, column, b)  box_copy of `rows` rows, the map's box height; rows
+//                           after the matrix's last are zero-filled, which is slow. `matrix` describes the
+//                           matrix of the map
+//   panel_copy_once         panel_copy for data that no other block reads; policy: read_once()
 #pragma once
 #if !DEV_AMD
 #  include "dev/bulk.h"

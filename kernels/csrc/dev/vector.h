@@ -8,7 +8,7 @@ struct alignas(16) f32x4 { float v[4]; };
 struct alignas(16) u32x4 { u32 v[4]; };
 struct f32x8 { float v[8]; };  // in registers only
 
-// The type of activations. -DACT_F32=1: float, otherwise half_t.
+// Type of activations: float with -DACT_F32=1, otherwise half_t.
 #if ACT_F32
 typedef float ACT;
 typedef f32x4 ACTV;
@@ -16,10 +16,10 @@ typedef f32x4 ACTV;
 typedef half_t ACT;
 typedef half_x8 ACTV;
 #endif
-// Activations in one 16-byte load.
+// Activations per 16-byte load.
 enum : u32 { ACT_WIDTH = 16 / sizeof(ACT) };
 
-// The same bytes as another type of the same size.
+// Reinterprets bytes as another type of the same size.
 template <class To, class From> DEV To bits_as(const From& from) {
     static_assert(sizeof(To) == sizeof(From), "sizes differ");
     return __builtin_bit_cast(To, from);
@@ -48,13 +48,13 @@ DEV half_x8 narrow(const f32x8& x) {
     return bits_as<half_x8>(w);
 }
 
-// Eight values from p in f32. p is aligned to 16 bytes (8 for fp8).
+// Loads eight values from p as f32. p is aligned to 16 bytes (8 for fp8).
 DEV f32x8 load8(const half_t* p) { return widen(*(const half_x8*)p); }
 DEV f32x8 load8(const float* p) {
     const f32x4 a = ((const f32x4*)p)[0], b = ((const f32x4*)p)[1];
     return f32x8{{a.v[0], a.v[1], a.v[2], a.v[3], b.v[0], b.v[1], b.v[2], b.v[3]}};
 }
-// The same of data that is read once and written by no kernel in flight: see load_stream.
+// Loads eight values that are read once and written by no kernel in flight: see load_stream.
 DEV f32x8 load8_stream(const half_t* p) { return widen(load_stream((const half_x8*)p)); }
 DEV f32x8 load8_stream(const float* p) {
     const f32x4 a = load_stream((const f32x4*)p), b = load_stream((const f32x4*)p + 1);

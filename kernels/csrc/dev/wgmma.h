@@ -1,29 +1,38 @@
-// dev/wgmma.h - products of a warpgroup: four consecutive warps, the first a multiple of four, multiply 64 rows at once by
-// a matrix in shared memory, while they go on. NVIDIA sm_90a, and the emulator at warp 32, where a product is there at once.
+// dev/wgmma.h - WGMMA: a warpgroup (four consecutive warps, the first a multiple of four) multiplies 64 rows
+// by a matrix in shared memory, asynchronously. NVIDIA sm_90a, and the emulator with warps of 32 lanes, where
+// an MMA completes at once.
 //
-// Operands lie in shared memory as panels: rows of 128 bytes (64 half_t) one behind the other, the first on a multiple of
-// 1024 bytes, the eight 16-byte pieces of a row in the order panel_offset() tells. Wider matrices are several panels.
+// Operands are in shared memory as panels with the 128-byte swizzle: consecutive rows of 128 bytes (64
+// half_t), the first at a multiple of 1024 bytes; the eight 16-byte pieces of a row are permuted by
+// panel_offset(). Wider matrices are several panels.
 //
-//   on_1024(p)              the first address from p on where a panel may begin
-//   panel_offset(row, piece)  bytes from a panel's begin to a piece
-//   by_k(panel)             KMajor: a row holds 64 consecutive k of one row of A or one column of B
-//   by_n(panel, next)       NMajor: a row holds 64 consecutive columns of B of one k; the next 64 are `next` bytes on
-//   further(x, bytes)       the operand that begins so much later: 32 bytes are 16 k in a row, 128 bytes are a row
-//   shared_by_lanes(x)      the same operand, which all lanes of a warp hold, in registers that the warp has once: operands further on
-//                           take an instruction each instead of a dozen. Every lane must come
-//   anew(x)                 the same number; what follows from it is computed here, not kept in registers from before
+//   on_1024(p)              first address from p on that is aligned for a panel
+//   panel_offset(row, piece)  offset of a piece from the panel's start, in bytes
+//   by_k(panel)             KMajor: a row has 64 consecutive k of one row of A or one column of B
+//   by_n(panel, next)       NMajor: a row has 64 consecutive columns of B of one k; the next 64 are at `next`
+//                           bytes
+//   further(x, bytes)       operand advanced by `bytes`: 32 bytes are 16 k in a row, 128 bytes are a row
+//   shared_by_lanes(x)      an operand that is uniform over the warp, in uniform registers: advancing it
+//                           takes one instruction instead of a dozen. Every lane must call it
+//   anew(x)                 x, opaque to the compiler: values derived from it are recomputed instead of kept
+//                           in registers
 //
-//   wgmma<N>(c, a, b, add)  c [64][N] = a [64][16] b [16][N] (+ c if add); N: see WGMMA_WIDTH; c: float[N / 2].
+//   wgmma<N>(c, a, b, add)  c [64][N] = a [64][16] b [16][N] (+ c if add); N: see WGMMA_WIDTH; c: float[N /
+//                           2].
 //                           a: KMajor or u32[4]; b: KMajor or NMajor
-//     element i of c is row wgmma_row(i), column wgmma_col(i). Registers a hold columns of c as the next product's k:
-//     a[i] = pack_half(c[2 i], c[2 i + 1]), i < 4, are its first 16, and so on
-//   wgmma_fence()           before the first product, and after other instructions wrote its registers
-//   wgmma_commit() wgmma_wait<N>()  closes a group of products; waits until at most N groups run
-//   wgmma_hold(c)           behind the wait: nothing reads c before. Registers of a running product are nobody else's
+//     element i of c is row wgmma_row(i), column wgmma_col(i). An accumulator becomes the register operand a
+//     of the next MMA, its columns as k: a[i] = pack_half(c[2 i], c[2 i + 1]), i < 4, are the first 16 k, and
+//     so on
+//   wgmma_fence()           before the first WGMMA, and after other instructions wrote its registers
+//   wgmma_commit() wgmma_wait<N>()  closes a group of WGMMAs; waits until at most N groups are in flight
+//   wgmma_hold(c)           after the wait: prevents earlier reads of c. The registers of a WGMMA in flight
+//                           must not be reused
 //
-//   shared_fence()          what this thread saw written to shared memory, its products see too
-//   more_registers<N>() fewer_registers<N>()  a warpgroup's registers per thread; the kernel is a KERNEL_ALONE
-//   KERNEL_ALONE(threads)   as KERNEL, of which a multiprocessor runs one block
+//   shared_fence()          makes shared memory writes visible to this thread visible to its WGMMAs (async
+//                           proxy)
+//   more_registers<N>() fewer_registers<N>()  setmaxnreg: registers per thread of a warpgroup; requires
+//                           KERNEL_ALONE
+//   KERNEL_ALONE(threads)   KERNEL with one resident block per SM
 #pragma once
 
 DEV u32 panel_offset(u32 row, u32 piece) { return row * 128 + (piece ^ (row & 7)) * 16; }
@@ -42,7 +51,7 @@ template <class Operand> DEV Operand shared_by_lanes(Operand x) { return x; }
 DEV u32 anew(u32 x) { return x; }
 DEV u8* on_1024(u8* p) { return p + (0 - (u64)p) % 1024; }
 
-// The hardware swaps pieces by the address: bits 4 to 6 are xored with bits 7 to 9.
+// The hardware swizzle uses the address: bits 4 to 6 are xored with bits 7 to 9.
 DEV float panel_value(const u8* at, u32 offset) {
     const u64 address = (u64)at + offset;
     return f32(*(const half_t*)(address ^ (address >> 7 & 7) << 4));
@@ -50,7 +59,7 @@ DEV float panel_value(const u8* at, u32 offset) {
 DEV float panel_element(KMajor x, u32 k, u32 n) { return panel_value(x.at, n * 128 + k * 2); }
 DEV float panel_element(NMajor x, u32 k, u32 n) { return panel_value(x.at, n / 64 * x.next + k * 128 + n % 64 * 2); }
 
-// A lane computes its own elements of c, each over ascending k. `a(row, k)`: rows of this warp.
+// Computes the lane's own elements of c, each over ascending k. `a(row, k)`: rows of this warp.
 template <u32 N, class A, class B> DEV void own_products(float (&c)[N / 2], const A& a, const B& b, bool add) {
     for (u32 i = 0; i < N / 2; i += 4)
         for (u32 column = 0; column < 2; ++column) {
@@ -79,7 +88,7 @@ template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], const u32 (&a)[4], B
 }
 DEV void wgmma_fence() {}
 DEV void wgmma_commit() {}
-// Every lane's products are done.
+// Returns after the WGMMAs of every lane are complete.
 template <u32 N> DEV void wgmma_wait(u32 site = __builtin_LINE()) { emu::meet(site, nullptr); }
 template <u32 N> DEV void wgmma_hold(float (&)[N]) {}
 DEV void shared_fence() {}
@@ -87,8 +96,8 @@ template <u32 N> DEV void more_registers() {}
 template <u32 N> DEV void fewer_registers() {}
 #elif DEV_NV
 #  define KERNEL_ALONE(max_threads) extern "C" __global__ __launch_bounds__(max_threads, 1) void
-// Descriptors: address / 16, distance of panels / 16 from bit 16, of eight rows / 16 from bit 32, 1 in bit 62: 128-byte
-// rows with their pieces swapped.
+// Matrix descriptor: address / 16, leading byte offset / 16 from bit 16, stride byte offset (eight rows) / 16
+// from bit 32, 1 in bit 62: 128-byte swizzle.
 struct KMajor { u64 bits; };
 struct NMajor { u64 bits; };
 DEV u64 panel_bits(const void* panel, u32 next) {
@@ -107,11 +116,11 @@ DEV u32 anew(u32 x) {
 }
 DEV u8* on_1024(u8* p) { return p + (0u - shared_address(p)) % 1024; }
 
-template <class B> struct WgmmaTurn;  // the instruction's flag for B
+template <class B> struct WgmmaTurn;  // transpose flag of operand B in the instruction
 template <> struct WgmmaTurn<KMajor> { enum : int { FLAG = 0 }; };
 template <> struct WgmmaTurn<NMajor> { enum : int { FLAG = 1 }; };
 
-// Eight accumulators each: their names in the instruction, and their places.
+// Eight accumulators each: operand names in the instruction, and asm constraints.
 #  define WGMMA_NAMES_8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #  define WGMMA_NAMES_16 WGMMA_NAMES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #  define WGMMA_NAMES_24 WGMMA_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -139,7 +148,7 @@ template <> struct WgmmaTurn<NMajor> { enum : int { FLAG = 1 }; };
 #  define WGMMA_96(i) WGMMA_64(i), WGMMA_32((i) + 64)
 #  define WGMMA_128(i) WGMMA_96(i), WGMMA_32((i) + 96)
 
-// NAMES and PLACES of N / 2 accumulators; I0... the seven names that follow.
+// NAMES and PLACES of N / 2 accumulators; I0... are the seven operand names that follow.
 template <u32 N> struct Wgmma;
 #  define WGMMA_WIDTH(N, NAMES, PLACES, I0, I1, I2, I3, I4, I5, I6)                                                   \
     template <> struct Wgmma<N> {                                                                                     \

@@ -1,35 +1,44 @@
-// draft.hip - around a model's draft layer, whose entry of a position is made of its token and of the hidden state before it.
-// CPU twin: cpu/draft.rs. DraftRow (step/step.h) says what a row of the step brings and where the state before it lies; where its
-// tokens lie in the request, the positions of the step say, since only the seat may know (step_positions i32 [T]).
+// draft.hip - data movement around the MTP module of a model. The module's entry of a position is computed
+// from its token and from the hidden state of the previous position. CPU reference: cpu/draft.rs. DraftRow
+// (step/step.h) describes a row of the step and where its previous hidden state is; the positions of its
+// tokens in the request are the step's positions, step_positions i32 [T], since only the sequence slot may
+// have them.
 //
-// prepare_draft_pass      lays out a pass over the newest token of each of the first `count` rows that has more than `pass` drafts, or over
-//                         what the pass before made of it: ids, positions i32 [count], slots i64 [count], cu_q i32 [count + 1],
-//                         context_lens, row_seats i32 [count]. All other rows are padding, as in prepare_step.
-//                         Grid: blocks of 256 over rows.
-// gather_draft_inputs     states before tokens, y [n, H]: of the first of row i at y[i] (`of_rows`), or of all its tokens where they stand in the
-//                         step, those behind the first from hidden [T, H]. Grid: rows x parts.
-// store_draft_states      keeps states of a step, hidden [T, H]: of the newest tokens of each row on its seat, and at the ends of blocks.
-//                         Grid: rows x parts.
-// draft_argmax            y[i] = the lowest id with the largest logit, f32 [n, V]; of a row of NaNs, some id. Grid: n. Block: 1024.
-// draft_shard_candidates  the same of a rank's `ids` ids from `begin` on, to those that have the others: words [n, 2], the order of the logit and of the id.
-//                         As draft_argmax.
-// draft_shard_merge       y[i] = the first id of what all told, words [ranks, n, 2]. Grid: blocks of 256 over rows.
-// map_draft_ids           y[i] = names[y[i]], of y i32 [count]. Grid: blocks of 256 over rows.
-// insert_drafts           drafts become ids of the step, and of the seats' histories. Grid: blocks of 256 over rows.
+// prepare_draft_pass      lays out a pass over the newest token of each of the first `count` rows with more
+//                         than `pass` draft tokens, or over the draft token of the previous pass: ids,
+//                         positions i32 [count], slots i64 [count], cu_q i32 [count + 1], context_lens,
+//                         row_seats i32 [count]. All other rows are padding, as in prepare_step. Grid: blocks
+//                         of 256 over rows.
+// gather_draft_inputs     hidden states of previous positions, y [n, H]: `of_rows` = 1: for the first token
+//                         of row i at y[i]; 0: for all its tokens at their indices in the step; those after
+//                         the first from hidden [T, H]. Grid: rows x parts.
+// store_draft_states      keeps hidden states of a step, hidden [T, H]: those of each row's newest tokens in
+//                         its sequence slot, and those at the ends of blocks. Grid: rows x parts.
+// draft_argmax            y[i] = the lowest id with the largest logit, f32 [n, V]; for a row of NaNs, some
+//                         id. Grid: n. Block: 1024.
+// draft_shard_candidates  draft_argmax over a rank's `ids` ids from `begin` on (vocab-parallel): words [n,
+// 2], the key of the logit and of the id. Grid and block as draft_argmax.
+// draft_shard_merge       y[i] = the best id over the words of all ranks, [ranks, n, 2]. Grid: blocks of 256
+//                         over rows.
+// map_draft_ids           y[i] = names[y[i]], of y i32 [count]: draft vocabulary to target vocabulary. Grid:
+//                         blocks of 256 over rows.
+// insert_drafts           writes draft tokens to the ids of the step, and to the token histories of the
+//                         sequence slots. Grid: blocks of 256 over rows.
 //
-// drafts i32 [passes, draft_stride]; held [S, depth, H], the first of which is that of position firsts i32 [S]; edges [blocks, H]; states are copied as 16-bit words. What a stage names was
-// checked by the host. Rows beyond the stage's are padding.
-// Roofline: latency, but for draft_argmax: the row once over what one block reads.
+// drafts i32 [passes, draft_stride]; held [S, depth, H], the first state of a slot is that of position firsts
+// i32 [S]; edges [blocks, H]; states are copied as 16-bit words. The host has checked the indices of the
+// stage buffer. Rows beyond those of the stage buffer are padding.
+// Roofline: latency, except draft_argmax: the row once over the bandwidth of one block.
 #include "dev.h"
 #include "prepare/prepare.h"
 #include "sample/order.h"
 
-// Logits of a thread that are on their way at a time.
+// Loads of logits in flight per thread.
 enum : u32 { AHEAD = 8 };
 
 DEV const DraftRow* drafts_of(const u8* stage) { return (const DraftRow*)(stage + header_of(stage)->drafts_at); }
 
-// Where states lie. A state is `bytes` long.
+// Storage of hidden states. A state is `bytes` long.
 struct HiddenStates {
     u8 *held, *edges;
     i32* firsts;
@@ -50,12 +59,12 @@ DEV void copy_state(u8* to, const u8* from, u32 bytes) {
     else copy_as<u16>(to, from, bytes);
 }
 
-// The state before a row that begins at `start`; null: zeros.
+// Returns the hidden state before a row that begins at `start`; null: zeros.
 DEV const u8* state_before(const HiddenStates& states, const DraftRow& row, i32 start) {
     if (row.edge >= 0) return states.edges + (u64)row.edge * states.bytes;
     if (!row.held) return nullptr;
     const i32 place = start - 1 - states.firsts[row.seat], last = (i32)states.depth - 1;
-    const u32 within = (u32)(place < 0 ? 0 : place > last ? last : place);  // It is; the host has checked what it knows.
+    const u32 within = (u32)(place < 0 ? 0 : place > last ? last : place);  // In range; the host has checked what it can.
     return states.held + ((u64)row.seat * states.depth + within) * states.bytes;
 }
 
@@ -120,8 +129,9 @@ store_draft_states(u8* held, u8* edges, i32* firsts, const u8* hidden, const i32
     const u32 tokens = (u32)(row.len + row.drafts), last = (u32)row.len - 1;
     if (bid_y() == 0) {
         u8* to = held + (u64)row.seat * depth * bytes;
-        // The state before the newest token, then its own and those of drafts. A thread has the same channels of all of them, so the
-        // first may come from a place of those that follow.
+        // The state before the newest token, then the newest token's own state and those of draft tokens. A
+        // thread copies the same channels of all states, so the source of the first may be a destination of
+        // later ones.
         const i32 newest = start + (i32)last;
         if (newest > 0) {
             const u8* before = last == 0 ? state_before(states, row, start) : hidden + ((u64)row.token + last - 1) * bytes;
@@ -129,7 +139,7 @@ store_draft_states(u8* held, u8* edges, i32* firsts, const u8* hidden, const i32
             to += bytes;
         }
         for (u32 i = last; i < tokens; ++i, to += bytes) copy_state(to, hidden + ((u64)row.token + i) * bytes, bytes);
-        sync();  // All have read where the states lay.
+        sync();  // All threads have read the old states and their position.
         if (tid() == 0) firsts[row.seat] = newest > 0 ? newest - 1 : 0;
     }
     for (u32 i = bid_y(); i < tokens; i += gdim_y()) {
@@ -140,7 +150,8 @@ store_draft_states(u8* held, u8* edges, i32* firsts, const u8* hidden, const i32
 }
 EXPORT(store_draft_states)
 
-// The first place of a row of `ids` logits, of which the first is that of id `begin`. Every thread of the block must come.
+// Returns the key of the largest logit of a row of `ids` logits; the first one is that of id `begin`. Every
+// thread of the block must call it.
 DEV u64 first_of_row(const float* row, u32 begin, u32 ids) {
     u64 best = 0;
     for (u32 first = tid(); first < ids; first += bdim() * AHEAD) {

@@ -1,4 +1,4 @@
-// elementwise.h - the arithmetic of SwiGLU, for the kernel and for kernels that fuse it.
+// elementwise.h - SwiGLU arithmetic, for the elementwise kernel and for kernels that fuse it.
 #pragma once
 
 // x * sigmoid(x), f32.

@@ -1,13 +1,15 @@
-// elementwise.hip - activations and sums. CPU twin: cpu/elementwise.rs.
+// elementwise.hip - activations and additions. CPU reference: cpu/elementwise.rs.
 //
 // silu_mul_rows  y = silu(gate) * up     y [rows, cols], x [rows, 2 cols]: gate columns, then up columns; all of ACT
-// -DFP8=1        silu_mul_fp8 alone: y in fp8 and its scales, as fp8_quantize_rows makes them of what y would be. Rows from `rows`
-//                on are zero. cols whole blocks, rows on 16 bytes, ACT half_t; blocks of 128 threads, a run each.
+// -DFP8=1        silu_mul_fp8 only: y in fp8 with scales, quantised as fp8_quantize_rows quantises the half_t
+//                result. Rows from `rows` on are zero. cols a multiple of the quantisation block, rows
+//                aligned to 16 bytes, ACT half_t; blocks of 128 threads, one run each.
 // add_rows       y = a + b               all [rows, cols] of ACT
 // elementwise_softcap  x = cap * tanh(x / cap)  [rows, cols] of ACT, in place; tanh z = 1 - 2 / (e^2z + 1)
-// Grid: rows * parts, part fastest; each block takes every `parts`-th run of bdim() eights of its row. Block: a
-// multiple of WARP_SIZE up to 256.
-// Rounding: f32 throughout, one rounding at the store. Roofline: 3 row lengths over bandwidth; one row is latency.
+// Grid: rows * parts, part fastest; each block processes every `parts`-th run of bdim() groups of 8 columns
+// of its row. Block: a multiple of WARP_SIZE up to 256.
+// Rounding: f32 throughout, one rounding at the store. Roofline: 3 row lengths over bandwidth; one row is
+// latency-bound.
 #include "dev.h"
 #include "elementwise/elementwise.h"
 #ifndef FP8
@@ -33,7 +35,7 @@ silu_mul_fp8(fp8* y, float* scales, const ACT* x, u32 rows, u32 cols, u32 parts,
 EXPORT(silu_mul_fp8)
 #else
 
-// Calls wide(c) for every aligned eight of columns this thread owns, or narrow(c) for single columns.
+// Calls wide(c) for every aligned group of 8 columns of this thread, or narrow(c) for single columns.
 template <class Wide, class Narrow> DEV void each_column(u32 cols, u32 parts, bool aligned, Wide wide, Narrow narrow) {
     const u32 first = bid_x() % parts * bdim() + tid(), step = parts * bdim();
     if (aligned && cols % 8 == 0) {

@@ -1,10 +1,12 @@
-// embed.hip - rows copied by index: embedding lookup and row gathers. CPU twins: cpu/embed.rs, cpu/elementwise.rs (gather).
+// embed.hip - row gather by index: embedding lookup and row gathers. CPU reference: cpu/embed.rs,
+// cpu/elementwise.rs (gather).
 //
 // copy_rows  y[i] = x[ids[i] - first], zeros where x has no such row.
 //            y [n, bytes], x [rows, bytes], ids i32 [n]: rows of any element type, an even number of bytes long.
 // Grid: n. Block: up to 256 threads.
-// Rounding: none, bytes are copied. Roofline: 2 n bytes over memory bandwidth; at n = 1 it is all latency: two
-// dependent loads. Rows whose length, distance and address are multiples of 16 move 16 bytes at a time.
+// Rounding: none, bytes are copied. Roofline: 2 n bytes over memory bandwidth; n = 1 is bound by the latency
+// of two dependent loads. Rows with length, stride and address that are multiples of 16 are copied 16 bytes
+// at a time.
 #include "dev.h"
 
 template <class V> DEV void copy_row(u8* to, const u8* from, u32 bytes, bool present) {

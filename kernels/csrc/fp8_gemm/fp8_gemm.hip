@@ -1,12 +1,14 @@
-// fp8_gemm: y [M, N] = x [M, K] W [N, K]^T + bias for any M, x and W in fp8 with scales, on the matrix units: where no
-// vendor library takes the product. CPU twin: `Linear` on x and W multiplied out.
+// fp8_gemm: y [M, N] = x [M, K] W [N, K]^T + bias for any M, x and W in fp8 with scales, on tensor cores
+// (matrix cores): fallback where the vendor BLAS does not support the GEMM. CPU reference: `Linear` on
+// dequantised x and W.
 //
 // A block computes 64 x 64 outputs (tile.h).
 //
-//   x_scales  f32 of 128 k each: [K / 128, x_scale_stride >= M]; or CHANNELS: of a row [M]
-//   w_scales  f32 of `unit` outputs and 128 k each, `scale_stride` between rows; or CHANNELS: of an output [N]
+//   x_scales  f32, one per 128 k: [K / 128, x_scale_stride >= M]; or CHANNELS: one per row [M]
+//   w_scales  f32, one per `unit` outputs and 128 k, `scale_stride` between rows; or CHANNELS: one per output
+//             [N]
 //   -DOUT_F32=1 (y is float)  -DCHANNELS=1
-// Grid: (N / 64, M / 64), rounded up. Block: 256. K a multiple of 16, rows of x and W on 16 bytes.
+// Grid: (N / 64, M / 64), rounded up. Block: 256. K a multiple of 16, rows of x and W aligned to 16 bytes.
 // Rounding: the sum plus bias once to the type of y. Roofline: 2 M N K operations.
 #include "dev.h"
 #include "fp8_gemm/tile.h"

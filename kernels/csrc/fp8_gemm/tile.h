@@ -1,9 +1,11 @@
-// fp8_gemm/tile.h - a block's tile of x W^T on the matrix units, both in fp8 with scales: 64 rows of x by 64 lines of W, K in
-// steps of 128 through shared memory. Rows of x are where the caller says.
+// fp8_gemm/tile.h - a block's tile of x W^T on tensor cores (matrix cores), both in fp8 with scales: 64 rows
+// of x by 64 lines of W, K in steps of 128 through shared memory. The caller supplies the addresses of rows
+// of x.
 //
-// A warp has 16 rows of x, and on warps of 32 lanes half of the lines. The sum over a step takes both scales when it joins
-// the output's. Sums ascend in k whatever the tile: a row gives the same bits among any neighbours.
-// -DGATED=1: lines come as a strip of gate rows, then the up rows of the same outputs, so that a lane holds both.
+// A warp has 16 rows of x, and on warps of 32 lanes half of the lines. The sum over a step is multiplied by
+// both scales when it is added to the output's accumulator. Sums are over ascending k whatever the tile: a
+// row gives the same bits in any batch.
+// -DGATED=1: lines are a strip of gate rows, then the up rows of the same outputs, so that a lane has both.
 #pragma once
 #include "dev/strip_fp8.h"
 
@@ -15,12 +17,12 @@
 #endif
 
 enum : u32 {
-    TILE = 64,                               // rows of x, and lines of W
+    TILE = 64,                               // rows of x, and lines of W, per tile
     STEP_K = 128,
     LINE = STEP_K + 16,
     WARPS_N = 256 / WARP_SIZE / (TILE / 16),
-    STRIPS = TILE / WARPS_N / STRIP_ROWS,    // of a warp
-    OWN = WARP_SIZE == 64 ? 4 : 2,           // rows of x that a lane has outputs of
+    STRIPS = TILE / WARPS_N / STRIP_ROWS,    // strips per warp
+    OWN = WARP_SIZE == 64 ? 4 : 2,           // rows of x for which a lane has outputs
     HALVES = GATED ? 2 : 1,
     OUTPUTS = TILE / HALVES
 };
@@ -28,19 +30,19 @@ static_assert(STRIPS % HALVES == 0, "gate and up rows of an output are of one wa
 
 struct Weights {
     const fp8* w;
-    const float* scales;  // of `unit` outputs and 128 k each, `scale_stride` between rows; none with CHANNELS
+    const float* scales;  // one per `unit` outputs and 128 k, `scale_stride` between rows; unused with CHANNELS
     u32 first, n, k;      // first output of the tile; rows and columns of W
     u32 unit, scale_stride;
 };
 
-// Row of W in a line of the tile. Lines behind the last row repeat it; nothing is stored for them.
+// Row of W of a line of the tile. Lines after the last row repeat it; nothing is stored for them.
 DEV u32 line_row(const Weights& w, u32 line) {
     const u32 strip = line / STRIP_ROWS, outputs = w.n / HALVES;
     const u32 out = w.first + strip / HALVES * STRIP_ROWS + line % STRIP_ROWS;
     return (out < outputs ? out : outputs - 1) + strip % HALVES * outputs;
 }
 
-// x_row(r): row r of the tile, or null.
+// x_row(r) returns row r of the tile, or null.
 template <class Row> DEV void copy_step(u8* stage, const Weights& w, const Row& x_row, u32 at) {
     for (u32 i = tid(); i < 2 * TILE * (STEP_K / 16); i += 256) {
         const u32 line = i / (STEP_K / 16), here = i % (STEP_K / 16) * 16;
@@ -58,7 +60,7 @@ DEV u32 first_row() { return warp_id() / WARPS_N * 16; }
 DEV u32 first_line() { return warp_id() % WARPS_N * STRIPS * STRIP_ROWS; }
 DEV u32 slot_row(u32 slot) { return WARP_SIZE == 64 ? strip_c_x(slot) : strip_c_x(slot * 2); }
 
-// x_scale(r, block): of row r of the tile, wherever it is; not asked for with CHANNELS.
+// x_scale(r, block) returns the scale of row r of the tile; not called with CHANNELS.
 template <class Scale> DEV void multiply_step(Sums& sums, const u8* stage, const Weights& w, const Scale& x_scale, u32 at) {
     float own_scale[OWN];
     UNROLL for (u32 i = 0; i < OWN; ++i)
@@ -72,7 +74,7 @@ template <class Scale> DEV void multiply_step(Sums& sums, const u8* stage, const
                 x.v[j] = *(const fp8x8*)(stage + (first_row() + strip_x_row(j)) * LINE + k + strip_k());
             strip_fp8_mma(part, x, *(const fp8x8*)(stage + (TILE + strip + strip_w_row()) * LINE + k + strip_k()));
         }
-        const u32 row = line_row(w, strip + strip_c_w(0));  // All outputs of a lane and strip are of one unit.
+        const u32 row = line_row(w, strip + strip_c_w(0));  // All outputs of a lane and strip have the same scale unit.
         const float scale = CHANNELS ? 1.f : w.scales[(u64)(row / w.unit) * w.scale_stride + at / STEP_K];
         UNROLL for (u32 e = 0; e < 4; ++e)
             sums.c[t].v[e] = fma_(part.v[e], scale * own_scale[WARP_SIZE == 64 ? e : e / 2], sums.c[t].v[e]);
@@ -93,8 +95,8 @@ template <class Row, class Scale> DEV Sums tile_product(const Weights& w, const 
     return sums;
 }
 
-// Calls put(row of the tile, output of W, sum[, sum of the up row]) for every element of this lane, also for those that
-// are not there. Sums mean numbers: the bits of W in gfx942's dialect mean half of what was stored.
+// Calls put(row of the tile, output of W, sum[, sum of the up row]) for every element of this lane, including
+// out-of-range ones. Sums are real values: in FNUZ (gfx942) the bits of W represent half of the stored value.
 template <class Put> DEV void each_output(const Weights& w, const Sums& sums, const Put& put) {
     const float dialect = FP8_FNUZ ? 2.f : 1.f;
     UNROLL for (u32 t = 0; t < STRIPS; t += HALVES)

@@ -1,21 +1,26 @@
-// fp8_gemm_small_m: y [M, N] = x [M, K] W [N, K]^T for M <= 16 and W in fp8 with scales: reading W once is all the time there is.
-// CPU twin: `Linear` with W multiplied out, preceded by `RmsNorm` (NORM), followed by `SiluMul` (GATED) or `TensorAdd`
-// (RESIDUAL). x is not quantised: products are those of its half_t values.
+// fp8_gemm_small_m: y [M, N] = x [M, K] W [N, K]^T for M <= 16 and W in fp8 with scales: bound by reading W
+// once.
+// CPU reference: `Linear` with dequantised W, preceded by `RmsNorm` (NORM), followed by `SiluMul` (GATED) or
+// `TensorAdd` (RESIDUAL). x is not quantised (W8A16): products use its half_t values.
 //
-// STREAM (NVIDIA from sm_90 on, warps of 32): stream.h; x comes as half_t, or PREPARED: as f16 [M, K] with `factors` [M]
-// (fp8_quantize_rows, scale_rows_to_f16). Otherwise strips.h.
-// A row gives the same bits whatever M is and wherever it lies.
+// STREAM (NVIDIA from sm_90 on, warps of 32 lanes): stream.h; x is half_t, or PREPARED: f16 [M, K] with
+// `factors` [M] (fp8_quantize_rows, scale_rows_to_f16). Otherwise strips.h.
+// A row gives the same bits for any M and any row index.
 //
-// Rounding: as gemm_small_m: x after the norm, x / rms and its product with the weight, each once to half_t; sums in f32, the
-// sum once to the type of y; GATED and RESIDUAL round what the separate kernels store.
+// Rounding: as gemm_small_m: x after the norm, x / rms and its product with the weight, each once to half_t;
+// sums in f32, the sum once to the type of y; GATED and RESIDUAL round intermediate values as the separate
+// kernels store them.
 //
-//   ahead     STREAM: the weights of the next product, of which a little is brought near (stream.h)
-//   scales    f32: of `unit` outputs and 128 k each, `scale_stride` between rows; or CHANNELS: of one output [N]
-//   -DOUT_F32=1 -DNORM=1 -DGATED=1 -DRESIDUAL=1   as gemm_small_m     -DCHANNELS=1   scales of outputs
-//   -DTILES=1..8   strips at a time    -DSLAB=512|1024|2048  -DX_SLABS=1  -DPREPARED=1  -DMORE_ROWS=1 (than 8)   of STREAM
-// Block: 12 warps with STREAM, else 256 threads. Grid: at most a block a multiprocessor and strip; without STREAM blocks
-// over strips. K a multiple of 64; units are multiples of 8 outputs, and with GATED of both halves.
-// Dynamic shared memory: as share.h or strips.h says.
+//   ahead     STREAM: the weights of the next GEMM, part of which is prefetched into L2 (stream.h)
+//   scales    f32, one per `unit` outputs and 128 k, `scale_stride` between rows; or CHANNELS: one per output
+//             [N]
+//   -DOUT_F32=1 -DNORM=1 -DGATED=1 -DRESIDUAL=1   as gemm_small_m     -DCHANNELS=1   per-output scales
+//   -DTILES=1..8   strips per pass    -DSLAB=512|1024|2048  -DX_SLABS=1  -DPREPARED=1  -DMORE_ROWS=1 (M > 8)
+//                  of STREAM
+// Block: 12 warps with STREAM, else 256 threads. Grid: at most one block per SM and strip; without STREAM
+// blocks over strips. K a multiple of 64; scale units are multiples of 8 outputs, and with GATED of both
+// halves.
+// Dynamic shared memory: see share.h or strips.h.
 //
 // Roofline: N K bytes over memory bandwidth; see KERNELS.md for measured numbers.
 #include "dev.h"
@@ -56,7 +61,7 @@ typedef float OUT;
 typedef half_t OUT;
 #endif
 
-// What follows a sum. The bits of fp8 in gfx942's dialect mean half of what was stored.
+// Epilogue. In FNUZ (gfx942) the bits of W represent half of the stored value.
 struct Finish {
     const float *scales, *bias;
     u32 outputs;

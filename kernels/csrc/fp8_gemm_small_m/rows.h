@@ -1,17 +1,19 @@
-// fp8_gemm_small_m/rows.h - up to OWN_ROWS rows of x in shared memory as f16, normalised first with NORM, and times a power of two of
-// their own where their values ask for it. Every load is on its way before the first is waited for.
+// fp8_gemm_small_m/rows.h - stages up to OWN_ROWS rows of x in shared memory as f16, normalised first with
+// NORM, scaled by a power of two per row where its range requires it. All loads are issued before the first
+// use.
 #pragma once
 
 enum : u32 { OWN_ROWS = 4 };
 
-// As many warps a row as a block of rms_norm has, in the same order: the norm has its bits.
+// Number of warps per row, as in a block of rms_norm, with the same reduction order: the norm gives the same
+// bits.
 DEV u32 warps_of_row(u32 k) {
     const u32 pieces = k / 8;
     if (!NORM) return COMPUTE_WARPS;
     return ((pieces <= 256 ? pieces : (pieces + 1) / 2) + WARP_SIZE - 1) / WARP_SIZE;
 }
 
-// Once all peaks are there. again(row, factor) stores a row anew.
+// Called when the peaks of all rows are in shared memory. again(row, factor) stores a row again, scaled.
 template <class Again> DEV void settle_factors(const Work& work, const Memory& s, const Again& again) {
     bool any = false;
 #pragma unroll 1
@@ -29,7 +31,7 @@ template <class Again> DEV void settle_factors(const Work& work, const Memory& s
 }
 
 #if NORM
-// Pieces of a row of 8 values each: at most two a lane.
+// Pieces of a row, 8 values each: at most two per lane.
 struct Pieces { half_x8 v[2]; };
 DEV u32 piece_of(u32 k, u32 i) { return (warp_id() % warps_of_row(k) + i * warps_of_row(k)) * WARP_SIZE + lane(); }
 DEV Pieces load_pieces(const half_t* row, u32 k) {
@@ -44,10 +46,10 @@ DEV half_x8 normed(const half_x8& x, const half_x8& w, float scale) {
     return r;
 }
 
-// `norm`: this lane's pieces of the weights, loaded before the kernel in front had ended.
+// `norm`: this lane's pieces of the norm weights, loaded before grid_wait().
 DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, const Pieces& norm, u32 x_stride, float eps) {
     const u32 warps = warps_of_row(work.k), groups = COMPUTE_WARPS / warps, member = warp_id() % warps, line = x_line(work.k);
-    const u32 from = warp_id() / warps < groups ? warp_id() / warps : work.m;  // Warps left over have no rows.
+    const u32 from = warp_id() / warps < groups ? warp_id() / warps : work.m;  // Excess warps have no rows.
     Pieces rows[OWN_ROWS];
     UNROLL for (u32 i = 0; i < OWN_ROWS; ++i)
         if (from + i * groups < work.m) rows[i] = load_pieces(x + (u64)(from + i * groups) * x_stride, work.k);
@@ -85,7 +87,7 @@ DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, const 
     });
 }
 #else
-// A lone row four pieces at a time, several rows a piece each.
+// A single row is loaded four pieces at a time, several rows one piece each.
 DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, u32 x_stride) {
     const u32 pieces = work.k / 8, line = x_line(work.k), spread = work.m == 1 ? (u32)OWN_ROWS : 1u;
     float peaks[OWN_ROWS];

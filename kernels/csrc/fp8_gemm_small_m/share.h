@@ -1,22 +1,22 @@
-// fp8_gemm_small_m/share.h - what a block of stream.h works on: its strips of W, its slabs, its shared memory. As gemm_small_m/share.h,
-// with elements of one byte, scales, and rows of x in f16.
+// fp8_gemm_small_m/share.h - work of a block of stream.h: its strips of W, its slabs, its shared memory
+// layout. As gemm_small_m/share.h, with 1-byte elements, scales, and rows of x in f16.
 #pragma once
 
 enum : u32 {
-    COMPUTE_WARPS = 8,        // warps that multiply
-    COPIERS = 4,              // warps that copy: starting a copy costs a warp 40 ns, whatever its size
+    COMPUTE_WARPS = 8,        // consumer warps
+    COPIERS = 4,              // producer warps: issuing a bulk copy costs a warp 40 ns, whatever its size
     MULTIPLIERS = COMPUTE_WARPS * WARP_SIZE,
     SPAN = SLAB / COMPUTE_WARPS,  // k of one warp in a slab
     BLOCK_K = 128,                // k that share a scale
-    LINE = SLAB + 64,             // bytes of a row of a slab: the odd half of the banks for every other row
-    X_LINE = SLAB * 2 + 16,       // of a row of x: the next four banks
+    LINE = SLAB + 64,             // bytes of a row of a slab, padded: alternate rows use the other half of the banks
+    X_LINE = SLAB * 2 + 16,       // bytes of a row of x, padded by four banks
     LINES = TILES * STRIP_ROWS,
-    PAIRS = (TILES + 1) / 2,  // of strips
-    OCTETS = MORE_ROWS ? 2 : 1,  // of rows of x
+    PAIRS = (TILES + 1) / 2,  // pairs of strips
+    OCTETS = MORE_ROWS ? 2 : 1,  // groups of 8 rows of x
     MOST_STAGES = 16,
     MOST_ROWS = 16,
     HALVES = GATED ? 2 : 1,
-    WIDTH = STRIP_ROWS / HALVES  // outputs of a strip
+    WIDTH = STRIP_ROWS / HALVES  // outputs per strip
 };
 
 struct Work {
@@ -36,10 +36,10 @@ DEV u32 columns(const Work& w, u32 slab) {
     const u32 left = w.k - slab * SLAB;
     return left < SLAB ? left : (u32)SLAB;
 }
-// Lines of a stage: the outputs of the pass, then if GATED the up rows of the same outputs.
+// Lines of a stage: the outputs of the pass, then with GATED the up rows of the same outputs.
 DEV u32 line_of(u32 strips, u32 t, u32 r) { return t * WIDTH + r % WIDTH + (r < WIDTH ? 0 : strips * WIDTH); }
 DEV u32 first_output(const Work& w, u32 pass) { return (w.first + pass * TILES) * WIDTH; }
-// Row of W behind a line of a pass. Lines behind the last row repeat it; nothing is stored for them.
+// Row of W of a line of a pass. Lines after the last row repeat it; nothing is stored for them.
 DEV u64 weight_row(const Work& w, u32 pass, u32 line) {
     const u32 half = strips_of(w, pass) * WIDTH, out = first_output(w, pass) + (line < half ? line : line - half);
     return (out < outputs(w) ? out : outputs(w) - 1) + (line < half ? 0 : outputs(w));
@@ -50,16 +50,16 @@ DEV Work even_share(const fp8* w, u32 n, u32 k, u32 m) {
     const u32 first = bid_x() * each + (bid_x() < more ? bid_x() : more);
     return Work{w, n, k, m, first, each + (bid_x() < more)};
 }
-// Strips of the block that has most of them.
+// Maximum number of strips of a block.
 DEV u32 most_strips(u32 n) {
     const u32 all = (n / HALVES + WIDTH - 1) / WIDTH;
     return (all + gdim_x() - 1) / gdim_x();
 }
 
-// Bytes from one row of x to the next where all of x is kept.
+// Stride in bytes of rows of x if all of x is kept.
 DEV u32 x_line(u32 k) { return (k * 2 + 127) / 128 * 128 + 16; }
 
-// The launch's shared memory, in this order.
+// The launch's dynamic shared memory, in this order.
 struct Memory {
     Barrier *full, *empty, *rows;
     float *squares, *peaks, *factors, *sums, *scales;

@@ -1,14 +1,16 @@
-// fp8_gemm_small_m/stream.h - up to 16 rows of x against rows of an fp8 W that the copy engine streams into shared memory: the way
-// of gemm_small_m/stream.h, which see, with half the bytes. Weights become f16 in registers, two an instruction and exactly;
-// sums over 128 k take their scale when they join the warp's sum.
+// fp8_gemm_small_m/stream.h - up to 16 rows of x times rows of an fp8 W that bulk copies stream into shared
+// memory: the algorithm of gemm_small_m/stream.h with half the bytes. Weights are converted to f16 in
+// registers, two per instruction and exactly; sums over 128 k are multiplied by their scale when they are
+// added to the warp's sum.
 //
-// Order of a sum: 64 k ascending, those of the warp ascending, then warps ascending: it depends on K and SLAB alone.
+// Order of a sum: 64 k ascending, then the parts of the warp ascending, then warps ascending: it depends on K
+// and SLAB only.
 #pragma once
 #include "dev/bulk.h"
 #include "dev/fp8_f16.h"
 #include "fp8_gemm_small_m/share.h"
 
-// A place in the ring, and the parity of its phase.
+// A stage of the ring, and its phase parity.
 struct RingStage { u32 stage, odd; };
 DEV void next(RingStage& t, u32 stages) {
     if (++t.stage < stages) return;
@@ -16,7 +18,7 @@ DEV void next(RingStage& t, u32 stages) {
     t.odd ^= 1;
 }
 
-// Each copier brings its part of the lines, and every COPIERS-th row of x.
+// Each producer warp copies its part of the lines, and every COPIERS-th row of x.
 DEV u32 own_rows(const Work& work, u32 copier) { return (work.m + COPIERS - 1 - copier) / COPIERS; }
 DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u32 slab, u64 policy) {
     const u32 bytes = columns(work, slab), lines = strips_of(work, pass) * STRIP_ROWS / COPIERS;
@@ -37,7 +39,7 @@ DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const
         bulk_copy(to + row * X_LINE, x + (u64)row * work.k + slab * SLAB, columns(work, slab) * 2, s.full + stage);
 }
 
-// Once the kernel in front has ended: the rows of x for the slabs that are on their way, or all of x.
+// Runs after the previous kernel has ended: copies the rows of x for the slabs in flight, or all of x.
 DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* x) {
     grid_release();
     grid_wait();
@@ -52,10 +54,12 @@ DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* 
 #endif
 }
 
-// What the product behind this one reads first: `bytes` of each line of its blocks' first passes. `blocks` is 0 without one.
+// Prefetch hint: `bytes` of each line of the first passes of the next GEMM's blocks. `blocks` is 0 without a
+// next GEMM.
 struct PrefetchWork { const fp8* w; u32 outputs, halves, k, strips, blocks, bytes; };
 
-// Memory has little else to do from here to the first copies of that product, longest where attention runs in front.
+// Memory is idle from here to the first copies of the next GEMM, longest if attention runs before this
+// kernel.
 DEV void prefetch_l2(const PrefetchWork& a) {
     if (bid_x() >= a.blocks) return;
     const u32 width = STRIP_ROWS / a.halves, all = (a.outputs + width - 1) / width, each = all / a.blocks;
@@ -68,7 +72,7 @@ DEV void prefetch_l2(const PrefetchWork& a) {
     }
 }
 
-// A copying warp.
+// Loop of a producer warp.
 DEV void copy_all(const Work& work, const Memory& s, const half_t* x, const PrefetchWork& ahead) {
     const u32 per_pass = slabs(work), all = passes(work);
     const u64 policy = read_once();
@@ -93,7 +97,7 @@ DEV void copy_all(const Work& work, const Memory& s, const half_t* x, const Pref
     if (!waited) first_rows(work, s, i, x);
 }
 
-// The scales of the block's strips, before anything is waited for: [strip][half][block of k].
+// Loads the scales of the block's strips before the first wait: [strip][half][block of k].
 DEV void keep_scales(const Work& work, const Memory& s, const float* scales, u32 unit, u32 stride) {
     const u32 blocks = blocks_k(work.k);
 #pragma unroll 1
@@ -104,8 +108,8 @@ DEV void keep_scales(const Work& work, const Memory& s, const float* scales, u32
     }
 }
 
-// Where a lane's pieces of x lie: 16 k of row lane / 4, and of row lane / 4 + 8 with MORE_ROWS. Straight code: rows and strips
-// that do not exist are read where others lie; what becomes of them is not looked at.
+// Offsets of a lane's pieces of x: 16 k of row lane / 4, and of row lane / 4 + 8 with MORE_ROWS. Branch-free:
+// rows and strips out of range read valid ones; their results are discarded.
 struct XRows { u32 at[OCTETS]; };
 DEV XRows x_rows(u32 m, u32 line) {
     XRows x;
@@ -126,8 +130,8 @@ DEV RowPieces load_rows(const u8* x, const XRows& rows, u32 counts) {
     return r;
 }
 
-// Sums of two strips, whose 16 lines are the rows of a product: a lane has line lane / 4 of each, and of x the rows
-// lane % 4 * 2 and + 1 of every eight.
+// Sums of two strips: their 16 lines are the rows of the MMA. A lane has line lane / 4 of each strip, and
+// rows lane % 4 * 2 and + 1 of every eight rows of x.
 struct Octets { f32x4 c[OCTETS]; };
 struct Sums { Octets of[PAIRS]; };
 DEV Octets no_sum() {
@@ -136,7 +140,7 @@ DEV Octets no_sum() {
     return s;
 }
 
-// 64 k of two strips; this lane's 16 of each line are consecutive.
+// Multiplies 64 k of two strips; this lane's 16 k of each line are consecutive.
 DEV void multiply_pieces(Octets& s, const RowPieces& x, const u32x4& first, const u32x4& second) {
     UNROLL for (u32 i = 0; i < 4; ++i) {
         const u32 a0 = widen_fp8(first.v[i]), a1 = widen_fp8(second.v[i]);
@@ -146,10 +150,10 @@ DEV void multiply_pieces(Octets& s, const RowPieces& x, const u32x4& first, cons
     }
 }
 
-// What a lane looks at in every slab of a pass, for both strips of a pair.
+// Offsets that a lane uses in every slab of a pass, for both strips of a pair.
 struct Lines {
     u32 weights[PAIRS][2];  // bytes from the stage to its line of a strip
-    u32 scales[PAIRS][2];   // of that output, from the first block of k
+    u32 scales[PAIRS][2];   // index of that output's scale of the first block of k
 };
 DEV Lines lines_of(const Work& work, u32 pass) {
     const u32 strips = strips_of(work, pass), r = lane() >> 2, half = GATED && r >= WIDTH ? 1 : 0;
@@ -163,7 +167,7 @@ DEV Lines lines_of(const Work& work, u32 pass) {
     return l;
 }
 
-// Once or twice 64 k that share a scale, from x, w and the block's scales; `both` = there is a second 64.
+// Multiplies 64 or 128 k that share a scale, from x, w and the block's scales; `both`: the second 64 exist.
 DEV void multiply_block(Sums& sums, const u8* x, const XRows& rows, const u8* w, const float* scales, const Lines& lines,
                         bool both) {
     enum : u32 { STEPS = SPAN < BLOCK_K ? 1 : 2 };
@@ -184,7 +188,7 @@ DEV void multiply_block(Sums& sums, const u8* x, const XRows& rows, const u8* w,
     }
 }
 
-// This warp's k of one slab.
+// Multiplies this warp's k of one slab.
 DEV void multiply_slab(Sums& sums, const u8* x, const XRows& rows, const u8* w, const float* scales, const Lines& lines,
                        u32 width) {
     const u32 end = (warp_id() + 1) * SPAN < width ? (warp_id() + 1) * SPAN : width;
@@ -193,7 +197,7 @@ DEV void multiply_slab(Sums& sums, const u8* x, const XRows& rows, const u8* w, 
         multiply_block(sums, x + at * 2, rows, w + at, scales + at / BLOCK_K, lines, at + 64 < end);
 }
 
-// Sums of the pass, the outputs of a strip beside each other.
+// Writes the sums of the pass, with the outputs of a strip contiguous.
 DEV void put_pass(const Sums& sums, const Memory& s, u32 m) {
     float* to = s.sums + warp_id() * TILES * m * STRIP_ROWS + (lane() >> 2);
     UNROLL for (u32 j = 0; j < OCTETS; ++j)
@@ -213,8 +217,8 @@ DEV float gather_pass(const Memory& s, u32 m, u32 t, u32 row, u32 r) {
     return sum * s.factors[row];
 }
 
-// The multiplying warps. put(row, output, sum, sum of the up row, what before(row, output, true) gave) for every output;
-// before(.., false) is for no output.
+// Loop of the consumer warps. Calls put(row, output, sum, sum of the up row, result of before(row, output,
+// true)) for every output; before(.., false) is called for threads without an output.
 template <class Before, class Put>
 DEV void multiply_all(const Work& work, const Memory& s, const Before& before, const Put& put) {
     const u32 all = passes(work), per_pass = slabs(work), r = tid() % WIDTH;

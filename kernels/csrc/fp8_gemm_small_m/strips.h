@@ -1,7 +1,8 @@
-// fp8_gemm_small_m/strips.h - up to 16 rows of x against strips of an fp8 W straight from memory, where no copy engine is. A block
-// owns TILES strips of rows of W and all of K; its warps take blocks of 128 k in turn. Weights become half_t in registers,
-// exactly; the sum over a block of k takes its scale when it joins the warp's sum. The warps' sums meet in shared memory
-// in ascending order: the order of a sum depends on K and the number of warps alone.
+// fp8_gemm_small_m/strips.h - up to 16 rows of x times strips of an fp8 W straight from global memory, for
+// targets without bulk copies. A block owns TILES strips of rows of W and all of K; its warps take blocks of
+// 128 k in turn. Weights are converted to half_t in registers, exactly; the sum over a block of k is
+// multiplied by its scale when it is added to the warp's sum. The warps' sums are added in shared memory in
+// ascending order: the order of a sum depends on K and the number of warps only.
 //
 // Dynamic shared memory: M * (K rounded up to 128, + 32) * 2 + warps * TILES * STRIP_ROWS * M * 4 bytes.
 #pragma once
@@ -9,9 +10,9 @@
 
 enum : u32 {
     BLOCK_K = 128,
-    PIECES = BLOCK_K / (8 * WARP_SIZE / STRIP_ROWS),  // 8-byte loads of a lane per strip and block of k
+    PIECES = BLOCK_K / (8 * WARP_SIZE / STRIP_ROWS),  // 8-byte loads per lane, strip and block of k
     HALVES = GATED ? 2 : 1,
-    WIDTH = STRIP_ROWS / HALVES  // outputs of a strip
+    WIDTH = STRIP_ROWS / HALVES  // outputs per strip
 };
 static_assert(8 * WARP_SIZE / STRIP_ROWS == 32, "a strip is 32 k wide");
 
@@ -22,7 +23,7 @@ struct Weights {
     u32 unit, scale_stride;
 };
 
-// Row of W in line r of a strip. Rows behind the last one repeat it; nothing is stored for them.
+// Row of W of line r of a strip. Rows after the last one repeat it; nothing is stored for them.
 DEV u64 weight_row(const Weights& w, u32 tile, u32 r) {
     const u32 out = w.first + tile * WIDTH + r % WIDTH, outputs = w.n / HALVES;
     return (out < outputs ? out : outputs - 1) + (r < WIDTH ? 0 : outputs);
@@ -37,16 +38,17 @@ DEV Strip load_strip(const Weights& w, u32 tile, u32 block) {
         const u32 k = block * BLOCK_K + i * 32 + strip_k();
         s.v[i] = k < w.k ? load_stream((const fp8x8*)(p + k)) : bits_as<fp8x8>(u64(0));
     }
-    const u64 row = weight_row(w, tile, strip_c_w(0));  // All outputs of a lane are of one unit.
+    const u64 row = weight_row(w, tile, strip_c_w(0));  // All outputs of a lane have the same scale unit.
     s.scale = CHANNELS ? 1.f : w.scales[row / w.unit * w.scale_stride + block];
     return s;
 }
 
-// Rows of x in shared memory, zero up to a multiple of BLOCK_K; 32 spare values keep rows out of each other's banks.
+// Rows of x in shared memory, zero up to a multiple of BLOCK_K; 32 values of padding avoid bank conflicts
+// between rows.
 DEV u32 padded(u32 k) { return (k + BLOCK_K - 1) / BLOCK_K * BLOCK_K; }
 DEV u32 x_line(u32 k) { return padded(k) + 32; }
 
-// Row r of x is x_row(r). One warp per row, whatever M is: the sum of squares has one order.
+// Row r of x is x_row(r). One warp per row for any M: the sum of squares has one order.
 template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, const half_t* norm, u32 m, u32 k, float eps) {
     for (u32 row = warp_id(); row < m; row += bdim() / WARP_SIZE) {
         const half_t* from = x_row(row);
@@ -88,7 +90,8 @@ DEV void multiply(f32x4& c, const Strip& w, const half_t* xs, u32 m, u32 k, u32 
     UNROLL for (u32 e = 0; e < 4; ++e) c.v[e] = fma_(part.v[e], w.scale, c.v[e]);
 }
 
-// The sums of all strips of the block, for gather(). `stage(xs)` fills the rows of x, after what is in front has ended.
+// Computes the sums of all strips of the block, for gather(). `stage(xs)` stages the rows of x, after the
+// previous kernel has ended.
 template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m, const Stage& stage) {
     DYN_SHARED(half_t, xs);
     const u32 warps = bdim() / WARP_SIZE, blocks = padded(weights.k) / BLOCK_K;
@@ -121,7 +124,7 @@ DEV float gather(const float* sums, u32 m_count, u32 tile, u32 m, u32 r) {
     return s;
 }
 
-// Calls put(row, output, sum, sum of the up row or 0) for each output of the block, an output a thread.
+// Calls put(row, output, sum, sum of the up row or 0) for each output of the block, one output per thread.
 template <class Put> DEV void each_sum(const Weights& w, const float* sums, u32 m, const Put& put) {
     for (u32 i = tid(); i < TILES * WIDTH * m; i += bdim()) {
         const u32 r = i % WIDTH, row = i / WIDTH % m, tile = i / WIDTH / m, out = w.first + tile * WIDTH + r;

@@ -1,11 +1,12 @@
-// fp8_quantize/quantize.h - values of x as fp8 with scales: for fp8_quantize_rows, and for kernels that quantise what they compute.
+// fp8_quantize/quantize.h - quantises values of x to fp8 with scales, for fp8_quantize_rows and for kernels
+// that quantise their output.
 //
-// A scale is the largest value over TARGET, 1 where all are zero: of QUANT_BLOCK columns of a row, which QUANT_LANES
-// neighbouring lanes hold, eight each, or of a whole row.
+// A scale is the largest magnitude over TARGET, or 1 if all values are zero: of QUANT_BLOCK columns of a row,
+// held by QUANT_LANES adjacent lanes, eight values each, or of a whole row.
 #pragma once
 
 enum : u32 { QUANT_LANES = 16, QUANT_BLOCK = QUANT_LANES * 8 };
-// Half of what the numbers in memory mean, where the dialect says half.
+// In FNUZ the bits represent half of the value (see fp8_to_fnuz), so the target is 224 instead of 448.
 #define TARGET (FP8_FNUZ ? 224.0f : 448.0f)
 
 DEV fp8x8 quantized(const f32x8& x, float factor) {
@@ -13,7 +14,7 @@ DEV fp8x8 quantized(const f32x8& x, float factor) {
     for (u32 i = 0; i < 8; ++i) r.v[i] = x.v[i] * factor;
     return narrow_fp8(r);
 }
-// Below the least peak a scale has no finite inverse: such values become zero.
+// Scales of smaller peaks have no finite inverse: such values become zero.
 DEV float scale_of(float peak) { return peak > 1e-30f ? peak * (1.f / TARGET) : 1.f; }
 DEV float peak_of(const f32x8& x) {
     float peak = 0.f;
@@ -21,8 +22,9 @@ DEV float peak_of(const f32x8& x) {
     return peak;
 }
 
-// Eight columns of a row from column c on, already rounded to the type they would be stored in. Every lane of the warp must
-// come; what lies behind the last column, or in a row that is not there, comes as zeros. Columns are whole blocks.
+// Quantises eight columns of a row from column c on, already rounded to the type in which they would be
+// stored. Every lane of the warp must call it; columns after the last one, and rows out of range, must be
+// zero. Columns are whole quantisation blocks.
 struct QuantizedBlock {
     fp8* y;         // [rows, cols]
     float* scales;  // [cols / QUANT_BLOCK, scale_stride]
