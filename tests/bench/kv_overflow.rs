@@ -1,9 +1,9 @@
-//! What a step pays for KV events when their publisher stands still: 200,000 cached blocks, and steps that each
+//! Cost of KV events per step while the publisher is stalled: 200,000 cached blocks, and steps that each
 //! evict and store 32. All times are processor times.
 //!
-//! The queue fills, overflows, and is empty again once the publisher comes back; each `flush` is timed. Next to it
-//! what the same moments cost elsewhere: the batch of everything on the publisher's thread, and the copy of all
-//! hashes that `/debug/kv` asks the scheduler's thread for.
+//! The queue fills, overflows, and is empty again once the publisher resumes; each `flush` is timed. For
+//! comparison: the batch with the whole index on the publisher's thread, and the copy of all hashes that
+//! `/debug/kv` requests from the scheduler's thread.
 
 use kvcache::{BlockHasher, BlockTable, KvCache, KvConfig, SequenceContent};
 use metrics::kv_events::KvEventFormat;
@@ -22,10 +22,10 @@ const BLOCKS: u32 = 200_000;
 const BLOCK_TOKENS: u32 = 16;
 const STEP_BLOCKS: u32 = 32;
 const QUEUE: usize = 1_000;
-/// As many as replace every block.
+/// Number of steps that replace every block.
 const STEPS_TO_REPLACE_ALL: usize = (BLOCKS / STEP_BLOCKS) as usize;
 
-/// A cache whose every step is a prompt that nobody has sent before.
+/// A cache in which every step is a new prompt.
 struct EvictingCache {
     kv: KvCache,
     hasher: BlockHasher,
@@ -61,13 +61,13 @@ impl EvictingCache {
     }
 }
 
-/// Processor time of this thread so far: other load does not count.
+/// Processor time of this thread so far; other load has no effect on it.
 fn processor_time() -> Duration {
     let spent = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32)
 }
 
-/// Processor time that `work` takes, and what it returns.
+/// Processor time of `work`, and its result.
 pub(crate) fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     let start = processor_time();
     let result = work();

@@ -1,4 +1,4 @@
-//! Measurements that need no model of others: `cargo test --release --test bench -- --ignored --nocapture`.
+//! Benchmarks without external models: `cargo test --release --test bench -- --ignored --nocapture`.
 
 #![allow(
     clippy::print_stdout,

@@ -1,5 +1,5 @@
-//! What one page of `/metrics` costs, apart from HTTP: gathering and writing it, in a process with 456
-//! sockets. All times are processor times.
+//! Cost of one page of `/metrics` without HTTP: gathering and formatting, in a process with 456 sockets. All
+//! times are processor times.
 
 use crate::kv_overflow::timed;
 use metrics::{KvCacheInfo, MetricsConfig, ServerMetrics, StepTimingRecord};

@@ -1,4 +1,4 @@
-//! How long the parsers of tool calls and reasoning read hostile outputs of a megabyte.
+//! Time of the tool-call and reasoning parsers for hostile outputs of one megabyte.
 
 use serde_json::json;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use text::{OutputParser, OutputPieces, ReasoningStart, ToolCallSyntax, ToolDefin
 const BYTES: usize = 1 << 20;
 const ROUNDS: usize = 5;
 
-/// What an output begins with, and what it then repeats.
+/// Start of an output, and the string that it then repeats.
 const HOSTILE: &[(&str, &str)] = &[
     ("", "plain words and no marks at all. "),
     ("", "<tool_call>"),
@@ -77,7 +77,7 @@ fn hostile_outputs_parse_in_linear_time() {
     }
 }
 
-/// Least time of some rounds that one parser takes for one output, reasoning read as well.
+/// Minimum time over some rounds of one parser for one output, with the reasoning parser.
 fn took(
     syntax: ToolCallSyntax,
     (begins, unit): &(&str, &str),
@@ -112,7 +112,7 @@ fn took(
     (0..ROUNDS).map(round).min().unwrap()
 }
 
-/// Time this thread has had a processor.
+/// Processor time of this thread so far.
 fn processor_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())

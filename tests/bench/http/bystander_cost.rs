@@ -1,11 +1,11 @@
-//! What bystanders cost a step: 100 scrapes a second, 200 readers that hardly read and two subscribers of KV
-//! events that never do, next to the same load without them.
+//! Step-time cost of other clients: 100 scrapes per second, 200 slow readers and two KV-event subscribers
+//! that never read, compared with the same load without them.
 //!
-//! Both runs have the same 256 streams and publish the same KV events, so the batches are the same. In one,
-//! 200 of the readers take a few bytes at a time, a scraper reads `/metrics` every 10 ms, and the
-//! publisher's subscribers are stuck. Time of a step is what the server itself keeps of it: scheduling,
-//! hand-over and the way to the answer. `/livez` is asked 20 times a second in both. Runs take turns, in the order without, with, with, without: what the
-//! machine does beside them falls on both.
+//! Both runs have the same 256 streams and publish the same KV events, so their batches are equal. In one
+//! run, 200 of the readers take a few bytes at a time, a scraper reads `/metrics` every 10 ms, and the
+//! publisher's subscribers are stuck. The step time is the server's own record: scheduling, hand-over and the
+//! time until the output arrives. Both runs send `/livez` requests 20 times per second. Runs alternate in the
+//! order without, with, with, without, so that other load of the machine affects both.
 
 use super::stuck_subscribers::StuckSubscribers;
 use crate::kv_event_replay;
@@ -28,11 +28,11 @@ const TOKENS: usize = 3_000;
 const STEP: Duration = Duration::from_millis(5);
 const MEASURED: Duration = Duration::from_secs(6);
 const ROUNDS: usize = 8;
-/// Batches that the publisher keeps for a subscriber.
+/// Maximum number of batches that the publisher queues per subscriber.
 const BATCHES_BUFFERED: u32 = 100;
 const SCRAPE_EVERY: Duration = Duration::from_millis(10);
 const PROBE_EVERY: Duration = Duration::from_millis(50);
-/// A slow reader takes this much, and pauses.
+/// Bytes per read of a slow reader, and the pause between two reads.
 const SIP_BYTES: usize = 256;
 const SIP_PAUSE: Duration = Duration::from_millis(50);
 
@@ -90,7 +90,7 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// How many, their median and their 99th percentile in milliseconds.
+/// Number of times, their median and 99th percentile in milliseconds.
 pub(super) fn spread(mut times: Vec<u64>) -> (usize, f64, f64) {
     times.sort_unstable();
     let last = times.len().saturating_sub(1) as f64;
@@ -122,7 +122,7 @@ fn measure(disturbed: bool) -> BystanderResult {
     while server.client().stats().running < STREAMS as u32 {
         std::thread::sleep(Duration::from_millis(10));
     }
-    std::thread::sleep(Duration::from_secs(1)); // Everybody decodes.
+    std::thread::sleep(Duration::from_secs(1)); // All streams decode.
     let steps = steps(&server);
     let running = server.client().stats().running as usize;
     assert_eq!(running, STREAMS, "streams ended while they were measured");
@@ -138,7 +138,7 @@ fn measure(disturbed: bool) -> BystanderResult {
     BystanderResult { steps, scrapes, probes }
 }
 
-/// Everybody outside, on a thread of their own, until they are `done`.
+/// Runs all clients on their own thread until `done`.
 fn clients(
     address: SocketAddr,
     disturbed: bool,
@@ -161,7 +161,7 @@ fn clients(
     });
 }
 
-/// Collects what the server keeps of its steps while `MEASURED` passes.
+/// Collects the server's step records for the duration `MEASURED`.
 pub(super) fn steps(server: &TestServer) -> Vec<u64> {
     let ring = &server.app.serving().unwrap().metrics.steps.ring;
     let first = ring.newest(1).last().map_or(0, |record| record.step);
@@ -186,7 +186,7 @@ pub(super) async fn read(address: SocketAddr, slow: bool) {
     socket.write_all(head.as_bytes()).await.unwrap();
     socket.write_all(body.as_bytes()).await.unwrap();
     let mut buffer = vec![0_u8; if slow { SIP_BYTES } else { 32 << 10 }];
-    // The server goes first at the end.
+    // At the end the server closes first.
     while let Ok(1..) = socket.read(&mut buffer).await {
         if slow {
             tokio::time::sleep(SIP_PAUSE).await;
@@ -211,7 +211,7 @@ async fn poll_path(address: SocketAddr, path: &'static str, every: Duration, tim
     }
 }
 
-/// Whether a reply with a length has arrived up to its end.
+/// Whether a reply with a content length has arrived completely.
 fn is_complete(reply: &[u8]) -> bool {
     let Some(end) = reply.windows(4).position(|w| w == b"\r\n\r\n") else { return false };
     let head = std::str::from_utf8(&reply[..end]).unwrap().to_ascii_lowercase();

@@ -1,7 +1,8 @@
-//! Whether the time to the first token tells one tenant what another has cached: a prompt under the salt that it is cached under, the
-//! same one under a salt that nobody has used, and a prompt that nobody has sent.
+//! Checks that the time to first token does not reveal one tenant's cached prefixes to another: a prompt
+//! under the salt it is cached under, the same prompt under an unused salt, and a prompt that was never sent.
 //!
-//! The last two must look alike. The first one must not, or the measurement could not tell anything.
+//! The last two must be indistinguishable. The first must be distinguishable, or the measurement proves
+//! nothing.
 
 use super::long_prompts::LongPromptServer;
 use crate::http_client::HttpClient;
@@ -9,15 +10,16 @@ use crate::rng::SimRng;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// Letters of which the demo's tokenizer has no two in one token, so that a prompt of so many bytes has as many tokens.
+/// Letters that the demo's tokenizer never merges, so that a prompt of `n` bytes has `n` tokens.
 const LETTERS: &[u8] = b"BCDEGJKLOQRSUVXYZ";
-/// Of a prompt, a blank and its letters each. Words that are new to the server, because its tokenizer remembers some.
+/// Words of a prompt, each a space and its letters. The words are new to the server, because its tokenizer
+/// caches some.
 const WORDS: usize = 250;
 const WORD_LETTERS: usize = 5;
 const PROMPT_TOKENS: usize = WORDS * (1 + WORD_LETTERS);
-/// Most that the area may miss a half by, in deviations of chance: it does so in one run of 1,500.
+/// Maximum deviation of the area from 0.5 in standard deviations; chance exceeds it in one of 1,500 runs.
 const DEVIATIONS: f64 = 3.4;
-/// Least area of what can be told apart.
+/// Minimum area of distinguishable times.
 const DISTINGUISHABLE_AREA: f64 = 0.9;
 
 fn prompt(chance: &mut SimRng) -> String {
@@ -29,12 +31,12 @@ fn prompt(chance: &mut SimRng) -> String {
     text
 }
 
-/// One that no other request has, of the same length as all.
+/// A new salt; all salts have the same length.
 fn salt(chance: &mut SimRng) -> String {
     format!("{:016x}", chance.next_u64())
 }
 
-/// Time to the first token, and how many tokens of the prompt were cached.
+/// Time to first token, and number of cached prompt tokens.
 fn time_first_token(client: &mut HttpClient, prompt: &str, salt: &str) -> (Duration, u64) {
     let body = json!({"prompt": prompt, "cache_salt": salt, "max_tokens": 1, "ignore_eos": true,
         "stream": true, "stream_options": {"include_usage": true}});
@@ -55,7 +57,7 @@ fn time_first_token(client: &mut HttpClient, prompt: &str, salt: &str) -> (Durat
     (took, usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap())
 }
 
-/// The share of pairs in which the first time is the shorter one: the area under the curve of whoever guesses from times.
+/// Share of pairs with a shorter first time: the area under the ROC curve of a classifier by time.
 fn roc_area(first: &[Duration], second: &[Duration]) -> f64 {
     let pairs = first.iter().flat_map(|a| second.iter().map(move |b| a.cmp(b)));
     let wins: f64 = pairs.map(|order| f64::from(1 - order as i8) / 2.0).sum();
@@ -76,7 +78,7 @@ fn roc_area_is_a_share_of_pairs() {
     assert_eq!(roc_area(&ms([1, 5, 5]), &ms([1, 5, 5])), 0.5);
 }
 
-/// Times of hits, of others and of cold ones, as many of each as there are rounds.
+/// Times of hits, of the same prompt under another salt, and of uncached prompts: one of each per round.
 fn measure(rounds: usize) -> [Vec<Duration>; 3] {
     let flags = ["--threads", "1", "--kv-cache-memory-bytes", "256MiB"];
     let process = LongPromptServer::start(&flags);
@@ -98,7 +100,7 @@ fn measure(rounds: usize) -> [Vec<Duration>; 3] {
     times
 }
 
-/// As many rounds as HADRON_SALTS_COUNT says.
+/// Runs HADRON_SALTS_COUNT rounds.
 #[test]
 #[ignore = "a measurement: `just salts COUNT`"]
 #[allow(clippy::disallowed_methods, reason = "the number comes from `just`")]

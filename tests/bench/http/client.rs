@@ -1,11 +1,11 @@
-//! A light client: one thread, all streams, events counted by their separators.
+//! A light client: one thread for all streams; events are counted by their separators.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// What was read.
+/// Counts of what was read.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StreamCounts {
     pub(super) events: usize,
@@ -52,7 +52,7 @@ pub(super) fn run(address: SocketAddr, request: &str, streams: usize) -> StreamC
 async fn read(mut socket: TcpStream, start: Instant) -> StreamCounts {
     let mut counts = StreamCounts::default();
     let mut buffer = vec![0_u8; 32 << 10];
-    // Ends of events may be cut by a read: the last byte of the former one is kept.
+    // A separator may be split between two reads: the last byte of the previous read is kept.
     let mut last = 0;
     loop {
         let length = socket.read(&mut buffer).await.unwrap();

@@ -1,5 +1,6 @@
-//! A hundred thousand clients that leave at any moment: in the head, in the body, in the queue, in the prefill, in the
-//! stream. Nothing of them may be left, and who stays gets the answer of a server that has nobody else.
+//! A hundred thousand clients that disconnect at any moment: while sending the head or body, while queued,
+//! during prefill or streaming. The server must release all of their resources, and the remaining clients get
+//! the output of an idle server.
 
 use super::many_streams::resident_bytes;
 use crate::test_server::{ServerSetup, TestServer};
@@ -8,20 +9,20 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 const CLIENTS: u64 = 100_000;
-/// Threads that they come from.
+/// Number of client threads.
 const CLIENT_THREADS: u64 = 8;
-/// Of the clients of a thread, every one of so many stays.
+/// In each thread, one of this many clients stays until its reply is complete.
 const STAYING_ONE_IN: u64 = 250;
-/// So long a client waits for bytes before it leaves.
+/// Time for which a client waits for bytes before it disconnects.
 const CLIENT_TIMEOUT: Duration = Duration::from_millis(20);
-/// So long may the server take to forget the last ones.
+/// Maximum time until the server has released the last clients' resources.
 const IDLE_WITHIN: Duration = Duration::from_secs(5);
-/// Until the last sockets are closed.
+/// Time until the last sockets are closed.
 const CLOSED: Duration = Duration::from_millis(500);
-/// Bytes of memory that a client may leave behind: the allocator keeps some pages more or less.
+/// Maximum memory growth per client in bytes: the allocator keeps some pages more or less.
 const GROWTH_MAX: u64 = 64;
 
-/// Where a client leaves.
+/// Moments at which a client disconnects.
 const DISCONNECT_MOMENTS: [&str; 7] = [
     "in the head",
     "in the body",
@@ -31,10 +32,10 @@ const DISCONNECT_MOMENTS: [&str; 7] = [
     "behind some bytes",
     "tired of waiting",
 ];
-/// Bytes were waited for, and did not come.
+/// The client timed out waiting for bytes.
 const TIMED_OUT_MOMENT: usize = 6;
 
-/// A small generator: splitmix64.
+/// Random number generator: splitmix64.
 struct DisconnectRng(u64);
 
 impl DisconnectRng {
@@ -52,7 +53,7 @@ fn request(prompt: &str, more: &str) -> (String, String) {
     (format!("{head}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"), body)
 }
 
-/// Ports come back a moment after so many connections have ended.
+/// Connects; local ports become available again shortly after many connections have closed.
 fn connect(address: SocketAddr) -> TcpStream {
     loop {
         match TcpStream::connect(address) {
@@ -65,7 +66,7 @@ fn connect(address: SocketAddr) -> TcpStream {
     }
 }
 
-/// One client; which moment it left at.
+/// Runs one client; returns the moment at which it disconnected.
 fn disconnect(address: SocketAddr, dice: &mut DisconnectRng) -> usize {
     let words = "once upon a time ".repeat(dice.below(40) as usize + 1);
     let stream = dice.below(4) > 0;
@@ -82,7 +83,7 @@ fn disconnect(address: SocketAddr, dice: &mut DisconnectRng) -> usize {
         1 => head + &part(&body, dice),
         _ => head + &body,
     };
-    // Whatever the server says to that, nobody is there to hear it.
+    // The client ignores write errors: it disconnects anyway.
     let _ = socket.write_all(sent.as_bytes());
     if moment == 3 {
         std::thread::sleep(Duration::from_micros(dice.below(5_000)));
@@ -98,7 +99,7 @@ fn disconnect(address: SocketAddr, dice: &mut DisconnectRng) -> usize {
     moment
 }
 
-/// The text of a request that is waited for.
+/// Text of a request that is read to its end.
 fn complete(address: SocketAddr) -> String {
     let (head, body) = request("who stays", r#""max_tokens":20,"seed":1"#);
     let mut socket = connect(address);
@@ -122,7 +123,7 @@ fn run_clients(address: SocketAddr, seed: u64, expected: &str) -> [u64; DISCONNE
     left
 }
 
-/// Half of the clients, from all crowds at once; how many left at each moment.
+/// Runs half of the clients on all threads at once; returns the number of disconnects by moment.
 fn half(address: SocketAddr, seed: u64, expected: &str) -> [u64; DISCONNECT_MOMENTS.len()] {
     let counts: Vec<[u64; DISCONNECT_MOMENTS.len()]> = std::thread::scope(|scope| {
         let seeds = seed..seed + CLIENT_THREADS;
@@ -169,12 +170,12 @@ fn blocks_are_freed_for_100k_disconnecting_clients() {
     assert_eq!(complete(address), expected);
 }
 
-/// Streams whose blocks are watched while their client leaves, one after another.
+/// Number of streams measured, one after another.
 const WATCHED: usize = 1_000;
-/// Of the device.
+/// Step time of the device.
 const STEP: Duration = Duration::from_millis(10);
 
-/// From the close of a stream's socket until none of its blocks is in use.
+/// Time from closing a stream's socket until none of its blocks is in use.
 fn time_until_blocks_are_free(server: &TestServer, number: usize) -> Duration {
     let (head, body) = request(&format!("{number} words"), r#""max_tokens":4000,"stream":true"#);
     let mut socket = connect(server.address);

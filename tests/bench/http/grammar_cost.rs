@@ -1,9 +1,9 @@
-//! What a costly grammar costs its neighbours: the steps of 64 plain streams alone, beside four clients whose
-//! requests, one after the other, follow it, and beside four whose grammars are refused, each another one; and beside
-//! as many of the same requests that are refused before their grammar is looked at. All in turn, several times: what
-//! the machine does beside them falls on all.
+//! Cost of an expensive grammar for other requests: the steps of 64 plain streams alone, next to four clients
+//! with consecutive requests constrained by the grammar, next to four clients with a new, rejected grammar
+//! per request, and next to the same requests rejected before their grammar is processed. All cases alternate
+//! several times, so that other load of the machine affects all.
 //!
-//! Time of a step is what the server itself keeps of it: scheduling, hand-over and the way to the answer.
+//! The step time is the server's own record: scheduling, hand-over and the time until the output arrives.
 
 use super::bystander_cost::{median, read, spread, steps};
 use crate::small_tokenizer::TokenizerAlphabet;
@@ -22,28 +22,28 @@ const CONSTRAINED: usize = 4;
 const STEP: Duration = Duration::from_millis(5);
 const ROUNDS: usize = 5;
 
-/// What four clients ask for beside the plain streams.
+/// Load of four clients next to the plain streams.
 #[derive(Clone)]
 struct ConstrainedLoad {
     name: String,
-    /// The body of a request up to where its number stands, and from there on: writing it costs a client nothing.
+    /// Request body before and after the position of its number: formatting it costs a client nothing.
     body: [String; 2],
-    /// Whether each request has another grammar.
+    /// Whether each request has a different grammar.
     numbered: bool,
-    /// The status of every answer.
+    /// Expected status of every reply.
     status: &'static str,
-    /// From a client's request to its next one; `None`: the next one follows the answer.
+    /// Interval between a client's requests; `None` = the next request follows the reply.
     every: Option<Duration>,
 }
 
 impl ConstrainedLoad {
-    /// Requests whose grammar is followed.
+    /// Requests with an accepted grammar.
     fn accepted(name: &str, grammar: &Value) -> Self {
         let body = [body(grammar), String::new()];
         Self { name: name.to_owned(), body, numbered: false, status: "200", every: None }
     }
 
-    /// Requests whose grammar, with a number in it where `NUMBER` stands, is refused.
+    /// Requests with a rejected grammar that contains a number in place of `NUMBER`.
     fn rejected(name: &str, grammar: &Value) -> Self {
         let body = body(grammar);
         let (before, behind) = body.split_once(NUMBER).unwrap();
@@ -51,15 +51,15 @@ impl ConstrainedLoad {
         Self { name: name.to_owned(), body, numbered: true, status: "400", every: None }
     }
 
-    /// The same, so many a second of all clients together.
+    /// The same load at a rate of `answers_per_s` requests per second over all clients.
     fn with_rate(&self, answers_per_s: f64) -> Self {
         let every = Duration::from_secs_f64(CONSTRAINED as f64 / answers_per_s);
         let name = format!("{}, {answers_per_s} a second", self.name);
         Self { name, every: Some(every), ..self.clone() }
     }
 
-    /// As many of the same requests, refused as they are read, for a field that no server knows: what they cost
-    /// without what their grammars cost.
+    /// The same requests and rate, rejected while they are parsed because of an unknown field: their cost
+    /// without that of their grammars.
     fn rejected_early(&self, answers_per_s: f64) -> Self {
         let [before, behind] = &self.body;
         let field = "\"structured_outputs\":{";
@@ -148,9 +148,9 @@ fn costly_grammars_do_not_slow_other_streams() {
     }
 }
 
-/// The plain streams' steps, and the others' answers.
+/// Step times of the plain streams, and replies to the other clients.
 struct GrammarCostResult {
-    /// The 99th percentile of the steps, in milliseconds.
+    /// 99th percentile of the step times in milliseconds.
     p99: f64,
     replies_per_s: f64,
 }
@@ -195,7 +195,7 @@ fn measure(
     while server.client().stats().running < STREAMS as u32 {
         std::thread::sleep(Duration::from_millis(10));
     }
-    std::thread::sleep(Duration::from_secs(1)); // Everybody decodes.
+    std::thread::sleep(Duration::from_secs(1)); // All streams decode.
     let (steps, p50, p99) = spread(steps(&server));
     let answers_per_s = answered.load(Ordering::Relaxed) as f64 / since.elapsed().as_secs_f64();
     let late = server.app.serving().unwrap().metrics.grammar.masks_overdue.load(Ordering::Relaxed);
@@ -209,7 +209,7 @@ fn measure(
     GrammarCostResult { p99, replies_per_s: answers_per_s }
 }
 
-/// One constrained request after the other, each answered with the status that is expected.
+/// Sends consecutive constrained requests and checks the status of each reply.
 async fn follow(
     address: SocketAddr,
     beside: ConstrainedLoad,
@@ -235,9 +235,9 @@ async fn follow(
         socket.write_all(head.as_bytes()).await.unwrap();
         socket.write_all(body.as_bytes()).await.unwrap();
         let mut reply = Vec::new();
-        let _ = socket.read_to_end(&mut reply).await; // A server that ends may cut it.
+        let _ = socket.read_to_end(&mut reply).await; // A server that shuts down may cut the reply.
         let status = reply.get(9..12);
-        // What the plain streams leave may be too little for a trial.
+        // The plain streams may leave too little processor time for a dry run.
         let is_known = |status: &[u8]| {
             status == beside.status.as_bytes() || beside.status == "400" && status == b"429"
         };

@@ -1,5 +1,5 @@
-//! What the trial of a grammar adds: the first one, which starts a process, and those after it; and what the process
-//! takes. The vocabulary has the size of those in use.
+//! Cost of a grammar's dry run: the first, which starts a worker process, and later ones; and the memory of
+//! the process. The vocabulary has a realistic size.
 
 use crate::test_server::trials;
 use grammar::{
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const TOKENS: Token = 151_000;
 const ROUNDS: u32 = 200;
 
-/// All bytes, then words of two to nine letters, half of them behind a space.
+/// All bytes, then words of two to nine letters, half of them after a space.
 fn vocabulary() -> GrammarVocabulary {
     let mut state = 1_u64;
     let mut draw = |sides: u64| {
@@ -34,7 +34,7 @@ fn vocabulary() -> GrammarVocabulary {
     GrammarVocabulary { tokens, special: vec![TOKENS], end_ids: vec![TOKENS], encode }
 }
 
-/// Grammars that no cache knows: `number` is somewhere in each.
+/// Grammars that are in no cache: each contains `number`.
 fn form(kind: usize, number: u32) -> GrammarSpec {
     let json = |schema: Value| GrammarSpec::Json { schema, whitespace: JsonWhitespace::Any };
     let name = format!("p{number}");
@@ -60,7 +60,7 @@ fn compile(grammars: &GrammarCompilePool, form: GrammarSpec) -> Duration {
     since.elapsed()
 }
 
-/// Memory of the processes that this one has started, as the system tells it.
+/// Memory of the child processes, from /proc.
 fn memory() -> Vec<String> {
     let mine = std::process::id().to_string();
     let statuses = std::fs::read_dir("/proc").unwrap().flatten();

@@ -1,9 +1,10 @@
-//! An hour of prompts of a megabyte, or as many minutes as asked for: their steps grow with their context, from milliseconds to
-//! several times what no step is late before, and none of them may be taken for a hang.
+//! Megabyte prompts for an hour, or for the requested minutes: their step times grow with the context, from
+//! milliseconds to several times the minimum step deadline, and no step may be classified as a hang.
 //!
-//! The server is the real one, with its executor in a process that a late step would end. Shorter prompts and a stream run beside the
-//! long ones. Behind each megabyte come hundreds of short prompts, whose steps make the server expect less, and then the same megabyte
-//! with more behind it: cached, so that its first step has the whole context already.
+//! The server is the real one, with its executor in a process that a step timeout would kill. Shorter prompts
+//! and a stream run at the same time as the long ones. Each megabyte prompt is followed by hundreds of short
+//! prompts, which lower the server's estimate of step times, and then by the same megabyte with a suffix: it
+//! is a prefix hit, so its first step already has the whole context.
 
 use crate::http_client::{HttpClient, HttpReply, get};
 use crate::rng::SimRng;
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-/// Kinds of prompts, and their bytes.
+/// Kinds of prompts with their sizes in bytes.
 const KINDS: [(&str, usize); 5] = [
     ("10 KB", 10 << 10),
     ("100 KB", 100 << 10),
@@ -26,34 +27,37 @@ const KINDS: [(&str, usize); 5] = [
     ("2 KB", 2 << 10),
     ("1 MB and 24 KB behind it", 24 << 10),
 ];
-/// What is drawn; the other two follow a megabyte.
+/// Kinds that are drawn at random; the other two follow a megabyte prompt.
 const RANDOM_KINDS: [usize; 4] = [0, 1, MEGABYTE, MEGABYTE];
 const MEGABYTE: usize = 2;
 const SHORT: usize = 3;
 const LONGER: usize = 4;
-/// Short prompts behind each megabyte.
+/// Number of short prompts after each megabyte prompt.
 const SHORT_ONES: usize = 300;
-/// A word of the synthetic vocabulary and two letters: bytes, and tokens.
+/// Bytes and tokens of one piece: a word of the synthetic vocabulary and two letters.
 const PIECE_BYTES: usize = "<|t300|>ab".len();
 const PIECE_TOKENS: usize = 3;
-/// Words of three digits begin behind the bytes and the special tokens.
+/// Words with three-digit ids, which follow the bytes and the special tokens.
 const WORDS: std::ops::Range<u64> = 300..1_000;
-/// Of the model: the longest prompt and its answer fit.
+/// Context length of the model: the longest prompt and its output fit.
 const CONTEXT: usize = 320 << 10;
-/// Of a step: the last ones of a megabyte take longer than the five seconds that all are allowed.
+/// Token budget of a step: the last steps of a megabyte prompt take longer than the minimum deadline of five
+/// seconds.
 const STEP_TOKENS: &str = "8192";
-/// So many that nobody is preempted, and a megabyte is still there when it comes again.
+/// Number of KV blocks, enough that no request is preempted and a megabyte prompt is still cached when it is
+/// sent again.
 const BLOCKS: &str = "98304";
-/// Each sends one prompt after another.
+/// Number of clients; each sends one prompt after another.
 const CLIENTS: u64 = 2;
 const ANSWER_TOKENS: usize = 8;
-/// Of each of the streams that run beside all the time: more than there are steps while prompts of a megabyte are read. A stream that
-/// begins meanwhile may wait for the end of one.
+/// Tokens of each background stream: more than the number of steps while megabyte prompts are prefilled. A
+/// stream that starts meanwhile may wait until one of these prompts is finished.
 const STREAM_TOKENS: usize = 4_096;
-/// The server tells of 1,024 steps: short ones may be missed, no long one.
+/// Interval between two reads of the server's records of 1,024 steps: short steps may be missed, long ones
+/// not.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const REPORT_INTERVAL: Duration = Duration::from_mins(1);
-/// For an answer behind other prompts of a megabyte.
+/// Timeout of a reply that waits for other megabyte prompts.
 const ANSWER_TIMEOUT: Duration = Duration::from_hours(1);
 
 /// `hadron serve` on a free port.
@@ -63,7 +67,7 @@ pub(super) struct LongPromptServer {
 }
 
 impl LongPromptServer {
-    /// Starts it and reads the ready line.
+    /// Starts the server and reads the ready line.
     pub(super) fn start(args: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hadron"));
         command.arg("serve").args(args).args(["--port", "0"]).env("RUST_LOG", "warn");
@@ -78,7 +82,8 @@ impl LongPromptServer {
             }
             said.push(line);
         };
-        // Why an executor is given up stands there, and a pipe that nobody reads would stop the server.
+        // The reason of an executor failure is in the log, and a pipe that is not read would block the
+        // server.
         std::thread::spawn(move || {
             let lines = lines.map_while(Result::ok).filter(|line| line.contains(" WARN "));
             lines.for_each(|line| println!("server: {line}"));
@@ -86,7 +91,7 @@ impl LongPromptServer {
         Self { child, address }
     }
 
-    /// The server and its executors.
+    /// Process ids of the server and its executors.
     fn pids(&self) -> Vec<u32> {
         let server = self.child.id();
         let children = fs::read_to_string(format!("/proc/{server}/task/{server}/children"));
@@ -102,13 +107,13 @@ impl LongPromptServer {
 
 impl Drop for LongPromptServer {
     fn drop(&mut self) {
-        // Gone already if the measurement failed.
+        // The process has exited already if the measurement failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Attention and little else: what a step takes depends on its context more than it does in any real model.
+/// A model dominated by attention: its step time depends on the context more than that of any real model.
 fn model() -> tempfile::TempDir {
     let config = json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": WORDS.end,
@@ -127,25 +132,25 @@ fn model() -> tempfile::TempDir {
     folder
 }
 
-/// A text like no other, of so many bytes or a few less.
+/// A unique text of up to `bytes` bytes, at most one piece shorter.
 fn prompt(chance: &mut SimRng, bytes: usize) -> String {
     let mut text = String::with_capacity(bytes);
     for _ in 0..bytes / PIECE_BYTES {
         let word = WORDS.start + chance.below(WORDS.end - WORDS.start);
         let mut letter = || char::from(b'a' + chance.below(26) as u8);
-        let _ = write!(text, "<|t{word}|>{}{}", letter(), letter()); // Memory takes it.
+        let _ = write!(text, "<|t{word}|>{}{}", letter(), letter()); // Writing to a `String` cannot fail.
     }
     text
 }
 
-/// What clients saw.
+/// Counts and times observed by the clients.
 #[derive(Default)]
 struct LongPromptCounts {
-    /// Prompts of each kind that were answered whole.
+    /// Completed prompts by kind.
     ended: [AtomicU64; KINDS.len()],
     streams: AtomicU64,
     wrong: AtomicU64,
-    /// The longest time between two events of a stream, and the longest answer.
+    /// The longest time between two events of a stream, and the longest time of a reply.
     longest: Mutex<[Duration; 2]>,
 }
 
@@ -181,7 +186,7 @@ fn connect(address: SocketAddr) -> HttpClient {
     client
 }
 
-/// One client, with one prompt after another.
+/// A client that sends one prompt after another.
 struct LongPromptClient<'a> {
     address: SocketAddr,
     chance: SimRng,
@@ -200,7 +205,7 @@ impl LongPromptClient<'_> {
         }
     }
 
-    /// Behind a megabyte.
+    /// Sends the prompts that follow a megabyte prompt.
     fn send_short_prompts(&mut self, mut text: String) {
         for _ in 0..SHORT_ONES {
             let short = prompt(&mut self.chance, KINDS[SHORT].1);
@@ -229,7 +234,8 @@ impl LongPromptClient<'_> {
     }
 }
 
-/// Whether all of a prompt was read, it was cached if it has to be, and its answer has its length.
+/// Whether the prompt was processed completely, was a prefix hit if required, and its output has the
+/// requested length.
 fn is_complete(reply: &HttpReply, prompt_tokens: usize, is_cached: bool) -> bool {
     if reply.status != 200 {
         return false;
@@ -242,12 +248,12 @@ fn is_complete(reply: &HttpReply, prompt_tokens: usize, is_cached: bool) -> bool
         && reply["choices"][0]["finish_reason"] == "length"
 }
 
-/// One short stream after another.
+/// Reads one stream after another.
 fn read_streams(address: SocketAddr, over: &AtomicBool, seen: &LongPromptCounts) {
     let mut number = 0_u64;
     while !over.load(Ordering::Relaxed) {
         number += 1;
-        // The letter is text by itself: each token is an event.
+        // The letter is valid UTF-8 by itself: each token is an event.
         let body = json!({"prompt": format!("{number} streams"), "max_tokens": STREAM_TOKENS, "ignore_eos": true,
             "logit_bias": {"97": 100}, "stream": true, "stream_options": {"include_usage": true}});
         let mut client = connect(address);
@@ -264,11 +270,11 @@ fn read_streams(address: SocketAddr, over: &AtomicBool, seen: &LongPromptCounts)
     }
 }
 
-/// All that a stream says, up to its end.
+/// Reads a stream to its end.
 fn read_events(client: &mut HttpClient, seen: &LongPromptCounts) -> String {
     let (mut text, mut last) = (String::new(), None);
     while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {
-        // Comments only say that nothing has come.
+        // SSE comments are keep-alives without tokens.
         if !chunk.starts_with(b":") {
             let before = last.replace(Instant::now());
             seen.took(0, before.map_or(Duration::ZERO, |before| before.elapsed()));
@@ -278,13 +284,13 @@ fn read_events(client: &mut HttpClient, seen: &LongPromptCounts) -> String {
     text
 }
 
-/// What the server keeps of a step.
+/// The server's record of one step.
 #[derive(Debug, Clone, Copy, Default)]
 struct ServerStep {
     number: u64,
     tokens: u64,
     took: Duration,
-    /// Before it would have been late.
+    /// Deadline of the step.
     allowed: Duration,
 }
 
@@ -311,19 +317,19 @@ impl std::fmt::Display for ServerStep {
     }
 }
 
-/// The steps of a server.
+/// Step records of a server.
 #[derive(Default)]
 struct ServerSteps {
     newest: u64,
-    /// How many were told of.
+    /// Number of step records read.
     seen: u64,
     longest: ServerStep,
-    /// The one that came nearest to its deadline.
+    /// The step with the smallest margin to its deadline.
     nearest: ServerStep,
 }
 
 impl ServerSteps {
-    /// Takes in what is new.
+    /// Reads the new records.
     fn poll(&mut self, address: SocketAddr) {
         let mut client = connect(address);
         client.send("GET", "/debug/steps", "Authorization: Bearer root\r\n", b"");
@@ -350,7 +356,7 @@ impl ServerSteps {
     }
 }
 
-/// What executors were lost for, and steps that were late for a moment.
+/// Number of executor restarts and of late steps, from the metrics.
 fn false_alarms(address: SocketAddr) -> f64 {
     let page = String::from_utf8(get(address, "/metrics").body).unwrap();
     let names = ["hadron:executor_restarts_total{", "hadron:late_rank_total{"];
@@ -361,7 +367,7 @@ fn false_alarms(address: SocketAddr) -> f64 {
     values.iter().sum()
 }
 
-/// Resident memory of each process now, and at most.
+/// Current and peak resident memory of each process.
 fn memory(pids: &[u32]) -> String {
     let mib = |pid: u32, field: &str| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -374,7 +380,7 @@ fn memory(pids: &[u32]) -> String {
     format!("server and executor hold {} MiB", each.join(" and "))
 }
 
-/// Lets clients send for so long, and waits for what is under way then.
+/// Lets clients send for `time`, then waits for the requests in flight.
 fn run(
     process: &LongPromptServer,
     time: Duration,
@@ -407,7 +413,7 @@ fn run(
     steps.poll(address);
 }
 
-/// As many minutes as HADRON_LONG_PROMPTS_MINUTES says.
+/// Runs for HADRON_LONG_PROMPTS_MINUTES minutes.
 #[test]
 #[ignore = "an hour: `just long-prompts MINUTES`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]

@@ -1,8 +1,8 @@
-//! Ten thousand streams at once, for seconds or for as many minutes as asked for (`just streams MINUTES`): no event is
-//! lost, and what each of them costs the server in memory.
+//! Ten thousand concurrent streams, for seconds or for the requested minutes (`just streams MINUTES`): no
+//! event is lost, and the server's memory per stream is bounded.
 //!
-//! The client is a process of its own: no process may have descriptors for both ends everywhere, and
-//! the memory measured is the server's alone.
+//! The client is a separate process: one process may not have enough descriptors for both ends, and the
+//! measured memory is the server's alone.
 
 use crate::hash_model::SlotAccess;
 use crate::small_tokenizer::TokenizerAlphabet;
@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Barrier;
 
 const STREAMS: usize = 10_000;
-/// Resident memory of one stream at most.
+/// Maximum resident memory per stream in bytes.
 const BYTES_MAX: usize = 50_000;
 
 /// Tokens of each stream, and the time between two of them.
@@ -29,7 +29,7 @@ struct StreamLength {
     step_time: Duration,
 }
 
-/// A token a second for HADRON_STREAMS_MINUTES; without them forty, two a second.
+/// One token per second for HADRON_STREAMS_MINUTES minutes; without it 40 tokens, two per second.
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
 fn length() -> StreamLength {
     let said = std::env::var("HADRON_STREAMS_MINUTES").ok();
@@ -42,7 +42,7 @@ fn length() -> StreamLength {
 }
 
 fn setup(length: &StreamLength) -> ServerSetup {
-    // Prompt and tokens, and one block more that is not full.
+    // Blocks of prompt and output, and one partially filled block.
     let blocks = (64 + length.tokens) as u32 / BLOCK_TOKENS + 1;
     ServerSetup {
         slot_access: SlotAccess::Untouched,
@@ -117,7 +117,7 @@ fn many_streams_client() {
     println!("COUNTS {events} {together}");
 }
 
-/// Events read, and how many streams had begun when the first one ended.
+/// Returns the number of events read, and the number of streams that had started when the first one ended.
 fn run(address: SocketAddr) -> (usize, usize) {
     let tokens = length().tokens;
     let body = format!(
@@ -170,7 +170,7 @@ async fn read(
             begun.fetch_add(1, Ordering::Relaxed);
         }
         if length == 0 {
-            // Only the first to end leaves its count.
+            // Only the first stream to end stores its count.
             let now = begun.load(Ordering::Relaxed);
             let _ = together.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
             return events;
@@ -182,7 +182,7 @@ async fn read(
     }
 }
 
-/// Memory that this process holds.
+/// Resident memory of this process in bytes.
 pub(super) fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

@@ -1,7 +1,7 @@
-//! HTTP and server-sent events over a device that takes no time, next to what bare sockets do.
+//! HTTP and SSE over a zero-time device, compared with bare sockets.
 //!
-//! Everything is in this process, client included: scheduler, hash model, detokeniser, hyper. The
-//! client reads chunks and counts events; each token is an event of its own.
+//! Everything runs in this process, client included: scheduler, hash model, detokeniser, hyper. The client
+//! reads chunks and counts events; each token is one event.
 
 mod bystander_cost;
 mod cache_salt_timing;

@@ -1,5 +1,5 @@
-//! A server whose steps all take the same time, for load generators that are compared with each other: what
-//! they disagree on is theirs.
+//! A server with constant step times, to compare load generators with each other: differences between their
+//! results are their own.
 
 use crate::small_tokenizer::TokenizerAlphabet;
 use crate::test_server::{ServerSetup, TestServer};

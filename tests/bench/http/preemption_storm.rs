@@ -1,4 +1,4 @@
-//! A storm of requests that want ten times the cache: whoever is preempted ends with the answer of an idle server.
+//! Requests that need ten times the KV cache: preempted requests end with the output of an idle server.
 
 use crate::http_client::HttpClient;
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const REQUESTS: usize = 100_000;
-/// Kinds of request, each asked alone before the storm.
+/// Number of distinct requests; each is also sent alone before the storm.
 const KINDS: usize = 400;
-/// Connections, each with one request at a time.
+/// Number of connections, each with one request at a time.
 const CLIENTS: usize = 160;
-/// Of the prompt and of the answer.
+/// Prompt and output length in tokens.
 const PROMPT_TOKENS: usize = 100;
 const TOKENS: usize = 60;
-/// What all clients hold together, over what there is.
+/// Cache demand of all clients relative to the cache size.
 const CACHE_OVERCOMMIT: usize = 10;
-/// Until the last is forgotten.
+/// Maximum time until all resources are released.
 const IDLE_WITHIN: Duration = Duration::from_secs(5);
 
 fn request(kind: usize) -> Value {
@@ -27,7 +27,7 @@ fn request(kind: usize) -> Value {
     json!({"prompt": prompt, "max_tokens": TOKENS, "ignore_eos": true, "temperature": heat, "seed": kind})
 }
 
-/// Text and usage of one answer, and how long it took.
+/// Text and usage of one reply, and its latency.
 fn complete(client: &mut HttpClient, kind: usize) -> ([Value; 2], Duration) {
     let since = Instant::now();
     let reply = client.post("/v1/completions", &request(kind));
@@ -37,7 +37,7 @@ fn complete(client: &mut HttpClient, kind: usize) -> ([Value; 2], Duration) {
     (told, since.elapsed())
 }
 
-/// All of the storm; the times of the answers, and how many differed.
+/// Runs the storm; returns the latencies and the number of changed outputs.
 fn run_storm(address: SocketAddr, alone: &[[Value; 2]]) -> (Vec<Duration>, usize) {
     let (next, changed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let client = || {
@@ -47,7 +47,7 @@ fn run_storm(address: SocketAddr, alone: &[[Value; 2]]) -> (Vec<Duration>, usize
             if number >= REQUESTS {
                 return times;
             }
-            // Neighbours in time are strangers to each other.
+            // Requests that are close in time are of different kinds.
             let kind = number * 37 % KINDS;
             let (told, took) = complete(&mut client, kind);
             changed.fetch_add(usize::from(told != alone[kind]), Ordering::Relaxed);
@@ -66,7 +66,7 @@ fn run_storm(address: SocketAddr, alone: &[[Value; 2]]) -> (Vec<Duration>, usize
 fn storm_of_requests_over_a_tenth_of_the_cache() {
     let each = (PROMPT_TOKENS + TOKENS).div_ceil(BLOCK_TOKENS as usize);
     let blocks = (CLIENTS * each / CACHE_OVERCOMMIT) as u32;
-    // An answer alone fits, or nothing would be accepted.
+    // A single request fits, or none would be accepted.
     let max_model_len = (PROMPT_TOKENS + TOKENS + 1) as u32;
     let server =
         TestServer::start(&ServerSetup { blocks, max_model_len, ..ServerSetup::default() });

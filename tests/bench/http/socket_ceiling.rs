@@ -1,12 +1,12 @@
-//! The most that two threads and loopback sockets can do: the same bytes without HTTP, text or
+//! Upper bound of two threads with loopback sockets: the same bytes without HTTP, text processing or
 //! scheduling.
 
 use super::client::{self, StreamCounts};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 
-/// Writes `events` events of `event_bytes` bytes on each of `streams` connections, `per_write` at a
-/// time, round-robin; the client is the one of the measurement.
+/// Writes `events` events of `event_bytes` bytes on each of `streams` connections, `per_write` at a time,
+/// round-robin; the client is that of the measurement.
 pub(super) fn run(
     streams: usize,
     events: usize,

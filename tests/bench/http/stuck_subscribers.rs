@@ -1,4 +1,4 @@
-//! Subscribers of KV events that never read: one of the library, one that is a bare socket.
+//! KV-event subscribers that never read: a libzmq socket and a bare TCP socket.
 
 use crate::kv_event_replay::sequence_number;
 use std::io::{Read, Write};
@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::net::TcpSocket;
 use zmq::{Context, Socket};
 
-/// Smallest receive buffer that the kernel gives.
+/// Smallest receive buffer size that the kernel permits.
 const BUFFER_BYTES: u32 = 2_048;
-/// The greeting of ZMTP 3.0 without security: signature, version, mechanism, who is server, padding.
+/// ZMTP 3.0 greeting with the NULL mechanism: signature, version, mechanism, as-server flag, padding.
 const GREETING: [u8; 64] = {
     let mut greeting = [0; 64];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
@@ -17,12 +17,12 @@ const GREETING: [u8; 64] = {
     (greeting[12], greeting[13], greeting[14], greeting[15]) = (n, u, l, l);
     greeting
 };
-/// A command that says what kind of socket this is.
+/// READY command with the socket type SUB.
 const READY: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB";
-/// A message that asks for everything.
+/// Message that subscribes to all topics.
 const SUBSCRIBE: &[u8] = b"\x00\x01\x01";
 
-/// Both of them, connected and subscribed.
+/// Both subscribers, connected and subscribed.
 pub(super) struct StuckSubscribers {
     library: Socket,
     bare: TcpStream,
@@ -39,7 +39,7 @@ impl StuckSubscribers {
         Self { library, bare: raw_subscriber(address) }
     }
 
-    /// Reads after all: both were fed, and the oldest batch still waits for the first of them.
+    /// Reads at last: both received batches, and the oldest one is still queued for the first subscriber.
     pub(super) fn assert_missed_batches(mut self, last_seq: u64) {
         self.library.set_rcvtimeo(10_000).unwrap();
         let frames = self.library.recv_multipart(0).expect("a batch");
@@ -56,7 +56,7 @@ fn raw_subscriber(address: SocketAddr) -> TcpStream {
     let runtime = builder.enable_all().build().unwrap();
     let socket = runtime.block_on(async {
         let socket = TcpSocket::new_v4().unwrap();
-        // Before it is connected: the window is agreed on then.
+        // Set before connecting, when the TCP window is negotiated.
         socket.set_recv_buffer_size(BUFFER_BYTES).unwrap();
         socket.connect(address).await.unwrap()
     });
@@ -64,7 +64,7 @@ fn raw_subscriber(address: SocketAddr) -> TcpStream {
     socket.set_nonblocking(false).unwrap();
     socket.write_all(&GREETING).unwrap();
     socket.write_all(READY).unwrap();
-    // Whoever says more before the other end is ready is taken for broken.
+    // A peer that sends more before the other end is ready is treated as broken.
     let (mut greeting, mut head) = ([0; 64], [0; 2]);
     socket.read_exact(&mut greeting).unwrap();
     socket.read_exact(&mut head).unwrap();
