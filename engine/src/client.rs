@@ -1,7 +1,7 @@
-//! The server's side of the engine: submits, event streams, admission.
+//! Client side of the engine: request submission, event streams and admission control.
 //!
-//! Owns the in-flight map and hands each request's events to its stream. Dropping a stream takes
-//! back everything in it that has not finished. Knows token ids only; no text, no HTTP.
+//! Owns the map of requests in flight and delivers the events of each request to its stream. Dropping a
+//! stream aborts its unfinished requests. Handles token ids only; text and HTTP are handled elsewhere.
 
 mod admission;
 mod cached_blocks;
@@ -40,90 +40,91 @@ use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
-/// Which executor says something.
+/// Executor that sent a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExecutorId {
-    /// Its replica.
+    /// Replica of the executor.
     pub replica: Replica,
-    /// Its generation; what one of another generation than the engine's says is old news.
+    /// Generation of the executor; messages from a generation other than the engine's current one are stale.
     pub epoch: Epoch,
-    /// Its place among the ranks of the replica.
+    /// Tensor-parallel rank within the replica.
     pub rank: u16,
 }
 
-/// What reaches the engine's thread.
+/// Message to the scheduler thread.
 #[derive(Debug)]
 pub enum EngineMessage {
-    /// For `Scheduler::tick`.
+    /// Event for `Scheduler::tick`.
     Event(SchedulerEvent),
-    /// What the output of a request follows whose submit comes next.
+    /// Decoding guide of a constrained request; its `Submit` follows as the next message.
     DecodingGuide {
-        /// The request.
+        /// Request that the guide belongs to.
         request: RequestId,
-        /// What limits its tokens.
+        /// Constraint on the tokens of the output.
         guide: DecodingGuide,
     },
-    /// An executor failed or is gone, and why.
+    /// An executor failed or its process ended.
     ExecutorFailed {
-        /// Which.
+        /// Executor that failed.
         sender: ExecutorId,
-        /// What kind of loss it is.
+        /// Class of the failure.
         failure: ExecutorFailure,
-        /// What happened.
+        /// Description of the failure.
         cause: String,
     },
-    /// The executors of a replica are ready, of the engine's generation and with an empty cache.
+    /// The executors of a replica are ready, in the engine's current generation and with an empty KV cache.
     ExecutorRestored {
-        /// Whose.
+        /// Replica of the executors.
         replica: Replica,
-        /// Road to them.
+        /// Command queue of the executors.
         executor: SyncSender<ExecutorCommand>,
-        /// What they brought up.
+        /// KV blocks and captured graphs of the executors.
         ready: ExecutorReady,
     },
-    /// Record steps in new traces, or no more.
+    /// Starts or stops the profiler of all executors.
     Profile {
-        /// Whether to record.
+        /// Whether the profiler starts; `false` stops it.
         on: bool,
-        /// Where every executor's answer goes; closed once there will be no more.
+        /// Receives the status of every executor; closed after the last one.
         replies: UnboundedSender<ProfilerStatus>,
     },
-    /// An executor's answer to that.
+    /// Reply of an executor to `Profile`.
     ProfileReply(ExecutorId, ProfilerStatus),
-    /// A rank has done a step that another one answers.
+    /// A rank other than the replica's rank 0 has finished a step.
     StepDone(ExecutorId, StepId),
-    /// List the blocks that prefix hits may find.
+    /// Lists the blocks in the prefix indices.
     ListCachedBlocks {
-        /// Who waits for the list, one entry per replica.
+        /// Receives the list, one entry per replica.
         reply: oneshot::Sender<Vec<CachedBlocks>>,
     },
-    /// Forget every cached prefix.
+    /// Clears the prefix caches.
     ResetPrefixCache {
-        /// Send requests that hold blocks back to the queue; else they prevent it.
+        /// Whether requests that hold blocks are put back in the queue; otherwise such requests prevent the
+        /// reset.
         restart: bool,
-        /// Who waits to hear whether it was done.
+        /// Receives whether the caches were cleared.
         reply: oneshot::Sender<bool>,
     },
-    /// An executor gave a sign of life.
+    /// Heartbeat of an executor.
     Heartbeat(ExecutorId),
-    /// There will be no executor any more, and why.
+    /// Executors will not be started again, for this reason.
     RestartsExhausted(String),
-    /// Stop the loop.
+    /// Stops the loop.
     Stop,
 }
 
-/// Where a request's events go.
+/// Destination of a request's events.
 #[derive(Debug)]
 struct RequestRoute {
     mailbox: Arc<StreamMailbox>,
-    /// Place of the request in its stream.
+    /// Index of the request in its stream.
     index: u32,
     times: RequestTimes,
-    /// What its client calls it; names may be shared.
+    /// Request id given by the client; need not be unique.
     name: Arc<str>,
 }
 
-/// Handle to the engine; clones share everything.
+/// Handle to the engine; clones share all state.
 #[derive(Clone)]
 pub struct EngineClient {
     state: Arc<EngineClientState>,
@@ -135,15 +136,15 @@ struct EngineClientState {
     hasher: PromptHasher,
     admission: Arc<AdmissionController>,
     next_id: AtomicU64,
-    /// How requests end from now on, those included that come later.
+    /// Finish reason for all requests after `close`, including requests registered later.
     closed: Mutex<Option<FinishReason>>,
-    /// Of each replica.
+    /// Latest counters of each replica.
     stats: Mutex<Vec<StepStats>>,
     metrics: Arc<ServerMetrics>,
 }
 
 impl EngineClient {
-    /// A client of the engine that reads `inbox` and hashes prompts with `hasher`.
+    /// Creates a client of the engine that reads `inbox`; prompts are hashed with `hasher`.
     pub fn new(
         inbox: Arc<BatchInbox<EngineMessage>>,
         hasher: PromptHasher,
@@ -166,15 +167,16 @@ impl EngineClient {
         Self { state: Arc::new(shared) }
     }
 
-    /// Counters that decide whether a request is taken.
+    /// Counters and limits of admission control.
     pub fn admission(&self) -> &Arc<AdmissionController> {
         &self.state.admission
     }
 
-    /// Sends requests as one stream, `n` for each prompt; `submits[i].id` is overwritten with a fresh id and
-    /// its events carry index `i`. Hashes the prompts here, so call it where computing is allowed.
+    /// Submits requests as one stream, `n` choices per prompt. Overwrites `submits[i].id` with a fresh id;
+    /// events of that request carry index `i`. Hashes the prompts on the calling thread, so call it where CPU
+    /// work is allowed.
     ///
-    /// `name`: what the client calls them all.
+    /// `name`: request id given by the client, shared by all requests of the stream.
     pub fn submit(
         &self,
         mut submits: Vec<RequestSubmission>,
@@ -189,7 +191,8 @@ impl EngineClient {
         self.state.inbox.push_all(events);
         for request in ids {
             if !self.state.inflight.contains_key(&request) {
-                // Whoever took it back before it was sent was heard too early. What has ended in the engine it ignores.
+                // The request was aborted before `Submit` was queued, so its abort came too early: send it
+                // again. The engine ignores aborts of requests that have ended.
                 let cause = AbortCause::Operator;
                 self.state
                     .inbox
@@ -199,7 +202,8 @@ impl EngineClient {
         stream
     }
 
-    /// The same, but the engine hears of them only once something that they need is there.
+    /// Registers requests as `submit` does, but `DeferredSubmit` sends them to the engine only after a
+    /// dependency of the requests (such as a compiled grammar) is ready.
     pub fn submit_deferred(
         &self,
         mut submits: Vec<RequestSubmission>,
@@ -236,7 +240,7 @@ impl EngineClient {
                 index += 1;
             }
         }
-        // `close` may have looked before they were there.
+        // `close` may have run before the requests were inserted.
         let closed = lock(&self.state.closed).clone();
         if let Some(finish) = closed {
             for submit in submits.iter() {
@@ -246,7 +250,7 @@ impl EngineClient {
         RequestEventStream::new(self.clone(), mailbox, RequestId(first), prompt_tokens, ticket)
     }
 
-    /// Takes a request back. Its stream hears no more of it; unknown ones are ignored.
+    /// Aborts a request; its stream receives no further events. Unknown requests are ignored.
     pub fn abort(&self, request: RequestId, cause: AbortCause) {
         if let Some((_, route)) = self.state.inflight.remove(&request) {
             let requests = &self.state.metrics.requests;
@@ -255,7 +259,8 @@ impl EngineClient {
         }
     }
 
-    /// Takes back every request whose name is meant; their streams end as aborted. Returns how many.
+    /// Aborts every request with a client-given id that `is_meant` accepts; the streams end as aborted.
+    /// Returns the number of aborted requests.
     pub fn abort_by_name(&self, is_meant: impl Fn(&str) -> bool) -> usize {
         let inflight = self.state.inflight.iter();
         let named = inflight.map(|entry| (*entry.key(), Arc::clone(&entry.value().name)));
@@ -264,13 +269,13 @@ impl EngineClient {
         meant.into_iter().filter(|request| self.finish_request(*request, &finish)).count()
     }
 
-    /// Hands one step's events to their streams and wakes them.
+    /// Delivers the events of one step to the streams and wakes their readers.
     pub fn deliver(&self, events: Vec<TokenEvent>) {
         let round = self.state.metrics.requests.delivery_round();
         for event in events {
             let request = event.request;
             if event.finish_reason.is_some() {
-                // Removed first: a stream that sees the end must not abort what has ended.
+                // Remove the route first: a stream that has seen the end must not abort a finished request.
                 if let Some((_, mut route)) = self.state.inflight.remove(&request) {
                     round.event(&mut route.times, &event);
                     route.mailbox.put(route.index, event);
@@ -282,15 +287,15 @@ impl EngineClient {
         }
     }
 
-    /// Ends every request, also those that come later: as aborted ones, or because the engine is lost. How many were
-    /// there.
+    /// Finishes all requests, including requests registered later, as aborted or because the engine has
+    /// failed. Returns the number of requests that were in flight.
     pub fn close(&self, finish: &FinishReason) -> usize {
         *lock(&self.state.closed) = Some(finish.clone());
         let requests: Vec<RequestId> = self.state.inflight.iter().map(|e| *e.key()).collect();
         requests.into_iter().filter(|request| self.finish_request(*request, finish)).count()
     }
 
-    /// Ends a request; whether it was still there.
+    /// Finishes a request; returns whether it was still in flight.
     fn finish_request(&self, request: RequestId, finish: &FinishReason) -> bool {
         let Some((_, route)) = self.state.inflight.remove(&request) else { return false };
         self.state.metrics.requests.ended(&route.times, finish, Instant::now());
@@ -301,39 +306,40 @@ impl EngineClient {
         true
     }
 
-    /// Has steps recorded in new traces, or no more. Each executor that is there answers.
+    /// Starts or stops the profiler of all executors. Every running executor sends one status.
     pub fn profile(&self, on: bool) -> UnboundedReceiver<ProfilerStatus> {
         let (replies, answers) = unbounded_channel();
         self.state.inbox.push(EngineMessage::Profile { on, replies });
         answers
     }
 
-    /// Has every cached prefix forgotten. The answer is whether it was done: requests that hold blocks
-    /// prevent it, unless they are to be restarted.
+    /// Clears the prefix caches. The reply is whether they were cleared: requests that hold blocks prevent it
+    /// unless `restart` is set.
     pub fn reset_prefix_cache(&self, restart: bool) -> oneshot::Receiver<bool> {
         let (reply, answer) = oneshot::channel();
         self.state.inbox.push(EngineMessage::ResetPrefixCache { restart, reply });
         answer
     }
 
-    /// Lists the blocks that prefix hits may find, between two steps. The answer is an error if the engine is gone.
+    /// Lists the blocks in the prefix indices, between two steps. The receiver fails if the engine has
+    /// stopped.
     pub fn cached_blocks(&self) -> oneshot::Receiver<Vec<CachedBlocks>> {
         let (reply, answer) = oneshot::channel();
         self.state.inbox.push(EngineMessage::ListCachedBlocks { reply });
         answer
     }
 
-    /// Counters of the first replica after its last tick that changed them.
+    /// Counters of the first replica as of its last tick that changed them.
     pub fn stats(&self) -> StepStats {
         self.replica_stats().into_iter().next().unwrap_or_default()
     }
 
-    /// Counters of every replica that has told any.
+    /// Counters of every replica that has reported any.
     pub fn replica_stats(&self) -> Vec<StepStats> {
         lock(&self.state.stats).clone()
     }
 
-    /// Publishes counters of a replica.
+    /// Stores the counters of a replica.
     pub fn set_stats(&self, stats: StepStats) {
         let mut all = lock(&self.state.stats);
         let index = usize::from(stats.replica.0);
@@ -343,12 +349,12 @@ impl EngineClient {
         all[index] = stats;
     }
 
-    /// Requests sent and not ended.
+    /// Number of requests submitted and not finished.
     pub fn requests_in_flight(&self) -> usize {
         self.state.inflight.len()
     }
 }
 
-/// How requests end when the engine is gone for good.
+/// Finish reason of requests after the engine has failed permanently.
 pub(crate) const ENGINE_UNAVAILABLE: FinishReason =
     FinishReason::Error(RequestError::ReplicaUnavailable);

@@ -1,4 +1,4 @@
-//! Puts an engine behind a client: threads, link and fan-out in their places.
+//! Starts an engine: the scheduler thread, the executor reader threads and the event fan-out.
 
 use super::engine_loop::{EVENT_LISTS_QUEUED_MAX, EngineLoop, SupervisorEvent, fan_out};
 use super::executors::{ExecutorLink, spawn_readers};
@@ -18,35 +18,36 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use tokio::runtime::Handle;
 
-/// Who hears of what the engine does.
+/// Observers of the engine's progress.
 #[derive(Clone)]
 pub struct EngineObservers {
-    /// Heartbeat and step progress.
+    /// Heartbeat of the scheduler thread and step progress.
     pub health: Arc<HealthState>,
-    /// Figures.
+    /// Metrics.
     pub metrics: Arc<ServerMetrics>,
 }
 
-/// What decides, and who hears of it.
+/// Scheduler and its KV-event feeds.
 pub struct EngineParts {
     /// The scheduler.
     pub engine: Scheduler,
-    /// A feed per replica; none if nobody is told what is cached.
+    /// KV-event feeds by replica; empty if KV events are disabled.
     pub kv_events: Vec<KvEventFeed>,
 }
 
 /// A running engine.
 pub struct EngineHost {
-    /// Road to it.
+    /// Handle to the engine.
     pub client: EngineClient,
-    /// What grammars take: of its masks, and of whoever compiles for it.
+    /// Timings of grammar compilation and of grammar bitmasks.
     pub grammar_timings: Arc<GrammarTimings>,
     inbox: Arc<BatchInbox<EngineMessage>>,
     scheduler: JoinHandle<()>,
 }
 
 impl EngineHost {
-    /// Starts the threads of an engine whose executors are ready; `links` has a replica's at its place.
+    /// Starts the threads of an engine; its executors must be ready, and `links` are in the order of the
+    /// replicas.
     pub fn start(
         deciding: EngineParts,
         links: Vec<ExecutorLink>,
@@ -66,7 +67,7 @@ impl EngineHost {
         };
         let (news, waiting) = tokio::sync::mpsc::channel(EVENT_LISTS_QUEUED_MAX);
         runtime.spawn(fan_out(client.clone(), waiting));
-        // Who asks before the first tick finds all replicas.
+        // Stats read before the first tick must list all replicas.
         (0..links.len())
             .for_each(|replica| client.set_stats(engine.stats(Replica(replica as u16))));
         let stations = links.iter().map(|link| ReplicaHandle::new(link, deadline)).collect();
@@ -90,8 +91,8 @@ impl EngineHost {
         Ok(Self { client, grammar_timings, inbox, scheduler: thread.spawn()? })
     }
 
-    /// Goes on with other executors of the replicas from `first` on, which are ready and of the engine's present
-    /// generation.
+    /// Attaches restarted executors of the replicas from `first` on; they are ready and of the engine's
+    /// current generation.
     pub fn restore_executors(
         &self,
         first: Replica,
@@ -101,7 +102,7 @@ impl EngineHost {
         let replicas = || (first.0..).map(Replica);
         let (to, from): (Vec<_>, Vec<_>) =
             links.into_iter().map(|link| (link.commands, link.receivers)).unzip();
-        // All are back before any of them can be heard to be lost again.
+        // Report all executors as restored before a reader can report one of them as failed.
         for (executor, replica) in to.into_iter().zip(replicas()) {
             self.inbox.push(EngineMessage::ExecutorRestored {
                 replica,
@@ -120,20 +121,21 @@ impl EngineHost {
         }
     }
 
-    /// Ends every request: there will be no executor any more. Answered by `SupervisorEvent::EngineFailed`.
+    /// Finishes all requests because executors will not be started again. The engine replies with
+    /// `SupervisorEvent::EngineFailed`.
     pub fn fail_all_requests(&self, cause: String) {
         self.inbox.push(EngineMessage::RestartsExhausted(cause));
     }
 
-    /// Stops the engine after its current tick and waits for its thread.
+    /// Stops the engine after its current tick and joins its thread.
     pub fn stop(self) {
         self.inbox.push(EngineMessage::Stop);
-        // A panic in that thread aborts the process, so joining cannot fail.
+        // A panic in the thread aborts the process, so joining cannot fail.
         let _ = self.scheduler.join();
     }
 }
 
-/// The threads that make masks; the engine hears of those that come late.
+/// Starts the grammar bitmask workers; the engine is notified of overdue bitmasks and of finished sessions.
 fn mask_workers(
     timings: &Arc<GrammarTimings>,
     inbox: &Arc<BatchInbox<EngineMessage>>,

@@ -1,7 +1,7 @@
-//! The scheduler's thread: drains its inbox, ticks the engine, sends the effects.
+//! Scheduler thread: drains the inbox, ticks the scheduler and applies the effects.
 //!
-//! Owns the engine; sleeps while nothing happens and wakes a few times a second for the heartbeat.
-//! A panic here means that the books are wrong: the process dumps and aborts.
+//! Owns the scheduler. The thread sleeps while idle and wakes a few times per second for its heartbeat. A
+//! panic here means an inconsistent scheduler state: the process logs its counters and aborts.
 
 use crate::client::{
     BatchInbox, CachedBlocks, ENGINE_UNAVAILABLE, EngineClient, EngineMessage, ExecutorId,
@@ -27,94 +27,95 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
-/// Longest sleep of an idle engine: the period of its heartbeat. Stations take a much longer one for a pause of the process.
+/// Heartbeat period of the scheduler thread: its longest sleep when idle. Replica handles treat a much longer
+/// gap as a pause of the process.
 const HEARTBEAT: Duration = Duration::from_millis(250);
-/// Lists of events that may wait to be handed out before the engine waits too.
+/// Event lists that may be queued for the fan-out before the engine blocks (backpressure).
 pub(crate) const EVENT_LISTS_QUEUED_MAX: usize = 64;
-/// Lists handed out before streams get a turn.
+/// Event lists delivered before the fan-out yields to the streams.
 const EVENT_LISTS_PER_TURN: usize = 8;
 
-/// Something the main thread must know.
+/// Event for the main thread.
 pub enum SupervisorEvent {
-    /// The process got this signal.
+    /// The process received this signal.
     Signal(i32),
-    /// The executors of a replica are lost. The engine has taken note and waits for some of the next generation.
+    /// The executors of a replica have failed. The engine has detached them and awaits the next generation.
     ExecutorsFailed {
-        /// Whose.
+        /// Replica of the executors.
         replica: Replica,
-        /// That generation.
+        /// Next generation.
         epoch: Epoch,
-        /// What became of the former ones.
+        /// Why the executors failed.
         cause: String,
     },
-    /// A start of a replica's executors is over.
+    /// A start of a replica's executors has finished.
     StartFinished {
-        /// Whose; of replicas that step together, the first.
+        /// Replica of the executors; in a lockstep group, the first replica of the group.
         replica: Replica,
-        /// Their generation.
+        /// Generation of the executors.
         epoch: Epoch,
-        /// The links to them, those to replicas that step with it behind, and what they brought up; or why they did
-        /// not come up.
+        /// Links to the executors, followed by the links to the other replicas of the lockstep group, and
+        /// what the executors allocated; or why the start failed.
         outcome: Result<(Vec<ExecutorLink>, ExecutorReady), StartFailureReport>,
     },
-    /// There is no executor and will be none; the engine has stopped.
+    /// No executor is left and none will be started; the engine has stopped.
     EngineFailed(String),
 }
 
-/// Executors that were started again and have not become ready.
+/// Failed restart of executors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartFailureReport {
-    /// The class of failure.
+    /// Class of the failure.
     pub failure: StartFailure,
-    /// What happened, in words.
+    /// Description of the failure.
     pub text: String,
 }
 
-/// Everything the thread works with.
+/// State owned by the scheduler thread.
 pub(crate) struct EngineLoop {
     /// The scheduler.
     pub engine: Scheduler,
-    /// Who hears what the prefix index holds, by replica; empty = nobody.
+    /// KV-event feeds by replica; empty if KV events are disabled.
     pub kv_events: Vec<KvEventFeed>,
-    /// Where submits and answers arrive.
+    /// Queue of submissions and executor messages.
     pub inbox: Arc<BatchInbox<EngineMessage>>,
-    /// The executors, by replica.
+    /// Handles to the executors, by replica.
     pub replica_handles: Vec<ReplicaHandle>,
-    /// Whether lost executors can be replaced: they were processes.
+    /// Whether failed executors can be restarted; true if they are processes.
     pub can_restart: bool,
-    /// Where news of requests go.
+    /// Queue of token events for the fan-out.
     pub token_events: mpsc::Sender<Vec<TokenEvent>>,
-    /// For the end of everything.
+    /// Client, used to finish all requests when the engine fails.
     pub client: EngineClient,
-    /// Who hears of what it does.
+    /// Observers of the engine's progress.
     pub observers: EngineObservers,
-    /// Who makes the masks of constrained requests.
+    /// Workers that compute the grammar bitmasks of constrained requests.
     pub mask_workers: MaskWorkers,
-    /// Road to the main thread.
+    /// Event queue of the main thread.
     pub supervisor: std_mpsc::Sender<SupervisorEvent>,
 }
 
-/// What is under way between two looks into the inbox.
+/// State of one iteration of the loop.
 struct EngineLoopState {
-    /// For the next tick.
+    /// Events for the next tick.
     events: Vec<SchedulerEvent>,
     step_clock: StepClock,
-    /// Of replicas that step together: most pairs of each step of this tick.
+    /// In a lockstep group: largest number of token-context pairs of each step of this tick.
     max_pairs: Vec<(StepId, u64)>,
-    /// Who waits to hear whether cached prefixes were forgotten, in the order of the orders.
+    /// Callers waiting for a prefix cache reset, in the order of their commands.
     pending_cache_resets: VecDeque<oneshot::Sender<bool>>,
 }
 
-/// How the loop ends.
+/// Why the loop ends.
 enum EngineExit {
-    /// It was told to.
+    /// `Stop` was received.
     Stopped,
-    /// There is no executor and will be none.
+    /// No executor is left and none will be started.
     Failed(String),
 }
 
 impl EngineLoop {
-    /// Starts the thread.
+    /// Starts the scheduler thread.
     pub(crate) fn spawn(self) -> std::io::Result<JoinHandle<()>> {
         thread::Builder::new().name("scheduler".to_owned()).spawn(move || {
             let client = self.client.clone();
@@ -143,7 +144,8 @@ impl EngineLoop {
             let now_ms = self.observers.health.heartbeat();
             self.replica_handles.iter_mut().for_each(|station| station.scheduler_awake(now_ms));
             if !self.can_restart {
-                // The executors live and die with this process.
+                // The executors are threads of this process, so the process's own progress is their
+                // heartbeat.
                 self.replica_handles.iter().flat_map(ReplicaHandle::ranks).for_each(|rank| {
                     self.observers.metrics.executors.heartbeat(rank);
                 });
@@ -157,7 +159,8 @@ impl EngineLoop {
             }
             let lost = self.collect_failures(&mut desk);
             self.engine.tick_timed(now_ms, &mut desk.events, &mut effects, &mut desk.step_clock);
-            // The masks of a batch build on what the same tick committed, which comes behind it.
+            // Grammar bitmasks of a batch depend on tokens committed in the same tick, and their effects
+            // follow the batch: pass the committed tokens on first.
             self.mask_workers.observe_effects(&effects);
             desk.step_clock.ticked(&effects);
             if self.engine.lockstep_group(Replica(0)).count() > 1 {
@@ -170,7 +173,7 @@ impl EngineLoop {
             self.report_steps();
             for (replica, cause) in lost {
                 let epoch = self.engine.epoch(replica);
-                // The main thread may have left already, at shutdown.
+                // The main thread may have ended already, at shutdown.
                 let _ = self.supervisor.send(SupervisorEvent::ExecutorsFailed {
                     replica,
                     epoch,
@@ -180,7 +183,7 @@ impl EngineLoop {
         }
     }
 
-    /// Takes one signal; breaks if the loop is to end.
+    /// Handles one message; breaks if the loop must end.
     fn handle_message(
         &mut self,
         signal: EngineMessage,
@@ -227,20 +230,21 @@ impl EngineLoop {
             EngineMessage::Heartbeat(sender) if self.is_current(sender) => {
                 self.on_heartbeat(sender, now_ms);
             }
-            // Of a former generation.
+            // Messages of a previous generation.
             EngineMessage::ExecutorFailed { .. }
             | EngineMessage::ProfileReply(..)
             | EngineMessage::StepDone(..)
             | EngineMessage::Heartbeat(_) => {}
             EngineMessage::ResetPrefixCache { restart, reply } => {
                 desk.pending_cache_resets.push_back(reply);
-                let op_id = 0; // Answers come in the order of the orders.
+                let op_id = 0; // Replies come in the order of the commands.
                 desk.events.push(SchedulerEvent::Control(ControlCommand::ClearPrefixCache {
                     op_id,
                     requeue_running: restart,
                 }));
             }
-            EngineMessage::ListCachedBlocks { reply } if reply.is_closed() => {} // Whoever asked has gone.
+            // The caller has dropped its receiver.
+            EngineMessage::ListCachedBlocks { reply } if reply.is_closed() => {}
             EngineMessage::ListCachedBlocks { reply } => drop(reply.send(self.cached_blocks())),
             EngineMessage::RestartsExhausted(cause) => {
                 return ControlFlow::Break(EngineExit::Failed(cause));
@@ -254,7 +258,7 @@ impl EngineLoop {
         &mut self.replica_handles[usize::from(replica.0)]
     }
 
-    /// An executor gave a sign of life: is the oldest step of its replica late?
+    /// Handles a heartbeat of an executor: checks whether the oldest step of its replica is late.
     fn on_heartbeat(&mut self, sender: ExecutorId, now_ms: u64) {
         self.record_heartbeat(sender);
         let station = &mut self.replica_handles[usize::from(sender.replica.0)];
@@ -269,7 +273,7 @@ impl EngineLoop {
         }
     }
 
-    /// Ranks of other replicas in the same group step that have not done it either, in words.
+    /// Describes the ranks of the other replicas in the lockstep group that have not finished the step.
     fn stragglers_elsewhere(&self, replica: Replica) -> String {
         let others = self.engine.lockstep_group(replica).filter(|other| *other != replica);
         let behind =
@@ -281,8 +285,8 @@ impl EngineLoop {
         format!("; late of other replicas: rank {}", behind.join(", rank "))
     }
 
-    /// Gives up the executors of a replica, and with them those of replicas that step with it. What comes first is the
-    /// reason: the others only follow.
+    /// Marks the executors of a replica, and of its lockstep group, as failed. Only the first failure is
+    /// kept, because the other ranks of the group fail as its consequence.
     fn fail_executors(&mut self, replica: Replica, loss: ExecutorFailure, cause: String) {
         let given_up = |peer: Replica| self.replica_handles[usize::from(peer.0)].failure.is_some();
         if !self.engine.lockstep_group(replica).any(given_up) {
@@ -290,7 +294,8 @@ impl EngineLoop {
         }
     }
 
-    /// Whoever speaks lives: one that answers steps has no time to beat.
+    /// Records a heartbeat. Any message counts: a rank that finishes steps may be too busy to send
+    /// heartbeats.
     fn record_heartbeat(&self, sender: ExecutorId) {
         let station = &self.replica_handles[usize::from(sender.replica.0)];
         let rank = station.ranks().nth(usize::from(sender.rank));
@@ -299,14 +304,14 @@ impl EngineLoop {
         }
     }
 
-    /// Whether this is said by an executor that works now.
+    /// Whether the sender is an executor of the current generation of a running replica.
     fn is_current(&self, sender: ExecutorId) -> bool {
         let station = &self.replica_handles[usize::from(sender.replica.0)];
         station.is_up() && sender.epoch == self.engine.epoch(sender.replica)
     }
 
-    /// Takes note of the executors that are gone, and returns whose and why: what they had is computed again, by
-    /// those of another replica or by the next ones of this.
+    /// Detaches failed executors and returns their replicas with the causes. Their requests are recomputed,
+    /// by another replica or by the next generation of the same one.
     fn collect_failures(&mut self, desk: &mut EngineLoopState) -> Vec<(Replica, String)> {
         let mut gone = Vec::new();
         for replica in (0..self.replica_handles.len() as u16).map(Replica) {
@@ -327,7 +332,7 @@ impl EngineLoop {
         gone
     }
 
-    /// The executors of a replica are back.
+    /// Attaches the restarted executors of a replica.
     fn restore_executors(
         &mut self,
         replica: Replica,
@@ -353,7 +358,7 @@ impl EngineLoop {
             SchedulerEffect::SendBatch { replica, batch } => {
                 self.send_batch(replica, batch, now_ms, desk);
             }
-            // A closed channel means that nobody is left to hear the news.
+            // A closed channel means that the fan-out has ended.
             SchedulerEffect::TokenEvents(list) => drop(self.token_events.blocking_send(list)),
             SchedulerEffect::Stats(stats) => {
                 desk.step_clock.stats_changed(&stats, now_ms);
@@ -369,14 +374,14 @@ impl EngineLoop {
                     residency.evicted(replica, &stays);
                 }
             }
-            // Whoever asked may have gone.
+            // The caller may have dropped its receiver.
             SchedulerEffect::ControlDone { succeeded: done, .. } => {
                 desk.pending_cache_resets.pop_front().map(|reply| reply.send(done));
             }
         }
     }
 
-    /// Sends a batch, and has its masks made.
+    /// Sends a batch and requests its grammar bitmasks.
     fn send_batch(
         &mut self,
         replica: Replica,
@@ -387,7 +392,7 @@ impl EngineLoop {
         let facts = BatchSummary::of(&batch);
         let masked = self.mask_workers.masked_rows(&batch);
         let station = &mut self.replica_handles[usize::from(replica.0)];
-        // A step of a group takes as long as that of the replica with most to do.
+        // The busiest replica determines the duration of a lockstep group's step.
         let of_group = desk.max_pairs.iter().find(|(step, _)| *step == facts.step);
         let work = StepWork {
             tokens: facts.tokens.max(batch.moe_tokens.into()),
@@ -400,14 +405,14 @@ impl EngineLoop {
         desk.step_clock.sent(replica, &facts, allowed, now_ms);
     }
 
-    /// Hands over what this tick changed in the prefix indices.
+    /// Hands the changes that this tick made to the prefix indices to the KV-event publishers.
     fn flush_kv_events(&mut self) {
         for feed in &mut self.kv_events {
             feed.flush();
         }
     }
 
-    /// Tells the probes which step they may wait for: as long as one replica is on time, the server serves.
+    /// Reports the step that the probes have to watch: the server is healthy while one replica is on time.
     fn report_steps(&self) {
         let live = || self.replica_handles.iter().filter(|station| station.is_up());
         let latest = live().map(ReplicaHandle::oldest).collect::<Option<Vec<_>>>();
@@ -421,7 +426,7 @@ impl EngineLoop {
         }
     }
 
-    /// What the prefix indices hold now.
+    /// Snapshot of all prefix indices.
     fn cached_blocks(&self) -> Vec<CachedBlocks> {
         let stats = self.client.replica_stats();
         let of = |stats: &StepStats| CachedBlocks::of(&self.engine, stats.replica, stats.blocks);
@@ -432,22 +437,22 @@ impl EngineLoop {
         self.replica_handles.iter().for_each(ReplicaHandle::stop);
     }
 
-    /// There will be no executor any more: every request ends, and the process will.
+    /// Finishes every request after a permanent failure of the executors; the process ends afterwards.
     fn fail(self, text: String) {
         self.observers.health.set_unavailable();
         self.client.close(&ENGINE_UNAVAILABLE);
-        // The main thread may have left already, at shutdown.
+        // The main thread may have ended already, at shutdown.
         let _ = self.supervisor.send(SupervisorEvent::EngineFailed(text));
     }
 }
 
-/// Hands out lists of events for as long as the engine lives.
+/// Delivers token events to the streams until the engine ends.
 pub(crate) async fn fan_out(client: EngineClient, mut news: mpsc::Receiver<Vec<TokenEvent>>) {
     let mut lists = Vec::with_capacity(EVENT_LISTS_PER_TURN);
     while news.recv_many(&mut lists, EVENT_LISTS_PER_TURN).await > 0 {
         for list in lists.drain(..) {
             client.deliver(list);
         }
-        tokio::task::yield_now().await; // The streams just woken write before more is handed out.
+        tokio::task::yield_now().await; // Let the woken streams write before delivering more.
     }
 }

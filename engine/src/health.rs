@@ -1,47 +1,48 @@
-//! What the probes say: judged on heartbeats and step progress, never on output.
+//! Health state for the probes, derived from heartbeats and step progress, never from output.
 //!
-//! Plain atomics: writing costs the scheduler's thread nothing, reading touches no other part.
+//! Plain atomics: the scheduler thread never waits for a reader, and a read touches no other component.
 
 use metrics::StartFailure;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
-/// A scheduler thread that has not looked around for so long is stalled. It does four times a second, and probes tell
-/// of a fault within one.
+/// Heartbeat age in milliseconds after which the scheduler thread counts as stalled. Its heartbeat period is
+/// 250 ms, and probes must report a fault within one second.
 const STALL_MS: u64 = 900;
-/// A restart that nobody has measured yet.
+/// Expected restart time in seconds before one has been measured.
 const RESTART_S: u32 = 10;
 
-/// State of the server as the probes see it.
+/// Health state of the server, read by the probes.
 #[derive(Debug)]
 pub struct HealthState {
     start: Instant,
     phase: AtomicU8,
     draining: AtomicBool,
-    /// Milliseconds since `start` of the last sign of life of the scheduler's thread.
+    /// Time of the last heartbeat of the scheduler thread, in milliseconds since `start`.
     heartbeat_ms: AtomicU64,
-    /// When the oldest unanswered step was sent, plus one; 0 = none.
+    /// Send time in milliseconds of the oldest step in flight, plus one; 0 = no step in flight.
     step_sent_ms: AtomicU64,
     step_deadline_ms: AtomicU64,
     restart_began_ms: AtomicU64,
-    /// How long the last restart of the executor took; 0 = there was none.
+    /// Duration of the last executor restart in milliseconds; 0 = no restart yet.
     restart_took_ms: AtomicU64,
-    /// Place in `StartFailure::ALL` of why the last start of lost executors failed, plus one; 0 = it did not.
+    /// Index in `StartFailure::ALL` of the last failed restart's class, plus one; 0 = the last restart did
+    /// not fail.
     start_failure: AtomicU8,
 }
 
-/// Where the process is in its life.
+/// Health status of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServerStatus {
     /// Weights are being loaded.
     Starting,
     /// Requests are served.
     Serving,
-    /// No replica serves, and one at least is being started again; requests wait.
+    /// No replica serves and at least one is restarting; requests wait.
     Restarting,
-    /// Alive, but no replica serves, and none will.
+    /// The process is alive, but no replica serves or will serve.
     Unavailable,
-    /// A step is past its deadline, or the scheduler's thread is stalled.
+    /// A step is past its deadline, or the scheduler thread is stalled.
     Stalled,
     /// Shutting down.
     Draining,
@@ -69,26 +70,28 @@ impl Default for HealthState {
 }
 
 impl HealthState {
-    /// Milliseconds since the process began to serve.
+    /// Milliseconds since the creation of this state.
     pub fn now_ms(&self) -> u64 {
         self.start.elapsed().as_millis() as u64
     }
 
-    /// The scheduler's thread is alive; when that was, in milliseconds as of `now_ms`.
+    /// Records a heartbeat of the scheduler thread; returns its time in milliseconds, on the clock of
+    /// `now_ms`.
     pub fn heartbeat(&self) -> u64 {
         let now_ms = self.now_ms();
         self.heartbeat_ms.store(now_ms, Ordering::Relaxed);
         now_ms
     }
 
-    /// The model is up. A loss that came first is not forgotten.
+    /// Marks the server as serving after its start. A failure recorded earlier is kept.
     pub fn set_started(&self) {
         self.heartbeat();
         let (old, new) = (STARTING, SERVING);
         let _ = self.phase.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// The executors of a replica are lost and others are on their way; `serving` = those of another one serve.
+    /// Records that the executors of a replica failed and are restarting; `serving` = another replica still
+    /// serves.
     pub fn set_executors_failed(&self, serving: bool) {
         self.restart_began_ms.store(self.now_ms(), Ordering::Relaxed);
         if !serving {
@@ -96,47 +99,48 @@ impl HealthState {
         }
     }
 
-    /// The executors of a replica are back.
+    /// Records that the executors of a replica are ready again.
     pub fn set_executors_restored(&self) {
         let took = self.now_ms().saturating_sub(self.restart_began_ms.load(Ordering::Relaxed));
         self.restart_took_ms.store(took.max(1), Ordering::Relaxed);
         self.phase.store(SERVING, Ordering::Release);
     }
 
-    /// Why the last start of lost executors failed; `None` = there was none, or it succeeded.
+    /// Sets the class of the last failed restart; `None` = there was no restart, or the last one succeeded.
     pub fn set_start_failure(&self, failure: Option<StartFailure>) {
         let code = failure.map_or(0, |failure| failure as u8 + 1);
         self.start_failure.store(code, Ordering::Relaxed);
     }
 
-    /// Why lost executors are still not back, as far as their last start tells.
+    /// Class of the last failed restart, if the last restart failed.
     pub fn start_failure(&self) -> Option<StartFailure> {
         let code = usize::from(self.start_failure.load(Ordering::Relaxed));
         code.checked_sub(1).and_then(|at| StartFailure::ALL.get(at)).copied()
     }
 
-    /// No replica serves.
+    /// Marks the server as permanently unable to serve.
     pub fn set_unavailable(&self) {
         self.phase.store(UNAVAILABLE, Ordering::Release);
     }
 
-    /// The process stops; there is no way back.
+    /// Marks the process as shutting down; this state is final.
     pub fn set_draining(&self) {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// A step was sent at `sent_ms` and should be answered within `deadline_ms`.
+    /// Records that the step sent at `sent_ms` is the one to watch, with a deadline of `deadline_ms` after
+    /// it.
     pub fn step_sent(&self, sent_ms: u64, deadline_ms: u64) {
         self.step_deadline_ms.store(deadline_ms, Ordering::Relaxed);
         self.step_sent_ms.store(sent_ms + 1, Ordering::Relaxed);
     }
 
-    /// No step is unanswered.
+    /// Records that no step is in flight.
     pub fn steps_completed(&self) {
         self.step_sent_ms.store(0, Ordering::Relaxed);
     }
 
-    /// Seconds after which an executor that is away may be back: what its last restart took, 1 to 60.
+    /// Estimated seconds until failed executors are ready: the duration of the last restart, from 1 to 60.
     pub fn restart_s(&self) -> u32 {
         match self.restart_took_ms.load(Ordering::Relaxed) {
             0 => RESTART_S,
@@ -144,7 +148,7 @@ impl HealthState {
         }
     }
 
-    /// The state of this moment.
+    /// Current status.
     pub fn status(&self) -> ServerStatus {
         if self.draining.load(Ordering::Acquire) {
             return ServerStatus::Draining;
@@ -166,7 +170,7 @@ impl HealthState {
         late || self.is_heartbeat_overdue()
     }
 
-    /// Whether the scheduler's thread has not looked around for too long.
+    /// Whether the heartbeat of the scheduler thread is overdue.
     fn is_heartbeat_overdue(&self) -> bool {
         self.now_ms().saturating_sub(self.heartbeat_ms.load(Ordering::Relaxed)) > STALL_MS
     }
@@ -186,7 +190,7 @@ mod tests {
         assert_eq!(health.status(), ServerStatus::Serving);
         health.set_executors_failed(false);
         assert_eq!(health.status(), ServerStatus::Restarting);
-        health.set_started(); // Comes too late to matter.
+        health.set_started(); // Too late to have an effect.
         assert_eq!(health.status(), ServerStatus::Restarting);
         assert_eq!(health.restart_s(), 10, "nothing is known yet");
         assert_eq!(health.start_failure(), None);

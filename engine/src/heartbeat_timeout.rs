@@ -1,11 +1,11 @@
-//! Listens to processes that give a sign of life every second.
+//! Receives messages from processes that send a heartbeat every second.
 
 pub(super) use scheduler::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT};
 
 use protocol::link::{LinkError, MessageReceiver};
 use scheduler::HeartbeatMonitor;
 
-/// The next message; `None` = there was no sign of life for too long.
+/// Returns the next message; `None` = no message within the heartbeat timeout and the grace period.
 pub(super) fn recv_within_timeout<R: MessageReceiver + ?Sized>(
     link: &mut R,
 ) -> Result<Option<R::Message>, LinkError> {

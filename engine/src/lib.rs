@@ -1,12 +1,12 @@
-//! Drives the scheduler of a server and its executors.
+//! Drives a server's scheduler and its executors.
 //!
-//! - [`EngineClient`] is the server's side: submits, event streams, admission. [`EngineHost`] puts an engine behind it:
-//!   the scheduler's thread (`engine_loop.rs`) drains its inbox, ticks and sends batches.
-//! - [`ExecutorWorld`] starts the executors of all replicas, as a thread, as processes or on other nodes ([`nodes`]), and
-//!   starts failed ones again. [`ExecutorStartup`] is the time until they are ready.
-//! - [`supervise`] runs on the main thread: it waits for whatever ends the server, and has lost executors replaced.
+//! - [`EngineClient`] is the client side: submission, event streams, admission control. [`EngineHost`] runs
+//!   the engine for it: the scheduler thread (`engine_loop.rs`) drains its inbox, ticks and sends batches.
+//! - [`ExecutorWorld`] starts the executors of all replicas, as a thread, as processes or on other nodes
+//!   ([`nodes`]), and restarts failed ones. [`ExecutorStartup`] covers the time until they are ready.
+//! - [`supervise`] runs on the main thread: it waits for the end of the server and restarts failed executors.
 //!
-//! Knows token ids only: no text and no HTTP. Reads neither flags nor variables.
+//! Handles token ids only: no text and no HTTP. Reads neither command-line flags nor environment variables.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! One replica as the scheduler's thread sees it: the road to its executors, the steps under way, and who is late.
+//! Replica handle of the scheduler thread: command queue to the executors, steps in flight, and stragglers.
 
 use super::executors::ExecutorLink;
 use protocol::{Batch, ExecutorCommand, ProfilerStatus, Rank, StepId};
@@ -9,34 +9,34 @@ use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedSender;
 
-/// One of the executors.
+/// Handle to one rank of the replica.
 struct RankHandle {
     rank: Rank,
-    /// Who waits for its answers to orders to record, in their order.
+    /// Receivers of the rank's pending profiler replies, in the order of the commands.
     profile_replies: VecDeque<UnboundedSender<ProfilerStatus>>,
 }
 
-/// What a sign of life brought to light.
+/// Outcome of a heartbeat.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct HeartbeatOutcome {
-    /// Ranks whose step has just been found to be late.
+    /// Ranks newly found to be late with their step (stragglers).
     pub(super) ranks: Vec<Rank>,
-    /// Why the executors are given up, if they are.
+    /// Cause, if the executors have timed out and must be failed.
     pub(super) cause: Option<String>,
 }
 
-/// A replica's executors and what they have been told.
+/// Handle to the executors of a replica.
 pub(crate) struct ReplicaHandle {
-    /// Road to all of them; `None` = they are lost, and the main thread starts others.
+    /// Command queue of all executors; `None` = the executors have failed and are being restarted.
     commands: Option<SyncSender<ExecutorCommand>>,
     ranks: Vec<RankHandle>,
     watchdog: StepWatchdog,
-    /// Why they are given up, until that has been seen to.
+    /// Failure of the executors that has not been handled yet.
     pub(super) failure: Option<(ExecutorFailure, String)>,
 }
 
 impl ReplicaHandle {
-    /// Executors that are ready.
+    /// Creates the handle to executors that are ready.
     pub(crate) fn new(link: &ExecutorLink, deadline: StepDeadline) -> Self {
         let seat = |rank| RankHandle { rank, profile_replies: VecDeque::new() };
         let seats: Vec<RankHandle> = link.receivers.iter().map(|from| seat(from.rank)).collect();
@@ -44,22 +44,22 @@ impl ReplicaHandle {
         Self { commands: Some(link.commands.clone()), ranks: seats, watchdog: steps, failure: None }
     }
 
-    /// Whether there are executors.
+    /// Whether the executors are running.
     pub(super) fn is_up(&self) -> bool {
         self.commands.is_some()
     }
 
-    /// Road to the executors.
+    /// Command queue of the executors.
     pub(super) fn sender(&self) -> Option<&SyncSender<ExecutorCommand>> {
         self.commands.as_ref()
     }
 
-    /// Others have come.
+    /// Attaches restarted executors.
     pub(super) fn restore(&mut self, to: SyncSender<ExecutorCommand>) {
         self.commands = Some(to);
     }
 
-    /// They are gone, with everything that was under way.
+    /// Detaches failed executors and drops the steps in flight.
     pub(super) fn fail(&mut self) {
         self.commands = None;
         self.watchdog.on_executor_failure();
@@ -68,33 +68,34 @@ impl ReplicaHandle {
         }
     }
 
-    /// Places of the executors in the world.
+    /// World ranks of the executors.
     pub(super) fn ranks(&self) -> impl Iterator<Item = Rank> {
         self.ranks.iter().map(|seat| seat.rank)
     }
 
-    /// Sends a batch with so much to do to all of them. Returns how long its step may take.
+    /// Sends a batch, with an estimate of its `work`, to all executors. Returns the deadline of the step.
     pub(super) fn send(&mut self, batch: Batch, work: StepWork, now_ms: u64) -> Duration {
         let masked = batch.rows.iter().any(|row| row.masked);
         let allowed = self.watchdog.step_sent(batch.step, work, masked, now_ms);
         if let Some(to) = &self.commands {
-            // One that is gone says so on its own road, with the reason.
+            // A failed executor is reported by its reader thread, with the cause.
             let _ = to.send(ExecutorCommand::Batch(batch));
         }
         allowed
     }
 
-    /// Tells them to stop.
+    /// Orders the executors to stop.
     pub(super) fn stop(&self) {
         if let Some(to) = &self.commands {
-            // One that is gone needs no order to leave.
+            // A failed executor needs no order to stop.
             let _ = to.send(ExecutorCommand::Shutdown);
         }
     }
 
-    /// Passes an order to record on; the answers come in the order of the orders.
+    /// Passes on a profiler command; each executor replies to the commands in order.
     pub(super) fn profile(&mut self, on: bool, replies: &UnboundedSender<ProfilerStatus>) {
-        // A full road is no reason to wait: the order is dropped, and its sender hears that nobody answers.
+        // Don't wait for space in a full queue: the command is dropped, and the caller sees its reply channel
+        // close.
         let sent =
             self.commands.as_ref().map(|to| to.try_send(ExecutorCommand::Profile { enabled: on }));
         if let Some(Ok(())) = sent {
@@ -104,41 +105,41 @@ impl ReplicaHandle {
         }
     }
 
-    /// An executor has answered such an order.
+    /// Forwards an executor's profiler status to the caller.
     pub(super) fn profile_replied(&mut self, rank: u16, profiled: ProfilerStatus) {
         let seat = self.ranks.get_mut(usize::from(rank));
         if let Some(replies) = seat.and_then(|seat| seat.profile_replies.pop_front()) {
-            let _ = replies.send(profiled); // Whoever asked may have gone.
+            let _ = replies.send(profiled); // The caller may have dropped its receiver.
         }
     }
 
-    /// The scheduler's thread is awake, as it is several times a second.
+    /// Records that the scheduler thread is running, which it does several times a second.
     pub(super) fn scheduler_awake(&mut self, now_ms: u64) {
         self.watchdog.poll(now_ms);
     }
 
-    /// Time until the newest step is answered, if all goes well; never so long that waiting for it would make it
+    /// Expected time until the newest step is answered; capped so that waiting for it cannot make the step
     /// late.
     pub(super) fn expected(&self) -> Duration {
         self.watchdog.expected_wait()
     }
 
-    /// A step was answered.
+    /// Records the output of a step.
     pub(super) fn step_answered(&mut self, step: StepId, now_ms: u64) {
         self.watchdog.step_answered(step, now_ms);
     }
 
-    /// A rank has done a step.
+    /// Records that a rank has finished a step.
     pub(super) fn rank_finished(&mut self, rank: u16, step: StepId) {
         self.watchdog.rank_done(rank, step);
     }
 
-    /// The oldest step under way: when it was sent, and how long it may take, in milliseconds.
+    /// Oldest step in flight: earliest start time and time limit, in milliseconds.
     pub(super) fn oldest(&self) -> Option<(u64, u64)> {
         self.watchdog.oldest_step()
     }
 
-    /// A rank gave a sign of life: is the oldest step late?
+    /// Handles a heartbeat of a rank: checks whether the oldest step in flight is late.
     pub(super) fn on_heartbeat(&mut self, rank: u16, now_ms: u64) -> HeartbeatOutcome {
         let scheduler::StragglerReport { stragglers: ranks, timeout: overdue } =
             self.watchdog.on_heartbeat(rank, now_ms);
@@ -146,12 +147,12 @@ impl ReplicaHandle {
         HeartbeatOutcome { ranks, cause: overdue.map(|overdue| self.cause(&overdue)) }
     }
 
-    /// Ranks that have not done the oldest step under way.
+    /// Ranks that have not finished the oldest step in flight.
     pub(super) fn unfinished(&self) -> impl Iterator<Item = Rank> {
         self.watchdog.stragglers().map(|place| self.rank(place))
     }
 
-    /// Place in the world of the executor at a place in the replica.
+    /// World rank of the executor with rank `place` within the replica.
     fn rank(&self, place: u16) -> Rank {
         self.ranks[usize::from(place)].rank
     }
@@ -164,7 +165,8 @@ impl ReplicaHandle {
         );
         if self.ranks.len() > 1 {
             let late: Vec<String> = self.unfinished().map(|rank| rank.0.to_string()).collect();
-            let _ = write!(cause, "; late: rank {}", late.join(", rank ")); // Memory takes it.
+            // Writing to a string cannot fail.
+            let _ = write!(cause, "; late: rank {}", late.join(", rank "));
         }
         cause
     }
@@ -177,7 +179,7 @@ mod tests {
     use protocol::link::in_process_pair;
     use protocol::{DispatchMode, Epoch, ExecutorEvent, StepCost};
 
-    /// The station of ranks 4 to 6, and what they are sent.
+    /// Handle to the ranks 4 to 6, and the receiver of their commands.
     fn handle() -> (ReplicaHandle, std::sync::mpsc::Receiver<ExecutorCommand>) {
         let (to, sent) = std::sync::mpsc::sync_channel(8);
         let from = (4..7).map(|rank| {
@@ -243,6 +245,6 @@ mod tests {
             assert!(answers.try_recv().is_ok());
         }
         assert!(answers.is_closed() && answers.try_recv().is_err());
-        station.profile_replied(0, ProfilerStatus::Stopped(None)); // Nobody has asked.
+        station.profile_replied(0, ProfilerStatus::Stopped(None)); // No profiler command is pending.
     }
 }

@@ -1,4 +1,4 @@
-//! Times the scheduler's thread: six readings of the clock a step, none of them in the scheduler.
+//! Timing of the scheduler thread: six clock reads per step, none of them inside the scheduler.
 
 use metrics::{ServerMetrics, StepTimingRecord};
 use protocol::{Batch, Replica, StepId, StepOutput};
@@ -8,18 +8,18 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often the thread's processor time is read: unlike the others, that is a system call.
+/// Interval of CPU-time reads of the thread, which are system calls, unlike the other clock reads.
 const CPU_PERIOD: Duration = Duration::from_millis(100);
-/// How long tokens are counted before a rate is told.
+/// Interval over which token throughput is averaged.
 const RATE_PERIOD: Duration = Duration::from_secs(1);
 
-/// A step that has not been answered.
+/// Step in flight.
 struct InFlightStep {
     sent: Instant,
     record: StepTimingRecord,
 }
 
-/// What is known of one replica.
+/// Timing state of one replica.
 #[derive(Default)]
 struct ReplicaClock {
     in_flight: VecDeque<InFlightStep>,
@@ -29,7 +29,7 @@ struct ReplicaClock {
     generated_before: u64,
 }
 
-/// Time of the scheduler's own work.
+/// Time spent in the phases of scheduler ticks.
 #[derive(Default)]
 struct SchedulerTimes {
     apply: Duration,
@@ -37,14 +37,14 @@ struct SchedulerTimes {
     commit: Duration,
 }
 
-/// The clocks of the thread.
+/// Clocks of the scheduler thread.
 pub(crate) struct StepClock {
     metrics: Arc<ServerMetrics>,
-    /// The last reading.
+    /// Time of the last clock read.
     last: Instant,
-    /// What deciding has taken since the last tick that sent a step.
+    /// Time of scheduler work since the last tick that sent a step.
     scheduler_times: SchedulerTimes,
-    /// Of that, the part of each step that this tick sends.
+    /// Share of `scheduler_times` of each step sent by this tick.
     share: SchedulerTimes,
     cpu_read: Instant,
     rate_since: Instant,
@@ -52,7 +52,7 @@ pub(crate) struct StepClock {
 }
 
 impl StepClock {
-    /// A thread that begins now, for so many replicas.
+    /// Starts the clocks for `replicas` replicas.
     pub(crate) fn new(metrics: Arc<ServerMetrics>, replicas: usize) -> Self {
         let now = Instant::now();
         Self {
@@ -66,7 +66,7 @@ impl StepClock {
         }
     }
 
-    /// The thread is about to look for something to do.
+    /// Records that the thread is about to wait for messages.
     pub(crate) fn sleeps(&mut self) {
         self.last = Instant::now();
         if self.last - self.cpu_read >= CPU_PERIOD {
@@ -86,13 +86,13 @@ impl StepClock {
         }
     }
 
-    /// It has found something, or slept long enough.
+    /// Records that the thread has woken, because of a message or a timeout.
     pub(crate) fn wakes(&mut self) {
         let slept = self.take_lap();
         self.metrics.steps.idle(slept);
     }
 
-    /// A tick is over: what it took is shared by the steps it sends.
+    /// Records the end of a tick: its time is divided equally among the steps it sends.
     pub(crate) fn ticked(&mut self, effects: &[SchedulerEffect]) {
         let sends = effects
             .iter()
@@ -106,7 +106,7 @@ impl StepClock {
         }
     }
 
-    /// A batch was handed to the executors of a replica, who are `allowed` so long for it.
+    /// Records that a batch was sent to the executors of a replica; `allowed` is the deadline of its step.
     pub(crate) fn sent(
         &mut self,
         replica: Replica,
@@ -139,7 +139,7 @@ impl StepClock {
         &mut self.replicas[usize::from(replica.0)]
     }
 
-    /// A step was answered, and the tick that takes the answer in is still to come.
+    /// Records the output of a step, before the tick that processes it.
     pub(crate) fn step_completed(&mut self, replica: Replica, output: &StepOutput) {
         let (now, steps) = (self.last, &self.metrics.steps);
         self.metrics.experts.step_completed(replica, &output.expert_tokens);
@@ -160,19 +160,19 @@ impl StepClock {
                 };
                 steps.step_completed(replica, &record);
             }
-            // The device gets to a step only after its predecessor.
+            // The device starts a step only after the previous one.
             if let Some(next) = lane.in_flight.front_mut() {
                 next.sent = next.sent.max(now);
             }
         }
     }
 
-    /// What a replica had under way is lost.
+    /// Drops the steps in flight of a replica after an executor failure.
     pub(crate) fn executors_failed(&mut self, replica: Replica) {
         self.replica_clock(replica).in_flight.clear();
     }
 
-    /// Counters changed.
+    /// Records changed counters of a replica.
     pub(crate) fn stats_changed(&mut self, stats: &StepStats, now_ms: u64) {
         let waited_ms = stats.head_submitted_ms.map(|at_ms| now_ms.saturating_sub(at_ms));
         self.metrics.queue.set_head_wait(stats.replica, waited_ms.map(Duration::from_millis));
@@ -200,23 +200,24 @@ impl TickTimer for StepClock {
     }
 }
 
-/// What a batch is made of.
+/// Summary of a batch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchSummary {
-    /// Its step.
+    /// Step of the batch.
     pub step: StepId,
-    /// Rows of one token.
+    /// Number of rows with one token (decode).
     pub decode_rows: u64,
-    /// Rows of several.
+    /// Number of rows with several tokens (prefill).
     pub prefill_rows: u64,
-    /// Tokens forwarded, drafts too.
+    /// Number of tokens in the forward pass, including draft tokens.
     pub tokens: u64,
-    /// Tokens of rows of several, each times the context at the end of its row.
+    /// Token-context pairs of attention: for each prefill row, its tokens times its context length at the end
+    /// of the row.
     pub pairs: u64,
 }
 
 impl BatchSummary {
-    /// Counts.
+    /// Computes the summary of `batch`.
     pub(crate) fn of(batch: &Batch) -> Self {
         let (mut decode_rows, mut tokens, mut pairs) = (0, 0, 0);
         for row in &batch.rows {
@@ -232,8 +233,8 @@ impl BatchSummary {
     }
 }
 
-/// Pairs of the steps of a tick, the most of any replica in it: replicas that step together take as long as the one with
-/// most to do.
+/// Largest number of pairs of any replica, for each step of a tick: a lockstep group takes as long as its
+/// busiest replica.
 pub(crate) fn max_pairs_by_step(effects: &[SchedulerEffect]) -> Vec<(StepId, u64)> {
     let mut most: Vec<(StepId, u64)> = Vec::new();
     for effect in effects {

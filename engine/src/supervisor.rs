@@ -1,4 +1,4 @@
-//! The main thread of a server: waits for whatever ends it, and starts lost executors again.
+//! Supervisor on the main thread: waits for the end of the server and restarts failed executors.
 
 use super::engine_host::EngineHost;
 use super::engine_loop::{StartFailureReport, SupervisorEvent};
@@ -10,25 +10,25 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-/// The executors, and what the main thread hears of them.
+/// State of the supervisor: the executors and their event queue.
 pub struct SupervisorState {
-    /// How to start them.
+    /// Executor groups and their restart policy.
     pub world: ExecutorWorld,
-    /// What happens.
+    /// Queue of events.
     pub events: Receiver<SupervisorEvent>,
-    /// For those who start something on its behalf.
+    /// Sender for threads that report to the supervisor.
     pub event_sender: Sender<SupervisorEvent>,
-    /// Gets the failures of starts.
+    /// Metrics that count failed starts.
     pub metrics: Arc<ServerMetrics>,
-    /// Replicas whose executors are there.
+    /// Whether the executors of each replica are running.
     serving: Vec<bool>,
-    /// Why the last start of each replica failed, until one succeeds.
+    /// Class of the last failed start of each replica, until a start succeeds.
     start_failures: Vec<Option<StartFailure>>,
-    /// Starts that wait for the end of a pause.
+    /// Starts that wait for their back-off.
     pending: Vec<PendingStart>,
 }
 
-/// A start of a replica's executors that is due later.
+/// Scheduled start of a replica's executors.
 struct PendingStart {
     due: Instant,
     replica: Replica,
@@ -36,7 +36,7 @@ struct PendingStart {
 }
 
 impl SupervisorState {
-    /// All executors are there.
+    /// Creates the state of a server with all executors running.
     pub fn new(
         world: ExecutorWorld,
         notices: Receiver<SupervisorEvent>,
@@ -56,20 +56,20 @@ impl SupervisorState {
         }
     }
 
-    /// Whether a replica serves.
+    /// Whether at least one replica serves.
     pub fn serves(&self) -> bool {
         self.serving.contains(&true)
     }
 
-    /// Takes note that the executors of a replica, and of those that step with it, are there, or are not.
+    /// Records whether the executors of a replica and its group are running.
     pub fn set_serving(&mut self, replica: Replica, up: bool) {
         for replica in self.world.group_of(replica) {
             self.serving[usize::from(replica)] = up;
         }
     }
 
-    /// Takes note why the last start of a replica and its group failed, or that it did not. Probes report it while no
-    /// replica serves.
+    /// Records the class of the last failed start of a replica and its group; `None` = the start succeeded.
+    /// Probes report it while no replica serves.
     fn set_start_failure(
         &mut self,
         health: &HealthState,
@@ -82,7 +82,7 @@ impl SupervisorState {
         health.set_start_failure(self.start_failures.iter().flatten().next().copied());
     }
 
-    /// The next notice; `None` = a start is due.
+    /// Next event; `None` = a start is due.
     fn next_event(&self) -> Result<Option<SupervisorEvent>, RecvTimeoutError> {
         let Some(due) = self.pending.iter().map(|pending| pending.due).min() else {
             return self.events.recv().map(Some).map_err(|_| RecvTimeoutError::Disconnected);
@@ -94,8 +94,8 @@ impl SupervisorState {
         }
     }
 
-    /// The executors of a replica, or its group, have failed: starts them again, at once or after a pause. Their streams
-    /// have nothing to wait for if they have failed too often.
+    /// Handles a failure of the executors of a replica or its group: schedules a restart after the back-off,
+    /// or finishes all requests if the restarts are exhausted.
     fn executors_failed(
         &mut self,
         host: &EngineHost,
@@ -119,11 +119,12 @@ impl SupervisorState {
                 );
                 self.pending.push(PendingStart { due: Instant::now() + pause, replica, epoch });
             }
-            Err(exhausted) => host.fail_all_requests(exhausted.to_string()), // The answer is `EngineFailed`.
+            // The engine replies with `EngineFailed`.
+            Err(exhausted) => host.fail_all_requests(exhausted.to_string()),
         }
     }
 
-    /// Executors that were started again have not become ready.
+    /// Handles a failed restart.
     fn start_failed(
         &mut self,
         health: &HealthState,
@@ -145,7 +146,7 @@ impl SupervisorState {
         self.executors_failed(host, replica, epoch, FailureStage::Starting, text);
     }
 
-    /// Begins the starts whose pause is over.
+    /// Starts the groups with an elapsed back-off.
     fn start_due(&mut self, health: &HealthState, host: &EngineHost) {
         let now = Instant::now();
         let (due, later) =
@@ -159,23 +160,23 @@ impl SupervisorState {
         }
     }
 
-    /// Ends the executors, which have been told to stop.
+    /// Stops the executors, which were ordered to stop before.
     pub fn shut_down(&mut self, patience: Duration) {
         let up = &self.serving;
         self.world.shut_down(patience, |replica| up[usize::from(replica.0)]);
     }
 }
 
-/// What ends the service.
+/// Reason for the end of service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServiceEnd {
-    /// The process got this signal.
+    /// The process received this signal.
     Signal(i32),
-    /// Nothing can be served any more, and why.
+    /// Nothing can be served any more; with the cause.
     Failed(String),
 }
 
-/// Waits until a signal comes, or until nothing can be served any more; has lost executors started again meanwhile.
+/// Waits for a signal or a permanent failure, and restarts failed executors meanwhile.
 pub fn supervise(
     health: &HealthState,
     host: &EngineHost,

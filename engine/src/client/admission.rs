@@ -1,7 +1,7 @@
-//! Whether one more request is taken: counters against limits, before and after tokenising.
+//! Admission control: counters against limits, checked before and after tokenisation.
 //!
-//! A `AdmissionPermit` is what a request holds of the counters; dropping it gives everything back, so no
-//! path can leak. An accepted request is never refused later for load.
+//! An [`AdmissionPermit`] holds the share of one HTTP request in the counters; dropping it releases the
+//! share, so no code path can leak. A request that was accepted is not rejected for load later.
 
 use super::prefill_rate::PrefillRate;
 use grammar::sync::atomic::{AtomicU64, Ordering};
@@ -10,31 +10,32 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Caps over all requests in flight.
+/// Limits over all requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdmissionLimits {
-    /// Requests waiting or running (`--max-num-queued-reqs`).
+    /// Maximum number of requests waiting or running (`--max-num-queued-reqs`).
     pub requests: u64,
-    /// Prompt tokens that have not been prefilled (`--max-num-queued-tokens`).
+    /// Maximum number of prompt tokens not yet prefilled (`--max-num-queued-tokens`).
     pub prefill_tokens: u64,
-    /// Bytes of bodies held or being read, and of what requests make of them and hold (`--max-queued-bytes`).
+    /// Maximum number of bytes of request bodies (received or being read) and of the data derived from them
+    /// (`--max-queued-bytes`).
     pub bytes: u64,
 }
 
-/// Which cap a request would have passed.
+/// Limit that a request would have exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OverloadRejection {
-    /// Slug of the limit.
+    /// Machine-readable name of the limit.
     pub reason: &'static str,
-    /// What is counted now.
+    /// Current value of the counter.
     pub current: u64,
-    /// What may be counted.
+    /// Limit of the counter.
     pub cap: u64,
-    /// Seconds after which trying again is sensible.
+    /// Seconds after which the client should retry.
     pub retry_after_s: u32,
 }
 
-/// Counters of what is in flight.
+/// Counters and limits of requests in flight.
 #[derive(Debug)]
 pub struct AdmissionController {
     limits: AdmissionLimits,
@@ -45,7 +46,7 @@ pub struct AdmissionController {
 }
 
 impl AdmissionController {
-    /// Nothing in flight.
+    /// Creates the counters, all zero.
     pub fn new(limits: AdmissionLimits) -> Arc<Self> {
         Arc::new(Self {
             limits,
@@ -56,14 +57,14 @@ impl AdmissionController {
         })
     }
 
-    /// Holds nothing yet: for a body that is going to be read.
+    /// Returns a byte counter of zero for a body that is about to be read.
     pub fn queue_body(self: &Arc<Self>) -> QueuedBytes {
         QueuedBytes { admission: Arc::clone(self), bytes: 0 }
     }
 
-    /// Counts a request whose body is there, before its prompt is known.
+    /// Counts a request after its body was received and before its prompt is tokenised.
     ///
-    /// Errors: there is no room for one more.
+    /// Errors: the limit of requests is reached.
     pub fn admit(
         self: &Arc<Self>,
         body: QueuedBytes,
@@ -78,12 +79,12 @@ impl AdmissionController {
         })
     }
 
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Prompt tokens that have not been prefilled.
+    /// Number of prompt tokens not yet prefilled.
     pub fn prefill_tokens(&self) -> u64 {
         self.prefill_tokens.load(Ordering::Relaxed)
     }
@@ -105,13 +106,13 @@ impl AdmissionController {
         })
     }
 
-    /// How long the tokens in prefill will take at the measured rate, within 1 and 60 seconds.
+    /// Seconds to prefill the queued prompt tokens at the measured rate, from 1 to 60.
     fn retry_after_s(&self) -> u32 {
         let seconds = lock(&self.rate).seconds_for(self.prefill_tokens());
         (seconds.ceil() as u32).clamp(1, 60)
     }
 
-    /// Prompt tokens left the queue, `prefilled` or not.
+    /// Removes prompt tokens from the counter; `prefilled`: whether they were computed.
     fn leave_prefill(&self, tokens: u64, prefilled: bool) {
         let left = self.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed) - tokens;
         let done = if prefilled { tokens } else { 0 };
@@ -119,8 +120,8 @@ impl AdmissionController {
     }
 }
 
-/// Bytes that are counted for one request: of its body, as they come (many slow clients with large bodies are a load
-/// before any of them is a request), and of what it makes of them.
+/// Bytes counted for one request: its body as it is received (many slow clients with large bodies are a load
+/// before the first request is complete) and the data derived from the body.
 #[derive(Debug)]
 pub struct QueuedBytes {
     admission: Arc<AdmissionController>,
@@ -128,9 +129,9 @@ pub struct QueuedBytes {
 }
 
 impl QueuedBytes {
-    /// Counts bytes that have come.
+    /// Counts received bytes.
     ///
-    /// Errors: there is no room for them.
+    /// Errors: the limit of bytes is exceeded.
     pub fn grow(&mut self, bytes: u64) -> Result<(), OverloadRejection> {
         let admission = &self.admission;
         admission.add(&admission.bytes, bytes, admission.limits.bytes, "max_queued_bytes")?;
@@ -145,7 +146,7 @@ impl Drop for QueuedBytes {
     }
 }
 
-/// One HTTP request's share of the counters.
+/// Share of one HTTP request in the admission counters.
 #[derive(Debug)]
 pub struct AdmissionPermit {
     admission: Arc<AdmissionController>,
@@ -156,19 +157,19 @@ pub struct AdmissionPermit {
 }
 
 impl AdmissionPermit {
-    /// When its body was there: what clients wait for counts from here.
+    /// Time at which the body was complete; request latency is measured from here.
     pub fn admitted_at(&self) -> Instant {
         self.admitted_at
     }
 
-    /// Requests in flight at most, over the whole server.
+    /// Maximum number of requests in flight in the whole server.
     pub fn requests_max(&self) -> u64 {
         self.admission.limits.requests
     }
 
-    /// Counts what is known after tokenising: `requests` engine requests in all, and their tokens.
+    /// Counts what tokenisation found: `requests` engine requests in total and their prompt tokens.
     ///
-    /// Errors: the first limit that has no room.
+    /// Errors: the first limit that is exceeded.
     pub fn grow(&mut self, requests: u64, prefill_tokens: u64) -> Result<(), OverloadRejection> {
         let admission = Arc::clone(&self.admission);
         let (limits, more) = (admission.limits, requests.saturating_sub(self.requests));
@@ -181,27 +182,27 @@ impl AdmissionPermit {
         Ok(())
     }
 
-    /// Counts what the request makes of its body and holds as long as it lives: ids, parsed values, answers.
+    /// Counts memory that the request holds for its lifetime: token ids, parsed values, responses.
     ///
-    /// Errors: there is no room for it.
+    /// Errors: the limit of bytes is exceeded.
     pub fn reserve_bytes(&mut self, bytes: u64) -> Result<(), OverloadRejection> {
         self.queued_bytes.grow(bytes)
     }
 
-    /// Gives away the bytes that are counted: for a reply that takes memory until it is sent.
+    /// Moves the counted bytes out of the permit, for a response that holds memory until it is sent.
     pub(super) fn take_held(&mut self) -> QueuedBytes {
         let nothing = self.admission.queue_body();
         mem::replace(&mut self.queued_bytes, nothing)
     }
 
-    /// Some prompt tokens have been `prefilled`, or never will be.
+    /// Releases prompt tokens that have been `prefilled` or never will be.
     pub(super) fn release_tokens(&mut self, tokens: u64, prefilled: bool) {
         let tokens = tokens.min(self.prefill_tokens);
         self.prefill_tokens -= tokens;
         self.admission.leave_prefill(tokens, prefilled);
     }
 
-    /// One of the requests has ended.
+    /// Releases one finished request.
     pub(super) fn release_request(&mut self) {
         if self.requests > 0 {
             self.requests -= 1;

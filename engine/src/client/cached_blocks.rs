@@ -1,23 +1,23 @@
-//! What the prefix index of a replica holds.
+//! Contents of a replica's prefix index.
 
 use protocol::{BlockHash, Replica};
 use scheduler::{BlockStats, Scheduler};
 
-/// The index of one replica, as of one moment.
+/// Snapshot of the prefix index of one replica.
 #[derive(Debug, Clone)]
 pub struct CachedBlocks {
-    /// Whose.
+    /// Replica of the index.
     pub replica: Replica,
     /// Tokens per block.
     pub block_tokens: u32,
-    /// Blocks by state.
+    /// Number of blocks by state.
     pub blocks: BlockStats,
-    /// Hashes of the findable blocks, in no order.
+    /// Hashes of the cached blocks that prefix hits can find, in no particular order.
     pub hashes: Vec<BlockHash>,
 }
 
 impl CachedBlocks {
-    /// Copies them: the one thing that must happen between two steps.
+    /// Copies the hashes of `replica`. Only this copy must run between two steps.
     pub fn of(engine: &Scheduler, replica: Replica, blocks: BlockStats) -> Self {
         let kv = engine.kv(replica);
         let hashes = kv.indexed_hashes().collect();

@@ -1,4 +1,4 @@
-//! Requests that wait outside the engine until a grammar they need is compiled.
+//! Requests held outside the engine until their grammar is compiled.
 
 use super::{ENGINE_UNAVAILABLE, EngineClient, EngineMessage};
 use grammar::DecodingGuide;
@@ -7,7 +7,7 @@ use scheduler::{FinishReason, RejectReason, RequestSubmission, SchedulerEvent, T
 use std::mem;
 use std::sync::atomic::Ordering;
 
-/// Submits that are held back. Dropping it ends them as if the engine were gone.
+/// Submissions that are held back. Dropping the value finishes them with `ENGINE_UNAVAILABLE`.
 pub struct DeferredSubmit {
     client: EngineClient,
     submits: Vec<RequestSubmission>,
@@ -19,12 +19,13 @@ impl DeferredSubmit {
         Self { client, submits }
     }
 
-    /// Submits those that nobody took back meanwhile.
+    /// Submits the requests that have not been aborted meanwhile.
     pub fn release(mut self, guide: &DecodingGuide) {
         for submit in self.take() {
             let request = submit.id;
             let guided = EngineMessage::DecodingGuide { request, guide: guide.clone() };
-            // The route is held while they are sent: an abort comes before and nothing is sent, or behind.
+            // The map entry stays locked while the messages are queued: an abort either comes before and
+            // nothing is sent, or its message follows the `Submit`.
             if let Some(_route) = self.client.state.inflight.get(&request) {
                 let submit = EngineMessage::Event(SchedulerEvent::Submit(Box::new(submit)));
                 self.client.state.inbox.push_all([guided, submit]);
@@ -32,12 +33,12 @@ impl DeferredSubmit {
         }
     }
 
-    /// Ends them: what they need cannot be made.
+    /// Finishes the requests as rejected, because their grammar cannot be compiled.
     pub fn reject(mut self, refusal: &RejectReason) {
         self.end(&FinishReason::Rejected(Box::new(refusal.clone())));
     }
 
-    /// They wait no more.
+    /// Takes the submissions out and lowers the counter of deferred requests.
     fn take(&mut self) -> Vec<RequestSubmission> {
         let submits = mem::take(&mut self.submits);
         self.client.state.metrics.deferred.fetch_sub(submits.len() as u64, Ordering::Relaxed);

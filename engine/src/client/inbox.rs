@@ -1,12 +1,13 @@
-//! A queue that many threads fill and one thread empties whole, sleeping while it is empty.
+//! Queue with many producers and one consumer that drains it at once and sleeps while it is empty.
 //!
-//! Its length is bounded by admission: every entry belongs to a request in flight.
+//! The queue has no limit of its own. In the engine's inbox, admission control bounds the messages of
+//! requests, and executors add only replies to steps in flight and periodic heartbeats.
 
 use grammar::sync::{Condvar, Mutex, lock};
 use std::sync::PoisonError;
 use std::time::Duration;
 
-/// The queue.
+/// Multi-producer queue that is drained as a whole.
 #[derive(Debug)]
 pub struct BatchInbox<T> {
     state: Mutex<BatchInboxState<T>>,
@@ -16,7 +17,7 @@ pub struct BatchInbox<T> {
 #[derive(Debug)]
 struct BatchInboxState<T> {
     items: Vec<T>,
-    /// Whether the reader sleeps, so that a push to a busy reader costs no system call.
+    /// Whether the consumer sleeps; a push to an awake consumer makes no system call.
     sleeping: bool,
 }
 
@@ -28,12 +29,12 @@ impl<T> Default for BatchInbox<T> {
 }
 
 impl<T> BatchInbox<T> {
-    /// Appends one item.
+    /// Appends an item.
     pub fn push(&self, item: T) {
         self.push_all([item]);
     }
 
-    /// Appends items that the reader then sees together.
+    /// Appends items that the consumer receives in one drain.
     pub fn push_all(&self, items: impl IntoIterator<Item = T>) {
         let mut state = lock(&self.state);
         state.items.extend(items);
@@ -44,7 +45,7 @@ impl<T> BatchInbox<T> {
         }
     }
 
-    /// Moves everything to the end of `into`; waits up to `timeout` if there is nothing.
+    /// Moves all items to the end of `into`; waits up to `timeout` if the queue is empty.
     pub fn drain(&self, into: &mut Vec<T>, timeout: Duration) {
         let mut state = lock(&self.state);
         if state.items.is_empty() {

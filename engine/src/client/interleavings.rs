@@ -1,7 +1,8 @@
-//! What handlers, the engine's thread, the fan-out thread and operators hand to each other, in orders that a scheduler
-//! of tests draws: who reads a stream sees one end, whoever ends it, and nothing is left behind.
+//! Interleavings of handlers, the engine thread, the fan-out thread and operators, drawn by the Shuttle
+//! scheduler. Each stream must see exactly one end, whatever caused it, and no counter may leak.
 //!
-//! Their map is under one lock, so whoever lists it sees a moment of it; the real one is listed part by part.
+//! Shuttle's map has one lock, so iteration sees a consistent snapshot; the real `DashMap` is iterated shard
+//! by shard.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
@@ -17,12 +18,12 @@ use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::time::Duration;
 
-/// Drawn orders of each test.
+/// Number of random interleavings per test.
 const ORDERS: usize = 3_000;
-/// Tokens of a request that ends only if somebody ends it.
+/// `max_tokens` of a request that ends only when it is aborted.
 const ENDLESS: u32 = u32::MAX;
 
-/// A server without an engine.
+/// Client and inbox without an engine.
 struct ClientHarness {
     client: EngineClient,
     inbox: Arc<BatchInbox<EngineMessage>>,
@@ -47,7 +48,7 @@ impl ClientHarness {
         ticket
     }
 
-    /// A stream of requests for so many tokens each.
+    /// Submits requests with the given `max_tokens`.
     fn submit(&self, name: &str, max_tokens: &[u32]) -> RequestEventStream {
         let ticket = self.permit(max_tokens.len() as u64);
         self.client.submit(submits(max_tokens), 1, name, ticket)
@@ -62,7 +63,7 @@ impl ClientHarness {
         self.client.submit_deferred(submits(max_tokens), 1, name, ticket)
     }
 
-    /// Starts the engine's thread and the one that hands out its events.
+    /// Starts the engine thread and the fan-out thread.
     fn start_threads(&self) -> EngineThreads {
         let (news, lists) = mpsc::channel();
         let inbox = Arc::clone(&self.inbox);
@@ -72,7 +73,7 @@ impl ClientHarness {
         EngineThreads { engine, fan_out }
     }
 
-    /// Once all clients have gone: nobody computes for them, and nothing is counted as theirs.
+    /// Checks, after all clients have left, that no request is running and all counters are zero.
     fn assert_empty(&self, staff: EngineThreads) {
         self.inbox.push(EngineMessage::Stop);
         assert_eq!(staff.engine.join().unwrap(), [], "computed for nobody");
@@ -108,17 +109,17 @@ fn submits(max_tokens: &[u32]) -> Vec<RequestSubmission> {
     max_tokens.iter().map(submit).collect()
 }
 
-/// As much of an engine as its neighbours see: it gives every live request a token a turn.
+/// Minimal engine: generates one token per turn for every running request.
 #[derive(Default)]
 struct FakeEngine {
-    /// Tokens that they still get.
+    /// Tokens left to generate, by request.
     live: BTreeMap<RequestId, u32>,
-    /// A request whose guide came, and not its submit.
+    /// Request of which the guide has arrived and the submission has not.
     guided: Option<RequestId>,
 }
 
 impl FakeEngine {
-    /// Works until it is stopped, and returns what is live then.
+    /// Runs until `Stop` and returns the requests that are running then.
     fn run(
         mut self,
         inbox: &BatchInbox<EngineMessage>,
@@ -126,7 +127,7 @@ impl FakeEngine {
     ) -> Vec<RequestId> {
         let mut signals = Vec::new();
         loop {
-            // As an executor's answer would, this wakes it up as long as there is something to do.
+            // Replaces an executor's reply: wakes the engine while requests are running.
             if !self.live.is_empty() {
                 inbox.push(EngineMessage::RestartsExhausted("a step is done".to_owned()));
             }
@@ -176,7 +177,8 @@ impl FakeEngine {
     }
 }
 
-/// Reads a stream of `count` requests until all have ended. Returns their tokens and ends.
+/// Reads a stream of `count` requests until all have finished. Returns the number of tokens and the finish
+/// reasons.
 fn read(mut stream: RequestEventStream, count: usize) -> Vec<(usize, FinishReason)> {
     let mut seen: Vec<(usize, Option<FinishReason>)> = vec![(0, None); count];
     let mut events = Vec::new();
@@ -192,12 +194,12 @@ fn read(mut stream: RequestEventStream, count: usize) -> Vec<(usize, FinishReaso
     seen.into_iter().map(|(tokens, end)| (tokens, end.unwrap())).collect()
 }
 
-/// What those are sent by that wait for a grammar.
+/// Submits requests after their grammar was compiled.
 fn release(held: DeferredSubmit) {
     held.release(&DecodingGuide::default());
 }
 
-/// Reads one token, or an end, and leaves.
+/// Reads one token or an end, then drops the stream.
 fn drop_early(mut stream: RequestEventStream) {
     let mut events = Vec::new();
     block_on(poll_fn(|cx| stream.poll_events(cx, &mut events)));
@@ -267,7 +269,7 @@ fn deferred_submit_is_sent_once_or_finished() {
     );
 }
 
-/// Streams of endless requests, one of which waited for its grammar, that all have to end as `finish` says.
+/// Streams of endless requests, one of them deferred for a grammar; all must finish with `finish`.
 fn endless(hall: &Arc<ClientHarness>, finish: &FinishReason) -> [thread::JoinHandle<()>; 2] {
     [false, true].map(|waits| {
         let (hall, finish) = (Arc::clone(hall), finish.clone());
@@ -292,7 +294,8 @@ fn all_requests_finish_when_the_engine_stops() {
             let hall = Arc::new(ClientHarness::new());
             let staff = hall.start_threads();
             let clients = endless(&hall, &ENGINE_UNAVAILABLE);
-            // It stops whatever it has in hand, and then all streams are ended, as `EngineLoop::fail` does.
+            // The engine stops with requests running, then all streams are finished, as `EngineLoop::fail`
+            // does.
             hall.inbox.push(EngineMessage::Stop);
             drop(staff.engine.join().unwrap());
             hall.client.close(&ENGINE_UNAVAILABLE);

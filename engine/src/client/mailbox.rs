@@ -1,4 +1,4 @@
-//! The event stream of one HTTP request: one or more engine requests, read by one task.
+//! Event stream of one HTTP request: one or more engine requests, read by one task.
 
 use super::{AdmissionPermit, EngineClient, QueuedBytes};
 use grammar::sync::{Mutex, lock};
@@ -8,7 +8,7 @@ use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// Events that wait for their reader. Bounded by the `max_tokens` of its requests.
+/// Events that their reader has not taken yet. Bounded by the `max_tokens` of the requests.
 #[derive(Debug, Default)]
 pub(super) struct StreamMailbox {
     state: Mutex<StreamMailboxState>,
@@ -21,7 +21,7 @@ struct StreamMailboxState {
 }
 
 impl StreamMailbox {
-    /// Adds an event; wakes the reader at most once until it has looked.
+    /// Adds an event; wakes the reader at most once until its next poll.
     pub(super) fn put(&self, index: u32, event: TokenEvent) {
         let mut state = lock(&self.state);
         state.events.push((index, event));
@@ -33,15 +33,15 @@ impl StreamMailbox {
     }
 }
 
-/// What became of one engine request, as far as the stream knows.
+/// State of one engine request in the stream.
 #[derive(Debug, Clone, Copy)]
 struct StreamedRequest {
-    /// Tokens of its prompt that admission still counts.
+    /// Prompt tokens of the request that admission control still counts.
     prompt_tokens: u64,
     live: bool,
 }
 
-/// Events of the requests sent together. Dropping it takes back those that have not ended.
+/// Event stream of the requests of one HTTP request. Dropping it aborts the unfinished ones.
 pub struct RequestEventStream {
     client: EngineClient,
     mailbox: Arc<StreamMailbox>,
@@ -63,7 +63,7 @@ impl RequestEventStream {
         Self { client, mailbox, first, requests: members, permit: ticket }
     }
 
-    /// Moves the events that have arrived to the end of `into`; pending if there are none.
+    /// Moves the pending events to the end of `into`; returns `Pending` if there are none.
     pub fn poll_events(
         &mut self,
         cx: &mut Context<'_>,
@@ -97,12 +97,12 @@ impl RequestEventStream {
         Poll::Ready(())
     }
 
-    /// Gives away the bytes that its ticket counts.
+    /// Moves the bytes counted by the admission permit out of the stream.
     pub fn take_held(&mut self) -> QueuedBytes {
         self.permit.take_held()
     }
 
-    /// Takes back one request whose remaining output is not wanted.
+    /// Aborts one request, for example because its remaining output is not needed.
     pub fn abort_one(&mut self, index: u32, cause: AbortCause) {
         let Some(member) = self.requests.get_mut(index as usize) else { return };
         if mem::take(&mut member.live) {

@@ -1,28 +1,29 @@
-//! How fast prompts are prefilled: tokens over the time in which some waited. Idle time does not count.
+//! Prefill throughput: prompt tokens divided by the time during which prompts were queued. Idle time does not
+//! count.
 
 use std::time::{Duration, Instant};
 
-/// Waiting time after which a measurement replaces the former one.
+/// Queued time after which a measurement replaces the previous one.
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// The measurement.
+/// Measured prefill throughput.
 #[derive(Debug, Default)]
 pub(super) struct PrefillRate {
-    /// Up to when waiting time has been counted; `None` = no prompt waits.
+    /// Time up to which queued time has been counted; `None` = no prompt is queued.
     counted_to: Option<Instant>,
     waited: Duration,
     tokens: u64,
-    /// Tokens per second of the last full window.
+    /// Tokens per second in the last full window.
     last: Option<f64>,
 }
 
 impl PrefillRate {
-    /// A prompt waits from now on.
+    /// Starts the measurement: a prompt is queued.
     pub(super) fn prompt_queued(&mut self, now: Instant) {
         self.counted_to.get_or_insert(now);
     }
 
-    /// `done` tokens were prefilled and `left` wait.
+    /// Records that `done` tokens were prefilled and `left` tokens are queued.
     pub(super) fn record(&mut self, done: u64, left: u64, now: Instant) {
         let Some(before) = self.counted_to else { return };
         self.waited += now.saturating_duration_since(before);
@@ -34,7 +35,7 @@ impl PrefillRate {
         }
     }
 
-    /// Seconds that `tokens` will take; 0 as long as nothing is known.
+    /// Seconds to prefill `tokens` tokens; 0 until a rate has been measured.
     pub(super) fn seconds_for(&self, tokens: u64) -> f64 {
         let per_second = self.last.or_else(|| self.window_rate());
         per_second.map_or(0.0, |per_second| tokens as f64 / per_second.max(1.0))

@@ -1,5 +1,5 @@
-//! All executors of a server, started together and started again group by group: one for each replica, here or on
-//! another node, or one for all if they step together.
+//! All executors of a server: started together, restarted group by group. A group is the executors of one
+//! replica, on this or another node, or of all replicas if these run in lockstep.
 
 use super::ExecutorLink;
 use super::group::{ExecutorGroup, ExecutorLaunchOptions};
@@ -21,57 +21,58 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The other nodes of a server.
+/// Other nodes of the server.
 #[derive(Clone)]
 pub struct RemoteNodes {
-    /// How many, and which replicas are theirs.
+    /// Number of nodes and their replicas.
     pub cluster: ClusterConfig,
-    /// Who is there.
+    /// Connected nodes.
     pub registry: Arc<NodeRegistry>,
 }
 
-/// How executors are started: how long that may take, and when it is tried again.
+/// Timeouts of starts and rules for restarts.
 #[derive(Debug, Clone, Copy)]
 pub struct StartPolicy {
-    /// How long a start may take.
+    /// Timeouts of a start.
     pub timeouts: StartTimeouts,
-    /// When executors that failed are started again.
+    /// Rules for restarting failed executors.
     pub restarts: RestartPolicy,
-    /// Seed of the jitter of pauses between starts.
+    /// Seed of the jitter of restart back-offs.
     pub jitter_seed: u64,
 }
 
-/// The groups, and how long a start may take.
+/// Executor groups of a server and the rules of their starts.
 pub struct ExecutorWorld {
     groups: Vec<ReplicaGroup>,
-    /// The failures of each group.
+    /// Restart history of each group.
     histories: Vec<RestartHistory>,
-    /// What the times of `histories` are counted from.
+    /// Origin of the times in `histories`.
     created_at: Instant,
     remote_nodes: Option<RemoteNodes>,
     timeouts: StartTimeouts,
-    /// Executors ordered from other nodes that nobody has waited for.
+    /// Starts ordered from other nodes that have not been awaited yet.
     pending_remote_starts: Vec<PendingRemoteStart>,
-    /// Blocks of the first start: no later one has more, so that limits stay as announced.
+    /// Number of KV blocks of the first start; later starts use no more, so that announced limits remain
+    /// valid.
     blocks: Option<u32>,
-    /// The weights of the first start: no later one serves others.
+    /// Digests of the weights of the first start; a later start with other weights is rejected.
     weights: WeightsBaseline,
 }
 
-/// Executors that live and die together.
+/// Executors that fail and restart together.
 enum ReplicaGroup {
     Local(ExecutorGroup),
     Remote(RemoteGroup),
 }
 
-/// Executors that have been started: linked, if they are of this node.
+/// Executors that have been started; those of this node are linked.
 enum StartedGroup {
     Local(Vec<ExecutorLink>),
     Remote(PendingRemoteStart),
 }
 
 impl ReplicaGroup {
-    /// Numbers of the replicas that these are.
+    /// Replicas of the group.
     fn replicas(&self) -> Range<u16> {
         match self {
             Self::Local(group) => group.replicas(),
@@ -97,7 +98,7 @@ impl ReplicaGroup {
         matches!(self, Self::Local(group) if group.has_ended())
     }
 
-    /// Ends what is left of the executors.
+    /// Kills the remaining executors (local), or closes their links (remote).
     fn fence(&mut self) {
         match self {
             Self::Local(group) => group.fence(),
@@ -114,7 +115,7 @@ impl ReplicaGroup {
 }
 
 impl StartedGroup {
-    /// The links, however long the other node is away.
+    /// Links to the executors; waits for the node of a remote group without a limit.
     fn links(self) -> Result<Vec<ExecutorLink>, StartError> {
         match self {
             Self::Local(links) => Ok(links),
@@ -131,7 +132,7 @@ impl StartedGroup {
 }
 
 impl ExecutorWorld {
-    /// Groups that have not started, as many as `config` says.
+    /// Creates the groups of `config`; nothing is started.
     pub fn new(
         config: &ExecutorConfig,
         lifetime: ExecutorLaunchOptions,
@@ -151,7 +152,7 @@ impl ExecutorWorld {
                 None => {
                     ReplicaGroup::Local(ExecutorGroup::new(config, first..first + each, lifetime))
                 }
-                // `ClusterConfig` is of replicas that share nothing.
+                // A `ClusterConfig` implies replicas that are not in lockstep.
                 Some((node, registry)) => {
                     ReplicaGroup::Remote(RemoteGroup::new(config, Replica(first), node, registry))
                 }
@@ -174,7 +175,7 @@ impl ExecutorWorld {
         }
     }
 
-    /// Numbers of the replicas whose executors live and die with those of this one.
+    /// Replicas that share an executor group with `replica`, including it.
     pub fn group_of(&self, replica: Replica) -> Range<u16> {
         self.groups[self.index_of(replica)].replicas()
     }
@@ -184,15 +185,15 @@ impl ExecutorWorld {
         self.groups.iter().position(holds).expect("every replica is in a group")
     }
 
-    /// What all executors are told, beside their rank and what their machine adds.
+    /// Settings common to all executors, without rank and host-specific values.
     pub fn settings(&self) -> &ExecutorSettings {
         self.groups[0].settings()
     }
 
-    /// Starts all groups as generation `epoch`, and returns the links to those of this node, which come first. Call it
-    /// on the main thread.
+    /// Starts all groups as generation `epoch` and returns the links to the executors of this node, which
+    /// have the lowest replica numbers. Call it on the main thread.
     ///
-    /// Errors: no process, thread or descriptor is left.
+    /// Errors: no process, thread or file descriptor is available.
     pub fn start(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
         let mut links = Vec::new();
         for group in &mut self.groups {
@@ -204,8 +205,9 @@ impl ExecutorWorld {
         Ok(links)
     }
 
-    /// Waits until all executors are ready; they get as many blocks as each of them can hold. `links` gets those to
-    /// other nodes too. `stop` says which signal has come, `progress` sees every step of the first rank's way.
+    /// Waits until all executors are ready; each allocates the number of KV blocks that all of them can hold.
+    /// Appends the links of other nodes to `links`. `stop` returns a pending signal; `progress` receives the
+    /// startup progress of the first rank.
     pub fn bring_up(
         &mut self,
         links: &mut Vec<ExecutorLink>,
@@ -222,7 +224,7 @@ impl ExecutorWorld {
         Ok(up)
     }
 
-    /// Waits for the links to other nodes. Returns the signal that has come, if one has.
+    /// Waits for the links to other nodes. Returns a pending signal, if any.
     fn link_remote_nodes(
         &mut self,
         links: &mut Vec<ExecutorLink>,
@@ -238,7 +240,7 @@ impl ExecutorWorld {
             };
             match awaited.link(Some(absence), cut)? {
                 Some(link) => links.push(link),
-                // One of this node's has ended, and its link tells why.
+                // An executor of this node has exited; its link reports the reason.
                 None => break,
             }
         }
@@ -251,8 +253,8 @@ impl ExecutorWorld {
         ExecutorStartup { timeouts: self.timeouts, expected, weights: self.weights.clone() }
     }
 
-    /// The executors of a replica and its group have failed, because of `cause`: what is left of them is ended. Returns
-    /// when they are started again. Call it on the main thread.
+    /// Handles a failure of the executors of a replica and its group because of `cause`: kills the remaining
+    /// ones and returns when to restart them. Call it on the main thread.
     ///
     /// Errors: they have failed too often, or for too long.
     pub fn failed(
@@ -266,16 +268,16 @@ impl ExecutorWorld {
         self.histories[group].failed(stage, self.created_at.elapsed(), cause)
     }
 
-    /// The executors of a replica and its group are ready again.
+    /// Records that the executors of a replica and its group are ready again.
     pub fn ready(&mut self, replica: Replica) {
         let group = self.index_of(replica);
         self.histories[group].ready();
     }
 
-    /// Starts the executors of a replica and its group again, as generation `epoch`. `SupervisorEvent::Up` says when they are
-    /// ready, or that they never were. Call it on the main thread.
+    /// Restarts the executors of a replica and its group as generation `epoch`.
+    /// `SupervisorEvent::StartFinished` reports the outcome. Call it on the main thread.
     ///
-    /// Errors: no process, thread or descriptor is left.
+    /// Errors: no process, thread or file descriptor is available.
     pub fn restart(
         &mut self,
         replica: Replica,
@@ -304,7 +306,7 @@ impl ExecutorWorld {
                 failure: error.failure(),
                 text: error.to_string(),
             };
-            // The main thread may have left already, at shutdown.
+            // The main thread may have ended already, at shutdown.
             let _ = notices.send(SupervisorEvent::StartFinished {
                 replica,
                 epoch,
@@ -315,8 +317,8 @@ impl ExecutorWorld {
         thread.map(drop).map_err(|error| system(error.to_string()))
     }
 
-    /// Ends executors that have been told to stop; `is_up` says of which replicas there are any: what is only
-    /// starting holds nothing worth waiting for. Other nodes leave with theirs.
+    /// Waits for executors that were ordered to stop, then kills them. Groups for which `is_up` is false are
+    /// still starting and are killed at once. Other nodes are ordered to leave and end their own executors.
     pub fn shut_down(&mut self, patience: Duration, is_up: impl Fn(Replica) -> bool) {
         let deadline = Instant::now() + patience;
         let left = || deadline.saturating_duration_since(Instant::now());

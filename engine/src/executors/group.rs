@@ -1,4 +1,4 @@
-//! The ranks of one replica, or of several that step together: how they are started and ended.
+//! Executor group: the ranks of one replica, or of all replicas in lockstep, started and stopped together.
 
 use super::process::SpawnedExecutor;
 use super::{
@@ -19,37 +19,37 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Messages in flight on a link between threads.
+/// Capacity of a link between threads, in messages.
 const LINK_MESSAGES: usize = 32;
-/// A killed process is gone at once, unless a driver holds it.
+/// Time for a killed process to exit; only a device driver can delay it.
 const KILL_WAIT: Duration = Duration::from_secs(5);
 /// Time between SIGTERM and SIGKILL.
 const TERM_WAIT: Duration = Duration::from_secs(2);
 
-/// Where executors live and what they write.
+/// Where executors run and how their processes are launched.
 #[derive(Debug, Clone, Copy)]
 pub struct ExecutorLaunchOptions {
-    /// Whether each is a process; else the only one is a thread.
+    /// Whether each executor is a process; otherwise the only executor is a thread.
     pub as_processes: bool,
-    /// How each process is started.
+    /// Program of the executor processes.
     pub program: ExecutorProgram,
 }
 
-/// What it takes to start executors that live and die together, again and again.
+/// Executors that are started and stopped together, repeatedly.
 pub(crate) struct ExecutorGroup {
     config: ExecutorConfig,
     replicas: Range<u16>,
     launch_options: ExecutorLaunchOptions,
-    /// By rank.
+    /// Running processes, by rank.
     current: Vec<Arc<ExecutorProcess>>,
-    /// Where these ranks meet, if there are several.
+    /// Shared memory through which the ranks find each other, if there are several.
     rendezvous: Option<RankRendezvous>,
-    /// Yields its end once the executor, a thread of this process, is over.
+    /// Disconnected once the executor thread of this process has ended.
     thread: Option<Receiver<Infallible>>,
 }
 
 impl ExecutorGroup {
-    /// A group that has not started. `config` is told to each rank, with its own rank and meeting.
+    /// Creates a group that is not started. Each rank receives `config` with its own rank and rendezvous.
     pub(crate) fn new(
         config: ExecutorConfig,
         replicas: Range<u16>,
@@ -59,30 +59,31 @@ impl ExecutorGroup {
         Self { config, replicas, launch_options: lifetime, current, rendezvous: meeting, thread }
     }
 
-    /// Numbers of the replicas that these are.
+    /// Replicas of the group.
     pub(crate) fn replicas(&self) -> Range<u16> {
         self.replicas.clone()
     }
 
-    /// What its executors are told, beside their rank.
+    /// Settings common to the executors, without rank and rendezvous.
     pub(crate) fn executor_settings(&self) -> &ExecutorSettings {
         &self.config.settings
     }
 
-    /// Digest of the model folder that its executors must confirm.
+    /// Digest of the model folder that the executors must confirm.
     pub(crate) fn manifest(&self) -> u64 {
         self.config.manifest
     }
 
-    /// Places in the world of the ranks of these replicas.
+    /// World ranks of the given replicas.
     fn ranks_of(&self, replicas: Range<u16>) -> impl ExactSizeIterator<Item = Rank> + use<> {
         let tp_size = self.config.settings.parallel.tp_size;
         (replicas.start * tp_size..replicas.end * tp_size).map(Rank)
     }
 
-    /// Starts the executors of generation `epoch`, with a link for each replica. Call it on the main thread.
+    /// Starts the executors of generation `epoch` and returns one link per replica. Call it on the main
+    /// thread.
     ///
-    /// Errors: no process, thread or descriptor is left. Those that were started are killed.
+    /// Errors: no process, thread or file descriptor is available. Executors already started are killed.
     pub(crate) fn start(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
         self.config.settings.epoch = epoch;
         if !self.launch_options.as_processes {
@@ -103,7 +104,7 @@ impl ExecutorGroup {
         self.replicas().map(|replica| self.start_replica(replica, epoch)).collect()
     }
 
-    /// Makes the place where these ranks meet, if there are several.
+    /// Creates the rendezvous of the ranks, if there are several.
     fn create_rendezvous(&mut self) -> Result<()> {
         let several = self.ranks_of(self.replicas()).len() > 1;
         let meeting = || RankRendezvous::new(self.config.settings.parallel);
@@ -132,11 +133,12 @@ impl ExecutorGroup {
         Ok(ExecutorLink { commands: outbox::start(to, epoch)?, receivers: from })
     }
 
-    /// Starts the executors of generation `epoch` for a scheduler elsewhere, at the ends of the links that `dial` makes
-    /// for each rank and the place where they meet. What is left of former ones is killed first. Call it on the main
-    /// thread.
+    /// Starts the executors of generation `epoch` for a scheduler on another node. `dial` opens the link of
+    /// each rank and receives the path of the rendezvous. Kills the previous executors first. Call it on the
+    /// main thread.
     ///
-    /// Errors: no link, process, thread or descriptor. Those that were started are killed.
+    /// Errors: no link, process, thread or file descriptor is available. Executors already started are
+    /// killed.
     pub(crate) fn start_linked(
         &mut self,
         epoch: Epoch,
@@ -168,19 +170,20 @@ impl ExecutorGroup {
         Ok(self.ranks_of(self.replicas()).zip(self.current.iter().cloned()).collect())
     }
 
-    /// Whether one of its processes is over.
+    /// Whether a process of the group has exited.
     pub(crate) fn has_ended(&self) -> bool {
         self.current.iter().any(|process| process.wait(Duration::ZERO).is_some())
     }
 
-    /// Ends what is left of the executors after a failure: their successors need the device's memory, and ranks that wait
-    /// for each other would wait for good. Call it on the main thread.
+    /// Kills the remaining executors after a failure: their successors need the device memory, and ranks that
+    /// wait for a failed rank would block forever. Call it on the main thread.
     pub(crate) fn fence(&mut self) {
         self.log_collective_calls();
         self.kill();
     }
 
-    /// Writes down what the ranks last did together: who is behind shows in it. Call it while they are still there.
+    /// Logs the last collectives of each rank, which show the straggler. Call it before the processes are
+    /// killed.
     fn log_collective_calls(&self) {
         let own: Vec<Rank> = self.ranks_of(self.replicas()).collect();
         let calls = self.rendezvous.as_ref().map(RankRendezvous::calls).unwrap_or_default();
@@ -192,8 +195,8 @@ impl ExecutorGroup {
         }
     }
 
-    /// Ends executors that have been told to stop: `patience` for the step they are in and what they have yet to
-    /// write, then SIGTERM, then SIGKILL. A thread ends with this process.
+    /// Ends executors that were ordered to stop: waits up to `patience` for their current step and pending
+    /// output, then sends SIGTERM, then SIGKILL. An executor thread ends with this process.
     pub(crate) fn shut_down(&mut self, patience: Duration) {
         let deadline = Instant::now() + patience;
         if let Some(thread) = self.thread.take()
@@ -214,7 +217,7 @@ impl ExecutorGroup {
         self.kill();
     }
 
-    /// Makes sure that the former processes are gone: their successors need the device's memory.
+    /// Kills the processes and waits for their exit: successors need the device memory.
     pub(crate) fn kill(&mut self) {
         for process in &self.current {
             process.signal(Signal::KILL);
@@ -228,7 +231,7 @@ impl ExecutorGroup {
     }
 }
 
-/// Starts the executor as a thread of this process. The receiver is disconnected when it is over.
+/// Starts the executor as a thread of this process. The receiver is disconnected when the thread ends.
 fn start_thread(config: ExecutorConfig) -> io::Result<(ExecutorLink, Receiver<Infallible>)> {
     let ExecutorSettings { epoch, rank, .. } = config.settings;
     let (alive, over) = channel();

@@ -1,8 +1,8 @@
-//! Executors as the server sees them: a thread of its own, or a process for each rank, here or on another node.
+//! Executors from the server's side: a thread, or one process per rank, on this or another node.
 //!
-//! A thread serves the CPU where there is one rank; it cannot survive a fault. Processes can be lost and started
-//! again, which is why GPUs and ranks that work together get no other home. The ranks of one replica are a
-//! group, or those of all replicas if they step together: they live and die together.
+//! A thread serves a CPU with one rank; it cannot survive a fault. Processes can fail and be restarted, so
+//! GPUs and multiple ranks always use processes. The ranks of one replica, or of all replicas in lockstep,
+//! form a group that fails and restarts as a whole.
 
 mod executor_world;
 mod group;
@@ -26,39 +26,40 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-/// Both directions of the links to the ranks of one replica.
+/// Link to the ranks of one replica, in both directions.
 pub struct ExecutorLink {
-    /// To all of them. Holds more than there may be steps in flight, so that nobody waits for a device.
+    /// Command queue to all ranks. Its capacity exceeds the number of steps in flight, so a send never waits
+    /// for a device.
     pub commands: SyncSender<ExecutorCommand>,
-    /// From each of them, in their order.
+    /// Receivers from each rank, in rank order.
     pub receivers: Vec<ExecutorReceiver>,
 }
 
-/// The direction from an executor, and what is known about its other end.
+/// Receiving side of an executor's link, with the identity of the executor.
 pub struct ExecutorReceiver {
-    /// Its messages.
+    /// Messages of the executor.
     pub messages: Box<dyn MessageReceiver<Message = ExecutorEvent> + Send>,
-    /// Generation that the executor belongs to.
+    /// Generation of the executor.
     pub epoch: Epoch,
-    /// Its place in the world.
+    /// Rank in the world.
     pub rank: Rank,
-    /// The process it is; `None` = a thread of this one.
+    /// Process of the executor; `None` = a thread of this process.
     pub process: Option<Arc<dyn ExecutorProcessHandle>>,
 }
 
-/// A process that is an executor, wherever it runs.
+/// Handle to an executor process, on any node.
 pub trait ExecutorProcessHandle: fmt::Display + Send + Sync {
-    /// What became of it, now that its link is closed.
+    /// Describes how the process ended, after its link was closed.
     fn exit_reason(&self) -> String;
 
-    /// The node it runs on; `None` = this one.
+    /// Node of the process; `None` = this node.
     fn node(&self) -> Option<u16> {
         None
     }
 }
 
 impl ExecutorReceiver {
-    /// What became of an executor whose link failed.
+    /// Describes why the link of the executor failed.
     pub fn failure_reason(&self, error: &LinkError) -> String {
         match (&self.process, error) {
             (None, _) => "the executor exited".to_owned(),
@@ -67,7 +68,7 @@ impl ExecutorReceiver {
         }
     }
 
-    /// The executor in words.
+    /// Display name of the executor.
     fn name(&self) -> String {
         self.process.as_ref().map_or_else(|| "the executor".to_owned(), ToString::to_string)
     }

@@ -1,4 +1,4 @@
-//! The one writer of a group's links: a message is encoded once, and every rank gets the same bytes.
+//! Writer thread of one replica's links: each message is encoded once and all ranks receive the same bytes.
 
 use protocol::link::{FrameWriter, LinkSocket, run_writer};
 use protocol::{Epoch, ExecutorCommand};
@@ -6,10 +6,10 @@ use std::io::{self, Write};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
-/// Messages that may wait for the writer; more than the steps in flight and their masks.
+/// Capacity of the queue, in messages: more than the steps in flight and their grammar bitmasks.
 const OUTBOX_MESSAGES: usize = 32;
 
-/// The streams to all ranks of a group, as one.
+/// Streams to all ranks of a replica, written as one.
 struct RankStreams(Vec<LinkSocket>);
 
 impl Write for RankStreams {
@@ -21,13 +21,13 @@ impl Write for RankStreams {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(()) // A socket keeps nothing back.
+        Ok(()) // A socket has no user-space buffer.
     }
 }
 
-/// Starts the thread that writes to all ranks of generation `epoch`; returns the road to it.
+/// Starts the writer thread for the ranks of generation `epoch`; returns its queue.
 ///
-/// Errors: no thread or descriptor is left.
+/// Errors: no thread or file descriptor is available.
 pub(crate) fn start(
     streams: Vec<LinkSocket>,
     epoch: Epoch,
@@ -38,7 +38,7 @@ pub(crate) fn start(
     thread::Builder::new().name("executor-out".to_owned()).spawn(move || {
         if let Err(error) = run_writer(outbox, writer, None) {
             tracing::error!(%error, "cannot write to the executor");
-            // The readers shall see that the links are of no more use.
+            // Close the links so that the reader threads report the failure.
             links.iter().for_each(LinkSocket::close);
         }
     })?;
@@ -66,7 +66,7 @@ mod tests {
             assert_eq!(reader.recv(WAIT), Ok(Some(ExecutorCommand::Profile { enabled: true })));
         }
         drop(readers.remove(1));
-        // The writer notices at the latest with the second message, and is gone.
+        // The writer fails with the second message at the latest, and ends.
         while to.send(ExecutorCommand::Shutdown).is_ok() {}
         drop(to);
         let mut last = readers.remove(1);

@@ -1,4 +1,4 @@
-//! One executor process: started, watched, ended.
+//! Executor process: start, supervision, termination.
 
 use super::ExecutorProcessHandle;
 use protocol::link::{FrameReader, FrameWriter, LinkSocket, MessageSender};
@@ -14,28 +14,28 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Longest piece of a log line passed on at a time.
+/// Longest part of a log line that is forwarded at once, in bytes.
 const LOG_LINE_BYTES: u64 = 64 << 10;
-/// A process whose link is closed has ended, or is about to.
+/// Time for a process to exit after its link was closed.
 const EXIT_WAIT: Duration = Duration::from_secs(1);
-/// What NCCL calls its use of NVLink multicast, which an executor does without: a process that is killed in the middle
-/// of it may leave the switch in a state that only a reset ends.
+/// NCCL variable for NVLink multicast (NVLS), which executors disable: a process killed during its use can
+/// leave the NVSwitch in a state that only a reset clears.
 const NVLINK_MULTICAST: &str = "NCCL_NVLS_ENABLE";
 
-/// How the process of an executor is started, and where its log goes.
+/// Program of an executor process and the destination of its log.
 #[derive(Debug, Clone, Copy)]
 pub struct ExecutorProgram {
-    /// The binary: this build.
+    /// Path of the binary, which is this build.
     pub path: &'static str,
-    /// Form of its log lines, as its command line says it.
+    /// Log format as a command-line value.
     pub log_format: &'static str,
-    /// Environment variable that holds a secret of the server, which the process does not inherit.
+    /// Environment variable with a secret of the server; removed from the environment of the process.
     pub secret_variable: &'static str,
-    /// Opens what takes its log, a whole line at each write.
+    /// Opens the log destination; each write is a whole line.
     pub open_log: fn() -> Box<dyn Write + Send>,
 }
 
-/// A child of this process that computes. Dropping it kills it.
+/// Executor child process. Dropping it kills the process.
 pub(crate) struct ExecutorProcess {
     rank: Rank,
     pid: u32,
@@ -49,19 +49,19 @@ struct ProcessExit {
     exited: Condvar,
 }
 
-/// A process, and the two directions of its link.
+/// New process with both directions of its link.
 pub(super) struct SpawnedExecutor {
     pub(super) process: ExecutorProcess,
-    /// The settings have gone along.
+    /// Sending side; the settings have been sent.
     pub(super) to: LinkSocket,
     pub(super) from: FrameReader<LinkSocket, ExecutorEvent>,
 }
 
 impl ExecutorProcess {
-    /// Starts the process and tells it what to become. Call it on the main thread: the child dies with
-    /// the thread that started it.
+    /// Starts the process and sends its settings. Call it on the main thread: the child is killed when the
+    /// thread that started it ends.
     ///
-    /// Errors: no process, thread or descriptor is left.
+    /// Errors: no process, thread or file descriptor is available.
     pub(super) fn start(
         settings: ExecutorSettings,
         program: &ExecutorProgram,
@@ -76,8 +76,8 @@ impl ExecutorProcess {
         Ok(SpawnedExecutor { process, to, from: FrameReader::new(ours, epoch) })
     }
 
-    /// Starts a process whose link is `stdin`, as `start`. `link` is any handle of that connection: it closes with the
-    /// process.
+    /// Starts a process, as `start` does, with `stdin` as its link. `link` is another handle of that
+    /// connection and is closed when the process exits.
     pub(super) fn spawn(
         rank: Rank,
         epoch: Epoch,
@@ -97,7 +97,7 @@ impl ExecutorProcess {
             .spawn()?;
         let pid = child.id();
         let stderr = child.stderr.take();
-        // Should anything below fail, the link closes and the child leaves.
+        // If a later call fails, the link is closed and the child exits.
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
         let end = Arc::new(ProcessExit::default());
         watch_exit(child, Arc::clone(&end), link)?;
@@ -108,16 +108,16 @@ impl ExecutorProcess {
         Ok(process)
     }
 
-    /// Waits up to `timeout` for the end of the process.
+    /// Waits up to `timeout` for the process to exit.
     pub(crate) fn wait(&self, timeout: Duration) -> Option<ExitStatus> {
         let status = self.exit.status.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.exit.exited.wait_timeout_while(status, timeout, |s| s.is_none());
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Sends a signal; one that has ended gets none.
+    /// Sends a signal, unless the process has exited.
     pub(crate) fn signal(&self, signal: Signal) {
-        // It may have ended by now, which is what was wanted.
+        // The process may have exited already, which is the desired outcome.
         let _ = pidfd_send_signal(&self.pidfd, signal);
     }
 }
@@ -143,20 +143,21 @@ impl Drop for ExecutorProcess {
     }
 }
 
-/// Starts the thread that waits for the child, so that it leaves no zombie and its end is an event.
+/// Starts the thread that reaps the child and reports its exit.
 fn watch_exit(mut child: Child, end: Arc<ProcessExit>, link: LinkSocket) -> io::Result<()> {
     let waiter = thread::Builder::new().name("executor-wait".to_owned());
     let started = waiter.spawn(move || {
         let status = child.wait();
         *end.status.lock().unwrap_or_else(PoisonError::into_inner) = status.ok();
         end.exited.notify_all();
-        // Whoever still holds the other end, nobody is behind it: what has arrived is read, then the end.
+        // Close the link even if another process still has the child's end open: no executor reads it. Data
+        // received before is still read, then the end of the stream.
         link.close();
     });
     started.map(drop)
 }
 
-/// Starts the thread that passes the child's log on, each line with its rank in front.
+/// Starts the thread that forwards the child's log, each line prefixed with its rank.
 fn forward_log(stderr: ChildStderr, rank: Rank, mut log: Box<dyn Write + Send>) -> io::Result<()> {
     let started = thread::Builder::new().name("executor-log".to_owned()).spawn(move || {
         let mut reader = BufReader::new(stderr);
@@ -173,7 +174,7 @@ fn forward_log(stderr: ChildStderr, rank: Rank, mut log: Box<dyn Write + Send>) 
                 Some(event) => format!("{{\"executor_rank\":{},{event}\n", rank.0),
                 None => format!("executor {}: {text}\n", rank.0),
             };
-            // It is written or lost, never refused.
+            // The log sink writes the line or drops it; it reports no backpressure.
             let _ = log.write(line.as_bytes());
         }
     });

@@ -1,4 +1,4 @@
-//! The threads that move executors' messages into the engine's inbox, and notice their end.
+//! Threads that forward executor messages to the engine's inbox and report the end of each link.
 
 use super::ExecutorReceiver;
 use crate::client::{BatchInbox, EngineMessage, ExecutorId};
@@ -8,7 +8,8 @@ use scheduler::{ExecutorFailure, SchedulerEvent};
 use std::sync::Arc;
 use std::thread;
 
-/// Starts a thread for each rank of a replica. It ends with its executor, after it has said so.
+/// Starts a reader thread for each rank of a replica. The thread ends after it has reported the failure of
+/// its executor.
 pub(crate) fn spawn_readers(
     replica: Replica,
     from: Vec<ExecutorReceiver>,
@@ -25,7 +26,7 @@ pub(crate) fn spawn_readers(
     Ok(())
 }
 
-/// Passes messages on until there are no more. Returns why.
+/// Forwards messages until the link fails. Returns the failure and its cause.
 fn forward_messages(
     from: &mut ExecutorReceiver,
     sender: ExecutorId,
@@ -45,7 +46,7 @@ fn forward_messages(
             Err(error) => return (ExecutorFailure::Exited, from.failure_reason(&error)),
         };
         match message {
-            // The ranks of a replica compute the same; the first one's answer is taken.
+            // All ranks of a replica sample the same tokens; the output of rank 0 is used.
             ExecutorEvent::StepOutput(output) if sender.rank == 0 => {
                 let replica = sender.replica;
                 inbox.push(EngineMessage::Event(SchedulerEvent::StepOutput { replica, output }));

@@ -1,34 +1,35 @@
-//! When executors that failed are started again, and when the server gives up: a pure rule.
+//! Restart policy of failed executors: a pure function of failures, time and seed.
 //!
-//! Failures in service and failures before READY are counted apart. The former are followed by a start at once, and more
-//! of them than a server may have within some minutes end it: requests, or a device, bring executors down. The latter are
-//! repeated after pauses that double, for some minutes: weights are being copied, a disk or a device is busy.
+//! Failures in service and failures before READY are counted separately. After a failure in service,
+//! executors restart at once; more than a limit of such failures within a time window end the server, because
+//! requests or a device bring executors down. Failed starts are retried with exponential back-off for some
+//! minutes, because weights may still be copied or a disk or device may be busy.
 //!
-//! The rule reads no clock and draws no random numbers: callers pass the time since an origin of their own, and a seed
-//! for the jitter.
+//! The policy reads no clock and draws no random numbers: callers pass the time since an origin of their
+//! choice and a seed for the jitter.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Failed starts in a row before a server gives up, however long each of them took.
+/// Minimum number of consecutive failed starts before the server gives up, however long each start took.
 const FAILED_STARTS_MIN: u32 = 3;
 
-/// How soon and how often executors are started again.
+/// Limits and back-off of executor restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartPolicy {
-    /// Failures in service within `service_window` that are followed by a start; one more is the last.
+    /// Maximum number of failures in service within `service_window`; one more ends the server.
     pub service_failures_max: u32,
-    /// How long a failure in service counts.
+    /// Time window in which failures in service are counted.
     pub service_window: Duration,
-    /// Pause after the first start that fails before READY, without its jitter.
+    /// Back-off after the first start that fails before READY, without jitter.
     pub backoff_first: Duration,
-    /// Longest pause.
+    /// Maximum back-off.
     pub backoff_max: Duration,
-    /// From the first failed start to the last one.
+    /// Time from the first failed start to the last retry.
     pub give_up_after: Duration,
 }
 
-/// When executors of a replica fail.
+/// Stage in which the executors of a replica fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureStage {
     /// After READY.
@@ -37,45 +38,45 @@ pub enum FailureStage {
     Starting,
 }
 
-/// The next start of a replica's executors.
+/// Next start of a replica's executors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextStart {
-    /// How long to wait for it.
+    /// Time to wait before the start.
     pub backoff: Duration,
-    /// Which one it is: of the failures in service that count, or of the failed starts in a row.
+    /// Number of the attempt: counted failures in service, or consecutive failed starts.
     pub attempt: u32,
 }
 
-/// Executors will not be started again.
+/// Executors will not be restarted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestartsExhausted {
-    /// They fail in service too often.
+    /// Too many failures in service.
     #[error("lost {failures} times in {} minutes, the last time because {cause}", window.as_secs() / 60)]
     InService {
-        /// Failures in service within the window, the last one among them.
+        /// Number of failures in service within the window, including the last one.
         failures: usize,
-        /// How long a failure counts.
+        /// Time window in which failures are counted.
         window: Duration,
-        /// The last failure.
+        /// Cause of the last failure.
         cause: String,
     },
-    /// They do not become ready.
+    /// The executors do not become ready.
     #[error("{failures} restarts failed within {:.1} s, the last one because {cause}", elapsed.as_secs_f64())]
     Starting {
-        /// Failed starts in a row.
+        /// Number of consecutive failed starts.
         failures: u32,
-        /// Since the first of them failed.
+        /// Time since the first of these starts failed.
         elapsed: Duration,
-        /// The last failure.
+        /// Cause of the last failure.
         cause: String,
     },
 }
 
-/// The failures of one replica's executors that count.
+/// Failures of one group's executors.
 #[derive(Debug)]
 pub(super) struct RestartHistory {
     policy: RestartPolicy,
-    /// State of the generator of jitter.
+    /// State of the jitter generator.
     jitter: u64,
     /// Times of failures in service, oldest first.
     in_service: VecDeque<Duration>,
@@ -90,14 +91,14 @@ struct StartFailureStreak {
 }
 
 impl RestartHistory {
-    /// No failures. `seed` decides the jitter of pauses.
+    /// Creates an empty history. `seed` determines the jitter.
     pub(super) fn new(policy: RestartPolicy, seed: u64) -> Self {
         Self { policy, jitter: seed, in_service: VecDeque::new(), failed_starts: None }
     }
 
-    /// The executors have failed at `now`, because of `cause`: when they are started again.
+    /// Records a failure at `now` with the given `cause`; returns when to restart.
     ///
-    /// Errors: they have failed too often, or for too long.
+    /// Errors: the executors have failed too often, or for too long.
     pub(super) fn failed(
         &mut self,
         stage: FailureStage,
@@ -110,7 +111,7 @@ impl RestartHistory {
         }
     }
 
-    /// The executors have become ready: failed starts are forgotten, failures in service are not.
+    /// Clears the failed starts once the executors are ready; failures in service still count.
     pub(super) fn ready(&mut self) {
         self.failed_starts = None;
     }
@@ -147,13 +148,13 @@ impl RestartHistory {
             return Err(RestartsExhausted::Starting { failures: count, elapsed, cause });
         }
         let pause = self.next_backoff(count);
-        // The last start comes when the time is over, not after it.
+        // The last retry is made when `give_up_after` elapses, not later.
         let pause = if left.is_zero() { pause } else { pause.min(left) };
         Ok(NextStart { backoff: pause, attempt: count })
     }
 
-    /// The pause after `failures` failed starts: between a half and the whole of a time that doubles, so that servers
-    /// that failed together do not start together.
+    /// Back-off after `failures` failed starts: between half and all of an exponentially growing time. The
+    /// jitter keeps servers that failed together from restarting together.
     fn next_backoff(&mut self, failures: u32) -> Duration {
         let doublings = (failures - 1).min(31);
         let whole = self.policy.backoff_first.saturating_mul(1 << doublings);
@@ -161,7 +162,7 @@ impl RestartHistory {
         half + half.mul_f64(self.random_fraction())
     }
 
-    /// A number from 0 up to 1 (SplitMix64).
+    /// Pseudorandom number in [0, 1) (SplitMix64).
     fn random_fraction(&mut self) -> f64 {
         self.jitter = self.jitter.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.jitter;
@@ -192,7 +193,8 @@ mod tests {
         Duration::from_secs(n)
     }
 
-    /// Times of the starts of executors that never become ready and take `each` to fail, and why there is none after them.
+    /// Start times of executors that never become ready and take `each` to fail, and the reason for giving
+    /// up.
     fn start_times(policy: RestartPolicy, seed: u64, each: Duration) -> (Vec<Duration>, String) {
         let mut history = RestartHistory::new(policy, seed);
         let (mut now, mut starts) = (each, Vec::new());

@@ -1,38 +1,39 @@
-//! The nodes of a server as one of them knows them, and the secret that they share.
+//! Configuration of a multi-node server and the secret shared by its nodes.
 
 use std::fmt;
 
-/// A server of several nodes, as one of them sees it.
+/// Multi-node configuration, as given on one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterConfig {
-    /// Nodes, at least 2.
+    /// Number of nodes, at least 2.
     pub nodes: u16,
-    /// Which of them this is; 0 schedules and answers.
+    /// Rank of this node; node 0 runs the scheduler and the HTTP server.
     pub node: u16,
-    /// Where node 0 is.
+    /// Host name or address of node 0.
     pub host: String,
-    /// Where it listens for the others.
+    /// Port on which node 0 listens for the other nodes.
     pub port: u16,
 }
 
 impl ClusterConfig {
-    /// Node of a replica: each has as many as the others, in order.
+    /// Node of a replica: replicas are assigned in order, an equal number per node.
     pub fn node_of(&self, replica: u16, replicas: u16) -> u16 {
         replica / (replicas / self.nodes).max(1)
     }
 }
 
-/// A secret; it is never shown.
+/// Shared secret of the cluster; `Debug` does not reveal it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClusterSecret(String);
 
 impl ClusterSecret {
-    /// The text without the white space around it, which files end with.
+    /// Creates a secret from `text` without surrounding white space, such as the newline at the end of a
+    /// file.
     pub fn new(text: &str) -> Self {
         Self(text.trim().to_owned())
     }
 
-    /// What is proved to be known.
+    /// Bytes of the secret, used as the HMAC key.
     pub fn bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }

@@ -1,23 +1,24 @@
-//! A connection to somebody unknown: whatever it does, it is over at its deadline.
+//! Stream with a deadline for unauthenticated connections.
 
 use protocol::link::TimeoutRead;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// A stream that must be done in time, however its bytes trickle.
+/// Stream on which all reads and writes must finish by a deadline, however slowly bytes arrive.
 pub(super) struct DeadlineStream<'a> {
     stream: &'a TcpStream,
     deadline: Instant,
 }
 
 impl<'a> DeadlineStream<'a> {
-    /// A stream that has so long from now on. Reads and writes of the stream itself are bounded until `free`.
+    /// Creates a stream with a deadline `time` from now. Timeouts are set on the underlying stream and remain
+    /// until `clear_timeouts`.
     pub(super) fn new(stream: &'a TcpStream, time: Duration) -> Self {
         Self { stream, deadline: Instant::now() + time }
     }
 
-    /// The same for the other direction.
+    /// Returns a second handle with the same deadline, for the opposite direction.
     pub(super) fn opposite_direction(&self) -> Self {
         Self { stream: self.stream, deadline: self.deadline }
     }
@@ -28,7 +29,7 @@ impl<'a> DeadlineStream<'a> {
     }
 }
 
-/// Takes the bounds off a stream again.
+/// Removes the read and write timeouts of a stream.
 pub(super) fn clear_timeouts(stream: &TcpStream) -> io::Result<()> {
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)
@@ -48,12 +49,12 @@ impl Write for DeadlineStream<'_> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(()) // A socket keeps nothing back.
+        Ok(()) // A socket has no user-space buffer.
     }
 }
 
 impl TimeoutRead for DeadlineStream<'_> {
-    /// The deadline is what counts.
+    /// Ignored: the deadline takes precedence.
     fn set_timeout(&mut self, _timeout: Duration) -> io::Result<()> {
         Ok(())
     }

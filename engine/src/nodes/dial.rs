@@ -1,4 +1,4 @@
-//! Connections from another node to node 0.
+//! Connections from a worker node to node 0.
 
 use super::HANDSHAKE_TIME;
 use super::cluster::{ClusterConfig, ClusterSecret};
@@ -9,34 +9,34 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Until a connection stands, to each address that node 0's name has.
+/// Connect timeout for each address that node 0's name resolves to.
 const CONNECT_TIME: Duration = Duration::from_secs(3);
-/// Between two tries to reach node 0.
+/// Time between two attempts to reach node 0.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Why there is no connection.
+/// Why a connection to node 0 failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
-    /// Nobody is there, or not yet.
+    /// Node 0 does not accept connections, possibly because it is still starting.
     #[error("node 0 at {address} does not answer: {error}")]
     Unreachable {
-        /// Where it should be.
+        /// Address of node 0.
         address: String,
-        /// What the system says.
+        /// Error of the operating system.
         error: io::Error,
     },
-    /// Somebody is there.
+    /// The connection was made, but the handshake failed.
     #[error("node 0 at {address}: {error}")]
     Handshake {
-        /// Where.
+        /// Address of node 0.
         address: String,
-        /// What is wrong with it.
+        /// Error of the handshake.
         error: HandshakeError,
     },
 }
 
 impl DialError {
-    /// Whether another try may do: nobody was there, or had no time.
+    /// Whether a retry can succeed: node 0 was unreachable, or too busy for the handshake.
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } => true,
@@ -52,7 +52,7 @@ impl DialError {
     }
 }
 
-/// Where node 0 is, and what it must know.
+/// Address of node 0 and the secret for the handshake.
 #[derive(Debug, Clone)]
 pub(super) struct NodeDialer {
     host: String,
@@ -61,12 +61,12 @@ pub(super) struct NodeDialer {
 }
 
 impl NodeDialer {
-    /// The way to node 0 of a cluster.
+    /// Creates a dialer for node 0 of a cluster.
     pub(super) fn new(cluster: &ClusterConfig, secret: ClusterSecret) -> Self {
         Self { host: cluster.host.clone(), port: cluster.port, secret }
     }
 
-    /// A connection for this purpose, over which nothing has been heard yet.
+    /// Opens an authenticated connection for `purpose`; nothing has been read after the handshake.
     pub(super) fn connect(&self, purpose: NodeEvent) -> Result<TcpStream, DialError> {
         let place = || format!("{}:{}", self.host, self.port);
         let stream = self
@@ -77,7 +77,8 @@ impl NodeDialer {
         Ok(stream)
     }
 
-    /// The same, tried for so long: node 0 turns away whom it has no place for at the moment.
+    /// Connects as `connect` does, with retries for up to `time`: node 0 closes connections while it has no
+    /// free slot.
     pub(super) fn connect_with_retries(
         &self,
         purpose: &NodeEvent,
@@ -133,7 +134,7 @@ mod tests {
         let (listener, way) = dialer(ours);
         let door = thread::spawn(move || {
             drop(listener.accept().unwrap());
-            // One that dies when it has heard the answer has said nothing of the secret, either.
+            // A peer that closes after reading the response has not answered about the secret either.
             let (dying, _) = listener.accept().unwrap();
             FrameWriter::new(&dying, EPOCH)
                 .send(NodeHandshake::Challenge { nonce: [0; 32] })

@@ -1,7 +1,7 @@
-//! How two nodes come to trust a connection: challenge, answer, welcome, and then what it is for.
+//! Handshake between nodes: challenge, response, welcome, then the purpose of the connection.
 //!
-//! Whoever connects proves first, so that a stranger learns nothing from node 0. Nothing longer than a few hundred
-//! bytes is read from one, and nothing waits for him beyond the deadline.
+//! The connecting node proves the secret first, so an unauthenticated peer learns nothing from node 0. Node 0
+//! reads at most a few hundred bytes from such a peer and waits for it no longer than the deadline.
 
 use super::cluster::ClusterSecret;
 use super::deadline_stream::{DeadlineStream, clear_timeouts};
@@ -15,38 +15,39 @@ use std::io;
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Longest body of a stranger: an answer has 64 bytes, spelled as numbers.
+/// Longest message body of an unauthenticated peer, in bytes: a response has 64 bytes, encoded as numbers.
 const UNAUTHENTICATED_BYTES_MAX: usize = 512;
 
-/// Why a connection did not become one between two nodes.
+/// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
-    /// The other end does not know the secret.
+    /// The peer does not have the secret.
     #[error("the other end does not know the secret")]
     WrongSecret,
-    /// It said something else than what was its turn.
+    /// The peer sent a message that is not valid at this point of the handshake.
     #[error("the other end does not keep to the handshake")]
     OutOfOrder,
-    /// It was too slow.
+    /// The peer was too slow.
     #[error("nothing was said for too long")]
     TimedOut,
-    /// It hung up, or speaks no protocol of ours, or another version of it.
+    /// The peer closed the connection, or uses another protocol or another version.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// The system failed.
+    /// The operating system reported an error.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 impl HandshakeError {
-    /// Whether this was no node at all: scanners and probes are no news.
+    /// Whether the peer is not a node at all, such as a port scanner or a probe.
     pub(super) fn is_not_a_node(&self) -> bool {
         let version = matches!(self, Self::Link(LinkError::Frame(FrameError::Version { .. })));
         !version && !matches!(self, Self::WrongSecret)
     }
 }
 
-/// Node 0's side: what the other node says of the connection, once it has proved that it knows the secret.
+/// Handshake on node 0: returns the purpose of the connection, once the other node has proved that it has the
+/// secret.
 pub(super) fn admit(
     stream: &TcpStream,
     secret: &ClusterSecret,
@@ -62,7 +63,8 @@ pub(super) fn admit(
     };
     let nonces = NoncePair { zero, other };
     if !is_proof(secret, ProofSide::WorkerNode, &nonces, &proof) {
-        // Told, because a connection that only closes is tried again. It may have closed already.
+        // A connection that is only closed would be retried, so report the denial. The peer may have closed
+        // already.
         let _ = to.send(NodeHandshake::Denied);
         return Err(HandshakeError::WrongSecret);
     }
@@ -73,8 +75,8 @@ pub(super) fn admit(
     Ok(purpose)
 }
 
-/// The other side: proves to know the secret, sees that node 0 does, and says what the connection is for. What node
-/// 0 says next has not been read.
+/// Handshake on a worker node: proves the secret, verifies node 0's proof and sends the purpose of the
+/// connection. Reads nothing after node 0's welcome.
 pub(super) fn introduce(
     stream: &TcpStream,
     secret: &ClusterSecret,
@@ -136,7 +138,7 @@ mod tests {
         (near, listener.accept().unwrap().0)
     }
 
-    /// What node 0 makes of somebody who behaves like this, within `time`.
+    /// Result of `admit` for a peer that behaves as `other`, within `time`.
     fn admitted(
         time: Duration,
         other: impl FnOnce(TcpStream) + Send + 'static,
@@ -163,7 +165,7 @@ mod tests {
             assert!(matches!(error, HandshakeError::WrongSecret), "{error}");
         });
         assert_eq!(met.unwrap_err(), "the other end does not know the secret");
-        // An impostor in node 0's place cannot welcome anybody.
+        // An impostor of node 0 cannot produce a valid welcome.
         let (near, far) = connected();
         let impostor = thread::spawn(move || {
             let mut to = FrameWriter::new(far.try_clone().unwrap(), EPOCH);
@@ -182,7 +184,8 @@ mod tests {
         let silent = admitted(short, |mut stream| drop(stream.read_to_end(&mut Vec::new())));
         assert_eq!(silent.unwrap_err(), "nothing was said for too long");
         let trickle = admitted(short, |mut stream| {
-            // A byte at a time begins no new deadline: a whole header, which would be refused, comes too late.
+            // Single bytes do not extend the deadline: a complete header, which would be rejected, arrives
+            // too late.
             for byte in b"HDRN".iter().cycle() {
                 if stream.write_all(&[*byte]).is_err() {
                     return;
@@ -203,7 +206,7 @@ mod tests {
         };
         let long = says(header(PROTOCOL_VERSION, 513));
         assert_eq!(long, "a body of 513 bytes, at most 512");
-        // Whole, it arrives in one read.
+        // The complete body arrives in one read.
         let whole = says([header(PROTOCOL_VERSION, 513), vec![0; 513]].concat());
         assert_eq!(whole, long);
         let former = says(header(1, 0));

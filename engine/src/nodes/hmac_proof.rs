@@ -1,4 +1,4 @@
-//! Proofs that one knows the cluster's secret: HMAC-SHA-256 (RFC 2104) over fresh numbers of both sides.
+//! Proof of the cluster secret: HMAC-SHA-256 (RFC 2104) over the nonces of both sides.
 
 use super::cluster::ClusterSecret;
 use hmac::{Hmac, KeyInit, Mac};
@@ -7,27 +7,27 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::Sha256;
 use std::io;
 
-/// Whose proof it is: what one side says is no proof of the other.
+/// Side that makes a proof; the proof of one side is not valid for the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProofSide {
-    /// The one that is connected to.
+    /// Side that accepts the connection.
     NodeZero,
-    /// The one that connects.
+    /// Side that opens the connection.
     WorkerNode,
 }
 
-/// The numbers of one connection.
+/// Nonces of one connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NoncePair {
-    /// Of node 0.
+    /// Nonce of node 0.
     pub(super) zero: HandshakeNonce,
-    /// Of the other node.
+    /// Nonce of the worker node.
     pub(super) other: HandshakeNonce,
 }
 
-/// A number that nobody can foresee.
+/// Returns an unpredictable nonce.
 ///
-/// Errors: the system has none.
+/// Errors: the operating system provides no random bytes.
 pub(super) fn nonce() -> io::Result<HandshakeNonce> {
     let mut nonce = [0; 32];
     let mut filled = 0;
@@ -37,12 +37,12 @@ pub(super) fn nonce() -> io::Result<HandshakeNonce> {
     Ok(nonce)
 }
 
-/// The proof of one side.
+/// Computes the proof of one side.
 pub(super) fn prove(secret: &ClusterSecret, side: ProofSide, nonces: &NoncePair) -> HandshakeProof {
     digest(secret, side, nonces).finalize().into_bytes().into()
 }
 
-/// Whether this is the proof of that side; how long it takes tells nothing.
+/// Whether `proof` is the proof of `side`; compared in constant time.
 pub(super) fn is_proof(
     secret: &ClusterSecret,
     side: ProofSide,
@@ -68,7 +68,8 @@ fn digest(secret: &ClusterSecret, side: ProofSide, nonces: &NoncePair) -> Hmac<S
 mod tests {
     use super::*;
 
-    /// Computed with Python: `hmac.new(b"0123456789abcdef", label + b"\1" * 32 + b"\2" * 32, "sha256").hexdigest()`.
+    /// Reference from Python: `hmac.new(b"0123456789abcdef", label + b"\1" * 32 + b"\2" * 32,
+    /// "sha256").hexdigest()`.
     const REFERENCE_HMAC: &str = "10943c7decfa8d757b478656263cf7bab2a4d0298e15040bd7d522315c078010";
 
     #[test]

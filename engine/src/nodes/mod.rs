@@ -1,9 +1,11 @@
-//! A server on several nodes: each is a `hadron serve`, node 0 schedules and answers, the others run executors.
+//! Multi-node serving: each node runs `hadron serve`; node 0 schedules and serves HTTP, the others run
+//! executors.
 //!
-//! Node 0 listens (`node_listener.rs`), knows who is there (`node_registry.rs`) and what it has ordered (`start_order.rs`); every other
-//! node connects, shows that it knows the secret (`handshake.rs`), and does what it is told (`worker_node.rs`). An order to
-//! start a replica is answered with one connection for each rank, which the executor inherits: it speaks to node 0
-//! itself, as it would on node 0. Secrets never leave the processes that serve.
+//! Node 0 accepts connections (`node_listener.rs`), tracks connected nodes (`node_registry.rs`) and the
+//! starts it has ordered (`start_order.rs`). Every other node connects, proves the secret (`handshake.rs`)
+//! and executes the commands of node 0 (`worker_node.rs`). An order to start a replica is answered with one
+//! connection per rank; the executor inherits that connection and communicates with node 0 directly, as an
+//! executor on node 0 does. Executor processes never receive the secret.
 
 mod cluster;
 mod deadline_stream;
@@ -26,13 +28,13 @@ pub use worker_node::{WorkerNode, WorkerNodeEvent, WorkerNodeExit, WorkerNodeSet
 use protocol::Epoch;
 use std::time::Duration;
 
-/// Frames between nodes belong to no generation of executors.
+/// Epoch of frames between nodes, which belong to no executor generation.
 const EPOCH: Epoch = Epoch(0);
-/// A connection must have shown that it knows the secret, and said what it is for.
+/// Time in which a connection must complete the handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
-/// Longest body of a message between nodes; an executor's link, once it is one, has its own bound.
+/// Longest body of a message between nodes, in bytes; executor links have a limit of their own.
 const BODY_BYTES_MAX: usize = 64 << 10;
-/// Longest silence of a node that is well.
+/// Heartbeat interval between nodes.
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// Messages that may wait to be written to a node.
+/// Capacity of a node's outbox, in messages.
 const OUTBOX_MESSAGES: usize = 64;

@@ -1,4 +1,4 @@
-//! Node 0's socket for the others: who proves to know the secret is let in, everybody else is forgotten at once.
+//! Listening socket of node 0: peers that prove the secret are admitted, all other connections are closed.
 
 use super::HANDSHAKE_TIME;
 use super::handshake::{HandshakeError, admit};
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Connections that have proved nothing yet. Others are closed, and come again.
+/// Maximum number of unauthenticated connections. Further ones are closed, and nodes retry.
 const UNAUTHENTICATED_MAX: usize = 32;
-/// Without descriptors nothing can be accepted; they come back.
+/// Pause after `accept` failed for lack of file descriptors.
 const DESCRIPTORS_EXHAUSTED_WAIT: Duration = Duration::from_millis(50);
 
-/// The open socket; nobody is let in yet.
+/// Bound socket that does not accept connections yet.
 pub struct NodeListener {
     listener: TcpListener,
     address: SocketAddr,
@@ -27,9 +27,9 @@ pub struct NodeListener {
 }
 
 impl NodeListener {
-    /// Opens the socket of node 0 for those who know the secret.
+    /// Opens the socket of node 0 for peers that have the secret.
     ///
-    /// Errors: the address is not of this machine, or taken.
+    /// Errors: the address is not one of this machine, or in use.
     pub fn open(cluster: &ClusterConfig, secret: ClusterSecret) -> Result<Self> {
         let ClusterConfig { host, port, nodes, .. } = cluster;
         let listener = TcpListener::bind((host.as_str(), *port)).with_context(|| {
@@ -47,9 +47,9 @@ impl NodeListener {
         Ok(Self { listener, address, secret })
     }
 
-    /// Lets nodes in from now on.
+    /// Starts accepting nodes.
     ///
-    /// Errors: the system gives no thread.
+    /// Errors: no thread is available.
     pub fn start(self, registry: &Arc<NodeRegistry>) -> io::Result<()> {
         tracing::info!(address = %self.address, nodes = registry.nodes(), "waiting for the other nodes");
         let (secret, registry) = (self.secret, Arc::clone(registry));
@@ -68,18 +68,18 @@ impl NodeListener {
     }
 }
 
-/// Who comes in.
+/// Accepts and authenticates connections.
 struct NodeAcceptor {
     secret: ClusterSecret,
     registry: Arc<NodeRegistry>,
-    /// As many other handles of it as there are connections that have proved nothing yet.
+    /// Counts the unauthenticated connections by its additional strong references.
     unauthenticated: Arc<()>,
-    /// Of those that were told.
+    /// Limits the log lines about rejected connections.
     log_limiter: Arc<LogRateLimiter>,
 }
 
 impl NodeAcceptor {
-    /// Gives a connection a thread of its own, unless there are too many.
+    /// Serves a connection on its own thread, unless too many are unauthenticated.
     fn accept(&self, stream: TcpStream) {
         if Arc::strong_count(&self.unauthenticated) > UNAUTHENTICATED_MAX {
             return;
@@ -99,12 +99,12 @@ impl NodeAcceptor {
                 Err(error) => log_rejection(&error, &stream, &refusals),
             }
         };
-        // Without a thread the connection closes, and whoever it was comes again.
+        // If no thread is available, the connection is closed and the node retries.
         let _ = thread::Builder::new().name("node-link".to_owned()).spawn(meet);
     }
 }
 
-/// Says in the log who was not let in, unless that was said often enough lately.
+/// Logs a rejected connection, subject to the rate limit.
 fn log_rejection(error: &HandshakeError, stream: &TcpStream, refusals: &LogRateLimiter) {
     let peer = stream.peer_addr().ok();
     if error.is_not_a_node() {

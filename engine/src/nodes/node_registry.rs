@@ -1,4 +1,4 @@
-//! Who of the other nodes is there, and what passes between them and this one.
+//! Registry of connected nodes on node 0, and the messages exchanged with them.
 
 use super::remote_executor::RemoteExecutor;
 use super::start_order::{IssuedOrder, OrderProgress, PendingLink, StartOrder};
@@ -17,25 +17,26 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// How long a node waits for its predecessor to be given up: it may have been cut off without a word.
+/// Maximum wait for the previous session of a node to time out: its connection may have been cut without a
+/// close.
 const PREDECESSOR_WAIT: Duration =
     HEARTBEAT_TIMEOUT.saturating_add(HEARTBEAT_GRACE_PERIOD).saturating_add(Duration::from_secs(2));
 
-/// What every node of the cluster must be told alike.
+/// Properties that all nodes of the cluster must share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClusterRequirements {
-    /// Nodes.
+    /// Number of nodes.
     pub nodes: u16,
-    /// How the ranks share the work.
+    /// Parallel configuration.
     pub parallel: ParallelConfig,
     /// Digest of the model folder.
     pub manifest: u64,
 }
 
 impl ClusterRequirements {
-    /// Whether a node belongs to this cluster.
+    /// Checks that a node belongs to this cluster.
     ///
-    /// Errors: what differs, in words.
+    /// Errors: a description of the difference.
     fn check(&self, member: &NodeInfo) -> Result<(), String> {
         let node = member.node;
         let same = |what: &str, theirs: String, ours: String| {
@@ -60,7 +61,7 @@ impl ClusterRequirements {
     }
 }
 
-/// All other nodes, as node 0 knows them.
+/// Registry of all other nodes, kept by node 0.
 pub struct NodeRegistry {
     expected: ClusterRequirements,
     state: Mutex<NodeRegistryState>,
@@ -68,17 +69,17 @@ pub struct NodeRegistry {
 }
 
 struct NodeRegistryState {
-    /// By node; node 0 has none.
+    /// Connected nodes by node rank; the entry of node 0 is always empty.
     nodes: Vec<Option<ConnectedNode>>,
-    /// What was ordered last of each replica that is elsewhere.
+    /// Latest start order of each remote replica.
     orders: BTreeMap<u16, StartOrder>,
     sessions: u64,
     tickets: u64,
-    /// They have been told to leave.
+    /// Whether the nodes have been ordered to leave.
     shutting_down: bool,
 }
 
-/// A node that is there.
+/// Connected node.
 struct ConnectedNode {
     session: u64,
     to: SyncSender<NodeCommand>,
@@ -86,19 +87,19 @@ struct ConnectedNode {
 }
 
 impl NodeRegistry {
-    /// Nobody is there.
+    /// Creates a registry without connected nodes.
     pub fn new(expected: ClusterRequirements) -> Self {
         let state = NodeRegistryState {
             nodes: (0..expected.nodes).map(|_| None).collect(),
             orders: BTreeMap::new(),
             sessions: 0,
-            tickets: RandomState::new().hash_one(0), // Not those of a former node 0.
+            tickets: RandomState::new().hash_one(0), // Differs from the tickets of a previous node 0.
             shutting_down: false,
         };
         Self { expected, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Nodes of the cluster.
+    /// Number of nodes of the cluster.
     pub fn nodes(&self) -> u16 {
         self.expected.nodes
     }
@@ -107,7 +108,7 @@ impl NodeRegistry {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves the connection of a node that wants to belong here, until its end.
+    /// Serves the connection of a joining node until it ends.
     pub(super) fn join(&self, member: &NodeInfo, stream: TcpStream) {
         let node = member.node;
         if let Err(text) = self.expected.check(member) {
@@ -128,7 +129,8 @@ impl NodeRegistry {
         }
     }
 
-    /// Takes a node in, once its predecessor is given up, and returns its session; or says why it is refused.
+    /// Admits a node once its previous session has ended, and returns the new session; or returns why it is
+    /// rejected.
     fn admit(&self, node: u16, stream: &TcpStream) -> io::Result<Result<u64, String>> {
         let (writer, handle) = (FrameWriter::new(stream.try_clone()?, EPOCH), stream.try_clone()?);
         let at = usize::from(node);
@@ -137,7 +139,7 @@ impl NodeRegistry {
         let waited = self.changed.wait_timeout_while(self.lock(), PREDECESSOR_WAIT, taken);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if state.shutting_down {
-            return Ok(Err("it is ending".to_owned())); // Nobody would tell it to leave.
+            return Ok(Err("it is ending".to_owned())); // A node admitted now would miss the order to leave.
         }
         if taken(&mut state) {
             return Ok(Err(format!("node {node} is here already")));
@@ -145,10 +147,10 @@ impl NodeRegistry {
         let (to, outbox) = sync_channel(OUTBOX_MESSAGES);
         let beat = HeartbeatConfig { interval: BEAT_INTERVAL, message: || NodeCommand::Heartbeat };
         thread::Builder::new().name("node-out".to_owned()).spawn(move || {
-            // Its end is seen by who listens.
+            // The reader thread detects the end of the connection.
             let _ = run_writer(outbox, writer, Some(&beat));
         })?;
-        let _ = to.try_send(NodeCommand::Accepted); // It is empty.
+        let _ = to.try_send(NodeCommand::Accepted); // The new queue is empty, so it has room.
         state.sessions += 1;
         let session = state.sessions;
         state.nodes[at] = Some(ConnectedNode { session, to, stream: handle });
@@ -157,7 +159,7 @@ impl NodeRegistry {
         Ok(Ok(session))
     }
 
-    /// Hears what a node says until it says no more. Returns why.
+    /// Reads the events of a node until the connection ends. Returns the cause.
     fn read_events(&self, stream: TcpStream) -> String {
         let mut reader =
             FrameReader::<_, NodeEvent>::with_body_limit(stream, EPOCH, BODY_BYTES_MAX);
@@ -199,12 +201,13 @@ impl NodeRegistry {
             .for_each(|executor| executor.set_exit(text));
     }
 
-    /// A node is gone, and what it ran. Returns whether it was told to leave.
+    /// Removes a disconnected node and closes the links of its executors. Returns whether the nodes were
+    /// ordered to leave.
     fn disconnected(&self, node: u16, session: u64, cause: &str) -> bool {
         let mut state = self.lock();
         let seat = &mut state.nodes[usize::from(node)];
         if let Some(seat) = seat.take_if(|seat| seat.session == session) {
-            // For whoever writes to it.
+            // Unblocks the writer thread.
             let _ = seat.stream.shutdown(Shutdown::Both);
         }
         for given in state.issued_orders().filter(|given| given.session == session) {
@@ -218,7 +221,7 @@ impl NodeRegistry {
         leaving
     }
 
-    /// Takes a link in, if somebody waits for it; else it closes.
+    /// Stores the link of an executor if an order expects it; otherwise the link is closed.
     pub(super) fn accept_link(&self, offer: ExecutorLinkOffer, stream: TcpStream) {
         let ExecutorLinkOffer { ticket, rank, host } = offer;
         let mut state = self.lock();
@@ -238,7 +241,7 @@ impl NodeRegistry {
         self.changed.notify_all();
     }
 
-    /// Wants the executors of a replica started on a node; links of former ones close.
+    /// Orders a node to start the executors of a replica; closes the links of previous executors.
     pub(super) fn order_start(&self, replica: Replica, node: u16, epoch: Epoch, ranks: Vec<Rank>) {
         let order = StartOrder { node, epoch, ranks, issued: None };
         if let Some(StartOrder { issued: Some(former), .. }) =
@@ -248,13 +251,13 @@ impl NodeRegistry {
         }
     }
 
-    /// Waits until something has changed, or for so long.
+    /// Waits for a change of the registry, for at most `time`.
     pub(super) fn wait_for_change(&self, time: Duration) {
-        // Whoever waits looks again either way.
+        // Callers check their condition again in either case.
         drop(self.changed.wait_timeout(self.lock(), time));
     }
 
-    /// Passes an order on to its node, if it has not got it, and says how far it is.
+    /// Sends the start order to its node, unless that was done, and returns the progress of the order.
     pub(super) fn advance_order(&self, replica: Replica) -> OrderProgress {
         let mut state = self.lock();
         let NodeRegistryState { nodes: seats, orders, tickets, .. } = &mut *state;
@@ -268,7 +271,7 @@ impl NodeRegistry {
         if order.issue(seat.session, &seat.to, replica, ticket) {
             *tickets = tickets.wrapping_add(1);
         }
-        // Links of a former session of the node are closed.
+        // Links of a previous session of the node are closed.
         let own = order.issued.as_mut().filter(|given| given.session == seat.session);
         let Some(given) = own else { return OrderProgress::NodeDisconnected };
         if let Some(text) = given.failed.take() {
@@ -280,7 +283,7 @@ impl NodeRegistry {
         OrderProgress::Linked(given.links.iter_mut().filter_map(Option::take).collect())
     }
 
-    /// Closes the links of a replica.
+    /// Closes the links of a replica's executors.
     pub(super) fn close(&self, replica: Replica) {
         let state = self.lock();
         if let Some(given) = state.orders.get(&replica.0).and_then(|order| order.issued.as_ref()) {
@@ -288,18 +291,19 @@ impl NodeRegistry {
         }
     }
 
-    /// Tells all nodes to leave: their executors have been told to stop.
+    /// Orders all nodes to leave, after their executors were ordered to stop.
     pub fn shut_down_nodes(&self) {
         let mut state = self.lock();
         state.shutting_down = true;
         for seat in state.nodes.iter().flatten() {
-            let _ = seat.to.try_send(NodeCommand::Leave); // One that hears nothing notices that this process ends.
+            // If the queue is full, the node detects the end of this process.
+            let _ = seat.to.try_send(NodeCommand::Leave);
         }
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Waits until all nodes have left.
+    /// Waits until all nodes have disconnected, for at most `patience`.
     pub fn wait_until_disconnected(&self, patience: Duration) {
         let occupied = |state: &mut NodeRegistryState| state.nodes.iter().any(Option::is_some);
         let waited = self.changed.wait_timeout_while(self.lock(), patience, occupied);
@@ -309,10 +313,10 @@ impl NodeRegistry {
     }
 }
 
-/// Tells a node that it does not belong here.
+/// Informs a node that it is rejected.
 fn reject(stream: &TcpStream, text: String) {
     tracing::warn!(text, "a node was refused");
-    // It may have left.
+    // The node may have disconnected.
     let _ = FrameWriter::new(stream, EPOCH).send(NodeCommand::Rejected { reason: text });
 }
 
@@ -366,7 +370,7 @@ mod tests {
     }
 
     impl TestNodeConnection {
-        /// The next message that is no sign of life.
+        /// Next message other than a heartbeat.
         fn next(&mut self) -> NodeCommand {
             loop {
                 match self.commands.recv(LONG).unwrap() {
@@ -394,7 +398,7 @@ mod tests {
         matches!(stream.read(&mut [0]), Ok(0))
     }
 
-    /// The ticket of the order that a node gets for a replica that is wanted.
+    /// Ticket of the order that a node receives for replica 1.
     fn ticket(registry: &NodeRegistry, post: &mut TestNodeConnection, epoch: u64) -> u64 {
         while !matches!(registry.advance_order(Replica(1)), OrderProgress::Issued(_)) {
             registry.wait_for_change(Duration::from_millis(5));
@@ -433,7 +437,7 @@ mod tests {
         };
         assert_eq!(links.iter().map(|link| link.rank).collect::<Vec<_>>(), [Rank(1)]);
 
-        // With the node its links are gone, and the next life of it gets the order anew.
+        // The links are closed with the node's connection, and its next session receives the order again.
         post.stream.shutdown(Shutdown::Both).unwrap();
         assert!(is_closed(near));
         order(3);
@@ -471,7 +475,7 @@ mod tests {
         registry.accept_link(offer(former, 1), far);
         post.stream.shutdown(Shutdown::Both).unwrap();
         registry.wait_until_disconnected(LONG);
-        // Its next life, which is too busy to take the order.
+        // The next session, with a full queue that does not accept the order.
         let (_near, stream) = connected();
         let (to, outbox) = sync_channel(0);
         registry.lock().nodes[1] = Some(ConnectedNode { session: 9, to, stream });

@@ -1,4 +1,4 @@
-//! An executor process of another node, as far as node 0 knows it.
+//! Executor process on another node, as node 0 tracks it.
 
 use crate::executors::ExecutorProcessHandle;
 use protocol::Rank;
@@ -6,30 +6,30 @@ use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Its node tells how it ended at about the time at which its link closes.
+/// Time to wait for the exit report of the executor's node, which arrives at about the time the link closes.
 const EXIT_REPORT_WAIT: Duration = Duration::from_secs(1);
 
-/// The process at the other end of a link from another node.
+/// Executor process at the other end of a link from another node.
 pub(super) struct RemoteExecutor {
     rank: Rank,
     node: u16,
-    /// How it ended, in its node's words.
+    /// Exit description reported by the node.
     exit_text: Mutex<Option<String>>,
     reported: Condvar,
 }
 
 impl RemoteExecutor {
-    /// One that runs.
+    /// Creates the record of a running executor.
     pub(super) fn new(rank: Rank, node: u16) -> Self {
         Self { rank, node, exit_text: Mutex::new(None), reported: Condvar::new() }
     }
 
-    /// Its place in the world.
+    /// Rank in the world.
     pub(super) fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// Its node has said how it ended, or is gone. What was said first is the reason.
+    /// Records the exit reported by the node, or the loss of the node. The first report is kept.
     pub(super) fn set_exit(&self, text: &str) {
         let mut end = self.exit_text.lock().unwrap_or_else(PoisonError::into_inner);
         end.get_or_insert_with(|| text.to_owned());

@@ -1,4 +1,4 @@
-//! The ranks of a replica on another node: ordered there, linked here.
+//! Executor group of a replica on another node: started there, linked to node 0.
 
 use super::node_registry::NodeRegistry;
 use super::start_order::{OrderProgress, PendingLink};
@@ -10,12 +10,12 @@ use protocol::{Epoch, ExecutorSettings, HostSettings, Rank, Replica};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often a wait looks whether it is over.
+/// Poll interval of waits.
 const POLL: Duration = Duration::from_millis(100);
-/// From an order to the links of all its executors.
+/// Time from a start order to the links of all its executors.
 const LINK_WAIT: Duration = Duration::from_secs(30);
 
-/// What it takes to have the executors of one replica started on another node, again and again.
+/// Executor group of one replica on another node; can be started repeatedly.
 pub(crate) struct RemoteGroup {
     config: ExecutorConfig,
     replica: Replica,
@@ -23,7 +23,7 @@ pub(crate) struct RemoteGroup {
     registry: Arc<NodeRegistry>,
 }
 
-/// Executors that have been ordered.
+/// Start order with links that are pending.
 pub(crate) struct PendingRemoteStart {
     registry: Arc<NodeRegistry>,
     replica: Replica,
@@ -32,7 +32,7 @@ pub(crate) struct PendingRemoteStart {
 }
 
 impl RemoteGroup {
-    /// A group that has not been ordered. `config` is told to each rank, with what its machine adds.
+    /// Creates a group that is not started. Each rank receives `config` with its host-specific settings.
     pub(crate) fn new(
         config: ExecutorConfig,
         replica: Replica,
@@ -42,22 +42,22 @@ impl RemoteGroup {
         Self { config, replica, node, registry }
     }
 
-    /// Which one it is.
+    /// Replica of the group.
     pub(crate) fn replica(&self) -> Replica {
         self.replica
     }
 
-    /// What its executors are told, beside their rank and their machine.
+    /// Settings common to the executors, without rank and host-specific values.
     pub(crate) fn settings(&self) -> &ExecutorSettings {
         &self.config.settings
     }
 
-    /// Digest of the model folder that its executors must confirm.
+    /// Digest of the model folder that the executors must confirm.
     pub(crate) fn manifest(&self) -> u64 {
         self.config.manifest
     }
 
-    /// Orders the executors of generation `epoch`; former ones lose their links.
+    /// Orders the executors of generation `epoch`; the links of previous executors are closed.
     pub(crate) fn start(&mut self, epoch: Epoch) -> PendingRemoteStart {
         let settings = ExecutorSettings { epoch, ..self.config.settings.clone() };
         let first = self.replica.0 * settings.parallel.tp_size;
@@ -68,13 +68,13 @@ impl RemoteGroup {
         PendingRemoteStart { registry, replica: self.replica, node: self.node, settings }
     }
 
-    /// Takes the links away from its executors, which end with them.
+    /// Closes the links of the executors, which end the executors.
     pub(crate) fn close(&self) {
         self.registry.close(self.replica);
     }
 }
 
-/// How long nodes may be away; all of them together, whoever is waited for first.
+/// Limit on the absence of nodes, shared by all nodes regardless of the order of the waits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AbsenceLimit {
     pub(crate) since: Instant,
@@ -82,8 +82,8 @@ pub(crate) struct AbsenceLimit {
 }
 
 impl PendingRemoteStart {
-    /// Waits until all have linked up; `None` = `cut` has said that there is no use in waiting. `absence` bounds how
-    /// long their node may be away.
+    /// Waits until all executors are linked; `None` = `cut` has ended the wait. `absence` limits the time
+    /// during which the node may be missing.
     pub(crate) fn link(
         self,
         absence: Option<AbsenceLimit>,
@@ -93,7 +93,7 @@ impl PendingRemoteStart {
         links.map(|links| self.connect(links)).transpose()
     }
 
-    /// Tells each executor its settings.
+    /// Sends its settings to each executor.
     fn connect(&self, links: Vec<PendingLink>) -> Result<ExecutorLink, StartError> {
         let epoch = self.settings.epoch;
         let (mut to, mut from) = (Vec::new(), Vec::new());
@@ -129,7 +129,7 @@ impl PendingRemoteStart {
     }
 }
 
-/// The links of a replica on another node, as `PendingRemoteStart::link` waits for them.
+/// Waits for the links of a replica on another node, on the terms of `PendingRemoteStart::link`.
 fn wait_for_links(
     registry: &NodeRegistry,
     replica: Replica,
@@ -178,7 +178,7 @@ mod tests {
         registry.order_start(Replica(2), 2, Epoch(1), vec![Rank(2)]);
         let limit = Duration::from_secs(1);
         let absence = AbsenceLimit { since: Instant::now(), limit };
-        // As long as the first one took.
+        // Let the first wait use up the whole limit.
         while absence.since.elapsed() <= limit {
             thread::sleep(POLL);
         }

@@ -1,4 +1,4 @@
-//! What another node has been ordered to start, and which links have come of it.
+//! Start orders to other nodes, and the executor links that result from them.
 
 use super::remote_executor::RemoteExecutor;
 use protocol::{Epoch, HostSettings, NodeCommand, Rank, Replica};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
-/// Executors that a node shall start.
+/// Order to start the executors of a replica on a node.
 pub(super) struct StartOrder {
     pub(super) node: u16,
     pub(super) epoch: Epoch,
@@ -15,20 +15,20 @@ pub(super) struct StartOrder {
     pub(super) issued: Option<IssuedOrder>,
 }
 
-/// An order that a node has got.
+/// Order that was sent to a session of its node.
 pub(super) struct IssuedOrder {
     pub(super) session: u64,
     pub(super) ticket: u64,
     pub(super) at: Instant,
-    /// By rank, until somebody takes them.
+    /// Links by rank within the replica, until they are taken.
     pub(super) links: Vec<Option<PendingLink>>,
-    /// Of those that have arrived, to close them.
+    /// Handles to the streams of all links that have arrived, used to close them.
     pub(super) streams: Vec<TcpStream>,
     pub(super) executors: Vec<Arc<RemoteExecutor>>,
     pub(super) failed: Option<String>,
 }
 
-/// A link that an executor of another node is about to use.
+/// Link of an executor on another node, before it is used.
 pub(super) struct PendingLink {
     pub(super) rank: Rank,
     pub(super) stream: TcpStream,
@@ -36,20 +36,21 @@ pub(super) struct PendingLink {
     pub(super) executor: Arc<RemoteExecutor>,
 }
 
-/// How far an order is.
+/// Progress of an order.
 pub(super) enum OrderProgress {
-    /// The node is not there.
+    /// The node is not connected.
     NodeDisconnected,
-    /// It starts the executors, since then.
+    /// The node starts the executors, since the given time.
     Issued(Instant),
-    /// It cannot.
+    /// The node reported that the start failed.
     Failed(String),
-    /// Here they are, in the order of their ranks.
+    /// All links, in rank order.
     Linked(Vec<PendingLink>),
 }
 
 impl StartOrder {
-    /// Sends it to its node's session, unless that has it already. Returns whether it was sent.
+    /// Sends the order to a session of its node, unless that session has received it. Returns whether it was
+    /// sent.
     pub(super) fn issue(
         &mut self,
         session: u64,
@@ -62,7 +63,7 @@ impl StartOrder {
         }
         let start = NodeCommand::Start { replica, epoch: self.epoch, ticket };
         if to.try_send(start).is_err() {
-            return false; // It is about to be given up.
+            return false; // The queue is full or closed: the session is about to time out.
         }
         self.issued = Some(IssuedOrder {
             session,
@@ -78,10 +79,10 @@ impl StartOrder {
 }
 
 impl IssuedOrder {
-    /// Closes its links.
+    /// Closes the links of the executors.
     pub(super) fn close(&self) {
         for stream in &self.streams {
-            let _ = stream.shutdown(Shutdown::Both); // It may be closed already.
+            let _ = stream.shutdown(Shutdown::Both); // The stream may be closed already.
         }
     }
 }

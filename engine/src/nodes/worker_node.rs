@@ -1,7 +1,7 @@
-//! A node other than 0: joins it, starts the executors it is ordered to, and ends with it.
+//! Worker node (any node other than 0): joins node 0, starts executors on its orders and ends with it.
 //!
-//! It answers nobody. Its executors speak to node 0 themselves; if node 0 is silent for too long they end, because it
-//! has given them up by then and goes on without them.
+//! A worker node serves no clients. Its executors communicate with node 0 directly. When the heartbeat of
+//! node 0 times out, the executors end, because node 0 has failed them by then and continues without them.
 
 use super::cluster::{ClusterConfig, ClusterSecret};
 use super::dial::{NodeDialer, RETRY_INTERVAL};
@@ -23,54 +23,55 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, sync_chann
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a link is tried for: longer than strangers may keep its place. Node 0 waits longer, and nothing else is heard meanwhile.
+/// Time for which a link is retried: longer than an unauthenticated connection can occupy a slot. Node 0
+/// waits longer, and this node handles no other commands meanwhile.
 const LINK_TIME: Duration = Duration::from_secs(6);
-/// How often a wait for node 0 is told of.
+/// Interval of log lines about the wait for node 0.
 const WAIT_LOG_INTERVAL: Duration = Duration::from_secs(15);
-/// Node 0 may wait for a predecessor of this node to be given up before it says a word.
+/// Time for node 0 to accept this node: it may first wait for the previous session of this node to time out.
 const ACCEPT_WAIT: Duration = Duration::from_secs(15);
-/// Time for the executors' last step, once node 0 has told them to stop.
+/// Time for the executors' last step after node 0 ordered them to stop.
 const EXECUTOR_WAIT: Duration = Duration::from_secs(5);
-/// A process is waited for by a thread of its own; the bound only keeps a lost wake-up from lasting.
+/// Timeout of waits that only an event ends; it bounds the effect of a missed wake-up.
 const PROCESS_WAIT_MAX: Duration = Duration::from_hours(1);
 
-/// Something the main thread must know.
+/// Event for the main thread.
 #[derive(Debug)]
 pub enum WorkerNodeEvent {
-    /// The process got this signal.
+    /// The process received this signal.
     Signal(i32),
-    /// Node 0 orders something.
+    /// Command of node 0.
     NodeZeroCommand(NodeCommand),
-    /// Node 0 is gone, and how that was noticed.
+    /// The connection to node 0 failed, and how that was detected.
     Disconnected(String),
 }
 
-/// How this node's part ended.
+/// Why a worker node ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerNodeExit {
-    /// Node 0 has ended the service, or went on without this node after a signal.
+    /// Node 0 has ended the service, or this node left after a signal while node 0 continued.
     Left,
-    /// A second signal came.
+    /// A second signal was received.
     SecondSignal(i32),
-    /// Node 0 is gone.
+    /// The connection to node 0 failed.
     Disconnected,
 }
 
-/// What it takes to join a cluster.
+/// Everything needed to join a cluster.
 pub struct WorkerNodeSetup {
-    /// The cluster, as this node sees it.
+    /// Cluster configuration on this node.
     pub cluster: ClusterConfig,
-    /// What all nodes know.
+    /// Shared secret of the cluster.
     pub secret: ClusterSecret,
-    /// What executors are told, beside what node 0 and their rank add.
+    /// Executor settings, without the values that node 0 and the rank add.
     pub config: ExecutorConfig,
-    /// How executors are started.
+    /// How executors are launched.
     pub launch_options: ExecutorLaunchOptions,
-    /// How long node 0 is waited for.
+    /// Time to wait for node 0.
     pub startup_timeout: Duration,
 }
 
-/// This node as it presents itself.
+/// Description of this node for the join request.
 fn node_info(cluster: &ClusterConfig, config: &ExecutorConfig) -> NodeInfo {
     NodeInfo {
         node: cluster.node,
@@ -81,16 +82,16 @@ fn node_info(cluster: &ClusterConfig, config: &ExecutorConfig) -> NodeInfo {
     }
 }
 
-/// A connection over which node 0 orders.
+/// Connection on which node 0 sends commands.
 struct NodeZeroConnection {
     stream: TcpStream,
-    /// Orders may have arrived already.
+    /// Reader that may have buffered commands already.
     commands: FrameReader<TcpStream, NodeCommand>,
 }
 
-/// Reaches node 0, which may still be starting, and is accepted by it. `None` = a signal came first.
+/// Connects to node 0, which may still be starting, and is accepted by it. `None` = a signal came first.
 ///
-/// Errors: node 0 is not there in time, is no node 0 of this cluster, or does not take this node in.
+/// Errors: node 0 is not reachable in time, belongs to another cluster, or rejects this node.
 fn join(
     dial: &NodeDialer,
     member: &NodeInfo,
@@ -118,7 +119,7 @@ fn join(
     }
 }
 
-/// The connection, if node 0 takes this node in.
+/// Returns the connection once node 0 accepts this node.
 fn await_acceptance(stream: TcpStream) -> Result<NodeZeroConnection> {
     let mut orders = FrameReader::with_body_limit(stream.try_clone()?, EPOCH, BODY_BYTES_MAX);
     match orders.recv(ACCEPT_WAIT).context("node 0 hung up")? {
@@ -129,7 +130,7 @@ fn await_acceptance(stream: TcpStream) -> Result<NodeZeroConnection> {
     }
 }
 
-/// Starts the threads that hear node 0 and speak to it; returns the road to it.
+/// Starts the threads that read from and write to node 0; returns the outgoing queue.
 fn connect(
     accepted: NodeZeroConnection,
     notices: Sender<WorkerNodeEvent>,
@@ -139,7 +140,8 @@ fn connect(
     let (to_zero, outbox) = sync_channel(OUTBOX_MESSAGES);
     thread::Builder::new().name("node-out".to_owned()).spawn(move || {
         let beat = HeartbeatConfig { interval: BEAT_INTERVAL, message: || NodeEvent::Heartbeat };
-        let _ = run_writer(outbox, writer, Some(&beat)); // Its end is seen by who listens.
+        // The reader thread detects the end of the connection.
+        let _ = run_writer(outbox, writer, Some(&beat));
     })?;
     thread::Builder::new().name("node-in".to_owned()).spawn(move || {
         loop {
@@ -161,22 +163,22 @@ fn connect(
     Ok(to_zero)
 }
 
-/// This node at work.
+/// Worker node that has joined.
 pub struct WorkerNode {
     node: u16,
     config: ExecutorConfig,
     launch_options: ExecutorLaunchOptions,
     dialer: NodeDialer,
     node_zero: SyncSender<NodeEvent>,
-    /// By replica.
+    /// Executor groups by replica.
     groups: BTreeMap<u16, ExecutorGroup>,
 }
 
 impl WorkerNode {
-    /// Reaches node 0, is accepted by it, and starts the threads between them, which tell `sender`. `None` = a signal
-    /// came first.
+    /// Connects to node 0, is accepted by it and starts the threads of the connection, which report to
+    /// `sender`. `None` = a signal came first.
     ///
-    /// Errors: node 0 is not there in time, is no node 0 of this cluster, or does not take this node in.
+    /// Errors: node 0 is not reachable in time, belongs to another cluster, or rejects this node.
     pub fn join(
         setup: WorkerNodeSetup,
         sender: Sender<WorkerNodeEvent>,
@@ -199,8 +201,8 @@ impl WorkerNode {
         }))
     }
 
-    /// Does what is ordered until node 0 tells it to leave, or is gone. `patience`: how long it goes on after a signal,
-    /// should node 0 not end as well.
+    /// Executes the commands of node 0 until it orders this node to leave or its connection fails.
+    /// `patience`: time to continue after a signal if node 0 does not end as well.
     pub fn serve(
         &mut self,
         notices: &Receiver<WorkerNodeEvent>,
@@ -240,14 +242,14 @@ impl WorkerNode {
                     tracing::warn!("node 0 goes on without this node");
                     return WorkerNodeExit::Left;
                 }
-                // Nothing else is an order.
+                // All other messages are not commands during service.
                 Ok(WorkerNodeEvent::NodeZeroCommand(_)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return WorkerNodeExit::Disconnected,
             }
         }
     }
 
-    /// Starts the executors of a replica, in place of those there may be.
+    /// Starts the executors of a replica; replaces running ones.
     fn start(&mut self, replica: Replica, epoch: Epoch, ticket: u64) {
         let (config, lifetime) = (&self.config, self.launch_options);
         let new = || ExecutorGroup::new(config.clone(), replica.0..replica.0 + 1, lifetime);
@@ -275,12 +277,12 @@ impl WorkerNode {
             group.kill();
             let text = format!("{error:#}");
             tracing::error!(text, "executors cannot be started");
-            // If the road is gone, node 0 is.
+            // If the queue is closed, the connection to node 0 has failed.
             let _ = self.node_zero.send(NodeEvent::StartFailed { ticket, reason: text });
         }
     }
 
-    /// Ends the executors, which node 0 has told to stop.
+    /// Waits for the executors, which node 0 has ordered to stop, to end.
     fn shut_down_executors(&mut self) {
         let deadline = Instant::now() + EXECUTOR_WAIT;
         for group in self.groups.values_mut() {
@@ -289,7 +291,7 @@ impl WorkerNode {
     }
 }
 
-/// Starts the thread that tells node 0 how an executor has ended.
+/// Starts the thread that reports the exit of an executor to node 0.
 fn report_exit(
     rank: Rank,
     epoch: Epoch,

@@ -1,4 +1,4 @@
-//! Why executors did not come up, and whose fault it was.
+//! Errors of an executor start, and their classes.
 
 use super::weights_baseline::DigestConflict;
 use metrics::StartFailure;
@@ -6,111 +6,111 @@ use protocol::{Rank, StartupPhase};
 use std::fmt;
 use std::time::Duration;
 
-/// Why the executors did not come up.
+/// Why the executors did not become ready.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// One said why.
+    /// An executor reported an error.
     #[error("{executor}{text} (while: {phase})")]
     Reported {
-        /// Whose words these are.
+        /// Executor that reported it.
         executor: ExecutorLabel,
-        /// What it was doing.
+        /// Startup phase of the executor.
         phase: &'static str,
-        /// Its own words.
+        /// Error text of the executor.
         text: String,
     },
-    /// One ended without a word.
+    /// An executor exited without reporting an error.
     #[error("{cause} (while: {phase})")]
     Exited {
-        /// What it was doing.
+        /// Startup phase of the executor.
         phase: &'static str,
-        /// Who it was, and how it ended.
+        /// Executor, and how it exited.
         cause: String,
     },
-    /// Nothing moved for too long.
+    /// No executor made progress for too long.
     #[error("{executor}no progress for {} s (while: {phase})", limit.as_secs())]
     Stalled {
-        /// Who moved least.
+        /// Executor with the oldest progress.
         executor: ExecutorLabel,
-        /// What it was doing.
+        /// Startup phase of the executor.
         phase: &'static str,
-        /// Longest time without progress.
+        /// Maximum time without progress.
         limit: Duration,
     },
-    /// They move, but the time is over.
+    /// The executors made progress, but the total time is over.
     #[error("{executor}not ready after {} s (while: {phase}); --startup-timeout sets this bound", limit.as_secs())]
     Timeout {
-        /// Who moved least.
+        /// Executor with the oldest progress.
         executor: ExecutorLabel,
-        /// What it was doing.
+        /// Startup phase of the executor.
         phase: &'static str,
-        /// Longest start.
+        /// Maximum duration of a start.
         limit: Duration,
     },
-    /// One is another build, or serves something else.
+    /// An executor is of another build, or has another protocol, epoch or rank than expected.
     #[error("{executor}the executor has {what} {theirs}, this process {ours}")]
     Mismatch {
-        /// Which one.
+        /// Executor that differs.
         executor: ExecutorLabel,
-        /// What differs.
+        /// Property that differs.
         what: &'static str,
-        /// Of the executor.
+        /// Value of the executor.
         theirs: String,
-        /// Of this process.
+        /// Value of this process.
         ours: String,
     },
-    /// One has loaded other weights than the first start did, or than another rank.
+    /// An executor has loaded weights other than those of the first start or of another rank.
     #[error("{executor}weights_changed: {change}")]
     WeightsChanged {
-        /// Which one.
+        /// Executor that differs.
         executor: ExecutorLabel,
-        /// What differs.
+        /// Evidence of the change.
         change: WeightsChange,
     },
-    /// A node has not come.
+    /// A node has not joined.
     #[error("node {node} has not joined after {} s; --startup-timeout sets this bound", limit.as_secs())]
     NodeMissing {
-        /// Which.
+        /// Missing node.
         node: u16,
-        /// Longest time.
+        /// Maximum time to wait.
         limit: Duration,
     },
-    /// The process was asked to stop.
+    /// The process received a signal.
     #[error("stopped by signal {0} while starting")]
     Interrupted(i32),
-    /// The system gives no thread.
+    /// The operating system provides no thread or file descriptor.
     #[error("cannot listen to the executors: {0}")]
     Threads(#[from] std::io::Error),
 }
 
-/// What shows that weights are not those of the first start.
+/// Evidence that the weights are not those of the first start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WeightsChange {
-    /// Before they were loaded: `config.json`, or names, sizes, headers or samples of the weight files.
+    /// Found before loading: `config.json`, or names, sizes, headers or samples of the weight files differ.
     #[error(
         "the model folder has the model digest {theirs:016x}, but {ours:016x} as this process has read it"
     )]
     Folder {
-        /// As the executor has read it.
+        /// Digest computed by the executor.
         theirs: u64,
-        /// As this process has read it at its start.
+        /// Digest computed by this process at its start.
         ours: u64,
     },
-    /// The bytes that were loaded.
+    /// Found in the loaded bytes.
     #[error(transparent)]
     Loaded(#[from] DigestConflict),
 }
 
-/// An executor in front of what is said of it; nobody, if there is only one.
+/// Prefix of error texts that names an executor; empty if there is only one executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExecutorLabel {
-    /// Another node than this.
+    /// Node of the executor; `None` = this node.
     pub(super) node: Option<u16>,
     pub(super) rank: Option<Rank>,
 }
 
 impl ExecutorLabel {
-    /// Whichever executor of another node.
+    /// Label of any executor on another node.
     pub fn of_node(node: u16) -> Self {
         Self { node: Some(node), rank: None }
     }
@@ -128,7 +128,7 @@ impl fmt::Display for ExecutorLabel {
 }
 
 impl StartError {
-    /// The class of this failure.
+    /// Class of the failure.
     pub fn failure(&self) -> StartFailure {
         match self {
             Self::WeightsChanged { .. } => StartFailure::WeightsChanged,
@@ -142,7 +142,7 @@ impl StartError {
         }
     }
 
-    /// Whether an executor could not even open its device.
+    /// Whether an executor failed to open its device.
     pub fn is_device_error(&self) -> bool {
         let opening = StartupPhase::Device.name();
         matches!(self, Self::Reported { phase, .. } | Self::Exited { phase, .. } if *phase == opening)

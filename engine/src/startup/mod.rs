@@ -1,7 +1,7 @@
-//! The executors' start-up, seen from the scheduler's side: hello, progress, memory, ready.
+//! Executor startup from the scheduler's side: hello, progress, warm-up report, KV allocation, ready.
 //!
-//! All ranks start together: the number of KV blocks is the least that any of them can hold, and none serves
-//! before all are ready. A thread listens to each of them meanwhile.
+//! All ranks start together: the number of KV blocks is the minimum over all ranks, and none serves before
+//! all are ready. One thread per rank reads the startup messages.
 
 mod error;
 mod startup_barrier;
@@ -19,56 +19,58 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-/// How often a waiting start-up looks for signals.
+/// Poll interval for signals during startup.
 const POLL: Duration = Duration::from_millis(100);
 
-/// How long a start may take.
+/// Timeouts of a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StartTimeouts {
-    /// Until the executor has said who it is.
+    /// Time until the executor's hello.
     pub hello: Duration,
-    /// Without progress; `None` = no bound. A CPU may take minutes for one pass of a large model.
+    /// Maximum time without progress; `None` = no limit, because a CPU may take minutes for one forward pass
+    /// of a large model.
     pub stall: Option<Duration>,
-    /// In all.
+    /// Maximum duration of the whole start.
     pub total: Duration,
 }
 
-/// Who must answer.
+/// Expected identity of the executors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpectedExecutors {
-    /// Generation.
+    /// Executor generation.
     pub epoch: Epoch,
     /// Digest of the model folder.
     pub manifest: u64,
 }
 
-/// What the executors brought up.
+/// Result of a start.
 #[derive(Debug)]
 pub struct StartupReport {
-    /// Measured after warm-up: the least blocks, the slowest pace.
+    /// Warm-up measurements: minimum number of KV blocks, slowest step cost.
     pub memory: WarmUpReport,
-    /// Blocks allocated and graphs captured, by all of them.
+    /// Allocated KV blocks and captured graphs that all executors have.
     pub ready: ExecutorReady,
-    /// How long each part of the start took the one that was ready last.
+    /// Duration of each startup phase of the executor that was ready last.
     pub phases: Vec<(&'static str, Duration)>,
-    /// The weights that were loaded, those of former starts among them.
+    /// Digests of the loaded weights, including those of previous starts.
     pub weights: WeightsBaseline,
 }
 
-/// A start: how long it may take, who must answer, and with which weights.
+/// Parameters of a start: timeouts, expected identity and weights.
 #[derive(Debug, Clone)]
 pub struct ExecutorStartup {
-    /// How long.
+    /// Timeouts.
     pub timeouts: StartTimeouts,
-    /// Who.
+    /// Expected identity of the executors.
     pub expected: ExpectedExecutors,
-    /// The weights that former starts have loaded.
+    /// Digests of the weights that previous starts have loaded.
     pub weights: WeightsBaseline,
 }
 
 impl ExecutorStartup {
-    /// Waits until all executors are ready. `size` chooses the number of KV blocks from those each of them can
-    /// hold; `stop` says which signal has come; `progress` sees every step of the first one's way.
+    /// Waits until all executors are ready. `size` chooses the number of KV blocks, given the number that
+    /// every executor can hold; `stop` returns a pending signal; `progress` receives the startup progress of
+    /// the first executor.
     pub fn bring_up(
         self,
         links: &mut [ExecutorLink],
@@ -103,10 +105,10 @@ impl ExecutorStartup {
     }
 }
 
-/// What a listener heard from its executor: a message, or what became of it.
+/// Startup message of an executor, by index, or the reason why its link failed.
 type StartupMessage = (usize, Result<ExecutorEvent, String>);
 
-/// Passes on what an executor says, until it is ready or gone, or the start is `over`.
+/// Forwards the startup messages of an executor until it is ready, its link fails or the start is `over`.
 fn forward_startup_messages(
     from: &mut ExecutorReceiver,
     index: usize,
@@ -151,12 +153,12 @@ mod tests {
 
     type FakeExecutorLink = InProcessLink<ExecutorEvent, ExecutorCommand>;
 
-    /// Starts against an executor that behaves like this.
+    /// Result of a start with one executor that behaves as `peer`.
     fn start(peer: impl FnOnce(FakeExecutorLink) + Send + 'static) -> String {
         start_all(vec![Box::new(peer)])
     }
 
-    /// Starts against executors that behave like these, each a replica of its own.
+    /// Result of a start with executors that behave as `peers`, each a replica of its own.
     fn start_all(peers: Vec<Box<dyn FnOnce(FakeExecutorLink) + Send>>) -> String {
         let (mut links, mut threads) = (Vec::new(), Vec::new());
         for (peer, rank) in peers.into_iter().zip(0..) {
@@ -188,7 +190,8 @@ mod tests {
         }
     }
 
-    /// An executor that can hold so many blocks and says so after `wait`, for as long as somebody listens.
+    /// Executor that can hold `blocks` KV blocks and reports this after `wait`; runs until its link is
+    /// closed.
     fn executor_with_blocks(
         rank: u16,
         blocks: u32,
@@ -197,7 +200,7 @@ mod tests {
         executor_with_weights(rank, blocks, wait, WEIGHTS)
     }
 
-    /// The same of one that has loaded these weights.
+    /// As `executor_with_blocks`, for an executor that has loaded `weights`.
     fn executor_with_weights(
         rank: u16,
         blocks: u32,
@@ -243,7 +246,7 @@ mod tests {
                 let mut hello = hello();
                 change(&mut hello);
                 let _ = link.send(ExecutorEvent::Hello(hello));
-                // Beats are no progress.
+                // Heartbeats do not count as progress.
                 while link.send(ExecutorEvent::Heartbeat).is_ok() {
                     std::thread::sleep(Duration::from_millis(20));
                 }
@@ -293,7 +296,7 @@ mod tests {
 
     #[test]
     fn all_ranks_get_the_smallest_block_count() {
-        let slow = Duration::from_millis(250); // Within the stall of 300 ms.
+        let slow = Duration::from_millis(250); // Less than the stall timeout of 300 ms.
         let text = start_all(vec![
             executor_with_blocks(0, 90, Duration::ZERO),
             executor_with_blocks(1, 7, slow),

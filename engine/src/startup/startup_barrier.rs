@@ -1,4 +1,4 @@
-//! Where the executors of one start are brought together: how far each is, and what they wait for.
+//! Startup barrier: tracks the phase of each executor of a start and synchronises them.
 
 use super::{
     ExecutorLabel, ExecutorStartup, ExpectedExecutors, POLL, StartError, StartTimeouts,
@@ -12,21 +12,21 @@ use protocol::{
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
-/// What an executor does before it has said who it is.
+/// Phase before the executor's hello.
 const HELLO: &str = "say hello";
-/// What it does with the number of blocks.
+/// Phase after the executor received the number of KV blocks.
 const ALLOCATE: &str = "allocate the KV cache";
 
-/// How far one executor is.
+/// Startup state of one executor.
 pub(super) struct ExecutorStartState {
     rank: Rank,
     label: ExecutorLabel,
     phase: &'static str,
     entered: Instant,
-    /// When it last moved.
+    /// Time of the last progress.
     progressed_at: Instant,
     finished_phases: Vec<(&'static str, Duration)>,
-    /// Whether it has said which weights it has loaded.
+    /// Whether the executor has reported the digests of its weights.
     loaded: bool,
     memory: Option<WarmUpReport>,
     ready: Option<ExecutorReady>,
@@ -60,7 +60,7 @@ impl ExecutorStartState {
         (self.phase, self.entered) = (phase, Instant::now());
     }
 
-    /// Whether it is this one's turn to move.
+    /// Whether the executor has work to do, rather than waiting for other ranks.
     fn is_its_turn(&self, all_measured: bool) -> bool {
         self.ready.is_none() && (self.memory.is_none() || all_measured)
     }
@@ -70,19 +70,19 @@ impl ExecutorStartState {
     }
 }
 
-/// Where the executors of one start are brought together.
+/// Synchronises the executors of one start.
 pub(super) struct StartupBarrier {
     start: ExecutorStartup,
     started_at: Instant,
-    /// The roads to them, one for each group.
+    /// Command queues of the executors, one per replica.
     commands: Vec<SyncSender<ExecutorCommand>>,
     ranks: Vec<ExecutorStartState>,
-    /// The phases of the last one that became ready.
+    /// Startup phases of the executor that became ready last.
     slowest_phases: Vec<(&'static str, Duration)>,
 }
 
 impl StartupBarrier {
-    /// The executors at the ends of these roads, which have just been started.
+    /// Creates the barrier of executors that have just been started.
     pub(super) fn new(
         start: ExecutorStartup,
         to: Vec<SyncSender<ExecutorCommand>>,
@@ -91,7 +91,7 @@ impl StartupBarrier {
         Self { start, started_at: Instant::now(), commands: to, ranks, slowest_phases: Vec::new() }
     }
 
-    /// Hears them until all are ready.
+    /// Processes startup messages until all executors are ready.
     pub(super) fn wait(
         &mut self,
         news: &Receiver<StartupMessage>,
@@ -147,11 +147,11 @@ impl StartupBarrier {
             ExecutorEvent::Fault { text, .. } => {
                 Err(StartError::Reported { executor: rank.label, phase: rank.phase, text })
             }
-            _ => Ok(()), // Nothing else means anything before a step.
+            _ => Ok(()), // No other message has a meaning before the first step.
         }
     }
 
-    /// Compares what one has loaded with former starts and with the other ranks.
+    /// Compares the weights of an executor with those of previous starts and of the other ranks.
     fn check_weights(&mut self, index: usize, digest: WeightsDigest) -> Result<(), StartError> {
         let ExecutorStartState { rank, label: who, .. } = self.ranks[index];
         self.ranks[index].loaded = true;
@@ -167,7 +167,7 @@ impl StartupBarrier {
         })
     }
 
-    /// Once all have measured: tells them how many blocks to hold.
+    /// Sends the number of KV blocks to all executors once all have reported their measurements.
     fn size_if_measured(
         &mut self,
         index: usize,
@@ -186,7 +186,7 @@ impl StartupBarrier {
         Ok(())
     }
 
-    /// What all can hold, once all have measured.
+    /// Measurements of all executors combined; `None` until all have reported.
     fn memory(&self) -> Option<WarmUpReport> {
         let all = self.ranks.iter().map(|rank| rank.memory.as_ref());
         let all = all.collect::<Option<Vec<&WarmUpReport>>>()?;
@@ -201,7 +201,7 @@ impl StartupBarrier {
         Some(WarmUpReport { kv_spec: first.kv_spec.clone(), kv_blocks: blocks, step_cost: pace })
     }
 
-    /// Takes note that one is ready; the outcome, if it was the last.
+    /// Records that an executor is ready; returns the report after the last one.
     fn set_ready(
         &mut self,
         index: usize,
@@ -235,7 +235,7 @@ impl StartupBarrier {
         }))
     }
 
-    /// Whether somebody has taken too long.
+    /// Checks the timeouts of all executors.
     fn check_timeouts(&self) -> Result<(), StartError> {
         let StartTimeouts { hello, stall, total } = self.start.timeouts;
         let silent =
@@ -247,7 +247,7 @@ impl StartupBarrier {
         let at_work = || self.ranks.iter().filter(|rank| rank.is_its_turn(all_measured));
         let Some(last) = at_work().min_by_key(|rank| rank.progressed_at) else { return Ok(()) };
         let (who, phase) = (last.label, last.phase);
-        // Ranks wait for each other: only if none moves something is wrong.
+        // Ranks wait for each other, so the start has stalled only if none makes progress.
         let idle = at_work().map(|rank| rank.progressed_at.elapsed()).min().unwrap_or_default();
         match stall.filter(|_| phase != HELLO) {
             Some(limit) if idle > limit => Err(StartError::Stalled { executor: who, phase, limit }),
@@ -259,7 +259,7 @@ impl StartupBarrier {
     }
 }
 
-/// Whether this is the executor that was started, in what it says of itself.
+/// Checks that the hello comes from the expected executor.
 fn check_hello(
     hello: &ExecutorHello,
     rank: &ExecutorStartState,

@@ -1,32 +1,32 @@
-//! Which weights the first start loaded, and whether a later one, or another rank, loaded the same.
+//! Weights of the first start, compared with those of later starts and other ranks.
 
 use protocol::{ParallelConfig, Rank, WeightsDigest};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher};
 
-/// Digests of the weights that the ranks of a server have loaded, kept from the first start on.
+/// Weight digests of the ranks of a server, kept from the first start on.
 #[derive(Debug, Clone)]
 pub struct WeightsBaseline {
     parallel: ParallelConfig,
     by_rank: BTreeMap<u16, WeightsDigest>,
 }
 
-/// Two ranks loaded different bytes where they must agree, or one rank did in two of its starts.
+/// Conflict of digests: two ranks, or two starts of one rank, loaded different bytes where they must agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the digest of {part} is {theirs:016x}, but {ours:016x} as rank {} has loaded them", other.0)]
 pub struct DigestConflict {
-    /// Which digest differs.
+    /// Part of the weights that differs.
     pub part: DigestPart,
-    /// Of the rank that has just loaded.
+    /// Digest of the rank that has just loaded its weights.
     pub theirs: u64,
-    /// The rank it is compared with: itself, in a later start.
+    /// Rank that it is compared with; the same rank if a previous start differs.
     pub other: Rank,
-    /// What that rank has loaded.
+    /// Digest of that rank.
     pub ours: u64,
 }
 
-/// A field of [`WeightsDigest`].
+/// Field of [`WeightsDigest`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DigestPart {
     /// `common`.
@@ -48,14 +48,15 @@ impl fmt::Display for DigestPart {
 }
 
 impl WeightsBaseline {
-    /// No rank has loaded anything.
+    /// Creates a baseline without digests.
     pub fn new(parallel: ParallelConfig) -> Self {
         Self { parallel, by_rank: BTreeMap::new() }
     }
 
-    /// Compares what a rank has loaded with everything known, and keeps it if it is the first of this rank.
+    /// Compares the digests of a rank with all recorded ones, and records them if they are the first of this
+    /// rank.
     ///
-    /// Errors: a digest that should be equal is not; this rank's own former one is compared first.
+    /// Errors: two digests that must be equal differ; the rank's own previous digests are compared first.
     pub fn admit(&mut self, rank: Rank, digest: WeightsDigest) -> Result<(), DigestConflict> {
         let former = self.by_rank.get_key_value(&rank.0);
         for (&other, known) in former.into_iter().chain(&self.by_rank) {
@@ -87,8 +88,8 @@ impl WeightsBaseline {
         Ok(())
     }
 
-    /// A number that changes with any byte that the ranks have loaded. It depends on how ranks split the weights, but not
-    /// on the number of replicas, unless these share experts.
+    /// Hash of all loaded bytes. It depends on the sharding of the weights but not on the number of replicas,
+    /// unless the replicas share experts.
     pub fn fingerprint(&self) -> u64 {
         let ParallelConfig { tp_size, dp_size, expert_parallel: experts } = self.parallel;
         let ranks = if experts { tp_size * dp_size } else { tp_size };
@@ -110,7 +111,7 @@ mod tests {
         WeightsDigest { common, sharded, experts }
     }
 
-    /// What becomes of ranks that load these digests, in order, of two replicas of two ranks.
+    /// Result of loading the digests `loaded`, in order, by two replicas of two ranks.
     fn admitted(experts: bool, loaded: &[(u16, WeightsDigest)]) -> Result<u64, DigestConflict> {
         let mut baseline = WeightsBaseline::new(ParallelConfig {
             tp_size: 2,
@@ -170,7 +171,7 @@ mod tests {
         let all = |sharded| [(0, digest(1, 2, 3)), (1, digest(1, sharded, 5))];
         let first = admitted(false, &all(4)).unwrap();
         assert_ne!(admitted(false, &all(6)).unwrap(), first);
-        // Another replica of the same weights is no change.
+        // A second replica with the same weights does not change the fingerprint.
         let more = [all(4)[0], all(4)[1], (2, digest(1, 2, 3)), (3, digest(1, 4, 5))];
         assert_eq!(admitted(false, &more).unwrap(), first);
     }
