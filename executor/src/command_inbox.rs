@@ -1,4 +1,4 @@
-//! Orders of the scheduler, in order; masks may be asked for ahead of what came before them.
+//! Commands of the scheduler, in order; grammar bitmasks may be read ahead of earlier commands.
 
 use crate::{ExecutorError, TokenBitmaskError, TokenBitmaskSource};
 use protocol::link::{LinkError, MessageReceiver};
@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 /// Waiting costs nothing; the bound only keeps a lost wake-up from lasting for ever.
 const RECEIVE_TIMEOUT: Duration = Duration::from_mins(1);
-/// Time until a peer that sends neither masks nor word of their lateness is taken for gone. It gives each row one of
-/// them well within the deadline of its step.
+/// Time after which a peer that sends neither bitmasks nor overdue notices has failed. The peer sends one of
+/// them for each masked row well within the deadline of its step.
 const BITMASK_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The direction from the scheduler.
+/// Receiver of the scheduler's commands.
 pub(crate) struct CommandInbox<'a, R> {
     link: &'a mut R,
-    /// What arrived while masks were waited for.
+    /// Commands that arrived while a step waited for bitmasks.
     deferred: VecDeque<ExecutorCommand>,
-    /// Masks of steps that have not asked for them.
+    /// Bitmasks of steps that have not waited for them yet.
     early_bitmasks: Vec<GrammarBitmask>,
 }
 
@@ -26,7 +26,7 @@ impl<'a, R: MessageReceiver<Message = ExecutorCommand>> CommandInbox<'a, R> {
         Self { link, deferred: VecDeque::new(), early_bitmasks: Vec::new() }
     }
 
-    /// The next order that is no mask; `None` = nothing came for a long time.
+    /// Returns the next command that is no bitmask; `None` = a bitmask arrived, or the wait timed out.
     pub(crate) fn next(&mut self) -> Result<Option<ExecutorCommand>, LinkError> {
         if let Some(order) = self.deferred.pop_front() {
             return Ok(Some(order));
@@ -40,7 +40,7 @@ impl<'a, R: MessageReceiver<Message = ExecutorCommand>> CommandInbox<'a, R> {
         }
     }
 
-    /// Masks of `step` that have come, to the end of `rows`. Those of former steps are nobody's any more.
+    /// Appends the received bitmasks of `step` to `rows`. Bitmasks of earlier steps are dropped.
     fn take(&mut self, step: StepId, rows: &mut Vec<BitmaskRow>) {
         self.early_bitmasks.retain(|mask| mask.step >= step);
         let (own, later) =

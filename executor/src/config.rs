@@ -1,26 +1,27 @@
-//! What an executor is told at start.
+//! Configuration of an executor.
 
 use protocol::ExecutorSettings;
 
 pub use protocol::{KvCacheDtype, KvCacheSize, ModelDtype};
 
-/// Most likeliest ids that a GPU lists for one token: what the sampling kernel sorts in shared memory.
+/// Maximum number of top log-probabilities per token on a GPU: what the sampling kernel sorts in shared
+/// memory.
 pub const GPU_LOGPROBS_MAX: u32 = 1024;
 
-/// Everything an executor needs to know before its first message.
+/// Everything that an executor needs before its first message.
 #[derive(Debug, Clone)]
 pub struct ExecutorConfig {
-    /// What a process is told to become this executor.
+    /// Settings sent by the engine.
     pub settings: ExecutorSettings,
-    /// What is computed: the folder's configuration, already read.
+    /// Configuration of the target model, read from its folder.
     pub model: models::ModelConfig,
-    /// The same of the model that drafts for it, if one does.
+    /// Configuration of the draft model, if there is one.
     pub draft: Option<models::ModelConfig>,
-    /// Digest of the folders (`models::manifest`); whoever starts the executor compares it with its own.
+    /// Digest of the model folders (`models::manifest`), which the engine compares with its own.
     pub manifest: u64,
 }
 
-/// Where an executor that is told this finds its weights.
+/// Weights format of an executor with these settings.
 pub fn source(settings: &ExecutorSettings) -> models::WeightsFormat {
     match settings.synth_seed {
         Some(seed) => models::WeightsFormat::Synth { seed },

@@ -1,37 +1,37 @@
-//! Why an executor cannot start, or cannot go on.
+//! Errors of starting and running an executor.
 
 use protocol::{RequestId, SequenceSlot};
 
 use crate::{SpeculationError, WorldError};
 
-/// What ends an executor.
+/// An executor failure. All are final.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorError {
     /// The checkpoint cannot be read or does not fit its configuration.
     #[error(transparent)]
     Load(#[from] models::ModelLoadError),
-    /// The forward pass was refused or failed.
+    /// The forward pass was rejected or failed.
     #[error(transparent)]
     Forward(#[from] models::ForwardError),
-    /// An operation beside the forward pass was refused or failed.
+    /// An op outside the forward pass was rejected or failed.
     #[error(transparent)]
     Op(#[from] ops::OpError),
-    /// The ranks cannot serve this model together.
+    /// The parallel configuration does not fit the model.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// The ranks do not come together.
+    /// The ranks failed to join their groups, or a collective failed.
     #[error(transparent)]
     Collective(#[from] collectives::CollectiveError),
     /// The device failed.
     #[error(transparent)]
     Device(#[from] device::DeviceError),
-    /// The link broke; a peer that merely leaves is no error.
+    /// The link broke; a peer that closes the link is no error.
     #[error(transparent)]
     Link(protocol::link::LinkError),
-    /// A batch came before the size of the KV cache.
+    /// A batch was submitted before the KV cache was allocated.
     #[error("the KV cache has no size yet")]
     KvCacheNotSized,
-    /// A single request of the configured length would not fit.
+    /// A single request of the configured length does not fit.
     #[error(
         "max_model_len {max_model_len} does not fit into {blocks} KV blocks of {block_tokens} tokens: \
          at most {longest} fits"
@@ -46,7 +46,7 @@ pub enum ExecutorError {
         /// Longest request that fits.
         longest: u64,
     },
-    /// The share of the host's free memory that the KV cache takes by itself does not hold a single request.
+    /// The automatic share of the host's free memory for the KV cache cannot hold a single request.
     #[error(
         "{free} bytes of memory are free, of which the KV cache takes {taken}; a request of max_model_len \
          {max_model_len} needs {needed}: set --kv-cache-memory-bytes, or lower --max-model-len"
@@ -54,11 +54,11 @@ pub enum ExecutorError {
     KvShareTooSmall {
         /// Bytes free on the host.
         free: u64,
-        /// Bytes of the cache that were chosen.
+        /// Bytes chosen for the KV cache.
         taken: u64,
         /// Longest request, as configured.
         max_model_len: u32,
-        /// Bytes of the cache that it needs.
+        /// Bytes of KV cache that such a request needs.
         needed: u64,
     },
     /// Weights and activations leave no memory for a KV cache.
@@ -67,83 +67,84 @@ pub enum ExecutorError {
          --gpu-memory-utilization is {utilization}; at least {sufficient:.2} would do"
     )]
     NoKvMemory {
-        /// Bytes of the device.
+        /// Total bytes of the device.
         total: u64,
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
         /// Share of the total that may be used.
         utilization: f64,
         /// Share that would hold one block.
         sufficient: f64,
     },
-    /// The KV cache that was asked for does not fit into the device.
+    /// The requested KV cache does not fit on the device.
     #[error("a KV cache of {needed} bytes does not fit: {free} of {total} bytes are free")]
     KvTooLarge {
-        /// Bytes asked for.
+        /// Requested bytes.
         needed: u64,
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
-        /// Bytes of the device.
+        /// Total bytes of the device.
         total: u64,
     },
     /// A trace cannot be written.
     #[error("trace in {folder}: {error}")]
     Trace {
-        /// Where it lies, or should.
+        /// Folder of the trace.
         folder: String,
-        /// What the system said.
+        /// Error of the operating system.
         error: String,
     },
-    /// A trace was asked for, but no folder is configured.
+    /// A trace was requested, but no folder is configured.
     #[error("no folder for traces is configured (--profile DIR)")]
     TracingDisabled,
-    /// Latents are to be kept in less than the model's type.
+    /// MLA with a KV cache type other than the model's type.
     #[error(
         "--kv-cache-dtype fp8: latent attention has a KV cache in the model's own type only, which is auto"
     )]
     MlaKvDtype,
-    /// Drafts are asked for that cannot be made or verified.
+    /// Draft tokens of this configuration cannot be proposed or verified.
     #[error(transparent)]
     Speculation(#[from] SpeculationError),
-    /// What masked rows may sample did not come.
+    /// Grammar bitmasks of masked rows are missing.
     #[error(transparent)]
     TokenBitmask(#[from] TokenBitmaskError),
-    /// A batch contradicts itself, or what was agreed at start.
+    /// A batch contradicts itself, or the settings of the start.
     #[error("impossible batch: {0}")]
     Batch(#[from] BatchError),
 }
 
-/// Masks that a step waits for in vain.
+/// Grammar bitmasks that a step did not get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenBitmaskError {
-    /// They are not the ones of its rows.
+    /// The bitmasks do not cover the masked rows of the step.
     #[error("step {step} has {rows} masked rows and got masks of {got}")]
     Missing {
         /// The step.
         step: u64,
-        /// Its masked rows.
+        /// Number of masked rows.
         rows: usize,
-        /// Of these, how many have a mask.
+        /// Number of masked rows with a bitmask.
         got: usize,
     },
-    /// They do not come.
+    /// The bitmasks did not arrive before the timeout.
     #[error("step {step} has {got} of {rows} masks after {waited_ms} ms")]
     Timeout {
         /// The step.
         step: u64,
-        /// Its masked rows.
+        /// Number of masked rows.
         rows: usize,
-        /// Masks that came.
+        /// Number of bitmasks that arrived.
         got: usize,
-        /// Time waited.
+        /// Time waited, in milliseconds.
         waited_ms: u128,
     },
 }
 
-/// A batch that cannot be run. The scheduler never sends one: it is a bug there or here.
+/// A batch that cannot be run. The scheduler never sends such a batch: the error is a bug in the scheduler or
+/// in the executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
-    /// More tokens than a step may have.
+    /// More tokens or rows than a step may have.
     #[error("{tokens} tokens, at most {limit} per step")]
     TooManyTokens {
         /// Tokens of the batch.
@@ -151,109 +152,110 @@ pub enum BatchError {
         /// Tokens a step may have.
         limit: usize,
     },
-    /// Layers with experts have no room for what this rank brings, or more than any step fills.
+    /// `Batch::moe_tokens` is less than the tokens of this replica, or more than a step may have.
     #[error(
         "room for {capacity} tokens of each replica, this one brings {tokens} and a step has at most {limit}"
     )]
     MoeTokenBudget {
-        /// Tokens that there is room for.
+        /// Tokens that MoE layers are padded to.
         capacity: usize,
         /// Tokens of the batch.
         tokens: usize,
         /// Tokens a step may have.
         limit: usize,
     },
-    /// Replicas that step together leave no room for the rows that this one drafts behind, or for more than any has.
+    /// `Batch::draft_rows` is less than the drafting rows of this replica, or more than the rows that a step
+    /// may have.
     #[error(
         "room for drafts behind {capacity} rows of each replica, this one has {rows} and a step at most {limit}"
     )]
     DraftRowBudget {
-        /// Rows that there is room for.
+        /// Rows that draft passes are padded to.
         capacity: u32,
-        /// Rows of the batch up to the last with drafts.
+        /// Rows of the batch up to the last row with draft tokens.
         rows: u32,
         /// Rows a step may have.
         limit: usize,
     },
-    /// A row's length and its ids differ, or it has none.
+    /// The length of a row differs from its number of token ids, or is 0.
     #[error("request {} forwards {len} tokens, {given} are given", request.0)]
     Length {
-        /// Whose row.
+        /// Request of the row.
         request: RequestId,
         /// Length of the row.
         len: u32,
-        /// Ids given.
+        /// Number of token ids.
         given: usize,
     },
-    /// An id beyond the vocabulary.
+    /// A token id outside the vocabulary.
     #[error("request {} has token {token}, the vocabulary ends at {limit}", request.0)]
     Vocabulary {
-        /// Whose row.
+        /// Request of the row.
         request: RequestId,
         /// The id.
         token: u32,
         /// Size of the vocabulary.
         limit: usize,
     },
-    /// More drafts than were agreed on.
+    /// More draft tokens than configured.
     #[error("request {} is to verify {drafts} drafts, at most {limit} are made", request.0)]
     TooManyDrafts {
-        /// Whose row.
+        /// Request of the row.
         request: RequestId,
-        /// Drafts of the row.
+        /// Draft tokens of the row.
         drafts: u8,
-        /// Drafts that rows may have.
+        /// Maximum number of draft tokens of a row.
         limit: u8,
     },
-    /// The row refers to a token that its seat did not sample.
+    /// The row refers to a token that its sequence slot did not sample.
     #[error("request {} refers to a token of step {step} that its seat does not hold", request.0)]
     NotSampled {
-        /// Whose row.
+        /// Request of the row.
         request: RequestId,
         /// The step referred to.
         step: u64,
     },
-    /// No such seat.
+    /// The sequence slot does not exist.
     #[error("seat {} of {limit}", seq_slot.0)]
     NoSequenceSlot {
-        /// The seat.
+        /// The sequence slot.
         seq_slot: SequenceSlot,
-        /// Seats.
+        /// Number of sequence slots.
         limit: usize,
     },
-    /// The seat belongs to another request or epoch.
+    /// The sequence slot is assigned to another request or epoch.
     #[error("request {} does not sit on seat {}", request.0, seq_slot.0)]
     SlotOwnerMismatch {
-        /// Whose row.
+        /// Request of the row.
         request: RequestId,
-        /// The seat it names.
+        /// Sequence slot of the row.
         seq_slot: SequenceSlot,
     },
-    /// A table update leaves a gap, is too long, or names another group.
+    /// A block table update leaves a gap, is too long, or names another KV cache group.
     #[error("the table update of request {} does not fit its table", request.0)]
     InvalidTableUpdate {
-        /// Whose row.
+        /// Request of the row.
         request: RequestId,
     },
-    /// The row begins behind tokens of which this executor knows no hidden state, which drafts need.
+    /// The executor has no hidden state of the token before the row, which draft passes need.
     #[error("request {} goes on at position {position}, inside a block that others have filled", request.0)]
     MissingHiddenState {
-        /// Whose row.
+        /// Request of the row.
         request: RequestId,
-        /// Its first position.
+        /// First position of the row.
         position: u32,
     },
-    /// The table does not cover the row.
+    /// The block table does not cover the row.
     #[error("request {} writes position {position}, its table has {entries} entries", request.0)]
     TableTooShort {
-        /// Whose row.
+        /// Request of the row.
         request: RequestId,
-        /// The position.
+        /// First position without an entry.
         position: u32,
-        /// Entries of the table.
+        /// Entries of the block table.
         entries: usize,
     },
-    /// No such block.
+    /// The block does not exist.
     #[error("block {block} of {limit}")]
     Block {
         /// The block.

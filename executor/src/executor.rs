@@ -25,35 +25,35 @@ use protocol::{
 use std::path::Path;
 use std::sync::Arc;
 
-/// Up to so many rows a product's kernel may be made for just that many.
+/// Rows up to which a GEMM kernel may be specialised for the exact number of rows.
 const SMALL_BATCH_ROWS: u32 = 16;
 
-/// How far a phase of the start-up has come.
+/// Progress of a start-up phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PhaseProgress {
-    /// What is being done.
+    /// The phase.
     pub phase: StartupPhase,
-    /// Units finished: bytes of weights, or passes.
+    /// Finished units: bytes of weights, or passes.
     pub done: u64,
-    /// Units in all.
+    /// Total units.
     pub total: u64,
 }
 
-/// A model on a device. It computes once `size_kv` has given it a KV cache.
+/// A model on a device. It computes steps after `size_kv` has allocated its KV cache.
 pub struct Executor {
-    /// Before the engine: recordings know its ways to other ranks.
+    /// Declared before `model` to be dropped first: captured graphs refer to its collective groups.
     state: Option<StepState>,
     config: ExecutorConfig,
     model: ModelContext,
     ranks: ParallelRanks,
     spec: KvSpec,
     weights: WeightsDigest,
-    /// Where a folder for traces is configured.
+    /// `None`: no folder for traces is configured.
     tracer: Option<StepTracer>,
 }
 
 impl Executor {
-    /// Starts the device and loads this rank's part of the model.
+    /// Opens the device and loads this rank's shard of the model.
     pub fn load(
         mut config: ExecutorConfig,
         progress: &mut dyn FnMut(PhaseProgress),
@@ -78,7 +78,7 @@ impl Executor {
             return Err(ExecutorError::MlaKvDtype);
         }
         let ops = Ops::new(backend, dtype)?;
-        progress(PhaseProgress { phase: StartupPhase::Load, done: 0, total: 0 }); // How much it is shows on the way.
+        progress(PhaseProgress { phase: StartupPhase::Load, done: 0, total: 0 }); // The total is reported during the load.
         let mut loading = ModelLoader {
             ops: &ops,
             settings,
@@ -113,7 +113,7 @@ impl Executor {
         let tracer = folder.map(|folder| StepTracer::new(ops.device(), folder, rank));
         let tracer = tracer.transpose()?;
         let part = ranks.vocab_shard(config.model.vocab);
-        // All ranks of a replica choose the same experts: the one that answers counts.
+        // All ranks of a replica route to the same experts: only the rank that reports outputs counts them.
         let counts = ranks::reports_outputs(settings);
         let reports = if counts { ExpertLoadReporter::new(&ops, &config.model)? } else { None };
         let engine = ModelContext {
@@ -129,13 +129,14 @@ impl Executor {
         Ok(Self { config, model: engine, ranks, spec, weights, state: None, tracer })
     }
 
-    /// Digests of the weights that were loaded, the draft model's among them.
+    /// Returns digests of the loaded weights, including the draft model's.
     #[must_use]
     pub fn weights_digest(&self) -> WeightsDigest {
         self.weights
     }
 
-    /// Runs the first passes, on blocks of their own, and says what this rank can hold.
+    /// Runs the warm-up passes on temporary KV blocks, and returns the number of KV blocks that fit on this
+    /// rank.
     pub fn warm_up(
         &mut self,
         progress: &mut dyn FnMut(PhaseProgress),
@@ -166,7 +167,7 @@ impl Executor {
         Ok(WarmUpReport { kv_spec: self.spec.clone(), kv_blocks: blocks, step_cost: pace })
     }
 
-    /// Allocates the KV cache and everything else that steps change; contents are lost.
+    /// Allocates the KV cache and all other state that steps change; former contents are lost.
     pub fn size_kv(
         &mut self,
         blocks: u32,
@@ -189,29 +190,31 @@ impl Executor {
         Ok(ExecutorReady { kv_blocks: blocks, capture_sizes: graph_rows })
     }
 
-    /// Records steps from now on in a new file; one that is under way gets no more.
+    /// Starts a new trace file for later steps; the current trace gets no more steps.
     ///
-    /// Errors: no folder is configured, or the file cannot be made.
+    /// Errors: no folder is configured, or the file cannot be created.
     pub fn begin_trace(&mut self) -> Result<TraceHandle, ExecutorError> {
         let tracer = self.tracer.as_mut().ok_or(ExecutorError::TracingDisabled)?;
         Ok(TraceHandle(tracer.begin(&self.model.ops)?))
     }
 
-    /// Records no step from now on. [`TraceHandle::close`] completes the file once those in flight are finished.
+    /// Stops tracing of later steps. [`TraceHandle::close`] completes the file once the steps in flight are
+    /// finished.
     pub fn end_trace(&mut self) {
         if let Some(tracer) = &mut self.tracer {
             tracer.end();
         }
     }
 
-    /// Hands a batch without masked rows to the device. Steps run in the order in which they were submitted.
+    /// Submits a batch without masked rows to the device. Steps run in submission order.
     ///
-    /// Errors: all are final. After one of them the executor is of no further use.
+    /// Errors: all are final. The executor cannot be used after an error.
     pub fn submit(&mut self, batch: &Batch) -> Result<SubmittedStep, ExecutorError> {
         self.submit_with_bitmasks(batch, &mut NoTokenBitmasks)
     }
 
-    /// The same for any batch. `masks` are asked for only if it has masked rows, and while its forward pass runs.
+    /// [`Executor::submit`] for any batch. `masks` is read only if the batch has masked rows, while its
+    /// forward pass runs.
     pub fn submit_with_bitmasks(
         &mut self,
         batch: &Batch,
@@ -221,12 +224,12 @@ impl Executor {
         Ok(SubmittedStep(state.submit(&self.model, batch, masks, self.tracer.as_mut())?))
     }
 
-    /// Runs a batch without masked rows and answers every row of it: `submit`, then `finish`.
+    /// Runs a batch without masked rows and returns its output: `submit`, then `finish`.
     pub fn step(&mut self, batch: &Batch) -> Result<StepOutput, ExecutorError> {
         self.submit(batch)?.finish()
     }
 
-    /// Bytes of the device that can still be allocated. Steps take none of them.
+    /// Returns the free bytes of the device. Steps allocate none of them.
     #[must_use]
     pub fn memory_free_bytes(&self) -> u64 {
         self.model.ops.mem_info().free_bytes
@@ -238,14 +241,14 @@ impl Executor {
         &self.spec
     }
 
-    /// The parts that tests of drafts look into.
+    /// State that tests of draft tokens inspect.
     #[cfg(test)]
     pub(crate) fn draft_state(&self) -> (&ops::KvPool, &ops::DraftBuffers, &ModelContext) {
         let (kv, made) = self.state.as_ref().expect("it is sized").draft_state();
         (kv, made.expect("it drafts by its layer"), &self.model)
     }
 
-    /// Blocks this rank can hold, measured while everything else is allocated.
+    /// KV blocks that fit on this rank, measured while everything else is allocated.
     fn blocks(&self, state: &StepState) -> Result<u32, ExecutorError> {
         let memory = self.model.ops.mem_info();
         let (kv, block_bytes) = (self.config.settings.kv_cache_size, self.spec.bytes_per_block());
@@ -274,32 +277,32 @@ impl Executor {
         gpu.blocks(kv, block_bytes)
     }
 
-    /// Likeliest ids an answer can list.
+    /// Top log-probabilities that a token can report.
     fn max_top_logprobs(&self) -> usize {
         let gpu = self.model.ops.device().captures_graphs();
         let most = if gpu { GPU_LOGPROBS_MAX } else { u32::MAX };
         (self.config.settings.max_logprobs.min(most) as usize).min(self.config.model.vocab)
     }
 
-    /// Questions answered at a time.
+    /// Logits rows sampled at a time.
     fn max_logits_rows(&self) -> usize {
         let gpu = self.model.ops.device().captures_graphs();
         step::logits_rows_per_slice(self.config.model.vocab, self.max_top_logprobs(), gpu)
     }
 
-    /// Tokens of a row with all its drafts.
+    /// Tokens of a decode row with all its draft tokens.
     fn tokens_per_row(&self) -> u32 {
         1 + self.config.settings.speculative.map_or(0, |how| u32::from(how.draft_tokens))
     }
 
-    /// Rows of one token in the widest decode step, drafts among them.
+    /// One-token rows of the widest decode step, draft tokens included.
     fn rows_max(&self) -> u32 {
         let settings = &self.config.settings;
         settings.max_num_seqs.saturating_mul(self.tokens_per_row()).min(settings.tokens_per_step)
     }
 
-    /// Shapes to rehearse: the first passes, the steps to record, and the one that no pass has. A rehearsal
-    /// takes the memory that its steps need.
+    /// Shapes to precompile in a dry run: warm-up passes, steps to capture, and steps that neither covers.
+    /// The dry run allocates the memory that such steps need.
     fn precompile_shapes(&self, passes: &[Vec<u32>]) -> Vec<StepShape> {
         let (questions, width) = (self.max_logits_rows(), self.tokens_per_row() as usize);
         let pass = |lens: &Vec<u32>| precompile::precompile_shape(lens, questions, width);
@@ -314,8 +317,8 @@ impl Executor {
         passes.chain(graphs).chain([self.widest_decode_shape()]).collect()
     }
 
-    /// The prefill of most tokens behind the longest contexts, in rows of any length: what attention needs most memory for
-    /// beside decodes.
+    /// The prefill of most tokens after the longest contexts, in rows of any length: it needs the most
+    /// attention memory of all steps but decodes.
     fn longest_prefill_shape(&self, passes: &[Vec<u32>]) -> Option<StepShape> {
         let settings = &self.config.settings;
         let tokens = passes.iter().map(|lens| lens.iter().sum::<u32>()).max()? as usize;
@@ -325,15 +328,15 @@ impl Executor {
         Some(StepShape { tokens, rows, logits_rows: rows.min(self.max_logits_rows()), bounds })
     }
 
-    /// The widest decode step with the longest contexts, launch by launch: what attention needs most memory
-    /// for.
+    /// The widest eager decode step with the longest contexts: it needs the most attention memory of all
+    /// decodes.
     fn widest_decode_shape(&self) -> StepShape {
         let (rows, longest) = (self.rows_max() as usize, self.config.settings.max_model_len);
         let shape = step::graph_shape(rows, self.tokens_per_row() as usize, longest as usize);
         StepShape { logits_rows: rows.min(self.max_logits_rows()), ..shape }
     }
 
-    /// Shapes of the steps to record, fewest rows first.
+    /// Shapes of the steps to capture, fewest rows first.
     fn graph_shapes(&self) -> Vec<StepShape> {
         self.capture_plan().shapes(self.config.settings.max_model_len as usize)
     }
@@ -346,7 +349,8 @@ impl Executor {
         let width = self.tokens_per_row();
         let most = (self.rows_max() as usize).min(self.max_logits_rows()) / width as usize;
         let rows = step::row_counts_to_capture(&settings.graph_capture, most);
-        // Who looks tokens up often finds none. Replicas that step together replay what all can.
+        // N-gram lookup often proposes no draft tokens, so capture rows without them too. Replicas in
+        // lockstep replay the graph that fits all of them.
         let looks_up =
             |how: SpeculativeConfig| matches!(how.method, SpeculativeMethod::Ngram { .. });
         let fewer = settings.speculative.is_some_and(looks_up) && !settings.parallel.lockstep();
@@ -387,18 +391,18 @@ impl Executor {
     }
 }
 
-/// Models being loaded, one after the other.
+/// Loads models one after the other.
 struct ModelLoader<'a> {
     ops: &'a Ops,
     settings: &'a ExecutorSettings,
     ranks: ParallelRanks,
     kv_dtype: DType,
     threads: usize,
-    /// Bytes of the one being loaded, and of those in front of it.
+    /// Bytes of the model being loaded, and of all models loaded before.
     bytes_read: u64,
     bytes_before: u64,
     progress: &'a mut dyn FnMut(PhaseProgress),
-    /// Of the one being loaded.
+    /// Digest of the model being loaded.
     digest: WeightsDigest,
 }
 
@@ -438,7 +442,7 @@ impl ModelLoader<'_> {
     }
 }
 
-/// The KV cache of a model, and in the same blocks that of the model that drafts for it.
+/// KV cache layout of the target model, with the draft model's KV cache in the same blocks.
 fn combined_kv_spec(
     config: &ExecutorConfig,
     dtype: DType,
@@ -455,36 +459,36 @@ fn combined_kv_spec(
     Ok(spec)
 }
 
-/// Heads that do not split over the ranks.
+/// Error for heads that cannot be split over the ranks.
 fn uneven_heads_error(error: UnevenSplit) -> ExecutorError {
     ModelLoadError::Split { tensor: "k_proj".to_owned(), error }.into()
 }
 
-/// A trace under way. May be closed on another thread.
+/// A trace in progress. May be closed on another thread.
 #[derive(Clone)]
 pub struct TraceHandle(Arc<TraceSession>);
 
 impl TraceHandle {
-    /// The file: Chrome's JSON, which parses at any time.
+    /// Path of the trace file: Chrome's JSON, which parses at any time.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// Completes the file with the steps that have been finished; later ones are left out. Without any there is no
-    /// file any more.
+    /// Completes the file with the finished steps; later steps are left out. Without any step the file is
+    /// removed.
     ///
-    /// Errors: it could not be written.
+    /// Errors: the file could not be written.
     pub fn close(&self) -> Result<(), ExecutorError> {
         self.0.close()
     }
 }
 
-/// A step that the device works on. May be finished on another thread.
+/// A step in flight on the device. May be finished on another thread.
 pub struct SubmittedStep(PendingStep);
 
 impl SubmittedStep {
-    /// Waits for the device and forms the answer.
+    /// Waits for the device and returns the output of the step.
     pub fn finish(self) -> Result<StepOutput, ExecutorError> {
         self.0.finish()
     }

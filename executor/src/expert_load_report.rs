@@ -1,4 +1,4 @@
-//! What routers choose, on its way from the device to the outputs of steps.
+//! Expert load reports: routed token counts, copied from the device into step outputs.
 
 use crate::ExecutorError;
 use models::{ExpertLoad, ModelConfig};
@@ -6,11 +6,11 @@ use ops::{ExpertLoadDownload, Ops};
 use protocol::ExpertTokenCount;
 use std::cell::Cell;
 
-/// Steps that are replayed one after another before the numbers are brought to the host: it takes a copy of some tens of
-/// kilobytes behind a step, which is nothing beside one that is launched.
+/// Replayed steps between two downloads of the counts: a download copies some tens of kilobytes after the
+/// step, which is noticeable in a replayed step and negligible in an eager one.
 const REPLAYS: u32 = 16;
 
-/// The numbers of a rank that counts for its replica.
+/// Expert load counters of the rank that counts for its replica.
 #[derive(Debug)]
 pub(crate) struct ExpertLoadReporter {
     pub(crate) load: ExpertLoad,
@@ -18,18 +18,18 @@ pub(crate) struct ExpertLoadReporter {
     replays: Cell<u32>,
 }
 
-/// A report under way.
+/// A report whose download is in flight.
 #[derive(Debug)]
 pub(crate) struct ExpertLoadReport(ExpertLoadDownload);
 
 impl ExpertLoadReporter {
-    /// For the experts of a model; `None` = it has none.
+    /// Creates the counters for a model; `None` = the model has no experts.
     pub(crate) fn new(ops: &Ops, config: &ModelConfig) -> Result<Option<Self>, ExecutorError> {
         let load = ExpertLoad::new(ops, config)?;
         Ok(load.map(|load| Self { load, replays: Cell::new(0) }))
     }
 
-    /// Begins a report behind a step that has been launched or `replayed`, if it is time for one.
+    /// Starts a report after a step that was launched or `replayed`, if a report is due.
     pub(crate) fn begin(
         &self,
         ops: &Ops,
@@ -45,7 +45,7 @@ impl ExpertLoadReporter {
 }
 
 impl ExpertLoadReport {
-    /// Waits for the numbers.
+    /// Waits for the download.
     pub(crate) fn wait(self) -> Result<Vec<ExpertTokenCount>, ExecutorError> {
         let tokens = |(layer, expert, tokens)| ExpertTokenCount {
             layer: layer as u16,

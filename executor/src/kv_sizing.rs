@@ -1,29 +1,29 @@
-//! How many KV blocks this rank holds.
+//! Number of KV blocks of this rank.
 
 use crate::{ExecutorError, KvCacheSize};
 
-/// What is known about a GPU's memory after the warm-up, in bytes.
+/// Memory of a GPU after warm-up, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GpuMemoryBudget {
-    /// Of the device.
+    /// Total memory of the device.
     pub(crate) total: u64,
-    /// Free, were there no KV cache.
+    /// Free memory without a KV cache.
     pub(crate) free: u64,
-    /// Share of the total to use, by all processes.
+    /// Fraction of the total to use, by all processes.
     pub(crate) utilization: f64,
-    /// Steps that will be recorded.
+    /// Number of graphs that will be captured.
     pub(crate) graphs: u64,
 }
 
-/// Launches and parameters of one recorded step, as drivers keep them; measured below 10 MiB.
+/// Bytes of a captured graph in the driver, launches and parameters; measured below 10 MiB.
 const GRAPH_BYTES: u64 = 16 << 20;
-/// Parts of the total that stay free for what drivers allocate behind our back.
+/// Fraction of the total that stays free for allocations of the driver.
 const SAFETY_FRACTION: f64 = 0.02;
 
 impl GpuMemoryBudget {
-    /// Blocks of `block_bytes` for the configured size.
+    /// Returns the number of blocks of `block_bytes` for the configured size.
     ///
-    /// Errors: `NoKvMemory` with the share that would hold one block, if nothing is left.
+    /// Errors: `NoKvMemory` with the utilization that would hold one block, if no memory is left.
     pub(crate) fn blocks(&self, size: KvCacheSize, block_bytes: u64) -> Result<u32, ExecutorError> {
         let used = self.total - self.free.min(self.total);
         let aside = self.graphs * GRAPH_BYTES + (self.total as f64 * SAFETY_FRACTION) as u64;
@@ -55,10 +55,11 @@ impl GpuMemoryBudget {
     }
 }
 
-/// Most bytes the KV cache takes unless told otherwise; it lies in the memory everything else uses.
+/// Maximum bytes of the KV cache by default on the CPU, where it shares the host's memory.
 const AUTO_BYTES_MAX: u64 = 4 << 30;
 
-/// Blocks of `block_bytes` for the configured size on a machine with so many bytes free, which `ranks` share.
+/// Returns the number of blocks of `block_bytes` for the configured size on a host with `free_bytes` free
+/// bytes, which `ranks` ranks share.
 pub(crate) fn blocks(size: KvCacheSize, free_bytes: u64, block_bytes: u64, ranks: u64) -> u32 {
     let of_bytes = |bytes: u64| u32::try_from(bytes / block_bytes.max(1)).unwrap_or(u32::MAX);
     match size {
@@ -68,7 +69,7 @@ pub(crate) fn blocks(size: KvCacheSize, free_bytes: u64, block_bytes: u64, ranks
     }
 }
 
-/// Refuses a pool that cannot hold one request of the longest length.
+/// Rejects a pool that cannot hold one request of the longest length.
 pub(crate) fn check(
     blocks: u32,
     block_tokens: u32,
@@ -81,7 +82,7 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Refuses a pool whose size was left to a host with too little free memory to hold one request.
+/// Rejects a pool of automatic size on a host with too little free memory for one request.
 pub(crate) fn check_share(
     blocks: u32,
     block_bytes: u64,
@@ -119,7 +120,7 @@ mod tests {
     fn gpu_blocks_follow_memory_utilization() {
         const GIB: u64 = 1 << 30;
         let gpu = GpuMemoryBudget { total: 100 * GIB, free: 80 * GIB, utilization: 0.9, graphs: 0 };
-        // 90 - 20 used - 2 aside.
+        // 90 - 20 used - 2 reserved.
         assert_eq!(gpu.blocks(KvCacheSize::Auto, GIB).unwrap(), 68);
         assert_eq!(gpu.blocks(KvCacheSize::Blocks(78), GIB).unwrap(), 78);
         let error = gpu.blocks(KvCacheSize::Bytes(79 * GIB), GIB).unwrap_err().to_string();

@@ -1,7 +1,7 @@
-//! One per device: weights, KV bytes, and the forward pass a batch asks for.
+//! Executor of one device: weights, KV cache, and the forward pass of a batch.
 //!
-//! [`run`] speaks to a scheduler over a link, [`Executor`] is the same without one. An executor does
-//! what a batch says: it knows no policy, no refcount, no hash, no model by name and no text.
+//! [`run`] serves a scheduler over a link, [`Executor`] is the same without a link. An executor only executes
+//! batches: it has no scheduling policy, reference counts, prefix hashes, model names or text.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What steps compute with, and never change.
+//! Immutable inputs of steps: models and communication groups.
 
 use crate::clock::ns;
 use crate::expert_load_report::ExpertLoadReporter;
@@ -8,24 +8,24 @@ use models::{ExpertExchange, ExpertLoad, ForwardContext, Model, MtpModel};
 use ops::{BatchView, KvPool, Ops, VocabParallelSupport, VocabShard};
 use protocol::CollectiveTiming;
 
-/// What a step computes with: the weights, and who shares them.
+/// Weights and communication groups that a step computes with.
 pub(crate) struct ModelContext {
     pub(crate) ops: Ops,
     pub(crate) model: Box<dyn Model>,
-    /// Its MTP module, if it drafts with one.
+    /// MTP module of the model, if it is the proposer.
     pub(crate) mtp: Option<Box<dyn MtpModel>>,
-    /// Who drafts for it, if something of its own does.
+    /// Draft model or EAGLE-3 layer, if it is the proposer.
     pub(crate) draft: Option<DraftModel>,
     pub(crate) tp: ParallelGroup,
     pub(crate) dp: ParallelGroup,
-    /// The ids whose logits this rank makes.
+    /// Vocabulary shard of this rank's logits.
     pub(crate) vocab_shard: VocabShard,
-    /// What routers choose, if this rank counts it.
+    /// Expert load reporter, if this rank counts.
     pub(crate) expert_load_reporter: Option<ExpertLoadReporter>,
 }
 
 impl ModelContext {
-    /// Which questions are answered without whole rows of logits. Who has them whole has nobody to ask.
+    /// Sampling parameters that are supported without full rows of logits. A single rank has full rows.
     pub(crate) fn vocab_parallel_support(&self) -> VocabParallelSupport {
         match self.tp.size() {
             1 => VocabParallelSupport::AllRules,
@@ -33,7 +33,7 @@ impl ModelContext {
         }
     }
 
-    /// Whether steps may want whole rows of logits, by what they ask: recorded ones exist for each answer.
+    /// Variants of `full_logits` that steps may need: each has captured graphs of its own.
     pub(crate) fn full_logits_variants(&self) -> &'static [bool] {
         match self.vocab_parallel_support() {
             VocabParallelSupport::AllRules => &[false],
@@ -42,7 +42,7 @@ impl ModelContext {
         }
     }
 
-    /// A pass over a batch by one of its models, which is asked for all hidden states and not watched.
+    /// Context of a pass over a batch by one of the models, with all hidden states as output and no probe.
     pub(crate) fn forward_context<'a>(
         &'a self,
         kv: &'a KvPool,
@@ -66,12 +66,12 @@ impl ModelContext {
         }
     }
 
-    /// Where routers count, if they do.
+    /// Expert load counters, if this rank counts.
     pub(crate) fn expert_load(&self) -> Option<&ExpertLoad> {
         self.expert_load_reporter.as_ref().map(|reports| &reports.load)
     }
 
-    /// What the calls of the step that is over took.
+    /// Returns and resets the times of the collectives of the last step.
     pub(crate) fn collective_timing(&self) -> CollectiveTiming {
         let mut timing = CollectiveTiming::default();
         for CollectiveTime { op: operation, time } in self.tp.take_times() {

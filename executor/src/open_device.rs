@@ -1,4 +1,4 @@
-//! Opens what an executor computes on.
+//! Opening of the device of an executor.
 
 use std::path::PathBuf;
 use std::thread::available_parallelism;
@@ -13,14 +13,14 @@ use protocol::{DeviceKind, DeviceLibraries, ExecutorSettings, KvCacheDtype, Mode
 
 use crate::ExecutorError;
 
-/// What an executor computes on.
+/// The device of an executor.
 pub(crate) struct OpenedDevice {
     pub(crate) backend: KernelBackend,
-    /// Threads that may prepare what it is given.
+    /// Threads that prepare weights for the device.
     pub(crate) threads: usize,
 }
 
-/// Which device to open, and how.
+/// Device to open, and its options.
 #[derive(Debug)]
 pub(crate) struct DeviceRequest<'a> {
     /// Kind of device.
@@ -31,7 +31,7 @@ pub(crate) struct DeviceRequest<'a> {
     pub(crate) gpu: usize,
     /// Folder of compiled GPU kernels.
     pub(crate) kernel_cache: Option<&'a PathBuf>,
-    /// Threads of the CPU device, or those that prepare what a GPU gets; `None` = as many as there are cores.
+    /// Threads of the CPU device, or threads that prepare weights for a GPU; `None` = number of cores.
     pub(crate) threads: Option<usize>,
     /// Type of weights and activations.
     pub(crate) dtype: ModelDtype,
@@ -79,7 +79,7 @@ pub(crate) fn open_device(request: &DeviceRequest<'_>) -> Result<OpenedDevice, E
     Ok(OpenedDevice { backend: GpuBackend::open(&config)?.into(), threads })
 }
 
-/// Threads of this rank, 0 = one per core: ranks of one host share its cores unless told otherwise.
+/// Threads of this rank, 0 = one per core: by default the ranks of one host share its cores.
 fn cpu_threads(settings: &ExecutorSettings) -> usize {
     match (settings.threads, usize::from(settings.ranks_on_host)) {
         (Some(threads), _) => threads as usize,
@@ -119,7 +119,7 @@ pub(crate) fn dtype(settings: &ExecutorSettings) -> DType {
     element_type(settings.dtype)
 }
 
-/// The element type of tensors in a type that a setting names.
+/// Element type of tensors for a configured model type.
 pub(crate) fn element_type(dtype: ModelDtype) -> DType {
     match dtype {
         ModelDtype::Bfloat16 => DType::BF16,

@@ -1,5 +1,5 @@
-//! A rehearsal of the steps to come: what they need is compiled side by side, before the first one runs and
-//! would have it compiled piece by piece.
+//! Dry run of later steps: their kernels are compiled in parallel, before the first step would
+//! compile them one by one.
 
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
@@ -7,8 +7,7 @@ use crate::step::{DeviceState, StepLaunch};
 use ops::{DraftBuffers, RowBounds, StepShape};
 use protocol::StepTiming;
 
-/// Goes through a step of each shape without running it. `progress` hears how many modules of how many are
-/// compiled.
+/// Launches a step of each shape in a dry run. `progress` gets the number of compiled modules and the total.
 pub(crate) fn precompile(
     engine: &ModelContext,
     device: &mut DeviceState,
@@ -30,8 +29,8 @@ pub(crate) fn precompile(
     launched
 }
 
-/// The shape of a step with rows of these lengths, which asks at most `questions`; those of one token may be up to `successive` of a
-/// request.
+/// Shape of a step with rows of lengths `lens` and at most `questions` logits rows; up to `successive`
+/// one-token rows may belong to the same request.
 pub(crate) fn precompile_shape(lens: &[u32], questions: usize, successive: usize) -> StepShape {
     let rows = lens.len();
     let bounds = RowBounds::of(lens.iter().map(|&len| (len as usize, len as usize)), successive);

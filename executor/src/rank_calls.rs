@@ -1,27 +1,27 @@
-//! What a rank last did together with others, in words.
+//! The last collectives of a rank, as text.
 
 use std::fmt;
 
 use collectives::CollectiveCall;
 use protocol::Rank;
 
-/// Runs of calls that share a line of a log.
+/// Runs of equal calls per log line.
 const RUNS_PER_LINE: usize = 8;
 
-/// What a rank last did in a group.
+/// The last collectives of a rank in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankCalls {
     /// `tp` or `dp`.
     pub axis: &'static str,
-    /// The rank, in the world.
+    /// Global rank.
     pub rank: Rank,
-    /// Its calls, oldest first.
+    /// Calls of the rank, oldest first.
     pub calls: Vec<CollectiveCall>,
 }
 
 impl RankCalls {
-    /// All of them, in lines of a few hundred bytes: calls behind each other that only differ by their numbers are one
-    /// run.
+    /// Formats all calls as lines of a few hundred bytes; successive calls that differ only by their sequence
+    /// numbers are merged into one run.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let runs: Vec<String> = self.calls.chunk_by(is_same_call).map(run).collect();
@@ -42,7 +42,7 @@ fn run(calls: &[CollectiveCall]) -> String {
 }
 
 impl fmt::Display for RankCalls {
-    /// The newest of them, for a line of a log.
+    /// Formats the newest call, for a log line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} rank {}: ", self.axis, self.rank.0)?;
         match self.calls.last() {

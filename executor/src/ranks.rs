@@ -1,4 +1,4 @@
-//! Where an executor stands among the ranks of its world, and how they meet.
+//! Parallel ranks of an executor, and their communication groups.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,41 +12,41 @@ use protocol::{ExecutorSettings, ExpertPlacement, ParallelConfig, Rank, StartupP
 use crate::rank_calls::RankCalls;
 use crate::{ExecutorError, PhaseProgress};
 
-/// A world that cannot be served.
+/// A parallel configuration that cannot be served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorldError {
-    /// No ranks at all, or one that is not among them.
+    /// The world has no ranks, or the rank is not in it.
     #[error("rank {rank} is none of {tp_size} x {dp_size} ranks")]
     Rank {
         /// The rank.
         rank: u16,
-        /// Ranks that share every layer.
+        /// Tensor parallel ranks of a replica.
         tp_size: u16,
-        /// Replicas.
+        /// Data parallel replicas.
         dp_size: u16,
     },
-    /// Nothing to spread.
+    /// Expert parallelism for a model without experts.
     #[error("expert parallelism was asked for, but the model has no experts")]
     NoExperts,
-    /// A checkpoint without a model.
+    /// The checkpoint is a draft model, not a target model.
     #[error(
         "{architecture} drafts for another model, which --speculative-config does not name: it names what drafts"
     )]
     DraftModelOnly {
-        /// The checkpoint's.
+        /// Architecture of the checkpoint.
         architecture: &'static str,
     },
-    /// Nobody said where the ranks meet.
+    /// No rendezvous memory is configured for several ranks.
     #[error("{ranks} ranks that share layers need shared memory to meet in")]
     NoRendezvous {
-        /// Ranks that share something with this one.
+        /// Number of ranks in the groups of this rank.
         ranks: u16,
     },
 }
 
-/// Checks that a model can be served by such a world, before anything is loaded.
+/// Checks that a model can be served with a parallel configuration, before it is loaded.
 ///
-/// Errors: what is in the way, with the numbers and the nearest ones that work.
+/// Errors: the conflict, with its numbers and the nearest valid ones.
 pub fn check_world(
     parallel: ParallelConfig,
     model: &ModelConfig,
@@ -66,7 +66,8 @@ pub fn check_world(
     Ok(check_split(model, &ranks(parallel, Rank(0))?, placement)?)
 }
 
-/// The same for what drafts for a model, whose ranks it shares: without experts none are held whole.
+/// [`check_world`] for a draft model on the ranks of its target model; a draft model without experts ignores
+/// expert parallelism.
 pub fn check_draft_world(
     parallel: ParallelConfig,
     draft: &ModelConfig,
@@ -78,7 +79,7 @@ pub fn check_draft_world(
     check_world(ParallelConfig { expert_parallel: experts, ..parallel }, draft, None)
 }
 
-/// The part of the model that a rank holds.
+/// Returns the TP and EP ranks of a global rank.
 pub(crate) fn ranks(parallel: ParallelConfig, rank: Rank) -> Result<ParallelRanks, WorldError> {
     let ParallelConfig { tp_size, dp_size, expert_parallel: experts } = parallel;
     if rank.0 >= parallel.world_size() {
@@ -90,13 +91,13 @@ pub(crate) fn ranks(parallel: ParallelConfig, rank: Rank) -> Result<ParallelRank
     Ok(ParallelRanks { tp, ep: if experts { world } else { ParallelRank::SINGLE } })
 }
 
-/// Whether this rank's answers are those of its replica; the others only say that they are done.
+/// Whether this rank reports the outputs of its replica; the other ranks only send `StepDone`.
 pub(crate) fn reports_outputs(settings: &ExecutorSettings) -> bool {
     settings.rank.0.is_multiple_of(settings.parallel.tp_size.max(1))
 }
 
-/// The groups of a rank: those who share its layers, and those in the same place of other replicas, with whom it
-/// shares experts.
+/// Joins the groups of a rank: the TP group of its replica, and the DP group of the same TP rank in all
+/// replicas, with which it shares experts.
 pub(crate) fn groups(
     settings: &ExecutorSettings,
     gpu: Option<&Arc<GpuBackend>>,
@@ -127,7 +128,7 @@ pub(crate) fn groups(
             }))
         };
     let across = usize::from(parallel.dp_size) + tp.rank;
-    // Across replicas nothing is summed but for experts, by scattering.
+    // The DP group needs no all-reduce: expert outputs are summed by reduce-scatter.
     let joined = [join(replica, tp, settings.one_shot_all_reduce)?, join(across, dp, false)?];
     progress(PhaseProgress { phase, done: 1, total: 1 });
     Ok(joined)
@@ -148,8 +149,8 @@ fn join_device_group(
     Ok(group)
 }
 
-/// Sizes of the groups of a world: those of the replicas, then, if these share experts, those of the ranks in the same
-/// place of each.
+/// Sizes of all groups: the TP group of each replica, then, if replicas share experts, the DP group of each
+/// TP rank.
 fn sizes(parallel: ParallelConfig) -> Vec<usize> {
     let [tp_size, dp_size] = [parallel.tp_size, parallel.dp_size].map(usize::from);
     let mut sizes = vec![tp_size; dp_size];
@@ -159,8 +160,8 @@ fn sizes(parallel: ParallelConfig) -> Vec<usize> {
     sizes
 }
 
-/// The memory in which the ranks of a world meet, as whoever starts them holds it. Each generation of ranks needs a
-/// new one.
+/// Shared memory in which the ranks of a host rendezvous, held by the engine. Each generation of ranks needs
+/// a new one.
 #[derive(Debug)]
 pub struct RankRendezvous {
     memory: collectives::SharedMemoryRendezvous,
@@ -168,7 +169,7 @@ pub struct RankRendezvous {
 }
 
 impl RankRendezvous {
-    /// Memory in which nobody has come yet.
+    /// Creates the memory, before any rank has joined.
     pub fn new(parallel: ParallelConfig) -> Result<Self, CollectiveError> {
         Ok(Self {
             memory: collectives::SharedMemoryRendezvous::create(&sizes(parallel))?,
@@ -176,18 +177,19 @@ impl RankRendezvous {
         })
     }
 
-    /// What `ExecutorSettings::meeting` of the ranks is: good for processes of this host, for as long as this value lives.
+    /// Value of `ExecutorSettings::rendezvous` of the ranks: valid for processes of this host while `self` is
+    /// alive.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.memory.path()
     }
 
-    /// Makes every rank that waits for others fail.
+    /// Makes all waits of ranks for other ranks fail.
     pub fn abort(&self) {
         self.memory.abort();
     }
 
-    /// The last collectives of every rank, whatever state it is in: who is behind shows in their numbers.
+    /// Returns the last collectives of every rank, in any state: their sequence numbers show the straggler.
     #[must_use]
     pub fn calls(&self) -> Vec<RankCalls> {
         let [tp_size, dp_size] = [self.parallel.tp_size, self.parallel.dp_size].map(usize::from);

@@ -1,7 +1,7 @@
-//! An executor at the end of a link: start-up in the agreed order, then a reply to every batch.
+//! An executor on a link: start-up in the agreed order, then a reply to every batch.
 //!
-//! Any failure, a panic included, becomes one `Fault` message, and the executor is gone: whoever
-//! holds the other end starts another one. A closed link is an order to leave, not a failure.
+//! Any failure, a panic included, is reported as one `Fault` message and ends the executor; the engine
+//! starts a new one. A closed link is a shutdown, not a failure.
 
 use crate::command_inbox::CommandInbox;
 use crate::{
@@ -22,16 +22,16 @@ use std::time::{Duration, Instant};
 /// Progress is reported at most this often, so that a slow reader does not hold up the load.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Messages and steps that may wait for the answering thread: more than a scheduler has in flight.
+/// Messages and steps that may be queued for the reply thread: more than a scheduler has in flight.
 const OUTBOX_CAPACITY: usize = 8;
 
-/// Generation of an executor that has no predecessor.
+/// Epoch of an executor that has no predecessor.
 const FIRST_EPOCH: u64 = 1;
 
-/// Runs an executor on this thread until `Shutdown`, until the peer leaves, or until it fails.
+/// Runs an executor on this thread until `Shutdown`, until the peer closes the link, or until it fails.
 ///
-/// Steps are submitted here and answered by a thread of their own, so that the device gets the next step
-/// while somebody waits for this one.
+/// Steps are submitted on this thread and finished on a reply thread, so that the next step is launched
+/// while the reply thread waits for the current one.
 pub fn run<L>(config: ExecutorConfig, link: L)
 where
     L: MessageLink<SentMessage = ExecutorEvent, ReceivedMessage = ExecutorCommand>,
@@ -43,7 +43,7 @@ where
         .name("answers".to_owned())
         .spawn(move || run_reply_thread(sender, &waiting, speaks))
     else {
-        tracing::error!("the system gives no thread to answer with"); // The link closes, and that is seen.
+        tracing::error!("the system gives no thread to answer with"); // The link closes, which the peer detects.
         return;
     };
     let step = Cell::new(None);
@@ -52,20 +52,21 @@ where
         report_fault(&outbox, step.get(), text);
     }
     drop(outbox);
-    // It ends with the last message, or with a peer that is gone; a panic in it has become a fault.
+    // The reply thread ends after the last message, or when the peer is gone; a panic in it was reported as a
+    // fault.
     let _ = answers.join();
 }
 
-/// What goes out, in order.
+/// Outgoing messages, in order.
 #[allow(clippy::large_enum_variant, reason = "a handful exist at a time")]
 enum OutboxMessage {
     Message(ExecutorEvent),
     Step(StepId, SubmittedStep),
-    /// The steps behind this go into another trace, or into none; whether somebody waits to hear of it.
+    /// Later steps go to this trace, or to none; the flag requests a `ProfilerStatus` reply.
     Trace(Option<TraceHandle>, bool),
 }
 
-/// Why serving ended.
+/// Reason why serving ended.
 enum ServeExit {
     Closed,
     Failed(String),
@@ -89,12 +90,12 @@ fn catch(work: impl FnOnce() -> Result<(), ServeExit>) -> Result<(), ServeExit> 
 
 fn report_fault(outbox: &SyncSender<OutboxMessage>, step: Option<StepId>, text: String) {
     tracing::error!(step = step.map(|step| step.0), text, "executor fault");
-    // If the answering thread is gone, so is the peer, or it has told of a failure of its own.
+    // If the reply thread is gone, the peer is gone too, or the thread has reported a failure of its own.
     let _ = outbox.send(OutboxMessage::Message(ExecutorEvent::Fault { step, text }));
 }
 
-/// Sends messages as they come, and the results of steps as the device finishes them: the outputs if this rank
-/// `speaks` for its replica, else that they are over.
+/// Sends messages in order, and the results of steps when the device finishes them: outputs if this rank
+/// reports for its replica (`speaks`), `StepDone` otherwise.
 fn run_reply_thread<S: MessageSender<Message = ExecutorEvent>>(
     mut link: S,
     waiting: &Receiver<OutboxMessage>,
@@ -128,16 +129,16 @@ fn send_replies<S: MessageSender<Message = ExecutorEvent>>(
             ExecutorEvent::Fault { step, text }
         });
         if link.send(message).is_err() || failed {
-            return; // Whoever still sends here notices.
+            return; // The sender of the outbox detects the closed channel.
         }
     }
 }
 
-/// The trace that steps go into, if there is one.
+/// The trace that steps are recorded in, if any.
 struct ActiveTrace(Option<TraceHandle>);
 
 impl ActiveTrace {
-    /// Closes the trace, now that its last step is over, and goes on with another one.
+    /// Closes the trace, whose last step is finished, and switches to the next one.
     fn replace(&mut self, next: Option<TraceHandle>) -> ProfilerStatus {
         let former = std::mem::replace(&mut self.0, next);
         let closed = former.as_ref().map_or(Ok(()), TraceHandle::close);
@@ -167,7 +168,7 @@ fn finish(submitted: SubmittedStep, speaks: bool) -> Result<ExecutorEvent, Strin
     }
 }
 
-/// What is left to say where another rank answers.
+/// `StepDone` of a rank that does not report outputs.
 fn done(output: &StepOutput) -> ExecutorEvent {
     let timing = &output.timing;
     let ns = timing.inputs_ns + timing.forward_ns + timing.sample_ns;
@@ -181,7 +182,7 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
     step: &Cell<Option<StepId>>,
 ) -> Result<(), ServeExit> {
     let epoch = config.settings.epoch;
-    // Orders given to a predecessor are not known here: after a restart recording waits for the next one.
+    // Profile commands to a predecessor are unknown here: after a restart tracing waits for the next command.
     let traces = config.settings.profile_dir.is_some() && epoch.0 <= FIRST_EPOCH;
     send(outbox, ExecutorEvent::Hello(hello(&config)))?;
     let mut reports = PhaseProgressReporter { outbox, last: None, closed: false };
@@ -229,7 +230,7 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
     }
 }
 
-/// Begins a trace, or ends the one under way; a folder that cannot be written is no reason to stop computing.
+/// Starts a trace, or ends the current one; an unwritable folder does not stop the executor.
 fn profile(executor: &mut Executor, on: bool) -> OutboxMessage {
     if !on {
         executor.end_trace();
@@ -265,7 +266,7 @@ fn send(outbox: &SyncSender<OutboxMessage>, message: ExecutorEvent) -> Result<()
     outbox.send(OutboxMessage::Message(message)).map_err(|_| ServeExit::Closed)
 }
 
-/// Sends progress, not too often, but of every phase; a peer that left is noticed once the phase is over.
+/// Sends rate-limited progress of every phase; a closed link is detected at the end of the phase.
 struct PhaseProgressReporter<'a> {
     outbox: &'a SyncSender<OutboxMessage>,
     last: Option<(StartupPhase, Instant)>,

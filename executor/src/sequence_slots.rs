@@ -1,8 +1,8 @@
-//! What the host remembers of each running request, one seat per request, and how a row changes it.
+//! State of running requests on the host: one sequence slot per request, and how a row changes it.
 //!
-//! The rest of a seat (tables, rules, history, last token) lies on the device, where it is set up by the
-//! first row of a request's epoch. Nothing on either side is the only copy of anything, so an executor
-//! may be lost at any time.
+//! The rest of a sequence slot (block table, sampling parameters, history, last token) is on the device,
+//! where the first row of a request's epoch initialises it. All of it can be restored by the scheduler, so an
+//! executor may fail at any time.
 
 use crate::BatchError;
 use ops::{SequenceSamplingParams, StageEdit, StageSequenceInit, StagingBuffer};
@@ -11,7 +11,7 @@ use protocol::{
     Token,
 };
 
-/// All seats.
+/// All sequence slots.
 pub(crate) struct HostSequenceSlots {
     states: Vec<HostSequenceState>,
     table_width: usize,
@@ -33,20 +33,20 @@ impl SlotOwner {
 
 /// State of one request.
 pub(crate) struct HostSequenceState {
-    /// Who sits here, in which epoch; `None` before the first request.
+    /// Request and epoch that the slot is assigned to; `None` before the first request.
     owner: Option<SlotOwner>,
-    /// How its tokens are chosen, and the same as the device has it.
+    /// Sampling parameters of the request, and their device form.
     pub(crate) sampling: SamplingParams,
     rules: SequenceSamplingParams,
-    /// Positions from here on are output.
+    /// Length of the prompt: positions from here on are output.
     pub(crate) prompt_len: u32,
-    /// The newest step that sampled a token here.
+    /// The newest step that sampled a token for this slot.
     sampled_at: Option<StepId>,
-    /// What the row under way guesses, as far as the host does.
+    /// Draft tokens of the current row that the host proposed.
     pub(crate) host_drafts: Vec<Token>,
-    /// Guesses that the device makes instead.
+    /// Number of draft tokens of the current row that the device proposes instead.
     pub(crate) device_drafts: u8,
-    /// The mask of a step may lie on the device's seat.
+    /// Whether the slot's bitmask on the device may be the grammar bitmask of an earlier step.
     masked: bool,
     table_len: usize,
 }
@@ -54,14 +54,14 @@ pub(crate) struct HostSequenceState {
 /// Entries of a block table that a row replaces.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct BlockTableChange {
-    /// First entry.
+    /// First replaced entry.
     pub(crate) from: usize,
-    /// The new ones, up to the end of the table.
+    /// The new entries, up to the end of the table.
     pub(crate) blocks: Vec<i32>,
 }
 
 impl HostSequenceSlots {
-    /// `seats` empty seats for tables of up to `width` blocks out of a pool of `blocks`.
+    /// Creates `seats` empty sequence slots for block tables of up to `width` blocks from a pool of `blocks`.
     pub(crate) fn new(seats: u32, width: usize, blocks: u32) -> Self {
         let empty = || HostSequenceState {
             owner: None,
@@ -77,7 +77,7 @@ impl HostSequenceSlots {
         Self { states: (0..seats).map(|_| empty()).collect(), table_width: width, blocks }
     }
 
-    /// Takes over what a row says about its seat: the occupant and the length of the block table.
+    /// Updates the sequence slot of a row: its owner and the length of the block table.
     pub(crate) fn update(&mut self, row: &BatchRow) -> Result<BlockTableChange, BatchError> {
         let (seat, limit) = (row.seq_slot, self.states.len());
         let state = self
@@ -110,25 +110,25 @@ impl HostSequenceSlots {
         Ok(change)
     }
 
-    /// State of a seat that `update` has accepted.
+    /// Returns the state of a sequence slot that `update` has accepted.
     pub(crate) fn get(&self, seat: SequenceSlot) -> &HostSequenceState {
         &self.states[seat.0 as usize]
     }
 
-    /// Notes that `step` samples a token for `row`. Which one is the newest where drafts are verified the device's seat
-    /// knows.
+    /// Records that `step` samples a token for `row`. With draft tokens, only the device's slot has the
+    /// position of the newest token.
     pub(crate) fn mark_sampled(&mut self, row: &BatchRow, step: StepId) {
         let state = &mut self.states[row.seq_slot.0 as usize];
         state.sampled_at = Some(step);
         state.masked |= row.masked;
     }
 
-    /// Whether `row` samples without a mask where one of an earlier step may still lie.
+    /// Whether `row` samples without a bitmask while the slot may still have the bitmask of an earlier step.
     pub(crate) fn clears_mask(&self, row: &BatchRow) -> bool {
         self.get(row.seq_slot).masked && row.samples && !row.masked
     }
 
-    /// Stages that nothing but its own rules limits a seat any more.
+    /// Stages the end of a grammar bitmask: only the request's own sampling parameters limit the slot again.
     pub(crate) fn unmask(&mut self, seat: SequenceSlot, vocab: usize, stage: &mut StagingBuffer) {
         let state = &mut self.states[seat.0 as usize];
         state.masked = false;
@@ -142,7 +142,8 @@ impl HostSequenceSlots {
         });
     }
 
-    /// Drafts of the row under way on a seat that `update` has accepted; rules that read earlier ids read them too.
+    /// Sets the draft tokens of a row that `update` has accepted; penalties and other rules with history read
+    /// them too.
     pub(crate) fn set_drafts(
         &mut self,
         row: &BatchRow,
@@ -167,14 +168,14 @@ impl HostSequenceSlots {
 }
 
 impl HostSequenceSlots {
-    /// As many drafts of the row under way are made on the device.
+    /// Expects `row.drafts` draft tokens of the current row from the device.
     pub(crate) fn expect_device_drafts(&mut self, row: &BatchRow) {
         self.states[row.seq_slot.0 as usize].device_drafts = row.drafts;
     }
 }
 
 impl BlockTableChange {
-    /// Each update ends the table; a later one replaces what it overlaps.
+    /// Adds an update of the table's end; a later update replaces the entries that it overlaps.
     fn add(&mut self, update: &BlockTableUpdate) {
         let from = update.first_entry as usize;
         if from < self.from {
@@ -197,23 +198,23 @@ impl HostSequenceState {
         self.table_len = 0;
     }
 
-    /// Drafts of the row under way.
+    /// Number of draft tokens of the current row.
     pub(crate) fn drafts(&self) -> u32 {
         self.host_drafts.len() as u32 + u32::from(self.device_drafts)
     }
 
-    /// Entries of the block table.
+    /// Number of block table entries.
     pub(crate) fn table_len(&self) -> usize {
         self.table_len
     }
 
-    /// Whether the newest token on the seat is the one that `step` sampled.
+    /// Whether the newest token of the slot is the one that `step` sampled.
     pub(crate) fn holds_token_of(&self, step: StepId) -> bool {
         self.sampled_at == Some(step)
     }
 
-    /// Stages what changes single logits of a token at position `least` or behind it: bad words, stop ids that would come
-    /// too early, and the bias. Returns the first edit and their number.
+    /// Stages the edits of single logits for a token at position `least` or later: bad words, stop ids before
+    /// `min_tokens`, and the logit bias. Returns the index of the first edit and the number of edits.
     pub(crate) fn stage_edits(&self, least: u32, stage: &mut StagingBuffer) -> (i32, i32) {
         let first = stage.edits.len();
         let masked = |id: Token| StageEdit { id, value: f32::NEG_INFINITY, ..StageEdit::default() };
@@ -224,7 +225,7 @@ impl HostSequenceState {
         }
         let may_stop = self.prompt_len.saturating_add(self.sampling.min_tokens);
         if least < may_stop {
-            let when_at = may_stop.min(i32::MAX as u32) as i32; // The device knows the position.
+            let when_at = may_stop.min(i32::MAX as u32) as i32; // The device has the exact position.
             let early = |&id| StageEdit { when_at, when_len: -1, ..masked(id) };
             stage.edits.extend(self.sampling.stop_token_ids.iter().map(early));
         }
@@ -238,12 +239,12 @@ impl HostSequenceState {
     }
 }
 
-/// Words of a mask over `vocab` ids.
+/// Number of 32-bit words of a bitmask over `vocab` ids.
 pub(crate) fn bitmask_words(vocab: usize) -> usize {
     vocab.div_ceil(32)
 }
 
-/// Stages the device's part of a seat.
+/// Stages the device's part of a sequence slot.
 pub(crate) fn stage_init(
     seat: SequenceSlot,
     init: &SequenceInit,
@@ -265,7 +266,7 @@ pub(crate) fn stage_init(
     stage.push_words(history.iter().map(|&id| id as i32));
 }
 
-/// Stages what a seat may sample next: the ids of `mask`, as far as its own rules allow them.
+/// Stages the bitmask of a slot's next token: the ids of `mask` that the request's own parameters allow.
 pub(crate) fn stage_bitmask(
     seat: SequenceSlot,
     state: &HostSequenceState,
@@ -290,13 +291,13 @@ pub(crate) fn stage_bitmask(
     });
 }
 
-/// Stages the allowed ids of a request; where they begin, -1 if all are allowed.
+/// Stages the allowed ids of a request; returns the index of their words, -1 if all ids are allowed.
 fn stage_allowed_mask(sampling: &SamplingParams, vocab: usize, stage: &mut StagingBuffer) -> i32 {
     let allowed = allowed_mask(sampling, vocab);
     allowed.map_or(-1, |mask| stage.push_words(mask.into_iter().map(|word| word as i32)))
 }
 
-/// The allowed ids of a request as bits; `None` = all.
+/// Returns the allowed ids of a request as a bitmask; `None` = all.
 fn allowed_mask(sampling: &SamplingParams, vocab: usize) -> Option<Vec<u32>> {
     let allowed = sampling.allowed_token_ids.as_ref()?;
     let mut mask = vec![0u32; bitmask_words(vocab)];

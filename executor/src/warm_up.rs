@@ -1,4 +1,4 @@
-//! The first forward passes: they fill the arena to its high-water mark and measure the device.
+//! Warm-up passes: they grow the arena to its high-water mark and measure the device.
 
 use crate::ExecutorError;
 use protocol::{
@@ -7,7 +7,8 @@ use protocol::{
 };
 use std::time::Instant;
 
-/// More tokens would only lengthen the start where memory is not divided by what they show.
+/// Tokens of a pass at most on devices whose KV cache is not sized by its memory use: more would only delay
+/// the start.
 const TOKENS_MAX: u32 = 512;
 
 /// Lengths of the rows of each pass: the largest prefill, the widest decode, and a single row.
@@ -28,14 +29,14 @@ pub(crate) fn warm_up_passes(
     [prefill, vec![1; decodes as usize], vec![1]]
 }
 
-/// Blocks that the largest pass takes.
+/// Number of KV blocks that the largest pass needs.
 pub(crate) fn blocks(passes: &[Vec<u32>], block_tokens: u32) -> u32 {
     let of_pass = |rows: &Vec<u32>| rows.iter().map(|len| len.div_ceil(block_tokens)).sum();
     passes.iter().map(of_pass).max().unwrap_or(0)
 }
 
-/// Runs each pass through `step` and returns how long steps take. The first run of a pass may choose
-/// algorithms and fill caches: with `again` a second one is measured.
+/// Runs each pass through `step` and returns the cost model of steps. The first run of a pass may autotune
+/// and fill caches: with `again` a second run is measured.
 pub(crate) fn measure(
     passes: &[Vec<u32>],
     block_tokens: u32,
@@ -60,7 +61,7 @@ pub(crate) fn measure(
     Ok(fit_step_cost(&measured))
 }
 
-/// The line through the pass of fewest and that of most tokens, raised until no pass lies above it.
+/// Line through the passes of fewest and most tokens, raised until it bounds all passes from above.
 fn fit_step_cost(measured: &[(u32, u64)]) -> StepCost {
     let tokens = |(tokens, _): &&(u32, u64)| *tokens;
     let (few, many) = (measured.iter().min_by_key(tokens), measured.iter().max_by_key(tokens));
@@ -71,7 +72,7 @@ fn fit_step_cost(measured: &[(u32, u64)]) -> StepCost {
     StepCost { fixed_ns: measured.iter().map(rest).max().unwrap_or(0), per_token_ns }
 }
 
-/// One row per length, every row sampling by all rules that cost time.
+/// One row per length; every row samples with all parameters that cost time.
 fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
     let sampling = SamplingParams {
         temperature: 1.0,
@@ -126,10 +127,10 @@ mod tests {
 
     #[test]
     fn the_fit_covers_every_pass() {
-        // 2 ms and 0.01 ms a token; decodes of 512 rows take 4 ms more than that.
+        // 2 ms and 0.01 ms per token; decodes of 512 rows take 4 ms more than that.
         let pace = fit_step_cost(&[(8192, 83_920_000), (512, 11_120_000), (1, 2_010_000)]);
         assert_eq!(pace, StepCost { fixed_ns: 6_000_000, per_token_ns: 10_000 });
-        // A first pass slower than the long one says nothing about tokens.
+        // A first pass that is slower than the long one gives no cost per token.
         assert_eq!(
             fit_step_cost(&[(64, 5_000), (1, 9_000)]),
             StepCost { fixed_ns: 9_000, per_token_ns: 0 }
