@@ -1,10 +1,11 @@
-// gemm: y [M, N] = x [M, K] W [N, K]^T + bias for any M, in half_t on the matrix units: where no vendor library is.
-// CPU twin: `Linear`, followed by `SiluMul` with GATED.
+// gemm: y [M, N] = x [M, K] W [N, K]^T + bias for any M, in half_t on tensor cores (matrix cores): fallback
+// where no vendor BLAS is available. CPU reference: `Linear`, followed by `SiluMul` with GATED.
 //
 //   -DOUT_F32=1  y is float      -DGATED=1  N = 2 I, y [M, I] = silu(first half) * second half
 //   -DTILE_M=128|64
-// Grid: (N / OUTPUTS, M / TILE_M), rounded up. Block: 256. K a multiple of 8, rows of x and W on 16 bytes.
-// Dynamic shared memory: STAGES * (TILE_M + 128) * 80 bytes; 3 stages at warp 32, 1 at warp 64.
+// Grid: (N / OUTPUTS, M / TILE_M), rounded up. Block: 256. K a multiple of 8, rows of x and W aligned to 16
+// bytes.
+// Dynamic shared memory: STAGES * (TILE_M + 128) * 80 bytes; 3 stages with warps of 32 lanes, 1 with 64.
 //
 // Rounding: the sum plus bias once to the type of y; GATED as in gemm_small_m. Roofline: 2 M N K operations.
 #include "dev.h"

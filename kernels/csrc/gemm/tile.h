@@ -1,9 +1,11 @@
-// gemm/tile.h - a block's tile of x W^T on the matrix units: TILE_M rows of x by TILE_N rows of W, K in steps of 32
-// through shared memory, copies running STAGES - 1 steps ahead. Rows of x are where the caller says.
+// gemm/tile.h - a block's tile of x W^T on tensor cores (matrix cores): TILE_M rows of x by TILE_N rows of W,
+// K in steps of 32 through shared memory, with copies STAGES - 1 steps ahead. The caller supplies the
+// addresses of rows of x.
 //
-// The warps lie in a grid of WARPS_M x WARPS_N; each computes FRAGS_M x FRAGS_N products of 16 x 16.
-// -DGATED=1: rows of W come as 16 gate rows, then the 16 up rows of the same outputs, so that a lane holds both.
-// Sums ascend in k whatever the tile: a row gives the same bits for any TILE_M and any neighbours.
+// The warps form a grid of WARPS_M x WARPS_N; each computes FRAGS_M x FRAGS_N MMA tiles of 16 x 16.
+// -DGATED=1: rows of W are ordered as 16 gate rows, then the 16 up rows of the same outputs, so that a lane
+// has both.
+// Sums are over ascending k whatever the tile: a row gives the same bits for any TILE_M and in any batch.
 #pragma once
 #include "dev/strip.h"
 
@@ -22,23 +24,23 @@ enum : u32 {
     FRAGS_M = TILE_M / (WARPS_M * 16),
     FRAGS_N = TILE_N / (WARPS_N * 16),
     STEP_K = 32,
-    STRIDE = STEP_K + 8,  // rows 80 bytes apart: eight of them touch every bank once
+    STRIDE = STEP_K + 8,  // row stride of 80 bytes: eight rows have no bank conflicts
     STAGE = (TILE_M + TILE_N) * STRIDE,
-    STAGES = WARP_SIZE == 64 ? 1 : 3,  // AMD copies through registers: nothing to overlap
+    STAGES = WARP_SIZE == 64 ? 1 : 3,  // AMD copies through registers, so more stages overlap nothing
     OUTPUTS = GATED ? TILE_N / 2 : TILE_N
 };
 static_assert(FRAGS_M * WARPS_M * 16 == TILE_M && FRAGS_N * WARPS_N * 16 == TILE_N, "warps do not cover the tile");
 
 struct Tile { FragC c[FRAGS_M][FRAGS_N]; };
 
-// Row of W in line `r` of the tile whose first output is `first`; n rows in all. Lines behind the last repeat it.
+// Row of W of line `r` of the tile with first output `first`; W has n rows. Lines after the last repeat it.
 DEV u32 line_row(u32 r, u32 first, u32 n) {
     const u32 outputs = GATED ? n / 2 : n;
     const u32 out = first + (GATED ? r / 32 * 16 + r % 16 : r);
     return (out < outputs ? out : outputs - 1) + (GATED && r / 16 % 2 ? outputs : 0);
 }
 
-// Starts copying k [at, at + 32). x_row(r): row r of the tile, or null.
+// Starts copying k [at, at + 32). x_row(r) returns row r of the tile, or null.
 template <class Row> DEV void copy_step(half_t* stage, const Row& x_row, const half_t* w, u32 first, u32 n, u32 k, u32 at) {
     for (u32 i = tid(); i < (TILE_M + TILE_N) * (STEP_K / 8); i += WARPS * WARP_SIZE) {
         const u32 line = i / (STEP_K / 8), here = i % (STEP_K / 8) * 8;
@@ -61,7 +63,7 @@ DEV void multiply_step(Tile& t, const half_t* stage) {
     }
 }
 
-// The tile of outputs [first, first + OUTPUTS), in shared memory of STAGES * STAGE elements.
+// Computes the tile of outputs [first, first + OUTPUTS), with shared memory of STAGES * STAGE elements.
 template <class Row> DEV Tile tile_product(half_t* stages, const Row& x_row, const half_t* w, u32 first, u32 n, u32 k) {
     Tile t;
     UNROLL for (u32 i = 0; i < FRAGS_M; ++i)
@@ -76,7 +78,7 @@ template <class Row> DEV Tile tile_product(half_t* stages, const Row& x_row, con
         copy_wait<STAGES >= 2 ? STAGES - 2 : 0>();
         sync();
         if (STAGES > 1) {
-            // Into the stage that the step before this one has just left.
+            // Into the stage that the previous step has freed.
             const u32 ahead = s + STAGES - 1;
             if (ahead < steps) copy_step(stages + ahead % STAGES * STAGE, x_row, w, first, n, k, ahead * STEP_K);
             copy_commit();

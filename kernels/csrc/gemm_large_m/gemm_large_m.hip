@@ -1,16 +1,18 @@
-// gemm_large_m: y [M, N] = x [M, K] W [N, K]^T for thousands of rows, in half_t on NVIDIA sm_90a. CPU twin: `Linear`,
-// followed by `SiluMul` with GATED.
+// gemm_large_m: y [M, N] = x [M, K] W [N, K]^T for thousands of rows, in half_t on NVIDIA sm_90a (persistent,
+// warp-specialised, TMA multicast and WGMMA). CPU reference: `Linear`, followed by `SiluMul` with GATED.
 //
-//   -DGATED=1  N = 2 I, y [M, I] = silu(first half) * second half: a tile holds gates and ups of the same outputs, and
-//              what lies between the two kernels is never stored
-// K a multiple of 64, outputs of 8; rows of x and y on 16 bytes. The maps are those of y with boxes of 16 rows, of x and
-// W with boxes of 128. Grid: at most a block a multiprocessor, a multiple of 2. Block: 12 warps.
+//   -DGATED=1  N = 2 I, y [M, I] = silu(first half) * second half: a tile has gate and up columns of the same
+//              outputs, so the intermediate result is never stored
+// K a multiple of 64, outputs of 8; rows of x and y aligned to 16 bytes. TMA descriptors: y with boxes of 16
+// rows, x and W with boxes of 128 rows. Grid: at most one block per SM, a multiple of 2. Block: 12 warps.
 // Dynamic shared memory: 231,424 bytes (gemm_large_m/ring.h).
 //
-// Clusters of two blocks go through tiles of 256 rows of x and 256 lines of W, half of the rows each; every line comes
-// to both at once. One warp fetches, 64 columns a step; two groups of four warps multiply, 64 rows each.
-// Order of a sum: ascending in k, whatever else: a row has the same bits in any company.
-// Rounding: the sum once to half_t; GATED as in gemm_small_m. Roofline: 2 M N K operations, and the power the card may draw.
+// Clusters of two blocks process tiles of 256 rows of x and 256 lines of W, half of the rows each; every line
+// of W is multicast to both. One producer warp loads, 64 columns per step; two consumer warpgroups multiply,
+// 64 rows each.
+// Order of a sum: ascending k in every case: a row has the same bits in any batch.
+// Rounding: the sum once to half_t; GATED as in gemm_small_m. Roofline: 2 M N K operations, and the card's
+// power limit.
 #include "dev.h"
 #include "dev/strip.h"
 #ifndef GATED

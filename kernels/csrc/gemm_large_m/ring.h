@@ -1,32 +1,34 @@
-// gemm_large_m/ring.h - the tiles of a block, their order, and the ring of stages that its roles share.
+// gemm_large_m/ring.h - tile order of a block, and the ring of pipeline stages between producer and
+// consumers.
 #pragma once
 #include "dev/panels.h"
 
 enum : u32 {
-    CLUSTER = 2,                  // blocks with the same lines of W; each fetches half of them for both
-    GROUPS = 2,                   // of four warps, which multiply 64 rows each
+    CLUSTER = 2,                  // blocks that share lines of W; each loads half of them and multicasts it
+    GROUPS = 2,                   // consumer warpgroups, 64 rows each
     TILE_ROWS = GROUPS * 64,
-    HALF_LINES = 128,             // of W
+    HALF_LINES = 128,             // lines of W per half
     TILE_OUTPUTS = GATED ? HALF_LINES : 2 * HALF_LINES,
-    COLUMNS = 64,                 // of a stage: a row of a panel
+    COLUMNS = 64,                 // k per stage: one row of a panel
     LINE_BYTES = COLUMNS * 2,
     X_BYTES = TILE_ROWS * LINE_BYTES,
     HALF_BYTES = HALF_LINES * LINE_BYTES,
     STAGE_BYTES = X_BYTES + 2 * HALF_BYTES,
     STAGES = 4,
-    BOXES = 2,                    // of outputs under way, of a warp that multiplies
-    MULTIPLYING = GROUPS * 4,     // warps
+    BOXES = 2,                    // output boxes in flight per consumer warp
+    MULTIPLYING = GROUPS * 4,     // consumer warps
     FETCHING = 4,
     THREADS = (FETCHING + MULTIPLYING) * WARP_SIZE,
-    // Tiles of a cluster's height one above the other, before the next lines of W. 66 clusters at once then share about
-    // as many rows of x as lines of W.
+    // Rasterisation: number of cluster tiles along M before the next lines of W. 66 concurrent clusters then
+    // share about as many rows of x as lines of W.
     LANE_TILES = 8
 };
 
 struct Product { Matrix y, x, w; u32 outputs, k; };
 struct Maps { const TensorMap *y, *x, *w; };
 
-// Tiles of a cluster, counted in LANE_TILES high lanes: down, then to the next lines of W, then to the next lane.
+// Tile order of clusters, in bands of LANE_TILES tiles along M: down a band's column, then the next lines of
+// W, then the next band.
 struct Order { u32 high, wide, count; };
 struct Tile { u32 row, output; };
 DEV Order order_of(const Product& p) {
@@ -34,29 +36,29 @@ DEV Order order_of(const Product& p) {
     const u32 wide = (p.outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
     return Order{high, wide, high * wide};
 }
-// This block's tile of the cluster's tile `i`.
+// Returns this block's tile of the cluster's tile `i`.
 DEV Tile tile_at(const Order& order, u32 i) {
     const u32 lane_tiles = LANE_TILES * order.wide, first = i / lane_tiles * LANE_TILES, at = i % lane_tiles;
     const u32 high = order.high - first < LANE_TILES ? order.high - first : (u32)LANE_TILES;
     const u32 row = (first + at % high) * CLUSTER + cluster_rank<CLUSTER>();
     return Tile{row * TILE_ROWS, at / high * TILE_OUTPUTS};
 }
-// Calls work(tile) for this block's tiles, in every role the same.
+// Calls work(tile) for this block's tiles, in the same order in producer and consumers.
 template <class Work> DEV void each_tile(const Product& p, const Work& work) {
     const Order order = order_of(p);
 #pragma unroll 1
     for (u32 i = bid_x() / CLUSTER; i < order.count; i += gdim_x() / CLUSTER) work(tile_at(order, i));
 }
 
-// Stages: rows of x, then both halves of the lines.
+// Stage layout: rows of x, then both halves of the lines of W.
 struct Ring { Barrier *there, *free; u8 *stages, *boxes; };
-// A stage and the parity of its use.
+// Index of a stage, and its phase parity.
 struct RingStage { u32 stage, odd; };
 DEV void advance(RingStage& t) {
     t.stage = t.stage + 1 == STAGES ? 0 : t.stage + 1;
     t.odd ^= t.stage == 0;
 }
-// Every thread must come; behind cluster_wait() it may use the ring.
+// Every thread must call it; the ring may be used after cluster_wait().
 DEV Ring make_ring() {
     DYN_SHARED(u8, dynamic);
     Barrier* barriers = (Barrier*)dynamic;

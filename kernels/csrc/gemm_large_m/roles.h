@@ -1,9 +1,10 @@
-// gemm_large_m/roles.h - what the warps of a block do: one fetches, eight multiply and store. Each goes through the same
-// tiles; the ring keeps them at most STAGES steps of 64 columns apart, also from those of the cluster's other block.
+// gemm_large_m/roles.h - warp roles of a block: one producer, eight consumers that multiply and store. All
+// process the same tiles; the ring keeps them at most STAGES steps of 64 columns apart, including those of
+// the cluster's other block.
 #pragma once
 #include "gemm_large_m/ring.h"
 
-// By one thread. It stays until nobody will arrive at this block's barriers any more.
+// Producer, one thread. It returns only when no further arrival at this block's barriers is outstanding.
 DEV void fetch(const Ring& ring, const Product& p, const Maps& maps) {
     const u32 half = cluster_rank<CLUSTER>(), apart = GATED ? p.outputs : (u32)HALF_LINES;
     RingStage turn{0, 0};
@@ -23,12 +24,12 @@ DEV void fetch(const Ring& ring, const Product& p, const Maps& maps) {
     for (u32 i = 0; i < STAGES; ++i, advance(turn)) barrier_wait(ring.free + turn.stage, turn.odd ^ 1);
 }
 
-// For every block of the cluster: each has written to this stage.
+// Arrives at the barrier of every block of the cluster, because each has multicast to this stage.
 DEV void release(Barrier* b) {
     if (lane() < CLUSTER) barrier_arrive_at<CLUSTER>(b, lane());
 }
 
-// Row wgmma_row(i) and line wgmma_col(i) of the tile, of the 64 rows of this group.
+// Element i is row wgmma_row(i), line wgmma_col(i) of the tile, within the 64 rows of this warpgroup.
 struct Sums { float c[HALF_LINES]; };
 
 DEV void multiply(Sums& sums, const Ring& ring, RingStage& turn, u32 group, u32 k) {
@@ -53,14 +54,14 @@ DEV void multiply(Sums& sums, const Ring& ring, RingStage& turn, u32 group, u32 
     release(ring.free + before);
 }
 
-// As gated(), of two outputs: pairs are rounded eight times as fast as single numbers.
+// gated() of two outputs: rounding a pair is eight times as fast as rounding single values.
 DEV u32 gated_pair(float gate, float next_gate, float up, float next_up) {
     const u32 gates = pack_half(gate, next_gate), ups = pack_half(up, next_up);
     const auto product = [](float g, float u) { return g * rcp_(1.f + exp2_(-1.44269504f * g)) * u; };
     return pack_half(product(low_half(gates), low_half(ups)), product(high_half(gates), high_half(ups)));
 }
 
-// Outputs i and i + 1.
+// Returns outputs i and i + 1, packed.
 DEV u32 result(const Sums& sums, u32 i) {
     const float(&c)[HALF_LINES] = sums.c;
 #if GATED
@@ -70,7 +71,7 @@ DEV u32 result(const Sums& sums, u32 i) {
 #endif
 }
 
-// 16 rows from `row` on, which are this warp's, through boxes of its own.
+// Stores the warp's 16 rows from `row` on by TMA, through boxes of the warp.
 DEV void put(u8* boxes, const Product& p, const Maps& maps, u32 row, u32 output, const Sums& sums) {
     UNROLL for (u32 column = 0; column < TILE_OUTPUTS; column += 64) {
         u8* box = boxes + column / 64 % BOXES * BOX_BYTES;

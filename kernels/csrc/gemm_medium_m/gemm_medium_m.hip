@@ -1,23 +1,25 @@
-// gemm_medium_m: y [M, N] = x [M, K] W [N, K]^T for 17 to 128 rows on NVIDIA sm_90a, where reading W once is nearly all the
-// time there is. CPU twin: `Linear`, followed by `SiluMul` (GATED) or `TensorAdd` (RESIDUAL).
+// gemm_medium_m: y [M, N] = x [M, K] W [N, K]^T for 17 to 128 rows on NVIDIA sm_90a, nearly bound by reading
+// W once. CPU reference: `Linear`, followed by `SiluMul` (GATED) or `TensorAdd` (RESIDUAL).
 //
-// Rows of x are the products' rows, rows of W their columns, so that tiles of W may be as wide as gives every
-// multiprocessor the same share. Where a share is narrow, blocks take a tile together, each a part of its columns, or the
-// rows of x would cost more than W: their sums meet in shared memory, of each output in the block that stores it.
-// Weights are on their way before the kernel in front has ended.
+// Rows of x are the rows (M) of the WGMMAs, rows of W their columns, so that the tile width of W can be
+// chosen to give every SM the same share. If a share is narrow, the blocks of a cluster split K (split-K),
+// because otherwise loading the rows of x would cost more than W: their sums are exchanged through
+// distributed shared memory, and each output is reduced in the block that stores it.
+// Weight loads start before the previous kernel has ended (programmatic dependent launch).
 //
-// Order of a sum: a block's columns ascending, then blocks ascending: it depends on K and SPLITS alone.
+// Order of a sum: a block's columns ascending, then blocks ascending: it depends on K and SPLITS only.
 // Rounding: as gemm_small_m.
 //
-//   -DTILE=16..192   rows of W a block takes at a time: a width in dev/wgmma.h, a multiple of 8; of 16 if GATED
-//   -DSPLITS=1|2|4   blocks of a cluster, which share a tile's columns; side by side
+//   -DTILE=16..192   rows of W per block: a width in dev/wgmma.h, a multiple of 8; a multiple of 16 if GATED
+//   -DSPLITS=1|2|4   blocks of a cluster that split a tile's K; consecutive blocks
 //   -DROWS=64|128    M or more
 //   -DOUT_F32=1      y is float
 //   -DGATED=1        N = 2 I, y [M, I] = silu(first half) * second half
 //   -DRESIDUAL=1     y += instead of y =
-// Grid: SPLITS blocks for each tile. Block: 4 warps for 64 rows, and one that copies. N even, K a multiple of 64. Rows
-// of x and W on 16 bytes, pairs of y on their size. Boxes of the maps: M rows of x; TILE rows of W, half if GATED.
-// Dynamic shared memory: as `divide` (gemm_medium_m/ring.h), for at least two stages.
+// Grid: SPLITS blocks per tile. Block: 4 warps per 64 rows, and one producer warp. N even, K a multiple of
+// 64. Rows of x and W aligned to 16 bytes, pairs of y to their size. TMA boxes: M rows of x; TILE rows of W,
+// half of that if GATED.
+// Dynamic shared memory: see `divide` (gemm_medium_m/ring.h), for at least two stages.
 //
 // Roofline: N K 2 bytes over memory bandwidth; see KERNELS.md for measured numbers.
 #include "dev.h"
@@ -40,7 +42,7 @@ typedef half_x2 Pair;
 DEV Pair pair(float a, float b) { return bits_as<Pair>(pack_half(a, b)); }
 #endif
 
-// Where this lane's sums of a tile go: piece p, the first or the second row of it.
+// Destination of this lane's sums of a tile: piece p, first or second row of the piece.
 struct Place {
     OUT* y;
     u32 m, outputs, stride, first;

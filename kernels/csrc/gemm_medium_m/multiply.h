@@ -1,4 +1,4 @@
-// gemm_medium_m/multiply.h - the warps that multiply, and how the sums of a cluster's blocks become one.
+// gemm_medium_m/multiply.h - the consumer warps, and the reduction of the sums of a cluster's blocks.
 #pragma once
 #include "gemm_medium_m/ring.h"
 
@@ -7,7 +7,7 @@ struct Sums { float c[SUMS]; };
 DEV void multiply(Sums& sums, const Work& work, const Memory& s) {
     RingStage turn{0, 0};
     UNROLL for (u32 i = 0; i < SUMS; ++i) sums.c[i] = 0.f;
-    wgmma_hold(sums.c);  // Not zeroed between two products: they would wait for each other.
+    wgmma_hold(sums.c);  // Not zeroed between two WGMMAs, which would serialise them.
     const auto release = [&](u32 stage) {
         warp_sync();
         if (lane() == 0) barrier_arrive(s.empty + stage);
@@ -34,11 +34,12 @@ DEV void multiply(Sums& sums, const Work& work, const Memory& s) {
     release(before);
 }
 
-// The first of the sums of piece p of block `rank`: elements 0 and 1 are of row wgmma_row(0), 2 and 3 of the row 8 on.
+// Index of the first sum of piece p of block `rank`: elements 0 and 1 are of row wgmma_row(0), 2 and 3 of
+// that row + 8.
 DEV constexpr u32 first_sum(u32 rank, u32 p) { return p / RUN * (SUMS / 2) + (rank * RUN + p % RUN) * 4; }
 
 #if SPLITS > 1
-// Every block gets all blocks' sums of its columns, and adds them up by ascending k.
+// Each block receives the sums of all blocks for its columns, and adds them in ascending order of k.
 DEV void exchange(Sums& sums, const Memory& s) {
     f32x4* places = (f32x4*)s.sums + tid();
     cluster_wait<SPLITS>();

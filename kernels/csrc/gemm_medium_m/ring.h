@@ -1,33 +1,33 @@
-// gemm_medium_m/ring.h - sizes of a block, its ring of stages, and the warp that fills it.
+// gemm_medium_m/ring.h - sizes of a block, its ring of pipeline stages, and the producer warp.
 #pragma once
 #include "dev/cluster.h"
 #include "dev/tensor_map.h"
 #include "dev/wgmma.h"
 
 enum : u32 {
-    GROUPS = ROWS / 64,           // of four warps, which multiply 64 rows of x each
+    GROUPS = ROWS / 64,           // consumer warpgroups, 64 rows of x each
     MULTIPLIERS = GROUPS * 4 * WARP_SIZE,
-    COLUMNS = 64,                 // of a stage: a row of a panel
+    COLUMNS = 64,                 // k per stage: one row of a panel
     PANEL_LINE = COLUMNS * 2,     // bytes
     W_BYTES = TILE * PANEL_LINE,
     STAGE_BYTES = W_BYTES + ROWS * PANEL_LINE,
-    SUMS = TILE / 2,              // of a thread
-    HALVES = GATED ? 2 : 1,       // gates and ups
+    SUMS = TILE / 2,              // per thread
+    HALVES = GATED ? 2 : 1,       // gate and up rows
     OUTPUTS = TILE / HALVES,
-    EIGHTS = OUTPUTS / 8,         // groups of outputs, of which each block of a cluster stores a run in the end
+    EIGHTS = OUTPUTS / 8,         // groups of 8 outputs; each block of a cluster stores a run of them
     RUN = (EIGHTS + SPLITS - 1) / SPLITS,
-    PIECES = RUN * HALVES,        // of four sums a thread
+    PIECES = RUN * HALVES,        // pieces of four sums per thread
     SUM_BYTES = SPLITS > 1 ? SPLITS * PIECES * MULTIPLIERS * 16 : 0,
     MOST_STAGES = 16,
     BARRIER_BYTES = (2 * MOST_STAGES + 1) * 8 + 8
 };
 
-// Eights of a tile that block `rank` stores.
+// Number of groups of 8 outputs of a tile that block `rank` stores.
 DEV constexpr u32 run_of(u32 rank) {
     return (rank + 1) * RUN <= EIGHTS ? (u32)RUN : rank * RUN < EIGHTS ? EIGHTS - rank * RUN : 0;
 }
 
-// What a block multiplies: a tile of outputs, and its part of all columns, in blocks of COLUMNS.
+// Work of a block: a tile of outputs, and its part of K, in units of COLUMNS.
 struct Work {
     const half_t *x, *w;
     u32 m, n, k, x_stride;
@@ -41,10 +41,10 @@ DEV Work share_of_block(const half_t* x, const half_t* w, u32 m, u32 n, u32 k, u
 
 struct Memory {
     Barrier *full, *empty, *summed;
-    u8 *sums, *ring;  // ring on 1024 bytes
+    u8 *sums, *ring;  // ring aligned to 1024 bytes
     u32 stages;
 };
-// A place in the ring, and the parity of its phase.
+// Index of a stage, and its phase parity.
 struct RingStage { u32 stage, odd; };
 DEV void next(RingStage& t, const Memory& s) {
     if (++t.stage < s.stages) return;
@@ -80,13 +80,14 @@ DEV void copy_weights(const Work& work, const Memory& s, const TensorMap* map, u
         panel_copy_once(to + half * OUTPUTS * PANEL_LINE, map, w, OUTPUTS, half * work.n / 2 + work.first_output,
                         block * COLUMNS, s.full + stage, policy);
 }
-// Places of rows that do not exist keep what was there: a row's sums are of nothing but the row.
+// Rows out of range keep old contents: the sums of a row depend on that row only.
 DEV void copy_rows(const Work& work, const Memory& s, const TensorMap* map, u32 stage, u32 block) {
     const Matrix x{work.x, work.m, work.x_stride};
     panel_copy(s.ring + stage * STAGE_BYTES + W_BYTES, map, x, work.m, 0, block * COLUMNS, s.full + stage);
 }
 
-// Weights before the kernel in front has ended, as many as there is room for; then the rows of x that belong to them.
+// Producer: loads weights before the previous kernel has ended, as many stages as fit; then the rows of x of
+// these stages.
 DEV void copy_all(const Work& work, const Memory& s, const TensorMap* w_map, const TensorMap* x_map) {
     const u64 policy = read_once();
     const u32 all = work.end - work.begin, ahead = all < s.stages ? all : s.stages;

@@ -1,21 +1,23 @@
-// gemm_small_m: y [M, N] = x [M, K] W [N, K]^T for M <= 16, where reading W once is all the time there is.
-// CPU twin: `Linear`, preceded by `RmsNorm` (NORM) and followed by `SiluMul` (GATED) or `TensorAdd` (RESIDUAL).
+// gemm_small_m: y [M, N] = x [M, K] W [N, K]^T for M <= 16 (GEMV and small-M GEMM), bound by reading W once.
+// CPU reference: `Linear`, preceded by `RmsNorm` (NORM) and followed by `SiluMul` (GATED) or `TensorAdd`
+// (RESIDUAL).
 //
-// See strips.h for how weights stream, and for the order of a sum: a row gives the same bits whatever M is and
-// wherever it lies. With STREAM (NVIDIA from sm_90 on) see stream.h instead.
+// strips.h describes how weights are streamed, and the order of a sum: a row gives the same bits for any M
+// and any row index. With STREAM (NVIDIA from sm_90 on) see stream.h instead.
 //
-// Rounding: x after the norm, x / rms and its product with the weight, each once to half_t; the sum once to the type of
-// y. GATED rounds gate and up to half_t and then their product; RESIDUAL rounds the sum to half_t, adds, rounds: what the
-// separate kernels do.
+// Rounding: x after the norm, x / rms and its product with the weight, each once to half_t; the sum once to
+// the type of y. GATED rounds gate and up to half_t and then their product; RESIDUAL rounds the sum to
+// half_t, adds, rounds: as the separate kernels do.
 //
 //   -DOUT_F32=1     y is float
-//   -DNORM=1        x is normalised by its root mean square and multiplied by norm [K] first
+//   -DNORM=1        RMS norm of x with weights norm [K] first
 //   -DGATED=1       N = 2 I, y [M, I] = silu(first half) * second half
 //   -DRESIDUAL=1    y += instead of y =
 //   -DTILES=1..8    strips per block
-//   -DSTREAM=1      the copy engine streams the weights
-// Block: a multiple of WARP_SIZE, at most 256. Grid: x = blocks over N. K a multiple of 8, rows of x and W on 16 bytes.
-// Dynamic shared memory: as strips.h says.
+//   -DSTREAM=1      weights are streamed by bulk copies
+// Block: a multiple of WARP_SIZE, at most 256. Grid: x = blocks over N. K a multiple of 8, rows of x and W
+// aligned to 16 bytes.
+// Dynamic shared memory: see strips.h.
 //
 // Roofline: N K 2 bytes over memory bandwidth; see KERNELS.md for measured numbers.
 #include "dev.h"
@@ -41,7 +43,7 @@ typedef half_t OUT;
 #endif
 
 #if NORM && !STREAM
-// One warp per row, whatever M is: the sum of squares has one order.
+// One warp per row for any M: the sum of squares has one order.
 DEV void stage_normed(half_t* xs, const half_t* x, const half_t* norm, u32 m, u32 k, u32 stride, float eps) {
     const u32 padded = x_stride(k) - 32;
     for (u32 row = warp_id(); row < m; row += bdim() / WARP_SIZE) {

@@ -1,9 +1,9 @@
-// gemm_small_m/rows.h - rows of x in shared memory for as long as the block lives, normalised if they are to be. By the warps that
-// multiply, once the kernel in front has ended.
+// gemm_small_m/rows.h - stages rows of x in shared memory for the lifetime of the block, normalised with
+// NORM. Runs in the consumer warps after the previous kernel has ended.
 #pragma once
 
 #if NORM
-// Two values of x over their root mean square and times their weights, each once rounded.
+// Normalises two values of x and multiplies them by their weights, with one rounding each.
 DEV u32 normed(u32 pair, float scale, u32 weights) {
     u32 r;
     const float low = low_half(pair) * scale, high = high_half(pair) * scale;
@@ -17,13 +17,13 @@ DEV u32 normed(u32 pair, float scale, u32 weights) {
     return r;
 }
 
-// Rows of x, normalised, by as many warps a row as a block of rms_norm has, in the same order: the same bits. A warp
-// has several rows on their way at once.
+// Stages normalised rows of x, with as many warps per row as a block of rms_norm, in the same reduction
+// order: the same bits. A warp has loads of several rows in flight.
 DEV void stage_normed_rows(const Work& work, const Memory& s, const half_t* x, u32 x_stride, float eps) {
-    enum : u32 { ROWS = 4, EACH = 2 };  // rows at a time; pieces of a lane and row
+    enum : u32 { ROWS = 4, EACH = 2 };  // rows at a time; pieces per lane and row
     const u32 pieces = work.k / 8, warps = ((pieces <= 256 ? pieces : (pieces + 1) / 2) + WARP_SIZE - 1) / WARP_SIZE;
     const u32 groups = COMPUTE_WARPS / warps, line = x_line(work.k), member = warp_id() % warps, first = member * WARP_SIZE + lane();
-    const u32 from = warp_id() / warps < groups ? warp_id() / warps : work.m;  // Warps left over have no rows.
+    const u32 from = warp_id() / warps < groups ? warp_id() / warps : work.m;  // Excess warps have no rows.
 #pragma unroll 1
     for (u32 row = from; row < work.m; row += ROWS * groups) {
         u32x4 v[ROWS][EACH];
@@ -71,7 +71,7 @@ DEV void stage_normed_rows(const Work& work, const Memory& s, const half_t* x, u
 #endif
 
 #if !NORM && !X_SLABS
-// All rows of x as they are. Loads by the warps that wait for them are there sooner than copies by the engine.
+// Stages all rows of x unchanged. Loads by the consumer warps have lower latency than bulk copies.
 DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, u32 x_stride) {
     enum : u32 { AT_ONCE = 4 };
     const u32 pieces = work.k / 8, line = x_line(work.k);

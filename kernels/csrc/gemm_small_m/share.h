@@ -1,15 +1,15 @@
-// gemm_small_m/share.h - what a block of stream.h works on: its strips of W, its slabs, its shared memory.
+// gemm_small_m/share.h - work of a block of stream.h: its strips of W, its slabs, its shared memory layout.
 #pragma once
 
 enum : u32 {
-    COMPUTE_WARPS = 8,        // warps that multiply; one more copies
+    COMPUTE_WARPS = 8,        // consumer warps; one more warp is the producer
     MULTIPLIERS = COMPUTE_WARPS * WARP_SIZE,
     SPAN = SLAB / COMPUTE_WARPS,  // k of one warp in a slab
-    LINE = SLAB * 2 + 64,         // bytes of a row of a slab: the odd half of the banks for every other row
+    LINE = SLAB * 2 + 64,         // bytes of a row of a slab, padded: alternate rows use the other half of the banks
     LINES = TILES * STRIP_ROWS,
     MOST_STAGES = 16,
     MOST_ROWS = 16,
-    WIDTH = STRIP_ROWS / (GATED ? 2 : 1)  // outputs of a strip
+    WIDTH = STRIP_ROWS / (GATED ? 2 : 1)  // outputs per strip
 };
 
 struct Work {
@@ -28,10 +28,10 @@ DEV u32 columns(const Work& w, u32 slab) {
     const u32 left = w.k - slab * SLAB;
     return left < SLAB ? left : (u32)SLAB;
 }
-// Lines of a stage: the outputs of the pass, then if GATED the up rows of the same outputs.
+// Lines of a stage: the outputs of the pass, then with GATED the up rows of the same outputs.
 DEV u32 line_of(u32 strips, u32 t, u32 r) { return t * WIDTH + r % WIDTH + (r < WIDTH ? 0 : strips * WIDTH); }
 DEV u32 first_output(const Work& w, u32 pass) { return (w.first + pass * TILES) * WIDTH; }
-// Row of W behind a line of a pass. Lines behind the last row repeat it; nothing is stored for them.
+// Row of W of a line of a pass. Lines after the last row repeat it; nothing is stored for them.
 DEV u64 weight_row(const Work& w, u32 pass, u32 line) {
     const u32 half = strips_of(w, pass) * WIDTH, out = first_output(w, pass) + (line < half ? line : line - half);
     return (out < outputs(w) ? out : outputs(w) - 1) + (line < half ? 0 : outputs(w));
@@ -43,7 +43,7 @@ DEV Work even_share(const half_t* w, u32 n, u32 k, u32 m) {
     return Work{w, n, k, m, first, each + (bid_x() < more)};
 }
 
-// Bytes from one row of x to the next where all of x is kept.
+// Stride in bytes of rows of x if all of x is kept.
 DEV u32 x_line(u32 k) { return (k * 2 + 127) / 128 * 128 + 64; }
 
 // The launch's shared memory, in this order.

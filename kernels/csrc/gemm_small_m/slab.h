@@ -1,10 +1,11 @@
-// gemm_small_m/slab.h - a warp's share of one slab: pieces of rows of x against the same pieces of rows of W, both in shared memory.
+// gemm_small_m/slab.h - a warp's part of one slab: pieces of rows of x times the same pieces of rows of W,
+// both in shared memory.
 //
-// Straight code: a warp that is alone on its quarter of a multiprocessor pays for every branch, so rows and strips that
-// do not exist are read where others lie and count as zero, or are not looked at.
+// Branch-free: a single warp per SM sub-partition cannot hide branch latency, so rows and strips out of range
+// read valid addresses and are masked to zero or discarded.
 #pragma once
 
-// Where a lane's pieces of x lie, and which of them count.
+// Offsets of a lane's pieces of x, and masks that are zero for rows out of range.
 struct XRows { u32 at[STRIP_X], mask[STRIP_X]; };
 DEV XRows x_rows(u32 m, u32 line) {
     XRows x;
@@ -26,7 +27,8 @@ DEV StripX x_piece(const u8* x, const XRows& rows) {
     return piece;
 }
 
-// sums[t] += PIECES * 32 k of x times those of strip t. at[t]: bytes from w to the lane's piece of that strip.
+// sums[t] += PIECES * 32 k of x times those of strip t. at[t]: offset in bytes from w to the lane's piece of
+// that strip.
 template <u32 PIECES, u32 STRIPS>
 DEV void multiply_pieces(f32x4* sums, const u8* x, const XRows& rows, const u8* w, const u32* at) {
     StripX pieces[PIECES];

@@ -1,20 +1,23 @@
-// gemm_small_m/stream.h - up to 16 rows of x against rows of W that the copy engine streams into shared memory.
+// gemm_small_m/stream.h - up to 16 rows of x times rows of W that bulk copies stream into shared memory.
 //
-// A block owns an even share of the strips of W (as many blocks as multiprocessors, all at work until the end), TILES
-// strips at a time. One warp copies slabs, SLAB k of these strips, into a ring that fills all shared memory there
-// is; it begins before the kernel in front has ended, because weights do not depend on it. The other warps each take
-// SLAB / COMPUTE_WARPS k of every slab. Their sums meet in shared memory in ascending order.
+// A block owns an equal share of the strips of W (one block per SM, all busy until the end), TILES strips per
+// pass. One producer warp copies slabs, SLAB k of these strips, into a ring that fills the remaining shared
+// memory; it starts before the previous kernel has ended, because weights do not depend on it. The consumer
+// warps each take SLAB / COMPUTE_WARPS k of every slab. Their sums are added in shared memory in ascending
+// order of warps.
 //
-// Order of a sum: the warp's slabs ascending, then warps ascending: it depends on K and SLAB alone, and SLAB on K.
+// Order of a sum: the warp's slabs ascending, then warps ascending: it depends only on K and SLAB, and SLAB
+// on K.
 //
-// Instructions that run once cost as much as the data: a block of a small matrix lives for 3 us, and its code comes from
-// memory like its weights. So loops that are not about arithmetic stay rolled.
+// Instructions that run once cost as much as the data: a block of a small matrix runs for 3 us, and its code
+// is fetched from memory like its weights. So non-arithmetic loops are not unrolled.
 //
-//   -DSLAB=256|512|1024  columns of a slab: rows of less than 2 KiB are started slower than they arrive
-//   -DTILES=1..8    strips at a time
-//   -DX_SLABS=1     x comes slab by slab with the weights, where it is read once; else all of it is kept
-// Block: 9 warps. Grid: at most a block a multiprocessor and strip. K a multiple of 32; with NORM at most 4096.
-// Dynamic shared memory: as `divide`; what is left over is the ring, of at least one stage.
+//   -DSLAB=256|512|1024  columns of a slab: bulk copies of less than 2 KiB per row are limited by the issue
+//                        rate
+//   -DTILES=1..8    strips per pass
+//   -DX_SLABS=1     x is loaded slab by slab with the weights, if it is read once; else all of it is kept
+// Block: 9 warps. Grid: at most one block per SM and strip. K a multiple of 32; with NORM at most 4096.
+// Dynamic shared memory: see `divide`; the remainder is the ring, of at least one stage.
 #pragma once
 #include "dev/bulk.h"
 #include "dev/strip.h"
@@ -27,7 +30,7 @@
 #include "gemm_small_m/slab.h"
 #include "gemm_small_m/rows.h"
 
-// A place in the ring, and the parity of its phase.
+// Index of a stage, and its phase parity.
 struct RingStage { u32 stage, odd; };
 DEV void next(RingStage& t, u32 stages) {
     if (++t.stage < stages) return;
@@ -50,7 +53,7 @@ DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const
         bulk_copy(to + lane() * LINE, x + (u64)lane() * x_stride + slab * SLAB, columns(work, slab) * 2, s.full + stage);
 }
 
-// Once the kernel in front has ended: the rows of x for the slabs that are on their way.
+// Runs after the previous kernel has ended: copies the rows of x of the slabs in flight.
 DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* x, u32 x_stride) {
     grid_release();
     grid_wait();
@@ -60,7 +63,7 @@ DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* 
 #endif
 }
 
-// The copying warp.
+// The producer warp.
 DEV void copy_all(const Work& work, const Memory& s, const half_t* x, u32 x_stride) {
     const u32 per_pass = slabs(work), all = passes(work);
     const u64 policy = read_once();
@@ -86,7 +89,7 @@ DEV void copy_all(const Work& work, const Memory& s, const half_t* x, u32 x_stri
 
 struct Sums { f32x4 c[TILES]; };
 
-// This warp's k of one slab; at[t]: bytes into it of the lane's line of strip t.
+// Multiplies this warp's k of one slab; at[t]: offset in bytes of the lane's line of strip t.
 DEV void multiply_slab(Sums& sums, const u8* w, const u8* x, const XRows& rows, const u32* at, u32 width) {
     const u32 first = warp_id() * SPAN;
     if (first + SPAN <= width) {
@@ -97,7 +100,7 @@ DEV void multiply_slab(Sums& sums, const u8* w, const u8* x, const XRows& rows, 
     for (u32 k = first; k < width; k += 32) multiply_pieces<1, TILES>(sums.c, x + k * 2, rows, w + k * 2, at);
 }
 
-// Sums of the pass, two outputs of a row beside each other.
+// Writes the sums of the pass, with two outputs of a row adjacent.
 DEV void put_pass(const Sums& sums, const Memory& s, u32 m) {
     float* to = s.sums + warp_id() * TILES * m * STRIP_ROWS + strip_c_w(0);
     UNROLL for (u32 half = 0; half < 2; ++half) {
@@ -116,8 +119,8 @@ DEV float gather_pass(const Memory& s, u32 m, u32 t, u32 row, u32 r) {
     return sum;
 }
 
-// The multiplying warps. put(row, output, sum, sum of the up row, what before(row, output, true) gave) for every output;
-// before(.., false) is for no output.
+// Loop of the consumer warps. Calls put(row, output, sum, sum of the up row, result of before(row, output,
+// true)) for every output; before(.., false) is called for threads without an output.
 template <class Before, class Put>
 DEV void multiply_all(const Work& work, const Memory& s, const Before& before, const Put& put) {
     const u32 all = passes(work), per_pass = slabs(work), r = tid() % WIDTH;

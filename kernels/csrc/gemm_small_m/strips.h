@@ -1,14 +1,15 @@
-// gemm_small_m/strips.h - up to 16 rows of x against strips of W, streamed once: what gemm_small_m and the experts' kernels share.
+// gemm_small_m/strips.h - up to 16 rows of x times strips of W, each streamed once; shared by gemm_small_m
+// and the MoE expert kernels.
 //
 // A block owns TILES strips of rows of W and all of K; its warps take chunks of 128 k in turn, so that every
-// warp streams 256 consecutive bytes of each row, straight into the matrix unit. DEPTH strips are in flight before
-// the first is used, and before the kernel in front has ended: weights do not depend on it. The warps' sums meet in
-// shared memory in ascending order.
+// warp streams 256 consecutive bytes of each row straight into the MMA. DEPTH strips are in flight before the
+// first is used, and before the previous kernel has ended: weights do not depend on it. The warps' sums are
+// added in shared memory in ascending order.
 //
-// Order of a sum: within a chunk ascending, then the warp's chunks ascending, then warps ascending: it depends on
-// K and the number of warps alone, so a row gives the same bits whatever its neighbours are.
+// Order of a sum: within a chunk ascending, then the warp's chunks ascending, then warps ascending: it
+// depends only on K and the number of warps, so a row gives the same bits in any batch.
 //
-//   -DGATED=1       a strip holds gate rows and the up rows of the same outputs
+//   -DGATED=1       a strip has gate rows and the up rows of the same outputs
 //   -DTILES=1..8    strips per block
 // Dynamic shared memory: M * (K rounded up to 128, + 32) * 2 + warps * TILES * STRIP_ROWS * M * 4 bytes.
 #pragma once
@@ -22,10 +23,10 @@
 #endif
 
 enum : u32 {
-    CHUNK = 128,          // k of one warp and turn: 256 bytes of a row
-    PIECES = CHUNK / 32,  // 16-byte loads of a lane per strip and chunk
+    CHUNK = 128,          // k of one warp per iteration: 256 bytes of a row
+    PIECES = CHUNK / 32,  // 16-byte loads per lane, strip and chunk
     DEPTH = 3,            // strips in flight
-    // Outputs of a strip: gate and up rows of the same outputs meet in one strip.
+    // Outputs per strip: a strip has gate and up rows of the same outputs.
     WIDTH = STRIP_ROWS / (GATED ? 2 : 1)
 };
 
@@ -34,7 +35,7 @@ struct Weights {
     u32 first, n, k;  // first output of the block; rows and columns of W
 };
 
-// Row of W that this lane reads for a strip. Rows behind the last one repeat it; nothing is stored for them.
+// Row of W that this lane reads for a strip. Rows after the last one repeat it; nothing is stored for them.
 DEV u64 weight_row(const Weights& w, u32 tile) {
     const u32 r = strip_w_row(), out = w.first + tile * WIDTH + r % WIDTH, outputs = GATED ? w.n / 2 : w.n;
     return (out < outputs ? out : outputs - 1) + (r < WIDTH ? 0 : outputs);
@@ -52,7 +53,7 @@ DEV Strip load_strip(const Weights& w, u32 tile, u32 chunk) {
     return s;
 }
 
-// The warp's strips in order: chunks of one strip of rows, then the next.
+// Iterates over the warp's strips: chunks of one strip of rows, then of the next.
 struct Cursor { u32 tile, chunk; };
 DEV void advance(Cursor& at, u32 warps, u32 chunks) {
     at.chunk += warps;
@@ -61,10 +62,11 @@ DEV void advance(Cursor& at, u32 warps, u32 chunks) {
     ++at.tile;
 }
 
-// Rows of x in shared memory, zero up to a multiple of CHUNK; 32 spare values keep rows out of each other's banks.
+// Rows of x in shared memory, zero up to a multiple of CHUNK; 32 values of padding avoid bank conflicts
+// between rows.
 DEV u32 x_stride(u32 k) { return (k + CHUNK - 1) / CHUNK * CHUNK + 32; }
 
-// Row r of x is x_row(r).
+// Stages rows of x; row r is x_row(r).
 template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, u32 m, u32 k) {
     const u32 pieces = (x_stride(k) - 32) / 8;
     for (u32 i = tid(); i < m * pieces; i += bdim()) {
@@ -84,7 +86,7 @@ DEV void multiply(f32x4& c, const Strip& w, const half_t* xs, u32 m, u32 stride,
     }
 }
 
-// The warp's sums of a strip, and a fresh start.
+// Writes the warp's sums of a strip, and resets them.
 DEV void put_sums(f32x4& c, float* sums, u32 m, u32 tile) {
     UNROLL for (u32 e = 0; e < 4; ++e) {
         const u32 row = strip_c_x(e);
@@ -93,7 +95,7 @@ DEV void put_sums(f32x4& c, float* sums, u32 m, u32 tile) {
     }
 }
 
-// The sum of line r of a strip and row `m` of m_count; warps without a chunk have none.
+// Returns the sum of line r of a strip and row `m` of m_count; warps without a chunk have none.
 DEV float gather(const float* sums, u32 k, u32 m_count, u32 tile, u32 m, u32 r) {
     const u32 chunks = (k + CHUNK - 1) / CHUNK, all = bdim() / WARP_SIZE, warps = chunks < all ? chunks : all;
     const u32 at = (tile * m_count + m) * STRIP_ROWS + r, per_warp = TILES * m_count * STRIP_ROWS;
@@ -102,7 +104,8 @@ DEV float gather(const float* sums, u32 k, u32 m_count, u32 tile, u32 m, u32 r) 
     return s;
 }
 
-// The sums of all strips of the block, for gather(). `stage(xs)` fills the rows of x, after what is in front has ended.
+// Computes the sums of all strips of the block, for gather(). `stage(xs)` stages the rows of x, after the
+// previous kernel has ended.
 template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m, const Stage& stage) {
     DYN_SHARED(half_t, xs);
     const u32 warps = bdim() / WARP_SIZE, stride = x_stride(weights.k), chunks = (weights.k + CHUNK - 1) / CHUNK;
@@ -137,7 +140,7 @@ template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m
     return sums;
 }
 
-// Calls put(row, output, sum, sum of the up row or 0) for each output of the block, an output a thread.
+// Calls put(row, output, sum, sum of the up row or 0) for each output of the block, one output per thread.
 template <class Put> DEV void each_sum(const Weights& w, const float* sums, u32 m, const Put& put) {
     const u32 outputs = GATED ? w.n / 2 : w.n;
     for (u32 i = tid(); i < TILES * WIDTH * m; i += bdim()) {

@@ -1,8 +1,9 @@
-// mla_decode/merge.h - what a split leaves: means, or a record of each head (records.h).
+// mla_decode/merge.h - result of a split: attention outputs in compressed KV space, or a record per head
+// (records.h).
 #pragma once
 #include "mla_decode/records.h"
 
-// The warp's channels of a split that is the only one.
+// Stores the warp's channels of the only split of a context.
 DEV void store_outputs(const Running& r, const Place& p, const Outputs& to) {
     UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
         const u32 head = Frag::c_row(i);

@@ -1,33 +1,39 @@
-// mla_decode: means of latents, weighted by softmax(scale q · row) over the paged pool, of all heads: latent attention
-// between its two products by matrices of heads (mla_head_gemm). CPU twin: cpu/mla/absorbed_attention.rs.
+// mla_decode: MLA decode, absorbed: for all heads, the average of compressed KV vectors weighted by
+// softmax(scale q · row) over the paged KV pool; runs between the two per-head GEMMs with W_UK and W_UV
+// (mla_head_gemm). CPU reference: cpu/mla/absorbed_attention.rs.
 //
-// A block has 16 heads of a token, or of each of TOGETHER successive tokens of a request, which share every row of the pool that it
-// fetches; a token's warps have the scores of 16 keys each, then a share of the channels of all keys of a step (step.h). A context is cut into splits of
-// split_keys(context) keys; blocks take equal runs of the list of all splits (attention_decode/split_schedule.h), fetch steps ahead
-// across them, and merge the splits of a (row, 16 heads) in the last block to arrive, splits ascending. The cuts depend on
-// the row's own context and on nothing else. Blocks of other heads take the same runs at the same time, so that a row of the
-// pool comes from memory once.
-// Rows that are successive tokens of a request, by their tables and contexts, are taken together if they are cut alike, which changes
-// no bit of any.
-// With EACH_TOKEN rows have any number of tokens: a block takes a run of TOGETHER of them and all keys that they see (token.h).
+// A block has 16 heads of a token, or of each of TOGETHER successive tokens of a request, which share every
+// row of the pool that it loads; a token's warps compute the scores of 16 keys each, then accumulate a share
+// of the channels over all keys of a step (step.h). A context is cut into splits of split_keys(context) keys;
+// blocks process equal runs of the list of all splits (attention_decode/split_schedule.h), prefetch steps
+// across them, and the last block to arrive merges the splits of a (row, 16 heads), splits ascending. The
+// splits depend on the row's own context only. Blocks of other heads process the same runs at the same time,
+// so that a row of the pool is read from memory once.
+// Rows that are successive tokens of a request, according to their tables and contexts, are processed
+// together if they have the same splits, which changes no bits.
+// With EACH_TOKEN rows have any number of tokens: a block processes a run of TOGETHER tokens and all keys
+// that they attend to (token.h).
 //
-// Contexts and tables are read before grid_wait(), as attention_decode says.
+// Contexts and tables are read before grid_wait(); see attention_decode for the condition.
 //
-//   means [T, heads * LATENT]; taken: queries at the latents, the same, and perhaps the same memory
-//   q [T, q_stride], of whose heads' `query` channels the last ROTARY are turned
-//   pool: one layer, [slot][LATENT + ROTARY]; all half_t
-//   tables   i32 [S, table_width]; row r reads table table_rows[r], or table r without table_rows
-//   partial  f32 [splits of all rows, tiles of heads, heads of a tile, RECORD]: sums of latents, then maximum and sum; any contents
-//   arrived  u32 [rows, tiles of heads], zero; zero again afterwards
+//   means [T, heads * LATENT]  outputs; taken: queries absorbed by W_UK, same shape, may be the same memory
+//   q [T, q_stride]  query projection; the last ROTARY of the `query` channels of each head have RoPE applied
+//   pool  KV pool of one layer, [slot][LATENT + ROTARY]; all half_t
+//   tables   block tables, i32 [S, table_width]; row r reads table table_rows[r], or table r if table_rows is
+//            null
+//   partial  f32 [splits of all rows, tiles of heads, heads of a tile, RECORD]: weighted sums, then maximum
+//            and sum; contents may be anything
+//   arrived  u32 [rows, tiles of heads], zero before and after the launch
 //
 //   -DLATENT=128|256|512  -DROTARY=n (a multiple of 32)  -DBLOCK_TOKENS=n (a multiple of 16)
-//   -DSTAGES=n steps in the ring  -DEACH_TOKEN=0|1  -DUNSEEN=n positions that nobody sees, and where nobody asks
-//   -DTOGETHER=1|2 tokens
-// Grid: (any number of runs, tiles of heads), best as many blocks as run at once; EACH_TOKEN: (runs of tokens from `first` on, tiles
-// of heads). Block: TEAM.
+//   -DSTAGES=n pipeline stages  -DEACH_TOKEN=0|1  -DUNSEEN=n masks keys at positions below n; no query is at
+//                           one of them
+//   -DTOGETHER=1|2 tokens per block
+// Grid: (any number of runs, tiles of heads), best the number of resident blocks; EACH_TOKEN: (runs of tokens
+// from `first` on, tiles of heads). Block: TEAM.
 // Dynamic shared memory: STAGES * KEYS * LINE * 2 bytes.
 //
-// Rounding: probabilities to half_t, the mean once. Roofline: 2 context (LATENT + ROTARY) bytes a row.
+// Rounding: probabilities to half_t; the output once. Roofline: 2 context (LATENT + ROTARY) bytes per row.
 #include "dev.h"
 #include "dev/strip.h"
 
@@ -41,17 +47,17 @@
 #  define TOGETHER 1
 #endif
 enum : u32 {
-    TILE = 16,  // keys of a warp in a step; heads of a block
+    TILE = 16,  // keys per warp and step; heads per block
     TILES = WARP_SIZE == 64 ? 2 : 4,
     KEYS = TILES * TILE,
-    HALVES = WARP_SIZE == 64 ? 1 : 2,  // warps that share the scores of a tile
+    HALVES = WARP_SIZE == 64 ? 1 : 2,  // warps that split the channels of a tile's scores
     TOKEN_WARPS = TILES * HALVES,
     WARPS = TOGETHER * TOKEN_WARPS,
     TEAM = WARPS * WARP_SIZE,
     WIDTH = LATENT + ROTARY,
-    SPREAD_RUNS = 1,   // splits of single tokens for each block up to which they are taken one by one (split_schedule.h)
-    CUT_TOGETHER = 0,  // what others see of a context does not change how it is cut
-    LINE = WIDTH + 8  // elements from row to row in shared memory: no two of eight meet in a bank
+    SPREAD_RUNS = 1,   // threshold of splits per block up to which rows are scheduled separately (split_schedule.h)
+    CUT_TOGETHER = 0,  // the split length of a row depends on its own context only
+    LINE = WIDTH + 8  // row stride in shared memory, in elements: eight rows have no bank conflicts
 };
 DEV void team_sync() { sync(); }
 DEV u32 own_token() { return warp_id() / TOKEN_WARPS; }
@@ -60,7 +66,7 @@ DEV u32 tile_of_warp() { return warp_of_token() % TILES; }
 DEV u32 half_of_warp() { return warp_of_token() / TILES; }
 DEV u32 first_head() { return bid_y() * TILE; }
 
-// Keys of a split: what ends one, and merges it, costs as much as some 60 keys. The twin of `SPLITS` in
+// Keys per split: ending and merging a split costs as much as about 60 keys. Must equal `SPLITS` in
 // kernels/src/gpu/mla_decode.rs.
 DEV u32 split_keys(u32 context) {
     return context <= 2048 ? 256 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
@@ -92,7 +98,7 @@ mla_decode(half_t* means, float* partial, u32* arrived, const half_t* taken, con
     const Source source{taken, q, heads, query, q_stride};
     const Outputs to{means, partial, arrived, heads};
     Queries mine{};
-    u32 done = 0;  // splits of these heads
+    u32 done = 0;  // number of splits done of these heads
     while (p.left != 0) {
         if (done == 0) mine = load_queries(source, p);
         Running r;

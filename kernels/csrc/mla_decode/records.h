@@ -1,13 +1,14 @@
-// mla_decode/records.h - what a split leaves behind where there are several: a record of each head, sums of latents, then
-// their maximum and sum. The last block to arrive folds those of all splits into means. Whoever includes it says what TILE, WARPS
-// and first_head() are. Tokens that are taken together have their records, and means, each where it would have them alone.
+// mla_decode/records.h - result of a split if a context has several: a record per head with weighted sums of
+// compressed KV, their maximum and their sum. The last block to arrive merges the records of all splits into
+// outputs. The includer defines TILE, WARPS and first_head(). Tokens that are processed together have
+// separate records and outputs, where they are if the token is processed alone.
 #pragma once
 
-// Of a lane that reads a record, and how many splits it reads at once.
+// Channels of a lane that reads a record, and number of splits that it reads at once.
 enum : u32 { RECORD = LATENT + 16, D = LATENT, CHANNELS = D / WARP_SIZE, SPREAD = 1, AHEAD = 4 };
 #include "attention_decode/fold_records.h"
 
-// Where results go.
+// Destinations of results.
 struct Outputs {
     half_t* means;
     float* partial;
@@ -16,11 +17,11 @@ struct Outputs {
 };
 
 DEV u64 unit_of(const Place& p) { return (u64)p.row * gdim_y() + bid_y(); }
-// Heads that a block's records are of.
+// Number of heads with records of a block.
 DEV u32 kept_heads(const Outputs& to) { return to.heads < TILE ? to.heads : TILE; }
-// Floats of a split.
+// Floats per split.
 DEV u32 split_floats(const Outputs& to) { return kept_heads(to) * RECORD; }
-// Of token i of those at a place, from the block's first head on.
+// Record of token i of the group at a place, from the block's first head on.
 DEV float* records_of(const Place& p, const Outputs& to, u32 i, u32 split) {
     return to.partial + ((u64)(p.record + i * p.splits + split) * gdim_y() + bid_y()) * split_floats(to);
 }
@@ -28,7 +29,7 @@ DEV half_t* mean_of(const Place& p, const Outputs& to, u32 i, u32 head) {
     return to.means + ((u64)(p.token + i) * to.heads + first_head() + head) * LATENT;
 }
 
-// All splits of the tile's heads.
+// Merges all splits of the tile's heads.
 DEV void merge_splits(const Place& p, const Outputs& to) {
     const u32 heads = to.heads - first_head() < TILE ? to.heads - first_head() : TILE;
     for (u32 at = warp_id(); at < p.count * heads; at += WARPS) {

@@ -1,9 +1,9 @@
-// mla_decode/ring.h - how steps of rows reach shared memory: STAGES of them, all but one on their way while one is multiplied;
-// each warp fetches FETCHED rows of one block.
+// mla_decode/ring.h - loads of steps of rows into shared memory: STAGES stages, all but one in flight while
+// one is multiplied; each warp loads FETCHED rows of one block.
 #pragma once
 
 enum : u32 {
-    PIECES = WIDTH / 8,  // of a row
+    PIECES = WIDTH / 8,  // copies per row
     FETCHED = KEYS / WARPS,
     OWN_PIECES = FETCHED * PIECES,
     STEP_VALUES = KEYS * LINE
@@ -11,14 +11,14 @@ enum : u32 {
 
 struct Ring {
     half_t* steps;
-    u32 next, oldest;  // stages: to fetch into, to multiply
-    // The next step to fetch: it runs ahead of the one that is multiplied.
+    u32 next, oldest;  // stages: to load into, to multiply
+    // Next step to load; it is ahead of the step that is multiplied.
     Place place;
-    u32 at, end;  // keys of the split
-    u32 block;    // of the warp's rows, loaded one step early
+    u32 at, end;  // current key, and end of the split
+    u32 block;    // block-table entry of the warp's rows, loaded one step early
 };
 
-// To the split's first step, or that of the next split that has one.
+// Advances to the next split that has a step, if the current one is exhausted.
 DEV void settle(Ring& r, const Rows& rows) {
     while (r.place.left != 0 && r.at >= r.end) {
         next_place(r.place, rows);
@@ -30,8 +30,8 @@ DEV void settle(Ring& r, const Rows& rows) {
     if (r.place.left != 0 && key < r.end) r.block = (u32)rows.tables[(u64)r.place.table * rows.table_width + key / BLOCK_TOKENS];
 }
 
-// Starts the copies of a step; of none behind the last. Rows at or behind the split's end become zero, whatever an earlier owner
-// left there. Every thread must come.
+// Starts the copies of a step; after the last step none. Rows beyond the split's end are zero-filled, because
+// freed blocks may contain NaN. Every thread must call it.
 DEV void fetch(Ring& r, const Rows& rows, const half_t* pool) {
     if (r.place.left != 0) {
         const u32 key = r.at + warp_id() * FETCHED;
@@ -61,7 +61,8 @@ DEV Ring begin_ring(half_t* steps, const Place& place, const Rows& rows, const h
     return r;
 }
 
-// The oldest step, once it is there and nobody reads the one before, whose stage the next copies go to. Every thread must come.
+// Returns the oldest step, after it has arrived and all warps have read the previous one, which the next
+// copies overwrite. Every thread must call it.
 DEV const half_t* next_step(Ring& r, const Rows& rows, const half_t* pool) {
 #if STAGES == 1
     team_sync();

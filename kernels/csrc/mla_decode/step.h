@@ -1,19 +1,20 @@
-// mla_decode/step.h - a step of KEYS rows against 16 heads: HALVES warps have the scores of 16 rows, each over its part of the
-// channels, since no warp has registers for all of a query's. Probabilities go to all warps through shared memory; then a warp
-// adds up its own channels of all rows. Warps of other tokens do the same at the same time, and all meet at the same barriers.
+// mla_decode/step.h - a step of KEYS rows times 16 heads: HALVES warps compute the scores of 16 rows, each
+// over its part of the channels, because the registers of a warp cannot hold a whole query. Probabilities are
+// shared by all warps through shared memory; then a warp accumulates its own channels of all rows. Warps of
+// other tokens run the same steps at the same time, with common barriers.
 #pragma once
 
 enum : u32 {
-    PRODUCTS = WIDTH / 16 / HALVES, // of a warp's part of a score
-    OWN = LATENT / TOKEN_WARPS / 16, // tiles of 16 channels of a warp
-    SHARERS = WARP_SIZE == 64 ? 16 : 4,  // neighbouring lanes that have scores of the same heads
-    SLOTS = WARP_SIZE == 64 ? 4 : 2,     // heads of a lane
-    WEIGHTS = KEYS + 8                   // elements from head to head in shared memory
+    PRODUCTS = WIDTH / 16 / HALVES, // MMAs of a warp's part of a score
+    OWN = LATENT / TOKEN_WARPS / 16, // tiles of 16 channels per warp
+    SHARERS = WARP_SIZE == 64 ? 16 : 4,  // adjacent lanes that have scores of the same heads
+    SLOTS = WARP_SIZE == 64 ? 4 : 2,     // heads per lane
+    WEIGHTS = KEYS + 8                   // stride of heads in shared memory, in elements
 };
-// Below every score, and a difference of two of them is still a number.
+// Less than every score, and finite, so that the difference of two of them is a number.
 #define NO_SCORE (-1e30f)
 
-// Element i of a lane's product belongs to the lane's head so and so.
+// Head slot, within the lane, of element i of an MMA fragment.
 DEV u32 slot_of(u32 i) { return WARP_SIZE == 64 ? i : i >> 1 & 1; }
 DEV u32 head_of(u32 slot) { return Frag::c_row(WARP_SIZE == 64 ? slot : slot * 2); }
 
@@ -24,11 +25,11 @@ struct Source {
 struct Pairs { u32 v[Frag::NA / 2]; };
 struct Queries { Pairs v[PRODUCTS]; };
 struct Running {
-    float max[SLOTS], sum[SLOTS];  // sum: of this lane's keys only, until the end
+    float max[SLOTS], sum[SLOTS];  // sum: over this lane's own keys until finish()
     FragC out[OWN];
 };
 
-// Of heads and tokens that do not exist: zeros.
+// Loads queries; zeros for heads and tokens that do not exist.
 DEV Queries load_queries(const Source& s, const Place& p) {
     Queries all;
     UNROLL for (u32 i = 0; i < Frag::NA; i += 2) {
@@ -54,7 +55,8 @@ DEV void start(Running& r) {
     UNROLL for (u32 i = 0; i < OWN; ++i) r.out[i] = zero_c();
 }
 
-// Of the warp's rows; on warps of the first half alone. Two chains of sums: one waits for its matrix unit.
+// Scores of the warp's rows; complete on warps of the first half only. Two accumulators, because dependent
+// MMAs would wait for each other.
 DEV FragC score(const Queries& q, const half_t* step) {
     const half_t* rows = step + tile_of_warp() * TILE * LINE + half_of_warp() * PRODUCTS * 16;
     FragC even = zero_c(), odd = zero_c();
@@ -70,13 +72,14 @@ DEV FragC score(const Queries& q, const half_t* step) {
     return even;
 }
 
-// What warps of a token tell each other of a step.
+// Probabilities of a step, shared by the warps of a token.
 DEV half_t* step_weights() {
     SHARED(half_x8, weights, TOGETHER * 16 * WEIGHTS / 8);
     return (half_t*)weights + own_token() * 16 * WEIGHTS;
 }
 
-// The maxima of all warps, and by what sums of earlier steps shrink; whether any does.
+// Computes the maxima over all warps, and the factors that rescale sums of earlier steps; returns whether any
+// maximum grows.
 DEV bool grow(Running& r, const FragC& s, float* shrink) {
     SHARED(float, all_highs, TOGETHER * TILES * 16);
     float* highs = all_highs + own_token() * TILES * 16;
@@ -98,8 +101,8 @@ DEV bool grow(Running& r, const FragC& s, float* shrink) {
     return grows;
 }
 
-// Makes probabilities of scores, for all warps: rows [0, seen) of the step exist, the first of which is key `at`; `factor` =
-// scale * log2(e).
+// Turns scores into probabilities, for all warps: rows [0, seen) of the step exist, the first of them is key
+// `at`; `factor` = scale * log2(e).
 DEV void weigh(Running& r, FragC s, u32 at, u32 seen, float factor) {
     UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
         const u32 key = tile_of_warp() * TILE + Frag::c_col(i);
@@ -130,7 +133,7 @@ DEV void add_compressed_kv(Running& r, const half_t* step) {
     }
 }
 
-// The sums of all keys, tiles ascending.
+// Reduces the sums over all keys, tiles ascending.
 DEV void finish(Running& r) {
     SHARED(float, all_sums, TOGETHER * TILES * 16);
     float* sums = all_sums + own_token() * TILES * 16;
@@ -143,5 +146,5 @@ DEV void finish(Running& r) {
         r.sum[slot] = 0.f;
         UNROLL for (u32 i = 0; i < TILES; ++i) r.sum[slot] += sums[i * 16 + head_of(slot)];
     }
-    team_sync();  // The next split may have no step.
+    team_sync();  // The next split may have no step, and so no barrier.
 }

@@ -1,11 +1,12 @@
-// mla_decode/token.h - tokens of rows of any number of them, each with all keys that it sees: one split. Tokens are taken in runs of
-// as many as a block has room for, of which those of one row are taken together.
+// mla_decode/token.h - rows of any number of tokens, each token with all keys that it attends to as one
+// split. Tokens are processed in runs of as many as a block can hold; the tokens of a run that belong to one
+// row are processed together.
 //
-// -DLONG_ROW=n  rows of at least n tokens are left out: keys and values are made for them (mla_prefill)
+// -DLONG_ROW=n  rows of at least n tokens are skipped: they use the non-absorbed form (mla_prefill)
 #pragma once
 #include "attention/row_of.h"
 
-// The first token from this one on that is in one of the block's runs.
+// Returns the first token at or after this one that is in one of the block's runs.
 DEV u32 into_run(const Rows& rows, u32 token, u32& run_end) {
     if (token < run_end) return token;
     const u32 apart = gdim_x() * rows.together;
@@ -14,7 +15,8 @@ DEV u32 into_run(const Rows& rows, u32 token, u32& run_end) {
     return token > begin ? token : begin;
 }
 
-// Tokens from this one on, those of its row and in front of `run_end`. `all`: the end of all tokens.
+// Returns the place of the tokens from this one on, within its row and before `run_end`. `all`: end of all
+// tokens.
 DEV Place place_of(const Rows& rows, u32 token, u32 run_end, u32 all) {
     Place p{};
     if (token >= all) return p;
@@ -38,7 +40,7 @@ DEV Place place_of(const Rows& rows, u32 token, u32 run_end, u32 all) {
     return p;
 }
 
-// The first of the block's tokens: it takes every so-manieth run from token `first` on.
+// Returns the first of the block's tokens: it processes every gdim_x()-th run from token `first` on.
 DEV Place first_token(const Rows& rows, u32 first) {
     const u32 token = first + bid_x() * rows.together;
     return place_of(rows, token, token + rows.together, (u32)rows.cu_q[rows.rows]);

@@ -1,10 +1,10 @@
-// mla_decode_wgmma/fetch.h - the warps that bring queries, once for the heads of a place, and rows of the pool, step after step, into panels
-// that the others multiply from, as far ahead as there is room.
+// mla_decode_wgmma/fetch.h - the producer warps: load queries once per place, and rows of the KV pool step by
+// step, into panels for the consumer warpgroups, as far ahead as stages are free.
 #pragma once
 
 struct Meeting {
     Barrier keys_there[STAGES], keys_free[STAGES];
-    Barrier last_there[FETCHING];  // rows of a step that goes beyond its context
+    Barrier last_there[FETCHING];  // rows of a step that extends beyond its context
     Barrier queries_there, queries_free;
     Barrier weights_there, weights_free;  // probabilities of a step
 };
@@ -38,7 +38,7 @@ DEV Shared share(u8* dynamic) {
     return Shared{queries, keys, keys + STAGES * OPERAND_BYTES};
 }
 
-// The queries of a place's tokens, 16 heads a warp, on their way; of heads that do not exist, zeros.
+// Starts loading the queries of a place's tokens, 16 heads per warp; zeros for heads that do not exist.
 DEV void start_queries(const Job& job, const Shared& shared, const Place& p) {
     constexpr u32 PIECES = WIDTH / 8, OF_LATENT = LATENT / 8, HEADS = TILE / FETCHING;
     const u32 first = (warp_id() - WARPS) * HEADS;
@@ -58,10 +58,10 @@ DEV void start_queries(const Job& job, const Shared& shared, const Place& p) {
     copy_commit();
 }
 
-// The warp's rows of a step, and how they are fetched.
+// Load state of the warp's rows of a step.
 struct Way {
-    u32 block;  // of the pool, loaded one step early
-    u32 lasts;  // steps so far that went beyond their context
+    u32 block;  // block-table entry, loaded one step early
+    u32 lasts;  // number of steps so far that extended beyond their context
     RingStage turn;
 };
 
@@ -70,13 +70,13 @@ DEV u32 block_at(const Job& job, const Place& p, u32 key, u32 end) {
     return key < end ? (u32)job.rows.tables[(u64)p.table * job.rows.table_width + key / BLOCK_TOKENS] : 0;
 }
 
-// Rows behind the context meet probabilities of zero, and must be numbers.
+// Rows beyond the context are multiplied by probabilities of zero, so they must be finite.
 DEV void clear_rows(u8* rows, u32 first) {
     for (u32 i = first * 8 + lane(); i < BOX_ROWS * 8; i += WARP_SIZE)
         for (u32 panel = 0; panel < PANELS; ++panel) *(u32x4*)(rows + panel * PANEL_BYTES + i * 16) = u32x4{{0, 0, 0, 0}};
 }
 
-// Keys [at, at + KEYS) of a split that ends at `end`.
+// Loads keys [at, at + KEYS) of a split that ends at `end`.
 DEV void fetch_step(const Job& job, const Shared& shared, Meeting* m, Way& way, u32 at, u32 end) {
     const u32 key = at + own_row(), stage = way.turn.stage;
     const u32 present = key >= end ? 0 : end - key < BOX_ROWS ? end - key : BOX_ROWS;
@@ -101,7 +101,7 @@ DEV void fetch_step(const Job& job, const Shared& shared, Meeting* m, Way& way, 
 DEV void fetch_all(const Job& job, const Shared& shared, Meeting* m, Place p) {
     Way way{};
     RingStage queries{};
-    bool fresh = true;  // other heads, or another token, than those of the split before
+    bool fresh = true;  // heads or token differ from those of the previous split
     while (p.left != 0) {
         if (fresh) {
             barrier_wait(&m->queries_free, queries.odd ^ 1);

@@ -1,25 +1,30 @@
-// mla_decode_wgmma: mla_decode by warpgroups: means of latents, weighted by softmax(scale q · row) over the paged pool, of 64
-// heads of a token at a time, or of all heads of as many tokens of a request as there is room for. CPU twin: cpu/mla/absorbed_attention.rs.
+// mla_decode_wgmma: MLA decode, absorbed, with WGMMA: averages of compressed KV vectors weighted by
+// softmax(scale q · row) over the paged KV pool, for 64 heads of a token at a time, or for all heads of as
+// many tokens of a request as fit into 64 rows. CPU reference: cpu/mla/absorbed_attention.rs.
 //
-// Twelve warps: one warpgroup has the scores of a step's rows, makes probabilities of them, and adds up the first half of the
-// channels; the second adds up the others, with the probabilities that the first one, which has them in registers, puts into shared memory; the warps of the
-// third fetch (fetch.h). A step's scores are computed while the one before it is added up. Blocks of other heads take the same runs
-// of the list of splits at the same time, so that a row of the pool comes from memory once.
-// Rows that are successive tokens of a request are taken together if they have as many splits (attention_decode/split_schedule.h); each has the
-// scores of the keys it sees. How long splits are is decided for all rows of a step (split_length.h): what a split
-// leaves costs a block as much as several steps, and a block with more of them than others keeps all waiting.
+// Twelve warps: the first warpgroup computes a step's scores and probabilities, and accumulates the first
+// half of the channels; the second accumulates the other half, with the probabilities that the first writes
+// from registers to shared memory; the warps of the third load (fetch.h). The scores of a step overlap with
+// the accumulation of the previous one. Blocks of other heads process the same runs of the list of splits at
+// the same time, so that a row of the pool is read from memory once.
+// Rows that are successive tokens of a request are processed together if they have the same number of splits
+// (attention_decode/split_schedule.h); each uses the scores of the keys that it attends to. The split length
+// is chosen for all rows of a step (split_length.h): the result of a split costs a block as much as several
+// steps, and a block with more splits than others delays the whole kernel.
 //
 //   means, partial, arrived, taken, q, tables, table_rows, -DEACH_TOKEN  as in mla_decode
-//   most_records  splits that `partial` has room for, of each tile of heads; at least row_count
-//   pool, pool_map   one layer, [slot][LATENT + ROTARY]; the same as a matrix, in boxes of 16 rows
+//   most_records  capacity of `partial` in splits, per tile of heads; at least row_count
+//   pool, pool_map   KV pool of one layer, [slot][LATENT + ROTARY]; TMA descriptor of it as a matrix, in
+//                    boxes of 16 rows
 //
 //   -DLATENT=128|256|512  -DROTARY=n (a multiple of 64)  -DBLOCK_TOKENS=n (a multiple of 16)
-//   together  tokens that are taken at once, at most; with all their heads no more than 64
-// NVIDIA from sm_90 on. Grid: (runs, tiles of heads), best as many blocks as multiprocessors; EACH_TOKEN: blocks take every
-// so-manieth run of `together` tokens from `first` on (mla_decode/token.h). Block: 384. Dynamic shared memory: GROUPS_SHARED bytes.
+//   together  maximum number of tokens processed at once; times the number of heads at most 64
+// NVIDIA from sm_90 on. Grid: (runs, tiles of heads), best the number of SMs; EACH_TOKEN: blocks process
+// every gdim_x()-th run of `together` tokens from `first` on (mla_decode/token.h). Block: 384. Dynamic shared
+// memory: GROUPS_SHARED bytes.
 //
-// Rounding: probabilities to half_t, the mean once. Roofline: 2 context (LATENT + ROTARY) bytes a row, or 2 context
-// (2 LATENT + ROTARY) operations a row and head.
+// Rounding: probabilities to half_t; the output once. Roofline: 2 context (LATENT + ROTARY) bytes per row, or
+// 2 context (2 LATENT + ROTARY) operations per row and head.
 #include "dev.h"
 #include "dev/tensor_map.h"
 #include "dev/ring_stage.h"
@@ -28,28 +33,28 @@
 #  define EACH_TOKEN 0
 #endif
 enum : u32 {
-    TILE = 64,  // heads of a block, all tokens
-    KEYS = 64,  // of a step
-    WARPS = 8,  // that multiply
+    TILE = 64,  // query rows of a block: heads, over all its tokens
+    KEYS = 64,  // per step
+    WARPS = 8,  // consumer warps
     TEAM = WARPS * WARP_SIZE,
-    FETCHING = 4,  // warps that fetch 16 rows of a step each
+    FETCHING = 4,  // producer warps, 16 rows of a step each
     WIDTH = LATENT + ROTARY,
-    HALF = LATENT / 2,  // channels that a warpgroup adds up
+    HALF = LATENT / 2,  // channels accumulated per warpgroup
     STAGES = 2,
     PANELS = WIDTH / 64,
     PANEL_BYTES = KEYS * 128,  // of keys, of queries, and of probabilities
     OPERAND_BYTES = PANELS * PANEL_BYTES,
-    SPREAD_RUNS = 0,   // whether tokens are taken one by one is split_length.h's to say
-    CUT_TOGETHER = 1,  // as the last of them is
-    MEETING_BYTES = 128,  // barriers, in front
+    SPREAD_RUNS = 0,   // split_length.h decides whether rows are scheduled separately
+    CUT_TOGETHER = 1,  // rows are cut like the last row of their group
+    MEETING_BYTES = 128,  // barriers, at the start of shared memory
     GROUPS_SHARED = MEETING_BYTES + (1 + STAGES) * OPERAND_BYTES + PANEL_BYTES + 1024
 };
-// Of those that multiply.
+// Barrier of the consumer warps.
 DEV void team_sync() { some_sync<1>(TEAM); }
 DEV u32 first_head() { return bid_y() * TILE; }
 
 DEV u32 splits_of_keys(u32 context, u32 cut) { return (context + (1u << cut) - 1) >> cut; }
-// All splits of a row are alike but for the last, which is shorter by less than a step for each of them.
+// All splits of a row have equal length except the last, which is shorter by less than one step per split.
 DEV u32 even_split(u32 context, u32 splits) { return ((context + splits - 1) / splits + KEYS - 1) / KEYS * KEYS; }
 
 #include "attention_decode/split_schedule.h"

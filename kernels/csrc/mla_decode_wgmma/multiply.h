@@ -1,9 +1,9 @@
-// mla_decode_wgmma/multiply.h - the two warpgroups that multiply. The first one, SCORES, makes a step's probabilities and tells them,
-// and by what sums of earlier steps shrink, to the second.
+// mla_decode_wgmma/multiply.h - the two consumer warpgroups. The first one, SCORES, computes a step's
+// probabilities and passes them to the second, with the factors that rescale the sums of earlier steps.
 #pragma once
 
-// Of the heads, from the first warpgroup to the second: by what sums shrink at a step; at the end of a token's only split, their
-// scale.
+// Per head, from the first warpgroup to the second: rescale factors of a step; at the end of a token's only
+// split, the final scale.
 DEV float* published_scales() { SHARED(float, factors, TILE); return factors; }
 DEV void publish_scales(const float (&of_heads)[2]) {
     if (lane() % 4 != 0) return;
@@ -12,7 +12,7 @@ DEV void publish_scales(const float (&of_heads)[2]) {
 DEV void read_scales(float (&of_heads)[2]) { UNROLL for (u32 slot = 0; slot < 2; ++slot) of_heads[slot] = published_scales()[wgmma_row(slot * 2)]; }
 
 DEV void shrink_all(float (&o)[SUMS], const float (&shrink)[2]) {
-    // Once the greatest score has been seen nothing shrinks.
+    // After the maximum score has been seen every factor is 1.
     if (warp_any(shrink[0] != 1.f || shrink[1] != 1.f))
         UNROLL for (u32 i = 0; i < SUMS; ++i) o[i] *= shrink[i >> 1 & 1];
 }
@@ -28,7 +28,7 @@ DEV void start_scores(float (&s)[KEYS / 2], const u8* queries, const u8* keys) {
     wgmma_commit();
 }
 
-// o += probabilities * the warpgroup's channels of a step; probabilities, 16 keys at a time, are operand(i).
+// o += probabilities * the warpgroup's channels of a step; operand(i) returns probabilities of 16 keys.
 template <class Operand> DEV void start_sums(float (&o)[SUMS], const Operand& operand, const u8* keys, bool add) {
     const NMajor latents = shared_by_lanes(by_n(keys + first_channel() / 64 * PANEL_BYTES, PANEL_BYTES));
     wgmma_hold(o);
@@ -37,7 +37,7 @@ template <class Operand> DEV void start_sums(float (&o)[SUMS], const Operand& op
     wgmma_commit();
 }
 
-// Steps, and tokens, so far: they say which stage is next and what the parity of its use is.
+// Number of steps, and of tokens, so far: they determine the next stage and its phase parity.
 struct Worker { u32 step, tokens; };
 DEV u32 stage_of(u32 step) { return step % STAGES; }
 
@@ -47,10 +47,11 @@ DEV const u8* await_keys(const Shared& shared, Meeting* m, u32 step) {
     return step_keys(shared, step);
 }
 
-// Probabilities to shared memory, by which the second warpgroup multiplies; it has read those of the step before.
+// Writes probabilities to shared memory for the second warpgroup, after it has read those of the previous
+// step.
 DEV void publish_weights(const Shared& shared, Meeting* m, u32 step, const Probabilities<KEYS / 2>& p, const float (&shrink)[2]) {
     barrier_wait(&m->weights_free, ~step & 1);
-    // Pieces of a row change places by bits that its begin leaves zero.
+    // The swizzle xors bits that are zero in the row's start address.
     const u32 begin = anew(panel_offset(wgmma_row(0), 0) + wgmma_col(0) * 2);
     UNROLL for (u32 i = 0; i < KEYS / 4; ++i) {
         const u32 piece = i / 2, lower = i % 2 * 8 * 128;
@@ -60,7 +61,8 @@ DEV void publish_weights(const Shared& shared, Meeting* m, u32 step, const Proba
     release_written(&m->weights_there);
 }
 
-// The scores of keys [at, at + KEYS), of which those in front of `end` are there and not all rows see all, become probabilities.
+// Turns the scores of keys [at, at + KEYS) into probabilities, where only keys before `end` exist and some
+// rows attend to fewer.
 DEV void weigh_last(float (&s)[KEYS / 2], Softmax& r, float (&shrink)[2], const Job& job, const Place& p, u32 at, u32 end) {
     u32 seen[2];
     UNROLL for (u32 slot = 0; slot < 2; ++slot)
@@ -68,10 +70,10 @@ DEV void weigh_last(float (&s)[KEYS / 2], Softmax& r, float (&shrink)[2], const 
     weigh<true>(s, r, shrink, seen, job.factor);
 }
 
-// Sums of a split that has keys, by the warpgroup that makes the probabilities, which it multiplies by as they lie in its registers. The
-// next step's scores are computed behind the sums of this one, which hold on to fewer rows: there is room for two steps. Scores
-// are started and awaited in one straight piece, across neither the end of a loop nor a way out of it: ptxas would wait for each product
-// by itself, which takes half as long again.
+// Accumulates a split that has keys, in the first warpgroup, with the probabilities in registers. The scores
+// of the next step are issued after the sums of this step, which occupy fewer stages: two steps fit. Issue
+// and wait of the scores are in straight-line code, not across a loop end or an exit: otherwise ptxas
+// serialises the WGMMAs, which takes 1.5 times as long.
 DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Shared& shared, Meeting* m, Worker& w, const Place& p) {
     float s[KEYS / 2], shrink[2];
     Probabilities<KEYS / 2> weights;
@@ -94,7 +96,8 @@ DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Share
     start_scores(s, shared.queries, await_keys(shared, m, w.step));
     wgmma_wait<0>();
     wgmma_hold(s);
-    // All rows see all keys of a step, but for the last ones: of tokens that are taken together, the last two.
+    // All rows attend to all keys of a step except in the last steps: with several tokens per block, the last
+    // two.
     for (; end - at > KEYS && at + KEYS + p.count <= end + 1; at += KEYS) {
         const u32 all[2] = {KEYS, KEYS};
         weigh<false>(s, r, shrink, all, job.factor);
@@ -113,7 +116,7 @@ DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Share
     release(&m->keys_free[stage_of(w.step++)]);
 }
 
-// The same by the other, of step after step.
+// Accumulates a split in the second warpgroup, step by step.
 DEV void add(float (&o)[SUMS], const Shared& shared, Meeting* m, Worker& w, const Place& p) {
     const u32 first = first_key(p), end = end_key(p);
     for (u32 at = first; at < end; at += KEYS) {
@@ -133,7 +136,7 @@ DEV void add(float (&o)[SUMS], const Shared& shared, Meeting* m, Worker& w, cons
     }
 }
 
-// What a split leaves, by both. Every thread of the team must come.
+// Stores the result of a split, by both warpgroups. Every thread of the team must call it.
 template <bool SCORES> DEV void put(const float (&o)[SUMS], const Softmax& r, const Job& job, const Place& p) {
     float max[2]{}, sum[2]{}, scale[2];
     if (SCORES) UNROLL for (u32 slot = 0; slot < 2; ++slot) {
@@ -145,7 +148,7 @@ template <bool SCORES> DEV void put(const float (&o)[SUMS], const Softmax& r, co
         const f32x2 facts[2] = {{{max[0], sum[0]}}, {{max[1], sum[1]}}};
         return store_record(o, p, job.to, SCORES ? facts : nullptr);
     }
-    team_sync();  // The second warpgroup has heard of the last step.
+    team_sync();  // The second warpgroup has read the last step's factors.
     if (SCORES) publish_scales(scale);
     team_sync();
     if (!SCORES) read_scales(scale);
@@ -153,7 +156,7 @@ template <bool SCORES> DEV void put(const float (&o)[SUMS], const Softmax& r, co
     team_sync();
 }
 
-// A split from its first key to what it leaves.
+// Processes a split from its first key to its result.
 template <bool SCORES> DEV void multiply_split(const Job& job, const Shared& shared, Meeting* m, Worker& w, const Place& p) {
     float o[SUMS];
     Softmax r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
@@ -162,7 +165,7 @@ template <bool SCORES> DEV void multiply_split(const Job& job, const Shared& sha
     put<SCORES>(o, r, job, p);
 }
 
-// Rows behind the last one that has keys.
+// Writes zeros for padding rows, after the last row with keys.
 DEV void leave_padding(const Job& job, u32 with_keys) {
     for (u32 row = with_keys + bid_x(); row < job.rows.rows; row += gdim_x()) {
         Place p{};
@@ -176,7 +179,7 @@ DEV void leave_padding(const Job& job, u32 with_keys) {
 DEV void multiply(const Job& job, const Shared& shared, Meeting* m, Place p) {
     const bool scores = warp_id() < WARPS / 2;
     Worker w{};
-    u32 done = 0;  // splits of these heads
+    u32 done = 0;  // number of splits done of these heads
     while (p.left != 0) {
         if (scores && done == 0) barrier_wait(&m->queries_there, w.tokens++ & 1);
         if (p.context == 0) store_zeros(p, job.to);

@@ -1,21 +1,22 @@
-// mla_decode_wgmma/split_length.h - how many keys a split has at most in a step, and whether successive tokens of a request are taken together: so
-// that the block with most to do is done soonest, by what steps, and what splits leave, were measured to cost. Each warp estimates that
-// for a length of its own, from the contexts of all rows; all blocks come to the same result. So the cuts of a context depend on those
-// beside it.
+// mla_decode_wgmma/split_length.h - chooses the maximum number of keys per split of a step, and whether
+// successive tokens of a request are processed together, to minimise the time of the block with the most
+// work, from measured costs of steps and of split results. Each warp estimates the cost of one length from
+// the contexts of all rows; all blocks get the same result. So the splits of a context depend on the other
+// rows of the step.
 #pragma once
 
-enum : u32 { SHORTEST = 8, LENGTHS = WARPS, WHOLE = 30 };  // logarithms of keys
+enum : u32 { SHORTEST = 8, LENGTHS = WARPS, WHOLE = 30 };  // base-2 logarithms of keys
 DEV u32 cut_of(u32 i) { return i + 1 == LENGTHS ? WHOLE : SHORTEST + i; }
 
-// Of all rows.
+// Totals over all rows.
 struct Pieces {
-    u32 all, records;    // splits, without and with those of rows that have no keys
-    u32 longest, steps;  // steps of the longest split, and of all
-    u32 most;            // splits of a row
-    u32 live, chains;    // rows with keys; requests whose successive tokens they are
-    u32 end;             // behind the last row with keys
+    u32 all, records;    // number of splits, without and with those of rows that have no keys
+    u32 longest, steps;  // steps of the longest split, and of all splits
+    u32 most;            // maximum number of splits of a row
+    u32 live, chains;    // rows with keys; requests that these rows belong to (chains of successive tokens)
+    u32 end;             // index after the last row with keys
 };
-// A context; its highest bit says that the row is not the token behind that of the row before.
+// A note is a context; its highest bit is set if the row is not the successor token of the previous row.
 enum : u32 { BEGINS = 1u << 31, NOTED = OPERAND_BYTES / 4 };
 DEV u32 note_of(const Rows& rows, u32 row) {
     const u32 context = (u32)rows.context_lens[row];
@@ -23,8 +24,8 @@ DEV u32 note_of(const Rows& rows, u32 row) {
     const bool follows = (u32)rows.context_lens[row - 1] + 1 == context && table_of(rows, row - 1) == table_of(rows, row);
     return follows ? context : context | BEGINS;
 }
-// Notes of all rows that there is room for. A row's trip to memory is as long as those of all, and start_of_block finds on this side of
-// it what it will want.
+// Notes of all rows that fit. The loads of all rows take one memory latency together, and bring what
+// start_of_block needs into the cache.
 DEV void note_rows(const Rows& rows, u32* notes) {
     const u32 end = rows.rows < NOTED ? rows.rows : NOTED;
     _Pragma("unroll 1") for (u32 row = tid(); row < end; row += TEAM) {
@@ -34,7 +35,7 @@ DEV void note_rows(const Rows& rows, u32* notes) {
     team_sync();
 }
 
-// The next whole number from a / b on, where b is no more than some thousands: for estimates.
+// Estimate of a / b rounded up, for b up to some thousands.
 DEV u32 at_least(u32 a, u32 b) { return (u32)((float)a * rcp_((float)b) + 0.9999f); }
 DEV Pieces count_pieces(const Rows& rows, const u32* notes, u32 cut) {
     Pieces n{};
@@ -56,14 +57,15 @@ DEV Pieces count_pieces(const Rows& rows, const u32* notes, u32 cut) {
                   warp_max(n.most), warp_sum(n.live),    warp_sum(n.chains),  warp_max(n.end)};
 }
 
-// All splits where so many tokens are taken together.
+// Number of splits if up to `together` tokens are processed together.
 DEV u32 pieces_of(const Pieces& n, u32 together) {
     if (together <= 1 || n.chains == 0) return n.all;
     const u32 length = at_least(n.live, n.chains), runs = n.chains * at_least(length, together);
     return (u32)((float)n.all * (float)runs * rcp_((float)n.live) + 0.99f);
 }
-// Of the block with most to do, in eighths of a step, by `filled` rows of an operand: what a split leaves costs up to five steps, what is
-// not cut up to two; merging a split again, up to one and a half. Of several splits of a block not all are long.
+// Cost of the block with the most work, in eighths of a step; `filled`: rows of an operand in use. The result
+// of a split costs up to five steps, that of an uncut context up to two; merging a split up to one and a
+// half. Not all splits of a block have the maximum length.
 DEV u32 cost_of(const Pieces& n, u32 pieces, u32 filled) {
     if (n.all == 0) return 0;
     const float part = (float)filled / TILE, turns = (float)at_least(pieces, gdim_x());
@@ -73,8 +75,9 @@ DEV u32 cost_of(const Pieces& n, u32 pieces, u32 filled) {
     return (u32)(8.f * (steps + turns * leaving + merging));
 }
 
-// The logarithm of the keys of a split at most. From `rows` goes what has no keys behind all that have some, and `together` becomes 1
-// where tokens go side by side. `heads`: of a block; `notes`: OPERAND_BYTES of shared memory, free again afterwards. Every thread of the team must come.
+// Returns the base-2 logarithm of the maximum number of keys per split. Removes trailing rows without keys
+// from `rows`, and sets `together` to 1 if tokens are to be scheduled separately. `heads`: of a block;
+// `notes`: OPERAND_BYTES of shared memory, free again afterwards. Every thread of the team must call it.
 DEV u32 cut_step(Rows& rows, u32 heads, u32 most_records, u32* notes) {
     SHARED(u32, costs, 2 * LENGTHS);
     const u32 none = ~0u >> 4, own = warp_id();

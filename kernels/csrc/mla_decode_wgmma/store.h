@@ -1,16 +1,17 @@
-// mla_decode_wgmma/store.h - how a warpgroup leaves its half of the channels: as means, or in records (mla_decode/records.h).
+// mla_decode_wgmma/store.h - stores a warpgroup's half of the channels: as outputs, or in records
+// (mla_decode/records.h).
 #pragma once
 
-enum : u32 { SUMS = HALF / 2 };  // of a lane: two heads, a quarter of the channels each
+enum : u32 { SUMS = HALF / 2 };  // per lane: two heads, a quarter of the channels each
 
 DEV u32 first_channel() { return warp_id() / 4 * HALF; }
 
-// Whose row of the products it is: a head of the block's, of one of the tokens at a place.
+// Row of the MMA: a head of the block, of one of the tokens at a place.
 struct QueryRow {
     u32 token, head;
     bool real;
 };
-// Token and head of all rows; to divide for them is more than registers are left for.
+// Token and head of every row, precomputed: a division here would need too many registers.
 DEV u32* asker_names() { SHARED(u32, names, TILE); return names; }
 DEV void set_queries(u32 heads) {
     if (tid() < TILE) asker_names()[tid()] = heads >= TILE ? tid() : tid() / heads << 16 | tid() % heads;
@@ -31,7 +32,8 @@ DEV void store_outputs(const float (&o)[SUMS], const Place& p, const Outputs& to
     }
 }
 
-// Means of no keys. Queries, whose place they take, have been read when the first warpgroup comes.
+// Writes zeros as output of a row without keys. Queries, which may share this memory, have been read when the
+// first warpgroup arrives.
 DEV void store_zeros(const Place& p, const Outputs& to) {
     team_sync();
     for (u32 row = warp_id(); row < TILE; row += WARPS) {
@@ -42,7 +44,8 @@ DEV void store_zeros(const Place& p, const Outputs& to) {
     }
 }
 
-// And, where `facts` are told, what the lane's two rows know of all keys of the split; maxima in units of log2(e).
+// Stores a record; with `facts` also maximum and sum of the lane's two rows over all keys of the split;
+// maxima in units of log2(e).
 DEV void store_record(const float (&o)[SUMS], const Place& p, const Outputs& to, const f32x2* facts) {
     UNROLL for (u32 slot = 0; slot < 2; ++slot) {
         const QueryRow asker = query_of(wgmma_row(slot * 2), p, to);

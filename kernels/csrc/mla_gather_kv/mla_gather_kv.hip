@@ -1,9 +1,10 @@
-// mla_gather_kv: a window of the rows of the pool that long rows see, one behind another (mla_prefill/long_rows.h), for products that
-// make keys and values of them. What fills a row up to whole steps becomes zero, whatever an earlier owner left there.
-// CPU twin: cpu/mla/non_absorbed_attention.rs.
+// mla_gather_kv: gathers a window of the pool rows that long rows attend to into contiguous memory
+// (mla_prefill/long_rows.h), as input of the GEMMs that compute their keys and values (non-absorbed MLA).
+// Padding of a row to whole steps is zero-filled, because freed blocks may contain NaN.
+// CPU reference: cpu/mla/non_absorbed_attention.rs.
 //
 //   to    [keys, to_stride]: its first WIDTH columns
-//   pool  one layer, [slot][WIDTH]; cu_q, context_lens, tables, table_rows as in mla_decode
+//   pool  KV pool of one layer, [slot][WIDTH]; cu_q, context_lens, tables, table_rows as in mla_decode
 //
 //   -DWIDTH=n (a multiple of 8)  -DBLOCK_TOKENS=n (a multiple of 16)
 // Grid: keys of the window / 32. Block: 256.
@@ -11,9 +12,9 @@
 #include "dev.h"
 #include "mla_prefill/long_rows.h"
 
-enum : u32 { RUN = 32, PIECES = WIDTH / 8, THREADS = 256 };  // keys of a block
+enum : u32 { RUN = 32, PIECES = WIDTH / 8, THREADS = 256 };  // RUN: keys per block
 
-// A place in the list: key of a row; no context behind the last row.
+// Position in the list: a key of a row; context 0 after the last row.
 struct Spot { u32 row, key, context; };
 DEV Spot spot_of(const LongRows& rows, u32 place) {
     u32 before = 0;
@@ -33,7 +34,7 @@ mla_gather_kv(half_t* to, const half_t* pool, const i32* cu_q, const i32* contex
     grid_wait();
     grid_release();
     const LongRows rows{cu_q, context_lens, first, count, least};
-    const Spot spot = spot_of(rows, begin + bid_x() * RUN);  // Steps begin on runs.
+    const Spot spot = spot_of(rows, begin + bid_x() * RUN);  // Steps begin at multiples of RUN.
     if (spot.context == 0) return;
     const i32* table = tables + (u64)(table_rows ? (u32)table_rows[spot.row] : spot.row) * table_width;
     half_t* out = to + (u64)bid_x() * RUN * to_stride;

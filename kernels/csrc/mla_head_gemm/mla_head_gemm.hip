@@ -1,15 +1,18 @@
-// mla_head_gemm: y[t, h] = W_h x[t, h], a matrix a head: queries to latents, and means of latents to values.
-// CPU twin: the products in cpu/mla/absorbed_attention.rs.
+// mla_head_gemm: y[t, h] = W_h x[t, h], one matrix per head: W_UK absorbs queries into compressed KV space,
+// W_UV expands attention outputs to values. CPU reference: the GEMMs in cpu/mla/absorbed_attention.rs.
 //
-//   y [T, y_stride], head h from column h * OUTPUTS on; x [T, x_stride], head h from column h * x_head on, INPUTS of it
+//   y [T, y_stride], head h from column h * OUTPUTS on; x [T, x_stride], head h: INPUTS columns from column h
+//   * x_head on
 //   w [heads][OUTPUTS][INPUTS]; all half_t, rows of x and W aligned to 16 bytes
 //
 //   -DINPUTS=n (a multiple of 32)  -DOUTPUTS=n (a multiple of 16)
-//   -DLONG_ROW=n  tokens of rows of at least n tokens are left out, but for some at their ends: cu_q i32 [row_count + 1] says whose they are
-//   rows  of x that a block goes through, a multiple of 16
-// Grid: (strips of a head by those of a block, heads, T by rows). Block: 128.
-// Rounding: the output once. A row's result is the same sum in the same order whatever the others hold.
-// Roofline: bytes of W; a warp holds its strips of W in registers while rows of x pass.
+//   -DLONG_ROW=n  tokens of rows of at least n tokens are skipped, except some at their ends; cu_q i32
+//                 [row_count + 1] delimits rows
+//   rows  number of rows of x that a block processes, a multiple of 16
+// Grid: (strips of a head / strips of a block, heads, T / rows). Block: 128.
+// Rounding: the output once. A row's result is the same sum in the same order whatever the other rows
+// contain.
+// Roofline: bytes of W; a warp keeps its strips of W in registers while it iterates over rows of x.
 #include "dev.h"
 #include "dev/strip.h"
 #include "attention/row_of.h"
@@ -17,7 +20,7 @@
 enum : u32 {
     PIECES = INPUTS / 32,
     STRIPS = OUTPUTS / STRIP_ROWS,
-    OWN = PIECES >= 16 ? 1 : PIECES >= 8 ? 2 : 4,  // strips of a warp
+    OWN = PIECES >= 16 ? 1 : PIECES >= 8 ? 2 : 4,  // strips per warp
     WARPS = 128 / WARP_SIZE
 };
 
@@ -33,7 +36,8 @@ DEV Strips load_strips(const half_t* w, u32 first) {
     return s;
 }
 
-// The first of the 16 tokens from `at` on, or of as many so much further on, that are not all of a long row.
+// Returns the first group of 16 tokens, at `at` or a multiple of 16 tokens later, that is not entirely in a
+// long row.
 DEV u32 past_long_rows(const i32* cu_q, u32 row_count, u32 at, u32 end) {
 #ifdef LONG_ROW
     while (at < end) {

@@ -1,19 +1,21 @@
-// mla_kv_write.hip - between the projections and latent attention. CPU twin: cpu/mla/kv_write.rs.
+// mla_kv_write.hip - KV write and RoPE of MLA, between the projections and attention. CPU reference:
+// cpu/mla/kv_write.rs.
 //
-// mla_kv_write  pool row of a token's slot = [norm(c) | turn(k)] of kv [tokens, LATENT + ROTARY]; slot < 0 stores nothing. The
-//               last ROTARY channels of every head of q [tokens, heads * width] are turned in place.
+// mla_kv_write  pool row of a token's slot = [norm(c) | rope(k)] of kv [tokens, LATENT + ROTARY]; slot < 0
+// stores nothing. RoPE is applied in place to the last ROTARY channels of every head of q [tokens, heads *
+// width].
 //   norm [LATENT] of ACT; cos, sin f32 [positions, ROTARY / 2]; positions i32, slots i64 [tokens]
-//   pool: one layer, [slot][LATENT + ROTARY] of ACT
-// Turning: channels 2 i and 2 i + 1 against each other.
+//   pool: KV pool of one layer, [slot][LATENT + ROTARY] of ACT
+// RoPE pairs channels 2 i and 2 i + 1 (interleaved).
 // Options: LATENT, ROTARY, ACT_F32. Grid: tokens. Block: 256.
-// Rounding points: the normed latent before and behind its weight, turned channels once.
-// Roofline: bytes of kv and q over bandwidth; one token is latency: load, reduce, store.
+// Rounding: the normalised compressed KV before and after its weight, rotated channels once.
+// Roofline: bytes of kv and q over bandwidth; one token is latency-bound: load, reduce, store.
 #include "dev.h"
 #include "norm/norm.h"
 
 enum : u32 { WIDTH = LATENT + ROTARY, HALF = ROTARY / 2 };
 
-// Channels 2 i and 2 i + 1 of `y` from those of `x`.
+// Rotates channels 2 i and 2 i + 1 of `x` into `y`.
 DEV void rope_pair(ACT* y, const ACT* x, u32 i, float cos, float sin) {
     const float a = f32(x[2 * i]), b = f32(x[2 * i + 1]);
     y[2 * i] = to<ACT>(a * cos - b * sin);
