@@ -1,23 +1,23 @@
-//! Device memory with one owner.
+//! Uniquely owned device memory.
 //!
-//! Invariant: a buffer is initialised (zero) when it is allocated, so any bits read from it are values.
-//! Shared references read, unique references write: the borrow checker orders kernels on the CPU.
+//! Invariant: a buffer is zero-initialised when it is allocated, so every read yields initialised bytes.
+//! Reads take shared references and writes take unique references, so the borrow checker orders CPU kernels.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::{DType, DeviceError, MatMut, MatRef};
 
-/// Takes back the memory of dropped buffers.
+/// Deallocator of the memory of dropped buffers.
 pub trait BufferDeallocator: Send + Sync {
     /// Frees `[ptr, ptr + bytes)`.
     ///
     /// # Safety
-    /// The range was handed out by this allocator with exactly this size and is not used again.
+    /// The range was allocated by this allocator with exactly this size and is not used again.
     unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize);
 }
 
-/// A contiguous range of device memory, 64-byte aligned.
+/// Contiguous range of device memory, 64-byte aligned.
 pub struct Buffer {
     ptr: NonNull<u8>,
     bytes: usize,
@@ -26,14 +26,14 @@ pub struct Buffer {
 
 // SAFETY: the buffer owns its range; `&Buffer` only reads and `&mut Buffer` excludes readers.
 unsafe impl Send for Buffer {}
-// SAFETY: as above.
+// SAFETY: `&Buffer` only reads.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// Wraps a fresh allocation.
     ///
     /// # Safety
-    /// `[ptr, ptr + bytes)` is initialised, 64-byte aligned, used by nobody else, and `home` frees it.
+    /// `[ptr, ptr + bytes)` is initialised, 64-byte aligned and not used elsewhere, and `home` frees it.
     pub unsafe fn from_raw(
         ptr: NonNull<u8>,
         bytes: usize,
@@ -48,12 +48,12 @@ impl Buffer {
         self.bytes
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr.as_ptr()
     }
 
-    /// Address of the first byte, for writing.
+    /// Returns the address of the first byte, for writing.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr.as_ptr()
     }
@@ -71,24 +71,26 @@ impl Buffer {
         }
     }
 
-    /// The first `rows * cols` elements as a matrix.
+    /// Views the first `rows * cols` elements as a matrix `[rows, cols]`.
     pub fn mat(&self, dtype: DType, rows: usize, cols: usize) -> Result<MatRef<'_>, DeviceError> {
         self.check(dtype, rows, cols)?;
-        // SAFETY: checked against the size just now; the borrow keeps the memory alive.
+        // SAFETY: `check` compared the shape with the size of the buffer; the borrow keeps the memory alive.
         Ok(unsafe { MatRef::from_raw(self.as_ptr(), dtype, rows, cols, cols) })
     }
 
-    /// Rows of `cols` elements, `stride` apart.
+    /// Views `rows` rows of `cols` elements, `stride` elements apart, as a matrix.
     ///
     /// # Panics
-    /// If they reach beyond the buffer.
+    /// If the rows extend beyond the buffer.
     pub fn mat_strided(&self, dtype: DType, rows: usize, cols: usize, stride: usize) -> MatRef<'_> {
         assert!(cols <= stride && rows * stride * dtype.bytes() <= self.bytes);
-        // SAFETY: checked just now; the borrow keeps the memory alive.
+        // SAFETY: the assertion compared the shape with the size of the buffer; the borrow keeps the memory
+        // alive.
         unsafe { MatRef::from_raw(self.as_ptr(), dtype, rows, cols, stride) }
     }
 
-    /// The first `rows * cols` elements as a matrix to write. What lies behind them may change as well.
+    /// Views the first `rows * cols` elements as a mutable matrix `[rows, cols]`. Its row capacity covers the
+    /// rest of the buffer, so kernels may also overwrite elements after the last row.
     pub fn mat_mut(
         &mut self,
         dtype: DType,
@@ -97,7 +99,8 @@ impl Buffer {
     ) -> Result<MatMut<'_>, DeviceError> {
         self.check(dtype, rows, cols)?;
         let room = self.bytes / (cols * dtype.bytes()).max(1);
-        // SAFETY: checked against the size just now; the unique borrow excludes other views.
+        // SAFETY: `check` compared the shape with the size of the buffer; the unique borrow excludes other
+        // views.
         Ok(unsafe {
             MatMut::from_raw(self.as_mut_ptr(), dtype, rows, cols, cols).with_row_capacity(room)
         })
@@ -106,7 +109,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: `from_raw` was promised that `home` frees exactly this range.
+        // SAFETY: the caller of `from_raw` guaranteed that `home` frees exactly this range.
         unsafe { self.home.release(self.ptr, self.bytes) }
     }
 }

@@ -1,8 +1,8 @@
-//! What every backend checks before it computes or hands addresses to a kernel.
+//! Argument checks that every backend runs before it computes or launches a kernel.
 
 use crate::{DType, DeviceError, MatRef};
 
-/// Refuses a size that differs from the one that would fit.
+/// Returns [`DeviceError::Shape`] if a size differs from the expected size.
 pub fn check_size(
     kernel: &'static str,
     what: &'static str,
@@ -15,7 +15,7 @@ pub fn check_size(
     Err(DeviceError::Shape { kernel, what, got, expected })
 }
 
-/// Refuses a size below the one that is needed.
+/// Returns [`DeviceError::Shape`] if a size is less than the required minimum.
 pub fn check_at_least(
     kernel: &'static str,
     what: &'static str,
@@ -25,7 +25,7 @@ pub fn check_at_least(
     check_size(kernel, what, got.min(least), least)
 }
 
-/// Refuses a size above the one the kernel is made for.
+/// Returns [`DeviceError::Shape`] if a size exceeds the maximum of the kernel.
 pub fn check_at_most(
     kernel: &'static str,
     what: &'static str,
@@ -35,7 +35,7 @@ pub fn check_at_most(
     check_size(kernel, what, got, got.min(most))
 }
 
-/// Refuses an element type that differs from the expected one.
+/// Returns [`DeviceError::Unsupported`] if an element type differs from the expected type.
 pub fn check_dtype(
     kernel: &'static str,
     what: &'static str,
@@ -48,7 +48,7 @@ pub fn check_dtype(
     Err(DeviceError::Unsupported { kernel, what, dtype: got })
 }
 
-/// Refuses rows that do not follow each other without a gap.
+/// Returns [`DeviceError::Shape`] if the rows of a matrix are not contiguous.
 pub fn check_dense(
     kernel: &'static str,
     what: &'static str,
@@ -57,7 +57,7 @@ pub fn check_dense(
     if x.rows() <= 1 { Ok(()) } else { check_size(kernel, what, x.stride(), x.cols()) }
 }
 
-/// Refuses bytes `[offset, offset + len)` that reach beyond the `bytes` there are.
+/// Returns [`DeviceError::Shape`] if the byte range `[offset, offset + len)` exceeds a size of `bytes` bytes.
 pub fn check_range(
     kernel: &'static str,
     offset: usize,

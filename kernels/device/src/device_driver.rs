@@ -1,35 +1,36 @@
-//! Memory, copies, streams and graphs of one device: what every backend implements.
+//! Memory, copies, streams and graphs of one device: the trait that every backend implements.
 
 use crate::timestamps::HostTimestamps;
 use crate::{Buffer, CopyInFlight, DeviceError, EventTimestamps, PinnedBuffer};
 use std::sync::Arc;
 
-/// An order of launches. The CPU device runs every launch to its end before it returns, so it has one.
+/// Index of a stream: launches on one stream run in submission order. The CPU device runs every launch
+/// synchronously, so it has one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeviceStream(pub usize);
 
-/// Memory of a device.
+/// Free and total memory of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemInfo {
     /// Bytes that can still be allocated.
     pub free_bytes: u64,
-    /// Bytes in all.
+    /// Total bytes.
     pub total_bytes: u64,
 }
 
-/// A recording of launches.
+/// Captured graph of launches.
 #[derive(Debug)]
 pub struct CapturedGraph(pub Box<dyn GraphReplay>);
 
-/// What a device keeps of a recording.
+/// Device-specific executable of a captured graph.
 pub trait GraphReplay: Send + std::fmt::Debug {
-    /// Runs it on `s`.
+    /// Replays the graph on `s`.
     fn replay(&self, s: &DeviceStream) -> Result<(), DeviceError>;
 }
 
-/// Memory, copies and order of one device.
+/// Memory, copies and streams of one device.
 pub trait DeviceDriver: Send + Sync {
-    /// The device in words, for logs and reports.
+    /// Returns a description of the device for logs and reports.
     fn name(&self) -> String;
 
     /// Allocates zeroed memory.
@@ -38,7 +39,7 @@ pub trait DeviceDriver: Send + Sync {
     /// Copies host bytes to `[offset, offset + from.len())` of a buffer.
     fn upload(&self, to: &mut Buffer, offset: usize, from: &[u8]) -> Result<(), DeviceError>;
 
-    /// Copies `[offset, offset + to.len())` of a buffer to the host, after all launches on `s`.
+    /// Copies bytes `[offset, offset + to.len())` of a buffer to the host, after all launches on `s`.
     fn download(
         &self,
         s: &DeviceStream,
@@ -47,13 +48,13 @@ pub trait DeviceDriver: Send + Sync {
         to: &mut [u8],
     ) -> Result<(), DeviceError>;
 
-    /// Waits for all launches on `s`.
+    /// Blocks until all launches on `s` have completed.
     fn synchronize(&self, s: &DeviceStream) -> Result<(), DeviceError>;
 
-    /// Allocates zeroed host memory for copies that run by themselves.
+    /// Allocates zeroed pinned host memory for asynchronous copies.
     fn alloc_pinned(&self, bytes: usize) -> Result<PinnedBuffer, DeviceError>;
 
-    /// Starts a copy of the first `bytes` of `from` to the beginning of a buffer, in the order of `s`.
+    /// Starts an asynchronous copy on `s` of the first `bytes` bytes of `from` to the beginning of a buffer.
     fn start_upload(
         &self,
         s: &DeviceStream,
@@ -62,7 +63,7 @@ pub trait DeviceDriver: Send + Sync {
         bytes: usize,
     ) -> Result<CopyInFlight, DeviceError>;
 
-    /// Starts a copy of the first `bytes` of a buffer to the beginning of `to`, in the order of `s`.
+    /// Starts an asynchronous copy on `s` of the first `bytes` bytes of a buffer to the beginning of `to`.
     fn start_download(
         &self,
         s: &DeviceStream,
@@ -71,72 +72,75 @@ pub trait DeviceDriver: Send + Sync {
         bytes: usize,
     ) -> Result<CopyInFlight, DeviceError>;
 
-    /// Fills all of a buffer with zeros, in the order of `s`.
+    /// Fills a whole buffer with zeros, asynchronously on `s`.
     fn zero(&self, s: &DeviceStream, x: &mut Buffer) -> Result<(), DeviceError>;
 
-    /// Whether launches can be captured once and replayed.
+    /// Whether the device supports graph capture and replay.
     fn captures_graphs(&self) -> bool {
         false
     }
 
-    /// From now on launches on `s` are recorded instead of run. No memory may be allocated, copied
-    /// synchronously or freed until `end_capture`.
+    /// Begins graph capture on `s`: launches are captured instead of executed. Memory must not be allocated,
+    /// copied synchronously or freed until `end_capture`.
     fn begin_capture(&self, _: &DeviceStream) -> Result<(), DeviceError> {
         Err(DeviceError::GraphsUnsupported { device: self.name() })
     }
 
-    /// What has been recorded since `begin_capture`, ready to be replayed.
+    /// Ends graph capture and returns the instantiated graph of all launches since `begin_capture`.
     fn end_capture(&self, _: &DeviceStream) -> Result<CapturedGraph, DeviceError> {
         Err(DeviceError::GraphsUnsupported { device: self.name() })
     }
 
-    /// Runs a recording on `s`. Everything it reads and writes must still be allocated.
+    /// Replays a captured graph on `s`. All memory that the graph reads and writes must still be allocated.
     fn replay(&self, s: &DeviceStream, graph: &CapturedGraph) -> Result<(), DeviceError> {
         graph.0.replay(s)
     }
 
-    /// From now on launches do nothing, but what they would need is noted.
+    /// Begins a dry run: launches do nothing, but the kernels that they need are collected for compilation.
     fn begin_dry_run(&self) {}
 
-    /// Launches run again, and all that the rehearsed ones need is ready: compiled side by side, where the
-    /// launches would have had it compiled one by one. `progress` hears how many modules of how many are
-    /// done, again and again for as long as it takes.
+    /// Ends the dry run: compiles all collected kernel modules in parallel (without a dry run, launches would
+    /// compile them one by one) and enables launches again. Calls `progress(done, total)` with numbers of
+    /// modules repeatedly until all are compiled.
     fn end_dry_run(&self, _progress: &mut dyn FnMut(u64, u64)) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Where launches run beside those of the first stream, if anywhere: a device that runs one after the other, or marks each
-    /// of them, has no such place.
+    /// Returns the secondary stream, on which launches overlap those of the first stream; `None` if the
+    /// device runs launches serially or records a timestamp per kernel.
     fn secondary_stream(&self) -> Option<DeviceStream> {
         None
     }
 
-    /// Launches on `s` from now on come behind all that were made on `other`. In a capture of one of them the other becomes part
-    /// of the recording, and must be followed by it before the end.
+    /// Makes later launches on `s` wait for all launches so far on `other`. While one of the two streams is
+    /// captured, the other joins the capture; the captured stream must wait for it again before
+    /// `end_capture`.
     fn stream_wait(&self, s: &DeviceStream, other: &DeviceStream) -> Result<(), DeviceError> {
         let _ = (s, other);
         Ok(())
     }
 
-    /// Steps serve requests from now on: nothing is measured any more to choose between ways of computing,
-    /// which would hold them up.
+    /// Freezes autotuning: from now on steps serve requests, so no launch is timed to choose between
+    /// algorithms, which would delay them.
     fn freeze_autotuning(&self) {}
 
-    /// `count` marks that have not been set. What is made here suits a device that runs every launch to
-    /// its end before it returns.
+    /// Allocates `count` unrecorded GPU event timestamps. The default implementation reads the host clock and
+    /// is correct for devices that run launches synchronously.
     fn alloc_timestamps(&self, count: usize) -> Result<Arc<dyn EventTimestamps>, DeviceError> {
         Ok(Arc::new(HostTimestamps::new(count)))
     }
 
-    /// From now on each launch is followed by one of `marks`, from `first` on, for as long as there are
-    /// any, and begins only when its predecessor has ended. A device may mark nothing by itself.
+    /// Begins per-kernel timestamps: after each launch, records the next event of `marks`, starting with
+    /// event `first`, until none is left. Launches do not overlap their predecessor meanwhile. Devices may
+    /// ignore the call.
     fn begin_kernel_timestamps(&self, _marks: &Arc<dyn EventTimestamps>, _first: usize) {}
 
-    /// What the marks set since `begin_kernel_timestamps` are behind, in their order: names of kernels.
+    /// Ends per-kernel timestamps and returns the kernel names of the events recorded since
+    /// `begin_kernel_timestamps`, in order.
     fn end_kernel_timestamps(&self) -> Vec<&'static str> {
         Vec::new()
     }
 
-    /// Free and total memory.
+    /// Returns free and total memory.
     fn mem_info(&self) -> MemInfo;
 }

@@ -1,28 +1,28 @@
-//! Element types of device memory, and the Rust types that hold them.
+//! Element types of device memory, and the corresponding Rust types.
 
 pub use half::{bf16, f16};
 
 use crate::Fp8E4m3;
 
-/// Element type of a buffer.
+/// Element type of device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DType {
     /// IEEE binary32.
     F32,
-    /// The upper half of binary32.
+    /// bfloat16 (the upper 16 bits of binary32).
     BF16,
     /// IEEE binary16.
     F16,
-    /// OCP fp8 e4m3: weights with scales, keys and values.
+    /// OCP fp8 e4m3: weights with scales, and the KV cache.
     F8E4M3,
-    /// Token ids, positions, lengths, block numbers.
+    /// Token ids, positions, lengths, block ids.
     I32,
-    /// Slots: block times block size plus offset, −1 for none.
+    /// KV cache slots: block id × block size + offset in the block, −1 for none.
     I64,
 }
 
 impl DType {
-    /// Bytes of one element.
+    /// Size of one element in bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {
         match self {
@@ -34,24 +34,24 @@ impl DType {
     }
 }
 
-/// A Rust type stored as one [`DType`].
+/// Rust type that represents one [`DType`].
 ///
 /// # Safety
-/// `Self` has the size of `DTYPE`, no padding, and every bit pattern is a value.
+/// `Self` has the size of `DTYPE` and no padding, and every bit pattern is a valid value.
 pub unsafe trait DeviceElement: Copy + Send + Sync + 'static {
-    /// The device type.
+    /// Corresponding device type.
     const DTYPE: DType;
 }
 
-/// A floating-point element: computed in f32, rounded to nearest even when stored.
+/// Floating-point element type: computed in f32, rounded to nearest even when stored.
 pub trait FloatElement: DeviceElement {
-    /// What rows are widened to before they meet elements of this type in a product.
+    /// Type that activation rows are converted to before they are multiplied with weights of this type.
     type Operand: FloatElement;
-    /// The value as f32.
+    /// Converts to f32.
     fn load(self) -> f32;
-    /// `x` rounded to nearest even.
+    /// Converts `x`, rounding to nearest even.
     fn store(x: f32) -> Self;
-    /// Converts a value that is known to be exact in this type.
+    /// Converts a value that is exactly representable in this type.
     fn truncate(x: f32) -> Self {
         Self::store(x)
     }
@@ -59,7 +59,7 @@ pub trait FloatElement: DeviceElement {
 
 macro_rules! element {
     ($($rust:ty => $dtype:ident),*) => {$(
-        // SAFETY: plain old data of exactly the size `DType::bytes` tells; any bits are a value.
+        // SAFETY: plain old data of exactly `DType::bytes` bytes; every bit pattern is a valid value.
         unsafe impl DeviceElement for $rust {
             const DTYPE: DType = DType::$dtype;
         }
@@ -85,7 +85,7 @@ impl FloatElement for bf16 {
     fn load(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
-    /// Nearest even, without branches, so that loops vectorise; NaN stays a quiet NaN.
+    /// Rounds to nearest even without branches, so that loops vectorise; NaN becomes a quiet NaN.
     #[inline(always)]
     fn store(x: f32) -> Self {
         let bits = x.to_bits();
@@ -99,9 +99,10 @@ impl FloatElement for bf16 {
     }
 }
 
-/// On bits and without branches, so that loops vectorise; the same bits as the instructions of F16C give.
+/// Branch-free integer implementation, so that loops vectorise; bit-identical to the F16C instructions.
 impl FloatElement for f16 {
-    /// No instruction multiplies this type into f32 sums: rows are widened once, not at every product.
+    /// No instruction multiplies f16 with f32 accumulation, so rows are widened to f32 once instead of per
+    /// product.
     type Operand = f32;
     #[inline(always)]
     fn load(self) -> f32 {
@@ -109,9 +110,10 @@ impl FloatElement for f16 {
         const MIN_NORMAL: u32 = 0x0400 << 13;
         let bits = u32::from(self.to_bits());
         let magnitude = (bits & 0x7fff) << 13;
-        // 112 is the difference of the exponents' biases.
+        // 112 is the difference between the exponent biases of f32 and f16.
         let normal = magnitude + (112 << 23);
-        // The fraction as one with the exponent of the least normal number, less that number.
+        // Subnormal: interpret the fraction with the exponent of the smallest normal f16, then subtract that
+        // number.
         let least = f32::from_bits(113 << 23);
         let subnormal = (f32::from_bits(magnitude + (113 << 23)) - least).to_bits();
         let quiet = if magnitude > INFINITY { 0x7fc0_0000 } else { 0x7f80_0000 };
@@ -119,7 +121,7 @@ impl FloatElement for f16 {
         let wide = if magnitude >= INFINITY { magnitude | quiet } else { finite };
         f32::from_bits(wide | (bits & 0x8000) << 16)
     }
-    /// Nearest even; NaN stays a quiet NaN.
+    /// Rounds to nearest even; NaN becomes a quiet NaN.
     #[inline(always)]
     fn store(x: f32) -> Self {
         const MIN_NORMAL: u32 = 113 << 23;
@@ -127,10 +129,12 @@ impl FloatElement for f16 {
         let sign = (x.to_bits() >> 16) & 0x8000;
         let exact = x.to_bits() & 0x7fff_ffff;
         let bounded = if exact > BEYOND { BEYOND } else { exact };
-        // A carry out of the fraction is the next exponent, out of the largest exponent infinity.
+        // A carry out of the fraction increments the exponent; out of the largest exponent it yields
+        // infinity.
         let halfway = 0x0fff + ((bounded >> 13) & 1);
         let normal = bounded.wrapping_sub(112 << 23).wrapping_add(halfway) >> 13;
-        // Beside one half, the last bit of f32 is that of a subnormal number.
+        // Subnormal: adding 0.5 aligns the last bit of the f32 fraction with that of a subnormal f16, which
+        // rounds.
         let subnormal = (f32::from_bits(bounded) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
         let finite = if bounded < MIN_NORMAL { subnormal } else { normal };
         let quiet = (exact >> 13) & 0x03ff | 0x7e00;
@@ -142,7 +146,8 @@ impl FloatElement for f16 {
 mod tests {
     use super::*;
 
-    /// Every f16, and the f32 around each: the middle to its neighbour and both sides of that.
+    /// Tests every f16, and the f32 midpoint between it and its successor with both neighbours of the
+    /// midpoint.
     #[test]
     fn half_conversions_follow_ieee754() {
         for bits in 0..=u16::MAX {

@@ -1,75 +1,75 @@
-//! What can go wrong on a device.
+//! Errors of devices.
 
 use crate::DType;
 
-/// A device refused or failed. `Shape` and `Unsupported` are the caller's mistakes, found before any
-/// memory is touched; the others mean that the device is of no further use.
+/// Error of a device. `Shape` and `Unsupported` are errors of the caller, detected before any memory is
+/// accessed; after any other error the device is unusable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// The device has no such amount of memory.
+    /// The device has too little free memory.
     #[error("out of memory: {bytes} bytes on {device}")]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: usize,
-        /// Device, in words.
+        /// Description of the device.
         device: &'static str,
     },
-    /// Sizes of the arguments contradict each other.
+    /// A size of an argument does not match the other arguments.
     #[error("{kernel}: {what} is {got}, expected {expected}")]
     Shape {
-        /// The kernel that refused.
+        /// Kernel that rejected the arguments.
         kernel: &'static str,
-        /// The size in question.
+        /// Description of the size.
         what: &'static str,
-        /// Its value.
+        /// Actual value.
         got: usize,
-        /// The value that would fit.
+        /// Expected value.
         expected: usize,
     },
-    /// An index points outside its table or pool.
+    /// An index is out of the range of its table or pool.
     #[error("{kernel}: {what} {index} is outside [0, {limit})")]
     Index {
-        /// The kernel that refused.
+        /// Kernel that rejected the arguments.
         kernel: &'static str,
-        /// What was indexed.
+        /// Description of the index.
         what: &'static str,
-        /// The index.
+        /// Value of the index.
         index: i64,
         /// One past the largest valid index.
         limit: usize,
     },
-    /// The kernel exists, but not for this element type.
+    /// The kernel does not support this element type.
     #[error("{kernel} does not take {dtype:?} as {what}")]
     Unsupported {
-        /// The kernel that refused.
+        /// Kernel that rejected the arguments.
         kernel: &'static str,
-        /// The argument.
+        /// Description of the argument.
         what: &'static str,
-        /// Its type.
+        /// Element type of the argument.
         dtype: DType,
     },
-    /// The configured instruction set is not available on this processor.
+    /// The configured instruction set is not available on this CPU.
     #[error("this processor has no {isa}")]
     MissingIsa {
         /// Name of the instruction set.
         isa: &'static str,
     },
-    /// A GPU refused or failed.
+    /// A GPU, its runtime or its compiler failed.
     #[error(transparent)]
     Gpu(#[from] crate::gpu::GpuError),
-    /// This device runs every launch at once.
+    /// The device does not support graph capture.
     #[error("{device} cannot capture launches")]
     GraphsUnsupported {
-        /// Device, in words.
+        /// Description of the device.
         device: String,
     },
-    /// This device cannot choose tokens out of a part of the vocabulary.
+    /// The device does not support vocab-parallel (sharded) sampling.
     #[error("{device} needs the logits of the whole vocabulary")]
     VocabParallelUnsupported {
-        /// Device, in words.
+        /// Description of the device.
         device: String,
     },
-    /// The ranks that have the other parts of the vocabulary are gone.
+    /// The ranks with the other vocabulary shards have failed.
     #[error("the ranks that share the vocabulary are gone")]
     PeerRanksFailed,
     /// A worker thread could not be started.

@@ -1,45 +1,45 @@
-//! fp8 e4m3 as OCP defines it: 4 bits of exponent with bias 7, 3 of mantissa, no infinity, 0x7f and 0xff NaN.
+//! OCP fp8 e4m3: 4 exponent bits with bias 7, 3 mantissa bits, no infinity; 0x7f and 0xff are NaN.
 
-/// An e4m3 number.
+/// fp8 e4m3 number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(transparent)]
 pub struct Fp8E4m3(u8);
 
-/// 2¹²⁰: from the bias of f32 to that of e4m3.
+/// 2¹²⁰: converts the exponent bias of e4m3 (7) to that of f32 (127).
 const REBIAS: f32 = f32::from_bits((127 + 120) << 23);
-/// Below it values are multiples of 2⁻⁹.
+/// Smallest normal number; smaller values are multiples of 2⁻⁹.
 const MIN_NORMAL: f32 = 1.0 / 64.0;
-/// 1.5 · 2²³: adding it rounds to an integer.
+/// 1.5 · 2²³: adding it to an f32 rounds to an integer.
 const ROUNDER: f32 = 12_582_912.0;
 
 impl Fp8E4m3 {
-    /// The largest number.
+    /// Largest finite number.
     pub const MAX: f32 = 448.0;
 
-    /// The number with these bits.
+    /// Creates a number from its bits.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits)
     }
 
-    /// Its bits.
+    /// Returns the bits.
     #[must_use]
     pub const fn to_bits(self) -> u8 {
         self.0
     }
 
-    /// Its value, which f32 holds exactly.
+    /// Converts to f32, exactly.
     #[must_use]
     pub fn to_f32(self) -> f32 {
         let (sign, size) = (u32::from(self.0 & 0x80), u32::from(self.0 & 0x7f));
         if size == 0x7f {
             return f32::NAN;
         }
-        // Exponent and mantissa moved in place; the product changes the bias, exactly.
+        // Shift exponent and mantissa to their f32 positions; the multiplication corrects the bias exactly.
         f32::from_bits(sign << 24 | size << 20) * REBIAS
     }
 
-    /// The nearest number, even mantissas winning ties, the largest for all beyond it; NaN stays NaN.
+    /// Rounds to nearest, ties to even, saturating at ±448; NaN becomes NaN.
     #[must_use]
     pub fn from_f32(x: f32) -> Self {
         let sign = if x.is_sign_negative() { 0x80 } else { 0 };

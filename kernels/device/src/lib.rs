@@ -1,8 +1,9 @@
 //! Devices: runtime libraries, memory, streams, events, graphs, and the JIT compiler of kernels.
 //!
-//! [`DeviceDriver`] moves bytes and orders launches; it is object safe, because a launch costs microseconds and a
-//! virtual call nanoseconds. [`CpuDevice`] is always built. [`gpu::GpuDevice`] is one GPU behind the HIP runtime, the CUDA
-//! driver, or the emulator. What is computed on a device is the crate `kernels`.
+//! [`DeviceDriver`] copies memory and orders launches; it is object safe, because a launch costs microseconds
+//! and a virtual call nanoseconds. [`CpuDevice`] is always built. [`gpu::GpuDevice`] is one GPU, driven
+//! through the HIP runtime, the CUDA driver or the emulator. The kernels that run on devices are in the crate
+//! `kernels`.
 
 #![allow(clippy::cast_ptr_alignment, reason = "buffers are 64-byte aligned and views typed")]
 #![allow(clippy::inline_always, reason = "conversions of elements are inlined into row kernels")]

@@ -1,8 +1,8 @@
-//! A file in memory, read-only, through the page cache.
+//! Read-only memory-mapped file.
 //!
-//! It lives here because mapping is unsafe: the bytes change if someone writes to the file, and
-//! reading behind a truncation kills the process. Both are outside what a program can prevent, so
-//! model folders must not be written while they are served.
+//! The module is part of this crate because mapping is unsafe: the bytes change if another process writes to
+//! the file, and reading past the end of a truncated file raises SIGBUS. A program cannot prevent either, so
+//! model folders must not be modified while a model is served.
 
 use memmap2::{Advice, Mmap};
 use std::fs::File;
@@ -10,14 +10,16 @@ use std::io;
 use std::ops::Deref;
 use std::path::Path;
 
-/// The bytes of a file.
+/// Memory-mapped contents of a file.
 #[derive(Debug)]
 pub struct MappedFile {
     map: Option<Mmap>, // None for an empty file, which cannot be mapped.
 }
 
 impl MappedFile {
-    /// Maps a regular file; nothing is read yet.
+    /// Maps a regular file without reading it.
+    ///
+    /// Errors: the file cannot be opened or mapped, or is not a regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let metadata = file.metadata()?;
@@ -27,10 +29,10 @@ impl MappedFile {
         if metadata.len() == 0 {
             return Ok(Self { map: None });
         }
-        // SAFETY: read-only and private to this value; see the head of this file for what the caller
-        // promises about other writers.
+        // SAFETY: the mapping is read-only and owned by this value; the module documentation states that the
+        // file must not be modified by other writers.
         let map = unsafe { Mmap::map(&file)? };
-        // Read-ahead is a hint: weights are read once, front to back.
+        // Weights are read once, sequentially; the advice is only a read-ahead hint, so failures are ignored.
         let _ = map.advise(Advice::Sequential);
         Ok(Self { map: Some(map) })
     }

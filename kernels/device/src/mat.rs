@@ -1,12 +1,12 @@
-//! Matrix views of device memory: pointer, element type, rows, columns, and elements between rows.
+//! Matrix views of device memory: pointer, element type, rows, columns, and row stride in elements.
 //!
-//! A view borrows what it looks at. Host access (`row`) exists because the CPU device is the host.
+//! A view borrows the memory. Host access (`row`) is only valid for memory of the CPU device.
 
 use std::marker::PhantomData;
 
 use crate::{DType, DeviceElement, DeviceError};
 
-/// A matrix to read; vectors are matrices of one row.
+/// Read-only matrix view; a vector is a matrix with one row.
 #[derive(Debug, Clone, Copy)]
 pub struct MatRef<'a> {
     ptr: *const u8,
@@ -17,31 +17,35 @@ pub struct MatRef<'a> {
     life: PhantomData<&'a [u8]>,
 }
 
-/// A matrix to write.
+/// Mutable matrix view.
 #[derive(Debug)]
 pub struct MatMut<'a> {
     ptr: *mut u8,
     dtype: DType,
     rows: usize,
-    /// Rows that its memory holds, itself included: those behind it are nobody's.
+    /// Number of rows that the memory has room for, at least `rows`; rows after the last one hold no data and
+    /// may be overwritten.
     row_capacity: usize,
     cols: usize,
     stride: usize,
     life: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a view behaves like the slice it was made from.
+// SAFETY: a view behaves like a shared slice.
 unsafe impl Send for MatRef<'_> {}
-// SAFETY: as above.
+// SAFETY: a view behaves like a shared slice.
 unsafe impl Sync for MatRef<'_> {}
-// SAFETY: as above.
+// SAFETY: a view behaves like a unique slice.
 unsafe impl Send for MatMut<'_> {}
-// SAFETY: `&MatMut` gives no access to the elements but by reading.
+// SAFETY: `&MatMut` gives read access to the elements only.
 unsafe impl Sync for MatMut<'_> {}
 
 impl<'a> MatRef<'a> {
+    /// Creates a view of raw memory; `stride` is in elements.
+    ///
     /// # Safety
-    /// Every row is `cols` initialised elements of `dtype`, aligned, live and unwritten for `'a`.
+    /// Every row consists of `cols` initialised elements of `dtype` that are aligned, live and not written
+    /// for `'a`.
     pub unsafe fn from_raw(
         ptr: *const u8,
         dtype: DType,
@@ -52,24 +56,24 @@ impl<'a> MatRef<'a> {
         Self { ptr, dtype, rows, cols, stride, life: PhantomData }
     }
 
-    /// Views host elements as a matrix.
+    /// Views host elements as a matrix `[rows, cols]`.
     pub fn of<T: DeviceElement>(
         data: &'a [T],
         rows: usize,
         cols: usize,
     ) -> Result<Self, DeviceError> {
         check_len(data.len(), rows, cols)?;
-        // SAFETY: the slice holds exactly rows * cols elements for 'a.
+        // SAFETY: the slice has exactly `rows * cols` elements for `'a`.
         Ok(unsafe { Self::from_raw(data.as_ptr().cast(), T::DTYPE, rows, cols, cols) })
     }
 
-    /// Rows.
+    /// Number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns.
+    /// Number of columns.
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
@@ -81,62 +85,65 @@ impl<'a> MatRef<'a> {
         self.dtype
     }
 
-    /// Elements between the starts of two rows.
+    /// Row stride in elements.
     #[must_use]
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// First byte; on the device the matrix was made on.
+    /// Returns the address of the first byte, in the address space of the device.
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr
     }
 
-    /// First byte of row `r`.
+    /// Returns the address of the first byte of row `r`.
     pub fn row_ptr(&self, r: usize) -> *const u8 {
         assert!(r < self.rows, "row {r} of {}", self.rows);
-        // SAFETY: inside the matrix.
+        // SAFETY: row `r` is inside the matrix.
         unsafe { self.ptr.add(r * self.stride * self.dtype.bytes()) }
     }
 
-    /// Row `r` on the host.
+    /// Returns row `r` as a slice; the memory must be host memory.
     ///
     /// # Panics
-    /// If `T` is not the element type or `r` is outside.
+    /// If `T` is not the element type or `r` is out of range.
     #[must_use]
     pub fn row<T: DeviceElement>(&self, r: usize) -> &'a [T] {
         assert!(T::DTYPE == self.dtype && r < self.rows, "row {r} as {:?} of {self:?}", T::DTYPE);
-        // SAFETY: row and type were checked; `from_raw` vouched for the memory.
+        // SAFETY: row and type were checked; the caller of `from_raw` guaranteed the memory.
         unsafe { std::slice::from_raw_parts(self.ptr.cast::<T>().add(r * self.stride), self.cols) }
     }
 
-    /// Columns `[from, from + cols)` of every row.
+    /// Returns a view of columns `[from, from + cols)` of every row.
     ///
     /// # Panics
-    /// If they reach beyond the matrix.
+    /// If the columns extend beyond the matrix.
     #[must_use]
     pub fn columns(&self, from: usize, cols: usize) -> Self {
         assert!(from + cols <= self.cols, "columns {from}+{cols} of {}", self.cols);
-        // SAFETY: a sub-range of each row.
+        // SAFETY: the columns are a sub-range of each row.
         Self { ptr: unsafe { self.ptr.add(from * self.dtype.bytes()) }, cols, ..*self }
     }
 
-    /// Rows `[from, from + rows)`.
+    /// Returns a view of rows `[from, from + rows)`.
     ///
     /// # Panics
-    /// If they reach beyond the matrix.
+    /// If the rows extend beyond the matrix.
     #[must_use]
     pub fn rows_from(&self, from: usize, rows: usize) -> Self {
         assert!(from + rows <= self.rows, "rows {from}+{rows} of {}", self.rows);
-        // SAFETY: a sub-range of the rows.
+        // SAFETY: the result is a sub-range of the rows.
         let ptr = unsafe { self.ptr.add(from * self.stride * self.dtype.bytes()) };
         Self { ptr, rows, ..*self }
     }
 }
 
 impl<'a> MatMut<'a> {
+    /// Creates a mutable view of raw memory; `stride` is in elements.
+    ///
     /// # Safety
-    /// Every row is `cols` initialised elements of `dtype`, aligned, and only this view uses them for `'a`.
+    /// Every row consists of `cols` initialised elements of `dtype` that are aligned and used by this view
+    /// only for `'a`.
     pub unsafe fn from_raw(
         ptr: *mut u8,
         dtype: DType,
@@ -147,39 +154,39 @@ impl<'a> MatMut<'a> {
         Self { ptr, dtype, rows, row_capacity: rows, cols, stride, life: PhantomData }
     }
 
-    /// The same with memory for `room` rows in all.
+    /// Sets the row capacity to `room` rows, but not less than the number of rows.
     ///
     /// # Safety
-    /// As `from_raw`, for so many rows.
+    /// The contract of `from_raw` is met for `room` rows.
     #[must_use]
     pub unsafe fn with_row_capacity(self, room: usize) -> Self {
         Self { row_capacity: room.max(self.rows), ..self }
     }
 
-    /// Rows that may be written, its own included: what products of whole tiles leave behind the last row is
-    /// nobody's.
+    /// Number of rows that may be written, at least [`rows`](Self::rows): GEMMs that write whole tiles may
+    /// overwrite the memory after the last row, which holds no data.
     pub fn row_capacity(&self) -> usize {
         self.row_capacity
     }
 
-    /// Views host elements as a matrix to write.
+    /// Views host elements as a mutable matrix `[rows, cols]`.
     pub fn of<T: DeviceElement>(
         data: &'a mut [T],
         rows: usize,
         cols: usize,
     ) -> Result<Self, DeviceError> {
         check_len(data.len(), rows, cols)?;
-        // SAFETY: the slice holds exactly rows * cols elements, uniquely borrowed for 'a.
+        // SAFETY: the slice has exactly `rows * cols` elements, uniquely borrowed for `'a`.
         Ok(unsafe { Self::from_raw(data.as_mut_ptr().cast(), T::DTYPE, rows, cols, cols) })
     }
 
-    /// Rows.
+    /// Number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns.
+    /// Number of columns.
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
@@ -191,38 +198,38 @@ impl<'a> MatMut<'a> {
         self.dtype
     }
 
-    /// Elements between the starts of two rows.
+    /// Row stride in elements.
     #[must_use]
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// Address of the first element, for writing.
+    /// Returns the address of the first element, for writing.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr
     }
 
-    /// The same elements, to read.
+    /// Returns a read-only view of the matrix.
     #[must_use]
     pub fn as_ref(&self) -> MatRef<'_> {
-        // SAFETY: the borrow of self keeps writers away.
+        // SAFETY: the borrow of `self` excludes writers.
         unsafe { MatRef::from_raw(self.ptr, self.dtype, self.rows, self.cols, self.stride) }
     }
 
-    /// A shorter loan of the same elements.
+    /// Reborrows the matrix for a shorter lifetime.
     #[must_use]
     pub fn reborrow(&mut self) -> MatMut<'_> {
         MatMut { ptr: self.ptr, life: PhantomData, ..*self }
     }
 
-    /// Row `r` on the host.
+    /// Returns row `r` as a mutable slice; the memory must be host memory.
     ///
     /// # Panics
-    /// If `T` is not the element type or `r` is outside.
+    /// If `T` is not the element type or `r` is out of range.
     #[must_use]
     pub fn row_mut<T: DeviceElement>(&mut self, r: usize) -> &mut [T] {
         assert!(T::DTYPE == self.dtype && r < self.rows, "row {r} as {:?} of {self:?}", T::DTYPE);
-        // SAFETY: row and type were checked; the unique borrow excludes other users.
+        // SAFETY: row and type were checked; the unique borrow excludes other accesses.
         unsafe {
             std::slice::from_raw_parts_mut(self.ptr.cast::<T>().add(r * self.stride), self.cols)
         }

@@ -1,15 +1,15 @@
-//! Host memory that copies run from and to while the host goes on, and the proof that they are over.
+//! Pinned host memory for asynchronous copies, and fences that signal the completion of a copy.
 
 use crate::{Buffer, DeviceError};
 
-/// Host memory a device copies from and to by itself.
+/// Pinned host memory for asynchronous copies.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     memory: Buffer,
 }
 
 impl PinnedBuffer {
-    /// Wraps memory of the host.
+    /// Wraps host memory.
     ///
     /// # Safety
     /// The host can read and write the buffer's range.
@@ -17,27 +17,29 @@ impl PinnedBuffer {
         Self { memory }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: host memory, initialised when allocated; a device that copies holds it as `CopyInFlight`.
+        // SAFETY: host memory, initialised when allocated; during a copy the buffer is owned by
+        // `CopyInFlight`.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.memory.bytes()) }
     }
 
-    /// The bytes, to write.
+    /// Returns the bytes for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and uniquely borrowed.
+        // SAFETY: host memory, initialised when allocated, uniquely borrowed, and not part of a copy in
+        // flight.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr(), self.memory.bytes()) }
     }
 }
 
-/// The end of everything launched on a stream before it was made.
+/// Fence that completes after all work submitted to a stream before the fence was recorded.
 pub trait CopyFence: Send + std::fmt::Debug {
-    /// Waits for it.
+    /// Blocks until the fence has completed.
     fn wait(&mut self) -> Result<(), DeviceError>;
 }
 
-/// Host memory that a copy on the device is using.
+/// Pinned buffer of a copy in flight.
 #[derive(Debug)]
 pub struct CopyInFlight {
     memory: Option<PinnedBuffer>,
@@ -45,14 +47,14 @@ pub struct CopyInFlight {
 }
 
 impl CopyInFlight {
-    /// `memory` is in use until `fence`.
+    /// Creates a copy in flight that uses `memory` until `fence` completes.
     #[must_use]
     pub fn new(memory: PinnedBuffer, fence: Box<dyn CopyFence>) -> Self {
         Self { memory: Some(memory), fence }
     }
 
-    /// Waits for the copy and gives the memory back. After an error the memory is lost on purpose: the
-    /// device may still write to it.
+    /// Waits for the copy and returns the buffer. After an error the buffer is leaked deliberately, because
+    /// the device may still access it.
     pub fn wait(mut self) -> Result<PinnedBuffer, DeviceError> {
         let memory = self.memory.take().expect("held until the copy is over");
         match self.fence.wait() {
@@ -70,12 +72,12 @@ impl Drop for CopyInFlight {
         if let Some(memory) = self.memory.take()
             && self.fence.wait().is_err()
         {
-            std::mem::forget(memory); // As in `wait`.
+            std::mem::forget(memory); // The device may still access it.
         }
     }
 }
 
-/// The fence of a device whose launches are over when they return.
+/// Fence of a device with synchronous launches: always complete.
 #[derive(Debug)]
 pub(crate) struct CompletedFence;
 

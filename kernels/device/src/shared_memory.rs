@@ -1,24 +1,24 @@
-//! Memory that the processes of one host share.
+//! Shared memory of the processes of one host.
 //!
-//! It lives here because mapping is unsafe. Every access is atomic, so that the words are values
-//! whatever another process does to them; what they mean is settled among those who share them.
+//! The module is part of this crate because mapping is unsafe. Every access is atomic, so concurrent writes
+//! by other processes are not data races; the meaning of the words is defined by the users of the memory.
 
 use memmap2::{MmapOptions, MmapRaw};
 use std::fs::File;
 use std::io;
 use std::sync::atomic::AtomicU32;
 
-/// Words of a file, mapped by all who share it.
+/// 32-bit words of a file that several processes map.
 #[derive(Debug)]
 pub struct SharedMemory {
     map: MmapRaw,
 }
 
 impl SharedMemory {
-    /// Maps the first `words` words of a file. Whoever shares the file must not shorten it: reading behind its end
-    /// kills the process.
+    /// Maps the first `words` words of a file. No process may truncate the file: access past its end raises
+    /// SIGBUS.
     ///
-    /// Errors: the file is shorter, or cannot be mapped to read and write.
+    /// Errors: the file is too short, or cannot be mapped for reading and writing.
     pub fn map(file: &File, words: usize) -> io::Result<Self> {
         let (bytes, found) = (words * size_of::<AtomicU32>(), file.metadata()?.len());
         if found < bytes as u64 {
@@ -28,12 +28,12 @@ impl SharedMemory {
         Ok(Self { map: MmapOptions::new().len(bytes).map_raw(file)? })
     }
 
-    /// The words, as all see them.
+    /// Returns the shared words.
     #[must_use]
     pub fn words(&self) -> &[AtomicU32] {
         let count = self.map.len() / size_of::<AtomicU32>();
-        // SAFETY: the mapping starts at a page, is that long, and can be read and written for as long as `self`
-        // lives; atomics may be written by others.
+        // SAFETY: the mapping is page-aligned, has `count` words, and is readable and writable while `self`
+        // lives; atomics may be written concurrently.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), count) }
     }
 }

@@ -1,31 +1,31 @@
-//! Points in time between the launches of a stream, on the device's own clock.
+//! Event timestamps between the launches of a stream, on the clock of the device.
 
 use crate::{DeviceError, DeviceStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Marks of one device, all reserved at once; each is set again and again.
+/// Fixed set of event timestamps of one device; each event can be recorded repeatedly.
 pub trait EventTimestamps: Send + Sync + std::fmt::Debug {
-    /// Number of marks.
+    /// Number of events.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Whether the number of events is 0.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Mark `i` is the end of everything launched on `s` so far. In a capture it becomes part of the
-    /// recording: every replay sets it.
+    /// Records event `i` on `s`, after all work submitted to `s` so far. During graph capture the record
+    /// becomes a graph node that every replay executes.
     fn record(&self, s: &DeviceStream, i: usize) -> Result<(), DeviceError>;
 
-    /// Waits until the launches before mark `i`, which has been set, are over.
+    /// Blocks until event `i`, which must have been recorded, has completed.
     fn wait(&self, i: usize) -> Result<(), DeviceError>;
 
-    /// Nanoseconds from mark `from` to mark `to`, both of which are over.
+    /// Returns the nanoseconds from event `from` to event `to`; both must have completed.
     fn elapsed_ns(&self, from: usize, to: usize) -> Result<i64, DeviceError>;
 }
 
-/// Marks of a device whose launches are over when they return: times of the host.
+/// Timestamps of a device with synchronous launches, read from the host clock.
 #[derive(Debug)]
 pub(crate) struct HostTimestamps {
     start: Instant,

@@ -1,4 +1,4 @@
-//! `CpuDevice`: threads and memory of the host.
+//! `CpuDevice`: thread pool and memory of the host.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use crate::check::check_range;
 use crate::pinned_memory::CompletedFence;
 use crate::{Buffer, CopyInFlight, DeviceDriver, DeviceError, DeviceStream, MemInfo, PinnedBuffer};
 
-/// How a CPU device computes.
+/// Configuration of a CPU device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuConfig {
-    /// Threads that compute, the caller included; 0 = one per physical core.
+    /// Number of compute threads, including the calling thread; 0 = one per physical core.
     pub threads: usize,
-    /// Instruction set; tests name slower ones than the best.
+    /// Instruction set; tests select slower ones than the best available.
     pub isa: CpuIsa,
 }
 
@@ -25,7 +25,7 @@ impl Default for CpuConfig {
     }
 }
 
-/// The host processor as a device.
+/// CPU of the host as a device.
 #[derive(Debug)]
 pub struct CpuDevice {
     threads: ThreadPool,
@@ -34,9 +34,9 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// Starts the threads.
+    /// Creates the device and starts its threads.
     ///
-    /// Errors: the processor lacks the instruction set, or a thread could not be started.
+    /// Errors: the CPU lacks the instruction set, or a thread could not be started.
     pub fn new(config: CpuConfig) -> Result<Self, DeviceError> {
         if !config.isa.available() {
             return Err(DeviceError::MissingIsa { isa: config.isa.name() });
@@ -45,13 +45,13 @@ impl CpuDevice {
         Ok(Self { threads: ThreadPool::new(threads)?, memory: Arc::default(), isa: config.isa })
     }
 
-    /// The instruction set in use.
+    /// Returns the instruction set in use.
     #[must_use]
     pub fn isa(&self) -> CpuIsa {
         self.isa
     }
 
-    /// The threads, for other host work between kernels.
+    /// Returns the thread pool, for other host work between kernels.
     #[must_use]
     pub fn threads(&self) -> &ThreadPool {
         &self.threads
@@ -69,7 +69,7 @@ impl DeviceDriver for CpuDevice {
 
     fn upload(&self, to: &mut Buffer, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
         check_range("upload", offset, from.len(), to.bytes())?;
-        // SAFETY: the range was checked, and a host slice never overlaps a uniquely borrowed buffer.
+        // SAFETY: the range was checked, and a slice never overlaps a uniquely borrowed buffer.
         unsafe {
             to.as_mut_ptr().add(offset).copy_from_nonoverlapping(from.as_ptr(), from.len());
         }
@@ -96,7 +96,7 @@ impl DeviceDriver for CpuDevice {
     }
 
     fn alloc_pinned(&self, bytes: usize) -> Result<PinnedBuffer, DeviceError> {
-        // SAFETY: this device's memory is the host's.
+        // SAFETY: memory of this device is host memory.
         Ok(unsafe { PinnedBuffer::from_host(self.memory.alloc(bytes)?) })
     }
 
@@ -125,7 +125,7 @@ impl DeviceDriver for CpuDevice {
     }
 
     fn zero(&self, _: &DeviceStream, x: &mut Buffer) -> Result<(), DeviceError> {
-        // SAFETY: all of a buffer that is uniquely borrowed.
+        // SAFETY: the range is the whole buffer, which is uniquely borrowed.
         unsafe { x.as_mut_ptr().write_bytes(0, x.bytes()) };
         Ok(())
     }

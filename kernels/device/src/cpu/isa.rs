@@ -1,29 +1,29 @@
-//! Instruction sets with kernels of their own, and which of them this processor has.
+//! CPU instruction sets that have their own kernels, and their detection.
 
-/// An instruction set; the order is the order of preference.
+/// CPU instruction set, in ascending order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CpuIsa {
-    /// Plain Rust, any architecture.
+    /// Portable Rust, any architecture.
     Portable,
-    /// AVX2 with fused multiply-add and f16 conversions.
+    /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, VL and DQ.
     Avx512,
-    /// AVX-512 with paired bf16 dot products.
+    /// AVX-512 F, BW, VL, DQ and BF16.
     Avx512Bf16,
 }
 
 impl CpuIsa {
-    /// All of them, slowest first.
+    /// All instruction sets, slowest first.
     pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
 
-    /// The best one this processor has.
+    /// Returns the best instruction set of this CPU.
     #[must_use]
     pub fn detect() -> Self {
         Self::ALL.into_iter().rev().find(|isa| isa.available()).unwrap_or(Self::Portable)
     }
 
-    /// Whether this processor has it.
+    /// Whether this CPU supports the instruction set.
     #[must_use]
     pub fn available(self) -> bool {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -49,7 +49,7 @@ impl CpuIsa {
         }
     }
 
-    /// Its name, for reports.
+    /// Name of the instruction set, for reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,8 +1,8 @@
-//! Memory of the CPU device: zeroed, 64-byte aligned; large ranges lie on huge pages.
+//! Memory of the CPU device: zeroed, 64-byte aligned; large ranges use huge pages.
 //!
-//! Streaming gigabytes of weights through 4 KiB pages costs a tenth of the bandwidth in page walks, so
-//! ranges of 2 MiB and more are mapped on their own and the kernel is asked for huge pages. Such a
-//! range is zero without being touched: an idle KV pool uses no memory until blocks are written.
+//! Streaming gigabytes of weights through 4 KiB pages costs 10 % of the bandwidth in page walks, so ranges of
+//! 2 MiB and more are separate mappings with `MADV_HUGEPAGE`. Such a range is zero without being written: an
+//! idle KV pool uses no memory until its blocks are written.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -14,7 +14,7 @@ use crate::{Buffer, BufferDeallocator, DeviceError};
 const CACHE_LINE: usize = 64;
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Hands out buffers and counts their bytes.
+/// Allocator of buffers that counts the allocated bytes.
 #[derive(Debug, Default)]
 pub(super) struct CpuMemory {
     used: AtomicU64,
@@ -27,7 +27,8 @@ impl CpuMemory {
             bytes.max(1).checked_next_multiple_of(CACHE_LINE).ok_or(out_of_memory.clone())?;
         let ptr = reserve(size).ok_or(out_of_memory)?;
         self.used.fetch_add(size as u64, Ordering::Relaxed);
-        // SAFETY: `reserve` gave `size` zeroed bytes to us alone, and `release` frees them.
+        // SAFETY: `reserve` returned `size` zeroed bytes that are not used elsewhere, and `release` frees
+        // them.
         Ok(unsafe { Buffer::from_raw(ptr, size, self.clone()) })
     }
 }
@@ -35,7 +36,7 @@ impl CpuMemory {
 impl BufferDeallocator for CpuMemory {
     unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize) {
         self.used.fetch_sub(bytes as u64, Ordering::Relaxed);
-        // SAFETY: the range came out of `reserve` with this size, as the caller promises.
+        // SAFETY: the caller guarantees that the range was returned by `reserve` with this size.
         unsafe { give_back(ptr, bytes) }
     }
 }
@@ -45,24 +46,25 @@ fn reserve(bytes: usize) -> Option<NonNull<u8>> {
         return mapped::reserve(bytes);
     }
     let layout = Layout::from_size_align(bytes, CACHE_LINE).ok()?;
-    // SAFETY: the size is not zero.
+    // SAFETY: the size is not 0.
     NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })
 }
 
 /// # Safety
-/// `ptr` came from `reserve(bytes)` and is not used again.
+/// `ptr` was returned by `reserve(bytes)` and is not used again.
 unsafe fn give_back(ptr: NonNull<u8>, bytes: usize) {
     if bytes >= HUGE_PAGE && mapped::AVAILABLE {
-        // SAFETY: passed on.
+        // SAFETY: guaranteed by the caller.
         return unsafe { mapped::give_back(ptr, bytes) };
     }
     if let Ok(layout) = Layout::from_size_align(bytes, CACHE_LINE) {
-        // SAFETY: the layout it was allocated with.
+        // SAFETY: the range was allocated with this layout.
         unsafe { std::alloc::dealloc(ptr.as_ptr(), layout) }
     }
 }
 
-/// Free and total memory of the host, as `/proc/meminfo` tells; zero elsewhere.
+/// Returns available and total memory of the host in bytes from `/proc/meminfo`; 0 if the file does not
+/// exist.
 pub(super) fn host_memory() -> (u64, u64) {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let bytes = |name: &str| {
@@ -72,7 +74,7 @@ pub(super) fn host_memory() -> (u64, u64) {
     (bytes("MemAvailable:").unwrap_or(0), bytes("MemTotal:").unwrap_or(0))
 }
 
-/// Anonymous mappings with huge pages.
+/// Anonymous memory mappings with huge pages.
 #[cfg(all(target_os = "linux", not(miri)))]
 mod mapped {
     use std::ffi::{c_int, c_long, c_void};
@@ -85,7 +87,7 @@ mod mapped {
     const PRIVATE_ANONYMOUS: c_int = 0x22;
     const ADVISE_HUGE_PAGES: c_int = 14;
 
-    // Of the C library that std links anyway.
+    // Functions of the C library, which std links anyway.
     unsafe extern "C" {
         fn mmap(
             at: *mut c_void,
@@ -99,23 +101,23 @@ mod mapped {
         fn madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int;
     }
 
-    /// Bytes mapped for a range, so that it can be unmapped by its size alone.
+    /// Returns the mapped size of a range of `bytes` bytes, so that `munmap` needs the requested size only.
     fn mapped_bytes(bytes: usize) -> usize {
         bytes.next_multiple_of(HUGE_PAGE)
     }
 
     pub(super) fn reserve(bytes: usize) -> Option<NonNull<u8>> {
         let size = mapped_bytes(bytes);
-        // One huge page more than needed, so that an aligned range fits; the rest is returned.
+        // Map one huge page more than needed, so that an aligned range fits, and unmap the rest.
         let wide = size.checked_add(HUGE_PAGE)?;
-        // SAFETY: a new anonymous mapping touches nothing that exists.
+        // SAFETY: a new anonymous mapping does not affect existing memory.
         let base =
             unsafe { mmap(std::ptr::null_mut(), wide, READ_WRITE, PRIVATE_ANONYMOUS, -1, 0) };
         if base.addr() == usize::MAX {
             return None;
         }
         let head = base.addr().next_multiple_of(HUGE_PAGE) - base.addr();
-        // SAFETY: the parts before and behind the aligned range belong to this mapping alone.
+        // SAFETY: the parts before and after the aligned range belong to this mapping only.
         unsafe {
             let start = base.byte_add(head);
             if head > 0 {
@@ -124,15 +126,15 @@ mod mapped {
             if head < HUGE_PAGE {
                 munmap(start.byte_add(size), HUGE_PAGE - head);
             }
-            madvise(start, size, ADVISE_HUGE_PAGES); // Only advice: small pages are slower, not wrong.
+            madvise(start, size, ADVISE_HUGE_PAGES); // A hint: small pages are only slower.
             NonNull::new(start.cast())
         }
     }
 
     /// # Safety
-    /// As `super::give_back`.
+    /// `ptr` was returned by `reserve(bytes)` and is not used again.
     pub(super) unsafe fn give_back(ptr: NonNull<u8>, bytes: usize) {
-        // SAFETY: exactly the range that `reserve` kept.
+        // SAFETY: this is exactly the range that `reserve` kept.
         unsafe { munmap(ptr.as_ptr().cast(), mapped_bytes(bytes)) };
     }
 }

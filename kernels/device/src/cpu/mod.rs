@@ -1,4 +1,4 @@
-//! The host processor as a device: threads, memory and instruction set.
+//! CPU of the host as a device: thread pool, memory and instruction set.
 
 mod device;
 mod isa;

@@ -1,8 +1,8 @@
-//! Threads that run one closure together, then wait for the next.
+//! Fork-join thread pool: all threads run one closure (a parallel region), then wait for the next.
 //!
-//! A region costs a microsecond or two: the caller publishes a closure and a region number, takes part
-//! itself, and spins until the others are done. Workers spin for a short while between regions, then
-//! sleep, so that an idle process uses no CPU. Work is divided by the closure from `(thread, threads)`.
+//! A region costs 1 to 2 µs: the caller publishes a closure and a region number, runs the closure itself, and
+//! spins until the workers are done. Workers spin briefly between regions, then park, so that an idle process
+//! uses no CPU. The closure divides the work by thread index.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
@@ -14,22 +14,22 @@ use std::thread::{JoinHandle, Thread};
 
 use crate::DeviceError;
 
-/// Looks at the region number before a worker sleeps: about 100 µs, longer than the gaps of a step.
+/// Polls of the region number before a worker parks: about 100 µs, longer than the gaps within a step.
 const SPINS_BEFORE_SLEEP: u32 = 4_000;
-/// Looks at the count of busy workers before the caller yields its core to them.
+/// Polls of the busy count before the caller yields its core to the workers.
 const SPINS_BEFORE_YIELD: u32 = 4_000;
 
 type PoolJob = *const (dyn Fn(usize) + Sync);
 
-/// A fixed set of threads; the thread that calls [`ThreadPool::run`] is number 0.
+/// Fixed set of threads; the thread that calls [`ThreadPool::run`] has index 0.
 pub struct ThreadPool {
     shared: Arc<ThreadPoolState>,
     workers: Vec<JoinHandle<()>>,
-    /// One region at a time: held by the caller for the length of a region.
+    /// Serialises regions: locked by the caller for the duration of a region.
     region_lock: Mutex<()>,
 }
 
-/// On lines of their own: workers watch `region` while others count `busy` down.
+/// Padding against false sharing: workers poll `region` while other workers decrement `busy`.
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
@@ -42,14 +42,14 @@ struct ThreadPoolState {
     stop: AtomicBool,
 }
 
-// SAFETY: `job` is written only while no worker is busy and read only after a new region number was
-// seen, which the writer publishes afterwards; the closure is `Sync` and outlives the region.
+// SAFETY: `job` is written only while no worker is busy, and read only after a new region number was
+// observed, which the writer publishes after `job`; the closure is `Sync` and outlives the region.
 unsafe impl Send for ThreadPoolState {}
-// SAFETY: as above.
+// SAFETY: the argument for `Send` covers shared access to `job`; the other fields are atomics.
 unsafe impl Sync for ThreadPoolState {}
 
 impl ThreadPool {
-    /// Starts `threads - 1` workers; 0 counts as 1.
+    /// Starts `threads - 1` workers; 0 is treated as 1.
     pub fn new(threads: usize) -> Result<Self, DeviceError> {
         let others = threads.saturating_sub(1);
         let shared = Arc::new(ThreadPoolState {
@@ -72,16 +72,16 @@ impl ThreadPool {
         Ok(pool)
     }
 
-    /// Threads that take part in a region, the caller included.
+    /// Number of threads of a region, including the caller.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Calls `job(thread)` once on every thread and returns when all have returned.
+    /// Calls `job(thread)` once on every thread and returns after all calls have returned.
     ///
     /// # Panics
-    /// If `job` panics on any thread. Regions do not nest: a job that calls `run` never returns.
+    /// If `job` panics on any thread. Regions do not nest: a job that calls `run` deadlocks.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() {
             return job(0);
@@ -96,8 +96,9 @@ impl ThreadPool {
         assert!(!self.shared.panicked.swap(false, Ordering::Relaxed), "a kernel thread panicked");
     }
 
-    /// Divides `[0, items)` into one contiguous range per thread, each a multiple of `unit` long but
-    /// for the last. Fewer than `min_items` are not worth waking anybody for: the caller does them.
+    /// Splits `[0, items)` into one contiguous range per thread; all ranges but the last have a length that
+    /// is a multiple of `unit`. Fewer than `min_items` items run on the calling thread only, because waking
+    /// workers would cost more.
     pub fn split(
         &self,
         items: usize,
@@ -122,13 +123,14 @@ impl ThreadPool {
 
 impl ThreadPoolState {
     fn publish(&self, job: &(dyn Fn(usize) + Sync), workers: &[JoinHandle<()>]) {
-        // SAFETY: no worker is busy, so none reads `job`. The lifetime is erased; `wait` returns
-        // before the borrow ends, and no worker touches the closure after it has counted itself out.
+        // SAFETY: no worker is busy, so none reads `job`. The lifetime is erased; `wait` returns before the
+        // borrow ends, and no worker accesses the closure after it has decremented `busy`.
         unsafe {
             *self.job.get() = Some(std::mem::transmute::<&(dyn Fn(usize) + Sync), PoolJob>(job));
         }
         self.busy.0.store(workers.len(), Ordering::Relaxed);
-        // Sequentially consistent, like the sleeper's flag: one of the two sees the other's store.
+        // Sequentially consistent, like the store to `asleep`: either the worker observes the new region
+        // number or this thread observes `asleep`.
         self.region.0.fetch_add(1, Ordering::SeqCst);
         for (asleep, worker) in self.asleep.iter().zip(workers) {
             if asleep.0.load(Ordering::SeqCst) {
@@ -149,7 +151,7 @@ impl ThreadPoolState {
         }
     }
 
-    /// Waits until the region number is no longer `seen` and returns it.
+    /// Waits until the region number differs from `seen` and returns it.
     fn next_region(&self, seen: usize, index: usize) -> usize {
         for _ in 0..SPINS_BEFORE_SLEEP {
             let region = self.region.0.load(Ordering::Acquire);
@@ -182,8 +184,8 @@ fn work(shared: &ThreadPoolState, index: usize) {
         if shared.stop.load(Ordering::Relaxed) {
             return;
         }
-        // SAFETY: a new region number was seen, so `job` is set and stays until this thread counts
-        // itself out.
+        // SAFETY: a new region number was observed, so `job` is set and stays valid until this thread
+        // decrements `busy`.
         let job = unsafe { (*shared.job.get()).map(|job| &*job) };
         if let Some(job) = job
             && catch_unwind(AssertUnwindSafe(|| job(index))).is_err()
@@ -200,7 +202,7 @@ impl Drop for ThreadPool {
         self.shared.region.0.fetch_add(1, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             wake(worker.thread());
-            // A worker only returns; its panics were caught and reported by `run`.
+            // A worker thread does not panic: panics of jobs were caught and reported by `run`.
             let _ = worker.join();
         }
     }

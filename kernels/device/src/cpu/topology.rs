@@ -1,18 +1,18 @@
-//! How many threads compute best: one per physical core this process may use.
+//! Number of physical cores that the process may use, the default number of compute threads.
 
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-/// Physical cores available to the process: hardware threads that share a core count once, and the
-/// limits of affinity and control group are kept. At least 1.
+/// Number of physical cores available to the process, at least 1: hardware threads of one core count once,
+/// and the limits of CPU affinity and cgroup are respected.
 #[must_use]
 pub fn physical_cores() -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     cores_of(Path::new("/sys/devices/system/cpu")).map_or(allowed, |cores| cores.min(allowed))
 }
 
-/// Distinct sets of sibling threads below a sysfs folder; `None` where it does not exist.
+/// Counts distinct sets of sibling threads in a sysfs folder; `None` if the folder does not exist.
 fn cores_of(cpus: &Path) -> Option<usize> {
     let siblings: HashSet<String> = std::fs::read_dir(cpus)
         .ok()?

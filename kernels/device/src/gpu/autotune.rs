@@ -1,4 +1,4 @@
-//! How long launches take where a step meets them: with nothing of what they read in the caches.
+//! Autotuning timer: measures launches with a cold L2 cache, as they run within a step.
 
 use std::sync::Arc;
 
@@ -9,21 +9,22 @@ use super::gpu_runtime::GpuRuntime;
 use super::memory;
 use crate::{Buffer, DeviceStream};
 
-/// Launches, of which the faster half counts: whatever else the device does only makes them longer, and
-/// its clock is too coarse for the fastest alone.
+/// Number of timed launches. The faster half is averaged: other work on the device only lengthens launches,
+/// and the resolution of event timestamps is too coarse for the single fastest one.
 const TRIALS: usize = 8;
 
-/// Two events around launches of one stream.
+/// Timer of launches on one stream: two events around each launch.
 pub struct AutotuneTimer<'a> {
     runtime: &'a GpuRuntime,
     stream: DriverPtr,
     events: Vec<DriverPtr>,
-    /// Twice the cache; none where memory is short, and launches are timed as they come.
+    /// Buffer of twice the L2 size, which is filled before each launch to evict the cache; `None` if memory
+    /// is short or the L2 size is unknown, in which case launches are timed with a warm cache.
     sweep: Option<Buffer>,
 }
 
 impl<'a> AutotuneTimer<'a> {
-    /// On `s`, which must not be captured.
+    /// Creates a timer on `s`, which must not be capturing.
     pub fn new(runtime: &'a Arc<GpuRuntime>, s: &DeviceStream) -> Result<Self, GpuError> {
         let sweep = match runtime.properties.l2_bytes as usize {
             0 => None,
@@ -32,7 +33,7 @@ impl<'a> AutotuneTimer<'a> {
         let mut trial = Self { runtime, stream: runtime.stream(s)?, events: Vec::new(), sweep };
         for _ in 0..2 {
             let mut event = std::ptr::null_mut();
-            // SAFETY: a place to write to.
+            // SAFETY: the output pointer is valid for writes.
             let code = unsafe { (runtime.driver.event_create)(&raw mut event, 0) };
             runtime.check(code, "event create")?;
             trial.events.push(event);
@@ -40,7 +41,7 @@ impl<'a> AutotuneTimer<'a> {
         Ok(trial)
     }
 
-    /// Milliseconds of `launch`, which launches on this trial's stream.
+    /// Returns the duration of `launch` in milliseconds; `launch` must launch on the stream of the timer.
     pub fn time(
         &mut self,
         mut launch: impl FnMut() -> Result<(), GpuError>,
@@ -61,22 +62,22 @@ impl<'a> AutotuneTimer<'a> {
         let Some(sweep) = &mut self.sweep else { return Ok(()) };
         let (bytes, memory) = (sweep.bytes(), sweep.as_mut_ptr());
         let fill = self.runtime.driver.fill;
-        // SAFETY: all of a buffer that only this trial knows.
+        // SAFETY: the range is a whole buffer that only this timer uses.
         self.runtime.check(unsafe { fill(memory.cast(), 0, bytes, self.stream) }, "fill")
     }
 
     fn record(&self, event: usize) -> Result<(), GpuError> {
-        // SAFETY: an event and a stream of this device.
+        // SAFETY: event and stream belong to this device.
         let code = unsafe { (self.runtime.driver.event_record)(self.events[event], self.stream) };
         self.runtime.check(code, "event record")
     }
 
     fn elapsed(&self) -> Result<f32, GpuError> {
         let (driver, mut milliseconds) = (&self.runtime.driver, 0.0);
-        // SAFETY: an event of this device.
+        // SAFETY: the event belongs to this device.
         let code = unsafe { (driver.event_synchronize)(self.events[1]) };
         self.runtime.check(code, "event synchronize")?;
-        // SAFETY: a place to write to; both events have passed.
+        // SAFETY: the output pointer is valid for writes; both events have completed.
         let code = unsafe {
             (driver.event_elapsed)(&raw mut milliseconds, self.events[0], self.events[1])
         };
@@ -88,7 +89,7 @@ impl<'a> AutotuneTimer<'a> {
 impl Drop for AutotuneTimer<'_> {
     fn drop(&mut self) {
         for event in &self.events {
-            // SAFETY: made by this trial; nobody waits for it.
+            // SAFETY: the event was created by this timer and has no waiters.
             unsafe { (self.runtime.driver.event_destroy)(*event) };
         }
     }

@@ -1,10 +1,11 @@
-//! Products by the vendor's matrix library, `y [M, N] = x [M, K] W [N, K]ᵀ (+ bias)`.
+//! GEMM by hipBLASLt or cuBLASLt: `y [M, N] = x [M, K] W [N, K]ᵀ (+ bias)`.
 //!
-//! The library is column-major: it sees `yᵀ = W xᵀ` with `W` transposed, and the bias runs along the rows
-//! of its result. Which algorithm it takes is asked once per product and bucket of `M`, so captured
-//! launches and later ones are the same; for few rows its first answers are tried out, because the
-//! library's own order is wrong by up to ten times there. What it refuses is remembered too. In f32 sums are never split between blocks: a
-//! row's last bits would depend on how many rows are beside it.
+//! The library is column-major: it computes `yᵀ = W xᵀ` with `W` transposed, and the bias has one element per
+//! row of its result. The heuristic is queried once per problem and bucket of `M`, so captured and later
+//! launches use the same algorithm. For small `M` the first results of the heuristic are autotuned, because
+//! its ranking is wrong by a factor of up to 10 there. Problems without an algorithm are cached as well. For
+//! f32 inputs split-K is disabled where the library has a preference for it (cuBLASLt): with split-K the last
+//! bits of a row would depend on the number of rows.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -21,75 +22,76 @@ use super::gpu_runtime::{GpuRuntime, STREAMS};
 use super::memory::ScratchMemory;
 use crate::DeviceStream;
 
-/// What algorithms may use; NVIDIA's advice for its large GPUs.
+/// Workspace in bytes: NVIDIA's recommendation for Hopper GPUs.
 const WORKSPACE: usize = 32 << 20;
 
-/// The call that says that no algorithm computes a product.
+/// Call name in [`GpuError::Blas`] if the heuristic returns no algorithm.
 pub const HEURISTIC: &str = "heuristic";
-/// Algorithms that are tried out.
+/// Number of heuristic results that are autotuned.
 const CANDIDATES: usize = 8;
-/// What part of the first one's time another must stay below to be worth leaving it for.
+/// A candidate replaces the first heuristic result only if it takes less than this fraction of its time.
 const MIN_SPEEDUP_RATIO: f32 = 0.97;
-/// Rows up to which they are: beyond, the library's first answer is good, and a trial takes long.
+/// Largest `M` that is autotuned: for more rows the first heuristic result is good, and a trial takes long.
 const AUTOTUNED_ROWS: usize = 512;
-/// Words of the larger of the two libraries' answers.
+/// Size of a heuristic result in 64-bit words, the larger of the two libraries.
 const HEURISTIC_RESULT_WORDS: usize = 12;
 
 static ONE: f32 = 1.0;
 static ZERO: f32 = 0.0;
 
-/// The library, and what it answered so far.
+/// BLASLt library with the cached plans of its GEMM problems.
 pub struct BlasLtLibrary {
     table: BlasLtApi,
     numbers: BlasLtConstants,
-    /// Of each stream: AMD's library keeps counters of split sums with the handle.
+    /// Library handle of each stream: hipBLASLt stores split-K counters in the handle.
     handles: [DriverPtr; STREAMS],
-    /// What algorithms use, of each stream.
+    /// Workspace of each stream.
     workspaces: [ScratchMemory; STREAMS],
-    /// None where the library refuses.
+    /// Cached plans; `None` for problems without an algorithm.
     plans: Mutex<HashMap<GemmProblem, Option<GemmPlan>>>,
 }
 
 // SAFETY: handles may be used from any thread; descriptors are used under the lock of `plans`.
 unsafe impl Send for BlasLtLibrary {}
-// SAFETY: as above.
+// SAFETY: handles may be used from any thread; descriptors are used under the lock of `plans`.
 unsafe impl Sync for BlasLtLibrary {}
 
-/// Sizes and types of a product.
+/// Sizes, strides and element types of a GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GemmProblem {
-    /// Rows; a plan serves every `m` up to its own.
+    /// Number of rows of x and y. In a plan key, the largest `m` that the plan serves.
     pub m: usize,
-    /// Outputs.
+    /// Number of output features.
     pub n: usize,
-    /// Inputs.
+    /// Number of input features.
     pub k: usize,
-    /// Elements between rows of x and of y.
+    /// Row strides of x and y in elements.
     pub strides: (usize, usize),
-    /// Of x and W.
+    /// Element type of x and W.
     pub input: BlasDataType,
-    /// Of y and the bias.
+    /// Element type of y and the bias.
     pub output: BlasDataType,
-    /// Of inputs in fp8.
+    /// Granularity of fp8 scales.
     pub scaling: Fp8Scaling,
     /// Whether a bias is added.
     pub bias: bool,
-    /// All rows of all operands begin at multiples of 16 bytes.
+    /// Whether all rows of all operands are aligned to 16 bytes.
     pub aligned: bool,
 }
 
-/// Which elements of x and W share a factor.
+/// Granularity of the fp8 scales of x and W.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fp8Scaling {
-    /// There are none.
+    /// No scales.
     None,
-    /// 128 columns of a row of x, `[K / 128, M]`; 128 × 128 of W, row-major, rows padded to multiples of 4.
+    /// Block scales: one scale per 128 columns of a row of x, stored as `[K / 128, M]`; one per 128 × 128
+    /// block of W, stored row-major with rows padded to multiples of 4 scales.
     Blocks,
-    /// A row of x, a row of W.
+    /// One scale per row of x and one per row of W.
     Vectors,
 }
 
-/// Addresses of a product, on the device.
+/// Device addresses of the operands of a GEMM.
 #[derive(Debug, Clone, Copy)]
 pub struct GemmOperands {
     /// `[M, N]`
@@ -100,21 +102,21 @@ pub struct GemmOperands {
     pub w: *const u8,
     /// `[N]`
     pub bias: *const u8,
-    /// Factors of W and of x, f32.
+    /// f32 scales of W and of x.
     pub scales: [*const u8; 2],
 }
 
-/// How one bucket of products is computed.
+/// Cached algorithm of one bucket of GEMM problems.
 struct GemmPlan {
     operation: MatmulDescriptor,
-    /// Large enough for either library.
+    /// Opaque algorithm descriptor, large enough for either library.
     algorithm: [u64; 8],
-    /// What else the library named, the first one included; empty where nothing is to be tried.
+    /// All heuristic results including the first; empty after autotuning.
     candidates: Vec<[u64; 8]>,
 }
 
 impl GemmPlan {
-    /// Takes the algorithm that trials have found for a nearby size, if the library names it for this one too.
+    /// Adopts the autotuned algorithm of a nearby size if the heuristic lists it for this size as well.
     fn adopt_neighbour(&mut self, neighbour: Option<[u64; 8]>) {
         if let Some(algorithm) = neighbour.filter(|algorithm| self.candidates.contains(algorithm)) {
             self.algorithm = algorithm;
@@ -122,7 +124,7 @@ impl GemmPlan {
     }
 }
 
-/// What a product of one stream uses.
+/// Library handle, stream and workspace of a GEMM launch.
 struct GemmStreamState {
     handle: DriverPtr,
     stream: DriverPtr,
@@ -130,7 +132,8 @@ struct GemmStreamState {
 }
 
 impl BlasLtLibrary {
-    /// Opens the library and reserves its workspace. `Ok(Err(_))` where there is none.
+    /// Opens the library and allocates the workspace of the first stream. Returns `Ok(Err(_))` if the library
+    /// is not found.
     pub fn open(
         runtime: &Arc<GpuRuntime>,
         search: &LibrarySearch,
@@ -142,7 +145,7 @@ impl BlasLtLibrary {
         runtime.enter()?;
         let mut handles = [std::ptr::null_mut(); STREAMS];
         for handle in &mut handles {
-            // SAFETY: a place to write to; the device is current.
+            // SAFETY: the output pointer is valid for writes; the device is current.
             check(unsafe { (table.create)(handle) }, "create", None)?;
         }
         let numbers = BlasLtConstants::of(runtime.api());
@@ -151,15 +154,16 @@ impl BlasLtLibrary {
         Ok(Ok(Self { table, numbers, handles, workspaces, plans: Mutex::default() }))
     }
 
-    /// Whether it multiplies fp8 with factors of blocks and rows.
+    /// Whether the library supports fp8 with per-row and block scales.
     pub fn supports_fp8_scales(&self) -> bool {
         self.numbers.scale_kinds.is_some()
     }
 
-    /// Launches a product on `s`.
+    /// Launches a GEMM on `s`.
     ///
     /// # Safety
-    /// The addresses are valid for the product's sizes, strides and types until the launch is over.
+    /// The addresses are valid for the sizes, strides and types of the problem until the launch has
+    /// completed.
     pub unsafe fn multiply(
         &self,
         runtime: &Arc<GpuRuntime>,
@@ -188,7 +192,8 @@ impl BlasLtLibrary {
                         if runtime.is_autotuning_frozen() {
                             plan.adopt_neighbour(neighbour);
                         } else if !runtime.is_capturing() {
-                            // SAFETY: passed on; the product is computed again and again into its place.
+                            // SAFETY: guaranteed by the caller; autotuning computes the product repeatedly
+                            // into its own output.
                             unsafe {
                                 self.autotune(plan, (runtime, s), &at, &layouts, product, operands)
                             }?;
@@ -198,9 +203,9 @@ impl BlasLtLibrary {
                 }
             };
             let Some(plan) = plan else { continue };
-            // SAFETY: passed on.
+            // SAFETY: guaranteed by the caller.
             match unsafe { self.launch(plan, &layouts, &at, product, operands) } {
-                // The algorithm of the bucket may not fit; the one of the very product must.
+                // The algorithm of the bucket may not support this `m`; the plan of the exact problem must.
                 Err(GpuError::Blas { .. }) if key != *product => {}
                 result => return result,
             }
@@ -208,10 +213,11 @@ impl BlasLtLibrary {
         Err(GpuError::Blas { call: HEURISTIC, status: 0, what: product.text() })
     }
 
-    /// Leaves the first of a plan's candidates as its algorithm, or the fastest if that gains enough.
+    /// Times the candidates of a plan and selects the first, or the fastest if its speed-up is large enough.
     ///
     /// # Safety
-    /// As `multiply`.
+    /// The addresses are valid for the sizes, strides and types of the problem until the launches have
+    /// completed.
     unsafe fn autotune(
         &self,
         plan: &mut GemmPlan,
@@ -225,15 +231,15 @@ impl BlasLtLibrary {
         if candidates.len() < 2 {
             return Ok(());
         }
-        // What runs on the first stream beside this one would be timed with it.
+        // Concurrent work on the first stream would distort the timing.
         runtime.synchronize(&DeviceStream::default())?;
         let mut trial = AutotuneTimer::new(runtime, s)?;
         let (named_first, mut times) = (plan.algorithm, Vec::new());
         for candidate in candidates {
             plan.algorithm = candidate;
-            // SAFETY: passed on.
+            // SAFETY: guaranteed by the caller.
             match trial.time(|| unsafe { self.launch(plan, layouts, place, product, operands) }) {
-                // One that does not take this very product is no candidate.
+                // Skip candidates that do not support this exact problem.
                 Err(GpuError::Blas { .. }) => {}
                 time => times.push((time?, candidate)),
             }
@@ -245,7 +251,8 @@ impl BlasLtLibrary {
     }
 
     /// # Safety
-    /// As `multiply`.
+    /// The addresses are valid for the sizes, strides and types of the problem until the launch has
+    /// completed.
     unsafe fn launch(
         &self,
         plan: &GemmPlan,
@@ -265,8 +272,8 @@ impl BlasLtLibrary {
             }
         }
         let [w, x, y] = layouts.raw;
-        // SAFETY: descriptors of this product; the caller vouches for the addresses, and launches of one
-        // stream share the workspace one after the other.
+        // SAFETY: the descriptors belong to this problem; the caller guarantees the addresses; launches on
+        // one stream run serially, so they can share its workspace.
         let status = unsafe {
             (self.table.matmul)(
                 place.handle,
@@ -290,7 +297,7 @@ impl BlasLtLibrary {
         check(status, "product", Some(product))
     }
 
-    /// Asks the library how to compute a product; none if it does not.
+    /// Queries the heuristic for a plan; `None` if the library has no algorithm for the problem.
     fn plan(
         &self,
         product: &GemmProblem,
@@ -304,7 +311,8 @@ impl BlasLtLibrary {
         let wanted = if product.m <= AUTOTUNED_ROWS { CANDIDATES } else { 1 };
         let mut found: c_int = 0;
         let [w, x, y] = layouts.raw;
-        // SAFETY: descriptors of this library, and room for the answers that are asked for.
+        // SAFETY: the descriptors belong to this library; `answers` has room for the requested number of
+        // results.
         let status = unsafe {
             (self.table.heuristic)(
                 place.handle,
@@ -340,7 +348,7 @@ impl BlasLtLibrary {
     ) -> Result<MatmulDescriptor, GpuError> {
         let n = &self.numbers;
         let mut operation = std::ptr::null_mut();
-        // SAFETY: a place to write to.
+        // SAFETY: the output pointer is valid for writes.
         let status = unsafe {
             (self.table.operation_create)(
                 &raw mut operation,
@@ -360,7 +368,7 @@ impl BlasLtLibrary {
             for (attribute, kind) in n.scale_modes.into_iter().zip(&kinds) {
                 self.set(operation, attribute, kind, "scale mode")?;
             }
-            // The library shall see that there are scales before it is told where: any address will do.
+            // The heuristic requires non-null scale pointers; the actual addresses are set at each launch.
             for attribute in n.scale_pointers {
                 self.set(operation, attribute, &anywhere, "scales")?;
             }
@@ -380,7 +388,7 @@ impl BlasLtLibrary {
         call: &'static str,
     ) -> Result<(), GpuError> {
         let value = std::ptr::from_ref(value).cast::<c_void>();
-        // SAFETY: a live operation; the library copies the value.
+        // SAFETY: the operation is live; the library copies the value.
         let status =
             unsafe { (self.table.operation_set)(operation, attribute, value, size_of::<T>()) };
         check(status, call, None)
@@ -390,7 +398,7 @@ impl BlasLtLibrary {
 impl Drop for BlasLtLibrary {
     fn drop(&mut self) {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        // SAFETY: created once, destroyed once.
+        // SAFETY: each handle is created once and destroyed once.
         self.handles.iter().for_each(|handle| unsafe {
             (self.table.destroy)(*handle);
         });
@@ -405,7 +413,7 @@ impl std::fmt::Debug for BlasLtLibrary {
     }
 }
 
-/// What is to be computed, beside the matrices.
+/// Matmul descriptor: transposes, epilogue, bias and scales.
 struct MatmulDescriptor {
     raw: DriverPtr,
     destroy: unsafe extern "C" fn(DriverPtr) -> c_int,
@@ -413,12 +421,12 @@ struct MatmulDescriptor {
 
 impl Drop for MatmulDescriptor {
     fn drop(&mut self) {
-        // SAFETY: made by the library, destroyed once; captured launches do not refer to it.
+        // SAFETY: created by the library and destroyed once; captured graphs do not reference it.
         unsafe { (self.destroy)(self.raw) };
     }
 }
 
-/// Descriptors of W, x and y, as the library sees them: transposed.
+/// Column-major matrix layouts of W, x and y, which are the transposes of the row-major operands.
 struct MatrixLayouts<'a> {
     library: &'a BlasLtLibrary,
     raw: [DriverPtr; 3],
@@ -431,7 +439,7 @@ impl<'a> MatrixLayouts<'a> {
         let mut layouts = Self { library, raw: [std::ptr::null_mut(); 3] };
         for (place, (dtype, rows, cols, stride)) in layouts.raw.iter_mut().zip(shapes) {
             let (rows, cols, stride) = (rows as u64, cols as u64, stride as i64);
-            // SAFETY: a place to write to.
+            // SAFETY: the output pointer is valid for writes.
             let status = unsafe {
                 (library.table.layout_create)(&raw mut *place, dtype as c_int, rows, cols, stride)
             };
@@ -444,13 +452,13 @@ impl<'a> MatrixLayouts<'a> {
 impl Drop for MatrixLayouts<'_> {
     fn drop(&mut self) {
         for layout in self.raw.into_iter().filter(|l| !l.is_null()) {
-            // SAFETY: made by this library, destroyed once.
+            // SAFETY: created by this library and destroyed once.
             unsafe { (self.library.table.layout_destroy)(layout) };
         }
     }
 }
 
-/// What an algorithm must keep to.
+/// Heuristic preference: workspace limit, split-K reduction schemes and alignments.
 struct MatmulPreference<'a> {
     library: &'a BlasLtLibrary,
     raw: DriverPtr,
@@ -459,7 +467,7 @@ struct MatmulPreference<'a> {
 impl<'a> MatmulPreference<'a> {
     fn new(library: &'a BlasLtLibrary, product: &GemmProblem) -> Result<Self, GpuError> {
         let mut preference = Self { library, raw: std::ptr::null_mut() };
-        // SAFETY: a place to write to.
+        // SAFETY: the output pointer is valid for writes.
         let status = unsafe { (library.table.preference_create)(&raw mut preference.raw) };
         check(status, "preference", None)?;
         preference.set(BlasLtConstants::WORKSPACE_BYTES, &(WORKSPACE as u64))?;
@@ -478,7 +486,7 @@ impl<'a> MatmulPreference<'a> {
     fn set<T: Copy>(&self, attribute: c_int, value: &T) -> Result<(), GpuError> {
         let value = std::ptr::from_ref(value).cast::<c_void>();
         let set = self.library.table.preference_set;
-        // SAFETY: a live preference; the library copies the value.
+        // SAFETY: the preference is live; the library copies the value.
         check(unsafe { set(self.raw, attribute, value, size_of::<T>()) }, "preference", None)
     }
 }
@@ -486,7 +494,7 @@ impl<'a> MatmulPreference<'a> {
 impl Drop for MatmulPreference<'_> {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: made by this library, destroyed once.
+            // SAFETY: created by this library and destroyed once.
             unsafe { (self.library.table.preference_destroy)(self.raw) };
         }
     }
@@ -499,7 +507,7 @@ impl GemmProblem {
     }
 }
 
-/// The algorithm of the same product with the number of rows nearest to this one's.
+/// Returns the algorithm of the cached problem that differs in `m` only and whose `m` is nearest.
 fn nearest(
     plans: &HashMap<GemmProblem, Option<GemmPlan>>,
     product: &GemmProblem,
@@ -510,7 +518,7 @@ fn nearest(
     found.min_by_key(|&(m, _)| (m.abs_diff(product.m), m)).map(|(_, algorithm)| algorithm)
 }
 
-/// The largest `m` that shares a plan with this one.
+/// Rounds `m` up to the largest row count that shares its plan.
 fn bucket(m: usize) -> usize {
     let step = match m {
         0..=256 => 16,

@@ -1,4 +1,4 @@
-//! What is opened, and how.
+//! Configuration of a GPU device: libraries, device index, kernel cache and 16-bit type.
 
 use std::path::PathBuf;
 
@@ -6,42 +6,42 @@ use hip_runtime_sys::{GpuApi, LibrarySearch};
 
 use super::half_dtype::HalfDtype;
 
-/// Which libraries serve as driver, run-time compiler, matrix library and way to other GPUs.
+/// Libraries that serve as driver, run-time compiler, BLASLt library and collective library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuLibraries {
-    /// AMD's, where ROCm or the system put them.
+    /// AMD's libraries, in the folders of ROCm or the system.
     Rocm,
-    /// NVIDIA's.
+    /// NVIDIA's libraries.
     Cuda,
-    /// These files.
+    /// Libraries at the given paths.
     Named {
-        /// Whose names they export.
+        /// API that the libraries export.
         api: GpuApi,
-        /// The driver.
+        /// Path of the driver.
         driver: PathBuf,
-        /// The run-time compiler; often the driver's own file.
+        /// Path of the run-time compiler, which may be the driver itself.
         rtc: PathBuf,
-        /// The matrix library, if there is one.
+        /// Path of the BLASLt library, if any.
         blas: Option<PathBuf>,
-        /// RCCL or NCCL, if there is one.
+        /// Path of RCCL or NCCL, if any.
         collectives: Option<PathBuf>,
     },
 }
 
-/// How a GPU is opened.
+/// Configuration of a GPU device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuConfig {
-    /// The libraries.
+    /// Runtime libraries.
     pub libraries: GpuLibraries,
-    /// Folders to look for them before all others.
+    /// Folders that are searched first for the libraries.
     pub folders: Vec<PathBuf>,
     /// Index of the device.
     pub device: usize,
-    /// Folder of compiled kernels; `None` = compile at every start.
+    /// Folder of the cache of compiled kernels; `None` = compile at every start.
     pub cache_dir: Option<PathBuf>,
-    /// The 16-bit type of weights, activations and pool: kernels are compiled for one.
+    /// 16-bit type of weights, activations and KV cache, for which kernels are compiled.
     pub half_dtype: HalfDtype,
-    /// The libraries are the SIMT emulator, with waves of so many lanes (64 or 32).
+    /// Warp size (32 or 64 lanes) if the libraries are the SIMT emulator; `None` for a real GPU.
     pub emulated_warp_size: Option<u32>,
 }
 
@@ -58,7 +58,7 @@ impl Default for GpuConfig {
     }
 }
 
-/// Where the libraries are looked for.
+/// Library searches of a configuration.
 pub struct LibrarySearches {
     pub api: GpuApi,
     pub driver: LibrarySearch,
@@ -68,7 +68,7 @@ pub struct LibrarySearches {
 }
 
 impl GpuConfig {
-    /// The libraries to open.
+    /// Returns the searches for the configured libraries.
     pub fn searches(&self) -> LibrarySearches {
         let of = |api| LibrarySearches {
             api,

@@ -6,14 +6,15 @@ use crate::check::check_range;
 use crate::{Buffer, CopyInFlight, DeviceError, DeviceStream, PinnedBuffer};
 
 impl GpuDevice {
-    /// Waits for launches on the first stream, copies, and waits: the caller may do as it likes with both.
+    /// Copies host bytes to a buffer on the first stream, after all its launches, and blocks until the copy
+    /// has completed.
     pub fn copy_in(&self, to: &mut Buffer, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
         check_range("upload", offset, from.len(), to.bytes())?;
         let (runtime, s) = (self.runtime(), DeviceStream::default());
         runtime.not_capturing("upload")?;
         runtime.enter()?;
         let stream = runtime.stream(&s)?;
-        // SAFETY: the range was checked, and the copy is over before `from` is given back.
+        // SAFETY: the range was checked, and the copy has completed before the borrow of `from` ends.
         let code = unsafe {
             let at = to.as_mut_ptr().add(offset).cast();
             (runtime.driver.copy_to_device)(at, from.as_ptr().cast(), from.len(), stream)
@@ -23,7 +24,8 @@ impl GpuDevice {
         Ok(copied?)
     }
 
-    /// Copies after all launches on `s`, and waits.
+    /// Copies a part of a buffer to the host after all launches on `s`, and blocks until the copy has
+    /// completed.
     pub fn copy_out(
         &self,
         s: &DeviceStream,
@@ -36,7 +38,7 @@ impl GpuDevice {
         runtime.not_capturing("download")?;
         runtime.enter()?;
         let stream = runtime.stream(s)?;
-        // SAFETY: the range was checked, and the copy is over before `to` is given back.
+        // SAFETY: the range was checked, and the copy has completed before the borrow of `to` ends.
         let code = unsafe {
             let at = from.as_ptr().cast_mut().add(offset).cast();
             (runtime.driver.copy_to_host)(to.as_mut_ptr().cast(), at, to.len(), stream)
@@ -46,7 +48,8 @@ impl GpuDevice {
         Ok(copied?)
     }
 
-    /// Starts a copy in the order of `s`; the host memory comes back when it is over.
+    /// Starts an asynchronous copy to the device on `s`; the pinned buffer is returned when the copy has
+    /// completed.
     pub fn begin_copy_in(
         &self,
         s: &DeviceStream,
@@ -60,7 +63,7 @@ impl GpuDevice {
         runtime.not_capturing("start_upload")?;
         runtime.enter()?;
         let stream = runtime.stream(s)?;
-        // SAFETY: both ranges were checked; `from` is kept until the fence behind the copy has passed.
+        // SAFETY: both ranges were checked; `from` is kept until the fence after the copy has completed.
         let code = unsafe {
             let source = from.bytes().as_ptr().cast();
             (runtime.driver.copy_to_device)(to.as_mut_ptr().cast(), source, bytes, stream)
@@ -69,7 +72,8 @@ impl GpuDevice {
         self.in_flight(s, from)
     }
 
-    /// As `begin_copy_in`, the other way.
+    /// Starts an asynchronous copy to the host on `s`; the pinned buffer is returned when the copy has
+    /// completed.
     pub fn begin_copy_out(
         &self,
         s: &DeviceStream,
@@ -83,7 +87,7 @@ impl GpuDevice {
         runtime.not_capturing("start_download")?;
         runtime.enter()?;
         let stream = runtime.stream(s)?;
-        // SAFETY: both ranges were checked; `to` is kept until the fence behind the copy has passed.
+        // SAFETY: both ranges were checked; `to` is kept until the fence after the copy has completed.
         let code = unsafe {
             let source = from.as_ptr().cast_mut().cast();
             let target = to.bytes_mut().as_mut_ptr().cast();
@@ -93,17 +97,17 @@ impl GpuDevice {
         self.in_flight(s, to)
     }
 
-    /// Fills all of `x` with zeros, in the order of `s`.
+    /// Fills the whole buffer `x` with zeros, asynchronously on `s`.
     pub fn fill_with_zeros(&self, s: &DeviceStream, x: &mut Buffer) -> Result<(), DeviceError> {
         let runtime = self.runtime();
         runtime.enter()?;
         let (to, bytes) = (x.as_mut_ptr().cast(), x.bytes());
-        // SAFETY: all of a buffer that is uniquely borrowed.
+        // SAFETY: the range is the whole buffer, which is uniquely borrowed.
         let code = unsafe { (runtime.driver.fill)(to, 0, bytes, runtime.stream(s)?) };
         Ok(runtime.check(code, "fill")?)
     }
 
-    /// `memory` in the hands of the copy that was launched last.
+    /// Records a fence after the last copy on `s` and returns the copy in flight that owns `memory`.
     fn in_flight(
         &self,
         s: &DeviceStream,
@@ -112,7 +116,7 @@ impl GpuDevice {
         match GpuFence::record(self.runtime(), s) {
             Ok(fence) => Ok(CopyInFlight::new(memory, Box::new(fence))),
             Err(error) => {
-                std::mem::forget(memory); // The copy goes on, and nobody can tell for how long.
+                std::mem::forget(memory); // The copy is in flight without a fence.
                 Err(error.into())
             }
         }

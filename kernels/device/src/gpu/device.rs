@@ -1,4 +1,4 @@
-//! `GpuDevice`: one GPU with its runtime libraries, memory, streams, graphs and compiled kernels.
+//! `GpuDevice`: one GPU with its runtime libraries, memory, streams, captured graphs and compiled kernels.
 
 use std::sync::Arc;
 
@@ -20,29 +20,29 @@ use crate::{
     MemInfo, PinnedBuffer,
 };
 
-/// Launches beside those of a step. Stream 1 is of copies.
+/// Secondary stream: launches that overlap those of the step. Stream 1 is used for copies.
 const SECONDARY_STREAM: DeviceStream = DeviceStream(2);
 
-/// A GPU.
+/// GPU device.
 #[derive(Debug)]
 pub struct GpuDevice {
     pub(crate) half_dtype: HalfDtype,
     runtime: Arc<GpuRuntime>,
     jit: JitCompiler,
     modules: KernelModules,
-    /// `None` where there is none to be opened.
+    /// hipBLASLt or cuBLASLt; `None` if it cannot be opened.
     library: Option<BlasLtLibrary>,
-    /// Of each stream.
+    /// Scratch memory of each stream.
     scratch: [ScratchMemory; STREAMS],
-    /// Of each stream.
+    /// Zeroed counters of each stream.
     counters: [ScratchMemory; STREAMS],
     weights: WeightMemory,
-    /// Where the collective library is looked for.
+    /// Search for RCCL or NCCL.
     collectives: Option<LibrarySearch>,
 }
 
 impl GpuDevice {
-    /// Opens the runtime libraries and the device. `headers` are what kernel sources may include.
+    /// Opens the runtime libraries and the device. `headers` are the headers that kernel sources may include.
     ///
     /// Errors: a library or the device is missing, or the driver fails.
     pub fn open(config: &GpuConfig, headers: KernelHeaders) -> Result<Self, DeviceError> {
@@ -66,36 +66,36 @@ impl GpuDevice {
         })
     }
 
-    /// Architecture: `gfx942`, `sm_90a`, or `emulated`.
+    /// Returns the architecture: for example `gfx942` or `sm_90a`, or `emulated`.
     #[must_use]
     pub fn arch(&self) -> &str {
         &self.runtime.properties.arch
     }
 
-    /// Lanes of a wave.
+    /// Number of lanes of a warp (NVIDIA) or wavefront (AMD).
     #[must_use]
     pub fn warp_size(&self) -> u32 {
         self.runtime.properties.warp_size
     }
 
-    /// Compute units or streaming multiprocessors.
+    /// Number of streaming multiprocessors (NVIDIA) or compute units (AMD).
     #[must_use]
     pub fn multiprocessors(&self) -> u32 {
         self.runtime.properties.multiprocessors
     }
 
-    /// Whether four waves multiply as one.
+    /// Whether the device has warpgroup MMA (WGMMA): four warps multiply one tile together.
     pub fn has_warpgroups(&self) -> bool {
         self.arch() == "sm_90a" || (self.arch() == "emulated" && self.warp_size() == 32)
     }
 
-    /// Shared memory that one block may have, in bytes.
+    /// Maximum shared memory per thread block, in bytes.
     #[must_use]
     pub fn shared_bytes(&self) -> u32 {
         self.runtime.properties.shared_bytes
     }
 
-    /// Compiles and loads several sources at once, for a start that would do so one by one.
+    /// Compiles and loads several sources in parallel, which launches at start-up would compile one by one.
     pub fn compile(
         &self,
         builds: &[(&'static KernelSource, Vec<KernelDefine>)],
@@ -103,28 +103,28 @@ impl GpuDevice {
         Ok(self.modules.load_all(&self.runtime, &self.jit, builds, &mut |_, _| {})?)
     }
 
-    /// What launches, copies and fences of the device share.
+    /// Returns the runtime state that launches, copies and fences of the device share.
     pub fn runtime(&self) -> &Arc<GpuRuntime> {
         &self.runtime
     }
 
-    /// hipBLASLt or cuBLASLt, if it was found.
+    /// Returns hipBLASLt or cuBLASLt, if it was found.
     pub fn matrix_library(&self) -> Option<&BlasLtLibrary> {
         self.library.as_ref()
     }
 
-    /// Where RCCL or NCCL is looked for.
+    /// Returns the search for RCCL or NCCL.
     pub fn collectives(&self) -> Option<&LibrarySearch> {
         self.collectives.as_ref()
     }
 
-    /// Memory for weights.
+    /// Returns the allocator of weight memory.
     pub fn weights(&self) -> &WeightMemory {
         &self.weights
     }
 
-    /// The kernel `name` of `source`, specialised by `defines`; compiled when it is first asked for, which
-    /// must not be during a capture: whoever captures runs everything once before.
+    /// Returns the kernel `name` of `source`, specialised by `defines`. The first call compiles it and must
+    /// not happen during graph capture: run every launch once before it is captured.
     pub fn kernel(
         &self,
         source: &'static KernelSource,
@@ -134,14 +134,16 @@ impl GpuDevice {
         Ok(self.modules.function(&self.runtime, &self.jit, source, name, defines)?)
     }
 
-    /// At least `bytes` of memory between two launches of `s`, which other streams do not know. The address stays the same for as
-    /// long as no more is asked for, and remains valid afterwards; the contents belong to the last writer.
+    /// Returns at least `bytes` bytes of scratch memory of stream `s`, not shared with other streams. The
+    /// address stays the same until more bytes are requested, and remains valid afterwards; each launch on
+    /// `s` may overwrite the contents.
     pub fn scratch(&self, s: &DeviceStream, bytes: usize) -> Result<*mut u8, DeviceError> {
         self.runtime.stream(s)?;
         Ok(self.scratch[s.0].at_least(&self.runtime, bytes)?)
     }
 
-    /// At least `words` 32-bit counters of `s` that are zero: whoever counts leaves them zero.
+    /// Returns at least `words` 32-bit counters of stream `s`, which are 0: every kernel that uses them must
+    /// reset them to 0.
     pub fn counters(&self, s: &DeviceStream, words: usize) -> Result<*mut u8, DeviceError> {
         self.runtime.stream(s)?;
         Ok(self.counters[s.0].at_least(&self.runtime, words * 4)?)
@@ -181,7 +183,7 @@ impl DeviceDriver for GpuDevice {
     }
 
     fn alloc_pinned(&self, bytes: usize) -> Result<PinnedBuffer, DeviceError> {
-        // SAFETY: memory of the host.
+        // SAFETY: pinned memory is host memory.
         Ok(unsafe { PinnedBuffer::from_host(memory::alloc_host(&self.runtime, bytes)?) })
     }
 

@@ -1,135 +1,135 @@
-//! What can go wrong on a GPU.
+//! Errors of GPUs.
 
 use hip_runtime_sys::{DriverStatus, LibraryOpenError};
 
-/// A GPU, its runtime or its compiler refused or failed.
+/// Error of a GPU, its runtime libraries or its compiler.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GpuError {
-    /// A library is missing or not what its name says.
+    /// A library is missing, or lacks a required symbol.
     #[error(transparent)]
     Open(#[from] LibraryOpenError),
-    /// The driver is there, the device is not.
+    /// The driver was opened, but the device does not exist.
     #[error("no device {requested}: {library} finds {found}")]
     NoDevice {
-        /// The driver's library.
+        /// Path of the driver library.
         library: String,
-        /// Index asked for.
+        /// Requested device index.
         requested: usize,
-        /// Devices found.
+        /// Number of devices found.
         found: usize,
     },
-    /// A call failed.
+    /// A call of the driver or the run-time compiler failed.
     #[error("{call} failed: {name} ({code})")]
     Call {
-        /// What was called.
+        /// Name of the call.
         call: &'static str,
-        /// The runtime's code.
+        /// Result code.
         code: DriverStatus,
-        /// Its name.
+        /// Name of the result code.
         name: String,
     },
-    /// Memory is short.
+    /// Out of device or pinned host memory.
     #[error(
         "out of {place} memory on {device}: {bytes} bytes asked for, {free_bytes} of {total_bytes} free"
     )]
     OutOfMemory {
         /// `device`, or `pinned host`.
         place: &'static str,
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: usize,
-        /// Bytes free on the device.
+        /// Free bytes of the device.
         free_bytes: u64,
-        /// Bytes of the device.
+        /// Total bytes of the device.
         total_bytes: u64,
-        /// The device, in words.
+        /// Description of the device.
         device: String,
     },
-    /// A kernel's source does not compile.
+    /// A kernel source does not compile.
     #[error("{file} does not compile for {arch} with {options}:\n{log}")]
     Compile {
-        /// The source.
+        /// Name of the source file.
         file: &'static str,
-        /// Architecture.
+        /// Target architecture.
         arch: String,
-        /// Options of the compiler.
+        /// Compiler options.
         options: String,
-        /// What the compiler says.
+        /// Compiler log.
         log: String,
     },
-    /// A compiled source lacks an entry.
+    /// A compiled source lacks a kernel.
     #[error("{file} has no kernel {kernel}")]
     NoFunction {
-        /// The source.
+        /// Name of the source file.
         file: &'static str,
-        /// The kernel.
+        /// Name of the kernel.
         kernel: &'static str,
     },
-    /// This backend does not have the kernel.
+    /// The GPU backend does not implement the kernel.
     #[error("no GPU kernel {kernel}")]
     NoKernel {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: &'static str,
     },
-    /// Launches are being captured, and this cannot be part of a graph.
+    /// The call is not allowed during graph capture.
     #[error("{call} during the capture of a graph")]
     Capturing {
-        /// What was called.
+        /// Name of the call.
         call: &'static str,
     },
-    /// There is no such stream.
+    /// The stream index is out of range.
     #[error("stream {stream} of {streams}")]
     NoStream {
-        /// Index asked for.
+        /// Requested stream index.
         stream: usize,
-        /// Streams of a device.
+        /// Number of streams of the device.
         streams: usize,
     },
-    /// Ranks cannot reach each other's memory.
+    /// The driver lacks a function for peer access between ranks.
     #[error("the driver has no {what}")]
     PeerAccessUnsupported {
-        /// What is missing.
+        /// Missing function.
         what: &'static str,
     },
-    /// The memory of a rank is nowhere to be reached.
+    /// A rank has published no peer memory.
     #[error("rank {rank} offers no memory")]
     NoPeerMemory {
-        /// The rank.
+        /// Index of the rank.
         rank: usize,
     },
-    /// The libraries were named, and none of them combines what ranks have.
+    /// The libraries were configured by path, without a collective library (RCCL or NCCL).
     #[error("no library for the collectives of GPUs was named")]
     NoCollectiveLibrary,
-    /// The library that combines what ranks have is too old.
+    /// The collective library is too old.
     #[error("{library} has version {version}, at least {oldest} is needed")]
     OutdatedCollectiveLibrary {
-        /// The library.
+        /// Path of the library.
         library: String,
-        /// 10,000 times the major version, 100 times the minor, the patch.
+        /// Version found: 10,000 × major + 100 × minor + patch.
         version: i32,
-        /// As `version`.
+        /// Oldest supported version, encoded as `version`.
         oldest: i32,
     },
-    /// A call of the library that combines what ranks have failed, here or at another rank.
+    /// A call of the collective library failed, on this rank or on another rank.
     #[error("{call} of the collective library failed with status {status}: {what}")]
     Collective {
-        /// What was called.
+        /// Name of the call.
         call: &'static str,
-        /// The library's status.
+        /// Status code of the library.
         status: i32,
-        /// In its words.
+        /// Error message of the library.
         what: String,
     },
-    /// The communicator is of no further use.
+    /// The communicator was aborted and is unusable.
     #[error("the communicator was aborted")]
     CommunicatorAborted,
-    /// The matrix library failed.
+    /// A call of the BLASLt library failed.
     #[error("{call} of the matrix library failed with status {status}: {what}")]
     Blas {
-        /// What was called.
+        /// Name of the call.
         call: &'static str,
-        /// The library's status.
+        /// Status code of the library.
         status: i32,
-        /// The product, in words.
+        /// Description of the GEMM.
         what: String,
     },
 }

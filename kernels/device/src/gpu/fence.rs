@@ -1,4 +1,4 @@
-//! The end of what was launched so far, for the host to wait on from any thread.
+//! Fences: GPU events that the host can wait for from any thread, and waits between streams.
 
 use std::sync::Arc;
 
@@ -9,23 +9,24 @@ use super::error::GpuError;
 use super::gpu_runtime::GpuRuntime;
 use crate::{CopyFence, DeviceError, DeviceStream};
 
-/// An event behind the launches of a stream.
+/// Event recorded after the launches of a stream.
 pub struct GpuFence {
     runtime: Arc<GpuRuntime>,
     event: DriverPtr,
 }
 
-// SAFETY: an event may be waited for on any thread; this value is its only user.
+// SAFETY: an event may be waited for on any thread; this value is the only user of the event.
 unsafe impl Send for GpuFence {}
 
 impl GpuFence {
-    /// Passes when everything launched on `s` so far is over.
+    /// Records a fence that completes after all work submitted to `s` so far.
     pub fn record(runtime: &Arc<GpuRuntime>, s: &DeviceStream) -> Result<Self, GpuError> {
         runtime.not_capturing("recording a fence")?;
         Self::record_for_stream(runtime, s)
     }
 
-    /// The same for another stream to wait for; in a capture that becomes part of the recording.
+    /// Records a fence for another stream to wait for; during graph capture it becomes a dependency in the
+    /// graph.
     fn record_for_stream(runtime: &Arc<GpuRuntime>, s: &DeviceStream) -> Result<Self, GpuError> {
         runtime.enter()?;
         let stream = runtime.stream(s)?;
@@ -35,24 +36,24 @@ impl GpuFence {
             None => create(runtime)?,
         };
         let fence = Self { runtime: runtime.clone(), event };
-        // SAFETY: an event and a stream of this device.
+        // SAFETY: event and stream belong to this device.
         let code = unsafe { (runtime.driver.event_record)(event, stream) };
         runtime.check(code, "event record")?;
         Ok(fence)
     }
 
-    /// Launches on `s` from now on come after this fence.
+    /// Makes later launches on `s` wait for this fence.
     pub fn block_stream(&self, s: &DeviceStream) -> Result<(), GpuError> {
         let stream = self.runtime.stream(s)?;
-        // SAFETY: an event and a stream of this device.
+        // SAFETY: event and stream belong to this device.
         let code = unsafe { (self.runtime.driver.stream_wait)(stream, self.event, 0) };
         self.runtime.check(code, "stream wait")
     }
 
-    /// Waits, as often as wanted.
+    /// Blocks until the fence has completed; can be called repeatedly.
     pub fn wait_event(&self) -> Result<(), GpuError> {
         self.runtime.enter()?;
-        // SAFETY: an event of this device.
+        // SAFETY: the event belongs to this device.
         let code = unsafe { (self.runtime.driver.event_synchronize)(self.event) };
         self.runtime.check(code, "event synchronize")
     }
@@ -60,20 +61,22 @@ impl GpuFence {
 
 fn create(runtime: &GpuRuntime) -> Result<DriverPtr, GpuError> {
     let mut event = std::ptr::null_mut();
-    // SAFETY: a place to write to.
+    // SAFETY: the output pointer is valid for writes.
     let code = unsafe { (runtime.driver.event_create)(&raw mut event, flag::EVENT_WITHOUT_TIME) };
     runtime.check(code, "event create")?;
     Ok(event)
 }
 
 impl GpuDevice {
-    /// As `Driver::follow`. The launch behind it waits for the whole of both predecessors.
+    /// Implements `DeviceDriver::stream_wait`. The next launch on `s` then does not overlap its predecessors:
+    /// it starts after both have ended.
     pub fn wait_for_stream(&self, s: &DeviceStream, other: &DeviceStream) -> Result<(), GpuError> {
         let runtime = self.runtime();
         if runtime.is_dry_run() {
             return Ok(());
         }
-        // The event is free at once: whoever waits for a record goes on to do so when the event is recorded anew.
+        // The event can be reused immediately: a wait refers to the record that was current when the wait was
+        // submitted, even if the event is recorded again.
         GpuFence::record_for_stream(runtime, other)?.block_stream(s)?;
         runtime.mark_stream_wait(s);
         Ok(())
@@ -88,7 +91,7 @@ impl CopyFence for GpuFence {
 
 impl Drop for GpuFence {
     fn drop(&mut self) {
-        // An event may be recorded again while it is pending: whoever waits then waits for the new record.
+        // An event may be recorded again while it is pending; later waits refer to the new record.
         self.runtime.events().push(self.event);
     }
 }

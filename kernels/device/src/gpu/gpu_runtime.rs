@@ -1,4 +1,4 @@
-//! One opened device: its driver, context, streams and the facts that kernels ask for.
+//! State of one opened device: driver, context, streams and device properties.
 
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,66 +11,66 @@ use super::error::GpuError;
 use super::timestamps::KernelTimestamper;
 use crate::{DeviceError, DeviceStream};
 
-/// Streams of a device: the step's, one for copies beside it, and one for launches beside it.
+/// Number of streams of a device: one for the step, one for overlapped copies, one for overlapped launches.
 pub(super) const STREAMS: usize = 3;
 
-/// What kernels want to know about a device.
+/// Device properties that kernels depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuProperties {
-    /// Name of the product.
+    /// Product name.
     pub name: String,
-    /// `gfx942`, `sm_90a` or `emulated`.
+    /// Architecture: for example `gfx942` or `sm_90a`, or `emulated`.
     pub arch: String,
-    /// Lanes of a wave.
+    /// Number of lanes of a warp (NVIDIA) or wavefront (AMD).
     pub warp_size: u32,
-    /// Streaming multiprocessors or compute units.
+    /// Number of streaming multiprocessors (NVIDIA) or compute units (AMD).
     pub multiprocessors: u32,
-    /// Shared memory a block may have.
+    /// Maximum shared memory per thread block, in bytes.
     pub shared_bytes: u32,
-    /// Bytes of the level-2 cache; 0 if the driver does not say.
+    /// Size of the L2 cache in bytes; 0 if the driver does not report it.
     pub l2_bytes: u32,
 }
 
-/// Everything that launches, copies and fences of one device share.
+/// State that launches, copies and fences of one device share.
 pub struct GpuRuntime {
-    /// Functions of the HIP runtime or the CUDA driver.
+    /// Function table of the HIP runtime or the CUDA driver.
     pub driver: DriverApi,
     /// Properties of the device.
     pub properties: GpuProperties,
     context: DriverPtr,
     streams: Vec<DriverPtr>,
-    /// Launches on some stream are being recorded.
+    /// Whether a graph capture is active on any stream.
     capturing: AtomicBool,
-    /// Launches do nothing.
+    /// Whether a dry run is active: launches do nothing.
     dry_run: AtomicBool,
     autotuning_frozen: AtomicBool,
-    /// Of each stream: the next launch comes behind another stream, too.
+    /// Per stream: whether the next launch also waits for another stream.
     stream_waits: [AtomicBool; STREAMS],
-    /// Whether `marked` is there, so that a launch that is not marked takes no lock.
+    /// Whether `kernel_timestamper` is set, so that launches without timestamps take no lock.
     timestamping: AtomicBool,
     kernel_timestamper: Mutex<Option<KernelTimestamper>>,
-    /// Events that nobody waits for.
+    /// Free events for reuse.
     events: Mutex<Vec<DriverPtr>>,
-    /// Memory dropped during a capture, which must not be interrupted by freeing it.
+    /// Memory dropped during a graph capture, in which memory must not be freed.
     dropped: Mutex<Vec<(MemoryKind, DriverPtr)>>,
 }
 
-/// Which allocator memory goes back to.
+/// Allocator that memory belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// Memory of the device.
+    /// Device memory.
     Device,
-    /// Pinned memory of the host.
+    /// Pinned host memory.
     Host,
 }
 
-// SAFETY: the handles may be used from any thread whose current context is set, which `enter` does.
+// SAFETY: the handles may be used from any thread after `enter` has set the current context.
 unsafe impl Send for GpuRuntime {}
-// SAFETY: as above; the drivers lock what calls share.
+// SAFETY: the handles may be used from any thread after `enter`; the drivers are thread-safe.
 unsafe impl Sync for GpuRuntime {}
 
 impl GpuRuntime {
-    /// Opens the driver and one of its devices.
+    /// Opens the driver and the configured device.
     pub fn open(config: &GpuConfig, searches: &LibrarySearches) -> Result<Self, GpuError> {
         let driver = DriverApi::open(searches.api, &searches.driver)?;
         let ordinal = find_device(&driver, config.device)?;
@@ -104,69 +104,72 @@ impl GpuRuntime {
         Ok(runtime)
     }
 
-    /// Whose names the driver exports.
+    /// Returns the API of the driver.
     pub fn api(&self) -> GpuApi {
         self.driver.api
     }
 
-    /// By which other devices of this process know this one.
+    /// Returns the context, by which other devices of this process enable peer access to this device.
     pub fn context(&self) -> DriverPtr {
         self.context
     }
 
-    /// Makes this device current on the calling thread; cheap, so every call begins with it.
+    /// Makes the context of this device current on the calling thread; cheap, so every driver call is
+    /// preceded by it.
     pub fn enter(&self) -> Result<(), GpuError> {
-        // SAFETY: the context lives as long as this value.
+        // SAFETY: the context outlives this value.
         self.check(unsafe { (self.driver.context_set)(self.context) }, "set context")
     }
 
-    /// The driver's stream.
+    /// Returns the driver handle of a stream.
     pub fn stream(&self, s: &DeviceStream) -> Result<DriverPtr, GpuError> {
         let none = GpuError::NoStream { stream: s.0, streams: self.streams.len() };
         self.streams.get(s.0).copied().ok_or(none)
     }
 
-    /// An error for every code of the driver but success.
+    /// Returns [`GpuError::Call`] for every result code other than success.
     pub fn check(&self, code: DriverStatus, call: &'static str) -> Result<(), GpuError> {
         check(&self.driver, code, call)
     }
 
-    /// Refuses what would break a capture, before the driver does and spoils the graph.
+    /// Returns [`GpuError::Capturing`] during graph capture, before a forbidden driver call would invalidate
+    /// the graph.
     pub fn not_capturing(&self, call: &'static str) -> Result<(), GpuError> {
         if self.is_capturing() { Err(GpuError::Capturing { call }) } else { Ok(()) }
     }
 
-    /// Whether launches are captured as a graph.
+    /// Whether a graph capture is active.
     pub fn is_capturing(&self) -> bool {
         self.capturing.load(Ordering::Relaxed)
     }
 
-    /// Notes the begin or the end of a capture.
+    /// Sets whether a graph capture is active.
     pub fn set_capturing(&self, capturing: bool) {
         self.capturing.store(capturing, Ordering::Relaxed);
     }
 
-    /// Whether steps serve requests, which nothing may hold up.
+    /// Whether autotuning is frozen because steps serve requests.
     pub fn is_autotuning_frozen(&self) -> bool {
         self.autotuning_frozen.load(Ordering::Relaxed)
     }
 
-    /// No launch is timed from now on.
+    /// Freezes autotuning: no launch is timed afterwards.
     pub fn freeze_autotuning(&self) {
         self.autotuning_frozen.store(true, Ordering::Relaxed);
     }
 
-    /// The next launch on `s`, a stream of this device, has two predecessors.
+    /// Marks the next launch on `s`, a stream of this device, as waiting for another stream too.
     pub fn mark_stream_wait(&self, s: &DeviceStream) {
         self.stream_waits[s.0].store(true, Ordering::Relaxed);
     }
 
-    /// Whether this launch on `s`, a stream of this device, is the one.
+    /// Returns and clears the mark that the next launch on `s`, a stream of this device, waits for another
+    /// stream.
     pub fn takes_stream_wait(&self, s: &DeviceStream) -> bool {
         self.stream_waits[s.0].swap(false, Ordering::Relaxed)
     }
 
-    /// Whether launches only note what they need.
+    /// Whether a dry run is active: launches only collect the kernels that they need.
     pub fn is_dry_run(&self) -> bool {
         self.dry_run.load(Ordering::Relaxed)
     }
@@ -176,12 +179,14 @@ impl GpuRuntime {
         self.dry_run.store(rehearsing, Ordering::Relaxed);
     }
 
-    /// Whether each launch is followed by a mark: none may begin before its predecessor has ended.
+    /// Whether an event timestamp is recorded after each launch; launches must not overlap their predecessor
+    /// then.
     pub fn is_timestamping(&self) -> bool {
         self.timestamping.load(Ordering::Relaxed)
     }
 
-    /// Launches from now on are marked so, or not at all. Returns how they were before.
+    /// Sets the recorder of per-kernel timestamps, or disables them with `None`. Returns the previous
+    /// recorder.
     pub fn set_timestamping(
         &self,
         marking: Option<KernelTimestamper>,
@@ -191,7 +196,7 @@ impl GpuRuntime {
         std::mem::replace(&mut *marked, marking)
     }
 
-    /// Something called `name` was launched on `s`.
+    /// Records a timestamp after the launch of kernel `name` on `s`, if per-kernel timestamps are enabled.
     pub fn launched(&self, s: &DeviceStream, name: &'static str) -> Result<(), DeviceError> {
         if !self.is_timestamping() {
             return Ok(());
@@ -200,24 +205,24 @@ impl GpuRuntime {
         marked.as_mut().map_or(Ok(()), |marking| marking.launched(s, name))
     }
 
-    /// Waits for all launches on `s`.
+    /// Blocks until all work on `s` has completed.
     pub fn synchronize(&self, s: &DeviceStream) -> Result<(), GpuError> {
         self.not_capturing("synchronize")?;
         self.enter()?;
         let stream = self.stream(s)?;
-        // SAFETY: one of this device's streams.
+        // SAFETY: the stream belongs to this device.
         self.check(unsafe { (self.driver.stream_synchronize)(stream) }, "stream synchronize")
     }
 
-    /// Events at rest.
+    /// Returns the list of free events.
     pub fn events(&self) -> MutexGuard<'_, Vec<DriverPtr>> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives memory back, now or after the capture.
+    /// Frees memory, immediately or after the active graph capture.
     ///
     /// # Safety
-    /// It came from `home` and is not used again.
+    /// The memory was allocated by `home` and is not used again.
     pub unsafe fn free(&self, home: MemoryKind, memory: DriverPtr) {
         if self.is_capturing() {
             self.dropped().push((home, memory));
@@ -227,18 +232,18 @@ impl GpuRuntime {
             MemoryKind::Device => self.driver.free,
             MemoryKind::Host => self.driver.host_free,
         };
-        // A failure here is a device that is lost already; the next call says so.
+        // `enter` fails only if the device has failed already, which the next call reports.
         if self.enter().is_ok() {
-            // SAFETY: as promised.
+            // SAFETY: the caller guarantees that `home` allocated the memory and that it is not used again.
             unsafe { free(memory) };
         }
     }
 
-    /// Gives back what was dropped during a capture.
+    /// Frees memory that was dropped during a graph capture.
     pub fn free_dropped(&self) {
         let dropped = std::mem::take(&mut *self.dropped());
         for (home, memory) in dropped {
-            // SAFETY: `free` was promised so when it set this aside.
+            // SAFETY: guaranteed by the caller of `free` that queued the memory.
             unsafe { self.free(home, memory) };
         }
     }
@@ -247,11 +252,11 @@ impl GpuRuntime {
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Free and total bytes; zeros if the device does not answer.
+    /// Returns free and total bytes of the device; 0 if the query fails.
     pub fn mem_info(&self) -> (u64, u64) {
         let (mut free, mut total) = (0usize, 0usize);
         if self.enter().is_ok() {
-            // SAFETY: two places to write to.
+            // SAFETY: both output pointers are valid for writes.
             unsafe { (self.driver.mem_info)(&raw mut free, &raw mut total) };
         }
         (free as u64, total as u64)
@@ -266,11 +271,12 @@ impl Drop for GpuRuntime {
         self.set_capturing(false);
         self.free_dropped();
         for event in std::mem::take(&mut *self.events()) {
-            // SAFETY: made by this device, at rest.
+            // SAFETY: the event was created on this device and has no waiters.
             unsafe { (self.driver.event_destroy)(event) };
         }
         for stream in std::mem::take(&mut self.streams) {
-            // SAFETY: made by this device; whoever launched has a share of this value.
+            // SAFETY: the stream was created on this device; all users of the stream share ownership of this
+            // value, so none is left.
             unsafe { (self.driver.stream_destroy)(stream) };
         }
     }
@@ -282,7 +288,7 @@ impl std::fmt::Debug for GpuRuntime {
     }
 }
 
-/// The runtime's result as ours.
+/// Converts a result code to a `Result`.
 fn check(driver: &DriverApi, code: DriverStatus, call: &'static str) -> Result<(), GpuError> {
     if code == code::SUCCESS {
         return Ok(());
@@ -293,16 +299,16 @@ fn check(driver: &DriverApi, code: DriverStatus, call: &'static str) -> Result<(
 fn error_name(driver: &DriverApi, code: DriverStatus) -> String {
     let mut text = std::ptr::null();
     if let Some(name) = driver.hip_error_name {
-        // SAFETY: takes any code.
+        // SAFETY: the function accepts any code.
         text = unsafe { name(code) };
     } else if let Some(name) = driver.cuda_error_name {
-        // SAFETY: writes the address of a static text, or nothing.
+        // SAFETY: the function writes the address of a static string, or nothing.
         unsafe { name(code, &raw mut text) };
     }
     if text.is_null() {
         return "unknown error".to_owned();
     }
-    // SAFETY: a static text of the runtime.
+    // SAFETY: the pointer is a static NUL-terminated string of the runtime.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
@@ -312,14 +318,14 @@ fn find_device(driver: &DriverApi, wanted: usize) -> Result<c_int, GpuError> {
         requested: wanted,
         found,
     };
-    // SAFETY: first call of the library; repeating it is allowed.
+    // SAFETY: initialisation is the first call and may be repeated.
     match unsafe { (driver.init)(0) } {
         code::SUCCESS => {}
         code::NO_DEVICE | code::INVALID_DEVICE => return Err(none(0)),
         code => check(driver, code, "init")?,
     }
     let mut found = 0;
-    // SAFETY: a place to write to.
+    // SAFETY: the output pointer is valid for writes.
     match unsafe { (driver.device_count)(&raw mut found) } {
         code::SUCCESS => {}
         code::NO_DEVICE | code::INVALID_DEVICE => return Err(none(0)),
@@ -329,25 +335,25 @@ fn find_device(driver: &DriverApi, wanted: usize) -> Result<c_int, GpuError> {
         return Err(none(found.max(0) as usize));
     }
     let mut ordinal = 0;
-    // SAFETY: a place to write to, and an index below the count.
+    // SAFETY: the output pointer is valid for writes, and the index is less than the device count.
     check(driver, unsafe { (driver.device_get)(&raw mut ordinal, wanted as c_int) }, "device get")?;
     Ok(ordinal)
 }
 
-/// What an emulated block with waves of 32 lanes may have.
+/// Shared memory per thread block, in bytes, of the emulator with 32-lane warps: 227 KiB as on Hopper.
 const NVIDIA_SHARED_BYTES: u32 = 227 << 10;
 
 impl GpuProperties {
     fn read(driver: &DriverApi, device: c_int, emulated: Option<u32>) -> Result<Self, GpuError> {
         let attribute = |a: DeviceAttribute| {
             let mut value = 0;
-            // SAFETY: a place to write to, and an attribute of this vendor.
+            // SAFETY: the output pointer is valid for writes, and the attribute number belongs to this API.
             let code =
                 unsafe { (driver.device_attribute)(&raw mut value, a.number(driver.api), device) };
             check(driver, code, "device attribute").map(|()| value.max(0) as u32)
         };
         let mut text = [0u8; 128];
-        // SAFETY: as many bytes as it may write.
+        // SAFETY: the buffer has at least as many bytes as the call may write.
         let code = unsafe { (driver.device_name)(text.as_mut_ptr().cast(), 127, device) };
         check(driver, code, "device name")?;
         let arch = match driver.api {
@@ -371,7 +377,7 @@ impl GpuProperties {
     }
 }
 
-/// `gfx942` out of `gfx942:sramecc+:xnack-`.
+/// Returns the architecture without feature flags, for example `gfx942` from `gfx942:sramecc+:xnack-`.
 fn hip_arch(driver: &DriverApi, device: c_int) -> Result<String, GpuError> {
     const NAME_AT: usize = 1160;
     let Some(properties) = driver.properties else {
@@ -379,14 +385,15 @@ fn hip_arch(driver: &DriverApi, device: c_int) -> Result<String, GpuError> {
         let symbol = "hipGetDevicePropertiesR0600".to_owned();
         return Err(hip_runtime_sys::LibraryOpenError::NoSymbol { library, symbol }.into());
     };
-    let mut bytes = [0u8; 4096]; // More than any release writes.
-    // SAFETY: large enough for the record.
+    let mut bytes = [0u8; 4096]; // Larger than the struct of any release.
+    // SAFETY: the buffer is large enough for the properties struct.
     check(driver, unsafe { properties(bytes.as_mut_ptr(), device) }, "device properties")?;
     let name = until_nul(&bytes[NAME_AT..NAME_AT + 256]);
     Ok(name.split(':').next().unwrap_or_default().to_owned())
 }
 
-/// The architecture with its own instructions, where it has any.
+/// Returns the architecture name, with the suffix `a` (architecture-specific instructions) from compute
+/// capability 9.0 on.
 fn cuda_arch(major: u32, minor: u32) -> String {
     let own = if major >= 9 { "a" } else { "" };
     format!("sm_{major}{minor}{own}")

@@ -1,4 +1,4 @@
-//! Launches recorded once and replayed.
+//! Graph capture and replay.
 
 use std::sync::Arc;
 
@@ -8,42 +8,42 @@ use super::error::GpuError;
 use super::gpu_runtime::GpuRuntime;
 use crate::{DeviceError, DeviceStream, GraphReplay};
 
-/// A graph ready to run.
+/// Instantiated graph, ready for replay.
 pub(super) struct GpuGraph {
     runtime: Arc<GpuRuntime>,
     executable: DriverPtr,
 }
 
-// SAFETY: a graph may be launched from any thread, one at a time; this value is its only user.
+// SAFETY: a graph may be launched from any thread, one thread at a time; this value is its only user.
 unsafe impl Send for GpuGraph {}
 
-/// Launches on `s` are recorded from now on.
+/// Begins capturing launches on `s`.
 pub(super) fn begin(runtime: &GpuRuntime, s: &DeviceStream) -> Result<(), GpuError> {
     runtime.not_capturing("beginning a capture")?;
     runtime.enter()?;
     let stream = runtime.stream(s)?;
-    // SAFETY: a stream of this device that is not capturing.
+    // SAFETY: the stream belongs to this device and is not capturing.
     let code = unsafe { (runtime.driver.capture_begin)(stream, flag::CAPTURE_THREAD_LOCAL) };
     runtime.check(code, "begin capture")?;
     runtime.set_capturing(true);
     Ok(())
 }
 
-/// What was recorded since `begin`.
+/// Ends the capture and instantiates the graph of all launches since `begin`.
 pub(super) fn end(runtime: &Arc<GpuRuntime>, s: &DeviceStream) -> Result<GpuGraph, GpuError> {
     runtime.enter()?;
     let stream = runtime.stream(s)?;
     let mut graph = std::ptr::null_mut();
-    // SAFETY: a stream of this device, and a place to write to.
+    // SAFETY: the stream belongs to this device, and the output pointer is valid for writes.
     let code = unsafe { (runtime.driver.capture_end)(stream, &raw mut graph) };
-    // Over, whether it succeeded or not.
+    // The capture has ended, even if the call failed.
     runtime.set_capturing(false);
     runtime.free_dropped();
     runtime.check(code, "end capture")?;
     let mut executable = std::ptr::null_mut();
-    // SAFETY: a graph that was captured just now, and a place to write to.
+    // SAFETY: the graph was captured above, and the output pointer is valid for writes.
     let code = unsafe { (runtime.driver.graph_instantiate)(&raw mut executable, graph, 0) };
-    // SAFETY: the executable does not need it any more.
+    // SAFETY: the executable graph does not reference the captured graph.
     unsafe { (runtime.driver.graph_destroy)(graph) };
     runtime.check(code, "instantiate graph")?;
     Ok(GpuGraph { runtime: runtime.clone(), executable })
@@ -53,7 +53,8 @@ impl GraphReplay for GpuGraph {
     fn replay(&self, s: &DeviceStream) -> Result<(), DeviceError> {
         self.runtime.enter()?;
         let stream = self.runtime.stream(s)?;
-        // SAFETY: an executable of this device; what it touches is still allocated, as `Driver::replay` asks.
+        // SAFETY: the executable belongs to this device; all memory it accesses is still allocated, as
+        // `DeviceDriver::replay` requires.
         let code = unsafe { (self.runtime.driver.graph_launch)(self.executable, stream) };
         Ok(self.runtime.check(code, "launch graph")?)
     }
@@ -62,7 +63,8 @@ impl GraphReplay for GpuGraph {
 impl Drop for GpuGraph {
     fn drop(&mut self) {
         if self.runtime.enter().is_ok() {
-            // SAFETY: instantiated here, destroyed once; the driver waits for replays under way.
+            // SAFETY: instantiated by `end` and destroyed once; the driver defers destruction until replays
+            // in flight have completed.
             unsafe { (self.runtime.driver.graph_executable_destroy)(self.executable) };
         }
     }

@@ -1,4 +1,4 @@
-//! The 16-bit type of a device's weights, activations and pool: kernels are compiled for one.
+//! 16-bit type of the weights, activations and KV cache of a device, for which kernels are compiled.
 
 use std::ffi::c_int;
 
@@ -7,10 +7,10 @@ use hip_runtime_sys::BlasDataType;
 use super::device::GpuDevice;
 use crate::{DType, DeviceError};
 
-/// Which 16-bit type a GPU computes with, beside f32.
+/// 16-bit floating-point type that a GPU computes with, in addition to f32.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum HalfDtype {
-    /// The upper half of f32.
+    /// bfloat16.
     #[default]
     BF16,
     /// IEEE binary16.
@@ -18,7 +18,7 @@ pub enum HalfDtype {
 }
 
 impl HalfDtype {
-    /// As the type of a matrix.
+    /// Returns the element type.
     #[must_use]
     pub const fn dtype(self) -> DType {
         match self {
@@ -27,7 +27,7 @@ impl HalfDtype {
         }
     }
 
-    /// What the compiler is told (`csrc/dev/half.h`).
+    /// Returns the compiler option that selects the type (`csrc/dev/half.h`), if any.
     pub const fn option(self) -> Option<&'static str> {
         match self {
             Self::BF16 => None,
@@ -35,7 +35,7 @@ impl HalfDtype {
         }
     }
 
-    /// Its number in the copy engine's maps of matrices.
+    /// Returns the data type number in TMA descriptors (`CUtensorMapDataType`).
     pub const fn in_tensor_map(self) -> c_int {
         match self {
             Self::BF16 => 9,
@@ -45,13 +45,15 @@ impl HalfDtype {
 }
 
 impl GpuDevice {
-    /// The 16-bit type that this device was opened for.
+    /// Returns the 16-bit type that this device was opened for.
     #[must_use]
     pub const fn half_dtype(&self) -> DType {
         self.half_dtype.dtype()
     }
 
-    /// The value of `ACT_F32` for activations of `dtype`; refuses every other type than f32 and the device's own.
+    /// Returns the value of the define `ACT_F32` for activations of `dtype`.
+    ///
+    /// Errors: `dtype` is neither f32 nor the 16-bit type of the device.
     pub fn act_f32(&self, kernel: &'static str, dtype: DType) -> Result<u32, DeviceError> {
         match dtype {
             DType::F32 => Ok(1),
@@ -61,7 +63,9 @@ impl GpuDevice {
     }
 }
 
-/// A matrix's type as the matrix library calls it.
+/// Converts an element type to the BLASLt data type.
+///
+/// Errors: `dtype` is not f32, bf16 or f16.
 pub fn blas_data_type(kernel: &'static str, dtype: DType) -> Result<BlasDataType, DeviceError> {
     match dtype {
         DType::F32 => Ok(BlasDataType::F32),

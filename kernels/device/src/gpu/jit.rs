@@ -1,4 +1,5 @@
-//! From a source to an image for this device: the run-time compiler, and the folder of what it made.
+//! JIT compiler: compiles kernel sources to images for this device with the run-time compiler and the on-disk
+//! cache.
 
 use std::ffi::{CString, c_char, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,18 +14,20 @@ use super::gpu_runtime::GpuProperties;
 use super::kernel_cache::KernelCache;
 use super::kernel_source::{KernelDefine, KernelHeaders, KernelSource};
 
-/// Compilers at a time; each takes a core and some hundred megabytes.
+/// Maximum number of parallel compilations; each needs a core and several hundred megabytes of memory.
 const MAX_COMPILERS: usize = 16;
-/// Longest silence while compilers work: whoever waits must not take them for stalled.
+/// Maximum interval between progress reports during compilation, so that the supervisor does not treat it as
+/// stalled.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The compiler, set up for one architecture.
+/// JIT compiler for one architecture.
 #[derive(Debug)]
 pub(super) struct JitCompiler {
     rtc: RtcApi,
     arch: String,
     options: Vec<String>,
-    /// Compiler, architecture and options: what an image depends on besides its source.
+    /// Cache key part: compiler version, architecture and options, on which an image depends besides its
+    /// source.
     identity: String,
     compilers: usize,
     cache: Option<KernelCache>,
@@ -40,13 +43,14 @@ impl JitCompiler {
     ) -> Result<Self, GpuError> {
         let rtc = RtcApi::open(searches.api, &searches.rtc)?;
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: two places to write to.
+        // SAFETY: both output pointers are valid for writes.
         let code = unsafe { (rtc.version)(&raw mut major, &raw mut minor) };
         rtc_check(code, "version")?;
         let mut options = options(searches.api, config.emulated_warp_size, &facts.arch);
         options.extend(config.half_dtype.option().map(str::to_owned));
         let library = match config.emulated_warp_size {
-            // Its version says nothing; the name of its folder is a hash, and copies in one folder make the same images.
+            // The emulator has no meaningful version; the name of its folder is a hash, and copies in one
+            // folder generate the same images.
             Some(_) => rtc.library.parent().unwrap_or(&rtc.library).display().to_string(),
             None => format!("{:?}", rtc.api),
         };
@@ -59,7 +63,7 @@ impl JitCompiler {
         Ok(Self { rtc, arch: facts.arch.clone(), options, identity, compilers, cache, headers })
     }
 
-    /// The image of one source.
+    /// Returns the image of one source, from the cache or compiled.
     pub(super) fn image(
         &self,
         source: &'static KernelSource,
@@ -80,8 +84,8 @@ impl JitCompiler {
         Ok(image)
     }
 
-    /// The images of several sources, in their order. `progress` hears how many of how many are made, with
-    /// each of them and every `PROGRESS_INTERVAL`.
+    /// Compiles several sources in parallel and returns their images in order. Calls `progress(done, total)`
+    /// after each image and at least every `PROGRESS_INTERVAL`.
     pub(super) fn images(
         &self,
         builds: &[(&'static KernelSource, Vec<KernelDefine>)],
@@ -94,7 +98,7 @@ impl JitCompiler {
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 let Some((source, defines)) = builds.get(i) else { return };
-                let _ = sender.send((i, self.image(source, defines))); // Received below to the end.
+                let _ = sender.send((i, self.image(source, defines))); // The receiver is still open.
             }
         };
         std::thread::scope(|scope| {
@@ -139,7 +143,7 @@ impl JitCompiler {
     }
 }
 
-/// Options of every source.
+/// Compiler options of every source.
 fn options(api: GpuApi, emulated_wave: Option<u32>, arch: &str) -> Vec<String> {
     let own: &[&str] = &["-std=c++17", "-O3", "-ffp-contract=fast"];
     match (emulated_wave, api) {
@@ -162,7 +166,7 @@ fn rtc_check(code: c_int, call: &'static str) -> Result<(), GpuError> {
     Err(GpuError::Call { call, code, name: "run-time compiler".to_owned() })
 }
 
-/// A source inside the compiler.
+/// Program of the run-time compiler.
 struct RtcProgram<'a> {
     rtc: &'a RtcApi,
     raw: DriverPtr,
@@ -181,7 +185,7 @@ impl<'a> RtcProgram<'a> {
         let names: Vec<*const c_char> = headers.iter().map(|(name, _)| name.as_ptr()).collect();
         let texts: Vec<*const c_char> = headers.iter().map(|(_, text)| text.as_ptr()).collect();
         let mut raw = std::ptr::null_mut();
-        // SAFETY: terminated texts, and two arrays of as many as are told.
+        // SAFETY: the strings are NUL-terminated, and both arrays have `headers.len()` entries.
         let code = unsafe {
             (rtc.create)(
                 &raw mut raw,
@@ -196,12 +200,12 @@ impl<'a> RtcProgram<'a> {
         Ok(Self { rtc, raw })
     }
 
-    /// The image, or what the compiler says about the source.
+    /// Compiles the program; returns the image, or the compiler log if the source does not compile.
     fn compile(&self, options: &[&str]) -> Result<Result<Vec<u8>, String>, GpuError> {
         let texts: Vec<CString> =
             options.iter().map(|text| CString::new(*text).unwrap_or_default()).collect();
         let options: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
-        // SAFETY: a live program and terminated options.
+        // SAFETY: the program is live and the options are NUL-terminated.
         let code =
             unsafe { (self.rtc.compile)(self.raw, options.len() as c_int, options.as_ptr()) };
         if code != 0 {
@@ -219,10 +223,10 @@ impl<'a> RtcProgram<'a> {
         call: &'static str,
     ) -> Result<Vec<u8>, GpuError> {
         let mut len = 0;
-        // SAFETY: a live program and a place to write to.
+        // SAFETY: the program is live and the output pointer is valid for writes.
         rtc_check(unsafe { bytes(self.raw, &raw mut len) }, call)?;
         let mut out = vec![0u8; len];
-        // SAFETY: as many bytes as the compiler asked for.
+        // SAFETY: the buffer has the number of bytes that the compiler reported.
         rtc_check(unsafe { get(self.raw, out.as_mut_ptr().cast()) }, call)?;
         Ok(out)
     }
@@ -230,7 +234,7 @@ impl<'a> RtcProgram<'a> {
 
 impl Drop for RtcProgram<'_> {
     fn drop(&mut self) {
-        // SAFETY: made by this compiler, destroyed once.
+        // SAFETY: created by this compiler and destroyed once.
         unsafe { (self.rtc.destroy)(&raw mut self.raw) };
     }
 }

@@ -1,7 +1,7 @@
-//! Compiled kernels on disk: one file per key, written whole or not at all, checked when read.
+//! On-disk cache of compiled kernels: one file per key, written atomically, verified when read.
 //!
-//! A file is `magic, checksum of the image (16 bytes), image`. A file that is missing, cut off or changed
-//! is a miss, and is replaced; a folder that cannot be written costs the compile at the next start.
+//! File format: magic (16 bytes), checksum of the image (16 bytes), image. A missing, truncated or modified
+//! file is a cache miss and is replaced; an unwritable folder costs a recompilation at the next start.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,11 +12,11 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 const MAGIC: &[u8; 16] = b"hadron kernel 1\n";
 const HEAD: usize = MAGIC.len() + 16;
 
-/// A folder of images.
+/// Cache folder of compiled images.
 #[derive(Debug)]
 pub(super) struct KernelCache {
     folder: PathBuf,
-    /// Sets the temporary files of this process's threads apart.
+    /// Number of writes, which makes the names of temporary files unique among threads of this process.
     writes: AtomicU32,
 }
 
@@ -25,7 +25,7 @@ impl KernelCache {
         Self { folder, writes: AtomicU32::new(0) }
     }
 
-    /// Hash of everything an image depends on; each part counts with its length.
+    /// Hashes all inputs of an image; each part is hashed with its length, so that parts cannot run together.
     pub(super) fn key<'a>(parts: impl Iterator<Item = &'a str>) -> u128 {
         let mut hash = Xxh3::new();
         for part in parts {
@@ -51,7 +51,7 @@ impl KernelCache {
         let bytes = [MAGIC.as_slice(), &sum, image].concat();
         let turn = self.writes.fetch_add(1, Ordering::Relaxed);
         let part = self.folder.join(format!("{key:032x}.{}.{turn}.part", std::process::id()));
-        // Without a cache everything works, only later; so failures are no errors.
+        // A failed write only costs a recompilation, so it is not reported as an error.
         let written = fs::create_dir_all(&self.folder)
             .and_then(|()| fs::write(&part, bytes))
             .and_then(|()| fs::rename(&part, self.path(key)));
@@ -120,14 +120,15 @@ mod tests {
         (0..len).map(|i| i as u8 ^ key as u8).collect()
     }
 
-    /// `unshare` with rights to mount, for itself alone.
+    /// Returns an `unshare` command with mount permission in its own mount namespace.
     fn in_own_namespace() -> std::process::Command {
         let mut unshare = std::process::Command::new("unshare");
         unshare.args(["--map-root-user", "--mount"]);
         unshare
     }
 
-    /// Runs a test of this module in a process of its own whose working folder is an empty disk with these options.
+    /// Runs a test of this module in a child process whose working directory is an empty tmpfs with these
+    /// mount options.
     fn on_a_disk(options: &str, test: &str) {
         let folder = folder("cache-disk");
         fs::create_dir_all(&folder).unwrap();
@@ -158,7 +159,7 @@ mod tests {
     fn full_disk_keeps_only_whole_files() {
         let cache = KernelCache::new(PathBuf::from("."));
         let names = || fs::read_dir(".").unwrap().count();
-        cache.write(1, &image(1, 100_000)); // Breaks off in the middle.
+        cache.write(1, &image(1, 100_000)); // Fails in the middle of the write.
         assert_eq!((cache.read(1), names()), (None, 0));
         let kept = (2..12).filter(|&key| {
             cache.write(key, &image(key, 20_000));
@@ -183,14 +184,14 @@ mod tests {
         assert_eq!(cache.read(1), None);
     }
 
-    /// As the ranks of a host do that start together: everybody finds nothing, everybody writes.
+    /// Simulates ranks of one host that start together: all miss the cache and all write.
     #[test]
     fn racing_writers_leave_one_whole_file() {
         let folder = folder("cache-race");
         let image: Vec<u8> = (0..100_000).map(|i| i as u8).collect();
         std::thread::scope(|scope| {
             for _ in 0..8 {
-                // Names of temporary files meet, as those of containers may that share a folder.
+                // The names of temporary files collide, as they may between containers that share a folder.
                 let cache = KernelCache { folder: folder.clone(), writes: AtomicU32::new(0) };
                 let image = &image;
                 scope.spawn(move || {

@@ -1,4 +1,4 @@
-//! One launch: arguments in the order of the kernel, then `go`.
+//! Builder of a kernel launch: arguments in the order of the kernel parameters, then `launch`.
 
 use hip_runtime_sys::{DriverPtr, LaunchAttribute, LaunchConfig};
 
@@ -6,10 +6,10 @@ use super::device::GpuDevice;
 use super::kernel_module::KernelFunction;
 use crate::{DeviceError, DeviceStream, MatMut, MatRef};
 
-/// More arguments than any kernel has, in words.
+/// Capacity for arguments in 64-bit words; more than any kernel has.
 const MAX_WORDS: usize = 56;
 
-/// A kernel with its grid and its arguments.
+/// Kernel with grid, block size and arguments.
 #[derive(Debug)]
 pub struct KernelLaunch {
     function: KernelFunction,
@@ -18,16 +18,17 @@ pub struct KernelLaunch {
     shared_bytes: u32,
     overlaps: bool,
     cluster: u32,
-    /// Each argument in the low bytes of a word of its own, or in several.
+    /// Argument values; each argument starts at its own 64-bit word and may span several words.
     words: [u64; MAX_WORDS],
-    /// The word in which each argument begins.
+    /// Index of the first word of each argument.
     arg_offsets: [u8; MAX_WORDS],
     words_used: usize,
     arg_count: usize,
 }
 
 impl KernelLaunch {
-    /// `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory.
+    /// Creates a launch of `grid` thread blocks of `block` threads with `shared_bytes` bytes of dynamic
+    /// shared memory.
     #[must_use]
     pub fn new(
         function: KernelFunction,
@@ -50,7 +51,7 @@ impl KernelLaunch {
         }
     }
 
-    /// One argument of as many words.
+    /// Adds one argument that consists of all of `words`.
     #[must_use]
     pub fn arg_words(mut self, words: &[u64]) -> Self {
         self.arg_offsets[self.arg_count] = self.words_used as u8;
@@ -64,62 +65,64 @@ impl KernelLaunch {
         self.arg_words(&[word])
     }
 
-    /// A device address.
+    /// Adds a device address.
     #[must_use]
     pub fn arg_ptr(self, address: *const u8) -> Self {
         self.push(address as u64)
     }
 
-    /// The first element of a matrix to read.
+    /// Adds the address of a matrix to read.
     #[must_use]
     pub fn arg(self, x: MatRef<'_>) -> Self {
         self.arg_ptr(x.as_ptr())
     }
 
-    /// The first element of a matrix to read, or null.
+    /// Adds the address of a matrix to read, or null.
     #[must_use]
     pub fn arg_or_null(self, x: Option<MatRef<'_>>) -> Self {
         self.arg_ptr(x.map_or(std::ptr::null(), |x| x.as_ptr()))
     }
 
-    /// The first element of a matrix to write.
+    /// Adds the address of a matrix to write.
     #[must_use]
     pub fn out(self, y: &mut MatMut<'_>) -> Self {
         self.arg_ptr(y.as_mut_ptr())
     }
 
-    /// A 32-bit number.
+    /// Adds a 32-bit unsigned integer.
     #[must_use]
     pub fn u32(self, value: u32) -> Self {
         self.push(u64::from(value))
     }
 
-    /// A 32-bit float.
+    /// Adds a 32-bit float.
     #[must_use]
     pub fn f32(self, value: f32) -> Self {
         self.push(u64::from(value.to_bits()))
     }
 
-    /// The kernel waits for its predecessor by itself (`griddepcontrol.wait`), so it may begin before that
-    /// one has ended. Without effect where the driver cannot, and behind a second stream.
+    /// Enables programmatic dependent launch: the kernel waits for its predecessor itself
+    /// (`griddepcontrol.wait`), so it may start before the predecessor has ended. Without effect if the
+    /// driver does not support it, right after a wait for another stream, and with per-kernel timestamps.
     #[must_use]
     pub fn overlaps_predecessor(mut self) -> Self {
         self.overlaps = true;
         self
     }
 
-    /// So many blocks beside each other run at once and reach each other's shared memory: `csrc/dev/cluster.h`.
+    /// Launches thread block clusters of `blocks` adjacent blocks, which are co-scheduled and access each
+    /// other's shared memory (`csrc/dev/cluster.h`).
     #[must_use]
     pub fn in_clusters(mut self, blocks: u32) -> Self {
         self.cluster = blocks;
         self
     }
 
-    /// Launches on `s`. An empty grid is no launch.
+    /// Launches the kernel on `s`. An empty grid launches nothing.
     ///
     /// # Safety
-    /// The arguments are those of the kernel in number, order and type, and every address in them is
-    /// valid for what the kernel does with it at these sizes, until it has run.
+    /// The arguments match the kernel parameters in number, order and type, and every address is valid for
+    /// all accesses of the kernel at these sizes until the kernel has completed.
     pub unsafe fn launch(
         mut self,
         device: &GpuDevice,
@@ -140,7 +143,8 @@ impl KernelLaunch {
             *argument = std::ptr::from_mut(&mut self.words[usize::from(*begin)..]).cast();
         }
         let arguments = arguments.as_mut_ptr();
-        // A driver lets a launch overlap one predecessor, and says nothing of two.
+        // Programmatic dependent launch is specified for one predecessor only, so it is disabled after a
+        // stream wait.
         let overlaps = !runtime.takes_stream_wait(s) && self.overlaps && !runtime.is_timestamping();
         let clustered = self.cluster > 1;
         let both =
@@ -156,12 +160,12 @@ impl KernelLaunch {
                     attributes: attributes.as_ptr(),
                     attribute_count: attributes.len() as u32,
                 };
-                // SAFETY: the caller vouches for the arguments; the driver copies all records.
+                // SAFETY: the caller guarantees the arguments; the driver copies configuration and arguments.
                 unsafe {
                     launch_ex(&raw const config, self.function.raw, arguments, std::ptr::null_mut())
                 }
             }
-            // SAFETY: the caller vouches for the arguments; the driver copies them.
+            // SAFETY: the caller guarantees the arguments; the driver copies them.
             _ => unsafe {
                 (runtime.driver.launch)(
                     self.function.raw,

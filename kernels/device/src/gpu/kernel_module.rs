@@ -1,4 +1,4 @@
-//! Compiled sources on the device, and the kernels in them.
+//! Compiled modules loaded on the device, and their kernels.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_int};
@@ -11,29 +11,30 @@ use super::gpu_runtime::GpuRuntime;
 use super::jit::JitCompiler;
 use super::kernel_source::{KernelDefine, KernelSource};
 
-/// A kernel that can be launched.
+/// Loaded kernel that can be launched.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelFunction {
-    /// Handle of the driver.
+    /// Driver handle; null during a dry run.
     pub raw: DriverPtr,
     /// Name of the kernel.
     pub name: &'static str,
 }
 
-// SAFETY: a handle that every thread may launch; modules are never unloaded, so that graphs may outlive their device.
+// SAFETY: every thread may launch the handle; modules are never unloaded, so that graphs may outlive their
+// device.
 unsafe impl Send for KernelFunction {}
-// SAFETY: as above.
+// SAFETY: every thread may launch the handle; modules are never unloaded.
 unsafe impl Sync for KernelFunction {}
 
 #[derive(Debug, Clone, Copy)]
 struct KernelModule(DriverPtr);
 
-// SAFETY: as for `KernelFunction`.
+// SAFETY: every thread may use the handle; modules are never unloaded.
 unsafe impl Send for KernelModule {}
 
 type ModuleKey = (&'static str, Vec<KernelDefine>);
 
-/// What has been compiled and loaded so far.
+/// Registry of compiled and loaded modules.
 #[derive(Debug, Default)]
 pub(super) struct KernelModules {
     loaded: Mutex<LoadedModules>,
@@ -43,12 +44,15 @@ pub(super) struct KernelModules {
 struct LoadedModules {
     modules: HashMap<ModuleKey, KernelModule>,
     functions: HashMap<(&'static str, ModuleKey), KernelFunction>,
-    /// What was asked for in a rehearsal and is not there yet.
+    /// Kernels that a dry run requested and that are not loaded yet.
     requested: HashMap<(&'static str, ModuleKey), &'static KernelSource>,
 }
 
 impl KernelModules {
-    /// The kernel `name` of `source`, compiled and loaded if it is not yet; never during a capture.
+    /// Returns the kernel `name` of `source`, and compiles and loads it if necessary. During a dry run the
+    /// kernel is only added to the requested ones.
+    ///
+    /// Errors: the kernel is not loaded and a graph capture is active; those of the compiler and the driver.
     pub(super) fn function(
         &self,
         runtime: &GpuRuntime,
@@ -78,7 +82,7 @@ impl KernelModules {
         Ok(function)
     }
 
-    /// Makes ready all that was asked for in a rehearsal.
+    /// Compiles and loads all kernels that a dry run requested.
     pub(super) fn load_requested(
         &self,
         runtime: &GpuRuntime,
@@ -96,7 +100,7 @@ impl KernelModules {
         Ok(())
     }
 
-    /// Compiles and loads several sources at once, as many at a time as the compiler can.
+    /// Compiles several sources in parallel, up to the limit of the compiler, and loads them.
     pub(super) fn load_all(
         &self,
         runtime: &GpuRuntime,
@@ -127,7 +131,7 @@ impl KernelModules {
 fn load(runtime: &GpuRuntime, image: &[u8]) -> Result<KernelModule, GpuError> {
     runtime.enter()?;
     let mut module = std::ptr::null_mut();
-    // SAFETY: an image of this architecture, whole; the driver copies what it keeps.
+    // SAFETY: the image is complete and built for this architecture; the driver copies what it needs.
     let code = unsafe { (runtime.driver.module_load)(&raw mut module, image.as_ptr().cast()) };
     runtime.check(code, "module load")?;
     Ok(KernelModule(module))
@@ -142,7 +146,7 @@ fn find(
     let none = GpuError::NoFunction { file: source.name, kernel: name };
     let text = CString::new(name).map_err(|_| none.clone())?;
     let mut raw = std::ptr::null_mut();
-    // SAFETY: a loaded module and a terminated name.
+    // SAFETY: the module is loaded and the name is NUL-terminated.
     let code = unsafe { (runtime.driver.module_function)(&raw mut raw, module.0, text.as_ptr()) };
     if code != 0 || raw.is_null() {
         return Err(none);
@@ -152,7 +156,8 @@ fn find(
     Ok(function)
 }
 
-/// NVIDIA wants to be asked before a block gets more than 48 KiB; asking costs nothing.
+/// Opts in to more than 48 KiB of dynamic shared memory per thread block, which NVIDIA requires; the call is
+/// free.
 fn allow_large_shared(runtime: &GpuRuntime, function: KernelFunction) -> Result<(), GpuError> {
     const STATIC_SHARED: c_int = 1;
     let (GpuApi::Cuda, Some(set), Some(get)) =
@@ -161,11 +166,11 @@ fn allow_large_shared(runtime: &GpuRuntime, function: KernelFunction) -> Result<
         return Ok(());
     };
     let mut used = 0;
-    // SAFETY: a place to write to, and a loaded function.
+    // SAFETY: the output pointer is valid for writes, and the function is loaded.
     let code = unsafe { get(&raw mut used, STATIC_SHARED, function.raw) };
     runtime.check(code, "function attribute")?;
     let most = runtime.properties.shared_bytes as c_int - used;
-    // SAFETY: a loaded function.
+    // SAFETY: the function is loaded.
     let code = unsafe { set(function.raw, flag::FUNCTION_MAX_DYNAMIC_SHARED, most) };
     runtime.check(code, "function set attribute")
 }

@@ -1,16 +1,16 @@
-//! Kernel sources, as text inside the binary.
+//! Kernel sources, embedded in the binary as text.
 
-/// Name and text of every header that kernel sources may include.
+/// Names and texts of all headers that kernel sources may include.
 pub type KernelHeaders = &'static [(&'static str, &'static str)];
 
-/// One source file of kernels.
+/// Source file of kernels.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelSource {
-    /// Its path below `kernels/csrc`.
+    /// Path relative to `kernels/csrc`.
     pub name: &'static str,
-    /// Its text. Headers it includes are among the [`KernelHeaders`] of the device.
+    /// Source text. All headers that it includes are among the [`KernelHeaders`] of the device.
     pub text: &'static str,
 }
 
-/// `-DNAME=value`: what a source is specialised for.
+/// Preprocessor define `-DNAME=value` that specialises a source.
 pub type KernelDefine = (&'static str, u32);

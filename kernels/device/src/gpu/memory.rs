@@ -1,4 +1,4 @@
-//! Memory of the device, and memory of the host that it copies from and to.
+//! Device memory and pinned host memory.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,10 +9,10 @@ use super::error::GpuError;
 use super::gpu_runtime::{GpuRuntime, MemoryKind};
 use crate::{Buffer, BufferDeallocator, DeviceStream};
 
-/// Sizes are multiples of it, so that wide loads may run over the end of what was asked for.
+/// Allocation granularity in bytes, so that wide loads may read past the end of the requested size.
 const LINE: usize = 256;
 
-/// Frees buffers into one of the two allocators.
+/// Deallocator of device buffers or pinned host buffers.
 #[derive(Debug)]
 struct GpuAllocator {
     runtime: Arc<GpuRuntime>,
@@ -21,45 +21,46 @@ struct GpuAllocator {
 
 impl BufferDeallocator for GpuAllocator {
     unsafe fn release(&self, ptr: NonNull<u8>, _: usize) {
-        // SAFETY: handed out by `alloc` below; the caller promises that it is not used again.
+        // SAFETY: the buffer was allocated by this allocator; the caller guarantees that it is not used
+        // again.
         unsafe { self.runtime.free(self.kind, ptr.as_ptr().cast()) }
     }
 }
 
-/// Device memory, not initialised.
+/// Allocates uninitialised device memory; returns the address and the size in bytes.
 pub fn reserve(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<(DriverPtr, usize), GpuError> {
     runtime.not_capturing("allocating memory")?;
     runtime.enter()?;
     let size = bytes.max(1).checked_next_multiple_of(LINE).unwrap_or(usize::MAX);
     let mut memory = std::ptr::null_mut();
-    // SAFETY: a place to write to.
+    // SAFETY: the output pointer is valid for writes.
     let code = unsafe { (runtime.driver.alloc)(&raw mut memory, size) };
     check_allocation(runtime, code, "device", size)?;
     Ok((memory, size))
 }
 
-/// Device memory, zero.
+/// Allocates zeroed device memory.
 pub fn alloc(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, GpuError> {
     let (memory, size) = reserve(runtime, bytes)?;
     let buffer = wrap(runtime, memory, size, MemoryKind::Device);
     let stream = DeviceStream::default();
-    // SAFETY: memory of this size, which nobody knows yet.
+    // SAFETY: the memory has this size and is not in use yet.
     let code = unsafe { (runtime.driver.fill)(memory, 0, size, runtime.stream(&stream)?) };
     runtime.check(code, "fill")?;
-    runtime.synchronize(&stream)?; // Any stream may use it from now on.
+    runtime.synchronize(&stream)?; // Any stream may use the buffer afterwards.
     Ok(buffer)
 }
 
-/// Host memory, zero.
+/// Allocates zeroed pinned host memory.
 pub fn alloc_host(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, GpuError> {
     runtime.not_capturing("allocating pinned memory")?;
     runtime.enter()?;
     let size = bytes.max(1).checked_next_multiple_of(LINE).unwrap_or(usize::MAX);
     let mut memory = std::ptr::null_mut();
-    // SAFETY: a place to write to.
+    // SAFETY: the output pointer is valid for writes.
     let code = unsafe { (runtime.driver.host_alloc)(&raw mut memory, size, flag::HOST_PORTABLE) };
     check_allocation(runtime, code, "pinned host", size)?;
-    // SAFETY: host memory of this size.
+    // SAFETY: the allocation is host memory of this size.
     unsafe { memory.cast::<u8>().write_bytes(0, size) };
     Ok(wrap(runtime, memory, size, MemoryKind::Host))
 }
@@ -67,11 +68,12 @@ pub fn alloc_host(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, Gpu
 fn wrap(runtime: &Arc<GpuRuntime>, memory: DriverPtr, size: usize, home: MemoryKind) -> Buffer {
     let allocator = Arc::new(GpuAllocator { runtime: runtime.clone(), kind: home });
     let ptr = NonNull::new(memory.cast()).expect("an allocation that succeeded has an address");
-    // SAFETY: fresh memory of this size, aligned to 256, which `allocator` frees. Callers initialise it.
+    // SAFETY: the memory is a new allocation of this size, aligned to 256 bytes, which `allocator` frees.
+    // Callers initialise it.
     unsafe { Buffer::from_raw(ptr, size, allocator) }
 }
 
-/// The result of an allocation, with the numbers that matter if there is no memory left.
+/// Checks the result of an allocation; an out-of-memory error includes free and total memory.
 fn check_allocation(
     runtime: &GpuRuntime,
     code: i32,
@@ -86,16 +88,16 @@ fn check_allocation(
     runtime.check(code, "alloc")
 }
 
-/// Memory that kernels share between launches of one stream: asked for again and again, never moved.
+/// Scratch memory that the launches of one stream share; it is never moved.
 ///
-/// A larger wish gets new memory and the old stays, because captured graphs know its address.
+/// A larger request allocates a new block and keeps the old one, because captured graphs contain its address.
 #[derive(Debug, Default)]
 pub struct ScratchMemory {
     blocks: Mutex<Vec<Buffer>>,
 }
 
 impl ScratchMemory {
-    /// The address of at least `bytes`.
+    /// Returns the address of at least `bytes` bytes.
     pub fn at_least(&self, runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<*mut u8, GpuError> {
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(block) = blocks.iter_mut().find(|block| block.bytes() >= bytes) {

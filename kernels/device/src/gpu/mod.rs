@@ -1,4 +1,5 @@
-//! One GPU: the HIP runtime (AMD), the CUDA driver (NVIDIA) and the SIMT emulator behind the tables of `hip-runtime-sys`.
+//! GPU device on the HIP runtime (AMD), the CUDA driver (NVIDIA) or the SIMT emulator, through the symbol
+//! tables of `hip-runtime-sys`.
 
 #![allow(clippy::trivially_copy_pass_by_ref, reason = "streams are passed as the traits pass them")]
 

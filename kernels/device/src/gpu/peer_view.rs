@@ -1,8 +1,8 @@
-//! Memory that the GPUs of one host share, as one of them addresses it.
+//! Peer memory of the GPUs of one host, as addressed by one of them.
 
 use hip_runtime_sys::DriverPtr;
 
-/// Shared memory of several ranks for the kernels of one rank.
+/// Peer memory of all ranks, addressed from the kernels of one rank, for custom (one-shot) all-reduce.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerView {
     rank: usize,
@@ -12,15 +12,16 @@ pub struct PeerView {
     aborted: *const u8,
 }
 
-// SAFETY: the addresses are used by kernels alone.
+// SAFETY: the host never dereferences the addresses; only kernels use them.
 unsafe impl Send for PeerView {}
-// SAFETY: as above.
+// SAFETY: the host never dereferences the addresses; only kernels use them.
 unsafe impl Sync for PeerView {}
 
 impl PeerView {
-    /// The view of rank `rank`: `memory` of all ranks, two areas of [`area_bytes`](Self::area_bytes) per rank each, for
-    /// matrices of up to `limit_bytes`; two 32-bit counters `count` on the device; the 32-bit word `aborted` of the host, not 0
-    /// once kernels shall no longer wait.
+    /// Creates the view of rank `rank`. `memory`: peer memory of every rank, each with two areas of
+    /// [`area_bytes`](Self::area_bytes) bytes per rank, for matrices of up to `limit_bytes` bytes. `count`:
+    /// two 32-bit counters on the device. `aborted`: 32-bit word of host memory; kernels stop waiting once it
+    /// is not 0.
     ///
     /// # Safety
     /// All addresses stay valid for the kernels of this device until the process ends.
@@ -35,13 +36,14 @@ impl PeerView {
         Self { rank, memory, limit_bytes, count, aborted }
     }
 
-    /// Bytes of an area: half of each word holds the number of the launch that wrote the other half.
+    /// Returns the size of an area in bytes: twice `limit_bytes`, because half of each word is data and half
+    /// is the sequence number (flag) of the launch that wrote it.
     #[must_use]
     pub fn area_bytes(limit_bytes: usize) -> usize {
         2 * limit_bytes
     }
 
-    /// This rank.
+    /// Index of this rank.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
@@ -53,13 +55,13 @@ impl PeerView {
         self.memory.len()
     }
 
-    /// Bytes of the largest matrix.
+    /// Size of the largest matrix, in bytes.
     #[must_use]
     pub fn limit_bytes(&self) -> usize {
         self.limit_bytes
     }
 
-    /// Addresses of the ranks' memory, this rank first, the others in ascending order.
+    /// Returns the addresses of the peer memory: this rank first, then the other ranks in ascending order.
     #[must_use]
     pub fn addresses(&self) -> Vec<u64> {
         let (before, from_own) = self.memory.split_at(self.rank);
@@ -67,13 +69,13 @@ impl PeerView {
         ordered.map(|&memory| memory as u64).collect()
     }
 
-    /// Address of the counters.
+    /// Returns the address of the counters.
     #[must_use]
     pub fn count(&self) -> *const u8 {
         self.count
     }
 
-    /// Address of the word that ends all waiting.
+    /// Returns the address of the abort flag.
     #[must_use]
     pub fn aborted(&self) -> *const u8 {
         self.aborted

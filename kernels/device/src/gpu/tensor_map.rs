@@ -1,47 +1,47 @@
-//! How the copy engine sees a matrix: the argument `TENSOR_MAP` of kernels (`csrc/dev/tensor_map.h`).
+//! TMA descriptors (tensor maps) of matrices: the kernel argument `TENSOR_MAP` (`csrc/dev/tensor_map.h`).
 
 use std::ffi::{c_int, c_uint};
 
 use super::device::GpuDevice;
 use crate::DeviceError;
 
-/// Rows of a box, as `BOX_ROWS` in the header.
+/// Rows of a TMA box; must equal `BOX_ROWS` in the header.
 pub const BOX_ROWS: usize = 16;
-/// Columns of a box: what 128 bytes hold.
+/// Columns of a TMA box: 128 bytes of 16-bit elements.
 const BOX_COLUMNS: c_uint = 64;
-/// The pieces of 16 bytes of a row of 128 change places, as products want them.
+/// `CU_TENSOR_MAP_SWIZZLE_128B`: permutes the 16-byte chunks of each 128-byte row, as WGMMA requires.
 const SWAPS_PIECES: c_int = 3;
-/// What the far cache fetches at once: 256 bytes.
+/// `CU_TENSOR_MAP_L2_PROMOTION_L2_256B`: L2 fetch granularity of 256 bytes.
 const FETCHES_256_BYTES: c_int = 3;
 
-/// A matrix in boxes, as the driver encodes it.
+/// TMA descriptor of a matrix, as encoded by the driver.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub struct TensorMap(pub [u64; 16]);
 
 impl TensorMap {
-    /// Of no matrix: for kernels that look at none.
+    /// Empty descriptor, for kernels that do not use it.
     pub const NONE: Self = Self([0; 16]);
 }
 
-/// A matrix of the device's 16-bit type that the copy engine moves in boxes.
+/// Matrix of the device's 16-bit type that TMA copies in boxes.
 #[derive(Debug, Clone, Copy)]
 pub struct TiledMatrix {
     /// Address of the first element.
     pub matrix: *const u8,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Columns.
+    /// Number of columns.
     pub columns: usize,
-    /// Values between rows.
+    /// Row stride in elements.
     pub stride: usize,
-    /// Rows of a box.
+    /// Rows of a TMA box.
     pub box_rows: usize,
 }
 
 impl GpuDevice {
-    /// The matrix `[rows, columns]` of the device's 16-bit type at `matrix`, its rows one behind the other; empty where there is no
-    /// such engine.
+    /// Encodes the TMA descriptor of the contiguous matrix `[rows, columns]` of the device's 16-bit type at
+    /// `matrix`, with boxes of [`BOX_ROWS`] rows; empty if the driver has no TMA.
     pub fn tensor_map(
         &self,
         matrix: *const u8,
@@ -52,7 +52,8 @@ impl GpuDevice {
         self.encode_tensor_map(&TiledMatrix { matrix, rows, columns, stride, box_rows: BOX_ROWS })
     }
 
-    /// As `tensor_map`, with gaps between rows and boxes of any height.
+    /// Encodes the TMA descriptor of a matrix with any row stride and box height; empty if the driver has no
+    /// TMA.
     pub fn encode_tensor_map(&self, m: &TiledMatrix) -> Result<TensorMap, DeviceError> {
         let mut map = TensorMap::NONE;
         let runtime = self.runtime();
@@ -60,8 +61,8 @@ impl GpuDevice {
         runtime.enter()?;
         let (sizes, row_bytes) = ([m.columns as u64, m.rows as u64], [m.stride as u64 * 2]);
         let (part, steps) = ([BOX_COLUMNS, m.box_rows as c_uint], [1, 1]);
-        // SAFETY: a place of the size and alignment of a map, and arrays of as many entries as dimensions;
-        // the address is only written down.
+        // SAFETY: the output has the size and alignment of a tensor map, and the arrays have one entry per
+        // dimension; the driver only stores the address.
         let code = unsafe {
             encode(
                 (&raw mut map).cast(),

@@ -1,4 +1,4 @@
-//! Marks of a GPU: events with a time, outside of recordings and inside.
+//! GPU event timestamps, recorded eagerly or as nodes of captured graphs.
 
 use std::sync::Arc;
 
@@ -8,15 +8,17 @@ use super::error::GpuError;
 use super::gpu_runtime::GpuRuntime;
 use crate::{DeviceError, DeviceStream, EventTimestamps};
 
-/// Events that carry a time.
+/// Fixed set of timed GPU events.
 pub(super) struct GpuEventTimestamps {
     runtime: Arc<GpuRuntime>,
     events: Vec<DriverPtr>,
 }
 
-// SAFETY: events may be recorded and read on any thread whose context is current; the drivers lock them.
+// SAFETY: events may be recorded and read on any thread whose context is current; the drivers are
+// thread-safe.
 unsafe impl Send for GpuEventTimestamps {}
-// SAFETY: as above.
+// SAFETY: events may be recorded and read on any thread whose context is current; the drivers are
+// thread-safe.
 unsafe impl Sync for GpuEventTimestamps {}
 
 impl GpuEventTimestamps {
@@ -26,7 +28,7 @@ impl GpuEventTimestamps {
         let mut marks = Self { runtime: runtime.clone(), events: Vec::with_capacity(count) };
         for _ in 0..count {
             let mut event = std::ptr::null_mut();
-            // SAFETY: a place to write to.
+            // SAFETY: the output pointer is valid for writes.
             let code = unsafe { (runtime.driver.event_create)(&raw mut event, flag::EVENT_TIMED) };
             runtime.check(code, "event create")?;
             marks.events.push(event);
@@ -44,10 +46,11 @@ impl GpuEventTimestamps {
         runtime.enter()?;
         let stream = runtime.stream(s)?;
         let code = match (runtime.is_capturing(), runtime.driver.event_record_with) {
-            // SAFETY: an event and a stream of this device.
+            // SAFETY: event and stream belong to this device.
             (false, _) => unsafe { (runtime.driver.event_record)(event, stream) },
             (true, Some(record)) => {
-                // SAFETY: as above; the event outlives the recordings of whoever marks them.
+                // SAFETY: event and stream belong to this device; the owner of the event keeps it alive
+                // longer than the captured graph.
                 unsafe { record(event, stream, flag::EVENT_RECORD_EXTERNAL) }
             }
             (true, None) => return Err(GpuError::Capturing { call: "event record" }),
@@ -72,7 +75,7 @@ impl EventTimestamps for GpuEventTimestamps {
     fn wait(&self, i: usize) -> Result<(), DeviceError> {
         let event = self.event(i)?;
         self.runtime.enter()?;
-        // SAFETY: an event of this device.
+        // SAFETY: the event belongs to this device.
         let code = unsafe { (self.runtime.driver.event_synchronize)(event) };
         Ok(self.runtime.check(code, "event synchronize")?)
     }
@@ -81,7 +84,7 @@ impl EventTimestamps for GpuEventTimestamps {
         let (from, to) = (self.event(from)?, self.event(to)?);
         self.runtime.enter()?;
         let mut ms = 0.0_f32;
-        // SAFETY: a place to write to, and two events with a time.
+        // SAFETY: the output pointer is valid for writes, and both events record timestamps.
         let code = unsafe { (self.runtime.driver.event_elapsed)(&raw mut ms, from, to) };
         self.runtime.check(code, "event elapsed time")?;
         Ok((f64::from(ms) * 1e6) as i64)
@@ -94,7 +97,7 @@ impl Drop for GpuEventTimestamps {
             return;
         }
         for event in std::mem::take(&mut self.events) {
-            // SAFETY: made here; a recording that names it is not replayed any more.
+            // SAFETY: created by `new`; captured graphs that contain the event are not replayed any more.
             unsafe { (self.runtime.driver.event_destroy)(event) };
         }
     }
@@ -106,17 +109,18 @@ impl std::fmt::Debug for GpuEventTimestamps {
     }
 }
 
-/// Launches being marked, one by one.
+/// Recorder of one event timestamp after each launch.
 #[derive(Debug)]
 pub struct KernelTimestamper {
     pub timestamps: Arc<dyn EventTimestamps>,
     pub next: usize,
-    /// What each mark is behind.
+    /// Kernel name of each recorded event.
     pub names: Vec<&'static str>,
 }
 
 impl KernelTimestamper {
-    /// Something called `name` was launched on `s`. Without effect once all marks are in use.
+    /// Records the next event after the launch of kernel `name` on `s`. Without effect once all events are
+    /// used.
     pub fn launched(&mut self, s: &DeviceStream, name: &'static str) -> Result<(), DeviceError> {
         if self.next >= self.timestamps.len() {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Memory for weights: many are small, and every allocation of a driver takes a multiple of 2 MiB and a
-//! millisecond, so small ones share slabs.
+//! Allocator of weight memory. Many weights are small, and every driver allocation takes a multiple of 2 MiB
+//! and about 1 ms, so small weights share slabs.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,38 +9,39 @@ use super::gpu_runtime::{GpuRuntime, MemoryKind};
 use super::memory;
 use crate::{Buffer, BufferDeallocator, DeviceStream};
 
-/// Bytes of a slab.
+/// Size of a slab in bytes.
 const SLAB: usize = 64 << 20;
-/// Larger matrices get memory of their own.
+/// Matrices of at least this size in bytes get their own allocation.
 const SMALL: usize = 8 << 20;
 const LINE: usize = 256;
 
-/// The slab that is being filled.
+/// Slab allocator: the slab that is being filled and its used bytes.
 #[derive(Debug, Default)]
 pub struct WeightMemory {
     open: Mutex<Option<(Arc<WeightSlab>, usize)>>,
 }
 
-/// Memory that is freed when the last matrix in it is.
+/// Device allocation that is freed with the last matrix in it.
 #[derive(Debug)]
 struct WeightSlab {
     runtime: Arc<GpuRuntime>,
     memory: NonNull<u8>,
 }
 
-// SAFETY: an address; whoever holds a share keeps the memory alive, nobody uses it through the slab.
+// SAFETY: the slab only stores the address and never dereferences it; every buffer in it shares ownership and
+// keeps the memory alive.
 unsafe impl Send for WeightSlab {}
-// SAFETY: as above.
+// SAFETY: the slab only stores the address and never dereferences it.
 unsafe impl Sync for WeightSlab {}
 
 impl BufferDeallocator for WeightSlab {
-    /// The matrix's share of the slab goes with it.
+    /// Frees nothing: dropping the buffer drops its `Arc` of the slab.
     unsafe fn release(&self, _: NonNull<u8>, _: usize) {}
 }
 
 impl Drop for WeightSlab {
     fn drop(&mut self) {
-        // SAFETY: allocated for this slab, and every matrix in it is gone.
+        // SAFETY: the memory was allocated for this slab, and all buffers in it are dropped.
         unsafe { self.runtime.free(MemoryKind::Device, self.memory.as_ptr().cast()) }
     }
 }
@@ -51,27 +52,28 @@ impl WeightSlab {
         let memory = NonNull::new(memory.cast()).expect("an allocation has an address");
         let slab = Arc::new(Self { runtime: runtime.clone(), memory });
         let stream = runtime.stream(&DeviceStream::default())?;
-        // SAFETY: memory of this size, which nobody knows yet.
+        // SAFETY: the memory has this size and is not in use yet.
         let code = unsafe { (runtime.driver.fill)(memory.as_ptr().cast(), 0, size, stream) };
         runtime.check(code, "fill")?;
-        runtime.synchronize(&DeviceStream::default())?; // Copies of weights run on a stream of their own.
+        runtime.synchronize(&DeviceStream::default())?; // Weights are copied on another stream.
         Ok(slab)
     }
 
     /// # Safety
-    /// The range is inside the slab and handed out once.
+    /// The range is inside the slab and allocated only once.
     unsafe fn take(self: &Arc<Self>, at: usize, bytes: usize) -> Buffer {
-        // SAFETY: inside the slab, zero since its beginning, aligned to 256, kept alive by the share.
+        // SAFETY: the range is inside the slab, zero-initialised, aligned to 256 bytes, and kept alive by the
+        // `Arc`.
         unsafe { Buffer::from_raw(self.memory.add(at), bytes, self.clone()) }
     }
 }
 
 impl WeightMemory {
-    /// Zeroed device memory.
+    /// Allocates zeroed device memory.
     pub fn alloc(&self, runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, GpuError> {
         let size = bytes.max(1).next_multiple_of(LINE);
         if size >= SMALL {
-            // SAFETY: the whole slab, once.
+            // SAFETY: the range is the whole slab and is allocated once.
             return Ok(unsafe { WeightSlab::new(runtime, size)?.take(0, size) });
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,7 +81,7 @@ impl WeightMemory {
             Some((slab, used)) if used + size <= SLAB => (slab, used),
             _ => (WeightSlab::new(runtime, SLAB)?, 0),
         };
-        // SAFETY: `used` only grows, so no range is handed out twice.
+        // SAFETY: `used` only grows, so no range is allocated twice.
         let buffer = unsafe { slab.take(used, size) };
         *open = Some((slab, used + size));
         Ok(buffer)
