@@ -1,18 +1,18 @@
-//! What masked rows of a step may sample, and where that comes from.
+//! Grammar bitmasks of the masked rows of a step.
 
 use crate::{ExecutorError, TokenBitmaskError};
 use protocol::{Batch, BitmaskRow, StepId};
 use std::collections::BTreeMap;
 
-/// Brings the masks of steps. They are asked for once the forward pass is under way.
+/// Source of grammar bitmasks. A step reads it after the forward pass is launched.
 pub trait TokenBitmaskSource {
-    /// Waits for the masks of a step until there are as many as it has masked rows.
+    /// Waits for the bitmasks of a step until there are as many as it has masked rows.
     ///
-    /// Errors: the peer is gone, or the masks are late.
+    /// Errors: the peer is gone, or the bitmasks did not arrive before the timeout.
     fn wait(&mut self, step: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError>;
 }
 
-/// For those who run no constrained request.
+/// Source for executors without constrained requests.
 #[derive(Debug, Clone, Copy)]
 pub struct NoTokenBitmasks;
 
@@ -22,16 +22,16 @@ impl TokenBitmaskSource for NoTokenBitmasks {
     }
 }
 
-/// The masks of one step, by row.
+/// Grammar bitmasks of one step, by row.
 #[derive(Debug, Default)]
 pub(crate) struct StepBitmasks {
     by_row: BTreeMap<usize, BitmaskRow>,
 }
 
 impl StepBitmasks {
-    /// Waits for what the masked rows of `batch` need.
+    /// Waits for the bitmasks of the masked rows of `batch`.
     ///
-    /// Errors: as `TokenBitmaskSource::wait`, or a masked row got none.
+    /// Errors: those of `TokenBitmaskSource::wait`, or a masked row without a bitmask.
     pub(crate) fn wait(
         batch: &Batch,
         masks: &mut dyn TokenBitmaskSource,
@@ -52,17 +52,17 @@ impl StepBitmasks {
         }
     }
 
-    /// The mask of a row, if it is masked.
+    /// Returns the bitmask of a row, if it is masked.
     pub(crate) fn of(&self, row: usize) -> Option<&[u32]> {
         self.by_row.get(&row).map(|mask| mask.bitmask.as_slice())
     }
 
-    /// Whether a row goes without its sample.
+    /// Whether a row's bitmask is overdue: the row then samples nothing.
     pub(crate) fn is_overdue(&self, row: usize) -> bool {
         self.by_row.get(&row).is_some_and(|mask| mask.overdue)
     }
 
-    /// All such rows.
+    /// Returns all rows with overdue bitmasks.
     pub(crate) fn overdue_rows(&self) -> Vec<usize> {
         self.by_row.iter().filter(|(_, mask)| mask.overdue).map(|(row, _)| *row).collect()
     }

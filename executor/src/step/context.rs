@@ -1,4 +1,4 @@
-//! What the stages of one step hand on to each other.
+//! State that the stages of one step pass on.
 
 use super::bitmasks::StepBitmasks;
 use super::graphs::GraphKey;
@@ -10,15 +10,15 @@ use protocol::Batch;
 
 /// One step from its batch to its launches.
 pub(super) struct StepContext<'a> {
-    /// What the step computes with.
+    /// Model that the step runs.
     pub(super) model: &'a ModelContext,
-    /// What the step computes.
+    /// Batch of the step.
     pub(super) batch: &'a Batch,
     /// Logits rows in the order in which they are sampled. Set by `stage`.
     pub(super) logits_rows: Vec<LogitsRow>,
-    /// How many of them are sampled with the forward pass; 0 if it does not wait for bitmasks. Set by `stage`.
+    /// Number of logits rows sampled with the forward pass; 0 if the step waits for bitmasks. Set by `stage`.
     pub(super) first_slice: usize,
-    /// Whether sampling needs whole rows of logits where ranks share the LM head. Set by `stage`.
+    /// Whether sampling needs full rows of logits where ranks share the LM head. Set by `stage`.
     pub(super) full_logits: bool,
     /// The captured graph that serves the step. Set by `forward`.
     pub(super) graph: Option<GraphKey>,
@@ -26,9 +26,9 @@ pub(super) struct StepContext<'a> {
     pub(super) hidden: Option<Tensor>,
     /// Grammar bitmasks of the batch. Set by `sample`.
     pub(super) masks: StepBitmasks,
-    /// Slices of logits rows so far.
+    /// Number of slices of logits rows so far.
     pub(super) slices: usize,
-    /// What is returned.
+    /// The step's result.
     pub(super) pending: PendingStep,
 }
 
@@ -48,8 +48,8 @@ impl<'a> StepContext<'a> {
         }
     }
 
-    /// Whether nothing is launched. Where other replicas wait for the experts of this one, a step without rows is one of no
-    /// tokens.
+    /// Whether nothing is launched. Where other replicas wait for the experts of this one, a step without
+    /// rows is launched with 0 tokens.
     pub(super) fn is_idle(&self) -> bool {
         self.batch.rows.is_empty() && self.model.dp.size() == 1
     }

@@ -37,7 +37,8 @@ impl StepState {
         if self.replay(context)? { Ok(()) } else { self.launch(context) }
     }
 
-    /// The captured graph that serves a step whose first slice of logits rows is staged; `None`: it must be launched.
+    /// The captured graph for a step whose first slice of logits rows is staged; `None`: the step is launched
+    /// eagerly.
     fn matching_graph(&self, context: &StepContext<'_>) -> Option<GraphKey> {
         let (batch, stage) = (context.batch, &self.staging.stage);
         let DispatchMode::Graph { rows, width } = batch.dispatch else { return None };
@@ -46,8 +47,8 @@ impl StepState {
         if !fits || batch.rows.len() > rows as usize {
             return None;
         }
-        // Replicas that step together replay the same graph, and a proposer on the device has rows of its own; any other
-        // step replays the smallest graph that has room for its rows.
+        // Replicas in lockstep replay the same graph, and a proposer on the device has rows of its own; any
+        // other step replays the smallest graph that fits its rows.
         let exact = context.model.dp.size() > 1 || self.device.drafts.is_some();
         let least = if exact { most } else { tokens };
         let longest = row_bounds(stage, &self.size.limits).max_context_len;
@@ -103,7 +104,7 @@ impl StepState {
         Ok(())
     }
 
-    /// The rows of a batch that the proposer on the device reads.
+    /// Row counts of the proposer on the device.
     fn draft_rows(&self, context: &StepContext<'_>) -> DraftRowCounts {
         let batch = context.batch;
         let drafted = |row: &BatchRow| self.seq_slots.get(row.seq_slot).device_drafts > 0;
@@ -113,8 +114,8 @@ impl StepState {
     }
 }
 
-/// How tokens reach the experts of other replicas. Captured graphs have sizes that do not depend on routing, and ranks that
-/// launch what others replay exchange tokens as the graph does.
+/// How tokens reach the experts of other replicas. Captured graphs have sizes that do not depend on routing,
+/// and ranks that launch eagerly what others replay exchange tokens as the graph does.
 fn expert_exchange(dispatch: DispatchMode) -> ExpertExchange {
     match dispatch {
         DispatchMode::Graph { .. } => ExpertExchange::AllGather,

@@ -1,10 +1,11 @@
-//! Captured steps: one recording per number of rows, replayed by every pure decode step, and a second one
-//! with marks between its launches where traces may be taken. One row has two, for short contexts and for any. Where ranks
-//! share a head, each has a twin for steps that want whole rows of logits: what ranks tell each other has a fixed size in it.
-//! Rows with drafts are laid out as rows of one token each, so a recording of their sum serves them.
+//! Captured graphs of decode steps: one per number of rows, replayed by every pure decode step, and a second
+//! one with event timestamps between its launches where traces may be taken. A single row has two graphs, for
+//! short contexts and for any. With vocab-parallel logits, each graph has a variant for steps that need full
+//! rows of logits: sizes of collectives are fixed in a graph. Rows with draft tokens are laid out as rows of
+//! one token each, so a graph of that many rows serves them.
 //!
-//! A recording has fixed addresses and a fixed number of rows; rows beyond those of its batch are
-//! padding that `prepare` lays out as such. Recordings are made before the executor is ready.
+//! A graph has fixed addresses and a fixed number of rows; rows beyond those of its batch are padding that
+//! `prepare` lays out. Graphs are captured before the executor is ready.
 
 use super::launch::{DeviceState, StepLaunch};
 use crate::ExecutorError;
@@ -17,49 +18,49 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Rows that recordings are made for, where a step may have so many and nobody named others.
+/// Default row counts of captured graphs, up to the rows of a step.
 const ROWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 48, 64, 128, 256, 512];
 
-/// Recordings by what they serve.
+/// Captured graphs by the steps that they serve.
 #[derive(Debug, Default)]
 pub(crate) struct StepGraphs {
     by_key: BTreeMap<GraphKey, StepGraph>,
-    /// Rows of batches that there is a recording for, ascending.
+    /// Row counts of batches that have a graph, ascending.
     rows: Vec<u32>,
 }
 
-/// Steps to record.
+/// Graphs to capture.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CapturePlan {
-    /// Rows of batches, ascending.
+    /// Row counts of batches, ascending.
     pub(crate) rows: Vec<u32>,
-    /// Tokens of a row with all its drafts.
+    /// Tokens of a row with all its draft tokens.
     pub(crate) tokens_per_row: u32,
-    /// Whether rows may come without drafts, and would have less to do then.
+    /// Whether to capture graphs for rows without draft tokens too, which have less work.
     pub(crate) also_without_drafts: bool,
 }
 
-/// Steps that a recording serves.
+/// Steps that a captured graph serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GraphKey {
-    /// Whether whole rows of logits are brought together.
+    /// Whether ranks all-gather full rows of logits.
     full_logits: bool,
     /// Rows, padding included.
     pub(crate) rows: u32,
-    /// Keys of the longest row at most.
+    /// Maximum number of keys of a row.
     context: usize,
 }
 
-/// Collectives of a recording, in the group that shares layers and in the one that shares experts.
+/// Collectives in a captured graph, of the TP group and of the DP group.
 pub(crate) type CapturedCollectives = [Vec<CollectiveCall>; 2];
 
-/// A step of some number of rows.
+/// Captured graph of a step of one size.
 #[derive(Debug)]
 pub(crate) struct StepGraph {
     pub(crate) graph: CapturedGraph,
-    /// The collectives in it.
+    /// Collectives in the graph.
     pub(crate) collectives: CapturedCollectives,
-    /// The same with marks, and what they are behind.
+    /// Variant with event timestamps between launches, and the spans that they end.
     pub(crate) instrumented: Option<(CapturedGraph, Arc<[DeviceSpan]>)>,
 }
 
@@ -77,7 +78,7 @@ pub(crate) fn row_counts_to_capture(capture: &GraphCapture, most: usize) -> Vec<
 }
 
 impl StepGraphs {
-    /// The size of the recording for one of these numbers of rows, each of up to `context` keys: the tightest.
+    /// Returns the smallest graph for one of these row counts and contexts of up to `context` keys.
     pub(crate) fn size(
         &self,
         whole_rows: bool,
@@ -87,18 +88,18 @@ impl StepGraphs {
         smallest_fitting(&self.by_key, whole_rows, rows, context)
     }
 
-    /// The recording of a size that `size` gave.
+    /// Returns the graph of a key that `size` returned.
     pub(crate) fn get(&self, size: GraphKey) -> Option<&StepGraph> {
         self.by_key.get(&size)
     }
 
-    /// Rows of batches, ascending.
+    /// Returns the row counts of batches that have a graph, ascending.
     pub(crate) fn rows(&self) -> Vec<u32> {
         self.rows.clone()
     }
 
-    /// Records a step of each of `shapes`, the largest first. One that cannot be recorded is left out, and
-    /// its steps run launch by launch.
+    /// Captures a step of each of `shapes`, the largest first. A shape that cannot be captured is left out,
+    /// and its steps are launched eagerly.
     pub(crate) fn capture(
         engine: &ModelContext,
         device: &mut DeviceState,
@@ -142,14 +143,15 @@ fn smallest_fitting<R>(
     by_size.range(from..=to).map(|(size, _)| *size).find(|size| size.context >= context)
 }
 
-/// A step of `rows` rows of one token each, of which up to `successive` may be a request's, with up to `longest` keys.
+/// Shape of a step of `rows` one-token rows with up to `longest` keys, of which up to `successive` may belong
+/// to the same request.
 pub(crate) fn graph_shape(rows: usize, successive: usize, longest: usize) -> StepShape {
     let bounds = RowBounds::of(std::iter::repeat_n((1, longest), rows), successive);
     StepShape { tokens: rows, rows, logits_rows: rows, bounds }
 }
 
 impl CapturePlan {
-    /// Their shapes, with up to `longest` keys a row; fewest rows first.
+    /// Returns the shapes to capture, with up to `longest` keys per row; fewest rows first.
     pub(crate) fn shapes(&self, longest: usize) -> Vec<StepShape> {
         let short = longest > RowBounds::SHORT_CONTEXT;
         let of_rows = |rows: usize| {
@@ -166,8 +168,8 @@ impl CapturePlan {
     }
 }
 
-/// Runs a step of padding, so that all its memory exists, then records it. Twice: only the second run works beside
-/// what the one before left, as every later one does.
+/// Runs a step of padding, so that all its memory is allocated, then captures it. Two runs: only the second
+/// run starts from the arena state that a previous run left, as every later step does.
 fn capture_step(
     engine: &ModelContext,
     device: &mut DeviceState,
@@ -209,7 +211,7 @@ fn capture_launches(
     let graph = driver.end_capture(stream);
     let calls = groups.map(ParallelGroup::end_capture);
     for group in groups {
-        drop(group.take_times()); // No step has spent it.
+        drop(group.take_times()); // Capture took the time, no step did.
     }
     launched?;
     Ok((graph?, calls))
@@ -240,7 +242,7 @@ mod tests {
     fn graph_serves_no_longer_context() {
         let sizes = [(1, 2048), (1, 4096), (2, 4096), (6, 4096)];
         let of_both = sizes.iter().flat_map(|&(rows, context)| {
-            // Of those that bring whole rows together the smallest is missing.
+            // The smallest graph with full logits is missing.
             let size = |whole_rows| (GraphKey { full_logits: whole_rows, rows, context }, ());
             [false, true].map(size).into_iter().take(1 + usize::from(context > 2048))
         });

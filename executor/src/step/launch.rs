@@ -1,4 +1,5 @@
-//! What a step launches: the forward pass, the head, the sampler, and what drafts. Nothing here knows whether it is being recorded.
+//! Launches of a step: forward pass, LM head, sampler and draft passes, the same whether or not they are
+//! captured.
 
 use crate::ExecutorError;
 use crate::clock::ns_since;
@@ -10,24 +11,25 @@ use ops::{DType, DraftBuffers, KvPool, MatMut, MatRef, StepBuffers, StepShape, T
 use protocol::StepTiming;
 use std::time::Instant;
 
-/// What is launched for a step.
+/// Sizes and options of a step's launches.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepLaunch {
     pub(crate) shape: StepShape,
-    /// Rows that each replica has room for where they bring their tokens together; of no meaning to one alone.
+    /// Rows per replica that MoE layers are padded to in a lockstep group; unused otherwise.
     pub(crate) dp_rows: usize,
-    /// How tokens come to the experts of other replicas.
+    /// How tokens reach the experts of other replicas.
     pub(crate) expert_exchange: ExpertExchange,
-    /// Nobody asks for the hidden states of other tokens than the questions are about.
+    /// Whether only hidden states at sample positions are needed.
     pub(crate) logits_rows_only: bool,
-    /// Ranks that share a head bring whole rows of logits together: some question wants them.
+    /// Whether ranks that share the LM head all-gather full rows of logits.
     pub(crate) full_logits: bool,
-    /// Where there is a draft layer.
+    /// Row counts of the proposer on the device, if there is one.
     pub(crate) drafts: Option<DraftRowCounts>,
 }
 
 impl StepLaunch {
-    /// A step that looks alike on all ranks. Where there is a draft layer, so many rows have drafts.
+    /// A step of the same size on all ranks. `drafting`: number of rows with draft tokens, if a proposer runs
+    /// on the device.
     pub(crate) fn of_all(
         shape: StepShape,
         full_logits: bool,
@@ -47,18 +49,18 @@ impl StepLaunch {
     }
 }
 
-/// The part of what a step changes that lies on the device.
+/// Device state that steps change.
 pub(crate) struct DeviceState {
     pub(crate) kv: KvPool,
     pub(crate) draft_kv: Option<KvPool>,
     pub(crate) seq_slots: ops::DeviceSequenceSlots,
     pub(crate) buffers: StepBuffers,
-    /// If the model's draft layer or another model makes drafts.
+    /// Buffers of the MTP module, EAGLE-3 layer or draft model, if there is one.
     pub(crate) drafts: Option<DraftBuffers>,
 }
 
 impl DeviceState {
-    /// A whole step, launch by launch: what a stage that has been uploaded says, laid out as `launch` says.
+    /// Launches a whole step from an uploaded stage, laid out as `launch` states. Returns the hidden states.
     pub(crate) fn launch(
         &mut self,
         engine: &ModelContext,
@@ -123,7 +125,7 @@ impl DeviceState {
         Ok(hidden)
     }
 
-    /// Answers the `n` questions of a stage that has been uploaded.
+    /// Samples the `n` logits rows of an uploaded stage.
     pub(crate) fn sample_slice(
         &mut self,
         engine: &ModelContext,
@@ -149,7 +151,8 @@ impl DeviceState {
         self.sample(engine, &logits, full_logits, timing)
     }
 
-    /// Chooses tokens out of this rank's logits, together with those who have the others: in parts, unless `whole_rows`.
+    /// Samples tokens from this rank's vocabulary shard of logits: vocab-parallel, or from full rows with
+    /// `full_logits`.
     fn sample(
         &mut self,
         engine: &ModelContext,
@@ -173,7 +176,7 @@ impl DeviceState {
                 gathered.is_ok()
             };
             let sampled = buffers.sample_vocab_parallel(ops, seats, (logits, part), &mut gather);
-            gathered?; // It says more than that the others are gone.
+            gathered?; // More specific than the sampler's error.
             sampled?;
         }
         timing.sample_ns += ns_since(started);
@@ -181,7 +184,7 @@ impl DeviceState {
     }
 }
 
-/// Whether a step has tokens that none of its questions is about; a step without questions is left as it is.
+/// Whether a step has tokens without logits row, and at least one logits row.
 pub(crate) fn samples_subset(shape: &StepShape) -> bool {
     (1..shape.tokens).contains(&shape.logits_rows)
 }

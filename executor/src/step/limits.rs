@@ -19,30 +19,31 @@ pub(crate) struct StepLimits {
     pub(crate) table_width: usize,
     /// Size of the vocabulary.
     pub(crate) vocab: usize,
-    /// Channels of a hidden state that drafts begin with.
+    /// Channels of the hidden states that draft passes start from.
     pub(crate) hidden: usize,
-    /// How rows get drafts, if they do.
+    /// Speculative decoding, if configured.
     pub(crate) speculation: Option<SpeculativeConfig>,
-    /// Rows with drafts are laid out as rows of one token each, which is what recordings are made of.
+    /// Whether rows with draft tokens are laid out as rows of one token each, as captured graphs need them.
     pub(crate) one_token_rows: bool,
 }
 
 impl StepLimits {
-    /// Words of a stage: ids and block tables of a step, or the history and mask of a few requests that take a sequence slot,
-    /// or the masks of `logits_rows` logits rows. `longest`: tokens of the longest request.
+    /// Words of a stage: token ids and block tables of a step, or the history and bitmask of a few requests
+    /// that initialise a sequence slot, or the bitmasks of `logits_rows` logits rows. `longest`: tokens of
+    /// the longest request.
     pub(crate) fn stage_words(&self, longest: usize, logits_rows: usize) -> usize {
         let (tables, mask) = (self.rows * self.table_width, self.vocab.div_ceil(32));
-        let drafts = if self.speculation.is_some() { self.tokens } else { 0 }; // As history, too.
+        let drafts = if self.speculation.is_some() { self.tokens } else { 0 }; // Staged as history too.
         let words = self.tokens + drafts + tables + 4 * (longest + mask);
         words.max(self.rows.min(logits_rows) * mask)
     }
 
-    /// Tokens of a row of one token with all its drafts.
+    /// Tokens of a decode row with all its draft tokens.
     pub(crate) fn tokens_per_row(&self) -> usize {
         1 + self.speculation.map_or(0, |speculation| usize::from(speculation.draft_tokens))
     }
 
-    /// Rows that a step may be laid out in.
+    /// Maximum number of rows that a step is laid out in.
     pub(crate) fn stage_rows(&self) -> usize {
         if self.one_token_rows {
             (self.rows * self.tokens_per_row()).min(self.tokens.max(self.rows))
@@ -51,8 +52,9 @@ impl StepLimits {
         }
     }
 
-    /// Refuses a batch with more tokens or rows than a step may have, or, if it is one of several that are
-    /// `computed_together`, than it says that any of them has.
+    /// Rejects a batch with more tokens or rows than a step may have. In a lockstep group
+    /// (`computed_together`), also rejects a batch whose `moe_tokens` or `draft_rows` are less than its
+    /// tokens or drafting rows, or exceed the limits.
     pub(crate) fn check(&self, batch: &Batch, computed_together: bool) -> Result<(), BatchError> {
         let most = |row: &BatchRow| row.len as usize + usize::from(row.drafts);
         let tokens = batch.rows.iter().map(most).sum();
@@ -71,7 +73,7 @@ impl StepLimits {
         Ok(())
     }
 
-    /// Stages a row whose seat has taken over `change`, and its drafts.
+    /// Stages a row, whose block table change is `change`, and its draft tokens.
     pub(crate) fn stage_row(
         &self,
         row: &BatchRow,
@@ -96,7 +98,8 @@ impl StepLimits {
         let parts = if self.one_token_rows && row.len == 1 { 1 + drafts } else { 1 };
         let len = row.len + drafts + 1 - parts;
         for i in 0..parts as i32 {
-            // Each part finds its slots by itself, whoever stores the table.
+            // Each part computes its KV slots from the block table by itself, whichever part stores the
+            // table.
             stage.rows.push(StageRow {
                 seq_slot: row.seq_slot.0 as i32,
                 start: (row.start + row.input.draft_slack()) as i32 + i,
@@ -140,7 +143,7 @@ impl StepLimits {
         let entries = seat.table_len();
         let last = row.start + row.input.draft_slack() + row.len + u32::from(row.drafts) - 1;
         if (last / self.block_tokens) as usize >= entries {
-            // The first position without an entry.
+            // First position without an entry.
             let position = row.start.max(entries as u32 * self.block_tokens);
             return Err(BatchError::TableTooShort { request, position, entries });
         }

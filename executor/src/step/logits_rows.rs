@@ -1,9 +1,11 @@
-//! What a batch asks about its logits, and how the answers enter the output.
+//! Logits rows of a batch (sample positions and scored prompt positions), and their sampled tokens in the
+//! output.
 //!
-//! A row that samples asks about its last token and about each of its drafts, a row whose prompt is scored about each of
-//! its tokens. A draft is accepted if its place is answered with the same id, as it would be without drafts: so the device
-//! says, which goes on from there before the host hears of it. Logits are the largest result of a step, so they are made
-//! in slices of bounded size.
+//! A row that samples has a logits row for its last token and for each of its draft tokens; a row with prompt
+//! log-probabilities has one for each of its tokens. A draft token is accepted if the token sampled at its
+//! position, as it would be without drafts, is the same id: the device decides that, and continues from there
+//! before the host receives the result. Logits are the largest result of a step, so they are computed in
+//! slices of bounded size.
 
 use super::bitmasks::StepBitmasks;
 use super::limits::StepLimits;
@@ -14,34 +16,34 @@ use protocol::{
     Batch, BatchRow, RowError, RowInput, RowOutput, SamplingParams, Token, TokenLogprobs,
 };
 
-/// Bytes of logits made at a time on the CPU, where they compete for its caches.
+/// Bytes of a slice of logits on the CPU, where logits compete for its caches.
 const CPU_SLICE_BYTES: usize = 64 << 20;
-/// Bytes of lists of likeliest ids made at a time.
+/// Bytes of top log-probabilities in a slice.
 const TOP_LOGPROBS_BYTES: usize = 64 << 20;
 
-/// A question about the logits behind one token of the step.
+/// A row of logits: of one token of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LogitsRow {
     /// Row of the batch.
     row: usize,
     /// Token of the step whose hidden state is read.
     token: u32,
-    /// Position of the token asked for, as if no draft of rows under way were accepted.
+    /// Position of the sampled token if no draft token of steps in flight is accepted.
     min_position: u32,
-    /// That token, if it is known: a prompt position to be scored.
+    /// The token at that position, if known: a prompt position to be scored.
     known_token: Option<Token>,
-    /// Drafts in front of it that must be accepted.
+    /// Number of preceding draft tokens of the row, all of which must be accepted.
     draft_index: u8,
-    /// Whether the step's next token is a draft of it.
+    /// Whether the step's next token is the draft token for this position.
     has_draft: bool,
-    /// Likeliest ids to list; `None` = no log-probabilities.
+    /// Number of top log-probabilities to report; `None` = no log-probabilities.
     top_logprobs: Option<u32>,
 }
 
-/// The same on a GPU, where a slice must hold the widest decode step.
+/// Bytes of a slice of logits on a GPU, where a slice must hold the widest decode step.
 const GPU_SLICE_BYTES: usize = 512 << 20;
 
-/// Questions answered at a time: logits of `vocab` values and lists of `top` ids for each of them.
+/// Number of logits rows in a slice: each has `vocab` logits and `top` top log-probabilities.
 pub(crate) fn logits_rows_per_slice(vocab: usize, top: usize, gpu: bool) -> usize {
     let bytes = if gpu { GPU_SLICE_BYTES } else { CPU_SLICE_BYTES };
     let logits = bytes / (vocab * size_of::<f32>()).max(1);
@@ -49,8 +51,8 @@ pub(crate) fn logits_rows_per_slice(vocab: usize, top: usize, gpu: bool) -> usiz
     logits.min(lists).max(1)
 }
 
-/// All questions of a batch: samples first, in row order, then prompt positions. The lists are cut at
-/// `top_max`, the vocabulary.
+/// Collects all logits rows of a batch: sample positions first, in row order, then prompt positions. The
+/// number of top log-probabilities is limited to `top_max`.
 pub(crate) fn collect_logits_rows(
     batch: &Batch,
     seats: &HostSequenceSlots,
@@ -91,7 +93,7 @@ pub(crate) fn collect_logits_rows(
     }
 }
 
-/// Prompt positions `start + 1 ..` that the row's tokens predict.
+/// Logits rows of the prompt positions `start + 1 ..` that the row's tokens predict.
 fn prompt_logprob_rows<'a>(
     r: usize,
     row: &'a BatchRow,
@@ -101,7 +103,7 @@ fn prompt_logprob_rows<'a>(
 ) -> impl Iterator<Item = LogitsRow> + 'a {
     let ids = match &row.input {
         RowInput::Tokens(ids) => &ids[..],
-        RowInput::SampledAt { .. } => &[], // Output, never scored.
+        RowInput::SampledAt { .. } => &[], // Output tokens are never scored.
     };
     let successors = ids.iter().skip(1).copied().chain(row.next_token);
     let in_prompt = seat.prompt_len.saturating_sub(row.start + 1) as usize;
@@ -121,7 +123,7 @@ fn prompt_logprob_rows<'a>(
     (0..).zip(successors.take(in_prompt)).map(question)
 }
 
-/// Stages a slice of questions with the changes of their logits and the masks of their rows.
+/// Stages a slice of logits rows with the edits of their logits and the bitmasks of their rows.
 pub(crate) fn stage_logits_rows(
     slice: &[LogitsRow],
     batch: &Batch,
@@ -152,7 +154,7 @@ pub(crate) fn stage_logits_rows(
     }
 }
 
-/// Whether any of the questions is one that the device does not answer out of parts of its row.
+/// Whether any logits row needs sampling that the device does not support on vocab-parallel logits.
 pub(crate) fn needs_full_logits(
     questions: &[LogitsRow],
     batch: &Batch,
@@ -173,7 +175,7 @@ pub(crate) fn needs_full_logits(
     })
 }
 
-/// Whether a token is the likeliest, the noisiest of all, or one of so many likeliest at `most`.
+/// Whether sampling is greedy, Gumbel-max over all ids, or has a `top_k` of at most `most`.
 fn fits_vocab_parallel(sampling: &SamplingParams, vocab: usize, most: usize) -> bool {
     let top_k = sampling.top_k as usize;
     if sampling.temperature < GREEDY_BELOW {
@@ -185,26 +187,27 @@ fn fits_vocab_parallel(sampling: &SamplingParams, vocab: usize, most: usize) -> 
     }
 }
 
-/// Leaves out the samples of rows whose mask is late.
+/// Removes the sample positions of rows whose bitmask is overdue.
 pub(crate) fn drop_overdue(questions: &mut Vec<LogitsRow>, masks: &StepBitmasks) {
     questions.retain(|question| question.known_token.is_some() || !masks.is_overdue(question.row));
 }
 
-/// Whether any of the questions wants a list.
+/// Whether any logits row reports top log-probabilities.
 pub(crate) fn wants_top_logprobs(slice: &[LogitsRow]) -> bool {
     slice.iter().any(|question| question.top_logprobs.is_some_and(|top| top > 0))
 }
 
-/// Enters the answers of a slice into the output of its rows.
+/// Writes the sampled tokens of a slice to the output of its rows.
 pub(crate) fn write_outputs(slice: &[LogitsRow], answers: &SamplerOutputs, rows: &mut [RowOutput]) {
     for (q, (question, answer)) in slice.iter().zip(answers.iter()).enumerate() {
         let output = &mut rows[question.row];
         let reached = question.known_token.is_some() || question.draft_index == output.accepted;
         if output.error.is_some() || !reached {
-            continue; // What is asked behind a rejected draft is about nothing.
+            continue; // Positions after a rejected draft token have no meaning.
         }
         match error_of(&answer) {
-            // As without drafts: the tokens in front of it come out, and the next step meets the error.
+            // As without drafts: the tokens before the error are emitted, and the next step runs into the
+            // error.
             Some(_) if output.accepted > 0 && question.known_token.is_none() => {
                 output.accepted -= 1;
             }
@@ -245,7 +248,7 @@ fn write_output(
     }
 }
 
-/// Words and edits that a stage must have room for beside the rows of a step.
+/// Bytes of a stage for the largest step, with `words` words.
 pub(crate) fn stage_bytes(limits: &StepLimits, questions: usize, words: usize) -> usize {
     let row = size_of::<ops::StageRow>() + ops::RowFact::COUNT * size_of::<i32>();
     let records = limits.stage_rows() * row
@@ -256,7 +259,7 @@ pub(crate) fn stage_bytes(limits: &StepLimits, questions: usize, words: usize) -
     size_of::<ops::StageHeader>() + regions + records + words * size_of::<i32>()
 }
 
-/// Edits of one stage: one request may bias its whole vocabulary.
+/// Maximum number of edits of one stage: one request may bias its whole vocabulary.
 pub(crate) fn edits_max(limits: &StepLimits) -> usize {
     limits.vocab.max(1 << 15)
 }

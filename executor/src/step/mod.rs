@@ -1,8 +1,8 @@
 //! One step of a batch, as a pipeline over a [`StepContext`]: [stage](stage) the inputs, [forward](forward) pass,
 //! [sample](sample), [answer](pending).
 //!
-//! A step is submitted and finished apart: between the two the device computes, and the next step may be submitted. The stage of a
-//! step is one copy to the device, its sampled tokens are one copy back.
+//! A step is submitted and finished separately: between the two the device computes, and the next step may be
+//! submitted. The stage of a step is one copy to the device, its sampled tokens are one copy back.
 
 mod bitmasks;
 mod context;
@@ -39,7 +39,7 @@ pub(crate) use pending::PendingStep;
 /// Steps whose inputs or outputs may be in flight at a time.
 pub(crate) const STEPS_IN_FLIGHT: usize = 2;
 
-/// Sizes of everything that steps change.
+/// Sizes of all state that steps change.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepStateSize {
     pub(crate) kv: PoolLayout,
@@ -50,11 +50,11 @@ pub(crate) struct StepStateSize {
     pub(crate) longest: usize,
     /// Logits rows sampled at a time.
     pub(crate) logits_rows: usize,
-    /// Most top-k tokens that are listed with a sampled token.
+    /// Maximum number of top log-probabilities per token.
     pub(crate) top_logprobs: usize,
 }
 
-/// What steps change: KV pool, sequence slots and staging memory, all sized when the KV cache was.
+/// State that steps change: KV pool, sequence slots and staging memory, allocated when the KV cache is sized.
 pub(crate) struct StepState {
     epoch: Epoch,
     size: StepStateSize,
@@ -64,7 +64,7 @@ pub(crate) struct StepState {
     staging: StagingQueue,
     output_memory: OutputMemoryPool,
     pub(crate) graphs: StepGraphs,
-    /// Memory of contexts, kept from step to step.
+    /// Memory of `StepContext`s, reused by every step.
     table_changes: Vec<BlockTableChange>,
     logits_rows: Vec<LogitsRow>,
 }
@@ -110,7 +110,7 @@ impl StepState {
         })
     }
 
-    /// The KV pool of the proposer, and what it has computed over it.
+    /// KV pool and device buffers of the proposer.
     #[cfg(test)]
     pub(crate) fn draft_state(&self) -> (&KvPool, Option<&DraftBuffers>) {
         let DeviceState { kv, draft_kv, drafts, .. } = &self.device;
@@ -122,8 +122,8 @@ impl StepState {
         (self.size.kv.bytes() + self.size.draft_kv.map_or(0, |kv| kv.bytes())) as u64
     }
 
-    /// Launches a batch; its outputs come with [`PendingStep::finish`]. Grammar bitmasks are waited for once the forward pass is
-    /// launched; all logits rows of a masked batch are sampled after that.
+    /// Launches a batch; [`PendingStep::finish`] returns its outputs. Grammar bitmasks are waited for after
+    /// the forward pass is launched; all logits rows of a masked batch are sampled after that.
     ///
     /// Errors: the batch contradicts itself or the sequence slots, bitmasks are missing, or the device fails.
     pub(crate) fn submit(

@@ -1,4 +1,4 @@
-//! The answer of a step: sampled tokens on their way to the host, and the output that they become.
+//! A step in flight: the copy of its sampled tokens to the host, and the output that they become.
 
 use super::context::StepContext;
 use super::logits_rows::{self, LogitsRow};
@@ -14,19 +14,19 @@ use protocol::{Batch, Epoch, RowError, RowOutput, StepId, StepOutput, StepTiming
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-/// A step that has been submitted.
+/// A step in flight.
 pub(crate) struct PendingStep {
     step: StepId,
     epoch: Epoch,
     pub(crate) rows: Vec<RowOutput>,
     pub(crate) logits_rows: Vec<LogitsRow>,
-    /// Rows whose masks are late.
+    /// Rows whose bitmasks are overdue.
     pub(crate) overdue_rows: Vec<usize>,
-    /// Whom the drafter hears of this step.
+    /// Sends the emitted tokens to the proposer, if it reads them.
     pub(crate) emitted_tokens: Option<EmittedTokenSender>,
     pub(crate) outputs: Option<SamplerOutputsInFlight>,
     memory_return: Sender<SamplerOutputMemory>,
-    /// What the groups have launched up to here.
+    /// Checkpoints of the collectives that the groups have launched up to this step.
     pub(crate) launched: Vec<LaunchCheckpoint>,
     pub(crate) timing: StepTiming,
     pub(crate) experts: Option<ExpertLoadReport>,
@@ -49,12 +49,12 @@ impl OutputMemoryPool {
         Ok(Self { sender, receiver })
     }
 
-    /// Where memory is returned to.
+    /// Sender that returns memory to the pool.
     pub(super) fn sender(&self) -> Sender<SamplerOutputMemory> {
         self.sender.clone()
     }
 
-    /// Waits for memory.
+    /// Takes memory from the pool; waits until some is free.
     pub(super) fn take(&self) -> SamplerOutputMemory {
         self.receiver.recv().expect("the sender is in the same struct")
     }
@@ -65,7 +65,7 @@ impl OutputMemoryPool {
 }
 
 impl StepState {
-    /// Starts the copy of the last slice of sampled tokens, and notes what was launched.
+    /// Starts the copy of the last slice of sampled tokens, and records what was launched.
     pub(super) fn answer(
         &mut self,
         context: StepContext<'_>,
@@ -92,7 +92,8 @@ impl StepState {
 }
 
 impl PendingStep {
-    /// A step of `batch` that begins now. The memory of its outputs is returned to `home`.
+    /// Creates the pending step of `batch`, which starts now. The memory of its outputs is returned to
+    /// `home`.
     pub(crate) fn new(batch: &Batch, epoch: Epoch, home: Sender<SamplerOutputMemory>) -> Self {
         Self {
             step: batch.step,
@@ -111,19 +112,19 @@ impl PendingStep {
         }
     }
 
-    /// Waits for the device and forms the answer.
+    /// Waits for the device and returns the output of the step.
     pub(crate) fn finish(mut self) -> Result<StepOutput, ExecutorError> {
         if let Some(answers) = self.outputs.take() {
             let waiting = Instant::now();
             let answers = answers.wait();
             let waited = Instant::now();
-            self.launched.iter().try_for_each(LaunchCheckpoint::finish)?; // It says more than the device does.
+            self.launched.iter().try_for_each(LaunchCheckpoint::finish)?; // More specific than the device's error.
             let answers = answers?;
             logits_rows::write_outputs(&self.logits_rows, &answers, &mut self.rows);
             if let Some(trace) = self.trace.take() {
-                trace.finish(waiting, waited); // Before the memory goes home: see `trace::STEP_EVENT_SLOTS`.
+                trace.finish(waiting, waited); // Before the memory is returned: see `trace::STEP_EVENT_SLOTS`.
             }
-            // An executor that is gone needs no memory.
+            // The send fails if the executor is gone, which then needs no memory.
             let _ = self.memory_return.send(answers.into_memory());
         }
         for &row in &self.overdue_rows {

@@ -1,9 +1,10 @@
-//! The table of facts about rows: how each is read from a row of a batch.
+//! Facts about the rows of a batch, as kernels read them.
 
 use ops::RowFact;
 use protocol::BatchRow;
 
-/// The facts about row `part` of those that `row` is staged in: one, or one per token.
+/// Returns the facts about staged row `part` of a batch row, which is staged as one row, or as one row per
+/// token.
 pub(super) fn row_facts(row: &BatchRow, part: u32) -> [i32; RowFact::COUNT] {
     RowFact::ALL.map(|fact| match fact {
         RowFact::SequenceSlot => row.seq_slot.0 as i32,

@@ -1,4 +1,4 @@
-//! Sampling of a step: logits rows slice by slice, as far as the forward pass has not sampled them.
+//! Sampling of a step: slices of logits rows that were not sampled with the forward pass.
 
 use super::StepState;
 use super::bitmasks::{StepBitmasks, TokenBitmaskSource};
@@ -8,8 +8,8 @@ use crate::ExecutorError;
 use protocol::Batch;
 
 impl StepState {
-    /// Waits for grammar bitmasks, then samples the remaining logits rows; all slices but the last are waited for. The first
-    /// slice is empty if the forward pass did not wait for bitmasks.
+    /// Waits for grammar bitmasks, then samples the remaining logits rows; waits for the results of all
+    /// slices but the last. The first slice is empty if sampling waits for bitmasks.
     pub(super) fn sample(
         &mut self,
         context: &mut StepContext<'_>,
@@ -32,7 +32,7 @@ impl StepState {
         Ok(())
     }
 
-    /// Waits for the sampled tokens of a slice that others follow.
+    /// Waits for the sampled tokens of a slice that is not the last.
     fn read_slice(
         &mut self,
         context: &mut StepContext<'_>,
@@ -49,7 +49,7 @@ impl StepState {
         Ok(())
     }
 
-    /// Launches the slice of logits rows from `first` on, and returns how many rows it has.
+    /// Launches the slice of logits rows from `first` on, and returns its number of rows.
     fn sample_slice(
         &mut self,
         context: &mut StepContext<'_>,

@@ -46,7 +46,8 @@ impl StepState {
         Ok(())
     }
 
-    /// Stages the rows, and the sequence slots that they take; uploads early what would not fit.
+    /// Stages the rows, and the sequence slots that they initialise; uploads sequence slots early if the
+    /// stage is too full.
     fn stage_rows(&mut self, model: &ModelContext, batch: &Batch) -> Result<(), ExecutorError> {
         self.size.limits.check(batch, model.dp.size() > 1)?;
         self.staging.stage.clear();
@@ -77,7 +78,7 @@ impl StepState {
         Ok(())
     }
 
-    /// Draft tokens of a row.
+    /// Stages the draft tokens of a row.
     fn stage_drafts(&mut self, row: &BatchRow) {
         match self.proposer.as_mut().map(|proposer| proposer.propose(row)) {
             None => {}
@@ -88,14 +89,14 @@ impl StepState {
         }
     }
 
-    /// The sequence slot of a row, if the row takes it or its bitmask ends.
+    /// Stages the sequence slot of a row, if the row initialises it or its bitmask ends.
     fn stage_slot(&mut self, model: &ModelContext, row: &BatchRow) -> Result<(), ExecutorError> {
         let vocab = self.size.limits.vocab;
         let clears_mask = self.seq_slots.clears_mask(row);
         if !clears_mask && row.seq_init.is_none() {
             return Ok(());
         }
-        // The history and the mask of one request.
+        // Words of the history and the bitmask of one request.
         let heavy = self.size.longest + vocab.div_ceil(32);
         let stage = &self.staging.stage;
         if stage.words.len() > 3 * heavy || stage.inits.len() >= self.size.limits.rows {

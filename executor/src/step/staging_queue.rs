@@ -1,14 +1,14 @@
-//! Staging memory: what a step stages on the host, and its copies to the device.
+//! Staging memory: the stage of a step on the host, and its copies to the device.
 
 use super::STEPS_IN_FLIGHT;
 use crate::ExecutorError;
 use ops::{CopyInFlight, Ops, PinnedBuffer, StagingBuffer, StepBuffers};
 use std::collections::VecDeque;
 
-/// The stage of the current step, and pinned memory for as many copies as steps may be in flight.
+/// The stage of the current step, and pinned memory for `STEPS_IN_FLIGHT` copies.
 pub(super) struct StagingQueue {
     pub(super) stage: StagingBuffer,
-    /// Words that a stage has room for.
+    /// Maximum number of words of a stage.
     pub(super) words_max: usize,
     uploads: VecDeque<CopyInFlight>,
     free: Vec<PinnedBuffer>,

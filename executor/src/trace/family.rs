@@ -1,9 +1,9 @@
-//! What kind of work a kernel does, by its name.
+//! Kernel families by kernel name.
 
 use super::DeviceSpan;
 use super::spans::TraceScope;
 
-/// Beginnings of names, and the family. A kernel without a row is a family of its own name's kind: `other`.
+/// Kernel name prefixes and their families. A kernel without an entry is in family `other`.
 const FAMILIES: &[(&str, &str)] = &[
     ("attention_prefill", "attention prefill"),
     ("attention_decode", "attention decode"),
@@ -35,7 +35,7 @@ const FAMILIES: &[(&str, &str)] = &[
     ("add_rows", "elementwise"),
 ];
 
-/// The family of a lap. Everything beside the layers is one of its own.
+/// Returns the family of a span. A span outside the layers has its scope as family.
 pub(super) fn family(lap: &DeviceSpan) -> &'static str {
     let Some(kernel) = lap.kernel.filter(|_| lap.scope == TraceScope::Forward) else {
         return lap.scope.name();
@@ -50,7 +50,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    /// But for those that are launched beside the layers.
+    /// Kernels outside the layers need no family.
     #[test]
     fn every_kernel_has_a_family() {
         let csrc = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/csrc");

@@ -1,26 +1,26 @@
-//! A file of trace events in Chrome's JSON, complete after every write.
+//! Trace file in Chrome's JSON trace event format, complete after every write.
 //!
-//! Each write ends in the closing brackets, which the next one overwrites: whatever ends the process, what
-//! is on disk parses, and holds all but the last moments.
+//! Each write ends with the closing brackets, which the next write overwrites: however the process ends, the
+//! file parses, and only the last moments are missing.
 
 use std::fs::{File, create_dir_all};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// What closes a file.
+/// Closing brackets of the file.
 const END: &str = "\n]}\n";
-/// Events are written once so many bytes have come together.
+/// Buffered bytes after which events are written.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Files of one folder and rank.
+/// Maximum number of files per folder and rank.
 const FILES_MAX: u32 = 100_000;
 
-/// A trace under way.
+/// A trace file in progress.
 #[derive(Debug)]
 pub(super) struct ChromeTraceFile {
     file: File,
     path: PathBuf,
-    /// Where the closing brackets begin.
+    /// Offset of the closing brackets, in bytes.
     at: u64,
     buffer: String,
     bytes_max: u64,
@@ -28,8 +28,8 @@ pub(super) struct ChromeTraceFile {
 }
 
 impl ChromeTraceFile {
-    /// A new file in `folder`, which is made if need be; others are left alone. `head` is a JSON object of
-    /// facts about the trace.
+    /// Creates a new file in `folder`, and the folder if it does not exist; existing files are kept. `head`
+    /// is a JSON object of metadata of the trace.
     pub(super) fn create(folder: &Path, rank: u16, head: &str, bytes_max: u64) -> io::Result<Self> {
         create_dir_all(folder)?;
         let (file, path) = first_free(folder, rank)?;
@@ -40,13 +40,13 @@ impl ChromeTraceFile {
         Ok(new)
     }
 
-    /// Where it lies.
+    /// Path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Appends an event, a JSON object. Returns false once the file is as long as it may become, and the
-    /// event is left out.
+    /// Appends an event, a JSON object. Returns false, without appending, if the file would exceed its
+    /// maximum length.
     pub(super) fn push(&mut self, event: &str) -> io::Result<bool> {
         let bytes = self.at + (self.buffer.len() + event.len() + END.len() + 2) as u64;
         if bytes > self.bytes_max {
@@ -61,7 +61,7 @@ impl ChromeTraceFile {
         Ok(true)
     }
 
-    /// Writes what has been appended.
+    /// Writes the buffered events.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         let written = self.buffer.len();
         self.buffer.push_str(END);
@@ -72,7 +72,7 @@ impl ChromeTraceFile {
     }
 }
 
-/// The first `rankR-N.json` that does not exist.
+/// Creates the first `rankR-N.json` that does not exist.
 fn first_free(folder: &Path, rank: u16) -> io::Result<(File, PathBuf)> {
     for n in 1..=FILES_MAX {
         let path = folder.join(format!("rank{rank}-{n}.json"));

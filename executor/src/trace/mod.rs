@@ -1,9 +1,9 @@
-//! Traces of steps: where the host's time went, and where the device's, as a file that Perfetto opens.
+//! Traces of steps: time spent on the host and on the device, as a file for Perfetto.
 //!
-//! A step notes a handful of times of the host and two marks on the device; one step in `INSTRUMENT_EVERY` of its kind
-//! is marked launch by launch as well, which keeps its kernels from overlapping and so makes it slower: such
-//! steps are labelled. Marks are read when the step's answers have come, a thread of its own writes.
-//! Without `ExecutorSettings::profile` nothing of this exists.
+//! A step records a few host times and two device event timestamps. One step in `INSTRUMENT_EVERY` of its
+//! kind is instrumented: it has event timestamps between launches, which keep its kernels from overlapping
+//! and so make it slower; such steps are labelled. Timestamps are read after the step's outputs arrive; a
+//! separate thread writes the file. Without `ExecutorSettings::profile_dir` none of this exists.
 
 mod family;
 mod file;
@@ -28,37 +28,37 @@ use ops::Ops;
 
 use crate::ExecutorError;
 
-/// Of so many steps of a kind one is marked launch by launch: it takes up to twice as long as the others.
+/// One of this many steps of a kind is instrumented: it takes up to twice as long as other steps.
 const INSTRUMENT_EVERY: u32 = 64;
-/// Which of them: the first of a kind may wait for choices that are made once.
+/// Index of the instrumented step among them: the first step of a kind may include autotuning.
 const INSTRUMENTED_STEP: u32 = 1;
-/// Launches of a step that can be marked.
+/// Maximum number of spans of an instrumented step.
 const SPANS_MAX: usize = 4096;
-/// Places for the marks of whole steps. A step reads the end of its predecessor, and no more than three steps
-/// are in flight, because each holds the memory of its answers.
+/// Pairs of event timestamps for whole steps. A step reads the end of its predecessor, and at most three
+/// steps are in flight, because each holds output memory.
 const STEP_EVENT_SLOTS: usize = 8;
-/// The mark from which a session counts.
+/// Event timestamp that a session's times count from.
 const ORIGIN_EVENT: usize = 0;
-/// The first mark inside a step.
+/// First event timestamp inside a step.
 pub(crate) const FIRST_SPAN_EVENT: usize = 1 + 2 * STEP_EVENT_SLOTS;
 
-/// What records the steps of one executor, if anything does.
+/// Traces the steps of one executor.
 pub(crate) struct StepTracer {
     folder: PathBuf,
     rank: u16,
     timestamps: Arc<dyn EventTimestamps>,
-    /// Whether the marks inside a step are free: they belong to one step at a time.
+    /// Whether the event timestamps inside a step are free: they belong to one step at a time.
     span_events_free: Arc<AtomicBool>,
     session: Option<Arc<TraceSession>>,
-    /// Steps so far, by the rows of their recording.
+    /// Number of steps so far, by the rows of their captured graph.
     kinds: HashMap<Option<u32>, u32>,
     next_slot: usize,
 }
 
 impl StepTracer {
-    /// Reserves the marks; nothing is recorded yet.
+    /// Allocates the event timestamps; no step is recorded yet.
     ///
-    /// Errors: the folder cannot be made, which is better known before the first step.
+    /// Errors: the folder cannot be created, which is better reported before the first step.
     pub(crate) fn new(
         device: &KernelBackend,
         folder: PathBuf,
@@ -79,7 +79,7 @@ impl StepTracer {
         })
     }
 
-    /// Steps from now on go into a new file.
+    /// Records later steps in a new file.
     pub(crate) fn begin(&mut self, ops: &Ops) -> Result<Arc<TraceSession>, ExecutorError> {
         self.timestamps.record(ops.stream(), ORIGIN_EVENT)?;
         self.timestamps.wait(ORIGIN_EVENT)?;
@@ -90,19 +90,19 @@ impl StepTracer {
         Ok(session)
     }
 
-    /// Steps from now on are not recorded. Those in flight still are.
+    /// Stops recording of later steps. Steps in flight are still recorded.
     pub(crate) fn end(&mut self) {
         self.session = None;
     }
 
-    /// Marks for the laps of a step of `ops`.
+    /// Creates a recorder for the spans of a step of `ops`.
     pub(crate) fn span_recorder(&self, ops: &Ops) -> SpanRecorder {
         SpanRecorder::new(ops, Arc::clone(&self.timestamps))
     }
 
-    /// A step that is about to be launched; `None` if nothing is recorded.
+    /// Starts the trace of a step that is about to be launched; `None` if no trace is recorded.
     ///
-    /// `can_mark`: whether it is launched, or replayed from a recording that has marks.
+    /// `can_mark`: whether the step is launched eagerly, or its captured graph has event timestamps.
     pub(crate) fn step(
         &mut self,
         ops: &Ops,
@@ -124,7 +124,7 @@ impl StepTracer {
     }
 }
 
-/// Leave to set the marks inside a step, given back when dropped.
+/// Exclusive use of the event timestamps inside a step, released when dropped.
 #[derive(Debug)]
 pub(crate) struct SpanLease(Arc<AtomicBool>);
 

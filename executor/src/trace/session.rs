@@ -1,4 +1,4 @@
-//! One trace from its beginning to its end: the clock of the device, and the thread that writes.
+//! One trace session: the clock of the device, and the writer thread.
 
 use std::fs::remove_file;
 use std::path::{Path, PathBuf};
@@ -16,30 +16,31 @@ use super::step::StepTraceRecord;
 use super::{ORIGIN_EVENT, SpanRecorder};
 use crate::ExecutorError;
 
-/// Steps that may wait for the writer; more are counted and left out.
+/// Steps that may be queued for the writer; further steps are counted and dropped.
 const WAITING_MAX: usize = 64;
-/// What has been recorded is on disk after so long.
+/// Interval at which recorded steps are flushed to disk.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(250);
-/// Longest file: viewers take no more, and nobody's disk shall fill up.
+/// Maximum bytes of a file: viewers open no larger ones, and the disk must not fill up.
 const FILE_BYTES_MAX: u64 = 1 << 30;
-/// Longest wait for the last write.
+/// Timeout of the last write.
 const CLOSE_WAIT: Duration = Duration::from_secs(10);
 
-/// A trace under way.
+/// A trace in progress.
 pub(crate) struct TraceSession {
     path: PathBuf,
     timestamps: Arc<dyn EventTimestamps>,
-    /// The host's time of the mark `ORIGIN_EVENT`; all times count from here.
+    /// Host time of the event timestamp `ORIGIN_EVENT`; all times count from it.
     origin: Instant,
     clock: Mutex<DeviceClock>,
     steps: Mutex<Option<SyncSender<StepTraceRecord>>>,
     written: Mutex<Receiver<io::Result<()>>>,
-    /// No step is recorded any more: the file is full, or cannot be written.
+    /// Set when no more steps are recorded: the file is full, or cannot be written.
     over: Arc<AtomicBool>,
     dropped: Arc<AtomicU64>,
 }
 
-/// The mark whose time is known: floats of milliseconds are exact only between near ones.
+/// Event with a known device time: elapsed times are f32 milliseconds, which are exact only between close
+/// events.
 #[derive(Debug, Clone, Copy)]
 struct DeviceClock {
     origin_event: usize,
@@ -47,7 +48,7 @@ struct DeviceClock {
 }
 
 impl TraceSession {
-    /// Opens a file in `folder` and starts the thread that writes it. `ORIGIN_EVENT` has just passed.
+    /// Creates a file in `folder` and starts its writer thread. `ORIGIN_EVENT` has just been recorded.
     pub(super) fn begin(
         folder: &Path,
         rank: u16,
@@ -72,7 +73,7 @@ impl TraceSession {
         let writer = ChromeTraceWriter { file, rank, steps: 0, over: ended, dropped: left_out };
         let thread = thread::Builder::new().name("trace".to_owned());
         let run = move || {
-            let _ = done.send(writer.run(&waiting)); // Whoever closes waits for it, or nobody does.
+            let _ = done.send(writer.run(&waiting)); // Fails if the session was dropped without `close`.
         };
         thread.spawn(run).map_err(failed)?;
         tracing::info!(file = %path.display(), "recording a trace");
@@ -88,7 +89,7 @@ impl TraceSession {
         })
     }
 
-    /// The file.
+    /// Path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -98,22 +99,22 @@ impl TraceSession {
         !self.over.load(Ordering::Relaxed)
     }
 
-    /// Where the marks of steps are.
+    /// Event timestamps of the steps.
     pub(super) fn timestamps(&self) -> &dyn EventTimestamps {
         self.timestamps.as_ref()
     }
 
-    /// Marks for the laps of a step.
+    /// Creates a recorder for the spans of a step.
     pub(super) fn spans(&self, ops: &Ops) -> SpanRecorder {
         SpanRecorder::new(ops, Arc::clone(&self.timestamps))
     }
 
-    /// Nanoseconds of the host from the origin to `at`.
+    /// Host nanoseconds from the origin to `at`.
     pub(super) fn host_ns(&self, at: Instant) -> i64 {
         at.saturating_duration_since(self.origin).as_nanos() as i64
     }
 
-    /// Begin and end of a step in nanoseconds of the device from the origin. Steps come in their order.
+    /// Start and end of a step in device nanoseconds from the origin. Called in step order.
     pub(super) fn device_ns(&self, start: usize, end: usize) -> Result<(i64, i64), DeviceError> {
         self.timestamps.wait(end)?;
         let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,7 +124,7 @@ impl TraceSession {
         Ok((start_ns, end_ns))
     }
 
-    /// Hands a step to the writer. One that finds no room is counted, and nobody waits.
+    /// Queues a step for the writer, without blocking. If the queue is full, the step is counted and dropped.
     pub(super) fn record(&self, step: StepTraceRecord) {
         let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(steps) = steps.as_ref() else { return };
@@ -132,21 +133,21 @@ impl TraceSession {
         }
     }
 
-    /// Ends the trace for a reason that is not the user's.
+    /// Ends the trace after a device error.
     pub(super) fn abandon(&self, error: &DeviceError) {
         if !self.over.swap(true, Ordering::Relaxed) {
             tracing::warn!(%error, "the trace ends: marks cannot be read");
         }
     }
 
-    /// Completes the file, or removes it if it holds no step. Steps that are recorded later are left out.
+    /// Completes the file, or removes it if it has no step. Steps that are recorded later are dropped.
     ///
-    /// Errors: it could not be written.
+    /// Errors: the file could not be written.
     pub(crate) fn close(&self) -> Result<(), ExecutorError> {
         drop(self.steps.lock().unwrap_or_else(PoisonError::into_inner).take());
         let written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         let error = match written.recv_timeout(CLOSE_WAIT) {
-            // Closed before.
+            // Already closed.
             Ok(Ok(())) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Ok(Err(error)) => error.to_string(),
             Err(RecvTimeoutError::Timeout) => {
@@ -158,11 +159,11 @@ impl TraceSession {
     }
 }
 
-/// The thread behind a session.
+/// Writer thread of a session.
 struct ChromeTraceWriter {
     file: ChromeTraceFile,
     rank: u16,
-    /// Written so far.
+    /// Number of steps written.
     steps: u64,
     over: Arc<AtomicBool>,
     dropped: Arc<AtomicU64>,
@@ -204,7 +205,7 @@ impl ChromeTraceWriter {
         self.file.flush()
     }
 
-    /// Writes a whole step, or none of it once the file is full.
+    /// Writes a whole step, or nothing if the file is full.
     fn step(&mut self, step: &StepTraceRecord) -> io::Result<()> {
         if self.over.load(Ordering::Relaxed) {
             return Ok(());

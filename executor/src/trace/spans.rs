@@ -1,4 +1,4 @@
-//! The laps of a step: what was launched between two marks inside it.
+//! Spans of a step: the launches between two event timestamps.
 
 use std::sync::Arc;
 
@@ -12,24 +12,24 @@ use crate::ExecutorError;
 /// A part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TraceScope {
-    /// The step's inputs on their way to the device.
+    /// Copy of the step's inputs to the device.
     Upload,
-    /// Seats, tables, ids, positions and slots.
+    /// Sequence slots, block tables, ids, positions and KV slots.
     Prepare,
     /// The layers.
     Forward,
-    /// What a draft layer makes, and keeps for later.
+    /// Draft passes, and the KV and states stored for later passes.
     Draft,
-    /// Logits of the tokens asked about.
+    /// Logits at sample positions.
     LmHead,
-    /// Tokens out of logits.
+    /// Sampling from logits.
     Sampling,
-    /// Answers on their way to the host.
+    /// Copy of sampled tokens to the host.
     Download,
 }
 
 impl TraceScope {
-    /// As the trace names it.
+    /// Name in the trace.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Upload => "upload",
@@ -43,16 +43,16 @@ impl TraceScope {
     }
 }
 
-/// What ended with one mark.
+/// A span that ends with one event timestamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DeviceSpan {
-    /// Where it belongs.
+    /// Part of the step that the span belongs to.
     pub(crate) scope: TraceScope,
-    /// The kernel; `None` where the device names none, and the lap is the whole scope.
+    /// Name of the kernel; `None` if the device reports no kernels, and the span is the whole scope.
     pub(crate) kernel: Option<&'static str>,
 }
 
-/// Sets marks while a step is launched, or recorded.
+/// Records event timestamps while a step is launched or captured.
 pub(crate) struct SpanRecorder {
     device: KernelBackend,
     stream: DeviceStream,
@@ -62,7 +62,7 @@ pub(crate) struct SpanRecorder {
 
 impl SpanRecorder {
     pub(super) fn new(ops: &Ops, marks: Arc<dyn EventTimestamps>) -> Self {
-        // The first lap of every step is its upload.
+        // The first span of every step is its upload.
         let passed = vec![DeviceSpan { scope: TraceScope::Upload, kernel: None }];
         Self {
             device: ops.device().clone(),
@@ -72,7 +72,7 @@ impl SpanRecorder {
         }
     }
 
-    /// Launches `work` as a part of the step, marked if there are laps.
+    /// Launches `work` as a scope of the step, with event timestamps if `laps` is set.
     pub(crate) fn record_scope<T>(
         laps: &mut Option<Self>,
         scope: TraceScope,
@@ -90,7 +90,7 @@ impl SpanRecorder {
         done
     }
 
-    /// All of them, the upload included.
+    /// Returns all spans, including the upload.
     pub(crate) fn finish(self) -> Arc<[DeviceSpan]> {
         self.spans.into()
     }

@@ -1,4 +1,4 @@
-//! One step of a trace: what is noted while it runs, and the events it becomes.
+//! Trace of one step: times recorded while it runs, and its trace events.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use protocol::{Batch, StepId};
 use super::family::family;
 use super::{DeviceSpan, FIRST_SPAN_EVENT, SpanLease, SpanRecorder, TraceScope, TraceSession};
 
-/// Tracks of the file, one per rank: which thread of the host, or the device.
+/// Tracks of the file, per rank: two host threads and the device.
 const SUBMIT: u32 = 1;
 const ANSWER: u32 = 2;
 const DEVICE: u32 = 3;
 
-/// What a step is.
+/// Identity and size of a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepFacts {
     step: StepId,
     rows: usize,
-    /// Rows of requests that have just taken their seat: no step before computed for them.
+    /// Number of rows that initialise their sequence slot: no step has computed them in their epoch.
     fresh: usize,
     tokens: u32,
-    /// Rows of the recording that is replayed; `None` = launched.
+    /// Rows of the captured graph that is replayed; `None` = launched eagerly.
     pub(super) graph: Option<u32>,
 }
 
@@ -40,15 +40,15 @@ impl StepFacts {
     }
 }
 
-/// A step on its way.
+/// Trace of a step in flight.
 pub(crate) struct StepTrace {
     session: Arc<TraceSession>,
     facts: StepFacts,
-    /// Mark at its begin; the next one is at its end.
+    /// Event timestamp at the start of the step; the next one is at its end.
     start: usize,
     token: Option<SpanLease>,
     spans: Option<Arc<[DeviceSpan]>>,
-    /// Whether everything behind the last lap is the download.
+    /// Whether the time after the last span is the download.
     downloads: bool,
     staged: Instant,
     launched: Instant,
@@ -68,12 +68,12 @@ impl StepTrace {
         Self { session, facts, start, token, spans: laps, downloads, staged, launched, submitted }
     }
 
-    /// Whether the marks inside the step are this one's to set.
+    /// Whether this step has the event timestamps inside a step.
     pub(crate) fn is_instrumented(&self) -> bool {
         self.token.is_some()
     }
 
-    /// The inputs are on their way to the device.
+    /// Records the end of the upload.
     pub(crate) fn uploaded(&self, s: DeviceStream) -> Result<(), DeviceError> {
         if !self.is_instrumented() {
             return Ok(());
@@ -81,17 +81,17 @@ impl StepTrace {
         self.session.timestamps().record(&s, FIRST_SPAN_EVENT)
     }
 
-    /// Marks for what is going to be launched.
+    /// Creates a recorder for the spans of the launches.
     pub(crate) fn span_recorder(&self, ops: &Ops) -> SpanRecorder {
         self.session.spans(ops)
     }
 
-    /// What has been launched, or replayed.
+    /// Sets the spans of the step, launched or replayed.
     pub(crate) fn set_spans(&mut self, laps: Arc<[DeviceSpan]>) {
         self.spans = Some(laps);
     }
 
-    /// All has been launched. `slices`: how often answers are downloaded.
+    /// Records that everything is launched. `slices`: number of downloads of sampled tokens.
     pub(crate) fn submitted(&mut self, s: DeviceStream, slices: usize) -> Result<(), DeviceError> {
         self.session.timestamps().record(&s, self.start + 1)?;
         self.downloads = slices == 1;
@@ -99,7 +99,8 @@ impl StepTrace {
         Ok(())
     }
 
-    /// The answers, waited for since `waiting`, came at `waited` and have been read. Steps come in their order.
+    /// Completes the trace: the outputs were waited for from `waiting` to `waited`, and then read. Called in
+    /// step order.
     pub(crate) fn finish(self, waiting: Instant, waited: Instant) {
         let answered = Instant::now();
         match self.read([waiting, waited, answered]) {
@@ -129,19 +130,19 @@ impl StepTrace {
     }
 }
 
-/// A step that is over. Times are nanoseconds from the session's origin.
+/// Trace record of a finished step. Times are nanoseconds from the session's origin.
 pub(super) struct StepTraceRecord {
     facts: StepFacts,
-    /// Staging begins, launching begins, all is launched.
+    /// Start of staging, start of launching, end of launching.
     submit: [i64; 3],
-    /// Waiting begins, ends, answers are read.
+    /// Start of waiting, end of waiting, end of reading the outputs.
     answer: [i64; 3],
     device: (i64, i64),
-    /// Laps and their ends; the first begins with the step.
+    /// Spans and their ends; the first starts with the step.
     spans: Vec<(DeviceSpan, i64)>,
 }
 
-/// A span to be written.
+/// A span as a trace event.
 struct SpanEvent<'a> {
     name: &'a str,
     kind: &'a str,
@@ -150,7 +151,7 @@ struct SpanEvent<'a> {
 }
 
 impl StepTraceRecord {
-    /// The events of the step, separated by commas and line ends.
+    /// Formats the events of the step, separated by commas and line ends.
     pub(super) fn events(&self, rank: u16) -> String {
         let mut out = String::with_capacity(1024 + 160 * self.spans.len());
         let StepFacts { step, rows, fresh, tokens, graph } = self.facts;
@@ -207,7 +208,7 @@ fn write_span(out: &mut String, rank: u16, span: &SpanEvent<'_>, args: &str) {
     );
 }
 
-/// Events that name the process and the tracks.
+/// Metadata events that name the process and the tracks.
 pub(super) fn names(rank: u16) -> [String; 4] {
     let named = |what: &str, track: u32, name: &str| {
         format!(
