@@ -49,7 +49,7 @@ impl RowBounds {
     pub const SHORT_CONTEXT: usize = 2048;
     /// Minimum number of tokens of an MLA prefill row. On a GPU such a row uses non-absorbed MLA: keys and
     /// values of its whole context are up-projected from the compressed KV, which is less work than
-    /// multiplying its queries by W_UK. By operation count both forms cost the same at
+    /// multiplying its queries by W_UKᵀ. By operation count both forms cost the same at
     /// `C (M + V) / (2 C − M − V)` tokens, 170 in DeepSeek-V3 (`C` = `kv_lora_rank`, `M` =
     /// `qk_nope_head_dim`, `V` = `v_head_dim`).
     pub const MLA_PREFILL_TOKENS: usize = 128;

@@ -27,7 +27,7 @@ impl Deref for CpuBackend {
 }
 
 impl CpuBackend {
-    /// Starts the threads.
+    /// Starts the threads of the pool.
     ///
     /// Errors: those of [`CpuDevice::new`].
     pub fn new(config: CpuConfig) -> Result<Self, DeviceError> {
@@ -40,7 +40,7 @@ impl CpuBackend {
         })
     }
 
-    /// Runs an op. There is one stream: an op ends before `launch` returns.
+    /// Runs an op. A CPU has one stream: the op has completed when `launch` returns.
     ///
     /// Errors: those of the op.
     pub fn launch<O: CpuKernel>(&self, _: &DeviceStream, op: O) -> Result<(), DeviceError> {
@@ -56,7 +56,7 @@ impl CpuBackend {
 
     /// Packs matrices of one shape, each the stack of its parts. Gates are not interleaved on CPUs.
     ///
-    /// Errors: shapes differ, or memory is short.
+    /// Errors: shapes differ, or allocation fails.
     pub fn pack_group(
         &self,
         matrices: &[Vec<HostMat<'_>>],
@@ -67,12 +67,13 @@ impl CpuBackend {
         PackedGroup::from_separate(packed.collect::<Result<_, _>>()?)
     }
 
-    /// Copies of inputs whose rows would map to the same cache sets; one thread owns a backend, so never contended.
+    /// Padded copies of inputs with rows that would alias in the cache. One thread owns a backend, so the
+    /// lock is never contended.
     pub(super) fn padded_rows(&self) -> &Mutex<Option<Buffer>> {
         &self.padded_rows
     }
 
-    /// Memory of expert MLPs; never contended either.
+    /// Scratch buffers of expert MLPs. One thread owns a backend, so the lock is never contended.
     pub(super) fn moe_workspace(&self) -> &Mutex<MoeWorkspace> {
         &self.moe_workspace
     }
@@ -82,7 +83,7 @@ impl CpuBackend {
     }
 }
 
-/// Calls a method generic over the element type for the model types.
+/// Instantiates a call generic over the element type for the activation types.
 macro_rules! for_float {
     ($kernel:expr, $dtype:expr, $T:ident => $call:expr) => {
         match $dtype {

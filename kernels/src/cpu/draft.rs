@@ -1,4 +1,4 @@
-//! Around a model's draft layer on the CPU. The device twin is `csrc/draft`.
+//! CPU kernels around the forward passes of a draft model. The device twin is `csrc/draft`.
 
 use device::{DType, DeviceElement, DeviceError, MatMut, MatRef, check_dtype, check_size};
 
@@ -51,7 +51,7 @@ impl CpuKernel for VocabParallelDraftArgmax<'_, '_> {
         let tell = |r: usize| {
             let own = &logits.row::<f32>(r)[..part.ids];
             let best = argmax(own);
-            // Of no ids the least there is.
+            // An empty shard yields the lowest possible value.
             let value = own.get(best).copied().unwrap_or(f32::NEG_INFINITY);
             [value.to_bits() as i32, (part.first_id + best) as i32]
         };
@@ -127,7 +127,7 @@ impl CpuKernel for DraftPassPreparation<'_, '_> {
         to.cu_q.row_mut::<i32>(0)[0] = 0;
         for r in 0..pass.rows {
             let row = read.drafts.get(r).copied().unwrap_or_default();
-            let mut laid = (0, 0, -1, 0); // Padding.
+            let mut laid = (0, 0, -1, 0); // Padding row.
             if (pass.pass as i32) < row.drafts {
                 let start = start_of(&row, pass.positions)?;
                 let position = (start + row.len - 1) as usize + pass.pass;
@@ -164,7 +164,7 @@ fn check_states(
     Ok(())
 }
 
-/// Position of a row's first token.
+/// Position of the first token of a row.
 fn start_of(row: &DraftRow, positions: MatRef<'_>) -> Result<i32, DeviceError> {
     Ok(positions.row::<i32>(0)[index("token", row.token, positions.cols())?])
 }
@@ -179,7 +179,7 @@ fn slot(
     Ok(i64::from(block) * block_tokens as i64 + (position % block_tokens) as i64)
 }
 
-/// The state before the first token of a row that begins at `start`.
+/// Hidden state of the token before a row that begins at position `start`.
 fn preceding_state<T: DeviceElement + Default>(
     (row, start): (&DraftRow, i32),
     states: &DraftHiddenStates<'_>,
@@ -237,7 +237,7 @@ fn store_state<T: DeviceElement + Default>(
     Ok(())
 }
 
-/// The first of the largest numbers; 0 of none.
+/// Index of the first of the largest values; 0 for an empty slice.
 fn argmax(logits: &[f32]) -> usize {
     let larger = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
     (0..logits.len()).fold(0, larger)

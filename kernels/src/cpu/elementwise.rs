@@ -1,4 +1,5 @@
-//! `SiluMul`, `TensorAdd`, `LogitSoftcap`, `RowGather`: rows or ranges in parallel, f32 inside, one rounding at the store.
+//! `SiluMul`, `TensorAdd` and `LogitSoftcap`: parallel over rows, computed in f32, rounded once at the store.
+//! `RowGather`: a copy of rows.
 
 use device::{
     DType, DeviceElement, DeviceError, FloatElement, MatMut, MatRef, check_dtype, check_size,
@@ -11,10 +12,10 @@ use super::shared_rows::SharedRows;
 use crate::cpu::CpuBackend;
 use crate::{CpuKernel, LogitSoftcap, RowGather, SiluMul, TensorAdd};
 
-/// Elements below which waking the other threads costs more than they save.
+/// Number of elements below which waking other threads costs more than it saves.
 pub(super) const MIN_ELEMENTS: usize = 16 * 1024;
 
-/// Rows below which a row-wise kernel stays on the caller's thread.
+/// Number of rows below which a row-wise kernel runs on the calling thread.
 pub(super) fn min_rows(cols: usize) -> usize {
     MIN_ELEMENTS.div_ceil(cols.max(1)).max(2)
 }

@@ -1,8 +1,8 @@
 //! Embedding lookup from a plain table or from a packed matrix.
 //!
-//! A row of a packed matrix lies in 4-byte pieces, one per 128-byte line of its panel: a lookup reads
-//! as many lines as the row has pairs. That is some microseconds a token against milliseconds for
-//! its forward pass, and a tied head of 150,000 rows is held once instead of twice.
+//! A row of a packed matrix consists of 4-byte pieces, one per 128-byte line of its panel: a lookup reads as
+//! many lines as the row has pairs. That takes a few microseconds per token, against milliseconds for its
+//! forward pass, and a tied LM head of 150,000 rows is stored once instead of twice.
 
 use device::{DType, DeviceError, FloatElement, MatMut, MatRef, check_dtype, check_size};
 
@@ -78,7 +78,7 @@ struct EmbeddingLookup<'a> {
 }
 
 impl EmbeddingLookup<'_> {
-    /// Row of the table that holds `id`, if it is on this rank.
+    /// Row of the table for `id`, if it is on this rank.
     fn row(&self, id: i32) -> Option<usize> {
         let row = usize::try_from(id).ok()?.checked_sub(self.first)?;
         (row < self.rows).then_some(row)

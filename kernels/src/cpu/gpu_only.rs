@@ -1,4 +1,4 @@
-//! Fused ops that exist on GPUs alone: the crate `ops` launches their parts on CPUs.
+//! Fused ops that exist on GPUs only: on CPUs the crate `ops` launches their unfused ops.
 
 use device::{DType, DeviceError};
 

@@ -1,8 +1,8 @@
-//! `y = x Wᵀ + bias` over packed weights.
+//! `y = x Wᵀ + bias` with packed weights.
 //!
-//! Work is divided by panels of 32 output columns, never along `K`: every output element is one sum in
-//! ascending `k`, computed by one thread. A panel is read from memory once: while it meets the rows,
-//! the next one is fetched into the second-level cache, so that memory and arithmetic overlap.
+//! Work is split by panels of 32 output columns, never along `K`: every output element is one sum in
+//! ascending `k`, computed by one thread. A panel is read from memory once: during its product with the rows
+//! the next panel is prefetched into the L2 cache, so that memory access and arithmetic overlap.
 
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -26,7 +26,7 @@ use crate::{CpuKernel, Linear, PANEL_COLUMNS, PackedMatrix};
 const KERNEL: &str = "linear";
 const _: () = assert!(PANEL_COLUMNS == TILE_COLUMNS);
 
-/// Sums of one tile.
+/// Accumulators of one tile.
 #[repr(align(64))]
 struct OutputTile([[f32; TILE_COLUMNS]; TILE_ROWS]);
 
@@ -41,7 +41,7 @@ impl CpuKernel for Linear<'_> {
             check_dtype(KERNEL, "bias", bias.dtype(), DType::F32)?;
         }
         let bias = bias.map(|b| b.row::<f32>(0));
-        // A router computes in f32 from inputs of 16 bits.
+        // MoE routers compute in f32 from 16-bit inputs.
         if w.dtype() != DType::F32 || !matches!(x.dtype(), DType::BF16 | DType::F16) {
             check_dtype(KERNEL, "input", x.dtype(), w.dtype())?;
         }
@@ -60,20 +60,20 @@ impl CpuKernel for Linear<'_> {
     }
 }
 
-/// Distance of rows, in bytes, at which all rows of a tile fall into one set of the first-level cache
-/// (64 sets of 64 bytes) and evict each other, an eighth of the speed.
+/// Row distance in bytes at which all rows of a tile map to one set of the L1 cache (64 sets of 64 bytes) and
+/// evict each other, which runs at an eighth of the speed.
 const CACHE_ALIAS_BYTES: usize = 4096;
-/// Rows up to which a product waits for memory, not for arithmetic. The hardware follows the one
-/// stream of weights by itself then, and being told costs it 5 % of the bandwidth (Zen 4).
+/// Number of rows up to which the product is memory-bound. The hardware prefetcher follows the single stream
+/// of weights; software prefetches cost 5 % of the bandwidth (Zen 4).
 const MEMORY_BOUND_ROWS: usize = 4;
-/// How far ahead a single tile fetches: panels follow each other in memory. Less does not cover the
-/// latency, more costs bandwidth where memory is the limit.
+/// Prefetch distance of a single tile in bytes: panels are contiguous in memory. A shorter distance does not
+/// cover the latency, a longer one costs bandwidth if the product is memory-bound.
 const PREFETCH_BYTES: usize = 8192;
 
-/// Bytes of a line of cache.
+/// Bytes of a cache line.
 const CACHE_LINE: usize = 64;
 
-/// Memory for at least `bytes`.
+/// Returns a buffer of at least `bytes` bytes.
 fn scratch_buffer<'a>(
     device: &CpuBackend,
     buffer: &'a mut Option<Buffer>,
@@ -86,7 +86,7 @@ fn scratch_buffer<'a>(
 }
 
 impl CpuBackend {
-    /// `x` in f32, rows a line further apart if they would clash in cache.
+    /// Returns `x` in f32; rows are one cache line further apart if they would alias in the cache.
     fn widen_rows<'a, T: FloatElement>(
         &self,
         buffer: &'a mut Option<Buffer>,
@@ -108,7 +108,7 @@ impl CpuBackend {
         Ok(buffer.mat_strided(DType::F32, rows, cols, stride))
     }
 
-    /// `x`, or a copy whose rows lie a line further apart if they would clash in cache.
+    /// Returns `x`, or a copy with rows one cache line further apart if they would alias in the cache.
     fn pad_rows<'a>(
         &self,
         buffer: &'a mut Option<Buffer>,
@@ -157,7 +157,7 @@ impl<T: FloatElement + DeviceElement> LinearCall<'_, T> {
         for p in panels.clone() {
             let panel = self.w.panel(p);
             for tile in 0..tiles {
-                // Rows are spread evenly: 16 are two tiles of 8, not 12 and 4.
+                // Rows are spread evenly: 16 rows are two tiles of 8, not 12 and 4.
                 let (from, to) = (rows * tile / tiles, rows * (tile + 1) / tiles);
                 let operands = TileOperands {
                     a: self.x.row_ptr(from),
@@ -172,16 +172,16 @@ impl<T: FloatElement + DeviceElement> LinearCall<'_, T> {
                     accumulate: false,
                     prefetch: self.prefetch_hint(p, &panels, tile, tiles),
                 };
-                // SAFETY: the panel holds `steps` lines of 32 columns, `x` rows of as many inputs,
-                // `sums` a full tile; the device checked its instruction set.
+                // SAFETY: the panel has `steps` lines of 32 columns, `x` has rows of as many inputs, `sums`
+                // is a full tile; the device checked its instruction set.
                 unsafe { products.run(to - from, &operands) };
                 self.store(&sums, from..to, p);
             }
         }
     }
 
-    /// What a tile fetches while it computes. A single one stays a fixed distance ahead of itself;
-    /// else the first two take half of the next panel each, which has two lines a step.
+    /// Memory that a tile prefetches. A single tile prefetches at a fixed distance; otherwise the first two
+    /// tiles prefetch half of the next panel each, which has two lines per step.
     fn prefetch_hint(
         &self,
         panel: usize,

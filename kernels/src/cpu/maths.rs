@@ -40,9 +40,9 @@ pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
-/// Lanes of running sums and maxima.
+/// Number of SIMD lanes of running sums and maxima.
 const LANES: usize = 16;
-/// Elements mapped at a time: loops over flat blocks vectorise, whatever the element type.
+/// Number of elements mapped at a time: loops over flat blocks vectorise for every element type.
 const BLOCK: usize = 8 * LANES;
 
 /// Sum of `f(x[i])`: 16 running sums by index modulo 16, then a fixed tree.
@@ -65,7 +65,7 @@ pub(super) fn sum_by<T: Copy>(x: &[T], f: impl Fn(T) -> f32) -> f32 {
     fold(lanes, |a, b| a + b)
 }
 
-/// Sum of f32, in the order of [`sum_by`].
+/// Sum of 64 f32, in the order of [`sum_by`].
 #[inline(always)]
 pub(super) fn sum(x: &[f32; 64]) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -73,7 +73,7 @@ pub(super) fn sum(x: &[f32; 64]) -> f32 {
     fold(lanes, |a, b| a + b)
 }
 
-/// Largest of some f32; NaN is passed over.
+/// Largest of 64 f32; NaNs are ignored.
 #[inline(always)]
 pub(super) fn largest(x: &[f32; 64]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -85,7 +85,7 @@ pub(super) fn largest(x: &[f32; 64]) -> f32 {
     fold(lanes, larger)
 }
 
-/// `a` unless `b` is as large or `a` is NaN: one instruction.
+/// `a` if `a > b`, otherwise `b`, also if `a` is NaN: one instruction.
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
@@ -100,7 +100,7 @@ fn add_lanes(lanes: &mut [f32; LANES], x: &[f32]) {
     }
 }
 
-/// Folds halves onto each other: values, not memory, so that they stay in registers.
+/// Folds the lanes by halves, as values and not in memory, so that they stay in registers.
 #[inline(always)]
 fn fold(x: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     let x: [f32; 8] = std::array::from_fn(|i| f(x[i], x[i + 8]));

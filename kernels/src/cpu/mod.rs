@@ -1,7 +1,8 @@
-//! The CPU device: embedded default, and the oracle for every other backend.
+//! The CPU backend: embedded default, and the reference for every other backend.
 //!
-//! Each kernel exists once per instruction set where that pays, else as plain code that the compiler
-//! vectorises; [`CpuIsa`](device::CpuIsa) is chosen when the device is made. Launches run to their end before they return.
+//! Each kernel exists once per instruction set if that is faster, otherwise as plain code that the compiler
+//! vectorises; [`CpuIsa`](device::CpuIsa) is selected when the device is created. Launches are synchronous:
+//! they return after the op has completed.
 
 mod attention;
 mod backend;

@@ -1,4 +1,4 @@
-//! Mixture of experts: the expert MLPs over tokens grouped by expert.
+//! Mixture of experts (MoE): the expert MLPs over tokens grouped by expert.
 
 use std::sync::PoisonError;
 
@@ -43,7 +43,7 @@ impl CpuBackend {
         for t in 0..tokens {
             sums.row_mut::<f32>(t).fill(0.0);
         }
-        // Ascending experts: each token's sum has one order, whatever its neighbours chose.
+        // Ascending experts: the sum of a token has one order, whatever experts other tokens have.
         for (e, group) in grouped.groups.iter().enumerate().filter(|(_, group)| !group.is_empty()) {
             let n = group.len();
             let mut rows = rows.mat_mut(T::DTYPE, n, hidden)?;
@@ -157,12 +157,12 @@ impl RowKernel for AddWeighted<'_> {
     }
 }
 
-/// Memory of `moe_mlp` between its steps, kept from call to call.
+/// Scratch buffers of the expert MLPs, reused by later calls.
 #[derive(Debug, Default)]
 pub(super) struct MoeWorkspace(Vec<Buffer>);
 
 impl MoeWorkspace {
-    /// Buffers of at least these sizes.
+    /// Returns buffers of at least `bytes` bytes each.
     fn of<const N: usize>(
         &mut self,
         alloc: impl Fn(usize) -> Result<Buffer, DeviceError>,

@@ -1,4 +1,4 @@
-//! Mixture of experts over ranks: which tokens each rank gets, and the sum of what comes back.
+//! MoE over EP ranks: the tokens that each rank receives, and the sum of the returned rows.
 
 use device::{DeviceError, FloatElement, MatMut, MatRef};
 

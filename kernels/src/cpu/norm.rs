@@ -1,7 +1,7 @@
-//! `rms_norm` and `add_rms_norm`: rows in parallel.
+//! `rms_norm` and `add_rms_norm`, parallel over rows.
 //!
-//! `y = w · cast(x · rsqrt(mean(x²) + eps))`: the normalised row is rounded to the model type before it
-//! meets the weight, as transformers does for Llama and Qwen; the product is rounded at the store.
+//! `y = w · cast(x · rsqrt(mean(x²) + eps))`: the normalised row is rounded to the model type before the
+//! multiplication by the weight, as in transformers for Llama and Qwen; the product is rounded at the store.
 
 use device::{DeviceError, FloatElement, MatMut, MatRef};
 
@@ -15,7 +15,7 @@ use crate::{AddRmsNorm, CpuKernel, RmsNorm};
 
 const KERNEL: &str = "rms_norm";
 
-/// One row.
+/// RMS norm of one row.
 pub(super) struct RmsNormRow<'a, T> {
     pub(super) y: &'a mut [T],
     pub(super) x: &'a [T],
@@ -85,7 +85,7 @@ impl CpuBackend {
         let (out, residual) = (SharedRows::<T>::new(y), SharedRows::<T>::new(x));
         self.threads().split(rows, 1, min, &|range| {
             for r in range {
-                // SAFETY: each row of both belongs to one thread.
+                // SAFETY: each row of both matrices belongs to one thread.
                 let (y, x) = unsafe { (out.row(r), residual.row(r)) };
                 dispatch(isa, AddRmsNormRow { y, x, delta: delta.row(r), w, eps });
             }

@@ -1,4 +1,4 @@
-//! Packs weights: rows of `W` into panels of 32 columns, on all threads.
+//! Packs weights on all threads: rows of `W` into panels of 32 columns.
 
 use device::{DType, DeviceDriver, DeviceError, FloatElement, bf16, f16};
 
@@ -9,9 +9,10 @@ use crate::{HostMat, PANEL_COLUMNS, PackedMatrix};
 const KERNEL: &str = "pack";
 
 impl CpuBackend {
-    /// As [`KernelBackend::pack`](crate::KernelBackend::pack): panels of 32 outputs.
+    /// Packs as [`KernelBackend::pack`](crate::KernelBackend::pack) into panels of 32 outputs.
     ///
-    /// Errors: columns differ, or memory is short.
+    /// Errors: the numbers of columns differ, the type is unsupported, bf16 has an odd number of columns, or
+    /// allocation fails.
     pub fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<PackedMatrix, DeviceError> {
         let k = parts.first().map_or(0, HostMat::cols);
         if let Some(part) = parts.iter().find(|part| part.cols() != k) {
@@ -43,7 +44,7 @@ impl CpuBackend {
         self.threads().split(panels, 1, 2, &|range| {
             let mut row = vec![0.0; k];
             for p in range {
-                // SAFETY: panel `p` lies in the buffer and only this thread writes it.
+                // SAFETY: panel `p` is inside the buffer and only this thread writes it.
                 let panel = unsafe {
                     std::slice::from_raw_parts_mut(base.get().add(p * panel_len), panel_len)
                 };
@@ -56,7 +57,7 @@ impl CpuBackend {
     }
 }
 
-/// Row `n` of the stacked parts.
+/// Reads row `n` of the stacked parts.
 fn read_stacked(parts: &[HostMat<'_>], mut n: usize, row: &mut [f32]) {
     for part in parts {
         if n < part.rows() {

@@ -1,8 +1,9 @@
-//! Query/key norm, rotary embedding and the store into the KV pool, fused.
+//! Fused QK norm, RoPE and KV write.
 //!
-//! Per token and head: `x · rsqrt(mean(x²) + eps) · w` (if the model has such norms), then the rotation
-//! `(a, b) → (a cos − b sin, b cos + a sin)` of channel `i` with `i + rotary / 2`, in f32; rounded once.
-//! Work is divided by head, so no two threads write one tile of the pool.
+//! Per token and head: `x · rsqrt(mean(x²) + eps) · w` (if the model has these norms), then the rotation
+//! `(a, b) → (a cos − b sin, b cos + a sin)` of channel `i` with `i + rotary / 2`. Arithmetic is f32;
+//! results are rounded to the activation type after the normalisation, the weight and the rotation. Work is
+//! split by head, so no two threads write one tile of the pool.
 
 use device::{Buffer, DType, DeviceError, FloatElement, Fp8E4m3, MatMut, MatRef};
 
@@ -96,8 +97,8 @@ impl CpuKernel for QkNormRopeKvWrite<'_> {
     }
 }
 
-/// Writes one value row into the pair of rows it lies in: bf16 rows alternate element by element, others
-/// follow each other. The other row keeps its elements.
+/// Writes one value row into its pair of rows: bf16 rows alternate element by element, rows of other types
+/// are contiguous. The other row of the pair is not changed.
 struct StoreValue<'a, T> {
     rows: &'a mut [T],
     x: &'a [T],
@@ -153,12 +154,12 @@ impl<T: FloatElement> QkRopeCall<'_, T> {
         if layout.dtype == DType::F8E4M3 {
             return self.store_fp8(tile + layout.key(row, 0), key, self.args.kv_scales[0]);
         }
-        // Channels that lie together: pairs of bf16, others alone.
+        // Number of contiguous channels: 2 for bf16 pairs, otherwise 1.
         let together = if T::DTYPE == DType::BF16 { 2 } else { 1 };
         for (i, part) in key.chunks_exact(together).enumerate() {
             let at = tile + layout.key(row, i * together);
-            // SAFETY: slots and layer were checked, so the tile lies in the pool; this thread alone
-            // writes this head.
+            // SAFETY: slots and layer were checked, so the tile is inside the pool; only this thread writes
+            // this head.
             unsafe {
                 self.pool.get().add(at).copy_from_nonoverlapping(part.as_ptr(), together);
             }
@@ -174,15 +175,17 @@ impl<T: FloatElement> QkRopeCall<'_, T> {
             return self.store_fp8(tile + layout.value(row, 0), x, self.args.kv_scales[1]);
         }
         let (start, dim) = (tile + layout.value(row - row % 2, 0), layout.head_dim);
-        // SAFETY: as for keys; a pair of rows, `2 D` elements, lies in one tile.
+        // SAFETY: slots and layer were checked, and only this thread writes this head; a pair of rows, `2 D`
+        // elements, is in one tile.
         let rows = unsafe { std::slice::from_raw_parts_mut(self.pool.get().add(start), 2 * dim) };
         dispatch(self.isa, StoreValue { rows, x, odd: row % 2 == 1 });
     }
 
-    /// One row of an fp8 tile, divided by `scale`.
+    /// Stores one row of an fp8 tile, divided by `scale`.
     fn store_fp8(&self, start: usize, x: &[T], scale: f32) {
         let factor = 1.0 / scale;
-        // SAFETY: as for keys, elements being bytes; a row lies in one tile.
+        // SAFETY: slots and layer were checked, and only this thread writes this head; elements are bytes,
+        // and a row is in one tile.
         let row = unsafe {
             std::slice::from_raw_parts_mut(self.pool.get().cast::<u8>().add(start), x.len())
         };

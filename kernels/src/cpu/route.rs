@@ -1,4 +1,4 @@
-//! Routing: which experts a token goes to, and with which weight.
+//! MoE routing: selected experts and routing weights of each token.
 
 use device::{DeviceError, MatRef};
 
@@ -9,11 +9,12 @@ use crate::{
     RuleRouting, SoftmaxRouting,
 };
 
-/// Added to the sum that weights are divided by, as transformers `modeling_deepseek_v3.py` does: sigmoids may all be 0.
+/// Added to the sum that divides the weights, as in transformers `modeling_deepseek_v3.py`: all sigmoids may
+/// be 0.
 const MIN_DIVISOR: f32 = 1e-20;
 
 impl RouterRuleArgs<'_> {
-    /// Softmax over all experts, the largest of them.
+    /// Routing rule of softmax over all experts, then top-k.
     pub(super) const fn softmax(scores: &RouterLogits<'_>) -> Self {
         let (score, RouterLogits { normalise, shared, .. }) = (RouterScore::Softmax, *scores);
         Self { score, bias: None, groups: None, normalise, scale: 1.0, shared }
@@ -58,7 +59,7 @@ impl CpuKernel for RuleRouting<'_, '_> {
             for (e, w) in chosen.iter_mut().zip(weight.iter_mut()) {
                 let best = first_largest(&choice);
                 (*e, *w) = (best as i32, scores[best]);
-                choice[best] = f32::NEG_INFINITY; // Taken.
+                choice[best] = f32::NEG_INFINITY; // Exclude it from later choices.
             }
             if rule.normalise {
                 let sum: f32 = weight.iter().sum::<f32>() + MIN_DIVISOR;
@@ -77,7 +78,7 @@ impl CpuKernel for RuleRouting<'_, '_> {
     }
 }
 
-/// Counts the first `k` of each token's experts, i32.
+/// Adds the first `k` experts of each token to the load counts.
 fn add(
     count: &mut ExpertLoadArgs<'_>,
     experts: MatRef<'_>,
@@ -95,7 +96,7 @@ fn add(
     Ok(())
 }
 
-/// Leaves the experts of the best groups.
+/// Masks all experts outside the best groups.
 fn keep_top_groups(choice: &mut [f32], groups: &ExpertGroups) {
     let each = choice.len() / groups.count;
     let score = |group: &[f32]| match groups.score {
@@ -136,7 +137,7 @@ fn sigmoid(scores: &mut [f32], logits: &[f32]) {
     }
 }
 
-/// Index of the largest score, the lowest among equals.
+/// Index of the largest score, the lowest index among equals.
 fn first_largest(scores: &[f32]) -> usize {
     let mut best = 0;
     for (i, score) in scores.iter().enumerate() {

@@ -1,18 +1,19 @@
-//! Plain Rust compiled once per instruction set.
+//! Plain Rust kernels, compiled once per instruction set.
 //!
-//! Element-wise kernels need no intrinsics: the compiler vectorises their loops for whatever the
-//! enclosing function enables. Rust never contracts or reorders f32 arithmetic, so all versions give
-//! the same bits.
+//! Element-wise kernels need no intrinsics: the compiler vectorises their loops for the target features of
+//! the enclosing function. Rust never contracts or reorders f32 arithmetic, so all versions give the same
+//! bits.
 
 use device::{CpuIsa, FloatElement};
 
-/// A loop nest over captured data. `run` must be `#[inline(always)]`, as must all it calls.
+/// A loop nest over captured data. `run` must be `#[inline(always)]`, and so must all functions that it
+/// calls.
 pub(super) trait RowKernel {
-    /// Does the work.
+    /// Runs the loop nest.
     fn run(self);
 }
 
-/// Elements of one type as those of another that holds them exactly.
+/// Converts elements to a type that represents them exactly.
 pub(super) struct WidenRow<'a, T, U> {
     pub(super) to: &'a mut [U],
     pub(super) from: &'a [T],
@@ -27,13 +28,13 @@ impl<T: FloatElement, U: FloatElement> RowKernel for WidenRow<'_, T, U> {
     }
 }
 
-/// Runs the version for `isa`, which the device has checked to be available.
+/// Runs the version of the kernel for `isa`; the device has checked that the processor supports it.
 pub(super) fn dispatch<K: RowKernel>(isa: CpuIsa, kernel: K) {
     match isa {
-        // SAFETY: `CpuBackend::new` refuses an instruction set that the processor lacks.
+        // SAFETY: `CpuBackend::new` rejects an instruction set that the processor lacks.
         #[cfg(target_arch = "x86_64")]
         CpuIsa::Avx512 | CpuIsa::Avx512Bf16 => unsafe { avx512(kernel) },
-        // SAFETY: as above.
+        // SAFETY: `CpuBackend::new` rejects an instruction set that the processor lacks.
         #[cfg(target_arch = "x86_64")]
         CpuIsa::Avx2 => unsafe { avx2(kernel) },
         _ => kernel.run(),

@@ -1,12 +1,12 @@
-//! Choosing a token out of a row of logits `[V]`, in f32.
+//! Sampling of a token from a row of logits `[V]`, in f32.
 //!
-//! Owns the arithmetic only: which rules a request has is decided by the caller. Every function looks
-//! at one row and nothing else, so a row's token depends on neither its neighbours nor the threads.
-//! Only IEEE additions and products are vectorised (never a fused multiply-add), hence every
-//! instruction set yields the same bits; the rare logarithms are taken in f64 and rounded once.
+//! Contains the arithmetic only: the caller determines the sampling rules of a request. Every function reads
+//! a single row, so the token of a row depends on neither the other rows nor the number of threads. Only IEEE
+//! additions and products are vectorised (never a fused multiply-add), hence every instruction set yields the
+//! same bits; the few logarithms are computed in f64 and rounded once.
 //!
-//! Noise: Philox4x32-10 (Salmon et al., 2011), keyed by request and countered by vocabulary id and
-//! position; the token is the argmax of `l + Gumbel noise`, which is a draw from `softmax(l)`.
+//! Noise: Philox4x32-10 (Salmon et al., 2011), keyed by request, with a counter of vocabulary id and
+//! position; the token is the argmax of `l + Gumbel noise`, which is a sample from `softmax(l)`.
 
 mod philox;
 mod row;
@@ -27,14 +27,14 @@ use crate::cpu::sample::rules::{RowSampleResult, SampleRequest, SampledRow, Toke
 use philox::{DRAW_TOKEN, gumbel, philox4x32_10};
 use row::{RowScratch, logprobs, sample_token};
 
-/// A number in `(0, 1)` that decides whether the draft at a position stands, where such noise does: the same for each request,
-/// position and run.
+/// Random number in `(0, 1)` for synthetic acceptance of the draft token at a position; it depends on the key
+/// of the request and on the position only.
 #[must_use]
 pub(super) fn acceptance_noise(key: u64, position: u32) -> f32 {
     philox::unit(philox::word(key, philox::DRAW_ACCEPT, 0, position))
 }
 
-/// Answers row by row, the rows spread over the threads, with memory of its own for each thread.
+/// Samples rows in parallel on the threads of the pool, with scratch memory per thread.
 #[derive(Debug)]
 pub(super) struct CpuSampler {
     scratch: Vec<Mutex<RowScratch>>,
@@ -45,7 +45,7 @@ impl CpuSampler {
         Self { scratch: (0..threads).map(|_| Mutex::default()).collect() }
     }
 
-    /// One answer per row of `logits`, f32 `[n, V]`.
+    /// Samples one token per row of `logits`, f32 `[n, V]`.
     pub(super) fn sample_rows(
         &self,
         threads: &ThreadPool,
@@ -57,7 +57,7 @@ impl CpuSampler {
         self.for_each_row(threads, rows.len(), &answer)
     }
 
-    /// What `work` makes of each of `n` rows.
+    /// Returns the results of `work` for each of `n` rows.
     fn for_each_row<T: Send>(
         &self,
         threads: &ThreadPool,

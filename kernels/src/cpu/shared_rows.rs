@@ -1,14 +1,14 @@
-//! Pointers through which the threads of a region write disjoint parts of one result.
+//! Pointers through which the threads of a parallel region write disjoint parts of one result.
 
 use device::{DeviceElement, MatMut};
 
-/// A pointer that crosses threads. Each use says why its range is disjoint from the others.
+/// A pointer shared by threads. Each use states why its range is disjoint from the others.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SendPtr<T>(pub(super) *mut T);
 
-// SAFETY: only a pointer; dereferencing it is what needs care.
+// SAFETY: a plain pointer; each dereference has its own safety argument.
 unsafe impl<T> Send for SendPtr<T> {}
-// SAFETY: as above.
+// SAFETY: a plain pointer; each dereference has its own safety argument.
 unsafe impl<T> Sync for SendPtr<T> {}
 
 impl<T> SendPtr<T> {
@@ -17,7 +17,7 @@ impl<T> SendPtr<T> {
     }
 }
 
-/// The rows of a matrix, written by several threads.
+/// Rows of a matrix that several threads write.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SharedRows<T> {
     start: SendPtr<T>,
@@ -27,6 +27,8 @@ pub(super) struct SharedRows<T> {
 }
 
 impl<T: DeviceElement> SharedRows<T> {
+    /// Shares the rows of `mat`.
+    ///
     /// # Panics
     /// If `T` is not the element type.
     pub(super) fn new(mat: &mut MatMut<'_>) -> Self {
@@ -38,19 +40,19 @@ impl<T: DeviceElement> SharedRows<T> {
     /// Columns `[from, from + len)` of row `r`.
     ///
     /// # Safety
-    /// The matrix is still mutably borrowed and no other thread uses these elements meanwhile.
+    /// The matrix is still mutably borrowed, and no other thread accesses these elements meanwhile.
     pub(super) unsafe fn part<'a>(&self, r: usize, from: usize, len: usize) -> &'a mut [T] {
         assert!(r < self.height && from + len <= self.cols);
-        // SAFETY: inside the matrix; exclusive by the caller's promise.
+        // SAFETY: inside the matrix; exclusive by the caller's contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.get().add(r * self.stride + from), len) }
     }
 
     /// Row `r`.
     ///
     /// # Safety
-    /// As [`SharedRows::part`].
+    /// See [`SharedRows::part`].
     pub(super) unsafe fn row<'a>(&self, r: usize) -> &'a mut [T] {
-        // SAFETY: passed on.
+        // SAFETY: by the caller's contract.
         unsafe { self.part(r, 0, self.cols) }
     }
 }

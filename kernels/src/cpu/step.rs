@@ -1,4 +1,5 @@
-//! The steps around a forward pass on the CPU: what a stage says becomes arrays, and logits become answers.
+//! CPU kernels before and after a forward pass: prepare the inputs of a step from its stage, and sample
+//! tokens from logits.
 //!
 //! The device twins are `csrc/prepare` and `csrc/sample`.
 
@@ -20,11 +21,11 @@ use crate::step::{
 };
 use crate::{CpuKernel, RowSampling, StepPreparation, VocabParallelSampling};
 
-/// Temperatures below this one mean argmax.
+/// Temperature below which sampling is greedy.
 pub const GREEDY_BELOW: f32 = 1e-5;
-/// Words of a `SequenceSamplingParams` record.
+/// Number of 32-bit words of a `SequenceSamplingParams` record.
 const RULE_WORDS: usize = size_of::<SequenceSamplingParams>() / 4;
-/// Words of an `SampledToken` record.
+/// Number of 32-bit words of a `SampledToken` record.
 const SAMPLE_WORDS: usize = size_of::<SampledToken>() / 4;
 
 impl CpuKernel for VocabParallelSampling<'_, '_, '_, '_> {
@@ -65,7 +66,7 @@ impl CpuKernel for StepPreparation<'_, '_, '_> {
         step.cu_q.row_mut::<i32>(0)[0] = 0;
         let mut end = 0;
         for r in 0..stage.rows {
-            let mut context = 0; // Of padding.
+            let mut context = 0; // Context length of a padding row.
             if let Some(row) = read.rows.get(r) {
                 update_table(row, &read, seats)?;
                 let start = start_of(row, seats);
@@ -93,7 +94,7 @@ impl CpuKernel for StepPreparation<'_, '_, '_> {
     }
 }
 
-/// Asks `find` about the rows of `logits` that a stage has questions about, and enters what it finds.
+/// Samples the logits rows of a stage with `find` and stores the results.
 fn sample_and_store(
     logits: MatRef<'_>,
     (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
@@ -117,14 +118,14 @@ fn sample_and_store(
         if question.token >= 0 && question.known_token < 0 {
             update_latest_token(question, rules[i].position, &mut words, laid, seats);
         }
-        // SAFETY: the record is exactly ANSWER_WORDS words without padding.
+        // SAFETY: the record is exactly SAMPLE_WORDS words without padding.
         let words: [i32; SAMPLE_WORDS] = unsafe { std::mem::transmute(words) };
         answers.sampled.row_mut::<i32>(i).copy_from_slice(&words);
     }
     Ok(())
 }
 
-/// Sets up a seat for its request.
+/// Initialises a sequence slot for its request.
 fn init_sequence(
     init: &StageSequenceInit,
     read: &StageReader<'_>,
@@ -167,7 +168,8 @@ fn update_table(
     Ok(())
 }
 
-/// Position of the first token of a row: the host's, or the seat's, which lies within what the host has covered.
+/// Position of the first token of a row: set by the host, or computed from the latest token of the sequence
+/// slot, with the position set by the host as upper bound.
 fn start_of(row: &StageRow, seats: &SequenceSlotArrays<'_>) -> i32 {
     if row.ids >= 0 {
         return row.start;
@@ -180,7 +182,8 @@ fn latest_token_of(seats: &SequenceSlotArrays<'_>, seat: usize) -> LatestToken {
     LatestToken { token: words[0], position: words[1], draft_accepted: words[2] }
 }
 
-/// Ids, positions and slots: position `p` lies in slot `table[p / bs] · bs + p mod bs`.
+/// Writes token ids, positions and KV slots: position `p` has slot `table[p / bs] · bs + p mod bs` for block
+/// size `bs`.
 fn lay_out(
     (row, start): (&StageRow, i32),
     read: &StageReader<'_>,
@@ -214,14 +217,14 @@ pub(super) fn index(what: &'static str, index: i32, limit: usize) -> Result<usiz
     }
 }
 
-/// The rules of one question, as lists.
+/// Sampling rules of one logits row, as lists.
 struct RowSamplingRules {
     rules: SequenceSamplingParams,
     allowed: Option<Vec<u32>>,
     banned: Vec<u32>,
     bias: Vec<(u32, f32)>,
     seen: Vec<TokenOccurrence>,
-    /// Of the token asked for.
+    /// Sample position.
     position: i32,
 }
 
@@ -241,7 +244,7 @@ impl RowSamplingRules {
             position: 0,
         };
         if question.token < 0 || question.known_token >= 0 {
-            return Ok(new); // Padding, or nothing to choose.
+            return Ok(new); // Padding, or a known token: no rules.
         }
         let seat = index("seat", question.seq_slot, seats.params.rows())?;
         new.rules = sampling_rules(seats, seat);
@@ -297,7 +300,7 @@ impl RowSamplingRules {
     }
 }
 
-/// Whether an edit is for the token behind `history`.
+/// Whether an edit applies to the token after `history`.
 fn applies(edit: &StageEdit, history: &[i32], read: &StageReader<'_>) -> Result<bool, DeviceError> {
     if edit.when_len < 0 {
         return Ok((history.len() as i64) < i64::from(edit.when_at));
@@ -305,7 +308,7 @@ fn applies(edit: &StageEdit, history: &[i32], read: &StageReader<'_>) -> Result<
     Ok(history.ends_with(read.words(edit.when_at, edit.when_len)?))
 }
 
-/// Ids whose bit is set.
+/// Token ids with a set bit.
 fn ids_of(mask: &[i32]) -> Vec<u32> {
     let bits = |(word, bits): (usize, &i32)| {
         let bits = *bits as u32;
@@ -314,7 +317,7 @@ fn ids_of(mask: &[i32]) -> Vec<u32> {
     mask.iter().enumerate().flat_map(bits).collect()
 }
 
-/// The different ids in order of appearance, with their occurrences from `prompt_len` on.
+/// Distinct token ids in order of appearance, with their numbers of occurrences from `prompt_len` on.
 fn count(history: &[i32], prompt_len: usize) -> Vec<TokenOccurrence> {
     let mut seen: Vec<TokenOccurrence> = Vec::new();
     let mut places = HashMap::new();
@@ -328,7 +331,7 @@ fn count(history: &[i32], prompt_len: usize) -> Vec<TokenOccurrence> {
     seen
 }
 
-/// The record of an answer, whose lists are written.
+/// Returns the record of a sampled row and writes its top log-probabilities to `answers`.
 fn write_sample(
     row: usize,
     question: &StageLogitsRow,
@@ -359,8 +362,8 @@ fn write_sample(
     words
 }
 
-/// Judges the draft behind a token that was to be chosen at `position`, and makes the token the seat's newest if all drafts
-/// in front of it stand.
+/// Verifies the draft token at `position`, and stores the sampled token as the latest token of the sequence
+/// slot if all draft tokens before it are accepted.
 fn update_latest_token(
     question: &StageLogitsRow,
     position: i32,
@@ -393,7 +396,7 @@ fn update_latest_token(
     }
     let mut newest = before;
     if counts && (found || question.draft_index == 0) {
-        // An error behind drafts leaves the token in front of it the newest.
+        // After an error at a draft position the latest token stays the token before that position.
         newest = LatestToken {
             token: if found { answer.token } else { 0 },
             position,

@@ -259,9 +259,10 @@ pub struct StageView<'a> {
     /// Number of rows to prepare: those of the stage, or more if a captured graph has a fixed number. Rows
     /// after those of the stage are padding: no token, no key.
     pub rows: usize,
-    /// Number of tokens to prepare, padded likewise. Padding tokens get id 0, position 0 and KV slot −1.
+    /// Number of tokens to prepare: those of the stage, or more for a captured graph. Padding tokens get
+    /// id 0, position 0 and KV slot −1.
     pub tokens: usize,
-    /// Number of logits rows to prepare, padded likewise.
+    /// Number of logits rows to prepare: those of the stage, or more for a captured graph.
     pub logits_rows: usize,
 }
 

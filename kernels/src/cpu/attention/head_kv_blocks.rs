@@ -1,33 +1,33 @@
-//! Keys and values of 16 consecutive positions, as operands of the tile product.
+//! Keys and values of 16 consecutive positions (a group), as operands of the tile product.
 //!
-//! Where 16 divides the block size, such a group lies inside one block and is used in place. Other
-//! block sizes are for tests and odd configurations: the group is copied together first.
-//! Elements are handled as columns of a step: one f32, a pair of bf16, or one f16. Of a pool in fp8 every
-//! group is copied, and dequantised on the way.
+//! If the block size is a multiple of 16, a group is inside one block and is used in place. Other block sizes
+//! are for tests and unusual configurations: the group is copied to contiguous memory first. Elements are
+//! read as columns of a step: one f32, a pair of bf16, or one f16. Groups of an fp8 pool are always copied
+//! and dequantised.
 
 use device::{DType, Fp8E4m3, bf16, f16};
 
 use super::super::matmul_tile::{HALF, column_bytes};
 use crate::KvLayout;
 
-/// The blocks of one row and one KV head.
+/// Block table of one row and one KV head.
 pub(super) struct HeadKvBlocks<'a> {
     pub(super) pool: *const u8,
-    /// As the activations would be stored.
+    /// Layout with the type of the activations.
     pub(super) layout: &'a KvLayout,
-    /// Whether they are stored in fp8.
+    /// Whether the pool stores fp8.
     pub(super) fp8: bool,
     pub(super) table: &'a [i32],
     pub(super) layer: usize,
     pub(super) head: usize,
 }
 
-/// Values of `k` per step: 2 for bf16 pairs.
+/// Number of values of `k` per step: 2 for bf16 pairs.
 pub(super) fn per_step(layout: &KvLayout) -> usize {
     if layout.dtype == DType::BF16 { 2 } else { 1 }
 }
 
-/// Words that suffice for a copy of the keys or values of one group.
+/// Number of words that suffice for a copy of the keys or values of one group.
 pub(super) fn group_words(layout: &KvLayout) -> usize {
     HALF * layout.head_dim
 }
@@ -63,17 +63,17 @@ impl HeadKvBlocks<'_> {
         self.at(self.layout.value_tile(self.layer, block, self.head)).wrapping_add(row)
     }
 
-    /// Bytes between steps of keys: a step is one channel, or a pair.
+    /// Bytes between steps of keys; a step is one channel, or a pair of channels.
     pub(super) fn key_stride(&self) -> usize {
         self.column() * if self.in_place() { self.layout.block_tokens } else { HALF }
     }
 
-    /// Bytes between steps of values: a step is one position, or a pair.
+    /// Bytes between steps of values; a step is one position, or a pair of positions.
     pub(super) fn value_stride(&self) -> usize {
         self.layout.head_dim * self.column()
     }
 
-    /// First step of keys `[position, position + 16)`, of which `count` exist.
+    /// Returns the first step of keys `[position, position + 16)`, of which `count` exist.
     pub(super) fn keys(&self, position: usize, count: usize, copy: &mut [u32]) -> *const u8 {
         if self.in_place() {
             return self.keys_of(position);
@@ -95,7 +95,7 @@ impl HeadKvBlocks<'_> {
         for i in 0..count {
             let from = self.keys_of(position + i);
             for step in 0..steps {
-                // SAFETY: the position has a block in the pool, as `check` saw.
+                // SAFETY: the position has a block in the pool, as `check` verified.
                 let word = unsafe { self.read(from.add(step * stride)) };
                 self.put(copy, step * HALF + i, word);
             }
@@ -103,7 +103,7 @@ impl HeadKvBlocks<'_> {
         copy.as_ptr().cast()
     }
 
-    /// First step of values `[position, position + 16)`, of which `count` exist.
+    /// Returns the first step of values `[position, position + 16)`, of which `count` exist.
     pub(super) fn values(&self, position: usize, count: usize, copy: &mut [u32]) -> *const u8 {
         if self.in_place() {
             return self.values_of(position);
@@ -123,7 +123,8 @@ impl HeadKvBlocks<'_> {
         for step in 0..count.div_ceil(per_step) {
             let from = self.values_of(position + step * per_step);
             for d in 0..dim {
-                // SAFETY: as for keys; blocks hold an even number of positions, so a pair is in one block.
+                // SAFETY: the position has a block in the pool, as `check` verified; blocks have an even
+                // number of positions, so a pair is in one block.
                 let word = unsafe { self.read(from.add(d * self.column())) };
                 self.put(copy, step * dim + d, word);
             }
@@ -131,12 +132,12 @@ impl HeadKvBlocks<'_> {
         copy.as_ptr().cast()
     }
 
-    /// One column of a step.
+    /// Reads one column of a step.
     ///
     /// # Safety
-    /// There is one at `from`.
+    /// `from` points to a readable column.
     unsafe fn read(&self, from: *const u8) -> u32 {
-        // SAFETY: on the caller's promise; columns lie at multiples of their size.
+        // SAFETY: readable by the caller's contract, and aligned: columns are at multiples of their size.
         unsafe {
             match self.column() {
                 2 => u32::from(from.cast::<u16>().read()),
@@ -152,13 +153,13 @@ impl HeadKvBlocks<'_> {
             return;
         }
         assert!(column / 2 < copy.len(), "column {column} of {} words", copy.len());
-        // SAFETY: two columns lie in each word, and this one was found inside.
+        // SAFETY: each word has two columns, and the assertion checked the index.
         unsafe { copy.as_mut_ptr().cast::<u16>().add(column).write(word as u16) };
     }
 
-    /// An fp8 element as f32 or f16, or with the one `next` behind it as a pair of bf16.
+    /// Returns an fp8 element as f32 or f16, or with the element at distance `next` as a pair of bf16.
     fn fp8_word(&self, element: usize, next: usize) -> u32 {
-        // SAFETY: as for keys: the position has a block in the pool, and a pair lies in one block.
+        // SAFETY: the position has a block in the pool, as `check` verified, and a pair is in one block.
         let at = |i: usize| Fp8E4m3::from_bits(unsafe { self.pool.add(i).read() }).to_f32();
         match self.layout.dtype {
             DType::F16 => return u32::from(f16::from_f32(at(element)).to_bits()),

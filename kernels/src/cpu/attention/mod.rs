@@ -1,13 +1,14 @@
-//! Paged attention with online softmax, for rows of any query length.
+//! Paged attention with online softmax (flash attention), for rows of any query length.
 //!
-//! Keys are visited in tiles of 64 positions that begin at multiples of 64, and partial results merge
-//! at those edges only. A query sees keys by its own position; keys behind it get probability zero,
-//! which adds nothing. So a query's result never depends on the chunk it came in or on other rows.
-//! Scores, maxima, sums and outputs are f32; probabilities are rounded to the pool's type before they
-//! meet the values, and their sum is taken after the rounding.
+//! Keys are read in tiles of 64 positions that begin at multiples of 64, and partial results are merged at
+//! tile boundaries only. The causal mask gives keys after the position of a query probability zero, which
+//! adds nothing. So the result of a query never depends on its prefill chunk or on other rows. Scores,
+//! maxima, sums and outputs are f32; probabilities are rounded to the type of the pool before they are
+//! multiplied by the values, and summed after the rounding.
 //!
-//! A tile of work is up to 12 (token, query head) pairs of one KV head, which share every key they
-//! load. Threads take tiles from a counter: longer contexts first, so that they end together.
+//! A query tile has up to 12 (token, query head) pairs of one KV head (GQA), which share every loaded key.
+//! Threads take tiles from an atomic counter: the last rows of a step first, and the last queries of a row,
+//! which have the longest contexts, first, so that all threads finish at about the same time.
 
 mod head_kv_blocks;
 mod query_tile;
@@ -27,15 +28,15 @@ use crate::cpu::CpuBackend;
 use crate::{CpuKernel, KvLayout, PagedAttention, PagedAttentionArgs};
 
 const KERNEL: &str = "paged_attention";
-/// Positions between two merges.
+/// Number of positions per key tile.
 const KEY_TILE: usize = 64;
-/// Multiplications below which waking the other threads costs more than they save.
+/// Number of multiplications below which waking other threads costs more than it saves.
 const MIN_PRODUCTS: usize = 1 << 17;
 
-/// What all tiles of a call share.
+/// Arguments shared by all tiles of a call.
 struct CpuAttentionCall<'a, T> {
     args: &'a PagedAttentionArgs<'a>,
-    /// As the activations would be stored.
+    /// Layout with the type of the activations.
     layout: KvLayout,
     /// Whether keys and values are stored in fp8.
     fp8: bool,
@@ -43,13 +44,13 @@ struct CpuAttentionCall<'a, T> {
     out: SharedRows<T>,
     products: TileKernels,
     isa: device::CpuIsa,
-    /// Query heads that read one KV head.
+    /// Number of query heads per KV head.
     group: usize,
-    /// Tiles of one KV head before each row, and their total.
+    /// Number of tiles of one KV head before each row, then their total.
     tiles_before: Vec<usize>,
 }
 
-// SAFETY: the pool is only read while it is borrowed; `out` is written tile by tile, disjointly.
+// SAFETY: the pool is only read while it is borrowed; tiles write disjoint parts of `out`.
 unsafe impl<T> Sync for CpuAttentionCall<'_, T> {}
 
 impl CpuBackend {
@@ -108,7 +109,7 @@ impl<T> CpuAttentionCall<'_, T> {
         self.tiles_before.last().copied().unwrap_or(0)
     }
 
-    /// Tile `index` of all: heads outermost, so that threads share the keys in cache; the last queries
+    /// Tile `index` of the call: heads outermost, so that threads share the keys in cache; the last queries
     /// of a row first.
     fn tile(&self, index: usize) -> QueryTile {
         let per_head = self.tiles_per_head();

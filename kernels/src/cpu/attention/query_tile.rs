@@ -1,4 +1,4 @@
-//! One tile of queries against all keys they see.
+//! Attention of one query tile over all visible keys.
 
 use device::{DeviceElement, FloatElement};
 
@@ -17,27 +17,27 @@ pub(super) struct QueryTile {
     pub(super) row: usize,
     /// KV head.
     pub(super) head: usize,
-    /// First pair, counted from the row's first token.
+    /// Index of the first pair, counted from the first token of the row.
     pub(super) first: usize,
     pub(super) pairs: usize,
 }
 
-/// Groups of 16 positions in a key tile.
+/// Number of groups of 16 positions in a key tile.
 const GROUPS: usize = KEY_TILE / HALF;
 
-/// Working memory of a thread.
+/// Scratch memory of a thread.
 pub(super) struct TileScratch<T: FloatElement> {
     /// Queries `[12][D]`.
     q: Vec<T::Operand>,
-    /// `[12][64]`.
+    /// Scores `[12][64]`.
     scores: Vec<[f32; KEY_TILE]>,
     probabilities: Vec<[T::Operand; KEY_TILE]>,
     /// Outputs `[12][D]`, rows padded to whole tile columns.
     out: Vec<f32>,
     running: [RunningSoftmax; TILE_ROWS],
-    /// The groups of a key tile, keys or values, copied together.
+    /// Copies of the groups of a key tile, keys or values.
     copies: [Vec<u32>; GROUPS],
-    /// One step of values whose second position does not exist.
+    /// Copy of the last step of values if its second position does not exist.
     last: Vec<u32>,
 }
 
@@ -90,14 +90,14 @@ impl QueryTile {
         self.finish(call, s);
     }
 
-    /// Token of the batch and query head of a pair.
+    /// Token of the step and query head of a pair.
     fn pair<T>(&self, call: &CpuAttentionCall<'_, T>, i: usize) -> (usize, usize) {
         let pair = self.first + i;
         let (from, _) = call.args.rows.tokens(self.row);
         (from + pair / call.group, self.head * call.group + pair % call.group)
     }
 
-    /// Keys at or before the token of a pair.
+    /// Number of keys at or before the token of a pair.
     fn visible<T>(&self, call: &CpuAttentionCall<'_, T>, i: usize) -> usize {
         let (_, to) = call.args.rows.tokens(self.row);
         let (token, _) = self.pair(call, i);
@@ -132,7 +132,7 @@ impl QueryTile {
             let high = if count > HALF {
                 blocks.keys(start + from + HALF, (count - HALF).min(HALF), high_copy)
             } else {
-                low // No such keys: computed again and not looked at.
+                low // No such keys: computed twice and ignored.
             };
             let operands = TileOperands {
                 a: s.q.as_ptr().cast(),
@@ -144,13 +144,13 @@ impl QueryTile {
                 accumulate: false,
                 prefetch: CachePrefetch::Nothing,
             };
-            // SAFETY: a group reaches 16 columns in every step: it lies in one block of the pool, or in
-            // a copy of that size; queries and scores have the rows of a full tile.
+            // SAFETY: a group has 16 columns in every step: it is in one block of the pool, or in a copy of
+            // that size; queries and scores have the rows of a full tile.
             unsafe { call.products.run(self.pairs, &operands) };
         }
     }
 
-    /// Scores to probabilities.
+    /// Converts scores to probabilities.
     fn weigh_values<T: FloatElement>(
         &self,
         call: &CpuAttentionCall<'_, T>,
@@ -188,7 +188,8 @@ impl QueryTile {
         let (segments, count) = value_segments(s, blocks, start, keys);
         let bytes = column_bytes(call.layout.dtype);
         for channel in (0..dim).step_by(TILE_COLUMNS) {
-            // Behind a head of 16, 48, .. channels the half is computed again into the padding.
+            // If the head size is an odd multiple of 16 (16, 48, ..), compute the last half twice; the second
+            // result goes to the padding.
             let high = if channel + HALF < dim { channel + HALF } else { channel };
             let b = segments.map(|(start, steps)| OperandSegment {
                 start: [channel, high].map(|channel| start.wrapping_add(channel * bytes)),
@@ -204,8 +205,8 @@ impl QueryTile {
                 accumulate: true,
                 prefetch: CachePrefetch::Nothing,
             };
-            // SAFETY: every step of a segment holds `dim` columns; probabilities and outputs have the
-            // rows of a full tile.
+            // SAFETY: every step of a segment has `dim` columns; probabilities and outputs have the rows of a
+            // full tile.
             unsafe { call.products.run(self.pairs, &operands) };
         }
     }
@@ -222,10 +223,11 @@ impl QueryTile {
     }
 }
 
-/// Start and steps of the values of a key tile, group by group, and how many there are.
+/// Start and steps of the values of a key tile, group by group, and the number of segments.
 ///
-/// Where the last pair has one position only, its second was never written by this request: whatever
-/// a former owner left there must not meet a zero, for it may be infinite. That step is a copy.
+/// If the last pair has one position only, this request never wrote the second position: values that a
+/// previous request left there may be infinite, so they must not be multiplied by a zero probability. That
+/// step is a copy with zeros.
 fn value_segments<T: FloatElement>(
     s: &mut TileScratch<T>,
     blocks: &HeadKvBlocks<'_>,
@@ -252,7 +254,7 @@ fn value_segments<T: FloatElement>(
     (segments, groups + 1)
 }
 
-/// Mask of the first bf16 of a pair: little endian, as x86 and every other supported target.
+/// Mask of the first bf16 of a pair, in little endian as on all supported targets.
 const fn first_of_pair() -> u32 {
     u32::from_ne_bytes([0xff, 0xff, 0, 0])
 }

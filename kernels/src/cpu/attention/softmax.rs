@@ -1,4 +1,4 @@
-//! Online softmax of one key tile: scores to probabilities, running maximum and sum.
+//! Online softmax of one key tile: scores to probabilities, with running maximum and sum.
 
 use device::{CpuIsa, FloatElement};
 
@@ -6,7 +6,7 @@ use super::super::maths::{exp, largest, sum};
 use super::super::row_kernel::{RowKernel, dispatch};
 use super::KEY_TILE;
 
-/// Running state of one query.
+/// Running softmax state of one query.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RunningSoftmax {
     pub(super) max: f32,
@@ -17,16 +17,16 @@ impl RunningSoftmax {
     pub(super) const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 }
 
-/// One key tile of all queries of a tile of work.
+/// One key tile for all queries of a query tile.
 pub(super) struct KeyTile<'a, T: FloatElement> {
     pub(super) scores: &'a [[f32; KEY_TILE]],
-    /// Probabilities under the new maximum, rounded to `T`; zero for keys the query does not see.
+    /// Probabilities under the new maximum, rounded to `T`; zero for masked keys.
     pub(super) probabilities: &'a mut [[T::Operand; KEY_TILE]],
     pub(super) running: &'a mut [RunningSoftmax],
-    /// Outputs so far, `out_stride` apart, rescaled to the new maximum.
+    /// Unnormalised outputs, `out_stride` elements between rows, rescaled to the new maximum.
     pub(super) out: &'a mut [f32],
     pub(super) out_stride: usize,
-    /// Keys of the tile at or before each query.
+    /// Number of keys of the tile at or before each query.
     pub(super) visible: &'a [usize],
     pub(super) scale: f32,
 }
@@ -65,7 +65,7 @@ impl<T: FloatElement> RowKernel for KeyTile<'_, T> {
     }
 }
 
-/// Runs one key tile on the best code for `isa`.
+/// Computes the softmax of one key tile with the fastest code for `isa`.
 pub(super) fn weigh<T: FloatElement>(isa: CpuIsa, tile: KeyTile<'_, T>) {
     match isa {
         // SAFETY: the device checked its instruction set.

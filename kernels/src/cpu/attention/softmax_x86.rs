@@ -1,7 +1,7 @@
-//! The key-tile softmax in AVX-512 intrinsics: a third of all attention time in plain Rust, whose
-//! reductions the compiler takes apart into scalars.
+//! The softmax of a key tile in AVX-512 intrinsics: in plain Rust it takes a third of all attention
+//! time, because the compiler scalarises its reductions.
 //!
-//! Same steps as `softmax.rs`, with fused multiply-adds and hardware scaling by powers of two.
+//! Algorithm of `softmax.rs`, with fused multiply-adds and hardware scaling by powers of two.
 
 use std::arch::x86_64::{
     __m512, __mmask16, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm256_storeu_si256,
@@ -21,7 +21,7 @@ use super::softmax::{KeyTile, RunningSoftmax};
 const LANES: usize = 16;
 const VECTORS: usize = KEY_TILE / LANES;
 
-/// Runs one key tile of all queries.
+/// Computes the softmax of one key tile for all queries.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn run<T: FloatElement>(tile: KeyTile<'_, T>) {
     let outs = tile.out.chunks_exact_mut(tile.out_stride);
@@ -50,7 +50,7 @@ pub(super) fn run<T: FloatElement>(tile: KeyTile<'_, T>) {
     }
 }
 
-/// Scaled scores, −∞ behind the visible ones.
+/// Scaled scores, −∞ after the visible keys.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn mask(scores: &[f32; KEY_TILE], visible: usize, scale: f32) -> [__m512; VECTORS] {
@@ -58,7 +58,7 @@ fn mask(scores: &[f32; KEY_TILE], visible: usize, scale: f32) -> [__m512; VECTOR
     for (i, masked) in masked.iter_mut().enumerate() {
         let lanes = visible.saturating_sub(i * LANES).min(LANES);
         let seen = ((1u32 << lanes) - 1) as __mmask16;
-        // SAFETY: 16 scores from `16 i` on, below 64.
+        // SAFETY: 16 scores from `16 i` on; `scores` has 64.
         let x = unsafe { _mm512_loadu_ps(scores.as_ptr().add(i * LANES)) };
         *masked = _mm512_mask_mul_ps(*masked, seen, x, _mm512_set1_ps(scale));
     }
@@ -71,7 +71,7 @@ fn mask(scores: &[f32; KEY_TILE], visible: usize, scale: f32) -> [__m512; VECTOR
 fn exp(x: __m512) -> __m512 {
     const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     let c = |x: f32| _mm512_set1_ps(x);
-    // −∞ would give ∞ − ∞ below; e^−110 is 0 in f32. The operand order lets NaN through.
+    // −∞ would give ∞ − ∞ below; e^−110 is 0 in f32. This operand order propagates NaN.
     let x = _mm512_max_ps(c(-110.0), x);
     let n = _mm512_roundscale_ps::<NEAREST>(_mm512_mul_ps(x, c(std::f32::consts::LOG2_E)));
     let r = _mm512_fnmadd_ps(n, c(0.693_359_4), x);
@@ -83,18 +83,19 @@ fn exp(x: __m512) -> __m512 {
     _mm512_scalef_ps(p, n)
 }
 
-/// Stores 16 weights rounded to `T`, as products take them, and returns them as rounded.
+/// Stores 16 weights rounded to `T`, in the operand type of the tile product, and returns the rounded
+/// weights.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl")]
 fn store<T: FloatElement>(to: &mut [T::Operand], weight: __m512) -> __m512 {
     assert_eq!(to.len(), LANES);
     if T::DTYPE == DType::BF16 {
-        // Nearest even. Weights are at most 1, and a NaN that arithmetic makes survives the carry.
+        // Round to nearest even. Weights are at most 1, and NaNs from arithmetic stay NaN after the carry.
         let bits = _mm512_castps_si512(weight);
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
         let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
         let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half));
-        // SAFETY: `to` is 16 elements of two bytes.
+        // SAFETY: `to` has 16 elements of two bytes.
         unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(rounded)) };
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(rounded))
     } else {
@@ -103,7 +104,7 @@ fn store<T: FloatElement>(to: &mut [T::Operand], weight: __m512) -> __m512 {
         } else {
             weight
         };
-        // SAFETY: `to` is 16 elements of four bytes.
+        // SAFETY: `to` has 16 elements of four bytes.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr().cast(), rounded) };
         rounded
     }

@@ -1,15 +1,16 @@
-//! The inner loop of all matrix work: a tile of up to 12 rows by 32 columns.
+//! The inner loop of all matrix products: a tile of up to 12 rows by 32 columns.
 //!
-//! `c[r][j] = Σ_k a[r][k] · b[k][j]`, each sum in ascending `k` in one f32 accumulator, whatever the
-//! number of rows: a row's result does not depend on the rows that share its tile. Linear layers run
-//! it over packed panels, attention over the key and value tiles of the KV pool.
+//! `c[r][j] = Σ_k a[r][k] · b[k][j]`, each sum in ascending `k` in one f32 accumulator, for any number of
+//! rows: the result of a row does not depend on the other rows of its tile. Linear layers run it over packed
+//! panels, attention over the key and value tiles of the KV pool.
 //!
-//! 12 rows of 2 × 16 lanes are 24 accumulators of the 32 registers of AVX-512; two more hold the line
-//! of `b`, and `a` is broadcast from memory.
+//! 12 rows of 2 × 16 lanes are 24 accumulators of the 32 registers of AVX-512; two more registers have the
+//! line of `b`, and `a` is broadcast from memory.
 //!
-//! bf16 takes pairs: a step is two consecutive `k`, `b` holds `[j][k % 2]`. AVX-512-BF16 multiplies and
-//! adds a pair per instruction; the other paths widen to f32 and add the even, then the odd product.
-//! f16 takes one `k` a step as f32 does, and the same sums: `a` is f32 by then, `b` is widened as it is read.
+//! bf16 is processed in pairs: a step is two consecutive `k`, and `b` is `[j][k % 2]`. AVX-512-BF16
+//! multiplies and adds a pair per instruction; the other paths widen to f32 and add the even, then the odd
+//! product. f16 is processed with one `k` per step and the sums of f32: `a` is already f32, `b` is widened
+//! when read.
 
 mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -19,51 +20,51 @@ mod x86;
 
 use device::{CpuIsa, DType};
 
-/// Most rows of a tile.
+/// Maximum number of rows of a tile.
 pub(super) const TILE_ROWS: usize = 12;
-/// Columns of a tile, in two halves that may lie apart.
+/// Number of columns of a tile, in two halves that need not be contiguous.
 pub(super) const TILE_COLUMNS: usize = 32;
-/// Columns of a half.
+/// Number of columns of a half.
 pub(super) const HALF: usize = 16;
 
-/// One tile and where its operands lie.
+/// Operands of one tile.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TileOperands<'a> {
-    /// Row 0 of `a`.
+    /// Address of row 0 of `a`.
     pub(super) a: *const u8,
     /// Bytes between rows of `a`.
     pub(super) a_stride: usize,
-    /// `b` in ascending `k`.
+    /// Segments of `b` in ascending `k`.
     pub(super) b: &'a [OperandSegment],
     /// Bytes between steps of a segment.
     pub(super) b_stride: usize,
-    /// Sums `[rows][32]`.
+    /// Accumulators `[rows][32]`.
     pub(super) c: *mut f32,
     /// Elements between rows of `c`.
     pub(super) c_stride: usize,
-    /// Whether sums go on from what `c` holds.
+    /// Whether sums are added to the contents of `c`.
     pub(super) accumulate: bool,
-    /// What to fetch into the second-level cache meanwhile.
+    /// Memory to prefetch into the L2 cache during the product.
     pub(super) prefetch: CachePrefetch,
 }
 
-/// A part of `b` whose steps lie at equal distances.
+/// Part of `b` with equidistant steps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OperandSegment {
-    /// Columns `[0, 16)` and `[16, 32)` of its first step.
+    /// Addresses of columns `[0, 16)` and `[16, 32)` of the first step.
     pub(super) start: [*const u8; 2],
-    /// Values of `k` (f32, f16) or pairs of them (bf16).
+    /// Number of steps: of single `k` (f32, f16), or of pairs (bf16).
     pub(super) steps: usize,
 }
 
-/// Memory that will be needed soon: fetched line by line, so many lines a step.
+/// Prefetch of memory that is read soon, by number of cache lines per step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CachePrefetch {
-    /// Nothing.
+    /// No prefetch.
     Nothing,
     /// One 64-byte line per step.
     OneLine(*const u8),
-    /// Two lines per step.
+    /// Two 64-byte lines per step.
     TwoLines(*const u8),
 }
 
@@ -83,7 +84,7 @@ pub(super) type TileKernel = unsafe fn(&TileOperands<'_>);
 pub(super) struct TileKernels([TileKernel; TILE_ROWS]);
 
 impl TileKernels {
-    /// Kernels for `b` of `dtype`, f32, bf16 or f16, and `a` of the same type, f32 for f16.
+    /// Tile kernels for `b` of `dtype` (f32, bf16 or f16); `a` has the same type, or f32 for f16.
     pub(super) fn new(isa: CpuIsa, dtype: DType) -> Self {
         Self(match (isa, dtype) {
             #[cfg(target_arch = "x86_64")]
@@ -109,10 +110,10 @@ impl TileKernels {
     /// Computes a tile of `rows` rows.
     ///
     /// # Safety
-    /// All that `operands` names can be read or written to its full extent, `c` by this thread alone,
-    /// and the processor has the instruction set of these kernels.
+    /// The extents of all operands are readable or writable, only this thread writes `c`, and the processor
+    /// supports the instruction set of these kernels.
     pub(super) unsafe fn run(&self, rows: usize, operands: &TileOperands<'_>) {
-        // SAFETY: passed on.
+        // SAFETY: by the caller's contract.
         unsafe { self.0[rows - 1](operands) }
     }
 }

@@ -1,4 +1,4 @@
-//! Tiles in plain Rust: any architecture, and the reference of the vector paths.
+//! Tile kernels in plain Rust: for any architecture, and as the reference for the SIMD paths.
 
 use device::{FloatElement, bf16, f16};
 
@@ -8,10 +8,10 @@ pub(super) const F32_KERNEL: [TileKernel; TILE_ROWS] = by_rows!(f32_step, f32);
 pub(super) const F16_KERNEL: [TileKernel; TILE_ROWS] = by_rows!(f32_step, f16);
 pub(super) const BF16_KERNEL: [TileKernel; TILE_ROWS] = by_rows!(bf16_pairs);
 
-/// `a` of f32, `b` of f32 or f16.
+/// `a` in f32, `b` in f32 or f16.
 unsafe fn f32_step<const M: usize, T: FloatElement>(o: &TileOperands<'_>) {
     for r in 0..M {
-        // SAFETY: the caller vouches for every extent.
+        // SAFETY: the caller guarantees the extents of all operands.
         unsafe {
             let mut sums = begin(o, r);
             let mut a = o.a.add(r * o.a_stride).cast::<f32>();
@@ -33,7 +33,7 @@ unsafe fn f32_step<const M: usize, T: FloatElement>(o: &TileOperands<'_>) {
 /// bf16 operands in pairs, widened.
 unsafe fn bf16_pairs<const M: usize>(o: &TileOperands<'_>) {
     for r in 0..M {
-        // SAFETY: the caller vouches for every extent.
+        // SAFETY: the caller guarantees the extents of all operands.
         unsafe {
             let mut sums = begin(o, r);
             let mut a = o.a.add(r * o.a_stride).cast::<[bf16; 2]>();
@@ -60,7 +60,7 @@ fn steps<'a>(o: &TileOperands<'a>) -> impl Iterator<Item = (&'a OperandSegment, 
 
 unsafe fn begin(o: &TileOperands<'_>, r: usize) -> [f32; TILE_COLUMNS] {
     if o.accumulate {
-        // SAFETY: the caller vouches for `c`.
+        // SAFETY: the caller guarantees the extent of `c`.
         unsafe { *o.c.add(r * o.c_stride).cast() }
     } else {
         [0.0; TILE_COLUMNS]
@@ -68,6 +68,6 @@ unsafe fn begin(o: &TileOperands<'_>, r: usize) -> [f32; TILE_COLUMNS] {
 }
 
 unsafe fn end(o: &TileOperands<'_>, r: usize, sums: &[f32; TILE_COLUMNS]) {
-    // SAFETY: the caller vouches for `c`.
+    // SAFETY: the caller guarantees the extent of `c`.
     unsafe { *o.c.add(r * o.c_stride).cast() = *sums }
 }

@@ -1,6 +1,6 @@
-//! Vectors of f32 lanes, so that one text serves AVX2 and AVX-512.
+//! SIMD vectors of f32 lanes, so that one source serves AVX2 and AVX-512.
 //!
-//! All functions are inlined into kernels that enable the instruction set; none is called elsewhere.
+//! All functions are inlined into kernels that enable the instruction set; no other code calls them.
 
 use std::arch::x86_64::{
     __m256, __m512, _mm_loadu_si128, _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtph_ps,
@@ -10,68 +10,68 @@ use std::arch::x86_64::{
     _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
-/// A vector register of f32.
+/// A SIMD register of f32.
 ///
 /// # Safety
-/// Callers have enabled the instruction set, and pointers reach `LANES` elements.
+/// Callers have enabled the instruction set, and pointers are valid for `LANES` elements.
 pub(super) unsafe trait SimdVector: Copy {
-    /// f32 per register.
+    /// Number of f32 per register.
     const LANES: usize;
-    /// All zero.
+    /// All lanes zero.
     unsafe fn zero() -> Self;
-    /// Consecutive elements.
+    /// Loads consecutive elements.
     unsafe fn load(from: *const f32) -> Self;
-    /// One element in every lane.
+    /// Copies one element to every lane.
     unsafe fn splat(x: f32) -> Self;
     /// `self + x · y`, rounded once.
     unsafe fn mul_add(self, x: Self, y: Self) -> Self;
     /// Stores consecutive elements.
     unsafe fn store(self, to: *mut f32);
-    /// Consecutive f16.
+    /// Loads consecutive f16 as f32.
     unsafe fn load_f16(from: *const u8) -> Self;
-    /// The even and the odd bf16 of `LANES` pairs.
+    /// Loads `LANES` pairs of bf16 as f32: the even elements, and the odd elements.
     unsafe fn load_bf16_pairs(from: *const u8) -> [Self; 2];
 }
 
-/// Upper half of a 32-bit word: the odd bf16 of a pair, as f32.
+/// Mask of the upper half of a 32-bit word: the odd bf16 of a pair, as f32.
 const ODD: i32 = -65536;
 
-// SAFETY: intrinsics of AVX-512 F, on the caller's promise.
+// SAFETY: AVX-512F intrinsics; the caller has enabled the instruction set.
 unsafe impl SimdVector for __m512 {
     const LANES: usize = 16;
     #[inline(always)]
     unsafe fn zero() -> Self {
-        // SAFETY: see the trait.
+        // SAFETY: by the contract of the trait.
         unsafe { _mm512_setzero_ps() }
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: see the trait.
+        // SAFETY: by the contract of the trait.
         unsafe { _mm512_loadu_ps(from) }
     }
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: see the trait.
+        // SAFETY: by the contract of the trait.
         unsafe { _mm512_set1_ps(x) }
     }
     #[inline(always)]
     unsafe fn mul_add(self, x: Self, y: Self) -> Self {
-        // SAFETY: see the trait.
+        // SAFETY: by the contract of the trait.
         unsafe { _mm512_fmadd_ps(x, y, self) }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: see the trait.
+        // SAFETY: by the contract of the trait.
         unsafe { _mm512_storeu_ps(to, self) }
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> Self {
-        // SAFETY: see the trait.
+        // SAFETY: by the contract of the trait.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
     }
     #[inline(always)]
     unsafe fn load_bf16_pairs(from: *const u8) -> [Self; 2] {
-        // SAFETY: see the trait.
+        // SAFETY: by the contract of the trait.
         unsafe {
             let pairs = _mm512_loadu_si512(from.cast());
             let odd = _mm512_and_si512(pairs, _mm512_set1_epi32(ODD));
@@ -80,42 +80,42 @@ unsafe impl SimdVector for __m512 {
     }
 }
 
-// SAFETY: intrinsics of AVX2, FMA and F16C, on the caller's promise.
+// SAFETY: AVX2, FMA and F16C intrinsics; the caller has enabled the instruction sets.
 unsafe impl SimdVector for __m256 {
     const LANES: usize = 8;
     #[inline(always)]
     unsafe fn zero() -> Self {
-        // SAFETY: see the trait.
+        // SAFETY: by the contract of the trait.
         unsafe { _mm256_setzero_ps() }
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: see the trait.
+        // SAFETY: by the contract of the trait.
         unsafe { _mm256_loadu_ps(from) }
     }
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: see the trait.
+        // SAFETY: by the contract of the trait.
         unsafe { _mm256_set1_ps(x) }
     }
     #[inline(always)]
     unsafe fn mul_add(self, x: Self, y: Self) -> Self {
-        // SAFETY: see the trait.
+        // SAFETY: by the contract of the trait.
         unsafe { _mm256_fmadd_ps(x, y, self) }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: see the trait.
+        // SAFETY: by the contract of the trait.
         unsafe { _mm256_storeu_ps(to, self) }
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> Self {
-        // SAFETY: see the trait.
+        // SAFETY: by the contract of the trait.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
     }
     #[inline(always)]
     unsafe fn load_bf16_pairs(from: *const u8) -> [Self; 2] {
-        // SAFETY: see the trait.
+        // SAFETY: by the contract of the trait.
         unsafe {
             let pairs = _mm256_loadu_si256(from.cast());
             let odd = _mm256_and_si256(pairs, _mm256_set1_epi32(ODD));

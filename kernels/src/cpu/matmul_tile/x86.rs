@@ -19,12 +19,12 @@ pub(super) const WIDE_8: [TileKernel; TILE_ROWS] = by_rows!(wide_8);
 pub(super) const F16_8: [TileKernel; TILE_ROWS] = by_rows!(f16_8);
 
 const LINE: usize = 64;
-/// One step of `a`: an f32, or a pair of bf16.
+/// Bytes of one step of `a`: an f32, or a pair of bf16.
 const STEP_BYTES: usize = 4;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn bf16<const M: usize>(o: &TileOperands<'_>) {
-    // SAFETY: the caller vouches for the operands and the instruction set.
+    // SAFETY: the caller guarantees the operands and the instruction set.
     unsafe {
         match o.prefetch {
             CachePrefetch::Nothing => bf16_prefetched::<M, 0>(o, std::ptr::null()),
@@ -34,14 +34,14 @@ unsafe fn bf16<const M: usize>(o: &TileOperands<'_>) {
     }
 }
 
-/// Paired dot products; fetches `LINES` lines of `next` a step.
+/// Tile of paired dot products; prefetches `LINES` cache lines of `next` per step.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn bf16_prefetched<const M: usize, const LINES: usize>(
     o: &TileOperands<'_>,
     next: *const u8,
 ) {
-    // SAFETY: the caller vouches for the operands; a prefetch may point anywhere.
+    // SAFETY: the caller guarantees the operands and the instruction set; a prefetch may use any address.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); 2]; M];
         if o.accumulate {
@@ -78,53 +78,54 @@ unsafe fn bf16_prefetched<const M: usize, const LINES: usize>(
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn as_pairs(x: __m512i) -> __m512bh {
-    // SAFETY: both are 64 plain bytes.
+    // SAFETY: both types are 64 plain bytes.
     unsafe { std::mem::transmute(x) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn f32_16<const M: usize>(o: &TileOperands<'_>) {
-    // SAFETY: passed on; the instruction set is enabled here.
+    // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
     unsafe { tile::<__m512, F32Step, M, 2>(o, 0, 0) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn wide_16<const M: usize>(o: &TileOperands<'_>) {
-    // SAFETY: passed on; the instruction set is enabled here.
+    // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
     unsafe { tile::<__m512, Bf16PairStep, M, 2>(o, 0, 0) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn f16_16<const M: usize>(o: &TileOperands<'_>) {
-    // SAFETY: passed on; the instruction set is enabled here.
+    // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
     unsafe { tile::<__m512, F16Step, M, 2>(o, 0, 0) }
 }
 
 #[target_feature(enable = "avx2,fma")]
 unsafe fn f32_8<const M: usize>(o: &TileOperands<'_>) {
-    // SAFETY: passed on; the instruction set is enabled here.
+    // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
     unsafe { narrow::<F32Step, M>(o) }
 }
 
 #[target_feature(enable = "avx2,fma")]
 unsafe fn wide_8<const M: usize>(o: &TileOperands<'_>) {
-    // SAFETY: passed on; the instruction set is enabled here.
+    // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
     unsafe { narrow::<Bf16PairStep, M>(o) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn f16_8<const M: usize>(o: &TileOperands<'_>) {
-    // SAFETY: passed on; the instruction set is enabled here.
+    // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
     unsafe { narrow::<F16Step, M>(o) }
 }
 
-/// AVX2 has 16 registers: 4 rows of one half (two registers) at a time.
+/// AVX2 has 16 registers: compute 4 rows of one half (two registers) at a time.
 #[inline(always)]
 unsafe fn narrow<S: TileStep, const M: usize>(o: &TileOperands<'_>) {
     for half in 0..2 {
         let mut r = 0;
         while r < M {
-            // SAFETY: rows `[r, r + 4)` or `r` are among the `M` rows; else passed on.
+            // SAFETY: rows `[r, r + 4)`, or row `r`, are among the `M` rows; otherwise by the caller's
+            // contract.
             unsafe {
                 if M - r >= 4 {
                     tile::<__m256, S, 4, 2>(o, r, half * HALF);
@@ -138,11 +139,11 @@ unsafe fn narrow<S: TileStep, const M: usize>(o: &TileOperands<'_>) {
     }
 }
 
-/// How a step reads its operands: one f32, a pair of bf16 widened to two, or an f32 of `a` and an f16 of `b`.
+/// Operand types of a step: one f32, a pair of bf16 widened to two f32, or an f32 of `a` and an f16 of `b`.
 trait TileStep {
-    /// One column of `b`.
+    /// Bytes of one column of `b`.
     const COLUMN_BYTES: usize = 4;
-    /// Multiplications per step.
+    /// Number of multiplications per step.
     const DEPTH: usize;
     unsafe fn a(from: *const u8, step: usize) -> [f32; 2];
     unsafe fn b<V: SimdVector>(from: *const u8) -> [V; 2];
@@ -156,12 +157,12 @@ impl TileStep for F32Step {
     const DEPTH: usize = 1;
     #[inline(always)]
     unsafe fn a(from: *const u8, step: usize) -> [f32; 2] {
-        // SAFETY: the caller vouches for `a`.
+        // SAFETY: the caller guarantees the extent of `a`.
         [unsafe { *from.cast::<f32>().add(step) }, 0.0]
     }
     #[inline(always)]
     unsafe fn b<V: SimdVector>(from: *const u8) -> [V; 2] {
-        // SAFETY: the caller vouches for `b`.
+        // SAFETY: the caller guarantees the extent of `b`.
         unsafe { [V::load(from.cast()), V::zero()] }
     }
 }
@@ -171,12 +172,12 @@ impl TileStep for F16Step {
     const DEPTH: usize = 1;
     #[inline(always)]
     unsafe fn a(from: *const u8, step: usize) -> [f32; 2] {
-        // SAFETY: passed on.
+        // SAFETY: by the caller's contract.
         unsafe { F32Step::a(from, step) }
     }
     #[inline(always)]
     unsafe fn b<V: SimdVector>(from: *const u8) -> [V; 2] {
-        // SAFETY: the caller vouches for `b`.
+        // SAFETY: the caller guarantees the extent of `b`.
         unsafe { [V::load_f16(from), V::zero()] }
     }
 }
@@ -185,25 +186,25 @@ impl TileStep for Bf16PairStep {
     const DEPTH: usize = 2;
     #[inline(always)]
     unsafe fn a(from: *const u8, step: usize) -> [f32; 2] {
-        // SAFETY: the caller vouches for `a`.
+        // SAFETY: the caller guarantees the extent of `a`.
         let pair = unsafe { from.cast::<u32>().add(step).read_unaligned() };
         [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
     }
     #[inline(always)]
     unsafe fn b<V: SimdVector>(from: *const u8) -> [V; 2] {
-        // SAFETY: the caller vouches for `b`.
+        // SAFETY: the caller guarantees the extent of `b`.
         unsafe { V::load_bf16_pairs(from) }
     }
 }
 
-/// Rows `[row, row + M)`, `R` registers of columns from `column` on.
+/// Computes rows `[row, row + M)` in `R` registers of columns from `column` on.
 #[inline(always)]
 unsafe fn tile<V: SimdVector, S: TileStep, const M: usize, const R: usize>(
     o: &TileOperands<'_>,
     row: usize,
     column: usize,
 ) {
-    // SAFETY: the caller vouches for the operands and the instruction set.
+    // SAFETY: the caller guarantees the operands and the instruction set.
     unsafe {
         let mut sums = [[V::zero(); R]; M];
         let place = |i: usize| column + i * V::LANES;
@@ -221,7 +222,8 @@ unsafe fn tile<V: SimdVector, S: TileStep, const M: usize, const R: usize>(
                 segment.start[place(i) / HALF].add(place(i) % HALF * S::COLUMN_BYTES)
             });
             for step in 0..segment.steps {
-                // No closure: compilers that check overflow leave one out of line, and its instructions with it.
+                // No closure: with overflow checks the compiler does not inline it, so its intrinsics are not
+                // inlined either.
                 let mut b = [[V::zero(); 2]; R];
                 for (b, from) in b.iter_mut().zip(&from) {
                     *b = S::b::<V>(from.add(step * o.b_stride));

@@ -1,4 +1,5 @@
-//! Absorbed: queries are taken to the latents, all heads read one row per token, and the mean of latents becomes a value at the end.
+//! Absorbed MLA: W_UK is absorbed into the queries, all heads read one compressed KV row per token, and W_UV
+//! projects the weighted mean of compressed KV to a value at the end.
 
 use device::{DeviceError, FloatElement, MatMut, MatRef};
 
@@ -9,22 +10,22 @@ use super::MlaCall;
 use crate::cpu::CpuBackend;
 use crate::{Linear, PackedGroup};
 
-/// Positions between two merges.
+/// Number of positions per key tile.
 const KEY_TILE: usize = 64;
-/// Running sums of a dot product.
+/// Number of running sums of a dot product.
 const LANES: usize = 16;
 
-/// A token that asks, and what it may see.
+/// A query token and its visible keys.
 #[derive(Clone, Copy)]
 struct QueryToken {
     row: usize,
     token: usize,
-    /// Its own position included.
+    /// Number of visible keys, its own position included.
     context: usize,
 }
 
 impl CpuBackend {
-    /// Outputs of the tokens of `rows`, head by head.
+    /// Computes the outputs of the tokens of `rows`, head by head.
     pub(super) fn attend_mla_absorbed<T: FloatElement>(
         &self,
         o: &mut MatMut<'_>,
@@ -39,7 +40,7 @@ impl CpuBackend {
         }
         let mut own = vec![T::store(0.0); count * call.nope_dim];
         let mut values = vec![T::store(0.0); count * call.value_dim];
-        // Of all heads, so that there is work for all threads: `[N][count][C]`.
+        // Absorbed queries of all heads, so that all threads have work: `[N][count][C]`.
         let mut taken = vec![0f32; call.heads * count * latent];
         for (head, taken) in taken.chunks_exact_mut(count * latent).enumerate() {
             for (own, asker) in own.chunks_exact_mut(call.nope_dim.max(1)).zip(&askers) {
@@ -100,7 +101,7 @@ fn query_tokens(call: &MlaCall<'_, '_>, rows: &[usize]) -> Vec<QueryToken> {
     rows.iter().flat_map(of_row).collect()
 }
 
-/// The mean of the latents that one head of one token sees, weighted by softmax.
+/// Softmax-weighted mean of the compressed KV visible to one head of one token.
 struct AbsorbedAttention<'a, 'b, T> {
     call: &'a MlaCall<'a, 'b>,
     query: &'a QueryToken,
@@ -108,7 +109,7 @@ struct AbsorbedAttention<'a, 'b, T> {
     absorbed_query: &'a [f32],
     /// `[P]`
     rope_query: &'a [T],
-    /// `[C]`, of the running sum.
+    /// Running sum, `[C]`.
     sum: &'a mut [f32],
     /// `[C]`
     out: &'a mut [T],
@@ -154,7 +155,7 @@ impl<T: FloatElement> RowKernel for AbsorbedAttention<'_, '_, T> {
     }
 }
 
-/// `Σ x[i] y(i)`: running sums by index modulo 16, added up in order.
+/// `Σ x[i] y(i)`: running sums by index modulo 16, added in order.
 #[inline(always)]
 fn dot<T: FloatElement>(x: &[T], y: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0f32; LANES];

@@ -1,4 +1,4 @@
-//! What is done before the scores: latents are normed, keys and queries turned, rows stored.
+//! MLA prologue: norms the compressed KV, rotates key and query channels, and writes rows to the KV pool.
 
 use device::{Buffer, DeviceError, FloatElement, MatMut, check_size};
 
@@ -12,7 +12,7 @@ use crate::{CpuKernel, MlaKvLayout, MlaKvWrite, MlaKvWriteArgs};
 
 const KERNEL: &str = "mla_kv_write";
 
-/// Turns channels `2 i` and `2 i + 1` against each other, in place.
+/// Interleaved RoPE: rotates channels `2 i` and `2 i + 1` against each other, in place.
 struct InterleavedRope<'a, T> {
     x: &'a mut [T],
     cos: &'a [f32],
@@ -48,12 +48,13 @@ impl CpuBackend {
                 let position = args.positions.row::<i32>(0)[t] as usize;
                 let (cos, sin) = (args.rope.cos.row(position), args.rope.sin.row(position));
                 for head in 0..args.heads {
-                    // SAFETY: a token's queries belong to one thread.
+                    // SAFETY: each token, with its queries, belongs to one thread.
                     let x = unsafe { out.part(t, (head + 1) * query - rotary, rotary) };
                     dispatch(isa, InterleavedRope { x, cos, sin });
                 }
                 let Ok(slot) = usize::try_from(args.slots.row::<i64>(0)[t]) else { continue };
-                // SAFETY: slots and layer were checked, so the row lies in the pool; tokens have slots of their own.
+                // SAFETY: slots and layer were checked, so the row is inside the pool; tokens have distinct
+                // slots.
                 let row = unsafe {
                     let start = pool.get().add(layout.row(args.layer, slot));
                     std::slice::from_raw_parts_mut(start, layout.width())

@@ -1,9 +1,10 @@
-//! Attention over latent rows, in two forms that are equal in exact arithmetic.
+//! Multi-head latent attention (MLA) in two forms that are equal in exact arithmetic.
 //!
-//! *Expanded*: keys and values of every head are made of the latents, then ordinary attention. *Absorbed*: queries are taken to
-//! the latents instead, `(W q)ᵀ c = qᵀ (Wᵀ c)`, and one value projection follows the mean of latents: less work where a row asks
-//! few questions of many tokens. In f32, the oracle, everything is expanded, so that a row's result does not depend on the chunk
-//! it came in; in bf16 and f16 rows of few tokens are absorbed.
+//! *Non-absorbed*: keys and values of every head are up-projected from the compressed KV, then ordinary
+//! attention. *Absorbed*: queries are multiplied by W_UKᵀ instead, `(W_UKᵀ q)ᵀ c = qᵀ (W_UK c)`, and one W_UV
+//! projection follows the weighted mean of compressed KV: less work for rows with few queries and many keys.
+//! In f32, the reference, every row is non-absorbed, so that its result does not depend on its prefill chunk;
+//! in bf16 and f16 rows of few tokens are absorbed.
 
 mod absorbed_attention;
 mod kv_write;
@@ -16,19 +17,22 @@ use crate::cpu::CpuBackend;
 use crate::{CpuKernel, MlaAttention, MlaAttentionArgs, MlaKvLayout};
 
 const KERNEL: &str = "mla_attention";
-/// Tokens of a row up to which 16-bit queries are taken to the latents. By multiplications alone both forms cost the same at
-/// `C (M + V) / (2 C − M − V)`, 170 tokens in DeepSeek-V3; expanded keys meet the tile product, which is several times faster.
-/// Decodes among them, with as many drafts as a row may have (16): drafts must not change how a token is computed.
+/// Maximum number of tokens of a row for absorbed MLA in 16-bit types. By multiplications alone both forms
+/// cost the same at `C (M + V) / (2 C − M − V)` tokens, 170 in DeepSeek-V3; up-projected keys use the tile
+/// product, which is several times faster. The limit covers decode rows with the maximum number of draft
+/// tokens (16): draft tokens must not change how a token is computed.
 const ABSORBED_MAX_QUERY_LEN: usize = 17;
 
-/// What both forms know of a call.
+/// Arguments of a call, for both forms.
 struct MlaCall<'a, 'b> {
     args: &'a MlaAttentionArgs<'b>,
     layout: &'a MlaKvLayout,
     pool: *const u8,
-    /// Query heads `N`, unturned key channels `M`, value channels `V` of a head.
+    /// Number of query heads, `N`.
     heads: usize,
+    /// `qk_nope_head_dim`, `M`.
     nope_dim: usize,
+    /// `v_head_dim`, `V`.
     value_dim: usize,
 }
 
@@ -36,22 +40,23 @@ struct MlaCall<'a, 'b> {
 unsafe impl Sync for MlaCall<'_, '_> {}
 
 impl MlaCall<'_, '_> {
-    /// Channels of a query.
+    /// Number of channels of a query head.
     fn query(&self) -> usize {
         self.nope_dim + self.layout.rope_dim
     }
 
-    /// Positions that the last token of a row sees.
+    /// Number of positions visible to the last token of a row.
     fn context(&self, row: usize) -> usize {
         self.args.rows.context(row) - self.args.first_position
     }
 
-    /// The row of the `i`th position that is seen: latent, then turned channels.
+    /// Pool row of the `i`th visible position: compressed KV, then rotated key channels.
     fn row<T>(&self, table: &[i32], i: usize) -> &[T] {
         let (tokens, position) = (self.layout.block_tokens, i + self.args.first_position);
         let slot = table[position / tokens] as usize * tokens + position % tokens;
         let start = self.layout.row(self.args.layer, slot);
-        // SAFETY: layer and blocks were checked, so the row lies in the pool; nobody writes it meanwhile.
+        // SAFETY: layer and blocks were checked, so the row is inside the pool; no thread writes the pool
+        // during the call.
         unsafe { std::slice::from_raw_parts(self.pool.cast::<T>().add(start), self.layout.width()) }
     }
 }

@@ -1,5 +1,5 @@
-//! Expanded: keys and values of some heads at a time are made of a row's latents and laid into a pool of their own, which
-//! ordinary attention reads.
+//! Non-absorbed MLA: keys and values of several heads at a time are up-projected from the compressed KV of a
+//! row into a temporary KV pool, which ordinary attention reads.
 
 use std::ops::Range;
 
@@ -12,15 +12,15 @@ use crate::{
     QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin, RowBounds,
 };
 
-/// Bytes of keys and values that are made at a time, at most, unless those of one head are more.
+/// Maximum bytes of keys and values that are up-projected at a time, unless one head exceeds them.
 const EXPANDED_KV_BYTES: usize = 64 << 20;
-/// Positions of a block of the pool they are laid into.
+/// Number of positions per block of the temporary pool.
 const BLOCK_TOKENS: usize = 64;
-/// Channels that ordinary attention takes heads by; zeros fill them up, which change no sum.
+/// Unit of the head size of ordinary attention; heads are padded with zeros, which change no sum.
 const HEAD_UNIT: usize = 16;
 
 impl CpuBackend {
-    /// Output of row `row`, for some heads at a time.
+    /// Computes the output of row `row`, several heads at a time.
     pub(super) fn attend_mla_non_absorbed<T: FloatElement>(
         &self,
         o: &mut MatMut<'_>,
@@ -40,7 +40,7 @@ impl CpuBackend {
         Ok(())
     }
 
-    /// Keys, then values, of `heads` at every position of a row: `[context, 2 heads D]`.
+    /// Up-projects keys, then values, of `heads` at every visible position of a row: `[context, 2 heads D]`.
     fn up_project_kv<T: FloatElement>(
         &self,
         call: &MlaCall<'_, '_>,
@@ -73,7 +73,7 @@ impl CpuBackend {
         Ok(all)
     }
 
-    /// Attention of `heads` over what was made for them.
+    /// Computes attention of `heads` over their up-projected keys and values.
     fn attend_heads<T: FloatElement>(
         &self,
         o: &mut MatMut<'_>,
@@ -161,7 +161,7 @@ impl CpuBackend {
     }
 }
 
-/// The latents of a row in order of position: `[context, C]`.
+/// Gathers the compressed KV of a row in order of position: `[context, C]`.
 fn gather_compressed_kv<T: FloatElement>(call: &MlaCall<'_, '_>, row: usize) -> Vec<T> {
     let (context, table) = (call.context(row), call.args.rows.table(row));
     let latent = |position| &call.row::<T>(table, position)[..call.layout.kv_lora_rank];

@@ -1,24 +1,24 @@
-//! The counter-based generator, and noise made of it.
+//! The counter-based random number generator, and noise derived from it.
 //!
-//! Key: 64 bits of the request, low word first. Counter: (v div 4, draw, position, 0); word `v mod 4`
-//! of the result belongs to vocabulary id `v`. Nothing is stored, so a preempted request meets the
-//! same noise again wherever it resumes.
+//! Key: 64 bits of the request, low word first. Counter: (v div 4, draw, position, 0); word `v mod 4` of the
+//! result belongs to vocabulary id `v`. The generator has no state, so a preempted request gets the same
+//! noise again wherever it resumes.
 
 const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
-/// Counters computed side by side.
+/// Number of counters computed in SIMD lanes.
 pub(super) const LANES: usize = 16;
 
-/// The `draw` word of a counter: plain token choice.
+/// `draw` word of a counter: sampling of a token.
 pub(super) const DRAW_TOKEN: u32 = 0;
-/// Whether a draft is accepted: one word for each position, that of id 0.
+/// `draw` word: acceptance of a draft token, one word per position, that of id 0.
 pub(super) const DRAW_ACCEPT: u32 = 1;
-/// The token that stands in for a rejected draft.
+/// `draw` word: resampling of the token that replaces a rejected draft token.
 pub(super) const DRAW_RESIDUAL: u32 = 2;
 
-/// One block of four random words.
+/// Computes one block of four random words.
 #[must_use]
 #[cfg(test)]
 pub(super) fn philox4x32_10(key: u64, counter: [u32; 4]) -> [u32; 4] {
@@ -27,7 +27,7 @@ pub(super) fn philox4x32_10(key: u64, counter: [u32; 4]) -> [u32; 4] {
     words.map(|[word]| word)
 }
 
-/// Words for ids `[first, first + 64)`: `words[w][c]` belongs to id `first + 4 c + w`.
+/// Computes the words of ids `[first, first + 64)`: `words[w][c]` belongs to id `first + 4 c + w`.
 #[inline(always)]
 pub(super) fn chunk_words(key: u64, first: usize, position: u32) -> [[u32; LANES]; 4] {
     let mut words = [[0; LANES], [DRAW_TOKEN; LANES], [position; LANES], [0; LANES]];
@@ -55,7 +55,7 @@ fn rounds<const N: usize>(key: u64, words: &mut [[u32; N]; 4]) {
     }
 }
 
-/// A number in (0, 1) from one random word.
+/// Number in (0, 1) from one random word.
 #[must_use]
 pub(super) fn unit(word: u32) -> f32 {
     const TOP: f32 = 1.0 - 1.0 / 16_777_216.0;
@@ -69,7 +69,7 @@ pub(super) fn gumbel(word: u32) -> f32 {
     -f64::from(e).ln() as f32
 }
 
-/// The word of one id.
+/// Random word of one id.
 #[must_use]
 pub(super) fn word(key: u64, draw: u32, id: u32, position: u32) -> u32 {
     let mut words = [[id / 4], [draw], [position], [0]];
@@ -77,13 +77,13 @@ pub(super) fn word(key: u64, draw: u32, id: u32, position: u32) -> u32 {
     words[id as usize % 4][0]
 }
 
-/// The noise of one id.
+/// Gumbel noise of one id.
 #[must_use]
 pub(super) fn noise(key: u64, id: u32, position: u32) -> f32 {
     gumbel(word(key, DRAW_TOKEN, id, position))
 }
 
-/// Largest word whose noise may reach `least`; `None` if no word's does.
+/// Upper bound of the words with noise of at least `least`; `None` if no word has such noise.
 ///
 /// `u <= E`, so `gumbel(word) >= least` needs `u <= exp(-least)`; the slack covers all rounding.
 pub(super) fn highest_word(least: f32) -> Option<u32> {

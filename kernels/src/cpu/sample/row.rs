@@ -1,4 +1,4 @@
-//! The rules, applied to one row.
+//! Sampling rules applied to one row.
 
 use std::cmp::Ordering;
 
@@ -7,14 +7,14 @@ use crate::cpu::sample::rules::{DrawParams, LogitEdits, RowLogprobs, SampleError
 use super::philox::{LANES, gumbel, highest_word};
 use super::vector::{self, CHUNK};
 
-/// An id with its logit.
+/// A token id and its logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct RankedToken {
     pub(super) id: u32,
     pub(super) value: f32,
 }
 
-/// The last of the kept ids, in the order of the module.
+/// Last kept id in the order of [`rules`](super::rules).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SamplingCutoff {
     value: f32,
@@ -22,16 +22,16 @@ pub(super) struct SamplingCutoff {
 }
 
 impl SamplingCutoff {
-    /// Everything that is not masked is kept.
+    /// Keeps all ids that are not masked.
     pub(super) const NONE: Self = Self { value: f32::MIN, id: u32::MAX };
 
-    /// Whether an id of this logit is kept.
+    /// Whether an id with this logit is kept.
     pub(super) fn keeps(self, id: u32, value: f32) -> bool {
         value > self.value || (value == self.value && id <= self.id)
     }
 }
 
-/// Memory for one row at a time, reused from row to row.
+/// Scratch memory for one row, reused by later rows.
 #[derive(Debug, Default)]
 pub(crate) struct RowScratch {
     pub(super) maxima: Vec<f32>,
@@ -48,7 +48,7 @@ impl RowScratch {
     }
 }
 
-/// Chooses a token by the rules of one request; the logits stay as they are.
+/// Samples a token by the rules of one request; `raw` is not changed.
 pub(crate) fn sample_token(
     raw: &[f32],
     rules: &SamplingRules<'_>,
@@ -72,7 +72,7 @@ fn sample_among(
     Ok(gumbel_argmax((l, 0), rules, best, edge, &scratch.maxima).id)
 }
 
-/// The likeliest id after the edits; for a draw the edited logits are left in `l`.
+/// Returns the most likely id after the edits; for random sampling the edited logits are left in `l`.
 pub(super) fn greedy_token(
     raw: &[f32],
     rules: &SamplingRules<'_>,
@@ -98,9 +98,9 @@ pub(super) fn greedy_token(
     Ok(best)
 }
 
-/// Writes the edited logits of `raw`, which begins with that of id `first`, to `l`.
+/// Writes the edited logits of `raw` to `l`; `raw[0]` is the logit of id `first`.
 pub(super) fn edit(l: &mut Vec<f32>, raw: &[f32], first: usize, edits: &LogitEdits<'_>) {
-    let place = |id: u32| (id as usize).wrapping_sub(first); // Beyond the row for ids before it.
+    let place = |id: u32| (id as usize).wrapping_sub(first); // Out of range for ids before `first`.
     l.clear();
     if let Some(allowed) = edits.allowed {
         l.resize(raw.len(), f32::NEG_INFINITY);
@@ -134,8 +134,8 @@ fn penalise(x: f32, count: u32, edits: &LogitEdits<'_>) -> f32 {
     if count == 0 { x } else { x - edits.frequency * count as f32 - edits.presence }
 }
 
-/// Scales the logits `l`, of which at least one is finite, and finds the likeliest and the last id that a draw may
-/// take; their maxima are left in `scratch`.
+/// Scales the logits `l`, at least one of which is finite; returns the most likely id and the last id that
+/// sampling keeps. The chunk maxima of the scaled logits are left in `scratch`.
 pub(super) fn apply_filters(
     l: &mut [f32],
     rules: &DrawParams,
@@ -152,10 +152,10 @@ pub(super) fn apply_filters(
     (best, edge)
 }
 
-/// Log-probabilities of one row: of `id`, its place, and the `top` likeliest ids.
+/// Log-probabilities of one row: that of `id` with its rank, and the `top` most likely ids.
 ///
 /// # Panics
-/// If `id` lies outside the row.
+/// If `id` is outside the row.
 pub(crate) fn logprobs(
     raw: &[f32],
     id: u32,
@@ -172,10 +172,10 @@ pub(crate) fn logprobs(
     Ok(RowLogprobs { logprob: raw[id as usize] - sum, rank, top })
 }
 
-/// The `k` likeliest ids in order, or fewer if fewer are unmasked; `scratch` holds the maxima of `l`.
+/// Returns the top `k` ids in order, or fewer if fewer are unmasked; `scratch` has the chunk maxima of `l`.
 ///
-/// The k-th largest chunk maximum bounds the k-th largest logit from below, so a small `k` looks at
-/// few logits.
+/// The k-th largest chunk maximum is a lower bound of the k-th largest logit, so a small `k` reads few
+/// logits.
 pub(super) fn top_k_tokens<'a>(
     l: &[f32],
     k: usize,
@@ -221,7 +221,7 @@ pub(super) fn argmax_of_chunks(l: &[f32], maxima: &[f32]) -> RankedToken {
     RankedToken { id: (at + within) as u32, value }
 }
 
-/// Edge behind top-k, and behind top-p among those.
+/// Cutoff of top-k, then of top-p among the ids that top-k keeps.
 fn top_k_cutoff(
     l: &[f32],
     rules: &DrawParams,
@@ -239,7 +239,8 @@ fn top_k_cutoff(
     SamplingCutoff { value: kept[last].value, id: kept[last].id }
 }
 
-/// Index of the first of `kept` with which the probability reaches `top_p` of all of it; `None` if it does not.
+/// Index of the first of `kept` at which the cumulative probability reaches `top_p` of the total; `None` if
+/// it does not.
 pub(super) fn top_p_index(
     kept: &[RankedToken],
     shift: f32,
@@ -257,8 +258,8 @@ pub(super) fn top_p_index(
     })
 }
 
-/// Edge behind top-p over the whole row: probabilities once, then a search for the band in which the
-/// wanted mass is reached, narrowed until it is worth sorting.
+/// Cutoff of top-p over the whole row: computes probabilities once, then narrows the band of probabilities
+/// that contains the cutoff until sorting it is cheap.
 fn top_p_cutoff(
     l: &[f32],
     top_p: f32,
@@ -271,7 +272,8 @@ fn top_p_cutoff(
     masses.resize(l.len(), 0.0);
     let total = vector::weigh(l, best.value, floor.value, masses);
     let wanted = total * f64::from(top_p);
-    // Masses in [low, high) hold the edge; `above` is the mass from `high` on. Bits order like values.
+    // The cutoff is among the masses in [low, high); `above` is the mass from `high` on. f32 bits order like
+    // values.
     let (mut low, mut high) = (1_u32, f32::INFINITY.to_bits());
     let (mut above, mut fewer, mut more) = (0.0, 0, l.len());
     while more - fewer > WORTH_SORTING && high - low > 4 {
@@ -299,11 +301,11 @@ fn top_p_cutoff(
     SamplingCutoff { value: ranked[at].value, id: ranked[at].id }
 }
 
-/// Argmax of `l + noise` over the ids up to `edge`, lowest id on ties, and that sum. `l` begins with id `first`, a
-/// multiple of [`CHUNK`]; the ids of `best`, `edge` and the winner are places in it.
+/// Argmax of `l + noise` over the ids up to `edge`, lowest id on ties, with the value of that sum. `l` begins
+/// with id `first`, a multiple of [`CHUNK`]; the ids of `best`, `edge` and the result are indices into `l`.
 ///
-/// Exact, but most ids cost only an integer comparison: `gumbel` falls with the word, so within a
-/// chunk only words up to the one that would lift the chunk's largest logit over the best so far count.
+/// Exact, but most ids cost only an integer comparison: `gumbel` decreases with the word, so only words up to
+/// the one that would raise the largest logit of a chunk above the best sum so far can win.
 pub(super) fn gumbel_argmax(
     (l, first): (&[f32], usize),
     rules: &DrawParams,
@@ -313,7 +315,7 @@ pub(super) fn gumbel_argmax(
 ) -> RankedToken {
     let mut words = [[0; LANES]; 4];
     let mut winner = RankedToken { id: best.id, value: f32::NEG_INFINITY };
-    let start = best.id as usize / CHUNK; // The likeliest id sets a high mark early.
+    let start = best.id as usize / CHUNK; // The most likely id gives a high bound early.
     for c in std::iter::once(start).chain((0..maxima.len()).filter(|&c| c != start)) {
         if maxima[c] < edge.value {
             continue;

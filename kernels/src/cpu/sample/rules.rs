@@ -1,33 +1,34 @@
-//! What a device is asked about rows of logits: the rules of a token's choice, and the answers.
+//! Sampling requests for logits rows: rules, and results.
 //!
-//! Order everywhere: larger logit first, lower id first among equals. So all of min-p, top-k and
-//! top-p cut the vocabulary at one place, and argmax, ranks and cuts agree with each other.
+//! Order of ids everywhere: larger logit first, lower id first among equals. So min-p, top-k and top-p all
+//! cut the vocabulary at one place in that order, and argmax, ranks and cutoffs are consistent.
 
-/// An id that occurred in the prompt or the output.
+/// A token id that occurs in the prompt or the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TokenOccurrence {
-    /// The id.
+    /// Token id.
     pub(crate) id: u32,
-    /// Occurrences in the output; 0 = only in the prompt.
+    /// Number of occurrences in the output; 0 = prompt only.
     pub(crate) count: u32,
 }
 
-/// Changes of single logits before the draw, in the order of the fields. Ids beyond the row have no logit and are passed over.
+/// Edits of single logits before sampling, applied in the order of the fields. Ids outside the row are
+/// ignored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LogitEdits<'a> {
-    /// If present, every other id is masked.
+    /// If present, all other ids are masked.
     pub(crate) allowed: Option<&'a [u32]>,
     /// Masked ids.
     pub(crate) banned: &'a [u32],
-    /// Added to single logits.
+    /// Values added to single logits.
     pub(crate) bias: &'a [(u32, f32)],
-    /// What the penalties count.
+    /// Occurrences of token ids that the penalties read.
     pub(crate) seen: &'a [TokenOccurrence],
-    /// Divides positive and multiplies negative logits of seen ids; 1 = off.
+    /// Repetition penalty: divides positive and multiplies negative logits of seen ids; 1 = off.
     pub(crate) repetition: f32,
-    /// Subtracted per occurrence in the output.
+    /// Frequency penalty, subtracted per occurrence in the output.
     pub(crate) frequency: f32,
-    /// Subtracted once for an occurrence in the output.
+    /// Presence penalty, subtracted once if the id occurs in the output.
     pub(crate) presence: f32,
 }
 
@@ -46,32 +47,33 @@ impl Default for LogitEdits<'_> {
 }
 
 impl LogitEdits<'_> {
-    /// Whether a logit may change at all.
+    /// Whether any logit may change.
     pub(crate) fn change_anything(&self) -> bool {
         self.allowed.is_some()
             || !(self.banned.is_empty() && self.bias.is_empty() && self.seen.is_empty())
     }
 }
 
-/// How a token is drawn from the edited logits: temperature, min-p, top-k, top-p, then the draw.
+/// Parameters of random sampling from the edited logits, applied in this order: temperature, min-p, top-k,
+/// top-p, then Gumbel noise.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct DrawParams {
-    /// Softmax temperature, at least `1e-5`.
+    /// Softmax temperature; at least `1e-5`.
     pub(crate) temperature: f32,
-    /// Least probability, relative to the likeliest id; 0 = off.
+    /// Min-p: minimum probability relative to the most likely id; 0 = off.
     pub(crate) min_p: f32,
-    /// Ids kept; 0 = all.
+    /// Top-k: number of ids kept; 0 = off.
     pub(crate) top_k: usize,
-    /// Probability kept; 1 = all.
+    /// Top-p: cumulative probability kept; 1 = off.
     pub(crate) top_p: f32,
-    /// Key of the request's noise.
+    /// Philox key of the request.
     pub(crate) key: u64,
-    /// Index of the token produced.
+    /// Sample position.
     pub(crate) position: u32,
 }
 
 impl DrawParams {
-    /// The least logit that min-p keeps beside one of `best`.
+    /// Smallest logit that min-p keeps if the largest logit is `best`.
     pub(crate) fn min_p_floor(&self, best: f32) -> f32 {
         match self.min_p {
             min_p if min_p > 0.0 => f32::MIN.max(best + min_p.min(1.0).ln()),
@@ -79,38 +81,38 @@ impl DrawParams {
         }
     }
 
-    /// How many ids top-k keeps of `vocab`, if not all.
+    /// Number of ids of `vocab` that top-k keeps; `None` = all.
     pub(crate) fn top_k_of(&self, vocab: usize) -> Option<usize> {
         (self.top_k > 0 && self.top_k < vocab).then_some(self.top_k)
     }
 
-    /// Whether min-p or top-p may leave ids out.
+    /// Whether min-p or top-p may remove ids.
     pub(crate) fn filters(&self) -> bool {
         self.min_p > 0.0 || self.top_p < 1.0
     }
 }
 
-/// Everything about the choice of one row's token.
+/// Sampling rules of one row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SamplingRules<'a> {
-    /// Changes before the draw.
+    /// Logit edits before sampling.
     pub(crate) edits: LogitEdits<'a>,
-    /// The draw; `None` takes the likeliest id.
+    /// Parameters of random sampling; `None` = greedy.
     pub(crate) draw: Option<DrawParams>,
 }
 
 /// Log-probabilities under the raw logits.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RowLogprobs {
-    /// Of the id asked for.
+    /// Log-probability of the token.
     pub(crate) logprob: f32,
-    /// Its place among all ids, from 1.
+    /// Rank of the token among all ids, from 1.
     pub(crate) rank: u32,
-    /// The likeliest ids in order.
+    /// Top ids in order, with their log-probabilities.
     pub(crate) top: Vec<(u32, f32)>,
 }
 
-/// Why a row yields no token.
+/// Reason why a row yields no token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SampleError {
     /// A logit is NaN or infinite.
@@ -119,32 +121,33 @@ pub(crate) enum SampleError {
     AllMasked,
 }
 
-/// What is asked about one row of logits.
+/// Sampling request for one row of logits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SampleRequest<'a> {
-    /// Which token it is about.
+    /// Token to sample, or to score.
     pub(crate) pick: TokenChoice<'a>,
-    /// Log-probabilities to report beside the token's own; `None` = none at all.
+    /// Number of top log-probabilities to report in addition to that of the token; `None` = no
+    /// log-probabilities.
     pub(crate) logprobs: Option<usize>,
 }
 
-/// The token of a row.
+/// Token of a row: to be sampled, or known.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum TokenChoice<'a> {
-    /// To be chosen.
+    /// Sample a token.
     Sample(SamplingRules<'a>),
-    /// Known: only its log-probability is wanted.
+    /// Known token: only its log-probability is requested.
     Known(u32),
 }
 
-/// The answer about one row.
+/// Result of one row.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SampledRow {
-    /// The token.
+    /// Sampled or known token.
     pub(crate) token: u32,
-    /// If asked for.
+    /// Log-probabilities, if requested.
     pub(crate) logprobs: Option<RowLogprobs>,
 }
 
-/// One answer per row: a strange row fails alone.
+/// Result of one row: an error affects its row only.
 pub(crate) type RowSampleResult = Result<SampledRow, SampleError>;

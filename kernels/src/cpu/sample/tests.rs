@@ -1,4 +1,5 @@
-//! Every rule against a naive reference that sorts, in f64; and the draw against the distribution.
+//! Tests every sampling rule against a naive f64 reference that sorts, and random sampling against the
+//! distribution.
 
 use super::*;
 use crate::cpu::sample::rules::{
@@ -6,7 +7,7 @@ use crate::cpu::sample::rules::{
 };
 use proptest::prelude::*;
 
-/// A row of `v` logits with the spread of a real one, different for each `seed`.
+/// A row of `v` logits with a realistic spread, different for each `seed`.
 pub(super) fn row(v: usize, seed: u64) -> Vec<f32> {
     let word = |i: usize| philox4x32_10(seed, [i as u32, 7, 7, 7]);
     let unit = |w: u32| (w >> 8) as f32 / 16_777_216.0;
@@ -30,7 +31,7 @@ fn drawn(l: &[f32], draw: DrawParams) -> u32 {
     sample_one(l, &SamplingRules { edits: LogitEdits::default(), draw: Some(draw) }).unwrap()
 }
 
-/// Ids that survive the cuts, by sorting.
+/// Ids that the filters keep, by sorting.
 pub(super) fn kept(l: &[f32], d: &DrawParams) -> Vec<u32> {
     let scaled: Vec<f32> = l.iter().map(|x| x * d.temperature.recip()).collect();
     let mut ids: Vec<u32> = (0..l.len() as u32).filter(|&i| l[i as usize] > f32::MIN).collect();
@@ -55,7 +56,7 @@ pub(super) fn kept(l: &[f32], d: &DrawParams) -> Vec<u32> {
     ids
 }
 
-/// The draw by the book: noise for every kept id, then the argmax.
+/// Reference sampling: noise for every kept id, then the argmax.
 fn naive_draw(l: &[f32], d: &DrawParams) -> u32 {
     let value = |id: u32| {
         let words = philox4x32_10(d.key, [id / 4, DRAW_TOKEN, d.position, 0]);
@@ -162,7 +163,7 @@ fn frequencies_follow_the_softmax() {
                 (f64::from(n) - expected).powi(2) / expected
             })
             .sum();
-        // 99 degrees of freedom: mean 99, standard deviation 14; the draw is fixed by its key.
+        // 99 degrees of freedom: mean 99, standard deviation 14; the samples are fixed by the key.
         assert!(chi2 < 155.0, "temperature {temperature}: chi2 {chi2}");
     }
 }
@@ -237,7 +238,7 @@ proptest! {
             l = l.iter().map(|x| x.round() + 0.0).collect(); // many ties, no -0
         }
         let d = DrawParams { temperature, min_p, top_k, top_p, ..plain(seed, v as u32) };
-        // Rounding may move an id across an edge in either implementation: such cases prove nothing.
+        // Rounding may move an id across a cutoff in either implementation: skip such cases.
         let nudge = |f: f32| {
             let cut = |p: f32| if p == 0.0 || p >= 1.0 { p } else { p * f };
             kept(&l, &DrawParams { min_p: cut(min_p), top_p: cut(top_p), ..d })

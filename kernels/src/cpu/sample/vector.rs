@@ -1,21 +1,21 @@
-//! The passes over a whole row, compiled once per instruction set from one text.
+//! Passes over a whole row, compiled once per instruction set from one source.
 
 use super::philox::{LANES, chunk_words};
 
-/// Ids judged together: sixteen Philox counters of four words.
+/// Ids per chunk: 16 Philox counters of 4 words each.
 pub(super) const CHUNK: usize = 64;
 
-/// Values added in f32, sixteen by sixteen, before their sum joins an f64 one.
+/// Number of values summed in 16 f32 lanes before the partial sum is added to an f64 sum.
 const SUMMED: usize = 256;
 
-/// What lies on the likely side of a cut.
+/// Sum and number of the masses at or above a cut.
 #[derive(Clone, Copy, Default)]
 pub(super) struct CutMass {
     pub(super) mass: f64,
     pub(super) count: usize,
 }
 
-/// Compiles `body` for AVX-512, AVX2 and the baseline, and picks at run time.
+/// Compiles `body` for AVX-512, AVX2 and the baseline, and selects one at run time.
 macro_rules! per_isa {
     ($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty $body:block) => {
         $(#[$doc])*
@@ -33,11 +33,11 @@ macro_rules! per_isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
                 {
-                    // SAFETY: the processor has the features.
+                    // SAFETY: the processor supports the features.
                     return unsafe { avx512($($arg),*) };
                 }
                 if is_x86_feature_detected!("avx2") {
-                    // SAFETY: the processor has the feature.
+                    // SAFETY: the processor supports the feature.
                     return unsafe { avx2($($arg),*) };
                 }
             }
@@ -47,7 +47,7 @@ macro_rules! per_isa {
 }
 
 per_isa! {
-    /// Largest value of each chunk into `maxima`; `false` if a value is NaN or infinite.
+    /// Writes the largest value of each chunk to `maxima`; returns `false` if a value is NaN or infinite.
     fn maxima(l: &[f32], maxima: &mut [f32]) -> bool {
         let (chunks, tail) = l.as_chunks::<CHUNK>();
         let mut strange = 0;
@@ -66,7 +66,7 @@ per_isa! {
 }
 
 per_isa! {
-    /// `l *= factor`, and the largest value of each chunk.
+    /// `l *= factor`; writes the largest value of each chunk to `maxima`.
     fn scale(l: &mut [f32], factor: f32, maxima: &mut [f32]) -> () {
         let (chunks, tail) = l.as_chunks_mut::<CHUNK>();
         for (chunk, max) in chunks.iter_mut().zip(maxima.iter_mut()) {
@@ -94,7 +94,8 @@ per_isa! {
 }
 
 per_isa! {
-    /// Probabilities relative to a logit of `best`, 0 below `floor`; returns their sum.
+    /// Writes probabilities relative to logit `best` to `masses`, 0 for logits below `floor`; returns their
+    /// sum.
     fn weigh(l: &[f32], best: f32, floor: f32, masses: &mut [f32]) -> f64 {
         let mut total = 0.0;
         for (part, masses) in l.chunks(SUMMED).zip(masses.chunks_mut(SUMMED)) {
@@ -108,7 +109,7 @@ per_isa! {
 }
 
 per_isa! {
-    /// Sum and number of the masses that reach each cut.
+    /// Returns sum and number of the masses at or above each cut.
     fn mass_above(masses: &[f32], cuts: [f32; 3]) -> [CutMass; 3] {
         let mut sides = [CutMass::default(); 3];
         for part in masses.chunks(SUMMED) {
@@ -122,12 +123,12 @@ per_isa! {
 }
 
 per_isa! {
-    /// Values larger than `x`, and equal ones in front of place `at`.
+    /// Counts the values larger than `x`, and the values equal to `x` before index `at`.
     fn count_before(l: &[f32], x: f32, at: usize) -> usize {
         let count = |part: &[f32], tie: bool| -> usize {
             let mut n = 0;
             for block in part.chunks(4096) {
-                // 32-bit counts keep the lanes as narrow as the values.
+                // 32-bit counts keep SIMD lanes as wide as the values.
                 n += block.iter().map(|&y| u32::from(y > x || (tie && y == x))).sum::<u32>() as usize;
             }
             n
@@ -137,7 +138,7 @@ per_isa! {
 }
 
 per_isa! {
-    /// Random words of ids `[first, first + 64)`; whether any is at most `limit`.
+    /// Writes the random words of ids `[first, first + 64)`; returns whether any of them is at most `limit`.
     fn words_up_to(key: u64, first: usize, position: u32, limit: u32, words: &mut [[u32; LANES]; 4]) -> bool {
         *words = chunk_words(key, first, position);
         let mut any = 0;

@@ -1,18 +1,20 @@
-//! Verifying drafts: which of the tokens guessed for a row stand, and what follows them.
+//! Verification of draft tokens: which draft tokens of a row are accepted, and the token after them.
 //!
-//! The tokens that come out are distributed as those of a run without drafts, whatever was guessed. Position by
-//! position, `p` being what the request's rules make of the logits there, the drafts before it taken as said:
+//! The output distribution equals that of decoding without drafts, whatever the draft tokens are. For each
+//! position, `p` is the distribution that the sampling rules of the request give, with the draft tokens
+//! before the position as context:
 //!
-//! - A draft that nothing but what is known decides (the likeliest id, a repetition of the prompt): a token is drawn from
-//!   `p` with the noise of the position, as without drafts. The draft stands if it is that token; if not, that
-//!   token does. So a request says the same with drafts and without, id by id.
-//! - A draft drawn from `q` stands with probability `min(1, p / q)`; if it does not, a token is drawn from
-//!   `max(p − q, 0)`, normalised (Leviathan et al., Fast Inference from Transformers via Speculative Decoding, 2023;
-//!   Chen et al., Accelerating Large Language Model Decoding with Speculative Sampling, 2023). That one differs from the
-//!   draft, since what is left of a rejected id is 0.
+//! - Deterministic draft token (greedy, or copied from the prompt): a token is sampled from `p` with the
+//!   noise of the position, as without drafts. The draft token is accepted if it equals that token; otherwise
+//!   that token replaces it. So the output of a request is identical with and without drafts, id by id.
+//! - Draft token sampled from `q`: accepted with probability `min(1, p / q)` (rejection sampling); if it is
+//!   rejected, a token is sampled from `max(p − q, 0)`, normalised (Leviathan et al., Fast Inference from
+//!   Transformers via Speculative Decoding, 2023; Chen et al., Accelerating Large Language Model Decoding
+//!   with Speculative Sampling, 2023). That token differs from the draft token, since the residual of a
+//!   rejected id is 0.
 //!
-//! Behind the last draft the token is drawn from `p` as ever. All noise is that of the position, so neither how many
-//! drafts there were nor how many of them stood earlier decides anything.
+//! The token after the last draft token is sampled from `p`. All noise depends on the position, so neither
+//! the number of draft tokens nor earlier acceptances change a result.
 
 use std::cmp::Ordering;
 
@@ -26,19 +28,21 @@ use super::row::{
 use super::rules::{DrawParams, SampleError, SamplingRules};
 use super::vector;
 
-/// A guess at a token.
+/// A draft token.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DraftToken<'a> {
-    /// The guess.
+    /// Token id.
     pub(crate) id: u32,
-    /// The probabilities it was drawn from, one for each id; `None` = it was not drawn.
+    /// Proposal distribution `q` that the draft token was sampled from, one probability per id; `None` =
+    /// deterministic draft token.
     pub(crate) proposal: Option<&'a [f32]>,
 }
 
-/// The tokens of a row: drafts that stand, then one more. `logits` f32 `[k + 1, V]` are those behind the last known
-/// token and behind each of the `k` drafts, `rules` those of the positions, which count the drafts before them.
+/// Returns the tokens of a row: the accepted draft tokens, then one more token. `logits` f32 `[k + 1, V]` are
+/// those after the last known token and after each of the `k` draft tokens; `rules` are those of the sample
+/// positions, with the draft tokens before each position as context.
 ///
-/// Errors: of the first position that yields no token, if all drafts before it stand.
+/// Errors: that of the first position without a token, if all draft tokens before it are accepted.
 pub(crate) fn verify_rows(
     logits: MatRef<'_>,
     rules: &[SamplingRules<'_>],
@@ -48,7 +52,7 @@ pub(crate) fn verify_rows(
     verify_by(logits, rules, drafts, residual, scratch)
 }
 
-/// What is left of an id's probability `p` where drafts are drawn from `q`.
+/// Unnormalised residual `p − q` of an id for a draft token sampled from `q`.
 fn residual(p: &[f32], q: &[f32], id: usize) -> f32 {
     p[id] - q[id]
 }
@@ -81,7 +85,8 @@ fn verify_by(
     Ok(tokens)
 }
 
-/// The draft `id`, drawn from `q`, or the token that stands in for it. `l` holds the edited logits.
+/// Returns the draft token `id`, sampled from `q`, if it is accepted; otherwise the resampled token. `l` has
+/// the edited logits.
 fn accept_or_resample(
     l: &mut [f32],
     draw: &DrawParams,
@@ -107,12 +112,12 @@ fn accept_or_resample(
             }
         }
     }
-    // Nothing is left where p and q are the same but for rounding.
+    // The residual is empty if `p` equals `q` up to rounding.
     let token = instead.unwrap_or_else(|| gumbel_argmax((l, 0), draw, best, edge, &scratch.maxima));
     token.id
 }
 
-/// What a draw from the scaled logits `l` makes of each id.
+/// Writes the sampling probability of each id under the scaled logits `l` to `p`.
 fn probabilities(l: &[f32], best: RankedToken, edge: SamplingCutoff, p: &mut Vec<f32>) {
     let mass = |(id, &x): (u32, &f32)| {
         if edge.keeps(id, x) { vector::exp(x - best.value) } else { 0.0 }

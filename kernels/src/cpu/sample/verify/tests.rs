@@ -1,21 +1,21 @@
-//! Runs with drafts against the distribution that a run without them has, written out in f64.
+//! Decoding with draft tokens against the exact distribution of decoding without them, computed in f64.
 
 use super::super::tests::{kept, plain, row};
 use super::*;
 use crate::cpu::sample::rules::{LogitEdits, TokenOccurrence};
 
-/// Ids of the language.
+/// Vocabulary size.
 const V: usize = 6;
-/// Tokens of a run.
+/// Number of tokens per run.
 const LENGTH: usize = 3;
-/// Runs that are counted.
+/// Number of counted runs.
 const RUNS: u64 = 120_000;
-/// What a run begins behind.
+/// First token of the context of a run.
 const FIRST: u32 = 2;
-/// The `draw` word of drafts.
+/// `draw` word of draft tokens.
 const DRAW_DRAFT: u32 = 3;
 
-/// How a request's tokens are chosen.
+/// Sampling rules of a request.
 #[derive(Debug, Clone, Copy)]
 struct SamplingStyle {
     draw: DrawParams,
@@ -32,7 +32,7 @@ impl SamplingStyle {
         Self { draw, banned: &[], bias: &[], repetition: 1.0, frequency: 0.0, presence: 0.0 }
     }
 
-    /// Everything that may change a logit or leave an id out.
+    /// All rules that may change a logit or remove an id.
     fn strict() -> Self {
         let draw =
             DrawParams { temperature: 1.3, min_p: 0.02, top_k: 4, top_p: 0.95, ..plain(0, 0) };
@@ -56,7 +56,7 @@ impl SamplingStyle {
         SamplingRules { edits, draw }
     }
 
-    /// Probabilities of the next token by the book.
+    /// Exact probabilities of the next token.
     fn exact(&self, said: &[u32]) -> Vec<f64> {
         let mut l = target(said[said.len() - 1]);
         for &id in self.banned {
@@ -78,12 +78,12 @@ impl SamplingStyle {
     }
 }
 
-/// Logits behind an id.
+/// Target logits after an id.
 fn target(last: u32) -> Vec<f32> {
     row(V, 40 + u64::from(last)).iter().map(|x| 0.6 * x).collect()
 }
 
-/// What a drafter takes for the probabilities behind an id: not far from them, and not near.
+/// Proposal probabilities after an id: similar to the target distribution, but not equal.
 fn proposed(last: u32) -> Vec<f32> {
     let noise = row(V, 90 + u64::from(last));
     let l: Vec<f32> = target(last).iter().zip(noise).map(|(x, n)| 0.7 * x + 0.35 * n).collect();
@@ -91,25 +91,25 @@ fn proposed(last: u32) -> Vec<f32> {
     l.iter().map(|x| x.exp() / total).collect()
 }
 
-/// How drafts are made.
+/// Proposer of draft tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum TestProposer {
-    /// The likeliest id by its own reckoning.
+    /// Most likely id of the proposal distribution.
     Greedy,
-    /// Drawn.
+    /// Sampled from the proposal distribution.
     Drawn,
-    /// Drawn, and what is left of an id is reckoned with the probability of its neighbour.
+    /// Sampled, with a wrong residual that subtracts the proposal probability of the neighbouring id.
     OffByOne,
 }
 
-/// What became of the drafts of many runs.
+/// Numbers of proposed and accepted draft tokens over many runs.
 #[derive(Debug, Default)]
 struct DraftCounts {
     drafted: u32,
     accepted: u32,
 }
 
-/// A draft behind `said`, and the probabilities that the drafter reckons with.
+/// Returns a draft token after `said`, and the proposal distribution.
 fn draft(said: &[u32], key: u64, drafter: TestProposer) -> (u32, Vec<f32>) {
     let q = proposed(said[said.len() - 1]);
     let position = said.len() as u32;
@@ -121,7 +121,7 @@ fn draft(said: &[u32], key: u64, drafter: TestProposer) -> (u32, Vec<f32>) {
     (best.unwrap(), q)
 }
 
-/// One row: the tokens behind `said`, of which `k` are drafted.
+/// One decoding step: returns the tokens after `said`, with `k` draft tokens.
 fn step(
     style: &SamplingStyle,
     key: u64,
@@ -154,7 +154,7 @@ fn step(
     found.unwrap()
 }
 
-/// One run: its first tokens behind the given one.
+/// One run: returns its first tokens after the given token.
 fn run(
     style: &SamplingStyle,
     key: u64,
@@ -172,7 +172,7 @@ fn run(
     said[1..=LENGTH].to_vec()
 }
 
-/// How often each output came of many runs, and the share of drafts that stood.
+/// Number of occurrences of each output over many runs, and the acceptance rate of draft tokens.
 fn outputs(style: &SamplingStyle, k: usize, drafter: TestProposer) -> (Vec<u32>, f64) {
     let (mut counts, mut count) = (vec![0; V.pow(LENGTH as u32)], DraftCounts::default());
     for key in 0..RUNS {
@@ -182,7 +182,7 @@ fn outputs(style: &SamplingStyle, k: usize, drafter: TestProposer) -> (Vec<u32>,
     (counts, f64::from(count.accepted) / f64::from(count.drafted.max(1)))
 }
 
-/// How often each output is to be expected.
+/// Expected number of occurrences of each output.
 fn expected(style: &SamplingStyle) -> Vec<f64> {
     let mut p = vec![(vec![FIRST], 1.0)];
     for _ in 0..LENGTH {
@@ -196,7 +196,8 @@ fn expected(style: &SamplingStyle) -> Vec<f64> {
     p.into_iter().map(|(_, p)| p * RUNS as f64).collect()
 }
 
-/// By how many standard deviations the χ² statistic lies over its mean. Rare outputs count together.
+/// Number of standard deviations by which the χ² statistic exceeds its mean. Rare outputs are counted
+/// together.
 fn excess(counts: &[u32], expected: &[f64]) -> f64 {
     let (mut chi2, mut cells, mut rare) = (0.0, 0, (0.0, 0.0));
     for (&n, &expected) in counts.iter().zip(expected) {
@@ -217,7 +218,8 @@ fn excess(counts: &[u32], expected: &[f64]) -> f64 {
     (chi2 - freedom) / (2.0 * freedom).sqrt()
 }
 
-/// Standard deviations that a right sampler does not reach; keys are fixed, so this is no matter of luck.
+/// Number of standard deviations that a correct sampler does not reach; keys are fixed, so the test is
+/// deterministic.
 const MOST: f64 = 4.0;
 
 #[test]

@@ -1,30 +1,33 @@
-//! How much a rank says about a row. The rules of the row decide it, so that all ranks agree unasked.
+//! Layout of the words that a rank sends for a row. It depends on the sampling rules of the row and on sizes
+//! that are equal on all ranks, so all ranks use one layout without negotiation.
 
 use crate::VocabShard;
 use crate::cpu::sample::rules::{SampleRequest, TokenChoice};
 
-/// Ids that a rank names where nobody knows beforehand how many a rule keeps: 1 KiB.
+/// Number of candidates per rank if the number of ids that a filter keeps is unknown in advance: 1 KiB.
 const CANDIDATES: usize = 128;
-/// Of a small part at most one id in so many.
+/// Minimum number of shard columns per candidate, for small shards.
 const IDS_PER_CANDIDATE: usize = 8;
 
-/// What a rank says about a row.
+/// Layout of the words that a rank sends for a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CandidateLayout {
-    /// Ids that it names.
+    /// Number of candidates.
     pub(super) candidates: usize,
-    /// Whether they are the likeliest ones in order, for a rule that cuts; otherwise it is the one that wins on this rank.
+    /// Whether the candidates are the top ids of the shard in order, for a filter; otherwise the one
+    /// candidate is the argmax of the shard.
     pub(super) ordered: bool,
-    /// Whether it tells the mass of all its ids.
+    /// Whether the probability mass of the shard is sent.
     pub(super) mass: bool,
-    /// Whether it tells the raw logits of the ids that it names.
+    /// Whether the raw logits of the candidates are sent.
     pub(super) raw: bool,
-    /// Likeliest ids under the raw logits; `None` = no log-probabilities.
+    /// Number of top ids under the raw logits; `None` = no log-probabilities.
     pub(super) top: Option<usize>,
 }
 
 impl CandidateLayout {
-    /// `None` = as much as the logits themselves: then they are what a rank brings.
+    /// Layout for a row; `None` if it has at least as many words as the shard has logits: the row is then
+    /// gathered whole.
     pub(super) fn of(row: &SampleRequest<'_>, part: &VocabShard) -> Option<Self> {
         let top = row.logprobs.map(|top| top.min(part.cols));
         let plain = Self { candidates: 1, ordered: false, mass: false, raw: top.is_some(), top };
@@ -44,13 +47,13 @@ impl CandidateLayout {
         (shape.words() < part.cols).then_some(shape)
     }
 
-    /// Words of four bytes.
+    /// Number of 32-bit words.
     pub(super) fn words(&self) -> usize {
         let report = self.top.map_or(0, |top| 3 + 2 * top);
         1 + self.candidates * self.candidate_words() + 2 * usize::from(self.mass) + report
     }
 
-    /// Words of a candidate.
+    /// Number of 32-bit words per candidate.
     pub(super) fn candidate_words(&self) -> usize {
         2 + usize::from(self.raw)
     }

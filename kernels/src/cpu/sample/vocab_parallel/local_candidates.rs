@@ -1,4 +1,4 @@
-//! What a rank finds in its part of a row.
+//! Selects the candidates of a rank from its vocabulary shard.
 
 use super::candidate_layout::CandidateLayout;
 use super::rank_candidates::{RankCandidates, ShardLogprobs, TokenCandidate};
@@ -8,7 +8,7 @@ use crate::cpu::sample::row::{
 use crate::cpu::sample::rules::{DrawParams, SampleRequest, SamplingRules, TokenChoice};
 use crate::cpu::sample::vector;
 
-/// Looks at the raw logits of a part that begins with id `first`.
+/// Selects candidates from the raw logits of a shard that begins with id `first`.
 pub(super) fn local_candidates(
     raw: &[f32],
     first: usize,
@@ -40,11 +40,11 @@ fn known(raw: &[f32], first: usize, id: u32) -> RankCandidates {
         Some(&value) => {
             RankCandidates::single(TokenCandidate { at: RankedToken { id, value }, raw: value })
         }
-        None => RankCandidates::default(), // Another rank's.
+        None => RankCandidates::default(), // In the shard of another rank.
     }
 }
 
-/// `scratch` holds the maxima of `raw`.
+/// Computes the report on the raw logits; `scratch` has the chunk maxima of `raw`.
 fn report(raw: &[f32], first: usize, top: usize, scratch: &mut RowScratch) -> ShardLogprobs {
     let max = argmax_of_chunks(raw, &scratch.maxima).value;
     let sum = vector::exp_sum(raw, max);
@@ -56,7 +56,7 @@ fn report(raw: &[f32], first: usize, top: usize, scratch: &mut RowScratch) -> Sh
     }
 }
 
-/// `scratch` holds the maxima of `raw`.
+/// Selects the candidates for sampling; `scratch` has the chunk maxima of `raw`.
 fn choice_candidates(
     (raw, first): (&[f32], usize),
     rules: &SamplingRules<'_>,
@@ -96,7 +96,7 @@ fn choice_candidates(
     top_candidates(l, best, draw, shape, scratch, candidate)
 }
 
-/// The first of the part, in order, as far as min-p may keep them; `scratch` holds the maxima of `l`.
+/// Returns the top ids of the shard, in order, that min-p may keep; `scratch` has the chunk maxima of `l`.
 fn top_candidates(
     l: &[f32],
     best: RankedToken,

@@ -1,4 +1,4 @@
-//! What all ranks together know about a row.
+//! Merges the candidates of all ranks for a row.
 
 use super::rank_candidates::{RankCandidates, TokenCandidate};
 use crate::cpu::sample::philox::noise;
@@ -8,20 +8,20 @@ use crate::cpu::sample::rules::{
 };
 use std::cmp::Ordering;
 
-/// The token of a row.
+/// Merged token of a row.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct MergedToken {
     pub(super) token: u32,
-    /// Its raw logit.
+    /// Raw logit of the token.
     pub(super) raw: f32,
-    /// `ln Σ exp l` over the raw logits, and the likeliest ids in order, if asked for.
+    /// `ln Σ exp l` over the raw logits, and the top ids in order, if requested.
     pub(super) report: Option<(f32, Vec<RankedToken>)>,
 }
 
-/// `None` = it depends on ids that no rank has named.
+/// Merges the candidates of a row. `None` = the result depends on ids that are no candidates.
 ///
 /// # Panics
-/// If a known id lies outside the vocabulary.
+/// If a known id is outside the vocabulary.
 pub(super) fn merge(
     row: &SampleRequest<'_>,
     vocab: usize,
@@ -48,7 +48,7 @@ fn is_masked(best: &TokenCandidate) -> bool {
     best.at.value == f32::NEG_INFINITY
 }
 
-/// The candidate that wins.
+/// Returns the winning candidate.
 fn choose(
     rules: &SamplingRules<'_>,
     vocab: usize,
@@ -56,7 +56,7 @@ fn choose(
     named: &[TokenCandidate],
 ) -> Option<TokenCandidate> {
     let cut = rules.draw.as_ref().filter(|draw| draw.top_k_of(vocab).is_some() || draw.filters());
-    let Some(draw) = cut else { return Some(named[0]) }; // Noise is in the values of the candidates.
+    let Some(draw) = cut else { return Some(named[0]) }; // The values of the candidates include the noise.
     let places: Vec<RankedToken> = named.iter().map(|candidate| candidate.at).collect();
     let kept = &named[..kept_count(draw, vocab, ranks, &places)?];
     let noisy = |c: &TokenCandidate| {
@@ -66,7 +66,7 @@ fn choose(
     kept.iter().min_by(|a, b| order(&noisy(a), &noisy(b))).copied()
 }
 
-/// How many of `named`, in order, the cuts keep.
+/// Number of candidates in `named`, in order, that the filters keep.
 fn kept_count(
     draw: &DrawParams,
     vocab: usize,
@@ -84,13 +84,13 @@ fn kept_count(
         return Some(all.map_or(most, |last| last + 1));
     }
     let certain = decided_count(ranks, named);
-    // Ids that nobody named come behind the certain ones.
+    // Ids that are no candidates come after the decided ones.
     let complete = above < certain || !ranks.iter().any(|rank| rank.more);
     if draw.top_p >= 1.0 {
         return complete.then_some(above);
     }
     let total = match complete {
-        true => None, // That of the candidates.
+        true => None, // The candidates have the whole mass.
         false if draw.min_p > 0.0 => return None,
         false => Some(mass(ranks, best)),
     };
@@ -99,7 +99,7 @@ fn kept_count(
     last.map(|last| last + 1).or(complete.then_some(above))
 }
 
-/// How many of the named ids have no unnamed one before them.
+/// Number of leading candidates, in order, that no other id can precede.
 fn decided_count(ranks: &[RankCandidates], named: &[RankedToken]) -> usize {
     let last = |rank: &RankCandidates| rank.candidates.last().map(|last| last.at);
     let ends = ranks.iter().filter(|rank| rank.more).filter_map(last);

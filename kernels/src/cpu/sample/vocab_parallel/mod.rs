@@ -1,12 +1,15 @@
-//! Rows of which every rank has a part: the answers of one that has them whole, for a few words of each rank.
+//! Vocab-parallel sampling: every rank has the logits of a vocabulary shard. The tokens are those sampled
+//! from whole rows, for an exchange of a few words per rank.
 //!
-//! In one round every rank tells what the rules need ([`shape`]): an id with its value where that decides (the likeliest one;
-//! with noise, the noisiest one), its likeliest ids where a rule cuts, and the mass that they are part of. What a cut keeps
-//! can lie beyond what was named, in flat rows under top-p or min-p: such rows, and those about which more would have to be
-//! told than they have logits, are brought whole. A last round counts the ids before a token whose place is asked for.
+//! In one all-gather every rank sends what the sampling rules need ([`CandidateLayout`]): token ids with
+//! their values if these decide (the most likely id; with noise, the id with the largest noisy logit), its
+//! top ids if a filter cuts the vocabulary, and the probability mass of its shard. In flat rows top-p or
+//! min-p can keep ids that are not among these candidates: such rows, and rows with more words to exchange
+//! than logits, are gathered whole. A last all-gather counts the ids before a token if its rank among all ids
+//! is requested.
 //!
-//! All ranks compute the same of the same words in the order of ranks, so they agree to the bit. With one that has whole
-//! rows they agree in ids; sums are added in another order.
+//! All ranks compute from the same words in the order of ranks, so they agree to the bit. Token ids equal
+//! those sampled from whole rows; sums of log-probabilities differ in the order of summation.
 
 mod candidate_layout;
 mod local_candidates;
@@ -26,7 +29,7 @@ use super::rules::{
 use super::{CpuSampler, vector};
 use crate::{GatherFn, VocabShard};
 
-/// The rows of a call, as this rank has them.
+/// Logits rows of a call, sharded by vocabulary.
 struct ShardedRows<'a> {
     sampler: &'a CpuSampler,
     threads: &'a ThreadPool,
@@ -36,11 +39,11 @@ struct ShardedRows<'a> {
     requests: &'a [SampleRequest<'a>],
 }
 
-/// What is known of a row; `None` = nothing, it must be brought whole.
+/// Merged result of a row; `None` = undecided, the row must be gathered whole.
 type MergeOutcome = Option<Result<MergedToken, SampleError>>;
 
 impl CpuSampler {
-    /// One answer per row of `logits`, f32 `[n, part.cols]`; the same on all ranks.
+    /// Samples one token per row of `logits`, f32 `[n, part.cols]`; the result is equal on all ranks.
     pub(crate) fn sample_vocab_parallel(
         &self,
         threads: &ThreadPool,
@@ -65,7 +68,7 @@ impl CpuSampler {
     }
 }
 
-/// Whether ids before the token must be counted: there are none before the likeliest one.
+/// Whether the ids before the token must be counted for its rank: the most likely id has none before it.
 fn counts(row: &SampleRequest<'_>) -> bool {
     let likeliest = match &row.pick {
         TokenChoice::Known(_) => false,
@@ -88,7 +91,7 @@ impl ShardedRows<'_> {
         &self.logits.row::<f32>(r)[..self.vocab_shard.ids]
     }
 
-    /// The first round: what the rules need.
+    /// First all-gather: candidates of all ranks, merged.
     fn outcomes(&self, gather: &mut GatherFn<'_>) -> Result<Vec<MergeOutcome>, DeviceError> {
         let shapes: Vec<Option<CandidateLayout>> =
             self.requests.iter().map(|row| CandidateLayout::of(row, self.vocab_shard)).collect();
@@ -120,7 +123,7 @@ impl ShardedRows<'_> {
         Ok(self.requests.iter().zip(&shapes).map(outcome).collect())
     }
 
-    /// Rows that words did not decide: each rank gets them whole and answers them.
+    /// Gathers undecided rows whole and samples them on each rank.
     fn sample_full_rows(
         &self,
         outcomes: &[MergeOutcome],
@@ -141,7 +144,7 @@ impl ShardedRows<'_> {
         Ok(self.sampler.sample_rows(self.threads, logits, &asked))
     }
 
-    /// The last round: places, from 1, of the tokens that have been found where they are asked for.
+    /// Last all-gather: ranks among all ids, from 1, of the sampled tokens for which they are requested.
     fn token_ranks(
         &self,
         outcomes: &[MergeOutcome],
@@ -163,7 +166,7 @@ impl ShardedRows<'_> {
         Ok((0..own.len()).map(place).collect())
     }
 
-    /// The words of all ranks, one rank behind the other.
+    /// Gathers the words of all ranks, concatenated in the order of ranks.
     fn exchange(&self, own: &[u32], gather: &mut GatherFn<'_>) -> Result<Vec<u32>, DeviceError> {
         if own.is_empty() {
             return Ok(Vec::new());

@@ -1,44 +1,45 @@
-//! What a rank says about a row of which it has a part, and how that is written.
+//! The candidates of a rank for a row, and their encoding.
 //!
-//! Marks, the candidates, the mass of the part, and the report on its raw logits, as [`CandidateLayout`] says.
+//! A word of flags, the candidates, the mass of the shard, and the report on its raw logits, as
+//! [`CandidateLayout`] defines.
 
 use super::candidate_layout::CandidateLayout;
 use crate::cpu::sample::row::RankedToken;
 
-/// An id, what it is chosen by, and its raw logit.
+/// A token id with the value that it is ranked by, and its raw logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct TokenCandidate {
     pub(super) at: RankedToken,
     pub(super) raw: f32,
 }
 
-/// What a rank says about a row.
+/// Candidates of a rank for a row.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct RankCandidates {
-    /// A logit is NaN or infinite.
+    /// Whether a logit is NaN or infinite.
     pub(super) non_finite: bool,
-    /// There are ids behind the last candidate that min-p may keep.
+    /// Whether min-p may keep ids after the last candidate.
     pub(super) more: bool,
-    /// In order.
+    /// Candidates in order.
     pub(super) candidates: Vec<TokenCandidate>,
-    /// `Σ exp(value − that of the first candidate)` over the part.
+    /// `Σ exp(value − value of the first candidate)` over the shard.
     pub(super) mass: f64,
     pub(super) report: ShardLogprobs,
 }
 
-/// The raw logits of a part.
+/// Raw logits of a shard, for log-probabilities.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ShardLogprobs {
-    /// The largest.
+    /// Largest logit.
     pub(super) max: f32,
     /// `Σ exp(l − max)`
     pub(super) sum: f64,
-    /// The likeliest ids in order.
+    /// Top ids in order.
     pub(super) top: Vec<RankedToken>,
 }
 
 impl Default for ShardLogprobs {
-    /// Of a part without ids.
+    /// Report of an empty shard.
     fn default() -> Self {
         Self { max: f32::NEG_INFINITY, sum: 0.0, top: Vec::new() }
     }
@@ -46,16 +47,16 @@ impl Default for ShardLogprobs {
 
 const NON_FINITE: u32 = 1;
 const MORE: u32 = 2;
-/// Stands for the id of a place that is not taken.
+/// Id of an empty candidate entry.
 const NO_ID: u32 = u32::MAX;
 
 impl RankCandidates {
-    /// One candidate and nothing else.
+    /// Makes a result with one candidate.
     pub(super) fn single(candidate: TokenCandidate) -> Self {
         Self { candidates: vec![candidate], ..Self::default() }
     }
 
-    /// In words, as many as `shape` has.
+    /// Encodes the candidates in the words of `shape`.
     pub(super) fn words(&self, shape: &CandidateLayout) -> Vec<u32> {
         let mark = |on: bool, mark: u32| if on { mark } else { 0 };
         let mut words = vec![mark(self.non_finite, NON_FINITE) | mark(self.more, MORE)];
@@ -76,7 +77,7 @@ impl RankCandidates {
         words
     }
 
-    /// Out of such words.
+    /// Decodes the words of `shape`.
     pub(super) fn of(words: &[u32], shape: &CandidateLayout) -> Self {
         let (marks, rest) = (words[0], &words[1..]);
         let each = shape.candidate_words();

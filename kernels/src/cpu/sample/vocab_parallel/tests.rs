@@ -1,4 +1,5 @@
-//! Rows in parts against the same rows whole: every rule, drawn; what is exchanged; and when rows are brought whole.
+//! Vocab-parallel sampling against sampling from whole rows: every rule, randomised; the exchanged words; and
+//! the rows that are gathered whole.
 
 use std::sync::{Barrier, Mutex};
 use std::thread;
@@ -9,10 +10,10 @@ use super::*;
 use crate::cpu::sample::rules::{DrawParams, LogitEdits, SamplingRules, TokenOccurrence};
 use crate::cpu::sample::tests::{plain, row};
 
-/// Log-probabilities out of sums that were added in another order.
+/// Tolerance of log-probabilities computed from sums in another order.
 const TOLERANCE: f32 = 1e-5;
 
-/// Parts of a vocabulary as heads are split: multiples of 64 ids, the last ones padded.
+/// Vocabulary shards as an LM head is split: multiples of 64 ids, the last ones padded.
 fn shards(vocab: usize, ranks: usize) -> Vec<VocabShard> {
     let cols = vocab.next_multiple_of(64 * ranks) / ranks;
     let part = |rank: usize| {
@@ -22,11 +23,11 @@ fn shards(vocab: usize, ranks: usize) -> Vec<VocabShard> {
     (0..ranks).map(part).collect()
 }
 
-/// Ranks that meet in the memory of this process.
+/// All-gather of ranks that are threads of this process.
 struct InProcessGather {
     candidates: Vec<Mutex<Vec<u32>>>,
     barrier: Barrier,
-    /// Shapes of what rank 0 brought.
+    /// Shapes of the matrices that rank 0 gathers.
     calls: Mutex<Vec<(usize, usize)>>,
 }
 
@@ -57,7 +58,7 @@ impl InProcessGather {
     }
 }
 
-/// What `size` ranks answer, and the shapes of what each brought.
+/// Returns the results of `size` ranks, and the shapes of the matrices that each rank gathers.
 fn sample(
     l: &[Vec<f32>],
     size: usize,
@@ -70,7 +71,7 @@ fn sample(
     };
     let work = |rank: usize, part: VocabShard| {
         let pool = ThreadPool::new(1 + rank % 2).unwrap();
-        let mut own = vec![0.0_f32; l.len() * part.cols]; // Padding has the logit 0.
+        let mut own = vec![0.0_f32; l.len() * part.cols]; // Padding columns have logit 0.
         for (row, own) in l.iter().zip(own.chunks_exact_mut(part.cols)) {
             own[..part.ids].copy_from_slice(&row[part.first_id..][..part.ids]);
         }
@@ -90,7 +91,7 @@ fn sample(
     (found.into_iter().next().unwrap(), meeting.calls.into_inner().unwrap())
 }
 
-/// The same answers, but for the last bits of sums.
+/// Asserts equal results, up to the order of summation.
 fn assert_same(ours: &[RowSampleResult], whole: &[RowSampleResult]) {
     assert_eq!(ours.len(), whole.len());
     for (ours, whole) in ours.iter().zip(whole) {
@@ -123,7 +124,7 @@ fn check(l: &[Vec<f32>], asked: &[SampleRequest<'_>]) {
     }
 }
 
-/// What a request may change about its logits.
+/// Random logit edits of a request.
 #[derive(Debug, Clone)]
 struct RandomEdits {
     allowed: Option<Vec<u32>>,
@@ -149,7 +150,7 @@ impl RandomEdits {
 }
 
 prop_compose! {
-    /// Of ids up to a few beyond the vocabulary.
+    /// Edits of ids up to a few after the vocabulary.
     fn changes()(
         allowed in prop::option::weighted(0.2, prop::collection::vec(0_u32..2100, 0..60)),
         banned in prop::collection::vec(0_u32..2100, 0..4),
@@ -174,7 +175,7 @@ prop_compose! {
     }
 }
 
-/// Whether rounding may move an id across the edge of a cut: such cases prove nothing.
+/// Whether rounding may move an id across a cutoff: such cases are skipped.
 fn is_near_a_cutoff(l: &[f32], changes: &RandomEdits, d: &DrawParams) -> bool {
     let nudged = |f: f32| {
         let cut = |p: f32| if p == 0.0 || p >= 1.0 { p } else { p * f };
@@ -240,7 +241,7 @@ fn drawing(draw: DrawParams) -> SampleRequest<'static> {
 
 #[test]
 fn ties_go_to_the_lowest_id_and_padding_never_wins() {
-    // Of 4 ranks the third has 2 ids, the last one none; all logits are below that of padding.
+    // Of 4 ranks, the third has 2 ids and the last has none; all logits are below those of the padding.
     let mut l = vec![-5.0_f32; 130];
     check(&[l.clone()], &[greedy(Some(3))]);
     for at in [129, 128, 127, 64, 63] {
@@ -267,7 +268,7 @@ fn non_finite_and_masked_rows_fail_alone() {
     }
 }
 
-/// What each of two ranks brings for one row of 151,936 logits, call by call, in words.
+/// Number of words that each of two ranks gathers for one row of 151,936 logits, call by call.
 fn words(l: Vec<f32>, row: SampleRequest<'_>) -> Vec<usize> {
     let l = [l];
     let (ours, calls) = sample(&l, 2, &[row]);
