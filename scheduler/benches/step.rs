@@ -1,9 +1,9 @@
-//! Time of one scheduler step (plan, commit, apply, events) with a device that answers at once.
+//! Time of one scheduler step (plan, commit, apply, events) with a device that completes steps immediately.
 //!
-//! All requests decode, one core, no prefix events. Prints a Markdown table; `--bar` makes a step
-//! above the bar an error. Bars: 50 us at 256 running, 150 us at 1,024, 2 ms at 10,000, 1.5 ms for a
-//! lockstep group of 8 ranks with 1,024 each, and a 99th percentile of at most four medians; 1 ms
-//! for any tick of a lone request, however many blocks there are.
+//! All requests decode on one core without KV events. Prints a Markdown table; with `--bar`, a step above its
+//! bound is an error. Bounds: 50 us at 256 running requests, 150 us at 1,024, 2 ms at 10,000, 1.5 ms for a
+//! lockstep group of 8 ranks with 1,024 requests each, and a 99th percentile of at most four medians; 1 ms
+//! for any tick of a single request, whatever the number of blocks.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its table")]
 
@@ -17,7 +17,7 @@ use scheduler::{
 };
 use std::time::{Duration, Instant};
 
-/// As in the server.
+/// The allocator of the server.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -25,24 +25,24 @@ const BLOCK_TOKENS: u32 = 16;
 const PROMPT: u32 = 64;
 const VOCAB: u32 = 150_000;
 const STEPS: usize = 1_000;
-/// A small model's cache on a large GPU.
+/// KV blocks of a small model on a large GPU.
 const MANY_BLOCKS: u32 = 4_000_000;
 
 struct StepBenchCase {
-    /// Ranks that step together.
+    /// Ranks of the lockstep group.
     ranks: u16,
-    /// Requests of each.
+    /// Running requests per rank.
     running: u32,
     depth: u32,
     bar_us: f64,
 }
 
-/// Ranks, requests of each, and the bar in microseconds.
+/// Ranks, requests per rank, and bound in microseconds.
 const CASES: [(u16, u32, f64); 5] =
     [(1, 1, 50.0), (1, 256, 50.0), (1, 1_024, 150.0), (8, 1_024, 1_500.0), (1, 10_000, 2_000.0)];
 
 impl StepBenchCase {
-    /// Requests of all ranks.
+    /// Returns the number of requests of all ranks.
     fn total_requests(&self) -> u32 {
         u32::from(self.ranks) * self.running
     }
@@ -63,7 +63,7 @@ struct StepBenchTimes {
 
 fn main() {
     let strict = std::env::args().any(|arg| arg == "--bar");
-    // A number on the command line selects one size in all, for a profiler.
+    // A number on the command line selects one total size, for use with a profiler.
     let only: Option<u32> = std::env::args().find_map(|arg| arg.parse().ok());
     println!(
         "| running | steps in flight | median | p99 | p99 / median | longest | ns per request | bar |"
@@ -114,20 +114,20 @@ fn print_row(case: &StepBenchCase, times: &StepBenchTimes) {
     );
 }
 
-/// Fills the engine with requests, then times single steps of all ranks.
+/// Fills the scheduler with requests, then times single steps of all ranks.
 fn measure(case: &StepBenchCase) -> StepBenchTimes {
     let steps = if case.total_requests() >= 8_000 { STEPS / 2 } else { STEPS } as u32;
     let length = PROMPT + 4 * steps;
     let mut engine = engine(case, length);
     let mut inbox = Vec::new();
     for id in 0..case.total_requests() {
-        // Lengths differ, as they do in traffic: block edges then spread over the steps.
+        // Lengths differ, as in real traffic, so that steps allocate blocks at different times.
         let prompt = PROMPT - id * 7 % BLOCK_TOKENS;
         let rank = Replica((id % u32::from(case.ranks)) as u16);
         inbox.push(submit(&engine, u64::from(id), (prompt, length - prompt), rank));
     }
     let mut effects = Vec::new();
-    // Prefill, then some steps of decoding so that buffers have their size.
+    // Prefill, then decode some steps so that buffers reach their size.
     while engine.limits().max_num_seqs > 0 {
         engine.tick(0, &mut inbox, &mut effects);
         let rows = complete_steps(&mut effects, &mut inbox);
@@ -142,7 +142,7 @@ fn measure(case: &StepBenchCase) -> StepBenchTimes {
         let took = started.elapsed();
         let rows = complete_steps(&mut effects, &mut inbox);
         assert!(rows > 0, "the engine ran dry");
-        // Two steps in flight are answered by one tick: count each, and all ranks' parts of it as one.
+        // Two steps in flight may complete in one tick: count each, and the parts of all ranks as one step.
         let answered = (inbox.len() as u32 / u32::from(case.ranks)).max(1);
         if step >= 50 {
             times.push(took / answered);
@@ -153,7 +153,7 @@ fn measure(case: &StepBenchCase) -> StepBenchTimes {
     StepBenchTimes { median: at(0.5), p99: at(0.99), longest: at(1.0) }
 }
 
-/// Time that a very long prompt adds to the tick that takes it in.
+/// Returns the time that a very long prompt adds to the tick that receives it.
 fn longest_prompt_submit() -> Duration {
     let case = StepBenchCase { ranks: 1, running: 256, depth: 1, bar_us: 0.0 };
     let mut engine = engine(&case, 140_000);
@@ -169,7 +169,8 @@ fn longest_prompt_submit() -> Duration {
     worst
 }
 
-/// The longest tick of a request that is alone in a pool of so many blocks, since the next one waits for it: the median of a hundred.
+/// Returns the longest tick of a request that is alone in a pool of `blocks` blocks, which delays the next
+/// request: the median of a hundred runs.
 fn longest_single_request_tick(blocks: u32) -> Duration {
     let case = StepBenchCase { ranks: 1, running: 1, depth: 1, bar_us: 0.0 };
     let mut engine = engine_with_blocks(&case, 100, blocks);
@@ -233,7 +234,7 @@ fn submit(
     }))
 }
 
-/// The device: answers every batch at once. Returns the rows answered.
+/// The device: completes every batch immediately. Returns the number of rows.
 fn complete_steps(effects: &mut Vec<SchedulerEffect>, inbox: &mut Vec<SchedulerEvent>) -> usize {
     let mut rows = 0;
     for effect in effects.drain(..) {

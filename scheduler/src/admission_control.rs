@@ -1,15 +1,16 @@
-//! Refuses what can never fit, and what the queue has no room for, before any step.
+//! Rejects requests that can never fit and requests that exceed the queue limits, before any step.
 
 use crate::{RejectReason, RequestSubmission, SchedulerConfig};
 
-/// What the queue holds over all replicas.
+/// Waiting requests and their tokens, summed over all replicas.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct QueueBacklog {
     pub(crate) requests: u32,
     pub(crate) tokens: u64,
 }
 
-/// Why `submit` cannot be accepted, if so. `pool` is the smallest pool of the replicas it may go to.
+/// Returns the reason to reject `submit`, or `None` if it is accepted. `pool` is the number of blocks in the
+/// smallest KV pool of all replicas.
 pub(crate) fn reject_reason(
     submit: &RequestSubmission,
     config: &SchedulerConfig,

@@ -1,7 +1,7 @@
-//! Takes in what a step brought: commits tokens, publishes blocks, ends requests.
+//! Applies a step output: commits tokens, publishes blocks, finishes requests.
 //!
-//! Results of requests that ended, or that were preempted since, are dropped. An output that is
-//! not the answer to the oldest step in flight is dropped as a whole and counted.
+//! Row results of requests that finished or were preempted after the step was sent are dropped. An output
+//! that does not belong to the oldest step in flight is dropped as a whole and counted.
 
 use crate::publish::publish_full_blocks;
 use crate::request::Request;
@@ -12,8 +12,8 @@ use kvcache::{FaultInjection, InjectedFault, KvCache};
 use protocol::{RowError, RowOutput, StepOutput, ThinVec, Token, TokenLogprobs};
 use std::mem::take;
 
-/// Applies the answer to the oldest step in flight; events of its requests are appended to `events`,
-/// requests that ended to `ended`.
+/// Applies `output`, which must belong to the oldest step in flight. Token events are appended to `events`,
+/// slots of finished requests to `ended`.
 pub(crate) fn apply(
     state: &mut SchedulingState,
     kv: &mut KvCache,
@@ -53,7 +53,7 @@ pub(crate) fn apply(
     }
 }
 
-/// Applies one row, and takes out of it what goes to the user; whether its request ended.
+/// Applies one row result and moves logprobs out of it into an event. Returns whether the request finished.
 fn apply_row(
     request: &mut Request,
     kv: &mut KvCache,
@@ -76,7 +76,7 @@ fn apply_row(
         request.push_event(events).finish_reason = Some(FinishReason::Error(code));
         return true;
     }
-    // Drafts accepted earlier have moved the row: its true start is what was settled before it.
+    // Accepted draft tokens of earlier steps shift the row: it starts at the KV length committed before it.
     let start = request.committed_kv_len;
     totals.drafts.add(result.drafted, result.accepted);
     request.computed_tokens += u32::from(result.accepted);
@@ -105,7 +105,7 @@ fn apply_row(
     ended
 }
 
-/// Whether a row did all but sample, because its mask was late.
+/// Returns whether the row ran its forward pass but did not sample because its grammar bitmask was overdue.
 fn is_mask_overdue(request: &Request, row: &ScheduledRow, result: &RowOutput) -> bool {
     let silent = result.sampled_tokens.is_empty() && (result.drafted, result.accepted) == (0, 0);
     result.error == Some(RowError::MaskOverdue)
@@ -114,15 +114,16 @@ fn is_mask_overdue(request: &Request, row: &ScheduledRow, result: &RowOutput) ->
         && request.mask_state.is_masked()
 }
 
-/// Takes back the last token of a row that was to sample: it is forwarded again once its mask is there. Rows of
-/// constrained requests wait for each other, so nothing was sent behind it.
+/// Resets the last token of a row that was to sample to uncomputed, so that it is forwarded again when the
+/// grammar bitmask is ready. Rows of constrained requests wait for the previous token, so no later row is in
+/// flight.
 fn recompute_last_token(request: &mut Request) {
     request.mask_state.on_overdue();
     request.computed_tokens -= 1;
     request.committed_kv_len -= 1;
 }
 
-/// Why a row's result cannot be used.
+/// Returns why the row result is unusable: a row error, a wrong number of tokens, or a token id out of range.
 fn row_error(row: &ScheduledRow, result: &RowOutput, vocab_size: u32) -> Option<RequestError> {
     if let Some(error) = result.error {
         return Some(RequestError::RowFailed(error));
@@ -135,7 +136,8 @@ fn row_error(row: &ScheduledRow, result: &RowOutput, vocab_size: u32) -> Option<
     (!right).then_some(RequestError::BadOutput)
 }
 
-/// Commits emitted tokens up to the one that ends the request; how many these are.
+/// Commits emitted tokens up to the first one that finishes the request. Returns the number of committed
+/// tokens and the finish reason.
 fn commit_tokens(
     request: &mut Request,
     emitted: &[Token],
@@ -152,13 +154,14 @@ fn commit_tokens(
             return (i + 1, finish);
         }
     }
-    // Where a token may follow, the one that reaches the limit ends the request before it is forwarded.
+    // A prompt that is only scored finishes when all its positions are computed. Other requests finish on the
+    // token that reaches the limit, before that token is forwarded.
     let scored = request.committed_kv_len >= request.limit;
     (emitted.len(), scored.then_some(FinishReason::Length))
 }
 
-/// The part of a row's prompt log-probabilities that was not delivered before a preemption. The row
-/// started at `start`, so its first entry is about position `start + 1`.
+/// Returns the prompt logprobs of a row that were not delivered before a preemption. The row starts at
+/// position `start`, so `entries[0]` belongs to position `start + 1`.
 fn undelivered_prompt_logprobs(
     request: &mut Request,
     start: u32,
@@ -216,7 +219,7 @@ mod tests {
         }
     }
 
-    /// A row that recomputes more than was delivered, and goes on behind the prompt.
+    /// Rows that recompute delivered positions, and a row that extends past the prompt.
     #[test]
     fn prompt_logprobs_are_delivered_once() {
         let mut request = request(9);

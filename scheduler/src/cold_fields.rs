@@ -1,4 +1,4 @@
-//! What most steps leave alone of a request: its tokens, blocks and keys, and what the user asked.
+//! Fields of a request that most steps do not read: tokens, block table, block keys and request parameters.
 
 use crate::request_queue::QueueKey;
 use crate::stats::RequeueReason;
@@ -7,43 +7,43 @@ use kvcache::{BlockKey, BlockTable, ExtraKeys, SequenceContent};
 use protocol::{SamplingParams, Token};
 use std::sync::Arc;
 
-/// Output tokens that a request has room for from the start; longer outputs grow by doubling.
+/// Output tokens for which capacity is allocated at submit; longer outputs grow the vector by doubling.
 const OUTPUT_TOKENS_RESERVED: u32 = 1_024;
 
-/// The part of a request that most steps leave alone. In this order: filling a block needs the first
-/// four fields, thus two cache lines.
+/// Fields that most steps do not read. The order matters: filling a block reads the first four fields, which
+/// take two cache lines.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct ColdFields {
-    /// Committed tokens, but for the newest ones, which may so far lie in the tail of `Request` only.
+    /// Committed tokens, except the newest, which may be only in `Request::tail` until they are flushed.
     pub(crate) tokens: Vec<Token>,
     pub(crate) block_table: BlockTable,
     pub(crate) block_keys: Vec<BlockKey>,
-    /// What else the request's blocks depend on.
+    /// Extra keys of the block hashes (salt, adapter, media).
     pub(crate) extra_keys: Option<Arc<ExtraKeys>>,
     pub(crate) queue_key: QueueKey,
     pub(crate) prompt_len: u32,
-    /// Prompt position whose log-probability is delivered next.
+    /// Prompt position of the next logprobs to deliver.
     pub(crate) prompt_logprobs_sent: u32,
-    /// Ids of `Request::stops` that mean end of text.
+    /// Number of leading ids of `Request::stop_ids` that are EOS ids.
     pub(crate) eos_count: u32,
     pub(crate) params: RequestParams,
 }
 
-/// What the user asked and what became of it.
+/// Request parameters and admission bookkeeping.
 #[derive(Debug)]
 pub(crate) struct RequestParams {
     pub(crate) sampling: SamplingParams,
-    /// Key of the request's random numbers.
+    /// Philox key of the request's random numbers.
     pub(crate) rng_key: u64,
-    /// Position of the first token that a mask limits.
+    /// Position of the first token that is sampled under a grammar bitmask.
     pub(crate) first_masked_position: u32,
-    /// The replica was chosen by the user: the request moves to no other.
+    /// Whether the client named the replica: the request never migrates.
     pub(crate) pinned_to_replica: bool,
-    /// Tokens this request adds to its replica's outstanding load.
+    /// Tokens that the request adds to the outstanding load of its replica.
     pub(crate) load_tokens: u64,
     pub(crate) submitted_ms: u64,
-    /// Why its blocks were last taken back, and the positions that were computed then.
+    /// Reason of the last requeue, and the number of positions computed before it.
     pub(crate) last_requeue: Option<(RequeueReason, u32)>,
     pub(crate) first_admission: Option<FirstAdmission>,
 }
@@ -77,7 +77,7 @@ impl ColdFields {
         }
     }
 
-    /// The table, and what its full blocks hold.
+    /// Returns the block table, and the content of its full blocks.
     pub(crate) fn block_table_and_content(&mut self) -> (&mut BlockTable, SequenceContent<'_>) {
         let Self { tokens, block_table: table, block_keys: keys, extra_keys: extra, .. } = self;
         (table, SequenceContent { tokens, block_keys: keys, extra_keys: extra.as_ref() })

@@ -1,7 +1,7 @@
-//! Carries out a plan: moves requests and blocks, and writes the batch.
+//! Executes a plan: moves requests between queues, allocates blocks and writes the batch.
 //!
-//! The order matters. Victims first, then the prefix hits of *all* admissions are pinned, then
-//! fresh blocks are taken: an allocation must not evict a hit of the same plan.
+//! The order matters: preempt victims, pin the prefix hits of *all* admissions, then allocate. An allocation
+//! must not evict a prefix hit of the same plan.
 
 use crate::FirstAdmission;
 use crate::plan::{PlannedAdmission, PlannedRow, StepPlan};
@@ -14,7 +14,7 @@ use protocol::{
     BatchRow, BlockId, BlockTableUpdate, RowInput, SequenceInit, StepId, ThinVec, TokenVec,
 };
 
-/// Carries out `plan` but for its rows, which `launch` writes.
+/// Executes `plan` except for its rows, which `write_batch_rows` writes.
 pub(crate) fn commit(state: &mut SchedulingState, kv: &mut KvCache, plan: &StepPlan, now_ms: u64) {
     preempt(state, kv, plan);
     if state.fault_injection.is_active(InjectedFault::AllocateBeforePin) {
@@ -70,13 +70,14 @@ fn pin_hit(
     state.requests[admission.slot].pin_blocks(table, found, kv);
 }
 
-/// Takes the blocks an admission needs beside its hit.
+/// Allocates the blocks that an admission needs in addition to its prefix hit.
 fn allocate_admission(state: &mut SchedulingState, kv: &mut KvCache, admission: PlannedAdmission) {
     let request = &mut state.requests[admission.slot];
     request.allocate_blocks(kv.blocks_for(request.len) - admission.hit_blocks, kv);
 }
 
-/// Takes blocks for the growth of running requests; guarded ones draw on what was set aside.
+/// Allocates the blocks by which running requests grow. Non-preemptible requests use their reserved blocks
+/// first.
 fn grow_running(state: &mut SchedulingState, kv: &mut KvCache, rows: &[PlannedRow]) {
     for row in rows.iter().filter(|row| row.new_blocks > 0) {
         let request = &mut state.requests[row.slot];
@@ -87,7 +88,8 @@ fn grow_running(state: &mut SchedulingState, kv: &mut KvCache, rows: &[PlannedRo
     }
 }
 
-/// Moves admitted requests to the running line: they hold their blocks and get a seat.
+/// Moves admitted requests to the running queue and assigns sequence slots. Their blocks are already
+/// allocated.
 fn admit(state: &mut SchedulingState, kv: &KvCache, plan: &StepPlan, now_ms: u64) {
     for &PlannedAdmission { slot, hit_blocks: hits, reserved_blocks: reserve } in &plan.admit {
         let seat = state.take_sequence_slot();
@@ -122,8 +124,8 @@ fn admit(state: &mut SchedulingState, kv: &KvCache, plan: &StepPlan, now_ms: u64
     }
 }
 
-/// Writes the rows of the batch and advances the cursors. A step is in flight afterwards, also one
-/// without rows.
+/// Writes the rows of the batch and advances the requests' cursors. The step is in flight afterwards, even if
+/// it has no rows.
 pub(crate) fn write_batch_rows(
     state: &mut SchedulingState,
     kv: &mut KvCache,
@@ -159,7 +161,7 @@ pub(crate) fn write_batch_rows(
     rows
 }
 
-/// Whether the row samples.
+/// Returns whether the row samples.
 fn row_samples(request: &Request, plan: &PlannedRow, planted: FaultInjection) -> bool {
     let end = plan.start + plan.len;
     let at_prompt_end =
@@ -167,10 +169,9 @@ fn row_samples(request: &Request, plan: &PlannedRow, planted: FaultInjection) ->
     request.samples_at(end) || (at_prompt_end && end == request.cold_fields.prompt_len)
 }
 
-/// Writes one row of `step` and moves its request's cursors behind it.
+/// Writes one row of the batch and advances the cursors of its request.
 ///
-/// The input comes last: nothing that may fail lies between it and its place in the batch, so it is
-/// written straight there.
+/// The row is built last, after everything that can panic, so that it is constructed directly in the batch.
 #[inline]
 fn write_row(
     request: &mut Request,
@@ -224,7 +225,7 @@ fn write_row(
     }
 }
 
-/// What the seat does not know of the table yet.
+/// Returns the block table entries that were not sent to the executor yet.
 fn block_table_updates(request: &mut Request) -> ThinVec<BlockTableUpdate> {
     let from = request.sent_blocks;
     if from >= request.block_count {

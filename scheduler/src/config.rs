@@ -1,34 +1,34 @@
-//! What an engine is built from.
+//! Scheduler configuration.
 
 use crate::{DRAFT_TOKENS_MAX, SchedulerLimits};
 use kvcache::{FaultInjection, KvConfig, KvConfigError};
 
-/// Largest number of steps in flight: one per pipeline stage and one more.
+/// Maximum number of steps in flight: one per pipeline stage and one more.
 const STEPS_IN_FLIGHT_MAX: u32 = 4;
 
-/// Everything an engine needs to know at start. Replicas are ready from the first tick.
+/// Configuration of a `Scheduler`. Replicas are ready from the first tick.
 #[derive(Debug, Clone)]
 pub struct SchedulerConfig {
-    /// Bounds of steps and queues.
+    /// Limits of steps and queues.
     pub limits: SchedulerLimits,
-    /// KV cache of each replica.
+    /// Configuration of the KV cache of each replica.
     pub kv: KvConfig,
-    /// Replicas (DP ranks), at least 1.
+    /// Number of replicas (DP ranks), at least 1.
     pub replicas: u16,
-    /// Whether the replicas share collectives, so that all of them step together.
+    /// Whether replicas share collectives and therefore step together.
     pub lockstep: bool,
-    /// How submits find a replica.
+    /// Routing policy of submissions without a replica.
     pub routing: RoutingPolicy,
-    /// Lockstep only: hold prefill back until enough ranks have some.
+    /// Lockstep only: delay prefill until enough ranks have prefill work.
     pub prefill_gate: bool,
-    /// Row counts for which the executors captured graphs, ascending; empty = eager only.
+    /// Row counts of captured graphs, ascending; empty = eager dispatch only.
     pub capture_sizes: Vec<u32>,
     /// Bug in force, for simulations of a build with the feature `planted`.
     pub fault_injection: FaultInjection,
 }
 
 impl SchedulerConfig {
-    /// One replica, eager dispatch.
+    /// Configuration of one replica with eager dispatch.
     pub fn new(limits: SchedulerLimits, kv: KvConfig) -> Self {
         Self {
             limits,
@@ -76,24 +76,24 @@ impl SchedulerConfig {
     }
 }
 
-/// How a submit that names no replica finds one.
+/// Routing policy of submissions that name no replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RoutingPolicy {
-    /// Least outstanding tokens plus own tokens not cached there; ties rotate.
+    /// Lowest sum of outstanding tokens and uncached prompt tokens; ties rotate.
     #[default]
     Prefix,
-    /// Least outstanding tokens + 512 per outstanding request.
+    /// Lowest sum of outstanding tokens and 512 tokens per outstanding request.
     LeastTokens,
-    /// Least outstanding requests.
+    /// Lowest number of outstanding requests.
     LeastRequests,
-    /// Each in turn.
+    /// Round robin.
     RoundRobin,
 }
 
-/// Why an engine cannot be built.
+/// Error of `Scheduler::new`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchedulerConfigError {
-    /// The KV cache cannot be built.
+    /// The KV cache configuration is invalid.
     #[error(transparent)]
     KvCache(#[from] KvConfigError),
     /// A limit is outside its range.
@@ -101,14 +101,14 @@ pub enum SchedulerConfigError {
     LimitOutOfRange {
         /// Field of `SchedulerLimits` or `SchedulerConfig`.
         name: &'static str,
-        /// Value given.
+        /// Configured value.
         value: u64,
-        /// Smallest value allowed.
+        /// Smallest valid value.
         min: u64,
-        /// Largest value allowed.
+        /// Largest valid value.
         max: u64,
     },
-    /// The pool cannot hold one request of the longest allowed length.
+    /// The KV pool cannot hold one request of length `max_model_len`.
     #[error(
         "{blocks} KV blocks of {block_tokens} tokens hold {tokens_in_pool} tokens, less than max_model_len \
          {max_model_len}"
@@ -118,9 +118,9 @@ pub enum SchedulerConfigError {
         blocks: u32,
         /// Tokens per block.
         block_tokens: u32,
-        /// The largest length that fits.
+        /// Number of tokens that fit into the pool.
         tokens_in_pool: u64,
-        /// The length asked for.
+        /// Configured maximum length.
         max_model_len: u32,
     },
 }
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use protocol::{KvGroup, KvKind, KvSpec};
 
-    /// Why a configuration of 8 blocks of 4 tokens is refused once it was changed.
+    /// Returns the validation error of a configuration of 8 blocks of 4 tokens after `change`.
     fn validation_error(change: impl FnOnce(&mut SchedulerConfig)) -> Option<String> {
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: 4, groups: vec![group] };

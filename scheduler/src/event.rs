@@ -1,122 +1,125 @@
-//! What goes into a tick and what comes out.
+//! Inputs (`SchedulerEvent`) and outputs (`SchedulerEffect`) of a tick.
 
 use crate::{AbortCause, RequestSubmission, StepStats, TokenEvent};
 use kvcache::BlockLifetime;
 use protocol::{Batch, KvEvent, Replica, RequestId, StepOutput};
 
-/// Something that happened since the last tick.
+/// Input of a tick: something that happened since the previous tick.
 #[derive(Debug)]
 pub enum SchedulerEvent {
     /// A new request.
     Submit(Box<RequestSubmission>),
-    /// A request is taken back; unknown and finished ones are ignored.
+    /// Aborts a request; unknown and finished requests are ignored.
     Abort {
-        /// Which.
+        /// Request to abort.
         request: RequestId,
-        /// Why.
+        /// Cause of the abort.
         cause: AbortCause,
     },
-    /// An operation on the whole engine.
+    /// A control command for all replicas.
     Control(ControlCommand),
-    /// An executor answered a batch.
+    /// An executor finished a step.
     StepOutput {
-        /// Who answered.
+        /// Replica of the executor.
         replica: Replica,
-        /// The answer.
+        /// Output of the step.
         output: StepOutput,
     },
-    /// A replica's executors are gone. Its requests wait for `ExecutorsReady`; in lockstep the whole group is lost.
+    /// The executors of a replica failed. Its requests wait for `ExecutorsReady`; in lockstep the whole group
+    /// has failed.
     ExecutorsFailed {
-        /// Which.
+        /// Failed replica.
         replica: Replica,
-        /// Why they were given up; decides nothing, but is told with what the loss cost.
+        /// Kind of failure. It affects statistics only, not decisions.
         failure: ExecutorFailure,
     },
-    /// A lost replica is back, with an empty KV cache. Its executors expect the epoch of
-    /// `Scheduler::epoch`.
+    /// A failed replica is ready again, with an empty KV cache. Its executors expect batches of the epoch
+    /// that `Scheduler::epoch` returns.
     ExecutorsReady {
-        /// Which.
+        /// Restored replica.
         replica: Replica,
-        /// Blocks it allocated.
+        /// Number of KV blocks that the executors allocated; 0 = unchanged.
         blocks: u32,
         /// Row counts of captured graphs, ascending.
         capture_sizes: Vec<u32>,
     },
-    /// The mask of a constrained request's next token is there; what is said of another token is old news.
+    /// The grammar bitmask of a request's next token is ready. The event is ignored if the output length
+    /// differs.
     MaskReady {
-        /// Whose.
+        /// Constrained request.
         request: RequestId,
-        /// Tokens of its output in front of that token.
+        /// Number of output tokens before the token that the bitmask constrains.
         output_tokens: u32,
-        /// Whether the masks behind it are slow too: each is waited for before its row is planned.
+        /// Whether later bitmasks are slow too: each row then waits for its bitmask before it is planned.
         wait_for_next: bool,
     },
-    /// No mask limits what a request samples from now on. Masked rows that are under way are answered as ever.
+    /// No later token of the request is constrained. Results of masked rows in flight are applied as usual.
     MasksDone {
-        /// Whose.
+        /// Constrained request.
         request: RequestId,
     },
 }
 
-/// Why executors were given up.
+/// Reason for which executors are considered failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExecutorFailure {
-    /// Their process or thread ended, or their link closed.
+    /// The process or thread ended, or the link closed.
     Exited,
-    /// They gave no sign of life.
+    /// No heartbeat arrived within the heartbeat timeout.
     HeartbeatTimeout,
-    /// They gave signs of life, but did not answer a step.
+    /// Heartbeats arrived, but a step exceeded its deadline.
     StepTimeout,
-    /// They said that they failed.
+    /// The executor reported a failure.
     ReportedFault,
 }
 
-/// An operation on the whole engine; answered by `SchedulerEffect::ControlDone`.
+/// A control command for all replicas; completed by `SchedulerEffect::ControlDone`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ControlCommand {
-    /// Forget every cached prefix on every replica, unless requests hold blocks.
+    /// Clears the prefix cache of every replica; fails if requests hold blocks, unless `requeue_running` is
+    /// set.
     ClearPrefixCache {
-        /// Echoed in the answer.
+        /// Id that is repeated in `SchedulerEffect::ControlDone`.
         op_id: u64,
-        /// Send those requests back to the queue instead: they are computed anew.
+        /// Whether to requeue running requests, which are recomputed, instead of failing.
         requeue_running: bool,
     },
 }
 
-/// Something to be done because of a tick, in this order.
+/// Output of a tick. Effects must be carried out in order.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a box would be an allocation in every step")]
 pub enum SchedulerEffect {
-    /// Send a batch to every executor of the replica.
+    /// Sends a batch to every executor of the replica.
     SendBatch {
-        /// To whom.
+        /// Destination replica.
         replica: Replica,
-        /// What.
+        /// Batch to send.
         batch: Batch,
     },
-    /// News of requests, at most one list per applied output or inbox.
+    /// Token events of requests, at most one list per applied output or inbox.
     TokenEvents(Vec<TokenEvent>),
     /// Changes of a replica's prefix index.
     KvEvents {
-        /// Whose.
+        /// Replica of the prefix index.
         replica: Replica,
-        /// In order.
+        /// Events in order.
         events: Vec<KvEvent>,
     },
     /// Sampled blocks of a replica were evicted.
     BlocksEvicted {
-        /// Whose.
+        /// Replica that evicted the blocks.
         replica: Replica,
-        /// How long they had stayed, in order.
+        /// Lifetimes of the evicted blocks, in order of eviction.
         lifetimes: Vec<BlockLifetime>,
     },
-    /// Counters of a replica that changed in this tick.
+    /// Statistics of a replica that changed in this tick.
     Stats(StepStats),
-    /// A control operation is over.
+    /// A control command is complete.
     ControlDone {
-        /// Its id.
+        /// Id of the command.
         op_id: u64,
-        /// Whether it was carried out.
+        /// Whether the command was carried out.
         succeeded: bool,
     },
 }

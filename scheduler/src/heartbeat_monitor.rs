@@ -1,35 +1,36 @@
-//! When somebody who gives a sign of life every second is taken for gone.
+//! Heartbeat timeout of a peer that sends a heartbeat every second.
 
 use kvcache::{FaultInjection, InjectedFault};
 use std::time::Duration;
 
-/// Time without a sign of life.
+/// Time without a heartbeat after which the grace period starts.
 pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Had whoever listens been paused, what arrived meanwhile is there at once.
+/// Time to wait after the timeout. If this process was paused, heartbeats sent meanwhile are already queued
+/// and are read at once.
 pub const HEARTBEAT_GRACE_PERIOD: Duration = Duration::from_secs(1);
 
-/// What somebody who waits for the next sign of life has seen of the silence so far.
+/// State of the wait for the next heartbeat of one peer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeartbeatMonitor {
-    /// Whether it has lasted too long once.
+    /// Whether the heartbeat timeout has expired once.
     in_grace_period: bool,
     /// Bug in force, for simulations of a build with the feature `planted`.
     pub fault_injection: FaultInjection,
 }
 
 impl HeartbeatMonitor {
-    /// How long to wait for the next sign of life.
+    /// Returns how long to wait for the next heartbeat.
     pub fn timeout(self) -> Duration {
         if self.in_grace_period { HEARTBEAT_GRACE_PERIOD } else { HEARTBEAT_TIMEOUT }
     }
 
-    /// There was one.
+    /// Records a heartbeat, which ends the grace period.
     pub fn on_heartbeat(&mut self) {
         self.in_grace_period = false;
     }
 
-    /// There was none for as long as that. Whether whoever is silent counts as gone: one look is not enough, because
-    /// time passes while a paused process cannot look.
+    /// Records that `timeout` expired without a heartbeat. Returns whether the peer has failed. One expiry is
+    /// not enough: time also passes while this process is paused and cannot read heartbeats.
     pub fn on_timeout(&mut self) -> bool {
         std::mem::replace(&mut self.in_grace_period, true)
             || self.fault_injection.is_active(InjectedFault::PauseCountsAsHeartbeatTimeout)

@@ -1,9 +1,9 @@
-//! Decides the next step of every replica.
+//! Plans the next step of every replica.
 //!
-//! `Scheduler::tick(now, inbox) -> effects` is the whole surface: no I/O, clock, thread, randomness or
-//! hash-map order takes part in a decision, so a recorded inbox replays to the same effects. Beside it stand three rules
-//! that whoever drives it follows, a server and the simulator alike: when a step is late (`StepWatchdog`), when silence is a loss
-//! (`HeartbeatMonitor`), and which ids requests get (`RequestIdAssigner`).
+//! `Scheduler::tick(now, inbox) -> effects` is the entry point. No I/O, clock, thread, random number or
+//! hash-map order affects a decision, so a recorded inbox replays to the same effects. Three further types
+//! implement rules that the server and the simulator share: step deadlines (`StepWatchdog`), heartbeat
+//! timeouts (`HeartbeatMonitor`) and request ids (`RequestIdAssigner`).
 
 #![forbid(unsafe_code)]
 

@@ -1,36 +1,40 @@
-//! Bounds of a replica's steps and of the engine's queue. Everything is bounded at start.
+//! Limits of a replica's steps and of the waiting queue, fixed at start.
 
-/// What a step and the queue may hold. Units: tokens, requests, steps, milliseconds.
+/// Limits of steps and of the waiting queue, in tokens, requests, steps and milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchedulerLimits {
-    /// Tokens forwarded by one step of one replica, drafts included (`--max-num-batched-tokens`).
+    /// Maximum number of tokens forwarded by one step of one replica, draft tokens included
+    /// (`--max-num-batched-tokens`).
     pub tokens_per_step: u32,
-    /// Requests with a seat per replica (`--max-num-seqs`).
+    /// Maximum number of running requests per replica, one sequence slot each (`--max-num-seqs`).
     pub max_num_seqs: u32,
-    /// Longest prefill chunk (`--long-prefill-token-threshold`); `None` = the step's budget.
+    /// Maximum length of a prefill chunk in tokens (`--long-prefill-token-threshold`); `None` =
+    /// `tokens_per_step`.
     pub tokens_per_chunk: Option<u32>,
-    /// Steps sent and not yet answered, 1 to 4: 1 on the CPU, 2 on GPUs.
+    /// Maximum number of steps sent and not answered, 1 to 4: 1 on the CPU, 2 on GPUs.
     pub steps_in_flight: u32,
-    /// Prompt plus output of one request (`--max-model-len`).
+    /// Maximum length of prompt plus output of one request (`--max-model-len`).
     pub max_model_len: u32,
-    /// Ids below this exist.
+    /// Vocabulary size: valid token ids are below it.
     pub vocab_size: u32,
-    /// Requests waiting over all replicas before submits are refused.
+    /// Maximum number of waiting requests over all replicas; further submissions are rejected.
     pub max_waiting_requests: u32,
-    /// Tokens of waiting requests over all replicas before submits are refused.
+    /// Maximum number of tokens of waiting requests over all replicas; further submissions are rejected.
     pub max_waiting_tokens: u64,
-    /// Whether one step may hold both decodes and prefill chunks (off only for comparison runs).
+    /// Whether one step may contain both decode rows and prefill chunks (off only for comparisons).
     pub mixed_batches: bool,
-    /// Draft tokens per decode row (k), at most [`DRAFT_TOKENS_MAX`](crate::DRAFT_TOKENS_MAX); 0 = no speculation.
+    /// Number of draft tokens per decode row (k), at most [`DRAFT_TOKENS_MAX`](crate::DRAFT_TOKENS_MAX); 0
+    /// disables speculative decoding.
     pub draft_tokens: u8,
-    /// Whether whoever makes drafts reads all ids of a request, so that seats begin with them.
+    /// Whether the proposer reads the token history of every request, so that each sequence slot is
+    /// initialised with it.
     pub needs_token_history: bool,
-    /// How long requests of a lost replica wait for its return before they fail.
+    /// Milliseconds for which requests wait for a failed replica before they fail.
     pub failure_timeout_ms: u64,
 }
 
 impl SchedulerLimits {
-    /// Defaults for the CPU backend: 512 tokens a step, one step in flight.
+    /// Default limits of the CPU backend: 512 tokens per step, one step in flight.
     pub fn cpu(max_model_len: u32, vocab_size: u32) -> Self {
         Self {
             tokens_per_step: 512,
@@ -48,7 +52,8 @@ impl SchedulerLimits {
         }
     }
 
-    /// Multiple that chunk ends are aligned to: whole blocks, at least 64 tokens where a step allows it.
+    /// Returns the alignment of chunk ends in tokens: a multiple of `block_tokens`, at least 64 unless
+    /// `tokens_per_step` is smaller.
     pub fn chunk_quantum(&self, block_tokens: u32) -> u32 {
         if self.tokens_per_step < 64 {
             return block_tokens;
@@ -56,7 +61,8 @@ impl SchedulerLimits {
         block_tokens * 64_u32.div_ceil(block_tokens)
     }
 
-    /// Seats such that decode rows alone can never take the whole budget of a step.
+    /// Returns the number of sequence slots, bounded so that decode rows alone never fill the token budget of
+    /// a step.
     pub fn seq_slot_count(&self) -> u32 {
         let per_row = 1 + u32::from(self.draft_tokens);
         self.max_num_seqs.min(((self.tokens_per_step - 1) / per_row).max(1))

@@ -1,56 +1,57 @@
-//! Steps of replicas that share collectives: one plan for all, headers agreed by assignment.
+//! Steps of replicas that share collectives: the group steps together, and all ranks get equal batch headers.
 //!
-//! When nobody has work nothing is sent; when anybody has, every rank gets a batch, an empty one if
-//! need be. No collective, clock or coordinator takes part.
+//! Nothing is sent if no rank has rows. If any rank has rows, every rank gets a batch, which may be empty. No
+//! collective, clock or coordinator is involved.
 
 use crate::SchedulerLimits;
 use crate::plan::StepPlan;
 use crate::replica_state::ReplicaState;
 use protocol::DispatchMode;
 
-/// KV usage from which on prefill is never held: finished requests are what frees blocks.
+/// KV usage from which prefill is never delayed: only finished requests free blocks.
 const KV_USAGE_FULL: f64 = 0.9;
-/// Share of the group's token budget that makes a prefill step worth its while.
+/// Minimum fill of the group's token budget for which a prefill step is run.
 const BUDGET_FILL_MIN: f64 = 0.9;
-/// Group steps without growth of the pending tokens after which waiting longer is in vain.
+/// Number of group steps without growth of pending prefill tokens after which prefill is no longer delayed.
 const STALLED_STEPS: u32 = 10;
-/// Group steps that a started prompt, or any prompt, is held at most.
+/// Maximum number of group steps for which a partially prefilled prompt (first) or any prompt (second) is
+/// delayed.
 const HOLD_STEPS_MAX_PARTIAL: u32 = 100;
 const HOLD_STEPS_MAX: u32 = 200;
 
-/// Decides when a lockstep group prefills: one rank's chunk makes every rank run eagerly, so chunks
-/// of several ranks should fall into the same step.
+/// Decides when a lockstep group prefills. A chunk on one rank makes every rank run eagerly, so chunks of
+/// several ranks should share a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct PrefillGate {
     started: bool,
-    /// Group steps held in a row.
+    /// Number of consecutive group steps in which prefill was delayed.
     held_steps: u32,
-    /// Pending tokens when they last grew, and group steps since.
+    /// Maximum of the pending prefill tokens, and group steps since it last grew.
     pending_prefill_tokens: u64,
     stalled_steps: u32,
 }
 
-/// What the gate looks at in one group step.
+/// Input of the prefill gate in one group step.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PrefillGateInput {
-    /// Ranks in the group.
+    /// Number of ranks in the group.
     pub(crate) ranks: u32,
-    /// Ranks whose plan holds prefill; what cannot be admitted does not count.
+    /// Number of ranks with prefill rows in their plan; requests that cannot be admitted do not count.
     pub(crate) ranks_with_prefill: u32,
-    /// Tokens these ranks' requests want, each rank capped at one step's budget.
+    /// Uncomputed prefill tokens of requests in the plans, capped at one step's budget per rank.
     pub(crate) pending_prefill_tokens: u64,
-    /// Budget of one rank's step.
+    /// Token budget of one rank's step.
     pub(crate) tokens_per_step: u32,
-    /// Decode rows over all ranks.
+    /// Decode rows, summed over all ranks.
     pub(crate) decode_rows: usize,
-    /// Largest share of KV blocks in use on any rank.
+    /// Highest share of KV blocks in use on any rank.
     pub(crate) kv_usage: f64,
-    /// Whether some prompt has been started and not finished.
+    /// Whether any prompt is partially prefilled.
     pub(crate) has_partial_prefill: bool,
 }
 
 impl PrefillGate {
-    /// Whether all passes run in this step (`true`) or decodes only.
+    /// Returns whether the step runs all passes (`true`) or decode rows only.
     pub(crate) fn allows_prefill(&mut self, view: &PrefillGateInput) -> bool {
         let grown = view.pending_prefill_tokens > self.pending_prefill_tokens;
         self.stalled_steps = if grown { 0 } else { self.stalled_steps + 1 };
@@ -83,7 +84,7 @@ impl PrefillGate {
     }
 }
 
-/// Withdraws the prefill of every plan if the gate says so. `for_ever`: or if not all ranks have some.
+/// Removes prefill rows from every plan if the gate is closed. `for_ever`: also if any rank has no prefill.
 pub(crate) fn hold_prefill(
     gate: &mut PrefillGate,
     domains: &mut [ReplicaState],
@@ -121,18 +122,18 @@ fn gate_input(domains: &[ReplicaState], limits: &SchedulerLimits) -> PrefillGate
     view
 }
 
-/// Header fields of every batch of one group step: all ranks get the same.
+/// Header fields that are equal in all batches of one group step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BatchHeaders {
     pub(crate) dispatch: DispatchMode,
-    /// Tokens that MoE layers are padded to.
+    /// Number of tokens to which MoE layers are padded.
     pub(crate) moe_tokens: u32,
-    /// Rows that passes of a draft layer are padded to.
+    /// Number of rows to which passes of the draft model are padded.
     pub(crate) draft_rows: u32,
 }
 
-/// Headers for these plans. All rows decode: the smallest captured graph that holds the largest rank. Any chunk
-/// anywhere, or no such graph: everybody runs eagerly.
+/// Computes the headers for the plans of a group. If all rows decode, the smallest captured graph that fits
+/// the largest rank is replayed. If any rank has a chunk, or no graph fits, all ranks run eagerly.
 pub(crate) fn batch_headers(domains: &[ReplicaState], limits: &SchedulerLimits) -> BatchHeaders {
     let plans = || domains.iter().map(|domain| &domain.plan);
     let most = |of: fn(&StepPlan) -> u32| plans().map(of).max().unwrap_or(0);
@@ -144,7 +145,8 @@ pub(crate) fn batch_headers(domains: &[ReplicaState], limits: &SchedulerLimits) 
     headers_for(of, has_chunk, graph_rows, 1 + u32::from(limits.draft_tokens))
 }
 
-/// For the most rows, tokens and rows up to the last with drafts of any rank.
+/// Computes the headers from the maxima over all ranks: rows, tokens, and rows up to the last row with draft
+/// tokens.
 fn headers_for(
     [rows, tokens, draft_rows]: [u32; 3],
     chunk: bool,
@@ -155,7 +157,7 @@ fn headers_for(
         Some(rows) => BatchHeaders {
             dispatch: DispatchMode::Graph { rows, width },
             moe_tokens: rows * width,
-            // A recording drafts behind all of its rows, whoever has some.
+            // A captured graph runs the draft model on all of its rows.
             draft_rows: if width > 1 { rows } else { 0 },
         },
         None => BatchHeaders {
@@ -185,7 +187,7 @@ mod tests {
         has_partial_prefill: false,
     };
 
-    /// Whether a started gate, held for `held` steps, fires on `view`.
+    /// Returns whether a started gate that was held for `held` steps opens on `view`.
     fn gate_opens(held: u32, view: PrefillGateInput) -> bool {
         PrefillGate { started: true, held_steps: held, ..PrefillGate::default() }
             .allows_prefill(&view)
@@ -235,7 +237,7 @@ mod tests {
         );
     }
 
-    /// Replicas whose plans have so many decodes and rows.
+    /// Builds two replicas with the given numbers of decode rows and rows in their plans.
     fn replicas(plans: [(usize, usize); 2]) -> Vec<ReplicaState> {
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: 4, groups: vec![group] };

@@ -1,33 +1,33 @@
-//! Whether the next row of a request waits for its mask.
+//! Whether the next row of a request waits for its grammar bitmask.
 //!
-//! A mask is made while the step that needs it computes. One that was late there (`RowError::MaskOverdue`) cost that
-//! step a moment, and must not cost the next one too: its row is planned again once `SchedulerEvent::MaskReady` says that it
-//! is there, and so are the rows behind it for as long as the masks of this request are slow.
+//! A grammar bitmask is computed while the step that needs it runs. A bitmask that is overdue
+//! (`RowError::MaskOverdue`) delays that step briefly and must not delay the next: its row is planned again
+//! after `SchedulerEvent::MaskReady`, and so are later rows while bitmasks of the request are slow.
 //!
-//! Masks may begin in the middle of an output, and end there (`SchedulerEvent::MasksDone`). Rows in front of the first masked
-//! one and behind the last are planned ahead like any other.
+//! Bitmasks may start in the middle of an output and end there (`SchedulerEvent::MasksDone`). Rows before the
+//! first and after the last masked row are planned ahead as usual.
 
-/// How the masks of a request come.
+/// State of the grammar bitmasks of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MaskState {
-    /// It needs none.
+    /// The request is unconstrained.
     Unmasked,
-    /// None yet: `Request::commit` says when.
+    /// Constrained later; `Request::commit` starts it at the first masked position.
     NotStarted,
-    /// The next one is made while its step computes.
+    /// The next bitmask is computed while its step runs.
     InStep,
-    /// The same, and it is there already: the news came before that of its lateness.
+    /// As `InStep`, and `MaskReady` arrived already, before the step reported the bitmask as overdue.
     InStepReady,
-    /// The next one must be there first.
+    /// The next row is planned only after its bitmask is ready.
     AwaitingMask,
-    /// The same, and it is there.
+    /// Later rows wait for their bitmasks too, and the next bitmask is ready.
     AheadReady,
-    /// The row under way may be masked, no row behind it is.
+    /// The row in flight may be masked; later rows are unconstrained.
     LastInFlight,
 }
 
 impl MaskState {
-    /// The masks of a new request, from its output's token `from` on.
+    /// Returns the state of a new request; `from` is the index of its first constrained output token.
     pub(crate) fn new(from: Option<u32>) -> Self {
         match from {
             None => Self::Unmasked,
@@ -36,54 +36,54 @@ impl MaskState {
         }
     }
 
-    /// Whether a row that samples behind the last committed token is masked.
+    /// Returns whether a row that samples after the last committed token is masked.
     #[inline]
     pub(crate) fn is_masked(self) -> bool {
         !matches!(self, Self::Unmasked | Self::NotStarted)
     }
 
-    /// The next token is the first masked one.
+    /// Starts masking: the next token is the first masked one.
     pub(crate) fn begin(&mut self) {
         *self = Self::InStep;
     }
 
-    /// No further token is limited. A row in flight may still be masked: none is planned behind it before it is
-    /// answered.
+    /// Ends masking. A row in flight may still be masked; no later row is planned before its result.
     pub(crate) fn end(&mut self) {
         *self = if self.is_masked() { Self::LastInFlight } else { Self::Unmasked };
     }
 
-    /// Whether no row may sample yet.
+    /// Returns whether rows of the request must wait for a bitmask.
     #[inline]
     pub(crate) fn is_waiting(self) -> bool {
         self == Self::AwaitingMask
     }
 
-    /// A token was committed: another mask is needed.
+    /// Updates the state after a commit: the next token needs another bitmask.
     #[inline]
     pub(crate) fn on_token_committed(&mut self) {
         *self = match *self {
             Self::Unmasked | Self::LastInFlight => Self::Unmasked,
             Self::NotStarted => Self::NotStarted,
-            // A token that came although its mask was awaited was restarted with it: nobody promised the next one.
+            // A token committed in `AwaitingMask` was recomputed with its bitmask; no event is expected for
+            // the next bitmask.
             Self::InStep | Self::InStepReady | Self::AwaitingMask => Self::InStep,
             Self::AheadReady => Self::AwaitingMask,
         };
     }
 
-    /// A step did not wait for the mask any longer.
+    /// Updates the state after a row that did not sample because its bitmask was overdue.
     pub(crate) fn on_overdue(&mut self) {
         *self = match *self {
             Self::Unmasked | Self::LastInFlight => Self::Unmasked,
             Self::NotStarted => Self::NotStarted,
             Self::InStep | Self::AwaitingMask => Self::AwaitingMask,
-            // Those behind it are not waited for: nobody has promised to tell of them.
+            // Later bitmasks are not awaited: no `MaskReady` is expected for them.
             Self::InStepReady => Self::InStepReady,
             Self::AheadReady => Self::AheadReady,
         };
     }
 
-    /// The mask is there; `ahead`: the next ones are to be waited for as well.
+    /// Updates the state after `MaskReady`; `ahead`: later rows wait for their bitmasks too.
     pub(crate) fn on_ready(&mut self, ahead: bool) {
         *self = match *self {
             Self::Unmasked | Self::NotStarted | Self::LastInFlight => *self,

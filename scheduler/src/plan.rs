@@ -1,7 +1,8 @@
-//! Decides the next step of one replica.
+//! Plans the next step of one replica.
 //!
-//! Pure: reads state and cache, changes neither. Owns nothing and refuses nothing: `queue.rs` has
-//! turned away what can never fit. `commit` runs right behind it, so what was counted here is there.
+//! Planning is pure: it reads state and cache and changes neither. It rejects nothing, because
+//! `admission_control.rs` rejected requests that can never fit. `commit` runs directly after it, so blocks
+//! counted here are still free there.
 
 use crate::SchedulerLimits;
 use crate::request::Request;
@@ -10,72 +11,72 @@ use crate::slab::SlabSlot;
 use kvcache::{InjectedFault, KvCache};
 use protocol::BlockId;
 
-/// What the next step runs, and what must happen before.
+/// Plan of one step: its rows, and the queue changes before them.
 #[derive(Debug, Default)]
 pub(crate) struct StepPlan {
-    /// Rows in the order of the batch.
+    /// Rows in batch order.
     pub(crate) rows: Vec<PlannedRow>,
-    /// Rows of the first pass: `rows[..decodes]`.
+    /// Number of rows of the first pass: `rows[..decode_rows]`.
     pub(crate) decode_rows: usize,
-    /// Admissions; their rows are the last ones, in this order.
+    /// Admissions; their rows are the last rows of the plan, in this order.
     pub(crate) admit: Vec<PlannedAdmission>,
-    /// Prefix hits of all admissions, one after the other.
+    /// Blocks of the prefix hits of all admissions, concatenated.
     pub(crate) hits: Vec<BlockId>,
-    /// Running requests whose blocks are taken back.
+    /// Running requests to preempt.
     pub(crate) preempt: Vec<SlabSlot>,
-    /// Why the head of the queue stays there, if blocks are the reason.
+    /// The queue head that cannot be admitted, if blocks are the reason.
     pub(crate) blocked_head: Option<BlockedHead>,
-    /// Tokens that the requests of passes 2 and 3 want, beyond this step's chunks too.
+    /// Uncomputed tokens of the requests of passes 2 and 3, including tokens beyond the chunks of this step.
     pub(crate) pending_prefill_tokens: u64,
-    /// Places in the running line of requests that do not decode: the only ones that pass 2 looks at.
+    /// Positions in the running queue of requests that do not decode: pass 2 considers only these.
     non_decoding: Vec<usize>,
-    /// Blocks that the victims hold.
+    /// Blocks that the victims reference.
     victim_blocks: VictimBlocks,
 }
 
-/// One chunk of one request.
+/// One row of the plan: a chunk of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PlannedRow {
     pub(crate) slot: SlabSlot,
     pub(crate) start: u32,
     pub(crate) len: u32,
     pub(crate) drafts: u8,
-    /// Blocks to append to the table first.
+    /// Number of blocks to append to the block table first.
     pub(crate) new_blocks: u32,
 }
 
-/// A waiting request that starts to run.
+/// A waiting request to admit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PlannedAdmission {
     pub(crate) slot: SlabSlot,
-    /// Blocks of its prefix hit.
+    /// Number of blocks in its prefix hit.
     pub(crate) hit_blocks: u32,
-    /// Blocks set aside, if it is guarded.
+    /// Number of blocks to reserve, if the request is non-preemptible.
     pub(crate) reserved_blocks: u32,
 }
 
 impl StepPlan {
-    /// Tokens forwarded.
+    /// Returns the number of tokens forwarded, draft tokens included.
     pub(crate) fn tokens(&self) -> u32 {
         self.rows.iter().map(|row| row.len + u32::from(row.drafts)).sum()
     }
 
-    /// Rows up to the last that has drafts.
+    /// Returns the number of rows up to the last row with draft tokens.
     pub(crate) fn draft_rows(&self) -> u32 {
         self.rows.iter().rposition(|row| row.drafts > 0).map_or(0, |last| last as u32 + 1)
     }
 
-    /// Whether a row forwards several known tokens.
+    /// Returns whether a row forwards several known tokens.
     pub(crate) fn has_chunk(&self) -> bool {
         self.rows.iter().any(|row| row.len > 1)
     }
 
-    /// Whether a prompt started earlier goes on.
+    /// Returns whether a row continues a partially prefilled prompt.
     pub(crate) fn has_partial_prefill(&self) -> bool {
         self.rows.len() > self.decode_rows + self.admit.len()
     }
 
-    /// Withdraws passes 2 and 3: a lockstep group holds its prefill back.
+    /// Removes the rows of passes 2 and 3, because the lockstep group delays prefill.
     pub(crate) fn hold_prefill(&mut self) {
         self.rows.truncate(self.decode_rows);
         self.admit.clear();
@@ -95,7 +96,7 @@ impl StepPlan {
     }
 }
 
-/// How often the victims of a plan hold each block: shared blocks are freed by the last of them.
+/// Number of references to each block by the plan's victims. A shared block is freed by its last holder.
 #[derive(Debug, Default)]
 struct VictimBlocks {
     ref_counts: Vec<u32>,
@@ -103,7 +104,7 @@ struct VictimBlocks {
 }
 
 impl VictimBlocks {
-    /// Adds a victim; returns the blocks that become free.
+    /// Adds a victim. Returns the number of blocks that become free.
     fn add_victim(&mut self, request: &Request, kv: &KvCache) -> u32 {
         self.ref_counts.resize(kv.counts().pool as usize, 0);
         let mut freed = 0;
@@ -123,13 +124,13 @@ impl VictimBlocks {
     }
 }
 
-/// Decides what the executors of one replica run next. `plan` is an old plan whose buffers are reused.
+/// Plans the next step of one replica. The buffers of the old plan `plan` are reused.
 ///
-/// Three passes over one token budget: decodes, then chunks of running requests, then admissions,
-/// each in key order; the order of the passes is the order of the rows. Decodes that lack a block
-/// preempt requests behind them; a plan that preempts admits nobody, or the victims' blocks would
-/// go to a younger request. Admission stops at the first request that does not fit: nothing is
-/// served past the head.
+/// Three passes share one token budget: decode rows, then chunks of running requests, then admissions. Each
+/// pass is in queue order, and the passes define the row order. Decode rows that lack a block preempt
+/// requests of lower priority. A plan that preempts admits no request, because the victims' blocks would go
+/// to a younger request. Admission stops at the first request that does not fit: there is no bypass of the
+/// queue head.
 pub(crate) fn plan(
     state: &SchedulingState,
     kv: &KvCache,
@@ -171,13 +172,13 @@ struct StepPlanner<'a> {
     budget: u32,
     /// Free blocks that are neither reserved nor planned.
     blocks_left: u32,
-    /// Unguarded requests from this place of the running line on are victims.
+    /// Preemptible requests from this position of the running queue on are victims.
     victims_from: usize,
     plan: StepPlan,
 }
 
 impl StepPlanner<'_> {
-    /// Pass 1: one token, and drafts, for every request that waits for its next one.
+    /// Pass 1: one token and its draft tokens for every decoding request.
     fn decode(&mut self) {
         let state = self.state;
         let mut has_room = true;
@@ -192,7 +193,7 @@ impl StepPlanner<'_> {
         self.plan.decode_rows = self.plan.rows.len();
     }
 
-    /// Plans one decode; false if it has to give way to those before it.
+    /// Plans one decode row. Returns false if the request must yield to requests of higher priority.
     fn decode_one(&mut self, place: usize, slot: SlabSlot, request: &Request) -> bool {
         let Some(row) = self.fit_decode(place, slot, request) else {
             if !request.non_preemptible {
@@ -207,8 +208,8 @@ impl StepPlanner<'_> {
         true
     }
 
-    /// The row of a decode, after dropping drafts and preempting others if it must; `None` if it
-    /// still does not fit.
+    /// Returns the row of a decode, after dropping draft tokens and preempting other requests if necessary;
+    /// `None` if it still does not fit.
     fn fit_decode(
         &mut self,
         place: usize,
@@ -234,8 +235,8 @@ impl StepPlanner<'_> {
         Some(row(0, grow))
     }
 
-    /// Drafts of a decode row. None before the seat has sampled in this epoch, nor where masks decide: they
-    /// would have to be made for each draft.
+    /// Returns the number of draft tokens of a decode row. It is 0 before the sequence slot has sampled in
+    /// this epoch, and for masked rows: each draft token would need its own bitmask.
     fn draft_count(&self, request: &Request) -> u32 {
         if !request.slot_has_drafts || request.mask_state.is_masked() {
             return 0;
@@ -247,7 +248,8 @@ impl StepPlanner<'_> {
         u32::from(self.limits.draft_tokens).min(room).min(self.budget - 1)
     }
 
-    /// Blocks a decode appends to its table: enough even if every draft in flight is accepted.
+    /// Returns the number of blocks by which a decode row grows its table: enough even if every draft token
+    /// in flight is accepted.
     fn blocks_to_grow(&self, request: &Request, drafts: u32) -> u32 {
         let one =
             u32::from(!self.state.fault_injection.is_active(InjectedFault::BlockEdgeOffByOne));
@@ -268,8 +270,8 @@ impl StepPlanner<'_> {
         self.victims_from = place;
     }
 
-    /// Pass 2: a chunk for every running request with several tokens to forward, of those at
-    /// `places`. Its blocks were taken at admission.
+    /// Pass 2: a chunk for every running request with several uncomputed tokens, among those at `places`. Its
+    /// blocks were allocated at admission.
     fn continue_prefills(&mut self, places: impl Iterator<Item = usize>) {
         let state = self.state;
         for place in places {
@@ -287,8 +289,8 @@ impl StepPlanner<'_> {
         }
     }
 
-    /// Pass 3: waiting requests, until one does not fit. The whole known length gets its blocks
-    /// now, so requests admitted in part cannot lock each other out.
+    /// Pass 3: admits waiting requests until one does not fit. Blocks for the whole known length are
+    /// allocated at admission, so partially admitted requests cannot deadlock.
     fn admit(&mut self) {
         if !self.plan.preempt.is_empty() || self.is_blocked() {
             return;
@@ -308,8 +310,8 @@ impl StepPlanner<'_> {
         }
     }
 
-    /// Whether looking up the head of the queue again is in vain. A hit costs less than last time
-    /// only by what was published since and by idle blocks that others claimed meanwhile.
+    /// Returns whether another prefix lookup for the queue head is useless. Since the last lookup its cost
+    /// can fall only by blocks published and by evictable hits that other requests pinned.
     fn is_blocked(&self) -> bool {
         let Some(blocked) = self.state.blocked_head else { return false };
         let head = self.state.waiting.slots().next();
@@ -353,7 +355,7 @@ impl StepPlanner<'_> {
                 evictable_hits: hit.evictable,
                 published_blocks: published,
             };
-            // Admissions of this plan change what the next lookup finds: remember a head only.
+            // Admissions of this plan change the result of the next lookup, so remember only the queue head.
             self.plan.blocked_head = self.plan.admit.is_empty().then_some(blocked);
         }
         if chunk == 0 {
@@ -369,7 +371,8 @@ impl StepPlanner<'_> {
         true
     }
 
-    /// Blocks an admission leaves free, so that those who run can grow before anyone is preempted.
+    /// Returns the number of blocks that an admission leaves free, so that running requests can grow without
+    /// preemption.
     fn admission_headroom(&self) -> u32 {
         let running = (self.state.running.len() + self.plan.admit.len()) as u32;
         running.min(self.kv.counts().pool / 20)
@@ -396,11 +399,12 @@ impl StepPlanner<'_> {
     }
 }
 
-/// Tokens of the next prefill chunk `[start, start + len)` of a request that wants `want`, at most `cap`.
+/// Returns the length of the next prefill chunk `[start, start + len)` of a request with `want` uncomputed
+/// tokens, at most `cap`.
 ///
-/// All of it if it fits. Else the chunk's *end* is aligned to `quantum`, so the next start is too.
-/// A chunk that would not reach the next multiple is left for a later step, unless the step holds
-/// no other prefill: decodes alone must never starve it.
+/// The chunk takes all tokens if they fit. Otherwise its *end* is aligned to `quantum`, and with it the next
+/// start. A chunk that would not reach the next multiple is postponed, unless the step has no other prefill:
+/// decode rows must never starve it.
 fn align_chunk(start: u32, want: u32, cap: u32, quantum: u32, step_has_prefill: bool) -> u32 {
     if want <= cap {
         return want;

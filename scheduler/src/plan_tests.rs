@@ -1,9 +1,9 @@
 //! Plans as one-line tables: `settings | run .. | wait .. | cache ..`, each part optional.
 //!
-//! `a 8/9` is request `a` with 8 of 9 tokens computed; `b=a 0/9` has the same tokens as `a`; `a! ..`
-//! is guarded, with blocks up to its limit (8 more tokens) set aside. Running requests hold blocks
-//! as if admitted whole, and their computed full blocks are published. `cache a 8` leaves the first
-//! 8 tokens of `a` cached and idle. `free` blocks are vacant besides.
+//! `a 8/9` is request `a` with 8 of 9 tokens computed; `b=a 0/9` has the tokens of `a`; `a! ..` is
+//! non-preemptible, with blocks up to its limit (8 more tokens) reserved. Running requests hold the blocks of
+//! a complete admission, and their computed full blocks are published. `cache a 8` leaves the first 8 tokens
+//! of `a` cached and unreferenced. `free` is the number of additional free blocks.
 
 use super::*;
 use crate::commit::{commit, write_batch_rows};
@@ -19,11 +19,11 @@ struct PlanScenario {
     state: SchedulingState,
     kv: KvCache,
     limits: SchedulerLimits,
-    /// Blocks saved by sharing: held by nobody in the scene, and not free either.
+    /// Blocks saved by sharing: not referenced by a request of the scenario, and not free.
     parked_blocks: BlockTable,
 }
 
-/// A request as written: name, whose tokens, computed, known, guarded.
+/// A parsed request: name, token source, computed and known tokens, non-preemptible.
 struct ScenarioRequest {
     name: u8,
     same_tokens_as: u8,
@@ -105,7 +105,7 @@ fn scenario(text: &str) -> PlanScenario {
     scene
 }
 
-/// Blocks of a running request: the whole known length, or up to the computed position of a decode.
+/// Returns the number of blocks of a running request: its known length, or the computed length of a decode.
 fn blocks_held(entry: &ScenarioRequest, block_tokens: u32) -> u32 {
     let decodes = entry.known_len - entry.computed == 1;
     let positions = if decodes { entry.computed } else { entry.known_len };
@@ -123,7 +123,7 @@ fn request(entry: &ScenarioRequest, arrival: u64, config: &SchedulerConfig) -> R
 }
 
 impl PlanScenario {
-    /// A table whose blocks below `computed` are published as `tokens`.
+    /// Allocates a table and publishes its blocks below position `computed` with `tokens`.
     fn fill(&mut self, tokens: &[Token], computed: u32) -> BlockTable {
         let mut keys = Vec::new();
         self.state.hasher.extend_keys(&mut keys, tokens, None);
@@ -201,7 +201,7 @@ fn decodes_come_first_and_in_order() {
 
 #[test]
 fn unmasked_rows_are_planned_after_rows_in_flight() {
-    // Up to the limit of 17 tokens, or to the token at the position that is masked first.
+    // Up to the limit of 17 tokens, or to the token at the first masked position.
     for (masked_from, expected) in [(None, 8..16), (Some(12), 8..11), (Some(0), 8..9)] {
         let PlanScenario { mut state, mut kv, limits, .. } = scenario("| run a 8/9");
         let slot = state.running.get(0);
@@ -227,37 +227,37 @@ fn growth_preempts_the_latest_and_stops_admission() {
     check("free=1 | run a 8/9, b 3/4 | wait c 0/4", expect!["run a[8,9) b[3,4) blocked"]);
     check("free=0 | run a 8/9, b 8/9, c 3/4", expect!["run a[8,9) preempt c b"]);
     check("free=0 | run a 7/8, b 8/9, c 9/10", expect!["run a[7,8) b[8,9) preempt c"]);
-    // Nobody behind it: it gives way to those in front.
+    // No request of lower priority is left, so the request preempts itself.
     check("free=0 | run a 7/8, b 8/9", expect!["run a[7,8) preempt b"]);
     check("free=0 | run a 8/20, b 4/5", expect!["run a[8,20) preempt b"]);
 }
 
 #[test]
 fn shared_blocks_of_victims_are_counted_as_a_set() {
-    // `b` and `c` share their only block: taking back one of them frees nothing, both free it.
+    // `b` and `c` share their only block: preempting one frees no block, preempting both frees it.
     check("free=0 | run a 8/9, b 4/4, c=b 4/4", expect!["run a[8,9) preempt c b"]);
     check("free=0 | run a 8/9, b 4/4, c 4/4", expect!["run a[8,9) preempt c"]);
 }
 
 #[test]
 fn non_preemptible_requests_own_their_reserved_blocks() {
-    // `b!` holds 1 block and has 2 set aside (limit 12): they are not `a`'s, which gives way itself.
+    // `b!` holds 1 block and has 2 reserved (limit 12). `a` cannot use them and preempts itself.
     check("free=2 | run a 8/9, b! 3/4", expect!["preempt a"]);
     check("free=2 | run a 8/9, b! 3/4, c 3/4", expect!["run a[8,9) b[3,4) preempt c"]);
     check("free=3 | run a 3/4, b! 4/5", expect!["run a[3,4) b[4,5)"]);
-    // A guarded admission asks for its whole length: 12 tokens, 3 blocks.
+    // A non-preemptible admission needs blocks for its whole length: 12 tokens, 3 blocks.
     check("free=2 | wait a! 0/4", expect!["blocked"]);
     check("free=3 | wait a! 0/4", expect!["run a[0,4) admit a"]);
 }
 
 #[test]
 fn chunks_and_sequence_slots_share_one_budget() {
-    // Two tokens would be left for `b`: a sliver behind other prefill, so it waits.
+    // Two tokens would be left for `b`, less than the quantum in a step with other prefill, so `b` waits.
     check("step=18 chunk=16 | wait a 0/40, b 0/4", expect!["run a[0,16) admit a"]);
     check("seats=1 | run a 3/4 | wait b 0/4", expect!["run a[3,4)"]);
     check("seats=1 | wait a 0/4, b 0/4", expect!["run a[0,4) admit a"]);
     check("step=64 | wait a 0/200, b 0/4", expect!["run a[0,64) admit a"]);
-    // A chunk that would end off the grid is left for later, unless decodes alone fill the step.
+    // A chunk with an unaligned end is postponed unless the step has decode rows only.
     check("step=100 | run a 64/200, b 0/100", expect!["run a[64,128)"]);
     check("step=65 | run x 3/4, a 0/200", expect!["run x[3,4) a[0,64)"]);
     check("step=64 | run x 3/4, a 0/200", expect!["run x[3,4) a[0,63)"]);
@@ -271,13 +271,13 @@ fn admission_stops_at_a_blocked_head() {
 
 #[test]
 fn admission_counts_evictable_hits_and_keeps_headroom() {
-    // Three blocks, two of them cached and idle: they cost what vacant ones cost.
+    // Three blocks, two of them cached and unreferenced: these cost as much as free blocks.
     check("free=1 | wait a 0/9 | cache a 8", expect!["run a[8,9) admit a"]);
     check("free=0 | wait a 0/9 | cache a 8", expect!["blocked"]);
-    // Two blocks in use by another request cost nothing.
+    // Two blocks referenced by another request cost nothing.
     check("free=1 | run a 8/8 | wait b=a 0/9", expect!["run b[8,9) admit b"]);
     check("free=0 | run a 8/8 | wait b=a 0/9", expect!["blocked"]);
-    // 5 % of 40 blocks are 2: one for each who runs, and at most one runs.
+    // 5 % of 40 blocks are 2, and the headroom is at most one block per running request: one.
     check("free=38 | run a 8/8 | wait b 0/148", expect!["run b[0,64) admit b"]);
     check("free=38 | run a 8/8 | wait b 0/152", expect!["blocked"]);
 }
@@ -300,15 +300,15 @@ fn drafts_are_dropped_before_preemption() {
 fn chunk_alignment_table() {
     let quantum = 64;
     for (start, want, cap, has_prefill, expected) in [
-        (0, 10, 64, false, 10),   // all of it
-        (0, 64, 64, true, 64),    // all of it, exactly
-        (0, 200, 100, false, 64), // the end is aligned
-        (64, 200, 100, true, 64), // and so is the next start
-        (16, 200, 100, true, 48), // an unaligned start is mended
-        (0, 200, 63, true, 0),    // a sliver behind other prefill waits
-        (0, 200, 63, false, 63),  // decodes alone must not starve it
-        (60, 200, 3, false, 3),   // not even with little left
-        (63, 200, 1, true, 1),    // reaches the grid
+        (0, 10, 64, false, 10),   // whole prompt
+        (0, 64, 64, true, 64),    // whole prompt, exactly
+        (0, 200, 100, false, 64), // aligned end
+        (64, 200, 100, true, 64), // aligned start and end
+        (16, 200, 100, true, 48), // unaligned start, aligned end
+        (0, 200, 63, true, 0),    // below the quantum in a step with other prefill: postponed
+        (0, 200, 63, false, 63),  // decode rows must not starve prefill
+        (60, 200, 3, false, 3),   // also with a small budget
+        (63, 200, 1, true, 1),    // reaches the next multiple
         (0, 200, 0, false, 0),    // no budget
         (128, 1, 1, true, 1),
     ] {
@@ -319,14 +319,14 @@ fn chunk_alignment_table() {
 
 #[test]
 fn blocked_head_is_not_looked_up_again_without_change() {
-    // Five blocks were published before it was blocked.
+    // Five blocks were published before the head was blocked; `x` grows by one of the three free blocks.
     let mut scene = scenario("free=3 | run x 20/21 | wait a 0/20"); // `x` grows by one of them.
     let first = plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default());
     commit(&mut scene.state, &mut scene.kv, &first, 0);
     assert_eq!(scene.state.blocked_head.map(|b| (b.needed_blocks, b.evictable_hits)), Some((5, 0)));
     let again = plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default());
     assert!(again.blocked_head.is_none(), "two free blocks cannot be enough for five");
-    // Blocks published since may be hits that others hold: worth a look.
+    // Blocks published since then may be hits that other requests reference: a lookup is useful.
     let mut tables: Vec<BlockTable> = Vec::new();
     for like in [b'p', b'q'] {
         tables.push(scene.fill(&tokens(like, 4), 4));

@@ -1,12 +1,12 @@
-//! Makes a request's full blocks findable, prompt and generated alike: one rule for both.
+//! Publishes full blocks of a request in the prefix index, prompt and output blocks alike.
 
 use crate::request::Request;
 use kvcache::{BlockHasher, InjectedFault, KvCache, PublishOutcome};
 
-/// Publishes the full blocks of `request` that lie below position `below`, in order, without gaps.
+/// Publishes the full blocks of `request` below position `below`, in order and without gaps.
 ///
-/// Stops for good where the parent is not findable or another block has the hash. An adopted block
-/// changes the table, so the seat is told from that entry on.
+/// Publishing ends for this request where the parent is not indexed or a different block has the hash. A
+/// deduplicated block changes the block table, so entries from it on are sent to the executor again.
 pub(crate) fn publish_full_blocks(
     request: &mut Request,
     kv: &mut KvCache,

@@ -1,10 +1,10 @@
-//! Chooses the replica of a submit. Load is charged once and released once, whatever the ending.
+//! Chooses the replica of a submission. Load is charged once and released once per request.
 
 use crate::{RequestSubmission, RoutingPolicy};
 use kvcache::{KvCache, SequenceContent};
 use protocol::{BlockId, Replica};
 
-/// Tokens that an outstanding request weighs besides its own.
+/// Cost of an outstanding request in tokens, in addition to its own tokens.
 const TOKENS_PER_REQUEST: u64 = 512;
 
 /// Outstanding work of one replica.
@@ -26,14 +26,14 @@ impl ReplicaLoad {
     }
 }
 
-/// What routing may know about a replica.
+/// State of a replica that routing reads.
 pub(crate) struct ReplicaCandidate<'a> {
     pub(crate) ready: bool,
     pub(crate) load: ReplicaLoad,
     pub(crate) kv: &'a KvCache,
 }
 
-/// Rotates among equals; the only memory that routing has.
+/// Router state: the round-robin position and a scratch buffer.
 #[derive(Debug, Default)]
 pub(crate) struct ReplicaRouter {
     next_replica: usize,
@@ -41,7 +41,7 @@ pub(crate) struct ReplicaRouter {
 }
 
 impl ReplicaRouter {
-    /// The replica with the smallest cost, lost ones last, ties in turn.
+    /// Returns the replica with the lowest cost. Failed replicas come last; ties rotate.
     pub(crate) fn route(
         &mut self,
         submit: &RequestSubmission,
@@ -107,7 +107,7 @@ mod tests {
         RequestSubmission::greedy(1, (0..tokens).collect(), &config.block_hasher())
     }
 
-    /// A cache that holds so many of the request's blocks.
+    /// Builds a cache that holds the first `blocks` blocks of the request.
     fn cache(config: &KvConfig, submit: &RequestSubmission, blocks: u32) -> KvCache {
         let mut kv = KvCache::new(config).unwrap();
         let mut table = BlockTable::default();
@@ -128,7 +128,7 @@ mod tests {
     fn cheapest_ready_replica_is_chosen() {
         let config = config();
         let asked = submit(41, &config);
-        // Requests and tokens outstanding, and blocks of the prompt that are cached there.
+        // Outstanding requests, outstanding tokens, and cached blocks of the prompt.
         let replicas = [(2, 100, 0), (1, 300, 0), (9, 110, 9)];
         let caches = replicas.map(|(_, _, blocks)| cache(&config, &asked, blocks));
         let chosen = |routing, ready: [bool; 3]| {

@@ -1,4 +1,4 @@
-//! One replica: its requests, its cache, its group's generation, and its figures.
+//! State of one replica: requests, KV cache, executor epoch and statistics.
 
 use crate::plan::StepPlan;
 use crate::replica_router::{ReplicaCandidate, ReplicaLoad};
@@ -8,20 +8,20 @@ use crate::{BlockStats, ExecutorFailure, SchedulerConfig, SchedulerConfigError, 
 use kvcache::{InjectedFault, KvCache, KvConfig};
 use protocol::{Epoch, Replica, StepTiming};
 
-/// Everything the engine keeps per replica.
+/// State that the scheduler keeps per replica.
 #[derive(Debug)]
 pub(crate) struct ReplicaState {
     pub(crate) state: SchedulingState,
     pub(crate) kv: KvCache,
-    /// Generation of the executor group.
+    /// Epoch of the executor group.
     pub(crate) epoch: Epoch,
-    /// Since when the executors are gone; `None` = they are there.
+    /// Time at which the executors failed; `None` = ready.
     pub(crate) failed_at_ms: Option<u64>,
     pub(crate) capture_sizes: Vec<u32>,
     pub(crate) load: ReplicaLoad,
-    /// The plan in the making; its buffers are reused.
+    /// Plan of the current step; its buffers are reused.
     pub(crate) plan: StepPlan,
-    /// Something changed since the last snapshot.
+    /// Whether statistics changed since the last snapshot.
     pub(crate) stats_changed: bool,
     pub(crate) last_step_rows: u32,
     pub(crate) last_step_tokens: u32,
@@ -62,15 +62,15 @@ impl ReplicaState {
         ReplicaCandidate { ready: self.is_ready(), load: self.load, kv: &self.kv }
     }
 
-    /// Keeps the size of the step just sent.
+    /// Records the size of the step just sent.
     pub(crate) fn record_step(&mut self) {
         (self.last_step_rows, self.last_step_tokens) =
             (self.plan.rows.len() as u32, self.plan.tokens());
         self.stats_changed = true;
     }
 
-    /// Forgets what the executors held: every running request will be recomputed from its committed
-    /// tokens, and nothing of the former generation will be applied.
+    /// Discards executor state: running requests are requeued and recomputed from their committed tokens, and
+    /// outputs of the previous epoch are dropped.
     pub(crate) fn on_executor_failure(&mut self, now_ms: u64, loss: ExecutorFailure) {
         let planted = self.state.fault_injection;
         self.state.totals.requests_recovered.add(loss, self.state.running.len() as u64);
@@ -90,18 +90,19 @@ impl ReplicaState {
         self.stats_changed = true;
     }
 
-    /// Sends every running request back to the queue, without a block.
+    /// Requeues every running request and frees its blocks.
     pub(crate) fn requeue_running(&mut self, why: RequeueReason) {
         let running: Vec<_> = self.state.running.slots().collect();
         self.state.running.retain(|_| false);
-        // Last first, so that the lowest seats are on top again and blocks are freed in reverse order.
+        // In reverse order, so that the lowest sequence slots are reused first and blocks are freed tail
+        // first.
         for slot in running.into_iter().rev() {
             self.state.requeue(slot, &mut self.kv, why);
         }
         self.state.blocked_head = None;
     }
 
-    /// The executors are back with an empty pool of `blocks`.
+    /// Marks the replica as ready, with an empty pool of `blocks` blocks; 0 keeps the pool size.
     pub(crate) fn on_executors_restored(
         &mut self,
         kv: &KvConfig,
@@ -117,7 +118,7 @@ impl ReplicaState {
         self.stats_changed = true;
     }
 
-    /// Counters of this moment.
+    /// Returns current statistics.
     pub(crate) fn stats(&self, replica: Replica) -> StepStats {
         let (state, totals, counts) = (&self.state, self.state.totals, self.kv.counts());
         let next = state.waiting.slots().next();

@@ -1,8 +1,8 @@
-//! One request: committed tokens, how far they are computed, and the blocks that hold them.
+//! One request: committed tokens, computed positions, and the blocks that hold them.
 //!
-//! There is no status field and no prefill or decode type. A row forwards known tokens from
-//! `computed` on and samples iff it reaches the last one; chunked prefill, recompute after a
-//! preemption and decode are this one rule with different `want`.
+//! There is no status field and no prefill or decode type. A row forwards known tokens from `computed_tokens`
+//! on and samples iff it reaches the last known token. Chunked prefill, recomputation after a preemption and
+//! decode differ only in the number of uncomputed tokens.
 
 use crate::cold_fields::ColdFields;
 use crate::mask_state::MaskState;
@@ -10,62 +10,64 @@ use crate::{RequestSubmission, SchedulerConfig, StopReason, TokenEvent};
 use kvcache::{BlockHasher, BlockTable, InjectedFault, KvCache, SequenceContent};
 use protocol::{BlockId, RequestId, SequenceSlot, StepId, Token, TokenVec};
 
-/// Preemptions after which a request becomes guarded and is never a victim again.
+/// Number of preemptions after which a request becomes non-preemptible.
 pub(crate) const PREEMPTIONS_MAX: u8 = 4;
 
-/// Newest committed tokens that lie beside the cursors.
+/// Number of newest committed tokens stored inline.
 const TAIL_TOKENS: usize = 16;
 
-/// A request of one replica, waiting or running: what every step reads, in two and a half cache lines.
+/// A waiting or running request of one replica: the fields that every step reads, in two and a half cache
+/// lines.
 ///
-/// With thousands of requests running, a step takes as long as fetching them does. What most rows
-/// do not need is one pointer further, in `cold`.
+/// With thousands of running requests, the time of a step is dominated by fetching these lines. Fields that
+/// most rows do not need are in `cold_fields`.
 #[derive(Debug)]
 #[repr(align(32))]
 pub(crate) struct Request {
     pub(crate) id: RequestId,
     pub(crate) cold_fields: Box<ColdFields>,
-    /// Ids that end the request: end of text first, then the user's. Every token of every step is
-    /// compared with them, so the usual few lie in place.
+    /// Token ids that end the request: EOS ids first, then stop ids of the client. Every committed token is
+    /// compared with them, so short lists are stored inline.
     stop_ids: TokenVec,
-    /// Step of the last row sent that samples: where a token not yet seen by the host lies.
+    /// Last step sent in which the request samples; the executor holds a token that was not applied yet under
+    /// this step id.
     pub(crate) last_sampling_step: StepId,
-    /// Grows with preemption and device loss; results of another epoch are dropped.
+    /// Incremented by preemption and executor failure; results of other epochs are dropped.
     pub(crate) epoch: u32,
-    /// Row of device state; a request has one while it runs.
+    /// Sequence slot on the device while the request runs.
     pub(crate) seq_slot: Option<SequenceSlot>,
-    /// Committed tokens: prompt, then output.
+    /// Number of committed tokens: prompt, then output.
     pub(crate) len: u32,
-    /// Length at which the request ends: prompt plus `max_tokens`, at most the model's length.
+    /// Length at which the request finishes: prompt plus `max_tokens`, at most `max_model_len`.
     pub(crate) limit: u32,
-    /// Positions written by rows sent, counting no accepted draft for rows in flight.
+    /// Positions written by rows sent; draft tokens of rows in flight are not counted.
     pub(crate) computed_tokens: u32,
-    /// Positions whose KV an applied output has confirmed.
+    /// Number of positions with KV that an applied output confirmed.
     pub(crate) committed_kv_len: u32,
-    /// Leading full blocks that are published.
+    /// Number of leading full blocks that are published.
     pub(crate) published_blocks: u32,
-    /// Entries of the table, and the leading ones that the device knows.
+    /// Number of block table entries, and of leading entries that were sent to the executor.
     pub(crate) block_count: u32,
     pub(crate) sent_blocks: u32,
-    /// Free blocks set aside for this request's growth.
+    /// Free blocks reserved for the growth of this request.
     pub(crate) reserved_blocks: u32,
-    /// The newest tokens: the one at position p lies at p modulo the length.
+    /// Newest tokens: the token at position p is at index p modulo `TAIL_TOKENS`.
     tail: [Token; TAIL_TOKENS],
-    /// Rows in flight, and of these the ones that sample and their drafts in all.
+    /// Rows in flight, number of rows in flight that sample, and the sum of their draft tokens.
     pub(crate) rows_in_flight: u8,
     pub(crate) pending_samples: u8,
     pub(crate) draft_slack: u16,
     pub(crate) preemptions: u8,
-    /// Whether the last row sent in this epoch samples, so that the seat holds drafts.
+    /// Whether the last row sent in this epoch samples, so that the sequence slot has draft tokens.
     pub(crate) slot_has_drafts: bool,
     /// Whether the next row is the first of its epoch.
     pub(crate) first_row_of_epoch: bool,
     /// Whether further full blocks may be published.
     pub(crate) may_publish: bool,
     pub(crate) non_preemptible: bool,
-    /// How the masks of its rows that sample come, if it has any.
+    /// State of the grammar bitmasks of the request.
     pub(crate) mask_state: MaskState,
-    /// Whether an event was sent; the first one carries figures about admission.
+    /// Whether an event was sent; the first event carries admission data.
     first_event_sent: bool,
 }
 
@@ -117,7 +119,7 @@ impl Request {
         }
     }
 
-    /// Commits a produced token.
+    /// Commits a sampled token.
     #[inline]
     pub(crate) fn commit(&mut self, token: Token) {
         self.tail[self.len as usize % TAIL_TOKENS] = token;
@@ -133,13 +135,13 @@ impl Request {
         }
     }
 
-    /// Brings the newest tokens to the others. Whoever reads `tokens` calls it first; those of
-    /// waiting requests are gathered.
+    /// Copies the newest tokens from `tail` to the token vector. Required before `tokens`; waiting requests
+    /// are always flushed.
     pub(crate) fn flush_tail(&mut self) {
         self.flush_tail_below(self.len);
     }
 
-    /// The same unless the tokens below `position` are gathered already.
+    /// Flushes the tail unless all tokens below `position` are in the token vector.
     pub(crate) fn flush_tail_below(&mut self, position: u32) {
         let tail = &self.tail;
         let gathered = self.cold_fields.tokens.len();
@@ -150,7 +152,7 @@ impl Request {
         }
     }
 
-    /// The committed tokens, all gathered.
+    /// Returns the committed tokens; panics unless they are flushed.
     pub(crate) fn tokens(&self) -> &[Token] {
         assert_eq!(
             self.cold_fields.tokens.len() as u32,
@@ -161,13 +163,13 @@ impl Request {
         &self.cold_fields.tokens
     }
 
-    /// The last committed token.
+    /// Returns the last committed token.
     #[inline]
     pub(crate) fn last_token(&self) -> Token {
         self.tail[(self.len as usize - 1) % TAIL_TOKENS]
     }
 
-    /// Why a committed `token` ends the request, if it does.
+    /// Returns why a committed `token` ends the request, or `None`.
     #[inline]
     pub(crate) fn stop_reason(&self, token: Token) -> Option<StopReason> {
         let place = self.stop_ids.iter().position(|&id| id == token)?;
@@ -175,7 +177,7 @@ impl Request {
         Some(if is_eos { StopReason::Eos(token) } else { StopReason::StopToken(token) })
     }
 
-    /// Gives a request without blocks the found ones; they are pinned.
+    /// Pins the blocks of a prefix hit in the table of a request without blocks.
     pub(crate) fn pin_blocks(
         &mut self,
         mut table: BlockTable,
@@ -187,13 +189,13 @@ impl Request {
         self.cold_fields.block_table = table;
     }
 
-    /// Appends free blocks to the table.
+    /// Appends newly allocated blocks to the table.
     pub(crate) fn allocate_blocks(&mut self, count: u32, kv: &mut KvCache) {
         kv.allocate(&mut self.cold_fields.block_table, count);
         self.block_count += count;
     }
 
-    /// Gives all blocks back; returns the emptied table.
+    /// Frees all blocks. Returns the emptied table for reuse.
     pub(crate) fn free_blocks(&mut self, kv: &mut KvCache) -> BlockTable {
         let mut table = std::mem::take(&mut self.cold_fields.block_table);
         kv.free(&mut table);
@@ -208,27 +210,27 @@ impl Request {
         self.block_count = self.cold_fields.block_table.len();
     }
 
-    /// Computes the keys of full blocks that have none yet.
+    /// Computes missing keys of full blocks.
     pub(crate) fn extend_block_keys(&mut self, hasher: &BlockHasher) {
         let ColdFields { block_keys: keys, tokens, extra_keys: extra, .. } = &mut *self.cold_fields;
         hasher.extend_keys(keys, tokens, extra.as_deref());
     }
 
-    /// Committed tokens plus those promised by rows in flight.
+    /// Returns the number of committed tokens plus tokens pending in rows in flight.
     #[inline]
     pub(crate) fn known_len(&self) -> u32 {
         self.len + u32::from(self.pending_samples)
     }
 
-    /// Known tokens that no row has forwarded.
+    /// Returns the number of known tokens that no row has forwarded.
     #[inline]
     pub(crate) fn uncomputed_tokens(&self) -> u32 {
         self.known_len() - self.computed_tokens
     }
 
-    /// Whether the next row produces a token from the last known one. Requests about to reach their
-    /// limit do not, so a length end never wastes a row; masked ones wait for the token itself, because the mask
-    /// of the next one follows from it.
+    /// Returns whether the next row decodes: it forwards the last known token and samples. Requests about to
+    /// reach their limit do not decode, so a length finish wastes no row. Constrained requests wait for the
+    /// pending token, because the next bitmask depends on it.
     #[inline]
     pub(crate) fn can_decode(&self) -> bool {
         let waits = || {
@@ -237,14 +239,15 @@ impl Request {
         self.needs_one_token() && !waits()
     }
 
-    /// Whether the token behind the last one promised, every draft accepted, is limited by a mask.
+    /// Returns whether the token after the last pending one is masked, if every draft token in flight is
+    /// accepted.
     #[inline]
     fn next_token_is_masked(&self) -> bool {
         self.mask_state.is_masked()
             || self.known_len() + u32::from(self.draft_slack) >= self.first_masked_position()
     }
 
-    /// Tokens below this position are sampled without a mask.
+    /// Returns the position below which tokens are sampled without a bitmask.
     #[inline]
     pub(crate) fn first_masked_position(&self) -> u32 {
         match self.mask_state {
@@ -254,25 +257,26 @@ impl Request {
         }
     }
 
-    /// Whether all known tokens but the last are forwarded, and another one may follow.
+    /// Returns whether exactly one known token is uncomputed and another token may follow.
     #[inline]
     fn needs_one_token(&self) -> bool {
         self.uncomputed_tokens() == 1 && self.known_len() + u32::from(self.draft_slack) < self.limit
     }
 
-    /// Whether the next row is a chunk of several tokens, or the last one of a prompt that is only scored.
+    /// Returns whether the next row is a chunk of several tokens, or the last token of a prompt that is only
+    /// scored.
     #[inline]
     pub(crate) fn continues_prefill(&self) -> bool {
         self.uncomputed_tokens() > 0 && self.pending_samples == 0 && !self.needs_one_token()
     }
 
-    /// Whether a row that ends at position `end` samples.
+    /// Returns whether a row that ends at position `end` samples.
     #[inline]
     pub(crate) fn samples_at(&self, end: u32) -> bool {
         end == self.known_len() && end < self.limit
     }
 
-    /// Whether cached blocks may stand in for its prompt: log-probabilities need every position forwarded.
+    /// Returns whether the prompt may use cached blocks: prompt logprobs need every position forwarded.
     pub(crate) fn may_use_prefix_cache(&self) -> bool {
         self.cold_fields.params.sampling.prompt_logprobs.is_none()
             || self.cold_fields.prompt_logprobs_sent >= self.cold_fields.prompt_len
@@ -283,9 +287,10 @@ impl Request {
         SequenceContent { tokens: self.tokens(), block_keys: keys, extra_keys: extra.as_ref() }
     }
 
-    /// Appends news of this request, to be filled in. The first event carries figures about its admission.
+    /// Appends an event of this request for the caller to fill in. The first event carries admission data.
     ///
-    /// Filled in where it lies: events built elsewhere and moved were the slowest part of a step.
+    /// The event is filled in place: building events elsewhere and moving them was the slowest part of a
+    /// step.
     #[inline]
     pub(crate) fn push_event<'a>(&mut self, events: &'a mut Vec<TokenEvent>) -> &'a mut TokenEvent {
         let event = events.push_mut(TokenEvent::EMPTY);
@@ -298,7 +303,7 @@ impl Request {
         event
     }
 
-    /// Panics unless the hot part repeats what the cold part says.
+    /// Panics unless the hot fields agree with the cold fields.
     pub(crate) fn check(&self) {
         let ColdFields { tokens, block_table: table, .. } = &*self.cold_fields;
         assert_eq!(self.block_count, table.len(), "blocks of {:?} miscounted", self.id);
@@ -312,8 +317,8 @@ impl Request {
         assert!(same, "the newest tokens of {:?} differ", self.id);
     }
 
-    /// Starts a new epoch: what rows in flight bring will be dropped, and everything is recomputed
-    /// from committed tokens. The table must have been freed.
+    /// Starts a new epoch: results of rows in flight are dropped, and everything is recomputed from committed
+    /// tokens. The block table must be empty.
     pub(crate) fn restart(&mut self) {
         assert!(self.cold_fields.block_table.is_empty(), "a restarted request holds no blocks");
         self.epoch += 1;

@@ -1,11 +1,11 @@
-//! How requests get the ids under which the engine knows them. What their clients call them is for people: it may be
-//! shared, and decides nothing but whom an order by name means.
+//! Assigns internal request ids. Client ids may repeat; they are used only to select requests, for example
+//! for an abort.
 
 use crate::RequestSubmission;
 use kvcache::{FaultInjection, InjectedFault, PromptHasher};
 use protocol::RequestId;
 
-/// Enrols requests whose ids nobody else has had or will have.
+/// Assigns request ids that are unique for the life of the process.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RequestIdAssigner {
     /// Bug in force, for simulations of a build with the feature `planted`.
@@ -13,7 +13,8 @@ pub struct RequestIdAssigner {
 }
 
 impl RequestIdAssigner {
-    /// Gives requests that come together, all called `name`, the ids from `first` on, and hashes their prompts.
+    /// Assigns ids from `first` on to requests submitted together under client id `name`, and hashes their
+    /// prompts.
     pub fn assign_ids(
         self,
         submits: &mut [RequestSubmission],
@@ -31,7 +32,7 @@ impl RequestIdAssigner {
             let (before, rest) = submits.split_at_mut(index);
             let Some(submit) = rest.first_mut() else { break };
             submit.id = RequestId(first + index as u64);
-            // Choices of one prompt follow each other: hash it once.
+            // Choices of one prompt are adjacent: hash the prompt once.
             submit.block_keys = match before.last().filter(|b| b.tokens == submit.tokens) {
                 Some(before) => before.block_keys.clone(),
                 None => hasher.hash_prompt(&submit.tokens, submit.extra_keys.as_deref()),
@@ -39,7 +40,7 @@ impl RequestIdAssigner {
         }
     }
 
-    /// Of the requests in flight all whose name is meant.
+    /// Returns the ids of all requests in flight with a client id that matches `is_meant`.
     pub fn ids_by_client_id<N: AsRef<str>>(
         self,
         in_flight: impl Iterator<Item = (RequestId, N)>,

@@ -1,20 +1,20 @@
-//! Requests in order of service. Order is kept on insertion, so a step never sorts.
+//! Requests in service order. The order is kept on insertion, so a step never sorts.
 
 use crate::slab::SlabSlot;
 use std::collections::VecDeque;
 
-/// Service order, smaller first. `arrival` is a counter of the engine, not a clock, so keys differ.
+/// Service order, smaller first. `arrival` is a counter of the scheduler, not a clock, so keys are unique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueKey {
     pub(crate) priority: i32,
     pub(crate) arrival: u64,
 }
 
-/// A line of requests by key.
+/// A queue of requests, sorted by key.
 #[derive(Debug, Default)]
 pub(crate) struct RequestQueue {
     keys: VecDeque<QueueKey>,
-    /// In the order of `keys`, and apart from them: passes over the line read nothing else.
+    /// Slots in the order of `keys`, stored separately because passes over the queue read only slots.
     slots: VecDeque<SlabSlot>,
 }
 
@@ -41,7 +41,7 @@ impl RequestQueue {
         self.slots.remove(place);
     }
 
-    /// Keeps the entries for which `keep` holds; one pass however many leave.
+    /// Keeps the entries for which `keep` returns true, in one pass.
     pub(crate) fn retain(&mut self, keep: impl Fn(SlabSlot) -> bool) {
         let mut slots = self.slots.iter();
         self.keys.retain(|_| slots.next().is_some_and(|&slot| keep(slot)));
@@ -53,7 +53,7 @@ impl RequestQueue {
         self.slots[place]
     }
 
-    /// In order of service.
+    /// Iterates over keys and slots in service order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (QueueKey, SlabSlot)> + '_ {
         self.keys.iter().copied().zip(self.slots.iter().copied())
     }

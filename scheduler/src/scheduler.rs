@@ -1,4 +1,4 @@
-//! The engine: `tick(now, inbox) -> effects`. The only place that sees messages and time.
+//! The scheduler: `tick(now, inbox) -> effects`. The only module that reads messages and time.
 
 use crate::admission_control::{QueueBacklog, reject_reason};
 use crate::apply::apply;
@@ -28,17 +28,17 @@ pub struct Scheduler {
     request_index: RequestIndex,
     router: ReplicaRouter,
     prefill_gate: PrefillGate,
-    /// Submits accepted so far: the order of service.
+    /// Number of accepted submissions, which defines the service order.
     arrivals: u64,
     now_ms: u64,
-    /// News collected in this tick and not yet handed out.
+    /// Token events of this tick that were not emitted yet.
     token_events: Vec<TokenEvent>,
     ended: Vec<SlabSlot>,
     was_idle: bool,
 }
 
 impl Scheduler {
-    /// An idle engine.
+    /// Creates an idle scheduler.
     ///
     /// Errors: a limit out of range, or a pool that cannot hold one request of `max_model_len`.
     pub fn new(mut config: SchedulerConfig) -> Result<Self, SchedulerConfigError> {
@@ -67,39 +67,39 @@ impl Scheduler {
         })
     }
 
-    /// The function submitters compute `RequestSubmission::keys` with.
+    /// Returns the hasher with which submitters compute `RequestSubmission::block_keys`.
     pub fn hasher(&self) -> PromptHasher {
         PromptHasher::new(self.config.kv.block_hasher(), self.config.kv.caching)
     }
 
-    /// The limits in force.
+    /// Returns the effective limits.
     pub fn limits(&self) -> &SchedulerLimits {
         &self.config.limits
     }
 
-    /// Generation of a replica's executor group; its outputs must carry it.
+    /// Returns the epoch of a replica's executor group; its outputs must carry it.
     pub fn epoch(&self, replica: Replica) -> Epoch {
         self.replicas[usize::from(replica.0)].epoch
     }
 
-    /// Replicas that step together with this one, itself among them: they are lost together.
+    /// Returns the replicas of the lockstep group of `replica`, itself included: they fail together.
     pub fn lockstep_group(&self, replica: Replica) -> impl Iterator<Item = Replica> + use<> {
         self.group_of(usize::from(replica.0)).map(|index| Replica(index as u16))
     }
 
-    /// The KV cache of a replica, for those who check or list it.
+    /// Returns the KV cache of a replica, for checks and listings.
     pub fn kv(&self, replica: Replica) -> &KvCache {
         &self.replicas[usize::from(replica.0)].kv
     }
 
-    /// Whether no request is live and no step is in flight.
+    /// Returns whether no request is live and no step is in flight.
     pub fn is_idle(&self) -> bool {
         self.replicas.iter().all(|domain| domain.state.is_idle())
     }
 
-    /// Takes everything out of `inbox`, decides, and appends what is to be done to `effects`.
+    /// Drains `inbox`, plans steps, and appends the resulting effects to `effects`.
     ///
-    /// `now_ms` only measures queueing, losses and stays of blocks; it decides no plan.
+    /// `now_ms` measures queueing times, failure timeouts and block lifetimes; it does not affect plans.
     pub fn tick(
         &mut self,
         now_ms: u64,
@@ -109,7 +109,7 @@ impl Scheduler {
         self.tick_timed(now_ms, inbox, effects, &mut ());
     }
 
-    /// The same, and `laps` hears when each part of it is over.
+    /// Runs `tick` and reports the end of each phase to the timer `laps`.
     pub fn tick_timed(
         &mut self,
         now_ms: u64,
@@ -174,7 +174,8 @@ impl Scheduler {
         }
     }
 
-    /// Forgets every cached prefix; false if requests hold blocks and shall not be restarted.
+    /// Clears the prefix cache of every replica. Returns false if requests hold blocks and must not be
+    /// requeued.
     fn clear_prefix_cache(&mut self, restart: bool) -> bool {
         let held = self.replicas.iter().any(|domain| domain.kv.counts().in_use > 0);
         if held && !restart {
@@ -221,7 +222,7 @@ impl Scheduler {
         usize::from(replica.0)
     }
 
-    /// Puts a request that holds nothing into a replica's queue.
+    /// Adds a request without blocks to a replica's waiting queue.
     fn enqueue(&mut self, replica: usize, mut request: Request) {
         let domain = &mut self.replicas[replica];
         if self.config.kv.caching {
@@ -234,8 +235,8 @@ impl Scheduler {
         self.request_index.insert(id, RequestLocation { replica, slot });
     }
 
-    /// Ends a request at once, wherever it is: its blocks are free before the next plan, and what
-    /// is in flight for it will be dropped.
+    /// Finishes a request immediately, waiting or running: its blocks are free before the next plan, and
+    /// results in flight are dropped.
     fn abort(&mut self, id: RequestId, cause: AbortCause) {
         let finish = match cause {
             AbortCause::StopString => FinishReason::Stop(StopReason::StopString),
@@ -288,7 +289,7 @@ impl Scheduler {
         domain.state.check_counters(&domain.kv, self.config.limits.max_num_seqs);
     }
 
-    /// Drops the requests that `apply` ended; their blocks and seats are free already.
+    /// Removes the requests that `apply` finished; their blocks and sequence slots are already free.
     fn remove_finished(&mut self, replica: usize) {
         let ReplicaState { state, load, .. } = &mut self.replicas[replica];
         for slot in self.ended.drain(..) {
@@ -300,8 +301,8 @@ impl Scheduler {
         state.running.retain(|slot| requests.get(slot).is_some());
     }
 
-    /// In lockstep one lost replica ends the whole group. Requests of independent replicas move to
-    /// those that are left.
+    /// Handles an executor failure. In lockstep the whole group fails. Waiting requests of independent
+    /// replicas migrate to ready replicas.
     fn handle_executor_failure(&mut self, replica: Replica, loss: ExecutorFailure) {
         let replica = usize::from(replica.0);
         let spares = self.config.fault_injection.is_active(InjectedFault::FailureSparesPeers);
@@ -311,8 +312,8 @@ impl Scheduler {
         self.migrate_queue(replica);
     }
 
-    /// Sends what waits for a lost replica to those that are left, as far as they can hold it. Ranks
-    /// of a lockstep group have nobody to move to.
+    /// Migrates waiting requests of a failed replica to ready replicas with large enough pools. Ranks of a
+    /// lockstep group cannot migrate requests.
     fn migrate_queue(&mut self, from: usize) {
         if self.config.lockstep || self.replicas[from].is_ready() {
             return;
@@ -323,8 +324,9 @@ impl Scheduler {
         }
     }
 
-    /// Sends a waiting request to the least loaded ready replica that can ever hold it, unless it
-    /// is pinned; whether there was one. Pools differ once executors came back with less memory.
+    /// Migrates a waiting request to the least loaded ready replica with a large enough pool, unless the
+    /// request is pinned. Returns whether it migrated. Pool sizes differ after executors restarted with less
+    /// memory.
     fn migrate_request(&mut self, from: usize, slot: SlabSlot) -> bool {
         let request = &self.replicas[from].state.requests[slot];
         let (limit, pinned) = (request.limit, request.cold_fields.params.pinned_to_replica);
@@ -343,14 +345,14 @@ impl Scheduler {
         true
     }
 
-    /// Whether a replica's pool can hold a request that reaches `limit` tokens.
+    /// Returns whether a replica's pool can hold a request of `limit` tokens.
     fn pool_can_hold(&self, replica: usize, limit: u32) -> bool {
         let kv = &self.replicas[replica].kv;
         kv.blocks_for(limit) <= kv.counts().pool
     }
 
-    /// A lost replica is back. What no longer fits its pool moves on or ends; the queues of replicas
-    /// that are still lost may come to it.
+    /// Handles a restored replica. Requests that no longer fit its pool migrate or fail; waiting requests of
+    /// replicas that are still failed may migrate to it.
     fn handle_executors_ready(
         &mut self,
         replica: Replica,
@@ -380,7 +382,7 @@ impl Scheduler {
         }
     }
 
-    /// Fails the requests of replicas that have been away for too long.
+    /// Fails the waiting requests of replicas that have been failed for longer than the failure timeout.
     fn fail_expired_requests(&mut self) {
         let timeout = self.config.limits.failure_timeout_ms;
         for replica in 0..self.replicas.len() {
@@ -397,7 +399,7 @@ impl Scheduler {
         }
     }
 
-    /// Replicas that step together.
+    /// Returns the groups of replicas that step together.
     fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let count = self.replicas.len();
         let size = if self.config.lockstep { count } else { 1 };
@@ -408,7 +410,7 @@ impl Scheduler {
         if self.config.lockstep { 0..self.replicas.len() } else { replica..replica + 1 }
     }
 
-    /// Plans and sends one step of a group; whether another one may follow at once.
+    /// Plans and sends one step of a group. Returns whether another step may follow in this tick.
     fn step(
         &mut self,
         group: Range<usize>,
@@ -434,7 +436,7 @@ impl Scheduler {
         }
         laps.phase_done(TickPhase::Plan);
         let sends = domains.iter().any(|domain| !domain.plan.rows.is_empty());
-        // Victims without a row to run: their blocks may let the head of the queue in.
+        // Preemptions without a row to run: the freed blocks may allow an admission.
         let again = sends || domains.iter().any(|domain| !domain.plan.preempt.is_empty());
         let BatchHeaders { dispatch: bucket, moe_tokens, draft_rows } =
             lockstep::batch_headers(domains, limits);
@@ -460,7 +462,7 @@ impl Scheduler {
         again
     }
 
-    /// Hands out what this tick collected: news, index changes, counters.
+    /// Emits the token events, prefix index changes and statistics of this tick.
     fn emit_effects(&mut self, effects: &mut Vec<SchedulerEffect>) {
         if !self.token_events.is_empty() {
             let capacity = self.token_events.len();
@@ -476,12 +478,13 @@ impl Scheduler {
         }
     }
 
-    /// Counters of a replica, as its next `SchedulerEffect::Stats` tells them.
+    /// Returns the statistics of a replica, as in the next `SchedulerEffect::Stats`.
     pub fn stats(&self, replica: Replica) -> StepStats {
         self.replicas[usize::from(replica.0)].stats(replica)
     }
 
-    /// Recomputes every counter and reference from its owners; panics if one is wrong. Goes through every block of every pool.
+    /// Recomputes every counter and reference count from its owners; panics on a difference. Visits every
+    /// block of every pool.
     pub fn check(&self) {
         for domain in &self.replicas {
             domain.kv.check(domain.state.block_tables());
@@ -489,8 +492,8 @@ impl Scheduler {
         self.check_requests();
     }
 
-    /// Recomputes what requests and seats are counted by: no more than these, however many blocks there are, because the
-    /// next request waits for it.
+    /// Recomputes the counters of requests and sequence slots. Its cost does not depend on the number of
+    /// blocks, because it runs in the tick that becomes idle and delays the next request.
     fn check_requests(&self) {
         let mut live = 0;
         for (replica, domain) in self.replicas.iter().enumerate() {
@@ -513,7 +516,7 @@ impl Scheduler {
     }
 }
 
-/// Hands out the changes of a replica's prefix index, and what is known of blocks that left it.
+/// Emits the changes of a replica's prefix index, and the lifetimes of evicted blocks.
 fn flush_kv_events(
     replica: Replica,
     domain: &mut ReplicaState,

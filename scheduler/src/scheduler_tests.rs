@@ -1,4 +1,4 @@
-//! Checks that the simulator trusts in must notice what they look for.
+//! Checks that the simulator relies on must detect the states they exist for.
 
 use super::*;
 use crate::RequestSubmission;
@@ -6,7 +6,7 @@ use kvcache::{BlockTable, KvConfig};
 use protocol::{KvGroup, KvKind, KvSpec, SequenceSlot};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// An engine with one seat: one request runs, its first step under way, and another waits.
+/// A scheduler with one sequence slot: one request runs with its first step in flight, another one waits.
 fn scheduler() -> Scheduler {
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens: 4, groups: vec![group] };
@@ -21,7 +21,7 @@ fn scheduler() -> Scheduler {
     engine
 }
 
-/// What a panic says, if there is one.
+/// Returns the panic message of `f`, if it panics.
 fn panic_of(f: impl FnOnce()) -> Option<String> {
     let payload = catch_unwind(AssertUnwindSafe(f)).err()?;
     let text = payload.downcast_ref::<&str>().map(|&text| text.to_owned());

@@ -1,7 +1,7 @@
-//! The requests of one replica and what is in flight for them.
+//! Requests of one replica and their steps in flight.
 //!
-//! A request lies in exactly one of two lines, waiting and running; which one is all there is to
-//! know about its status. Counters repeat what the lines imply, and `check` recomputes them.
+//! A request is in exactly one of two queues, waiting and running, which is its only status. Counters can be
+//! derived from the queues, and `check` recomputes them.
 
 use crate::request::Request;
 use crate::request_queue::RequestQueue;
@@ -12,42 +12,42 @@ use protocol::{Replica, RequestId, SequenceSlot, StepId};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// Requests, lines and steps in flight of one replica.
+/// Requests, queues and steps in flight of one replica.
 #[derive(Debug)]
 pub(crate) struct SchedulingState {
-    /// Whose they are.
+    /// Replica that the state belongs to.
     pub(crate) replica: Replica,
     pub(crate) requests: RequestSlab<Request>,
     pub(crate) running: RequestQueue,
     pub(crate) waiting: RequestQueue,
     /// Committed tokens of the waiting requests.
     pub(crate) waiting_tokens: u64,
-    /// Free blocks set aside for guarded requests, in all.
+    /// Free blocks reserved for non-preemptible requests, summed over requests.
     pub(crate) reserved_blocks: u32,
     /// Steps sent and not answered, oldest first.
     pub(crate) steps_in_flight: VecDeque<ScheduledStep>,
     /// Last step sent.
     pub(crate) step: StepId,
-    /// Why the head of the waiting line was not admitted, if blocks were the reason.
+    /// The head of the waiting queue that was not admitted, if blocks were the reason.
     pub(crate) blocked_head: Option<BlockedHead>,
     pub(crate) hasher: BlockHasher,
     pub(crate) fault_injection: FaultInjection,
     pub(crate) totals: ReplicaTotals,
-    /// Seats nobody has, lowest first.
+    /// Free sequence slots, lowest first.
     free_seq_slots: BinaryHeap<Reverse<u32>>,
-    /// Emptied buffers, kept so that a step allocates nothing.
+    /// Emptied buffers, reused so that a step does not allocate.
     spare_row_buffers: Vec<Vec<ScheduledRow>>,
     spare_block_tables: Vec<BlockTable>,
 }
 
-/// A step on its way.
+/// A step in flight.
 #[derive(Debug)]
 pub(crate) struct ScheduledStep {
     pub(crate) step: StepId,
     pub(crate) rows: Vec<ScheduledRow>,
 }
 
-/// One row of a step on its way: enough to apply its result.
+/// One row of a step in flight: the data needed to apply its result.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScheduledRow {
     pub(crate) slot: SlabSlot,
@@ -58,20 +58,20 @@ pub(crate) struct ScheduledRow {
     pub(crate) samples: bool,
 }
 
-/// A waiting request that lacked blocks: until enough of them can have become free or shared,
-/// looking again is in vain.
+/// A waiting request that lacked blocks. Another lookup is useless until enough blocks may have become free
+/// or shared.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BlockedHead {
     pub(crate) request: RequestId,
-    /// Free blocks it needed, idle hits included.
+    /// Number of free blocks it needed, evictable hits included.
     pub(crate) needed_blocks: u32,
-    /// Hits that nobody held: others may claim them and make them cost nothing.
+    /// Number of hit blocks that no request referenced: if another request pins them, they cost nothing.
     pub(crate) evictable_hits: u32,
-    /// `KvCache::published` at that time.
+    /// `KvCache::published_blocks` at that time.
     pub(crate) published_blocks: u64,
 }
 
-/// Counters that only grow.
+/// Monotonic counters.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ReplicaTotals {
     pub(crate) steps: u64,
@@ -122,7 +122,7 @@ impl SchedulingState {
         SequenceSlot(self.free_seq_slots.pop().expect("the plan counted its seats").0)
     }
 
-    /// Puts a request that runs nowhere into the waiting line.
+    /// Adds a request to the waiting queue.
     pub(crate) fn enqueue(&mut self, request: Request) -> SlabSlot {
         self.waiting_tokens += u64::from(request.len);
         let key = request.cold_fields.queue_key;
@@ -131,7 +131,8 @@ impl SchedulingState {
         slot
     }
 
-    /// Takes a running request's blocks and seat back; it must leave the running line too.
+    /// Frees the blocks and the sequence slot of a running request; the caller removes it from the running
+    /// queue.
     pub(crate) fn release(&mut self, slot: SlabSlot, kv: &mut KvCache) {
         let request = &mut self.requests[slot];
         self.spare_block_tables.push(request.free_blocks(kv));
@@ -141,7 +142,7 @@ impl SchedulingState {
         self.free_seq_slots.push(Reverse(seat.0));
     }
 
-    /// Sends a running request back to its place in the waiting line, to be recomputed.
+    /// Moves a running request back to the waiting queue, to be recomputed.
     pub(crate) fn requeue(&mut self, slot: SlabSlot, kv: &mut KvCache, why: RequeueReason) {
         self.release(slot, kv);
         let request = &mut self.requests[slot];
@@ -178,12 +179,12 @@ impl SchedulingState {
         self.spare_row_buffers.push(rows);
     }
 
-    /// Whether nothing is live and nothing in flight.
+    /// Returns whether no request is live and no step is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.requests.len() == 0 && self.steps_in_flight.is_empty()
     }
 
-    /// Cheap enough for every step: blocks and seats add up.
+    /// Checks the sums of blocks and sequence slots; cheap enough for every step.
     pub(crate) fn check_counters(&self, kv: &KvCache, seats: u32) {
         let free = kv.counts();
         assert!(self.reserved_blocks <= free.free + free.cached, "reserved blocks are not free");
@@ -191,12 +192,12 @@ impl SchedulingState {
         assert_eq!(running + self.free_slot_count(), seats, "running requests and seats differ");
     }
 
-    /// The tables of all requests: whatever holds blocks.
+    /// Returns the block tables of all requests: together they hold every block in use.
     pub(crate) fn block_tables(&self) -> impl Iterator<Item = &BlockTable> {
         self.requests.iter().map(|(_, request)| &request.cold_fields.block_table)
     }
 
-    /// Recomputes every counter of requests and seats from its owners; panics on a difference.
+    /// Recomputes every counter of requests and sequence slots from its owners; panics on a difference.
     pub(crate) fn check(&self, kv: &KvCache, seats: u32) {
         self.check_counters(kv, seats);
         self.check_queues();

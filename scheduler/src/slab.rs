@@ -1,6 +1,6 @@
-//! Requests in dense slots: an index instead of a hash lookup in every step.
+//! Requests in dense slots: steps use an index instead of a hash lookup.
 
-/// Place of a request in its replica's slab. Reused after the request ends.
+/// Index of a request in its replica's slab. Reused after the request finishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SlabSlot(pub(crate) u32);
 

@@ -1,72 +1,73 @@
-//! Counters of one replica as data: what metrics, admission control and health read.
+//! Statistics of one replica, read by metrics, admission control and health checks.
 
 use crate::ExecutorFailure;
 use protocol::{Replica, StepId, StepTiming};
 
-/// Snapshot of a replica after a tick. Fields named `total` only grow.
+/// Snapshot of a replica after a tick. Fields named `total` are monotonic.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StepStats {
-    /// Whose.
+    /// Replica of the snapshot.
     pub replica: Replica,
-    /// Whether its executors are there.
+    /// Whether the executors are ready.
     pub executors_ready: bool,
     /// Last step sent.
     pub step: StepId,
-    /// Steps sent and not answered.
+    /// Number of steps sent and not answered.
     pub steps_in_flight: u32,
-    /// Requests with a seat.
+    /// Number of running requests; each has a sequence slot.
     pub running: u32,
-    /// Requests waiting for one.
+    /// Number of waiting requests.
     pub waiting: u32,
     /// Known tokens of the waiting requests.
     pub waiting_tokens: u64,
-    /// When the request that is next to get a seat was submitted, as ticks tell the time; `None` = none waits.
+    /// Submission time of the head of the waiting queue in milliseconds of the tick clock; `None` = empty
+    /// queue.
     pub head_submitted_ms: Option<u64>,
     /// KV blocks by state.
     pub blocks: BlockStats,
-    /// Rows of the last step sent.
+    /// Number of rows of the last step sent.
     pub last_step_rows: u32,
-    /// Tokens forwarded by the last step sent.
+    /// Number of tokens forwarded by the last step sent.
     pub last_step_tokens: u32,
-    /// Executor time of the last output applied.
+    /// Executor time of the last applied output.
     pub timing: StepTiming,
-    /// Steps answered.
+    /// Number of steps answered.
     pub steps_total: u64,
     /// Prompt tokens of requests admitted for the first time.
     pub prompt_tokens_total: u64,
-    /// Of these, found in the prefix cache.
+    /// Prompt tokens of first admissions that were prefix hits.
     pub prompt_tokens_cached_total: u64,
-    /// Tokens produced.
+    /// Number of generated tokens.
     pub generated_tokens_total: u64,
-    /// What became of drafts.
+    /// Statistics of speculative decoding.
     pub drafts_total: SpecDecodeStats,
-    /// Preemptions.
+    /// Number of preemptions.
     pub preemptions_total: u64,
-    /// Requests that were running when their executors were lost, and were queued again.
+    /// Running requests that were requeued because of an executor failure, by kind of failure.
     pub requests_recovered_total: FailureCounts,
-    /// Tokens computed a second time: those that the prefix cache did not keep.
+    /// Tokens recomputed after a requeue because the prefix cache did not keep them, by reason.
     pub tokens_recomputed_total: RecomputedTokens,
     /// Tokens looked up in the prefix cache at admission.
     pub prefix_queries_total: u64,
-    /// Tokens found there.
+    /// Tokens of prefix hits at admission.
     pub prefix_hits_total: u64,
-    /// Row results dropped: their request had ended or been preempted.
+    /// Row results dropped because their request had finished or been preempted.
     pub rows_dropped_total: u64,
-    /// Outputs dropped: of a former group epoch, repeated, or out of order.
+    /// Outputs dropped because of an old epoch, a repetition or a wrong order.
     pub outputs_dropped_total: u64,
 }
 
-/// Most drafts of one row.
+/// Maximum number of draft tokens per row.
 pub const DRAFT_TOKENS_MAX: usize = 16;
 
-/// Drafts that were verified. Those of rows that failed, or whose request had ended meanwhile, are left out.
+/// Verified draft tokens. Draft tokens of failed rows and of finished requests are not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpecDecodeStats {
-    /// Rows that had some.
+    /// Number of rows with draft tokens.
     pub draft_rows: u64,
-    /// Drafts.
+    /// Number of draft tokens.
     pub draft_tokens: u64,
-    /// Of these, accepted, by their place in the row.
+    /// Number of accepted draft tokens by position in the row.
     pub accepted_per_position: [u64; DRAFT_TOKENS_MAX],
 }
 
@@ -80,16 +81,16 @@ impl SpecDecodeStats {
     }
 }
 
-/// A count for each way of losing executors.
+/// A count per kind of executor failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FailureCounts {
-    /// They ended.
+    /// The process or thread ended, or the link closed.
     pub exited: u64,
-    /// They gave no sign of life.
+    /// No heartbeat arrived in time.
     pub heartbeat_timeout: u64,
-    /// They did not answer a step.
+    /// A step exceeded its deadline.
     pub step_timeout: u64,
-    /// They said that they failed.
+    /// The executor reported a failure.
     pub reported_fault: u64,
 }
 
@@ -105,25 +106,25 @@ impl FailureCounts {
     }
 }
 
-/// Why a running request went back to the queue.
+/// Reason for which a running request was requeued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequeueReason {
-    /// Its blocks were needed.
+    /// Its blocks were needed by other requests.
     Preemption,
-    /// The prefix cache was cleared, and it was to start again.
+    /// The prefix cache was cleared with `requeue_running`.
     Reset,
-    /// Its executors were lost.
+    /// Its executors failed.
     ExecutorFailure(ExecutorFailure),
 }
 
-/// Tokens by the reason for which they were computed again.
+/// Recomputed tokens by requeue reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RecomputedTokens {
-    /// Blocks were needed.
+    /// Tokens recomputed after a preemption.
     pub preemption: u64,
-    /// The prefix cache was cleared.
+    /// Tokens recomputed after the prefix cache was cleared.
     pub reset: u64,
-    /// Executors were lost.
+    /// Tokens recomputed after an executor failure.
     pub executor_failure: FailureCounts,
 }
 
@@ -138,18 +139,18 @@ impl RecomputedTokens {
     }
 }
 
-/// KV blocks by state; vacant + cached + in use = pool.
+/// KV blocks by state; free + cached + in use = pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BlockStats {
-    /// Blocks of the pool.
+    /// Blocks in the pool.
     pub pool: u32,
-    /// Blocks that hold nothing.
+    /// Free blocks: unreferenced and not cached.
     pub free: u32,
-    /// Blocks that nobody holds and a prefix hit may find.
+    /// Cached blocks: unreferenced and in the prefix index.
     pub cached: u32,
-    /// Blocks held by tables.
+    /// Blocks referenced by block tables.
     pub in_use: u32,
-    /// Of vacant and cached: set aside for guarded requests.
+    /// Number of free and cached blocks that are reserved for non-preemptible requests.
     pub reserved: u32,
 }
 

@@ -1,56 +1,59 @@
-//! When a step counts as late: a multiple of what steps like it took so far.
+//! Step deadline: a multiple of the expected step time, which is learned from earlier steps.
 //!
-//! The expectation has three terms, `fixed + per token · tokens + per pair · pairs`: attention multiplies every token of a
-//! prompt with all in front of it, and a prompt behind a long cached prefix has long contexts from its first step on. The
-//! first two begin as fitted to the executor's first passes, whose contexts are short, though never at next to nothing; what a
-//! pair costs is guessed. Every answer corrects them, upwards by a quarter of the difference, downwards by a 64th, each term by
-//! the square of its part of the expectation, and one of less than a 16th not at all: what hardly counts in a step
-//! learns nothing from it, however many of them there are. No answer counts as more than twice its expectation: a
-//! pause of the machine says little about the steps to come, and a pause in a step of one token nothing about one of
-//! thousands.
+//! The expected time has three terms, `fixed + per token · tokens + per pair · pairs`. Attention multiplies
+//! every prompt token with its context, and a prompt with a long cached prefix has long contexts from its
+//! first step on. The first two costs start as fitted to the executor's first passes, which have short
+//! contexts, with a lower bound; the cost of a pair starts as an estimate. Every answered step corrects the
+//! costs, upwards by a quarter of the difference, downwards by a 64th. Each term is corrected in proportion
+//! to the square of its share of the expected time; a term with a share below a 16th is not corrected,
+//! because a step carries little information about it, however often it occurs. A step time counts at most as twice its
+//! expected time: a pause of the machine says little about later steps, and a pause in a step of one token
+//! says nothing about a step of thousands of tokens.
 
 use protocol::StepCost;
 use std::time::Duration;
 
-/// No step is late before this: machines pause.
+/// Minimum deadline, because machines pause.
 const DEADLINE_MIN: Duration = Duration::from_secs(5);
-/// How much longer than expected a step may take. Contexts grow, and with them a step's time, before an answer
-/// has told.
+/// Ratio of deadline to expected time. Contexts grow, and step times with them, before a step time is
+/// observed.
 const DEADLINE_FACTOR: f64 = 10.0;
-/// Parts of a difference by which the expectation follows.
+/// Share of a difference by which the expected time is corrected, upwards and downwards.
 const RISE_RATE: f64 = 1.0 / 4.0;
 const FALL_RATE: f64 = 1.0 / 64.0;
-/// Least of what an answer may count above its expectation, which may be little at first, and least that a step costs at first.
+/// Minimum step cost at start, and minimum excess that an observation may count; the expected time may be
+/// small at first.
 const STEP_COST_MIN_NS: f64 = 1e6;
-/// Tokens that cost at first as much as the fixed part, at most: what costs nothing would never learn.
+/// Maximum initial ratio of fixed cost to token cost: a cost of zero would never be corrected.
 const TOKENS_PER_FIXED_COST_MAX: f64 = 512.0;
-/// Context whose attention costs a token at first as much as all else. By their sizes it is 5,000 (0.6B) to 27,000 (8B) in
-/// usual models. Guessed too cheap, the tokens of the first long prompt would answer for its contexts.
+/// Context length at which attention initially costs as much as the rest of a token. By model sizes it is
+/// 5,000 (0.6B) to 27,000 (8B). With a lower estimate of the pair cost, the first long prompt would be
+/// attributed to the token cost.
 const CONTEXT_PER_TOKEN_COST: f64 = 8_192.0;
 
-/// Least part of an expectation that learns from an answer.
+/// Minimum share of the expected time for which a term is corrected.
 const LEARNING_SHARE_MIN: f64 = 1.0 / 16.0;
 
-/// What decides how long a step takes.
+/// Work of a step, which determines its time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepWork {
-    /// Tokens forwarded.
+    /// Number of tokens forwarded.
     pub tokens: u64,
-    /// Tokens of prompts, each times the context at the end of its row.
+    /// Sum over prompt tokens of the context length at the end of their row.
     pub attention_pairs: u64,
 }
 
-/// Judges how long steps may take.
+/// Expected time and deadline of steps.
 #[derive(Debug, Clone, Copy)]
 pub struct StepDeadline {
-    /// Set by `--step-deadline`.
+    /// Fixed deadline (`--step-deadline`).
     fixed_deadline: Option<Duration>,
-    /// Nanoseconds of a step, of each of its tokens, of each pair.
+    /// Cost in nanoseconds per step, per token and per pair.
     costs_ns: [f64; 3],
 }
 
 impl StepDeadline {
-    /// A deadline for steps of this pace, or always the same one.
+    /// Creates deadlines for an executor with cost `pace`, or the fixed deadline `fixed`.
     pub fn new(fixed: Option<Duration>, pace: StepCost) -> Self {
         let step_ns = (pace.fixed_ns as f64).max(STEP_COST_MIN_NS);
         let token_ns = (pace.per_token_ns as f64).max(step_ns / TOKENS_PER_FIXED_COST_MAX);
@@ -60,18 +63,18 @@ impl StepDeadline {
         }
     }
 
-    /// How long a step with so much to do may take.
+    /// Returns the deadline of a step.
     pub fn limit(&self, work: StepWork) -> Duration {
         let limit = Duration::from_nanos((DEADLINE_FACTOR * self.expected_ns(work)) as u64);
         self.fixed_deadline.unwrap_or_else(|| limit.max(DEADLINE_MIN))
     }
 
-    /// How long it is expected to take.
+    /// Returns the expected time of a step.
     pub fn expected(&self, work: StepWork) -> Duration {
         Duration::from_nanos(self.expected_ns(work) as u64)
     }
 
-    /// A step took so long.
+    /// Corrects the costs by the observed time of a step.
     pub fn observe(&mut self, work: StepWork, took: Duration) {
         let terms = self.cost_terms(work);
         let expected: f64 = terms.iter().sum();
@@ -80,7 +83,7 @@ impl StepDeadline {
         let counts = |term: &f64| *term >= LEARNING_SHARE_MIN * expected;
         let squares: f64 = terms.iter().filter(|term| counts(term)).map(|term| term * term).sum();
         for (cost, term) in self.costs_ns.iter_mut().zip(terms).filter(|(_, term)| counts(term)) {
-            // `term` changes by its part of `by`, and the cost of one of its units in proportion.
+            // A term changes by its share of `by`, and its unit cost in proportion.
             *cost += *cost * by * term / squares;
         }
     }
@@ -110,7 +113,7 @@ mod tests {
         StepWork { tokens, attention_pairs: 0 }
     }
 
-    /// A step of a prompt that ends at position `context`.
+    /// Work of a prompt chunk that ends at position `context`.
     fn prompt(tokens: u64, context: u64) -> StepWork {
         StepWork { tokens, attention_pairs: tokens * context }
     }
@@ -151,10 +154,10 @@ mod tests {
 
     #[test]
     fn cost_terms_of_equal_weight_share_a_difference() {
-        let mut deadline = deadline_for(1_000, 10_000); // 100 tokens: 1 s and 1 s.
+        let mut deadline = deadline_for(1_000, 10_000); // 100 tokens: 1 s fixed and 1 s for tokens.
         observe_steps(&mut deadline, 60, 100, 4_000);
         assert!((39_900..=40_000).contains(&ms(&deadline, 100)), "{deadline:?}");
-        let one = ms(&deadline, 1); // Its own part of the excess, and of the tokens' a hundredth.
+        let one = ms(&deadline, 1); // Its share of the excess, and a hundredth of the tokens' share.
         assert!((15_000..=25_000).contains(&one), "{one}");
     }
 
@@ -173,7 +176,7 @@ mod tests {
         assert!((19_000..=20_000).contains(&ms(&deadline, 512)), "{deadline:?}");
     }
 
-    /// What a model takes whose attention is dear: one layer of it and next to nothing else, on a CPU.
+    /// Step time of a model dominated by attention: one attention layer and little else, on a CPU.
     fn step_time(work: StepWork) -> Duration {
         Duration::from_nanos(5_000_000 + 37_000 * work.tokens + 54 * work.attention_pairs / 10)
     }
@@ -197,7 +200,7 @@ mod tests {
             step(prompt(600, 600));
             (0..4).for_each(|_| step(tokens(1)));
         }
-        step(prompt(8_192, 38 * 8_192)); // 14 s, where the last 5,000 steps took 29 ms at most.
+        step(prompt(8_192, 38 * 8_192)); // 14 s, while the last 5,000 steps took at most 29 ms.
     }
 
     #[test]
@@ -241,7 +244,8 @@ mod tests {
             let work = prompt(8_192, chunk * 8_192);
             deadline.observe(work, step_time(work));
         }
-        // Rows of one token whose contexts are read have no pairs: each of these steps takes longer or shorter than the last.
+        // Decode rows have no pairs although attention reads their contexts: each step is slower or faster
+        // than the last.
         for _ in 0..100_000 {
             for (work, contexts) in
                 [(tokens(256), 256 * 8_192), (prompt(300, 300), 0), (tokens(16), 32_768)]

@@ -1,4 +1,4 @@
-//! The steps of a replica that its executors have not answered, and who is late with them.
+//! Unanswered steps of a replica, their deadlines, and the ranks that have not finished them.
 
 use crate::step_deadline::{StepDeadline, StepWork};
 use kvcache::{FaultInjection, InjectedFault};
@@ -6,74 +6,75 @@ use protocol::StepId;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// By how much more than a quarter a step may exceed its expectation because of masks: the least time they are waited for, and
-/// sampling behind that.
+/// Tolerance for masked steps, in addition to a quarter of the expected time: the minimum wait for grammar
+/// bitmasks, and the sampling after it.
 const MASK_WAIT_TOLERANCE: Duration = Duration::from_millis(1);
 
-/// Signs of life come every second; those that a pause of this process has piled up come at once.
+/// Minimum distance of two heartbeats that count. Heartbeats are sent every second; those queued during a
+/// pause of this process are read at once.
 const HEARTBEATS_APART_MS: u64 = 500;
 
-/// Whoever drives the engine looks after its steps several times a second: where so much time has passed, it was paused.
+/// Minimum distance of two polls that counts as a pause. The caller polls several times a second.
 const PAUSE_MIN_MS: u64 = 1_000;
-/// So much of a pause is a step's time all the same: where every turn is slow, what hangs must be found in the end.
+/// Part of a pause that still counts as step time, so that a hang is found even if every poll is slow.
 const POLL_INTERVAL_MS: u64 = 250;
 
-/// A step that has not been answered.
+/// A step that was not answered.
 #[derive(Debug)]
 struct WatchedStep {
     step: StepId,
-    /// When it could begin, as far as this process knows.
+    /// Earliest time at which the executors could start the step.
     started_ms: u64,
-    /// Whether this process was paused meanwhile: how long the step took is not known.
+    /// Whether this process was paused meanwhile, so that the step time is unknown.
     paused: bool,
     work: StepWork,
-    /// Some of its rows wait for masks.
+    /// Whether some rows wait for grammar bitmasks.
     masked: bool,
 }
 
-/// One of the executors.
+/// Progress of one rank.
 #[derive(Debug, Default)]
 struct RankProgress {
-    /// The last step it has done.
+    /// Last step that the rank finished.
     last_done: StepId,
-    /// The step that was late at its last sign of life, and when that was first seen.
+    /// Step that was overdue at the last heartbeat of the rank, and the time of the first such heartbeat.
     overdue: Option<(StepId, u64)>,
 }
 
-/// What a sign of life brought to light.
+/// Result of a heartbeat.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct StragglerReport {
-    /// Ranks whose step has just been found to be late, by their place in the replica.
+    /// Ranks that just became stragglers, by rank within the replica.
     pub stragglers: Vec<u16>,
-    /// Why the executors are given up, if they are.
+    /// Step timeout, if the executors are considered failed.
     pub timeout: Option<StepTimeout>,
 }
 
-/// A step that nobody waits for any more.
+/// A step that exceeded its deadline.
 #[derive(Debug, PartialEq, Eq)]
 pub struct StepTimeout {
-    /// Which.
+    /// Step id.
     pub step: StepId,
-    /// Time since it could begin.
+    /// Milliseconds since the step could start.
     pub after_ms: u64,
-    /// Time it could have taken.
+    /// Deadline of the step in milliseconds.
     pub limit_ms: u64,
 }
 
-/// Steps under way, oldest first, and what is known of each rank.
+/// Steps in flight, oldest first, and the progress of each rank.
 #[derive(Debug)]
 pub struct StepWatchdog {
     ranks: Vec<RankProgress>,
     deadline: StepDeadline,
     steps: VecDeque<WatchedStep>,
-    /// When somebody last looked after them.
+    /// Time of the last poll.
     polled_ms: u64,
     /// Bug in force, for simulations of a build with the feature `planted`.
     pub fault_injection: FaultInjection,
 }
 
 impl StepWatchdog {
-    /// A replica of so many ranks to which nothing has been sent.
+    /// Creates a watchdog for a replica of `ranks` ranks with no step in flight.
     pub fn new(ranks: usize, deadline: StepDeadline) -> Self {
         let seats = (0..ranks).map(|_| RankProgress::default()).collect();
         Self {
@@ -85,8 +86,8 @@ impl StepWatchdog {
         }
     }
 
-    /// Somebody looks after them. While nobody did for long, a step may have lain in this process, on its way to the executors, who
-    /// then still need all the time that it may take: a pause is nobody's time.
+    /// Detects pauses of this process; called several times a second. After a pause, a step may not have left
+    /// this process yet, so the executors get its full time from now on.
     pub fn poll(&mut self, now_ms: u64) {
         let pause_ms = now_ms.saturating_sub(self.polled_ms);
         self.polled_ms = now_ms;
@@ -100,7 +101,7 @@ impl StepWatchdog {
         }
     }
 
-    /// The executors are gone, with everything that was under way.
+    /// Discards all steps in flight after an executor failure.
     pub fn on_executor_failure(&mut self) {
         self.steps.clear();
         for seat in &mut self.ranks {
@@ -108,8 +109,8 @@ impl StepWatchdog {
         }
     }
 
-    /// A step with so much to do is sent to all of them, `masked` if some of its rows wait for masks. Returns how long it
-    /// may take.
+    /// Records a step sent to all ranks, `masked` if some of its rows wait for grammar bitmasks. Returns its
+    /// deadline.
     pub fn step_sent(
         &mut self,
         step: StepId,
@@ -121,8 +122,7 @@ impl StepWatchdog {
         self.deadline.limit(work)
     }
 
-    /// Time until the newest step is answered, if all goes well; never so long that waiting for it would make it
-    /// late.
+    /// Returns the expected time until the newest step is answered, at most half of that step's deadline.
     pub fn expected_wait(&self) -> Duration {
         let expected = self.steps.iter().map(|step| self.deadline.expected(step.work)).sum();
         let newest =
@@ -130,41 +130,42 @@ impl StepWatchdog {
         newest.min(expected)
     }
 
-    /// A step was answered: learns from the time it took.
+    /// Records an answered step and corrects the expected step time.
     pub fn step_answered(&mut self, step: StepId, now_ms: u64) {
         self.rank_done(0, step);
         while let Some(first) = self.steps.pop_front_if(|sent| sent.step <= step) {
             let took = Duration::from_millis(now_ms.saturating_sub(first.started_ms));
             let expected = self.deadline.expected(first.work);
-            // One that waited for masks is no reason for the next one to wait longer. None waits for long, though: what
-            // took much longer than expected is slow itself.
+            // A wait for grammar bitmasks must not lengthen the next deadline. The wait is short, so a step
+            // that took much longer than expected was slow itself.
             let waited = first.masked && took < expected + expected / 4 + MASK_WAIT_TOLERANCE;
             let most = if waited { expected } else { took };
             if !first.paused {
                 self.deadline.observe(first.work, took.min(most));
             }
-            // The device gets to a step only after its predecessor.
+            // Executors start a step after its predecessor.
             if let Some(next) = self.steps.front_mut() {
                 next.started_ms = next.started_ms.max(now_ms);
             }
         }
     }
 
-    /// A rank has done a step.
+    /// Records that a rank finished a step.
     pub fn rank_done(&mut self, rank: u16, step: StepId) {
         if let Some(seat) = self.ranks.get_mut(usize::from(rank)) {
             seat.last_done = seat.last_done.max(step);
         }
     }
 
-    /// The oldest step under way: when it was sent, and how long it may take, in milliseconds.
+    /// Returns the start time and the deadline of the oldest step in flight, in milliseconds.
     pub fn oldest_step(&self) -> Option<(u64, u64)> {
         let first = self.steps.front()?;
         Some((first.started_ms, self.deadline.limit(first.work).as_millis() as u64))
     }
 
-    /// A rank gave a sign of life. A step is lost only if it was late at two signs of life of a rank that did not come
-    /// at once: had whoever reads its link been paused, its answer may lie behind the first.
+    /// Records a heartbeat of a rank. A step times out only if it was overdue at two heartbeats of a rank
+    /// that were read at different times: if the reader of the link was paused, the answer may be queued
+    /// after the first heartbeat.
     pub fn on_heartbeat(&mut self, rank: u16, now_ms: u64) -> StragglerReport {
         let Some(seat) = self.ranks.get_mut(usize::from(rank)) else {
             return StragglerReport::default();
@@ -188,7 +189,7 @@ impl StepWatchdog {
             };
         }
         seat.overdue = Some((first.step, now_ms));
-        // Told once, with the first sign of life that finds it late.
+        // Stragglers are reported once, at the first heartbeat at which the step is overdue.
         let is_late =
             |seat: &&RankProgress| seat.overdue.is_some_and(|(step, _)| step == first.step);
         let found = self.ranks.iter().filter(is_late).count() == 1;
@@ -196,12 +197,12 @@ impl StepWatchdog {
         StragglerReport { stragglers: ranks, timeout: None }
     }
 
-    /// Ranks that have not done the oldest step under way.
+    /// Returns the ranks that have not finished the oldest step in flight.
     pub fn stragglers(&self) -> impl Iterator<Item = u16> {
         self.steps.front().into_iter().flat_map(|first| self.ranks_without(first.step))
     }
 
-    /// Ranks that have not done a step; all, if each waits for the others.
+    /// Returns the ranks that have not finished `step`; all ranks if each waits for the others.
     fn ranks_without(&self, step: StepId) -> impl Iterator<Item = u16> {
         let seats = (0..).zip(&self.ranks);
         seats.filter(move |(_, seat)| seat.last_done < step).map(|(rank, _)| rank)
@@ -221,7 +222,7 @@ mod tests {
     const STEP_COST: StepCost = StepCost { fixed_ns: 8_000_000, per_token_ns: 20_000 };
     const WORK: StepWork = StepWork { tokens: 1, attention_pairs: 0 };
 
-    /// Three ranks whose steps may take 70 ms.
+    /// Three ranks with a deadline of 70 ms.
     fn three_ranks() -> StepWatchdog {
         let fixed = Some(Duration::from_millis(70));
         StepWatchdog::new(3, StepDeadline::new(fixed, StepCost::default()))
@@ -246,7 +247,7 @@ mod tests {
     fn heartbeats_queued_by_a_pause_count_once() {
         let mut steps = three_ranks();
         steps.step_sent(StepId(1), WORK, false, 0);
-        // Whoever reads the link stood still for eight seconds; the executor went on beating.
+        // The reader of the link was paused for eight seconds while the executor sent heartbeats.
         for _ in 0..8 {
             assert_eq!(steps.on_heartbeat(0, 8_000).timeout, None);
         }

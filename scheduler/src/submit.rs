@@ -1,4 +1,4 @@
-//! What a user asked, and why it may be refused before any step.
+//! Request submissions, and reasons to reject them before any step.
 
 use kvcache::{BlockKey, ExtraKeys};
 use protocol::{Replica, RequestId, SamplingParams, Token};
@@ -9,36 +9,36 @@ use std::sync::Arc;
 pub struct RequestSubmission {
     /// Unique for the life of the process.
     pub id: RequestId,
-    /// Ids of the prompt.
+    /// Token ids of the prompt.
     pub tokens: Vec<Token>,
-    /// Tokens to produce at most; 0 = only score the prompt.
+    /// Maximum number of output tokens; 0 = only score the prompt.
     pub max_tokens: u32,
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// The token of the output, counted from 0, from which on masks limit what may be sampled: each row that samples
-    /// there is `masked` and waits for the token before it. `None` = no mask. Whoever submits sees to it that the masks
-    /// are made.
+    /// Index of the first output token that grammar bitmasks constrain. Each row that samples it or a later
+    /// token is `masked` and waits for the previous token. `None` = unconstrained. The submitter arranges for
+    /// the bitmasks to be computed.
     pub first_masked_token: Option<u32>,
-    /// Key of the request's random numbers, drawn by the submitter.
+    /// Philox key of the request's random numbers, drawn by the submitter.
     pub rng_key: u64,
-    /// Ids that end the request as end of text; empty if they shall be ignored.
+    /// EOS token ids, which end the request; empty to ignore EOS.
     pub eos_ids: Vec<Token>,
-    /// Ids that end the request because the user said so.
+    /// Stop token ids of the client, which end the request.
     pub stop_ids: Vec<Token>,
-    /// Smaller is served first; equal ones in order of arrival.
+    /// Priority: smaller is served first, equal priorities in order of arrival.
     pub priority: i32,
-    /// What sets this request's cache blocks apart (`ExtraKeys::salted`); `None` = nothing.
+    /// Extra keys of the request's block hashes (`ExtraKeys::salted`); `None` = none.
     pub extra_keys: Option<Arc<ExtraKeys>>,
-    /// The replica to use; `None` = the engine chooses.
+    /// Replica named by the client; `None` = chosen by the router.
     pub replica: Option<Replica>,
-    /// Keys of the prompt's full blocks, from the engine's `PromptHasher` and the same `extra`.
-    /// Missing ones are computed by the engine, at the cost of its step time.
+    /// Keys of the prompt's full blocks, from the scheduler's `PromptHasher` and the same `extra_keys`.
+    /// Missing keys are computed by the scheduler, at the cost of step time.
     pub block_keys: Vec<BlockKey>,
 }
 
 #[cfg(test)]
 impl RequestSubmission {
-    /// A greedy request for 8 tokens behind `tokens`.
+    /// A greedy request for 8 output tokens after prompt `tokens`.
     pub(crate) fn greedy(id: u64, tokens: Vec<Token>, hasher: &kvcache::BlockHasher) -> Self {
         let mut keys = Vec::new();
         hasher.extend_keys(&mut keys, &tokens, None);
@@ -59,93 +59,93 @@ impl RequestSubmission {
     }
 }
 
-/// Why a request was refused: the user's fault or a full queue, never a failure.
+/// Reason to reject a request: an invalid request or a full queue, never a failure.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RejectReason {
-    /// Nothing to condition on.
+    /// The prompt has no tokens.
     #[error("the prompt is empty")]
     EmptyPrompt,
-    /// An id the model does not have.
+    /// A token id is outside the vocabulary.
     #[error("token id {token} is not below the vocabulary size {vocab_size}")]
     UnknownToken {
-        /// The first such id.
+        /// First invalid token id.
         token: Token,
-        /// Ids below this exist.
+        /// Vocabulary size.
         vocab_size: u32,
     },
-    /// No room for a single output token.
+    /// The prompt leaves no room for an output token.
     #[error("the prompt has {prompt_len} tokens, the model takes less than {max_model_len}")]
     PromptTooLong {
-        /// Tokens of the prompt.
+        /// Prompt tokens.
         prompt_len: u64,
-        /// Limit on prompt plus output.
+        /// Maximum length of prompt plus output.
         max_model_len: u32,
     },
-    /// Prompt and output together exceed the model.
+    /// Prompt and output together exceed `max_model_len`.
     #[error(
         "{prompt_len} prompt tokens and max_tokens {max_tokens} exceed the model's {max_model_len} \
          tokens"
     )]
     TotalTooLong {
-        /// Tokens of the prompt.
+        /// Prompt tokens.
         prompt_len: u64,
-        /// Output tokens asked for.
+        /// Requested output tokens.
         max_tokens: u32,
-        /// Limit on prompt plus output.
+        /// Maximum length of prompt plus output.
         max_model_len: u32,
     },
-    /// The KV pool could not hold the request even alone.
+    /// The KV pool cannot hold the request even alone.
     #[error("the request needs {blocks} KV blocks, the pool has {pool}")]
     PoolTooSmall {
-        /// Blocks of prompt plus output.
+        /// Blocks needed by prompt plus output.
         blocks: u32,
-        /// Blocks of the replica.
+        /// Blocks in the pool.
         pool: u32,
     },
-    /// Too many requests wait.
+    /// The waiting queue is full, by requests.
     #[error("{waiting} requests are waiting, the limit is {cap}")]
     QueueFull {
-        /// Requests waiting.
+        /// Number of waiting requests.
         waiting: u32,
-        /// Configured cap.
+        /// Configured limit.
         cap: u32,
     },
-    /// Too many tokens wait.
+    /// The waiting queue is full, by tokens.
     #[error("{waiting} tokens are waiting and {requested} more exceed the limit of {cap}")]
     QueueTokensFull {
         /// Tokens of waiting requests.
         waiting: u64,
-        /// Tokens of this prompt.
+        /// Prompt tokens of this request.
         requested: u64,
-        /// Configured cap.
+        /// Configured limit.
         cap: u64,
     },
-    /// Something that it needs could not be made: found out by whoever held it back before it was submitted.
+    /// A prerequisite of the request (such as its grammar) is invalid; detected before the submission.
     #[error("{message}")]
     InvalidParameter {
-        /// The request field at fault.
+        /// Invalid request field.
         param: String,
-        /// Why, with numbers.
+        /// Message with numbers.
         message: String,
     },
-    /// The same, and not the fault of the request.
+    /// A prerequisite of the request is unavailable; the request is valid.
     #[error("{message}")]
     TemporarilyUnavailable {
-        /// Why.
+        /// Message.
         message: String,
     },
-    /// The same, because whoever makes it has too much to do, or too little of the machine.
+    /// A prerequisite of the request was rejected because its provider is overloaded or lacks resources.
     #[error("{message}")]
     Overloaded {
-        /// Why, with numbers.
+        /// Message with numbers.
         message: String,
     },
-    /// The replica named does not exist.
+    /// The named replica does not exist.
     #[error("replica {replica} does not exist, there are {replicas}")]
     UnknownReplica {
-        /// Replica asked for.
+        /// Requested replica.
         replica: u16,
-        /// Replicas configured.
+        /// Number of configured replicas.
         replicas: u16,
     },
 }

@@ -1,23 +1,23 @@
-//! The parts of a tick, for whoever times them: the scheduler itself reads no clock.
+//! Phases of a tick, for callers that time them: the scheduler itself reads no clock.
 
-/// A part of a tick.
+/// A phase of a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TickPhase {
-    /// Taking in answers, submits and aborts.
+    /// Applying outputs, submissions and aborts.
     Apply,
-    /// Deciding what a step runs.
+    /// Planning a step.
     Plan,
-    /// Carrying the plan out and writing the batch.
+    /// Executing the plan and writing the batch.
     Commit,
 }
 
-/// Hears the end of each part: what has passed since the end of the former one belongs to it.
+/// Receives the end of each phase; the time since the previous phase ended belongs to it.
 pub trait TickTimer {
-    /// A part is over.
+    /// Called at the end of a phase.
     fn phase_done(&mut self, part: TickPhase);
 }
 
-/// Times nothing.
+/// A timer that ignores all calls.
 impl TickTimer for () {
     fn phase_done(&mut self, _: TickPhase) {}
 }

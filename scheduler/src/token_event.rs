@@ -1,24 +1,24 @@
-//! What the engine tells a request's owner.
+//! Token events: results that the scheduler emits for a request.
 
 use crate::RejectReason;
 use protocol::{Replica, RequestId, RowError, ThinVec, Token, TokenLogprobs, TokenVec};
 
-/// News of one request. Exactly one event of a request carries `finish`, and none follows it.
+/// Event of one request. Exactly one event of a request has a `finish_reason`, and it is the last event.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenEvent {
-    /// Whose news.
+    /// Request that the event belongs to.
     pub request: RequestId,
-    /// New tokens, in order; never repeated, also not after preemption or a device loss.
+    /// New tokens in order; never repeated, not even after preemption or executor failure.
     pub tokens: TokenVec,
-    /// One entry per new token, if asked for.
+    /// One entry per new token, if requested.
     pub logprobs: ThinVec<TokenLogprobs>,
-    /// Entries of further prompt positions, from position 1 on and in order, if asked for.
+    /// Entries of further prompt positions, in order from position 1 on, if requested.
     pub prompt_logprobs: ThinVec<TokenLogprobs>,
-    /// How the request came to run; with its first event only.
+    /// Data about the first admission; only in the first event.
     pub first_admission: Option<FirstAdmission>,
-    /// Times the request was preempted so far.
+    /// Number of preemptions so far.
     pub preemptions: u32,
-    /// Set on the last event.
+    /// Set in the last event.
     pub finish_reason: Option<FinishReason>,
 }
 
@@ -33,73 +33,73 @@ impl TokenEvent {
         finish_reason: None,
     };
 
-    /// The end of a request, and nothing else.
+    /// An event that only finishes a request.
     pub fn finished(request: RequestId, finish: FinishReason) -> Self {
         Self { request, finish_reason: Some(finish), ..Self::EMPTY }
     }
 }
 
-/// Figures of a request's first admission.
+/// Data about a request's first admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FirstAdmission {
-    /// Where it ran first; it may have moved since.
+    /// Replica of the first admission; the request may have migrated since.
     pub replica: Replica,
-    /// Prompt tokens found in the cache.
+    /// Number of prompt tokens that were prefix hits.
     pub cached_tokens: u32,
-    /// Milliseconds since submit.
+    /// Milliseconds between submission and admission.
     pub queued_ms: u32,
 }
 
-/// How a request ended.
+/// Reason for which a request finished.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FinishReason {
     /// A stop condition was met.
     Stop(StopReason),
-    /// `max_tokens` or the model's length was reached.
+    /// `max_tokens` or `max_model_len` was reached.
     Length,
-    /// Its owner took it back.
+    /// The request was aborted.
     Abort(AbortCause),
-    /// It failed alone.
+    /// The request failed; other requests are unaffected.
     Error(RequestError),
-    /// It was never accepted. Boxed: every event of every step is as large as the largest end.
+    /// The request was rejected. Boxed, because the largest finish reason determines the size of every event.
     Rejected(Box<RejectReason>),
 }
 
-/// Which stop condition was met.
+/// Stop condition that was met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
-    /// This end-of-text id was produced; it is the last token delivered.
+    /// This EOS token was sampled; it is the last token delivered.
     Eos(Token),
-    /// This id of `stop_ids` was produced; it is the last token delivered.
+    /// This id of `stop_ids` was sampled; it is the last token delivered.
     StopToken(Token),
     /// The submitter found a stop string in the text.
     StopString,
 }
 
-/// Why a request is taken back.
+/// Cause of an abort.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AbortCause {
-    /// A stop string was found in the text: the request ends as `Stop(StopString)`.
+    /// A stop string was found in the text: the request finishes as `Stop(StopString)`.
     StopString,
-    /// The client went away.
+    /// The client disconnected.
     ClientDisconnected,
-    /// The client does not read.
+    /// The client reads too slowly.
     SlowReader,
     /// The server is shutting down.
     Shutdown,
-    /// A deadline of the request passed.
+    /// The deadline of the request passed.
     Deadline,
-    /// An operator asked for it.
+    /// An operator aborted the request.
     Operator,
 }
 
-/// Why a single request failed.
+/// Failure of a single request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestError {
-    /// The device could not compute its row.
+    /// The executor could not compute the row.
     RowFailed(RowError),
-    /// The device answered with an id outside the vocabulary, or with a wrong number of ids.
+    /// The executor returned a token id outside the vocabulary or a wrong number of tokens.
     BadOutput,
-    /// Its replica was lost and did not return in time, or returned too small.
+    /// The replica failed and was not restored in time, or was restored with a pool that is too small.
     ReplicaUnavailable,
 }

@@ -1,8 +1,8 @@
-//! Random walks of the whole engine against a device that reads tokens back through block tables.
+//! Random walks of the scheduler with a device that reads tokens back through block tables.
 //!
-//! The device stores token ids in the slots a batch names and produces a hash of the whole prefix it
-//! reads back, so an aliased, stale or misplaced block shows as a wrong token at once. Small
-//! sibling of `tests/sim`, without faults: it answers within seconds while this crate is edited.
+//! The device stores token ids in the KV slots that a batch names, and samples a hash of the whole prefix
+//! read back. An aliased, stale or misplaced block therefore yields a wrong token. Smaller than `tests/sim`
+//! and without executor faults: it runs within seconds.
 
 use protocol::{
     Batch, BatchRow, BlockId, KvGroup, KvKind, KvSpec, Replica, RequestId, RowInput, RowOutput,
@@ -26,7 +26,7 @@ impl WalkRng {
         z ^ (z >> 31)
     }
 
-    /// In `[low, high)`.
+    /// Returns a number in `[low, high)`.
     fn draw(&mut self, low: u32, high: u32) -> u32 {
         low + (self.next() % u64::from(high - low)) as u32
     }
@@ -36,7 +36,7 @@ impl WalkRng {
     }
 }
 
-/// The token behind `prefix`.
+/// Returns the token that the model samples after `prefix`.
 fn next_token(prefix: &[Token]) -> Token {
     let fold =
         |h: u64, &t: &Token| (h ^ u64::from(t)).wrapping_mul(0x100_0000_01b3).rotate_left(23);
@@ -50,7 +50,7 @@ struct WalkSlotState {
     last: Token,
 }
 
-/// One replica's executor: position and token per slot of its pool.
+/// Executor of one replica: position and token per slot of its pool.
 struct WalkDevice {
     block_tokens: u32,
     slots: Vec<Option<(u32, Token)>>,
@@ -234,7 +234,7 @@ impl WalkWorld {
         assert!(event.preemptions <= 4);
     }
 
-    /// Lets some device answer its oldest step; false if none has one.
+    /// Completes the oldest step of a random device. Returns false if no step is in flight.
     fn complete_oldest_step(&mut self) -> bool {
         let waiting: Vec<usize> =
             (0..self.devices.len()).filter(|&i| !self.devices[i].outputs.is_empty()).collect();
@@ -248,7 +248,7 @@ impl WalkWorld {
     }
 }
 
-/// What the model says to a prompt when it is alone.
+/// Returns the output of a prompt that runs alone.
 fn tokens_alone(prompt: &[Token], max_tokens: u32, stop_ids: &[Token]) -> Vec<Token> {
     let mut tokens = prompt.to_vec();
     for _ in 0..max_tokens {

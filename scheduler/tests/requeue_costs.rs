@@ -1,4 +1,4 @@
-//! What losses, preemptions and resets cost is told by its cause, by the replica that pays.
+//! Recomputed tokens are reported by cause (executor failure, preemption, reset) and by replica.
 
 use protocol::{
     Batch, KvGroup, KvKind, KvSpec, Replica, RequestId, RowOutput, SamplingParams, StepOutput,
@@ -12,7 +12,7 @@ use scheduler::{
 
 const BLOCK_TOKENS: u32 = 4;
 
-/// An engine, what it sent last to each replica, its counters, and the answer to the last control operation.
+/// A scheduler, the last batch of each replica, its statistics, and the result of the last control command.
 struct RequeueHarness {
     engine: Scheduler,
     sent: Vec<Option<Batch>>,
@@ -53,12 +53,12 @@ impl RequeueHarness {
         }
     }
 
-    /// A request of so many tokens, none of which another has.
+    /// Submits a request of `tokens` tokens that share no prefix with other requests.
     fn submit(&mut self, id: u64, tokens: u32) {
         self.submit_masked(id, tokens, None);
     }
 
-    /// The same, with masks from a token of its output on.
+    /// Submits a request with an output that is constrained from token `masked_from` on.
     fn submit_masked(&mut self, id: u64, tokens: u32, masked_from: Option<u32>) {
         let tokens: Vec<Token> = (0..tokens).map(|i| id as u32 * 30 + i).collect();
         let keys = self.engine.hasher().hash_prompt(&tokens, None);
@@ -78,7 +78,7 @@ impl RequeueHarness {
         })));
     }
 
-    /// The replica answers what it was sent: a token for every row that samples.
+    /// Completes the last step of a replica: one token for every row that samples.
     fn complete_step(&mut self, replica: u16) {
         let batch = self.sent[usize::from(replica)].take().expect("a step is under way");
         let mut rows = vec![RowOutput::default(); batch.rows.len()];
@@ -93,7 +93,7 @@ impl RequeueHarness {
         self.tick(SchedulerEvent::StepOutput { replica: Replica(replica), output });
     }
 
-    /// Whether the prefix cache was cleared.
+    /// Clears the prefix cache. Returns whether it was cleared.
     fn clear(&mut self, restart: bool) -> bool {
         self.tick(SchedulerEvent::Control(ControlCommand::ClearPrefixCache {
             op_id: 1,
@@ -116,7 +116,7 @@ impl RequeueHarness {
 fn failure_and_recompute_are_counted_on_their_replicas() {
     let mut bench = RequeueHarness::new(2, 16);
     bench.submit(1, 6);
-    bench.complete_step(0); // Its prompt and a token of its answer are computed or under way.
+    bench.complete_step(0); // Its prompt and one output token are computed or in flight.
     bench.complete_step(0);
     bench.fail_executors(0, ExecutorFailure::HeartbeatTimeout);
     let recovered = FailureCounts { heartbeat_timeout: 1, ..FailureCounts::default() };
@@ -128,7 +128,7 @@ fn failure_and_recompute_are_counted_on_their_replicas() {
         (FailureCounts::default(), recomputed),
         "the other replica does it"
     );
-    // The next loss has another cause, and nobody else is left: it waits for the next executors.
+    // The second failure has another cause and no replica is left: the request waits for restored executors.
     bench.fail_executors(1, ExecutorFailure::ReportedFault);
     let recovered = FailureCounts { reported_fault: 1, ..FailureCounts::default() };
     assert_eq!(bench.failure_costs(1), (recovered, recomputed));
@@ -151,12 +151,12 @@ fn preemptions_and_resets_are_not_counted_as_failures() {
     bench.submit(1, 6);
     bench.complete_step(0);
     assert!(bench.clear(true));
-    bench.complete_step(0); // Of the time before: there is room for a step again.
+    bench.complete_step(0); // An output of the old epoch: there is room for a step again.
     let (recovered, recomputed) = bench.failure_costs(0);
     assert_eq!(recovered, FailureCounts::default());
     assert_eq!(recomputed, RecomputedTokens { reset: 7, ..RecomputedTokens::default() });
 
-    // Two that outgrow the pool: one has to go, and its published blocks with it.
+    // Two requests outgrow the pool: one is preempted, and its published blocks are evicted.
     let mut bench = RequeueHarness::new(1, 16);
     bench.submit(1, 30);
     bench.submit(2, 30);
@@ -191,7 +191,7 @@ fn output_of_an_old_epoch_is_dropped_and_counted() {
     let mut bench = RequeueHarness::new(1, 16);
     bench.submit(1, 6);
     let mut batch = bench.sent[0].clone().expect("a step is under way");
-    batch.epoch.0 += 1; // Everything else is what is awaited.
+    batch.epoch.0 += 1; // All other fields are as expected.
     let awaited = bench.sent[0].replace(batch);
     bench.complete_step(0);
     assert_eq!(bench.stats[0].outputs_dropped_total, 1);
@@ -260,7 +260,7 @@ fn restored_replica_takes_no_queued_requests() {
     let mut bench = RequeueHarness::new(2, 16);
     bench.fail_executors(0, ExecutorFailure::Exited);
     bench.submit(1, 6);
-    bench.submit(2, 6); // Waits for the step under way.
+    bench.submit(2, 6); // Waits for the step in flight.
     let ready = SchedulerEvent::ExecutorsReady {
         replica: Replica(0),
         blocks: 16,
