@@ -1,8 +1,8 @@
-//! Speed of steps alone: Qwen3-0.6B shape in bf16, weights from a hash, no scheduler and no server.
+//! Speed of steps on the CPU: Qwen3-0.6B shape in bf16 with synthetic weights, without scheduler and server.
 //!
-//! `cargo bench -p executor --bench forward -- [THREADS [CASE]]` prints tokens per second next to the floors of
+//! `cargo bench -p executor --bench forward -- [THREADS [CASE]]` prints tokens per second with the floor of
 //! two cores of the reference machine: 469 GFLOP/s of bf16 products, 37 GB/s of memory. Prefill is one
-//! row; a decode step has one token per row, contexts below 50.
+//! row; a decode step has one token per row, with contexts below 50 tokens.
 #![allow(clippy::print_stdout, reason = "the table is the result")]
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on stops")]
 
@@ -29,7 +29,7 @@ const TABLE: u32 = 512 / BLOCK;
 const PROMPT: u32 = 8;
 
 fn main() {
-    // Cargo passes `--bench` along.
+    // Cargo passes `--bench`.
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
     let threads = args.next().and_then(|arg| arg.parse().ok());
     let only = args.next();
@@ -102,8 +102,8 @@ fn main() {
     }
 }
 
-/// A line of the table about the median step. The last column is the rate of all steps together, as programs
-/// report it that time a whole run.
+/// Prints a line of the table for the median step. The last column is the rate of all steps together, as
+/// benchmarks report it that time a whole run.
 fn report(name: &str, tokens: f64, floor: f64, mut steps: Vec<(u64, StepTiming)>) {
     steps.sort_by_key(|(ns, _)| *ns);
     let (ns, timing) = steps[steps.len() / 2];
@@ -128,7 +128,7 @@ struct CpuForwardBench {
 }
 
 impl CpuForwardBench {
-    /// Runs a step; nanoseconds in all and per part.
+    /// Runs a step; returns its total nanoseconds, its timing and the sampled tokens.
     fn step(&mut self, rows: Vec<BatchRow>) -> (u64, StepTiming, Vec<Token>) {
         self.step = self.step.next();
         let bucket = DispatchMode::Eager { tokens: rows.iter().map(|row| row.len).sum() };
@@ -152,7 +152,7 @@ impl CpuForwardBench {
         (ns, timing)
     }
 
-    /// Steps of `rows` requests from a short prompt to a context just below 50.
+    /// Runs decode steps of `rows` requests from a short prompt to a context just below 50 tokens.
     fn decode(&mut self, rows: u32, sampling: &SamplingParams) -> Vec<(u64, StepTiming)> {
         let first = (0..rows).map(|seat| first_row(seat, PROMPT, sampling)).collect();
         let (_, _, mut tokens) = self.step(first);
@@ -174,7 +174,7 @@ impl CpuForwardBench {
     }
 }
 
-/// The row that brings a request to its seat, with a table for 512 tokens.
+/// First row of a request, which initialises its sequence slot, with a block table for 512 tokens.
 fn first_row(seat: u32, len: u32, sampling: &SamplingParams) -> BatchRow {
     let blocks = (seat * TABLE..(seat + 1) * TABLE).map(BlockId).collect();
     let key = u64::from(seat);

@@ -1,9 +1,9 @@
-//! Speed of steps on a GPU: Qwen3 shapes in bf16, weights from a hash, no scheduler and no server.
+//! Speed of steps on a GPU: Qwen3 shapes in bf16 with synthetic weights, without scheduler and server.
 //!
-//! `cargo bench -p executor --bench gpu -- cuda|rocm 0.6b|8b|30b-a3b [KERNEL_CACHE [graphs|eager [ROWS]]]` prints
-//! milliseconds per step, of all decodes or of those of ROWS rows,
-//! next to the floors of an H200: 4.29 TB/s for every byte that must be read, 790 TFLOP/s for every
-//! product. Decode steps are submitted ahead, two in flight, as the scheduler does.
+//! `cargo bench -p executor --bench gpu -- cuda|rocm 0.6b|8b|30b-a3b [KERNEL_CACHE [graphs|eager [ROWS]]]`
+//! prints milliseconds per step, of all decodes or of decodes of ROWS rows, with the floor of an H200: 4.29
+//! TB/s for every byte that must be read, 790 TFLOP/s for every matrix product. Decode steps are submitted
+//! asynchronously, two in flight, as the scheduler does.
 #![allow(clippy::print_stdout, reason = "the table is the result")]
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on stops")]
 
@@ -27,7 +27,7 @@ const BYTES_PER_S: f64 = 4.29e12;
 const FLOP_PER_S: f64 = 790e12;
 
 fn main() {
-    // Cargo passes `--bench` along, and runs every bench of the package when none is named.
+    // Cargo passes `--bench`, and runs every bench of the package when none is named.
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let [device, model, rest @ ..] = &args[..] else {
         return println!(
@@ -57,16 +57,16 @@ fn main() {
     }
 }
 
-/// A model, and what one of its steps must read and multiply.
+/// A model, and the minimum reads and FLOPs of its steps.
 struct GpuBenchModel {
     json: String,
     /// Parameters read by every step, without the embedding table.
     dense: f64,
-    /// Parameters of one expert, over all layers; experts; choices of a token.
+    /// Parameters of one expert over all layers; number of experts; experts per token.
     experts: (f64, f64, f64),
     /// Bytes of keys and values per token.
     kv_bytes: f64,
-    /// Multiplications and additions of attention per query and key.
+    /// FLOPs of attention per query and key.
     attention: f64,
 }
 
@@ -107,16 +107,17 @@ impl GpuBenchModel {
         }
     }
 
-    /// Least milliseconds of a step of `rows` rows with `tokens` tokens each behind `context` others.
+    /// Minimum milliseconds of a step of `rows` rows with `tokens` tokens each after `context` earlier
+    /// tokens.
     fn floor_ms(&self, rows: u32, tokens: u32, context: u32) -> f64 {
         let (rows, tokens, context) = (f64::from(rows), f64::from(tokens), f64::from(context));
         let (expert, experts, choices) = self.experts;
         let all = rows * tokens;
-        // Experts that at least one token chooses, were choices even.
+        // Expected number of experts with at least one token, for uniform routing.
         let touched = experts * (1.0 - (1.0 - choices / experts.max(1.0)).powf(all));
         let bytes =
             2.0 * (self.dense + expert * touched) + self.kv_bytes * rows * (context + tokens);
-        let head = 151_936.0 * (all - rows) * 2.0; // Only the last token of a row is asked about.
+        let head = 151_936.0 * (all - rows) * 2.0; // Logits are computed for the last token of a row only.
         let keys = context + f64::midpoint(tokens, 1.0);
         let flop = 2.0 * all * (self.dense + expert * choices) - head + self.attention * all * keys;
         1e3 * (bytes / BYTES_PER_S).max(flop / FLOP_PER_S)
@@ -201,7 +202,7 @@ impl GpuForwardBench {
         self.executor.submit(&batch).unwrap()
     }
 
-    /// Prompts of `rows` requests in one step; the best of a few.
+    /// Times prompts of `rows` requests in one step; reports the best of 4 runs.
     fn prefill(&mut self, rows: u32) {
         let mut best = f64::MAX;
         for _ in 0..4 {
@@ -214,7 +215,8 @@ impl GpuForwardBench {
         report(&name, best * 1e3, tokens, self.model.floor_ms(rows, PROMPT, 0));
     }
 
-    /// Steps of `rows` requests behind their prompts, the next submitted before the last is answered.
+    /// Times decode steps of `rows` requests after their prompts; the next step is submitted before the
+    /// current one is finished.
     fn decode(&mut self, rows: u32) {
         let seats: Vec<u32> = (0..rows).collect();
         for seats in seats.chunks(8) {
@@ -248,7 +250,7 @@ fn report(name: &str, ms: f64, tokens: u32, floor_ms: f64) {
     println!("| {name} | {ms:.3} | {speed:.0} | {floor_ms:.3} | {:.2} |", floor_ms / ms);
 }
 
-/// The row that brings a request to its seat, with a table for prompt and answer.
+/// First row of a request, which initialises its sequence slot, with a block table for prompt and output.
 fn first_row(seat: u32) -> BatchRow {
     let blocks =
         (0..TABLE).map(|i| BlockId((seat * TABLE + i) * 229 % (SEQ_SLOTS * TABLE))).collect();

@@ -1,4 +1,4 @@
-//! Rotary embedding, KV write and attention over keys and values of heads.
+//! RoPE, KV write and attention with GQA.
 //!
 //! Legend: T tokens, N query heads, K KV heads, D head size, C keys of a row.
 
@@ -8,7 +8,7 @@ use super::{OpCase, OpCost, OpRunner};
 use crate::ExecutorError;
 use ops::{AttentionShape, BatchView, KvLayout, KvPool, Ops, QkRopeWeights, RopeTable, Tensor};
 
-/// What all launches share.
+/// State that all launches share.
 struct AttentionBench {
     pool: PoolSize,
     kv: KvPool,
@@ -16,7 +16,7 @@ struct AttentionBench {
     qk_norm: Option<Tensor>,
     eps: f32,
     shape: AttentionShape,
-    /// Columns of queries, keys and values together.
+    /// Number of columns of queries, keys and values together.
     qkv_width: usize,
     query_width: usize,
 }
@@ -75,19 +75,19 @@ impl AttentionBench {
         }
     }
 
-    /// Bytes of a row of keys and values, and of queries.
+    /// Row bytes of queries, keys and values together, and of queries.
     fn widths(&self, element: usize) -> RowBytes {
         RowBytes { qkv: self.qkv_width * element, query: self.query_width * element }
     }
 
-    /// Attention alone: queries in, keys and values of the whole context in, outputs out.
+    /// Counts attention alone: reads queries and keys and values of the whole context, writes outputs.
     fn attention_cost(&self, rows: RowShape, element: usize) -> OpCost {
         let keys = rows.rows * rows.context * self.pool.token_bytes;
         let bytes = keys + 2 * rows.tokens() * self.widths(element).query;
         OpCost { bytes: bytes as u64, flops: (4 * rows.pairs() * self.query_width) as u64 }
     }
 
-    /// Reads queries, keys and values; writes queries, and keys and values to the pool.
+    /// Counts the KV write: reads queries, keys and values; writes queries, and keys and values to the pool.
     fn write_cost(&self, tokens: usize, element: usize) -> OpCost {
         OpCost { bytes: (2 * tokens * self.widths(element).qkv) as u64, flops: 0 }
     }
@@ -99,7 +99,7 @@ struct RowBytes {
     query: usize,
 }
 
-/// Times what lies between the projections of attention.
+/// Times the ops between the projections of attention.
 pub(super) fn time(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     let ops = ["rope_kv_write", "attention_decode", "rope_attention_decode", "attention_prefill"];
     if !ops.iter().any(|op| runner.wants(op)) {
@@ -117,7 +117,7 @@ pub(super) fn time(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     Ok(())
 }
 
-/// Steps of rows with one new token each.
+/// Times decode steps: rows with one new token each.
 fn time_paged_decode(
     runner: &mut OpRunner<'_>,
     bench: &AttentionBench,
@@ -147,7 +147,7 @@ fn time_paged_decode(
     Ok(())
 }
 
-/// Paged attention over blocks that are written.
+/// Times paged attention over written blocks.
 fn time_attention(
     runner: &mut OpRunner<'_>,
     bench: &AttentionBench,
@@ -168,7 +168,7 @@ fn time_attention(
     })
 }
 
-/// Sizes of a step in words.
+/// Formats the sizes of a step.
 pub(super) fn sizes(rows: RowShape) -> String {
     format!("{} x {} of {}", rows.rows, rows.new_tokens, rows.context)
 }

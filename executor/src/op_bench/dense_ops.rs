@@ -1,4 +1,4 @@
-//! Embedding, norms, projections, gated MLP and head.
+//! Embedding, norms, projections, gated MLP and LM head.
 //!
 //! Legend: T tokens, H hidden, K inputs, N outputs, I intermediate size, V vocabulary.
 
@@ -7,15 +7,15 @@ use super::{OpCase, OpCost, OpRunner};
 use crate::ExecutorError;
 use ops::{EmbeddingTable, OpError, Ops, PackedLinear, Tensor};
 
-/// Tokens at most whose logits are measured: a step asks for those of its last token of each row.
+/// Maximum number of logits rows that are measured: a step computes logits of the last token of each row.
 pub(super) const LM_HEAD_TOKENS_MAX: usize = 512;
 
-/// What a linear layer makes of its products.
+/// Epilogue of a linear layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LinearKind {
     /// `y = x Wᵀ`.
     Plain,
-    /// `y = silu(gate) · up`, gate and up being halves of the outputs.
+    /// `y = silu(gate) · up`, where gate and up are the halves of the outputs.
     GatedSilu,
     /// `y = x Wᵀ` in f32.
     Logits,
@@ -26,17 +26,17 @@ pub(super) enum LinearKind {
 pub(super) struct LinearOp {
     pub(super) op: &'static str,
     pub(super) inputs: usize,
-    /// Gate and up together for a gated one.
+    /// Number of outputs; of a gated layer gate and up together.
     pub(super) outputs: usize,
     pub(super) kind: LinearKind,
-    /// Layers of the model that have it.
+    /// Number of layers of the model that have it.
     pub(super) layers: usize,
-    /// Larger numbers of tokens are not measured.
+    /// Maximum number of tokens to measure.
     pub(super) tokens_max: usize,
 }
 
 impl LinearOp {
-    /// A layer without anything around it.
+    /// A linear layer without epilogue.
     pub(super) fn plain(op: &'static str, inputs: usize, outputs: usize, layers: usize) -> Self {
         Self { op, inputs, outputs, kind: LinearKind::Plain, layers, tokens_max: usize::MAX }
     }
@@ -61,7 +61,7 @@ impl LinearOp {
         y.map(drop)
     }
 
-    /// Weights of `weight_bytes`, inputs and outputs, each once.
+    /// Counts weights of `weight_bytes` bytes, inputs and outputs once each.
     fn cost(&self, tokens: usize, weight_bytes: usize, element: usize) -> OpCost {
         let output = match self.kind {
             LinearKind::Plain => self.outputs * element,
@@ -91,7 +91,7 @@ pub(super) fn time_linear(runner: &mut OpRunner<'_>, op: &LinearOp) -> Result<()
     time_packed(runner, op, &weights)
 }
 
-/// The same with weights that are there.
+/// Times a linear layer with given weights at every number of tokens.
 fn time_packed(
     runner: &mut OpRunner<'_>,
     op: &LinearOp,
@@ -113,7 +113,7 @@ fn time_packed(
     Ok(())
 }
 
-/// Embedding and norms, and the projection to queries, keys and values.
+/// Times embedding and norms, and the projections to queries, keys and values.
 pub(super) fn time_before_attention(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     let model = &runner.config().model;
     let (hidden, layers) = (model.hidden, model.layers);
@@ -136,7 +136,7 @@ pub(super) fn time_before_attention(runner: &mut OpRunner<'_>) -> Result<(), Exe
     time_linear(runner, &LinearOp::plain("kv_a_proj", hidden, key_value, layers))
 }
 
-/// The output projection of attention, and the dense MLP where there is one.
+/// Times the output projection of attention, and the dense MLP if there is one.
 pub(super) fn time_after_attention(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     let model = &runner.config().model;
     let (hidden, layers) = (model.hidden, model.layers);
@@ -152,7 +152,7 @@ pub(super) fn time_after_attention(runner: &mut OpRunner<'_>) -> Result<(), Exec
     time_linear(runner, &LinearOp::plain("down_proj", inner, hidden, dense))
 }
 
-/// Logits of the whole vocabulary.
+/// Times the LM head.
 pub(super) fn time_lm_head(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     let model = &runner.config().model;
     let head = LinearOp {
@@ -163,7 +163,7 @@ pub(super) fn time_lm_head(runner: &mut OpRunner<'_>) -> Result<(), ExecutorErro
     time_linear(runner, &head)
 }
 
-/// Rows of the table by token id; a tied table is the packed head.
+/// Times the gather of embedding rows by token id; a tied table is the packed LM head.
 fn time_embedding(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     if !runner.wants("embedding") {
         return Ok(());

@@ -1,6 +1,6 @@
-//! Router and experts of a mixture-of-experts layer.
+//! Router and experts of an MoE layer.
 //!
-//! Legend: T tokens, H hidden, I width of an expert, E experts, k experts of a token.
+//! Legend: T tokens, H hidden, I intermediate size of an expert, E experts, k experts per token.
 
 use super::dense_ops::{LinearKind, LinearOp, time_linear};
 use super::random_weights::{ExpertSize, MatrixSize, RandomWeights, activations, copies, floats};
@@ -9,7 +9,7 @@ use crate::ExecutorError;
 use models::config::MoeConfig;
 use ops::{DType, PackedExperts, RouterRule};
 
-/// Times the router, the choice of experts, the experts of a token and shared experts.
+/// Times the router, top-k routing, routed experts and shared experts.
 pub(super) fn time(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {
     let model = &runner.config().model;
     let (hidden, layers) = (model.hidden, model.sparse_layers());
@@ -26,7 +26,7 @@ pub(super) fn time(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), Exe
     Ok(())
 }
 
-/// The rule of the model, with a correction of zero where it has one.
+/// Router rule of the model, with a correction bias of zeros if it has one.
 fn rule(runner: &OpRunner<'_>, moe: &MoeConfig) -> Result<RouterRule, ExecutorError> {
     let bias = moe
         .has_correction_bias
@@ -81,17 +81,17 @@ fn time_experts(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), Execut
     Ok(())
 }
 
-/// Sizes of a layer with experts.
+/// Sizes of an MoE layer.
 #[derive(Debug, Clone, Copy)]
 struct LayerSize {
-    /// Weights of all experts.
+    /// Bytes of the weights of all experts.
     weight_bytes: usize,
     hidden: usize,
-    /// Bytes of an activation.
+    /// Bytes of an activation element.
     element: usize,
 }
 
-/// Weights of the experts that random choices are expected to reach, inputs and outputs.
+/// Counts the weights of the expected number of experts that random routing reaches, inputs and outputs.
 fn experts_cost(moe: &MoeConfig, tokens: usize, layer: &LayerSize) -> OpCost {
     let untouched = (1.0 - moe.top_k as f64 / moe.experts as f64).powi(tokens as i32);
     let weights = layer.weight_bytes as f64 * (1.0 - untouched);

@@ -4,41 +4,41 @@ use super::random_weights::ROTATED_BYTES;
 use crate::ExecutorError;
 use ops::{BatchInputs, BatchView, OpError, Ops, RopeTable};
 
-/// Bytes of a pool at most.
+/// Maximum bytes of a pool.
 const POOL_BYTES_MAX: usize = 512 << 20;
-/// Slots of a pool at most.
+/// Maximum number of slots of a pool.
 const POOL_SLOTS_MAX: usize = 1 << 18;
-/// Batches at most that launches of one shape rotate through.
+/// Maximum number of batches that launches of one shape rotate through.
 const BATCHES_MAX: usize = 64;
-/// Tokens that are written into the pool at a time.
+/// Number of tokens that are written to the pool at a time.
 const FILL_TOKENS: usize = 512;
 
-/// Rows of a step, all of one kind.
+/// Rows of a step, all of the same shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RowShape {
     pub(super) rows: usize,
     /// New tokens of each row.
     pub(super) new_tokens: usize,
-    /// Keys of each row, those of its new tokens included.
+    /// Keys of each row, including its new tokens.
     pub(super) context: usize,
 }
 
-/// Blocks of a pool.
+/// Size of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PoolSize {
     pub(super) blocks: usize,
     pub(super) block_tokens: usize,
-    /// Bytes that a token has in the pool.
+    /// Bytes of a token in the pool.
     pub(super) token_bytes: usize,
 }
 
 impl RowShape {
-    /// Tokens of a step.
+    /// Number of tokens in a step.
     pub(super) fn tokens(self) -> usize {
         self.rows * self.new_tokens
     }
 
-    /// Pairs of a query and a key that it attends to.
+    /// Number of query-key pairs of causal attention.
     pub(super) fn pairs(self) -> usize {
         let before = self.context - self.new_tokens;
         self.rows * (self.new_tokens * before + self.new_tokens * (self.new_tokens + 1) / 2)
@@ -46,7 +46,7 @@ impl RowShape {
 }
 
 impl PoolSize {
-    /// A pool for batches of `largest` that exceeds caches, within bounds of memory.
+    /// Size of a pool for batches up to `largest` that exceeds caches, within the memory bounds.
     pub(super) fn new(largest: RowShape, block_tokens: usize, token_bytes: usize) -> Self {
         let rotated = BATCHES_MAX * largest.rows * largest.context.next_multiple_of(block_tokens);
         let slots = rotated.min(POOL_BYTES_MAX / token_bytes.max(1)).min(POOL_SLOTS_MAX);
@@ -58,8 +58,8 @@ impl PoolSize {
         self.blocks * self.block_tokens
     }
 
-    /// Batches of one shape over different blocks, as many as the launches rotate through. Batches that
-    /// need more blocks than the pool has use the same block for several rows.
+    /// Returns batches of one shape over different blocks, as many as the launches rotate through. Batches
+    /// that need more blocks than the pool has use the same block for several rows.
     pub(super) fn batches(
         self,
         ops: &Ops,
@@ -73,7 +73,7 @@ impl PoolSize {
         (0..count).map(batch).collect()
     }
 
-    /// A batch whose first block is number `first`.
+    /// Inputs of a batch whose first block is `first`.
     fn inputs(self, shape: RowShape, first: usize) -> BatchInputs {
         let RowShape { rows, new_tokens, context } = shape;
         let width = context.div_ceil(self.block_tokens);
@@ -97,7 +97,7 @@ impl PoolSize {
     }
 
     /// Calls `write` with batches that cover every slot: memory that was never written would be one page
-    /// of zeros, which lies in cache.
+    /// of zeros, which stays in cache.
     pub(super) fn fill(
         self,
         ops: &Ops,
@@ -114,13 +114,13 @@ impl PoolSize {
         Ok(())
     }
 
-    /// Tokens of the largest batch that [`PoolSize::fill`] makes.
+    /// Number of tokens of the largest batch that [`PoolSize::fill`] makes.
     pub(super) fn fill_tokens(self) -> usize {
         (FILL_TOKENS / self.block_tokens).max(1).min(self.blocks) * self.block_tokens
     }
 }
 
-/// Cosines and sines of `half` channel pairs for positions below `positions`.
+/// RoPE table of `half` channel pairs for positions below `positions`.
 pub(super) fn rope_table(
     ops: &Ops,
     positions: usize,

@@ -1,7 +1,6 @@
-//! Multi-head latent attention: KV write, absorbed or non-absorbed attention over compressed KV.
+//! MLA: KV write, absorbed or non-absorbed attention over compressed KV.
 //!
-//! Legend: T tokens, N heads, C channels of compressed KV, P rotary channels, M other channels of a key,
-//! V channels of a value.
+//! Legend: T tokens, N heads, C `kv_lora_rank`, P `qk_rope_head_dim`, M `qk_nope_head_dim`, V `v_head_dim`.
 
 use super::attention_ops::sizes;
 use super::kv_batches::{PoolSize, RowShape, rope_table};
@@ -14,7 +13,7 @@ use ops::{
     Tensor,
 };
 
-/// What all launches share.
+/// State that all launches share.
 struct MlaBench {
     pool: PoolSize,
     kv: KvPool,
@@ -86,8 +85,8 @@ impl MlaBench {
         self.shape.heads * (self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim)
     }
 
-    /// Products of the absorbed form for a decode step, and of the form that makes keys and values of all
-    /// heads for a prefill.
+    /// Counts the multiplications of absorbed MLA for a decode step, and of non-absorbed MLA, which computes
+    /// keys and values of all heads, for a prefill.
     fn cost(&self, rows: RowShape, element: usize) -> OpCost {
         let MlaConfig {
             kv_lora_rank: c,
@@ -112,7 +111,7 @@ impl MlaBench {
     }
 }
 
-/// Times attention of decode and prefill steps, the KV write included.
+/// Times MLA of decode and prefill steps, including the KV write.
 pub(super) fn time(runner: &mut OpRunner<'_>, latent: &MlaConfig) -> Result<(), ExecutorError> {
     if !["mla_decode", "mla_prefill"].iter().any(|op| runner.wants(op)) {
         return Ok(());
@@ -142,8 +141,8 @@ fn time_attention(
     let (ops, tokens) = (runner.ops(), rows.tokens());
     let batches: Vec<BatchView> = bench.pool.batches(ops, rows)?;
     let kv = activations(ops, tokens, bench.kv_width())?;
-    // Attention consumes its queries. This buffer is free then, and each launch takes it again: finite
-    // values, whatever they are.
+    // Attention consumes its queries. Free a buffer with finite values, so that each launch takes it as
+    // its queries.
     drop(activations(ops, tokens, bench.query_width())?);
     let cost = bench.cost(rows, runner.element_bytes());
     let case = OpCase { op, tokens, shape: sizes(rows), cost, copies: batches.len() };

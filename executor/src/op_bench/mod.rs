@@ -88,9 +88,9 @@ pub struct OpTiming {
     pub op: &'static str,
     /// Tokens per launch.
     pub tokens: u32,
-    /// Sizes of inputs and outputs, readable.
+    /// Sizes of inputs and outputs as text.
     pub shape: String,
-    /// Bytes that one launch must read and write at least: weights, inputs, keys and values, outputs.
+    /// Minimum bytes that one launch must read and write: weights, inputs, keys and values, outputs.
     pub bytes: u64,
     /// Floating-point operations of the matrix products of one launch.
     pub flops: u64,
@@ -130,7 +130,7 @@ impl OpBench {
         self.ops.device().name()
     }
 
-    /// Times every wanted op that the model has. `report` gets each result as soon as it is measured.
+    /// Times every selected op that the model has. `report` gets each result as soon as it is measured.
     ///
     /// Errors: all are final.
     pub fn run(&self, report: &mut dyn FnMut(OpTiming)) -> Result<(), ExecutorError> {
@@ -148,7 +148,7 @@ impl OpBench {
     }
 }
 
-/// Least work of one launch.
+/// Minimum work of one launch.
 #[derive(Debug, Clone, Copy, Default)]
 struct OpCost {
     bytes: u64,
@@ -181,12 +181,12 @@ impl<'a> OpRunner<'a> {
         &self.bench.ops
     }
 
-    /// Bytes of an activation.
+    /// Bytes of an activation element.
     fn element_bytes(&self) -> usize {
         self.bench.ops.dtype().bytes()
     }
 
-    /// Whether an op is to be timed.
+    /// Whether an op is selected.
     fn wants(&self, op: &str) -> bool {
         let only = &self.bench.config.only;
         only.is_empty() || only.iter().any(|name| name == op)

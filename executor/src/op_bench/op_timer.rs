@@ -7,9 +7,9 @@ use ops::{CapturedGraph, OpError, Ops};
 
 use crate::ExecutorError;
 
-/// Seconds that a timed run takes at least, unless it would hold too many launches.
+/// Minimum seconds of a timed run, unless it would need too many launches.
 const RUN_SECONDS: f64 = 0.004;
-/// Launches of a timed run at most; a captured graph holds all of them.
+/// Maximum number of launches of a timed run; a captured graph holds all of them.
 const RUN_LAUNCHES_MAX: usize = 1024;
 
 /// Event timestamps around runs of launches.
@@ -75,7 +75,7 @@ fn run(
     (0..rounds).try_for_each(|_| (0..copies).try_for_each(&mut *launch))
 }
 
-/// Captures what `launches` launches. The capture ends also where a launch fails.
+/// Captures the launches of `launches`. The capture is ended even if a launch fails.
 fn capture(
     ops: &Ops,
     launches: impl FnOnce() -> Result<(), OpError>,

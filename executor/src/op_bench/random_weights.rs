@@ -3,10 +3,10 @@
 use crate::ExecutorError;
 use ops::{DType, HostMat, OpError, Ops, PackedExperts, PackedLinear, Tensor, bf16};
 
-/// Bytes of weights or KV blocks that consecutive launches read before they come back to the first
-/// ones: more than any cache holds.
+/// Bytes of weights or KV blocks that consecutive launches read before they return to the first
+/// copy: more than the size of any cache.
 pub(super) const ROTATED_BYTES: usize = 300_000_000;
-/// Values that are drawn; larger matrices repeat them row by row.
+/// Number of values that are drawn; larger matrices repeat them row by row.
 const DRAWN_VALUES: usize = 8 << 20;
 
 /// A source of bf16 values between -0.5 and 0.5.
@@ -22,18 +22,18 @@ pub(super) struct MatrixSize {
     pub(super) cols: usize,
 }
 
-/// Number, input size and inner size of the experts of a layer.
+/// Sizes of the experts of a layer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ExpertSize {
     pub(super) experts: usize,
     pub(super) hidden: usize,
     pub(super) intermediate: usize,
-    /// Layers with experts in the model.
+    /// Number of MoE layers in the model.
     pub(super) layers: usize,
 }
 
 impl RandomWeights {
-    /// Draws values for matrices of up to this size; those of large matrices repeat.
+    /// Draws values for matrices of up to `largest`; the values of large matrices repeat.
     pub(super) fn new(largest: MatrixSize) -> Self {
         let MatrixSize { rows, cols } = largest;
         Self::draw((rows * cols).min(DRAWN_VALUES.next_multiple_of(cols.max(1))))
@@ -50,7 +50,7 @@ impl RandomWeights {
         Self { bytes: bytes.collect() }
     }
 
-    /// A matrix as parts to be stacked.
+    /// Returns a matrix as parts to be stacked.
     fn parts(&self, size: MatrixSize) -> Result<Vec<HostMat<'_>>, OpError> {
         let MatrixSize { rows, cols } = size;
         let drawn = (self.bytes.len() / 2 / cols.max(1)).max(1);
@@ -61,7 +61,7 @@ impl RandomWeights {
         (0..rows).step_by(drawn).map(part).collect()
     }
 
-    /// A linear layer of `size.cols` inputs and `size.rows` outputs.
+    /// Packs a linear layer with `size.cols` inputs and `size.rows` outputs.
     pub(super) fn linear(
         &self,
         ops: &Ops,
@@ -70,17 +70,17 @@ impl RandomWeights {
         Ok(ops.pack_linear(&self.parts(size)?, None)?)
     }
 
-    /// A table in rows, as embeddings that are not tied.
+    /// Uploads a row-major table, as for untied embeddings.
     pub(super) fn table(&self, ops: &Ops, size: MatrixSize) -> Result<Tensor, ExecutorError> {
         Ok(ops.upload(&self.parts(size)?, ops.dtype())?)
     }
 
-    /// The matrix of that size for which [`RandomWeights::whole`] drew the values.
+    /// Returns the matrix for which [`RandomWeights::whole`] drew the values.
     pub(super) fn matrix(&self, size: MatrixSize) -> Result<HostMat<'_>, ExecutorError> {
         Ok(HostMat::new(&self.bytes, DType::BF16, size.rows, size.cols)?)
     }
 
-    /// The experts of one layer.
+    /// Packs the experts of one layer.
     pub(super) fn experts(
         &self,
         ops: &Ops,
@@ -97,7 +97,7 @@ impl RandomWeights {
     }
 }
 
-/// Activations of the model's type.
+/// Random activations of the model's type.
 pub(super) fn activations(ops: &Ops, rows: usize, cols: usize) -> Result<Tensor, OpError> {
     floats(ops, ops.dtype(), rows, cols)
 }
@@ -114,7 +114,7 @@ pub(super) fn norm(ops: &Ops, width: usize) -> Result<Tensor, OpError> {
     ops.floats(&vec![1.0; width], ops.dtype(), &[width])
 }
 
-/// How many copies of something of so many bytes the launches rotate through.
+/// Number of copies of `bytes` bytes that the launches rotate through.
 pub(super) fn copies(bytes: usize, layers: usize) -> usize {
     (ROTATED_BYTES / bytes.max(1)).clamp(1, layers.max(1))
 }

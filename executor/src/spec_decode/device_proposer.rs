@@ -1,4 +1,4 @@
-//! Draft tokens that the device makes: by an MTP module, a draft model or EAGLE-3.
+//! Draft tokens proposed on the device: by an MTP module, a draft model or EAGLE-3.
 
 use super::draft_states::DraftStateTracker;
 use super::{Proposal, Proposer, StagedRow};
@@ -6,14 +6,15 @@ use crate::BatchError;
 use ops::StagingBuffer;
 use protocol::BatchRow;
 
-/// The host side of a proposer on the device: which rows get draft tokens, and where the hidden state before each row is.
+/// Host side of a proposer on the device: which rows get draft tokens, and where the hidden state before each
+/// row is.
 pub(crate) struct DeviceProposer {
     states: DraftStateTracker,
 }
 
 impl DeviceProposer {
-    /// For `seq_slots` sequence slots and blocks of `block_tokens` tokens. `keeps_states`: hidden states are kept, as MTP and EAGLE-3
-    /// need them; a draft model begins with tokens alone.
+    /// Creates a proposer for `seq_slots` sequence slots and blocks of `block_tokens` tokens. `keeps_states`:
+    /// hidden states are stored, as MTP and EAGLE-3 need them; a draft model starts from tokens alone.
     pub(crate) fn new(seq_slots: usize, block_tokens: usize, keeps_states: bool) -> Self {
         Self { states: DraftStateTracker::new(seq_slots, block_tokens, keeps_states) }
     }

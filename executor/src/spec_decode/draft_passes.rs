@@ -13,14 +13,14 @@ use ops::{BatchView, DraftBuffers, KvPool, MatMut, MatRef, Tensor, VocabShard};
 
 /// A draft model with weights and a KV pool of its own.
 pub(crate) enum DraftModel {
-    /// Another decoder.
+    /// A separate decoder model.
     Standalone(Box<dyn Model>),
-    /// A layer that begins with hidden states of the target model.
+    /// An EAGLE-3 layer, which starts from auxiliary hidden states of the target model.
     Eagle3(Box<Eagle3Model>),
 }
 
 impl DraftModel {
-    /// The hidden states that it reads from a forward pass of the target model, if any.
+    /// Auxiliary hidden states that the draft model reads from a forward pass of the target model, if any.
     pub(crate) fn aux_hidden_states(&self) -> Option<AuxHiddenStates<'_>> {
         match self {
             Self::Standalone(_) => None,
@@ -31,8 +31,8 @@ impl DraftModel {
 
 /// A model that proposes draft tokens, one token per row and pass.
 trait DraftPasses {
-    /// A pass over the newest tokens `ids [R]` of rows; `before`: hidden states `[R, H]` of the tokens before them, if
-    /// [`reads_hidden_states`](Self::reads_hidden_states).
+    /// Runs a pass over the newest tokens `ids [R]` of rows; `before`: hidden states `[R, H]` of the tokens
+    /// before them, if [`reads_hidden_states`](Self::reads_hidden_states).
     fn propose(
         &self,
         f: &ForwardContext<'_>,
@@ -53,15 +53,15 @@ trait DraftPasses {
     fn shard_logits(&self, f: &ForwardContext<'_>, hidden: &Tensor)
     -> Result<Tensor, ForwardError>;
 
-    /// Its KV pool.
+    /// KV pool of the draft passes.
     fn kv(&self) -> &KvPool;
 
-    /// Whether passes begin with hidden states of the target model.
+    /// Whether passes start from hidden states of the target model.
     fn reads_hidden_states(&self) -> bool {
         true
     }
 
-    /// Whether passes may run experts that replicas share: then all replicas make as many passes.
+    /// Whether passes may run experts that replicas share: all replicas then run the same number of passes.
     fn shares_experts(&self) -> bool {
         true
     }
@@ -75,13 +75,13 @@ trait DraftPasses {
 /// The vocabulary of draft tokens.
 #[derive(Clone, Copy)]
 struct DraftVocab<'a> {
-    /// The ids whose logits this rank makes.
+    /// Vocabulary shard of this rank's draft logits.
     shard: &'a VocabShard,
-    /// Token ids of the target model by draft token id; `None`: they are the same.
+    /// Target token ids by draft token id (EAGLE-3's d2t); `None`: the ids are the same.
     target_ids: Option<&'a Tensor>,
 }
 
-/// The MTP module of the target model, in the KV pool of the target model.
+/// The MTP module of the target model, which shares the target model's KV pool.
 struct MtpPasses<'a> {
     module: &'a dyn MtpModel,
     model: &'a dyn Model,
@@ -121,7 +121,7 @@ impl DraftPasses for MtpPasses<'_> {
     }
 }
 
-/// Another decoder, in a KV pool of its own.
+/// A separate decoder model, with its own KV pool.
 struct DraftModelPasses<'a> {
     model: &'a dyn Model,
     kv: &'a KvPool,
@@ -143,7 +143,7 @@ impl DraftPasses for DraftModelPasses<'_> {
         ids: &Tensor,
         _: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
-        self.model.forward(f, ids).map(drop) // Only its KV is wanted.
+        self.model.forward(f, ids).map(drop) // Only the KV write is needed.
     }
 
     fn shard_logits(
@@ -163,7 +163,7 @@ impl DraftPasses for DraftModelPasses<'_> {
     }
 }
 
-/// An EAGLE-3 layer, in a KV pool of its own.
+/// An EAGLE-3 layer, with its own KV pool.
 struct Eagle3Passes<'a> {
     eagle: &'a Eagle3Model,
     model: &'a dyn Model,
@@ -212,7 +212,7 @@ impl DraftPasses for Eagle3Passes<'_> {
     }
 }
 
-/// The passes of the model's proposer.
+/// Selects the draft passes of the model's proposer.
 ///
 /// Errors: neither a draft model nor an MTP module was loaded.
 fn passes_of<'a>(
@@ -235,16 +235,16 @@ fn passes_of<'a>(
     }
 }
 
-/// How replicas compute a pass together.
+/// How replicas compute a pass together (DP attention with expert parallel).
 #[derive(Clone, Copy)]
 struct PassExchange {
-    /// Rows that each replica has room for.
+    /// Rows per replica that MoE layers are padded to.
     dp_rows: usize,
     /// How tokens reach the experts of other replicas.
     experts: ExpertExchange,
 }
 
-/// The context of a pass over `batch`. Its experts are counted nowhere, and it is not probed.
+/// Context of a pass over `batch`, without expert load counters and probe.
 fn pass_context<'a>(
     context: &'a ModelContext,
     kv: &'a KvPool,
@@ -256,8 +256,8 @@ fn pass_context<'a>(
 }
 
 impl DeviceState {
-    /// Proposes the draft tokens of a step that has been prepared, in as many passes as a row may have draft tokens, and inserts
-    /// them. All ranks make as many passes.
+    /// Proposes the draft tokens of a prepared step, in as many passes as the maximum number of draft tokens
+    /// per row, and inserts them. All ranks run the same number of passes.
     pub(crate) fn propose_drafts(
         &mut self,
         context: &ModelContext,
@@ -289,8 +289,9 @@ impl DeviceState {
         Ok(made.insert(ops, (buffers, seq_slots), drafting)?)
     }
 
-    /// Lets the proposer observe the tokens of a step with `rows` rows, and stores the hidden states that later rows begin with.
-    /// `states [T, H]`: hidden states of the tokens, or what the proposer reads instead.
+    /// Lets the proposer observe the tokens of a step with `rows` rows, and stores the hidden states that
+    /// later rows start from. `states [T, H]`: hidden states of the tokens, or the auxiliary hidden states
+    /// that the proposer reads instead.
     pub(crate) fn observe_tokens(
         &mut self,
         context: &ModelContext,
@@ -325,8 +326,8 @@ impl DeviceState {
     }
 }
 
-/// Chooses the draft tokens of a pass from the hidden states of its rows, `hidden [R, H]`, together with the ranks that have
-/// the other logits.
+/// Chooses the draft tokens of a pass from the hidden states of its rows, `hidden [R, H]`, together with the
+/// ranks of the other vocabulary shards.
 fn choose_drafts(
     made: &mut DraftBuffers,
     context: &ModelContext,
@@ -345,7 +346,7 @@ fn choose_drafts(
     let vocab = passes.draft_vocab().unwrap_or(same);
     let logits = |hidden: &Tensor| Ok::<_, ExecutorError>(passes.shard_logits(f, hidden)?);
     let chosen = made.choose_tokens(ops, (hidden, pass), (vocab.shard, &mut gather), logits);
-    gathered?; // It says more than that other ranks are gone.
+    gathered?; // More specific than the error of the choice.
     chosen?;
     match vocab.target_ids {
         Some(ids) => Ok(made.map_ids(ops, (hidden.rows(), pass), ids)?),

@@ -1,11 +1,15 @@
-//! What the host knows of drafts that the device makes, by the model's own draft layer (DeepSeek-V3, arXiv 2412.19437, section
-//! 2.2) or by a model of its own: which rows get some, and for a layer where the hidden state before each row lies. The states, the layer's passes and what they make stay on the device.
+//! Host state of draft tokens that the device proposes, by an MTP module (DeepSeek-V3, arXiv 2412.19437,
+//! section 2.2), an EAGLE-3 layer or a draft model: which rows get draft tokens, and, for MTP and EAGLE-3,
+//! where the hidden state before each row is. The states, the passes and their draft tokens stay on the
+//! device.
 //!
-//! What the layer keeps of position `p` is made of token `p` and of the hidden state before it. It is the same bits
-//! whatever comes behind, so chunks, recomputed rows and those behind a prefix hit keep what an undisturbed run does. The
-//! state before a row is one of the newest of its seat's; behind a prefix hit it is the one at the end of the last block found,
-//! which is kept for each block. Guesses are chained: for the second one the layer's own output stands for a hidden state.
-//! What that leaves in the pool nobody sees: the tokens that turn out right are forwarded before anyone asks behind them.
+//! The draft KV of position `p` is computed from token `p` and the hidden state of the token before it. Its
+//! bits do not depend on later tokens, so chunks, recomputed rows and rows after a prefix hit write the same
+//! KV as an uninterrupted run. The state before a row is one of the newest states of its sequence slot; after
+//! a prefix hit it is the block-boundary state of the last hit block, which is stored for each block. Draft
+//! passes are chained: from the second draft token on, the output of the previous pass replaces the hidden
+//! state. The KV of such passes is never read later: accepted tokens are forwarded, and their KV rewritten,
+//! before any later token attends to them.
 
 #[cfg(test)]
 mod tests;
@@ -15,49 +19,50 @@ use crate::BatchError;
 use ops::{DraftRow, StagingBuffer};
 use protocol::BatchRow;
 
-/// Which hidden states the device has, by seat and by block.
+/// Tracks which hidden states are on the device, by sequence slot and by block.
 pub(crate) struct DraftStateTracker {
     block_tokens: usize,
-    /// Whether hidden states are kept: a model of its own begins with tokens alone.
+    /// Whether hidden states are stored: a draft model starts from tokens alone.
     slot_states: bool,
     carry_over: Vec<CarryOverState>,
 }
 
-/// What a request's next row begins with.
+/// Carry-over state that a request's next row starts from.
 #[derive(Default)]
 struct CarryOverState {
     table: Vec<i32>,
-    /// Position of the first hidden state that the seat holds.
+    /// Position of the first hidden state in the sequence slot.
     first_position: usize,
-    /// How many it holds: of the newest token and its drafts, and of the one before, if there is one: a token whose mask
-    /// came late is forwarded again. With those it may hold instead, where only the device knows how many drafts were accepted.
+    /// Number of hidden states in the slot: of the newest token and its draft tokens, and of the token
+    /// before, if there is one, because a row with an overdue bitmask is forwarded again. With pending drafts
+    /// (`draft_slack`) an upper bound: only the device has the number of accepted draft tokens.
     state_count: usize,
 }
 
-/// Where the hidden state before a row lies.
+/// Location of the hidden state before a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PrecedingState {
-    /// Nowhere: it is zeros, which nobody sees.
+    /// None: zeros are used, and no position attends to the result.
     Zeros,
-    /// On the seat, which knows of what position its states are.
+    /// In the sequence slot; the device has the positions of the slot's states.
     InSlot,
-    /// At the end of this block.
+    /// The block-boundary state of this block.
     AtBlockBoundary(i32),
 }
 
-/// Rows of a step that a draft layer has to do with.
+/// Row counts of a step for the proposer on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DraftRowCounts {
-    /// Rows, or more where a recording has a fixed number.
+    /// Number of rows; in a captured graph its fixed number of rows.
     pub(crate) rows: usize,
-    /// The first so many of them may have drafts; 0 = none does, and the layer makes none.
+    /// Number of leading rows that may have draft tokens; 0 disables proposals for the step.
     pub(crate) drafting: usize,
-    /// Rows that any replica drafts behind, where they share experts.
+    /// Number of drafting rows that each replica is padded to, if replicas share experts.
     pub(crate) dp_rows: usize,
 }
 
 impl DraftStateTracker {
-    /// For so many seats, and blocks of so many tokens.
+    /// Creates a tracker for `seats` sequence slots and blocks of `block_tokens` tokens.
     pub(crate) fn new(seats: usize, block_tokens: usize, states: bool) -> Self {
         Self {
             block_tokens,
@@ -66,7 +71,7 @@ impl DraftStateTracker {
         }
     }
 
-    /// Takes over what rows whose seats exist say of their tables.
+    /// Applies the block table updates of rows whose sequence slots are up to date.
     pub(crate) fn update_tables(&mut self, rows: &[BatchRow]) {
         for row in rows {
             let seat = &mut self.carry_over[row.seq_slot.0 as usize];
@@ -80,8 +85,8 @@ impl DraftStateTracker {
         }
     }
 
-    /// Stages what the layer must know of a row that has been heard of, whose first token is `token` of the step and which
-    /// gets so many drafts.
+    /// Stages the draft row of a row that `update_tables` has seen: `token` is the index of its first token
+    /// in the step, and it gets `device_drafts` draft tokens.
     pub(crate) fn stage(
         &mut self,
         row: &BatchRow,

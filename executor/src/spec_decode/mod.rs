@@ -1,9 +1,10 @@
 //! Speculative decoding: draft tokens of a step, proposed by n-gram lookup on the host, or by an MTP module, a draft model
 //! or EAGLE-3 on the device, and verified by the target model's own pass.
 //!
-//! A [`Proposer`] works in two places of a step: before rows are staged, where it proposes tokens or announces that the device
-//! makes them, and after the step, where it observes what was emitted. What the device computes for it is in
-//! [`draft_passes`]; draft tokens are verified where they are sampled ([`verification`]).
+//! A [`Proposer`] works at two points of a step: before rows are staged, where it proposes tokens or
+//! announces that the device proposes them, and after the step, where it observes the emitted tokens. The
+//! passes on the device are in [`draft_passes`]; draft tokens are verified where they are sampled
+//! ([`verification`]).
 
 mod device_proposer;
 mod draft_passes;
@@ -25,13 +26,15 @@ pub use validation::{MODEL_DRAFTS_MAX, MTP_DRAFTS_MAX, SpeculationError, check_s
 
 /// Proposes draft tokens for the rows of a step.
 pub(crate) trait Proposer: Send {
-    /// Draft tokens of a row whose sequence slot is up to date.
+    /// Proposes draft tokens for a row whose sequence slot is up to date.
     fn propose(&mut self, row: &BatchRow) -> Proposal<'_>;
 
-    /// Learns what rows, whose sequence slots are up to date, say: the tokens of earlier steps, block tables.
+    /// Updates the proposer from rows whose sequence slots are up to date: tokens of earlier steps, block
+    /// tables.
     fn observe(&mut self, rows: &[BatchRow]);
 
-    /// The sender of what a step with these rows emits, if the proposer reads emitted tokens.
+    /// Returns a sender for the tokens that a step with these rows emits, if the proposer reads emitted
+    /// tokens.
     fn observe_outputs(&mut self, rows: &[BatchRow]) -> Option<EmittedTokenSender> {
         let _ = rows;
         None
@@ -54,22 +57,22 @@ pub(crate) trait Proposer: Send {
 /// Draft tokens of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Proposal<'a> {
-    /// These, or none.
+    /// Draft tokens from the host, possibly none.
     Tokens(&'a [Token]),
-    /// As many as the row has room for, made on the device.
+    /// As many draft tokens as the row has room for, proposed on the device.
     OnDevice,
 }
 
-/// Where a row is staged.
+/// Position of a staged row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StagedRow {
     /// Index of its first token in the step.
     pub(crate) token: usize,
-    /// Draft tokens that the device makes for it.
+    /// Number of draft tokens that the device proposes for the row.
     pub(crate) device_drafts: u8,
 }
 
-/// A proposer, and the device memory that it needs.
+/// A proposer, and the size of its device memory.
 pub(crate) struct ProposerSetup {
     pub(crate) proposer: Option<Box<dyn Proposer>>,
     /// `None`: nothing is proposed on the device.
@@ -77,7 +80,8 @@ pub(crate) struct ProposerSetup {
 }
 
 impl ProposerSetup {
-    /// For steps up to `limits`, over a KV pool of `blocks` blocks; `logits_rows` rows of logits are made at a time.
+    /// Creates the proposer for steps up to `limits`, over a KV pool of `blocks` blocks; `logits_rows` rows
+    /// of logits are computed at a time.
     pub(crate) fn new(limits: &StepLimits, blocks: usize, logits_rows: usize) -> Self {
         let Some(config) = limits.speculation else {
             return Self { proposer: None, buffers: None };

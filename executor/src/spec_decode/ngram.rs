@@ -1,7 +1,8 @@
 //! Draft tokens by n-gram lookup in the history of a request.
 //!
-//! They are made of tokens that the host has seen, so a step that verifies some waits for the outputs of the steps before
-//! it. Outputs are formed on another thread; all ranks of a replica receive the same outputs and propose the same tokens.
+//! They are continuations of tokens that are on the host, so a step that verifies some waits for the outputs
+//! of the steps before it. Outputs are formed on another thread; all ranks of a replica receive the same
+//! outputs and propose the same tokens.
 
 use super::ngram_matcher::NgramMatcher;
 use super::{Proposal, Proposer};
@@ -9,7 +10,7 @@ use crate::sequence_slots::SlotOwner;
 use protocol::{BatchRow, RowInput, RowOutput, SequenceSlot, SpeculativeConfig, Token, TokenVec};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// Proposes what followed the newest tokens of a request earlier in it.
+/// Proposes the continuation of an earlier occurrence of a request's newest tokens.
 pub(crate) struct NgramProposer {
     matcher: NgramMatcher,
     max_drafts: usize,
@@ -19,25 +20,25 @@ pub(crate) struct NgramProposer {
     pending_updates: usize,
 }
 
-/// A request's tokens.
+/// Token history of a request.
 #[derive(Default)]
 struct TokenHistory {
     owner: Option<SlotOwner>,
     known: Vec<Token>,
 }
 
-/// What the rows of a step have emitted.
+/// Tokens emitted by the rows of a step.
 #[derive(Default)]
 struct EmittedTokens(Vec<EmittedRow>);
 
-/// What a row has emitted.
+/// Tokens emitted by a row.
 struct EmittedRow {
     slot: SequenceSlot,
     owner: SlotOwner,
     tokens: TokenVec,
 }
 
-/// Sends what a step has emitted, once: nothing, if the step has failed.
+/// Sends the tokens that a step has emitted, once when dropped; none if the step failed.
 pub(crate) struct EmittedTokenSender {
     to: Sender<EmittedTokens>,
     rows: Vec<SamplingRow>,
@@ -47,14 +48,14 @@ pub(crate) struct EmittedTokenSender {
 /// A row that samples.
 #[derive(Clone, Copy)]
 struct SamplingRow {
-    /// Its index in the batch.
+    /// Index of the row in the batch.
     index: usize,
     slot: SequenceSlot,
     owner: SlotOwner,
 }
 
 impl NgramProposer {
-    /// `None`: the method is another one.
+    /// Creates the proposer; `None`: another method is configured.
     pub(crate) fn new(speculation: SpeculativeConfig, seats: usize) -> Option<Self> {
         let SpeculativeConfig { draft_tokens: drafts, method: drafter, .. } = speculation;
         let protocol::SpeculativeMethod::Ngram { lookup_min: min, lookup_max: max } = drafter
@@ -72,7 +73,7 @@ impl NgramProposer {
 }
 
 impl Proposer for NgramProposer {
-    /// None unless all tokens before them are known here.
+    /// Proposes no tokens unless the host has the whole history of the row.
     fn propose(&mut self, row: &BatchRow) -> Proposal<'_> {
         let history = &mut self.histories[row.seq_slot.0 as usize];
         if let Some(init) = &row.seq_init {
@@ -88,7 +89,7 @@ impl Proposer for NgramProposer {
         Proposal::Tokens(self.matcher.propose(&history.known, most))
     }
 
-    /// Receives what has been emitted: all of it, if one of these rows is to verify draft tokens.
+    /// Receives emitted tokens; waits for all pending steps if one of these rows verifies draft tokens.
     fn observe(&mut self, rows: &[BatchRow]) {
         let waits = rows.iter().any(|row| row.drafts > 0);
         while self.pending_updates > 0 {
@@ -132,7 +133,7 @@ impl EmittedTokenSender {
 
 impl Drop for EmittedTokenSender {
     fn drop(&mut self) {
-        // The proposer may be gone.
+        // Fails if the proposer is gone.
         let _ = self.to.send(std::mem::take(&mut self.updates));
     }
 }

@@ -1,24 +1,26 @@
-//! Guessing tokens by looking them up: what followed where a request said the like before.
+//! N-gram lookup (prompt lookup decoding) in the tokens of a request.
 //!
-//! Prompt lookup (Saxena, Prompt Lookup Decoding, 2023): the newest tokens of a request are looked for earlier in it, and
-//! what came behind them is the guess. It costs no pass of any model, and is right where answers repeat their prompts.
+//! Source: Saxena, Prompt Lookup Decoding, 2023. The newest tokens of a request are searched for earlier in
+//! the request, and the tokens after that occurrence are the draft tokens. Needs no model pass, and works
+//! well where outputs repeat the prompt.
 
 use protocol::Token;
 
-/// How many of the newest tokens must occur before.
+/// Bounds of the n-gram length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NgramMatcher {
-    /// At least so many, 1 or more.
+    /// Minimum length in tokens, 1 or more.
     pub(crate) min: usize,
-    /// More than these are not compared.
+    /// Maximum length in tokens; no more tokens are compared.
     pub(crate) max: usize,
 }
 
 impl NgramMatcher {
-    /// At most `most` tokens that may come behind `known`: what followed the place where most of the newest tokens stand.
-    /// Of several such places it is the newest that has `most` tokens behind it, else the oldest.
+    /// Returns up to `most` draft tokens after `known`: the continuation of the longest match of the newest
+    /// tokens. Among matches of equal length, the newest one with `most` tokens after it is used, else the
+    /// oldest one.
     pub(crate) fn propose(self, known: &[Token], most: usize) -> &[Token] {
-        let mut found = (0, known.len()); // Tokens that are the same, and the end of that place.
+        let mut found = (0, known.len()); // Length of the match, and the index after its end.
         for end in (1..known.len()).rev() {
             let same = self.matching_suffix_len(&known[..end], known);
             let more = same == found.0 && known.len() - found.1 < most;
@@ -26,13 +28,13 @@ impl NgramMatcher {
                 found = (same, end);
             }
             if found.0 == self.max && known.len() - found.1 >= most {
-                break; // Nothing is better.
+                break; // No better match exists.
             }
         }
         &known[found.1..known.len().min(found.1 + most)]
     }
 
-    /// How many tokens at the end of both are the same.
+    /// Returns the length of the common suffix of both, up to `max`.
     fn matching_suffix_len(self, a: &[Token], b: &[Token]) -> usize {
         let pairs = a.iter().rev().zip(b.iter().rev());
         pairs.take(self.max).take_while(|(a, b)| a == b).count()
@@ -47,7 +49,7 @@ mod tests {
 
     #[test]
     fn continuation_of_longest_match_is_proposed() {
-        // 7 8 occurs twice before, 6 7 8 once.
+        // `7 8` occurs twice before, `6 7 8` once.
         let known = [6, 7, 8, 1, 2, 7, 8, 3, 4, 6, 7, 8];
         assert_eq!(NGRAM.propose(&known, 3), [1, 2, 7]);
         assert_eq!(NGRAM.propose(&known[1..], 3), [3, 4, 6], "of equal ones the newest");
@@ -65,7 +67,7 @@ mod tests {
 
     #[test]
     fn match_length_is_bounded() {
-        // Behind the older 2 3 4 5 stands a longer repetition, but four tokens are enough.
+        // The older `2 3 4 5` has a longer common suffix, but four tokens are enough.
         let known = [1, 2, 3, 4, 5, 8, 9, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5];
         assert_eq!(NGRAM.propose(&known, 2), [6, 1]);
     }

@@ -1,87 +1,87 @@
-//! Which drafts can be made, and verified, where.
+//! Validation of speculative decoding settings.
 
 use models::ModelConfig;
 use protocol::{SpeculativeConfig, SpeculativeMethod};
 
-/// Most drafts of a row that a draft layer is asked for.
+/// Maximum number of draft tokens per row of an MTP module or EAGLE-3 layer.
 pub const MTP_DRAFTS_MAX: u8 = 4;
 
-/// Most drafts of a row that a model of its own is asked for.
+/// Maximum number of draft tokens per row of a draft model.
 pub const MODEL_DRAFTS_MAX: u8 = 16;
 
-/// Drafts that cannot be made or verified.
+/// Speculative decoding settings that cannot be served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpeculationError {
-    /// More than a draft layer is asked for.
+    /// The number of draft tokens is outside the range of an MTP module or EAGLE-3 layer.
     #[error("num_speculative_tokens {drafts}: a draft layer makes 1 to {MTP_DRAFTS_MAX}")]
     TooManyDrafts {
-        /// Drafts asked for.
+        /// Configured number of draft tokens.
         drafts: u8,
     },
-    /// No draft layer, or several.
+    /// The checkpoint has no MTP module, or several.
     #[error(
         "method mtp needs num_nextn_predict_layers 1 in config.json; {architecture} has {layers} here"
     )]
     MtpModules {
-        /// The model.
+        /// Architecture of the model.
         architecture: &'static str,
-        /// Draft layers of the checkpoint.
+        /// MTP modules of the checkpoint.
         layers: usize,
     },
-    /// More than anybody asks for.
+    /// The number of draft tokens is outside the range of a draft model.
     #[error(
         "num_speculative_tokens {drafts}: a model drafts 1 to {MODEL_DRAFTS_MAX} tokens for another"
     )]
     TooManyModelDrafts {
-        /// Drafts asked for.
+        /// Configured number of draft tokens.
         drafts: u8,
     },
-    /// No model to draft.
+    /// No draft model is configured.
     #[error("method draft_model needs a model")]
     NoDraftModel,
-    /// Two models whose ids mean different tokens.
+    /// Draft model and target model have vocabularies of different sizes.
     #[error(
         "field `vocab_size` of the model that drafts: it has {draft} ids, the model {model}, and drafts must be ids of the model"
     )]
     Vocabulary {
-        /// Ids of the one that drafts.
+        /// Vocabulary size of the draft model.
         draft: usize,
-        /// Ids of the other.
+        /// Vocabulary size of the target model.
         model: usize,
     },
-    /// Nothing to draft by, or what is no such checkpoint.
+    /// No draft model is configured, or it is no EAGLE-3 checkpoint.
     #[error("method eagle3 needs a model whose field `architectures` is LlamaForCausalLMEagle3")]
     NoEagleCheckpoint,
-    /// A checkpoint of one method that another one is to draft by.
+    /// An EAGLE-3 checkpoint is configured as a draft model.
     #[error("method draft_model: a model of LlamaForCausalLMEagle3 drafts by method eagle3")]
     UnexpectedEagleCheckpoint,
-    /// A checkpoint that was made for a model of another width.
+    /// The EAGLE-3 checkpoint was trained for a target model of another hidden size.
     #[error(
         "field `{field}` of the model that drafts: its states have {draft} channels, those of the model {model} (hidden_size)"
     )]
     HiddenSize {
-        /// Who says so.
+        /// Field of the draft configuration that has the size.
         field: &'static str,
-        /// Channels that it begins with.
+        /// Channels of the hidden states that the EAGLE-3 layer reads.
         draft: usize,
-        /// Channels of the model.
+        /// Hidden size of the target model.
         model: usize,
     },
-    /// A checkpoint that was made for a deeper model.
+    /// The EAGLE-3 checkpoint was trained for a target model with more layers.
     #[error(
         "field `eagle_aux_hidden_state_layer_ids` of the model that drafts: what enters layer {layer}, of a model of {layers} layers"
     )]
     AuxLayer {
-        /// The layer.
+        /// Layer whose input the EAGLE-3 layer reads.
         layer: usize,
-        /// Layers of the model.
+        /// Layers of the target model.
         layers: usize,
     },
 }
 
-/// Checks that a model can be served with such drafts, before anything is loaded.
+/// Checks that a model can be served with the speculative decoding settings, before it is loaded.
 ///
-/// Errors: what is in the way.
+/// Errors: the conflict.
 pub fn check_speculation(
     speculation: Option<SpeculativeConfig>,
     model: &ModelConfig,

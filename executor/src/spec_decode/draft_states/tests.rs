@@ -1,4 +1,4 @@
-//! What the draft layer keeps, bit by bit, and that its guesses are those of its formula.
+//! Bits of the draft KV and states, and draft tokens against a reference.
 
 use crate::executor::Executor;
 use crate::spec_decode::DraftModel;
@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 
 const BLOCK: usize = 16;
 const BLOCKS: u32 = 64;
-/// The draft layer's, of a model of three.
+/// Index of the MTP layer, in a model of three layers.
 const MTP_LAYER: usize = 3;
 
-/// Who drafts: a model's own layer that keeps latents, or one that begins with states of a model and keeps keys and values.
+/// Proposer under test: an MTP module with MLA, or an EAGLE-3 layer with GQA.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum ProposerKind {
     Mtp,
@@ -27,7 +27,7 @@ enum ProposerKind {
 
 const KINDS: [ProposerKind; 2] = [ProposerKind::Mtp, ProposerKind::Eagle3];
 
-/// 48 of the model's ids.
+/// An EAGLE-3 layer with a draft vocabulary of 48 of the model's ids.
 const EAGLE: &str = r#"{
     "architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 64, "draft_vocab_size": 48,
     "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -100,7 +100,7 @@ fn tokens() -> Vec<Token> {
     (0..100).map(|i| (i * i * 7 + i * 5 + 3) % 64).collect()
 }
 
-/// A request that is told all its tokens, and only ever guesses besides.
+/// A request with given tokens: draft tokens are proposed and verified, and never become its tokens.
 struct TeacherForcedRequest {
     seq_slot: u32,
     table: Vec<BlockId>,
@@ -113,7 +113,7 @@ impl TeacherForcedRequest {
         Self { seq_slot: seat, table, fresh: true }
     }
 
-    /// Its row of `len` tokens from `start` on; it samples, so that drafts are verified.
+    /// Row of `len` tokens from `start` on; it samples, so that draft tokens are verified.
     fn row(&mut self, tokens: &[Token], start: usize, len: usize, drafts: u8) -> BatchRow {
         let update =
             BlockTableUpdate { group: 0, first_entry: 0, blocks: self.table.clone().into() };
@@ -157,7 +157,7 @@ fn step(executor: &mut Executor, id: &mut u64, rows: Vec<BatchRow>) -> Vec<u8> {
     output.rows.iter().map(|row| row.drafted).collect()
 }
 
-/// What the layer has kept of a request, but of its first token, and the states at the ends of its blocks.
+/// Draft KV of a request, except of its first token, and its block-boundary states.
 fn written_kv(executor: &Executor, told: &TeacherForcedRequest, positions: usize) -> Vec<Vec<f32>> {
     let (kv, made, engine) = executor.draft_state();
     let row = |p| {
@@ -195,7 +195,7 @@ fn check_kv_is_batch_invariant(kind: ProposerKind) {
         }
         assert!(written_kv(&executor, &told, 100) == expected, "chunks of {chunk}");
     }
-    // The last token of each row again, as where its mask came late.
+    // Forward the last token of each row again, as after an overdue bitmask.
     let mut late = TeacherForcedRequest::new(1, 8);
     for (start, len) in [(0, 1), (1, 1), (2, 14), (16, 1), (17, 15), (32, 30), (62, 38)] {
         for (start, len) in [(start, len), (start + len - 1, 1), (start + len - 1, 1)] {
@@ -203,20 +203,20 @@ fn check_kv_is_batch_invariant(kind: ProposerKind) {
         }
     }
     assert!(written_kv(&executor, &late, 100) == expected, "again");
-    // Behind blocks that another has filled; those were filled in chunks.
+    // After a prefix hit on blocks that another request filled in one chunk.
     let mut hit = TeacherForcedRequest::new(2, 16);
     hit.table[..3].copy_from_slice(&whole.table[..3]);
     step(&mut executor, &mut id, vec![hit.row(&tokens, 48, 30, 0)]);
     step(&mut executor, &mut id, vec![hit.row(&tokens, 78, 22, 0)]);
     assert!(written_kv(&executor, &hit, 100) == expected, "behind a hit");
-    // Another request writes over what it held; then it is recomputed there.
+    // Another request overwrites the blocks; then the request is recomputed in them.
     let others: Vec<Token> = tokens.iter().rev().copied().collect();
     let mut other = TeacherForcedRequest::new(3, 8);
     step(&mut executor, &mut id, vec![other.row(&others, 0, 100, 0)]);
     assert!(written_kv(&executor, &other, 100) != expected);
     let mut again = TeacherForcedRequest::new(1, 8);
     step(&mut executor, &mut id, vec![again.row(&tokens, 0, 64, 0)]);
-    // Token by token, with guesses behind each, nearly all of them wrong.
+    // Token by token, with draft tokens after each, nearly all of them wrong.
     for start in 64..100 {
         let drafted = step(&mut executor, &mut id, vec![again.row(&tokens, start, 1, 4)]);
         assert_eq!(drafted, [4], "at {start}");
@@ -224,7 +224,7 @@ fn check_kv_is_batch_invariant(kind: ProposerKind) {
     assert!(written_kv(&executor, &again, 100) == expected, "with drafts");
 }
 
-/// The drafts behind a row of the last step.
+/// Draft tokens of a row of the last step.
 fn proposed_drafts(executor: &Executor, row: usize) -> Vec<Token> {
     let (_, made, engine) = executor.draft_state();
     let drafts = made.read_drafts(&engine.ops).unwrap();
@@ -242,7 +242,7 @@ fn check_kv_after_accepted_drafts(kind: ProposerKind) {
     tokens.truncate(40);
     let mut told = TeacherForcedRequest::new(0, 0);
     step(&mut executor, &mut id, vec![told.row(&tokens, 0, 39, 0)]);
-    // From none to all of them right, over the ends of several blocks.
+    // From 0 to 4 accepted draft tokens, across several block boundaries.
     for accepted in (0..=4).cycle().take(20) {
         let rows = vec![told.row(&tokens, tokens.len() - 1, 1, 4)];
         assert_eq!(step(&mut executor, &mut id, rows), [4]);
@@ -258,7 +258,7 @@ fn check_kv_after_accepted_drafts(kind: ProposerKind) {
     );
 }
 
-/// The blocks of a pool of its own, in order, as a sequence of tokens from `start` on sees them.
+/// Batch of one sequence with tokens from `start` on, in the blocks of a separate pool, in order.
 fn view(ops: &Ops, start: usize, len: usize) -> BatchView {
     let inputs = BatchInputs {
         positions: (start..start + len).map(|p| p as i32).collect(),
@@ -270,7 +270,8 @@ fn view(ops: &Ops, start: usize, len: usize) -> BatchView {
     BatchView::new(ops, &inputs).unwrap()
 }
 
-/// Drafts behind token `at` by the formula, over pools of its own: the whole sequence, then each guess behind it.
+/// Reference draft tokens after token `at`, in separate pools: one pass over the whole sequence, then one per
+/// draft token.
 fn reference_drafts(
     executor: &Executor,
     kind: ProposerKind,
@@ -324,7 +325,7 @@ fn reference_drafts(
     drafts
 }
 
-/// The lowest id with the largest logit.
+/// Lowest id with the largest logit.
 fn argmax(logits: &[f32]) -> Token {
     let larger = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
     (0..logits.len()).fold(0, larger) as Token
@@ -349,7 +350,7 @@ fn check_drafts_match_reference(kind: ProposerKind) {
     }
 }
 
-/// A row cannot begin where nobody knows what comes before it.
+/// A row cannot start where the state before it is unknown.
 #[test]
 fn row_without_preceding_state_is_rejected() {
     let mut executor = executor(ProposerKind::Mtp);
