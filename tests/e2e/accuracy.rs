@@ -1,8 +1,8 @@
-//! The accuracy gate: the demo model's exact-match score through the real binary and HTTP.
+//! Accuracy test: exact-match score of the demo model through the real binary and HTTP.
 //!
-//! Batch mates, preemption, prefix hits and chunking must not change an answer, so the score is the
-//! same in every configuration. Each server reports at its end what happened in it: a configuration
-//! that is meant to preempt or to hit must have done so.
+//! Other requests in the batch, preemption, prefix hits and chunking must not change an output, so the score
+//! is equal in every configuration. Each server reports its totals at its end: a configuration that is meant
+//! to cause preemptions or prefix hits must have done so.
 
 use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog, run_within};
 use std::io::{BufRead, BufReader, Read};
@@ -14,10 +14,11 @@ const HADRON: &str = env!("CARGO_BIN_EXE_hadron");
 const QUESTIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/demo/questions.jsonl");
 /// All questions.
 pub(super) const ALL_QUESTIONS: u32 = 500;
-/// Every fifth question, which is asked in each configuration; all are with `HADRON_ACCURACY=all` (`just accuracy`).
+/// Number of questions of the default sample, every fifth; `HADRON_ACCURACY=all` (`just accuracy`) selects
+/// all.
 pub(super) const SAMPLED_QUESTIONS: u32 = 100;
 
-/// How many questions a configuration is compared by.
+/// Number of questions per configuration.
 #[allow(clippy::disallowed_methods, reason = "`just accuracy` asks for all")]
 pub(super) fn compared() -> u32 {
     if std::env::var("HADRON_ACCURACY").is_ok_and(|value| value == "all") {
@@ -27,7 +28,7 @@ pub(super) fn compared() -> u32 {
     }
 }
 
-/// A file of `count` questions, taken at equal distances.
+/// A file with `count` questions at equal distances.
 fn questions(count: u32) -> PathBuf {
     if count == ALL_QUESTIONS {
         return PathBuf::from(QUESTIONS);
@@ -41,7 +42,7 @@ fn questions(count: u32) -> PathBuf {
     path
 }
 
-/// A server of a demo model on a port of its own.
+/// A server of a demo model on its own port.
 pub(super) struct AccuracyServer {
     process: Child,
     stderr: BufReader<std::process::ChildStderr>,
@@ -50,7 +51,7 @@ pub(super) struct AccuracyServer {
 
 impl AccuracyServer {
     pub(super) fn start(flags: &str) -> Self {
-        // Named, because the server's own size depends on the memory that the machine has left.
+        // Set explicitly, because the default cache size depends on the free memory of the machine.
         let sized = flags.contains("--num-gpu-blocks-override");
         let size: &[&str] = if sized { &[] } else { &["--kv-cache-memory-bytes", "512MiB"] };
         let mut process = Command::new(HADRON)
@@ -79,7 +80,7 @@ impl AccuracyServer {
         Self { process, stderr, url }
     }
 
-    /// Right answers to `count` questions, `concurrency` at a time.
+    /// Number of correct answers to `count` questions with `concurrency` requests in flight.
     pub(super) fn score(&self, concurrency: u32, count: u32) -> u32 {
         let mut tasks = Command::new(HADRON);
         tasks.args(["eval", "tasks", "--base-url", &self.url, "--data"]).arg(questions(count));
@@ -94,7 +95,7 @@ impl AccuracyServer {
         words[1].parse().unwrap()
     }
 
-    /// Ends the server as an operator would and returns its report.
+    /// Stops the server with SIGTERM and returns its log.
     pub(super) fn stop(mut self) -> String {
         let pid = self.process.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
@@ -107,13 +108,13 @@ impl AccuracyServer {
 
 impl Drop for AccuracyServer {
     fn drop(&mut self) {
-        // Gone already unless the test failed.
+        // Already exited unless the test failed.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// A total of the server's last report.
+/// A total from the server's last report.
 fn total(log: &str, name: &str) -> u64 {
     let line = log
         .lines()
@@ -124,7 +125,7 @@ fn total(log: &str, name: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no {name} in {line}")).parse().unwrap()
 }
 
-/// Score and report of one configuration.
+/// Score and log of one configuration.
 pub(super) fn run(flags: &str, concurrency: u32, count: u32) -> (u32, String) {
     let server = AccuracyServer::start(flags);
     let right = server.score(concurrency, count);

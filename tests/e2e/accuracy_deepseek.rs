@@ -1,16 +1,17 @@
-//! The same gate for the second demo: latents, experts in groups, and a draft layer that was trained with them.
+//! Accuracy test of the second demo model: MLA, grouped experts, and an MTP module that was trained with the
+//! model.
 //!
-//! In f32 the ids are those of one rank however many there are, and with drafts those without.
+//! In f32 the token ids are equal for any number of ranks, with and without draft tokens.
 
 use super::accuracy::{ALL_QUESTIONS, AccuracyServer, compared, run};
 use crate::http_client::get;
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/demo_deepseek");
 
-/// Guesses of one token that must be right, of a hundred.
+/// Minimum acceptance rate of draft tokens in percent, with one draft token per step.
 const ACCEPTED_MIN: f64 = 70.0;
 
-/// Guessed and accepted tokens of a server, over all that it was asked.
+/// Total draft tokens and accepted tokens of a server.
 fn spec_decode_counts(server: &AccuracyServer) -> [f64; 2] {
     let address = server.url.strip_prefix("http://").unwrap().parse().unwrap();
     let page = String::from_utf8(get(address, "/metrics").body).unwrap();
@@ -44,7 +45,8 @@ fn accuracy_is_the_same_with_mla_experts_ranks_and_mtp() {
     );
 }
 
-/// How many of a hundred drafts are accepted by a server in f32 that answers as many of `count` questions as without.
+/// Acceptance rate in percent of a server in f32; its score for `count` questions must equal `right`, as
+/// without draft tokens.
 fn acceptance_percent(flags: &str, right: u32, count: u32) -> f64 {
     let server =
         AccuracyServer::start(&format!("{DEMO} --dtype float32 --spec-method mtp {flags}"));

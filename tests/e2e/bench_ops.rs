@@ -1,4 +1,4 @@
-//! `hadron bench ops`: a table for people, a file for `hadron bench compare`.
+//! `hadron bench ops`: a printed table, and a file for `hadron bench compare`.
 
 use serde_json::Value;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Grammars made to cost much: each is refused within its wall, or harmless.
+//! Grammars designed to be expensive: each is rejected within its time limit, or harmless.
 
 use crate::test_server::trials;
 use grammar::{
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const END: Token = 256;
 
-/// The bytes, and one id that ends a text.
+/// A vocabulary with one token per byte and one end-of-sequence token.
 pub(crate) fn vocabulary() -> GrammarVocabulary {
     let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     tokens.push(b"<|end|>".to_vec());
@@ -75,14 +75,14 @@ fn hostile_grammars_are_rejected_or_cheap_in_a_second() {
             }
             println!("accepted, {made} masks in {:?}", since.elapsed());
         }
-        // A second on a machine that does nothing else.
+        // About one second on an idle machine.
         assert!(took < Duration::from_secs(30), "{shown}: {took:?}");
         assert!(since.elapsed() < Duration::from_mins(1), "{shown}: its masks are slow");
     }
     assert!(refused >= 6, "only {refused} are refused");
 }
 
-/// Takes the first allowed id, unless it is the end.
+/// Advances by the first allowed id, unless it is the end-of-sequence token.
 pub(crate) fn take_first(session: &mut GrammarSession, mask: &[u32]) -> bool {
     let first = (0..END).find(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1);
     session.advance(first.as_slice());

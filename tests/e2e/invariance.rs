@@ -1,5 +1,5 @@
 //! The real scheduler over the real executor on the demo model in f32: a request's tokens and
-//! log-probabilities are the same bits whatever the scheduler decides about it.
+//! log-probabilities are bit-identical whatever the scheduler decides.
 
 use crate::test_server;
 use executor::{
@@ -28,25 +28,25 @@ const REQUESTS: u64 = 32;
 const MAX_TOKENS: u32 = 24;
 pub(crate) const MAX_MODEL_LEN: u32 = 512;
 const BLOCK: u32 = 16;
-/// Far more than any of the worlds needs.
+/// Far more ticks than any setting needs.
 const TICKS_MAX: u32 = 20_000;
 
-/// How the requests are run.
+/// How requests are run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EngineSetting {
     pub(crate) tokens_per_step: u32,
     pub(crate) requests_running: u32,
     pub(crate) blocks: u32,
     pub(crate) caching: bool,
-    /// Steps planned ahead of the output: tokens are then taken from the device.
+    /// Maximum number of steps in flight: input tokens of later steps are then taken from the device.
     pub(crate) steps_in_flight: u32,
-    /// Most tokens guessed and verified in a row.
+    /// Maximum number of draft tokens per row.
     pub(crate) drafts: u8,
-    /// The model guesses for itself, as one that drafts; else they are looked up.
+    /// Whether the model itself is the draft model; otherwise the n-gram proposer is used.
     pub(crate) uses_draft_model: bool,
 }
 
-/// One request after the other.
+/// Runs one request after the other.
 pub(crate) const SEQUENTIAL: EngineSetting = EngineSetting {
     tokens_per_step: 512,
     requests_running: 1,
@@ -64,7 +64,7 @@ struct RunOutputs {
     outputs: RequestOutputs,
     preemptions: u32,
     cached_tokens: u64,
-    /// What became of drafts, at the end.
+    /// Draft token statistics at the end.
     drafts: SpecDecodeStats,
 }
 
@@ -76,7 +76,7 @@ fn folder() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/demo"))
 }
 
-/// Prompts of 20 to 300 tokens; each quarter of them shares a beginning.
+/// Prompts of 20 to 300 tokens; those with equal `i % 4` share a prefix.
 fn submit(engine: &Scheduler, i: u64, vocab: u32) -> RequestSubmission {
     let len = 20 + (i * 37) % 280;
     let id = |at: u64| {
@@ -105,18 +105,18 @@ fn submit(engine: &Scheduler, i: u64, vocab: u32) -> RequestSubmission {
     }
 }
 
-/// Some of the requests follow a grammar.
+/// Whether the request's output follows a grammar.
 fn is_constrained(request: RequestId) -> bool {
     request.0 % 4 == 1
 }
 
-/// A grammar without an end, of the demo's tokens.
+/// A grammar without an end, over the demo's tokens.
 fn grammar() -> CompiledGrammar {
     let form = GrammarSpec::Regex("([a-z]+|[0-9]{1,3})([ ,.] ?([a-z]+|[0-9]{1,3}))*".to_owned());
     compile([form]).remove(0)
 }
 
-/// Grammars of the demo's tokens.
+/// Compiles grammars for the demo's tokenizer.
 pub(crate) fn compile(forms: impl IntoIterator<Item = GrammarSpec>) -> Vec<CompiledGrammar> {
     let tokenizer = Arc::new(Tokenizer::load(&folder()).unwrap());
     let timings = Arc::new(GrammarTimings::default());
@@ -131,7 +131,7 @@ pub(crate) fn compile(forms: impl IntoIterator<Item = GrammarSpec>) -> Vec<Compi
     forms.into_iter().map(compile).collect()
 }
 
-/// Sessions of the constrained requests, fed with what was committed.
+/// Grammar sessions of the constrained requests, advanced by committed tokens.
 struct ConstrainedSessions<'a> {
     grammar: &'a CompiledGrammar,
     by_request: BTreeMap<RequestId, GrammarSession>,
@@ -171,7 +171,7 @@ impl TokenBitmaskSource for ConstrainedSessions<'_> {
     }
 }
 
-/// The demo model, of a generation of executors.
+/// An executor with the demo model, for an epoch.
 pub(crate) fn executor(world: EngineSetting, epoch: Epoch) -> Executor {
     let lookup = SpeculativeMethod::Ngram { lookup_min: 1, lookup_max: 3 };
     let config = ExecutorConfig {
@@ -189,7 +189,7 @@ pub(crate) fn executor(world: EngineSetting, epoch: Epoch) -> Executor {
             kernel_cache: None,
             dtype: ModelDtype::Float32,
             kv_cache_dtype: executor::KvCacheDtype::Auto,
-            threads: Some(1), // Tests run side by side.
+            threads: Some(1), // Tests run in parallel.
             block_tokens: BLOCK,
             max_model_len: MAX_MODEL_LEN,
             kv_tokens_min: MAX_MODEL_LEN,
@@ -280,7 +280,7 @@ fn run(world: EngineSetting, grammar: &CompiledGrammar) -> RunOutputs {
 }
 
 impl RunOutputs {
-    /// Notes an event; whether it is a request's last.
+    /// Records an event; returns whether it is the request's last.
     fn take(&mut self, event: TokenEvent) -> bool {
         self.cached_tokens += u64::from(event.first_admission.map_or(0, |run| run.cached_tokens));
         let (tokens, logprobs) = self.outputs.entry(event.request).or_default();

@@ -1,4 +1,4 @@
-//! The server over real sockets.
+//! End-to-end tests: the server over real sockets.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::print_stdout, reason = "scores are shown even where they pass")]

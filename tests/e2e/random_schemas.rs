@@ -1,5 +1,5 @@
-//! A thousand random JSON schemas on a model of random weights: whatever it says in full is valid, by the
-//! judgement of a validator that shares no code with the grammar engine.
+//! A thousand random JSON schemas on a model with random weights: every complete output is valid according to
+//! a validator that shares no code with the grammar engine.
 
 use crate::http_client::HttpClient;
 use crate::test_server::{ServerSetup, TestServer};
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 const SCHEMAS: u64 = 1_000;
 const CONNECTIONS: u64 = 16;
 const TOKENS: u32 = 600;
-/// Times that one grammar may find the machine too busy, and that all of them may.
+/// Maximum number of retries for one grammar on a busy machine, and for all grammars.
 const BUSY_RETRIES_MAX: u32 = 20;
 const BUSY_TOTAL_MAX: u64 = SCHEMAS / 4;
-/// Outputs that must come to an end of their own.
+/// Minimum number of outputs that must end by themselves.
 const COMPLETED_MIN: u64 = SCHEMAS * 9 / 10;
 
-/// Numbers of one seed (splitmix64).
+/// Random numbers of a seed (splitmix64).
 struct SchemaRng(u64);
 
 impl SchemaRng {
@@ -64,7 +64,7 @@ fn integer(dice: &mut SchemaRng) -> Value {
     }
 }
 
-/// Bounded: a number of a thousand digits is valid, but nobody can read it.
+/// Bounded: a number of a thousand digits is valid, but the validator cannot parse it.
 fn number(dice: &mut SchemaRng) -> Value {
     let low = dice.within(-9_000, 9_000) as f64 / 8.0;
     json!({"type": "number", "minimum": low, "maximum": low + dice.within(1, 900) as f64 / 4.0})
@@ -79,7 +79,7 @@ fn string(dice: &mut SchemaRng) -> Value {
         "^é?[ß-ü]{1,3}$",
         "[0-9]{2}$",
     ];
-    // Not those of dates: the grammar knows neither leap years nor when leap seconds come, the judge does.
+    // Without date formats: the grammar ignores leap years and leap seconds, the validator does not.
     const FORMATS: [&str; 3] = ["uuid", "ipv4", "ipv6"];
     let least = dice.within(0, 6);
     match dice.roll(4) {
@@ -135,7 +135,7 @@ fn array(dice: &mut SchemaRng, depth: u32) -> Value {
     array
 }
 
-/// The whole schema of a seed; some refer to definitions, one of them to itself.
+/// The root schema of a seed; some have definitions, one of them is recursive.
 fn root_schema(dice: &mut SchemaRng) -> Value {
     let inner = schema(dice, 3);
     match dice.roll(6) {
@@ -148,7 +148,7 @@ fn root_schema(dice: &mut SchemaRng) -> Value {
     }
 }
 
-/// A model that has learnt nothing, with all bytes as tokens. Returns its hidden size.
+/// Writes a model with random weights and one token per byte. Returns its hidden size.
 pub(crate) fn write_model(folder: &Path) -> usize {
     let hidden_size = 64;
     let config = json!({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": hidden_size,
@@ -167,7 +167,7 @@ struct SchemaCounts {
     completed: AtomicU64,
     truncated: AtomicU64,
     rejected: AtomicU64,
-    /// Answers that the machine was too busy for a grammar.
+    /// Number of replies that reported a machine too busy for a grammar.
     busy: AtomicU64,
     tokens: AtomicU64,
 }
@@ -177,7 +177,8 @@ fn complete(client: &mut HttpClient, seed: u64, score: &SchemaCounts) {
     let body = json!({"prompt": "{", "max_tokens": TOKENS, "temperature": 1, "seed": seed, "structured_outputs":
         {"json": schema, "disable_any_whitespace": seed.is_multiple_of(2)}});
     let mut reply = client.post("/v1/completions", &body);
-    // Grammars are tried with little priority: a busy machine may have too little left, whether or not it can tell.
+    // Dry runs have a low priority: a busy machine may have too little time left, whether or not the reply
+    // reports that.
     for _ in 0..BUSY_RETRIES_MAX {
         if reply.status != 429 && !String::from_utf8_lossy(&reply.body).contains("took longer") {
             break;

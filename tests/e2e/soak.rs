@@ -1,6 +1,8 @@
-//! The soak: mixed traffic for as long as asked for, and whether anything grows: memory, descriptors, latency, blocks.
+//! The soak test: mixed traffic for the requested time; memory, descriptors, latency and blocks must not
+//! grow.
 //!
-//! `just soak HOURS` prints slopes, every test run does a few seconds and judges what seconds can show.
+//! `just soak HOURS` prints slopes; every test run takes a few seconds and checks what is visible in that
+//! time.
 
 use crate::http::executor_process::children_as;
 use crate::http::server_process::ServerProcess;
@@ -16,27 +18,28 @@ const EXECUTOR_PROCESS_FLAGS: &[&str] =
     &["--executor", "process", "--threads", "1", "--max-model-len", "512"];
 const CLIENTS: u64 = 4;
 
-/// What the server and its executors hold at one time.
+/// Resources of the server and its executors at one time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ResourceSample {
     pub(crate) at: Duration,
     pub(crate) resident_kib: u64,
     pub(crate) descriptors: u64,
-    /// 99th percentile of replies that came whole, since the sample before.
+    /// 99th percentile of the latency of unary replies since the previous sample.
     pub(crate) p99: Duration,
 }
 
-/// How a run went.
+/// Results of a run.
 struct SoakReport {
     samples: Vec<ResourceSample>,
     requests: u64,
-    /// Replies of class 5xx.
+    /// Number of replies with a 5xx status.
     failures: u64,
-    /// Blocks in use, and requests running or waiting, once all clients had gone.
+    /// Blocks in use, and requests running or waiting, after all clients had disconnected.
     in_use_at_end: f64,
 }
 
-/// The next request of one client: all kinds in turn, with numbers that no other has. Returns how long a whole reply took.
+/// Sends the next request of one client: all kinds in turn, with unique numbers. Returns the latency of a
+/// unary reply.
 fn send_request(at: SocketAddr, number: u64, failures: &AtomicU64) -> Option<Duration> {
     let prompt = format!("{number} What is {} plus {}?", number % 97, number % 89);
     let since = Instant::now();
@@ -57,7 +60,7 @@ fn send_request(at: SocketAddr, number: u64, failures: &AtomicU64) -> Option<Dur
             json!({"prompt": prompt, "max_tokens": 12, "n": 3,
             "temperature": 1.2, "top_p": 0.9, "logprobs": 3, "cache_salt": number.to_string()}),
         ),
-        // A grammar of its own each time: caches of them are bounded.
+        // A unique grammar each time: grammar caches are bounded.
         3 => send(
             "/v1/completions",
             json!({"prompt": prompt, "max_tokens": 16,
@@ -69,13 +72,13 @@ fn send_request(at: SocketAddr, number: u64, failures: &AtomicU64) -> Option<Dur
             None
         }
         5 | 6 => {
-            // Streams that are left, before their first token or behind some.
+            // Streams that are closed before their first token or after some.
             let mut client = HttpClient::connect(at);
             let body =
                 json!({"prompt": prompt, "max_tokens": 300, "stream": true, "ignore_eos": true});
             client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
             for _ in 0..number % 7 {
-                let _ = client.read_chunk(); // Leaving is the point.
+                let _ = client.read_chunk(); // The stream is closed anyway.
             }
             None
         }
@@ -102,7 +105,7 @@ pub(crate) fn sample(pids: &[u32], at: Duration, took: &Mutex<Vec<Duration>>) ->
     ResourceSample { at, resident_kib: pids.iter().map(resident).sum(), descriptors, p99 }
 }
 
-/// Blocks and requests that are held though nobody is there.
+/// Blocks and requests in use without any client.
 pub(crate) fn in_use(at: SocketAddr) -> f64 {
     let page = String::from_utf8(get(at, "/metrics").body).unwrap();
     let held = ["hadron:kv_blocks{", "vllm:num_requests_running{", "vllm:num_requests_waiting{"];
@@ -152,7 +155,7 @@ fn run(time: Duration, every: Duration) -> SoakReport {
     SoakReport { samples, requests, failures, in_use_at_end: in_use(at) }
 }
 
-/// Least squares over what comes after the first quarter, in units an hour.
+/// Least-squares slope over the last three quarters, in units per hour.
 pub(crate) fn slope(samples: &[ResourceSample], of: impl Fn(&ResourceSample) -> f64) -> f64 {
     let late = &samples[samples.len() / 4..];
     let n = late.len() as f64;
@@ -181,13 +184,13 @@ fn short_soak_leaves_no_resources() {
     let soak = run(Duration::from_secs(8), Duration::from_secs(2));
     assert!(soak.requests > 50, "{}", soak.requests);
     assert_eq!((soak.failures, soak.in_use_at_end), (0, 0.0));
-    // One for each client that is there, the one that has just left, and the process's own.
+    // One per connected client, one for the client that just left, and the process's own.
     let descriptors = soak.samples.iter().map(|s| s.descriptors);
     let (least, most) = (descriptors.clone().min().unwrap(), descriptors.max().unwrap());
     assert!(most - least <= 4 * CLIENTS, "{least} to {most} descriptors");
 }
 
-/// As many hours as HADRON_SOAK_HOURS says.
+/// Runs for HADRON_SOAK_HOURS hours.
 #[test]
 #[ignore = "an hour or a day: `just soak HOURS`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]

@@ -1,4 +1,4 @@
-//! Bodies that are too large, too deep, or no JSON at all.
+//! Request bodies that are too large, nested too deeply, or not JSON.
 
 use super::target::{AttackTarget, REPLY_TIMEOUT};
 use crate::http::malformed::{MalformedRequestRng, exchange, garbage, request};
@@ -7,7 +7,7 @@ use crate::rng::SimRng;
 /// Requests on one connection.
 const BURST: u64 = 40;
 
-/// A body of up to 40 MB, announced or sent in full: one string, nested lists, or spaces.
+/// A body of up to 40 MB, announced only or sent in full: one string, nested lists, or spaces.
 pub(super) fn huge(target: &AttackTarget, chance: &mut SimRng) {
     let bytes = chance.scaled(1_000, 40_000_000) as usize;
     let body = match chance.below(4) {
@@ -20,7 +20,7 @@ pub(super) fn huge(target: &AttackTarget, chance: &mut SimRng) {
     target.post("huge_bodies", path, body.as_bytes());
 }
 
-/// Requests with changed bytes, and bytes that are hardly HTTP, on one connection.
+/// Mutated requests and near-invalid HTTP on one connection.
 pub(super) fn malformed(target: &AttackTarget, chance: &mut SimRng) {
     let mut dice = MalformedRequestRng(chance.next_u64());
     let mut bytes = Vec::new();
@@ -32,7 +32,7 @@ pub(super) fn malformed(target: &AttackTarget, chance: &mut SimRng) {
         }
     }
     let mut counts = [0; 6];
-    // It panics at 5xx and at a connection that hangs.
+    // `exchange` panics at a 5xx status and at a connection that hangs.
     let sent = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         exchange(target.address, &bytes, REPLY_TIMEOUT, &mut counts);
     }));

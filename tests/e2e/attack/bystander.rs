@@ -1,4 +1,4 @@
-//! Requests whose answers are known from before the attacks.
+//! Requests with outputs recorded before the attacks.
 
 use super::target::AttackTarget;
 use crate::http_client::{HttpClient, HttpReply};
@@ -7,13 +7,13 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Before a request that was refused for load is asked again.
+/// Time before a request that was rejected for load is repeated.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How long a machine without free processors may take for an answer before the attacks.
+/// Timeout of a reply before the attacks, on a machine without free processors.
 const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// Requests and their answers.
+/// Requests and their expected outputs.
 pub(super) struct KnownAnswers(Vec<KnownReply>);
 
 struct KnownReply {
@@ -51,7 +51,7 @@ fn requests() -> Vec<KnownReply> {
     asked.into_iter().map(known).collect()
 }
 
-/// What a reply says, without what differs between equal replies: ids, times, counts of cached tokens.
+/// Text of a reply without the parts that differ between equal replies: ids, times, cached-token counts.
 fn text_of(reply: &HttpReply, streamed: bool) -> String {
     if !streamed {
         return reply.json()["choices"].to_string();
@@ -61,7 +61,7 @@ fn text_of(reply: &HttpReply, streamed: bool) -> String {
 }
 
 impl KnownAnswers {
-    /// Asks for all answers on a server that nobody attacks.
+    /// Records the outputs of all requests on a server that is not under attack.
     pub(super) fn learn(at: SocketAddr) -> Self {
         let mut known = requests();
         for request in &mut known {
@@ -81,7 +81,7 @@ impl KnownAnswers {
         Self(known)
     }
 
-    /// Asks again and again until the attacks are over.
+    /// Repeats the requests and compares their outputs until the attacks are over.
     pub(super) fn compare(&self, target: &AttackTarget, over: &AtomicBool, first: u64) {
         let mut next = first as usize;
         while !over.load(Ordering::Relaxed) {

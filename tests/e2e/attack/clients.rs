@@ -1,11 +1,11 @@
-//! Clients that leave, and clients that read nothing.
+//! Clients that disconnect, and clients that read nothing.
 
 use super::target::AttackTarget;
 use crate::rng::SimRng;
 use serde_json::json;
 use std::time::Duration;
 
-/// Streams that are left before their first token, or after some.
+/// Streams that are closed before their first token, or after some.
 pub(super) fn leave(target: &AttackTarget, chance: &mut SimRng) {
     for _ in 0..chance.between(1, 12) {
         let Some(mut client) = target.connect() else { return };
@@ -17,14 +17,14 @@ pub(super) fn leave(target: &AttackTarget, chance: &mut SimRng) {
              Content-Length: {}\r\n\r\n{text}",
             text.len()
         );
-        let _ = client.send_raw(head.as_bytes()); // Whatever comes of it is left.
+        let _ = client.send_raw(head.as_bytes()); // The outcome is irrelevant.
         if chance.chance_per_mille(500) {
             std::thread::sleep(Duration::from_millis(chance.below(60)));
         }
     }
 }
 
-/// Streams that are not read while they are made.
+/// Streams that are not read while they are generated.
 pub(super) fn read_slowly(target: &AttackTarget, chance: &mut SimRng) {
     let body = json!({"prompt": "slow", "max_tokens": 200, "stream": true, "ignore_eos": true,
         "logprobs": 5, "n": 4})
@@ -36,7 +36,7 @@ pub(super) fn read_slowly(target: &AttackTarget, chance: &mut SimRng) {
     );
     let mut clients: Vec<_> = (0..6).map_while(|_| target.connect()).collect();
     for client in &mut clients {
-        let _ = client.send_raw(head.as_bytes()); // Refusals are answers, too.
+        let _ = client.send_raw(head.as_bytes()); // A rejection is permitted.
     }
     std::thread::sleep(Duration::from_millis(300 + chance.below(700)));
     for client in &mut clients {

@@ -1,14 +1,14 @@
-//! Connections that are slow, or half of which is closed.
+//! Slow and half-closed connections.
 
 use super::target::AttackTarget;
 use crate::rng::SimRng;
 use std::net::Shutdown;
 use std::time::Duration;
 
-/// Connections of one attack.
+/// Number of connections of one attack.
 const CONNECTIONS: u64 = 12;
 
-/// Headers that come byte by byte, and stop before their end.
+/// Headers sent byte by byte that stop before their end.
 pub(super) fn slow_headers(target: &AttackTarget, chance: &mut SimRng) {
     let head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Long: ";
     let clients = (0..CONNECTIONS).map_while(|_| target.connect());
@@ -21,7 +21,7 @@ pub(super) fn slow_headers(target: &AttackTarget, chance: &mut SimRng) {
     }
 }
 
-/// Bodies that are announced, begun, and never finished.
+/// Bodies with an announced length that are started and never completed.
 pub(super) fn slow_bodies(target: &AttackTarget, chance: &mut SimRng) {
     let length = chance.scaled(10, 8_000_000);
     let head = format!(
@@ -40,7 +40,7 @@ pub(super) fn slow_bodies(target: &AttackTarget, chance: &mut SimRng) {
     }
 }
 
-/// Connections that are opened and left, or closed for writing at any point of a request.
+/// Connections that are opened and left idle, or shut down at any point of a request.
 pub(super) fn half_open(target: &AttackTarget, chance: &mut SimRng) {
     let body = r#"{"prompt":"half","max_tokens":40,"ignore_eos":true,"stream":true}"#;
     let request = format!(
@@ -55,7 +55,7 @@ pub(super) fn half_open(target: &AttackTarget, chance: &mut SimRng) {
         let _ = client.send_raw(&request.as_bytes()[..end]); // The server may have closed it.
         let how = chance.pick(&[Shutdown::Write, Shutdown::Read, Shutdown::Both]);
         if chance.chance_per_mille(700) {
-            let _ = client.reader.get_mut().shutdown(how); // It may be closed already.
+            let _ = client.reader.get_mut().shutdown(how); // May fail if it is closed already.
         }
         clients.push(client);
     }

@@ -1,4 +1,4 @@
-//! Executors that die or stand still.
+//! Executors that are killed or stopped.
 
 use super::target::{AttackTarget, REPLY_TIMEOUT};
 use crate::http::executor_process::{children_as, is_ready, wait_until};
@@ -10,16 +10,16 @@ pub(super) fn kill(target: &AttackTarget, _: &mut SimRng) {
     target.with_executor_outage(|| replace(target, Signal::KILL));
 }
 
-/// Stops the executor, which the server takes for hung and replaces.
+/// Stops the executor; the server detects the hang and replaces it.
 pub(super) fn stop(target: &AttackTarget, _: &mut SimRng) {
     target.with_executor_outage(|| replace(target, Signal::STOP));
 }
 
-/// Signals all executors and waits until others serve.
+/// Sends a signal to all executors and waits until their replacements serve.
 fn replace(target: &AttackTarget, signal: Signal) {
     let executors = children_as("executor", target.pid);
     for pid in &executors {
-        let _ = kill_process(Pid::from_raw(*pid as i32).unwrap(), signal); // It may be gone.
+        let _ = kill_process(Pid::from_raw(*pid as i32).unwrap(), signal); // It may have exited.
     }
     wait_until(REPLY_TIMEOUT, "another executor", || {
         let now = children_as("executor", target.pid);

@@ -1,4 +1,4 @@
-//! Fields at and beyond their limits.
+//! Request fields with values at and beyond their limits.
 
 use super::target::AttackTarget;
 use crate::rng::SimRng;
@@ -57,7 +57,7 @@ pub(super) fn fields(target: &AttackTarget, chance: &mut SimRng) {
     target.post("extreme_fields", "/v1/completions", body.as_bytes());
 }
 
-/// As many choices, prompts and log-probabilities as a request may have, and a few more.
+/// The maximum number of choices, prompts and log-probabilities of a request, and slightly more.
 pub(super) fn choices(target: &AttackTarget, chance: &mut SimRng) {
     let n = chance.between(1, 17);
     let prompts = chance.scaled(1, 20);

@@ -1,10 +1,10 @@
-//! Many requests that cost more than they look.
+//! Many requests that are more expensive than their size suggests.
 
 use super::target::AttackTarget;
 use crate::rng::SimRng;
 use serde_json::json;
 
-/// Long texts to be tokenised, several at a time.
+/// Several concurrent requests to tokenise long texts.
 pub(super) fn tokenize(target: &AttackTarget, chance: &mut SimRng) {
     let words = chance.scaled(10, 400_000) as usize;
     let body = match chance.below(4) {
@@ -24,7 +24,7 @@ pub(super) fn tokenize(target: &AttackTarget, chance: &mut SimRng) {
     target.post("tokenize_floods", "/detokenize", body.as_bytes());
 }
 
-/// Pages about the server, over and over on one connection.
+/// Repeated requests for metrics and other server pages on one connection.
 pub(super) fn metrics(target: &AttackTarget, chance: &mut SimRng) {
     let Some(mut client) = target.connect() else { return };
     for _ in 0..chance.between(1, 40) {

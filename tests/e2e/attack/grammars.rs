@@ -1,4 +1,4 @@
-//! Schemas, regular expressions, tool definitions and chat templates that cost as much as they can.
+//! Schemas, regular expressions, tool definitions and chat templates that are as expensive as possible.
 
 use super::target::AttackTarget;
 use crate::rng::SimRng;
@@ -8,7 +8,7 @@ fn send(target: &AttackTarget, kind: &str, path: &str, body: &Value) {
     target.post(kind, path, body.to_string().as_bytes());
 }
 
-/// A schema nested so deep.
+/// A schema nested to `depth`.
 fn nested(depth: usize) -> Value {
     (0..depth).fold(
         json!({"type": "string"}),
@@ -38,7 +38,7 @@ pub(super) fn schemas(target: &AttackTarget, chance: &mut SimRng) {
     send(target, "hostile_schemas", "/v1/completions", &body);
 }
 
-/// Tools, many or with parameters that are schemas of their own.
+/// Many tools, or tools with parameters that are large schemas.
 pub(super) fn tools(target: &AttackTarget, chance: &mut SimRng) {
     let count = chance.scaled(1, 140) as usize;
     let depth = chance.scaled(1, 60) as usize;
@@ -55,7 +55,7 @@ pub(super) fn tools(target: &AttackTarget, chance: &mut SimRng) {
     send(target, "hostile_tools", "/v1/chat/completions", &body);
 }
 
-/// Templates that loop and recurse for ever, whose strings double, that hold themselves, and templates with errors.
+/// Templates with endless loops and recursion, doubling strings, self-reference, and errors.
 pub(super) fn templates(target: &AttackTarget, chance: &mut SimRng) {
     let template = chance.pick(&[
         "{% for i in range(100000000) %}{{ i }}{% endfor %}",

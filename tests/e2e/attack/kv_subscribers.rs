@@ -1,4 +1,4 @@
-//! Subscribers of KV events that want too much: long topics, many topics, frames without end.
+//! KV-event subscribers that send long topics, many topics, or endless frames.
 
 use super::target::{AttackTarget, REPLY_TIMEOUT};
 use crate::rng::SimRng;
@@ -7,11 +7,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 use zmq::Context;
 
-/// Bytes of a topic at most.
+/// Maximum topic size in bytes.
 const TOPIC_BYTES: u32 = 4 << 20;
-/// Bytes of a frame that does not end.
+/// Maximum number of bytes sent of an endless frame.
 const ENDLESS_BYTES: usize = 64 << 20;
-/// An attack with endless bytes stops by then.
+/// Maximum duration of sending an endless frame.
 const ENDLESS_TIME: Duration = Duration::from_secs(2);
 
 /// Greeting of a ZMTP 3.0 peer without security (rfc.zeromq.org/spec/23).
@@ -22,7 +22,7 @@ fn greeting() -> Vec<u8> {
     bytes
 }
 
-/// A READY command of a socket of this type.
+/// READY command with this socket type.
 fn ready(kind: &str) -> Vec<u8> {
     let mut body = b"\x05READY\x0bSocket-Type".to_vec();
     body.extend((kind.len() as u32).to_be_bytes());
@@ -30,7 +30,7 @@ fn ready(kind: &str) -> Vec<u8> {
     [vec![0x04, body.len() as u8], body].concat()
 }
 
-/// A connection that has greeted.
+/// A connection with a completed greeting.
 fn peer(at: SocketAddr, kind: &str) -> Option<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&at, REPLY_TIMEOUT).ok()?;
     stream.set_write_timeout(Some(Duration::from_secs(1))).ok()?;
@@ -38,8 +38,8 @@ fn peer(at: SocketAddr, kind: &str) -> Option<TcpStream> {
     Some(stream)
 }
 
-/// A subscription as a message of ZMTP 3.0. libzmq would keep the topic itself, in a trie that is as deep as the
-/// topic is long.
+/// A subscription as a ZMTP 3.0 message. With libzmq the client itself would store the topic in a trie as
+/// deep as the topic is long.
 fn subscription(topic: &[u8]) -> Vec<u8> {
     let mut message = vec![0x02];
     message.extend((topic.len() as u64 + 1).to_be_bytes());
@@ -48,13 +48,13 @@ fn subscription(topic: &[u8]) -> Vec<u8> {
     message
 }
 
-/// Subscriptions to topics of megabytes.
+/// Subscriptions to topics of several megabytes.
 pub(super) fn long_topics(target: &AttackTarget, chance: &mut SimRng) {
     let Some(mut stream) = peer(target.kv_events, "SUB") else { return };
     for _ in 0..chance.between(1, 8) {
         let topic = vec![b'x'; chance.scaled(1_000, TOPIC_BYTES) as usize];
         if stream.write_all(&subscription(&topic)).is_err() {
-            return; // The server may close it.
+            return; // The server may close the connection.
         }
     }
     std::thread::sleep(Duration::from_millis(200));
@@ -66,11 +66,11 @@ pub(super) fn many_topics(target: &AttackTarget, chance: &mut SimRng) {
     let start = chance.next_u64();
     let topics = (0..u64::from(chance.scaled(100, 50_000)))
         .flat_map(|i| subscription(&start.wrapping_add(i * 7919).to_be_bytes()));
-    let _ = stream.write_all(&topics.collect::<Vec<u8>>()); // The server may close it.
+    let _ = stream.write_all(&topics.collect::<Vec<u8>>()); // May fail: the server may close it.
     std::thread::sleep(Duration::from_millis(200));
 }
 
-/// A frame that announces more bytes than any machine has, and sends as many as it is let.
+/// A frame that announces more bytes than any machine has, and is sent as far as the server reads.
 pub(super) fn endless_frames(target: &AttackTarget, chance: &mut SimRng) {
     let (at, kind) = chance.pick(&[(target.kv_events, "SUB"), (target.kv_replay, "DEALER")]);
     let Some(mut stream) = peer(at, kind) else { return };
@@ -86,7 +86,7 @@ pub(super) fn endless_frames(target: &AttackTarget, chance: &mut SimRng) {
     }
 }
 
-/// Requests for replays that nobody reads.
+/// Replay requests with replies that are never read.
 pub(super) fn replay_flood(target: &AttackTarget, chance: &mut SimRng) {
     let socket = Context::new().socket(zmq::DEALER).unwrap();
     socket.set_linger(0).unwrap();

@@ -1,23 +1,26 @@
-//! Resident memory of the server over a run, and descriptors that are open after it.
+//! Resident memory of the server during a run, and open file descriptors after it.
 
 use crate::soak::{ResourceSample, sample, slope};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Samples of a run.
+/// Number of samples of a run.
 const SAMPLES: u32 = 1_000;
-/// Samples of which the least counts: bodies that are being read come and go, what leaks stays.
+/// Number of samples in a window, of which the minimum counts: bodies in transfer are temporary, leaks are
+/// not.
 const WINDOW: usize = 50;
-/// Growth of the floor after a warm-up of a quarter of the run, in KiB an hour. A leak of 1 KiB a request is more.
+/// Maximum growth of the minimum in KiB per hour, after a warm-up of a quarter of the run. A leak of 1 KiB
+/// per request exceeds it.
 const SLOPE_KIB_MAX: f64 = 256.0 * 1024.0;
-/// Growth at any time, in KiB: what `docs/operations.md` bounds, with the limits that the server of an attack has, and compiled grammars.
+/// Maximum growth at any time in KiB: the bound of `docs/operations.md` with the limits of the attacked
+/// server, plus compiled grammars.
 const GROWTH_KIB_MAX: u64 = 1_280 << 10;
-/// Descriptors that may be open after a run beyond those of its start: executors and pools of threads come and go.
+/// Maximum number of file descriptors after a run beyond those at its start: executors and thread pools vary.
 const DESCRIPTORS_MORE: u64 = 16;
-/// Runs shorter than this have no slope that means anything.
+/// Minimum duration for a meaningful slope.
 const SLOPE_TIME_MIN: Duration = Duration::from_mins(20);
 
-/// Looks at the memory of a server.
+/// Samples the memory of a server.
 pub(super) struct MemoryWatch {
     pid: u32,
     time: Duration,
@@ -37,25 +40,25 @@ impl MemoryWatch {
 
     pub(super) fn sample(&self) {
         let now = sample(&[self.pid], self.began.elapsed(), &Mutex::default());
-        // A server that has ended has no memory; that is noticed elsewhere.
+        // A server that has exited has no memory; that is detected elsewhere.
         if now.resident_kib > 0 {
             self.samples.lock().unwrap().push(now);
         }
     }
 
-    /// Whether descriptors of connections are closed now.
+    /// Whether descriptors of connections have been closed.
     pub(super) fn has_closed(&self) -> bool {
         self.open_descriptors().is_none()
     }
 
-    /// Descriptors that are open beyond those of the start, in words.
+    /// Describes open descriptors beyond those at the start, if there are too many.
     pub(super) fn open_descriptors(&self) -> Option<String> {
         let first = self.samples.lock().unwrap().first()?.descriptors;
         let now = sample(&[self.pid], self.began.elapsed(), &Mutex::default()).descriptors;
         (now > first + DESCRIPTORS_MORE).then(|| format!("{now} descriptors are open, not {first}"))
     }
 
-    /// Growth beyond the bounds, in words.
+    /// Describes memory growth beyond the bounds.
     pub(super) fn growth_violations(&self) -> Option<String> {
         let samples = self.samples.lock().unwrap();
         let (first, last) = (samples.first()?, samples.last()?);

@@ -1,8 +1,9 @@
-//! Attacks on a server over loopback: a random mix of what hostile and broken clients do, next to requests whose
-//! answers are known.
+//! Attacks on a server over loopback: a random mix of the behaviour of hostile and broken clients, together
+//! with requests with known outputs.
 //!
-//! `just attack MINUTES SEED KINDS` runs as long as asked for; every test run takes some seconds. A run passes if memory
-//! stays flat, no request is answered with 5xx, all probes are true, and the known answers do not change.
+//! `just attack MINUTES SEED KINDS` runs for the requested time; every test run takes some seconds. A run
+//! passes if memory does not grow, no request gets a 5xx status, all probes are true, and the known outputs
+//! do not change.
 
 mod bodies;
 mod bystander;
@@ -32,16 +33,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use target::AttackTarget;
 
-/// Threads that attack.
+/// Number of attacking threads.
 const ATTACKERS: u64 = 4;
-/// Threads that ask for known answers.
+/// Number of threads that send requests with known outputs.
 const BYSTANDERS: u64 = 2;
-/// Address space of the server and of each executor.
+/// Address-space limit of the server and of each executor in KiB.
 const ADDRESS_SPACE_KIB: u64 = 6 << 20;
-/// A server that is told to end is gone by then.
+/// Timeout of the server's shutdown.
 const END: Duration = Duration::from_mins(1);
 
-/// One kind of attack. A call is one attack of at most a few seconds, drawn from a seed.
+/// One kind of attack. A call runs one random attack of at most a few seconds.
 struct AttackKind {
     name: &'static str,
     attack: fn(&AttackTarget, &mut SimRng),
@@ -76,22 +77,22 @@ const KINDS: &[AttackKind] = &[
 struct AttackPlan {
     seed: u64,
     time: Duration,
-    /// Names of kinds; empty = all.
+    /// Names of attack kinds; empty = all.
     kinds: Vec<String>,
 }
 
-/// How a run went.
+/// Result of a run.
 #[derive(Debug)]
 struct AttackReport {
-    /// Attacks by kind.
+    /// Number of attacks by kind.
     attacks: BTreeMap<&'static str, u64>,
     replies: u64,
-    /// Requests with a known answer that were refused for load, and asked again.
+    /// Number of requests with a known output that were rejected for load and repeated.
     rejected: u64,
     probes: u64,
-    /// Executors that the machine starved.
+    /// Number of executors that were replaced because the machine had no processor for them.
     executors_starved: u64,
-    /// Everything that must not be, in words.
+    /// Descriptions of all violations.
     violations: Vec<String>,
 }
 
@@ -106,7 +107,7 @@ impl AttackPlan {
     }
 }
 
-/// One attacker: every kind once, shared with the others, then kinds at random until the time is over.
+/// One attacker: runs the kinds that no other attacker has run yet, then random kinds until the time is over.
 fn attack(
     plan: &AttackPlan,
     target: &AttackTarget,
@@ -127,7 +128,7 @@ fn attack(
     }
 }
 
-/// Starts a server that cannot take the memory of the whole machine, whatever an attack makes of it.
+/// Starts a server with limited memory, so that an attack cannot exhaust the machine.
 fn start() -> ServerProcess {
     let events = json!({"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:0",
         "replay_endpoint": "tcp://127.0.0.1:0"});
@@ -189,7 +190,7 @@ fn run(plan: &AttackPlan) -> AttackReport {
     }
 }
 
-/// The server holds nothing for clients that are gone, and ends as it is told.
+/// Checks that the server keeps no resources for disconnected clients and shuts down on request.
 fn end(process: &mut ServerProcess, target: &AttackTarget, memory: &MemoryWatch) {
     if !target.is_alive() {
         target.add_violation("the server has ended".to_owned());
@@ -239,7 +240,7 @@ fn short_attack_run_affects_no_bystander() {
     assert_eq!(report.attacks.len(), KINDS.len(), "every kind has run");
 }
 
-/// As many minutes as `HADRON_ATTACK_MINUTES` says.
+/// Runs for `HADRON_ATTACK_MINUTES` minutes.
 #[test]
 #[ignore = "an hour: `just attack MINUTES`"]
 #[expect(clippy::disallowed_methods, reason = "length, seed and kinds come from `just`")]

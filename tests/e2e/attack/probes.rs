@@ -1,4 +1,4 @@
-//! Probes during attacks: a server that serves says so.
+//! Probes during attacks: a server that serves must report so.
 
 use super::target::{AttackTarget, REPLY_TIMEOUT};
 use crate::http_client::HttpClient;
@@ -7,16 +7,16 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Between two rounds.
+/// Time between two rounds of probes.
 const PAUSE: Duration = Duration::from_millis(25);
-/// A probe is answered by then; the machine is shared with all attacks.
+/// Maximum latency of a probe; the machine is shared with all attacks.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Asks all probes, over and over.
+/// Requests all probes repeatedly.
 pub(super) struct ProbeWatch;
 
 impl ProbeWatch {
-    /// Asks until the attacks are over; the number of answers.
+    /// Runs until the attacks are over; returns the number of replies.
     pub(super) fn run(target: &AttackTarget, over: &AtomicBool) -> u64 {
         let mut answers = 0;
         while !over.load(Ordering::Relaxed) {
@@ -28,13 +28,13 @@ impl ProbeWatch {
         answers
     }
 
-    /// Whether a probe was answered; notes an answer that is not true.
+    /// Whether a probe got a reply; records a violation if its status is untrue.
     fn probe(target: &AttackTarget, path: &str) -> bool {
         let (before, began) = (target.outage(), Instant::now());
         let status = status_of(target, path);
         let took = began.elapsed();
-        // Probes are judged only where no executor was lost or came back in the meantime: a step that is past its deadline
-        // makes all of them false.
+        // A probe is checked only if no executor failed or was restored meanwhile: a step past its deadline
+        // makes all of them unready.
         let calm = before == target.outage() && !AttackTarget::is_outage(before);
         match status {
             Some(200) => {}
@@ -47,7 +47,7 @@ impl ProbeWatch {
         status.is_some()
     }
 
-    /// Whether an executor is lost that no attack took away: seen now, or as soon as its successor serves.
+    /// Whether an executor that no attack removed has failed: detected now, or once its replacement serves.
     fn is_executor_outage(target: &AttackTarget, path: &str) -> bool {
         let since = Instant::now();
         while since.elapsed() < REPLY_TIMEOUT && target.is_alive() {

@@ -1,4 +1,4 @@
-//! Signals that are no reason to end.
+//! Signals that must not end the server.
 
 use super::target::AttackTarget;
 use crate::http::executor_process::wait_until;
@@ -6,7 +6,7 @@ use crate::rng::SimRng;
 use rustix::process::{Pid, Signal, kill_process};
 use std::time::Duration;
 
-/// What a terminal that closes, a log rotation and a window that is resized send.
+/// Signals sent by a closing terminal, a log rotation or a window resize.
 pub(super) fn harmless(target: &AttackTarget, chance: &mut SimRng) {
     let signal = chance.pick(&[
         Signal::HUP,
@@ -20,12 +20,12 @@ pub(super) fn harmless(target: &AttackTarget, chance: &mut SimRng) {
     if !target.is_alive() {
         return;
     }
-    let _ = kill_process(pid, signal); // It may have ended in between.
+    let _ = kill_process(pid, signal); // It may have exited.
     std::thread::sleep(Duration::from_millis(100));
     if target.is_alive() {
         return;
     }
     target.add_violation(format!("the server ended at {signal:?}"));
-    // Everything that follows would only say the same.
+    // Waits for the process to disappear, so that later violations do not repeat this one.
     wait_until(Duration::from_secs(1), "the end", || !target.is_alive());
 }

@@ -1,4 +1,4 @@
-//! The server under attack, and everything that is noticed about it.
+//! The server under attack, and all recorded violations.
 
 use crate::http::executor_process::children_as;
 use crate::http::server_process::ServerProcess;
@@ -8,18 +8,19 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Faults that are kept; one of a kind is enough to fail.
+/// Number of violations kept; one is enough to fail.
 const VIOLATIONS_KEPT: usize = 20;
-/// Losses of executors in ten minutes: a server survives one more, which is left to a machine that starves an executor.
+/// Executor failures per ten minutes caused by attacks. A server survives one more, which is reserved for an
+/// executor starved of processor time.
 const EXECUTOR_FAILURES_MAX: usize = 2;
 const EXECUTOR_FAILURE_WINDOW: Duration = Duration::from_mins(10);
-/// A request or a connection is answered by then, on a busy machine as well.
+/// Timeout of a request or connection, also on a busy machine.
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Addresses of a server and counters of a run.
 pub(super) struct AttackTarget {
     pub(super) address: SocketAddr,
-    /// Where KV events are published and replayed.
+    /// Addresses of the KV-event publisher and of its replay socket.
     pub(super) kv_events: SocketAddr,
     pub(super) kv_replay: SocketAddr,
     pub(super) pid: u32,
@@ -27,12 +28,12 @@ pub(super) struct AttackTarget {
     pub(super) rejected: AtomicU64,
     pub(super) probes: AtomicU64,
     pub(super) violations: Mutex<Vec<String>>,
-    /// Odd while executors are away.
+    /// Odd while executors are being replaced.
     outages: AtomicU64,
     executor_failures: Mutex<Vec<Instant>>,
-    /// The executors that are known to serve.
+    /// Process ids of the executors last known to serve.
     executors: Mutex<Vec<u32>>,
-    /// Executors that were replaced though no attack took them away.
+    /// Number of executors that were replaced without an attack.
     pub(super) starved: AtomicU64,
 }
 
@@ -60,7 +61,7 @@ impl AttackTarget {
         }
     }
 
-    /// Notes what must not be.
+    /// Records a violation.
     pub(super) fn add_violation(&self, what: String) {
         println!("fault: {what}");
         let mut faults = self.violations.lock().unwrap();
@@ -69,14 +70,14 @@ impl AttackTarget {
         }
     }
 
-    /// Whether the process is there.
+    /// Whether the server's process is running.
     pub(super) fn is_alive(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
         let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
         state.is_some_and(|state| state != "Z")
     }
 
-    /// A connection; `None` and a fault if the server takes none.
+    /// A new connection; `None`, with a violation, if the server does not accept it.
     pub(super) fn connect(&self) -> Option<HttpClient> {
         let connected = TcpStream::connect_timeout(&self.address, REPLY_TIMEOUT);
         match connected {
@@ -88,14 +89,14 @@ impl AttackTarget {
             }
             Err(error) => {
                 self.add_violation(format!("no connection: {error}"));
-                // A server that is gone would be asked a million times.
+                // If the server has exited, this limits the number of attempts.
                 std::thread::sleep(Duration::from_millis(200));
                 None
             }
         }
     }
 
-    /// Sends a request on a connection of its own; every answer but 5xx will do, no answer at all will not.
+    /// Sends a request on a new connection; any status but 5xx is accepted, a missing reply is not.
     pub(super) fn post(&self, kind: &str, path: &str, body: &[u8]) -> Option<HttpReply> {
         let mut client = self.connect()?;
         let head = format!(
@@ -103,7 +104,7 @@ impl AttackTarget {
              Content-Length: {}\r\n\r\n",
             body.len()
         );
-        // The server may answer and close before it has read everything.
+        // The server may reply and close before it has read the whole request.
         let sent = client.send_raw(&[head.as_bytes(), body].concat());
         let reply = client.read();
         match &reply {
@@ -114,7 +115,7 @@ impl AttackTarget {
         reply
     }
 
-    /// Notes an answer of 5xx.
+    /// Records a violation for a 5xx status.
     pub(super) fn check(&self, kind: &str, reply: &HttpReply) {
         if reply.status >= 500 {
             let text: String = String::from_utf8_lossy(&reply.body).chars().take(300).collect();
@@ -122,18 +123,18 @@ impl AttackTarget {
         }
     }
 
-    /// The number of the outage that lasts, or the number of outages so far; see [`AttackTarget::is_outage`].
+    /// Twice the number of completed outages, plus 1 during one; see [`AttackTarget::is_outage`].
     pub(super) fn outage(&self) -> u64 {
         self.outages.load(Ordering::SeqCst)
     }
 
-    /// Whether executors are away at a time whose number [`AttackTarget::outage`] gave.
+    /// Whether [`AttackTarget::outage`] returned `number` during an outage.
     pub(super) fn is_outage(number: u64) -> bool {
         number % 2 == 1
     }
 
-    /// Has `lose` take executors away and wait for their successors, unless others do that, or the server would end
-    /// because of too many losses.
+    /// Runs `lose`, which removes executors and waits for their replacements, unless another attack does so
+    /// or the server would exit because of too many failures.
     pub(super) fn with_executor_outage(&self, lose: impl FnOnce()) {
         let Ok(mut losses) = self.executor_failures.try_lock() else {
             std::thread::sleep(Duration::from_millis(50));
@@ -151,8 +152,8 @@ impl AttackTarget {
         self.outages.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether the executors are others than before, or none, without an attack: on a machine that has no processor for
-    /// them. Probes that say so are true.
+    /// Whether the executors have changed, or are missing, without an attack: the machine had no processor
+    /// for them. Probes that report unready are then true.
     pub(super) fn executors_changed(&self) -> bool {
         let now = children_as("executor", self.pid);
         let mut known = self.executors.lock().unwrap();

@@ -1,5 +1,5 @@
-//! An executor is killed or stopped in each phase: before it is ready, as a successor that is not ready yet, idle, in a prefill, in a
-//! decode, in the drain.
+//! An executor is killed or stopped in each phase: during start-up, as a replacement that is not ready yet,
+//! idle, in a prefill, in a decode step, in the drain.
 
 use super::{EXECUTOR_PROCESS_FLAGS, body, text_of};
 use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog};
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 const PHASES: [&str; 5] = ["idle", "prefill", "decode", "restart", "drain"];
-/// Time for a start, which one that is stopped uses up.
+/// Start-up timeout, which a stopped executor uses up.
 const START_UP: &[&str] = &["--startup-timeout", "10s"];
 
-/// What is done to it, and in which phase.
+/// Sends `signal` to the executor in `phase` and checks the outputs.
 fn executor_signalled(signal: &str, phase: &str) {
     let (long, short) = (body(500, 20, false), body(3, 400, false));
     let mut process = ServerProcess::start(
@@ -31,7 +31,7 @@ fn executor_signalled(signal: &str, phase: &str) {
             send(found().unwrap(), signal);
         }
         "prefill" => {
-            // Another prompt, which no cached prefix shortens.
+            // A different prompt, without a prefix hit.
             let mut other = long.clone();
             other["prompt"] = "dog ".repeat(480).into();
             let expected = text_of(at, &other);
@@ -49,7 +49,8 @@ fn executor_signalled(signal: &str, phase: &str) {
             send(former, signal);
             let (text, end) = finish(stream);
             if phase == "drain" && end == "draining" {
-                // Whoever leaves starts no other executor: what there was is right, and the stream has its end.
+                // A draining server starts no other executor: the output so far is correct, and the stream
+                // has a final event.
                 assert!(expected_short.starts_with(&text), "{signal} in the drain: {text}");
             } else {
                 assert_eq!(end, "length", "{signal}, {phase}");
@@ -83,7 +84,7 @@ fn executor_stopped_in_any_phase_only_delays_requests() {
     });
 }
 
-/// What a server says whose first executor is harmed before it is ready.
+/// Start-up error of a server with a first executor that gets `signal` before it is ready.
 fn startup_error(signal: &str) -> String {
     let mut child =
         command(&[EXECUTOR_PROCESS_FLAGS, START_UP, &["--port", "0"]].concat()).spawn().unwrap();

@@ -1,4 +1,4 @@
-//! Links between clients and the server, and between nodes, that delay, stall, cut, close one way, or change a bit.
+//! Links between clients and the server, and between nodes, that delay, stall, reset, half-close or corrupt.
 
 use super::body;
 use crate::fault_proxy::{FaultProxy, LinkFault};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// What each fault does to a stream that is under way.
+/// Effect of each fault on a running stream.
 fn streams_through(fault: LinkFault) {
     let deadlines =
         ConnectionDeadlines { write: Duration::from_millis(600), ..ConnectionDeadlines::default() };
@@ -36,13 +36,13 @@ fn streams_through(fault: LinkFault) {
         }
         String::from_utf8_lossy(&seen).into_owned()
     });
-    // Others notice nothing.
+    // Other clients are not affected.
     let mut other = asked.clone();
     other["stream"] = false.into();
     let reply = post(server.address, "/v1/completions", &other).json();
     assert_eq!(reply["choices"][0]["text"], whole, "{fault:?}");
     if fault == LinkFault::Stall {
-        // Longer than a writer is waited for, should the sockets between hold little.
+        // Longer than the write timeout, in case the socket buffers are small.
         std::thread::sleep(Duration::from_secs(1));
         proxy.set(LinkFault::Reset);
     }
@@ -51,7 +51,7 @@ fn streams_through(fault: LinkFault) {
     if matches!(fault, LinkFault::Delay(_)) {
         assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
     }
-    // However it ended, nothing of it is left.
+    // Whatever its end, no resources of it remain in use.
     server.wait_idle(TIMEOUT);
     assert_eq!(get(server.address, "/readyz").status, 200);
 }
@@ -78,7 +78,7 @@ fn corrupted_requests_are_rejected_or_harmless() {
     for words in 0..40 {
         let mut client = HttpClient::connect(proxy.address);
         proxy.set(LinkFault::Corrupt);
-        // The changed bit is in another place each time: the middle of what is sent.
+        // The corrupted bit is in the middle of the chunk, so its position varies.
         client.send("POST", "/v1/completions", "", body(words, 2, false).to_string().as_bytes());
         if let Some(reply) = client.read() {
             assert!(reply.status < 500, "{}", String::from_utf8_lossy(&reply.body));
@@ -96,7 +96,7 @@ fn corrupt_or_stalled_node_link_loses_no_answer() {
     let (zero, mut one) = (NodeProcess::start(&real, 0, &[]), NodeProcess::start(&through, 1, &[]));
     let at = zero.address();
     let short = complete_on_replica(at, 1, 20);
-    // A frame that is not what was sent ends the link it came on, with everything that depends on it.
+    // A corrupted frame ends its link and everything that depends on it.
     for fault in [LinkFault::Corrupt, LinkFault::Stall] {
         proxy.set(fault);
         if fault == LinkFault::Corrupt {

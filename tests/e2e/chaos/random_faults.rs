@@ -1,4 +1,4 @@
-//! Faults drawn from a seed, for as many minutes as asked for, over one server after the other.
+//! Random faults of a seed, for the requested minutes, over consecutive servers.
 
 use super::{EXECUTOR_PROCESS_FLAGS, body, rest_of, text_of};
 use crate::fault_proxy::{FaultProxy, LinkFault};
@@ -8,9 +8,9 @@ use crate::http_client::HttpClient;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Faults of the shortest run, however little of the machine it gets.
+/// Minimum number of faults, also on a loaded machine.
 const FAULTS_MIN: u64 = 6;
-/// Losses of a replica that a server survives in ten minutes.
+/// Failures of a replica in ten minutes that a server survives.
 const EXECUTOR_FAILURES_MAX: usize = 3;
 const TIMEOUT: Duration = Duration::from_mins(1);
 
@@ -25,7 +25,7 @@ impl ChaosRng {
     }
 }
 
-/// What has happened.
+/// Event counts.
 #[derive(Debug, Default)]
 struct ChaosCounts {
     servers: u64,
@@ -39,7 +39,8 @@ fn goes_on(until: Instant, faults: u64) -> bool {
     Instant::now() < until || faults < FAULTS_MIN
 }
 
-/// One server: clients behind a proxy that breaks, one beside it whose answers must be right, and a signal or three.
+/// One server: clients connected through a faulty proxy, a direct client with checked outputs, and one to
+/// three signals.
 fn run_server(chance: &mut ChaosRng, until: Instant, tally: &mut ChaosCounts) {
     let mut process =
         ServerProcess::start(&[EXECUTOR_PROCESS_FLAGS, &["--shutdown-timeout", "2s"]].concat());
@@ -68,7 +69,7 @@ fn run_server(chance: &mut ChaosRng, until: Instant, tally: &mut ChaosCounts) {
                         "Connection: close\r\n",
                         body.as_bytes(),
                     );
-                    let _ = rest_of(&mut client); // Anything may come.
+                    let _ = rest_of(&mut client); // Anything may arrive.
                 }
             });
         }
@@ -108,7 +109,7 @@ fn run_server(chance: &mut ChaosRng, until: Instant, tally: &mut ChaosCounts) {
     assert!(!process.stderr_text().contains("panicked"), "{}", process.stderr_text());
 }
 
-/// Draws faults from a seed for so long.
+/// Injects random faults of a seed for `time`.
 fn run(seed: u64, time: Duration) -> ChaosCounts {
     println!("seed {seed}");
     let (mut chance, mut tally) = (ChaosRng(seed), ChaosCounts::default());
@@ -126,7 +127,7 @@ fn short_chaos_run_changes_no_answer() {
     assert!(tally.replies.into_inner() > 0);
 }
 
-/// As many minutes as HADRON_CHAOS_MINUTES says.
+/// Runs for HADRON_CHAOS_MINUTES minutes.
 #[test]
 #[ignore = "minutes: `just chaos MINUTES`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]

@@ -1,7 +1,8 @@
-//! Faults of a GPU itself: it stands still, breaks, or has no memory left. A driver in front of the real one has them on demand.
+//! Faults of the GPU itself: it hangs, fails, or is out of memory. A driver library that wraps the real one
+//! injects them on request.
 //!
-//! By hand, on the GPU that HADRON_GPU names: `cuda`; or, but for the last, `emulated=PATH`, an emulator's library, which shows the
-//! drill itself.
+//! Run by hand on the GPU that HADRON_GPU names: `cuda`, or `emulated=PATH` with an emulator's library, which
+//! tests everything but the last case.
 
 use crate::child_watchdog::run_to_end;
 use crate::http::executor_process::{
@@ -13,19 +14,19 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A wedged device is given up after the deadline of a step, its executor's and the start of the next.
+/// A hung device is detected after the step deadline; this includes the start of its replacement.
 const TIMEOUT: Duration = Duration::from_mins(2);
 
-/// A folder with the driver, where files ask for its faults.
+/// A folder with the driver library and the files that request faults.
 struct FaultyDriver {
     folder: tempfile::TempDir,
     flags: Vec<String>,
-    /// Of an answer: as many as a device takes a second for, or more.
+    /// Output length for which the device takes at least a second.
     tokens: u32,
 }
 
 impl FaultyDriver {
-    /// Compiles the driver; a C compiler is there wherever this crate is linked.
+    /// Compiles the driver library; a C compiler exists wherever this crate is linked.
     #[allow(clippy::disallowed_methods, reason = "the GPU comes from `just`")]
     fn new() -> Self {
         let gpu = std::env::var("HADRON_GPU").unwrap_or_else(|_| panic!("HADRON_GPU names none"));
@@ -41,20 +42,20 @@ impl FaultyDriver {
         let mut compiler = Command::new("cc");
         compiler.args(["-shared", "-fPIC", "-O1", &format!("-DREAL=\"{real}\""), "-o"]);
         compiler.arg(&at).arg(source).args((device == "cuda").then_some("-DCUDA"));
-        // Whoever opens it finds the functions that it lacks in the real one.
+        // Functions that the library does not define are resolved in the real one.
         let behind = Path::new(&real).parent().unwrap().display().to_string();
         compiler.arg("-Wl,--no-as-needed").arg(&real).arg(format!("-Wl,-rpath,{behind}"));
         assert!(compiler.status().unwrap().success());
         let mut libraries = vec![at.clone()];
         if device == "cuda" {
-            // The driver of an emulator is all of them.
+            // The emulator's library contains all the libraries.
             libraries.push(library(&["libnvrtc.so.13", "libnvrtc.so.12"]));
             libraries.push(library(&["libcublasLt.so.13", "libcublasLt.so.12"]));
         }
         let libraries = libraries.join(",");
         let mut flags = vec!["--device", device, "--device-libraries", &libraries];
         if device == "rocm" {
-            // Every lane of an emulated GPU is work for the CPU.
+            // The CPU computes every lane of an emulated GPU.
             flags.extend(["--max-num-batched-tokens", "16", "--max-num-seqs", "4"]);
         }
         let tokens = if device == "rocm" { 40 } else { 1_900 };
@@ -70,7 +71,7 @@ impl FaultyDriver {
         !self.folder.path().join(fault).exists()
     }
 
-    /// A server whose executor has this driver.
+    /// A server with an executor that uses this driver library.
     fn command(&self, more: &[&str]) -> Command {
         const EXACT: &[&str] = &["--port", "0", "--executor", "process", "--dtype", "float32"];
         let flags: Vec<&str> = self.flags.iter().map(String::as_str).collect();
@@ -80,7 +81,7 @@ impl FaultyDriver {
     }
 }
 
-/// The file that the loader finds under the first of these names that it knows, or the last name.
+/// Path of the first of these libraries that the loader has, or the last name.
 fn library(names: &[&str]) -> String {
     let output = Command::new("sh").args(["-c", "ldconfig -p"]).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
@@ -91,7 +92,7 @@ fn library(names: &[&str]) -> String {
     names.iter().find_map(path).unwrap_or(names[names.len() - 1]).to_owned()
 }
 
-/// In the middle of streams; each must go on with the tokens that it would have had.
+/// Injects a fault while streams run; each must continue with unchanged tokens.
 fn fault_during_streams(fault: &str) {
     let faults = FaultyDriver::new();
     let mut process =
@@ -160,7 +161,7 @@ fn out_of_memory_at_graph_capture_falls_back_to_eager() {
     assert!(said.contains("no graph for steps of so many rows"), "some are left out");
 }
 
-/// What `nvidia-smi` says is in use, in MiB.
+/// Memory in use according to `nvidia-smi` in MiB.
 fn memory_in_use() -> u64 {
     let query = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"];
     let output = Command::new("nvidia-smi").args(query).output().unwrap();
@@ -171,7 +172,7 @@ fn memory_in_use() -> u64 {
 #[ignore = "needs a GPU: `just device-faults`"]
 fn killed_server_frees_device_memory() {
     let faults = FaultyDriver::new();
-    // Whoever had it last may still be leaving.
+    // The last process that used the GPU may still be exiting.
     wait_until(TIMEOUT, "a GPU that nobody uses", || memory_in_use() < 1_000);
     let before = memory_in_use();
     let process = ServerProcess::of(&mut faults.command(&["--gpu-memory-utilization", "0.5"]));

@@ -1,4 +1,4 @@
-//! One server: its executors die as often as it survives, it stands still, and ends.
+//! One server: its executors are killed as often as it survives, it is paused, and shut down.
 
 use super::DETECTION_LIMIT;
 use super::prober::{HealthProber, ProbeSample};
@@ -11,31 +11,32 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Deaths of its executors that a server survives in ten minutes.
+/// Failures of its executors in ten minutes that a server survives.
 const EXECUTOR_FAILURES_MAX: usize = 3;
 const TIMEOUT: Duration = Duration::from_mins(1);
 const ONE: &[&str] = &["--executor", "process"];
 const TWO: &[&str] = &["-tp", "2"];
 const EXACT: &[&str] = &["--threads", "1", "--dtype", "float32", "--shutdown-timeout", "2s"];
 
-/// A fault and what probes said of it.
+/// A fault and the results of the probes.
 #[derive(Debug)]
 pub(super) struct ObservedFault {
     pub(super) kind: &'static str,
-    /// From the fault to the first look that told of it.
+    /// Time from the fault to the first probe that reported it.
     pub(super) detected_after: Option<Duration>,
-    /// From the fault to its end, and from there to the first look that told of that.
+    /// Time from the fault to its end, and from its end to the first probe that reported that.
     duration: Duration,
     pub(super) recovery_detected_after: Option<Duration>,
-    /// Looks that said what was not so for longer than a second.
+    /// Probes that were untrue for longer than a second.
     false_probes: Vec<ProbeSample>,
 }
 
 impl ObservedFault {
-    /// What probes did not say within `bound`, or, unless others had the processors meanwhile, said though it was not so.
+    /// Describes a fault that the probes did not report within `bound` or, if no other tests run, reported
+    /// falsely.
     pub(super) fn violation(&self, bound: Duration) -> Option<String> {
         let late = |told: Option<Duration>| told.is_none_or(|after| after > bound);
-        // Whoever looks on a busy machine may miss what is over soon.
+        // On a busy machine a prober may miss a short fault.
         let unnoticed =
             late(self.detected_after) && self.duration > bound.min(DETECTION_LIMIT * 3 / 2);
         let still = self.kind != SERVER_TERMINATED
@@ -55,7 +56,7 @@ fn serves(look: &ProbeSample) -> bool {
     (look.live, look.ready, look.health) == (Some(200), Some(200), Some(200))
 }
 
-/// Starts a server and has it suffer.
+/// Starts a server and injects faults into it.
 pub(super) fn run_server(chance: &mut SimRng) -> Vec<ObservedFault> {
     let ranks = chance.pick(&[ONE, TWO]);
     let mut process = ServerProcess::start(&[ranks, EXACT].concat());
@@ -77,13 +78,13 @@ pub(super) fn run_server(chance: &mut SimRng) -> Vec<ObservedFault> {
     faults
 }
 
-/// Waits until the probes say that all is well.
+/// Waits until all probes succeed.
 fn wait_until_healthy(watch: &HealthProber) {
     let from = Instant::now();
     wait_until(TIMEOUT, "all is well", || watch.since(from).iter().any(serves));
 }
 
-/// Whether a look says that a server does not live which does: in words, or by silence for longer than a second.
+/// Whether a probe reports a live server as dead: by its status, or by no reply for longer than a second.
 fn reports_dead(look: &ProbeSample, looks: &[ProbeSample]) -> bool {
     let soon = look.from..look.from + DETECTION_LIMIT;
     let answered = |other: &ProbeSample| other.live == Some(200) && soon.contains(&other.to);
@@ -94,7 +95,7 @@ fn after(since: Instant, look: Option<&ProbeSample>) -> Option<Duration> {
     look.map(|look| look.to - since)
 }
 
-/// One rank dies, or all do. Somebody asks at once, and knows by the answer when others serve.
+/// Kills one rank or all. A request sent at once shows by its completion when the replacements serve.
 fn kill_executors(
     process: &ServerProcess,
     watch: &HealthProber,
@@ -108,7 +109,7 @@ fn kill_executors(
     };
     let since = Instant::now();
     for pid in &victims {
-        // Gone already, if the death of another one was noticed before.
+        // May have exited if the failure of another rank was detected first.
         let _ = kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::KILL);
     }
     wait_until(TIMEOUT, "an answer of others", || {
@@ -162,7 +163,7 @@ fn stop_server(process: &ServerProcess, watch: &HealthProber) -> ObservedFault {
     }
 }
 
-/// A drain: not ready any more, alive to the end, then nobody is there. A death: nobody is there.
+/// On SIGTERM: not ready, but alive until the exit, then unreachable. On SIGKILL: unreachable.
 fn end_server(
     process: &mut ServerProcess,
     watch: &HealthProber,
@@ -185,7 +186,7 @@ fn end_server(
         look.from > since + DETECTION_LIMIT && ready || look.from > gone && !silent(look) || died
     });
     let wrong = wrong.copied().collect();
-    let lasted = gone - since + DETECTION_LIMIT; // Nobody comes back.
+    let lasted = gone - since + DETECTION_LIMIT; // The server is not restarted.
     ObservedFault {
         kind,
         detected_after: after(since, told),

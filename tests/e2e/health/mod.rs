@@ -1,7 +1,7 @@
-//! Whether probes tell the truth: servers suffer what a machine and its operator do to them, somebody outside asks all
-//! probes the whole time, and what they say is compared with what is so.
+//! Checks that probes are true: servers suffer faults of their machine and operator, an external prober
+//! requests all probes throughout, and the results are compared with the actual state.
 //!
-//! The truth comes from outside, too: a process that was killed is gone, and a request that is answered was served.
+//! The actual state is observed externally: a killed process is gone, and a completed request was served.
 //! `just health` runs five hundred faults, every test run a few.
 
 mod fault_run;
@@ -12,12 +12,12 @@ use fault_run::{ObservedFault, run_server};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Within so long probes must say what is so.
+/// Time within which probes must report a fault.
 const DETECTION_LIMIT: Duration = Duration::from_secs(1);
-/// The same where other tests run beside this one.
+/// Time within which probes must report a fault while other tests run in parallel.
 const DETECTION_LIMIT_UNDER_LOAD: Duration = Duration::from_secs(10);
 
-/// How faults were seen, by kind.
+/// Observed faults by kind.
 #[derive(Debug, Default)]
 struct ProbeReport(BTreeMap<&'static str, Vec<ObservedFault>>);
 
@@ -33,7 +33,7 @@ impl ProbeReport {
         self.0.values().map(Vec::len).sum()
     }
 
-    /// Prints a table, and returns what probes said that was not so, or not within `bound`.
+    /// Prints a table; returns descriptions of untrue probes and of faults not reported within `bound`.
     fn judge(&self, bound: Duration) -> Vec<String> {
         println!(
             "| fault | count | told after p50 | p99 | max ms | well again told after p50 | p99 | max ms | untrue |"
@@ -63,7 +63,7 @@ fn quantiles(times: impl Iterator<Item = Duration>) -> String {
     format!("{} | {} | {most}", rank(0.5), rank(0.99))
 }
 
-/// Servers live one after the other until so many faults have happened.
+/// Runs consecutive servers until `faults` faults have happened.
 fn run(seed: u64, faults: usize) -> ProbeReport {
     println!("seed {seed}");
     let (mut chance, mut report) = (SimRng::new(seed), ProbeReport::default());
@@ -81,7 +81,7 @@ fn probes_report_the_true_state() {
     assert!(untrue.is_empty(), "{untrue:#?}");
 }
 
-/// As many faults as `HADRON_HEALTH_FAULTS` says.
+/// Runs `HADRON_HEALTH_FAULTS` faults.
 #[test]
 #[ignore = "minutes: `just health`"]
 #[expect(clippy::disallowed_methods, reason = "count and seed come from `just`")]

@@ -1,4 +1,4 @@
-//! Somebody outside who asks all probes, over and over.
+//! External prober that requests all probes repeatedly.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A probe waits no longer for its answer.
+/// Timeout of a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
-/// Between two looks.
+/// Time between two rounds of probes.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What the probes said at a time.
+/// Probe results of one round.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ProbeSample {
     pub(super) from: Instant,
@@ -22,7 +22,7 @@ pub(super) struct ProbeSample {
     pub(super) health: Option<u16>,
 }
 
-/// Looks at a server as long as it is kept.
+/// Probes a server until dropped.
 pub(super) struct HealthProber {
     samples: Arc<Mutex<Vec<ProbeSample>>>,
     stopped: Arc<AtomicBool>,
@@ -46,7 +46,7 @@ impl HealthProber {
         Self { samples: looks, stopped: over, thread: Some(thread) }
     }
 
-    /// Looks that began at `from` or later.
+    /// Rounds that started at `from` or later.
     pub(super) fn since(&self, from: Instant) -> Vec<ProbeSample> {
         self.samples.lock().unwrap().iter().filter(|look| look.from >= from).copied().collect()
     }
@@ -56,12 +56,12 @@ impl Drop for HealthProber {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // Its panic is told already.
+            let _ = thread.join(); // Its panic message is printed already.
         }
     }
 }
 
-/// The status of a probe; `None` = there is no answer.
+/// Status of a probe; `None` if there is no reply.
 fn probe(at: SocketAddr, path: &str) -> Option<u16> {
     let mut stream = TcpStream::connect_timeout(&at, PROBE_TIMEOUT).ok()?;
     stream.set_read_timeout(Some(PROBE_TIMEOUT)).ok()?;

@@ -1,4 +1,4 @@
-//! What operators do: forget cached prefixes, take requests back, trace requests, read logs as JSON.
+//! Operator routes: clear the prefix cache, abort requests, trace requests, and JSON logs.
 
 use super::server_process::{ServerProcess, command};
 use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog, run_to_end};
@@ -39,7 +39,7 @@ fn endless(at: SocketAddr, id: &str) -> HttpClient {
     client
 }
 
-/// The rest of a stream, which must end properly.
+/// The rest of a stream, which must end regularly.
 fn rest(client: &mut HttpClient) -> String {
     let mut body = Vec::new();
     while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {
@@ -84,7 +84,7 @@ fn reset_prefix_cache_fails_while_blocks_are_in_use() {
     }
 }
 
-/// Restarting what runs changes no token.
+/// Restarting running requests changes no token.
 #[test]
 fn restarted_request_has_the_same_output() {
     let server = TestServer::start(&setup(1));
@@ -153,7 +153,7 @@ fn requests_are_aborted_by_id() {
     }
 }
 
-/// With one seat, the most urgent of those that wait is next.
+/// With one sequence slot, the waiting request with the best priority is admitted next.
 #[test]
 fn priority_decides_admission_order() {
     let server = TestServer::start(&ServerSetup { max_num_seqs: 1, priorities: true, ..setup(3) });
@@ -228,7 +228,7 @@ fn every_request_writes_a_trace_line() {
     }
 }
 
-/// Asks for many long answers and goes away; returns once the server has noticed.
+/// Requests many long outputs and disconnects; returns once the server has detected it.
 fn leave(at: SocketAddr, headers: &str, name: &str) {
     let load = || get(at, "/load").json()["server_load"].as_u64();
     let body =
@@ -247,10 +247,10 @@ fn leave(at: SocketAddr, headers: &str, name: &str) {
     wait(0);
 }
 
-/// Clients that leave while their prompt is read, or soon after.
+/// Number of clients that disconnect during prefill or soon after.
 const EARLY_DISCONNECTS: u64 = 300;
 
-/// Asks for a long answer and goes away, up to two milliseconds later.
+/// Requests a long output and disconnects within two milliseconds.
 fn leave_at_once(at: SocketAddr, number: u64) {
     let body = json!({"prompt": "a", "max_tokens": 1500, "ignore_eos": true, "n": 16});
     let mut client = HttpClient::connect(at);
@@ -258,7 +258,7 @@ fn leave_at_once(at: SocketAddr, number: u64) {
     std::thread::sleep(Duration::from_micros(number % 20 * 100));
 }
 
-/// One answer and many that nobody waits for, and then the end.
+/// Completes one request, abandons many, then shuts the server down.
 fn come_and_go(at: SocketAddr, pid: &str) {
     let body = json!({"prompt": "a", "max_tokens": 3, "ignore_eos": true});
     assert_eq!(post(at, "/v1/completions", &body).status, 200);
@@ -288,7 +288,7 @@ fn json_log_has_only_json_lines() {
         left.extend((event["status"] == 499).then(|| event["span"]["id"].clone()));
         if event["message"] == "ready" {
             let at: SocketAddr = event["address"].as_str().unwrap().parse().unwrap();
-            // Beside: a log that nobody reads loses lines.
+            // Runs in parallel: a log that is not read loses lines.
             let pid = child.id().to_string();
             clients = Some(std::thread::spawn(move || come_and_go(at, &pid)));
         }

@@ -1,4 +1,4 @@
-//! `/v1/messages`: Anthropic's shapes over the chat path.
+//! `/v1/messages`: the Anthropic API over the chat path.
 
 use crate::http_client::{HttpClient, HttpReply};
 use crate::test_server::{ServerSetup, TestServer};
@@ -24,7 +24,7 @@ fn body(extra: &Value) -> Value {
     body
 }
 
-/// Events with their names.
+/// SSE events with their names.
 fn events(reply: &HttpReply) -> Vec<(String, Value)> {
     let text = std::str::from_utf8(&reply.body).unwrap();
     let event = |block: &str| {
@@ -94,7 +94,7 @@ fn stops_lengths_and_counts() {
     );
 }
 
-/// What came whole is the input; the parts of a stream come to the same in the hands of a client.
+/// The complete reply and the joined deltas of a stream have the same tool input.
 #[test]
 fn truncated_tool_use_is_equal_unary_and_streamed() {
     const SCRIPT: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": \
@@ -103,7 +103,7 @@ fn truncated_tool_use_is_equal_unary_and_streamed() {
     let server =
         TestServer::start(&ServerSetup { script: Some(SCRIPT), parsers, ..ServerSetup::default() });
     let mut client = HttpClient::connect(server.address);
-    // A token a byte.
+    // One token per byte.
     let max_tokens = SCRIPT.find("ng\"}}").unwrap();
     let whole = client.post(PATH, &body(&json!({"max_tokens": max_tokens}))).json();
     assert_eq!(whole["stop_reason"], "max_tokens");
@@ -143,7 +143,7 @@ fn blocks_reach_the_template() {
     let count = client.post("/v1/messages/count_tokens", &asked).json();
     let ids = client.post("/tokenize", &json!({"prompt": expected, "add_special_tokens": false}));
     assert_eq!(count["input_tokens"], ids.json()["count"]);
-    // The last message of the assistant is continued.
+    // The last assistant message is continued.
     let begun = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "The"}]);
     let asked = body(&json!({"messages": begun, "system": "S"}));
     let count = client.post("/v1/messages/count_tokens", &asked).json();
@@ -253,7 +253,7 @@ fn early_errors_have_anthropic_shape() {
         assert!(!error["error"]["message"].as_str().unwrap().is_empty(), "{error}");
         assert_eq!(error["error"].as_object().unwrap().len(), 2, "{error}");
     }
-    // Not even the HTTP library can read it.
+    // A head that the HTTP library cannot parse.
     let mut client = HttpClient::connect(server.address);
     let head = format!("POST {PATH} HTTP/1.1\r\nno colon\r\n\r\n");
     client.send_raw(head.as_bytes()).unwrap();
@@ -262,7 +262,7 @@ fn early_errors_have_anthropic_shape() {
         (&error["type"], &error["error"]["type"]),
         (&json!("error"), &json!("invalid_request_error"))
     );
-    // Others keep their own shape.
+    // Other routes keep their own error format.
     let mut client = HttpClient::connect(server.address);
     client.send("GET", "/v1/messagesx", key, b"");
     assert_eq!(client.read().unwrap().json()["error"]["reason"], "unknown_route");

@@ -1,4 +1,4 @@
-//! Who is let in: keys of clients and operators, the operators' listener, browsers of other sites.
+//! Access control: client and admin keys, the admin listener, and cross-origin browsers.
 
 use super::server_process::{ServerProcess, command};
 use crate::child_watchdog::run_to_end;
@@ -29,7 +29,7 @@ fn with(options: ServerOptions) -> TestServer {
     TestServer::start(&ServerSetup { options, ..ServerSetup::default() })
 }
 
-/// A path that the route matches.
+/// A path that matches the route.
 fn example(path: &str) -> String {
     path.replace("{*name}", "tiny").replace("{id}", "tiny")
 }
@@ -43,13 +43,13 @@ fn every_route_but_probes_requires_the_api_key() {
     let is_open = |access| matches!(access, RouteAccess::Open | RouteAccess::Metrics);
     let open = table().into_iter().filter(|route| is_open(route.access)).map(|route| route.path);
     let open: BTreeSet<&str> = open.collect();
-    // The page of status asks for a key itself.
+    // The status page requests the key in the browser.
     let known = ["/", "/health", "/live", "/livez", "/metrics", "/ping", "/ready", "/readyz"];
     assert_eq!(open, BTreeSet::from(known));
     for route in table() {
         let (method, path) = (route.method.to_uppercase(), example(route.path));
         let ask = |headers: &str| send(at, &method, &path, headers);
-        // Its clients read another shape of errors (`messages.rs`).
+        // `/v1/messages` has a different error format (`messages.rs`).
         if path.starts_with("/v1/messages") {
             assert_eq!((ask("").status, ask(&bearer("three")).status), (401, 401), "{path}");
             assert_ne!(ask(&bearer("one")).status, 401, "{path}");
@@ -110,7 +110,7 @@ fn unsupported_routes_require_the_same_access() {
     }
 }
 
-/// The reason of a refusal; null for other replies.
+/// Rejection reason of a reply; null for other replies.
 fn reason_or_null(reply: &HttpReply) -> Value {
     let body: Value = serde_json::from_slice(&reply.body).unwrap_or_default();
     body["error"]["reason"].clone()

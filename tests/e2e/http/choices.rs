@@ -1,4 +1,4 @@
-//! Several choices per prompt (`n`) where they cannot all run at the same time.
+//! Several choices per prompt (`n`) that cannot all run at the same time.
 
 use crate::http_client::{HttpReply, post};
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
@@ -6,11 +6,11 @@ use engine::AdmissionLimits;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Tokens of the prompt.
+/// Prompt length in tokens.
 const PROMPT: usize = 40;
-/// Tokens of every choice.
+/// Output length of every choice in tokens.
 const OUTPUT: usize = 88;
-/// Blocks that one choice fills, to the last token.
+/// Number of KV blocks of one complete choice.
 const BLOCKS: u32 = (PROMPT + OUTPUT) as u32 / BLOCK_TOKENS;
 
 fn body(n: usize, stream: bool) -> Value {
@@ -39,7 +39,7 @@ fn complete(server: &TestServer, n: usize, stream: bool) -> Vec<Vec<u64>> {
     choices
 }
 
-/// Choices of a server with one sequence slot and a large cache: each of them runs alone.
+/// Choices of a server with one sequence slot and a large cache: each runs alone.
 fn alone() -> Vec<Vec<u64>> {
     let server = TestServer::start(&ServerSetup { max_num_seqs: 1, ..ServerSetup::default() });
     let choices = complete(&server, 16, false);
@@ -47,7 +47,7 @@ fn alone() -> Vec<Vec<u64>> {
     choices
 }
 
-/// Asks for every number of choices, in both ways of delivery, and compares with choices that ran alone.
+/// Requests every number of choices, streamed and not, and compares with choices that ran alone.
 fn check_all(setup: &ServerSetup, counts: &[usize]) {
     let expected = alone();
     let server = TestServer::start(setup);
@@ -77,7 +77,7 @@ fn choices_beyond_max_num_seqs_wait_for_a_slot() {
 
 #[test]
 fn choices_without_cached_prefix_fit_one_at_a_time() {
-    // Log-probabilities of the prompt read no prefix cache: every choice computes the whole prompt.
+    // Prompt log-probabilities bypass the prefix cache: every choice computes the whole prompt.
     let (blocks, max_model_len) = (BLOCKS, BLOCKS * BLOCK_TOKENS);
     let server =
         TestServer::start(&ServerSetup { blocks, max_model_len, ..ServerSetup::default() });

@@ -1,4 +1,4 @@
-//! What happens to a server when its machine's clock jumps or its memory runs out, and when its own books are wrong.
+//! Clock jumps and memory exhaustion of the machine, and inconsistencies inside the server.
 
 use super::executor_process::{
     children_as, complete_text, executor, finish, is_ready, is_zombie, stream, wait_until,
@@ -20,7 +20,7 @@ const EXECUTOR_PROCESS_FLAGS: &[&str] =
 const TIMEOUT: Duration = Duration::from_mins(1);
 const DAY_S: i64 = 86_400;
 const ABORTED: Option<i32> = Some(6);
-/// Its build for threads; the loader knows what `$LIB` is on this machine.
+/// The build with thread support; the loader expands `$LIB`.
 const LIBFAKETIME: &str = "/usr/$LIB/faketime/libfaketimeMT.so.1";
 
 #[test]
@@ -29,7 +29,7 @@ fn wall_clock_jumps_change_only_dates() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("offset");
     let jump = |seconds: i64| {
-        // Not in place: the file is never seen empty.
+        // Replaced atomically, so that the file is never read empty.
         let next = folder.path().join("next");
         fs::write(&next, format!("{seconds:+}")).unwrap();
         fs::rename(&next, &file).unwrap();
@@ -59,7 +59,7 @@ fn wall_clock_jumps_change_only_dates() {
     assert_eq!(process.exits_within(TIMEOUT).code(), Some(0));
 }
 
-/// Limits the address space of a process to what it has now and so much more.
+/// Limits the address space of a process to its current size plus `more_bytes`.
 pub(super) fn limit_memory(pid: u32, more_bytes: u64) {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
@@ -72,7 +72,7 @@ pub(super) fn limit_memory(pid: u32, more_bytes: u64) {
 #[test]
 fn too_little_kv_memory_fails_startup_with_numbers() {
     let binary = env!("CARGO_BIN_EXE_hadron");
-    // Named, because the server's own size depends on the memory that the machine has left.
+    // Set explicitly, because the default cache size depends on the free memory of the machine.
     let size = "--kv-cache-memory-bytes 4GiB";
     let script = format!("ulimit -v 3000000; exec {binary} serve --port 0 --threads 1 {size}");
     for how in ["", " --executor process"] {
@@ -94,7 +94,7 @@ fn ready_executor_allocates_no_more_memory() {
     assert_eq!(executor(&process), former, "it was not replaced");
 }
 
-/// What a client hears that sends a body in pieces: a status, or nothing.
+/// Status that a client gets for a body sent in chunks, or `None`.
 fn send_large_body(at: SocketAddr, body: &[u8]) -> Option<u16> {
     let mut client = HttpClient::connect(at);
     let head = format!(
@@ -108,7 +108,7 @@ fn send_large_body(at: SocketAddr, body: &[u8]) -> Option<u16> {
 
 #[test]
 fn server_out_of_memory_rejects_or_exits_with_message() {
-    // The allocator takes address space as it goes, rather than a gigabyte beforehand.
+    // Makes the allocator reserve address space on demand instead of a gigabyte in advance.
     let mut command = command(&[&["--port", "0"], EXECUTOR_PROCESS_FLAGS].concat());
     let mut process = ServerProcess::of(command.env("MIMALLOC_ARENA_RESERVE", "16MiB"));
     let (at, left) = (process.address, executor(&process));
@@ -122,7 +122,7 @@ fn server_out_of_memory_rejects_or_exits_with_message() {
     });
     println!("{heard:?}");
     assert!(heard.iter().flatten().all(|status| (400..500).contains(status) || *status == 503));
-    // It may still end over this one, for nothing has been given back yet.
+    // It may fail with this request, because the memory has not been released yet.
     let again = std::panic::catch_unwind(|| complete_text(at, 20));
     if let Ok(again) = again {
         assert_eq!(again, first);
@@ -163,7 +163,7 @@ fn invariant_violation_process() {
         TestServer::start(&ServerSetup { submits_duplicate_id: true, ..ServerSetup::default() });
     let mut client = HttpClient::connect(server.address);
     client.send("POST", "/v1/completions", "", br#"{"prompt":"a","max_tokens":1}"#);
-    let _ = client.read(); // It ends with the process.
+    let _ = client.read(); // The connection ends with the process.
     println!("somebody was answered, or heard of the end before it came");
     std::thread::sleep(TIMEOUT);
 }

@@ -1,4 +1,4 @@
-//! SIGTERM with a thousand live streams: each gets its end, and the process leaves in time.
+//! SIGTERM with a thousand running streams: each gets a final event, and the process exits in time.
 
 use super::server_process::ServerProcess;
 use crate::http_client::{HttpClient, HttpReply};
@@ -8,15 +8,15 @@ use std::io::Read;
 use std::time::{Duration, Instant};
 
 const STREAMS: usize = 1_000;
-/// Descriptors of this process and, because they are inherited, of the server.
+/// Descriptor limit of this process and, by inheritance, of the server.
 const DESCRIPTORS: u64 = 4_096;
 
 /// How a stream ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StreamOutcome {
-    /// All of its tokens came.
+    /// All tokens were received.
     Finished,
-    /// The drain ended it with an error event.
+    /// The drain ended the stream with an error event.
     Drained,
 }
 
@@ -44,7 +44,7 @@ fn drain_ends_a_thousand_streams_properly() {
             client
         })
         .collect();
-    // Headers come with the first token, or with the first comment of those that wait.
+    // Headers are sent with the first token, or with the first keep-alive comment of a waiting request.
     let heads: Vec<HttpReply> =
         clients.iter_mut().map(|client| client.read_head().unwrap()).collect();
     assert!(heads.iter().all(|head| head.status == 200));
@@ -60,11 +60,11 @@ fn drain_ends_a_thousand_streams_properly() {
         count(StreamOutcome::Drained)
     );
     assert!(count(StreamOutcome::Drained) > 0, "the limit was reached");
-    // The limit, two seconds, and what a busy machine adds.
+    // The drain limit, two seconds, and slack for a busy machine.
     assert!(start.elapsed() < limit + Duration::from_secs(6), "{:?}", start.elapsed());
 }
 
-/// Reads a stream to its end, which must be one of those there are, once.
+/// Reads a stream to its end, which must be one of the permitted ones and occur once.
 fn end_of(client: &mut HttpClient) -> StreamOutcome {
     let mut text = String::new();
     client.reader.read_to_string(&mut text).unwrap();

@@ -1,4 +1,4 @@
-//! `--executor process`: the same answers, and an executor that may die.
+//! `--executor process`: unchanged outputs, and executors that fail.
 
 use super::server_process::{ServerProcess, command};
 use crate::child_watchdog::run_to_end;
@@ -16,7 +16,7 @@ pub(super) fn children(parent: u32) -> Vec<u32> {
     let id = |entry: fs::DirEntry| entry.file_name().to_str()?.parse::<u32>().ok();
     let of = |pid: &u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // The name may hold spaces and brackets; what follows it does not.
+        // The process name may contain spaces and brackets; later fields do not.
         let mut rest = stat.rsplit(") ").next().unwrap_or_default().split(' ');
         let state = rest.next().map(str::to_owned);
         (state, rest.next().and_then(|parent| parent.parse::<u32>().ok()))
@@ -26,7 +26,7 @@ pub(super) fn children(parent: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Those started as `hadron ROLE`.
+/// Children of `parent` started as `hadron ROLE`.
 pub(crate) fn children_as(role: &str, parent: u32) -> Vec<u32> {
     let is_one = |pid: &u32| {
         let words = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -35,7 +35,7 @@ pub(crate) fn children_as(role: &str, parent: u32) -> Vec<u32> {
     children(parent).into_iter().filter(is_one).collect()
 }
 
-/// The one executor of a server.
+/// Process id of the server's only executor.
 pub(crate) fn executor(process: &ServerProcess) -> u32 {
     let found = children_as("executor", process.id());
     let [only] = found[..] else { panic!("children: {found:?}") };
@@ -60,24 +60,24 @@ pub(crate) fn is_ready(address: SocketAddr) -> bool {
     get(address, "/readyz").status == 200
 }
 
-/// Sampled, so that a token more or less changes all that follows.
+/// A sampled request: one token more or less changes all following tokens.
 pub(crate) fn body(tokens: u32, streamed: bool) -> Value {
     json!({"prompt": "The quick brown fox", "max_tokens": tokens, "seed": 7, "temperature": 1,
            "ignore_eos": true, "stream": streamed})
 }
 
-/// The text of so many tokens, in one piece.
+/// The text of `tokens` tokens, not streamed.
 pub(crate) fn complete_text(address: SocketAddr, tokens: u32) -> String {
     complete_text_of(address, &body(tokens, false))
 }
 
-/// The text that answers a request.
+/// The output text of a request.
 pub(super) fn complete_text_of(address: SocketAddr, body: &Value) -> String {
     let reply = post(address, "/v1/completions", body).json();
     reply["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{reply}")).to_owned()
 }
 
-/// The same as a stream whose first tokens have arrived.
+/// A stream that has received its first tokens.
 pub(crate) fn stream(address: SocketAddr, tokens: u32) -> (HttpClient, String) {
     stream_of(address, &body(tokens, true))
 }
@@ -90,7 +90,7 @@ pub(crate) fn stream_of(address: SocketAddr, body: &Value) -> (HttpClient, Strin
     (client, String::from_utf8(first).unwrap())
 }
 
-/// The rest of a stream: its text and how it ended.
+/// The rest of a stream: its text and finish reason.
 pub(crate) fn finish((mut client, mut events): (HttpClient, String)) -> (String, Value) {
     while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {
         events += std::str::from_utf8(&chunk).unwrap();
@@ -118,7 +118,7 @@ fn executor_kill_loses_and_repeats_no_token() {
     let former = executor(&process);
     send(former, "-KILL");
     let seen = wait_until(Duration::from_secs(4), "the loss", || !is_ready(at));
-    println!("seen after {seen:?}"); // 100 ms where cores are free.
+    println!("seen after {seen:?}"); // About 100 ms on an idle machine.
     assert_eq!(get(at, "/livez").status, 200, "a restart is no reason to kill the server");
     assert_eq!(
         complete_text(at, 20),
@@ -148,10 +148,10 @@ fn step_outputs_count_as_heartbeats() {
             let line = page.lines().find(|line| line.starts_with(name));
             line.and_then(|line| line.rsplit(' ').next()).unwrap().parse().unwrap()
         };
-        // It beats only while it has nothing to say.
+        // Heartbeats are sent only while no other message is.
         let age = value("hadron:heartbeat_age_seconds{");
         if value("vllm:num_requests_running{") == 0.0 {
-            // Where a look at the page takes as long as many steps, one request is not enough.
+            // If one scrape takes the time of many steps, one request is not enough.
             assert!(streams < 30, "{signs} signs of life while it answered 30 times 1,500 steps");
             (busy, streams, former) = (stream(at, 1_500), streams + 1, 0.0);
             continue;
@@ -204,7 +204,7 @@ fn thinking_budget_survives_executor_restart() {
     assert_eq!(again.join().unwrap(), expected);
 }
 
-/// Tokens generated since the start.
+/// Total number of generated tokens.
 fn generated(at: SocketAddr) -> u64 {
     let page = String::from_utf8(get(at, "/metrics").body).unwrap();
     let line = page.lines().find(|line| line.starts_with("vllm:generation_tokens_total"));
@@ -266,7 +266,7 @@ fn executors_exit_with_the_server() {
     wait_until(Duration::from_secs(2), "the executor's end", gone);
 }
 
-/// Dead, though nobody has asked yet.
+/// Whether a process has exited but was not waited for.
 pub(crate) fn is_zombie(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.contains(") Z ")

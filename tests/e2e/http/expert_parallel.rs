@@ -1,4 +1,5 @@
-//! Replicas that share experts: each attends to requests of its own, all of them step together, and die together.
+//! Replicas that share experts (DP attention): each has its own requests, all step in lockstep, and all fail
+//! together.
 
 use super::executor_process::{complete_text_of, finish, send, stream_of, wait_until};
 use super::grammar_worker::stop;
@@ -13,7 +14,7 @@ use std::ops::Range;
 use std::thread;
 use std::time::Duration;
 
-/// Requests with prompts of their own, greedy and sampled.
+/// Requests with distinct prompts, greedy and sampled.
 fn body(which: u32, tokens: u32) -> Value {
     let prompt: Vec<u32> =
         (0..10 + which * 13).map(|i| 3 + (i * i * 7 + which * 31) % 250).collect();
@@ -31,7 +32,7 @@ fn streamed(mut body: Value) -> Value {
     body
 }
 
-/// A server of the model with experts, in 32 bits.
+/// A server of the MoE model in f32.
 fn serve(model: &tempfile::TempDir, flags: &[&str]) -> super::server_process::ServerProcess {
     let folder = model.path().join("model").to_str().unwrap().to_owned();
     let sizes = ["--max-model-len", "4096", "--num-gpu-blocks-override", "1024"];
@@ -39,7 +40,7 @@ fn serve(model: &tempfile::TempDir, flags: &[&str]) -> super::server_process::Se
     start(&[&[folder.as_str()], &sizes[..], &name, flags].concat())
 }
 
-/// The ids that answer a request.
+/// Output token ids of a request.
 fn ids(at: SocketAddr, mut body: Value) -> Value {
     body["return_token_ids"] = true.into();
     let reply = post(at, "/v1/completions", &body).json();
@@ -52,7 +53,7 @@ fn ids(at: SocketAddr, mut body: Value) -> Value {
     ids.clone()
 }
 
-/// Batches that a replica has answered.
+/// Number of batches that a replica has finished.
 fn steps(at: SocketAddr, replica: u16) -> f64 {
     metric(at, &format!(r#"hadron:eager_steps_total{{engine="{replica}",model_name="model"}}"#))
 }
@@ -69,13 +70,13 @@ fn expert_parallel_replicas_match_one_and_stay_lockstep() {
     ] {
         let process = serve(&model, flags);
         let at = process.address;
-        // One replica computes, the other has nothing of its own.
+        // One replica has a request, the other runs empty batches.
         assert_eq!(ids(at, on(1, body(0, 120))), expected[0], "{flags:?}");
         assert_eq!(get(at, "/v1/loads").json()["dp_rank_count"], 2);
-        // The last step of the idle one may be answered last.
+        // The idle replica's last step may finish last.
         let in_step = || steps(at, 0) == steps(at, 1) && steps(at, 1) >= 120.0;
         wait_until(Duration::from_secs(10), "as many steps of both", in_step);
-        // Both do, and more than one at a time.
+        // Both replicas have several requests.
         let ask = |which: u32| {
             let body = on(which as u16 % 2, body(which, 120));
             thread::spawn(move || ids(at, body))
@@ -100,7 +101,7 @@ fn rank_kill_stalls_the_group_and_loses_no_token() {
     let ask = |which: u32| stream_of(at, &streamed(on(which as u16 % 2, body(which, TOKENS))));
     let streams: Vec<_> = (0..3).map(ask).collect();
     send(former[&1], "-KILL");
-    // What is heard first: its end, or its peer that misses it.
+    // The failure is reported as the rank's exit, or as its peer's failed collective.
     let restarts = |replica: u16| {
         let of = |cause: &str| {
             let labels = format!(r#"cause="{cause}",engine="{replica}",model_name="model""#);
@@ -118,7 +119,7 @@ fn rank_kill_stalls_the_group_and_loses_no_token() {
     assert_eq!(latter.len(), 2);
     assert!(former.iter().all(|(rank, pid)| latter[rank] != *pid), "{former:?} {latter:?}");
 
-    // One that hangs holds up all: none of them is spared.
+    // A hanging rank blocks all others: all of them are replaced.
     stop(&[latter[&0]]);
     assert!(expected[1].starts_with(&complete_text_of(at, &on(1, body(1, 40)))));
     assert!(ranks(&process).iter().all(|(rank, pid)| latter[rank] != *pid));
@@ -126,7 +127,7 @@ fn rank_kill_stalls_the_group_and_loses_no_token() {
     assert_eq!(process.exits_within(Duration::from_secs(20)).code(), Some(0));
 }
 
-/// What a subscriber that missed all live batches knows of a replica, from the replay alone.
+/// Index of a replica according to a subscriber that missed all live batches, from the replay alone.
 fn replayed(at: SocketAddr, replica: u16) -> BTreeSet<String> {
     let sources = get(at, "/kv_event_sources").json();
     let source = &sources[replica.to_string()];
@@ -144,7 +145,7 @@ fn replayed(at: SocketAddr, replica: u16) -> BTreeSet<String> {
     set.hashes().map(ExternalBlockHash::to_string).collect()
 }
 
-/// The index of a replica, as its scheduler has it.
+/// Prefix index of a replica according to its scheduler.
 fn resident(at: SocketAddr, replica: u16) -> BTreeSet<String> {
     let mut client = HttpClient::connect(at);
     client.send("GET", "/debug/kv", "Authorization: Bearer root\r\n", b"");
@@ -153,7 +154,7 @@ fn resident(at: SocketAddr, replica: u16) -> BTreeSet<String> {
     hashes.iter().map(|hash| hash.as_str().unwrap().to_owned()).collect()
 }
 
-/// The replay of each replica comes to be its index. Returns the indices.
+/// Waits until the replay of each replica equals its index. Returns the indexes.
 fn check_replays(at: SocketAddr) -> [BTreeSet<String>; 2] {
     [0, 1].map(|replica| {
         let same = || replayed(at, replica) == resident(at, replica);
@@ -171,7 +172,7 @@ fn replica_kv_event_replay_survives_group_failure() {
     let keys = ["--kv-events-config", &keys.to_string()];
     let process = serve(&model, &[&flags[..], &keys].concat());
     let at = process.address;
-    // Both steps at once: what one of them computes is never the other's news.
+    // Both replicas run concurrently; neither publishes the blocks of the other.
     let ask_all = |whiches: Range<u32>| {
         let ask =
             |which: u32| thread::spawn(move || ids(at, on(which as u16 % 2, body(which, 60))));
@@ -183,7 +184,7 @@ fn replica_kv_event_replay_survives_group_failure() {
     let [first, second] = check_replays(at);
     assert!(!first.is_empty() && !second.is_empty() && first.is_disjoint(&second));
 
-    // The caches of both are gone with one rank: each says so, in sequence, and begins anew.
+    // One failed rank clears the caches of both replicas: each publishes that in sequence and starts over.
     send(ranks(&process)[&1], "-KILL");
     let lost = |cause: &str| {
         let labels = format!(r#"cause="{cause}",engine="0",model_name="model""#);

@@ -1,4 +1,4 @@
-//! Clients that leave, engines that fail, servers that stop.
+//! Disconnecting clients, failing engines, stopping servers.
 
 use crate::http_client::{HttpClient, get};
 use crate::test_server::{ServerSetup, TestServer};
@@ -39,7 +39,8 @@ fn client_disconnect_frees_blocks_within_a_step() {
         drop(client);
         let start = Instant::now();
         server.wait_idle(Duration::from_secs(20));
-        // One step and 50 ms where cores are free; of the steps it still had, nearly all are not made on any machine.
+        // One step and 50 ms on an idle machine; on any machine nearly all of its remaining steps are not
+        // run.
         let steps = server.client().stats().steps_total - before;
         assert!(steps < 100, "{steps} steps, {:?}", start.elapsed());
     }
@@ -181,7 +182,7 @@ fn device_failure_ends_every_request_with_an_error() {
 fn idle_streams_get_keep_alive_comments() {
     let keep_alive = Duration::from_millis(30);
     let options = ServerOptions { keep_alive, ..ServerOptions::default() };
-    // Far more than an interval, on a busy machine too.
+    // Far longer than the keep-alive interval, also on a busy machine.
     let setup =
         ServerSetup { options, step_time: Duration::from_secs(1), ..ServerSetup::default() };
     let server = TestServer::start(&setup);
@@ -189,7 +190,7 @@ fn idle_streams_get_keep_alive_comments() {
     client.send("POST", "/v1/completions", "", stream_body(1).as_bytes());
     assert_eq!(client.read_head().unwrap().status, 200);
     let text = rest_of(&mut client);
-    // Neither headers nor comments have waited for the first token.
+    // Headers and keep-alive comments do not wait for the first token.
     assert!(text.starts_with(": keep-alive\n\n"), "{text}");
     assert!(text.ends_with("data: [DONE]\n\n"));
 }

@@ -1,4 +1,5 @@
-//! float16: written, followed by `auto`, computed alone and by ranks, and refused where the KV cache is to be in another type.
+//! float16: written, selected by `auto`, computed by one and several ranks, and rejected if the KV cache has
+//! another 16-bit type.
 
 use super::server_process::{ServerProcess, command};
 use crate::child_watchdog::run_to_end;
@@ -9,7 +10,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
-/// Two layers whose `config.json` names bfloat16, written as `hadron synth --dtype float16` does.
+/// A checkpoint of two layers with bfloat16 in its `config.json`, written as by `hadron synth --dtype
+/// float16`.
 fn model() -> tempfile::TempDir {
     let config = json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 272,
@@ -29,7 +31,7 @@ fn model() -> tempfile::TempDir {
     folder
 }
 
-/// The types that the header of a safetensors file names.
+/// Dtypes in the header of a safetensors file.
 fn stored_types(file: &Path) -> Vec<String> {
     let bytes = fs::read(file).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -38,7 +40,7 @@ fn stored_types(file: &Path) -> Vec<String> {
     tensors.filter_map(|tensor| tensor["dtype"].as_str().map(str::to_owned)).collect()
 }
 
-/// Log-probabilities of the tokens of one prompt: what was computed in shows in their last bits.
+/// Log-probabilities of the tokens of one prompt: their last bits show the dtype of the computation.
 fn logprobs(at: SocketAddr) -> Vec<f64> {
     let prompt: Vec<u32> = (0..60).map(|i| 3 + i * i * 7 % 250).collect();
     let body = json!({"prompt": prompt, "max_tokens": 1, "ignore_eos": true, "temperature": 0,

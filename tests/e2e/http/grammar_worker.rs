@@ -1,4 +1,4 @@
-//! The processes that try grammars: what is killed, what is started again, and what nobody notices.
+//! Grammar worker processes: which are killed and restarted, without effect on other requests.
 
 use super::executor_process::{children_as, send, wait_until};
 use super::server_process::ServerProcess;
@@ -17,14 +17,14 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 const PATH: &str = "/v1/completions";
-/// Grammars tried at a time.
+/// Number of concurrent grammar dry runs.
 const COMPILE_THREADS: usize = 2;
-/// More grammars than are tried at a time, several times over.
+/// Number of grammars, several times the number of workers.
 const ATTACKS: u32 = 5;
-/// A wall of 0.9 s, or of 3 s for who got no processor, on a machine that does much else.
+/// Dry-run timeout (0.9 s, or 3 s without processor time) plus slack for a busy machine.
 const REJECTED_WITHIN: Duration = Duration::from_secs(6);
 
-/// A grammar that no other call of it shares.
+/// Sends a request with a grammar that no other call uses.
 fn complete_with_grammar(address: SocketAddr, number: u32) -> HttpReply {
     let outputs = json!({ "regex": format!("{number}[ab]{{2}}") });
     let body = json!({"prompt": "x", "max_tokens": 9, "structured_outputs": outputs});
@@ -43,12 +43,12 @@ fn rejection(reply: &HttpReply) -> (u16, Value, String) {
     (reply.status, error["reason"].clone(), error["message"].as_str().unwrap().to_owned())
 }
 
-/// The processes of a server that try grammars.
+/// Process ids of a server's grammar workers.
 fn worker_pids(server: u32) -> Vec<u32> {
     children_as("grammar-worker", server)
 }
 
-/// Whether it runs, or could: one that waits to be collected does not.
+/// Whether the process exists and is not a zombie.
 fn exists(pid: u32) -> bool {
     state(pid).is_some_and(|state| state != 'Z')
 }
@@ -59,7 +59,8 @@ fn send_all(pids: &[u32], signal: &str) {
     }
 }
 
-/// Stops them, and waits for it: a signal reaches one thread, which stops the others once it runs.
+/// Stops processes and waits until they are: a signal reaches one thread, which stops the others once it
+/// runs.
 pub(super) fn stop(pids: &[u32]) {
     send_all(pids, "-STOP");
     wait_until(REJECTED_WITHIN, "they stand still", || {
@@ -67,7 +68,7 @@ pub(super) fn stop(pids: &[u32]) {
     });
 }
 
-/// Refused so far, by the server's own count.
+/// Number of rejected grammars according to the server's metrics.
 fn rejected_count(address: SocketAddr) -> u32 {
     counted(address, "hadron:grammar_compile_seconds_count", "\"error\"")
 }
@@ -78,7 +79,7 @@ fn counted(address: SocketAddr, name: &str, label: &str) -> u32 {
     line.unwrap().rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u32
 }
 
-/// A server whose lanes all have their process.
+/// A server with all of its grammar workers started.
 fn server_with_workers() -> (ServerProcess, Vec<u32>) {
     let server = ServerProcess::start(&["--threads", "1"]);
     assert!(worker_pids(server.id()).is_empty(), "nobody has sent a grammar");
@@ -98,7 +99,7 @@ fn server_with_workers() -> (ServerProcess, Vec<u32>) {
 fn slow_grammar_worker_is_killed_and_replaced() {
     let (server, mut trials_now) = server_with_workers();
     for attack in 1..=ATTACKS {
-        // Whatever they work on, they will never be done, which is no fault of the grammar.
+        // The workers never finish; the grammar is not at fault.
         stop(&trials_now);
         let (reply, took) = complete_in_background(server.address, attack).join().unwrap();
         let (status, reason, message) = rejection(&reply);
@@ -126,7 +127,7 @@ fn slow_grammar_worker_is_killed_and_replaced() {
     assert_eq!(counted(server.address, overloads.0, overloads.1), ATTACKS);
 }
 
-/// `R` runs, `S` sleeps, `Z` waits to be collected; nothing if there is no such process.
+/// Process state: `R` running, `S` sleeping, `Z` zombie; `None` if there is no such process.
 fn state(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(") ").next()?.chars().next()
@@ -136,7 +137,7 @@ fn state(pid: u32) -> Option<char> {
 fn endless_grammars_leave_no_running_process() {
     let (server, _) = server_with_workers();
     let address = server.address;
-    // Most of them would compile for many seconds; what fails sooner has used up its fuel.
+    // Most would compile for many seconds; the others fail earlier because their fuel is used up.
     let endless = |number: usize| {
         let regex = format!("{}({})*x{{1000}}", "b".repeat(number), "a?".repeat(2_000));
         json!({"prompt": "x", "max_tokens": 9, "structured_outputs": {"regex": regex}})
@@ -161,18 +162,18 @@ fn grammar_worker_exit_loses_no_grammar() {
     stop(&trials_now);
     let asked =
         [complete_in_background(server.address, 1), complete_in_background(server.address, 2)];
-    thread::sleep(Duration::from_millis(100)); // Should they not be asked yet, another one is started for them.
+    thread::sleep(Duration::from_millis(100)); // Without a request in it, a worker would just be replaced.
     send_all(&trials_now, "-KILL");
     for asked in asked {
         let reply = asked.join().unwrap().0;
         assert_eq!(reply.status, 200, "{}", reply.json());
     }
-    // Nor does one that idles, whether or not its end has been noticed.
+    // The exit of an idle worker loses no grammar either, whether or not it has been detected.
     send_all(&worker_pids(server.id()), "-KILL");
     assert_eq!(complete_with_grammar(server.address, 3).status, 200);
 }
 
-/// A server whose grammars are tried by one of the tests below.
+/// A server with one of the tests below as its grammar worker.
 fn with_worker(name: &str) -> TestServer {
     let test = format!("http::grammar_worker::{name}");
     let args = ["--exact", &test, "--ignored"];
@@ -217,7 +218,7 @@ fn busy_worker_process() {
     });
 }
 
-/// Learns the vocabulary, and does this with the first grammar.
+/// Reads the vocabulary, and calls `then` at the first grammar.
 fn work_until_asked(then: fn() -> !) {
     let server = UnixStream::from(stdin().as_fd().try_clone_to_owned().unwrap());
     let (inner, outer) = UnixStream::pair().unwrap();
@@ -258,7 +259,7 @@ fn grammar_workers_ignore_signals_and_exit_with_server() {
         [200, 200]
     );
     assert_eq!(worker_pids(server.id()), trials_now, "none has ended");
-    stop(&trials_now[..1]); // It cannot notice by itself.
+    stop(&trials_now[..1]); // A stopped worker cannot detect it.
     server.signal("KILL");
     server.exits_within(Duration::from_secs(2));
     wait_until(REJECTED_WITHIN, "none is left", || !trials_now.iter().any(|pid| exists(*pid)));

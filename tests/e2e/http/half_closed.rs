@@ -1,4 +1,5 @@
-//! Clients that close their sending half, or leave: both send FIN, and only one of them waits for an answer.
+//! Clients that close their sending half or disconnect: both send FIN, but only the former wait for the
+//! reply.
 
 use crate::http_client::HttpClient;
 use crate::test_server::{ServerSetup, TestServer};
@@ -27,8 +28,8 @@ fn request(version: &str, body: &str) -> String {
     )
 }
 
-/// Sends all of `bytes`, then FIN after `pause`; everything that comes back. On a starved machine the engine may be
-/// away for a moment.
+/// Sends `bytes`, then FIN after `pause`; returns everything received. Repeats 503 replies: on a starved
+/// machine the engine may be unavailable for a moment.
 fn half_closed(at: SocketAddr, bytes: &str, pause: Duration) -> String {
     let start = Instant::now();
     loop {
@@ -50,7 +51,7 @@ fn exchange(at: SocketAddr, bytes: &str, pause: Duration) -> String {
     answer
 }
 
-/// Texts of all events or choices in an answer.
+/// Joined texts of all events or choices in a reply.
 fn text(answer: &str) -> String {
     let mut text = String::new();
     for line in answer.lines().map(|line| line.strip_prefix("data: ").unwrap_or(line)) {
@@ -96,7 +97,7 @@ fn pipelined_requests_before_fin_are_all_answered() {
 #[test]
 fn disconnected_unary_clients_are_aborted_soon() {
     let server = TestServer::start(&ServerSetup { max_num_seqs: 2, ..slow() });
-    // Two run for 40 s, the others wait behind them.
+    // Two requests run for 40 s, the others wait for a sequence slot.
     for pause_ms in [0, 5, 100] {
         let clients: Vec<HttpClient> = (0..6)
             .map(|i| {
@@ -112,7 +113,7 @@ fn disconnected_unary_clients_are_aborted_soon() {
         server.wait_idle(Duration::from_secs(3));
         println!("forgotten after {:?}", start.elapsed());
     }
-    // One that had been asked to go on with its body.
+    // A client that got an interim `100 Continue` response.
     let mut client = HttpClient::connect(server.address);
     let bytes = request("1.1", &body(4_000, false).to_string());
     let (head, body) = bytes.split_once("\r\n\r\n").unwrap();

@@ -1,4 +1,4 @@
-//! What machines and operators do to a server: pauses, logs that nobody takes, descriptors that run out, sockets, panics.
+//! Faults of the machine and its operator: pauses, blocked logs, descriptor exhaustion, sockets, panics.
 
 use super::executor_process::{
     children_as, complete_text, executor, is_ready, is_zombie, send, wait_until,
@@ -24,12 +24,12 @@ const EXECUTOR_PROCESS_FLAGS: &[&str] =
     &["--executor", "process", "--threads", "1", "--dtype", "float32"];
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A port that nobody listens on.
+/// A port without a listener.
 fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// A server whose log goes where nobody reads its address.
+/// A server with a log that the test does not read for the address; the port is chosen in advance.
 struct UnloggedServer {
     child: Child,
     at: SocketAddr,
@@ -45,7 +45,7 @@ impl UnloggedServer {
         Self { child, at }
     }
 
-    /// Answers, loses its executor, answers again, drains.
+    /// Completes a request, replaces a killed executor, completes another request, drains.
     fn assert_full_lifecycle(&mut self) {
         let first = complete_text(self.at, 20);
         let [executor] = children_as("executor", self.child.id())[..] else {
@@ -65,7 +65,7 @@ impl UnloggedServer {
 
 impl Drop for UnloggedServer {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // Gone already, unless the test fails.
+        let _ = self.child.kill(); // Already exited, unless the test failed.
         let _ = self.child.wait();
     }
 }
@@ -87,7 +87,7 @@ fn closed_log_pipe_loses_only_log_lines() {
 #[test]
 fn blocked_log_pipe_delays_nothing_and_counts_drops() {
     let (mut reader, mut writer) = std::io::pipe().unwrap();
-    writer.write_all(&vec![b'.'; 1 << 16]).unwrap(); // As much as a pipe of Linux holds.
+    writer.write_all(&vec![b'.'; 1 << 16]).unwrap(); // The capacity of a pipe on Linux.
     let mut server = UnloggedServer::start(writer.into(), &[]);
     let first = complete_text(server.at, 20);
     let former = children_as("executor", server.child.id());
@@ -96,7 +96,7 @@ fn blocked_log_pipe_delays_nothing_and_counts_drops() {
         children_as("executor", server.child.id()).iter().any(|pid| !former.contains(pid))
     });
     assert_eq!(complete_text(server.at, 20), first);
-    // Somebody reads again, and hears how much there was.
+    // The log is read again, and reports the number of lost lines.
     let log = std::thread::spawn(move || {
         let mut said = Vec::new();
         reader.read_to_end(&mut said).unwrap();
@@ -119,12 +119,12 @@ fn paused_server_does_not_fail_its_executors() {
     let waiting = std::thread::spawn(move || complete_text(at, 1_500));
     std::thread::sleep(Duration::from_millis(100));
     process.signal("STOP");
-    // Longer than the silence of an executor that is taken for a hang.
+    // Longer than the heartbeat timeout of an executor.
     std::thread::sleep(Duration::from_secs(8));
     process.signal("CONT");
     assert!(!waiting.join().unwrap().is_empty());
     assert_eq!(complete_text(at, 20), first);
-    // Nor does it think better of it at the next looks.
+    // Later checks do not declare the executors failed either.
     std::thread::sleep(Duration::from_millis(2_500));
     assert_eq!((executor(&process), is_ready(at)), (before, true));
 }
@@ -145,12 +145,12 @@ fn second_signal_leaves_no_orphan_process() {
     wait_until(Duration::from_secs(2), "the executor's end", gone);
 }
 
-/// Lines of `/proc/net/tcp` that belong to a process: local address, remote address, whether it listens.
+/// Lines of `/proc/net/tcp` of a process: local address, remote address, whether it listens.
 fn sockets_of(pid: u32) -> Vec<(SocketAddr, SocketAddr, bool)> {
     let links = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
     let links = links.filter_map(|entry| fs::read_link(entry.path()).ok());
     let own: Vec<String> = links.map(|link| link.display().to_string()).collect();
-    // Nothing speaks IPv6 unless it is told to.
+    // The server uses IPv6 only if configured.
     let six = fs::read_to_string(format!("/proc/{pid}/net/tcp6")).unwrap_or_default();
     let is_own = |inode: &str| own.contains(&format!("socket:[{inode}]"));
     let strange = six.lines().skip(1).filter_map(|line| line.split_whitespace().nth(9));
@@ -201,7 +201,7 @@ fn no_socket_leaves_loopback_by_default() {
 #[test]
 fn probes_answer_when_descriptors_run_out() {
     let limit = getrlimit(Resource::Nofile);
-    // Inherited by the server, whose reserve for everything but connections is 256.
+    // Inherited by the server, which reserves 256 for purposes other than connections.
     let few = Rlimit { current: Some(300), ..limit };
     let start = || {
         setrlimit(Resource::Nofile, few).unwrap();
@@ -228,7 +228,7 @@ fn accept_failures_are_rate_limited_in_the_log() {
     let mut process = ServerProcess::start(&["--threads", "1"]);
     let pid = Pid::from_raw(process.id() as i32);
     let open = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap().count() as u64;
-    // Its connections are limited by what it had at its start.
+    // Its connection limit was derived from the descriptor limit at start-up.
     let few = Rlimit { current: Some(open + 3), ..getrlimit(Resource::Nofile) };
     prlimit(pid, Resource::Nofile, few).unwrap();
     let _crowd: Vec<_> = (0..20).map(|_| TcpStream::connect(process.address).unwrap()).collect();
@@ -275,7 +275,7 @@ fn handler_panic_fails_one_request() {
 #[test]
 fn no_route_accepts_weights_or_kv() {
     let server = TestServer::start(&ServerSetup::default());
-    // Paths under which others take weights, tensors and code over HTTP.
+    // Paths under which other servers accept weights, tensors and code over HTTP.
     for path in [
         "/update_weights",
         "/update_weights_from_disk",
@@ -303,7 +303,7 @@ fn no_route_accepts_weights_or_kv() {
     assert!(!output.status.success() && said.contains("--kv-transfer-config"), "{said}");
 }
 
-/// The demo model without what makes chats of messages, or with a template that is none.
+/// The demo model without a chat template, or with an invalid one.
 fn demo_with(template: Option<&str>) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/demo");

@@ -1,5 +1,5 @@
-//! Peers of the KV-event sockets that send what they like: the server's memory stays what it was, and subscribers that
-//! behave get every batch.
+//! Hostile peers of the KV-event sockets: the server's memory does not grow, and well-behaved subscribers get
+//! every batch.
 
 use super::server_process::ServerProcess;
 use crate::http_client::{get, post};
@@ -11,7 +11,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 use zmq::{Context, Socket};
 
-/// The greeting of ZMTP 3.0 without security.
+/// ZMTP 3.0 greeting with the NULL mechanism.
 const GREETING: [u8; 64] = {
     let mut greeting = [0; 64];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
@@ -21,9 +21,9 @@ const GREETING: [u8; 64] = {
 };
 const READY_SUB: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB";
 const READY_DEALER: &[u8] = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER";
-/// How long an attack that could go on for ever does.
+/// Duration of an attack that has no end of its own.
 const ATTACK: Duration = Duration::from_secs(3);
-/// Memory that any attack may cost: buffers of the connections that are held, and noise.
+/// Maximum memory growth by an attack: buffers of the open connections, and noise.
 const GROWTH_KIB_MAX: u64 = 24 << 10;
 
 struct AttackedPublisher {
@@ -56,7 +56,7 @@ impl AttackedPublisher {
         while attacked.source("subscribers") == 0 {
             assert!(start.elapsed() < Duration::from_secs(20), "no subscription");
         }
-        std::thread::sleep(Duration::from_millis(200)); // A subscription has no answer to wait for.
+        std::thread::sleep(Duration::from_millis(200)); // ZMTP does not acknowledge subscriptions.
         (0..20).for_each(|_| attacked.publish());
         attacked.calm_kib = attacked.resident_kib();
         attacked
@@ -72,7 +72,7 @@ impl AttackedPublisher {
         line.split_whitespace().next().unwrap().parse().unwrap()
     }
 
-    /// Has a batch published, which the subscriber must get next.
+    /// Causes a batch to be published, which the subscriber must receive next.
     fn publish(&mut self) {
         let prompt = vec![65 + self.next_seq % 20; 64];
         let body =
@@ -99,7 +99,8 @@ impl AttackedPublisher {
         }
     }
 
-    /// Memory during an attack (`held` is what it keeps open), when batches are published under it, and afterwards.
+    /// Checks memory during an attack (`held` keeps its connections open), while batches are published, and
+    /// afterwards.
     fn survives<T>(&mut self, name: &str, held: T) {
         let during = self.resident_kib();
         (0..3).for_each(|_| self.publish());
@@ -117,7 +118,7 @@ impl AttackedPublisher {
     }
 }
 
-/// A connection whose handshake is done.
+/// A connection with a completed handshake.
 fn peer(at: SocketAddr, ready: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(at).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -131,13 +132,14 @@ fn peer(at: SocketAddr, ready: &[u8]) -> TcpStream {
     stream
 }
 
-/// Sends pieces for as long as an attack lasts or they are taken; how many bytes were.
+/// Sends chunks until the attack's duration is over or the connection fails; returns the number of bytes
+/// sent.
 fn flood(stream: &mut TcpStream, mut piece: impl FnMut(u64) -> Vec<u8>) -> usize {
     let (start, mut bytes) = (Instant::now(), 0);
     for number in 0.. {
         let part = piece(number);
         match stream.write(&part) {
-            // A partly sent piece spoils what follows, which an attacker does not mind.
+            // A partially sent chunk breaks the framing, which is permitted in an attack.
             Ok(count) => bytes += count,
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(_) => break,
@@ -149,7 +151,7 @@ fn flood(stream: &mut TcpStream, mut piece: impl FnMut(u64) -> Vec<u8>) -> usize
     bytes
 }
 
-/// Sends the same with several connections at a time, which stay open.
+/// Floods several connections with the same data and keeps them open.
 fn crowd(
     at: SocketAddr,
     ready: &'static [u8],
@@ -174,7 +176,7 @@ fn hostile_kv_event_peers_use_no_memory() {
     let mut attacked = AttackedPublisher::start();
     let (publish, replay) = (attacked.publish, attacked.replay);
 
-    // Subscriptions of 5 MB.
+    // Subscriptions of 5 MB each.
     let mut topic = vec![2];
     topic.extend_from_slice(&5_000_001_u64.to_be_bytes());
     topic.push(1);
@@ -182,13 +184,13 @@ fn hostile_kv_event_peers_use_no_memory() {
     let mut held = Vec::new();
     for _ in 0..30 {
         let mut stream = peer(publish, READY_SUB);
-        let _ = stream.write_all(&topic); // It is closed in the middle.
+        let _ = stream.write_all(&topic); // It is closed before the end.
         held.push(stream);
     }
     attacked.survives("long topics", held);
     assert!(attacked.source("rejected_peers") >= 30);
 
-    // Long prefixes that differ, as many as are taken.
+    // As many long distinct prefixes as the server reads.
     let (held, bytes) = crowd(publish, READY_SUB, |number| {
         let mut frame = vec![0, 200, 1];
         frame.extend_from_slice(&number.to_be_bytes());
@@ -198,23 +200,23 @@ fn hostile_kv_event_peers_use_no_memory() {
     attacked.survives(&format!("many topics ({bytes} bytes)"), held);
     assert!(attacked.source("ignored_subscriptions") > 1_000);
 
-    // A message that never ends, to either socket.
+    // An endless message to either socket.
     for (name, at, ready) in [("PUB", publish, READY_SUB), ("ROUTER", replay, READY_DEALER)] {
         let (held, bytes) = crowd(at, ready, |_| [1, 1, b'x'].repeat(1_000));
         attacked.survives(&format!("endless message to {name} ({bytes} bytes)"), held);
     }
 
-    // Connections that say nothing, and that say a part of a greeting.
+    // Connections that send nothing, and connections that send part of a greeting.
     for at in [publish, replay] {
         let mut held: Vec<_> = (0..600).map(|_| TcpStream::connect(at).unwrap()).collect();
         for stream in &mut held {
-            let _ = stream.write(&GREETING[..20]); // Closed, if there are too many.
+            let _ = stream.write(&GREETING[..20]); // Closed if there are too many.
         }
         std::thread::sleep(Duration::from_millis(300));
         attacked.survives("600 silent connections", held);
     }
 
-    // Everything from the first batch on, again and again, and nothing of it is read.
+    // Repeated replay requests from the first batch on; the replies are never read.
     let (held, _) = crowd(replay, READY_DEALER, |_| {
         let mut request = vec![1, 0, 0, 8];
         request.extend_from_slice(&0_u64.to_be_bytes());
@@ -222,7 +224,7 @@ fn hostile_kv_event_peers_use_no_memory() {
     });
     attacked.survives("replays that nobody reads", held);
 
-    // Subscribers that read nothing.
+    // Subscribers that never read.
     let mut held: Vec<_> = (0..100).map(|_| peer(publish, READY_SUB)).collect();
     for stream in &mut held {
         stream.write_all(b"\x00\x01\x01").unwrap();
@@ -230,7 +232,7 @@ fn hostile_kv_event_peers_use_no_memory() {
     (0..20).for_each(|_| attacked.publish());
     attacked.survives("100 subscribers that read nothing", held);
 
-    // Whoever behaves is served, also with a replay.
+    // Well-behaved peers are served, including a replay.
     let endpoint = format!("tcp://{replay}");
     assert!(!kv_event_replay::replay(&endpoint, 0, 20_000).is_empty());
 }

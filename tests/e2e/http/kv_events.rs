@@ -1,4 +1,4 @@
-//! KV events of a server under load: a subscriber knows its index at any quiet moment.
+//! KV events of a server under load: a subscriber's set equals the index whenever the server is idle.
 
 use super::executor_process::{executor, send};
 use super::server_process::ServerProcess;
@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 use zmq::{Context, Socket};
 
 const WAIT: Duration = Duration::from_secs(20);
-/// Tokens of a block where no flag says otherwise.
+/// Default number of tokens per block.
 const BLOCK_TOKENS: usize = 16;
 
-/// What vLLM tells of a publisher.
+/// Publisher keys that vLLM also reports.
 const VLLM_KEYS: &[&str] = &[
     "enable_kv_cache_events",
     "publisher",
@@ -34,7 +34,7 @@ const VLLM_KEYS: &[&str] = &[
     "topic",
 ];
 
-/// A subscriber that follows a server, as its `/kv_event_sources` says.
+/// A subscriber configured from the server's `/kv_event_sources`.
 struct IndexSubscriber {
     server: SocketAddr,
     live: Socket,
@@ -61,7 +61,7 @@ impl IndexSubscriber {
         let live = Context::new().socket(zmq::SUB).unwrap();
         live.set_subscribe(b"").unwrap();
         live.connect(source(server)["endpoint"].as_str().unwrap()).unwrap();
-        std::thread::sleep(Duration::from_millis(200)); // A subscription has no answer to wait for.
+        std::thread::sleep(Duration::from_millis(200)); // ZMTP does not acknowledge subscriptions.
         Self {
             server,
             live,
@@ -80,14 +80,14 @@ impl IndexSubscriber {
         self.follower.advance(seq);
     }
 
-    /// Takes everything in that was published until now; how many batches came live.
+    /// Receives everything published so far; returns the number of live batches.
     fn follow(&mut self) -> u64 {
         let last = source(self.server)["last_seq"].as_u64().unwrap();
         let (start, mut live) = (Instant::now(), 0);
         while self.follower.check(last) != BatchArrival::Duplicate {
             assert!(start.elapsed() < WAIT, "batch {last} never came");
             if self.live.poll(zmq::POLLIN, 50).unwrap() == 0 {
-                // Nothing comes: the last ones were lost before the subscription was known.
+                // The last batches were published before the subscription became active.
                 self.fill(self.follower.next().unwrap());
                 continue;
             }
@@ -105,7 +105,8 @@ impl IndexSubscriber {
         live
     }
 
-    /// Follows until a batch after `batch` has come and `blocks` blocks are cached: events of a request may be published after its reply.
+    /// Follows until a batch after `batch` has arrived and `blocks` blocks are cached: events of a request
+    /// may be published after its reply.
     fn follow_beyond(&mut self, batch: Option<u64>, blocks: usize) {
         let start = Instant::now();
         loop {
@@ -129,13 +130,13 @@ impl IndexSubscriber {
     }
 }
 
-/// The index as the engine has it.
+/// Prefix index of the engine.
 fn index(server: &TestServer) -> BTreeSet<String> {
     let resident = server.client().cached_blocks().blocking_recv().unwrap();
     resident[0].hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect()
 }
 
-/// A prompt of a tree of prompts.
+/// Prompt `number` of a prompt tree with shared prefixes.
 fn prompt(number: u32) -> Vec<u32> {
     let shared = number % 3;
     (0..40 + number % 5 * 16)
@@ -170,7 +171,7 @@ fn subscriber_blocks_equal_the_prefix_index() {
                 complete(server.address, number);
             }
             server.wait_idle(WAIT);
-            // The last batch may be on its way, but the index rests.
+            // The last batch may be in flight, but the index no longer changes.
             let (resting, start) = (index(&server), Instant::now());
             while subscriber.hashes() != resting {
                 assert!(start.elapsed() < WAIT, "{format}: not the index after request {number}");
@@ -248,14 +249,14 @@ fn stalled_subscriber_does_not_slow_requests() {
         times.sort_unstable();
         times[times.len() / 2]
     };
-    // Others come and go on a busy machine: what it is like without them shows in one of some trials.
+    // Other load varies on a busy machine: one trial without it is enough.
     let unaffected = (0..5).any(|_| {
         let without = took(None, false);
         let with = took(Some(config(&json!({"hwm": 1}))), true);
         println!(
             "median request: {without:?} without events, {with:?} beside a reader that never reads"
         );
-        // 16 steps a request: 1 ms a step.
+        // 16 steps per request: 1 ms per step.
         with < without + Duration::from_millis(16)
     });
     assert!(unaffected);
@@ -314,7 +315,7 @@ fn events_cli_follows_a_restart() {
     assert!(String::from_utf8_lossy(&none.stderr).contains("name an ENDPOINT"));
 
     let last = source(server.address)["last_seq"].as_u64().unwrap();
-    drop(server); // Killed, not stopped.
+    drop(server); // Killed without a shutdown.
     let server = ServerProcess::start(&args);
     let source = source(server.address);
     assert!(source["epoch"].as_u64().unwrap() > last, "{source}");
@@ -333,7 +334,7 @@ fn executor_failure_clears_blocks_and_continues_sequence() {
                           "ignore_eos": true, "temperature": 0});
         let reply = post(server.address, "/v1/completions", &body);
         assert_eq!(reply.status, 200);
-        // No step has computed the last token.
+        // The last token has not been forwarded by any step.
         (reply.json()["usage"]["total_tokens"].as_u64().unwrap() as usize - 1) / BLOCK_TOKENS
     };
     let mut subscriber = IndexSubscriber::new(server.address);
@@ -342,7 +343,7 @@ fn executor_failure_clears_blocks_and_continues_sequence() {
     let (before, next) = (subscriber.hashes(), subscriber.follower.next().unwrap());
     assert!(!before.is_empty());
     send(executor(&server), "-KILL");
-    ask(); // Waits for the restart, and computes everything anew.
+    ask(); // Waits for the restart, and recomputes everything.
     subscriber.follow_beyond(Some(next), blocks);
     assert_eq!(subscriber.hashes(), before, "the same request again");
     let events =

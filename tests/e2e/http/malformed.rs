@@ -1,5 +1,5 @@
-//! A hundred thousand malformed requests, the same ones for one `HADRON_CURSOR`, or as many as asked for (`just malformed COUNT`):
-//! no 5xx, no crash, no hang, and memory stays flat while good requests go on.
+//! A hundred thousand malformed requests, reproducible by `HADRON_CURSOR`, or the requested number (`just
+//! malformed COUNT`): no 5xx, no crash, no hang, and memory does not grow while valid requests continue.
 
 use crate::child_watchdog::run_within;
 use crate::http_client::{HttpClient, post};
@@ -11,12 +11,12 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Of every test run; by hand, as many as HADRON_MALFORMED_REQUESTS says.
+/// Number of requests of every test run; HADRON_MALFORMED_REQUESTS overrides it.
 const REQUESTS: usize = 100_000;
-/// Requests written at once on one connection.
+/// Number of requests written at once on one connection.
 const BURST: usize = 100;
 
-/// A small generator: splitmix64.
+/// Random number generator: splitmix64.
 pub(crate) struct MalformedRequestRng(pub(crate) u64);
 
 impl MalformedRequestRng {
@@ -53,7 +53,7 @@ const PATHS: &[&str] = &[
     "/v1/completions/../x",
     "/%00",
 ];
-/// Values put in place of others.
+/// Values that replace others.
 const ODD: &[&str] = &[
     "null",
     "true",
@@ -81,7 +81,7 @@ const ODD: &[&str] = &[
     "'x'",
 ];
 
-/// A body that is no longer what it was.
+/// A mutated body.
 fn mutate(dice: &mut MalformedRequestRng) -> Vec<u8> {
     let mut body = dice.pick(BODIES).as_bytes().to_vec();
     for _ in 0..=dice.below(3) {
@@ -95,7 +95,7 @@ fn mutate(dice: &mut MalformedRequestRng) -> Vec<u8> {
             }
             2 => body.insert(at.min(body.len()), *dice.pick(b"{}[]\",:\\0-\x00\xff")),
             3 => {
-                // One value becomes another.
+                // Replaces one value by another.
                 let start = body[at.min(body.len())..].iter().position(|b| *b == b':');
                 if let Some(start) = start.map(|i| at + i + 1) {
                     let end = body[start..].iter().position(|b| b",}]".contains(b));
@@ -117,7 +117,7 @@ fn mutate(dice: &mut MalformedRequestRng) -> Vec<u8> {
     body
 }
 
-/// One request with a whole body; the connection survives it.
+/// A request with a complete body; the connection stays usable.
 pub(crate) fn request(dice: &mut MalformedRequestRng, out: &mut Vec<u8>) {
     let method = if dice.below(20) == 0 {
         *dice.pick(&["GET", "PUT", "DELETE", "HEAD", "OPTIONS"])
@@ -142,7 +142,7 @@ pub(crate) fn request(dice: &mut MalformedRequestRng, out: &mut Vec<u8>) {
     out.extend(body);
 }
 
-/// Bytes that are hardly HTTP at all.
+/// Bytes that are hardly valid HTTP.
 pub(crate) fn garbage(dice: &mut MalformedRequestRng) -> Vec<u8> {
     let heads: &[&[u8]] = &[
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{}",
@@ -165,7 +165,7 @@ pub(crate) fn garbage(dice: &mut MalformedRequestRng) -> Vec<u8> {
     bytes
 }
 
-/// Writes everything, reads everything, and counts replies by status class.
+/// Writes all bytes, reads all replies, and counts them by status class.
 pub(crate) fn exchange(
     address: SocketAddr,
     bytes: &[u8],
@@ -188,7 +188,7 @@ pub(crate) fn exchange(
                 {
                     panic!("hang: no end within {patience:?}")
                 }
-                _ => text, // A reset is an answer, too.
+                _ => text, // A reset is permitted.
             }
         });
         // The server may close first.
@@ -225,7 +225,7 @@ fn resident_kib() -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// In a process of its own, so that the memory measured is that of the server under this traffic alone.
+/// Runs in its own process, so that the measured memory is that of the server under this traffic alone.
 #[test]
 fn malformed_requests_never_cause_5xx() {
     let this = std::env::current_exe().unwrap();
@@ -289,7 +289,8 @@ fn send(requests: usize) {
          since a quarter; slowest good request {slowest:?}"
     );
     assert!(counts[4] as usize > requests / 2, "{counts:?}");
-    // Flat: the last three quarters add less than 64 bytes a request, and never more than those of the usual number.
+    // The last three quarters add less than 64 bytes per request, and never more than for the default number
+    // of requests.
     let grown_kib = resident_kib().saturating_sub(warm);
     let bound_kib = requests.min(REQUESTS) as u64 * 3 / 4 * 64 / 1024;
     assert!(grown_kib < bound_kib, "memory grew by {grown_kib} KiB, x{grown:.3}");

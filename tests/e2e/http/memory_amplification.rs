@@ -1,5 +1,5 @@
-//! Work that multiplies its input: each route is sent the body that costs it most, under a limit of address space, and
-//! the server answers, lives and stays below the bound that docs/operations.md names.
+//! Memory amplification: each route gets its most expensive body, under an address-space limit; the server
+//! replies, survives and stays below the bound in docs/operations.md.
 
 use super::clock_and_memory::limit_memory;
 use super::server_process::ServerProcess;
@@ -8,24 +8,24 @@ use serde_json::{Value, json};
 use std::fs;
 use std::time::Duration;
 
-/// Bytes of a body, about.
+/// Approximate body size in bytes.
 const BODY_BYTES: usize = 3_000_000;
-/// Bytes of a body that is as long as one may be.
+/// Body size in bytes close to the limit.
 const LONGEST_BYTES: usize = 7_800_000;
-/// What `--max-text-memory` and `--max-queued-bytes` are here.
+/// Value of `--max-text-memory` and `--max-queued-bytes`.
 const MEMORY: u64 = 512 << 20;
-/// The bound beyond these two: two long texts are parsed at a time, of up to 262,144 values each.
+/// Bound in addition to these two: two long texts are parsed at a time, of up to 262,144 values each.
 const CONCURRENT_PARSE_BYTES: u64 = 512 << 20;
-/// Clients that send the same body at the same time.
+/// Number of clients that send the same body at the same time.
 const CLIENTS: usize = 3;
 const TIMEOUT: Duration = Duration::from_mins(4);
 
-/// A body that costs a route much.
+/// A body that is expensive for a route.
 struct CostlyBody {
     name: &'static str,
     path: &'static str,
     body: Value,
-    /// Bytes of memory for each byte of the body that one request may take.
+    /// Maximum memory of one request in bytes per byte of the body.
     factor: u64,
     statuses: &'static [u16],
 }
@@ -40,7 +40,7 @@ fn costly(
     CostlyBody { name, path, body, factor, statuses }
 }
 
-/// A list of small objects, which takes most memory for its text.
+/// A list of small objects, which needs the most memory for its size.
 fn small_objects() -> Value {
     json!(vec![json!({"a": 1}); 60_000])
 }
@@ -138,7 +138,7 @@ fn schemas() -> Vec<CostlyBody> {
     ]
 }
 
-/// Log-probabilities of as many tokens as the model's context has room for: some 20 MiB for two short bodies.
+/// Log-probabilities of as many tokens as fit in the context: some 20 MiB for two short bodies.
 fn outputs() -> Vec<CostlyBody> {
     let long = |mut body: Value| {
         body["n"] = json!(4);
@@ -154,7 +154,7 @@ fn outputs() -> Vec<CostlyBody> {
     ]
 }
 
-/// A number of KiB in `/proc/PID/status`, in bytes.
+/// A KiB value of `/proc/PID/status`, in bytes.
 pub(super) fn status_bytes(pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
@@ -168,7 +168,7 @@ fn send_body(process: &ServerProcess, path: &str, body: &str) -> HttpReply {
     client.read().unwrap_or_else(|| panic!("no reply of {path}"))
 }
 
-/// Sends a body once and then several times at once; what it took, in a line.
+/// Sends a body once and then several times at once; prints the memory used in one line.
 fn try_body(of: &CostlyBody) {
     let CostlyBody { name, path, body, factor, statuses } = of;
     let body = body.to_string();
@@ -176,13 +176,13 @@ fn try_body(of: &CostlyBody) {
     let limits = ["--max-text-memory", &memory, "--max-queued-bytes", &memory];
     let fixed = ["--kv-cache-memory-bytes", "64MiB", "--threads", "1", "--executor", "process"];
     let args = [&limits[..], &fixed, &["--port", "0"]].concat();
-    // The allocator takes address space as it goes, rather than a gigabyte beforehand.
+    // Makes the allocator reserve address space on demand instead of a gigabyte in advance.
     let process = ServerProcess::of(
         super::server_process::command(&args).env("MIMALLOC_ARENA_RESERVE", "16MiB"),
     );
     let pid = process.id();
     let bound = 2 * MEMORY + CONCURRENT_PARSE_BYTES;
-    // Stacks of threads and arenas of allocators take address space that they never touch.
+    // Thread stacks and allocator arenas take address space that is never used.
     limit_memory(pid, bound + (1 << 30));
     let before = status_bytes(pid, "VmRSS:");
     let told = |reply: &HttpReply| {
@@ -239,7 +239,7 @@ fn outputs_whose_logprobs_never_fit_are_refused() {
     let error = &refused.json()["error"];
     assert_eq!((refused.status, &error["param"]), (400, &json!("max_tokens")), "{error}");
     assert!(error["message"].as_str().unwrap().contains("1048576"), "{error}");
-    // What is streamed is not kept, and what is sent is given back.
+    // Streamed outputs are not retained, and memory of sent replies is released.
     let mut streamed = body(2);
     streamed["stream"] = json!(true);
     assert_eq!(send_body(&process, "/v1/completions", &streamed.to_string()).status, 200);

@@ -1,4 +1,4 @@
-//! An executor that the kernel kills because its control group has no memory left: a loss like any other.
+//! An executor killed by the kernel's cgroup OOM killer: handled as any executor failure.
 
 use super::executor_process::{children_as, complete_text, executor, finish, stream};
 use super::server_process::ServerProcess;
@@ -14,15 +14,15 @@ const EXECUTOR_PROCESS_FLAGS: &[&str] =
 const MORE_BYTES: u64 = 16 << 20;
 const TOKENS: u32 = 60;
 
-/// A control group of memory, of the first or the second version. Gone when dropped.
+/// A memory cgroup, version 1 or 2; removed on drop.
 struct MemoryControlGroup {
     folder: PathBuf,
-    /// Where the kernel counts whom it killed.
+    /// File with the kernel's count of OOM kills.
     events: &'static str,
 }
 
 impl MemoryControlGroup {
-    /// What processes of it touch from now on is at most so much. Needs root.
+    /// Limits the memory that its processes allocate from now on. Needs root.
     fn limited(bytes: u64) -> Self {
         let first = Path::new("/sys/fs/cgroup/memory");
         let (root, limit, events) = if first.exists() {
@@ -49,11 +49,12 @@ impl MemoryControlGroup {
 
 impl Drop for MemoryControlGroup {
     fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.folder); // Somebody is left in it where a test has failed.
+        let _ = fs::remove_dir(&self.folder); // A process may remain in it if a test failed.
     }
 }
 
-/// The CPU's pool is touched as it is used, so a group too small for it is noticed in the middle of requests.
+/// The CPU's KV pool is allocated on first use, so a cgroup that is too small for it is exceeded during
+/// requests.
 #[test]
 #[ignore = "makes a control group, which only root may: `just memory-limit`"]
 fn cgroup_oom_kill_restarts_executor_without_token_loss() {

@@ -1,4 +1,4 @@
-//! What `/metrics`, `/load` and `/v1/loads` say of what was done.
+//! Values of `/metrics`, `/load` and `/v1/loads` after known requests.
 
 use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 type MetricSamples = BTreeMap<String, f64>;
 
-/// Every sample by its name and labels, without model and engine.
+/// Every sample by name and labels, without model and engine.
 fn scrape(address: SocketAddr) -> MetricSamples {
     let reply = get(address, "/metrics");
     assert_eq!(reply.status, 200);
@@ -101,7 +101,7 @@ fn ten_requests_are_counted_in_metrics() {
     check_histograms(&after);
 }
 
-/// Buckets only grow, and the last is the count.
+/// Bucket counts are non-decreasing, and the last one equals the count.
 fn check_histograms(samples: &MetricSamples) {
     let mut last: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     for (series, &count) in samples.iter().filter(|(series, _)| series.contains("_bucket{")) {
@@ -131,7 +131,7 @@ fn block_lifetimes_are_exported_when_enabled() {
         TestServer::start(&ServerSetup { block_lifetimes: SampleRate::new(1.0), ..blocks.clone() });
     let at = server.address;
     assert_eq!(of(&scrape(at), "count"), [0.0; 3]);
-    // Seven blocks each, of which six are full; the first ones are found again twice.
+    // Seven blocks per prompt, six of them full; the first ones are prefix hits twice.
     const FULL: f64 = 6.0;
     let prompts = [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
     for n in prompts {
@@ -158,7 +158,7 @@ fn metrics_support_head_and_are_empty_at_startup() {
     assert_eq!(get(server.address, "/metrics").status, 503);
     assert_eq!(get(server.address, "/v1/loads").status, 503);
     assert_eq!(post(server.address, "/v1/completions", &json!({"prompt": "a"})).status, 503);
-    assert_eq!(get(server.address, "/readyz").status, 503); // A probe is no refusal.
+    assert_eq!(get(server.address, "/readyz").status, 503); // A failed probe is not a rejection.
     server.bring_up(&ServerSetup::default());
     let page = scrape(server.address);
     assert_eq!(page["hadron:admission_rejections_total{reason=\"starting\"}"], 3.0);
@@ -167,7 +167,7 @@ fn metrics_support_head_and_are_empty_at_startup() {
     let head = client.read_head().unwrap();
     assert_eq!(head.status, 200);
     assert!(head.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
-    // The connection goes on: no body followed.
+    // The connection stays usable: no body followed.
     client.send("GET", "/load", "", b"");
     assert_eq!(client.read().unwrap().json(), json!({"server_load": 0}));
 }
@@ -203,7 +203,7 @@ fn rejections_and_unknown_paths_use_bounded_labels() {
     assert_eq!(page["hadron:http_requests_total{code=\"400\",route=\"/v1/completions\"}"], 1.0);
     let refused = "admission_rejections_total{reason=\"max_num_queued_reqs\"}";
     assert_eq!(page[&format!("hadron:{refused}")], 1.0);
-    // vLLM's has no engine, and the model before the reason.
+    // vLLM's metric has no engine label, and the model before the reason.
     assert_eq!(page[&format!("vllm:{refused}").replace("{,", "{")], 1.0);
     assert_eq!(page["hadron:tokenize_seconds_count{result=\"error\"}"], 1.0);
 }
@@ -241,7 +241,7 @@ fn loads_route_reports_running_requests() {
     let steps = loads["steps"].as_array().unwrap();
     let step = steps.last().unwrap();
     assert_eq!((&step["decode_rows"], &step["running"]), (&json!(1), &json!(1)));
-    // The device begins while the batch is being handed over.
+    // The device starts while the batch is being handed over.
     let [send_ns, wait_ns] = ["send_ns", "wait_ns"].map(|part| step[part].as_u64().unwrap());
     assert!(send_ns + wait_ns >= 19_000_000, "{step}");
     let alias = get(server.address, "/loads?dp_rank=0&include=core").json();
@@ -329,7 +329,7 @@ fn debug_routes_list_steps_and_cached_blocks() {
     assert!(resident.is_sorted_by_key(|hash| hash.as_str().unwrap()), "ascending");
 }
 
-/// Reads one page after the other; whatever only grows must not have shrunk.
+/// Reads pages repeatedly; counters must not decrease.
 fn watch(address: SocketAddr, done: &AtomicBool) -> usize {
     let (mut client, mut last, mut pages) = (HttpClient::connect(address), MetricSamples::new(), 0);
     while !done.load(Ordering::Relaxed) || pages == 0 {

@@ -1,4 +1,5 @@
-//! Every series of `/metrics` moves when what it counts happens, but for those that cannot here.
+//! Every series of `/metrics` changes when its event happens, with the exception of series that cannot change
+//! in this test.
 
 use super::executor_process::{executor, send, stream, wait_until};
 use super::parallel_ranks::with_experts;
@@ -17,12 +18,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Only what hangs takes as long: on a busy machine a process may need a minute to come up.
+/// Timeout for hangs only: on a busy machine a process may need a minute to start.
 const WAIT: Duration = Duration::from_mins(3);
-/// Between two looks.
+/// Time between two scrapes.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Series that stand still, and why.
+/// Series that cannot change, with the reason.
 const UNCHANGED_SERIES: &[(&str, &str)] = &[
     (
         "hadron:admission_rejections_total{reason=\"text_memory\"}",
@@ -67,18 +68,18 @@ const UNCHANGED_SERIES: &[(&str, &str)] = &[
     ("vllm:spec_decode_num_drafts_total", "nothing is drafted"),
 ];
 
-/// Count what only a busy machine is slow enough for; `grammar/src/tests.rs` and `grammar_worker.rs` have some.
+/// Series that change only on a busy machine; `grammar/src/tests.rs` and `grammar_worker.rs` cover some.
 const LOAD_DEPENDENT_SERIES: [&str; 2] = [
     "hadron:admission_rejections_total{reason=\"grammars_overloaded\"}",
     "hadron:grammar_masks_late_total",
 ];
 
-/// Every server of this process works it out anew, some microseconds apart.
+/// Computed anew for every server of this process, with differences of microseconds.
 const STARTED: &str = "process_start_time_seconds";
 
 type MetricsPage = BTreeMap<String, f64>;
 
-/// What stands on the page: each series without model and engine, histograms as count and sum.
+/// Contents of the page: each series without model and engine, histograms as count and sum.
 fn page(address: SocketAddr) -> MetricsPage {
     let reply = get(address, "/metrics");
     assert_eq!(reply.status, 200);
@@ -97,7 +98,7 @@ fn sample(line: &str) -> (String, f64) {
     (series, value.parse().unwrap())
 }
 
-/// Series that differ from those of a server that has done nothing.
+/// Series that differ from those of an idle server.
 #[derive(Clone)]
 struct ChangedSeries {
     idle: MetricsPage,
@@ -113,7 +114,7 @@ impl ChangedSeries {
         page
     }
 
-    /// Looks until all of these have moved.
+    /// Scrapes until all of these have changed.
     fn wait_for(&mut self, address: SocketAddr, series: &[&str]) {
         let start = Instant::now();
         while let Some(still) = series.iter().find(|series| !self.series.contains(**series)) {
@@ -134,7 +135,7 @@ fn complete(address: SocketAddr, extra: &Value) -> u16 {
     post(address, "/v1/completions", &body(extra)).status
 }
 
-/// Asks again and again beside `watch`, `clients` at a time: `ask` gets another number each time.
+/// Repeats requests from `clients` clients while `watch` runs: `ask` gets a different number each time.
 fn under_load(clients: u32, ask: impl Fn(u32) + Sync, watch: impl FnOnce()) {
     let (done, ask) = (AtomicBool::new(false), &ask);
     thread::scope(|scope| {
@@ -147,20 +148,20 @@ fn under_load(clients: u32, ask: impl Fn(u32) + Sync, watch: impl FnOnce()) {
                 }
             });
         }
-        // A panic of the watcher must not leave the others running.
+        // A panic of `watch` must not leave the clients running.
         let watched = catch_unwind(AssertUnwindSafe(watch));
         done.store(true, Ordering::Relaxed);
         watched.unwrap_or_else(|panic| resume_unwind(panic));
     });
 }
 
-/// A prompt of so many tokens for each number, other ones for the next 65,536.
+/// A prompt of `tokens` tokens for each number; the first 65,536 are distinct.
 fn prompt(number: u32, tokens: usize) -> Vec<u32> {
     let digits = [number % 256, number / 256 % 256];
     digits.into_iter().cycle().take(tokens).collect()
 }
 
-/// Few blocks and fewer seats: requests wait, are preempted, and at last guarded.
+/// Few blocks and sequence slots: requests wait, are preempted, and finally become non-preemptible.
 fn preempt_requests(moved: &mut ChangedSeries) {
     let setup =
         ServerSetup { blocks: 40, max_num_seqs: 6, max_model_len: 512, ..ServerSetup::default() };
@@ -186,9 +187,9 @@ fn preempt_requests(moved: &mut ChangedSeries) {
     moved.scrape(server.address);
 }
 
-/// A prompt that is found again twice before others take its blocks.
+/// A prompt that is a prefix hit twice before other requests evict its blocks.
 fn evicted(moved: &mut ChangedSeries) {
-    // Times of blocks are told in milliseconds.
+    // Block lifetimes are measured in milliseconds.
     let step_time = Duration::from_millis(5);
     let setup = ServerSetup { blocks: 40, max_model_len: 512, step_time, ..measured() };
     let server = TestServer::start(&setup);
@@ -201,7 +202,7 @@ fn evicted(moved: &mut ChangedSeries) {
     moved.scrape(server.address);
 }
 
-/// Requests that end in every way, and some that never begin.
+/// Requests with every finish reason, and some that never start.
 fn finish_requests(moved: &mut ChangedSeries) {
     let setup = ServerSetup { step_time: Duration::from_millis(5), ..ServerSetup::default() };
     let server = TestServer::start(&setup);
@@ -227,7 +228,7 @@ fn finish_requests(moved: &mut ChangedSeries) {
     moved.scrape(server.address);
 }
 
-/// A grammar that is used, and one that takes long to be refused.
+/// A grammar that is used, and one that is rejected after a long time.
 fn grammars(moved: &mut ChangedSeries) {
     let server = TestServer::start(&ServerSetup::default());
     let at = server.address;
@@ -247,7 +248,7 @@ fn grammars(moved: &mut ChangedSeries) {
     });
 }
 
-/// Everything that is refused for load or for the server's state.
+/// Every rejection for load or for the server's state.
 fn reject_requests(moved: &mut ChangedSeries) {
     let one = AdmissionLimits { requests: 1, prefill_tokens: u64::MAX, bytes: 1 << 20 };
     for (admission, prompt) in [
@@ -266,12 +267,12 @@ fn reject_requests(moved: &mut ChangedSeries) {
     assert_eq!(complete(server.address, &json!({})), 503);
     moved.scrape(server.address);
     let server = TestServer::start(&ServerSetup { fails_at: Some(1), ..ServerSetup::default() });
-    assert_eq!(complete(server.address, &json!({})), 503); // Its device fails, and there is no other.
+    assert_eq!(complete(server.address, &json!({})), 503); // Its device fails, and no replica is left.
     assert_eq!(complete(server.address, &json!({})), 503);
     moved.scrape(server.address);
 }
 
-/// A publisher that is kept busy by subscribers who ask for everything.
+/// A publisher that subscribers keep busy with full replays.
 fn publisher(moved: &mut ChangedSeries) {
     let keys = json!({"max_queue_size": 1, "buffer_steps": 0});
     let kv_events = Some(kv_event_replay::config(&keys));
@@ -280,7 +281,7 @@ fn publisher(moved: &mut ChangedSeries) {
     let at = server.address;
     let sources = get(at, "/kv_event_sources").json();
     let endpoint = sources["0"]["replay_endpoint"].as_str().unwrap();
-    // Two clients ask for replays, the others make what is published.
+    // Two clients request replays, the others cause events to be published.
     let load = |number: u32| {
         if number % 8 < 2 {
             assert_eq!(kv_event_replay::replay(endpoint, 1, WAIT.as_millis() as i32).len(), 1);
@@ -298,7 +299,7 @@ fn publisher(moved: &mut ChangedSeries) {
     moved.scrape(at);
 }
 
-/// A device in this process that lives and does not answer.
+/// A device in this process that sends heartbeats but no outputs.
 fn stall_device(moved: &mut ChangedSeries) {
     let step_deadline = Some(Duration::from_millis(300));
     let server = TestServer::start(&ServerSetup {
@@ -318,22 +319,22 @@ fn stall_device(moved: &mut ChangedSeries) {
     moved.wait_for(at, &series);
 }
 
-/// A process that dies, and one that hangs.
+/// A process that exits, and one that hangs.
 fn fail_executors(moved: &mut ChangedSeries) {
     let process = ServerProcess::start(&["--executor", "process", "--threads", "1"]);
     let at = process.address;
     for (signal, cause) in [("-KILL", "exited"), ("-STOP", "silent")] {
-        let running = stream(at, 1_900); // More than it can have done when the signal comes.
+        let running = stream(at, 1_900); // More tokens than it can have generated when the signal arrives.
         send(executor(&process), signal);
         let series = ["executor_restarts", "requests_recovered", "tokens_recomputed"]
             .map(|name| format!("hadron:{name}_total{{cause=\"{cause}\"}}"));
         moved.wait_for(at, &series.each_ref().map(String::as_str));
         drop(running);
     }
-    moved.series.retain(|series| !series.starts_with("process_")); // Another process than the rest.
+    moved.series.retain(|series| !series.starts_with("process_")); // They belong to a different process.
 }
 
-/// Those that only executors with others have, or only a model with experts.
+/// Series of executors in groups, or of MoE models.
 #[test]
 fn every_group_and_expert_series_changes() {
     let model = with_experts();
@@ -358,7 +359,7 @@ fn every_group_and_expert_series_changes() {
         let series =
             |part| format!("hadron:collective_seconds_{part}{{group=\"{group}\",op=\"{op}\"}}");
         assert_eq!(idle.get(&series("count")), Some(&0.0), "{idle:?}");
-        // The last step of the other replica may be told of a moment later.
+        // The other replica's last step may be reported a moment later.
         wait_until(WAIT, "more time of steps than of their collectives", || {
             let page = page(process.address);
             let device = page["hadron:step_seconds_sum{phase=\"device\"}"];
@@ -369,7 +370,7 @@ fn every_group_and_expert_series_changes() {
     let moved = of_groups();
     let still: Vec<&String> =
         idle.keys().filter(|series| idle[*series] == moved[*series]).collect();
-    // With 2 of 8 experts on each of four ranks, tokens are sent instead.
+    // With 2 of 8 experts on each of four ranks, tokens are sent by all-to-all instead.
     let gathered = |series: &&String| {
         ["op=\"all_gather_rows\"", "op=\"reduce_scatter\""].iter().any(|op| series.contains(op))
     };
@@ -377,7 +378,7 @@ fn every_group_and_expert_series_changes() {
     assert_eq!((still.len(), idle.len()), (4, 20), "{idle:?}");
 }
 
-/// With the series that are there only where they are asked for.
+/// A setup with the optional series enabled.
 fn measured() -> ServerSetup {
     ServerSetup { block_lifetimes: SampleRate::new(1.0), ..ServerSetup::default() }
 }
@@ -389,7 +390,7 @@ fn every_other_series_changes() {
     drop(server);
     let mut apart = moved.clone();
     thread::scope(|scope| {
-        // Five seconds of silence.
+        // Includes a heartbeat timeout of five seconds.
         scope.spawn(|| fail_executors(&mut apart));
         for part in [
             stall_device,

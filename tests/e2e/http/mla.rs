@@ -1,4 +1,4 @@
-//! A model that keeps latents (DeepSeek-V3), over HTTP: alone, by several ranks, out of the prefix cache.
+//! An MLA model (DeepSeek-V3) over HTTP: on one rank, on several ranks, and with prefix hits.
 
 use super::parallel_ranks::{start, synth};
 use super::server_process::command;
@@ -7,12 +7,13 @@ use crate::http_client::post;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
-/// Four layers, the first one dense; 8 experts in 4 groups; latents of 32 + 8 channels.
+/// Four layers, the first one dense; 8 experts in 4 groups; compressed KV of 32 channels plus a
+/// `qk_rope_head_dim` of 8.
 pub(super) fn model() -> tempfile::TempDir {
     model_with(0)
 }
 
-/// The same with so many draft layers behind.
+/// The same model with `draft_layers` MTP modules.
 pub(super) fn model_with(draft_layers: u32) -> tempfile::TempDir {
     synth(&json!({
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 272,
@@ -27,7 +28,7 @@ pub(super) fn model_with(draft_layers: u32) -> tempfile::TempDir {
     }))
 }
 
-/// Ids that follow a prompt of 70 tokens, and how many of these were found in the cache.
+/// Output token ids for a prompt of 70 tokens, and the number of cached prompt tokens.
 fn complete(at: SocketAddr, which: u32) -> (Value, Value) {
     let prompt: Vec<u32> = (0..70).map(|i| 3 + (i * i * 7 + which * 31) % 250).collect();
     let body = json!({"prompt": prompt, "max_tokens": 40, "ignore_eos": true, "seed": which,

@@ -1,4 +1,4 @@
-//! A checkpoint with a broken row: whoever uses that token fails, nobody else does.
+//! A checkpoint with a NaN row: requests that use its token fail, all others succeed.
 
 use super::parallel_ranks::metric;
 use crate::http_client::{HttpReply, post};
@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// The token whose embedding is no number.
+/// The token with a NaN embedding.
 const BROKEN: usize = 97;
 const HITS: &str = "vllm:prefix_cache_hits_total{engine=\"0\",model_name=\"tiny\"}";
 

@@ -1,4 +1,4 @@
-//! One server on two nodes: both are processes of this machine that meet over loopback.
+//! One server on two nodes: both are processes on this machine, connected over loopback.
 
 use super::executor_process::{
     body, children_as, complete_text, finish, is_ready, is_zombie, send, stream_of, wait_until,
@@ -22,7 +22,7 @@ const EXACT: &[&str] = &["--threads", "1", "--dtype", "float32"];
 const SECRET: &str = "a secret of the tests of nodes";
 const TIMEOUT: Duration = Duration::from_mins(3);
 
-/// Where the nodes of one test meet: an address of loopback that is this process's, a port that is this test's.
+/// Rendezvous address of one test: a loopback address unique to this process, and a port unique to the test.
 pub(crate) struct ClusterAddress {
     host: String,
     port: String,
@@ -37,7 +37,7 @@ impl ClusterAddress {
         Self { host, port: port.to_string() }
     }
 
-    /// Where something else listens for node 0.
+    /// An address at which another listener stands in for node 0.
     pub(crate) fn at(address: SocketAddr) -> Self {
         Self { host: address.ip().to_string(), port: address.port().to_string() }
     }
@@ -53,7 +53,7 @@ impl ClusterAddress {
     }
 }
 
-/// One of the processes.
+/// Process of one node.
 pub(crate) struct NodeProcess {
     child: Child,
     log: Arc<Mutex<String>>,
@@ -74,7 +74,7 @@ impl NodeProcess {
         Self::of(command)
     }
 
-    /// With all that it starts, in a process group of its own.
+    /// Starts a command in its own process group, together with its children.
     fn of(mut command: Command) -> Self {
         command.process_group(0);
         let mut child = command.spawn().unwrap();
@@ -89,7 +89,7 @@ impl NodeProcess {
         Self { child, log: said }
     }
 
-    /// Both nodes, and where node 0 answers.
+    /// Both nodes, and the HTTP address of node 0.
     fn two(place: &ClusterAddress, more: &[&str]) -> (Self, Self, SocketAddr) {
         let nodes = (Self::start(place, 0, more), Self::start(place, 1, more));
         let address = nodes.0.address();
@@ -108,7 +108,7 @@ impl NodeProcess {
         }
     }
 
-    /// Once it is ready.
+    /// HTTP address, once the node is ready.
     pub(crate) fn address(&self) -> SocketAddr {
         self.wait_for_log(" on http://");
         let said = self.log();
@@ -124,7 +124,7 @@ impl NodeProcess {
         self.signal("KILL");
     }
 
-    /// The one executor of this node.
+    /// Process id of this node's only executor.
     fn executor(&self) -> u32 {
         let found = children_as("executor", self.child.id());
         let [only] = found[..] else { panic!("children: {found:?}: {}", self.log()) };
@@ -152,7 +152,7 @@ impl Drop for NodeProcess {
         if std::thread::panicking() {
             println!("process {} said:\n{}", self.child.id(), self.log());
         }
-        // Gone already in most tests.
+        // Already exited in most tests.
         let group = format!("-{}", self.child.id());
         let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
         let _ = self.child.kill();
@@ -218,7 +218,7 @@ fn two_nodes_match_one_and_survive_remote_executor_kill() {
     let latter = (zero.executor(), one.executor());
     assert!(latter.0 == former.0 && latter.1 != former.1, "{former:?} {latter:?}");
 
-    // A signal to the other node alone ends nothing as long as node 0 goes on.
+    // SIGTERM to the other node alone does not end it while node 0 runs.
     one.signal("TERM");
     one.wait_for_log("going on until node 0 has drained");
     assert_eq!(complete_on_replica(at, 1, 20), complete_on_replica(at, 0, 20));
@@ -257,7 +257,7 @@ fn requests_of_a_dead_node_move_or_wait() {
     assert!(text == expected && end == "length", "differs from an undisturbed run: {text}");
     assert!(complete_on_replica(at, 1, 20) == expected[..complete_on_replica(at, 0, 20).len()]);
 
-    // Without node 0 there is nothing to do, and nobody to ask.
+    // Without node 0 the other node has no work and exits.
     let left = again.executor();
     zero.signal("KILL");
     assert_eq!(again.exits().code(), Some(3), "{}", again.log());
@@ -271,7 +271,7 @@ fn heartbeat_timeout_disconnects_both_nodes() {
     let place = ClusterAddress::new();
     let (zero, mut one, at) = NodeProcess::two(&place, &[]);
     let short = complete_on_replica(at, 1, 20);
-    // Stopped, the node is as good as cut off; its executor is not, and must not go on by itself.
+    // A stopped node is equivalent to a partition; its executor still runs and must not continue alone.
     let executor = one.executor();
     one.signal("STOP");
     zero.wait_for_log("no sign of life for 5 s");
@@ -287,12 +287,12 @@ fn heartbeat_timeout_disconnects_both_nodes() {
     assert_eq!(again.exits().code(), Some(3), "{}", again.log());
     again.wait_for_log("no sign of life for 5 s");
     zero.signal("CONT");
-    // Its scheduler has stood still for a while, and says so until it has looked around.
+    // After its scheduler was paused, node 0 reports unready until it has checked its executors.
     wait_until(TIMEOUT, "node 0", || is_ready(at));
     assert_eq!(complete_text(at, 20), short, "node 0 serves on alone");
 }
 
-/// As `srun` runs a task on each of two nodes, both of them here.
+/// Emulates `srun` with one task on each of two nodes, both on this machine.
 const SRUN: &str = r#"#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 trap 'kill -TERM $(jobs -p)' TERM
@@ -337,10 +337,10 @@ fn slurm_job_serves_on_all_nodes() {
     }
 }
 
-/// What comes back until the connection closes.
+/// Everything received until the connection is closed.
 fn rest(mut stream: TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // A reset is an end, too; time that runs out is none.
+    // A reset is permitted; a timeout is not.
     let end = stream.read_to_end(&mut bytes);
     assert!(!matches!(&end, Err(e) if e.kind() == std::io::ErrorKind::WouldBlock), "still open");
     bytes
@@ -351,7 +351,7 @@ fn strangers_are_dropped_and_wrong_secrets_logged() {
     let place = ClusterAddress::new();
     let zero = NodeProcess::start(&place, 0, &[]);
     zero.wait_for_log("waiting for the other nodes");
-    // An answer, if it were not for its length.
+    // A valid response except for its length.
     let mut long =
         b"HDRN\x00\x00\x22\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\x3f\x00\x00\x00\x00"
             .to_vec();
@@ -364,15 +364,15 @@ fn strangers_are_dropped_and_wrong_secrets_logged() {
         b"",
     ] {
         let mut stream = place.connect();
-        let _ = stream.write_all(bytes); // It may be closed already.
+        let _ = stream.write_all(bytes); // The connection may be closed already.
         rest(stream);
     }
-    // More than find room.
+    // More connections than the server admits.
     let silent: Vec<_> = (0..40).map(|_| place.connect()).collect();
     for stream in silent {
         assert!(rest(stream).len() < 200, "a challenge at most");
     }
-    // Another version is told, because it is somebody's mistake.
+    // A version mismatch is logged, because it is an operator's mistake.
     let mut former = place.connect();
     let frame =
         b"HDRN\x01\x00\x22\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00";
@@ -380,10 +380,10 @@ fn strangers_are_dropped_and_wrong_secrets_logged() {
     rest(former);
     zero.wait_for_log("the peer speaks protocol 1, this process ");
 
-    // Those who guess fill no log.
+    // Repeated failed authentication does not flood the log.
     for _ in 0..30 {
         let mut guess = place.connect();
-        guess.read_exact(&mut [0; 60]).unwrap(); // The least that a challenge has.
+        guess.read_exact(&mut [0; 60]).unwrap(); // Minimum size of a challenge.
         let answer = NodeHandshake::Response { nonce: [1; 32], proof: [2; 32] };
         let mut frame = Vec::new();
         encode(&answer, Epoch(0), &mut frame).unwrap();
@@ -414,7 +414,7 @@ fn strangers_are_dropped_and_wrong_secrets_logged() {
     let one = NodeProcess::start(&place, 1, &[]);
     let at = zero.address();
     assert_eq!(complete_on_replica(at, 1, 20), complete_on_replica(at, 0, 20));
-    // One that claims a place that is taken harms nobody.
+    // A second node with a rank that is taken does not affect the first.
     let mut second = NodeProcess::start(&place, 1, &[]);
     assert_eq!(second.exits().code(), Some(1), "{}", second.log());
     second.wait_for_log("node 1 is here already");

@@ -1,4 +1,4 @@
-//! `/openapi.json` says what the server does: the same routes, the same fields, the same ranges.
+//! Checks `/openapi.json` against the server: routes, fields and ranges.
 
 use crate::http_client::{HttpReply, get, post};
 use crate::test_server::{ServerSetup, TestServer};
@@ -42,7 +42,7 @@ fn documented_routes_match_the_server() {
     assert!(undescribed.is_empty(), "no word in server/src/openapi/operations.rs: {undescribed:?}");
 }
 
-/// Bodies that the fields are added to, and where they are sent.
+/// Base bodies to which fields are added, with their paths.
 fn forms() -> Vec<(&'static str, &'static str, Value)> {
     let messages = json!([{"role": "user", "content": "x"}]);
     vec![
@@ -68,7 +68,8 @@ fn param(reply: &HttpReply) -> String {
     reply.json()["error"]["param"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Every field of the document is read: none is reported as ignored, and null is absence, also of fields that nobody knows.
+/// Every documented field is accepted: none is reported as ignored, and null is equivalent to absence, also
+/// for unknown fields.
 #[test]
 fn every_documented_field_is_accepted() {
     let server = TestServer::start(&ServerSetup { priorities: true, ..ServerSetup::default() });
@@ -96,18 +97,19 @@ fn every_documented_field_is_accepted() {
         let reply = post(at, path, &with(&form, "no_such_field", Value::Null));
         assert_eq!((reply.status, reply.header(IGNORED)), (200, None), "{path}");
     }
-    // Some fields belong to one form of a body only.
+    // Some fields are valid in one base body only.
     let nowhere: Vec<_> = unknown.difference(&known).collect();
     assert!(nowhere.is_empty(), "{nowhere:?}");
 }
 
-/// Whether a body of this form may have the field: then a value of a strange kind is refused, or taken, but not ignored.
+/// Whether the endpoint accepts the field in this body: a value of an unexpected type is then rejected or
+/// used, but not ignored.
 fn is_field_known(at: SocketAddr, path: &str, form: &Value, name: &str) -> bool {
     let strange = json!({"strange": {"strange": []}});
     form.get(name).is_some() || post(at, path, &with(form, name, strange)).header(IGNORED).is_none()
 }
 
-/// Values just outside what the document allows are refused under the field's name.
+/// Values just outside the documented ranges are rejected with the field's name.
 #[test]
 fn documented_ranges_match_the_server() {
     let server = TestServer::start(&ServerSetup { priorities: true, ..ServerSetup::default() });
@@ -131,7 +133,7 @@ fn documented_ranges_match_the_server() {
     assert!(tried > 200, "{tried}");
 }
 
-/// Values that a schema does not allow: other types, and just past each end.
+/// Values that a schema does not allow: other types, and values just outside each bound.
 fn outside(schema: &Value) -> Vec<Value> {
     let kinds = match &schema["type"] {
         Value::String(kind) => vec![kind.as_str()],
@@ -149,7 +151,7 @@ fn outside(schema: &Value) -> Vec<Value> {
         ("number", json!(0.5)),
     ] {
         let number = is("number") && kind == "integer";
-        // What a list or an object may hold is tried elsewhere.
+        // Items of lists and objects are tested elsewhere.
         let container = (is("array") || is("object")) && kind == "integer";
         if !is(kind) && !number || container && !is(kind) {
             values.push(value);
@@ -179,7 +181,7 @@ fn outside(schema: &Value) -> Vec<Value> {
     values
 }
 
-/// The ends of a range are taken, or refused for another reason than their type or range.
+/// The bounds of a range are accepted, or rejected for a reason other than type or range.
 fn check_inside(at: SocketAddr, path: &str, form: &Value, name: &str, schema: &Value) {
     for end in ["minimum", "maximum"] {
         let Some(value) = schema.get(end).filter(|_| !schema["type"].is_string()) else { continue };

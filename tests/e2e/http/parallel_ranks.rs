@@ -1,4 +1,4 @@
-//! Several executor processes: ranks that share a model, replicas that step alone, and the death of either.
+//! Several executor processes: ranks that share a model, independent replicas, and the failure of either.
 
 use super::executor_process::{
     body, children, complete_text, finish, is_ready, is_zombie, send, stream, stream_of, wait_until,
@@ -19,12 +19,12 @@ pub(super) fn start(flags: &[&str]) -> ServerProcess {
     ServerProcess::start(&[EXACT, flags].concat())
 }
 
-/// The executors of a server by their rank in the world.
+/// Process ids of the server's executors by world rank.
 pub(super) fn ranks(process: &ServerProcess) -> BTreeMap<u16, u32> {
     ranks_of(process.id())
 }
 
-/// The same, by the server's process id.
+/// Process ids of the executors of process `server` by world rank.
 pub(crate) fn ranks_of(server: u32) -> BTreeMap<u16, u32> {
     let rank = |pid: &u32| {
         let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
@@ -35,7 +35,7 @@ pub(crate) fn ranks_of(server: u32) -> BTreeMap<u16, u32> {
     found.iter().filter_map(|pid| Some((rank(pid)?, *pid))).collect()
 }
 
-/// The sample of a series of `/metrics`.
+/// Value of a series of `/metrics`.
 pub(super) fn metric(address: SocketAddr, series: &str) -> f64 {
     let page = String::from_utf8(get(address, "/metrics").body).unwrap();
     let line = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
@@ -76,7 +76,7 @@ fn tp_ranks_match_one_rank_and_survive_a_kill() {
         1.0
     );
 
-    // One that hangs holds up the other: both are replaced.
+    // A hanging rank blocks the other: both are replaced.
     send(latter[&1], "-STOP");
     let stalled = std::thread::spawn(move || complete_text(at, 20));
     wait_until(Duration::from_secs(12), "the loss", || !is_ready(at));
@@ -122,7 +122,7 @@ fn replica_failure_leaves_the_other_serving() {
     };
     assert!(recovered(0) >= 1.0 && recovered(1) == 0.0);
 
-    // With both gone nothing is ready, and everything waits.
+    // Without any replica the server is not ready, and all requests wait.
     for pid in latter.values() {
         send(*pid, "-KILL");
     }
@@ -148,7 +148,7 @@ fn two_replicas_of_two_tp_ranks_serve() {
     assert_eq!(loads["dp_rank_count"], 2);
     let blocks = |rank: usize| loads["loads"][rank]["max_total_num_tokens"].as_u64().unwrap();
     assert_eq!(blocks(0), blocks(1), "what each of the four can hold");
-    // A constrained output follows its masks on both ranks of a replica.
+    // A constrained output follows its grammar bitmasks on both ranks of a replica.
     let mut constrained = body(40, false);
     constrained["structured_outputs"] = json!({"regex": "[a-c]{30}"});
     let reply = post(at, "/v1/completions", &constrained).json();
@@ -156,7 +156,7 @@ fn two_replicas_of_two_tp_ranks_serve() {
     assert!(text.len() == 30 && text.chars().all(|c| ('a'..='c').contains(&c)), "{text}");
 }
 
-/// A checkpoint with experts, in a folder of its own.
+/// An MoE checkpoint in its own folder.
 pub(crate) fn with_experts() -> tempfile::TempDir {
     synth(&json!({
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 272,
@@ -169,7 +169,7 @@ pub(crate) fn with_experts() -> tempfile::TempDir {
     }))
 }
 
-/// A checkpoint of a configuration, in 32 bits: `model` in a folder of its own.
+/// A checkpoint of a configuration in f32: `model` in its own folder.
 pub(super) fn synth(config: &Value) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.json");
@@ -181,7 +181,7 @@ pub(super) fn synth(config: &Value) -> tempfile::TempDir {
     folder
 }
 
-/// Each of both layers has sent `tokens` to its experts.
+/// Checks that layer `i` has routed `tokens[i]` tokens to its experts.
 fn check_experts_counted(at: SocketAddr, tokens: [u64; 2]) {
     let mut client = HttpClient::connect(at);
     client.send("GET", "/debug/experts", "Authorization: Bearer root\r\n", b"");
@@ -212,7 +212,7 @@ fn expert_and_tensor_parallel_experts_are_equal() {
         let body = json!({"prompt": [5, 6, 7, 8, 9], "max_tokens": 100, "ignore_eos": true,
                           "temperature": 0, "return_token_ids": true});
         let reply = post(process.address, "/v1/completions", &body).json();
-        // Of the prompt the last layer computes what its first token comes from.
+        // The last layer computes only the prompt position that is sampled.
         check_experts_counted(process.address, [2 * (5 + 99), 2 * (1 + 99)]);
         reply["choices"][0]["token_ids"].clone()
     };
@@ -220,7 +220,7 @@ fn expert_and_tensor_parallel_experts_are_equal() {
     assert_eq!(expected.as_array().map(Vec::len), Some(100));
     assert_eq!(of(&["-tp", "2"]), expected);
     assert_eq!(of(&["-tp", "2", "--enable-expert-parallel"]), expected);
-    // Out of order, the hot ones of layer 0 on both ranks.
+    // Experts out of order, the hot ones of layer 0 on both ranks.
     let layers = json!([[3, 0, 1, 7, 2, 5, 4, 6, 3, 0, 1, 7], [6, 0, 1, 7, 4, 5, 3, 2]]);
     let file = folder.path().join("placement.json");
     fs::write(&file, json!({"physical_to_logical_map": layers}).to_string()).unwrap();

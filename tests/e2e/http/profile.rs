@@ -1,4 +1,4 @@
-//! `--profile`, `/start_profile` and `/stop_profile`: files that parse, whatever ends the server.
+//! `--profile`, `/start_profile` and `/stop_profile`: valid files, however the server ends.
 
 use super::server_process::ServerProcess;
 use crate::child_watchdog::run_to_end;
@@ -19,13 +19,13 @@ fn switch(address: SocketAddr, what: &str) -> Value {
     reply.json()
 }
 
-/// One request of one prefill and the rest of `TOKENS` decodes.
+/// One request with one prefill and `TOKENS - 1` decode steps.
 fn complete(address: SocketAddr) {
     let body = json!({"prompt": "The quick brown fox", "max_tokens": TOKENS, "ignore_eos": true});
     assert_eq!(post(address, "/v1/completions", &body).status, 200);
 }
 
-/// Steps of a file, on the device and in each thread.
+/// Number of steps in a file, on the device and in each thread.
 fn steps(path: &Path) -> [usize; 3] {
     let text = std::fs::read_to_string(path).unwrap();
     count(&serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}")))
@@ -41,7 +41,8 @@ fn count(trace: &Value) -> [usize; 3] {
     ]
 }
 
-/// Waits until a file holds so many steps. It is being written: one reading may fall into a write.
+/// Waits until a file has the wanted numbers of steps. The file is being written, so one read may be
+/// incomplete.
 fn comes_to(path: &Path, wanted: [usize; 3]) {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -91,14 +92,14 @@ fn traces_parse_after_stop_kill_and_term() {
         let mut process = ServerProcess::start(&args);
         let at = process.address;
         let file = |name: &Value| Path::new(&profile).join(name.as_str().unwrap());
-        complete(at); // Recorded from ready on.
+        complete(at); // Recorded from start-up on.
         let first = file(&switch(at, "stop")["file"]);
         assert_eq!(steps(&first), [TOKENS; 3], "{executor}");
         complete(at);
         assert_eq!(switch(at, "stop"), json!({"status": "stopped", "file": null}));
         let second = file(&switch(at, "start")["file"]);
         complete(at);
-        comes_to(&second, [TOKENS; 3]); // On disk while it goes on.
+        comes_to(&second, [TOKENS; 3]); // Written to disk during recording.
         complete(at);
         process.signal("TERM");
         assert_eq!(process.exits_within(Duration::from_secs(20)).code(), Some(0));
@@ -108,7 +109,7 @@ fn traces_parse_after_stop_kill_and_term() {
     }
 }
 
-/// `hadron bench trace` counts the same steps.
+/// Checks that `hadron bench trace` counts the same steps.
 fn print_tables(file: &Path) {
     let mut hadron = Command::new(env!("CARGO_BIN_EXE_hadron"));
     let hadron = run_to_end(hadron.args(["bench", "trace"]).arg(file));

@@ -1,4 +1,4 @@
-//! Several replicas in one server: who gets a request, and what is told of each.
+//! Several replicas in one server: request routing, and the metrics of each.
 
 use crate::http_client::{HttpClient, get, post};
 use crate::kv_event_replay;
@@ -13,13 +13,13 @@ fn two() -> ServerSetup {
     ServerSetup { replicas: 2, ..ServerSetup::default() }
 }
 
-/// Tokens that each replica has produced.
+/// Number of tokens that each replica has generated.
 fn generated(server: &TestServer) -> Vec<u64> {
     server.wait_idle(Duration::from_secs(5));
     server.client().replica_stats().iter().map(|stats| stats.generated_tokens_total).collect()
 }
 
-/// Asks for five tokens after a prompt of `letter`, and says how many of the prompt's were cached.
+/// Requests five tokens after a prompt of `letter`; returns the number of cached prompt tokens.
 fn complete(server: &TestServer, letter: u32, more: &Value) -> u64 {
     let mut body = json!({"prompt": vec![letter; 40], "max_tokens": 5, "ignore_eos": true});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

@@ -1,4 +1,4 @@
-//! What good requests get: unary and streamed replies say the same.
+//! Replies to valid requests: unary and streamed replies are equal.
 
 use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{ServerSetup, TestServer};

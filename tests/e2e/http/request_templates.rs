@@ -1,14 +1,15 @@
-//! Templates that requests bring: what one takes is its own failure, and the server lives on within its memory.
+//! Chat templates in requests: an expensive template fails its own request, and the server stays within its
+//! memory.
 
 use super::memory_amplification::status_bytes;
 use super::server_process::ServerProcess;
 use crate::http_client::{HttpClient, get};
 use serde_json::{Value, json};
 
-/// Memory that the server may take beyond what it has at start. A doubled string would take much more.
+/// Maximum growth of the server's memory. A doubled string would take much more.
 const GROWTH_BYTES: u64 = 64 << 20;
 
-/// A template that doubles a string `times`, and then says `what` of it.
+/// A template that doubles a string `times` times and then renders `what`.
 fn doubled(times: u32, what: &str) -> String {
     format!(
         "{{% set n = namespace(x='x') %}}{{% for i in range({times}) %}}{{% set n.x = n.x ~ n.x %}}{{% endfor %}}{what}"

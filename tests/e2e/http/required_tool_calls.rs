@@ -1,4 +1,4 @@
-//! Calls that must be made: whatever the hash model would say, the grammar makes it call.
+//! Required tool calls: the grammar forces a call, whatever the hash model would generate.
 
 use crate::http_client::{HttpClient, post};
 use crate::test_server::{ServerSetup, TestServer};
@@ -73,7 +73,7 @@ fn required_tool_call_starts_after_reasoning() {
     chat["max_tokens"] = json!(40);
     let reply = post(server.address, CHAT, &chat).json();
     let message = &reply["choices"][0]["message"];
-    // A hash never ends its thoughts by chance; nothing but the grammar would stop them.
+    // The hash model never ends its reasoning by chance; only the grammar would.
     assert_eq!(reply["choices"][0]["finish_reason"], "length");
     assert!(!message["reasoning"].as_str().unwrap().is_empty());
     assert_eq!(reply["usage"]["completion_tokens_details"]["reasoning_tokens"], 40);

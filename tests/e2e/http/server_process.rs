@@ -12,19 +12,19 @@ use std::time::{Duration, Instant};
 pub(crate) struct ServerProcess {
     child: Child,
     stderr: BufReader<ChildStderr>,
-    /// What it wrote before the ready line.
+    /// Stderr before the ready line.
     stderr_text: String,
     pub(crate) address: SocketAddr,
 }
 
-/// Flags that say how large the KV cache is, or that a GPU does.
+/// Flags that set the size of the KV cache, or select a GPU, which sets it.
 const SIZES: [&str; 4] = [
     "--kv-cache-memory-bytes",
     "--num-gpu-blocks-override",
     "--device",
     "--gpu-memory-utilization",
 ];
-/// The size where a test names none: the server's own depends on the machine.
+/// KV cache size of tests that set none: the default depends on the machine.
 const SIZE: &str = "256MiB";
 
 pub(crate) fn command(args: &[&str]) -> Command {
@@ -39,12 +39,12 @@ pub(crate) fn command(args: &[&str]) -> Command {
 }
 
 impl ServerProcess {
-    /// Starts it and reads the ready line.
+    /// Starts the server and reads the ready line.
     pub(crate) fn start(args: &[&str]) -> Self {
         Self::of(&mut command(&[&["--port", "0"], args].concat()))
     }
 
-    /// The same of a command that says where its log goes.
+    /// Starts a command with its log on stderr, and reads the ready line.
     pub(crate) fn of(command: &mut Command) -> Self {
         let mut child = command.spawn().unwrap();
         let watchdog = ChildWatchdog::start(child.id(), CHILD_TIMEOUT);
@@ -62,7 +62,7 @@ impl ServerProcess {
         Self { child, stderr, stderr_text: said, address }
     }
 
-    /// Everything on stderr, up to its end: only of a process that has ended.
+    /// Everything on stderr, up to its end; only for a process that has exited.
     pub(crate) fn stderr_text(&mut self) -> String {
         self.stderr.read_to_string(&mut self.stderr_text).unwrap();
         self.stderr_text.clone()
@@ -92,7 +92,7 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // Gone already in most tests.
+        // Already exited in most tests.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -108,7 +108,7 @@ fn endless(address: SocketAddr) -> HttpClient {
 
 fn rest_of(client: &mut HttpClient) -> String {
     let mut text = Vec::new();
-    let _ = client.reader.read_to_end(&mut text); // A reset is an end, too.
+    let _ = client.reader.read_to_end(&mut text); // A reset is permitted.
     String::from_utf8_lossy(&text).into_owned()
 }
 
@@ -131,7 +131,7 @@ fn demo_serves_and_drain_ends_streams_properly() {
     let mut rest = String::new();
     process.stderr.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("curl http://"), "a line to try: {rest}");
-    // The stream may have run out in time.
+    // The stream may have finished in time.
     let was_cut = text.contains("\"reason\":\"draining\"");
     let says = rest.contains("the drain ends outputs that are not complete outputs=1");
     assert_eq!(says, was_cut, "{rest}");
@@ -145,7 +145,7 @@ fn second_signal_exits_immediately() {
     std::thread::sleep(Duration::from_millis(50));
     process.signal("INT");
     let code = process.exits_within(Duration::from_secs(2)).code();
-    // The stream may have run out in between: the drain was over then.
+    // The stream may have finished meanwhile, which ends the drain.
     assert!(code == Some(130) || code == Some(0), "{code:?}");
 }
 

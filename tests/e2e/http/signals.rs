@@ -1,4 +1,5 @@
-//! Signals in the middle of streams: which end the server, which reopen its files, and what children do.
+//! Signals during streams: which end the server, which reopen its log files, and the behaviour of its
+//! children.
 
 use super::executor_process::{
     children_as, complete_text, executor, finish, send, stream, wait_until,
@@ -35,7 +36,7 @@ fn harmless_signals_end_neither_server_nor_children() {
         assert_eq!(finish(running), (expected.clone(), json!("length")), "{signal}");
         assert_eq!(executor(&process), pid, "{signal}");
     }
-    // A terminal's signals reach the whole group: they are the server's to answer.
+    // A terminal's signals reach the whole process group: only the server reacts.
     let running = stream(at, TOKENS);
     for signal in ["-QUIT", "-INT"] {
         send(pid, signal);
@@ -64,11 +65,11 @@ fn sigquit_drains_and_a_second_one_ends_at_once() {
     std::thread::sleep(Duration::from_millis(50));
     process.signal("QUIT");
     let code = process.exits_within(Duration::from_secs(2)).code();
-    // The stream may have run out in between: the drain was over then.
+    // The stream may have finished meanwhile, which ends the drain.
     assert!(code == Some(131) || code == Some(0), "{code:?}");
 }
 
-/// A server whose log is a file.
+/// A server that logs to a file.
 struct FileLoggedServer {
     child: Child,
     at: SocketAddr,
@@ -96,7 +97,7 @@ impl FileLoggedServer {
 
 impl Drop for FileLoggedServer {
     fn drop(&mut self) {
-        // Gone already in most tests.
+        // Already exited in most tests.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -117,7 +118,7 @@ fn complete(at: SocketAddr, count: usize) {
     }
 }
 
-/// What logrotate does without `copytruncate`: move, then SIGHUP.
+/// As logrotate without `copytruncate`: rename, then SIGHUP.
 #[test]
 fn sighup_reopens_moved_log_files() {
     let folder = tempfile::tempdir().unwrap();
@@ -139,7 +140,7 @@ fn sighup_reopens_moved_log_files() {
     assert_eq!(lines(&moved(&trace)).len(), 3);
     assert!(fs::read_to_string(&log).unwrap().contains("the log was opened again"));
     assert!(!fs::read_to_string(moved(&log)).unwrap().contains("opened again"));
-    // What an executor writes goes through the server.
+    // Executor output goes through the server.
     send(children_as("executor", server.child.id())[0], "-KILL");
     wait_until(TIMEOUT, "the executor's return", || {
         fs::read_to_string(&log).unwrap().contains("executor is back")
@@ -158,7 +159,7 @@ fn full_disk_drops_whole_trace_lines_and_logs_the_count() {
     complete(process.address, 1);
     wait_until(TIMEOUT, "a line", || lines(&trace).len() == 1);
     let line = fs::metadata(&trace).unwrap().len();
-    // Room for three lines and a half.
+    // Room for three and a half lines.
     let limit = Rlimit { current: Some(line * 7 / 2), maximum: None };
     prlimit(Pid::from_raw(process.id() as i32), Resource::Fsize, limit).unwrap();
     complete(process.address, REQUESTS - 1);

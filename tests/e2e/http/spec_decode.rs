@@ -1,5 +1,5 @@
-//! `--speculative-config`: the same answers to the last digit with drafts and without, whatever is asked, and whatever
-//! the scheduler makes of it.
+//! `--speculative-config`: outputs and log-probabilities are bit-identical with and without draft tokens, for
+//! every sampling option and scheduler decision.
 
 use super::executor_process::{
     complete_text, executor, finish, is_ready, send, stream, stream_of, wait_until,
@@ -15,10 +15,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const CONFIG: &str = r#"{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":4}"#;
-/// Guesses at every turn, most of them wrong.
+/// Proposes draft tokens in every step, most of them wrong.
 const EAGER_CONFIG: &str =
     r#"{"method":"ngram","num_speculative_tokens":7,"prompt_lookup_min":1,"prompt_lookup_max":3}"#;
-/// Chunked prompts, and requests that push each other out.
+/// Flags that cause chunked prefill and preemptions.
 const SMALL_CACHE_FLAGS: &[&str] = &[
     "--max-model-len",
     "512",
@@ -30,7 +30,7 @@ const SMALL_CACHE_FLAGS: &[&str] = &[
     "16",
 ];
 
-/// What is asked for, beside the prompt.
+/// Sampling options of the requests.
 fn rules() -> Vec<Value> {
     vec![
         json!({"temperature": 0}),
@@ -51,7 +51,7 @@ fn rules() -> Vec<Value> {
     ]
 }
 
-/// A prompt that repeats itself, as its answer does; one in four begins the same.
+/// A repetitive prompt with a repetitive output; one in four shares a prefix.
 fn body(which: usize, rule: &Value) -> Value {
     let notes = "For beni the price is 178. For dupo the price is 154. ".repeat(5);
     let prompt = format!("Note {}. {notes}For sutuvi the price is {which}. For", which % 4);
@@ -61,7 +61,7 @@ fn body(which: usize, rule: &Value) -> Value {
     body
 }
 
-/// All that is told about the tokens.
+/// All data of the output tokens.
 fn token_outputs(at: SocketAddr, body: &Value) -> Value {
     let reply = post(at, "/v1/completions", body);
     assert_eq!(reply.status, 200, "{body}: {}", String::from_utf8_lossy(&reply.body));
@@ -74,7 +74,7 @@ fn spec_decode(at: SocketAddr, name: &str, position: &str) -> f64 {
     metric(at, &format!("vllm:spec_decode_num_{name}_total{{{labels}{position}}}"))
 }
 
-/// Drafted and accepted tokens.
+/// Numbers of draft and accepted tokens.
 fn spec_decode_counts(at: SocketAddr) -> (f64, f64) {
     let place = |i: u8| {
         let position = format!(r#",position="{i}""#);
@@ -156,7 +156,7 @@ fn tensor_parallel_ranks_draft_identically() {
     assert!(spec_decode_counts(drafting.address).1 > 0.0);
 }
 
-/// Token ids that follow a prompt which repeats itself, all asked at once.
+/// Output token ids for repetitive prompts, all requested at once.
 fn ids_of_all(at: SocketAddr) -> Vec<Value> {
     let ask = |which: u64| {
         let prompt: Vec<u64> = (0..70).map(|i| 3 + (i % 9 * 7 + which * 31) % 250).collect();
@@ -189,7 +189,7 @@ fn expert_parallel_replicas_may_draft_differently() {
         };
         let none = |line: &&str| line.ends_with(" 0");
         let [drafted, accepted] = ["draft", "accepted"].map(series);
-        // Which of them are right is chance: a replica may have had few.
+        // Acceptance is random: a replica may have few accepted tokens.
         assert!(!drafted.is_empty() && !drafted.iter().any(none), "{drafted:?}");
         assert!(!accepted.iter().all(none), "{accepted:?}");
     }
@@ -217,10 +217,10 @@ fn executor_kill_during_spec_decode_changes_no_output() {
     assert!(spec_decode_counts(at).1 > 0.0);
 }
 
-/// What a model's own draft layer guesses.
+/// Configuration for the model's own MTP module.
 const MTP_CONFIG: &str = r#"{"method":"mtp","num_speculative_tokens":3}"#;
 
-/// The sum of a counter of drafts over the replicas.
+/// Sum of a speculative-decoding counter over the replicas.
 fn counted(at: SocketAddr, name: &str) -> f64 {
     let page = String::from_utf8(get(at, "/metrics").body).unwrap();
     let name = format!("vllm:spec_decode_num_{name}_total{{");
@@ -258,7 +258,7 @@ fn mtp_changes_no_output() {
     }
 }
 
-/// A model that guesses for itself is right where the likeliest token is said, which half of the requests ask for.
+/// A model that drafts for itself is right for greedy requests, which are half of them.
 #[test]
 fn draft_model_changes_no_output() {
     let model = model();
@@ -276,12 +276,12 @@ fn draft_model_changes_no_output() {
         assert!(ids_of_all(at) == expected, "{flags:?}");
         let [tokens, right] = ["draft_tokens", "accepted_tokens"].map(|name| counted(at, name));
         println!("{flags:?}: {right} of {tokens} drafts accepted");
-        // Six of twelve say the likeliest: twelve steps of four right guesses each.
+        // Six of twelve requests are greedy: twelve steps with four accepted draft tokens each.
         assert!((240.0..tokens).contains(&right), "{right} of {tokens}");
     }
 }
 
-/// Both a layer of the model's own and one that is fed by the model's states.
+/// Covers an MTP module and an EAGLE-3 layer.
 #[test]
 fn restarted_executor_drafts_again() {
     let own = model_with(1);
@@ -328,7 +328,7 @@ fn models_without_usable_mtp_are_rejected_by_name() {
     }
 }
 
-/// A dense model of six layers, and a layer that drafts 96 of its ids.
+/// A dense model of six layers, and an EAGLE-3 layer with a draft vocabulary of 96 ids.
 fn eagle3_models(members: &Value) -> [tempfile::TempDir; 2] {
     let model = synth(&json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 272,

@@ -1,4 +1,4 @@
-//! Structured output over the hash model: every form, how it ends, what it costs others.
+//! Structured output over the hash model: every form, its end, and its cost for other requests.
 
 use crate::http_client::{HttpClient, post};
 use crate::test_server::{ServerSetup, TestServer};
@@ -135,7 +135,7 @@ fn constraints_apply_to_choices_streams_and_chat() {
     );
 }
 
-/// Grammars that are refused, or are harmless: never slow.
+/// Grammars that are rejected or harmless, but never slow.
 fn hostile() -> Vec<Value> {
     let deep =
         |open: &str, close: &str, n: usize| format!("{}a{}", open.repeat(n), close.repeat(n));
@@ -198,7 +198,7 @@ fn hostile_grammar_is_rejected_fast_and_isolated() {
         answered += u32::from(status != 429);
         let refused = matches!(
             (status, reason.as_str()),
-            // Without a turn within ten seconds, or a processor within three, where others leave the machine too little.
+            // No worker within ten seconds, or no processor within three, because the machine is busy.
             (400, Some("invalid_grammar")) | (429, Some("grammars_overloaded"))
         );
         assert!(status == 200 || refused, "{shown}: {status} {reason}");
@@ -221,13 +221,13 @@ fn multiples_with_many_places_are_followed() {
     }
 }
 
-/// What is said of a grammar that cannot be used is whole, in words, and names the field.
+/// The message for an unusable grammar is complete and readable, and names the field.
 #[test]
 fn grammar_errors_are_explained() {
     let server = TestServer::start(&ServerSetup::default());
     let refused = |outputs: Value| {
         let body = completion(&json!({"structured_outputs": outputs}));
-        // A trial without a processor is 429, and is asked for again.
+        // A dry run without a processor gives 429 and is repeated.
         let mut replies = (0..20).map(|_| post(server.address, PATH, &body));
         let reply = replies.find(|reply| reply.status != 429).expect("a turn within 20");
         assert_eq!(reply.status, 400, "{body}");
@@ -249,10 +249,10 @@ fn grammar_errors_are_explained() {
         assert!(message.contains(keyword), "{keyword} {value}: {message}");
         assert!(!leaks.iter().any(|leak| message.contains(leak)), "{message}");
     }
-    // The library panics here: it cuts a text in the middle of a character.
+    // The library panics here: it splits a text inside a character.
     let odd = format!("a{}", "é".repeat(80));
     let (_, message) = refused(json!({"json": {"type": "string", "pattern": [odd]}}));
-    // On a busy machine its backtrace, which the log gets, takes longer than a grammar may.
+    // On a busy machine logging its backtrace takes longer than the dry-run timeout.
     let is_late = message.contains("longer than");
     assert!(is_late || message.ends_with("the grammar cannot be compiled"), "{message}");
     assert!(!leaks.iter().any(|leak| message.contains(leak)), "{message}");

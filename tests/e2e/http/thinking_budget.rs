@@ -1,4 +1,4 @@
-//! `thinking_token_budget`: reasoning ends in time, and nothing else changes.
+//! `thinking_token_budget`: reasoning ends within the budget, and the rest of the output is unchanged.
 
 use crate::http_client::{HttpClient, HttpReply, get, post};
 use crate::small_tokenizer;
@@ -8,11 +8,11 @@ use std::time::Duration;
 use text::{ReasoningFamily, ToolCallSyntax};
 
 const CHAT: &str = "/v1/chat/completions";
-/// Thinks for 40 tokens.
+/// Reasoning of 40 tokens.
 const SCRIPT: &str = "<think>0123456789012345678901234567890123456789</think>So.";
-/// Ids of `</think>`.
+/// Number of tokens of `</think>`.
 const END_MARKER_TOKENS: usize = 8;
-/// Ends with what opens the reasoning.
+/// Chat template that ends with the start of reasoning.
 const OPENS: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
     {% if add_generation_prompt %}<think>\n{% endif %}";
 
@@ -21,7 +21,7 @@ fn scripted(script: &'static str) -> ServerSetup {
     ServerSetup { script: Some(script), parsers, ..ServerSetup::default() }
 }
 
-/// A model that always thinks, in words of its own.
+/// A model that always starts with reasoning.
 fn always_thinking_setup() -> ServerSetup {
     let parsers = (None, Some(ReasoningFamily::DeepSeekR1));
     ServerSetup { parsers, template: Some(OPENS), ..ServerSetup::default() }
@@ -56,7 +56,7 @@ fn end_marker_is_forced_once_budget_is_spent() {
     let server = TestServer::start(&scripted(SCRIPT));
     let mut client = HttpClient::connect(server.address);
     let mut ask = |extra: &Value| parsed_reply(&client.post(CHAT, &body(extra)));
-    // The mark takes the place of as many digits; what the script says then is content.
+    // The end marker replaces as many digits; the remaining script is content.
     for budget in [0, 1, 10, 39] {
         let reply = ask(&json!({"thinking_token_budget": budget}));
         let thought = &SCRIPT[7..][..budget];
@@ -71,7 +71,7 @@ fn end_marker_is_forced_once_budget_is_spent() {
         );
         assert_eq!(reply["usage"]["completion_tokens"], SCRIPT.len() + 1);
     }
-    // Nobody is hurried who ends in time; 41 to 46 leave a mark that is begun.
+    // A budget that is not exceeded has no effect; 41 to 46 end inside the marker.
     for budget in [40, 41, 46, 47, 100_000] {
         let reply = ask(&json!({"thinking_token_budget": budget}));
         assert_eq!(parts(&reply), (SCRIPT[7..47].to_owned(), "So.".to_owned()), "{budget}");
@@ -166,7 +166,7 @@ fn grammar_begins_after_the_forced_marker() {
     }
 }
 
-/// Masks made since the start.
+/// Number of grammar bitmasks built so far.
 fn masks(server: &TestServer) -> u64 {
     let page = String::from_utf8(get(server.address, "/metrics").body).unwrap();
     let line = page.lines().find(|line| line.starts_with("hadron:grammar_mask_seconds_count"));
@@ -182,7 +182,7 @@ fn thinking_budget_needs_masks_only_at_its_end() {
     assert_eq!(masks(&server), 0);
     parsed_reply(&post(server.address, CHAT, &body(&extra)));
     let made = masks(&server);
-    // Until the scheduler hears that masks are over, some rows may still have one.
+    // Until the scheduler is notified of the end of masking, some rows may still be masked.
     assert!((END_MARKER_TOKENS as u64..END_MARKER_TOKENS as u64 + 100).contains(&made), "{made}");
 }
 

@@ -1,11 +1,11 @@
-//! Every refusal of the request fields: status, reason and the field at fault.
+//! Every validation error of the request fields: status, reason and parameter.
 
 use crate::http_client::{HttpClient, HttpReply, get, post};
 use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};
 use server::ServerOptions;
 
-/// (extra fields, `param`, `reason`)
+/// Case: (extra fields, `param`, `reason`).
 type ValidationCase = (Value, &'static str, &'static str);
 
 const VALUE: &str = "invalid_value";
@@ -35,7 +35,7 @@ fn lengths_and_sampling() -> Vec<ValidationCase> {
         (json!({"n": -1.0}), "n", VALUE),
         (json!({"max_tokens": u64::MAX}), "max_tokens", VALUE),
         (json!({"min_tokens": 9, "max_tokens": 8}), "min_tokens", VALUE),
-        // What a request that names no most may have counts as well.
+        // Also if the request sets no `max_tokens`: the default maximum counts.
         (json!({"min_tokens": 4097}), "min_tokens", VALUE),
         (json!({"temperature": -0.1}), "temperature", VALUE),
         (json!({"temperature": 2.1}), "temperature", VALUE),
@@ -150,7 +150,7 @@ fn check(reply: &HttpReply, status: u16, param: &Value, reason: &str, what: &str
     assert!(error["type"].as_str().is_some_and(|kind| kind.ends_with("Error")), "{what}");
     let message = error["message"].as_str().unwrap();
     assert!(!message.is_empty() && !message.contains("src/") && !message.contains("panicked"));
-    // Many programs show the message alone.
+    // Many clients show the message only.
     assert!(message.contains(param.as_str().unwrap_or_default()), "{what}: {message}");
 }
 

@@ -1,4 +1,4 @@
-//! Weights that change under a running server, and restarts that fail until they are whole again.
+//! Weights that change under a running server, and restarts that fail until the weights are restored.
 
 use super::executor_process::{
     complete_text_of, executor, finish, is_ready, send, stream_of, wait_until,
@@ -14,19 +14,19 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const FILE: &str = "model.safetensors";
-/// A start takes long where many tests share few cores.
+/// Starts are slow if many tests share few cores.
 const TIMEOUT: Duration = Duration::from_mins(2);
 const TOKENS: u32 = 3_500;
 const EXECUTOR_PROCESS_FLAGS: &[&str] = &["--executor", "process", "--served-model-name", "m"];
 
-/// Failed restarts of a replica because of this.
+/// Metric of failed restarts of a replica for a cause.
 fn failures(replica: u16, cause: &str) -> String {
     format!(
         "hadron:executor_start_failures_total{{cause=\"{cause}\",engine=\"{replica}\",model_name=\"m\"}}"
     )
 }
 
-/// A small model and another one of the same sizes, and ways to exchange the files of the first.
+/// A small model and another one of equal size, with functions to exchange the files of the first.
 struct SwappableCheckpoint {
     folder: TempDir,
     other: TempDir,
@@ -74,7 +74,7 @@ impl SwappableCheckpoint {
         fs::read(self.other_dir().join(FILE)).unwrap()
     }
 
-    /// Its bytes with one bit changed, in a place that no sample of the file touches.
+    /// The weights with one bit changed, at a position that no digest sample covers.
     fn one_bit_changed(&self) -> Vec<u8> {
         let mut bytes = self.bytes();
         let last_sample = bytes.len() - 256;
@@ -83,7 +83,7 @@ impl SwappableCheckpoint {
         bytes
     }
 
-    /// Puts a file in the place of the weights. Executors that run keep the former one.
+    /// Replaces the weights file. Running executors keep the old one.
     fn put(&self, bytes: &[u8]) {
         put(&self.dir(), bytes);
     }
@@ -105,8 +105,8 @@ fn pinned(replica: u16) -> Value {
            "data_parallel_rank": replica})
 }
 
-/// Kills the executor in the middle of a greedy stream once `bytes` lie in the place of its weights: the server must
-/// end, naming the cause, and the stream must hold no token of other weights.
+/// Kills the executor during a greedy stream once `bytes` have replaced its weights: the server must exit
+/// with the cause, and the stream must contain no token of other weights.
 fn assert_named_failure(
     checkpoint: &SwappableCheckpoint,
     flags: &[&str],
@@ -173,7 +173,7 @@ fn replica_never_restarts_with_other_weights() {
     assert!(is_ready(at), "the other replica serves");
     assert_eq!(complete_text_of(at, &pinned(0)), expected);
     assert_eq!(metric(at, &failures(0, "weights_changed")), 0.0);
-    // Once the file is the former one again, the replica comes back.
+    // Once the original file is back, the replica is restored.
     checkpoint.put(&whole);
     assert_eq!(complete_text_of(at, &pinned(1)), expected);
 }
@@ -257,18 +257,18 @@ fn nodes_with_different_weights_never_serve_together() {
     let (checkpoint, same) = (SwappableCheckpoint::new(), SwappableCheckpoint::new());
     let place = ClusterAddress::new();
     let mut zero = NodeProcess::start(&place, 0, &[&checkpoint.name()]);
-    // Other weights are refused before they are loaded.
+    // Other weights are rejected before they are loaded.
     let mut one = NodeProcess::start(&place, 1, &[checkpoint.other_dir().to_str().unwrap()]);
     assert_eq!(one.exits().code(), Some(1), "{}", one.log());
     one.wait_for_log("node 0 refuses this node: node 1 has model digest ");
-    // One bit in a place that no sample touches is found when they are.
+    // A bit outside the digest samples is detected when the weights are loaded.
     same.put(&same.one_bit_changed());
     let _one = NodeProcess::start(&place, 1, &[&same.name()]);
     assert_eq!(zero.exits().code(), Some(1), "{}", zero.log());
     zero.wait_for_log(": weights_changed: the digest of the weights ");
 }
 
-/// The executor of the second node starts with other weights while the first node serves.
+/// The executor of the second node restarts with other weights while the first node serves.
 #[test]
 fn rejoining_node_with_other_weights_is_rejected() {
     let (checkpoint, same) = (SwappableCheckpoint::new(), SwappableCheckpoint::new());

@@ -1,4 +1,4 @@
-//! Streaming clients that know what they have to hear.
+//! Streaming clients with known expected outputs.
 
 use super::rng::KillDrillRng;
 use super::topologies::KnownRequest;
@@ -8,20 +8,20 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A stream that says nothing for so long, not even a comment, hangs. The client waits no longer.
+/// Timeout without any data on a stream, keep-alive comments included; the stream then counts as hung.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What became of the requests of a drill.
+/// Results of the requests of a drill.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StreamResults {
     pub(super) correct: usize,
     pub(super) tokens: usize,
-    /// Refused, cut off, ended with an error or too early.
+    /// Number of requests that were rejected, cut off, or ended with an error or too early.
     pub(super) failed: usize,
-    /// With other tokens than an undisturbed server's, or more of them.
+    /// Number of requests with tokens other than those of an undisturbed server, or more of them.
     pub(super) wrong_tokens: usize,
     pub(super) hung: usize,
-    /// What was wrong with each.
+    /// Descriptions of all failures.
     pub(super) descriptions: Vec<String>,
 }
 
@@ -63,9 +63,9 @@ impl StreamResults {
     }
 }
 
-/// What a client heard.
+/// How a stream ended.
 enum StreamEnd {
-    /// All up to `[DONE]`.
+    /// All events up to `[DONE]`.
     Complete {
         ids: Vec<u32>,
         end: String,
@@ -74,7 +74,7 @@ enum StreamEnd {
     Hung,
 }
 
-/// Asks one question after another until told to stop.
+/// Sends one request after another until stopped.
 pub(super) fn send_requests(
     at: SocketAddr,
     questions: &[KnownRequest],
@@ -89,7 +89,7 @@ pub(super) fn send_requests(
     answers
 }
 
-/// Opens a stream and leaves it to its fate.
+/// Opens a stream and returns its connection.
 pub(super) fn open(at: SocketAddr, question: &KnownRequest) -> HttpClient {
     let mut client = HttpClient::connect(at);
     client.send("POST", "/v1/completions", "", question.body.to_string().as_bytes());
@@ -119,7 +119,7 @@ fn read_stream(at: SocketAddr, question: &KnownRequest) -> StreamEnd {
     }
 }
 
-/// The ids of a stream and how it ended.
+/// Token ids of a stream, and how it ended.
 fn of_events(events: &[u8]) -> StreamEnd {
     let text = String::from_utf8_lossy(events);
     let (mut ids, mut end) = (Vec::new(), String::new());

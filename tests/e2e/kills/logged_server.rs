@@ -1,4 +1,4 @@
-//! A server in a drill: when its log said what of which group.
+//! A server in a drill, with timestamps of its log messages about each group.
 
 use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog};
 use crate::http::server_process::command;
@@ -9,26 +9,26 @@ use std::process::{Child, ChildStderr};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-/// What the log says of a group.
+/// Log message about a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GroupEvent {
-    /// It is lost, and what was left of it is gone.
+    /// The group has failed, and its remaining processes have exited.
     Failed,
-    /// It serves again.
+    /// The group serves again.
     Restored,
 }
 
-/// By the replica that names a group.
+/// Events of each group, by the replica that identifies it in the log.
 type GroupEvents = BTreeMap<u16, Receiver<(Instant, GroupEvent)>>;
 
-/// `hadron serve` whose log is read.
+/// `hadron serve` with a reader for its log.
 pub(super) struct LogWatchedServer {
     pub(super) child: Child,
     pub(super) address: SocketAddr,
 }
 
 impl LogWatchedServer {
-    /// Starts it; `groups` are named by their first replicas.
+    /// Starts the server; `groups` contains the first replica of each group.
     pub(super) fn start(
         flags: &[String],
         groups: impl Iterator<Item = u16>,
@@ -59,13 +59,13 @@ impl LogWatchedServer {
 
 impl Drop for LogWatchedServer {
     fn drop(&mut self) {
-        // Gone already unless something failed.
+        // Already exited unless the test failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Passes news on until the log ends; nothing is left unread, or the server would wait for its reader.
+/// Forwards events until the log ends; reads every line, because a full pipe would block the server.
 fn read(stderr: BufReader<ChildStderr>, groups: &BTreeMap<u16, Sender<(Instant, GroupEvent)>>) {
     for line in stderr.lines().map_while(Result::ok) {
         let now = Instant::now();
@@ -74,7 +74,7 @@ fn read(stderr: BufReader<ChildStderr>, groups: &BTreeMap<u16, Sender<(Instant, 
         }
         let Some((replica, news)) = parse(&line) else { continue };
         if let Some(group) = groups.get(&replica) {
-            // Who drills this group may be through.
+            // The drill of this group may have ended.
             let _ = group.send((now, news));
         }
     }

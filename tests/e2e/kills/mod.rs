@@ -1,6 +1,7 @@
-//! The kill drill: executors die and hang at random under load, and no client loses, repeats or misses a token.
+//! The kill drill: executors are killed and stopped at random under load, and no client loses, repeats or
+//! misses a token.
 //!
-//! `just kills` runs the long form, every test run a short one; a failure names the seed.
+//! `just kills` runs the long form, every test run a short one; a failure prints the seed.
 
 mod load;
 mod logged_server;
@@ -17,13 +18,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use topologies::{DrillDevice, DrillModels, DrillTopology};
 
-/// The lives of servers that are still to come.
+/// State of a drill over many servers.
 struct KillDrill {
     seed: u64,
-    /// Those that servers live in, in turn, and what is served there.
+    /// Topologies of consecutive servers, and their models.
     topologies: &'static [DrillTopology],
     models: DrillModels,
-    /// Number of the next server, and how many there are at most.
+    /// Index of the next server, and maximum number of servers.
     next: AtomicUsize,
     servers: usize,
     signals: SignalCounts,
@@ -31,7 +32,8 @@ struct KillDrill {
 }
 
 impl KillDrill {
-    /// Lives in worlds in turn until so many signals are sent; as many servers at a time as there are lanes.
+    /// Runs servers with alternating topologies until the wanted number of signals is sent, one server per
+    /// lane at a time.
     fn run(
         (device, turns): (DrillDevice, &'static [DrillTopology]),
         seed: u64,
@@ -94,8 +96,8 @@ fn killed_and_hung_executors_lose_no_token() {
     assert!(kills >= 6 && stops >= 2, "{kills} kills, {stops} stops");
 }
 
-/// Two hundred kills and fifty stops, or as many as HADRON_KILLS asks for, on CPUs or GPUs that HADRON_GPU names, two or as many as
-/// HADRON_GPU_RANKS says.
+/// Two hundred kills and fifty stops, or HADRON_KILLS of them, on CPUs or on the GPUs that HADRON_GPU names:
+/// two, or HADRON_GPU_RANKS.
 #[test]
 #[ignore = "minutes: `just kills`"]
 #[allow(clippy::disallowed_methods, reason = "the seed of a replay and the GPUs come from `just`")]
@@ -106,7 +108,7 @@ fn long_kill_drill() {
     let kills = said("HADRON_KILLS").unwrap_or(200) as usize;
     let wanted = SignalCounts { kills, stops: kills / 4, stop_percent: 22, executor_failures: 3 };
     let turns = DrillTopology::for_devices(said("HADRON_GPU_RANKS").unwrap_or(2));
-    // On GPUs servers would share the memory of the same ones.
+    // On GPUs, concurrent servers would share the memory of the same devices.
     let (device, lanes) = match std::env::var("HADRON_GPU").as_deref() {
         Err(_) => (DrillDevice::Cpu, 2),
         Ok("cuda") => (DrillDevice::Cuda, 1),

@@ -1,4 +1,4 @@
-//! What a drill has found: counts, and how long things took.
+//! Results of a drill: counts and durations.
 
 use super::load::StreamResults;
 use super::topologies::DrillTopology;
@@ -7,32 +7,32 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// An executor may outlive its server for so long.
+/// Maximum time by which an executor may outlive its server.
 const ORPHAN_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// A loss, as its server told it.
+/// An executor failure as reported by the server.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ObservedFailure {
     pub(super) signal: Signal,
-    /// Processes that got it.
+    /// Number of processes that were sent the signal.
     pub(super) sent: usize,
-    /// From the signal to the restart.
+    /// Time from the signal to the failure report.
     pub(super) after: Duration,
     pub(super) failed_at: Instant,
-    /// From the loss to the return, unless its successors were lost, too.
+    /// Time from the failure to the restore, unless the replacements failed as well.
     pub(super) restored_after: Option<Duration>,
 }
 
-/// What happened to one server.
+/// Results of one server.
 #[derive(Debug, Default)]
 pub(super) struct ServerRun {
     pub(super) failures: Vec<ObservedFailure>,
     pub(super) results: StreamResults,
-    /// From the server's death to that of the last executor.
+    /// Time from the server's exit to that of the last executor.
     pub(super) orphans_exited_after: Duration,
 }
 
-/// What happened to all servers.
+/// Results of all servers.
 #[derive(Debug, Default)]
 pub(super) struct KillDrillReport {
     pub(super) duration: Duration,
@@ -48,12 +48,12 @@ impl KillDrillReport {
         self.by_topology.values().flatten()
     }
 
-    /// Processes killed, and stopped.
+    /// Number of processes killed, and number stopped.
     pub(super) fn signals(&self) -> (usize, usize) {
         (sent(self.server_runs(), Signal::KILL), sent(self.server_runs(), Signal::STOP))
     }
 
-    /// How far it is.
+    /// Progress line.
     pub(super) fn line(&self) -> String {
         let (kills, stops) = self.signals();
         let answers = total_results(self.server_runs());
@@ -61,7 +61,8 @@ impl KillDrillReport {
         format!("{kills} kills, {stops} stops, {} right, {wrong} wrong", answers.correct)
     }
 
-    /// Panics unless every client heard every token once, and nobody outlived a server.
+    /// Panics unless every client received every token once, and no executor outlived its server for too
+    /// long.
     pub(super) fn check(&self) {
         let answers = total_results(self.server_runs());
         let wrong = (answers.failed, answers.wrong_tokens, answers.hung);
@@ -83,7 +84,7 @@ fn total_results<'a>(lives: impl Iterator<Item = &'a ServerRun>) -> StreamResult
     all
 }
 
-/// Median, 99th percentile (nearest rank) and maximum in milliseconds; empty of nothing.
+/// Median, 99th percentile (nearest rank) and maximum in milliseconds; empty without times.
 fn quantiles(times: impl Iterator<Item = Duration>) -> String {
     let mut times: Vec<f64> = times.map(|time| time.as_secs_f64() * 1e3).collect();
     times.sort_unstable_by(f64::total_cmp);

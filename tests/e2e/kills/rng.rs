@@ -1,6 +1,6 @@
-//! The one source of chance of a drill: splitmix64 (Steele, Lea and Flood, 2014).
+//! Random number generator of a drill: splitmix64 (Steele, Lea and Flood, 2014).
 
-/// A stream of numbers that a seed fixes.
+/// A reproducible stream of random numbers.
 #[derive(Debug, Clone)]
 pub(super) struct KillDrillRng(u64);
 
@@ -17,12 +17,12 @@ impl KillDrillRng {
         y ^ (y >> 31)
     }
 
-    /// A number below `end`, which is small.
+    /// A number below `end`, which must be small.
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.bits() % end
     }
 
-    /// Whether something happens that happens so often in a hundred.
+    /// True with probability `percent` / 100.
     pub(super) fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }

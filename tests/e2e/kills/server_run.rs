@@ -1,4 +1,4 @@
-//! One server of a drill: as many losses as it survives, then its own death.
+//! One server of a drill: as many failures as it survives, then its own kill.
 
 use super::load::{open, send_requests};
 use super::logged_server::{GroupEvent, LogWatchedServer};
@@ -15,20 +15,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const CLIENTS: usize = 3;
-/// For what takes seconds at most.
+/// Timeout of operations that take seconds at most.
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Signals that a drill is to send.
+/// Numbers of signals that a drill sends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SignalCounts {
     pub(super) kills: usize,
     pub(super) stops: usize,
     pub(super) stop_percent: u64,
-    /// Of each group of a server, which survives three in ten minutes.
+    /// Failures of each group of a server, which survives three in ten minutes.
     pub(super) executor_failures: usize,
 }
 
-/// Who suffers: the ranks of one group of a server.
+/// The group under test: the ranks of one group of a server.
 struct TargetGroup<'a> {
     server: u32,
     ranks: &'a [u16],
@@ -36,7 +36,7 @@ struct TargetGroup<'a> {
     chance: KillDrillRng,
 }
 
-/// Starts a server under load, has its groups die and hang, and kills it.
+/// Starts a server under load, kills and stops its groups, and kills the server.
 pub(super) fn run_server(
     worlds: &DrillModels,
     world: DrillTopology,
@@ -80,7 +80,7 @@ pub(super) fn run_server(
 }
 
 impl TargetGroup<'_> {
-    /// Loses the group as often as wanted.
+    /// Makes the group fail the wanted number of times.
     fn fail_repeatedly(mut self, wanted: SignalCounts) -> Vec<ObservedFailure> {
         let mut seen: Vec<ObservedFailure> = Vec::new();
         while seen.len() < wanted.executor_failures {
@@ -88,7 +88,7 @@ impl TargetGroup<'_> {
             let stops = self.chance.percent(wanted.stop_percent);
             let signal = if stops { Signal::STOP } else { Signal::KILL };
             seen.push(self.fail_once(signal));
-            // Its successors may die before they serve.
+            // The replacements may be killed before they serve.
             while seen.len() < wanted.executor_failures && self.chance.percent(15) {
                 thread::sleep(Duration::from_millis(self.chance.below(200)));
                 seen.push(self.fail_once(Signal::KILL));
@@ -100,7 +100,7 @@ impl TargetGroup<'_> {
         seen
     }
 
-    /// Sends a signal to a rank, now and then to all at once, and waits until the server has noticed.
+    /// Sends a signal to one rank, sometimes to all at once, and waits until the server has detected it.
     fn fail_once(&mut self, signal: Signal) -> ObservedFailure {
         let mut pids = Vec::new();
         wait_until(TIMEOUT, "the ranks are there", || {
@@ -118,7 +118,7 @@ impl TargetGroup<'_> {
         ObservedFailure { signal, sent, after: lost - since, failed_at: lost, restored_after: None }
     }
 
-    /// When the server next said this.
+    /// Time of the next such event.
     fn wait_for(&self, wanted: GroupEvent) -> Instant {
         loop {
             let heard = self.group_events.recv_timeout(TIMEOUT);
@@ -130,12 +130,12 @@ impl TargetGroup<'_> {
     }
 }
 
-/// Whether the signal reached anyone.
+/// Whether the process existed and the signal was sent.
 fn send(pid: u32, signal: Signal) -> bool {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).is_ok()
 }
 
-/// Kills the server, now and then while an executor stands still. Returns how long executors outlived it.
+/// Kills the server, sometimes while an executor is stopped. Returns the time by which executors outlived it.
 fn end(mut server: LogWatchedServer, chance: &mut KillDrillRng) -> Duration {
     let executors: Vec<u32> = ranks_of(server.child.id()).into_values().collect();
     assert!(!executors.is_empty(), "somebody computes");

@@ -1,4 +1,4 @@
-//! What is served in a drill, how it is spread over executors, and what an undisturbed executor answers.
+//! Models and topologies of a drill, and the outputs of undisturbed executors.
 
 use crate::http::executor_process::body;
 use crate::http::parallel_ranks::with_experts;
@@ -6,20 +6,20 @@ use crate::http::server_process::ServerProcess;
 use crate::http_client::post;
 use serde_json::{Value, json};
 
-/// Tokens of the longest answer.
+/// Length of the longest output in tokens.
 const TOKENS: u32 = 500;
-/// Questions to a model.
+/// Number of distinct requests to a model.
 const QUESTIONS: u32 = 6;
 const EXACT: &[&str] = &["--dtype", "float32"];
 
-/// What executors compute on.
+/// Device of the executors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DrillDevice {
-    /// One thread of the CPU each.
+    /// One CPU thread per executor.
     Cpu,
-    /// A GPU each.
+    /// One NVIDIA GPU per executor.
     Cuda,
-    /// The same of the other make.
+    /// One AMD GPU per executor.
     Rocm,
 }
 
@@ -33,7 +33,7 @@ impl DrillDevice {
     }
 }
 
-/// How executors share a model.
+/// Parallelism of the executors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum DrillTopology {
     One,
@@ -51,7 +51,7 @@ impl DrillTopology {
     const OF_FOUR: &[Self] =
         &[Self::DataParallel2TensorParallel2, Self::DpAttention4Experts4, Self::TensorParallel4];
 
-    /// Those that so many devices are for.
+    /// Topologies for a number of devices.
     pub(super) fn for_devices(devices: u64) -> &'static [Self] {
         match devices {
             2 => Self::OF_TWO,
@@ -60,7 +60,7 @@ impl DrillTopology {
         }
     }
 
-    /// As tables say it.
+    /// Name in tables.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::One => "one executor",
@@ -85,7 +85,7 @@ impl DrillTopology {
         }
     }
 
-    /// Ranks of each group that lives and dies together, by the replica that its log lines name.
+    /// Ranks of each group that fails as a unit, by the replica that its log lines name.
     pub(super) fn groups(self) -> &'static [(u16, &'static [u16])] {
         match self {
             Self::One => &[(0, &[0])],
@@ -101,14 +101,14 @@ impl DrillTopology {
     }
 }
 
-/// A request and the ids that answer it.
+/// A request and its output token ids.
 #[derive(Debug, Clone)]
 pub(super) struct KnownRequest {
     pub(super) body: Value,
     pub(super) ids: Vec<u32>,
 }
 
-/// The models, and what they say.
+/// The models and their expected outputs.
 pub(super) struct DrillModels {
     device: DrillDevice,
     expert_model: tempfile::TempDir,
@@ -117,7 +117,7 @@ pub(super) struct DrillModels {
 }
 
 impl DrillModels {
-    /// Asks undisturbed servers.
+    /// Records the outputs of undisturbed servers.
     pub(super) fn prepare(device: DrillDevice) -> Self {
         let experts = with_experts();
         let mut worlds = Self {
@@ -156,7 +156,7 @@ impl DrillModels {
     }
 }
 
-/// Greedy ones, and sampled ones: those would differ from a lost or repeated token on.
+/// Greedy and sampled requests: sampled ones differ from any lost or repeated token on.
 fn known_requests(flags: &[String]) -> Vec<KnownRequest> {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let server = ServerProcess::start(&flags);

@@ -1,4 +1,4 @@
-//! Hostile grammars by the thousand, and harmless ones that are all different: each has an end, and memory stays.
+//! Thousands of hostile grammars, and of harmless distinct ones: each ends, and memory is bounded.
 
 mod specs;
 
@@ -14,14 +14,14 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// Of every test run.
+/// Number of grammars of every test run.
 const FORMS: u64 = 60;
-/// Masks of an output that a grammar is followed for.
+/// Number of bitmasks built per accepted grammar.
 const MASKS: u32 = 30;
-/// Longest time for a grammar, refused or followed, on a machine that others use.
+/// Maximum time for a grammar, rejected or followed, on a machine with other load.
 const TIME_LIMIT: Duration = Duration::from_secs(30);
 
-/// Compiles one after the other.
+/// Compiles grammars one after another.
 struct GrammarCompileHarness(GrammarCompilePool);
 
 impl GrammarCompileHarness {
@@ -38,20 +38,20 @@ impl GrammarCompileHarness {
     }
 }
 
-/// What became of many.
+/// Results of many grammars.
 #[derive(Debug, Default)]
 struct RandomGrammarCounts {
     accepted: u64,
     rejected: u64,
     masks: u64,
-    /// Longest until it was accepted or refused, and all masks of an output.
+    /// Longest time until acceptance or rejection, and longest time for all bitmasks of an output.
     judged: Duration,
     followed: Duration,
     /// Times of all grammars.
     took: Vec<Duration>,
 }
 
-/// Sends so many grammars of a seed.
+/// Compiles `count` grammars of a seed.
 fn run(seed: u64, count: u64) -> RandomGrammarCounts {
     let (bench, mut tally) = (GrammarCompileHarness::start(), RandomGrammarCounts::default());
     for number in 0..count {
@@ -89,7 +89,7 @@ fn run(seed: u64, count: u64) -> RandomGrammarCounts {
     tally
 }
 
-/// Memory of this process, in KiB. Trials have a bound of their own.
+/// Resident memory of this process in KiB. Dry runs have a bound of their own.
 fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -102,7 +102,7 @@ fn random_grammars_are_rejected_or_followed_in_time() {
     assert!(tally.accepted > 5 && tally.rejected > 5 && tally.masks > 50, "{tally:?}");
 }
 
-/// As many as `HADRON_GRAMMARS_COUNT` says.
+/// Compiles `HADRON_GRAMMARS_COUNT` grammars.
 #[test]
 #[ignore = "minutes: `just hostile-grammars`"]
 fn many_random_grammars() {
@@ -127,7 +127,7 @@ fn many_random_grammars() {
     );
 }
 
-/// As many as `HADRON_SCHEMAS_COUNT` says, each compiled once.
+/// Compiles `HADRON_SCHEMAS_COUNT` schemas once each.
 #[test]
 #[ignore = "minutes: `just schemas`"]
 fn many_distinct_schemas() {

@@ -1,4 +1,4 @@
-//! Grammars that somebody who means harm might send, drawn from a seed: nested, recursive, contradicting, and large.
+//! Hostile grammars drawn from a seed: nested, recursive, contradictory, and large.
 
 use crate::hostile_grammars::json_spec;
 use crate::rng::SimRng;
@@ -6,7 +6,7 @@ use grammar::{GrammarSpec, TEXT_BYTES_MAX};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
-/// Deepest nesting of what is drawn.
+/// Maximum nesting depth.
 const DEPTH: u32 = 7;
 
 /// A grammar of a seed.
@@ -27,7 +27,7 @@ pub(super) fn random_spec(chance: &mut SimRng) -> GrammarSpec {
     }
 }
 
-/// One schema of many, all different, all harmless.
+/// One of many distinct harmless schemas.
 pub(super) fn harmless_spec(number: u64) -> GrammarSpec {
     json_spec(
         json!({"type": "object", "additionalProperties": false, "required": ["a"], "properties": {
@@ -36,7 +36,7 @@ pub(super) fn harmless_spec(number: u64) -> GrammarSpec {
     )
 }
 
-/// A text as long as the server takes at most.
+/// Truncates a text to the server's maximum size.
 fn cut(mut text: String) -> String {
     let end = (0..=TEXT_BYTES_MAX.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
     text.truncate(end.unwrap_or(0));
@@ -80,7 +80,7 @@ fn regex(chance: &mut SimRng, depth: u32) -> String {
     }
 }
 
-/// The same few things very often.
+/// A few constructs repeated very often.
 fn repeated(chance: &mut SimRng) -> String {
     let times = chance.scaled(1, 20_000) as usize;
     match chance.below(5) {

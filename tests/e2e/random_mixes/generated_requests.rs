@@ -1,4 +1,5 @@
-//! What the users of a mix ask, drawn from a seed: every sampling option, masks, priorities, salts; and when they leave.
+//! Requests of a mix, drawn from a seed: every sampling option, grammars, priorities, salts, and disconnect
+//! times.
 
 use crate::invariance::MAX_MODEL_LEN;
 use crate::rng::SimRng;
@@ -7,12 +8,12 @@ use protocol::{RequestId, SamplingParams, Token};
 use scheduler::{ExtraKeys, RequestSubmission};
 use serde_json::json;
 
-/// What ends a text of the demo model.
+/// End-of-sequence ids of the demo model.
 const END_IDS: [Token; 2] = [2, 0];
 const PROMPT_MAX: u32 = 150;
 const ANSWER_MAX: u32 = 60;
 
-/// A request, when it comes, and when its client is gone.
+/// A request, its arrival time, and its disconnect time.
 #[derive(Debug, Clone)]
 pub(super) struct GeneratedRequest {
     pub(super) submit: RequestSubmission,
@@ -22,7 +23,7 @@ pub(super) struct GeneratedRequest {
     pub(super) disconnects_at_tick: Option<u64>,
 }
 
-/// The kinds of options that requests of a seed may use: each is off in half of the seeds.
+/// Kinds of options that requests of a seed may use: each is disabled in half of the seeds.
 #[derive(Debug, Clone, Copy)]
 struct OptionKinds {
     sampling_cuts: bool,
@@ -38,7 +39,7 @@ struct OptionKinds {
     aborts: bool,
 }
 
-/// What `GeneratedRequest::grammar` counts: one without an end, a choice, and a schema.
+/// Grammars that `GeneratedRequest::grammar` indexes: one without an end, a choice, and a schema.
 pub(super) fn specs() -> [GrammarSpec; 3] {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer", "maximum": 99},
         "b": {"enum": ["x", "yes", null]}}, "required": ["a", "b"], "additionalProperties": false});

@@ -1,4 +1,4 @@
-//! Runs requests to their end: the real engine, a real executor on this thread, and what befalls them.
+//! Runs requests to their end: the real engine, a real executor on this thread, and injected faults.
 
 use super::generated_requests::GeneratedRequest;
 use crate::invariance::{EngineSetting, MAX_MODEL_LEN, executor, model};
@@ -13,22 +13,22 @@ use scheduler::{
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Add;
 
-/// Far more than any mix needs.
+/// Far more ticks than any mix needs.
 const TICKS_MAX: u64 = 50_000;
-/// From the death of an executor to the next one.
+/// Ticks from an executor's failure to its replacement.
 const DEAD_TICKS: u64 = 3;
 
-/// What goes wrong, in 1000.
+/// Fault rates, in 1000.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MixFaults {
-    /// Masks that are late.
+    /// Grammar bitmasks that are overdue.
     pub(super) overdue_masks: u32,
-    /// Answers that come a tick later.
+    /// Outputs that arrive one tick later.
     pub(super) delayed_outputs: u32,
     pub(super) dies_at_tick: Option<u64>,
 }
 
-/// How requests run.
+/// How requests are run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MixSetup {
     pub(super) setting: EngineSetting,
@@ -37,7 +37,7 @@ pub(super) struct MixSetup {
     pub(super) faults: MixFaults,
 }
 
-/// What somebody who asks hears.
+/// Everything that a client receives for a request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct RequestOutput {
     pub(super) tokens: Vec<Token>,
@@ -46,7 +46,7 @@ pub(super) struct RequestOutput {
     pub(super) finish: Option<FinishReason>,
 }
 
-/// What happened on the way.
+/// Event counts of a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MixCounts {
     pub(super) requests: u64,
@@ -55,12 +55,12 @@ pub(super) struct MixCounts {
     pub(super) preemptions: u64,
     pub(super) cached_tokens: u64,
     pub(super) accepted: u64,
-    /// Clients that left before the end.
+    /// Number of clients that disconnected before the end.
     pub(super) disconnects: u64,
     pub(super) executor_failures: u64,
     pub(super) overdue_masks: u64,
     pub(super) masked: u64,
-    /// Requests that ended before they had all their tokens.
+    /// Number of requests that ended before their maximum number of tokens.
     pub(super) ended_early: u64,
     pub(super) scored: u64,
 }
@@ -86,18 +86,18 @@ impl Add for MixCounts {
     }
 }
 
-/// Who makes the masks of a step.
+/// Builds the grammar bitmasks of a step.
 struct MixMaskMaker<'a> {
     requests: &'a [GeneratedRequest],
     grammars: &'a [CompiledGrammar],
     sessions: BTreeMap<RequestId, GrammarSession>,
-    /// Rows of the step to be masked, and whose masks come too late.
+    /// Masked rows of the step, each with whether its bitmask is overdue.
     masked_rows: Vec<(u32, RequestId, bool)>,
     outputs: BTreeMap<RequestId, Vec<Token>>,
 }
 
 impl<'a> MixMaskMaker<'a> {
-    /// The session of a request that follows a grammar.
+    /// Grammar session of a constrained request.
     fn session(&mut self, request: RequestId) -> Option<&mut GrammarSession> {
         let grammar: &'a CompiledGrammar =
             &self.grammars[self.requests[request.0 as usize].grammar?];
@@ -105,7 +105,7 @@ impl<'a> MixMaskMaker<'a> {
         Some(self.sessions.entry(request).or_insert_with(new))
     }
 
-    /// Tokens behind `before` others.
+    /// Advances a request's session by `tokens`, which follow `before` earlier ones.
     fn observe(&mut self, request: RequestId, before: usize, tokens: &[Token]) {
         let from =
             self.requests[request.0 as usize].submit.first_masked_token.unwrap_or(0) as usize;
@@ -134,7 +134,7 @@ impl TokenBitmaskSource for MixMaskMaker<'_> {
     }
 }
 
-/// The state of one run.
+/// State of one run.
 struct MixRun<'a> {
     requests: &'a [GeneratedRequest],
     mix: &'a MixSetup,
@@ -143,9 +143,10 @@ struct MixRun<'a> {
     executor: Option<Executor>,
     maker: MixMaskMaker<'a>,
     inbox: Vec<SchedulerEvent>,
-    /// Answers under way.
+    /// Outputs in flight.
     step_outputs: VecDeque<StepOutput>,
-    /// Masks that were late, named by the tokens in front of them, and the tick at which they are there.
+    /// Overdue bitmasks, identified by the number of preceding output tokens, and the tick at which each is
+    /// ready.
     overdue_masks: BTreeMap<(RequestId, usize), u64>,
     outputs: Vec<RequestOutput>,
     counts: MixCounts,
@@ -253,7 +254,7 @@ impl MixRun<'_> {
         }
     }
 
-    /// The executor dies in its tick, and another one follows.
+    /// Stops the executor at its failure tick, and starts its replacement later.
     fn kill_and_restart(&mut self, tick: u64) {
         let Some(dies) = self.mix.faults.dies_at_tick else { return };
         if tick == dies {
@@ -288,7 +289,7 @@ impl MixRun<'_> {
         self.step_outputs.push_back(step.finish().unwrap());
     }
 
-    /// Whether a mask comes too late for a step that is sent now. Once it is said to be there, it is.
+    /// Whether a bitmask is overdue for a step that is sent now. Once reported as ready, it stays ready.
     fn is_mask_overdue(&mut self, request: RequestId, tick: u64) -> bool {
         let outputs = self.outputs[request.0 as usize].tokens.len();
         let known = self.overdue_masks.get(&(request, outputs));

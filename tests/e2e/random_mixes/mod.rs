@@ -1,7 +1,8 @@
-//! Requests drawn from a seed over the real scheduler and the real executor, in a mix drawn from it, too: whoever runs
-//! beside it, leaves, or is preempted, and whatever dies in between, each gets the bits that it gets alone.
+//! Random requests over the real scheduler and the real executor, in a random mix: whatever other requests,
+//! disconnects, preemptions and executor failures there are, each request gets the bits that it gets alone.
 //!
-//! The demo model in f32 is the oracle: a request alone, cold and undisturbed. A failure names its seed.
+//! The oracle is the demo model in f32: each request alone, with an empty cache and no faults. A failure
+//! prints its seed.
 
 mod generated_requests;
 mod mix_runner;
@@ -13,10 +14,10 @@ use grammar::CompiledGrammar;
 use mix_runner::{MixCounts, MixFaults, MixSetup, RequestOutput, run};
 use scheduler::{AbortCause, FinishReason};
 
-/// Seeds of every test run.
+/// Number of seeds of every test run.
 const SEEDS: u64 = 8;
 
-/// The mix of a seed: sizes of the engine, and what happens to it.
+/// The mix of a seed: engine limits and fault rates.
 fn random_mix(chance: &mut SimRng) -> MixSetup {
     let drafts = chance.pick(&[0, 0, 1, 3]);
     let world = EngineSetting {
@@ -37,7 +38,7 @@ fn random_mix(chance: &mut SimRng) -> MixSetup {
     MixSetup { setting: world, tokens_per_chunk, mixed: !chance.chance_per_mille(150), faults }
 }
 
-/// Runs a seed twice, one after the other and mixed, and compares.
+/// Runs the requests of a seed sequentially and in a mix, and compares the outputs.
 fn run_seed(seed: u64, grammars: &[CompiledGrammar]) -> MixCounts {
     let mut chance = SimRng::new(seed);
     let asked = generate(&mut chance, model().vocab as u32);
@@ -69,14 +70,15 @@ fn run_seed(seed: u64, grammars: &[CompiledGrammar]) -> MixCounts {
 }
 
 impl RequestOutput {
-    /// Whether this is how another one begins.
+    /// Whether this output is a prefix of another.
     fn is_prefix_of(&self, whole: &Self) -> bool {
         whole.tokens.starts_with(&self.tokens)
             && whole.logprobs.starts_with(&self.logprobs)
             && whole.prompt_logprobs.starts_with(&self.prompt_logprobs)
     }
 
-    /// Whether both end alike behind the same tokens. How much of the prompt was scored before depends on its chunks.
+    /// Whether both end equally after the same tokens. The number of prompt positions scored before a failure
+    /// depends on the chunks.
     fn fails_identically(&self, other: &Self) -> bool {
         let (mine, theirs) = (&self.prompt_logprobs, &other.prompt_logprobs);
         self.finish == other.finish
@@ -106,7 +108,7 @@ fn output_is_independent_of_concurrent_requests() {
     assert!(happened.iter().all(|&count| count > 0), "too little happened: {met:?}");
 }
 
-/// Seeds that no test has seen: `HADRON_MIXES_FROM`, `HADRON_MIXES_COUNT`.
+/// Runs further seeds: `HADRON_MIXES_FROM`, `HADRON_MIXES_COUNT`.
 #[test]
 #[ignore = "as long as asked for: `just mixes FROM COUNT`"]
 #[expect(clippy::disallowed_methods, reason = "the seeds come from `just`")]

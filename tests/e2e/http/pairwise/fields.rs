@@ -1,13 +1,13 @@
-//! Values at and beyond the bounds of the fields of requests.
+//! Values at and beyond the bounds of request fields.
 
 use serde_json::{Value, json};
 
-/// A field, values that are allowed, and values that are not.
+/// A field with valid and invalid values.
 pub(super) struct FieldValues {
     pub(super) name: &'static str,
     pub(super) valid: Vec<Value>,
     pub(super) invalid: Vec<Value>,
-    /// Whether there is no request without it.
+    /// Whether every request must have it.
     pub(super) required: bool,
 }
 
@@ -16,7 +16,7 @@ fn field(name: &'static str, good: Value, bad: Value) -> FieldValues {
     FieldValues { name, valid: list(good), invalid: list(bad), required: false }
 }
 
-/// Those of text completions; ids below 512, 512 positions.
+/// Fields of text completions, for 512 ids and 512 positions.
 pub(super) fn text() -> Vec<FieldValues> {
     let prompt = field(
         "prompt",
@@ -31,7 +31,7 @@ pub(super) fn text() -> Vec<FieldValues> {
     [own, sampling(), delivery()].into_iter().flatten().collect()
 }
 
-/// Those of chats.
+/// Fields of chat completions.
 pub(super) fn chat() -> Vec<FieldValues> {
     let one = |content: Value| json!([{"role": "user", "content": content}]);
     let messages = field(

@@ -1,19 +1,19 @@
-//! Rows that cover all pairs of values, chosen greedily.
+//! Greedily chosen rows that cover all pairs of values.
 
 use std::collections::BTreeSet;
 
-/// For each field the index of its value; `None` = left out.
+/// Index of the value of each field; `None` = field absent.
 pub(super) type FieldChoices = Vec<Option<usize>>;
 
-/// A value of a field.
+/// A field index and the index of its value.
 type FieldChoice = (usize, Option<usize>);
 
-/// What is still to be covered.
+/// Pairs that are still uncovered.
 pub(super) struct PairMatrix {
-    /// Values of each field, and whether it cannot be left out.
+    /// Number of values of each field, and whether it is required.
     fields: Vec<(usize, bool)>,
     open: BTreeSet<(FieldChoice, FieldChoice)>,
-    /// Pairs that rows were made for.
+    /// Pairs for which rows were generated.
     tried: BTreeSet<(FieldChoice, FieldChoice)>,
     pairs: usize,
 }
@@ -31,7 +31,7 @@ impl PairMatrix {
         Self { fields, pairs: open.len(), open, tried: BTreeSet::new() }
     }
 
-    /// A row for a pair that no row was made for, with as many other open pairs as fit.
+    /// A row for a pair without a generated row, with as many other open pairs as fit.
     pub(super) fn next(&mut self) -> Option<FieldChoices> {
         let pair = *self.open.iter().find(|pair| !self.tried.contains(pair))?;
         self.tried.insert(pair);
@@ -52,7 +52,7 @@ impl PairMatrix {
         Some(cells.into_iter().map(|cell| cell.1).collect())
     }
 
-    /// A row was answered.
+    /// Marks the pairs of an accepted row as covered.
     pub(super) fn cover(&mut self, row: &FieldChoices) {
         let cells: Vec<FieldChoice> = row.iter().copied().enumerate().collect();
         for (at, &first) in cells.iter().enumerate() {
@@ -62,7 +62,7 @@ impl PairMatrix {
         }
     }
 
-    /// Pairs that are covered, of all.
+    /// Number of covered pairs, and number of all pairs.
     pub(super) fn covered(&self) -> (usize, usize) {
         (self.pairs - self.open.len(), self.pairs)
     }

@@ -1,8 +1,9 @@
-//! Every two parameters of a request together: each value of the one with each value of the other, in as few requests as
-//! a greedy choice makes of it, several at a time.
+//! Pairwise tests of request parameters: each value of one with each value of another, in as few requests as
+//! a greedy choice gives, several at a time.
 //!
-//! A request of values that are allowed is answered, or refused by the name of a field that contradicts another. A value
-//! that is not allowed is refused by its field's name, whatever stands beside it. Nothing is answered with a 5xx.
+//! A request with valid values is served, or rejected with the name of a field that contradicts another. An
+//! invalid value is rejected with its field's name, whatever the other fields are. No request gets a 5xx
+//! status.
 
 mod fields;
 mod matrix;
@@ -17,17 +18,17 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Requests that run side by side.
+/// Number of concurrent requests.
 const CONCURRENCY: usize = 3;
-/// Rows are tried so often with the field left out that a refusal named.
+/// Maximum number of attempts per row, each without the field named by the last rejection.
 const TRIES: usize = 6;
 
-/// What came of the allowed values.
+/// Results of requests with valid values.
 #[derive(Debug, Default)]
 struct PairwiseCounts {
     served: usize,
     rejected: usize,
-    /// Rows that were answered: what stands beside values that are not allowed.
+    /// Rows that were accepted: the base for invalid values.
     valid_rows: Vec<FieldChoices>,
 }
 
@@ -39,10 +40,10 @@ fn body(fields: &[FieldValues], row: &FieldChoices) -> Value {
     Value::Object(present.collect::<Map<_, _>>())
 }
 
-/// Rules that may leave no token: where they do, the refusal names none of them.
+/// Constraints that may leave no allowed token; the rejection then names none of them.
 const RULES: [&str; 4] = ["allowed_token_ids", "regex", "response_format", "min_tokens"];
 
-/// The field that a refusal names, without what it says of its inside.
+/// The field that a rejection names, without the path inside it.
 fn rejected_field(reply: &HttpReply, sent: &Value) -> String {
     let body = reply.json();
     if body["error"]["reason"] == "no_token_allowed" {
@@ -62,7 +63,7 @@ fn check(reply: &HttpReply, sent: &Value) {
     }
 }
 
-/// Sends rows until every pair has been answered, or nobody can.
+/// Sends rows until every pair has been accepted or had its row.
 fn allowed(
     at: SocketAddr,
     path: &str,
@@ -93,7 +94,8 @@ fn allowed(
     }
 }
 
-/// A good row with one value that is not allowed, alone and beside every fifth other one: the refusal names one of them.
+/// Accepted rows with one invalid value, alone and combined with every fifth other one: the rejection must
+/// name one of them.
 fn forbidden(at: SocketAddr, path: &str, fields: &[FieldValues], good: &[FieldChoices]) -> usize {
     let bad: Vec<(&str, &Value)> =
         fields.iter().flat_map(|f| f.invalid.iter().map(|value| (f.name, value))).collect();
@@ -104,7 +106,7 @@ fn forbidden(at: SocketAddr, path: &str, fields: &[FieldValues], good: &[FieldCh
             let mut body = body(fields, &good[sent % good.len()]);
             body[*name] = (*value).clone();
             body[*other] = (*of_other).clone();
-            // With `echo`, a request for 0 tokens is valid: it asks for the prompt and its log-probabilities.
+            // With `echo`, `max_tokens` 0 is valid: it requests the prompt and its log-probabilities.
             if body["max_tokens"] == 0 && body["echo"] == true {
                 body["echo"] = json!(false);
             }
@@ -112,7 +114,8 @@ fn forbidden(at: SocketAddr, path: &str, fields: &[FieldValues], good: &[FieldCh
             check(&reply, &body);
             let refused = (400..500).contains(&reply.status);
             let blames = if refused { rejected_field(&reply, &body) } else { String::new() };
-            // Without a limit that is allowed, what is above it is not.
+            // With an invalid `max_tokens` the rejection may name `min_tokens`, which then exceeds the
+            // maximum.
             let meets = blames == "min_tokens" && [*name, *other].contains(&"max_tokens");
             if blames != *name && blames != *other && !meets {
                 wrong.push(format!("{name} {value}, {other} {of_other}: {blames:?} for {body}"));
