@@ -1,4 +1,4 @@
-//! An executor at the end of a link: the order of its start, its replies, and its ends.
+//! An executor on a link: the order of its start-up, its replies, and its exits.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "invariance/scheduler_harness.rs"]
@@ -29,7 +29,7 @@ fn next(peer: &mut LinkPeer) -> ExecutorEvent {
     peer.recv(Duration::from_mins(1)).unwrap().expect("an answer within a minute")
 }
 
-/// Receives up to the first message that tells of no progress.
+/// Receives up to the first message that is no progress report.
 fn skip_progress(peer: &mut LinkPeer) -> (ExecutorEvent, Vec<(StartupPhase, u64, u64)>) {
     let mut seen = Vec::new();
     loop {
@@ -97,7 +97,7 @@ fn batch(step: u64, epoch: u64, block: u32) -> ExecutorCommand {
 fn starts_serves_and_exits_on_command() {
     let (mut peer, thread) = start(player::config(ModelDtype::Float32, 1));
     ready(&mut peer);
-    peer.send(batch(4, 0, 2)).unwrap(); // Of an older group: not answered.
+    peer.send(batch(4, 0, 2)).unwrap(); // An older epoch: no reply.
     peer.send(batch(5, 1, 2)).unwrap();
     let ExecutorEvent::StepOutput(output) = next(&mut peer) else { panic!("no output") };
     assert_eq!((output.step, output.rows[0].sampled_tokens.len()), (StepId(5), 1));
@@ -118,7 +118,7 @@ fn an_impossible_batch_is_a_fault_that_names_the_step() {
     thread.join().unwrap();
 }
 
-/// Panics when a batch arrives.
+/// A receiver that panics when a batch arrives.
 struct PanickingReceiver<R>(R);
 
 impl<R: MessageReceiver<Message = ExecutorCommand>> MessageReceiver for PanickingReceiver<R> {
@@ -166,7 +166,7 @@ fn a_start_that_cannot_succeed_is_a_fault() {
     }
 }
 
-/// The digests that an executor with weights of this seed reports between loading them and its memory.
+/// Weights digests that an executor with this seed reports between loading and warm-up.
 fn loaded(seed: u64) -> WeightsDigest {
     let mut config = player::config(ModelDtype::Float32, 1);
     config.settings.synth_seed = Some(seed);
@@ -193,7 +193,7 @@ fn every_start_reports_the_digests_of_its_weights() {
     assert!(other.common != first.common && other.sharded != first.sharded, "{other:?} {first:?}");
 }
 
-/// The ranks of a replica, and where they meet.
+/// Starts the ranks of a replica; also returns their rendezvous.
 fn start_ranks(size: u16) -> (RankRendezvous, Vec<(LinkPeer, JoinHandle<()>)>) {
     let mut config = player::shared(player::config(ModelDtype::Float32, 1), size, false);
     let meeting = RankRendezvous::new(config.settings.parallel).unwrap();
@@ -245,7 +245,7 @@ fn a_rank_that_fails_ends_those_that_wait_for_it() {
     }
 }
 
-/// The answer to an order to record.
+/// Sends a profile command and returns the reply.
 fn profile(peer: &mut LinkPeer, on: bool) -> ProfilerStatus {
     peer.send(ExecutorCommand::Profile { enabled: on }).unwrap();
     let ExecutorEvent::ProfilerStatus(profiled) = next(peer) else {
@@ -293,6 +293,6 @@ fn peer_disconnect_ends_the_executor() {
     drop(peer);
     thread.join().unwrap();
     let (peer, thread) = start(player::config(ModelDtype::Float32, 1));
-    drop(peer); // While it loads.
+    drop(peer); // During the load.
     thread.join().unwrap();
 }

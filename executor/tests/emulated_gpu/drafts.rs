@@ -1,4 +1,4 @@
-//! Drafts on GPUs: the tokens of the CPU, which are those of a run without drafts, launched and replayed.
+//! Draft tokens on GPUs: the tokens of the CPU, which are those of a run without drafts, eager and replayed.
 
 use crate::player::{
     LockstepGroup, SchedulerHarness, ScriptedRequest, eagle, eagle_drafting, model_drafting,
@@ -14,13 +14,14 @@ use protocol::{
 use std::sync::Arc;
 use std::thread;
 
-/// Tokens of an answer that are compared.
+/// Number of output tokens that are compared.
 const EXPECTED_TOKENS: usize = 8;
 
-/// Group steps of replicas: what they are too many for is idle in the end.
+/// Number of lockstep steps of replicas: a replica that finishes earlier is idle for the rest.
 const STEPS: usize = 22;
 
-/// Requests that repeat themselves, and so do guesses; the second one's rules read what it said.
+/// Requests with repetitive prompts, so that draft tokens are proposed; the second one's penalties read its
+/// output.
 fn jobs(drafts: [u8; 3]) -> Vec<ScriptedRequest> {
     let job = |(id, drafts): (u64, u8)| {
         let mut job =
@@ -33,7 +34,8 @@ fn jobs(drafts: [u8; 3]) -> Vec<ScriptedRequest> {
     (0..).zip(drafts).map(job).collect()
 }
 
-/// Answers in chunks beside each other; one is preempted on its way, another begins behind the first one's blocks.
+/// Runs requests in chunks in the same batches; one is preempted, another starts with a prefix hit on the
+/// third one's first block.
 fn play(player: &mut SchedulerHarness, drafts: [u8; 3]) -> (Vec<GeneratedTokens>, [usize; 2]) {
     let mut jobs = jobs(drafts);
     let mut turn = 0;
@@ -67,7 +69,7 @@ fn play(player: &mut SchedulerHarness, drafts: [u8; 3]) -> (Vec<GeneratedTokens>
     )
 }
 
-/// What was generated, as far as all go: the last row may bring more.
+/// Generated tokens up to the compared length: the last row may emit more.
 fn expected_tokens(job: &ScriptedRequest) -> GeneratedTokens {
     let (mut tokens, mut logprobs) = job.output();
     tokens.truncate(EXPECTED_TOKENS);
@@ -75,7 +77,7 @@ fn expected_tokens(job: &ScriptedRequest) -> GeneratedTokens {
     (tokens, logprobs)
 }
 
-/// Without drafts on the CPU.
+/// Outputs on the CPU without draft tokens.
 fn tokens_without_drafts(config: &ExecutorConfig) -> Vec<GeneratedTokens> {
     let mut config = with_few_slots(config.clone());
     config.settings.speculative = None;
@@ -114,7 +116,7 @@ fn ngram_drafts_match_eager_and_replayed() {
     check("dense", 64, &speculating(dense, 3), [3, 2, 3]);
 }
 
-/// The model that keeps latents with a draft layer, which guesses so many tokens.
+/// The MLA model with an MTP module that proposes up to `drafts` draft tokens.
 fn mtp_drafting(dtype: ModelDtype, drafts: u8) -> ExecutorConfig {
     let mut config = mla_model(dtype);
     config.model.mtp_layers = 1;
@@ -135,7 +137,8 @@ fn mtp_module_drafts_eager_and_replayed() {
     check("three drafts", 32, &mtp_drafting(ModelDtype::Float32, 3), [3, 3, 1]);
 }
 
-/// Steps sent before those in front of them are answered go on where the device's seats are: the CPU's tokens and guesses.
+/// Steps submitted before earlier ones are finished continue from the device's sequence slots: same tokens
+/// and drafts as the CPU.
 #[test]
 fn async_steps_match_the_cpu() {
     if !crate::is_selected_by_cursor(0) {
@@ -149,7 +152,7 @@ fn async_steps_match_the_cpu() {
         (64, GraphCapture::Sizes(vec![4]), eagle_drafting(dense, eagle(), 2)),
     ];
     for (wave, capture, world) in worlds {
-        let total = 19 + EXPECTED_TOKENS; // The longest prompt's.
+        let total = 19 + EXPECTED_TOKENS; // For the longest prompt.
         let play = |config: ExecutorConfig, drafts: [u8; 3]| {
             let (mut player, mut jobs, mut left) =
                 (SchedulerHarness::with(config), jobs(drafts), true);
@@ -178,7 +181,7 @@ fn async_steps_match_the_cpu() {
     }
 }
 
-/// A model that says the same as the one it drafts for is always right, and keeps up with it in a cache of its own.
+/// An identical draft model is always accepted; it has its own KV cache.
 #[test]
 fn draft_model_drafts_eager_and_replayed() {
     if !crate::is_selected_by_cursor(1) {
@@ -189,7 +192,7 @@ fn draft_model_drafts_eager_and_replayed() {
     check("another model", 64, &model_drafting(dense, alike, 2), [2, 1, 2]);
 }
 
-/// A layer that begins with states of the model, over the kernels of any shape, and in 16 bits over those of matrix units.
+/// EAGLE-3 with the generic attention kernels, and in bf16 with those of matrix units.
 #[test]
 fn eagle3_drafts_eager_and_replayed() {
     if !crate::is_selected_by_cursor(1) {
@@ -210,7 +213,7 @@ fn eagle3_drafts_eager_and_replayed() {
     assert!(counted[0] > 10, "{counted:?}");
 }
 
-/// In 16 bits attention goes another way, whose draft layer leaves a position out as well.
+/// 16-bit MLA uses other kernels, in which the MTP module masks the first position too.
 #[test]
 fn mtp_in_bf16_replay_equals_eager() {
     let player = |capture| {
@@ -224,7 +227,7 @@ fn mtp_in_bf16_replay_equals_eager() {
     assert!(counted[0] > 10, "{counted:?}");
 }
 
-/// Requests of one replica, one after the other on the second, which is idle at first.
+/// Runs the requests of one replica; the second replica runs them one after the other and is idle at first.
 fn play_replica(
     player: &mut SchedulerHarness,
     replica: u16,
@@ -261,7 +264,8 @@ fn play_replica(
     (jobs.iter().map(said).collect(), [count(|job| job.drafted), count(|job| job.accepted)])
 }
 
-/// What two replicas that share experts say and guess, on GPUs that record steps of so many rows.
+/// Outputs and draft counts of two replicas that share experts, on GPUs that capture graphs as `capture`
+/// configures.
 fn in_replicas(
     (wave, capture): (u32, GraphCapture),
     alone: &ExecutorConfig,
@@ -276,14 +280,14 @@ fn in_replicas(
         thread::spawn(move || {
             let mut player = SchedulerHarness::of_replica(config, replica, Arc::clone(&pact));
             let found = play_replica(&mut player, replica, 2);
-            pact.agree(0); // Who leaves ends the group for those who have not finished their last step.
+            pact.agree(0); // A rank that leaves fails the group: wait until all have finished their last step.
             found
         })
     };
     [start(0), start(1)].into_iter().map(|replica| replica.join().unwrap()).collect()
 }
 
-/// Replicas that share experts make as many passes of the draft layer each, those that have nothing to do too.
+/// Replicas that share experts run the same number of draft passes, including idle replicas.
 #[test]
 fn replicas_that_share_experts_draft_together() {
     if !crate::is_selected_by_cursor(1) {
@@ -309,14 +313,14 @@ fn replicas_that_share_experts_draft_together() {
             assert_eq!(counted, guessed, "replica {replica}, {world:?}");
         }
     }
-    // In 16 bits latents are attended in another way, by nobody where a replica is idle.
+    // In bf16, MLA uses other kernels, which run without rows where a replica is idle.
     let alone = mtp_drafting(ModelDtype::Bfloat16, 2);
     let launched = in_replicas((64, GraphCapture::Disabled), &alone);
     assert_eq!(launched, in_replicas((64, GraphCapture::Sizes(vec![2])), &alone), "in bf16");
 }
 
-/// Each rank has logits of its part of the vocabulary, and some of the experts where they have been placed, the draft layer's too; all
-/// choose the same drafts of the whole.
+/// Each rank has its vocabulary shard of the draft logits, and the experts placed on it, the MTP module's
+/// too; all ranks choose the same draft tokens.
 #[test]
 fn ranks_propose_and_verify_the_same_drafts() {
     if !crate::is_selected_by_cursor(1) {
@@ -325,7 +329,7 @@ fn ranks_propose_and_verify_the_same_drafts() {
     let by_states = eagle_drafting(crate::player::config(ModelDtype::Float32, 2), eagle(), 2);
     let layer = mtp_drafting(ModelDtype::Float32, 2);
     let mut placed = with_all_experts_placed(shared(layer.clone(), 2, true));
-    placed.settings.expert_placement.as_mut().unwrap().layers.remove(1); // A layer less.
+    placed.settings.expert_placement.as_mut().unwrap().layers.remove(1); // This model has one layer less.
     for (alone, world) in [(layer, placed), (by_states.clone(), shared(by_states, 2, false))] {
         let expected = tokens_without_drafts(&alone);
         let counted = play(&mut SchedulerHarness::with(with_few_slots(alone.clone())), [2; 3]).1;

@@ -1,5 +1,5 @@
-//! What routers choose on a GPU is counted there: the numbers of the CPU, launched and replayed. And experts that nobody chooses, as every
-//! token goes to them.
+//! Expert load counted on a GPU equals the CPU's, eager and replayed; and shared experts, which every token
+//! is routed to.
 
 use crate::player::{
     SchedulerHarness, ScriptedRequest, mla_model, moe_model, shared, with_expert_placement,
@@ -16,10 +16,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// Decode steps; more than lie between two reports of replayed ones.
+/// Decode steps; more than the interval of expert load reports of replayed steps.
 const STEPS: usize = 17;
 
-/// Tokens by layer and expert.
+/// Number of tokens by layer and expert.
 type ExpertTokenTotals = BTreeMap<(u16, u16), u32>;
 
 fn add(totals: &mut ExpertTokenTotals, counts: &[ExpertTokenCount]) {
@@ -28,7 +28,8 @@ fn add(totals: &mut ExpertTokenTotals, counts: &[ExpertTokenCount]) {
     }
 }
 
-/// Three prompts, decode steps of three rows, then a prompt; and which of the decode steps reported.
+/// Runs three prompts, decode steps of three rows, then a prompt; also returns the decode steps with a
+/// report.
 fn expert_token_totals(player: &mut SchedulerHarness) -> (ExpertTokenTotals, Vec<usize>) {
     let mut totals = ExpertTokenTotals::new();
     let job = |id: u64| ScriptedRequest::new(id, 5 + 3 * id as usize, SamplingParams::greedy());
@@ -53,7 +54,7 @@ fn alone(config: ExecutorConfig) -> SchedulerHarness {
     SchedulerHarness::with(with_few_slots(config))
 }
 
-/// It records steps of `rows` rows and no others.
+/// A harness that captures graphs of `rows` rows only.
 fn harness_capturing_rows(mut config: ExecutorConfig, rows: u32) -> SchedulerHarness {
     config.settings.graph_capture = GraphCapture::Sizes(vec![rows]);
     SchedulerHarness::with(config)
@@ -74,14 +75,14 @@ fn expert_load_matches_the_cpu() {
             )));
             assert_eq!(launched, (expected.clone(), of_each_step), "launched");
         }
-        // Three rows are replayed as four, and the fourth is nobody's.
+        // Three rows are replayed as four; the fourth is padding.
         let replayed =
             expert_token_totals(&mut harness_capturing_rows(on_emulator(wave, config, false), 4));
         assert_eq!(replayed, (expected, vec![16]), "replayed, wave {wave}");
     }
 }
 
-/// The first rank counts for all, by the experts' own numbers, wherever they lie.
+/// The first rank counts for all ranks, by logical expert, wherever the experts are placed.
 #[test]
 fn expert_load_is_counted_once_across_ranks() {
     let (expected, _) = expert_token_totals(&mut alone(moe_model(ModelDtype::Float32)));
@@ -90,7 +91,7 @@ fn expert_load_is_counted_once_across_ranks() {
     assert_eq!(expert_token_totals(&mut player), (expected, vec![16]));
 }
 
-/// A lone row's experts are chosen where they are computed.
+/// Single rows are routed inside the expert kernel, which counts them.
 #[test]
 fn expert_load_counts_single_row_steps() {
     let config = crate::moe_model(ModelDtype::Bfloat16);
@@ -102,17 +103,18 @@ fn expert_load_counts_single_row_steps() {
         add(&mut totals, &player.step(&mut [(&mut job, 1)]).expert_tokens);
     }
     let of = |layer| totals.range((layer, 0)..(layer + 1, 0)).map(|(_, tokens)| tokens).sum();
-    // The last layer computes of a prompt what is asked about; each token goes to two experts.
+    // The last layer computes only the sample position of a prompt; each token is routed to two experts.
     let found: [u32; 2] = [0, 1].map(of);
     assert_eq!(found, [2 * (9 + 16), 2 * (1 + 16)]);
 }
 
-/// A model of V2 whose layers have two shared experts of so many channels beside eight: their router is softmax alone.
+/// A DeepSeek-V2 model with two shared experts of intermediate size `width` and eight routed ones; its router
+/// is plain softmax.
 pub(crate) fn shared_expert_model(dtype: ModelDtype, width: usize) -> ExecutorConfig {
     shared_expert_model_of_size(dtype, (64, width))
 }
 
-/// The same of so many channels of the stream.
+/// A model with shared experts and of hidden size `hidden`.
 fn shared_expert_model_of_size(
     dtype: ModelDtype,
     (hidden, width): (usize, usize),
@@ -132,7 +134,8 @@ fn shared_expert_model_of_size(
     ExecutorConfig { model, ..crate::config(dtype, 2) }
 }
 
-/// Among the others and, in steps of many rows, beside them.
+/// Checks shared experts that are fused with the routed ones and, in steps of many rows, overlapped with
+/// them.
 fn fused_and_overlapped_shared_experts(wave: u32, expected: &[GeneratedTokens]) {
     let player = |eager| {
         SchedulerHarness::with(on_emulator(
@@ -157,7 +160,7 @@ fn lazily_run_streams() {
     streamed_in_fp8();
 }
 
-/// Beside the others in every step, launched and replayed.
+/// Checks shared experts that are overlapped with the routed ones in every step, eager and replayed.
 fn streamed_in_fp8() {
     let fp8 = |dtype| fp8_model(shared_expert_model_of_size(dtype, (128, 128)), KvCacheDtype::Auto);
     let exact = play(&mut SchedulerHarness::with(with_few_slots(fp8(ModelDtype::Float32))));
@@ -169,7 +172,8 @@ fn streamed_in_fp8() {
     assert_eq!(play(&mut replaying), launched, "fp8: a recording changes no bit");
 }
 
-/// On emulated GPUs that run a stream only when somebody waits for it: the second one as late as may be, or in turn with the first.
+/// On emulated GPUs that run a stream only when it is waited for: the secondary stream as late as possible,
+/// or in turn with the main stream.
 #[test]
 fn secondary_stream_is_joined() {
     if !crate::is_selected_by_cursor(0) {
@@ -186,7 +190,7 @@ fn secondary_stream_is_joined() {
     }
 }
 
-/// On one rank and in parts on two.
+/// On one rank, and split or whole on two ranks.
 #[test]
 fn shared_experts_match_the_cpu() {
     if !crate::is_selected_by_cursor(0) {
@@ -210,7 +214,8 @@ fn shared_experts_match_the_cpu() {
     }
 }
 
-/// Streamed in bf16 (wave 32), where lone rows route for themselves; in fp8 from weights that lie in a stack.
+/// In bf16 (warp size 32) by grouped GEMM with TMA, where single rows are routed inside the expert kernel; in
+/// fp8 from stacked weights.
 #[test]
 fn shared_experts_in_half_precision_stay_near() {
     if !crate::is_selected_by_cursor(1) {

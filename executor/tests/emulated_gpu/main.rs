@@ -1,6 +1,7 @@
-//! The GPU executor on an emulated GPU: the tokens of the CPU, launch by launch and replayed.
+//! The GPU executor on an emulated GPU: the tokens of the CPU, eager and replayed.
 //!
-//! Everything but the silicon is what a GPU runs: kernels compiled at start, copies, seats, recorded steps.
+//! Everything but the hardware is what a GPU runs: kernels compiled at start, copies, sequence slots,
+//! captured graphs.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -25,26 +26,27 @@ use protocol::{
 };
 use std::path::Path;
 
-/// Mean difference of log-probabilities that rounding every input of a layer to fp8 may make. Found: 0.107; a scale
-/// or an element in the wrong place gives whole units.
+/// Tolerance of the mean difference of log-probabilities if every input of a layer is rounded to fp8.
+/// Measured: 0.107; a scale or an element in the wrong place gives differences above 1.
 const NEAR: f32 = 0.2;
 
-/// The same of rounding activations, weights and the KV cache to f16.
+/// Tolerance if activations, weights and the KV cache are rounded to f16.
 const HALF_NEAR: f32 = 1e-2;
 
-/// Widths of a wavefront that a run of these tests takes.
+/// Warp sizes that a run of these tests covers.
 fn warp_sizes() -> Vec<u32> {
     emulated_gpu::warp_sizes("HADRON_EXECUTOR_WAVES")
 }
 
-/// Whether this run takes the longest tests of turn `turn` (0 or 1): all turns without `HADRON_CURSOR`, else the one that follows from it.
+/// Whether this run includes the longest tests of turn `turn` (0 or 1): all turns without `HADRON_CURSOR`,
+/// else the turn that it selects.
 #[allow(clippy::disallowed_methods, reason = "the gate says which tests take their turn")]
 fn is_selected_by_cursor(turn: u64) -> bool {
     let cursor = std::env::var("HADRON_CURSOR").ok().map_or(0, |text| text.parse().unwrap());
     cursor == 0 || cursor % 2 == turn
 }
 
-/// Few seats and steps: every lane of the emulated GPU is work for the CPU.
+/// Limits sequence slots and step sizes: the CPU runs every lane of the emulated GPU.
 fn with_few_slots(config: ExecutorConfig) -> ExecutorConfig {
     let settings = ExecutorSettings {
         max_model_len: 96,
@@ -82,7 +84,7 @@ fn on_emulator(wave: u32, config: ExecutorConfig, enforce_eager: bool) -> Execut
     ExecutorConfig { settings, ..config }
 }
 
-/// The same model with linear layers, and experts if it has any, in fp8.
+/// Stores linear layers, and experts if there are any, in fp8.
 fn fp8_model(mut config: ExecutorConfig, kv_dtype: KvCacheDtype) -> ExecutorConfig {
     config.settings.kv_cache_dtype = kv_dtype;
     let (scales, suffix, ignored) = (ScaleGrid::Blocks, "_scale_inv", Vec::new());
@@ -90,7 +92,7 @@ fn fp8_model(mut config: ExecutorConfig, kv_dtype: KvCacheDtype) -> ExecutorConf
     config
 }
 
-/// A model of eight experts of which a token takes two.
+/// An MoE model of eight experts, two per token.
 fn moe_model(dtype: ModelDtype) -> ExecutorConfig {
     let text = r#"{
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 384,
@@ -105,7 +107,7 @@ fn moe_model(dtype: ModelDtype) -> ExecutorConfig {
     ExecutorConfig { model, ..config(dtype, 2) }
 }
 
-/// A model that keeps latents, with shared experts and experts in groups.
+/// An MLA model with shared experts and expert groups.
 fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
     let text = r#"{
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 384,
@@ -120,12 +122,12 @@ fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
     ExecutorConfig { model, ..config(dtype, 2) }
 }
 
-/// One of each kind.
+/// One model of each kind.
 fn models(dtype: ModelDtype) -> [(&'static str, ExecutorConfig); 3] {
     [("dense", config(dtype, 2)), ("experts", moe_model(dtype)), ("latents", mla_model(dtype))]
 }
 
-/// Greedy, and all rules at once.
+/// Greedy sampling, and all rules at once.
 fn rules() -> [SamplingParams; 2] {
     let greedy = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };
     let strict = SamplingParams {
@@ -144,12 +146,12 @@ fn rules() -> [SamplingParams; 2] {
 
 type GeneratedTokens = (Vec<Token>, Vec<TokenLogprobs>);
 
-/// Six requests of both rules in chunks beside each other; one is preempted on its way.
+/// Runs six requests with both rule sets in chunks in the same batches; one is preempted.
 fn play(player: &mut SchedulerHarness) -> Vec<GeneratedTokens> {
     play_masked(player, &[])
 }
 
-/// The same, where some of the requests have masks.
+/// Runs the requests, some of them with grammar bitmasks.
 fn play_masked(player: &mut SchedulerHarness, masked: &[usize]) -> Vec<GeneratedTokens> {
     let mut jobs: Vec<ScriptedRequest> = (0..6)
         .map(|id| ScriptedRequest::new(id, 9 + 5 * id as usize, rules()[id as usize % 2].clone()))
@@ -176,7 +178,7 @@ fn play_masked(player: &mut SchedulerHarness, masked: &[usize]) -> Vec<Generated
         player.step(&mut rows);
     }
     for _ in 0..6 {
-        player.from_device = true; // The host names the step, not the token.
+        player.from_device = true; // Rows refer to the step instead of carrying the token.
         player.step(&mut jobs.iter_mut().map(|job| (job, 1)).collect::<Vec<_>>());
     }
     jobs.iter().map(ScriptedRequest::output).collect()
@@ -195,12 +197,12 @@ fn assert_close(found: &[GeneratedTokens], expected: &[GeneratedTokens], what: &
     }
 }
 
-/// For kernels that quantise what the CPU does not.
+/// Compares with the CPU where GPU kernels quantise what the CPU does not.
 fn assert_near(found: &[GeneratedTokens], expected: &[GeneratedTokens], what: &str) {
     assert_within(found, expected, NEAR, what);
 }
 
-/// The mean difference of what is told of the tokens that both chose, up to the first that only one of them did.
+/// Compares the mean difference of log-probabilities, of each request up to the first token that differs.
 fn assert_within(found: &[GeneratedTokens], expected: &[GeneratedTokens], near: f32, what: &str) {
     let (mut sum, mut count) = (0.0, 0);
     for ((tokens, logprobs), (right, right_logprobs)) in found.iter().zip(expected) {
@@ -266,7 +268,8 @@ fn configured_row_counts_are_captured_and_gpu_opened() {
     assert!(told.contains("no device 1:") && told.contains("finds 1"), "{told}");
 }
 
-/// Steps with masked rows are launched, the others replayed; both kinds of rules meet masks.
+/// Steps with masked rows are launched eagerly, other steps are replayed; both rule sets are combined with
+/// bitmasks.
 #[test]
 fn masked_rows_match_the_cpu() {
     let masked = [1, 2];
@@ -285,8 +288,8 @@ fn masked_rows_match_the_cpu() {
     }
 }
 
-/// Masks may end in the middle of an output, where the last one forced a token or its row went without: what it forbade
-/// is allowed behind it, but for what the request forbids itself.
+/// Bitmasks may end in the middle of an output, after one that forced a token or was overdue: ids that the
+/// bitmask banned are allowed again, except those that the request bans itself.
 #[test]
 fn bitmask_limits_a_single_token() {
     let ended = |config: ExecutorConfig, preempted: bool| {
@@ -312,7 +315,7 @@ fn bitmask_limits_a_single_token() {
     }
 }
 
-/// A row without its mask leaves nothing behind: not on its seat, not in the rows beside it.
+/// A row with an overdue bitmask changes neither its sequence slot nor other rows.
 #[test]
 fn overdue_bitmasks_delay_rows_without_changes() {
     let masked = [1, 2];
@@ -355,7 +358,7 @@ fn bf16_replay_equals_eager() {
     }
 }
 
-/// f16 is rounded as bf16 is, with eight times finer steps: the CPU in f32 is near.
+/// f16 rounds with eight times finer steps than bf16: results are near the CPU's in f32.
 #[test]
 fn f16_replay_equals_eager_and_is_near_f32() {
     if !is_selected_by_cursor(0) {
@@ -374,7 +377,8 @@ fn f16_replay_equals_eager_and_is_near_f32() {
     }
 }
 
-/// In f32 weights are multiplied out, as on the CPU; in bf16 fp8 kernels run, and attention over an fp8 cache.
+/// In f32, fp8 weights are dequantised, as on the CPU; in bf16, fp8 kernels run, and attention over an fp8 KV
+/// cache.
 #[test]
 fn fp8_weights_and_cache_run_and_replay() {
     if !is_selected_by_cursor(1) {
@@ -383,7 +387,7 @@ fn fp8_weights_and_cache_run_and_replay() {
     check_fp8("dense", |dtype| config(dtype, 2));
 }
 
-/// Chunks of prompts are many rows an expert, decode is few.
+/// Prompt chunks give many rows per expert, decode steps few.
 #[test]
 fn fp8_experts_run_and_replay() {
     if !is_selected_by_cursor(0) {

@@ -1,4 +1,4 @@
-//! A start: what it tells, and that all memory of the device is reserved before the executor is ready.
+//! Start-up: its progress reports, and that all device memory is reserved before the executor is ready.
 
 use super::experts::shared_expert_model;
 use super::player::{SchedulerHarness, ScriptedRequest, config};
@@ -10,13 +10,14 @@ use std::process::Command;
 const SEQ_SLOTS: u64 = 8;
 const LONGEST: u32 = 512;
 
-/// Chunks of many lengths beside decodes, then as many decodes as there are seats, one of a long context.
+/// Runs chunks of many lengths next to decodes, then decodes in all sequence slots, one of them with a long
+/// context.
 fn play(player: &mut SchedulerHarness) {
     let rules = SamplingParams { logprobs: Some(3), temperature: 0.7, ..SamplingParams::greedy() };
     let prompt = |id| if id == 0 { 480 } else { 9 + id as usize };
     let mut jobs: Vec<ScriptedRequest> =
         (0..SEQ_SLOTS).map(|id| ScriptedRequest::new(id, prompt(id), rules.clone())).collect();
-    jobs[2].masked = true; // Its steps ask only after the forward pass.
+    jobs[2].masked = true; // Its steps sample only after the forward pass.
     for (turn, len) in [40, 17, 90, 100, 3, 64, 1, 90, 75].into_iter().enumerate() {
         let others = 1 + turn % 3;
         let lens = jobs.iter().map(|job| job.want().min(7)).skip(1).take(others);
@@ -80,7 +81,7 @@ fn steps_without_allocation() {
         ("shared experts", &sharing),
     ];
     for (name, model) in models {
-        // What one wave size or one way to launch takes, another may: two of the four for each model.
+        // Warp sizes and launch modes may need different memory: two of the four combinations per model.
         for (wave, eager) in [(64, true), (32, false)] {
             takes_nothing(model(wave, eager), &format!("{name}, wave {wave}, eager: {eager}"));
         }
@@ -105,7 +106,8 @@ fn takes_nothing(config: ExecutorConfig, what: &str) {
     assert_eq!(taken, 0, "{what}: bytes taken while serving");
 }
 
-/// A device with room for some recordings, or none, has a shorter list of them, or none: other steps run launch by launch, with the same tokens.
+/// A device with memory for some graphs, or none, captures fewer: other steps are launched eagerly, with the
+/// same tokens.
 #[test]
 fn captured_graphs_without_memory_are_skipped() {
     if !crate::is_selected_by_cursor(1) {

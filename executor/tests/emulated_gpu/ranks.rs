@@ -1,4 +1,5 @@
-//! Ranks on GPUs: the tokens of one of them, launched and replayed, and an end for all when one is gone.
+//! TP and DP ranks on GPUs: the tokens of a single rank, eager and replayed, and the collectives of their
+//! steps.
 
 use crate::player::{
     LockstepGroup, SchedulerHarness, ScriptedRequest, config, moe_model, shared,
@@ -15,10 +16,10 @@ use protocol::{GraphCapture, ParallelConfig, SamplingParams};
 use std::sync::Arc;
 use std::thread;
 
-/// Group steps of replicas: what they are too many for is idle in the end.
+/// Number of lockstep steps of replicas: a replica that finishes earlier is idle for the rest.
 const STEPS: usize = 24;
 
-/// Ranks of the same world, each on an emulated GPU; tests that run side by side have worlds of their own.
+/// Ranks of one world, each on an emulated GPU; tests that run in parallel use separate worlds.
 pub(crate) fn join_device_group(
     world: &str,
     wave: u32,
@@ -68,7 +69,7 @@ fn tp_ranks_match_single_rank_eager_and_replayed() {
     }
 }
 
-/// Requests whose tokens are found in parts of rows, and at last one that wants whole rows.
+/// Sampling parameters that are sampled vocab-parallel, and a last set that needs full rows of logits.
 fn sampling_variants() -> [SamplingParams; 6] {
     let drawn = |temperature| SamplingParams { temperature, ..SamplingParams::greedy() };
     let strict = SamplingParams { logprobs: None, ..rules()[1].clone() };
@@ -82,10 +83,10 @@ fn sampling_variants() -> [SamplingParams; 6] {
     ]
 }
 
-/// Elements, rows and columns that the first rank brought to a gather.
+/// Type, rows and columns of the first rank's input to an all-gather.
 type GatheredShape = Option<(DType, u32, u32)>;
 
-/// The same of the newest one.
+/// Shape of the newest all-gather.
 fn gathered_shapes(player: &SchedulerHarness) -> GatheredShape {
     let calls = player.lockstep.rendezvous.calls();
     let of_first = &calls.first()?.calls;
@@ -93,7 +94,8 @@ fn gathered_shapes(player: &SchedulerHarness) -> GatheredShape {
     Some((gather.dtype, gather.rows, gather.cols))
 }
 
-/// Tokens of each, and what was brought to a decode step of the first five, of all six, and of five again, one of which is masked.
+/// Outputs of all requests, and the all-gather of a decode step of the first five, of all six, and of five
+/// with one masked row.
 fn sample(player: &mut SchedulerHarness) -> (Vec<GeneratedTokens>, [GatheredShape; 3]) {
     let job = |(id, sampling): (u64, SamplingParams)| {
         ScriptedRequest::new(id, 4 + 3 * id as usize, sampling)
@@ -134,7 +136,8 @@ fn vocab_parallel_sampling_matches_single_rank() {
         let mut player = SchedulerHarness::with(world);
         let (found, brought) = sample(&mut player);
         assert_eq!(found, expected, "wave {wave}");
-        // Of 192 ids 24 are listed: 52 words a row, or all 192. Five or six rows are replayed as eight; with masks they are not.
+        // Of 192 ids 24 are candidates: 52 words per row, or all 192. Five or six rows are replayed as eight;
+        // masked steps are launched eagerly.
         let rows = if enforce_eager { [5, 6] } else { [8, 8] };
         let in_parts = |rows: u32| Some((DType::I32, 1, 52 * rows));
         let whole = Some((DType::F32, rows[1], 192));
@@ -151,7 +154,7 @@ fn library_all_reduce_gives_the_same_tokens() {
     assert_eq!(play(&mut SchedulerHarness::with(world)), found);
 }
 
-/// Sums in f16 round on their way, in one shot and in the library alike.
+/// Sums in f16 round per addition, in the one-shot all-reduce and in the library.
 #[test]
 fn tp_in_f16_stays_near_f32() {
     if !crate::is_selected_by_cursor(0) {
@@ -168,7 +171,7 @@ fn tp_in_f16_stays_near_f32() {
     assert_within(&launched, &expected, HALF_NEAR, "by the library");
 }
 
-/// Requests of one replica, one after the other on the odd ones, which are idle at first.
+/// Runs the requests of one replica; odd replicas run them one after the other and are idle at first.
 fn play_replica(player: &mut SchedulerHarness, replica: u16) -> Vec<GeneratedTokens> {
     let job = |i: u16| {
         let sampling = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };
@@ -211,7 +214,7 @@ fn expert_parallel_replicas_match_single_replica() {
             thread::spawn(move || {
                 let mut player = SchedulerHarness::of_replica(config, replica, Arc::clone(&pact));
                 let found = play_replica(&mut player, replica);
-                pact.agree(0); // Who leaves ends the group for those who have not finished their last step.
+                pact.agree(0); // A rank that leaves fails the group: wait until all have finished their last step.
                 found
             })
         };
@@ -220,7 +223,8 @@ fn expert_parallel_replicas_match_single_replica() {
             let found = found.join().unwrap();
             assert_close(&found, &alone(replica), &format!("replica {replica}, wave {wave}"));
         }
-        // Recorded steps have fixed sizes; all others send tokens to those who hold an expert of theirs.
+        // Replayed steps have fixed sizes; all other steps send tokens to the ranks of their experts by
+        // all-to-all.
         let calls: Vec<_> =
             pact.rendezvous.calls().into_iter().flat_map(|rank| rank.calls).collect();
         let called = |operation| calls.iter().any(|call| call.op == operation);
@@ -229,7 +233,7 @@ fn expert_parallel_replicas_match_single_replica() {
     }
 }
 
-/// What each rank last did can be read from outside, replayed steps included.
+/// The call history of each rank can be read from outside, including replayed steps.
 #[test]
 fn captured_collectives_are_reported_by_each_replay() {
     let mut player = SchedulerHarness::with(join_device_group(

@@ -1,4 +1,4 @@
-//! Traces of a whole executor: on the CPU, on the emulated GPU launch by launch, and replayed.
+//! Traces of a whole executor: on the CPU, and on the emulated GPU, eager and replayed.
 
 use super::player::{SchedulerHarness, ScriptedRequest, config};
 use super::{gpu_config, with_few_slots};
@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Times are written in thousandths of a microsecond, each rounded by itself.
+/// Times are written in thousandths of a microsecond, each rounded separately.
 const ROUNDING_US: f64 = 0.0021;
 
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("traces-{name}"));
     let _ = std::fs::remove_dir_all(&folder);
-    let _ = std::fs::remove_file(&folder); // What a former run left in its place.
+    let _ = std::fs::remove_file(&folder); // Left by an earlier run.
     folder
 }
 
@@ -24,7 +24,7 @@ fn traced(config: ExecutorConfig, name: &str) -> SchedulerHarness {
     SchedulerHarness::with(ExecutorConfig { settings, ..config })
 }
 
-/// A prompt in two chunks, then decodes. Returns the number of steps.
+/// Runs a prompt in two chunks, then decodes. Returns the number of steps.
 fn play(player: &mut SchedulerHarness, id: u64, decodes: usize) -> usize {
     let mut job = ScriptedRequest::new(id, 24, SamplingParams::greedy());
     for len in [20, 4].into_iter().chain(std::iter::repeat_n(1, decodes)) {
@@ -35,7 +35,7 @@ fn play(player: &mut SchedulerHarness, id: u64, decodes: usize) -> usize {
     2 + decodes
 }
 
-/// The events of a file.
+/// Trace events of a file.
 fn events(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap();
     let whole: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
@@ -47,13 +47,13 @@ fn of<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
     events.iter().filter(|event| event["cat"] == kind).collect()
 }
 
-/// Begin and end in microseconds.
+/// Start and end of an event in microseconds.
 fn span(event: &Value) -> (f64, f64) {
     let from = event["ts"].as_f64().unwrap();
     (from, from + event["dur"].as_f64().unwrap())
 }
 
-/// On each track spans lie inside each other or apart, in the order in which they are written.
+/// Checks that spans of a track are nested or disjoint, in the order in which they are written.
 fn check_nesting(events: &[Value]) {
     let mut open: BTreeMap<u64, Vec<(f64, f64)>> = BTreeMap::new();
     for event in events.iter().filter(|event| event["ph"] == "X") {
@@ -70,7 +70,7 @@ fn check_nesting(events: &[Value]) {
     }
 }
 
-/// Families of the kernels inside a step.
+/// Kernel families in a step.
 fn families(events: &[Value], step: &Value) -> BTreeSet<String> {
     let (from, to) = span(step);
     let inside = |event: &&&Value| {
@@ -81,7 +81,7 @@ fn families(events: &[Value], step: &Value) -> BTreeSet<String> {
     of(events, "kernel").iter().filter(inside).map(|event| family(event)).collect()
 }
 
-/// What every trace holds. Returns its marked steps with their families.
+/// Checks the properties of every trace. Returns its instrumented steps with their kernel families.
 fn check(path: &Path, steps: usize) -> Vec<(Option<u64>, BTreeSet<String>)> {
     let events = events(path);
     let found = of(&events, "step");

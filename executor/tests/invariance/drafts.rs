@@ -1,5 +1,5 @@
-//! Drafts change how many tokens a step brings, never which: the same bits as without, whatever is guessed, in any batch,
-//! behind a prefix hit and after a preemption, on all ranks.
+//! Draft tokens change the number of tokens per step, never the tokens: the same bits as without drafts,
+//! whatever is proposed, in any batch, after a prefix hit and after a preemption, on all ranks.
 
 use crate::scheduler_harness::{
     BLOCK, SchedulerHarness, ScriptedRequest, config, mla_model, mtp_drafting, shared, speculating,
@@ -8,7 +8,7 @@ use crate::{PROMPT, TOTAL, name, rules, worlds};
 use executor::{ExecutorConfig, ModelDtype};
 use protocol::{DraftAcceptance, RowError, SamplingParams, Token, TokenLogprobs};
 
-/// A request that repeats itself, and so do guesses.
+/// A request with a repetitive prompt, so that n-gram lookup proposes draft tokens.
 pub(crate) fn job(id: u64, sampling: &SamplingParams, drafts: u8) -> ScriptedRequest {
     let mut job = ScriptedRequest::new(id, PROMPT, sampling.clone());
     job.tokens =
@@ -17,7 +17,7 @@ pub(crate) fn job(id: u64, sampling: &SamplingParams, drafts: u8) -> ScriptedReq
     job
 }
 
-/// What was generated, as far as all go: the last row may bring more.
+/// Generated tokens up to the compared length: the last row may emit more.
 pub(crate) fn expected_tokens(job: &ScriptedRequest) -> (Vec<Token>, Vec<TokenLogprobs>) {
     let (mut tokens, mut logprobs) = job.output();
     tokens.truncate(TOTAL - PROMPT);
@@ -112,7 +112,7 @@ fn batch_mates_with_and_without_drafts_change_nothing() {
     }
 }
 
-/// Rows of few tokens and of many go different ways there in 16 bits.
+/// In 16-bit types, MLA uses different kernels for rows of few and of many tokens.
 #[test]
 fn max_drafts_change_nothing_with_mla() {
     let mut drafted = 0;
@@ -138,7 +138,7 @@ fn max_drafts_change_nothing_with_mla() {
     assert!(drafted > 16, "{drafted} drafts");
 }
 
-/// Tokens that come out before an error that the rules make: the third 5 is a bad word where all others are banned.
+/// Tokens emitted before a sampling error: the third 5 is a bad word where all other ids are banned.
 fn tokens_before_error(drafts: u8) -> Vec<Token> {
     let (allowed, bad_words) = (Some(vec![5]), vec![vec![5, 5, 5]]);
     let sampling =
@@ -169,7 +169,7 @@ fn error_after_accepted_drafts_loses_no_token() {
     }
 }
 
-/// A benchmark's drafts stand by chance, about as often as it says, on all ranks alike.
+/// Synthetic acceptance accepts draft tokens at random at about the configured rate, equally on all ranks.
 #[test]
 fn synthetic_acceptance_rate_is_met() {
     let chance = |mut config: ExecutorConfig, per_mille| {
@@ -192,6 +192,6 @@ fn synthetic_acceptance_rate_is_met() {
     let [drafted, accepted] = chance(layer(), 600);
     let share = accepted as f64 / drafted as f64;
     assert!((0.5..0.7).contains(&share), "{accepted} of {drafted}");
-    // The player holds the answers of both ranks against each other.
+    // The harness compares the outputs of both ranks.
     assert_eq!(chance(shared(layer(), 2, false), 600), [drafted, accepted]);
 }

@@ -1,5 +1,4 @@
-//! Drafts of a layer that begins with hidden states of the model (EAGLE-3) change nothing, and are the same guesses whatever
-//! happens around them.
+//! Draft tokens of an EAGLE-3 layer do not change outputs, and do not depend on the batch.
 
 use crate::drafts::{expected_tokens, job};
 use crate::scheduler_harness::{
@@ -12,20 +11,21 @@ use models::ModelConfig;
 use models::config::Eagle3Config;
 use protocol::SpeculativeConfig;
 
-/// The variants that checkpoints come in: states normed, the residual stream begun with the normed one, and the head's state carried.
+/// A variant of EAGLE-3 checkpoints: normed auxiliary states, a residual stream of the normed state, or the
+/// normed state as carry-over.
 fn variant(change: fn(&mut Eagle3Config)) -> ModelConfig {
     let mut eagle = eagle();
     eagle.eagle.as_mut().map(change).unwrap();
     eagle
 }
 
-/// A layer of half the width, with an embedding and all ids of its own.
+/// A layer of half the width, with its own embedding and the full vocabulary.
 fn smaller_hidden_model() -> ModelConfig {
     let shape = Eagle3Config { vocab: 384, ..eagle().eagle.unwrap() };
     ModelConfig { hidden: 32, heads: 2, kv_heads: 1, eagle: Some(shape), ..eagle() }
 }
 
-/// Alone and over ranks, with models of several kinds.
+/// One rank and several, with models of several kinds.
 fn worlds(drafts: u8) -> Vec<ExecutorConfig> {
     use ModelDtype::{Bfloat16, Float32};
     let by = |config, eagle| eagle_drafting(config, eagle, drafts);
@@ -73,7 +73,7 @@ fn any_number_of_drafts_changes_nothing() {
     assert!(accepted < drafted, "{accepted} of {drafted}");
 }
 
-/// As of a model without anybody who drafts for it.
+/// Outputs equal those of a model without speculation.
 #[test]
 fn collecting_aux_hidden_states_changes_nothing() {
     for world in worlds(2) {
@@ -91,8 +91,8 @@ fn collecting_aux_hidden_states_changes_nothing() {
     }
 }
 
-/// A step that is sent before the one in front of it is answered begins where only the device knows. One request is preempted
-/// with a row under way.
+/// A row of an asynchronous step starts at a position that only the device has. One request is preempted with
+/// a row in flight.
 #[test]
 fn async_steps_draft_and_sample_the_same() {
     for world in in_f32(4) {
@@ -166,7 +166,7 @@ fn eagle3_drafts_unchanged_by_chunks_preemption_prefix_hits() {
     }
 }
 
-/// A layer keeps keys and values of each token, and of each block the state at its end.
+/// The layer stores keys and values per token, and one block-boundary state per block.
 #[test]
 fn block_size_includes_the_eagle3_layer() {
     let bytes = |config| Executor::load(config, &mut |_| {}).unwrap().kv_spec().bytes_per_block();

@@ -1,6 +1,6 @@
-//! A request's tokens and log-probabilities are the same bits whatever happens around it: alone, in a
-//! batch, in chunks, after preemption, behind a prefix hit, on other threads, on another seat. Where several
-//! ranks share the model all of them find the same bits, and in f32 the tokens of one rank.
+//! A request's tokens and log-probabilities are bit-identical whatever happens around it: alone, in a batch,
+//! in chunks, after preemption, after a prefix hit, with other thread counts, in another sequence slot. Where
+//! several ranks share the model, all of them get the same bits, and in f32 the tokens of one rank.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -25,11 +25,11 @@ use scheduler_harness::{
 const PROMPT: usize = 50;
 const TOTAL: usize = 74;
 const DTYPES: [ModelDtype; 3] = [ModelDtype::Float32, ModelDtype::Bfloat16, ModelDtype::Float16];
-/// Log-probabilities of a model in f32 whose sums are those of several ranks.
+/// Tolerance of log-probabilities between one rank and several ranks, for a model in f32.
 const LOGPROB_TOLERANCE: f32 = 2e-4;
 
-/// Whom the same must hold for: an executor alone; two ranks with a KV head each; four that hold the two KV heads
-/// twice; experts in parts, spread, and placed.
+/// Configurations under test: one rank; two ranks with one KV head each; four ranks that replicate the two KV
+/// heads; experts split (TP), expert parallel (EP), and with an expert placement.
 fn worlds() -> Vec<ExecutorConfig> {
     use ModelDtype::{Bfloat16, Float16, Float32};
     vec![
@@ -50,7 +50,7 @@ fn name(config: &ExecutorConfig) -> String {
     format!("{:?}, {:?}, {:?}", config.model.architecture, settings.dtype, settings.parallel)
 }
 
-/// Rules that read history, cut, draw and report.
+/// Sampling parameters with history, cutoffs, random sampling and log-probabilities.
 fn rules() -> Vec<SamplingParams> {
     let greedy = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };
     let drawn = SamplingParams { temperature: 1.0, ..greedy.clone() };
@@ -80,7 +80,7 @@ fn alone(
     output
 }
 
-/// Whether these are what one rank and several find for the same tokens.
+/// Whether log-probabilities of one rank and of several ranks agree within the tolerance.
 fn close(ours: &[TokenLogprobs], theirs: &[TokenLogprobs]) -> bool {
     let near = |(ours, theirs): (&TokenLogprobs, &TokenLogprobs)| {
         ours.rank == theirs.rank && (ours.logprob - theirs.logprob).abs() <= LOGPROB_TOLERANCE
@@ -105,7 +105,7 @@ fn chunks_preemption_and_slots_change_nothing() {
                 let mut job = ScriptedRequest::new(3, PROMPT, sampling.clone());
                 player.finish(&mut job, 16, at);
                 let blocks = job.preempt(30);
-                let mut other = ScriptedRequest::new(9, 60, sampling.clone()); // Writes over what it held.
+                let mut other = ScriptedRequest::new(9, 60, sampling.clone()); // Overwrites the released blocks.
                 player.free(blocks);
                 player.finish(&mut other, 60, 70);
                 player.finish(&mut job, 33, TOTAL);

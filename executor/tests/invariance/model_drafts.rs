@@ -1,4 +1,4 @@
-//! Drafts of a model of its own: they change nothing, and one that says the same as the model is always right.
+//! Draft tokens of a draft model: outputs do not change, and an identical draft model is always accepted.
 
 use crate::drafts::{expected_tokens, job};
 use crate::scheduler_harness::{
@@ -8,14 +8,14 @@ use crate::{PROMPT, TOTAL, name, rules};
 use executor::{Executor, ExecutorConfig, ExecutorError, ModelDtype, SpeculationError};
 use models::ModelConfig;
 
-/// A model of two layers of half the width, of the same ids.
+/// A draft model of two layers and half the width, with the same vocabulary.
 fn small() -> ModelConfig {
     let mut small = config(ModelDtype::Float32, 1).model;
     (small.layers, small.hidden, small.intermediate) = (2, 32, 64);
     small
 }
 
-/// Alone and over ranks, with models of several kinds.
+/// One rank and several, with models of several kinds.
 fn worlds(drafts: u8) -> Vec<ExecutorConfig> {
     use ModelDtype::{Bfloat16, Float32};
     let by_small = |config| model_drafting(config, small(), drafts);
@@ -52,7 +52,8 @@ fn drafts_of_another_model_change_nothing() {
     }
 }
 
-/// In chunks, after a preemption, behind a prefix hit and beside others without drafts: its cache knows what the model's does.
+/// In chunks, after a preemption, after a prefix hit and next to rows without draft tokens: the draft KV
+/// matches the target's.
 #[test]
 fn drafts_of_the_same_model_are_always_accepted() {
     let model = config(ModelDtype::Float32, 1);
@@ -66,7 +67,7 @@ fn drafts_of_the_same_model_are_always_accepted() {
         let mut again = job(3, greedy, 3);
         player.finish(&mut again, 16, PROMPT + 5);
         let blocks = again.preempt(30);
-        let mut other = job(9, greedy, 0); // Writes over what it held.
+        let mut other = job(9, greedy, 0); // Overwrites the released blocks.
         player.free(blocks);
         player.finish(&mut other, 60, TOTAL);
         player.finish(&mut again, 33, TOTAL);
@@ -93,7 +94,7 @@ fn drafts_of_the_same_model_are_always_accepted() {
     }
 }
 
-/// Where all drafts stand, rows sent ahead begin as far behind their start as they can.
+/// With all draft tokens accepted, asynchronous rows start at their upper bound (`start` plus `draft_slack`).
 #[test]
 fn all_drafts_are_accepted_in_async_steps() {
     let model = config(ModelDtype::Float32, 1);

@@ -1,4 +1,4 @@
-//! Drafts of a model's own draft layer change nothing either, and are the same guesses whatever happens around them.
+//! Draft tokens of an MTP module do not change outputs, and do not depend on the batch.
 
 use crate::drafts::{expected_tokens, job};
 use crate::scheduler_harness::{
@@ -9,8 +9,8 @@ use crate::{PROMPT, TOTAL, name, rules};
 use executor::{Executor, ExecutorConfig, ExecutorError, ModelDtype, SpeculationError};
 use protocol::SpeculativeConfig;
 
-/// Alone, by two ranks that split heads and experts, and by two with whole experts, in order or in places of an operator's
-/// choice: the draft layer's, too, or all but those.
+/// One rank; two ranks that split heads and experts; two EP ranks, with experts in order or with an expert
+/// placement, of the MTP module too, or of the other layers only.
 fn worlds(drafts: u8) -> [ExecutorConfig; 6] {
     use ModelDtype::{Bfloat16, Float32};
     [
@@ -40,7 +40,7 @@ fn any_number_of_drafts_changes_nothing() {
                     expected_tokens(&plain),
                     "{name}, {drafts} drafts, {sampling:?}"
                 );
-                // The first token of an answer has no drafts, and no row guesses beyond its room.
+                // The first output token has no draft tokens, and no row drafts beyond its maximum.
                 assert!(job.drafted >= TOTAL - PROMPT - 2 - job.accepted, "{}", job.drafted);
                 drafted += job.drafted;
                 accepted += job.accepted;
@@ -53,8 +53,8 @@ fn any_number_of_drafts_changes_nothing() {
     assert!(accepted < drafted, "{accepted} of {drafted}");
 }
 
-/// A step that is sent before the one in front of it is answered begins where only the device knows: it guesses the same
-/// there, and says the same. One request is preempted with a row under way.
+/// A row of an asynchronous step starts at a position that only the device has: its draft tokens and output
+/// are the same. One request is preempted with a row in flight.
 #[test]
 fn async_steps_draft_and_sample_the_same() {
     for world in worlds(4) {
@@ -68,7 +68,7 @@ fn async_steps_draft_and_sample_the_same() {
         player.finish_all(&mut plain, TOTAL);
         let mut waited = jobs(4);
         player.finish_all(&mut waited, TOTAL);
-        // In 16 bits other chunks of what is recomputed may say something else.
+        // In 16-bit types, recomputation in other chunks may give other tokens.
         for preempted_at in [None, Some(PROMPT + 5).filter(|_| exact)] {
             let (mut ahead, mut left) = (jobs(4), preempted_at);
             player.finish_async(&mut ahead, TOTAL, |player, jobs, _| {
@@ -86,7 +86,7 @@ fn async_steps_draft_and_sample_the_same() {
                 );
                 let counts = |job: &ScriptedRequest| [job.drafted, job.accepted];
                 let more = counts(ahead).iter().zip(counts(waited)).all(|(a, b)| *a >= b);
-                // A row more may be under way in the end.
+                // One more row may be in flight at the end.
                 assert!(ahead.drafted > 0 && (more || preempted_at.is_some()), "{name}");
                 player.free(std::mem::take(&mut ahead.table));
             }
@@ -95,7 +95,7 @@ fn async_steps_draft_and_sample_the_same() {
     }
 }
 
-/// A row whose mask was late is forwarded again, by its last token alone.
+/// A row with an overdue bitmask is forwarded again, with its last token only.
 #[test]
 fn overdue_bitmasks_change_nothing_with_mtp() {
     let play = |world: ExecutorConfig, late| {
@@ -178,7 +178,7 @@ fn batch_mates_with_and_without_drafts_change_nothing() {
     }
 }
 
-/// A draft layer keeps a row of each token, and of each block the state at its end.
+/// The MTP module stores one MLA row per token, and one block-boundary state per block.
 #[test]
 fn block_size_includes_the_mtp_module() {
     let bytes = |config| Executor::load(config, &mut |_| {}).unwrap().kv_spec().bytes_per_block();

@@ -1,4 +1,4 @@
-//! Ranks that share a vocabulary choose what one rank chooses, and tell each other little for it.
+//! Vocab-parallel sampling: ranks choose the tokens of a single rank, and exchange little data.
 
 use crate::scheduler_harness::{
     SchedulerHarness, ScriptedRequest, config, moe_model, shared, with_expert_placement,
@@ -11,7 +11,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use protocol::{ExpertTokenCount, Rank, SamplingParams, StartupPhase, Token, TokenLogprobs};
 
-/// Enough for rules to cut somewhere in the middle.
+/// Large enough for cutoffs inside the vocabulary.
 const VOCAB: usize = 4000;
 const TOTAL: usize = 44;
 
@@ -52,7 +52,7 @@ prop_compose! {
     }
 }
 
-/// The same requests every time.
+/// Random sampling parameters, the same in every run.
 fn drawn(count: usize) -> Vec<SamplingParams> {
     let mut runner = TestRunner::deterministic();
     (0..count)
@@ -81,7 +81,7 @@ fn assert_close(ours: &[TokenLogprobs], theirs: &[TokenLogprobs], what: &str) {
     for (a, b) in ours.iter().zip(theirs) {
         assert!(a.token == b.token && near(a.logprob, b.logprob), "{what}: {a:?}, {b:?}");
         assert_eq!(a.top_logprobs.len(), b.top_logprobs.len(), "{what}");
-        // Ids of equal rank may change places where their logits differ in the last bits.
+        // Ids of equal rank may swap where their logits differ in the last bits.
         for (&(_, a), &(_, b)) in a.top_logprobs.iter().zip(&b.top_logprobs) {
             assert!(near(a, b), "{what}: {a}, {b}");
         }
@@ -103,7 +103,7 @@ fn ranks_match_single_rank_for_all_sampling_params() {
     }
 }
 
-/// Words that each rank brings to gatherings in one decode step of `rows` requests, call by call.
+/// Words per rank of each all-gather in one decode step of `rows` requests.
 fn gathered(ranks: u16, rows: u64, sampling: &SamplingParams) -> Vec<u32> {
     let mut player = SchedulerHarness::with(wide(ranks));
     let mut jobs: Vec<ScriptedRequest> = (0..rows)
@@ -159,7 +159,7 @@ fn expert_placement_changes_no_token() {
     );
 }
 
-/// Bytes of weights that a rank of this world reads.
+/// Bytes of weights that a rank of this configuration reads.
 fn weight_bytes(mut config: ExecutorConfig, rank: u16) -> u64 {
     let meeting = RankRendezvous::new(config.settings.parallel).unwrap();
     config.settings.rendezvous = Some(meeting.path().to_owned());
@@ -178,7 +178,7 @@ fn weight_bytes(mut config: ExecutorConfig, rank: u16) -> u64 {
 fn ranks_load_the_experts_placed_on_them() {
     let spread = shared(moe_model(ModelDtype::Float32), 2, true);
     let moe = spread.model.moe.as_ref().unwrap();
-    let expert = (3 * spread.model.hidden * moe.intermediate * size_of::<u16>()) as u64; // Synthetic ones are bf16.
+    let expert = (3 * spread.model.hidden * moe.intermediate * size_of::<u16>()) as u64; // Synthetic weights are bf16.
     for rank in [0, 1] {
         let (usual, placed) = (
             weight_bytes(spread.clone(), rank),
@@ -200,7 +200,8 @@ fn expert_load_is_counted_once_with_replicated_experts() {
         (prompt, decode)
     };
     let (prompt, decode) = counted(1, false);
-    // Layer 0 is dense; the others have 8 experts, and send each token to 2 of them: the last one those that a token comes from.
+    // Layer 0 is dense; the other layers route each token to 2 of 8 experts; the last layer computes sample
+    // positions only.
     for (layer, tokens) in [(1, PROMPT as u32), (2, 1)] {
         let of = |counts: &[ExpertTokenCount]| -> u32 {
             counts.iter().filter(|count| count.layer == layer).map(|count| count.tokens).sum()
@@ -211,7 +212,7 @@ fn expert_load_is_counted_once_with_replicated_experts() {
     assert!(order.is_sorted() && prompt.iter().all(|c| c.layer > 0 && c.expert < 8));
     assert!(decode.iter().all(|c| c.tokens == 1), "a token goes to different experts: {decode:?}");
     for (ranks, spread) in [(2, false), (2, true), (4, true)] {
-        // By their own numbers, wherever they lie.
+        // Counts are by logical expert, wherever the experts are placed.
         assert_eq!(counted(ranks, spread), (prompt.clone(), decode.clone()), "{ranks} ranks");
     }
 }

@@ -1,4 +1,4 @@
-//! Replicas that share experts: each computes requests of its own, and finds what a model alone finds.
+//! Replicas that share experts: each computes its own requests, with the outputs of a single replica.
 
 use crate::scheduler_harness::{
     LockstepGroup, SchedulerHarness, ScriptedRequest, moe_model, mtp_drafting, speculating,
@@ -11,7 +11,7 @@ use protocol::{ParallelConfig, Token, TokenLogprobs};
 use std::sync::Arc;
 use std::thread;
 
-/// Group steps: what they are too many for is idle in the end.
+/// Number of lockstep steps: a replica that finishes earlier is idle for the rest.
 const STEPS: usize = 60;
 
 type ReplicaOutput = (Vec<Token>, Vec<TokenLogprobs>);
@@ -22,10 +22,11 @@ fn model(dtype: ModelDtype, tp_size: u16, dp_size: u16) -> ExecutorConfig {
     config
 }
 
-/// Tokens of an answer that are compared.
+/// Number of output tokens that are compared.
 const EXPECTED_TOKENS: usize = 10;
 
-/// The requests of a replica: one after the other on the odd ones, which are idle at first; two at a time on the even.
+/// The requests of a replica: odd replicas run them one after the other and are idle at first; even replicas
+/// run two at a time.
 fn jobs(replica: u16, drafts: u8) -> Vec<ScriptedRequest> {
     let job = |i: u16| {
         let id = u64::from(1 + replica * 7 + i);
@@ -41,12 +42,12 @@ fn jobs(replica: u16, drafts: u8) -> Vec<ScriptedRequest> {
     (0..2).map(job).collect()
 }
 
-/// Runs the requests of a replica within the steps of its group, and says what came of them.
+/// Runs the requests of a replica in the steps of its group, and returns their outputs.
 fn play(player: &mut SchedulerHarness, replica: u16) -> Vec<ReplicaOutput> {
     play_drafting(player, replica, 0).0
 }
 
-/// The same where rows may have drafts; also how many there were, and how many were right.
+/// Runs the requests with draft tokens; also returns the numbers of proposed and accepted draft tokens.
 fn play_drafting(
     player: &mut SchedulerHarness,
     replica: u16,
@@ -75,7 +76,7 @@ fn play_drafting(
     );
     let said = |job: &ScriptedRequest| {
         let (mut tokens, mut logprobs) = job.output();
-        tokens.truncate(EXPECTED_TOKENS); // The last row may bring more.
+        tokens.truncate(EXPECTED_TOKENS); // The last row may emit more.
         logprobs.truncate(EXPECTED_TOKENS);
         (tokens, logprobs)
     };
@@ -83,7 +84,7 @@ fn play_drafting(
     (jobs.iter().map(said).collect(), [count(|job| job.drafted), count(|job| job.accepted)])
 }
 
-/// What each replica of a group found.
+/// Outputs of each replica of a group.
 fn together(config: &ExecutorConfig) -> Vec<Vec<ReplicaOutput>> {
     together_by(config, &Arc::new(LockstepGroup::new(config)))
 }
@@ -99,7 +100,7 @@ fn together_by(config: &ExecutorConfig, pact: &Arc<LockstepGroup>) -> Vec<Vec<Re
     replicas.into_iter().map(|replica| replica.join().unwrap()).collect()
 }
 
-/// By what operations ranks brought rows to experts and back, and how many bytes went from one rank to another for it.
+/// Collectives by which ranks exchanged rows with experts, and the bytes sent between ranks.
 fn gathered_rows(config: &ExecutorConfig) -> (Vec<CollectiveOp>, u64) {
     let pact = Arc::new(LockstepGroup::new(config));
     together_by(config, &pact);
@@ -111,10 +112,11 @@ fn gathered_rows(config: &ExecutorConfig) -> (Vec<CollectiveOp>, u64) {
         assert!(rank.calls.len() < collectives::CALL_HISTORY_LEN, "all calls are remembered");
         let (rows, row) = (u64::from(call.rows), u64::from(call.cols) * call.dtype.bytes() as u64);
         bytes += match call.op {
-            CollectiveOp::AllToAll if rank.rank.0 == 0 => rows * row, // Of all ranks.
+            CollectiveOp::AllToAll if rank.rank.0 == 0 => rows * row, // `rows` is the total of all ranks: count it once.
             CollectiveOp::AllToAll => 0,
             CollectiveOp::ExchangeCounts => row * (size - 1),
-            // Each rank's rows to all others, or as many sums from them.
+            // Gather: each rank's rows to all others; reduce-scatter: the same number of sums from all
+            // others.
             _ => rows / size * row * (size - 1),
         };
         if !operations.contains(&call.op) {
@@ -124,7 +126,8 @@ fn gathered_rows(config: &ExecutorConfig) -> (Vec<CollectiveOp>, u64) {
     (operations, bytes)
 }
 
-/// Whether tokens are sent or gathered depends on how many experts they have and on how many ranks, and those that are sent are fewer bytes.
+/// The choice of all-to-all or all-gather depends on the numbers of experts per token and of ranks;
+/// all-to-all sends fewer bytes.
 #[test]
 fn all_to_all_is_used_for_few_target_ranks() {
     use CollectiveOp::{AllGatherRows, AllToAll, ExchangeCounts, ReduceScatter};
@@ -169,7 +172,8 @@ fn expert_parallel_replicas_match_single_replica() {
     }
 }
 
-/// Ranks draft together, those too that have nothing to draft behind: guesses are those of one rank, and change nothing.
+/// Replicas run draft passes together, including replicas without drafting rows: draft tokens equal those of
+/// one rank, and outputs do not change.
 #[test]
 fn replicas_draft_together() {
     const DRAFTS: u8 = 3;
@@ -208,7 +212,7 @@ fn replicas_draft_together() {
     }
 }
 
-/// Who else computes, and how much of it, changes no bit: in no type.
+/// Other replicas, whatever they compute, change no bit, in any dtype.
 #[test]
 fn other_replicas_change_no_bit() {
     for dtype in crate::DTYPES {

@@ -1,4 +1,4 @@
-//! Plays the scheduler: keeps requests, hands out blocks, writes batches as a plan would.
+//! Test scheduler: tracks requests, allocates blocks, and builds batches like the real one.
 
 use executor::{
     Executor, ExecutorConfig, ExecutorError, KvCacheSize, ModelDtype, RankRendezvous,
@@ -22,7 +22,7 @@ pub(crate) const BLOCK: usize = 16;
 pub(crate) const VOCAB: u32 = 384;
 const BLOCKS: u32 = 512;
 
-/// A model of 3 layers with weights from a hash.
+/// A dense model of 3 layers with synthetic weights.
 pub(crate) fn config(dtype: ModelDtype, threads: u32) -> ExecutorConfig {
     let text = r#"{
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 384,
@@ -35,7 +35,7 @@ pub(crate) fn config(dtype: ModelDtype, threads: u32) -> ExecutorConfig {
     ExecutorConfig { model, draft: None, manifest: 0, settings: settings(dtype, threads) }
 }
 
-/// The same sizes with 8 experts in all layers but the first.
+/// An MoE model of the same sizes, with 8 experts in all layers but the first.
 pub(crate) fn moe_model(dtype: ModelDtype) -> ExecutorConfig {
     let text = r#"{
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 384,
@@ -50,7 +50,7 @@ pub(crate) fn moe_model(dtype: ModelDtype) -> ExecutorConfig {
     ExecutorConfig { model, ..config(dtype, 1) }
 }
 
-/// A model that keeps latents, with 8 experts in all layers but the first.
+/// An MLA model, with 8 experts in all layers but the first.
 pub(crate) fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
     let text = r#"{
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 384,
@@ -66,7 +66,7 @@ pub(crate) fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
     ExecutorConfig { model, ..config(dtype, 1) }
 }
 
-/// The same model, whose rows may have drafts.
+/// Adds n-gram speculation with up to `drafts` draft tokens per row.
 pub(crate) fn speculating(mut config: ExecutorConfig, drafts: u8) -> ExecutorConfig {
     let drafter = SpeculativeMethod::Ngram { lookup_min: 1, lookup_max: 3 };
     config.settings.speculative = Some(SpeculativeConfig {
@@ -77,7 +77,7 @@ pub(crate) fn speculating(mut config: ExecutorConfig, drafts: u8) -> ExecutorCon
     config
 }
 
-/// The model that keeps latents, with a draft layer that guesses so many tokens.
+/// The MLA model with an MTP module that proposes up to `drafts` draft tokens.
 pub(crate) fn mtp_drafting(dtype: ModelDtype, drafts: u8) -> ExecutorConfig {
     let mut config = mla_model(dtype);
     config.model.mtp_layers = 1;
@@ -89,7 +89,7 @@ pub(crate) fn mtp_drafting(dtype: ModelDtype, drafts: u8) -> ExecutorConfig {
     config
 }
 
-/// The same model, for which another one guesses so many tokens.
+/// Adds speculation by a draft model with up to `drafts` draft tokens per row.
 pub(crate) fn model_drafting(
     mut config: ExecutorConfig,
     draft: ModelConfig,
@@ -102,7 +102,7 @@ pub(crate) fn model_drafting(
     config
 }
 
-/// A layer that drafts 96 of the ids of these models.
+/// An EAGLE-3 layer with a draft vocabulary of 96 of the models' ids.
 pub(crate) fn eagle() -> ModelConfig {
     let text = r#"{
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": 384,
@@ -115,7 +115,7 @@ pub(crate) fn eagle() -> ModelConfig {
     ModelConfig::from_json(Path::new("config.json"), text).unwrap()
 }
 
-/// The same model, for which such a layer guesses so many tokens.
+/// Adds speculation by an EAGLE-3 layer with up to `drafts` draft tokens per row.
 pub(crate) fn eagle_drafting(
     config: ExecutorConfig,
     eagle: ModelConfig,
@@ -128,13 +128,13 @@ pub(crate) fn eagle_drafting(
     config
 }
 
-/// The same model, shared by the ranks of a replica.
+/// Splits a model over `tp_size` ranks, with expert parallelism if `experts`.
 pub(crate) fn shared(mut config: ExecutorConfig, tp_size: u16, experts: bool) -> ExecutorConfig {
     config.settings.parallel = ParallelConfig { tp_size, dp_size: 1, expert_parallel: experts };
     config
 }
 
-/// Its experts out of order, some of them on both ranks.
+/// Adds an expert placement (EPLB map): experts out of order, some of them replicated on both ranks.
 pub(crate) fn with_expert_placement(mut config: ExecutorConfig) -> ExecutorConfig {
     let layers = vec![
         Vec::new(), // Dense.
@@ -145,7 +145,7 @@ pub(crate) fn with_expert_placement(mut config: ExecutorConfig) -> ExecutorConfi
     config
 }
 
-/// Those of its draft layer, too.
+/// Adds an expert placement for the MTP module's layer too.
 pub(crate) fn with_all_experts_placed(config: ExecutorConfig) -> ExecutorConfig {
     let mut config = with_expert_placement(config);
     let layers = &mut config.settings.expert_placement.as_mut().unwrap().layers;
@@ -187,7 +187,7 @@ fn settings(dtype: ModelDtype, threads: u32) -> ExecutorSettings {
     }
 }
 
-/// One request as the scheduler knows it.
+/// Scheduler state of one request.
 pub(crate) struct ScriptedRequest {
     pub(crate) tokens: Vec<Token>,
     pub(crate) prompt_len: usize,
@@ -195,9 +195,9 @@ pub(crate) struct ScriptedRequest {
     pub(crate) logprobs: Vec<TokenLogprobs>,
     pub(crate) prompt_logprobs: Vec<TokenLogprobs>,
     pub(crate) table: Vec<BlockId>,
-    /// Its rows that sample are masked, by its newest token.
+    /// Whether rows that sample are masked, by a bitmask that depends on the newest token.
     pub(crate) masked: bool,
-    /// Most drafts of its rows, and what became of them.
+    /// Maximum number of draft tokens per row, and the numbers of proposed and accepted draft tokens.
     pub(crate) drafts: u8,
     pub(crate) drafted: usize,
     pub(crate) accepted: usize,
@@ -209,12 +209,12 @@ pub(crate) struct ScriptedRequest {
     sent: usize,
     fresh: bool,
     sampled_at: Option<StepId>,
-    /// Rows under way, by their tokens but for drafts, by whether they sample, and by their drafts.
+    /// Sums over rows in flight: tokens without draft tokens, sampling rows, draft tokens.
     in_flight: [usize; 3],
 }
 
 impl ScriptedRequest {
-    /// A request with a prompt that `id` determines.
+    /// Creates a request with a prompt that `id` determines.
     pub(crate) fn new(id: u64, prompt_len: usize, sampling: SamplingParams) -> Self {
         let token = |i| ((id * 131 + i * i * 7 + i * 29 + 3) % u64::from(VOCAB)) as Token;
         Self {
@@ -245,12 +245,12 @@ impl ScriptedRequest {
         self
     }
 
-    /// What was generated, for comparison.
+    /// Generated tokens and their log-probabilities.
     pub(crate) fn output(&self) -> (Vec<Token>, Vec<TokenLogprobs>) {
         (self.tokens[self.prompt_len..].to_vec(), self.logprobs.clone())
     }
 
-    /// Loses its blocks and its place; everything is recomputed.
+    /// Preempts the request: releases its blocks and moves it to slot `seat`; everything is recomputed.
     pub(crate) fn preempt(&mut self, seat: u32) -> Vec<BlockId> {
         self.epoch += 1;
         self.seq_slot = seat;
@@ -259,7 +259,7 @@ impl ScriptedRequest {
         std::mem::take(&mut self.table)
     }
 
-    /// A row of it is on its way, or (`over`) no longer.
+    /// Adds a row to the sums in flight, or removes it if `over`.
     fn set_in_flight(&mut self, row: &BatchRow, over: bool) {
         let of_row = [row.len as usize, row.samples.into(), row.drafts.into()];
         for (sum, of_row) in self.in_flight.iter_mut().zip(of_row) {
@@ -267,7 +267,7 @@ impl ScriptedRequest {
         }
     }
 
-    /// Takes in what came of its row in a step.
+    /// Applies the output of a row.
     pub(crate) fn learn(&mut self, row: &BatchRow, result: &RowOutput) {
         assert_eq!(result.error, None);
         let accepted = usize::from(result.accepted);
@@ -282,12 +282,12 @@ impl ScriptedRequest {
         self.prompt_logprobs.extend(result.prompt_logprobs.clone());
     }
 
-    /// Tokens that are there, and those that rows under way will bring at least.
+    /// Number of known tokens, plus the minimum that rows in flight will sample.
     fn known(&self) -> usize {
         self.tokens.len() + self.in_flight[1]
     }
 
-    /// Where its next row begins, if no draft of those under way is accepted.
+    /// Start of the next row, if no draft token in flight is accepted.
     fn start(&self) -> usize {
         self.computed + self.in_flight[0]
     }
@@ -296,7 +296,7 @@ impl ScriptedRequest {
         self.known() - self.start()
     }
 
-    /// Half of the ids.
+    /// Whether the bitmask allows `id`; it allows half of the ids.
     fn allows(&self, id: Token) -> bool {
         let last = self.tokens[self.tokens.len() - 1];
         (id.wrapping_mul(2_654_435_761) ^ last.wrapping_mul(40_503)).count_ones().is_multiple_of(2)
@@ -311,7 +311,7 @@ impl ScriptedRequest {
     }
 }
 
-/// The masks of one step.
+/// Grammar bitmasks of one step.
 struct FixedBitmasks(Vec<BitmaskRow>);
 
 impl TokenBitmaskSource for FixedBitmasks {
@@ -321,8 +321,8 @@ impl TokenBitmaskSource for FixedBitmasks {
     }
 }
 
-/// Makes this the configuration of one rank. Emulated ones are threads here, each with a copy of the library, which is
-/// a device of its own.
+/// Sets the configuration of one rank. Emulated ranks are threads of this process, each with a copy of the
+/// emulator library, which is a separate device.
 fn take_rank(config: &mut ExecutorConfig, rank: Rank) {
     config.settings.rank = rank;
     let shared = config.settings.parallel.world_size() > 1;
@@ -333,7 +333,7 @@ fn take_rank(config: &mut ExecutorConfig, rank: Rank) {
     }
 }
 
-/// An executor that does what the first of its replica does, in a thread of its own.
+/// A rank that runs the same batches as the first rank of its replica, on its own thread.
 struct FollowerRank {
     batches: Sender<(Batch, Vec<BitmaskRow>)>,
     outputs: Receiver<StepOutput>,
@@ -359,7 +359,7 @@ impl FollowerRank {
     }
 }
 
-/// Players that step together: in each step they agree on the most rows and tokens that any of them has.
+/// Replicas in lockstep: in each step they agree on the maximum numbers of rows and tokens.
 pub(crate) struct LockstepGroup {
     parallel: ParallelConfig,
     pub(crate) rendezvous: RankRendezvous,
@@ -368,7 +368,7 @@ pub(crate) struct LockstepGroup {
 }
 
 impl LockstepGroup {
-    /// Of the replicas that such a model has.
+    /// Creates the group of the configured replicas.
     pub(crate) fn new(config: &ExecutorConfig) -> Self {
         let parallel = config.settings.parallel;
         let (meeting, turn) =
@@ -376,12 +376,12 @@ impl LockstepGroup {
         Self { parallel, rendezvous: meeting, turn, most: AtomicU32::new(0) }
     }
 
-    /// The largest of what all bring; returns once everyone has come, with 1 for nothing.
+    /// Returns the maximum of all replicas' values, at least 1, once all replicas have called it.
     pub(crate) fn agree(&self, own: u32) -> u32 {
-        self.agree_from(own).max(1) // A step of nobody is never sent; here some are.
+        self.agree_from(own).max(1) // The scheduler never sends a step without tokens in any replica; this harness does.
     }
 
-    /// The same, with 0 for nothing.
+    /// Returns the maximum of all replicas' values, possibly 0, once all replicas have called it.
     fn agree_from(&self, own: u32) -> u32 {
         self.most.fetch_max(own, SeqCst);
         self.turn.wait();
@@ -394,21 +394,21 @@ impl LockstepGroup {
     }
 }
 
-/// An executor and the blocks it holds; or several that share a model, and are driven as one.
+/// An executor and its free blocks, or the ranks of a replica, driven as one.
 pub(crate) struct SchedulerHarness {
     pub(crate) executor: Executor,
     followers: Vec<FollowerRank>,
-    /// With whom it steps; of one that steps alone, itself.
+    /// Lockstep group of the replica; a replica that steps alone is a group of one.
     pub(crate) lockstep: Arc<LockstepGroup>,
     free: Vec<BlockId>,
     step: StepId,
-    /// Decode rows name the step that sampled their token instead of the token.
+    /// Whether decode rows refer to the step that sampled their token instead of carrying the token.
     pub(crate) from_device: bool,
-    /// The masks of every other step are late.
+    /// Whether the bitmasks of every other step are overdue.
     pub(crate) overdue_bitmasks: bool,
-    /// Rows of the steps that the executor has recorded; decode steps are replayed if there are any.
+    /// Row counts of the captured graphs; decode steps are replayed if there are any.
     pub(crate) graphs: Vec<u32>,
-    /// Tokens of a row with as many drafts as any has.
+    /// Tokens of a decode row with the maximum number of draft tokens.
     tokens_per_row: u32,
 }
 
@@ -422,7 +422,7 @@ impl SchedulerHarness {
         Self::of_replica(config, 0, pact)
     }
 
-    /// One of the replicas that step together.
+    /// Creates one of the replicas of a lockstep group.
     pub(crate) fn of_replica(
         mut config: ExecutorConfig,
         replica: u16,
@@ -440,7 +440,7 @@ impl SchedulerHarness {
         take_rank(&mut config, Rank(first));
         let mut executor = Executor::load(config, &mut |_| {}).unwrap();
         let graphs = executor.size_kv(blocks, &mut |_| {}).unwrap().capture_sizes;
-        // Blocks of a request shall not lie in order.
+        // Give requests non-contiguous blocks.
         let free = (0..blocks).map(|i| BlockId(i * 229 % blocks)).collect();
         Self {
             executor,
@@ -459,7 +459,7 @@ impl SchedulerHarness {
         self.free.extend(blocks);
     }
 
-    /// Runs one step with the next `len` tokens of each job.
+    /// Runs one step with the next `len` tokens of each job, and applies its output.
     pub(crate) fn step(&mut self, jobs: &mut [(&mut ScriptedRequest, usize)]) -> StepOutput {
         let (rows, output) = self.try_step(jobs);
         for (((job, _), row), result) in jobs.iter_mut().zip(&rows).zip(&output.rows) {
@@ -478,7 +478,7 @@ impl SchedulerHarness {
         output
     }
 
-    /// As `step`, but the jobs learn nothing of what came back.
+    /// Runs one step without applying its output to the jobs.
     pub(crate) fn try_step(
         &mut self,
         jobs: &mut [(&mut ScriptedRequest, usize)],
@@ -487,11 +487,11 @@ impl SchedulerHarness {
         self.complete_oldest(batch, submitted)
     }
 
-    /// Sends a step.
+    /// Submits a step.
     fn submit(&mut self, jobs: &mut [(&mut ScriptedRequest, usize)]) -> (Batch, SubmittedStep) {
         self.step = self.step.next();
         let rows: Vec<BatchRow> = jobs.iter_mut().map(|(job, len)| self.row(job, *len)).collect();
-        // Replicas that step together replay together.
+        // Replicas in lockstep replay the same graph.
         let most_rows = self.lockstep.agree(rows.len() as u32);
         let tokens = |row: &BatchRow| row.len + u32::from(row.drafts);
         let longest = self.lockstep.agree(rows.iter().map(|row| row.len).max().unwrap_or(0));
@@ -522,7 +522,7 @@ impl SchedulerHarness {
         (batch, submitted)
     }
 
-    /// Waits for the answer to the oldest step.
+    /// Waits for the output of the oldest step.
     fn complete_oldest(
         &mut self,
         batch: Batch,
@@ -538,14 +538,14 @@ impl SchedulerHarness {
         (batch.rows, output)
     }
 
-    /// Whether the masks of this step are late.
+    /// Whether the bitmasks of this step are overdue.
     fn is_bitmask_overdue(&self) -> bool {
         self.overdue_bitmasks && !self.step.0.is_multiple_of(2)
     }
 
     fn row(&mut self, job: &mut ScriptedRequest, len: usize) -> BatchRow {
         let (start, end, slack) = (job.start(), job.start() + len, job.in_flight[2]);
-        // The first token of an epoch has none in front of it to guess from.
+        // The first row of an epoch has no sampled token to draft from.
         let drafts = if len == 1 && job.sampled_at.is_some() { job.drafts } else { 0 };
         while job.table.len() * BLOCK < end + slack + usize::from(drafts) {
             job.table.push(self.free.pop().unwrap());
@@ -591,7 +591,7 @@ impl SchedulerHarness {
         }
     }
 
-    /// Computes all that is known in chunks of `chunk`, then decodes to `total` tokens.
+    /// Computes all known tokens in chunks of `chunk`, then decodes to `total` tokens.
     pub(crate) fn finish(&mut self, job: &mut ScriptedRequest, chunk: usize, total: usize) {
         while job.tokens.len() < total {
             let len = job.want().min(chunk);
@@ -599,7 +599,7 @@ impl SchedulerHarness {
         }
     }
 
-    /// The same for many at once; each step takes a different chunk of each.
+    /// Runs many jobs at once to `total` tokens; each step takes a different chunk of each.
     pub(crate) fn finish_all(&mut self, jobs: &mut [ScriptedRequest], total: usize) {
         for turn in 0.. {
             let mut rows: Vec<(&mut ScriptedRequest, usize)> = Vec::new();
@@ -616,8 +616,8 @@ impl SchedulerHarness {
         }
     }
 
-    /// As `finish_all`, with two steps in flight: each is sent before the one in front of it is answered, and `meddle` gets
-    /// hold of the jobs in between.
+    /// Runs many jobs with two steps in flight: each step is submitted before the previous one is finished,
+    /// and `meddle` may change the jobs in between.
     pub(crate) fn finish_async(
         &mut self,
         jobs: &mut [ScriptedRequest],
