@@ -6,7 +6,7 @@ use protocol::{BitmaskRow, ExecutorCommand, GrammarBitmask, StepId};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Waiting costs nothing; the bound only keeps a lost wake-up from lasting for ever.
+/// Timeout of a receive; it only bounds the effect of a lost wake-up.
 const RECEIVE_TIMEOUT: Duration = Duration::from_mins(1);
 /// Time after which a peer that sends neither bitmasks nor overdue notices has failed. The peer sends one of
 /// them for each masked row well within the deadline of its step.

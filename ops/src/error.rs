@@ -14,7 +14,7 @@ pub enum OpError {
         what: &'static str,
         /// Its shape or size.
         got: Vec<usize>,
-        /// What would fit.
+        /// The expected shape or size.
         expected: Vec<usize>,
     },
     /// An element type that the op does not take.

@@ -1,4 +1,5 @@
-//! The weights that the next linear layer reads, recorded from the order of launches: a fused layer prefetches some of them.
+//! Weight prefetch: a fused linear layer prefetches weights of the next linear layer, which is recorded from the
+//! order of launches.
 //!
 //! The first pass that launches two layers in sequence records the pair; later passes prefetch. Other ops
 //! that read weights or the KV cache interrupt the sequence. Results never depend on what is recorded.
@@ -12,7 +13,7 @@ use crate::PackedLinear;
 /// The linear layer that is launched after another one.
 #[derive(Debug)]
 pub(crate) struct NextLinear {
-    /// Weak: the last layer is followed by the first one.
+    /// Weak, because the chain of layers is a cycle: the first layer follows the last one.
     weight: Weak<PackedMatrix>,
     silu_mul: bool,
 }

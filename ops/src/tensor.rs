@@ -58,7 +58,7 @@ impl Tensor {
         self.len() == 0
     }
 
-    /// The same elements under another shape.
+    /// Returns the same elements with another shape.
     pub fn reshape(mut self, shape: &[usize]) -> Result<Self, OpError> {
         if shape.iter().product::<usize>() != self.len() {
             let (got, expected) = (shape.to_vec(), self.shape);
