@@ -1,4 +1,4 @@
-//! How long sampled KV blocks stay: histograms that exist only where they are asked for (`--kv-cache-metrics`).
+//! Lifetime histograms of sampled KV blocks; they exist only with `--kv-cache-metrics`.
 
 use super::histogram_buckets::HistogramFamily;
 use super::metric_registrar::{MetricRegistrar, PerEngine};
@@ -6,7 +6,7 @@ use prometheus::{Error, Histogram};
 use protocol::Replica;
 use scheduler::BlockLifetime;
 
-/// Series of evicted blocks, written by the scheduler's thread alone.
+/// Metrics of evicted blocks, written only by the scheduler thread.
 pub struct BlockLifetimeMetrics {
     lifetime: PerEngine<Histogram>,
     idle: PerEngine<Histogram>,
@@ -24,7 +24,7 @@ impl BlockLifetimeMetrics {
         })
     }
 
-    /// Sampled blocks of a replica were evicted.
+    /// Records the lifetimes of sampled blocks that a replica evicted.
     pub fn evicted(&self, replica: Replica, stays: &[BlockLifetime]) {
         let [lifetime, idle, gap] = [&self.lifetime, &self.idle, &self.gap].map(|h| h.of(replica));
         for stay in stays {

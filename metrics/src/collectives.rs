@@ -1,4 +1,4 @@
-//! What the executors of a group spend with each other.
+//! Time that executors spend in collectives.
 
 use super::histogram_buckets::HistogramFamily;
 use super::metric_registrar::{MetricRegistrar, PerEngine};
@@ -9,7 +9,7 @@ const COLLECTIVE_SECONDS_HELP: &str = "Time of a step that the executor which an
      the ranks of its replica, dp the replicas that share experts with it. On CPUs the lateness of others is included; \
      on GPUs it is the host's time to hand the calls over, and none for recorded steps.";
 
-/// Operation and group of a series, and what it shows of a step.
+/// Labels (`op`, `group`) of a series, and the time it shows of a step.
 type CollectiveTimingSeries = ([&'static str; 2], fn(&CollectiveTiming) -> u64);
 
 const TENSOR_PARALLEL_SERIES: [CollectiveTimingSeries; 2] = [
@@ -23,13 +23,13 @@ const DATA_PARALLEL_SERIES: [CollectiveTimingSeries; 4] = [
     (["all_to_all", "dp"], |timing| timing.dp_all_to_all_ns),
 ];
 
-/// Series of those groups that a server has; none where every executor is alone.
+/// Metrics of the collectives that a server uses; empty if no ranks communicate.
 pub struct CollectiveMetrics {
     series: Vec<(PerEngine<Histogram>, CollectiveTimingSeries)>,
 }
 
 impl CollectiveMetrics {
-    /// `shared` = replicas share experts.
+    /// `shared`: whether replicas share experts (expert parallelism across DP).
     pub(super) fn new(f: &MetricRegistrar<'_>, shared: bool) -> Result<Self, Error> {
         let ranks = TENSOR_PARALLEL_SERIES.into_iter().filter(|_| f.tp_size() > 1);
         let parts: Vec<CollectiveTimingSeries> =
@@ -44,7 +44,8 @@ impl CollectiveMetrics {
         Ok(Self { series: series.into_iter().zip(parts).collect() })
     }
 
-    /// A step of a replica was answered. What it did not call is not observed.
+    /// Records the collective times of a completed step. Operations that the step did not call are not
+    /// observed.
     pub fn step_completed(&self, replica: Replica, timing: &CollectiveTiming) {
         for (series, (_, part)) in &self.series {
             let ns = part(timing);

@@ -1,4 +1,4 @@
-//! Figures of the executor's life: starts, losses, signs of life.
+//! Executor lifecycle metrics: starts, failures, heartbeats.
 
 use super::metric_registrar::{MetricRegistrar, PerEngine};
 use super::start_failure::StartFailure;
@@ -8,22 +8,22 @@ use scheduler::{ExecutorFailure, StepStats};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// In the order of `ExecutorFailure`.
+/// Label values in the order of `ExecutorFailure`.
 pub(super) const CAUSES: [&str; 4] = ["exited", "silent", "late", "fault"];
 const PHASES: [&str; 6] = ["config", "comm", "load", "kv", "graphs", "ready"];
 
-/// Series of the executor's life.
+/// Metrics of the executor lifecycle.
 pub struct ExecutorLifecycleMetrics {
     restarts: [PerEngine<IntCounter>; 4],
-    /// In the order of `StartFailure`.
+    /// Failed starts, in the order of `StartFailure`.
     failed_starts: [PerEngine<IntCounter>; 6],
-    /// By rank in the world, like the next two.
+    /// Straggler counters by world rank; `up` and `heartbeat` have the same order.
     stragglers: Vec<IntCounter>,
     up: Vec<Gauge>,
     heartbeat: Vec<Gauge>,
     startup: [Gauge; 6],
     start: Instant,
-    /// Milliseconds from `start` to the last sign of life of each rank.
+    /// Milliseconds from `start` to the last heartbeat of each rank.
     last_heartbeat_ms: Vec<AtomicU64>,
     tp_size: usize,
 }
@@ -44,32 +44,32 @@ impl ExecutorLifecycleMetrics {
         })
     }
 
-    /// The executors of a replica were lost.
+    /// Counts a failure of a replica's executors.
     pub fn executors_failed(&self, replica: Replica, loss: ExecutorFailure) {
         self.restarts[loss as usize].of(replica).inc();
     }
 
-    /// The executors of a replica were started again and did not become ready.
+    /// Counts a failed restart of a replica's executors.
     pub fn start_failed(&self, replica: Replica, failure: StartFailure) {
         self.failed_starts[failure as usize].of(replica).inc();
     }
 
-    /// A step of a rank has passed its deadline.
+    /// Counts a step of a rank that passed its deadline.
     pub fn straggler(&self, rank: Rank) {
         if let Some(late) = self.stragglers.get(usize::from(rank.0)) {
             late.inc();
         }
     }
 
-    /// The executor of a rank gave a sign of life.
+    /// Records a heartbeat of a rank.
     pub fn heartbeat(&self, rank: Rank) {
         if let Some(alive_ms) = self.last_heartbeat_ms.get(usize::from(rank.0)) {
             alive_ms.store(self.start.elapsed().as_millis() as u64, Ordering::Relaxed);
         }
     }
 
-    /// The server is up: the parts of its start as the executor named them, the time that reading the
-    /// configuration took, and the whole time.
+    /// Records the startup times: startup phases as named by the executor, time to read the configuration,
+    /// total time.
     pub fn started(&self, parts: &[(&'static str, Duration)], config: Duration, whole: Duration) {
         let [of_config, comm, load, kv, graphs, ready] = &self.startup;
         of_config.set(config.as_secs_f64());

@@ -1,34 +1,35 @@
-//! What the experts of a model got, step by step.
+//! Tokens routed to the experts of a MoE model, per step.
 //!
-//! A model has thousands of experts: each has a number here, and two series per layer say how uneven they are.
+//! A model has thousands of experts, so single experts are only counted here; the series are per layer and
+//! show how uneven the load is.
 
 use super::metric_registrar::{MetricRegistrar, PerEngine};
 use prometheus::{Error, Gauge, IntCounter};
 use protocol::{ExpertTokenCount, Replica};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Figures of experts; without any where a model has none, or where they are not counted.
+/// Expert load metrics; empty if the model has no experts or they are not counted.
 pub struct ExpertMetrics {
     layers: Vec<ExpertLayer>,
-    /// By replica, then by layer and expert.
+    /// Token counts by replica, then by layer and expert.
     tokens: Vec<Vec<AtomicU64>>,
 }
 
-/// The experts of one layer.
+/// Experts of one layer.
 struct ExpertLayer {
     experts: usize,
-    /// Place of the first one.
+    /// Index of the layer's first expert in the token counts.
     first: usize,
-    /// `None` for a dense layer.
+    /// Series of the layer; `None` for a dense layer.
     series: Option<ExpertLayerSeries>,
 }
 
-/// What a layer with experts shows.
+/// Series of a MoE layer.
 struct ExpertLayerSeries {
     tokens: PerEngine<IntCounter>,
-    /// Tokens of the one that got most in a step.
+    /// Tokens of the expert with the highest load in each step.
     hottest: PerEngine<IntCounter>,
-    /// By replica.
+    /// Maximum load over mean load, by replica.
     max_over_mean: Vec<Gauge>,
 }
 
@@ -40,7 +41,7 @@ const LOAD: &str = "Tokens of the expert of a layer that got most, over the mean
      even, 0 = none yet. Each replica's first rank counts.";
 
 impl ExpertMetrics {
-    /// `experts` of each layer, 0 for dense ones.
+    /// `experts`: number of experts per layer, 0 for dense layers.
     pub(super) fn new(f: &MetricRegistrar<'_>, experts: &[u16]) -> Result<Self, Error> {
         let names: Vec<String> = (0..experts.len()).map(|layer| layer.to_string()).collect();
         let sparse: Vec<&str> = names
@@ -64,7 +65,7 @@ impl ExpertMetrics {
         Ok(Self { layers, tokens: (0..f.replicas()).map(|_| zeros()).collect() })
     }
 
-    /// A step of a replica was answered; the counts of a layer lie together.
+    /// Adds the counts of a completed step; counts of the same layer are adjacent.
     pub fn step_completed(&self, replica: Replica, counts: &[ExpertTokenCount]) {
         let Some(totals) = self.tokens.get(usize::from(replica.0)) else { return };
         for of_layer in counts.chunk_by(|a, b| a.layer == b.layer) {
@@ -83,7 +84,7 @@ impl ExpertMetrics {
         }
     }
 
-    /// Brings up what is worked out of the numbers of single experts.
+    /// Updates the gauges that are derived from the counts of single experts.
     pub(super) fn update(&self) {
         for layer in &self.layers {
             let Some(series) = &layer.series else { continue };
@@ -96,7 +97,7 @@ impl ExpertMetrics {
         }
     }
 
-    /// By replica, tokens by layer and expert since the start; a dense layer has no experts.
+    /// Token counts since the start by replica, layer and expert; the list of a dense layer is empty.
     pub fn table(&self) -> Vec<Vec<Vec<u64>>> {
         let of = |totals: &Vec<AtomicU64>| {
             let layer = |layer: &ExpertLayer| {
@@ -109,7 +110,7 @@ impl ExpertMetrics {
     }
 }
 
-/// The series of layers with these names.
+/// Registers the series of the named layers.
 fn series(f: &MetricRegistrar<'_>, layers: &[&str]) -> Result<Vec<ExpertLayerSeries>, Error> {
     if layers.is_empty() {
         return Ok(Vec::new());

@@ -1,32 +1,32 @@
-//! Writes the page of metrics without making its words anew: from one scrape to the next only numbers change.
+//! Renders the metrics page from a template: between scrapes only the numbers change.
 //!
-//! The library writes a page once, and what stands before each number is kept. Series are born but never go, and
-//! labels of a series never change, so as many series of each family are the same series; a page with others is
-//! written by the library again.
+//! The Prometheus library renders the first page, and the text before each number is kept. Series are never
+//! removed and the labels of a series never change, so an equal number of series per family means the same
+//! series; otherwise the library renders the page again.
 
 use prometheus::proto::{Histogram, MetricFamily, MetricType};
 use prometheus::{Encoder, Error, TextEncoder};
 use std::fmt::Write as _;
 
-/// Bytes that most numbers need at most.
+/// Estimated bytes per number.
 const NUMBER_BYTES: usize = 12;
-/// Whole numbers below this are written as such, and exactly: 2^53.
+/// Numbers below this bound, 2^53, that are whole are written as integers, which is exact.
 const WHOLE_BELOW: f64 = 9_007_199_254_740_992.0;
 
-/// A page without its numbers.
+/// Metrics page without its numbers.
 #[derive(Default)]
 pub(super) struct ExpositionTemplate {
-    /// Series of each family, in the order of the page.
+    /// Number of series of each family, in page order.
     shape: Vec<usize>,
     template: String,
-    /// Where in `words` each number stands.
+    /// Byte offset of each number in `template`.
     number_offsets: Vec<usize>,
 }
 
 impl ExpositionTemplate {
-    /// The page of these families in text format 0.0.4, as the library would write it.
+    /// Renders the families in text format 0.0.4, with the same bytes as the library.
     ///
-    /// Errors: as the library's; none is known.
+    /// Errors: those of the library; none is known.
     pub(super) fn write(&mut self, families: &[MetricFamily]) -> Result<String, Error> {
         if !families.iter().map(series).eq(self.shape.iter().copied()) {
             *self = Self::of(families)?;
@@ -44,7 +44,7 @@ impl ExpositionTemplate {
         Ok(page)
     }
 
-    /// Learns the words from a page that the library wrote.
+    /// Builds the template from a page rendered by the library.
     fn of(families: &[MetricFamily]) -> Result<Self, Error> {
         let mut page = Vec::new();
         TextEncoder::new().encode(families, &mut page)?;
@@ -76,7 +76,7 @@ fn series(family: &MetricFamily) -> usize {
     family.get_metric().len()
 }
 
-/// Every number of a page, in the library's order.
+/// Calls `take` with every number of the page, in the library's order.
 fn each_number(families: &[MetricFamily], mut take: impl FnMut(f64)) {
     for family in families {
         let kind = family.get_field_type();
@@ -85,7 +85,8 @@ fn each_number(families: &[MetricFamily], mut take: impl FnMut(f64)) {
                 MetricType::COUNTER => take(metric.get_counter().get_value()),
                 MetricType::GAUGE => take(metric.get_gauge().get_value()),
                 MetricType::HISTOGRAM => of_histogram(metric.get_histogram(), &mut take),
-                // Nothing here makes one: what the library would write has no place then, and is refused.
+                // No metric has these types. If one had, the count of numbers would not match and `of` would
+                // fail.
                 MetricType::SUMMARY | MetricType::UNTYPED => {}
             }
         }

@@ -1,4 +1,4 @@
-//! Figures of constrained output, read from what its owner counts.
+//! Structured-output metrics, read from the counters of the grammar crate.
 
 use super::kv_event_metrics::raise_to;
 use super::metric_registrar::MetricRegistrar;
@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Series that are brought up to date at a scrape; the histograms read their owner themselves.
+/// Counters updated at each scrape; the histograms read `GrammarTimings` themselves.
 pub(super) struct GrammarMetrics {
     masks_failed: IntCounter,
     masks_overdue: IntCounter,
@@ -31,10 +31,10 @@ impl GrammarMetrics {
     }
 }
 
-/// Which durations a value of `result` shows.
+/// Value of the label `result`, and the histogram it shows.
 type TimingLabel = (&'static str, fn(&GrammarTimings) -> &DurationHistogram);
 
-/// A histogram whose numbers lie elsewhere.
+/// Collector of histograms stored in `GrammarTimings`.
 struct TimingCollector {
     desc: Desc,
     help: &'static str,

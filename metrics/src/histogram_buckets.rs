@@ -1,32 +1,32 @@
-//! Upper bounds of the histograms: vLLM's, and what `--custom-histogram-buckets` replaces.
+//! Histogram bucket bounds: vLLM's, unless replaced by `--custom-histogram-buckets`.
 
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// Histograms that share their bounds.
+/// Histogram families; all histograms of a family have the same bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HistogramFamily {
-    /// Seconds of a request or of a part of it.
+    /// Seconds of a request or of a phase of a request.
     RequestLatency,
     /// Seconds to the first token.
     TimeToFirstToken,
-    /// Seconds between tokens.
+    /// Seconds between output tokens.
     InterTokenLatency,
-    /// Tokens of a step.
+    /// Tokens per step.
     IterationTokens,
-    /// Choices asked for.
+    /// Choices (`n`) per prompt.
     ParamsN,
-    /// Preemptions of a request.
+    /// Preemptions per request.
     Preemptions,
-    /// Tokens of a request, up to the longest.
+    /// Tokens per request, up to the maximum model length.
     Tokens,
     /// Seconds of a KV block in the cache.
     Residency,
-    /// Seconds of a part of a step: not vLLM's.
+    /// Seconds of a phase of a step; not in vLLM.
     StepSeconds,
-    /// Rows of a step: not vLLM's.
+    /// Rows per step; not in vLLM.
     StepRows,
-    /// Seconds of work on text or grammars: not vLLM's.
+    /// Seconds of text or grammar processing; not in vLLM.
     WorkSeconds,
 }
 
@@ -38,7 +38,7 @@ const TIME_TO_FIRST_TOKEN: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 ];
-/// The first seven are ours: small models on fast devices stay below vLLM's first bound.
+/// The first seven bounds are additions: small models on fast devices stay below vLLM's first bound.
 const INTER_TOKEN_LATENCY: &[f64] = &[
     0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,
     0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -64,7 +64,7 @@ const WORK_SECONDS: &[f64] = &[
 ];
 
 impl HistogramFamily {
-    /// Families that users name, as vLLM does.
+    /// Families with the names that vLLM's option uses.
     const NAMED: &[(&str, Self)] = &[
         ("request_latency", Self::RequestLatency),
         ("time_to_first_token", Self::TimeToFirstToken),
@@ -81,36 +81,36 @@ impl HistogramFamily {
     }
 }
 
-/// Bounds that replace those of whole families.
+/// Custom bounds by family name.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CustomBuckets {
     of: BTreeMap<String, Vec<f64>>,
 }
 
-/// Why bounds cannot be used.
+/// Why custom bounds are rejected.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum CustomBucketsError {
     /// Not a JSON object of lists of numbers.
     #[error("not a JSON object of number lists: {0}")]
     Json(String),
-    /// There is no such family.
+    /// The family name is not known.
     #[error("unknown bucket family {family:?}; there are {}", known_families())]
     Unknown {
-        /// What was named.
+        /// Rejected name.
         family: String,
     },
     /// An empty list.
     #[error("{family}: at least one bound")]
     Empty {
-        /// Whose.
+        /// Name of the family.
         family: String,
     },
-    /// A bound that is no bound.
+    /// A bound is not finite, not above 0, or not above the previous one.
     #[error("{family}: bounds must be finite, above 0 and strictly increasing; {bound} is not")]
     Bound {
-        /// Whose.
+        /// Name of the family.
         family: String,
-        /// The first wrong one.
+        /// First invalid bound.
         bound: f64,
     },
 }
@@ -123,7 +123,7 @@ fn known_families() -> String {
 impl std::str::FromStr for CustomBuckets {
     type Err = CustomBucketsError;
 
-    /// Reads vLLM's JSON: family to upper bounds.
+    /// Parses vLLM's JSON format: an object from family name to upper bounds.
     fn from_str(text: &str) -> Result<Self, CustomBucketsError> {
         let json: Map<String, Value> =
             serde_json::from_str(text).map_err(|e| CustomBucketsError::Json(e.to_string()))?;
@@ -156,7 +156,7 @@ fn check(family: &str, bounds: &[f64]) -> Result<(), CustomBucketsError> {
     Ok(())
 }
 
-/// The bounds in force.
+/// Effective bounds.
 pub(super) struct HistogramBuckets<'a> {
     custom: &'a CustomBuckets,
     max_model_len: u32,
@@ -188,7 +188,7 @@ impl<'a> HistogramBuckets<'a> {
     }
 }
 
-/// 1, 2, 5, 10, 20, ... up to `most`.
+/// Bounds 1, 2, 5, 10, 20, ... up to `most`.
 fn one_two_five_series(most: u32) -> Vec<f64> {
     let decades = std::iter::successors(Some(1_u64), |decade| Some(decade * 10));
     let bounds = decades.flat_map(|decade| [1, 2, 5].map(|mantissa| mantissa * decade));

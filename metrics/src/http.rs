@@ -1,4 +1,4 @@
-//! Figures of the HTTP server.
+//! Metrics of the HTTP server.
 
 use super::histogram_buckets::HistogramFamily;
 use super::metric_registrar::MetricRegistrar;
@@ -6,7 +6,7 @@ use prometheus::{Error, Gauge, Histogram, IntCounter, IntCounterVec};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Slugs of refusals for load or state, as error bodies carry them.
+/// Reasons of rejections for load or server state, as in error bodies.
 const REJECTION_REASONS: [&str; 8] = [
     "grammars_overloaded",
     "max_num_queued_reqs",
@@ -17,12 +17,12 @@ const REJECTION_REASONS: [&str; 8] = [
     "draining",
     "engine_unavailable",
 ];
-/// Of these, what vLLM counts too.
+/// Rejection reasons that vLLM counts as well.
 const VLLM_REJECTION_REASONS: [&str; 2] = ["max_num_queued_reqs", "max_num_queued_tokens"];
-/// Routes whose series exist before anybody asked for them.
+/// Routes with series that exist before the first request.
 const ROUTES: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 
-/// Series of the HTTP server.
+/// Metrics of the HTTP server.
 pub struct HttpMetrics {
     requests: IntCounterVec,
     open_streams: Gauge,
@@ -55,12 +55,12 @@ impl HttpMetrics {
         })
     }
 
-    /// The head of a reply of this route and status is sent.
+    /// Counts a response of a route and status, after its head was sent.
     pub fn replied(&self, route: &str, code: u16) {
         self.requests.with_label_values(&[self.model.as_str(), route, &code.to_string()]).inc();
     }
 
-    /// A request was refused; reasons that are not about load or state count nothing.
+    /// Counts a rejected request; reasons other than load and server state are not counted.
     pub fn rejected(&self, reason: &str) {
         for counter in
             self.rejections.get(reason).into_iter().chain(self.vllm_rejections.get(reason))
@@ -69,31 +69,31 @@ impl HttpMetrics {
         }
     }
 
-    /// So many requests were refused while there was nowhere to count them: the model was being loaded.
+    /// Adds `requests` that were rejected while the model was loading, before these metrics existed.
     pub fn rejected_at_startup(&self, requests: u64) {
         if let Some(counter) = self.rejections.get("starting") {
             counter.inc_by(requests);
         }
     }
 
-    /// So many fields of a request were not read.
+    /// Adds the number of request fields that were ignored.
     pub fn ignored(&self, fields: usize) {
         self.ignored_fields.inc_by(fields as u64);
     }
 
-    /// Reading a body took so long, and succeeded or not.
+    /// Records the time to parse and tokenise a body, and whether this succeeded.
     pub fn read_body(&self, took: Duration, ok: bool) {
         self.tokenize[usize::from(!ok)].observe(took.as_secs_f64());
     }
 
-    /// A stream opens; it ends with the returned value.
+    /// Counts an open stream until the returned value is dropped.
     pub fn stream(&self) -> OpenStream {
         self.open_streams.inc();
         OpenStream { open: self.open_streams.clone() }
     }
 }
 
-/// A stream that has not ended.
+/// Guard of an open stream.
 pub struct OpenStream {
     open: Gauge,
 }

@@ -1,4 +1,4 @@
-//! Figures of the KV-event publisher: plain counters that it writes, brought up to date at a scrape.
+//! Metrics of the KV-event publishers, copied from their counters at each scrape.
 
 use super::metric_registrar::MetricRegistrar;
 use crate::kv_events::PublisherCounters;
@@ -6,10 +6,10 @@ use prometheus::{Error, Gauge, IntCounter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a counter of a publisher shows.
+/// Selects a counter of a publisher.
 type PublisherCounterFn = fn(&PublisherCounters) -> &AtomicU64;
 
-/// The series of what publishers count; all zero while there are none.
+/// Series of the publisher counters; all zero without publishers.
 pub(super) struct KvEventMetrics {
     counters: Vec<(Vec<IntCounter>, PublisherCounterFn)>,
     queue_depth: Vec<Gauge>,
@@ -32,7 +32,8 @@ impl KvEventMetrics {
         Ok(Self { counters, queue_depth, seq })
     }
 
-    /// Shows these figures, by replica; those without a series of their own add to the last one's.
+    /// Updates the series from the counters of each replica; replicas without a series of their own add to
+    /// the last one.
     pub(super) fn update(&self, figures: &[Arc<PublisherCounters>]) {
         let series = self.queue_depth.len();
         for engine in 0..series {
@@ -51,7 +52,7 @@ impl KvEventMetrics {
     }
 }
 
-/// Brings a counter up to a total that only grows.
+/// Raises a counter to `total`, which never decreases.
 pub(super) fn raise_to(counter: &IntCounter, total: u64) {
     counter.inc_by(total.saturating_sub(counter.get()));
 }

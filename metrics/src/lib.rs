@@ -1,7 +1,7 @@
-//! Figures of a server, for Prometheus and for people.
+//! Metrics of a server, for Prometheus and for diagnostics.
 //!
-//! Writers touch atomics where something happens: a step, a token, the end of a request. Whoever reads
-//! takes what lies there; nobody is asked and nobody waits, so a scrape costs a step nothing.
+//! Writers update atomics where an event occurs: a step, a token, the end of a request. Readers load these
+//! atomics without synchronising with the writers, so a scrape costs a step nothing.
 
 #![forbid(unsafe_code)]
 
@@ -58,35 +58,35 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use unsupported_features::UnsupportedFeatureMetrics;
 
-/// What the series of a server are called and how fine they are.
+/// Labels and granularity of a server's series.
 #[derive(Debug, Clone)]
 pub struct MetricsConfig {
-    /// Value of `model_name`: the first served name.
+    /// Value of the label `model_name`: the first served model name.
     pub model_name: String,
-    /// Longest prompt plus output, in tokens.
+    /// Maximum length of prompt plus output, in tokens.
     pub max_model_len: u32,
-    /// Replicas that have series of their own.
+    /// Number of replicas (data parallel size).
     pub replicas: u16,
-    /// Executors of each replica.
+    /// Executors per replica (tensor parallel size).
     pub tp_size: u16,
-    /// Experts of each layer that are counted, 0 for dense layers; none where nobody counts.
+    /// Number of counted experts per layer, 0 for dense layers; empty if experts are not counted.
     pub experts: Vec<u16>,
-    /// Replicas share experts.
+    /// Whether replicas share experts (expert parallelism across DP).
     pub experts_shared: bool,
-    /// One series for all replicas (`--metrics-aggregate`).
+    /// Whether all replicas share one series (`--metrics-aggregate`).
     pub aggregate: bool,
-    /// Series of how long KV blocks stay (`--kv-cache-metrics`).
+    /// Whether KV block lifetimes have series (`--kv-cache-metrics`).
     pub block_lifetimes: bool,
-    /// Most drafts of a row.
+    /// Maximum number of draft tokens per row.
     pub draft_tokens_max: u8,
-    /// Share of drafts that a benchmark lets stand by chance; 0 = drafts are verified.
+    /// Share of draft tokens that a benchmark accepts at random; 0 = drafts are verified.
     pub synthetic_acceptance: f64,
-    /// Buckets that replace the usual ones.
+    /// Buckets that replace the default ones.
     pub buckets: CustomBuckets,
 }
 
 impl MetricsConfig {
-    /// A server of one replica, with the usual buckets.
+    /// Configuration of a server with one replica and default buckets.
     pub fn new(model_name: impl Into<String>, max_model_len: u32) -> Self {
         Self {
             model_name: model_name.into(),
@@ -104,52 +104,52 @@ impl MetricsConfig {
     }
 }
 
-/// What `vllm:cache_config_info` says, and what token counts are made of.
+/// KV cache properties, shown by `vllm:cache_config_info` and used to convert block counts to token counts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvCacheInfo {
     /// Tokens per block.
     pub block_tokens: u32,
-    /// Blocks of one replica.
+    /// KV blocks per replica.
     pub blocks: u32,
-    /// Type of the cached values.
+    /// Data type of the KV cache.
     pub dtype: String,
-    /// Share of the device's memory.
+    /// Fraction of the device memory that the server may use (`gpu_memory_utilization`).
     pub memory_utilization: f64,
-    /// Whether prefixes are shared.
+    /// Whether prefix caching is enabled.
     pub prefix_caching: bool,
-    /// Seats of one replica.
+    /// Maximum number of running requests (sequence slots) per replica.
     pub max_num_seqs: u32,
 }
 
-/// All figures of one server.
+/// All metrics of one server.
 pub struct ServerMetrics {
     registry: Registry,
-    /// Updating and gathering belong together: counters are brought up by differences.
+    /// Serialises update and gather: counters are raised by the difference to their previous value.
     update_lock: Mutex<()>,
     exposition: Mutex<ExpositionTemplate>,
     config: MetricsConfig,
-    /// Of requests.
+    /// Request metrics.
     pub requests: RequestMetrics,
-    /// Of steps.
+    /// Step metrics.
     pub steps: StepMetrics,
-    /// Of the model's experts.
+    /// Expert load metrics.
     pub experts: ExpertMetrics,
-    /// Of the groups of executors.
+    /// Metrics of collectives.
     pub collectives: CollectiveMetrics,
-    /// Of the HTTP server.
+    /// HTTP server metrics.
     pub http: HttpMetrics,
-    /// Of the executor's life.
+    /// Executor lifecycle metrics.
     pub executors: ExecutorLifecycleMetrics,
-    /// Of requests that wait for a seat.
+    /// Queue metrics.
     pub queue: QueueMetrics,
-    /// Of constrained output; whoever compiles grammars and makes masks writes here.
+    /// Timings of grammar compilation and grammar bitmasks, written by the grammar workers.
     pub grammar: Arc<GrammarTimings>,
     grammar_series: GrammarMetrics,
-    /// Of KV blocks that were evicted, if they are sampled.
+    /// Lifetimes of evicted KV blocks, if they are sampled.
     pub block_lifetimes: Option<BlockLifetimeMetrics>,
-    /// Requests that wait outside the scheduler for their grammar.
+    /// Number of requests outside the scheduler that wait for their grammar.
     pub deferred: AtomicU64,
-    /// Of the KV-event publishers, by replica.
+    /// Counters of the KV-event publishers, by replica.
     pub kv_events: Vec<Arc<PublisherCounters>>,
     kv_event_series: kv_event_metrics::KvEventMetrics,
     replicas: ReplicaMetrics,
@@ -159,9 +159,9 @@ pub struct ServerMetrics {
 }
 
 impl ServerMetrics {
-    /// Every series at zero.
+    /// Registers every series, at zero.
     ///
-    /// Errors: a name or bucket list that Prometheus does not take.
+    /// Errors: Prometheus rejects a name or a bucket list.
     pub fn new(config: &MetricsConfig) -> Result<Arc<Self>, prometheus::Error> {
         let registry = Registry::new();
         let families = MetricRegistrar::new(&registry, config);
@@ -195,9 +195,9 @@ impl ServerMetrics {
         Ok(Arc::new(metrics))
     }
 
-    /// Tells what the cache is like. Only the first call counts.
+    /// Sets the KV cache properties. Only the first call has an effect.
     ///
-    /// Errors: as `new`.
+    /// Errors: as for `new`.
     pub fn set_kv_cache(&self, facts: KvCacheInfo) -> Result<(), prometheus::Error> {
         if self.kv_cache.set(facts).is_ok()
             && let Some(facts) = self.kv_cache.get()
@@ -207,14 +207,14 @@ impl ServerMetrics {
         Ok(())
     }
 
-    /// What the cache is like, once known.
+    /// KV cache properties, once set.
     pub fn kv_cache(&self) -> Option<&KvCacheInfo> {
         self.kv_cache.get()
     }
 
-    /// The page of this moment in Prometheus' text format 0.0.4; `stats` are those of every replica.
+    /// Renders the current metrics in Prometheus text format 0.0.4; `stats` has one entry per replica.
     ///
-    /// Errors: never, as far as anybody knows: the format takes every series that was registered.
+    /// Errors: none is known, because the format accepts every registered series.
     pub fn render(&self, stats: &[StepStats]) -> Result<String, prometheus::Error> {
         let families = self.gather(stats);
         self.exposition.lock().unwrap_or_else(PoisonError::into_inner).write(&families)

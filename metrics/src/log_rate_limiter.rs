@@ -1,13 +1,13 @@
-//! Limits how often the log repeats a line that clients or the system can cause at will.
+//! Rate limit of log lines that clients or the operating system can trigger at will.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Lines within `WINDOW`.
+/// Maximum number of lines within `WINDOW`.
 const LINES_MAX: u32 = 8;
 const WINDOW: Duration = Duration::from_mins(1);
 
-/// Allows eight lines a minute of one kind, and counts the others.
+/// Allows eight lines of one kind per minute and counts the suppressed ones.
 #[derive(Debug, Default)]
 pub struct LogRateLimiter(Mutex<RateLimitWindow>);
 
@@ -15,14 +15,14 @@ pub struct LogRateLimiter(Mutex<RateLimitWindow>);
 struct RateLimitWindow {
     /// Start of the current window.
     since: Option<Instant>,
-    /// Lines in it.
+    /// Number of lines in the window.
     lines: u32,
-    /// Lines that were left out since the last one that was written.
+    /// Number of lines suppressed since the last written one.
     unlogged: u64,
 }
 
 impl LogRateLimiter {
-    /// Whether to write a line now: the number of lines left out before it, or `None` if it is left out as well.
+    /// Returns the number of lines suppressed before this one, or `None` if this line is suppressed.
     pub fn allow(&self, now: Instant) -> Option<u64> {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if window.since.is_none_or(|since| now.duration_since(since) >= WINDOW) {

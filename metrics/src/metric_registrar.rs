@@ -1,4 +1,4 @@
-//! Makes series: a family, its labels, and its children from the start, so that none is born later.
+//! Registers metric families with their labels and creates all their series at the start.
 
 use super::MetricsConfig;
 use super::histogram_buckets::{HistogramBuckets, HistogramFamily};
@@ -9,35 +9,35 @@ use prometheus::{
 };
 use protocol::Replica;
 
-/// One series for each replica, or one for all: those without a series of their own write into the last one.
+/// One series per replica, or one for all; replicas without a series of their own share the last one.
 pub(super) struct PerEngine<T>(Vec<T>);
 
 impl<T> PerEngine<T> {
-    /// The series of a replica.
+    /// Series of a replica.
     pub(super) fn of(&self, replica: Replica) -> &T {
         &self.0[usize::from(replica.0).min(self.0.len() - 1)]
     }
 
-    /// All of them.
+    /// Iterates over all series.
     pub(super) fn iter(&self) -> std::slice::Iter<'_, T> {
         self.0.iter()
     }
 }
 
 impl<T> From<Vec<T>> for PerEngine<T> {
-    /// `MetricRegistrar` makes one series at least.
+    /// `series` must not be empty; `MetricRegistrar` creates at least one series.
     fn from(series: Vec<T>) -> Self {
         Self(series)
     }
 }
 
-/// Where families are registered, and the labels that nearly all of them carry.
+/// Registers metric families and sets their common labels.
 pub(super) struct MetricRegistrar<'a> {
     registry: &'a Registry,
     model: &'a str,
     buckets: HistogramBuckets<'a>,
     engines: Vec<String>,
-    /// Executors of all replicas, and of each.
+    /// Number of executors of all replicas.
     ranks: u16,
     tp_size: u16,
 }
@@ -52,17 +52,17 @@ impl<'a> MetricRegistrar<'a> {
         Self { registry, model: &config.model_name, buckets, engines, ranks, tp_size }
     }
 
-    /// A counter of seconds of the process, without labels.
+    /// Registers a counter of seconds of the process, without labels.
     pub(super) fn process_seconds(&self, name: &str, help: &str) -> Result<Counter, Error> {
         self.add(Counter::new(name, help)?)
     }
 
-    /// A gauge of the process, without labels.
+    /// Registers a gauge of the process, without labels.
     pub(super) fn process_gauge(&self, name: &str, help: &str) -> Result<Gauge, Error> {
         self.add(Gauge::new(name, help)?)
     }
 
-    /// A family that collects itself.
+    /// Registers a custom collector.
     pub(super) fn add_collector(&self, family: impl Collector + 'static) -> Result<(), Error> {
         self.registry.register(Box::new(family))
     }
@@ -72,13 +72,13 @@ impl<'a> MetricRegistrar<'a> {
         Ok(family)
     }
 
-    /// A counter of the engine.
+    /// Registers a counter of the engine.
     pub(super) fn counter(&self, name: &str, help: &str) -> Result<IntCounter, Error> {
         let family = IntCounterVec::new(Opts::new(name, help), &["model_name", "engine"])?;
         Ok(self.add(family)?.with_label_values(&[self.model, "0"]))
     }
 
-    /// A counter per replica, and per value of one more label if there is one.
+    /// Registers a counter per replica, with one further label if `more` is set.
     pub(super) fn counter_of_replicas(
         &self,
         name: &str,
@@ -90,7 +90,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(self.children(more, |values| family.with_label_values(values)))
     }
 
-    /// A counter per replica and value of a label: one vector per value.
+    /// Registers a counter per replica and label value; returns one vector per value.
     pub(super) fn counters_of_replicas<const N: usize>(
         &self,
         name: &str,
@@ -105,7 +105,8 @@ impl<'a> MetricRegistrar<'a> {
         }))
     }
 
-    /// A counter per replica and value of a label whose values a model decides: one for each of these, in order.
+    /// Registers a counter per replica and value of a model-dependent label; returns one entry per value, in
+    /// order.
     pub(super) fn counters_by(
         &self,
         name: &str,
@@ -121,13 +122,13 @@ impl<'a> MetricRegistrar<'a> {
         Ok(values.iter().map(of).collect())
     }
 
-    /// A gauge per replica.
+    /// Registers a gauge per replica.
     pub(super) fn gauge_of_replicas(&self, name: &str, help: &str) -> Result<Vec<Gauge>, Error> {
         let family = self.add(GaugeVec::new(Opts::new(name, help), &Self::labels(None))?)?;
         Ok(self.children(None, |values| family.with_label_values(values)))
     }
 
-    /// A gauge per replica and value of a label: one vector per value.
+    /// Registers a gauge per replica and label value; returns one vector per value.
     pub(super) fn gauges_of_replicas<const N: usize>(
         &self,
         name: &str,
@@ -142,7 +143,7 @@ impl<'a> MetricRegistrar<'a> {
         }))
     }
 
-    /// A gauge of the engine per value of one more label.
+    /// Registers a gauge of the engine per value of one further label.
     pub(super) fn gauges<const N: usize>(
         &self,
         name: &str,
@@ -155,14 +156,15 @@ impl<'a> MetricRegistrar<'a> {
         Ok(values.map(|value| family.with_label_values(&[self.model, "0", value])))
     }
 
-    /// A gauge for each executor, with its replica and its rank in the world.
+    /// Registers a gauge per executor, labelled with its replica and world rank.
     pub(super) fn gauge_of_ranks(&self, name: &str, help: &str) -> Result<Vec<Gauge>, Error> {
         let family =
             self.add(GaugeVec::new(Opts::new(name, help), &Self::labels(Some("rank")))?)?;
         Ok(self.ranks().map(|values| family.with_label_values(&values)).collect())
     }
 
-    /// A gauge for the first executor of each replica and value of a label: those of each value, by replica.
+    /// Registers a gauge for the first executor of each replica per label value; returns one vector, by
+    /// replica, per value.
     pub(super) fn gauges_of_first_ranks(
         &self,
         name: &str,
@@ -182,7 +184,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(values.iter().map(of).collect())
     }
 
-    /// A counter for each executor.
+    /// Registers a counter per executor.
     pub(super) fn counter_of_ranks(
         &self,
         name: &str,
@@ -193,7 +195,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(self.ranks().map(|values| family.with_label_values(&values)).collect())
     }
 
-    /// Model, engine and rank of each executor.
+    /// Model, engine and rank labels of each executor.
     fn ranks(&self) -> impl Iterator<Item = [String; 3]> {
         (0..self.ranks).map(|rank| {
             let last = self.engines.len() - 1;
@@ -202,17 +204,17 @@ impl<'a> MetricRegistrar<'a> {
         })
     }
 
-    /// Executors of each replica.
+    /// Number of executors per replica.
     pub(super) fn tp_size(&self) -> u16 {
         self.tp_size
     }
 
-    /// Replicas, whether they have series of their own or not.
+    /// Number of replicas, with or without a series of their own.
     pub(super) fn replicas(&self) -> u16 {
         self.ranks / self.tp_size
     }
 
-    /// A gauge whose labels are all its own, at `value`.
+    /// Registers a gauge with only the given labels.
     pub(super) fn info(
         &self,
         name: &str,
@@ -224,7 +226,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(family.with_label_values(&values))
     }
 
-    /// The same once per replica, with its label `engine`.
+    /// Registers an info gauge with value 1 per replica, with the given labels and `engine`.
     pub(super) fn info_of_replicas(
         &self,
         name: &str,
@@ -242,19 +244,19 @@ impl<'a> MetricRegistrar<'a> {
         Ok(())
     }
 
-    /// A counter of seconds.
+    /// Registers a counter of seconds.
     pub(super) fn seconds(&self, name: &str, help: &str) -> Result<Counter, Error> {
         let family = CounterVec::new(Opts::new(name, help), &["model_name", "engine"])?;
         Ok(self.add(family)?.with_label_values(&[self.model, "0"]))
     }
 
-    /// A gauge of the server.
+    /// Registers a gauge of the server.
     pub(super) fn gauge(&self, name: &str, help: &str) -> Result<Gauge, Error> {
         let family = GaugeVec::new(Opts::new(name, help), &["model_name"])?;
         Ok(self.add(family)?.with_label_values(&[self.model]))
     }
 
-    /// A counter of the server per set of values of its own labels, which are not all known beforehand.
+    /// Registers a counter family of the server with label values that are not all known beforehand.
     pub(super) fn open_counters(
         &self,
         name: &str,
@@ -264,12 +266,12 @@ impl<'a> MetricRegistrar<'a> {
         self.add(IntCounterVec::new(Opts::new(name, help), labels)?)
     }
 
-    /// Value of `model_name`.
+    /// Value of the label `model_name`.
     pub(super) fn model(&self) -> &str {
         self.model
     }
 
-    /// A histogram per replica.
+    /// Registers a histogram per replica.
     pub(super) fn histogram_of_replicas(
         &self,
         name: &str,
@@ -281,7 +283,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(PerEngine(self.children(None, |values| family.with_label_values(values))))
     }
 
-    /// A histogram per value of a label and replica.
+    /// Registers a histogram per replica and label value; returns one entry per value.
     pub(super) fn histograms_of_replicas<const N: usize>(
         &self,
         name: &str,
@@ -296,7 +298,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(values.map(|value| PerEngine(of(value))))
     }
 
-    /// A histogram per replica and pair of values of two labels: one for each of these pairs, in order.
+    /// Registers a histogram per replica and pair of label values; returns one entry per pair, in order.
     pub(super) fn histograms_by(
         &self,
         name: &str,
@@ -316,7 +318,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(values.iter().map(of).collect())
     }
 
-    /// A histogram of the engine per value of one more label.
+    /// Registers a histogram of the engine per value of one further label.
     pub(super) fn histograms<const N: usize>(
         &self,
         name: &str,

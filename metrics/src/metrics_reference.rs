@@ -1,16 +1,17 @@
-//! `docs/observability/metrics.md`, written from the series themselves so that it cannot disagree with them.
+//! Generates `docs/observability/metrics.md` from the registered series, so that the page cannot differ from
+//! them.
 
 use super::{KvCacheInfo, MetricsConfig, ServerMetrics};
 use prometheus::proto::{Metric, MetricFamily, MetricType};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-/// Where the committed copy lives, from the repository's root.
+/// Path of the committed page, relative to the repository root.
 pub fn page_path() -> &'static str {
     "docs/observability/metrics.md"
 }
 
-/// Labels whose values depend on the server.
+/// Labels with values that depend on the server.
 const OPEN_LABELS: &[&str] = &[
     "model_name",
     "engine",
@@ -28,7 +29,7 @@ const OPEN_LABELS: &[&str] = &[
     "running_lora_adapters",
 ];
 
-/// The page.
+/// Renders the page.
 ///
 /// Errors: those of `ServerMetrics::new`.
 pub fn reference_page() -> Result<String, prometheus::Error> {
@@ -61,7 +62,7 @@ pub fn reference_page() -> Result<String, prometheus::Error> {
     );
     for prefix in ["vllm:", "hadron:", "process_"] {
         let title = prefix.trim_end_matches([':', '_']);
-        // Writing to memory cannot fail.
+        // Writing to a string cannot fail.
         let _ = write!(
             page,
             "\n## `{title}`\n\n| name | type | labels | meaning |\n|---|---|---|---|\n"
@@ -83,7 +84,7 @@ fn kind(family: &MetricFamily) -> &'static str {
     }
 }
 
-/// Labels beside model and engine, with the values that are always the same.
+/// Labels other than model and engine, with their values if these are fixed.
 fn labels(family: &MetricFamily) -> String {
     let mut values: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for pair in family.get_metric().iter().flat_map(Metric::get_label) {

@@ -1,7 +1,7 @@
-//! What Prometheus' client libraries say of every process, read from the system at a scrape.
+//! Process metrics of the Prometheus client libraries, read from the operating system at each scrape.
 //!
-//! One file, one directory entry and two calls: the library's own collector opens a dozen, and counts processor
-//! time in whole seconds.
+//! A scrape reads one file, one directory entry and two system calls; the library's own collector opens a
+//! dozen files and counts CPU time in whole seconds.
 
 use super::metric_registrar::MetricRegistrar;
 use prometheus::{Counter, Error, Gauge};
@@ -10,7 +10,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Series of the process.
+/// Metrics of the process.
 pub(super) struct ProcessMetrics {
     cpu: Counter,
     open_fds: Gauge,
@@ -24,11 +24,11 @@ pub(super) struct ProcessMetrics {
 /// Fields of `/proc/self/stat`, as `proc(5)` names them.
 struct ProcStat {
     num_threads: f64,
-    /// In clock ticks after boot.
+    /// Clock ticks after boot.
     starttime: f64,
-    /// In bytes.
+    /// Virtual memory size in bytes.
     vsize: f64,
-    /// In pages.
+    /// Resident set size in pages.
     rss: f64,
 }
 
@@ -50,7 +50,7 @@ impl ProcessMetrics {
         })
     }
 
-    /// Reads all of them; what the system does not tell stays as it was.
+    /// Reads all values; a value that the operating system does not provide is left unchanged.
     pub(super) fn update(&self) {
         let spent = seconds(clock_gettime(ClockId::ProcessCPUTime));
         self.cpu.inc_by((spent - self.cpu.get()).max(0.0));
@@ -74,7 +74,8 @@ fn seconds(time: Timespec) -> f64 {
 
 fn stat() -> Option<ProcStat> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field, a name in brackets, may hold both; the third is the first behind it.
+    // The second field, a name in parentheses, may contain spaces and parentheses; the third field follows
+    // the last ") ".
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
     Some(ProcStat {
@@ -85,7 +86,7 @@ fn stat() -> Option<ProcStat> {
     })
 }
 
-/// In seconds of unix time.
+/// Start time of the process, in seconds of Unix time.
 fn start_time(stat: &ProcStat) -> f64 {
     let ticks_per_s = rustix::param::clock_ticks_per_second() as f64;
     let uptime_s = seconds(clock_gettime(ClockId::Boottime)) - stat.starttime / ticks_per_s;
@@ -93,7 +94,8 @@ fn start_time(stat: &ProcStat) -> f64 {
     now.as_secs_f64() - uptime_s
 }
 
-/// Since Linux 6.2 the size of the directory is their number; before that it is 0, and they are counted.
+/// Number of open file descriptors: the size of the directory since Linux 6.2; before that it is 0, and the
+/// entries are counted.
 fn open_fds() -> Option<u64> {
     let folder = "/proc/self/fd";
     let known = fs::metadata(folder).ok()?.len();
@@ -101,7 +103,7 @@ fn open_fds() -> Option<u64> {
         return Some(known);
     }
     let counted = fs::read_dir(folder).ok()?.count() as u64;
-    Some(counted.saturating_sub(1)) // Without the one that reads them.
+    Some(counted.saturating_sub(1)) // Exclude the descriptor of the directory itself.
 }
 
 #[cfg(test)]
@@ -118,7 +120,8 @@ mod tests {
         assert!((now - 3_600.0..=now + 1.0).contains(&started), "started {} s ago", now - started);
         let before = open_fds().unwrap();
         let files: Vec<_> = (0..50).map(|_| fs::File::open("/proc/self/stat").unwrap()).collect();
-        assert!(open_fds().unwrap() >= before + 25, "{before} before 50 more"); // Others close some.
+        // Other threads may close some.
+        assert!(open_fds().unwrap() >= before + 25, "{before} before 50 more");
         drop(files);
     }
 }

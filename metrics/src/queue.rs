@@ -1,4 +1,4 @@
-//! How long the next request in the queue of each replica has waited: it grows while nothing moves.
+//! Queue time of the request at the head of each replica's queue; it grows while the queue is stuck.
 
 use super::metric_registrar::MetricRegistrar;
 use prometheus::{Error, Gauge};
@@ -6,11 +6,12 @@ use protocol::Replica;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Series of queues.
+/// Queue metrics.
 pub struct QueueMetrics {
     age: Vec<Gauge>,
     start: Instant,
-    /// By replica: milliseconds from `start` to the submit of the next request, plus one; 0 = none waits.
+    /// By replica: milliseconds from `start` to the submission of the head of the queue, plus one; 0 = empty
+    /// queue.
     submitted_ms: Vec<AtomicU64>,
 }
 
@@ -24,7 +25,7 @@ impl QueueMetrics {
         })
     }
 
-    /// The next request of a replica has waited for so long; `None` = none waits.
+    /// Sets the time that the head of a replica's queue has waited; `None` = empty queue.
     pub fn set_head_wait(&self, replica: Replica, waited: Option<Duration>) {
         let Some(submitted_ms) = self.submitted_ms.get(usize::from(replica.0)) else { return };
         let at = waited.map(|waited| self.start.elapsed().saturating_sub(waited));
@@ -38,7 +39,7 @@ impl QueueMetrics {
             since.map_or(Duration::ZERO, |ms| now.saturating_sub(Duration::from_millis(ms)))
         };
         for (engine, gauge) in self.age.iter().enumerate() {
-            // Those without a series of their own show in the last one.
+            // Replicas without a series of their own are included in the last one.
             let rest = if engine + 1 == series { self.submitted_ms.len() } else { engine + 1 };
             let own = self.submitted_ms.get(engine..rest).unwrap_or_default();
             gauge.set(own.iter().map(age).max().unwrap_or_default().as_secs_f64());

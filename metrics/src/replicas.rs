@@ -1,4 +1,4 @@
-//! Figures of replicas, set from the scheduler's own counters when somebody looks.
+//! Metrics of replicas, copied from the scheduler's counters at each scrape.
 
 use super::executor_lifecycle::CAUSES;
 use super::kv_event_metrics::raise_to;
@@ -8,12 +8,12 @@ use prometheus::{Error, Gauge, IntCounter};
 use scheduler::{DRAFT_TOKENS_MAX, StepStats};
 
 type PerReplica<T> = Vec<T>;
-/// What a counter of a replica shows.
+/// Value of a counter, read from the stats of a replica.
 type ReplicaCounterFn = fn(&StepStats) -> u64;
-/// What a gauge of a replica shows.
+/// Value of a gauge, read from the stats of a replica.
 type ReplicaGaugeFn = fn(&StepStats) -> f64;
 
-/// Series of replicas.
+/// Metrics of replicas.
 pub(super) struct ReplicaMetrics {
     counters: Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>,
     gauges: Vec<(PerReplica<Gauge>, ReplicaGaugeFn)>,
@@ -60,8 +60,9 @@ impl ReplicaMetrics {
         Ok(Self { counters, gauges, usage, waiting, deferred })
     }
 
-    /// Shows these figures, and `deferred` requests that no replica has yet, with the first. Replicas without a
-    /// series of their own add to the last one's: sums, and the mean of a share.
+    /// Updates the series from `stats`; `deferred` requests, which have no replica yet, are counted for the
+    /// first replica. Replicas without a series of their own are included in the last one: summed, or
+    /// averaged for the KV cache usage.
     pub(super) fn update(&self, stats: &[StepStats], deferred: u64) {
         if let Some(gauge) = self.deferred.first() {
             gauge.set(deferred as f64);
@@ -85,7 +86,7 @@ impl ReplicaMetrics {
     }
 }
 
-/// What losses, preemptions and resets cost, by the cause.
+/// Cost of executor failures, preemptions and cache resets, by cause.
 #[rustfmt::skip] // A table.
 fn recompute_counters(f: &MetricRegistrar<'_>) -> Result<Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>, Error> {
     let [exited, silent, late, fault] = CAUSES;
@@ -108,7 +109,7 @@ fn recompute_counters(f: &MetricRegistrar<'_>) -> Result<Vec<(PerReplica<IntCoun
     Ok(recovered.into_iter().zip(requests).chain(recomputed.into_iter().zip(tokens)).collect())
 }
 
-/// What became of drafts; of the places in a row there is one at least.
+/// Counters of draft tokens; there is at least one draft position.
 #[rustfmt::skip] // A table.
 fn spec_decode_counters(f: &MetricRegistrar<'_>, drafts: u8) -> Result<Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>, Error> {
     let mut counters: Vec<(PerReplica<IntCounter>, ReplicaCounterFn)> = vec![
@@ -124,24 +125,24 @@ fn spec_decode_counters(f: &MetricRegistrar<'_>, drafts: u8) -> Result<Vec<(PerR
     Ok(counters)
 }
 
-/// Accepted drafts of a place.
+/// Number of accepted draft tokens at a draft position.
 fn accepted_at_position<const PLACE: usize>(stats: &StepStats) -> u64 {
     stats.drafts_total.accepted_per_position[PLACE]
 }
 
-/// The same, of each place.
+/// Accessors of the accepted draft tokens, by draft position.
 #[rustfmt::skip] // A table.
 const ACCEPTED_BY_POSITION: [ReplicaCounterFn; DRAFT_TOKENS_MAX] = [
     accepted_at_position::<0>, accepted_at_position::<1>, accepted_at_position::<2>, accepted_at_position::<3>, accepted_at_position::<4>, accepted_at_position::<5>, accepted_at_position::<6>, accepted_at_position::<7>,
     accepted_at_position::<8>, accepted_at_position::<9>, accepted_at_position::<10>, accepted_at_position::<11>, accepted_at_position::<12>, accepted_at_position::<13>, accepted_at_position::<14>, accepted_at_position::<15>,
 ];
 
-/// Share of a pool that is held.
+/// Fraction of the KV block pool in use.
 fn usage(stats: &StepStats) -> f64 {
     f64::from(stats.blocks.in_use) / f64::from(stats.blocks.pool.max(1))
 }
 
-/// The series that says what the cache is like.
+/// Registers the info series with the KV cache properties.
 pub(super) fn describe_cache(f: &MetricRegistrar<'_>, facts: &KvCacheInfo) -> Result<(), Error> {
     let python = |yes: bool| if yes { "True" } else { "False" };
     f.info_of_replicas(

@@ -1,7 +1,7 @@
-//! Figures of requests, as vLLM defines them: each is observed where the event it measures is handed out.
+//! Request metrics as defined by vLLM, observed when the corresponding event is delivered.
 //!
-//! Latency and time to the first token count from the body's arrival, so tokenising is part of them; the
-//! time in the queue counts from the engine on.
+//! End-to-end latency and time to first token start at the arrival of the body and so include tokenisation;
+//! queue time starts at submission to the engine.
 
 use super::histogram_buckets::HistogramFamily;
 use super::metric_registrar::{MetricRegistrar, PerEngine};
@@ -12,10 +12,10 @@ use protocol::RowError;
 use scheduler::{AbortCause, FinishReason, RequestError, TokenEvent};
 use std::time::{Duration, Instant};
 
-/// Values of `finished_reason`.
+/// Values of the label `finished_reason`.
 const FINISH_REASONS: [&str; 5] = ["stop", "length", "abort", "error", "repetition"];
 
-/// Series of requests.
+/// Request metrics.
 pub struct RequestMetrics {
     first_token: PerEngine<Histogram>,
     gap: PerEngine<Histogram>,
@@ -61,13 +61,13 @@ impl RequestMetrics {
         })
     }
 
-    /// Takes events that are handed out together: they happen at one time.
+    /// Starts a round of deliveries; its events share one timestamp.
     pub fn delivery_round(&self) -> DeliveryRound<'_> {
         let gaps = self.gap.iter().map(Histogram::local).collect::<Vec<_>>().into();
         DeliveryRound { metrics: self, now: Instant::now(), gaps }
     }
 
-    /// A request ended, or was taken back by its owner.
+    /// Records that a request ended or was aborted by its client.
     pub fn ended(&self, times: &RequestTimes, finish: &FinishReason, now: Instant) {
         let Some(reason) = reason(finish) else { return };
         let replica = times.replica;
@@ -88,7 +88,7 @@ impl RequestMetrics {
         self.phases(times);
     }
 
-    /// The parts of a request's time; one that never ran has none.
+    /// Observes the phases of a request; a request that was never scheduled has none.
     fn phases(&self, times: &RequestTimes) {
         let (Some(queued), Some(scheduled)) = (times.queued, times.scheduled()) else { return };
         let replica = times.replica;
@@ -106,16 +106,16 @@ impl RequestMetrics {
     }
 }
 
-/// Events handed out together.
+/// Events delivered together.
 pub struct DeliveryRound<'a> {
     metrics: &'a RequestMetrics,
     now: Instant,
-    /// Summed up here: one token costs no shared memory.
+    /// Local sums of inter-token latencies, so that a token costs no write to shared memory.
     gaps: PerEngine<LocalHistogram>,
 }
 
 impl DeliveryRound<'_> {
-    /// An event is handed out to its request's owner.
+    /// Records an event that is delivered to its stream.
     pub fn event(&self, times: &mut RequestTimes, event: &TokenEvent) {
         times.preemptions = event.preemptions;
         if let Some(run) = event.first_admission {
@@ -143,7 +143,7 @@ impl DeliveryRound<'_> {
     }
 }
 
-/// Place of a finish in `FINISH_REASONS`; `None` = the request was never accepted.
+/// Index of a finish reason in `FINISH_REASONS`; `None` = the request was rejected.
 fn reason(finish: &FinishReason) -> Option<usize> {
     match finish {
         FinishReason::Stop(_) | FinishReason::Abort(AbortCause::StopString) => Some(0),

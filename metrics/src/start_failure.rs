@@ -1,24 +1,24 @@
-//! Why executors that were started again did not become ready, as figures, probes and the log name it.
+//! Classes of failed executor restarts, as named in metrics, probes and logs.
 
-/// A class of failed restarts.
+/// Class of a failed executor restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StartFailure {
     /// The weights or the model folder are not those of the first start.
     WeightsChanged,
     /// An executor reported an error.
     Fault,
-    /// An executor process ended.
+    /// An executor process exited.
     Exited,
-    /// There was no progress, or the whole start took too long.
+    /// The start made no progress, or took too long in total.
     Timeout,
-    /// An executor of another build, epoch or rank.
+    /// An executor has another build, epoch or rank than expected.
     Mismatch,
-    /// The system gave no process, thread or descriptor.
+    /// The operating system provided no process, thread or file descriptor.
     System,
 }
 
 impl StartFailure {
-    /// All classes, in the order of their numbers.
+    /// All classes, in the order of their discriminants.
     pub const ALL: [Self; 6] = [
         Self::WeightsChanged,
         Self::Fault,
@@ -28,7 +28,7 @@ impl StartFailure {
         Self::System,
     ];
 
-    /// The name in metrics, probes and the log.
+    /// Name in metrics, probes and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::WeightsChanged => "weights_changed",

@@ -1,51 +1,53 @@
-//! The newest steps, one by one: written by one thread without waiting, read by anybody.
+//! Ring of the newest steps: written by one thread without blocking, readable from any thread.
 //!
-//! Each place carries a number that is odd while it is written. A reader takes a place only if its number
-//! was the expected one before and after; a place that was overtaken meanwhile is left out.
+//! Each entry is a seqlock: its version is odd while it is written. A reader uses an entry only if the
+//! version has the expected value before and after the read; an entry that was overwritten meanwhile is
+//! skipped.
 
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Steps that are kept.
+/// Number of steps in the ring.
 pub const STEPS_KEPT: usize = 1_024;
 
-/// One step.
+/// Timing record of one step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct StepTimingRecord {
     /// DP rank of the replica.
     #[serde(rename = "dp_rank")]
     pub replica: u64,
-    /// Number of the step, of this replica.
+    /// Step number within the replica.
     pub step: u64,
-    /// When it was sent, in milliseconds since the server's start.
+    /// Send time, in milliseconds since the server's start.
     pub sent_ms: u64,
-    /// Rows of one token.
+    /// Number of rows with one token (decode).
     pub decode_rows: u64,
-    /// Rows of several.
+    /// Number of rows with several tokens (prefill).
     pub prefill_rows: u64,
-    /// Tokens forwarded.
+    /// Number of tokens in the forward pass.
     pub tokens: u64,
-    /// Tokens of prompts, each times the context at the end of its row: what attention multiplies.
+    /// Attention work of prefill: tokens of each prefill row times its context length at the end of the row,
+    /// summed.
     pub prompt_pairs: u64,
-    /// How long the step might take when it was sent, before it counted as late.
+    /// Deadline of the step in milliseconds, as of its sending.
     pub allowed_ms: u64,
-    /// Requests with a seat when it was answered.
+    /// Number of running requests when the step was answered.
     pub running: u64,
-    /// Requests without one.
+    /// Number of waiting requests when the step was answered.
     pub waiting: u64,
-    /// Deciding.
+    /// Time to plan the step, in nanoseconds.
     pub plan_ns: u64,
-    /// Taking blocks, writing the batch.
+    /// Time to allocate blocks and write the batch, in nanoseconds.
     pub commit_ns: u64,
-    /// Taking in what had arrived before.
+    /// Time to process earlier events (outputs, submissions), in nanoseconds.
     pub apply_ns: u64,
-    /// Handing the batch over.
+    /// Time to send the batch, in nanoseconds.
     pub send_ns: u64,
-    /// From there, or from the former step's answer, to the answer.
+    /// Time from the send, or from the previous step's output if later, to the step's output, in nanoseconds.
     pub wait_ns: u64,
-    /// The executor's own account.
+    /// Time measured by the executor, in nanoseconds.
     pub device_ns: u64,
-    /// 1 if it was a replay of a captured graph.
+    /// 1 if the step was the replay of a captured graph, else 0.
     pub replayed: u64,
 }
 
@@ -122,11 +124,11 @@ struct StepRingEntry {
     words: [AtomicU64; RECORD_WORDS],
 }
 
-/// The places.
+/// Ring of step records.
 #[derive(Debug)]
 pub struct StepRing {
     entries: Vec<StepRingEntry>,
-    /// Steps pushed so far.
+    /// Number of steps pushed so far.
     count: AtomicU64,
 }
 
@@ -138,7 +140,7 @@ impl Default for StepRing {
 }
 
 impl StepRing {
-    /// Adds a step in place of the oldest. Call it on one thread only.
+    /// Adds a step, replacing the oldest. Must be called from one thread only.
     pub fn push(&self, record: &StepTimingRecord) {
         let count = self.count.load(Ordering::Relaxed);
         let place = &self.entries[count as usize % STEPS_KEPT];
@@ -151,7 +153,7 @@ impl StepRing {
         self.count.store(count + 1, Ordering::Release);
     }
 
-    /// The newest `most` steps, oldest first; fewer if some are overwritten meanwhile.
+    /// Returns the newest `most` steps, oldest first; fewer if some are overwritten meanwhile.
     pub fn newest(&self, most: usize) -> Vec<StepTimingRecord> {
         let end = self.count.load(Ordering::Acquire);
         let start = end.saturating_sub(most.min(STEPS_KEPT) as u64);

@@ -1,4 +1,4 @@
-//! Figures of steps, written by the scheduler's thread alone.
+//! Step metrics, written only by the scheduler thread.
 
 use super::histogram_buckets::HistogramFamily;
 use super::metric_registrar::{MetricRegistrar, PerEngine};
@@ -8,27 +8,27 @@ use protocol::Replica;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A part of a step.
+/// Phase of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepPhase {
-    /// The scheduler decides.
+    /// The scheduler plans the step.
     Plan,
-    /// It takes blocks and writes the batch.
+    /// The scheduler allocates blocks and writes the batch.
     Commit,
-    /// It takes in answers and submits.
+    /// The scheduler processes step outputs and submissions.
     Apply,
-    /// It hands the batch to the executor, after the figures of the tick.
+    /// The batch is sent to the executors, after the tick's metrics are updated.
     Send,
-    /// From there, or from the former step's answer, to the answer.
+    /// From the send, or from the previous step's output if later, to the step's output.
     Wait,
-    /// The executor's own account.
+    /// Time measured by the executor.
     Device,
 }
 
-/// In the order of `StepPhase`.
+/// Label values in the order of `StepPhase`.
 const PHASES: [&str; 6] = ["plan", "commit", "apply", "send", "wait", "device"];
 
-/// Series of steps, and the newest steps one by one.
+/// Step metrics and the newest steps.
 pub struct StepMetrics {
     phases: [PerEngine<Histogram>; 6],
     rows: [PerEngine<Histogram>; 2],
@@ -37,7 +37,7 @@ pub struct StepMetrics {
     idle: Counter,
     replays: PerEngine<IntCounter>,
     eager: PerEngine<IntCounter>,
-    /// Tokens produced per second by each replica, as bits of an `f64`.
+    /// Output tokens per second of each replica, as the bits of an `f64`.
     throughput: Vec<AtomicU64>,
     /// The newest steps.
     pub ring: StepRing,
@@ -59,7 +59,7 @@ impl StepMetrics {
         })
     }
 
-    /// A step of a replica was sent.
+    /// Records a step that was sent.
     pub fn step_sent(&self, replica: Replica, step: &StepTimingRecord) {
         let scheduling = [step.plan_ns, step.commit_ns, step.apply_ns, step.send_ns];
         for (histogram, ns) in self.phases.iter().zip(scheduling) {
@@ -70,7 +70,7 @@ impl StepMetrics {
         self.tokens.of(replica).observe(step.tokens as f64);
     }
 
-    /// A step was answered: it is complete.
+    /// Records a completed step.
     pub fn step_completed(&self, replica: Replica, step: &StepTimingRecord) {
         let phase = |phase: StepPhase| self.phases[phase as usize].of(replica);
         phase(StepPhase::Wait).observe(seconds(step.wait_ns));
@@ -80,24 +80,24 @@ impl StepMetrics {
         self.ring.push(step);
     }
 
-    /// The thread slept for so long.
+    /// Adds time during which the scheduler thread slept.
     pub fn idle(&self, time: Duration) {
         self.idle.inc_by(time.as_secs_f64());
     }
 
-    /// Processor time of the thread so far.
+    /// Sets the total CPU time of the scheduler thread.
     pub fn cpu(&self, total: Duration) {
         self.cpu.inc_by((total.as_secs_f64() - self.cpu.get()).max(0.0));
     }
 
-    /// Tokens a replica produced per second, lately.
+    /// Sets the recent output tokens per second of a replica.
     pub fn set_throughput(&self, replica: Replica, tokens_per_s: f64) {
         if let Some(throughput) = self.throughput.get(usize::from(replica.0)) {
             throughput.store(tokens_per_s.to_bits(), Ordering::Relaxed);
         }
     }
 
-    /// Tokens a replica produced per second, lately.
+    /// Recent output tokens per second of a replica.
     pub fn throughput(&self, replica: Replica) -> f64 {
         let throughput = self.throughput.get(usize::from(replica.0));
         throughput.map_or(0.0, |bits| f64::from_bits(bits.load(Ordering::Relaxed)))

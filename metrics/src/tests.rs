@@ -1,4 +1,4 @@
-//! Figures against what was done to them.
+//! Checks the metrics page after recorded events.
 
 use super::*;
 use protocol::{CollectiveTiming, ExpertTokenCount, Rank, Replica, RequestId, RowError};
@@ -12,7 +12,7 @@ fn metrics() -> Arc<ServerMetrics> {
     ServerMetrics::new(&MetricsConfig::new("m", 4_096)).unwrap()
 }
 
-/// The sample of this name and these labels, in order of the page.
+/// Value of the sample `series`: the metric name with its labels in page order.
 fn value(page: &str, series: &str) -> f64 {
     let line =
         page.lines().find(|line| line.strip_prefix(series).is_some_and(|l| l.starts_with(' ')));
@@ -84,7 +84,7 @@ fn request_phases_are_each_observed_once() {
     assert_eq!(count(&page, "vllm:request_params_n"), (1.0, 2.0));
     assert_eq!(count(&page, "vllm:request_max_num_generation_tokens"), (1.0, 3.0));
     assert_eq!(count(&page, "vllm:request_num_preemptions"), (2.0, 2.0));
-    // Only the one that told of its seat has a queue, a prefill and a decode.
+    // Only the request with an admission event has queue, prefill and decode times.
     for phase in ["queue", "prefill", "decode", "inference"] {
         assert_eq!(count(&page, &format!("vllm:request_{phase}_time_seconds")).0, 1.0);
     }
@@ -246,7 +246,7 @@ fn requests_are_counted_on_their_replica() {
     assert_eq!(value(&page, r#"hadron:late_rank_total{engine="0",model_name="m",rank="3"}"#), 1.0);
 }
 
-/// Write the page with `UPDATE_EXPECT=1 cargo test`.
+/// Regenerate the page with `UPDATE_EXPECT=1 cargo test`.
 #[test]
 fn the_page_of_metrics_is_current() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(page_path());

@@ -1,11 +1,10 @@
-//! Series that dashboards of vLLM expect, of features that this server does not have: their true value is
-//! zero, or awake.
+//! Series that vLLM dashboards expect, for features that this server does not have: always zero, or `awake`.
 
 use super::metric_registrar::MetricRegistrar;
 use prometheus::{Error, Gauge};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The one of these series that changes.
+/// The only unsupported-feature series with a value that changes.
 pub(super) struct UnsupportedFeatureMetrics {
     adapters: Gauge,
 }

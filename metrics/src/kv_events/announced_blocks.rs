@@ -1,22 +1,22 @@
-//! The publisher's own copy of what it has announced, from which a snapshot is made.
+//! Publisher's mirror of the blocks it has announced, the source of snapshots.
 
 use super::backlog::{CoalescedChanges, EventBacklog};
 use protocol::{BlockHash, ExtraKey, KvEvent, Token};
 use std::collections::HashMap;
 
-/// What a subscriber knows that has missed nothing.
+/// Set of blocks known to a subscriber that has missed no event.
 #[derive(Debug, Default)]
 pub struct AnnouncedBlocks {
     blocks: HashMap<(u8, BlockHash), AnnouncedBlock>,
-    /// Blocks stored so far: the order in which parents come before children.
+    /// Number of blocks stored so far; orders blocks so that parents precede children.
     stored: u64,
     stores_token_ids: bool,
 }
 
-/// A block that was announced, or is going to be.
+/// Announced block, or a block about to be announced.
 #[derive(Debug)]
 pub(super) struct AnnouncedBlock {
-    /// Its place among the others.
+    /// Position in the order of stored blocks.
     pub(super) order: u64,
     pub(super) parent: Option<BlockHash>,
     tokens: Box<[Token]>,
@@ -24,7 +24,7 @@ pub(super) struct AnnouncedBlock {
 }
 
 impl AnnouncedBlock {
-    /// Memory that it takes.
+    /// Memory usage in bytes.
     pub(super) fn bytes(&self) -> u64 {
         let keys = self.extra.iter().map(|key| {
             let (ExtraKey::Lora(text) | ExtraKey::Salt(text)) = key;
@@ -33,7 +33,7 @@ impl AnnouncedBlock {
         (size_of::<Self>() + size_of_val(&self.tokens[..]) + keys.sum::<usize>()) as u64
     }
 
-    /// The blocks of a store, numbered from `order` on; none of any other event.
+    /// Blocks of a `Stored` event, numbered from `order` on; other events have none.
     pub(super) fn blocks_of(
         event: &KvEvent,
         mut order: u64,
@@ -56,12 +56,12 @@ impl AnnouncedBlock {
 }
 
 impl AnnouncedBlocks {
-    /// An empty mirror. Without `keeps_tokens` its snapshots carry no token ids.
+    /// Creates an empty mirror. Without `keeps_tokens`, its snapshots carry no token ids.
     pub fn new(keeps_tokens: bool) -> Self {
         Self { stores_token_ids: keeps_tokens, ..Self::default() }
     }
 
-    /// Takes note of an event.
+    /// Applies an event.
     pub fn apply(&mut self, event: &KvEvent) {
         match event {
             KvEvent::Cleared => self.blocks.clear(),
@@ -78,7 +78,7 @@ impl AnnouncedBlocks {
         }
     }
 
-    /// Takes note of all that was missed.
+    /// Applies a backlog of missed events.
     pub fn apply_backlog(&mut self, arrears: EventBacklog) {
         let CoalescedChanges { cleared, removed, stored } = arrears.coalesce();
         if cleared {
@@ -100,17 +100,17 @@ impl AnnouncedBlocks {
         self.blocks.insert(key, block);
     }
 
-    /// Blocks announced and not taken back.
+    /// Number of announced blocks that have not been removed.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Whether nothing is cached.
+    /// Whether no block is announced.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// Everything, from nothing: a clear, then all blocks, parents first.
+    /// Events that rebuild the set from nothing: a clear, then all blocks, parents first.
     pub fn snapshot(&self) -> Vec<KvEvent> {
         let mut blocks: Vec<_> =
             self.blocks.iter().map(|(key, block)| (block.order, key, block)).collect();

@@ -1,52 +1,54 @@
-//! What a publisher is owed: changes that found its queue full, summed up block by block.
+//! Backlog of a publisher: events that found its queue full, coalesced per block.
 //!
-//! However long the publisher stands still, this holds no more than the pool does twice: blocks that it has
-//! announced and that are gone since, and blocks that are there and that it does not know of. A step adds its
-//! own changes and nothing else, so its cost does not depend on what is cached.
+//! However long the publisher is blocked, a backlog holds at most twice the blocks of the pool: announced
+//! blocks that were removed since, and cached blocks that were not announced. A step only adds its own
+//! events, so its cost does not depend on the number of cached blocks.
 
 use super::announced_blocks::AnnouncedBlock;
 use protocol::{BlockHash, KvEvent};
 use std::collections::HashMap;
 
-/// The difference between what a publisher knows and what is cached.
+/// Difference between the announced and the cached blocks.
 #[derive(Debug)]
 pub struct EventBacklog {
-    /// Everything that the publisher knows is gone.
+    /// Whether a clear precedes all other changes.
     cleared: bool,
     blocks: HashMap<(u8, BlockHash), BacklogEntry>,
-    /// Memory of the blocks that are there.
+    /// Memory usage of the stored blocks, in bytes.
     bytes: u64,
-    /// Changes so far: their order.
+    /// Number of changes so far; gives their order.
     changes: u64,
 }
 
-/// What happened to one block; at least one of both.
+/// Coalesced changes of one block; at least one field is set.
 #[derive(Debug, Default)]
 struct BacklogEntry {
-    /// When it was removed, if the publisher has announced it.
+    /// Order number of the removal, if the publisher has announced the block.
     removed: Option<u64>,
-    /// That it was stored since, and is still there.
+    /// The block, if it was stored since and is still cached.
     stored: Option<Box<AnnouncedBlock>>,
 }
 
-/// Arrears in the order in which a publisher can take them: children leave first, parents come first.
+/// Coalesced changes in an order that subscribers accept: removals with children first, then stores with
+/// parents first.
 pub(super) struct CoalescedChanges {
-    /// Whether everything goes before.
+    /// Whether a clear comes first.
     pub(super) cleared: bool,
-    /// Blocks that go.
+    /// Removed blocks.
     pub(super) removed: Vec<(u8, BlockHash)>,
-    /// Blocks that come.
+    /// Stored blocks.
     pub(super) stored: Vec<((u8, BlockHash), AnnouncedBlock)>,
 }
 
 impl EventBacklog {
-    /// Nothing is owed yet. There is room for a pool of `blocks`, so that no step pays for growth.
+    /// Creates an empty backlog. Reserves space for a pool of `blocks` blocks, so that no step pays for
+    /// reallocation.
     pub fn new(blocks: u32) -> Self {
         let blocks = HashMap::with_capacity(2 * blocks as usize);
         Self { cleared: false, blocks, bytes: 0, changes: 0 }
     }
 
-    /// Adds a change.
+    /// Adds an event.
     pub fn add(&mut self, event: &KvEvent) {
         match event {
             KvEvent::Cleared => {
@@ -80,27 +82,27 @@ impl EventBacklog {
         if stored.is_none() {
             owed.removed = Some(order);
         } else if owed.removed.is_none() {
-            self.blocks.remove(&key); // It came and went unannounced.
+            self.blocks.remove(&key); // The block was stored and removed without being announced.
         }
     }
 
-    /// Memory that this takes.
+    /// Memory usage in bytes.
     pub(super) fn bytes(&self) -> u64 {
         let entry = size_of::<((u8, BlockHash), BacklogEntry)>();
         self.bytes + (self.blocks.capacity() * entry) as u64
     }
 
-    /// Blocks that differ.
+    /// Number of blocks that differ.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Whether nothing differs, so far as blocks are concerned.
+    /// Whether no block differs; a pending clear is not considered.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// Sorts everything.
+    /// Sorts the changes.
     pub(super) fn coalesce(self) -> CoalescedChanges {
         let (mut removed, mut stored) = (Vec::new(), Vec::new());
         for (key, owed) in self.blocks {
@@ -132,10 +134,10 @@ mod tests {
         KvEvent::Removed { hashes: hashes.iter().copied().map(BlockHash).collect(), group: 0 }
     }
 
-    /// Blocks, each with its parent.
+    /// Block hashes, each with its parent.
     type ParentedBlocks = Vec<(u64, Option<u64>)>;
 
-    /// Whether everything is gone, what else is, and what has come.
+    /// Coalesced events: whether all blocks are cleared, removed hashes, stored blocks.
     fn coalesced(events: &[KvEvent]) -> (bool, Vec<u64>, ParentedBlocks) {
         let mut arrears = EventBacklog::new(4);
         for event in events {
@@ -153,7 +155,7 @@ mod tests {
         assert_eq!(came_and_went, (false, vec![], vec![]));
         let chain = coalesced(&[stored(None, &[1, 2]), stored(Some(2), &[3]), removed(&[3])]);
         assert_eq!(chain, (false, vec![], vec![(1, None), (2, Some(1))]));
-        // Announced before: 5 after 4. Both go, 4 returns, and something else follows it.
+        // 4 and its child 5 were announced before. Both are removed, 4 is stored again, with the new child 6.
         let again = coalesced(&[removed(&[5, 4]), stored(None, &[4]), stored(Some(4), &[6])]);
         assert_eq!(again, (false, vec![5, 4], vec![(4, None), (6, Some(4))]));
         let twice = coalesced(&[removed(&[4]), stored(None, &[4]), removed(&[4])]);

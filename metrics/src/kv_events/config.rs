@@ -1,60 +1,60 @@
-//! How changes of the prefix index are published.
+//! Configuration of the KV-event publishers.
 
 use std::time::Duration;
 
-/// Sockets, bounds and encoding of the publishers of a server.
+/// Endpoints, limits and encoding of a server's publishers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvEventsConfig {
-    /// PUB socket of rank 0.
+    /// PUB endpoint of DP rank 0.
     pub endpoint: String,
-    /// ROUTER socket of rank 0.
+    /// ROUTER endpoint of DP rank 0, for replays.
     pub replay_endpoint: Option<String>,
-    /// Batches kept for replay.
+    /// Number of batches kept for replay.
     pub buffer_steps: usize,
-    /// Batches that may wait for one slow subscriber.
+    /// High-water mark: maximum number of batches queued for a slow subscriber; 0 = limited by bytes only.
     pub hwm: i32,
-    /// Batches that may wait for the publisher's thread.
+    /// Maximum number of batches queued for the publisher thread.
     pub max_queue_size: usize,
-    /// Bytes that may wait for the publisher's thread, and about as many for one slow subscriber.
+    /// Maximum number of bytes queued for the publisher thread; also about the limit for a slow subscriber.
     pub max_queue_bytes: u64,
-    /// Template of the topic.
+    /// Topic template.
     pub topic: String,
-    /// Whether the PUB socket waits for subscribers or goes to them.
+    /// Whether the PUB socket binds or connects.
     pub bind: BindMode,
-    /// How events are encoded.
+    /// Encoding of events.
     pub format: KvEventFormat,
-    /// Where sequences start.
+    /// First sequence number.
     pub sequence_start: SequenceStart,
-    /// Time without events after which an empty batch is sent; `None` = never.
+    /// Idle time after which an empty batch is sent as a heartbeat; `None` = never.
     pub idle_heartbeat_interval: Option<Duration>,
-    /// Whether `token_ids` are sent.
+    /// Whether events include `token_ids`.
     pub token_ids: bool,
 }
 
 /// Whether a socket binds or connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BindMode {
-    /// Loopback, wildcards, ipc and inproc bind; other hosts are connected to.
+    /// Loopback, wildcard and ipc endpoints bind; other hosts are connected to.
     Auto,
-    /// Wait for subscribers.
+    /// Bind and accept subscribers.
     Bind,
-    /// Go to one collector.
+    /// Connect to one collector.
     Connect,
 }
 
-/// Encoding of an event.
+/// Encoding of KV events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvEventFormat {
-    /// Maps, as of vLLM 0.24
+    /// Maps, as since vLLM 0.24.
     Map,
-    /// Arrays whose first element is the tag, as before it
+    /// Arrays with the tag as the first element, as before vLLM 0.24.
     Array,
 }
 
-/// Number of a publisher's first batch.
+/// Sequence number of a publisher's first batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SequenceStart {
-    /// Its start in microseconds of unix time, so that a restart never counts backwards.
+    /// Start time in microseconds of Unix time, so that numbers do not decrease after a restart.
     Clock,
     /// 0, as in vLLM.
     Zero,

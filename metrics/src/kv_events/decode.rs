@@ -1,82 +1,82 @@
-//! Bytes as events: maps and arrays, of any publisher that speaks vLLM's format. Unknown keys are ignored.
+//! Decoder of KV events, as maps or arrays, of any publisher with vLLM's format. Unknown keys are ignored.
 
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::io::Cursor;
 
-/// A decoded payload.
+/// Decoded batch of KV events.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct KvEventBatch {
-    /// Seconds of unix time.
+    /// Seconds of Unix time.
     pub ts: f64,
-    /// In the order in which the index changed.
+    /// Events in the order of the index changes.
     pub events: Vec<DecodedKvEvent>,
-    /// Nil with some publishers that have one rank.
+    /// DP rank; nil from some publishers with one rank.
     pub data_parallel_rank: Option<u32>,
 }
 
-/// One change of an index.
+/// Change of a prefix index.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "type")]
 pub enum DecodedKvEvent {
-    /// Blocks can be found from now on.
+    /// Blocks were added to the index.
     BlockStored(BlockStored),
-    /// Blocks are gone.
+    /// Blocks were removed from the index.
     BlockRemoved(BlockRemoved),
-    /// All blocks are gone.
+    /// All blocks were removed from the index.
     AllBlocksCleared,
 }
 
-/// Blocks that can be found from now on.
+/// Blocks added to the index.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct BlockStored {
-    /// A contiguous run.
+    /// Hashes of consecutive blocks.
     pub block_hashes: Vec<ExternalBlockHash>,
-    /// The block before the run.
+    /// Hash of the block before the first one.
     pub parent_block_hash: Option<ExternalBlockHash>,
-    /// Of the whole run; empty if the publisher leaves them out.
+    /// Token ids of all blocks; empty if the publisher omits them.
     pub token_ids: Vec<u32>,
     /// Tokens per block.
     pub block_size: u32,
-    /// Deprecated by `lora_name`.
+    /// LoRA adapter id; deprecated in favour of `lora_name`.
     pub lora_id: Option<i64>,
-    /// Tier.
+    /// Storage medium (tier).
     pub medium: Option<String>,
-    /// Adapter.
+    /// LoRA adapter name.
     pub lora_name: Option<String>,
-    /// What sets blocks apart besides their tokens.
+    /// Extra keys that distinguish blocks with equal tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extra_keys: Option<Vec<Option<Vec<serde_json::Value>>>>,
-    /// KV group.
+    /// KV cache group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_idx: Option<u32>,
-    /// What the group stores.
+    /// Attention kind of the group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_cache_spec_kind: Option<String>,
-    /// Positions that a window keeps.
+    /// Sliding window size of the group, in tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_cache_spec_sliding_window: Option<u32>,
 }
 
-/// Blocks that are gone.
+/// Blocks removed from the index.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct BlockRemoved {
-    /// Leaves first.
+    /// Hashes, children first.
     pub block_hashes: Vec<ExternalBlockHash>,
-    /// Tier.
+    /// Storage medium (tier).
     pub medium: Option<String>,
-    /// KV group.
+    /// KV cache group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_idx: Option<u32>,
 }
 
-/// Name of a block: our publishers send integers, some others send bytes or signed integers.
+/// Block hash: Hadron's publishers send integers, other publishers may send bytes or signed integers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ExternalBlockHash {
-    /// An integer.
+    /// Integer hash.
     Number(u64),
-    /// A digest.
+    /// Digest bytes.
     Bytes(Vec<u8>),
 }
 
@@ -134,7 +134,7 @@ impl<'de> Visitor<'de> for BlockHashVisitor {
     }
 }
 
-/// Decodes a payload; what follows it is an error.
+/// Decodes a payload; trailing bytes are an error.
 pub fn decode(payload: &[u8]) -> Result<KvEventBatch, DecodeError> {
     let mut reader = rmp_serde::Deserializer::new(Cursor::new(payload));
     let decoded = KvEventBatch::deserialize(&mut reader)?;
@@ -142,16 +142,16 @@ pub fn decode(payload: &[u8]) -> Result<KvEventBatch, DecodeError> {
     if left > 0 { Err(DecodeError::Trailing { left }) } else { Ok(decoded) }
 }
 
-/// Why a payload is not a batch of events.
+/// Why a payload cannot be decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// It is not MessagePack, or not of this shape.
+    /// The payload is not MessagePack, or does not have the shape of a batch.
     #[error("not a batch of KV events: {0}")]
     Shape(#[from] rmp_serde::decode::Error),
-    /// Something follows it.
+    /// Bytes follow the batch.
     #[error("{left} bytes follow the batch")]
     Trailing {
-        /// How many.
+        /// Number of trailing bytes.
         left: usize,
     },
 }

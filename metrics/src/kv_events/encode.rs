@@ -1,33 +1,34 @@
-//! Events as bytes, exactly as msgspec writes the classes of vLLM 0.33, or as arrays as before it.
+//! Encoder of KV events: maps with the same bytes as msgspec for the classes of vLLM 0.33, or the arrays of
+//! earlier versions.
 
 use super::config::KvEventFormat;
 use protocol::{BlockHash, ExtraKey, KvEvent, Token};
 use rmp::encode::{write_array_len, write_f64, write_map_len, write_nil, write_str, write_uint};
 use std::io;
 
-/// Header of a map with a length of 16 bits. msgspec sizes the header of `BlockStored` by its 16 declared
-/// keys, however few are written.
+/// MessagePack header of a map with a 16-bit length. msgspec derives the header of `BlockStored` from its 16
+/// declared keys, however few are written.
 const MAP_16: u8 = 0xde;
 
-/// How one replica's events are written.
+/// Encoder for the events of one replica.
 #[derive(Debug, Clone)]
 pub struct KvEventEncoder {
-    /// Maps or arrays.
+    /// Map or array encoding.
     pub format: KvEventFormat,
-    /// DP rank.
+    /// DP rank of the replica.
     pub rank: u16,
-    /// Tokens per block hash.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// Where the blocks lie: `GPU` for the primary tier of any device.
+    /// Storage medium of the blocks: `GPU` for the primary tier of any device.
     pub medium: &'static str,
-    /// What each KV group stores, in vLLM's words; left out where it is not known.
+    /// Attention kind of each KV cache group, in vLLM's terms; omitted for groups beyond the list.
     pub kinds: Vec<&'static str>,
-    /// Whether token ids are sent.
+    /// Whether events include token ids.
     pub token_ids: bool,
 }
 
 impl KvEventEncoder {
-    /// A batch: `[ts, [event, ..], rank]`; `ts` in seconds of unix time.
+    /// Encodes a batch: `[ts, [event, ..], rank]`; `ts` is in seconds of Unix time.
     pub fn batch(&self, ts: f64, events: &[KvEvent]) -> io::Result<Vec<u8>> {
         let mut out = Vec::with_capacity(64 + 256 * events.len());
         write_array_len(&mut out, 3)?;
@@ -90,7 +91,7 @@ impl KvEventEncoder {
         }
     }
 
-    /// Tag first, every field present.
+    /// Encodes an event as an array: tag first, all fields present.
     fn array(&self, out: &mut Vec<u8>, event: &KvEvent) -> io::Result<()> {
         match event {
             KvEvent::Stored { hashes, parent, tokens, extra_keys, group } => {
@@ -113,7 +114,7 @@ impl KvEventEncoder {
                     Some(kind) => write_str(out, kind)?,
                     None => write_nil(out)?,
                 }
-                Ok(write_nil(out)?) // No group has a window.
+                Ok(write_nil(out)?) // kv_cache_spec_sliding_window: no group has one
             }
             KvEvent::Removed { hashes, group } => {
                 write_array_len(out, 4)?;
@@ -165,7 +166,7 @@ fn has_extra_keys(extra_keys: &[Vec<ExtraKey>]) -> bool {
     extra_keys.iter().any(|keys| !keys.is_empty())
 }
 
-/// The adapter is part of every block, so the first one names it.
+/// Writes the LoRA name. All blocks of an event have the same adapter, so the first key found is used.
 fn write_lora(out: &mut Vec<u8>, extra_keys: &[Vec<ExtraKey>]) -> io::Result<()> {
     let name = extra_keys.iter().flatten().find_map(|key| match key {
         ExtraKey::Lora(name) => Some(name),
@@ -178,7 +179,7 @@ fn write_lora(out: &mut Vec<u8>, extra_keys: &[Vec<ExtraKey>]) -> io::Result<()>
     Ok(())
 }
 
-/// One entry per hash, nil or an array.
+/// Writes the extra keys: one entry per hash, nil or an array.
 fn write_extra_keys(out: &mut Vec<u8>, extra_keys: &[Vec<ExtraKey>]) -> io::Result<()> {
     write_array_len(out, extra_keys.len() as u32)?;
     for keys in extra_keys {

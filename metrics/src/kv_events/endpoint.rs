@@ -1,38 +1,38 @@
-//! Addresses of the sockets of each rank, and the topic.
+//! Socket endpoints of each DP rank, and the topic.
 
 use super::config::BindMode;
 
-/// Why an address or a topic cannot be used.
+/// Why an endpoint or a topic is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
-    /// Not an address.
+    /// The endpoint is malformed.
     #[error("{key} {endpoint}: not tcp://HOST:PORT or ipc://PATH")]
     Shape {
-        /// Which setting.
+        /// Name of the setting.
         key: &'static str,
-        /// What it says.
+        /// Value of the setting.
         endpoint: String,
     },
-    /// The rank's port would be too large.
+    /// The port of the rank exceeds 65535.
     #[error("{endpoint}: port {port} + rank {rank} is more than 65535")]
     Port {
-        /// Address of rank 0.
+        /// Endpoint of rank 0.
         endpoint: String,
-        /// Its port.
+        /// Port of rank 0.
         port: u16,
-        /// The rank.
+        /// DP rank.
         rank: u16,
     },
-    /// The topic names something that is not known.
+    /// The topic has an unknown placeholder or an unbalanced brace.
     #[error("topic {template}: the placeholders are {{pod}}, {{model}}, {{dp_rank}} and {{epoch}}")]
     Topic {
-        /// The template.
+        /// Topic template.
         template: String,
     },
 }
 
-/// The address of a rank: TCP ports count up, everything else gets a suffix. Port 0 stays 0: the system
-/// chooses one.
+/// Endpoint of a DP rank: TCP ports are incremented by the rank, ipc paths get a suffix. Port 0 stays 0: the
+/// operating system chooses a port.
 pub(super) fn endpoint_of_rank(
     key: &'static str,
     endpoint: &str,
@@ -59,13 +59,13 @@ pub(super) fn endpoint_of_rank(
     }
 }
 
-/// Host of a TCP address.
+/// Host of a TCP endpoint.
 fn host(endpoint: &str) -> Option<&str> {
     let (host, _) = endpoint.strip_prefix("tcp://")?.rsplit_once(':')?;
     Some(host.trim_start_matches('[').trim_end_matches(']'))
 }
 
-/// Whether a PUB socket waits at its address for subscribers.
+/// Whether a PUB socket binds to the endpoint.
 pub(super) fn binds(mode: BindMode, endpoint: &str) -> bool {
     match mode {
         BindMode::Bind => true,
@@ -79,25 +79,25 @@ pub(super) fn binds(mode: BindMode, endpoint: &str) -> bool {
     }
 }
 
-/// Whether every interface of the machine is meant.
+/// Whether the endpoint is a wildcard address (all network interfaces).
 pub(super) fn is_public(endpoint: &str) -> bool {
     host(endpoint).is_some_and(|host| matches!(host, "*" | "0.0.0.0" | "::"))
 }
 
-/// What a topic may name.
+/// Values of the topic placeholders.
 #[derive(Debug, Clone, Default)]
 pub struct TopicFields {
-    /// Name of this pod or machine.
+    /// Name of the pod or machine.
     pub pod: String,
-    /// First served name of the model.
+    /// First served model name.
     pub model: String,
     /// DP rank.
     pub rank: u16,
-    /// Number of the first batch.
+    /// Sequence number of the publisher's first batch.
     pub epoch: u64,
 }
 
-/// A topic out of its template.
+/// Expands a topic template.
 pub(super) fn topic(template: &str, words: &TopicFields) -> Result<String, EndpointError> {
     let wrong = || EndpointError::Topic { template: template.to_owned() };
     let mut topic = String::new();

@@ -1,4 +1,4 @@
-//! The scheduler's end: hands over what changed and never waits.
+//! Scheduler side of KV-event publishing: passes events on without blocking.
 
 use super::backlog::EventBacklog;
 use super::publisher_counters::{PublisherCounters, count};
@@ -10,12 +10,12 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What changed, and when in seconds of unix time.
+/// Events with their time, in seconds of Unix time.
 #[derive(Debug)]
 pub enum KvEventChanges {
-    /// In one step, in order.
+    /// Events of one step, in order.
     Step(f64, Vec<KvEvent>),
-    /// In all steps that found the queue full.
+    /// Coalesced events of all steps that found the queue full.
     Backlog(f64, Box<EventBacklog>),
 }
 
@@ -24,7 +24,7 @@ impl KvEventChanges {
         matches!(self, Self::Backlog(..))
     }
 
-    /// Memory that they take while they wait.
+    /// Memory usage while queued, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Step(_, events) => events.iter().map(event_bytes).sum(),
@@ -49,16 +49,16 @@ fn event_bytes(event: &KvEvent) -> u64 {
     (size_of::<KvEvent>() + lists) as u64
 }
 
-/// How much may wait for a publisher. A single change may always, whatever its size.
+/// Limits of a publisher's queue. One entry is always accepted, whatever its size.
 #[derive(Debug, Clone, Copy)]
 pub struct FeedLimits {
-    /// Changes, at least 1.
+    /// Maximum number of entries, at least 1.
     pub batches: usize,
-    /// Bytes of all of them.
+    /// Maximum number of bytes of all entries.
     pub bytes: u64,
 }
 
-/// The way from a scheduler to one publisher.
+/// Feed from a scheduler to one publisher.
 #[derive(Debug)]
 pub struct KvEventFeed {
     queue: SyncSender<KvEventChanges>,
@@ -66,15 +66,15 @@ pub struct KvEventFeed {
     waker: PublisherWaker,
     counters: Arc<PublisherCounters>,
     pending: Vec<KvEvent>,
-    /// What was dropped and is still owed; what follows means nothing before it.
+    /// Dropped events that the publisher has not received; later events depend on them.
     backlog: Option<Box<EventBacklog>>,
-    /// Size of the pool.
+    /// Number of blocks of the KV pool.
     blocks: u32,
-    /// Tells the publisher's owner that this end is still there.
+    /// Lets the publisher's handle detect whether the feed exists.
     liveness: Arc<()>,
 }
 
-/// Wakes the publisher's thread, if it sleeps.
+/// Wakes the publisher thread if it sleeps.
 #[derive(Debug)]
 pub struct PublisherWaker {
     socket: UnixStream,
@@ -82,13 +82,13 @@ pub struct PublisherWaker {
 }
 
 impl PublisherWaker {
-    /// A bell that writes to `wire`, which must not block, while `sleeping` is set.
+    /// Creates a waker that writes to `wire`, which must be non-blocking, while `sleeping` is set.
     pub fn new(wire: UnixStream, sleeping: Arc<AtomicBool>) -> Self {
         Self { socket: wire, sleeping }
     }
 
     fn wake(&self) {
-        // A full wire has woken it already, a closed one has nobody to wake.
+        // A full socket has woken the thread already; a closed one has no reader.
         if self.sleeping.swap(false, Ordering::SeqCst) {
             let _ = (&self.socket).write(&[1]);
         }
@@ -96,7 +96,8 @@ impl PublisherWaker {
 }
 
 impl KvEventFeed {
-    /// A feed of a pool of `blocks`, and the end that its publisher reads; no more waits than there is `room` for.
+    /// Creates a feed for a pool of `blocks` blocks with a queue limited by `room`, and the receiver for the
+    /// publisher.
     pub fn new(
         room: FeedLimits,
         blocks: u32,
@@ -117,12 +118,12 @@ impl KvEventFeed {
         (feed, changes)
     }
 
-    /// Is there for as long as the feed is.
+    /// Weak reference that is alive as long as the feed.
     pub(super) fn liveness(&self) -> Weak<()> {
         Arc::downgrade(&self.liveness)
     }
 
-    /// Adds to what this step changed.
+    /// Adds events of the current step.
     pub fn add(&mut self, events: Vec<KvEvent>) {
         if self.pending.is_empty() {
             self.pending = events;
@@ -131,8 +132,9 @@ impl KvEventFeed {
         }
     }
 
-    /// Ends a step: hands over what was gathered as one batch, or notes it as owed if there is no room. Then
-    /// nothing is handed over until half of the queue is free, and all that is owed is handed over at once.
+    /// Ends a step: queues its events as one batch, or adds them to the backlog if the queue is full. With a
+    /// backlog, nothing is queued until half of the queue is free; then the whole backlog is queued as one
+    /// entry.
     pub fn flush(&mut self) {
         if self.backlog.is_some() {
             self.add_to_backlog();
@@ -148,7 +150,7 @@ impl KvEventFeed {
             None => KvEventChanges::Step(unix_seconds(), std::mem::take(&mut self.pending)),
         };
         let (bytes, waiting) = (changes.bytes(), self.waiting_bytes());
-        // What is owed takes no less by waiting.
+        // A backlog is queued regardless of its size, because waiting would not shrink it.
         let fits = waiting == 0 || waiting + bytes <= self.limits.bytes || changes.is_backlog();
         let sent = if fits { self.send(changes, bytes) } else { Err(TrySendError::Full(changes)) };
         match sent {
@@ -160,12 +162,12 @@ impl KvEventFeed {
             Err(TrySendError::Full(KvEventChanges::Backlog(_, arrears))) => {
                 self.backlog = Some(arrears);
             }
-            // The publisher's thread is gone, and has said why.
+            // The publisher thread has ended and has reported the reason.
             Err(TrySendError::Disconnected(_)) => count(&self.counters.dropped, 1),
         }
     }
 
-    /// Hands over changes of so many bytes.
+    /// Queues changes of `bytes` bytes.
     fn send(
         &self,
         changes: KvEventChanges,
@@ -185,7 +187,7 @@ impl KvEventFeed {
         self.counters.queue_bytes.load(Ordering::Relaxed)
     }
 
-    /// Drops a batch, and keeps what it means for the blocks.
+    /// Drops the batch of this step and records its effect on the blocks.
     fn add_to_backlog(&mut self) {
         let blocks = self.blocks;
         let arrears = self.backlog.get_or_insert_with(|| Box::new(EventBacklog::new(blocks)));
@@ -200,14 +202,14 @@ impl KvEventFeed {
 
 impl Drop for KvEventFeed {
     fn drop(&mut self) {
-        // The other end sees that the queue is closed only when it looks.
+        // The publisher thread detects the closed queue only when it wakes.
         let (closed, _) = sync_channel(1);
         self.queue = closed;
         self.waker.wake();
     }
 }
 
-/// Now.
+/// Current time in seconds of Unix time.
 pub(super) fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

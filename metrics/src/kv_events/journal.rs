@@ -1,4 +1,5 @@
-//! One publisher's sequence: numbers batches, keeps the last ones, answers replays. No socket, no clock.
+//! Journal of one publisher: numbers batches, keeps recent ones and serves replays. Uses no socket and no
+//! clock.
 
 use super::announced_blocks::AnnouncedBlocks;
 use super::backlog::EventBacklog;
@@ -8,38 +9,38 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-/// Most bytes of payload that a ring keeps; who asks for more gets a snapshot.
+/// Maximum payload bytes in the ring; a replay from before the ring gets a snapshot.
 const RING_BYTES_MAX: usize = 256 << 20;
 
-/// A batch as it was sent.
+/// Published batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedBatch {
-    /// Its number.
+    /// Sequence number.
     pub seq: u64,
-    /// Its third frame.
+    /// Payload: the third frame of the message.
     pub payload: Arc<[u8]>,
 }
 
-/// The answer to a replay request, made as it is sent: `EventJournal::next_batch` gives its batches, and the end marker
-/// follows. It holds no batch of its own but a snapshot that has not been given yet.
+/// Progress of a replay. `EventJournal::next_batch` returns its batches, and the end marker follows. The
+/// cursor owns no batch except a snapshot that has not been returned yet.
 #[derive(Debug)]
 pub struct ReplayCursor {
     next: u64,
-    /// Number after the last batch.
+    /// Sequence number after the last batch.
     end: u64,
     snapshot: Option<PublishedBatch>,
-    /// Whether it is one batch made for this request, from which a set can be built anew.
+    /// Whether the replay is a snapshot: one batch from which the block set can be rebuilt.
     pub is_snapshot: bool,
 }
 
 impl ReplayCursor {
-    /// Bytes of a snapshot that has not been given yet.
+    /// Payload bytes of a snapshot that has not been returned yet.
     pub(super) fn snapshot_bytes(&self) -> usize {
         self.snapshot.as_ref().map_or(0, |entry| entry.payload.len())
     }
 }
 
-/// Sequence, ring and mirror of one replica.
+/// Sequence number, ring and block mirror of one replica.
 #[derive(Debug)]
 pub struct EventJournal {
     encoder: KvEventEncoder,
@@ -49,12 +50,12 @@ pub struct EventJournal {
     ring_bytes: usize,
     ring_len_max: usize,
     announced: AnnouncedBlocks,
-    /// The last one made: whoever else asks before the next batch gets the same.
+    /// Latest snapshot, reused by other requests until the next batch.
     snapshot: Option<PublishedBatch>,
 }
 
 impl EventJournal {
-    /// A journal whose first batch has the number `epoch`; its ring keeps `buffer_steps` batches.
+    /// Creates a journal with `epoch` as its first sequence number and a ring of `buffer_steps` batches.
     pub fn new(encoder: KvEventEncoder, epoch: u64, buffer_steps: usize) -> Self {
         let mirror = AnnouncedBlocks::new(encoder.token_ids);
         let ring = VecDeque::new();
@@ -70,19 +71,19 @@ impl EventJournal {
         }
     }
 
-    /// Number of the first batch.
+    /// Sequence number of the first batch.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Number of the last batch; `None` before the first one.
+    /// Sequence number of the last batch; `None` before the first one.
     pub fn last(&self) -> Option<u64> {
         (self.next > self.epoch).then(|| self.next - 1)
     }
 
-    /// Makes the next batch. An epoch's first batch is `[Cleared]`, and its publisher says so.
+    /// Creates the next batch. The caller appends `[Cleared]` as the first batch of an epoch.
     ///
-    /// Errors: the events cannot be encoded; nothing has changed then.
+    /// Errors: the events cannot be encoded; the journal is unchanged.
     pub fn append(&mut self, ts: f64, events: &[KvEvent]) -> io::Result<PublishedBatch> {
         let payload = self.encoder.batch(ts, events)?;
         for event in events {
@@ -91,7 +92,7 @@ impl EventJournal {
         Ok(self.append_numbered(payload))
     }
 
-    /// Makes the next batch of what was missed: a clear, then all blocks.
+    /// Creates the next batch from missed events: a clear, then all blocks.
     ///
     /// Errors: the events cannot be encoded.
     pub fn append_backlog(&mut self, ts: f64, arrears: EventBacklog) -> io::Result<PublishedBatch> {
@@ -113,7 +114,7 @@ impl EventJournal {
         entry
     }
 
-    /// Everything from number `start` on, or all there is to know if that is gone.
+    /// Starts a replay from sequence number `start`, or a snapshot if that batch has left the ring.
     ///
     /// Errors: a snapshot cannot be encoded.
     pub fn replay(&mut self, ts: f64, start: u64) -> io::Result<ReplayCursor> {
@@ -126,17 +127,17 @@ impl EventJournal {
         Ok(ReplayCursor { next: end, end, snapshot, is_snapshot: true })
     }
 
-    /// Whether a replay from `start` on needs no snapshot.
+    /// Whether a replay from `start` needs no snapshot.
     pub fn can_replay_from(&self, start: u64) -> bool {
         start >= self.oldest() || self.oldest() == self.epoch
     }
 
-    /// Whether the rest of a replay needs a snapshot: the ring has moved on since.
+    /// Whether the rest of a replay needs a snapshot, because its next batch has left the ring.
     pub fn needs_snapshot(&self, replay: &ReplayCursor) -> bool {
         replay.next < replay.end && replay.next < self.oldest()
     }
 
-    /// The next batch of a replay. One whose batches have left the ring meanwhile goes on with a snapshot.
+    /// Next batch of a replay. If the batch has left the ring, the replay continues with a snapshot.
     ///
     /// Errors: the snapshot cannot be encoded.
     pub fn next_batch(
@@ -159,12 +160,13 @@ impl EventJournal {
         Ok(entry)
     }
 
-    /// Number of the oldest batch in the ring; that of the next one if it is empty.
+    /// Sequence number of the oldest batch in the ring; of the next batch if the ring is empty.
     fn oldest(&self) -> u64 {
         self.ring.front().map_or(self.next, |entry| entry.seq)
     }
 
-    /// One batch under the last number: a clear, then all blocks. Something has been published.
+    /// Snapshot with the last sequence number: a clear, then all blocks. At least one batch must have been
+    /// published.
     fn snapshot(&mut self, ts: f64) -> io::Result<PublishedBatch> {
         let entry = if let Some(snapshot) = self.snapshot.take() {
             snapshot
@@ -176,7 +178,7 @@ impl EventJournal {
         Ok(entry)
     }
 
-    /// Blocks that a subscriber knows who has missed nothing.
+    /// Number of blocks known to a subscriber that has missed no event.
     pub fn blocks(&self) -> usize {
         self.announced.len()
     }

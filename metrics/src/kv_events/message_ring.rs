@@ -1,15 +1,15 @@
-//! The last batches, shared by all subscribers: each has a position in it, and none holds anything of its own.
+//! Ring of recent messages, shared by all subscribers: a subscriber only has a position in it.
 
 use super::zmtp::OutgoingMessage;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Batches that not every subscriber has been sent yet, bounded in number and in bytes. A subscriber that is slower
-/// misses the oldest ones.
+/// Messages that have not been sent to all subscribers, limited in number and in bytes. A slow subscriber
+/// misses the oldest messages.
 #[derive(Debug)]
 pub(super) struct MessageRing {
     messages: VecDeque<Arc<OutgoingMessage>>,
-    /// Position of the first of `messages`.
+    /// Position of the first message in `messages`.
     first: u64,
     bytes: u64,
     len_max: usize,
@@ -17,23 +17,24 @@ pub(super) struct MessageRing {
 }
 
 impl MessageRing {
-    /// A ring of at most `len_max` messages and `bytes_max` bytes, but of one message in any case.
+    /// Creates a ring of at most `len_max` messages and `bytes_max` bytes; a single message is always
+    /// accepted.
     pub(super) fn new(len_max: usize, bytes_max: u64) -> Self {
         Self { messages: VecDeque::new(), first: 0, bytes: 0, len_max, bytes_max }
     }
 
-    /// Position of the next message.
+    /// Position of the next message to be added.
     pub(super) fn end(&self) -> u64 {
         self.first + self.messages.len() as u64
     }
 
-    /// Whether a message of `bytes` bytes pushes others out.
+    /// Whether adding a message of `bytes` bytes evicts other messages.
     pub(super) fn would_evict(&self, bytes: usize) -> bool {
         !self.messages.is_empty()
             && (self.messages.len() >= self.len_max || self.bytes + bytes as u64 > self.bytes_max)
     }
 
-    /// Adds a message; the oldest ones go as far as there is no room.
+    /// Adds a message; evicts the oldest ones as needed.
     pub(super) fn push(&mut self, message: OutgoingMessage) {
         while self.would_evict(message.len()) {
             self.pop();
@@ -42,7 +43,8 @@ impl MessageRing {
         self.messages.push_back(Arc::new(message));
     }
 
-    /// The message at a position, which moves on to the next one: past those that are gone.
+    /// Returns the message at a position, or the oldest one if that was evicted, and advances the position
+    /// past it.
     pub(super) fn take(&self, position: &mut u64) -> Option<Arc<OutgoingMessage>> {
         let at = (*position).max(self.first);
         let message = self.messages.get((at - self.first) as usize)?;
@@ -50,7 +52,7 @@ impl MessageRing {
         Some(Arc::clone(message))
     }
 
-    /// Forgets what is before a position.
+    /// Discards the messages before a position.
     pub(super) fn discard_before(&mut self, before: u64) {
         while self.first < before && !self.messages.is_empty() {
             self.pop();

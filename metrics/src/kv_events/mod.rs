@@ -1,8 +1,9 @@
-//! KV events: what enters and leaves each replica's prefix index, published over ZMQ in vLLM's format.
+//! KV events: changes of each replica's prefix index, published over ZMQ in vLLM's format.
 //!
-//! The scheduler's thread hands each step's changes to a `KvEventFeed`, which never waits. One publisher
-//! thread per replica numbers them, keeps the last ones for replay, and owns the sockets. The other
-//! half reads: `decode`, `SequenceNumberTracker` and `SubscriberBlocks` are what a subscriber needs, ours or a test's.
+//! The scheduler thread passes the events of each step to a `KvEventFeed`, which never blocks. One publisher
+//! thread per replica numbers the batches, keeps recent ones for replay and owns the sockets. The other half
+//! of the module reads events: `decode`, `SequenceNumberTracker` and `SubscriberBlocks` are the parts of a
+//! subscriber, in Hadron or in tests.
 
 mod announced_blocks;
 mod backlog;

@@ -1,14 +1,15 @@
-//! The least speed at which a peer has to take a replay.
+//! Minimum speed at which a peer must receive a replay.
 
 use super::zmtp::PeerError;
 use std::time::{Duration, Instant};
 
-/// Time for the next `STEP_BYTES`. A peer that takes fewer would hold its place, and the batches of its replay, for good.
-/// A peer with large buffers that handles ten batches a second reads nothing for half a minute.
+/// Time in which a peer must receive `STEP_BYTES`. A slower peer would occupy its connection, and the batches
+/// of its replay, indefinitely. The limit allows a peer with large buffers that handles ten batches per
+/// second and so reads nothing for half a minute.
 const STEP_TIME: Duration = Duration::from_mins(3);
 const STEP_BYTES: u64 = 64 << 10;
 
-/// How fast a peer takes a replay.
+/// Progress of a peer in receiving a replay.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReplayPace {
     since: Instant,
@@ -16,14 +17,14 @@ pub(super) struct ReplayPace {
 }
 
 impl ReplayPace {
-    /// A replay that begins after `sent_bytes` of the connection.
+    /// Starts a replay on a connection that has sent `sent_bytes` bytes so far.
     pub(super) fn new(now: Instant, sent_bytes: u64) -> Self {
         Self { since: now, sent_bytes }
     }
 
-    /// Takes the bytes that the connection has sent by now.
+    /// Updates the number of bytes that the connection has sent.
     ///
-    /// Errors: `PeerError::TimedOut` if they are too few.
+    /// Errors: `PeerError::TimedOut` if the peer is too slow.
     pub(super) fn check(&mut self, now: Instant, sent_bytes: u64) -> Result<(), PeerError> {
         if sent_bytes - self.sent_bytes >= STEP_BYTES {
             *self = Self::new(now, sent_bytes);

@@ -1,4 +1,4 @@
-//! The PUB socket: every subscriber gets the batches whose topic it has asked for, as fast as it takes them.
+//! PUB socket: sends batches to each subscriber of the topic, as fast as the subscriber receives them.
 
 use super::config::KvEventsConfig;
 use super::message_ring::MessageRing;
@@ -16,26 +16,28 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Connections at a time.
+/// Maximum number of connections.
 const SUBSCRIBERS_MAX: usize = 256;
-/// Bytes of a peer's frame that are kept besides a topic: READY with an identity and properties.
+/// Maximum bytes kept of a peer's frame, in addition to the topic length: READY with an identity and
+/// properties.
 const BODY_BYTES: usize = 1 << 10;
-/// Bytes sent to a subscriber before the others have their turn.
+/// Bytes sent to a subscriber before other subscribers are served.
 const BYTES_PER_TURN: usize = 4 << 20;
-/// A batch of this size that has left the ring is not kept for a subscriber that has taken a part of it.
+/// A message of more bytes than this that was evicted from the ring is not kept for a subscriber that has
+/// received only a part of it.
 const DETACHED_BYTES_MAX: usize = 1 << 20;
-/// Between two looks at what is left at the end.
+/// Poll interval of `flush`.
 const FLUSH_POLL: Duration = Duration::from_millis(1);
 
-/// What a subscriber has asked for. Topics are compared with the publisher's own: whatever else is subscribed to
-/// matches nothing, and is not kept.
+/// Subscriptions of a subscriber. They are compared with the publisher's only topic: other subscriptions
+/// match nothing and are not kept.
 #[derive(Debug, Default)]
 struct SubscriberState {
-    /// Lengths of the prefixes of the topic that are subscribed to.
+    /// Lengths of the subscribed prefixes of the topic.
     prefixes: BTreeSet<usize>,
-    /// Its position in the ring.
+    /// Position in the ring.
     position: u64,
-    /// Whether the frame that comes next begins a message.
+    /// Whether the next frame continues a message.
     is_within_message: bool,
 }
 
@@ -50,7 +52,8 @@ impl PeerState for SubscriberState {
 }
 
 impl SubscriberState {
-    /// Takes note of a frame; whether it was a subscription that matches nothing.
+    /// Processes a frame; returns whether it was a subscription that matches nothing or a frame too long to
+    /// keep.
     fn take(&mut self, head: ZmtpFrameHead, body: &[u8], topic: &[u8], end: u64) -> bool {
         let begins =
             !std::mem::replace(&mut self.is_within_message, head.has_more && !head.is_command);
@@ -81,15 +84,15 @@ impl SubscriberState {
     }
 }
 
-/// Where subscribers come from.
+/// How subscribers are connected.
 pub(super) enum PubSocketMode {
-    /// They connect to this listener.
+    /// Subscribers connect to this listener.
     Bind(PeerListener),
     /// The publisher connects to a collector.
     Connect(PeerAddress),
 }
 
-/// The socket that batches are published on. It never waits for a subscriber.
+/// Socket on which batches are published. It never blocks on a subscriber.
 pub(super) struct PubSocket {
     topic: Vec<u8>,
     peers: PeerTable<SubscriberState>,
@@ -99,9 +102,9 @@ pub(super) struct PubSocket {
 }
 
 impl PubSocket {
-    /// A socket at `place`. `wake` is written to when a collector has been reached.
+    /// Creates the socket. `wake` is written to when a connection to a collector was made.
     ///
-    /// Errors: the system gives no thread to reach it with.
+    /// Errors: no thread is available for the connection to a collector.
     pub(super) fn new(
         config: &KvEventsConfig,
         place: PubSocketMode,
@@ -117,13 +120,13 @@ impl PubSocket {
         };
         let body_bytes = topic.len() + BODY_BYTES;
         let peers = PeerTable::new(ZmtpSocketType::Publish, listener, SUBSCRIBERS_MAX, body_bytes);
-        // 0 = as many as there are bytes for, as in ZeroMQ.
+        // 0 = limited by bytes only, as in ZeroMQ.
         let len_max = usize::try_from(config.hwm).ok().filter(|&len| len > 0);
         let ring = MessageRing::new(len_max.unwrap_or(usize::MAX), config.max_queue_bytes);
         Ok(Self { topic: topic.as_bytes().to_vec(), peers, connector, ring, counters: figures })
     }
 
-    /// Publishes a batch: subscribers get it by `turn`.
+    /// Queues a batch in the ring; `poll` sends it to the subscribers.
     pub(super) fn send(&mut self, seq: u64, payload: Arc<[u8]>, now: Instant) {
         if self.peers.iter().all(|peer| peer.state.prefixes.is_empty()) {
             return;
@@ -134,13 +137,14 @@ impl PubSocket {
         frame_header(false, payload.len(), &mut head);
         let message = OutgoingMessage { head, payload };
         if self.ring.would_evict(message.len()) {
-            // Subscribers that keep up miss nothing because many batches came at once.
+            // Before eviction, let subscribers that keep up receive pending messages, so that a burst loses
+            // nothing for them.
             self.poll(now);
         }
         self.ring.push(message);
     }
 
-    /// Takes subscriptions in and sends what subscribers take; whether there is more to do at once.
+    /// Processes subscriptions and sends pending messages; returns whether more work is ready at once.
     pub(super) fn poll(&mut self, now: Instant) -> bool {
         self.peers.accept(now, &self.counters);
         if self.peers.len() == 0
@@ -162,21 +166,21 @@ impl PubSocket {
             check_detached(connection)
         });
         let waiting = self.peers.iter().filter(|peer| !peer.state.prefixes.is_empty());
-        // What is being sent stays, so that only messages which left for want of room are detached.
+        // Keep the message that is being sent, so that only evicted messages are owned by a connection alone.
         let needed = waiting
             .map(|peer| peer.state.position - u64::from(peer.connection.sending().is_some()));
         self.ring.discard_before(needed.min().unwrap_or(u64::MAX));
         self.counters.subscribers.store(self.peers.len() as u64, Ordering::Relaxed);
-        // A collector that has gone is connected to again at once, not with the next batch.
+        // Reconnect to a closed collector at once, not with the next batch.
         more | (self.connector.is_some() && had_peers && self.peers.len() == 0)
     }
 
-    /// Adds what to wait for; whether something has to be done after a while even if nothing happens.
+    /// Adds the file descriptors to poll; returns whether the socket also needs a periodic wake-up.
     pub(super) fn add_poll_fds<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
         self.peers.add_poll_fds(polled)
     }
 
-    /// Sends what still waits, for at most `limit`.
+    /// Sends the remaining messages, for at most `limit`.
     pub(super) fn flush(&mut self, limit: Duration) {
         let start = Instant::now();
         loop {
@@ -194,7 +198,7 @@ impl PubSocket {
     }
 }
 
-/// A large batch that only a slow subscriber still holds is not kept for it.
+/// Fails if a large message evicted from the ring is kept only for this slow subscriber.
 fn check_detached(connection: &ZmtpConnection) -> Result<(), PeerError> {
     let held = connection.sending().is_some_and(|message| {
         message.len() > DETACHED_BYTES_MAX && Arc::strong_count(message) == 1

@@ -1,4 +1,4 @@
-//! The publisher's thread: owns both sockets of one replica and sleeps until there is something to send.
+//! Publisher thread: owns both sockets of one replica and sleeps until there is something to send.
 
 use super::backlog::EventBacklog;
 use super::config::{KvEventsConfig, SequenceStart};
@@ -21,16 +21,16 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Batches sent before replays get a turn.
+/// Batches sent before replays are served.
 const BATCHES_PER_TURN: usize = 1024;
-/// At the end: time for what still waits.
+/// Maximum time to send the remaining batches at shutdown.
 const FLUSH: Duration = Duration::from_secs(1);
-/// Longest sleep while a peer has a deadline or sends too fast.
+/// Longest sleep while a peer has a deadline or is throttled.
 const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(250);
-/// Blocks of the primary tier, whatever the device is.
+/// Storage medium of the primary tier, for any device.
 const PRIMARY_MEDIUM: &str = "GPU";
 
-/// A publisher whose sockets are open, before the model is up.
+/// Publisher with open sockets, before the model is loaded.
 pub struct BoundPublisher {
     config: KvEventsConfig,
     topic_fields: TopicFields,
@@ -38,9 +38,9 @@ pub struct BoundPublisher {
 }
 
 impl BoundPublisher {
-    /// Opens the sockets of one rank; `words.epoch` is chosen here.
+    /// Opens the sockets of one DP rank and chooses the epoch.
     ///
-    /// Errors: an address in use, or none of this machine.
+    /// Errors: an address is in use or not one of this machine, or the configuration is invalid.
     pub fn open(config: &KvEventsConfig, mut words: TopicFields) -> Result<Self, SocketError> {
         words.epoch = match config.sequence_start {
             SequenceStart::Clock => (unix_seconds() * 1e6) as u64,
@@ -50,7 +50,8 @@ impl BoundPublisher {
         Ok(Self { config: config.clone(), topic_fields: words, sockets })
     }
 
-    /// Starts to publish for a cache of this layout with a pool of `blocks`, and to count in `figures`.
+    /// Starts the publisher thread for a KV cache of layout `spec` with a pool of `blocks` blocks; counts in
+    /// `figures`.
     pub fn start(
         self,
         spec: &KvSpec,
@@ -110,12 +111,12 @@ impl BoundPublisher {
     }
 }
 
-/// What may wait for the thread.
+/// Limits of the publisher's queue.
 fn feed_limits(config: &KvEventsConfig) -> FeedLimits {
     FeedLimits { batches: config.max_queue_size, bytes: config.max_queue_bytes }
 }
 
-/// What a group stores, in vLLM's words.
+/// Attention kind of a KV cache group, in vLLM's terms.
 fn kind_name(kind: KvKind) -> &'static str {
     match kind {
         KvKind::Full => "full_attention",
@@ -123,7 +124,7 @@ fn kind_name(kind: KvKind) -> &'static str {
     }
 }
 
-/// A running publisher. It ends when its feed is dropped.
+/// Handle to a running publisher. The publisher ends when its feed is dropped.
 pub struct KvEventPublisher {
     source: Arc<KvEventSource>,
     thread: JoinHandle<()>,
@@ -131,15 +132,15 @@ pub struct KvEventPublisher {
 }
 
 impl KvEventPublisher {
-    /// What it is, and its counters.
+    /// Description of the publisher, with its counters.
     pub fn source(&self) -> &Arc<KvEventSource> {
         &self.source
     }
 
-    /// Waits a moment until everything handed over is sent; not at all if there may be more.
+    /// Waits briefly until all queued batches are sent; returns at once if the feed still exists.
     pub fn finish(self) {
         if self.feed.strong_count() > 0 {
-            return; // The server is told to end at once.
+            return; // The server is ending immediately.
         }
         let deadline = Instant::now() + FLUSH;
         while !self.thread.is_finished() && Instant::now() < deadline {
@@ -148,7 +149,7 @@ impl KvEventPublisher {
     }
 }
 
-/// Everything the thread works with.
+/// State owned by the publisher thread.
 struct PublisherLoop {
     journal: EventJournal,
     changes: Receiver<KvEventChanges>,
@@ -157,7 +158,7 @@ struct PublisherLoop {
     wake_socket: UnixStream,
     sleeping: Arc<AtomicBool>,
     source: Arc<KvEventSource>,
-    /// When the last batch was sent.
+    /// Time of the last batch.
     last_sent: Instant,
 }
 
@@ -183,9 +184,9 @@ impl PublisherLoop {
         }
     }
 
-    /// Sends what waits; whether there is more.
+    /// Publishes queued changes; returns whether there are more.
     ///
-    /// Errors: the feed is gone, and everything is sent.
+    /// Errors: the feed was dropped and all changes are published.
     fn publish_waiting(&mut self) -> Result<bool, TryRecvError> {
         for _ in 0..BATCHES_PER_TURN {
             match self.changes.try_recv() {
@@ -203,13 +204,13 @@ impl PublisherLoop {
         Ok(true)
     }
 
-    /// Sends one step's events.
+    /// Publishes the events of one step.
     fn append(&mut self, ts: f64, events: &[KvEvent]) {
         let entry = self.journal.append(ts, events);
         self.send(entry, events.len());
     }
 
-    /// Sends everything that is cached, in place of steps that were missed.
+    /// Publishes all cached blocks, in place of steps that were dropped.
     fn append_backlog(&mut self, ts: f64, arrears: EventBacklog) {
         let entry = self.journal.append_backlog(ts, arrears);
         self.send(entry, 1 + self.journal.blocks());
@@ -224,16 +225,17 @@ impl PublisherLoop {
         figures.seq.store(entry.seq, Ordering::Relaxed);
         count(&figures.batches, 1);
         count(&figures.events, events as u64);
-        // A subscriber that reads too slowly misses batches, and sees it by the number.
+        // A slow subscriber misses batches and detects the gap by the sequence number.
         let now = Instant::now();
         self.publish.send(entry.seq, entry.payload, now);
         self.last_sent = now;
     }
 
-    /// Sleeps until something was handed over or asked for, or a beat is due.
+    /// Sleeps until changes are queued, a peer is ready, or a heartbeat is due.
     fn sleep(&mut self) {
         self.sleeping.store(true, Ordering::SeqCst);
-        // What was handed over before the line above has not rung, and is sent by the sockets' next turn.
+        // Changes queued before `sleeping` was set have sent no wake-up: publish them now. The next poll of
+        // the sockets sends the batches.
         let sent = self.last_sent;
         if !matches!(self.publish_waiting(), Ok(false)) || self.last_sent != sent {
             self.sleeping.store(false, Ordering::SeqCst);
@@ -247,9 +249,9 @@ impl PublisherLoop {
         if needs_time {
             left = Some(left.map_or(PEER_CHECK_INTERVAL, |left| left.min(PEER_CHECK_INTERVAL)));
         }
-        // A day and more ends at once, and the sleep begins anew.
+        // `Timespec` cannot represent very long timeouts; the thread then waits without a timeout.
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-        // An interrupted wait is a short one.
+        // An interrupted poll is only a shorter sleep.
         let _ = poll(&mut polled, timeout.as_ref());
         self.sleeping.store(false, Ordering::SeqCst);
         let mut rings = [0; 64];

@@ -1,52 +1,54 @@
-//! What a publisher counts, for whoever renders it.
+//! Counters of a publisher, read by the metrics.
 
 use super::feed::KvEventChanges;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of one publisher; all grow, but for those of the queue and `subscribers`.
+/// Counters of one publisher. `queue_depth`, `queue_bytes` and `subscribers` are gauges; all others only
+/// grow.
 #[derive(Debug, Default)]
 pub struct PublisherCounters {
-    /// Batches published, beats included.
+    /// Number of batches published, including heartbeats.
     pub batches: AtomicU64,
-    /// Events published.
+    /// Number of events published.
     pub events: AtomicU64,
-    /// Batches lost because the publisher's thread did not keep up; a clear and a listing follow.
+    /// Number of batches dropped because the queue was full; a clear and all blocks follow.
     pub dropped: AtomicU64,
-    /// Replay requests answered.
+    /// Number of replay requests served.
     pub replays: AtomicU64,
-    /// Of these, by a snapshot: the ring no longer held what was asked for.
+    /// Number of replays that became a snapshot, because the requested batches had left the ring.
     pub snapshots: AtomicU64,
-    /// Batches and snapshots sent again.
+    /// Number of batches and snapshots sent for replays.
     pub replayed: AtomicU64,
-    /// Replay requests of no known shape.
+    /// Number of malformed replay requests.
     pub malformed: AtomicU64,
-    /// Subscriptions and other frames of subscribers that match no batch: they are not kept.
+    /// Number of subscriptions and other frames that match no batch; they are not kept.
     pub ignored_subscriptions: AtomicU64,
-    /// Connections closed because there were too many, or because the peer broke the protocol or was too late.
+    /// Number of connections closed because there were too many, or because the peer violated the protocol or
+    /// was too slow.
     pub rejected_peers: AtomicU64,
-    /// Connections of the PUB socket.
+    /// Number of connections of the PUB socket.
     pub subscribers: AtomicU64,
-    /// Messages that could not be encoded.
+    /// Number of messages that could not be encoded.
     pub errors: AtomicU64,
-    /// Batches that wait for the publisher's thread.
+    /// Number of batches queued for the publisher thread.
     pub queue_depth: AtomicU64,
-    /// Bytes that they take.
+    /// Number of bytes queued for the publisher thread.
     pub queue_bytes: AtomicU64,
-    /// Number of the last batch published.
+    /// Sequence number of the last batch.
     pub seq: AtomicU64,
-    /// Number of the first batch of this publisher.
+    /// Sequence number of this publisher's first batch.
     pub epoch: AtomicU64,
 }
 
 impl PublisherCounters {
-    /// Changes were taken from the queue.
+    /// Updates the queue gauges after changes were taken from the queue.
     pub fn record_dequeued(&self, changes: &KvEventChanges) {
         self.queue_depth.fetch_sub(1, Ordering::Relaxed);
         self.queue_bytes.fetch_sub(changes.bytes(), Ordering::Relaxed);
     }
 }
 
-/// Adds to a counter.
+/// Adds `by` to a counter.
 pub(super) fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }

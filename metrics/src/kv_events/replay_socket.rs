@@ -1,4 +1,4 @@
-//! The ROUTER socket: answers replay requests, one at a time for each peer, as fast as the peer takes the answer.
+//! ROUTER socket: serves replay requests, one at a time per peer, as fast as the peer receives the response.
 
 use super::journal::{EventJournal, PublishedBatch, ReplayCursor};
 use super::pace::ReplayPace;
@@ -12,40 +12,40 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Connections at a time.
+/// Maximum number of connections.
 const PEERS_MAX: usize = 64;
-/// Bytes of a frame that are kept: READY with an identity and properties is the longest.
+/// Maximum bytes kept of a frame; the longest is READY with an identity and properties.
 const BODY_BYTES_MAX: usize = 1 << 10;
-/// Bytes sent to a peer before live batches and other peers have their turn.
+/// Bytes sent to a peer before live batches and other peers are served.
 const BYTES_PER_TURN: usize = 1 << 20;
-/// Snapshots that are being sent at a time; a request for another one waits.
+/// Maximum number of snapshots being sent; a further request that needs one waits.
 const SNAPSHOTS_MAX: usize = 4;
-/// Time that a peer has for a snapshot: at least so long, and so long for each mebibyte.
+/// Minimum time for a peer to receive a snapshot; `SNAPSHOT_TIME_PER_MIB` is added for each MiB.
 const SNAPSHOT_TIME: Duration = Duration::from_secs(30);
 const SNAPSHOT_TIME_PER_MIB: Duration = Duration::from_secs(4);
-/// Sequence of the end marker.
+/// Sequence number of the end marker.
 const END: [u8; 8] = [0xff; 8];
 
-/// The frames of one request, of which nothing is kept but the number.
+/// Parser of a request's frames; keeps only the start number.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ReplayRequestReader {
-    /// Frames of the message so far.
+    /// Number of frames of the message so far.
     frames: u64,
     start: Option<u64>,
     is_malformed: bool,
 }
 
-/// What a message on the ROUTER socket asks for.
+/// Parsed request on the ROUTER socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplayRequest {
-    /// All batches from this number on.
+    /// Replay of all batches from this sequence number on.
     From(u64),
-    /// It is not `["", u64 BE]`.
+    /// The message is not `["", u64 BE]`.
     Malformed,
 }
 
 impl ReplayRequestReader {
-    /// Takes a frame; the request, once the message is complete.
+    /// Processes a frame; returns the request once its message is complete.
     pub fn take(&mut self, head: ZmtpFrameHead, body: &[u8]) -> Option<ReplayRequest> {
         if head.is_command {
             return None;
@@ -64,11 +64,11 @@ impl ReplayRequestReader {
     }
 }
 
-/// A peer that may ask for replays.
+/// State of a peer that can request replays.
 #[derive(Debug, Default)]
 struct ReplayPeer {
     frames: ReplayRequestReader,
-    /// A request that waits for its turn.
+    /// Request that is waiting to be started.
     requested: Option<u64>,
     response: Option<ReplayResponse>,
 }
@@ -77,11 +77,11 @@ struct ReplayPeer {
 struct ReplayResponse {
     replay: ReplayCursor,
     pace: ReplayPace,
-    /// Why it cannot go on.
+    /// Error that ends the response.
     failure: Option<io::Error>,
-    /// Whether the end marker has been handed over.
+    /// Whether the end marker has been queued.
     is_complete: bool,
-    /// Until when a snapshot has to be sent.
+    /// Deadline of a snapshot.
     deadline: Option<SnapshotDeadline>,
 }
 
@@ -101,17 +101,17 @@ impl PeerState for ReplayPeer {
     }
 }
 
-/// What answers are made of.
+/// Sources for replay responses.
 pub(super) struct ReplayContext<'a> {
-    /// Batches and snapshots.
+    /// Journal with batches and snapshots.
     pub(super) journal: &'a mut EventJournal,
-    /// Where answers are counted.
+    /// Counters of the publisher.
     pub(super) counters: &'a PublisherCounters,
-    /// Unix time.
+    /// Current time in seconds of Unix time.
     pub(super) ts: f64,
 }
 
-/// The socket that answers replay requests.
+/// Socket that serves replay requests.
 pub(super) struct ReplaySocket {
     peers: PeerTable<ReplayPeer>,
     topic: Vec<u8>,
@@ -124,7 +124,7 @@ impl ReplaySocket {
         Self { peers, topic: topic.as_bytes().to_vec() }
     }
 
-    /// Takes requests in and sends what is due; whether there is more to do at once.
+    /// Processes requests and sends pending responses; returns whether more work is ready at once.
     pub(super) fn poll(&mut self, now: Instant, library: &mut ReplayContext<'_>) -> bool {
         self.peers.accept(now, library.counters);
         let mut snapshots = self.snapshots();
@@ -143,7 +143,7 @@ impl ReplaySocket {
                 return Err(PeerError::TimedOut { what: "a snapshot was not taken", after });
             }
             if answer.deadline.is_none() && library.journal.needs_snapshot(&answer.replay) {
-                // It goes on with a snapshot, once the peer takes the batch that is being sent.
+                // The replay continues with a snapshot after the batch that is being sent.
                 if snapshots >= SNAPSHOTS_MAX {
                     return Err(PeerError::NoCapacity(SNAPSHOTS_MAX));
                 }
@@ -153,12 +153,13 @@ impl ReplaySocket {
             let next = || next_message(answer, now, library, topic);
             let transmitted = peer.connection.transmit(BYTES_PER_TURN, next)?;
             if let Some(error) = answer.failure.take() {
-                return Err(PeerError::Encode(error)); // An end marker would say that nothing is missing.
+                // Don't send an end marker: it would state that nothing is missing.
+                return Err(PeerError::Encode(error));
             }
             match transmitted {
                 TransmitResult::All => {
                     peer.state.response = None;
-                    more = true; // Another request may have come.
+                    more = true; // Another request may be pending.
                 }
                 TransmitResult::Budget => more = true,
                 TransmitResult::Blocked => {}
@@ -173,13 +174,13 @@ impl ReplaySocket {
         answers.filter(|answer| answer.deadline.is_some()).count()
     }
 
-    /// Adds what to wait for; whether something has to be done after a while even if nothing happens.
+    /// Adds the file descriptors to poll; returns whether the socket also needs a periodic wake-up.
     pub(super) fn add_poll_fds<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
         self.peers.add_poll_fds(polled) | self.peers.iter().any(|peer| !peer.state.reads())
     }
 }
 
-/// Reads up to the next request, if the last one is answered.
+/// Reads up to the next request, if the previous response is complete.
 fn take_request(
     peer: &mut ZmtpPeer<ReplayPeer>,
     now: Instant,
@@ -196,7 +197,7 @@ fn take_request(
     Ok(())
 }
 
-/// Begins the answer to a request that waits, unless it needs a snapshot and too many are being sent.
+/// Starts the response to a waiting request, unless it needs a snapshot and too many are being sent.
 ///
 /// Errors: a snapshot cannot be encoded.
 fn begin(
@@ -233,7 +234,7 @@ impl ReplayResponse {
     }
 }
 
-/// The next message of an answer; `None` after the end marker, or if it cannot be made.
+/// Next message of a response; `None` after the end marker or after an error.
 fn next_message(
     answer: &mut ReplayResponse,
     now: Instant,

@@ -1,37 +1,37 @@
-//! A subscriber's place in a publisher's sequence.
+//! Tracker of a subscriber's position in a publisher's sequence.
 
-/// Which batch comes next.
+/// Tracks the next expected sequence number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SequenceNumberTracker {
     next: Option<u64>,
 }
 
-/// What a batch is to a subscriber.
+/// Position of a batch relative to the expected sequence number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchArrival {
-    /// The next one, or the first one ever.
+    /// The expected batch, or the first batch received.
     Next,
-    /// Seen before.
+    /// A batch received before.
     Duplicate,
-    /// Batches are missing in front of it.
+    /// Batches before this one are missing.
     Gap {
-        /// The first of them.
+        /// Sequence number of the first missing batch.
         from: u64,
     },
 }
 
 impl SequenceNumberTracker {
-    /// A subscriber that has seen everything below `next`.
+    /// Creates a tracker that has received everything below `next`.
     pub fn at(next: u64) -> Self {
         Self { next: Some(next) }
     }
 
-    /// The number it waits for; `None` = any.
+    /// Next expected sequence number; `None` = any.
     pub fn next(&self) -> Option<u64> {
         self.next
     }
 
-    /// Judges a batch; only `take` moves on.
+    /// Classifies a batch without advancing; `advance` does that.
     pub fn check(&self, seq: u64) -> BatchArrival {
         match self.next {
             Some(next) if seq < next => BatchArrival::Duplicate,
@@ -40,7 +40,7 @@ impl SequenceNumberTracker {
         }
     }
 
-    /// Takes a batch as seen, and everything in front of it as gone.
+    /// Records a batch as received; missing batches before it are skipped.
     pub fn advance(&mut self, seq: u64) {
         self.next = Some(seq.saturating_add(1));
     }

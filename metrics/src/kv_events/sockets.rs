@@ -6,23 +6,23 @@ use super::pub_socket::PubSocketMode;
 use super::zmtp::{PeerAddress, PeerListener};
 use std::io;
 
-/// Why a publisher has no sockets.
+/// Why the sockets of a publisher cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// The address cannot be used.
+    /// The endpoint is invalid.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
-    /// The system refuses it.
+    /// The operating system reported an error.
     #[error("cannot publish KV events at {endpoint}: {cause}")]
     Open {
-        /// The address.
+        /// Endpoint that could not be opened.
         endpoint: String,
-        /// Why.
+        /// Error of the operating system.
         cause: io::Error,
     },
 }
 
-/// Open sockets and where they are.
+/// Open sockets and their endpoints.
 pub(super) struct PublisherSockets {
     pub(super) publish: PubSocketMode,
     pub(super) endpoint: String,
@@ -31,14 +31,14 @@ pub(super) struct PublisherSockets {
     pub(super) topic: String,
 }
 
-/// A socket that listens.
+/// Listening socket.
 pub(super) struct BoundSocket {
     pub(super) listener: PeerListener,
-    /// The address that it really got.
+    /// Actual endpoint.
     pub(super) endpoint: String,
 }
 
-/// Opens the sockets of rank `words.rank`.
+/// Opens the sockets of DP rank `words.rank`.
 pub(super) fn open(
     config: &KvEventsConfig,
     words: &TopicFields,
@@ -63,7 +63,7 @@ fn address(key: &'static str, at: &str) -> Result<PeerAddress, SocketError> {
     Ok(PeerAddress::parse(at).ok_or_else(shape)?)
 }
 
-/// A socket that listens at an address.
+/// Opens a listening socket at an endpoint.
 fn bind(key: &'static str, at: &str) -> Result<BoundSocket, SocketError> {
     let opened = PeerListener::bind(&address(key, at)?);
     let listener = opened.map_err(|cause| SocketError::Open { endpoint: at.to_owned(), cause })?;

@@ -1,4 +1,4 @@
-//! One publisher as others see it: where it publishes, what, and how far it is.
+//! Description of a publisher for other components: endpoints, topic, progress.
 
 use super::config::{KvEventFormat, KvEventsConfig, SequenceStart};
 use super::publisher_counters::PublisherCounters;
@@ -6,29 +6,29 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A publisher with everything resolved.
+/// Publisher with its effective settings.
 #[derive(Debug)]
 pub struct KvEventSource {
-    /// What was asked for.
+    /// Configuration as given.
     pub config: KvEventsConfig,
-    /// DP rank.
+    /// DP rank of the replica.
     pub rank: u16,
-    /// Address of its PUB socket.
+    /// Endpoint of the PUB socket.
     pub endpoint: String,
-    /// Whether subscribers connect to that address; else the publisher does.
+    /// Whether the PUB socket binds; otherwise it connects to a collector.
     pub binds: bool,
-    /// Address of its ROUTER socket.
+    /// Endpoint of the ROUTER socket.
     pub replay_endpoint: Option<String>,
-    /// Topic of its batches.
+    /// Topic of the batches.
     pub topic: String,
-    /// Tokens per block hash.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// What it counts.
+    /// Counters of the publisher.
     pub counters: Arc<PublisherCounters>,
 }
 
 impl KvEventSource {
-    /// Its member of `/kv_event_sources`: the configuration in vLLM's words, and what else a reader needs.
+    /// Entry of `/kv_event_sources`: the configuration in vLLM's terms and additional fields for readers.
     pub fn describe(&self) -> Value {
         let (config, figures) = (&self.config, &self.counters);
         let format = match config.format {

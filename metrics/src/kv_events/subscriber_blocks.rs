@@ -1,16 +1,16 @@
-//! The set of blocks that a subscriber builds, and the promises that the events must keep.
+//! Block set of a subscriber, and the invariants of the event stream.
 
 use super::decode::{BlockRemoved, BlockStored, DecodedKvEvent, ExternalBlockHash};
 use std::collections::HashMap;
 
-/// Where a block lies and what it is called.
+/// Storage medium, KV cache group and hash of a block.
 type SubscriberBlockKey = (Option<String>, u32, ExternalBlockHash);
 
-/// Blocks that events have announced and not taken back.
+/// Blocks that have been stored and not removed by events.
 #[derive(Debug, Clone, Default)]
 pub struct SubscriberBlocks {
     blocks: HashMap<SubscriberBlockKey, SubscriberBlock>,
-    /// A clear was seen, so nothing is missing and promises can be checked.
+    /// Whether a clear was received; the set is complete then, and invariants are checked.
     is_complete: bool,
 }
 
@@ -20,48 +20,48 @@ struct SubscriberBlock {
     children: u32,
 }
 
-/// A broken promise.
+/// Violated invariant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KvEventViolation {
-    /// Stores and removals of a block alternate.
+    /// A block was stored twice without a removal in between.
     #[error("block {0} is stored, and was stored already")]
     StoredTwice(ExternalBlockHash),
-    /// Stores and removals of a block alternate.
+    /// A block was removed without having been stored.
     #[error("block {0} is removed, but was not stored")]
     RemovedUnknown(ExternalBlockHash),
-    /// Parents come before their children.
+    /// A block was stored before its parent.
     #[error("block {child} is stored, but not its parent {parent}")]
     ParentUnknown {
-        /// The block.
+        /// Hash of the block.
         child: ExternalBlockHash,
-        /// What it follows.
+        /// Hash of its parent.
         parent: ExternalBlockHash,
     },
-    /// Parents leave after their children.
+    /// A block was removed before its children.
     #[error("block {hash} is removed before {children} blocks that follow it")]
     RemovedBeforeChildren {
-        /// The block.
+        /// Hash of the block.
         hash: ExternalBlockHash,
-        /// Blocks whose parent it is.
+        /// Number of children that are still stored.
         children: u32,
     },
-    /// As many ids as the blocks hold, or none.
+    /// The number of token ids is neither 0 nor that of the blocks' tokens.
     #[error("{blocks} blocks of {block_size} tokens come with {tokens} token ids")]
     TokenCount {
-        /// Blocks of the event.
+        /// Number of blocks in the event.
         blocks: usize,
         /// Tokens per block.
         block_size: u32,
-        /// Ids of the event.
+        /// Number of token ids in the event.
         tokens: usize,
     },
-    /// Some readers take 0 for "no parent".
+    /// A block hash is 0, which some readers interpret as "no parent".
     #[error("a block hash is 0")]
     ZeroHash,
 }
 
 impl SubscriberBlocks {
-    /// Applies one event; what it breaks is appended to `broken`.
+    /// Applies an event; appends the violated invariants to `broken`.
     pub fn apply(&mut self, event: &DecodedKvEvent, broken: &mut Vec<KvEventViolation>) {
         match event {
             DecodedKvEvent::AllBlocksCleared => {
@@ -73,7 +73,7 @@ impl SubscriberBlocks {
         }
     }
 
-    /// Blocks in the set.
+    /// Number of blocks in the set.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
@@ -83,12 +83,12 @@ impl SubscriberBlocks {
         self.blocks.is_empty()
     }
 
-    /// Whether the stream was followed from a clear on, so that the set is the publisher's.
+    /// Whether a clear was received, so that the set equals the publisher's.
     pub fn is_complete(&self) -> bool {
         self.is_complete
     }
 
-    /// The set, in no particular order.
+    /// Hashes of the set, in no particular order.
     pub fn hashes(&self) -> impl Iterator<Item = &ExternalBlockHash> {
         self.blocks.keys().map(|(_, _, hash)| hash)
     }

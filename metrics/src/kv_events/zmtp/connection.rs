@@ -1,4 +1,4 @@
-//! One connection: handshake without security, heartbeats, frames in, messages out; never blocks.
+//! ZMTP connection: NULL handshake, heartbeats, incoming frames, outgoing messages; never blocks.
 
 use super::error::PeerError;
 use super::frame::{ZmtpFrameHead, ZmtpFrameReader, put_command};
@@ -9,17 +9,17 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes read at a time.
+/// Size of the input buffer, in bytes.
 const INPUT_BYTES: usize = 2 << 10;
-/// Bytes that a peer may send in a second; the rest waits in its own buffers. Subscriptions and replay requests are
-/// a few bytes each.
+/// Maximum bytes that a peer may send per `WINDOW`; further bytes stay in the socket. Subscriptions and
+/// replay requests are a few bytes each.
 const INPUT_BYTES_PER_WINDOW: usize = 256 << 10;
 const WINDOW: Duration = Duration::from_secs(1);
-/// Bytes of answers to heartbeats that may wait; further heartbeats are not answered until some are sent.
+/// Maximum bytes of pending PONG commands; further PINGs are not answered until some are sent.
 const CONTROL_BYTES_MAX: usize = 1 << 10;
-/// From the first moment of a connection to the end of its handshake.
+/// Time from the start of a connection to the end of its handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
-/// The greeting of ZMTP 3.1 with the mechanism NULL: signature, version, mechanism, who is server, padding.
+/// Greeting of ZMTP 3.1 with mechanism NULL: signature, version, mechanism, as-server flag, filler.
 const GREETING: [u8; 64] = {
     let mut greeting = [0; 64];
     (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
@@ -27,21 +27,21 @@ const GREETING: [u8; 64] = {
     (greeting[12], greeting[13], greeting[14], greeting[15]) = (n, u, l, l);
     greeting
 };
-/// Where the mechanism is in a greeting.
+/// Position of the mechanism in a greeting.
 const MECHANISM: std::ops::Range<usize> = 12..32;
 const VERSION_AT: usize = 10;
 
-/// Which socket this side is.
+/// Socket type of this side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ZmtpSocketType {
-    /// Sends to subscribers.
+    /// PUB socket.
     Publish,
-    /// Answers requests.
+    /// ROUTER socket.
     Router,
 }
 
 impl ZmtpSocketType {
-    /// Its READY command.
+    /// Appends the READY command.
     fn ready(self, out: &mut Vec<u8>) {
         let data: &[u8] = match self {
             Self::Publish => b"\x0bSocket-Type\0\0\0\x03PUB",
@@ -50,7 +50,7 @@ impl ZmtpSocketType {
         put_command(b"READY", data, out);
     }
 
-    /// Whether it talks to sockets of this type.
+    /// Whether a peer socket of this type is compatible.
     fn accepts(self, peer: &[u8]) -> bool {
         match self {
             Self::Publish => matches!(peer, b"SUB" | b"XSUB"),
@@ -59,17 +59,17 @@ impl ZmtpSocketType {
     }
 }
 
-/// A message as it goes over the wire.
+/// Message in wire format.
 #[derive(Debug)]
 pub(crate) struct OutgoingMessage {
-    /// All frames but the last one's body.
+    /// All frames, except the body of the last one.
     pub(crate) head: Vec<u8>,
-    /// Body of the last frame, shared with everything else that holds it.
+    /// Body of the last frame, shared with the other owners of the batch.
     pub(crate) payload: Arc<[u8]>,
 }
 
 impl OutgoingMessage {
-    /// Bytes on the wire.
+    /// Size on the wire, in bytes.
     pub(crate) fn len(&self) -> usize {
         self.head.len() + self.payload.len()
     }
@@ -81,14 +81,14 @@ impl OutgoingMessage {
     }
 }
 
-/// How far `ZmtpConnection::transmit` came.
+/// Outcome of `ZmtpConnection::transmit`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TransmitResult {
-    /// Everything is sent.
+    /// Everything was sent.
     All,
-    /// The peer takes no more at the moment.
+    /// The peer's socket buffer is full.
     Blocked,
-    /// There is more, and others have their turn first.
+    /// More can be sent, but the budget of this turn is used up.
     Budget,
 }
 
@@ -99,7 +99,7 @@ enum ConnectionStage {
     Open,
 }
 
-/// A connection with a peer, in a fixed amount of memory besides the message that is being sent.
+/// Connection to a peer. Uses a fixed amount of memory in addition to the message being sent.
 #[derive(Debug)]
 pub(crate) struct ZmtpConnection {
     stream: PeerStream,
@@ -108,10 +108,10 @@ pub(crate) struct ZmtpConnection {
     since: Instant,
     greeting: Vec<u8>,
     input: Box<[u8]>,
-    /// The part of `input` that has been read from the stream and not been looked at.
+    /// Part of `input` that was read from the stream and not parsed yet.
     unread: std::ops::Range<usize>,
     reader: ZmtpFrameReader,
-    /// Greeting, READY and answers to heartbeats that are not sent yet.
+    /// Pending greeting, READY and PONG commands.
     control: Vec<u8>,
     sending: Option<PartialSend>,
     is_blocked: bool,
@@ -127,7 +127,7 @@ struct PartialSend {
 }
 
 impl ZmtpConnection {
-    /// A connection that keeps bodies of up to `body_bytes_max` bytes.
+    /// Creates a connection that keeps frame bodies of up to `body_bytes_max` bytes.
     pub(crate) fn new(
         stream: PeerStream,
         kind: ZmtpSocketType,
@@ -152,22 +152,22 @@ impl ZmtpConnection {
         }
     }
 
-    /// Whether the handshake is over.
+    /// Whether the handshake is complete.
     pub(crate) fn is_open(&self) -> bool {
         self.stage == ConnectionStage::Open
     }
 
-    /// Bytes that the peer has taken so far.
+    /// Number of bytes written to the peer so far.
     pub(crate) fn sent_bytes(&self) -> u64 {
         self.sent_bytes
     }
 
-    /// The message that is being sent.
+    /// Message that is being sent.
     pub(crate) fn sending(&self) -> Option<&Arc<OutgoingMessage>> {
         self.sending.as_ref().map(|sending| &sending.message)
     }
 
-    /// Whether something will have to be done after a while, without a word of the peer.
+    /// Whether the connection needs a wake-up after some time even without input from the peer.
     pub(crate) fn needs_time(&self) -> bool {
         !self.is_open() || self.is_throttled()
     }
@@ -176,18 +176,19 @@ impl ZmtpConnection {
         self.window_bytes >= INPUT_BYTES_PER_WINDOW
     }
 
-    /// What to wait for; `None` = nothing but time.
+    /// Poll entry of the connection; `None` = only time can make progress.
     pub(crate) fn poll_fd(&self, reads: bool) -> Option<PollFd<'_>> {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, reads && !self.is_throttled());
         flags.set(PollFlags::OUT, self.is_blocked || !self.control.is_empty());
-        // Without flags the end of a peer would still be reported, again and again.
+        // With empty flags, poll would report a closed peer again and again.
         (!flags.is_empty()).then(|| PollFd::from_borrowed_fd(self.stream.as_fd(), flags))
     }
 
-    /// The next frame of a message, or command other than a heartbeat; its body is `body`. `None` = not yet.
+    /// Next frame of a message, or a command other than a heartbeat; `body` returns its body. `None` = no
+    /// complete frame.
     ///
-    /// Errors: the connection has to end.
+    /// Errors: the connection must be closed.
     pub(crate) fn next_frame(&mut self, now: Instant) -> Result<Option<ZmtpFrameHead>, PeerError> {
         if !self.is_open() && now.duration_since(self.since) > HANDSHAKE_TIME {
             return Err(PeerError::TimedOut { what: "no handshake", after: HANDSHAKE_TIME });
@@ -218,7 +219,7 @@ impl ZmtpConnection {
         self.reader.body()
     }
 
-    /// Reads what has come, as far as the peer may send it; whether there is something.
+    /// Reads available bytes within the peer's rate limit; returns whether there are any.
     fn fill(&mut self, now: Instant) -> Result<bool, PeerError> {
         if now.duration_since(self.window) >= WINDOW {
             (self.window, self.window_bytes) = (now, 0);
@@ -240,7 +241,7 @@ impl ZmtpConnection {
         }
     }
 
-    /// Reads the greeting, or a part of it.
+    /// Parses the greeting, or the part that has arrived.
     fn read_greeting(&mut self) -> Result<(), PeerError> {
         let come = self.unread.len().min(GREETING.len() - self.greeting.len());
         let part = self.unread.start..self.unread.start + come;
@@ -278,11 +279,11 @@ impl ZmtpConnection {
         }
     }
 
-    /// Whether the command was a heartbeat.
+    /// Answers a PING; returns whether the command was a PING or PONG.
     fn answer_heartbeat(&mut self) -> bool {
         let body = self.reader.body();
         if let Some(ping) = body.strip_prefix(b"\x04PING") {
-            // Two bytes say how long the peer waits; the rest is to be sent back.
+            // The first two bytes are the peer's TTL; the rest is the context, which PONG returns.
             if let Some(context) = ping.get(2..)
                 && self.control.len() + context.len() < CONTROL_BYTES_MAX
             {
@@ -293,9 +294,10 @@ impl ZmtpConnection {
         body.starts_with(b"\x04PONG")
     }
 
-    /// Sends what is due, then messages of `next` for as long as the peer takes them, at most about `budget` bytes.
+    /// Sends pending commands, then messages from `next` until the peer's buffer is full, about `budget`
+    /// bytes at most.
     ///
-    /// Errors: the connection has to end.
+    /// Errors: the connection must be closed.
     pub(crate) fn transmit(
         &mut self,
         budget: usize,
@@ -349,7 +351,7 @@ impl ZmtpConnection {
     }
 }
 
-/// Value of the property `Socket-Type` of a READY command.
+/// Value of the property `Socket-Type` in a READY command.
 fn socket_type(mut properties: &[u8]) -> Option<&[u8]> {
     while let Some((&name_len, rest)) = properties.split_first() {
         let (name, rest) = rest.split_at_checked(usize::from(name_len))?;

@@ -1,4 +1,4 @@
-//! Connects to a collector and comes back to it, on a thread of its own: names are looked up there, too.
+//! Connects and reconnects to a collector, on a thread of its own because name resolution blocks.
 
 use super::stream::{PeerAddress, PeerStream};
 use std::io::{self, Write};
@@ -7,11 +7,11 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-/// Between two attempts: from the first to the longest.
+/// Back-off between attempts: `RETRY_FIRST` doubles up to `RETRY_LAST`.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LAST: Duration = Duration::from_secs(5);
 
-/// The publisher's end of the thread, which ends with it.
+/// Handle to the connector thread, which ends when the handle is dropped.
 #[derive(Debug)]
 pub(crate) struct CollectorConnector {
     requests: SyncSender<()>,
@@ -20,9 +20,9 @@ pub(crate) struct CollectorConnector {
 }
 
 impl CollectorConnector {
-    /// Starts the thread. It writes a byte to `wake` whenever a connection has been made.
+    /// Starts the thread. The thread writes a byte to `wake` after each successful connection.
     ///
-    /// Errors: the system gives no thread.
+    /// Errors: no thread is available.
     pub(crate) fn start(address: PeerAddress, wake: UnixStream) -> io::Result<Self> {
         let (wanted, requests) = sync_channel(1);
         let (made, streams) = sync_channel(1);
@@ -30,7 +30,8 @@ impl CollectorConnector {
             while requests.recv().is_ok() {
                 let mut pause = RETRY_FIRST;
                 let stream = loop {
-                    // Also before the first attempt: a collector may close whatever it accepts.
+                    // Wait before the first attempt as well: a collector may close every connection that it
+                    // accepts.
                     thread::sleep(pause);
                     match address.connect() {
                         Ok(stream) => break stream,
@@ -44,7 +45,7 @@ impl CollectorConnector {
                 if made.send(stream).is_err() {
                     return;
                 }
-                // A full wire has woken the publisher already.
+                // A full socket has woken the publisher already.
                 let _ = (&wake).write(&[1]);
             }
         };
@@ -52,7 +53,8 @@ impl CollectorConnector {
         Ok(Self { requests: wanted, streams, is_requested: false })
     }
 
-    /// The connection, once there is a new one. Call it for as long as there is none.
+    /// Returns a new connection once there is one; requests it if needed. Call it while there is no
+    /// connection.
     pub(crate) fn next(&mut self) -> Option<PeerStream> {
         if !self.is_requested {
             self.is_requested = self.requests.try_send(()).is_ok();

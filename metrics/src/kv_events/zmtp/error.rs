@@ -1,45 +1,45 @@
-//! Why a connection ends.
+//! Errors that end a connection.
 
 use super::frame::ZmtpFrameError;
 use std::io;
 use std::time::Duration;
 
-/// Why a connection ends.
+/// Error that ends a connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PeerError {
-    /// The peer has closed it.
+    /// The peer closed the connection.
     #[error("closed by the peer")]
     Closed,
-    /// The system ended it.
+    /// The operating system reported an error.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Bytes that are no frames.
+    /// The peer sent invalid frames.
     #[error(transparent)]
     Frame(#[from] ZmtpFrameError),
-    /// The peer is none of those that this socket talks to.
+    /// The peer's greeting or READY command is not compatible with this socket.
     #[error("handshake: {0}")]
     Handshake(&'static str),
     /// The peer took too long.
     #[error("{what} after {} s", after.as_secs())]
     TimedOut {
-        /// What was not done.
+        /// Condition that was not met in time.
         what: &'static str,
-        /// The time that it had.
+        /// Time limit.
         after: Duration,
     },
-    /// The peer holds a large message that every other peer has.
+    /// A slow peer is the only owner of a large message.
     #[error("too slow for a message of more than {0} bytes")]
     HoldsLargeMessage(usize),
-    /// What the peer asks for cannot be put into bytes.
+    /// The requested snapshot cannot be encoded.
     #[error("a snapshot cannot be encoded: {0}")]
     Encode(io::Error),
-    /// What the peer asks for has no room at the moment.
+    /// The limit of concurrent snapshots is reached.
     #[error("{0} replies made for single peers are being sent already")]
     NoCapacity(usize),
 }
 
 impl PeerError {
-    /// Whether the peer did what no well-behaved one does.
+    /// Whether the peer violated the protocol or was too slow.
     pub(crate) fn is_fault_of_peer(&self) -> bool {
         matches!(self, Self::Frame(_) | Self::Handshake(_) | Self::TimedOut { .. })
     }

@@ -1,50 +1,50 @@
-//! Frames: read from bytes of strangers into a bounded buffer, and written.
+//! ZMTP frames: parser of untrusted bytes with a bounded buffer, and writer.
 
-/// Flag: another frame of the same message follows.
+/// Flag MORE: another frame of the same message follows.
 const MORE: u8 = 1;
-/// Flag: the length has 8 bytes.
+/// Flag LONG: the length has 8 bytes.
 const LONG: u8 = 2;
-/// Flag: a command, not a part of a message.
+/// Flag COMMAND: the frame is a command, not part of a message.
 const COMMAND: u8 = 4;
-/// Longest frame that a peer may send. What is longer than the reader keeps is skipped; what is longer than this
-/// ends the connection.
+/// Maximum length of a peer's frame, in bytes. A frame longer than the reader keeps is skipped; a frame
+/// longer than this limit ends the connection.
 const FRAME_BYTES_MAX: u64 = 64 << 10;
 
-/// Bytes that are no frame of a peer that is welcome.
+/// Why bytes are rejected as a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ZmtpFrameError {
-    /// Flags that ZMTP 3 does not have.
+    /// Reserved flags of ZMTP 3 are set.
     #[error("a frame with the flags {0:#04x}")]
     Flags(u8),
-    /// Longer than anything that a peer has to say.
+    /// The frame exceeds the maximum length.
     #[error("a frame of {0} bytes, more than {FRAME_BYTES_MAX}")]
     Length(u64),
 }
 
-/// A frame that has been read; its body is `ZmtpFrameReader::body`.
+/// Header of a frame that has been read; `ZmtpFrameReader::body` returns its body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZmtpFrameHead {
-    /// A command, not a part of a message.
+    /// Whether the frame is a command rather than part of a message.
     pub is_command: bool,
-    /// Another frame of the same message follows.
+    /// Whether another frame of the same message follows.
     pub has_more: bool,
-    /// Whether the body was kept whole; it is empty if not.
+    /// Whether the body was kept; if not, `body` is empty.
     pub is_body_complete: bool,
 }
 
-/// Reads frames one at a time. It holds one body of at most `body_bytes_max` bytes, whatever is sent.
+/// Frame parser. Keeps one body of at most `body_bytes_max` bytes, whatever the peer sends.
 #[derive(Debug)]
 pub struct ZmtpFrameReader {
     body_bytes_max: usize,
     header: [u8; 9],
     header_len: usize,
     body: Vec<u8>,
-    /// Bytes of the body that have not come yet; meaningful once the header is complete.
+    /// Number of body bytes not received yet; valid once the header is complete.
     body_bytes_missing: u64,
 }
 
 impl ZmtpFrameReader {
-    /// A reader that keeps bodies of up to `body_bytes_max` bytes and skips longer ones.
+    /// Creates a reader that keeps bodies of up to `body_bytes_max` bytes and skips longer ones.
     pub fn new(body_bytes_max: usize) -> Self {
         Self {
             body_bytes_max,
@@ -55,9 +55,9 @@ impl ZmtpFrameReader {
         }
     }
 
-    /// Takes bytes off the front of `input`, up to the end of a frame; `None` if it ends before that.
+    /// Consumes bytes of `input` up to the end of a frame; `None` if `input` ends first.
     ///
-    /// Errors: what follows cannot be read.
+    /// Errors: the frame is invalid and parsing cannot continue.
     pub fn read(&mut self, input: &mut &[u8]) -> Result<Option<ZmtpFrameHead>, ZmtpFrameError> {
         while !self.has_header() {
             let Some((&byte, rest)) = input.split_first() else { return Ok(None) };
@@ -93,7 +93,7 @@ impl ZmtpFrameReader {
         Ok(Some(ZmtpFrameHead { is_command, has_more, is_body_complete: is_whole }))
     }
 
-    /// Body of the frame that was read last.
+    /// Body of the last frame.
     pub fn body(&self) -> &[u8] {
         &self.body
     }
@@ -108,18 +108,18 @@ impl ZmtpFrameReader {
     }
 }
 
-/// Appends the header of a frame of `length` bytes that is part of a message.
+/// Appends a frame header for `length` bytes of message body.
 pub(crate) fn frame_header(has_more: bool, length: usize, out: &mut Vec<u8>) {
     header(if has_more { MORE } else { 0 }, length, out);
 }
 
-/// Appends a whole frame that is part of a message.
+/// Appends a frame of a message.
 pub(crate) fn put_frame(has_more: bool, body: &[u8], out: &mut Vec<u8>) {
     frame_header(has_more, body.len(), out);
     out.extend_from_slice(body);
 }
 
-/// Appends a command.
+/// Appends a command frame.
 pub(super) fn put_command(name: &[u8], data: &[u8], out: &mut Vec<u8>) {
     header(COMMAND, 1 + name.len() + data.len(), out);
     out.push(name.len() as u8);

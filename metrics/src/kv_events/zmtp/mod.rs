@@ -1,8 +1,8 @@
-//! ZMTP 3, the wire protocol of ZeroMQ, as far as publishers need it: the side that waits for subscribers.
+//! ZMTP 3, the wire protocol of ZeroMQ, limited to what a publisher needs: PUB and ROUTER sockets.
 //!
-//! libzmq cannot bound what a peer makes it hold: subscriptions are kept in a trie without a limit, and the frames of
-//! a message that never ends are kept until its last one. Here a connection has a fixed amount of memory, whatever
-//! its peer sends, and the number of connections is limited.
+//! libzmq does not bound the memory that a peer can occupy: it stores subscriptions in an unlimited trie, and
+//! the frames of an endless message until the last one. This implementation uses a fixed amount of memory per
+//! connection, whatever the peer sends, and limits the number of connections.
 
 mod connection;
 mod connector;

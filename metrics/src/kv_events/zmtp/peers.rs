@@ -1,4 +1,4 @@
-//! The peers of one socket: accepted up to a limit, served in turn, forgotten when they end.
+//! Peers of a socket: accepted up to a limit, served in turn, removed when their connections end.
 
 use super::connection::{ZmtpConnection, ZmtpSocketType};
 use super::error::PeerError;
@@ -10,29 +10,29 @@ use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Connections accepted before the others have their turn.
+/// Maximum connections accepted before peers are served.
 const ACCEPTED_PER_TURN: usize = 64;
-/// Pause after `accept` failed, for example without a descriptor left.
+/// Pause after `accept` has failed, for example because no file descriptor is available.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What a socket knows of a peer.
+/// Socket-specific state of a peer.
 pub(crate) trait PeerState: Default {
-    /// Whether the peer has asked for nothing, so that another one may have its place.
+    /// Whether the peer has no subscription or request, so that a new peer may replace it.
     fn is_idle(&self) -> bool;
-    /// Whether bytes of the peer are read at the moment.
+    /// Whether input of the peer is read at present.
     fn reads(&self) -> bool;
 }
 
-/// A connection and what it is used for.
+/// Peer: connection and socket-specific state.
 #[derive(Debug)]
 pub(crate) struct ZmtpPeer<S> {
-    /// The wire.
+    /// ZMTP connection.
     pub(crate) connection: ZmtpConnection,
-    /// What the peer wants.
+    /// Subscriptions or requests of the peer.
     pub(crate) state: S,
 }
 
-/// All peers of a socket.
+/// Peers of a socket.
 #[derive(Debug)]
 pub(crate) struct PeerTable<S> {
     kind: ZmtpSocketType,
@@ -40,13 +40,13 @@ pub(crate) struct PeerTable<S> {
     peers: Vec<ZmtpPeer<S>>,
     peers_max: usize,
     body_bytes_max: usize,
-    /// Nothing is accepted before.
+    /// Time before which no connection is accepted, after an error.
     accepts_from: Option<Instant>,
     log_limiter: LogRateLimiter,
 }
 
 impl<S: PeerState> PeerTable<S> {
-    /// A table of at most `peers_max` peers, whose frames are kept up to `body_bytes_max` bytes.
+    /// Creates a table for at most `peers_max` peers; frame bodies are kept up to `body_bytes_max` bytes.
     pub(crate) fn new(
         kind: ZmtpSocketType,
         listener: Option<PeerListener>,
@@ -57,7 +57,7 @@ impl<S: PeerState> PeerTable<S> {
         Self { kind, listener, peers, peers_max, body_bytes_max, accepts_from, log_limiter: lines }
     }
 
-    /// All peers, in the order in which they came.
+    /// Iterates over the peers in the order of their connection.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &ZmtpPeer<S>> {
         self.peers.iter()
     }
@@ -67,7 +67,7 @@ impl<S: PeerState> PeerTable<S> {
         self.peers.len()
     }
 
-    /// Accepts those that have connected.
+    /// Accepts pending connections.
     pub(crate) fn accept(&mut self, now: Instant, figures: &PublisherCounters) {
         if self.accepts_from.is_some_and(|from| now < from) {
             return;
@@ -89,8 +89,8 @@ impl<S: PeerState> PeerTable<S> {
         }
     }
 
-    /// Adds a peer. If the table is full, the oldest one that has asked for nothing makes room, or the new one is
-    /// closed.
+    /// Adds a peer. If the table is full, the oldest idle peer is removed; without an idle peer, the new
+    /// connection is closed.
     pub(crate) fn add(&mut self, stream: PeerStream, now: Instant, figures: &PublisherCounters) {
         if self.peers.len() == self.peers_max {
             count(&figures.rejected_peers, 1);
@@ -107,7 +107,7 @@ impl<S: PeerState> PeerTable<S> {
         self.peers.push(ZmtpPeer { connection, state: S::default() });
     }
 
-    /// Serves each peer and forgets those that end.
+    /// Serves each peer and removes those with an error.
     pub(crate) fn serve(
         &mut self,
         figures: &PublisherCounters,
@@ -121,7 +121,7 @@ impl<S: PeerState> PeerTable<S> {
         });
     }
 
-    /// Adds what to wait for; whether something has to be done after a while even if nothing happens.
+    /// Adds the file descriptors to poll; returns whether the socket also needs a periodic wake-up.
     pub(crate) fn add_poll_fds<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
         if let Some(listener) = self.listener.as_ref().filter(|_| self.accepts_from.is_none()) {
             polled.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));

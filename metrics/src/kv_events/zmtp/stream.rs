@@ -10,31 +10,31 @@ use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A peer whose machine has vanished is noticed after about two minutes.
+/// TCP keep-alive parameters: a vanished peer is detected after about two minutes.
 const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const KEEPALIVE_PROBES: u32 = 4;
-/// Longest wait for a peer that is connected to.
+/// Connect timeout per address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where a socket is.
+/// Address of a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PeerAddress {
-    /// `tcp://HOST:PORT`; `*` is any IPv4 address of this machine.
+    /// `tcp://HOST:PORT`; host `*` is any IPv4 address of this machine.
     Tcp {
-        /// Name or address, without brackets.
+        /// Host name or address, without brackets.
         host: String,
-        /// 0 = the system chooses one.
+        /// Port; 0 = chosen by the operating system.
         port: u16,
     },
     /// `ipc://PATH`.
     Path(PathBuf),
-    /// `ipc://@NAME`, in the abstract namespace of Linux.
+    /// `ipc://@NAME`, in Linux's abstract namespace.
     Abstract(String),
 }
 
 impl PeerAddress {
-    /// Reads an endpoint whose shape has been checked; `None` if it is none of these.
+    /// Parses an endpoint with a validated shape; `None` if the scheme is not supported.
     pub(crate) fn parse(endpoint: &str) -> Option<Self> {
         let (scheme, rest) = endpoint.split_once("://")?;
         match scheme {
@@ -51,7 +51,7 @@ impl PeerAddress {
         }
     }
 
-    /// Addresses of a host; of a name those of IPv4 first, as libzmq has it.
+    /// Resolves a host; IPv4 addresses come first, as in libzmq.
     fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         if host == "*" {
             return Ok(vec![(Ipv4Addr::UNSPECIFIED, port).into()]);
@@ -61,9 +61,9 @@ impl PeerAddress {
         Ok(addresses)
     }
 
-    /// Connects, waiting at most some seconds for each address.
+    /// Connects, with a timeout per address.
     ///
-    /// Errors: no address answers.
+    /// Errors: no address accepts the connection.
     pub(crate) fn connect(&self) -> io::Result<PeerStream> {
         match self {
             Self::Tcp { host, port } => {
@@ -84,19 +84,19 @@ impl PeerAddress {
     }
 }
 
-/// A socket that waits for peers.
+/// Non-blocking listening socket.
 #[derive(Debug)]
 pub(crate) enum PeerListener {
-    /// Of `tcp://`.
+    /// Listener of `tcp://`.
     Tcp(TcpListener),
-    /// Of `ipc://`; the file is removed with it.
+    /// Listener of `ipc://`, with the path of the socket file, which is removed when the listener is dropped.
     Unix(UnixListener, Option<PathBuf>),
 }
 
 impl PeerListener {
     /// Listens at an address.
     ///
-    /// Errors: it is in use, or none of this machine.
+    /// Errors: the address is in use, or not one of this machine.
     pub(crate) fn bind(address: &PeerAddress) -> io::Result<Self> {
         let listener = match address {
             PeerAddress::Tcp { host, port } => {
@@ -118,7 +118,7 @@ impl PeerListener {
         Ok(listener)
     }
 
-    /// The endpoint that peers connect to; `None` where it is as it was asked for.
+    /// Endpoint to which peers connect; `None` if it equals the configured one.
     pub(crate) fn endpoint(&self) -> Option<String> {
         match self {
             Self::Tcp(tcp) => tcp.local_addr().ok().map(|address| format!("tcp://{address}")),
@@ -126,9 +126,9 @@ impl PeerListener {
         }
     }
 
-    /// The next peer that has connected.
+    /// Accepts the next pending connection.
     ///
-    /// Errors: `WouldBlock` if there is none; others, such as no descriptor left.
+    /// Errors: `WouldBlock` if none is pending; other errors, such as no file descriptor available.
     pub(crate) fn accept(&self) -> io::Result<PeerStream> {
         match self {
             Self::Tcp(tcp) => PeerStream::tcp(tcp.accept()?.0),
@@ -149,27 +149,27 @@ impl AsFd for PeerListener {
 impl Drop for PeerListener {
     fn drop(&mut self) {
         if let Self::Unix(_, Some(path)) = self {
-            // Somebody may have removed it.
+            // The file may have been removed already.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// Removes the socket of a process that has ended without removing it.
+/// Removes the socket file of a process that ended without removing it.
 fn remove_stale(path: &Path) {
     let is_socket = std::fs::metadata(path).is_ok_and(|file| file.file_type().is_socket());
     if is_socket && UnixStream::connect(path).is_err() {
-        // `bind` names what is in its way.
+        // If the removal fails, `bind` reports the remaining file.
         let _ = std::fs::remove_file(path);
     }
 }
 
-/// A connection that never blocks.
+/// Non-blocking stream.
 #[derive(Debug)]
 pub(crate) enum PeerStream {
-    /// Of `tcp://`.
+    /// Stream of `tcp://`.
     Tcp(TcpStream),
-    /// Of `ipc://`.
+    /// Stream of `ipc://`.
     Unix(UnixStream),
 }
 
