@@ -1,4 +1,4 @@
-//! Routes of operators: what is configured, forget cached prefixes, take requests back.
+//! Admin routes: server information, prefix cache reset, request abort.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -13,24 +13,25 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// The scheduler answers within a step.
+/// Timeout for the scheduler's reply, which normally takes at most one step.
 const REPLY_WAIT: Duration = Duration::from_secs(30);
-/// Largest body of an order.
+/// Maximum body size of an admin request, in bytes.
 const BODY_BYTES_MAX: usize = 1 << 20;
-/// Names one order may list.
+/// Maximum number of request ids in one abort request.
 const REQUEST_IDS_MAX: usize = 10_000;
 const REQUEST_ID_BYTES_MAX: usize = 160;
-/// What ids of replies begin with; the id of the request follows.
+/// Prefixes of reply ids; the request id follows the prefix.
 const REPLY_ID_PREFIXES: [&str; 3] = ["chatcmpl-", "cmpl-", "msg_"];
 
-/// The configuration in force.
+/// Returns the configuration in force.
 pub(crate) async fn server_info(
     State(app): State<Arc<AppState>>,
 ) -> Result<Reply<Value>, ApiError> {
     Ok(Reply(app.serving()?.info.clone()))
 }
 
-/// Forgets every cached prefix, unless blocks are held and their holders shall not be restarted.
+/// Resets the prefix cache. Does nothing while requests hold blocks, unless `reset_running_requests` allows
+/// them to be restarted.
 pub(crate) async fn reset_prefix_cache(
     State(app): State<Arc<AppState>>,
     RawQuery(query): RawQuery,
@@ -45,7 +46,8 @@ pub(crate) async fn reset_prefix_cache(
     }
 }
 
-/// `reset_running_requests`, and `reset_external` of vLLM, which has nothing to reset here.
+/// Parses `reset_running_requests`. vLLM's `reset_external` is accepted if false: there is no external KV
+/// cache to reset.
 fn reset_running(query: &str) -> Result<bool, ApiError> {
     let mut restart = false;
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -68,14 +70,15 @@ fn reset_running(query: &str) -> Result<bool, ApiError> {
     Ok(restart)
 }
 
-/// Takes back the requests of some names, or all. Those in the tokenizer are not known by name yet.
+/// Aborts the requests with the given ids, or all requests. Requests that are still being tokenised have no
+/// id yet and are not found.
 pub(crate) async fn abort_requests(
     State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Reply<Value>, ApiError> {
     let client = &app.serving()?.client;
     let (parts, body) = request.into_parts();
-    // Not counted: an order to take requests back must get through where too much is held.
+    // Not reserved in the memory budget: an abort must be accepted while the server is overloaded.
     let (limit, count) = (app.options.body_timeout, |_| Ok(()));
     let body = request_body::read(&parts.headers, body, BODY_BYTES_MAX, limit, count).await?;
     let mut fields = RequestFields::of_body(JsonValue::parse(&body)?)?;
@@ -89,7 +92,7 @@ pub(crate) async fn abort_requests(
     Ok(Reply(json!({"aborted": aborted})))
 }
 
-/// The ids of requests that are meant by names: each an id, or the id of its reply.
+/// Returns the request ids that match the given names; a name is a request id or the id of a reply.
 fn request_ids_of(asked: &[String]) -> HashSet<&str> {
     let ids = asked.iter().flat_map(|name| {
         let of_reply = REPLY_ID_PREFIXES.iter().filter_map(|kind| name.strip_prefix(kind));
@@ -98,12 +101,12 @@ fn request_ids_of(asked: &[String]) -> HashSet<&str> {
     ids.collect()
 }
 
-/// Whether a body of `/abort_request` would be taken.
+/// Validates a body of `/abort_request`.
 pub(crate) fn check_abort(fields: &mut RequestFields) -> Result<(), ApiError> {
     requested_ids(fields).map(|_| ())
 }
 
-/// The names of an order; `None` = all requests.
+/// Parses the request ids of an abort request; `None` = all requests.
 fn requested_ids(fields: &mut RequestFields) -> Result<Option<Vec<String>>, ApiError> {
     let all = fields.bool("abort_all")?.unwrap_or(false);
     let one = match fields.take_alias("request_id", "rid")? {

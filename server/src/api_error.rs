@@ -1,45 +1,45 @@
-//! Refusals and failures as clients see them: one body shape for every route and status.
+//! API errors: one body shape for every route and status.
 //!
-//! Messages are fixed texts with numbers. No path, type name or panic text leaves the process;
-//! details go to the log under the request id.
+//! Messages are fixed texts with numbers. No path, type name or panic text leaves the process; details are
+//! logged with the request id.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use serde_json::json;
 
-/// An answer that is not a success.
+/// Error response of the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
     /// HTTP status.
     pub status: StatusCode,
-    /// What happened, with the numbers.
+    /// Error message, with the numbers that matter.
     pub message: String,
-    /// The request field at fault.
+    /// Request field that caused the error.
     pub param: Option<String>,
-    /// Stable slug for programs.
+    /// Stable machine-readable error code.
     pub reason: &'static str,
-    /// Seconds after which trying again is sensible (429 and 503).
+    /// Value of `Retry-After` in seconds (429 and 503).
     pub retry_after_s: Option<u32>,
 }
 
 impl ApiError {
-    /// An answer with neither field name nor retry advice.
+    /// Creates an error without `param` and without `Retry-After`.
     pub fn new(status: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), param: None, reason, retry_after_s: None }
     }
 
-    /// 400: a field has a value it cannot have.
+    /// 400: the value of a field is invalid.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::bad_request("invalid_value", param, message)
     }
 
-    /// 400: a field asks for something this server does not do.
+    /// 400: the field requests a feature that this server does not support.
     pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::bad_request("unsupported_field", param, message)
     }
 
-    /// 400 with a reason of its own.
+    /// 400 with its own `reason`.
     pub fn bad_request(
         reason: &'static str,
         param: impl Into<String>,
@@ -49,18 +49,18 @@ impl ApiError {
         Self { param, ..Self::new(StatusCode::BAD_REQUEST, reason, message) }
     }
 
-    /// 500 without details: they are in the log.
+    /// 500 without details, which are in the log.
     pub fn internal() -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "internal error")
     }
 
-    /// 503 with advice on when to come back.
+    /// 503 with a `Retry-After` value.
     pub fn unavailable(reason: &'static str, message: &str, retry_after_s: u32) -> Self {
         let retry_after_s = Some(retry_after_s);
         Self { retry_after_s, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, reason, message) }
     }
 
-    /// The message with the field at fault in it: many programs show nothing else.
+    /// Returns the message with the field name in it: many clients display the message only.
     pub fn text(&self) -> String {
         let in_word = |c: char| c.is_alphanumeric() || "_-.[]".contains(c);
         match &self.param {
@@ -71,7 +71,7 @@ impl ApiError {
         }
     }
 
-    /// The `error` object: `{"error":{"message","type","param","code","reason"}}`.
+    /// Formats the body: `{"error":{"message","type","param","code","reason"}}`.
     pub fn body(&self) -> String {
         json!({"error": {
             "message": self.text(),
@@ -84,7 +84,7 @@ impl ApiError {
     }
 }
 
-/// The `type` that goes with a status.
+/// Maps a status to the error's `type`.
 fn kind(status: StatusCode) -> &'static str {
     match status.as_u16() {
         400 => "BadRequestError",
@@ -102,7 +102,7 @@ fn kind(status: StatusCode) -> &'static str {
     }
 }
 
-/// The error itself stays with its reply as an extension: for those who count refusals, or tell them in
+/// Keeps the error as an extension of its response, for middleware that counts errors or converts them to
 /// another shape.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {

@@ -1,4 +1,4 @@
-//! What all handlers share: options, health, and, once the model is up, what it takes to serve it.
+//! State shared by all handlers: options, health and, once the model is loaded, the serving context.
 
 use super::api_error::ApiError;
 use super::auth::ApiKeys;
@@ -24,45 +24,45 @@ use std::time::Duration;
 use text::{ChatTemplate, OutputParsers, RequestTemplates, Tokenizer};
 use tokio::sync::Mutex;
 
-/// Characters of a model's name in a refusal.
+/// Maximum number of characters of a model name in an error message.
 const MODEL_NAME_SHOWN: usize = 128;
 
-/// Behaviour chosen at start.
+/// Server options set at startup.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// What requests and probes hear until the model is up.
+    /// Message of 503 replies and probes until the model is loaded.
     pub starting: &'static str,
-    /// Time for a whole body.
+    /// Timeout for receiving a whole request body.
     pub body_timeout: Duration,
-    /// Comment on streams that are silent for so long; zero = never.
+    /// Time without output after which a stream sends an SSE comment; zero = never.
     pub keep_alive: Duration,
-    /// Status of a refusal for load: 429 or 503.
+    /// Status of overload errors: 429 or 503.
     pub overload_status: StatusCode,
-    /// Unknown request fields are refused.
+    /// Whether unknown request fields are rejected.
     pub strict_fields: bool,
-    /// Usage in every chunk of every stream.
+    /// Whether every chunk of every stream carries usage.
     pub force_usage: bool,
-    /// `prompt_tokens_details` in usage.
+    /// Whether usage has `prompt_tokens_details`.
     pub usage_details: bool,
-    /// Tokens in logprobs as `token_id:N` unless a request says otherwise.
+    /// Default for `return_tokens_as_token_ids`: tokens in logprobs are written as `token_id:N`.
     pub tokens_as_ids: bool,
-    /// Where reasoning is shown.
+    /// Reply fields that carry reasoning.
     pub reasoning_field: ReasoningField,
-    /// Whether `/tokenizer_info` is there.
+    /// Whether `/tokenizer_info` is enabled.
     pub tokenizer_info: bool,
-    /// Owner named by the model card.
+    /// `owned_by` of the model card.
     pub owned_by: String,
-    /// Whether the executors can record traces.
+    /// Whether the executors can record profiler traces.
     pub profile: bool,
-    /// Who is let in.
+    /// API keys of clients and operators.
     pub api_keys: ApiKeys,
-    /// Where lines about finished requests go.
+    /// Writer of the trace lines of finished requests.
     pub tracer: Option<RequestTracer>,
-    /// What pages of other sites may do; `None` = nothing.
+    /// CORS settings; `None` = no cross-origin access.
     pub cors: Option<CorsConfig>,
-    /// Whether operators have a listener of their own.
+    /// Whether a separate admin listener (`--admin-listen`) exists.
     pub admin_listener: bool,
-    /// Whether scrapers of metrics need a key, too.
+    /// Whether `/metrics` requires a key.
     pub metrics_require_key: bool,
 }
 
@@ -90,78 +90,78 @@ impl Default for ServerOptions {
     }
 }
 
-/// The model as clients know it.
+/// Model information that the API reports.
 #[derive(Debug, Clone)]
 pub struct ModelCard {
-    /// Served names; the first is the default.
+    /// Served model names; the first one is the default.
     pub names: Vec<String>,
-    /// Folder or hub id it came from.
+    /// Model folder or hub id.
     pub root: String,
-    /// Unix time of start.
+    /// Unix time of the server's start, in seconds.
     pub created: u64,
-    /// `hadron-<version>-<model hash8>`.
+    /// System fingerprint: `hadron-<version>-<model hash8>`.
     pub fingerprint: String,
 }
 
-/// What exists once the model is up.
+/// Objects that exist once the model is loaded.
 pub struct ServingContext {
-    /// Road to the engine.
+    /// Client of the engine.
     pub client: EngineClient,
-    /// What compiles the grammars of constrained requests.
+    /// Pool that compiles the grammars of constrained requests.
     pub grammars: GrammarCompilePool,
-    /// Text to ids and back.
+    /// Tokenizer of the model.
     pub tokenizer: Arc<Tokenizer>,
-    /// Absent if the model has none: chat is refused then.
+    /// Chat template; chat requests are rejected if the model has none.
     pub template: Option<ChatTemplate>,
-    /// How outputs are read.
+    /// Reasoning and tool-call parsers of the output.
     pub parsers: OutputParsers,
-    /// Names and origin.
+    /// Model names and origin.
     pub card: ModelCard,
     /// Ranges of request fields.
     pub field_bounds: FieldBounds,
-    /// Sampling values where a request is silent.
+    /// Sampling parameters used where a request sets none.
     pub sampling_defaults: SamplingDefaults,
     /// Template variables that requests may override (`--default-chat-template-kwargs`).
     pub template_defaults: Map<String, Value>,
-    /// Renders templates of requests, if they may bring any (`--trust-request-chat-template`).
+    /// Renderer of chat templates sent in requests, if these are allowed (`--trust-request-chat-template`).
     pub request_templates: Option<RequestTemplates>,
-    /// Tokens per cache block, 0 if caching is off.
+    /// Tokens per KV block; 0 if prefix caching is off.
     pub block_tokens: u32,
-    /// Largest body.
+    /// Maximum size of a request body, in bytes.
     pub body_bytes_max: usize,
-    /// Tokens the KV pool of one replica holds.
+    /// Capacity of the KV pool of one replica, in tokens.
     pub pool_tokens: u64,
-    /// Figures.
+    /// Server metrics.
     pub metrics: Arc<ServerMetrics>,
-    /// Publishers of KV events, by replica; empty = none.
+    /// KV event publishers, by replica; empty if KV events are off.
     pub kv_event_sources: Vec<Arc<KvEventSource>>,
-    /// What `/server_info` says: the configuration in force, without secrets.
+    /// Reply of `/server_info`: the configuration in force, without secrets.
     pub info: Value,
 }
 
-/// Shared by all handlers.
+/// State shared by all handlers.
 pub struct AppState {
-    /// Behaviour chosen at start.
+    /// Server options set at startup.
     pub options: ServerOptions,
-    /// What the probes say.
+    /// Health state reported by the probes.
     pub health: Arc<HealthState>,
-    /// Where text work runs.
+    /// Thread pool for CPU-bound text work.
     pub text_pool: TextPool,
-    /// Ids and seeds.
+    /// Generator of request ids and seeds.
     pub id_generator: IdGenerator,
-    /// The OpenAPI document, once somebody has asked for it.
+    /// OpenAPI document, generated at the first request for it.
     pub openapi: OnceLock<Bytes>,
-    /// Responses that may be fetched and continued.
+    /// Stored responses that clients may fetch and continue.
     pub responses: ResponseStore,
-    /// Held by whoever has the scheduler list its blocks.
+    /// Serialises the requests that make the scheduler list its cached blocks.
     pub kv_listing: Mutex<()>,
     serving: OnceLock<Arc<ServingContext>>,
-    /// Requests refused before there were metrics to count them in.
+    /// Number of requests rejected before the metrics existed.
     rejected_at_startup: AtomicU64,
 }
 
 impl AppState {
-    /// A server whose model is not up yet.
+    /// Creates the state of a server without a loaded model.
     pub fn new(options: ServerOptions, health: Arc<HealthState>) -> Self {
         let (text, random) = (TextPool::new(), IdGenerator::default());
         let (openapi, serving) = (OnceLock::new(), OnceLock::new());
@@ -181,7 +181,7 @@ impl AppState {
         }
     }
 
-    /// The model is up. Only the first call counts.
+    /// Stores the serving context once the model is loaded. Only the first call has an effect.
     pub fn set_serving(&self, serving: ServingContext) {
         if self.serving.set(Arc::new(serving)).is_ok() {
             self.health.set_started();
@@ -189,9 +189,10 @@ impl AppState {
         }
     }
 
-    /// A request was refused because the model is not up.
+    /// Counts a request that was rejected because the model is not loaded.
     pub fn rejected_at_startup(&self) {
-        // Ordered with `serving`: either the model is seen to be up here, or its owner sees this one.
+        // SeqCst orders the counter with `serving`: either this thread sees the serving context, or the
+        // thread that sets it sees this rejection.
         self.rejected_at_startup.fetch_add(1, Ordering::SeqCst);
         self.flush_rejections();
     }
@@ -204,26 +205,26 @@ impl AppState {
         }
     }
 
-    /// What serves, if the model is up, whatever the probes say.
+    /// Returns the serving context if the model is loaded, whatever the health status is.
     pub fn serving(&self) -> Result<&Arc<ServingContext>, ApiError> {
         self.serving.get().ok_or_else(|| self.starting())
     }
 
-    /// 503: the model is not up yet.
+    /// 503: the model is not loaded yet.
     pub fn starting(&self) -> ApiError {
         ApiError::unavailable("starting", self.options.starting, 10)
     }
 
-    /// What serves new requests.
+    /// Returns the serving context for a new request.
     ///
-    /// Errors: 503 while starting, draining, or when nothing can be served.
+    /// Errors: 503 while starting or draining, or if the engine is unavailable or stalled.
     pub fn accepting(&self) -> Result<&Arc<ServingContext>, ApiError> {
         match self.health.status() {
             ServerStatus::Draining => Err(draining()),
             ServerStatus::Unavailable | ServerStatus::Stalled => {
                 Err(ApiError::unavailable("engine_unavailable", "the engine is not available", 10))
             }
-            // What is accepted during a restart waits for its end.
+            // Requests accepted during a restart wait until it is complete.
             ServerStatus::Starting | ServerStatus::Serving | ServerStatus::Restarting => {
                 self.serving()
             }
@@ -232,9 +233,9 @@ impl AppState {
 }
 
 impl ServingContext {
-    /// The name to answer with.
+    /// Returns the model name to report in the reply.
     ///
-    /// Errors: 404 if the name asked for is not served here.
+    /// Errors: 404 if the requested model is not served.
     pub fn check_model(&self, asked: Option<&str>) -> Result<String, ApiError> {
         let Some(asked) = asked else {
             return Ok(self.card.names.first().cloned().unwrap_or_default());
@@ -242,7 +243,7 @@ impl ServingContext {
         if self.card.names.iter().any(|name| name == asked) {
             return Ok(asked.to_owned());
         }
-        // Names may be as long as a body.
+        // The name may be as long as the request body.
         let shown: String = asked.chars().take(MODEL_NAME_SHOWN).collect();
         let message =
             format!("the model {shown:?} is not served here; GET /v1/models lists those that are");

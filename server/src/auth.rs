@@ -1,7 +1,7 @@
-//! Who is let in: keys of clients and of operators, compared as digests in constant time.
+//! Authentication: API keys of clients and operators, compared as digests in constant time.
 //!
-//! Decided by the route that was found, never by reading a path again, so that no spelling of a path
-//! leads past it.
+//! The check is attached to the matched route and never parses the path again, so no spelling of a path
+//! bypasses it.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -18,22 +18,23 @@ use subtle::{Choice, ConstantTimeEq};
 
 type ApiKeyDigest = [u8; 32];
 
-/// Who may call a route.
+/// Access level of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteAccess {
-    /// Everyone: probes must not depend on a secret.
+    /// No key needed: probes must not depend on a secret.
     Open,
-    /// Everyone, unless scrapers need a key too.
+    /// No key needed, unless `/metrics` requires one.
     Metrics,
-    /// Who has a key, if there are keys.
+    /// A client or operator key, if client keys are configured.
     Key,
-    /// Operators.
+    /// Operators only.
     Admin,
-    /// Operators if they are told apart, else as `Key`: `--profile DIR` asks for these routes.
+    /// Operators only if operator keys or an admin listener are configured, else like `Key`: `--profile DIR`
+    /// enables these routes.
     Profile,
 }
 
-/// The listener a request came through.
+/// Listener that accepted the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ListenerKind {
     /// `--host` and `--port`.
@@ -42,7 +43,7 @@ pub(crate) enum ListenerKind {
     Admin,
 }
 
-/// Keys as digests: of clients, and of operators, who may do what clients may.
+/// Digests of the client keys and of the operator keys; an operator key also grants client access.
 #[derive(Clone, Default)]
 pub struct ApiKeys {
     clients: Vec<ApiKeyDigest>,
@@ -50,7 +51,7 @@ pub struct ApiKeys {
 }
 
 impl ApiKeys {
-    /// Keys as they were given.
+    /// Hashes the configured keys.
     pub fn new<'a>(
         clients: impl IntoIterator<Item = &'a str>,
         admins: impl IntoIterator<Item = &'a str>,
@@ -62,17 +63,17 @@ impl ApiKeys {
         }
     }
 
-    /// Whether clients need one.
+    /// Whether client keys are configured.
     pub fn guard_clients(&self) -> bool {
         !self.clients.is_empty()
     }
 
-    /// Whether operators have one.
+    /// Whether operator keys are configured.
     pub fn guard_admins(&self) -> bool {
         !self.admins.is_empty()
     }
 
-    /// Who sent these headers: everyone is the same where clients need no key.
+    /// Returns the caller's identity; all callers are anonymous if no client keys are configured.
     pub fn caller(&self, headers: &HeaderMap) -> CallerIdentity {
         CallerIdentity(presented_key(headers).filter(|_| self.guard_clients()).map(digest))
     }
@@ -88,12 +89,12 @@ impl ApiKeys {
     }
 }
 
-/// The key a client came with, as far as keys tell clients apart: what one stored, others do not find.
+/// Digest of the caller's key. Stored responses are visible only to the identity that created them.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct CallerIdentity(Option<ApiKeyDigest>);
 
 impl CallerIdentity {
-    /// Whoever sends no key, or need not send one.
+    /// Caller without a key, or any caller if no key is required.
     pub const ANONYMOUS: Self = Self(None);
 }
 
@@ -113,23 +114,23 @@ fn digest(key: &str) -> ApiKeyDigest {
     Sha256::digest(key.as_bytes()).into()
 }
 
-/// Compares with every key, whichever fits.
+/// Compares with every key, without early exit.
 fn contains_constant_time(keys: &[ApiKeyDigest], key: &ApiKeyDigest) -> bool {
     keys.iter().fold(Choice::from(0), |found, known| found | known.ct_eq(key)).into()
 }
 
-/// What the guard of one route knows.
+/// State of the authentication middleware of one route.
 #[derive(Clone)]
 pub(crate) struct RouteGuard {
-    /// Holds the keys.
+    /// Application state with the keys.
     pub app: Arc<AppState>,
-    /// Whom the route is for.
+    /// Access level of the route.
     pub access: RouteAccess,
-    /// Where the request came in.
+    /// Listener that accepted the request.
     pub listener: ListenerKind,
 }
 
-/// Lets a request through to its route, or answers 401, or 404 as if there were no such route.
+/// Passes an authorised request to its route; else replies 401, or 404 as for an unknown route.
 pub(crate) async fn authorize(
     State(door): State<RouteGuard>,
     request: Request,
@@ -174,7 +175,7 @@ impl RouteGuard {
                     .ok_or_else(unknown_route)
             }
             (RouteAccess::Open, _) => Ok(()),
-            // A browser asks what it may send before it sends a key.
+            // CORS preflight: a browser sends OPTIONS before it sends a key.
             (RouteAccess::Key, _) if method == Method::OPTIONS => Ok(()),
             _ => self.check_client(headers),
         }
@@ -202,7 +203,7 @@ fn require_key(headers: &HeaderMap, fits: impl Fn(&str) -> bool) -> Result<(), A
     }
 }
 
-/// The key of a request: `Authorization: Bearer KEY`, else `x-api-key: KEY`.
+/// Extracts the key of a request: `Authorization: Bearer KEY`, else `x-api-key: KEY`.
 fn presented_key(headers: &HeaderMap) -> Option<&str> {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let bearer = text("authorization").and_then(|value| {

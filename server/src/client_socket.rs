@@ -1,9 +1,9 @@
-//! The socket under hyper: it fails when the client takes nothing for too long, tells hyper's own refusals as all
-//! others are told, and keeps answering a client that has said all it has to say.
+//! Client socket used by hyper: fails writes that stall for too long, rewrites hyper's own error replies to
+//! the API's error shape, and keeps serving half-closed clients.
 //!
-//! A client that closes its sending half (`shutdown(SHUT_WR)`) and one that has left look alike: both send FIN. The
-//! kernel of the second one answers bytes with RST. So after FIN a few bytes that clients skip are sent at once, and the
-//! connection is looked at until the answer is complete.
+//! A client that closes its sending half (`shutdown(SHUT_WR)`) and a client that has disconnected both send
+//! FIN. Only the kernel of the disconnected client replies with RST when it receives data. So after FIN the
+//! server sends a few bytes that clients ignore, and polls the socket for errors until the reply is complete.
 
 use super::connection::{ConnectionProgress, EndOfInput};
 use super::hyper_error_reply::{self, HyperErrorReply, is_anthropic_head};
@@ -19,55 +19,56 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// What hyper sends to a client that waits with its body (`Expect: 100-continue`): no answer has begun with it.
+/// Start of the interim response that hyper sends for `Expect: 100-continue`; it does not start the reply.
 const INTERIM: &[u8] = b"HTTP/1.1 100 ";
-/// Length of such an answer alone; a longer write holds the final answer too.
+/// Length of the interim response alone; a longer write contains the final reply too.
 const INTERIM_BYTES_MAX: usize = b"HTTP/1.1 100 Continue\r\n\r\n".len();
-/// Bytes taken from a client behind a head that was refused.
+/// Maximum number of bytes read and discarded after a rejected request head.
 const DRAINED_MAX: usize = 4 << 20;
 
-/// Looks at a connection after FIN: soon, then less and less often.
+/// Interval of the connection checks after FIN; doubles from the first value to the last one.
 const CHECK_INTERVAL_FIRST: Duration = Duration::from_millis(1);
 const CHECK_INTERVAL_LAST: Duration = Duration::from_millis(50);
-/// Time for the end of a request to be looked at before FIN counts as its end.
+/// Time after FIN in which the rest of a request may still be read; afterwards the request counts as
+/// truncated.
 const REQUEST_TAIL_TIME: Duration = Duration::from_millis(50);
 
-/// A client that has sent FIN.
+/// State of a connection after the client has sent FIN.
 struct HalfClosed {
     since: Instant,
-    /// Until the next look.
+    /// Interval until the next check.
     pause: Duration,
     timer: Pin<Box<Sleep>>,
-    /// The request during which the client was probed.
+    /// Number of the request during which a probe was sent.
     probed: Option<u64>,
-    /// Looks since the last reply at which nothing was left to write; `None` during a reply.
+    /// Number of checks since the last reply with no pending write; `None` during a reply.
     idle_checks: Option<u32>,
 }
 
-/// From FIN to the first probe: what is answered sooner needs none.
+/// Delay from FIN to the first probe; replies that are faster need no probe.
 const PROBE_AFTER: Duration = Duration::from_millis(2);
-/// hyper has had a turn to write between two looks.
+/// Number of checks after which the input ends: hyper gets a chance to write between two checks.
 const IDLE_CHECKS: u32 = 2;
 
 impl HalfClosed {
-    /// `limit`: how long the kernel sends bytes again to a client that does not confirm them.
+    /// `limit`: `TCP_USER_TIMEOUT`, the time for which the kernel retransmits unacknowledged data.
     fn new(stream: &TcpStream, limit: Duration) -> Self {
-        // Where no RST comes back because the way is cut, the kernel ends the connection.
+        // If the network is cut, no RST arrives; the kernel then closes the connection.
         let _ = SockRef::from(stream).set_tcp_user_timeout(Some(limit));
         let since = Instant::now();
         let timer = Box::pin(sleep_until(since + CHECK_INTERVAL_FIRST));
         Self { since, pause: CHECK_INTERVAL_FIRST, timer, probed: None, idle_checks: None }
     }
 
-    /// Begins again with short pauses.
+    /// Resets the check interval to its first value.
     fn reset_checks(&mut self, cx: &mut Context<'_>) {
         self.pause = CHECK_INTERVAL_FIRST;
         self.timer.as_mut().reset(Instant::now() + self.pause);
-        // A deadline of the future, which `cx` is woken at.
+        // Polled to register `cx` for the new deadline.
         let _ = self.timer.as_mut().poll(cx);
     }
 
-    /// Looks that were due until now; `cx` is woken for the next one.
+    /// Returns 1 if a check is due, else 0; `cx` is woken for the next check.
     fn due_checks(&mut self, cx: &mut Context<'_>) -> u32 {
         let mut looks = 0;
         while self.timer.as_mut().poll(cx).is_ready() {
@@ -79,29 +80,29 @@ impl HalfClosed {
     }
 }
 
-/// A client's socket.
+/// Socket of one client.
 pub(super) struct ClientSocket {
     stream: TcpStream,
     progress: Arc<ConnectionProgress>,
     limit: Duration,
-    /// Runs while a write is stuck.
+    /// Write timeout; runs while a write is blocked.
     stall: Option<Pin<Box<Sleep>>>,
-    /// Whether the newest head is one of the Messages API, as far as its first bytes tell.
+    /// Whether the latest request head is for the Messages API, judged by its first bytes.
     is_anthropic: bool,
-    /// What hyper refused a head with, as far as it is not written yet.
+    /// Unwritten bytes of the reply to a rejected request head.
     rejection: Bytes,
-    /// Bytes that may still be taken and thrown away, once a head was refused.
+    /// Remaining number of bytes that may be read and discarded after a rejected request head.
     drained_max: usize,
     /// Set once the client has sent FIN.
     half_closed: Option<HalfClosed>,
-    /// The newest request of which something has been answered.
+    /// Number of the latest request for which a part of the reply has been written.
     last_responded: u64,
-    /// Whether everything that hyper wanted to write is written: nothing of its own is cut in two.
+    /// Whether all data that hyper wanted to write is written, so that a probe cannot split a write of hyper.
     is_between_writes: bool,
 }
 
 impl ClientSocket {
-    /// `limit`: longest time without a byte taken by the client.
+    /// `limit`: write timeout, the longest time without progress of a write.
     pub(super) fn new(
         stream: TcpStream,
         progress: Arc<ConnectionProgress>,
@@ -121,7 +122,7 @@ impl ClientSocket {
         }
     }
 
-    /// The client has sent FIN: whether it waits for an answer, has left, or has nothing to wait for.
+    /// Handles FIN: the client waits for a reply, has disconnected, or has no reply to wait for.
     ///
     /// Ready: hyper sees the end of the input, or an error.
     fn end_of_input(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -162,9 +163,9 @@ impl ClientSocket {
         }
     }
 
-    /// Sends what only a client that has left answers with RST, once for each request.
+    /// Sends a probe once per request; only a disconnected client replies with RST.
     ///
-    /// Errors: only a part of it could be sent, which spoils the answer.
+    /// Errors: the probe was sent only in part, which corrupts the reply.
     fn probe(&mut self) -> io::Result<()> {
         let request = self.progress.request();
         let Some(half_closed) = &mut self.half_closed else { return Ok(()) };
@@ -178,14 +179,15 @@ impl ClientSocket {
         };
         match self.stream.try_write(probe) {
             Ok(written) if written < probe.len() => Err(io::ErrorKind::WriteZero.into()),
-            // Without room for it there is much that the client has not read: the next write finds out.
+            // A full send buffer means that the client has not read much data: the next write detects the
+            // disconnect.
             Ok(_) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Passes a write's outcome on, or fails it if it has been stuck too long.
+    /// Returns the outcome of a write, or fails it after the write timeout.
     fn fail_if_stalled(
         &mut self,
         cx: &mut Context<'_>,
@@ -214,7 +216,8 @@ impl ClientSocket {
         self.fail_if_stalled(cx, outcome)
     }
 
-    /// Writes the refusal; the `bare` bytes it stands for are written once all of it is.
+    /// Writes the reply that replaces hyper's own; returns the length `bare` of hyper's reply when all is
+    /// written.
     fn write_rejection(&mut self, cx: &mut Context<'_>, bare: usize) -> Poll<io::Result<usize>> {
         while !self.rejection.is_empty() {
             let rest = self.rejection.clone();
@@ -227,7 +230,8 @@ impl ClientSocket {
         Poll::Ready(Ok(bare))
     }
 
-    /// Takes what the client is still sending: a socket closed with bytes unread takes the refusal back.
+    /// Reads and discards what the client still sends: closing a socket with unread data sends RST and drops
+    /// the reply.
     fn drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut scratch = [0; 4 << 10];
         while self.drained_max > 0 {
@@ -273,7 +277,7 @@ impl AsyncWrite for ClientSocket {
         if self.rejection.is_empty() {
             match hyper_error_reply::find(bytes) {
                 None => return self.write(cx, bytes),
-                // The end of the reply before it goes first.
+                // The end of the preceding reply is written first.
                 Some(HyperErrorReply { from, .. }) if from > 0 => {
                     return self.write(cx, &bytes[..from]);
                 }

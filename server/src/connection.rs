@@ -1,6 +1,6 @@
-//! One connection: HTTP/1.1 under deadlines for headers, idleness and writing.
+//! HTTP/1.1 connection with timeouts for headers, idle time and writes.
 //!
-//! One timer per connection, moved only when it fires; a busy connection pays nothing for it.
+//! There is one timer per connection. It is reset only when it fires, so a busy connection has no timer cost.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -21,14 +21,14 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-/// Deadlines of a connection.
+/// Timeouts of a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionDeadlines {
-    /// From the first byte of a header to its last.
+    /// Time from the first byte of a request head to its last byte.
     pub header: Duration,
-    /// Between requests.
+    /// Idle time between requests.
     pub idle: Duration,
-    /// Without a byte taken by the client.
+    /// Time without progress of a write.
     pub write: Duration,
 }
 
@@ -39,11 +39,12 @@ impl Default for ConnectionDeadlines {
     }
 }
 
-/// Headers beyond this are refused by hyper itself (`hyper_error_reply`), between it and `middleware`'s cap by `middleware`.
+/// Read buffer of hyper: longer heads are rejected by hyper (`hyper_error_reply`), heads between the limit of
+/// `middleware` and this one by `middleware`.
 const READ_BUFFER_BYTES: usize = 160 << 10;
 const PARSED_HEADERS_MAX: usize = 128;
 
-/// Serves a connection until it ends, a deadline passes, or `stop` asks for an end after the
+/// Serves a connection until it ends, a timeout expires, or `stop` requests a graceful shutdown after the
 /// current reply.
 pub(crate) async fn serve(
     stream: TcpStream,
@@ -65,7 +66,7 @@ pub(crate) async fn serve(
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(None) // It would also cut idle connections; `ConnectionProgress` tells them apart.
+        .header_read_timeout(None) // Would cut idle connections too; see `ConnectionProgress`.
         .max_buf_size(READ_BUFFER_BYTES)
         .max_headers(PARSED_HEADERS_MAX)
         .writev(false);
@@ -95,38 +96,38 @@ pub(crate) async fn serve(
     }
 }
 
-/// What the end of a client's bytes means.
+/// Meaning of the end of the client's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndOfInput {
-    /// The client has never asked for anything, or not in full.
+    /// The client has sent no complete request head.
     NoRequest,
-    /// The client has asked for nothing else since the last reply, whose last bytes may not be sent yet.
+    /// All requests have been answered; the last bytes of the last reply may be unsent.
     AllAnswered,
-    /// The client has left in the middle of a request, unless the rest is about to be looked at.
+    /// The input ended inside a request, unless its rest is still in the receive buffer.
     MaybeTruncated,
-    /// The client has asked for what it wanted. It may wait for the answer, or have left.
+    /// The request has been received completely. The client may wait for the reply, or may have disconnected.
     RequestComplete,
 }
 
-/// What a connection is doing, and since when.
+/// Phase of a connection, and the time at which the phase began.
 pub(crate) struct ConnectionProgress {
     app: Arc<AppState>,
     start: Instant,
     phase: AtomicU8,
     since_ms: AtomicU64,
-    /// Requests whose heads have been read.
+    /// Number of request heads read.
     requests: AtomicU64,
-    /// Whether the newest one is of HTTP/1.1: its client may get interim responses.
+    /// Whether the latest request is HTTP/1.1, so that its client accepts interim responses.
     takes_interim: AtomicBool,
-    /// Whether it is answered with a stream of events.
+    /// Whether the reply to the latest request is an SSE stream.
     is_event_stream: AtomicBool,
 }
 
 const IDLE: u8 = 0;
 const HEADER: u8 = 1;
-/// The head has been read.
+/// The request head has been read.
 const BUSY: u8 = 2;
-/// The body has been read as well.
+/// The request body has been read as well.
 const RESPONDING: u8 = 3;
 
 impl ConnectionProgress {
@@ -142,7 +143,7 @@ impl ConnectionProgress {
         }
     }
 
-    /// A request's head has been read.
+    /// Records that a request head has been read.
     pub(crate) fn busy(&self, takes_interim: bool) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.takes_interim.store(takes_interim, Ordering::Relaxed);
@@ -150,23 +151,23 @@ impl ConnectionProgress {
         self.phase.store(BUSY, Ordering::Relaxed);
     }
 
-    /// All of the request has been read.
+    /// Records that the whole request has been read.
     pub(crate) fn responding(&self) {
-        // A body may be read after the reply.
+        // The rest of a body may arrive after the reply; the phase is then no longer `BUSY`.
         let _ = self.phase.compare_exchange(BUSY, RESPONDING, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// The reply is a stream of events.
+    /// Records that the reply is an SSE stream.
     pub(crate) fn streams_events(&self) {
         self.is_event_stream.store(true, Ordering::Relaxed);
     }
 
-    /// Number of the newest request.
+    /// Number of the latest request.
     pub(super) fn request(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// What the end of the client's bytes means now.
+    /// Classifies an end of the client's input at this moment.
     pub(super) fn classify_end_of_input(&self) -> EndOfInput {
         match self.phase.load(Ordering::Relaxed) {
             BUSY => EndOfInput::MaybeTruncated,
@@ -176,20 +177,20 @@ impl ConnectionProgress {
         }
     }
 
-    /// Bytes that a client which waits for its answer skips; `has_begun`: some of the answer is sent. `None` = there
-    /// are none.
+    /// Returns bytes that a waiting client ignores, if there are any. `has_begun`: a part of the reply has
+    /// been sent.
     pub(super) fn half_close_probe(&self, has_begun: bool) -> Option<&'static [u8]> {
         let interim = self.takes_interim.load(Ordering::Relaxed);
         let events = self.is_event_stream.load(Ordering::Relaxed);
         match (has_begun, interim, events) {
             (false, true, _) => Some(b"HTTP/1.1 100 Continue\r\n\r\n"),
-            // A chunk with a comment.
+            // A chunk with an SSE comment.
             (true, true, true) => Some(b"3\r\n:\n\n\r\n"),
             _ => None,
         }
     }
 
-    /// The reply is gone.
+    /// Records that the reply has been sent or dropped.
     pub(crate) fn idle(&self) {
         self.enter(IDLE);
     }
@@ -199,7 +200,7 @@ impl ConnectionProgress {
         self.phase.store(phase, Ordering::Relaxed);
     }
 
-    /// Bytes came in; whether a head begins with them.
+    /// Records received bytes; returns whether they begin a request head.
     pub(super) fn received(&self) -> bool {
         let begins = self.phase.load(Ordering::Relaxed) == IDLE;
         if begins {
@@ -208,18 +209,18 @@ impl ConnectionProgress {
         begins
     }
 
-    /// A head was refused: the rest of what the client sends has a header's time.
+    /// Records a rejected request head; the client gets the header timeout for the rest of its input.
     pub(super) fn head_rejected(&self, error: &ApiError) {
         self.enter(HEADER);
         self.app.head_rejected(error);
     }
 
-    /// Whom to tell of requests that no route sees.
+    /// Application state, which counts requests that reach no route.
     pub(super) fn app(&self) -> &AppState {
         &self.app
     }
 
-    /// Completes when the connection has been idle, or at a header, for too long.
+    /// Completes when the connection exceeds the idle timeout or the header timeout.
     async fn expired(&self, deadlines: ConnectionDeadlines) {
         let mut check_at = self.start + deadlines.header.min(deadlines.idle);
         loop {
@@ -237,7 +238,7 @@ impl ConnectionProgress {
             if since + limit <= now {
                 return;
             }
-            // A new header may begin at any time: never sleep past its deadline.
+            // A new head may begin at any time: never sleep longer than the header timeout.
             check_at = (since + limit).min(now + deadlines.header);
         }
     }

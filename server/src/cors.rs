@@ -1,25 +1,25 @@
-//! What pages of other sites may do in a browser: nothing, unless the command line lets them.
+//! CORS: cross-origin access is denied unless the command line allows it.
 
 use axum::http::{HeaderName, HeaderValue, Method};
 use tower_http::cors::{Any, CorsLayer};
 
-/// Whom browsers let through. Empty lists of methods and headers mean what clients of this server send.
+/// CORS settings. An empty list of methods or headers means the ones that clients of this server send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CorsConfig {
-    /// Sites, or `*`.
+    /// Allowed origins, or `*`.
     pub origins: Vec<String>,
-    /// Methods, or `*`.
+    /// Allowed methods, or `*`.
     pub methods: Vec<String>,
-    /// Headers that may be sent, or `*`.
+    /// Allowed request headers, or `*`.
     pub headers: Vec<String>,
-    /// Whether cookies and stored keys may come along; not with `*`.
+    /// Whether cookies and stored credentials are allowed; not together with `*`.
     pub credentials: bool,
 }
 
 impl CorsConfig {
-    /// The layer that answers browsers.
+    /// Builds the CORS layer.
     ///
-    /// Errors: the first name that no header may hold.
+    /// Errors: the first name that is not valid in a header.
     pub fn layer(&self) -> Result<CorsLayer, String> {
         let all = |list: &[String]| list.iter().any(|name| name == "*");
         let shown = ["x-request-id", "x-hadron-ignored-fields", "retry-after"];

@@ -1,4 +1,4 @@
-//! `/debug/steps`, `/debug/kv` and `/debug/experts`: for operators, behind the admin guard.
+//! `/debug/steps`, `/debug/kv` and `/debug/experts`: admin routes for debugging.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -14,16 +14,16 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-/// The scheduler's thread answers between two steps.
+/// Timeout for the scheduler thread's reply, which it sends between two steps.
 const REPLY_WAIT: Duration = Duration::from_secs(10);
 
-/// The newest steps, oldest first.
+/// Timing records of the latest steps, oldest first.
 #[derive(Debug, Serialize)]
 pub(crate) struct StepsResponse {
     steps: Vec<StepTimingRecord>,
 }
 
-/// The newest 1,024 steps.
+/// Returns the latest 1,024 steps.
 pub(crate) async fn steps(
     State(app): State<Arc<AppState>>,
 ) -> Result<Json<StepsResponse>, ApiError> {
@@ -31,7 +31,8 @@ pub(crate) async fn steps(
     Ok(Json(StepsResponse { steps: serving.metrics.steps.ring.newest(STEPS_KEPT) }))
 }
 
-/// What each expert got since the start, by replica, layer and expert; nothing where experts are not counted.
+/// Returns the number of tokens routed to each expert since the start, by replica, layer and expert; empty if
+/// expert counts are off.
 pub(crate) async fn experts(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     let tables = app.serving()?.metrics.experts.table();
     let replicas = tables.into_iter().enumerate();
@@ -41,9 +42,9 @@ pub(crate) async fn experts(State(app): State<Arc<AppState>>) -> Result<Json<Val
     Ok(Json(json!({"replicas": replicas})))
 }
 
-/// The blocks of every replica that a prefix hit may find, by their hashes, ascending.
+/// Returns the hashes of all cached blocks of every replica, ascending.
 ///
-/// Between two steps the hashes are copied and no more is done, for one caller at a time.
+/// The scheduler thread only copies the hashes, between two steps and for one caller at a time.
 pub(crate) async fn kv(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let no_answer =

@@ -1,29 +1,31 @@
-//! What hyper answers by itself to a head that it cannot read, told as every other error is.
+//! Converts hyper's own error replies to malformed request heads to the API's error shape.
 //!
-//! hyper writes such a reply (400, 414 or 431, without a body) before anybody is asked, and closes. No reply of a
-//! route looks like it: all that tell an error have a body, and no body holds a CR LF.
+//! hyper writes such a reply (400, 414 or 431, without a body) without calling the service, and closes the
+//! connection. No route sends such a reply: error replies of routes have a body, and no body
+//! contains CR LF.
 
 use super::anthropic;
 use super::api_error::ApiError;
 use super::middleware::headers_too_large;
 use bytes::Bytes;
 
-/// Bytes that hyper's own reply is shorter than: a status line, its length, a date, the end of the connection.
+/// Upper bound on the length of hyper's own reply, in bytes: status line, content length, date, connection
+/// header.
 const HYPER_REPLY_BYTES_MAX: usize = 256;
 const START: &[u8] = b"HTTP/1.";
 
-/// A reply of hyper's own, the last of its connection.
+/// Error reply written by hyper itself; the last one of its connection.
 #[derive(Debug)]
 pub(super) struct HyperErrorReply {
-    /// Where it begins in what hyper writes.
+    /// Offset of the reply in the bytes that hyper writes.
     pub(super) from: usize,
-    /// Its error.
+    /// Error that the reply reports.
     pub(super) error: ApiError,
     date: String,
 }
 
 impl HyperErrorReply {
-    /// What is written in its place; `of_messages`: to a client of the Messages API.
+    /// Returns the reply that replaces hyper's; `of_messages`: in the shape of the Messages API.
     pub(super) fn rewritten(&self, of_messages: bool) -> Bytes {
         let error = &self.error;
         let body = if of_messages { anthropic::error::body(error) } else { error.body() };
@@ -34,13 +36,13 @@ impl HyperErrorReply {
     }
 }
 
-/// Finds the reply at the end of what hyper writes.
+/// Finds hyper's own error reply at the end of a write.
 #[inline]
 pub(super) fn find(written: &[u8]) -> Option<HyperErrorReply> {
     if written.ends_with(b"\r\n\r\n") { in_tail(written) } else { None }
 }
 
-/// Whether a head that begins like this is one of the Messages API.
+/// Whether the start of a request head names a path of the Messages API.
 pub(super) fn is_anthropic_head(head: &[u8]) -> bool {
     let line = head.split(|&byte| byte == b'\r').find(|line| !line.trim_ascii().is_empty());
     let mut words =
@@ -63,14 +65,14 @@ fn in_tail(written: &[u8]) -> Option<HyperErrorReply> {
     Some(HyperErrorReply { from: tail_from + at, error, date })
 }
 
-/// What a status of hyper's own says.
+/// Maps a status of hyper's own replies to an API error.
 fn api_error(status: &str) -> Option<ApiError> {
     match status {
         "400" => {
             let message = "this is not the head of an HTTP request";
             Some(ApiError::bad_request("invalid_value", "", message))
         }
-        // A target that is too long is a head that is too long.
+        // A request target that is too long is reported like a head that is too long.
         "414" | "431" => Some(headers_too_large()),
         _ => None,
     }
@@ -123,7 +125,7 @@ mod tests {
         for other in [
             bare("200 OK"),
             bare("404 Not Found"),
-            "HTTP/1.1 400 Bad Request\r\ncontent-length: 7\r\n\r\n".to_owned(), // To a HEAD.
+            "HTTP/1.1 400 Bad Request\r\ncontent-length: 7\r\n\r\n".to_owned(), // Reply to a HEAD request.
             "HTTP/1.1 100 Continue\r\n\r\n".to_owned(),
             "5\r\nhello\r\n0\r\n\r\n".to_owned(),
             "\r\n\r\n".to_owned(),

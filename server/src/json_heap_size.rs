@@ -1,16 +1,16 @@
-//! How much memory a JSON value takes beyond the bytes of its text: values that a request holds while it waits count.
+//! Estimates the heap memory of JSON values, which counts against the memory budget of waiting requests.
 
 use serde_json::Value;
 use std::mem::size_of;
 
-/// Bytes that an object takes besides its members: its index, and room for the next members.
+/// Bytes of an object in addition to its members: its index, and spare capacity.
 const OBJECT_BYTES: usize = 256;
-/// Bytes that a string takes besides its characters, rounded up by the allocator.
+/// Bytes of a string in addition to its characters, including the allocator's rounding.
 const STRING_BYTES: usize = 16;
-/// Bytes of a member besides its key's characters and what its value holds: hash, key, value, index.
+/// Bytes of a member in addition to its key's characters and its value's heap: hash, key, value, index.
 const MEMBER_BYTES: usize = 2 * size_of::<usize>() + size_of::<String>() + size_of::<Value>();
 
-/// Bytes on the heap that a value holds, roughly and rather too many.
+/// Estimates the bytes on the heap that a value holds; rather too high than too low.
 pub(super) fn heap_bytes(value: &Value) -> u64 {
     let own = match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,

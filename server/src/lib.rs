@@ -1,7 +1,8 @@
-//! The HTTP face: OpenAI-compatible routes, probes, limits and deadlines.
+//! HTTP server: OpenAI-compatible routes, probes, limits and timeouts.
 //!
-//! From the socket inwards: `listen` accepts, `connection` and `client_socket` keep deadlines, `middleware` checks headers and
-//! catches panics, `routes` finds the handler. Below the handlers only token ids travel.
+//! From the socket inwards: `listener` accepts connections, `connection` and `client_socket` enforce
+//! timeouts, `middleware` checks headers and catches panics, `routes` finds the handler. Below the handlers
+//! only token ids are passed on.
 
 #![forbid(unsafe_code)]
 

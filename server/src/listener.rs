@@ -1,4 +1,4 @@
-//! Listens, accepts, and keeps count of connections.
+//! Listening sockets and connection limits.
 
 use super::app::AppState;
 use super::connection::{self, ConnectionDeadlines};
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// A SYN that finds the backlog full is sent again after a second: p99 of a burst.
+/// Large backlog: a SYN that finds it full is retransmitted after 1 s, which dominates the p99 of a burst.
 const BACKLOG: u32 = 4_096;
-/// Connections served beyond the limit, for probes only.
+/// Number of connections accepted above the limit, for probes only.
 const PROBE_RESERVE: usize = 32;
-/// Deadline of everything on a reserve connection.
+/// Value of all timeouts of a reserve connection.
 const PROBE_RESERVE_DEADLINE: Duration = Duration::from_secs(1);
-/// Pause after `accept` failed, for example without a descriptor left.
+/// Pause after `accept` failed, for example because no file descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Opens a listening socket.
@@ -29,7 +29,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Connections of one server.
+/// Connection limits of one server.
 #[derive(Debug, Clone)]
 pub struct ConnectionLimiter {
     permits: Arc<Semaphore>,
@@ -39,14 +39,15 @@ pub struct ConnectionLimiter {
 }
 
 impl ConnectionLimiter {
-    /// At most `count` connections at a time, and a few more for probes.
+    /// Allows at most `count` connections at a time, and in addition `PROBE_RESERVE` connections for probes.
     pub fn new(count: u32) -> Self {
         let places = Arc::new(Semaphore::new(count as usize));
         let reserve = Arc::new(Semaphore::new(PROBE_RESERVE));
         Self { permits: places, probe_permits: reserve, count, stop: watch::Sender::new(false) }
     }
 
-    /// Accepts for ever; `router` answers, and `app` hears of what never reaches it.
+    /// Accepts connections for ever; `router` handles requests, and `app` counts requests that reach no
+    /// route.
     pub async fn accept(
         &self,
         listener: TcpListener,
@@ -81,7 +82,7 @@ impl ConnectionLimiter {
         }
     }
 
-    /// A free place; waits only if even the reserve is taken.
+    /// Acquires a permit for a connection; waits only if the probe reserve is in use too.
     async fn acquire_permit(&self) -> (Option<OwnedSemaphorePermit>, ConnectionAccess) {
         if let Ok(place) = Arc::clone(&self.permits).try_acquire_owned() {
             return (Some(place), ConnectionAccess::Full);
@@ -90,10 +91,10 @@ impl ConnectionLimiter {
         (reserve.ok(), ConnectionAccess::ProbesOnly)
     }
 
-    /// Ends every connection after its current reply; returns when all are gone.
+    /// Closes every connection after its current reply; returns when all are closed.
     pub async fn close(&self) {
         self.stop.send_replace(true);
-        // Semaphores are never closed, so the only outcome is all places at once.
+        // Semaphores are never closed, so the only outcome is that all permits are acquired.
         let _ = self.permits.acquire_many(self.count).await;
     }
 }
@@ -105,7 +106,7 @@ async fn serve(
     deadlines: ConnectionDeadlines,
     stop: watch::Receiver<bool>,
 ) {
-    // Without it, small writes wait for acknowledgements: 60 times fewer answers a second.
+    // Without TCP_NODELAY, small writes wait for acknowledgements: 60 times fewer replies a second.
     if let Err(error) = stream.set_nodelay(true) {
         return tracing::debug!(%error, "no TCP_NODELAY: the peer is gone");
     }

@@ -1,5 +1,5 @@
-//! `/v1/loads`: how busy each replica is, in SGLang's words; `?include=steps` adds the newest steps, and
-//! `?dp_rank=N` leaves out the other replicas.
+//! `/v1/loads`: load of each replica in SGLang's format; `?include=steps` adds the latest steps, and
+//! `?dp_rank=N` selects one replica.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -13,18 +13,18 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use text::strftime;
 
-/// Newest steps that anybody may see; `/debug/steps` has them all.
+/// Maximum number of steps shown without admin access; `/debug/steps` shows all recorded steps.
 const STEPS_SHOWN: usize = 64;
 
-/// Form of timestamps; UTC.
+/// Format of timestamps; UTC.
 const RFC_3339: &str = "%Y-%m-%dT%H:%M:%SZ";
 
-/// What is asked for.
+/// Query parameters.
 #[derive(Debug, Default)]
 struct LoadsQuery {
-    /// The newest steps, too.
+    /// Whether to include the latest steps.
     steps: bool,
-    /// One replica alone.
+    /// DP rank of the only replica to show.
     dp_rank: Option<u16>,
 }
 
@@ -46,7 +46,7 @@ impl LoadsQuery {
     }
 }
 
-/// Whether a list of sections names the steps. `core` is what is always there.
+/// Whether a list of sections includes the steps. Section `core` is always included.
 fn steps_included(sections: &str) -> Result<bool, ApiError> {
     let mut steps = false;
     for section in sections.split(',').filter(|section| !section.is_empty()) {
@@ -62,10 +62,10 @@ fn steps_included(sections: &str) -> Result<bool, ApiError> {
     Ok(steps)
 }
 
-/// The load of all replicas.
+/// Load of all replicas.
 #[derive(Debug, Serialize)]
 pub(crate) struct LoadsResponse {
-    /// When this was read, in RFC 3339.
+    /// Time of the reading, in RFC 3339.
     timestamp: String,
     version: &'static str,
     dp_rank_count: usize,
@@ -74,31 +74,32 @@ pub(crate) struct LoadsResponse {
     steps: Option<Vec<StepTimingRecord>>,
 }
 
-/// The load of one replica.
+/// Load of one replica.
 #[derive(Debug, Serialize)]
 pub(crate) struct ReplicaLoadEntry {
     dp_rank: u16,
-    /// Its executors are there.
+    /// Whether the executors of the replica are available.
     ready: bool,
     num_running_reqs: u32,
     num_waiting_reqs: u32,
-    /// Known tokens of the waiting requests; what the cache holds of them shows at admission only.
+    /// Number of prompt and output tokens of the waiting requests; cached ones are included, for prefix hits
+    /// are found at admission only.
     num_waiting_uncached_tokens: u64,
     num_total_reqs: u32,
     num_used_tokens: u64,
     max_total_num_tokens: u64,
-    /// Share of the KV cache that is held, 0 to 1.
+    /// Fraction of the KV cache in use, 0 to 1.
     token_usage: f64,
-    /// Tokens produced per second, of the last second.
+    /// Tokens generated per second, over the last second.
     gen_throughput: f64,
-    /// Share of looked-up tokens that the prefix cache had, since the start.
+    /// Fraction of the looked-up tokens that were prefix hits, since the start.
     cache_hit_rate: f64,
-    /// The greater of the shares of seats and of KV cache in use.
+    /// The greater of the fractions of sequence slots and of KV cache in use.
     utilization: f64,
     max_running_requests: u32,
 }
 
-/// Answers.
+/// Handles `/v1/loads`.
 pub(crate) async fn loads(
     State(app): State<Arc<AppState>>,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,

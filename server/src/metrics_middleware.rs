@@ -1,4 +1,4 @@
-//! Counts replies by route and status, refusals by reason, and streams while they are open.
+//! Counts replies by route and status, rejections by reason, and open streams.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -14,10 +14,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// The route of requests that no route takes: paths are the clients' words, and must not become labels.
+/// Route label of requests that match no route: paths are client-controlled and must not become labels.
 const NO_ROUTE: &str = "unknown";
 
-/// Passes a request on and counts what comes back. Before the model is up refusals alone are counted.
+/// Runs the request and counts its reply. Before the model is loaded only rejections are counted.
 pub(crate) async fn count_requests(
     State(app): State<Arc<AppState>>,
     route: Option<MatchedPath>,
@@ -47,7 +47,7 @@ pub(crate) async fn count_requests(
 }
 
 impl AppState {
-    /// Counts a refusal that no route has seen, once there is something to count it in.
+    /// Counts a request that was rejected before routing, if metrics exist yet.
     pub fn head_rejected(&self, error: &ApiError) {
         let Ok(serving) = self.serving() else { return };
         let http = &serving.metrics.http;
@@ -56,7 +56,7 @@ impl AppState {
     }
 }
 
-/// The body of a stream that is counted while it exists.
+/// Body of a stream, counted as open while it exists.
 struct CountedStreamBody {
     body: Body,
     _open: OpenStream,

@@ -1,5 +1,5 @@
-//! What happens to every request before and after its route: header caps, the reserve, panics, the
-//! shape of errors, and the mark that a reply has been sent whole.
+//! Processing of every request before and after its route: header limits, probe-only connections, panics, the
+//! shape of errors, and tracking of completed replies.
 
 use super::anthropic::error::{in_anthropic_shape, is_anthropic_path};
 use super::api_error::ApiError;
@@ -24,7 +24,7 @@ use tracing::{Instrument, Span, field};
 const HEADERS_MAX: usize = 64;
 const HEADER_BYTES_MAX: usize = 64 << 10;
 
-/// Whether a connection may do everything.
+/// Routes that a connection may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ConnectionAccess {
     /// Every route.
@@ -33,7 +33,7 @@ pub(crate) enum ConnectionAccess {
     ProbesOnly,
 }
 
-/// Answers one request. The connection is told of the request at once, before the answer is polled.
+/// Handles one request. The connection's progress is updated at once, before the returned future is polled.
 pub(crate) fn handle(
     router: Router,
     access: ConnectionAccess,
@@ -76,7 +76,7 @@ async fn respond(
     response.map(|body| Body::new(TrackedResponseBody { body, progress }))
 }
 
-/// What all lines of the log about a request have in common. One that its client did not name gets its name later.
+/// Creates the log span of a request. The id of a request without `x-request-id` is recorded later.
 fn span_of(id: Option<&HeaderValue>) -> Span {
     let span = tracing::error_span!("request", id = field::Empty);
     if let Some(id) = id.and_then(|id| id.to_str().ok()) {
@@ -114,7 +114,8 @@ fn check<B>(request: &Request<B>, access: ConnectionAccess) -> Result<(), ApiErr
     Ok(())
 }
 
-/// RFC 9112, section 3.2: exactly one `Host` with a host in it, or nothing. HTTP/1.0 needs none.
+/// Checks `Host` after RFC 9112, section 3.2: exactly one field with a valid or empty host. HTTP/1.0 needs
+/// none.
 fn check_host(version: Version, headers: &HeaderMap) -> Result<(), ApiError> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let message = match (hosts.next(), hosts.next()) {
@@ -127,12 +128,12 @@ fn check_host(version: Version, headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::bad_request("invalid_host", "", message))
 }
 
-/// Whether a value of `Host` is empty or a host and perhaps a port, without a user's name.
+/// Whether a `Host` value is empty or a host with an optional port, without user information.
 fn is_host(host: &[u8]) -> bool {
     host.is_empty() || (!host.contains(&b'@') && Authority::try_from(host).is_ok())
 }
 
-/// 431: a head that is too long.
+/// 431: the request head is too large.
 pub(super) fn headers_too_large() -> ApiError {
     let message = format!("more than {HEADERS_MAX} header fields or {HEADER_BYTES_MAX} bytes");
     ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "header_limit", message)
@@ -142,7 +143,7 @@ fn header_bytes(headers: &HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
 }
 
-/// A request's body that tells the connection when all of it has come.
+/// Request body that reports to the connection's progress when it has been received completely.
 struct TrackedRequestBody {
     body: hyper::body::Incoming,
     progress: Arc<ConnectionProgress>,
@@ -181,7 +182,7 @@ impl HttpBody for TrackedRequestBody {
     }
 }
 
-/// A body that tells the connection when it is gone, sent or not.
+/// Reply body that reports to the connection's progress when it is dropped, sent or not.
 struct TrackedResponseBody {
     body: Body,
     progress: Arc<ConnectionProgress>,

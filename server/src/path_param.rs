@@ -1,10 +1,10 @@
-//! The part of a path that a route leaves open, with refusals in the shape of all others.
+//! Path parameter extractor; its rejections have the API's error shape.
 
 use super::api_error::ApiError;
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
 
-/// The one part, percent-decoded.
+/// Value of the path parameter, percent-decoded.
 pub(crate) struct PathParam(pub String);
 
 impl<S: Send + Sync> FromRequestParts<S> for PathParam {

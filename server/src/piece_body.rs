@@ -1,4 +1,5 @@
-//! Answers that are written piece by piece as the client reads them: what is kept until then is smaller than the text.
+//! Reply bodies that are serialised piece by piece as the client reads them, because their source is smaller
+//! than the text.
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
@@ -7,16 +8,16 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Bytes of a piece, about.
+/// Approximate size of a piece, in bytes.
 const PIECE_BYTES: usize = 32 << 10;
 
-/// Writes an answer in pieces.
+/// Writes a body in pieces.
 pub(crate) trait PieceWriter: Send + Unpin + 'static {
-    /// Appends about so many bytes more; false once nothing is left.
+    /// Appends about `bytes` more bytes; returns false once nothing is left.
     fn write(&mut self, bytes: usize, out: &mut BytesMut) -> bool;
 }
 
-/// The body of an answer. It keeps what the request holds of the counters until it is sent or given up.
+/// Body written in pieces. It holds the memory reservation of the request until it is dropped.
 struct PieceBody<W, H> {
     writer: W,
     has_more: bool,
@@ -24,7 +25,7 @@ struct PieceBody<W, H> {
     _held: H,
 }
 
-/// An answer as a body: of known length if it is short. `held`: what the request holds of the counters.
+/// Creates the body; a short one has a known length. `held`: memory reservation of the request.
 pub(crate) fn body_of(mut writer: impl PieceWriter, held: impl Send + Unpin + 'static) -> Body {
     let mut out = BytesMut::new();
     let has_more = writer.write(PIECE_BYTES, &mut out);

@@ -1,6 +1,6 @@
-//! Probes and small facts: `/livez`, `/readyz`, `/health`, `/ping`, `/version`, `/load`.
+//! Probes and version: `/livez`, `/readyz`, `/health`, `/ping`, `/version`, `/load`.
 //!
-//! Answered from atomics: they touch neither the tokeniser nor the scheduler.
+//! Replies are computed from atomics; they touch neither the tokenizer nor the scheduler.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -12,7 +12,7 @@ use metrics::StartFailure;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Whether the process should be left alive.
+/// Liveness probe: fails if the engine is stalled, so that the process should be restarted.
 pub(crate) async fn live(State(app): State<Arc<AppState>>) -> Result<(), ApiError> {
     match app.health.status() {
         Health::Stalled => Err(stalled()),
@@ -20,7 +20,7 @@ pub(crate) async fn live(State(app): State<Arc<AppState>>) -> Result<(), ApiErro
     }
 }
 
-/// Whether new requests should be sent here.
+/// Readiness probe: fails if new requests should not be sent to this server.
 pub(crate) async fn ready(State(app): State<Arc<AppState>>) -> Result<(), ApiError> {
     match app.health.status() {
         Health::Serving => Ok(()),
@@ -54,12 +54,12 @@ fn stalled() -> ApiError {
     ApiError::unavailable("engine_unavailable", "a step is past its deadline", 10)
 }
 
-/// The version of this server.
+/// Returns the version of this server.
 pub(crate) async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// Requests in flight.
+/// Returns the number of requests in flight.
 pub(crate) async fn load(State(app): State<Arc<AppState>>) -> Json<Value> {
     let requests = app.serving().map_or(0, |serving| serving.client.admission().requests());
     Json(json!({"server_load": requests}))

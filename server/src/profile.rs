@@ -1,4 +1,4 @@
-//! `/start_profile` and `/stop_profile`: traces of the executors' steps, as vLLM switches them.
+//! `/start_profile` and `/stop_profile`: control profiler traces of the executors' steps, as in vLLM.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -12,15 +12,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Executors answer between two steps, and complete a file first.
+/// Timeout for the executors' replies, which they send between two steps and after completing a trace file.
 const REPLY_WAIT: Duration = Duration::from_secs(30);
 
-/// Steps from now on go into a new file.
+/// Starts a new trace file for all following steps.
 pub(crate) async fn start(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     set_profiling(&app, true).await
 }
 
-/// No step is recorded any more, and the file is complete.
+/// Stops the trace and completes its file.
 pub(crate) async fn stop(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     set_profiling(&app, false).await
 }
@@ -46,7 +46,8 @@ async fn set_profiling(app: &AppState, on: bool) -> Result<Json<Value>, ApiError
     }
 }
 
-/// What the executors answered, as one answer: `file` is the first one's, `files` are those of several.
+/// Merges the executors' replies: `file` is the first file; `files` lists all of them if there are several
+/// executors.
 fn merged_reply(on: bool, told: Vec<ProfilerStatus>) -> Result<Json<Value>, ApiError> {
     let several = told.len() > 1;
     let mut files = Vec::new();
@@ -69,7 +70,7 @@ fn merged_reply(on: bool, told: Vec<ProfilerStatus>) -> Result<Json<Value>, ApiE
     Ok(Json(reply))
 }
 
-/// Without the folder, which is the operator's.
+/// Returns the file name without its folder, which must not be disclosed.
 fn file_name(path: &str) -> String {
     Path::new(path).file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }

@@ -1,4 +1,4 @@
-//! Reads request bodies within their limits: type, encoding, size, time, and what all of them may hold.
+//! Reads request bodies within limits: type, encoding, size, time, and the memory budget of all requests.
 
 use super::api_error::ApiError;
 use super::app::{AppState, ServingContext};
@@ -9,9 +9,10 @@ use engine::AdmissionPermit;
 use http_body_util::BodyExt;
 use std::time::Duration;
 
-/// Reads the JSON body of a client and admits the request: its bytes count as they come, itself once they are there.
+/// Reads the JSON body of a client and admits the request. Bytes are counted as they arrive, the request once
+/// its body is complete.
 ///
-/// Errors: those of `read`; 429 or 503 for load.
+/// Errors: those of `read`; 429 or 503 for overload.
 pub(crate) async fn read_and_admit(
     app: &AppState,
     serving: &ServingContext,
@@ -27,10 +28,10 @@ pub(crate) async fn read_and_admit(
     Ok((bytes, ticket))
 }
 
-/// Reads a JSON body; `count` hears of bytes as they come, and may refuse them.
+/// Reads a JSON body; `count` is called with the number of bytes of each frame, and may reject them.
 ///
-/// Errors: 415 for a compressed body or another type, 413 above the cap, 408 past the deadline, 400
-/// if the body breaks off; those of `count`.
+/// Errors: 415 for a compressed body or another type, 413 above the limit, 408 after the timeout, 400 if the
+/// body is incomplete; those of `count`.
 pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,

@@ -1,74 +1,74 @@
-//! Takes typed fields out of a JSON object. What nobody took is reported as ignored.
+//! Takes typed fields out of a JSON object. Fields that no reader takes are reported as ignored.
 //!
-//! `null` means absent everywhere. Every refusal names the field and the values it may have.
+//! `null` means absent everywhere. Every error names the field and its allowed values.
 
 use super::api_error::ApiError;
 use super::strict_json::JsonValue;
 use std::ops::RangeInclusive;
 
-/// Names reported at most, and bytes of each.
+/// Limits of the reported ignored fields: number of names, and bytes per name.
 const IGNORED_MAX: usize = 10;
 const IGNORED_NAME_BYTES: usize = 64;
 
-/// The fields of one object that have not been taken yet.
+/// Fields of one object that have not been taken yet.
 pub struct RequestFields {
     path: String,
     pairs: Vec<(String, JsonValue)>,
-    /// What was looked for, if somebody writes it down.
+    /// Fields looked up so far, if lookups are recorded.
     lookups: Option<Vec<FieldLookup>>,
 }
 
-/// A field that a reader looked for.
+/// Field that a reader looked up.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FieldLookup {
-    /// Its name.
+    /// Name of the field.
     pub name: String,
-    /// What it may be.
+    /// Type and range of the field.
     pub kind: FieldKind,
 }
 
-/// What a field may be, as far as its reader said so.
+/// Type and range of a field, as far as its reader specifies them.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FieldKind {
-    /// The reader looks at it by itself.
+    /// Any JSON value; the reader inspects it.
     Any,
     /// `true` or `false`.
     Bool,
-    /// An integer in a range.
+    /// Integer in a range.
     Int(RangeInclusive<i64>),
-    /// A number in a range.
+    /// Number in a range.
     Float {
-        /// The range.
+        /// Range of the number.
         range: RangeInclusive<f32>,
-        /// Whether its lower end is left out.
+        /// Whether the lower bound is excluded.
         low_open: bool,
     },
-    /// A string of at most so many bytes.
+    /// String of at most this number of bytes.
     Str(usize),
-    /// A list of integers in a range.
+    /// List of integers in a range.
     Ints {
-        /// The range.
+        /// Range of the integers.
         range: RangeInclusive<i64>,
-        /// Longest list.
+        /// Maximum length of the list.
         len_max: usize,
     },
-    /// A list of strings of 1 byte and more.
+    /// List of non-empty strings.
     Strings {
-        /// Longest string in bytes.
+        /// Maximum length of a string in bytes.
         bytes_max: usize,
-        /// Longest list.
+        /// Maximum length of the list.
         len_max: usize,
     },
 }
 
 impl RequestFields {
-    /// `pairs` without those that are null.
+    /// Creates the fields from `pairs`, without null values.
     fn new(path: String, mut pairs: Vec<(String, JsonValue)>) -> Self {
         pairs.retain(|(_, value)| *value != JsonValue::Null);
         Self { path, pairs, lookups: None }
     }
 
-    /// The fields of a request body.
+    /// Returns the fields of a request body.
     pub fn of_body(body: JsonValue) -> Result<Self, ApiError> {
         match body {
             JsonValue::Object(pairs) => Ok(Self::new(String::new(), pairs)),
@@ -79,7 +79,7 @@ impl RequestFields {
         }
     }
 
-    /// The fields of the object at `path`.
+    /// Returns the fields of the object at `path`.
     pub fn of(path: String, value: JsonValue) -> Result<Self, ApiError> {
         match value {
             JsonValue::Object(pairs) => Ok(Self::new(path, pairs)),
@@ -87,7 +87,7 @@ impl RequestFields {
         }
     }
 
-    /// The full name of a field of this object.
+    /// Returns the full name of a field of this object.
     pub fn path(&self, name: &str) -> String {
         match self.path.as_str() {
             "" => name.to_owned(),
@@ -95,13 +95,13 @@ impl RequestFields {
         }
     }
 
-    /// The same fields, and from now on a record of what is looked for.
+    /// Starts to record field lookups.
     #[must_use]
     pub fn recording_lookups(self) -> Self {
         Self { lookups: Some(Vec::new()), ..self }
     }
 
-    /// What was looked for since `recorded`, each name once.
+    /// Returns the fields looked up since `recording_lookups`, each name once.
     pub fn into_lookups(self) -> Vec<FieldLookup> {
         self.lookups.unwrap_or_default()
     }
@@ -113,25 +113,25 @@ impl RequestFields {
         }
     }
 
-    /// Takes a field of any kind.
+    /// Takes a field of any type.
     pub fn take(&mut self, name: &str) -> Option<JsonValue> {
         self.record_lookup(name, || FieldKind::Any);
         let index = self.pairs.iter().position(|(key, _)| key == name)?;
         Some(self.pairs.swap_remove(index).1)
     }
 
-    /// Takes a field that must be there.
+    /// Takes a required field.
     pub fn required(&mut self, name: &str) -> Result<JsonValue, ApiError> {
         self.take(name).ok_or_else(|| ApiError::invalid(self.path(name), "is missing"))
     }
 
-    /// Takes a string that must be there, of any length.
+    /// Takes a required string of any length.
     pub fn required_string(&mut self, name: &str) -> Result<String, ApiError> {
         let text = self.string(name, usize::MAX)?;
         text.ok_or_else(|| ApiError::invalid(self.path(name), "is missing"))
     }
 
-    /// Takes the first of several spellings of a field; each one given twice is refused.
+    /// Takes a field by its name or its alias. Rejects a request with both.
     pub fn take_alias(&mut self, name: &str, alias: &str) -> Result<Option<JsonValue>, ApiError> {
         match (self.take(name), self.take(alias)) {
             (Some(_), Some(_)) => {
@@ -142,7 +142,7 @@ impl RequestFields {
         }
     }
 
-    /// The same, with the spelling that was used, for refusals of its value.
+    /// Takes a field by its name or its alias. Returns the spelling in use too, for errors about its value.
     pub fn take_with_alias<'a>(
         &mut self,
         name: &'a str,
@@ -153,13 +153,13 @@ impl RequestFields {
         Ok(value.map(|value| (if is_alias { alias } else { name }, value)))
     }
 
-    /// Names of the fields not yet taken that begin with `prefix`.
+    /// Returns the names of remaining fields that begin with `prefix`.
     pub fn names_with_prefix(&self, prefix: &str) -> Vec<String> {
         let names = self.pairs.iter().map(|(name, _)| name);
         names.filter(|name| name.starts_with(prefix)).cloned().collect()
     }
 
-    /// A boolean.
+    /// Takes a boolean.
     pub fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
         self.record_lookup(name, || FieldKind::Bool);
         match self.take(name) {
@@ -169,7 +169,7 @@ impl RequestFields {
         }
     }
 
-    /// An integer within `range`.
+    /// Takes an integer within `range`.
     pub fn int(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         self.record_lookup(name, || FieldKind::Int(range.clone()));
         let (low, high) = (*range.start(), *range.end());
@@ -187,7 +187,7 @@ impl RequestFields {
         }
     }
 
-    /// A number within `range`; `low_open` excludes the lower end.
+    /// Takes a number within `range`; `low_open` excludes the lower bound.
     pub fn float(
         &mut self,
         name: &str,
@@ -210,7 +210,7 @@ impl RequestFields {
         })
     }
 
-    /// A string of at most `bytes_max` bytes.
+    /// Takes a string of at most `bytes_max` bytes.
     pub fn string(&mut self, name: &str, bytes_max: usize) -> Result<Option<String>, ApiError> {
         self.record_lookup(name, || FieldKind::Str(bytes_max));
         match self.take(name) {
@@ -224,7 +224,7 @@ impl RequestFields {
         }
     }
 
-    /// A list of integers, each within `range`, at most `len_max` of them.
+    /// Takes a list of integers, each within `range`, of at most `len_max` entries.
     pub fn ints(
         &mut self,
         name: &str,
@@ -239,7 +239,7 @@ impl RequestFields {
         }
     }
 
-    /// A list of strings of 1 to `bytes_max` bytes, at most `len_max` of them.
+    /// Takes a list of strings of 1 to `bytes_max` bytes, of at most `len_max` entries.
     pub fn strings(
         &mut self,
         name: &str,
@@ -254,17 +254,17 @@ impl RequestFields {
         }
     }
 
-    /// What is left, as values for a template.
+    /// Returns the remaining fields as values for a template.
     pub fn into_values(self) -> serde_json::Map<String, serde_json::Value> {
         self.pairs.into_iter().map(|(key, value)| (key, value.into_value())).collect()
     }
 
-    /// How many are left over.
+    /// Number of remaining fields.
     pub fn remaining(&self) -> usize {
         self.pairs.len()
     }
 
-    /// Names left over, in the form of the reply header.
+    /// Returns the names of remaining fields, in the form of the reply header.
     pub fn ignored_names(&self) -> Vec<String> {
         let mut names: Vec<&str> = self.pairs.iter().map(|(name, _)| name.as_str()).collect();
         names.sort_unstable();
@@ -272,7 +272,7 @@ impl RequestFields {
     }
 }
 
-/// A list of integers; `path` names it in refusals.
+/// Parses a list of integers; `path` is its name in errors.
 pub(crate) fn int_list(
     path: &str,
     value: JsonValue,
@@ -303,7 +303,7 @@ pub(crate) fn int_list(
     }
 }
 
-/// A list of strings of 1 to `bytes_max` bytes; `path` names it in refusals.
+/// Parses a list of strings of 1 to `bytes_max` bytes; `path` is its name in errors.
 pub(crate) fn string_list(
     path: &str,
     value: JsonValue,
@@ -355,7 +355,7 @@ fn out_of_range(path: String, wanted: &str, got: &JsonValue) -> ApiError {
     }
 }
 
-/// An integer, also one that is written as a number without a fraction: `5.0`, as JSON Schema has it.
+/// Returns an integer, also from a number without a fraction: `5.0` is an integer in JSON Schema.
 fn as_int(value: &JsonValue) -> Option<i64> {
     const END: f64 = 9_223_372_036_854_775_808.0; // 2^63
     match value {
@@ -375,7 +375,7 @@ fn as_float(value: &JsonValue) -> Option<f32> {
     }
 }
 
-/// Cuts a client's name to what a header may carry.
+/// Converts a client's field name to characters that are valid in a header.
 fn printable(name: &str) -> String {
     let safe = name.chars().map(|c| if c.is_ascii_graphic() && c != ',' { c } else { '?' });
     safe.take(IGNORED_NAME_BYTES).collect()

@@ -1,11 +1,11 @@
-//! Unpredictable numbers for request ids and seeds: SipHash of a counter under a key the operating
-//! system drew at start.
+//! Unpredictable numbers for request ids and seeds: SipHash of a counter with a key that the operating system
+//! generates at startup.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use text::ToolCallIdFormat;
 
-/// A source of unpredictable numbers; share one per process.
+/// Source of unpredictable numbers; one per process.
 #[derive(Debug, Default)]
 pub struct IdGenerator {
     key: RandomState,
@@ -13,18 +13,18 @@ pub struct IdGenerator {
 }
 
 impl IdGenerator {
-    /// The next number.
+    /// Returns the next number.
     pub fn next_u64(&self) -> u64 {
         self.key.hash_one(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A fresh request id: 32 hex digits.
+    /// Returns a new request id of 32 hex digits.
     pub fn id(&self) -> String {
         format!("{:016x}{:016x}", self.next_u64(), self.next_u64())
     }
 }
 
-/// Ids of the calls of one reply.
+/// Generator of the tool call ids of one reply.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ToolCallIds {
     seed: u64,
@@ -32,12 +32,12 @@ pub(crate) struct ToolCallIds {
 }
 
 impl ToolCallIds {
-    /// Ids that depend on `seed`, which nobody can guess.
+    /// Creates ids that depend on `seed`, which must be unpredictable.
     pub(crate) fn new(seed: u64, form: ToolCallIdFormat) -> Self {
         Self { seed, format: form }
     }
 
-    /// The id of call number `index` of a choice.
+    /// Returns the id of call number `index` of a choice.
     pub(crate) fn id(&self, choice: u32, index: u32) -> String {
         const LETTERS: &[u8; 62] =
             b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -54,7 +54,7 @@ impl ToolCallIds {
     }
 }
 
-/// One output of splitmix64 from `state`.
+/// Returns one output of splitmix64 from `state`.
 fn mix(state: u64) -> u64 {
     let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -62,7 +62,7 @@ fn mix(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Key of a choice's random numbers: `mix(mix(seed) ^ choice)`.
+/// Returns the RNG key of a choice: `mix(mix(seed) ^ choice)`.
 pub(crate) fn sampling_key(seed: u64, choice: u64) -> u64 {
     mix(mix(seed) ^ choice)
 }

@@ -1,6 +1,7 @@
-//! `--trace-requests FILE`: one JSON line for each request that ended, written by a thread of its own.
+//! `--trace-requests FILE`: one JSON line per finished request, written by a separate thread.
 //!
-//! A disk that cannot keep up or is full costs whole lines, which are counted in the log, and never a request.
+//! If the disk is too slow or full, whole lines are dropped, which is counted in the log; requests are never
+//! affected.
 
 use super::request_trace_file::RequestTraceFile;
 use protocol::Token;
@@ -13,46 +14,46 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Lines that may wait for the disk.
+/// Maximum number of lines queued for the writer thread.
 const LINES_QUEUED_MAX: usize = 4_096;
-/// How often whoever waits for the disk looks for a place among them.
+/// Poll interval of `flush` while the queue is full.
 const QUEUE_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Between two words in the log about lines that were lost.
+/// Minimum interval between two log messages about dropped lines.
 const DROP_REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Bytes of lines that are written at once, about.
+/// Approximate number of bytes per write.
 const BATCH_BYTES: usize = 64 << 10;
 
 enum TraceMessage {
     Line(Value),
-    /// Nothing: the thread looks what else it is asked for.
+    /// Wakes the thread, which then checks `reopen`.
     Wake,
-    /// Answered once everything before it is written: whether no line was ever lost.
+    /// Sends whether no line has been dropped so far, once all earlier lines are written.
     Flush(SyncSender<bool>),
 }
 
-/// Road to the file; clones share it.
+/// Handle of the writer thread; clones share it.
 #[derive(Debug, Clone)]
 pub struct RequestTracer {
     lines: SyncSender<TraceMessage>,
     shared: Arc<RequestTracerState>,
-    /// Whether lines hold token ids.
+    /// Whether lines include token ids.
     pub with_ids: bool,
 }
 
-/// What the thread shares with those that send lines.
+/// State shared by the writer thread and its handles.
 #[derive(Debug, Default)]
 struct RequestTracerState {
-    /// Lines that are in no file: the disk was too slow, or did not take them.
+    /// Number of dropped lines: the queue was full, or the write failed.
     dropped_lines: AtomicU64,
-    /// The file is to be opened again.
+    /// Whether the file is to be reopened.
     reopen: AtomicBool,
 }
 
 impl RequestTracer {
-    /// Opens the file, whose lines are kept, and starts its thread.
+    /// Opens the file for appending and starts the writer thread.
     ///
-    /// Errors: the file cannot be opened, or no thread is left.
+    /// Errors: the file cannot be opened, or the thread cannot be started.
     pub fn open(path: &Path, with_ids: bool) -> io::Result<Self> {
         let file = RequestTraceFile::open(path)?;
         let (lines, waiting) = sync_channel(LINES_QUEUED_MAX);
@@ -71,19 +72,21 @@ impl RequestTracer {
         Ok(Self { lines, shared, with_ids })
     }
 
-    /// Has the file opened by its name again, because the former one was moved away. The lines that wait come first.
+    /// Reopens the file by its name, after the former file was moved away. Queued lines are written to the
+    /// former file.
     pub fn reopen(&self) {
         self.shared.reopen.store(true, Ordering::Relaxed);
-        // Where there is no room the thread has enough to wake up for.
+        // If the queue is full, the thread is awake anyway.
         let _ = self.lines.try_send(TraceMessage::Wake);
     }
 
-    /// Lines that are in no file.
+    /// Number of dropped lines.
     pub fn dropped_lines(&self) -> u64 {
         self.shared.dropped_lines.load(Ordering::Relaxed)
     }
 
-    /// Waits until what was sent is written, but not beyond `limit`; whether every line so far is.
+    /// Waits until all lines sent so far are written, at most for `limit`; returns whether no line has been
+    /// dropped.
     #[must_use]
     pub fn flush(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
@@ -108,16 +111,16 @@ impl RequestTracer {
     }
 }
 
-/// The thread's end.
+/// State of the writer thread.
 struct RequestTraceWriter {
     file: RequestTraceFile,
-    /// Whole lines that are not written yet.
+    /// Complete lines that are not written yet.
     batch: Vec<u8>,
     shared: Arc<RequestTracerState>,
-    /// Lost lines that the log has been told of, and when.
+    /// Number of dropped lines reported in the log, and the time of the last report.
     reported: u64,
     reported_at: Option<Instant>,
-    /// What the system said last.
+    /// Last I/O error.
     error: Option<io::Error>,
 }
 
@@ -154,9 +157,9 @@ impl RequestTraceWriter {
             }
             TraceMessage::Flush(done) => {
                 self.write();
-                // It is the last word of a server that ends.
+                // This may be the last chance to report before the server exits.
                 self.report_dropped();
-                // Whoever asked may have stopped waiting.
+                // The receiver may have timed out.
                 let _ = done.try_send(self.shared.dropped_lines.load(Ordering::Relaxed) == 0);
             }
             TraceMessage::Wake => {}
@@ -182,7 +185,7 @@ impl RequestTraceWriter {
         }
     }
 
-    /// Tells the log of lines that were lost since it was told last.
+    /// Logs the number of lines dropped since the last report.
     fn report_dropped(&mut self) {
         let lost = self.shared.dropped_lines.load(Ordering::Relaxed);
         let lines = lost - self.reported;
@@ -194,7 +197,7 @@ impl RequestTraceWriter {
     }
 }
 
-/// What one request's line will say. Dropping it writes the line.
+/// Data of one request's trace line. Dropping it writes the line.
 #[derive(Debug)]
 pub(crate) struct RequestTrace {
     tracer: RequestTracer,
@@ -209,7 +212,7 @@ pub(crate) struct RequestTrace {
     choices: Vec<TracedChoice>,
 }
 
-/// One choice.
+/// Trace data of one choice.
 #[derive(Debug, Clone, Default)]
 struct TracedChoice {
     tokens: u32,
@@ -218,9 +221,9 @@ struct TracedChoice {
 }
 
 impl RequestTrace {
-    /// A request that came in at `received` and was accepted as so many choices.
+    /// Creates the trace of a request that arrived at `received` and was accepted with `choices` choices.
     ///
-    /// `head`: what identifies it.
+    /// `head`: identification of the request.
     pub(crate) fn new(
         tracer: &RequestTracer,
         received: Instant,
@@ -242,14 +245,14 @@ impl RequestTrace {
         }
     }
 
-    /// The prompts, for a file that is to hold them.
+    /// Stores the prompts if the trace includes token ids.
     pub(crate) fn set_prompts(&mut self, prompts: &[Vec<Token>]) {
         if self.tracer.with_ids {
             self.prompts = prompts.to_vec();
         }
     }
 
-    /// Takes note of an event of one choice.
+    /// Records an event of one choice.
     pub(crate) fn record(&mut self, choice: usize, event: &TokenEvent) {
         if let Some(run) = event.first_admission {
             self.queued_ms.get_or_insert(run.queued_ms);
@@ -267,7 +270,7 @@ impl RequestTrace {
         }
     }
 
-    /// A choice has ended.
+    /// Records the end of a choice.
     pub(crate) fn end(&mut self, choice: usize, finish: &'static str) {
         if let Some(told) = self.choices.get_mut(choice) {
             told.finish.get_or_insert(finish);
@@ -278,7 +281,7 @@ impl RequestTrace {
         let ms = |at: Instant| at.duration_since(self.received).as_secs_f64() * 1e3;
         let mut line = self.head.take();
         let counts = self.choices.iter().map(|told| told.tokens);
-        // What nobody ended was left by its client.
+        // A choice without a finish reason was ended by a disconnect of the client.
         let ends = self.choices.iter().map(|told| told.finish.unwrap_or("client_gone"));
         line["prompt_tokens"] = json!(self.prompt_tokens);
         line["cached_tokens"] = json!(self.cached_tokens);
@@ -321,7 +324,7 @@ mod tests {
         disk.read_exact(&mut line).unwrap();
         assert_eq!(line[..], *format!("{written}\n").as_bytes());
 
-        // A pipe takes 64 KiB of it.
+        // A pipe buffers 64 KiB of it.
         tracer.write(json!(rest));
         let short = Duration::from_millis(50);
         assert!(!tracer.flush(short), "the disk has stopped");

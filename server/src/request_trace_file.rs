@@ -1,4 +1,4 @@
-//! The file of `--trace-requests`: it holds whole lines only, whatever the disk does.
+//! File of `--trace-requests`: contains complete lines only, even after failed writes.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -8,28 +8,29 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 #[error("{lines} lines were not written: {cause}")]
 pub(super) struct UnwrittenLines {
-    /// How many.
+    /// Number of lines.
     pub(super) lines: u64,
-    /// What the system said.
+    /// I/O error.
     pub(super) cause: io::Error,
 }
 
-/// A file to which lines are appended.
+/// File to which lines are appended.
 #[derive(Debug)]
 pub(super) struct RequestTraceFile {
     path: PathBuf,
     file: File,
-    /// Whether the file ends with a part of a line, which could not be cut off.
+    /// Whether the file ends with an incomplete line that could not be truncated.
     is_torn: bool,
 }
 
 impl RequestTraceFile {
-    /// Opens the file, whose lines are kept. If its last line has no end, as after a crash, it gets one before the next line.
+    /// Opens the file and keeps its contents. If its last line is incomplete, as after a crash, a newline is
+    /// written before the next line.
     ///
-    /// Errors: the system refuses it.
+    /// Errors: the file cannot be opened.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let file = Self::append_to(path)?;
-        let is_torn = has_torn_line(path).unwrap_or(false); // It may be a pipe, or for writing only.
+        let is_torn = has_torn_line(path).unwrap_or(false); // It may be a pipe, or write-only.
         Ok(Self { path: path.to_owned(), file, is_torn })
     }
 
@@ -37,9 +38,9 @@ impl RequestTraceFile {
         OpenOptions::new().append(true).create(true).open(path)
     }
 
-    /// Opens the file by its name again.
+    /// Reopens the file by its name.
     ///
-    /// Errors: the system refuses it; the former file is kept.
+    /// Errors: the file cannot be opened; the former file is kept.
     pub(super) fn reopen(&mut self) -> io::Result<()> {
         *self = Self::open(&self.path)?;
         Ok(())
@@ -47,13 +48,13 @@ impl RequestTraceFile {
 
     /// Appends `lines`, each of which ends with a newline.
     ///
-    /// Errors: the first lines are written whole, and these are not.
+    /// Errors: the lines that were not written; lines before them are complete in the file.
     pub(super) fn write_lines(&mut self, lines: &[u8]) -> Result<(), UnwrittenLines> {
         if lines.is_empty() {
             return Ok(());
         }
         if self.is_torn {
-            // The torn line gets an end of its own.
+            // Ends the incomplete line.
             self.append(b"\n").map_err(|stop| stop.into_unwritten(lines))?;
             self.is_torn = false;
         }
@@ -84,7 +85,7 @@ impl RequestTraceFile {
         Ok(())
     }
 
-    /// Takes the last bytes back.
+    /// Truncates the last bytes of the file.
     fn cut_off(&self, bytes: usize) -> io::Result<()> {
         let metadata = self.file.metadata()?;
         if !metadata.is_file() {
@@ -94,7 +95,7 @@ impl RequestTraceFile {
     }
 }
 
-/// Whether a file ends within a line. What is not a file, a pipe for example, does not.
+/// Whether a file ends with an incomplete line. Other file types, for example pipes, do not.
 fn has_torn_line(path: &Path) -> io::Result<bool> {
     if !path.metadata()?.is_file() {
         return Ok(false);
@@ -109,14 +110,14 @@ fn has_torn_line(path: &Path) -> io::Result<bool> {
     Ok(last != *b"\n")
 }
 
-/// A write that came to a part of its bytes.
+/// Write that failed after a part of its bytes.
 struct PartialWrite {
     written: usize,
     cause: io::Error,
 }
 
 impl PartialWrite {
-    /// All of `lines` are lost.
+    /// Counts all of `lines` as not written.
     fn into_unwritten(self, lines: &[u8]) -> UnwrittenLines {
         let lines = lines.split_inclusive(|&byte| byte == b'\n').count() as u64;
         UnwrittenLines { lines, cause: self.cause }

@@ -17,24 +17,24 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{self, MethodRouter};
 use std::sync::Arc;
 
-/// Paths that are answered even when no connection is left for anything else.
+/// Paths that are served even when the connection limit is reached.
 pub const PROBE_PATHS: &[&str] = &["/livez", "/live", "/readyz", "/ready", "/health", "/ping"];
 
 /// One method of one path.
 pub struct HttpRoute {
     /// `get`, `post` or `delete`.
     pub method: &'static str,
-    /// As axum writes it.
+    /// Path in axum's syntax.
     pub path: &'static str,
-    /// Who is let in.
+    /// Access level.
     pub access: RouteAccess,
     handler: MethodRouter<Arc<AppState>>,
 }
 
-/// Every route there is; methods of one path stand together.
+/// Returns all routes; the methods of one path are adjacent.
 pub fn table() -> Vec<HttpRoute> {
     vec![
-        get("/", status_page::page).to(RouteAccess::Open), // It asks for a key itself.
+        get("/", status_page::page).to(RouteAccess::Open), // The page itself prompts for a key.
         post("/v1/chat/completions", chat::handle),
         post("/v1/completions", completions::handle),
         post("/v1/responses", responses::create),
@@ -77,12 +77,12 @@ pub fn table() -> Vec<HttpRoute> {
     ]
 }
 
-/// All routes over one state, as the public listener shows them.
+/// Builds the router of the public listener.
 pub fn router(app: Arc<AppState>) -> Router {
     build(app, ListenerKind::Public)
 }
 
-/// All routes over one state, as the listener of `--admin-listen` shows them.
+/// Builds the router of the listener of `--admin-listen`.
 pub fn admin_router(app: Arc<AppState>) -> Router {
     build(app, ListenerKind::Admin)
 }
@@ -99,7 +99,7 @@ fn build(app: Arc<AppState>, face: ListenerKind) -> Router {
             handler = handler.merge(more.handler);
         }
         let handler = handler.fallback(async || method_not_allowed());
-        // A guard that would let everyone in costs nothing.
+        // A guard that would admit every request is omitted.
         let open = access == RouteAccess::Open || access == RouteAccess::Key && keyless;
         let guarded = if open { handler } else { handler.layer(door(access)) };
         router = router.route(path, guarded);
@@ -114,7 +114,7 @@ fn build(app: Arc<AppState>, face: ListenerKind) -> Router {
     let cors = app.options.cors.as_ref().and_then(|cors| cors.layer().ok());
     let observed = from_fn_with_state(Arc::clone(&app), count_requests);
     let router = router.with_state(app).fallback_service(unknown).layer(observed);
-    // Outermost: browsers must be able to read refusals, too.
+    // Outermost layer: browsers must be able to read errors, too.
     match cors {
         Some(cors) => router.layer(cors),
         None => router,
@@ -126,7 +126,7 @@ fn method_not_allowed() -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 
-/// 404: no route has this path, or none that is for this caller.
+/// 404: no route has this path, or the caller may not use it.
 pub fn unknown_route() -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, "unknown_route", "there is no such route")
 }

@@ -1,4 +1,4 @@
-//! Server-sent events of a generation: framing, keep-alive comments, merging, end and failure.
+//! SSE stream of a generation: framing, keep-alive comments, merging of chunks, end and failure.
 
 use super::api_error::ApiError;
 use super::openai::choice::{ChoiceDelta, ChoiceFinish, StopMatch};
@@ -14,12 +14,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Bytes reserved for the chunks of one write.
+/// Initial buffer capacity for the chunks of one write, in bytes.
 const BUFFER_BYTES: usize = 2_048;
 
-/// How one kind of reply writes its chunks.
+/// Writes the chunks of one kind of reply.
 pub(crate) trait ChunkWriter: Send + Unpin {
-    /// Appends the chunks of one delta as whole events.
+    /// Appends the chunks of one delta as complete SSE events.
     fn delta(
         &mut self,
         choice: u32,
@@ -28,28 +28,28 @@ pub(crate) trait ChunkWriter: Send + Unpin {
         out: &mut BytesMut,
     );
 
-    /// Appends what follows the last delta.
+    /// Appends the events after the last delta.
     fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut);
 
-    /// Appends a failure after the first byte.
+    /// Appends an error that occurred after the first byte was sent.
     fn fail(&mut self, error: &ApiError, out: &mut BytesMut) {
         out.put_slice(b"data: ");
         out.put_slice(error.body().as_bytes());
         out.put_slice(b"\n\n");
     }
 
-    /// What ends every stream.
+    /// Terminator of the stream.
     fn stream_terminator(&self) -> &'static [u8] {
         b"data: [DONE]\n\n"
     }
 
-    /// What a silent stream says.
+    /// SSE comment that keeps an idle stream alive.
     fn keep_alive_bytes(&self) -> &'static [u8] {
         b": keep-alive\n\n"
     }
 }
 
-/// A streamed reply. Dropping it takes the request back.
+/// Body of a streamed reply. Dropping it aborts the request.
 pub(crate) struct SseBody<W> {
     generation: RequestGeneration,
     writer: W,
@@ -64,7 +64,7 @@ enum SseBodyState {
     Done,
 }
 
-/// A timer that is moved only when it fires, so that a token costs no timer operation.
+/// Keep-alive timer. It is reset only when it fires, so that a token costs no timer operation.
 struct KeepAlive {
     interval: Duration,
     last_write: Instant,
@@ -72,7 +72,7 @@ struct KeepAlive {
 }
 
 impl<W: ChunkWriter> SseBody<W> {
-    /// A body that says something at least every `keep_alive` (zero = never).
+    /// Creates a body that sends at least one event or comment per `keep_alive` interval (zero = never).
     pub(crate) fn new(generation: RequestGeneration, writer: W, keep_alive: Duration) -> Self {
         let keep_alive = (!keep_alive.is_zero()).then(|| {
             let now = Instant::now();
@@ -83,7 +83,7 @@ impl<W: ChunkWriter> SseBody<W> {
         Self { generation, writer, out, state: SseBodyState::Open, keep_alive }
     }
 
-    /// Writes what has arrived, and the end if this was it.
+    /// Writes the events received so far, and the end of the stream if the generation has ended.
     fn write_events(&mut self) {
         let (writer, out) = (&mut self.writer, &mut self.out);
         self.generation.drain(|choice, delta, all| writer.delta(choice, delta, all, out));
@@ -134,7 +134,7 @@ impl<W: ChunkWriter> Body for SseBody<W> {
 }
 
 impl KeepAlive {
-    /// Ready when nothing was written for an interval.
+    /// Ready if nothing was written for one interval.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
@@ -152,7 +152,7 @@ impl KeepAlive {
     }
 }
 
-/// Appends `text` as the inside of a JSON string.
+/// Appends `text`, escaped for the inside of a JSON string.
 pub(crate) fn escape(text: &str, out: &mut BytesMut) {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let bytes = text.as_bytes();

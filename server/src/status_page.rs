@@ -1,16 +1,16 @@
-//! `/`: a page for people, in one file. It holds no figures itself: it asks `/v1/loads`, as anybody may
-//! who has a key.
+//! `/`: status page in one HTML file. It contains no data: it fetches `/v1/loads`, which requires a key if
+//! keys are configured.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
 
 const PAGE: &str = include_str!("status.html");
-/// Nothing from elsewhere, and nobody may frame it.
+/// Content security policy: no external resources, and no embedding in frames.
 const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
                       connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; \
                       form-action 'none'";
 
-/// The page.
+/// Returns the status page.
 pub(crate) async fn page() -> Response<Body> {
     let mut response = Response::new(Body::from(PAGE));
     for (name, value) in [

@@ -1,8 +1,8 @@
-//! Strict JSON: what a request body is before its fields get types.
+//! Strict JSON: parsed form of a request body before its fields are typed.
 //!
-//! Stricter than `serde_json::Value`: a duplicate key is an error, a syntax error knows the field it
-//! happened in, lists of integers (prompts of token ids) take 8 bytes an element, and the number of
-//! values is capped. Depth is capped at 128 by the parser.
+//! Stricter than `serde_json::Value`: a duplicate key is an error, a syntax error names its field, lists of
+//! integers (prompts of token ids) take 8 bytes per element, and the number of values is limited. Depth is
+//! limited to 128 by the parser.
 
 use super::api_error::ApiError;
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
@@ -10,11 +10,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::fmt;
 
-/// Values (integers in lists of integers excepted) one body may hold.
+/// Maximum number of values in one body, not counting integers in lists of integers.
 const VALUES_MAX: u32 = 262_144;
-/// Bytes of a path in a message; what lies deeper is left out.
+/// Maximum number of bytes of a path in a message; deeper parts are cut.
 const PATH_BYTES_MAX: usize = 256;
-/// Keys of an object that are compared one by one before a set is built.
+/// Number of keys up to which duplicates are found by linear search; above it, by a hash set.
 const KEYS_SCANNED: usize = 16;
 
 /// A JSON value.
@@ -24,24 +24,24 @@ pub enum JsonValue {
     Null,
     /// `true`, `false`
     Bool(bool),
-    /// A number without fraction or exponent that fits.
+    /// Number without fraction or exponent that fits in an `i64`.
     Int(i64),
     /// Any other number; always finite.
     Float(f64),
-    /// A string.
+    /// String.
     Str(String),
-    /// A list of integers, not empty.
+    /// Non-empty list of integers.
     Ints(Vec<i64>),
     /// Any other list.
     List(Vec<JsonValue>),
-    /// An object; keys in the order sent, none twice.
+    /// Object; keys in the order sent, without duplicates.
     Object(Vec<(String, JsonValue)>),
 }
 
 impl JsonValue {
     /// Parses a whole body.
     ///
-    /// Errors: 400 naming the field the text breaks in.
+    /// Errors: 400 naming the field of the syntax error.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let context =
             JsonParseContext { path: RefCell::default(), values_left: Cell::new(VALUES_MAX) };
@@ -54,7 +54,7 @@ impl JsonValue {
         })
     }
 
-    /// What kind of value this is, for messages.
+    /// Name of the value's type, for messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -67,7 +67,7 @@ impl JsonValue {
         }
     }
 
-    /// The same value for a template engine.
+    /// Converts the value for a template engine.
     pub fn into_value(self) -> serde_json::Value {
         use serde_json::Value;
         match self {
@@ -85,7 +85,8 @@ impl JsonValue {
     }
 }
 
-/// What a client may know of an error of the parser: its text if that is a known one, else the position alone.
+/// Returns the parser's message if it is a known one, else only the position: other messages must not reach
+/// clients.
 fn client_message(error: &serde_json::Error) -> String {
     const TEXT_BYTES_MAX: usize = 128;
     const BEGINNINGS: [&str; 12] = [
@@ -110,16 +111,16 @@ fn client_message(error: &serde_json::Error) -> String {
     format!("line {} column {}", error.line(), error.column())
 }
 
-/// What all levels of one parse share.
+/// State shared by all levels of one parse.
 struct JsonParseContext {
-    /// Path to the value being read when an error passed, built from the inside out.
+    /// Path to the value that failed to parse, built from the inside out.
     path: RefCell<String>,
     values_left: Cell<u32>,
 }
 
 impl JsonParseContext {
     fn prepend_key(&self, key: &str) {
-        // A hostile key may be megabytes long; its head names it well enough.
+        // A hostile key may be megabytes long; its first characters identify it well enough.
         self.prepend(key.chars().take(64).collect());
     }
 

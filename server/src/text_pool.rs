@@ -1,7 +1,8 @@
-//! Where parsing, templates and tokenising run: blocking threads, apart from the async runtime.
+//! Thread pool for parsing, template rendering and tokenisation: blocking threads, apart from the async
+//! runtime.
 //!
-//! Long texts share two places, so that they cannot keep short ones waiting; all are counted by
-//! admission before they come here.
+//! Long texts share `LONG_PERMITS` permits, so that they cannot delay short ones; all requests have passed
+//! admission before they get here.
 
 use super::api_error::ApiError;
 use std::sync::Arc;
@@ -9,12 +10,12 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tracing::Span;
 
-/// Bodies above this are long: about 5 ms of tokenising.
+/// Size in bytes above which a body is long: about 5 ms of tokenisation.
 const LONG_BYTES: usize = 16 << 10;
 const LONG_PERMITS: usize = 2;
 const SHORT_PERMITS: usize = 8;
 
-/// The places.
+/// Permits for long and for short texts.
 pub struct TextPool {
     long: Arc<Semaphore>,
     short: Arc<Semaphore>,
@@ -27,7 +28,7 @@ impl Default for TextPool {
 }
 
 impl TextPool {
-    /// All places free.
+    /// Creates a pool with all permits free.
     pub fn new() -> Self {
         let places = |count| Arc::new(Semaphore::new(count));
         Self { long: places(LONG_PERMITS), short: places(SHORT_PERMITS) }
@@ -35,8 +36,8 @@ impl TextPool {
 
     /// Runs `work` on a text of `bytes` bytes.
     ///
-    /// Errors: those of `work`; 500 if it panics. A caller that goes away gives up its place in the
-    /// queue; work already begun runs to its end and is dropped.
+    /// Errors: those of `work`; 500 if it panics. A caller that is dropped leaves the queue; work already
+    /// started runs to its end, and its result is dropped.
     pub async fn run<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -44,9 +45,9 @@ impl TextPool {
     ) -> Result<T, ApiError> {
         let places = if bytes > LONG_BYTES { &self.long } else { &self.short };
         let place = Arc::clone(places).acquire_owned().await.map_err(|_| ApiError::internal())?;
-        let span = Span::current(); // The other thread writes to the log on behalf of the same request.
+        let span = Span::current(); // The other thread logs on behalf of the same request.
         let work = move || {
-            let _place = place; // Held by the work, not by a caller that may leave.
+            let _place = place; // Owned by the work, because the caller may be dropped.
             span.in_scope(work)
         };
         spawn_blocking(work).await.map_err(|panic| {

@@ -1,21 +1,21 @@
-//! Routes that clients of vLLM know and this server has not: 501 with the reason, where a 404 would read like a
+//! Routes of vLLM that this server does not implement: 501 with a reason, because a 404 would suggest a
 //! mistyped path.
 
 use super::api_error::ApiError;
 use super::auth::RouteAccess;
 use axum::http::StatusCode;
 
-/// Routes that are absent for one reason.
+/// Routes that are unsupported for one reason.
 pub struct UnsupportedRoutes {
-    /// Their paths, whatever the method.
+    /// Paths, for all methods.
     pub paths: &'static [&'static str],
-    /// Who is told the reason; for all others there is no such route, as with those that exist.
+    /// Access level needed to get the reason; other callers get 404, as for implemented routes.
     pub access: RouteAccess,
-    /// The reason, and what does instead.
+    /// Reason, and the alternative.
     reason: &'static str,
 }
 
-/// All of them.
+/// All unsupported routes.
 pub const UNSUPPORTED_ROUTES: &[UnsupportedRoutes] = &[
     UnsupportedRoutes {
         paths: &["/v1/embeddings", "/pooling", "/classify"],
@@ -45,7 +45,7 @@ pub const UNSUPPORTED_ROUTES: &[UnsupportedRoutes] = &[
 ];
 
 impl UnsupportedRoutes {
-    /// What a caller who may know is told.
+    /// 501 with the reason.
     pub fn not_implemented(&self) -> ApiError {
         let message = format!("this route is not implemented: {}", self.reason);
         ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_implemented", message)

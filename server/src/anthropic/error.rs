@@ -5,7 +5,7 @@ use axum::body::Body;
 use axum::http::{Response, header};
 use serde::Serialize;
 
-/// Paths of this API: all that goes wrong on them is told in its shape.
+/// Path prefix of the Messages API; errors on these paths use Anthropic's error shape.
 const PREFIX: &str = "/v1/messages";
 
 #[derive(Serialize)]
@@ -20,7 +20,7 @@ struct AnthropicErrorDetail<'a> {
     message: &'a str,
 }
 
-/// The body of an error.
+/// Formats the body of an error.
 pub(crate) fn body(error: &ApiError) -> String {
     let message = match &error.param {
         Some(param) => format!("{param}: {}", error.message),
@@ -31,12 +31,12 @@ pub(crate) fn body(error: &ApiError) -> String {
     serde_json::to_string(&body).unwrap_or_default() // Strings always have a JSON form.
 }
 
-/// Whether clients of this API read the replies to a path.
+/// Whether `path` belongs to the Messages API.
 pub(crate) fn is_anthropic_path(path: &str) -> bool {
     path.strip_prefix(PREFIX).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The reply, in this shape if it tells an error.
+/// Replaces the body of an error reply by Anthropic's error shape; other replies pass unchanged.
 pub(crate) fn in_anthropic_shape(mut response: Response<Body>) -> Response<Body> {
     let Some(error) = response.extensions().get::<ApiError>() else { return response };
     let body = Body::from(body(error));

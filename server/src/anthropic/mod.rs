@@ -1,4 +1,4 @@
-//! POST `/v1/messages` and `/v1/messages/count_tokens`: the Anthropic Messages API over the chat path.
+//! POST `/v1/messages` and `/v1/messages/count_tokens`: the Anthropic Messages API on top of the chat path.
 
 mod convert;
 pub(crate) mod error;
@@ -18,7 +18,7 @@ use reply::AnthropicReply;
 use serde_json::json;
 use std::sync::Arc;
 
-/// Answers one request.
+/// Handles one `/v1/messages` request.
 pub(crate) async fn create(
     State(app): State<Arc<AppState>>,
     request: Request,

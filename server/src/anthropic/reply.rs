@@ -1,4 +1,4 @@
-//! Whole replies of the Messages API.
+//! Non-streamed replies of the Messages API.
 
 use super::stream::AnthropicEventWriter;
 use super::types;
@@ -20,14 +20,14 @@ use serde_json::Value;
 use std::sync::Arc;
 use text::partial_arguments;
 
-/// Everything a reply needs besides tokens.
+/// State of a reply apart from its tokens.
 pub(super) struct AnthropicReply {
     pub(super) id: String,
     pub(super) model: String,
     pub(super) tool_call_ids: ToolCallIds,
 }
 
-/// A message as it is written.
+/// JSON form of a message.
 #[derive(Serialize)]
 pub(super) struct AnthropicMessage<'a> {
     id: &'a str,
@@ -40,7 +40,7 @@ pub(super) struct AnthropicMessage<'a> {
     usage: AnthropicUsage,
 }
 
-/// A part of a message.
+/// Content block of a message.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum ContentBlock {
@@ -49,7 +49,7 @@ pub(super) enum ContentBlock {
     ToolUse { id: String, name: String, input: Value },
 }
 
-/// Token counts: what was read from the cache is apart.
+/// Token counts. `input_tokens` excludes the tokens read from the prefix cache.
 #[derive(Serialize, Clone, Copy)]
 pub(super) struct AnthropicUsage {
     #[serde(rename = "input_tokens")]
@@ -67,14 +67,14 @@ impl From<&UsageInfo> for AnthropicUsage {
         Self {
             input: usage.prompt_tokens.saturating_sub(usage.cached_tokens),
             cache_read: usage.cached_tokens,
-            // Caching costs nothing extra here, so nothing is billed as creation.
+            // Prefix caching has no extra cost here, so no tokens are reported as cache creation.
             cache_creation: 0,
             output: usage.completion_tokens,
         }
     }
 }
 
-/// `stop_reason` and `stop_sequence`.
+/// Returns `stop_reason` and `stop_sequence`.
 pub(super) fn stop(end: &ChoiceFinish) -> (Option<&'static str>, Option<&str>) {
     match end {
         ChoiceFinish::Stop(StopMatch::Text(text)) => (Some("stop_sequence"), Some(text)),
@@ -116,7 +116,7 @@ impl AnthropicReply {
             blocks.push(ContentBlock::Text { text: content });
         }
         blocks.extend(calls.into_iter().map(|call| {
-            // Of a call that was cut, what the parts of a stream come to.
+            // A truncated call yields the object that the deltas of a stream would add up to.
             let input = Value::Object(partial_arguments(&call.arguments));
             ContentBlock::ToolUse { id: call.id, name: call.name, input }
         }));

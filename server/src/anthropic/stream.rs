@@ -13,17 +13,17 @@ use serde_json::{Value, json};
 use std::io::Write;
 use text::OutputPiece;
 
-/// Writes the events.
+/// Writes the events of a streamed message.
 pub(super) struct AnthropicEventWriter {
     reply: AnthropicReply,
     started: bool,
-    /// Index of the block that is open, or of the next one.
+    /// Index of the open content block, or of the next one if none is open.
     index: u32,
     open: Option<ContentBlockKind>,
     end: Option<ChoiceFinish>,
 }
 
-/// Kind of a block.
+/// Kind of a content block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ContentBlockKind {
     Thinking,
@@ -31,7 +31,7 @@ enum ContentBlockKind {
     ToolUse,
 }
 
-/// What a block has become longer by.
+/// Increment of a content block.
 #[derive(Serialize)]
 #[serde(tag = "type")]
 enum ContentBlockDelta<'a> {
@@ -43,7 +43,7 @@ enum ContentBlockDelta<'a> {
     InputJson { partial_json: &'a str },
 }
 
-/// One event; its name is its type.
+/// One SSE event; the event name is the `type` field.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum MessageStreamEvent<'a> {
@@ -69,7 +69,7 @@ impl MessageStreamEvent<'_> {
         }
     }
 
-    /// Appends the event. Neither writing to memory nor giving it a JSON form can fail.
+    /// Appends the event. Writing to memory and JSON serialisation of these types cannot fail.
     fn write(&self, out: &mut BytesMut) {
         let _ = write!(out.writer(), "event: {}\ndata: ", self.name());
         let _ = serde_json::to_writer(out.writer(), self);
@@ -89,7 +89,7 @@ impl AnthropicEventWriter {
         }
     }
 
-    /// Makes sure that a block of this kind is open.
+    /// Opens a content block of this kind unless one is open; a tool use always opens a new block.
     fn enter(&mut self, kind: ContentBlockKind, content_block: ContentBlock, out: &mut BytesMut) {
         if self.open != Some(kind) || kind == ContentBlockKind::ToolUse {
             self.close(out);

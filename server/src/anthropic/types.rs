@@ -1,4 +1,4 @@
-//! Fields of a Messages request: forms and ranges.
+//! Parses and validates the fields of a Messages request.
 
 use super::convert::AnthropicTurns;
 use crate::api_error::ApiError;
@@ -13,17 +13,17 @@ use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint};
 use serde_json::Value;
 use text::{ChatInput, ToolDefinition};
 
-/// What becomes the prompt.
+/// Fields that determine the prompt and its output constraints.
 pub(super) struct AnthropicConversation {
     pub(super) input: ChatInput,
     pub(super) tools: RequestTools,
-    /// Tokens of reasoning at most.
+    /// Maximum number of reasoning tokens.
     pub(super) thinking: Option<thinking_budget::RequestedThinkingBudget>,
-    /// What the answer must be.
+    /// Structured output constraint.
     pub(super) format: Option<OutputConstraint>,
 }
 
-/// Reads a whole request.
+/// Parses a whole request.
 ///
 /// Errors: 400 naming the field.
 pub(super) fn take(
@@ -55,7 +55,7 @@ pub(super) fn take(
 }
 
 impl AnthropicConversation {
-    /// Takes all that shapes the prompt.
+    /// Takes all fields that determine the prompt.
     pub(super) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
         for name in ["container", "mcp_servers", "context_management", "output_format"] {
             if fields.take(name).is_some() {
@@ -79,7 +79,7 @@ impl AnthropicConversation {
         for (index, message) in messages::list(fields, "messages")?.into_iter().enumerate() {
             turns.message(format!("messages[{index}]"), message)?;
         }
-        // A last message of the assistant is the beginning of the answer.
+        // A final assistant message is the prefix of the output.
         let continues = turns.can_be_continued();
         let input = ChatInput {
             messages: turns.into_messages(),
@@ -93,7 +93,7 @@ impl AnthropicConversation {
     }
 }
 
-/// `output_config`: how hard to think, and the schema of the answer.
+/// Parses `output_config`: the reasoning effort, and the JSON schema of the output.
 fn output_config(
     fields: &mut RequestFields,
 ) -> Result<(Option<String>, Option<OutputConstraint>), ApiError> {
@@ -119,7 +119,7 @@ fn output_config(
     Ok((effort, Some(OutputConstraint::new(form, SCHEMA))))
 }
 
-/// Whether to think, if the request says, and for how many tokens at most.
+/// Parses `thinking`: whether reasoning is enabled, if the request specifies it, and its token budget.
 fn thinking(
     fields: &mut RequestFields,
 ) -> Result<(Option<bool>, Option<thinking_budget::RequestedThinkingBudget>), ApiError> {
@@ -166,7 +166,7 @@ fn take_tools(fields: &mut RequestFields) -> Result<RequestTools, ApiError> {
     Ok(tools)
 }
 
-/// `tool_choice`, and whether more than one call is wanted.
+/// Parses `tool_choice`, and whether parallel tool calls are allowed.
 fn choice(fields: &mut RequestFields) -> Result<(ToolChoice, bool), ApiError> {
     let Some(value) = fields.take("tool_choice") else { return Ok((ToolChoice::Auto, true)) };
     let mut choice = RequestFields::of("tool_choice".to_owned(), value)?;

@@ -1,37 +1,37 @@
-//! What a choice became: reasoning, content and calls, whole.
+//! Complete output of a choice: reasoning, content and tool calls.
 
 use super::choice::ChoiceFinish;
 use super::collect::CollectedChoice;
 use crate::request_ids::ToolCallIds;
 use text::OutputPiece;
 
-/// A call of the model.
+/// Tool call of the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ToolCall {
-    /// Its id.
+    /// Id of the call.
     pub id: String,
-    /// The function.
+    /// Name of the function.
     pub name: String,
-    /// A JSON object as text; of a call that was cut, as far as it came.
+    /// JSON object as text; incomplete if the call was truncated.
     pub arguments: String,
     /// Whether the output ended inside the call.
     pub truncated: bool,
 }
 
-/// An assistant's message.
+/// Message of the assistant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct AssistantMessage {
-    /// Empty if it did not think, or if nobody looked.
+    /// Reasoning; empty if there is none, or without a reasoning parser.
     pub reasoning: String,
-    /// What it said; malformed calls are part of it.
+    /// Content; malformed calls are part of it.
     pub content: String,
-    /// What it called.
+    /// Tool calls.
     pub calls: Vec<ToolCall>,
 }
 
 impl AssistantMessage {
-    /// The message of choice number `choice`: the same as the chunks of its stream make, but for
-    /// malformed calls, which a stream cannot take back.
+    /// Builds the message of choice number `choice`. It equals the sum of the chunks of a stream, except for
+    /// malformed calls, which a stream cannot retract.
     pub(crate) fn of(whole: &CollectedChoice, choice: u32, names: &ToolCallIds) -> Self {
         let mut message = Self::default();
         let mut begun = 0;
@@ -54,7 +54,8 @@ impl AssistantMessage {
                         call.arguments.push_str(text);
                     }
                 }
-                // The output was cut, so nobody knows that the call would have been none.
+                // The output was truncated inside the call, so the call may be valid: it is kept as
+                // truncated.
                 OutputPiece::Broken { .. }
                     if place + 1 == whole.pieces.len()
                         && matches!(whole.end, ChoiceFinish::Length | ChoiceFinish::Abort(_)) =>

@@ -1,43 +1,43 @@
-//! One choice: engine events in, text deltas out.
+//! Output state of one choice: converts engine events to text deltas.
 //!
-//! Invariants: deltas concatenate to the same text at any cut; text is always valid UTF-8; nothing
-//! follows the end. The token that ends a choice counts in usage; its text appears only with
+//! Invariants: deltas concatenate to the same text at any cut; text is always valid UTF-8; there is no output
+//! after the end. The token that ends a choice counts in usage; its text appears only with
 //! `include_stop_str_in_output`.
 
 use protocol::{RowError, Token, TokenLogprobs};
 use scheduler::{AbortCause, FinishReason, RejectReason, RequestError, StopReason, TokenEvent};
 use text::{Detokenizer, OutputParser, OutputPieces, StopMatcher};
 
-/// How a choice ended, in the client's words.
+/// End of a choice, as reported to the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ChoiceFinish {
     /// End of text, a stop id or a stop string.
     Stop(StopMatch),
-    /// The same, behind a tool call.
+    /// End of text, a stop id or a stop string, after at least one tool call.
     Calls(StopMatch),
-    /// `max_tokens` or the context.
+    /// `max_tokens` or the context length was reached.
     Length,
-    /// Taken back by the server.
+    /// Aborted: disconnect or slow client, deadline, shutdown, or operator.
     Abort(AbortCause),
-    /// Failed alone, or with the engine.
+    /// Failed: this row only, or the engine.
     Error(RequestError),
-    /// Never accepted.
+    /// Rejected by the scheduler.
     Rejected(RejectReason),
 }
 
-/// The value of `stop_reason`.
+/// Reason for a stop; the value of `stop_reason`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StopMatch {
     /// End of text: null.
     Eos,
-    /// A stop id.
+    /// Stop token id.
     Id(Token),
-    /// A stop string.
+    /// Stop string.
     Text(String),
 }
 
 impl ChoiceFinish {
-    /// The value of `finish_reason`.
+    /// Value of `finish_reason`.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Stop(_) => "stop",
@@ -48,7 +48,7 @@ impl ChoiceFinish {
         }
     }
 
-    /// Whether the row's own logits, and not the engine, are at fault.
+    /// Whether the row's own logits are at fault, not the engine.
     pub(crate) fn is_row_error(&self) -> bool {
         matches!(
             self,
@@ -57,25 +57,26 @@ impl ChoiceFinish {
     }
 }
 
-/// What is new in a choice.
+/// New output of a choice.
 #[derive(Debug, Default)]
 pub(crate) struct ChoiceDelta {
-    /// New text, as the model wrote it.
+    /// New text, as generated.
     pub text: String,
-    /// The same, told apart, if somebody reads it.
+    /// New text split into reasoning, content and tool calls, if the choice has a parser.
     pub pieces: OutputPieces,
-    /// New tokens, also those without text yet.
+    /// New tokens, including tokens without text so far.
     pub tokens: Vec<Token>,
-    /// One entry per new token, if asked for.
+    /// Log-probabilities, one entry per new token, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// A token came that has no text, and none is held back: a sign of life for who counts events.
+    /// Whether a token without text has arrived while no text is held back. It is streamed as an empty chunk,
+    /// so that clients that count events see progress.
     pub has_textless_token: bool,
     /// Set on the last delta.
     pub end: Option<ChoiceFinish>,
 }
 
 impl ChoiceDelta {
-    /// Forgets everything but the memory.
+    /// Clears the delta and keeps its allocations.
     pub(crate) fn clear(&mut self) {
         self.text.clear();
         self.pieces.clear();
@@ -86,12 +87,12 @@ impl ChoiceDelta {
     }
 }
 
-/// Rules of the text of a choice.
+/// Stop rules of a choice.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StopRules {
-    /// Tokens before which a stop string does not stop.
+    /// Number of tokens at the start of the output in which stop strings are not matched.
     pub min_tokens: u32,
-    /// The token that stops keeps its text.
+    /// Whether the token that stops the output keeps its text.
     pub include_stop: bool,
 }
 
@@ -101,20 +102,20 @@ pub(crate) struct ChoiceState {
     matcher: StopMatcher,
     rules: StopRules,
     parser: Option<OutputParser>,
-    /// Tokens produced so far.
+    /// Number of tokens generated so far.
     pub tokens: u32,
-    /// Those of them that are reasoning.
+    /// Number of reasoning tokens generated so far.
     pub reasoning_tokens: u32,
-    /// Prompt tokens found in the cache, once known.
+    /// Number of prompt tokens found in the prefix cache, once known.
     pub cached_tokens: Option<u32>,
-    /// Log-probabilities of the prompt, as far as they have come.
+    /// Log-probabilities of the prompt received so far.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     ended: bool,
     scratch: String,
 }
 
 impl ChoiceState {
-    /// A choice before its first token.
+    /// Creates the state of a choice before its first token.
     pub(crate) fn new(
         detokenizer: Detokenizer,
         matcher: StopMatcher,
@@ -135,7 +136,7 @@ impl ChoiceState {
         }
     }
 
-    /// Whether reasoning is told apart.
+    /// Whether the choice has a reasoning parser.
     pub(crate) fn reads_reasoning(&self) -> bool {
         self.parser.as_ref().is_some_and(OutputParser::reads_reasoning)
     }
@@ -149,9 +150,9 @@ impl ChoiceState {
         self.ended
     }
 
-    /// Takes an event and adds what it brings to `delta`.
+    /// Applies an event and appends its output to `delta`.
     ///
-    /// Returns whether a stop string was found, so that the engine must be told.
+    /// Returns whether a stop string was found: the caller must then abort the request in the engine.
     pub(crate) fn push(&mut self, event: TokenEvent, delta: &mut ChoiceDelta) -> bool {
         if self.ended {
             return false;
@@ -185,7 +186,7 @@ impl ChoiceState {
         stopped
     }
 
-    /// Tells apart what the text has become since byte `from`, to the end if the choice has ended.
+    /// Parses the text from byte `from` on; finishes the parser if the choice has ended.
     fn parse(&mut self, from: usize, delta: &mut ChoiceDelta) {
         let Some(parser) = &mut self.parser else { return };
         parser.push(&delta.text[from..], &mut delta.pieces);
@@ -200,7 +201,7 @@ impl ChoiceState {
         }
     }
 
-    /// Adds one token's text; true if a stop string ended the choice.
+    /// Appends one token's text; returns true if a stop string ended the choice.
     fn push_token(&mut self, token: Token, delta: &mut ChoiceDelta) -> bool {
         self.scratch.clear();
         self.detokenizer.push(token, &mut self.scratch);
@@ -219,7 +220,8 @@ impl ChoiceState {
         true
     }
 
-    /// Ends the choice; true if the text held back turned out to hold a stop string.
+    /// Ends the choice. A stop string in the text held back so far becomes the finish reason. Always returns
+    /// false: the engine has already ended the request.
     fn finish(&mut self, finish: FinishReason, delta: &mut ChoiceDelta) -> bool {
         self.ended = true;
         self.scratch.clear();
@@ -231,7 +233,7 @@ impl ChoiceState {
         self.matcher.finish(&mut delta.text);
         delta.end = Some(match finish {
             FinishReason::Stop(StopReason::StopToken(id)) => ChoiceFinish::Stop(StopMatch::Id(id)),
-            // `StopString` cannot come: only this choice finds stop strings, and then it has ended.
+            // `StopString` cannot occur: only this choice matches stop strings, and it has ended then.
             FinishReason::Stop(StopReason::Eos(_) | StopReason::StopString) => {
                 ChoiceFinish::Stop(StopMatch::Eos)
             }

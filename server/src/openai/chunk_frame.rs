@@ -1,4 +1,4 @@
-//! What all chunks of one stream of completions share: their head, written once, and usage.
+//! Parts shared by all chunks of a completion stream: the constant head, and usage.
 
 use super::endpoint::ReplyHead;
 use super::generation::RequestGeneration;
@@ -9,16 +9,16 @@ use bytes::{BufMut, BytesMut};
 use serde_json::json;
 use std::io::Write;
 
-/// The part of a stream's chunks that never changes, and which choices have begun.
+/// Constant part of a stream's chunks, and the set of choices that have begun.
 pub(super) struct ChunkFrame {
-    /// Up to and including `"choices":[`.
+    /// JSON text up to and including `"choices":[`.
     head: Vec<u8>,
     options: StreamOptions,
     started: Vec<bool>,
 }
 
 impl ChunkFrame {
-    /// Chunks of this `object`.
+    /// Creates the frame of chunks of type `object`.
     pub(super) fn new(head: &ReplyHead, object: &str, options: StreamOptions) -> Self {
         let ReplyHead { id, created, model, fingerprint } = head;
         let mut head = BytesMut::from(&b"data: {\"id\":\""[..]);
@@ -41,13 +41,13 @@ impl ChunkFrame {
         !std::mem::replace(&mut self.started[choice], true)
     }
 
-    /// Begins a chunk of one choice, up to what the choice says.
+    /// Begins a chunk of one choice, up to the fields of the choice.
     pub(super) fn open(&self, choice: u32, out: &mut BytesMut) {
         out.put_slice(&self.head);
         let _ = write!(out.writer(), "{{\"index\":{choice},");
     }
 
-    /// Ends a chunk behind its choices.
+    /// Ends a chunk after its choices.
     pub(super) fn close(&self, all: &RequestGeneration, out: &mut BytesMut) {
         if self.options.continuous_usage {
             out.put_slice(b",\"usage\":");
@@ -56,7 +56,7 @@ impl ChunkFrame {
         out.put_slice(b"}\n\n");
     }
 
-    /// The last chunk, if usage was asked for: it has no choices.
+    /// Writes the final chunk with usage and no choices, if usage was requested.
     pub(super) fn usage(&self, usage: &UsageInfo, out: &mut BytesMut) {
         if self.options.include_usage {
             out.put_slice(&self.head);

@@ -1,4 +1,4 @@
-//! Gathers the deltas of a unary reply.
+//! Collects the deltas of a non-streamed reply.
 
 use super::choice::{ChoiceFinish, StopMatch};
 use super::generation::{RequestGeneration, engine_error};
@@ -11,26 +11,26 @@ use std::future::poll_fn;
 use std::io::Write as _;
 use text::OutputPieces;
 
-/// All of one choice.
+/// Complete output of one choice.
 #[derive(Debug)]
 pub(crate) struct CollectedChoice {
-    /// Its text, as the model wrote it.
+    /// Text, as generated.
     pub text: String,
-    /// The same, told apart, if somebody reads it.
+    /// Text split into reasoning, content and tool calls, if the choice has a parser.
     pub pieces: OutputPieces,
-    /// Its tokens.
+    /// Generated tokens.
     pub tokens: Vec<Token>,
-    /// One entry per token, if asked for.
+    /// Log-probabilities, one entry per token, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Those of its prompt, if asked for. The first token has none.
+    /// Log-probabilities of the prompt, if requested. The first prompt token has none.
     pub prompt_logprobs: Vec<TokenLogprobs>,
-    /// How it ended.
+    /// Reason for the end.
     pub end: ChoiceFinish,
 }
 
-/// Waits for the end of every choice. Gives the generation back for usage, and for what it holds of the counters.
+/// Waits until every choice has ended. Returns the generation too, for its usage and its memory reservation.
 ///
-/// Errors: a failure of the request or of one of its choices, as a status.
+/// Errors: a failure of the request or of one of its choices, as an HTTP status.
 pub(crate) async fn collect(
     mut generation: RequestGeneration,
 ) -> Result<(Vec<CollectedChoice>, RequestGeneration), ApiError> {
@@ -72,7 +72,7 @@ pub(crate) async fn collect(
     Ok((wholes, generation))
 }
 
-/// The same where there is one choice.
+/// Waits for the end of a request that has one choice; returns the choice and the generation.
 pub(crate) async fn collect_one(
     generation: RequestGeneration,
 ) -> Result<(CollectedChoice, RequestGeneration), ApiError> {
@@ -81,12 +81,12 @@ pub(crate) async fn collect_one(
     Ok((whole, generation))
 }
 
-/// A reply object as the body of a response.
+/// Serialises a reply object.
 pub(crate) fn body_of(reply: &impl Serialize) -> Result<String, ApiError> {
     serde_json::to_string(reply).map_err(|_| ApiError::internal())
 }
 
-/// Moves entries to the end of a list whose room grows by a quarter at a time, for long ones are many bytes.
+/// Appends entries to a list. The capacity grows by a quarter at a time, because long lists take much memory.
 fn append(list: &mut Vec<TokenLogprobs>, more: &mut Vec<TokenLogprobs>) {
     if list.capacity() - list.len() < more.len() {
         list.reserve_exact(more.len().max(list.len() / 4));
@@ -94,7 +94,7 @@ fn append(list: &mut Vec<TokenLogprobs>, more: &mut Vec<TokenLogprobs>) {
     list.append(more);
 }
 
-/// Appends `finish_reason` and `stop_reason` of a whole choice.
+/// Appends `finish_reason` and `stop_reason` of a complete choice.
 pub(crate) fn put_end(end: &ChoiceFinish, out: &mut BytesMut) {
     let (name, reason) = (end.name(), stop_reason(end));
     // Writing to memory cannot fail.

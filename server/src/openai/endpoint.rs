@@ -1,4 +1,4 @@
-//! The frame around both kinds of completion: body in, prepared work, reply or stream out.
+//! Request handling common to all completion endpoints: read the body, prepare, reply or stream.
 
 use super::generation::RequestGeneration;
 use super::params::{CompletionParams, is_request_id};
@@ -22,21 +22,21 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tracing::Span;
 
-/// What identifies a reply.
+/// Identification of a reply.
 #[derive(Debug, Clone)]
 pub(crate) struct ReplyHead {
     /// `chatcmpl-…` or `cmpl-…`.
     pub id: String,
-    /// Unix time.
+    /// Unix time in seconds.
     pub created: u64,
-    /// Name asked for.
+    /// Requested model name.
     pub model: String,
-    /// Of the model.
+    /// System fingerprint of the model.
     pub fingerprint: String,
 }
 
 impl ReplyHead {
-    /// The head of the reply to a request; `kind` is what its id begins with.
+    /// Creates the head of the reply to a request; `kind` is the prefix of its id.
     pub(crate) fn new(
         kind: &str,
         request_id: &str,
@@ -47,7 +47,7 @@ impl ReplyHead {
         Self { id: format!("{kind}-{request_id}"), created: unix_time(), model, fingerprint }
     }
 
-    /// Begins the object of a whole reply.
+    /// Begins the JSON object of a non-streamed reply.
     pub(crate) fn open(&self, object: &str, out: &mut BytesMut) {
         let Self { id, created, model, fingerprint } = self;
         let (id, model, fingerprint) = (json!(id), json!(model), json!(fingerprint));
@@ -60,19 +60,19 @@ impl ReplyHead {
     }
 }
 
-/// Request fields that came as headers.
+/// Request parameters that are sent as headers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HeaderFields {
-    /// `X-Request-Id`, if it has the form of one.
+    /// `X-Request-Id`, if it is well-formed.
     pub request_id: Option<String>,
-    /// `X-data-parallel-rank`, unchecked.
+    /// `X-data-parallel-rank`, not validated.
     pub replica: Option<String>,
-    /// Whose request it is.
+    /// Identity of the caller.
     pub caller: CallerIdentity,
 }
 
 impl HeaderFields {
-    /// Reads them. A malformed request id is ignored: proxies send all sorts.
+    /// Reads the headers. A malformed request id is ignored, because proxies send arbitrary values.
     pub(crate) fn read(headers: &HeaderMap, keys: &ApiKeys) -> Self {
         let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
         Self {
@@ -82,8 +82,8 @@ impl HeaderFields {
         }
     }
 
-    /// The client's name of the request, else a fresh one: from the header, else from the body. The
-    /// engine gets to know it by `params`, the log by the current span.
+    /// Returns the request id: from the header, else from the body, else a new one. Stores it in `params` for
+    /// the engine, and records it in the current log span.
     pub(crate) fn request_id(&self, params: &mut CompletionParams, random: &IdGenerator) -> String {
         let given = self.request_id.clone().or_else(|| params.request_id.take());
         let name = given.unwrap_or_else(|| random.id());
@@ -94,7 +94,7 @@ impl HeaderFields {
         name
     }
 
-    /// The replica named by the header, else by the body.
+    /// Returns the replica given by the header, else by the body.
     pub(crate) fn replica(
         &self,
         body: Option<u16>,
@@ -111,26 +111,26 @@ impl HeaderFields {
     }
 }
 
-/// What a request became, before the first token.
+/// Submitted request, before its first token.
 pub(crate) struct PreparedRequest<R> {
-    /// Its choices.
+    /// Choices of the request.
     pub generation: RequestGeneration,
-    /// How the reply is written.
+    /// Writer of the reply.
     pub reply: R,
-    /// Whether to stream.
+    /// Whether the reply is streamed.
     pub stream: bool,
-    /// The id under which the client finds it.
+    /// Request id reported to the client.
     pub request_id: String,
-    /// Fields nobody read.
+    /// Names of request fields that no reader has taken.
     pub ignored: Vec<String>,
 }
 
-/// How one endpoint reads requests and writes replies.
+/// Reads the requests and writes the replies of one endpoint.
 pub(crate) trait CompletionEndpoint: Send + Sized + 'static {
     /// Writes the chunks of a stream.
     type StreamWriter: ChunkWriter + 'static;
 
-    /// Parses, refuses and converts one body. Runs where computing is allowed.
+    /// Parses, validates and converts one body. Runs on the text pool, where CPU-bound work is allowed.
     fn prepare(
         app: &Arc<AppState>,
         serving: &Arc<ServingContext>,
@@ -139,10 +139,10 @@ pub(crate) trait CompletionEndpoint: Send + Sized + 'static {
         ticket: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError>;
 
-    /// The writer of a stream.
+    /// Returns the writer of a stream.
     fn stream_writer(self) -> Self::StreamWriter;
 
-    /// Collects the whole reply: JSON, as a text or in pieces.
+    /// Collects a non-streamed reply: a JSON body, in one piece or in several.
     fn collect(
         self,
         generation: RequestGeneration,
@@ -162,7 +162,7 @@ pub(crate) async fn serve<E: CompletionEndpoint>(
     Ok(response)
 }
 
-/// Reads, refuses and submits one request of an endpoint.
+/// Reads, validates and submits one request of an endpoint.
 pub(crate) async fn prepare<E: CompletionEndpoint>(
     app: &Arc<AppState>,
     request: Request,
@@ -178,12 +178,12 @@ pub(crate) async fn prepare<E: CompletionEndpoint>(
         move || {
             let started = Instant::now();
             let json = JsonValue::parse(&body);
-            drop(body); // What follows needs the memory more.
+            drop(body); // Frees memory for the following work.
             let prepared = json.and_then(RequestFields::of_body);
             let mut prepared =
                 prepared.and_then(|fields| E::prepare(&app, &serving, fields, &headers, ticket));
             serving.metrics.http.read_body(started.elapsed(), prepared.is_ok());
-            // Here, because a client that leaves now lets nobody wait for the result.
+            // Started here, because no task awaits the result if the client disconnects now.
             if let (Some(tracer), Ok(prepared)) = (&app.options.tracer, &mut prepared) {
                 let head = json!({
                     "created": unix_time(),
@@ -199,7 +199,7 @@ pub(crate) async fn prepare<E: CompletionEndpoint>(
     app.text_pool.run(bytes, work).await.map_err(|error| app.complete_engine_error(error))
 }
 
-/// Waits for the first token, or for all of them, and writes the reply.
+/// Waits for the first token, or for the whole output, and writes the reply.
 pub(crate) async fn respond<E: CompletionEndpoint>(
     app: &AppState,
     mut prepared: PreparedRequest<E>,
@@ -208,7 +208,8 @@ pub(crate) async fn respond<E: CompletionEndpoint>(
         prepared.generation.wait_first_event().await?;
         return prepared.reply.collect(prepared.generation).await.map(json_body);
     }
-    // Headers wait for the first token, so that an early failure keeps its status; but not for ever.
+    // Headers wait for the first token, so that an early failure keeps its status; the wait is limited to
+    // `keep_alive`.
     let first = prepared.generation.wait_first_event();
     if app.options.keep_alive.is_zero() {
         first.await?;
@@ -225,12 +226,12 @@ pub(crate) async fn respond<E: CompletionEndpoint>(
     Ok(response)
 }
 
-/// A JSON text as a reply.
+/// Wraps JSON text in a response.
 pub(crate) fn json_response(text: String) -> Response<Body> {
     json_body(Body::from(text))
 }
 
-/// A body that is a JSON text as a reply.
+/// Wraps a JSON body in a response.
 pub(crate) fn json_body(body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     let json = HeaderValue::from_static("application/json");
@@ -238,7 +239,7 @@ pub(crate) fn json_body(body: Body) -> Response<Body> {
     response
 }
 
-/// Adds the request id and the names of ignored fields.
+/// Adds the request id and the names of ignored fields as headers.
 pub(crate) fn add_reply_headers(
     response: &mut Response<Body>,
     request_id: Option<&str>,
@@ -255,9 +256,9 @@ pub(crate) fn add_reply_headers(
     }
 }
 
-/// Names of the fields nobody read.
+/// Returns the names of fields that no reader has taken.
 ///
-/// Errors: 400 if `--strict-fields` is on and there are any.
+/// Errors: 400 if there are any and `--strict-fields` is on.
 pub(crate) fn ignored_fields(
     app: &AppState,
     fields: &RequestFields,
@@ -276,7 +277,7 @@ pub(crate) fn ignored_fields(
     }
 }
 
-/// Seconds since 1970; only `created` reads the wall clock.
+/// Returns the Unix time in seconds; only `created` reads the wall clock.
 pub fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }

@@ -1,4 +1,4 @@
-//! All choices of one HTTP request: polls the engine's events and turns them into deltas.
+//! All choices of one HTTP request: polls the engine's events and converts them to deltas.
 
 use super::choice::{ChoiceDelta, ChoiceFinish, ChoiceState};
 use super::usage::UsageInfo;
@@ -14,29 +14,30 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 use tracing::Span;
 
-/// Chunks that may wait for a slow reader before they are merged into one per choice.
+/// Maximum number of pending chunks of a slow client; beyond it they are merged into one chunk per choice.
 const PENDING_CHUNKS_MAX: usize = 256;
 
-/// Facts about the prompts that usage reports.
+/// Prompt information for usage and errors.
 #[derive(Debug, Clone)]
 pub(crate) struct PromptInfo {
-    /// Tokens per prompt.
+    /// Number of tokens of each prompt.
     pub tokens: Vec<u32>,
-    /// Tokens per cache block; 0 = caching is off.
+    /// Tokens per KV block; 0 = prefix caching is off.
     pub block_tokens: u32,
-    /// Whether usage shows details.
+    /// Whether usage has details.
     pub details: bool,
-    /// The field that holds the prompts.
+    /// Name of the field with the prompts.
     pub field: &'static str,
-    /// The field that caps the output.
+    /// Name of the field that limits the output.
     pub max_tokens_field: &'static str,
-    /// The prompts themselves, if a trace is to hold them.
+    /// Token ids of the prompts, if the request trace includes them.
     pub ids: Vec<Vec<Token>>,
 }
 
-/// The choices of a request, prompt by prompt: choice `prompt × n + i`.
+/// Choices of a request, ordered by prompt: the index of choice `i` of a prompt is `prompt × n + i`.
 pub(crate) struct RequestGeneration {
-    /// Writes the request's line when the generation is dropped: first, for a drain waits for the streams.
+    /// Writes the trace line when the generation is dropped. First field, so dropped before `stream`: a drain
+    /// waits for the streams only.
     trace: Option<Box<RequestTrace>>,
     stream: RequestEventStream,
     choices: Vec<ChoiceState>,
@@ -44,17 +45,17 @@ pub(crate) struct RequestGeneration {
     prompts: PromptInfo,
     events: Vec<(u32, TokenEvent)>,
     live: usize,
-    /// Deltas below the stream interval, per choice.
+    /// Output below `stream_interval` tokens, per choice.
     pending: Vec<ChoiceDelta>,
     interval: usize,
-    /// Set when a choice ended in a way that ends the whole request.
+    /// Error that ends the whole request, set when a choice ends with it.
     request_error: Option<ApiError>,
-    /// Of the request, for the log.
+    /// Log span of the request.
     span: Span,
 }
 
 impl RequestGeneration {
-    /// Generation of `choices`, `n` for each prompt.
+    /// Creates the generation of `choices`, `n` of them per prompt.
     pub(crate) fn new(
         stream: RequestEventStream,
         choices: Vec<ChoiceState>,
@@ -81,7 +82,8 @@ impl RequestGeneration {
         }
     }
 
-    /// Has a line written once this ends; `received`: when the request came in.
+    /// Enables the trace line that is written when the generation ends; `received`: arrival time of the
+    /// request.
     pub(crate) fn trace(
         &mut self,
         tracer: &RequestTracer,
@@ -99,14 +101,14 @@ impl RequestGeneration {
         self.live == 0 || self.request_error.is_some()
     }
 
-    /// Why the whole request failed, if it did.
+    /// Takes the error that ended the whole request, if any.
     pub(crate) fn take_request_error(&mut self) -> Option<ApiError> {
         self.request_error.take()
     }
 
-    /// Waits for the first events. A request that fails here has sent no byte yet.
+    /// Waits for the first events. If the request fails here, no byte of the reply has been sent.
     ///
-    /// Errors: the refusal or failure, as a status.
+    /// Errors: the rejection or failure, as an HTTP status.
     pub(crate) async fn wait_first_event(&mut self) -> Result<(), ApiError> {
         poll_fn(|cx| self.poll_events(cx)).await;
         let failed = |(_, event): &(u32, TokenEvent)| match event.finish_reason.clone()? {
@@ -118,12 +120,12 @@ impl RequestGeneration {
             _ => None,
         };
         let Some(error) = self.events.iter().find_map(failed) else { return Ok(()) };
-        self.drain(|_, _, _| ()); // The trace hears how it ended.
+        self.drain(|_, _, _| ()); // Records the end in the trace.
         self.request_error.get_or_insert_with(|| error.clone());
         Err(error)
     }
 
-    /// Waits until events are there to be drained.
+    /// Waits until there are events to drain.
     pub(crate) fn poll_events(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self.stream.poll_events(cx, &mut self.events) {
             Poll::Pending if self.events.is_empty() => Poll::Pending,
@@ -131,9 +133,9 @@ impl RequestGeneration {
         }
     }
 
-    /// Hands every waiting delta to `sink`, to be read or emptied, with the generation as it is then.
+    /// Passes every pending delta and the current generation to `sink`, which may empty the delta.
     pub(crate) fn drain(&mut self, mut sink: impl FnMut(u32, &mut ChoiceDelta, &Self)) {
-        // A reader this slow gets the same text in fewer chunks.
+        // A slow client gets the same text in fewer chunks.
         let merge = self.events.len() > PENDING_CHUNKS_MAX;
         let mut events = mem::take(&mut self.events);
         for (index, event) in events.drain(..) {
@@ -199,7 +201,7 @@ impl RequestGeneration {
         self.pending[index] = delta;
     }
 
-    /// Counts up to now.
+    /// Computes the token counts so far.
     pub(crate) fn usage(&self) -> UsageInfo {
         let mut usage = UsageInfo { details: self.prompts.details, ..UsageInfo::default() };
         usage.completion_tokens = self.choices.iter().map(|c| u64::from(c.tokens)).sum();
@@ -208,7 +210,7 @@ impl RequestGeneration {
             usage.reasoning_tokens = Some(tokens);
         }
         for (choices, &len) in self.choices.chunks(self.n).zip(&self.prompts.tokens) {
-            // Later choices of a prompt find what the first one computed: that is no saving.
+            // Prefix hits of later choices on the first choice's blocks do not count as cached tokens.
             let cached = choices.iter().find_map(|c| c.cached_tokens).unwrap_or(0);
             let cacheable = match self.prompts.block_tokens {
                 0 => 0,
@@ -226,23 +228,23 @@ impl RequestGeneration {
         &self.choices[index].prompt_logprobs
     }
 
-    /// The same, for a reply that keeps them.
+    /// Takes the log-probabilities of a choice's prompt.
     pub(crate) fn take_prompt_logprobs(&mut self, index: usize) -> Vec<TokenLogprobs> {
         mem::take(&mut self.choices[index].prompt_logprobs)
     }
 
-    /// The bytes that the request holds of the counters, for as long as its reply takes memory.
+    /// Returns the memory reservation of the request, which is held while its reply takes memory.
     pub(crate) fn into_held(mut self) -> QueuedBytes {
         self.stream.take_held()
     }
 
-    /// Choices in all.
+    /// Number of choices of all prompts.
     pub(crate) fn choices(&self) -> usize {
         self.choices.len()
     }
 }
 
-/// Who is gone can be told nothing: only the log says so.
+/// Logs a disconnect of the client; there is no connection left to report it to.
 impl Drop for RequestGeneration {
     fn drop(&mut self) {
         if !self.has_ended() {
@@ -251,7 +253,7 @@ impl Drop for RequestGeneration {
     }
 }
 
-/// A refusal of the engine as a status.
+/// Converts a rejection by the engine to an API error.
 fn rejection_error(refusal: &RejectReason, prompts: &PromptInfo) -> ApiError {
     let (field, max_tokens_field) = (prompts.field, prompts.max_tokens_field);
     let message = refusal.to_string();
@@ -287,13 +289,14 @@ fn overloaded(reason: &'static str, message: String, retry_after_s: u32) -> ApiE
     ApiError { retry_after_s: Some(retry_after_s), ..error }
 }
 
-/// A failure of the engine as a status.
+/// Converts an engine failure to an API error.
 pub(crate) fn engine_error(code: RequestError) -> ApiError {
     match code {
         RequestError::ReplicaUnavailable => {
             ApiError::unavailable("engine_unavailable", "the engine is not available", 10)
         }
-        // The request's own rules are at fault, which one is not known: it shows only where they meet.
+        // The request's constraints exclude each other. The one at fault is unknown: only their intersection
+        // is empty.
         RequestError::RowFailed(RowError::AllMasked) => ApiError::bad_request(
             "no_token_allowed",
             "",
@@ -305,14 +308,14 @@ pub(crate) fn engine_error(code: RequestError) -> ApiError {
             "nan_logits",
             "the model produced no usable probabilities for this request",
         ),
-        // A late mask ends no request that has one.
+        // An overdue grammar bitmask never ends a constrained request.
         RequestError::BadOutput | RequestError::RowFailed(RowError::MaskOverdue) => {
             ApiError::internal()
         }
     }
 }
 
-/// The server is shutting down.
+/// 503: the server is shutting down.
 pub(crate) fn draining() -> ApiError {
     ApiError::unavailable("draining", "the server is shutting down", 1)
 }

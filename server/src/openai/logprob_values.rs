@@ -1,4 +1,4 @@
-//! Log-probabilities as JSON values: what is written row by row must read the same, byte by byte.
+//! Test reference: log-probabilities as JSON values; the row-by-row writer must produce the same bytes.
 
 use super::logprobs::{ChoiceLogprobs, TokenFormat, TokenNames};
 use protocol::{Token, TokenLogprobs};
@@ -9,13 +9,13 @@ use text::Tokenizer;
 
 const FLOOR: f32 = -9999.0;
 
-/// Tokens of the demo model.
+/// Token names of the demo model.
 pub(super) fn names(spelling: TokenFormat) -> TokenNames {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/demo");
     TokenNames { tokenizer: Arc::new(Tokenizer::load(&demo).unwrap()), spelling }
 }
 
-/// Entries of `count` tokens with values that are hard to write, among them tokens that are no text.
+/// Creates `count` entries with values that are hard to serialise and with tokens that are not valid text.
 pub(super) fn entries(count: usize, top: usize) -> Vec<TokenLogprobs> {
     let values = [-0.1, -1e-9, -12.345_678, f32::NEG_INFINITY, 0.0, -16_777_216.0, -3.5e-20];
     let value = |place: usize| values[place % values.len()];
@@ -30,7 +30,7 @@ pub(super) fn entries(count: usize, top: usize) -> Vec<TokenLogprobs> {
     (0..count).map(entry).collect()
 }
 
-/// `{"content": [..]}` of a chat choice.
+/// Builds `{"content": [..]}` of a chat choice.
 pub(super) fn chat(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
     let one = |token: Token, logprob: f32| {
         let bytes = names.tokenizer.token_bytes(token);
@@ -46,7 +46,7 @@ pub(super) fn chat(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
     json!({"content": of.output.iter().map(entry).collect::<Vec<_>>()})
 }
 
-/// The four lists of a text choice.
+/// Builds the four lists of a text choice.
 pub(super) fn text(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
     let of_prompt = std::iter::once(None).chain(of.prompt.iter().map(Some));
     let echoed = of.echoed.iter().copied().zip(of_prompt);
@@ -71,7 +71,7 @@ pub(super) fn text(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
     json!({"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": starts})
 }
 
-/// The value of `prompt_logprobs`.
+/// Builds the value of `prompt_logprobs`.
 pub(super) fn prompt(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
     let one = |id: Token, logprob: f32, rank: u32| {
         let logprob = logprob.max(FLOOR);

@@ -1,6 +1,7 @@
-//! Log-probabilities in the three shapes clients know: chat, text and prompt.
+//! Log-probabilities in the three JSON forms of the API: chat, text and prompt.
 //!
-//! They are written row by row: as values, or as text at once, they take ten times the memory that they are kept in.
+//! They are serialised row by row: as JSON values, or as text in one piece, they would take ten times the
+//! memory of their entries.
 
 use bytes::{BufMut, BytesMut};
 use protocol::{Token, TokenLogprobs};
@@ -11,29 +12,29 @@ use std::io::Write as _;
 use std::sync::Arc;
 use text::Tokenizer;
 
-/// Lowest value shown: JSON has no infinity.
+/// Lowest value written: JSON has no infinity.
 const FLOOR: f32 = -9999.0;
 
-/// How tokens are spelt.
+/// Format of tokens in log-probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenFormat {
-    /// As text.
+    /// Token text.
     Text,
-    /// As `token_id:N`.
+    /// `token_id:N`.
     Id,
 }
 
-/// Tokens as logprobs show them.
+/// Formats tokens for log-probabilities.
 #[derive(Debug, Clone)]
 pub(crate) struct TokenNames {
-    /// Knows their texts.
+    /// Tokenizer, for the token texts.
     pub tokenizer: Arc<Tokenizer>,
-    /// Whether these are shown.
+    /// Format of the tokens.
     pub spelling: TokenFormat,
 }
 
 impl TokenNames {
-    /// A token as logprobs show it.
+    /// Formats a token.
     pub(crate) fn of(&self, token: Token) -> Cow<'_, str> {
         match self.spelling {
             TokenFormat::Text => self.tokenizer.token_text(token),
@@ -45,15 +46,15 @@ impl TokenNames {
 /// Log-probabilities of one choice, or of a part of it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ChoiceLogprobs<'a> {
-    /// Ids of the prompt, if it is listed before the output.
+    /// Token ids of the prompt, if it is listed before the output.
     pub echoed: &'a [Token],
-    /// Entries of the prompt. Its first token has none.
+    /// Entries of the prompt. The first prompt token has none.
     pub prompt: &'a [TokenLogprobs],
     /// Entries of the output.
     pub output: &'a [TokenLogprobs],
 }
 
-/// A token that is listed. The first one of a prompt has no entry.
+/// Token of a list. The first token of a prompt has no entry.
 #[derive(Debug, Clone, Copy)]
 struct ListedToken<'a> {
     token: Token,
@@ -76,25 +77,25 @@ impl<'a> ChoiceLogprobs<'a> {
     }
 }
 
-/// How log-probabilities are listed.
+/// JSON form of log-probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ListForm {
-    /// The `logprobs` object of a chat choice: one list of objects.
+    /// `logprobs` object of a chat choice: one list of objects.
     Chat,
-    /// The `logprobs` object of a text choice: four lists.
+    /// `logprobs` object of a text choice: four lists.
     Text,
-    /// The value of `prompt_logprobs`: null for the first token, then `{"<id>": {..}}`.
+    /// Value of `prompt_logprobs`: null for the first token, then `{"<id>": {..}}`.
     Prompt,
 }
 
-/// One list of a form.
+/// One list of a JSON form.
 struct Column {
-    /// What stands before its first row, behind the list before it.
+    /// JSON text before the first row; it also closes the preceding list.
     opening: &'static str,
     cell: Cell,
 }
 
-/// What a row of a list shows of its token.
+/// Value of one row of a list.
 #[derive(Debug, Clone, Copy)]
 enum Cell {
     ChatEntry,
@@ -131,23 +132,23 @@ impl ListForm {
     }
 }
 
-/// Writes the lists of a form, one row at a time.
+/// Writes the lists of a JSON form, one row at a time.
 #[derive(Debug)]
 pub(crate) struct ListWriter {
     form: ListForm,
     column: usize,
     row: usize,
-    /// Characters of the tokens before the row whose offset comes next.
+    /// `text_offset` of the next row: number of characters of all tokens before it.
     chars: usize,
 }
 
 impl ListWriter {
-    /// Nothing is written yet; `chars`: of the tokens that other lists of the choice have shown.
+    /// Creates a writer; `chars`: number of characters of the tokens in earlier lists of the choice.
     pub(crate) fn new(form: ListForm, chars: usize) -> Self {
         Self { form, column: 0, row: 0, chars }
     }
 
-    /// Appends the next row, or the end of a list; false once there is nothing more.
+    /// Appends the next row, or the end of a list; returns false once all is written.
     pub(crate) fn step(
         &mut self,
         names: &TokenNames,
@@ -175,7 +176,7 @@ impl ListWriter {
         self.column < columns.len()
     }
 
-    /// Appends everything. Gives the characters of all tokens shown.
+    /// Appends all lists. Returns the number of characters of all listed tokens.
     pub(crate) fn write(
         mut self,
         names: &TokenNames,
@@ -214,17 +215,17 @@ impl ListWriter {
     }
 }
 
-/// A log-probability as it is shown: as a double, whose digits clients have always seen.
+/// Converts a log-probability for output: as a double, so that clients see the same digits as ever.
 fn shown(logprob: f32) -> f64 {
     f64::from(logprob.max(FLOOR))
 }
 
-/// Writing to memory cannot fail, and all that is written here has a JSON form.
+/// Writing to memory and JSON serialisation of these types cannot fail.
 fn write_json(value: &impl Serialize, out: &mut BytesMut) {
     let _infallible = serde_json::to_writer(out.writer(), value);
 }
 
-/// A token of a chat choice.
+/// Token of a chat choice.
 #[derive(Serialize)]
 struct ChatToken<'a> {
     token: Cow<'a, str>,
@@ -247,7 +248,8 @@ impl<'a> ChatToken<'a> {
     }
 }
 
-/// The token and the likeliest ones by their names. Of those that look alike, the first one counts.
+/// Maps the names of the token and of the top-k tokens to log-probabilities. Of equal names, the first entry
+/// is kept.
 fn by_name(names: &TokenNames, token: Token, entry: &TokenLogprobs) -> Map<String, Value> {
     let mut map = Map::new();
     for &(id, logprob) in [(token, entry.logprob)].iter().chain(&entry.top_logprobs) {
@@ -256,7 +258,7 @@ fn by_name(names: &TokenNames, token: Token, entry: &TokenLogprobs) -> Map<Strin
     map
 }
 
-/// The token that stands in the prompt and the likeliest ones, by id.
+/// Writes the prompt token and the top-k tokens, keyed by token id.
 fn write_ranks(names: &TokenNames, entry: &TokenLogprobs, out: &mut BytesMut) {
     let others = (1..).zip(&entry.top_logprobs).filter(|(_, (id, _))| *id != entry.token);
     let others = others.map(|(rank, &(id, logprob))| (id, logprob, rank));

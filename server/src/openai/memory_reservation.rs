@@ -1,4 +1,4 @@
-//! What requests hold besides their bodies, counted before it is there.
+//! Reserves the memory that a request needs in addition to its body, before it is allocated.
 
 use super::params::CompletionParams;
 use crate::api_error::ApiError;
@@ -9,40 +9,42 @@ use grammar::GrammarSpec;
 use protocol::{Token, TokenLogprobs};
 use scheduler::RequestSubmission;
 
-/// Bytes of a prompt's token while its request lives: the id here and in the engine, its share of block hashes.
+/// Bytes per prompt token of a live request: its id here and in the engine, and its share of block hashes.
 const PROMPT_TOKEN_BYTES: u64 = 16;
-/// Bytes of a token with log-probabilities besides the likeliest ids: its entry, twice while the list of them grows, and
-/// its id and text. Measured by `tests/e2e/http/memory_amplification.rs`, and so are the next ones.
+/// Bytes per token with log-probabilities, without its top-k tokens: its entry, twice while the list grows,
+/// and its id and text. Measured, like the following constants, by `tests/e2e/http/memory_amplification.rs`.
 const ENTRY_BYTES: u64 = 3 * size_of::<TokenLogprobs>() as u64;
-/// Bytes of one of the likeliest ids and its value, with what the allocator rounds up.
+/// Bytes of one top-k token id and its value, including the allocator's rounding.
 const LISTED_BYTES: u64 = size_of::<(Token, f32)>() as u64 * 5 / 4;
-/// How often a prompt's log-probabilities are there while they come: all at once, as a message and as entries.
+/// Number of copies of a prompt's log-probabilities while they arrive: all at once, as a message and as
+/// entries.
 const PROMPT_COPIES: u64 = 3;
-/// Bytes of text of each log-probability of a prompt that a stream echoes, in one event.
+/// Bytes of text per prompt log-probability that a stream echoes, in one event.
 const ECHOED_BYTES: u64 = 64;
 
-/// What a request asks for in numbers, all its choices together.
+/// Token and choice counts of a request, over all its choices.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestCounts {
-    /// Choices of all prompts.
+    /// Number of choices of all prompts.
     pub(super) requests: u64,
-    /// Tokens of prompts, for each choice.
+    /// Number of prompt tokens, counted for each choice.
     pub(super) prompt_tokens: u64,
-    /// Tokens that may be generated.
+    /// Maximum number of output tokens.
     pub(super) output_tokens: u64,
 }
 
-/// Bytes that a request holds besides its body.
+/// Bytes that a request needs in addition to its body.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestBytes {
-    /// Of its prompts and rules: ids, hashes, lists of choices, log-probabilities of prompts, the parsed schema.
+    /// Bytes for prompts and parameters: ids, hashes, lists of choices, prompt log-probabilities, the parsed
+    /// schema.
     prompts: u64,
-    /// Log-probabilities of its outputs.
+    /// Bytes for the log-probabilities of the outputs.
     outputs: u64,
 }
 
 impl RequestBytes {
-    /// What it is going to hold.
+    /// Estimates the bytes that a request will need.
     pub(super) fn of(
         serving: &ServingContext,
         params: &CompletionParams,
@@ -67,7 +69,7 @@ impl RequestBytes {
             Some(GrammarSpec::Json { schema, .. }) => heap_bytes(schema),
             _ => 0,
         };
-        // A stream sends them as they come.
+        // A stream sends log-probabilities as they arrive.
         let of_token = if params.stream { 0 } else { kept(sampling.logprobs) };
         Self {
             prompts: of_prompts.saturating_add(of_requests).saturating_add(schema),
@@ -75,20 +77,20 @@ impl RequestBytes {
         }
     }
 
-    /// All of them.
+    /// Total number of bytes.
     pub(super) fn total(self) -> u64 {
         self.prompts.saturating_add(self.outputs)
     }
 
-    /// The field that most of them come from.
+    /// Returns the field that accounts for most of the bytes.
     pub(super) fn field<'a>(self, of_prompts: &'a str, of_outputs: &'a str) -> &'a str {
         if self.outputs > self.prompts { of_outputs } else { of_prompts }
     }
 }
 
-/// Counts what a request is going to hold.
+/// Reserves the bytes that a request will need.
 ///
-/// Errors: 400 if it is more than all requests may hold, 429 or 503 if others hold too much now.
+/// Errors: 400 if they exceed the limit for all requests together, 429 or 503 if too many are in use now.
 pub(crate) fn reserve(
     app: &AppState,
     ticket: &mut AdmissionPermit,

@@ -1,4 +1,4 @@
-//! The OpenAI routes. An endpoint is a folder: types, validate, convert, reply, handler.
+//! OpenAI routes. Each endpoint is a folder: types, validation, conversion, reply, handler.
 
 pub(crate) mod assistant_message;
 pub mod chat;

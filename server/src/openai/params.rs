@@ -1,4 +1,4 @@
-//! Fields that chat and text completions share: their types, ranges and defaults.
+//! Parses the fields that chat and text completions share: types, ranges and defaults.
 
 use super::logprobs::TokenFormat;
 use super::{structured_outputs, unsupported_fields};
@@ -10,35 +10,35 @@ use grammar::OutputConstraint;
 use protocol::{SamplingParams, Token};
 use std::sync::Arc;
 
-/// Bounds that depend on the model and the command line.
+/// Field bounds that depend on the model and the command line.
 #[derive(Debug, Clone)]
 pub struct FieldBounds {
-    /// Ids below this exist.
+    /// Vocabulary size; token ids are below it.
     pub vocab_size: u32,
-    /// Prompt plus output.
+    /// Maximum number of prompt and output tokens together.
     pub max_model_len: u32,
     /// `--max-logprobs`; `None` = the whole vocabulary.
     pub logprobs_max: Option<u32>,
-    /// Replicas.
+    /// Number of replicas.
     pub replicas: u16,
     /// Whether `--scheduling-policy priority` is in force.
     pub priorities: bool,
 }
 
-/// Sampling values used where a request is silent: `generation_config.json`, or neutral ones.
+/// Default sampling parameters: from `generation_config.json`, or neutral values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingDefaults {
     /// Softmax temperature.
     pub temperature: f32,
-    /// Nucleus.
+    /// Top-p (nucleus) threshold.
     pub top_p: f32,
-    /// 0 = all.
+    /// Top-k; 0 = off.
     pub top_k: u32,
-    /// 0 = off.
+    /// Min-p; 0 = off.
     pub min_p: f32,
-    /// 1 = off.
+    /// Repetition penalty; 1 = off.
     pub repetition: f32,
-    /// Output cap of the model's authors.
+    /// Default `max_tokens` of conversation requests; `None` = the rest of the context length.
     pub max_tokens: Option<u32>,
 }
 
@@ -49,76 +49,76 @@ impl Default for SamplingDefaults {
     }
 }
 
-/// What to stream.
+/// Stream options of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct StreamOptions {
-    /// A last chunk with usage.
+    /// Whether a final chunk with usage is sent.
     pub include_usage: bool,
-    /// Usage in every chunk.
+    /// Whether every chunk has usage.
     pub continuous_usage: bool,
 }
 
-/// Which end of a long prompt is kept.
+/// Side of a long prompt that is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PromptTruncation {
-    /// The last so many tokens.
+    /// Keeps the last `n` tokens.
     KeepLast(u32),
-    /// The first so many tokens.
+    /// Keeps the first `n` tokens.
     KeepFirst(u32),
 }
 
-/// Fields of both kinds of completion, checked.
+/// Validated parameters of chat and text completions.
 #[derive(Debug, Clone)]
 pub(crate) struct CompletionParams {
-    /// Served name asked for.
+    /// Requested model name.
     pub model: Option<String>,
-    /// Sampling rules but for stop ids, bad words and log-probabilities, which need more context.
+    /// Sampling parameters without stop ids, bad words and log-probabilities, which need more context.
     pub sampling: SamplingParams,
-    /// What the output must be. A chat request may set it where none of its own fields does: for tools.
+    /// Structured output constraint. If no field sets it, a chat request may set it for forced tool calls.
     pub constraint: Option<Arc<OutputConstraint>>,
-    /// Choices per prompt.
+    /// Number of choices per prompt.
     pub n: u32,
     /// Seed of the random numbers.
     pub seed: Option<i64>,
-    /// Output tokens at most, if given.
+    /// Maximum number of output tokens, if given.
     pub max_tokens: Option<u32>,
-    /// The field that said so, or that could have.
+    /// Name of the field that set `max_tokens`, or that would set it.
     pub max_tokens_field: &'static str,
-    /// Strings that end the output.
+    /// Stop strings.
     pub stop: Vec<String>,
-    /// The output keeps the stop string.
+    /// Whether the output includes the stop string.
     pub include_stop: bool,
-    /// Ids that end the output.
+    /// Stop token ids.
     pub stop_ids: Vec<Token>,
-    /// End-of-text ids do not end the output.
+    /// Whether EOS ids do not end the output.
     pub ignore_eos: bool,
-    /// Special tokens leave no text.
+    /// Whether special tokens are omitted from the text.
     pub skip_special: bool,
-    /// Strings that must not be produced.
+    /// Strings that must not be generated.
     pub bad_words: Vec<String>,
-    /// Log-probabilities of prompt tokens.
+    /// Number of top-k log-probabilities per prompt token; `None` = none.
     pub prompt_logprobs: Option<u32>,
-    /// Prompt (text) or last message (chat) before the output.
+    /// Whether the prompt (text) or the last message (chat) is echoed before the output.
     pub echo: bool,
-    /// Answer as server-sent events.
+    /// Whether the reply is a stream of SSE events.
     pub stream: bool,
-    /// What the events carry.
+    /// Stream options.
     pub stream_options: StreamOptions,
-    /// Tokens per event at least.
+    /// Minimum number of tokens per SSE event.
     pub stream_interval: u32,
-    /// Where a long prompt is cut.
+    /// Truncation of long prompts.
     pub truncate: Option<PromptTruncation>,
-    /// Keeps cache blocks apart.
+    /// Salt of the block hashes: requests with different salts share no KV blocks.
     pub cache_salt: Option<String>,
-    /// The client's name for the request.
+    /// Request id given by the client.
     pub request_id: Option<String>,
-    /// Smaller is served first.
+    /// Priority; lower values are scheduled first.
     pub priority: i32,
-    /// The replica to use.
+    /// Requested replica (DP rank).
     pub replica: Option<u16>,
-    /// Ids beside text.
+    /// Whether the reply has token ids in addition to text.
     pub return_token_ids: bool,
-    /// Tokens in logprobs as `token_id:N`; `None` = as the command line says.
+    /// Whether log-probabilities show tokens as `token_id:N`; `None` = as set on the command line.
     pub tokens_as_ids: Option<bool>,
 }
 
@@ -131,7 +131,7 @@ const LOGIT_BIAS_MAX: usize = 1_024;
 impl CompletionParams {
     /// Takes the shared fields.
     ///
-    /// Errors: 400 naming the first field out of its range.
+    /// Errors: 400 naming the first invalid field.
     pub(crate) fn take(
         fields: &mut RequestFields,
         bounds: &FieldBounds,
@@ -160,7 +160,7 @@ impl CompletionParams {
             ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
             skip_special: fields.bool("skip_special_tokens")?.unwrap_or(true),
             bad_words: {
-                // No supported decoder puts spaces between tokens: both values give the same text.
+                // Accepted without effect: no supported decoder puts spaces between special tokens.
                 fields.bool("spaces_between_special_tokens")?;
                 fields.strings("bad_words", STRING_BYTES_MAX, BAD_WORDS_MAX)?.unwrap_or_default()
             },
@@ -182,7 +182,7 @@ impl CompletionParams {
         })
     }
 
-    /// What events carry where the command line may ask for more.
+    /// Returns the stream options after `--enable-force-include-usage` is applied.
     pub(crate) fn effective_stream_options(&self, options: &ServerOptions) -> StreamOptions {
         let StreamOptions { include_usage, continuous_usage } = self.stream_options;
         StreamOptions {
@@ -191,15 +191,15 @@ impl CompletionParams {
         }
     }
 
-    /// How logprobs show tokens.
+    /// Returns the format of tokens in log-probabilities.
     pub(crate) fn token_format(&self, options: &ServerOptions) -> TokenFormat {
         let as_ids = self.tokens_as_ids.unwrap_or(options.tokens_as_ids);
         if as_ids { TokenFormat::Id } else { TokenFormat::Text }
     }
 
-    /// Adds a constraint that the endpoint has a field of its own for.
+    /// Adds a constraint from a field of the endpoint.
     ///
-    /// Errors: 400, the request has another one.
+    /// Errors: 400 if the request has another constraint.
     pub(crate) fn add_constraint(
         &mut self,
         constraint: Option<OutputConstraint>,
@@ -213,7 +213,7 @@ impl CompletionParams {
         Ok(())
     }
 
-    /// Refuses what an endpoint of single answers has no place for.
+    /// Rejects parameters that endpoints with a single choice do not support.
     pub(crate) fn check_single(&self) -> Result<(), ApiError> {
         let asked = [
             ("n", self.n != 1),
@@ -229,7 +229,7 @@ impl CompletionParams {
         }
     }
 
-    /// Takes the output cap by its old name and by its new one, which counts if both are there.
+    /// Takes `max_tokens` and `max_completion_tokens`; the latter takes precedence.
     pub(crate) fn take_max_tokens(
         &mut self,
         fields: &mut RequestFields,
@@ -243,7 +243,7 @@ impl CompletionParams {
         self.check_min_tokens()
     }
 
-    /// Checks `min_tokens` once `max_tokens` is known.
+    /// Checks `min_tokens` against `max_tokens`.
     pub(crate) fn check_min_tokens(&self) -> Result<(), ApiError> {
         let (min, max) = (self.sampling.min_tokens, self.max_tokens.unwrap_or(u32::MAX));
         if min <= max {
@@ -254,7 +254,7 @@ impl CompletionParams {
     }
 }
 
-/// `logprobs`, `top_logprobs` and `prompt_logprobs`: 0 to the cap, −1 = all.
+/// Takes `logprobs`, `top_logprobs` or `prompt_logprobs`: 0 to the limit, −1 = the whole vocabulary.
 pub(crate) fn count_of_logprobs(
     fields: &mut RequestFields,
     name: &str,
@@ -264,7 +264,7 @@ pub(crate) fn count_of_logprobs(
         Some(cap) => (i64::from(cap), None),
         None => (i64::from(bounds.vocab_size), Some(u32::MAX)),
     };
-    // Without a cap, −1 is allowed and means the whole vocabulary.
+    // Without a limit, −1 is allowed and means the whole vocabulary.
     let Some(count) = fields.int(name, -1..=cap)? else { return Ok(None) };
     match (count, all) {
         (-1, None) => {
@@ -356,7 +356,7 @@ fn logit_bias(
     };
     let mut biases: Vec<(Token, f32)> = pairs.into_iter().map(entry).collect::<Result<_, _>>()?;
     biases.sort_unstable_by_key(|(id, _)| *id);
-    // "7" and "07" are different keys of the same id.
+    // "7" and "07" are different keys of the same token id.
     match biases.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         None => Ok(biases),
         Some(pair) => Err(ApiError::invalid("logit_bias", format!("token id {} twice", pair[0].0))),
@@ -392,7 +392,7 @@ fn truncate(
     let Some(count) = fields.int("truncate_prompt_tokens", -1..=limit)? else { return Ok(None) };
     let count = match count {
         0 => return Err(ApiError::invalid("truncate_prompt_tokens", "must be -1 or at least 1")),
-        // The longest prompt that leaves room for one output token.
+        // Longest prompt that leaves room for one output token.
         -1 => bounds.max_model_len.saturating_sub(1),
         count => count as u32,
     };
@@ -419,7 +419,7 @@ fn cache_salt(fields: &mut RequestFields) -> Result<Option<String>, ApiError> {
     }
 }
 
-/// Whether a client's name for a request may be used.
+/// Whether a request id given by the client is well-formed.
 pub(crate) fn is_request_id(id: &str) -> bool {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._:-".contains(&b);
     (1..=128).contains(&id.len()) && id.bytes().all(allowed)

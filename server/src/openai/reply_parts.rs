@@ -1,4 +1,5 @@
-//! A whole reply as it is kept: text, and between it log-probabilities, which become text as the client reads them.
+//! Buffered form of a non-streamed reply: text and log-probabilities, which are serialised as the client
+//! reads them.
 
 use super::logprobs::{ChoiceLogprobs, ListForm, ListWriter, TokenNames};
 use crate::piece_body::{PieceWriter, body_of};
@@ -10,47 +11,48 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 
-/// Log-probabilities of one choice, kept until they are written.
+/// Log-probabilities of one choice, kept until they are serialised.
 #[derive(Debug, Default)]
 pub(crate) struct KeptLogprobs {
-    /// Ids of the prompt, if it is listed before the output.
+    /// Token ids of the prompt, if it is listed before the output.
     pub echoed: Arc<[Token]>,
-    /// Entries of the prompt. Its first token has none.
+    /// Entries of the prompt. The first prompt token has none.
     pub prompt: Vec<TokenLogprobs>,
     /// Entries of the output.
     pub output: Vec<TokenLogprobs>,
 }
 
-/// A part of a reply.
+/// Part of a reply.
 #[derive(Debug)]
 enum Part {
     Text(Bytes),
     Lists { writer: ListWriter, kept: Arc<KeptLogprobs> },
 }
 
-/// A reply that is put together in order. Each part is given up once it is written.
+/// Reply built in order. Each part is freed once it is written.
 #[derive(Debug)]
 pub(crate) struct ReplyParts {
-    /// Text behind the last list.
+    /// Text after the last list.
     pub text: BytesMut,
     names: TokenNames,
     parts: VecDeque<Part>,
 }
 
 impl ReplyParts {
-    /// Nothing so far.
+    /// Creates an empty reply.
     pub(crate) fn new(names: TokenNames) -> Self {
         Self { text: BytesMut::new(), names, parts: VecDeque::new() }
     }
 
-    /// Goes on with lists.
+    /// Appends lists of log-probabilities.
     pub(crate) fn list(&mut self, form: ListForm, kept: &Arc<KeptLogprobs>) {
         self.end_text();
         let writer = ListWriter::new(form, 0);
         self.parts.push_back(Part::Lists { writer, kept: Arc::clone(kept) });
     }
 
-    /// The body of a response; `held`: what the request holds of the counters, for as long as lists are kept.
+    /// Returns the body of the response; `held`: memory reservation of the request, released when the body is
+    /// dropped.
     pub(crate) fn into_body(mut self, held: QueuedBytes) -> Body {
         if self.parts.is_empty() {
             return Body::from(self.text.freeze());
@@ -99,7 +101,7 @@ mod tests {
     use http_body_util::BodyExt;
 
     impl ReplyParts {
-        /// All of it, in pieces of about so many bytes.
+        /// Returns the whole text, written in pieces of about `bytes` bytes.
         pub(in crate::openai) fn into_text(mut self, bytes: usize) -> String {
             self.end_text();
             let mut out = BytesMut::new();

@@ -1,6 +1,7 @@
-//! Fields that constrain the output: `response_format`, `structured_outputs` and their aliases.
+//! Structured output fields: `response_format`, `structured_outputs` and their aliases.
 //!
-//! One constraint at most. Unknown keys are refused: each of them might be meant to narrow the output.
+//! A request has at most one constraint. Unknown keys are rejected, because they may be meant to narrow the
+//! output.
 
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, string_list, wrong_type};
@@ -8,7 +9,7 @@ use crate::strict_json::JsonValue;
 use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint, TEXT_BYTES_MAX};
 use serde_json::Value;
 
-/// Texts that a choice may have.
+/// Maximum number of strings of `choice`.
 const CHOICES_MAX: usize = 4_096;
 const NAME_BYTES_MAX: usize = 64;
 const DESCRIPTION_BYTES_MAX: usize = TEXT_BYTES_MAX;
@@ -39,7 +40,7 @@ pub(super) fn take(fields: &mut RequestFields) -> Result<Option<OutputConstraint
     }
 }
 
-/// `{"type": "text" | "json_object" | "json_schema"}`.
+/// Parses `response_format`: `{"type": "text" | "json_object" | "json_schema"}`.
 fn response_format(fields: &mut RequestFields) -> Result<Option<OutputConstraint>, ApiError> {
     const NAME: &str = "response_format";
     let Some(value) = fields.take(NAME) else { return Ok(None) };
@@ -60,7 +61,7 @@ fn response_format(fields: &mut RequestFields) -> Result<Option<OutputConstraint
     Ok(found)
 }
 
-/// `{"name", "description", "schema", "strict"}`. Schemas are enforced whether `strict` or not.
+/// Parses `{"name", "description", "schema", "strict"}`. Schemas are enforced whatever `strict` is.
 fn named_schema(format: &mut RequestFields) -> Result<OutputConstraint, ApiError> {
     let path = format.path("json_schema");
     let Some(value) = format.take("json_schema") else {
@@ -79,7 +80,8 @@ fn named_schema(format: &mut RequestFields) -> Result<OutputConstraint, ApiError
     Ok(OutputConstraint::new(GrammarSpec::Json { schema, whitespace: JsonWhitespace::Any }, path))
 }
 
-/// Exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`, and how JSON is laid out.
+/// Parses `structured_outputs`: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`, and JSON
+/// options.
 fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstraint>, ApiError> {
     const NAME: &str = "structured_outputs";
     let Some(value) = fields.take(NAME) else { return Ok(None) };
@@ -117,10 +119,10 @@ fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstra
     Ok(Some(OutputConstraint::new(form, keys.path(key))))
 }
 
-/// Options of JSON.
+/// Options of JSON constraints.
 struct JsonOptions {
     whitespace: JsonWhitespace,
-    /// Objects have no properties but those named.
+    /// Whether objects may only have the properties that the schema names.
     no_additional_properties: bool,
 }
 
@@ -140,7 +142,7 @@ impl JsonOptions {
         Ok(Self { whitespace: spaces, no_additional_properties: closed })
     }
 
-    /// Refuses options that the constraint `key` has no use for.
+    /// Rejects options that do not apply to the constraint `key`.
     fn check(&self, key: &str, keys: &RequestFields) -> Result<(), ApiError> {
         let odd = match self.whitespace {
             _ if self.no_additional_properties && key != "json" => {
@@ -159,7 +161,7 @@ impl JsonOptions {
     }
 }
 
-/// `choice`: texts, none of them empty.
+/// Parses `choice`: a non-empty list of non-empty strings.
 fn choice(keys: &mut RequestFields) -> Result<Option<Vec<String>>, ApiError> {
     let path = keys.path("choice");
     let Some(value) = keys.take("choice") else { return Ok(None) };
@@ -170,7 +172,7 @@ fn choice(keys: &mut RequestFields) -> Result<Option<Vec<String>>, ApiError> {
     Ok(Some(texts))
 }
 
-/// A schema, as an object or as its text.
+/// Parses a JSON schema, given as an object or as text.
 fn schema(path: &str, value: JsonValue) -> Result<Value, ApiError> {
     match value {
         JsonValue::Object(_) | JsonValue::Bool(_) => Ok(value.into_value()),
@@ -187,7 +189,8 @@ fn schema(path: &str, value: JsonValue) -> Result<Value, ApiError> {
     }
 }
 
-/// Forbids properties that a schema does not name, wherever it does not say otherwise.
+/// Sets `additionalProperties: false` in every schema that has `properties` or `patternProperties` and does
+/// not set it.
 fn forbid_additional_properties(schema: &mut Value) {
     match schema {
         Value::Array(list) => list.iter_mut().for_each(forbid_additional_properties),

@@ -1,4 +1,4 @@
-//! From checked fields and token ids to the engine: what both kinds of completion convert alike.
+//! Submits validated requests to the engine, for chat and text completions.
 
 use super::choice::{ChoiceState, StopRules};
 use super::generation::{PromptInfo, RequestGeneration};
@@ -17,32 +17,32 @@ use std::sync::Arc;
 use text::{DetokenizeOptions, Detokenizer, OutputParser, StopStrings, TextError};
 use tracing::Span;
 
-/// Prompts times choices one HTTP request may have.
+/// Maximum number of choices of one HTTP request: prompts × `n`.
 const CHOICES_MAX: usize = 256;
 
-/// When to come back if other texts hold the memory for texts.
+/// `Retry-After` in seconds if the memory for text work is in use.
 const MEMORY_RETRY_S: u32 = 5;
 
-/// What one endpoint adds to the shared fields.
+/// Endpoint-specific parameters in addition to the shared fields.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EndpointParams<'a> {
-    /// Log-probabilities per token.
+    /// Number of top-k log-probabilities per output token.
     pub logprobs: Option<u32>,
-    /// Log-probabilities of the prompt.
+    /// Number of top-k log-probabilities per prompt token.
     pub prompt_logprobs: Option<u32>,
-    /// `max_tokens` of a request that names none; `None` = what the context leaves.
+    /// `max_tokens` of a request without that field; `None` = the rest of the context length.
     pub max_tokens_default: Option<u32>,
-    /// Name of the field that holds the prompt.
+    /// Name of the field with the prompt.
     pub prompt_field: &'static str,
-    /// Who tells the output apart, and the special tokens it needs to see.
+    /// Output parser, and the special tokens that it must see.
     pub parser: Option<(&'a OutputParser, &'a Arc<[Token]>)>,
-    /// How long outputs may reason.
+    /// Thinking budget of the outputs.
     pub thinking: Option<&'a ActiveThinkingBudget>,
 }
 
-/// Sends `params.n` requests for each prompt. Hashes prompts: not for the async runtime.
+/// Submits `params.n` requests for each prompt. Hashes the prompts, so it must not run on the async runtime.
 ///
-/// Errors: 400 for what does not fit, 429 or 503 for load.
+/// Errors: 400 for an invalid parameter or an exceeded limit, 429 or 503 for overload.
 pub(crate) fn start_generation(
     app: &AppState,
     serving: &ServingContext,
@@ -66,7 +66,7 @@ pub(crate) fn start_generation(
         prompt_tokens: prompts.iter().map(|prompt| prompt.len() as u64).sum::<u64>() * n as u64,
         output_tokens: most.iter().map(|&most| u64::from(most)).sum::<u64>() * n as u64,
     };
-    // Before any of it is there: a short body may ask for many copies of a long prompt.
+    // Reserved before anything is allocated: a short body may request many copies of a long prompt.
     let grown = ticket.grow(counts.requests, counts.prompt_tokens);
     grown.map_err(|overload| app.overloaded(&overload))?;
     let held = RequestBytes::of(serving, params, &template, counts);
@@ -111,7 +111,7 @@ pub(crate) fn start_generation(
     Ok(RequestGeneration::new(stream, choices, n, facts, params.stream_interval))
 }
 
-/// Rejects more choices than the server ever queues: it would be too busy for them even when idle.
+/// Rejects a request with more choices than the server ever queues: even an idle server could not accept it.
 fn check_queue(choices: usize, ticket: &AdmissionPermit) -> Result<(), ApiError> {
     let cap = ticket.requests_max();
     if choices as u64 <= cap {
@@ -121,7 +121,7 @@ fn check_queue(choices: usize, ticket: &AdmissionPermit) -> Result<(), ApiError>
     Err(ApiError::invalid("n", message))
 }
 
-/// One submit for each choice of each prompt; `most`: the output cap of each prompt.
+/// Creates one submission per choice of each prompt; `most`: maximum number of output tokens of each prompt.
 fn submits(
     template: &RequestSubmission,
     prompts: &[Vec<Token>],
@@ -140,7 +140,7 @@ fn submits(
     submits
 }
 
-/// What shows an output's ids, and of special ones these.
+/// Creates the detokenizer of an output; `kept`: special tokens that are not skipped.
 pub(crate) fn detokenizer(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -154,7 +154,7 @@ pub(crate) fn detokenizer(
     }
 }
 
-/// Holds requests back until their grammar is compiled; one that cannot be ends them with a refusal.
+/// Submits requests that are held back until their grammar is compiled; a grammar error rejects them.
 fn submit_constrained(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -176,7 +176,7 @@ fn submit_constrained(
         Err(error) => {
             span.in_scope(|| {
                 if let GrammarError::Failed { detail } = &error {
-                    // A bug of the library: its text is for the log alone.
+                    // Bug of the library: its message is only logged.
                     tracing::warn!(param, detail, "the grammar compiler failed");
                 } else {
                     tracing::debug!(param, %error, "the grammar was refused");
@@ -188,7 +188,7 @@ fn submit_constrained(
     stream
 }
 
-/// What a request is told whose grammar there is none of.
+/// Converts a grammar error to a rejection.
 fn rejection_of(error: &GrammarError, param: String) -> RejectReason {
     let message = error.to_string();
     match error {
@@ -207,7 +207,7 @@ fn rejection_of(error: &GrammarError, param: String) -> RejectReason {
     }
 }
 
-/// The submit that all choices share.
+/// Builds the submission that all choices share.
 fn template(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -217,14 +217,14 @@ fn template(
     sampling.logprobs = extra.logprobs;
     sampling.prompt_logprobs = extra.prompt_logprobs;
     sampling.bad_words = bad_words(serving, params)?;
-    // A grammar allows the end of text only where it must come, or where it is not ignored.
+    // A grammar allows EOS only where the output must end, or where EOS is not ignored.
     let constrained = params.constraint.is_some();
     let ends = !params.ignore_eos || constrained;
     let eos_ids = if ends { serving.tokenizer.eos_ids().to_vec() } else { Vec::new() };
     if let Some(limit) = extra.thinking {
         limit.check(&sampling, &params.stop_ids)?;
     }
-    // The device masks all of these below `min_tokens`.
+    // The sampler masks these ids below `min_tokens`.
     sampling.stop_token_ids.clone_from(&params.stop_ids);
     sampling.stop_token_ids.extend(&eos_ids);
     Ok(RequestSubmission {
@@ -247,8 +247,8 @@ fn template(
     })
 }
 
-/// Refuses a text that has too many tokens whatever the tokenizer makes of it: to find out how many
-/// could take seconds.
+/// Rejects a text that exceeds the context length by a lower bound on its token count: tokenising it could
+/// take seconds.
 pub(crate) fn reject_if_too_long(
     serving: &ServingContext,
     text: &str,
@@ -270,7 +270,7 @@ fn too_long(tokens: &str, limit: usize, field: &str) -> ApiError {
     ApiError::bad_request("context_length_exceeded", field, message)
 }
 
-/// The output cap of a prompt.
+/// Returns the maximum number of output tokens of a prompt.
 fn max_tokens(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -301,12 +301,12 @@ fn max_tokens(
         );
         return Err(ApiError::bad_request("context_length_exceeded", field, message));
     }
-    // Whether one choice fits in the KV cache the scheduler checks; choices that do not fit at the same time run one
-    // after another.
+    // The scheduler checks whether one choice fits in the KV cache; choices that do not fit at the same time
+    // run one after another.
     Ok(asked)
 }
 
-/// Token sequences of the bad words: as they are, and as they look behind a space.
+/// Returns the token sequences of the bad words: as given, and with a leading space.
 fn bad_words(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -324,7 +324,7 @@ fn bad_words(
     Ok(words)
 }
 
-/// Cuts a prompt as `truncate_prompt_tokens` says.
+/// Truncates a prompt as set by `truncate_prompt_tokens`.
 pub(crate) fn truncate(ids: &mut Vec<Token>, truncate: Option<PromptTruncation>) {
     match truncate {
         Some(PromptTruncation::KeepLast(count)) => {
@@ -336,7 +336,8 @@ pub(crate) fn truncate(ids: &mut Vec<Token>, truncate: Option<PromptTruncation>)
     }
 }
 
-/// A failure of the text layer as a 400, or as 429 where others hold its memory; its details go to the log.
+/// Converts an error of the text layer to 400, or to 429 if its memory is in use by other requests; details
+/// are logged.
 pub(crate) fn text_error(error: &TextError, param: &str) -> ApiError {
     tracing::debug!(?error, "text refused");
     match error {
@@ -354,7 +355,8 @@ pub(crate) fn text_error(error: &TextError, param: &str) -> ApiError {
 }
 
 impl AppState {
-    /// Completes a refusal of the engine: when to come back to one that is away, and the status of one that is full.
+    /// Completes an engine error: `Retry-After` if the engine is unavailable, and the configured status for
+    /// overload.
     pub fn complete_engine_error(&self, error: ApiError) -> ApiError {
         match error.reason {
             "engine_unavailable" => {
@@ -368,7 +370,7 @@ impl AppState {
         }
     }
 
-    /// A refusal for load, with the status chosen at start.
+    /// Creates an overload error with the configured status.
     pub fn overloaded(&self, overload: &engine::OverloadRejection) -> ApiError {
         let message = format!(
             "{} in flight, the limit is {}: try again later",

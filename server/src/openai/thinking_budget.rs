@@ -1,4 +1,4 @@
-//! `thinking_token_budget`: the mark that ends the reasoning is forced once it has so many tokens.
+//! `thinking_token_budget`: forces the end-of-reasoning marker after a number of reasoning tokens.
 
 use super::params::CompletionParams;
 use super::submit::text_error;
@@ -10,34 +10,34 @@ use protocol::{SamplingParams, Token};
 use std::sync::Arc;
 use text::{Detokenizer, OutputParser, ReasoningFamily, ReasoningStart};
 
-/// Tokens of reasoning that a request asks for at most.
+/// Thinking budget requested by a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestedThinkingBudget {
-    /// How many.
+    /// Maximum number of reasoning tokens.
     pub tokens: u32,
-    /// The field that says so.
+    /// Name of the field that sets the budget.
     pub param: &'static str,
 }
 
-/// A budget in force, and the field that asked for it.
+/// Thinking budget in force.
 #[derive(Debug, Clone)]
 pub(crate) struct ActiveThinkingBudget {
-    /// What forces the mark.
+    /// Budget that forces the end marker.
     pub budget: ThinkingBudget,
-    /// Its field.
+    /// Name of the field that sets the budget.
     pub param: &'static str,
 }
 
 impl RequestedThinkingBudget {
     /// Takes `thinking_token_budget`.
     ///
-    /// Errors: 400, it is negative or no integer.
+    /// Errors: 400 if it is negative or not an integer.
     pub(crate) fn take(fields: &mut RequestFields) -> Result<Option<Self>, ApiError> {
         const NAME: &str = "thinking_token_budget";
         Self::take_named(fields, NAME, NAME)
     }
 
-    /// The same by another `name`; `param`: its whole path.
+    /// Takes a budget from field `name`; `param`: the full path of the field.
     pub(crate) fn take_named(
         fields: &mut RequestFields,
         name: &str,
@@ -47,10 +47,11 @@ impl RequestedThinkingBudget {
         Ok(tokens.map(|tokens| Self { tokens: tokens as u32, param }))
     }
 
-    /// What forces the mark in outputs that begin there, read by `parser`; `None` = they reason no more.
-    /// `continued`: the message they continue, whose reasoning counts.
+    /// Creates the budget of outputs that start in reasoning state `beginning` and are read by `parser`;
+    /// `None` = they contain no more reasoning. `continued`: the message that they continue; its
+    /// reasoning tokens count.
     ///
-    /// Errors: 400, this server cannot tell reasoning apart, or the end of it could not be forced.
+    /// Errors: 400 if there is no reasoning parser, or if the end marker cannot be forced.
     pub(crate) fn activate(
         self,
         serving: &ServingContext,
@@ -85,9 +86,9 @@ impl RequestedThinkingBudget {
 }
 
 impl ActiveThinkingBudget {
-    /// Refuses rules that would forbid the mark: where it is forced, nothing else is left.
+    /// Rejects parameters that forbid the end marker: where it is forced, no other token is allowed.
     ///
-    /// Errors: 400 naming the rule.
+    /// Errors: 400 naming the parameter.
     pub(crate) fn check(
         &self,
         sampling: &SamplingParams,
@@ -113,7 +114,7 @@ impl ActiveThinkingBudget {
     }
 }
 
-/// Refuses a mark that would not end the reasoning.
+/// Rejects an end marker that would not end the reasoning.
 fn check_end_marker(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -125,7 +126,7 @@ fn check_end_marker(
         let message = format!("this model's tokenizer cannot write {end}");
         return Err(ApiError::unsupported(param, message));
     }
-    // Grammars read the text of an output, where a special token has none.
+    // Grammars match the text of an output, and a special token has no text.
     match &params.constraint {
         Some(constraint) if mark.iter().any(|&id| tokenizer.is_special(id)) => {
             let message =

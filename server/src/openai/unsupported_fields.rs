@@ -1,12 +1,13 @@
-//! Fields that are refused because ignoring them would drop a constraint the client relies on.
+//! Unsupported fields that are rejected, because ignoring them would drop a constraint that the client relies
+//! on.
 
 use crate::api_error::ApiError;
 use crate::request_fields::RequestFields;
 
-/// Fields of constrained output that have another name here, or none.
+/// Structured output fields that have another name here, or no equivalent.
 const RENAMED_CONSTRAINT_FIELDS: &[&str] = &["ebnf", "grammar", "structural_tag"];
 
-/// Refuses what no kind of completion serves.
+/// Rejects fields that no completion endpoint supports.
 pub(crate) fn reject_shared(fields: &mut RequestFields) -> Result<(), ApiError> {
     for name in fields.names_with_prefix("guided_") {
         if fields.take(&name).is_some() {
@@ -40,7 +41,7 @@ pub(crate) fn reject_shared(fields: &mut RequestFields) -> Result<(), ApiError> 
     Ok(())
 }
 
-/// `best_of` beyond `n` would need ranking.
+/// Rejects `best_of` above `n`, which would need ranking.
 pub(crate) fn reject_best_of(fields: &mut RequestFields, n: u32) -> Result<(), ApiError> {
     match fields.int("best_of", 1..=1_000_000)? {
         Some(best_of) if best_of > i64::from(n) => {

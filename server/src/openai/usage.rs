@@ -6,22 +6,22 @@ use std::io::Write;
 /// Token counts of one HTTP request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct UsageInfo {
-    /// Tokens of the prompts, once per prompt.
+    /// Number of prompt tokens, counted once per prompt.
     pub prompt_tokens: u64,
-    /// Tokens of all choices, up to and including the one that ended each.
+    /// Number of tokens of all choices, including the one that ended each.
     pub completion_tokens: u64,
-    /// Prompt tokens found in the cache.
+    /// Number of prompt tokens found in the prefix cache.
     pub cached_tokens: u64,
-    /// Prompt tokens whose blocks this request added to the cache.
+    /// Number of prompt tokens in blocks that this request added to the prefix cache.
     pub created_cache_tokens: u64,
-    /// Whether the details of the prompt are shown.
+    /// Whether the prompt details are written.
     pub details: bool,
-    /// Tokens of reasoning, if it is told apart.
+    /// Number of reasoning tokens, if there is a reasoning parser.
     pub reasoning_tokens: Option<u64>,
 }
 
 impl UsageInfo {
-    /// Appends the JSON object. Written by hand: with `continuous_usage_stats` it is in every chunk.
+    /// Appends the JSON object. Formatted by hand: with `continuous_usage_stats` every chunk has one.
     pub(crate) fn write(&self, out: &mut BytesMut) {
         let Self { prompt_tokens, completion_tokens, cached_tokens, created_cache_tokens, .. } =
             *self;

@@ -1,8 +1,8 @@
-//! Fields that are more than a value in a range, by name. A null is an absent field everywhere.
+//! Schemas of compound fields, by name. A null always means that the field is absent.
 
 use serde_json::{Value, json};
 
-/// The schema of a compound field, if this name is one. A name means the same in every body.
+/// Returns the schema of a compound field, if there is one of this name. A name means the same in every body.
 pub(super) fn of(name: &str) -> Option<Value> {
     let text = json!({"type": "string"});
     let id = json!({"type": "integer", "minimum": 0});

@@ -1,8 +1,8 @@
-//! `/openapi.json`: what the routes take and give, as OpenAPI 3.1.
+//! `/openapi.json`: request and reply schemas of the routes, as OpenAPI 3.1.
 //!
-//! Nothing here repeats a range by hand: the routes come from the route table, and the fields of
-//! bodies from the very readers that check requests, run once on a small body with a record of what
-//! they look for. What a reader does not say in types stands in `compound_fields.rs`, and tests send it.
+//! No range is repeated by hand: the routes come from the route table, and the fields of bodies from the code
+//! that validates requests, run once on a small body with its field lookups recorded. Schemas that this code
+//! does not give as types are in `compound_fields.rs`, and tests send them.
 
 mod bodies;
 mod compound_fields;
@@ -18,7 +18,7 @@ use axum::http::{HeaderValue, Response, header};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Answers with the document.
+/// Returns the document.
 pub async fn serve(State(app): State<Arc<AppState>>) -> Response<Body> {
     let text = app.openapi.get_or_init(|| document().to_string().into());
     let mut response = Response::new(Body::from(text.clone()));
@@ -27,7 +27,7 @@ pub async fn serve(State(app): State<Arc<AppState>>) -> Response<Body> {
     response
 }
 
-/// The document. The same for every model: limits of a model or of flags are narrower.
+/// Builds the document. It is the same for every model; limits set by a model or by flags are narrower.
 pub fn document() -> Value {
     let mut paths = Map::new();
     for route in table() {
@@ -86,7 +86,8 @@ fn operation(route: &HttpRoute) -> Value {
     operation
 }
 
-/// The body of an error: Anthropic's where its API is spoken, though what comes before any handler knows one shape.
+/// Returns the schema of an error body: Anthropic's on paths of its API, where errors raised before the
+/// handler still have the common shape.
 fn error_schema(path: &str) -> Value {
     let ours = json!({"$ref": "#/components/schemas/Error"});
     if path.starts_with("/v1/messages") {
@@ -95,7 +96,7 @@ fn error_schema(path: &str) -> Value {
     ours
 }
 
-/// `post_v1_chat_completions`.
+/// Returns the operation id, for example `post_v1_chat_completions`.
 fn operation_id(route: &HttpRoute) -> String {
     let path = route.path.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
     let parts: Vec<&str> = path.split('_').filter(|part| !part.is_empty()).collect();

@@ -1,26 +1,26 @@
-//! What each route is for, which body it takes, and how it replies.
+//! Summary, body and reply of each route.
 
 use serde_json::{Value, json};
 
-/// How a route replies when all is well.
+/// Successful reply of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OperationReply {
-    /// A JSON object of this schema.
+    /// JSON object of this schema.
     Json(&'static str),
-    /// The same, or server-sent events if the request asked for a stream.
+    /// JSON object of this schema, or SSE events if the request set `stream`.
     JsonOrEvents(&'static str),
     /// No body.
     Empty,
-    /// Something with another media type.
+    /// Body of this media type.
     Text(&'static str),
-    /// Some JSON.
+    /// JSON without a schema.
     AnyJson,
 }
 
-/// One line about a route.
+/// Documentation of a route.
 pub(super) struct OperationDoc {
     pub(super) summary: &'static str,
-    /// Schema of its body.
+    /// Schema name of the request body.
     pub(super) body: Option<&'static str>,
     pub(super) reply: OperationReply,
 }
@@ -33,7 +33,7 @@ const fn operation_doc(
     OperationDoc { summary, body, reply }
 }
 
-/// What a path is about. Paths that nobody described are still there.
+/// Returns the documentation of a path; a path without one gets a generic entry.
 pub(super) fn operation_doc_of(path: &str) -> OperationDoc {
     use OperationReply::{AnyJson, Empty, Json, JsonOrEvents, Text};
     match path {
@@ -99,7 +99,7 @@ pub(super) fn operation_doc_of(path: &str) -> OperationDoc {
     }
 }
 
-/// Query parameters of a path.
+/// Returns the query parameters of a path.
 pub(super) fn queries(path: &str) -> Vec<(&'static str, Value)> {
     match path {
         "/reset_prefix_cache" | "/flush_cache" => {

@@ -3,7 +3,7 @@
 use super::operations::OperationReply;
 use serde_json::{Map, Value, json};
 
-/// The entry of a reply.
+/// Returns the `responses` entry of a reply.
 pub(super) fn reply(reply: OperationReply) -> Value {
     let of = |name: &str| json!({"schema": {"$ref": format!("#/components/schemas/{name}")}});
     match reply {
@@ -27,13 +27,13 @@ pub(super) fn reply(reply: OperationReply) -> Value {
     }
 }
 
-/// Schema of one event of a stream: in OpenAPI 3.1 `schema` describes each event.
+/// Schema of one SSE event: in OpenAPI 3.1 `schema` describes each event.
 fn server_sent_event() -> Value {
     let text = json!({"type": "string"});
     json!({"type": "object", "properties": {"event": text, "data": text}, "required": ["data"]})
 }
 
-/// An object whose fields are all there.
+/// Returns the schema of an object; all its fields are required.
 fn object(properties: &Value) -> Value {
     let names: Vec<String> =
         properties.as_object().map(|of| of.keys().cloned().collect()).unwrap_or_default();
@@ -44,7 +44,7 @@ fn list_of(name: &str) -> Value {
     json!({"type": "array", "items": {"$ref": format!("#/components/schemas/{name}")}})
 }
 
-/// All of them by name.
+/// Returns the schemas of all replies by name.
 pub(super) fn schemas() -> Map<String, Value> {
     let [text, int, flag] = ["string", "integer", "boolean"].map(|kind| json!({"type": kind}));
     let maybe_text = json!({"type": ["string", "null"]});

@@ -1,4 +1,4 @@
-//! Responses that are made after their request has been answered.
+//! Background responses, which are generated after their request has been answered.
 
 use super::items::ResponseOutputItem;
 use super::reply::{ResponseStatus, ResponsesReply};
@@ -11,14 +11,14 @@ use axum::http::Response;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// Answers with a queued response and makes it. Ending the task takes the request back.
+/// Returns a queued response and generates it in a task. Aborting the task aborts the request.
 pub(super) fn start(prepared: PreparedRequest<ResponsesReply>) -> Result<Response<Body>, ApiError> {
     let PreparedRequest { generation, reply, .. } = prepared;
     let body = body_of(&reply.body(ResponseStatus::Queued, &[], None))?;
     let (app, id, owner) = (Arc::clone(&reply.app), reply.id.clone(), reply.owner);
     let (kept, wait) = oneshot::channel();
     let task = tokio::spawn(async move {
-        // Nothing may be finished before it is kept.
+        // The response must be stored before it can be finished.
         if wait.await.is_err() {
             return;
         }
@@ -28,11 +28,11 @@ pub(super) fn start(prepared: PreparedRequest<ResponsesReply>) -> Result<Respons
     });
     let making = task.abort_handle();
     if !app.responses.put_in_progress(owner, &id, body.clone(), making) {
-        // Without a word from here the task ends, and its request with it.
+        // `kept` is dropped here, so the task ends, and its request with it.
         let message = "the response would be too large to be kept: send it without background";
         return Err(ApiError::invalid("background", message));
     }
-    // The task is there: only its end would close the channel.
+    // The task holds the receiver: the channel is closed only if the task has ended.
     let _ = kept.send(());
     Ok(json_response(body))
 }

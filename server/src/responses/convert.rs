@@ -1,4 +1,4 @@
-//! Input items to messages of a chat template.
+//! Converts input items to messages of a chat template.
 
 use crate::api_error::ApiError;
 use crate::openai::chat::messages::{self, MESSAGES_MAX, TEXT_PARTS, text_of};
@@ -9,17 +9,17 @@ use serde_json::{Value, json};
 /// Adds items to a conversation.
 pub(super) struct ResponseTurns<'a> {
     messages: &'a mut Vec<Value>,
-    /// Reasoning that belongs to what the assistant does next.
+    /// Reasoning that belongs to the next message or call of the assistant.
     pending_reasoning: String,
 }
 
 impl<'a> ResponseTurns<'a> {
-    /// Behind what was said before.
+    /// Appends to the earlier messages.
     pub(super) fn new(messages: &'a mut Vec<Value>) -> Self {
         Self { messages, pending_reasoning: String::new() }
     }
 
-    /// The field `input`: a text of the user, or items.
+    /// Parses the field `input`: text of the user, or a list of items.
     pub(super) fn input(&mut self, input: Option<JsonValue>) -> Result<(), ApiError> {
         match input {
             None => Err(ApiError::invalid("input", "is missing")),
@@ -67,7 +67,7 @@ impl<'a> ResponseTurns<'a> {
         let role = match item.string("role", 64)?.as_deref() {
             Some("user") => "user",
             Some("assistant") => "assistant",
-            // Templates know the older name.
+            // Templates use the older role name.
             Some("system" | "developer") => "system",
             Some(_) => {
                 let message = "must be user, assistant, system or developer";
@@ -82,7 +82,7 @@ impl<'a> ResponseTurns<'a> {
         Ok(())
     }
 
-    /// A call joins the turn of the assistant that it follows.
+    /// Adds a call to the preceding assistant message, or to a new one.
     fn call(&mut self, item: &mut RequestFields) -> Result<(), ApiError> {
         let (id, name) = (item.required_string("call_id")?, item.required_string("name")?);
         let path = item.path("arguments");
@@ -119,7 +119,8 @@ impl<'a> ResponseTurns<'a> {
     }
 }
 
-/// The conversation with its instructions. Templates take one system message, and take it first.
+/// Returns the conversation with its instructions. Templates accept one system message, which must come
+/// first.
 pub(super) fn conversation(instructions: Option<&str>, history: &[Value]) -> Value {
     let is_system = |message: &&Value| message["role"] == "system";
     let leading = history.iter().take_while(is_system).count();

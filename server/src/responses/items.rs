@@ -1,11 +1,11 @@
-//! Items of a response's output, and how they are put together out of pieces.
+//! Output items of a response.
 
 use crate::openai::assistant_message::AssistantMessage;
 use crate::request_ids::ToolCallIds;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// One item of the output.
+/// One output item.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum ResponseOutputItem {
@@ -30,7 +30,7 @@ pub(super) enum ResponseOutputItem {
     },
 }
 
-/// Text inside an item.
+/// Text content of an item.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum OutputItemContent {
@@ -38,7 +38,7 @@ pub(super) enum OutputItemContent {
     OutputText { text: String, annotations: [(); 0], logprobs: [(); 0] },
 }
 
-/// How far an item is.
+/// Status of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum OutputItemStatus {
@@ -53,7 +53,7 @@ impl OutputItemContent {
     }
 }
 
-/// Names the items of one response: `rs_…`, `msg_…`, `fc_…`.
+/// Generator of the item ids of one response: `rs_…`, `msg_…`, `fc_…`.
 #[derive(Debug, Clone)]
 pub(super) struct OutputItemIds {
     pub(super) request_id: String,
@@ -74,7 +74,8 @@ impl OutputItemIds {
     }
 }
 
-/// The items of a whole answer: the same as its stream makes. Where it was cut, the last is incomplete.
+/// Builds the items of a complete output, equal to those of its stream. If it was truncated, the last item is
+/// incomplete.
 pub(super) fn of_message(
     message: AssistantMessage,
     names: &OutputItemIds,
@@ -115,7 +116,7 @@ pub(super) fn of_message(
     items
 }
 
-/// A message of one text.
+/// Builds a message item with one text.
 pub(super) fn message_item(
     id: String,
     text: String,
@@ -129,7 +130,7 @@ pub(super) fn message_item(
     }
 }
 
-/// The items as the message of a chat template, for the next turn.
+/// Converts the items to a message of a chat template, for the next turn.
 pub(super) fn assistant_turn(items: &[ResponseOutputItem]) -> Value {
     let (mut said, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
     for item in items {

@@ -1,7 +1,7 @@
-//! `/v1/responses`: OpenAI's Responses API over the chat path.
+//! `/v1/responses`: OpenAI's Responses API on top of the chat path.
 //!
-//! Finished responses are kept for a while under a byte cap, so that the next request may continue them
-//! (`previous_response_id`) and GET finds them.
+//! Finished responses are stored for a while, with a limit in bytes, so that later requests can continue them
+//! (`previous_response_id`) and GET can return them.
 
 mod background;
 mod convert;
@@ -24,7 +24,7 @@ use reply::ResponsesReply;
 use serde_json::json;
 use std::sync::Arc;
 
-/// Answers one request.
+/// Handles one `/v1/responses` request.
 pub(crate) async fn create(
     State(app): State<Arc<AppState>>,
     request: Request,
@@ -40,7 +40,7 @@ pub(crate) async fn create(
     Ok(response)
 }
 
-/// A kept response.
+/// Returns a stored response.
 pub(crate) async fn find(
     State(app): State<Arc<AppState>>,
     PathParam(id): PathParam,
@@ -52,7 +52,7 @@ pub(crate) async fn find(
         .ok_or_else(not_found)
 }
 
-/// Forgets a kept response.
+/// Deletes a stored response.
 pub(crate) async fn delete(
     State(app): State<Arc<AppState>>,
     PathParam(id): PathParam,
@@ -65,7 +65,7 @@ pub(crate) async fn delete(
     Ok(json_response(body.to_string()))
 }
 
-/// Ends a response that is made in the background.
+/// Cancels a background response.
 pub(crate) async fn cancel(
     State(app): State<Arc<AppState>>,
     PathParam(id): PathParam,

@@ -1,4 +1,4 @@
-//! The response object, and whole replies.
+//! The response object, and non-streamed replies.
 
 use super::items::{OutputItemIds, ResponseOutputItem, assistant_turn, of_message};
 use super::stream::ResponsesEventWriter;
@@ -22,23 +22,23 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Everything a reply needs besides tokens.
+/// State of a reply apart from its tokens.
 pub(super) struct ResponsesReply {
     pub(super) app: Arc<AppState>,
     pub(super) id: String,
-    /// For whom it is kept.
+    /// Identity that the stored response belongs to.
     pub(super) owner: CallerIdentity,
     pub(super) item_ids: OutputItemIds,
     created: u64,
     model: String,
     echoed_fields: Map<String, Value>,
-    /// The conversation so far.
+    /// Conversation so far.
     history: Vec<Value>,
     store: bool,
     background: bool,
 }
 
-/// How far a response is.
+/// Status of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ResponseStatus {
@@ -49,7 +49,7 @@ pub(super) enum ResponseStatus {
     Failed,
 }
 
-/// A response as it is written.
+/// JSON form of a response.
 #[derive(Serialize)]
 pub(super) struct ResponseObject<'a> {
     id: &'a str,
@@ -70,7 +70,7 @@ impl ResponsesReply {
         self.background
     }
 
-    /// The response object with what there is so far.
+    /// Builds the response object from the output so far.
     pub(super) fn body<'a>(
         &'a self,
         state: ResponseStatus,
@@ -92,7 +92,7 @@ impl ResponsesReply {
         }
     }
 
-    /// The object of a response that failed.
+    /// Builds the object of a failed response.
     pub(super) fn failed<'a>(
         &'a self,
         error: &ApiError,
@@ -102,19 +102,19 @@ impl ResponsesReply {
         ResponseObject { error: Some(error), ..self.body(ResponseStatus::Failed, output, None) }
     }
 
-    /// The conversation with this response.
+    /// Returns the conversation including this response.
     pub(super) fn history(&self, output: &[ResponseOutputItem]) -> Value {
         self.history.iter().cloned().chain([assistant_turn(output)]).collect()
     }
 
-    /// Keeps a finished response, if that was asked for.
+    /// Stores a finished response, if the request set `store`.
     pub(super) fn store_response(&self, body: &str, output: &[ResponseOutputItem]) {
         if self.store {
             self.app.responses.put(self.owner, &self.id, body.to_owned(), &self.history(output));
         }
     }
 
-    /// Waits for the whole answer.
+    /// Waits for the complete output.
     pub(super) async fn finish(
         &self,
         generation: RequestGeneration,
@@ -128,7 +128,7 @@ impl ResponsesReply {
     }
 }
 
-/// How a response ends whose choice ended like this.
+/// Returns the status of a response from the end of its choice.
 pub(super) fn state(end: &ChoiceFinish) -> ResponseStatus {
     match end {
         ChoiceFinish::Stop(_) | ChoiceFinish::Calls(_) => ResponseStatus::Completed,
@@ -175,7 +175,7 @@ impl CompletionEndpoint for ResponsesReply {
         } = started;
         let reply = Self {
             app: Arc::clone(app),
-            // Not the client's: under it others could overwrite what is kept.
+            // Not the client's request id, with which another client could overwrite a stored response.
             id: format!("resp_{}", app.id_generator.id()),
             owner: headers.caller,
             item_ids: OutputItemIds { request_id: request_id.clone(), tool_call_ids: calls },

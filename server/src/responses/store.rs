@@ -1,7 +1,6 @@
-//! Responses that are kept: the last used ones, under a cap in bytes, each for the key that made it.
+//! LRU store of responses with a limit in bytes; each response is visible only to the key that created it.
 //!
-//! What is being made never makes room for others: it ends by itself, and admission bounds how much of it
-//! there is.
+//! Responses in progress are never evicted: they end by themselves, and admission limits their number.
 
 use crate::api_error::ApiError;
 use crate::auth::CallerIdentity;
@@ -10,22 +9,22 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 use tokio::task::AbortHandle;
 
-/// Bytes of all kept responses and their conversations.
+/// Maximum total bytes of stored responses and their conversations.
 pub(super) const STORE_BYTES: usize = 64 << 20;
-/// Bytes that an entry takes besides its texts.
+/// Bytes of an entry in addition to its texts.
 const ENTRY_BYTES: usize = 256;
 
-/// A response as it is kept.
+/// Stored response.
 struct StoredResponse {
-    /// Who finds it.
+    /// Identity that the response is visible to.
     owner: CallerIdentity,
-    /// The JSON object.
+    /// JSON response object.
     body: String,
-    /// The conversation up to and with it, as a JSON list of messages of the template.
+    /// Conversation up to and including the response, as a JSON list of template messages.
     history: String,
-    /// Ends its making, if that goes on in the background.
+    /// Aborts the background task that generates the response, if there is one.
     background_task: Option<AbortHandle>,
-    /// When it was last used, on the shelf's own clock.
+    /// Time of the last use, on the store's logical clock.
     used: u64,
 }
 
@@ -43,14 +42,14 @@ struct StoredResponses {
     clock: u64,
 }
 
-/// The kept responses of one server.
+/// Store of responses of one server.
 #[derive(Default)]
 pub struct ResponseStore {
     responses: Mutex<StoredResponses>,
 }
 
 impl ResponseStore {
-    /// Keeps a response. What was used least recently makes room; an entry above the cap is not kept.
+    /// Stores a response. Evicts the least recently used ones; an entry above the limit is not stored.
     pub fn put(&self, owner: CallerIdentity, id: &str, body: String, history: &Value) {
         let (history, making, used) = (history.to_string(), None, 0);
         self.with(|shelf| {
@@ -58,7 +57,7 @@ impl ResponseStore {
         });
     }
 
-    /// Keeps a response that is being made; false if it is above the cap.
+    /// Stores a response in progress; returns false if it is above the limit.
     pub(super) fn put_in_progress(
         &self,
         owner: CallerIdentity,
@@ -75,18 +74,18 @@ impl ResponseStore {
         })
     }
 
-    /// The JSON object of a kept response.
+    /// Returns the JSON object of a stored response.
     pub fn body(&self, caller: CallerIdentity, id: &str) -> Option<String> {
         self.with(|shelf| shelf.touch(caller, id).map(|entry| entry.body.clone()))
     }
 
-    /// The messages of a finished response's conversation.
+    /// Returns the messages of a finished response's conversation.
     pub fn history(&self, caller: CallerIdentity, id: &str) -> Option<Vec<Value>> {
         let text = self.with(|shelf| shelf.touch(caller, id).map(|entry| entry.history.clone()))?;
         serde_json::from_str(&text).ok()
     }
 
-    /// Forgets a response; what is being made ends.
+    /// Deletes a response; aborts it if it is in progress.
     pub fn remove(&self, caller: CallerIdentity, id: &str) -> bool {
         self.with(|shelf| match shelf.take_owned(caller, id) {
             None => false,
@@ -97,9 +96,9 @@ impl ResponseStore {
         })
     }
 
-    /// Ends a response that is being made; `None` = there is none of this id.
+    /// Cancels a response in progress; `None` = there is no response of this id.
     ///
-    /// Errors: 400 if it is made already, or not in the background.
+    /// Errors: 400 if it is finished, or not a background response.
     pub fn cancel(&self, caller: CallerIdentity, id: &str) -> Option<Result<(), ApiError>> {
         self.with(|shelf| {
             let mut entry = shelf.take_owned(caller, id)?;
@@ -120,7 +119,7 @@ impl ResponseStore {
         })
     }
 
-    /// The first output of a response that is being made is there.
+    /// Updates a response in progress once it has output.
     pub(super) fn update_in_progress(&self, id: &str, body: String) {
         self.with(|shelf| {
             if let Some(entry) = shelf.take_in_progress(id) {
@@ -129,7 +128,7 @@ impl ResponseStore {
         });
     }
 
-    /// Replaces a response that was being made, unless it has been cancelled or forgotten meanwhile.
+    /// Replaces a response in progress by its final form, unless it was cancelled or deleted meanwhile.
     pub(super) fn finish(&self, id: &str, body: String, history: &Value) {
         let history = history.to_string();
         self.with(|shelf| {
@@ -149,7 +148,7 @@ fn status_of(body: &str) -> Option<String> {
     value["status"].as_str().map(str::to_owned)
 }
 
-/// The same response in another state.
+/// Returns the response object with another status.
 pub(super) fn with_status(body: &str, status: &str) -> String {
     let mut value: Value = serde_json::from_str(body).unwrap_or_default();
     value["status"] = Value::from(status);
@@ -163,7 +162,7 @@ impl StoredResponses {
         self.entries.get(id)
     }
 
-    /// Takes what belongs to the caller. Whose id it is otherwise, nobody is told.
+    /// Takes an entry if it belongs to the caller. An id of another caller is reported like an unknown id.
     fn take_owned(&mut self, caller: CallerIdentity, id: &str) -> Option<StoredResponse> {
         self.entries.get(id).filter(|entry| entry.owner == caller)?;
         self.take(id)
@@ -181,7 +180,7 @@ impl StoredResponses {
         Some(entry)
     }
 
-    /// False if the entry is too large to be kept.
+    /// Returns false if the entry is too large to be stored.
     fn put(&mut self, id: &str, mut entry: StoredResponse) -> bool {
         self.take(id);
         if entry.bytes() > STORE_BYTES {

@@ -1,4 +1,4 @@
-//! The typed events of a streamed response, numbered from 0.
+//! SSE events of a streamed response, numbered from 0.
 
 use super::items::{OutputItemContent, OutputItemStatus, ResponseOutputItem};
 use super::reply::{ResponseObject, ResponseStatus, ResponsesReply, state};
@@ -12,7 +12,7 @@ use serde::Serialize;
 use std::io::Write;
 use text::OutputPiece;
 
-/// Writes the events and puts the items together.
+/// Writes the events and builds the output items.
 pub(super) struct ResponsesEventWriter {
     reply: ResponsesReply,
     started: bool,
@@ -23,7 +23,7 @@ pub(super) struct ResponsesEventWriter {
     state: ResponseStatus,
 }
 
-/// What an event says besides its type and number.
+/// Fields of an event apart from its type and sequence number.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum ResponseEventBody<'a> {
@@ -77,7 +77,7 @@ struct ResponseStreamEvent<'a> {
     body: ResponseEventBody<'a>,
 }
 
-/// Appends one event. Neither writing to memory nor giving it a JSON form can fail.
+/// Appends one event. Writing to memory and JSON serialisation of these types cannot fail.
 fn write(kind: &str, number: &mut u64, said: ResponseEventBody<'_>, out: &mut BytesMut) {
     let _ = write!(out.writer(), "event: {kind}\ndata: ");
     let event = ResponseStreamEvent { r#type: kind, sequence_number: *number, body: said };
@@ -144,7 +144,7 @@ impl ResponsesEventWriter {
         self.open = Some(item);
     }
 
-    /// Makes sure that reasoning or a message is open.
+    /// Opens a reasoning or message item unless one of that kind is open.
     fn enter_text(&mut self, reasoning: bool, out: &mut BytesMut) {
         match (&self.open, reasoning) {
             (Some(ResponseOutputItem::Reasoning { .. }), true)
@@ -212,7 +212,7 @@ impl ResponsesEventWriter {
         write(kind, number, said, out);
     }
 
-    /// Ends the item that is open.
+    /// Ends the open item.
     fn close(&mut self, as_status: OutputItemStatus, out: &mut BytesMut) {
         let Some(mut item) = self.open.take() else { return };
         let (output_index, content_index, number) = (self.output.len(), 0, &mut self.number);
@@ -282,7 +282,7 @@ impl ChunkWriter for ResponsesEventWriter {
     fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {
         let cut = self.state == ResponseStatus::Incomplete;
         if self.open.is_none() && self.output.is_empty() {
-            // An answer without a word is still a message.
+            // An empty output still has a message.
             self.enter_text(false, out);
         }
         self.close(

@@ -1,4 +1,4 @@
-//! Fields of a Responses request: forms and ranges.
+//! Parses and validates the fields of a Responses request.
 
 use super::convert::{ResponseTurns, conversation};
 use crate::api_error::ApiError;
@@ -17,20 +17,20 @@ const METADATA_MAX: usize = 16;
 const METADATA_KEY_MAX: usize = 64;
 const METADATA_BYTES_MAX: usize = 512;
 
-/// A checked request.
+/// Validated request.
 pub(super) struct ResponsesRequest {
     pub(super) request: ChatCompletionRequest,
-    /// The conversation without instructions, for the next turn.
+    /// Conversation without instructions, for the next turn.
     pub(super) history: Vec<Value>,
-    /// Members of the response that repeat the request.
+    /// Fields of the response that repeat the request.
     pub(super) echoed_fields: Map<String, Value>,
     pub(super) store: bool,
     pub(super) background: bool,
 }
 
-/// Reads a whole request. `kept` is the conversation of a response that the caller may continue.
+/// Parses a whole request. `kept` returns the conversation of a stored response that the caller may continue.
 ///
-/// Errors: 400 naming the field, 404 for a response that is not kept.
+/// Errors: 400 naming the field, 404 for a response that is not stored.
 pub(super) fn take(
     fields: &mut RequestFields,
     bounds: &FieldBounds,
@@ -91,14 +91,14 @@ pub(super) fn take(
     Ok(ResponsesRequest { request, history, echoed_fields: repeated, store, background })
 }
 
-/// 404: the response that `field` names is not here.
+/// 404: the response given by `field` is not stored.
 fn previous_response_not_found(field: &str) -> ApiError {
     let message = "no response of this id is kept: it was never stored, or had to make room";
     let error = ApiError::new(axum::http::StatusCode::NOT_FOUND, "unknown_response", message);
     ApiError { param: Some(field.to_owned()), ..error }
 }
 
-/// Refuses what is not done here, takes what changes nothing.
+/// Rejects unsupported fields, and takes fields that have no effect.
 fn reject_unsupported(fields: &mut RequestFields) -> Result<(), ApiError> {
     for name in ["prompt", "conversation", "max_tool_calls", "context_management"] {
         if fields.take(name).is_some() {
@@ -110,7 +110,7 @@ fn reject_unsupported(fields: &mut RequestFields) -> Result<(), ApiError> {
         return Err(ApiError::unsupported("top_logprobs", message));
     }
     for name in fields.strings("include", 256, 16)?.unwrap_or_default() {
-        // Reasoning comes in the open, so that there is nothing to encrypt.
+        // Reasoning is returned unencrypted, so there is nothing to encrypt.
         if name != "reasoning.encrypted_content" {
             return Err(ApiError::unsupported(
                 "include",
@@ -131,7 +131,7 @@ fn reject_unsupported(fields: &mut RequestFields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Whether to answer at once and work on.
+/// Takes `background`: whether to reply at once and generate afterwards.
 fn background(fields: &mut RequestFields, store: bool) -> Result<bool, ApiError> {
     let background = fields.bool("background")?.unwrap_or(false);
     if background && !store {
@@ -140,7 +140,7 @@ fn background(fields: &mut RequestFields, store: bool) -> Result<bool, ApiError>
     Ok(background)
 }
 
-/// Up to 16 short strings that come back with the response.
+/// Takes `metadata`: up to 16 short strings that the response repeats.
 fn metadata(fields: &mut RequestFields) -> Result<Value, ApiError> {
     let pairs = match fields.take("metadata") {
         None => return Ok(json!({})),
@@ -163,7 +163,7 @@ fn metadata(fields: &mut RequestFields) -> Result<Value, ApiError> {
     Ok(JsonValue::Object(pairs).into_value())
 }
 
-/// What the template reads besides messages.
+/// Takes the template variables.
 fn kwargs(
     fields: &mut RequestFields,
     repeated: &mut Map<String, Value>,
@@ -190,7 +190,7 @@ fn kwargs(
     Ok(kwargs)
 }
 
-/// `text.format` as a constraint, and as the response repeats it.
+/// Parses `text.format`: the constraint, and the value that the response repeats.
 fn format(fields: &mut RequestFields) -> Result<(Option<OutputConstraint>, Value), ApiError> {
     let plain = json!({"type": "text"});
     let Some(value) = fields.take("text") else { return Ok((None, plain)) };

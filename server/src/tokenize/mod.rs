@@ -28,10 +28,10 @@ use std::sync::Arc;
 use text::ChatTemplate;
 use types::{DetokenizeRequest, TokenizeInput, TokenizeRequest};
 
-/// Bytes of the ids that an answer holds.
+/// Bytes per token id of a reply.
 const ID_BYTES: u64 = size_of::<Token>() as u64;
 
-/// Text or messages to ids.
+/// Tokenises text or messages.
 pub(crate) async fn tokenize(
     State(app): State<Arc<AppState>>,
     request: Request,
@@ -57,7 +57,7 @@ pub(crate) async fn tokenize(
     .await
 }
 
-/// Ids to text.
+/// Detokenises token ids.
 pub(crate) async fn detokenize(
     State(app): State<Arc<AppState>>,
     request: Request,
@@ -75,7 +75,7 @@ pub(crate) async fn detokenize(
     .await
 }
 
-/// The tokenizer's configuration and the chat template in force, where the operator shows them.
+/// Returns the tokenizer's configuration and the chat template in force, if `/tokenizer_info` is enabled.
 pub(crate) async fn info(State(app): State<Arc<AppState>>) -> Result<Response<Body>, ApiError> {
     if !app.options.tokenizer_info {
         return Err(unknown_route());
@@ -89,8 +89,8 @@ pub(crate) async fn info(State(app): State<Arc<AppState>>) -> Result<Response<Bo
     Ok(json_response(Value::Object(info).to_string()))
 }
 
-/// The frame around all that only counts or spells tokens: limits, admission, the text pool, the reply. What the request
-/// holds of the counters is the work's, to keep for as long as its answer takes memory.
+/// Handling common to tokenisation requests: limits, admission, the text pool, the reply. `work` gets the
+/// request's memory reservation, to hold it while its reply takes memory.
 pub(crate) async fn serve(
     app: Arc<AppState>,
     request: Request,
@@ -111,7 +111,7 @@ pub(crate) async fn serve(
         (Arc::clone(&app), HeaderFields::read(&parts.headers, &app.options.api_keys));
     let work = move || {
         let json = JsonValue::parse(&body)?;
-        drop(body); // What follows needs the memory more.
+        drop(body); // Frees memory for the following work.
         let mut fields = RequestFields::of_body(json)?;
         let body = work(&app, &serving, &mut fields, ticket)?;
         Ok((body, ignored_fields(&app, &fields)?))
@@ -123,12 +123,12 @@ pub(crate) async fn serve(
     Ok(response)
 }
 
-/// Whether a body of `/tokenize` would be taken, as far as its fields alone decide.
+/// Validates the fields of a body of `/tokenize`.
 pub(crate) fn check_tokenize(fields: &mut RequestFields) -> Result<(), ApiError> {
     TokenizeRequest::take(fields).map(|_| ())
 }
 
-/// Whether a body of `/detokenize` would be taken, as far as its fields alone decide.
+/// Validates the fields of a body of `/detokenize`.
 pub(crate) fn check_detokenize(
     fields: &mut RequestFields,
     bounds: &FieldBounds,

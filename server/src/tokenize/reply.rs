@@ -1,6 +1,6 @@
-//! Answers of the tokenisation routes, written piece by piece as the client reads them.
+//! Replies of the tokenisation routes, serialised piece by piece as the client reads them.
 //!
-//! What is kept until then are ids, four bytes a token: an answer in full would take ten times as much.
+//! Only token ids, of four bytes each, are kept until then: a complete reply would take ten times as much.
 
 use crate::piece_body::PieceWriter;
 use crate::sse::escape;
@@ -10,7 +10,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 use text::{DetokenizeOptions, Detokenizer, Tokenizer};
 
-/// Which list of an answer is being written.
+/// List of the reply that is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TokenizeReplyState {
     Head,
@@ -19,11 +19,11 @@ enum TokenizeReplyState {
     Done,
 }
 
-/// `{"count", "max_model_len", "tokens", "token_strs"}`.
+/// Writes `{"count", "max_model_len", "tokens", "token_strs"}`.
 pub(super) struct TokenizeReplyWriter {
     pub(super) ids: Vec<Token>,
     pub(super) max_model_len: u32,
-    /// Shows tokens as the vocabulary spells them, if asked for.
+    /// Tokenizer for the vocabulary spelling of tokens, if requested.
     pub(super) spelling: Option<Arc<Tokenizer>>,
     state: TokenizeReplyState,
 }
@@ -93,7 +93,7 @@ impl PieceWriter for TokenizeReplyWriter {
     }
 }
 
-/// `{"prompt"}`: the text of ids.
+/// Writes `{"prompt"}`: the text of the token ids.
 pub(super) struct DetokenizeReplyWriter {
     ids: std::vec::IntoIter<Token>,
     detokenizer: Detokenizer,

@@ -1,4 +1,4 @@
-//! Fields of the tokenisation routes: forms and ranges.
+//! Parses and validates the fields of the tokenisation routes.
 
 use crate::api_error::ApiError;
 use crate::openai::chat::messages;
@@ -7,7 +7,7 @@ use crate::request_fields::{RequestFields, int_list};
 use protocol::Token;
 use text::ChatInput;
 
-/// What is turned into ids.
+/// Input to tokenise.
 pub(super) enum TokenizeInput {
     /// Plain text.
     Text(String),
@@ -15,7 +15,7 @@ pub(super) enum TokenizeInput {
     Chat(Box<ChatInput>),
 }
 
-/// A checked `/tokenize` request.
+/// Validated `/tokenize` request.
 pub(super) struct TokenizeRequest {
     pub(super) model: Option<String>,
     pub(super) input: TokenizeInput,
@@ -39,7 +39,7 @@ impl TokenizeRequest {
     }
 }
 
-/// A checked `/detokenize` request.
+/// Validated `/detokenize` request.
 pub(super) struct DetokenizeRequest {
     pub(super) model: Option<String>,
     pub(super) tokens: Vec<Token>,

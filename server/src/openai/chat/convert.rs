@@ -1,4 +1,4 @@
-//! From the fields of a chat request to a reply that waits for tokens.
+//! Parses a chat request and submits its generation.
 
 use super::generation_start::{StartedGeneration, start};
 use super::reply::ChatCompletionReply;
@@ -11,7 +11,7 @@ use crate::request_fields::RequestFields;
 use engine::AdmissionPermit;
 use std::sync::Arc;
 
-/// Reads, refuses and starts.
+/// Parses, validates and submits a chat request.
 pub(super) fn prepare(
     app: &AppState,
     serving: &Arc<ServingContext>,

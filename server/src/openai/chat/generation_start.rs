@@ -1,4 +1,4 @@
-//! From a checked conversation to a generation under way: what all chat endpoints do alike.
+//! Starts the generation of a validated conversation, for all chat endpoints.
 
 use super::messages::last_assistant_text;
 use super::tools::RequestTools;
@@ -23,38 +23,38 @@ use text::{
     ToolCallIdFormat, ToolCallSyntax,
 };
 
-/// Bytes of a prompt's end that may tell whether the model is to think.
+/// Number of bytes at the end of a prompt that determine whether the output starts inside reasoning.
 const OPENING_BYTES: usize = 64;
 
-/// A conversation that is being answered.
+/// Submitted generation of a conversation.
 pub(crate) struct StartedGeneration {
-    /// Its choices.
+    /// Choices of the request.
     pub generation: RequestGeneration,
-    /// Name to answer with.
+    /// Model name to report in the reply.
     pub model: String,
-    /// The id under which the client finds the request.
+    /// Request id reported to the client.
     pub request_id: String,
-    /// What was asked, for the reply.
+    /// Request parameters that the reply needs.
     pub params: CompletionParams,
-    /// Ids of the prompt.
+    /// Token ids of the prompt.
     pub prompt: Vec<Token>,
-    /// The last message, if it is to be repeated.
+    /// Last message, if the reply echoes it.
     pub echo: String,
-    /// Ids of the calls.
+    /// Generator of tool call ids.
     pub tool_call_ids: ToolCallIds,
 }
 
-/// A rendered conversation.
+/// Rendered and tokenised conversation.
 pub(crate) struct RenderedPrompt {
-    /// Its ids.
+    /// Token ids of the prompt.
     pub ids: Vec<Token>,
-    /// The end of its text.
+    /// Last bytes of the prompt's text.
     opening: String,
 }
 
-/// Renders, tokenises and submits.
+/// Renders, tokenises and submits a conversation.
 ///
-/// Errors: 400 for what cannot be served, 404 for another model, 429 or 503 for load.
+/// Errors: 400 for an invalid or unsupported request, 404 for an unknown model, 429 or 503 for overload.
 pub(crate) fn start(
     app: &AppState,
     serving: &Arc<ServingContext>,
@@ -117,9 +117,10 @@ pub(crate) fn start(
     })
 }
 
-/// What the output must be: what the request says, or calls, behind the reasoning if there is any.
+/// Returns the output constraint: that of the request, or a grammar of tool calls; it starts after the
+/// reasoning, if there is any.
 ///
-/// Errors: 400 if there must be a call and something else, or nobody knows how calls are written.
+/// Errors: 400 if a forced call is combined with another constraint, or without a tool-call parser.
 fn constraint(
     serving: &ServingContext,
     asked: Option<Arc<OutputConstraint>>,
@@ -154,7 +155,7 @@ fn constraint(
     Ok(if thinks { constraint.map(behind) } else { constraint })
 }
 
-/// Where the output begins, if reasoning is told apart.
+/// Returns the reasoning state at the start of the output, if there is a reasoning parser.
 fn reasoning_start(
     serving: &ServingContext,
     continued: Option<&str>,
@@ -167,9 +168,9 @@ fn reasoning_start(
     })
 }
 
-/// Renders and tokenises a conversation of any length; `field` names it in refusals.
+/// Renders and tokenises a conversation of any length; `field` is the field name in errors.
 ///
-/// Errors: 400 `no_chat_template`, or what the template refuses.
+/// Errors: 400 `no_chat_template`, or an error of the template.
 pub(crate) fn render(
     serving: &ServingContext,
     input: ChatInput,
@@ -197,7 +198,7 @@ fn template(
     template.render(input).map_err(|error| text_error(&error, field))
 }
 
-/// Renders with the template of the request, if clients are trusted with them.
+/// Renders with the chat template of the request, if these are allowed.
 fn render_own(
     serving: &ServingContext,
     template: String,

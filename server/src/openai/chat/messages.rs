@@ -1,4 +1,4 @@
-//! Conversations: messages and what else the template reads. Shared with `/tokenize`.
+//! Parses conversations: messages and other inputs of the chat template. Shared with `/tokenize`.
 
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
@@ -6,15 +6,15 @@ use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};
 use text::{ChatInput, TEMPLATE_BYTES_MAX};
 
-/// Messages of a conversation.
+/// Maximum number of messages of a conversation.
 pub(crate) const MESSAGES_MAX: usize = 4_096;
-/// Parts of one message.
+/// Maximum number of content parts of a message.
 pub(crate) const PARTS_MAX: usize = 4_096;
 const KWARGS_MAX: usize = 32;
 const KWARGS_BYTES_MAX: usize = 4_096;
 const DOCUMENTS_MAX: usize = 64;
 const CALLS_MAX: usize = 128;
-/// Names the template gets from elsewhere: a request must not overrule them.
+/// Template variables that the server sets; a request must not override them.
 const RESERVED_TEMPLATE_VARIABLES: &[&str] = &[
     "add_generation_prompt",
     "bos_token",
@@ -38,7 +38,7 @@ const RESERVED_TEMPLATE_VARIABLES: &[&str] = &[
 pub(crate) const TEXT_PARTS: &[&str] = &["text", "input_text", "output_text"];
 const REASONING_EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// Takes `messages` and everything else that shapes the prompt.
+/// Takes `messages` and all other fields that shape the prompt.
 ///
 /// Errors: 400 naming the field.
 pub(crate) fn take(fields: &mut RequestFields) -> Result<ChatInput, ApiError> {
@@ -60,7 +60,7 @@ pub(crate) fn take(fields: &mut RequestFields) -> Result<ChatInput, ApiError> {
     })
 }
 
-/// The text of the last message, if the assistant wrote it.
+/// Returns the text of the last message if its role is assistant.
 pub(crate) fn last_assistant_text(messages: &Value) -> &str {
     let last = messages.as_array().and_then(|list| list.last());
     let last = last.filter(|message| message["role"] == "assistant");
@@ -73,7 +73,7 @@ fn messages(fields: &mut RequestFields) -> Result<Value, ApiError> {
     list.into_iter().enumerate().map(one).collect()
 }
 
-/// A conversation's messages, as they were sent.
+/// Takes the list of messages, unparsed.
 pub(crate) fn list(fields: &mut RequestFields, name: &str) -> Result<Vec<JsonValue>, ApiError> {
     match fields.required(name)? {
         JsonValue::List(list) if (1..=MESSAGES_MAX).contains(&list.len()) => Ok(list),
@@ -103,13 +103,13 @@ fn message(path: String, value: JsonValue) -> Result<Value, ApiError> {
     let calls = calls(&mut fields, &role)?;
     let reasoning = fields.take_alias("reasoning_content", "reasoning")?;
     let content = content(&mut fields, &role)?;
-    // Further keys (name, tool_call_id, …) belong to the template.
+    // Further keys (name, tool_call_id, …) are passed to the template.
     let mut message: Map<String, Value> = fields.into_values();
     if let Some(calls) = calls {
         message.insert("tool_calls".to_owned(), calls);
     }
     if let Some(reasoning) = reasoning {
-        // Templates know it by the first name.
+        // Templates read `reasoning_content`.
         message.insert("reasoning_content".to_owned(), reasoning.into_value());
     }
     message.insert("role".to_owned(), Value::String(role));
@@ -117,7 +117,7 @@ fn message(path: String, value: JsonValue) -> Result<Value, ApiError> {
     Ok(Value::Object(message))
 }
 
-/// Earlier calls of the assistant, their arguments as objects: that is what templates read.
+/// Parses earlier tool calls of the assistant; arguments become objects, which templates expect.
 fn calls(fields: &mut RequestFields, role: &str) -> Result<Option<Value>, ApiError> {
     let path = fields.path("tool_calls");
     let list = match fields.take("tool_calls") {
@@ -154,7 +154,7 @@ fn one_call(path: String, call: JsonValue) -> Result<Value, ApiError> {
     Ok(Value::Object(value))
 }
 
-/// A JSON object, usually as text.
+/// Parses call arguments: a JSON object, usually given as text.
 pub(crate) fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, ApiError> {
     let value = match value {
         None => return Ok(json!({})),
@@ -168,7 +168,7 @@ pub(crate) fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, A
     Err(ApiError::invalid(path, "must be a JSON object"))
 }
 
-/// A message's text; the assistant may have said nothing.
+/// Takes the text of a message; it may be missing for the assistant.
 pub(crate) fn content(fields: &mut RequestFields, role: &str) -> Result<Value, ApiError> {
     match fields.take("content") {
         None if role == "assistant" => Ok(json!("")),
@@ -177,7 +177,7 @@ pub(crate) fn content(fields: &mut RequestFields, role: &str) -> Result<Value, A
     }
 }
 
-/// A string, or parts of text joined by line breaks; `kinds` are the types of such parts.
+/// Parses a string, or text parts joined by line breaks; `kinds` are the accepted part types.
 pub(crate) fn text_of(path: &str, value: JsonValue, kinds: &[&str]) -> Result<String, ApiError> {
     match value {
         JsonValue::Str(text) => Ok(text),
@@ -225,7 +225,7 @@ fn documents(fields: &mut RequestFields) -> Result<Value, ApiError> {
     }
 }
 
-/// How hard to think.
+/// Takes the reasoning effort.
 pub(crate) fn effort(fields: &mut RequestFields, name: &str) -> Result<Option<String>, ApiError> {
     let path = fields.path(name);
     let effort = fields.string(name, 32)?;
@@ -236,7 +236,7 @@ pub(crate) fn effort(fields: &mut RequestFields, name: &str) -> Result<Option<St
     Ok(effort)
 }
 
-/// Variables of the template: `reasoning_effort` and `chat_template_kwargs`.
+/// Takes the template variables: `reasoning_effort` and `chat_template_kwargs`.
 pub(crate) fn kwargs(fields: &mut RequestFields) -> Result<Map<String, Value>, ApiError> {
     const NAME: &str = "chat_template_kwargs";
     let mut kwargs = Map::new();

@@ -1,4 +1,4 @@
-//! POST `/v1/chat/completions`, and what it shares with the other endpoints that hold conversations.
+//! POST `/v1/chat/completions`, and the parts shared with other conversation endpoints.
 
 mod convert;
 pub(crate) mod generation_start;
@@ -20,20 +20,20 @@ use reply::ChatCompletionReply;
 use std::sync::Arc;
 use types::ChatCompletionRequest;
 
-/// Fields under which clients find reasoning.
+/// Reply fields that carry reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReasoningField {
-    /// Both of the following.
+    /// `reasoning` and `reasoning_content`.
     #[default]
     Both,
-    /// `reasoning`, the name of today.
+    /// `reasoning`, the current name.
     Reasoning,
-    /// `reasoning_content`, the older one.
+    /// `reasoning_content`, the older name.
     ReasoningContent,
 }
 
 impl ReasoningField {
-    /// The names of the fields.
+    /// Names of the fields.
     pub fn names(self) -> &'static [&'static str] {
         match self {
             Self::Both => &["reasoning", "reasoning_content"],
@@ -43,7 +43,7 @@ impl ReasoningField {
     }
 }
 
-/// Answers one request.
+/// Handles one chat completion request.
 pub async fn handle(
     State(app): State<Arc<AppState>>,
     request: Request,
@@ -51,7 +51,7 @@ pub async fn handle(
     endpoint::serve::<ChatCompletionReply>(app, request).await
 }
 
-/// Whether a body would be taken, as far as its fields alone decide.
+/// Validates the fields of a body.
 ///
 /// Errors: 400 naming the field.
 pub fn validate(

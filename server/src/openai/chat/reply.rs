@@ -1,4 +1,4 @@
-//! Whole replies of chat completions.
+//! Non-streamed replies of chat completions.
 
 use super::ReasoningField;
 use super::convert;
@@ -24,21 +24,21 @@ use std::io::Write as _;
 use std::mem;
 use std::sync::Arc;
 
-/// Everything a reply needs besides tokens.
+/// State of a reply apart from its tokens.
 pub(super) struct ChatCompletionReply {
     pub(super) head: ReplyHead,
-    /// How log-probabilities show tokens.
+    /// Format of tokens in log-probabilities.
     pub(super) tokens: TokenNames,
     pub(super) logprobs: bool,
     pub(super) prompt_logprobs: bool,
-    /// The last message of the assistant, if it shall be repeated.
+    /// Last message of the assistant, if it is echoed.
     pub(super) echo: String,
-    /// Ids of the prompt, if ids were asked for.
+    /// Token ids of the prompt, if `return_token_ids` is set.
     pub(super) prompt_ids: Option<Vec<Token>>,
     pub(super) stream_options: StreamOptions,
-    /// Ids of the calls.
+    /// Generator of tool call ids.
     pub(super) tool_call_ids: ToolCallIds,
-    /// Where reasoning is shown, if it is.
+    /// Reply fields that carry reasoning; `None` = reasoning is omitted.
     pub(super) reasoning: Option<ReasoningField>,
 }
 
@@ -115,7 +115,7 @@ impl ChatCompletionReply {
         reply.text.put_u8(b'}');
     }
 
-    /// `content` is null where the model did something else instead of speaking.
+    /// Builds the `message` object. `content` is null if the output consists of reasoning or tool calls only.
     fn message(&self, message: AssistantMessage) -> Value {
         let AssistantMessage { reasoning, content, calls } = message;
         let content = self.echo.clone() + &content;
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    /// A choice as a value.
+    /// Builds the expected choice as a JSON value.
     fn choice(reply: &ChatCompletionReply, index: usize, whole: &CollectedChoice) -> Value {
         let logprobs = ChoiceLogprobs { output: &whole.logprobs, ..ChoiceLogprobs::default() };
         let mut choice = json!({

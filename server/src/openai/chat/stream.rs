@@ -25,7 +25,7 @@ impl ChatChunkWriter {
         Self { reply, frame }
     }
 
-    /// The role chunk, once per choice, with the echo if there is one.
+    /// Writes the role chunk, once per choice, with the echoed message if there is one.
     fn begin(&mut self, choice: u32, all: &RequestGeneration, out: &mut BytesMut) {
         if !self.frame.is_first_chunk(choice as usize) {
             return;
@@ -40,7 +40,8 @@ impl ChatChunkWriter {
         self.frame.close(all, out);
     }
 
-    /// Whether a piece has a chunk. What was streamed of a broken call cannot be taken back.
+    /// Whether a piece is sent in a chunk. Chunks of a malformed call that have been sent cannot be
+    /// retracted.
     fn is_streamed(&self, piece: &OutputPiece<'_>) -> bool {
         match piece {
             OutputPiece::Reasoning(_) => self.reply.reasoning.is_some(),
@@ -51,7 +52,7 @@ impl ChatChunkWriter {
         }
     }
 
-    /// The inside of `delta`.
+    /// Writes the members of `delta`.
     fn write(&self, choice: u32, piece: OutputPiece<'_>, out: &mut BytesMut) {
         match piece {
             OutputPiece::Reasoning(text) => {
@@ -112,7 +113,7 @@ impl ChunkWriter for ChatChunkWriter {
         if !says && !ids && !with_logprobs {
             return;
         }
-        // What belongs to the tokens of all pieces goes with the last one.
+        // Token ids and log-probabilities of all pieces are sent with the last piece.
         let mut piece = shown.next();
         while let (Some(earlier), Some(_)) = (piece, shown.peek()) {
             self.open(choice, out);

@@ -1,4 +1,4 @@
-//! Tools of a request: what may be called, and whether it must be.
+//! Tools of a request: functions that may be called, and `tool_choice`.
 
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
@@ -10,35 +10,36 @@ use text::ToolDefinition;
 const TOOLS_MAX: usize = 128;
 const NAME_MAX: usize = 64;
 
-/// Whether the model calls, and what.
+/// Tool choice: whether the model calls tools, and which.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum ToolChoice {
-    /// It does not; what looks like a call is content.
+    /// No tool calls; text that looks like a call is content.
     None,
-    /// As it likes.
+    /// The model decides.
     #[default]
     Auto,
-    /// At least one.
+    /// At least one call.
     Required,
-    /// This one.
+    /// A call of this function.
     Named(String),
 }
 
-/// Tools of a request, checked.
+/// Validated tools of a request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RequestTools {
-    /// What parsers and grammars need.
+    /// Tool definitions for parsers and grammars.
     pub definitions: Arc<[ToolDefinition]>,
-    /// What the template shows; null without tools.
+    /// Tools as passed to the chat template; null without tools.
     pub template_value: Value,
-    /// Whether to call.
+    /// `tool_choice` of the request.
     pub choice: ToolChoice,
-    /// Whether more than one call is wanted.
+    /// Whether more than one call is allowed.
     pub parallel: bool,
 }
 
 impl RequestTools {
-    /// Takes `tools`, `tool_choice` and `parallel_tool_calls`; refuses what came before them.
+    /// Takes `tools`, `tool_choice` and `parallel_tool_calls`; rejects the deprecated `functions` and
+    /// `function_call`.
     ///
     /// Errors: 400 naming the field.
     pub(crate) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
@@ -61,7 +62,7 @@ impl RequestTools {
         Ok(tools)
     }
 
-    /// Whether the choice can be honoured with these tools; `field` names it.
+    /// Checks that the tool choice is possible with these tools; `field` is its name in errors.
     pub(crate) fn check(&self, field: &str) -> Result<(), ApiError> {
         match &self.choice {
             ToolChoice::None | ToolChoice::Auto => Ok(()),
@@ -77,12 +78,12 @@ impl RequestTools {
         }
     }
 
-    /// Whether calls in the output are to be found.
+    /// Whether tool calls are parsed from the output.
     pub(crate) fn parses_tool_calls(&self) -> bool {
         !self.definitions.is_empty() && self.choice != ToolChoice::None
     }
 
-    /// The tools that a forced call may name.
+    /// Returns the tools that a forced call may use.
     pub(crate) fn callable(&self) -> impl Iterator<Item = &ToolDefinition> {
         let named = |tool: &&ToolDefinition| match &self.choice {
             ToolChoice::Named(name) => tool.name == *name,
@@ -91,7 +92,8 @@ impl RequestTools {
         self.definitions.iter().filter(named)
     }
 
-    /// Refuses schemas that bring options of the grammar's compiler: one of them would widen it.
+    /// Rejects schemas with the `x-guidance` key, which sets options of the grammar compiler: one of them
+    /// would widen the grammar.
     pub(crate) fn check_schemas(&self) -> Result<(), ApiError> {
         let odd = |tool: &ToolDefinition| {
             let schema = &tool.parameters;
@@ -108,13 +110,13 @@ impl RequestTools {
         }
     }
 
-    /// Whether there must be a call.
+    /// Whether a call is required.
     pub(crate) fn must_call(&self) -> bool {
         matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
     }
 }
 
-/// The list `tools`, of at most 128 functions with names of their own.
+/// Takes the list `tools`, of at most `TOOLS_MAX` entries.
 pub(crate) fn list(fields: &mut RequestFields) -> Result<Vec<JsonValue>, ApiError> {
     let path = fields.path("tools");
     match fields.take("tools") {
@@ -128,7 +130,7 @@ pub(crate) fn list(fields: &mut RequestFields) -> Result<Vec<JsonValue>, ApiErro
     }
 }
 
-/// Refuses a name that an earlier tool has.
+/// Rejects a tool name that is already in use.
 pub(crate) fn check_unique(
     tools: &[ToolDefinition],
     name: &str,
@@ -140,7 +142,7 @@ pub(crate) fn check_unique(
     Ok(())
 }
 
-/// A function's name and the schema of its arguments, which stands in field `schema`.
+/// Takes a function's name and the JSON schema of its arguments from field `schema`.
 ///
 /// Errors: 400 naming the field.
 pub(crate) fn function(
@@ -165,7 +167,7 @@ pub(crate) fn function(
     Ok(ToolDefinition { name, parameters })
 }
 
-/// A tool as templates expect it.
+/// Formats a tool for chat templates.
 pub(crate) fn template_tool(tool: &ToolDefinition, description: Option<String>) -> Value {
     let mut function = Map::new();
     function.insert("name".to_owned(), Value::from(tool.name.as_str()));
@@ -186,7 +188,7 @@ fn tools(fields: &mut RequestFields) -> Result<(Vec<ToolDefinition>, Value), Api
     let mut tools: Vec<ToolDefinition> = Vec::with_capacity(list.len());
     let mut values = Vec::with_capacity(list.len());
     for (index, item) in list.into_iter().enumerate() {
-        // Templates print tools as they were sent.
+        // Templates print tools exactly as sent.
         values.push(item.clone().into_value());
         let path = fields.path(&format!("tools[{index}]"));
         let mut item = RequestFields::of(path, item)?;
@@ -207,7 +209,7 @@ fn tools(fields: &mut RequestFields) -> Result<(Vec<ToolDefinition>, Value), Api
     Ok((tools, shown))
 }
 
-/// The only kind of tool there is.
+/// Checks the type of a tool: only `function` is supported.
 pub(crate) fn check_kind(fields: &mut RequestFields) -> Result<(), ApiError> {
     let path = fields.path("type");
     match fields.string("type", 64)?.as_deref() {
@@ -233,7 +235,7 @@ fn choice(fields: &mut RequestFields) -> Result<ToolChoice, ApiError> {
     named_function(&mut function)
 }
 
-/// `none`, `auto` or `required`.
+/// Parses `none`, `auto` or `required`.
 pub(crate) fn choice_from_keyword(word: &str, path: String) -> Result<ToolChoice, ApiError> {
     match word {
         "none" => Ok(ToolChoice::None),
@@ -246,7 +248,7 @@ pub(crate) fn choice_from_keyword(word: &str, path: String) -> Result<ToolChoice
     }
 }
 
-/// The choice of the function that `name` names.
+/// Parses the choice of the function given by `name`.
 pub(crate) fn named_function(fields: &mut RequestFields) -> Result<ToolChoice, ApiError> {
     let path = fields.path("name");
     let name = fields.string("name", NAME_MAX)?;

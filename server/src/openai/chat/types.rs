@@ -1,4 +1,4 @@
-//! Fields of a chat completion request: forms and ranges.
+//! Parses and validates the fields of a chat completion request.
 
 use super::messages;
 use super::tools::RequestTools;
@@ -8,21 +8,21 @@ use crate::openai::thinking_budget;
 use crate::request_fields::RequestFields;
 use text::ChatInput;
 
-/// A checked request.
+/// Validated chat completion request.
 pub(crate) struct ChatCompletionRequest {
-    /// What all completions share.
+    /// Parameters shared by all completions.
     pub params: CompletionParams,
-    /// What the template reads, but for tools.
+    /// Inputs of the chat template, without tools.
     pub input: ChatInput,
-    /// What may be called.
+    /// Tools and tool choice.
     pub tools: RequestTools,
-    /// Log-probabilities: `None` = none, else how many besides the sampled token.
+    /// Log-probabilities: `None` = none, else the number of top-k tokens in addition to the sampled token.
     pub logprobs: Option<u32>,
-    /// Tokens of reasoning at most.
+    /// Maximum number of reasoning tokens.
     pub thinking: Option<thinking_budget::RequestedThinkingBudget>,
-    /// A first token before the prompt, if the model has one.
+    /// Whether the tokenizer adds special tokens such as BOS, if the model has them.
     pub add_special_tokens: bool,
-    /// Name of the field that holds the conversation.
+    /// Name of the field with the conversation, for errors.
     pub prompt_field: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! From a checked text completion request to token ids and a reply that waits for them.
+//! Tokenises and submits a validated text completion request.
 
 use super::reply::{CompletionReply, EchoedPrompt};
 use super::types::{CompletionPrompt, CompletionRequest};
@@ -15,13 +15,13 @@ use engine::AdmissionPermit;
 use protocol::Token;
 use std::sync::Arc;
 
-/// Output cap of a request that names none.
+/// `max_tokens` of a request without that field.
 const MAX_TOKENS_DEFAULT: u32 = 16;
 
-/// The field that holds the prompts.
+/// Field with the prompts.
 const FIELD: &str = "prompt";
 
-/// Reads, refuses, tokenises and submits.
+/// Parses, validates, tokenises and submits a request.
 pub(super) fn prepare(
     app: &AppState,
     serving: &Arc<ServingContext>,
@@ -39,7 +39,7 @@ pub(super) fn prepare(
 
     let prompts = encode(serving, &request.prompts, request.add_special_tokens, params.truncate)?;
     let echoes = echoes(serving, &request.prompts, &prompts, &params);
-    // An echoed prompt shows the log-probabilities of its tokens like those of the output.
+    // An echoed prompt has log-probabilities if the output has.
     let of_echo = request.logprobs.filter(|_| params.echo);
     let extra = EndpointParams {
         thinking: None,
@@ -65,7 +65,7 @@ pub(super) fn prepare(
     Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })
 }
 
-/// The ids of each prompt, cut where the request says.
+/// Returns the token ids of each prompt, truncated if the request specifies it.
 fn encode(
     serving: &ServingContext,
     prompts: &[CompletionPrompt],
@@ -87,7 +87,7 @@ fn encode(
     prompts.iter().map(ids).collect()
 }
 
-/// The prompts as the reply repeats them, if it does.
+/// Returns the prompts to echo, if echo or prompt ids were requested.
 fn echoes(
     serving: &ServingContext,
     asked: &[CompletionPrompt],

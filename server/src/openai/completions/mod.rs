@@ -16,7 +16,7 @@ use reply::CompletionReply;
 use std::sync::Arc;
 use types::CompletionRequest;
 
-/// Answers one request.
+/// Handles one text completion request.
 pub async fn handle(
     State(app): State<Arc<AppState>>,
     request: Request,
@@ -24,7 +24,7 @@ pub async fn handle(
     endpoint::serve::<CompletionReply>(app, request).await
 }
 
-/// Whether a body would be taken, as far as its fields alone decide.
+/// Validates the fields of a body.
 ///
 /// Errors: 400 naming the field.
 pub fn validate(

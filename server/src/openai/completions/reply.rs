@@ -1,4 +1,4 @@
-//! Replies of text completions, whole and in chunks.
+//! Replies of text completions, non-streamed and streamed.
 
 use super::convert;
 use crate::api_error::ApiError;
@@ -22,22 +22,22 @@ use serde_json::json;
 use std::io::Write;
 use std::sync::Arc;
 
-/// A prompt as the reply repeats it.
+/// Prompt that the reply echoes.
 pub(super) struct EchoedPrompt {
     pub(super) text: String,
     pub(super) ids: Arc<[Token]>,
 }
 
-/// Everything a reply needs besides tokens.
+/// State of a reply apart from its tokens.
 pub(super) struct CompletionReply {
     pub(super) head: ReplyHead,
-    /// How log-probabilities show tokens.
+    /// Format of tokens in log-probabilities.
     pub(super) tokens: TokenNames,
     pub(super) logprobs: bool,
     pub(super) prompt_logprobs: bool,
     pub(super) echo: bool,
     pub(super) return_token_ids: bool,
-    /// One per prompt, if the reply repeats prompts or their ids.
+    /// One entry per prompt, if the reply echoes prompts or their ids.
     pub(super) echoes: Vec<EchoedPrompt>,
     pub(super) n: usize,
     pub(super) stream_options: StreamOptions,
@@ -124,7 +124,7 @@ impl CompletionReply {
 pub(super) struct CompletionChunkWriter {
     reply: CompletionReply,
     frame: ChunkFrame,
-    /// Characters of the tokens that the lists of each choice have shown.
+    /// Number of characters of the tokens listed so far in the log-probabilities of each choice.
     shown_chars: Vec<usize>,
 }
 
@@ -245,7 +245,7 @@ mod tests {
         }
     }
 
-    /// A choice as a value.
+    /// Builds the expected choice as a JSON value.
     fn choice(reply: &CompletionReply, index: usize, whole: &CollectedChoice) -> Value {
         let echo = reply.echoes.get(index / 2);
         let logprobs = ChoiceLogprobs {

@@ -1,4 +1,4 @@
-//! Fields of a text completion request: forms and ranges.
+//! Parses and validates the fields of a text completion request.
 
 use crate::api_error::ApiError;
 use crate::openai::params::{CompletionParams, FieldBounds, SamplingDefaults, count_of_logprobs};
@@ -11,13 +11,13 @@ const PROMPTS_MAX: usize = 256;
 /// One prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CompletionPrompt {
-    /// Text.
+    /// Text prompt.
     Text(String),
-    /// Ids, all below the vocabulary size.
+    /// Token ids, all below the vocabulary size.
     Ids(Vec<Token>),
 }
 
-/// A checked request.
+/// Validated text completion request.
 #[derive(Debug, Clone)]
 pub(super) struct CompletionRequest {
     pub(super) params: CompletionParams,
@@ -49,7 +49,7 @@ impl CompletionRequest {
     }
 }
 
-/// `prompt`: a string, strings, ids, or lists of ids.
+/// Parses `prompt`: a string, strings, token ids, or lists of token ids.
 fn prompts(
     fields: &mut RequestFields,
     bounds: &FieldBounds,
