@@ -1,9 +1,9 @@
-//! Encodes text in which some spellings of special tokens must stay text.
+//! Encodes text in which some occurrences of special tokens must remain plain text.
 //!
-//! The steps are those of `tokenizers` 0.22 (`AddedVocabulary::extract_and_normalize`): added
-//! tokens are cut out of the raw text, then out of the normalised pieces, and what lies between
-//! them is pre-tokenised and encoded. The one difference is a set of marked positions: a special
-//! token that would cover one is not cut out. With no marks the result is the library's.
+//! The steps are those of `tokenizers` 0.22 (`AddedVocabulary::extract_and_normalize`): added tokens are
+//! extracted from the raw text, then from the normalised pieces, and the text between them is pre-tokenised
+//! and encoded. The one difference is a set of protected positions: a special token that would cover one is
+//! not extracted. Without protected positions the result equals the library's.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use protocol::Token;
@@ -14,7 +14,7 @@ use tokenizers::{
     PreTokenizedString, PreTokenizer as _, Result, Token as Piece,
 };
 
-/// The added tokens of one tokenizer, ready to be found.
+/// Searchable added tokens of one tokenizer.
 #[derive(Debug)]
 pub(super) struct AddedTokens {
     raw: AddedTokenFinder,
@@ -49,7 +49,8 @@ impl AddedTokens {
         &self.special
     }
 
-    /// The pre-tokens of `text`; `marks` are ascending byte positions that no special token may cover.
+    /// Returns the pre-tokens of `text`; `marks` are ascending byte positions that no special token may
+    /// cover.
     pub(super) fn pre_tokenize(
         &self,
         tokenizer: &tokenizers::Tokenizer,
@@ -71,14 +72,14 @@ impl AddedTokens {
     }
 }
 
-/// Bytes of the original text at which pre-tokens begin, ascending.
+/// Returns the byte positions in the original text at which pre-tokens begin, ascending.
 pub(super) fn pre_token_starts(pieces: &PreTokenizedString) -> Vec<usize> {
     let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
     splits.into_iter().map(|(_, (from, _), _)| from).collect()
 }
 
-/// Appends the ids of the pre-tokens that begin before byte `end` of the original text. What the model says of a piece
-/// is dropped with it: of all pieces it would be the larger part of what tokenising takes.
+/// Appends the ids of the pre-tokens that begin before byte `end` of the original text. The model's output is
+/// dropped per pre-token: kept for all of them, it would be the larger part of the memory of tokenisation.
 pub(super) fn append_ids(
     tokenizer: &tokenizers::Tokenizer,
     pieces: &PreTokenizedString,
@@ -99,7 +100,7 @@ pub(super) fn append_ids(
     Ok(())
 }
 
-/// Finds one class of added tokens, longest first from the left.
+/// Finds one class of added tokens: leftmost-longest match.
 #[derive(Debug)]
 struct AddedTokenFinder {
     automaton: AhoCorasick,
@@ -124,7 +125,7 @@ impl AddedTokenFinder {
         Ok(Self { automaton, tokens })
     }
 
-    /// Cuts a piece at the tokens found in it; those come with their id.
+    /// Splits a piece at the tokens found in it; these carry their id.
     fn split(&self, piece: &NormalizedString, marks: &[usize]) -> Result<SplitText> {
         let text = piece.get();
         let mut cut = Vec::new();
@@ -168,7 +169,8 @@ impl AddedTokenFinder {
     }
 }
 
-/// Whether a mark lies inside `[from, to)` of a piece; marks are positions of the original text.
+/// Whether a protected position is inside `[from, to)` of a piece; `marks` are positions in the original
+/// text.
 fn covers_protected(piece: &NormalizedString, from: usize, to: usize, marks: &[usize]) -> bool {
     let base = piece.offsets_original().0;
     let range = piece.convert_offsets(Range::Normalized(from..to)).unwrap_or(from..to);
@@ -177,7 +179,7 @@ fn covers_protected(piece: &NormalizedString, from: usize, to: usize, marks: &[u
     marks.get(next).is_some_and(|&mark| mark < to)
 }
 
-/// Whether no letter, digit or underscore touches `[from, to)`.
+/// Whether no letter, digit or underscore is adjacent to `[from, to)`.
 fn is_whole_word(text: &str, from: usize, to: usize) -> bool {
     let word = |c: char| c.is_alphanumeric() || c == '_';
     !text[..from].ends_with(word) && !text[to..].starts_with(word)

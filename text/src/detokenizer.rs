@@ -1,12 +1,12 @@
-//! Ids to text, one id at a time.
+//! Incremental detokenizer: token ids to text, one id at a time.
 //!
-//! Each token costs time proportional to its own bytes. Text given out is always valid UTF-8: an
-//! unfinished character waits for the next token, and shows as U+FFFD only once it is known to be
-//! broken. `Tokenizer::decode` runs this same machine, so deltas concatenate to it exactly.
+//! Each token costs time proportional to its own bytes. Emitted text is always valid UTF-8: an incomplete
+//! character is held back until the next token, and emitted as U+FFFD only once it is known to be invalid.
+//! `Tokenizer::decode` runs the same code, so deltas concatenate to its result exactly.
 //!
-//! Equal to the decoders of Hugging Face `tokenizers` 0.22 but for one case, which they can only
-//! decide at the end of a run: a run of byte-fallback tokens that is partly valid shows its valid
-//! characters here, where they replace every byte of the run.
+//! Equal to the decoders of Hugging Face `tokenizers` 0.22 except for one case, which these can only decide
+//! at the end of a run: if a run of byte-fallback tokens is partly valid, its valid characters are emitted
+//! here, while `tokenizers` replaces every byte of the run.
 
 use std::sync::Arc;
 
@@ -15,27 +15,27 @@ use protocol::Token;
 use super::token_table::{InvalidBytes, LeadingSpace, TokenKind};
 use super::tokenizer::Tokenizer;
 
-/// How ids are shown.
+/// Detokenizer options.
 ///
-/// `spaces_between_special_tokens` has no member: none of the supported decoders puts spaces
-/// between tokens, so both of its values give the same text (as in vLLM with fast tokenizers).
+/// `spaces_between_special_tokens` has no field: none of the supported decoders puts spaces between tokens,
+/// so both of its values give the same text (as in vLLM with fast tokenizers).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DetokenizeOptions {
-    /// Special tokens (end of text and the like) contribute nothing.
+    /// Whether special tokens (EOS and the like) are omitted from the text.
     pub skip_special_tokens: bool,
-    /// The ids continue a prompt, so the rules for the start of a text (a dropped leading space)
-    /// do not apply.
+    /// Whether the ids continue a prompt, so that the rules for the start of a text (a stripped leading
+    /// space) do not apply.
     pub continues: bool,
 }
 
 impl Default for DetokenizeOptions {
-    /// What a completion shows: a continuation without special tokens.
+    /// Options of a completion: a continuation without special tokens.
     fn default() -> Self {
         Self { skip_special_tokens: true, continues: true }
     }
 }
 
-/// The state between two tokens of one text.
+/// Detokenizer state between two tokens of one text.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
@@ -43,46 +43,45 @@ pub struct Detokenizer {
 }
 
 impl Detokenizer {
-    /// A detokeniser before its first id.
+    /// Creates a detokenizer before its first id.
     pub fn new(tokenizer: Arc<Tokenizer>, options: DetokenizeOptions) -> Self {
         Self { tokenizer, state: DetokenizerState::new(options) }
     }
 
-    /// The same, but these special tokens show.
+    /// Makes these special tokens visible despite `skip_special_tokens`.
     #[must_use]
     pub fn with_visible_special(mut self, kept: Arc<[Token]>) -> Self {
         self.state.visible_special = kept;
         self
     }
 
-    /// Takes the next id and appends the text that is now certain. Ids outside the vocabulary
-    /// contribute nothing.
+    /// Takes the next id and appends the text that is final. Ids outside the vocabulary produce no text.
     pub fn push(&mut self, token: Token, out: &mut String) {
         self.state.push(&self.tokenizer, token, out);
     }
 
-    /// Whether the bytes of an unfinished character are held back.
+    /// Whether the bytes of an incomplete character are held back.
     pub fn is_holding(&self) -> bool {
         !self.state.pending.is_empty()
     }
 
-    /// The ids have ended: appends a replacement for an unfinished character, if any.
+    /// Ends the text: appends a replacement for an incomplete character, if any.
     pub fn finish(&mut self, out: &mut String) {
         self.state.finish(&self.tokenizer, out);
     }
 }
 
-/// The detokeniser without its tokenizer.
+/// Detokenizer state without the tokenizer.
 #[derive(Debug, Clone)]
 pub(super) struct DetokenizerState {
     skip_special_tokens: bool,
-    /// Special tokens that show all the same.
+    /// Special tokens that are visible despite `skip_special_tokens`.
     visible_special: Arc<[Token]>,
-    /// No token has contributed yet and this is the start of a text.
+    /// Whether this is the start of a text and no token has produced text yet.
     at_start: bool,
-    /// Leading spaces already dropped, of those that may be.
+    /// Number of leading spaces stripped so far.
     spaces_dropped: usize,
-    /// An incomplete character, at most 3 bytes between calls.
+    /// Bytes of an incomplete character, at most 3 between calls.
     pending: Vec<u8>,
 }
 
@@ -148,7 +147,7 @@ impl DetokenizerState {
         }
     }
 
-    /// Appends the valid part of `bytes`; an unfinished character at their end becomes `pending`.
+    /// Appends the valid part of `bytes`; an incomplete character at their end is added to `pending`.
     fn append_valid(&mut self, mut bytes: &[u8], invalid: InvalidBytes, out: &mut String) {
         loop {
             match std::str::from_utf8(bytes) {
@@ -158,7 +157,7 @@ impl DetokenizerState {
                 }
                 Err(error) => {
                     let (valid, rest) = bytes.split_at(error.valid_up_to());
-                    out.push_str(&String::from_utf8_lossy(valid)); // Valid: borrowed as it is.
+                    out.push_str(&String::from_utf8_lossy(valid)); // Valid UTF-8: borrowed, no replacement.
                     let Some(broken) = error.error_len() else {
                         self.pending.extend_from_slice(rest);
                         return;
@@ -178,7 +177,7 @@ impl DetokenizerState {
     }
 }
 
-/// Shows one invalid sequence of so many bytes.
+/// Appends the replacement of one invalid sequence of `bytes` bytes.
 fn replace(bytes: usize, invalid: InvalidBytes, out: &mut String) {
     let marks = if invalid == InvalidBytes::PerByte { bytes } else { 1 };
     out.extend(std::iter::repeat_n(char::REPLACEMENT_CHARACTER, marks));

@@ -1,58 +1,57 @@
-//! What can go wrong with text, split by whose fault it is: the model folder's (before ready) or
-//! the request's (a 400).
+//! Errors of the text layer: of the model folder (at startup) or of a request (a 400).
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// The model folder cannot be used; start-up ends with this text.
+/// The model folder cannot be used; startup fails with this message.
 #[derive(Debug, thiserror::Error)]
 pub enum TextLoadError {
-    /// A file that must exist does not.
+    /// A required file is missing.
     #[error("{}: missing; a model folder needs it", .0.display())]
     Missing(PathBuf),
     /// A file exists but cannot be read.
     #[error("{}: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's word.
+        /// I/O error.
         source: std::io::Error,
     },
-    /// A file was read but says something that cannot be used.
+    /// A file has invalid contents.
     #[error("{}: {reason}", path.display())]
     Invalid {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it, with names and numbers.
+        /// Reason, with names and numbers.
         reason: String,
     },
 }
 
-/// A request's text cannot be turned into ids; answered with 400.
+/// The text of a request cannot be tokenised; reported as 400.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum TextError {
-    /// The template called `raise_exception`: its text is meant for the user.
+    /// The template called `raise_exception`; its message is meant for the user.
     #[error("the chat template refuses these messages: {0}")]
     TemplateException(String),
     /// The template failed on these messages; details belong in the log only.
     #[error("the chat template cannot render these messages")]
     Template(String),
-    /// What the request gives as a template is none; details belong in the log only.
+    /// The template in the request is invalid; details belong in the log only.
     #[error("this is no chat template")]
     InvalidRequestTemplate(String),
-    /// The template ran longer than its fuel of so many instructions.
+    /// The template exceeded its fuel, a number of instructions.
     #[error("rendering the chat template took more than {0} instructions")]
     TemplateFuelExhausted(u64),
-    /// The template wrote more than the cap.
+    /// The template's output exceeded the limit in bytes.
     #[error("the rendered prompt exceeds {0} bytes")]
     RenderedTooLong(usize),
-    /// The template of a request took more than so many bytes of memory.
+    /// The template of a request exceeded its memory limit in bytes.
     #[error("rendering the chat template takes more than {0} bytes of memory")]
     TemplateMemory(u64),
-    /// The template of a request took longer than so many seconds.
+    /// The template of a request exceeded its time limit in seconds.
     #[error("rendering the chat template takes more than {0} s")]
     TemplateTime(u64),
-    /// So many templates of requests are being rendered, which take long.
+    /// Too many slow templates of requests are being rendered; the number is given.
     #[error("{0} chat templates of requests are being rendered: try again later")]
     TemplatesBusy(u64),
     /// No process could be started for the template of a request.
@@ -61,29 +60,29 @@ pub enum TextError {
     /// The final message is absent from the rendered text, so that it cannot be continued.
     #[error("the chat template drops the final message, so it cannot be continued")]
     NothingToContinue,
-    /// The text cannot be cut, and tokenising it as a whole would take more memory than all texts may.
+    /// The text cannot be split, and tokenising it as a whole would exceed the memory limit for all texts.
     #[error(
         "{text_bytes} bytes of text without a change between letters, digits, spaces and punctuation take \
          {bytes} bytes of memory to tokenise, the limit is {limit}"
     )]
     TooMuchMemory {
-        /// Bytes of the text.
+        /// Length of the text in bytes.
         text_bytes: usize,
-        /// Bytes that it would take.
+        /// Bytes of memory that tokenising it would take.
         bytes: u64,
-        /// Bytes that all texts may take.
+        /// Memory limit for all texts together, in bytes.
         limit: u64,
     },
-    /// Other texts take the memory for texts.
+    /// The memory limit for texts is reached by other requests.
     #[error(
         "tokenising takes {bytes} bytes of memory, {used} of {limit} are in use: try again later"
     )]
     MemoryBusy {
-        /// Bytes that the text would take.
+        /// Bytes of memory that tokenising the text would take.
         bytes: u64,
-        /// Bytes that others take.
+        /// Bytes of memory in use by other texts.
         used: u64,
-        /// Bytes that all texts may take.
+        /// Memory limit for all texts together, in bytes.
         limit: u64,
     },
     /// The tokenizer failed.

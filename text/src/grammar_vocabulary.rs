@@ -1,4 +1,4 @@
-//! The tokenizer as the grammar engine needs it.
+//! Tokenizer vocabulary for the grammar engine.
 
 use super::token_table::TokenKind;
 use super::tokenizer::Tokenizer;
@@ -7,7 +7,7 @@ use protocol::Token;
 use std::sync::Arc;
 
 impl Tokenizer {
-    /// All tokens with their bytes, those without text of their own, and those that end a text.
+    /// Returns all tokens with their bytes, the special tokens, and the EOS tokens.
     pub fn grammar_vocabulary(self: &Arc<Self>) -> GrammarVocabulary {
         let ids = || 0..self.vocab_size() as Token;
         let bytes = |id: Token| match self.token_table.kind(id) {

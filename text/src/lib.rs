@@ -1,5 +1,5 @@
-//! Between people's text and token ids: tokenizer, chat template, detokeniser, stop strings.
-//! Everything below this module knows ids only; everything here is bounded and linear.
+//! Conversion between text and token ids: tokenizer, chat template, detokenizer, stop strings. Lower layers
+//! use token ids only; every algorithm here is bounded and linear.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
-//! A model's output as a client wants it: reasoning, content and tool calls told apart while it comes.
+//! Splits a model's output into reasoning, content and tool calls while it is generated.
 //!
-//! The same at any cut of the output; linear; what is held back is bounded.
+//! The result does not depend on how the output is cut; time is linear; the text held back is bounded.
 
 use super::detokenizer::Detokenizer;
 use super::output_pieces::{OutputPieces, PieceSink};
@@ -12,21 +12,22 @@ use super::tool_calls::{ToolCallParser, ToolCallSyntax, ToolDefinition};
 use protocol::Token;
 use std::sync::Arc;
 
-/// How a model's outputs are read.
+/// Output parsers of a model.
 #[derive(Debug, Clone, Default)]
 pub struct OutputParsers {
-    /// Syntax of calls; `None` = not read.
+    /// Tool call syntax; `None` = calls are not parsed.
     pub tool_call_syntax: Option<ToolCallSyntax>,
-    /// Habit of reasoning; `None` = not read.
+    /// Reasoning format; `None` = reasoning is not parsed.
     pub reasoning: Option<ReasoningFamily>,
-    /// The model opens its reasoning itself, unless the prompt closes it.
+    /// Whether the model writes the opening marker of the reasoning itself, unless the prompt closes the
+    /// reasoning.
     pub opens_reasoning: bool,
     reasoning_markers: Arc<[Token]>,
     reasoning_and_call_markers: Arc<[Token]>,
 }
 
 impl OutputParsers {
-    /// Parsers over the tokenizer of their model.
+    /// Creates the parsers for a tokenizer.
     pub fn new(
         calls: Option<ToolCallSyntax>,
         reasoning: Option<ReasoningFamily>,
@@ -48,25 +49,25 @@ impl OutputParsers {
         }
     }
 
-    /// Special tokens whose text must reach a parser, with or without calls.
+    /// Returns the special tokens that the parser must see as text, with or without tool calls.
     pub fn visible_special(&self, calls: bool) -> Arc<[Token]> {
         Arc::clone(if calls { &self.reasoning_and_call_markers } else { &self.reasoning_markers })
     }
 }
 
-/// Reads one output.
+/// Parser of one output.
 #[derive(Debug, Clone)]
 pub struct OutputParser {
     splitter: Option<ReasoningSplitter>,
     calls: Option<ToolCallParser>,
-    /// Bytes read.
+    /// Number of bytes read.
     bytes_read: usize,
 }
 
 impl OutputParser {
-    /// A parser before the first character.
+    /// Creates a parser before the first character.
     ///
-    /// `calls`: syntax, tools and most calls to show. `None` for both parts leaves all as content.
+    /// `calls`: syntax, tools and maximum number of calls. If both parts are `None`, all text is content.
     pub fn new(
         reasoning: Option<ReasoningStart>,
         calls: Option<(ToolCallSyntax, &Arc<[ToolDefinition]>, u32)>,
@@ -79,7 +80,7 @@ impl OutputParser {
         }
     }
 
-    /// Takes the next part of the output and appends what is certain.
+    /// Parses the next part of the output and appends the pieces that are final.
     pub fn push(&mut self, text: &str, pieces: &mut OutputPieces) {
         if self.splitter.is_none() && self.calls.is_none() {
             return PieceSink::new(pieces, self.bytes_read).text(text);
@@ -96,7 +97,7 @@ impl OutputParser {
         }
     }
 
-    /// The output has ended: appends what was held back.
+    /// Ends the output: appends the text held back.
     pub fn finish(&mut self, pieces: &mut OutputPieces) {
         let mut out = PieceSink::new(pieces, self.bytes_read);
         if let Some(splitter) = &mut self.splitter {
@@ -107,23 +108,24 @@ impl OutputParser {
         }
     }
 
-    /// Whether the model is thinking.
+    /// Whether the output is inside reasoning.
     pub fn is_reasoning(&self) -> bool {
         self.splitter.as_ref().is_some_and(ReasoningSplitter::is_inside)
     }
 
-    /// Whether reasoning is told apart.
+    /// Whether reasoning is parsed.
     pub fn reads_reasoning(&self) -> bool {
         self.splitter.is_some()
     }
 
-    /// What reads the same reasoning from tokens; `None` = there is none to come.
+    /// Returns a reader that tracks the reasoning by token; `None` = the reasoning has ended or is not
+    /// parsed.
     pub fn reasoning_reader(&self, detokenizer: Detokenizer) -> Option<ReasoningReader> {
         let splitter = self.splitter.as_ref().filter(|splitter| !splitter.is_after())?;
         Some(ReasoningReader::new(detokenizer, splitter.clone()))
     }
 
-    /// Calls that are complete.
+    /// Number of complete tool calls.
     pub fn complete_calls(&self) -> u32 {
         self.calls.as_ref().map_or(0, ToolCallParser::complete)
     }

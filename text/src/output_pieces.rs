@@ -1,59 +1,59 @@
-//! What parsers make of a model's output: reasoning, content and tool calls, piece by piece.
+//! Pieces of a parsed output: reasoning, content and tool calls, in order.
 
 /// One piece of an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputPiece<'a> {
-    /// Text between the marks of reasoning.
+    /// Text between the reasoning markers.
     Reasoning(&'a str),
-    /// Text for the user.
+    /// Content for the user.
     Content(&'a str),
-    /// A call begins. Nothing may take it back: its arguments follow as they come.
+    /// A tool call begins. It is not retracted once its arguments are emitted as they arrive.
     Call {
-        /// Place among the calls, from 0.
+        /// Index of the call, from 0.
         index: u32,
         /// Name of the function.
         name: &'a str,
-        /// Byte of the output at which the call's syntax begins.
+        /// Byte offset in the output at which the call's syntax begins.
         from: usize,
     },
-    /// The next part of a call's arguments, a JSON object in the end.
+    /// Next part of a call's arguments, which add up to a JSON object.
     Arguments {
-        /// Of which call.
+        /// Index of the call.
         index: u32,
-        /// The part.
+        /// Part of the arguments.
         text: &'a str,
     },
-    /// A call is complete.
+    /// A tool call is complete.
     End {
-        /// Which one.
+        /// Index of the call.
         index: u32,
     },
-    /// A call broke off or turned out to be malformed: its syntax is content to whom nothing has
-    /// been shown yet.
+    /// A tool call was truncated or is malformed: its syntax is content for consumers that have output
+    /// nothing of the call yet.
     Broken {
-        /// Which one.
+        /// Index of the call.
         index: u32,
-        /// Byte of the output behind its syntax.
+        /// Byte offset in the output after the call's syntax.
         to: usize,
     },
 }
 
-/// Pieces in their order; adjacent ones of a kind are one. The text of all of them lies in one buffer: whoever clears
-/// the list and fills it again allocates nothing.
+/// List of pieces in order; adjacent pieces of a kind are merged. The text of all pieces is in one buffer, so
+/// a list that is cleared and refilled allocates nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OutputPieces {
     pieces: Vec<PlacedPiece>,
     text: String,
 }
 
-/// A piece whose text begins at a byte of the buffer, and ends where that of the next one begins.
+/// Piece with the start of its text in the buffer; the text ends where the next piece starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PlacedPiece {
     kind: PieceKind,
     start: usize,
 }
 
-/// A piece without its text.
+/// Piece without its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PieceKind {
     Reasoning,
@@ -65,30 +65,30 @@ enum PieceKind {
 }
 
 impl OutputPieces {
-    /// Pieces.
+    /// Number of pieces.
     pub fn len(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no pieces.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// Forgets everything but the memory.
+    /// Clears the list and keeps its allocations.
     pub fn clear(&mut self) {
         self.pieces.clear();
         self.text.clear();
     }
 
-    /// All of them, in order.
+    /// Iterates over all pieces in order.
     pub fn iter(&self) -> impl Iterator<Item = OutputPiece<'_>> {
         let ends = self.pieces.iter().skip(1).map(|next| next.start);
         let ends = ends.chain([self.text.len()]);
         self.pieces.iter().zip(ends).map(|(piece, end)| piece.read(&self.text[piece.start..end]))
     }
 
-    /// Appends `more`, merging where one continues another.
+    /// Appends `more`, merging adjacent pieces of a kind.
     pub fn append(&mut self, more: &Self) {
         for piece in more.iter() {
             let (kind, text) = piece.parts();
@@ -97,7 +97,7 @@ impl OutputPieces {
         }
     }
 
-    /// Goes on with the last piece if it is of this kind, else begins one.
+    /// Continues the last piece if it is of this kind, else begins a new one.
     #[inline]
     fn open_piece(&mut self, kind: PieceKind) {
         let goes_on =
@@ -135,11 +135,11 @@ impl<'a> OutputPiece<'a> {
     }
 }
 
-/// Where the pieces of one push go, and where in the output the parser stands.
+/// Output list of one push, and the parser's position in the output.
 #[derive(Debug)]
 pub(super) struct PieceSink<'a> {
     list: &'a mut OutputPieces,
-    /// Bytes of the output up to and including the character being read.
+    /// Number of bytes of the output up to and including the current character.
     pub(super) bytes_read: usize,
 }
 
@@ -161,7 +161,7 @@ impl<'a> PieceSink<'a> {
         self.list.text.push(c);
     }
 
-    /// Content that nobody looks into.
+    /// Appends content that needs no parsing.
     pub(super) fn text(&mut self, more: &str) {
         self.add(PieceKind::Content, more);
     }

@@ -1,8 +1,8 @@
-//! The ids that a tokenizer's post-processor puts around every text.
+//! Token ids that a tokenizer's post-processor adds around every text.
 
 use protocol::Token;
 
-/// What the post-processor puts around a text.
+/// Tokens that the post-processor adds before and after a text.
 #[derive(Debug)]
 pub(super) struct PostProcessorTokens {
     pub(super) before: Vec<Token>,
@@ -10,7 +10,7 @@ pub(super) struct PostProcessorTokens {
 }
 
 impl PostProcessorTokens {
-    /// `None` if it is not clear what the post-processor puts around a text.
+    /// Determines the tokens; `None` if the effect of the post-processor is unclear.
     pub(super) fn new(inner: &tokenizers::Tokenizer) -> Option<Self> {
         const PROBE: &str = "a";
         let ids = |special: bool| Some(inner.encode_fast(PROBE, special).ok()?.get_ids().to_vec());

@@ -1,5 +1,5 @@
-//! JSON as Python's `json.dumps(ensure_ascii=False)` writes it, which is what `tojson` means in
-//! chat templates: `", "` and `": "` as separators, nothing escaped for HTML, key order kept.
+//! JSON formatted like Python's `json.dumps(ensure_ascii=False)`, which is what `tojson` means in chat
+//! templates: `", "` and `": "` as separators, no HTML escapes, key order preserved.
 
 use std::fmt::Write as _;
 
@@ -8,10 +8,10 @@ use minijinja::{Error, ErrorKind};
 
 use super::special_token_guard::may_be_sentinel;
 
-/// Nesting beyond this is an error, as in Python, rather than a stack overflow.
+/// Maximum nesting depth; deeper values are an error, as in Python, instead of a stack overflow.
 const DEPTH_MAX: usize = 256;
 
-/// The `tojson` filter; takes `indent`, `separators`, `sort_keys` and `ensure_ascii`.
+/// Implements the `tojson` filter with `indent`, `separators`, `sort_keys` and `ensure_ascii`.
 pub(super) fn tojson(value: &Value, kwargs: &Kwargs) -> Result<Value, Error> {
     let indent = kwargs.get::<Option<Value>>("indent")?.filter(|v| !v.is_none());
     let indent = match indent {
@@ -104,7 +104,7 @@ impl PythonJsonWriter {
         Ok(())
     }
 
-    /// What stands before an element at `depth`.
+    /// Writes the separator before an element at `depth`.
     fn separate(&self, first: bool, depth: usize, out: &mut String) {
         if !first {
             out.push_str(&self.comma);
@@ -149,7 +149,7 @@ impl PythonJsonWriter {
     }
 }
 
-/// A float as Python's `repr` writes it: shortest digits, an exponent below 1e-4 and from 1e16.
+/// Formats a float like Python's `repr`: shortest digits, an exponent below 1e-4 and from 1e16.
 fn float(x: f64) -> String {
     if x.is_nan() {
         return "NaN".to_owned();

@@ -1,17 +1,17 @@
-//! Keeps special tokens that a user typed from becoming special tokens.
+//! Prevents text of users from being encoded as special tokens.
 //!
-//! Before rendering, each character of a request string at which a special token begins, or which
-//! could complete one together with its neighbours, gets a sentinel in front of it. Templates trim
-//! and compare strings, so the sentinel is put only there: other strings render untouched, and a
-//! request that spells no special token is rendered as if this file did not exist. After rendering
-//! the sentinels are removed again and their positions are the marks the tokenizer respects.
+//! Before rendering, a sentinel is inserted before each character of a request string at which a special
+//! token begins, or which could complete one together with neighbouring text. Templates trim and compare
+//! strings, so sentinels are inserted only there: other strings render unchanged, and a request without
+//! special token text is rendered as if there were no guard. After rendering the sentinels are removed; their
+//! positions are the protected positions that the tokenizer respects.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
 
 use super::template::RenderedChat;
 
-/// The special tokens of one tokenizer, ready to be found in request strings.
+/// Searchable special tokens of one tokenizer, for request strings.
 #[derive(Debug)]
 pub(super) struct SpecialTokenGuard {
     spellings: Vec<String>,
@@ -30,7 +30,7 @@ impl SpecialTokenGuard {
         Ok(Self { spellings, automaton })
     }
 
-    /// Puts `sentinel` in front of each character to mark, in every string and key of `value`.
+    /// Inserts `sentinel` before each character to protect, in every string and key of `value`.
     pub(super) fn insert_sentinels(&self, value: &mut Value, sentinel: char) {
         match value {
             Value::String(text) => {
@@ -56,7 +56,7 @@ impl SpecialTokenGuard {
         }
     }
 
-    /// `None` if nothing in `text` needs a mark.
+    /// Returns `text` with sentinels; `None` if it needs none.
     fn with_sentinels(&self, text: &str, sentinel: char) -> Option<String> {
         let automaton = self.automaton.as_ref()?;
         let mut at: Vec<usize> =
@@ -97,7 +97,7 @@ fn ends_inside(spelling: &str, first: char, text: &str) -> bool {
     starts.into_iter().any(|(at, _)| text.starts_with(&spelling[at..]))
 }
 
-/// What a sentinel may be: Unicode noncharacters, then private ones.
+/// Candidates for sentinels: Unicode noncharacters, then private-use characters.
 const SENTINELS: [std::ops::RangeInclusive<char>; 2] =
     ['\u{fdd0}'..='\u{fdef}', '\u{f0000}'..='\u{fffff}'];
 
@@ -106,8 +106,8 @@ pub(super) fn may_be_sentinel(c: char) -> bool {
     SENTINELS.iter().any(|range| range.contains(&c))
 }
 
-/// Two characters that stand in no string of `values`. `None` if every candidate is taken, which takes a request of several hundred kilobytes
-/// made for the purpose.
+/// Returns two characters that occur in no string of `values`. `None` if every candidate occurs, which takes
+/// a request of several hundred kilobytes made for the purpose.
 pub(super) fn unused_characters(values: &[&Value]) -> Option<[char; 2]> {
     let candidates = SENTINELS.into_iter().flatten();
     let mut free = candidates.filter(|&c| !values.iter().any(|value| contains(value, c)));
@@ -125,7 +125,7 @@ fn contains(value: &Value, c: char) -> bool {
     }
 }
 
-/// Removes the sentinels and remembers where they stood.
+/// Removes the sentinels and records their positions.
 pub(super) fn remove_sentinels(text: String, sentinel: char) -> RenderedChat {
     if !text.contains(sentinel) {
         return RenderedChat { text, protected_positions: Vec::new() };

@@ -1,12 +1,12 @@
 //! Stop strings, matched on text as it is generated.
 //!
-//! One Knuth-Morris-Pratt automaton per stop string, so each byte costs amortised constant time
-//! however the text is cut. The match that *ends* first wins (and of those the one that starts
-//! first), which is what any chunking of the same text agrees on.
+//! There is one Knuth-Morris-Pratt automaton per stop string, so each byte costs amortised constant time
+//! however the text is cut. The match that *ends* first wins (and among these the one that starts first),
+//! which is independent of how the text is cut into chunks.
 
 use std::sync::Arc;
 
-/// The stop strings of one request, compiled once and shared by its choices.
+/// Stop strings of one request, compiled once and shared by its choices.
 #[derive(Debug, Clone, Default)]
 pub struct StopStrings {
     patterns: Arc<[StopPattern]>,
@@ -21,20 +21,20 @@ struct StopPattern {
 }
 
 impl StopStrings {
-    /// Compiles `stops`; empty strings are ignored. With `include` the stop string stays in the
-    /// output (`include_stop_str_in_output`), otherwise the output ends before it.
+    /// Compiles `stops`; empty strings are ignored. With `include` the stop string stays in the output
+    /// (`include_stop_str_in_output`), otherwise the output ends before it.
     pub fn new<S: AsRef<str>>(stops: &[S], include: bool) -> Self {
         let patterns =
             stops.iter().map(AsRef::as_ref).filter(|s| !s.is_empty()).map(StopPattern::new);
         Self { patterns: patterns.collect(), include }
     }
 
-    /// Whether nothing can ever match.
+    /// Whether there are no stop strings.
     pub fn is_empty(&self) -> bool {
         self.patterns.is_empty()
     }
 
-    /// A matcher at the start of a text.
+    /// Returns a matcher at the start of a text.
     pub fn matcher(&self) -> StopMatcher {
         StopMatcher {
             states: vec![0; self.patterns.len()],
@@ -60,7 +60,7 @@ impl StopPattern {
         Self { text: text.to_owned(), failure }
     }
 
-    /// The length matched after `byte`, given `matched` before it.
+    /// Returns the length matched after `byte`, given `matched` before it.
     fn step(&self, mut matched: usize, byte: u8) -> usize {
         let bytes = self.text.as_bytes();
         while matched > 0 && bytes[matched] != byte {
@@ -70,22 +70,22 @@ impl StopPattern {
     }
 }
 
-/// Watches the text of one choice and holds back the longest tail that may begin a stop string.
+/// Matches the text of one choice and holds back the longest suffix that may begin a stop string.
 #[derive(Debug, Clone)]
 pub struct StopMatcher {
     set: StopStrings,
-    /// Bytes matched so far, per pattern; always less than its length.
+    /// Number of bytes matched so far, per pattern; always less than the pattern's length.
     states: Vec<usize>,
-    /// Seen but not given out: a proper prefix of some stop string.
+    /// Text read but not emitted: a proper prefix of some stop string.
     held_back: String,
     done: bool,
 }
 
 impl StopMatcher {
-    /// Takes more text and appends to `out` what can no longer be part of a stop string.
+    /// Takes more text and appends to `out` the part that can no longer belong to a stop string.
     ///
-    /// Returns the stop string that was reached, if any: the text ends there, whatever follows in
-    /// `text` is dropped, and later calls append nothing.
+    /// Returns the stop string that was matched, if any: the text ends there, the rest of `text` is dropped,
+    /// and later calls append nothing.
     pub fn push(&mut self, text: &str, out: &mut String) -> Option<&str> {
         if self.done {
             return None;
@@ -114,8 +114,8 @@ impl StopMatcher {
         None
     }
 
-    /// Takes text that must not stop the request (below `min_tokens`): it is given out at once,
-    /// and no later match reaches back into it.
+    /// Takes text that must not stop the request (below `min_tokens`): it is emitted at once, and no later
+    /// match includes any of it.
     pub fn push_unmatched(&mut self, text: &str, out: &mut String) {
         if self.done {
             return;
@@ -126,7 +126,7 @@ impl StopMatcher {
         self.states.fill(0);
     }
 
-    /// The text ended without a stop string: appends what was held back.
+    /// Ends the text without a stop string: appends the text held back.
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&self.held_back);
         self.held_back.clear();
@@ -138,7 +138,7 @@ impl StopMatcher {
         !self.held_back.is_empty()
     }
 
-    /// Feeds one byte to every pattern; the longest of those that end here wins.
+    /// Feeds one byte to every pattern; of several matches that end here, the longest wins.
     fn step(&mut self, byte: u8) -> Option<usize> {
         let mut hit: Option<usize> = None;
         for (index, pattern) in self.set.patterns.iter().enumerate() {

@@ -22,7 +22,7 @@ const MONTHS: [&str; 12] = [
 const DAYS: [&str; 7] =
     ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// `now` written as `format` says. An unknown directive is copied as it stands.
+/// Formats `now` in UTC with the directives of `format`. An unknown directive is copied unchanged.
 pub fn strftime(format: &str, now: SystemTime) -> String {
     let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64);
     let date = CivilDate::new(seconds);
@@ -52,13 +52,13 @@ pub fn strftime(format: &str, now: SystemTime) -> String {
 
 struct CivilDate {
     year: i64,
-    /// From 1.
+    /// Month, from 1.
     month: usize,
-    /// From 1.
+    /// Day of the month, from 1.
     day: i64,
-    /// From 1.
+    /// Day of the year, from 1.
     year_day: i64,
-    /// From Sunday.
+    /// Day of the week, 0 = Sunday.
     week_day: usize,
     second: i64,
 }
@@ -78,7 +78,7 @@ impl CivilDate {
         }
     }
 
-    /// Whether the directive is known.
+    /// Appends the value of a directive; returns whether the directive is known.
     fn write(&self, directive: char, bare: bool, out: &mut String) -> bool {
         let (hour, minute) = (self.second / 3600, self.second / 60 % 60);
         let half = if hour % 12 == 0 { 12 } else { hour % 12 };
@@ -118,7 +118,7 @@ impl CivilDate {
         true
     }
 
-    /// Directives each followed by a separator, but for the last.
+    /// Writes directives, each followed by its separator except the last one.
     fn expand(&self, parts: &[(char, char)], out: &mut String) -> bool {
         for (index, &(directive, separator)) in parts.iter().enumerate() {
             self.write(directive, false, out);
@@ -130,14 +130,14 @@ impl CivilDate {
     }
 }
 
-/// Year, month and day of a day counted from 1970-01-01.
+/// Converts days since 1970-01-01 to year, month and day.
 fn civil(days: i64) -> (i64, usize, i64) {
-    let shifted = days + 719_468; // From 0000-03-01.
+    let shifted = days + 719_468; // Days since 0000-03-01.
     let era = shifted.div_euclid(146_097);
     let of_era = shifted.rem_euclid(146_097);
     let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
     let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let shifted_month = (5 * of_year + 2) / 153; // From March.
+    let shifted_month = (5 * of_year + 2) / 153; // Month counted from March.
     let day = of_year - (153 * shifted_month + 2) / 5 + 1;
     let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
     (year + era * 400 + i64::from(month <= 2), month as usize, day)

@@ -1,15 +1,16 @@
-//! Memory that tokenising may take at a time: what the tokenizer library builds of a text is many times the text.
+//! Memory budget for tokenisation: the tokenizer library allocates many times the size of a text.
 
 use super::error::TextError;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Memory that all texts share where no setting says otherwise.
+/// Default memory budget for all texts together, in bytes.
 pub const TEXT_MEMORY_DEFAULT: u64 = 1_536 << 20;
-/// Time that a text waits for memory that others hold.
+/// Maximum wait of a text for memory in use by other texts.
 const MEMORY_WAIT: Duration = Duration::from_secs(30);
 
-/// A budget in bytes for what tokenising builds. A text takes its share before it is tokenised and gives it back after.
+/// Memory budget for tokenisation, in bytes. A text acquires its share before it is tokenised and releases it
+/// afterwards.
 #[derive(Debug)]
 pub(super) struct TextMemory {
     limit: u64,
@@ -17,7 +18,7 @@ pub(super) struct TextMemory {
     returned: Condvar,
 }
 
-/// A share of the budget; dropping it gives it back.
+/// Share of the budget; released when dropped.
 #[derive(Debug)]
 pub(super) struct MemoryShare<'a> {
     memory: &'a TextMemory,
@@ -29,14 +30,15 @@ impl TextMemory {
         Self { limit, used: Mutex::new(0), returned: Condvar::new() }
     }
 
-    /// Bytes that there are in all.
+    /// Total budget in bytes.
     pub(super) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Takes a share, after a wait if others hold too much. A caller must hold no other share meanwhile.
+    /// Acquires a share, waiting while other shares use too much. The caller must not hold another share
+    /// meanwhile.
     ///
-    /// Errors: a text of `text_bytes` needs more than there is in all, or others held it for too long.
+    /// Errors: a text of `text_bytes` bytes needs more than the total budget, or the wait timed out.
     pub(super) fn acquire(
         &self,
         bytes: u64,
@@ -45,7 +47,7 @@ impl TextMemory {
         self.acquire_within(bytes, text_bytes, MEMORY_WAIT)
     }
 
-    /// As `acquire`, with a wait of at most `wait`.
+    /// Acquires a share with a wait of at most `wait`.
     pub(super) fn acquire_within(
         &self,
         bytes: u64,

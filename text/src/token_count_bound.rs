@@ -1,29 +1,29 @@
-//! How few tokens a text can have, known from its bytes: what is too long for a model is refused before
-//! it costs a tokenizer's time.
+//! Lower bound on the number of tokens of a text, from its bytes: a prompt that is too long is rejected
+//! before it costs tokenisation time.
 //!
-//! Where every byte of a text reaches the model (byte-level BPE, or BPE with byte fallback, and nothing
-//! in front that drops or joins text), each is covered by one token. So the bytes of any class, divided
-//! by the most that one token has of it, are no more than the tokens. The largest of a few classes
-//! counts: all bytes, letters and digits, and each value on its own. Long runs of spaces have tokens of
-//! their own and would make the first class alone a weak bound.
+//! If every byte of a text reaches the model (byte-level BPE, or BPE with byte fallback, and no earlier step
+//! drops or joins text), each byte is covered by one token. So the number of bytes of any class, divided by
+//! the maximum number of such bytes in one token, is at most the number of tokens. The largest bound of
+//! several classes is used: all bytes, letters and digits, and each byte value on its own. Long runs of
+//! spaces have tokens of their own and would make the first class alone a weak bound.
 
 use super::token_table::{InvalidBytes, TokenTable};
 use protocol::Token;
 use serde_json::Value;
 use tokenizers::AddedToken;
 
-/// Tables of one tokenizer.
+/// Byte tables of one tokenizer.
 #[derive(Debug)]
 pub(super) struct TokenCountBound {
-    /// The most that one token has of each class.
+    /// Maximum number of bytes of each class in one token.
     most: ByteClassCounts,
-    /// The normaliser composes characters (NFC), which changes and joins some.
+    /// Whether the normaliser composes characters (NFC), which changes and joins some.
     composes: bool,
-    /// Bytes that the steps before the model replace.
+    /// Bytes that are replaced by steps before the model.
     replaced: Vec<u8>,
 }
 
-/// Bytes by class.
+/// Byte counts by class.
 #[derive(Debug, Clone)]
 struct ByteClassCounts {
     all: u32,
@@ -31,7 +31,7 @@ struct ByteClassCounts {
     by_value: [u32; 256],
 }
 
-/// What stands before the model in `tokenizer.json`, as far as it concerns lengths.
+/// Steps before the model in `tokenizer.json`, as far as they affect lengths.
 #[derive(Default)]
 struct PreModelSteps {
     composes: bool,
@@ -40,7 +40,7 @@ struct PreModelSteps {
 }
 
 impl TokenCountBound {
-    /// `None` if nothing is certain about texts of this tokenizer.
+    /// Creates the tables; `None` if no bound is certain for this tokenizer.
     pub(super) fn new(
         json: &Value,
         tokens: &[Option<(String, bool)>],
@@ -52,7 +52,7 @@ impl TokenCountBound {
         steps.pre_tokenizer(&json["pre_tokenizer"])?;
         let byte_level = steps.byte_level && vocabulary.invalid == InvalidBytes::PerSequence;
         covers_every_byte(&json["model"], byte_level)?;
-        // A token that takes the spaces around it along has no length.
+        // An added token that absorbs surrounding spaces has no fixed length.
         if added.iter().any(|(_, token)| token.lstrip || token.rstrip) {
             return None;
         }
@@ -67,7 +67,7 @@ impl TokenCountBound {
         Some(Self { most, composes: steps.composes, replaced: steps.replaced })
     }
 
-    /// A number of tokens that `text` has at least.
+    /// Returns a lower bound on the number of tokens of `text`.
     pub(super) fn tokens(&self, text: &str) -> usize {
         let mut counts = if self.composes && !text.is_ascii() {
             counts_of_stable(text)
@@ -97,7 +97,7 @@ impl ByteClassCounts {
         Self { all: 0, alphanumeric: 0, by_value: [0; 256] }
     }
 
-    /// There is a token of these bytes.
+    /// Raises the maxima to the counts of one token.
     fn raise(&mut self, token: &[u8]) {
         self.all = self.all.max(token.len() as u32);
         let words = token.iter().filter(|byte| byte.is_ascii_alphanumeric()).count() as u32;
@@ -109,7 +109,7 @@ impl ByteClassCounts {
 }
 
 impl PreModelSteps {
-    /// `None` for a step that may drop or shorten text.
+    /// Reads a normaliser step; `None` if it may drop or shorten text.
     fn normalizer(&mut self, step: &Value) -> Option<()> {
         match step["type"].as_str() {
             None if step.is_null() => {}
@@ -126,7 +126,7 @@ impl PreModelSteps {
         Some(())
     }
 
-    /// As above.
+    /// Reads a pre-tokenizer step; `None` if it may drop or shorten text.
     fn pre_tokenizer(&mut self, step: &Value) -> Option<()> {
         match step["type"].as_str() {
             None if step.is_null() => {}
@@ -143,12 +143,12 @@ impl PreModelSteps {
     }
 }
 
-/// `None` if the model may drop a byte, or make one token of many that it does not know.
+/// Returns `None` if the model may drop a byte, or encode several unknown bytes as one token.
 fn covers_every_byte(model: &Value, byte_level: bool) -> Option<()> {
     let plain = |name: &str| model[name].as_str().unwrap_or_default().is_empty();
     let vocabulary = model["vocab"].as_object()?;
     let fallback = model["byte_fallback"] == true;
-    // The alphabet of byte-level BPE has 256 letters; that each is a token is what has to be seen.
+    // The alphabet of byte-level BPE has 256 letters; each of them must be a token.
     let letters = vocabulary.keys().filter(|token| token.chars().count() == 1).count();
     let bytes = (0..=u8::MAX).all(|byte| vocabulary.contains_key(&format!("<0x{byte:02X}>")));
     let covers = (byte_level && letters >= 256) || (fallback && bytes);
@@ -167,7 +167,7 @@ fn counts(bytes: &[u8]) -> [usize; 256] {
     counts
 }
 
-/// The bytes of all characters that composing leaves as they are, whatever stands around them.
+/// Counts the bytes of all characters that NFC leaves unchanged, whatever surrounds them.
 fn counts_of_stable(text: &str) -> [usize; 256] {
     let mut counts = [0; 256];
     let mut chars = text.chars().peekable();
@@ -181,9 +181,9 @@ fn counts_of_stable(text: &str) -> [usize; 256] {
     counts
 }
 
-/// Whether NFC leaves a character alone that is followed by another of this kind: starters that no
-/// character in front composes with and that are their own composition. Not all of them: the blocks
-/// that texts are mostly made of (Unicode 16, `NFC_Quick_Check` and `Canonical_Combining_Class`).
+/// Whether NFC leaves a character unchanged if the next character is of this kind too: starters that compose
+/// with no preceding character and that are their own composition. Covers only the blocks that most texts
+/// consist of (Unicode 16, `NFC_Quick_Check` and `Canonical_Combining_Class`).
 pub(super) fn is_stable(c: char) -> bool {
     matches!(c,
         '\0'..='\u{2ff}' | '\u{400}'..='\u{482}' | '\u{2010}'..='\u{2027}'

@@ -1,40 +1,40 @@
-//! The bytes each id stands for, and how a row of ids becomes text.
+//! Bytes of each token id, and the rules by which a sequence of ids becomes text.
 //!
-//! Read once from the tokenizer's decoder into flat tables, so that the detokeniser never calls
-//! back into it. Two families cover the models served: byte-level BPE, where every token is raw
-//! bytes, and SentencePiece, where a token is text with `▁` for a space or one byte `<0xNN>`.
-//! Any other decoder is refused at start rather than approximated.
+//! Read once from the tokenizer's decoder into flat tables, so that the detokenizer never calls the library.
+//! Two families cover the supported models: byte-level BPE, where every token is raw bytes, and
+//! SentencePiece, where a token is text with `▁` for a space or one byte `<0xNN>`. Any other decoder is
+//! rejected at startup instead of approximated.
 
 use protocol::Token;
 use serde_json::Value;
 
-/// What a token contributes to the text.
+/// Kind of a token: its contribution to the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TokenKind {
-    /// The id has no token (a hole, or padding of the embedding).
+    /// The id has no token (a gap, or padding of the embedding).
     Unassigned,
     /// Text or raw bytes.
     Plain,
     /// One byte of a byte-fallback run.
     Byte,
-    /// A special token: left out under `skip_special_tokens`.
+    /// Special token: omitted under `skip_special_tokens`.
     Special,
 }
 
-/// How invalid bytes are shown.
+/// Replacement of invalid bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InvalidBytes {
-    /// One U+FFFD for each maximal invalid sequence (byte-level decoders).
+    /// One U+FFFD per maximal invalid sequence (byte-level decoders).
     PerSequence,
-    /// One U+FFFD for each byte (byte fallback).
+    /// One U+FFFD per byte (byte fallback).
     PerByte,
 }
 
-/// What happens to a space in front of the whole text.
+/// Treatment of spaces at the start of the whole text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LeadingSpace {
     Keep,
-    /// Up to so many leading spaces of the text are dropped (`Strip` after `Fuse`).
+    /// Up to this number of leading spaces of the text are dropped (`Strip` after `Fuse`).
     StripText(usize),
     /// Every `▁` of the first token is dropped (`Metaspace`).
     StripToken,
@@ -43,7 +43,7 @@ pub(super) enum LeadingSpace {
 /// Flat tables over all ids.
 #[derive(Debug)]
 pub(super) struct TokenTable {
-    /// `bytes[ends[id - 1]..ends[id]]` is the token.
+    /// The bytes of a token are `bytes[end_offsets[id - 1]..end_offsets[id]]`.
     bytes: Vec<u8>,
     end_offsets: Vec<u32>,
     kinds: Vec<TokenKind>,
@@ -52,8 +52,8 @@ pub(super) struct TokenTable {
 }
 
 impl TokenTable {
-    /// `tokens[id]` is the token's spelling in the file and whether it is special; `decoder` is
-    /// the `decoder` member of `tokenizer.json`.
+    /// Builds the tables. `tokens[id]` is the token's spelling in the file and whether it is special;
+    /// `decoder` is the `decoder` member of `tokenizer.json`.
     pub(super) fn new(tokens: &[Option<(String, bool)>], decoder: &Value) -> Result<Self, String> {
         let rules = DecoderRules::read(decoder)?;
         let mut this = Self {
@@ -85,7 +85,7 @@ impl TokenTable {
         Ok(this)
     }
 
-    /// Ids are in `[0, len)`.
+    /// Number of ids; ids are in `[0, len)`.
     pub(super) fn len(&self) -> usize {
         self.kinds.len()
     }
@@ -94,7 +94,7 @@ impl TokenTable {
         self.kinds.get(token as usize).copied().unwrap_or(TokenKind::Unassigned)
     }
 
-    /// Empty for an absent id.
+    /// Bytes of a token; empty for an unassigned id.
     pub(super) fn bytes(&self, token: Token) -> &[u8] {
         let id = token as usize;
         let Some(&end) = self.end_offsets.get(id) else { return &[] };
@@ -103,7 +103,7 @@ impl TokenTable {
     }
 }
 
-/// The decoder of `tokenizer.json`, reduced to what the tables need.
+/// Decoder of `tokenizer.json`, reduced to the rules that the tables need.
 struct DecoderRules {
     byte_level: bool,
     byte_fallback: bool,
@@ -169,14 +169,14 @@ impl DecoderRules {
         Ok(())
     }
 
-    /// Appends the bytes of `token` and says whether it is one byte of a fallback run.
+    /// Appends the bytes of `token` and returns whether it is one byte of a fallback run.
     fn append_token_bytes(&self, token: &str, bytes: &mut Vec<u8>) -> bool {
         if self.byte_level {
             let start = bytes.len();
             for c in token.chars() {
                 let Some(byte) = byte_of(c) else {
                     bytes.truncate(start);
-                    bytes.extend_from_slice(token.as_bytes()); // An added token, stored as it is.
+                    bytes.extend_from_slice(token.as_bytes()); // An added token, stored unencoded.
                     return false;
                 };
                 bytes.push(byte);
@@ -196,8 +196,8 @@ impl DecoderRules {
     }
 }
 
-/// The byte that GPT-2's byte-level alphabet writes as `c`: printable Latin-1 stands for itself,
-/// the other 68 bytes are moved to U+0100 and up in order.
+/// Returns the byte that GPT-2's byte-level alphabet writes as `c`: printable Latin-1 maps to itself, the
+/// other 68 bytes are mapped to U+0100 and up in order.
 fn byte_of(c: char) -> Option<u8> {
     let code = c as u32;
     match code {

@@ -1,8 +1,8 @@
-//! The tokenizer of a model folder (`tokenizer.json`), loaded once and shared.
+//! Tokenizer of a model folder (`tokenizer.json`), loaded once and shared.
 //!
-//! Text reaches ids by one of two doors: `encode` recognises special tokens wherever they stand
-//! (raw completion prompts, as every OpenAI-style server does), `encode_rendered` only where the
-//! chat template placed them.
+//! There are two ways to encode text: `encode` recognises special tokens anywhere in the text (raw completion
+//! prompts, as every OpenAI-compatible server does), `encode_rendered` only where the chat template placed
+//! them.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -23,55 +23,56 @@ use super::token_count_bound::TokenCountBound;
 use super::token_table::{TokenKind, TokenTable};
 use super::tokenizer_windows::{WINDOW_BYTES, WindowCutRules};
 
-/// Ids beyond this are refused at load: the tables are flat.
+/// Maximum number of ids; larger vocabularies are rejected at load, because the tables are flat.
 const VOCABULARY_MAX: usize = 1 << 22;
 
-/// It panics where a post-processor names what it does not define (tokenizers 0.22), among others.
+/// Library name in panic errors. tokenizers 0.22 panics, among other cases, if a post-processor refers to an
+/// undefined token.
 const LIBRARY_NAME: &str = "tokenizer library";
 
-/// Bytes that the library builds for each byte of a text that it takes for one word, at most: measured by
+/// Maximum memory of the library per byte of a text that it treats as one word, in bytes: measured by
 /// `tests/e2e/http/memory_amplification.rs`.
 const BYTES_PER_WORD_BYTE: u64 = 176;
-/// The same of a text whose every byte may be a word.
+/// Maximum memory of the library per byte of a text in which every byte may be a word, in bytes.
 const BYTES_PER_TEXT_BYTE: u64 = 320;
 
-/// A window that has no place to be cut grows by this factor.
+/// Growth factor of a window that cannot be cut.
 const WINDOW_GROWTH: usize = 4;
 
-/// At most so many ids end a text.
+/// Maximum number of EOS ids.
 const EOS_MAX: usize = 64;
 
-/// Text to ids and back, for one model.
+/// Converts text to token ids and back, for one model.
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     added_tokens: AddedTokens,
     pub(super) token_table: TokenTable,
-    /// Absent where the bytes of a text say nothing certain about its tokens.
+    /// Lower bound on token counts; absent if the bytes of a text allow no certain bound.
     length_bound: Option<TokenCountBound>,
-    /// Absent where long texts are tokenised as a whole.
+    /// Cut rules for long texts; absent if long texts are tokenised as a whole.
     windows: Option<WindowCutRules>,
-    /// Absent where the library alone knows what is put around a text.
+    /// Tokens added around a text; absent if only the library can determine them.
     post_processor: Option<PostProcessorTokens>,
-    /// Bytes that tokenising takes for each byte of a text that cannot be cut.
+    /// Memory in bytes that tokenisation takes per byte of a text that cannot be cut.
     bytes_per_byte: u64,
-    /// What tokenising long texts may take.
+    /// Memory budget for tokenising long texts.
     memory: TextMemory,
-    /// Special tokens by role (`bos_token`, ...), as templates name them.
+    /// Special tokens by role (`bos_token`, ...), as chat templates name them.
     special_tokens: Vec<(String, String)>,
     bos: Option<Token>,
-    /// `add_bos_token` of a Llama tokenizer class, which overrules the post-processor.
+    /// `add_bos_token` of a Llama tokenizer class, which overrides the post-processor.
     add_bos: Option<bool>,
     eos_ids: Vec<Token>,
-    /// `tokenizer_config.json`; null without one.
+    /// Contents of `tokenizer_config.json`; null if there is none.
     config: Value,
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json`, and from `tokenizer_config.json`, `generation_config.json` and
-    /// `config.json`, where they exist, the special tokens and the ids that end a text.
+    /// Loads `tokenizer.json`, and from `tokenizer_config.json`, `generation_config.json` and `config.json`,
+    /// if they exist, the special tokens and the EOS ids.
     ///
-    /// Errors name the file and what is wrong in it.
+    /// Errors: naming the file and what is wrong in it.
     pub fn load(dir: &Path) -> Result<Self, TextLoadError> {
         let path = dir.join("tokenizer.json");
         let bytes = read_file(&path)?.ok_or_else(|| TextLoadError::Missing(path.clone()))?;
@@ -119,21 +120,21 @@ impl Tokenizer {
         })
     }
 
-    /// The same, and tokenising texts that cannot be cut takes at most so many bytes at a time, all of them together.
+    /// Sets the memory budget in bytes for tokenising texts that cannot be cut, all of them together.
     #[must_use]
     pub fn with_memory(self, bytes: u64) -> Self {
         Self { memory: TextMemory::new(bytes), ..self }
     }
 
-    /// Memory that long texts and templates of requests share.
+    /// Memory budget shared by long texts and templates of requests.
     pub(super) fn memory(&self) -> &TextMemory {
         &self.memory
     }
 
-    /// The ids of `text`, special tokens in it recognised; with `add_special_tokens` also what
-    /// the model puts around a text (usually a first token).
+    /// Encodes `text`, recognising special tokens in it; `add_special_tokens` also adds the tokens that the
+    /// model expects around a text (usually BOS).
     ///
-    /// Errors: the library fails; the text takes more memory than there is, or than there is now.
+    /// Errors: the library fails; the text needs more memory than the budget has, or than is free now.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<Token>, TextError> {
         let mut ids = match &self.post_processor {
             Some(around) if text.len() > WINDOW_BYTES => {
@@ -150,10 +151,10 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The ids of a rendered chat: special tokens count only where the template placed them, and
-    /// are plain text inside what the user wrote.
+    /// Encodes a rendered chat: special tokens are recognised only where the template placed them, and are
+    /// plain text inside the user's text.
     ///
-    /// Equal to `encode(text, false)` when the messages spell no special token.
+    /// Equal to `encode(text, false)` if the messages contain no special token.
     pub fn encode_rendered(&self, rendered: &RenderedChat) -> Result<Vec<Token>, TextError> {
         let RenderedChat { text, protected_positions: marks } = rendered;
         if marks.is_empty() {
@@ -175,7 +176,7 @@ impl Tokenizer {
         Ok(encoding.map_err(|e| failed(&e))?.get_ids().to_vec())
     }
 
-    /// Appends the ids of a text, without what is put around it.
+    /// Appends the ids of a text, without the tokens added around it.
     fn encode_pieces(
         &self,
         text: &str,
@@ -193,8 +194,8 @@ impl Tokenizer {
         catch_panic(LIBRARY_NAME, encode).map_err(TextError::Tokenizer)?.map_err(|e| failed(&e))
     }
 
-    /// Appends the ids of a text of which only a window is tokenised at a time. A window without a place to be cut
-    /// grows, and takes its share of the memory for long texts.
+    /// Appends the ids of a text, of which one window is tokenised at a time. A window that cannot be cut
+    /// grows, and acquires its share of the memory for long texts.
     fn encode_windows(
         &self,
         rules: &WindowCutRules,
@@ -231,7 +232,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Memory for tokenising so many bytes at a time; windows of the usual size need none, for they are few.
+    /// Acquires memory for tokenising `bytes` bytes at a time. Windows of the usual size need none, because
+    /// few are in use at a time.
     fn memory_share_for(&self, bytes: usize) -> Result<Option<MemoryShare<'_>>, TextError> {
         if bytes <= WINDOW_BYTES {
             return Ok(None);
@@ -239,14 +241,14 @@ impl Tokenizer {
         self.memory.acquire(bytes as u64 * self.bytes_per_byte, bytes).map(Some)
     }
 
-    /// A number of tokens that `text` has at least, found without tokenising it; 0 where nothing is
-    /// certain. Linear: 12 ms for 8 MiB, 60 ms where NFC composes and not all is ASCII.
+    /// Returns a lower bound on the number of tokens of `text`, without tokenising it; 0 if no bound is
+    /// certain. Linear: 12 ms for 8 MiB, 60 ms if NFC composes and the text is not all ASCII.
     pub fn min_token_count(&self, text: &str) -> usize {
         let bound = self.length_bound.as_ref().map_or(0, |bound| bound.tokens(text));
-        bound.saturating_sub(1) // A first token that the text spells may be taken off.
+        bound.saturating_sub(1) // A BOS token spelt in the text may be removed.
     }
 
-    /// The text of `ids`, as a whole text of its own.
+    /// Decodes `ids` as a complete text.
     pub fn decode(&self, ids: &[Token], skip_special_tokens: bool) -> String {
         let mut out = String::new();
         let mut machine =
@@ -258,13 +260,13 @@ impl Tokenizer {
         out
     }
 
-    /// The bytes a token stands for; empty for an id without a token.
+    /// Bytes of a token; empty for an unassigned id.
     pub fn token_bytes(&self, token: Token) -> &[u8] {
         self.token_table.bytes(token)
     }
 
-    /// A token on its own, as logprobs show it: its text, or `bytes:\xE2\x80` where its bytes are
-    /// not valid UTF-8, so that two tokens never look alike.
+    /// Text of a single token, as in log-probabilities, or `bytes:\xE2\x80` if its bytes are not valid UTF-8,
+    /// so that different tokens never look the same.
     pub fn token_text(&self, token: Token) -> Cow<'_, str> {
         let bytes = self.token_bytes(token);
         if let Ok(text) = std::str::from_utf8(bytes) {
@@ -277,38 +279,37 @@ impl Tokenizer {
         Cow::Owned(text)
     }
 
-    /// The token as the vocabulary file spells it (`Ġhello`), if the id has one.
+    /// Spelling of a token in the vocabulary file (`Ġhello`), if the id has one.
     pub fn token_spelling(&self, token: Token) -> Option<String> {
         self.inner.id_to_token(token)
     }
 
-    /// The id of a token spelt as in the vocabulary file.
+    /// Id of a token spelt as in the vocabulary file.
     pub fn token_id(&self, spelling: &str) -> Option<Token> {
         self.inner.token_to_id(spelling)
     }
 
-    /// Whether `token` is left out under `skip_special_tokens`.
+    /// Whether `token` is omitted under `skip_special_tokens`.
     pub fn is_special(&self, token: Token) -> bool {
         self.token_table.kind(token) == TokenKind::Special
     }
 
-    /// One more than the largest id. The model's vocabulary may be padded beyond it.
+    /// Largest id plus one. The vocabulary of the model may be padded beyond it.
     pub fn vocab_size(&self) -> usize {
         self.token_table.len()
     }
 
-    /// `tokenizer_config.json` as it was read; null without one.
+    /// Contents of `tokenizer_config.json`; null if there is none.
     pub fn config(&self) -> &Value {
         &self.config
     }
 
-    /// The ids that end a text, without repetition: of the tokenizer first, then of the model's
-    /// generation configuration.
+    /// EOS ids without duplicates: of the tokenizer first, then of the model's generation configuration.
     pub fn eos_ids(&self) -> &[Token] {
         &self.eos_ids
     }
 
-    /// The token put in front of a text, if the model has one.
+    /// Id of the BOS token, if the model has one.
     pub fn bos_id(&self) -> Option<Token> {
         self.bos
     }
@@ -318,7 +319,7 @@ impl Tokenizer {
         &self.special_tokens
     }
 
-    /// Special tokens as text: what user text must not smuggle in.
+    /// Special tokens as text, which text of users must not be encoded as.
     pub(super) fn special_spellings(&self) -> &[String] {
         self.added_tokens.special_spellings()
     }
@@ -339,7 +340,7 @@ fn failed(error: &tokenizers::Error) -> TextError {
     TextError::Tokenizer(error.to_string())
 }
 
-/// `None` if the file does not exist.
+/// Reads a file; `None` if it does not exist.
 pub(super) fn read_file(path: &Path) -> Result<Option<Vec<u8>>, TextLoadError> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -355,18 +356,18 @@ pub(super) fn read_json(path: &Path) -> Result<Option<Value>, TextLoadError> {
         .map_err(|e| TextLoadError::Invalid { path: path.to_owned(), reason: e.to_string() })
 }
 
-/// What the library makes of the file, once it has shown that it can encode a text.
+/// Loads the tokenizer with the library, and checks that it can encode a text.
 fn read_by_library(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
     let mut inner =
         tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| format!("not a tokenizer: {e}"))?;
-    // A training set's limits, not the model's: HF clears both before encoding a prompt.
+    // Limits of the training set, not of the model: HF clears both before encoding a prompt.
     inner.with_truncation(None).map_err(|e| e.to_string())?;
     inner.with_padding(None);
     check_added(&inner)?;
     Ok(inner)
 }
 
-/// Whether what is added to every text are tokens: a post-processor names ids of its own.
+/// Checks that the ids added to every text are tokens: a post-processor has ids of its own.
 fn check_added(inner: &tokenizers::Tokenizer) -> Result<(), String> {
     let added = inner.encode("", true).map_err(|e| e.to_string())?;
     match added.get_ids().iter().find(|&&id| inner.id_to_token(id).is_none()) {
@@ -375,7 +376,7 @@ fn check_added(inner: &tokenizers::Tokenizer) -> Result<(), String> {
     }
 }
 
-/// Spelling and specialness of each id.
+/// Returns the spelling of each id, and whether it is special.
 fn tokens_by_id(inner: &tokenizers::Tokenizer) -> Result<Vec<Option<(String, bool)>>, String> {
     let vocabulary = inner.get_vocab(true);
     let size = vocabulary.values().max().map_or(0, |&id| id as usize + 1);
@@ -395,7 +396,7 @@ fn tokens_by_id(inner: &tokenizers::Tokenizer) -> Result<Vec<Option<(String, boo
     Ok(tokens)
 }
 
-/// `*_token` members of `tokenizer_config.json`, each a string or `{"content": string}`.
+/// Reads the `*_token` members of `tokenizer_config.json`, each a string or `{"content": string}`.
 fn special_tokens(config: &Value) -> Vec<(String, String)> {
     let members = config.as_object().into_iter().flatten();
     let tokens =
@@ -406,7 +407,7 @@ fn special_tokens(config: &Value) -> Vec<(String, String)> {
     tokens.collect()
 }
 
-/// The tokenizer's own, then those of `generation_config.json` and `config.json`.
+/// Returns the tokenizer's EOS id, then the ids of `generation_config.json` and `config.json`.
 fn eos_ids(dir: &Path, own: Option<Token>) -> Result<Vec<Token>, TextLoadError> {
     let mut ids: Vec<Token> = own.into_iter().collect();
     for name in ["generation_config.json", "config.json"] {

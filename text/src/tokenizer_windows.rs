@@ -1,25 +1,25 @@
-//! Where a long text can be cut so that its parts, tokenised one after the other, give the tokens of the whole.
+//! Cuts long texts so that their parts, tokenised one after the other, give the tokens of the whole text.
 //!
-//! The tokenizer library keeps over a hundred bytes for each byte of a text until it is done. Window by window that is
-//! bounded. A cut must be a border of two pre-tokens that no text behind the window can move. The pre-tokenizers known
-//! here are alternatives of a few runs of characters; no run holds two of letters, digits, white space and punctuation.
-//! Most patterns take three digits at most for one pre-token.
-//! So a pre-token that begins before the cut is decided by the characters up to the `CHANGES_MIN`th change of class
-//! behind it.
+//! The tokenizer library keeps over a hundred bytes per byte of a text until it is done; tokenising window by
+//! window limits this. A cut must be a border of two pre-tokens that no text after the window can move. The
+//! supported pre-tokenizers are alternatives of a few runs of characters; no run contains two of the classes
+//! letters, digits, white space and punctuation. Most patterns take at most three digits per pre-token. So a
+//! pre-token that begins before the cut is determined by the characters up to the `CHANGES_MIN`th change of
+//! class after it.
 
 use super::token_count_bound::is_stable;
 use protocol::Token;
 use serde_json::Value;
 use tokenizers::AddedToken;
 
-/// Bytes of a text that are tokenised at a time, if it can be cut.
+/// Bytes of a text that are tokenised at a time, if the text can be cut.
 pub(super) const WINDOW_BYTES: usize = 64 << 10;
-/// Changes of class between a cut and the end of its window: more than the runs of any alternative.
+/// Number of class changes between a cut and the end of its window: more than any alternative has runs.
 const CHANGES_MIN: u32 = 16;
-/// Bytes between a cut and the end of its window, beyond the longest added token.
+/// Number of bytes between a cut and the end of its window, in addition to the longest added token.
 const MARGIN_BYTES: usize = 1 << 10;
 
-/// Patterns of pre-tokenizers that decide as said above.
+/// Supported pre-tokenizer patterns; the argument in the module documentation applies to them.
 const KNOWN_PATTERNS: [&str; 8] = [
     // GPT-2.
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -33,22 +33,22 @@ const KNOWN_PATTERNS: [&str; 8] = [
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
     // Mistral's Tekken.
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n/]+|\s+(?!\S)|\s+",
-    // The one of the unit tests, of the same kind.
+    // Pattern of the unit tests, of the same kind.
     r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
-/// What decides where texts of one tokenizer are cut.
+/// Rules that determine where texts of one tokenizer are cut.
 #[derive(Debug)]
 pub(super) struct WindowCutRules {
-    /// The normaliser composes characters (NFC): both sides of a cut must be left as they are.
+    /// Whether the normaliser composes characters (NFC): then it must leave both sides of a cut unchanged.
     composes: bool,
-    /// No pattern takes more than three digits at a time.
+    /// Whether no pattern takes more than three digits at a time.
     few_digits: bool,
     margin: usize,
 }
 
 impl WindowCutRules {
-    /// `None` if nothing certain is known about borders of this tokenizer's pre-tokens.
+    /// Reads the rules; `None` if the borders of this tokenizer's pre-tokens are not known for certain.
     pub(super) fn new(json: &Value, added: &[(Token, AddedToken)]) -> Option<Self> {
         let composes = match json["normalizer"]["type"].as_str() {
             None if json["normalizer"].is_null() => false,
@@ -67,7 +67,7 @@ impl WindowCutRules {
         decides.then_some(Self { composes, few_digits, margin: longest + MARGIN_BYTES })
     }
 
-    /// The last of these borders, ascending bytes of `window`, at which the text can be cut.
+    /// Returns the last of the ascending byte positions `borders` of `window` at which the text can be cut.
     pub(super) fn last_safe_cut(&self, window: &str, borders: &[usize]) -> Option<usize> {
         let last =
             stable_prefix_end(window, self.few_digits)?.min(window.len().checked_sub(self.margin)?);
@@ -80,7 +80,7 @@ impl WindowCutRules {
     }
 }
 
-/// Whether the steps before the model are the known ones, without a space put in front of the text.
+/// Whether the steps before the model are supported, without a space added before the text.
 fn splits_by_known_patterns(step: &Value) -> bool {
     match step["type"].as_str() {
         Some("ByteLevel") => step["add_prefix_space"] == false,
@@ -101,17 +101,17 @@ fn splits_by_known_patterns(step: &Value) -> bool {
     }
 }
 
-/// Whether a step takes any number of digits for one pre-token.
+/// Whether a step takes any number of digits as one pre-token.
 fn takes_runs_of_digits(step: &Value) -> bool {
     match step["type"].as_str() {
-        // Its own pattern is GPT-2's.
+        // `ByteLevel` has GPT-2's pattern.
         Some("ByteLevel") => step["use_regex"] != false,
         Some("Split") => step["pattern"]["Regex"].as_str().is_none_or(|it| it.contains(r"\p{N}+")),
         _ => step["pretokenizers"].as_array().is_none_or(|it| it.iter().any(takes_runs_of_digits)),
     }
 }
 
-/// Classes of which no run of a known pattern holds two.
+/// Character classes; no run of a supported pattern contains two of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CutCharacterClass {
     Letter,
@@ -120,7 +120,7 @@ enum CutCharacterClass {
     Punctuation,
 }
 
-/// The class of a character, where it is beyond doubt.
+/// Returns the class of a character if it is the same for all patterns.
 fn class_of(c: char) -> Option<CutCharacterClass> {
     match c {
         'a'..='z' | 'A'..='Z' | '\u{4e00}'..='\u{9fa5}' | '\u{ac00}'..='\u{d7a3}' => {
@@ -128,7 +128,7 @@ fn class_of(c: char) -> Option<CutCharacterClass> {
         }
         '0'..='9' => Some(CutCharacterClass::Digit),
         ' ' | '\n' | '\r' | '\t' => Some(CutCharacterClass::Space),
-        // A slash may end with a line in one pattern.
+        // In one pattern, a run of line breaks and slashes ends a pre-token: `/` has no class.
         '!'..='.' | ':'..='@' | '\u{3001}' | '\u{3002}' | '\u{ff0c}' => {
             Some(CutCharacterClass::Punctuation)
         }
@@ -136,10 +136,10 @@ fn class_of(c: char) -> Option<CutCharacterClass> {
     }
 }
 
-/// The byte behind which a window has just enough changes of class; where `few_digits` are taken at a time, more than
-/// these in a row are as good as a change.
+/// Returns the byte after which a window has exactly enough changes of class. If `few_digits` are taken at a
+/// time, a longer run of digits counts as a change.
 fn stable_prefix_end(window: &str, few_digits: bool) -> Option<usize> {
-    /// One more than a pre-token has.
+    /// Maximum number of digits of a pre-token plus one.
     const DIGITS: u32 = 4;
     let (mut changes, mut class, mut digits) = (0, None, 0);
     for (at, c) in window.char_indices().rev() {

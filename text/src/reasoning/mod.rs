@@ -1,7 +1,7 @@
 //! Reasoning in a model's output: the text up to `</think>`.
 //!
-//! Where a prompt already opens or closes the reasoning, that decides. Else models that always think
-//! are inside from the start, and others when they write `<think>` first.
+//! If the prompt opens or closes the reasoning, that decides. Otherwise the output of models that always
+//! reason starts inside the reasoning, and that of other models if it begins with `<think>`.
 
 mod reader;
 mod splitter;
@@ -9,48 +9,48 @@ mod splitter;
 pub use reader::ReasoningReader;
 pub(super) use splitter::{OutputSection, ReasoningSplitter};
 
-/// The mark that opens reasoning.
+/// Marker that opens the reasoning.
 pub(super) const OPEN_MARKER: &str = "<think>";
-/// The mark that closes it.
+/// Marker that closes the reasoning.
 pub(super) const CLOSE_MARKER: &str = "</think>";
 
-/// A family's habit of reasoning.
+/// Reasoning format of a model family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReasoningFamily {
-    /// Thinks if it writes `<think>` first, or if the prompt does.
+    /// Reasons if the output or the end of the prompt opens with `<think>`.
     Qwen3,
-    /// Thinks unless the prompt says it has.
+    /// Reasons unless the prompt closes the reasoning.
     DeepSeekR1,
-    /// Thinks if the prompt says so (`thinking` in `chat_template_kwargs`).
+    /// Reasons if the prompt opens the reasoning (`thinking` in `chat_template_kwargs`).
     DeepSeekV3,
 }
 
-/// Where an output begins.
+/// Reasoning state at the start of an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReasoningStart {
-    /// Inside reasoning; an opening mark may still come.
+    /// Inside the reasoning; an opening marker may still follow.
     Inside,
-    /// Behind it.
+    /// After the reasoning.
     After,
-    /// Wherever the opening mark says.
+    /// Determined by the opening marker.
     AtMarker,
 }
 
 impl ReasoningFamily {
-    /// Names that the command line takes.
+    /// Names of the formats on the command line.
     pub const NAMES: &[(&str, Self)] = &[
         ("qwen3", Self::Qwen3),
         ("deepseek_r1", Self::DeepSeekR1),
         ("deepseek_v3", Self::DeepSeekV3),
     ];
 
-    /// Marks that a tokenizer may hold as special tokens.
+    /// Markers that a tokenizer may have as special tokens.
     pub const MARKERS: &[&str] = &[OPEN_MARKER, CLOSE_MARKER];
 
-    /// The mark behind which the answer begins.
+    /// Marker after which the content begins.
     pub const END_MARKER: &str = CLOSE_MARKER;
 
-    /// Where the output behind a prompt begins; `opening` = the text the template ended it with.
+    /// Returns the reasoning state of an output after a prompt; `opening` = the end of the rendered prompt.
     pub fn start_after_prompt(self, opening: &str) -> ReasoningStart {
         let opening = opening.trim_end();
         if opening.ends_with(OPEN_MARKER) {
@@ -65,12 +65,12 @@ impl ReasoningFamily {
         }
     }
 
-    /// The reasoning at the end of a message that is continued inside it.
+    /// Returns the reasoning at the end of a message that is continued inside the reasoning.
     pub fn trailing_reasoning(message: &str) -> &str {
         message.rfind(OPEN_MARKER).map_or("", |at| &message[at + OPEN_MARKER.len()..])
     }
 
-    /// Where an output that continues a message begins.
+    /// Returns the reasoning state of an output that continues a message.
     pub fn start_after_message(self, message: &str) -> ReasoningStart {
         match (message.rfind(OPEN_MARKER), message.rfind(CLOSE_MARKER)) {
             (Some(open), close) if close.is_none_or(|close| close < open) => ReasoningStart::Inside,

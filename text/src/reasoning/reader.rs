@@ -1,4 +1,4 @@
-//! Where an output's reasoning ends, for who limits it: read as replies are.
+//! Finds the end of an output's reasoning for the thinking budget, with the parser that replies use.
 
 use super::ReasoningSplitter;
 use crate::detokenizer::Detokenizer;

@@ -1,11 +1,11 @@
-//! Tells reasoning from content, character by character.
+//! Splits reasoning from content, character by character.
 
 use super::{CLOSE_MARKER, OPEN_MARKER, ReasoningStart};
 use crate::tool_calls::MarkerScanner;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SplitterState {
-    /// Only whitespace and a beginning of the opening mark so far.
+    /// Only whitespace and a prefix of the opening marker so far.
     Start {
         inside: bool,
     },
@@ -13,25 +13,25 @@ enum SplitterState {
     After,
 }
 
-/// What a character belongs to.
+/// Section that a character belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OutputSection {
     Reasoning,
     Content,
 }
 
-/// The state between two characters of one output.
+/// State between two characters of one output.
 #[derive(Debug, Clone)]
 pub(crate) struct ReasoningSplitter {
     state: SplitterState,
     scanner: MarkerScanner,
     space: String,
-    /// Marks that end the reasoning: the closing one, and perhaps one that opens a tool call, which
-    /// some models write without closing first.
+    /// Markers that end the reasoning: the closing marker, and optionally one that opens a tool call, which
+    /// some models write without closing the reasoning first.
     end_markers: Vec<&'static str>,
 }
 
-/// Whitespace in front of an opening mark at most.
+/// Maximum number of whitespace bytes before an opening marker.
 const SPACE_MAX: usize = 64;
 
 impl ReasoningSplitter {
@@ -45,18 +45,18 @@ impl ReasoningSplitter {
         Self { state, scanner: MarkerScanner::default(), space: String::new(), end_markers: ends }
     }
 
-    /// Whether the model is thinking, as far as is known.
+    /// Whether the output is inside reasoning, as far as is known.
     pub(crate) fn is_inside(&self) -> bool {
         matches!(self.state, SplitterState::Inside | SplitterState::Start { inside: true })
     }
 
-    /// Whether all that follows is content.
+    /// Whether all further text is content.
     #[inline]
     pub(crate) fn is_after(&self) -> bool {
         self.state == SplitterState::After
     }
 
-    /// Takes the next character and hands on what is certain.
+    /// Takes the next character and emits the characters that are final.
     pub(crate) fn push(&mut self, c: char, out: &mut dyn FnMut(OutputSection, char)) {
         match self.state {
             SplitterState::After => out(OutputSection::Content, c),
@@ -67,7 +67,7 @@ impl ReasoningSplitter {
                     return;
                 }
                 let mut text = String::new();
-                // Reasoning that is empty has its closing mark first.
+                // Empty reasoning begins with its closing marker.
                 let marks: &[&str] =
                     if inside { &[OPEN_MARKER, CLOSE_MARKER] } else { &[OPEN_MARKER] };
                 match self.scanner.push(c, marks, |c| text.push(c)) {
@@ -86,14 +86,14 @@ impl ReasoningSplitter {
         }
     }
 
-    /// The output has ended.
+    /// Ends the output.
     pub(crate) fn finish(&mut self, out: &mut dyn FnMut(OutputSection, char)) {
         let part = if self.is_inside() { OutputSection::Reasoning } else { OutputSection::Content };
         self.space.drain(..).for_each(|c| out(part, c));
         self.scanner.finish(|c| out(part, c));
     }
 
-    /// There is no opening mark: what was held belongs to the first part.
+    /// There is no opening marker: the text held back belongs to the first section.
     fn resolve_start(
         &mut self,
         inside: bool,

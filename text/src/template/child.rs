@@ -1,4 +1,4 @@
-//! The worker process that renders the template of one request.
+//! Worker process that renders the chat template of one request.
 
 use super::engine::TemplateEngine;
 use super::message::{TemplateReply, TemplateRequest};
@@ -8,9 +8,10 @@ use protocol::link::{FrameReader, FrameWriter, LinkError, LinkSocket, MessageSen
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io;
 
-/// Renders the template that comes through `stream`, within its memory and its processor time: a template that takes more ends this process.
+/// Renders the template received through `stream`, within limits of memory and CPU time: a template that
+/// exceeds one ends this process.
 ///
-/// Errors: the process cannot be limited, or the link fails.
+/// Errors: the limits cannot be set, or the link fails.
 pub fn serve(stream: LinkSocket) -> io::Result<()> {
     yield_to_others();
     let cpu = Rlimit { current: Some(TEMPLATE_CPU_S), maximum: Some(TEMPLATE_CPU_S + 1) };

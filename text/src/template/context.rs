@@ -1,5 +1,5 @@
-//! A conversation as a template reads it, and what becomes of the text: special tokens that a user typed stay text, and a message to be
-//! continued stays open.
+//! Template variables of a conversation, and post-processing of the rendered text: special tokens typed by a
+//! user stay text, and a message to be continued stays open.
 
 use super::super::error::TextError;
 use super::super::special_token_guard::{SpecialTokenGuard, remove_sentinels, unused_characters};
@@ -8,37 +8,38 @@ use super::{ChatInput, RenderedChat};
 use serde_json::{Map, Value};
 use std::fmt::Write as _;
 
-/// The special tokens of a tokenizer, as templates name and users spell them.
+/// Special tokens of a tokenizer: template variables such as `bos_token`, and the guard for request strings.
 #[derive(Debug)]
 pub(super) struct SpecialTokens {
     guard: SpecialTokenGuard,
     named: Vec<(String, String)>,
 }
 
-/// The variables of one rendering.
+/// Variables of one rendering.
 pub(super) struct TemplateContext {
-    /// By name.
+    /// Variables by name.
     pub(super) variables: Map<String, Value>,
     /// Whether tools are defined.
     pub(super) has_tools: bool,
-    /// In front of characters that must not become part of a special token.
+    /// Character inserted before characters that must not become part of a special token.
     sentinel: char,
-    /// The end of the message to be continued.
+    /// Character inserted at the end of the message to be continued.
     continued: Option<char>,
 }
 
 impl SpecialTokens {
-    /// Those of a tokenizer.
+    /// Reads the special tokens of a tokenizer.
     ///
-    /// Errors: they are too many to be searched for.
+    /// Errors: the search automaton over the special tokens would be too large.
     pub(super) fn new(tokenizer: &Tokenizer) -> Result<Self, String> {
         let guard = SpecialTokenGuard::new(tokenizer.special_spellings())?;
         Ok(Self { guard, named: tokenizer.special_tokens().to_vec() })
     }
 
-    /// The variables for a conversation, each place where a user spells (part of) a special token marked.
+    /// Builds the variables of a conversation, with sentinels where a user's text contains (part of) a
+    /// special token.
     ///
-    /// Errors: there is no message to continue, or no character left for a mark.
+    /// Errors: there is no message to continue, or no unused character for a sentinel.
     pub(super) fn context(&self, mut input: ChatInput) -> Result<TemplateContext, TextError> {
         let kwargs = Value::Object(std::mem::take(&mut input.kwargs));
         let values = [&input.messages, &input.tools, &input.documents, &kwargs];
@@ -46,7 +47,7 @@ impl SpecialTokens {
             .ok_or_else(|| TextError::Template("no character left for a mark".to_owned()))?;
         if input.continue_final_message {
             let text = last_text(&mut input.messages).ok_or(TextError::NothingToContinue)?;
-            // The space after the mark shows whether the template trims its messages.
+            // The space after the end character shows whether the template trims its messages.
             let _infallible = write!(text, "{end} ");
         }
         let mut variables = Map::new();
@@ -76,7 +77,7 @@ impl SpecialTokens {
 }
 
 impl TemplateContext {
-    /// The prompt that a template wrote for this conversation.
+    /// Converts the template's output to the prompt.
     ///
     /// Errors: the message to be continued is not in it.
     pub(super) fn finish(&self, mut text: String) -> Result<RenderedChat, TextError> {
@@ -87,7 +88,7 @@ impl TemplateContext {
     }
 }
 
-/// The text to continue: the last message's content, or its last text part.
+/// Returns the text to continue: the last message's content, or its last text part.
 fn last_text(messages: &mut Value) -> Option<&mut String> {
     match messages.as_array_mut()?.last_mut()?.get_mut("content")? {
         Value::String(text) => Some(text),
@@ -102,8 +103,8 @@ fn last_text(messages: &mut Value) -> Option<&mut String> {
     }
 }
 
-/// Ends the text where the continued message ends. A template that trims its messages has
-/// removed the space behind the mark; then the message's own trailing space goes too.
+/// Cuts the text at the end of the continued message. A template that trims its messages has removed the
+/// space after the end character; then the message's own trailing whitespace is removed too.
 fn cut_at(text: &mut String, end: char) -> Result<(), TextError> {
     let at = text.rfind(end).ok_or(TextError::NothingToContinue)?;
     let spaced = text[at + end.len_utf8()..].starts_with(' ');

@@ -1,4 +1,5 @@
-//! The template engine in the dialect of transformers: compiled templates, bounded in instructions and in output.
+//! Chat template engine compatible with transformers: compiled templates, with limits on instructions and
+//! output.
 
 use super::super::error::TextError;
 use super::super::panic_guard::catch_panic;
@@ -10,20 +11,21 @@ use serde_json::{Map, Value};
 use std::io;
 use std::time::SystemTime;
 
-/// Instructions one rendering may take.
+/// Maximum number of instructions of one rendering.
 const FUEL: u64 = 500_000;
 
-/// It panics where some templates reverse an empty text, and where it shows some errors (minijinja 2.24); such a template
-/// fails like any other.
+/// Library name in panic errors. minijinja 2.24 panics when some templates reverse an empty string, and when
+/// it formats some errors; such a template fails like any other.
 const ENGINE_NAME: &str = "template engine";
 
-/// Characters of a template's own refusal that a client gets to see: it may repeat what the client sent.
+/// Maximum number of characters of a `raise_exception` message sent to a client: it may repeat the client's
+/// input.
 const EXCEPTION_CHARS_SHOWN: usize = 1_000;
 
-/// Name of the template of conversations without tools.
+/// Name of the template for conversations without tools.
 const DEFAULT: &str = "default";
 
-/// Compiled templates.
+/// Compiled chat templates.
 #[derive(Debug)]
 pub(super) struct TemplateEngine {
     environment: Environment<'static>,
@@ -31,12 +33,12 @@ pub(super) struct TemplateEngine {
 }
 
 impl TemplateEngine {
-    /// An engine without templates; rendering stops at `output_bytes_max` bytes.
+    /// Creates an engine without templates; rendering stops at `output_bytes_max` bytes.
     pub(super) fn new(output_bytes_max: usize) -> Self {
         Self { environment: environment(), output_bytes_max }
     }
 
-    /// An engine with one template.
+    /// Creates an engine with one template.
     ///
     /// Errors: `InvalidRequestTemplate` if it does not compile.
     pub(super) fn of_text(text: &str, output_bytes_max: usize) -> Result<Self, TextError> {
@@ -47,7 +49,7 @@ impl TemplateEngine {
 
     /// Compiles a template under a name.
     ///
-    /// Errors: the text of the engine's own error.
+    /// Errors: the message of the template engine.
     pub(super) fn add(&mut self, name: String, text: &str) -> Result<(), String> {
         let text = without_generation_tags(text);
         let add = || self.environment.add_template_owned(name, text);
@@ -55,20 +57,21 @@ impl TemplateEngine {
             .and_then(|added| added)
     }
 
-    /// The template of conversations without tools.
+    /// Source of the template for conversations without tools.
     pub(super) fn source(&self) -> Option<String> {
         let template = self.environment.get_template(DEFAULT).ok()?;
         Some(template.source().to_owned())
     }
 
-    /// Whether one of the templates holds `text`.
+    /// Whether one of the templates contains `text`.
     pub(super) fn mentions(&self, text: &str) -> bool {
         self.environment.templates().any(|(_, template)| template.source().contains(text))
     }
 
-    /// Renders the template for conversations with tools, if there is one and there are `tools`, else the default.
+    /// Renders the template for conversations with tools if it exists and `tools` is set, else the default
+    /// template.
     ///
-    /// Errors: the template fails, refuses, or takes more than it may.
+    /// Errors: the template fails, raises an exception, or exceeds a limit.
     pub(super) fn render(
         &self,
         tools: bool,
@@ -90,13 +93,13 @@ impl TemplateEngine {
     }
 }
 
-/// The dialect of transformers.
+/// Creates a Jinja environment compatible with transformers.
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
     environment.set_fuel(Some(FUEL));
-    // Errors would show all variables, whose words end the process where a namespace holds itself.
+    // Debug errors would format all variables, which overflows the stack if a namespace contains itself.
     environment.set_debug(false);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -110,10 +113,11 @@ fn environment() -> Environment<'static> {
     environment
 }
 
-/// Containers nested deeper are not written: the library takes stack for each level, and a namespace may hold itself.
+/// Maximum depth of containers that are formatted: the library uses stack for each level, and a namespace may
+/// contain itself.
 const DEPTH_MAX: usize = 256;
 
-/// So many values are looked at before a container counts as too deep.
+/// Number of values visited before a container counts as too deep.
 const VALUES_VISITED_MAX: usize = 1 << 20;
 
 /// Whether no value inside is deeper than `levels`.
@@ -130,7 +134,7 @@ fn is_shallow(value: &Jinja, levels: usize, looks: &mut usize) -> bool {
     })
 }
 
-/// Writes constants as Python does: `None`, `True`, `False`.
+/// Formats constants as Python does: `None`, `True`, `False`.
 fn python_formatter(
     out: &mut Output<'_>,
     state: &State<'_, '_>,
@@ -148,7 +152,7 @@ fn python_formatter(
     out.write_str(word).map_err(Error::from)
 }
 
-/// What `raise_exception` was given.
+/// Message passed to `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct RaisedException(String);
@@ -194,13 +198,13 @@ impl io::Write for CappedOutput {
     }
 }
 
-/// `{% generation %}` only marks what to train on: it becomes a block that always renders, which
+/// Replaces `{% generation %}`, which only marks text for training, by a block that always renders, which
 /// keeps the whitespace control of its tags.
 fn without_generation_tags(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(open) = rest.find("{%") {
-        // Behind the opening: in `{%}` one sign is not both.
+        // Search after the opening: in `{%}`, one `%` cannot belong to both delimiters.
         let Some(length) = rest[open + 2..].find("%}") else { break };
         let close = open + 2 + length;
         let tag = &rest[open + 2..close];

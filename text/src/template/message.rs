@@ -1,4 +1,4 @@
-//! Messages between a server and the worker process that renders the template of one request.
+//! Messages between the server and the worker process that renders the chat template of one request.
 
 use super::super::error::TextError;
 use grammar::worker_process::{decode_message, encode_message};
@@ -6,24 +6,24 @@ use protocol::codec::{CodecError, WireMessage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Kinds of messages, distinct from those of executors and of grammars.
+/// Message kinds, distinct from those of executors and of grammars.
 const TEMPLATE_REQUEST: u16 = 67;
 const TEMPLATE_REPLY: u16 = 68;
 
-/// A template to render, once.
+/// Template to render once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct TemplateRequest {
-    /// The template.
+    /// Source of the template.
     pub(super) template: String,
-    /// Its variables.
+    /// Variables of the template.
     pub(super) variables: Map<String, Value>,
-    /// Bytes that it may write.
+    /// Maximum size of the output in bytes.
     pub(super) output_bytes_max: usize,
-    /// Bytes of address space for it.
+    /// Limit of the worker's address space in bytes.
     pub(super) memory_bytes: u64,
 }
 
-/// What it wrote.
+/// Output of the template.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct TemplateReply(pub(super) Result<String, TextError>);
 

@@ -1,9 +1,10 @@
-//! The chat template of a model folder, or of a request: messages to the prompt's text.
+//! Chat template of a model folder, or of a request: renders messages to the text of the prompt.
 //!
-//! Rendering follows `apply_chat_template` of transformers 5 (Jinja2 with trimmed and left-stripped blocks, `tojson` as Python
-//! writes JSON, `raise_exception`, `strftime_now`, loop controls, `{% generation %}` ignored) and is bounded in instructions and
-//! in output. The templates of a model are compiled once at start. The template of a request is rendered by a child process, whose
-//! memory and processor time are bounded: `request_template.rs`.
+//! Rendering follows `apply_chat_template` of transformers 5 (Jinja2 with `trim_blocks` and `lstrip_blocks`,
+//! `tojson` as Python writes JSON, `raise_exception`, `strftime_now`, loop controls, `{% generation %}`
+//! ignored) and is limited in instructions and output. The templates of a model are compiled once at startup.
+//! The template of a request is rendered by a child process with limits on memory and CPU time:
+//! `request_template.rs`.
 
 mod child;
 mod context;
@@ -23,38 +24,38 @@ use serde_json::{Map, Value};
 use source::TemplateSource;
 use std::path::Path;
 
-/// Template files beyond this are refused.
+/// Maximum size of a template file in bytes.
 pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 
-/// What a template reads. All strings in it but the template count as the user's.
+/// Inputs of a chat template. All strings except `template` are treated as text of the user.
 #[derive(Debug, Clone, Default)]
 pub struct ChatInput {
-    /// A template of the request's own.
+    /// Chat template of the request itself.
     pub template: Option<String>,
-    /// The messages, an array of objects as in the request.
+    /// Messages, an array of objects as in the request.
     pub messages: Value,
     /// Tool definitions, or null.
     pub tools: Value,
     /// Documents, or null.
     pub documents: Value,
-    /// End with the opening of an assistant turn.
+    /// Whether the prompt ends with the opening of an assistant turn.
     pub add_generation_prompt: bool,
-    /// Leave the last message open, to be continued.
+    /// Whether the last message is left open, to be continued.
     pub continue_final_message: bool,
     /// `chat_template_kwargs`, after the server's defaults.
     pub kwargs: Map<String, Value>,
 }
 
-/// A prompt's text, with the places where the user typed (part of) a special token.
+/// Text of a prompt, and the positions at which the user typed (part of) a special token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderedChat {
-    /// The text.
+    /// Text of the prompt.
     pub text: String,
     /// Ascending byte positions that no special token may cover.
     pub(super) protected_positions: Vec<usize>,
 }
 
-/// The compiled templates of one model.
+/// Compiled chat templates of one model.
 #[derive(Debug)]
 pub struct ChatTemplate {
     engine: TemplateEngine,
@@ -62,12 +63,11 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles the template of `dir`, or `chosen` (`--chat-template`: a file, or the template
-    /// itself). `Ok(None)` if the model has none: chat requests are then refused.
+    /// Compiles the template of `dir`, or `chosen` (`--chat-template`: a file, or the template itself).
+    /// `Ok(None)` if the model has none: chat requests are then rejected.
     ///
-    /// Looked for in `chat_template.jinja`, `chat_template.json` and `tokenizer_config.json`, in
-    /// that order; a list of named templates is understood. Rendering stops at
-    /// `output_bytes_max` bytes.
+    /// The template is searched in `chat_template.jinja`, `chat_template.json` and `tokenizer_config.json`,
+    /// in that order; a list of named templates is supported. Rendering stops at `output_bytes_max` bytes.
     pub fn load(
         dir: &Path,
         chosen: Option<&str>,
@@ -97,9 +97,9 @@ impl ChatTemplate {
         Ok(Some(Self { engine, special_tokens: special }))
     }
 
-    /// Compiles a template in this process. It must be trusted: nothing bounds the memory of its strings.
+    /// Compiles a template in this process. It must be trusted: the memory of its strings is not limited.
     ///
-    /// Errors: it is no template.
+    /// Errors: the template is invalid.
     pub fn of_text(
         text: &str,
         tokenizer: &Tokenizer,
@@ -110,12 +110,12 @@ impl ChatTemplate {
         Ok(Self { engine, special_tokens: special })
     }
 
-    /// The template of conversations without tools.
+    /// Source of the template for conversations without tools.
     pub fn source(&self) -> Option<String> {
         self.engine.source()
     }
 
-    /// Whether the model's template, in any of its forms, holds `text`.
+    /// Whether one of the model's templates contains `text`.
     pub fn mentions(&self, text: &str) -> bool {
         self.engine.mentions(text)
     }

@@ -1,7 +1,8 @@
-//! The template that a request brings, where the operator allows it (`--trust-request-chat-template`).
+//! Chat templates sent in requests, if the operator allows them (`--trust-request-chat-template`).
 //!
-//! The template engine bounds instructions and output, but a template can double a string with each instruction. Each such template is
-//! rendered by a worker process of its own (`hadron template-worker`), which the system ends at its limits.
+//! The template engine limits instructions and output, but a template can double a string with each
+//! instruction. So each such template is rendered by a worker process of its own (`hadron template-worker`),
+//! which the kernel ends at its limits.
 
 use super::context::SpecialTokens;
 use super::message::{TemplateReply, TemplateRequest};
@@ -18,31 +19,33 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// Address space that a template may take; its process takes as much of `--max-text-memory` meanwhile.
+/// Address space limit of a template in bytes; meanwhile its process reserves as much of `--max-text-memory`.
 const TEMPLATE_MEMORY: u64 = 512 << 20;
-/// Templates rendered at a time: they wait for processes, and the threads of the text pool wait with them.
+/// Maximum number of templates rendered at a time: each one blocks a thread of the text pool while its
+/// process runs.
 const TEMPLATES_MAX: u64 = 2;
-/// Time that a template waits for others, and for memory that long texts hold.
+/// Maximum wait for other templates, and for memory in use by long texts.
 const TURN_TIME: Duration = Duration::from_secs(1);
-/// Seconds of processor time that it may take.
+/// CPU time limit of a template, in seconds.
 pub(super) const TEMPLATE_CPU_S: u64 = 5;
-/// Time without a reply after which it is ended in any case.
+/// Time without a reply after which the process is killed.
 const TEMPLATE_TIME: Duration = Duration::from_secs(30);
 
-/// Renders templates of requests.
+/// Renders chat templates sent in requests.
 #[derive(Debug)]
 pub struct RequestTemplates {
     program: WorkerProgram,
     special: SpecialTokens,
     output_bytes_max: usize,
-    /// Counts templates, not bytes.
+    /// Semaphore: its unit is one template, not one byte.
     turns: TextMemory,
 }
 
 impl RequestTemplates {
-    /// Templates for prompts of `tokenizer` of at most `output_bytes_max` bytes, rendered by `program`.
+    /// Creates a renderer for prompts of `tokenizer` of at most `output_bytes_max` bytes; `program` is the
+    /// worker.
     ///
-    /// Errors: the special tokens are too many to be searched for.
+    /// Errors: the search automaton over the special tokens would be too large.
     pub fn new(
         program: WorkerProgram,
         tokenizer: &Tokenizer,
@@ -55,7 +58,8 @@ impl RequestTemplates {
 
     /// Renders a conversation with a template.
     ///
-    /// Errors: it is no template, it fails or refuses, it takes more than it may, or there is no process or memory for it now.
+    /// Errors: the template is invalid, fails, raises an exception or exceeds a limit, or no process or
+    /// memory is available now.
     pub fn render(
         &self,
         template: String,
@@ -80,7 +84,7 @@ impl RequestTemplates {
     }
 }
 
-/// A worker process. Dropping it kills it and waits for its end.
+/// Worker process. Dropping it kills the process and waits for its end.
 struct TemplateProcess {
     child: Child,
     to: FrameWriter<UnixStream, TemplateRequest>,
@@ -88,9 +92,9 @@ struct TemplateProcess {
 }
 
 impl TemplateProcess {
-    /// Starts it. It ends with the thread that calls this.
+    /// Starts the process. It ends with the calling thread.
     ///
-    /// Errors: no process or descriptor is left.
+    /// Errors: no process or file descriptor is available.
     fn start(program: &WorkerProgram) -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_write_timeout(Some(TEMPLATE_TIME))?;
@@ -103,7 +107,7 @@ impl TemplateProcess {
             .env(ARENA_RESERVE.0, ARENA_RESERVE.1)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
-            .stderr(Stdio::null()) // An allocation that fails says so there.
+            .stderr(Stdio::null()) // A failed allocation is reported on stderr.
             .spawn()?;
         Ok(Self { child, to, from })
     }
@@ -124,14 +128,14 @@ impl TemplateProcess {
         }
     }
 
-    /// The error for a process that ended without a reply.
+    /// Returns the error for a process that ended without a reply.
     fn cause_of_end(&mut self, memory_bytes: u64) -> TextError {
         use rustix::process::Signal;
         let is = |status: &ExitStatus, signal: Signal| status.signal() == Some(signal.as_raw());
-        let _ = self.child.kill(); // One that has ended by itself keeps its status.
+        let _ = self.child.kill(); // A process that has already ended keeps its status.
         match self.child.wait() {
             Ok(status) if is(&status, Signal::XCPU) => TextError::TemplateTime(TEMPLATE_CPU_S),
-            // Rust aborts where an allocation fails.
+            // Rust aborts if an allocation fails.
             Ok(status) if is(&status, Signal::ABORT) => TextError::TemplateMemory(memory_bytes),
             Ok(status) => TextError::Template(format!("its process ended: {status}")),
             Err(error) => TextError::Template(error.to_string()),

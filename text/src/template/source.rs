@@ -1,11 +1,11 @@
-//! Where the chat template of a model comes from.
+//! Sources of the chat template of a model.
 
 use super::super::error::TextLoadError;
 use super::super::tokenizer::{read_file, read_json};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// A template and where it was found.
+/// Template and the file it was read from.
 pub(super) struct TemplateSource {
     pub(super) name: String,
     pub(super) text: String,
@@ -13,7 +13,7 @@ pub(super) struct TemplateSource {
 }
 
 impl TemplateSource {
-    /// `--chat-template`: a path that exists, else the template itself.
+    /// Reads `--chat-template`: an existing path, else the template itself.
     pub(super) fn chosen(chosen: &str) -> Result<Self, TextLoadError> {
         let path = Path::new(chosen);
         let literal = chosen.contains(['{', '}', '\n']);
@@ -43,7 +43,7 @@ impl TemplateSource {
         Ok(Vec::new())
     }
 
-    /// A string, or a list of `{"name", "template"}` with a default among them.
+    /// Reads a string, or a list of `{"name", "template"}` that contains a default template.
     fn of_json(json: &Value, path: &Path) -> Result<Vec<Self>, TextLoadError> {
         let source = |name: &str, text: &str| Self {
             name: name.to_owned(),

@@ -1,4 +1,4 @@
-//! Renderings of templates that use what published ones use.
+//! Tests of chat templates that use the features of published ones.
 
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ fn input(messages: Value) -> ChatInput {
     ChatInput { messages, add_generation_prompt: true, ..ChatInput::default() }
 }
 
-/// The text of `template` over one user message.
+/// Renders `template` with one user message.
 fn text_of(template: &str, content: &Value) -> String {
     let messages = json!([{"role": "user", "content": content}]);
     compile(template).1.render(input(messages)).unwrap().text
@@ -166,12 +166,12 @@ fn template_errors_and_limits_are_typed() {
     let long = "{% for a in range(5000) %}{{ messages[0].content }}{% endfor %}";
     assert_eq!(render(long), Err(TextError::RenderedTooLong(1 << 20)));
     assert!(matches!(render("{{ messages.nope.nope }}"), Err(TextError::Template(_))));
-    // The library's own panics are failures of the template.
+    // Panics of the library are reported as template errors.
     let no_tag = ChatTemplate::of_text("{%}{% endif %}", &model().1, 1);
     assert!(matches!(no_tag, Err(TextError::InvalidRequestTemplate(_))));
     let reversed = render("{{ messages[0].content[0:0][::-1] }}");
     assert!(matches!(reversed, Err(TextError::Template(_))), "{reversed:?}");
-    // Neither words nor an error are made of what has no end.
+    // A value that contains itself is formatted neither in the output nor in an error.
     for shown in ["ns", "[ns]", "ns.n.n + 1"] {
         let cycle = format!("{{% set ns = namespace() %}}{{% set ns.n = ns %}}{{{{ {shown} }}}}");
         assert!(matches!(render(&cycle), Err(TextError::Template(_))), "{cycle}");

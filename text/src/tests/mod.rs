@@ -1,4 +1,4 @@
-//! Text against the `tokenizers` crate and against known renderings, on small tokenizers made here.
+//! Tests against the `tokenizers` crate and against known renderings, with small tokenizers built here.
 
 mod chat;
 mod output_parsers;
@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::Tokenizer;
 
-/// Byte-level BPE as GPT-2 and Qwen: 256 bytes, a few merges, two special tokens and one that is
-/// added but not special.
+/// Byte-level BPE like GPT-2 and Qwen: 256 bytes, a few merges, two special tokens and one added token that
+/// is not special.
 pub(super) fn byte_level() -> (Value, Value) {
     let alphabet: Vec<char> = (0..=255_u8).map(letter).collect();
     let mut vocab = serde_json::Map::new();
@@ -53,7 +53,7 @@ pub(super) fn byte_level() -> (Value, Value) {
     (tokenizer, config)
 }
 
-/// SentencePiece BPE as Llama 2 and Mistral: `▁` for spaces, byte fallback, a first token.
+/// SentencePiece BPE like Llama 2 and Mistral: `▁` for spaces, byte fallback, a BOS token.
 pub(super) fn sentence_piece(metaspace: bool) -> (Value, Value) {
     let mut vocab = serde_json::Map::new();
     for token in ["<unk>", "<s>", "</s>"] {
@@ -107,7 +107,7 @@ fn added(id: usize, content: &str, special: bool) -> Value {
         "normalized": false, "special": special})
 }
 
-/// The character GPT-2's alphabet uses for a byte.
+/// Character of GPT-2's byte alphabet for a byte.
 fn letter(byte: u8) -> char {
     let printable = |b: u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {
@@ -121,7 +121,7 @@ pub(super) fn write(dir: &Path, name: &str, json: &Value) {
     std::fs::write(dir.join(name), serde_json::to_vec(json).unwrap()).unwrap();
 }
 
-/// A model folder with a tokenizer, loaded.
+/// Writes a model folder with a tokenizer, and loads it.
 pub(super) fn load((tokenizer, config): &(Value, Value)) -> (tempfile::TempDir, Tokenizer) {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "tokenizer.json", tokenizer);

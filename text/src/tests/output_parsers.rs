@@ -1,4 +1,4 @@
-//! Outputs of each family, told apart; the same at any cut; linear in their length.
+//! Parsing of outputs of each family: independent of chunking, and linear in their length.
 
 use crate::{
     OutputParser, OutputPiece, OutputPieces, ReasoningFamily, ReasoningStart, ToolCallSyntax,
@@ -22,7 +22,7 @@ fn parser(syntax: ToolCallSyntax, reasoning: Option<ReasoningStart>, most: u32) 
     OutputParser::new(reasoning, Some((syntax, &tools(), most)))
 }
 
-/// Feeds `text` in the given parts.
+/// Parses `text` in the given parts.
 fn run<'a>(mut parser: OutputParser, parts: impl IntoIterator<Item = &'a str>) -> OutputPieces {
     let (mut pieces, mut new) = (OutputPieces::default(), OutputPieces::default());
     for part in parts {
@@ -35,7 +35,7 @@ fn run<'a>(mut parser: OutputParser, parts: impl IntoIterator<Item = &'a str>) -
     pieces
 }
 
-/// One line a piece.
+/// Formats one line per piece.
 fn show(pieces: &OutputPieces, text: &str) -> String {
     let mut begun = Vec::new();
     let line = |piece: OutputPiece<'_>| match piece {
@@ -262,7 +262,7 @@ const ALL: [ToolCallSyntax; 6] = [
     ToolCallSyntax::DeepSeekV31,
 ];
 
-/// Scraps of every syntax, so that random sequences of them come close to calls.
+/// Fragments of every syntax, so that random sequences of them come close to calls.
 const OUTPUT_FRAGMENTS: &[&str] = &[
     "<think>",
     "</think>",
@@ -306,7 +306,7 @@ const OUTPUT_FRAGMENTS: &[&str] = &[
     LONG_WORD,
 ];
 
-/// Stand for more spaces, and a longer name, than a parser holds back.
+/// Placeholders for more spaces, and for a longer name, than a parser holds back.
 const MANY_SPACES: &str = "\u{1}";
 const LONG_WORD: &str = "\u{2}";
 
@@ -336,7 +336,8 @@ proptest! {
     }
 }
 
-/// A complete call has arguments that are a JSON object; a broken one names its own text.
+/// Checks that the arguments of a complete call are a JSON object, and that a broken call refers to its own
+/// text.
 fn check_calls(pieces: &OutputPieces, text: &str) -> Result<(), TestCaseError> {
     let mut open: Option<(u32, usize, String)> = None;
     for piece in pieces.iter() {
@@ -368,7 +369,7 @@ fn check_calls(pieces: &OutputPieces, text: &str) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Outputs that never become a call, however long they go on.
+/// Outputs that never become a call, whatever their length.
 #[test]
 fn held_back_output_is_bounded() {
     const HELD_BACK_MAX: usize = 256 << 10;
@@ -407,7 +408,7 @@ fn held_back_output_is_bounded() {
     }
 }
 
-/// A member whose schema is long is looked up once, however often it is named.
+/// The schema of a member is evaluated once, however often the member occurs.
 #[test]
 fn long_tool_schema_is_read_once() {
     let values: Vec<String> = (0..100_000).map(|i| format!("v{i}")).collect();
@@ -419,7 +420,7 @@ fn long_tool_schema_is_read_once() {
     let mut pieces = OutputPieces::default();
     let start = processor_time();
     parser.push(&text, &mut pieces);
-    // Sixty thousand times a hundred thousand values would take minutes.
+    // Evaluating 100,000 values 60,000 times would take minutes.
     assert!(processor_time().saturating_sub(start) < Duration::from_secs(5));
     let Some(OutputPiece::Arguments { text, .. }) = pieces.iter().last() else {
         panic!("no arguments")
@@ -427,7 +428,7 @@ fn long_tool_schema_is_read_once() {
     assert!(text.starts_with("{\"a\": \"v7\", \"a\": \"v7\"") && text.ends_with("\"n\": "));
 }
 
-/// Time this thread has had a processor.
+/// CPU time used by this thread.
 fn processor_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
@@ -464,8 +465,8 @@ fn megabyte_output_parses_fast_in_bounded_memory() {
             parser.push(&text, &mut pieces);
             parser.finish(&mut pieces);
             let took = processor_time().saturating_sub(start);
-            // A release build alone on its processor is measured by `tests/bench/output_parsers.rs`; here what is not
-            // linear would take minutes, in any build and whatever else runs.
+            // `tests/bench/output_parsers.rs` measures a release build alone on its CPU; here a parser that
+            // is not linear would take minutes, in any build and under any load.
             assert!(took < Duration::from_secs(5), "{syntax:?} {unit:?} took {took:?}");
             worst = worst.max(took);
         }

@@ -1,4 +1,4 @@
-//! Long texts are tokenised window by window and give the tokens of the whole.
+//! Long texts are tokenised window by window, with the same tokens as the whole text.
 
 use super::{byte_level, load, sentence_piece};
 use crate::template::RenderedChat;
@@ -8,7 +8,7 @@ use protocol::Token;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What the library makes of a text as a whole.
+/// Encodes the whole text with the library.
 fn expected(files: &(Value, Value), text: &str) -> Vec<Token> {
     let bytes = serde_json::to_vec(&files.0).unwrap();
     let mut library = tokenizers::Tokenizer::from_bytes(bytes).unwrap();
@@ -16,7 +16,7 @@ fn expected(files: &(Value, Value), text: &str) -> Vec<Token> {
     library.encode_fast(text, true).unwrap().get_ids().to_vec()
 }
 
-/// The same tokenizer with other steps before its model.
+/// Byte-level tokenizer with other pre-tokenizer steps.
 fn with_pre_tokenizer(steps: Value) -> (Value, Value) {
     let (mut tokenizer, config) = byte_level();
     tokenizer["pre_tokenizer"] = steps;
@@ -31,7 +31,7 @@ fn bytes_of_level(use_regex: bool) -> Value {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": use_regex})
 }
 
-/// Tokenizers of the families that are served, as far as steps before the model go.
+/// Tokenizers of the supported families, as far as the steps before the model are concerned.
 fn families() -> Vec<(Value, Value)> {
     let of = |patterns: &[&str]| {
         let mut steps: Vec<Value> = patterns.iter().map(|pattern| split(pattern)).collect();
@@ -50,7 +50,7 @@ fn families() -> Vec<(Value, Value)> {
     ]
 }
 
-/// A text of so many drawn pieces, long runs and special tokens among them.
+/// Generates a text of `pieces` random pieces, including long runs and special tokens.
 fn random_text(seed: u64, pieces: usize) -> String {
     const PIECES: [&str; 16] = [
         "hello world ",

@@ -1,25 +1,25 @@
-//! Where the machines of all families write: content, and calls with their numbers.
+//! Output of the parsers of all families: content, and numbered calls.
 //!
 //! Whitespace between content and a call, and between calls, belongs to neither and is dropped.
 
 use crate::output_pieces::PieceSink;
 
-/// Whitespace held back at most; a longer run is content.
+/// Maximum bytes of whitespace held back; a longer run is content.
 const SPACE_MAX: usize = 256;
 
-/// The calls of one output so far.
+/// Calls of one output so far.
 #[derive(Debug, Clone)]
 pub(super) struct ToolCallEmitter {
-    /// Whitespace that is content unless a call follows.
+    /// Whitespace held back: it is content unless a call follows.
     space: String,
-    /// Byte of the output at which it begins.
+    /// Byte offset in the output at which the whitespace begins.
     space_from: usize,
-    /// Number of the next call.
+    /// Index of the next call.
     next: u32,
-    /// Calls that are shown; later ones are parsed and dropped.
+    /// Maximum number of calls to emit; later ones are parsed and dropped.
     shown_max: u32,
     open: bool,
-    /// Calls shown and complete.
+    /// Number of calls emitted and complete.
     complete: u32,
 }
 
@@ -29,7 +29,7 @@ impl ToolCallEmitter {
         Self { space, space_from, next: 0, shown_max, open: false, complete: 0 }
     }
 
-    /// Calls shown and complete.
+    /// Number of calls emitted and complete.
     pub(super) fn complete(&self) -> u32 {
         self.complete
     }
@@ -40,7 +40,7 @@ impl ToolCallEmitter {
         self.open
     }
 
-    /// One character of content.
+    /// Adds one character of content.
     #[inline]
     pub(super) fn content(&mut self, c: char, out: &mut PieceSink<'_>) {
         if c.is_whitespace() && self.space.len() < SPACE_MAX {
@@ -54,9 +54,9 @@ impl ToolCallEmitter {
         out.content(c);
     }
 
-    /// A call begins; its syntax did at byte `from`.
+    /// Begins a call; its syntax began at byte `from`.
     pub(super) fn begin(&mut self, name: &str, from: usize, out: &mut PieceSink<'_>) {
-        // What stands directly in front belongs to the call, should that turn out to be content.
+        // Whitespace directly before the call belongs to it, in case the call turns out to be content.
         let adjoins = self.space_from + self.space.len() == from;
         let from = if adjoins { self.space_from } else { from };
         self.space.clear();
@@ -67,14 +67,14 @@ impl ToolCallEmitter {
         }
     }
 
-    /// The next part of the arguments of the call that is open.
+    /// Adds the next part of the open call's arguments.
     pub(super) fn arguments(&mut self, part: &str, out: &mut PieceSink<'_>) {
         if self.is_shown() {
             out.arguments(self.next - 1, part);
         }
     }
 
-    /// The next character of them.
+    /// Adds the next character of the open call's arguments.
     #[inline]
     pub(super) fn argument(&mut self, c: char, out: &mut PieceSink<'_>) {
         if self.is_shown() {
@@ -82,7 +82,7 @@ impl ToolCallEmitter {
         }
     }
 
-    /// The open call is complete.
+    /// Completes the open call.
     pub(super) fn end(&mut self, out: &mut PieceSink<'_>) {
         self.open = false;
         if self.is_shown() {
@@ -91,14 +91,14 @@ impl ToolCallEmitter {
         }
     }
 
-    /// The open call, if there is one, is none after all; its syntax ends before byte `to`.
+    /// Breaks off the open call, if there is one: it is invalid, and its syntax ends before byte `to`.
     pub(super) fn break_call(&mut self, to: usize, out: &mut PieceSink<'_>) {
         if std::mem::take(&mut self.open) && self.is_shown() {
             out.broken_call(self.next - 1, to);
         }
     }
 
-    /// The output has ended. Whitespace behind a call is none of the answer.
+    /// Ends the output. Whitespace after a call is dropped.
     pub(super) fn finish(&mut self, out: &mut PieceSink<'_>) {
         self.break_call(out.bytes_read, out);
         if self.complete == 0 {

@@ -1,21 +1,21 @@
-//! The calls of a family as a grammar in Lark: its marks, and JSON that each tool's schema accepts.
+//! Lark grammar of a family's calls: its markers, and JSON that matches each tool's schema.
 //!
-//! A schema stands alone in a rule, so that references inside it hold.
+//! Each schema has a rule of its own, so that references inside it resolve.
 
 use super::schema_types::SchemaTypes;
 use super::{ToolCallSyntax, ToolDefinition, deepseek, mistral};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
-/// What surrounds the calls of an output and each of them.
+/// Delimiters before, between and after the calls of an output.
 struct CallDelimiters {
     open: String,
     between: String,
     close: String,
 }
 
-/// The grammar of one call, or of several, of any of `tools`. `mark` writes a mark of the family: a special
-/// token has another form than text.
+/// Builds the grammar of one call, or of several, of any of `tools`. `mark` formats a marker of the family: a
+/// special token has another form than text.
 pub(super) fn lark_grammar<'a>(
     syntax: ToolCallSyntax,
     tools: impl IntoIterator<Item = &'a ToolDefinition>,
@@ -31,7 +31,7 @@ pub(super) fn lark_grammar<'a>(
         let _ = writeln!(rules, "call_{index}: {call}");
     }
     let CallDelimiters { open, between, close } = frame(syntax, &mark);
-    // Llama's syntax has no end of a call that would tell it from what follows.
+    // Llama's syntax has no end of a call that separates it from the following text.
     let more = if several && syntax != ToolCallSyntax::Llama3Json {
         format!("({between} call)*")
     } else {
@@ -60,7 +60,7 @@ fn frame(syntax: ToolCallSyntax, mark: impl Fn(&str) -> String) -> CallDelimiter
     }
 }
 
-/// The right side of a call's rule.
+/// Builds the right side of a call's rule.
 fn call(
     syntax: ToolCallSyntax,
     index: usize,
@@ -101,7 +101,7 @@ fn call(
     }
 }
 
-/// A call of Qwen3-Coder: each property of the schema in turn.
+/// Builds the right side of a Qwen3-Coder call's rule: each property of the schema in order.
 fn qwen3_coder_call(
     index: usize,
     tool: &ToolDefinition,
@@ -140,8 +140,8 @@ fn qwen3_coder_call(
     format!("{} {head} {parameters}{} {}", mark(OPEN), text("</function>\n"), mark(CLOSE))
 }
 
-/// A schema whose texts are laid out as templates print JSON: white space anywhere would let a model fill
-/// any length with it.
+/// Returns a schema that allows only the whitespace that templates print in JSON: free whitespace would let a
+/// model generate any amount of it.
 fn with_python_whitespace(schema: &Value) -> Value {
     let mut whole = schema.as_object().cloned().unwrap_or_default();
     let layout =
@@ -150,13 +150,13 @@ fn with_python_whitespace(schema: &Value) -> Value {
     Value::Object(whole)
 }
 
-/// The words of an enumeration that has nothing but words.
+/// Returns the values of an enumeration if all of them are strings.
 fn enum_strings(property: &Value) -> Option<Vec<&str>> {
     let list = property.get("enum")?.as_array().filter(|list| !list.is_empty())?;
     list.iter().map(Value::as_str).collect()
 }
 
-/// A property's schema with the definitions that its references need.
+/// Returns a property's schema with the definitions that its references need.
 fn rooted(schema: &Value, property: &Value) -> Value {
     let mut whole = Map::new();
     for key in ["$defs", "definitions"] {
@@ -168,7 +168,7 @@ fn rooted(schema: &Value, property: &Value) -> Value {
     Value::Object(whole)
 }
 
-/// A text as Lark writes it.
+/// Formats text as a Lark string literal.
 pub(super) fn text(text: &str) -> String {
     Value::from(text).to_string()
 }

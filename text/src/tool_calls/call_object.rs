@@ -1,30 +1,30 @@
-//! A call as a JSON object: `{"name": …, "arguments": {…}}`, `parameters` being another word.
+//! Parser of a call as a JSON object: `{"name": …, "arguments": {…}}`, with `parameters` as an alias.
 //!
-//! Arguments are passed on as they come once the name is known. The order of the two may be turned
-//! round; then the arguments wait for the name.
+//! Arguments are emitted as they arrive once the name is known. If they come before the name, they are held
+//! back until it is known.
 
 use super::call_emitter::ToolCallEmitter;
 use super::json_scanner::{JsonScanner, ScanStep, is_space};
 use crate::output_pieces::PieceSink;
 use std::sync::Arc;
 
-/// Bytes of a name as JSON spells it.
+/// Maximum bytes of a name in its JSON form.
 const NAME_MAX: usize = 512;
-/// Bytes of arguments that come before the name.
+/// Maximum bytes of arguments before the name.
 const EARLY_MAX: usize = 64 << 10;
 
-/// What a character did.
+/// Result of a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallStep {
-    /// The call goes on.
+    /// The call continues.
     Continues,
     /// The call ends with this character.
     Done,
-    /// This is no call.
+    /// The text is not a valid call.
     Invalid,
 }
 
-/// Functions a call may name; `None` = any.
+/// Names of the functions that may be called; `None` = any.
 pub(super) type FunctionNames = Option<Arc<[String]>>;
 
 #[derive(Debug, Clone)]
@@ -45,24 +45,24 @@ enum CallMember {
     Other,
 }
 
-/// A call object being read.
+/// Parser state of a call object.
 #[derive(Debug, Clone)]
 pub(super) struct CallObject {
     names: FunctionNames,
     state: CallObjectState,
     member: CallMember,
     json: JsonScanner,
-    /// The key or the name, as JSON spells it.
+    /// Key or name, in its JSON form.
     word: String,
     named: bool,
-    /// Arguments seen; those before the name.
+    /// Whether arguments have been read; then, the arguments before the name.
     has_arguments: bool,
     early: String,
     from: usize,
 }
 
 impl CallObject {
-    /// A call whose syntax began at byte `from`.
+    /// Creates a parser of a call that began at byte `from`.
     pub(super) fn new(names: FunctionNames, from: usize) -> Self {
         Self {
             names,
@@ -142,7 +142,7 @@ impl CallObject {
                     return CallStep::Invalid;
                 }
                 if begins {
-                    self.word.push(c); // The rest goes on its way.
+                    self.word.push(c); // Non-empty from now on; the following characters are passed on.
                 }
                 self.argument(c, to, out);
             }
@@ -157,7 +157,7 @@ impl CallObject {
                 self.has_arguments |= self.member == CallMember::Arguments;
                 self.go(CallObjectState::Next)
             }
-            // A number is neither a name nor arguments: what ended it belongs to the object.
+            // A number is neither a name nor arguments; the character after it belongs to the object.
             ScanStep::EndedBefore if self.member == CallMember::Other => {
                 self.state = CallObjectState::Next;
                 self.push(c, to, out)
@@ -203,7 +203,7 @@ impl CallObject {
     }
 }
 
-/// Arguments that stand alone: one JSON object, passed on as it comes.
+/// Parser of arguments without a surrounding object: one JSON object, emitted as it arrives.
 #[derive(Debug, Clone, Default)]
 pub(super) struct BareArguments {
     json: JsonScanner,
@@ -211,7 +211,7 @@ pub(super) struct BareArguments {
 }
 
 impl BareArguments {
-    /// Takes the next character; the call itself has begun. Whitespace in front is dropped.
+    /// Takes the next character; the call itself has begun. Leading whitespace is dropped.
     pub(super) fn push(
         &mut self,
         c: char,

@@ -1,4 +1,4 @@
-//! DeepSeek: calls between marks of their own. V3 and R1 write a type, a name and fenced JSON; V3.1
+//! DeepSeek: calls between markers of the family. V3 and R1 write a type, a name and fenced JSON; V3.1 writes
 //! a name and JSON.
 //!
 //! Source: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1.
@@ -16,7 +16,7 @@ pub(super) const CALL_BEGIN: &str = "<｜tool▁call▁begin｜>";
 pub(super) const CALL_END: &str = "<｜tool▁call▁end｜>";
 pub(super) const SEPARATOR: &str = "<｜tool▁sep｜>";
 const FENCE: &str = "```json";
-/// Bytes of syntax in front of the arguments.
+/// Maximum bytes of syntax before the arguments.
 const HEAD_MAX: usize = 512;
 
 #[derive(Debug, Clone, Default)]
@@ -30,16 +30,16 @@ enum DeepSeekParserState {
     Arguments(BareArguments),
 }
 
-/// The machine.
+/// Parser of DeepSeek's calls.
 #[derive(Debug, Clone)]
 pub(super) struct DeepSeekToolParser {
-    /// V3: arguments stand in a fence, behind a type.
+    /// V3: arguments are fenced and follow a type.
     fenced: bool,
     scanner: MarkerScanner,
     state: DeepSeekParserState,
-    /// Between the outer marks.
+    /// Whether the position is between the outer markers.
     inside: bool,
-    /// A call has ended; its fence and its closing mark have not come yet.
+    /// Whether a call has ended, but not its fence and its closing marker.
     closing: bool,
     unparsed: UnparsedSyntax,
 }
@@ -75,7 +75,7 @@ impl DeepSeekToolParser {
             DeepSeekParserState::Text => self.scanner.finish(|c| to.content(c, out)),
             _ => self.reject_call(to, out),
         }
-        // An outer mark without a call is content.
+        // An outer marker without a call is content.
         self.unparsed.release(to, out);
     }
 

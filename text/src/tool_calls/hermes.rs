@@ -11,11 +11,11 @@ use crate::output_pieces::PieceSink;
 pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
 
-/// The machine.
+/// Parser of Hermes calls.
 #[derive(Debug, Clone, Default)]
 pub(super) struct HermesToolParser {
     scanner: MarkerScanner,
-    /// A call has ended and its closing mark has not come yet.
+    /// Whether a call has ended, but its closing marker has not been read.
     closing: bool,
     call: Option<CallObject>,
     unparsed: UnparsedSyntax,
@@ -39,7 +39,7 @@ impl HermesToolParser {
         self.reject_call(to, out);
     }
 
-    /// The call is none: what was read of it is content.
+    /// Rejects the call: the text read so far is content.
     fn reject_call(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         self.call = None;
         self.unparsed.reject_call(to, out);

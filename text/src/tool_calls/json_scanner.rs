@@ -1,18 +1,18 @@
-//! Checks one JSON value as its characters come (RFC 8259). Keeps a bit per open container.
+//! Validates one JSON value character by character (RFC 8259). Keeps one flag per open container.
 
-/// Containers inside each other at most: as many as `serde_json` reads.
+/// Maximum nesting depth of containers, as in `serde_json`.
 const DEPTH_MAX: usize = 127;
 
-/// What a character did.
+/// Result of a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ScanStep {
-    /// The value goes on.
+    /// The value continues.
     Continues,
     /// The value ends with this character.
     Done,
     /// The value (a number) ended before this character, which is not part of it.
     EndedBefore,
-    /// No JSON value goes on like this.
+    /// Not valid JSON.
     Invalid,
 }
 
@@ -27,7 +27,7 @@ enum JsonScannerState {
         may_close: bool,
     },
     Colon,
-    /// Behind a value inside a container.
+    /// After a value inside a container.
     Next,
     Text {
         key: bool,
@@ -39,7 +39,7 @@ enum JsonScannerState {
         key: bool,
         left: u8,
     },
-    /// The rest of `true`, `false` or `null`.
+    /// Remaining characters of `true`, `false` or `null`.
     Word(&'static str),
     Minus,
     Zero,
@@ -51,11 +51,11 @@ enum JsonScannerState {
     Exponent,
 }
 
-/// A value being read.
+/// Scanner state of one value.
 #[derive(Debug, Clone)]
 pub(super) struct JsonScanner {
     state: JsonScannerState,
-    /// True = object.
+    /// Open containers, outermost first; true = object.
     open: Vec<bool>,
 }
 
@@ -102,7 +102,7 @@ impl JsonScanner {
         }
     }
 
-    /// Whether nothing but the ends of containers is missing: one has just begun, or a value inside one has ended.
+    /// Whether only the ends of containers are missing: one has just begun, or a value inside one has ended.
     pub(super) fn may_close(&self) -> bool {
         match self.state {
             JsonScannerState::Value { may_close } | JsonScannerState::Key { may_close } => {
@@ -113,7 +113,7 @@ impl JsonScanner {
         }
     }
 
-    /// Inside a number: whether it may end here.
+    /// Inside a number: whether it may end here. `None` outside of numbers.
     pub(super) fn number(&self) -> Option<bool> {
         match self.state {
             JsonScannerState::Zero
@@ -128,7 +128,7 @@ impl JsonScanner {
         }
     }
 
-    /// The ends of the containers that are open, innermost first.
+    /// Returns the closing brackets of the open containers, innermost first.
     pub(super) fn closings(&self) -> impl Iterator<Item = char> {
         self.open.iter().rev().map(|object| if *object { '}' } else { ']' })
     }
@@ -206,7 +206,7 @@ impl JsonScanner {
                 | JsonScannerState::Exponent,
                 _,
             ) => {
-                // A number ends where something else begins.
+                // A number ends at the first character that is not part of it.
                 return match self.ended() {
                     ScanStep::Done => ScanStep::EndedBefore,
                     _ => self.next(c),
@@ -222,7 +222,7 @@ impl JsonScanner {
         self.ended()
     }
 
-    /// A value has ended: the whole one, or one inside a container.
+    /// Ends a value: the whole one, or one inside a container.
     fn ended(&mut self) -> ScanStep {
         if self.open.is_empty() {
             return ScanStep::Done;
@@ -231,12 +231,12 @@ impl JsonScanner {
     }
 }
 
-/// Where nothing but whitespace may stand.
+/// Accepts whitespace only.
 fn space(c: char) -> ScanStep {
     if is_space(c) { ScanStep::Continues } else { ScanStep::Invalid }
 }
 
-/// Whitespace of JSON.
+/// Whether `c` is JSON whitespace.
 pub(super) fn is_space(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\n' | '\r')
 }
@@ -245,7 +245,7 @@ pub(super) fn is_space(c: char) -> bool {
 mod tests {
     use super::*;
 
-    /// Whether `text` is one value, and what the last character did.
+    /// Scans `text` and returns the result of its last character; invalid if the value ends earlier.
     fn scan(text: &str) -> ScanStep {
         let mut json = JsonScanner::default();
         let mut last = ScanStep::Continues;

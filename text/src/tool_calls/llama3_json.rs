@@ -1,5 +1,5 @@
-//! Llama 3.1 and later: the whole output is a JSON object, or several with semicolons between,
-//! perhaps behind `<|python_tag|>`. It has no mark of its own, so only known functions are calls.
+//! Llama 3.1 and later: the whole output is a JSON object, or several separated by semicolons, optionally
+//! after `<|python_tag|>`. The syntax has no opening marker, so only calls of known functions are calls.
 //!
 //! Source: the chat templates of meta-llama/Llama-3.1-8B-Instruct and Llama-3.2-1B-Instruct.
 
@@ -14,17 +14,17 @@ pub(super) const TAG: &str = "<|python_tag|>";
 
 #[derive(Debug, Clone)]
 enum LlamaParserState {
-    /// Nothing but whitespace so far; the tag may have come.
+    /// Only whitespace so far, and possibly the tag.
     Start {
         tagged: bool,
     },
     Call(Box<CallObject>),
-    /// Behind a call: a semicolon and another one, or text.
+    /// After a call: a semicolon and another call, or text.
     Between,
     Text,
 }
 
-/// The machine.
+/// Parser of Llama's calls.
 #[derive(Debug, Clone)]
 pub(super) struct LlamaToolParser {
     names: FunctionNames,
@@ -83,7 +83,7 @@ impl LlamaToolParser {
         }
     }
 
-    /// A character in front of a call, or between two.
+    /// Holds back a character before a call, or between two calls.
     fn hold_back(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         self.unparsed.push(c);
         if self.unparsed.is_full() {
@@ -105,7 +105,7 @@ impl LlamaToolParser {
         }
     }
 
-    /// The rest of the output is text, from what is held on.
+    /// Rejects the call: the text held back and the rest of the output are content.
     fn reject_call(&mut self, c: Option<char>, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         let raw = &mut self.unparsed;
         self.scanner.finish(|c| raw.push(c));

@@ -1,18 +1,18 @@
-//! Finds marks in text that comes character by character. What could begin a mark is held back.
+//! Finds markers in text that arrives character by character. Text that may begin a marker is held back.
 
-/// The beginning of a mark, held back: less than the longest mark.
+/// Prefix of a marker that is held back; shorter than the longest marker.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MarkerScanner {
-    /// What is held is the beginning of this mark, and maybe of others.
+    /// Marker that the text held back is a prefix of; it may be a prefix of other markers too.
     marker: &'static str,
-    /// Bytes of it that are held.
+    /// Number of bytes held back.
     len: usize,
 }
 
 impl MarkerScanner {
-    /// Takes a character. Returns the place of the mark it completes, which is then forgotten; else
-    /// hands every character that can begin none to `release`. No mark may begin another one, and all
-    /// begin with an ASCII character.
+    /// Takes a character. Returns the index of the marker that it completes, which is then dropped; else
+    /// passes every character that cannot begin a marker to `release`. No marker may be a prefix of another
+    /// one, and all begin with an ASCII character.
     #[inline]
     pub(crate) fn push(
         &mut self,
@@ -24,9 +24,10 @@ impl MarkerScanner {
             let (held, rest) = self.marker.split_at(self.len);
             if rest.len() > c.len_utf8() && rest.starts_with(c) {
                 self.len += c.len_utf8();
-                return None; // What is held began this mark, and still does.
+                return None; // The text held back is still a prefix of this marker.
             }
-            // The longest end of what is held, with the character, that still begins a mark.
+            // Find the longest suffix of the text held back that, with the character, is a prefix of a
+            // marker.
             for (from, _) in held
                 .char_indices()
                 .filter(|&(at, c)| at == 0 || marks.iter().any(|mark| begins(mark, c)))
@@ -56,12 +57,12 @@ impl MarkerScanner {
         })
     }
 
-    /// The text has ended: hands over what is held.
+    /// Ends the text: releases the text held back.
     pub(crate) fn finish(&mut self, release: impl FnMut(char)) {
         self.marker[..std::mem::take(&mut self.len)].chars().for_each(release);
     }
 
-    /// Whether nothing is held.
+    /// Whether no text is held back.
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -72,7 +73,7 @@ fn begins(mark: &str, c: char) -> bool {
     c.is_ascii() && mark.as_bytes().first() == Some(&(c as u8))
 }
 
-/// Whether `c` follows the beginning `end` of a mark. Most marks are told apart by one byte.
+/// Whether `c` follows the prefix `end` of a marker. One byte is enough to reject most markers.
 #[inline]
 fn goes_on(mark: &str, end: &str, c: char) -> bool {
     let first = c.encode_utf8(&mut [0; 4]).as_bytes()[0];

@@ -13,27 +13,27 @@ use crate::output_pieces::PieceSink;
 pub(super) const CALLS: &str = "[TOOL_CALLS]";
 pub(super) const CALL_ID: &str = "[CALL_ID]";
 pub(super) const ARGS: &str = "[ARGS]";
-/// Bytes of syntax in front of bare arguments.
+/// Maximum bytes of syntax before bare arguments.
 const HEAD_MAX: usize = 512;
 
 #[derive(Debug, Clone, Default)]
 enum MistralParserState {
     #[default]
     Text,
-    /// Behind the mark.
+    /// After the marker.
     Lead,
     /// Inside the array, before an object.
     Item,
     Object(Box<CallObject>),
-    /// Inside the array, behind an object.
+    /// Inside the array, after an object.
     Next,
     Name(String),
-    /// An id follows the name; it is dropped.
+    /// Call id after the name; it is dropped.
     Id(String),
     Arguments(BareArguments),
 }
 
-/// The machine.
+/// Parser of Mistral's calls.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MistralToolParser {
     scanner: MarkerScanner,
@@ -73,7 +73,7 @@ impl MistralToolParser {
         (self.scanner, self.state) = (MarkerScanner::default(), MistralParserState::Text);
     }
 
-    /// A character behind the mark.
+    /// Parses a character after the marker.
     fn syntax(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
         match &mut self.state {
             MistralParserState::Lead | MistralParserState::Item | MistralParserState::Next
@@ -122,7 +122,7 @@ impl MistralToolParser {
         CallStep::Continues
     }
 
-    /// A name, perhaps an id, up to the arguments.
+    /// Parses a name, optionally a call id, up to the arguments.
     fn head(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
         let (name, in_name) = match &mut self.state {
             MistralParserState::Name(name) => (name, true),

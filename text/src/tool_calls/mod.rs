@@ -1,7 +1,7 @@
-//! Tool calls in a model's output: one hand-written machine per family, driven character by character.
+//! Tool calls in a model's output: one hand-written parser per family, driven character by character.
 //!
-//! A machine sees each character once and keeps a bounded amount of text, so its work is linear and
-//! independent of how the output is cut. Names follow vLLM. A malformed call stays content.
+//! A parser reads each character once and holds back a bounded amount of text, so its work is linear and
+//! independent of how the output is cut. Names follow vLLM. A malformed call remains content.
 
 mod call_emitter;
 mod call_grammar;
@@ -31,7 +31,7 @@ use qwen3_coder::Qwen3CoderToolParser;
 use std::sync::Arc;
 pub use tool_definition::ToolDefinition;
 
-/// A family's syntax of calls.
+/// Tool call syntax of a model family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolCallSyntax {
     /// `<tool_call>` around JSON: Hermes, Qwen2.5, Qwen3.
@@ -40,25 +40,25 @@ pub enum ToolCallSyntax {
     Qwen3Coder,
     /// Bare JSON: Llama 3.
     Llama3Json,
-    /// `[TOOL_CALLS]`.
+    /// `[TOOL_CALLS]` and JSON: Mistral.
     Mistral,
-    /// Fenced JSON between marks: DeepSeek V3, R1.
+    /// Fenced JSON between markers: DeepSeek V3, R1.
     DeepSeekV3,
-    /// JSON between marks: DeepSeek V3.1.
+    /// JSON between markers: DeepSeek V3.1.
     DeepSeekV31,
 }
 
-/// How ids of calls look.
+/// Format of tool call ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolCallIdFormat {
-    /// `call_` and 24 alphanumerics.
+    /// `call_` and 24 alphanumeric characters.
     Long,
-    /// 9 alphanumerics, which Mistral's templates insist on.
+    /// 9 alphanumeric characters, which Mistral's templates require.
     Nine,
 }
 
 impl ToolCallSyntax {
-    /// Names that the command line takes.
+    /// Names of the parsers on the command line.
     pub const NAMES: &[(&str, Self)] = &[
         ("hermes", Self::Hermes),
         ("qwen3_coder", Self::Qwen3Coder),
@@ -69,12 +69,12 @@ impl ToolCallSyntax {
         ("deepseek_v31", Self::DeepSeekV31),
     ];
 
-    /// How its ids look.
+    /// Format of the call ids.
     pub fn id_format(self) -> ToolCallIdFormat {
         if self == Self::Mistral { ToolCallIdFormat::Nine } else { ToolCallIdFormat::Long }
     }
 
-    /// Marks that a tokenizer may hold as special tokens; their text must reach the parser.
+    /// Markers that a tokenizer may have as special tokens; their text must reach the parser.
     pub fn special_markers(self) -> &'static [&'static str] {
         match self {
             Self::Hermes | Self::Qwen3Coder => &[hermes::OPEN, hermes::CLOSE],
@@ -90,7 +90,7 @@ impl ToolCallSyntax {
         }
     }
 
-    /// The grammar, in llguidance's dialect of Lark, of one call or of several of any of `tools`.
+    /// Builds the grammar, in llguidance's dialect of Lark, of one call or of several of any of `tools`.
     pub fn grammar<'a>(
         self,
         tools: impl IntoIterator<Item = &'a ToolDefinition>,
@@ -103,7 +103,7 @@ impl ToolCallSyntax {
         })
     }
 
-    /// The mark that opens a call, where calls cannot begin without one.
+    /// Marker that opens a call, if calls cannot begin without one.
     pub(super) fn opening_marker(self) -> Option<&'static str> {
         match self {
             Self::Hermes | Self::Qwen3Coder => Some(hermes::OPEN),
@@ -123,7 +123,7 @@ enum FamilyToolParser {
     DeepSeek(DeepSeekToolParser),
 }
 
-/// Finds the calls of one output.
+/// Parser of the tool calls of one output.
 #[derive(Debug, Clone)]
 pub(super) struct ToolCallParser {
     family_parser: FamilyToolParser,
@@ -131,7 +131,7 @@ pub(super) struct ToolCallParser {
 }
 
 impl ToolCallParser {
-    /// A parser before the first character. Calls beyond `calls_max` are dropped.
+    /// Creates a parser before the first character. Calls beyond `calls_max` are dropped.
     pub(super) fn new(
         syntax: ToolCallSyntax,
         tools: &Arc<[ToolDefinition]>,
@@ -155,7 +155,7 @@ impl ToolCallParser {
         Self { family_parser: machine, emitter: ToolCallEmitter::new(calls_max) }
     }
 
-    /// Calls shown and complete.
+    /// Number of calls emitted and complete.
     pub(super) fn complete(&self) -> u32 {
         self.emitter.complete()
     }
@@ -173,7 +173,7 @@ impl ToolCallParser {
         }
     }
 
-    /// The output has ended.
+    /// Ends the output.
     pub(super) fn finish(&mut self, out: &mut PieceSink<'_>) {
         let to = &mut self.emitter;
         match &mut self.family_parser {

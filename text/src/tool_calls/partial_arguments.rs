@@ -1,12 +1,13 @@
-//! Arguments of a call that was cut, as far as they came whole.
+//! Arguments of a truncated call, as far as they are complete.
 
 use super::json_scanner::{JsonScanner, ScanStep};
 use serde_json::{Map, Value};
 
-/// The object that the beginning of one spells. A member whose value has not come whole is left out; of lists and
-/// objects inside it there is what came.
+/// Parses the prefix of a JSON object. A member with an incomplete value is omitted; lists and objects inside
+/// it contain their complete values.
 ///
-/// So do Anthropic's clients read the parts of a tool's input (jiter's `partial_mode`, in Python's `anthropic` 2.12).
+/// Anthropic's clients parse partial tool input in the same way (jiter's `partial_mode`, in Python's
+/// `anthropic` 2.12).
 pub fn partial_arguments(cut: &str) -> Map<String, Value> {
     let whole = &cut[..complete_prefix_bytes(cut)];
     let mut json = JsonScanner::default();
@@ -17,13 +18,13 @@ pub fn partial_arguments(cut: &str) -> Map<String, Value> {
     serde_json::from_str(&text).unwrap_or_default()
 }
 
-/// Bytes up to the last place at which nothing but the ends of containers is missing.
+/// Returns the length in bytes of the longest prefix that misses only the ends of containers.
 fn complete_prefix_bytes(cut: &str) -> usize {
     let (mut json, mut whole) = (JsonScanner::default(), 0);
     for (at, c) in cut.char_indices() {
         let number = json.number();
         let scan = json.push(c);
-        // A number has ended only where something else begins.
+        // A number ends only at the next character that is not part of it.
         if number == Some(true) && json.number().is_none() {
             whole = at;
         }

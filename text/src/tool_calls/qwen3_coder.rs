@@ -1,8 +1,7 @@
-//! Qwen3-Coder: XML-like calls, whose values get the types of the tool's schema.
+//! Qwen3-Coder: XML-like calls; values get the types of the tool's schema.
 //!
-//! `<tool_call> <function=NAME> <parameter=KEY> value </parameter> … </function> </tool_call>`;
-//! the outer mark and `</parameter>` may be missing. Source: the chat template of
-//! Qwen/Qwen3-Coder-30B-A3B-Instruct.
+//! `<tool_call> <function=NAME> <parameter=KEY> value </parameter> … </function> </tool_call>`; the outer
+//! tags and `</parameter>` may be missing. Source: the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct.
 
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::CallStep;
@@ -19,14 +18,14 @@ const FUNCTION: &str = "<function=";
 const FUNCTION_END: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
-/// Bytes of a name.
+/// Maximum bytes of a name.
 const NAME_MAX: usize = 256;
 
 #[derive(Debug, Clone, Default)]
 enum Qwen3CoderParserState {
     #[default]
     Text,
-    /// Behind the outer mark.
+    /// After the outer opening tag.
     Lead,
     Name(String),
     /// Between parameters.
@@ -35,17 +34,17 @@ enum Qwen3CoderParserState {
     Value(CoercedValue),
 }
 
-/// The machine.
+/// Parser of Qwen3-Coder's calls.
 #[derive(Debug, Clone)]
 pub(super) struct Qwen3CoderToolParser {
     schemas: ToolSchemas,
     scanner: MarkerScanner,
     state: Qwen3CoderParserState,
-    /// The tool being called; `None` = there is none of this name.
+    /// Index of the tool being called; `None` = no tool has this name.
     tool: Option<usize>,
-    /// A parameter has been written.
+    /// Whether a parameter has been emitted.
     has_parameters: bool,
-    /// A call has ended and its outer mark has not been closed.
+    /// Whether a call has ended, but its outer tag has not been closed.
     closing: bool,
     unparsed: UnparsedSyntax,
 }
@@ -112,7 +111,7 @@ impl Qwen3CoderToolParser {
         (self.scanner, self.state) = (MarkerScanner::default(), Qwen3CoderParserState::Text);
     }
 
-    /// A character inside a call; false if it cannot stand there.
+    /// Parses a character inside a call; returns false if it is invalid there.
     fn syntax(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> bool {
         match &mut self.state {
             Qwen3CoderParserState::Text => false,
@@ -161,7 +160,7 @@ impl Qwen3CoderToolParser {
         fits
     }
 
-    /// A parameter begins: its key, and what its value will be.
+    /// Begins a parameter: emits its key and prepares its value.
     fn value(&mut self, key: &str, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         let comma = if std::mem::replace(&mut self.has_parameters, true) { ", " } else { "" };
         to.arguments(comma, out);

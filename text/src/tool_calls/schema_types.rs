@@ -1,18 +1,18 @@
-//! Values that a model writes as bare text, in the types of the tool's schema.
+//! Converts values that a model writes as bare text to the types of the tool's schema.
 //!
-//! Text that does not read as its type becomes a string: the client sees what the model wrote.
+//! Text that cannot be parsed as its type becomes a string: the client gets the text of the model.
 
 use super::tool_definition::ToolDefinition;
 use serde_json::Value as Json;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Schemas and values of enumerations that are looked at for one member: references may run in circles.
+/// Maximum number of schemas and enumeration values visited for one member: references may be cyclic.
 const SCHEMAS_VISITED_MAX: u32 = 128;
-/// Bytes of a value that is not a plain string; it waits for its end.
+/// Maximum bytes of a value that is not a plain string; it is held back until its end.
 const BUFFER_MAX: usize = 64 << 10;
 
-/// Types a value may have.
+/// Set of types that a value may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct SchemaTypes {
     text: bool,
@@ -25,12 +25,12 @@ pub(super) struct SchemaTypes {
 }
 
 impl SchemaTypes {
-    /// A string and nothing else.
+    /// Strings only.
     pub(super) fn text() -> Self {
         Self { text: true, ..Self::default() }
     }
 
-    /// Of a member of an object's schema. A member the schema does not describe is a string.
+    /// Returns the types of a member of an object's schema. A member without types in the schema is a string.
     pub(super) fn of(schema: &Json, key: &str) -> Self {
         let mut types = Self::default();
         let mut left = SCHEMAS_VISITED_MAX;
@@ -38,7 +38,7 @@ impl SchemaTypes {
         if types == Self::default() { Self::text() } else { types }
     }
 
-    /// Adds what `schema` allows; `root` holds what it refers to.
+    /// Adds the types that `schema` allows; `root` is the target of its references.
     fn add(&mut self, root: &Json, schema: &Json, left: &mut u32) {
         let Some(fewer) = left.checked_sub(1) else { return };
         *left = fewer;
@@ -81,7 +81,7 @@ impl SchemaTypes {
         }
     }
 
-    /// The value that `text` spells.
+    /// Parses `text` as a value of these types.
     fn read(self, text: &str) -> Json {
         let word = text.trim();
         let is = |name: &str| word.eq_ignore_ascii_case(name);
@@ -101,16 +101,16 @@ impl SchemaTypes {
     }
 }
 
-/// A text as JSON spells it.
+/// Formats text as a JSON string.
 pub(super) fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default()
 }
 
-/// Types of the members of each tool's arguments, looked up once: a schema may be long and named often.
+/// Types of the members of each tool's arguments, determined once: a schema may be long and members frequent.
 #[derive(Debug, Clone)]
 pub(super) struct ToolSchemas {
     tools: Arc<[ToolDefinition]>,
-    /// By tool and member.
+    /// Types by tool index and member name.
     by_member: HashMap<usize, HashMap<String, SchemaTypes>>,
 }
 
@@ -119,12 +119,12 @@ impl ToolSchemas {
         Self { tools, by_member: HashMap::new() }
     }
 
-    /// Place of a function among the tools.
+    /// Index of a function among the tools.
     pub(super) fn tool(&self, function: &str) -> Option<usize> {
         self.tools.iter().position(|tool| tool.name == function)
     }
 
-    /// Types of a member of a tool's arguments; a function that is no tool takes strings.
+    /// Returns the types of a member of a tool's arguments; an unknown function takes strings.
     pub(super) fn types(&mut self, tool: Option<usize>, key: &str) -> SchemaTypes {
         let Some(place) = tool else { return SchemaTypes::text() };
         let known = self.by_member.entry(place).or_default();
@@ -133,7 +133,8 @@ impl ToolSchemas {
         }
         let schema = &self.tools[place].parameters;
         let types = SchemaTypes::of(schema, key);
-        // What the schema does not know is found out at once, and may be anything.
+        // Members that are not in the schema are resolved quickly and may have any name, so they are not
+        // cached.
         if schema["properties"].get(key).is_some() {
             known.insert(key.to_owned(), types);
         }
@@ -141,13 +142,14 @@ impl ToolSchemas {
     }
 }
 
-/// A value being read. Plain strings are passed on as they come.
+/// Value being parsed. Plain strings are emitted as they arrive.
 #[derive(Debug, Clone)]
 pub(super) struct CoercedValue {
     types: SchemaTypes,
     text: String,
     started: bool,
-    /// The line break that follows the opening mark is syntax; so is the last one.
+    /// Whether the first character was read: a line break after the opening tag is syntax, and so is the last
+    /// line break.
     skipped: bool,
     line_break: bool,
 }
@@ -158,7 +160,7 @@ impl CoercedValue {
         Self { types, text, started: false, skipped: false, line_break: false }
     }
 
-    /// Takes a character; false if the value is too long to be read.
+    /// Takes a character; returns false if the value is too long.
     pub(super) fn push(&mut self, c: char, mut out: impl FnMut(&str)) -> bool {
         if !std::mem::replace(&mut self.skipped, true) && c == '\n' {
             return true;
@@ -172,7 +174,7 @@ impl CoercedValue {
         self.text.len() <= BUFFER_MAX
     }
 
-    /// The value is over.
+    /// Ends the value.
     pub(super) fn finish(&mut self, mut out: impl FnMut(&str)) {
         if self.types != SchemaTypes::text() {
             return match self.types.read(&self.text) {

@@ -1,12 +1,12 @@
-//! What parsers and grammars know of a tool.
+//! Tool definitions, as parsers and grammars use them.
 
 use serde_json::Value;
 
-/// A function that the model may call.
+/// Function that the model may call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolDefinition {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// JSON schema of its arguments, an object.
+    /// JSON schema of the arguments, an object.
     pub parameters: Value,
 }

@@ -1,22 +1,22 @@
-//! The syntax in front of a call's arguments as it was read: content, should the call turn out to be none.
+//! Syntax before a call's arguments, kept as read: it becomes content if the call turns out to be invalid.
 
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::CallStep;
 use crate::output_pieces::PieceSink;
 
-/// Bytes of syntax in front of a call's arguments at most; more of it is content.
+/// Maximum bytes of syntax before a call's arguments; longer syntax is content.
 const RAW_MAX: usize = 128 << 10;
 
-/// Syntax read since a mark, as long as no call has begun.
+/// Syntax read since a marker, until a call has begun.
 #[derive(Debug, Clone, Default)]
 pub(super) struct UnparsedSyntax {
     text: String,
-    /// Byte of the output at which it begins.
+    /// Byte offset in the output at which the syntax begins.
     pub(super) from: usize,
 }
 
 impl UnparsedSyntax {
-    /// A mark has just been read: what follows may be a call. Syntax in front of the mark belongs to it.
+    /// Records a marker: a call may follow. Syntax before the marker belongs to the same call.
     pub(super) fn open(&mut self, mark: &str, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         if self.is_full() {
             self.release(to, out);
@@ -25,7 +25,7 @@ impl UnparsedSyntax {
         self.text.push_str(mark);
     }
 
-    /// Takes what `step` made of the next character; false if it is none of the call's.
+    /// Applies the result `step` of the next character; returns false if the character is not part of a call.
     pub(super) fn apply_step(&mut self, c: char, step: CallStep, to: &ToolCallEmitter) -> bool {
         match step {
             CallStep::Continues if !to.is_open() && self.is_full() => return false,
@@ -36,7 +36,7 @@ impl UnparsedSyntax {
         true
     }
 
-    /// More of it, outside of any call.
+    /// Appends syntax outside of any call.
     pub(super) fn push(&mut self, c: char) {
         self.text.push(c);
     }
@@ -49,17 +49,17 @@ impl UnparsedSyntax {
         self.text.is_empty()
     }
 
-    /// Whether more syntax than this is content.
+    /// Whether the limit is reached; further syntax is content.
     pub(super) fn is_full(&self) -> bool {
         self.text.len() >= RAW_MAX
     }
 
-    /// It is content after all.
+    /// Emits the syntax as content.
     pub(super) fn release(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         self.text.drain(..).for_each(|c| to.content(c, out));
     }
 
-    /// The call is none: it breaks off if it has begun, else what was read of it is content.
+    /// Rejects the call: it is broken off if it has begun, else the text read so far is content.
     pub(super) fn reject_call(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         to.break_call(out.bytes_read, out);
         self.release(to, out);
