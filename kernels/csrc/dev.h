@@ -99,7 +99,7 @@ typedef long long i64;
 #  define DEV_SM 0
 #endif
 
-// Before a loop whose arrays must be in registers: full unrolling makes every index a constant.
+// Before a loop over arrays that must be in registers: full unrolling makes every index a constant.
 #if DEV_EMU
 #  define UNROLL
 #else

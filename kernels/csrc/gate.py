@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Compiles every kernel for every GPU we name, without a GPU: gfx942 and gfx950 with clang, sm_90a with NVRTC, gfx90a
-with ROCm's own run-time compiler; those with values of the 16-bit type also with f16, but for gfx90a. Fails on a warning, on products of warpgroups that are serialised, on a spilled register, on stack memory, and on a missing tool.
+"""Compiles every kernel for every supported GPU, without a GPU: gfx942 and gfx950 with clang, sm_90a with NVRTC, gfx90a
+with hiprtc. Kernels that use half_t are also compiled for f16, except for gfx90a. Fails on a compiler warning, on
+serialised WGMMAs, on a register spill, on stack memory, and on a missing tool.
 
     gate.py [FOLDER...]     only the kernels in these folders of kernels/csrc
 
-What has compiled without a complaint is kept by a hash of everything it depends on, in the file that GATE_KERNELS names (by default
-target/gate/kernels.txt), and is not compiled again.
+Successful compilations are cached by a hash of all their inputs, in the file given by GATE_KERNELS (default:
+target/gate/kernels.txt), and are skipped in later runs.
 
 Needs (Debian): clang-22 lld-22 llvm-22 libamdhip64-5 libhiprtc-builtins5, and
     pip install --target $NVRTC nvidia-cuda-nvrtc==13.0.88     (NVRTC defaults to /opt/nvrtc)
@@ -16,14 +17,14 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 HEADER_TEST = os.path.join(ROOT, "../tests/emulator/kernels/header.hip")
 TARGETS = ["gfx942", "gfx950", "sm_90a", "gfx90a"]
 F16_TARGETS = TARGETS[:3]
-# Variants of a kernel share one list of arguments; not all of them use all.
+# All variants of a kernel have the same argument list, so some arguments are unused in some variants.
 CLANG = ("clang-22 -x hip --offload-device-only -nogpuinc -nogpulib -mcode-object-version=5 -O3 -std=c++17 "
          "-ffp-contract=fast -Wall -Wextra -Wno-unused-parameter -Werror --no-gpu-bundle-output").split()
 Job = collections.namedtuple("Job", "source options target")
 
 
 def variants(source):
-    """(targets, options) of each line of the `variants` file beside a source; see README.md."""
+    """Returns (targets, options) of each line of the `variants` file in the folder of a source; see README.md."""
     path = os.path.join(os.path.dirname(source), "variants")
     if not os.path.exists(path):
         return [(TARGETS, [])]
@@ -42,7 +43,7 @@ def variants(source):
 
 
 def has_half(source):
-    """Whether a source, or a header of kernels that it includes, names the 16-bit type."""
+    """Whether a source, or a header outside dev/ that it includes, uses the 16-bit type."""
     text = open(source).read()
     if re.search(r"\b(half_\w+|\w+_half|ACTV?)\b", text):
         return True
@@ -65,7 +66,7 @@ def headers():
 
 
 def run_time_compile(library, prefix, job, options):
-    """Log and success of one compile by hiprtc or NVRTC, whose calls are twins."""
+    """Returns log and success of one compilation by hiprtc or NVRTC, which have equivalent APIs."""
     call = lambda name: getattr(library, prefix + name)
     listed, options = headers(), [o.encode() for o in options]
     array = lambda values: (ctypes.c_char_p * len(values))(*values)
@@ -89,12 +90,12 @@ def hiprtc(job):
 
 def nvrtc(job):
     folder = glob.glob(os.environ.get("NVRTC", "/opt/nvrtc") + "/nvidia/*/lib")[0]
-    # By path before NVRTC itself, which would look for it in the system's folders.
+    # Loaded by path before NVRTC, which would search for it in the system's folders only.
     ctypes.CDLL(glob.glob(folder + "/libnvrtc-builtins.so.13*")[0], mode=ctypes.RTLD_GLOBAL)
     library = ctypes.CDLL(folder + "/libnvrtc.so.13")
     options = ["--gpu-architecture=sm_90a", "--std=c++17", "--extra-device-vectorization", "--ptxas-options=-v", *job.options]
     log, good = run_time_compile(library, "nvrtc", job, options)
-    # Products of warpgroups that ptxas waits for one by one are told of as information.
+    # ptxas reports serialised WGMMAs ("Performance Loss") at information level only.
     if not good or "warning" in log or "Performance Loss" in log:
         return log
     stacks = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
@@ -121,7 +122,7 @@ def compile_one(job):
 
 
 def versions():
-    """What each target is compiled by, as a text that changes with it."""
+    """Returns a text per target that identifies its compiler version."""
     lines = subprocess.run(["clang-22", "--version"], capture_output=True, text=True).stdout
     nvrtc_files = glob.glob(os.environ.get("NVRTC", "/opt/nvrtc") + "/nvidia_cuda_nvrtc*")
     hiprtc_files = glob.glob("/usr/lib/*/libamdhip64.so.5.*") + glob.glob("/opt/rocm*/lib/libamdhip64.so.5.*")
@@ -136,7 +137,7 @@ def hash_of(parts):
 
 
 def keys_of(jobs):
-    """A hash of each compile: this script, its compiler, all headers, the source, the options."""
+    """Returns a hash per compilation over this script, the compiler version, all headers, the source and the options."""
     shared, compilers = hash_of([open(__file__, "rb").read(), *(piece for header in headers() for piece in header)]), versions()
     texts = {source: open(source, "rb").read() for source in {job.source for job in jobs}}
     parts = lambda job: [shared, compilers[job.target], job.target, job.source.removeprefix(ROOT), *job.options]
@@ -170,7 +171,7 @@ def main():
     began, failed, path, keys = time.time(), 0, kept_path(), keys_of(every)
     kept = set(open(path).read().split()) if os.path.exists(path) else set()
     jobs = [job for job in every if keys[job] not in kept]
-    # A process per compile: hiprtc keeps state, and compiles one program at a time.
+    # One process per compilation: hiprtc keeps state, and compiles one program at a time.
     with multiprocessing.Pool(os.cpu_count(), maxtasksperchild=1) as pool:
         for job, complaint in pool.imap_unordered(compile_one, jobs):
             if not complaint:

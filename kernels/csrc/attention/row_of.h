@@ -1,7 +1,7 @@
 // attention/row_of.h - row of a token in a packed batch.
 #pragma once
 
-// Returns the row whose query range [cu_q[row], cu_q[row + 1]) contains `token`.
+// Returns the row with `token` in its query range [cu_q[row], cu_q[row + 1]).
 DEV u32 row_of(const i32* cu_q, u32 rows, u32 token) {
     u32 low = 0, high = rows;
     while (high - low > 1) {

@@ -105,7 +105,7 @@ template <class At> DEV Queries load_queries(const At& at) {
     return q;
 }
 
-// Loads keys [0, 16) of a tile whose rows begin at `keys`, `stride` elements apart.
+// Loads keys [0, 16) of a tile; its rows begin at `keys`, `stride` elements apart.
 DEV Keys load_keys(const KV* keys, u32 stride) {
     Keys k;
     UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)

@@ -1,5 +1,5 @@
 // attention_decode/from_projections.h - queries, and key and value of the row's own token, are the output of
-// the QKV projection: q/k norm and RoPE run in the lanes that multiply, and the warp whose tile contains the
+// the QKV projection: q/k norm and RoPE run in the lanes that multiply, and the warp of the tile with the
 // own token writes its key and value to the pool. Same bits as qk_norm_rope_kv_write, without its launch and
 // its round trip through memory.
 //

@@ -26,7 +26,7 @@ DEV u32 place_of(u32 row, u32 channel) {
 }
 
 // Keys and values are read once per step: L2 evict_first keeps them from evicting the records of splits. With
-// an fp8 pool, whose tiles have half the number of pieces, ptxas 13.0 assigns registers to copies with a
+// an fp8 pool (half the number of pieces per tile) ptxas 13.0 assigns registers to copies with a
 // cache policy that they cannot encode (illegal instruction).
 DEV void copy_once(KV* to, const KV* from) {
 #if DEV_NV && !KV_FP8
@@ -121,7 +121,7 @@ DEV void await_tile() {
     warp_sync();
 }
 
-// Takes the oldest tile out of the ring, whose stage is free afterwards. Values of keys >= `present` are
+// Takes the oldest tile out of the ring; its stage is free afterwards. Values of keys >= `present` are
 // replaced by zero, because freed blocks may contain NaN.
 DEV void take(const Ring& ring, u32 present, Keys& k, Values& v) {
     const KV* keys = ring.tiles + ring.stage * 2 * TILE_VALUES;

@@ -173,7 +173,7 @@ DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* p
     float* const first_records = records;
     for (; run.fetched < TILES_AHEAD; ++run.fetched) fetch_next(run.ring, run.ahead, rows, pool);
     Queries mine{};
-    Target target{}, shared{};  // current head; head whose other splits are processed by other teams
+    Target target{}, shared{};  // current head; head shared with other teams, not merged yet
     u32 done = 0;  // number of splits done of this head
     while (p.left != 0) {
         begin_split(source, mine, p, done == 0);

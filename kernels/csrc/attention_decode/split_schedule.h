@@ -52,7 +52,7 @@ DEV bool leads(const Rows& rows, u32 row, u32 together, u32 cut) {
     while (follows(rows, row - behind, cut)) ++behind;
     return behind % together == 0;
 }
-// Extends `p`, whose row is the first of a group, over the rows of the group.
+// Extends `p` from the first row of a group to all rows of the group.
 DEV void take_successive_rows(Place& p, const Rows& rows) {
     p.count = 1;
     while (p.count < p.together && p.row + p.count < rows.rows && follows(rows, p.row + p.count, p.cut)) ++p.count;

@@ -26,8 +26,8 @@ DEV void mma_f16(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1 DEV_SI
 }
 #endif
 
-// Power of two that scales a row whose largest magnitude is `peak` to just below the maximum of f16, and its
-// inverse. Values 2^29 times smaller than the largest remain exact. Rows whose largest magnitude is between
+// Power of two that scales a row with largest magnitude `peak` to just below the maximum of f16, and its
+// inverse. Values 2^29 times smaller than the largest remain exact. Rows with a largest magnitude between
 // 2^-6 and 2^15 are not scaled: the error of their smallest values in f16 is at most 2^-25. Rows of f16 are
 // never scaled.
 struct RowFactor { float up, down; };

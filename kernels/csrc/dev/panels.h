@@ -30,7 +30,7 @@ DEV void panel_copy_all(void* to, const TensorMap* map, const Matrix&, u32 row, 
         : : "r"(shared_address(to)), "l"(map), "r"(column), "r"(row), "r"(shared_address(b)), "h"((u16)((1 << CLUSTER) - 1))
         : "memory");
 }
-// Without .release: ordering memory across a cluster would take as long as a k step.
+// Without .release: ordering memory across a cluster would cost the time of a k step.
 template <u32 CLUSTER> DEV void barrier_arrive_at(Barrier* b, u32 rank) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(peer_address(b, rank)) : "memory");
 }

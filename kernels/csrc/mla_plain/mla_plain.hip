@@ -1,22 +1,24 @@
-// mla_plain: latent attention of any shape, absorbed: a block takes the query of one token and head to the latents, reads
-// every row of the pool once for scores and values, and makes the head's output of the mean. Right, not fast: each block reads
-// the head's matrices. CPU twin: cpu/mla.
+// mla_plain: MLA of any shape, absorbed, reference kernel: a block absorbs the query of one token and head
+// with W_UK, reads every row of the pool once for scores and values, and applies W_UV to the average. Not
+// optimised: each block reads the head's matrices. CPU reference: cpu/mla.
 //
-// o [T, heads * VALUE]; q [T, heads * (UNTURNED + ROTARY)], turned; pool: one layer, [slot][LATENT + ROTARY];
-// key [heads][UNTURNED][LATENT], value [heads][VALUE][LATENT], all of ACT. Rows as in attention_plain.
-// Positions are visited KEYS at a time from 0: a result depends on the keys seen and on nothing else. Rows of context 0 write
-// zeros. The first `unseen` positions are not seen, and nobody asks there.
+// o [T, heads * VALUE]; q [T, heads * (UNTURNED + ROTARY)], RoPE applied; pool: one layer, [slot][LATENT +
+// ROTARY];
+// key (W_UK) [heads][UNTURNED][LATENT], value (W_UV) [heads][VALUE][LATENT], all of ACT. Rows as in
+// attention_plain.
+// Positions are processed KEYS at a time from 0: a result depends only on the keys attended to. Rows of
+// context 0 write zeros. The first `unseen` positions are masked, and no query is at one of them.
 //
 //   -DACT_F32=0|1  -DLATENT=n -DROTARY=n -DUNTURNED=n -DVALUE=n (even; LATENT at most 1024)  -DBLOCK_TOKENS=n
 // Grid: (T, heads). Block: 256.
-// Rounding: the output alone; all sums are f32.
+// Rounding: the output only; all sums are f32.
 #include "dev.h"
 #include "attention/row_of.h"
 
 enum : u32 { WIDTH = LATENT + ROTARY, QUERY = UNTURNED + ROTARY, THREADS = 256, KEYS = 64,
              OWN = (LATENT + THREADS - 1) / THREADS };
 
-// query [LATENT + ROTARY] = factor * [Wᵀ q | turned channels of q], W [UNTURNED, LATENT].
+// query [LATENT + ROTARY] = factor * [Wᵀ q_nope | q_rope], W [UNTURNED, LATENT].
 DEV void absorb_query(float* query, const ACT* q, const ACT* w, float factor) {
     for (u32 c = tid(); c < LATENT; c += THREADS) {
         float sum = 0.f;
@@ -27,7 +29,7 @@ DEV void absorb_query(float* query, const ACT* q, const ACT* w, float factor) {
     sync();
 }
 
-// y [VALUE] = W x, W [VALUE, LATENT]: a warp per output.
+// y [VALUE] = W x, W [VALUE, LATENT]: one warp per output.
 DEV void project_values(ACT* y, const float* x, const ACT* w) {
     for (u32 v = warp_id(); v < VALUE; v += THREADS / WARP_SIZE) {
         float sum = 0.f;
@@ -81,7 +83,7 @@ KERNEL(256) mla_plain(ACT* o, const ACT* q, const ACT* pool, const ACT* key, con
                 if (c < LATENT) mean[i] = fma_(p, f32(latent[c]), mean[i]);
             }
         }
-        sync();  // The next keys' scores go to the same place.
+        sync();  // The next keys' scores overwrite these.
     }
     const float scale = seen ? 1.f / sum : 0.f;
     for (u32 i = 0; i < OWN; ++i) {

@@ -1,24 +1,24 @@
-// mla_prefill/fetch.h - the warp that tells the copy engine of queries, keys and values, for item after item, into panels that two
-// warpgroups multiply from, as far ahead as there is room.
+// mla_prefill/fetch.h - the producer warp: issues TMA copies of queries, keys and values of successive work
+// items into panels for the two consumer warpgroups, as far ahead as stages are free.
 #pragma once
 #include "dev/ring_stage.h"
 
 enum : u32 {
-    STAGES = 2,                            // of keys and of values
-    OWN_PANELS = UNTURNED / 64,            // of a key
+    STAGES = 2,                            // pipeline stages of keys and of values
+    OWN_PANELS = UNTURNED / 64,            // panels of a key's qk_nope part
     KEY_PANELS = (UNTURNED + ROTARY) / 64,
     VALUE_PANELS = VALUE / 64,
     PANEL_BYTES = TILE * 128,
     KEY_BYTES = KEY_PANELS * PANEL_BYTES,  // of a step, and of a tile of queries
     VALUE_BYTES = VALUE_PANELS * PANEL_BYTES,
-    WORKING = 8                            // warps that multiply
+    WORKING = 8                            // consumer warps
 };
 
 struct Stages { Barrier there[STAGES], free[STAGES]; };
 struct Meeting {
     Stages keys, values;
-    Barrier item_there, item_free;  // with its queries
-    Barrier turn[2];                // of the warpgroups that multiply
+    Barrier item_there, item_free;  // item with its queries
+    Barrier turn[2];                // ordering barrier between the two consumer warpgroups
     Item item;
 };
 struct Shared { u8 *queries, *keys, *values, *outputs; };
@@ -28,7 +28,8 @@ DEV Shared share(u8* dynamic) {
     return Shared{queries, keys, values, values + STAGES * VALUE_BYTES};
 }
 
-// Hands an item over, with its queries: those behind the row's last token are somebody's, or zero, and nobody stores what they find.
+// Publishes an item, with its queries. Query rows after the last token of the row belong to other rows or are
+// zero; their results are not stored.
 DEV void hand_over(const Shared& shared, Meeting* m, RingStage& turn, const Job& job, const Item& item) {
     barrier_wait(&m->item_free, turn.odd ^ 1);
     if (lane() == 0) {
@@ -70,7 +71,8 @@ DEV void fetch_step(const Shared& shared, Meeting* m, const RingStage& turn, con
     warp_sync();
 }
 
-// By one warp. Hands out items until there are no more, and then the one that is missing.
+// Producer loop of one warp. Takes items until none is left, then publishes the empty item that ends the
+// loop.
 DEV void fetch_all(const Shared& shared, Meeting* m, const Job& job) {
     Search search{};
     RingStage items{}, steps{};
@@ -78,8 +80,9 @@ DEV void fetch_all(const Shared& shared, Meeting* m, const Job& job) {
         const Item item = find(search, job, number);
         if (item.tokens == 0) {
             hand_over(shared, m, items, job, item);
-            // Whoever has an item takes the number of the next one: as many numbers as there are items.
-            // The holder of the last of them was the last to count.
+            // Each block that has an item draws one number for its next item, so as many numbers are drawn as
+            // there are items. The block with the last of these numbers was the last to increment the
+            // counter, and resets it.
             const u32 numbers = search.items_before;
             if (lane() == 0 && number >= gdim_x() && number - gdim_x() + 1 == numbers) atomic_add(job.taken, 0u - numbers);
             return;

@@ -1,18 +1,19 @@
-// mla_prefill/long_rows.h - rows of so many tokens that keys and values are made for them, and where these lie: the keys of all such
-// rows one behind another, each row's filled up to whole steps. A launch has a window of that list. No result depends on where windows
-// are cut: keys of a row are taken in steps that begin at fixed positions, and what a step leaves is carried on as it is.
+// mla_prefill/long_rows.h - long rows use the non-absorbed form, for which keys and values are computed.
+// Their keys form one list: row after row, each padded to whole steps. A launch processes a window of that
+// list. No result depends on the window boundaries: keys of a row are processed in steps at fixed positions,
+// and the state after a step is carried over unchanged.
 #pragma once
 
-enum : u32 { STEP_KEYS = 128 };  // The twin of the same in kernels/src/gpu/mla_prefill_plan.rs.
+enum : u32 { STEP_KEYS = 128 };  // Must equal the constant in kernels/src/gpu/mla_prefill_plan.rs.
 
-// Rows [first, first + count) of a step, of which those of at least so many tokens are meant.
+// Rows [first, first + count) of a step; those with at least `least` tokens are long rows.
 struct LongRows {
     const i32 *cu_q, *context_lens;
     u32 first, count, least;
 };
-struct Window { u32 begin, keys; };  // both in whole steps
+struct Window { u32 begin, keys; };  // both are multiples of STEP_KEYS
 
-// Of row i of those; nothing if it is not meant, or not there.
+// Lengths of row i; zero if it is not a long row or out of range.
 struct Lengths { u32 tokens, context; };
 DEV Lengths lengths_of(const LongRows& rows, u32 i) {
     if (i >= rows.count) return Lengths{0, 0};
@@ -20,14 +21,15 @@ DEV Lengths lengths_of(const LongRows& rows, u32 i) {
     const u32 tokens = (u32)(cu_q[1] - cu_q[0]);
     return tokens < rows.least ? Lengths{0, 0} : Lengths{tokens, (u32)rows.context_lens[rows.first + i]};
 }
-// Keys in the list; a padded row has none.
+// Number of keys in the list; a padding row has none.
 DEV u32 span_of(const Lengths& row) {
     return row.context < row.tokens ? 0 : (row.context + STEP_KEYS - 1) / STEP_KEYS * STEP_KEYS;
 }
 
-// Steps [step, end) of a tile's `steps` are in the window, the first of them from row `at` of the window on; none if step >= end.
+// Steps [step, end) of a tile's `steps` are in the window, the first of them at row `at` of the window; none
+// if step >= end.
 struct Cut { u32 step, end, steps, at; };
-// Of a tile whose last token sees `keys` of a row that begins at `begin` in the list.
+// Cut of a tile with a last token that attends to `keys` keys of a row that begins at `begin` in the list.
 DEV Cut cut_of(u32 keys, u32 begin, const Window& window) {
     const u32 behind = window.begin + window.keys;
     Cut cut{};

@@ -1,28 +1,34 @@
-// mla_prefill: o [T, heads VALUE] = softmax(scale q Kᵀ) V, causal, for rows of many tokens (long_rows.h), whose keys and values have
-// been made of latents: the part of it that the keys of one window have. CPU twin: cpu/mla/non_absorbed_attention.rs.
+// mla_prefill: o [T, heads VALUE] = softmax(scale q Kᵀ) V, causal, MLA prefill, non-absorbed: for long rows
+// (long_rows.h), with keys and values computed from compressed KV; processes the keys of one window. CPU
+// reference: cpu/mla/non_absorbed_attention.rs.
 //
-// A row's tokens are cut into tiles, whose tokens share every key that is loaded. Keys are visited from position 0 upwards in steps that
-// begin at fixed positions, and what a window leaves is carried to the next one as it is (carry_over.h): a token's result depends on the
-// keys it sees and on nothing else. Tiles with the most keys come first.
+// A row's tokens are cut into tiles; the tokens of a tile share every key that is loaded. Keys are processed
+// from position 0 upwards in steps at fixed positions, and the state after a window is carried over unchanged
+// to the next one (carry_over.h): a token's result depends only on the keys that it attends to. Tiles with
+// the most keys are scheduled first.
 //
-//   q [T, q_stride], from the launch's first head on: UNTURNED + ROTARY channels each; o likewise
-//   kv [keys of the window, kv_stride]: unturned channels of all heads' keys, from column `values` on their values, and from column
-//      `turned` on the ROTARY channels that are the same in all heads
-//   q_map, kv_map   with GROUPS: q and kv as matrices, in boxes of 128 rows
-//   carried   f32, what tiles leave whose keys are in several windows; not looked at where all are in one
-//   taken     one counter that is zero, and is left so
+//   q [T, q_stride], from the launch's first head on: UNTURNED (qk_nope) + ROTARY (qk_rope) channels each; o
+//   likewise
+//   kv [keys of the window, kv_stride]: qk_nope channels of all heads' keys; from column `values` on the
+//   values; from column `turned` on the ROTARY (qk_rope) channels that all heads share
+//   q_map, kv_map   with GROUPS: TMA descriptors of q and kv, in boxes of 128 rows
+//   carried   f32, carry-over state of tiles with keys in several windows; unused if all are in one window
+//   taken     work counter, zero before and after the launch
 //
-//   -DGROUPS=1  warpgroups (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 tokens, steps of 128 keys.
-//               Grid: at most multiprocessors; each block takes tiles until none is left. Block: 384.
+//   -DGROUPS=1  warpgroups with WGMMA (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 tokens, steps of 128
+//               keys.
+//               Grid: at most the number of SMs; persistent blocks take tiles until none is left. Block: 384.
 //               Dynamic shared memory: GROUPS_SHARED bytes.
-//   -DGROUPS=0  warps (warps.h), everywhere: tiles of 16 tokens a warp, steps of 16 keys, copied 64 at a time.
+//   -DGROUPS=0  warps (warps.h), every target: tiles of 16 tokens per warp, steps of 16 keys, copied 64 at a
+//               time.
 //               Grid: (tiles of the longest row: tokens / (16 * warps), heads, rows). Block: 256.
 //               Dynamic shared memory: STAGES * COPIED * (K_STRIDE + V_STRIDE) elements.
-//   -DSTAGES=1|2 (warps) copies in shared memory; AMD copies through registers and has nothing to overlap
+//   -DSTAGES=1|2 (warps) pipeline stages in shared memory; AMD copies through registers, so a second stage
+//   overlaps nothing
 //   -DUNTURNED=n -DROTARY=n (multiples of 64)  -DVALUE=64|128
 //
-// Rounding: keys and values when they were made, probabilities to half_t, the output once.
-// Roofline: 2 (UNTURNED + ROTARY + VALUE) operations a token, head and key it sees.
+// Rounding: keys and values when they are computed, probabilities to half_t, the output once.
+// Roofline: 2 (UNTURNED + ROTARY + VALUE) operations per token, head and key attended to.
 #include "dev.h"
 #include "dev/tensor_map.h"
 #define HEAD_DIM VALUE

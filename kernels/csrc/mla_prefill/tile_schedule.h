@@ -1,30 +1,32 @@
-// mla_prefill/tile_schedule.h - the tiles of all rows that have keys in the window, in the order in which they are taken: row by row, in a row
-// those with the most keys first, of equal ones head by head, so that neighbours in time share keys in the far cache.
+// mla_prefill/tile_schedule.h - order in which the tiles of all rows with keys in the window are processed:
+// row by row; within a row tiles with the most keys first; among equal ones head by head, so that tiles
+// processed at the same time share keys in L2.
 #pragma once
 
-enum : u32 { TILE = STEP_KEYS };  // tokens of a tile of queries, and keys of a step
+enum : u32 { TILE = STEP_KEYS };  // tokens per query tile, and keys per step
 
 struct Item {
-    u32 row, head;      // of those that are meant, of those of the launch
-    u32 token, tokens;  // first token of the row, how many it has; none: there is no such item
-    u32 first;          // token of the row with which the tile begins
+    u32 row, head;      // row: index in the launch's rows; head: of the launch
+    u32 token, tokens;  // first token of the row, and number of its tokens; 0 tokens: no such item
+    u32 first;          // first token of the tile, relative to the row
     u32 before;         // keys before the row's first token
-    Cut cut;            // no steps at all: a padded row, which has no keys
+    Cut cut;            // no steps at all: a padding row, which has no keys
 };
 
-// Keys that a token of an item's row sees.
+// Number of keys that a token of an item's row attends to.
 DEV u32 seen_by(const Item& item, u32 token) { return item.before + token + 1; }
 DEV bool has_keys_here(const Item& item) { return item.cut.step < item.cut.end; }
 
-// Where a search for ever later items is: rows looked at now are WARP_SIZE from `row` on.
+// State of a search for items of ascending number: the WARP_SIZE rows from `row` on are searched now.
 struct Search { u32 row, items_before, keys_before; };
 
-// Whether a row has items: it has keys in the window, or none at all and this is the first window.
+// Whether a row has items: it has keys in the window, or no keys at all and this is the first window.
 DEV bool is_here(u32 begin, u32 span, const Window& window) {
     return span == 0 ? window.begin == 0 : begin < window.begin + window.keys && begin + span > window.begin;
 }
 
-// The item of that number; every lane of the warp must come. Behind the last one, items_before is how many there are.
+// Returns the item of that number; every lane of the warp must call it. After the last item, items_before is
+// the number of items.
 DEV Item find(Search& search, const Job& job, u32 number) {
     for (; search.row < job.rows.count; search.row += WARP_SIZE) {
         const Lengths mine = lengths_of(job.rows, search.row + lane());
@@ -34,7 +36,7 @@ DEV Item find(Search& search, const Job& job, u32 number) {
         if (at < WARP_SIZE) {
             Item item{};
             item.row = search.row + at;
-            const u32 left = shfl(search.items_before + up_to, at) - 1 - number;  // items of the row behind this one
+            const u32 left = shfl(search.items_before + up_to, at) - 1 - number;  // items of the row after this one
             item.head = job.heads - 1 - left % job.heads;
             item.first = left / job.heads * TILE;
             item.tokens = shfl(mine.tokens, at);

@@ -1,6 +1,7 @@
-// mla_prefill/warpgroups.h - by warpgroups: one warp fetches (fetch.h), two warpgroups multiply, each 64 tokens of a tile. While one of the two
-// makes probabilities of scores, the other's products run: they take turns. Probabilities stay in registers, the next operand of
-// the same warpgroup; a step's scores are computed while the step before it meets its values.
+// mla_prefill/warpgroups.h - warpgroups (ping-pong schedule): one producer warp (fetch.h), two consumer
+// warpgroups with 64 tokens of a tile each. While one consumer computes softmax, the WGMMAs of the other run.
+// Probabilities stay in registers as the A operand of the next WGMMA; the scores of a step overlap with the
+// previous step's multiplication by the values.
 #pragma once
 #include "dev/wgmma.h"
 #include "attention/softmax.h"
@@ -9,9 +10,9 @@
 
 enum : u32 {
     GROUP_TOKENS = 64,
-    SCORES = TILE / 2,    // of a lane: two tokens, half of a quarter of the keys each
-    OUTPUTS = VALUE / 2,  // outputs of a lane
-    STORED_BYTES = 16 * 128,  // of outputs on their way, of a warp: 64 channels of its tokens
+    SCORES = TILE / 2,    // per lane: two tokens, and for each of them a quarter of the keys
+    OUTPUTS = VALUE / 2,  // outputs per lane
+    STORED_BYTES = 16 * 128,  // staging buffer of outputs per warp: 64 channels of its 16 tokens
     GROUPS_SHARED = (1 + STAGES) * KEY_BYTES + STAGES * VALUE_BYTES + WORKING * STORED_BYTES + 1024
 };
 
@@ -40,7 +41,8 @@ struct Worker {
     u32 turns;
 };
 
-// Adds an item's keys and values to its outputs, which are not yet divided by the sums.
+// Adds the contribution of an item's keys in the window to its outputs, which are not yet divided by the
+// sums.
 DEV void multiply(float (&o)[OUTPUTS], Softmax& r, Worker& w, const Shared& shared, Meeting* m, const Item& item, float factor) {
     const u8* queries = shared.queries + w.group * GROUP_TOKENS * 128;
     const u32 first = item.first + w.group * GROUP_TOKENS, open = seen_by(item, first) / TILE;
@@ -93,7 +95,7 @@ DEV void multiply(float (&o)[OUTPUTS], Softmax& r, Worker& w, const Shared& shar
     outputs_there();
 }
 
-// Through shared memory, 16 rows of the warp's own, so that whole rows are written.
+// Stores through shared memory, 16 rows per warp, so that stores of whole rows are coalesced.
 DEV void store(const Job& job, const Item& item, u32 group, u8* panel, const float (&o)[OUTPUTS], const float (&scale)[2]) {
     constexpr u32 AT_ONCE = WARP_SIZE / 8;
     const u32 first = item.first + group * GROUP_TOKENS + (warp_id() & 3) * 16;
@@ -114,7 +116,7 @@ DEV void store(const Job& job, const Item& item, u32 group, u8* panel, const flo
     }
 }
 
-// What the lane carries from window to window.
+// Address of the lane's carry-over state between windows.
 DEV f32x4* carried_by(const Job& job, const Item& item) {
     return carried_by(job, item.row, item.token, item.first, TILE, item.head, OUTPUTS / 4 + 1) + tid() - 4 * WARP_SIZE;
 }
@@ -187,7 +189,7 @@ DEV void prefill(const Job& job) {
         if (warp_id() == 0) fetch_all(shared, meeting, job);
     } else {
         more_registers<224>();
-        if (warp_id() >= 8) release(&meeting->turn[0]);  // The first turn is the other warpgroup's.
+        if (warp_id() >= 8) release(&meeting->turn[0]);  // The first turn belongs to the other warpgroup.
         work(shared, meeting, job);
     }
 }

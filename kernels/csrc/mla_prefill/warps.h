@@ -1,5 +1,5 @@
-// mla_prefill/warps.h - by single warps: a tile of 16 tokens each, the warps of a block taking consecutive tiles. Keys come in runs of
-// COPIED, copied to shared memory while the run before is multiplied.
+// mla_prefill/warps.h - single warps: a tile of 16 tokens per warp, consecutive tiles for the warps of a
+// block. Keys are loaded in runs of COPIED, copied to shared memory while the previous run is multiplied.
 #pragma once
 
 #ifndef STAGES
@@ -7,14 +7,14 @@
 #endif
 
 enum : u32 {
-    COPIED = 64,  // keys per copy
-    // Rows of K start half the banks apart, rows of V an eighth: no two lanes of an access meet in a bank.
+    COPIED = 64,  // keys per copy run
+    // Row strides avoid bank conflicts: rows of K start half the banks apart, rows of V an eighth.
     K_STRIDE = UNTURNED + ROTARY + 32,
     V_STRIDE = VALUE + 8,
     STAGE = COPIED * (K_STRIDE + V_STRIDE)
 };
 
-// Keys in front of row i of those that are meant, of all rows before it.
+// Number of keys in the list before long row i.
 DEV u32 begin_of(const LongRows& rows, u32 i) {
     u32 sum = 0;
     for (u32 j = lane(); j < i; j += WARP_SIZE) sum += span_of(lengths_of(rows, j));
@@ -38,7 +38,7 @@ DEV void copy_run(half_t* stage, const Job& job, u32 head, u32 row) {
     }
 }
 
-// Keys that the lane's queries see: all of them in tiles before the last one or two.
+// Number of keys that each of the lane's queries attends to, and the maximum over the warp.
 struct Seen { u32 v[SLOTS], most; };
 
 DEV void multiply_run(Running& r, const Queries& q, const half_t* stage, u32 at, const Seen& seen, float factor) {
@@ -84,7 +84,7 @@ DEV void load_carry_over(const f32x4* from, Running& r) {
     }
 }
 
-// The block's keys [at, end) of its row, which are from row `from` of the window on.
+// Processes the block's keys [at, end) of its row, which start at row `from` of the window.
 DEV void multiply(Running& r, const Queries& mine, const Job& job, half_t* stages, u32 at, u32 end, u32 from, const Seen& seen) {
     const u32 head = bid_y();
     copy_run(stages, job, head, from);
@@ -112,7 +112,7 @@ DEV void prefill(const Job& job) {
     const u32 token = (u32)job.rows.cu_q[job.rows.first + row], tokens = lengths.tokens;
     const u32 begin = (tiles - 1 - bid_x()) * per_block, first = begin + warp_id() * QUERIES;
     half_t* out = job.o + (u64)token * job.o_stride + head * VALUE;
-    if (lengths.context < tokens) {  // A padded row: no keys.
+    if (lengths.context < tokens) {  // A padding row: no keys.
         for (u32 i = tid(); job.window.begin == 0 && i < per_block * VALUE; i += bdim())
             if (begin + i / VALUE < tokens) out[(u64)(begin + i / VALUE) * job.o_stride + i % VALUE] = to_half(0.f);
         return;
@@ -127,7 +127,7 @@ DEV void prefill(const Job& job) {
     const Queries mine = load_queries([&](u32 query) {
         return first + query < tokens ? queries + (u64)(first + query) * job.q_stride : nullptr;
     });
-    // Keys up to the query's own; what tokens behind the last one compute is not stored.
+    // Attends up to the query's own position; results of tokens after the last one are not stored.
     Seen seen{{}, first < tokens ? before + last_of_warp + 1 : 0};
     UNROLL for (u32 i = 0; i < SLOTS; ++i) seen.v[i] = before + first + query_of(i) + 1;
     const u32 end = cut.end * STEP_KEYS;

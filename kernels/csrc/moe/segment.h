@@ -1,18 +1,20 @@
-// moe/segment.h - how tokens lie by expert between the kernels of an expert MLP.
+// moe/segment.h - order of tokens by expert between the kernels of an expert MLP.
 //
-// Choice c = t * top_k + j says that token t goes to its j-th expert. moe_align sorts the choices by expert into `order`
-// and cuts each expert's run into segments of at most a kernel's rows. Position p of `order` is row p of the activations
-// between the two products; results of the second one lie by choice again, for moe_combine.
+// Choice c = t * top_k + j assigns token t to its j-th expert. moe_align sorts the choices by expert into
+// `order` and cuts each expert's run into segments of at most the kernel's number of rows. Position p of
+// `order` is row p of the activations between the two GEMMs; results of the second GEMM are indexed by choice
+// again, for moe_combine.
 #pragma once
 
 struct alignas(16) Segment {
-    u32 expert;  // of this rank
+    u32 expert;  // expert index on this rank
     u32 first;   // position
     u32 rows;    // 0: nothing to do
-    u32 all;     // in the first: segments in all
+    u32 all;     // in the first segment: number of segments
 };
 
-// From the far cache: a kernel may read these before the one in front of it has ended, if that one did not write them.
+// Loads from L2 (ld.cg): a kernel may read these before the previous kernel has ended, if that kernel did not
+// write them.
 #if DEV_NV
 DEV Segment load_segment(const Segment* p) {
     Segment s;

@@ -1,26 +1,28 @@
-// moe_align: sorts choices by expert and cuts each expert's run into segments; the grid depends on the number of choices
-// alone, so that the launch can be captured. moe_count: how often each part of the choices names an expert, where one
-// block would sort for too long. moe_combine: adds up what the experts of a token said.
-// CPU twin: `ExpertMlp`.
+// moe_align: sorts choices by expert and cuts each expert's run into segments; the grid depends only on the
+// number of choices, so that the launch can be captured. moe_count: counts the choices of each expert per
+// part of the choices, used when sorting in one block would take too long. moe_combine: weighted sum of a
+// token's expert outputs.
+// CPU reference: `ExpertMlp`.
 //
-// moe_count: counts [parts, count]. moe_align: order i32 [T top_k], segments [max_segments]. experts i32 [T top_k] with
-// global numbers; choices outside [first, first + count) are left out. Where a choice lies within its expert's run is
-// free: no result depends on it.
-// Grid: parts of the choices, a block each. Block: a multiple of WARP_SIZE, at most 1024. Dynamic shared memory: count * 4
-// bytes. `counts` is null for one part.
-// With `own` 1 segment e is the first of expert e, if only without rows, and all others lie behind those; with 0 none is
-// without rows.
+// moe_count: counts [parts, count]. moe_align: order i32 [T top_k], segments [max_segments]. experts i32 [T
+// top_k] with global expert ids; choices outside [first, first + count) are skipped. The order of choices
+// within an expert's run is unspecified: no result depends on it.
+// Grid: parts of the choices, one block each. Block: a multiple of WARP_SIZE, at most 1024. Dynamic shared
+// memory: count * 4 bytes. `counts` is null for one part.
+// With `own` = 1 segment e is the first segment of expert e, even if it has no rows, and all further segments
+// follow; with 0 no segment is empty.
 //
-// moe_combine: y [T, H] = sum of weight * out[c] over a token's choices on this rank, out [T top_k, H], in ascending
-// order of experts, in f32, rounded once. -DACT_F32=0|1: y. -DOUT_HALF=0|1: out, f32 or half_t; then H a multiple of 8.
-// Grid: (T, H over 256 times 16 bytes of out). Block: 256. top_k at most 64.
+// moe_combine: y [T, H] = sum of weight * out[c] over a token's choices on this rank, out [T top_k, H], in
+// ascending order of experts, in f32, rounded once. -DACT_F32=0|1: type of y. -DOUT_HALF=0|1: out is f32 or
+// half_t; half_t requires H to be a multiple of 8.
+// Grid: (T, H / (256 * 16 bytes of out), rounded up). Block: 256. top_k at most 64.
 // Roofline: T top_k H bytes of out.
 #include "dev.h"
 #include "dev/strip.h"
 #include "moe/segment.h"
 #include "sample/order.h"
 
-// Calls take(choice, expert) for this part's choices of this rank, several loads in flight.
+// Calls take(choice, expert) for this part's choices of this rank, with several loads in flight.
 template <class Take> DEV void each_choice(const i32* experts, u32 choices, u32 first, u32 count, const Take& take) {
     enum : u32 { AT_ONCE = 8 };
     const u32 part = (choices + gdim_x() - 1) / gdim_x(), begin = bid_x() * part;
@@ -52,7 +54,7 @@ KERNEL(1024) moe_count(u32* counts, const i32* experts, u32 choices, u32 first, 
 EXPORT(moe_count)
 
 struct Counted { u32 before, all; };
-// How often parts in front of this one, and all, name an expert.
+// Number of choices of an expert in earlier parts, and in all parts.
 DEV Counted counted(const u32* counts, u32 e, u32 count) {
     Counted c{0, 0};
     for (u32 part = 0; part < gdim_x(); ++part) {
@@ -65,7 +67,7 @@ DEV Counted counted(const u32* counts, u32 e, u32 count) {
 
 KERNEL(1024) moe_align(u32* order, Segment* segments, const u32* counts, const i32* experts, u32 choices, u32 first,
                        u32 count, u32 segment_rows, u32 max_segments, u32 own) {
-    DYN_SHARED(u32, next);  // Where an expert's next choice goes.
+    DYN_SHARED(u32, next);  // Index of an expert's next choice in `order`.
     grid_release();
     grid_wait();
     if (!counts) count_part(next, experts, choices, first, count);
@@ -109,7 +111,7 @@ KERNEL(256) moe_combine(ACT* y, const Outs* out, const i32* experts, const float
     grid_wait();
     const u32 token = bid_x();
     if (tid() < top_k) {
-        // A choice's place among the token's choices, by expert. Experts of other ranks come behind all.
+        // Rank of a choice among the token's choices, by expert. Experts of other ranks are last.
         const u32 mine = (u32)experts[token * top_k + tid()] - first;
         u32 place = 0;
         for (u32 j = 0; j < top_k; ++j) {

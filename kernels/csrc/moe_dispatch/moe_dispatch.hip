@@ -1,18 +1,21 @@
-// moe_dispatch.hip - experts over ranks: which copy of an expert a token takes, which tokens each rank gets, and the sum
-// of what comes back. CPU twins: cpu/moe.rs (`ExpertPlacementLookup`), cpu/moe_dispatch.rs.
+// moe_dispatch.hip - expert parallel (EP) dispatch and combine: replica of an expert for a token (EPLB),
+// tokens of each rank, and the sum of the returned rows. CPU reference: cpu/moe.rs (`ExpertPlacementLookup`),
+// cpu/moe_dispatch.rs.
 //
-// eplb_map_experts   experts i32 [T, k] in place: a choice becomes one of the places of its expert, by the token's position.
-//                    positions i32 [P] are those of tokens i32 [T], of all in order if that is null. places [E, 1 + most]:
-//                    an expert's number of places, then these. -1 where there is no such token or expert.
-//                    Grid: choices over the block. Block: 256.
-// moe_dispatch       experts i32 [T, k] -> tokens i32 [ranks T], those for rank 0 ascending, then those for rank 1; places
-//                    i32 [T, ranks]: where a token lies among them, or -1; counts i32 [ranks]. Rank r holds `each` experts from
-//                    (r * stride + offset) * each on. At most 64 ranks.
-//                    Grid: ranks. Block: a multiple of WARP_SIZE up to 1024. Every block goes through all choices, twice.
-// moe_combine_ranks  y [T, cols] = the sum of the rows of x [rows, cols] that places i32 [T, n] names, in its order, in f32
-//                    from zero on, rounded once. What is no row of x names none. All of ACT.
-//                    Grid: T * parts, part fastest. Block: a multiple of WARP_SIZE up to 256, eight columns a thread.
-// Roofline: the bytes of moe_combine_ranks; the others are latency.
+// eplb_map_experts   experts i32 [T, k] in place: maps a logical expert to one of its physical replicas, by
+//                    the token's position. positions i32 [P] of tokens i32 [T], or of all tokens in order if
+//                    `tokens` is null. places [E, 1 + most]: number of replicas of an expert, then their
+//                    physical ids. -1 for tokens or experts that do not exist. Grid: choices / block, rounded
+//                    up. Block: 256.
+// moe_dispatch       experts i32 [T, k] -> tokens i32 [ranks T]: tokens for rank 0 ascending, then those for
+//                    rank 1, ...; places i32 [T, ranks]: index of a token in its rank's list, or -1; counts
+//                    i32 [ranks]. Rank r has `each` experts from (r * stride + offset) * each on. At most 64
+//                    ranks. Grid: ranks. Block: a multiple of WARP_SIZE up to 1024. Every block scans all
+//                    choices twice.
+// moe_combine_ranks  y [T, cols] = sum of the rows of x [rows, cols] with indices places i32 [T, n], in that
+// order, in f32 from zero on, rounded once. Indices out of range are skipped. All of ACT. Grid: T * parts,
+// part fastest. Block: a multiple of WARP_SIZE up to 256, eight columns per thread.
+// Roofline: the bytes of moe_combine_ranks; the other kernels are latency-bound.
 #include "dev.h"
 #include "sample/order.h"
 
@@ -36,7 +39,7 @@ EXPORT(eplb_map_experts)
 struct ExpertParallelLayout {
     u32 each, ranks, stride, offset;
 };
-// The ranks that get a token, a bit each.
+// Ranks that receive a token, as a bit mask.
 DEV u64 ranks_of(const i32* experts, u32 k, ExpertParallelLayout spread) {
     u64 ranks = 0;
     for (u32 j = 0; j < k; ++j) {

@@ -1,17 +1,20 @@
-// moe_fp8_gemm: one product of an expert MLP whose weights are in fp8 with scales of blocks. Weights of the chosen experts are
-// read once per segment. CPU twin: `ExpertMlp` with the weights multiplied out.
+// moe_fp8_gemm: one GEMM of an expert MLP with fp8 weights and block scales. Weights of active experts are
+// read once per segment. CPU reference: `ExpertMlp` with dequantised weights.
 //
-//   moe_fp8_gemm_small_m  segments of at most 16 rows; x half_t, not quantised: fp8_gemm_small_m/strips.h, with -DTILES strips a block
-//   moe_fp8_grouped_gemm  segments of at most 64 rows; x fp8 with x_scales, as fp8_quantize_rows makes them: fp8_gemm/tile.h
+//   moe_fp8_gemm_small_m  segments of at most 16 rows; x half_t, not quantised: fp8_gemm_small_m/strips.h,
+//                         with -DTILES strips per block
+//   moe_fp8_grouped_gemm  segments of at most 64 rows; x fp8 with x_scales from fp8_quantize_rows:
+//                         fp8_gemm/tile.h
 //
 //   -DGATED=1  y half_t [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
 //   -DGATED=0  y f32 [choices, N] = x[position], written by choice, W [E][N][K]
-//   scales    f32 of `unit` outputs and 128 k each, `scale_stride` between rows, N / unit rows an expert
-//   x_scales  f32 of 128 k each: [K / 128, x_scale_stride], of tokens (GATED) or positions
-//   -DTILES=0..8  strips a block; 0: moe_fp8_grouped_gemm
+//   scales    f32, one per `unit` outputs and 128 k, `scale_stride` between rows, N / unit rows per expert
+//   x_scales  f32, one per 128 k: [K / 128, x_scale_stride], of tokens (GATED) or positions
+//   -DTILES=0..8  strips per block; 0: moe_fp8_grouped_gemm
 // K a multiple of 64. `unit` divides N, and with GATED I, and is a multiple of 8.
-// Grid: (blocks over outputs, max_segments). Block: 256. Dynamic shared memory: as fp8_gemm_small_m/strips.h with M = 16, or none.
-// Rounding: as moe_gemm_small_m. Roofline: N K bytes for each expert that was chosen; 2 N K operations a choice.
+// Grid: (blocks over outputs, max_segments). Block: 256. Dynamic shared memory: see fp8_gemm_small_m/strips.h
+// with M = 16, or none.
+// Rounding: as moe_gemm_small_m. Roofline: N K bytes per active expert; 2 N K operations per choice.
 #include "dev.h"
 #include "moe/segment.h"
 #define CHANNELS 0

@@ -1,5 +1,6 @@
-// moe_fused_decode/gate_up.h - the first product of few choices: every block has an even run of all strips of all experts, whatever
-// experts a pass of them belongs to. Each meets all tokens, and what nobody asked for is left out.
+// moe_fused_decode/gate_up.h - the gate and up projection for few choices: every block has an equal run of
+// all strips of all experts, whatever experts a pass includes. Each strip is multiplied by all tokens, and
+// results of other tokens are discarded.
 #pragma once
 #include "moe_fused_decode/sort_choices.h"
 #include "moe_grouped_gemm_tma/roles.h"
@@ -11,7 +12,7 @@ struct GateUp {
 #endif
     const Sorted* sorted;
     u32 n, k;
-    u32 at, end, each;  // strips of this block, and of a pass
+    u32 at, end, each;  // strips of this block; strips per pass
     u64 policy;
     u32 rows, first, strips;
 };
@@ -44,7 +45,7 @@ DEV void copy_strips(const GateUp& m, u8* to, u32 block, Barrier* full) {
     enum : u32 { TILE_STRIPS = TILE_LINES / STRIP_LINES };
     const u32 of_expert = m.n / STRIP_LINES, strip = (m.first + lane()) % of_expert;
     if (lane() >= m.strips || (lane() > 0 && strip % TILE_STRIPS > 0)) return;
-    // What lies side by side from here on.
+    // Strips that are contiguous in memory from here on.
     u32 run = TILE_STRIPS - strip % TILE_STRIPS;
     if (run > of_expert - strip) run = of_expert - strip;
     if (run > m.strips - lane()) run = m.strips - lane();
@@ -53,7 +54,7 @@ DEV void copy_strips(const GateUp& m, u8* to, u32 block, Barrier* full) {
     bulk_copy_once(to + lane() * STRIP_BYTES, from, run * STRIP_BYTES, full, m.policy);
 }
 
-// silu(gate) * up by place. A lane has gate and up of one output, of two tokens in every eight.
+// Stores silu(gate) * up by place. A lane has gate and up of one output, for two tokens of every eight.
 DEV void store_gate_up(half_t* y, const float (&c)[ROWS / 2], const GateUp& m, u32 of_pass, u32 y_stride) {
     const u32 of_expert = m.n / STRIP_LINES, strip = m.first + of_pass;
     if (of_pass >= m.strips) return;

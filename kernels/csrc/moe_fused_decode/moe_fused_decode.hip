@@ -1,17 +1,21 @@
-// moe_fused_decode: one product of an expert MLP for up to 64 choices, where every launch counts: each block sorts the choices for
-// itself, and the second product ends in the weighted sum. Else as moe_grouped_gemm_tma, whose words these are. CPU twin: `ExpertMlp`.
+// moe_fused_decode: one GEMM of an expert MLP for up to 64 choices, where launch overhead dominates: each
+// block sorts the choices itself, and the down projection includes the weighted sum. Otherwise as
+// moe_grouped_gemm_tma, with the same terms. CPU reference: `ExpertMlp`.
 //
 //   -DGATED=1  y half_t [places, I] = silu(gate) * up of x[token of place], W [E][2 I][K]
 //   -DGATED=0  y half_t [T, N] = sum of weight * W x[place] over the places of a token, W [E][N][K], x [places, K]
-//   -DROUTES=1 choices are the top_k - shared largest of softmax(logits), logits f32 [T, all], all <= 256, and the shared
-//              experts behind all; see moe_route, also for counts and slots: the first block of the first product counts
+//   -DROUTES=1 choices are the top_k - shared largest of softmax(logits), logits f32 [T, all], all <= 256,
+//   followed by the shared experts; see moe_route, also for counts and slots: block 0 of the gate and up
+//   projection counts
 //   -DFP8=1    W in fp8 with `scales`, as in moe_grouped_gemm_tma
-//   -DMANY=1   twice as many lines, -DTILE_ROWS=n rows of x at a time: no fewer than tokens, and choices in the second product
-//   -DROUTES=0 they are experts i32, weights f32 [T top_k]
+//   -DMANY=1   twice as many lines, -DTILE_ROWS=n rows of x per tile: at least the number of tokens, and of
+//              choices in the down projection
+//   -DROUTES=0 choices are experts i32, weights f32 [T top_k]
 // Places: choices of this rank by ascending expert.
-// Grid, block, shared memory, order and rounding as moe_grouped_gemm_tma; the weighted sum in f32, experts ascending, rounded once.
+// Grid, block, shared memory, order and rounding as moe_grouped_gemm_tma; the weighted sum in f32, experts
+// ascending, rounded once.
 //
-// Roofline: N K weights for each expert that was chosen.
+// Roofline: N K weights per active expert.
 #include "dev.h"
 #include "dev/bulk.h"
 #include "moe_fused_decode/route.h"
@@ -27,7 +31,8 @@ moe_fused_decode(half_t* y, const half_t* x, const Weight* w, const i32* experts
                  u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride, u32* counts, const i64* slots) {
     SHARED(Sorted, sorted, 1);
     const Ring ring = make_ring();
-    // The second product reads of its predecessor nothing but x: it sorts, and begins with the weights, before.
+    // The down projection reads only x from the previous kernel: it sorts and starts loading weights before
+    // grid_wait().
     if (GATED) {
         grid_wait();
         grid_release();

@@ -1,5 +1,5 @@
-// moe_fused_decode/route.h - the choices of all tokens, as another kernel wrote them or, with ROUTES, out of the router's logits:
-// with the bits of moe_route_softmax.
+// moe_fused_decode/route.h - choices of all tokens, either from another kernel's output or, with ROUTES,
+// computed from the router logits with the same bits as moe_route_softmax.
 #pragma once
 #include "moe_fused_decode/sort_choices.h"
 #include "moe_route/moe_route.h"
@@ -7,13 +7,13 @@
 struct Router {
     const i32* experts;    // [T, top_k], null with ROUTES
     const float* weights;
-    const float* logits;   // [T, all], null without
+    const float* logits;   // [T, all], null without ROUTES
     u32 stride, all, normalise, shared;
-    u32* counts;           // with ROUTES, if this block counts: see moe_route/count.h
+    u32* counts;           // with ROUTES, non-null if this block counts: see moe_route/count.h
     const i64* slots;
 };
 
-// Nothing of it may come from the kernel in front, if that one may still run. Every thread must come.
+// If the previous kernel may still run, the inputs must not be its outputs. Every thread must call it.
 DEV void route_tokens(Sorted& sorted, const Router& r, u32 choices, u32 first, u32 count, u32 top_k) {
     u32 e = 0;
     float share = 0.f;

@@ -1,4 +1,4 @@
-// moe_fused_decode/sort_choices.h - up to 64 choices by expert, sorted by every block for itself.
+// moe_fused_decode/sort_choices.h - sorts up to 64 choices by expert, in every block.
 #pragma once
 #include "moe/segment.h"
 
@@ -6,17 +6,17 @@ enum : u32 { MOST_CHOICES = 64 };
 
 // In shared memory. Places ascend with experts, and among choices of one expert with tokens.
 struct Sorted {
-    u32 all, places;                // segments, one an expert; choices of this rank
-    u32 token[MOST_CHOICES];        // of a place
-    float share[MOST_CHOICES];      // its weight
+    u32 all, places;                // number of segments, one per expert; number of choices of this rank
+    u32 token[MOST_CHOICES];        // token of a place
+    float share[MOST_CHOICES];      // routing weight of a place
     Segment segments[MOST_CHOICES]; // `first` is a place
 };
 
-// `e`, `share`: the choice of this thread, if it is below `choices`. Experts [first, first + count) are on this rank. Every
-// thread must come; threads at least MOST_CHOICES.
+// `e`, `share`: expert and weight of the choice of this thread, if it is below `choices`. Experts [first,
+// first + count) are on this rank. Every thread must call it; at least MOST_CHOICES threads.
 DEV void sort_choices(Sorted& s, u32 e, float share, u32 choices, u32 first, u32 count, u32 top_k) {
     SHARED(u32, chosen, MOST_CHOICES);
-    SHARED(u32, leads, MOST_CHOICES);  // the first choice of its expert
+    SHARED(u32, leads, MOST_CHOICES);  // whether a choice is the first of its expert
     const u32 c = tid();
     e = c < choices && e - first < count ? e - first : ~0u;
     if (c < choices) chosen[c] = e;

@@ -1,22 +1,26 @@
-// moe_grouped_gemm_tma: one product of an expert MLP on NVIDIA sm_90a: the copy engine streams the weights of experts that
-// have tokens, wgmma multiplies. CPU twin: `ExpertMlp`.
+// moe_grouped_gemm_tma: one GEMM of an expert MLP on NVIDIA sm_90a: bulk copies stream the weights of experts
+// that have tokens, WGMMA multiplies. CPU reference: `ExpertMlp`.
 //
 //   -DGATED=1  y half_t [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
 //   -DGATED=0  y [choices, N] = x[position], written by choice, W [E][N][K]; f32, half_t with MANY
-//   -DMANY=0   segments of at most 64 rows: weights are all the time there is
-//   -DMANY=1   at most TILE_ROWS, against twice as many lines; 128 unless it says otherwise
-//   -DFP8=1    W in fp8 with `scales` of blocks (moe/tma_layout.h); it becomes half_t in registers. TILE_ROWS is 64 with MANY then
-// early: 0, or so many segments are the first ones of these experts, if only without rows (moe_align): blocks then begin
-// with the weights of their first tiles before anybody has chosen. MANY only.
-// W as moe/tma_layout.h says. Rows of x on 16 bytes. Grid: at most a block a multiprocessor. Block: 11 warps.
-// Dynamic shared memory: 1024 bytes and at least 2 stages (moe_grouped_gemm_tma/ring.h); the more, the better.
+//   -DMANY=0   segments of at most 64 rows: bound by reading weights
+//   -DMANY=1   segments of at most TILE_ROWS rows, times twice as many lines; default 128
+//   -DFP8=1    W in fp8 with block `scales` (moe/tma_layout.h), converted to half_t in registers. With MANY
+//              the default of TILE_ROWS is 64 then
+// early: 0, or number of leading segments that are the first ones of these experts, even if empty
+// (moe_align): blocks then start loading the weights of their first tiles before routing has finished. MANY
+// only.
+// W: see moe/tma_layout.h. Rows of x aligned to 16 bytes. Grid: at most one block per SM. Block: 11 warps.
+// Dynamic shared memory: 1024 bytes and at least 2 stages (moe_grouped_gemm_tma/ring.h); more stages are
+// faster.
 //
-// Roles: one warp copies weights; two gather rows of x; eight multiply, in two groups with half of the lines each.
-// Order of a sum: ascending in k, whatever else: a token has the same sums in any company.
-// Rounding: gate, up, and their product, each once to half_t; the second product once to the type of y. FP8: nothing else, the
-// sum over 128 k takes its scale in f32.
+// Roles: one producer warp copies weights; two gather rows of x; eight consumer warps multiply, in two
+// warpgroups with half of the lines each.
+// Order of a sum: ascending k in every case: a token has the same sums in any batch.
+// Rounding: gate, up, and their product, each once to half_t; the down projection once to the type of y. FP8:
+// no further rounding, the sum over 128 k is multiplied by its scale in f32.
 //
-// Roofline: N K weights for each expert that was chosen, or 2 N K operations a choice.
+// Roofline: N K weights per active expert, or 2 N K operations per choice.
 #include "dev.h"
 #include "dev/bulk.h"
 #include "moe_grouped_gemm_tma/store.h"
@@ -33,7 +37,7 @@ moe_grouped_gemm_tma(OUT* y, const half_t* x, const Weight* w, const u32* order,
     const Ring ring = make_ring();
     sync();
     const u32 begun = GATED ? begin_weights(w, ring, n, k, early) : 0;
-    // Segments and weights of the second product do not depend on the first.
+    // Segments, and weights of the down projection, do not depend on the gate and up projection.
     if (GATED || warp_id() != WEIGHT_WARP) grid_wait();
     grid_release();
     const u32 all = load_segment(segments).all;

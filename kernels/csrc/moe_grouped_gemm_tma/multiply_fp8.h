@@ -1,8 +1,8 @@
-// moe_grouped_gemm_tma/multiply_fp8.h - columns of a pass whose weights are in fp8: they become half_t in registers, exactly, and what 128
-// columns sum up to takes their scale in f32.
+// moe_grouped_gemm_tma/multiply_fp8.h - a pass with fp8 weights: they are converted to half_t in registers,
+// exactly, and the sum over 128 columns is multiplied by its scale in f32.
 #pragma once
 
-// 64 columns of a warp's strip: registers of 16 each, of lines lane / 4 and + 8.
+// 64 columns of a warp's strip: A operand registers of 16 columns each, for lines lane / 4 and + 8.
 struct Wide { u32 a[4][4]; };
 DEV Wide widen_strip(const u8* strip, u32 upper) {
     const u32 line = lane() / 4, at = line * COLUMN_BYTES + piece_at(line, lane(), upper);
@@ -15,7 +15,7 @@ DEV Wide widen_strip(const u8* strip, u32 upper) {
     return w;
 }
 
-// part (+)= 64 columns of x times those of a strip. `panel`: of x.
+// part (+)= 64 columns of a strip times those of x; `panel` is of x.
 DEV void multiply_wide(float (&part)[ROWS / 2], const Wide& w, KMajor panel, bool add) {
     wgmma_fence();
     UNROLL for (u32 i = 0; i < 4; ++i) wgmma<ROWS>(part, w.a[i], further(panel, i * 32), add || i > 0);
@@ -28,7 +28,7 @@ DEV void add_scaled(float (&sums)[ROWS / 2], const float (&part)[ROWS / 2], cons
 }
 
 #if TILE_ROWS <= 32
-// A stage, of few rows, whose products take less time than it takes to wait for them: all are on their way at once.
+// A stage of few rows, where WGMMAs take less time than waiting for them: all are issued before the wait.
 DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
     const KMajor x = shared_by_lanes(by_k(stage + WEIGHT_BYTES));
     float part[PARTS][ROWS / 2];
@@ -46,7 +46,7 @@ DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
     }
 }
 #else
-// A stage. Registers are filled while products run.
+// A stage. Weights are converted while WGMMAs run.
 DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
     const KMajor x = shared_by_lanes(by_k(stage + WEIGHT_BYTES));
     Wide lower = widen_strip(stage + strip_of_sums(0) * STRIP_BYTES, 0);
@@ -64,14 +64,14 @@ DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
 }
 #endif
 
-// All columns of a pass.
+// Multiplies all columns of a pass.
 DEV void multiply(Sums& sums, const Ring& ring, RingStage& turn, u32 k) {
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
         UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;
 #pragma unroll 1
     for (u32 block = 0; block < k / COLUMNS; ++block) {
         barrier_wait(ring.full + turn.stage, turn.odd);
-        shared_fence();  // Rows of x came by copies of threads.
+        shared_fence();  // Rows of x were written by threads (cp.async), not by the async proxy.
         multiply_stage(sums, ring.at + turn.stage * STAGE_BYTES, scales_at(ring, turn.stage));
         warp_sync();
         if (lane() == 0) barrier_arrive(ring.empty + turn.stage);

@@ -1,4 +1,5 @@
-// moe_grouped_gemm_tma/ring.h - the ring between the roles of a block, and the sizes of what goes through it.
+// moe_grouped_gemm_tma/ring.h - ring of pipeline stages between producers and consumers, and the sizes of its
+// contents.
 #pragma once
 #include "dev/bulk.h"
 #include "dev/wgmma.h"
@@ -12,35 +13,35 @@
 #endif
 
 enum : u32 {
-    GROUPS = 2,                  // of four warps, which multiply
+    GROUPS = 2,                  // consumer warpgroups
     GROUP_LINES = MANY ? 128 : 64,
-    ROWS = TILE_ROWS,            // of x
+    ROWS = TILE_ROWS,            // rows of x per tile
     STRIPS = GROUPS * GROUP_LINES / STRIP_LINES,
     STRIP_BYTES = STRIP_LINES * COLUMN_BYTES,
     WEIGHT_BYTES = STRIPS * STRIP_BYTES,
-    PANEL_COLUMNS = 64,          // of x
+    PANEL_COLUMNS = 64,          // columns of x per panel
     PANEL_BYTES = ROWS * 128,
     STAGE_BYTES = WEIGHT_BYTES + COLUMNS / PANEL_COLUMNS * PANEL_BYTES,
     MULTIPLIERS = GROUPS * 4 * WARP_SIZE,
-    ROW_WARPS = 2,               // which gather rows of x
+    ROW_WARPS = 2,               // producer warps that gather rows of x
     ROW_THREADS = ROW_WARPS * WARP_SIZE,
     THREADS = MULTIPLIERS + WARP_SIZE + ROW_THREADS,
-    MOST_STAGES = FP8 && STRIPS > 8 ? 6 : 12  // more do not fit
+    MOST_STAGES = FP8 && STRIPS > 8 ? 6 : 12  // maximum that fits
 };
 
 // Stages of COLUMNS columns: lines of the weights, then panels of rows of x.
 struct Ring {
     Barrier *full, *empty;
-    u8* at;  // on 1024 bytes
+    u8* at;  // aligned to 1024 bytes
     u32 stages;
 #if FP8
-    float* scales;  // of a stage: for each strip, of its first and its second eight lines
+    float* scales;  // per stage and strip: scales of the first and the second eight lines
 #endif
 };
 #if FP8
 DEV float* scales_at(const Ring& ring, u32 stage) { return ring.scales + stage * (STRIPS * 2); }
 #endif
-// A place in the ring, and the parity of its phase.
+// Index of a stage, and its phase parity.
 struct RingStage { u32 stage, odd; };
 DEV void next(RingStage& t, const Ring& ring) {
     if (++t.stage < ring.stages) return;
@@ -48,7 +49,8 @@ DEV void next(RingStage& t, const Ring& ring) {
     t.odd ^= 1;
 }
 
-// In all of the launch's shared memory. Every thread must come, and meet the others before it uses the ring.
+// Uses all of the launch's shared memory. Every thread must call it, and pass a block barrier before using
+// the ring.
 DEV Ring make_ring() {
     DYN_SHARED(u8, shared);
     SHARED(Barrier, barriers, 2 * MOST_STAGES);

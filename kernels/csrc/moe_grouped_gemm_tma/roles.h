@@ -1,12 +1,14 @@
-// moe_grouped_gemm_tma/roles.h - what the warps of a block do: eight multiply, one copies weights, two gather rows of x. Each goes
-// through the same passes, which a Work deals out:
+// moe_grouped_gemm_tma/roles.h - warp roles of a block: eight consumers multiply, one producer copies
+// weights, two gather rows of x. All iterate over the same passes, defined by a Work type:
 //
-//   next_pass(work)    to the first pass, and on; false behind the last
-//   work.strips        of 16 lines in this pass
-//   columns_of(work)   of this pass
-//   copy_strips(work, to, block, full)   a warp copies columns [COLUMNS block, +COLUMNS) of them, which `full` waits for
-//   work.rows, row_of(work, r)           rows of x in this pass, and which they are
-//   scales_of(work, strip, half)         with FP8: of eight lines of a strip of the pass, see moe/tma_layout.h
+//   next_pass(work)    advances to the first pass, then to the next; false after the last
+//   work.strips        number of 16-line strips in this pass
+//   columns_of(work)   number of columns (k) of this pass
+//   copy_strips(work, to, block, full)   one warp copies columns [COLUMNS block, +COLUMNS) of the strips;
+//                           `full` counts the bytes
+//   work.rows, row_of(work, r)           number of rows of x in this pass, and their row indices
+//   scales_of(work, strip, half)         with FP8: scale of eight lines of a strip of the pass, see
+//                           moe/tma_layout.h
 #pragma once
 #include "dev/strip.h"
 #include "dev/wgmma.h"
@@ -14,14 +16,14 @@
 
 enum : u32 { WEIGHT_WARP = MULTIPLIERS / WARP_SIZE };
 
-// Weights of a pass, columns [COLUMNS block, +COLUMNS), into a stage that is free.
+// Copies the weights of a pass, columns [COLUMNS block, +COLUMNS), into a free stage.
 template <class Work> DEV void copy_block(const Work& work, const Ring& ring, u32 stage, u32 block) {
     if (lane() == 0) barrier_expect(ring.full + stage, work.strips * STRIP_BYTES);
     warp_sync();
     copy_strips(work, ring.at + stage * STAGE_BYTES, block, ring.full + stage);
 }
 
-// `begun`: stages that have been filled already.
+// `begun`: number of stages that have been filled already.
 template <class Work> DEV void copy_weights(Work work, const Ring& ring, u32 begun = 0) {
     RingStage turn{0, 0};
     while (next_pass(work))
@@ -73,16 +75,16 @@ template <class Work> DEV void copy_rows(Work work, const Ring& ring, const half
     copy_wait<0>();
 }
 
-// Sums of a lane: of 64 lines each. Element 4 j + 2 l + i of c[t] is line warp_id() % 4 * 16 + lane() / 4 + 8 l, and row
-// 8 j + lane() % 4 * 2 + i of x.
+// Accumulators of a lane, 64 lines each. Element 4 j + 2 l + i of c[t] is line warp_id() % 4 * 16 + lane() /
+// 4 + 8 l, and row 8 j + lane() % 4 * 2 + i of x.
 struct Sums { float c[GROUP_LINES / 64][ROWS / 2]; };
-// Strip of the pass whose lines are in c[t] of this warp.
+// Strip of the pass with the lines of c[t] of this warp.
 DEV u32 strip_of_sums(u32 t) { return warp_id() / 4 * (GROUP_LINES / STRIP_LINES) + t * 4 + warp_id() % 4; }
 
 #if FP8
 #  include "moe_grouped_gemm_tma/multiply_fp8.h"
 #else
-// All columns of a pass.
+// Multiplies all columns of a pass.
 DEV void multiply(Sums& sums, const Ring& ring, RingStage& turn, u32 k) {
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
         UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;
@@ -96,7 +98,7 @@ DEV void multiply(Sums& sums, const Ring& ring, RingStage& turn, u32 k) {
 #pragma unroll 1
     do {
         barrier_wait(ring.full + turn.stage, turn.odd);
-        shared_fence();  // Rows of x came by copies of threads.
+        shared_fence();  // Rows of x were written by threads (cp.async), not by the async proxy.
         const u8* stage = ring.at + turn.stage * STAGE_BYTES;
         const KMajor w = by_k(stage + warp_id() / 4 * GROUP_LINES * COLUMN_BYTES), x = by_k(stage + WEIGHT_BYTES);
         wgmma_fence();

@@ -1,10 +1,11 @@
-// moe_grouped_gemm_tma/share.h - the passes of a block: strips of one expert against the rows of one segment.
+// moe_grouped_gemm_tma/share.h - the passes of a block: strips of one expert times the rows of one segment.
 #pragma once
 #include "moe/segment.h"
 #include "moe_grouped_gemm_tma/roles.h"
 
-// Few: an even run of all strips of all segments, so that every block is at work to the end whatever their number.
-// MANY: tiles in turn, so that blocks which work at the same time share experts and rows in the far cache.
+// MANY=0: an equal run of all strips of all segments, so that every block is busy to the end whatever their
+// number.
+// MANY=1: tiles in round-robin order, so that concurrent blocks share experts and rows in L2.
 struct Share {
     const Weight* w;
 #if FP8
@@ -13,8 +14,8 @@ struct Share {
     const Segment* segments;
     const u32* order;  // rows of x are the tokens of these choices; null: rows are positions
     u32 n, k, top_k;
-    u32 at, end;       // passes of MANY, else strips
-    u32 begun;         // columns of the first pass that are on their way, whether it has rows or not
+    u32 at, end;       // passes with MANY, else strips
+    u32 begun;         // columns of the first pass with loads in flight, whether it has rows or not
     u64 policy;
     u32 expert, position, rows, first, strips, columns;
 };
@@ -28,7 +29,7 @@ DEV Share share_of_block(const Weight* w, const Segment* segments, u32 all, cons
     s.at = at, s.end = end, s.policy = read_once();
     return s;
 }
-// Strips of the tile `s.at`, of one expert.
+// Sets the strips of tile `s.at`, of one expert.
 DEV void take_strips(Share& s) {
     const u32 all = s.n / STRIP_LINES, each = MANY ? (all + STRIPS - 1) / STRIPS : all;
     s.first = s.at % each * (MANY ? (u32)STRIPS : 1);
@@ -66,15 +67,15 @@ DEV void copy_strips(const Share& s, u8* to, u32 block, Barrier* full) {
     while (left > 0) {
         const u32 fit = TILE_LINES - line % TILE_LINES, lines = left < fit ? left : fit;
         const Weight* from = expert + line_at(line, block, s.n, s.k);
-        // Where an expert has many rows, blocks that have others of them read its weights again.
+        // If an expert has many rows, blocks with other rows of it read its weights again: keep them in L2.
         if (MANY && ROWS > 32) bulk_copy(to, from, lines * COLUMN_BYTES, full);
         else bulk_copy_once(to, from, lines * COLUMN_BYTES, full, s.policy);
         to += lines * COLUMN_BYTES, line += lines, left -= lines;
     }
 }
 
-// Starts with the weights of the block's first pass before anybody knows its rows, as far as the ring goes; how many stages
-// are under way. The first `experts` segments are those of the experts.
+// Starts loading the weights of the block's first pass before its rows are known, as many stages as the ring
+// has; returns their number. The first `experts` segments are the first segments of the experts.
 DEV u32 begin_weights(const Weight* w, const Ring& ring, u32 n, u32 k, u32 experts) {
     Share s = share_of_block(w, nullptr, 0, nullptr, n, k, 0);
     s.expert = segment_at(s);

@@ -1,4 +1,4 @@
-// moe_route.h - choosing experts, for the routing kernel and for a router GEMM that ends in it.
+// moe_route.h - expert selection, for the routing kernel and for kernels that fuse it with the router GEMM.
 #pragma once
 #include "moe_route/count.h"
 #include "moe_route/shared.h"
@@ -7,9 +7,10 @@
 enum : u32 { MAX_EXPERTS = 1024 };
 
 // Softmax of the block's logits, one per thread (below `count`), and the k largest in order.
-// experts, weights [k + shared]; among equal logits the lower index comes first; with `normalise` the first k weights sum
-// to 1. The last experts are count and those behind it, with weight 1. Each choice adds one to `counts`, if there are any.
-// Every thread of the block must come; bdim() >= count, and MOST >= count, a multiple of 4.
+// experts, weights [k + shared]; among equal logits the lower index is first; with `normalise` the first k
+// weights sum to 1. The last `shared` experts have ids count, count + 1, ... and weight 1. Each choice adds
+// one to `counts` unless it is null.
+// Every thread of the block must call it; bdim() >= count, and MOST >= count, a multiple of 4.
 template <u32 MOST>
 DEV void route_softmax(i32* experts, float* weights, u32* counts, float logit, u32 count, u32 k, u32 shared,
                        bool normalise) {
@@ -23,7 +24,7 @@ DEV void route_softmax(i32* experts, float* weights, u32* counts, float logit, u
     const u32 key = real ? order_of(logit) : 0;
     if (e < MOST) ((u32*)keys)[e] = key;
     sync();
-    // Its rank is the number of experts before it: no chain of k reductions.
+    // The rank is the number of larger keys, which avoids a chain of k reductions.
     u32 rank = 0;
     for (u32 j = 0; j < count; j += 4) {
         const u32x4 others = keys[j / 4];

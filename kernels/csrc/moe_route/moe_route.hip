@@ -1,10 +1,11 @@
-// moe_route.hip - which experts a token goes to. CPU twin: cpu/route.rs.
+// moe_route.hip - MoE routing by softmax and top-k. CPU reference: cpu/route.rs.
 //
-// moe_route_softmax  experts i32, weights f32 [tokens, k + shared]: the k largest of softmax(logits), in order; the lower
-//                    index first among equal logits; then experts count.. with weight 1. logits f32 [tokens, count], count <= 1024, k <= count. counts u32 [count]
-//                    (or null) goes up by the choices of the tokens that have a slot, i64 [tokens] (null: all of them).
+// moe_route_softmax  experts i32, weights f32 [tokens, k + shared]: the k largest of softmax(logits), in
+// order, the lower index first among equal logits; then experts count, count + 1, ... with weight 1. logits
+// f32 [tokens, count], count <= 1024, k <= count. counts u32 [count] (or null) is incremented by the choices
+// of tokens that have a KV slot, slots i64 [tokens] (null: all tokens).
 // Grid: tokens. Block: count rounded up to a multiple of WARP_SIZE.
-// Order is that of the logits, not of the rounded probabilities. Rounding: f32 throughout.
+// The order is that of the logits, not of the rounded probabilities. Rounding: f32 throughout.
 // Roofline: latency (two block reductions and count / 4 shared reads); at 8192 tokens of 128 experts about 0.3 G
 // comparisons, tens of microseconds.
 #include "dev.h"

@@ -1,7 +1,8 @@
-// moe_route/shared.h - experts that every token goes to.
+// moe_route/shared.h - shared experts, which process every token.
 #pragma once
 
-// Behind the experts that a token chose among `count`: the `shared` ones behind all of those, with weight 1. Every thread may come.
+// Appends the `shared` experts, with ids from `count` on and weight 1, to a token's chosen experts. Any
+// number of threads may call it.
 DEV void add_shared(i32* experts, float* weights, u32 count, u32 shared) {
     for (u32 i = tid(); i < shared; i += bdim()) {
         experts[i] = (i32)(count + i);

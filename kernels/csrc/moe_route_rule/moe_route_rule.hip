@@ -1,27 +1,29 @@
-// moe_route_rule.hip - which experts a token goes to, by any rule. CPU twin: cpu/route.rs.
+// moe_route_rule.hip - MoE routing by configurable rule (sigmoid or softmax, bias, groups). CPU reference:
+// cpu/route.rs.
 //
-// moe_route  experts i32, weights f32 [tokens, k + shared], best first: scores are softmax(logits) or, with `sigmoid`, their
-//            sigmoids; choices are scores + bias (f32 [count], or null). With groups > 0 the experts lie in so many equal
-//            groups: a token chooses among those of the `kept` best ones, by the largest choice in a group or, with
-//            `two_largest`, by the sum of its two largest. Among equals the lower index comes first. A weight is the
-//            expert's score, over the sum of the chosen if `normalise`, times `scale`. Behind the k lie experts count.. with
-//            weight 1. counts, slots: see moe_route.hip.
+// moe_route  experts i32, weights f32 [tokens, k + shared], best first: scores are softmax(logits) or, with
+// `sigmoid`, sigmoid(logits); choices are scores + bias (f32 [count], or null). With groups > 0 the experts
+// form that number of equal groups: a token chooses among the experts of the `kept` best groups, ranked by
+// the largest choice in a group or, with `two_largest`, by the sum of the two largest. Among equals the lower
+// index is first. A weight is the expert's score, divided by the sum of the chosen scores if `normalise`,
+// times `scale`. The k experts are followed by experts count, count + 1, ... with weight 1. counts, slots:
+// see moe_route.hip.
 // logits f32 [tokens, count], count <= 1024, k <= experts of the kept groups.
 // Grid: tokens. Block: count rounded up to a multiple of WARP_SIZE.
-// Rounding: f32 throughout; choices are compared as they are computed here.
-// Roofline: latency, as moe_route_softmax; groups add one pass of a group's experts per group.
+// Rounding: f32 throughout; choices are compared as computed here.
+// Roofline: latency, as moe_route_softmax; grouping adds one pass over a group's experts per group.
 #include "dev.h"
 #include "moe_route/count.h"
 #include "moe_route/shared.h"
 #include "sample/order.h"
 
 enum : u32 { MOST_EXPERTS = 1024 };
-// Added to the sum that weights are divided by: sigmoids may all be 0.
+// Added to the sum that weights are divided by, because all sigmoids may be 0.
 #define LEAST_SUM 1e-20f
 
 struct Groups { u32 count, kept, two_largest; };
 
-// The score of a group whose choices begin at `c`.
+// Score of the group with choices that start at `c`.
 DEV float group_score(const float* c, u32 each, bool two) {
     float first = c[0], second = -3.0e38f;
     for (u32 i = 1; i < each; ++i) {
@@ -31,7 +33,7 @@ DEV float group_score(const float* c, u32 each, bool two) {
     return two ? first + second : first;
 }
 
-// How many of `n` keys come before that of `own`.
+// Number of the `n` keys that precede the key of `own`.
 DEV u32 rank_of(const u32* keys, u32 n, u32 own) {
     const u32 key = keys[own];
     u32 rank = 0;
@@ -39,7 +41,7 @@ DEV u32 rank_of(const u32* keys, u32 n, u32 own) {
     return rank;
 }
 
-// Whether this thread's expert is in one of the best groups.
+// Whether this thread's expert is in one of the kept groups.
 DEV bool in_kept_group(const float* choices, u32* keys, u32 count, const Groups& groups) {
     const u32 each = count / groups.count;
     if (tid() < groups.count) keys[tid()] = order_of(group_score(choices + tid() * each, each, groups.two_largest != 0));

@@ -1,14 +1,17 @@
-// moe_weight_pack: matrices of experts as moe/tma_layout.h says, by way of other memory; moe_weight_unpack: back to where they were.
-// CPU twin: none, its layout is its own.
+// moe_weight_pack: packs expert weights into the layout of moe/tma_layout.h, from `from` to another buffer;
+// moe_weight_unpack: copies the packed weights back. CPU reference: none, because the layout is specific to
+// this kernel.
 //
-// to, from [E][N][K], half_t, or fp8 with -DFP8=1; N a multiple of 16, K of COLUMNS. -DGATED=0|1: which order of lines.
-// scales of FP8 are the experts'. Its products turn bits into numbers without a look at NaN: a scale that weights of NaN share
-// becomes NaN instead.
-// Grid: (pieces of 16 bytes of an expert / 256, E). Block: 256. Roofline: each byte four times an expert, once.
+// to, from [E][N][K], half_t, or fp8 with -DFP8=1; N a multiple of 16, K of COLUMNS. -DGATED=0|1: order of
+// lines.
+// scales: block scales of the fp8 weights. The GEMM converts fp8 bits without a check for NaN: the scale of a
+// block with a NaN weight is set to NaN instead.
+// Grid: (16-byte pieces of an expert / 256, E). Block: 256. Roofline: each byte of an expert is moved four
+// times, once at start-up.
 #include "dev.h"
 #include "moe/tma_layout.h"
 
-enum : u32 { PIECE = 16 / sizeof(Weight) };  // weights
+enum : u32 { PIECE = 16 / sizeof(Weight) };  // weights per piece
 
 #if FP8
 // Word i of the piece of `lane`: see moe/tma_layout.h.
@@ -16,7 +19,7 @@ DEV u32 word_of(const u8* columns, u32 lane, u32 i) {
     const u8* p = columns + i * 16 + lane % 4 * 2;
     return (u32)p[8] | (u32)p[0] << 8 | (u32)p[9] << 16 | (u32)p[1] << 24;
 }
-// Whether one of four is NaN.
+// Whether any of the four values is NaN.
 DEV bool holds_nan(u32 word) {
     bool any = false;
     UNROLL for (u32 i = 0; i < 4; ++i) any |= (word >> i * 8 & 0x7f) == 0x7f;

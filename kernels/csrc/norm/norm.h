@@ -1,6 +1,7 @@
-// norm.h - the arithmetic of RMS norms, for the norm kernels and for kernels that fuse one.
-// Rounding points, as in cpu/norm.rs: x + delta is rounded to ACT before it is squared; x * scale is rounded to ACT
-// before it meets the weight; the product is rounded when it is stored. Squares are summed in f32.
+// norm.h - RMS norm arithmetic, for the norm kernels and for kernels that fuse one.
+// Rounding points, as in cpu/norm.rs: x + delta is rounded to ACT before it is squared; x * scale is rounded
+// to ACT before the multiplication by the weight; the product is rounded when it is stored. Squares are
+// summed in f32.
 #pragma once
 
 // 1 / sqrt(mean of squares + eps).
@@ -9,5 +10,5 @@ DEV float inverse_rms(float squares, u32 cols, float eps) { return rsqrt_(square
 // One normalised element, not yet rounded for the store.
 DEV float normed(float x, float scale, float w) { return w * f32(to<ACT>(x * scale)); }
 
-// What the residual stream holds after an addend: rounded.
+// Value of the residual stream after an addition: rounded.
 DEV float residual_sum(float x, float delta) { return f32(to<ACT>(x + delta)); }

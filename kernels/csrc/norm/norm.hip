@@ -1,14 +1,17 @@
-// norm.hip - RMS norm of rows, with or without an addend to the residual stream. CPU twin: cpu/norm.rs.
+// norm.hip - RMS norm of rows, with or without an addition to the residual stream. CPU reference:
+// cpu/norm.rs.
 //
 // rms_norm      y = w * act(x * rsqrt(mean(x^2) + eps))       x, y [rows, cols] of ACT, w [cols] of ACT
 // add_rms_norm  x += delta, rounded in place; then rms_norm   delta [rows, cols] of ACT
-// -DFP8=1       add_rms_norm_fp8 alone: y in fp8 and its scales, as fp8_quantize_rows makes them of what y would be; rows from `rows`
-//               to gdim_x() are zero. Rows of whole blocks on 16 bytes, ACT half_t. -DTHREAD_EIGHTS=1|2|4 of a thread
-// Grid: rows. Block: a multiple of WARP_SIZE up to 512 that depends on cols alone, so that a row's sum has one order in every batch.
+// -DFP8=1       add_rms_norm_fp8 only: y in fp8 with scales, quantised as fp8_quantize_rows quantises the
+//               half_t result; rows from `rows` to gdim_x() are zero. Rows of whole quantisation blocks
+//               aligned to 16 bytes, ACT half_t. -DTHREAD_EIGHTS=1|2|4: groups of 8 columns per thread
+// Grid: rows. Block: a multiple of WARP_SIZE up to 512 that depends only on cols, so that a row's sum has one
+// order in every batch.
 // Rounding points: norm.h.
-// A thread keeps its 8-wide pieces of the row in registers between the sum and the store (up to 4 of them); rows that
-// are longer, or not made of aligned eights, are read again. The weight is read before the kernel waits for its
-// predecessor. Roofline: 2 (norm) or 4 (add + norm) row lengths over bandwidth; one row is latency: load, reduce, store.
+// A thread keeps its 8-wide pieces of the row (up to 4) in registers between the sum and the store; longer or
+// unaligned rows are read twice. The weight is loaded before grid_wait(). Roofline: 2 (norm) or 4 (add +
+// norm) row lengths over bandwidth; one row is latency-bound: load, reduce, store.
 #include "dev.h"
 #include "norm/norm.h"
 #include "norm/row.h"
@@ -20,7 +23,7 @@
 #endif
 
 #if FP8
-// A row that is not there is zeros, and reads nothing.
+// A row out of range is written as zeros, and reads nothing.
 DEV void norm_quantized(const QuantizedBlock& to, ACT* x, const ACT* delta, const ACT* w, u32 rows, u32 cols, float eps) {
     const u64 row = bid_x();
     const u32 span = bdim() * 8;

@@ -1,5 +1,6 @@
-// norm/row.h - a row that a block norms: its threads keep it in registers, PIECES eights each, between the sum of
-// squares and the store. For the norm kernels, and for those whose addend comes from elsewhere than memory.
+// norm/row.h - RMS norm of a row by a block: threads keep it in registers, PIECES groups of 8 columns each,
+// between the sum of squares and the store. For the norm kernels, and for kernels with an addend that is not
+// in memory.
 #pragma once
 
 // A row of addends in memory.
@@ -14,8 +15,9 @@ template <u32 PIECES> DEV void fill(f32x8 (&d)[PIECES], const InMemory& from) {
     }
 }
 
-// Calls put(first column, eight normalised values) for each piece, on every lane: behind the last column, of no
-// meaning. With ADD, x += what fill(f32x8[PIECES], addends) finds before, of pieces that begin inside the row.
+// Calls put(first column, eight normalised values) for each piece, on every lane; values after the last
+// column are undefined. With ADD, first x += the result of fill(f32x8[PIECES], addends), for pieces that
+// begin inside the row.
 template <u32 PIECES, bool ADD, class Addends, class Put>
 DEV void norm_in_registers(ACT* x, const ACT* w, u32 cols, float eps, const Addends& addends, const Put& put) {
     f32x8 v[PIECES], weight[PIECES];

@@ -1,62 +1,67 @@
-// one_shot_all_reduce/peer_exchange.h - what ranks show each other in one shot, and the sums of it.
+// one_shot_all_reduce/peer_exchange.h - one-shot exchange between ranks through peer memory, and the
+// reduction of its data.
 //
-// -DRANKS=2..8 of them, each a GPU that writes to the memory of all others. A rank writes what it brings to every other
-// one, and adds up what the others have written to its own memory: one way over the link, and no answer. Sums are in
-// f32, from 0 on, in the order of ranks, so that all ranks hold the same bits.
+// -DRANKS=2..8 ranks, each a GPU that writes to the memory of all others. A rank writes its contribution to
+// every other rank, and sums what the others have written to its own memory: one trip over the link, without
+// an acknowledgement. Sums are in f32, from 0 on, in the order of ranks, so that all ranks have the same
+// bits.
 //
-// Memory of a rank: two halves, in each an area for every rank. The launches of a group are numbered from 1 on; launch
-// n uses half n % 2. Four bytes of what is shown and the number of the launch are one word of eight bytes, which is
-// there as a whole or not at all: no flag follows the data, nothing is fenced, and whoever finds the number has the
-// data. A flag behind the data would cost a fence, which waits for an answer from the other end of the link.
+// Memory of a rank: two halves, each with one area per rank. The launches of a group are numbered from 1 on;
+// launch n uses half n % 2. Four bytes of data and the number of the launch form one 8-byte word, which is
+// written atomically: there is no flag after the data and no fence, and a rank that reads the expected number
+// has the data. A flag after the data would require a fence, which waits for a round trip over the link.
 //
-// Why two halves are enough: rank A writes to a half of B's memory in launch n + 2 after its launch n + 1 has ended, in
-// which it found what B wrote in B's launch n + 1, which began when B's launch n had ended, and with it B's reading of
-// that half. Kernels begin to write behind grid_wait(), so none does while the one before it reads.
+// Two halves are sufficient: rank A writes to a half of B's memory in launch n + 2, after A's launch n + 1
+// has ended. In launch n + 1 A has read what B wrote in B's launch n + 1, which began after B's launch n had
+// ended, including B's reads of that half. Kernels begin to write after grid_wait(), so none writes while the
+// previous kernel reads.
 //
-// The number lives in the memory of the device and each launch leaves it advanced, so a recording can be replayed as
-// often as wanted. It leaves out 0, which fresh memory holds, and comes to 2 after 2^32 - 1: the halves go on in turn.
-// A server comes there within days, so a word that is left from the same number of the last round must not be taken for
-// new: the last launch of a round with each half clears it as it ends. Everybody's writing to that half is over then,
-// found by one of its blocks, and so is its reading; who writes to it next has found for it what this rank shows in the
-// launch behind this one.
+// The number is in device memory and each launch increments it, so a captured graph can be replayed any
+// number of times. It skips 0, the value of fresh memory, and wraps from 2^32 - 1 to 2: the halves continue
+// to alternate.
+// A server wraps around within days, so a word left from the same number of the previous cycle must not be
+// mistaken for new data: the last launch of a cycle with each half clears that half at its end. All ranks'
+// writes to that half are complete then, as observed by this rank's blocks, and so are this rank's reads; a
+// rank that writes to it next has read this rank's contribution to the launch after this one.
 //
-// Blocks wait for what blocks of other ranks show, so all blocks of a launch must run at once: a grid has at most as
-// many as the device has multiprocessors, and each shows all it has before it waits. Who waits looks at a word of host
-// memory now and then: once it is not 0 nobody waits any more, and what comes out means nothing.
+// Blocks wait for contributions of other ranks' blocks, so all blocks of a launch must be resident at once: a
+// grid has at most as many blocks as the device has SMs, and each block writes all its contributions before
+// it waits. A waiting thread polls a word of host memory periodically: once it is not 0, all waits are
+// aborted, and the results are undefined.
 #pragma once
 #include "dev/peer.h"
 
 enum : u32 {
     OTHERS = RANKS - 1,
-    PAIRS = sizeof(ACT),  // of words, for eight elements
-    AT_ONCE = OTHERS == 1 ? 8 : OTHERS == 2 ? 4 : OTHERS <= 4 ? 4 / PAIRS : 1,  // pairs of a rank, looked for together
-    LOOKS = 1024,  // at memory, for each at the host's word
+    PAIRS = sizeof(ACT),  // pairs of words per eight elements
+    AT_ONCE = OTHERS == 1 ? 8 : OTHERS == 2 ? 4 : OTHERS <= 4 ? 4 / PAIRS : 1,  // pairs per rank that are polled together
+    LOOKS = 1024,  // polls of memory per poll of the host's word
     NOTHING = ~0u
 };
 
-struct Memory { u8 *own, *of[OTHERS]; };  // this rank's, and of the others in their order, as this GPU reaches it
-struct Count { u32 launch, left; };  // launches so far; blocks of the one under way that are done
+struct Memory { u8 *own, *of[OTHERS]; };  // memory of this rank, and of the others in rank order, as mapped on this GPU
+struct Count { u32 launch, left; };  // number of launches so far; number of finished blocks of the current launch
 
-// A launch as one thread sees it.
+// State of a launch in one thread.
 struct Launch {
     Memory memory;
     Count* count;
     const u32* over;
     u64 area_bytes;
-    u32 rank, eights, number, looks;  // `eights`: eight elements each, of the whole matrix
-    bool alone;                       // nobody else is waited for any more
+    u32 rank, eights, number, looks;  // `eights`: groups of eight elements in the whole matrix
+    bool alone;                       // the launch is aborted: no further waits
 };
 
 struct Eight { u32 words[2 * PAIRS]; };
 
-// Behind grid_wait().
+// Called after grid_wait().
 DEV Launch begin_launch(const Memory& memory, Count* count, const u32* over, u64 area_bytes, u32 rank, u32 eights) {
     const u32 last = count->launch;
     return Launch{memory, count, over, area_bytes, rank, eights, last == ~0u ? 2 : last + 1, 0, false};
 }
 
-// Makes the half of this rank's memory that the launch has used what it was at first: the work of one thread, for some
-// milliseconds every few days.
+// Clears the half of this rank's memory that the launch has used: by one thread, for some milliseconds every
+// few days.
 DEV void clear_half(const Launch& l) {
     const u64 half_bytes = RANKS * l.area_bytes;
     u64x2* half = (u64x2*)(l.memory.own + (l.number & 1) * half_bytes);
@@ -64,7 +69,7 @@ DEV void clear_half(const Launch& l) {
     fence_peers();
 }
 
-// Every thread must come, done with its reading.
+// Every thread must call it after its last read.
 DEV void end_launch(const Launch& l) {
     sync();
     if (tid() != 0 || atomic_add_acq_rel(&l.count->left, 1) + 1 != gdim_x()) return;
@@ -73,7 +78,7 @@ DEV void end_launch(const Launch& l) {
     l.count->launch = l.number;
 }
 
-// Where pair `pair` of the eight number i that rank `from` shows lies in some rank's memory.
+// Address, in some rank's memory, of pair `pair` of group i (eight elements) contributed by rank `from`.
 DEV u64x2* place(const Launch& l, u8* memory, u32 from, u32 pair, u32 i) {
     u8* area = memory + ((l.number & 1) * RANKS + from) * l.area_bytes;
     return (u64x2*)area + (u64)pair * l.eights + i;
@@ -94,7 +99,7 @@ DEV bool is_aborted(Launch& l) {
     return l.alone;
 }
 
-// Adds the elements in two words to the sums from `to` on.
+// Adds the elements of two words to the sums from `to` on.
 DEV void add_words(float* to, u32 w0, u32 w1) {
 #if ACT_F32
     to[0] += as_f32(w0);
@@ -107,8 +112,8 @@ DEV void add_words(float* to, u32 w0, u32 w1) {
 #endif
 }
 
-// What rank r shows, out of what the others do; `found` leaves this rank out. Values are chosen, not addresses, so that
-// they stay in registers.
+// Contribution of rank r, selected from those of the other ranks; `found` excludes this rank. Selects values,
+// not addresses, so that they stay in registers.
 DEV u64x2 pair_of(const u64x2 (&found)[OTHERS], u32 r, const Launch& l) {
     const u64x2 before = found[r < OTHERS ? r : OTHERS - 1], behind = found[r > 0 ? r - 1 : 0];
     u64x2 pair;
@@ -116,8 +121,9 @@ DEV u64x2 pair_of(const u64x2 (&found)[OTHERS], u32 r, const Launch& l) {
     return pair;
 }
 
-// The sums over the ranks of the eights numbered `index`, of which this rank has shown `own`; NOTHING stays as it is.
-// As many as registers hold are looked for at a time: to look once takes longer than all the arithmetic.
+// Sums the groups with indices `index` over the ranks; `own` is this rank's contribution; groups with index
+// NOTHING are unchanged. Polls as many pairs at a time as fit into registers: one poll takes longer than all
+// the arithmetic.
 template <u32 N> DEV void sum_of_ranks(Launch& l, const u32 (&index)[N], const Eight (&own)[N], f32x8 (&sums)[N]) {
     constexpr u32 TOGETHER = AT_ONCE < N * PAIRS ? AT_ONCE : N * PAIRS;
     UNROLL for (u32 first = 0; first < N * PAIRS; first += TOGETHER) {
@@ -149,7 +155,7 @@ template <u32 N> DEV void sum_of_ranks(Launch& l, const u32 (&index)[N], const E
     }
 }
 
-// Eight elements as they lie in memory, aligned to 16 bytes.
+// Loads eight elements as stored, aligned to 16 bytes.
 DEV Eight load_eight(const ACT* p) {
     Eight r;
     for (u32 i = 0; i < PAIRS / 2; ++i) {
@@ -159,7 +165,7 @@ DEV Eight load_eight(const ACT* p) {
     return r;
 }
 
-// The same of memory that is aligned to nothing, or of fewer than eight: zeros behind them.
+// Loads up to eight elements without alignment; missing ones are zero.
 DEV Eight load_some(const ACT* p, u32 count) {
     ACT values[8];
     for (u32 i = 0; i < 8; ++i) values[i] = i < count ? p[i] : to<ACT>(0.f);

@@ -1,8 +1,8 @@
-// prepare.h - what a stage says, on the device: the regions of step.h, and the seats they change.
+// prepare.h - device-side access to the stage buffer (step.h), and to the sequence slots that it updates.
 #pragma once
 #include "step/step.h"
 
-// Per-request state. S seats, W table width, L longest request, V vocabulary.
+// Per-request state in sequence slots. S slots, W table width, L maximum request length, V vocabulary size.
 struct SequenceSlots {
     LatestToken* newest;            // [S]
     i32* tables;                    // [S, W]
@@ -22,7 +22,7 @@ DEV const i32* words_of(const u8* stage) { return (const i32*)(stage + header_of
 DEV const i32* facts_of(const u8* stage) { return (const i32*)(stage + header_of(stage)->facts_at); }
 DEV const StageEdit* edits_of(const u8* stage) { return (const StageEdit*)(stage + header_of(stage)->edits_at); }
 
-// The block copies `len` words.
+// Copies `len` words with the whole block.
 DEV void copy_words(i32* to, const i32* from, u32 len) {
     for (u32 i = tid(); i < len; i += bdim()) to[i] = from[i];
 }
@@ -37,14 +37,16 @@ DEV void init_sequence(const SequenceSlots& seats, const StageSequenceInit& init
     copy_words((i32*)(seats.rules + seat), (const i32*)&init.rules, sizeof(SequenceSamplingParams) / 4);
 }
 
-// Position of the first token of a row: the host's, or the seat's, which lies within what the host has covered.
+// Position of the first token of a row: from the host, or from the sequence slot, bounded by what the host
+// has allocated blocks for.
 DEV u32 start_of(const StageRow& row, const LatestToken* newest) {
     if (row.ids >= 0) return (u32)row.start;
     const i32 start = newest[row.seat].position - 1 - row.ids;
     return (u32)(start < row.start ? start : row.start);
 }
 
-// Entry `e` of the row's block table as it will be after the update: another block may be writing it.
+// Entry `e` of the row's block table after the update, read from the stage buffer because another block may
+// be writing the table.
 DEV i32 table_entry(const StageRow& row, const i32* table, const i32* words, i32 e) {
     const i32 within = e - row.table_from;
     return within >= 0 && within < row.table_len ? words[row.table_at + within] : table[e];

@@ -1,13 +1,17 @@
-// prepare.hip - what the host staged becomes what a forward pass reads. CPU twin: cpu/step.rs (`StepPreparation`).
+// prepare.hip - turns the staged step into the inputs of a forward pass. CPU reference: cpu/step.rs
+// (`StepPreparation`).
 //
-// prepare_step  seats: rules, history and mask of requests that take one; block tables of the rows
-//               ids, positions i32 [tokens], slots i64 [tokens]; cu_q i32 [rows + 1]; context_lens i32 [rows]; row_facts i32 [facts, rows];
-//               question_tokens i32 [questions]
-// Grid: rows (at least 1) x parts. Block: 256. In a captured graph rows, tokens and questions are those of the bucket
-// and the header says how many are real; the rest is padding: no keys, id 0, position 0, slot -1, question token 0.
-// A slot is table[position / block_tokens] * block_tokens + position mod block_tokens. Blocks of one row read its new
-// table entries out of the stage, so they need not wait for the one that stores them.
-// What a stage names (seats, table entries, words) was checked by the host. Roofline: latency, three dependent loads.
+// prepare_step  writes sequence slots: sampling parameters, history and mask of requests that start in a
+// slot; block tables of the rows
+//               writes ids, positions i32 [tokens], slots i64 [tokens]; cu_q i32 [rows + 1]; context_lens i32
+//               [rows]; row_facts i32 [facts, rows]; question_tokens i32 [questions]
+// Grid: rows (at least 1) x parts. Block: 256. In a captured graph rows, tokens and questions (logits rows)
+// are those of the bucket, and the header has the real numbers; the rest is padding: no keys, id 0, position
+// 0, slot -1, question token 0.
+// A KV slot is table[position / block_tokens] * block_tokens + position mod block_tokens. Blocks of one row
+// read its new table entries from the stage buffer, so they do not wait for the block that stores them.
+// The host has checked the indices of the stage buffer (slots, table entries, words). Roofline: latency,
+// three dependent loads.
 #include "dev.h"
 #include "prepare/prepare.h"
 
@@ -17,7 +21,7 @@ struct StepOut {
     i32 *cu_q, *context_lens, *question_tokens, *row_facts;
 };
 
-// Tokens `from`, `from + step`, ... of the row.
+// Writes tokens `from`, `from + step`, ... of the row.
 DEV void lay_out(const StepOut& out, const SequenceSlots& seats, const StageRow& row, const i32* words, u32 block_tokens,
                  u32 from, u32 step) {
     const i32* table = seats.tables + (u64)row.seat * seats.table_width;

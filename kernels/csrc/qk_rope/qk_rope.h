@@ -1,9 +1,12 @@
-// qk_rope.h - norm and rotation of one head by a group of lanes, for the kernel and for kernels that fuse it.
+// qk_rope.h - q/k norm and RoPE of one head by a group of lanes, for the qk_rope kernel and for kernels that
+// fuse it.
 //
-// Options: HEAD_DIM (a multiple of 16), ROTARY (even, <= HEAD_DIM): channels that turn.
-// Half pairing: channel p turns with p + ROTARY / 2. A lane holds a low and a high run of RUN channels that belong
-// together, so that nothing is exchanged; channels behind ROTARY lie in such pairs of runs too and stay as they are.
-// Rounding points, as in cpu/qk_rope.rs: x * scale to ACT, the product with the weight to ACT, the rotation to ACT.
+// Options: HEAD_DIM (a multiple of 16), ROTARY (even, <= HEAD_DIM): number of rotated channels.
+// Half pairing (NeoX style): channel p is rotated with p + ROTARY / 2. A lane has a low and a high run of RUN
+// channels that are paired, so that no exchange between lanes is needed; channels from ROTARY on are also
+// stored in pairs of runs, and are not rotated.
+// Rounding points, as in cpu/qk_rope.rs: x * scale to ACT, the product with the weight to ACT, the rotation
+// to ACT.
 #pragma once
 #include "norm/norm.h"
 #include "qk_rope/rotate.h"
@@ -16,10 +19,10 @@ DEV constexpr u32 group_for(u32 runs) {
 
 enum : u32 {
     HALF = ROTARY / 2,
-    RUN = HALF % 4 == 0 ? 4 : HALF % 2 == 0 ? 2 : 1,  // channels of one load
+    RUN = HALF % 4 == 0 ? 4 : HALF % 2 == 0 ? 2 : 1,  // channels per load
     RUNS = HEAD_DIM / 2 / RUN,                        // pairs of runs in a head
     GROUP = group_for(RUNS),                          // lanes that share a head
-    TURNS = (RUNS + GROUP - 1) / GROUP,               // pairs of runs of one lane
+    TURNS = (RUNS + GROUP - 1) / GROUP,               // pairs of runs per lane
 };
 
 template <class T> struct alignas(RUN * sizeof(T)) Run { T v[RUN]; };
@@ -29,7 +32,7 @@ struct HeadPart {
     float low[TURNS][RUN], high[TURNS][RUN];
 };
 
-// First channels of the `turn`-th pair of runs; rotated or not.
+// First channels of the `turn`-th pair of runs, and whether it is rotated.
 struct RunPlace {
     u32 low, high;
     bool turns, exists;
@@ -72,7 +75,7 @@ template <class T> DEV void store_head(T* y, const HeadPart& part, u32 member, f
     }
 }
 
-// Every lane of the warp must come. `w` holds the lane's part of the weight.
+// Every lane of the warp must call it. `w` is the lane's part of the weight.
 DEV void norm_head(HeadPart& part, const HeadPart& w, float eps, u32 member) {
     float squares = 0.f;
     for (u32 t = 0; t < TURNS; ++t) {
@@ -88,7 +91,8 @@ DEV void norm_head(HeadPart& part, const HeadPart& w, float eps, u32 member) {
         }
 }
 
-// Cosines in `low`, sines in `high`: those of one position, [HALF] each; nothing where no channel turns.
+// Cosines in `low`, sines in `high`, of one position, [HALF] each; undefined for channels that are not
+// rotated.
 DEV HeadPart load_rotation(const float* cos, const float* sin, u32 member) {
     HeadPart turn;
     for (u32 t = 0; t < TURNS; ++t) {

@@ -1,15 +1,16 @@
-// qk_rope.hip - between the projections and attention: q/k norm, rotation, and the store into the KV pool.
-// CPU twin: cpu/qk_rope.rs.
+// qk_rope.hip - q/k norm, RoPE and the KV write, between the QKV projection and attention.
+// CPU reference: cpu/qk_rope.rs.
 //
-// qk_norm_rope_kv_write  q [tokens, heads * D] = rope(norm(query heads)); rope(norm(key heads)) and the value heads go
-//                        to the pool by slot, slot < 0 stores nothing.
+// qk_norm_rope_kv_write  q [tokens, heads * D] = rope(norm(query heads)); rope(norm(key heads)) and the value
+// heads are written to the KV pool by slot; slot < 0 stores nothing.
 //   qkv [tokens, (heads + 2 kv_heads) * D] of ACT; q_norm, k_norm [D] of ACT or null: no norm
 //   cos, sin f32 [positions, ROTARY / 2]; positions i32 [tokens]; slots i64 [tokens]
-//   kv: one layer of the pool, [block][kv head][K tile | V tile], tile [BLOCK_TOKENS][D] of ACT, or fp8 e4m3
+//   kv: KV pool of one layer, [block][kv head][K tile | V tile], tile [BLOCK_TOKENS][D] of ACT, or fp8 e4m3
 // Options: HEAD_DIM, ROTARY, BLOCK_TOKENS, ACT_F32, KV_FP8.
-// Grid: tokens * (heads + 2 kv_heads) groups of GROUP lanes, 128 threads a block.
+// Grid: tokens * (heads + 2 kv_heads) groups of GROUP lanes, 128 threads per block.
 // Rounding points: qk_rope.h; fp8 keys and values are rounded to ACT first, then divided by their scale and rounded.
-// Roofline: 2 bytes of qkv over bandwidth; one token is latency: two dependent loads, a reduction of GROUP lanes.
+// Roofline: 2 bytes of qkv over bandwidth; one token is latency-bound: two dependent loads, a reduction over
+// GROUP lanes.
 #include "dev.h"
 #include "qk_rope/qk_rope.h"
 
@@ -19,21 +20,21 @@ typedef fp8 KV;
 typedef ACT KV;
 #endif
 
-// Strides are in elements; key_factor and value_factor are 1 over the layer's scales.
+// Strides are in elements; key_factor and value_factor are the reciprocals of the layer's scales.
 KERNEL(128)
 qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const ACT* k_norm, const float* cos,
                       const float* sin, const i32* positions, const i64* slots, u32 tokens, u32 heads, u32 kv_heads,
                       u32 q_stride, u32 qkv_stride, float eps, float key_factor, float value_factor) {
-    grid_release();  // Before the wait: decode fetches old keys while the projections still run.
+    grid_release();  // Before the wait: decode attention prefetches old keys while the projections still run.
     grid_wait();
     const u32 all = heads + 2 * kv_heads, member = tid() % GROUP;
     const u32 unit = bid_x() * (bdim() / GROUP) + tid() / GROUP;
-    const bool real = unit < tokens * all;  // Others still take part in the sums of their warp.
+    const bool real = unit < tokens * all;  // Other lanes still take part in their warp's reductions.
     const u32 token = real ? unit / all : 0, head = real ? unit % all : 0;
     const bool is_query = head < heads, is_value = head >= heads + kv_heads;
     const i64 slot = real && !is_query ? slots[token] : 0;
 
-    // Everything is on its way before anything is waited for.
+    // Issue all loads before the first use.
     HeadPart part = load_head(qkv + (u64)token * qkv_stride + head * HEAD_DIM, member), turn = {};
     if (!is_value) {
         const u64 row = (u64)positions[token] * HALF;

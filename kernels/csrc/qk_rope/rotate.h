@@ -1,6 +1,7 @@
-// rotate.h - the rotation of a pair of channels: for this kernel and for attention that rotates by itself, to the same bits.
+// rotate.h - RoPE rotation of a pair of channels, for qk_rope and for attention kernels that fuse RoPE: same
+// bits.
 #pragma once
 
-// (a, b) turned by the angle of cosine c and sine s, not yet rounded.
+// (a, b) rotated by the angle of cosine c and sine s, not yet rounded.
 DEV float turned_low(float a, float b, float c, float s) { return fma_(a, c, -(b * s)); }
 DEV float turned_high(float a, float b, float c, float s) { return fma_(b, c, a * s); }

@@ -1,7 +1,7 @@
-// chunk.h - rows of logits in chunks, and what is known about each.
+// chunk.h - rows of logits in chunks, and the record of each chunk.
 //
-// Every sum and choice is made per chunk and then over the chunks in order, so it does not depend on how many blocks
-// share a row. One chunk is also what is passed over when a cut lies above all of it.
+// Every sum and choice is made per chunk and then over the chunks in order, so it does not depend on the
+// number of blocks per row. A chunk is also the unit that is skipped if all of it is below a cutoff.
 #pragma once
 #include "prepare/prepare.h"
 #include "sample/order.h"
@@ -10,33 +10,33 @@
 enum : u32 {
     CHUNK = 2048,        // ids
     MAX_CHUNKS = 128,    // rows of up to 262,144 ids
-    SCAN_THREADS = 256,  // of a block that scans chunks
-    PICK_THREADS = 512,  // of a block that answers a question
+    SCAN_THREADS = 256,  // block size of kernels that scan chunks
+    PICK_THREADS = 512,  // block size of kernels that select a token
 };
 
 #define GREEDY_BELOW 1e-5f
 
-// What the scan leaves behind for each chunk of each question.
+// Result of the scan for each chunk of each logits row.
 struct ChunkRecord {
     u64 best;            // first place after edits and temperature; STRANGE if a raw logit is NaN or infinite
-    u64 winner;          // place of the largest noisy value, if the row is drawn from
+    u64 winner;          // place of the largest value with Gumbel noise, if the token is sampled
     float winner_value;  // its value without the noise
-    float mass;          // sum of exp(value - best value), if top-p asks for it
-    float raw_best, raw_mass;  // largest raw logit, and sum of exp(logit - raw_best); if log-probabilities are asked for
+    float mass;          // sum of exp(value - best value), if top-p needs it
+    float raw_best, raw_mass;  // largest raw logit, and sum of exp(logit - raw_best); if log-probabilities are requested
 };
 
-// How the token of one question is found.
+// How the token of one logits row is chosen.
 struct Choice {
-    bool chooses;  // a token is wanted, not only the probability of a known one
-    bool scores;   // log-probabilities are wanted
-    bool draws;    // by chance
-    bool masked, penalised, edited;  // logits change before the draw
-    bool cuts;     // some ids are cut off before the draw
-    bool weighs;   // by probability
-    float factor;  // of the edited logits
+    bool chooses;  // a token is to be chosen; false: only the log-probability of a known one
+    bool scores;   // log-probabilities are requested
+    bool draws;    // sampled, not greedy
+    bool masked, penalised, edited;  // logits change before sampling
+    bool cuts;     // some ids are cut off before sampling (top-k, top-p, min-p)
+    bool weighs;   // top-p needs probabilities
+    float factor;  // factor (inverse temperature) of the edited logits
 };
 
-// `position`: of the token asked for.
+// `position`: of the token to be sampled.
 DEV Choice choice_of(const StageLogitsRow& question, const SequenceSamplingParams& rules, u32 vocab, i32 position) {
     Choice c;
     c.chooses = question.known < 0;
@@ -55,27 +55,27 @@ DEV Choice choice_of(const StageLogitsRow& question, const SequenceSamplingParam
 DEV u32 chunks_of(u32 ids) { return (ids + CHUNK - 1) / CHUNK; }
 DEV float minus_infinity() { return as_f32(0xff800000u); }
 
-// A row to read: the values of ids [first, end), of which `first` is a multiple of 4. Chunks are counted from there.
+// A row to read: the values of ids [first, end), `first` a multiple of 4. Chunks are counted from `first`.
 struct Row {
-    const float* values;  // of id 0, wherever it would lie
+    const float* values;  // address of id 0's value, which may be outside the row's memory
     float factor;
     u32 first, end;
-    bool aligned;  // fours may be read at once
+    bool aligned;  // 16-byte loads are allowed
 };
-// The row whose value of id `first` lies at `values`.
+// Returns the row with the value of id `first` at `values`.
 DEV Row row_of(const float* values, float factor, u32 first, u32 end) {
     return Row{values - first, factor, first, end, ((u64)values & 15) == 0};
 }
 DEV u32 chunks_of(const Row& row) { return chunks_of(row.end - row.first); }
 
-// Values of ids [id, id + 4), id a multiple of 4, as they are stored; minus infinity beyond the row.
+// Values of ids [id, id + 4), id a multiple of 4, as stored; minus infinity beyond the row.
 DEV f32x4 stored4(const Row& row, u32 id) {
     if (row.aligned && id + 4 <= row.end) return *(const f32x4*)(row.values + id);
     f32x4 r;
     for (u32 i = 0; i < 4; ++i) r.v[i] = id + i < row.end ? row.values[id + i] : minus_infinity();
     return r;
 }
-// The same, times the row's factor.
+// stored4(), times the row's factor.
 DEV f32x4 values4(const Row& row, u32 id) {
     f32x4 r = stored4(row, id);
     for (u32 i = 0; i < 4; ++i) r.v[i] = times(r.v[i], row.factor);

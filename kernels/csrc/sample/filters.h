@@ -1,14 +1,15 @@
-// filters.h - a draw among the ids that min-p, top-k and top-p leave.
+// filters.h - sampling among the ids that remain after min-p, top-k and top-p.
 //
-// The token is the argmax of value + noise over the kept ids, which are all ids up to one edge. Nothing is sorted to
-// find the edge of top-p: take the winner among all ids up to the edge known so far; if less than the wanted mass lies
-// before it, it is kept itself, so it is the winner among the kept; if not, everything from it on is cut off, and the
-// next winner is looked for before it. Each round about halves the mass that is still wrong. The noise belongs to the
-// id, so the winners of chunks that lie within the edge stay what the scan found.
+// The token is the argmax of value + noise over the kept ids, which are all ids up to one cutoff. The cutoff
+// of top-p is found without sorting: take the winner among all ids up to the current cutoff; if the mass
+// before it is less than top-p, the winner itself is kept, so it is the winner among the kept ids; otherwise
+// it and everything after it is cut off, and the next winner is searched before it. Each round about halves
+// the excess mass. Noise is keyed by id, so the winners of chunks within the cutoff remain those that the
+// scan found.
 #pragma once
 #include "sample/select.h"
 
-// Winner of each chunk among the ids up to the edge.
+// Winner of each chunk among the ids up to the cutoff.
 struct Winners {
     u64 noisy[MAX_CHUNKS];    // place of the noisy value; 0: none
     float value[MAX_CHUNKS];  // without the noise
@@ -19,7 +20,7 @@ struct Draw {
     u32 position;
 };
 
-// The warp finds the winner of chunk c among places from `edge` on.
+// One warp finds the winner of chunk c among places >= `edge`.
 DEV void find_winner(Winners& winners, const Row& row, const Draw& draw, u32 c, u64 edge) {
     u64 own = 0;
     float own_value = 0.f;
@@ -49,7 +50,7 @@ DEV void find_winner(Winners& winners, const Row& row, const Draw& draw, u32 c, 
     }
 }
 
-// Place of the winner's value among the ids up to the edge; 0 if there is none.
+// Place of the winner's value among the ids up to the cutoff; 0 if there is none.
 DEV u64 winner_from(Winners& winners, const Search& search, const Row& row, const Draw& draw, u64 edge) {
     const u32 chunks = chunks_of(row);
     for (u32 c = warp_id(); c < chunks; c += bdim() / WARP_SIZE) {
@@ -65,15 +66,15 @@ DEV u64 winner_from(Winners& winners, const Search& search, const Row& row, cons
     return first == 0 ? 0 : place_of(winners.value[(id_of(first) - row.first) / CHUNK], id_of(first));
 }
 
-// The first place that min-p cuts off is behind this one, beside a largest value of `most`.
+// Cutoff of min-p: places below it are cut off; `most` is the largest value of the row.
 DEV u64 min_p_floor(const SequenceSamplingParams& rules, float most) {
     if (rules.min_p <= 0.f) return LAST_UNMASKED;
     const u64 floor = (u64)order_of(most + ln(fmin_(rules.min_p, 1.f))) << 32;
     return floor > LAST_UNMASKED ? floor : LAST_UNMASKED;
 }
 
-// The token drawn by the rules. `best` is the first place of the row, `total` the mass of the whole row relative to it.
-// search.order and the winners hold what the scan found.
+// Samples a token under the sampling parameters. `best` is the first place of the row, `total` the mass of
+// the whole row relative to it. search.order and the winners are initialised from the scan.
 DEV u32 sample_with_filters(Search& search, Winners& winners, const Row& row, const SequenceSamplingParams& rules, const Draw& draw,
                             u64 best, float total) {
     const float most = value_of(best);

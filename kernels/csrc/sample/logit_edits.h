@@ -1,11 +1,12 @@
-// logit_edits.h - changes of logits before a choice, for the chunk a block holds in registers: allowed ids, then added values
-// (minus infinity bans), then penalties; in that order, each value's additions in the order they were staged.
+// logit_edits.h - edits of logits before sampling, for the chunk that a block has in registers: grammar mask,
+// then logit bias (minus infinity bans an id), then penalties; in that order, the biases of an id in the
+// order in which they were staged.
 #pragma once
 #include "sample/chunk.h"
 
-enum : u32 { FOURS = CHUNK / SCAN_THREADS / 4 };  // groups of four ids a thread holds
+enum : u32 { FOURS = CHUNK / SCAN_THREADS / 4 };  // groups of four ids per thread
 
-// Thread's ids of a chunk: id4(first, j) .. + 3 for j < FOURS; the block reads runs of 16 bytes times threads.
+// Ids of a thread in a chunk: id4(first, j) .. + 3 for j < FOURS; loads are coalesced, 16 bytes per thread.
 DEV u32 id4(u32 first, u32 j) { return first + (j * SCAN_THREADS + tid()) * 4; }
 
 struct Held {
@@ -21,7 +22,8 @@ DEV void mask_ids(Held& x, u32 first, const u32* mask, u32 vocab) {
     }
 }
 
-// Whether the `known` ids before the position end with the words of the edit, or are as few as it wants.
+// Whether the `known` ids before the position end with the words of the edit, or `known` is below the edit's
+// limit.
 DEV bool applies(const StageEdit& edit, const i32* words, const i32* history, i32 known) {
     if (edit.when_len < 0) return known < edit.when_at;
     if (edit.when_len > known) return false;
@@ -31,7 +33,8 @@ DEV bool applies(const StageEdit& edit, const i32* words, const i32* history, i3
     return true;
 }
 
-// Edits are sifted by tiles of one per thread into those of this chunk, in order; then every thread looks for its own.
+// Edits are filtered into those of this chunk, in order, by tiles of one edit per thread; then every thread
+// applies those of its own ids.
 DEV void add_edits(Held& x, u32 first, const StageEdit* edits, u32 count, const i32* words, const i32* history,
                    i32 known) {
     SHARED(u32, ids, SCAN_THREADS);
@@ -64,7 +67,8 @@ DEV float penalise(float x, u32 count, const SequenceSamplingParams& rules) {
     return count == 0 ? x : x - times(rules.frequency, (float)count) - rules.presence;
 }
 
-// Counts of a chunk's ids among the history: bit 31 = in the prompt, below it the occurrences in the output.
+// Counts of a chunk's ids in the history: bit 31 = occurs in the prompt, lower bits = occurrences in the
+// output.
 DEV void penalise_seen(Held& x, u32 first, const SequenceSamplingParams& rules, const i32* history, i32 known) {
     SHARED(u32, seen, CHUNK);
     for (u32 i = tid(); i < CHUNK; i += SCAN_THREADS) seen[i] = 0;

@@ -1,8 +1,9 @@
-// logits_row.h - what is asked about a row, and where the answer goes.
+// logits_row.h - request for a token of one logits row, and storage of its result.
 #pragma once
 #include "prepare/prepare.h"
 
-// The rules of a question's seat. Where nothing is chosen, no seat is named, and nobody looks at the rules.
+// Sampling parameters of the logits row's sequence slot. If no token is chosen, the slot is unset, and the
+// parameters are unused.
 DEV const SequenceSamplingParams& rules_of(const StageLogitsRow& question, const u8* rules) {
     return ((const SequenceSamplingParams*)rules)[question.known < 0 ? question.seat : 0];
 }
@@ -10,20 +11,20 @@ DEV bool is_padding(const u8* stage, u32 q) {
     return q >= header_of(stage)->questions || questions_of(stage)[q].token < 0;
 }
 
-// Position of the token asked for; positions i32 [T] are those of the step's tokens.
+// Position of the token to be sampled; positions i32 [T] are those of the step's tokens.
 DEV i32 position_of(const StageLogitsRow& question, const i32* positions) { return positions[question.token] + 1; }
-// Whether the token may be the newest one only if drafts stand, or has one behind it.
+// Whether the token is the newest one only if drafts before it are accepted, or a draft of it follows.
 DEV bool needs_draft_verification(const StageLogitsRow& question) { return question.known < 0 && (question.place > 0 || question.draft != 0); }
 
-// What is kept of tokens that were chosen.
+// Slot state that a chosen token updates.
 struct LatestTokenUpdate {
     u8* newest;    // LatestToken [S]
     i32* history;  // [S, history_len]
     u32 history_len;
 };
 
-// A token that was chosen becomes the newest one of its seat, where no drafts have to do with it, and joins the seat's history
-// where a rule reads it. One thread comes.
+// Makes a chosen token the newest one of its sequence slot, unless draft verification decides that later, and
+// appends it to the slot's history if a sampling rule reads it. Called by one thread.
 DEV void update_latest_token(const LatestTokenUpdate& seats, const StageLogitsRow& question, const SequenceSamplingParams& rules, const SampledToken& answer,
                              i32 position) {
     const bool found = answer.status == SAMPLE_OK;

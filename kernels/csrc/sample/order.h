@@ -1,40 +1,41 @@
-// order.h - the one order of a row of logits: larger value first, lower id first among equals. Argmax, ranks, cuts and
-// lists all follow it (CPU twin: cpu/sample.rs), so they agree with each other.
+// order.h - the total order of a row of logits: larger value first, lower id first among equals. Argmax,
+// ranks, cutoffs and top lists use it (CPU reference: cpu/sample.rs), so they are consistent.
 #pragma once
 
-// Before loops over values in registers whose bodies are too long for the compiler to unroll them unasked.
+// Before loops over values in registers that are too long for automatic unrolling.
 #if DEV_EMU
 #  define IN_REGISTERS
 #else
 #  define IN_REGISTERS _Pragma("unroll")
 #endif
 
-// Orders floats as unsigned numbers; any bits have their place.
+// Maps floats to unsigned integers of the same order; total over all bit patterns.
 DEV u32 order_of(float x) {
-    const u32 bits = as_u32(x == 0.f ? 0.f : x);  // -0 and +0 are equals.
+    const u32 bits = as_u32(x == 0.f ? 0.f : x);  // -0 and +0 are equal.
     return bits ^ ((bits >> 31) ? 0xffffffffu : 0x80000000u);
 }
 DEV float value_of(u32 order) { return as_f32(order ^ ((order >> 31) ? 0x80000000u : 0xffffffffu)); }
 
-// Where an id stands: the larger number comes first.
+// Sort key (place) of an id: the larger number is first.
 DEV u64 place_of(float value, u32 id) { return (u64)order_of(value) << 32 | (0xffffffffu - id); }
 DEV u32 id_of(u64 place) { return 0xffffffffu - (u32)place; }
 DEV float value_of(u64 place) { return value_of((u32)(place >> 32)); }
 
-// First place of all unmasked ids: the smallest finite value.
+// Least place of all unmasked ids: the smallest finite value.
 #define LAST_UNMASKED ((u64)0x00800000u << 32)
-// No id's place: marks a row that holds a NaN or an infinity.
+// Not a place of any id: marks a row that contains a NaN or an infinity.
 #define STRANGE (~(u64)0)
 
-// Every lane of the warp must come.
+// Every lane of the warp must call it.
 DEV u64 warp_first(u64 place) {
-    // By shuffles: with one instruction for the warp sample_scan lacks four registers on sm_90a.
+    // Uses shuffles: with the single-instruction warp reduction sample_scan needs four registers too many on
+    // sm_90a.
     const u32 high = group_max<WARP_SIZE>((u32)(place >> 32));
     const u32 low = group_max<WARP_SIZE>((u32)(place >> 32) == high ? (u32)place : 0u);
     return (u64)high << 32 | low;
 }
 
-// Every thread of the block must come; the first place of all, for all.
+// Returns the first place over the block, to all threads. Every thread of the block must call it.
 DEV u64 block_first(u64 place) {
     SHARED(u64, parts, 32);
     place = warp_first(place);
@@ -49,7 +50,7 @@ DEV u64 block_first(u64 place) {
 struct Prefix {
     u32 before, total;
 };
-// Sum of the values of lower threads, and of all. Every thread of the block must come.
+// Exclusive prefix sum over the block's threads, and the total. Every thread of the block must call it.
 DEV Prefix block_prefix(u32 v) {
     SHARED(u32, sums, 32);
     u32 upto = v;

@@ -1,5 +1,6 @@
-// philox.h - noise by counter: Philox4x32-10 (Salmon et al., 2011) and Gumbel noise made of it. CPU twin:
-// cpu/sample/philox.rs, whose words these are bit for bit; the noise agrees to a few units in the last place.
+// philox.h - counter-based noise: Philox4x32-10 (Salmon et al., 2011) and Gumbel noise derived from it. CPU
+// reference: cpu/sample/philox.rs, with identical words bit for bit; the noise agrees to a few units in the
+// last place.
 //
 // Key: 64 bits of the request. Counter: (id / 4, draw, position, 0); word id % 4 of the result belongs to the id.
 #pragma once
@@ -21,7 +22,7 @@ DEV u32x4 philox(u64 key, u32 group, u32 draw, u32 position) {
     return u32x4{{a, b, c, d}};
 }
 
-// A product that is rounded by itself: never the first half of a fused multiply-add.
+// Multiplication with its own rounding: never contracted into a fused multiply-add.
 DEV float times(float a, float b) {
 #if DEV_NV
     return __fmul_rn(a, b);
@@ -61,15 +62,15 @@ DEV float exp_(float x) { return exp2_(x * 1.44269504f); }
 // Uniform in (0, 1).
 DEV float uniform(u32 word) { return fmin_(((float)word + 0.5f) * 2.3283064365386963e-10f, 1.f - 5.9604644775390625e-8f); }
 
-// Standard Gumbel noise: -ln E, E = -ln(1 - u). It falls as the word grows.
+// Standard Gumbel noise: -ln E, E = -ln(1 - u). It decreases as the word grows.
 DEV float gumbel(u32 word) {
     const float u = uniform(word), rest = 1.f - u;
-    // Where 1 - u is rounded, the logarithm is corrected by the same ratio.
+    // Corrects the logarithm by the ratio that the rounding of 1 - u changed.
     const float e = rest == 1.f ? u : -ln(rest) * (u / (1.f - rest));
     return -ln(e);
 }
 
-// The same to within GUMBEL_SLACK, for a third of the work.
+// gumbel() to within GUMBEL_SLACK, at a third of the cost.
 #define GUMBEL_SLACK 1e-3f
 DEV float gumbel_about(u32 word) {
     const float u = uniform(word);

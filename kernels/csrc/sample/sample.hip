@@ -1,23 +1,29 @@
-// sample.hip - the questions of a step, answered out of the logits. CPU twins: cpu/step.rs (`RowSampling`) and
-// cpu/sample, whose rules these are: mask, edits, penalties, temperature, min-p, top-k, top-p, then the largest noisy
-// value, or the largest below temperature 1e-5; log-probabilities, rank and the likeliest ids of the raw logits.
+// sample.hip - samples the logits rows of a step. CPU reference: cpu/step.rs (`RowSampling`) and cpu/sample,
+// with the same rules: mask, edits, penalties, temperature, min-p, top-k, top-p, then the largest value with
+// Gumbel noise, or the largest value below temperature 1e-5 (greedy); log-probabilities, rank and top ids of
+// the raw logits.
 //
-// sample_scan           reads logits f32 [questions, vocab] once, chunk by chunk of 2048 ids, into records [questions, chunks];
-//                       where cuts follow edits, the edited logits go to edited f32 [questions, edited_stride]. It may have the logits
-//                       of ids [first, end) alone, first a multiple of 64: see sample_vocab_parallel, which goes on from there.
-//                       Grid: blocks per question x questions; the answer does not depend on how many. Block: 256.
-// sample_pick           answers [questions, 4 words]; top_ids i32, top_logprobs f32 [questions, most]; the seat's newest token, where no
-//                       drafts have to do with it, and history. Grid: questions. Block: 512. Reads logits again only where cuts, ranks
-//                       or lists ask for it, and of them only chunks that reach the limit looked for.
-// sample_verify_drafts  which drafts stand: the one behind a token if it is that token (per_mille < 0), or by chance; what is asked behind
-//                       one that does not is about nothing. Of those that count the last is the seat's newest token. A row's questions
-//                       follow each other, perhaps in several launches. Grid: blocks of 256 over questions.
-// positions i32 [T] are those of the step's tokens: the one asked for comes behind its question's.
-// vocab <= 262,144; most <= 1024. Questions beyond the stage's, or about token -1, are padding: token -1, no seat changed.
+// sample_scan           reads logits f32 [questions, vocab] once, in chunks of 2048 ids, into records
+//                       [questions, chunks]; if cutoffs follow edits, the edited logits are written to edited
+//                       f32 [questions, edited_stride]. It may have only the logits of ids [first, end),
+//                       first a multiple of 64 (vocab-parallel sampling): see sample_vocab_parallel, which
+//                       continues from there. Grid: blocks per logits row x logits rows; the result does not
+//                       depend on the former. Block: 256.
+// sample_pick           answers [questions, 4 words]; top_ids i32, top_logprobs f32 [questions, most];
+//                       updates the newest token of the sequence slot, unless draft verification does, and
+//                       the history. Grid: logits rows. Block: 512. Reads logits again only if cutoffs, ranks
+//                       or top lists need it, and then only chunks that reach the limit.
+// sample_verify_drafts  accepts or rejects draft tokens: a draft is accepted if it equals the sampled token
+// (per_mille < 0), or at random with that rate; logits rows after a rejected draft are void. The last valid
+// token is the newest token of the sequence slot. The logits rows of a row are consecutive, possibly across
+// several launches. Grid: blocks of 256 over logits rows.
+// positions i32 [T] are those of the step's tokens: a sampled token is at the next position.
+// vocab <= 262,144; most <= 1024. Logits rows beyond those of the stage buffer, or with token -1, are
+// padding: token -1, no slot changed.
 //
-// Greedy tokens are the CPU's exactly. Drawn ones differ only where the last bits of noise, of a probability or of a
-// cut's sum decide. Roofline: the row once over bandwidth (0.6 MB at 151,936 ids); plain draws add 40 instructions an
-// id; top-p adds on average about one more reading.
+// Greedy tokens equal the CPU's. Sampled tokens differ only where the last bits of noise, of a probability or
+// of a cutoff's sum decide. Roofline: the row once over bandwidth (0.6 MB at 151,936 ids); sampling without
+// cutoffs adds 40 instructions per id; top-p adds on average about one more reading.
 #include "dev.h"
 #include "sample/filters.h"
 #include "sample/logits_row.h"
@@ -32,7 +38,7 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
     const u32 q = bid_y();
     const Row raw = row_of(logits + (u64)q * stride, 1.f, first, end);
     const u32 chunks = chunks_of(raw);
-    Held next = load_chunk(raw, first + bid_x() * CHUNK);  // On its way while the question is read.
+    Held next = load_chunk(raw, first + bid_x() * CHUNK);  // Issued before the logits row's parameters are read.
     if (is_padding(stage, q)) return;
     Scanned s;
     s.question = questions_of(stage) + q;
@@ -54,7 +60,7 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
 }
 EXPORT(sample_scan)
 
-// Log-probabilities of the raw row: of the token, its rank, and the `top` likeliest ids.
+// Log-probability of the token in the raw row, its rank, and the `top` most probable ids.
 DEV void score(Search& search, SampledToken& answer, i32* top_ids, float* top_logprobs, const ChunkRecord* records,
                const Row& raw, u32 top) {
     const u32 chunks = chunks_of(raw);
@@ -78,7 +84,7 @@ DEV void score(Search& search, SampledToken& answer, i32* top_ids, float* top_lo
     }
 }
 
-// The token chosen by the rules, or the status that says why there is none.
+// Chooses a token under the sampling parameters, or returns the status that explains why there is none.
 DEV u32 choose(Search& search, Winners& winners, i32& token, const ChunkRecord* records, const Row& row,
                const Choice& choice, const SequenceSamplingParams& rules, const Draw& draw) {
     const bool holds = tid() < chunks_of(row);
@@ -163,7 +169,7 @@ sample_verify_drafts(u8* answers, u8* newest, i32* history, const i32* ids, cons
     const u32 end = questions < staged ? questions : staged;
     if (first >= end || is_padding(stage, first)) return;
     const StageLogitsRow* asked = questions_of(stage);
-    // The first of a row, or of those that are left of one, goes through all.
+    // The thread of the first logits row of a row, or of the first one in this launch, processes all of them.
     if (!needs_draft_verification(asked[first]) || (asked[first].place > 0 && first > 0)) return;
     const i32 seat = asked[first].seat;
     const SequenceSamplingParams& seat_rules = ((const SequenceSamplingParams*)rules)[seat];
@@ -185,7 +191,7 @@ sample_verify_drafts(u8* answers, u8* newest, i32* history, const i32* ids, cons
                     history[(u64)seat * history_len + position] = draft;
             }
         }
-        // An error behind drafts leaves the token in front of it the newest.
+        // An error after accepted drafts leaves the previous token the newest.
         if (found || asked[q].place == 0) own = LatestToken{found ? answer.token : 0, position, 0};
         own.stands = counts ? 1 : 0;
     }

@@ -1,13 +1,13 @@
-// scan.h - one reading of one chunk: everything that later steps want to know about it.
+// scan.h - single pass over one chunk: computes the record that later steps need.
 #pragma once
 #include "sample/logit_edits.h"
 
-// What all chunks of a question share.
+// Data shared by all chunks of a logits row.
 struct Scanned {
     Choice choice;
     const SequenceSamplingParams* rules;
     const StageLogitsRow* question;
-    i32 position;  // of the token asked for
+    i32 position;  // of the token to be sampled
     const i32* history;
     const u32* mask;
     const i32* words;
@@ -50,7 +50,8 @@ DEV float mass_of(const Held& x, float most) {
     return block_sum(sum);
 }
 
-// The largest noisy value. Most ids get by with cheap noise: only those near the largest of that are computed exactly.
+// Finds the largest value with Gumbel noise. Approximate noise filters the ids: exact noise is computed only
+// near the approximate maximum.
 DEV void find_gumbel_max(ChunkRecord* record, const Held& x, u32 first, u32 vocab, u64 key, u32 position) {
     u32x4 words[FOURS];
     float top = -3.0e38f;
@@ -80,8 +81,8 @@ DEV void find_gumbel_max(ChunkRecord* record, const Held& x, u32 first, u32 voca
     }
 }
 
-// Fills the record of the chunk that begins at id `first`, whose raw logits are `x`; writes the edited ones where they
-// are wanted again.
+// Fills the record of the chunk that begins at id `first`, with raw logits `x`; writes the edited logits if
+// they are read again.
 DEV void scan_chunk(ChunkRecord* record, float* edited, Held x, u32 first, u32 vocab, const Scanned& s) {
     const bool strange = any_non_finite(x, first, vocab);
     if (s.choice.scores) {

@@ -1,10 +1,10 @@
-// select.h - finding places in a row by one block: sums and counts behind a limit, the k-th place, the first k in order.
-// Warps take chunks in turn; a chunk whose first value lies behind the limit is not read.
+// select.h - block-wide search in a row: sums and counts above a limit, the k-th place, the first k in order.
+// Warps take chunks in turn; a chunk with a first place below the limit is not read.
 #pragma once
 #include "sample/chunk.h"
 
 enum : u32 {
-    LIST = 1024,     // places that can be sorted at once; also the longest list of log-probabilities
+    LIST = 1024,     // maximum number of places sorted at once; also the maximum length of a list of log-probabilities
     BIN_BITS = 11,
     BINS = 1u << BIN_BITS,
 };
@@ -13,13 +13,13 @@ enum : u32 {
 struct Search {
     u64 list[LIST], sorted[LIST];
     u32 bins[BINS];
-    u32 order[MAX_CHUNKS];  // order_of each chunk's largest value in the row that is searched
+    u32 order[MAX_CHUNKS];  // order_of each chunk's largest value in the searched row
     u32 found, bin, above;
     u64 place;
 };
 
-// Calls f(place, value, id) for every id of the row whose chunk may hold places from `limit` on, one id per lane and
-// call; the chunk's lanes come together, so f may not meet others.
+// Calls f(place, value, id) for every id of the row with place >= `limit`, skipping chunks without one; one
+// id per lane and call. Lanes diverge, so f must not use warp collectives.
 template <class F> DEV void each_from(const Search& search, const Row& row, u64 limit, F f) {
     for (u32 c = warp_id(); c < chunks_of(row); c += bdim() / WARP_SIZE) {
         if (search.order[c] < (u32)(limit >> 32)) continue;
@@ -35,21 +35,22 @@ template <class F> DEV void each_from(const Search& search, const Row& row, u64 
     }
 }
 
-// Number of ids whose place is at least `limit`. Every thread must come.
+// Number of ids with place >= `limit`. Every thread must call it.
 DEV u32 count_from(const Search& search, const Row& row, u64 limit) {
     u32 n = 0;
     each_from(search, row, limit, [&](u64, float) { ++n; });
     return block_sum(n);
 }
 
-// Their probability, relative to a value of `best`: summed per lane, warp and block, each in fixed order.
+// Probability mass of ids with place >= `limit`, relative to a value of `best`: summed per lane, warp and
+// block, each in fixed order.
 DEV float mass_from(const Search& search, const Row& row, u64 limit, float best) {
     float mass = 0.f;
     each_from(search, row, limit, [&](u64, float value) { mass += exp_(value - best); });
     return block_sum(mass);
 }
 
-// Lists the places from `limit` on, below `end`, in no order; returns how many there are, which may exceed LIST.
+// Lists the places in [limit, end), unordered; returns their number, which may exceed LIST.
 DEV u32 gather(Search& search, const Row& row, u64 limit, u64 end) {
     if (tid() == 0) search.found = 0;
     sync();
@@ -60,11 +61,11 @@ DEV u32 gather(Search& search, const Row& row, u64 limit, u64 end) {
     });
     sync();
     const u32 found = search.found;
-    sync();  // The next search begins at 0.
+    sync();  // The next search resets the counter.
     return found;
 }
 
-// Sorts the first `n` <= LIST places of the list: each counts those before it. All places differ.
+// Sorts the first `n` <= LIST places of the list by counting larger ones. All places differ.
 DEV void sort_list(Search& search, u32 n) {
     for (u32 i = tid(); i < n; i += bdim()) {
         const u64 place = search.list[i];
@@ -75,7 +76,7 @@ DEV void sort_list(Search& search, u32 n) {
     sync();
 }
 
-// A limit behind which at least k ids lie: the k-th of the chunks' largest values.
+// Returns a limit that at least k ids reach: the k-th largest of the chunks' largest values.
 DEV u64 bound_for(Search& search, u32 chunks, u32 k) {
     if (k > chunks) return LAST_UNMASKED;
     if (tid() < chunks) {
@@ -90,8 +91,8 @@ DEV u64 bound_for(Search& search, u32 chunks, u32 k) {
     return bound > LAST_UNMASKED ? bound : LAST_UNMASKED;
 }
 
-// The bin, counted from the highest, in which the k-th entry lies, and the entries above it; bin BINS if there are
-// fewer than k.
+// Finds the bin, counted from the highest, that contains the k-th entry, and the number of entries above it;
+// bin BINS if there are fewer than k.
 DEV void find_bin(Search& search, u32 k) {
     const u32 each = BINS / PICK_THREADS, top = BINS - 1 - tid() * each;
     u32 own = 0;
@@ -108,8 +109,8 @@ DEV void find_bin(Search& search, u32 k) {
     sync();
 }
 
-// Place of the k-th id, 0 if fewer are unmasked; behind `bound` lie at least k. Few candidates are sorted; many are narrowed
-// down digit by digit.
+// Place of the k-th id, 0 if fewer are unmasked; at least k places are >= `bound`. Few candidates are sorted;
+// many are narrowed down by radix select.
 DEV u64 kth_place(Search& search, const Row& row, u32 k, u64 bound) {
     u32 n = gather(search, row, bound, STRANGE);
     u64 low = bound;

@@ -1,27 +1,32 @@
-// sample_vocab_parallel.hip - the questions of a step, where each rank has the logits of a part of the vocabulary: all tell each other a
-// few words about each row, and find the same answer in them. CPU twin: cpu/sample/vocab_parallel. Sizes do not depend on the rules, so
-// that it can be recorded; so it serves choices without cuts and those whose first cut is a top-k of up to `listed` ids, and no
-// log-probabilities.
+// sample_vocab_parallel.hip - vocab-parallel (sharded) sampling: each rank has the logits of a part of the
+// vocabulary; all ranks exchange a few candidates per logits row, and compute the same result from them. CPU
+// reference: cpu/sample/vocab_parallel. Sizes do not depend on the sampling parameters, so that the launches
+// can be captured; therefore only rows without cutoffs, and rows with a top-k of up to `listed` ids as first
+// cutoff, are supported, without log-probabilities.
 //
-// sample_scan             first, with this rank's ids: records and edited logits; see sample.hip.
-// sample_verify_drafts    behind vocab_shard_merge, where there are drafts.
-// vocab_shard_candidates  told u64 [questions, 2 + listed] of the ids [first, end): the first place after edits and temperature (STRANGE
-//                         if a raw logit is NaN or infinite), that of the largest noisy value, and in no order those of the first top-k ids,
-//                         zeros behind them. Grid: questions. Block: 512. Reads logits again, twice, only for a top-k.
-// vocab_shard_merge       all u64 [ranks, questions, 2 + listed], in the order of ranks -> answers [questions, 4 words]; the seat's
-//                         newest token, where no drafts have to do with it, and history. Grid: questions. Block: 512. ranks * listed <= 1024, listed <= 512.
+// sample_scan             runs first, over this rank's ids: records and edited logits; see sample.hip.
+// sample_verify_drafts    runs after vocab_shard_merge, if there are draft tokens.
+// vocab_shard_candidates  told u64 [questions, 2 + listed] of the ids [first, end): the first place after
+// edits and temperature (STRANGE if a raw logit is NaN or infinite), the place of the largest noisy value,
+// and, unordered, the places of the first top-k ids, followed by zeros. Grid: logits rows. Block: 512. Reads
+// logits again, twice, only for a top-k.
+// vocab_shard_merge       all u64 [ranks, questions, 2 + listed], in the order of ranks -> answers
+//                         [questions, 4 words]; updates the newest token of the sequence slot, unless draft
+//                         verification does, and the history. Grid: logits rows. Block: 512. ranks * listed
+//                         <= 1024, listed <= 512.
 //
-// Every rank merges the same words by the same code, so all have the same bits. Tokens are those of sample_pick; where top-p cuts
-// among the first k its sum is added in another order. Roofline: latency, as the words are few; a top-k the part twice over
-// bandwidth, out of near caches.
+// Every rank merges the same words with the same code, so all have the same bits. Tokens are those of
+// sample_pick; if top-p cuts among the first k, its sum is added in another order. Roofline: latency, as the
+// data is small; with a top-k two reads of the shard, mostly from cache.
 #include "dev.h"
 #include "sample/filters.h"
 #include "sample/logits_row.h"
 
-// What a rank tells about a row: so many places in front of the list.
+// Layout of a rank's data of a row: fixed places before the list.
 enum : u32 { BEST = 0, WINNER = 1, LISTED_FROM = 2 };
 
-// A limit behind which at least k <= PICK_THREADS ids lie, if so many are unmasked: the k-th of the threads' largest values.
+// Returns a limit that at least k <= PICK_THREADS ids reach, if that many are unmasked: the k-th largest of
+// the threads' largest values.
 DEV u64 bound_by_threads(Search& search, const Row& row, u32 k) {
     u32 own = 0;
     each_from(search, row, LAST_UNMASKED, [&](u64 place, float) {
@@ -39,7 +44,7 @@ DEV u64 bound_by_threads(Search& search, const Row& row, u32 k) {
     return bound > LAST_UNMASKED ? bound : LAST_UNMASKED;
 }
 
-// The places of the row's first k unmasked ids, or of all, and zeros up to `listed`.
+// Writes the places of the row's first k unmasked ids, or of all, then zeros up to `listed`.
 DEV void put_first_candidate(u64* to, Search& search, const Row& row, u32 k, u32 listed) {
     const u64 last = kth_place(search, row, k, bound_by_threads(search, row, k));
     const u32 n = gather(search, row, last > LAST_UNMASKED ? last : LAST_UNMASKED, STRANGE);
@@ -82,14 +87,14 @@ vocab_shard_candidates(u64* told, const u8* records, const float* edited, const 
 }
 EXPORT(vocab_shard_candidates)
 
-// What all ranks tell about a row.
+// Candidates of all ranks of a row.
 struct CandidateList {
     const u64* of_first;  // of rank 0
-    u32 ranks, apart;     // places between one rank's and the next
+    u32 ranks, apart;     // apart: stride of ranks, in places
     u32 listed;
 };
 
-// The first of what ranks say at place `at`.
+// First of the ranks' places at index `at`.
 DEV u64 first_of(const CandidateList& told, u32 at) {
     u64 first = 0;
     for (u32 r = 0; r < told.ranks; ++r) {
@@ -99,7 +104,7 @@ DEV u64 first_of(const CandidateList& told, u32 at) {
     return first;
 }
 
-// All that is listed, in order; returns how many.
+// Sorts all candidates; returns their number.
 DEV u32 sort_candidates(Search& search, const CandidateList& told) {
     if (tid() == 0) search.found = 0;
     sync();
@@ -115,8 +120,8 @@ DEV u32 sort_candidates(Search& search, const CandidateList& told) {
 
 DEV u32 word_of(const u32x4& words, u32 i) { return i == 0 ? words.v[0] : i == 1 ? words.v[1] : i == 2 ? words.v[2] : words.v[3]; }
 
-// The token drawn among the first k of what is listed, as far as min-p and top-p leave them: what lies before an id of them is
-// less than the wanted mass.
+// Samples a token among the first k candidates, after min-p and top-p: an id is kept if the mass before it is
+// less than top-p.
 DEV u32 sample_candidates(Search& search, const CandidateList& told, const SequenceSamplingParams& rules, const Draw& draw) {
     const u32 n = sort_candidates(search, told), i = tid();
     const u32 k = n < (u32)rules.top_k ? n : (u32)rules.top_k;
@@ -138,7 +143,7 @@ DEV u32 sample_candidates(Search& search, const CandidateList& told, const Seque
     return id_of(block_first(noisy));
 }
 
-// The token chosen by the rules, or the status that says why there is none.
+// Chooses a token under the sampling parameters, or returns the status that explains why there is none.
 DEV u32 choose_candidate(Search& search, i32& token, const CandidateList& told, const Choice& choice, const SequenceSamplingParams& rules,
                          const Draw& draw) {
     const u64 best = first_of(told, BEST);
