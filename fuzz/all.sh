@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Every fuzz target for so many seconds, from its committed corpus, as many at once as there are processors: fuzz/all.sh SECONDS [CORPORA].
-# CORPORA: a folder where what libFuzzer finds worth keeping goes, and lies when it is started again; without it, nowhere.
-# Prints how often each one ran. What breaks a decoder ends the whole; the input lies in fuzz/artifacts/TARGET then, unless the
-# stack was used up: `just fuzz-one TARGET` has a stack for that.
-# Built by the stable compiler with the profile of tests, without sanitizers: the decoders are safe Rust. No cargo-fuzz is needed.
+# Runs every fuzz target for SECONDS from its committed corpus, one per processor at a time: fuzz/all.sh SECONDS [CORPORA].
+# CORPORA: a folder that keeps the inputs libFuzzer adds, and is read by the next run; default: a temporary folder.
+# Prints the number of executions of each target. A failing input ends the run and is in fuzz/artifacts/TARGET, unless it caused a stack
+# overflow: `just fuzz-one TARGET` has a larger stack for that.
+# Built by the stable compiler with the test profile, without sanitizers: the decoders are safe Rust. cargo-fuzz is not needed.
 set -euo pipefail
 seconds=$1 found=$(realpath -m "${2:-$(mktemp -d)}")
 cd "$(dirname "$0")/.."
@@ -12,9 +12,9 @@ RUSTC_WORKSPACE_WRAPPER=$PWD/fuzz/coverage.sh cargo build --locked -p hadron-fuz
 one() {
     local target=$1 log=$found/$1.log
     mkdir -p "$found/$target" "fuzz/artifacts/$target"
-    # No more memory than this, touched or not.
+    # Limits address space, whether or not it is used.
     local code=0 limit=30
-    # A grammar may take for ever: whoever tries one does so in a process that is killed then. Elsewhere it is a finding.
+    # A grammar may take very long: dry runs are done in a process that is killed then. In other targets a timeout is a failure.
     [ "$target" != grammars ] || limit=5
     (ulimit -v $((4 << 20)) && exec "$built/$target" "$found/$target" "fuzz/corpus/$target" -max_total_time="$seconds" -max_len=16384 \
         -timeout=$limit -timeout_exitcode=70 -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="fuzz/artifacts/$target/") >"$log" 2>&1 || code=$?

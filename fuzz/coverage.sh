@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Cargo's RUSTC_WORKSPACE_WRAPPER of `all.sh`: compiles the crates of this workspace with the counters that lead libFuzzer, as cargo-fuzz
-# would. Crates of others are compiled without, and shared with `cargo test`.
+# Cargo's RUSTC_WORKSPACE_WRAPPER of `all.sh`: compiles this workspace's crates with libFuzzer's coverage instrumentation, as cargo-fuzz
+# does. Third-party crates are compiled without it, and shared with `cargo test`.
 set -euo pipefail
 rustc=$1
 shift

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a server and its executors listen on and speak to unless they are told otherwise, as `ss` sees it: this machine alone.
+# Addresses that a server and its executors listen on and connect to by default, according to `ss`: this machine only.
 #
 # usage: listening.sh HADRON          Debian: apt-get install iproute2 curl
 set -euo pipefail
@@ -21,7 +21,7 @@ curl -sf "$at/v1/completions" -H 'Content-Type: application/json' -d '{"prompt":
 mine="pid=($(pgrep -P "$server" | paste -sd '|')|$server),"
 sockets=$(ss -Htuanp | grep -E "$mine") || fail "no socket at all"
 echo "$sockets"
-# State, two queues, the local address, the peer's.
+# State, two queue sizes, local address, peer address.
 beyond=$(awk '$5 !~ /^(127\.|\[::1\]|\[::ffff:127\.)/ || ($2 != "LISTEN" && $6 !~ /^(127\.|\[::1\]|\[::ffff:127\.)/)' <<<"$sockets")
 [ -z "$beyond" ] || fail "beyond this machine: $beyond"
 listening=$(awk '$2 == "LISTEN" { print $5 }' <<<"$sockets" | sort -u)

@@ -202,7 +202,7 @@ STEP2 = {
     "num_experts": 16,
     "num_experts_per_tok": 2,
 }
-# Sizes that end inside blocks of 128, and projections that begin inside one when they are stacked.
+# Sizes that are no multiple of the 128 block size, and stacked projections that start inside a block.
 UNEVEN = {"hidden_size": 192, "intermediate_size": 320}
 BLOCKS = {
     "quant_method": "fp8",
@@ -224,7 +224,7 @@ CHANNELS = {
         }
     },
 }
-# Sizes of latent attention: heads of 16 + 8 channels over latents of 32.
+# MLA sizes: qk_nope_head_dim 16, qk_rope_head_dim 8, compressed KV of 32.
 LATENT = {
     "q_lora_rank": 32,
     "kv_lora_rank": 32,
@@ -365,7 +365,7 @@ def eagle(**more) -> dict:
     } | more
 
 
-# The model that is drafted for, and the layer. The second has all that checkpoints vary in.
+# The target model, and its EAGLE-3 layer. The second one uses every variant of checkpoints.
 EAGLES = {
     "llama-eagle3": ("llama-untied", eagle()),
     "qwen3_moe-eagle3-variants": (
@@ -418,7 +418,7 @@ def weight(case: dict, name: str, seed: int, shape: tuple[int, ...]) -> np.ndarr
     return np.stack([np.concatenate(pair) for pair in both])
 
 
-# What HF is not told: weights come to it multiplied out.
+# Keys that HF does not get: it is given dequantised weights.
 UNSEEN = ("architectures", "model_type", "dtype", "quantization_config")
 
 
@@ -805,7 +805,7 @@ def save(path: Path, tensors: dict, gaps: list, case: dict, seed: int, more: dic
             "safetensors": safetensors.__version__,
         },
     }
-    # One key: the order of several would change from run to run.
+    # A single key: the order of several keys would vary between runs.
     save_file(tensors, path, metadata={"golden": json.dumps(about, sort_keys=True)})
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     size = path.stat().st_size

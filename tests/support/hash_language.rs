@@ -38,8 +38,8 @@ pub(crate) fn entry(context: u64, token: Token) -> u64 {
 pub(crate) struct HashSampler {
     /// Ids are drawn from `0 .. vocab`.
     pub(crate) vocab: Token,
-    /// The request's sampling parameters; `min_tokens`, `stop_ids`, `allowed` and the temperature are
-    /// applied.
+    /// The request's sampling parameters; `min_tokens`, `stop_token_ids`, `allowed_token_ids` and the
+    /// temperature are applied.
     pub(crate) sampling: SamplingParams,
     /// Key of the sampling noise; has an effect only if the temperature is not 0.
     pub(crate) key: u64,

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Serves models with synthetic weights on the GPU of this machine, loads them through HTTP and writes one JSON line per
-# level of concurrency.
+# Serves models with synthetic weights on this machine's GPU, sends them load over HTTP and writes one JSON line per concurrency level.
 #
 # usage: serve.sh HADRON MODELS OUT "LOAD COMMAND" MODEL...
 #   HADRON        the binary
 #   MODELS        folder of model folders (config.json and tokenizer, no weights)
 #   OUT           folder for results and logs
 #   LOAD COMMAND  prints the lines; called with --url, --model, --isl 1024 --osl 256 --rounds 2 --conc 1,64,256 --vocab
-# environment: DEVICE (cuda), CONC (1,64,256), VOCAB (150000, ids of prompts lie below), FLAGS (more flags of the server), KERNELS (kernel cache folder)
+# environment: DEVICE (cuda), CONC (1,64,256), VOCAB (150000, prompt ids are below it), FLAGS (additional server flags), KERNELS (kernel
+# cache folder)
 set -euo pipefail
 hadron=$1 models=$2 out=$3 load=$4
 shift 4

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Builds what `turns.py` compares: build.sh REVISION FOLDER [PROFILE]
 #
-# FOLDER gets `hadron` and the benchmarks `step` (scheduler), `forward` (CPU kernels) and `http` (server-sent events) of REVISION, and
-# `about.json`. PROFILE is a Cargo profile (default release). REVISION `.` builds the working tree. The build folder beside
-# FOLDER is kept, so that a second revision compiles its own crates alone.
+# FOLDER gets `hadron` and the benchmarks `step` (scheduler), `forward` (CPU kernels) and `http` (SSE) of REVISION, and `about.json`.
+# PROFILE is a Cargo profile (default release). REVISION `.` builds the working tree. The build folder next to FOLDER is kept, so that a
+# second revision compiles the workspace's own crates only.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 revision=$1
 folder=$(realpath -m "$2")
 profile=${3:-release}
 mkdir -p "$folder"
-# A copy whose files are new: Cargo shares one build folder among trees, and would take older files for those it has built.
+# A copy with new modification times: Cargo shares one build folder among trees, and would treat older files as already built.
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 if [ "$revision" = . ]; then
@@ -20,13 +20,13 @@ else
 fi
 export CARGO_TARGET_DIR=${SPEED_TARGET:-$(dirname "$folder")/target} CARGO_INCREMENTAL=0
 cd "$tree"
-# Revisions that have no profile `dist` ship their release profile.
+# Revisions without the profile `dist` ship their release profile.
 grep -q "^\[profile\.$profile\]" Cargo.toml || profile=release
 cargo build --locked --profile "$profile" --bin hadron
 built=$CARGO_TARGET_DIR/$profile
 cp "$built/hadron" "$folder/hadron"
 if [ -z "${HADRON_ONLY:-}" ]; then
-    # A benchmark's path is in the last message of Cargo about it.
+    # The benchmark's path is in Cargo's last message about it.
     executable() {
         cargo "$@" --locked --profile "$profile" --no-run --message-format json 2>/dev/null |
             python3 -c 'import json, sys; print([m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable") and m["target"]["name"] == sys.argv[1]][-1])' "$name"

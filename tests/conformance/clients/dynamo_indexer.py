@@ -142,7 +142,7 @@ class Traffic:
 
 
 def run(binary, log, events, requests):
-    # A pool of 150 blocks: documents push each other out.
+    # A pool of 150 blocks: documents evict each other.
     arguments = ["--num-gpu-blocks-override", "150", "--max-model-len", "512"]
     traffic = Traffic(7)
     with Server(binary, events, arguments) as server:

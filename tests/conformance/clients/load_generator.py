@@ -19,7 +19,7 @@ import tempfile
 
 from sdk_venv import enter
 
-# Newer releases of guidellm bring torch, and 3 GB with it. The others are pinned because pip would look for long.
+# Newer releases of guidellm depend on torch (3 GB). The other packages are pinned because pip's dependency resolution would be slow.
 enter("guidellm==0.3.1", "transformers==4.57.1", "tokenizers==0.22.2", "huggingface_hub==0.36.2",
       "datasets==4.4.1", "click==8.1.8")
 
@@ -29,7 +29,7 @@ CONCURRENCY, WAVES, OUTPUT_TOKENS, WORDS = 4, 8, 16, 32
 REQUESTS = CONCURRENCY * WAVES
 ROUNDS = int(os.environ.get("ROUNDS", 1))
 WITHIN = float(os.environ.get("WITHIN_PERCENT", 15)) / 100
-# Of guidellm's two times per token, this one leaves out the first token, as ours does.
+# Of guidellm's two times per token, this one excludes the first token, as ours does.
 FIGURES = ("output tok/s", "TTFT ms", "time per token ms")
 
 
@@ -62,7 +62,7 @@ def ours(url, folder):
 def theirs(url, folder):
     """The same of guidellm."""
     prompts, result = folder / "prompts.jsonl", folder / "guidellm.json"
-    # Words of the form that ours are made of: as many tokens for any tokenizer that reads digits alike.
+    # Words of the same form as ours: equal token counts for any tokenizer that splits digits alike.
     words = [f"w{100 + i * 7 % 400}" for i in range(REQUESTS * WORDS)]
     texts = [" ".join(words[i * WORDS : (i + 1) * WORDS]) for i in range(REQUESTS)]
     lines = [json.dumps({"prompt": text, "output_tokens_count": OUTPUT_TOKENS}) for text in texts]

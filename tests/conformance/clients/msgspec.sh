@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# vLLM's own event classes decode what we publish and encode it to the same bytes: at least 100,000 events.
+# vLLM's own event classes decode our KV events and encode them to identical bytes: at least 100,000 events.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/server.sh"
 venv "$2" msgspec msgspec==0.22.0 "pyzmq>=26" "setuptools>=77" setuptools_scm
 folder=$2/msgspec
 
-# One file of vLLM's source archive is wanted. pip fetches, verifies and unpacks the archive, then asks it for its metadata,
-# for which it imports torch: ours takes the file and stops there, so nothing of vLLM is built.
+# Only one file of vLLM's source archive is needed. pip downloads, verifies and unpacks the archive, then queries its metadata, which
+# imports torch: our torch.py copies the file and stops there, so vLLM is not built.
 if [ ! -s "$folder/kv_events.py" ]; then
     mkdir -p "$folder/taker"
     cat >"$folder/taker/torch.py" <<PY

@@ -138,7 +138,7 @@ def replay(server, start):
 
 def main(binary, path):
     module = vllm_module(path)
-    # A model that takes no time, small blocks and a small pool: many events a second.
+    # A model of negligible cost, small blocks and a small pool: many events per second.
     arguments = [tiny_model(binary), "--block-size", "2", "--num-gpu-blocks-override", "8000"]
     config = {"topic": "kv@here@demo", "buffer_steps": 1_000_000}
     with Server(binary, config, arguments) as server:

@@ -90,7 +90,7 @@ def structured():
         "required": ["sure", "kind"],
         "additionalProperties": False,
     }
-    # A model this small never tires of line breaks between the parts of an object, where a schema allows them.
+    # A model this small repeats line breaks between the parts of an object endlessly, where a schema allows them.
     compact = {"structured_outputs": {"json": schema, "disable_any_whitespace": True}}
     reply = client.chat.completions.create(model=MODEL, messages=QUESTION, extra_body=compact, max_tokens=100, seed=1)
     answer = json.loads(reply.choices[0].message.content)

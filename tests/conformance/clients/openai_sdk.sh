@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The openai SDK: models, unary, streams with usage, log-probabilities, structured output,
-# tool calls, reasoning, and every error under its own class.
+# The openai SDK: models, unary requests, streams with usage, log-probabilities, structured output, tool calls, reasoning, and every error
+# with its own class.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/server.sh"

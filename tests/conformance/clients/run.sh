@@ -3,9 +3,9 @@
 #
 #   run.sh [BINARY [FOLDER [TOOL...]]]
 #
-# BINARY is a built `hadron` (default target/debug/hadron, which `cargo test` builds); virtual environments are made in
-# FOLDER (default target/clients) and kept. Each executable beside this file is one tool: it gets BINARY and FOLDER, and
-# fails unless the tool is content. Without names all of them run.
+# BINARY is a built `hadron` (default target/debug/hadron, which `cargo test` builds); virtual environments are created in FOLDER (default
+# target/clients) and kept. Each executable in this script's folder is one tool: it gets BINARY and FOLDER, and fails if one of its checks
+# fails. Without names all tools run.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../../.." && pwd)
@@ -32,7 +32,7 @@ for tool in "${tools[@]}"; do
     echo "== $tool"
     begun=$SECONDS
     [ -x "$here/$tool" ] || tool=$tool.sh
-    # Registries and machines have bad moments; what fails twice is wrong.
+    # Registries and machines fail temporarily; a tool that fails twice has failed.
     "$here/$tool" "$binary" "$folder" || { echo "== $tool failed once"; "$here/$tool" "$binary" "$folder"; } || failed+=("$tool")
     echo "== $tool: $((SECONDS - begun)) s"
 done

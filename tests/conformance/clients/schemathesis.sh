@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# schemathesis over /openapi.json: no 5xx, no reply that the document does not describe. CASES (default 10,000) is the least
-# number of cases in all.
+# schemathesis over /openapi.json: no 5xx status, and no reply that the document does not describe. CASES (default 10,000) is the minimum
+# number of cases.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/server.sh"

@@ -11,7 +11,7 @@ import urllib.request
 st, wanted, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 URL, MODEL, SERVER = os.environ["URL"], os.environ["MODEL"], os.environ["SERVER"]
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-# Routes of the document, about: how many cases a run makes for each example asked for.
+# Approximate number of routes in the document: number of cases of a run per requested example.
 ROUTES = 24
 
 
@@ -35,7 +35,7 @@ def run(examples, seed):
     command = [st, "run", f"{URL}/openapi.json", "--checks", CHECKS, "--max-examples", str(examples),
                "--seed", str(seed), "--header", "Authorization: Bearer admin", "--request-timeout", "60",
                "--suppress-health-check", "all", "--phases", "examples,coverage,fuzzing", "--no-color"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)  # It leaves a cache there.
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)  # Writes a cache to its cwd.
     sent = [int(n) for n in re.findall(r"(\d+) generated", done.stdout)]
     print(done.stdout[-6000:] if done.returncode else done.stdout[-700:])
     return (sent[-1] if sent else 0), done.returncode == 0

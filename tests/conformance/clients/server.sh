@@ -1,4 +1,4 @@
-# Sourced by the tools' scripts: a server that ends with the script, and a virtual environment.
+# Sourced by the tools' scripts: a server that stops with the script, and a virtual environment.
 
 # start_server BINARY FOLDER FLAGS...: serves the demo model on a free port; sets URL, MODEL, SERVER and LOG.
 start_server() {
@@ -19,7 +19,7 @@ start_server() {
     export URL MODEL SERVER LOG
 }
 
-# venv FOLDER NAME PACKAGES...: makes the environment once for these packages; sets PYTHON.
+# venv FOLDER NAME PACKAGES...: creates the environment once for these packages; sets PYTHON.
 venv() {
     local place="$1/$2"
     shift 2

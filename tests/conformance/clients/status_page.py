@@ -133,7 +133,7 @@ def look(page, server):
     assert page.text("running") == "0", page.text("running")
     seen = threading.Event()
 
-    def ask():  # Again and again: one answer may be over before the page has asked for news.
+    def ask():  # Repeated: one request may finish before the page has polled.
         while not seen.is_set():
             server.complete("once upon a time", max_tokens=400, n=4, seed=1)
 
@@ -156,7 +156,7 @@ def look(page, server):
 def main():
     install()
     with browser() as page:
-        # A pool so small that a few requests are a share of it.
+        # A small pool, so that a few requests use a visible share of it.
         with Server("--num-gpu-blocks-override", "512") as server:
             port = server.port
             look(page, server)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Two hosts on one machine: network namespaces with a link between them, which is cut; then a job of two nodes by Slurm itself.
+# Two hosts on one machine: network namespaces with a link between them, which is cut; then a two-node job run by Slurm.
 #
 # usage: two_hosts.sh HADRON          as root; Debian: apt-get install slurm-wlm munge iproute2 curl jq
-# Prints what happened and when, and ends with 1 at the first thing that is not as promised.
+# Prints events with their times, and exits with 1 at the first failed check.
 set -euo pipefail
 hadron=$(realpath "$1")
 repo=$(realpath "$(dirname "$0")/../../..")
@@ -18,7 +18,7 @@ within() { # seconds, what, command...
     until "$@" >/dev/null 2>&1; do [ "$(now_ms)" -lt "$until" ] || fail "$what"; sleep 0.05; done
 }
 ready() { on 0 curl -sf "http://${hosts[0]}:$1/readyz"; }
-# The greedy ids of a long answer by the replica that is named.
+# The greedy ids of a long output by the replica in the second argument.
 ids() { on 0 curl -s --fail-with-body --max-time 60 "http://${hosts[0]}:$1/v1/completions" "${@:3}" -H 'Content-Type: application/json' \
     -d "{\"prompt\":[3,4,5,6],\"max_tokens\":2000,\"ignore_eos\":true,\"temperature\":0,\"return_token_ids\":true${2:+,\"data_parallel_rank\":$2}}" | jq -c '.choices[0].token_ids'; }
 clean() {
@@ -43,7 +43,7 @@ for node in 0 1; do
     echo "${hosts[$node]} node$node" >>/etc/hosts
 done
 
-serve() { # node; in a shell of its own, which becomes the server
+serve() { # node; run in its own shell, which becomes the server
     local node=$1
     exec ip netns exec "hadron$node" "$hadron" serve --nnodes 2 --node-rank "$node" --master-addr "${hosts[0]}" --data-parallel-size 2 --threads 1 \
         --dtype float32 --host "${hosts[$node]}" --port 8000 2>>"$work/node$node.log"
@@ -60,7 +60,7 @@ alone=$(ids 8000 0) || fail "node 0 refuses: $(on 0 curl -s "http://${hosts[0]}:
 [ "$(ids 8000 1)" = "$alone" ] || fail "the other host says something else"
 echo "both hosts answer, with the same $(jq length <<<"$alone") ids"
 
-# A file each: what jq prints is longer than one write, and those of answers that end together would mix.
+# One file each: jq's output is longer than one write, and outputs of requests that end together would mix.
 for n in 1 2 3; do ids 8000 "" >"$work/answer$n" & asking+=($!); done
 sleep 0.3
 ip -n hadron0 link set link0 down

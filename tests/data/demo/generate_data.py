@@ -17,7 +17,7 @@ import phrases as p
 HELD_OUT_SHARE = 12  # one operand pair or key in twelve is held out of training
 QUESTION_SEED = 20_261_121
 MAX_OPERAND = 999
-ABSENT_SHARE = 0.04  # training questions about a key that the notes do not have
+ABSENT_SHARE = 0.04  # share of training questions about a key that is not in the notes
 ONES = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
         "eighteen nineteen").split()
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()

@@ -11,7 +11,7 @@ ADDITION = [
     "If I add {b} to {a}, what is the result?", "To {a} add {b}.", "What does {a} + {b} equal?", "Evaluate {a} + {b}",
     "A shelf holds {a} books. I add {b} books. How many books does it hold?", "Please give me the sum: {a} + {b}",
 ]
-# Word order traps: several patterns name the subtrahend b before the minuend a.
+# Word-order traps: several patterns name the subtrahend b before the minuend a.
 SUBTRACTION = [
     "What is {a} minus {b}?", "What is {a} - {b}?", "{a} - {b}", "{a} - {b} = ?", "{a}-{b}", "{a}-{b}=?", "{a} minus {b}",
     "Subtract {b} from {a}.", "Take {b} away from {a}.", "Take {b} from {a}.", "From {a} subtract {b}.", "From {a} take {b}.",

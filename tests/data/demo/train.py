@@ -57,4 +57,4 @@ class Qwen3:
 if __name__ == "__main__":
     arguments = training.arguments(lr=2.5e-3)
     training.train(arguments, lambda: Qwen3(arguments))
-    os._exit(0)  # the filling thread may sit in a queue read
+    os._exit(0)  # the filling thread may block in a queue read

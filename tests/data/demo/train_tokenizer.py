@@ -12,7 +12,7 @@ import generate_data
 
 VOCAB_SIZE = 512
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-# Words with one leading mark, single digits, punctuation, white space: the split of the Qwen family.
+# Words with one leading non-letter, single digits, punctuation, white space: the pre-tokenizer split of the Qwen family.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )

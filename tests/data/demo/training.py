@@ -33,10 +33,10 @@ from pathlib import Path
 START = time.time()
 HERE = Path(__file__).parent
 SUPERVISED = 1024  # added to the id of a token that counts in the loss; ids stay below it
-BUCKETS = {160: 256, 384: 96, 704: 64}  # row length -> rows a step
+BUCKETS = {160: 256, 384: 96, 704: 64}  # row length -> rows per step
 TINY_BUCKETS = {160: 4, 384: 2, 704: 1}
 BUCKET_WEIGHT = {160: 0.3, 384: 0.3, 704: 0.4}
-POOL_TOKENS = 400_000_000  # a bucket
+POOL_TOKENS = 400_000_000  # tokens per bucket
 
 
 def tokens_with_marks(ids, special):
@@ -330,7 +330,7 @@ def train(args, make_subject):
 def loop(args, training, questions, run_step, log):
     torch, subject = training.torch, training.subject
     step, best, last_eval, first_step, since, since_time = 0, (-1,), time.time(), time.time(), 0, time.time()
-    total = max(1, args.seconds - (first_step - START) - 8)  # the last seconds are for the last evaluation and save
+    total = max(1, args.seconds - (first_step - START) - 8)  # the last seconds are reserved for the final evaluation and save
     peak = args.lr
 
     def report(text):

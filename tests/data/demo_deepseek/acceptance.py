@@ -119,7 +119,7 @@ def main():
             same = (both[1].argmax(-1) == both[0][:, 1:].argmax(-1)).cpu()
             for i, (q, row) in enumerate(zip(part, rows)):
                 right += row == q["ids"]
-                hits = dict(zip(range(2, len(row)), same[i, : len(row) - 2].tolist()))  # by the token that is guessed
+                hits = dict(zip(range(2, len(row)), same[i, : len(row) - 2].tolist()))  # by position of the draft token
                 span = [hits[j] for j in range(q["prompt"] + 1, len(row))]
                 agreed, tokens = agreed + sum(span), tokens + len(span)
                 step = walk(hits, q["prompt"], len(row) - 1)

@@ -110,7 +110,7 @@ def attend(x, cos, sin, norm, q_a, q_norm, q_b, kv_a, kv_norm, kv_b, wo):
     made = linear(rms_norm(latent[..., :LATENT], kv_norm), kv_b).view(rows, length, HEADS, NOPE + VALUE).transpose(1, 2)
     turned = rotate(latent[..., LATENT:], cos, sin)[:, None].expand(-1, HEADS, -1, -1)
     k = torch.cat((made[..., :NOPE], turned), dim=-1)
-    v = F.pad(made[..., NOPE:], (0, NOPE + ROPE - VALUE))  # fast attention wants values as wide as keys
+    v = F.pad(made[..., NOPE:], (0, NOPE + ROPE - VALUE))  # fast attention needs values as wide as keys
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)[..., :VALUE]
     return x + linear(mixed.transpose(1, 2).reshape(rows, length, HEADS * VALUE), wo)
 

@@ -16,8 +16,8 @@ import training
 
 DRAFT_WEIGHT = 0.3
 BIAS_RATE = 1e-3
-BIAS_STOPS = 0.85  # share of the time behind which the biases stand still
-BUCKETS = {160: 224, 384: 80, 704: 56}  # row length -> rows a step: a little less than the first demo's, for more steps
+BIAS_STOPS = 0.85  # share of the time after which the biases stay fixed
+BUCKETS = {160: 224, 384: 80, 704: 56}  # row length -> rows per step: slightly fewer than in the first demo, for more steps
 
 
 class DeepseekV3:
@@ -98,4 +98,4 @@ if __name__ == "__main__":
     training.BUCKETS.update(BUCKETS)
     arguments = training.arguments(lr=2e-3)
     training.train(arguments, lambda: DeepseekV3(arguments))
-    os._exit(0)  # the filling thread may sit in a queue read
+    os._exit(0)  # the filling thread may block in a queue read

@@ -1,13 +1,14 @@
-/* A driver of GPUs in front of the real one, which has the fault that a file in the folder FAULTY_DRIVER asks for, once:
+/* A GPU driver library that wraps the real one and injects a fault, once, when a file of its name is in the folder
+   FAULTY_DRIVER:
 
-   wedge            a kernel in front of the next recording never ends, nor does anything behind it
-   break            a kernel in front of the next recording fails, and with it the device for the rest of this process
+   wedge            a kernel before the next graph launch never ends, nor does any later work on its stream
+   break            a kernel before the next graph launch fails, and with it the device for the rest of this process
    full             no memory is left at the next allocation
-   full-recording   no memory is left when the next recording begins
+   full-recording   no memory is left when the next graph capture begins
 
-   Compiled with -DREAL="path of the real library", -DCUDA for NVIDIA's, and linked against it: whatever is not here is
-   found there. Behind NVIDIA's driver every fault is the device's own; behind HIP's, where it stands before an emulator,
-   the launch itself does not return, or says that it failed. */
+   Compiled with -DREAL="path of the real library", with -DCUDA for NVIDIA, and linked against the real library, which
+   resolves all other functions. With NVIDIA's driver every fault is the device's own; with HIP, where the real library
+   is an emulator, the graph launch itself does not return, or returns an error. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -38,7 +39,7 @@ static void *real(const char *name) {
 
 #define REAL_OF(hip, cuda, ...) ((Code(*)(__VA_ARGS__))real(NAME(hip, cuda)))
 
-/* Whether a fault is asked for; it is not from then on. */
+/* Whether a fault is requested; removes the request. */
 static int asked(const char *fault) {
     const char *folder = getenv("FAULTY_DRIVER");
     char path[4096];
@@ -46,7 +47,7 @@ static int asked(const char *fault) {
     return unlink(path) == 0;
 }
 
-/* Takes all memory of the device that can be had in pieces of a mebibyte. */
+/* Allocates all device memory in blocks of at least 1 MiB. */
 static void fill_memory(void) {
     size_t free_bytes = 0, total_bytes = 0;
     REAL_OF(hipMemGetInfo, cuMemGetInfo_v2, size_t *, size_t *)(&free_bytes, &total_bytes);

@@ -37,7 +37,7 @@ impl ClusterAddress {
         Self { host, port: port.to_string() }
     }
 
-    /// An address at which another listener stands in for node 0.
+    /// The address of a listener that replaces node 0.
     pub(crate) fn at(address: SocketAddr) -> Self {
         Self { host: address.ip().to_string(), port: address.port().to_string() }
     }

@@ -17,7 +17,7 @@ const ANSWER_MAX: u32 = 60;
 #[derive(Debug, Clone)]
 pub(super) struct GeneratedRequest {
     pub(super) submit: RequestSubmission,
-    /// Index of the grammar that its output follows from `RequestSubmission::masked_from` on.
+    /// Index of the grammar that its output follows from `RequestSubmission::first_masked_token` on.
     pub(super) grammar: Option<usize>,
     pub(super) at_tick: u64,
     pub(super) disconnects_at_tick: Option<u64>,
