@@ -51,7 +51,7 @@ pub enum TextError {
     /// The template of a request exceeded its time limit in seconds.
     #[error("rendering the chat template takes more than {0} s")]
     TemplateTime(u64),
-    /// Too many slow templates of requests are being rendered; the number is given.
+    /// Too many templates of requests, which may be slow, are being rendered; the number is given.
     #[error("{0} chat templates of requests are being rendered: try again later")]
     TemplatesBusy(u64),
     /// No process could be started for the template of a request.

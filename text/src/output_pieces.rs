@@ -7,7 +7,7 @@ pub enum OutputPiece<'a> {
     Reasoning(&'a str),
     /// Content for the user.
     Content(&'a str),
-    /// A tool call begins. It is not retracted once its arguments are emitted as they arrive.
+    /// A tool call begins. Its arguments are emitted as they arrive, so the call cannot be retracted.
     Call {
         /// Index of the call, from 0.
         index: u32,

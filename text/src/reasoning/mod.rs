@@ -17,7 +17,7 @@ pub(super) const CLOSE_MARKER: &str = "</think>";
 /// Reasoning format of a model family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReasoningFamily {
-    /// Reasons if the output or the end of the prompt opens with `<think>`.
+    /// Reasons if the prompt ends with `<think>`, or if the output begins with it.
     Qwen3,
     /// Reasons unless the prompt closes the reasoning.
     DeepSeekR1,
