@@ -16,7 +16,7 @@ use kernels::{OneShotAllReduce, OneShotAllReduceNorm};
 
 use crate::communicator::{CollectiveLibrary, CommunicatorId, GpuCommunicator};
 use crate::group_watchdog::{GroupHealth, GroupWatchdog, LaunchCheckpoint};
-use crate::peer_memory::{PeerMemory, PeerMemoryHandle};
+use crate::peer_memory::{PeerMemory, PeerMemoryHandle, PeerRankId};
 use crate::shared_memory_group::SharedMemoryGroup;
 use crate::{CollectiveBackend, CollectiveCall, CollectiveError, CollectiveOp, RowCounts};
 
@@ -28,6 +28,14 @@ const JOIN_TIMEOUT: Duration = Duration::from_mins(2);
 /// How often they are asked.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
+/// Memory of all ranks with its addresses for kernels of this device.
+#[derive(Debug)]
+struct PeerGroup {
+    /// Keeps kernels waiting for peers: dropping the last reference aborts all waits.
+    memory: Arc<PeerMemory>,
+    view: PeerView,
+}
+
 /// One rank. Dropping it leaves the group, which ends it for the others.
 #[derive(Debug)]
 pub struct DeviceGroup {
@@ -35,8 +43,8 @@ pub struct DeviceGroup {
     watchdog: GroupWatchdog,
     gpu: Arc<GpuBackend>,
     communicator: Arc<GpuCommunicator>,
-    /// Memory of all ranks; `None` where a rank does not reach the memory of another one.
-    peers: Option<PeerView>,
+    /// Memory of all ranks; `None` if a rank has no access to the memory of another rank.
+    peers: Option<PeerGroup>,
     /// Why `peers` is `None`.
     peer_access_error: Option<CollectiveError>,
     shared_group: SharedMemoryGroup,
@@ -83,18 +91,19 @@ impl DeviceGroup {
         let (peers, apart) = match one_shot_bytes {
             0 => (None, None),
             bytes => match exchange_peer_memory(&shared, device, bytes)? {
-                Ok(peers) => (Some(Arc::new(peers)), None),
+                Ok(peers) => (Some(peers), None),
                 Err(error) => (None, Some(error)),
             },
         };
-        let watch = GroupWatchdog::start(&health, &communicator, peers.as_ref())?;
+        let watch =
+            GroupWatchdog::start(&health, &communicator, peers.as_ref().map(|p| &p.memory))?;
         let token = RefCell::new(device.alloc(size_of::<f32>())?);
         let recording = RefCell::default();
         Ok(Self {
             watchdog: watch,
             gpu: Arc::clone(device),
             communicator,
-            peers: peers.as_ref().map(|peers| peers.view()),
+            peers,
             peer_access_error: apart,
             shared_group: shared,
             captured_calls: recording,
@@ -111,7 +120,7 @@ impl DeviceGroup {
     /// The memory through which a matrix of this shape is summed, if any.
     fn one_shot_peers(&self, rows: usize, cols: usize, dtype: DType) -> Option<&PeerView> {
         let fits = |peers: &&PeerView| OneShotAllReduce::fits(&self.gpu, peers, rows, cols, dtype);
-        self.peers.as_ref().filter(fits)
+        self.peers.as_ref().map(|peers| &peers.view).filter(fits)
     }
 
     /// Why all sums are the library's, if the GPUs do not reach each other's memory.
@@ -160,16 +169,20 @@ fn exchange_peer_memory(
     shared: &SharedMemoryGroup,
     device: &Arc<GpuBackend>,
     one_shot_bytes: usize,
-) -> Result<Result<PeerMemory, CollectiveError>, CollectiveError> {
+) -> Result<Result<PeerGroup, CollectiveError>, CollectiveError> {
     const WORDS: usize = PeerMemoryHandle::WORDS;
     let (s, size) = (DeviceStream::default(), shared.size());
-    let own = PeerMemory::allocate(device.device(), (size, shared.rank()), one_shot_bytes);
+    let id = PeerRankId { rank: shared.rank(), ranks: size };
+    let own = PeerMemory::allocate(device.device(), id, one_shot_bytes);
     let offer = own.as_ref().map_or([0; WORDS], |own| own.handle().words());
     let mut all = vec![0; size * WORDS];
     shared.all_gather(&s, MatRef::of(&offer, 1, WORDS)?, MatMut::of(&mut all, 1, size * WORDS)?)?;
     let offers: Vec<PeerMemoryHandle> =
         all.as_chunks().0.iter().map(PeerMemoryHandle::of_words).collect();
-    let reached = own.and_then(|mut own| own.open_peers(&offers).map(|()| own));
+    let reached = own.and_then(|mut own| {
+        let view = own.open_peers(&offers)?;
+        Ok(PeerGroup { memory: Arc::new(own), view })
+    });
     let mut reach = vec![0; size];
     let told = [i32::from(reached.is_ok())];
     shared.all_gather(&s, MatRef::of(&told, 1, 1)?, MatMut::of(&mut reach, 1, size)?)?;

@@ -82,6 +82,9 @@ pub enum CollectiveError {
         /// What the system said.
         error: String,
     },
+    /// The thread that watches the ranks has panicked, so that failures of ranks would not be detected.
+    #[error("the watchdog thread of the ranks has panicked")]
+    WatchdogPanicked,
     /// Whoever made the group has given it up.
     #[error("the group was given up")]
     Aborted,

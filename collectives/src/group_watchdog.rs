@@ -3,6 +3,7 @@
 //! Launches return before they are done. A rank that is gone would leave the device of every other one waiting in a
 //! collective for good, so a thread looks after them, and ends what is under way.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -127,24 +128,30 @@ impl GroupWatchdog {
         let over = Arc::new(AtomicBool::new(false));
         let (watched, ended) = (Arc::clone(health), Arc::clone(&over));
         let (communicator, peers) = (Arc::clone(communicator), peers.cloned());
-        let look = move || {
-            while !ended.load(SeqCst) {
-                let failed = watched.check_peers().and_then(|()| Ok(communicator.is_ready()?));
-                if let Err(error) = failed {
-                    // Said, here and to the other ranks, before the device goes on: nobody may take what it leaves, or
-                    // shows to others, for an answer.
-                    let error = watched.fail(error);
-                    abort_group(watched.memory.words(), &watched.layout, watched.rank, &error);
-                    if let Some(peers) = &peers {
-                        peers.abort();
+        let watch = move || {
+            let first_failure = || {
+                while !ended.load(SeqCst) {
+                    let checked = watched.check_peers().and_then(|()| Ok(communicator.is_ready()?));
+                    if let Err(error) = checked {
+                        return Some(error);
                     }
-                    communicator.abort();
-                    return;
+                    thread::park_timeout(CHECK_INTERVAL);
                 }
-                thread::park_timeout(CHECK_INTERVAL);
+                None
+            };
+            let failure = catch_unwind(AssertUnwindSafe(first_failure))
+                .unwrap_or(Some(CollectiveError::WatchdogPanicked));
+            let Some(error) = failure else { return };
+            // The failure is published to this rank and to its peers before the device continues, so that no rank
+            // uses the results of an aborted collective.
+            let error = watched.fail(error);
+            abort_group(watched.memory.words(), &watched.layout, watched.rank, &error);
+            if let Some(peers) = &peers {
+                peers.abort();
             }
+            communicator.abort();
         };
-        let thread = thread::Builder::new().name("ranks".to_owned()).spawn(look);
+        let thread = thread::Builder::new().name("ranks".to_owned()).spawn(watch);
         let thread =
             thread.map_err(|error| CollectiveError::WatchdogStart { error: error.to_string() })?;
         Ok(Self { health: Arc::clone(health), stopped: over, thread: Some(thread) })

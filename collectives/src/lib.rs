@@ -26,7 +26,7 @@ pub use device_group::DeviceGroup;
 pub use error::CollectiveError;
 pub use group::{CollectiveBackend, CollectiveTime, ParallelGroup};
 pub use group_watchdog::LaunchCheckpoint;
-pub use peer_memory::{PeerMemory, PeerMemoryHandle};
+pub use peer_memory::{PeerMemory, PeerMemoryHandle, PeerRankId};
 pub use rendezvous::SharedMemoryRendezvous;
 pub use row_counts::RowCounts;
 pub use shared_layout::{CALL_HISTORY_LEN, SLOT_BYTES};

@@ -30,11 +30,20 @@ pub struct PeerMemoryHandle {
     handle: IpcHandle,
 }
 
+/// Position of a rank among the ranks that share memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerRankId {
+    /// This rank, below `ranks`.
+    pub rank: usize,
+    /// Number of ranks.
+    pub ranks: usize,
+}
+
 /// This rank's memory and, once they are reached, that of the others.
 pub struct PeerMemory {
     device: Arc<GpuDevice>,
     rank: usize,
-    /// Of all ranks, as this GPU reaches them; its own alone before [`PeerMemory::reach`].
+    /// Of all ranks, as this GPU reaches them; null for other ranks before [`PeerMemory::open_peers`].
     memory: Vec<DriverPtr>,
     /// Bytes of the largest matrix.
     limit_bytes: usize,
@@ -81,12 +90,12 @@ impl PeerMemoryHandle {
 }
 
 impl PeerMemory {
-    /// Memory for the sums of `size` ranks over matrices of up to `limit_bytes`, to be offered by rank `rank`.
+    /// Allocates the memory of one rank for all-reduces of up to `limit_bytes` per matrix.
     ///
-    /// Errors: there are more ranks than the kernels are made for, or a driver cannot share memory.
+    /// Errors: more ranks than kernels support; a driver without shared memory.
     pub fn allocate(
         device: &Arc<GpuDevice>,
-        (size, rank): (usize, usize),
+        PeerRankId { rank, ranks: size }: PeerRankId,
         limit_bytes: usize,
     ) -> Result<Self, DeviceError> {
         check_at_most("one_shot_all_reduce", "ranks", size, MAX_RANKS)?;
@@ -126,10 +135,11 @@ impl PeerMemory {
         self.device.upload(&mut self.count, 0, &launches.to_le_bytes())
     }
 
-    /// Makes the memory of all ranks reachable, of which these are the offers in their order.
+    /// Opens the memory of all ranks. `offers` are the handles in rank order. Returns the addresses for kernels of this
+    /// device.
     ///
-    /// Errors: the devices have no way to each other.
-    pub fn open_peers(&mut self, offers: &[PeerMemoryHandle]) -> Result<(), DeviceError> {
+    /// Errors: number of handles; a rank without shared memory; no peer access between the devices.
+    pub fn open_peers(&mut self, offers: &[PeerMemoryHandle]) -> Result<PeerView, DeviceError> {
         check_size("one_shot_all_reduce", "offers", offers.len(), self.memory.len())?;
         let runtime = self.device.runtime();
         runtime.enter()?;
@@ -144,7 +154,11 @@ impl PeerMemory {
                 self.open(offer.handle)?
             };
         }
-        Ok(())
+        let (count, aborted) = (self.count.as_ptr(), self.aborted.as_ptr());
+        // SAFETY: the addresses of all ranks are set above. Memory of ranks is never freed, and neither buffer is dropped.
+        Ok(unsafe {
+            PeerView::new(self.rank, self.memory.clone(), self.limit_bytes, count, aborted)
+        })
     }
 
     /// Memory of a device of this process.
@@ -169,14 +183,6 @@ impl PeerMemory {
         let code = unsafe { open(&raw mut memory, handle, flag::IPC_ENABLE_PEER_ACCESS) };
         runtime.check(code, "opening memory of another rank")?;
         Ok(memory)
-    }
-
-    /// What kernels of this device are given. Complete once [`open_peers`](Self::open_peers) has succeeded.
-    #[must_use]
-    pub fn view(&self) -> PeerView {
-        let (count, aborted) = (self.count.as_ptr(), self.aborted.as_ptr());
-        // SAFETY: memory of ranks is never freed, and both buffers are never dropped.
-        unsafe { PeerView::new(self.rank, self.memory.clone(), self.limit_bytes, count, aborted) }
     }
 
     /// Ends all waiting on this device, now and from now on: what comes out means nothing. Any thread may call it.

@@ -5,7 +5,8 @@ use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use collectives::{CollectiveBackend, DeviceGroup, PeerMemory, SharedMemoryRendezvous};
+use collectives::{CollectiveBackend, DeviceGroup, PeerMemory, PeerRankId, SharedMemoryRendezvous};
+use device::gpu::PeerView;
 use device::{Buffer, DType, DeviceDriver, bf16};
 use kernels::gpu::GpuBackend;
 use kernels::{AddRmsNorm, OneShotAllReduce};
@@ -173,26 +174,31 @@ fn run_one_of_two_processes(meeting: &SharedMemoryRendezvous, rank: usize) {
     let _ = rank.group.barrier(&S); // The other one may be gone as soon as it is past it.
 }
 
-/// Two ranks of no group, each in a thread: `work` finds its rank, its device and the memory that it shares, and must not
-/// panic, because the other one would wait.
-fn run_two_peers<T: Send>(
-    world: &str,
-    work: impl Fn(usize, &GpuBackend, PeerMemory) -> T + Sync,
-) -> [T; 2] {
+/// A rank without a group.
+struct PeerRank<'a> {
+    rank: usize,
+    device: &'a GpuBackend,
+    memory: PeerMemory,
+    view: PeerView,
+}
+
+/// Runs two ranks without a group, each in a thread. `work` must not panic, because the peer would wait for it.
+fn run_two_peers<T: Send>(world: &str, work: impl Fn(PeerRank<'_>) -> T + Sync) -> [T; 2] {
     let (offers, met) = (Mutex::new([None; 2]), Barrier::new(2));
     thread::scope(|scope| {
         let threads = [0, 1].map(|rank| {
             let (offers, met, work) = (&offers, &met, &work);
             scope.spawn(move || {
                 let device = Arc::new(GpuBackend::open(&device(world, rank)).unwrap());
-                let mut peers = PeerMemory::allocate(device.device(), (2, rank), 64 << 10).unwrap();
-                offers.lock().unwrap()[rank] = Some(peers.handle());
+                let own = PeerRankId { rank, ranks: 2 };
+                let mut memory = PeerMemory::allocate(device.device(), own, 64 << 10).unwrap();
+                offers.lock().unwrap()[rank] = Some(memory.handle());
                 met.wait();
                 let all = offers.lock().unwrap().map(Option::unwrap);
-                peers.open_peers(&all).unwrap();
+                let view = memory.open_peers(&all).unwrap();
                 met.wait();
-                let found = work(rank, &device, peers);
-                met.wait(); // Nobody goes while the other one still computes.
+                let found = work(PeerRank { rank, device: &device, memory, view });
+                met.wait(); // The memory stays open while the peer computes.
                 found
             })
         });
@@ -200,22 +206,19 @@ fn run_two_peers<T: Send>(
     })
 }
 
-/// Whether the sum of what the ranks bring to occasion `occasion`, no two of them alike, is found.
-fn check_peer_sum(
-    (rank, device): (usize, &GpuBackend),
-    peers: &PeerMemory,
-    occasion: usize,
-    count: usize,
-) -> bool {
-    let value = |rank, i| bf16::from_f32(fraction(2 * occasion + rank, i)).to_f32();
-    let expected = (0..count).map(|i| bf16::from_f32(value(0, i) + value(1, i)));
-    let mut x = fractions::<bf16>(device, 2 * occasion + rank, count);
-    let (x_mut, view) = (x.mat_mut(DType::BF16, 1, count).unwrap(), peers.view());
-    device.launch(&S, OneShotAllReduce { x: x_mut, peers: &view }).unwrap();
-    read::<bf16>(device, &x, count).into_iter().eq(expected)
+impl PeerRank<'_> {
+    /// Whether the all-reduce of launch `launch` returns the sum of the inputs of both ranks.
+    fn check_sum(&self, launch: usize, count: usize) -> bool {
+        let value = |rank, i| bf16::from_f32(fraction(2 * launch + rank, i)).to_f32();
+        let expected = (0..count).map(|i| bf16::from_f32(value(0, i) + value(1, i)));
+        let mut x = fractions::<bf16>(self.device, 2 * launch + self.rank, count);
+        let x_mut = x.mat_mut(DType::BF16, 1, count).unwrap();
+        self.device.launch(&S, OneShotAllReduce { x: x_mut, peers: &self.view }).unwrap();
+        read::<bf16>(self.device, &x, count).into_iter().eq(expected)
+    }
 }
 
-/// Behind the last number comes the second, and words that are left from its last launch are not taken for new.
+/// Launch numbers continue with 2 after the largest one, and words of an earlier launch 2 are not accepted as new.
 #[test]
 fn launch_numbers_wrap_around() {
     const LARGE: usize = 4000;
@@ -223,26 +226,24 @@ fn launch_numbers_wrap_around() {
     let done = Barrier::new(2);
     let (told, ended) = mpsc::channel();
     let ended = Mutex::new(ended);
-    let found = run_two_peers("numbers", |rank, device, mut peers| {
+    let found = run_two_peers("numbers", |mut peer| {
         let mut right = Vec::new();
-        let mut sum = |peers: &_, count| {
-            right.push(check_peer_sum((rank, device), peers, right.len(), count));
-        };
-        peers.count_from(3).unwrap();
-        (0..2).for_each(|_| sum(&peers, LARGE)); // Launches 4 and 5.
+        let mut sum = |peer: &PeerRank<'_>, count| right.push(peer.check_sum(right.len(), count));
+        peer.memory.count_from(3).unwrap();
+        (0..2).for_each(|_| sum(&peer, LARGE)); // Launches 4 and 5.
         done.wait();
-        peers.count_from(u32::MAX - 3).unwrap();
+        peer.memory.count_from(u32::MAX - 3).unwrap();
         done.wait();
-        (0..5).for_each(|_| sum(&peers, SMALL)); // The last three of the round, then 2 and 3.
-        if rank == 1 {
-            // So late to the fourth launch that the other one would believe what it finds.
+        (0..5).for_each(|_| sum(&peer, SMALL)); // The three largest numbers, then 2 and 3.
+        if peer.rank == 1 {
+            // Starts launch 4 so late that rank 0 would accept the words of the earlier launch 4.
             let _ = ended.lock().unwrap().recv_timeout(Duration::from_millis(300));
         }
-        sum(&peers, LARGE);
-        if rank == 0 {
+        sum(&peer, LARGE);
+        if peer.rank == 0 {
             told.send(()).unwrap();
         }
-        sum(&peers, LARGE);
+        sum(&peer, LARGE);
         right
     });
     assert_eq!(found, [vec![true; 9], vec![true; 9]]);
