@@ -20,6 +20,7 @@ mod qwen2;
 mod qwen3;
 mod qwen3_moe;
 pub mod sharding;
+pub mod support;
 pub mod synth;
 pub mod weight_table;
 mod weights;

@@ -1,0 +1,104 @@
+//! Support table of the architectures: the source of `docs/models.md`.
+
+use crate::ModelArchitecture;
+
+/// Attention of an architecture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttentionKind {
+    /// Grouped-query attention (multi-head and multi-query attention included).
+    Gqa,
+    /// Multi-head latent attention with a compressed KV cache.
+    Mla,
+}
+
+/// What is served of one architecture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ArchitectureSupport {
+    /// Attention of all layers.
+    pub attention: AttentionKind,
+    /// Whether layers may have experts, so that expert parallelism applies.
+    pub has_experts: bool,
+    /// Whether checkpoints may contain an MTP module, for `--spec-method mtp`.
+    pub has_mtp: bool,
+    /// Whether the architecture is a proposer for another model, never served alone.
+    pub is_draft_only: bool,
+    /// Whether FP8 checkpoints and FP8 KV caches are supported.
+    pub formats: FormatSupport,
+    /// Published checkpoints of the architecture, for orientation.
+    pub examples: &'static [&'static str],
+    /// Fields of `config.json` that are rejected, with the supported values.
+    pub limits: &'static [&'static str],
+}
+
+/// Formats of weights and KV cache, in addition to f32, bf16 and f16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FormatSupport {
+    /// FP8 e4m3 weights with dynamic activation scales.
+    pub fp8_weights: bool,
+    /// FP8 e4m3 KV cache (`--kv-cache-dtype fp8`).
+    pub fp8_kv_cache: bool,
+}
+
+const NO_WINDOWS: &str = "`sliding_window`: an active window is rejected";
+const FULL_ROPE: &str =
+    "`rope_scaling`: `linear`, `llama3` and `yarn`; no partial rotary embedding";
+
+const DENSE: ArchitectureSupport = ArchitectureSupport {
+    attention: AttentionKind::Gqa,
+    has_experts: false,
+    has_mtp: false,
+    is_draft_only: false,
+    formats: FormatSupport { fp8_weights: true, fp8_kv_cache: true },
+    examples: &[],
+    limits: &[NO_WINDOWS, FULL_ROPE],
+};
+
+const DEEPSEEK: ArchitectureSupport = ArchitectureSupport {
+    attention: AttentionKind::Mla,
+    has_experts: true,
+    formats: FormatSupport { fp8_weights: true, fp8_kv_cache: false },
+    limits: &["`scale_fmt`: `ue8m0` scales are rejected", FULL_ROPE],
+    ..DENSE
+};
+
+impl ModelArchitecture {
+    /// Support of the architecture.
+    #[must_use]
+    pub const fn support(self) -> ArchitectureSupport {
+        match self {
+            Self::Llama => ArchitectureSupport {
+                examples: &["Llama 2, 3.x", "SmolLM2", "R1-Distill-Llama"],
+                limits: &[FULL_ROPE],
+                ..DENSE
+            },
+            Self::Mistral => ArchitectureSupport {
+                examples: &["Mistral-7B v0.2, v0.3", "Mistral-Nemo"],
+                ..DENSE
+            },
+            Self::Qwen2 => {
+                ArchitectureSupport { examples: &["Qwen2, Qwen2.5", "R1-Distill-Qwen"], ..DENSE }
+            }
+            Self::Qwen3 => ArchitectureSupport { examples: &["Qwen3-0.6B to 32B"], ..DENSE },
+            Self::Qwen3Moe => ArchitectureSupport {
+                examples: &["Qwen3-30B-A3B", "Qwen3-235B-A22B"],
+                has_experts: true,
+                ..DENSE
+            },
+            Self::DeepseekV2 => {
+                ArchitectureSupport { examples: &["DeepSeek-V2", "DeepSeek-V2-Lite"], ..DEEPSEEK }
+            }
+            Self::DeepseekV3 => ArchitectureSupport {
+                examples: &["DeepSeek-V3, V3-0324", "DeepSeek-R1"],
+                has_mtp: true,
+                ..DEEPSEEK
+            },
+            Self::LlamaEagle3 => ArchitectureSupport {
+                examples: &["EAGLE3-LLaMA3.1", "Qwen3 EAGLE-3 heads"],
+                is_draft_only: true,
+                formats: FormatSupport { fp8_weights: false, fp8_kv_cache: false },
+                limits: &["`num_hidden_layers`: 1", "`tie_word_embeddings`: false"],
+                ..DENSE
+            },
+        }
+    }
+}

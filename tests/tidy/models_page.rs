@@ -1,0 +1,124 @@
+//! `docs/models.md`, generated from the support table of `models`.
+//!
+//! `UPDATE_EXPECT=1 cargo test --test tidy models_page` writes the page.
+
+use models::ModelArchitecture;
+use models::support::{ArchitectureSupport, AttentionKind};
+use std::fmt::Write as _;
+use std::path::Path;
+
+const INTRODUCTION: &str = "# Models
+
+TL;DR: the architecture string in `config.json` decides whether a model is served. `hadron serve MODEL` takes a folder or a hub id;
+an unsupported architecture or field is rejected at start with its name. This page is generated from `models/src/support.rs`.
+
+```sh
+hadron serve Qwen/Qwen3-8B
+hadron serve /models/my-finetune --served-model-name my-model
+```
+
+## Architectures
+
+";
+
+const FORMATS: &str = "
+## Formats
+
+| Format | `config.json` | CPU | NVIDIA | AMD |
+|---|---|---|---|---|
+| f32, bf16, f16 | no `quantization_config` | yes | yes | emulated |
+| FP8 e4m3, scales per block of 128 × 128 | `quant_method: fp8`, `weight_block_size: [128, 128]`, `activation_scheme: dynamic` | yes | yes | emulated |
+| FP8 e4m3, scales per output channel | `quant_method: compressed-tensors`, `format: float-quantized`, one group, dynamic activations per token | yes | yes | emulated |
+
+Weights are safetensors files, in one file or with an index. `--dtype` selects f32, bf16 or f16 for activations; the default is the type in
+`config.json`. \"Emulated\" means that kernels are compiled for gfx942 and gfx950 and run in an emulator; no AMD GPU has run them
+([status](amd-status.md)).
+
+## Limits
+
+| Architecture | Fields |
+|---|---|
+";
+
+const PARALLELISM: &str = "
+Sizes that do not divide among ranks are rejected at start, with the nearest size that works ([parallelism](parallelism.md)).
+Images, audio and LoRA adapters are rejected with an error that names the field.
+";
+
+fn yes(value: bool) -> &'static str {
+    if value { "yes" } else { "no" }
+}
+
+fn attention(kind: AttentionKind) -> &'static str {
+    match kind {
+        AttentionKind::Gqa => "GQA",
+        AttentionKind::Mla => "MLA",
+    }
+}
+
+fn parallelism(support: &ArchitectureSupport) -> &'static str {
+    match support {
+        ArchitectureSupport { is_draft_only: true, .. } => "with the target model",
+        ArchitectureSupport { has_experts: true, .. } => "TP, EP, DP, DP attention",
+        _ => "TP, DP",
+    }
+}
+
+fn proposers(support: &ArchitectureSupport) -> &'static str {
+    match support {
+        ArchitectureSupport { is_draft_only: true, .. } => {
+            "is the proposer (`--spec-method eagle3`)"
+        }
+        ArchitectureSupport { has_mtp: true, .. } => "n-gram, draft model, EAGLE-3, MTP",
+        _ => "n-gram, draft model, EAGLE-3",
+    }
+}
+
+fn page() -> String {
+    let mut page = INTRODUCTION.to_owned();
+    page.push_str("| Architecture | Examples | Attention | FP8 weights | FP8 KV cache | Parallelism | Draft tokens |\n");
+    page.push_str("|---|---|---|---|---|---|---|\n");
+    for architecture in ModelArchitecture::ALL {
+        let support = architecture.support();
+        let _infallible = writeln!(
+            page,
+            "| `{architecture}` | {} | {} | {} | {} | {} | {} |",
+            support.examples.join(", "),
+            attention(support.attention),
+            yes(support.formats.fp8_weights),
+            yes(support.formats.fp8_kv_cache),
+            parallelism(&support),
+            proposers(&support),
+        );
+    }
+    page.push_str(FORMATS);
+    for architecture in ModelArchitecture::ALL {
+        let limits = architecture.support().limits.join("; ");
+        let _infallible = writeln!(page, "| `{architecture}` | {limits} |");
+    }
+    page.push_str(PARALLELISM);
+    page
+}
+
+#[test]
+fn models_page_is_up_to_date() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/models.md");
+    let page = page();
+    if std::env::var_os("UPDATE_EXPECT").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(committed, page, "UPDATE_EXPECT=1 cargo test --test tidy models_page writes it");
+}
+
+#[test]
+fn readme_lists_each_architecture_family() {
+    let readme =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
+    for architecture in ModelArchitecture::ALL {
+        if !architecture.support().is_draft_only {
+            let name = architecture.name();
+            assert!(readme.contains(name), "README.md does not name {name}");
+        }
+    }
+}
