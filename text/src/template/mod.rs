@@ -66,8 +66,8 @@ impl ChatTemplate {
     /// Compiles the template of `dir`, or `chosen` (`--chat-template`: a file, or the template itself).
     /// `Ok(None)` if the model has none: chat requests are then rejected.
     ///
-    /// The template is searched in `chat_template.jinja`, `chat_template.json` and `tokenizer_config.json`,
-    /// in that order; a list of named templates is supported. Rendering stops at `output_bytes_max` bytes.
+    /// The template is read from `chat_template.jinja`, `chat_template.json` or `tokenizer_config.json`, in
+    /// this order of precedence; a list of named templates is supported. Rendering stops at `output_bytes_max` bytes.
     pub fn load(
         dir: &Path,
         chosen: Option<&str>,

@@ -107,7 +107,7 @@ impl TemplateProcess {
             .env(ARENA_RESERVE.0, ARENA_RESERVE.1)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
-            .stderr(Stdio::null()) // A failed allocation is reported on stderr.
+            .stderr(Stdio::null()) // Discards the message of a failed allocation.
             .spawn()?;
         Ok(Self { child, to, from })
     }
