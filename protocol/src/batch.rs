@@ -1,4 +1,4 @@
-//! One step of one replica as its executors receive it. Every TP rank gets the same bytes.
+//! One step of one replica as sent to its executors. Every TP rank receives the same bytes.
 
 use crate::{
     BlockId, Epoch, RequestId, SamplingParams, SequenceSlot, StepId, ThinVec, Token, TokenVec,
@@ -6,37 +6,37 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-/// What the executors of a replica run in one step. Decode rows come first, then longer chunks.
+/// A step for the executors of a replica. Decode rows come first, then longer chunks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Batch {
-    /// The step; replies carry it back.
+    /// Step id, repeated in the output.
     pub step: StepId,
-    /// Generation of the executor group this batch is meant for.
+    /// Epoch of the executor group that the batch is sent to.
     pub epoch: Epoch,
-    /// How the step is dispatched; agreed by assignment, never negotiated between ranks.
+    /// Dispatch mode, decided by the scheduler and never negotiated between ranks.
     pub dispatch: DispatchMode,
-    /// Tokens that every rank of a lockstep group pads its MoE layers to; 0 outside lockstep.
+    /// Number of tokens to which every rank of a lockstep group pads its MoE layers; 0 outside lockstep.
     pub moe_tokens: u32,
-    /// The first so many rows of any rank of a lockstep group may have drafts: ranks whose model makes them compute as many
-    /// together; 0 = none has, and outside lockstep.
+    /// Number of leading rows that may have draft tokens on any rank of a lockstep group; ranks run the MTP
+    /// module or draft model together on this number of rows. 0 = no draft tokens, and outside lockstep.
     pub draft_rows: u32,
-    /// One row per chunk.
+    /// Rows of the batch, one per request.
     pub rows: Vec<BatchRow>,
 }
 
-/// How a step is dispatched on a device.
+/// Dispatch mode of a step on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DispatchMode {
-    /// Replay the graph captured for `rows` rows of `width` tokens each.
+    /// Replays the graph captured for `rows` rows of `width` tokens each.
     Graph {
-        /// Rows the graph was captured for; at least the rows of the batch.
+        /// Rows of the captured graph; at least the rows of the batch.
         rows: u32,
-        /// Tokens per row: 1, or 1 + drafts.
+        /// Tokens per row: 1, or 1 + draft tokens.
         width: u32,
     },
-    /// Launch every kernel for this many tokens.
+    /// Launches every kernel for this number of tokens.
     Eager {
-        /// Tokens forwarded by the step.
+        /// Number of tokens forwarded by the step.
         tokens: u32,
     },
 }
@@ -44,51 +44,56 @@ pub enum DispatchMode {
 /// One chunk of one request: forwards `len + drafts` tokens from position `start`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BatchRow {
-    /// Whose tokens these are.
+    /// Request that the tokens belong to.
     pub request: RequestId,
-    /// Epoch of the request (it grows with preemption and group loss), echoed by `StepOutput` order.
+    /// Epoch of the request, incremented by preemption and executor failure; outputs refer to it by row
+    /// order.
     pub epoch: u32,
-    /// The request's row of device state.
+    /// Sequence slot of the request.
     pub seq_slot: SequenceSlot,
-    /// Position of the first token, as if no draft of rows under way were accepted: see [`RowInput::SampledAt`].
+    /// Position of the first token, assuming that no draft token in flight is accepted: see
+    /// [`RowInput::SampledAt`].
     pub start: u32,
-    /// Known tokens forwarded, at least 1.
+    /// Number of known tokens forwarded, at least 1.
     pub len: u32,
-    /// Most draft tokens forwarded behind them. They are the seat's, which may hold fewer.
+    /// Maximum number of draft tokens forwarded after the known tokens. They are stored in the sequence slot,
+    /// which may have fewer.
     pub drafts: u8,
-    /// Whether a token is sampled behind the last one: true iff no successor is known.
+    /// Whether a token is sampled after the last one: true iff no successor is known.
     pub samples: bool,
-    /// Whether the sampler waits for this row's mask, which follows in a `GrammarBitmask`: only rows that sample, and
-    /// never rows whose input the scheduler has not seen.
+    /// Whether the sampler waits for the grammar bitmask of this row, which follows in a `GrammarBitmask`.
+    /// Only for rows that sample, and never for rows with input that the scheduler has not received yet.
     pub masked: bool,
-    /// Where the token ids come from.
+    /// Source of the token ids.
     pub input: RowInput,
-    /// Changes of the block tables since the seat's last row; whole tables with an epoch's first row.
+    /// Block table changes since the last row of the sequence slot; the whole table in the first row of an
+    /// epoch.
     pub table_updates: ThinVec<BlockTableUpdate>,
-    /// Known successor of the chunk's last token (drafters and prompt log-probabilities read it).
+    /// Known successor of the chunk's last token (read by proposers and for prompt logprobs).
     pub next_token: Option<Token>,
-    /// Present with the first row of a request's epoch: the seat is initialised from it.
-    /// Boxed: it is rare and large, and steps of thousands of rows should stay small.
+    /// Initial state of the sequence slot, present in the first row of a request's epoch. Boxed because it is
+    /// rare and large, and steps have thousands of rows.
     pub seq_init: Option<Box<SequenceInit>>,
 }
 
 /// Source of a row's token ids.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RowInput {
-    /// `len` ids from the host.
+    /// `len` token ids from the host.
     Tokens(TokenVec),
-    /// The newest id of this seat, of an earlier step whose output the scheduler has not seen yet. Where it lies the seat
-    /// knows: each accepted draft of that step, and of those under way before it, moves the row on by one.
+    /// The newest token of the sequence slot, from an earlier step with an output that the scheduler has not
+    /// received yet. The position is stored in the sequence slot: each accepted draft token of that step, and
+    /// of earlier steps in flight, moves the row by one position.
     SampledAt {
-        /// The step.
+        /// Step that sampled the token.
         step: StepId,
-        /// Drafts of rows under way: the row begins at most so many positions behind its `start`.
+        /// Number of draft tokens in flight: the row starts at most this number of positions after `start`.
         draft_slack: u16,
     },
 }
 
 impl RowInput {
-    /// At most so many positions behind its `start` the row begins.
+    /// Returns the maximum number of positions by which the row starts after `start`.
     pub fn draft_slack(&self) -> u32 {
         match self {
             Self::Tokens(_) => 0,
@@ -97,31 +102,32 @@ impl RowInput {
     }
 }
 
-/// Replaces the entries of one block table from `from` on.
+/// Replaces the entries of one block table from `first_entry` on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockTableUpdate {
     /// Index of the KV group in `KvSpec::groups`.
     pub group: u8,
-    /// First entry replaced; the table ends behind `blocks`.
+    /// First entry to replace; the table ends after `blocks`.
     pub first_entry: u32,
-    /// The new entries.
+    /// New entries.
     #[serde(with = "crate::packed_list")]
     pub blocks: BlockIds,
 }
 
-/// Entries of a block table; the few that a step adds to a decoding request lie in place.
+/// Entries of a block table; the few that a decode step adds are stored inline.
 pub type BlockIds = SmallVec<[BlockId; 4]>;
 
-/// What a seat must know about a request before its first row.
+/// Initial state of a sequence slot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SequenceInit {
-    /// Sampling rules.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// Key of the request's random numbers (Philox), drawn once at submit.
+    /// Philox key of the request's random numbers, drawn once at submit.
     pub rng_key: u64,
-    /// Tokens of the prompt; positions from here on are output.
+    /// Number of prompt tokens; later positions are output.
     pub prompt_len: u32,
-    /// All ids known so far, prompt and output, if `SamplingParams::needs_token_history` or the drafter does; else empty.
+    /// All known token ids, prompt and output, if `SamplingParams::needs_token_history` or the proposer needs
+    /// them; otherwise empty.
     #[serde(with = "crate::packed_list")]
     pub token_history: Vec<Token>,
 }

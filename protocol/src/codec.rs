@@ -1,8 +1,8 @@
-//! Bodies of frames: MessagePack, decoded straight into the one struct that their kind names.
+//! Frame bodies: MessagePack, decoded directly into the struct that the message kind names.
 //!
-//! Structs are positional arrays, enum variants go by name, long lists of numbers are packed. Decoding
-//! is total: whatever the bytes are, the answer is a value or an error, never a panic and never an
-//! allocation larger than what arrived.
+//! Structs are positional arrays, enum variants are encoded by name, long lists of numbers are packed.
+//! Decoding is total: any input yields a value or an error, never a panic and never an allocation larger than
+//! the input.
 
 use crate::{
     ExecutorCommand, ExecutorEvent, ExecutorSettings, NodeCommand, NodeEvent, NodeHandshake,
@@ -10,57 +10,57 @@ use crate::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Something that travels in frames of its own.
+/// A message that is sent in frames of its own.
 pub trait WireMessage: Sized {
-    /// Number of the kind, unique over all messages.
+    /// Returns the message kind, unique over all messages.
     fn kind(&self) -> u16;
 
-    /// Appends the body to `out`.
+    /// Appends the encoded body to `out`.
     ///
-    /// Errors: `CodecError::Encode` if a value has no form on the wire (a path that is not UTF-8).
+    /// Errors: `CodecError::Encode` if a value cannot be encoded (a path that is not UTF-8).
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError>;
 
-    /// Reads the body of a frame of this kind; all of it must be used.
+    /// Decodes the body of a frame of this kind, which must be consumed completely.
     ///
     /// Errors: a kind that is not one of these messages, or a body that is not of its type.
     fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError>;
 }
 
-/// Why a body could not be written or read.
+/// Error of encoding or decoding a body.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
-    /// The value has no form on the wire.
+    /// The value cannot be encoded.
     #[error("message kind {kind} cannot be encoded: {detail}")]
     Encode {
-        /// Kind of the message.
+        /// Message kind.
         kind: u16,
-        /// What is wrong with it.
+        /// Error detail.
         detail: String,
     },
-    /// The bytes are not of the kind's type.
+    /// The bytes do not encode a value of the kind's type.
     #[error("message kind {kind}, {bytes} bytes, cannot be decoded: {detail}")]
     Decode {
-        /// Kind of the message.
+        /// Message kind.
         kind: u16,
-        /// Length of the body.
+        /// Length of the body in bytes.
         bytes: usize,
-        /// What was expected where.
+        /// Error detail with the expected type.
         detail: String,
     },
-    /// The value ends before the body does.
+    /// The body is longer than the value.
     #[error("message kind {kind} has {left} bytes behind its end")]
     Trailing {
-        /// Kind of the message.
+        /// Message kind.
         kind: u16,
-        /// Bytes that belong to nothing.
+        /// Number of trailing bytes.
         left: usize,
     },
-    /// A kind that is not sent in this direction.
+    /// The message kind is not sent in this direction.
     #[error("message kind {0} is unknown here")]
     UnknownKind(u16),
 }
 
-/// Numbers of the kinds. A number is never used again for another type.
+/// Message kinds. A number is never reused for another type.
 mod kind {
     pub(super) const SETTINGS: u16 = 1;
     pub(super) const ALLOCATE_KV: u16 = 2;
@@ -328,7 +328,7 @@ fn decode_body<T: DeserializeOwned>(kind: u16, body: &[u8]) -> Result<T, CodecEr
     expect_end(kind, decoder.get_ref(), value)
 }
 
-/// `value`, if nothing is left.
+/// Returns `value` if no bytes are left.
 fn expect_end<T>(kind: u16, rest: &[u8], value: T) -> Result<T, CodecError> {
     match rest.len() {
         0 => Ok(value),

@@ -3,140 +3,142 @@
 use crate::{Batch, Epoch, KvSpec, Rank, StepId, StepOutput};
 use serde::{Deserialize, Serialize};
 
-/// Version of the messages; both ends must have the same.
+/// Protocol version; both ends must have the same.
 pub const PROTOCOL_VERSION: u16 = 13;
 
-/// Scheduler to executor.
+/// Messages from the scheduler to an executor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ExecutorCommand {
-    /// Allocate this many KV blocks: the smallest number that every rank can hold.
+    /// Allocates this number of KV blocks: the minimum over all ranks.
     AllocateKv {
         /// Blocks per rank.
         blocks: u32,
     },
-    /// Run a step.
+    /// Runs a step.
     Batch(Batch),
-    /// Masks of a step that was sent before; those of one step may come in several messages.
+    /// Grammar bitmasks of a step that was sent before; the bitmasks of one step may be sent in several
+    /// messages.
     Bitmask(GrammarBitmask),
-    /// Record steps from now on in a new trace, or no more; answered by `ProfilerStatus`.
+    /// Starts or ends a step trace; answered by `ProfilerStatus`.
     Profile {
-        /// Whether to record.
+        /// Whether to record a trace.
         enabled: bool,
     },
-    /// Finish the current step and exit.
+    /// Finishes the current step and exits.
     Shutdown,
 }
 
-/// Executor to scheduler.
+/// Messages from an executor to the scheduler.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ExecutorEvent {
-    /// First message, once the settings have come: who this is and what it serves.
+    /// First message after the settings: identity of the executor.
     Hello(ExecutorHello),
-    /// Start-up goes on.
+    /// Start-up progress.
     Progress {
-        /// What is being done.
+        /// Current phase.
         phase: StartupPhase,
-        /// Units finished.
+        /// Finished units.
         done: u64,
-        /// Units in all.
+        /// Total units.
         total: u64,
     },
-    /// The weights are loaded: the digests of their bytes, made while they were read.
+    /// The weights are loaded; their digests are computed while they are read.
     WeightsLoaded(WeightsDigest),
-    /// Warm-up is over; answered by `AllocateKv`.
+    /// Warm-up is complete; answered by `AllocateKv`.
     WarmUpDone(WarmUpReport),
-    /// KV is allocated; batches are welcome.
+    /// The KV cache is allocated, and batches are accepted.
     Ready(ExecutorReady),
-    /// Answer to a batch.
+    /// Output of a batch.
     StepOutput(StepOutput),
-    /// Answer to a batch of a rank whose tokens another one reports.
+    /// A rank that does not report tokens finished a batch.
     StepDone {
-        /// The step.
+        /// Step id.
         step: StepId,
-        /// How long it took, in nanoseconds.
+        /// Duration in nanoseconds.
         duration_ns: u64,
     },
-    /// Answer to `Profile`, once all steps that came before are recorded.
+    /// Answer to `Profile`, after all earlier steps are recorded.
     ProfilerStatus(ProfilerStatus),
     /// The device or the executor failed; it exits.
     Fault {
-        /// The step it happened in, if any.
+        /// Step in which the failure occurred, if any.
         step: Option<StepId>,
-        /// What happened.
+        /// Description of the failure.
         text: String,
     },
-    /// The process is alive, whatever its device does.
+    /// The process is alive; independent of its device.
     Heartbeat,
 }
 
-/// What rows of a step may sample: the forward pass runs meanwhile, the sampler waits.
+/// Grammar bitmasks of a step. The forward pass runs meanwhile, and the sampler waits for them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrammarBitmask {
-    /// The step.
+    /// Step id.
     pub step: StepId,
-    /// Some of its masked rows, or all.
+    /// Bitmasks of some or all masked rows of the step.
     pub rows: Vec<BitmaskRow>,
 }
 
-/// What one row may sample.
+/// Grammar bitmask of one row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BitmaskRow {
     /// Index of the row in its batch.
     pub row: u32,
-    /// Bit `i % 32` of word `i / 32` allows id `i`; ids beyond the words are masked.
+    /// Bit `i % 32` of word `i / 32` allows token `i`; tokens beyond the words are masked.
     #[serde(with = "crate::packed_list")]
     pub bitmask: Vec<u32>,
-    /// The step is to go on without it: the row samples nothing and answers `RowError::MaskOverdue`.
+    /// Whether the bitmask is overdue: the row samples nothing and reports `RowError::MaskOverdue`.
     pub overdue: bool,
 }
 
-/// What became of an order to record.
+/// Result of a `Profile` command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProfilerStatus {
     /// Steps are recorded in this file.
     Started(String),
-    /// This file is complete; `None` = nothing was being recorded.
+    /// This file is complete; `None` = no trace was recorded.
     Stopped(Option<String>),
     /// No folder is configured, or the file cannot be written.
     Failed(String),
 }
 
-/// Identity of an executor; a mismatch refuses to start.
+/// Identity of an executor; a mismatch aborts the start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecutorHello {
     /// Protocol version.
     pub version: u16,
     /// Rank in the world.
     pub rank: Rank,
-    /// Group generation.
+    /// Epoch of the executor group.
     pub epoch: Epoch,
-    /// Device, in words.
+    /// Device name.
     pub device: String,
-    /// Release of the build.
+    /// Version of the build.
     pub build: String,
-    /// Digest of `config.json` and of the weight files: their names, sizes, headers and samples of their bytes.
+    /// Digest of `config.json` and of the weight files: names, sizes, headers and samples of their bytes.
     pub model_digest: u64,
 }
 
 /// Digests of the weights that an executor has loaded, model and draft model together.
 ///
-/// Each is a sum over tensors and depends neither on their order nor on threads. The three differ in which ranks must
-/// agree on them.
+/// Each is a sum over tensors and depends neither on their order nor on threads. The three differ in the set
+/// of ranks that must agree on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct WeightsDigest {
-    /// Of the tensors that every rank loads whole, and of samples of all tensors of the checkpoint: equal on all ranks.
+    /// Digest of the tensors that every rank loads completely, and of samples of all tensors of the
+    /// checkpoint: equal on all ranks.
     pub common: u64,
-    /// Of the tensor-parallel slices: equal on ranks in the same place of their replicas.
+    /// Digest of the tensor-parallel slices: equal on ranks with the same TP rank.
     pub sharded: u64,
-    /// Of the experts: with expert parallelism each rank has its own, otherwise as `sharded`.
+    /// Digest of the experts: different on each rank with expert parallelism, otherwise as `sharded`.
     pub experts: u64,
 }
 
 impl WeightsDigest {
-    /// The digest of a model together with that of its draft model.
+    /// Returns the combined digest of a model and its draft model.
     #[must_use]
     pub fn with_draft(self, draft: Self) -> Self {
-        // Rotated, so that a model and its draft model that change places are noticed.
+        // The rotation detects a model and a draft model that are swapped.
         let both = |model: u64, draft: u64| model.wrapping_add(draft.rotate_left(23));
         Self {
             common: both(self.common, draft.common),
@@ -146,25 +148,25 @@ impl WeightsDigest {
     }
 }
 
-/// A part of the executor's start-up.
+/// Start-up phase of an executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StartupPhase {
-    /// Opening the device and its libraries; units are steps of it.
+    /// Opening the device and its libraries; units are steps of the phase.
     Device,
-    /// Compiling kernels that no cache holds; units are modules.
+    /// Compiling kernels that are not cached; units are modules.
     Compile,
     /// Reading and packing weights; units are bytes.
     Load,
     /// Forward passes that measure memory and speed; units are passes.
     WarmUp,
-    /// Recording steps of the row counts to come; units are recordings.
+    /// Capturing graphs for the configured row counts; units are graphs.
     Capture,
-    /// Taking a place in the groups of ranks that share the model; units are meetings.
+    /// Joining the groups of ranks that share the model; units are rendezvous.
     Join,
 }
 
 impl StartupPhase {
-    /// The phase in words, for messages.
+    /// Returns the name of the phase for messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -178,31 +180,31 @@ impl StartupPhase {
     }
 }
 
-/// Measured after the warm-up.
+/// Measurements of the warm-up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WarmUpReport {
     /// KV layout of the model on this rank.
     pub kv_spec: KvSpec,
-    /// Blocks this rank can hold.
+    /// Number of KV blocks that fit on this rank.
     pub kv_blocks: u32,
-    /// How long steps take, measured in the warm-up; seeds step deadlines.
+    /// Measured cost of a step, the initial value for step deadlines.
     pub step_cost: StepCost,
 }
 
-/// How long a step takes: `fixed_ns` and `per_token_ns` for each of its tokens.
+/// Cost of a step: `fixed_ns`, and `per_token_ns` for each of its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StepCost {
-    /// Nanoseconds of every step.
+    /// Nanoseconds per step.
     pub fixed_ns: u64,
-    /// Nanoseconds of each token.
+    /// Nanoseconds per token.
     pub per_token_ns: u64,
 }
 
 /// The executor accepts batches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecutorReady {
-    /// Blocks allocated.
+    /// Number of allocated KV blocks.
     pub kv_blocks: u32,
-    /// Row counts for which graphs are captured, ascending; empty = eager only.
+    /// Row counts of captured graphs, ascending; empty = eager dispatch only.
     pub capture_sizes: Vec<u32>,
 }

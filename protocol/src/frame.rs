@@ -4,8 +4,8 @@
 //! |--:|---|---|
 //! | 0 | magic | `HDRN` |
 //! | 4 | version u16 | `PROTOCOL_VERSION` |
-//! | 6 | kind u16 | names the type of the body |
-//! | 8 | epoch u64 | generation of the executor group |
+//! | 6 | kind u16 | type of the body |
+//! | 8 | epoch u64 | epoch of the executor group |
 //! | 16 | length u32 | bytes of the body |
 //! | 20 | CRC-32C u32 | over the first 20 bytes and the body |
 
@@ -14,63 +14,63 @@ use crate::{Epoch, PROTOCOL_VERSION};
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 24;
-/// Longest body. Bounds what a broken peer can make the other end hold; the longest true message is a
-/// step's log-probabilities over the whole vocabulary.
+/// Maximum length of a body in bytes. It bounds the memory that a faulty peer can make this process allocate;
+/// the longest valid message has a step's logprobs over the whole vocabulary.
 pub const BODY_BYTES_MAX: usize = 1 << 30;
 
 const MAGIC: [u8; 4] = *b"HDRN";
 /// Bytes of the header that the checksum covers.
 const CHECKSUMMED_BYTES: usize = 20;
 
-/// What is wrong with bytes that should be a frame. The stream has no next frame after one of these.
+/// Error of a frame. The stream cannot be resynchronised afterwards.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The bytes are no frame at all.
+    /// The bytes do not start with the magic number.
     #[error("not a frame: it begins with {0:02x?}")]
     Magic([u8; 4]),
-    /// The peer is another build.
+    /// The peer has a different protocol version.
     #[error("the peer speaks protocol {theirs}, this process {ours}")]
     Version {
-        /// Of the peer.
+        /// Version of the peer.
         theirs: u16,
-        /// Of this process.
+        /// Version of this process.
         ours: u16,
     },
-    /// The body is longer than any body may be.
+    /// The body is longer than the limit.
     #[error("a body of {bytes} bytes, at most {limit}")]
     TooLong {
-        /// Length named by the header, or length of what should be sent.
+        /// Length in the header, or length of the message to be sent, in bytes.
         bytes: usize,
-        /// Largest length.
+        /// Maximum length in bytes.
         limit: usize,
     },
-    /// The bytes changed on their way.
+    /// The checksum does not match: the bytes were corrupted.
     #[error("checksum {computed:08x}, the frame says {stored:08x}")]
     Checksum {
-        /// In the header.
+        /// Checksum in the header.
         stored: u32,
-        /// Of what arrived.
+        /// Checksum of the received bytes.
         computed: u32,
     },
-    /// A frame of a generation that this end has not heard of.
+    /// The frame has a newer epoch than this end.
     #[error("a frame of group epoch {}, this end is of {}", theirs.0, ours.0)]
     Epoch {
-        /// In the header.
+        /// Epoch in the header.
         theirs: Epoch,
-        /// Of this end.
+        /// Epoch of this end.
         ours: Epoch,
     },
-    /// The body is not what its kind says.
+    /// The body does not have the type of its kind.
     #[error(transparent)]
     Body(#[from] CodecError),
 }
 
-/// A header whose magic, version and length are right.
+/// A header with valid magic, version and length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// Names the type of the body.
+    /// Message kind.
     pub kind: u16,
-    /// Generation of the executor group.
+    /// Epoch of the executor group.
     pub epoch: Epoch,
     /// Bytes of the body.
     pub body_bytes: usize,
@@ -78,9 +78,9 @@ pub struct FrameHeader {
 }
 
 impl FrameHeader {
-    /// Reads a header of a peer whose bodies have `limit` bytes at most.
+    /// Parses a header; bodies may have at most `limit` bytes.
     ///
-    /// Errors: other magic, other version, a longer body.
+    /// Errors: wrong magic, wrong version, or a longer body.
     pub fn parse(bytes: &[u8; HEADER_BYTES], limit: usize) -> Result<Self, FrameError> {
         let magic = header_field(bytes, 0);
         if magic != MAGIC {
@@ -103,7 +103,7 @@ impl FrameHeader {
 
 /// Appends a message as a frame to `out`.
 ///
-/// Errors: the body cannot be encoded or is too long; `out` is then as it was.
+/// Errors: the body cannot be encoded or is too long; `out` is then unchanged.
 pub fn encode<M: WireMessage>(
     message: &M,
     epoch: Epoch,
@@ -131,15 +131,15 @@ pub fn encode<M: WireMessage>(
     Ok(())
 }
 
-/// The message at the beginning of `bytes`, with its epoch and the length of its frame; `None` if the
-/// frame is not complete yet.
+/// Decodes the message at the start of `bytes`, with its epoch and the length of its frame; `None` if the
+/// frame is incomplete.
 ///
-/// Errors: the bytes are no frame, a broken one, or one of a message that is not an `M`.
+/// Errors: the bytes are not a frame, the frame is corrupt, or the message is not an `M`.
 pub fn decode<M: WireMessage>(bytes: &[u8]) -> Result<Option<(M, Epoch, usize)>, FrameError> {
     decode_with_limit(bytes, BODY_BYTES_MAX)
 }
 
-/// The same of a peer whose bodies have `limit` bytes at most: longer ones are refused, also if they are there.
+/// Decodes a message as `decode` does; bodies longer than `limit` bytes are rejected.
 ///
 /// Errors: as `decode`.
 pub fn decode_with_limit<M: WireMessage>(
@@ -162,7 +162,7 @@ fn checksum(frame: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&frame[..CHECKSUMMED_BYTES]), &frame[HEADER_BYTES..])
 }
 
-/// `N` bytes of the header, from `at` on.
+/// Returns `N` bytes of the header from offset `at`.
 fn header_field<const N: usize>(header: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
     let mut bytes = [0; N];
     bytes.copy_from_slice(&header[at..at + N]);

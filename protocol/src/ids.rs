@@ -1,8 +1,8 @@
-//! Identifiers. All are opaque numbers; none carries meaning beyond equality and order.
+//! Identifiers: opaque numbers with equality and order.
 
 use serde::{Deserialize, Serialize};
 
-/// A vocabulary id.
+/// Token id of the vocabulary.
 pub type Token = u32;
 
 macro_rules! id {
@@ -25,19 +25,19 @@ id!(
     StepId(u64)
 );
 id!(
-    /// Generation of an executor group: everything that belongs to an older one is dropped.
+    /// Generation of an executor group: messages of older epochs are dropped.
     Epoch(u64)
 );
 id!(
-    /// Row of persistent per-request state on a device.
+    /// Sequence slot: row of persistent per-request state on a device.
     SequenceSlot(u32)
 );
 id!(
-    /// Physical index of a KV block in its pool.
+    /// Index of a KV block in its pool.
     BlockId(u32)
 );
 id!(
-    /// Position of a process in a parallel group.
+    /// Rank of a process in a parallel group.
     Rank(u16)
 );
 id!(
@@ -46,7 +46,7 @@ id!(
 );
 
 impl StepId {
-    /// The step after this one.
+    /// Returns the next step.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0 + 1)
@@ -54,7 +54,7 @@ impl StepId {
 }
 
 impl Epoch {
-    /// The generation after this one.
+    /// Returns the next epoch.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0 + 1)

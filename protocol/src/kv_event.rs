@@ -1,4 +1,4 @@
-//! Changes of a replica's prefix index, in the order in which they happened.
+//! Changes of a replica's prefix index, in order.
 
 use crate::Token;
 use serde::{Deserialize, Serialize};
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct BlockHash(pub u64);
 
-/// Something besides token ids that a block's content depends on.
+/// Input besides token ids that a block's content depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ExtraKey {
-    /// Name of the adapter (every block).
+    /// Adapter name (every block).
     Lora(String),
     /// Cache salt (first block only).
     Salt(String),
@@ -20,26 +20,26 @@ pub enum ExtraKey {
 /// One change of the prefix index.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvEvent {
-    /// Blocks became findable; parents come before children.
+    /// Blocks were added to the prefix index; parents come before children.
     Stored {
-        /// Hashes of a contiguous run.
+        /// Hashes of a contiguous run of blocks.
         hashes: Vec<BlockHash>,
         /// Hash of the block before the run; `None` only for position 0.
         parent: Option<BlockHash>,
-        /// Token ids of the run, `hashes.len() * block_tokens` of them.
+        /// Token ids of the run: `hashes.len() * block_tokens` ids.
         tokens: Vec<Token>,
-        /// Extra keys per block, empty lists where there are none.
+        /// Extra keys per block; the list of a block may be empty.
         extra_keys: Vec<Vec<ExtraKey>>,
         /// KV group.
         group: u8,
     },
     /// Blocks were evicted, leaves first.
     Removed {
-        /// Their hashes.
+        /// Hashes of the evicted blocks.
         hashes: Vec<BlockHash>,
         /// KV group.
         group: u8,
     },
-    /// Nothing is cached any more.
+    /// The prefix index was cleared.
     Cleared,
 }

@@ -1,13 +1,14 @@
-//! Layout of the KV cache as a value: a new attention kind extends it, and the scheduler counts with it.
+//! Layout of the KV cache as data: a new attention kind extends it, and the scheduler computes block counts
+//! from it.
 
 use serde::{Deserialize, Serialize};
 
-/// Everything the scheduler needs to know about a model's KV cache.
+/// KV cache layout of a model, as far as the scheduler needs it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvSpec {
     /// Token positions per block.
     pub block_tokens: u32,
-    /// Layers that share one block table each.
+    /// Groups of layers; the layers of a group share one block table.
     pub groups: Vec<KvGroup>,
 }
 
@@ -16,24 +17,24 @@ pub struct KvSpec {
 pub struct KvGroup {
     /// Layer indices.
     pub layers: Vec<u16>,
-    /// What is stored and for how long.
+    /// Kind of the stored state.
     pub kind: KvKind,
     /// Bytes of one block over all layers of the group, on one rank.
     pub bytes_per_block: u64,
 }
 
-/// What a group stores.
+/// Kind of state that a group stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvKind {
     /// Keys and values of every position.
     Full,
-    /// A latent of every position, from which keys and values are made.
+    /// MLA: compressed KV of every position.
     #[serde(rename = "Latent")]
     Mla,
 }
 
 impl KvSpec {
-    /// Bytes of one block over all groups, on one rank.
+    /// Returns the bytes of one block over all groups, on one rank.
     pub fn bytes_per_block(&self) -> u64 {
         self.groups.iter().map(|g| g.bytes_per_block).sum()
     }

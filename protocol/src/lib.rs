@@ -1,7 +1,7 @@
-//! What crosses a process boundary: ids, batches, step outputs, KV layout and KV events.
+//! Types that cross a process boundary: ids, batches, step outputs, KV layout and KV events.
 //!
-//! Plain data only. A type belongs here if it is serialised between the scheduler and an executor,
-//! or between the scheduler and a KV-event subscriber; it knows no policy and no device.
+//! Plain data only. A type belongs here if it is serialised between the scheduler and an executor, or between
+//! the scheduler and a KV-event subscriber. It has no policy and no device access.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Messages between the nodes of a cluster: proof of the secret, what node 0 orders, what the others tell.
+//! Messages between the nodes of a cluster: authentication, commands of node 0, events of other nodes.
 
 use crate::{DeviceLibraries, Epoch, ParallelConfig, Rank, Replica};
 use serde::{Deserialize, Serialize};
@@ -6,112 +6,113 @@ use std::path::PathBuf;
 
 /// A number that is used once.
 pub type HandshakeNonce = [u8; 32];
-/// An HMAC-SHA-256 under the cluster's secret.
+/// An HMAC-SHA-256 under the cluster secret.
 pub type HandshakeProof = [u8; 32];
 
-/// What both ends of a connection between nodes say first: each shows that it knows the secret, without telling it.
+/// Mutual authentication on a new connection between nodes: each side proves that it has the cluster secret
+/// without sending it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeHandshake {
-    /// Node 0 to whoever connects.
+    /// First message, from node 0 to a connecting node.
     Challenge {
-        /// Of node 0.
+        /// Nonce of node 0.
         nonce: HandshakeNonce,
     },
-    /// The answer.
+    /// Second message, from the connecting node.
     Response {
-        /// Of the other node.
+        /// Nonce of the connecting node.
         nonce: HandshakeNonce,
-        /// Over both nonces, as the other node makes it.
+        /// Proof over both nonces, computed by the connecting node.
         proof: HandshakeProof,
     },
-    /// Node 0 lets the other one in.
+    /// Third message: node 0 accepts the connection.
     Welcome {
-        /// Over both nonces, as node 0 makes it.
+        /// Proof over both nonces, computed by node 0.
         proof: HandshakeProof,
     },
-    /// Node 0 does not: the answer's proof is of another secret.
+    /// Third message: node 0 denies the connection, because the proof has another secret.
     Denied,
 }
 
-/// Node 0 to another node.
+/// Messages from node 0 to another node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeCommand {
-    /// Answer to `Join`: orders will come.
+    /// Answer to `Join`: the node is accepted.
     Accepted,
-    /// Answer to `Join`: this node does not belong to the cluster.
+    /// Answer to `Join`: the node does not match the cluster.
     Rejected {
-        /// Why, with the numbers of both sides.
+        /// Reason, with the values of both sides.
         reason: String,
     },
-    /// Start the executors of a replica and link each to node 0; what is left of former ones is killed first.
+    /// Kills remaining executors of a replica, starts new ones, and links each to node 0.
     Start {
-        /// Whose.
+        /// Replica to start.
         replica: Replica,
-        /// Their generation.
+        /// Epoch of the executors.
         epoch: Epoch,
-        /// What each link must show.
+        /// Ticket that each link must present.
         ticket: u64,
     },
-    /// The executors have been told to stop: wait for their end, and leave.
+    /// The executors received a shutdown command: waits for their exit, then leaves the cluster.
     Leave,
     /// Node 0 is alive.
     Heartbeat,
 }
 
-/// Another node to node 0.
+/// Messages from another node to node 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeEvent {
-    /// First on a connection over which orders come.
+    /// First message on a control connection.
     Join(NodeInfo),
-    /// First, and only one, on a connection that becomes an executor's link.
+    /// First and only message on a connection that becomes an executor link.
     Link(ExecutorLinkOffer),
-    /// The executors of an order cannot be started.
+    /// The executors of a `Start` command cannot be started.
     StartFailed {
-        /// Of the order.
+        /// Ticket of the command.
         ticket: u64,
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// The process of an executor is over.
+    /// An executor process exited.
     ExecutorExited {
-        /// Which.
+        /// Rank of the executor.
         rank: Rank,
-        /// Its generation.
+        /// Epoch of the executor.
         epoch: Epoch,
-        /// Who it was, and how it ended.
+        /// Description of the process and its exit status.
         description: String,
     },
     /// The node is alive.
     Heartbeat,
 }
 
-/// A node as it presents itself.
+/// Identity of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {
-    /// Which node it is.
+    /// Index of the node.
     pub node: u16,
-    /// Nodes of the cluster, as it was told.
+    /// Number of nodes in the cluster, as configured on the node.
     pub nodes: u16,
-    /// How the ranks share the work, as it was told.
+    /// Parallel configuration, as configured on the node.
     pub parallel: ParallelConfig,
-    /// Release of the build.
+    /// Version of the build.
     pub build: String,
-    /// Digest of the model folder, as in `Hello`.
+    /// Digest of the model folder, as in `ExecutorHello`.
     pub model_digest: u64,
 }
 
-/// An executor that is about to run at the other end of a connection.
+/// An executor that is about to use this connection as its link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecutorLinkOffer {
-    /// Of the order that asked for it.
+    /// Ticket of the `Start` command.
     pub ticket: u64,
-    /// Its rank in the world.
+    /// Rank of the executor in the world.
     pub rank: Rank,
-    /// What its settings must say of its machine.
+    /// Settings that depend on the host of the executor.
     pub host: HostSettings,
 }
 
-/// The part of an executor's settings that depends on the machine it runs on.
+/// Executor settings that depend on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostSettings {
     /// As in `ExecutorSettings`.

@@ -1,107 +1,108 @@
-//! What an executor answers to a batch.
+//! Output of a step, sent by an executor.
 
 use crate::{Epoch, StepId, ThinVec, Token, TokenVec};
 use serde::{Deserialize, Serialize};
 
-/// Result of one step: one entry per batch row, in the same order. A step that sampled nothing still answers.
+/// Output of one step: one entry per batch row, in the same order. Steps that sample nothing have an output
+/// too.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StepOutput {
-    /// The step answered.
+    /// Step id.
     pub step: StepId,
-    /// Group generation the executor belongs to.
+    /// Epoch of the executor group.
     pub epoch: Epoch,
     /// One result per batch row.
     pub rows: Vec<RowOutput>,
-    /// Where the time went.
+    /// Times of the parts of the step.
     pub timing: StepTiming,
-    /// What the routers of this step chose, by layer and expert, without those that got nothing. Empty where there are
-    /// no experts, or where they are not counted.
+    /// Number of tokens routed to each expert in this step, without experts that got no token. Empty for
+    /// models without experts, or if routing is not counted.
     #[serde(with = "crate::packed_list")]
     pub expert_tokens: Vec<ExpertTokenCount>,
 }
 
-/// Tokens that one expert of a layer got.
+/// Number of tokens routed to one expert of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertTokenCount {
-    /// The layer, from 0; dense ones count.
+    /// Layer index, from 0; dense layers are counted.
     pub layer: u16,
-    /// The expert, from 0.
+    /// Expert index, from 0.
     pub expert: u16,
-    /// How many.
+    /// Number of tokens.
     pub tokens: u32,
 }
 
 /// Result of one row.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RowOutput {
-    /// Sampled ids: accepted drafts, then one more. Empty for a row that does not sample.
+    /// Sampled token ids: accepted draft tokens, then one more. Empty for a row that does not sample.
     pub sampled_tokens: TokenVec,
-    /// Drafts verified: those of the row, or fewer where the drafter had no more.
+    /// Number of verified draft tokens: at most `BatchRow::drafts`, fewer if the proposer had fewer.
     pub drafted: u8,
-    /// Of these, accepted.
+    /// Number of accepted draft tokens.
     pub accepted: u8,
-    /// Set if the row failed, or its mask was late; nothing was emitted then.
+    /// Set if the row failed, or its grammar bitmask was overdue; no tokens are emitted then.
     pub error: Option<RowError>,
-    /// One entry per emitted id, if asked for; else empty.
+    /// One entry per emitted token, if requested; otherwise empty.
     pub logprobs: ThinVec<TokenLogprobs>,
-    /// One entry per prompt position `start + 1 ..` of the chunk, if asked for; else empty.
+    /// One entry per prompt position `start + 1 ..` of the chunk, if requested; otherwise empty.
     pub prompt_logprobs: ThinVec<TokenLogprobs>,
 }
 
-/// Why a single row failed while its neighbours went on.
+/// Error of a single row; other rows of the step are unaffected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RowError {
-    /// Logits held NaN or infinity.
+    /// The logits contain NaN or infinity.
     NonFiniteLogits,
-    /// Every id was masked.
+    /// Every token was masked.
     AllMasked,
-    /// Its mask did not come in time: all tokens of the row were forwarded, but nothing was sampled.
+    /// The grammar bitmask was overdue: all tokens of the row were forwarded, but nothing was sampled.
     #[serde(rename = "MaskLate")]
     MaskOverdue,
 }
 
-/// Log-probability of one token under the raw logits (log-softmax in f32).
+/// Logprobs of one token under the raw logits (log-softmax in f32).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {
-    /// The token.
+    /// Token id.
     pub token: Token,
-    /// Its natural log-probability.
+    /// Natural log-probability.
     pub logprob: f32,
-    /// Its rank among all ids, from 1.
+    /// Rank among all token ids, from 1.
     pub rank: u32,
-    /// The most likely ids, best first, lowest id first on ties.
+    /// Top-k tokens with their logprobs, highest first; ties by lowest id.
     #[serde(with = "crate::packed_list")]
     pub top_logprobs: Vec<(Token, f32)>,
 }
 
-/// Nanoseconds spent per part of a step on the executor.
+/// Nanoseconds spent in each part of a step on the executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StepTiming {
     /// Preparing inputs.
     pub inputs_ns: u64,
-    /// Forward pass, logits included.
+    /// Forward pass, including logits.
     pub forward_ns: u64,
     /// Sampling.
     pub sample_ns: u64,
-    /// Whether the step was a replay of a captured graph.
+    /// Whether the step replayed a captured graph.
     pub replayed: bool,
-    /// What the forward pass and the sampling spent with other ranks.
+    /// Time of collectives in the forward pass and sampling.
     pub collectives: CollectiveTiming,
 }
 
-/// Nanoseconds spent in each collective that steps call, the wait for the other ranks included; 0 where there are none.
+/// Nanoseconds spent in each kind of collective, including the wait for other ranks; 0 without other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CollectiveTiming {
-    /// Sums over the ranks of a replica.
+    /// All-reduce over the TP ranks of a replica.
     pub tp_all_reduce_ns: u64,
-    /// What the ranks of a replica tell each other to choose tokens.
+    /// All-gather over the TP ranks of a replica, for sampling.
     pub tp_all_gather_ns: u64,
-    /// Rows brought to the experts of all replicas.
+    /// All-gather of rows for the experts, over replicas.
     pub dp_all_gather_rows_ns: u64,
-    /// Sums of what those experts made of them.
+    /// Reduce-scatter of expert outputs, over replicas.
     pub dp_reduce_scatter_ns: u64,
-    /// Numbers of rows that replicas send to the experts of others.
+    /// Exchange of row counts before the all-to-all, over replicas.
     pub dp_exchange_counts_ns: u64,
-    /// These rows, and what those experts made of them.
+    /// All-to-all of rows to experts and of expert outputs back, over replicas.
     pub dp_all_to_all_ns: u64,
 }

@@ -1,4 +1,4 @@
-//! Lists of numbers as one little-endian MessagePack `bin`: a prompt of thousands of ids is copied, not
+//! Lists of numbers as one little-endian MessagePack `bin`: a prompt of thousands of token ids is copied, not
 //! parsed. Used through `#[serde(with = "crate::packed_list")]`.
 
 use crate::{BlockId, BlockIds, ExpertTokenCount, Token, TokenVec};
@@ -7,12 +7,13 @@ use serde::{Deserializer, Serializer};
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-/// Lists up to this many bytes are written without an allocation: a decode row's id, a new block.
+/// Lists up to this number of bytes are written without an allocation: the token id of a decode row, a new
+/// block.
 const INLINE_BYTES: usize = 64;
 
-/// A number, or a pair of numbers, of a fixed size.
+/// A number, or a pair of numbers, of a fixed encoded size.
 pub(crate) trait PackedItem: Copy {
-    /// Bytes on the wire.
+    /// Encoded size in bytes.
     const BYTES: usize;
     /// Writes exactly `BYTES` bytes.
     fn write(self, out: &mut [u8]);

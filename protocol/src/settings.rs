@@ -1,220 +1,224 @@
-//! What an executor process is told before anything else.
+//! Settings of an executor process, sent before any other message.
 
 use crate::{Epoch, Rank};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// Everything an executor process must know; the model folder it reads itself.
+/// Settings of an executor process; the executor reads the model folder itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExecutorSettings {
-    /// The model folder.
+    /// Model folder.
     pub model_dir: PathBuf,
-    /// The folder of the model that drafts for it, if one does.
+    /// Folder of the draft model, if any.
     pub draft_model_dir: Option<PathBuf>,
-    /// Members to replace in the model's `config.json`: a JSON object.
+    /// Overrides of the model's `config.json`: a JSON object.
     pub config_overrides: Option<String>,
-    /// Seed of synthetic weights; `None` = the weights of the folder.
+    /// Seed of synthetic weights; `None` = weights of the model folder.
     pub synth_seed: Option<u64>,
-    /// What to compute on.
+    /// Compute device.
     pub device: DeviceKind,
-    /// Each rank's GPU, by its place among those that the driver shows; empty = that of its rank.
+    /// GPU index of each rank, in the order of the driver; empty = the index is the rank.
     pub gpus: Vec<u32>,
-    /// Device libraries by path, in place of those of the system.
+    /// Paths of device libraries; `None` = system libraries.
     pub libraries: Option<DeviceLibraries>,
-    /// Where compiled kernels are kept; `None` = nowhere.
+    /// Cache folder of compiled kernels; `None` = no cache.
     pub kernel_cache: Option<PathBuf>,
-    /// Type of weights and activations.
+    /// Data type of weights and activations.
     pub dtype: ModelDtype,
-    /// Type of the KV cache.
+    /// Data type of the KV cache.
     pub kv_cache_dtype: KvCacheDtype,
-    /// Threads that compute on the CPU; `None` = one per physical core.
+    /// Number of CPU compute threads; `None` = one per physical core.
     pub threads: Option<u32>,
     /// Token positions per KV block.
     pub block_tokens: u32,
-    /// Longest request, prompt and output, in tokens.
+    /// Maximum length of a request in tokens, prompt and output.
     pub max_model_len: u32,
-    /// Fewest token positions the KV cache must hold.
+    /// Minimum number of token positions in the KV cache.
     pub kv_tokens_min: u32,
-    /// Seats: requests computed at a time.
+    /// Number of sequence slots: maximum number of running requests.
     pub max_num_seqs: u32,
-    /// Tokens of one step.
+    /// Maximum number of tokens per step.
     pub tokens_per_step: u32,
     /// Size of the KV cache.
     pub kv_cache_size: KvCacheSize,
-    /// Share of a GPU's memory to use, weights and all.
+    /// Fraction of GPU memory to use, including weights.
     pub memory_utilization: f64,
-    /// Steps to record, where the device can replay recordings.
+    /// Graphs to capture, if the device supports graphs.
     pub graph_capture: GraphCapture,
-    /// How rows get drafts; `None` = they have none.
+    /// Speculative decoding; `None` = off.
     pub speculative: Option<SpeculativeConfig>,
-    /// Most log-probabilities a request may ask for.
+    /// Maximum number of logprobs that a request may request.
     pub max_logprobs: u32,
-    /// Folder for a trace of the executor's steps; `None` = none is kept.
+    /// Folder for traces of the executor's steps; `None` = no traces.
     pub profile_dir: Option<PathBuf>,
-    /// Group generation; batches of another one are dropped.
+    /// Epoch of the executor group; batches of other epochs are dropped.
     pub epoch: Epoch,
     /// Rank in the world: `dp · tp_size + tp`.
     pub rank: Rank,
-    /// How the world is laid out.
+    /// Parallel configuration of the world.
     pub parallel: ParallelConfig,
-    /// Ranks of the world on this one's machine, itself among them: they share its cores and its memory.
+    /// Number of ranks on this host, this rank included: they share its cores and memory.
     pub ranks_on_host: u16,
-    /// Where experts lie; `None` = each once, in order.
+    /// Expert placement; `None` = each expert once, in order.
     pub expert_placement: Option<ExpertPlacement>,
-    /// Shared memory in which the ranks of this one's groups meet: a file that every rank maps; `None` = alone.
+    /// Rendezvous of the ranks of a host: a file of shared memory that every rank maps; `None` = single rank.
     pub rendezvous: Option<PathBuf>,
-    /// Whether GPUs that reach each other's memory make small sums there; otherwise all are the library's.
+    /// Whether GPUs with peer access use the one-shot all-reduce for small tensors; otherwise all use the
+    /// library.
     pub one_shot_all_reduce: bool,
 }
 
-/// How the ranks of a world share the work. The ranks of one replica come one after the other.
+/// Parallel configuration of a world. The ranks of a replica are consecutive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParallelConfig {
-    /// Ranks that share every layer of a replica.
+    /// Number of tensor-parallel ranks per replica.
     pub tp_size: u16,
-    /// Replicas, each with a KV cache of its own.
+    /// Number of replicas, each with its own KV cache.
     pub dp_size: u16,
-    /// Whether experts are held whole, each by one rank of the world, instead of in parts by all ranks of a replica.
+    /// Expert parallelism: each expert is on one rank of the world, instead of sharded over all ranks of a
+    /// replica.
     pub expert_parallel: bool,
 }
 
 impl Default for ParallelConfig {
-    /// One rank.
+    /// A single rank.
     fn default() -> Self {
         Self { tp_size: 1, dp_size: 1, expert_parallel: false }
     }
 }
 
 impl ParallelConfig {
-    /// Ranks of the world.
+    /// Returns the number of ranks of the world.
     #[must_use]
     pub fn world_size(self) -> u16 {
         self.tp_size * self.dp_size
     }
 
-    /// Whether replicas step together, because they share experts.
+    /// Returns whether replicas step together, because they share experts.
     #[must_use]
     pub fn lockstep(self) -> bool {
         self.expert_parallel && self.dp_size > 1
     }
 }
 
-/// Tokens guessed ahead of those that are sampled, and verified together with them.
+/// Configuration of speculative decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpeculativeConfig {
-    /// Most drafts of a row.
+    /// Maximum number of draft tokens per row.
     pub draft_tokens: u8,
-    /// Who makes them.
+    /// Proposer of the draft tokens.
     pub method: SpeculativeMethod,
-    /// Which of them stand.
+    /// Acceptance rule.
     pub acceptance: DraftAcceptance,
 }
 
-/// Which drafts stand.
+/// Acceptance rule of draft tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum DraftAcceptance {
-    /// Those that would have been said without them.
+    /// Accepts the draft tokens that equal the tokens sampled without drafts.
     #[default]
     Exact,
-    /// A benchmark's: each stands with this chance, in thousandths, whatever the model says of it. Answers mean nothing then.
+    /// For benchmarks: accepts each draft token with this probability, in thousandths, regardless of the
+    /// model. The output is meaningless.
     Synthetic {
-        /// The chance.
+        /// Probability in thousandths.
         per_mille: u16,
     },
 }
 
-/// Who guesses tokens.
+/// Proposer of draft tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SpeculativeMethod {
-    /// What followed the newest tokens of a request where they stand earlier in it. It reads
-    /// [`SequenceInit::history`](crate::SeatInit) of every request.
+    /// N-gram lookup: the continuation of an earlier occurrence of the newest tokens of the request. Needs
+    /// [`SequenceInit::token_history`](crate::SequenceInit) of every request.
     Ngram {
-        /// Fewest tokens that must be the same, at least 1.
+        /// Minimum n-gram length, at least 1.
         lookup_min: u8,
-        /// More are not compared.
+        /// Maximum n-gram length.
         lookup_max: u8,
     },
-    /// The model's own draft layer.
+    /// The MTP module of the model.
     #[serde(rename = "Layer")]
     Mtp,
-    /// A model of its own, in `ExecutorSettings::draft_dir`.
+    /// A separate draft model in `ExecutorSettings::draft_model_dir`.
     #[serde(rename = "Model")]
     DraftModel,
-    /// One layer that begins with hidden states of the model, in `ExecutorSettings::draft_dir`.
+    /// EAGLE-3: one layer that reads hidden states of the model, in `ExecutorSettings::draft_model_dir`.
     Eagle3,
 }
 
-/// Pure decode steps that are recorded before the executor is ready, and replayed.
+/// Graphs of decode steps to capture before the executor is ready.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GraphCapture {
-    /// None: every step is launched kernel by kernel.
+    /// No graphs: every step is launched eagerly.
     #[serde(rename = "Nothing")]
     Disabled,
-    /// Numbers of rows of the executor's choice.
+    /// Row counts chosen by the executor.
     #[serde(rename = "Usual")]
     DefaultSizes {
-        /// Most rows; `None` = as many as a step may have.
+        /// Maximum row count; `None` = the maximum of a step.
         max_size: Option<u32>,
     },
-    /// These numbers of rows, as far as a step may have so many.
+    /// These row counts, up to the maximum of a step.
     #[serde(rename = "Rows")]
     Sizes(Vec<u32>),
 }
 
 impl Default for GraphCapture {
-    /// As many as a step may have.
+    /// Default row counts, up to the maximum of a step.
     fn default() -> Self {
         Self::DefaultSizes { max_size: None }
     }
 }
 
-/// The expert of each place of each layer. Of the `P` places of a layer, rank `r` of `n` has those from `r · P / n` on.
+/// Expert in each physical slot of each layer (EPLB map). Of the `P` slots of a layer, rank `r` of `n` has
+/// those from `r · P / n` on.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ExpertPlacement {
-    /// By layer and place; what stands for a dense layer means nothing.
+    /// Experts by layer and physical slot; entries of dense layers are ignored.
     pub layers: Vec<Vec<u16>>,
 }
 
-/// What an executor computes on.
+/// Kind of compute device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum DeviceKind {
-    /// The processor; always there.
+    /// CPU; always available.
     #[default]
     Cpu,
-    /// An AMD GPU, through ROCm.
+    /// AMD GPU, through ROCm.
     Rocm,
-    /// An NVIDIA GPU, through the CUDA driver.
+    /// NVIDIA GPU, through the CUDA driver.
     Cuda,
 }
 
-/// Device libraries by path.
+/// Paths of device libraries.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceLibraries {
-    /// The driver: memory, streams, modules, graphs.
+    /// Driver library: memory, streams, modules, graphs.
     pub driver: PathBuf,
-    /// The run-time compiler; `None` = the driver's library holds it.
+    /// Run-time compiler; `None` = part of the driver library.
     pub compiler: Option<PathBuf>,
-    /// Matrix products; `None` = our own kernels only.
+    /// BLAS library for matrix products; `None` = built-in kernels only.
     pub blas: Option<PathBuf>,
-    /// The libraries emulate a GPU, with waves of so many lanes.
+    /// Warp size of an emulated GPU; `None` = the libraries are not an emulator.
     pub emulated_warp_size: Option<u32>,
-    /// RCCL or NCCL, through which ranks reach each other; `None` = there is one rank.
+    /// RCCL or NCCL, for communication between ranks; `None` = single rank.
     pub collectives: Option<PathBuf>,
 }
 
-/// Type of weights and activations.
+/// Data type of weights and activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ModelDtype {
-    /// 16 bits, 8 of them exponent; sums in f32.
+    /// bf16: 8 exponent bits; accumulation in f32.
     Bfloat16,
-    /// 32 bits: the exact reference.
+    /// f32, the exact reference.
     Float32,
-    /// 16 bits, 5 of them exponent; sums in f32.
+    /// f16: 5 exponent bits; accumulation in f32.
     Float16,
 }
 
 impl ModelDtype {
-    /// As `config.json` and `--dtype` write it.
+    /// Returns the name as in `config.json` and `--dtype`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -225,25 +229,25 @@ impl ModelDtype {
     }
 }
 
-/// Type of the KV cache.
+/// Data type of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum KvCacheDtype {
-    /// As the activations.
+    /// Data type of the activations.
     #[default]
     Auto,
-    /// fp8 e4m3, with the checkpoint's factors if it has some.
+    /// fp8 e4m3, with the checkpoint's scales if present.
     Fp8,
 }
 
-/// How large the KV cache becomes.
+/// Size of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum KvCacheSize {
-    /// On the CPU the lesser of 4 GiB and a quarter of the memory that is free after the warm-up; on a
-    /// GPU what its share of the memory leaves.
+    /// On the CPU, the smaller of 4 GiB and a quarter of the memory that is free after the warm-up; on a GPU,
+    /// the rest of the memory fraction.
     #[default]
     Auto,
-    /// As many blocks as fit into so many bytes.
+    /// Number of blocks that fit into this number of bytes.
     Bytes(u64),
-    /// So many blocks.
+    /// Number of blocks.
     Blocks(u32),
 }

@@ -1,16 +1,16 @@
 //! A short list of token ids that usually needs no allocation.
 //!
-//! A decode step moves one id per request into the device and one out of it. Thousands of
-//! one-element vectors per step cost more than everything the scheduler decides.
+//! A decode step moves one token id per request to the device and one back. Thousands of one-element vectors
+//! per step would cost more than all decisions of the scheduler.
 
 use crate::{Token, packed_list};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::ops::{Deref, DerefMut};
 
-/// Ids held in place: with these the type takes two words.
+/// Number of token ids stored inline: with three, the type has two words.
 const INLINE_TOKENS: usize = 3;
 
-/// A list of token ids; up to three of them are held in place. On the wire it is packed.
+/// A list of token ids; up to three are stored inline. Packed on the wire.
 #[derive(Clone)]
 pub struct TokenVec(TokenVecRepr);
 
@@ -25,18 +25,18 @@ enum TokenVecRepr {
 }
 
 impl TokenVec {
-    /// No ids.
+    /// Creates an empty list.
     pub const fn new() -> Self {
         Self(TokenVecRepr::Inline { len: 0, ids: [0; INLINE_TOKENS] })
     }
 
-    /// One id.
+    /// Creates a list of one token id.
     #[inline]
     pub const fn one(id: Token) -> Self {
         Self(TokenVecRepr::Inline { len: 1, ids: [id, 0, 0] })
     }
 
-    /// Appends one id.
+    /// Appends a token id.
     #[inline]
     pub fn push(&mut self, id: Token) {
         match &mut self.0 {
@@ -54,7 +54,7 @@ impl TokenVec {
         }
     }
 
-    /// Keeps the first `count` ids.
+    /// Keeps the first `count` token ids.
     pub fn truncate(&mut self, count: usize) {
         match &mut self.0 {
             TokenVecRepr::Inline { len, .. } => *len = (*len).min(count.min(INLINE_TOKENS) as u8),
@@ -165,7 +165,7 @@ impl<'a> IntoIterator for &'a TokenVec {
     }
 }
 
-/// Ids of a list, in order.
+/// Iterates over the token ids of a list, in order.
 #[derive(Debug, Clone)]
 pub struct TokenVecIter {
     tokens: TokenVec,

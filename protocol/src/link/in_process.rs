@@ -1,4 +1,4 @@
-//! A link between two threads: two bounded channels. A dropped end is the death signal.
+//! A link between two threads: two bounded channels. Dropping an end closes the link.
 
 use super::{LinkError, LinkHalves, MessageReceiver, MessageSender};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -7,7 +7,7 @@ use std::time::Duration;
 /// One end of an in-process link.
 pub type InProcessLink<O, I> = LinkHalves<SyncSender<O>, Receiver<I>>;
 
-/// Two connected ends; each direction holds up to `capacity` messages.
+/// Creates two connected ends; each direction buffers up to `capacity` messages.
 pub fn in_process_pair<A, B>(capacity: usize) -> (InProcessLink<A, B>, InProcessLink<B, A>) {
     let (a_out, b_in) = sync_channel(capacity);
     let (b_out, a_in) = sync_channel(capacity);

@@ -1,4 +1,4 @@
-//! Roads between two processes, or two threads that may become processes.
+//! Message links between two processes, or between two threads.
 
 mod in_process;
 mod outbox;
@@ -16,13 +16,13 @@ use std::time::Duration;
 
 /// One end of an ordered, reliable, bounded stream of messages.
 pub trait MessageLink {
-    /// What this end sends.
+    /// Type of the messages that this end sends.
     type SentMessage;
-    /// What this end receives.
+    /// Type of the messages that this end receives.
     type ReceivedMessage;
-    /// The half that sends.
+    /// Sending half.
     type SenderHalf: MessageSender<Message = Self::SentMessage> + Send + 'static;
-    /// The half that receives.
+    /// Receiving half.
     type ReceiverHalf: MessageReceiver<Message = Self::ReceivedMessage> + Send + 'static;
 
     /// Sends one message; blocks while the peer's queue is full.
@@ -30,39 +30,39 @@ pub trait MessageLink {
     /// Errors: `LinkError::Closed` if the peer is gone.
     fn send(&mut self, message: Self::SentMessage) -> Result<(), LinkError>;
 
-    /// Waits up to `timeout` for a message; `None` = nothing arrived in time.
+    /// Waits up to `timeout` for a message; `None` = timeout.
     ///
-    /// Errors: `LinkError::Closed` if the peer is gone and everything it sent was received.
+    /// Errors: `LinkError::Closed` if the peer is gone and all its messages were received.
     fn recv(&mut self, timeout: Duration) -> Result<Option<Self::ReceivedMessage>, LinkError>;
 
-    /// The two directions, for owners that send and receive on different threads.
+    /// Splits the link, for owners that send and receive on different threads.
     fn split(self) -> (Self::SenderHalf, Self::ReceiverHalf);
 }
 
-/// The direction away from this end.
+/// Sending half of a link.
 pub trait MessageSender {
-    /// What is sent.
+    /// Type of the messages.
     type Message;
 
-    /// As `MessageLink::send`.
+    /// Sends one message, as `MessageLink::send`.
     fn send(&mut self, message: Self::Message) -> Result<(), LinkError>;
 }
 
-/// The direction towards this end.
+/// Receiving half of a link.
 pub trait MessageReceiver {
-    /// What is received.
+    /// Type of the messages.
     type Message;
 
-    /// As `MessageLink::recv`.
+    /// Receives one message, as `MessageLink::recv`.
     fn recv(&mut self, timeout: Duration) -> Result<Option<Self::Message>, LinkError>;
 }
 
-/// A link made of two directions, of whatever kind each is.
+/// A link composed of a sender and a receiver.
 #[derive(Debug)]
 pub struct LinkHalves<S, R> {
-    /// Away from this end.
+    /// Sending half.
     pub sender: S,
-    /// Towards this end.
+    /// Receiving half.
     pub receiver: R,
 }
 
@@ -89,16 +89,16 @@ where
     }
 }
 
-/// Why a link failed. Nothing can be sent or received after any of these.
+/// Error of a link. No message can be sent or received after an error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// The other end is gone.
+    /// The peer is gone.
     #[error("the peer closed the link")]
     Closed,
-    /// What arrived is no frame, or what should be sent fits into none.
+    /// The received bytes are not a frame, or the message to send does not fit a frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The system failed.
+    /// An I/O error of the operating system.
     #[error("the link failed: {0}")]
     Io(ErrorKind),
 }

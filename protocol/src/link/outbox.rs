@@ -1,24 +1,24 @@
-//! The one writer of a stream: empties a bounded channel that others fill, and gives signs of life.
+//! The single writer of a stream: sends the messages of a bounded channel, and heartbeats.
 
 use super::{LinkError, MessageReceiver, MessageSender};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-/// A sign of life that is sent when nothing else was for a while.
+/// Heartbeat that is sent after an interval without other messages.
 #[derive(Debug, Clone, Copy)]
 pub struct HeartbeatConfig<M> {
-    /// Longest silence.
+    /// Maximum interval without a message.
     pub interval: Duration,
-    /// What is sent then.
+    /// Creates the heartbeat message.
     pub message: fn() -> M,
 }
 
-/// Waiting costs nothing where no beat is due; the bound only keeps a lost wake-up from lasting.
+/// Wait without heartbeats; the bound limits the effect of a lost wake-up.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Sends what arrives in `outbox`, until every sender of it is gone or the peer is.
+/// Sends the messages of `outbox` until all its senders are dropped or the peer is gone.
 ///
-/// Errors: the link failed for another reason than a peer that left.
+/// Errors: the link failed for a reason other than a closed peer.
 pub fn run_writer<S: MessageSender>(
     mut outbox: Receiver<S::Message>,
     mut link: S,

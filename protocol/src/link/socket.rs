@@ -1,4 +1,4 @@
-//! A socket of either kind that a link runs over: of one machine, or between two.
+//! A stream socket of a link: Unix socket or TCP.
 
 use super::TimeoutRead;
 use std::io::{self, Read, Write};
@@ -10,28 +10,28 @@ use std::time::Duration;
 /// One end of a connected stream socket.
 #[derive(Debug)]
 pub enum LinkSocket {
-    /// To a process of this machine.
+    /// Unix socket, to a process on the same host.
     Unix(UnixStream),
-    /// To any process.
+    /// TCP socket, to a process on any host.
     Tcp(TcpStream),
 }
 
 impl LinkSocket {
-    /// A descriptor as what it is.
+    /// Wraps a descriptor by its socket family.
     ///
-    /// Errors: it is no connected stream socket.
+    /// Errors: the descriptor is not a connected stream socket.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         let stream = TcpStream::from(fd);
-        // Only an address of the Internet's families can be read as one.
+        // Only a TCP socket has an address that parses as an Internet address.
         if stream.peer_addr().is_ok() {
             return Ok(Self::Tcp(stream));
         }
         let stream = UnixStream::from(OwnedFd::from(stream));
-        stream.peer_addr()?; // Nothing but a socket has one.
+        stream.peer_addr()?; // Fails unless the descriptor is a connected socket.
         Ok(Self::Unix(stream))
     }
 
-    /// Another handle of the same socket.
+    /// Duplicates the handle of the socket.
     ///
     /// Errors: no descriptor is left.
     pub fn try_clone(&self) -> io::Result<Self> {
@@ -41,9 +41,9 @@ impl LinkSocket {
         })
     }
 
-    /// Ends both directions, for every handle: what has arrived can still be read.
+    /// Shuts down both directions for every handle; received data can still be read.
     pub fn close(&self) {
-        // It may be closed already, which is what was wanted.
+        // An error means that the socket is closed already.
         let _ = match self {
             Self::Unix(stream) => stream.shutdown(Shutdown::Both),
             Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
@@ -99,7 +99,7 @@ impl Write for LinkSocket {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(()) // A socket keeps nothing back.
+        Ok(()) // Sockets are unbuffered.
     }
 }
 

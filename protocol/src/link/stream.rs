@@ -1,7 +1,7 @@
-//! A link over a byte stream: frames, one after the other.
+//! A link over a byte stream: a sequence of frames.
 //!
-//! The two halves share nothing but the stream, so each may live on a thread of its own. Its end is the
-//! end of the peer; a broken frame is an error, because no frame after it can be found.
+//! The two halves share only the stream, so each may be used on its own thread. The end of the stream is the
+//! end of the peer. A corrupt frame is an error, because later frames cannot be located.
 
 use super::{LinkError, LinkHalves, MessageReceiver, MessageSender};
 use crate::Epoch;
@@ -13,14 +13,14 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// Room for what is read at a time; a body grows by as much, so a length that lies allocates nothing.
+/// Bytes per read. The buffer of a body grows by this amount, so a forged length allocates nothing.
 const READ_CHUNK_BYTES: usize = 64 << 10;
-/// Buffers larger than this are given back once their message is handed out or sent.
+/// Larger buffers are freed after their message was delivered or sent.
 const RETAINED_BUFFER_BYTES: usize = 4 << 20;
 
-/// A stream whose reads can be bounded in time.
+/// A stream with a read timeout.
 pub trait TimeoutRead: Read {
-    /// Reads return `WouldBlock` or `TimedOut` after so long.
+    /// Sets the time after which reads return `WouldBlock` or `TimedOut`.
     fn set_timeout(&mut self, timeout: Duration) -> std::io::Result<()>;
 }
 
@@ -36,12 +36,12 @@ impl TimeoutRead for TcpStream {
     }
 }
 
-/// Both directions of a Unix socket.
+/// A link over a Unix socket.
 pub type UnixLink<O, I> = LinkHalves<FrameWriter<UnixStream, O>, FrameReader<UnixStream, I>>;
 
-/// One end of a Unix socket as a link of group generation `epoch`.
+/// Creates a link of epoch `epoch` over a Unix socket.
 ///
-/// Errors: the system has no descriptor left.
+/// Errors: no descriptor is left.
 pub fn unix_link<O, I>(stream: UnixStream, epoch: Epoch) -> std::io::Result<UnixLink<O, I>> {
     let other = stream.try_clone()?;
     Ok(LinkHalves {
@@ -50,7 +50,7 @@ pub fn unix_link<O, I>(stream: UnixStream, epoch: Epoch) -> std::io::Result<Unix
     })
 }
 
-/// The half that sends.
+/// Sending half.
 #[derive(Debug)]
 pub struct FrameWriter<W, M> {
     stream: W,
@@ -60,17 +60,17 @@ pub struct FrameWriter<W, M> {
 }
 
 impl<W, M> FrameWriter<W, M> {
-    /// Sends messages as frames of generation `epoch`.
+    /// Creates a writer of frames of epoch `epoch`.
     pub fn new(stream: W, epoch: Epoch) -> Self {
         Self { stream, epoch, frame: Vec::new(), messages: PhantomData }
     }
 
-    /// The stream itself, behind the last frame.
+    /// Returns the stream, positioned after the last frame.
     pub fn into_stream(self) -> W {
         self.stream
     }
 
-    /// The same stream, for messages of another type from now on.
+    /// Returns a writer on this stream for messages of another type.
     pub fn with_message_type<N>(self) -> FrameWriter<W, N> {
         FrameWriter {
             messages: PhantomData,
@@ -95,12 +95,12 @@ impl<W: Write, M: WireMessage> MessageSender for FrameWriter<W, M> {
     }
 }
 
-/// The half that receives.
+/// Receiving half.
 #[derive(Debug)]
 pub struct FrameReader<R, M> {
     stream: R,
     epoch: Epoch,
-    /// Bytes that have arrived lie in `start..end`.
+    /// Received bytes are in `start..end`.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -111,12 +111,12 @@ pub struct FrameReader<R, M> {
 }
 
 impl<R, M> FrameReader<R, M> {
-    /// Receives messages of generation `epoch`; those of former ones are dropped and counted.
+    /// Creates a reader of epoch `epoch`; frames of older epochs are dropped and counted.
     pub fn new(stream: R, epoch: Epoch) -> Self {
         Self::with_body_limit(stream, epoch, BODY_BYTES_MAX)
     }
 
-    /// The same for a peer that nobody knows yet: longer bodies are refused before they have arrived.
+    /// Creates a reader for an unauthenticated peer: longer bodies are rejected before they are received.
     pub fn with_body_limit(stream: R, epoch: Epoch, body_bytes_max: usize) -> Self {
         let messages = PhantomData;
         Self {
@@ -132,7 +132,7 @@ impl<R, M> FrameReader<R, M> {
         }
     }
 
-    /// The same stream, with all that has arrived, for messages of another type from now on.
+    /// Returns a reader on this stream, with all buffered bytes, for messages of another type.
     pub fn with_message_type<N>(self) -> FrameReader<R, N> {
         let Self {
             stream,
@@ -159,18 +159,18 @@ impl<R, M> FrameReader<R, M> {
         }
     }
 
-    /// The same stream, with another bound from now on.
+    /// Returns the reader with another limit on body length.
     #[must_use]
     pub fn set_body_limit(self, body_bytes_max: usize) -> Self {
         Self { body_bytes_max, ..self }
     }
 
-    /// Frames of former generations dropped so far.
+    /// Returns the number of dropped frames of older epochs.
     pub fn stale_frames(&self) -> u64 {
         self.stale_frames
     }
 
-    /// Makes room for the rest of the frame in arrival, at most `READ_CHUNK_BYTES` at a time.
+    /// Grows the buffer for the rest of the current frame, by at most `READ_CHUNK_BYTES`.
     fn reserve_read_space(&mut self) -> Result<(), FrameError> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -188,7 +188,7 @@ impl<R, M> FrameReader<R, M> {
             }
             None => 0,
         };
-        // Doubling keeps the copies of a long body few; half of what is held has arrived by then.
+        // Doubling bounds the number of copies of a long body; at least half of the buffer is filled by then.
         let room = missing.min(self.end).max(READ_CHUNK_BYTES);
         if self.buffer.len() < self.end + room {
             self.buffer.resize(self.end + room, 0);
@@ -198,7 +198,7 @@ impl<R, M> FrameReader<R, M> {
 }
 
 impl<R: Read, M: WireMessage> FrameReader<R, M> {
-    /// The next message that has arrived whole.
+    /// Returns the next complete message in the buffer.
     fn next_buffered_message(&mut self) -> Result<Option<M>, LinkError> {
         loop {
             let held = &self.buffer[self.start..self.end];
@@ -216,9 +216,9 @@ impl<R: Read, M: WireMessage> FrameReader<R, M> {
         }
     }
 
-    /// Waits for a message for as long as the stream's own reads wait; `None` = they gave up.
+    /// Waits for a message until a read of the stream times out; `None` = timeout.
     ///
-    /// Errors: `LinkError::Closed` at the end of the stream, also within a frame; a broken frame.
+    /// Errors: `LinkError::Closed` at the end of the stream, even within a frame; a corrupt frame.
     pub fn receive(&mut self) -> Result<Option<M>, LinkError> {
         loop {
             if let Some(message) = self.next_buffered_message()? {
@@ -241,7 +241,7 @@ impl<R: Read, M: WireMessage> FrameReader<R, M> {
 impl<R: TimeoutRead, M: WireMessage> MessageReceiver for FrameReader<R, M> {
     type Message = M;
 
-    /// The time begins anew with every piece of a frame.
+    /// The timeout restarts with every received part of a frame.
     fn recv(&mut self, timeout: Duration) -> Result<Option<M>, LinkError> {
         if self.timeout != Some(timeout) {
             self.stream.set_timeout(timeout).map_err(|e| link_error(e.kind()))?;
@@ -251,7 +251,7 @@ impl<R: TimeoutRead, M: WireMessage> MessageReceiver for FrameReader<R, M> {
     }
 }
 
-/// A peer that is gone closes the stream in several ways.
+/// Maps an I/O error: several error kinds mean that the peer is gone.
 fn link_error(kind: ErrorKind) -> LinkError {
     match kind {
         ErrorKind::BrokenPipe

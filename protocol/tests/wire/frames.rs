@@ -1,4 +1,4 @@
-//! Every message survives its frame; no bytes survive as something they are not, and none panics.
+//! Every message survives a round trip; corrupt bytes are rejected without a panic.
 
 use crate::messages::{
     executor_command, executor_event, handshake, node_command, node_event, settings,
@@ -17,7 +17,7 @@ fn frame<M: WireMessage>(message: &M, epoch: Epoch) -> Vec<u8> {
     bytes
 }
 
-/// Encodes, decodes, and cuts the frame everywhere.
+/// Encodes and decodes a message, and decodes every truncation of its frame.
 fn assert_round_trip<M: WireMessage + PartialEq + std::fmt::Debug>(
     message: &M,
     epoch: u64,
@@ -32,7 +32,7 @@ fn assert_round_trip<M: WireMessage + PartialEq + std::fmt::Debug>(
     assert_eq!(decode::<M>(&two).unwrap().map(|(_, _, length)| length), Some(bytes.len()));
 }
 
-/// Reads bytes as every message there is; only must not panic.
+/// Decodes bytes as every message type; must not panic.
 fn decode_as_every_type(bytes: &[u8]) {
     let _ = decode::<ExecutorSettings>(bytes);
     let _ = decode::<ExecutorCommand>(bytes);
@@ -42,7 +42,7 @@ fn decode_as_every_type(bytes: &[u8]) {
     let _ = decode::<NodeEvent>(bytes);
 }
 
-/// Reads a body as every kind there is; only must not panic.
+/// Decodes a body as every message kind; must not panic.
 fn decode_body_as_every_kind(body: &[u8]) {
     for kind in 0..50 {
         let _ = ExecutorSettings::decode(kind, body);
@@ -86,7 +86,7 @@ proptest! {
         let mut bytes = frame(&m, Epoch(3));
         let at = at % bytes.len();
         bytes[at] ^= change;
-        // A longer length only means that the frame has not arrived yet.
+        // A larger length field only makes the frame incomplete.
         let noticed = match decode::<ExecutorCommand>(&bytes) {
             Err(_) => true,
             Ok(None) => (16..20).contains(&at),

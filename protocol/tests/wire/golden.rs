@@ -1,4 +1,4 @@
-//! Bytes as they are today: whoever changes them changes `PROTOCOL_VERSION` too.
+//! Expected bytes of messages: any change of them requires a new `PROTOCOL_VERSION`.
 
 use expect_test::{Expect, expect};
 use protocol::codec::WireMessage;
@@ -14,7 +14,7 @@ use protocol::{
     TokenLogprobs, WarmUpReport, WeightsDigest,
 };
 
-/// The header in one line, then the body, 32 bytes a line.
+/// Compares the header (one line) and the body (32 bytes per line).
 fn check(message: &impl WireMessage, expected: &Expect) {
     let mut bytes = Vec::new();
     encode(message, Epoch(2), &mut bytes).unwrap();

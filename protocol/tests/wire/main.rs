@@ -1,4 +1,4 @@
-//! The form of messages outside the process: bytes, frames, streams.
+//! Wire format: bytes, frames, streams.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]

@@ -1,4 +1,4 @@
-//! Arbitrary messages.
+//! Strategies for arbitrary messages.
 
 use proptest::collection::vec;
 use proptest::option::of;
@@ -165,7 +165,7 @@ fn spec() -> impl Strategy<Value = KvSpec> {
         .prop_map(|(block_tokens, groups)| KvSpec { block_tokens, groups })
 }
 
-/// Anything the scheduler says.
+/// Any message from the scheduler to an executor.
 pub(crate) fn executor_command() -> impl Strategy<Value = ExecutorCommand> {
     prop_oneof![
         any::<u32>().prop_map(|blocks| ExecutorCommand::AllocateKv { blocks }),
@@ -175,7 +175,7 @@ pub(crate) fn executor_command() -> impl Strategy<Value = ExecutorCommand> {
     ]
 }
 
-/// Anything an executor says.
+/// Any message from an executor to the scheduler.
 pub(crate) fn executor_event() -> impl Strategy<Value = ExecutorEvent> {
     let phases = [
         StartupPhase::Device,
@@ -228,7 +228,7 @@ pub(crate) fn executor_event() -> impl Strategy<Value = ExecutorEvent> {
     ]
 }
 
-/// Anything an executor process can be told at its start.
+/// Any settings of an executor process.
 pub(crate) fn settings() -> impl Strategy<Value = ExecutorSettings> {
     let path = "/[a-z]{1,12}/[^/\u{0}]{1,12}";
     let devices = [DeviceKind::Cpu, DeviceKind::Rocm, DeviceKind::Cuda];

@@ -1,4 +1,4 @@
-//! Links over real sockets, and over streams that break.
+//! Links over sockets, and over streams that fail.
 
 use crate::messages::executor_command;
 use proptest::prelude::*;
@@ -60,7 +60,7 @@ fn link_halves_work_on_separate_threads() {
             for blocks in 0..COUNT as u32 {
                 near_out.send(ExecutorCommand::AllocateKv { blocks }).unwrap();
             }
-            near_out // Kept open until all is read.
+            near_out // Kept open until all messages are read.
         });
         scope.spawn(move || {
             for done in 0..COUNT {
@@ -117,7 +117,7 @@ fn older_epochs_are_dropped_and_newer_rejected() {
     assert_eq!(reader.receive(), Err(LinkError::Frame(ahead)));
 }
 
-/// Yields `head`, then 10 bytes at a time; notes the largest buffer it was offered.
+/// Yields `head`, then 10 bytes per read; records the largest buffer passed to a read.
 struct OversizedLengthStream {
     head: Cursor<Vec<u8>>,
     left: usize,
@@ -186,7 +186,7 @@ fn writer_keeps_order_and_sends_heartbeats() {
     assert_eq!(writer.join().unwrap(), Ok(()));
 }
 
-/// Hands out what it holds in pieces of the given lengths.
+/// Yields its bytes in pieces of the given lengths.
 struct SplitStream {
     bytes: Cursor<Vec<u8>>,
     lengths: Vec<usize>,
