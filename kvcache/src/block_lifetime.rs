@@ -1,30 +1,31 @@
-//! How long blocks stay: a sample of them is followed from being taken to being evicted.
+//! Lifetimes of sampled blocks, from allocation to eviction.
 //!
-//! Sampled and measured as vLLM does (`vllm/v1/core/kv_cache_metrics.py`), but that only what leaves the
-//! index is an eviction: a block that becomes vacant took nothing from anybody.
+//! Sampling and metrics follow vLLM (`vllm/v1/core/kv_cache_metrics.py`), except that only blocks that leave
+//! the prefix index count as evicted: freeing an uncached block evicts no content.
 
-/// Uses of a block that are remembered, as many as vLLM does.
+/// Number of recent uses recorded per block, as in vLLM.
 const TRACKED_USES: usize = 4;
 
-/// A share of all blocks, above 0 and at most 1.
+/// Fraction of all blocks to sample, above 0 and at most 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleRate {
-    /// Of 2^64 numbers, the greatest that is part of it.
+    /// Largest 64-bit hash that is sampled.
     threshold: u64,
 }
 
 impl SampleRate {
-    /// `None` if it is not above 0 and at most 1.
+    /// Returns `None` unless `fraction` is above 0 and at most 1.
     #[must_use]
     pub fn new(fraction: f64) -> Option<Self> {
         let numbers = fraction * 2.0_f64.powi(64);
         (fraction > 0.0 && fraction <= 1.0).then_some(Self { threshold: numbers as u64 })
     }
 
-    /// Whether the `turn`th block is part of it: no random number, but as evenly spread as one.
+    /// Returns whether the `turn`th allocation is sampled. A hash of the counter replaces a random number and
+    /// is as evenly distributed.
     ///
-    /// The finalizer of `SplitMix64` (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
-    /// OOPSLA 2014).
+    /// The hash is the finalizer of `SplitMix64` (Steele, Lea, Flood, "Fast splittable pseudorandom number
+    /// generators", OOPSLA 2014).
     fn is_sampled(self, turn: u64) -> bool {
         let z = turn.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -33,22 +34,22 @@ impl SampleRate {
     }
 }
 
-/// The time of a block from when it was taken to its eviction.
+/// Lifetime of a block from allocation to eviction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockLifetime {
-    /// All of it, in milliseconds.
+    /// Milliseconds from allocation to eviction.
     pub lifetime_ms: u64,
-    /// Since its last use, or since it was taken if nobody ever found it.
+    /// Milliseconds since the last use, or since allocation if the block was never used.
     pub idle_ms: u64,
-    /// Between its last uses, oldest first; of the last four uses, thus at most three.
+    /// Milliseconds between consecutive uses, oldest first; the last four uses give at most three gaps.
     pub reuse_gaps_ms: Vec<u64>,
 }
 
-/// A block that is followed. A use is a prefix hit, or an equal block that gave way to it.
+/// A sampled block. A use is a prefix hit, or the deduplication of an equal block.
 #[derive(Debug, Clone)]
 struct SampledBlock {
     allocated_ms: u64,
-    /// The last uses, each in the place of its number.
+    /// Times of the last uses: use number n is at index n modulo `TRACKED_USES`.
     uses_ms: [u64; TRACKED_USES],
     uses: usize,
 }
@@ -65,12 +66,12 @@ impl SampledBlock {
     }
 }
 
-/// The sample, and the stays that are over.
+/// Sampled blocks, and lifetimes of evicted blocks.
 #[derive(Debug)]
 pub(crate) struct LifetimeSampler {
     rate: SampleRate,
     now_ms: u64,
-    /// Blocks taken so far.
+    /// Number of allocations so far.
     allocations: u64,
     sampled: Vec<Option<Box<SampledBlock>>>,
     finished: Vec<BlockLifetime>,
@@ -82,7 +83,7 @@ impl LifetimeSampler {
         Self { rate: share, now_ms: 0, allocations: 0, sampled: followed, finished: Vec::new() }
     }
 
-    /// Time never goes back.
+    /// Sets the current time; earlier times are ignored.
     pub(crate) fn set_time(&mut self, now_ms: u64) {
         self.now_ms = self.now_ms.max(now_ms);
     }
@@ -111,7 +112,7 @@ impl LifetimeSampler {
         }
     }
 
-    /// The block became vacant.
+    /// Stops sampling a block that was freed without eviction.
     pub(crate) fn forget(&mut self, block: u32) {
         self.sampled[block as usize] = None;
     }
@@ -124,7 +125,7 @@ impl LifetimeSampler {
         std::mem::take(&mut self.finished)
     }
 
-    /// Panics if a vacant block is followed.
+    /// Panics if a free block is sampled.
     pub(crate) fn check(&self, vacant: impl Fn(u32) -> bool) {
         for (block, followed) in (0..).zip(&self.sampled) {
             assert!(followed.is_none() || !vacant(block), "vacant block {block} is followed");
@@ -148,14 +149,14 @@ mod tests {
             let sigma = (expected * (1.0 - fraction)).sqrt();
             assert!((held - expected).abs() < 4.0 * sigma, "{held} of {expected}");
         }
-        // Requests of a hundred blocks: no place in them is followed more than others by much.
+        // In requests of a hundred blocks, every position is sampled about equally often.
         let share = SampleRate::new(0.1).unwrap();
         let of_place =
             |place| (0..1_000).filter(|n: &u64| share.is_sampled(100 * n + place)).count();
         assert!((0..100).map(of_place).all(|held| (50..=150).contains(&held)));
     }
 
-    /// The first numbers of `SplitMix64` with seed 0.
+    /// First outputs of `SplitMix64` with seed 0.
     #[test]
     fn sampling_uses_the_splitmix64_finalizer() {
         let numbers = [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f];
@@ -175,12 +176,12 @@ mod tests {
             residency.set_time(now_ms);
             residency.on_used(0);
         }
-        residency.set_time(400); // A clock that goes back stands still.
+        residency.set_time(400); // Earlier times are ignored.
         residency.on_used(0);
         residency.set_time(1_000);
         residency.on_evicted(1);
         residency.on_evicted(0);
-        residency.on_evicted(0); // Over already.
+        residency.on_evicted(0); // Already evicted.
         let never_used =
             BlockLifetime { lifetime_ms: 900, idle_ms: 900, reuse_gaps_ms: Vec::new() };
         let used =

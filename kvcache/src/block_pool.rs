@@ -1,13 +1,13 @@
-//! Who holds each block. A block nobody holds is in exactly one of vacant and cached.
+//! Reference counts of blocks. An unreferenced block is either free or cached.
 //!
-//! Taking spends vacant blocks first, lowest id first, then evicts the cached block that has been
-//! idle longest. Nothing here allocates after start.
+//! Allocation uses free blocks first, lowest id first, then evicts the least recently used cached block.
+//! Operations do not allocate memory after construction.
 
 use crate::free_block_set::FreeBlockSet;
 use crate::lru::LruList;
 use crate::{FaultInjection, InjectedFault};
 
-/// Reference counts and free lists of a fixed number of blocks.
+/// Reference counts, free blocks and cached blocks of a pool of fixed size.
 #[derive(Debug, Clone)]
 pub(crate) struct BlockPool {
     ref_counts: Vec<u32>,
@@ -16,10 +16,10 @@ pub(crate) struct BlockPool {
     fault_injection: FaultInjection,
 }
 
-/// A block just taken, with one reference.
+/// A newly allocated block with one reference.
 pub(crate) struct AllocatedBlock {
     pub(crate) block: u32,
-    /// It held something findable: the caller must take it out of the index.
+    /// Whether the block was cached: the caller must remove it from the prefix index.
     pub(crate) evicted: bool,
 }
 
@@ -50,12 +50,12 @@ impl BlockPool {
         self.ref_counts[block as usize]
     }
 
-    /// Cached blocks, oldest first.
+    /// Iterates over cached blocks, least recently used first.
     pub(crate) fn evictable(&self) -> impl Iterator<Item = u32> {
         self.cached.iter()
     }
 
-    /// Takes a free block; the caller has counted that there is one.
+    /// Allocates a block; the caller has checked that one is available.
     pub(crate) fn allocate(&mut self) -> AllocatedBlock {
         let (block, evicted) = match self.free.pop_lowest() {
             Some(block) => (block, false),
@@ -66,7 +66,7 @@ impl BlockPool {
         AllocatedBlock { block, evicted }
     }
 
-    /// Adds a holder to a findable block.
+    /// Adds a reference to an indexed block.
     pub(crate) fn pin(&mut self, block: u32) {
         let stays = self.fault_injection.is_active(InjectedFault::PinKeepsLruEntry);
         if self.ref_count(block) == 0 && !stays {
@@ -75,7 +75,7 @@ impl BlockPool {
         self.ref_counts[block as usize] += 1;
     }
 
-    /// Takes a holder away; the last one puts the block on a free list.
+    /// Removes a reference. The last reference makes the block cached (if `findable`) or free.
     pub(crate) fn release(&mut self, block: u32, findable: bool) {
         let refs = &mut self.ref_counts[block as usize];
         *refs = refs.checked_sub(1).expect("a released block has a holder");
@@ -94,15 +94,15 @@ impl BlockPool {
         }
     }
 
-    /// Nothing is findable any more: every cached block becomes vacant.
+    /// Frees every cached block, because the prefix index was cleared.
     pub(crate) fn free_all_cached(&mut self) {
         while let Some(block) = self.cached.pop_oldest() {
             self.free.insert(block);
         }
     }
 
-    /// Panics unless `refs` are the reference counts, every block is in exactly one place, and the
-    /// cached blocks are exactly the idle findable ones.
+    /// Panics unless `refs` are the reference counts, every block is in exactly one state, and the cached
+    /// blocks are exactly the unreferenced indexed blocks.
     pub(crate) fn check(&self, refs: &[u32], findable: impl Fn(u32) -> bool) {
         assert_eq!(self.ref_counts, refs, "reference counts differ from what the tables hold");
         for block in 0..self.blocks() {

@@ -1,8 +1,8 @@
-//! The KV cache of one replica: block tables over a pool, and the index of full blocks.
+//! KV cache of one replica: a block pool and the prefix index of full blocks.
 //!
-//! A block is published once its KV is computed, never before, and only if its parent is; so every
-//! indexed block's parent is indexed, and tables freed tail first are evicted leaf first. A hash
-//! leads to one block: a table that computed the same content adopts the indexed one.
+//! A block is published after its KV is computed, and only if its parent is indexed. Therefore the parent of
+//! every indexed block is indexed, and since tables are freed tail first, leaves are evicted first. A hash
+//! maps to one block: a table that computed equal content is deduplicated to the indexed block.
 
 use crate::block_lifetime::LifetimeSampler;
 use crate::block_pool::{AllocatedBlock, BlockPool};
@@ -14,17 +14,17 @@ use crate::{
 use protocol::{BlockHash, BlockId, KvEvent, Token};
 use std::sync::Arc;
 
-/// The KV group whose table all groups of kind `Full` share.
+/// KV group of the block table that all groups of kind `Full` share.
 const FULL_ATTENTION_GROUP: u8 = 0;
 
-/// Blocks, tables and prefixes of one replica.
+/// Block pool, prefix index and events of one replica.
 #[derive(Debug)]
 pub struct KvCache {
     pool: BlockPool,
     index: PrefixIndex,
-    /// What each indexed block holds; `None` = not findable.
+    /// Metadata of each indexed block; `None` = not indexed.
     block_metadata: Vec<Option<BlockMetadata>>,
-    /// Ids in each indexed block, `block_tokens` per block.
+    /// Token ids in each indexed block, `block_tokens` ids per block.
     cached_tokens: Vec<Token>,
     block_tokens: u32,
     caching: bool,
@@ -35,7 +35,7 @@ pub struct KvCache {
     fault_injection: FaultInjection,
 }
 
-/// Identity of an indexed block, apart from its ids.
+/// Identity of an indexed block, except for its token ids.
 #[derive(Debug)]
 struct BlockMetadata {
     key: BlockKey,
@@ -43,52 +43,53 @@ struct BlockMetadata {
     extra: Option<Arc<ExtraKeys>>,
 }
 
-/// What a request's blocks hold.
+/// Content of a request's blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct SequenceContent<'a> {
-    /// Ids from position 0.
+    /// Token ids from position 0.
     pub tokens: &'a [Token],
-    /// Keys of its full blocks; missing ones at the end count as not full.
+    /// Keys of the full blocks; full blocks without a key count as not full.
     pub block_keys: &'a [BlockKey],
-    /// What else it depends on.
+    /// Extra keys that the content depends on.
     pub extra_keys: Option<&'a Arc<ExtraKeys>>,
 }
 
 /// Result of a prefix lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrefixHit {
-    /// Leading blocks found.
+    /// Number of leading blocks found.
     pub blocks: u32,
-    /// Of these, blocks that nobody holds: claiming them uses up free blocks.
+    /// Number of found blocks that are unreferenced: pinning them reduces the available blocks.
     pub evictable: u32,
 }
 
-/// Result of publishing one block.
+/// Outcome of publishing one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PublishOutcome {
-    /// The block is findable now.
+    /// The block is indexed now.
     Stored,
-    /// An equal block was findable already and has taken its place in the table.
+    /// An equal block was indexed already and replaced the block in the table.
     Deduplicated,
-    /// Its parent is not findable, or another block has its hash: publish no more of this table.
+    /// The parent is not indexed, or a different block has the hash: no further blocks of the table can be
+    /// published.
     Rejected,
 }
 
-/// Blocks by state; vacant + cached + in use = pool.
+/// Blocks by state; free + cached + in use = pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BlockCounts {
-    /// Blocks in all.
+    /// Number of blocks in the pool.
     pub pool: u32,
-    /// Held by nobody and not findable.
+    /// Unreferenced blocks that are not indexed.
     pub free: u32,
-    /// Held by nobody and findable.
+    /// Unreferenced blocks that are indexed.
     pub cached: u32,
-    /// Held by tables.
+    /// Blocks referenced by tables.
     pub in_use: u32,
 }
 
 impl KvCache {
-    /// An empty cache.
+    /// Creates an empty cache.
     ///
     /// Errors: a pool, block or hash of size zero, or a layout without groups.
     pub fn new(config: &KvConfig) -> Result<Self, KvConfigError> {
@@ -110,19 +111,19 @@ impl KvCache {
         })
     }
 
-    /// Tokens per block.
+    /// Returns the number of tokens per block.
     #[inline]
     pub fn block_tokens(&self) -> u32 {
         self.block_tokens
     }
 
-    /// Blocks that hold `tokens` positions: `ceil(tokens / block_tokens)`.
+    /// Returns the number of blocks for `tokens` positions: `ceil(tokens / block_tokens)`.
     #[inline]
     pub fn blocks_for(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.block_tokens)
     }
 
-    /// Whether full blocks become findable.
+    /// Returns whether prefix caching is enabled.
     #[inline]
     pub fn is_caching(&self) -> bool {
         self.caching
@@ -134,13 +135,13 @@ impl KvCache {
         self.fault_injection
     }
 
-    /// Blocks that can be taken: vacant ones and cached idle ones.
+    /// Returns the number of blocks that can be allocated: free and cached blocks.
     #[inline]
     pub fn available_blocks(&self) -> u32 {
         self.pool.free_count() + self.pool.cached_count()
     }
 
-    /// Blocks by state.
+    /// Returns the number of blocks by state.
     pub fn counts(&self) -> BlockCounts {
         let (pool, vacant, cached) =
             (self.pool.blocks(), self.pool.free_count(), self.pool.cached_count());
@@ -148,39 +149,40 @@ impl KvCache {
         BlockCounts { pool, free: vacant, cached, in_use }
     }
 
-    /// Findable blocks that nobody holds, in the order in which they would be evicted.
+    /// Iterates over unreferenced indexed blocks, in order of eviction.
     pub fn evictable_blocks(&self) -> impl Iterator<Item = BlockId> {
         self.pool.evictable().map(BlockId)
     }
 
-    /// Blocks that became findable since the start; a waiting request's hit can only have grown by these.
+    /// Returns the number of blocks published since the start. The prefix hit of a waiting request can grow
+    /// only by published blocks.
     #[inline]
     pub fn published_blocks(&self) -> u64 {
         self.published_blocks
     }
 
-    /// Tables that hold a block.
+    /// Returns the reference count of a block.
     #[inline]
     pub fn ref_count(&self, block: BlockId) -> u32 {
         self.pool.ref_count(block.0)
     }
 
-    /// Whether a prefix hit may find a block.
+    /// Returns whether a block is indexed.
     #[inline]
     pub fn is_cached(&self, block: BlockId) -> bool {
         self.is_indexed(block)
     }
 
-    /// The hashes under which blocks can be found, in no particular order.
+    /// Iterates over the indexed hashes, in no particular order.
     pub fn indexed_hashes(&self) -> impl Iterator<Item = BlockHash> {
         self.index.iter().map(|(hash, _)| hash)
     }
 
-    /// Appends the longest findable prefix of `content` to `found`. The last token is never part of
-    /// it: at least one is left to forward.
+    /// Appends the longest cached prefix of `content` to `found`. The last token is never part of it, so that
+    /// at least one token is left to forward.
     ///
-    /// A block matches only if hash, ids, extra keys and guard are equal. Nothing is pinned:
-    /// `claim` must come before anything else is taken.
+    /// A block matches only if hash, token ids, extra keys and guard are equal. Nothing is pinned: `pin` must
+    /// be called before any allocation.
     pub fn match_prefix(
         &self,
         content: SequenceContent<'_>,
@@ -204,7 +206,7 @@ impl KvCache {
         hit
     }
 
-    /// Whether indexed `block` is block `index` of `content`, beyond the equality of hashes.
+    /// Returns whether indexed `block` is block `index` of `content`, beyond the equal hash.
     fn matches_block(&self, block: u32, index: u32, content: SequenceContent<'_>) -> bool {
         if self.fault_injection.is_active(InjectedFault::HashGuardIgnored) {
             return true;
@@ -237,7 +239,7 @@ impl KvCache {
         &content.tokens[first..first + self.block_tokens as usize]
     }
 
-    /// Appends found blocks to a table and keeps them from eviction.
+    /// Appends the blocks of a prefix hit to a table and adds references, which prevents eviction.
     pub fn pin(&mut self, table: &mut BlockTable, found: &[BlockId]) {
         for &block in found {
             self.pool.pin(block.0);
@@ -250,8 +252,8 @@ impl KvCache {
         }
     }
 
-    /// Appends `count` blocks to a table, evicting the longest idle ones if none is vacant. The caller
-    /// has seen `available() >= count`.
+    /// Appends `count` allocated blocks to a table; evicts the least recently used blocks if none is free.
+    /// The caller has checked `available_blocks() >= count`.
     pub fn allocate(&mut self, table: &mut BlockTable, count: u32) {
         for _ in 0..count {
             let AllocatedBlock { block, evicted } = self.pool.allocate();
@@ -285,8 +287,8 @@ impl KvCache {
         }
     }
 
-    /// Makes full block `index` of a table findable as block `index` of `content`, whose KV must be
-    /// computed. Blocks are published in order.
+    /// Publishes full block `index` of a table as block `index` of `content`; its KV must be computed. Blocks
+    /// are published in order.
     pub fn publish(
         &mut self,
         table: &mut BlockTable,
@@ -351,7 +353,7 @@ impl KvCache {
         self.published_blocks += 1;
     }
 
-    /// Adds a block to the run it continues, or starts a run.
+    /// Appends a block to the last event if it continues that run of blocks, or starts a new event.
     fn record_stored_event(&mut self, label: &BlockMetadata, index: u32, ids: &[Token]) {
         let extra = label.extra.as_ref().map_or_else(Vec::new, |extra| extra.for_block(index));
         if let Some(KvEvent::Stored { hashes, tokens, extra_keys, .. }) = self.events.last_mut()
@@ -381,7 +383,7 @@ impl KvCache {
         }
     }
 
-    /// Gives a table's blocks back, tail first; published ones stay findable.
+    /// Releases the blocks of a table, tail first; published blocks stay cached.
     pub fn free(&mut self, table: &mut BlockTable) {
         while let Some(block) = table.blocks.pop() {
             self.release(block.0);
@@ -394,7 +396,7 @@ impl KvCache {
         table.blocks.pop();
     }
 
-    /// Forgets every prefix. Tables keep their blocks.
+    /// Clears the prefix index. Tables keep their blocks.
     pub fn clear(&mut self) {
         self.index.clear();
         self.block_metadata.iter_mut().for_each(|label| *label = None);
@@ -407,18 +409,18 @@ impl KvCache {
         }
     }
 
-    /// Whether `take_events` would return something.
+    /// Returns whether `take_events` would return events.
     #[inline]
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()
     }
 
-    /// Changes of the index since the last call, in order.
+    /// Returns the index changes since the last call, in order.
     pub fn take_events(&mut self) -> Vec<KvEvent> {
         std::mem::take(&mut self.events)
     }
 
-    /// Tells what time it is, in milliseconds since any moment; only stays are measured by it.
+    /// Sets the current time in milliseconds since an arbitrary origin; it affects block lifetimes only.
     #[inline]
     pub fn set_time(&mut self, now_ms: u64) {
         if let Some(residency) = &mut self.lifetime_sampler {
@@ -426,18 +428,18 @@ impl KvCache {
         }
     }
 
-    /// Whether `take_lifetimes` would return something.
+    /// Returns whether `take_lifetimes` would return lifetimes.
     #[inline]
     pub fn has_lifetimes(&self) -> bool {
         self.lifetime_sampler.as_ref().is_some_and(|residency| residency.has_lifetimes())
     }
 
-    /// Stays of sampled blocks that were evicted since the last call, in order.
+    /// Returns the lifetimes of sampled blocks evicted since the last call, in order.
     pub fn take_lifetimes(&mut self) -> Vec<BlockLifetime> {
         self.lifetime_sampler.as_mut().map_or_else(Vec::new, |residency| residency.take_lifetimes())
     }
 
-    /// Recomputes everything from `tables`, which must be all there are; panics on a difference.
+    /// Recomputes all state from `tables`, which must be all tables; panics on a difference.
     pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) {
         let mut refs = vec![0; self.pool.blocks() as usize];
         for block in tables.flat_map(BlockTable::blocks) {

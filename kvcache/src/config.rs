@@ -1,32 +1,32 @@
-//! What a KV cache is built from.
+//! Configuration of a KV cache.
 
 use crate::{BlockHasher, FaultInjection, SampleRate};
 use protocol::KvSpec;
 
-/// Size and behaviour of one replica's KV cache.
+/// Configuration of one replica's KV cache.
 #[derive(Debug, Clone)]
 pub struct KvConfig {
-    /// Layout of the model's cache.
+    /// KV layout of the model.
     pub spec: KvSpec,
-    /// Blocks in the pool.
+    /// Number of blocks in the pool.
     pub blocks: u32,
-    /// Whether full blocks become findable for other requests.
+    /// Whether prefix caching is enabled.
     pub caching: bool,
     /// Key of the private guard, drawn once per process; it must never leave the process.
     pub guard_key: [u64; 2],
-    /// Bits of the block hash that are kept, 1 to 64. Fewer than 64 only in simulations, where
-    /// collisions must happen.
+    /// Number of bits of the block hash, 1 to 64. Fewer than 64 only in simulations, which need collisions.
     pub hash_bits: u8,
-    /// Whether changes of the index are recorded for `KvCache::take_events`.
+    /// Whether index changes are recorded for `KvCache::take_events`.
     pub events: bool,
-    /// Share of the blocks whose stays are measured for `KvCache::take_lifetimes`; without caching there are none.
+    /// Fraction of blocks with recorded lifetimes for `KvCache::take_lifetimes`; ignored without prefix
+    /// caching.
     pub lifetime_sample: Option<SampleRate>,
     /// Bug in force, for simulations of a build with the feature `planted`.
     pub fault_injection: FaultInjection,
 }
 
 impl KvConfig {
-    /// A cache of `blocks` blocks with prefix caching on and full hashes.
+    /// Configuration of `blocks` blocks with prefix caching and 64-bit hashes.
     pub fn new(spec: KvSpec, blocks: u32, guard_key: [u64; 2]) -> Self {
         Self {
             spec,
@@ -40,7 +40,7 @@ impl KvConfig {
         }
     }
 
-    /// Checks what `KvCache::new` would refuse.
+    /// Validates the configuration.
     ///
     /// Errors: a pool, block or hash of size zero, or a layout without groups.
     pub fn validate(&self) -> Result<(), KvConfigError> {
@@ -60,7 +60,7 @@ impl KvConfig {
         Ok(())
     }
 
-    /// The function that gives blocks of this cache their keys.
+    /// Returns the hasher that computes block keys of this cache.
     pub fn block_hasher(&self) -> BlockHasher {
         BlockHasher::new(
             self.spec.block_tokens,
@@ -71,28 +71,28 @@ impl KvConfig {
     }
 }
 
-/// Why a cache cannot be built.
+/// Error of an invalid KV cache configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KvConfigError {
-    /// The pool would be empty.
+    /// The pool has no blocks.
     #[error("the KV pool has no blocks")]
     NoBlocks,
-    /// A block must hold tokens.
+    /// A block has no tokens.
     #[error("a KV block of {block_tokens} tokens cannot hold anything")]
     NoBlockTokens {
-        /// Tokens per block asked for.
+        /// Configured tokens per block.
         block_tokens: u32,
     },
-    /// Groups are numbered by one byte; all of kind `Full` share one table.
+    /// The number of groups does not fit one byte or is 0. All groups of kind `Full` share one table.
     #[error("a KV layout needs between 1 and 255 groups, got {groups}")]
     GroupCount {
-        /// Groups asked for.
+        /// Configured number of groups.
         groups: usize,
     },
-    /// The hash must keep some bits.
+    /// The block hash has no bits, or more than 64.
     #[error("a block hash of {bits} bits is not between 1 and 64")]
     HashBits {
-        /// Bits asked for.
+        /// Configured number of bits.
         bits: u8,
     },
 }

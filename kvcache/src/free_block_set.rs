@@ -1,18 +1,19 @@
-//! Set of vacant blocks, lowest id first: a bitmap under bitmaps, 64 to 1 per level.
+//! Set of free blocks with removal of the lowest id: a hierarchical bitmap, 64 bits to 1 per level.
 //!
-//! `insert` and `pop_lowest` touch one word per level (four levels for 16 million blocks) and
-//! never allocate.
+//! `insert` and `pop_lowest` touch one word per level (four levels for 16 million blocks) and never allocate
+//! memory.
 
 /// A set of block ids below a fixed bound.
 #[derive(Debug, Clone)]
 pub(crate) struct FreeBlockSet {
-    /// `levels[0]` has a bit per block; a bit of `levels[l + 1]` says whether a word of `levels[l]` is non-zero.
+    /// `levels[0]` has a bit per block; a bit of `levels[l + 1]` is set iff the word of `levels[l]` is
+    /// non-zero.
     levels: Vec<Vec<u64>>,
     count: u32,
 }
 
 impl FreeBlockSet {
-    /// The set of all ids below `blocks`.
+    /// Creates the set of all ids below `blocks`.
     pub(crate) fn full(blocks: u32) -> Self {
         let mut levels = Vec::new();
         let mut bits = blocks as usize;

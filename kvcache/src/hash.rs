@@ -1,10 +1,10 @@
 //! Keys of full blocks: a public chained hash and a private guard.
 //!
-//! `hash_i = xxh64(0, P ++ T ++ E)`: P = `hash_{i-1}` as u64 LE (absent for block 0), T = the ids,
-//! each i64 LE, E = extra keys as tag-length-value followed by `2^63 | length` (absent without
-//! any). Injective: ids are not negative, so the last word has its top bit set iff E exists.
-//! xxh64 can be forged, hence `guard_i = SipHash-2-4(key, guard_{i-1} ++ T ++ E)` under a key that
-//! never leaves the process. A hit needs both, and equal ids and extra keys.
+//! `hash_i = xxh64(0, P ++ T ++ E)`: P = `hash_{i-1}` as u64 LE (absent for block 0), T = the token ids, each
+//! i64 LE, E = extra keys as tag-length-value followed by `2^63 | length` (absent without extra keys). The
+//! encoding is injective: token ids are not negative, so the last word has its top bit set iff E is present.
+//! xxh64 can be forged, hence `guard_i = SipHash-2-4(key, guard_{i-1} ++ T ++ E)` under a key that never
+//! leaves the process. A prefix hit requires equal hash, guard, token ids and extra keys.
 
 use crate::{FaultInjection, InjectedFault};
 use protocol::{BlockHash, ExtraKey, Token};
@@ -13,53 +13,53 @@ use std::hash::Hasher as _;
 use std::sync::Arc;
 use xxhash_rust::xxh64::Xxh64;
 
-/// Identity of a full block: what it holds and what came before it.
+/// Key of a full block: identifies its content and all preceding blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockKey {
     /// Chained hash, published in KV events.
     pub hash: BlockHash,
-    /// Private chained digest; compared on every hit.
+    /// Private chained digest, compared on every hit.
     pub guard: u64,
 }
 
-/// Where one multimodal item lies.
+/// Digest and position of a multimodal item.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MediaItem {
     /// Digest of the item's content.
     pub digest: [u8; 16],
     /// Position of its first token.
     pub start: u32,
-    /// Tokens it covers.
+    /// Number of tokens of the item.
     pub len: u32,
 }
 
-/// What the content of a request's blocks depends on besides token ids.
+/// Inputs besides token ids that the content of a request's blocks depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct ExtraKeys {
     /// Adapter name; part of every block.
     pub lora: Option<String>,
     /// Multimodal items; part of each block they overlap.
     pub media: Vec<MediaItem>,
-    /// Keeps tenants apart; part of the first block, hence of the whole chain.
+    /// Cache salt, which separates tenants; part of the first block, and by chaining of all blocks.
     pub salt: Option<String>,
-    /// Digest of embeddings given in place of ids; part of every block.
+    /// Digest of embeddings given instead of token ids; part of every block.
     pub embedding: Option<[u8; 16]>,
 }
 
 impl ExtraKeys {
-    /// Keys of a request that has at most a salt; `None` if nothing sets it apart.
+    /// Returns the keys of a request with at most a salt; `None` without a salt.
     pub fn salted(salt: Option<String>) -> Option<Arc<Self>> {
         salt.map(|salt| Arc::new(Self { salt: Some(salt), ..Self::default() }))
     }
 
-    /// The keys of block `index`, in the form KV events carry them.
+    /// Returns the keys of block `index` in the form of KV events.
     pub fn for_block(&self, index: u32) -> Vec<ExtraKey> {
         let lora = self.lora.iter().map(|name| ExtraKey::Lora(name.clone()));
         let salt = self.salt.iter().filter(|_| index == 0).map(|s| ExtraKey::Salt(s.clone()));
         lora.chain(salt).collect()
     }
 
-    /// Whether block `index` depends on the same keys under both.
+    /// Returns whether block `index` has equal extra keys under `a` and `b`.
     pub(crate) fn same_in_block(a: Option<&Self>, b: Option<&Self>, index: u32, bs: u32) -> bool {
         let encoded = |extra: Option<&Self>| {
             let mut bytes = Vec::new();
@@ -99,7 +99,7 @@ impl ExtraKeys {
     }
 }
 
-/// Computes block keys for one cache.
+/// Computes block keys of one cache.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockHasher {
     block_tokens: u32,
@@ -114,7 +114,7 @@ impl BlockHasher {
         Self { block_tokens, guard_key: key, hash_mask, fault_injection: planted }
     }
 
-    /// Appends the keys of the full blocks of `tokens` that `keys` lacks.
+    /// Appends missing keys of the full blocks of `tokens`.
     pub fn extend_keys(
         &self,
         keys: &mut Vec<BlockKey>,
@@ -154,13 +154,13 @@ impl BlockHasher {
         }
         hash.update(scratch);
         guard.write(scratch);
-        // Some consumers of events read 0 as "no parent".
+        // Some consumers of KV events interpret 0 as "no parent".
         let hash = BlockHash((hash.digest() & self.hash_mask).max(1));
         BlockKey { hash, guard: guard.finish() }
     }
 }
 
-/// Computes the keys of prompts on the thread that submits them, off the step thread.
+/// Computes block keys of prompts on the submitting thread instead of the scheduler thread.
 #[derive(Debug, Clone, Copy)]
 pub struct PromptHasher {
     hasher: BlockHasher,
@@ -168,12 +168,12 @@ pub struct PromptHasher {
 }
 
 impl PromptHasher {
-    /// A hasher for a cache; without prefix caching it returns nothing at no cost.
+    /// Creates a hasher; without prefix caching it returns no keys and costs nothing.
     pub fn new(hasher: BlockHasher, caching: bool) -> Self {
         Self { hasher, caching }
     }
 
-    /// Keys of the full blocks of a prompt.
+    /// Returns the keys of the full blocks of a prompt.
     pub fn hash_prompt(&self, tokens: &[Token], extra: Option<&ExtraKeys>) -> Vec<BlockKey> {
         if !self.caching {
             return Vec::new();

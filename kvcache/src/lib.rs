@@ -1,8 +1,7 @@
-//! KV blocks, block tables and the prefix index; counts, never touches a device.
+//! KV blocks, block tables and the prefix index, without access to a device.
 //!
-//! Owns which block is vacant, cached or in use, who holds it, and under which hash it can be found.
-//! Knows no request's text and no device: blocks are numbers, contents are token ids. Time is what it is told
-//! and decides nothing.
+//! Tracks which blocks are free, cached or in use, their reference counts, and their hashes in the prefix
+//! index. Blocks are ids and contents are token ids. The time is set by the caller and affects no decision.
 
 #![forbid(unsafe_code)]
 

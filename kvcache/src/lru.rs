@@ -1,4 +1,4 @@
-//! Cached blocks in the order in which they became idle: an intrusive list over block ids.
+//! Cached blocks in LRU order: an intrusive list over block ids.
 
 const END: u32 = u32::MAX;
 
@@ -11,7 +11,7 @@ struct LruLinks {
 
 const UNLINKED: LruLinks = LruLinks { older: END, newer: END, linked: false };
 
-/// Least recently freed first; every operation is O(1) and none allocates.
+/// LRU list, least recently used first; every operation is O(1) and none allocates memory.
 #[derive(Debug, Clone)]
 pub(crate) struct LruList {
     links: Vec<LruLinks>,
@@ -65,7 +65,7 @@ impl LruList {
         Some(oldest)
     }
 
-    /// Oldest first.
+    /// Iterates over the blocks, least recently used first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
         let next = |&block: &u32| Some(self.links[block as usize].newer).filter(|&b| b != END);
         std::iter::successors(Some(self.oldest).filter(|&b| b != END), next)

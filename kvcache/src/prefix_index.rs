@@ -1,10 +1,10 @@
-//! Block hash to block: at most one block per hash, sized once.
+//! Prefix index: block hash to block, at most one block per hash, with capacity fixed at construction.
 
 use protocol::BlockHash;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
 
-/// Finds blocks by hash. Its iteration order reaches no decision.
+/// Maps hashes to blocks. Its iteration order affects no decision.
 #[derive(Debug, Clone)]
 pub(crate) struct PrefixIndex {
     blocks: HashMap<BlockHash, u32, KeyedHasherBuilder>,
@@ -12,7 +12,7 @@ pub(crate) struct PrefixIndex {
 
 impl PrefixIndex {
     pub(crate) fn new(blocks: u32, secret: u64) -> Self {
-        // Twice the pool: erased slots are then reclaimed in place and the table never grows.
+        // Twice the pool: tombstones are then reclaimed in place and the table never grows.
         let blocks =
             HashMap::with_capacity_and_hasher(2 * blocks as usize, KeyedHasherBuilder { secret });
         Self { blocks }
@@ -45,8 +45,8 @@ impl PrefixIndex {
     }
 }
 
-/// One multiplication with a secret: block hashes are uniform unless forged, and a forger does not
-/// know the secret that spreads them over the table.
+/// Hasher with one multiplication by a keyed state. Block hashes are uniform unless forged, and the secret
+/// that spreads them over the table is not known to clients.
 #[derive(Debug, Clone, Copy)]
 struct KeyedHasherBuilder {
     secret: u64,

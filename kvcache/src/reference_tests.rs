@@ -1,4 +1,4 @@
-//! The cache against a model that keeps whole prefixes instead of hashes, lists instead of links.
+//! Property tests of the cache against a reference that stores whole prefixes and plain lists.
 
 use crate::{
     BlockKey, BlockLifetime, BlockTable, ExtraKeys, KvCache, KvConfig, PublishOutcome, SampleRate,
@@ -20,10 +20,10 @@ fn config(hash_bits: u8) -> KvConfig {
     KvConfig { hash_bits, lifetime_sample: residency, ..KvConfig::new(spec, BLOCKS, [7, 8]) }
 }
 
-/// Everything a block's KV depends on.
+/// Everything that the KV of a block depends on.
 type PrefixKey = (Option<String>, Vec<Token>);
 
-/// A request: its content, its table, and how many of its blocks are published.
+/// A request: its content, its block table, and the number of its published blocks.
 struct BlockHolder {
     tokens: Vec<Token>,
     keys: Vec<BlockKey>,
@@ -48,7 +48,7 @@ impl BlockHolder {
     }
 }
 
-/// What should be: free blocks in the order in which they are taken, and who is findable as what.
+/// Expected state: available blocks in order of allocation, and the prefix of each indexed block.
 #[derive(Default)]
 struct ReferenceCache {
     free: BTreeSet<u32>,
@@ -56,9 +56,9 @@ struct ReferenceCache {
     refs: BTreeMap<u32, u32>,
     indexed: BTreeMap<PrefixKey, u32>,
     now_ms: u64,
-    /// When each block was taken, and used again; vacant ones are not there.
+    /// Allocation time and use times of each block that is not free.
     block_uses: BTreeMap<u32, Vec<u64>>,
-    /// Lives that an eviction has ended.
+    /// Lifetimes of evicted blocks.
     lifetimes: Vec<BlockLifetime>,
 }
 
@@ -97,7 +97,7 @@ impl ReferenceCache {
     }
 }
 
-/// What a life comes to, from its moments in full.
+/// Computes the expected lifetime from all times of a block.
 fn expected_lifetime(life: &[u64], now_ms: u64) -> BlockLifetime {
     let uses = &life[1..];
     let gaps: Vec<u64> = uses.windows(2).map(|pair| pair[1] - pair[0]).collect();
@@ -111,18 +111,18 @@ fn expected_lifetime(life: &[u64], now_ms: u64) -> BlockLifetime {
 
 #[derive(Debug, Clone)]
 enum CacheOp {
-    /// Starts a request with these ids and perhaps a salt, if its blocks fit.
+    /// Starts a request with these token ids and an optional salt, if its blocks fit.
     Start(Vec<Token>, bool),
-    /// Publishes up to so many further blocks of a request.
+    /// Publishes up to this number of further blocks of a request.
     Publish(usize, u32),
-    /// Ends a request.
+    /// Frees a request.
     Free(usize),
-    /// Forgets every prefix.
+    /// Clears the prefix index.
     Clear,
 }
 
 fn cache_op() -> impl Strategy<Value = CacheOp> {
-    // Few ids and short prompts: prefixes must meet.
+    // Few token ids and short prompts, so that prefixes coincide.
     let tokens = prop::collection::vec(0..2_u32, 1..9);
     prop_oneof![
         4 => (tokens, any::<bool>()).prop_map(|(tokens, salted)| CacheOp::Start(tokens, salted)),
@@ -136,10 +136,10 @@ struct CacheComparison {
     kv: KvCache,
     reference: ReferenceCache,
     holders: Vec<BlockHolder>,
-    /// The index as a subscriber of the events rebuilds it.
+    /// The prefix index as a subscriber of KV events rebuilds it.
     event_index: BTreeSet<BlockHash>,
     config: KvConfig,
-    /// Hashes are whole, so that the model foresees every outcome.
+    /// Whether hashes have all bits, so that the reference predicts every outcome.
     exact: bool,
 }
 
@@ -323,7 +323,7 @@ proptest! {
     }
 }
 
-/// Runs `ops` on four blocks and renders what is left: `vacant | cached, oldest first`.
+/// Runs `ops` on four blocks and renders the result: `vacant | cached`, least recently used first.
 fn check(ops: &[&str], expected: &Expect) {
     let mut config = config(64);
     config.blocks = 4;
@@ -361,16 +361,16 @@ fn check(ops: &[&str], expected: &Expect) {
 
 #[test]
 fn lru_eviction_order() {
-    // Vacant blocks go first, lowest id first; a freed block without a hash is vacant again.
+    // Free blocks are allocated first, lowest id first; a block freed without a hash becomes free again.
     check(&["take a", "take b", "free a", "take c"], &expect!["b=1 c=0 | vacant 2 | cached"]);
-    // A findable block is cached when freed, and not spent while a vacant one waits.
+    // An indexed block is cached when freed, and not evicted while a free block is available.
     let ab = ["take a", "publish a", "take b", "publish b", "free a", "free b"];
     check(&ab, &expect!["| vacant 2 | cached 0 1"]);
     check(&[&ab[..], &["take c"]].concat(), &expect!["c=2 | vacant 1 | cached 0 1"]);
-    // A hit leaves its place, and comes back as the newest.
+    // A hit block leaves the LRU list, and returns as the most recently used one.
     check(&[&ab[..], &["hit a"]].concat(), &expect!["a=0 | vacant 2 | cached 1"]);
     check(&[&ab[..], &["hit a", "free a"]].concat(), &expect!["| vacant 2 | cached 1 0"]);
-    // Then the longest idle one is evicted.
+    // Then the least recently used block is evicted.
     let full = [&ab[..], &["hit a", "free a", "take c", "take c", "take d"]].concat();
     check(&full, &expect!["c=2 c=3 d=1 | vacant 0 | cached 0"]);
 }
@@ -441,7 +441,7 @@ fn lifetimes_are_sampled_only_for_cached_blocks() {
     assert!((evicted * 4 / 10..evicted * 6 / 10).contains(&half), "{half} of {evicted}");
 }
 
-/// A submitter may hand in keys that are not of its salt: blocks of another tenant are none of its own even then.
+/// Submitters may pass keys computed with another salt: blocks of another tenant must not match even then.
 #[test]
 fn prefix_hit_requires_equal_extra_keys() {
     let config = config(64);
@@ -473,7 +473,7 @@ fn events_are_recorded_only_when_enabled() {
             kv.allocate(&mut table, 1);
             assert_eq!(kv.publish(&mut table, 0, content), PublishOutcome::Stored);
             kv.free(&mut table);
-            kv.allocate(&mut table, BLOCKS); // Evicts it.
+            kv.allocate(&mut table, BLOCKS); // Evicts the block.
             kv.free(&mut table);
         }
         kv.clear();
