@@ -6,9 +6,9 @@
 //! contexts, with a lower bound; the cost of a pair starts as an estimate. Every answered step corrects the
 //! costs, upwards by a quarter of the difference, downwards by a 64th. Each term is corrected in proportion
 //! to the square of its share of the expected time; a term with a share below a 16th is not corrected,
-//! because a step carries little information about it, however often it occurs. A step time counts at most as twice its
-//! expected time: a pause of the machine says little about later steps, and a pause in a step of one token
-//! says nothing about a step of thousands of tokens.
+//! because a step carries little information about it, however often it occurs. A step time counts at most as
+//! twice its expected time: a pause of the machine has little bearing on later steps, and a pause in a step
+//! of one token has none on a step of thousands of tokens.
 
 use protocol::StepCost;
 use std::time::Duration;
