@@ -8,7 +8,7 @@ namespace emu {
 
 __thread Lane* self;
 
-// Where dynamic shared memory begins: aligned no better than it must be.
+// Offset of dynamic shared memory from a multiple of 1024: the minimum alignment that kernels may rely on.
 static const size_t BEHIND_1024 = 16;
 
 static Thread& running() { return *static_cast<Thread*>(self); }
@@ -20,7 +20,7 @@ void cluster_arrive(u32 size) {
     Thread& me = running();
     Seat& mine = me.block->seat(size, me.bid->x % size);
     mine.dynamic.store(me.dynamic, std::memory_order_relaxed);
-    released(&mine); // This library's atomics order nothing for ThreadSanitizer, which does not watch it.
+    released(&mine); // ThreadSanitizer does not instrument this library, so atomics here order nothing for it.
     mine.arrived.fetch_add(1, std::memory_order_acq_rel);
 }
 void cluster_wait(u32 size) {
@@ -57,7 +57,7 @@ u64 Block::random() {
 }
 
 void Block::begin(const Grid& g, u64 index) {
-    // Every lane looks its arrays up: among those of one kernel, not of all that ever ran.
+    // Every lane searches the arrays: keep only those of the current kernel, not of all earlier ones.
     if (grid.entry != g.entry) drop_arrays();
     grid = g;
     const Dim& size = g.launch->grid;
@@ -71,8 +71,9 @@ void Block::begin(const Grid& g, u64 index) {
     if (threads.size() < count) threads.resize(count);
     while (waves.size() < wave_count) waves.push_back(std::make_unique<WaveRun>());
     for (Array& a : arrays) a.fresh = true;
-    // Exactly as many bytes as were asked for, so that AddressSanitizer sees the first one too many. In every block as far
-    // behind a multiple of 1024: those of a cluster name places in each other by how far they are from the begin.
+    // Exactly the requested number of bytes, so that AddressSanitizer detects the first byte out of bounds.
+    // Every block has the same offset from a multiple of 1024, because blocks of a cluster address each
+    // other's memory by offsets from the start.
     if (dynamic_bytes != g.launch->shared_bytes || !room) {
         dynamic_bytes = g.launch->shared_bytes;
         void* fresh = nullptr;
@@ -106,12 +107,13 @@ void Block::begin(const Grid& g, u64 index) {
         t.dynamic_bytes = (u32)dynamic_bytes;
         t.block = this;
         t.started = false;
-        // Made by a thread of this block, a fiber would be ordered after what that thread had done.
+        // If a thread of this block created the fiber, ThreadSanitizer would order it after that thread's
+        // earlier accesses.
         if (races_watched()) arm(t);
     }
 }
 
-// The order in which the lanes of a wave run until its next collective.
+// Sets the order in which the lanes of a wave run until its next collective.
 void Block::arrange(WaveRun& w) {
     w.position = 0;
     if (!shuffles()) return;
@@ -139,7 +141,7 @@ void Block::arm(Thread& t) {
     fiber_arm(t.fiber, t.tid, enter_thread);
 }
 
-// Goes on in `next`, or in run() if there is none.
+// Switches to `next`, or to run() if it is null.
 void Block::leave(Thread& me, Thread* next, bool ends) {
     if (next == nullptr) {
         fiber_switch(me.fiber, host, ends);
@@ -155,12 +157,12 @@ void Block::thread_main() {
         Thread& me = current();
         acquired(&grid);
         grid.entry(grid.args);
-        released(&host);  // Not what others acquire when they begin.
+        released(&host);  // Not the object that other threads acquire when they begin.
         WaveRun& w = wave_of(me);
         w.states[me.lane] = State::DONE;
         Thread* next = next_ready(w, w.position + 1);
         if (next == nullptr || next->started) leave(me, next, true);
-        // The next thread begins on this stack: one that meets nobody costs no switch.
+        // The next thread begins on this stack: a thread without collectives costs no switch.
         std::swap(me.fiber, next->fiber);
         next->started = true;
         self = next;
@@ -191,7 +193,7 @@ void Block::meet_wave(u32 site, Combine combine, Exchange& e) {
     acquired(&e);
 }
 
-// Leaves the running thread in `state` until something makes it ready.
+// Suspends the running thread in `state` until it is made ready.
 void Block::wait(State state) {
     Thread& me = current();
     WaveRun& w = wave_of(me);
@@ -200,7 +202,8 @@ void Block::wait(State state) {
 }
 
 void Block::meet_block() {
-    // Two barriers' orders in turn: a wave that is at the next one already must not be taken for one at this.
+    // Alternates between the orders of two barriers: a wave at the next barrier must not be taken for one at
+    // this barrier.
     void* order = barrier_orders + (current().barriers++ & 1);
     released(order);
     wait(State::AT_BLOCK);
@@ -209,7 +212,7 @@ void Block::meet_block() {
 
 void Block::pause() { wait(State::PAUSED); }
 
-// Of block `rank` of the cluster that this block is in.
+// Cluster state of block `rank` of the cluster of this block.
 Seat& Block::seat(u32 size, u32 rank) {
     const Dim& grid_size = grid.launch->grid;
     if (grid_size.x % size != 0) broken("clusters do not divide the grid");
@@ -231,7 +234,7 @@ void* Block::shared_array(const void* key, size_t bytes, size_t alignment) {
         released(found->data);
         found->fresh = false;
     }
-    acquired(found->data);  // Only the filling is ordered before this thread.
+    acquired(found->data);  // Only the fill is ordered before this thread.
     return found->data;
 }
 
@@ -275,7 +278,7 @@ void Block::run_wave(WaveRun& w) {
                                : "wave collective while lanes of the wave wait at a block barrier", w.first + waiting);
 }
 
-// All threads are at the barrier or done. Returns false if all are done.
+// Called when all threads are at the barrier or done. Returns false if all are done.
 bool Block::release_barrier() {
     u32 at = 0, last = 0;
     for (u32 i = 0; i < count; ++i)
@@ -292,7 +295,7 @@ bool Block::release_barrier() {
     return true;
 }
 
-// Makes the threads that paused run again; false if there are none.
+// Makes paused threads ready; returns false if there are none.
 bool Block::wake() {
     bool any = false;
     for (u32 w = 0; w < wave_count; ++w)
@@ -313,7 +316,7 @@ Outcome Block::run() {
         if (WaveRun* w = pick()) {
             run_wave(*w);
         } else if (bool paused = wake(); paused && ++rounds > 4) {
-            return Outcome::WAITING;  // The other waves of this block had their chance; now the other blocks.
+            return Outcome::WAITING;  // The other waves of this block have run; run the other blocks.
         } else if (!paused && !release_barrier()) {
             break;
         }

@@ -1,4 +1,5 @@
-// block.h - one block of a launch: its threads, their order, the rules they must keep.
+// block.h - one block of a launch: its threads, their execution order, and the checks of barrier and
+// collective rules.
 #pragma once
 #include <atomic>
 #include <cstdlib>
@@ -13,51 +14,51 @@ namespace emu {
 
 enum class State : u8 { READY, AT_WAVE, AT_BLOCK, PAUSED, DONE };
 
-// Who runs first. A kernel is right only if it is right in all of them.
+// Execution order of waves and lanes. A kernel is correct only if it is correct in every order.
 enum class Order : u8 {
-    FIRST_AHEAD,   // each wave as far as it can, the first before the others
-    LAST_AHEAD,    // the same from the last wave and the last lane
-    TURNS,         // waves take turns at every collective
-    RANDOM,        // waves and lanes in random order, anew at every collective
+    FIRST_AHEAD,   // each wave runs as far as it can, the first wave first
+    LAST_AHEAD,    // each wave runs as far as it can, the last wave and the last lane first
+    TURNS,         // waves alternate at every collective
+    RANDOM,        // waves and lanes in a random order, drawn again at every collective
 };
 
-// What a block lets the others of its cluster know: how many of its threads have come, and its memory.
+// Cluster state of a block: number of threads that have arrived, and its dynamic shared memory.
 struct Seat { std::atomic<u32> arrived{0}; std::atomic<u8*> dynamic{nullptr}; };
 
-// What all blocks of a launch share.
+// State shared by all blocks of a launch.
 struct Grid {
     const Launch* launch;
-    u32 wave;               // lanes
+    u32 wave;               // lanes per wave
     void (*entry)(void*);
     void* args;
     const char* name;
-    u64 seed;               // seed % 4 is the Order; seeds from 4 on also shuffle lanes
-    Seat* seats;            // of all blocks
-    std::atomic<u64>* moves;  // ends of blocks and of barriers so far
+    u64 seed;               // seed % 4 is the Order; seeds >= 4 also shuffle lanes
+    Seat* seats;            // one per block
+    std::atomic<u64>* moves;  // number of block ends and barrier completions so far
 };
 
 struct Block;
 struct WaveRun : Wave {
     u32 first;              // thread of lane 0
-    u32 site, arrived;      // the collective under way, and lanes that wait in it
-    u32 position;           // in `order`, of the lane that runs
+    u32 site, arrived;      // current collective, and number of lanes waiting in it
+    u32 position;           // index in `order` of the running lane
     u8 order[64];
-    State states[64];       // of its lanes, side by side: collectives read and write all of them
+    State states[64];       // of its lanes, contiguous: collectives read and write all of them
 };
 struct Thread : Lane {
     Block* block;
     Fiber fiber;
     bool started;
-    u32 barriers;           // that it has come to
+    u32 barriers;           // number of barriers reached
 };
 
 enum class Outcome { FINISHED, WAITING, BROKEN };
 
 struct Block {
     ~Block();
-    // Makes this the block `index` of the grid, with all its memory poisoned.
+    // Makes this the block `index` of the grid, and poisons all its memory.
     void begin(const Grid& grid, u64 index);
-    // Runs until all threads are done, or all that can run wait for other blocks, or one broke a rule.
+    // Runs until all threads are done, or all remaining threads wait for other blocks, or a rule is violated.
     Outcome run();
 
     void meet_wave(u32 site, Combine combine, Exchange& e);
@@ -100,7 +101,7 @@ private:
     std::vector<Thread> threads;
     std::vector<std::unique_ptr<WaveRun>> waves;
     std::vector<Array> arrays;
-    std::unique_ptr<u8, Free> room;  // and dynamic shared memory in it
+    std::unique_ptr<u8, Free> room;  // allocation of dynamic shared memory
     size_t dynamic_bytes = 0;
     char barrier_orders[2];
     Fiber host;

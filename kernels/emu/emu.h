@@ -1,5 +1,6 @@
-// emu.h - the language of dev.h on the CPU. One fiber runs per GPU thread; the lanes of a wave meet only at
-// collectives and the waves of a block only at barriers, as on hardware. Contract: kernels/csrc/dev.h.
+// emu.h - the device language of dev.h on the CPU. One fiber runs per GPU thread; the lanes of a wave
+// synchronise only at collectives and the waves of a block only at barriers, as on hardware. Contract:
+// kernels/csrc/dev.h.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -11,13 +12,15 @@
 #  define WARP_SIZE 64
 #endif
 #define DEV static inline
-// The line that calls a collective, as its last parameter and argument: lanes must come from the same one.
+// Source line of a collective's call, as its last parameter and argument: all lanes must call it from the
+// same line.
 #define DEV_SITE , u32 site = __builtin_LINE()
 #define DEV_AT , site
 
 namespace emu {
 
-// Adds (or takes the maximum of) 32-bit values over aligned groups of lanes, as the tree that butterflies make.
+// Reduces 32-bit values (sum or maximum) over aligned groups of lanes, in the tree order of butterfly
+// shuffles.
 template <class Op, u32 GROUP, class T> T reduce(T v, u32 site) {
     static_assert(sizeof(T) == 4, "32-bit values only");
     const u32 lane = self->lane;
@@ -43,7 +46,7 @@ template <class Op, u32 GROUP, class T> T reduce(T v, u32 site) {
     return v;
 }
 
-// C[M][N] += A[M][K] * B[K][N]; Layout says which elements this lane holds. Sums run over ascending k in f32.
+// C[M][N] += A[M][K] * B[K][N]; Layout maps this lane's elements. Sums are over ascending k in f32.
 template <class Layout, u32 M, u32 N, u32 K, class T> void tile_product(float* c, const T* a, const T* b, u32 site) {
     if (self->wave->lanes != WARP_SIZE) broken("matrix product by an incomplete wave");
     Exchange& mine = exchange();
@@ -82,13 +85,13 @@ template <class... A> bool launch(void (*kernel)(A...), const Launch& l, u32 max
 }
 
 template <class T, u32 COUNT, class Site> T (&shared(Site))[COUNT] {
-    static const char key = 0;  // Its address is the array's name; `Site` makes one per declaration.
+    static const char key = 0;  // The address of `key` identifies the array; `Site` makes one per declaration.
     return *(T(*)[COUNT])shared_array(&key, sizeof(T) * COUNT, alignof(T));
 }
 
 }  // namespace emu
 
-// The bound goes to EXPORT by way of the counter, which is why EXPORT follows its KERNEL.
+// max_threads is passed to EXPORT through __COUNTER__, so EXPORT must follow its KERNEL.
 #define KERNEL(max_threads) \
     static constexpr u32 emu_max_threads(emu::Index<__COUNTER__>) { return max_threads; } \
     static void
@@ -135,7 +138,8 @@ DEV float fma_(float a, float b, float c) { return fmaf(a, b, c); }
 DEV float fmax_(float a, float b) { return fmaxf(a, b); }
 DEV float fmin_(float a, float b) { return fminf(a, b); }
 DEV float fabs_(float a) { return fabsf(a); }
-// Exponent and mantissa moved in place, then a product that changes the bias, exactly.
+// Shifts exponent and mantissa into place, then corrects the exponent bias by a multiplication, which is
+// exact.
 DEV float f16_value(u16 bits) {
     const u32 sign = (u32)(bits & 0x8000) << 16, size = bits & 0x7fff;
     if (size >= 0x7c00) return as_f32(sign | 0x7f800000u | (size & 0x3ff) << 13);
@@ -145,7 +149,7 @@ DEV u16 f16_bits(float x) {
     const u32 sign = as_u32(x) >> 16 & 0x8000, a = as_u32(x) & 0x7fffffffu;
     if (a > 0x7f800000u) return (u16)(sign | 0x7e00);
     if (a >= 0x477ff000u) return (u16)(sign | 0x7c00);
-    // Below the normal range values are multiples of 2^-24: adding 1.5 * 2^23 rounds to one of them.
+    // Subnormals are multiples of 2^-24: adding 1.5 * 2^23 rounds to one of them.
     if (a < 0x38800000u) return (u16)(sign | (as_u32(as_f32(a) * 16777216.0f + 12582912.0f) & 0xffffu));
     return (u16)(sign | ((a + 0xfffu + (a >> 13 & 1)) >> 13) - (112u << 10));
 }

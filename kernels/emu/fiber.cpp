@@ -15,7 +15,7 @@ WEAK void* __tsan_create_fiber(unsigned flags);
 WEAK void __tsan_destroy_fiber(void* fiber);
 }
 
-// Saves what a call must preserve, changes stacks, restores.
+// Saves callee-saved registers, switches stacks, restores.
 #if defined(__x86_64__)
 asm(".text\n.globl emu_switch\n.type emu_switch,@function\nemu_switch:\n"
     " push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"
@@ -47,7 +47,7 @@ static char* map_stack() {
         fprintf(stderr, "hipemu: no memory for another stack of %zu bytes\n", (size_t)STACK_BYTES);
         abort();
     }
-    // Fails when the process has too many mappings; then an overflow is only not noticed.
+    // Fails if the process has too many mappings; a stack overflow is then not detected.
     mprotect(p, 4096, PROT_NONE);
     return (char*)p;
 }
@@ -74,10 +74,10 @@ void fiber_arm(Fiber& f, unsigned colour, void (*entry)()) {
     if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(f.stack + 4096, STACK_BYTES - 4096);
     if (__tsan_create_fiber && !f.tsan) f.tsan = __tsan_create_fiber(0);
     f.shadow = nullptr;
-    // Tops at different distances from a page's end: equal ones would share a few sets of the cache.
+    // Stack tops at different offsets within a page: equal offsets would compete for a few cache sets.
     void** top = (void**)(f.stack + STACK_BYTES - 64 - (size_t)(colour % 64) * 192);
 #if defined(__x86_64__)
-    *--top = nullptr;  // A call leaves the stack 8 bytes off its alignment.
+    *--top = nullptr;  // After a call the stack pointer is 8 bytes off its 16-byte alignment.
     *--top = (void*)entry;
     for (int i = 0; i < 6; ++i) *--top = nullptr;
 #else

@@ -1,4 +1,5 @@
-// fiber.h - stacks and switches between them, known to AddressSanitizer and ThreadSanitizer when those are in the process.
+// fiber.h - fibers (stacks and context switches), announced to AddressSanitizer and ThreadSanitizer if these
+// are loaded.
 #pragma once
 #include <cstddef>
 
@@ -15,8 +16,8 @@ WEAK void __tsan_release(void* p);
 namespace emu {
 
 struct Fiber {
-    void* saved = nullptr;      // stack pointer while it does not run
-    char* stack = nullptr;      // lowest address; null: the host thread's own
+    void* saved = nullptr;      // stack pointer while the fiber is suspended
+    char* stack = nullptr;      // lowest address; null: the host thread's stack
     size_t stack_bytes = 0;
     void* shadow = nullptr;     // AddressSanitizer's fake stack
     void* tsan = nullptr;       // ThreadSanitizer's fiber
@@ -24,13 +25,14 @@ struct Fiber {
 
 enum : size_t { STACK_BYTES = 128 << 10 };
 
-// Takes a stack from those at rest, or maps one with a guard page below it.
+// Takes a stack from the free list, or maps one with a guard page below it.
 void fiber_open(Fiber& f);
-// Gives it back. The fiber must not be the running one.
+// Returns the stack to the free list. The fiber must not be running.
 void fiber_close(Fiber& f);
-// Makes the fiber begin in `entry` at its next switch. Entry never returns. Neighbours differ in `colour`.
+// Makes the fiber start in `entry` at its next switch. `entry` must not return. Adjacent fibers have
+// different `colour`.
 void fiber_arm(Fiber& f, unsigned colour, void (*entry)());
-// Leaves `from` and goes on in `to`. `ends`: nobody comes back to `from`.
+// Switches from `from` to `to`. `ends`: `from` is never resumed.
 inline void fiber_switch(Fiber& from, Fiber& to, bool ends) {
     if (__sanitizer_start_switch_fiber)
         __sanitizer_start_switch_fiber(ends ? nullptr : &from.shadow, to.stack, to.stack_bytes);
@@ -38,19 +40,19 @@ inline void fiber_switch(Fiber& from, Fiber& to, bool ends) {
     emu_switch(&from.saved, to.saved);
     if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(from.shadow, nullptr, nullptr);
 }
-// First call in a fiber's entry.
+// Must be the first call in a fiber's entry.
 void fiber_entered();
-// The fiber of the host thread, before it switches for the first time.
+// Initialises the fiber of the host thread, before its first switch.
 void fiber_host(Fiber& f);
 
-// Memory that one thread wrote before released(o) is seen by another after acquired(o); for ThreadSanitizer.
+// For ThreadSanitizer: writes of a thread before released(o) are visible to another thread after acquired(o).
 inline void acquired(void* order) {
     if (__tsan_acquire) __tsan_acquire(order);
 }
 inline void released(void* order) {
     if (__tsan_release) __tsan_release(order);
 }
-// Whether ThreadSanitizer is in the process.
+// Whether ThreadSanitizer is loaded.
 bool races_watched();
 
 }  // namespace emu

@@ -13,7 +13,7 @@ namespace emu {
 
 using Clock = std::chrono::steady_clock;
 
-// Below so many threads a second host thread costs more than it brings.
+// Minimum number of GPU threads for which a second host thread pays off.
 static const u64 THREADS_WORTH_SHARING = 4096;
 
 static std::mutex lock;
@@ -24,7 +24,7 @@ const char* last_failure() { return failure.c_str(); }
 
 namespace {
 
-// Of a host thread whose blocks wait: how long it has seen nothing move.
+// Progress timeout of a host thread with waiting blocks.
 struct Patience {
     u64 seen = 0;
     Clock::time_point since = Clock::now();
@@ -62,7 +62,7 @@ struct Run {
         failure = text;
     }
 
-    // Runs `block` on; keeps it in `waiting` if it waits for others.
+    // Resumes `block`; moves it to `waiting` if it waits for other blocks.
     void go_on(std::unique_ptr<Block> block, std::deque<std::unique_ptr<Block>>& waiting) {
         switch (block->run()) {
             case Outcome::FINISHED: block->moved(); put(std::move(block)); break;
@@ -101,7 +101,7 @@ bool run(const Launch& launch, u32 wave, void (*entry)(void*), void* args, const
     const std::unique_ptr<Seat[]> seats(new Seat[run.blocks]);
     run.grid = {&launch, wave, entry, args, name, settings().seed, seats.get(), &run.moves};
     u64 helpers = run.blocks * launch.threads < THREADS_WORTH_SHARING ? 1 : settings().threads;
-    if (races_watched()) helpers = 1;  // Blocks are ordered by the host thread; races inside them are looked for.
+    if (races_watched()) helpers = 1;  // One host thread orders the blocks; races within a block are checked.
     std::vector<std::thread> others;
     for (u64 i = 1; i < std::min(helpers, run.blocks); ++i) others.emplace_back([&run] { run.work(); });
     run.work();

@@ -1,7 +1,7 @@
-// hip.h - the emulated device behind the HIP driver ABI: what its source files share.
+// hip.h - internals of the emulated device that implements the HIP driver ABI, shared by its source files.
 //
-// Work goes into queues, one per stream. Eagerly (the default) a queue is run at once; lazily (HIPEMU_LAZY) it is run
-// when somebody waits for it, which shows who reads results without waiting.
+// Work is queued per stream. In eager mode (the default) it runs at once; in lazy mode (HIPEMU_LAZY) it runs
+// when a caller waits for it, which exposes reads of results without a wait.
 #pragma once
 #include <cstddef>
 #include <deque>
@@ -20,7 +20,7 @@
 
 namespace emu {
 
-// Result codes, those of HIP and CUDA.
+// Result codes, common to HIP and CUDA.
 enum Code : int {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONFIGURATION = 9, NO_DEVICE = 100, INVALID_DEVICE = 101,
     INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
@@ -35,15 +35,15 @@ struct Graph { std::vector<Work> work; };
 
 struct Stream;
 
-// A capture under way: what is put into its streams is recorded instead of run.
+// An active capture: work put into its streams is recorded instead of run.
 struct Capture {
     Graph* graph;
     Stream* origin;
     std::thread::id thread;
     int mode;                   // 0 global, 1 thread-local, 2 relaxed
     bool invalid = false;
-    std::set<Stream*> joined;   // streams besides the origin
-    std::set<Stream*> loose;    // those with work the origin has not waited for
+    std::set<Stream*> joined;   // streams other than the origin
+    std::set<Stream*> loose;    // streams with work that the origin has not waited for
 };
 
 struct Stream {
@@ -51,7 +51,7 @@ struct Stream {
     Capture* capture = nullptr;
 };
 
-// One recording of an event: passes when the queue gets to it.
+// One record of an event: passes when the queue reaches it.
 struct Mark {
     Stream* stream;
     bool passed = false;
@@ -60,10 +60,10 @@ struct Mark {
 struct Event {
     unsigned flags;
     std::shared_ptr<Mark> mark;     // null: never recorded
-    Capture* capture = nullptr;     // recorded into a capture
+    Capture* capture = nullptr;     // recorded during a capture
 };
 
-struct Memory { size_t bytes; int file = -1; };  // `file`: that of memory which other processes can open
+struct Memory { size_t bytes; int file = -1; };  // `file`: descriptor of memory that other processes can open
 
 struct Device {
     std::recursive_mutex lock;
@@ -71,23 +71,24 @@ struct Device {
     std::set<Capture*> captures;
     std::map<uintptr_t, Memory> memory;     // device allocations by address
     std::map<uintptr_t, size_t> pinned;     // host allocations by address
-    std::set<void*> peers;                  // contexts of other devices that this one reaches
+    std::set<void*> peers;                  // contexts of other devices with peer access enabled
     size_t bytes_used = 0;
-    int lost = OK;                          // after a launch failed every call answers this
+    int lost = OK;                          // result code of all calls after a failed launch
 };
 Device& device();
-// Most shared memory of a block whose waves have so many lanes, bytes.
+// Maximum shared memory per block of a kernel with `wave` lanes per wave, in bytes.
 int shared_limit(u32 wave);
 typedef std::lock_guard<std::recursive_mutex> Guard;
 
-// Puts work into a stream (null: the default one), or into its capture.
+// Queues work on a stream (null: the default stream), or records it into the stream's capture.
 int put(Stream* s, Work work);
-// Runs what the stream holds, up to and including `until` if given.
+// Runs the stream's queued work, up to and including `until` if given.
 void drain(Stream* s, const Mark* until = nullptr);
 void drain_all();
-// The answer to a call that may not happen while the calling thread captures; spoils the capture, as on hardware.
+// Result code of a call that is not allowed while the calling thread captures; invalidates the capture, as on
+// hardware.
 int refuse_while_capturing();
-// Whether device memory [p, p + bytes) lies in one allocation.
+// Whether device memory [p, p + bytes) is within one allocation.
 bool is_device(const void* p, size_t bytes);
 bool is_pinned(const void* p, size_t bytes);
 

@@ -9,7 +9,7 @@ using namespace emu;
 
 namespace emu {
 
-// Made when the library is loaded, and never destroyed: threads may still call while the process exits.
+// Created when the library is loaded, and never destroyed: threads may still call it while the process exits.
 static Device* const the_device = new Device;
 Device& device() { return *the_device; }
 
@@ -40,7 +40,7 @@ HIP int hipDevicePrimaryCtxRetain(void** context, int) { *context = &device(); r
 HIP int hipDevicePrimaryCtxRelease(int) { return OK; }
 HIP int hipCtxSetCurrent(void*) { return OK; }
 HIP int hipSetDevice(int index) { return index >= 0 && index < (int)settings().devices ? OK : INVALID_DEVICE; }
-// Another device of this process is another copy of this library: its memory is within reach anyway.
+// Another device of this process is another copy of this library, so its memory is accessible in any case.
 HIP int hipCtxEnablePeerAccess(void* context, unsigned flags) {
     if (flags || !context) return INVALID_VALUE;
     if (context == &device()) return INVALID_DEVICE;
@@ -57,11 +57,11 @@ HIP int hipGetLastError() { return device().lost; }
 
 HIP int hipDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
-        case 19: *value = 4 << 20; return OK;               // bytes of level-2 cache
-        case 23: *value = 0; return OK;                     // architecture number: of no vendor
+        case 19: *value = 4 << 20; return OK;               // L2 cache size in bytes
+        case 23: *value = 0; return OK;                     // architecture number: none
         case 61: *value = 0; return OK;
-        case 56: *value = 1024; return OK;                  // threads of a block
-        case 63: *value = 4; return OK;                     // multiprocessors: few, so that grids loop
+        case 56: *value = 1024; return OK;                  // maximum threads per block
+        case 63: *value = 4; return OK;                     // number of SMs: small, so that grids exceed it
         case 74: *value = shared_limit(settings().wave); return OK;
         case 87: *value = (int)settings().wave; return OK;
         default: return INVALID_VALUE;

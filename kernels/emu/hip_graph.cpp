@@ -47,7 +47,7 @@ HIP int hipStreamEndCapture(Stream* s, Graph** out) {
     return code;
 }
 
-// 0 none, 1 under way, 2 spoilt.
+// Status: 0 none, 1 active, 2 invalidated.
 HIP int hipStreamIsCapturing(Stream* s, int* status) {
     Guard guard(device().lock);
     *status = !s || !s->capture ? 0 : s->capture->invalid ? 2 : 1;

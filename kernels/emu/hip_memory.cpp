@@ -12,7 +12,7 @@
 
 using namespace emu;
 
-// Fresh memory up to this size is filled with NaN; more would only cost the host's memory.
+// Fresh memory up to this size is filled with NaN; beyond it the fill would only commit host memory.
 static const size_t POISON_LIMIT_BYTES = 64 << 20;
 
 namespace emu {
@@ -44,7 +44,7 @@ HIP int hipMalloc(void** out, size_t bytes) {
     if (bytes == 0) return OK;
     if (bytes > settings().memory_bytes - d.bytes_used) return OUT_OF_MEMORY;
     void* p = nullptr;
-    // The exact size, so that AddressSanitizer sees the first byte too many.
+    // The exact size, so that AddressSanitizer detects the first byte out of bounds.
     if (posix_memalign(&p, 256, bytes)) return OUT_OF_MEMORY;
     if (bytes <= POISON_LIMIT_BYTES) memset(p, 0xff, bytes);
     d.memory[(uintptr_t)p] = {bytes};
@@ -73,7 +73,7 @@ HIP int hipFree(void* p) {
     return OK;
 }
 
-// With flag 3, uncached, it is memory that other processes of the host can open.
+// Flag 3 (uncached) allocates memory that other processes of the host can open.
 HIP int hipExtMallocWithFlags(void** out, size_t bytes, unsigned flags) {
     if (flags != 3) return flags ? NOT_SUPPORTED : hipMalloc(out, bytes);
     Device& d = device();
@@ -118,7 +118,7 @@ HIP int hipIpcGetMemHandle(IpcHandle* out, void* p) {
     return OK;
 }
 
-// The process that allocated has an address already, and is refused another one, as by the drivers.
+// The allocating process already has an address; opening the handle there is an error, as in the drivers.
 HIP int hipIpcOpenMemHandle(void** out, IpcHandle handle, unsigned flags) {
     *out = nullptr;
     if (flags != 1) return INVALID_VALUE;
@@ -166,7 +166,7 @@ HIP int hipMemGetInfo(size_t* available, size_t* total) {
 HIP int hipMemcpyHtoDAsync(void* to, const void* from, size_t bytes, Stream* s) {
     Guard guard(device().lock);
     if (!is_device(to, bytes)) return INVALID_VALUE;
-    // Pageable memory is read before the call returns; pinned memory when the copy's turn comes.
+    // Pageable memory is read before the call returns, pinned memory when the copy executes.
     if (!(s && s->capture) && !is_pinned(from, bytes) && settings().lazy) {
         auto taken = std::make_shared<std::vector<u8>>((const u8*)from, (const u8*)from + bytes);
         return put(s, [=] { memcpy(to, taken->data(), bytes); });

@@ -1,4 +1,4 @@
-// hip_module.cpp - modules are shared objects of the host; their kernels' entry points are named emu_kernel_*.
+// hip_module.cpp - modules are shared objects of the host; kernel entry points are named emu_kernel_*.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -25,7 +25,7 @@ struct Function {
     Launch::Sizes sizes;
 };
 
-// Bytes of a shared object, which the caller does not tell; 0 if it is none.
+// Returns the size in bytes of a shared object, which the caller does not pass; 0 if the image is not one.
 static size_t image_bytes(const u8* image) {
     if (!image || memcmp(image, ELFMAG, SELFMAG) != 0 || image[EI_CLASS] != ELFCLASS64) return 0;
     Elf64_Ehdr head;
@@ -55,7 +55,7 @@ static bool write_file(const u8* image, size_t bytes, std::string& path) {
     return good;
 }
 
-// Captured launches own their arguments: the caller's are gone when the graph is replayed.
+// Launches own their arguments: the caller's are gone when a captured graph is replayed.
 struct Arguments {
     std::vector<std::vector<u8>> bytes;
     std::vector<void*> addresses;
@@ -79,7 +79,7 @@ HIP int hipModuleLoadData(Module** out, const void* image) {
     if (!write_file((const u8*)image, bytes, module->file)) return OUT_OF_MEMORY;
     module->library = dlopen(module->file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!module->library) fprintf(stderr, "hipemu: %s\n", dlerror());
-    // A sanitizer reads the file when it has something to report.
+    // A sanitizer reads the file when it reports an error.
     if (!settings().keep && !settings().sanitize) unlink(module->file.c_str());
     if (!module->library) return INVALID_IMAGE;
     *out = module.release();
@@ -111,14 +111,15 @@ HIP int hipModuleGetFunction(Function** out, Module* module, const char* name) {
     return OK;
 }
 
-// 0 threads of a block, 3 spilled bytes: none on a CPU. The rest is not known.
+// Attribute 0: maximum threads per block; 3: spilled bytes, zero on a CPU. Other attributes are not
+// supported.
 HIP int hipFuncGetAttribute(int* value, int attribute, Function* function) {
     if (!function) return INVALID_HANDLE;
     *value = attribute == 0 ? (int)function->sizes.max_threads : 0;
     return attribute == 0 || attribute == 3 ? OK : NOT_SUPPORTED;
 }
 
-// An emulated multiprocessor runs one block at a time.
+// An emulated SM runs one block at a time.
 HIP int hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function* function, int threads, size_t) {
     if (!function) return INVALID_HANDLE;
     *blocks = threads <= (int)function->sizes.max_threads ? 1 : 0;

@@ -51,7 +51,8 @@ static void step(Stream* s) {
     if (!device().lost) work();
 }
 
-// Runs what `s` holds, each piece behind one of every other stream, as far as these do not wait for `s`.
+// Runs the queue of `s`, interleaved with one item of every other stream, as far as these do not wait for
+// `s`.
 static void drain_in_turn(Stream* s) {
     if (!s) s = default_stream;
     while (settings().lazy == 2 && !s->queue.empty()) {
@@ -62,7 +63,7 @@ static void drain_in_turn(Stream* s) {
     drain(s);
 }
 
-// Waits for a recording, wherever it was made.
+// Waits for an event record on any stream.
 static void wait_for(const std::shared_ptr<Mark>& mark) {
     if (mark && !mark->passed) drain(mark->stream, mark.get());
 }
@@ -103,7 +104,7 @@ HIP int hipStreamQuery(Stream* s) {
         return CAPTURE_UNSUPPORTED;
     }
     if (s && !s->queue.empty()) {
-        drain(s);  // Ready the next time.
+        drain(s);  // Ready at the next query.
         return NOT_READY;
     }
     return device().lost;
@@ -123,7 +124,7 @@ HIP int hipStreamWaitEvent(Stream* s, Event* e, unsigned) {
         }
         return OK;
     }
-    if (s && s->capture) {  // An event from outside the capture says nothing about its replays.
+    if (s && s->capture) {  // An event from outside the capture cannot order its replays.
         s->capture->invalid = true;
         return CAPTURE_ISOLATION;
     }
@@ -155,7 +156,7 @@ HIP int hipEventRecord(Event* e, Stream* s) {
     });
 }
 
-// With flag 1 a capture keeps the record, and every replay makes it.
+// With flag 1 the record becomes part of the capture and is executed by every replay.
 HIP int hipEventRecordWithFlags(Event* e, Stream* s, unsigned flags) {
     Guard guard(device().lock);
     if (!e || flags > 1) return e ? INVALID_VALUE : INVALID_HANDLE;
@@ -173,7 +174,7 @@ HIP int hipEventQuery(Event* e) {
     if (!e) return INVALID_HANDLE;
     if (e->capture) return CAPTURE_UNSUPPORTED;
     if (!e->mark || e->mark->passed) return device().lost;
-    wait_for(e->mark);  // Passed the next time.
+    wait_for(e->mark);  // Passed at the next query.
     return device().lost ? device().lost : (int)NOT_READY;
 }
 

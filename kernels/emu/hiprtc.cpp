@@ -1,4 +1,5 @@
-// hiprtc.cpp - the run-time compiler's ABI: the system's C++ compiler, and emu.h inside this library.
+// hiprtc.cpp - the hiprtc ABI, implemented with the system's C++ compiler and the emu.h embedded in this
+// library.
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -17,7 +18,7 @@
 #include "hip.h"
 #include "settings.h"
 
-// The emulator's headers as text. EMU_FOLDER is where they lie when this library is built.
+// The emulator's headers as text. EMU_FOLDER is their folder when this library is built.
 #define TEXT(label, file) \
     asm(".section .rodata\n" label ":\n.incbin \"" EMU_FOLDER "/" file "\"\n" label "_end:\n.byte 0\n.text\n")
 TEXT("emu_header", "emu.h");
@@ -41,7 +42,7 @@ struct Program {
     std::vector<std::pair<std::string, std::string>> headers;
 };
 
-// A folder that vanishes with it.
+// A temporary folder, deleted with the object.
 struct Folder {
     fs::path path;
     Folder() {
@@ -68,7 +69,7 @@ std::string read(const fs::path& path) {
     return text.str();
 }
 
-// Options that mean something to a compiler for the host.
+// Whether an option is valid for a host compiler.
 bool for_host(const std::string& option) {
     for (const char* prefix : {"-D", "-U", "-std=", "--std=", "-W", "-w", "-g"})
         if (option.compare(0, strlen(prefix), prefix) == 0) return true;
@@ -84,7 +85,7 @@ std::string own_path() {
 
 std::vector<std::string> command(const Folder& folder, const std::string& source, int count, const char** options) {
     const Settings& s = settings();
-    // What a sanitizer adds to code takes longer to optimise than to run.
+    // Optimising sanitizer instrumentation takes longer than running it unoptimised.
     std::vector<std::string> c{s.compiler, "-x", "c++", "-std=c++17", s.sanitize ? "-O1" : "-O2", "-g1", "-fPIC", "-shared", "-fno-gnu-unique",
                                "-fno-strict-aliasing", "-fvisibility=hidden", "-DDEV_EMU=1", "-I", folder.path.string()};
     bool wave = false;
@@ -106,7 +107,7 @@ std::vector<std::string> command(const Folder& folder, const std::string& source
     return c;
 }
 
-// Runs a command with its output in `log`; returns its exit status.
+// Runs a command with its output redirected to `log`; returns its exit status.
 int run(const std::vector<std::string>& command, const fs::path& log) {
     std::vector<char*> words;
     for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
@@ -115,7 +116,7 @@ int run(const std::vector<std::string>& command, const fs::path& log) {
     posix_spawn_file_actions_init(&files);
     posix_spawn_file_actions_addopen(&files, 1, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     posix_spawn_file_actions_adddup2(&files, 1, 2);
-    // The compiler itself must not run under a sanitizer that was loaded into this process.
+    // The compiler must not run under a sanitizer preloaded into this process.
     std::vector<char*> variables;
     for (char** v = environ; *v; ++v)
         if (strncmp(*v, "LD_PRELOAD=", 11) != 0) variables.push_back(*v);
@@ -132,7 +133,7 @@ int run(const std::vector<std::string>& command, const fs::path& log) {
 
 }  // namespace
 
-// The minor number tells settings apart that change what a source becomes, for those who keep what was compiled.
+// The minor version encodes settings that change the compiled code, for callers that cache it.
 HIP int hiprtcVersion(int* major, int* minor) {
     const Settings& s = settings();
     *major = 7;
@@ -166,7 +167,7 @@ HIP int hiprtcCompileProgram(Program* p, int count, const char** options) {
     const int status = run(command(folder, source, count, options), folder.path / "log");
     p->log = read(folder.path / "log");
     if (status < 0) p->log += std::string(settings().compiler) + ": " + strerror(-status);
-    // Places in the caller's terms, not in those of a folder that is gone.
+    // Paths in the caller's terms, without the temporary folder.
     const std::string prefix = folder.path.string() + "/";
     for (size_t at; (at = p->log.find(prefix)) != std::string::npos;) p->log.erase(at, prefix.size());
     if (status != 0) return RTC_COMPILATION;

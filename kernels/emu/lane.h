@@ -1,4 +1,4 @@
-// lane.h - what a thread of an emulated block sees of the emulator: itself, its wave, and the ways to wait.
+// lane.h - interface between a thread of an emulated block and the emulator: thread and wave state, waits.
 #pragma once
 #include <cstddef>
 
@@ -14,8 +14,8 @@ namespace emu {
 
 struct Dim { u32 x, y, z; };
 
-// One launch as EXPORT's entry point receives it. With `sizes` set nothing runs: the entry point only says how many
-// bytes each argument has, the threads its blocks may have, and the lanes of its waves.
+// One launch, as passed to EXPORT's entry point. If `sizes` is set nothing runs: the entry point only reports
+// the size of each argument in bytes, the maximum threads per block, and the lanes per wave.
 struct Launch {
     Dim grid;
     u32 threads;        // per block
@@ -24,8 +24,8 @@ struct Launch {
     struct Sizes { u32 count, bytes[64], max_threads, wave; }* sizes;
 };
 
-// What the lanes of a wave lay down for each other. Two places used in turn, so that one meeting per collective is
-// enough: by the time a lane writes the first place again, all have read it.
+// Data exchange between the lanes of a wave. Two buffers alternate, so that one synchronisation per
+// collective is enough: when a lane writes the first buffer again, all lanes have read it.
 struct Exchange {
     u64 word[64];
     alignas(64) float a[32 * 32], b[32 * 32], c[32 * 32];
@@ -33,13 +33,13 @@ struct Exchange {
 
 struct Wave {
     Exchange exchange[2];
-    u32 lanes;          // of this wave; fewer than WARP_SIZE in the last wave of an odd block
+    u32 lanes;          // lanes of this wave; fewer than WARP_SIZE in the last wave of a partial block
 };
 
-// The thread that runs now, as its code sees it.
+// State of the running thread, as visible to its code.
 struct Lane {
     u32 tid, lane;
-    u32 turn;           // which of the wave's two exchanges this lane uses next
+    u32 turn;           // which of the wave's two exchange buffers this lane uses next
     Wave* wave;
     const Dim* bid;
     const Dim* grid;
@@ -51,26 +51,28 @@ extern __thread Lane* self __attribute__((tls_model("initial-exec")));
 
 typedef void (*Combine)(Exchange&);
 
-// Meets the other lanes of the wave at collective `site`; the last to come runs `combine` (if any) for all.
+// Waits for the other lanes of the wave at collective `site`; the last lane to arrive runs `combine` (if any)
+// for all.
 void meet_wave(u32 site, Combine combine, Exchange& e);
-// Meets the other threads of the block.
+// Waits for the other threads of the block.
 void meet_block();
-// Lets others run: this thread waits for memory to change.
+// Yields: this thread waits for memory to change.
 void pause();
-// What others of the launch wait for has come: their wait was not for nothing.
+// Reports progress that other threads of the launch wait for, which resets the progress timeout.
 void moved();
-// Clusters are runs of consecutive blocks along x. cluster_arrive: this thread of a block whose dynamic shared memory begins
-// at self->dynamic is there. cluster_waits: until every thread of the `size` blocks around this one is. Behind that,
-// peer_dynamic is where the dynamic shared memory of block `rank` of them begins.
+// Clusters are runs of consecutive blocks along x. cluster_arrive: this thread, of a block with dynamic
+// shared memory at self->dynamic, has arrived. cluster_wait: waits until every thread of the `size` blocks of
+// this cluster has arrived. After that, peer_dynamic returns the start of the dynamic shared memory of block
+// `rank` of the cluster.
 void cluster_arrive(u32 size);
 void cluster_wait(u32 size);
 u8* peer_dynamic(u32 size, u32 rank);
-// The block's static shared array known by `key`, filled with NaN when the block began. Aligned to `alignment`, at most 32
-// bytes, and to no more: a compiler for a device promises no more either.
+// Returns the block's static shared array with key `key`, filled with NaN at the start of the block. Aligned
+// to `alignment`, at most 32 bytes, and deliberately to no more, because device compilers guarantee no more.
 void* shared_array(const void* key, size_t bytes, size_t alignment);
-// The thread broke a rule: ends the launch.
+// The thread violated a rule: ends the launch.
 [[noreturn]] void broken(const char* rule);
-// Runs the grid. Returns false if a thread broke a rule; last_failure() says which.
+// Runs the grid. Returns false if a thread violated a rule; last_failure() describes it.
 bool run(const Launch& launch, u32 wave, void (*entry)(void*), void* args, const char* name);
 const char* last_failure();
 

@@ -1,10 +1,10 @@
-// rccl.cpp - RCCL for emulated GPUs: the ranks of a communicator are processes of one host (or copies of this library
-// in one process), which meet in shared memory.
+// rccl.cpp - RCCL for emulated GPUs: the ranks of a communicator are processes of one host (or copies of this
+// library in one process), which communicate through shared memory.
 //
-// A rank brings a piece to a round by filling one of its two slots, waits for all others, and reads all slots. The
-// rounds take turns, so nobody writes to a slot that is still read. A rank that is aborted stops waiting, and leaves
-// its results as they are, as hardware does. Sends meet their receives in a box for each pair of ranks, so that who has
-// nothing to send or to receive makes no call.
+// In a round of a collective a rank fills one of its two slots, waits for all other ranks, and reads all
+// slots. Rounds alternate between the slots, so that no slot is overwritten while it is read. An aborted rank
+// stops waiting, and leaves its results unchanged, as hardware does. Sends and receives use a mailbox per
+// pair of ranks, so that a rank without data to send or receive makes no call.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -41,7 +41,7 @@ struct Room {
     Seat seats[1];
 };
 
-// What one rank sends another one, a piece at a time: it is full while more was sent than taken.
+// Mailbox from one rank to another, one piece at a time; full if `sent` > `taken`.
 struct Box {
     alignas(64) std::atomic<u64> sent;
     alignas(64) std::atomic<u64> taken;
@@ -56,12 +56,12 @@ struct Comm {
     u64 rounds = 0;
     std::atomic<bool> aborted{false};
 
-    // They lie behind the seats.
+    // The mailboxes follow the slots of the ranks in memory.
     Box& box(int from, int to) const { return ((Box*)(room->seats + size))[from * size + to]; }
 
     u8* slot(int of) const { return room->seats[of].slots[rounds % 2]; }
 
-    // Brings `bytes` and waits for the others; false: aborted.
+    // Contributes `bytes` and waits for the other ranks; false: aborted.
     bool round(const void* mine, size_t bytes) {
         ++rounds;
         if (bytes) memcpy(slot(rank), mine, bytes);
@@ -93,7 +93,7 @@ float of_f16(u16 bits) {
     return bits >> 15 ? -size : size;
 }
 
-// Eleven digits of the size, fewer below the normal range; a carry from them is the next exponent.
+// Eleven significant bits, fewer for subnormals; a carry increments the exponent.
 u16 to_f16(float x) {
     const u16 sign = std::signbit(x) ? 0x8000 : 0;
     const float size = fabsf(x);
@@ -119,7 +119,7 @@ float number(const u8* at, int type) {
     return x;
 }
 
-// Rounds to the nearest, to even between two.
+// Rounds to nearest, ties to even.
 void store(u8* at, int type, float x) {
     u32 bits;
     memcpy(&bits, &x, 4);
@@ -134,7 +134,7 @@ template <class F> void pieces(size_t total, F each) {
         if (!each(at, total - at < SLOT_BYTES ? total - at : SLOT_BYTES)) return;
 }
 
-// `to` = the sums in the order of ranks, which may be `from`.
+// `to` = sums in the order of ranks; may be `from`.
 void sum(Comm* c, const u8* from, u8* to, size_t count, int type) {
     const size_t each = bytes_of(type);
     pieces(count * each, [&](size_t at, size_t bytes) {
@@ -154,7 +154,7 @@ int put_work(Comm* c, Stream* s, Work work) {
     return put(s, std::move(work)) == OK ? SUCCESS : SYSTEM_ERROR;
 }
 
-// Sends and receives of a group, by the other rank.
+// Sends and receives of a group.
 struct Transfer { bool out; u8* at; size_t bytes; int peer; size_t done; };
 struct Group {
     bool open = false;
@@ -164,7 +164,8 @@ struct Group {
 };
 thread_local Group group;
 
-// Moves the pieces of all transfers as boxes become free and full; those of one way to one rank in their order.
+// Moves the pieces of all transfers as mailboxes become free or full; transfers of one direction and peer
+// keep their order.
 void exchange(Comm* c, std::vector<Transfer> transfers) {
     size_t open = 0;
     for (const Transfer& t : transfers) open += t.bytes > 0;
@@ -258,7 +259,7 @@ HIP int ncclCommGetAsyncError(Comm* c, int* code) {
     return SUCCESS;
 }
 
-// It is not freed: recordings may know it, and so may a call of another thread.
+// The communicator is not freed: captured graphs and calls of other threads may still refer to it.
 HIP int ncclCommAbort(Comm* c) {
     c->aborted = true;
     if (c->room->joined < c->size) unlink(c->path);
