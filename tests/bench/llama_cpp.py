@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Hadron next to llama.cpp on the same cores: the two programs take turns in one run.
+"""Compares Hadron with llama.cpp on the same cores; the two programs alternate in one run.
 
 Shape: Qwen3-0.6B in bf16 with random weights. Both programs are measured by the same statistic:
   prefill  median of three prefills of 512 tokens in a round;
   decode   tokens of one run over its time (the mean over its steps), one run in a round;
   served   output tokens over the time of all requests; median time to first token.
 Every printed figure is the median over the rounds, with the range, and the ratio is the median of the
-ratios of the rounds, so that a machine whose speed drifts favours neither program.
+ratios of the rounds, so that a drift of the machine's speed favours neither program.
 
 The raw output of both programs is written to RAW, one file per program and round, together with the
 commit and the processor. Commit that folder with the page that quotes it.
@@ -150,7 +150,7 @@ def hadron_served(a):
 
 
 def machine():
-    """What the figures depend on besides the programs."""
+    """Conditions of the figures in addition to the programs."""
     cpu = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
            if line.startswith("model name")]
     commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)

@@ -7,22 +7,22 @@
 #     "safetensors==0.8.0",
 # ]
 # ///
-"""Writes the golden fixtures: what HF transformers computes, in f32 and eager mode, for tiny models
-whose weights come from a hash.
+"""Writes the golden fixtures: results of HF transformers, in f32 and eager mode, for tiny models with
+weights from a hash.
 
     uv run tests/golden/generate.py [CASE ...]
 
-Rust never runs this; it replays `tests/data/golden/*.safetensors`. The weights are not stored: both
+Rust never runs this script; it reads `tests/data/golden/*.safetensors`. The weights are not stored: both
 sides make them from the tensor's name, its index and the case's seed (`models/src/synth/values.rs`
-has the twin of `values_of` below). Quantised ones are multiplied out: HF sees w = q * scale in f32.
+has the twin of `values_of` below). Quantised weights are dequantised: HF gets w = q * scale in f32.
 
-A fixture holds one random sequence of 150 tokens with the logits of every position, the hidden
+A fixture contains one random sequence of 150 tokens with the logits of every position, the hidden
 states after each layer at the last 16 positions, and the experts chosen by each sparse layer; then,
 for prompts made of the first 1, 2, 17, 65 and 150 tokens, 64 tokens of greedy decoding. Attention is
-causal, so every shorter prompt is contained in the long one. Of a model with a draft layer it also
-holds what that layer says the token after next is, at each position, and its logits at the last 48.
-An EAGLE-3 layer has a fixture of its own in `drafts/`, beside that of the model it drafts for: the
-same, and chains of four drafts behind some positions, each made with what the layer made before it.
+causal, so every shorter prompt is contained in the long one. For a model with an MTP module it also
+contains the module's most likely draft token at each position, and its logits at the last 48.
+An EAGLE-3 layer has its own fixture in `drafts/`, in addition to that of its target model: the same
+data, and chains of four draft tokens after some positions, each from the layer's previous output.
 
 Seeds are tried from 0 upwards until no decision is close: the two largest logits differ by 1e-3 at
 every position, greedy steps included, and every router's scores by 1e-5 at its cut. Equality tests
@@ -173,7 +173,7 @@ def config(architecture: str, heads: int, kv_heads: int, head_dim: int, **more) 
 
 
 def deepseek(architecture: str, **more) -> dict:
-    """Four heads, a key and a value of which are made of a latent."""
+    """MLA with four heads: keys and values are computed from the compressed KV."""
     case = config(architecture, 4, 4, 0, **({"num_nextn_predict_layers": 0} | more))
     del case["head_dim"]
     return case
@@ -346,7 +346,7 @@ CASES = {
 
 
 def eagle(**more) -> dict:
-    """One layer that drafts 96 of the ids."""
+    """An EAGLE-3 layer with a draft vocabulary of 96 ids."""
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "vocab_size": VOCAB,
@@ -388,7 +388,7 @@ EAGLES = {
 
 
 def plain(case: dict, name: str) -> bool:
-    """Whether a weight is not quantised: it is no linear of a layer, or the configuration leaves it out."""
+    """Whether a weight is not quantised: it is not a layer's linear weight, or the configuration excludes it."""
     if "quantization_config" not in case or not name.endswith(("_proj.weight", "_with_mqa.weight")):
         return True
     ignored = case["quantization_config"].get("ignore", [])
@@ -396,7 +396,7 @@ def plain(case: dict, name: str) -> bool:
 
 
 def weight(case: dict, name: str, seed: int, shape: tuple[int, ...]) -> np.ndarray:
-    """A parameter of the HF module; experts, fused there, are made one by one."""
+    """A parameter of the HF module; its fused experts are generated one by one."""
 
     def values(name: str, seed: int, shape: tuple[int, ...]) -> np.ndarray:
         if plain(case, name):
@@ -477,7 +477,7 @@ class Watched:
         return gap
 
     def scores(self, router, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What experts are chosen by, and what groups of them are, if these are chosen first."""
+        """Scores for the selection of experts, and of expert groups if these are selected first."""
         sigmoid = hasattr(router, "e_score_correction_bias")
         if sigmoid:
             choice = logits.sigmoid() + router.e_score_correction_bias
@@ -499,10 +499,10 @@ class Watched:
 
 
 class DraftLayer:
-    """The layer behind the last one, by DeepSeek-V3 (arXiv 2412.19437), section 2.2, formulas 21 to 23.
+    """The MTP module of DeepSeek-V3 (arXiv 2412.19437), section 2.2, formulas 21 to 23.
 
     `h'_i = M [norm(embed(t_{i+1})); norm(h_i)]`, in the order of the published weights; one block of
-    the model over all of these; then a norm and the model's own head. `h_i` is what the head gets.
+    the model over all of these; then a norm and the model's own head. `h_i` is the input of the head.
     """
 
     def __init__(self, watched: Watched, seed: int):
@@ -528,7 +528,7 @@ class DraftLayer:
 
     @torch.no_grad()
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        """`[T - 1, V]`: behind each token but the first, of the one after it."""
+        """Logits `[T - 1, V]`: for each token but the first, those of the token after it."""
 
         def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
             return w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.watched.case["rms_norm_eps"]))
@@ -550,10 +550,10 @@ class DraftLayer:
 
 
 class Eagle3:
-    """The draft layer of EAGLE-3 (arXiv 2503.01840), section 3.1: over pairs of the token at i + 1 and of the state at i.
+    """The EAGLE-3 layer (arXiv 2503.01840), section 3.1: over pairs of the token at i + 1 and the hidden state at i.
 
-    A state joins what enters three layers of the model; behind the last of them stands the layer's own
-    stream, which takes the place of a state for the next draft.
+    A hidden state concatenates the inputs of three layers of the model; for the next draft token the
+    EAGLE-3 layer's own output replaces it.
     """
 
     def __init__(self, watched: Watched, case: dict, seed: int):
@@ -604,7 +604,7 @@ class Eagle3:
 
     @torch.no_grad()
     def run(self, tokens: list[int], states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits behind each pair, and the states that take their place."""
+        """Logits for each pair, and the layer's outputs, which replace the hidden states."""
         case, norms, count = self.case, self.norms, len(tokens)
         heads, kv_heads, dim = (case[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
         normed = self.scaled(states, norms["hidden_norm"])
@@ -623,7 +623,7 @@ class Eagle3:
         return last @ self.head.T, last if case.get("norm_output") else x
 
     def chain(self, tokens: list[int], states: torch.Tensor) -> tuple[list[int], float]:
-        """Four drafts behind the last of the tokens, and how clear they are; `states` are those of all but the last."""
+        """Four draft tokens after the last token, and the smallest logit gap; `states` are those of all but the last token."""
         tokens, drafts, gap = tokens[1:], [], math.inf
         for _ in range(CHAIN):
             logits, made = self.run(tokens, states)
@@ -634,7 +634,7 @@ class Eagle3:
 
 
 def attempt_eagle(watched: Watched, case: dict, tokens: list[int], seed: int):
-    """As `attempt`, of a layer that drafts for `watched`."""
+    """As `attempt`, for an EAGLE-3 layer of `watched`."""
     layer = Eagle3(watched, case, seed)
     states = layer.states(tokens)
     logits, _ = layer.run(tokens[1:], states[:-1])
@@ -726,7 +726,7 @@ def attempt(case: dict, seed: int):
 
 
 def bf16_gate(case: dict) -> dict:
-    """How much wider than usual the gates of bf16 log-probabilities are, and why."""
+    """Factor on the gates of bf16 log-probabilities, and the reason."""
     if "quantization_config" in case and "num_experts" in case:
         return {
             "scale": 10,
@@ -756,7 +756,7 @@ def bf16_gate(case: dict) -> dict:
 
 
 def fp8_gate(case: dict) -> dict | None:
-    """The same where inputs of linear layers are quantised too, which the reference does not do."""
+    """Factor and reason where the inputs of linear layers are quantised as well, which the reference does not do."""
     if "quantization_config" not in case:
         return None
     if "n_routed_experts" in case:

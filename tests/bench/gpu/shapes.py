@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Folders of models without weights whose shapes the results speak of: shapes.py OUT.
+"""Writes model folders without weights, with the shapes used in the results: shapes.py OUT.
 
 They are served with `--load-format synth`; the tokenizer is the demo model's, since load is ids. Sizes are those of
 deepseek-ai/DeepSeek-V2-Lite, deepseek-ai/DeepSeek-V3 and Qwen3's 0.6B, 8B and 30B-A3B as published.

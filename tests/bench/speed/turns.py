@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Two builds of Hadron on one machine, in turn: medians over rounds, and ratios with their range.
+"""Compares two builds of Hadron on one machine, alternating: medians over rounds, and ratios with their range.
 
     turns.py cpu OLD NEW [--rounds 3] [--out FOLDER]
     turns.py gpu OLD NEW [--rounds 3] [--models qwen3-8b,...] [--levels 1,64,256] [--files qwen3-0.6b] [--out FOLDER]
 
 OLD and NEW are folders that `build.sh` has written. Each round runs every case with both builds, the older one first
-in rounds 1, 3, ..., so that a machine whose speed drifts favours neither. The figure of a build is the median over
+in rounds 1, 3, ..., so that a drift of the machine's speed favours neither. The figure of a build is the median over
 rounds; the ratio is the median of the rounds' ratios. Exits with 1 if a figure is worse by more than --within percent (2), a start by more than 10.
 
 `gpu` serves synthetic weights (`shapes.py`) over HTTP, 1,024 tokens in and 256 out, and loads both builds with NEW's
-`hadron bench serve`. `cpu` times forward passes of a model, the scheduler's step, tokens over server-sent events on a device
-that takes no time, and requests whose prefix is cached. Both time starts from a checkpoint in the page cache.
+`hadron bench serve`. `cpu` times forward passes of a model, the scheduler's step, tokens over SSE on a zero-time device,
+and requests with a prefix hit. Both time starts from a checkpoint in the page cache.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def rows_of(table):
 
 
 class Server:
-    """`hadron serve` on a port of its own, ready."""
+    """A ready `hadron serve` on its own port."""
 
     def __init__(self, build, arguments, log):
         self.log = open(log, "w+")
@@ -87,7 +87,7 @@ class Server:
 
 
 def load(new, server, folder, *arguments):
-    """Levels that `hadron bench serve` reports; all requests must have been answered."""
+    """Concurrency levels in the report of `hadron bench serve`; all requests must have succeeded."""
     result = folder / "load.json"
     run([new / "hadron", "bench", "serve", "--base-url", server.url, "--output", result, *arguments])
     levels = json.loads(result.read_text())["levels"]
@@ -135,7 +135,7 @@ def gpu(build, new, arguments, folder):
 
 
 def cached_prefixes(build, new, folder):
-    """Requests for one token behind 960 cached ones, over HTTP, on the demo model."""
+    """Requests for one token after a prefix hit of 960 tokens, over HTTP, on the demo model."""
     server = Server(build, ["--threads", "1"], folder / "log")
     found = load(new, server, folder, "--input-len", "992", "--shared-prefix", "960", "--output-len", "1", "--concurrency", "16",
                  "--num-prompts", "2000", "--warmup", "16")[0]

@@ -56,7 +56,7 @@ def called(client, model):
 
 
 def formatted(client, model):
-    """A schema in the words of the Messages API; thinking has an effort. The demo model goes on with spaces for ever."""
+    """A schema in the format of the Messages API; thinking has an effort. The demo model repeats spaces endlessly."""
     schema = {"type": "object", "properties": {"answer": {"enum": ["yes", "no"]}}, "required": ["answer"],
               "additionalProperties": False}
     config = {"effort": "max", "format": {"type": "json_schema", "schema": schema}}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every metric that the dashboards of vLLM's own release ask for is there after ten requests.
+"""Checks that every metric queried by the dashboards of vLLM's release exists after ten requests.
 
 The dashboards come from vLLM's source archive on PyPI, pinned by its digest and kept under target/.
 GONE lists names in them that this vLLM release itself no longer exports.
@@ -58,7 +58,7 @@ def archive():
 
 
 def asked_for():
-    """Names by the dashboard that asks for them."""
+    """Metric names by the dashboard that queries them."""
     names = {}
     with tarfile.open(archive()) as tar:
         for member in tar:

@@ -16,7 +16,7 @@ REPLICAS = int(os.environ.get("REPLICAS", 2))
 
 
 class Proxy:
-    """Carries one TCP port to another, and can be cut."""
+    """Forwards one TCP port to another; the connection can be cut."""
 
     def __init__(self, to):
         self.to, self.port, self.open, self.pairs = to, free_port(), True, []
@@ -83,13 +83,13 @@ class Indexer:
             call("127.0.0.1", self.port, "POST", "/register", worker, attempts=600)
 
     def score(self, tokens, rank=0):
-        """Leading tokens that it believes to be cached by a replica."""
+        """Number of leading tokens that the indexer considers cached by a replica."""
         body = {"model_name": "default", "token_ids": tokens}
         scores = call("127.0.0.1", self.port, "POST", "/query", body).get("scores") or {}
         return scores.get("1", {}).get(str(rank), 0)
 
     def knows(self, tokens, within_s, rank=0):
-        """Waits until it has seen the last block of a prompt, hence every event before it."""
+        """Waits until the indexer has the last block of a prompt, and so every earlier event."""
         whole, end = len(tokens) // BLOCK * BLOCK, time.time() + within_s
         while self.score(tokens, rank) != whole:
             if time.time() > end:
@@ -103,7 +103,7 @@ class Indexer:
 
 
 class Traffic:
-    """Prompts that share prefixes: a tree of a few long documents, cut anywhere, with own endings."""
+    """Prompts with shared prefixes: a tree of a few long documents, cut anywhere, with unique suffixes."""
 
     def __init__(self, seed):
         self.chance = random.Random(seed)
@@ -120,7 +120,7 @@ class Traffic:
         return usage["prompt_tokens_details"]["cached_tokens"]
 
     def compare(self, server, indexer, count, what, replicas=1):
-        """Before each request the indexer says what will be found."""
+        """The indexer must predict the prefix hit of each request."""
         for number in range(count):
             tokens, rank = self.prompt(), self.chance.randrange(replicas)
             score = indexer.score(tokens, rank)
@@ -132,7 +132,7 @@ class Traffic:
             self.cached += found
 
     def resume(self, server, indexer, what, rank=0):
-        """After a break the next batch shows the gap; the replay brings the rest."""
+        """After a disconnect the next batch reveals the gap; the replay closes it."""
         for _ in range(50):
             tokens = self.prompt()
             self.send(server, tokens, rank)
@@ -178,7 +178,7 @@ def run(binary, log, events, requests):
 
 
 def run_replicas(binary, log, events, requests, replicas):
-    """Each replica publishes at its own ports, what it holds and the others do not."""
+    """Each replica publishes its own cached blocks, and no others, on its own ports."""
     arguments = ["--num-gpu-blocks-override", "150", "--max-model-len", "512", "--threads", "1"]
     traffic = Traffic(8)
     with Server(binary, events, arguments, replicas) as server:

@@ -1,4 +1,4 @@
-"""A Hadron server of the demo model, for the scripts of this folder: started, asked, stopped.
+"""A Hadron server with the demo model for the scripts of this folder: start, requests, stop.
 
 Standard library only. HADRON names the binary; without it, target/debug/hadron is built if need be.
 """

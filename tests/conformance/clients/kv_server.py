@@ -16,7 +16,7 @@ def free_port():
 
 
 def free_ports(count):
-    """The first of so many free ports in a row."""
+    """First of `count` consecutive free ports."""
     while True:
         first, probes = free_port(), []
         try:
@@ -31,7 +31,7 @@ def free_ports(count):
 
 
 class Server:
-    """Runs until closed. Its ports stay the same over a restart; each of its replicas has two of them."""
+    """Runs until closed. Its ports stay the same over a restart; each replica has two ports."""
 
     def __init__(self, binary, events, arguments=(), replicas=1):
         self.binary, self.arguments = binary, list(arguments)

@@ -1,4 +1,4 @@
-"""Two local tasks, and the same questions through `hadron eval`: answers and log-probabilities must agree."""
+"""Runs two local tasks, and the same questions with `hadron eval`: outputs and log-probabilities must agree."""
 
 import glob
 import json

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""guidellm from PyPI and `hadron bench serve` measure the same server, in turns, and must agree.
+"""guidellm from PyPI and `hadron bench serve` measure the same server alternately and must agree.
 
-The server is the real one over a device whose steps all take 200 ms (tests/bench/http/paced_server.rs), so what the
-two disagree on is theirs and not the machine's. Prompts have the same number of tokens for both, answers
-too: these counts must be equal. Of each figure the medians over ROUNDS (1) are compared, and may differ by
+The server is the real one over a device with constant steps of 200 ms (tests/bench/http/paced_server.rs), so differences
+are caused by the generators and not by the machine. Prompts and outputs have equal token counts for both:
+these counts must agree. Of each figure the medians over ROUNDS (1) are compared, and may differ by
 WITHIN_PERCENT (15): machines of CI are busy, and a client in Python notices. `just load-generators` asks for
 5 rounds within 5 % and its result is in tests/bench/results/cpu/load_generators.md.
 """
@@ -34,7 +34,7 @@ FIGURES = ("output tok/s", "TTFT ms", "time per token ms")
 
 
 def paced():
-    """The paced server and its address; it ends with its standard input."""
+    """The paced server and its address; it exits when its standard input is closed."""
     command = ["cargo", "test", "--quiet", "--locked", "--test", "bench", "--", "--ignored", "--exact",
                "http::paced_server::serve_until_stdin_closes", "--nocapture"]
     server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -46,7 +46,7 @@ def paced():
 
 
 def ours(url, folder):
-    """Figures of `hadron bench serve`, and tokens of all prompts and answers."""
+    """Figures of `hadron bench serve`, and token counts of all prompts and outputs."""
     result = folder / "hadron.json"
     command = [binary(), "bench", "serve", "--base-url", url, "--endpoint", "completions", "--prompts", "text",
                "--input-len", str(WORDS), "--output-len", str(OUTPUT_TOKENS), "--concurrency", str(CONCURRENCY),
@@ -60,7 +60,7 @@ def ours(url, folder):
 
 
 def theirs(url, folder):
-    """The same of guidellm."""
+    """Figures of guidellm, and token counts of all prompts and outputs."""
     prompts, result = folder / "prompts.jsonl", folder / "guidellm.json"
     # Words of the same form as ours: equal token counts for any tokenizer that splits digits alike.
     words = [f"w{100 + i * 7 % 400}" for i in range(REQUESTS * WORDS)]
@@ -87,7 +87,7 @@ def theirs(url, folder):
 
 
 def compare(url, folder):
-    """Figures of both by round, measured in turns; the counts must be equal."""
+    """Figures of both by round, measured alternately; the counts must be equal."""
     rounds = []
     for number in range(ROUNDS):
         measured = {}

@@ -23,7 +23,7 @@ END = b"\xff" * 8
 
 
 def vllm_module(path):
-    """vLLM's file by path, its own imports replaced by names that it only mentions."""
+    """Loads vLLM's file by path, with its vLLM imports replaced by stubs."""
 
     def stub(name, **members):
         parts = name.split(".")
@@ -50,7 +50,7 @@ def vllm_module(path):
 
 
 def tiny_model(binary):
-    """A checkpoint of random weights; its folder."""
+    """Writes a checkpoint with random weights; returns its folder."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -76,7 +76,7 @@ def tiny_model(binary):
 
 
 def load(server, stop, seed):
-    """Random prompts that share beginnings, so that blocks come, are found again and go."""
+    """Random prompts with shared prefixes, so that blocks are stored, hit and evicted."""
     chance = random.Random(seed)
     while not stop.is_set():
         tokens = [chance.randrange(3) + 300 for _ in range(chance.randrange(4, 60))]
@@ -85,7 +85,7 @@ def load(server, stop, seed):
 
 
 class Reader:
-    """Batches as they come; the sequence must have no hole."""
+    """Batches as received; the sequence must have no gap."""
 
     def __init__(self, server, module):
         self.decoder = msgspec.msgpack.Decoder(module.KVEventBatch)

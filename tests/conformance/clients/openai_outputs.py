@@ -1,7 +1,7 @@
-"""What the openai SDK makes of structured output, tool calls and reasoning: part of openai_sdk.py.
+"""Structured output, tool calls and reasoning with the openai SDK: part of openai_sdk.py.
 
-The demo model knows neither calls nor thoughts. Where it would have to begin one by itself, a grammar makes it
-write the family's syntax; what reads that syntax is the server's, and what reads the reply is the SDK's.
+The demo model generates neither tool calls nor reasoning by itself. Where one is required, a grammar forces the
+family's syntax; the server's parser reads that syntax, and the SDK's parser reads the reply.
 """
 
 import enum
@@ -42,21 +42,21 @@ TOOLS = [openai.pydantic_function_tool(Weather), openai.pydantic_function_tool(T
 
 
 def no_space():
-    """Keeps the small model from filling any length with white space, which JSON allows everywhere."""
+    """Prevents the small model from generating endless white space, which JSON allows everywhere."""
     tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
     blank = [id for token, id in tokenizer["model"]["vocab"].items() if not token.strip("ĠĊĉč")]
     return {str(id): -100 for id in blank}
 
 
 class Outputs:
-    """The parts, for one client and one model."""
+    """The checks, for one client and one model."""
 
     def __init__(self, client, model, check):
         self.client, self.model, self.check = client, model, check
         self.asked = {"model": model, "messages": QUESTION, "max_tokens": 300, "seed": 1}
 
     def parsed(self):
-        """A pydantic class as schema, and back as an object of it."""
+        """A pydantic class as schema, parsed back into an object."""
         parse = self.client.chat.completions.parse
         asked = {**self.asked, "response_format": Answer, "logit_bias": no_space()}
         answer = parse(**asked).choices[0].message.parsed
@@ -73,7 +73,7 @@ class Outputs:
             self.check(False, "LengthFinishReasonError")
 
     def called(self, names, what, **asked):
-        """A call, whole and streamed; the SDK puts the arguments together and reads them."""
+        """A tool call, unary and streamed; the SDK joins and parses the arguments."""
         asked = {**self.asked, "tools": TOOLS, **asked}
         whole = self.client.chat.completions.parse(**asked).choices[0]
         parts = []

@@ -1,4 +1,4 @@
-"""What a user of the openai SDK does, against the demo model. Ends the server with SIGTERM."""
+"""Typical use of the openai SDK with the demo model. Stops the server with SIGTERM."""
 
 import json
 import os
@@ -17,14 +17,14 @@ ENDLESS = {"prompt": "Once", "max_tokens": 1500, "extra_body": {"ignore_eos": Tr
 
 
 def check(condition, what):
-    """Fails with a word; `assert` would vanish under -O."""
+    """Fails with a message; `assert` is disabled by -O."""
     if not condition:
         raise SystemExit(f"failed: {what}")
     print(f"ok: {what}")
 
 
 def raises(kind, reason, call):
-    """The SDK's own class, with our reason in its body."""
+    """Checks for the SDK's exception class, with our reason in its body."""
     try:
         call()
     except openai.APIError as error:
@@ -126,7 +126,7 @@ def errors():
 
 
 def wait_until_idle():
-    """The server forgets a client that has left within milliseconds, not at once."""
+    """The server releases a disconnected client within milliseconds, not immediately."""
     load = urllib.request.Request(f"{URL}/load", headers={"Authorization": "Bearer sdk-key"})
     deadline = time.monotonic() + 5
     while json.load(urllib.request.urlopen(load))["server_load"] > 0:

@@ -28,7 +28,7 @@ ANSWER = {
     "additionalProperties": False,
 }
 def no_space():
-    """Keeps the small model from filling any length with white space, which JSON allows everywhere."""
+    """Prevents the small model from generating endless white space, which JSON allows everywhere."""
     tokenizer = json.loads((ROOT / "tests" / "data" / "demo" / "tokenizer.json").read_text())
     blank = [id for token, id in tokenizer["model"]["vocab"].items() if not token.strip("ĠĊĉč")]
     return {"logit_bias": {str(id): -100 for id in blank}}

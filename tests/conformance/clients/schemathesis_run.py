@@ -1,4 +1,4 @@
-"""Runs schemathesis until enough cases were sent, and watches the server beside it."""
+"""Runs schemathesis until enough cases were sent, and monitors the server meanwhile."""
 
 import json
 import os

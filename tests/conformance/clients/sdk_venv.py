@@ -1,6 +1,6 @@
-"""Runs a script of this folder inside a virtual environment of its own, with pinned packages.
+"""Runs a script of this folder inside its own virtual environment, with pinned packages.
 
-The environment lies under the path given as the second argument, by default target/clients/.
+The environment is under the path given as the second argument, by default target/clients/.
 """
 
 import os
@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def enter(*packages):
-    """Returns inside the environment; outside of it, makes it and starts the script again there."""
+    """Returns inside the environment; outside of it, creates it and restarts the script there."""
     script = pathlib.Path(sys.argv[0]).resolve()
     base = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "target" / "clients"
     folder = (base / script.stem).resolve()

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The status page at `/` in a real headless Chromium, driven over WebDriver.
 
-It must show what runs while something runs, refresh itself, load nothing from elsewhere, say so when the
-server is gone, and recover when it is back.
+It must show running requests, refresh itself, load nothing from other hosts, report when the server is
+unreachable, and recover afterwards.
 """
 
 import base64

@@ -55,7 +55,7 @@ def operands(rng, held_out):
 
 
 def vary(rng, text, fixed=None):
-    """Small surface changes a person makes: case (of all but `fixed`), a lead-in, a tail, a missing final mark."""
+    """Small surface changes as users make them: case (of all but `fixed`), a lead-in, a tail, a missing final mark."""
     r = rng.random()
     if r < 0.12 and not (fixed and fixed in text):
         text = text.lower()
@@ -168,7 +168,7 @@ class Notes:
         return text[0].upper() + text[1:] if text.startswith("the ") else text
 
     def question(self):
-        """The answer says "value" where neither the note nor the question names what is asked for."""
+        """The output is "value" where neither the note nor the question names the requested kind."""
         absent = None if self.held_out or self.rng.random() > ABSENT_SHARE else draw_key(self.rng, self.key_style)
         if absent in self.pairs or absent and is_held_out("key " + absent):
             absent = None
@@ -212,7 +212,7 @@ def chat(rng):
 
 
 def recall_chat(rng):
-    """A training conversation about notes; many questions a text make each text worth its tokens."""
+    """A training conversation about notes; many questions per text make good use of its tokens."""
     pair_count = rng.randint(1, 7) if rng.random() < 0.25 else rng.randint(8, 20)
     filler_count = rng.choice([0, rng.randint(0, 8), rng.randint(0, 24)])
     notes = Notes(rng, False, pair_count, filler_count)

@@ -81,7 +81,7 @@ def block(x, cos, sin, norm1, wq, wk, wv, wo, q_norm, k_norm, norm2, gate, up, d
 
 
 def embed(ids, embedding):
-    """A lookup written as a product: exact, and its gradient is one product too, with no sort and no wait."""
+    """Embedding lookup as a matrix product: exact, and its gradient is one product too, without a sort or a synchronisation."""
     one_hot = (ids[..., None] == torch.arange(embedding.shape[0], device=ids.device)).bfloat16()
     return one_hot @ embedding.bfloat16()
 

@@ -9,7 +9,7 @@ import training
 
 
 class Qwen3:
-    """The decoder as `training.train` wants it."""
+    """The decoder with the interface of `training.train`."""
 
     def __init__(self, args):
         import qwen3

@@ -1,4 +1,4 @@
-"""What the demo checkpoints' trainers share: conversations without end, the clock, evaluation, the best weights on disk.
+"""Shared by the trainers of the demo checkpoints: endless conversations, the clock, evaluation, the best weights on disk.
 
 Workers generate conversations; a pool on the device holds the newest ones in three length buckets, and each
 step draws rows of every bucket. Loss counts assistant tokens (and, lightly and only in the first half, all
@@ -10,10 +10,10 @@ A trainer hands `train` a subject:
     state                        name -> f32 tensor that `after_update` changes; averaged like the weights
     compile(compiled)            makes what `loss` runs
     loss(rows, unsupervised)     of token rows with marks [rows, length]; fixed buffers only, so it can be captured
-    after_update()               behind the optimizer's step, captured too
-    progress(done)               share of the time that is over, before each step; not captured
+    after_update()               after the optimizer's step, captured too
+    progress(done)               share of the elapsed time, before each step; not captured
     evaluate(averaged, questions) -> (tuple to compare by, text)
-    statistics()                 text for the log, of the steps since it was asked last
+    statistics()                 text for the log, of the steps since the previous call
     export(averaged, folder)
 """
 
@@ -54,7 +54,7 @@ def tokens_with_marks(ids, special):
 
 
 def generate_forever(seed, queue, rows_a_parcel):
-    """A worker: parcels of (row length, rows) without end."""
+    """A worker: endless parcels of (row length, rows)."""
     import numpy
     from tokenizers import Tokenizer
 
@@ -130,7 +130,7 @@ def weighted_loss(logits, target, unsupervised_weight):
 
 
 def batches(questions, device, size=125):
-    """Questions with their right answers behind them, as rows of ids padded at the end."""
+    """Questions followed by their correct answers, as rows of ids padded at the end."""
     import torch
     for at in range(0, len(questions), size):
         part = questions[at : at + size]
@@ -261,7 +261,7 @@ class Training:
         return self.moving + self.averages + moments
 
     def keep(self):
-        """Remembers all there is, if it is sound; otherwise goes back to what was sound. Returns whether it was."""
+        """Saves all tensors if they are finite; otherwise restores the last saved ones. Returns whether they were finite."""
         sound = all(bool(self.torch.isfinite(t).all()) for t in self.tensors())
         if sound:
             self.kept = [t.clone() for t in self.tensors()]
@@ -283,7 +283,7 @@ def again_without(args, pool, log):
 
 
 def train(args, make_subject):
-    """Trains what `make_subject()` returns until the clock says stop."""
+    """Trains the subject of `make_subject()` until the time is over."""
     multiprocessing.set_start_method("spawn")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import torch

@@ -1,10 +1,10 @@
-"""How often the draft layer of a checkpoint says what the model says, by HF transformers' modules in f32 (or --dtype).
+"""Acceptance rate of a checkpoint's MTP module, by HF transformers' modules in f32 (or --dtype).
 
     python acceptance.py FOLDER [--device cuda] [--limit 50]
 
-Answers questions.jsonl greedily with transformers, which ignores the draft layer; builds that layer of the same modules
-(DeepSeek-V3, arXiv 2412.19437, formulas 21 to 23) and walks along the answers as a server does that guesses one
-token a step. It also compares both logits with those of `deepseek_v3.py`. One JSON object is printed.
+Answers questions.jsonl greedily with transformers, which ignores the MTP module; builds that module from the same modules
+(DeepSeek-V3, arXiv 2412.19437, formulas 21 to 23) and steps through the outputs as a server does with one draft
+token per step. It also compares both logits with those of `deepseek_v3.py`. One JSON object is printed.
 """
 
 import argparse
@@ -23,7 +23,7 @@ sys.path.append(str(DEMO))
 
 
 class DraftLayer(torch.nn.Module):
-    """The layer behind the last one, on top of a transformers model."""
+    """The MTP module, on top of a transformers model."""
 
     def __init__(self, model, stored):
         super().__init__()
@@ -71,7 +71,7 @@ def greedy(model, prompts, device, pad, max_new_tokens=48):
 
 
 def walk(same, first, last):
-    """Drafts and accepted ones from answer token `first` to `last`; same[i] is whether the draft of token i is right."""
+    """Numbers of draft and accepted tokens from output token `first` to `last`; same[i] is whether the draft of token i is right."""
     drafts, accepted, at = 0, 0, first
     while at < last:
         drafts += 1

@@ -1,6 +1,6 @@
-"""The DeepSeek-V3 decoder and its multi-token-prediction layer in plain torch functions, for training: f32 master
-weights, bf16 maths as served. All experts are computed for every token and the unchosen ones weigh nothing: with
-so few and so small ones this costs less than gathering, and every shape is fixed."""
+"""The DeepSeek-V3 decoder and its multi-token-prediction (MTP) module in plain torch functions, for training: f32 master
+weights, bf16 maths as served. All experts are computed for every token and the unselected ones have weight 0: with
+so few and so small experts this costs less than gathering, and every shape is fixed."""
 
 import json
 import math
@@ -40,7 +40,7 @@ SPARSE = ATTENTION + [
 
 
 def shapes():
-    """Name -> shape of what is trained, in a fixed order."""
+    """Name -> shape of the trained tensors, in a fixed order."""
     h, rank, inner, shared = CONFIG["hidden_size"], CONFIG["q_lora_rank"], CONFIG["intermediate_size"], SHARED * INNER
     attention = [(h,), (rank, h), (rank,), (HEADS * (NOPE + ROPE), rank), (LATENT + ROPE, h), (LATENT,),
                  (HEADS * (NOPE + VALUE), LATENT), (h, HEADS * VALUE), (h,)]
@@ -74,12 +74,12 @@ def initial_weights(device, seed):
 
 
 def sparse_layers():
-    """Layers with a router, the draft layer last."""
+    """Layers with a router, the MTP module last."""
     return range(DENSE_LAYERS, LAYERS + 1)
 
 
 def initial_biases(device):
-    """What is added to the scores in the choice of experts: [layers with a router, experts]."""
+    """Bias of the scores in the selection of experts: [layers with a router, experts]."""
     return torch.zeros(len(sparse_layers()), EXPERTS, device=device)
 
 
@@ -89,7 +89,7 @@ def rms_norm(x, weight):
 
 
 def rotate(x, cos, sin):
-    """Turns neighbouring channels; what comes out has the first ones of all pairs before the second ones."""
+    """Applies RoPE to neighbouring channels; the output has the first channels of all pairs before the second ones."""
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.cat((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
 
@@ -124,7 +124,7 @@ def first_ones(values, count):
 
 
 def route(h, gate, bias):
-    """Weights of all experts, most of them zero, and which are chosen: both [..., experts], f32 and bool."""
+    """Weights of all experts, most of them zero, and whether each is selected: both [..., experts], f32 and bool."""
     scores = F.linear(h.float(), gate.to(h.dtype).float()).sigmoid()
     choice = scores.detach() + bias
     each = EXPERTS // GROUPS
@@ -144,7 +144,7 @@ def dense_block(x, cos, sin, *weights):
 
 
 def sparse_block(x, cos, sin, mask, bias, *weights):
-    """The stream, and how many of the tokens in `mask` (1 or 0) went to each expert."""
+    """The residual stream, and the number of tokens in `mask` (1 or 0) routed to each expert."""
     x = attend(x, cos, sin, *weights[:8])
     norm, router, gates, ups, downs, shared_gate, shared_up, shared_down = weights[8:]
     h = rms_norm(x, norm)
@@ -159,13 +159,13 @@ def sparse_block(x, cos, sin, mask, bias, *weights):
 
 
 def join(embedded, x, norm, embedding_norm, hidden_norm, projection):
-    """What the draft layer begins with: a token's embedding and what the head gets of the token before it."""
+    """Input of the MTP module: a token's embedding and the normed hidden state of the token before it."""
     both = torch.cat((rms_norm(embedded, embedding_norm), rms_norm(rms_norm(x, norm), hidden_norm)), dim=-1)
     return F.linear(both, projection.to(both.dtype))
 
 
 def embed(ids, embedding, dtype=torch.bfloat16):
-    """A lookup written as a product: exact, and its gradient is one product too, with no sort and no wait."""
+    """Embedding lookup as a matrix product: exact, and its gradient is one product too, without a sort or a synchronisation."""
     one_hot = (ids[..., None] == torch.arange(embedding.shape[0], device=ids.device)).to(dtype)
     return one_hot @ embedding.to(dtype)
 
@@ -195,7 +195,7 @@ def trunk(weights, biases, embedded, mask, tables, parts):
 
 
 def draft(weights, biases, embedded, x, mask, tables, parts):
-    """The same behind the draft layer: at i of the token i + 2, from the trunk's `x` at i and the embedding of i + 1."""
+    """Hidden states of the MTP module: at i for the token i + 2, from the trunk's `x` at i and the embedding of i + 1."""
     cos, sin = (t[: x.shape[1]] for t in tables)
     own = (weights[DRAFT + name + ".weight"] for name in ("enorm", "hnorm", "eh_proj"))
     y = parts.join(embedded, x, weights["model.norm.weight"], *own)
@@ -207,7 +207,7 @@ def logits(x, norm, head):
 
 
 def both_logits(weights, biases, ids, tables):
-    """[rows, length, V] of the next tokens and [rows, length - 1, V] of those behind them."""
+    """Logits [rows, length, V] of the next tokens and [rows, length - 1, V] of the tokens after those."""
     parts, dtype = Parts(), tables[0].dtype
     mask = torch.ones(ids.shape, device=ids.device)
     embedded = embed(ids, weights["model.embed_tokens.weight"], dtype)

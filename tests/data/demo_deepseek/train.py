@@ -2,9 +2,9 @@
 
     python train.py --seconds 420 --out out     # one H200; --device cpu --tiny checks the script
 
-The loss is that of the next token plus DRAFT_WEIGHT times that of the draft layer for the token after it. Its
-gradient goes on into the trunk, as in DeepSeek-V3: a hidden state then holds what the second token needs, which one
-small layer could not find out by itself. Each router's bias moves by the sign of what an expert got too little.
+The loss is that of the next token plus DRAFT_WEIGHT times that of the MTP module for the token after it. Its
+gradient propagates into the trunk, as in DeepSeek-V3: a hidden state then contains what the second token needs, which one
+small module could not compute by itself. Each router's bias moves by the sign of an expert's load deficit.
 """
 
 import os
@@ -21,7 +21,7 @@ BUCKETS = {160: 224, 384: 80, 704: 56}  # row length -> rows per step: slightly 
 
 
 class DeepseekV3:
-    """Decoder and draft layer as `training.train` wants them."""
+    """Decoder and MTP module with the interface of `training.train`."""
 
     def __init__(self, args):
         import torch
@@ -69,7 +69,7 @@ class DeepseekV3:
         self.bias_rate.fill_(BIAS_RATE if done < BIAS_STOPS else 0.0)
 
     def evaluate(self, averaged, questions):
-        """Compares by right answers, then by how often a draft is what the model itself says."""
+        """Compares by correct answers, then by the acceptance rate of draft tokens."""
         torch, match, agreed, drafts = self.torch, training.ExactMatch(), 0, 0
         with torch.no_grad():
             for part, ids in training.batches(questions, self.biases.device):
