@@ -1,5 +1,5 @@
-//! Paged attention: decode rows through split contexts, other rows through query tiles, and the shapes that
-//! both leave out through a plain kernel.
+//! Paged attention: decode rows by split-KV flash decoding, other rows by prefill flash attention over query
+//! tiles, and unsupported shapes by a plain kernel.
 
 use device::gpu::{KernelDefine, KernelLaunch, KernelSource, TensorMap};
 use device::{DType, DeviceError, DeviceStream, MatMut, check_at_most, check_size};
@@ -13,60 +13,66 @@ static PREFILL: KernelSource = kernel_source!("attention_prefill/attention_prefi
 static PLAIN: KernelSource = kernel_source!("attention_plain/attention_plain.hip");
 
 const KERNEL: &str = "paged_attention";
-/// Threads of a block of prefill.
+/// Threads per block of the prefill kernel on warps.
 const THREADS: u32 = 256;
-/// Waves of a block of decode.
+/// Warps per block of the decode kernel.
 pub(super) const DECODE_WARPS: usize = 4;
-/// Tiles of keys and values that such a wave has on their way, where they pass through shared memory, and their bytes, at
-/// most: with half as many bytes more, queries, tables and records wait behind so many keys that steps of many rows take
-/// longer. A lone row has nobody to wait for.
+/// Maximum stages (K/V tiles) and bytes of a warp's ring in shared memory. With 1.5 times the bytes, loads of
+/// queries, block tables and partial results queue after more loads of keys, and steps of many rows take
+/// longer. The limit of single-row attention is larger, because no other row's loads are delayed.
 const RING_TILES: usize = 3;
 const RING_BYTES: usize = 16 << 10;
 pub(super) const SINGLE_ROW_RING_BYTES: usize = 24 << 10;
-/// Blocks of decode that share a multiprocessor: as many as their registers allow.
+/// Resident decode blocks per SM, limited by registers.
 pub(super) const BLOCKS_WITH_RING: usize = 2;
-/// The same where few queries meet keys in fp8, which take fewer.
+/// Resident decode blocks per SM for small query groups over an fp8 KV cache, which need fewer registers.
 const BLOCKS_OF_FP8: usize = 3;
 const BLOCKS_WITHOUT_RING: usize = 4;
-/// Shared memory of a block beside what the launch asks for: the driver's own and the kernel's static arrays.
+/// Shared memory per block in addition to the dynamic size, in bytes: reserved by the driver, and static
+/// arrays of the kernel.
 pub(super) const DRIVER_BYTES: usize = 1024;
 const STATIC_BYTES: usize = 768;
-/// Queries of a KV head up to which keys are the rows of decode's products, as `KEYS_FIRST` in attention_decode.hip.
+/// Maximum queries per KV head for which keys are the rows (M) of the decode kernel's MMA; must match
+/// `KEYS_FIRST` in attention_decode.hip.
 const KEYS_FIRST_GROUP: usize = 8;
-/// Floats of a record behind its outputs.
+/// f32 values of a split's partial result after its outputs (maximum, sum and padding).
 pub(super) const RECORD_EXTRA_FLOATS: usize = 4;
-/// Keys that a wave multiplies at a time, and queries.
+/// Keys per MMA tile of a warp, and queries per MMA tile.
 pub(super) const TILE: usize = 16;
-/// Keys of a step of prefill.
+/// Keys per copy step of the prefill kernel on warps.
 const STEP_KEYS: usize = 64;
-/// Spare bytes behind each row of keys and of values in shared memory.
+/// Padding bytes per key and value row in shared memory.
 const PADDING_BYTES: usize = 64 + 16;
-/// Threads of a block of prefill by warpgroups: one fetches, two multiply.
+/// Threads per block of the WGMMA prefill kernel: one producer and two consumer warpgroups.
 const WARPGROUP_THREADS: u32 = 384;
-/// Queries, and keys, that such a block multiplies at a time.
+/// Queries per tile and keys per step of the WGMMA prefill kernel.
 const WARPGROUP_TILE: usize = 128;
-/// Matrices of so many rows of bf16 in its shared memory: outputs, and two each of queries, keys and values; over fp8 one of
-/// queries, and as many bytes of keys and values that wait to be widened.
+/// 16-bit matrices of `WARPGROUP_TILE` rows in shared memory of the WGMMA prefill kernel: outputs, and two
+/// each of queries, keys and values; with an fp8 KV cache one of queries, and the freed bytes stage fp8 keys
+/// and values before conversion.
 const WARPGROUP_OPERANDS: usize = 7;
-/// What a matrix that warpgroups multiply begins on, in bytes.
+/// Alignment of WGMMA operands in shared memory, in bytes.
 const PANEL_ALIGNMENT: usize = 1024;
-/// Largest head of the plain kernel.
+/// Maximum head dimension of the plain kernel.
 const PLAIN_HEAD: usize = 256;
-/// The scores' factor is for powers of two.
+/// log2(e): kernels compute the softmax in base 2, so the scale is multiplied by it.
 pub(super) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
-/// Contexts up to which a split has so many keys at most. The twin of `split_keys` in attention_decode.hip.
+/// `(maximum context length, maximum keys per split)` of the decode kernel; must match `split_keys` in
+/// attention_decode.hip.
 const SPLITS: &[(usize, usize)] = &[(8192, 448), (32768, 512), (usize::MAX, 1024)];
-/// The same for at most `SMALL_BATCH_ROWS` requests, which cannot fill the device with longer ones.
+/// Split sizes, as in `SPLITS`, for at most `SMALL_BATCH_ROWS` requests, which cannot fill the device with
+/// larger splits.
 const SMALL_BATCH_SPLITS: &[(usize, usize)] = &[(8192, 256), (32768, 512), (usize::MAX, 1024)];
-/// Whole tokens at a context of 1,150 on an H200, ms, with splits of 256 and of 448: Qwen3-0.6B 0.845 and 0.893 for 4 rows,
-/// 1.04 and 0.995 for 8; Qwen3-8B 4.42 and 4.47 for 4.
+/// Maximum requests of a small batch. Time per decode step at a context of 1,150 tokens on an H200, in ms,
+/// with splits of 256 and of 448 keys: Qwen3-0.6B 0.845 and 0.893 for 4 rows, 1.04 and 0.995 for 8; Qwen3-8B
+/// 4.42 and 4.47 for 4.
 const SMALL_BATCH_ROWS: usize = 4;
-/// The same where a lone row is attended out of the projections.
+/// Split sizes, as in `SPLITS`, for attention fused with the QKV prologue (`FROM_QKV`).
 pub(super) const SINGLE_ROW_SPLITS: &[(usize, usize)] =
     &[(2048, 128), (8192, 256), (32768, 512), (usize::MAX, 1024)];
 
-/// Most splits of any context up to `longest`.
+/// Returns the maximum number of splits over all contexts of up to `longest` tokens.
 pub(super) fn most_splits(longest: usize, splits: &[(usize, usize)]) -> usize {
     let mut from = 0;
     let mut most = 1;
@@ -79,14 +85,14 @@ pub(super) fn most_splits(longest: usize, splits: &[(usize, usize)]) -> usize {
     most
 }
 
-/// Shared memory of decode, and how many blocks run at once on a multiprocessor.
+/// Ring stages and shared memory in bytes of a decode block, and resident blocks per SM.
 pub(super) struct DecodeOccupancy {
     pub(super) stages: usize,
     pub(super) shared_bytes: usize,
     pub(super) blocks: usize,
 }
 
-/// A launch of prefill, and the define that chooses how it works.
+/// Grid of a prefill launch, and the define that selects the kernel variant.
 struct PrefillGrid {
     define: KernelDefine,
     blocks: (u32, u32, u32),
@@ -94,18 +100,19 @@ struct PrefillGrid {
     shared_bytes: u32,
 }
 
-/// Sizes that all kernels share.
+/// Arguments that all attention kernels share.
 struct AttentionLaunchShape<'a> {
     args: &'a PagedAttentionArgs<'a>,
     layout: &'a KvLayout,
-    /// First byte of the layer.
+    /// First byte of the layer in the KV pool.
     pool: *const u8,
-    /// Query heads per KV head.
+    /// Query heads per KV head (GQA group size).
     group: usize,
 }
 
 impl GpuBackend {
-    /// The first `rows` rows, which have one query each, successive tokens of a request together.
+    /// Launches decode attention for the first `rows` rows, which have one query each; successive tokens of a
+    /// request (draft tokens) are processed together.
     fn attend_decodes(
         &self,
         s: &DeviceStream,
@@ -136,10 +143,11 @@ impl GpuBackend {
         let (stages, together) = (("STAGES", fit.stages as u32), ("TOGETHER", together as u32));
         let unseen = ("UNSEEN", shape.args.first as u32);
         let defines = [dim, block, group, fp8, few, stages, together, unseen];
-        // What nobody leaves out has no define: the other kernels are as they were.
+        // `UNSEEN` is only defined if positions are masked, so that other launches share one compiled
+        // variant.
         let defines = &defines[..defines.len() - usize::from(shape.args.first == 0)];
         let kernel = self.kernel(&DECODE, "attention_decode", defines)?;
-        // As many blocks as run at once: each takes an equal share of all splits.
+        // The grid is the number of resident blocks: each processes an equal share of all splits.
         let blocks = (fit.blocks * self.multiprocessors() as usize).min(rows * kv_heads * splits);
         let threads = DECODE_WARPS as u32 * self.warp_size();
         let o_stride = o.stride() as u32;
@@ -152,13 +160,13 @@ impl GpuBackend {
         let launch = launch.u32(rows as u32).u32(kv_heads as u32).u32(shape.table_width());
         let launch = launch.u32(splits as u32).u32(successive as u32);
         let launch = shape.strides(launch, o_stride).overlaps_predecessor();
-        // SAFETY: `check` compared the shapes; lengths and tables are the caller's promise; scratch and
-        // counters have the sizes of the grid.
+        // SAFETY: `check` compared the shapes; the caller guarantees context lengths and block tables;
+        // scratch memory and counters cover all rows, KV heads and splits.
         unsafe { launch.launch(self, s) }
     }
 
-    /// What decode finds room for, with keys of `row_bytes`, of which a wave has `ring_bytes` on their way at most, and
-    /// records of one wave of `record_bytes`.
+    /// Returns the shared memory layout and occupancy of the decode kernel for key rows of `row_bytes` bytes,
+    /// rings of at most `ring_bytes` bytes per warp, and partial results of `record_bytes` bytes per warp.
     pub(super) fn decode_occupancy(
         &self,
         (row_bytes, ring_bytes): (usize, usize),
@@ -184,7 +192,7 @@ impl GpuBackend {
         DecodeOccupancy { stages, shared_bytes, blocks: blocks.clamp(1, most_blocks) }
     }
 
-    /// Rows from `first` on, of any number of queries.
+    /// Launches prefill attention for the rows from `first` on, with any number of queries.
     fn attend_prefills(
         &self,
         s: &DeviceStream,
@@ -218,18 +226,18 @@ impl GpuBackend {
         let launch = shape.rows(launch).u32(first as u32).u32(rows as u32);
         let launch = launch.u32(layout.kv_heads as u32).u32(shape.table_width());
         let launch = shape.strides(launch, o_stride);
-        // SAFETY: as above.
+        // SAFETY: `check` compared the shapes; the caller guarantees context lengths and block tables.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
-    /// Whether four waves multiply 64 rows at once from shared memory, which the copy engine fills:
-    /// `dev/wgmma.h`, `dev/tensor_map.h`.
+    /// Whether the GPU has WGMMA and TMA (`dev/wgmma.h`, `dev/tensor_map.h`).
     pub(super) fn has_wgmma_tma(&self) -> bool {
         let maps = self.runtime().driver.tensor_map_encode.is_some() || self.arch() == "emulated";
         maps && self.has_warpgroups()
     }
 
-    /// Blocks that take tiles of `tokens` tokens of `rows` rows, as many as there are or run at once.
+    /// Returns the grid of the WGMMA prefill kernel: persistent blocks, at most one per SM, for the tiles of
+    /// `tokens` tokens in `rows` rows.
     fn warpgroup_grid(
         &self,
         tokens: usize,
@@ -244,7 +252,8 @@ impl GpuBackend {
         PrefillGrid { define: ("GROUPS", 1), blocks, threads: WARPGROUP_THREADS, shared_bytes }
     }
 
-    /// A block for every run of 16 pairs a wave of the longest row.
+    /// Returns the grid of the prefill kernel on warps: a block processes 16 (query, head) pairs per warp,
+    /// and the grid covers the longest row.
     fn warp_grid(&self, rows: usize, shape: &AttentionLaunchShape<'_>) -> PrefillGrid {
         let waves = (THREADS / self.warp_size()) as usize;
         let tiles = (shape.args.rows.bounds.max_query_len * shape.group).div_ceil(waves * TILE);
@@ -278,7 +287,7 @@ impl GpuBackend {
         let launch = launch.u32(shape.args.rows.len() as u32).u32(shape.group as u32);
         let launch = launch.u32(layout.kv_heads as u32).u32(shape.table_width());
         let launch = launch.u32(shape.args.first as u32);
-        // SAFETY: as above.
+        // SAFETY: `check` compared the shapes; the caller guarantees context lengths and block tables.
         unsafe { shape.strides(launch, o_stride).overlaps_predecessor().launch(self, s) }
     }
 }
@@ -289,12 +298,12 @@ impl GpuKernel for PagedAttention<'_> {
         let Self { mut o, pool: kv, layout, args } = self;
         check_limits(layout, args)?;
         let offset = layout.key_tile(args.layer, 0, 0) * layout.dtype.bytes();
-        // SAFETY: `check` compared the pool with its layout, and the layer is inside.
+        // SAFETY: `check` compared the pool with its layout, and the layer is inside the pool.
         let pool = unsafe { kv.as_ptr().add(offset) };
         let shape =
             AttentionLaunchShape { args, layout, pool, group: args.heads / layout.kv_heads };
         let decode_rows = args.rows.bounds.decode_rows.min(args.rows.len());
-        // Tiles of many queries leave no key out.
+        // The prefill kernel cannot mask the first positions.
         let leaves_out = args.first > 0 && decode_rows < args.rows.len();
         if leaves_out || !shape.uses_tensor_cores(gpu.half_dtype(), &o) {
             return gpu.attend_plain(s, &mut o, &shape);
@@ -337,7 +346,7 @@ impl AttentionLaunchShape<'_> {
         self.args.rows.block_tables.stride() as u32
     }
 
-    /// What ends the arguments of all three kernels.
+    /// Appends the last arguments of all three kernels.
     fn strides(&self, launch: KernelLaunch, o_stride: u32) -> KernelLaunch {
         launch.u32(self.args.q.stride() as u32).u32(o_stride).f32(self.args.scale * LOG2_E)
     }

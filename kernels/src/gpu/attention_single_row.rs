@@ -1,4 +1,5 @@
-//! Attention of a lone row with a short context, out of the projections: launches of `attention_single_row`.
+//! Single-row decode attention for short contexts, fused with q/k norm, RoPE and KV write: launches of
+//! `attention_single_row`.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DeviceError, DeviceStream, MatMut};
@@ -11,27 +12,30 @@ use crate::{AttentionMetadata, KvLayout, QkNormRopeArgs, RowBounds};
 static ATTENTION_SINGLE_ROW: KernelSource =
     kernel_source!("attention_single_row/attention_single_row.hip");
 
-/// Blocks of a cluster, as `BLOCKS` in attention_single_row.hip.
+/// Blocks per thread block cluster; must match `BLOCKS` in attention_single_row.hip.
 const BLOCKS: usize = 8;
-/// Query heads of a KV head up to which four waves a block do. Fewer registers let other kernels lie beside.
+/// Maximum query heads per KV head for blocks of four warps. Fewer registers per block let blocks of other
+/// kernels share the SM.
 const FOUR_WARPS_GROUP: usize = 2;
-/// Values of all query heads up to which the product behind finds room beside this kernel.
+/// Maximum output columns (query heads × head dimension) for which blocks of the next GEMM fit on the SMs
+/// together with this kernel, so that it can be released early.
 const EARLY_LAUNCH_COLUMNS: usize = 2048;
-/// Shared memory for the barrier.
+/// Shared memory for the barrier, in bytes.
 const BARRIER_BYTES: usize = 128;
-/// Shared memory that the kernel has beside what a launch asks for: the row's own key and value.
+/// Static shared memory of the kernel in bytes: key and value of the new token.
 const STATIC_BYTES: usize = 512;
-/// Tiles of keys and values that four waves have on their way at most, each, and that eight have: these take no more.
+/// Maximum ring stages (K/V tiles in flight) per warp, for blocks of four warps and of eight warps.
 const STAGES: usize = 3;
 const EIGHT_WARP_STAGES: usize = 2;
 
 impl GpuBackend {
-    /// Whether rows that fit `rope_attention` go this way.
+    /// Whether rows that `rope_attention` supports use this kernel.
     pub(super) fn fits_single_row(&self, rows: &AttentionMetadata<'_>) -> bool {
         self.has_warpgroups() && rows.bounds.max_context_len <= RowBounds::SHORT_CONTEXT
     }
 
-    /// As [`RopeAttention`](crate::RopeAttention), for shapes that have been checked. `layer`: the layer's part of the pool.
+    /// Computes [`RopeAttention`](crate::RopeAttention) for checked shapes. `layer`: address of the layer in
+    /// the KV pool.
     pub(super) fn attend_single_row(
         &self,
         s: &DeviceStream,
@@ -72,7 +76,8 @@ impl GpuBackend {
             .u32(o.stride() as u32)
             .f32(scale * LOG2_E)
             .f32(qk.eps);
-        // SAFETY: shapes were compared; positions, slots, lengths and tables are the caller's promise.
+        // SAFETY: the shapes were checked; the caller guarantees positions, slots, context lengths and block
+        // tables.
         unsafe { launch.launch(self, s) }
     }
 }

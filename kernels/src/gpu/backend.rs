@@ -1,4 +1,4 @@
-//! `GpuBackend`: a GPU with its kernels.
+//! `GpuBackend`: a GPU device with its kernels.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,13 +14,14 @@ use crate::{GpuKernel, HostMat};
 /// Default of [`GpuBackend::with_mla_prefill_bytes`].
 const MLA_PREFILL_BYTES: usize = 256 << 20;
 
-/// A GPU with its kernels.
+/// GPU device with its kernels.
 #[derive(Debug)]
 pub struct GpuBackend {
     device: Arc<GpuDevice>,
-    /// Bytes of keys and values that MLA makes at a time for long rows.
+    /// Bytes of expanded keys and values that non-absorbed MLA prefill computes at a time; `None` disables
+    /// it.
     pub(super) mla_prefill_bytes: Option<usize>,
-    /// From the first weight until `finish_loading`.
+    /// Weight loader; present from the first weight until `finish_loading`.
     loader: Mutex<Option<WeightLoader>>,
 }
 
@@ -44,15 +45,15 @@ impl GpuBackend {
         })
     }
 
-    /// Bytes of keys and values that MLA makes at a time for rows of many tokens (non-absorbed prefill). `None`: all rows
-    /// use absorbed attention.
+    /// Sets the bytes of expanded keys and values that MLA computes at a time for rows of many tokens
+    /// (non-absorbed prefill). `None`: all rows use absorbed attention.
     #[must_use]
     pub fn with_mla_prefill_bytes(mut self, bytes: Option<usize>) -> Self {
         self.mla_prefill_bytes = bytes;
         self
     }
 
-    /// The device, for communicators and peer memory.
+    /// Returns the device, for communicators and peer memory.
     #[must_use]
     pub fn device(&self) -> &Arc<GpuDevice> {
         &self.device
@@ -65,7 +66,7 @@ impl GpuBackend {
         op.launch(self, s)
     }
 
-    /// Frees the threads and the pinned memory that weights are loaded with. A later load starts them again.
+    /// Frees the threads and the pinned memory of the weight loader. A later load creates them again.
     pub fn finish_loading(&self) {
         drop(self.loader().take());
     }
@@ -74,7 +75,7 @@ impl GpuBackend {
         self.loader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`KernelBackend::experts_dtype`](crate::KernelBackend::experts_dtype).
+    /// Implements [`KernelBackend::experts_dtype`](crate::KernelBackend::experts_dtype).
     pub(crate) fn experts_dtype(
         &self,
         gate_up: &[Vec<HostMat<'_>>],

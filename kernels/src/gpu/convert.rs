@@ -1,14 +1,14 @@
-//! Weights from the type of a file to the type of the device, row by row.
+//! Conversion of weights from the element type of the checkpoint to that of the device, row by row.
 
 use device::{DType, FloatElement, bf16, f16};
 
 use crate::HostMat;
 
-/// Writes the rows of `from` one behind the other as `dtype` (f32, bf16 or f16), rounded to nearest even; fp8 as fp8
-/// without its scales.
+/// Writes the rows of `from` contiguously as `dtype` (f32, bf16 or f16), rounded to nearest even; fp8 to fp8
+/// is copied without the scales.
 ///
 /// # Panics
-/// If `to` is not exactly as long as that takes.
+/// If the length of `to` differs from the size of the converted rows.
 pub(super) fn convert(from: HostMat<'_>, dtype: DType, to: &mut [u8]) {
     let row_bytes = from.cols() * dtype.bytes();
     assert_eq!(to.len(), from.rows() * row_bytes);
@@ -33,7 +33,7 @@ pub(super) fn convert(from: HostMat<'_>, dtype: DType, to: &mut [u8]) {
     }
 }
 
-/// Quantised weights, and types that no checkpoint stores weights in.
+/// Converts a row through f32: quantised weights, and uncommon types.
 fn widen(from: HostMat<'_>, r: usize, dtype: DType, out: &mut [u8]) {
     let mut row = vec![0f32; from.cols()];
     from.read_row(r, &mut row);
@@ -50,7 +50,7 @@ fn to_bf16(x: f32) -> [u8; 2] {
     bf16::store(x).to_le_bytes()
 }
 
-/// What is more than f16 holds becomes infinite.
+/// Converts to f16; values beyond its range become infinite.
 fn to_f16(x: f32) -> [u8; 2] {
     f16::store(x).to_le_bytes()
 }
@@ -91,7 +91,7 @@ mod tests {
                     _ => (x as i32).to_le_bytes().to_vec(),
                 })
                 .collect();
-            // The middle two columns of two rows of four: strided.
+            // The middle two columns of a 2 × 4 matrix, so that the rows are strided.
             let mat = HostMat::new(&bytes, from, 2, 4).unwrap().column_range(1, 2);
             let mut wanted = vec![0f32; 4];
             mat.read_row(0, &mut wanted[..2]);

@@ -1,4 +1,5 @@
-//! Around a model's draft layer: its passes are laid out, hidden states kept, drafts chosen and entered.
+//! Launches around the MTP module: layout of draft passes, storage of hidden states, argmax and insertion of
+//! draft tokens.
 
 use device::gpu::{KernelFunction, KernelLaunch, KernelSource};
 use device::{
@@ -17,11 +18,11 @@ static DRAFT: KernelSource = kernel_source!("draft/draft.hip");
 
 const KERNEL: &str = "draft";
 const THREADS: u32 = 256;
-/// Threads that look through a row of logits.
+/// Threads per logits row of the argmax kernels.
 const ARGMAX_THREADS: u32 = 1024;
-/// Words that a rank tells of each row: a place in the order of logits.
+/// 32-bit words that a rank exchanges per row: sort keys of the logit and of the id.
 const CANDIDATE_WORDS: usize = 2;
-/// Blocks of all rows together, at least: a prompt's states are copied by many.
+/// Target number of blocks over all rows, so that several blocks copy the states of a prompt.
 const MIN_COPY_BLOCKS: usize = 128;
 
 impl GpuBackend {
@@ -50,7 +51,7 @@ impl GpuKernel for DraftInsertion<'_> {
             .u32(rows as u32)
             .u32(drafts.stride() as u32)
             .u32(longest);
-        // SAFETY: the host staged tokens of the step and seats that exist.
+        // SAFETY: the shapes were checked; the host staged valid token indices and sequence slots.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -63,7 +64,7 @@ impl GpuKernel for DraftIdMap<'_> {
         }
         check_at_least(KERNEL, "passes", drafts.rows(), pass + 1)?;
         check_at_least(KERNEL, "rows", drafts.cols(), rows)?;
-        // SAFETY: inside the matrix, whose sizes were just checked.
+        // SAFETY: the address is inside the matrix, whose sizes were checked above.
         let first = unsafe { drafts.as_mut_ptr().add(pass * drafts.stride() * size_of::<i32>()) };
         let grid = (rows.div_ceil(THREADS as usize) as u32, 1, 1);
         let launch = KernelLaunch::new(gpu.draft_kernel("map_draft_ids")?, grid, THREADS, 0)
@@ -71,7 +72,7 @@ impl GpuKernel for DraftIdMap<'_> {
             .arg_ptr(first)
             .arg(names)
             .u32(rows as u32);
-        // SAFETY: drafts are ids of logits, of which there are as many as names.
+        // SAFETY: draft token ids are columns of the draft logits, and the id map has one entry per column.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -85,7 +86,7 @@ impl GpuKernel for VocabParallelDraftArgmax<'_, '_> {
         let rows = logits.rows();
         let (words, of_all) = (rows * CANDIDATE_WORDS, rows * CANDIDATE_WORDS * part.ranks);
         let told = gpu.scratch(s, (words + of_all) * size_of::<u32>())?;
-        // SAFETY: behind the words of this rank, in the same scratch memory.
+        // SAFETY: the address is in the same scratch allocation, after the words of this rank.
         let all = unsafe { told.add(words * size_of::<u32>()) };
         let launch = KernelLaunch::new(
             gpu.draft_kernel("draft_shard_candidates")?,
@@ -99,9 +100,10 @@ impl GpuKernel for VocabParallelDraftArgmax<'_, '_> {
         .u32(part.first_id as u32)
         .u32(part.ids as u32)
         .u32(logits.stride() as u32);
-        // SAFETY: two words for each row of logits, whose sizes are told.
+        // SAFETY: the output has two words per logits row, and the kernel gets the sizes of the logits.
         unsafe { launch.launch(gpu, s)? };
-        // SAFETY: the scratch has room for both; nobody else knows it, and what is brought in one row takes no scratch of its own.
+        // SAFETY: the scratch memory has room for both ranges, which only this function uses; gathering one
+        // row takes no scratch memory.
         let (own, of_all) = unsafe {
             (
                 MatRef::from_raw(told, DType::I32, 1, words, words),
@@ -118,7 +120,8 @@ impl GpuKernel for VocabParallelDraftArgmax<'_, '_> {
             .arg_ptr(all)
             .u32(rows as u32)
             .u32(part.ranks as u32);
-        // SAFETY: as above.
+        // SAFETY: `drafts_at` checked that the output has room for every row; the words of all ranks are in
+        // scratch memory.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -134,7 +137,7 @@ impl GpuKernel for DraftArgmax<'_> {
             .arg(logits)
             .u32(logits.cols() as u32)
             .u32(logits.stride() as u32);
-        // SAFETY: a draft for each row of logits, whose sizes are told.
+        // SAFETY: the output has one draft token per logits row, and the kernel gets the sizes of the logits.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -160,7 +163,8 @@ impl GpuKernel for DraftStateStore<'_, '_> {
             .u32(bytes)
             .u32(tables.stride() as u32)
             .u32(block_tokens as u32);
-        // SAFETY: as above; a seat has room for `depth` states, of which a row leaves no more.
+        // SAFETY: the shapes were checked and the host checked the staged indices; a sequence slot has room
+        // for `depth` states, and a row stores at most `depth`.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -191,7 +195,8 @@ impl GpuKernel for DraftInputGather<'_> {
             .u32(u32::from(hidden.is_none()))
             .u32(states.states_per_slot as u32)
             .u32(bytes);
-        // SAFETY: rows and tokens fit what is written; the host checked which seats and blocks it staged.
+        // SAFETY: the output has room for all rows and tokens; the host checked the staged sequence slots and
+        // blocks.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -220,18 +225,19 @@ impl GpuKernel for DraftPassPreparation<'_, '_> {
             .u32(pass.drafts.stride() as u32)
             .u32(pass.tables.stride() as u32)
             .u32(pass.block_tokens as u32);
-        // SAFETY: the arrays hold so many rows; the host checked what it staged.
+        // SAFETY: the arrays have room for `rows` rows; the host checked the staged indices.
         unsafe { launch.launch(gpu, s) }
     }
 }
 
-/// Blocks of a row.
+/// Returns the number of thread blocks per row.
 fn blocks_per_row(rows: usize, tokens: usize) -> u32 {
     let most = MIN_COPY_BLOCKS.div_ceil(rows.max(1));
     tokens.div_ceil(rows.max(1)).clamp(1, most) as u32
 }
 
-/// Refuses states of another shape than those of `x [n, H]`; returns the bytes of one.
+/// Checks that the stored states have the shape and type of `x [n, H]`; returns the size of one state in
+/// bytes.
 fn check_states(x: MatRef<'_>, states: &DraftHiddenStates<'_>) -> Result<u32, DeviceError> {
     for of in [states.slot_states.as_ref(), states.boundary_states.as_ref(), x] {
         check_dtype(KERNEL, "states", of.dtype(), x.dtype())?;
@@ -259,7 +265,8 @@ fn check_pass(to: &DraftPassArrays<'_>, pass: &DraftPass<'_>) -> Result<(), Devi
     check_dtype(KERNEL, "cu_q", to.cu_q.dtype(), DType::I32)
 }
 
-/// Where the drafts of so many rows of logits go.
+/// Returns the address of the draft tokens of `logits.rows()` rows, from row `pass` and column `first` of
+/// `drafts` on.
 fn drafts_at(
     drafts: &mut MatMut<'_>,
     (pass, first): (usize, usize),
@@ -270,6 +277,6 @@ fn drafts_at(
     check_at_least(KERNEL, "passes", drafts.rows(), pass + 1)?;
     check_at_least(KERNEL, "rows", drafts.cols(), first + logits.rows())?;
     let at = (pass * drafts.stride() + first) * size_of::<i32>();
-    // SAFETY: inside the matrix, whose sizes were just checked.
+    // SAFETY: the address is inside the matrix, whose sizes were checked above.
     Ok(unsafe { drafts.as_mut_ptr().add(at) })
 }

@@ -1,4 +1,4 @@
-//! Activations and sums, element by element.
+//! Elementwise kernels: SiLU-and-multiply, addition, logit softcap.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatRef};
@@ -9,12 +9,12 @@ use crate::{GpuKernel, LogitSoftcap, SiluMul, TensorAdd};
 
 static ELEMENTWISE: KernelSource = kernel_source!("elementwise/elementwise.hip");
 
-/// Columns of one block: eight for each of its threads.
+/// Columns per block: eight per thread.
 const SPAN: usize = 8 * THREADS as usize;
 const THREADS: u32 = 128;
 
 impl GpuBackend {
-    /// `silu_mul` with a quantised result, for shapes that have been checked.
+    /// Computes `silu_mul` with an fp8-quantised result, for checked shapes.
     pub(super) fn silu_mul_fp8(
         &self,
         s: &DeviceStream,
@@ -35,11 +35,11 @@ impl GpuBackend {
             .u32(blocks_per_row(cols) as u32)
             .u32(x.stride() as u32)
             .u32(to.padded as u32);
-        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        // SAFETY: the shapes were checked; the arguments match the kernel parameters.
         unsafe { launch.launch(self, s) }
     }
 
-    /// A launch of `parts` blocks for each row.
+    /// Returns a launch with `blocks_per_row(cols)` blocks per row.
     fn by_columns(
         &self,
         kernel: &'static str,
@@ -70,7 +70,7 @@ impl GpuKernel for TensorAdd<'_> {
             .u32(y.stride() as u32)
             .u32(a.stride() as u32)
             .u32(b.stride() as u32);
-        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        // SAFETY: the shapes were checked; the arguments match the kernel parameters.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -85,7 +85,7 @@ impl GpuKernel for LogitSoftcap<'_> {
             .u32(blocks_per_row(x.cols()) as u32)
             .u32(x.stride() as u32)
             .f32(cap);
-        // SAFETY: one matrix of these sizes; the arguments are those of the kernel.
+        // SAFETY: the kernel accesses one matrix of these sizes; the arguments match the kernel parameters.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -103,7 +103,7 @@ impl GpuKernel for SiluMul<'_> {
             .u32(blocks_per_row(y.cols()) as u32)
             .u32(y.stride() as u32)
             .u32(x.stride() as u32);
-        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        // SAFETY: the shapes were checked; the arguments match the kernel parameters.
         unsafe { launch.launch(gpu, s) }
     }
 }

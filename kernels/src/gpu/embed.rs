@@ -1,4 +1,4 @@
-//! Embedding lookups and gathers: rows copied by index.
+//! Embedding lookup and row gather: copies of rows by index.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_dtype, check_size};
@@ -8,7 +8,7 @@ use crate::{GpuKernel, PackedEmbedding, RowGather, TokenEmbedding};
 
 static EMBED: KernelSource = kernel_source!("embed/embed.hip");
 
-/// Threads of a block: enough for 4 KiB at 16 bytes each.
+/// Maximum threads per block: 4 KiB at 16 bytes per thread.
 const MAX_THREADS: usize = 256;
 
 impl GpuBackend {
@@ -40,7 +40,7 @@ impl GpuBackend {
             .u32(bytes as u32)
             .u32(first as u32)
             .u32(x.rows() as u32);
-        // SAFETY: one index per row of y; the kernel reads only rows that x has.
+        // SAFETY: `ids` has one index per row of y; the kernel only reads valid rows of x.
         unsafe { launch.launch(self, s) }
     }
 }

@@ -1,11 +1,12 @@
-//! Where kernels that route count what they choose.
+//! Expert load counters (EPLB) that the routing kernels increment.
 
 use device::gpu::KernelLaunch;
 use device::{DeviceError, MatRef};
 
 use crate::ExpertLoadArgs;
 
-/// Counters of a layer and slots of its tokens, as `moe_route/count.h` takes them; null where nobody counts.
+/// Addresses of the expert load counters of a layer and of the KV slots of the tokens, as `moe_route/count.h`
+/// expects them; null disables counting.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ExpertCounterPtrs {
     counts: *mut u8,
@@ -13,10 +14,12 @@ pub(super) struct ExpertCounterPtrs {
 }
 
 impl ExpertCounterPtrs {
-    /// Nobody counts.
+    /// Disables counting.
     pub(super) const NONE: Self = Self { counts: std::ptr::null_mut(), slots: std::ptr::null() };
 
-    /// For a router's `logits [T, E]`; what does not fit them is refused.
+    /// Returns the addresses for router logits `[T, E]`.
+    ///
+    /// Errors: the counters do not match the logits.
     pub(super) fn of(
         count: Option<&mut ExpertLoadArgs<'_>>,
         kernel: &'static str,
@@ -25,12 +28,12 @@ impl ExpertCounterPtrs {
         let Some(count) = count else { return Ok(Self::NONE) };
         count.check(kernel, logits)?;
         let before = count.layer * count.tokens.cols() * size_of::<i32>();
-        // SAFETY: the layer's row, which was checked to exist.
+        // SAFETY: the address is the row of the layer, which was checked to exist.
         let counts = unsafe { count.tokens.as_mut_ptr().add(before) };
         Ok(Self { counts, slots: count.slots.map_or(std::ptr::null(), |slots| slots.as_ptr()) })
     }
 
-    /// The two arguments.
+    /// Appends the two kernel arguments.
     pub(super) fn args(self, launch: KernelLaunch) -> KernelLaunch {
         launch.arg_ptr(self.counts).arg_ptr(self.slots)
     }

@@ -1,5 +1,5 @@
-//! `y = x Wᵀ` by own kernels: few rows with their neighbours in one launch, and any rows where no vendor
-//! library is.
+//! `y = x Wᵀ` by built-in kernels: small-M GEMM with fused prologue and epilogue, and any M without a vendor
+//! BLAS.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_dtype, check_size};
@@ -12,19 +12,19 @@ static GEMM: KernelSource = kernel_source!("gemm/gemm.hip");
 static PLAIN: KernelSource = kernel_source!("linear_plain/linear_plain.hip");
 
 const KERNEL: &str = "linear";
-/// Threads of a block in all kernels of this file.
+/// Threads per block of all kernels in this file.
 const THREADS: u32 = 256;
-/// Rows up to which reading the weights once is all the time there is.
+/// Maximum rows of x of the small-M GEMM, whose time is that of reading the weights once.
 const SMALL_M_ROWS: usize = 16;
-/// Columns that one wave takes in one turn.
+/// Columns that one warp processes per iteration.
 const SMALL_M_CHUNK: usize = 128;
-/// Strips per block, fewest first.
+/// Supported numbers of strips per block, ascending.
 const SMALL_M_STRIPS: [usize; 4] = [1, 2, 4, 8];
 
-/// Rows of `W` up to which each gets a block of its own in f32.
+/// Maximum rows of `W` for which the plain kernel assigns one block per row of `W` (`linear_row`).
 const ROW_OUTPUTS: usize = 512;
 
-/// A matrix `[n, k]` of weights, or some rows of one.
+/// Weight matrix `[n, k]`, or a row range of one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WeightRows {
     pub(super) at: *const u8,
@@ -38,7 +38,7 @@ impl From<&PackedMatrix> for WeightRows {
     }
 }
 
-/// A launch of `gemm_small_m`.
+/// Shape of a launch of `gemm_small_m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SmallMStripShape {
     pub(super) strips: usize,
@@ -47,7 +47,7 @@ pub(super) struct SmallMStripShape {
 }
 
 impl GpuBackend {
-    /// More rows than `gemm_small_m` takes.
+    /// Computes a fused linear layer with more rows than `gemm_small_m` supports.
     fn fused_rows(&self, s: &DeviceStream, op: FusedLinear<'_>) -> Result<(), DeviceError> {
         let FusedLinear { y, x, weight: w, fusion: around } = op;
         if self.fits_medium_m(x.rows(), x.dtype(), w) {
@@ -61,7 +61,7 @@ impl GpuBackend {
         self.gemm_large_m(s, y, x, w.into(), around.silu_mul)
     }
 
-    /// `y = x Wᵀ + bias` for shapes that have been checked.
+    /// Computes `y = x Wᵀ + bias` with built-in kernels, for checked shapes.
     pub(super) fn linear_without_blas(
         &self,
         s: &DeviceStream,
@@ -100,7 +100,7 @@ impl GpuBackend {
         self.gemm_tiled(s, y, x, w.into(), bias)
     }
 
-    /// Whether `rows` rows of `dtype` go through the kernel for few rows, which takes all of `LinearFusion`.
+    /// Whether `rows` rows of `dtype` use the small-M GEMM, which supports all of `LinearFusion`.
     pub(crate) fn fits_small_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         if w.dtype() == DType::F8E4M3 {
             return self.fuses_fp8(rows, dtype, w);
@@ -111,8 +111,8 @@ impl GpuBackend {
             || self.small_m_strips(rows, w.n(), w.k(), 1, true).is_some())
     }
 
-    /// How `rows` rows meet matrices `[n, k]`, of which `matrices` are read at a time; `None` if the rows do
-    /// not fit in shared memory.
+    /// Returns the launch shape of `gemm_small_m` for `rows` rows of x and weights `[n, k]`, with `matrices`
+    /// weight matrices read concurrently; `None` if the rows of x do not fit into shared memory.
     pub(super) fn small_m_strips(
         &self,
         rows: usize,
@@ -121,12 +121,12 @@ impl GpuBackend {
         matrices: usize,
         gated: bool,
     ) -> Option<SmallMStripShape> {
-        let lines = if self.warp_size() == 64 { 16 } else { 8 }; // Rows of W in a strip.
+        let lines = if self.warp_size() == 64 { 16 } else { 8 }; // Rows of W per strip.
         let waves = (THREADS / self.warp_size()) as usize;
         let x_bytes = rows * (k.next_multiple_of(SMALL_M_CHUNK) + 32) * 2;
         let bytes = |strips: usize| x_bytes + waves * strips * lines * rows * 4;
         let fits = |&strips: &usize| bytes(strips) <= self.shared_bytes() as usize;
-        // Two blocks on every multiprocessor, if there is work for them.
+        // Aim for two blocks per SM.
         let wanted = (matrices * n.div_ceil(lines)).div_ceil(2 * self.multiprocessors() as usize);
         let enough = SMALL_M_STRIPS.into_iter().find(|&n| n >= wanted).unwrap_or(SMALL_M_STRIPS[3]);
         let strips = SMALL_M_STRIPS.into_iter().rev().filter(|&n| n <= enough).find(fits)?;
@@ -169,7 +169,8 @@ impl GpuBackend {
         unsafe { launch.launch(self, s) }
     }
 
-    /// Any number of rows on the matrix units; a row has the same bits in any company.
+    /// Launches the tiled tensor-core (matrix-core) GEMM for any number of rows; the result of a row does not
+    /// depend on the other rows.
     pub(super) fn gemm_tiled(
         &self,
         s: &DeviceStream,
@@ -201,13 +202,13 @@ impl GpuBackend {
         }
     }
 
-    /// Shared memory of a tile kernel.
+    /// Returns the shared memory of the tiled GEMM in bytes.
     pub(super) fn tile_bytes(&self, tile_rows: usize) -> u32 {
         let stages = if self.warp_size() == 64 { 1 } else { 3 };
         (stages * (tile_rows + TILE_OUTPUTS) * TILE_ROW_BYTES) as u32
     }
 
-    /// Every type and shape, in f32 arithmetic.
+    /// Launches the plain kernel: every type and shape, in f32 arithmetic.
     fn gemm_plain(&self, s: &DeviceStream, op: Linear<'_>) -> Result<(), DeviceError> {
         let Linear { mut y, x, weight: w, bias } = op;
         let defines = [
@@ -215,7 +216,7 @@ impl GpuBackend {
             ("W_F32", self.act_f32(KERNEL, w.dtype())?),
             ("OUT_F32", self.act_f32(KERNEL, y.dtype())?),
         ];
-        // By outputs alone: a row's bits must not depend on how many rows there are.
+        // Choose by the number of outputs only: the result of a row must not depend on the number of rows.
         let (name, grid) = if w.n() <= ROW_OUTPUTS {
             ("linear_row", (w.n() as u32, x.rows().div_ceil(4) as u32, 1))
         } else {
@@ -228,7 +229,7 @@ impl GpuBackend {
             .arg(x)
             .arg_ptr(w.as_ptr())
             .arg_or_null(bias);
-        // SAFETY: the caller compared all shapes.
+        // SAFETY: the caller checked all shapes.
         unsafe {
             sizes(launch, (x.rows(), x.stride()), w, y_stride)
                 .overlaps_predecessor()
@@ -255,12 +256,12 @@ impl GpuKernel for FusedLinear<'_> {
     }
 }
 
-/// Rows of `W` in a tile, as `TILE_N` in gemm/tile.h.
+/// Rows of `W` per tile; must match `TILE_N` in gemm/tile.h.
 pub(super) const TILE_OUTPUTS: usize = 128;
-/// Bytes of a line of a tile in shared memory.
+/// Bytes per tile row in shared memory.
 const TILE_ROW_BYTES: usize = 80;
 
-/// The sizes that end the arguments of all kernels here: rows of x and the values between them.
+/// Appends the sizes that end the arguments of all GEMM kernels: rows, n, k and the row strides of y and x.
 pub(super) fn sizes(
     launch: KernelLaunch,
     (rows, x_stride): (usize, usize),
@@ -272,7 +273,7 @@ pub(super) fn sizes(
     launch.u32(y_stride).u32(x_stride as u32)
 }
 
-/// For rows that do not fit beside each other in shared memory.
+/// Returns the error for more rows than fit into shared memory.
 fn too_many_rows(rows: usize) -> DeviceError {
     let what = "rows with their neighbours";
     DeviceError::Shape { kernel: KERNEL, what, got: rows, expected: SMALL_M_ROWS }
@@ -282,7 +283,7 @@ fn uses_tensor_cores(half: DType, dtype: DType, w: &PackedMatrix) -> bool {
     dtype == half && w.dtype() == half && w.k().is_multiple_of(8)
 }
 
-/// Whether every row can be read 16 bytes at a time.
+/// Whether every row is aligned to 16 bytes.
 pub(super) fn has_16_byte_rows(x: MatRef<'_>) -> bool {
     x.stride().is_multiple_of(8) && x.as_ptr().addr().is_multiple_of(16)
 }

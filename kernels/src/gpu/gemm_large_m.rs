@@ -1,5 +1,5 @@
-//! Products of many rows by warpgroups on NVIDIA sm_90a: with `silu_mul` behind them, and where there is no
-//! matrix library.
+//! Large-M GEMM with WGMMA and TMA on NVIDIA sm_90a: with a fused `silu_mul` epilogue, or without a vendor
+//! BLAS.
 
 use device::gpu::{BOX_ROWS, KernelLaunch, KernelSource, TiledMatrix};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
@@ -10,25 +10,26 @@ use crate::gpu::GpuBackend;
 
 static GEMM_LARGE_M: KernelSource = kernel_source!("gemm_large_m/gemm_large_m.hip");
 
-/// Threads of a block: a wave fetches, eight multiply.
+/// Threads per block: 12 warps, of which one is the producer and eight are consumers.
 const THREADS: u32 = 12 * 32;
-/// Blocks that share lines of W.
+/// Blocks per cluster, which share the rows of W.
 const CLUSTER: usize = 2;
-/// Rows of a cluster's tile.
+/// Rows of x per tile of a cluster.
 const TILE_ROWS: usize = 256;
-/// Lines of W of a tile: half of them gates with `silu_mul`.
+/// Rows of W per tile; with `silu_mul` half of them are gate rows.
 const TILE_COLUMNS: usize = 256;
-/// Rows, and lines, of a box.
+/// Rows of a TMA box of x and of W.
 const HALF: usize = 128;
-/// Columns of a step.
+/// Columns (K) per step.
 const COLUMNS: usize = 64;
-/// Four stages, the outputs under way, barriers, and what aligning takes.
+/// Shared memory per block in bytes: four stages, the output staging buffer, barriers and alignment.
 const SHARED_BYTES: u32 = 226 << 10;
-/// Rows from which what is not stored between product and `silu_mul` shows; with fewer the library is as fast.
+/// Minimum rows for which fusing `silu_mul`, which avoids storing the GEMM output, is faster; with fewer rows
+/// BLASLt is as fast.
 const MIN_ROWS: usize = 2048;
 
 impl GpuBackend {
-    /// Whether `rows` rows of `dtype` fill this GPU with tiles.
+    /// Whether the large-M GEMM supports `rows` rows of `dtype` with `w`, and its tiles fill the GPU.
     pub(crate) fn fits_large_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let half = dtype == self.half_dtype() && w.dtype() == self.half_dtype();
         let whole = w.k().is_multiple_of(COLUMNS) && w.n().is_multiple_of(16) && w.k() != 0;
@@ -39,18 +40,18 @@ impl GpuBackend {
             && fills_device(tiles, self.multiprocessors() as usize / CLUSTER)
     }
 
-    /// Whether this GPU has warpgroups and what a block of them needs.
+    /// Whether the GPU has WGMMA, TMA and enough shared memory for the large-M GEMM.
     pub(super) fn has_large_m_kernel(&self) -> bool {
         self.shared_bytes() >= SHARED_BYTES && self.has_wgmma_tma()
     }
 
-    /// Whether the copy engine reaches the rows of both.
+    /// Whether the rows of `x` and `y` have the alignment and `y` has the type that TMA requires.
     pub(super) fn is_tma_aligned(&self, y: &MatMut<'_>, x: MatRef<'_>) -> bool {
         y.dtype() == self.half_dtype() && has_16_byte_rows(x) && has_16_byte_rows(y.as_ref())
     }
 
-    /// `y = x Wᵀ`, or with `gated` `silu(gate) · up` of it, in the 16-bit type; shapes have been checked, rows of x and y
-    /// are `wide`. A row has the same bits in any company.
+    /// Computes `y = x Wᵀ`, or with `gated` `silu(gate) · up` of it, in the 16-bit type. The shapes are
+    /// checked and `is_tma_aligned` is true. The result of a row does not depend on the other rows.
     pub(super) fn gemm_large_m(
         &self,
         s: &DeviceStream,
@@ -80,7 +81,7 @@ impl GpuBackend {
         .arg_words(&x_map.0)
         .arg_words(&w_map.0);
         let launch = sizes(launch, (rows, x.stride()), w, y_stride as u32);
-        // SAFETY: the caller compared the shapes; rows begin on 16 bytes.
+        // SAFETY: the caller checked the shapes; rows are aligned to 16 bytes.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
@@ -90,7 +91,7 @@ impl GpuBackend {
     }
 }
 
-/// Whether so many tiles keep nine clusters of ten busy.
+/// Whether `tiles` tiles keep at least 90 % of `clusters` resident clusters busy, over all waves of the grid.
 fn fills_device(tiles: usize, clusters: usize) -> bool {
     clusters != 0 && tiles * 10 >= tiles.div_ceil(clusters) * clusters * 9
 }

@@ -1,5 +1,5 @@
-//! Some rows against weights that the copy engine streams to products of warpgroups, on NVIDIA sm_90a: shapes and
-//! launches of `gemm_medium_m`.
+//! Medium-M GEMM (up to 128 rows) with TMA and WGMMA on NVIDIA sm_90a: shapes and launches of
+//! `gemm_medium_m`.
 
 use device::gpu::{KernelLaunch, KernelSource, TiledMatrix};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_size};
@@ -11,40 +11,43 @@ use crate::{FusedLinear, LinearFusion, PackedMatrix};
 static STREAM: KernelSource = kernel_source!("gemm_medium_m/gemm_medium_m.hip");
 
 const KERNEL: &str = "linear";
-/// Rows that a warpgroup multiplies.
+/// Rows of x per warpgroup.
 const WARPGROUP_ROWS: usize = 64;
-/// Rows up to which it is taken: fewer than 17 are for `gemm_small_m`.
+/// Maximum rows of x; up to 16 rows use `gemm_small_m`.
 const MAX_ROWS: usize = 128;
-/// Columns of a stage.
+/// Columns (K) per stage.
 const COLUMNS: usize = 64;
-/// Rows of `W` that a block may take at a time: widths of products in dev/wgmma.h.
+/// Supported rows of `W` per tile: N of the WGMMA instructions in dev/wgmma.h.
 const WIDTHS: [usize; 8] = [16, 32, 48, 64, 80, 96, 128, 192];
-/// Stages that barriers are kept for, and without which nothing moves: one is read while the next arrives.
+/// Maximum stages, for which the kernel has barriers, and minimum stages: one is consumed while the next is
+/// loaded.
 const MAX_STAGES: usize = 16;
 const MIN_STAGES: usize = 2;
-/// Shared memory for barriers, and what aligning the ring takes.
+/// Shared memory for barriers and alignment of the ring, in bytes.
 const FIXED_BYTES: usize = (2 * MAX_STAGES + 2) * 8 + 1024;
-/// Stages that a block must have for blocks to share the columns of a tile.
+/// Minimum stages (of `COLUMNS` columns) per block for split-K.
 const SHARED_STAGES: usize = 4;
-/// Rows of `W` below which four blocks share a tile rather than two: rows of x would cost more than `W`.
+/// Tiles with fewer rows of `W` use 4-way instead of 2-way split-K, because loading rows of x would cost more
+/// than loading `W`.
 const NARROW: usize = 64;
-/// One of so many multiprocessors has too few neighbours left for a cluster of four.
+/// One in this many groups of four SMs is lost for clusters of four blocks, because the SMs of a GPC are not
+/// a multiple of four.
 const SINGLE_SM_GPC_RATIO: usize = 11;
 
-/// A launch of the kernel.
+/// Launch shape of `gemm_medium_m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct MediumMLaunch {
-    /// Rows of `W` of a block at a time.
+    /// Rows of `W` per tile.
     width: usize,
-    /// Blocks that share a tile's columns.
+    /// Blocks of a cluster that split the K of a tile (split-K).
     splits: usize,
-    /// Rows of x that there is room for.
+    /// Rows of x per stage, a multiple of `WARPGROUP_ROWS`.
     rows: usize,
     blocks: usize,
     shared_bytes: usize,
 }
 
-/// Sizes of a product; `gated`: half of the rows of `W` are of gates.
+/// Sizes of a GEMM; `gated`: half of the rows of `W` are gate rows.
 #[derive(Debug, Clone, Copy)]
 struct MediumMProblem {
     rows: usize,
@@ -54,17 +57,17 @@ struct MediumMProblem {
 }
 
 impl GpuBackend {
-    /// Whether `rows` rows of `dtype` stream the weights through shared memory once.
+    /// Whether the medium-M GEMM supports `rows` rows of `dtype` with `w`.
     pub(crate) fn fits_medium_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let half = dtype == self.half_dtype() && w.dtype() == self.half_dtype();
-        // With gates it takes the most memory.
+        // A gated GEMM needs the most shared memory.
         let product = MediumMProblem { rows, n: w.n(), k: w.k(), gated: true };
         half && self.has_wgmma_tma()
             && product.fits()
             && product.choose_launch(self.limits()).is_some()
     }
 
-    /// As [`FusedLinear`](crate::FusedLinear), where `fits_medium_m`.
+    /// Computes [`FusedLinear`](crate::FusedLinear) if `fits_medium_m` is true.
     pub(super) fn gemm_medium_m(
         &self,
         s: &DeviceStream,
@@ -79,7 +82,8 @@ impl GpuBackend {
         self.launch_medium_m(s, y, x, (normed, x.cols()), w, around)
     }
 
-    /// `x`, with the address and the stride of the rows to read.
+    /// Launches the kernel; `from` and `stride` are the address and row stride of the rows to read, with the
+    /// shape of `x`.
     fn launch_medium_m(
         &self,
         s: &DeviceStream,
@@ -134,11 +138,11 @@ impl GpuBackend {
             .arg_or_null(around.bias);
         let launch = sizes(launch, (x.rows(), stride), w, y_stride);
         let launch = launch.arg_words(&x_map.0).arg_words(&w_map.0);
-        // SAFETY: the caller compared all shapes; rows are aligned to 16 bytes.
+        // SAFETY: the caller checked all shapes; rows are aligned to 16 bytes.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
-    /// Whether the kernel may read `x` and write `y` as they lie.
+    /// Whether the kernel supports the alignment and strides of `x` and `y`.
     pub(super) fn is_layout_supported(x: MatRef<'_>, y: &mut MatMut<'_>) -> bool {
         let pairs = y.as_mut_ptr().addr().is_multiple_of(2 * y.dtype().bytes());
         has_16_byte_rows(x) && pairs && y.stride().is_multiple_of(2)
@@ -161,12 +165,12 @@ impl MediumMProblem {
         if self.gated { self.n / 2 } else { self.n }
     }
 
-    /// Rows of x in a stage.
+    /// Returns the rows of x per stage.
     fn stage_x_rows(&self) -> usize {
         self.rows.next_multiple_of(WARPGROUP_ROWS)
     }
 
-    /// Shared memory with so many stages.
+    /// Returns the shared memory in bytes with `stages` stages.
     fn bytes(&self, width: usize, splits: usize, stages: usize) -> usize {
         let halves = if self.gated { 2 } else { 1 };
         let pieces = (width / halves / 8).div_ceil(splits) * halves;
@@ -174,9 +178,11 @@ impl MediumMProblem {
         FIXED_BYTES + sums + stages * (width + self.stage_x_rows()) * COLUMNS * 2
     }
 
-    /// A tile for each cluster of two or four blocks if all of them run at once, else for each block: rows of x cost as
-    /// much to fetch as so many rows of `W`. By sizes of the matrix alone, because a row's sums have one order. `None`
-    /// where there are more tiles than blocks, or no room.
+    /// Chooses the launch shape: one tile per cluster of two or four blocks (split-K) if all clusters are
+    /// resident at once, else one tile per block. Split-K halves or quarters the loads of x, which cost as
+    /// much per row as loads of `W`. The split depends only on `n` and `k`, so that the summation order of a
+    /// row does not depend on the number of rows. Returns `None` if there are more tiles than resident
+    /// blocks, or too little shared memory.
     fn choose_launch(&self, (processors, limit): (usize, usize)) -> Option<MediumMLaunch> {
         let halves = if self.gated { 2 } else { 1 };
         let widths = WIDTHS.iter().copied().filter(|w| w.is_multiple_of(8 * halves));

@@ -1,4 +1,5 @@
-//! Few rows against weights that the copy engine streams: shapes and launches of `gemm_small_m` with `STREAM`.
+//! Small-M GEMM (up to 16 rows) with weights streamed by bulk copies: shapes and launches of `gemm_small_m`
+//! with `STREAM`.
 
 use device::gpu::KernelLaunch;
 use device::{DeviceError, DeviceStream, MatMut, MatRef};
@@ -7,26 +8,27 @@ use super::gemm::{GEMM_SMALL_M, sizes};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix};
 
-/// Waves that multiply, as `COMPUTE_WARPS` in gemm_small_m/share.h.
+/// Consumer warps; must match `COMPUTE_WARPS` in gemm_small_m/share.h.
 const COMPUTE_WARPS: usize = 8;
-/// Threads of a block: these waves, and the one that copies.
+/// Threads per block: the consumer warps and one producer warp.
 const THREADS: u32 = 32 * (COMPUTE_WARPS as u32 + 1);
-/// Rows of `W` in a strip.
+/// Rows of `W` per strip.
 const STRIP_ROWS: usize = 8;
-/// Strips that a block takes at a time.
+/// Maximum strips per pass of a block.
 const MAX_STRIPS: usize = 8;
-/// Shared memory for barriers and sums of squares.
+/// Shared memory for barriers and sums of squares, in bytes.
 const FIXED_BYTES: usize = 32 * 8 + COMPUTE_WARPS * 16 * 4;
-/// All rows of x up to which they are kept from the start, and normalised by every block for itself; more come slab by
-/// slab, where they are read once, and out of a launch that normalises.
+/// Maximum bytes of x that stay resident in shared memory and are normalised redundantly by every block.
+/// Larger x is loaded slab by slab if it is read once, and normalised by a separate launch.
 const RESIDENT_X_BYTES: usize = 40 << 10;
-/// Shared memory from which on a block asks for half of what there is, so that a multiprocessor never gets two of a launch and
-/// another none, while blocks of the next launch, or of attention, still fit beside it.
+/// Minimum shared memory in bytes from which a block requests at least half of the SM's shared memory, so
+/// that no SM gets two blocks of a launch while another SM is idle; a block of the next launch, or of
+/// attention, still fits.
 const LARGE_BYTES: usize = 64 << 10;
-/// Values of a row that a block normalises.
+/// Maximum columns that a block normalises.
 const NORMED_COLUMNS: usize = 4096;
 
-/// A launch of the kernel.
+/// Launch shape of `gemm_small_m` with `STREAM`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SmallMLaunch {
     strips: usize,
@@ -36,7 +38,7 @@ struct SmallMLaunch {
     shared_bytes: usize,
 }
 
-/// Sizes of a product, with rows of `W` that meet the same output in one strip.
+/// Sizes of a GEMM; with a gated GEMM the gate and up rows of an output are in one strip.
 #[derive(Debug, Clone, Copy)]
 struct SmallMProblem {
     rows: usize,
@@ -46,7 +48,7 @@ struct SmallMProblem {
 }
 
 impl GpuBackend {
-    /// Whether rows of `k` values are streamed by the copy engine.
+    /// Whether weights with `k` columns are streamed by bulk copies.
     pub(super) fn streams_weights(&self, k: usize) -> bool {
         let capability = self.arch().strip_prefix("sm_").map(|a| a.trim_end_matches('a'));
         let hopper = capability.and_then(|c| c.parse::<u32>().ok()).is_some_and(|c| c >= 90);
@@ -54,7 +56,7 @@ impl GpuBackend {
         engine && k.is_multiple_of(32)
     }
 
-    /// As [`FusedLinear`](crate::FusedLinear), for up to 16 rows of `k` that `streams`.
+    /// Computes [`FusedLinear`](crate::FusedLinear) for up to 16 rows if `streams_weights` is true.
     pub(super) fn stream_small_m(
         &self,
         s: &DeviceStream,
@@ -71,7 +73,8 @@ impl GpuBackend {
         self.launch_small_m(s, y, (x, normed, x.cols()), w, &around)
     }
 
-    /// `x`, with the address and the stride of the rows to read.
+    /// Launches the kernel; `from` and `stride` are the address and row stride of the rows to read, with the
+    /// shape of `x`.
     fn launch_small_m(
         &self,
         s: &DeviceStream,
@@ -112,23 +115,24 @@ impl GpuBackend {
             .arg_or_null(around.bias)
             .arg_or_null(around.norm.map(|(norm, _)| norm));
         let launch = sizes(launch, (x.rows(), stride), w, y_stride).f32(eps);
-        // SAFETY: the caller compared all shapes; rows are aligned to 16 bytes.
+        // SAFETY: the caller checked all shapes; rows are aligned to 16 bytes.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 }
 
-/// Bytes between rows of x where all are kept, as `x_line` in gemm_small_m/share.h.
+/// Returns the row stride of resident x in shared memory, in bytes; must match `x_line` in
+/// gemm_small_m/share.h.
 fn x_line(k: usize) -> usize {
     (k * 2).next_multiple_of(128) + 64
 }
 
 impl SmallMProblem {
-    /// Columns of a slab, by `k` alone: the order of a sum depends on it.
+    /// Returns the columns of a slab; depends on `k` only, because it determines the summation order.
     fn slab(&self) -> usize {
         self.k.next_power_of_two().clamp(256, 1024)
     }
 
-    /// Shared memory with `stages` slabs of `strips` strips.
+    /// Returns the shared memory in bytes with `stages` slabs of `strips` strips.
     fn bytes(&self, strips: usize, slab: usize, x_slabs: bool, stages: usize) -> usize {
         let sums = COMPUTE_WARPS * strips * STRIP_ROWS * self.rows * 4;
         let norm = if self.normed { (self.k * 2).next_multiple_of(128) } else { 0 };
@@ -137,7 +141,7 @@ impl SmallMProblem {
         FIXED_BYTES + sums + norm + kept + stages * lines * (slab * 2 + 64)
     }
 
-    /// As many strips at a time as leave room for slabs on their way.
+    /// Chooses the largest number of strips per pass that leaves room for slabs in flight.
     fn choose_launch(&self, limits: (usize, usize)) -> Option<SmallMLaunch> {
         let share = self.strips.div_ceil(self.strips.min(limits.0));
         let most = share.min(MAX_STRIPS);
@@ -152,7 +156,8 @@ impl SmallMProblem {
         kept.or_else(slabs).or_else(|| self.launch_with_stages(1, !self.normed, 1, limits))
     }
 
-    /// With at least so many slabs in shared memory, if there are so many.
+    /// Returns the launch shape with at least `least` slabs in shared memory (or all slabs, if there are
+    /// fewer); `None` if they do not fit.
     fn launch_with_stages(
         &self,
         strips: usize,

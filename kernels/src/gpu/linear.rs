@@ -1,16 +1,16 @@
-//! `y = x Wᵀ + bias`, and who computes it.
+//! Linear layers `y = x Wᵀ + bias`, and the choice of the kernel.
 //!
-//! | W | rows | by |
+//! | W | rows of x | kernel |
 //! |---|---|---|
 //! | fp8 | any | see `fp8` |
-//! | bf16 | ≤ 16 | our own: it reads the weights once, and takes the neighbours along |
-//! | bf16 | ≤ 128, on sm_90a, few tiles of `W` | our own: its weights come while the predecessor ends |
-//! | bf16 | ≥ 2048, with `silu_mul` | our own by warpgroups, where there are any |
-//! | bf16 | more | the matrix library; without one our own |
-//! | f32 | ≤ 64, or f32 inputs | our own: a row of an f32 model has one result in every batch |
-//! | f32 | more, of bf16 | the matrix library in f32, if y is f32; else our own |
+//! | 16-bit | ≤ 16 | `gemm_small_m`: reads the weights once, supports fusion |
+//! | 16-bit | ≤ 128, on sm_90a, few tiles of `W` | `gemm_medium_m`: weight loads overlap the predecessor |
+//! | 16-bit | ≥ 2048, with `silu_mul`, on sm_90a | `gemm_large_m`: WGMMA |
+//! | 16-bit | other | BLASLt; without it a built-in kernel |
+//! | f32 | ≤ 64, or f32 inputs | built-in: a row of an f32 model has the same result in every batch |
+//! | f32 | > 64, 16-bit inputs | BLASLt in f32 if y is f32, else built-in |
 //!
-//! What the library does not take, ours does.
+//! A built-in kernel computes every GEMM for which the BLASLt heuristic returns no algorithm.
 
 use device::gpu::{
     Fp8Scaling, GemmOperands, GemmProblem, GpuError, HEURISTIC, KernelLaunch, KernelSource,
@@ -26,10 +26,10 @@ use crate::{GpuKernel, Linear, PackedMatrix};
 static CAST: KernelSource = kernel_source!("cast/cast.hip");
 
 const KERNEL: &str = "linear";
-/// Rows up to which an f32 product is not worth the library.
+/// Maximum rows for which f32 weights use a built-in kernel instead of BLASLt.
 const F32_ROWS: usize = 64;
 
-/// Who computes a product.
+/// Implementation that computes a linear layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LinearBackend {
     Library,
@@ -60,8 +60,8 @@ impl GpuBackend {
             bias: bias.map_or(std::ptr::null(), |b| b.as_ptr()),
             scales: [std::ptr::null(); 2],
         };
-        // Scratch holds x, or the bias, in the type that the library wants: never both, because with an f32
-        // weight the result, and so the bias, is f32.
+        // Scratch memory is used for x or the bias, converted to the type that BLASLt requires; never for
+        // both, because with f32 weights the output, and so the bias, is f32.
         if x.dtype() != w.dtype() {
             let to = self.scratch(s, x.rows() * x.cols() * w.dtype().bytes())?;
             self.cast(s, to, w.dtype(), x)?;
@@ -72,12 +72,12 @@ impl GpuBackend {
             operands.bias = to;
         }
         product.aligned = is_aligned(&product, &operands);
-        // SAFETY: `linear_rows` compared the shapes.
+        // SAFETY: `check` compared the shapes.
         unsafe { library.multiply(self.runtime(), s, &product, operands) }?;
         self.runtime().launched(s, "library_product")
     }
 
-    /// Writes `x` without gaps to `to`, which is as large as that takes.
+    /// Writes `x` as `dtype` contiguously to `to`, which must have room for all elements.
     pub(super) fn cast(
         &self,
         s: &DeviceStream,
@@ -88,7 +88,7 @@ impl GpuBackend {
         self.cast_to(s, (to, x.cols()), dtype, x)
     }
 
-    /// Copies rows.
+    /// Copies `x` to `y`, converting the element type.
     pub(super) fn copy_all(
         &self,
         s: &DeviceStream,
@@ -118,7 +118,7 @@ impl GpuBackend {
             .u32(x.cols() as u32)
             .u32(stride as u32)
             .u32(x.stride() as u32);
-        // SAFETY: the caller vouches for `to`; the arguments are those of the kernel.
+        // SAFETY: the caller guarantees `to`; the arguments match the kernel parameters.
         unsafe { launch.launch(self, s) }
     }
 }
@@ -151,7 +151,7 @@ impl GpuKernel for Linear<'_> {
     }
 }
 
-/// The one place that chooses.
+/// Chooses between BLASLt and the built-in kernels.
 fn choose_backend(
     rows: usize,
     input: DType,
@@ -209,7 +209,7 @@ fn aligned(address: *const u8) -> bool {
     address.addr().is_multiple_of(16)
 }
 
-/// Whether the library may load 16 bytes at a time.
+/// Whether the operands of a GEMM are aligned to 16 bytes.
 fn is_aligned(product: &GemmProblem, operands: &GemmOperands) -> bool {
     let bytes = |t: BlasDataType| if t == BlasDataType::F32 { 4 } else { 2 };
     let (x_stride, y_stride) = product.strides;

@@ -1,5 +1,5 @@
-//! Latent attention: norm, rotation and store of latents, then attention over them: absorbed, on matrix units (`mla_decode.rs`) or,
-//! any shape, by a plain kernel; rows of many tokens expanded (`mla_prefill.rs`).
+//! MLA: norm, RoPE and write of compressed KV, then attention: absorbed on tensor cores (`mla_decode.rs`) or,
+//! for any shape, by a plain kernel; rows of many tokens non-absorbed (`mla_prefill.rs`).
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{
@@ -16,7 +16,7 @@ static WRITE: KernelSource = kernel_source!("mla_kv_write/mla_kv_write.hip");
 static PLAIN: KernelSource = kernel_source!("mla_plain/mla_plain.hip");
 
 const THREADS: u32 = 256;
-/// Largest latent of the plain kernel.
+/// Maximum `kv_lora_rank` of the plain kernel.
 const PLAIN_KV_LORA_RANK_MAX: usize = 1024;
 
 impl GpuBackend {
@@ -57,7 +57,7 @@ impl GpuBackend {
             .u32(o_stride)
             .u32(args.first_position as u32)
             .f32(args.scale * LOG2_E);
-        // SAFETY: the shapes agree; lengths and tables are the caller's promise.
+        // SAFETY: the shapes were checked; the caller guarantees context lengths and block tables.
         unsafe { launch.launch(self, s) }
     }
 }
@@ -75,13 +75,13 @@ impl GpuKernel for MlaAttention<'_> {
         let transposed = heads.w_uk_t.map_or(layout.dtype, PackedGroup::dtype);
         check_dtype(KERNEL, "key_transposed", transposed, layout.dtype)?;
         let first = layout.row(args.layer, 0) * layout.dtype.bytes();
-        // SAFETY: as above.
+        // SAFETY: the layer is inside the pool, whose size was checked.
         let pool = unsafe { kv.as_ptr().add(first) };
         let expanded = gpu.plan_mla_prefill(layout, pool, args, &o);
         let Some(absorbed) = gpu.plan_mla_decode(layout, pool, args, expanded.is_some())? else {
             return gpu.attend_mla_plain(s, &mut o, (pool, layout), args);
         };
-        // One piece of memory serves both, one after the other.
+        // Both launches use the same scratch memory, one after the other; request the larger size first.
         let expanded_bytes = expanded.as_ref().map_or(0, MlaPrefillCall::scratch_bytes);
         gpu.scratch(s, expanded_bytes.max(absorbed.scratch_bytes()))?;
         gpu.attend_mla_absorbed(s, &mut o, &absorbed)?;
@@ -107,7 +107,7 @@ impl GpuKernel for MlaKvWrite<'_> {
         ];
         let kernel = gpu.kernel(&WRITE, KERNEL, &defines)?;
         let first = layout.row(args.layer, 0) * layout.dtype.bytes();
-        // SAFETY: the layer lies inside the pool, whose size was checked.
+        // SAFETY: the layer is inside the pool, whose size was checked.
         let layer = unsafe { kv.as_mut_ptr().add(first) };
         let width = q.cols() / args.heads.max(1);
         let launch = KernelLaunch::new(kernel, (args.kv.rows() as u32, 1, 1), THREADS, 0)
@@ -125,7 +125,7 @@ impl GpuKernel for MlaKvWrite<'_> {
             .u32(q.stride() as u32)
             .u32(args.kv.stride() as u32)
             .f32(args.eps);
-        // SAFETY: the shapes agree; positions and slots were checked by whoever staged them.
+        // SAFETY: the shapes were checked; the host checked the staged positions and slots.
         unsafe { launch.launch(gpu, s) }
     }
 }

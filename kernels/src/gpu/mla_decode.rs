@@ -1,5 +1,5 @@
-//! Latent attention on matrix units, absorbed: queries are taken to the latents, means of latents are gathered from the pool, and
-//! each head makes its value of its mean.
+//! Absorbed MLA on tensor cores: W_UK projects queries to the compressed KV space, attention averages
+//! compressed KV rows of the pool, and W_UV of each head projects the average to its output.
 
 use device::gpu::{KernelLaunch, KernelSource, TensorMap};
 use device::{DeviceError, DeviceStream, MatMut};
@@ -13,79 +13,84 @@ static HEAD_GEMM: KernelSource = kernel_source!("mla_head_gemm/mla_head_gemm.hip
 static DECODE: KernelSource = kernel_source!("mla_decode/mla_decode.hip");
 static DECODE_WGMMA: KernelSource = kernel_source!("mla_decode_wgmma/mla_decode_wgmma.hip");
 
-/// Heads of a block, and keys of a wave in a step.
+/// Heads per block, and keys per warp and step, of the kernel on warps.
 const TILE: usize = 16;
-/// Heads of a block of warpgroups, and keys of a step.
+/// Heads per block, and keys per step, of the WGMMA kernel.
 const WARPGROUP_TILE: usize = 64;
-/// Its threads: two warpgroups multiply, one fetches.
+/// Threads per block of the WGMMA kernel: two consumer warpgroups and one producer warpgroup.
 const WARPGROUP_THREADS: u32 = 384;
-/// Steps in its ring, beside which the queries lie.
+/// Ring stages of the WGMMA kernel; shared memory also has the queries.
 const WARPGROUP_STAGES: usize = 2;
-/// Bytes of a row of what warpgroups multiply, and what such a matrix begins on.
+/// Row size and alignment of WGMMA operand panels in shared memory, in bytes.
 const PANEL_ROW: usize = 128;
 const PANEL_ALIGNMENT: usize = 1024;
-/// Largest latent, for which a wave has registers.
+/// Maximum `kv_lora_rank`, limited by registers per warp.
 const MAX_KV_LORA_RANK: usize = 512;
-/// Spare elements behind each row of the pool in shared memory.
+/// Padding elements per row of the KV pool in shared memory.
 const PADDING: usize = 8;
-/// Steps in a block's ring, at most.
+/// Maximum ring stages per block.
 const MAX_STAGES: usize = 3;
-/// Shared memory of a block beside its ring: the kernel's static arrays.
+/// Static shared memory per block of the kernel on warps, in bytes.
 const STATIC_BYTES: usize = 7 << 10;
-/// Tokens of a block of waves of 64 lanes, at most, each of which has waves of its own. Four had no registers, and narrow waves have
-/// none for two.
+/// Maximum tokens per block with wavefronts of 64 lanes; each token has its own wavefronts. Registers do not
+/// suffice for four tokens, nor for two with warps of 32 lanes.
 const WAVE64_TOKENS: usize = 2;
-/// Blocks that share a multiprocessor, at most.
+/// Maximum resident blocks per SM.
 const MAX_BLOCKS: usize = 2;
-/// Its barriers, in front of its panels.
+/// Shared memory of the WGMMA kernel for barriers, before the panels, in bytes.
 const BARRIER_BYTES: usize = 128;
-/// As `STATIC_BYTES`, of warpgroups.
+/// Static shared memory per block of the WGMMA kernel, in bytes.
 const WARPGROUP_STATIC_BYTES: usize = 1 << 10;
-/// Floats of a record behind its sums of latents.
+/// f32 values of a split's partial result after its sums of compressed KV.
 const RECORD_EXTRA_FLOATS: usize = 16;
-/// Threads of a block that multiplies by a head's matrix, and how many rows it takes at a time.
+/// Threads per block of `mla_head_gemm`, and rows that it processes at a time.
 const HEAD_GEMM_THREADS: u32 = 128;
 const HEAD_GEMM_ROWS: usize = 16;
-/// Such blocks that a multiprocessor has at once: rows are divided among no more of them, since each one reads its matrix.
+/// Resident `mla_head_gemm` blocks per SM; rows are split over no more blocks, because each block reads the
+/// whole matrix of its head.
 const HEAD_GEMM_BLOCKS: usize = 4;
 
-/// Tokens of rows of any number of them.
+/// Upper bound of successive tokens for rows of any length.
 const ANY_TOKEN_COUNT: usize = 1 << 20;
 
-/// Contexts up to which a split has so many keys. The twin of `split_keys` in mla_decode.hip.
+/// `(maximum context length, keys per split)` of the kernel on warps; must match `split_keys` in
+/// mla_decode.hip.
 const SPLITS: &[(usize, usize)] = &[(2048, 256), (8192, 512), (32768, 1024), (usize::MAX, 4096)];
 
-/// Rows of more heads than a block of warpgroups has that blocks of 16 heads are quicker with: on an H200 128 heads of one row take 37 and
-/// 59 us with 1,088 keys, 59 and 93 with 8,192; those of 16 rows 428 and 184.
+/// Maximum rows for which the kernel on warps (16 heads per block) is faster than the WGMMA kernel, with more
+/// heads than `WARPGROUP_TILE`. On an H200, 128 heads of one row take 37 and 59 µs with 1,088 keys, 59 and 93
+/// µs with 8,192 keys; of 16 rows 428 and 184 µs.
 const FEW_ROWS_MAX: usize = 2;
-/// Splits of a block that warpgroups have room for in memory, of each of the tokens that are taken together: they choose no shorter ones.
-/// What batches whose contexts differ are quickest with is up to ten.
+/// Capacity for partial results, in splits per block and jointly processed token, of the WGMMA kernel, which
+/// bounds its number of splits. Batches with mixed context lengths are fastest with up to 10.
 const RUN_RECORDS: usize = 12;
-/// Keys of their splits, at least. The twin of `SHORTEST` in mla_decode_wgmma/split_length.h.
+/// Minimum keys per split of the WGMMA kernel; must match 2^`SHORTEST` in mla_decode_wgmma/split_length.h.
 const MIN_SPLIT_KEYS: usize = 256;
 
-/// What all launches share.
+/// Arguments that all launches of absorbed MLA share.
 pub(super) struct MlaDecodeCall<'a> {
     args: &'a MlaAttentionArgs<'a>,
     layout: &'a MlaKvLayout,
-    /// First byte of the layer.
+    /// First byte of the layer in the KV pool.
     pool: *const u8,
     w_uk_t: &'a PackedGroup,
-    /// Rows of at least `RowBounds::MLA_PREFILL_TOKENS` tokens are somebody else's.
+    /// Whether rows of at least `RowBounds::MLA_PREFILL_TOKENS` tokens are skipped, because non-absorbed
+    /// prefill computes them.
     short_rows_only: bool,
     kernel: MlaDecodeKernel,
 }
 
-/// How means are gathered.
+/// Kernel variant of the attention step.
 enum MlaDecodeKernel {
-    /// By waves, each with keys of its own: with so many steps in the ring.
+    /// Warps that each process their own keys, with `stages` ring stages of `step_bytes` bytes.
     Warps { stages: usize, step_bytes: usize },
-    /// By warpgroups, with so many runs of the list of splits at most.
+    /// WGMMA and TMA, with at most `runs` contiguous parts of the list of splits.
     Warpgroups { pool: TensorMap, runs: usize },
 }
 
 impl MlaDecodeCall<'_> {
-    /// Tokens that a block takes together of `most` that may be, all with the same heads.
+    /// Returns the number of successive tokens that a block processes together for the same heads, at most
+    /// `most`.
     fn tokens_per_block(&self, most: usize, wave: u32) -> usize {
         match self.kernel {
             MlaDecodeKernel::Warps { .. } if wave != 64 || self.args.first_position > 0 => 1,
@@ -96,7 +101,7 @@ impl MlaDecodeCall<'_> {
         }
     }
 
-    /// Heads of a block.
+    /// Returns the heads per block.
     fn heads_per_block(&self) -> usize {
         match self.kernel {
             MlaDecodeKernel::Warps { .. } => TILE,
@@ -104,19 +109,20 @@ impl MlaDecodeCall<'_> {
         }
     }
 
-    /// Tokens up to the last one that is attended to.
+    /// Returns the number of leading tokens of the step up to the last one that absorbed attention may
+    /// process.
     fn tokens(&self) -> usize {
         let (bounds, all) = (&self.args.rows.bounds, self.args.q.rows());
         let short = bounds.mla_decode_tokens.max(bounds.decode_rows);
         if self.short_rows_only { short.min(all) } else { all }
     }
 
-    /// Rows of one token, in front.
+    /// Returns the number of decode rows (one token each), which precede all other rows.
     fn decode_rows(&self) -> usize {
         self.args.rows.bounds.decode_rows.min(self.args.rows.len())
     }
 
-    /// Of taken queries, and of what splits leave.
+    /// Returns the scratch memory in bytes: absorbed queries, and partial results of splits.
     pub(super) fn scratch_bytes(&self) -> usize {
         let (heads, latent) = (self.args.heads.w_uk.len(), self.layout.kv_lora_rank);
         let record_bytes = heads.min(self.heads_per_block()) * (latent + RECORD_EXTRA_FLOATS) * 4;
@@ -124,7 +130,7 @@ impl MlaDecodeCall<'_> {
         self.tokens() * heads * latent * 2 + records * record_bytes
     }
 
-    /// Most splits of a row of one token.
+    /// Returns the maximum number of splits of a decode row.
     fn splits(&self) -> usize {
         let longest = self.args.rows.bounds.max_context_len;
         match self.kernel {
@@ -133,7 +139,7 @@ impl MlaDecodeCall<'_> {
         }
     }
 
-    /// Most splits of all rows of one token, of each tile of heads.
+    /// Returns the maximum number of splits over all decode rows, per tile of heads.
     fn records(&self) -> usize {
         let (rows, splits) = (self.decode_rows(), self.splits());
         match self.kernel {
@@ -147,7 +153,8 @@ impl MlaDecodeCall<'_> {
     }
 }
 
-/// Rows of bf16 on the device: the first one, channels from head to head and from row to row.
+/// 16-bit rows of several heads on the device: address, and strides in elements between heads and between
+/// rows.
 struct HeadRows<P> {
     at: P,
     head: usize,
@@ -155,7 +162,8 @@ struct HeadRows<P> {
 }
 
 impl GpuBackend {
-    /// What attends on matrix units, if these sizes fit; `short_alone`: to rows of fewer than `RowBounds::MLA_PREFILL_TOKENS` tokens.
+    /// Returns the plan of absorbed attention on tensor cores; `None` if the sizes are unsupported.
+    /// `short_alone`: only for rows of fewer than `RowBounds::MLA_PREFILL_TOKENS` tokens.
     pub(super) fn plan_mla_decode<'a>(
         &self,
         layout: &'a MlaKvLayout,
@@ -200,8 +208,9 @@ impl GpuBackend {
         }))
     }
 
-    /// Whether warpgroups gather means over such a pool: shared memory has room for them, its rows are whole panels, and rows are not so
-    /// few that blocks of fewer heads, of which there are more, are done sooner.
+    /// Whether the WGMMA kernel is used: it fits into shared memory, rows of the pool are whole panels, and
+    /// there are enough rows. With few rows the kernel on warps is faster, because its blocks process fewer
+    /// heads and are more numerous.
     fn uses_warpgroup_decode(&self, layout: &MlaKvLayout, args: &MlaAttentionArgs<'_>) -> bool {
         let rows = args.rows.len();
         let lone = args.heads.w_uk.len() > WARPGROUP_TILE
@@ -214,7 +223,8 @@ impl GpuBackend {
                 <= self.shared_bytes() as usize
     }
 
-    /// Outputs of all rows, or of those of fewer than `RowBounds::MLA_PREFILL_TOKENS` tokens.
+    /// Computes absorbed attention of all rows, or only of rows with fewer than
+    /// `RowBounds::MLA_PREFILL_TOKENS` tokens.
     pub(super) fn attend_mla_absorbed(
         &self,
         s: &DeviceStream,
@@ -223,20 +233,20 @@ impl GpuBackend {
     ) -> Result<(), DeviceError> {
         let (args, latent, tokens) = (call.args, call.layout.kv_lora_rank, call.tokens());
         if tokens == 0 {
-            return Ok(()); // All rows are long, or a replica keeps others company.
+            return Ok(()); // All rows use prefill, or this replica is idle in lockstep.
         }
         let (heads, rows, splits) = (args.heads.w_uk.len(), call.decode_rows(), call.splits());
         let (tiles, stride) = (heads.div_ceil(call.heads_per_block()), heads * latent);
-        // Means take the place of the queries they come from.
+        // The averages overwrite the absorbed queries.
         let taken = self.scratch(s, call.scratch_bytes())?;
-        // SAFETY: behind the taken queries, in the same scratch memory.
+        // SAFETY: the address is in the same scratch allocation, after the absorbed queries.
         let partial = unsafe { taken.add(tokens * stride * 2) };
         let turned = call.w_uk_t.k() + call.layout.rope_dim;
         let q = HeadRows { at: args.q.as_ptr(), head: turned, stride: args.q.stride() };
         let latents = HeadRows { at: taken, head: latent, stride };
         self.head_gemm(s, call, &latents, &q, (call.w_uk_t, tokens))?;
         if rows > 0 {
-            // Blocks of all heads take the same runs of the list of splits.
+            // Blocks of all head tiles process the same runs of the list of splits.
             let runs = (self.decode_blocks(call) / tiles).clamp(1, rows * splits);
             let grid = (runs as u32, tiles as u32, 1);
             self.decode_attention(s, call, (taken, partial), grid, (0, rows, splits))?;
@@ -260,7 +270,7 @@ impl GpuBackend {
         self.head_gemm(s, call, &o, &means, (values, tokens))
     }
 
-    /// As many blocks as run at once.
+    /// Returns the number of resident blocks on the device.
     fn decode_blocks(&self, call: &MlaDecodeCall<'_>) -> usize {
         let each = match call.kernel {
             MlaDecodeKernel::Warps { stages, step_bytes } => {
@@ -273,8 +283,9 @@ impl GpuBackend {
         each * self.multiprocessors() as usize
     }
 
-    /// Means of latents in place of `taken`, of all heads: of `rows` rows of one token, through `splits` splits at most; or, of
-    /// none, of each token from `first` on.
+    /// Replaces the absorbed queries in `taken` by averages of compressed KV, for all heads: of `rows` decode
+    /// rows with at most `splits` splits each; or, if `splits` is 0, of each token of the rows from `first`
+    /// on without splits.
     fn decode_attention(
         &self,
         s: &DeviceStream,
@@ -321,12 +332,13 @@ impl GpuBackend {
             }
         };
         let launch = launch.u32(args.q.stride() as u32).f32(args.scale * LOG2_E);
-        // SAFETY: the shapes were compared; lengths and tables are the caller's promise; scratch and counters have the sizes
-        // of rows, heads and splits.
+        // SAFETY: the shapes were checked; the caller guarantees context lengths and block tables; scratch
+        // memory and counters cover all rows, heads and splits.
         unsafe { launch.launch(self, s) }
     }
 
-    /// The kernel of `decode_attention` without its arguments: of tokens each by itself, or of rows, so many of these together.
+    /// Returns the launch of `decode_attention` without arguments: one token at a time (`each`), or
+    /// `together` successive decode rows at a time.
     fn decode_launch(
         &self,
         call: &MlaDecodeCall<'_>,
@@ -334,7 +346,7 @@ impl GpuBackend {
         (each, together): (bool, usize),
     ) -> Result<KernelLaunch, DeviceError> {
         let layout = call.layout;
-        // What leaves nobody out has no define.
+        // `LONG_ROW` is only defined if long rows are skipped.
         let without = usize::from(!(each && call.short_rows_only));
         let latent = ("LATENT", layout.kv_lora_rank as u32);
         let rotary = ("ROTARY", layout.rope_dim as u32);
@@ -367,7 +379,7 @@ impl GpuBackend {
         }
     }
 
-    /// `y[t, h] = W_h x[t, h]` for the first `tokens` tokens.
+    /// Computes `y[t, h] = W_h x[t, h]` for the first `tokens` tokens.
     fn head_gemm(
         &self,
         s: &DeviceStream,
@@ -407,12 +419,13 @@ impl GpuBackend {
             .u32(x.head as u32)
             .u32(x.stride as u32)
             .u32(y.stride as u32);
-        // SAFETY: all heads' columns lie inside the rows, whose shapes were compared.
+        // SAFETY: the columns of all heads are inside the rows, whose shapes were checked.
         unsafe { launch.launch(self, s) }
     }
 }
 
-/// Shared memory of a block of warpgroups: queries, the steps in its ring, a panel of probabilities.
+/// Returns the dynamic shared memory of the WGMMA kernel in bytes: queries, ring stages, and a panel of
+/// probabilities.
 const fn warpgroup_shared_bytes(layout: &MlaKvLayout) -> usize {
     let panel = WARPGROUP_TILE * PANEL_ROW;
     let operand = layout.width() * 2 / PANEL_ROW * panel;

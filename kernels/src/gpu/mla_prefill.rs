@@ -1,5 +1,6 @@
-//! Latent attention of rows of many tokens, expanded: keys and values of all that they see are made of latents, of as many heads and
-//! keys at a time as there is memory for, and ordinary attention reads them.
+//! Non-absorbed MLA prefill for rows of many tokens: keys and values of the whole context are up-projected
+//! from compressed KV, for as many heads and keys at a time as scratch memory allows, and MHA flash attention
+//! reads them.
 
 use device::gpu::{KernelLaunch, KernelSource, TensorMap, TiledMatrix};
 use device::{DeviceError, DeviceStream, MatMut, MatRef};
@@ -13,57 +14,59 @@ use crate::{MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds};
 static GATHER: KernelSource = kernel_source!("mla_gather_kv/mla_gather_kv.hip");
 static PREFILL: KernelSource = kernel_source!("mla_prefill/mla_prefill.hip");
 
-/// Keys that a block gathers.
+/// Keys per block of the gather kernel.
 const GATHER_ROWS: usize = 32;
-/// Threads of a block that gathers, of one of waves, and of those of warpgroups that multiply.
+/// Threads per block of the gather kernel and of the attention kernel on warps, and threads of the two
+/// consumer warpgroups of the WGMMA kernel.
 const THREADS: u32 = 256;
-/// Threads of a block of warpgroups: one wave fetches.
+/// Threads per block of the WGMMA kernel: two consumer warpgroups, and a producer warpgroup of which one warp
+/// loads.
 const WARPGROUP_THREADS: u32 = 384;
-/// Tokens of a tile of warpgroups, and keys.
+/// Query tokens per tile and keys per step of the WGMMA kernel.
 const WARPGROUP_TILE: usize = 128;
-/// Its tiles of keys, and of values.
+/// Stages of key tiles, and of value tiles, of the WGMMA kernel.
 const WARPGROUP_STAGES: usize = 2;
-/// Channels of a panel.
+/// Channels per WGMMA operand panel.
 const PANEL: usize = 64;
-/// What panels begin on.
+/// Alignment of panels in shared memory, in bytes.
 const PANEL_ALIGNMENT: usize = 1024;
-/// Shared memory of such a block beside what its launch asks for.
+/// Static shared memory per block of the WGMMA kernel, in bytes.
 const STATIC_BYTES: usize = 1024;
-/// Keys that waves copy at a time, and spare elements behind each key and value.
+/// Keys per copy step of the kernel on warps, and padding elements per key and value row.
 const COPY_KEYS: usize = 64;
 const PADDING: usize = 32 + 8;
-/// Tiles of tokens and heads, for each multiprocessor, from which on heads may be divided instead of keys.
+/// Minimum (token tile, head) pairs per SM for splitting the work by heads instead of keys.
 const TILES_PER_SM: usize = 2;
 
-/// What all launches share.
+/// Arguments that all launches of non-absorbed prefill share.
 pub(super) struct MlaPrefillCall<'a> {
     args: &'a MlaAttentionArgs<'a>,
     layout: &'a MlaKvLayout,
-    /// First byte of the layer.
+    /// First byte of the layer in the KV pool.
     pool: *const u8,
     kernel: MlaPrefillKernel,
     sizes: KvExpansionSizes,
     plan: KvExpansionPlan,
 }
 
-/// How keys are attended to.
+/// Kernel variant of the attention step.
 enum MlaPrefillKernel {
     Warps { stages: usize },
     Warpgroups,
 }
 
-/// Keys and values of a window in scratch memory: rows of unturned channels of all heads' keys, values of all heads, then the
-/// row of the pool.
+/// Expanded keys and values of a window in scratch memory. A row has the `qk_nope_head_dim` channels of all
+/// heads' keys, the values of all heads, then the compressed KV row of the pool.
 struct ExpandedKv {
     at: *mut u8,
     carry_over: *mut u8,
-    /// Columns where values, and rows of the pool, begin; of all.
+    /// First column of the values, first column of the compressed KV, and row stride, in elements.
     values: usize,
     compressed_kv: usize,
     stride: usize,
 }
 
-/// Heads and keys of a launch.
+/// Window of heads and keys of a launch.
 #[derive(Clone, Copy)]
 struct HeadKeyWindow {
     first_head: usize,
@@ -73,22 +76,22 @@ struct HeadKeyWindow {
 }
 
 impl MlaPrefillCall<'_> {
-    /// Bytes of what is made, and carried, at a time.
+    /// Returns the scratch memory in bytes: expanded keys and values of a window, and carry-over state.
     pub(super) fn scratch_bytes(&self) -> usize {
         if self.has_rows() { self.sizes.scratch_bytes(self.plan) } else { 0 }
     }
 
-    /// Whether any row may be long.
+    /// Whether the step may have rows of at least `RowBounds::MLA_PREFILL_TOKENS` tokens.
     fn has_rows(&self) -> bool {
         self.args.rows.bounds.max_query_len >= RowBounds::MLA_PREFILL_TOKENS
     }
 
-    /// Channels of a query and of a key.
+    /// Returns `qk_head_dim`: channels of a query and of a key.
     fn qk_head_dim(&self) -> usize {
         self.args.heads.w_uk.n() + self.layout.rope_dim
     }
 
-    /// Rows of one token, in front, which are somebody else's.
+    /// Returns the number of leading decode rows, which absorbed attention computes.
     fn first_row(&self) -> usize {
         first_row(self.args)
     }
@@ -98,7 +101,7 @@ fn first_row(args: &MlaAttentionArgs<'_>) -> usize {
     args.rows.bounds.decode_rows.min(args.rows.len())
 }
 
-/// Keys of all long rows at most, each row's filled up to whole steps.
+/// Returns an upper bound of the keys of all long rows, each row padded to whole steps.
 fn padded_keys(args: &MlaAttentionArgs<'_>) -> usize {
     let first = first_row(args);
     let tokens = args.q.rows().saturating_sub(first);
@@ -108,7 +111,7 @@ fn padded_keys(args: &MlaAttentionArgs<'_>) -> usize {
 }
 
 impl GpuBackend {
-    /// What makes keys and values for long rows, if these sizes fit.
+    /// Returns the plan of non-absorbed prefill; `None` if it is disabled or the sizes are unsupported.
     pub(super) fn plan_mla_prefill<'a>(
         &self,
         layout: &'a MlaKvLayout,
@@ -150,7 +153,7 @@ impl GpuBackend {
         Some(MlaPrefillCall { args, layout, pool, kernel: by, plan: need.plan(), sizes: need })
     }
 
-    /// Outputs of the rows of at least `RowBounds::MLA_PREFILL_TOKENS` tokens.
+    /// Computes attention of the rows of at least `RowBounds::MLA_PREFILL_TOKENS` tokens.
     pub(super) fn attend_mla_non_absorbed(
         &self,
         s: &DeviceStream,
@@ -165,7 +168,8 @@ impl GpuBackend {
         let at = self.scratch(s, call.scratch_bytes())?;
         let (values, latents) = (plan.heads * key, plan.heads * (key + value));
         let stride = latents + layout.width();
-        // SAFETY: behind the rows, in the same scratch memory if anything is carried.
+        // SAFETY: the address is at most one past the expanded rows; if there is carry-over state it is in
+        // the same scratch allocation.
         let carried = unsafe { at.add(plan.keys * stride * 2) };
         let made = ExpandedKv { at, carry_over: carried, values, compressed_kv: latents, stride };
         for first_head in (0..heads).step_by(plan.heads) {
@@ -176,7 +180,8 @@ impl GpuBackend {
                     first_key,
                     keys: plan.keys.min(need.keys - first_key),
                 };
-                // What is gathered stays while other heads look at it.
+                // The gathered compressed KV is reused for the other head windows if all keys fit into one
+                // window.
                 if first_head == 0 || plan.keys < need.keys {
                     self.gather_compressed_kv(s, call, &made, part)?;
                 }
@@ -188,7 +193,7 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Tokens of a block's tile.
+    /// Returns the query tokens per tile.
     fn tokens_of_block(&self, by: &MlaPrefillKernel) -> usize {
         match by {
             MlaPrefillKernel::Warpgroups => WARPGROUP_TILE,
@@ -196,7 +201,7 @@ impl GpuBackend {
         }
     }
 
-    /// Brings the window's rows of the pool together.
+    /// Gathers the compressed KV rows of the window from the pool into contiguous rows.
     fn gather_compressed_kv(
         &self,
         s: &DeviceStream,
@@ -211,7 +216,7 @@ impl GpuBackend {
         let launch =
             KernelLaunch::new(kernel, ((part.keys / GATHER_ROWS) as u32, 1, 1), THREADS, 0)
                 .overlaps_predecessor()
-                // SAFETY: a column of the made rows.
+                // SAFETY: the address is a column of the expanded rows.
                 .arg_ptr(unsafe { made.at.add(made.compressed_kv * 2) })
                 .arg_ptr(call.pool)
                 .arg(rows.cu_q)
@@ -224,12 +229,14 @@ impl GpuBackend {
                 .u32(part.first_key as u32)
                 .u32(rows.block_tables.stride() as u32)
                 .u32(made.stride as u32);
-        // SAFETY: scratch has the window's rows; lengths and tables are the caller's promise.
+        // SAFETY: scratch memory has room for all rows of the window; the caller guarantees context lengths
+        // and block tables.
         unsafe { launch.launch(self, s) }
     }
 
-    /// Keys or values of the window, of the part's heads, from column `column` of the made rows on: by kernels whose bits for a row do not depend
-    /// on how many rows there are.
+    /// Up-projects compressed KV (W_UK or W_UV) to keys or values of the heads of the window, from column
+    /// `column` of the expanded rows on. Uses GEMM kernels whose result for a row does not depend on the
+    /// number of rows.
     fn up_project_kv(
         &self,
         s: &DeviceStream,
@@ -239,7 +246,8 @@ impl GpuBackend {
     ) -> Result<(), DeviceError> {
         let (k, dtype) = (of.k(), call.layout.dtype);
         let (n, before) = (part.heads * of.n(), part.first_head * of.n());
-        // SAFETY: rows of a stack of matrices; columns of the made rows, which nobody else holds meanwhile.
+        // SAFETY: the weights are rows of the stacked matrices; the inputs and outputs are disjoint columns
+        // of the expanded rows, which no other view uses meanwhile.
         let (w, x, y) = unsafe {
             let w = WeightRows { at: of.as_ptr().add(before * k * 2), n, k };
             let x = made.at.add(made.compressed_kv * 2);
@@ -256,7 +264,7 @@ impl GpuBackend {
         self.gemm_tiled(s, y, x, w, None)
     }
 
-    /// Attention to the window's keys and values of the part's heads.
+    /// Computes attention over the expanded keys and values of a window.
     fn attend_expanded_kv(
         &self,
         s: &DeviceStream,
@@ -270,7 +278,7 @@ impl GpuBackend {
         let (query, value) = (call.qk_head_dim(), args.heads.w_uv.n());
         let (q_stride, o_stride) = (args.q.stride(), o.stride());
         let (first, count) = (call.first_row(), rows.len() - call.first_row());
-        // SAFETY: columns of the part's first head.
+        // SAFETY: the addresses are the columns of the first head of the window.
         let (q, o) = unsafe {
             let q = args.q.as_ptr().add(part.first_head * query * 2);
             (q, o.as_mut_ptr().add(part.first_head * value * 2))
@@ -310,11 +318,12 @@ impl GpuBackend {
         ];
         let strides = [made.values, turned, made.stride, q_stride, o_stride];
         let launch = numbers.into_iter().chain(strides).fold(launch, |l, n| l.u32(n as u32));
-        // SAFETY: the shapes were compared; lengths are the caller's promise; scratch has the sizes of the plan.
+        // SAFETY: the shapes were checked; the caller guarantees context lengths; scratch memory has the size
+        // of the plan.
         unsafe { launch.f32(args.scale * LOG2_E).launch(self, s) }
     }
 
-    /// The kernel and its grid.
+    /// Returns the attention kernel with its grid, without arguments.
     fn prefill_launch(
         &self,
         call: &MlaPrefillCall<'_>,
@@ -351,13 +360,14 @@ impl GpuBackend {
     }
 }
 
-/// Shared memory of a block of warpgroups: queries, the steps on their way, outputs of 64 channels.
+/// Returns the dynamic shared memory of the WGMMA kernel in bytes: queries, stages in flight, and outputs of
+/// 64 channels.
 const fn warpgroup_shared_bytes(query: usize, value: usize) -> usize {
     let row_bytes = (1 + WARPGROUP_STAGES) * query + WARPGROUP_STAGES * value + PANEL;
     row_bytes * 2 * WARPGROUP_TILE + PANEL_ALIGNMENT
 }
 
-/// That of a block of waves, for a run of keys and values on its way.
+/// Returns the dynamic shared memory of the kernel on warps in bytes, per stage.
 const fn warp_shared_bytes(query: usize, value: usize) -> usize {
     COPY_KEYS * (query + value + PADDING) * 2
 }

@@ -1,27 +1,28 @@
-//! How much of keys and values made of latents is there at a time (`mla_prefill.rs`).
+//! Planning of how many heads and keys non-absorbed MLA prefill expands at a time (`mla_prefill.rs`).
 
-/// Keys of a step, and what windows of keys are whole numbers of. The twin of `STEP_KEYS` in mla_prefill/long_rows.h.
+/// Keys per step; key windows are multiples of it. Must match `STEP_KEYS` in mla_prefill/long_rows.h.
 pub(super) const STEP_KEYS: usize = 128;
 
-/// Sizes that what is made at a time depends on.
+/// Sizes that determine the plan.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KvExpansionSizes {
-    /// Bytes that there are.
+    /// Memory limit in bytes.
     pub(super) bytes: usize,
-    /// Keys of all rows, in whole steps.
+    /// Keys of all rows, padded to whole steps.
     pub(super) keys: usize,
     pub(super) heads: usize,
-    /// Bytes of a row of the pool, and of a key and a value of one head.
+    /// Bytes of a compressed KV row of the pool, and of an expanded key and value of one head.
     pub(super) row_bytes: usize,
     pub(super) head_bytes: usize,
-    /// Tiles of tokens of which something may be carried from window to window, and how many bytes of a head.
+    /// Number of token tiles with carry-over state between key windows, and bytes of that state per tile and
+    /// head.
     pub(super) tiles: usize,
     pub(super) carry_over_bytes: usize,
-    /// Tiles of tokens and heads that keep the device busy.
+    /// Minimum (token tile, head) pairs that keep the device busy.
     pub(super) min_tiles: usize,
 }
 
-/// Heads, and keys, whose keys and values are made at a time.
+/// Number of heads and keys that are expanded at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KvExpansionPlan {
     pub(super) heads: usize,
@@ -29,7 +30,8 @@ pub(super) struct KvExpansionPlan {
 }
 
 impl KvExpansionSizes {
-    /// Few heads with all keys, of which nothing is carried, unless so few leave the device idle; else windows of keys.
+    /// Plans windows: some heads with all keys, which needs no carry-over state, unless that leaves the
+    /// device idle; else windows of keys.
     pub(super) fn plan(&self) -> KvExpansionPlan {
         let Self {
             bytes, keys, row_bytes, head_bytes, tiles, carry_over_bytes: carried_bytes, ..
@@ -45,12 +47,13 @@ impl KvExpansionSizes {
         KvExpansionPlan { heads, keys: keys.div_ceil(windows).next_multiple_of(STEP_KEYS) }
     }
 
-    /// So many heads at most, as many each time.
+    /// Returns the head count, at most `most`, that splits all heads into windows of nearly equal size.
     fn evenly(&self, most: usize) -> usize {
         self.heads.div_ceil(self.heads.div_ceil(most))
     }
 
-    /// Of a plan whose windows are not all there is: all bytes, so that a later step asks for no more.
+    /// Returns the scratch memory of a plan in bytes. With several windows it is at least the whole memory
+    /// limit, so that later steps do not allocate more.
     pub(super) fn scratch_bytes(&self, plan: KvExpansionPlan) -> usize {
         let made = plan.keys * (self.row_bytes + plan.heads * self.head_bytes);
         let carried = self.tiles * plan.heads * self.carry_over_bytes;
@@ -65,10 +68,10 @@ impl KvExpansionSizes {
 mod tests {
     use super::*;
 
-    /// Tokens of a tile.
+    /// Tokens per tile.
     const TILE: usize = 128;
 
-    /// DeepSeek-V3 on an H200, or a part of its heads.
+    /// Sizes of DeepSeek-V3 on an H200, with `heads` of its heads.
     fn need(heads: usize, tokens: usize, keys: usize) -> KvExpansionSizes {
         let (tiles, bytes) = (tokens / TILE + 1, 256 << 20);
         let carried_bytes = (TILE * 128 + 1024) * 4;
@@ -95,7 +98,7 @@ mod tests {
     #[test]
     fn kv_expansion_splits_heads_before_keys() {
         assert_eq!(need(128, 2048, 8192).plan(), KvExpansionPlan { heads: 43, keys: 8192 });
-        // Two tiles of 43 heads are no work for 132 multiprocessors.
+        // Two tiles of 43 heads do not fill 132 SMs.
         let few = need(128, 256, 8192);
         assert_eq!(few.plan().heads, 128);
         assert!(few.plan().keys < 8192);
@@ -114,7 +117,7 @@ mod tests {
                 }
             }
         }
-        // But for a step of one head.
+        // The minimum plan, one step of one head, may exceed the limit.
         let least = KvExpansionSizes { bytes: 1, ..need(8, 1000, 4096) };
         assert_eq!(least.plan(), KvExpansionPlan { heads: 1, keys: STEP_KEYS });
     }

@@ -1,7 +1,7 @@
-//! The GPU backend: one for AMD (HIP), NVIDIA (the CUDA driver) and the SIMT emulator.
+//! GPU backend for AMD (HIP runtime), NVIDIA (CUDA driver) and the SIMT emulator.
 //!
-//! Kernels are the sources of `kernels/csrc`, embedded, and compiled when they are first launched or precompiled. The file of
-//! a kernel checks shapes, then launches:
+//! Kernel sources of `kernels/csrc` are embedded in the binary and compiled when they are first launched or
+//! precompiled. The file of a kernel checks shapes, then launches:
 //!
 //! ```ignore
 //! static NORM: KernelSource = kernel_source!("norm/norm.hip");
@@ -21,7 +21,7 @@
 
 #![allow(clippy::trivially_copy_pass_by_ref, reason = "streams are passed as the traits pass them")]
 
-/// The source `kernels/csrc/PATH`, embedded.
+/// Embeds the kernel source `kernels/csrc/PATH`.
 macro_rules! kernel_source {
     ($path:literal) => {
         device::gpu::KernelSource {

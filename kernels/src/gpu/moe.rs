@@ -1,6 +1,7 @@
-//! The MLPs of experts: choices sorted by expert on the device, two grouped products, one weighted sum.
+//! Expert MLPs (MoE): choices ((token, expert) pairs) are sorted by expert on the device, followed by two
+//! grouped GEMMs and a weighted sum.
 //!
-//! Every grid depends on the number of tokens alone, so that all of it can be captured.
+//! Every grid depends on the number of tokens only, so that all launches can be captured in a graph.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{
@@ -19,19 +20,21 @@ use crate::{
 
 static ALIGN: KernelSource = kernel_source!("moe_align/moe_align.hip");
 
-/// Threads of a block that combines.
+/// Threads per block of `moe_combine`.
 const THREADS: u32 = 256;
-/// Most threads of a block that sorts.
+/// Maximum threads per block of `moe_align`.
 const ALIGN_THREADS: usize = 1024;
-/// Tokens that every block routes for itself: a step of one request. More take longer than a launch.
+/// Maximum tokens that every block of the fused kernel routes redundantly: a step of one request. Routing
+/// more tokens takes longer than a separate launch.
 const FUSED_ROUTING_TOKENS: usize = 2;
-/// Experts among which it does.
+/// Maximum number of experts for routing in the fused kernel.
 const FUSED_ROUTING_EXPERTS: usize = 256;
-/// Choices of a token that `moe_combine` holds.
+/// Maximum choices per token of `moe_combine`.
 const MAX_CHOICES: usize = 64;
 
 impl GpuBackend {
-    /// Stacks matrices of one shape. In fp8 they keep their scales; in another type they are multiplied out.
+    /// Stacks matrices of one shape. fp8 matrices keep their scales if `dtype` is fp8; otherwise they are
+    /// dequantised.
     pub fn pack_group(
         &self,
         matrices: &[Vec<HostMat<'_>>],
@@ -55,7 +58,7 @@ impl GpuBackend {
         self.pack_for_tma(stack, gated)
     }
 
-    /// The same as they are, in floats, row behind row.
+    /// Stacks per-head matrices of MLA as row-major `dtype` (floating point), without packing for TMA.
     pub fn pack_mla_heads(
         &self,
         matrices: &[Vec<HostMat<'_>>],
@@ -82,7 +85,7 @@ impl GpuBackend {
         let mut counts = std::ptr::null_mut();
         if parts > 1 {
             counts = call.counts;
-            // SAFETY: the scratch memory has room for a count of every part and expert.
+            // SAFETY: scratch memory has room for one count per part and expert.
             unsafe { arguments(launch("moe_count")?.arg_ptr(counts)).launch(self, s)? };
         }
         let align = launch("moe_align")?.arg_ptr(call.order).arg_ptr(call.segments).arg_ptr(counts);
@@ -90,7 +93,7 @@ impl GpuBackend {
             .u32(call.kernel.segment_rows() as u32)
             .u32(call.most_segments() as u32)
             .u32(u32::from(call.kernel.prefetches_weights_early()));
-        // SAFETY: the scratch memory has room for all choices and segments.
+        // SAFETY: scratch memory has room for all choices and segments.
         unsafe { align.launch(self, s) }
     }
 
@@ -114,7 +117,7 @@ impl GpuBackend {
             .u32(call.experts.first as u32)
             .u32(call.experts.down.len() as u32)
             .u32(y_stride);
-        // SAFETY: as above.
+        // SAFETY: the shapes were checked; scratch memory has the sizes of the call.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 }
@@ -150,7 +153,7 @@ impl GpuKernel for ExpertMlp<'_> {
     }
 }
 
-/// Whether routing and expert MLPs of these tokens run in one launch.
+/// Whether routing and expert MLPs of these tokens run in the fused decode kernel.
 pub(crate) fn fits_routed_decode(router: &RouterLogits<'_>, experts: &ExpertWeights<'_>) -> bool {
     let (tokens, all) = (router.logits.rows(), router.logits.cols());
     fits_fused_decode(experts, tokens * (router.top_k + router.shared))

@@ -1,4 +1,4 @@
-//! One call of the MLPs of experts: its sizes, its memory, and the way it goes.
+//! One call of the expert MLPs: sizes, scratch memory, and choice of the kernel.
 
 use device::gpu::{KernelDefine, KernelLaunch};
 use device::{DType, DeviceError, DeviceStream, MatRef};
@@ -9,24 +9,24 @@ use crate::gpu::GpuBackend;
 use crate::{ExpertWeights, PackedGroup, TopKRoutes};
 
 pub(super) const KERNEL: &str = "moe_mlp";
-/// Bytes of a `OperandSegment`.
+/// Size of a `Segment` (moe/segment.h) in bytes.
 const SEGMENT_BYTES: usize = 16;
-/// Choices that a block sorts.
+/// Maximum choices that one block sorts.
 pub(super) const ALIGN_CHOICES: usize = 4096;
-/// Choices per expert, on average, up to which weights are streamed for few rows.
+/// Maximum average choices per expert for the small-M kernels.
 const SMALL_M_CHOICES: usize = 8;
-/// Choices per expert from which streamed tiles have many lines; in fp8 they always have.
+/// Minimum choices per expert for TMA tiles with twice the rows of W; fp8 tiles always have them.
 const WIDE_TILE_CHOICES: usize = 4;
-/// Choices per expert from which they have many rows, too.
+/// Minimum choices per expert for TMA tiles with more rows of x as well.
 const LARGE_TILE_CHOICES: usize = 17;
-/// Choices per expert from which tiles are high.
+/// Minimum choices per expert for tiles of 128 rows of x in the grouped GEMM without TMA.
 const TALL_TILE_CHOICES: usize = 96;
-/// Rows of a segment of weights in fp8 for many, as `TILE` in fp8_gemm/tile.h.
+/// Rows per segment of the fp8 grouped GEMM; must match `TILE` in fp8_gemm/tile.h.
 const FP8_TILE_ROWS: usize = 64;
-/// Rows of a segment for few.
+/// Rows per segment of the small-M kernels.
 pub(super) const SMALL_M_ROWS: usize = 16;
 
-/// Sizes and memory of one call.
+/// Sizes and scratch memory of one call.
 pub(super) struct MoeCall<'a> {
     pub(super) x: MatRef<'a>,
     pub(super) routes: &'a TopKRoutes<'a>,
@@ -36,29 +36,29 @@ pub(super) struct MoeCall<'a> {
     pub(super) inner: usize,
     pub(super) order: *mut u8,
     pub(super) segments: *mut u8,
-    /// How often parts of the choices name each expert.
+    /// Number of choices per expert, for each part of the choices that a block sorts.
     pub(super) counts: *mut u8,
-    /// Activations between the products, `[choices, I]`.
+    /// Activations between the two GEMMs, `[choices, I]`.
     pub(super) activations: *mut u8,
-    /// What the experts say, `[choices, H]`.
+    /// Expert outputs, `[choices, H]`.
     pub(super) out: *mut u8,
-    /// Inputs of a product in fp8, if its way quantises them, and their scales.
+    /// fp8-quantised inputs of a GEMM and their scales, if the kernel quantises inputs.
     pub(super) quantized: [*mut u8; 2],
     pub(super) kernel: MoeKernel,
     act_f32: u32,
 }
 
-/// How the products are computed.
+/// Kernel of the two GEMMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MoeKernel {
     SmallM,
-    /// Rows of a tile.
+    /// Grouped GEMM, with the rows of a tile.
     GroupedGemm(usize),
-    /// Weights in lines.
+    /// Grouped GEMM with TMA-packed weights.
     GroupedGemmTma(moe_grouped_gemm_tma::GroupedGemmTile),
-    /// Weights in fp8, inputs as they are.
+    /// Small-M GEMM with fp8 weights and 16-bit inputs (W8A16).
     Fp8SmallM,
-    /// Weights in fp8, inputs quantised.
+    /// Grouped GEMM with fp8 weights and fp8-quantised inputs (W8A8).
     Fp8GroupedGemm,
     Plain,
 }
@@ -92,7 +92,7 @@ impl GpuBackend {
             line(scales * 4),
         ];
         let order = self.scratch(s, sizes.iter().sum())?;
-        // SAFETY: inside the scratch memory that was just asked for.
+        // SAFETY: the address is inside the scratch memory allocated above.
         let at = |n: usize| unsafe { order.add(sizes[..n].iter().sum()) };
         let (segments, between, out, counts) = (at(1), at(2), at(3), at(4));
         let quantised = [at(5), at(6)];
@@ -125,7 +125,7 @@ impl MoeCall<'_> {
         [act, ("OUT_HALF", u32::from(self.out_type() != DType::F32))]
     }
 
-    /// What the experts say is of this type.
+    /// Returns the type of the expert outputs.
     pub(super) fn out_type(&self) -> DType {
         self.kernel.out_type(self.x.dtype())
     }
@@ -138,27 +138,27 @@ impl MoeCall<'_> {
         self.kernel.most_segments(self.choices, self.experts.down.len())
     }
 
-    /// Experts that may have tokens.
+    /// Returns the maximum number of experts with tokens.
     pub(super) fn busy_experts(&self) -> usize {
         self.choices.min(self.experts.down.len())
     }
 
-    /// Weights and inputs of the first or the second product.
+    /// Returns the weights and the number of input features of the first or the second GEMM.
     pub(super) fn product(&self, first: bool) -> (&PackedGroup, usize) {
         if first { (self.experts.gate_up, self.hidden) } else { (self.experts.down, self.inner) }
     }
 
-    /// Rows of x, or of what the first product made of them.
+    /// Returns the input rows of the first GEMM (x) or of the second GEMM (activations).
     pub(super) fn inputs(&self, first: bool) -> MatRef<'_> {
         let (dtype, inner) = (self.x.dtype(), self.inner);
         if first {
             return self.x;
         }
-        // SAFETY: scratch memory of this size, which only launches write.
+        // SAFETY: the scratch memory has this size, and only launches write to it.
         unsafe { MatRef::from_raw(self.activations, dtype, self.choices, inner, inner) }
     }
 
-    /// Arguments of all grouped kernels.
+    /// Appends the arguments of all grouped kernels.
     pub(super) fn product_args(&self, launch: KernelLaunch, first: bool) -> KernelLaunch {
         let (group, k) = self.product(first);
         let (y, y_stride) =
@@ -193,7 +193,7 @@ impl MoeKernel {
         }
     }
 
-    /// What the second product is rounded to, for inputs of type `x`.
+    /// Returns the output type of the second GEMM for inputs of type `x`.
     fn out_type(self, x: DType) -> DType {
         if matches!(self, Self::GroupedGemmTma(tile) if tile != moe_grouped_gemm_tma::TILE_SMALL) {
             x
@@ -202,12 +202,14 @@ impl MoeKernel {
         }
     }
 
-    /// Whether blocks begin with weights before anybody has chosen; every expert then has a first segment.
+    /// Whether blocks prefetch weights before routing is complete; then every expert has a first segment,
+    /// even without tokens.
     pub(super) fn prefetches_weights_early(self) -> bool {
         self == Self::GroupedGemmTma(moe_grouped_gemm_tma::TILE_MEDIUM)
     }
 
-    /// Values and scales that the inputs of either product take, rows by columns, if they are quantised.
+    /// Returns the numbers of values and of scales for the quantised inputs of either GEMM, from their
+    /// `(rows, columns)`; 0 if inputs are not quantised.
     fn quantized_input_size(self, x: (usize, usize), between: (usize, usize)) -> (usize, usize) {
         if self != Self::Fp8GroupedGemm {
             return (0, 0);
@@ -216,14 +218,16 @@ impl MoeKernel {
         ((x.0 * x.1).max(between.0 * between.1), scales(x).max(scales(between)))
     }
 
-    /// Segments of any distribution: a full one for every so many choices, and a last one for every expert.
+    /// Returns an upper bound of segments for any distribution of choices: all full segments, and one partial
+    /// segment per expert.
     pub(super) fn most_segments(self, choices: usize, experts: usize) -> usize {
         let last = if self.prefetches_weights_early() { experts } else { experts.min(choices) };
         choices / self.segment_rows() + last
     }
 }
 
-/// The one place that chooses. Choices that all tokens share count: the more rows, the higher the tiles. `few_fit`: shared memory holds the rows of a segment for few.
+/// Chooses the kernel by the average number of choices per expert; choices of shared experts count.
+/// `few_fit`: the rows of a small-M segment fit into shared memory.
 fn choose_kernel(
     x: MatRef<'_>,
     experts: &ExpertWeights<'_>,

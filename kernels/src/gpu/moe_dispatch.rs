@@ -1,4 +1,4 @@
-//! Mixture of experts over ranks: copies of experts, the tokens that each rank gets, and the sum of what comes back.
+//! Expert parallelism: EPLB expert map, token dispatch to ranks, and combination of the returned rows.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DeviceError, DeviceStream, check_at_most, check_dense};
@@ -9,13 +9,13 @@ use crate::{ExpertPlacementLookup, GpuKernel, MoeCombine, TokenDispatch};
 
 static DISPATCH: KernelSource = kernel_source!("moe_dispatch/moe_dispatch.hip");
 
-/// Threads of a block that places choices.
+/// Threads per block of `eplb_map_experts`.
 const MAP_EXPERTS_THREADS: usize = 256;
-/// Most threads of a block that sorts tokens.
+/// Maximum threads per block of `moe_dispatch`.
 const DISPATCH_THREADS: usize = 1024;
-/// Ranks that it tells apart.
+/// Maximum ranks of `moe_dispatch`.
 const MAX_RANKS: usize = 64;
-/// Threads of a block that adds, and the columns of each.
+/// Threads per block, and columns per block, of `moe_combine_ranks`.
 const COMBINE_THREADS: usize = 128;
 const COMBINE_COLS: usize = 8 * COMBINE_THREADS;
 
@@ -40,7 +40,7 @@ impl GpuKernel for MoeCombine<'_> {
             .u32(stride)
             .u32(x.stride() as u32)
             .u32(places.stride() as u32);
-        // SAFETY: a row of places for each row of y; the kernel reads only rows that x has.
+        // SAFETY: `places` has one row per row of y; the kernel only reads valid rows of x.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -68,7 +68,7 @@ impl GpuKernel for TokenDispatch<'_> {
             .u32(spread.rank_offset as u32)
             .u32(experts.stride() as u32)
             .u32(stride);
-        // SAFETY: room for every token on every rank, as was checked.
+        // SAFETY: `check_dispatch` checked that the outputs have room for every token on every rank.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -95,7 +95,7 @@ impl GpuKernel for ExpertPlacementLookup<'_> {
             .u32(positions.cols() as u32)
             .u32(places.rows() as u32)
             .u32(places.cols() as u32);
-        // SAFETY: the shapes agree; the kernel reads only positions and places that exist.
+        // SAFETY: the shapes were checked; the kernel only reads valid positions and places.
         unsafe { launch.launch(gpu, s) }
     }
 }

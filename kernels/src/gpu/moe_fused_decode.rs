@@ -1,5 +1,5 @@
-//! Experts for a handful of choices, where every launch counts: blocks sort, and with few tokens route, for
-//! themselves, and the second product ends in the weighted sum.
+//! Fused MoE decode for few choices, where launch latency dominates: every block sorts the choices (and
+//! routes, with few tokens) redundantly, and the epilogue of the second GEMM is the weighted sum.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
@@ -11,23 +11,24 @@ use crate::{ExpertWeights, RouterLogits, TopKRoutes};
 
 static FUSED_DECODE: KernelSource = kernel_source!("moe_fused_decode/moe_fused_decode.hip");
 
-/// Lines of a strip.
+/// Rows of W per strip.
 const STRIP_LINES: usize = 16;
-/// Rows of a low tile.
+/// Rows of x of the smallest tile.
 const LOW_ROWS: usize = 16;
-/// Choices that a block sorts for itself.
+/// Maximum choices that a block sorts.
 const MAX_CHOICES: usize = 64;
 
-/// Who chooses.
+/// Source of the expert choices.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RoutingSource<'a> {
-    /// `moe_route_softmax` did.
+    /// A routing kernel computed the choices before.
     Precomputed(&'a TopKRoutes<'a>),
-    /// Every block does, and one of them counts.
+    /// Every block computes the routing from router logits; one block increments the expert load counters.
     InKernel(&'a RouterLogits<'a>, ExpertCounterPtrs),
 }
 
-/// What a block multiplies at a time, of so many rows and strips of lines. In fp8 a stage takes its time whatever of it is used.
+/// Returns the tile for `rows` rows of x and `strips` strips of W per block. With fp8 weights the time of a
+/// stage does not depend on how much of the tile is used, so the tile is chosen to fit.
 fn tile_of(experts: &ExpertWeights<'_>, rows: usize, strips: usize) -> GroupedGemmTile {
     if experts.down.dtype() != DType::F8E4M3 {
         return TILE_SMALL;
@@ -38,13 +39,13 @@ fn tile_of(experts: &ExpertWeights<'_>, rows: usize, strips: usize) -> GroupedGe
     GroupedGemmTile { rows, lines }
 }
 
-/// Whether so many choices go this way.
+/// Whether the fused kernel supports `choices` choices.
 pub(super) fn fits_fused_decode(experts: &ExpertWeights<'_>, choices: usize) -> bool {
     experts.gate_up.is_tma_packed() && choices <= MAX_CHOICES
 }
 
 impl GpuBackend {
-    /// `y` of `x` and choices that `fits_fused_decode`, all of which have been checked.
+    /// Computes the expert MLPs `y` of `x` if `fits_fused_decode` is true, for checked shapes.
     pub(super) fn fused_decode_mlp(
         &self,
         s: &DeviceStream,
@@ -70,7 +71,8 @@ impl GpuBackend {
         let here = u32::from(matches!(chosen, RoutingSource::InKernel(..)));
         let fp8 = is_fp8(experts.down);
         for gated in [true, false] {
-            // The first product divides all strips among blocks, in the second a block has those of all experts.
+            // The first GEMM distributes the strips of all choices over blocks; in the second a block has the
+            // same strips of all experts.
             let strips = experts.gate_up.n() / STRIP_LINES * choices;
             let tile = if gated {
                 tile_of(experts, x.rows(), strips.div_ceil(self.multiprocessors() as usize))
@@ -97,7 +99,7 @@ impl GpuBackend {
             let sizes = scores.into_iter().chain(sizes).chain(strides).chain([top_k]);
             let launch = sizes.fold(launch, |launch, size| launch.u32(size as u32));
             let launch = scales_from(launch, group, 0);
-            // SAFETY: all shapes were compared; the arguments are those of the kernel.
+            // SAFETY: all shapes were checked; the arguments match the kernel parameters.
             unsafe { counters.args(launch).overlaps_predecessor().launch(self, s)? };
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Grouped products over weights that lie as checkpoints store them.
+//! Grouped GEMMs over weights in checkpoint layout (row-major).
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DeviceError, DeviceStream, check_size};
@@ -14,7 +14,7 @@ static PLAIN: KernelSource = kernel_source!("moe_plain/moe_plain.hip");
 const THREADS: u32 = 256;
 
 impl GpuBackend {
-    /// For few tokens an expert.
+    /// Launches the grouped GEMM for few tokens per expert.
     pub(super) fn small_m_product(
         &self,
         s: &DeviceStream,
@@ -24,7 +24,7 @@ impl GpuBackend {
         let (group, k) = call.product(first);
         let shape = self.small_m_strips(SMALL_M_ROWS, group.n(), k, call.busy_experts(), first);
         let Some(SmallMStripShape { strips, blocks, shared_bytes }) = shape else {
-            return check_size(KERNEL, "inputs of few rows", k, 0); // `way` saw to it.
+            return check_size(KERNEL, "inputs of few rows", k, 0); // `choose_kernel` excludes this case.
         };
         let defines = [("GATED", u32::from(first)), ("TILES", strips as u32)];
         let kernel = self.kernel(&GEMM_SMALL_M, "moe_gemm_small_m", &defines)?;
@@ -34,7 +34,7 @@ impl GpuBackend {
         unsafe { call.product_args(launch, first).overlaps_predecessor().launch(self, s) }
     }
 
-    /// For many.
+    /// Launches the grouped GEMM for many tokens per expert.
     pub(super) fn grouped_gemm_product(
         &self,
         s: &DeviceStream,
@@ -47,11 +47,11 @@ impl GpuBackend {
         let blocks = call.product(first).0.n().div_ceil(TILE_OUTPUTS);
         let grid = (blocks as u32, call.most_segments() as u32, 1);
         let launch = KernelLaunch::new(kernel, grid, THREADS, self.tile_bytes(rows));
-        // SAFETY: as above.
+        // SAFETY: `check` compared all shapes; scratch memory has the sizes of the call.
         unsafe { call.product_args(launch, first).overlaps_predecessor().launch(self, s) }
     }
 
-    /// Every type and size.
+    /// Launches the plain kernel for every type and size.
     pub(super) fn plain_product(
         &self,
         s: &DeviceStream,
@@ -74,7 +74,7 @@ impl GpuBackend {
             .u32(call.top_k() as u32)
             .u32(call.experts.first as u32)
             .u32(group.len() as u32);
-        // SAFETY: as above.
+        // SAFETY: `check` compared all shapes; scratch memory has the sizes of the call.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 }

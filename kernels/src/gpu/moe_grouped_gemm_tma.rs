@@ -1,5 +1,5 @@
-//! Experts on NVIDIA sm_90a: weights in the order in which the copy engine streams them to products of warpgroups, and
-//! the products that read them.
+//! Grouped GEMM with bulk copies and WGMMA on NVIDIA sm_90a (`moe_grouped_gemm_tma`), and packing of expert
+//! weights into its layout.
 
 use device::gpu::{KernelFunction, KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream};
@@ -12,44 +12,47 @@ static PACK: KernelSource = kernel_source!("moe_weight_pack/moe_weight_pack.hip"
 static GROUPED_GEMM_TMA: KernelSource =
     kernel_source!("moe_grouped_gemm_tma/moe_grouped_gemm_tma.hip");
 
-/// Threads of a block: eight waves multiply, one copies weights, two gather rows.
+/// Threads per block: eight consumer warps, one producer warp for weights, two that gather rows of x.
 const THREADS: u32 = 11 * 32;
-/// Threads of a block that brings weights into their order, a piece of 16 bytes each.
+/// Threads per block of the packing kernels, 16 bytes per thread.
 const PACK_THREADS: u32 = 256;
-/// Bytes of a line of weights in a stage.
+/// Bytes per row of weights in a stage.
 const LINE_BYTES: usize = 128;
-/// Weights of a piece, times their bytes.
+/// Bytes that one thread of the packing kernels copies.
 const VECTOR_BYTES: usize = 16;
-/// Rows whose scales are one: those of a strip.
+/// Minimum rows that share an fp8 scale: those of a strip.
 const MIN_UNIT: usize = 16;
-/// Stages without which nothing moves: one is read while the next arrives.
+/// Minimum ring stages: one is consumed while the next is loaded.
 const MIN_STAGES: usize = 2;
-/// Stages that barriers are kept for, at most.
+/// Maximum ring stages, for which the kernel has barriers.
 const MAX_STAGES: usize = 12;
-/// Shared memory beside the stages: barriers, what routing, sorting and blending need, what aligning the ring takes.
+/// Shared memory in addition to the stages, in bytes: barriers, state of routing, sorting and combining, and
+/// alignment of the ring.
 const FIXED_BYTES: usize = 11 << 10;
-/// And for scales of fp8.
+/// Shared memory for fp8 scales, in bytes.
 const SCALES_BYTES: usize = 1 << 10;
-/// Scratch memory that weights pass through on their way to their order.
+/// Maximum scratch memory for packing weights, in bytes.
 const REPACK_SCRATCH_BYTES: usize = 64 << 20;
 
-/// Rows of a segment and lines of weights that a block multiplies at a time.
+/// Tile of a block: rows of x (of a segment) and rows of W (`lines`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GroupedGemmTile {
     pub(super) rows: usize,
     pub(super) lines: usize,
 }
 
-/// While reading weights is all the time there is.
+/// Tile for few tokens, when the time is that of reading the weights.
 pub(super) const TILE_SMALL: GroupedGemmTile = GroupedGemmTile { rows: 64, lines: 128 };
-/// The same, from some tokens on: more of the weights are on their way, and blocks begin with them before routing is over.
+/// Tile for more tokens, still bound by reading the weights: more bytes of weights in flight, and blocks
+/// prefetch them before routing is complete.
 pub(super) const TILE_MEDIUM: GroupedGemmTile = GroupedGemmTile { rows: 32, lines: 256 };
-/// From some hundred tokens on.
+/// Tile for several hundred tokens and more.
 pub(super) const TILE_LARGE: GroupedGemmTile = GroupedGemmTile { rows: 128, lines: 256 };
 
 impl GroupedGemmTile {
-    /// The same for weights of this type. In fp8 never few lines, in whose time a stage is not multiplied (3.1 TB/s for 4.2 on an H200), and
-    /// fewer of many rows: what columns sum up to is kept beside the sums until it takes its scale.
+    /// Adapts the tile to the weight type. fp8 does not use the small tile, because its MMAs take longer than
+    /// the loads of a stage (3.1 instead of 4.2 TB/s on an H200), and the large tile has fewer rows, because
+    /// registers hold the unscaled sum of a scale block in addition to the accumulators.
     pub(super) fn for_dtype(self, weights: DType) -> Self {
         match self {
             TILE_LARGE if weights == DType::F8E4M3 => Self { rows: 64, ..TILE_LARGE },
@@ -58,25 +61,26 @@ impl GroupedGemmTile {
         }
     }
 
-    /// Stages that `limit` bytes of shared memory hold.
+    /// Returns the number of stages that fit into `limit` bytes of shared memory.
     fn stages(self, limit: usize, weights: DType) -> usize {
         let scales = if weights == DType::F8E4M3 { SCALES_BYTES } else { 0 };
         (limit.saturating_sub(FIXED_BYTES + scales) / self.stage_bytes(weights)).min(MAX_STAGES)
     }
 
-    /// Lines of weights, and rows of 16-bit inputs.
+    /// Returns the bytes of a stage: rows of weights, and rows of 16-bit inputs.
     fn stage_bytes(self, weights: DType) -> usize {
         self.lines * LINE_BYTES + self.rows * columns(weights) * 2
     }
 }
 
-/// Weights of a line in a stage, and what sizes must be multiples of.
+/// Returns the columns of weights per stage; matrix sizes must be multiples of it.
 fn columns(weights: DType) -> usize {
     LINE_BYTES / weights.bytes()
 }
 
 impl GpuBackend {
-    /// Whether experts of type `weights`, the 16-bit one or fp8, of so many inputs and outputs, gates not counted, are streamed.
+    /// Whether the kernel supports experts of type `weights` (the 16-bit type or fp8) with `k` inputs and
+    /// `outputs` outputs (without gate rows).
     pub(super) fn supports_grouped_gemm_tma(
         &self,
         weights: DType,
@@ -89,8 +93,8 @@ impl GpuBackend {
         multiples && fits && self.has_warpgroups()
     }
 
-    /// `group` as moe/tma_layout.h orders it, where its products are streamed; `gated`: the second half of its outputs
-    /// are gated by the first.
+    /// Packs `group` into the layout of moe/tma_layout.h if the TMA kernel supports it, else returns it
+    /// unchanged. `gated`: the first half of the outputs are the gates of the second half.
     pub(super) fn pack_for_tma(
         &self,
         group: PackedGroup,
@@ -108,13 +112,14 @@ impl GpuBackend {
         let passage = self.scratch(&s, at_once * bytes)?;
         for first in (0..group.len()).step_by(at_once) {
             let experts = at_once.min(group.len() - first);
-            // SAFETY: an expert of the group.
+            // SAFETY: the address is that of an expert of the group.
             let weights = unsafe { group.as_ptr().add(first * bytes) }.cast_mut();
             let pack =
                 self.pack_launch("moe_weight_pack", (passage, weights), &group, experts, gated)?;
             let unpack =
                 self.pack_launch("moe_weight_unpack", (weights, passage), &group, experts, gated)?;
-            // SAFETY: both hold that many experts; nobody uses the group before it is handed out.
+            // SAFETY: source and destination have room for `experts` experts; the group is not used before it
+            // is returned.
             unsafe {
                 scales_from(pack, &group, first).launch(self, &s)?;
                 unpack.launch(self, &s)?;
@@ -140,7 +145,7 @@ impl GpuBackend {
         Ok(launch.u32(n as u32).u32(k as u32))
     }
 
-    /// One product of tokens that `moe_align` has sorted.
+    /// Launches one of the two GEMMs for choices sorted by `moe_align`.
     pub(super) fn grouped_gemm_tma_product(
         &self,
         s: &DeviceStream,
@@ -160,11 +165,11 @@ impl GpuBackend {
         let early =
             if call.kernel.prefetches_weights_early() { call.experts.down.len() } else { 0 };
         let launch = scales_from(call.product_args(launch, first).u32(early as u32), group, 0);
-        // SAFETY: the shapes were compared; scratch memory has the sizes of the call.
+        // SAFETY: the shapes were checked; scratch memory has the sizes of the call.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
-    /// A launch with all shared memory.
+    /// Returns a launch with one block per SM and as many stages as fit into shared memory.
     pub(super) fn launch_on_all_sms(
         &self,
         kernel: KernelFunction,
@@ -177,18 +182,18 @@ impl GpuBackend {
     }
 }
 
-/// `-DFP8` of kernels that read `group`.
+/// Returns the value of the define `FP8` for kernels that read `group`.
 pub(super) fn is_fp8(group: &PackedGroup) -> u32 {
     u32::from(group.dtype() == DType::F8E4M3)
 }
 
-/// With the scales of matrices from `first` on as further arguments; of others than fp8 none is looked at.
+/// Appends the scales of the matrices from `first` on to the arguments; null for weights that are not fp8.
 pub(super) fn scales_from(launch: KernelLaunch, group: &PackedGroup, first: usize) -> KernelLaunch {
     let Some(PackedScales { buffer, rows, stride }) = group.scales() else {
         return launch.arg_ptr(std::ptr::null()).u32(0).u32(0);
     };
     let of_matrix = group.n() / rows * stride * size_of::<f32>();
-    // SAFETY: the buffer has the scales of all matrices.
+    // SAFETY: the buffer contains the scales of all matrices.
     let from = unsafe { buffer.as_ptr().add(first * of_matrix) };
     launch.arg_ptr(from).u32(*rows as u32).u32(*stride as u32)
 }

@@ -1,4 +1,4 @@
-//! Which experts a token goes to.
+//! Softmax top-k routing of tokens to experts.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{
@@ -12,7 +12,7 @@ use crate::{GpuKernel, RouterLogits, SoftmaxRouting};
 static MOE_ROUTE: KernelSource = kernel_source!("moe_route/moe_route.hip");
 
 const KERNEL: &str = "moe_route_softmax";
-/// Experts the kernel has shared memory for.
+/// Maximum number of experts, limited by the shared memory of the kernel.
 const MAX_EXPERTS: usize = 1024;
 
 impl GpuKernel for SoftmaxRouting<'_, '_> {
@@ -44,7 +44,7 @@ impl GpuKernel for SoftmaxRouting<'_, '_> {
             .u32(k as u32)
             .u32(shared as u32)
             .u32(u32::from(normalise));
-        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        // SAFETY: the shapes were checked; the arguments match the kernel parameters.
         unsafe { counters.args(launch).launch(gpu, s) }
     }
 }

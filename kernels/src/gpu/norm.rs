@@ -1,4 +1,4 @@
-//! RMS norms of rows.
+//! RMS norm of rows, also fused with residual addition and fp8 quantisation.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DeviceError, DeviceStream, MatMut, MatRef};
@@ -10,11 +10,12 @@ use crate::{AddRmsNorm, GpuKernel, RmsNorm};
 static NORM: KernelSource = kernel_source!("norm/norm.hip");
 
 const KERNEL: &str = "rms_norm";
-/// Threads of the largest block.
+/// Maximum threads per block.
 const MAX_THREADS: usize = 512;
 
 impl GpuBackend {
-    /// The same to an address, with the elements between rows there, for shapes that have been checked.
+    /// Computes the RMS norm of `x` to address `y` with row stride `y_stride` in elements, for checked
+    /// shapes.
     pub(super) fn norm_to(
         &self,
         s: &DeviceStream,
@@ -35,11 +36,11 @@ impl GpuBackend {
                 .u32(y_stride as u32)
                 .u32(x.stride() as u32)
                 .f32(eps);
-        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        // SAFETY: the shapes were checked; the arguments match the kernel parameters.
         unsafe { launch.launch(self, s) }
     }
 
-    /// `add_rms_norm` with a quantised result, for shapes that have been checked.
+    /// Computes `add_rms_norm` with an fp8-quantised result, for checked shapes.
     pub(super) fn add_norm_fp8(
         &self,
         s: &DeviceStream,
@@ -65,11 +66,12 @@ impl GpuBackend {
             .u32(delta.stride() as u32)
             .u32(to.padded as u32)
             .f32(eps);
-        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        // SAFETY: the shapes were checked; the arguments match the kernel parameters.
         unsafe { launch.launch(self, s) }
     }
 
-    /// Threads for a row, by its length alone: eight columns each, sixteen where that would be many.
+    /// Returns the threads per row, which depend on the number of columns only: eight columns per thread, at
+    /// least sixteen for more than 2048 columns.
     pub(super) fn norm_threads(&self, cols: usize) -> u32 {
         let eights = cols.div_ceil(8);
         let threads = if eights <= 256 { eights } else { eights.div_ceil(2) };
@@ -95,7 +97,7 @@ impl GpuKernel for AddRmsNorm<'_> {
                 .u32(x.stride() as u32)
                 .u32(delta.stride() as u32)
                 .f32(eps);
-        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        // SAFETY: the shapes were checked; the arguments match the kernel parameters.
         unsafe { launch.launch(gpu, s) }
     }
 }

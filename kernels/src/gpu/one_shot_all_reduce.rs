@@ -1,4 +1,5 @@
-//! One-shot all-reduces through memory that the GPUs of one host share: `csrc/one_shot_all_reduce/peer_exchange.h`.
+//! One-shot (custom) all-reduce through peer memory of the GPUs of one host:
+//! `csrc/one_shot_all_reduce/peer_exchange.h`.
 
 use device::gpu::{KernelDefine, KernelLaunch, KernelSource, PeerView};
 use device::{DType, DeviceError, DeviceStream, MatRef, check_at_most, check_dtype, check_size};
@@ -12,11 +13,11 @@ static ONE_SHOT_ALL_REDUCE: KernelSource =
 const NORM_KERNEL: &str = "one_shot_all_reduce_norm";
 const THREADS: u32 = 256;
 const EIGHT: usize = 8;
-/// Eights of a row that a thread of the kernel with a norm keeps, at most.
+/// Maximum groups of eight columns per thread of the fused all-reduce and norm kernel.
 const PIECES: usize = 2;
 
 impl OneShotAllReduce<'_> {
-    /// Whether a matrix of this shape is summed through `peers`; the same on all ranks.
+    /// Whether the kernel supports a matrix of this shape; the result is the same on all ranks.
     #[must_use]
     pub fn fits(
         gpu: &GpuBackend,
@@ -32,7 +33,8 @@ impl OneShotAllReduce<'_> {
 }
 
 impl OneShotAllReduceNorm<'_> {
-    /// Whether a matrix of this shape is summed through `peers` and normalised in one launch; the same on all ranks.
+    /// Whether the kernel with a fused norm supports a matrix of this shape; the result is the same on all
+    /// ranks.
     #[must_use]
     pub fn fits(
         gpu: &GpuBackend,
@@ -60,7 +62,8 @@ impl GpuKernel for OneShotAllReduce<'_> {
         let wanted = (rows * cols).div_ceil(EIGHT * THREADS as usize);
         let launch = KernelLaunch::new(kernel, (blocks(gpu, wanted), 1, 1), THREADS, 0);
         let launch = rank_args(launch.overlaps_predecessor().out(&mut x), peers);
-        // SAFETY: the matrix has so many elements, and the areas room for them; the arguments are those of the kernel.
+        // SAFETY: the matrix has `rows * cols` elements and the areas have room for them; the arguments match
+        // the kernel parameters.
         unsafe { launch.u32((rows * cols) as u32).launch(gpu, s) }
     }
 }
@@ -89,7 +92,7 @@ impl GpuKernel for OneShotAllReduceNorm<'_> {
             .u32(x.stride() as u32)
             .u32(delta.stride() as u32)
             .f32(eps);
-        // SAFETY: shapes and addresses were checked; the arguments are those of the kernel.
+        // SAFETY: shapes and addresses were checked; the arguments match the kernel parameters.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -103,12 +106,13 @@ fn defines(
     Ok([("ACT_F32", gpu.act_f32(kernel, dtype)?), ("RANKS", peers.ranks() as u32)])
 }
 
-/// All blocks run at once: the same on all ranks, whose devices are alike.
+/// Returns the grid size: all blocks are resident at once, and the size is the same on all ranks, which have
+/// identical devices.
 fn blocks(gpu: &GpuBackend, wanted: usize) -> u32 {
     wanted.min(gpu.multiprocessors() as usize) as u32
 }
 
-/// Adds the arguments that describe ranks.
+/// Appends the arguments that describe the ranks.
 fn rank_args(launch: KernelLaunch, peers: &PeerView) -> KernelLaunch {
     launch
         .arg_words(&peers.addresses())

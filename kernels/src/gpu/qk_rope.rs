@@ -1,4 +1,4 @@
-//! Query/key norm, rotation, and the store into the KV pool.
+//! Query/key norm, RoPE, and the write into the KV pool.
 
 use device::gpu::{KernelDefine, KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, check_size};
@@ -25,7 +25,7 @@ impl GpuKernel for QkNormRopeKvWrite<'_> {
             &defines(layout, gpu.act_f32(KERNEL, q.dtype())?, rotary),
         )?;
         let first = layout.key_tile(args.layer, 0, 0) * layout.dtype.bytes();
-        // SAFETY: the layer lies inside the pool, whose size was checked.
+        // SAFETY: the layer is inside the pool, whose size was checked.
         let layer = unsafe { kv.as_mut_ptr().add(first) };
         let launch = KernelLaunch::new(kernel, (blocks, 1, 1), THREADS as u32, 0)
             .overlaps_predecessor()
@@ -46,7 +46,7 @@ impl GpuKernel for QkNormRopeKvWrite<'_> {
             .f32(args.eps)
             .f32(1.0 / args.kv_scales[0])
             .f32(1.0 / args.kv_scales[1]);
-        // SAFETY: the shapes agree; positions and slots were checked by whoever staged them.
+        // SAFETY: the shapes were checked; the host checked the staged positions and slots.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -61,7 +61,7 @@ fn defines(layout: &KvLayout, act_f32: u32, rotary: usize) -> [KernelDefine; 5] 
     ]
 }
 
-/// Lanes that share a head: `GROUP` of `csrc/qk_rope/qk_rope.h`.
+/// Returns the number of lanes that share a head; must match `GROUP` in `csrc/qk_rope/qk_rope.h`.
 fn group(head_dim: usize, rotary: usize) -> usize {
     let run = [4, 2, 1].into_iter().find(|run| (rotary / 2).is_multiple_of(*run)).unwrap_or(1);
     (head_dim / 2 / run).next_power_of_two().min(32)

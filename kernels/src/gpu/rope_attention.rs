@@ -1,4 +1,4 @@
-//! Decode attention fused with the norms, the rotary embedding and the KV write. `attention_single_row` is the launch for short contexts.
+//! Decode attention fused with q/k norm, RoPE and KV write. Short contexts use `attention_single_row`.
 
 use device::gpu::KernelLaunch;
 use device::{Buffer, DType, DeviceError, DeviceStream, MatMut, check_dtype, check_size};
@@ -14,11 +14,11 @@ use crate::op::check_layer;
 use crate::{AttentionMetadata, GpuKernel, KvLayout, QkNormRopeArgs, RopeAttention};
 
 const KERNEL: &str = "rope_attention";
-/// Query heads of a KV head that one wave takes, beside keys that make the rows of its products.
+/// Maximum query heads per KV head, for which keys are the rows (M) of the MMA of a warp.
 const MAX_GROUP: usize = 8;
 
 impl GpuBackend {
-    /// Whether the op exists for these rows and this pool.
+    /// Whether the op supports these rows and this pool.
     pub(crate) fn fits_rope_attention(
         &self,
         qk: &QkNormRopeArgs<'_>,
@@ -52,7 +52,7 @@ impl GpuKernel for RopeAttention<'_> {
             return Ok(());
         }
         let first = layout.key_tile(qk.layer, 0, 0) * layout.dtype.bytes();
-        // SAFETY: the layer lies inside the pool, whose size was checked.
+        // SAFETY: the layer is inside the pool, whose size was checked.
         let layer = unsafe { kv.as_mut_ptr().add(first) };
         if gpu.fits_single_row(rows) {
             return gpu.attend_single_row(s, o, (layer, layout), qk, rows, scale);
@@ -91,13 +91,14 @@ impl GpuKernel for RopeAttention<'_> {
             .u32(o.stride() as u32)
             .f32(scale * LOG2_E)
             .f32(qk.eps);
-        // SAFETY: shapes were compared; positions, slots, lengths and tables are the caller's promise; scratch and
-        // counters have the sizes of the grid.
+        // SAFETY: the shapes were checked; the caller guarantees positions, slots, context lengths and block
+        // tables; scratch memory and counters cover all rows, KV heads and splits.
         unsafe { launch.launch(gpu, s) }
     }
 }
 
-/// The arguments of both launches that say what rows read.
+/// Appends the input arguments that both kernels share: projections, norms, RoPE tables and attention
+/// metadata.
 pub(super) fn sources(
     launch: KernelLaunch,
     qk: &QkNormRopeArgs<'_>,

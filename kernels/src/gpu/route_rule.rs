@@ -1,4 +1,4 @@
-//! Which experts a token goes to, by any rule.
+//! Routing of tokens to experts by a configurable rule (softmax or sigmoid scores, bias, expert groups).
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{
@@ -13,7 +13,7 @@ use crate::{GpuKernel, GroupScore, RouterRuleArgs, RouterScore, RuleRouting};
 static MOE_ROUTE: KernelSource = kernel_source!("moe_route_rule/moe_route_rule.hip");
 
 const KERNEL: &str = "moe_route";
-/// Experts the kernel has shared memory for.
+/// Maximum number of experts, limited by the shared memory of the kernel.
 const MAX_EXPERTS: usize = 1024;
 
 impl GpuKernel for RuleRouting<'_, '_> {
@@ -42,7 +42,7 @@ impl GpuKernel for RuleRouting<'_, '_> {
             .u32(u32::from(by == GroupScore::TwoLargest))
             .u32(u32::from(rule.normalise))
             .f32(rule.scale);
-        // SAFETY: the shapes agree; the arguments are those of the kernel.
+        // SAFETY: the shapes were checked; the arguments match the kernel parameters.
         unsafe { counters.args(launch).launch(gpu, s) }
     }
 }

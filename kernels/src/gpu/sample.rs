@@ -1,4 +1,4 @@
-//! Answers to the questions of a step, out of its logits.
+//! Sampling of a token per logits row of a step, and verification of draft tokens.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{
@@ -17,20 +17,22 @@ use crate::{GpuKernel, RowSampling, VocabShard};
 static SAMPLE: KernelSource = kernel_source!("sample/sample.hip");
 
 const KERNEL: &str = "sample_rows";
-/// `CHUNK`, `SCAN_THREADS`, `PICK_THREADS`, `MAX_CHUNKS`, `LIST` of `csrc/sample`.
+/// Vocabulary ids per chunk. `CHUNK`, `SCAN_THREADS`, `PICK_THREADS`, `MAX_VOCABULARY` and `MAX_TOP` must
+/// match `CHUNK`, `SCAN_THREADS`, `PICK_THREADS`, `MAX_CHUNKS` and `LIST` in `csrc/sample`.
 const CHUNK: usize = 2048;
 const SCAN_THREADS: u32 = 256;
 pub(super) const PICK_THREADS: u32 = 512;
 const VERIFY_THREADS: u32 = 256;
 const MAX_VOCABULARY: usize = 128 * CHUNK;
 pub(super) const MAX_TOP: usize = 1024;
-/// Bytes of a `ChunkRecord`.
+/// Size of a `ChunkRecord` in bytes.
 const RECORD_BYTES: usize = 32;
-/// Scanning blocks for each multiprocessor; more questions than that let a block scan several chunks.
+/// Target number of scan blocks per SM; with more logits rows, a block scans several chunks.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 32;
 
 impl GpuBackend {
-    /// Reads a part of the rows once: what is known of it is left in the scratch.
+    /// Reads a vocabulary shard of the logits rows once, and leaves statistics per chunk and edited logits in
+    /// scratch memory.
     pub(super) fn scan(
         &self,
         s: &DeviceStream,
@@ -61,8 +63,8 @@ impl GpuBackend {
                 .u32(scratch.edited_stride as u32)
                 .u32(seats.history.cols() as u32)
                 .u32(seats.masks.cols() as u32);
-        // SAFETY: the scratch holds a record for each chunk and a row for each question; the host
-        // checked what it staged against the seats.
+        // SAFETY: scratch memory has a record per chunk and an edited row per logits row; the host checked
+        // the staged indices against the sequence slots.
         unsafe { launch.launch(self, s) }
     }
 
@@ -94,11 +96,12 @@ impl GpuBackend {
             .u32(scratch.edited_stride as u32)
             .u32(seats.history.cols() as u32)
             .u32(answers.top_ids.cols() as u32);
-        // SAFETY: as for the scan; answers and lists have a row for each question.
+        // SAFETY: scratch memory has a record per chunk and an edited row per logits row, and the outputs
+        // have a row per logits row; the host checked the staged indices.
         unsafe { launch.launch(self, s) }
     }
 
-    /// Which drafts stand, where there are any, by answers that have been given.
+    /// Verifies draft tokens against the sampled tokens, if the step has drafts.
     pub(super) fn verify_drafts(
         &self,
         s: &DeviceStream,
@@ -126,7 +129,8 @@ impl GpuBackend {
             .u32(questions as u32)
             .u32(seats.history.cols() as u32)
             .u32(per_mille.cast_unsigned());
-        // SAFETY: as for the pick; drafts stand behind tokens of the step.
+        // SAFETY: the outputs have a row per logits row; the host checked the staged indices, and draft
+        // tokens follow tokens of the step.
         unsafe { launch.launch(self, s) }
     }
 }
@@ -143,7 +147,8 @@ impl GpuKernel for RowSampling<'_, '_, '_> {
     }
 }
 
-/// What the scan leaves for those that read no more than they must, and memory behind it for these.
+/// Scratch memory of sampling: chunk records and edited logits written by the scan, and memory for later
+/// kernels.
 pub(super) struct SampleScratch {
     pub(super) records: *mut u8,
     pub(super) edited: *mut u8,
@@ -152,7 +157,7 @@ pub(super) struct SampleScratch {
 }
 
 impl SampleScratch {
-    /// For rows of `logits`, and `rest` bytes.
+    /// Allocates scratch memory for the rows of `logits`, and `rest` further bytes.
     pub(super) fn new(
         device: &GpuBackend,
         s: &DeviceStream,
@@ -164,7 +169,7 @@ impl SampleScratch {
         let edited_stride = vocabulary.next_multiple_of(4);
         let edited_bytes = questions * edited_stride * 4;
         let records = device.scratch(s, record_bytes + edited_bytes + rest)?;
-        // SAFETY: inside the scratch.
+        // SAFETY: the addresses are inside the scratch memory.
         let (edited, rest) =
             unsafe { (records.add(record_bytes), records.add(record_bytes + edited_bytes)) };
         Ok(Self { records, edited, edited_stride, rest })

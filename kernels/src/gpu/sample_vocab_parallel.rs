@@ -1,4 +1,4 @@
-//! Answers to the questions of a step, where each rank has the logits of a part of the vocabulary.
+//! Vocab-parallel sampling: each rank has the logits of a vocabulary shard.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_at_most, check_size};
@@ -12,27 +12,29 @@ static VOCAB_PARALLEL: KernelSource =
     kernel_source!("sample_vocab_parallel/sample_vocab_parallel.hip");
 
 const KERNEL: &str = "sample_vocab_parallel";
-/// Ids that a rank lists of each row. Sizes do not depend on rules, so all rows have room for them: 528 bytes a row and rank in all.
+/// Maximum candidate ids that a rank sends per row. Message sizes do not depend on sampling parameters, so
+/// every row has room for all candidates: 528 bytes per row and rank.
 const CANDIDATES: usize = 64;
-/// Of a small part at most one id in so many.
+/// For small shards, minimum vocabulary ids per candidate.
 const IDS_PER_CANDIDATE: usize = 8;
-/// Places in front of the list: `LISTED_FROM`.
+/// 64-bit words before the candidate list; must match `LISTED_FROM`.
 const CANDIDATES_AT: usize = 2;
-/// Where parts begin: at a multiple of it, so that masks and noise do.
+/// Alignment of the first id of a shard, so that words of grammar bitmasks and blocks of noise are not split.
 const SHARD_ALIGNMENT: usize = 64;
 
-/// Ids that each rank lists; all of them are sorted at once.
+/// Returns the number of candidate ids per rank; the candidates of all ranks are sorted together.
 fn candidate_count(part: &VocabShard) -> usize {
     CANDIDATES.min(MAX_TOP / part.ranks.max(1)).min(part.cols / IDS_PER_CANDIDATE)
 }
 
-/// 32-bit words that a rank tells of `rows` rows.
+/// Returns the number of 32-bit words that a rank sends for `rows` rows.
 fn exchange_words(rows: usize, part: &VocabShard) -> usize {
     rows * (CANDIDATES_AT + candidate_count(part)) * 2
 }
 
 impl GpuBackend {
-    /// Top-k candidates, where they are fewer words than the logits of the shard.
+    /// Returns the support of a shard: top-k candidates, if they are fewer words than the logits of the
+    /// shard.
     pub(crate) fn vocab_parallel_support_of(part: &VocabShard) -> VocabParallelSupport {
         match candidate_count(part) {
             most if most > 0 && exchange_words(1, part) < part.cols => {
@@ -42,7 +44,7 @@ impl GpuBackend {
         }
     }
 
-    /// What this rank says about each row.
+    /// Collects the candidates of this rank for each row.
     fn collect_candidates(
         &self,
         s: &DeviceStream,
@@ -67,11 +69,11 @@ impl GpuBackend {
             .u32(logits.stride() as u32)
             .u32(scratch.edited_stride as u32)
             .u32(candidate_count(part) as u32);
-        // SAFETY: the scratch holds what the scan left, and room for what is told.
+        // SAFETY: scratch memory has the results of the scan and room for the candidates.
         unsafe { launch.launch(self, s) }
     }
 
-    /// The answers, out of what all ranks told.
+    /// Samples the tokens from the candidates of all ranks.
     fn merge_candidates(
         &self,
         s: &DeviceStream,
@@ -95,7 +97,8 @@ impl GpuBackend {
             .u32(part.ranks as u32)
             .u32(candidate_count(part) as u32)
             .u32(seats.history.cols() as u32);
-        // SAFETY: answers have a row for each question; the host checked what it staged against the seats.
+        // SAFETY: the outputs have a row per logits row; the host checked the staged indices against the
+        // sequence slots.
         unsafe { launch.launch(self, s) }
     }
 }
@@ -127,8 +130,8 @@ impl GpuKernel for VocabParallelSampling<'_, '_, '_, '_> {
         let scratch = SampleScratch::new(gpu, s, logits, own * (1 + part.ranks) * 4)?;
         gpu.scan(s, (logits, part), (stage, laid), seats, &scratch)?;
         gpu.collect_candidates(s, (logits, part), (stage, laid), seats, &scratch)?;
-        // SAFETY: the scratch has room for the words of this rank and, behind them, of all; nobody else knows it. What is brought in
-        // one row takes no scratch of its own.
+        // SAFETY: scratch memory has room for the words of this rank, followed by those of all ranks, and
+        // only this function uses them. Gathering one row takes no scratch memory.
         let (told, all) = unsafe {
             let (told, all) = (scratch.rest, scratch.rest.add(own * 4));
             let columns = own * part.ranks;
@@ -140,7 +143,7 @@ impl GpuKernel for VocabParallelSampling<'_, '_, '_, '_> {
         if !gather(told, all) {
             return Err(DeviceError::PeerRanksFailed);
         }
-        // SAFETY: as above.
+        // SAFETY: the address is the range of all ranks in scratch memory, after the words of this rank.
         let all = unsafe { scratch.rest.add(own * 4) };
         gpu.merge_candidates(s, (logits.rows(), part), (stage, laid), seats, answers, all)?;
         gpu.verify_drafts(s, logits.rows(), (stage, laid), seats, answers)

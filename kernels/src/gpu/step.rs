@@ -1,4 +1,4 @@
-//! What a stage says becomes what a forward pass reads.
+//! Step preparation: expands the staged inputs of a step into the arrays that the forward pass reads.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{
@@ -13,9 +13,9 @@ static PREPARE: KernelSource = kernel_source!("prepare/prepare.hip");
 
 const KERNEL: &str = "prepare";
 const THREADS: usize = 256;
-/// Tokens that one thread may lay out before a row is given more blocks.
+/// Tokens per thread above which a row gets more blocks.
 const TOKENS_PER_THREAD: usize = 4;
-/// Blocks of a row at most.
+/// Maximum blocks per row.
 const MAX_BLOCKS_PER_ROW: usize = 32;
 
 impl GpuKernel for StepPreparation<'_, '_, '_> {
@@ -50,7 +50,8 @@ impl GpuKernel for StepPreparation<'_, '_, '_> {
             .u32(seats.masks.cols() as u32)
             .u32(block_tokens as u32)
             .u32(step.row_facts.stride() as u32);
-        // SAFETY: the arrays hold what is laid out; the host checked what it staged against the seats.
+        // SAFETY: the arrays have room for the step; the host checked the staged indices against the sequence
+        // slots.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -73,7 +74,7 @@ fn check_step(stage: &StageView<'_>, step: &StepArrays<'_>) -> Result<(), Device
     check_dtype(KERNEL, "question_tokens", step.logits_indices.dtype(), DType::I32)
 }
 
-/// Refuses seat arrays whose rows are not as the kernels take them to be.
+/// Checks that the arrays of the sequence slots have the row sizes and types that the kernels expect.
 pub(super) fn check_sequence_slots(seats: &SequenceSlotArrays<'_>) -> Result<(), DeviceError> {
     const PARAM_WORDS: usize = size_of::<crate::step::SequenceSamplingParams>() / 4;
     const LATEST_WORDS: usize = size_of::<crate::step::LatestToken>() / 4;

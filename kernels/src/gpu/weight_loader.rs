@@ -1,8 +1,9 @@
-//! Weights on the device: row-major `[N, K]` as files store them, read by several threads at once.
+//! Parallel weight loader: writes weights to the device row-major `[N, K]`, as checkpoints store them.
 //!
-//! Each reader takes a run of rows, converts it into pinned memory of its own and starts the copy; while the
-//! copy runs it fills its other piece. Copies run beside the step's stream, which waits for them on the
-//! device: `pack` returns when the last byte has been read, not when it has arrived.
+//! Each reader thread converts a run of rows into one of its two pinned chunks and starts an asynchronous
+//! copy; while the copy is in flight it fills the other chunk. Copies run on their own stream, and the step's
+//! stream waits for them on the device: `pack` returns when the last byte has been read, before the copies
+//! have completed.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,48 +16,50 @@ use super::fp8;
 use crate::gpu::GpuBackend;
 use crate::{HostMat, PackedMatrix};
 
-/// Copies of weights; steps run on the first stream.
+/// Stream of weight copies; steps run on the first stream.
 const COPY_STREAM: DeviceStream = DeviceStream(1);
-/// Bytes of one pinned piece: large enough for the link, small enough for all readers to have work.
+/// Size of a pinned chunk in bytes: large enough to saturate the host link, small enough that all readers
+/// have work.
 const CHUNK_BYTES: usize = 4 << 20;
-/// Least bytes of a run of rows.
+/// Minimum bytes of a run of rows.
 const MIN_RUN_BYTES: usize = 256 << 10;
 const KERNEL: &str = "pack";
-/// Readers of one device.
+/// Maximum reader threads per device.
 const MAX_READERS: usize = 12;
 
-/// Threads that read, and the pinned memory they read into.
+/// Reader threads with their pinned memory.
 #[derive(Debug)]
 pub(super) struct WeightLoader {
     threads: ThreadPool,
     readers: Vec<Mutex<WeightReader>>,
 }
 
-/// One thread's two pieces.
+/// Double buffer of one reader thread.
 #[derive(Debug)]
 struct WeightReader {
     chunks: [PinnedChunk; 2],
     next: usize,
 }
 
-/// Pinned memory, and the end of the copy that reads it.
+/// Pinned memory, and the fence of the copy that reads it.
 #[derive(Debug)]
 struct PinnedChunk {
-    copied: Option<GpuFence>, // Dropped, and so waited for, before the memory.
+    copied: Option<GpuFence>, // Dropped (waited for) before the memory.
     memory: Buffer,
 }
 
-/// Rows of one part, and where they go.
+/// Run of rows of one part, and its destination.
 struct RowRun {
     part: usize,
     row: usize,
     rows: usize,
-    /// Byte of the packed matrix.
+    /// Byte offset in the packed matrix.
     at: usize,
 }
 
 impl GpuBackend {
-    /// Stacks the rows of `parts` as `[N, K]`.
+    /// Stacks the rows of `parts` as `[N, K]`. fp8 parts stay fp8 if kernels support their scales and `dtype`
+    /// is the 16-bit type.
     pub fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<PackedMatrix, DeviceError> {
         match fp8::scale_block_shape(parts).filter(|_| dtype == self.half_dtype()) {
             Some(grid) => self.load_fp8(parts, grid),
@@ -64,7 +67,7 @@ impl GpuBackend {
         }
     }
 
-    /// The same in `dtype`, f32 or the device's 16-bit type.
+    /// Stacks the rows of `parts` in `dtype`, f32 or the device's 16-bit type.
     pub(super) fn load_float(
         &self,
         parts: &[HostMat<'_>],
@@ -76,7 +79,7 @@ impl GpuBackend {
         self.load_as(parts, dtype)
     }
 
-    /// The same in `dtype`; fp8 parts as fp8 lose their scales.
+    /// Stacks the rows of `parts` in `dtype`; fp8 parts loaded as fp8 lose their scales.
     pub(super) fn load_as(
         &self,
         parts: &[HostMat<'_>],
@@ -133,8 +136,8 @@ impl WeightLoader {
             let Ok(mut reader) = self.readers[thread].lock() else { return };
             while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let target = std::ptr::with_exposed_provenance_mut(target + run.at);
-                // SAFETY: runs are disjoint ranges of `to`, which the caller lends out until all are read;
-                // kernels come after the copies by the fence below.
+                // SAFETY: runs are disjoint ranges of `to`, which is uniquely borrowed until all are read;
+                // the fence below orders kernels after the copies.
                 let read = unsafe { reader.read(runtime, target, &parts[run.part], run, dtype) };
                 if let Err(error) = read {
                     next.store(runs.len(), Ordering::Relaxed);
@@ -150,10 +153,10 @@ impl WeightLoader {
 }
 
 impl WeightReader {
-    /// Converts one run and starts its copy.
+    /// Converts one run into pinned memory and starts its copy.
     ///
     /// # Safety
-    /// `to` is device memory for the whole run, which nobody uses until the copy is over.
+    /// `to` is device memory for the whole run, which is not used otherwise until the copy has completed.
     unsafe fn read(
         &mut self,
         runtime: &Arc<GpuRuntime>,
@@ -169,12 +172,13 @@ impl WeightReader {
         }
         let bytes = run.rows * from.cols() * dtype.bytes();
         let host = piece.memory.as_mut_ptr();
-        // SAFETY: host memory of a piece, which no copy reads any more; a run fits into it.
+        // SAFETY: the chunk is host memory that no copy in flight reads; a run fits into it.
         let staged = unsafe { std::slice::from_raw_parts_mut(host, bytes) };
         convert(from.row_range(run.row, run.rows), dtype, staged);
         runtime.enter()?;
         let stream = runtime.stream(&COPY_STREAM)?;
-        // SAFETY: `bytes` on both sides; the piece is not touched before the fence has passed.
+        // SAFETY: source and destination have `bytes` bytes; the chunk is not accessed before the fence has
+        // completed.
         let code = unsafe {
             (runtime.driver.copy_to_device)(to.cast(), host.cast_const().cast(), bytes, stream)
         };
@@ -187,12 +191,12 @@ impl WeightReader {
 impl Drop for PinnedChunk {
     fn drop(&mut self) {
         if let Some(copied) = self.copied.take() {
-            let _ = copied.wait_event(); // If it fails the device is lost, and with it the copy.
+            let _ = copied.wait_event(); // On an error the device has failed.
         }
     }
 }
 
-/// Cuts parts into runs of rows, of equal size where that leaves work for all readers.
+/// Splits parts into runs of rows of about equal size, so that all readers have work.
 fn row_runs(parts: &[HostMat<'_>], dtype: DType, readers: usize) -> Vec<RowRun> {
     let row_bytes = parts.first().map_or(1, |p| p.cols() * dtype.bytes()).max(1);
     let total: usize = parts.iter().map(|p| p.rows() * row_bytes).sum();

@@ -1,4 +1,4 @@
-//! Experts whose weights are kept in fp8 with scales of blocks: the two grouped products.
+//! Expert MLPs with block-scaled fp8 weights: the two grouped GEMMs without TMA.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceDriver, DeviceError, DeviceStream};
@@ -10,11 +10,11 @@ use crate::{HostMat, PackedGroup, PackedScales};
 
 static EXPERTS: KernelSource = kernel_source!("moe_fp8_gemm/moe_fp8_gemm.hip");
 
-/// Lines of `W` in a tile, as `TILE` in fp8_gemm/tile.h.
+/// Rows of `W` per tile; must match `TILE` in fp8_gemm/tile.h.
 const TILE_LINES: usize = 64;
 
-/// Whether kernels take this projection of experts in fp8: its scales are of blocks, and no unit of them
-/// crosses from the gates to what they gate.
+/// Whether kernels support this fp8 projection of experts: it has block scales, and no scale block contains
+/// both gate and up rows.
 pub(in super::super) fn supports_fp8_experts(matrices: &[Vec<HostMat<'_>>], gated: bool) -> bool {
     let parts: Vec<HostMat<'_>> = matrices.iter().flatten().copied().collect();
     let outputs =
@@ -24,8 +24,9 @@ pub(in super::super) fn supports_fp8_experts(matrices: &[Vec<HostMat<'_>>], gate
 }
 
 impl GpuBackend {
-    /// Whether experts in fp8 are better multiplied out to 16 bits: where these are streamed and fp8 is not, and those of all `layers` layers
-    /// leave half of the memory. It is 1.5 to 3.2 times as fast then (Qwen3-30B-A3B on an H200, 1 to 256 requests).
+    /// Whether fp8 experts are dequantised to 16 bits: if the TMA kernel supports 16-bit but not fp8 weights
+    /// of these shapes, and the experts of all `layers` layers take at most half of the device memory.
+    /// Decoding is then 1.5 to 3.2 times as fast (Qwen3-30B-A3B on an H200, 1 to 256 requests).
     pub(in super::super) fn dequantizes_experts(
         &self,
         gate_up: &[Vec<HostMat<'_>>],
@@ -40,7 +41,7 @@ impl GpuBackend {
         streams(self.half_dtype()) && !streams(DType::F8E4M3) && fits
     }
 
-    /// Whether experts with these projections are streamed, if they are packed in `dtype`.
+    /// Whether the TMA kernel supports experts with these projections packed in `dtype`.
     pub(crate) fn supports_tma_in(
         &self,
         dtype: DType,
@@ -53,7 +54,7 @@ impl GpuBackend {
         })
     }
 
-    /// For few tokens an expert: inputs stay as they are.
+    /// Launches the GEMM for few tokens per expert, with 16-bit inputs (W8A16).
     pub(in super::super) fn fp8_small_m_product(
         &self,
         s: &DeviceStream,
@@ -64,7 +65,7 @@ impl GpuBackend {
         let fit = self.fp8_strips(SMALL_M_ROWS, group.n(), k, call.busy_experts());
         let Some((strips, shared_bytes)) = fit else {
             let (what, got) = ("inputs of few rows", k);
-            return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: 0 }); // The way was chosen by it.
+            return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: 0 }); // See `choose_kernel`.
         };
         let defines = [("GATED", u32::from(first)), ("TILES", strips as u32)];
         let kernel = self.kernel(&EXPERTS, "moe_fp8_gemm_small_m", &defines)?;
@@ -74,11 +75,11 @@ impl GpuBackend {
         let grid = (blocks as u32, call.most_segments() as u32, 1);
         let launch = KernelLaunch::new(kernel, grid, THREADS, shared_bytes as u32);
         let launch = with_scales(call.product_args(launch, first), group)?;
-        // SAFETY: all shapes were compared; scratch memory has the sizes of the call.
+        // SAFETY: all shapes were checked; scratch memory has the sizes of the call.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
-    /// For many: inputs are quantised.
+    /// Launches the GEMM for many tokens per expert, with fp8-quantised inputs (W8A8).
     pub(in super::super) fn fp8_grouped_gemm_product(
         &self,
         s: &DeviceStream,
@@ -94,7 +95,7 @@ impl GpuBackend {
         let launch = call.product_args(KernelLaunch::new(kernel, grid, THREADS, 0), first);
         let launch = with_scales(launch, group)?;
         let launch = launch.arg_ptr(call.quantized[1]).u32(x.rows() as u32);
-        // SAFETY: as above.
+        // SAFETY: all shapes were checked; scratch memory has the sizes of the call.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 }

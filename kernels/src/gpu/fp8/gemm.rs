@@ -1,5 +1,5 @@
-//! More rows against weights in fp8: inputs are quantised first, then both are multiplied in fp8, by the
-//! matrix library where it knows such scales, else by `fp8_gemm`.
+//! fp8 GEMM for more than 16 rows (W8A8): inputs are quantised, then multiplied by BLASLt if it supports the
+//! scales, else by `fp8_gemm`.
 
 use device::gpu::{Fp8Scaling, GemmOperands, GemmProblem, GpuError, KernelLaunch, blas_data_type};
 use device::{DeviceError, DeviceStream, MatMut, MatRef};
@@ -9,28 +9,28 @@ use super::{BLOCK, GEMM, KERNEL, QUANTIZE, THREADS, known};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, Linear, LinearFusion, PackedMatrix, PackedScales};
 
-/// Rows of x and of `W` in a tile, as `GEMM` in fp8_gemm.hip.
+/// Rows of x and of `W` per tile; must match `TILE` in fp8_gemm/tile.h.
 const TILE_SIDE: usize = 64;
-/// The library takes multiples of it, of rows and of outputs; rows are padded.
+/// BLASLt requires rows, inputs and outputs to be multiples of this; rows are padded.
 const LIBRARY_UNIT: usize = 16;
 
-/// Quantised inputs, padded to whole units of rows, in scratch memory.
+/// fp8-quantised inputs in scratch memory, with rows padded to a multiple of `LIBRARY_UNIT`.
 pub(in super::super) struct QuantizedRows {
-    /// `[padded, K]`.
+    /// Values, `[padded, K]`.
     pub(in super::super) x: *mut u8,
-    /// Blocks of columns outermost, `padded` between them; or one a row.
+    /// f32 scales: block scales `[K / 128, padded]`, or one per row.
     pub(in super::super) scales: *mut u8,
-    /// Rows that are real; those behind them are zeros.
+    /// Number of input rows; the remaining padding rows are zeros.
     pub(in super::super) rows: usize,
     pub(in super::super) padded: usize,
-    /// Scratch memory for the results of all rows; null where they go to their own place.
+    /// Scratch memory for the outputs of all padded rows; null if they are written to y directly.
     out: *mut u8,
-    /// Room for a bias.
+    /// Scratch memory for a converted bias.
     bias: *mut u8,
 }
 
 impl GpuBackend {
-    /// `y = x Wᵀ + bias` for shapes that have been checked.
+    /// Computes `y = x Wᵀ + bias` for checked shapes.
     pub(in super::super) fn fp8_linear(
         &self,
         s: &DeviceStream,
@@ -54,7 +54,7 @@ impl GpuBackend {
         self.fp8_product(s, y, &to, w, bias)
     }
 
-    /// `y = x Wᵀ + bias` for x that lies there.
+    /// Computes `y = x Wᵀ + bias` for quantised x.
     pub(super) fn fp8_product(
         &self,
         s: &DeviceStream,
@@ -66,7 +66,7 @@ impl GpuBackend {
         let scales = known(w)?;
         if let Some(scaling) = self.scaling(w, scales) {
             match self.fp8_library(s, y.reborrow(), x, (w, scales, scaling), bias) {
-                // It does not take the product, or is too old to know such scales.
+                // BLASLt does not support the GEMM, or the version is too old for these scales.
                 Err(DeviceError::Gpu(GpuError::Blas { .. })) => {}
                 result => return result,
             }
@@ -74,7 +74,7 @@ impl GpuBackend {
         self.fp8_gemm(s, y, x, (w, scales), bias)
     }
 
-    /// How the library must read the scales, if it can.
+    /// Returns the scaling mode of BLASLt for these scales; `None` if it does not support them.
     fn scaling(&self, w: &PackedMatrix, scales: &PackedScales) -> Option<Fp8Scaling> {
         self.matrix_library().filter(|library| library.supports_fp8_scales())?;
         let units = w.n().is_multiple_of(LIBRARY_UNIT) && w.k().is_multiple_of(LIBRARY_UNIT);
@@ -86,7 +86,7 @@ impl GpuBackend {
         }
     }
 
-    /// Scratch memory for `rows` rows of inputs.
+    /// Allocates scratch memory for `rows` rows of quantised inputs.
     pub(super) fn quantized_input_scratch(
         &self,
         s: &DeviceStream,
@@ -95,20 +95,21 @@ impl GpuBackend {
         w: &PackedMatrix,
     ) -> Result<QuantizedRows, DeviceError> {
         let padded = rows.next_multiple_of(LIBRARY_UNIT);
-        // Rows behind the last one are computed as well, in the result's own memory where that has room.
+        // Padding rows are computed as well; write all rows to y directly if its row capacity suffices.
         let in_place = y.row_capacity() >= padded && y.stride() == w.n();
         let spare = if in_place { 0 } else { padded * w.n() * y.dtype().bytes() };
         let line = |bytes: usize| bytes.next_multiple_of(256);
         let per_row = if known(w)?.rows == 1 { 1 } else { w.k().div_ceil(BLOCK) };
         let sizes = [line(padded * w.k()), line(padded * per_row * 4), line(w.n() * 4)];
         let first = self.scratch(s, sizes.iter().sum::<usize>() + spare)?;
-        // SAFETY: inside the scratch memory that was just asked for.
+        // SAFETY: the address is inside the scratch memory allocated above.
         let at = |n: usize| unsafe { first.add(sizes[..n].iter().sum()) };
         let out = if in_place { std::ptr::null_mut() } else { at(3) };
         Ok(QuantizedRows { x: first, scales: at(1), rows, padded, bias: at(2), out })
     }
 
-    /// `x` and zeros up to `padded` rows, in fp8 with scales of blocks or of rows, to scratch memory for both.
+    /// Quantises `x` to fp8 with block scales, or one scale per row if `channels`, padded with zeros to
+    /// `padded` rows; `to` and `scales` are scratch memory.
     pub(super) fn quantize_rows(
         &self,
         s: &DeviceStream,
@@ -127,7 +128,7 @@ impl GpuBackend {
             .u32(x.cols() as u32)
             .u32(x.stride() as u32)
             .u32(padded as u32);
-        // SAFETY: scratch memory of these sizes; the caller compared the shapes.
+        // SAFETY: scratch memory has these sizes; the caller checked the shapes.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
@@ -164,13 +165,14 @@ impl GpuBackend {
             bias: x.bias,
             scales: [scales.buffer.as_ptr(), x.scales],
         };
-        // SAFETY: the caller compared the shapes; rows behind the last one go to scratch memory.
+        // SAFETY: the caller checked the shapes; padding rows are within the row capacity of y or in scratch
+        // memory.
         unsafe { library.multiply(self.runtime(), s, &product, operands) }?;
         self.runtime().launched(s, "library_product")?;
         if whole {
             return Ok(());
         }
-        // SAFETY: the rows that were just computed, which lie behind each other.
+        // SAFETY: the rows were computed above and are contiguous.
         let rows = unsafe { MatRef::from_raw(x.out, y.dtype(), x.rows, w.n(), w.n()) };
         self.copy_all(s, y, rows)
     }
@@ -203,7 +205,7 @@ impl GpuBackend {
             .u32(x.padded as u32)
             .u32(scales.rows as u32)
             .u32(scales.stride as u32);
-        // SAFETY: the caller compared the shapes; scratch memory has the sizes of `quantise`.
+        // SAFETY: the caller checked the shapes; scratch memory has the sizes of `quantized_input_scratch`.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 }

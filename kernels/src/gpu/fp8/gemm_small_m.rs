@@ -1,4 +1,4 @@
-//! Up to 16 rows against weights in fp8: launches of `fp8_gemm_small_m`.
+//! Small-M GEMM (up to 16 rows) with fp8 weights and 16-bit inputs (W8A16): launches of `fp8_gemm_small_m`.
 
 use device::gpu::KernelLaunch;
 use device::{DType, DeviceError, DeviceStream, MatMut};
@@ -8,26 +8,27 @@ use super::{BLOCK, GEMM_SMALL_M, KERNEL, QUANTIZE, THREADS, known};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix, PackedScales, PrefetchHint};
 
-/// Rows up to which weights are streamed once for all of them.
+/// Maximum rows of x; the weights are read once for all of them.
 const MAX_ROWS: usize = 16;
-/// Rows of x that one product of the matrix unit takes.
+/// Rows of x per MMA instruction.
 const EIGHT_ROWS: usize = 8;
-/// Rows up to which every block prepares them for itself; more are cheaper in a launch of their own.
+/// Maximum rows that every block prepares (normalises and scales) redundantly; more rows are faster in a
+/// separate launch.
 const IN_KERNEL_PREPARED_ROWS: usize = 4;
-/// Values of a row that a block normalises.
+/// Maximum columns that a block normalises.
 const NORMED_COLUMNS: usize = 4096;
-/// Threads of a block that streams: these waves, and the four that copy.
+/// Threads per block of the streaming kernel: the consumer warps and four producer warps.
 const STREAM_THREADS: u32 = 32 * (COMPUTE_WARPS as u32 + 4);
-/// Strips of a block where weights come straight from memory.
+/// Maximum strips per block of the kernel without streaming.
 const MAX_STRIPS: usize = 8;
-/// Bytes of each of its first lines of the next product that a block brings near, and if memory would idle meanwhile. More
-/// take longer than they save.
+/// Bytes per row of the next GEMM's weights that a block prefetches into L2, and bytes if memory would be
+/// idle otherwise. Prefetching more takes longer than it saves.
 const PREFETCH_BYTES: usize = 1024;
 const IDLE_PREFETCH_BYTES: usize = 2048;
-/// Bytes of rows that a block prepares for itself.
+/// Maximum bytes of x that every block prepares redundantly.
 const IN_KERNEL_PREPARED_BYTES: usize = 96 << 10;
 
-/// Rows to read: their address, the factors beside them if they are prepared, and the values between rows.
+/// Input rows: address, per-row factors if the rows are prepared (else null), and row stride in elements.
 struct Fp8SmallMRows {
     x: *const u8,
     factors: *const u8,
@@ -35,13 +36,14 @@ struct Fp8SmallMRows {
 }
 
 impl GpuBackend {
-    /// Whether they do with all of `LinearFusion`: the halves of a gated product must not share a unit.
+    /// Whether the small-M kernel supports these rows with all of `LinearFusion`: gate and up rows must not
+    /// share a scale block.
     pub(in super::super) fn fuses_fp8(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let apart = |unit: usize| unit == 1 || (w.n() / 2).is_multiple_of(unit);
         w.scales().is_some_and(|scales| apart(scales.rows)) && self.fits_fp8_small_m(rows, dtype, w)
     }
 
-    /// Whether `rows` rows go through the kernel for few.
+    /// Whether `rows` rows use the small-M kernel.
     pub(in super::super) fn fits_fp8_small_m(
         &self,
         rows: usize,
@@ -53,7 +55,7 @@ impl GpuBackend {
         few && (self.streams_weights(w.k()) || self.fp8_strips(rows, w.n(), w.k(), 1).is_some())
     }
 
-    /// As [`FusedLinear`](crate::FusedLinear), for shapes that have been checked and fit.
+    /// Computes [`FusedLinear`](crate::FusedLinear) for checked shapes if `fits_fp8_small_m` is true.
     pub(in super::super) fn fp8_gemm_small_m(
         &self,
         s: &DeviceStream,
@@ -75,7 +77,7 @@ impl GpuBackend {
         let line = |bytes: usize| bytes.next_multiple_of(256);
         let (values, count) = (x.rows() * x.cols(), x.rows());
         let scratch = self.scratch(s, 2 * line(values * 2) + line(count * 4))?;
-        // SAFETY: inside the scratch memory that was just asked for.
+        // SAFETY: the addresses are inside the scratch memory allocated above.
         let (half, factors) =
             unsafe { (scratch.add(line(values * 2)), scratch.add(2 * line(values * 2))) };
         let mut from = (x.as_ptr(), x.stride());
@@ -88,12 +90,12 @@ impl GpuBackend {
         self.small_m_streamed(s, y, (count, rows), w, &LinearFusion { norm: None, ..*around })
     }
 
-    /// Bytes of rows that a block prepares for itself: less where there is little shared memory.
+    /// Returns the maximum bytes of x that every block prepares redundantly, limited by shared memory.
     fn in_kernel_prepared_bytes(&self) -> usize {
         IN_KERNEL_PREPARED_BYTES.min(self.shared_bytes() as usize / 3)
     }
 
-    /// Rows as f16, each with the inverse of what it was multiplied by.
+    /// Scales each row and converts it to f16; `factors` gets the inverse scale of each row.
     fn scale_rows_to_f16(
         &self,
         s: &DeviceStream,
@@ -108,7 +110,7 @@ impl GpuBackend {
             .arg_ptr(x)
             .u32(cols as u32)
             .u32(stride as u32);
-        // SAFETY: the caller vouches for the addresses at these sizes.
+        // SAFETY: the caller guarantees the addresses for these sizes.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
@@ -148,14 +150,15 @@ impl GpuBackend {
         let grid = (shape.blocks as u32, 1, 1);
         let launch = KernelLaunch::new(kernel, grid, STREAM_THREADS, shape.shared_bytes as u32);
         let launch = arguments(launch, y, (count, rows), w, scales, around);
-        // SAFETY: the caller compared all shapes; rows are aligned to 16 bytes.
+        // SAFETY: the caller checked all shapes; rows are aligned to 16 bytes.
         unsafe {
             self.prefetch_args(launch, count, shape.all_slabs_resident, around).launch(self, s)
         }
     }
 
-    /// The arguments that tell what the next launch reads first, if it streams as well. `whole` = this one's weights are
-    /// on their way at once, and nothing else until its inputs are there.
+    /// Appends the arguments of the weight prefetch for the next GEMM, if that streams its weights too.
+    /// `whole`: all weights of this launch are in flight at once, so memory is idle until its inputs are
+    /// available.
     fn prefetch_args(
         &self,
         launch: KernelLaunch,
@@ -206,17 +209,17 @@ impl GpuBackend {
         let blocks = outputs.div_ceil(strips * width);
         let launch = KernelLaunch::new(kernel, (blocks as u32, 1, 1), THREADS, shared_bytes as u32);
         let rows = Fp8SmallMRows { x: x.as_ptr(), factors: std::ptr::null(), stride: x.stride() };
-        // SAFETY: as above.
+        // SAFETY: the caller checked all shapes; rows are aligned to 16 bytes.
         unsafe { arguments(launch, y, (x.rows(), rows), w, scales, around).launch(self, s) }
     }
 
-    /// Rows of `W` in a strip.
+    /// Returns the rows of `W` per strip.
     pub(super) fn strip_lines(&self) -> usize {
         if self.warp_size() == 64 { 16 } else { 8 }
     }
 
-    /// Strips of a block and its shared memory, where weights come straight from memory, `matrices` at a time;
-    /// `None` if the rows do not fit.
+    /// Returns strips per block and shared memory in bytes of the kernel without streaming, with `matrices`
+    /// weight matrices read concurrently; `None` if the rows of x do not fit into shared memory.
     pub(in super::super) fn fp8_strips(
         &self,
         rows: usize,

@@ -1,42 +1,43 @@
-//! How `fp8_gemm_small_m` divides a product that the copy engine streams: strips, slabs, shared memory.
+//! Launch shapes of `fp8_gemm_small_m` with streamed weights: strips, slabs, shared memory.
 
 use super::BLOCK;
 
-/// Waves that multiply, as `COMPUTE_WARPS` in fp8_gemm_small_m/share.h.
+/// Consumer warps; must match `COMPUTE_WARPS` in fp8_gemm_small_m/share.h.
 pub(super) const COMPUTE_WARPS: usize = 8;
-/// Columns of a slab: few, since nothing arrives beside the last slab of a launch. A sum's order depends on it.
+/// Columns per slab: small, because no load overlaps the MMAs of the last slab of a launch. Determines the
+/// summation order.
 pub(super) const SLAB: usize = 512;
-/// Strips that a block takes at a time: as many as its registers hold.
+/// Maximum strips per pass of a block, limited by registers.
 const STREAMED_STRIPS: usize = 6;
-/// Shared memory for barriers, sums of squares, peaks and factors.
+/// Shared memory for barriers, sums of squares, row maxima and factors, in bytes.
 const FIXED_BYTES: usize = 34 * 8 + (2 * COMPUTE_WARPS + 1) * 16 * 4;
-/// All rows of x up to which they are kept from the start.
+/// Maximum bytes of x that stay resident in shared memory.
 const RESIDENT_X_BYTES: usize = 40 << 10;
 
-/// Sizes of a product.
+/// Sizes of a GEMM.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fp8SmallMProblem {
     pub(super) rows: usize,
-    /// Outputs of both halves of a gated one.
+    /// Number of rows of `W`; for a gated GEMM gate and up rows.
     pub(super) n: usize,
     pub(super) k: usize,
     pub(super) gated: bool,
     pub(super) channels: bool,
 }
 
-/// A launch that streams.
+/// Launch shape with streamed weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fp8SmallMLaunch {
     pub(super) strips: usize,
     pub(super) streams_x: bool,
     pub(super) blocks: usize,
     pub(super) shared_bytes: usize,
-    /// All slabs of a block find room at once.
+    /// Whether all slabs of a block fit into shared memory at once.
     pub(super) all_slabs_resident: bool,
 }
 
 impl Fp8SmallMProblem {
-    /// Outputs of a strip, and its rows of `W` for each.
+    /// Returns the outputs per strip, and the rows of `W` per output.
     fn width(&self) -> (usize, usize) {
         if self.gated { (4, 2) } else { (8, 1) }
     }
@@ -46,12 +47,14 @@ impl Fp8SmallMProblem {
         (self.n / halves).div_ceil(width)
     }
 
-    /// Bytes between rows of x where all are kept, as `x_line` in fp8_gemm_small_m/share.h.
+    /// Returns the row stride of resident x in shared memory, in bytes; must match `x_line` in
+    /// fp8_gemm_small_m/share.h.
     fn x_line(&self) -> usize {
         (self.k * 2).next_multiple_of(128) + 16
     }
 
-    /// Shared memory with `stages` slabs of `strips` strips, of the `share` strips of a block.
+    /// Returns the shared memory in bytes with `stages` slabs of `strips` strips per pass, for `share` strips
+    /// per block.
     pub(super) fn bytes(
         &self,
         (strips, share): (usize, usize),
@@ -66,8 +69,8 @@ impl Fp8SmallMProblem {
         FIXED_BYTES + sums + if self.channels { 0 } else { scales } + kept + stages * stage
     }
 
-    /// As many strips at a time as leave room for slabs on their way. Only rows that are prepared can come
-    /// slab by slab.
+    /// Chooses the largest number of strips per pass that leaves room for slabs in flight. x can be loaded
+    /// slab by slab only if its rows are prepared.
     pub(super) fn choose_launch(
         &self,
         prepared: bool,
@@ -85,7 +88,8 @@ impl Fp8SmallMProblem {
         kept.or_else(slabs).or_else(|| self.launch_with_stages((1, share), prepared, 1, limits))
     }
 
-    /// With at least so many slabs in shared memory, if there are so many.
+    /// Returns the launch shape with at least `least` slabs in shared memory (or all slabs, if there are
+    /// fewer); `None` if they do not fit.
     fn launch_with_stages(
         &self,
         (strips, share): (usize, usize),

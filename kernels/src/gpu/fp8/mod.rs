@@ -1,12 +1,12 @@
-//! Linear layers and experts whose weights are kept in fp8, and who computes them.
+//! Linear layers and experts with fp8 weights, and the choice of the kernel.
 //!
-//! | rows | by | inputs |
+//! | rows | kernel | inputs |
 //! |---|---|---|
-//! | ≤ 16 | `fp8_gemm_small_m`, with its neighbours: it reads the weights once | as they are |
-//! | more | the matrix library where it knows the scales, else `fp8_gemm` | quantised: `after`, else `fp8_quantize_rows` |
-//! | experts on warpgroups | `moe_fused_decode`, `moe_grouped_gemm_tma` (`moe_grouped_gemm_tma.rs`) | as they are |
-//! | experts elsewhere, few rows each | `moe_fp8_gemm_small_m` | as they are |
-//! | more | `moe_fp8_grouped_gemm` | quantised: `fp8_quantize_rows` |
+//! | ≤ 16 | `fp8_gemm_small_m`: reads the weights once, supports fusion | 16-bit |
+//! | > 16 | BLASLt if it supports the scales, else `fp8_gemm` | fp8: prologue, else `fp8_quantize_rows` |
+//! | experts with WGMMA | `moe_fused_decode`, `moe_grouped_gemm_tma` (`moe_grouped_gemm_tma.rs`) | 16-bit |
+//! | experts without WGMMA, few rows per expert | `moe_fp8_gemm_small_m` | 16-bit |
+//! | experts without WGMMA, more rows | `moe_fp8_grouped_gemm` | fp8: `fp8_quantize_rows` |
 
 mod experts;
 mod gemm;
@@ -29,12 +29,14 @@ static QUANTIZE: KernelSource = kernel_source!("fp8_quantize/fp8_quantize.hip");
 static GEMM: KernelSource = kernel_source!("fp8_gemm/fp8_gemm.hip");
 
 const KERNEL: &str = "linear";
-/// Threads of a block of all kernels but those that stream.
+/// Threads per block of all kernels except the streaming ones.
 const THREADS: u32 = 256;
-/// Inputs that share a scale in blocks.
+/// Input columns that share a block scale.
 pub(super) const BLOCK: usize = 128;
 
-/// The scales of a matrix in fp8.
+/// Returns the scales of an fp8 matrix.
+///
+/// Errors: the matrix has no scales.
 fn known(w: &PackedMatrix) -> Result<&PackedScales, DeviceError> {
     let (kernel, what, dtype) = (KERNEL, "weight without scales", w.dtype());
     w.scales().ok_or(DeviceError::Unsupported { kernel, what, dtype })

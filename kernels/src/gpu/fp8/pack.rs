@@ -1,4 +1,4 @@
-//! Weights in fp8, kept as they are stored, with their scales in f32 beside them.
+//! Packing of fp8 weights, which stay in checkpoint layout with separate f32 scales.
 
 use device::gpu::KernelLaunch;
 use device::{DType, DeviceDriver, DeviceError, DeviceStream};
@@ -7,23 +7,23 @@ use super::{BLOCK, QUANTIZE, THREADS};
 use crate::gpu::GpuBackend;
 use crate::{HostMat, PackedMatrix, PackedScales};
 
-/// Fewest outputs that share a scale in blocks: those of a strip.
+/// Minimum outputs that share a block scale: those of a strip.
 const MIN_UNIT: usize = 8;
-/// Inputs that few rows take at a time.
+/// Input columns per iteration of the small-M kernel; `K` must be a multiple of it.
 const STEP: usize = 64;
-/// Scales between rows of them are a multiple of it, as the matrix library wants them.
+/// The row stride of scales is a multiple of this, as BLASLt requires.
 const SCALE_STRIDE: usize = 4;
 
-/// Which elements of a stack share a scale.
+/// Block of a stacked matrix that shares a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct ScaleBlockShape {
-    /// Outputs.
+    /// Number of outputs (rows).
     pub(super) rows: usize,
-    /// Inputs.
+    /// Number of inputs (columns).
     cols: usize,
 }
 
-/// How the scales of `parts`, stacked, are laid out, if kernels take them as they are.
+/// Returns the scale block shape of the stacked `parts`; `None` if kernels do not support their scales.
 pub(in super::super) fn scale_block_shape(parts: &[HostMat<'_>]) -> Option<ScaleBlockShape> {
     let k = parts.first()?.cols();
     if !k.is_multiple_of(STEP) || parts.iter().any(|part| part.dtype() != DType::F8E4M3) {
@@ -36,7 +36,8 @@ pub(in super::super) fn scale_block_shape(parts: &[HostMat<'_>]) -> Option<Scale
     if each[0] == 1 && each[1] >= k {
         return Some(ScaleBlockShape { rows: 1, cols: k });
     }
-    // Blocks begin anew in every part, and may begin before it: a unit crosses neither.
+    // Scale blocks restart in every part, and the first block of a part may start before it (a slice): use
+    // the largest power of two that divides the block size and all these offsets.
     let (mut edges, mut start) = (each[0], 0);
     for part in parts {
         let first = part.scales()?.first();
@@ -50,7 +51,7 @@ pub(in super::super) fn scale_block_shape(parts: &[HostMat<'_>]) -> Option<Scale
 }
 
 impl GpuBackend {
-    /// Keeps `parts` as `grid` says.
+    /// Loads `parts` as fp8 with scales of shape `grid`.
     pub(in super::super) fn load_fp8(
         &self,
         parts: &[HostMat<'_>],
@@ -62,7 +63,7 @@ impl GpuBackend {
         let mut buffer = self.weights().alloc(self.runtime(), bytes.len())?;
         self.upload(&mut buffer, 0, &bytes)?;
         packed.scales = Some(PackedScales { buffer, rows: grid.rows, stride });
-        // NVIDIA's dialect is that of the files.
+        // NVIDIA GPUs use the e4m3 format of checkpoints; other devices use e4m3fnuz.
         if !self.arch().starts_with("sm_") {
             self.to_device_fp8(&mut packed)?;
         }
@@ -76,12 +77,12 @@ impl GpuBackend {
         let launch = KernelLaunch::new(kernel, (blocks as u32, 1, 1), THREADS, 0)
             .arg_ptr(packed.buffer.as_mut_ptr())
             .u32(words as u32);
-        // SAFETY: the matrix, whose copy this stream waits for.
+        // SAFETY: the kernel only accesses the matrix, and the stream waits for its copy.
         unsafe { launch.launch(self, &DeviceStream::default()) }
     }
 }
 
-/// The scales of a stack, row by row, and how many lie between rows.
+/// Returns the row stride and the row-major scales of the stacked `parts`.
 fn scales(parts: &[HostMat<'_>], grid: ScaleBlockShape, k: usize) -> (usize, Vec<f32>) {
     let cols = k.div_ceil(grid.cols);
     let stride = if grid.rows == 1 { 1 } else { cols.next_multiple_of(SCALE_STRIDE) };

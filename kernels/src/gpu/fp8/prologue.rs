@@ -1,4 +1,5 @@
-//! Products of many rows whose inputs are quantised by what makes them, so that nobody stores and reads them in 16 bits.
+//! fp8 GEMM for many rows with a fused prologue: the preceding op quantises its output, so that it is not
+//! stored and read in 16 bits.
 
 use device::{DType, DeviceError, DeviceStream, MatMut, check_dtype, check_size};
 
@@ -7,11 +8,11 @@ use super::{BLOCK, KERNEL};
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, LinearPrologue, PackedMatrix, PrologueLinear};
 
-/// Inputs of which a block of the norm holds a row in registers.
+/// Maximum columns of a row that a block of the norm kernel keeps in registers.
 const NORMED_COLUMNS: usize = 16384;
 
 impl GpuBackend {
-    /// Whether [`PrologueLinear`](crate::PrologueLinear) exists for these sizes.
+    /// Whether [`PrologueLinear`](crate::PrologueLinear) supports these sizes.
     pub(crate) fn fuses_fp8_prologue(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let blocks =
             w.scales().is_some_and(|scales| scales.rows > 1) && w.k().is_multiple_of(BLOCK);
