@@ -63,7 +63,8 @@ impl GpuBackend {
         let mut buffer = self.weights().alloc(self.runtime(), bytes.len())?;
         self.upload(&mut buffer, 0, &bytes)?;
         packed.scales = Some(PackedScales { buffer, rows: grid.rows, stride });
-        // NVIDIA GPUs use the e4m3 format of checkpoints; other devices use e4m3fnuz.
+        // NVIDIA GPUs use OCP e4m3 like checkpoints; on other devices the kernel converts to e4m3fnuz if the
+        // target uses it (gfx942).
         if !self.arch().starts_with("sm_") {
             self.to_device_fp8(&mut packed)?;
         }
