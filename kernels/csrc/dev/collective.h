@@ -76,7 +76,7 @@ template <class Op, class T> DEV T block_reduce(T v DEV_SITE) {
     sync();
     T r = parts[0];
     for (u32 i = 1; i < warps; ++i) r = Op::of(r, parts[i]);
-    sync();  // The next reduction reuses `parts`.
+    sync();  // The next reduction writes the same parts.
     return r;
 }
 template <class T> DEV T block_sum(T v DEV_SITE) { return block_reduce<Sum>(v DEV_AT); }

@@ -1,4 +1,4 @@
-//! The KV write and paged attention: mixed rows, random blocks, every ratio of heads, all block sizes.
+//! KV write and paged attention: mixed rows, random blocks, several GQA ratios, several block sizes.
 
 use device::{Buffer, CpuIsa, DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::cpu::CpuBackend;
@@ -10,17 +10,17 @@ use kernels::{
 use crate::support::{RealElement, SeededNumbers, cast, device, devices, error, tolerance};
 
 const S: DeviceStream = DeviceStream(0);
-/// Positions of the rotation tables.
+/// Number of positions in the RoPE tables.
 const POSITIONS: usize = 512;
 
-/// A small attention: shapes, weights, and requests with keys for every position.
+/// A small attention case: shapes, weights, and requests with keys at every position.
 struct AttentionConformanceCase {
     heads: usize,
-    /// First position that is seen.
+    /// First visible position.
     first_position: usize,
     layout: KvLayout,
     rotary: usize,
-    /// Per request: projections of every token `[len][(N + 2 K) D]` and its block table.
+    /// Per request: QKV projections of every token `[len][(N + 2 K) D]` and its block table.
     requests: Vec<(Vec<f32>, Vec<i32>)>,
     norms: Option<(Vec<f32>, Vec<f32>)>,
     /// Cosines and sines `[POSITIONS][rotary / 2]`.
@@ -74,7 +74,7 @@ impl AttentionConformanceCase {
         i64::from(self.requests[request].1[position / bs]) * bs as i64 + (position % bs) as i64
     }
 
-    /// Head `head` of a token after norm and rotation, in f64; rounded where the kernel rounds.
+    /// Head `head` of a token after norm and RoPE, in f64; rounded where the kernel rounds.
     fn rotated<T: RealElement>(&self, request: usize, position: usize, head: usize) -> Vec<f64> {
         let dim = self.layout.head_dim;
         let raw = &self.requests[request].0[position * self.width() + head * dim..][..dim];
@@ -99,14 +99,14 @@ impl AttentionConformanceCase {
         x.iter().map(|x| f64::from(T::of(*x as f32).value())).collect()
     }
 
-    /// Keys of a request after norm and rotation, `[KV head][position]`.
+    /// Keys of a request after norm and RoPE, `[KV head][position]`.
     fn keys<T: RealElement>(&self, request: usize) -> Vec<Vec<Vec<f64>>> {
         let len = self.requests[request].0.len() / self.width();
         let key = |head, p| self.rotated::<T>(request, p, self.heads + head);
         (0..self.layout.kv_heads).map(|head| (0..len).map(|p| key(head, p)).collect()).collect()
     }
 
-    /// The formula, for one token.
+    /// Reference result of one token by the formula.
     fn expected<T: RealElement>(
         &self,
         request: usize,
@@ -233,7 +233,7 @@ fn rope(rotary: usize) -> (Vec<f32>, Vec<f32>) {
 fn check<T: RealElement>(case: &AttentionConformanceCase, what: &str) {
     let mut chunks = case.whole();
     for (_, from, _) in &mut chunks {
-        *from = case.first_position; // Nobody asks before.
+        *from = case.first_position; // No query is before the first visible position.
     }
     let expected: Vec<f64> = chunks
         .iter()
@@ -249,7 +249,7 @@ fn check<T: RealElement>(case: &AttentionConformanceCase, what: &str) {
     }
 }
 
-/// A draft layer has nothing of a request's first token.
+/// An MTP module has no entry at a request's first position.
 #[test]
 fn the_first_position_is_left_out() {
     for heads in [(4, 2, 64), (2, 1, 80)] {
@@ -302,7 +302,7 @@ fn agrees_with_the_formula() {
     }
 }
 
-/// Whole prefill, chunks, decode, and mixed batches give the same bits for every token.
+/// A whole prefill, chunks, decode, and mixed batches give the same bits for every token.
 fn check_invariance<T: RealElement>(
     heads: (usize, usize, usize),
     block_tokens: usize,
@@ -352,7 +352,7 @@ fn a_token_does_not_depend_on_chunks_batch_or_threads() {
     }
 }
 
-/// A former owner's infinities in the same block must not leak into a request.
+/// NaN left in a block by its previous request must not leak into a request.
 fn check_stale<T: RealElement>() {
     for device in devices(2) {
         let case = AttentionConformanceCase::new::<T>(2, (4, 2, 64), 16, &[21]);
@@ -374,7 +374,7 @@ fn stale_blocks_do_not_poison() {
     check_stale::<f16>();
 }
 
-/// Keys and values that fp8 holds exactly give the bits that they give in the type of the activations.
+/// Keys and values that are exact in fp8 give the same bits as in the activation type.
 fn check_fp8<T: RealElement>(block_tokens: usize) {
     let mut case = AttentionConformanceCase::new::<T>(1, (4, 2, 32), block_tokens, &[1, 70, 19]);
     let eighths = |x: &mut f32| *x = (*x * 8.0).round() / 8.0;
@@ -399,7 +399,7 @@ fn a_pool_in_fp8_serves_every_model_type() {
     }
 }
 
-/// Four tokens of two query and two KV heads of 16 channels, unrotated, and a pool of three blocks.
+/// Four tokens of two query heads and two KV heads of 16 channels, not rotated, and a pool of three blocks.
 struct SlotWriteCase<T> {
     layout: KvLayout,
     qkv: Vec<T>,
@@ -450,7 +450,7 @@ impl<T: RealElement> SlotWriteCase<T> {
         device.launch(&S, QkNormRopeKvWrite { q: out, pool, layout: &self.layout, args: &args })
     }
 
-    /// Writes what `store` must into the bytes of a pool.
+    /// Writes the expected effect of `store` into the bytes of a pool.
     fn expect(&self, pool: &mut [u8], slots: [i64; 4]) {
         let size = T::DTYPE.bytes();
         for (t, &slot) in slots.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
@@ -467,7 +467,7 @@ impl<T: RealElement> SlotWriteCase<T> {
     }
 }
 
-/// A value as it lies in a pool of its type.
+/// Bytes of a value as stored in a pool of its type.
 fn stored<T: RealElement>(x: T) -> Vec<u8> {
     match T::DTYPE {
         device::DType::BF16 => bf16::from_f32(x.value()).to_le_bytes().to_vec(),

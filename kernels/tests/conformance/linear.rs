@@ -62,17 +62,17 @@ fn agrees_with_the_formula() {
         (25, 200, 18),
         (31, 129, 300),
         (50, 33, 514),
-        (14, 40, 2048), // Rows that clash in cache, so that they are spread.
+        (14, 40, 2048), // Rows that conflict in cache, so that they are padded apart.
     ] {
         check::<f32>(rows, n, k);
         check::<bf16>(rows, n, k);
         check::<f16>(rows, n, k);
     }
-    check::<f32>(4, 35, 7); // Inputs need not be even, but for bf16.
+    check::<f32>(4, 35, 7); // K may be odd, except in bf16.
     check::<f16>(4, 35, 7);
 }
 
-/// A row's bits are the same alone, in any batch, at any place, on any number of threads.
+/// A row's bits are the same alone, in any batch, at any index, on any number of threads.
 fn check_invariance<T: RealElement>() {
     let (n, k, most) = (70, 130, 30);
     let mut numbers = SeededNumbers::new(11);
@@ -144,7 +144,8 @@ fn logits_are_not_rounded_and_routers_widen() {
     check_logits::<f16>();
 }
 
-/// Products of f16 are those of the same numbers in f32, to the bit: largest, least and infinite ones among them.
+/// Products of f16 equal those of the same numbers in f32, bit for bit, including subnormal, large and
+/// infinite numbers.
 #[test]
 fn half_weights_give_the_bits_of_f32_weights() {
     let (rows, n, k) = (13, 70, 37);

@@ -1,5 +1,5 @@
-//! Every kernel of every instruction set against a plain f64 reference, over shapes that are multiples
-//! of nothing; and the promise that a row's result depends on nothing but the row.
+//! Every kernel of every instruction set against a plain f64 reference, over odd shapes; and batch
+//! invariance: a row's result depends only on that row.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 

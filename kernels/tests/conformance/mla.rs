@@ -1,4 +1,5 @@
-//! Latent attention: both forms against the formula in f64, rows of few and of many tokens, blocks in any order.
+//! MLA: absorbed and non-absorbed form against the formula in f64, rows of few and of many tokens, blocks in
+//! any order.
 
 use device::{DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef};
 use kernels::cpu::CpuBackend;
@@ -13,13 +14,14 @@ const S: DeviceStream = DeviceStream(0);
 const POSITIONS: usize = 256;
 const EPS: f32 = 1e-6;
 const SCALE: f32 = 0.3;
-/// Heads, latent, turned, unturned, value channels.
+/// Heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim.
 const SIZES: [[usize; 5]; 3] = [[4, 32, 8, 16, 16], [3, 48, 2, 10, 6], [2, 144, 16, 24, 40]];
-/// Questions and contexts of rows: the first ones are few enough to be absorbed in bf16.
+/// Queries and contexts of rows: the first rows are short enough for the absorbed form in bf16.
 const ROWS: [(usize, usize); 5] = [(1, 130), (16, 100), (3, 3), (17, 65), (70, 200)];
 const BLOCK_TOKENS: usize = 6;
 
-/// Questions of a row of which the first positions are not seen: none where it would ask there.
+/// Number of queries of a row if positions before `first` are invisible; 0 if it would have a query at one of
+/// them.
 fn queries(row: usize, first: usize) -> usize {
     let (questions, context) = ROWS[row];
     if context - questions < first { 0 } else { questions }
@@ -28,14 +30,14 @@ fn queries(row: usize, first: usize) -> usize {
 /// Inputs, all exact in bf16 and f16.
 struct MlaConformanceCase {
     sizes: [usize; 5],
-    /// Of each row `[context][C + P]` and `[context][N (M + P)]`.
+    /// Per row `[context][C + P]` and `[context][N (M + P)]`.
     kv: Vec<Vec<f32>>,
     q: Vec<Vec<f32>>,
     tables: Vec<Vec<i32>>,
     norm: Vec<f32>,
     cos: Vec<f32>,
     sin: Vec<f32>,
-    /// Of each head `[M, C]` and `[V, C]`.
+    /// Per head `[M, C]` and `[V, C]`.
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
 }
@@ -77,7 +79,7 @@ impl MlaConformanceCase {
         }
     }
 
-    /// What the pool keeps of a position.
+    /// Pool row of a position.
     fn written_kv<T: RealElement>(&self, row: usize, position: usize) -> Vec<f64> {
         let (latent, width) = (self.sizes[1], self.sizes[1] + self.sizes[2]);
         let raw = &self.kv[row][position * width..][..width];
@@ -91,7 +93,7 @@ impl MlaConformanceCase {
         x
     }
 
-    /// Outputs of all questions of a row: `[questions][N V]`.
+    /// Outputs of all queries of a row: `[queries][N V]`.
     fn expected<T: RealElement>(&self, row: usize, first: usize) -> Vec<f64> {
         let [heads, latent, turned, unturned, value] = self.sizes;
         let (questions, context) = (queries(row, first), ROWS[row].1);
@@ -131,7 +133,8 @@ impl MlaConformanceCase {
         out
     }
 
-    /// The kernels: every row's whole context is stored, then its last questions are asked, all rows in one call.
+    /// Runs the kernels: stores the whole context of every row, then runs attention for the last queries of
+    /// all rows in one call.
     fn found<T: RealElement>(
         &self,
         device: &CpuBackend,
@@ -141,7 +144,7 @@ impl MlaConformanceCase {
         self.try_found(device, absorbs, (first, first)).unwrap()
     }
 
-    /// The same, asked as if so many positions were not seen.
+    /// Runs `found` with queries chosen as if positions before `as_if` were invisible.
     fn try_found<T: RealElement>(
         &self,
         device: &CpuBackend,
@@ -158,7 +161,7 @@ impl MlaConformanceCase {
             dtype: T::DTYPE,
         };
         let mut pool = device.alloc(layout.bytes()).unwrap();
-        // An earlier owner left NaN everywhere.
+        // NaN everywhere, as left by previous requests.
         device.upload(&mut pool, 0, &vec![0xff; layout.bytes()]).unwrap();
         let (mut q, mut cu_q) = (Vec::<T>::new(), vec![0i32]);
         for (row, (_, context)) in ROWS.into_iter().enumerate() {
@@ -203,7 +206,7 @@ impl MlaConformanceCase {
         Ok((0..ROWS.len()).map(of_row).collect())
     }
 
-    /// Stores a row's context and returns its queries, turned.
+    /// Stores a row's context and returns its queries with RoPE applied.
     fn store<T: RealElement>(
         &self,
         device: &CpuBackend,
@@ -287,7 +290,7 @@ fn absorbed_mla_matches_the_formula() {
     check::<device::f16>(true, 3e-2 / 8.0);
 }
 
-/// Who asks where nothing is seen is refused: the third row begins at position 0.
+/// A query before the first visible position is an error: the third row begins at position 0.
 #[test]
 fn mla_skips_queries_before_the_first_position() {
     assert_eq!((0..ROWS.len()).map(|row| queries(row, 1)).collect::<Vec<_>>(), [1, 16, 0, 17, 70]);
@@ -296,7 +299,7 @@ fn mla_skips_queries_before_the_first_position() {
     assert!(error.contains("first position"), "{error}");
 }
 
-/// A slot of −1 keeps nothing, and what does not fit is refused before a byte is written.
+/// A slot of −1 stores nothing, and invalid shapes and slots are rejected before a byte is written.
 #[test]
 fn mla_kv_write_skips_negative_slots() {
     let device = &devices(1)[0];

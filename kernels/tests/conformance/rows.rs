@@ -1,4 +1,4 @@
-//! Row-wise kernels: embedding, norms, activations, sums, gathers, routing and experts.
+//! Row-wise kernels: embedding, norms, activations, additions, gathers, routing and experts.
 
 use device::{DType, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::{
@@ -235,7 +235,7 @@ fn expert_groups_are_chosen_before_experts() {
     let cases: [RoutedCase<'_>; 6] = [
         (plain, odds, &[0, 4, 2], &[0.9, 0.8, 0.6]),
         (RouterRuleArgs { groups: groups(1, two), ..plain }, odds, &[2, 3], &[0.6, 0.5]),
-        // What is added counts for the choice alone.
+        // The bias affects the choice only, not the weights.
         (
             RouterRuleArgs { groups: groups(1, two), bias: corrected, ..plain },
             odds,
@@ -273,7 +273,7 @@ fn expert_groups_are_chosen_before_experts() {
             let off = weights.iter().zip(*weighed).map(|(w, e)| (w - e).abs());
             assert!(off.fold(0.0, f32::max) < 1e-6, "{rule:?}: {weights:?}");
         }
-        // Two experts that all tokens share, and counters that never hear of them.
+        // Two shared experts, which the counters do not count.
         let rule = RouterRuleArgs { normalise: true, scale: 1.7, shared: 2, ..plain };
         let (mut experts, mut weights, mut counted) = ([0i32; 4], [0f32; 4], [0i32; 6]);
         let (out, out_weights) =
@@ -298,7 +298,7 @@ fn expert_groups_are_chosen_before_experts() {
             weights[..2].iter().zip([0.9, 0.8]).all(|(w, e): (&f32, f32)| (w - e).abs() < 1e-6)
         );
         assert_eq!(weights[2..], [1.0; 2]);
-        // More choices than the groups kept have experts.
+        // More choices than experts in the kept groups.
         let rule = RouterRuleArgs { groups: groups(1, two), ..plain };
         let (mut experts, mut weights) = ([0i32; 3], [0f32; 3]);
         let (out, out_weights) =
@@ -323,7 +323,7 @@ fn expert_groups_are_chosen_before_experts() {
 
 #[test]
 fn tokens_choose_expert_replicas_by_position() {
-    // Three places of expert 0, one of expert 1, two of expert 2.
+    // Three replicas of expert 0, one of expert 1, two of expert 2.
     let places = [3, 0, 4, 5, 1, 2, -1, -1, 2, 1, 3, -1];
     let positions = [0, 1, 2, 3, 7];
     for device in devices(2) {
@@ -400,10 +400,10 @@ fn tokens_choose_expert_replicas_by_position() {
 
 #[test]
 fn tokens_are_dispatched_once_per_target_rank() {
-    // Two experts a rank; ranks 1, 3 and 5 of six send each other tokens, the others hold the same tokens as these.
+    // Two experts per rank; of six ranks, 1, 3 and 5 exchange tokens; the other ranks have the same tokens.
     let spread =
         ExpertParallelLayout { experts_per_rank: 2, ranks: 3, rank_stride: 2, rank_offset: 1 };
-    // Ranks of the experts: 0 and 1, 3 and 3, 5 and 1, none, none and 5, beyond all.
+    // Ranks of the experts: 0 and 1, 3 and 3, 5 and 1, none, none and 5, out of range.
     let experts = [1, 2, 6, 7, 11, 3, -1, 4, -1, 10, 12, 99];
     for device in devices(2) {
         let mut tokens = [-7; 18];
@@ -488,7 +488,7 @@ fn experts<T: RealElement>() {
         })
         .collect();
     let weights: Vec<f32> = numbers.floats(tokens * k).iter().map(|w| w.abs()).collect();
-    let first = 1; // Expert 0 lives on another rank.
+    let first = 1; // Expert 0 is on another rank.
     let mut expected = vec![0.0f64; tokens * hidden];
     for (i, (&e, &weight)) in chosen.iter().zip(&weights).enumerate() {
         let (t, Some(e)) = (i / k, usize::try_from(e).ok().filter(|e| *e >= first)) else {

@@ -10,12 +10,12 @@ pub(crate) fn devices(threads: usize) -> Vec<CpuBackend> {
     isas.map(|isa| CpuBackend::new(CpuConfig { threads, isa }).unwrap()).collect()
 }
 
-/// The device of one instruction set.
+/// Returns the device of one instruction set.
 pub(crate) fn device(threads: usize, isa: CpuIsa) -> CpuBackend {
     CpuBackend::new(CpuConfig { threads, isa }).unwrap()
 }
 
-/// Numbers in (−1, 1) that depend on the seed alone; exact in bf16 and f16.
+/// Random numbers in (−1, 1), determined by the seed; exact in bf16 and f16.
 pub(crate) struct SeededNumbers(u64);
 
 impl SeededNumbers {
@@ -88,7 +88,7 @@ pub(crate) fn host(bytes: &[u8], rows: usize, cols: usize) -> HostMat<'_> {
     HostMat::new(bytes, DType::F32, rows, cols).unwrap()
 }
 
-/// Largest difference, relative to the size of the expected values.
+/// Returns the largest difference, relative to the magnitude of the expected values.
 pub(crate) fn error<T: RealElement>(got: &[T], expected: &[f64]) -> f64 {
     assert_eq!(got.len(), expected.len());
     let size = expected.iter().fold(1e-3f64, |m, x| m.max(x.abs()));
@@ -96,7 +96,7 @@ pub(crate) fn error<T: RealElement>(got: &[T], expected: &[f64]) -> f64 {
     worst.fold(0.0, |m: f64, e| if e.is_nan() { f64::INFINITY } else { m.max(e) }) / size
 }
 
-/// What rounding to the model type and f32 sums may cost.
+/// Tolerance for rounding to the model type and f32 sums.
 pub(crate) fn tolerance<T: RealElement>() -> f64 {
     match T::DTYPE {
         DType::BF16 => 6e-3,

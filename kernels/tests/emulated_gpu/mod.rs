@@ -1,5 +1,5 @@
-//! The emulated GPU for tests: a module that any package's integration tests include by path.
-//! [`library`] builds `libhipemu.so` with the system's C++ compiler, once per state of its sources.
+//! The emulated GPU for tests: a module that integration tests of any package include by path. [`library`]
+//! builds `libhipemu.so` with the system's C++ compiler, once per version of its sources.
 
 #![allow(dead_code, unreachable_pub, reason = "each package uses its part of it")]
 
@@ -30,7 +30,8 @@ const SOURCES: &[(&str, &str)] = &[
     ("settings.h", include_str!("../../emu/settings.h")),
 ];
 
-/// Lanes of a wavefront (warp) that tests emulate: both widths, or the one that the environment variable `variable` holds.
+/// Lanes per wavefront (warp) that tests emulate: 64 and 32, or the value of the environment variable
+/// `variable`.
 ///
 /// # Panics
 /// If the variable is neither 64 nor 32.
@@ -44,7 +45,8 @@ pub fn warp_sizes(variable: &str) -> Vec<u32> {
     }
 }
 
-/// Folder of compiled kernels, which all tests of emulated devices share: a key names everything an image depends on.
+/// Folder of compiled kernels, shared by all tests of emulated devices: a cache key includes all inputs of an
+/// image.
 pub fn kernel_cache() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-kernels")
 }
@@ -63,10 +65,10 @@ const OPTIONS: &[&str] = &[
 
 /// Path of `libhipemu.so`: driver, run-time compiler and collectives of an emulated GPU, in one file.
 ///
-/// The environment of the process says what the GPU is like: see `kernels/emu/settings.h`.
+/// Environment variables configure the GPU: see `kernels/emu/settings.h`.
 ///
 /// # Panics
-/// If there is no C++ compiler or it refuses the sources; the message holds its output.
+/// If there is no C++ compiler or the sources do not compile; the message contains the compiler's output.
 pub fn library() -> PathBuf {
     let compiler = OsString::from("c++");
     let mut hasher = DefaultHasher::new();
@@ -79,15 +81,15 @@ pub fn library() -> PathBuf {
     }
     fs::create_dir_all(&home).expect("the target folder can be written to");
     let lock = File::create(folder.join("lock")).expect("the target folder can be written to");
-    lock.lock().expect("the file system has locks"); // Released with the file.
+    lock.lock().expect("the file system has locks"); // Released when the file is closed.
     if !library.exists() {
         build(&compiler, &home, &library);
     }
     library
 }
 
-/// A copy of the library for the GPU of rank `rank` of a world, where ranks are threads of one process: each copy is a
-/// device of its own, with a lock of its own, which a rank holds while it waits for the others.
+/// A copy of the library for the GPU of rank `rank` of a world in which ranks are threads of one process.
+/// Each copy is a separate device with its own lock, which a rank holds while it waits for other ranks.
 pub fn library_of(world: &str, rank: usize) -> PathBuf {
     let library = library();
     let copy = library.with_file_name(format!("libhipemu-{world}-{rank}.so"));
@@ -99,7 +101,7 @@ pub fn library_of(world: &str, rank: usize) -> PathBuf {
     copy
 }
 
-/// Compiles all sources side by side, links them, and only then gives the library its name.
+/// Compiles all sources in parallel, links them, and renames the library to its final name last.
 fn build(compiler: &OsString, home: &Path, library: &Path) {
     for (name, text) in SOURCES {
         fs::write(home.join(name), text).expect("the target folder can be written to");
@@ -119,7 +121,7 @@ fn build(compiler: &OsString, home: &Path, library: &Path) {
 
 fn compile(compiler: &OsString, home: &Path, name: &str) -> Child {
     let mut command = Command::new(compiler);
-    // Its headers become part of it, as text.
+    // The emulator's headers are embedded as text.
     command.args(OPTIONS).arg(format!("-DEMU_FOLDER=\"{}\"", home.display()));
     command.arg("-c").arg(home.join(name)).arg("-o").arg(home.join(name).with_extension("o"));
     command.stderr(std::process::Stdio::piped()).spawn().expect("a C++ compiler is installed")

@@ -1,4 +1,4 @@
-//! Capture, instantiation and replay: what hardware allows, refuses and remembers.
+//! Capture, instantiation and replay: permitted calls, rejected calls, and the state that a graph keeps.
 
 use hip_runtime_sys::{DriverPtr, DriverStatus, code};
 
@@ -18,7 +18,7 @@ impl EmulatedGpu {
 
     fn end_capture(&self) -> Result<DriverPtr, DriverStatus> {
         let mut graph = std::ptr::null_mut();
-        // SAFETY: a live stream, and a place to write to.
+        // SAFETY: a live stream, and a writable out pointer.
         match unsafe { (self.driver.capture_end)(self.stream, &raw mut graph) } {
             code::SUCCESS => Ok(graph),
             code => Err(code),
@@ -43,7 +43,7 @@ impl EmulatedGpu {
 
     fn copy(&self, to: EmulatedMemory, from: EmulatedMemory) {
         let copy = self.driver.copy_on_device;
-        // SAFETY: both hold so many bytes.
+        // SAFETY: both allocations have at least `from.bytes` bytes.
         assert_eq!(unsafe { copy(to.at, from.at, from.bytes, self.stream) }, code::SUCCESS);
     }
 }
@@ -55,7 +55,7 @@ fn replay_uses_memory_contents_at_replay_time() {
     let (a, b, y) = (gpu.upload(&[2f32; 8]), gpu.alloc(32), gpu.alloc(32));
     gpu.begin_capture(1);
     gpu.copy(b, a);
-    // The arguments die with this block; the graph has its own.
+    // The arguments go out of scope before the replay; the graph has copies.
     gpu.launch(
         product,
         LaunchShape(1, 64, 0),
@@ -74,7 +74,7 @@ fn replay_uses_memory_contents_at_replay_time() {
     }
     gpu.replay(executable);
     assert_eq!(gpu.download::<f32>(y), [0.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0]);
-    // SAFETY: not used again.
+    // SAFETY: not used afterwards.
     assert_eq!(unsafe { (gpu.driver.graph_executable_destroy)(executable) }, code::SUCCESS);
 }
 
@@ -89,11 +89,11 @@ fn waiting_or_allocating_invalidates_a_capture() {
     for mode in [0, 1] {
         gpu.begin_capture(mode);
         let mut at = std::ptr::null_mut();
-        // SAFETY: a place to write to.
+        // SAFETY: the out pointer is writable.
         assert_eq!(unsafe { (gpu.driver.alloc)(&raw mut at, 64) }, code::CAPTURE_UNSUPPORTED);
         assert_eq!(gpu.end_capture(), Err(INVALIDATED));
     }
-    gpu.begin_capture(2); // Relaxed: the caller knows what it does.
+    gpu.begin_capture(2); // Relaxed mode permits unsafe calls.
     let memory = gpu.alloc(64);
     gpu.instantiate(gpu.end_capture().unwrap());
     gpu.free(memory);
@@ -107,7 +107,7 @@ fn a_thread_may_allocate_while_another_captures_for_itself() {
         let alloc = gpu.driver.alloc;
         let other = std::thread::spawn(move || {
             let mut at = std::ptr::null_mut();
-            // SAFETY: a place to write to.
+            // SAFETY: the out pointer is writable.
             unsafe { alloc(&raw mut at, 64) }
         });
         assert_eq!(other.join().unwrap(), expected);
@@ -115,12 +115,12 @@ fn a_thread_may_allocate_while_another_captures_for_itself() {
     }
 }
 
-/// A second stream, an event, and the calls that fork to it and join it again.
+/// Forks to a second stream by an event, and joins it again if `join`.
 fn fork(gpu: &EmulatedGpu, join: bool) -> Result<DriverPtr, DriverStatus> {
     let (mut side, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
     let a = gpu.upload(&[1u8; 16]);
     gpu.begin_capture(1);
-    // SAFETY: places to write to, live handles, memory of 16 bytes.
+    // SAFETY: writable out pointers, live handles, memory of 16 bytes.
     unsafe {
         let d = &gpu.driver;
         assert_eq!((d.stream_create)(&raw mut side, 1), 0);
@@ -154,7 +154,7 @@ fn lazily_run_streams() {
     let gpu = EmulatedGpu::open();
     let mut pinned: DriverPtr = std::ptr::null_mut();
     let memory = gpu.upload(&[5u8; 64]);
-    // SAFETY: places to write to, and 64 bytes on both sides; the event is recorded before it is waited for.
+    // SAFETY: writable out pointers, and 64 bytes on both sides; the event is recorded before the wait.
     unsafe {
         let d = &gpu.driver;
         let mut event = std::ptr::null_mut();

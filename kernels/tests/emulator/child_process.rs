@@ -1,5 +1,5 @@
-//! Tests that run in a process of their own: under a sanitizer, or with another kind of device.
-//! A child is an ignored test of this binary, so it is also run by hand with `--ignored`.
+//! Tests that run in a separate process: under a sanitizer, or with another device configuration. A child is
+//! an ignored test of this binary; run it directly with `--ignored`.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -18,7 +18,7 @@ pub(crate) enum KernelSanitizer {
     Thread,
 }
 
-/// Runs the test with kernels compiled for the sanitizer. `None` where the compiler came without it.
+/// Runs the test with kernels compiled for the sanitizer. Returns `None` if the compiler lacks the sanitizer.
 pub(crate) fn sanitized(name: &str, sanitizer: KernelSanitizer, seed: u64) -> Option<Output> {
     let (kind, library) = match sanitizer {
         KernelSanitizer::Address => ("address", "libasan.so"),
@@ -35,14 +35,14 @@ pub(crate) fn sanitized(name: &str, sanitizer: KernelSanitizer, seed: u64) -> Op
         ("HIPEMU_SANITIZE", kind),
         ("HIPEMU_SEED", &seed),
         ("ASAN_OPTIONS", "detect_leaks=0:exitcode=66"),
-        // Only kernels are compiled for it; it would not see how the test harness passes results on.
+        // Only kernels are instrumented; the test harness's synchronisation is invisible to ThreadSanitizer.
         ("TSAN_OPTIONS", "exitcode=66:halt_on_error=1:ignore_noninstrumented_modules=1"),
         ("UBSAN_OPTIONS", "print_stacktrace=1:exitcode=66"),
     ];
     Some(run(name, &variables))
 }
 
-/// Everything a child wrote.
+/// Returns the child's stdout and stderr.
 pub(crate) fn text(output: &Output) -> String {
     format!(
         "{}{}",

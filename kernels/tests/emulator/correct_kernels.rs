@@ -1,11 +1,11 @@
-//! Right kernels give right results in every order of waves and lanes, at both wave widths.
+//! Correct kernels give correct results in every order of waves and lanes, with both wave sizes.
 
 use crate::gpu::{EmulatedGpu, KernelArg, LaunchShape};
 use crate::injected_bugs::{ATTENTION, InjectedAttentionCase, ROWS, WARPS};
 
 const SEEDS: [u64; 7] = [0, 1, 2, 3, 4, 7, 9];
 
-/// Values that look random, the same every time.
+/// Pseudo-random values, equal in every call.
 pub(crate) fn values(n: usize) -> Vec<f32> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let next = || {
@@ -20,7 +20,7 @@ pub(crate) fn values(n: usize) -> Vec<f32> {
 fn near(got: &[f32], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len());
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        assert!((f64::from(*got) - want).abs() <= tolerance, "{i}: {got} for {want}"); // NaN fails.
+        assert!((f64::from(*got) - want).abs() <= tolerance, "{i}: {got} for {want}"); // Also fails for NaN.
     }
 }
 

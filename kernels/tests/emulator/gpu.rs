@@ -1,4 +1,5 @@
-//! A small way to drive the emulator: memory, kernels from text, launches, through the tables the backend uses.
+//! Minimal driver of the emulator for tests: memory, kernels from source text, launches, through the
+//! backend's symbol tables.
 
 use std::ffi::{CString, c_char, c_void};
 
@@ -7,7 +8,7 @@ use kernels::gpu::HEADERS;
 
 use crate::emulated_gpu;
 
-/// The driver and the compiler, opened.
+/// The emulator's driver and run-time compiler.
 pub(crate) struct EmulatedGpu {
     pub(crate) driver: DriverApi,
     rtc: RtcApi,
@@ -30,7 +31,7 @@ pub(crate) enum KernelArg {
     F32(f32),
 }
 
-/// Blocks, threads of a block, dynamic shared bytes.
+/// Blocks, threads per block, dynamic shared memory in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct LaunchShape(pub(crate) u32, pub(crate) u32, pub(crate) u32);
 
@@ -41,24 +42,24 @@ impl EmulatedGpu {
             DriverApi::open(GpuApi::Hip, &LibrarySearch::named("driver", &library)).unwrap();
         let rtc = RtcApi::open(GpuApi::Hip, &LibrarySearch::named("run-time compiler", &library))
             .unwrap();
-        // SAFETY: the library is open already; the function has this type.
+        // SAFETY: the library is already loaded; the function has this type.
         let set_seed = unsafe {
             let library: &'static _ =
                 Box::leak(Box::new(libloading::Library::new(&library).unwrap()));
             *library.get::<extern "C" fn(u64)>(b"hipemuSetSeed").unwrap()
         };
         let mut stream = std::ptr::null_mut();
-        // SAFETY: a place to write to.
+        // SAFETY: the out pointer is writable.
         assert_eq!(unsafe { (driver.stream_create)(&raw mut stream, 1) }, code::SUCCESS);
         Self { driver, rtc, stream, set_seed }
     }
 
-    /// Order of lanes and waves from now on; see `Order` in `kernels/emu/block.h`.
+    /// Sets the order of lanes and waves; see `Order` in `kernels/emu/block.h`.
     pub(crate) fn seed(&self, seed: u64) {
         (self.set_seed)(seed);
     }
 
-    /// A source as a shared object, or the compiler's log. Headers are changed by `edit` first.
+    /// Compiles a source to a shared object, or returns the compiler's log. `edit` changes headers first.
     pub(crate) fn try_compile(
         &self,
         source: &str,
@@ -74,7 +75,7 @@ impl EmulatedGpu {
         let (names, texts, options) = (at(&names), at(&texts), at(&options));
         let mut program = std::ptr::null_mut();
         let count = names.len() as i32;
-        // SAFETY: terminated texts that live to the end of the function, and lengths that belong to them.
+        // SAFETY: the texts are NUL-terminated and live to the end of the function; the lengths match.
         unsafe {
             let create = self.rtc.create;
             let code = create(
@@ -100,13 +101,13 @@ impl EmulatedGpu {
         }
     }
 
-    /// The kernel `name` of a source.
+    /// Returns the kernel `name` of a source.
     pub(crate) fn kernel(&self, source: &str, options: &[&str], name: &str) -> DriverPtr {
         let [kernel] = self.kernels(source, options, [name]);
         kernel
     }
 
-    /// Kernels of one source.
+    /// Returns kernels of one source.
     pub(crate) fn kernels<const N: usize>(
         &self,
         source: &str,
@@ -118,26 +119,26 @@ impl EmulatedGpu {
         names.map(|name| self.function(module, name))
     }
 
-    /// A module of the device.
+    /// Loads an image as a module of the device.
     pub(crate) fn load(&self, image: &[u8]) -> DriverPtr {
         let mut module = std::ptr::null_mut();
-        // SAFETY: a place to write to, and a whole image.
+        // SAFETY: a writable out pointer, and a complete image.
         let code = unsafe { (self.driver.module_load)(&raw mut module, image.as_ptr().cast()) };
         assert_eq!(code, code::SUCCESS);
         module
     }
 
-    /// A kernel of a module.
+    /// Returns a kernel of a module.
     pub(crate) fn function(&self, module: DriverPtr, name: &str) -> DriverPtr {
         let name = CString::new(name).unwrap();
         let mut function = std::ptr::null_mut();
         let get = self.driver.module_function;
-        // SAFETY: a live module, and a place to write to.
+        // SAFETY: a live module, and a writable out pointer.
         assert_eq!(unsafe { get(&raw mut function, module, name.as_ptr()) }, code::SUCCESS);
         function
     }
 
-    /// Launches, and returns the driver's code.
+    /// Launches, and returns the driver's status code.
     pub(crate) fn try_launch(
         &self,
         kernel: DriverPtr,
@@ -170,16 +171,16 @@ impl EmulatedGpu {
         assert_eq!(self.try_launch(kernel, shape, args), code::SUCCESS);
     }
 
-    /// Device memory full of NaN.
+    /// Allocates device memory, filled with NaN.
     pub(crate) fn alloc(&self, bytes: usize) -> EmulatedMemory {
         let mut at = std::ptr::null_mut();
-        // SAFETY: a place to write to.
+        // SAFETY: the out pointer is writable.
         assert_eq!(unsafe { (self.driver.alloc)(&raw mut at, bytes) }, code::SUCCESS);
         EmulatedMemory { at, bytes }
     }
 
     pub(crate) fn free(&self, memory: EmulatedMemory) {
-        // SAFETY: the tests use memory no more after this.
+        // SAFETY: the tests do not use the memory afterwards.
         assert_eq!(unsafe { (self.driver.free)(memory.at) }, code::SUCCESS);
     }
 
@@ -192,7 +193,7 @@ impl EmulatedGpu {
     pub(crate) fn write<T: Copy>(&self, memory: EmulatedMemory, values: &[T]) {
         let (copy, from) = (self.driver.copy_to_device, values.as_ptr().cast::<c_void>());
         assert!(size_of_val(values) <= memory.bytes);
-        // SAFETY: both sides hold so many bytes.
+        // SAFETY: both sides have the number of bytes copied.
         let code = unsafe { copy(memory.at, from, size_of_val(values), self.stream) };
         assert_eq!(code, code::SUCCESS);
     }
@@ -200,7 +201,7 @@ impl EmulatedGpu {
     pub(crate) fn download<T: Copy + Default>(&self, memory: EmulatedMemory) -> Vec<T> {
         let mut values = vec![T::default(); memory.bytes / size_of::<T>()];
         let copy = self.driver.copy_to_host;
-        // SAFETY: both sides hold so many bytes.
+        // SAFETY: both sides have the number of bytes copied.
         let code =
             unsafe { copy(values.as_mut_ptr().cast(), memory.at, memory.bytes, self.stream) };
         assert_eq!(code, code::SUCCESS);

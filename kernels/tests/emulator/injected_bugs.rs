@@ -1,4 +1,4 @@
-//! Injected bugs: each must be caught, by a wrong value, a broken rule, or a sanitizer.
+//! Injected bugs: each must be detected, by a wrong value, a rule violation, or a sanitizer.
 
 use hip_runtime_sys::DriverPtr;
 
@@ -11,7 +11,7 @@ const LENS: [usize; 3] = [1, 37, 100];
 const BLOCK_TOKENS: usize = 16;
 const BLOCKS_PER_ROW: usize = 7;
 
-/// Inputs of the attention kernel in `kernels/attention.hip`, and what it should answer.
+/// Inputs of the attention kernel in `kernels/attention.hip`, and its expected output.
 pub(crate) struct InjectedAttentionCase {
     inputs: [EmulatedMemory; 5],
     want: Vec<f64>,
@@ -69,17 +69,17 @@ impl InjectedAttentionCase {
 
 pub(crate) const ROWS: &str = include_str!("kernels/rows.hip");
 pub(crate) const ATTENTION: &str = include_str!("kernels/attention.hip");
-/// Options of both wave widths, and the waves of 256 threads.
+/// Compiler options of both wave sizes, and the number of waves in 256 threads.
 pub(crate) const WARPS: [(&str, u32); 2] = [("-DWARP_SIZE=64", 4), ("-DWARP_SIZE=32", 8)];
 const COLS: usize = 777;
 
-/// `text` with `from`, which must be there once, replaced.
+/// Replaces `from`, which must occur exactly once in `text`.
 pub(crate) fn inject_bug(text: &str, from: &str, to: &str) -> String {
     assert_eq!(text.matches(from).count(), 1, "the place to plant a bug in has moved: {from}");
     text.replace(from, to)
 }
 
-/// The kernel `sums_twice` with a change in the block reduction of `dev/collective.h`.
+/// Returns the kernel `sums_twice` with a change in the block reduction of `dev/collective.h`.
 pub(crate) fn reduction_bug(gpu: &EmulatedGpu, wave: &str, from: &str, to: &str) -> DriverPtr {
     let edit = |name: &str, text: &str| match name {
         "dev/collective.h" => inject_bug(text, from, to),
@@ -105,7 +105,7 @@ pub(crate) fn sums_error(gpu: &EmulatedGpu, kernel: DriverPtr) -> f64 {
     errors.fold(0.0, |worst, e| if e.is_nan() { f64::INFINITY } else { worst.max(e) })
 }
 
-/// Whether some order of waves gives a wrong result.
+/// Whether at least one order of waves gives a wrong result.
 fn some_order_is_wrong(gpu: &EmulatedGpu, error: impl Fn() -> f64) -> bool {
     (0..8).any(|seed| {
         gpu.seed(seed);
@@ -145,7 +145,7 @@ fn a_missing_barrier_before_a_merge_is_caught() {
     }
 }
 
-/// Launches a kernel that breaks a rule, in a child, and returns what the child says about it.
+/// Launches a kernel that violates a rule, in a child process, and returns the child's output.
 fn broken(name: &str) -> String {
     let output =
         child_process::run(&format!("injected_bugs::{name}"), &[("HIPEMU_PATIENCE_MS", "300")]);
@@ -153,7 +153,7 @@ fn broken(name: &str) -> String {
     child_process::text(&output)
 }
 
-/// A failed launch costs the device: this and all later calls answer so.
+/// A failed launch makes the device unusable: the launch and all later calls return the error.
 fn launch_fails(source: &str, name: &str, shape: LaunchShape, more: &[KernelArg]) {
     let gpu = EmulatedGpu::open();
     let (input, y) = (gpu.upload(&values(3 * COLS)), gpu.alloc(3 * 2 * 4));
@@ -250,7 +250,7 @@ fn long_wait() {
 
 #[test]
 fn long_wait_is_not_reported_as_endless() {
-    // Without any patience every look at those who wait must find that something moved.
+    // With a zero progress timeout every check of the waiting blocks must find progress.
     let output = child_process::run("injected_bugs::long_wait", &[("HIPEMU_PATIENCE_MS", "0")]);
     child_process::passed(&output);
 }

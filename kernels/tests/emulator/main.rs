@@ -1,5 +1,5 @@
-//! The emulated GPU itself: that right kernels run right in every order of lanes and waves, that planted bugs are
-//! caught, and that the driver's rules (memory, capture, replay) are those of hardware.
+//! Tests of the emulated GPU: correct kernels give correct results in every order of lanes and waves,
+//! injected bugs are detected, and the driver's rules (memory, capture, replay) are those of hardware.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 

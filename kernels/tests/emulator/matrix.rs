@@ -1,4 +1,4 @@
-//! Matrix products through their lane layouts, the AMD builtins included, and fp8 in both dialects.
+//! MMAs through their fragment layouts, including the AMD builtins, and fp8 in both formats (OCP and FNUZ).
 
 use hip_runtime_sys::DriverPtr;
 
@@ -10,7 +10,7 @@ const WGMMA: &str = include_str!("kernels/wgmma.hip");
 
 const F16: &str = "-DHALF_F16=1";
 
-/// Bits of the 16-bit type, and what they mean.
+/// Rounds to the 16-bit type (f16 or bf16); `wide` converts back.
 fn narrow(x: f32, f16: bool) -> u16 {
     if f16 { half::f16::from_f32(x).to_bits() } else { half::bf16::from_f32(x).to_bits() }
 }
@@ -19,7 +19,7 @@ fn wide(bits: u16, f16: bool) -> f64 {
     if f16 { half::f16::from_bits(bits).to_f64() } else { half::bf16::from_bits(bits).to_f64() }
 }
 
-/// The value of e4m3 bits; FNUZ has one more of bias and keeps the place of negative zero for NaN.
+/// Value of e4m3 bits; FNUZ has a bias larger by one, and uses the encoding of negative zero for NaN.
 fn fp8_value(bits: u8, fnuz: bool) -> f64 {
     let (bias, nan) = if fnuz { (8, bits == 0x80) } else { (7, bits & 0x7f == 0x7f) };
     if nan {
@@ -40,7 +40,7 @@ fn product(c: &[f32], a: &[f64], b: &[f64], [n, k]: [usize; 2]) -> Vec<f64> {
     c.iter().enumerate().map(|(i, c)| f64::from(*c) + dot(i)).collect()
 }
 
-/// A source, compiled.
+/// A compiled source.
 struct MatrixModule {
     module: DriverPtr,
     warp_size: u32,
@@ -49,7 +49,7 @@ struct MatrixModule {
 }
 
 impl MatrixModule {
-    /// Of f16 where `half` says so, else of bf16.
+    /// Compiled for f16 if `half` is given, else for bf16.
     fn new(gpu: &EmulatedGpu, source: &str, option: &str, half: Option<&str>) -> Self {
         let options: Vec<&str> = [option].into_iter().chain(half).collect();
         let image = gpu.try_compile(source, &options, |_, text| text.to_owned());
@@ -59,7 +59,8 @@ impl MatrixModule {
     }
 }
 
-/// Runs a kernel of one wave on `m × n × k` and compares; elements are of the 16-bit type, or fp8 bits below 64.
+/// Runs a kernel of one wave on `m × n × k` and compares; elements are of the 16-bit type, or fp8 bits below
+/// 64.
 fn check(gpu: &EmulatedGpu, build: &MatrixModule, name: &str, sizes: [usize; 3]) {
     check_launch(gpu, build, name, sizes, LaunchShape(1, build.warp_size, 0));
 }
@@ -142,11 +143,11 @@ fn the_matrix_builtins_of_amd_are_right() {
     check(&gpu, &gfx950, "fp8_16x16x32", [16, 16, 32]);
 }
 
-/// The fp8 number nearest to `x`, even mantissas winning ties, the largest number for all beyond it.
+/// Nearest fp8 number to `x`, ties to even mantissas, saturating.
 fn nearest_fp8(x: f32, fnuz: bool) -> u8 {
     let x = f64::from(x);
     let sign = if x.is_sign_negative() { 0x80 } else { 0 };
-    let size = x.abs().min(1e6); // Infinities differ by nothing that could be compared.
+    let size = x.abs().min(1e6); // Infinities would make all distances equal.
     let distance = |bits: &u8| (fp8_value(*bits, fnuz) - size).abs();
     let last = if fnuz { 0x7f } else { 0x7e };
     let best =
@@ -160,7 +161,7 @@ fn fp8_reads_and_rounds_in_both_dialects() {
     let gpu = EmulatedGpu::open();
     for (option, fnuz) in [("-DFP8_FNUZ=0", false), ("-DFP8_FNUZ=1", true)] {
         let mut x: Vec<f32> = values(3000).iter().map(|v| (v * 24.0).exp2() * v.signum()).collect();
-        // Every number, the middles between neighbours, and what lies beyond the largest.
+        // Every number, the midpoints of adjacent numbers, and values beyond the largest.
         let numbers: Vec<f32> =
             (0..=255).map(|b| fp8_value(b, fnuz) as f32).filter(|v| !v.is_nan()).collect();
         x.extend(numbers.windows(2).map(|w| f32::midpoint(w[0], w[1])));

@@ -1,4 +1,4 @@
-//! Memory of the emulated device: limits, poison, bounds of copies, what launches are refused.
+//! Memory of the emulated device: limits, poison, bounds checks of copies, and rejected launches.
 
 use hip_runtime_sys::code;
 
@@ -16,7 +16,7 @@ fn fresh_memory_is_nan_and_copies_stay_inside() {
     assert!(gpu.download::<f32>(memory).iter().all(|v| v.is_nan()));
     let beyond = memory.at.wrapping_byte_add(1);
     let from = [0u8; 64];
-    // SAFETY: the driver refuses copies that leave the memory.
+    // SAFETY: the driver rejects copies that leave the allocation.
     unsafe {
         let d = &gpu.driver;
         let code = (d.copy_to_device)(beyond, from.as_ptr().cast(), 64, gpu.stream);
@@ -34,7 +34,7 @@ fn small_device() {
     let gpu = EmulatedGpu::open();
     let info = || {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: two places to write to.
+        // SAFETY: both out pointers are writable.
         assert_eq!(unsafe { (gpu.driver.mem_info)(&raw mut free, &raw mut total) }, 0);
         (free, total)
     };
@@ -42,7 +42,7 @@ fn small_device() {
     let half = gpu.alloc(1 << 19);
     assert_eq!(info(), (1 << 19, 1 << 20));
     let mut at = std::ptr::null_mut();
-    // SAFETY: a place to write to.
+    // SAFETY: the out pointer is writable.
     let code = unsafe { (gpu.driver.alloc)(&raw mut at, (1 << 19) + 1) };
     assert_eq!(code, code::OUT_OF_MEMORY);
     assert!(at.is_null());
@@ -58,7 +58,7 @@ fn memory_runs_out_at_the_configured_size() {
 #[test]
 fn launches_beyond_the_device_or_the_kernel_are_refused() {
     let gpu = EmulatedGpu::open();
-    let kernel = gpu.kernel(ROWS, &[], "count_threads"); // Made for at most 256 threads.
+    let kernel = gpu.kernel(ROWS, &[], "count_threads"); // Compiled for at most 256 threads.
     let count = gpu.upload(&[0u32; 3]);
     for (shape, expected) in [
         (LaunchShape(1, 256, 64 << 10), code::SUCCESS),
@@ -79,7 +79,7 @@ fn no_device() {
         let search = hip_runtime_sys::LibrarySearch::named("driver", &library);
         let driver =
             hip_runtime_sys::DriverApi::open(hip_runtime_sys::GpuApi::Hip, &search).unwrap();
-        // SAFETY: the first call of any program.
+        // SAFETY: the first driver call of the process.
         unsafe { (driver.init)(0) }
     };
     assert_eq!(gpu_count(), code::NO_DEVICE);

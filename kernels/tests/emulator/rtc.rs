@@ -1,4 +1,4 @@
-//! The run-time compiler: errors in the caller's terms, options, and what of a module is visible.
+//! The run-time compiler: errors in the caller's terms, options, and the visible symbols of a module.
 
 use crate::gpu::{EmulatedGpu, KernelArg, LaunchShape};
 use crate::injected_bugs::ROWS;
@@ -63,7 +63,7 @@ fn modules_of_one_source_do_not_mix() {
 fn invalid_image_or_kernel_is_rejected() {
     let gpu = EmulatedGpu::open();
     let mut out = std::ptr::null_mut();
-    // SAFETY: texts are read up to their end, and there are places to write to.
+    // SAFETY: texts are read up to their terminating NUL; the out pointers are writable.
     unsafe {
         let junk = b"not an image at all, however long it may be, and it is longer than a header\0";
         assert_eq!((gpu.driver.module_load)(&raw mut out, junk.as_ptr().cast()), 200);

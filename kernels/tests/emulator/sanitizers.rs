@@ -1,5 +1,5 @@
-//! Kernels under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer: right ones run clean, and
-//! the bugs that give right values are caught. Skipped where the compiler has no sanitizers.
+//! Kernels under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer: correct kernels
+//! run clean, and bugs that give correct values are detected. Skipped if the compiler has no sanitizers.
 
 use crate::child_process::{KernelSanitizer, passed, sanitized, text};
 use crate::correct_kernels::values;
@@ -9,12 +9,12 @@ use crate::injected_bugs::{
     sums_error,
 };
 
-/// Runs a child of this file; `None` where there is no such sanitizer.
+/// Runs a child test of this file; `None` if the sanitizer is not available.
 fn run(name: &str, sanitizer: KernelSanitizer, seed: u64) -> Option<std::process::Output> {
     sanitized(&format!("sanitizers::{name}"), sanitizer, seed)
 }
 
-/// Asserts that the child was ended by its sanitizer with this report.
+/// Asserts that the sanitizer ended the child with this report.
 fn caught(name: &str, sanitizer: KernelSanitizer, seed: u64, report: &str) {
     let Some(output) = run(name, sanitizer, seed) else { return };
     let said = text(&output);
@@ -56,7 +56,7 @@ fn correct_kernels_are_clean() {
     }
 }
 
-/// The attention kernel with a bug, at four waves.
+/// Runs the attention kernel with an injected bug, with four waves.
 fn attention_bug(from: &str, to: &str) {
     let gpu = EmulatedGpu::open();
     let kernel =

@@ -1,4 +1,4 @@
-//! Paged attention: decodes, prefills and both at once, over random blocks, seats and stale memory.
+//! Paged attention: decodes, prefills and mixed batches, over random blocks, sequence slots and stale memory.
 
 use device::{Buffer, DType, DeviceDriver, MatRef, bf16, f16};
 use kernels::{
@@ -8,23 +8,23 @@ use kernels::{
 use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, pairs, rounded, tolerance};
 use crate::support::{RandomNumbers, S};
 
-/// Query heads, KV heads, head size, block size.
+/// Query heads, KV heads, head dim, block size.
 type HeadShape = (usize, usize, usize, usize);
 
-/// Rows, and a pool that holds their keys and values on both devices.
+/// Rows, and a KV pool with their keys and values on both devices.
 struct PagedAttentionCase {
     heads: usize,
-    /// First position that is seen.
+    /// First visible position.
     first_position: usize,
     layouts: [KvLayout; 2],
     pools: [Buffer; 2],
-    /// Tokens and context of each row.
+    /// Tokens and context length of each row.
     rows: Vec<(usize, usize)>,
     tables: Vec<i32>,
-    /// Table of each row.
+    /// Block table (sequence slot) of each row.
     seq_slots: Vec<i32>,
     width: usize,
-    /// Rows of one token that may be a request's.
+    /// Maximum number of one-token rows per request.
     max_rows_per_request: usize,
 }
 
@@ -52,7 +52,7 @@ impl PagedAttentionCase {
         }
         let mut tables = vec![-7; seats.len() * width]; // Never read beyond a context.
         seats.truncate(rows.len());
-        // An earlier owner left infinities and NaN everywhere.
+        // NaN everywhere, as left by previous requests.
         let stale = vec![f32::NAN; gpu.bytes() / dtype.bytes()];
         let mut values = [stale.clone(), stale];
         let mut left = blocks;
@@ -91,7 +91,7 @@ impl PagedAttentionCase {
         }
     }
 
-    /// Rows of one token each in place of each request's, which was one of `tokens` tokens.
+    /// Replaces each row by `tokens` one-token rows of the same request.
     fn one_by_one(&mut self, tokens: &[usize]) {
         let requests = self.rows.iter().zip(&self.seq_slots).zip(tokens);
         let each = requests.flat_map(|((row, seat), &tokens)| {
@@ -108,7 +108,7 @@ impl PagedAttentionCase {
         pair.random(numbers, self.layouts[0].dtype, tokens, width)
     }
 
-    /// One step of all rows, on the GPU and, where it can, on the CPU.
+    /// Runs one step of all rows, on the GPU and, with `with_cpu`, on the CPU.
     fn run(&self, pair: &DevicePair, q: &TwinMatrix, with_cpu: bool) -> TwinMatrix {
         let rows = self.rows.len();
         let mut cu_q = vec![0i32];
@@ -158,7 +158,7 @@ pub(crate) fn check(pair: &DevicePair, heads: HeadShape, dtype: DType, rows: &[(
     check_from(pair, heads, dtype, (rows, 0));
 }
 
-/// The same without the positions before `first`.
+/// Compares GPU and CPU with positions before `first` masked.
 fn check_from(
     pair: &DevicePair,
     heads: HeadShape,
@@ -179,28 +179,29 @@ fn check_from(
 fn attention_agrees_with_the_cpu() {
     use DType::{BF16, F32};
     for pair in &pairs() {
-        // Decodes: one split, several, a ragged end.
+        // Decodes: one split, several, a partial last split.
         check(pair, (4, 2, 128, 16), BF16, &[(1, 1), (1, 129), (1, 300)]);
         check(pair, (8, 1, 64, 32), BF16, &[(1, 33), (1, 128)]);
-        // So many that splits are longer.
+        // A batch large enough for longer splits.
         let many = [(1, 1000), (1, 449), (1, 1), (1, 448), (1, 897), (1, 130)];
         check(pair, (4, 2, 128, 16), BF16, &many);
         check(pair, (8, 1, 64, 32), BF16, &many);
-        // Prefills: whole, chunks behind a prefix, more pairs than a block takes.
+        // Prefills: whole, chunks after a prefix, more (query, head) pairs than a block processes.
         check(pair, (8, 2, 128, 16), BF16, &[(37, 37), (5, 100), (2, 16)]);
         check(pair, (3, 1, 64, 64), BF16, &[(70, 75)]);
-        // Several steps of keys, ends in the middle of a block, of a step and on its edge, more rows than tiles.
+        // Several steps of keys, ends within a block, within a step and on its boundary, more rows than
+        // tiles.
         check(pair, (5, 1, 128, 16), BF16, &[(30, 270), (4, 256), (3, 129), (2, 2)]);
         check(pair, (16, 1, 64, 48), BF16, &[(20, 20), (7, 250)]);
-        // Both in one step.
+        // Prefill and decode in one step.
         check(pair, (2, 2, 64, 16), BF16, &[(1, 40), (1, 7), (20, 30), (1, 9)]);
-        // Shapes that the tile kernels leave out.
+        // Shapes that the tiled kernels do not support.
         check(pair, (4, 2, 48, 6), BF16, &[(1, 9), (7, 20)]);
         check(pair, (2, 1, 80, 16), F32, &[(1, 40), (9, 70)]);
     }
 }
 
-/// More than a grid has blocks in any but its first dimension.
+/// More tokens than the maximum grid size of any dimension but the first.
 #[test]
 fn any_number_of_tokens() {
     for pair in &pairs() {
@@ -208,7 +209,7 @@ fn any_number_of_tokens() {
     }
 }
 
-/// A draft layer has nothing of a request's first token.
+/// An MTP module has no entry at a request's first position.
 #[test]
 fn the_first_position_is_left_out() {
     use DType::{BF16, F32};
@@ -223,7 +224,7 @@ fn the_first_position_is_left_out() {
     }
 }
 
-/// More rows than a block has threads: every thread of the walk has several.
+/// More rows than threads in a block: every thread of the split schedule has several rows.
 #[test]
 fn decodes_of_many_rows_agree_with_the_cpu() {
     let rows: Vec<_> = (0..300).map(|row| (1, 1 + row * 7 % 45 + row % 50 / 49 * 900)).collect();
@@ -232,7 +233,7 @@ fn decodes_of_many_rows_agree_with_the_cpu() {
     }
 }
 
-/// A query of a prompt gives the same bits alone and among others, its row whole and in pieces.
+/// A query of a prompt gives the same bits alone and in a batch, and with its row whole or chunked.
 #[test]
 fn chunked_prefill_has_one_result() {
     let heads = (6, 2, 64, 16);
@@ -251,7 +252,7 @@ fn chunked_prefill_has_one_result() {
                 (case.rows, case.seq_slots) = (vec![(n, context - tokens + to)], vec![seat]);
                 let q = pair.put(&values[at..at + n * width], n, width);
                 let [alone, _] = pair.read_floats(&case.run(pair, &q, false));
-                // One token alone is a decode, which adds up in another order.
+                // A single token is a decode, which sums in another order.
                 if n > 1 {
                     assert_eq!(alone, all[at..at + n * width], "{from} to {to} of {tokens}");
                 }
@@ -261,7 +262,7 @@ fn chunked_prefill_has_one_result() {
     }
 }
 
-/// A padded row of a captured graph has no keys: zeros, and no harm to its neighbours.
+/// A padding row of a captured graph has no keys: it gives zeros, and does not affect other rows.
 #[test]
 fn rows_without_keys_are_zero() {
     for pair in &pairs() {
@@ -280,7 +281,7 @@ fn rows_without_keys_are_zero() {
     }
 }
 
-/// A decode gives the same bits among few others or none, and among many or more, whatever grid that makes.
+/// A decode gives the same bits in small batches, and in large batches, whatever the grid.
 #[test]
 fn a_decode_has_one_result_in_every_batch() {
     let heads = (4, 2, 64, 16);
@@ -293,8 +294,8 @@ fn a_decode_has_one_result_in_every_batch() {
     }
 }
 
-/// Tokens of a request with drafts read its keys together, with the result of the CPU, and with the bits of every one of them alone:
-/// over splits that begin or end between them, and where more are asked for than one block takes.
+/// Tokens of a request with draft tokens share its keys, and match both the CPU and, bit for bit, each of
+/// them alone: over splits that begin or end between them, and with more tokens than one block processes.
 #[test]
 fn successive_tokens_of_a_request_agree_with_the_cpu() {
     let requests = [(1, 259), (1, 1), (1, 0), (1, 452), (1, 18), (1, 17), (1, 900)];
@@ -316,7 +317,8 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
             let all = case.run(pair, &q, true);
             pair.check(&what, &all, tolerance(dtype));
             let [all, _] = pair.read_floats(&all);
-            // As many rows, so that splits are as long: each token among others than those of its request.
+            // The same number of rows, so that splits have equal length, in an order that separates the
+            // tokens of each request.
             let turned: Vec<usize> = (0..rows.len()).map(|i| i * 8 % rows.len()).collect();
             (case.rows, case.seq_slots) = turned.iter().map(|&i| (rows[i], seats[i])).unzip();
             let values: Vec<bf16> =
@@ -330,7 +332,7 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
     }
 }
 
-/// Rows give the same bits all at once and `part` at a time.
+/// Rows give the same bits all at once and `part` rows at a time.
 fn among_others(pair: &DevicePair, heads: HeadShape, rows: &[(usize, usize)], part: usize) {
     let mut numbers = pair.numbers(4);
     let mut case = PagedAttentionCase::new(pair, &mut numbers, heads, DType::BF16, rows);

@@ -1,4 +1,4 @@
-//! The matrix library's side of linear layers, with a library for tests in its place on the emulator.
+//! Linear layers on the BLAS library, replaced by a mock library on the emulator.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use kernels::gpu::GpuBackend;
 use crate::device_pair::{DevicePair, tolerance};
 use crate::support::{S, emulator};
 
-/// The emulator with `blaslt.cpp` as its matrix library.
+/// Returns the emulator with `blaslt.cpp` as its BLAS library.
 fn device() -> GpuBackend {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/blaslt.cpp");
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
@@ -28,7 +28,7 @@ fn device() -> GpuBackend {
     device
 }
 
-/// A product of these sizes in every mixture of types, with and without a bias.
+/// Checks a GEMM of this size for every combination of types, with and without a bias.
 fn check(pair: &DevicePair, (rows, n, k): (usize, usize, usize)) {
     const F: DType = DType::F32;
     const B: DType = DType::BF16;
@@ -43,7 +43,7 @@ fn check(pair: &DevicePair, (rows, n, k): (usize, usize, usize)) {
         let mut numbers = pair.numbers((rows * n) as u64);
         let x = pair.random(&mut numbers, types[0], rows, k);
         let [w, w_cpu] = pair.pack(&numbers.reals::<f32>(n * k), n, k, types[1]);
-        // A bias in bf16 is what a checkpoint in bf16 has.
+        // A bf16 checkpoint has its bias in bf16.
         let bias: Vec<f32> = numbers.reals::<device::bf16>(n).iter().map(|x| x.to_f32()).collect();
         let bias = pair.put(&bias, 1, n);
         let mut y = pair.poisoned(types[2], rows, n);
@@ -63,8 +63,8 @@ fn check(pair: &DevicePair, (rows, n, k): (usize, usize, usize)) {
 fn blas_gemm_agrees_with_the_cpu() {
     let pair = DevicePair::new(device().into());
     assert!(pair.gpu.name().contains("with a matrix library"), "{}", pair.gpu.name());
-    // Rows: in a bucket, at its end, odd (which this library wants its own plan for), in a bucket that it
-    // refuses, in f32 beyond routers; 8 outputs, which it always refuses.
+    // Rows: within a bucket, at its end, odd (which requires its own plan in the mock library), in an
+    // unsupported bucket, in f32 beyond routers; 8 outputs are never supported.
     for size in [
         (18, 24, 40),
         (32, 33, 18),
@@ -77,7 +77,8 @@ fn blas_gemm_agrees_with_the_cpu() {
     ] {
         check(&pair, size);
     }
-    // Sizes met while requests are served: near one that was tried, and of weights never seen.
+    // Sizes first seen while serving, after autotuning is frozen: near one that was tuned, and with untuned
+    // weight shapes.
     pair.gpu.freeze_autotuning();
     for size in [(50, 24, 40), (41, 16, 64), (18, 28, 44)] {
         check(&pair, size);

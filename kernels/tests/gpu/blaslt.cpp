@@ -1,5 +1,6 @@
-// blaslt.cpp - a library with hipBLASLt's functions for tests on the emulator: checks every argument as strictly as it can,
-// then multiplies in memory that host and emulated device share. Products run at once, so it cannot be captured.
+// blaslt.cpp - a mock of hipBLASLt for tests on the emulator: checks every argument as strictly as possible,
+// then multiplies in memory shared by host and emulated device. GEMMs run at once, so they cannot be
+// captured.
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -17,7 +18,7 @@ struct Operation {
 };
 struct Layout { int type; uint64_t rows, cols; int64_t stride; };
 struct Preference { uint64_t workspace = 0; };
-// What an answer of the heuristic carries back: which product it was made for.
+// The heuristic's result identifies the GEMM that it was made for.
 struct Algorithm { uint64_t magic, columns, workspace; };
 struct Answer { Algorithm algorithm; uint64_t workspace; int32_t status; float waves; int32_t reserved[4]; };
 static_assert(sizeof(Algorithm) == 24 && sizeof(Answer) == 56, "as hipBLASLt lays it out");
@@ -44,7 +45,7 @@ bool known(const Layout* l) {
     return l && (l->type == F32 || l->type == BF16) && l->rows && l->cols && l->stride >= (int64_t)l->rows;
 }
 
-// y^T = W x^T, W transposed: the one product that is asked for.
+// y^T = W x^T, W transposed: the only supported GEMM.
 bool fits(const Operation* o, const Layout* a, const Layout* b, const Layout* c, const Layout* d) {
     return o && known(a) && known(b) && known(d) && c == d && o->trans_a == OP_T && o->trans_b == OP_N &&
            a->type == b->type && (d->type == F32 || d->type == a->type) && a->rows == b->rows && a->cols == d->rows &&
@@ -94,12 +95,13 @@ API hipblasLtMatmulPreferenceSetAttribute(Preference* p, int attribute, const vo
 API hipblasLtMatmulAlgoGetHeuristic(void* h, Operation* o, Layout* a, Layout* b, Layout* c, Layout* d, Preference* p,
                                     int wanted, Answer* answers, int* found) {
     if (h != &handle || !fits(o, a, b, c, d) || wanted < 1) return INVALID_VALUE;
-    // Buckets of 48 rows, so that a caller asks for the very size; and 8 outputs at any size.
+    // Buckets of 48 rows are unsupported, so that the caller requests the exact size; 8 outputs are
+    // unsupported at any size.
     if (b->cols == 48 || a->cols == 8) {
         *found = 0;
         return NOT_SUPPORTED;
     }
-    // Every second one does not take any product: whoever asks for several has to try them.
+    // Every second algorithm does not support any GEMM: a caller that requests several has to try them.
     *found = wanted < 3 ? wanted : 3;
     for (int i = 0; i < *found; ++i)
         answers[i] = Answer{{i % 2 ? BROKEN : MAGIC, b->cols, p->workspace}, p->workspace, OK, 1.f, {}};
@@ -113,7 +115,7 @@ API hipblasLtMatmul(void* h, Operation* o, const float* alpha, const void* a, La
     if (algorithm->magic == BROKEN) return NOT_SUPPORTED;
     if (algorithm->magic != MAGIC || algorithm->workspace > bytes || !workspace) return INVALID_VALUE;
     if (algorithm->columns < lb->cols) return INVALID_VALUE;
-    // Odd sizes want an algorithm of their own: a caller that buckets sizes has to ask again.
+    // Odd sizes require a dedicated algorithm: a caller that buckets sizes has to query again.
     if (lb->cols % 2 && algorithm->columns != lb->cols) return NOT_SUPPORTED;
     const bool with_bias = o->epilogue == EPILOGUE_BIAS;
     if (with_bias && (!o->bias || o->bias_type != ld->type)) return INVALID_VALUE;

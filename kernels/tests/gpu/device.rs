@@ -1,4 +1,4 @@
-//! Memory, copies, fences and graphs.
+//! Memory, copies, fences (GPU events), timestamps and captured graphs.
 
 use device::{DType, DeviceDriver, DeviceStream, MatRef, PinnedBuffer};
 use kernels::TensorAdd;
@@ -42,7 +42,7 @@ fn memory_is_zero_and_aligned() {
     }
 }
 
-/// A copy comes after the launches before it and before those behind it, with no wait in between.
+/// A copy is ordered after earlier launches and before later ones, without a wait.
 #[test]
 fn copies_keep_order() {
     for pair in &pairs() {
@@ -64,7 +64,7 @@ fn copies_keep_order() {
     }
 }
 
-/// A replay reads what lies in its buffers then.
+/// A replay reads the buffers' contents at replay time.
 #[test]
 fn graphs_replay() {
     for pair in &pairs() {
@@ -86,7 +86,7 @@ fn graphs_replay() {
     }
 }
 
-/// What would spoil a capture is refused, and the capture is whole nevertheless.
+/// Operations that would invalidate a capture are rejected, and the capture remains valid.
 #[test]
 fn capture_refuses_what_would_break_it() {
     for pair in &pairs() {
@@ -118,7 +118,8 @@ fn capture_refuses_what_would_break_it() {
     }
 }
 
-/// Freeing waits for the device, which a capture must not: it happens when the capture is over.
+/// Freeing waits for the device, which is not allowed during a capture: it is deferred until the capture
+/// ends.
 #[test]
 fn memory_dropped_in_a_capture_is_freed_after_it() {
     for pair in &pairs() {
@@ -135,7 +136,7 @@ fn memory_dropped_in_a_capture_is_freed_after_it() {
     }
 }
 
-/// One thread launches, another waits.
+/// One thread launches, another one waits.
 #[test]
 fn fences_can_be_awaited_on_other_threads() {
     for pair in &pairs() {
@@ -147,14 +148,14 @@ fn fences_can_be_awaited_on_other_threads() {
         let memory = waiter.join().unwrap();
         let floats: Vec<f32> = elements_of(&memory.bytes()[..FLOATS * 4]);
         assert_eq!(floats, [42.0; FLOATS]);
-        // Dropped without a wait: the memory outlives the copy all the same.
+        // Dropped without a wait: the memory stays allocated until the copy has completed.
         drop(pair.gpu.start_download(&S, &y.gpu, memory, FLOATS * 4).unwrap());
         pair.gpu.synchronize(&S).unwrap();
         assert!(pair.gpu.synchronize(&DeviceStream(99)).is_err());
     }
 }
 
-/// Marks are behind launches, and in a recording each replay sets them anew.
+/// GPU event timestamps are recorded after launches; a captured graph records them again in every replay.
 #[test]
 fn timestamps_separate_launches() {
     for pair in &pairs() {
@@ -195,7 +196,8 @@ fn timestamps_separate_launches() {
     }
 }
 
-/// Rehearsed launches leave no trace but their kernels, which a capture may then use without a first run.
+/// A dry run has no effect except compiled kernels, which a capture may then use without a first eager
+/// launch.
 #[test]
 fn dry_run_only_compiles() {
     for pair in &pairs() {

@@ -1,4 +1,4 @@
-//! A GPU beside the CPU that it is compared with, and matrices on both.
+//! A GPU paired with the CPU reference device, and matrices on both.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -12,27 +12,28 @@ use kernels::{HostMat, KernelBackend, PackedMatrix};
 
 use crate::support::{RandomNumbers, S, devices, devices_of};
 
-/// Every device under test, each beside an oracle.
+/// Returns every device under test, each with a reference device.
 pub(crate) fn pairs() -> Vec<DevicePair> {
     devices().into_iter().map(DevicePair::new).collect()
 }
 
-/// The same with f16 on the GPU; its oracle computes in f32, from values that f16 holds.
+/// Returns device pairs with f16 on the GPU; the reference device computes in f32, from values that are exact
+/// in f16.
 pub(crate) fn f16_pairs() -> Vec<DevicePair> {
     devices_of(HalfDtype::F16).into_iter().map(DevicePair::new).collect()
 }
 
-/// The oracle's type for `dtype`.
+/// Returns the reference device's type for `dtype`.
 pub(crate) fn on_cpu(dtype: DType) -> DType {
     if dtype == DType::F16 { DType::F32 } else { dtype }
 }
 
-/// What both devices hold of `x`, which f32 matrices of the oracle take as it is.
+/// Returns the value of `x` that both devices store; f32 matrices of the reference device store it exactly.
 pub(crate) fn rounded(x: f32, dtype: DType) -> f32 {
     if dtype == DType::F16 { f16::from_f32(x).to_f32() } else { x }
 }
 
-/// The GPU under test and its oracle.
+/// The GPU under test and its reference device.
 pub(crate) struct DevicePair {
     pub(crate) gpu: Arc<GpuBackend>,
     pub(crate) cpu: Arc<CpuBackend>,
@@ -40,7 +41,7 @@ pub(crate) struct DevicePair {
 }
 
 impl DevicePair {
-    /// The GPU, and its CPU twin.
+    /// Returns the GPU backend and the CPU backend.
     pub(crate) fn backends(&self) -> [KernelBackend; 2] {
         [Arc::clone(&self.gpu).into(), Arc::clone(&self.cpu).into()]
     }
@@ -48,18 +49,18 @@ impl DevicePair {
     pub(crate) fn new(gpu: Arc<GpuBackend>) -> Self {
         let given = std::env::var("HADRON_SEED").ok().map(|seed| seed.parse().unwrap());
         let seed = given.unwrap_or_else(|| RandomState::new().hash_one(0) >> 40);
-        println!("{}, HADRON_SEED={seed}", gpu.name()); // Shown when the test fails.
+        println!("{}, HADRON_SEED={seed}", gpu.name()); // Shown if the test fails.
         let cpu = CpuBackend::new(CpuConfig { threads: 2, ..CpuConfig::default() }).unwrap();
         let cpu = Arc::new(cpu);
         Self { gpu, cpu, seed }
     }
 
-    /// Random numbers, new ones in every run, the same for every call with the same `salt`.
+    /// Returns random numbers, different in every run, equal for every call with the same `salt`.
     pub(crate) fn numbers(&self, salt: u64) -> RandomNumbers {
         RandomNumbers::new(self.seed ^ salt.wrapping_mul(0x1_0000_0001))
     }
 
-    /// `data` on both devices.
+    /// Uploads `data` to both devices.
     pub(crate) fn put<T: DeviceElement>(&self, data: &[T], rows: usize, cols: usize) -> TwinMatrix {
         assert_eq!(data.len(), rows * cols);
         let mut twin = self.zeros(T::DTYPE, rows, cols);
@@ -70,7 +71,7 @@ impl DevicePair {
         twin
     }
 
-    /// Random floats in (−1, 1) as `dtype` on both devices.
+    /// Returns random floats in (−1, 1) as `dtype` on both devices.
     pub(crate) fn random(
         &self,
         numbers: &mut RandomNumbers,
@@ -81,7 +82,7 @@ impl DevicePair {
         self.put_as(dtype, &numbers.reals::<f32>(rows * cols), rows, cols)
     }
 
-    /// `values`, rounded to `dtype`, on both devices.
+    /// Uploads `values`, rounded to `dtype`, to both devices.
     pub(crate) fn put_as(
         &self,
         dtype: DType,
@@ -102,7 +103,8 @@ impl DevicePair {
         }
     }
 
-    /// All bits set, which is NaN as a float and −1 as an integer: a kernel must write every element.
+    /// Returns a matrix with all bits set, which is NaN as a float and −1 as an integer: a kernel must write
+    /// every element.
     pub(crate) fn poisoned(&self, dtype: DType, rows: usize, cols: usize) -> TwinMatrix {
         let mut twin = self.zeros(dtype, rows, cols);
         let bytes = vec![0xff; rows * cols * on_cpu(dtype).bytes()];
@@ -117,7 +119,7 @@ impl DevicePair {
         TwinMatrix { gpu, cpu, dtype, rows, cols }
     }
 
-    /// A weight matrix on both devices.
+    /// Packs a weight matrix on both devices.
     pub(crate) fn pack(
         &self,
         values: &[f32],
@@ -131,7 +133,8 @@ impl DevicePair {
         [self.gpu.pack(&parts, dtype).unwrap(), self.cpu.pack(&parts, on_cpu(dtype)).unwrap()]
     }
 
-    /// Both results of a twin, the GPU's first; not of f16, which the oracle has none of.
+    /// Reads both results of a twin matrix, the GPU's first; not for f16, which the reference device does not
+    /// have.
     pub(crate) fn read<T: DeviceElement>(&self, twin: &TwinMatrix) -> [Vec<T>; 2] {
         assert_eq!((T::DTYPE, T::DTYPE), (twin.dtype, on_cpu(twin.dtype)));
         let elements = twin.rows * twin.cols;
@@ -140,7 +143,7 @@ impl DevicePair {
         [self.read_gpu(twin), elements_of(&bytes)]
     }
 
-    /// The GPU's result of a twin.
+    /// Reads the GPU's result of a twin matrix.
     pub(crate) fn read_gpu<T: DeviceElement>(&self, twin: &TwinMatrix) -> Vec<T> {
         assert_eq!(T::DTYPE, twin.dtype);
         let mut bytes = vec![0; twin.rows * twin.cols * twin.dtype.bytes()];
@@ -148,7 +151,7 @@ impl DevicePair {
         elements_of(&bytes)
     }
 
-    /// Both results of a twin of floats, as f32.
+    /// Reads both results of a twin matrix of floats, as f32.
     pub(crate) fn read_floats(&self, twin: &TwinMatrix) -> [Vec<f32>; 2] {
         match twin.dtype {
             DType::BF16 => {
@@ -164,7 +167,7 @@ impl DevicePair {
         }
     }
 
-    /// Fails if a twin's results differ by more than `tolerance` of the largest expected value.
+    /// Fails if a twin matrix's results differ by more than `tolerance` of the largest expected value.
     pub(crate) fn check(&self, what: &str, twin: &TwinMatrix, tolerance: f32) {
         let [got, expected] = self.read_floats(twin);
         let size = expected.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
@@ -175,7 +178,7 @@ impl DevicePair {
         }
     }
 
-    /// Fails if a twin's results differ at all.
+    /// Fails if a twin matrix's results differ in any element.
     pub(crate) fn check_equal<T: DeviceElement + PartialEq + std::fmt::Debug>(
         &self,
         what: &str,
@@ -203,29 +206,29 @@ pub(crate) struct TwinMatrix {
 }
 
 impl TwinMatrix {
-    /// On the GPU, to read.
+    /// View on the GPU, for reading.
     pub(crate) fn gpu(&self) -> MatRef<'_> {
         self.gpu.mat(self.dtype, self.rows, self.cols).unwrap()
     }
 
-    /// On the CPU, to read.
+    /// View on the CPU, for reading.
     pub(crate) fn cpu(&self) -> MatRef<'_> {
         self.cpu.mat(on_cpu(self.dtype), self.rows, self.cols).unwrap()
     }
 
-    /// On the GPU, to write.
+    /// View on the GPU, for writing.
     pub(crate) fn gpu_mut(&mut self) -> MatMut<'_> {
         self.gpu.mat_mut(self.dtype, self.rows, self.cols).unwrap()
     }
 
-    /// On the CPU, to write.
+    /// View on the CPU, for writing.
     pub(crate) fn cpu_mut(&mut self) -> MatMut<'_> {
         self.cpu.mat_mut(on_cpu(self.dtype), self.rows, self.cols).unwrap()
     }
 }
 
-/// What one rounding to `dtype` and sums in another order may cost, relative to the largest value. In f16 the CPU computes in
-/// f32 and rounds nothing on the way, where a kernel rounds up to three times by 2^-11.
+/// Tolerance for one rounding to `dtype` and another order of sums, relative to the largest value. For f16
+/// the CPU computes in f32 without intermediate rounding, where a kernel rounds up to three times by 2^-11.
 pub(crate) fn tolerance(dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => 8e-3,
@@ -234,23 +237,23 @@ pub(crate) fn tolerance(dtype: DType) -> f32 {
     }
 }
 
-/// f16 as f32.
+/// Converts f16 bytes to f32.
 fn widened(bytes: &[u8]) -> Vec<f32> {
     elements_of::<f16>(bytes).into_iter().map(f16::to_f32).collect()
 }
 
-/// Elements as the bytes that a device holds.
+/// Returns elements as the bytes stored on a device.
 pub(crate) fn bytes_of<T: DeviceElement>(data: &[T]) -> Vec<u8> {
     // SAFETY: an element has no padding.
     let bytes = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) };
     <[u8]>::to_vec(bytes)
 }
 
-/// The reverse of `bytes_of`.
+/// Inverse of `bytes_of`.
 pub(crate) fn elements_of<T: DeviceElement>(bytes: &[u8]) -> Vec<T> {
     let size = size_of::<T>();
     assert!(bytes.len().is_multiple_of(size));
-    // SAFETY: any bits are an element.
+    // SAFETY: every bit pattern is a valid element.
     let element = |b: &[u8]| unsafe { b.as_ptr().cast::<T>().read_unaligned() };
     bytes.chunks_exact(size).map(element).collect()
 }

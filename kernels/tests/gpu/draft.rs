@@ -1,4 +1,4 @@
-//! Around a draft layer: what the CPU lays out, copies, chooses and enters, and nothing else.
+//! Data movement around the MTP module: a GPU writes exactly what the CPU writes.
 
 use std::sync::Arc;
 
@@ -20,8 +20,9 @@ const PASSES: usize = 3;
 const DEPTH: usize = PASSES + 2;
 const LONGEST: usize = 24;
 
-/// A row of one token with two drafts, whose state its seat holds; one at the beginning; a chunk behind a block of
-/// another; one of one token with as many drafts as can be, over the end of a block; and one with none.
+/// A row of one token with two drafts and its previous hidden state in its sequence slot; a row at position
+/// 0; a chunk that follows a block of another request; a row of one token with the maximum number of drafts,
+/// across the end of a block; a row without drafts.
 fn rows() -> [DraftRow; 5] {
     let row = |seat, len, drafts, held, edge| DraftRow {
         seq_slot: seat,
@@ -46,10 +47,11 @@ fn rows() -> [DraftRow; 5] {
     rows
 }
 
-/// Where the rows begin.
+/// Start positions of the rows.
 const STARTS: [i32; 5] = [9, 0, 8, 6, 15];
 
-/// Positions of the first states by seat: those in front of the rows lie at places 1, 4 and 0 of theirs.
+/// Position of the first stored state per sequence slot: the states before the rows are at indices 1, 4 and 0
+/// of their slots.
 const FIRSTS: [i32; SEQ_SLOTS] = [-7, 1, -7, 14, 7];
 
 fn positions() -> Vec<i32> {
@@ -68,7 +70,7 @@ fn staged() -> Vec<i32> {
     bytes.chunks_exact(4).map(<i32 as PlainElement>::of_bytes).collect()
 }
 
-/// Records hold 64-bit numbers, so the words must lie as a device's buffer does.
+/// Records contain 64-bit numbers, so the words must have the alignment of a device buffer.
 fn on_cpu(words: &[i32]) -> Buffer {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let mut buffer = oracle().alloc(bytes.len()).unwrap();
@@ -76,17 +78,18 @@ fn on_cpu(words: &[i32]) -> Buffer {
     buffer
 }
 
-/// Block tables by seat; no two requests write to a block.
+/// Block tables per sequence slot; no two requests write to the same block.
 fn tables() -> Vec<i32> {
     (0..BLOCKS as i32).map(|i| i * 7 % BLOCKS as i32).collect()
 }
 
-/// Numbers below a limit.
+/// Random numbers below a limit.
 fn tokens_below(numbers: &mut RandomNumbers, n: usize, limit: usize) -> Vec<i32> {
     (0..n).map(|_| numbers.below(limit) as i32).collect()
 }
 
-/// Calls `run` with the stage and matrices of `data`, on the CPU and on a device; both leave the same.
+/// Calls `run` with the stage and matrices of `data`, on the CPU and on a device; both must write the same
+/// results.
 fn device_and_host<T: PlainElement>(
     device: &Arc<GpuBackend>,
     data: &[(&[T], usize)],
@@ -117,7 +120,7 @@ fn device_and_host<T: PlainElement>(
 #[test]
 fn draft_pass_layout_matches_the_cpu() {
     let mut numbers = RandomNumbers::fresh(31);
-    let (rows, count) = (rows().len(), rows().len() + 2); // Two of padding.
+    let (rows, count) = (rows().len(), rows().len() + 2); // Two padding rows.
     let ids = tokens_below(&mut numbers, tokens(), 900);
     let drafts = tokens_below(&mut numbers, PASSES * count, 900);
     let (tables, step_positions) = (tables(), positions());
@@ -243,8 +246,8 @@ fn states_are_copied<T: PlainElement>(
     }
 }
 
-/// Calls `run` with the step's positions, the seats' first ones and their tables, where `of` computes, and returns what it
-/// leaves of the second.
+/// Calls `run` with the step's positions, the slots' first positions and their block tables, on the backend
+/// `of`, and returns the first positions afterwards.
 fn with_words(
     of: &KernelBackend,
     device: &GpuBackend,
@@ -277,7 +280,7 @@ fn argmax_ids_become_drafts() {
     let mut numbers = RandomNumbers::fresh(8);
     for (rows, vocab) in [(1, 40), (3, 3001), (5, 151)] {
         let mut logits: Vec<f32> = numbers.reals(rows * vocab);
-        logits[vocab - 1] = 9.0; // Twice, and the lower one counts.
+        logits[vocab - 1] = 9.0; // The maximum occurs twice; the lower id wins.
         logits[vocab / 3] = 9.0;
         for device in devices() {
             let device_logits = DeviceArray::of(&device, &logits, rows, vocab);
@@ -299,14 +302,15 @@ fn argmax_ids_become_drafts() {
     }
 }
 
-/// Ranks that have a part of each row tell each other one id: that of whole rows, the last rank without an id of its own.
+/// Ranks with one shard of each row exchange one candidate id each: same result as with full rows. The last
+/// rank has no ids.
 #[test]
 fn vocab_parallel_draft_argmax_matches_full_rows() {
     const RANKS: usize = 3;
     let mut numbers = RandomNumbers::fresh(10);
     let (rows, vocab, cols) = (4, 150, 80);
     let mut logits: Vec<f32> = numbers.reals(rows * vocab);
-    (logits[vocab - 1], logits[70]) = (9.0, 9.0); // Twice, in two parts, and the lower one counts.
+    (logits[vocab - 1], logits[70]) = (9.0, 9.0); // The maximum occurs twice, in two shards; the lower id wins.
     (logits[vocab + 120], logits[2 * vocab], logits[3 * vocab + 79]) = (9.0, 9.0, 9.0);
     let part = |rank: usize| {
         let first = (rank * cols).min(vocab);
@@ -316,7 +320,7 @@ fn vocab_parallel_draft_argmax_matches_full_rows() {
     let of_rank = |part: &VocabShard| -> Vec<f32> {
         let padding = cols - part.ids;
         let rows = logits.chunks(vocab).map(|row| &row[part.first_id..][..part.ids]);
-        // What lies behind a part is no logit.
+        // Columns after the shard's ids are padding, not logits.
         rows.flat_map(|row| row.iter().copied().chain(vec![99.0; padding])).collect()
     };
     for device in devices() {

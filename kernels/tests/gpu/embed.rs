@@ -1,4 +1,4 @@
-//! Lookups and gathers copy rows, byte for byte.
+//! Embedding lookups and row gathers copy rows byte for byte.
 
 use device::bf16;
 use kernels::{RowGather, TokenEmbedding};

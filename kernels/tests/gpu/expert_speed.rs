@@ -1,5 +1,5 @@
-//! What the experts of a layer cost inside a captured graph, next to the bytes they must read, by type and number of tokens. Printed, not
-//! judged.
+//! Cost of a layer's experts inside a captured graph, compared with the bytes they must read, by weight type
+//! and number of tokens. Printed, not checked.
 
 use device::{DType, bf16};
 use kernels::{ExpertMlp, ExpertWeights, HostMat, TopKRoutes};
@@ -8,7 +8,7 @@ use crate::device_pair::{DevicePair, pairs};
 use crate::matrix_speed::{microseconds, report};
 use crate::support::S;
 
-/// Hidden and inner sizes, experts in all and for a token, and the type of their weights.
+/// Hidden and inner size, number of experts, experts per token, and weight type.
 type ExpertLayerSpec = (&'static str, [usize; 4], DType);
 
 const LAYERS: [ExpertLayerSpec; 5] = [

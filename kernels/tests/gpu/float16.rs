@@ -1,5 +1,5 @@
-//! Devices that compute with f16: every kernel that has forms of its own for a 16-bit type, against the CPU in f32 from
-//! values that f16 holds.
+//! Devices that compute with f16: every kernel with variants for a 16-bit type, against the CPU in f32 with
+//! values that are exact in f16.
 
 use device::gpu::HalfDtype;
 use device::{DType, f16};
@@ -15,7 +15,8 @@ use crate::{
 
 const F16: DType = DType::F16;
 
-/// Every value plus others of any size: what is between two values, too small or too large is rounded as one sum.
+/// Every f16 value plus other values of any magnitude: inexact, subnormal and overflowing sums are rounded
+/// once.
 #[test]
 fn sums_round_to_nearest_even() {
     let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
@@ -136,10 +137,10 @@ fn mla_agrees_with_the_cpu() {
 #[test]
 fn experts_agree_with_the_cpu() {
     for pair in &f16_pairs() {
-        moe::check(pair, (136, 72, 4, 3), F16, 10); // Few.
+        moe::check(pair, (136, 72, 4, 3), F16, 10); // Few rows.
         moe::check(pair, (72, 40, 3, 2), F16, 50); // Tiles of 64.
-        moe::check(pair, (36, 20, 5, 2), F16, 7); // No wide loads.
-        // Streamed where there is a copy engine.
+        moe::check(pair, (36, 20, 5, 2), F16, 7); // No 16-byte loads.
+        // Streamed by bulk copies, if supported.
         moe::check(pair, (192, 64, 40, 4), F16, 9);
         moe::check(pair, (128, 192, 20, 8), F16, 9);
         moe::check(pair, (128, 192, 20, 8), F16, 20);
@@ -159,7 +160,7 @@ fn products_with_fp8_weights_agree_with_the_cpu() {
     }
 }
 
-/// A kernel of one 16-bit type would read the other's bits as its own.
+/// A kernel for one 16-bit type would misinterpret the bits of the other type.
 #[test]
 fn the_other_type_is_refused() {
     let refuses = |pair: &DevicePair, other: DType| {

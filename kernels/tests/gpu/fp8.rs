@@ -1,5 +1,5 @@
-//! Weights in fp8: few rows with and without neighbours against the CPU, which multiplies the weights out; more
-//! rows against sums over what both are quantised to.
+//! Linear layers with fp8 weights: few rows against the CPU with dequantised weights; more rows against sums
+//! over quantised weights and inputs. With and without fused operations.
 
 use device::{DType, DeviceDriver, Fp8E4m3, bf16};
 use kernels::{
@@ -10,14 +10,14 @@ use kernels::{
 use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, pairs, tolerance};
 use crate::support::{GpuRealElement, RandomNumbers, S};
 
-/// Which elements of `W` share a scale.
+/// Granularity of the scales of `W`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum ScaleGranularity {
     Blocks,
     Channels,
 }
 
-/// A matrix as a file stores it.
+/// A matrix as stored in a checkpoint.
 pub(crate) struct Fp8Weights {
     bytes: Vec<u8>,
     scales: Vec<f32>,
@@ -32,7 +32,7 @@ impl Fp8Weights {
         &mut self.bytes
     }
 
-    /// Sums of `k` products with numbers around 1 stay near 1.
+    /// Random weights; sums of `k` products with numbers around 1 stay near 1.
     pub(crate) fn new(
         numbers: &mut RandomNumbers,
         (n, k): (usize, usize),
@@ -40,7 +40,7 @@ impl Fp8Weights {
     ) -> Self {
         let each = if grid == ScaleGranularity::Blocks { [128, 128] } else { [1, k] };
         let count = n.div_ceil(each[0]) * k.div_ceil(each[1]);
-        // Of four bits, so that weights multiplied out are exact in bf16.
+        // Scales of four bits, so that dequantised weights are exact in bf16.
         let size = (k as f32).powf(-0.5).log2().floor().exp2() / 512.0;
         let scales = (0..count).map(|_| size * (8 + numbers.below(8)) as f32 / 8.0).collect();
         let bytes =
@@ -53,7 +53,7 @@ impl Fp8Weights {
         mat.scaled(&self.scales, self.each).unwrap()
     }
 
-    /// As two halves, like gate and up projections.
+    /// Packed as two halves, as gate and up projections are.
     fn pack(&self, pair: &DevicePair) -> [PackedMatrix; 2] {
         let half = self.n / 2;
         let parts = [self.mat().row_range(0, half), self.mat().row_range(half, self.n - half)];
@@ -133,7 +133,7 @@ pub(crate) fn check_neighbours(
 
     let mut gated = pair.poisoned(half, m, n / 2);
     pair.cpu.launch(&S, SiluMul { y: gated.cpu_mut(), x: both.cpu() }).unwrap();
-    // What comes next may be brought near, and changes nothing.
+    // A prefetch hint of the next weights does not change results.
     let ahead = Some(PrefetchHint { weight: &w, silu_mul: m.is_multiple_of(2) });
     let around = LinearFusion { silu_mul: true, prefetch: ahead, ..around };
     pair.gpu
@@ -155,7 +155,7 @@ pub(crate) fn check_neighbours(
     pair.check(&what("add"), &sum, tolerance(half));
 }
 
-/// Parts that end inside blocks of scales, as stacked projections and slices of ranks do.
+/// Parts that end inside scale blocks, as stacked projections and TP slices do.
 #[test]
 fn stacks_keep_the_scales_of_their_parts() {
     for pair in &pairs() {
@@ -229,14 +229,14 @@ pub(crate) fn check_many<T: GpuRealElement>(
     pair.check(&format!("{m} x {n} x {k} {grid:?}"), &expected, tolerance(T::DTYPE));
 }
 
-/// A group of inputs as fp8 times its scale.
+/// Quantises a group of inputs: fp8 times its scale.
 pub(crate) fn quantize_rows<T: GpuRealElement>(group: &[T]) -> Vec<f32> {
     let peak = group.iter().fold(0f32, |peak, x| peak.max(x.value().abs()));
     let scale = peak * (1.0 / Fp8E4m3::MAX);
     group.iter().map(|x| Fp8E4m3::from_f32(x.value() * (1.0 / scale)).to_f32() * scale).collect()
 }
 
-/// Alone, among few and among many of its kind: the same bits.
+/// Alone, in small batches and in large batches of the same kernel: the same bits.
 #[test]
 fn a_row_has_one_result_in_every_batch() {
     for pair in &pairs() {
@@ -281,11 +281,11 @@ fn check_rows(pair: &DevicePair, (n, k): (usize, usize), grid: ScaleGranularity,
     }
     let many = product(0, rows);
     let same = product(5, 24) == many[5 * n..29 * n];
-    // The library's algorithms go by the number of rows.
+    // The BLAS library's algorithms depend on the number of rows.
     assert!(same || pair.gpu.name().contains("with a matrix"), "24 rows of {n} x {k} {grid:?}");
 }
 
-/// Inputs that are quantised as they are made: the bits of the kernels one by one.
+/// Inputs that are quantised by the kernel that computes them: same bits as with separate kernels.
 #[test]
 fn fp8_prologue_quantizes_inputs() {
     for pair in &pairs() {

@@ -1,4 +1,4 @@
-//! Products of many rows by warpgroups, plain and with `silu_mul`: results, and rows that know no others.
+//! Large-M GEMMs with WGMMA, plain and with `silu_mul`: results, and batch invariance of rows.
 
 use device::DType;
 use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, SiluMul};
@@ -6,10 +6,11 @@ use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, SiluMul};
 use crate::device_pair::{DevicePair, TwinMatrix, pairs, tolerance};
 use crate::support::S;
 
-/// The last tile of rows is not full.
+/// The last row tile is partial.
 const ROWS: usize = 2100;
 
-/// Lines of W whose tiles fill the GPU; the last is not full. More columns meet fewer lines: emulated, they take long.
+/// Lines of W with tiles that fill the GPU; the last one is partial. Larger K uses fewer lines, because
+/// emulation is slow.
 fn lines(pair: &DevicePair, k: usize) -> usize {
     let clusters = pair.gpu.multiprocessors() as usize / 2;
     256 * (clusters - usize::from(k > 64)) - 112
@@ -29,14 +30,14 @@ fn weights(pair: &DevicePair, k: usize) -> [PackedMatrix; 2] {
 #[test]
 fn gemm_large_m_agrees_with_the_cpu() {
     for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
-        // Fewer steps than the ring has stages, and more.
+        // Fewer steps than ring stages, and more.
         for k in [64, 320] {
             check(pair, k);
         }
     }
 }
 
-/// Plain and with `silu_mul`.
+/// Checks plain and `silu_mul` results.
 pub(crate) fn check(pair: &DevicePair, k: usize) {
     let half = pair.gpu.half_dtype();
     let [w, w_cpu] = weights(pair, k);
@@ -68,7 +69,7 @@ pub(crate) fn check(pair: &DevicePair, k: usize) {
     pair.check(&format!("gated, {k} columns"), &gated, 2.0 * tolerance(half));
 }
 
-/// Other rows around it, and another place in a tile.
+/// The same rows in another batch, at other positions in a tile.
 #[test]
 fn gemm_large_m_rows_are_batch_invariant() {
     for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
@@ -90,7 +91,7 @@ fn gemm_large_m_rows_are_batch_invariant() {
     }
 }
 
-/// Few rows, few tiles, a bias, a norm: others' work.
+/// Few rows, few tiles, a bias, a norm: handled by other kernels.
 #[test]
 fn gemm_large_m_rejects_other_fusions() {
     for pair in pairs().iter().filter(|pair| has_kernel(pair)) {

@@ -1,4 +1,4 @@
-//! Keys and values in fp8: stored by one kernel and read by the others as the CPU does.
+//! fp8 KV cache: keys and values written by one kernel and read by the others, as on the CPU.
 
 use device::{DType, DeviceDriver, MatRef};
 use kernels::{
@@ -9,15 +9,15 @@ use kernels::{
 use crate::device_pair::{DevicePair, TwinMatrix, pairs, tolerance};
 use crate::support::S;
 
-/// Query heads, KV heads, head size, block size.
+/// Query heads, KV heads, head dim, block size.
 type Fp8HeadShape = (usize, usize, usize, usize);
 
-/// What keys and values are divided by.
+/// Scales that keys and values are divided by.
 const SCALES: [f32; 2] = [0.25, 0.5];
 
-/// Tokens stored. Rows see so many of the first ones, and ask for the last of these.
+/// Number of tokens stored. A row attends to the first `context` tokens, with queries at the last ones.
 const TOKENS: usize = 390;
-/// Queries and contexts of rows.
+/// Queries and context length of each row.
 const PREFILLS: [(usize, usize); 5] = [(21, TOKENS), (3, 3), (66, 300), (1, 129), (64, 128)];
 const DECODES: [(usize, usize); 4] = [(1, TOKENS), (1, 37), (1, 192), (1, 1)];
 
@@ -32,7 +32,7 @@ pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode
     let layouts = [layout(KvOrder::Rows), layout(KvOrder::Lanes)];
     let mut pools =
         [pair.gpu.alloc(layouts[0].bytes()).unwrap(), pair.cpu.alloc(layouts[1].bytes()).unwrap()];
-    // An earlier owner left NaN everywhere.
+    // NaN everywhere, as left by previous requests.
     let stale = vec![0x7f; layouts[0].bytes()];
     pair.gpu.upload(&mut pools[0], 0, &stale).unwrap();
     pair.cpu.upload(&mut pools[1], 0, &stale).unwrap();
@@ -113,7 +113,7 @@ pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode
             )
             .unwrap();
     }
-    // A key at the edge of two numbers may fall to either side.
+    // A key between two fp8 numbers may round to either.
     pair.check(&format!("{heads:?} {dtype:?} decode: {decode}"), &o, 2.0 * tolerance(DType::BF16));
 }
 

@@ -1,5 +1,5 @@
-//! Products: every kernel that `linear` may choose, with and without neighbours, and rows that do not depend on
-//! how many there are.
+//! Linear layers: every kernel that `linear` may choose, with and without fused operations, and batch
+//! invariance of rows.
 
 use device::DType;
 use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, RmsNorm, SiluMul, TensorAdd};
@@ -7,7 +7,7 @@ use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, RmsNorm, SiluMul,
 use crate::device_pair::{DevicePair, TwinMatrix, pairs, tolerance};
 use crate::support::{RandomNumbers, S};
 
-/// Numbers in (−1, 1) over √k: sums stay near 1.
+/// Random weights in (−1, 1) / √k: sums stay near 1.
 fn weights(numbers: &mut RandomNumbers, n: usize, k: usize) -> Vec<f32> {
     let scale = (k as f32).powf(-0.5);
     (0..n * k).map(|_| numbers.float() * scale).collect()
@@ -49,7 +49,7 @@ fn linear_agrees_with_the_cpu() {
             check_product(pair, shape, [BF16; 3], shape.0 == 3);
             check_product(pair, shape, [BF16, BF16, F32], shape.0 != 3);
         }
-        // Routers, f32 models, and rows that are no multiple of 16 bytes.
+        // Routers, f32 models, and rows of a length that is no multiple of 16 bytes.
         for shape in [(1, 128, 200), (6, 30, 34), (70, 515, 18)] {
             check_product(pair, shape, [BF16, F32, F32], false);
             check_product(pair, shape, [F32; 3], true);
@@ -58,7 +58,7 @@ fn linear_agrees_with_the_cpu() {
     }
 }
 
-/// A norm in front, an activation or a sum behind: what the kernels give one by one.
+/// A fused norm before, an activation or an addition after: same results as separate kernels.
 #[test]
 fn fused_linear_matches_separate_kernels() {
     for pair in &pairs() {
@@ -70,8 +70,8 @@ fn fused_linear_matches_separate_kernels() {
     }
 }
 
-/// More rows where the copy engine streams weights to warpgroups: tiles of one block, of two and of four, the last of
-/// them not full, and more and fewer columns than a ring holds.
+/// More rows, with weights streamed by TMA to warpgroups: tiles of one block, and split over two and four
+/// blocks, with a partial last tile, and more and fewer columns than the ring holds.
 #[test]
 fn gemm_medium_m_agrees_with_the_cpu() {
     use DType::{BF16, F32};
@@ -89,7 +89,7 @@ pub(crate) fn streams(pair: &DevicePair) -> bool {
     pair.gpu.arch() == "sm_90a" || (pair.gpu.arch() == "emulated" && pair.gpu.warp_size() == 32)
 }
 
-/// Results for these numbers of rows; gives the weights.
+/// Checks results for these numbers of rows; returns the weights.
 pub(crate) fn check_fused_linear(
     pair: &DevicePair,
     n: usize,
@@ -157,7 +157,7 @@ pub(crate) fn check_fused_linear(
     w
 }
 
-/// Alone, among few and among many: the same bits, with a norm in front or without.
+/// Alone, in small and in large batches: the same bits, with or without a fused norm.
 #[test]
 fn a_row_has_one_result_in_every_batch() {
     for pair in &pairs() {
@@ -171,7 +171,7 @@ fn a_row_has_one_result_in_every_batch() {
     }
 }
 
-/// `parts`: first rows and numbers of rows.
+/// `parts`: first row and number of rows of each part.
 fn check_rows(
     pair: &DevicePair,
     (n, k): (usize, usize),
@@ -186,7 +186,7 @@ fn check_rows(
     let norm = normed.then(|| (norm.gpu(), eps));
     let [w, _] = pair.pack(&weights(&mut numbers, n, k), n, k, DType::BF16);
     if !FusedLinear::supports(&pair.backends()[0], rows, DType::BF16, &w) {
-        return; // More than fits beside each other in this GPU's shared memory.
+        return; // Does not fit into this GPU's shared memory.
     }
     let product = |from: usize, m: usize| {
         let x = pair.put(&values[from * k..(from + m) * k], m, k);

@@ -1,10 +1,12 @@
-//! Every GPU kernel against its CPU twin, outputs poisoned first: on the emulator with waves of 64 and 32 lanes, or
-//! on a GPU:
+//! Every GPU kernel against its CPU reference, with poisoned outputs: on the emulator with waves of 64 and 32
+//! lanes, or on a GPU:
 //!
-//! `HADRON_GPU=cuda cargo test --release -p kernels --test gpu -- --include-ignored --nocapture --test-threads 1`
+//! `HADRON_GPU=cuda cargo test --release -p kernels --test gpu -- --include-ignored --nocapture
+//! --test-threads 1`
 //!
-//! (or `rocm`; `HADRON_GPU_FOLDERS` names folders of libraries that the loader does not find, `HADRON_SEED` the
-//! inputs of a test that failed). Ignored ones measure a GPU (`just gpu-speed`) and are of no use on the emulator.
+//! (or `rocm`; `HADRON_GPU_FOLDERS` adds library folders to those of the loader, `HADRON_SEED` repeats the
+//! inputs of a failed test). Ignored tests measure a GPU (`just gpu-speed`) and are not useful on the
+//! emulator.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 #![allow(clippy::print_stdout, reason = "figures, and what a failure is repeated with")]

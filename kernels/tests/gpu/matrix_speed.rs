@@ -1,5 +1,5 @@
-//! What products, attention and experts cost inside a captured graph, next to the bytes they must read. Weights take turns,
-//! so that caches hold none of them. Printed, not judged.
+//! Cost of GEMMs, attention and experts inside a captured graph, compared with the bytes they must read.
+//! Weights rotate, so that they are not cached. Printed, not checked.
 
 use std::time::Instant;
 
@@ -12,10 +12,10 @@ use kernels::{
 use crate::device_pair::{DevicePair, pairs};
 use crate::support::S;
 
-/// Bytes that no cache holds.
+/// Number of bytes that exceeds every cache.
 const UNCACHED: usize = 512 << 20;
 
-/// Microseconds of one `launch(i)` among `count`, all in one graph, each waiting for the one before.
+/// Returns microseconds per `launch(i)` of `count` dependent launches in one graph.
 pub(crate) fn microseconds(pair: &DevicePair, count: usize, mut launch: impl FnMut(usize)) -> f64 {
     launch(0);
     pair.gpu.synchronize(&S).unwrap();
@@ -49,7 +49,7 @@ fn matrix_speed() {
     }
 }
 
-/// As many copies of a matrix as no cache holds.
+/// Returns enough copies of a matrix to exceed every cache.
 fn copies(pair: &DevicePair, n: usize, k: usize) -> Vec<PackedMatrix> {
     let weights = pair.numbers(1).reals::<f32>(n * k);
     let count = UNCACHED.div_ceil(n * k * 2).clamp(2, 64);
@@ -87,7 +87,7 @@ fn products(pair: &DevicePair, n: usize, k: usize, rows: &[usize]) {
     }
 }
 
-/// Rows with drafts: as if each token were a request, and together.
+/// Rows with draft tokens: each token as a separate request, and processed together.
 #[test]
 #[ignore = "measures a GPU: `just gpu-speed`"]
 fn drafts_speed() {
@@ -102,12 +102,13 @@ fn drafts_speed() {
     }
 }
 
-/// Rows of one token, or one row of many.
+/// Rows of one token, or one row of many tokens.
 fn attention(pair: &DevicePair, heads: (usize, usize), rows: usize, q: usize, context: usize) {
     attend(pair, heads, (rows, 1, 1), q, context);
 }
 
-/// Heads of Qwen3-0.6B, 8B and 30B-A3B; of each request so many rows of `q` tokens, of which the launch hears of `together`.
+/// Heads of Qwen3-0.6B, 8B and 30B-A3B; `tokens` rows of `q` tokens per request; the launch's metadata has
+/// `together` rows per request.
 fn attend(
     pair: &DevicePair,
     (heads, kv_heads): (usize, usize),

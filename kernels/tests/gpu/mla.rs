@@ -1,4 +1,4 @@
-//! Latent attention against the CPU: rows of one token and of many, blocks in any order, both types.
+//! MLA against the CPU: rows of one token and of many, blocks in any order, all types.
 
 use std::ops::Range;
 
@@ -7,21 +7,22 @@ use device::DType;
 use crate::device_pair::{DevicePair, pairs};
 use crate::mla_case::MlaCase;
 
-/// Heads, latent, turned, unturned, value channels, block size.
+/// Heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim, block size.
 pub(crate) type MlaSizes = [usize; 6];
 
-/// Queries and contexts of rows: they see so many of the first tokens, and ask for the last of these.
+/// Queries and context length of rows: a row attends to the first `context` tokens, with queries at the last
+/// ones.
 pub(crate) type MlaRows<'a> = &'a [(usize, usize)];
 
 pub(crate) const SHORT: MlaRows<'static> = &[(1, 75), (1, 1), (5, 70), (3, 3)];
-/// Some of several splits, one of none.
+/// Some rows of several splits, one row without keys.
 pub(crate) const LONG: MlaRows<'static> = &[(1, 600), (1, 257), (1, 0), (1, 16), (3, 130)];
 
 pub(crate) fn check(pair: &DevicePair, sizes: MlaSizes, asked: (MlaRows<'_>, usize), dtype: DType) {
     check_from(pair, sizes, asked, dtype, 0);
 }
 
-/// The same where the first so many positions are not seen.
+/// Compares GPU and CPU with positions before `first` masked.
 fn check_from(
     pair: &DevicePair,
     sizes: MlaSizes,
@@ -33,7 +34,8 @@ fn check_from(
     check_of(pair, sizes, asked, dtype, (first, &seats, 1));
 }
 
-/// The same where rows are requests' on these seats, up to so many of each, which gives what rows do that are taken one by one.
+/// Compares GPU and CPU for rows in these sequence slots, up to `rows.2` rows per request; same results as
+/// for rows processed separately.
 fn check_of(
     pair: &DevicePair,
     sizes: MlaSizes,
@@ -50,7 +52,7 @@ fn check_of(
 fn mla_attention_agrees_with_the_cpu() {
     for pair in &pairs() {
         check(pair, [3, 32, 8, 16, 16, 6], (SHORT, 0), DType::F32);
-        // Shapes that the fast kernels leave out.
+        // Shapes that the fast kernels do not support.
         check(pair, [2, 96, 16, 24, 40, 16], (SHORT, 2), DType::BF16);
     }
 }
@@ -74,8 +76,9 @@ fn unseen_positions_change_nothing() {
     }
 }
 
-/// Rows of requests with drafts: some of several splits, some whose tokens are cut differently, one of more tokens than are taken
-/// together, requests side by side whose contexts look like one's, and padding.
+/// Rows of requests with draft tokens: rows of several splits, rows of a request with different splits, a
+/// request with more tokens than are processed together, adjacent requests with contexts that differ by one,
+/// and padding.
 #[test]
 fn successive_rows_match_single_rows() {
     let few = [(598..602, 0), (254..259, 3), (0..1, 0), (14..18, 1), (18..19, 2), (300..301, 5)];
@@ -96,13 +99,13 @@ fn successive_rows_match_single_rows() {
         check([5, 128, 64, 32, 32, 48], &few, 5);
         check([70, 128, 64, 32, 16, 16], &few, 2);
         check([32, 128, 64, 32, 16, 16], &many, 2);
-        // So few that there is a block for each.
+        // So few splits that each gets a block.
         check([16, 128, 64, 32, 16, 16], &few[3..5], 4);
     }
 }
 
-/// On NVIDIA's warpgroups where there are some: tiles of 64 heads, whole and in part, rows of several splits, of one, and of none; contexts
-/// of which none is cut, or only the long ones, and padding.
+/// With WGMMA if supported: tiles of 64 heads, full and partial, rows of several splits, of one, and of none;
+/// batches in which no context, or only the long ones, are cut, and padding.
 #[test]
 fn mla_decode_wgmma_agrees_with_the_cpu() {
     let mut many = [(1, 40); 18];

@@ -1,4 +1,4 @@
-//! One case of latent attention: what is written to the pools of both devices, what rows ask of them, what comes out.
+//! One MLA test case: inputs of the KV write on both devices, queries, and results.
 
 use device::{Buffer, DType, MatMut, MatRef};
 use kernels::{
@@ -10,13 +10,13 @@ use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, rounded, tolerance};
 use crate::mla::{MlaRows, MlaSizes};
 use crate::support::{RandomNumbers, S, error};
 
-/// Rows over one context, as long as the longest of them needs, and the heads that look at it.
+/// Rows over one context, which has the length of the longest row's context, and all heads.
 pub(crate) struct MlaCase<'a> {
     pair: &'a DevicePair,
     sizes: MlaSizes,
     dtype: DType,
     query_sets: MlaRows<'a>,
-    /// Of the pools on the GPU and on the CPU.
+    /// Layouts of the pools on the GPU and on the CPU.
     layouts: [MlaKvLayout; 2],
     kv_inputs: MlaKvInputs,
     weights: MlaHeadMatrices,
@@ -24,7 +24,7 @@ pub(crate) struct MlaCase<'a> {
     results: MlaResults,
 }
 
-/// What is written: one token more than anybody sees, which is kept nowhere.
+/// Inputs of the KV write: one token more than any row attends to, which is not stored.
 struct MlaKvInputs {
     kv: TwinMatrix,
     norm: TwinMatrix,
@@ -34,13 +34,13 @@ struct MlaKvInputs {
     slots: TwinMatrix,
 }
 
-/// Of each head, `[channels, latent]` in f32.
+/// Per head, `[channels, kv_lora_rank]` in f32.
 struct MlaHeadMatrices {
     w_uk: Vec<Vec<u8>>,
     w_uv: Vec<Vec<u8>>,
 }
 
-/// The weights as a device has them.
+/// The weights packed on a device.
 #[expect(clippy::struct_field_names, reason = "the names of the literature")]
 struct PackedMlaWeights {
     w_uk: PackedGroup,
@@ -48,31 +48,32 @@ struct PackedMlaWeights {
     w_uv: PackedGroup,
 }
 
-/// What rows ask.
+/// Queries of the rows, with their metadata.
 struct MlaQueries {
-    /// Of all tokens; those of the rows are the last.
+    /// Queries of all tokens; the rows' queries are the last ones.
     q: TwinMatrix,
-    /// Where each row's queries begin, and behind them the number of all.
+    /// Start of each row's queries, followed by their total number.
     ends: Vec<i32>,
     cu_q: TwinMatrix,
     context_lens: TwinMatrix,
     block_tables: TwinMatrix,
     seq_slots: TwinMatrix,
     bounds: RowBounds,
-    /// The first position that is seen.
+    /// First visible position.
     first_position: usize,
 }
 
 struct MlaResults {
     o: TwinMatrix,
-    /// Of rows that are taken one by one, by the GPU.
+    /// Result of rows processed separately, on the GPU.
     separate_rows: TwinMatrix,
-    /// Of the first row without others, by the GPU.
+    /// Result of the first row alone, on the GPU.
     single_rows: TwinMatrix,
 }
 
 impl<'a> MlaCase<'a> {
-    /// Rows of requests on these seats, up to `successive` of each, which see what stands from `first` on.
+    /// Rows of requests in these sequence slots, up to `successive` rows each, which attend to positions from
+    /// `first` on.
     pub(crate) fn drawn(
         pair: &'a DevicePair,
         sizes: MlaSizes,
@@ -121,7 +122,7 @@ impl<'a> MlaCase<'a> {
         }
     }
 
-    /// Answers all rows on both devices, and on the GPU also one by one, and the first without the others.
+    /// Computes all rows on both devices, and on the GPU also each row separately, and the first row alone.
     pub(crate) fn run(&mut self) {
         let (pair, [gpu, cpu]) = (self.pair, self.layouts);
         let backends = pair.backends();
@@ -146,7 +147,8 @@ impl<'a> MlaCase<'a> {
         pair.cpu.launch(&S, MlaAttention { o, pool: &pool, layout: &cpu, args: &all }).unwrap();
     }
 
-    /// A pool with all latents, and the weights, on a device; queries are turned.
+    /// Returns a device's pool with all positions written, and its packed weights; applies RoPE to the
+    /// queries.
     fn written(
         &mut self,
         device: &KernelBackend,
@@ -154,7 +156,7 @@ impl<'a> MlaCase<'a> {
         layout: &MlaKvLayout,
     ) -> (Buffer, PackedMlaWeights) {
         let mut pool = device.alloc(layout.bytes()).unwrap();
-        // An earlier owner left NaN everywhere.
+        // NaN everywhere, as left by previous requests.
         device.upload(&mut pool, 0, &vec![0xff; layout.bytes()]).unwrap();
         let args = self.kv_inputs.args(view, self.sizes[0]);
         let q = view_mut(&mut self.queries.q);
@@ -163,7 +165,7 @@ impl<'a> MlaCase<'a> {
         (pool, packed)
     }
 
-    /// Fails where the devices differ, or the ways in which the GPU was asked.
+    /// Fails if the devices' results differ, or those of the GPU's separate runs.
     pub(crate) fn check(&self) {
         let Self { pair, sizes, dtype, .. } = self;
         let [heads, _, rotary, _, value, _] = *sizes;
@@ -172,7 +174,7 @@ impl<'a> MlaCase<'a> {
         let [got, expected] = pair.read_floats(&self.results.o);
         let [alone, _] = pair.read_floats(&self.results.single_rows);
         let [apart, _] = pair.read_floats(&self.results.separate_rows);
-        // Warpgroups, which there are where waves are narrow, cut contexts by all that are in the step.
+        // WGMMA kernels (warps of 32 lanes) choose split lengths by all rows of the step.
         let in_groups =
             pair.gpu.warp_size() == 32 && *dtype != DType::F32 && rotary.is_multiple_of(64);
         let differ = [error(&apart, &got), error(&alone, &got[..heads * value])];
@@ -186,7 +188,7 @@ impl<'a> MlaCase<'a> {
             let own = own[0] as usize * heads * value..own[1] as usize * heads * value;
             assert!(got[own].iter().all(|y| *y == 0.0), "{what}: {row:?} sees nothing");
         }
-        // In f32 and of long rows the CPU makes keys and values and rounds these.
+        // In f32, and for long rows, the CPU uses the non-absorbed form and rounds keys and values.
         let error = error(&got, &expected);
         assert!(error <= 3.0 * tolerance(*dtype), "{what}: {error}");
     }
@@ -196,7 +198,7 @@ type TwinView = fn(&TwinMatrix) -> MatRef<'_>;
 type TwinViewMut = fn(&mut TwinMatrix) -> MatMut<'_>;
 
 impl MlaKvInputs {
-    /// Of `tokens` tokens in the blocks of `table`.
+    /// Inputs of `tokens` tokens in the blocks of `table`.
     fn drawn(
         pair: &DevicePair,
         numbers: &mut RandomNumbers,
@@ -257,7 +259,7 @@ impl PackedMlaWeights {
     }
 }
 
-/// `[n, k]` of four bytes to `[k, n]`.
+/// Transposes `[n, k]` elements of four bytes to `[k, n]`.
 fn transposed(x: &[u8], k: usize) -> Vec<u8> {
     let words = x.as_chunks::<4>().0;
     (0..k).flat_map(|c| words.iter().skip(c).step_by(k)).flatten().copied().collect()
@@ -289,7 +291,7 @@ impl MlaQueries {
         }
     }
 
-    /// Of all rows together.
+    /// Number of queries of all rows.
     fn queries(&self) -> usize {
         self.ends[self.ends.len() - 1] as usize
     }
@@ -313,13 +315,13 @@ impl MlaQueries {
     }
 }
 
-/// The same, no two rows together.
+/// The arguments with every row processed separately.
 fn one_by_one<'a>(all: &MlaAttentionArgs<'a>) -> MlaAttentionArgs<'a> {
     let bounds = RowBounds { max_rows_per_request: 1, ..all.rows.bounds };
     MlaAttentionArgs { rows: AttentionMetadata { bounds, ..all.rows }, ..*all }
 }
 
-/// The first row and nothing else.
+/// The arguments with the first row only.
 fn first_row_only<'a>(all: &MlaAttentionArgs<'a>) -> MlaAttentionArgs<'a> {
     let bounds = all.rows.bounds;
     let decode_rows = bounds.decode_rows.min(1);

@@ -1,5 +1,5 @@
-//! Latent attention of rows of many tokens, whose keys and values a GPU makes, against the CPU, and against itself: no bit depends on
-//! who is in the batch or on where windows of keys are cut.
+//! MLA prefill, non-absorbed, against the CPU, and against itself: no bit depends on the other rows of the
+//! batch or on the boundaries of key windows.
 
 use std::sync::Arc;
 
@@ -16,13 +16,14 @@ use kernels::{
 use crate::device_pair::{DevicePair, TwinMatrix, bytes_of, on_cpu, pairs, rounded, tolerance};
 use crate::support::{RandomNumbers, S, devices_of, error};
 
-/// Heads, latent, turned, unturned, value channels, block size.
+/// Heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim, block size.
 type MlaPrefillSizes = [usize; 6];
 
-/// Tokens and contexts of rows.
+/// Tokens and context length of rows.
 type MlaPrefillRows<'a> = &'a [(usize, usize)];
 
-/// Among them: one token, none to see, a few, just too few and just enough, a cached prefix, padding, several tiles and steps.
+/// One token, no keys, a few tokens, one below and exactly the long-row threshold, a cached prefix, padding,
+/// several tiles and steps.
 const MIXED: MlaPrefillRows<'static> = &[
     (1, 300),
     (1, 0),
@@ -66,7 +67,7 @@ impl<'a> MlaPrefillCase<'a> {
         Self { sizes, rows, dtype, pool, q, keys, values }
     }
 
-    /// Blocks of each row, in any order; block 0 is nobody's.
+    /// Block table of each row, in any order; block 0 is unused.
     fn tables(&self) -> Vec<Vec<i32>> {
         let block_tokens = self.sizes[5];
         let blocks: usize = self.rows.iter().map(|row| row.1.div_ceil(block_tokens)).sum();
@@ -77,7 +78,7 @@ impl<'a> MlaPrefillCase<'a> {
         self.rows.iter().map(of_row).collect()
     }
 
-    /// The pool: behind each row's context an earlier owner left NaN.
+    /// The pool, with NaN after each row's context, as left by previous requests.
     fn stored(&self, pair: &DevicePair) -> TwinMatrix {
         let [_, latent, rotary, .., block_tokens] = self.sizes;
         let (width, mut pool) = (latent + rotary, self.pool.clone());
@@ -93,7 +94,7 @@ impl<'a> MlaPrefillCase<'a> {
     }
 }
 
-/// Weights of both devices: keys, keys transposed, values.
+/// Packed weights on a device: W_UK, W_UK transposed, W_UV.
 fn heads_of(case: &MlaPrefillCase<'_>, device: &KernelBackend, dtype: DType) -> [PackedGroup; 3] {
     let [heads, latent, _, unturned, value, _] = case.sizes;
     let pack = |all: &[f32], n: usize, k: usize| {
@@ -114,7 +115,7 @@ fn heads_of(case: &MlaPrefillCase<'_>, device: &KernelBackend, dtype: DType) -> 
     ]
 }
 
-/// Outputs of some of the rows as a batch of their own, on the GPU, and on the CPU if asked.
+/// Outputs of some of the rows as a separate batch, on the GPU, and on the CPU with `with_cpu`.
 fn outputs(
     pair: &DevicePair,
     case: &MlaPrefillCase<'_>,
@@ -191,7 +192,7 @@ fn outputs(
     pair.read_floats(&o)
 }
 
-/// All rows against the CPU, and each alone.
+/// Checks all rows against the CPU, and each row alone.
 pub(crate) fn check(
     pair: &DevicePair,
     sizes: MlaPrefillSizes,
@@ -212,7 +213,7 @@ pub(crate) fn check(
     }
 }
 
-/// The same numbers on devices that differ in how many bytes they make at a time.
+/// Device pairs with a given limit in bytes for computed keys and values; equal inputs.
 pub(crate) fn with_bytes(bytes: Option<usize>) -> Vec<DevicePair> {
     let limited = |gpu: Arc<GpuBackend>| {
         let gpu = Arc::into_inner(gpu).unwrap().with_mla_prefill_bytes(bytes);
@@ -233,7 +234,8 @@ fn mla_prefill_agrees_with_the_cpu() {
 #[test]
 fn mla_prefill_windows_change_no_bit() {
     let sizes = [3, 128, 64, 64, 64, 16];
-    // All at once; two heads, then the third; a head at a time in windows of some steps; of one step.
+    // All at once; two heads, then the third; one head at a time in windows of several steps; in windows of
+    // one step.
     let all_bytes = [1 << 28, 1 << 20, 700 << 10, 1];
     let ways = all_bytes.map(|bytes| with_bytes(Some(bytes)));
     for i in 0..ways[0].len() {
@@ -247,7 +249,7 @@ fn mla_prefill_windows_change_no_bit() {
     }
 }
 
-/// By their bits: what is made of latents is rounded where means of them are not.
+/// Distinguishes the forms by their bits: non-absorbed rounds keys and values, absorbed does not.
 #[test]
 fn mla_prefill_starts_at_its_token_threshold() {
     let (made, taken) = (pairs(), with_bytes(None));

@@ -1,5 +1,5 @@
-//! What latent attention of DeepSeek-V2 and V3 costs inside a captured graph, next to the rows of the pool it must read: both
-//! products by heads' matrices included. Printed, not judged.
+//! Cost of MLA of DeepSeek-V2 and V3 inside a captured graph, compared with the pool rows that it must read,
+//! including the GEMMs with W_UK and W_UV. Printed, not checked.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,11 +17,11 @@ use crate::support::S;
 
 const KV_LORA_RANK: usize = 512;
 const ROPE_DIM: usize = 64;
-/// Unturned channels of a head's key; channels of its value.
+/// qk_nope_head_dim and v_head_dim.
 const NOPE_DIM: usize = 128;
-/// Layers that take turns.
+/// Layers used in rotation.
 const LAYERS: usize = 2;
-/// Of the pool: more than caches hold, whatever tables say.
+/// Blocks of the pool: more than fit into caches, for any block table.
 const MAX_BLOCKS: usize = 1 << 16;
 
 #[test]
@@ -45,7 +45,7 @@ fn mla_decode_speed() {
                     mixed(pair, heads, (rows, asked), spread);
                 }
             }
-            // Rows with drafts: as if each were a request, and together.
+            // Rows with draft tokens: each as a separate request, and processed together.
             for (requests, tokens, context) in [
                 (1, 2, 1088),
                 (1, 4, 1088),
@@ -63,7 +63,7 @@ fn mla_decode_speed() {
     }
 }
 
-/// Rows of many tokens whose keys and values are made, and the same with queries that are taken to the latents.
+/// Rows of many tokens in the non-absorbed and in the absorbed form.
 #[test]
 #[ignore = "measures a GPU: `just gpu-speed`"]
 fn mla_prefill_speed() {
@@ -95,7 +95,8 @@ fn heads_of(pair: &DevicePair, heads: usize, n: usize, k: usize) -> PackedGroup 
     pair.gpu.pack_mla_heads(&(0..heads).map(|_| part()).collect::<Vec<_>>(), DType::BF16).unwrap()
 }
 
-/// `requests` of `tokens` rows of one token each, of which the launch hears of `together`.
+/// `requests` requests of `tokens` one-token rows each; the launch's metadata has `together` rows per
+/// request.
 fn drafts(
     pair: &DevicePair,
     heads: usize,
@@ -117,16 +118,17 @@ fn drafts(
     measure(pair, heads, &asked, context + tokens);
 }
 
-/// How contexts differ.
+/// Distribution of context lengths.
 #[derive(Debug, Clone, Copy)]
 enum ContextSpread {
-    /// Evenly up to 8,192 keys.
+    /// Uniform up to 8,192 keys.
     Even,
-    /// Their logarithms evenly, from 16 to 32,768 keys.
+    /// Log-uniform from 16 to 32,768 keys.
     Log,
 }
 
-/// `rows` rows of one token, whose contexts differ, in any order, in a recording for so many.
+/// `rows` one-token rows with different context lengths, in any order, in a graph captured for `recorded`
+/// rows.
 fn mixed(pair: &DevicePair, heads: usize, (rows, recorded): (usize, usize), spread: ContextSpread) {
     let context = |i: usize| {
         let part = ((i * 37 % rows) as f64 + 0.5) / rows as f64;
@@ -151,7 +153,7 @@ fn mixed(pair: &DevicePair, heads: usize, (rows, recorded): (usize, usize), spre
     measure(pair, heads, &asked, longest);
 }
 
-/// `rows` rows of `q` tokens; `how` they are attended to.
+/// `rows` rows of `q` tokens; `how` is the label.
 fn attention(
     pair: &DevicePair,
     heads: usize,
@@ -172,7 +174,7 @@ fn attention(
     measure(pair, heads, &asked, context);
 }
 
-/// Rows of `q` tokens each, of so many requests.
+/// Rows of `q` tokens each, of `requests` requests.
 struct MlaWorkload {
     requests: usize,
     q: usize,
@@ -232,7 +234,7 @@ fn measure(pair: &DevicePair, heads: usize, asked: &MlaWorkload, context: usize)
     let time = microseconds(pair, 8, |i| launch(i, &mut o));
     let seen = |context: i32| q * (2 * context as usize + 1).saturating_sub(q) / 2;
     let seen: usize = asked.contexts.iter().map(|context| seen(*context)).sum();
-    // Of what must be computed: few queries are taken to the latents, many meet keys and values.
+    // Operations of the form used: few queries use the absorbed form, many the non-absorbed form.
     let channels = if q < RowBounds::MLA_PREFILL_TOKENS {
         2 * KV_LORA_RANK + ROPE_DIM
     } else {
@@ -248,15 +250,15 @@ fn measure(pair: &DevicePair, heads: usize, asked: &MlaWorkload, context: usize)
         bytes,
     );
     if q > 1 {
-        return; // In launches for parts of the heads.
+        return; // Several launches, for groups of heads.
     }
     let (name, alone) = longest(pair, |i| launch(i, &mut o));
     let rate = tflops(alone);
     report(&format!("  {name} alone, {rate:.0} TFLOP/s"), alone, bytes);
 }
 
-/// The kernel that takes longest of those that a call launches, and its median, by marks before and behind it. A pause before, and few
-/// calls: what has just been computed has lowered the clock.
+/// The slowest kernel of a call, and its median time, by GPU event timestamps before and after it. Pauses
+/// first and makes few calls, because recent computation lowers the clock.
 fn longest(pair: &DevicePair, mut call: impl FnMut(usize)) -> (&'static str, f64) {
     const CALLS: usize = 9;
     std::thread::sleep(Duration::from_millis(200));

@@ -1,4 +1,5 @@
-//! The MLPs of experts: streamed for few tokens, tiled for many, plain for odd shapes, and some experts elsewhere.
+//! Expert MLPs: streamed for few tokens, tiled for many, plain for odd shapes, with some experts on other
+//! ranks.
 
 use device::{DType, bf16};
 use kernels::{
@@ -19,7 +20,7 @@ struct MoeCase {
     top_k: usize,
 }
 
-/// Hidden size, inner size, experts in all, experts a token.
+/// Hidden size, inner size, number of experts, experts per token.
 type MoeSizes = (usize, usize, usize, usize);
 
 impl MoeCase {
@@ -56,7 +57,7 @@ impl MoeCase {
         Self { first, gate_up, down, chosen, weights, top_k }
     }
 
-    /// Tokens `[from, from + x.rows())`, on both devices.
+    /// Runs tokens `[from, from + x.rows())` on both devices.
     fn run(&self, pair: &DevicePair, x: &TwinMatrix, from: usize) -> TwinMatrix {
         let (tokens, hidden) = (x.gpu().rows(), x.gpu().cols());
         let own = from * self.top_k..(from + tokens) * self.top_k;
@@ -98,20 +99,22 @@ pub(crate) fn check(pair: &DevicePair, sizes: MoeSizes, dtype: DType, tokens: us
 fn experts_agree_with_the_cpu() {
     for pair in &pairs() {
         check(pair, (136, 72, 6, 2), DType::BF16, 1);
-        check(pair, (136, 72, 4, 3), DType::BF16, 10); // Few: more than a segment for some experts.
+        check(pair, (136, 72, 4, 3), DType::BF16, 10); // Few rows: more than a segment for some experts.
         check(pair, (72, 40, 3, 2), DType::BF16, 50); // Tiles of 64.
         check(pair, (40, 24, 3, 2), DType::BF16, 150); // Tiles of 128.
-        check(pair, (36, 20, 5, 2), DType::BF16, 7); // No wide loads.
-        // Streamed where there is a copy engine: choices that blocks sort for themselves, in shares that begin anywhere.
+        check(pair, (36, 20, 5, 2), DType::BF16, 7); // No 16-byte loads.
+        // Streamed by bulk copies, if supported: choices sorted inside the kernel, with shares that begin at
+        // any strip.
         check(pair, (64, 128, 6, 3), DType::BF16, 1);
         check(pair, (192, 64, 40, 4), DType::BF16, 9);
-        check(pair, (128, 192, 20, 8), DType::BF16, 9); // Sorted before.
-        check(pair, (128, 192, 20, 8), DType::BF16, 20); // Weights on their way before anybody has chosen.
+        check(pair, (128, 192, 20, 8), DType::BF16, 9); // Sorted by a separate kernel.
+        check(pair, (128, 192, 20, 8), DType::BF16, 20); // Weight loads start before routing has finished.
         check(pair, (64, 64, 3, 2), DType::BF16, 150); // Large tiles.
     }
 }
 
-/// More than a grid has blocks in any but its first dimension: replicas bring together the tokens of all.
+/// More tokens than the maximum grid size of any dimension but the first, as with the tokens of all DP
+/// replicas.
 #[test]
 fn any_number_of_tokens() {
     for pair in &pairs() {
@@ -120,7 +123,7 @@ fn any_number_of_tokens() {
     }
 }
 
-/// Everybody asks the same experts, or none of this rank.
+/// All tokens choose the same experts, or none of this rank.
 #[test]
 fn crowded_and_idle_experts() {
     for pair in &pairs() {
@@ -137,7 +140,8 @@ fn crowded_and_idle_experts() {
     }
 }
 
-/// The last experts belong to every token, with weight 1, as V2-Lite and V3 have them: however many tokens there are.
+/// The last experts are shared experts (weight 1, every token), as in V2-Lite and V3, for any number of
+/// tokens.
 #[test]
 fn shared_experts_agree_with_the_cpu() {
     for pair in &pairs() {
@@ -168,7 +172,8 @@ fn shared_experts_agree_with_the_cpu() {
     }
 }
 
-/// A matrix of a group gives by itself what it gives packed alone, unless the device has an order of its own.
+/// A matrix of a group gives the same results as when packed alone, unless the device has a different layout
+/// for groups.
 #[test]
 fn group_member_equals_separate_matrix() {
     let (n, k, rows) = (128, 64, 5);
@@ -186,7 +191,7 @@ fn group_member_equals_separate_matrix() {
             assert_eq!(third.is_none(), streams && dtype == DType::BF16);
             assert!(group.matrix(3).is_none());
             let Some(third) = third else { continue };
-            drop(group); // What lies in it lives on.
+            drop(group); // The member keeps the group's memory alive.
             let alone = pair.gpu.pack(&parts[2], dtype).unwrap();
             let [of_group, own] = [&*third, &alone].map(|w| {
                 let mut y = pair.poisoned(dtype, rows, n);
@@ -201,7 +206,7 @@ fn group_member_equals_separate_matrix() {
     }
 }
 
-/// Whoever routes inside gives the bits of routing and experts apart.
+/// Fused routing gives the same bits as routing and experts in separate launches.
 #[test]
 fn fused_routing_changes_no_bit() {
     for (pair, tokens, normalise, shared) in
@@ -231,7 +236,7 @@ fn fused_routing_changes_no_bit() {
         let mut y = pair.poisoned(DType::BF16, tokens, hidden);
         let (gate_up, down) = (&case.gate_up[0], &case.down[0]);
         let experts = ExpertWeights { first: case.first, gate_up, down };
-        // The second token, if there is one, is padding.
+        // The second token, if any, is padding.
         let slots = DeviceArray::row(&pair.gpu, &[0i64, -1][..tokens]);
         let mut counted = DeviceArray::of(&pair.gpu, &vec![3i32; count], 1, count);
         let mut to =
@@ -268,7 +273,8 @@ fn choices_are_aligned_in_parts() {
     }
 }
 
-/// Alone or among others: the same bits. With very many others another kernel is faster, to which the same applies.
+/// Alone or in a batch: the same bits. Very large batches use another kernel, to which this applies
+/// separately.
 #[test]
 fn a_token_has_one_result_in_every_batch() {
     for pair in &pairs() {
@@ -279,7 +285,7 @@ fn a_token_has_one_result_in_every_batch() {
     }
 }
 
-/// `tokens` tokens together, and any `some` of them.
+/// `tokens` tokens together, and every sampled run of `some` of them.
 fn one_result(pair: &DevicePair, sizes: MoeSizes, tokens: usize, some: usize) {
     let hidden = sizes.0;
     let mut numbers = pair.numbers(2);

@@ -1,11 +1,11 @@
-//! What brings tokens to experts on other ranks, against the CPU.
+//! EP dispatch of tokens to experts on other ranks, against the CPU.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
 use kernels::{ExpertParallelLayout, ExpertPlacementLookup, MoeCombine, TokenDispatch};
 
 use crate::support::{DeviceArray, GpuRealElement, RandomNumbers, S, devices, oracle};
 
-/// Choices of `k` among `count` experts; a few are of none.
+/// Choices of `k` among `count` experts; a few are −1.
 fn choices(numbers: &mut RandomNumbers, rows: usize, k: usize, count: usize) -> Vec<i32> {
     let choice = |numbers: &mut RandomNumbers| match numbers.below(9) {
         0 => -1,
@@ -17,7 +17,8 @@ fn choices(numbers: &mut RandomNumbers, rows: usize, k: usize, count: usize) -> 
 #[test]
 fn tokens_are_sorted_by_the_ranks_of_their_experts() {
     let cpu = oracle();
-    // Tokens, choices of each, experts of a rank, ranks, ranks with the same tokens and this one among them.
+    // Tokens, choices per token, experts per rank, ranks, ranks with the same tokens, and this rank's index
+    // among them.
     let cases = [
         (1, 2, 4, 2, 1, 0),
         (5, 8, 16, 8, 1, 0),
@@ -34,7 +35,7 @@ fn tokens_are_sorted_by_the_ranks_of_their_experts() {
             rank_offset: offset,
         };
         let mut numbers = RandomNumbers::fresh(t as u64);
-        // Two experts more than there are.
+        // Includes two expert ids out of range.
         let experts = choices(&mut numbers, t, k, each * size * stride + 2);
         let [mut tokens, mut places] = [(); 2].map(|()| vec![-1i32; size * t]);
         let mut counts = vec![-1i32; size];
@@ -53,7 +54,7 @@ fn tokens_are_sorted_by_the_ranks_of_their_experts() {
         )
         .unwrap();
         let sent: i32 = counts.iter().sum();
-        // One token is often sent nowhere, which is a case of its own; many never are.
+        // A single token is often sent to no rank; many tokens never are.
         assert!(sent > 0 || t < 5, "nobody is sent anywhere");
         for device in devices() {
             let chosen = DeviceArray::of(&device, &experts, t, k);
@@ -118,7 +119,7 @@ fn combine_sums<T: GpuRealElement>() {
         cpu.launch(&S, MoeCombine { y: y.unwrap(), x: from.unwrap(), places: named }).unwrap();
         for device in devices() {
             let from = DeviceArray::of(&device, &x, rows, cols);
-            // What is no row on the CPU is an error; a device leaves it out.
+            // An index out of range is an error on the CPU; a device skips it.
             let beyond: Vec<i32> =
                 places.iter().map(|&row| if row < 0 { rows as i32 + 4 } else { row }).collect();
             for named in [&places, &beyond] {
@@ -142,7 +143,7 @@ fn combine_matches_the_cpu() {
 #[test]
 fn expert_replica_choice_matches_the_cpu() {
     let cpu = oracle();
-    // Three places of expert 0, one of expert 1, two of expert 2.
+    // Three replicas of expert 0, one of expert 1, two of expert 2.
     let places = [3, 0, 4, 5, 1, 2, -1, -1, 2, 1, 3, -1];
     let (t, k) = (300, 2);
     let mut numbers = RandomNumbers::fresh(3);
@@ -181,7 +182,7 @@ fn expert_replica_choice_matches_the_cpu() {
         }
     }
     for device in devices() {
-        // A token and experts that do not exist: nobody computes them.
+        // A token and experts that do not exist: they map to −1.
         let mut experts = DeviceArray::of(&device, &[0i32, -1, 3, 1], 2, 2);
         let (at, of) =
             (DeviceArray::row(&device, &[7i32]), DeviceArray::of(&device, &places, 3, 4));

@@ -1,5 +1,5 @@
-//! Experts in fp8 with scales of blocks: few rows against the CPU, which multiplies the weights out; more rows
-//! against sums over what inputs are quantised to.
+//! fp8 experts with block scales: few rows against the CPU with dequantised weights; more rows against sums
+//! over quantised inputs.
 
 use device::{DType, DeviceDriver, bf16};
 use kernels::{
@@ -13,10 +13,11 @@ use crate::support::{GpuRealElement, RandomNumbers, S};
 
 const BF16: DType = DType::BF16;
 
-/// The experts of one layer as files store them and on both devices, and the router's choices for some tokens.
+/// The experts of one layer as stored in checkpoints and packed on both devices, and the router's choices for
+/// some tokens.
 pub(crate) struct MoeFp8Case {
     sizes: MoeFp8Sizes,
-    /// Of each expert: gate, up, down.
+    /// Per expert: gate, up, down.
     stored: Vec<[Fp8Weights; 3]>,
     gate_up: [PackedGroup; 2],
     down: [PackedGroup; 2],
@@ -24,12 +25,12 @@ pub(crate) struct MoeFp8Case {
     weights: Vec<f32>,
 }
 
-/// Hidden size, inner size, experts in all, experts a token.
+/// Hidden size, inner size, number of experts, experts per token.
 pub(crate) type MoeFp8Sizes = (usize, usize, usize, usize);
 
 /// Expert 0 is on another rank.
 const FIRST: usize = 1;
-/// More layers than any device has room for in bf16.
+/// More layers than fit on any device in bf16.
 const MANY_LAYERS: usize = 1 << 40;
 
 impl MoeFp8Case {
@@ -43,7 +44,7 @@ impl MoeFp8Case {
         Self::of(pair, numbers, sizes, tokens, stored)
     }
 
-    /// With weights of its own, for every expert but those on other ranks.
+    /// Creates a case with the given weights, for every expert except those on other ranks.
     pub(crate) fn of(
         pair: &DevicePair,
         numbers: &mut RandomNumbers,
@@ -76,7 +77,7 @@ impl MoeFp8Case {
         Self { sizes, stored, gate_up, down, chosen, weights }
     }
 
-    /// Tokens `[from, from + x.rows())` on the GPU, and with `on_cpu` there.
+    /// Runs tokens `[from, from + x.rows())` on the GPU, and with `on_cpu` on the CPU.
     pub(crate) fn run(
         &self,
         pair: &DevicePair,
@@ -118,12 +119,12 @@ impl MoeFp8Case {
         self.chosen[token * self.sizes.3] >= FIRST as i32
     }
 
-    /// As the GPU has them.
+    /// The experts packed on the GPU.
     pub(crate) fn experts(&self) -> ExpertWeights<'_> {
         ExpertWeights { first: FIRST, gate_up: &self.gate_up[0], down: &self.down[0] }
     }
 
-    /// Chooses by `scores` from now on.
+    /// Replaces the choices by those of a router with `scores`.
     pub(crate) fn route(&mut self, pair: &DevicePair, scores: &RouterLogits<'_>, tokens: usize) {
         let mut chosen = pair.poisoned(DType::I32, tokens, scores.top_k);
         let mut weights = pair.poisoned(DType::F32, tokens, scores.top_k);
@@ -138,7 +139,7 @@ impl MoeFp8Case {
         [self.weights, _] = pair.read::<f32>(&weights);
     }
 
-    /// What the GPU computes for many rows, in f64: every input is quantised.
+    /// Reference of the GPU's computation for many rows, in f64: every input is quantised.
     fn quantized<T: GpuRealElement>(&self, x: &[T]) -> Vec<T> {
         let (hidden, _, _, top_k) = self.sizes;
         let wide: Vec<[Vec<Vec<f32>>; 3]> = self.stored.iter().map(each_row).collect();
@@ -171,7 +172,7 @@ pub(crate) fn stored(
     (FIRST..count).map(|_| shapes.map(|(n, k)| made(n, k))).collect()
 }
 
-/// As loaders hand them over.
+/// Weights in the form that loaders pass to `pack`.
 type ExpertProjections<'a> = Vec<Vec<HostMat<'a>>>;
 
 fn projections(stored: &[[Fp8Weights; 3]]) -> (ExpertProjections<'_>, ExpertProjections<'_>) {
@@ -191,7 +192,7 @@ fn each_row(expert: &[Fp8Weights; 3]) -> [Vec<Vec<f32>>; 3] {
     })
 }
 
-/// Zeros have no scale of their own.
+/// A block of zeros has no scale.
 fn quantize_block<T: GpuRealElement>(block: &[T]) -> Vec<f32> {
     let zero = block.iter().all(|x| x.value() == 0.0);
     if zero { vec![0.0; block.len()] } else { quantize_rows(block) }
@@ -201,7 +202,7 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// silu(gate) · up of sums that were rounded.
+/// silu(gate) · up of rounded sums.
 fn gated<T: GpuRealElement>(gate: f64, up: f64) -> T {
     let [gate, up] = [gate, up].map(|sum| T::of(sum as f32).value());
     T::of(gate / (1.0 + (-gate).exp()) * up)
@@ -212,7 +213,7 @@ fn fp8_small_m_agrees_with_the_cpu() {
     for pair in &pairs() {
         check_small_m(pair, (64, 64, 6, 2), 1);
         check_small_m(pair, (192, 64, 5, 3), 10);
-        check_small_m(pair, (320, 192, 5, 2), 7); // Units of 64: blocks that gates end inside.
+        check_small_m(pair, (320, 192, 5, 2), 7); // Scale units of 64: blocks that end inside the gate rows.
     }
 }
 
@@ -230,7 +231,7 @@ fn fp8_grouped_gemm_uses_quantized_inputs() {
     for pair in &pairs() {
         check_grouped_gemm::<bf16>(pair, (64, 64, 3, 2), 40);
         check_grouped_gemm::<bf16>(pair, (192, 128, 3, 2), 30);
-        check_grouped_gemm::<bf16>(pair, (128, 192, 3, 3), 70); // More than a segment for each.
+        check_grouped_gemm::<bf16>(pair, (128, 192, 3, 3), 70); // More rows than a segment per expert.
     }
 }
 
@@ -259,11 +260,12 @@ fn check_quantized<T: GpuRealElement>(
     pair.check(what, &expected, 2.0 * tolerance(T::DTYPE));
 }
 
-/// Everybody asks the same experts, or none of this rank.
+/// All tokens choose the same experts, or none of this rank.
 #[test]
 fn crowded_and_idle_experts() {
     for pair in &pairs() {
-        // Up to eight choices an expert are few: with 20 tokens two segments of one expert.
+        // Up to eight choices per expert use the small-M kernel: with 20 tokens there are two segments of one
+        // expert.
         for (choices, tokens, few) in
             [([1, 2], 70, false), ([1, 0], 50, false), ([0, 0], 50, false), ([3, 0], 20, true)]
         {
@@ -281,7 +283,8 @@ fn crowded_and_idle_experts() {
     }
 }
 
-/// The last expert belongs to every token, with weight 1: by itself it gives what it gives among the others.
+/// The last expert is a shared expert (weight 1, every token): as a separate matrix it gives the same result
+/// as in the group.
 #[test]
 fn shared_expert_is_a_separate_matrix() {
     for pair in &pairs() {
@@ -327,7 +330,7 @@ fn shared_expert_is_a_separate_matrix() {
     }
 }
 
-/// Alone or among others: the same bits, as long as the same kernel takes them.
+/// Alone or in a batch: the same bits, if the same kernel is used.
 #[test]
 fn a_token_has_one_result_in_every_batch() {
     for pair in &pairs() {
@@ -336,7 +339,7 @@ fn a_token_has_one_result_in_every_batch() {
     }
 }
 
-/// `tokens` tokens together, and any `some` of them.
+/// `tokens` tokens together, and every sampled run of `some` of them.
 pub(crate) fn one_result(pair: &DevicePair, sizes: MoeFp8Sizes, tokens: usize, some: usize) {
     let hidden = sizes.0;
     let mut numbers = pair.numbers(2);
@@ -352,7 +355,7 @@ pub(crate) fn one_result(pair: &DevicePair, sizes: MoeFp8Sizes, tokens: usize, s
     }
 }
 
-/// What the kernels do not take is multiplied out, and gives what the CPU gives.
+/// Scales that the kernels do not support are dequantised when packed, with the CPU's results.
 #[test]
 fn unsupported_scales_are_dequantized() {
     for pair in &pairs() {
@@ -381,7 +384,7 @@ fn unsupported_scales_are_dequantized() {
     }
 }
 
-/// Warpgroups stream experts in bf16 of sizes that they do not stream in fp8, where there is room.
+/// Experts of sizes that WGMMA kernels support in bf16 but not in fp8 are dequantised, if they fit.
 #[test]
 fn fp8_experts_dequantize_when_only_bf16_streams_and_fits() {
     for pair in &pairs() {

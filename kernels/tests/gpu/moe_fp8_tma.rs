@@ -1,5 +1,5 @@
-//! Experts in fp8 that the copy engine streams: inputs stay as they are whatever their number. Against the CPU, which multiplies the
-//! weights out. Devices without warpgroups have no such products, and nothing to check here.
+//! fp8 experts streamed by bulk copies: inputs are not quantised for any number of rows. Against the CPU with
+//! dequantised weights. Devices without WGMMA have no such kernels, and nothing to check here.
 
 use device::DType;
 use kernels::{RoutedExpertMlp, RouterLogits};
@@ -8,14 +8,14 @@ use crate::device_pair::{DevicePair, pairs, tolerance};
 use crate::moe_fp8::{MoeFp8Case, MoeFp8Sizes, check_small_m, one_result, stored};
 use crate::support::{RandomNumbers, S};
 
-/// Bits of what is no number, of either sign.
+/// Bits of NaN, without the sign.
 const NAN: u8 = 0x7f;
 
 fn streams(pair: &DevicePair) -> bool {
     pair.gpu.warp_size() == 32 && ["sm_90a", "emulated"].contains(&pair.gpu.arch())
 }
 
-/// A handful of choices; few, some, and many an expert, with more than a segment of them; strips that no block has whole.
+/// A handful of choices; few, some, and many per expert, with several segments; strips split over blocks.
 #[test]
 fn fp8_grouped_gemm_tma_agrees_with_the_cpu() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
@@ -27,7 +27,7 @@ fn fp8_grouped_gemm_tma_agrees_with_the_cpu() {
     }
 }
 
-/// Alone or among others: the same bits, as long as the same kernel takes them.
+/// Alone or in a batch: the same bits, if the same kernel is used.
 #[test]
 fn a_token_has_one_result_in_every_batch() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
@@ -36,7 +36,8 @@ fn a_token_has_one_result_in_every_batch() {
     }
 }
 
-/// Whoever routes inside gives the bits of routing and experts apart, with all that shared memory has to hold then.
+/// Fused routing gives the same bits as routing and experts in separate launches, at the maximum of shared
+/// memory use.
 #[test]
 fn fused_routing_changes_no_bit() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
@@ -62,7 +63,7 @@ fn fused_routing_changes_no_bit() {
     }
 }
 
-/// Experts of which weights `at` are the bits that `of` names.
+/// Experts with the bits `of(at)` at weight index `at`, where given.
 fn with_bits(
     pair: &DevicePair,
     numbers: &mut RandomNumbers,
@@ -78,14 +79,14 @@ fn with_bits(
     MoeFp8Case::of(pair, numbers, sizes, tokens, stored)
 }
 
-/// Rows of numbers of every size, those below the normal range among them, each row about as large as its neighbour.
+/// Every fp8 number, including subnormals; adjacent rows have similar magnitudes.
 #[test]
 fn every_number_is_exact() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
         for tokens in [3, 90] {
             let (sizes, mut numbers) = ((128, 128, 3, 2), pair.numbers(8));
             let number = |at: usize| {
-                // A row in four has the smallest ones alone, so that nothing large hides them.
+                // Every fourth row has the smallest numbers only, so that large ones do not hide errors.
                 let (row, all) = (at / 128, at % 254);
                 let bits = if row % 4 == 0 { at % 16 } else { all } as u8;
                 let sign = (at / 3 % 2) as u8 * 0x80;
@@ -99,7 +100,7 @@ fn every_number_is_exact() {
     }
 }
 
-/// What is no number stays none: tokens of an expert with such a weight come out as NaN, the others as ever.
+/// NaN is preserved: tokens of an expert with a NaN weight give NaN, other tokens are unaffected.
 #[test]
 fn nan_stays_nan() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
@@ -110,7 +111,7 @@ fn nan_stays_nan() {
             let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.0);
             let [y, _] = pair.read_floats(&case.run(pair, &x, 0, false));
             for (t, row) in y.chunks(sizes.0).enumerate() {
-                // Of an expert of another rank a token gets nothing.
+                // A token of another rank's expert gets no contribution.
                 assert_eq!(row[0].is_nan(), case.is_here(t), "token {t} of {tokens}");
             }
         }

@@ -1,4 +1,4 @@
-//! Routing against the CPU.
+//! MoE routing against the CPU.
 
 use device::{DeviceDriver, MatMut, MatRef};
 use kernels::{
@@ -8,7 +8,7 @@ use kernels::{
 
 use crate::support::{DeviceArray, RandomNumbers, S, devices, oracle};
 
-/// Counters of two layers that have counted before, and slots of tokens some of which are padding.
+/// Counters of two layers with previous counts, and token slots of which some are padding.
 fn counters(tokens: usize, count: usize) -> (Vec<i32>, Vec<i64>) {
     let slots = (0..tokens as i64).map(|t| if t % 3 == 2 { -1 } else { t }).collect();
     ((0..2 * count as i32).collect(), slots)
@@ -17,7 +17,7 @@ fn counters(tokens: usize, count: usize) -> (Vec<i32>, Vec<i64>) {
 #[test]
 fn routing_agrees_with_the_cpu() {
     let cpu = oracle();
-    // Of V2-Lite, too, and more shared experts than threads.
+    // Includes V2-Lite, and more shared experts than threads.
     for (tokens, count, top_k, shared) in [
         (2, 4, 3, 1),
         (5, 128, 8, 0),
@@ -29,7 +29,7 @@ fn routing_agrees_with_the_cpu() {
     ] {
         let k = top_k + shared;
         let mut numbers = RandomNumbers::fresh(count as u64);
-        // Coarse enough for equals among the chosen.
+        // Coarse enough for equal logits among the chosen experts.
         let coarse = |x: f32| (x * 24.0).round() / 4.0;
         let logits: Vec<f32> = (0..tokens * count).map(|_| coarse(numbers.float())).collect();
         for normalise in [false, true] {
@@ -118,7 +118,8 @@ fn non_finite_logits_route_to_existing_experts() {
     }
 }
 
-/// Logits of a token whose choices, and those of groups, are not close: which of two equals is larger depends on rounding.
+/// Logits of a token with clearly separated choices and group scores: the order of nearly equal ones depends
+/// on rounding.
 fn clear_logits(numbers: &mut RandomNumbers, bias: &[f32], groups: usize) -> Vec<f32> {
     const GAP: f32 = 1e-5;
     let apart = |mut values: Vec<f32>| {
@@ -145,7 +146,7 @@ fn clear_logits(numbers: &mut RandomNumbers, bias: &[f32], groups: usize) -> Vec
 #[test]
 fn any_rule_agrees_with_the_cpu() {
     let cpu = oracle();
-    // The last is V3's.
+    // The last case is V3's.
     for (tokens, count, groups, top_k, shared) in
         [(3, 8, 4, 2, 1), (2, 24, 3, 6, 2), (1, 60, 1, 4, 0), (2, 64, 8, 8, 0), (2, 256, 8, 8, 1)]
     {

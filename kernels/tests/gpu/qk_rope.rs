@@ -1,4 +1,4 @@
-//! Norm, rotation and store against the CPU, whose pool has another order.
+//! q/k norm, RoPE and KV write against the CPU, which has another pool layout.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
 use kernels::{KvLayout, KvOrder, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin};
@@ -21,7 +21,7 @@ const LAYERS: usize = 2;
 const BLOCKS: usize = 5;
 const TOKENS: usize = 7;
 
-/// The numbers of one case.
+/// Inputs of one case.
 struct QkRopeData<T> {
     qkv: Vec<T>,
     norm: Vec<T>,
@@ -35,7 +35,7 @@ fn data<T: GpuRealElement>(case: &QkRopeCase) -> QkRopeData<T> {
     let mut numbers = RandomNumbers::fresh((case.head_dim + case.rotary) as u64);
     let half = case.rotary / 2;
     let angle = |i: usize| ((i / half.max(1)) as f32) * 0.37 / ((i % half.max(1)) as f32 + 1.0);
-    // No two alike, in any of the pools: who would write last is nobody's promise.
+    // Distinct slots in every pool: the order of writes to one slot is unspecified.
     let slots = (0..TOKENS)
         .map(|t| if t == 3 { -1 } else { ((t * 7 + 1) % (BLOCKS * case.block_tokens)) as i64 });
     QkRopeData {
@@ -54,7 +54,7 @@ fn layout<T: GpuRealElement>(case: &QkRopeCase, order: KvOrder) -> KvLayout {
     KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order }
 }
 
-/// Keys and values of a pool in one order, whatever order it has.
+/// Keys and values of a pool in one common order, whatever its layout.
 fn in_order<T: Copy>(pool: &[T], layout: &KvLayout) -> Vec<T> {
     let mut out = Vec::new();
     for (layer, block) in (0..LAYERS).flat_map(|l| (0..BLOCKS).map(move |b| (l, b))) {

@@ -1,5 +1,5 @@
-//! Decode attention out of the projections in one launch: what the two kernels it replaces give, the pool bit for bit, and
-//! the outputs, too, where both cut a context into the same splits.
+//! Decode attention fused with q/k norm, RoPE and the KV write: results of the two separate kernels, with the
+//! same bits in the pool, and in the outputs where both use the same splits.
 
 use device::{DeviceDriver, bf16};
 use kernels::gpu::GpuBackend;
@@ -10,15 +10,15 @@ use kernels::{
 
 use crate::support::{DeviceArray, GpuRealElement, RandomNumbers, S, devices, error, tolerance};
 
-/// Query heads, KV heads, head size, block size.
+/// Query heads, KV heads, head dim, block size.
 type RopeHeadShape = (usize, usize, usize, usize);
 
 const LAYERS: usize = 2;
 const SCALE: f32 = 0.11;
-/// Contexts up to which waves have a tile each, in one launch or in two, and so merge the same.
+/// Maximum context at which each wave has one tile, fused or not, so that both merge in the same order.
 const WHOLE: usize = 64;
 
-/// Rows of one token each with what they attend to.
+/// Rows of one token each, with their contexts.
 struct RopeAttentionCase<T> {
     heads: RopeHeadShape,
     contexts: Vec<usize>,
@@ -54,7 +54,8 @@ impl<T: GpuRealElement> RopeAttentionCase<T> {
             let block = tables[row * width + position / block_tokens] as usize;
             let t = position % block_tokens;
             slots.push((block * block_tokens + t) as i64);
-            // An earlier owner's: nobody may read what is about to be stored, nor anything behind it.
+            // NaN left by a previous request: the position about to be written, and later ones, must not be
+            // read.
             for (head, d) in (0..kv_heads).flat_map(|h| (0..head_dim).map(move |d| (h, d))) {
                 for t in t..block_tokens {
                     pool[layout.key_tile(1, block, head) + layout.key(t, d)] = T::of(f32::NAN);
@@ -80,7 +81,7 @@ impl<T: GpuRealElement> RopeAttentionCase<T> {
         }
     }
 
-    /// The row `r` alone, with the tables of all.
+    /// Row `r` alone, with the block tables of all rows.
     fn alone(&self, r: usize) -> Self {
         let columns = self.qkv.len() / self.contexts.len();
         Self {
@@ -97,12 +98,13 @@ impl<T: GpuRealElement> RopeAttentionCase<T> {
         }
     }
 
-    /// Keys of the longest row.
+    /// Context length of the longest row.
     fn longest(&self) -> usize {
         *self.contexts.iter().max().unwrap()
     }
 
-    /// Outputs and pool afterwards, in one launch for contexts up to `longest`, or in two.
+    /// Outputs, and the pool afterwards, from one fused launch for contexts up to `one`, or from two
+    /// launches.
     fn run(&self, device: &GpuBackend, one: Option<usize>) -> (Vec<T>, Vec<T>) {
         let (heads, kv_heads, dim, _) = self.heads;
         let rows = self.contexts.len();
@@ -202,7 +204,7 @@ pub(crate) fn check<T: GpuRealElement>(
     let case = RopeAttentionCase::<T>::new(heads, contexts, normed);
     let what = format!("{} {heads:?} {contexts:?}", device.name());
     let (o_apart, pool_apart) = case.run(device, None);
-    // The launch for short contexts, and the one for any.
+    // The launch for short contexts, and the one for any context.
     for longest in [case.longest(), RowBounds::SHORT_CONTEXT + 1] {
         let what = format!("{what} of up to {longest}");
         let (o, pool) = case.run(device, Some(longest));
@@ -222,15 +224,15 @@ pub(crate) fn check<T: GpuRealElement>(
 
 #[test]
 fn fused_rope_attention_matches_two_launches() {
-    // Waves of 64 lanes have no such kernel.
+    // Waves of 64 lanes have no fused kernel.
     for device in devices().into_iter().filter(|d| d.warp_size() == 32) {
-        // Own tokens first and last of a tile, of a block, of a share; a padded row.
+        // Own tokens at the start and end of a tile, of a block, of a split; a padding row.
         check::<bf16>(&device, (4, 2, 128, 16), &[1, 16, 0, 17, 257], true);
         check::<bf16>(&device, (8, 1, 64, 32), &[64, 256, 128], true);
         check::<bf16>(&device, (2, 2, 128, 48), &[50], false);
         check::<bf16>(&device, (14, 2, 64, 16), &[33, 12], false);
         check::<bf16>(&device, (4, 1, 128, 16), &[300], true);
-        // Several tiles a wave, and more than its ring holds.
+        // Several tiles per wave, and more tiles than ring stages.
         check::<bf16>(&device, (2, 1, 64, 16), &[530, RowBounds::SHORT_CONTEXT], true);
         check::<bf16>(&device, (4, 1, 64, 32), &[1100], true);
     }

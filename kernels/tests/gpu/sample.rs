@@ -1,4 +1,5 @@
-//! Answers to questions against the CPU: every rule, alone and together, and a row's independence of its batch.
+//! Sampling against the CPU: every sampling parameter, alone and combined, and a row's independence of its
+//! batch.
 
 use device::{Buffer, DType, DeviceDriver, MatMut, MatRef};
 use kernels::RowSampling;
@@ -17,7 +18,7 @@ mod vocab_parallel;
 const LONGEST: usize = 64;
 const RULE_WORDS: usize = 12;
 
-/// Logits, what is asked about them, and the seats that say how.
+/// Logits, logits rows, and the sampling parameters of their sequence slots.
 #[derive(Clone)]
 struct SampleCase {
     vocabulary: usize,
@@ -29,7 +30,7 @@ struct SampleCase {
     sampling_params: Vec<SequenceSamplingParams>,
     history: Vec<i32>,
     masks: Vec<i32>,
-    /// What seats know of their newest tokens before; empty = nothing.
+    /// Newest tokens of the sequence slots before the step; empty = none.
     latest: Vec<i32>,
     /// Ids and positions of the step's tokens.
     ids: Vec<i32>,
@@ -37,7 +38,7 @@ struct SampleCase {
     verification: DraftVerification,
 }
 
-/// Everything a device leaves behind.
+/// All outputs of a device.
 #[derive(Debug, Clone, PartialEq)]
 struct SampleResults {
     sampled: Vec<i32>,
@@ -62,7 +63,7 @@ impl SampleResults {
     }
 }
 
-/// Off, in every respect.
+/// Greedy, with every option off.
 fn plain() -> SequenceSamplingParams {
     SequenceSamplingParams { top_p: 1.0, repetition: 1.0, ..SequenceSamplingParams::default() }
 }
@@ -71,7 +72,7 @@ fn mask_words(vocabulary: usize) -> usize {
     vocabulary.div_ceil(32)
 }
 
-/// Logits with the spread of real ones: many small, a few large.
+/// Logits with a realistic distribution: many small, a few large.
 fn row(numbers: &mut RandomNumbers, vocabulary: usize) -> Vec<f32> {
     let one = |n: &mut RandomNumbers| {
         let bulk: f32 = (0..4).map(|_| n.float()).sum::<f32>() * 1.5;
@@ -103,7 +104,7 @@ impl SampleCase {
         }
     }
 
-    /// Asks about one more row, on a seat of its own with ids `known` before the position.
+    /// Adds a logits row, in a new sequence slot with ids `known` before the position.
     fn add_row(
         &mut self,
         logits: &[f32],
@@ -117,7 +118,7 @@ impl SampleCase {
         self.logits.extend_from_slice(logits);
     }
 
-    /// A seat of a request with such ids.
+    /// Adds a sequence slot of a request with the ids `known`.
     fn add_sequence(&mut self, rules: SequenceSamplingParams, known: &[i32]) -> i32 {
         self.sampling_params.push(rules);
         self.history.extend_from_slice(known);
@@ -126,14 +127,15 @@ impl SampleCase {
         self.sampling_params.len() as i32 - 1
     }
 
-    /// A token of the step, behind which the one at `position` comes.
+    /// Adds a token of the step, followed by the one at `position`.
     fn token(&mut self, id: i32, position: usize) -> i32 {
         self.ids.push(id);
         self.positions.push(position as i32 - 1);
         self.ids.len() as i32 - 1
     }
 
-    /// Asks about a row with so many drafts, most of them the likeliest ids, and now and then about no number.
+    /// Adds logits rows with `drafts` draft tokens, most of them equal to the top ids, and occasionally with
+    /// a NaN logit.
     fn add_draft_rows(
         &mut self,
         numbers: &mut RandomNumbers,
@@ -166,7 +168,7 @@ impl SampleCase {
         }
     }
 
-    /// Some of the questions, about what others have left behind.
+    /// A part of the logits rows, starting from the slot state `left` by earlier ones.
     fn shard(&self, questions: std::ops::Range<usize>, left: Option<&SampleResults>) -> Self {
         let v = self.vocabulary;
         let mut part = self.clone();
@@ -186,13 +188,13 @@ impl SampleCase {
         }
     }
 
-    /// Allows an id on the seat that was asked about last.
+    /// Allows an id in the mask of the newest sequence slot.
     fn allow(&mut self, id: usize) {
         let seat = self.sampling_params.len() - 1;
         self.masks[seat * mask_words(self.vocabulary) + id / 32] |= 1 << (id % 32);
     }
 
-    /// Stages changes of logits, some of them only behind the last of `known`.
+    /// Stages random logit edits, some of them conditional on the last of `known`.
     fn edit_by_chance(&mut self, numbers: &mut RandomNumbers, edits: usize, known: &[i32]) {
         for _ in 0..edits {
             let id = numbers.below(self.vocabulary + 3) as u32;
@@ -211,7 +213,7 @@ impl SampleCase {
         }
     }
 
-    /// The question `q` alone, on its seat.
+    /// Logits row `q` alone, in its sequence slot.
     fn alone(&self, q: usize) -> Self {
         self.shard(q..q + 1, None)
     }
@@ -243,7 +245,7 @@ impl SampleCase {
         let cpu = oracle();
         let (n, seats, most) = (self.logits_rows.len(), self.sampling_params.len(), self.most);
         let words = self.stage();
-        // Records hold 64-bit numbers, so the words must lie as a device's buffer does.
+        // Records contain 64-bit numbers, so the words must have the alignment of a device buffer.
         let buffer: Buffer = {
             let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
             let mut buffer = cpu.alloc(bytes.len()).unwrap();
@@ -294,7 +296,7 @@ impl SampleCase {
         self.launched(device, false)
     }
 
-    /// Launched, or replayed out of a recording after the outputs were poisoned again.
+    /// Results of a launch, or of a replay of the captured launch after the outputs were poisoned again.
     fn launched(&self, device: &GpuBackend, recorded: bool) -> SampleResults {
         self.sampled(device, &self.logits, recorded, |logits, asked, seats, answers| {
             device
@@ -312,7 +314,7 @@ impl SampleCase {
         })
     }
 
-    /// What `sample` makes of rows of `logits`, launched or replayed.
+    /// Results of `sample` on rows of `logits`, launched or replayed.
     fn sampled(
         &self,
         device: &GpuBackend,
@@ -373,7 +375,8 @@ impl SampleCase {
         }
     }
 
-    /// Whether rounding alone may have drawn `token`: with tiny changes of logits and cuts the CPU draws it too.
+    /// Whether `token` can be explained by rounding: the CPU also samples it with tiny changes of logits and
+    /// cutoffs.
     fn within_rounding(&self, q: usize, token: i32) -> bool {
         let seat = self.logits_rows[q].seq_slot as usize;
         let drawn =
@@ -393,7 +396,7 @@ impl SampleCase {
             })
     }
 
-    /// Holds every device to the CPU, and returns the CPU's answers.
+    /// Compares every device with the CPU, and returns the CPU's results.
     fn check(&self) -> SampleResults {
         let expected = self.on_cpu();
         for device in devices() {
@@ -402,12 +405,12 @@ impl SampleCase {
         expected
     }
 
-    /// Fails where anything but rounding makes answers differ from the CPU's.
+    /// Fails if results differ from the CPU's by more than rounding explains.
     fn compare(&self, got: &SampleResults, expected: &SampleResults, device: &str) {
         let mut seats_alike = vec![true; self.sampling_params.len()];
         for q in 0..self.logits_rows.len() {
             if !seats_alike[self.logits_rows[q].seq_slot as usize] {
-                continue; // Drafts behind one that only this device took.
+                continue; // Drafts after one that only this device accepted.
             }
             if got.token(q) != expected.token(q) && self.within_rounding(q, got.token(q)) {
                 println!("{device}: question {q} was decided by rounding");
@@ -439,7 +442,7 @@ fn chosen(top: i32) -> StageLogitsRow {
     StageLogitsRow { known_token: -1, top, ..StageLogitsRow::default() }
 }
 
-/// Rules of every kind, by chance.
+/// Random sampling parameters of every kind.
 fn any_rules(numbers: &mut RandomNumbers) -> SequenceSamplingParams {
     let maybe = |n: &mut RandomNumbers, off: f32, on: f32| if n.below(2) == 0 { off } else { on };
     let temperature = [0.0, 1.0, 0.3, 1.7][numbers.below(4)];
@@ -521,7 +524,7 @@ fn filters_over_a_real_vocabulary() {
     asked.check();
 }
 
-/// Nothing but ties: order is that of the ids.
+/// All logits are equal: the order is that of the ids.
 #[test]
 fn equal_logits_are_ordered_by_id() {
     let vocabulary = 5000;
@@ -584,7 +587,7 @@ fn non_finite_and_masked_rows_fail_alone() {
     assert_eq!(answered.token(14), -1);
 }
 
-/// Which drafts stand, and what is the newest token, at once and where a row's questions are asked in two goes.
+/// Accepted drafts and the newest token, in one launch and with a row's logits rows split over two launches.
 #[test]
 fn draft_verification_matches_the_cpu() {
     for (seed, judge) in
@@ -661,7 +664,7 @@ fn captured_sampling_matches_eager() {
     }
 }
 
-/// Frequencies of draws against the softmax that was asked for.
+/// Frequencies of sampled tokens against the softmax.
 #[test]
 fn frequencies_follow_the_softmax() {
     let vocabulary = 12;
@@ -687,7 +690,7 @@ fn frequencies_follow_the_softmax() {
             .zip(&p)
             .map(|(n, p)| (n - draws as f32 * p / total).powi(2) / (draws as f32 * p / total))
             .sum();
-        // 11 degrees of freedom: mean 11, standard deviation 4.7; the draws are fixed by their keys.
+        // 11 degrees of freedom: mean 11, standard deviation 4.7; the samples are determined by their keys.
         assert!(chi2 < 27.0, "{}: chi2 {chi2}", device.arch());
     }
 }

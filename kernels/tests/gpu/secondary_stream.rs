@@ -1,4 +1,4 @@
-//! Launches beside a step: their order, their recording, and memory that streams do not share.
+//! Launches on the secondary stream: their order, their capture, and separate scratch memory per stream.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::support::S;
 
 const FLOATS: usize = 1000;
 
-/// Sums of which some are made aside.
+/// Sums of which some are computed on the secondary stream.
 struct StreamSums<'a> {
     pair: &'a DevicePair,
     secondary_stream: DeviceStream,
@@ -40,7 +40,7 @@ impl<'a> StreamSums<'a> {
         }
     }
 
-    /// Seven times x: four of them aside.
+    /// Computes seven times x, with four of the additions on the secondary stream.
     fn launch(&mut self, joined: bool) {
         let (gpu, x) = (&self.pair.gpu, self.x.gpu());
         gpu.launch(&S, TensorAdd { y: self.before_fork.gpu_mut(), a: x, b: x }).unwrap();
@@ -110,12 +110,12 @@ fn lazily_run_streams() {
     }
 }
 
-/// Emulated devices that run a stream only when somebody waits for it: without the joins sums are wrong there, and where streams take turns, scratch memory
-/// that they shared would be overwritten.
+/// Emulated devices in lazy mode run a stream only when a caller waits for it: without the joins the sums
+/// would be wrong, and with interleaved streams shared scratch memory would be overwritten.
 #[test]
 fn independent_streams_run_in_any_order() {
     if std::env::var_os("HADRON_GPU").is_some() {
-        return; // A real one has its own order.
+        return; // A real GPU has its own order.
     }
     for lazy in ["1", "2"] {
         let child = Command::new(std::env::current_exe().unwrap())
@@ -128,7 +128,7 @@ fn independent_streams_run_in_any_order() {
     }
 }
 
-/// And the device records again after that.
+/// A capture with an unjoined stream fails, and the device can capture again afterwards.
 #[test]
 fn unjoined_capture_fails() {
     for pair in &pairs() {
@@ -142,7 +142,7 @@ fn unjoined_capture_fails() {
     }
 }
 
-/// Launches that are marked are one behind the other, so nothing is made aside.
+/// Launches with kernel timestamps are serialised, so there is no secondary stream.
 #[test]
 fn no_secondary_stream_while_timestamping() {
     for pair in &pairs() {
@@ -158,12 +158,12 @@ const ROWS: usize = 24;
 const N: usize = 256;
 const K: usize = 1024;
 
-/// Norms leave rows in scratch memory for products; those of two streams at once do not take each other's.
+/// Norms leave rows in scratch memory for the following GEMM; two concurrent streams must not share it.
 fn scratch(pair: &DevicePair) {
     let (gpu, half) = (&pair.gpu, pair.gpu.half_dtype());
     let [w, _] = pair.pack(&pair.numbers(1).reals::<f32>(N * K), N, K, half);
     if !FusedLinear::supports(&Arc::clone(gpu).into(), ROWS, half, &w) {
-        return; // Such products have their norm before them.
+        return; // GEMMs with the norm in a separate launch.
     }
     let norm = pair.put_as(half, &[1.0; K], 1, K);
     let around = LinearFusion { norm: Some((norm.gpu(), 1e-6)), ..LinearFusion::default() };

@@ -1,5 +1,6 @@
-//! What experts that all tokens share cost among those that tokens choose, and by themselves, behind the others or on a second stream: what
-//! `fuses_shared_experts` decides by. With a router before the others. All inside a captured graph. Printed, not judged.
+//! Cost of shared experts: fused with the routed experts, sequential, or overlapped on a secondary stream.
+//! Basis of `fuses_shared_experts`. Includes the router before the experts. All inside a captured graph.
+//! Printed, not checked.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::device_pair::{DevicePair, TwinMatrix, pairs};
 use crate::matrix_speed::{microseconds, report};
 use crate::support::S;
 
-/// A layer: what it is called, and its sizes.
+/// A layer: its name and sizes.
 struct SharedExpertLayer {
     name: &'static str,
     hidden: usize,
@@ -54,16 +55,16 @@ const LAYERS: [SharedExpertLayer; 3] = [
     },
 ];
 
-/// On one device.
+/// Weights on one device.
 struct SharedExpertWeights {
     gate_up: PackedGroup,
     down: PackedGroup,
-    /// The shared experts once more, as one MLP.
+    /// The shared experts as a separate MLP.
     separate: [PackedMatrix; 2],
     router: PackedMatrix,
 }
 
-/// Where shared experts are computed.
+/// Placement of the shared experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SharedExpertPlacement {
     Fused,
@@ -104,7 +105,7 @@ impl SharedExpertLayer {
         }
     }
 
-    /// Experts and weights of each token, with or without those that all share.
+    /// Experts and weights of each token, with or without the shared experts.
     fn routes(&self, pair: &DevicePair, tokens: usize, with: bool) -> [TwinMatrix; 2] {
         let mut numbers = pair.numbers(tokens as u64);
         let shared = if with { self.shared } else { 0 };
@@ -121,7 +122,7 @@ impl SharedExpertLayer {
         [pair.put(&chosen, tokens, k), pair.put(&weights, tokens, k)]
     }
 
-    /// Microseconds of each way, and bytes of the weights that all of them read.
+    /// Returns microseconds of each placement, and bytes of the weights that each of them reads.
     fn times(
         &self,
         pair: &DevicePair,
@@ -213,7 +214,7 @@ fn shared_expert_speed() {
             for tokens in [1, 2, 4, 8, 16, 32, 64, 256, 2048] {
                 let (times, bytes) = layer.times(pair, &weights, tokens);
                 let lies_among = layer.dtype == DType::BF16 || pair.gpu.arch() != "sm_90a";
-                let joins = lies_among && tokens <= 16; // As `ops::SharedExpertPlan`.
+                let joins = lies_among && tokens <= 16; // As in `ops::SharedExpertPlan`.
                 let best = if joins {
                     SharedExpertPlacement::Fused
                 } else {

@@ -1,4 +1,5 @@
-//! What a real GPU does: an empty replay, loading weights, products of the matrix library. Printed, not judged.
+//! Measurements on a real GPU: an empty replay, weight loading, GEMMs of the BLAS library. Printed, not
+//! checked.
 
 use std::time::Instant;
 
@@ -8,7 +9,7 @@ use kernels::{HostMat, Linear, TensorAdd};
 use crate::device_pair::{DevicePair, pairs};
 use crate::support::S;
 
-/// Microseconds of one call among `times`, after a first one.
+/// Returns microseconds per call of `times` calls, after a first one.
 fn microseconds(pair: &DevicePair, times: usize, mut call: impl FnMut()) -> f64 {
     call();
     pair.gpu.synchronize(&S).unwrap();
@@ -50,7 +51,7 @@ fn load(pair: &DevicePair) {
     let bytes = vec![1u8; rows * cols * 4];
     for (from, size) in [(DType::BF16, 2), (DType::F32, 4)] {
         let mat = HostMat::new(&bytes[..rows * cols * size], from, rows, cols).unwrap();
-        pair.gpu.pack(&[mat.row_range(0, 512)], DType::BF16).unwrap(); // Threads and pinned memory.
+        pair.gpu.pack(&[mat.row_range(0, 512)], DType::BF16).unwrap(); // Warms up threads and pinned memory.
         let start = Instant::now();
         let packed: Vec<_> = (0..8).map(|_| pair.gpu.pack(&[mat], DType::BF16).unwrap()).collect();
         pair.gpu.synchronize(&S).unwrap();

@@ -1,4 +1,4 @@
-//! Preparing a step: everything the CPU writes, and nothing else.
+//! Step preparation: a GPU writes exactly what the CPU writes.
 
 use device::MatMut;
 use kernels::StepPreparation;
@@ -17,7 +17,7 @@ const MASK_WORDS: usize = 5;
 const PARAM_WORDS: usize = 12;
 const BLOCK_TOKENS: usize = 4;
 
-/// What a test holds of each array: seats, then step, then slots.
+/// Contents of each array: sequence slots, then step arrays, then KV slots.
 #[derive(Debug, Clone, PartialEq)]
 struct StepTestArrays {
     seq_slots: [Vec<i32>; 5],
@@ -28,7 +28,7 @@ struct StepTestArrays {
 
 const SLOT_COLS: [usize; 5] = [3, WIDTH, LONGEST, MASK_WORDS, PARAM_WORDS];
 
-/// Random seats; a step of `-1`s, as poison is.
+/// Random sequence slots; step arrays of `-1`, the poison value.
 fn step_arrays(
     numbers: &mut RandomNumbers,
     rows: usize,
@@ -43,14 +43,14 @@ fn step_arrays(
     StepTestArrays { seq_slots: seats, step, slots: vec![-1; tokens], facts }
 }
 
-/// A step of `real` rows; the first is longer than a block of threads lays out at once if `long`.
+/// A step of `real` rows; the first is longer than one block of threads processes at once if `long`.
 fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer {
     let mut stage = StagingBuffer::default();
     for r in 0..real {
         let len = if r == 0 { 11 } else { 1 + numbers.below(3) };
         let start = numbers.below(WIDTH * BLOCK_TOKENS - len);
         let ids = if r > 0 && r % 2 == 0 {
-            -1 - numbers.below(3) as i32 // Where it begins, the seat knows.
+            -1 - numbers.below(3) as i32 // The start position is in the sequence slot.
         } else {
             stage.push_words((0..len as i32).map(|i| 1000 + i))
         };
@@ -113,7 +113,7 @@ fn words_of(stage: &StagingBuffer) -> Vec<i32> {
 
 fn on_cpu(mut world: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepTestArrays {
     let [rows, tokens, questions] = sizes;
-    // Records hold 64-bit numbers, so the words must lie as a device's buffer does.
+    // Records contain 64-bit numbers, so the words must have the alignment of a device buffer.
     let mut aligned = oracle_buffer(words);
     let bytes = aligned.mat_mut(device::DType::I32, 1, words.len()).unwrap();
     let view = StageView { bytes: bytes.as_ref(), rows, tokens, logits_rows: questions };
@@ -222,7 +222,7 @@ fn prepared_step_matches_the_cpu() {
     }
 }
 
-/// A prompt long enough for several blocks of threads, whose table entries come with it.
+/// A prompt long enough for several thread blocks, staged with its block-table entries.
 #[test]
 fn long_rows_are_prepared_by_many_blocks() {
     let (tokens, block_tokens) = (5000_usize, 16_usize);

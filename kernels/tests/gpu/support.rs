@@ -20,12 +20,12 @@ use crate::emulated_gpu;
 
 pub(crate) const S: DeviceStream = DeviceStream(0);
 
-/// The GPU that `HADRON_GPU` names, else the emulator with each width of [`emulated::waves`].
+/// The GPU given by `HADRON_GPU`, else the emulator with each wave size of `emulated_gpu::warp_sizes`.
 pub(crate) fn devices() -> Vec<Arc<GpuBackend>> {
     devices_of(HalfDtype::BF16)
 }
 
-/// The same with another 16-bit type.
+/// Returns the devices with another 16-bit type.
 pub(crate) fn devices_of(half: HalfDtype) -> Vec<Arc<GpuBackend>> {
     let configs = match std::env::var("HADRON_GPU") {
         Ok(vendor) => vec![real(&vendor)],
@@ -37,7 +37,7 @@ pub(crate) fn devices_of(half: HalfDtype) -> Vec<Arc<GpuBackend>> {
     configs.map(|config| Arc::new(GpuBackend::open(&config).unwrap())).collect()
 }
 
-/// The emulator as a device.
+/// Configuration of the emulator as a device.
 pub(crate) fn emulator(wave: u32) -> GpuConfig {
     let library = emulated_gpu::library();
     let (driver, rtc) = (library.clone(), library);
@@ -47,8 +47,8 @@ pub(crate) fn emulator(wave: u32) -> GpuConfig {
     GpuConfig { libraries, cache_dir, emulated_warp_size: Some(wave), ..GpuConfig::default() }
 }
 
-/// A real GPU: `cuda` or `rocm`, or `cuda-alone`, where our own kernels take the products that the matrix library would;
-/// `HADRON_GPU_FOLDERS` says where libraries lie that the loader does not find.
+/// A real GPU: `cuda` or `rocm`, or `cuda-alone`, where Hadron's kernels replace the BLAS library;
+/// `HADRON_GPU_FOLDERS` adds library folders to those of the loader.
 fn real(vendor: &str) -> GpuConfig {
     let libraries = match vendor {
         "rocm" => GpuLibraries::Rocm,
@@ -72,12 +72,12 @@ fn cache_dir(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-/// The device every other one is held to.
+/// Returns the reference device that every other device is compared with.
 pub(crate) fn oracle() -> CpuBackend {
     CpuBackend::new(CpuConfig { threads: 1, isa: CpuIsa::Portable }).unwrap()
 }
 
-/// Numbers that depend on the seed alone.
+/// Random numbers determined by the seed.
 pub(crate) struct RandomNumbers(u64);
 
 impl RandomNumbers {
@@ -85,13 +85,13 @@ impl RandomNumbers {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// New ones in every run, or those of `HADRON_SEED`; the same for every call with the same `salt`.
+    /// Different numbers in every run, or those of `HADRON_SEED`; equal for every call with the same `salt`.
     pub(crate) fn fresh(salt: u64) -> Self {
         static SEED: LazyLock<u64> = LazyLock::new(|| {
             let given = std::env::var("HADRON_SEED").ok().map(|seed| seed.parse().unwrap());
             given.unwrap_or_else(|| RandomState::new().hash_one(0) >> 40)
         });
-        println!("HADRON_SEED={}", *SEED); // Shown when the test fails.
+        println!("HADRON_SEED={}", *SEED); // Shown if the test fails.
         Self::new(*SEED ^ salt.wrapping_mul(0x1_0000_0001))
     }
 
@@ -106,12 +106,12 @@ impl RandomNumbers {
         (self.bits() % n as u64) as usize
     }
 
-    /// In [0, 1).
+    /// Returns a number in [0, 1).
     pub(crate) fn unit(&mut self) -> f32 {
         (self.bits() >> 8 & 0xff_ffff) as f32 / 16_777_216.0
     }
 
-    /// In (−1, 1).
+    /// Returns a number in (−1, 1).
     pub(crate) fn float(&mut self) -> f32 {
         2.0 * self.unit() - 1.0
     }
@@ -217,7 +217,7 @@ impl<T: PlainElement> DeviceArray<T> {
     }
 }
 
-/// Largest difference, relative to the size of the expected values.
+/// Returns the largest difference, relative to the magnitude of the expected values.
 pub(crate) fn error<T: GpuRealElement>(got: &[T], expected: &[T]) -> f32 {
     assert_eq!(got.len(), expected.len());
     let size = expected.iter().fold(1e-3f32, |m, x| m.max(x.value().abs()));
@@ -225,7 +225,8 @@ pub(crate) fn error<T: GpuRealElement>(got: &[T], expected: &[T]) -> f32 {
     worst.fold(0.0, |m: f32, e| if e.is_nan() { f32::INFINITY } else { m.max(e) }) / size
 }
 
-/// What the order of f32 sums and approximate exponentials may cost: an ulp at a rounding edge in 16 bits.
+/// Tolerance for another order of f32 sums and approximate exponentials: one ulp in 16 bits where rounding
+/// differs.
 pub(crate) fn tolerance<T: GpuRealElement>() -> f32 {
     match T::DTYPE {
         DType::BF16 => 8e-3,

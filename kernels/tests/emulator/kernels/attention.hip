@@ -1,5 +1,6 @@
-// Test kernel: paged attention of one query per sequence, head size 128, f32. One block per sequence; each wave walks
-// its own tokens with an online softmax, then all waves are merged through dynamic shared memory.
+// Test kernel: paged attention of one query per sequence, head dim 128, f32. One block per sequence; each
+// wave processes its own tokens with an online softmax, then all waves are merged through dynamic shared
+// memory.
 #include "dev.h"
 
 enum : u32 { D = 128, PER_LANE = D / WARP_SIZE, ROW = D + 2 };

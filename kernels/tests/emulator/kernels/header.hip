@@ -1,4 +1,4 @@
-// Uses every function of dev.h once, so that the compile gate sees all of them on every target.
+// Uses every function of dev.h once, so that the compile gate compiles all of them for every target.
 #include "dev.h"
 
 KERNEL(256) everything(float* out, const half_t* in, const float* in_f32, const fp8* in_fp8, u32* words, u32 n) {

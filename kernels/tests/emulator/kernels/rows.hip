@@ -1,4 +1,5 @@
-// Test kernels: a row sum and an RMS norm with block reductions, and an elementwise product without any.
+// Test kernels: a row sum and an RMS norm with block reductions, and an elementwise product without
+// reductions.
 #include "dev.h"
 #include "dev/bulk.h"
 
@@ -11,7 +12,7 @@ KERNEL(1024) row_sum(float* y, const float* x, u32 cols) {
 }
 EXPORT(row_sum)
 
-// y[r] = sum and sum of squares of row r: the second reduction writes where the first one's values lay.
+// y[r] = sum and sum of squares of row r: the second reduction overwrites the shared memory of the first.
 KERNEL(1024) sums_twice(float* y, const float* x, u32 cols) {
     const float* row = x + (u64)bid_x() * cols;
     float sum = 0.f, squares = 0.f;
@@ -20,13 +21,13 @@ KERNEL(1024) sums_twice(float* y, const float* x, u32 cols) {
         squares += row[i] * row[i];
     }
     const float first = block_sum(sum), second = block_sum(squares);
-    // Every thread's copy counts, not only the first one's.
+    // The result of every thread counts, not only that of thread 0.
     atomic_add(y + 2 * bid_x(), first / (float)bdim());
     atomic_add(y + 2 * bid_x() + 1, second / (float)bdim());
 }
 EXPORT(sums_twice)
 
-// y = x / sqrt(mean(x^2) + eps), over the largest of them.
+// y = x / sqrt(mean(x^2) + eps), divided by the largest magnitude of the result.
 KERNEL(1024) norm_scaled(float* y, const float* x, u32 cols, float eps) {
     const float* row = x + (u64)bid_x() * cols;
     float* out = y + (u64)bid_x() * cols;
@@ -45,7 +46,7 @@ KERNEL(256) product(float* y, const float* a, const float* b, u32 n) {
 }
 EXPORT(product)
 
-// count[0] = number of threads of the launch; the last block to come doubles it into count[2].
+// count[0] = number of threads of the launch; the last block to arrive writes twice that to count[2].
 KERNEL(256) count_threads(u32* count) {
     SHARED(u32, last, 1);
     atomic_add(count, 1u);
@@ -56,7 +57,8 @@ KERNEL(256) count_threads(u32* count) {
 }
 EXPORT(count_threads)
 
-// Blocks hand a token on: block i waits for i, writes i + 1. Needs every block to run beside the others.
+// Blocks pass a token on: block i waits for value i, then writes i + 1. Requires all blocks to run
+// concurrently.
 KERNEL(64) hand_on(u32* token) {
     const u32 mine = gdim_x() - 1 - bid_x();  // The last block begins.
     if (tid() == 0) {
@@ -67,7 +69,7 @@ KERNEL(64) hand_on(u32* token) {
 }
 EXPORT(hand_on)
 
-// turns[0] and turns[1] = how often two waves passed a turn to each other.
+// turns[0] and turns[1] = number of times that two waves passed a turn to each other.
 KERNEL(128) take_turns(u32* turns, u32 times) {
     SHARED(Barrier, passed, 2);
     const u32 mine = tid() / WARP_SIZE;
@@ -86,7 +88,7 @@ KERNEL(128) take_turns(u32* turns, u32 times) {
 }
 EXPORT(take_turns)
 
-// y[i] = i ^ 1, by way of shared memory. One wave.
+// y[i] = i ^ 1, through shared memory. One wave.
 KERNEL(64) swap(u32* y) {
     SHARED(u32, ids, 64);
     ids[tid()] = tid();

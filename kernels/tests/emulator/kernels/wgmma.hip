@@ -1,10 +1,11 @@
-// Test kernels: c [64, N] += a [64, 64] b [64, N] by one warpgroup, as the mean of the four ways to hold a and b.
+// Test kernels: c [64, N] += a [64, 64] b [64, N] by one warpgroup, as the mean over the four operand forms
+// of a and b.
 #include "dev.h"
 #include "dev/wgmma.h"
 
 enum : u32 { K = 64, PANEL = 64 * 128 };
 
-// Rows of 64 values as panels one behind the other, 64 rows each.
+// Rows of 64 values as consecutive panels of 64 rows each.
 DEV void put(u8* panels, u32 row, u32 column, half_t value) {
     *(half_t*)(panels + row * 128 + ((column / 8) ^ (row & 7)) * 16 + column % 8 * 2) = value;
 }

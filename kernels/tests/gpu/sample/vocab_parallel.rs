@@ -1,4 +1,5 @@
-//! Rows of which each rank has a part: the answers of one that has them whole, from a few words of each rank.
+//! Vocab-parallel sampling: ranks with one shard of each row get the results of full rows, from a few words
+//! per rank.
 
 use device::{DeviceError, MatMut, MatRef};
 use kernels::gpu::GpuBackend;
@@ -8,7 +9,7 @@ use kernels::{KernelBackend, RowGather, VocabParallelSampling, VocabParallelSupp
 use super::{SampleCase, SampleResults, any_rules, chosen, plain, row};
 use crate::support::{DeviceArray, RandomNumbers, S, devices};
 
-/// The parts of a vocabulary, as ranks hold them: equal columns, and so many ids as are left.
+/// Shards of a vocabulary per rank: equal numbers of columns, and the remaining ids on the last ranks.
 fn shards_of(vocab: usize, ranks: usize) -> Vec<VocabShard> {
     let cols = vocab.div_ceil(ranks).next_multiple_of(64);
     let part = |rank: usize| {
@@ -18,7 +19,7 @@ fn shards_of(vocab: usize, ranks: usize) -> Vec<VocabShard> {
     (0..ranks).map(part).collect()
 }
 
-/// The largest top-k that is answered in parts.
+/// Returns the largest top-k supported with sharded rows.
 fn top_k_of(part: &VocabShard) -> usize {
     match KernelBackend::from(devices().remove(0)).vocab_parallel_support(part) {
         VocabParallelSupport::TopK(most) => most,
@@ -26,7 +27,7 @@ fn top_k_of(part: &VocabShard) -> usize {
     }
 }
 
-/// Rules by chance that are answered in parts.
+/// Random sampling parameters that are supported with sharded rows.
 fn shard_params(numbers: &mut RandomNumbers, most: usize) -> SequenceSamplingParams {
     let rules = any_rules(numbers);
     match numbers.below(3) {
@@ -41,7 +42,7 @@ fn copy(device: &GpuBackend, to: MatMut<'_>, from: MatRef<'_>, first: &DeviceArr
 }
 
 impl SampleCase {
-    /// The columns of a part; what lies behind its ids is nobody's.
+    /// The columns of a shard; columns after its ids are NaN.
     fn columns(&self, part: &VocabShard) -> Vec<f32> {
         let rows = self.logits.chunks(self.vocabulary);
         let own = |row: &[f32]| {
@@ -52,7 +53,7 @@ impl SampleCase {
         rows.flat_map(own).collect()
     }
 
-    /// What a rank tells the others.
+    /// Words that a rank contributes to the exchange.
     fn exchanged_words(&self, device: &GpuBackend, part: &VocabShard) -> Vec<i32> {
         let first = DeviceArray::row(device, &[0]);
         let mut told = Vec::new();
@@ -80,7 +81,7 @@ impl SampleCase {
         told
     }
 
-    /// The answers of all ranks, which are one.
+    /// Results of all ranks, which must be equal.
     fn vocab_parallel(&self, device: &GpuBackend, ranks: usize, recorded: bool) -> SampleResults {
         let parts = shards_of(self.vocabulary, ranks);
         let told: Vec<i32> =
@@ -118,7 +119,7 @@ impl SampleCase {
         answers.into_iter().next().unwrap()
     }
 
-    /// Holds every device to the CPU, which has whole rows.
+    /// Compares every device with the CPU, which has full rows.
     fn check_vocab_parallel(&self, ranks: usize) {
         let expected = self.on_cpu();
         for device in devices() {
@@ -166,7 +167,7 @@ fn vocab_parallel_matches_full_rows() {
     }
 }
 
-/// The likeliest ids lie on one rank, on the other, on both; or all are equal.
+/// The top-k ids are on one rank, on the other, on both; or all logits are equal.
 #[test]
 fn vocab_parallel_top_k_finds_ids_in_any_shard() {
     let (vocabulary, ranks) = (9000, 2);
@@ -241,7 +242,7 @@ fn captured_vocab_parallel_matches_eager() {
     }
 }
 
-/// Nobody lists more than there is.
+/// Small shards list at most the ids that they have.
 #[test]
 fn small_vocab_shards_are_gathered_whole() {
     let device = KernelBackend::from(devices().remove(0));
