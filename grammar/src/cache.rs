@@ -1,15 +1,15 @@
-//! Compiled grammars by their text; those not asked for longest go first.
+//! LRU cache of compiled grammars, keyed by the text of the constraint.
 
 use super::compile::CompiledGrammar;
 use std::collections::HashMap;
 
-/// The cache.
+/// LRU cache of compiled grammars with a limit in bytes.
 #[derive(Debug)]
 pub(super) struct GrammarCache {
     entries: HashMap<String, GrammarCacheEntry>,
     bytes_max: usize,
     bytes: usize,
-    /// Lookups and insertions so far: the age of entries.
+    /// Logical clock: number of lookups and insertions so far. Entries are aged by it.
     now: u64,
 }
 
@@ -32,7 +32,8 @@ impl GrammarCache {
         Some(entry.compiled.clone())
     }
 
-    /// Keeps a grammar, unless it alone is too large.
+    /// Inserts a grammar and evicts the least recently used ones. A grammar larger than the whole cache is
+    /// not inserted.
     pub(super) fn put(&mut self, key: String, compiled: CompiledGrammar) {
         self.now += 1;
         let bytes = compiled.bytes + key.len();

@@ -1,4 +1,4 @@
-//! A constraint becomes a grammar that sessions can follow, or a refusal that says why not.
+//! Compilation of a constraint into a grammar, or a validation error that explains why it cannot be compiled.
 
 use super::constraint::{GrammarSpec, JsonWhitespace, OutputConstraint};
 use super::error_message::client_message;
@@ -24,123 +24,123 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Bytes that a compiled grammar takes for each byte of its text, roughly, beside its lexer.
+/// Estimated bytes of a compiled grammar per byte of its text, in addition to its lexer.
 const BYTES_PER_TEXT_BYTE: usize = 64;
-/// Texts that a new grammar is tried with, and tokens of each.
+/// Number of random texts per dry run of a new grammar, and of tokens per text.
 const DRY_RUN_TEXTS: u32 = 4;
 const DRY_RUN_TOKENS: u32 = 12;
 
-/// Why there is no grammar.
+/// Reason why a grammar could not be compiled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum GrammarError {
-    /// It is too long.
+    /// The text of the grammar is too long.
     #[error("the grammar has {bytes} bytes, the limit is {TEXT_BYTES_MAX}")]
     TooLong {
-        /// Bytes of its text.
+        /// Bytes of the grammar's text.
         bytes: usize,
     },
-    /// Its brackets are too deep.
+    /// The brackets of the grammar are nested too deeply.
     #[error("the grammar nests {depth} brackets, the limit is {NESTING_MAX}")]
     TooDeep {
-        /// Brackets within each other.
+        /// Nesting depth of the brackets.
         depth: usize,
     },
-    /// It is too large once compiled.
+    /// The compiled grammar is too large.
     #[error("the compiled grammar has {bytes} bytes, the limit is {COMPILED_BYTES_MAX}")]
     TooLarge {
-        /// Bytes it takes.
+        /// Bytes of the compiled grammar.
         bytes: usize,
     },
-    /// It is wrong, or asks for what cannot be enforced.
+    /// The grammar is invalid or contains constraints that cannot be enforced.
     #[error("{0}")]
     Invalid(String),
-    /// The pattern of its white space is.
+    /// The whitespace pattern of a JSON constraint is invalid.
     #[error("{0}")]
     InvalidSpaces(String),
-    /// The compiler library failed in a way that says nothing about the grammar to a client.
+    /// The compiler library failed with an internal error that is not shown to the client.
     #[error("the grammar cannot be compiled")]
     Failed {
-        /// The library's text, for the log only.
+        /// Error text of the library, for the log only.
         detail: String,
     },
-    /// It is too complex.
+    /// The dry run exceeded its time limit.
     #[error("the grammar took longer than {} ms to compile", COMPILE_TIME.as_millis())]
     TooSlow,
-    /// Nobody knows what it takes: the machine had no processor to try it on.
+    /// The dry run got too little processor time to be judged, because the machine is overloaded.
     #[error(
         "in {waited_ms} ms the grammar had a processor for {processor_ms} ms: the machine has none to spare"
     )]
     Starved {
-        /// How long it was waited for.
+        /// Wall time of the dry run in milliseconds.
         waited_ms: u64,
-        /// What it had of a processor, to ten milliseconds.
+        /// Processor time of the dry run in milliseconds, with a resolution of ten milliseconds.
         processor_ms: u64,
     },
-    /// It broke the processes that tried it, one after the other.
+    /// The worker process ended during the dry run, and so did the one that repeated it.
     #[error(
         "the process that compiled the grammar ended ({how}): it may take {} MiB",
         WORKER_BYTES >> 20
     )]
     WorkerCrashed {
-        /// How it ended.
+        /// Exit status of the process.
         how: String,
     },
-    /// Grammars cannot be tried: the fault of no grammar.
+    /// No worker process can be started. The grammar is not the cause.
     #[error("the process that tries grammars cannot be started")]
     WorkerUnavailable {
-        /// Why, for the log only.
+        /// Cause, for the log only.
         cause: String,
     },
-    /// Too many grammars wait.
+    /// The compile queue is full.
     #[error("{waiting} grammars are waiting, the limit is {limit}")]
     QueueFull {
-        /// How many.
+        /// Number of queued grammars.
         waiting: usize,
-        /// How many may.
+        /// Maximum number of queued grammars.
         limit: usize,
     },
-    /// Those before it took too long.
+    /// The grammar exceeded its time in the compile queue.
     #[error("the grammar has waited {waited_ms} ms to be compiled, the limit is {limit_ms} ms")]
     QueueTimeout {
-        /// How long it waited.
+        /// Time in the queue in milliseconds.
         waited_ms: u64,
-        /// How long it may.
+        /// Maximum time in the queue in milliseconds.
         limit_ms: u64,
     },
 }
 
-/// What compiles for one tokenizer.
+/// Grammar compiler for one tokenizer.
 pub struct GrammarCompiler {
     factory: ParserFactory,
     end_ids: Arc<[Token]>,
     matcher_copies: MatcherCopies,
 }
 
-/// A compiled grammar; clones share it.
+/// Compiled grammar. Clones share the underlying matcher.
 #[derive(Clone)]
 pub struct CompiledGrammar {
-    /// Never advanced. Requests begin with copies that share nothing with it, so that what one of them spends is
-    /// no other's.
+    /// Matcher that is never advanced. Requests start from deep copies of it, so that the resources that one
+    /// request spends do not affect other requests.
     prototype: Arc<Mutex<Matcher>>,
     end_ids: Arc<[Token]>,
     matcher_copies: MatcherCopies,
-    /// Bytes it takes, roughly.
+    /// Estimated size in bytes.
     pub(super) bytes: usize,
-    /// Whether its trial, or a request, met a mask that no step should wait for.
+    /// Whether the dry run or a request found a mask that is too slow for a step to wait for.
     pub(super) is_slow: Arc<AtomicBool>,
 }
 
-/// What the trial of a grammar has found out.
+/// Result of the dry run of a grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DryRunReport {
-    /// Most processor time of a mask.
+    /// Maximum processor time of a mask.
     pub(super) slowest_mask: Duration,
 }
 
 impl GrammarCompiler {
-    /// What compiles for these tokens.
+    /// Creates a compiler for a vocabulary.
     ///
-    /// Errors: an explanation, if grammars cannot be followed with these tokens.
+    /// Errors: a text for the client, if grammars cannot be enforced with this vocabulary.
     pub fn new(vocabulary: GrammarVocabulary) -> Result<Self, String> {
         let ends: Arc<[Token]> = vocabulary.end_ids.clone().into();
         let trie = TokenTrie::new(vocabulary).ok_or("the model has no token that ends a text")?;
@@ -155,15 +155,15 @@ impl GrammarCompiler {
         Ok(Self { factory, end_ids: ends, matcher_copies: MatcherCopies::default() })
     }
 
-    /// Bytes of the copies that sessions follow.
+    /// Bytes of all matcher copies in use.
     #[cfg(test)]
     pub(super) fn matcher_copy_bytes(&self) -> usize {
         self.matcher_copies.bytes_in_use()
     }
 
-    /// Compiles and follows some texts, however long it takes.
+    /// Compiles a constraint and follows some random texts of it. Applies no time limit.
     ///
-    /// Errors: it is wrong, too large, or cannot be followed within limits.
+    /// Errors: the constraint is invalid, too large, or exceeds the limits while it is followed.
     pub fn dry_run(&self, constraint: &OutputConstraint) -> Result<DryRunReport, GrammarError> {
         let tried = catch_compiler_panic(constraint, || self.sample_masks(constraint));
         let GrammarSpec::Json { whitespace: JsonWhitespace::Pattern(regex), .. } = &constraint.spec
@@ -181,7 +181,7 @@ impl GrammarCompiler {
         })
     }
 
-    /// Compiles what has passed its trial: it takes about as long again.
+    /// Compiles a constraint that has passed its dry run. Takes about as long as the dry run.
     pub(super) fn compile(
         &self,
         constraint: &OutputConstraint,
@@ -220,7 +220,7 @@ impl GrammarCompiler {
     }
 }
 
-/// Runs the compiler, whose panics refuse the grammar.
+/// Runs the compiler. A panic becomes [`GrammarError::Failed`].
 fn catch_compiler_panic<T>(
     constraint: &OutputConstraint,
     work: impl FnOnce() -> Result<T, GrammarError>,
@@ -233,14 +233,14 @@ fn catch_compiler_panic<T>(
     })
 }
 
-/// Follows some text for a few tokens. Fails where a step costs more than it may: most grammars that do so
-/// anywhere do so soon, and are then refused instead of failing in the middle of an output. Returns the processor
-/// time of the slowest mask.
+/// Follows a random text for a few tokens. Fails if a step exceeds the limits: most grammars that exceed them
+/// do so within the first tokens, and are then rejected before any output starts. Returns the processor time
+/// of the slowest mask.
 fn follow_random_text(mut session: GrammarSession, walk: u32) -> anyhow::Result<Duration> {
     let mut slowest = Duration::ZERO;
     for step in 0..DRY_RUN_TOKENS {
         let since = thread_cpu_time();
-        let mask = session.try_mask()?; // A grammar without any text is found out by the first one.
+        let mask = session.try_mask()?; // An unsatisfiable grammar fails at its first mask.
         slowest = slowest.max(thread_cpu_time().saturating_sub(since));
         if session.is_finished() {
             break;
@@ -253,18 +253,18 @@ fn follow_random_text(mut session: GrammarSession, walk: u32) -> anyhow::Result<
 }
 
 impl CompiledGrammar {
-    /// What the choices of one request begin with. With `ignores_end` a token that ends the text is allowed only
-    /// where nothing else is.
+    /// Creates the seed of the sessions of one request; its choices share it. With `ignores_end`, end-of-text
+    /// tokens are allowed only where no other token is.
     pub fn session_seed(&self, ignores_end: bool) -> SessionSeed {
         SessionSeed::new(self.clone(), ignores_end)
     }
 
-    /// A copy for one request.
+    /// Copies the matcher for one request.
     pub(super) fn matcher_copy(&self) -> MatcherCopy {
         self.matcher_copies.copy_of(&lock(&self.prototype), self.bytes)
     }
 
-    /// Ids that end a text.
+    /// Ids of the end-of-text tokens.
     pub(super) fn end_ids(&self) -> &Arc<[Token]> {
         &self.end_ids
     }
@@ -276,7 +276,8 @@ impl std::fmt::Debug for CompiledGrammar {
     }
 }
 
-/// Bytes of the constraint's text, which is neither too long nor too deep, nor known to take for ever.
+/// Checks the length, the nesting depth and the known unbounded costs of a constraint. Returns the bytes of
+/// its text.
 pub(super) fn check(constraint: &OutputConstraint) -> Result<usize, GrammarError> {
     match &constraint.spec {
         GrammarSpec::Json { schema, whitespace: spaces } => {
@@ -306,7 +307,8 @@ fn check_bounds(bytes: usize, depth: usize) -> Result<usize, GrammarError> {
     }
 }
 
-/// Most brackets open at a time. Those in strings count too: nobody needs so many of them.
+/// Maximum nesting depth of brackets. Brackets inside strings count as well; the limit is high enough for
+/// that.
 fn nesting(text: &str) -> usize {
     let (mut depth, mut deepest) = (0_usize, 0);
     for byte in text.bytes() {
@@ -320,7 +322,7 @@ fn nesting(text: &str) -> usize {
     deepest
 }
 
-/// Levels of a JSON value, with the brackets of the deepest string in it.
+/// Nesting depth of a JSON value, including the brackets inside its deepest string.
 fn depth_of(value: &Value) -> usize {
     match value {
         Value::Array(list) => 1 + list.iter().map(depth_of).max().unwrap_or(0),
@@ -349,8 +351,9 @@ fn grammar(constraint: &OutputConstraint) -> Result<TopLevelGrammar, GrammarErro
     Ok(TopLevelGrammar { grammars, max_tokens: None })
 }
 
-/// One of several texts, as a grammar. Each of a few is a word of its own, so that a long one is spelled without a look at
-/// the others; many are one word, since a parser follows only so many at a time.
+/// Builds the Lark grammar of a choice between texts. Up to `SEPARATE_CHOICES_MAX` texts become separate
+/// lexemes, so that a long text is forced without comparing the others. More texts become one lexeme, because
+/// the parser limits the number of lexemes that it follows at the same time.
 fn choice_grammar(texts: &[String]) -> String {
     let quoted = texts.iter().map(|text| Value::from(text.as_str()).to_string());
     let listed = quoted.collect::<Vec<_>>().join(" | ");
@@ -361,8 +364,8 @@ fn choice_grammar(texts: &[String]) -> String {
     }
 }
 
-/// The schema with the compiler's options. A request cannot bring options of its own: one of them widens
-/// the grammar where a keyword is unknown.
+/// Adds the compiler's options to a schema. A request cannot set options itself: one of the options would
+/// accept unknown keywords and so widen the grammar.
 fn with_whitespace(schema: &Value, spaces: &JsonWhitespace) -> Result<Value, GrammarError> {
     const OPTIONS: &str = "x-guidance";
     let schema = match schema {

@@ -1,5 +1,6 @@
-//! Where grammars are compiled: on threads apart from the server's and the scheduler's, few at a time, none before it
-//! has passed a trial in a process that is killed where it takes too long.
+//! Thread pool that compiles grammars. The threads are separate from those of the server and the scheduler,
+//! few grammars compile at a time, and each grammar must first pass a dry run in a worker process that is
+//! killed at its time limit.
 
 use super::cache::GrammarCache;
 use super::compile::{CompiledGrammar, GrammarCompiler, GrammarError, check};
@@ -17,24 +18,24 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Who hears of a grammar; called once, on a thread of the pool or on the caller's.
+/// Callback for the result of a compilation. Called once, on a thread of the pool or on the caller's thread.
 type CompileReply = Box<dyn FnOnce(Result<CompiledGrammar, GrammarError>) + Send>;
 
-/// The compiler of one server.
+/// Pool of compile threads of one server.
 pub struct GrammarCompilePool {
     queue: Arc<CompileQueue>,
 }
 
-/// A grammar that somebody waits for.
+/// Queued compilation.
 pub(super) struct CompileJob {
     pub(super) constraint: Arc<OutputConstraint>,
-    /// What it is kept under.
+    /// Cache key.
     pub(super) key: String,
     pub(super) reply: CompileReply,
     queued_at: Instant,
 }
 
-/// What the lanes share.
+/// State shared by the compile threads.
 pub(super) struct CompileQueue {
     queue: Mutex<CompileQueueState>,
     added: Condvar,
@@ -50,17 +51,18 @@ struct CompileQueueState {
     closed: bool,
 }
 
-/// What is made of the vocabulary.
+/// Data derived from the vocabulary.
 pub(super) struct CompilerContext {
     pub(super) compiler: GrammarCompiler,
-    /// What each process that tries grammars is sent first.
+    /// First frame that is sent to each worker process.
     pub(super) vocabulary_frame: Vec<u8>,
 }
 
 impl GrammarCompilePool {
-    /// Starts the pool. `vocabulary` is asked for, and `trials` started, with the first grammar.
+    /// Starts the pool. The first compilation calls `vocabulary` and starts a worker process from the program
+    /// `trials`.
     ///
-    /// Errors: the system gives no thread.
+    /// Errors: a thread cannot be started.
     pub fn start(
         vocabulary: impl Fn() -> GrammarVocabulary + Send + Sync + 'static,
         trials: &WorkerProgram,
@@ -75,7 +77,7 @@ impl GrammarCompilePool {
         Ok(grammars)
     }
 
-    /// Compiles a constraint and tells `reply`, at once if it is known.
+    /// Compiles a constraint and passes the result to `reply`; immediately, if the grammar is cached.
     pub fn compile(
         &self,
         constraint: impl Into<Arc<OutputConstraint>>,
@@ -86,7 +88,8 @@ impl GrammarCompilePool {
         if let Some(known) = self.queue.cached(&key) {
             return reply(Ok(known));
         }
-        // What is too long does not wait for its turn: parsed, it takes many times its text. No key is shorter than that.
+        // Reject overlong constraints before they are queued: a parsed schema takes many times the memory of
+        // its text. The key is never shorter than the text.
         if key.len() > TEXT_BYTES_MAX
             && let Err(error) = check(&constraint)
         {
@@ -96,7 +99,7 @@ impl GrammarCompilePool {
         self.queue.add(CompileJob { constraint, key, reply, queued_at: Instant::now() });
     }
 
-    /// What grammars took.
+    /// Duration histograms and counters of grammars.
     pub fn timings(&self) -> &Arc<GrammarTimings> {
         &self.queue.timings
     }
@@ -106,7 +109,8 @@ impl Drop for GrammarCompilePool {
     fn drop(&mut self) {
         let mut queue = lock(&self.queue.queue);
         queue.closed = true;
-        // What waits is dropped, which its replies notice; not under the lock.
+        // Dropping a queued job drops its reply, which the caller detects. Drop the jobs after releasing the
+        // lock.
         let waiting = std::mem::take(&mut queue.waiting);
         drop(queue);
         drop(waiting);
@@ -140,7 +144,8 @@ impl CompileQueue {
         self.added.notify_one();
     }
 
-    /// Waits for a job; `None` = the desk is closed. Those that have waited too long are refused.
+    /// Waits for a job and returns it; `None` = the queue is closed. Jobs that exceeded their time in the
+    /// queue are rejected.
     pub(super) fn next(&self) -> Option<CompileJob> {
         loop {
             let waits = |queue: &mut CompileQueueState| queue.waiting.is_empty() && !queue.closed;
@@ -157,12 +162,13 @@ impl CompileQueue {
         }
     }
 
-    /// A grammar that is kept.
+    /// Returns a grammar from the cache.
     pub(super) fn cached(&self, key: &str) -> Option<CompiledGrammar> {
         lock(&self.cache).get(key)
     }
 
-    /// Keeps what was made, and how long it took, or was waited for where nothing was.
+    /// Inserts a compiled grammar into the cache and records the duration of the compilation or of the failed
+    /// attempt.
     pub(super) fn record(
         &self,
         key: String,
@@ -174,15 +180,15 @@ impl CompileQueue {
                 self.timings.compiled.record(took);
                 lock(&self.cache).put(key, compiled.clone());
             }
-            // Nothing was compiled.
+            // No compilation took place.
             Err(GrammarError::WorkerUnavailable { .. }) => {}
             Err(_) => self.timings.rejected.record(took),
         }
     }
 
-    /// The compiler, made of the vocabulary with the first grammar.
+    /// Returns the compiler; the first call creates it from the vocabulary.
     ///
-    /// Errors: grammars cannot be followed with these tokens.
+    /// Errors: grammars cannot be enforced with this vocabulary.
     pub(super) fn compiler_context(&self) -> Result<&CompilerContext, GrammarError> {
         let made = self.compiler_context.get_or_init(|| CompilerContext::new((self.vocabulary)()));
         made.as_ref().map_err(|reason| GrammarError::Invalid(reason.clone()))

@@ -1,4 +1,4 @@
-//! One of the threads on which grammars are compiled, with the process that it tries them in.
+//! Thread that compiles grammars, with its worker process for dry runs.
 
 use super::compile::{CompiledGrammar, DryRunReport, GrammarCompiler, GrammarError};
 use super::compile_pool::{CompileJob, CompileQueue, CompilerContext};
@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-/// A lane: never busy for longer than a trial, and the same again for what has passed it.
+/// Compile thread. A job occupies it for at most one dry run, and about as long again for the compilation.
 pub(super) struct CompileThread {
     queue: Arc<CompileQueue>,
     program: WorkerProgram,
-    /// Started with the first grammar of this lane.
+    /// Worker process, started by the first job of this thread.
     process: Option<GrammarWorkerProcess>,
 }
 
@@ -25,7 +25,7 @@ impl CompileThread {
         Self { queue: desk, program, process: None }
     }
 
-    /// Compiles what waits, until the desk is closed.
+    /// Compiles queued jobs until the queue is closed.
     pub(super) fn run(mut self) {
         while let Some(job) = self.queue.next() {
             if catch_unwind(AssertUnwindSafe(|| self.handle_job(job))).is_err() {
@@ -36,7 +36,7 @@ impl CompileThread {
 
     fn handle_job(&mut self, job: CompileJob) {
         let CompileJob { constraint, key, reply, .. } = job;
-        // Another request may have brought the same text meanwhile.
+        // Another request may have compiled the same constraint meanwhile.
         if let Some(known) = self.queue.cached(&key) {
             return reply(Ok(known));
         }
@@ -57,8 +57,8 @@ impl CompileThread {
         compile_at_low_priority(&tools.compiler, constraint, findings)
     }
 
-    /// Tries a grammar in the lane's process, and in another one if that ends: the system ends these processes first
-    /// where others take its memory, which is no fault of the grammar.
+    /// Runs a dry run in the worker process, and repeats it in a new one if the worker ends: the system's
+    /// out-of-memory killer ends worker processes first, which is not the fault of the grammar.
     fn dry_run(
         &mut self,
         tools: &CompilerContext,
@@ -83,8 +83,9 @@ impl CompileThread {
         process.dry_run(constraint)?
     }
 
-    /// Puts another process in the place of one that was killed: the next grammar need not wait for it, and whoever
-    /// has one killed after the other takes nothing from others by it.
+    /// Replaces a worker process that was killed, with low priority, so that the next grammar does not wait
+    /// for the start. A client that gets one worker process after the other killed takes no processor time
+    /// from other requests.
     fn restart_process(&mut self) {
         let lost = self.process.take_if(|process| !process.is_alive());
         if lost.is_some()
@@ -96,7 +97,8 @@ impl CompileThread {
     }
 }
 
-/// Compiles on a thread of little priority. The lane itself has none to spare: what it starts inherits it.
+/// Compiles on a new thread of low priority. The compile thread itself keeps its priority, because threads
+/// and processes that it starts inherit it.
 fn compile_at_low_priority(
     compiler: &GrammarCompiler,
     constraint: &OutputConstraint,

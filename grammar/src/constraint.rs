@@ -1,27 +1,28 @@
-//! What an output must be, as a request handler describes it.
+//! Constraints on an output, as described by a request handler.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// What an output must be, and who says so.
+/// Constraint on an output, and the request field that it comes from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OutputConstraint {
-    /// What it must be.
+    /// Language of the constrained text.
     pub spec: GrammarSpec,
-    /// The request field that asks for it: what a refusal names.
+    /// Request field that contains the constraint; named by validation errors.
     pub param: String,
-    /// Text of the output behind which the constraint begins; anything may stand before. `None` = at once.
+    /// Marker text after which the constraint starts; the output before it is unconstrained. `None` = the
+    /// constraint starts with the output.
     pub start_after: Option<String>,
 }
 
-/// A language.
+/// Language of the constrained text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum GrammarSpec {
     /// JSON texts that a schema accepts.
     Json {
-        /// The schema; keywords that cannot be enforced are refused.
+        /// JSON schema. Keywords that cannot be enforced are rejected.
         schema: Value,
-        /// What may stand between its tokens.
+        /// Whitespace allowed between JSON tokens.
         whitespace: JsonWhitespace,
     },
     /// Texts that a regular expression matches from end to end, in the syntax of the `regex` crate.
@@ -32,30 +33,30 @@ pub enum GrammarSpec {
     Lark(String),
 }
 
-/// What may stand between the tokens of a JSON text.
+/// Whitespace allowed between the tokens of a JSON text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JsonWhitespace {
-    /// Any white space.
+    /// Any whitespace.
     Any,
-    /// Nothing.
+    /// No whitespace.
     None,
-    /// What this regular expression matches.
+    /// Whitespace that matches this regular expression.
     Pattern(String),
 }
 
 impl OutputConstraint {
-    /// A constraint on the whole output, asked for by the field `param`.
+    /// Creates a constraint on the whole output, from the request field `param`.
     pub fn new(form: GrammarSpec, param: impl Into<String>) -> Self {
         Self { spec: form, param: param.into(), start_after: None }
     }
 
-    /// The same behind `marker`.
+    /// Lets the constraint start after `marker`.
     #[must_use]
     pub fn start_after(self, marker: impl Into<String>) -> Self {
         Self { start_after: Some(marker.into()), ..self }
     }
 
-    /// A text that no other language shares.
+    /// Returns a text that is unique to this language.
     pub(super) fn cache_key(&self) -> String {
         let form = match &self.spec {
             GrammarSpec::Json { schema, whitespace: spaces } => format!("json {spaces:?} {schema}"),
@@ -68,7 +69,7 @@ impl OutputConstraint {
 }
 
 impl GrammarSpec {
-    /// Any JSON object.
+    /// Returns the language of all JSON objects.
     pub fn json_object(spaces: JsonWhitespace) -> Self {
         Self::Json { schema: json!({"type": "object"}), whitespace: spaces }
     }

@@ -1,8 +1,9 @@
-//! Decimal numbers of schemas, computed exactly next to what the compiler library computes with 32 bits.
+//! Exact decimal numbers of schemas, used to check the 32-bit arithmetic of the compiler library.
 
 use serde_json::Number;
 
-/// A positive decimal number: `coefficient` times ten to the power of `-places`, without zeros at the end of its places.
+/// Positive decimal number: `coefficient` times ten to the power of `-places`. Its decimal places have no
+/// trailing zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DecimalNumber {
     coefficient: u128,
@@ -10,7 +11,7 @@ pub(super) struct DecimalNumber {
 }
 
 impl DecimalNumber {
-    /// The decimal that a JSON number spells; `None` if it is not positive or has too many digits to be told.
+    /// Converts a JSON number; `None` if it is not positive or its digits do not fit 128 bits.
     pub(super) fn of(number: &Number) -> Option<Self> {
         let text = number.to_string();
         let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((&text, "0"));
@@ -34,18 +35,19 @@ impl DecimalNumber {
         self
     }
 
-    /// A multiple of this number that has at most `places` decimal places: the number itself if it has no more.
+    /// Returns a multiple of this number with at most `places` decimal places: the number itself if it has no
+    /// more.
     pub(super) fn coarser(self, places: u32) -> Self {
-        // Fewer places under the same coefficient multiply by a power of ten.
+        // Reducing the number of places with an equal coefficient multiplies by a power of ten.
         Self { coefficient: self.coefficient, places: self.places.min(places) }.reduced()
     }
 
-    /// The nearest double.
+    /// Returns the nearest double.
     pub(super) fn to_double(self) -> f64 {
         self.coefficient as f64 / 10_f64.powi(self.places as i32)
     }
 
-    /// Whether every remainder of a division by this number fits the library's 32 bits.
+    /// Whether every remainder of a division by this number fits the library's 32-bit integers.
     pub(super) fn fits_library(self) -> bool {
         let most = 10_u128
             .checked_pow(self.places)
@@ -53,7 +55,7 @@ impl DecimalNumber {
         most.is_some_and(|most| most <= u128::from(u32::MAX))
     }
 
-    /// What the library makes of a double: it multiplies by ten until no fraction is left.
+    /// Converts a double as the library does: it multiplies by ten until no fraction is left.
     pub(super) fn read_by_library(double: f64) -> Option<Self> {
         let (mut value, mut places) = (double, 0);
         while value.fract() != 0.0 {
@@ -64,7 +66,7 @@ impl DecimalNumber {
         fits.then(|| Self { coefficient: value as u128, places }.reduced())
     }
 
-    /// Both as integers at the same number of places.
+    /// Returns both coefficients, scaled to the same number of decimal places.
     fn aligned(self, other: Self) -> Option<(u128, u128)> {
         let scaled = |it: Self, places: u32| {
             it.coefficient.checked_mul(10_u128.checked_pow(places.saturating_sub(it.places))?)
@@ -72,7 +74,7 @@ impl DecimalNumber {
         Some((scaled(self, other.places)?, scaled(other, self.places)?))
     }
 
-    /// The least number that both divide, if the library computes it without overflow.
+    /// Returns the least common multiple, if the library computes it without overflow.
     pub(super) fn common_multiple(self, other: Self) -> Option<Self> {
         let (a, b) = self.aligned(other)?;
         let product = a.checked_mul(b).filter(|product| *product <= u128::from(u32::MAX))?;

@@ -1,4 +1,4 @@
-//! What limits the tokens of one output: a grammar, a budget of reasoning, or both.
+//! Decoding guide of one output: a grammar, a thinking budget, or both.
 
 use super::session::{GrammarSession, SessionSeed};
 use super::thinking_budget::{ThinkingBudget, ThinkingBudgetState};
@@ -8,23 +8,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// What the output of a request follows. Clones serve its choices.
+/// Decoding guide of a request. Clones serve its choices.
 #[derive(Debug, Clone, Default)]
 pub struct DecodingGuide {
-    /// The language of the output.
+    /// Grammar of the output.
     pub grammar: Option<SessionSeed>,
-    /// How long it may reason first.
+    /// Maximum length of the reasoning before the answer.
     pub budget: Option<ThinkingBudget>,
 }
 
 impl DecodingGuide {
-    /// Whether masks of its grammar are known to be slow.
+    /// Flag shared by all requests of the grammar: whether its masks are slow.
     pub(super) fn is_slow(&self) -> Arc<AtomicBool> {
         self.grammar.as_ref().map(|seed| Arc::clone(seed.is_slow())).unwrap_or_default()
     }
 
-    /// The token of the output, counted from 0, from which on masks may limit it. A budget forces nothing before it
-    /// is spent, and no token spends more than one.
+    /// Index of the first output token that a mask may restrict. A thinking budget forces no token before the
+    /// budget is spent, and each token spends at most one.
     pub fn first_masked_token(&self) -> Option<u32> {
         match (&self.grammar, &self.budget) {
             (Some(_), _) => Some(0),
@@ -33,24 +33,24 @@ impl DecodingGuide {
     }
 }
 
-/// One output under its guide.
+/// State of one output that follows a guide.
 pub(super) struct DecodingGuideState {
     progress: GrammarProgress,
     budget: Option<ThinkingBudgetState>,
 }
 
-/// How the grammar is followed.
+/// State of the grammar of an output.
 enum GrammarProgress {
-    /// There is none.
+    /// The output has no grammar.
     Unconstrained,
     Pending(SessionSeed),
     Active(Box<GrammarSession>),
-    /// It failed, or the output ended.
+    /// The grammar failed, or the output ended.
     Ended,
 }
 
 impl DecodingGuideState {
-    /// An output before its first token.
+    /// Creates the state of an output before its first token.
     pub(super) fn new(guide: DecodingGuide) -> Self {
         let DecodingGuide { grammar, budget } = guide;
         let meter = budget.map(|budget| ThinkingBudgetState::new(budget, grammar.is_some()));
@@ -60,8 +60,8 @@ impl DecodingGuideState {
         }
     }
 
-    /// Makes the copy of the grammar that is followed: before its first mask, so before any token. What stops its
-    /// work, if it is made now.
+    /// Creates the grammar session if it is pending. Called before the first mask, so before any token.
+    /// Returns the handle that cancels the session's work, if the session was created now.
     pub(super) fn begin(&mut self) -> Option<CancellationHandle> {
         let GrammarProgress::Pending(seed) = &self.progress else { return None };
         let session = seed.session();
@@ -70,7 +70,9 @@ impl DecodingGuideState {
         Some(handle)
     }
 
-    /// Follows committed tokens. Errors: the grammar engine panicked.
+    /// Advances by committed tokens.
+    ///
+    /// Errors: the grammar engine panicked.
     pub(super) fn advance(&mut self, tokens: &[Token]) -> Result<(), GrammarPanic> {
         if let Some(meter) = &mut self.budget {
             meter.advance(tokens);
@@ -78,7 +80,9 @@ impl DecodingGuideState {
         self.catch_panic(|session| session.advance(tokens)).map(drop)
     }
 
-    /// What may come next, as `GrammarSession::mask` says it. Errors: the grammar engine panicked.
+    /// Computes the mask of the next token, with the layout of `GrammarSession::mask`.
+    ///
+    /// Errors: the grammar engine panicked.
     pub(super) fn mask(&mut self) -> Result<Option<Vec<u32>>, GrammarPanic> {
         let forced = self.budget.as_ref().and_then(ThinkingBudgetState::mask);
         match (&self.progress, forced) {
@@ -91,18 +95,18 @@ impl DecodingGuideState {
         }
     }
 
-    /// Whether nothing limits any further token.
+    /// Whether no later token is restricted.
     pub(super) fn is_done(&self) -> bool {
         matches!(self.progress, GrammarProgress::Unconstrained)
             && self.budget.as_ref().is_none_or(ThinkingBudgetState::is_done)
     }
 
-    /// Nobody wants its masks any more.
+    /// Drops the grammar session: the output ended and needs no more masks.
     pub(super) fn end(&mut self) {
         self.progress = GrammarProgress::Ended;
     }
 
-    /// Works on the session, if there is one; a panic ends it.
+    /// Runs `f` on the grammar session, if one is active. A panic ends the session.
     fn catch_panic<T>(
         &mut self,
         f: impl FnOnce(&mut GrammarSession) -> T,

@@ -1,17 +1,17 @@
-//! What a client is told about a grammar that the compiler library refuses.
+//! Error messages for clients about grammars that the compiler library rejects.
 //!
-//! The library's texts name positions and keywords, which help, but also hold panic messages, source paths and
-//! backtraces. Only texts of known shapes are shown, on one line, up to a length; everything else becomes a fixed text,
-//! and the log gets the rest.
+//! The library's texts contain positions and keywords, which help clients, but also panic messages, source
+//! paths and backtraces. Only texts of known formats are sent, on one line and up to a maximum length. Every
+//! other text is replaced by a fixed message and written to the log.
 
 use super::compile::GrammarError;
 
-/// Characters of an explanation that a client gets to see.
+/// Maximum characters of a message for a client.
 const SHOWN_CHARS: usize = 240;
-/// Characters of a text that only the log gets.
+/// Maximum characters of a message for the log.
 const LOGGED_CHARS: usize = 4_096;
 
-/// Names of the library's own, in our words.
+/// Names of library errors, and the messages that replace them.
 const RENAMED_LIBRARY_ERRORS: [(&str, &str); 4] = [
     ("NoExtensionBias", "the grammar accepts no text"),
     ("LexerTooComplex", "the grammar is too complex: its words take too much to tell apart"),
@@ -19,7 +19,7 @@ const RENAMED_LIBRARY_ERRORS: [(&str, &str); 4] = [
     ("InternalError", "the grammar cannot be followed"),
 ];
 
-/// How texts begin that say what is wrong with a grammar; those of Lark may stand after a position.
+/// Prefixes of texts that describe an error in a grammar. In Lark errors the prefix follows a position.
 const KNOWN_MESSAGE_PREFIXES: [&str; 58] = [
     "All options in ",
     "Definition not found",
@@ -81,13 +81,13 @@ const KNOWN_MESSAGE_PREFIXES: [&str; 58] = [
     "unknown ",
 ];
 
-/// Signs of a text that is about the library and not about the grammar.
+/// Substrings of texts that describe an internal error of the library and not the grammar.
 const INTERNAL_MESSAGE_MARKERS: [&str; 8] =
     ["panic", "backtrace", ".rs:", "src/", ".cargo", "rustc", "called `", "overflow"];
 
-/// What a client may know of an error of the library.
+/// Converts an error of the library into an error that is safe to send to a client.
 pub(super) fn client_message(error: &anyhow::Error) -> GrammarError {
-    const NO_STATE: &str = "<non-verbose/>"; // Ends texts in place of the compiler's state.
+    const NO_STATE: &str = "<non-verbose/>"; // Placeholder for the parser state at the end of texts.
     let whole = error.to_string();
     let text = whole.trim().trim_end_matches(NO_STATE).trim();
     if let Some((_, words)) = RENAMED_LIBRARY_ERRORS.iter().find(|(name, _)| text == *name) {
@@ -110,14 +110,15 @@ fn is_about_grammar(text: &str) -> bool {
         && (begins(text) || after_position(text).is_some_and(begins))
 }
 
-/// The rest of `at 3(14): ...`, `3(14): ...` or `at EOF: ...`.
+/// Returns the text after the position in `at 3(14): ...`, `3(14): ...` or `at EOF: ...`.
 fn after_position(text: &str) -> Option<&str> {
     let (position, rest) = text.strip_prefix("at ").unwrap_or(text).split_once(": ")?;
     let is_position = |c: char| c.is_ascii_digit() || c == '(' || c == ')';
     (position == "EOF" || position.chars().all(is_position)).then_some(rest)
 }
 
-/// Without what would break a header or a log, and without the line that points at a column.
+/// Joins the lines of a text and removes control characters, which would break a header or a log, and the
+/// line of `^` that marks a column.
 fn one_line(text: &str) -> String {
     let is_pointer = |line: &&str| line.chars().all(|c| c == '^');
     let lines = text.lines().map(str::trim).filter(|line| !is_pointer(line));

@@ -1,23 +1,25 @@
-//! Structured output: from what a request asks of its text to the mask of each of its tokens.
+//! Structured output: from the constraint of a request to the grammar bitmask of each of its tokens.
 //!
-//! - A request handler describes what it wants as a [`OutputConstraint`]: a JSON schema, a regular expression, a
-//!   choice, or a grammar in llguidance's dialect of Lark, by [`OutputConstraint::new`]. This is the one door, also
-//!   for what is not a field of its own: `tool_choice` writes a grammar and passes `GrammarSpec::Lark`. A constraint
-//!   may begin behind a marker in the output ([`OutputConstraint::after`]): the end of the reasoning. Where a chat
-//!   request is converted, `CompletionParams::constraint` takes it.
-//! - [`GrammarCompilePool::compile`] makes it a [`CompiledGrammar`] grammar on threads of its own, under limits, once it has passed a
-//!   trial in a process that can be killed (`worker/`), or says why not; the request waits outside the scheduler
-//!   (`EngineClient::hold`).
-//! - Each choice gets a [`SessionSeed`], and of it, once it runs, a [`GrammarSession`], which follows its committed tokens and
-//!   nothing else: a preempted or recomputed request needs no care here.
-//! - A [`ThinkingBudget`] ends an output's reasoning in time, with or without a grammar behind it: a [`DecodingGuide`] has both. Its
-//!   masks begin where the budget may be spent, and end with the reasoning.
-//! - The engine's thread owns [`MaskWorkers`]: they hold the sessions, and while the device runs the forward
-//!   pass of a step they work out which tokens its masked rows may take, and tell the executor. A step does not
-//!   wait for masks that are late.
+//! - A request handler describes the constraint as an [`OutputConstraint`]: a JSON schema, a regular
+//!   expression, a choice, or a grammar in llguidance's dialect of Lark. [`OutputConstraint::new`] is the
+//!   only entry point, also for constraints without a request field of their own: `tool_choice` generates a
+//!   grammar and passes `GrammarSpec::Lark`. A constraint may start after a marker in the output
+//!   ([`OutputConstraint::start_after`]): the end of the reasoning. Where a chat request is converted,
+//!   `CompletionParams::constraint` takes it.
+//! - [`GrammarCompilePool::compile`] compiles the constraint into a [`CompiledGrammar`] on separate threads,
+//!   with limits, after a dry run in a process that can be killed (`worker/`), or returns an error. Meanwhile
+//!   the request waits outside the scheduler (`EngineClient::hold`).
+//! - Each choice gets a [`SessionSeed`] and creates a [`GrammarSession`] from it when it starts running. A
+//!   session follows committed tokens only, so preemption and recomputation need no special case.
+//! - A [`ThinkingBudget`] limits the reasoning of an output, with or without a grammar after it: a
+//!   [`DecodingGuide`] has both. Masks of a budget start at the first token that may exceed it and end with
+//!   the reasoning.
+//! - The engine's thread owns [`MaskWorkers`]. They hold the sessions, compute the bitmasks of the masked
+//!   rows of a step while the device runs its forward pass, and send them to the executor. A step does not
+//!   wait for overdue masks.
 //!
-//! Knows token ids and their bytes, but no tokenizer and no HTTP: whoever starts [`GrammarCompilePool`] brings a
-//! [`GrammarVocabulary`].
+//! The crate depends on token ids and their bytes, not on a tokenizer or on HTTP: the code that starts
+//! [`GrammarCompilePool`] passes a [`GrammarVocabulary`].
 
 #![forbid(unsafe_code)]
 
@@ -66,7 +68,7 @@ pub use worker::serve as serve_trials;
 use crate::worker_process::yield_to_others;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Of what no test draws orders of: `sync::lock` is for the rest.
+/// Locks a mutex whose interleavings are not tested. `sync::lock` is for the others.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,68 +1,73 @@
-//! What a grammar may cost. A hostile one costs its own request and nothing else.
+//! Resource limits of grammars. A hostile grammar harms only its own request.
 
 use llguidance::api::ParserLimits;
 use std::time::Duration;
 
-/// Longest text of a grammar, in bytes.
+/// Maximum bytes of a grammar's text.
 pub const TEXT_BYTES_MAX: usize = 64 << 10;
-/// Brackets within brackets: what is parsed by recursion is bounded before.
+/// Maximum nesting depth of brackets; checked before recursive parsers run.
 pub const NESTING_MAX: usize = 128;
-/// Texts of a choice that are words of their own.
+/// Maximum number of texts of a choice that become separate lexemes.
 pub(super) const SEPARATE_CHOICES_MAX: usize = 100;
-/// Time a grammar may take to compile: whoever sends a hostile one hears of it within a second.
+/// Maximum time of a dry run. It is short so that the client of a hostile grammar gets its error within a
+/// second.
 pub(super) const COMPILE_TIME: Duration = Duration::from_millis(900);
-/// Time it may wait for its turn.
+/// Maximum time of a constraint in the compile queue.
 pub(super) const QUEUE_TIME: Duration = Duration::from_secs(10);
-/// Grammars that may wait.
+/// Maximum number of constraints in the compile queue.
 pub(super) const WAITING_MAX: usize = 1_024;
-/// Grammars compiled at a time: lanes, each with a process of its own for trials.
+/// Number of compile threads, each with a worker process for dry runs.
 pub(super) const COMPILE_THREADS: usize = 2;
-/// Time that such a process may take to start and to learn the vocabulary.
+/// Maximum time for a worker process to start and to load the vocabulary.
 pub(super) const WORKER_START_TIME: Duration = Duration::from_mins(1);
-/// Processor time that a grammar is waited for, also where others leave so little that it takes longer than `COMPILE_TIME`: with less it is not at fault.
+/// Processor time that a dry run is granted even if that takes longer than `COMPILE_TIME` on an overloaded
+/// machine. With less processor time, the grammar is not at fault.
 pub(super) const DRY_RUN_CPU_TIME_MIN: Duration = Duration::from_millis(50);
-/// Time after which it is given up in any case.
+/// Time after which a dry run is aborted in any case.
 pub(super) const DRY_RUN_TIME_MAX: Duration = Duration::from_secs(3);
-/// Address space that it may take beyond what it starts with.
+/// Address space of a worker process, in bytes beyond what it has at its start.
 pub(super) const WORKER_BYTES: u64 = 1 << 30;
-/// Stack of the thread that tries a grammar. Parsers recurse; only what is touched is ever allocated.
+/// Stack bytes of the dry-run thread. Parsers recurse; the system allocates only the pages that are touched.
 pub(super) const DRY_RUN_STACK_BYTES: usize = 128 << 20;
-/// Stack of a thread that compiles what has passed its trial: more, so that no grammar overflows here first.
+/// Stack bytes of a thread that compiles after the dry run. It is larger than that of the dry run, so that no
+/// grammar overflows this stack first.
 pub(super) const COMPILE_STACK_BYTES: usize = 256 << 20;
-/// Stack of a thread that makes masks.
+/// Stack bytes of a thread that computes masks.
 pub(super) const MASK_STACK_BYTES: usize = 64 << 20;
-/// Least and most time that a step waits for masks beyond what it is expected to take.
+/// Minimum and maximum time that a step waits for masks beyond its expected duration.
 const MASK_GRACE_PERIOD: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(5)];
-/// Processor time of a mask that is not made while a step waits, if it can be foreseen: once a grammar had one, its
-/// requests begin with masks that are made ahead.
+/// Processor time above which a mask is slow. After a slow mask, the masks of all requests of the grammar are
+/// precomputed, so that no step waits for them.
 pub(super) const MASK_SLOW: Duration = Duration::from_millis(2);
-/// The same, if its grammar's trial has met such a mask: all masks are then taken for slow from the first one on.
+/// Processor time of a mask in the dry run above which all masks of the grammar count as slow from the first
+/// one on.
 pub(super) const MASK_SLOW_IN_DRY_RUN: Duration = Duration::from_millis(5);
-/// Processor time of a quick mask.
+/// Maximum processor time of a fast mask.
 pub(super) const MASK_FAST: Duration = Duration::from_millis(1);
-/// Quick masks in a row after which the next ones are taken for quick too.
+/// Number of consecutive fast masks after which masks are no longer precomputed.
 pub(super) const FAST_MASKS_TO_RECOVER: u32 = 16;
-/// Time after which a mask is given up.
+/// Time after which a mask is cancelled.
 pub(super) const MASK_TIME: Duration = Duration::from_secs(3);
-/// Processor time that a request may spend on its masks, and more of it with each token of its output.
+/// Processor time that a request may spend on its masks, plus an amount per output token.
 pub(super) const MASK_BUDGET: Duration = Duration::from_secs(10);
 pub(super) const MASK_BUDGET_PER_TOKEN: Duration = Duration::from_millis(20);
-/// Memory of a compiled grammar.
+/// Maximum bytes of a compiled grammar.
 pub(super) const COMPILED_BYTES_MAX: usize = 16 << 20;
-/// Copies that running requests follow: each has one of its own as long as they fit.
+/// Maximum bytes of matcher copies. While they fit, each running request has its own copy.
 pub(super) const MATCHER_COPIES_BYTES: usize = 1 << 30;
-/// Compiled grammars that are kept.
+/// Maximum bytes of the cache of compiled grammars.
 pub(super) const CACHE_BYTES: usize = 64 << 20;
-/// Tokens longer than this are never allowed: the trie has room for no longer ones.
+/// Maximum bytes of a token in a grammar, a limit of the trie; longer tokens are never allowed.
 pub(super) const TOKEN_BYTES_MAX: usize = 512;
 
-/// Time that a step which is expected to take so long waits for masks beyond that: its other rows wait with it.
+/// Returns the time that a step with this expected duration waits for masks beyond it. All rows of the step
+/// wait.
 pub(super) fn mask_grace_period(expected: Duration) -> Duration {
     let [least, most] = MASK_GRACE_PERIOD;
     (expected / 20).clamp(least, most)
 }
 
-/// What llguidance may spend on a grammar, and on one token of one request.
+/// Limits of llguidance for a grammar and for one token of a request.
 pub(super) fn parser_limits() -> ParserLimits {
     ParserLimits {
         max_items_in_row: 2_000,

@@ -1,7 +1,8 @@
-//! One live request that masks limit: what it follows, the orders for it, and how slow its masks are.
+//! Session of a live request that masks restrict: its guide, its pending commands, and the speed of its
+//! masks.
 //!
-//! Orders wait in an inbox until a thread takes the seat; no two threads have it at a time. The mask of the next
-//! token is begun as soon as the tokens in front of it are known.
+//! Commands wait in an inbox until a worker thread runs the session; at most one thread runs it at a time.
+//! The mask of the next token is computed as soon as the tokens before it are committed.
 
 use super::decoding_guide::{DecodingGuide, DecodingGuideState};
 use super::limits::{
@@ -16,78 +17,79 @@ use std::mem::take;
 use std::sync::{Arc, atomic};
 use std::time::{Duration, Instant};
 
-/// Hears of masks what those who plan must know.
+/// Callback for mask events, which the scheduler needs for planning.
 pub(super) type MaskEventListener = Arc<dyn Fn(RequestId, MaskEvent) + Send + Sync>;
 
-/// What there is to know about the masks of a request.
+/// State change of the masks of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskEvent {
-    /// One that a step did not wait for, or that is made ahead, is there.
+    /// A mask is ready that a step did not wait for, or that was precomputed.
     Ready {
-        /// Tokens of output in front of the token that it limits.
+        /// Number of output tokens before the token that the mask restricts.
         outputs: u32,
-        /// Whether the next one will be made ahead.
+        /// Whether the next mask will be precomputed.
         ahead: bool,
     },
-    /// None is needed any more.
+    /// The request needs no more masks.
     Done,
 }
 
-/// A live request.
+/// Mask session of a live request.
 pub(super) struct MaskSession {
     request: RequestId,
     inbox: Mutex<MaskCommandInbox>,
     work: Mutex<MaskSessionWork>,
-    /// The newest mask, and the tokens of output in front of it.
+    /// Newest mask, with the number of output tokens before it.
     ready: Mutex<Option<(u32, Vec<u32>)>>,
-    /// What stops the work of a thread that has the seat.
+    /// Handle that cancels the work of the thread that runs the session.
     cancellation: Mutex<Option<MaskCancellation>>,
     slow: AtomicBool,
-    /// What is known of its grammar's masks.
+    /// Whether masks of the grammar are slow; shared by all requests of the grammar.
     grammar_is_slow: Arc<atomic::AtomicBool>,
-    /// Nothing limits its tokens any more.
+    /// Whether later tokens are unrestricted.
     done: AtomicBool,
 }
 
 struct MaskCancellation {
     handle: llguidance::CancellationHandle,
-    /// When the mask that is being made was begun.
+    /// Start time of the mask that is being computed.
     started_at: Option<Instant>,
 }
 
 #[derive(Default)]
 struct MaskCommandInbox {
     commands: Vec<MaskCommand>,
-    /// Whether a thread has the seat, or a lane will give it one.
+    /// Whether a worker thread runs the session or the session is in a queue.
     scheduled: bool,
     ended: bool,
 }
 
-/// What a seat is to do.
+/// Command for a mask session.
 pub(super) enum MaskCommand {
-    /// These tokens were committed.
+    /// Advances by committed tokens.
     Tokens(TokenVec),
-    /// A row of a step wants the mask.
+    /// Computes the mask of a row of a step.
     Compute(Arc<StepMaskCollector>, u32),
 }
 
 struct MaskSessionWork {
     guide: DecodingGuideState,
-    /// Tokens of output in front of the first that may be limited.
+    /// Number of output tokens before the first one that may be restricted.
     first_masked_token: u32,
-    /// Tokens of output so far.
+    /// Number of output tokens so far.
     outputs: u32,
-    /// Processor time of all its masks.
+    /// Processor time of all masks of the request.
     spent: Duration,
     pacing: MaskPacing,
 }
 
-/// Whether a request's masks are made ahead of their steps.
+/// Decides whether the masks of a request are precomputed before their steps.
 struct MaskPacing {
     precomputes: bool,
-    /// Masks in a row that were quick.
+    /// Number of consecutive fast masks.
     fast_in_a_row: u32,
-    /// As many of them end it; twice as many each time that a step went without a mask.
+    /// Number of consecutive fast masks that end precomputation. It doubles each time a step proceeds without
+    /// a mask.
     fast_needed: u32,
 }
 
@@ -118,20 +120,20 @@ impl MaskSession {
         }
     }
 
-    /// The mask behind so many tokens of output, if it is there.
+    /// Returns the mask of the token after `outputs` output tokens, if it is ready.
     pub(super) fn ready_mask(&self, outputs: u32) -> Option<Vec<u32>> {
         lock(&self.ready).as_ref().filter(|(at, _)| *at == outputs).map(|(_, mask)| mask.clone())
     }
 
-    /// Adds an order; whether a thread must be found for it.
+    /// Adds a command. Returns whether the session must be queued for a worker thread.
     pub(super) fn enqueue(&self, order: MaskCommand) -> bool {
         let mut inbox = lock(&self.inbox);
         inbox.commands.push(order);
         !std::mem::replace(&mut inbox.scheduled, true)
     }
 
-    /// Nobody wants its masks any more, the one being made included; whether a thread must be found that drops what it
-    /// followed, which takes long for a large grammar.
+    /// Ends the session and cancels the mask that is being computed. Returns whether the session must be
+    /// queued for a worker thread, which drops the guide: that takes long for a large grammar.
     pub(super) fn end(&self) -> bool {
         let mut inbox = lock(&self.inbox);
         inbox.ended = true;
@@ -143,7 +145,7 @@ impl MaskSession {
         idle
     }
 
-    /// Gives up a mask that takes too long.
+    /// Cancels a mask that exceeds `MASK_TIME`.
     pub(super) fn cancel_if_overdue(&self, now: Instant) {
         let stop = lock(&self.cancellation);
         let since = stop.as_ref().and_then(|stop| stop.started_at);
@@ -153,17 +155,18 @@ impl MaskSession {
         }
     }
 
-    /// Whether nothing limits its tokens any more.
+    /// Whether later tokens are unrestricted.
     pub(super) fn is_done(&self) -> bool {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Whether its masks hold up others.
+    /// Whether the masks of the session are slow, so that they would delay other requests.
     pub(super) fn is_slow(&self) -> bool {
         self.slow.load(Ordering::Relaxed)
     }
 
-    /// Carries out what is in the inbox; whether there is more, for a thread of the lane that it belongs to now.
+    /// Runs the commands of the inbox. Returns whether more commands are left for the queue that the session
+    /// belongs to now.
     pub(super) fn run_commands(
         &self,
         timings: &GrammarTimings,
@@ -202,7 +205,7 @@ impl MaskSession {
         for order in orders {
             match order {
                 MaskCommand::Tokens(tokens) => {
-                    wants.clear(); // Steps before these tokens are over.
+                    wants.clear(); // Steps before these tokens have completed.
                     self.advance(work, &tokens);
                 }
                 MaskCommand::Compute(step, row) => wants.push((step, row)),
@@ -240,7 +243,7 @@ impl MaskSession {
         }
     }
 
-    /// Makes the mask of the next token, empty if there is none; how long a processor was busy with it.
+    /// Computes the mask of the next token; empty if the mask failed. Also returns its processor time.
     fn compute_mask(
         &self,
         work: &mut MaskSessionWork,
@@ -274,7 +277,7 @@ impl MaskSession {
 }
 
 impl MaskSessionWork {
-    /// Whether its masks are within what a request may spend on them.
+    /// Whether the request is within its processor-time budget for masks.
     fn is_within_cpu_budget(&self, request: RequestId) -> bool {
         let budget = MASK_BUDGET + MASK_BUDGET_PER_TOKEN * self.outputs;
         let affords = self.spent <= budget;
@@ -286,7 +289,7 @@ impl MaskSessionWork {
 }
 
 impl MaskPacing {
-    /// Another mask: whether a step went without it, and what it cost.
+    /// Records a mask: whether a step proceeded without it, and its processor time.
     fn record(&mut self, missed: bool, cpu: Duration) {
         if missed || cpu > MASK_SLOW {
             (self.precomputes, self.fast_in_a_row) = (true, 0);

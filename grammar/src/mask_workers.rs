@@ -1,13 +1,14 @@
-//! The threads that make the masks of live requests while the device works, and how one slow request is kept from
-//! holding up the others.
+//! Worker threads that compute the masks of live requests while the device runs a step, and isolation of slow
+//! requests.
 //!
-//! - A step waits for its masks only as long as it would have computed anyway, and a 20th more. Then its late rows
-//!   go without a sample, and are planned again when their masks are there (`SchedulerEvent::MaskReady`).
-//! - Requests whose masks are slow are served by threads of their own, with less of the processor. What one request
-//!   finds out about its grammar holds for the next ones. They also drop what ended requests followed: never the thread
-//!   that plans steps.
-//! - A mask that takes far too long is given up; a request that spends too much on its masks gets no more. Both end
-//!   with a mask that allows nothing, which ends that request and no other.
+//! - A step waits for its masks for its expected duration and a 20th more. Then its rows with overdue masks
+//!   return no sampled token and are scheduled again when their masks are ready
+//!   (`SchedulerEvent::MaskReady`).
+//! - Requests with slow masks are processed by separate threads of lower priority. The speed of a grammar's
+//!   masks, once measured by one request, applies to later requests. The slow threads also drop the guides of
+//!   ended requests, so that the scheduler thread never does.
+//! - A mask that exceeds `MASK_TIME` is cancelled, and a request that exceeds its processor-time budget gets
+//!   no more masks. Both result in a mask that allows no token, which ends only that request.
 
 #[cfg(all(test, feature = "interleavings"))]
 mod interleavings;
@@ -29,18 +30,20 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Threads of the quick requests at least, and at most.
+/// Minimum and maximum number of threads for requests with fast masks.
 const FAST_THREADS: std::ops::RangeInclusive<usize> = 2..=8;
-/// Cores for each of them: masks must not take those of the forward pass.
+/// Number of cores per thread of fast masks: masks must not take the cores of the forward pass.
 const CORES_PER_THREAD: usize = 4;
-/// Threads of the slow ones at least, and at most: with few cores the step path keeps one.
+/// Minimum and maximum number of threads for requests with slow masks. On machines with few cores there is
+/// one, so that the step path keeps its core.
 const SLOW_THREADS: std::ops::RangeInclusive<usize> = 1..=2;
-/// Tokens of a request that no mask limits yet, handed on at a time: masks cost it nothing before they begin.
+/// Number of tokens that are passed to a session at a time before its first masked token, so that a request
+/// costs nothing before its masks start.
 const TOKENS_BUFFERED_MAX: usize = 64;
-/// How often masks under way are looked at.
+/// Interval of the check for overdue masks.
 const OVERDUE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The engine thread's end.
+/// Handle of the engine thread to the mask workers.
 pub struct MaskWorkers {
     live: HashMap<RequestId, LiveMaskSession>,
     pool: Arc<MaskWorkerPool>,
@@ -49,10 +52,10 @@ pub struct MaskWorkers {
 
 struct LiveMaskSession {
     session: Arc<MaskSession>,
-    /// Tokens of output so far, and in front of the first that a mask may limit.
+    /// Number of output tokens so far.
     outputs: u32,
     first_masked_token: u32,
-    /// The newest of them, not handed on yet.
+    /// Newest output tokens, not yet passed to the session.
     buffered: Vec<Token>,
 }
 
@@ -63,7 +66,7 @@ struct MaskWorkerPool {
     listener: MaskEventListener,
 }
 
-/// Seats that wait for a thread.
+/// Queue of sessions that wait for a worker thread.
 #[derive(Default)]
 struct MaskSessionQueue {
     queue: Mutex<MaskSessionQueueState>,
@@ -76,19 +79,19 @@ struct MaskSessionQueueState {
     closed: bool,
 }
 
-/// What the clock hears.
+/// Message to the timer thread.
 enum MaskTimerEvent {
-    /// A request lives.
+    /// A request started.
     Begin(Weak<MaskSession>),
-    /// A step waits until then.
+    /// A step waits for its masks until a deadline.
     Step(Instant, Arc<StepMaskCollector>),
 }
 
 impl MaskWorkers {
-    /// Starts the threads. `announce` hears of masks that steps have not waited for, once they are there, and of
-    /// requests that need none any more.
+    /// Starts the threads. `announce` is called for masks that a step did not wait for, when they are ready,
+    /// and for requests that need no more masks.
     ///
-    /// Errors: the system gives no thread.
+    /// Errors: a thread cannot be started.
     pub fn start(
         timings: &Arc<GrammarTimings>,
         announce: impl Fn(RequestId, MaskEvent) + Send + Sync + 'static,
@@ -122,7 +125,7 @@ impl MaskWorkers {
         Ok(Self { live: HashMap::new(), pool, timer: clock })
     }
 
-    /// A request whose output follows `guide` is about to be submitted.
+    /// Registers a request whose output follows `guide`. Call it before the request is submitted.
     pub fn begin(&mut self, request: RequestId, guide: DecodingGuide) {
         let masked_from = guide.first_masked_token().unwrap_or(u32::MAX);
         let seat = Arc::new(MaskSession::new(request, guide));
@@ -138,7 +141,8 @@ impl MaskWorkers {
         );
     }
 
-    /// Passes on what a tick committed. Call it before any batch of the same tick is sent: its masks build on it.
+    /// Passes the tokens that a tick committed to the sessions. Call it before a batch of the tick is sent:
+    /// the masks of the batch depend on these tokens.
     pub fn observe_effects(&mut self, effects: &[SchedulerEffect]) {
         if self.live.is_empty() {
             return;
@@ -176,7 +180,7 @@ impl MaskWorkers {
         }
     }
 
-    /// The masked rows of a batch.
+    /// Returns the masked rows of a batch.
     pub fn masked_rows(&self, batch: &Batch) -> Vec<(u32, RequestId)> {
         if self.live.is_empty() {
             return Vec::new();
@@ -185,8 +189,7 @@ impl MaskWorkers {
         rows.map(|(index, row)| (index, row.request)).collect()
     }
 
-    /// Has the masks of a batch made that has just been sent to `executor`, which is expected to answer after
-    /// `expected`.
+    /// Requests the masks of a batch that was just sent to `executor` and is expected to take `expected`.
     pub fn request_masks(
         &self,
         step: StepId,
@@ -204,7 +207,7 @@ impl MaskWorkers {
                 (None, Some(live)) => {
                     self.pool.enqueue(&live.session, MaskCommand::Compute(Arc::clone(&step), row));
                 }
-                // A request that nobody follows is allowed nothing.
+                // A request without a session is allowed no token.
                 (made, _) => drop(step.put(row, made.unwrap_or_default())),
             }
         }
@@ -214,7 +217,7 @@ impl MaskWorkers {
     }
 
     fn notify_timer(&self, tick: MaskTimerEvent) {
-        let _ = self.timer.send(tick); // The clock ends with this end of its channel.
+        let _ = self.timer.send(tick); // The timer thread ends when this sender is dropped.
     }
 }
 
@@ -239,7 +242,7 @@ impl MaskWorkerPool {
         if seat.is_slow() { &self.slow } else { &self.fast }
     }
 
-    /// Serves the seats of a lane until it is closed.
+    /// Runs the sessions of a queue until it is closed.
     fn run_worker(&self, lane: &MaskSessionQueue) {
         while let Some(seat) = lane.next() {
             if seat.run_commands(&self.timings, &self.listener) {
@@ -255,7 +258,7 @@ impl MaskSessionQueue {
         self.added.notify_one();
     }
 
-    /// Waits for a seat; `None` = the lane is closed.
+    /// Waits for a session and returns it; `None` = the queue is closed.
     fn next(&self) -> Option<Arc<MaskSession>> {
         let queue = lock(&self.queue);
         let waits = |queue: &mut MaskSessionQueueState| queue.sessions.is_empty() && !queue.closed;
@@ -271,10 +274,10 @@ impl MaskSessionQueue {
     }
 }
 
-/// Ends the patience of steps, and that with masks.
+/// Timer that sends the masks of a step at its deadline and cancels overdue masks.
 #[derive(Default)]
 struct MaskTimer {
-    /// By the time until which they wait; the number tells equal ones apart.
+    /// Steps ordered by their deadline; the number distinguishes steps with equal deadlines.
     steps: BTreeMap<Reverse<(Instant, u64)>, Arc<StepMaskCollector>>,
     count: u64,
     sessions: Vec<Weak<MaskSession>>,

@@ -1,17 +1,18 @@
-//! The memory of grammars in use: each running request follows a copy of its own, as long as there is room for it.
+//! Memory accounting of matcher copies: each running request has its own copy while the copies fit their
+//! limit.
 
 use super::limits::MATCHER_COPIES_BYTES;
 use llguidance::Matcher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes of all copies of one server.
+/// Counter of the bytes of all matcher copies of one server.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MatcherCopies {
     bytes: Arc<AtomicUsize>,
 }
 
-/// A matcher, and what it is counted as.
+/// Copy of a matcher, with its entry in the byte counter.
 pub(super) struct MatcherCopy {
     pub(super) matcher: Matcher,
     _counted: Option<MatcherCopyBytes>,
@@ -23,8 +24,8 @@ struct MatcherCopyBytes {
 }
 
 impl MatcherCopies {
-    /// A copy of `prototype`, which takes `bytes`. Once there are too many, copies share what they find out about
-    /// their grammar with all others of it, and with it what that may cost.
+    /// Copies `prototype`, which takes `bytes` bytes. Above the limit, copies share the lexer states of their
+    /// grammar, and the limits on these, with all other copies of the grammar.
     pub(super) fn copy_of(&self, prototype: &Matcher, bytes: usize) -> MatcherCopy {
         let held = self.bytes.fetch_add(bytes, Ordering::Relaxed);
         let counted = MatcherCopyBytes { copies: self.clone(), bytes };
@@ -35,7 +36,7 @@ impl MatcherCopies {
         MatcherCopy { matcher: prototype.deep_clone(), _counted: Some(counted) }
     }
 
-    /// Bytes of the copies there are.
+    /// Bytes of all existing copies.
     #[cfg(test)]
     pub(super) fn bytes_in_use(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)

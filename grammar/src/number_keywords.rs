@@ -1,38 +1,42 @@
-//! Number keywords of JSON schemas, made to fit the integers that the compiler library computes with.
+//! Rewrites number keywords of JSON schemas so that they fit the integers that the compiler library computes
+//! with.
 //!
-//! The library reads `multipleOf` into 32 bits and bounds of integers into 64 bits, and its arithmetic overflows where
-//! they do not fit. `prepare` computes exactly what a keyword says. A keyword that the library would read wrongly is
-//! written so that it reads it correctly; one that it cannot follow is an error that names the keyword. The prepared
-//! schema accepts no number that the schema itself rejects.
+//! The library reads `multipleOf` into 32 bits and bounds of integers into 64 bits, and its arithmetic
+//! overflows where they do not fit. `prepare` computes the exact meaning of a keyword. A keyword that the
+//! library would read wrongly is rewritten so that the library reads it correctly; a keyword that it cannot
+//! enforce is an error that names the keyword. The prepared schema accepts no number that the original schema
+//! rejects.
 
 use super::compile::GrammarError;
 use super::decimal_number::DecimalNumber;
 use serde_json::{Map, Number, Value};
 
-/// Decimal places of a `multipleOf`: the digit 9 in the place before them must fit 32 bits.
+/// Maximum decimal places of a `multipleOf`: the digit 9 in the place before them must fit 32 bits.
 const PLACES_MAX: u32 = 8;
-/// Largest bound: the greatest double below 10^18, the powers of ten that the library can count up to.
+/// Largest bound: the greatest double below 10^18, up to which the library can count powers of ten.
 const BOUND_MAX: i64 = 999_999_999_999_999_872;
-/// Doubles from here on are integers, and not all integers are doubles.
+/// Magnitude above which all doubles are integers and not all integers are doubles.
 const INTEGERS_APART: f64 = (1_u64 << 53) as f64;
-/// Decimal places of a bound: each is a level of the regular expression that it becomes.
+/// Maximum decimal places of a bound: each is a nesting level of the regular expression that the bound
+/// becomes.
 const BOUND_PLACES_MAX: usize = 40;
-/// Neighbouring doubles that are tried for one that the library reads as the decimal it is.
+/// Number of neighbouring doubles on each side that are tried for one that the library reads as the exact
+/// decimal.
 const NEIGHBOURS_MAX: u64 = 16;
 /// Keywords whose values are data, not schemas.
 const DATA_KEYWORDS: [&str; 3] = ["default", "examples", "example"];
-/// Keywords that count something; the library ignores values of them that are not written as integers.
+/// Keywords with a count as value; the library ignores values that are not written as integers.
 const COUNT_KEYWORDS: [&str; 6] =
     ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
-/// Largest count: in 32 bits the library takes the next one for no limit.
+/// Largest count: the library interprets the next larger 32-bit value as unlimited.
 const COUNT_MAX: u64 = u32::MAX as u64 - 1;
-/// Keywords whose members are schemas under names of the user's.
+/// Keywords whose members are schemas under user-defined names.
 const NAMING_KEYWORDS: [&str; 5] =
     ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
 
-/// Writes the number keywords of a schema so that the compiler library follows them exactly.
+/// Rewrites the number keywords of a schema so that the compiler library enforces them exactly.
 ///
-/// Errors: a keyword has a value that cannot be followed, or none that JSON Schema allows.
+/// Errors: a keyword has a value that cannot be enforced or that JSON Schema does not allow.
 pub(super) fn prepare(schema: &mut Value) -> Result<(), GrammarError> {
     visit_schema(schema)
 }
@@ -94,8 +98,8 @@ fn reject<T>(message: String) -> Result<T, GrammarError> {
     Err(GrammarError::Invalid(message))
 }
 
-/// The double for a `multipleOf` that the library reads as the decimal that the schema spells, or as a multiple of it where that has
-/// more places than the library can follow: 10^-8 for 10^-9.
+/// Returns a double for a `multipleOf` that the library reads as the exact decimal of the schema. If the
+/// decimal has more places than the library supports, the double is a multiple of it: 10^-8 for 10^-9.
 fn fitting_multiple(number: &Number) -> Result<Number, GrammarError> {
     const KEYWORD: &str = "multipleOf";
     let double = number.as_f64().unwrap_or_default();
@@ -121,12 +125,13 @@ fn fitting_multiple(number: &Number) -> Result<Number, GrammarError> {
     fitting.map_or_else(|| reject(format!("{KEYWORD} {number} has too many digits")), Ok)
 }
 
-/// Refuses schemas that apply to the same number and whose `multipleOf` have no common multiple that fits.
+/// Rejects schemas that apply to one number and whose `multipleOf` have no common multiple that fits.
 fn check_combined(members: &Map<String, Value>) -> Result<(), GrammarError> {
     combine(members, None).map(drop)
 }
 
-/// The common multiple of `so_far`, of a schema and of everything in its `allOf`, each alternative checked with it.
+/// Returns the common multiple of `so_far`, of a schema and of all schemas in its `allOf`. Each alternative
+/// in `anyOf` and `oneOf` is checked with it.
 fn combine(
     members: &Map<String, Value>,
     so_far: Option<DecimalNumber>,
@@ -160,8 +165,8 @@ fn combine(
     Ok(all)
 }
 
-/// A count as an integer, which it may also be written as with a fraction of zero. No output reaches a greater one than
-/// the library counts to, so an upper limit may as well be that.
+/// Converts a count to an integer; a fraction of zero is accepted. An upper limit above `COUNT_MAX` becomes
+/// `COUNT_MAX`, because no output is that long.
 fn fitting_count(keyword: &str, number: &Number) -> Result<Number, GrammarError> {
     let double = number.as_f64().unwrap_or(-1.0);
     if double < 0.0 || double.fract() != 0.0 {
@@ -177,14 +182,15 @@ fn fitting_count(keyword: &str, number: &Number) -> Result<Number, GrammarError>
     reject(format!("{keyword} {number} is beyond the limit of {COUNT_MAX}"))
 }
 
-/// Which end of a range a bound is.
+/// Side of a range that a bound limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BoundSide {
     Low,
     High,
 }
 
-/// The same bound where it can be followed, else the nearest one that lies inside the range.
+/// Returns the bound unchanged if the library enforces it exactly, else the nearest enforceable bound inside
+/// the range.
 fn fitting_bound(keyword: &str, number: &Number, side: BoundSide) -> Result<Number, GrammarError> {
     let double = number.as_f64().unwrap_or_default();
     let most = BOUND_MAX as f64;
@@ -205,8 +211,9 @@ fn fitting_bound(keyword: &str, number: &Number, side: BoundSide) -> Result<Numb
     Ok(fitting.and_then(Number::from_f64).unwrap_or_else(|| number.clone()))
 }
 
-/// The double on the inner side of an integer that is none, or of an excluded one that has no double next to it:
-/// the library would add or subtract 1 in vain. `None` if the bound is followed as it is.
+/// Returns the next double inside the range for an integer that is not a double, or for an exclusive bound
+/// above `INTEGERS_APART`, where adding or subtracting 1, as the library does, has no effect. `None` if the
+/// bound is enforced as it is.
 fn nearest_inner_double(
     keyword: &str,
     number: &Number,
@@ -231,7 +238,7 @@ fn integer(number: &Number) -> Option<i128> {
     number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from))
 }
 
-/// Refuses constants that the library would write as another number.
+/// Rejects constants that the library would write as a different number.
 fn check_constants(keyword: &str, value: &Value) -> Result<(), GrammarError> {
     match value {
         Value::Array(list) => list.iter().try_for_each(|item| check_constants(keyword, item)),

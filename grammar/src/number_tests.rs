@@ -1,4 +1,5 @@
-//! Drawn number keywords: each schema is rejected by name or followed exactly, and the compiler never panics.
+//! Random number keywords: each schema is rejected by name or enforced exactly, and the compiler never
+//! panics.
 
 use super::compile::{GrammarCompiler, GrammarError};
 use super::tests::{END, compile_with, json_spec, vocabulary};
@@ -20,7 +21,7 @@ const KEYWORDS: [&str; 8] = [
     "maxLength",
 ];
 
-/// Numbers of one seed (splitmix64).
+/// Random number generator with a seed (splitmix64).
 struct NumberSchemaRng(u64);
 
 impl NumberSchemaRng {
@@ -82,7 +83,7 @@ impl NumberSchemaRng {
     }
 }
 
-/// A text of the grammar, if it ends soon.
+/// Returns a random text of the grammar, if it ends within `TEXT_BYTES_MAX` bytes.
 fn text_of(session: &mut GrammarSession, draws: &mut NumberSchemaRng) -> Option<String> {
     let mut text = String::new();
     for _ in 0..TEXT_BYTES_MAX {
@@ -100,7 +101,7 @@ fn text_of(session: &mut GrammarSession, draws: &mut NumberSchemaRng) -> Option<
     None
 }
 
-/// Coefficient and decimal places of a number; `None` for one whose exponent is too large for that.
+/// Returns coefficient and decimal places of a number; `None` if its exponent is too large.
 fn decimal(text: &str) -> Option<(i128, u32)> {
     let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
@@ -110,7 +111,7 @@ fn decimal(text: &str) -> Option<(i128, u32)> {
     Some((coefficient.checked_mul(shift)?, places.max(0) as u32))
 }
 
-/// Whether a number is a multiple of another, computed without rounding; `None` where that has too many digits.
+/// Whether a number is a multiple of `of`, computed without rounding; `None` if there are too many digits.
 fn is_multiple(text: &str, of: &Number) -> Option<bool> {
     let ((a, a_places), (b, b_places)) = (decimal(text)?, decimal(&of.to_string())?);
     let places = a_places.max(b_places);
@@ -118,7 +119,7 @@ fn is_multiple(text: &str, of: &Number) -> Option<bool> {
     Some(scaled(a, a_places)?.checked_rem(scaled(b, b_places)?)? == 0)
 }
 
-/// Whether a value satisfies what a schema says of numbers, `multipleOf` of doubles aside.
+/// Whether a schema accepts a number, with `multipleOf` checked in exact arithmetic.
 fn is_accepted(schema: &Value, text: &str) -> bool {
     let mut judged = schema.clone();
     if let Some(of) = judged["multipleOf"].as_number()
@@ -135,7 +136,7 @@ fn is_accepted(schema: &Value, text: &str) -> bool {
             }
         }
     }
-    // Exponents of three digits stand only where nothing bounds a number.
+    // Numbers with three-digit exponents may not parse as doubles; they occur only where no bound applies.
     serde_json::from_str(text).map_or(true, |value| jsonschema::is_valid(&judged, &value))
 }
 

@@ -1,17 +1,19 @@
-//! What is refused before it is compiled: schemas whose cost the compiler itself does not bound.
+//! Checks that reject a schema before compilation, because the compiler itself does not bound its cost.
 //!
-//! Its fuel covers the regular expressions it has built, not the search for whether several of them at once
-//! match anything, nor the states of a multiple. Each bound is far above what schemas in use have.
+//! The compiler's fuel limit covers the regular expressions that it has built, but neither the test whether
+//! an intersection of them is empty nor the states of a `multipleOf`. Each bound is far above the values in
+//! real schemas.
 
 use super::compile::GrammarError;
 use super::number_keywords;
 use serde_json::Value;
 
-/// Strings limited by a pattern or a format, in a schema that intersects schemas: all of them may meet.
+/// Maximum number of strings with a pattern or a format in a schema with `allOf`, where all of them may
+/// intersect.
 const INTERSECTED_MAX: usize = 16;
-/// Patterns of property names: each is compared with every other.
+/// Maximum number of property-name patterns: each is compared with every other.
 const NAME_PATTERNS_MAX: usize = 64;
-/// Digits of a `multipleOf`, read as one number without its trailing zeros: as many states.
+/// Maximum value of the digits of a `multipleOf` without trailing zeros: the number of states is equal to it.
 const MULTIPLE_MAX: u64 = 10_000;
 
 #[derive(Default)]
@@ -21,7 +23,7 @@ struct SchemaKeywordCounts {
     name_patterns: usize,
 }
 
-/// Refuses a schema that may take for ever.
+/// Rejects a schema whose compilation time may be unbounded.
 pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
     let mut counts = SchemaKeywordCounts::default();
     count(schema, &mut counts)?;
@@ -39,7 +41,7 @@ pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
     Ok(())
 }
 
-/// The same for each schema inside a grammar in Lark. Text that only looks like one is checked with them.
+/// Checks each schema inside a Lark grammar. Text that only resembles an embedded schema is checked as well.
 pub(super) fn check_lark(grammar: &str) -> Result<(), GrammarError> {
     const KEYWORD: &str = "%json";
     let behind = |(at, keyword): (usize, &str)| &grammar[at + keyword.len()..];
@@ -57,7 +59,8 @@ fn reject(message: String) -> Result<(), GrammarError> {
     Err(GrammarError::Invalid(message))
 }
 
-/// Counts keywords, wherever they stand: a property of such a name has no string as its value.
+/// Counts keywords at any position: a property with the name of a keyword has a schema, not a string, as its
+/// value.
 fn count(value: &Value, counts: &mut SchemaKeywordCounts) -> Result<(), GrammarError> {
     match value {
         Value::Array(list) => list.iter().try_for_each(|item| count(item, counts)),
@@ -79,7 +82,7 @@ fn count(value: &Value, counts: &mut SchemaKeywordCounts) -> Result<(), GrammarE
     }
 }
 
-/// 1200 and 0.012 have the digits 12.
+/// Returns the digits of a number without trailing zeros: 12 for 1200 and for 0.012.
 fn digits(number: &serde_json::Number) -> u64 {
     let text = number.to_string();
     let mantissa = text.split(['e', 'E']).next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! One output as its grammar sees it: committed tokens in, masks out.
+//! Grammar session of one output: committed tokens in, masks out.
 
 use super::compile::CompiledGrammar;
 use super::matcher_copies::MatcherCopy;
@@ -8,11 +8,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
-/// What the session of one output begins with. It shares the grammar until then: a request that waits has no copy.
+/// Seed of the sessions of one request. It shares the compiled grammar until a session starts: a waiting
+/// request has no matcher copy.
 #[derive(Clone)]
 pub struct SessionSeed {
     compiled: CompiledGrammar,
-    /// The copy that the choices of one request share: what they find out about the grammar they find out once.
+    /// Matcher copy that the choices of one request share, so that lexer states are computed once for all of
+    /// them.
     copy: Arc<OnceLock<MatcherCopy>>,
     ignores_end: bool,
 }
@@ -22,12 +24,12 @@ impl SessionSeed {
         Self { compiled, copy: Arc::default(), ignores_end }
     }
 
-    /// Whether masks of this grammar are known to be slow: what one request finds out holds for the next ones.
+    /// Flag shared by all requests of the grammar: whether its masks are slow.
     pub(super) fn is_slow(&self) -> &Arc<AtomicBool> {
         &self.compiled.is_slow
     }
 
-    /// Follows an output from its first token.
+    /// Creates a session for an output before its first token.
     pub fn session(&self) -> GrammarSession {
         let matcher = self.copy.get_or_init(|| self.compiled.matcher_copy()).matcher.clone();
         let session =
@@ -42,15 +44,15 @@ impl std::fmt::Debug for SessionSeed {
     }
 }
 
-/// Where one output stands in its grammar.
+/// Parser state of one output.
 pub struct GrammarSession {
     matcher: Matcher,
     end_ids: Arc<[Token]>,
     ignores_end: bool,
-    /// Ids that must come next, one after the other. A text without a choice in it is spelled once, not anew for
-    /// each of its tokens.
+    /// Token ids that the grammar forces next, in order. A text without alternatives is tokenized once, not
+    /// anew for each of its tokens.
     forced: VecDeque<Token>,
-    /// Counted as long as this lives.
+    /// Keeps the matcher copy in the byte counter.
     _copy: Option<Arc<OnceLock<MatcherCopy>>>,
 }
 
@@ -60,12 +62,12 @@ impl GrammarSession {
         Self { matcher, end_ids: ends, ignores_end, forced: VecDeque::new(), _copy: None }
     }
 
-    /// What makes it give up, for good, whatever it is doing.
+    /// Returns a handle that cancels the session's work permanently.
     pub(super) fn cancellation_handle(&self) -> CancellationHandle {
         self.matcher.cancellation_handle().unwrap_or_default()
     }
 
-    /// Follows committed tokens. What the grammar does not know is found out by the next mask.
+    /// Advances by committed tokens. A token that the grammar does not allow makes the next mask fail.
     pub fn advance(&mut self, tokens: &[Token]) {
         for token in tokens {
             if self.forced.pop_front() != Some(*token) {
@@ -78,10 +80,10 @@ impl GrammarSession {
         }
     }
 
-    /// One bit for each id that may come next, id `i` in bit `i % 32` of word `i / 32`; a token that ends the
-    /// text is among them where the text may end here.
+    /// Computes the bitmask of the next token: id `i` is bit `i % 32` of word `i / 32`. End-of-text tokens
+    /// are allowed where the text may end.
     ///
-    /// `None` = the grammar cannot be followed any further: it costs more than it may, or nothing is allowed.
+    /// `None` = the grammar cannot continue: it exceeds a limit, or no token is allowed.
     pub fn mask(&mut self) -> Option<Vec<u32>> {
         match self.try_mask() {
             Ok(words) => words.iter().any(|&word| word != 0).then_some(words),
@@ -92,7 +94,9 @@ impl GrammarSession {
         }
     }
 
-    /// The same; errors say why there is none.
+    /// Computes the bitmask of the next token.
+    ///
+    /// Errors: the reason why there is no mask.
     pub(super) fn try_mask(&mut self) -> anyhow::Result<Vec<u32>> {
         if self.forced.is_empty() && !self.matcher.is_stopped() {
             self.forced = self.matcher.compute_ff_tokens().into();
@@ -116,7 +120,7 @@ impl GrammarSession {
         Ok(words)
     }
 
-    /// One of the allowed ids that do not end the text, chosen by `pick`.
+    /// Returns one of the allowed ids that do not end the text, selected by `pick`.
     pub(super) fn pick(&self, mask: &[u32], pick: u32) -> Option<Token> {
         let words = (0..).step_by(32).zip(mask);
         let bits = words.flat_map(|(first, word): (Token, &u32)| {
@@ -126,7 +130,7 @@ impl GrammarSession {
         allowed.get(pick as usize % allowed.len().max(1)).copied()
     }
 
-    /// Whether the text is over: nothing but its end may come.
+    /// Whether the text is complete, so that only an end-of-text token may follow.
     pub(super) fn is_finished(&self) -> bool {
         self.matcher.is_stopped()
     }

@@ -1,5 +1,5 @@
-//! The masks of one step: gathered row by row, and sent as one message when all are there, or when the step waits no
-//! longer.
+//! Collector of the masks of one step. It sends one message when all masks are ready, or at the step's
+//! deadline.
 
 use crate::sync::{Mutex, lock};
 use protocol::{BitmaskRow, ExecutorCommand, GrammarBitmask, StepId};
@@ -7,7 +7,7 @@ use std::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
-/// A step whose masked rows wait for their masks.
+/// Step whose masked rows wait for their masks.
 pub(super) struct StepMaskCollector {
     step: StepId,
     executor: SyncSender<ExecutorCommand>,
@@ -15,13 +15,13 @@ pub(super) struct StepMaskCollector {
 }
 
 struct CollectedMasks {
-    /// Rows without a mask.
+    /// Indices of the rows without a mask.
     waiting: Vec<u32>,
     gathered: Vec<BitmaskRow>,
 }
 
 impl StepMaskCollector {
-    /// A step with these masked rows that `executor` has been sent.
+    /// Creates the collector of a step with these masked rows, which was sent to `executor`.
     pub(super) fn new(
         step: StepId,
         executor: SyncSender<ExecutorCommand>,
@@ -31,7 +31,7 @@ impl StepMaskCollector {
         Self { step, executor, pending: Mutex::new(CollectedMasks { waiting, gathered }) }
     }
 
-    /// Gives a row its mask; false if the step went on without it.
+    /// Adds the mask of a row. Returns false if the step has proceeded without it.
     pub(super) fn put(&self, row: u32, allowed: Vec<u32>) -> bool {
         let mut open = lock(&self.pending);
         let Some(place) = open.waiting.iter().position(|&waiting| waiting == row) else {
@@ -45,7 +45,8 @@ impl StepMaskCollector {
         true
     }
 
-    /// The step waits no longer. `late_masks` counts the rows that go without a mask, before the executor hears of them.
+    /// Sends the masks that are ready at the deadline of the step. `late_masks` is incremented by the number
+    /// of rows with overdue masks before the message is sent.
     pub(super) fn send_without_overdue(&self, late_masks: &AtomicU64) {
         let mut open = lock(&self.pending);
         let late = take(&mut open.waiting);
@@ -64,7 +65,7 @@ impl StepMaskCollector {
 
     fn send(&self, rows: Option<Vec<BitmaskRow>>) {
         if let Some(rows) = rows {
-            // An executor that is gone needs none; its successor gets others.
+            // A failed executor needs no masks; its successor gets new ones.
             let _ = self
                 .executor
                 .send(ExecutorCommand::Bitmask(GrammarBitmask { step: self.step, rows }));

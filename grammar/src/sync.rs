@@ -1,5 +1,6 @@
-//! Locks and atomics of what threads hand to each other: the system's, or, with the feature
-//! `interleavings`, those of a scheduler that tests drive through orders that no machine happens to take.
+//! Locks and atomics of code whose thread interleavings are tested: those of the standard library, or, with
+//! the feature `interleavings`, those of the shuttle scheduler, which explores interleavings that rarely
+//! occur on a real machine.
 
 #[cfg(feature = "interleavings")]
 pub use shuttle::sync::{Condvar, Mutex, MutexGuard, atomic};
@@ -8,7 +9,7 @@ pub use std::sync::{Condvar, Mutex, MutexGuard, atomic};
 
 use std::sync::PoisonError;
 
-/// Takes a lock, whatever became of who had it before.
+/// Locks a mutex and ignores poisoning.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

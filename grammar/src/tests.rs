@@ -1,4 +1,4 @@
-//! Grammars over single bytes as tokens: what compiles, what is refused, and what a session allows.
+//! Tests of compilation, rejection and masks with a vocabulary of single bytes.
 
 use super::cache::GrammarCache;
 use super::compile::{CompiledGrammar, DryRunReport, GrammarCompiler, GrammarError};
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 pub(super) const END: Token = 256;
 
-/// The bytes, and one id that ends a text.
+/// Returns a vocabulary of all bytes and one end-of-text token.
 pub(super) fn vocabulary() -> GrammarVocabulary {
     let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     tokens.push(b"<|end|>".to_vec());
@@ -30,7 +30,7 @@ fn compile(form: GrammarSpec) -> Result<CompiledGrammar, GrammarError> {
     compile_with(&GrammarCompiler::new(vocabulary()).unwrap(), &OutputConstraint::new(form, "test"))
 }
 
-/// Tries and compiles.
+/// Runs the dry run and compiles.
 pub(super) fn compile_with(
     compiler: &GrammarCompiler,
     constraint: &OutputConstraint,
@@ -43,7 +43,7 @@ pub(super) fn json_spec(schema: Value) -> GrammarSpec {
     GrammarSpec::Json { schema, whitespace: JsonWhitespace::None }
 }
 
-/// The allowed ids as text; `$` is the end.
+/// Returns the allowed ids as text; `$` is the end-of-text token.
 fn allowed(session: &mut GrammarSession) -> String {
     let Some(mask) = session.mask() else { return "nothing".to_owned() };
     let ids = (0..=END).filter(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1);
@@ -233,7 +233,7 @@ fn cache_evicts_lru_within_its_byte_limit() {
     assert_eq!(cache.usage(), (3, 303));
 }
 
-/// A vocabulary that, once told to, waits for leave before it spells a text that has no choice in it.
+/// Vocabulary that, while `slow` is set, blocks on `leave` before it tokenizes a forced text.
 fn slow_vocabulary(slow: Arc<AtomicBool>, leave: Receiver<()>) -> GrammarVocabulary {
     let leave = Mutex::new(leave);
     let encode = move |text: &str| {
@@ -347,7 +347,7 @@ fn waiting_and_ended_requests_hold_no_matcher_copy() {
     assert_eq!(compiler.matcher_copy_bytes(), 0);
 }
 
-/// Reasons until `!`.
+/// Reasoning tracker of an output that reasons until `!`.
 #[derive(Default)]
 struct UntilBangTracker(bool);
 
@@ -375,7 +375,7 @@ fn budget(tokens: u32) -> ThinkingBudget {
     }
 }
 
-/// Mask workers, and what comes of them.
+/// Mask workers with the channels that they send to.
 struct MaskWorkerHarness {
     workers: MaskWorkers,
     mask_events: Receiver<(RequestId, MaskEvent)>,
@@ -406,7 +406,7 @@ impl MaskWorkerHarness {
         }
     }
 
-    /// The ids that may come next; `None` = all.
+    /// Returns the allowed ids as text; `None` = all are allowed.
     fn allowed(&mut self, request: RequestId) -> Option<String> {
         self.step += 1;
         let step = StepId(self.step);

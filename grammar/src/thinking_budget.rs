@@ -1,52 +1,53 @@
-//! A budget of reasoning: once an output has reasoned for so many tokens, the mark that ends its reasoning is forced,
-//! token by token.
+//! Thinking budget: after a number of reasoning tokens, the end marker of the reasoning is forced token by
+//! token.
 //!
-//! Follows committed tokens and nothing else, as sessions do. Whoever brings a budget brings the [`ReasoningTracker`] that tells
-//! reasoning from the rest, so that budget and reply never disagree about where reasoning ends.
+//! The budget follows committed tokens only, as grammar sessions do. Its creator passes the
+//! [`ReasoningTracker`] that separates reasoning from the answer, so that the budget and the response agree
+//! on where reasoning ends.
 
 use protocol::Token;
 use std::sync::Arc;
 
-/// Tokens beyond its budget that an output may take to finish a character, where a grammar reads it: one of broken
-/// characters leaves every grammar. No character has more bytes than these and one.
+/// Number of tokens beyond the budget that an output may use to complete a UTF-8 character before a grammar
+/// starts: a broken character violates every grammar. A character has at most one byte more than this number.
 const CHARACTER_GRACE_TOKENS: u32 = 3;
 
-/// Where an output stands.
+/// Position of an output relative to its reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReasoningState {
-    /// Reasoning may yet begin.
+    /// Reasoning has not started and may start.
     Before,
-    /// Inside reasoning.
+    /// The output is inside its reasoning.
     Inside {
-        /// No character is unfinished.
+        /// Whether the output ends with a complete character.
         at_character_boundary: bool,
     },
-    /// Behind it, or there will be none.
+    /// The reasoning has ended, or there will be none.
     After,
 }
 
-/// Reads one output.
+/// Tracks the reasoning state of one output.
 pub trait ReasoningTracker: Send {
-    /// Takes the next token.
+    /// Advances by a token.
     fn push(&mut self, token: Token);
 
-    /// Where the output stands behind the tokens so far.
+    /// Returns the state after the tokens so far.
     fn state(&self) -> ReasoningState;
 }
 
-/// Makes the reader of one output.
+/// Creates the tracker of one output.
 pub type ReasoningTrackerFactory = Arc<dyn Fn() -> Box<dyn ReasoningTracker> + Send + Sync>;
 
-/// How long an output may reason, and how it is stopped.
+/// Limit on the reasoning of an output.
 #[derive(Clone)]
 pub struct ThinkingBudget {
-    /// Reasoning tokens at most.
+    /// Maximum number of reasoning tokens.
     pub tokens: u32,
-    /// Ids that end the reasoning; never empty.
+    /// Token ids that end the reasoning; not empty.
     pub end_marker: Arc<[Token]>,
-    /// Ids below this exist: the model's, which may be more than the tokenizer's.
+    /// Vocabulary size of the model, which may be larger than the tokenizer's.
     pub vocab_size: u32,
-    /// Who tells where the output stands.
+    /// Factory of the reasoning tracker.
     pub new_tracker: ReasoningTrackerFactory,
 }
 
@@ -57,22 +58,23 @@ impl std::fmt::Debug for ThinkingBudget {
     }
 }
 
-/// One output under its budget.
+/// State of one output with a thinking budget.
 pub(super) struct ThinkingBudgetState {
     budget: ThinkingBudget,
     tracker: Box<dyn ReasoningTracker>,
-    /// Whether the grammar behind the reasoning reads it too.
+    /// Whether the end marker must not be forced inside a character, because a grammar follows the reasoning.
     waits_for_character: bool,
     reasoned: u32,
-    /// The newest reasoning tokens, fewer than the mark has.
+    /// Newest reasoning tokens, fewer than the end marker has.
     newest: Vec<Token>,
-    /// Tokens of the mark that are there, once the rest of it is forced.
+    /// Number of tokens of the end marker in the output, once the rest of the marker is forced.
     forced: Option<usize>,
     done: bool,
 }
 
 impl ThinkingBudgetState {
-    /// An output before its first token; `patient`: it must not be cut within a character.
+    /// Creates the state of an output before its first token. With `patient`, the end marker is not forced
+    /// inside a character.
     pub(super) fn new(budget: ThinkingBudget, patient: bool) -> Self {
         let reader = (budget.new_tracker)();
         let newest = Vec::new();
@@ -89,7 +91,7 @@ impl ThinkingBudgetState {
         meter
     }
 
-    /// Follows committed tokens.
+    /// Advances by committed tokens.
     pub(super) fn advance(&mut self, tokens: &[Token]) {
         for &token in tokens {
             if self.done {
@@ -99,7 +101,7 @@ impl ThinkingBudgetState {
         }
     }
 
-    /// The mask of the next token, if it is forced.
+    /// Returns the mask of the next token, if the token is forced.
     pub(super) fn mask(&self) -> Option<Vec<u32>> {
         let token = self.forced()?;
         let mut words = vec![0; self.budget.vocab_size.div_ceil(32) as usize];
@@ -107,7 +109,7 @@ impl ThinkingBudgetState {
         Some(words)
     }
 
-    /// The mask of a token that may be any.
+    /// Returns the mask that allows all tokens.
     pub(super) fn unrestricted_mask(&self) -> Vec<u32> {
         let vocab_size = self.budget.vocab_size;
         let mut words = vec![u32::MAX; vocab_size.div_ceil(32) as usize];
@@ -121,7 +123,7 @@ impl ThinkingBudgetState {
         self.forced.and_then(|done| self.budget.end_marker.get(done).copied())
     }
 
-    /// Whether it forces nothing any more, whatever comes.
+    /// Whether no later token can be forced.
     pub(super) fn is_done(&self) -> bool {
         self.done
     }
@@ -146,7 +148,8 @@ impl ThinkingBudgetState {
         self.force_if_spent();
     }
 
-    /// Forces the mark if it is time. A mark that the model has begun is finished, not begun anew.
+    /// Forces the end marker if the budget is spent. A marker that the model has started is completed, not
+    /// repeated.
     fn force_if_spent(&mut self) {
         match self.tracker.state() {
             ReasoningState::Before => {}
@@ -172,7 +175,8 @@ mod tests {
     const END_MARKER: [Token; 3] = [7, 8, 9];
     const HALF: Token = 91;
 
-    /// Reasons from `OPEN` on, or from the start, to the mark; `HALF` is a part of a character.
+    /// Tracker that reasons from `OPEN`, or from the start, to the end marker; `HALF` is a part of a
+    /// character.
     struct ScriptedTracker {
         seen: Vec<Token>,
         inside: bool,
@@ -219,7 +223,7 @@ mod tests {
         );
     }
 
-    /// What an output of these wishes becomes, as far as the budget is not over.
+    /// Returns the output of a model that would emit `wishes`, with the tokens that the budget forces.
     fn forced_output(mut meter: ThinkingBudgetState, wishes: &[Token]) -> Vec<Token> {
         let mut said = Vec::new();
         for &wish in wishes {

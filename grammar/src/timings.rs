@@ -1,14 +1,14 @@
-//! What grammars took, as plain numbers that anyone may read at any time.
+//! Durations of compilations and masks, as atomic counters that any thread may read.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Upper bounds of the buckets, in microseconds; a last one takes the rest.
+/// Upper bounds of the histogram buckets in microseconds; a last bucket holds larger values.
 pub const BOUNDS_US: [u64; 12] =
     [10, 50, 100, 500, 1_000, 5_000, 10_000, 50_000, 100_000, 500_000, 1_000_000, 2_000_000];
 
-/// Durations in buckets.
+/// Histogram of durations.
 #[derive(Debug, Default)]
 pub struct DurationHistogram {
     buckets: [AtomicU64; BOUNDS_US.len() + 1],
@@ -16,7 +16,7 @@ pub struct DurationHistogram {
 }
 
 impl DurationHistogram {
-    /// Adds one.
+    /// Adds a duration.
     pub fn record(&self, took: Duration) {
         let us = took.as_micros();
         let bucket = BOUNDS_US.iter().position(|&bound| us <= u128::from(bound));
@@ -24,33 +24,33 @@ impl DurationHistogram {
         self.sum_ns.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Durations in each bucket, not added up; the last holds those above all bounds.
+    /// Number of durations in each bucket, not cumulative; the last bucket holds durations above all bounds.
     pub fn buckets(&self) -> [u64; BOUNDS_US.len() + 1] {
         self.buckets.each_ref().map(|bucket| bucket.load(Ordering::Relaxed))
     }
 
-    /// All of them together, in seconds.
+    /// Sum of all durations in seconds.
     pub fn sum_seconds(&self) -> f64 {
         self.sum_ns.load(Ordering::Relaxed) as f64 / 1e9
     }
 }
 
-/// Counters of grammars since start (`grammar_compile_seconds`, `grammar_mask_seconds`).
+/// Grammar metrics since start (`grammar_compile_seconds`, `grammar_mask_seconds`).
 #[derive(Debug, Default)]
 pub struct GrammarTimings {
-    /// Compiled; found in the cache is not counted.
+    /// Compilations that succeeded; cache hits are not counted.
     pub compiled: DurationHistogram,
-    /// Refused.
+    /// Compilations that failed.
     pub rejected: DurationHistogram,
-    /// One mask of one row.
+    /// Masks of single rows.
     pub masks: DurationHistogram,
-    /// Masks that could not be made: their requests ended with `error`.
+    /// Number of masks that failed; their requests ended with `error`.
     pub masks_failed: AtomicU64,
-    /// Masks that steps did not wait for.
+    /// Number of masks that steps did not wait for.
     pub masks_overdue: AtomicU64,
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of the calling thread.
 pub(super) fn thread_cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -1,4 +1,4 @@
-//! Token ids as the grammar engine sees them: bytes in a trie, and how text becomes ids.
+//! Vocabulary of the grammar engine: a trie of token bytes, and the tokenization of text.
 
 use super::limits::TOKEN_BYTES_MAX;
 use llguidance::toktrie::{TokRxInfo, TokTrie, TokenId, TokenizerEnv};
@@ -6,29 +6,29 @@ use protocol::Token;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// How a text becomes ids; `None` = it cannot.
+/// Function that tokenizes a text; `None` = the text cannot be tokenized.
 pub type EncodeFn = Arc<dyn Fn(&str) -> Option<Vec<Token>> + Send + Sync>;
 
-/// What there is to know about a tokenizer.
+/// Vocabulary of a tokenizer.
 pub struct GrammarVocabulary {
-    /// The bytes that each id adds to the output; empty = the id is never allowed.
+    /// Bytes that each token id adds to the output; empty = the id is never allowed.
     pub tokens: Vec<Vec<u8>>,
-    /// Ids without text of their own, which only a grammar that names them allows.
+    /// Special token ids, allowed only by a grammar that names them.
     pub special: Vec<Token>,
-    /// Ids that end a text.
+    /// End-of-text token ids.
     pub end_ids: Vec<Token>,
-    /// The usual ids of a text: where a grammar leaves no choice of text, they are the only ones allowed.
+    /// Canonical tokenization of a text: where a grammar forces a text, only these ids are allowed.
     pub encode: EncodeFn,
 }
 
-/// The trie over all tokens.
+/// Trie of the bytes of all tokens.
 pub(super) struct TokenTrie {
     trie: TokTrie,
     encode: EncodeFn,
 }
 
 impl TokenTrie {
-    /// `None` if no id ends a text: no constrained output could ever end.
+    /// Creates the trie; `None` if there is no end-of-text token, so that no constrained output could end.
     pub(super) fn new(vocabulary: GrammarVocabulary) -> Option<Self> {
         let GrammarVocabulary { mut tokens, special, end_ids: mut ends, encode } = vocabulary;
         ends.retain(|&id| (id as usize) < tokens.len());
@@ -53,8 +53,8 @@ impl TokenizerEnv for TokenTrie {
         &self.trie
     }
 
-    /// The usual ids, where they mean exactly these bytes: a tokenizer may add a space, or see a special
-    /// token in plain text.
+    /// Returns the canonical tokenization, if its bytes are exactly `bytes`: a tokenizer may add a space or
+    /// parse a special token in plain text. Else returns a greedy tokenization.
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
         let text = std::str::from_utf8(bytes).ok();
         let usual = text.and_then(|text| (self.encode)(text));

@@ -1,6 +1,6 @@
-//! What the engine's thread, the threads that make masks and the clock hand to each other, in orders that a scheduler
-//! of tests draws: every step gets one message with every row, every mask is that of its place in the output, and
-//! a row that was late is told of.
+//! Tests the communication of the engine thread, the mask workers and the timer in random thread
+//! interleavings: every step gets one message with every row, every mask is the one of its position in the
+//! output, and every overdue row is announced.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
@@ -15,7 +15,7 @@ use std::sync::mpsc::{TryRecvError, sync_channel};
 
 const ORDERS: usize = 1_000;
 const END: Token = 256;
-/// What every output is, and so its masks.
+/// Allowed bytes at each position of every output.
 const OUTPUT: [&[u8]; 3] = [b"ab", b"c", b"de"];
 
 fn compiler() -> GrammarCompiler {
@@ -26,13 +26,14 @@ fn compiler() -> GrammarCompiler {
     GrammarCompiler::new(vocabulary).unwrap()
 }
 
-/// The bytes that a mask allows.
+/// Returns the bytes that a mask allows.
 fn allowed(row: &BitmaskRow) -> Vec<u8> {
     let bit = |byte: &u8| row.bitmask[usize::from(*byte) / 32] >> (byte % 32) & 1 == 1;
     (0..=255).filter(bit).collect()
 }
 
-/// Waits for what another thread sends: a channel of the system would stop them all.
+/// Receives a message of another thread. A blocking receive of the standard library would stop all simulated
+/// threads.
 fn next<T>(channel: &Receiver<T>) -> T {
     loop {
         match channel.try_recv() {
@@ -42,18 +43,18 @@ fn next<T>(channel: &Receiver<T>) -> T {
     }
 }
 
-/// The engine's thread between two steps.
+/// State of the engine thread between two steps.
 struct MaskStepHarness {
     workers: MaskWorkers,
     executor: SyncSender<ExecutorCommand>,
     sent: Receiver<ExecutorCommand>,
     mask_events: Receiver<(RequestId, MaskEvent)>,
-    /// Tokens of each output.
+    /// Number of tokens of each output.
     outputs: [u32; 2],
 }
 
 impl MaskStepHarness {
-    /// A step with a row for each output that is not whole: those that were not late get their token.
+    /// Runs a step with one row per incomplete output. Rows whose masks are not overdue commit one token.
     fn step(&mut self, number: u64) {
         let rows: Vec<(u32, RequestId)> = (0..)
             .zip(self.outputs)
@@ -98,8 +99,9 @@ fn every_step_gets_masks_and_overdue_ones_are_reported() {
     let findings = compiler.dry_run(&constraint).unwrap();
     check_random(
         move || {
-            // Another in each order: what is found out about a grammar holds for the requests that follow. Which lane serves a
-            // request hangs on processor time, though, so an order that fails may take other ways when it is drawn again.
+            // Compile a new grammar for each interleaving, because the measured speed of a grammar applies to
+            // later requests. The queue that a session enters depends on processor time, so a failing
+            // interleaving may differ when it is repeated.
             let grammar = compiler.compile(&constraint, findings).unwrap();
             let (announced, news) = channel();
             let pool = Arc::new(MaskWorkerPool {
@@ -107,7 +109,7 @@ fn every_step_gets_masks_and_overdue_ones_are_reported() {
                 slow: MaskSessionQueue::default(),
                 timings: Arc::default(),
                 listener: Arc::new(move |request, news| {
-                    let _ = announced.send((request, news)); // Who asked may have gone.
+                    let _ = announced.send((request, news)); // The receiver may have been dropped.
                 }),
             });
             let lanes: [fn(&MaskWorkerPool) -> &MaskSessionQueue; 3] =
@@ -117,7 +119,7 @@ fn every_step_gets_masks_and_overdue_ones_are_reported() {
                 thread::spawn(move || pool.run_worker(lane(&pool)))
             });
             let (clock, ticks) = channel();
-            // No step waits longer than this thread takes to come round.
+            // A step waits at most until this thread runs next.
             let watch = thread::spawn(move || {
                 let late = AtomicU64::new(0);
                 loop {
@@ -146,7 +148,7 @@ fn every_step_gets_masks_and_overdue_ones_are_reported() {
                 number += 1;
                 steps.step(number);
             }
-            // One leaves while its mask may be under way.
+            // End a request while its mask may be in progress.
             let end = TokenEvent::finished(RequestId(0), FinishReason::Length);
             steps.workers.observe_effects(&[SchedulerEffect::TokenEvents(vec![end])]);
             steps.outputs[0] = OUTPUT.len() as u32;

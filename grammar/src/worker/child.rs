@@ -1,4 +1,4 @@
-//! The child's end: tries what it is sent until the server is gone.
+//! Worker process: runs dry runs of grammars until the server closes the connection.
 
 use super::message::{GrammarWorkerReply, GrammarWorkerRequest, VocabularyMessage};
 use super::starvation_watchdog::{DryRunVerdicts, GrammarDryRun, take_over_starved};
@@ -16,13 +16,13 @@ use thread_priority::{
     set_thread_priority_and_policy, thread_native_id,
 };
 
-/// Threads with stacks for grammars.
+/// Number of threads with stacks for grammars.
 const THREADS: u64 = 2;
 
-/// Tries grammars for the server at the other end of `stream`, with less of the processor and of memory than others.
-/// Returns once the server is gone.
+/// Runs dry runs for the server at the other end of `stream`, with low priority and limited memory. Returns
+/// when the server closes the connection.
 ///
-/// Errors: the process cannot be confined, or the link fails.
+/// Errors: the limits cannot be set, or the connection fails.
 pub fn serve(stream: LinkSocket) -> io::Result<()> {
     limit_memory(THREADS * DRY_RUN_STACK_BYTES as u64 + WORKER_BYTES)?;
     let work = move || match serve_requests(stream) {
@@ -46,12 +46,13 @@ fn serve_requests(stream: LinkSocket) -> Result<(), LinkError> {
         match (message, &compiler) {
             (GrammarWorkerRequest::LowerPriority, _) => yield_to_others(),
             (GrammarWorkerRequest::Vocabulary(words), _) => {
-                // The server has found the same compiler usable: else it is no server.
+                // The server has created a compiler from an equal vocabulary. If this fails, the peer is not
+                // a server.
                 let made =
                     GrammarCompiler::new(vocabulary(words)).map_err(|_| LinkError::Closed)?;
                 let made = compiler.insert(Arc::new(made));
                 start_starvation_watchdog(made, &desk).map_err(failed)?;
-                set_idle_priority(); // What comes next is not the server's own.
+                set_idle_priority(); // Dry runs of client grammars follow.
                 desk.send(GrammarWorkerReply::Ready)?;
             }
             (GrammarWorkerRequest::Constraint(constraint), Some(compiler)) => {
@@ -65,7 +66,7 @@ fn serve_requests(stream: LinkSocket) -> Result<(), LinkError> {
     Ok(())
 }
 
-/// Starts the thread that tries what this one gets no processor for.
+/// Starts the thread that takes over dry runs for which this thread gets no processor time.
 fn start_starvation_watchdog(
     compiler: &Arc<GrammarCompiler>,
     desk: &Arc<DryRunVerdicts<LinkSocket>>,
@@ -77,7 +78,8 @@ fn start_starvation_watchdog(
     };
     let named = thread::Builder::new().name("grammar-watch".to_owned());
     named.stack_size(DRY_RUN_STACK_BYTES).spawn(|| {
-        // Nobody joins it, and the server would wait for a verdict. Without a server all ends anyway.
+        // The thread is never joined, and the server would wait for a verdict. When the server closes the
+        // connection, the process ends anyway.
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
             process::abort();
         }
@@ -85,7 +87,8 @@ fn start_starvation_watchdog(
     Ok(())
 }
 
-/// Lets everybody else go before this thread, for good: the system does not give back to anybody what this gives up.
+/// Sets the idle scheduling policy of this thread permanently: the system does not allow an unprivileged
+/// thread to raise its priority again.
 fn set_idle_priority() {
     let policy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
     let idle = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy);

@@ -1,4 +1,4 @@
-//! What a server and a process that tries grammars say to each other, in the frames of executors.
+//! Messages between the server and a grammar worker process, in the frames of executors.
 
 use crate::compile::{DryRunReport, GrammarError};
 use crate::constraint::OutputConstraint;
@@ -10,42 +10,42 @@ use protocol::frame::{self, FrameError};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Apart from the kinds of executors.
+/// Message kinds, distinct from those of executors.
 const WORKER_REQUEST_KIND: u16 = 65;
 const WORKER_REPLY_KIND: u16 = 66;
 
-/// To the process.
+/// Message to the worker process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum GrammarWorkerRequest {
-    /// May come before everything: be of little priority while you learn the vocabulary.
+    /// Runs with low priority while the vocabulary is loaded. Optional, before `Vocabulary`.
     LowerPriority,
-    /// Comes first, once.
+    /// Vocabulary; sent once, before any constraint.
     Vocabulary(VocabularyMessage),
-    /// A grammar to try.
+    /// Grammar for a dry run.
     Constraint(Arc<OutputConstraint>),
 }
 
-/// A vocabulary without its tokenizer.
+/// Vocabulary without its tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct VocabularyMessage {
-    /// As in `GrammarVocabulary`.
+    /// Token bytes, as in `GrammarVocabulary`.
     pub(super) tokens: Vec<Vec<u8>>,
     pub(super) special: Vec<Token>,
     pub(super) end_ids: Vec<Token>,
 }
 
-/// From it.
+/// Message from the worker process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum GrammarWorkerReply {
-    /// It knows the vocabulary.
+    /// The vocabulary is loaded.
     Ready,
-    /// Of the grammar it was sent.
+    /// Result of the dry run of a constraint.
     Verdict(Result<DryRunReport, GrammarError>),
 }
 
-/// The first frame, the same for every process of a server.
+/// Encodes the vocabulary frame, which is equal for all worker processes of a server.
 ///
-/// Errors: there are more tokens than a frame holds.
+/// Errors: the tokens exceed the size of a frame.
 pub(crate) fn vocabulary_frame(vocabulary: &GrammarVocabulary) -> Result<Vec<u8>, FrameError> {
     let GrammarVocabulary { tokens, special, end_ids: ends, .. } = vocabulary;
     let words = VocabularyMessage {
@@ -102,7 +102,7 @@ mod tests {
         back
     }
 
-    /// As deep as schemas may be.
+    /// Returns a schema of maximum nesting depth.
     fn deep() -> Value {
         (0..crate::NESTING_MAX).fold(json!("(a)"), |inner, _| json!({"items": inner}))
     }

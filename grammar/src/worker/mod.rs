@@ -1,15 +1,16 @@
-//! The trial of a grammar: it is compiled, and some of its texts are followed, in a process of its own, before this
-//! one touches it.
+//! Dry run of a grammar: a worker process compiles it and follows some of its texts before the server
+//! compiles it.
 //!
-//! No limit of the compiler bounds everything that it does, a thread cannot be stopped, and memory that a thread
-//! takes is everybody's. A process can be killed. So each grammar is first tried in a child that leaves the
-//! processor to others, with bounded memory: if it is not done in time, the child is killed and the grammar
-//! refused. What has passed is compiled here again, by the same code, at a cost that is known by then: a compiled
-//! grammar is a web of tables that grow as it is followed, with no form to send it in.
+//! No limit of the compiler library bounds all of its work, a thread cannot be stopped, and memory of a
+//! thread belongs to the whole process. A process can be killed. Therefore each grammar first runs in a child
+//! process of low priority with bounded memory. If the child is not done in time, it is killed and the
+//! grammar is rejected. After a successful dry run the server compiles the grammar again with the same code,
+//! at a cost that is known by then. A compiled grammar cannot be sent between processes: it is a graph of
+//! tables that grow while it is followed, without a serialised form.
 //!
-//! The child is this binary as `hadron grammar-worker`. Its standard input is a socket on which it gets the
-//! vocabulary once, then grammars, one at a time, each answered before the next. It knows no tokenizer: it spells
-//! text without a choice in it with the longest tokens that fit.
+//! The child is this binary as `hadron grammar-worker`. Its standard input is a socket on which it receives
+//! the vocabulary once and then grammars, one at a time, each answered before the next. It has no tokenizer:
+//! it tokenizes forced text greedily with the longest tokens that fit.
 
 mod child;
 mod message;

@@ -1,4 +1,4 @@
-//! The server's end: a process that tries grammars, started, asked, killed.
+//! Server side of a grammar worker process: start, requests, kill.
 
 use super::message::{GrammarWorkerReply, GrammarWorkerRequest};
 use crate::compile::{DryRunReport, GrammarError};
@@ -15,20 +15,20 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A child of this process that tries grammars. Dropping it kills it and waits for its end.
+/// Child process that runs dry runs of grammars. Dropping it kills the process and waits for its exit.
 pub(crate) struct GrammarWorkerProcess {
     child: Child,
-    /// Killed, or ended.
+    /// Whether the process was killed or has exited.
     ended: bool,
     requests: FrameWriter<UnixStream, GrammarWorkerRequest>,
     replies: FrameReader<UnixStream, GrammarWorkerReply>,
 }
 
 impl GrammarWorkerProcess {
-    /// Starts it and waits until it knows the vocabulary, for which it is of little priority if it `yields`. It dies
-    /// with the thread that calls this.
+    /// Starts the process and waits until it has loaded the vocabulary, with low priority if `yields`. The
+    /// process dies with the calling thread.
     ///
-    /// Errors: no process or descriptor is left, or it does not become ready.
+    /// Errors: the process cannot be started, or does not become ready in time.
     pub(crate) fn start(
         program: &WorkerProgram,
         vocabulary: &[u8],
@@ -44,7 +44,7 @@ impl GrammarWorkerProcess {
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .spawn()?;
-        // From here on a failure kills it.
+        // From here on, an error drops the process and so kills it.
         let to = FrameWriter::new(ours.try_clone()?, EPOCH);
         let from = FrameReader::new(ours.try_clone()?, EPOCH);
         let mut process = Self { child, ended: false, requests: to, replies: from };
@@ -61,14 +61,15 @@ impl GrammarWorkerProcess {
         Ok(process)
     }
 
-    /// Whether it can be asked.
+    /// Whether the process can receive requests.
     pub(crate) fn is_alive(&mut self) -> bool {
         !self.ended && matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Tries a grammar.
+    /// Runs the dry run of a grammar.
     ///
-    /// Errors: it is not done in time, or ended. It has been killed then and is of no more use.
+    /// Errors: the dry run exceeds its time, or the process ended. The process is killed then and cannot be
+    /// used again.
     pub(crate) fn dry_run(
         &mut self,
         constraint: &Arc<OutputConstraint>,
@@ -84,7 +85,7 @@ impl GrammarWorkerProcess {
         }
     }
 
-    /// Waits for its answer as long as grammars may take, and longer while the processor is others'.
+    /// Waits for the reply for `COMPILE_TIME`, and longer while the process gets too little processor time.
     fn wait_reply(
         &mut self,
         begun: (Instant, Duration),
@@ -104,12 +105,13 @@ impl GrammarWorkerProcess {
         }
     }
 
-    /// Time and processor time from then on.
+    /// Returns wall time and processor time since a start.
     fn elapsed_since(&self, (then, spent): (Instant, Duration)) -> (Duration, Duration) {
         (then.elapsed(), self.child_cpu_time().saturating_sub(spent))
     }
 
-    /// Kills it for a grammar that it is not done with; whether that is the grammar's fault.
+    /// Kills the process for a dry run that exceeds its time. Returns whether the grammar or the machine is
+    /// the cause.
     fn kill_overdue(&mut self, begun: (Instant, Duration)) -> GrammarError {
         let (waited, spent) = self.elapsed_since(begun);
         self.kill();
@@ -127,20 +129,22 @@ impl GrammarWorkerProcess {
         }
     }
 
-    /// Processor time of all its threads, to ten milliseconds; nothing if it has ended.
+    /// Processor time of all threads of the process, with a resolution of ten milliseconds; 0 if it has
+    /// exited.
     fn child_cpu_time(&self) -> Duration {
-        const TICK: Duration = Duration::from_millis(10); // On every architecture we run on.
+        const TICK: Duration = Duration::from_millis(10); // USER_HZ is 100 on all supported architectures.
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
         let stat = stat.unwrap_or_default();
-        // Behind the name, which may hold spaces: the 3rd field and on; utime and stime are the 14th and 15th.
+        // After the name, which may contain spaces, fields start at the 3rd; utime and stime are the 14th and
+        // 15th.
         let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
         let ticks = fields.skip(11).take(2).filter_map(|field| field.parse::<u32>().ok());
         TICK * ticks.sum::<u32>()
     }
 
-    /// What became of it.
+    /// Kills the process and returns its exit status as an error.
     fn exit_error(&mut self) -> GrammarError {
-        self.kill(); // One that has ended by itself keeps its status.
+        self.kill(); // A process that has already exited keeps its status.
         let status = self.child.wait();
         let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
         tracing::warn!(process = self.child.id(), how, "a grammar broke the process that tried it");
@@ -149,7 +153,7 @@ impl GrammarWorkerProcess {
 
     fn kill(&mut self) {
         self.ended = true;
-        let _ = self.child.kill(); // It may have ended by now, which is what was wanted.
+        let _ = self.child.kill(); // An error means that the process has already exited.
     }
 }
 

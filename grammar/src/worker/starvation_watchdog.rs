@@ -1,8 +1,8 @@
-//! The thread that takes over a trial where others leave the idle one nothing.
+//! Watchdog thread that takes over a dry run when the idle-priority thread gets no processor time.
 //!
-//! An idle thread gets some three thousandths of a processor that others use up: too little for any grammar. Instead
-//! of a share of its own it has this thread, of low priority, which tries the same grammar once it can be seen that the
-//! idle one starves: early enough to have had its processor time by the end of the time that a grammar may take.
+//! An idle thread gets about three thousandths of a processor that other threads use fully: too little for
+//! any grammar. The watchdog thread has low priority instead and repeats the dry run when the idle thread is
+//! starved, early enough to get `DRY_RUN_CPU_TIME_MIN` before the end of `COMPILE_TIME`.
 
 use super::message::GrammarWorkerReply;
 use crate::compile::{DryRunReport, GrammarError};
@@ -18,18 +18,19 @@ use std::time::{Duration, Instant};
 
 type DryRunVerdict = Result<DryRunReport, GrammarError>;
 
-/// From one look at the trials to the next: waking up with each of them would cost what idleness saves.
+/// Interval of the starvation check. A wake-up per dry run would cost the processor time that the idle
+/// priority saves.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// Time after which a trial without its least processor time is taken over.
+/// Time after which a dry run with less than `DRY_RUN_CPU_TIME_MIN` of processor time counts as starved.
 const STARVED_AFTER: Duration = Duration::from_millis(300);
-/// Looks that find nothing before the thread sleeps until there is a trial.
+/// Number of checks without a dry run after which the thread sleeps until the next one.
 const IDLE_CHECKS_MAX: u32 = 20;
 
-/// A grammar that the server waits for.
+/// Dry run that the server waits for.
 pub(super) struct GrammarDryRun {
     pub(super) constraint: Arc<OutputConstraint>,
     since: Instant,
-    /// Processor time of this process when it began.
+    /// Processor time of this process at the start of the dry run.
     spent: Duration,
 }
 
@@ -38,21 +39,21 @@ impl GrammarDryRun {
         Self { constraint, since: Instant::now(), spent: process_cpu_time() }
     }
 
-    /// Whether others leave it nothing, or it takes as long as a grammar may: then the server lets it go on for no
-    /// other reason.
+    /// Whether the dry run is starved: it has too little processor time, or it exceeds `COMPILE_TIME`, beyond
+    /// which the server waits for starved dry runs only.
     fn is_starved(&self) -> bool {
         let (age, spent) = (self.since.elapsed(), process_cpu_time().saturating_sub(self.spent));
         age > COMPILE_TIME || age > STARVED_AFTER && spent < DRY_RUN_CPU_TIME_MIN
     }
 }
 
-/// Of all threads of this process.
+/// Processor time of all threads of this process.
 fn process_cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// Where trials begin and verdicts are handed in.
+/// Current dry run, and the sender of its verdict.
 pub(super) struct DryRunVerdicts<W> {
     state: Mutex<DryRunVerdictsState<W>>,
     trial_started: Condvar,
@@ -60,12 +61,12 @@ pub(super) struct DryRunVerdicts<W> {
 
 struct DryRunVerdictsState<W> {
     replies: FrameWriter<W, GrammarWorkerReply>,
-    /// Without a verdict so far.
+    /// Dry run without a verdict.
     pending: Option<Arc<GrammarDryRun>>,
 }
 
 impl<W: Write> DryRunVerdicts<W> {
-    /// A desk whose verdicts go to `to`.
+    /// Creates the state; verdicts are sent to `to`.
     pub(super) fn new(to: FrameWriter<W, GrammarWorkerReply>) -> Self {
         Self {
             state: Mutex::new(DryRunVerdictsState { replies: to, pending: None }),
@@ -73,20 +74,22 @@ impl<W: Write> DryRunVerdicts<W> {
         }
     }
 
-    /// Errors: the server is gone.
+    /// Sends a message.
+    ///
+    /// Errors: the server has closed the connection.
     pub(super) fn send(&self, message: GrammarWorkerReply) -> Result<(), LinkError> {
         lock(&self.state).replies.send(message)
     }
 
-    /// From here on the trial has to end in a verdict.
+    /// Starts a dry run, which must end with a verdict.
     pub(super) fn begin(&self, trial: &Arc<GrammarDryRun>) {
         lock(&self.state).pending = Some(Arc::clone(trial));
         self.trial_started.notify_one();
     }
 
-    /// Tells the verdict of a trial, unless it has one.
+    /// Sends the verdict of a dry run, unless the dry run already has one.
     ///
-    /// Errors: the server is gone.
+    /// Errors: the server has closed the connection.
     pub(super) fn report_verdict(
         &self,
         trial: &Arc<GrammarDryRun>,
@@ -111,9 +114,9 @@ impl<W: Write> DryRunVerdicts<W> {
     }
 }
 
-/// Tries what starves, for ever.
+/// Repeats starved dry runs until an error occurs.
 ///
-/// Errors: the server is gone.
+/// Errors: the server has closed the connection.
 pub(super) fn take_over_starved<W: Write>(
     desk: &DryRunVerdicts<W>,
     try_out: impl Fn(&GrammarDryRun) -> DryRunVerdict,
@@ -162,7 +165,7 @@ mod tests {
             desk.begin(&trial);
             trial
         };
-        // The thread sleeps before the first one, and looks before the second.
+        // The watchdog sleeps before the first dry run, and polls before the second.
         for _ in 0..2 {
             let since = Instant::now();
             let starving = begin();

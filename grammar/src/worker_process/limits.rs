@@ -1,28 +1,29 @@
-//! Limits that a worker process sets for itself before it works on a request.
+//! Limits that a worker process sets for itself before it processes requests.
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::{fs, io};
 
-/// The out-of-memory killer takes a worker process first.
+/// OOM score: the out-of-memory killer ends worker processes first.
 const OOM_SCORE: &str = "1000";
 
-/// Environment variable and value of a worker process: its allocator maps memory as it needs it. By default it maps a gigabyte at start,
-/// which `limit_memory` would not count.
+/// Environment variable and value of a worker process that let its allocator map memory on demand. By default
+/// the allocator maps 1 GiB at start, which `limit_memory` would not count.
 pub const ARENA_RESERVE: (&str, &str) = ("MIMALLOC_ARENA_RESERVE", "16MiB");
 
-/// What threads that may have much to do leave to others, in steps of the system's scale.
+/// Nice value of low-priority threads.
 const NICENESS: i32 = 10;
 
-/// Gives this thread, and those that it starts, a lower priority.
+/// Lowers the priority of this thread and of threads that it starts later.
 pub fn yield_to_others() {
     if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
         tracing::debug!(%error, "work of requests gets as much of the processor as everything else");
     }
 }
 
-/// Bounds the address space of this process to `bytes` more than it has now. It leaves no core dump, and goes first where memory runs out.
+/// Limits the address space of this process to `bytes` more than it uses now, disables core dumps, and makes
+/// the out-of-memory killer end this process first.
 ///
-/// Errors: the system refuses the limit, or `/proc` cannot be read.
+/// Errors: the system rejects the limit, or `/proc` cannot be read.
 pub fn limit_memory(bytes: u64) -> io::Result<()> {
     let limit = |bytes: u64| Rlimit { current: Some(bytes), maximum: Some(bytes) };
     setrlimit(Resource::As, limit(address_space()? + bytes))?;
@@ -33,7 +34,7 @@ pub fn limit_memory(bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes of address space that this process has now.
+/// Address space of this process in bytes.
 fn address_space() -> io::Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));

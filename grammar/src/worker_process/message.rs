@@ -5,12 +5,12 @@ use protocol::codec::CodecError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A worker process that is lost takes its link with it: there is one generation.
+/// Epoch of all frames: the connection ends with its worker process, so there is one generation.
 pub const EPOCH: Epoch = Epoch(1);
 
-/// Appends the body of a message of a kind.
+/// Appends the body of a message.
 ///
-/// Errors: a value that has no form in MessagePack.
+/// Errors: the value cannot be represented in MessagePack.
 pub fn encode_message(
     kind: u16,
     value: &impl Serialize,
@@ -20,9 +20,9 @@ pub fn encode_message(
     rmp_serde::encode::write(out, value).map_err(error)
 }
 
-/// The body of a message, which must be of the kind `wanted`.
+/// Decodes the body of a message of the kind `wanted`.
 ///
-/// Errors: another kind, or a body that is no such message.
+/// Errors: the message has another kind, or its body is invalid.
 pub fn decode_message<T: DeserializeOwned>(
     wanted: u16,
     kind: u16,

@@ -1,7 +1,7 @@
-//! What the worker processes of a server have in common: memory limits and messages.
+//! Common parts of the server's worker processes: memory limits and messages.
 //!
-//! Work of a request that no limit inside a library bounds runs in a worker process: grammars are tried in one (`grammar/worker`), templates
-//! of requests are rendered in one (`text/template`).
+//! Work of a request that no library limit bounds runs in a worker process: dry runs of grammars
+//! (`grammar/worker`) and rendering of chat templates from requests (`text/template`).
 
 mod limits;
 mod message;

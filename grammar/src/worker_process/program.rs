@@ -1,15 +1,15 @@
-//! The program of a worker process.
+//! Program of a worker process.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// A binary, its arguments, and what it does not inherit.
+/// Binary of a worker process, its arguments, and a variable that it does not inherit.
 #[derive(Debug, Clone)]
 pub struct WorkerProgram {
-    /// The binary: this build.
+    /// Path of the binary: this build.
     pub path: PathBuf,
-    /// Its arguments: the role, and how it logs.
+    /// Arguments: the subcommand and the log settings.
     pub args: Vec<OsString>,
-    /// Environment variable that holds a secret of the server, which the process does not inherit.
+    /// Environment variable with a secret of the server, removed from the environment of the process.
     pub secret_variable: &'static str,
 }
