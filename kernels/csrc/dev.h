@@ -36,8 +36,7 @@
 //                           with NaN); has the alignment of T only: tiles and 16-byte copies need a T of 16
 //                           bytes
 //   DYN_SHARED(T, name)     the launch's dynamic shared memory, aligned to 16 bytes
-//   WARP_SIZE               lanes of a warp (NVIDIA) or wavefront (AMD): 32 or 64. "Warp" means both in these
-//                           files
+//   WARP_SIZE               lanes of a warp (NVIDIA) or wavefront (AMD): 32 or 64. These files call both warps
 //   tid() bdim() lane() warp_id() bid_x|y|z() gdim_x|y|z()
 //   sync()                  block barrier; every thread of the block must call it
 //   warp_sync()             orders shared memory between the lanes of a warp; every lane must call it
@@ -46,11 +45,12 @@
 //                           names. exp2_, log2_, rsqrt_, rcp_ are hardware instructions, accurate to about 2
 //                           ulp
 //   atomic_add(u32*|float*, v) atomic_max(u32*, v) atomic_cas(u32*, expected, wanted) -> old value; relaxed,
-//   device scope
+//                           device scope
 //   atomic_add_acq_rel(u32*, v) load_acquire(u32*) store_release(u32*, v) fence()   order other memory,
 //                           device scope
 //   pause()                 inside a spin loop that waits for another block or lane
-//   load_const<V>(p)        global data not written by this kernel or by the previous one (weights, tables)
+//   load_const<V>(p)        global data that nothing writes while this kernel or the previous one runs (weights,
+//                           tables)
 //   load_stream<V>(p)       as load_const, for data that is read once: no allocation in the L1 cache
 //   store_stream<V>(p, v)   global data that is not read soon.   V is 4, 8 or 16 bytes and aligned to its
 //                           size

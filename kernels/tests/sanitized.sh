@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# The conformance tests of the kernels on the emulator, with kernels compiled for AddressSanitizer and UndefinedBehaviorSanitizer, then
-# for ThreadSanitizer. Only kernels are compiled for them; the rest of the process is not watched.
+# Runs the `gpu` tests of the kernels on the emulator, with kernels compiled for AddressSanitizer and
+# UndefinedBehaviorSanitizer, then for ThreadSanitizer. Only kernels are instrumented, not the rest of the process.
 #
-#   sanitized.sh --turn N [TEST...]     for each sanitizer one variant of the kernels and half of the files, chosen by N
-#   sanitized.sh --all [TEST...]        every variant under both, every file
+#   sanitized.sh --turn N [TEST...]     for each sanitizer one kernel variant and half of the test files, selected by N
+#   sanitized.sh --all [TEST...]        every variant and every test file under both sanitizers
 #
-# Variants: wavefronts of 64 lanes with the branches of gfx942, the same with those of gfx950, warps of 32 lanes. Every six
-# consecutive turns take each variant and each file under both sanitizers. TEST: arguments of the test binary, such as names of tests or --skip.
+# Variants: wavefronts of 64 lanes with the branches of gfx942, wavefronts of 64 lanes with the branches of gfx950,
+# warps of 32 lanes. Six consecutive values of N cover each variant and each file under both sanitizers. TEST: arguments
+# of the test binary, such as test names or --skip.
 set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/../.."
@@ -20,7 +21,8 @@ variants=("64 942" "64 950" "32 0")
 host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
 export RUNNER=CARGO_TARGET_${host}_RUNNER
 
-# A fault that one order of wavefronts hides shows in another: random orders under AddressSanitizer, the first wavefront ahead under ThreadSanitizer.
+# A bug hidden by one order of wavefronts appears in another one: random orders under AddressSanitizer, first wavefront
+# first under ThreadSanitizer.
 run() {
     local kind=$1 library=$2 seed=$3 waves=$4 gfx=$5
     shift 5
@@ -32,23 +34,23 @@ run() {
 }
 export -f run
 
-# Names of the tests in every second file, from the first or the second on: half OFFSET ARGUMENT...
+# Prints the names of the tests in every second test file, one file per line: half OFFSET ARGUMENT...
 half() {
     local offset=$1
     shift
     local tests files
     tests=$(cargo test -q --test gpu -- --list --format terse --skip errors:: "$@" | sed -n 's/: test$//p')
-    # The longest files first.
+    # The slowest files first.
     files=$(printf '%s\n' mla_prefill sample mla kv_fp8 linear moe $(sed 's/::.*//' <<<"$tests") | awk '!seen[$0]++' | awk -v offset="$offset" 'NR % 2 == offset')
     for file in $files; do
         grep "^$file::" <<<"$tests" | paste -sd ' ' - || true
     done | sed '/^$/d'
 }
 
-# ThreadSanitizer is quickest in a process that tests one thing: two processes, each with the tests of one file at a time.
-# Thousands of equal launches, or blocks, show no race that a few do not, and ThreadSanitizer takes minutes for them.
-# A lone row's attention fetches the tile of the newest token while that token's slot is written: the bytes it gets of
-# this slot are never used (`complete_tile` puts the token over them), but they are a race by the letter.
+# ThreadSanitizer is fastest with few tests per process: two processes, each with the tests of one file at a time.
+# Skipped: tests with thousands of equal launches or blocks, which take minutes and find no further races; and
+# single-row attention, which loads the tile of the newest token while that token's slot is written: a formal data race,
+# but the loaded bytes are never used, because `complete_tile` overwrites them.
 threads() {
     local offset=$1 variant=$2
     shift 2

@@ -78,7 +78,7 @@ enum : u32 {
     TEAM = WARPS * WARP_SIZE,
     TURN_KEYS = WARPS * TILE_KEYS,  // keys per block iteration: one tile per warp
     TILES_AHEAD = WARP_SIZE == 64 ? 1 : STAGES,
-    SPREAD_RUNS = 1,  // threshold of splits per block up to which rows are scheduled separately (split_schedule.h)
+    SPREAD_RUNS = 1,  // rows are scheduled separately up to this number of splits per block
     CUT_TOGETHER = 0  // the split length of a row depends on its own context only
 };
 DEV void team_sync() { sync(); }

@@ -14,8 +14,8 @@ struct Rows {
     const i32 *context_lens, *cu_q, *tables, *table_rows;
     u32 rows, kv_heads, table_width;
     const i32* positions;  // positions of tokens; null if not needed
-    u32 together;          // maximum number of rows processed at once, if they are successive tokens of a request
-    u32 fresh;             // maximum number of successive tokens of a request in a step: the number of keys that may be new
+    u32 together;          // maximum number of successive tokens of a request processed at once
+    u32 fresh;             // maximum number of tokens of a request per step: keys that may be new
 };
 
 // Position in the list of splits.
@@ -24,7 +24,7 @@ struct Place {
     u32 context, table, token, position;  // context: of the last of the grouped rows; the others: of the first
     u32 span, splits, cut;
     u32 record;    // number of splits of earlier rows, each of which has a record
-    u32 count;    // number of rows processed together, from this row on; each sees one key more than the previous one
+    u32 count;    // rows processed together, from this one on; each sees one more key
     u32 together;  // maximum number of rows processed together, in this launch
     u32 run_end;  // for rows of any number of tokens (mla_decode/token.h)
 };

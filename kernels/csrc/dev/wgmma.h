@@ -17,8 +17,8 @@
 //   anew(x)                 x, opaque to the compiler: values derived from it are recomputed instead of kept
 //                           in registers
 //
-//   wgmma<N>(c, a, b, add)  c [64][N] = a [64][16] b [16][N] (+ c if add); N: see WGMMA_WIDTH; c: float[N /
-//                           2].
+//   wgmma<N>(c, a, b, add)  c [64][N] = a [64][16] b [16][N] (+ c if add); N: see WGMMA_WIDTH; c:
+//                          float[N / 2].
 //                           a: KMajor or u32[4]; b: KMajor or NMajor
 //     element i of c is row wgmma_row(i), column wgmma_col(i). An accumulator becomes the register operand a
 //     of the next MMA, its columns as k: a[i] = pack_half(c[2 i], c[2 i + 1]), i < 4, are the first 16 k, and

@@ -16,8 +16,8 @@
 //                         its sequence slot, and those at the ends of blocks. Grid: rows x parts.
 // draft_argmax            y[i] = the lowest id with the largest logit, f32 [n, V]; for a row of NaNs, some
 //                         id. Grid: n. Block: 1024.
-// draft_shard_candidates  draft_argmax over a rank's `ids` ids from `begin` on (vocab-parallel): words [n,
-// 2], the key of the logit and of the id. Grid and block as draft_argmax.
+// draft_shard_candidates  draft_argmax over a rank's `ids` ids from `begin` on (vocab-parallel): words
+//                         [n, 2], the key of the logit and of the id. Grid and block as draft_argmax.
 // draft_shard_merge       y[i] = the best id over the words of all ranks, [ranks, n, 2]. Grid: blocks of 256
 //                         over rows.
 // map_draft_ids           y[i] = names[y[i]], of y i32 [count]: draft vocabulary to target vocabulary. Grid:

@@ -8,7 +8,7 @@ enum : u32 {
     MULTIPLIERS = COMPUTE_WARPS * WARP_SIZE,
     SPAN = SLAB / COMPUTE_WARPS,  // k of one warp in a slab
     BLOCK_K = 128,                // k that share a scale
-    LINE = SLAB + 64,             // bytes of a row of a slab, padded: alternate rows use the other half of the banks
+    LINE = SLAB + 64,             // bytes per slab row, padded: alternate rows use different banks
     X_LINE = SLAB * 2 + 16,       // bytes of a row of x, padded by four banks
     LINES = TILES * STRIP_ROWS,
     PAIRS = (TILES + 1) / 2,  // pairs of strips

@@ -5,7 +5,7 @@ enum : u32 {
     COMPUTE_WARPS = 8,        // consumer warps; one more warp is the producer
     MULTIPLIERS = COMPUTE_WARPS * WARP_SIZE,
     SPAN = SLAB / COMPUTE_WARPS,  // k of one warp in a slab
-    LINE = SLAB * 2 + 64,         // bytes of a row of a slab, padded: alternate rows use the other half of the banks
+    LINE = SLAB * 2 + 64,         // bytes per slab row, padded: alternate rows use different banks
     LINES = TILES * STRIP_ROWS,
     MOST_STAGES = 16,
     MOST_ROWS = 16,

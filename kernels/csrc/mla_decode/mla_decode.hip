@@ -55,7 +55,7 @@ enum : u32 {
     WARPS = TOGETHER * TOKEN_WARPS,
     TEAM = WARPS * WARP_SIZE,
     WIDTH = LATENT + ROTARY,
-    SPREAD_RUNS = 1,   // threshold of splits per block up to which rows are scheduled separately (split_schedule.h)
+    SPREAD_RUNS = 1,   // rows are scheduled separately up to this number of splits per block
     CUT_TOGETHER = 0,  // the split length of a row depends on its own context only
     LINE = WIDTH + 8  // row stride in shared memory, in elements: eight rows have no bank conflicts
 };

@@ -13,8 +13,9 @@
 //                    ranks. Grid: ranks. Block: a multiple of WARP_SIZE up to 1024. Every block scans all
 //                    choices twice.
 // moe_combine_ranks  y [T, cols] = sum of the rows of x [rows, cols] with indices places i32 [T, n], in that
-// order, in f32 from zero on, rounded once. Indices out of range are skipped. All of ACT. Grid: T * parts,
-// part fastest. Block: a multiple of WARP_SIZE up to 256, eight columns per thread.
+//                    order, in f32 from zero on, rounded once. Indices out of range are skipped. All of ACT.
+//                    Grid: T * parts, part fastest. Block: a multiple of WARP_SIZE up to 256, eight columns
+//                    per thread.
 // Roofline: the bytes of moe_combine_ranks; the other kernels are latency-bound.
 #include "dev.h"
 #include "sample/order.h"

@@ -34,12 +34,12 @@
 enum : u32 {
     OTHERS = RANKS - 1,
     PAIRS = sizeof(ACT),  // pairs of words per eight elements
-    AT_ONCE = OTHERS == 1 ? 8 : OTHERS == 2 ? 4 : OTHERS <= 4 ? 4 / PAIRS : 1,  // pairs per rank that are polled together
+    AT_ONCE = OTHERS == 1 ? 8 : OTHERS == 2 ? 4 : OTHERS <= 4 ? 4 / PAIRS : 1,  // pairs polled together, per rank
     LOOKS = 1024,  // polls of memory per poll of the host's word
     NOTHING = ~0u
 };
 
-struct Memory { u8 *own, *of[OTHERS]; };  // memory of this rank, and of the others in rank order, as mapped on this GPU
+struct Memory { u8 *own, *of[OTHERS]; };  // of this rank; of the others in rank order, as mapped here
 struct Count { u32 launch, left; };  // number of launches so far; number of finished blocks of the current launch
 
 // State of a launch in one thread.

@@ -2,7 +2,7 @@
 // (`StepPreparation`).
 //
 // prepare_step  writes sequence slots: sampling parameters, history and mask of requests that start in a
-// slot; block tables of the rows
+//               slot; block tables of the rows
 //               writes ids, positions i32 [tokens], slots i64 [tokens]; cu_q i32 [rows + 1]; context_lens i32
 //               [rows]; row_facts i32 [facts, rows]; question_tokens i32 [questions]
 // Grid: rows (at least 1) x parts. Block: 256. In a captured graph rows, tokens and questions (logits rows)

@@ -22,7 +22,7 @@ struct ChunkRecord {
     u64 winner;          // place of the largest value with Gumbel noise, if the token is sampled
     float winner_value;  // its value without the noise
     float mass;          // sum of exp(value - best value), if top-p needs it
-    float raw_best, raw_mass;  // largest raw logit, and sum of exp(logit - raw_best); if log-probabilities are requested
+    float raw_best, raw_mass;  // largest raw logit, sum of exp(logit - raw_best); if requested
 };
 
 // How the token of one logits row is chosen.

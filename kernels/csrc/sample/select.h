@@ -4,7 +4,7 @@
 #include "sample/chunk.h"
 
 enum : u32 {
-    LIST = 1024,     // maximum number of places sorted at once; also the maximum length of a list of log-probabilities
+    LIST = 1024,     // maximum number of places sorted at once, and of listed log-probabilities
     BIN_BITS = 11,
     BINS = 1u << BIN_BITS,
 };

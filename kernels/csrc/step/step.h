@@ -23,8 +23,8 @@ struct StageRow {
     i32 start;       // position of the first token; if only the sequence slot has it, its upper bound
     i32 len;
     i32 token;       // index of the first token in the step
-    i32 ids;         // words index of its token ids; -1 - n: the row begins n positions after the slot's newest token, and
-                     // that token's id is the placeholder of all its ids until draft tokens are inserted
+    i32 ids;         // words index of its token ids; -1 - n: the row begins n positions after the
+                     // slot's newest token, the placeholder of all its ids until drafts are inserted
     i32 table_from;  // first entry of the block table that is replaced
     i32 table_len;   // number of entries replaced
     i32 table_at;    // words index of the new entries
