@@ -1,4 +1,5 @@
-//! What a rank does in its group, as the others and whoever watches read it from shared memory.
+//! Records of collective calls in shared memory, read by other ranks and by the process that monitors the
+//! group.
 
 use std::fmt;
 use std::sync::atomic::AtomicU32;
@@ -6,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use device::DType;
 
-/// What is done.
+/// Operation of a collective call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CollectiveOp {
     /// [`CollectiveBackend::all_reduce`](crate::CollectiveBackend::all_reduce)
@@ -25,46 +26,48 @@ pub enum CollectiveOp {
     Broadcast(usize),
     /// [`CollectiveBackend::barrier`](crate::CollectiveBackend::barrier)
     Barrier,
-    /// A number that no build of this version writes.
+    /// Operation code that this version does not write.
     Unknown,
 }
 
-/// How far it is.
+/// Progress of a collective call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallState {
-    /// Under way; on a device also what nobody has seen it come past.
+    /// In flight; on a device also completed but not yet confirmed by a
+    /// [`LaunchCheckpoint`](crate::LaunchCheckpoint).
     InProgress,
-    /// Over.
+    /// Completed.
     Done,
-    /// Over, and the group with it.
+    /// Failed, and with it the group.
     Failed,
 }
 
-/// One collective of one rank.
+/// Collective call of one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CollectiveCall {
-    /// Number of this call in its group, from 1 on; it starts again at 0 after 2³² of them.
+    /// Sequence number of the call in its group, starting at 1; it wraps to 0 after 2³² calls.
     pub sequence: u32,
-    /// What is done.
+    /// Operation.
     pub op: CollectiveOp,
-    /// Elements; of a barrier nothing in particular.
+    /// Element type; meaningless for a barrier.
     pub dtype: DType,
-    /// Rows that this rank brings; those of all ranks where they may bring different numbers, of `all_to_all` those that go to other ranks.
+    /// Number of input rows of this rank; for `all_gather_rows` the number of output rows, for `all_to_all`
+    /// the total number of rows sent to another rank.
     pub rows: u32,
-    /// Columns that this rank brings.
+    /// Number of input columns of this rank.
     pub cols: u32,
-    /// How far it is.
+    /// Progress of the call.
     pub state: CallState,
 }
 
-/// The word of a broadcast from rank 0; those from others follow.
+/// Operation code of a broadcast from rank 0; a broadcast from rank `r` has the code `FIRST_BROADCAST + r`.
 const FIRST_BROADCAST: u32 = 16;
 
-/// Words of a call.
+/// Number of 32-bit words of a call record.
 pub(crate) const CALL_WORDS: usize = 8;
 
 impl CollectiveOp {
-    /// The name, for messages.
+    /// Name of the operation in messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -111,13 +114,13 @@ impl CollectiveOp {
 }
 
 impl CollectiveCall {
-    /// A call that begins, without a number.
+    /// Creates a call in flight, without a sequence number.
     pub(crate) fn new(operation: CollectiveOp, dtype: DType, rows: usize, cols: usize) -> Self {
         let (rows, cols, state) = (rows as u32, cols as u32, CallState::InProgress);
         Self { sequence: 0, op: operation, dtype, rows, cols, state }
     }
 
-    /// Writes the call where others read it.
+    /// Writes the record to shared memory.
     pub(crate) fn write(&self, to: &[AtomicU32]) {
         let state = match self.state {
             CallState::InProgress => 0,
@@ -131,7 +134,7 @@ impl CollectiveCall {
         }
     }
 
-    /// Reads a call that somebody has written, or is writing.
+    /// Reads a record from shared memory, possibly while its owner writes it.
     pub(crate) fn read(from: &[AtomicU32]) -> Self {
         let word = |i: usize| from[i].load(Relaxed);
         let state = match word(5) {

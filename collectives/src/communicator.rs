@@ -1,6 +1,7 @@
-//! What the ranks of several GPUs do together, in the order of a stream: one communicator of RCCL or NCCL.
+//! Collectives between GPUs in stream order, through one RCCL or NCCL communicator.
 //!
-//! Calls return before they are done, and so does making a communicator: whoever waits asks, and can give up.
+//! The communicator is non-blocking: its creation and all calls return before they complete. Callers poll for
+//! completion and may abort.
 
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -18,45 +19,47 @@ use rccl_sys::{
     status,
 };
 
-/// How often a call that is under way is asked for.
+/// Poll interval of a library call in flight.
 const POLL: Duration = Duration::from_micros(20);
-/// For how long it is asked for without a pause: most calls are launched by then, and to sleep costs some 70 µs.
+/// Time of polling without sleep: most calls are launched by then, and a sleep costs about 70 µs.
 const SPIN_TIME: Duration = Duration::from_micros(300);
-/// How long an abort waits for a call of another thread, which returns soon unless the device takes no more work.
+/// Time that an abort waits for a library call of another thread, which returns soon unless the device
+/// accepts no more work.
 const ABORT_WAIT: Duration = Duration::from_secs(1);
-/// Indices that are there from the beginning.
+/// Number of indices that are allocated with the communicator.
 const INITIAL_INDICES: usize = 1024;
 
-/// The library that makes communicators, opened for one device.
+/// Collective library (RCCL or NCCL), opened for one device.
 #[derive(Debug, Clone)]
 pub struct CollectiveLibrary {
     device: Arc<GpuBackend>,
     rccl: Arc<RcclLibrary>,
 }
 
-/// By what the ranks of a communicator find each other.
+/// Unique id through which the ranks of a communicator find each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommunicatorId(NcclUniqueId);
 
-/// One rank of several GPUs. Dropping it frees it, and waits for nobody.
+/// One rank of a communicator. Dropping it aborts the communicator without waiting for other ranks.
 pub struct GpuCommunicator {
     device: Arc<GpuBackend>,
     rccl: Arc<RcclLibrary>,
     size: usize,
     rank: usize,
-    /// Null once it has been aborted.
+    /// Communicator handle; null after an abort.
     handle: AtomicPtr<std::ffi::c_void>,
-    /// Held by whoever calls the library.
+    /// Locked during each library call.
     calling: Mutex<()>,
-    /// 0, 1, 2 and so on; older ones stay, because recordings know their addresses.
+    /// Buffers of indices 0, 1, 2, …; smaller buffers are kept because captured graphs contain their
+    /// addresses.
     indices: Mutex<Vec<Buffer>>,
 }
 
 impl CommunicatorId {
-    /// Words of an id.
+    /// Number of 32-bit words of an id.
     pub const WORDS: usize = 32;
 
-    /// The id as words, to be told.
+    /// Encodes the id as words, to be sent to other ranks.
     #[must_use]
     pub fn words(&self) -> [i32; Self::WORDS] {
         let mut words = [0; Self::WORDS];
@@ -66,7 +69,7 @@ impl CommunicatorId {
         words
     }
 
-    /// The id of which somebody told.
+    /// Decodes an id received from another rank.
     #[must_use]
     pub fn of_words(words: &[i32; Self::WORDS]) -> Self {
         let mut bytes = [0; 4 * Self::WORDS];
@@ -78,16 +81,16 @@ impl CommunicatorId {
 }
 
 impl CollectiveLibrary {
-    /// Opens the library.
+    /// Opens the collective library.
     ///
-    /// Errors: there is none, or none that is new enough.
+    /// Errors: no library is found, or its version is too old.
     pub fn open(device: &Arc<GpuBackend>) -> Result<Self, DeviceError> {
         let Some(search) = device.collectives() else {
             return Err(GpuError::NoCollectiveLibrary.into());
         };
         let rccl = RcclLibrary::open(search).map_err(GpuError::from)?;
         let mut version = 0;
-        // SAFETY: a place to write to.
+        // SAFETY: `version` is valid for writes.
         check(&rccl, unsafe { (rccl.get_version)(&raw mut version) }, "version", None)?;
         if version < VERSION_MIN {
             let library = rccl.library.display().to_string();
@@ -101,16 +104,17 @@ impl CollectiveLibrary {
         Ok(Self { device: Arc::clone(device), rccl: Arc::new(rccl) })
     }
 
-    /// An id that nobody else has.
+    /// Creates a unique id.
     pub fn new_id(&self) -> Result<CommunicatorId, DeviceError> {
         self.device.runtime().enter()?;
         let mut id = NcclUniqueId([0; 128]);
-        // SAFETY: a place to write to.
+        // SAFETY: `id` is valid for writes.
         check(&self.rccl, unsafe { (self.rccl.get_unique_id)(&raw mut id) }, "id", None)?;
         Ok(CommunicatorId(id))
     }
 
-    /// Begins to join `size` ranks with this id as rank `rank`; [`GpuCommunicator::is_ready`] says when all have come.
+    /// Starts to join the communicator `id` of `size` ranks as rank `rank`; [`GpuCommunicator::is_ready`]
+    /// returns true after all ranks have joined.
     pub fn begin(
         &self,
         id: &CommunicatorId,
@@ -122,7 +126,7 @@ impl CollectiveLibrary {
         runtime.enter()?;
         let (mut handle, config) = (std::ptr::null_mut(), NcclConfig::non_blocking());
         let init = self.rccl.comm_init_rank_config;
-        // SAFETY: a place to write to, and a config that the library copies; the device is current.
+        // SAFETY: `handle` is valid for writes, the library copies `config`, and the device is current.
         let code =
             unsafe { init(&raw mut handle, size as c_int, id.0, rank as c_int, &raw const config) };
         if code != status::IN_PROGRESS {
@@ -143,33 +147,34 @@ impl CollectiveLibrary {
 }
 
 impl GpuCommunicator {
-    /// Ranks.
+    /// Number of ranks.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// This rank.
+    /// Index of this rank.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Whether launches on the device do nothing.
+    /// Whether launches on the device are skipped (dry run).
     #[must_use]
     pub fn is_dry_run(&self) -> bool {
         self.device.runtime().is_dry_run()
     }
 
-    /// Whether launches are being recorded.
+    /// Whether launches are being captured into a graph.
     #[must_use]
     pub fn is_capturing(&self) -> bool {
         self.device.runtime().is_capturing()
     }
 
-    /// Whether what was begun is done. Never waits, not even for a call of another thread; any thread may ask.
+    /// Whether pending library calls have completed. Never blocks, not even on a library call of another
+    /// thread; callable from any thread.
     ///
-    /// Errors: it has failed, now or earlier, here or at another rank.
+    /// Errors: the communicator has failed, now or earlier, on this rank or on another one.
     pub fn is_ready(&self) -> Result<bool, DeviceError> {
         let _calling = match self.calling.try_lock() {
             Ok(calling) => calling,
@@ -179,41 +184,45 @@ impl GpuCommunicator {
         Ok(self.poll("communicator")?)
     }
 
-    /// Ends what is under way, on the device too, and frees everything; later calls fail. Any thread may call it.
+    /// Aborts operations in flight, including those on the device, and frees the communicator; later calls
+    /// fail. Callable from any thread.
     pub fn abort(&self) {
         let started = Instant::now();
         let calling = loop {
             match self.calling.try_lock() {
                 Ok(calling) => break Some(calling),
                 Err(TryLockError::Poisoned(poisoned)) => break Some(poisoned.into_inner()),
-                // A call that waits for a device that waits for a rank that is gone ends in no other way.
+                // A library call blocked on a device that waits for a failed rank ends only through the
+                // abort.
                 Err(TryLockError::WouldBlock) if started.elapsed() > ABORT_WAIT => break None,
                 Err(TryLockError::WouldBlock) => thread::sleep(POLL),
             }
         };
         let handle = self.handle.swap(std::ptr::null_mut(), Ordering::SeqCst);
-        // The library may wait here until recordings that use it are gone, and whoever has those may be about to ask.
+        // The library may block below until captured graphs that use the communicator are destroyed, and the
+        // thread that owns the graphs may need the lock first.
         drop(calling);
         if !handle.is_null() && self.device.runtime().enter().is_ok() {
-            // SAFETY: made by this library, and taken away just now: freed once. Nobody calls it but, at worst, a thread
-            // that has been in the library for longer than `ABORT_WAIT` and that only this ends.
+            // SAFETY: the handle was created by this library and was just replaced by null, so it is freed
+            // once. The only thread that may still use it has been inside the library for longer than
+            // `ABORT_WAIT`, and only the abort ends its call.
             unsafe { (self.rccl.comm_abort)(handle) };
         }
     }
 
-    /// `x = Σ x` over the ranks.
+    /// Computes `x = Σ x` over the ranks.
     pub fn all_reduce(&self, s: &DeviceStream, mut x: MatMut<'_>) -> Result<(), DeviceError> {
         const NAME: &str = "all_reduce";
         check_contiguous(NAME, x.as_ref())?;
         let (count, kind) = (x.rows() * x.cols(), reduction_type(NAME, x.dtype())?);
         let at = x.as_mut_ptr().cast();
         self.enqueue(NAME, s, |comm, stream| {
-            // SAFETY: so many elements in a row, which only this call uses.
+            // SAFETY: `at` is `count` contiguous elements, used by this call alone.
             unsafe { (self.rccl.all_reduce)(at, at, count, kind, REDUCE_SUM, comm, stream) }
         })
     }
 
-    /// `all [n, C]` = what the ranks bring, `own [n, c]`, side by side, without what reaches beyond `C`.
+    /// `all [n, C]` = columns of `own [n, c]` of all ranks in rank order; columns beyond `C` are dropped.
     pub fn all_gather(
         &self,
         s: &DeviceStream,
@@ -224,7 +233,8 @@ impl GpuCommunicator {
         check_contiguous(NAME, own)?;
         let (rows, cols, dtype) = (own.rows(), own.cols(), own.dtype());
         let (count, kind) = (rows * cols, data_type(NAME, dtype)?);
-        // Single rows lie side by side as they come; others are stacked before they do.
+        // Single rows are gathered directly into `all`; more rows go through scratch memory, one copy per
+        // rank.
         let beside = rows == 1 && all.cols() == self.size * cols;
         let stacked = if beside {
             all.as_mut_ptr()
@@ -233,7 +243,7 @@ impl GpuCommunicator {
         };
         self.enqueue(NAME, s, |comm, stream| {
             let from = own.as_ptr().cast_mut().cast();
-            // SAFETY: so many elements to read, and as many of each rank to write.
+            // SAFETY: `from` has `count` elements, and `stacked` has room for `count` elements per rank.
             unsafe { (self.rccl.all_gather)(from, stacked.cast(), count, kind, comm, stream) }
         })?;
         if beside {
@@ -247,7 +257,8 @@ impl GpuCommunicator {
                 continue;
             }
             let stride = all.stride();
-            // SAFETY: the rows that this rank brought, and indices that are written once; the columns are inside `all`.
+            // SAFETY: `stacked` has `rows` rows of `cols` columns per rank; indices are written once, before
+            // this launch; the columns are inside `all`.
             let (from, to, indices) = unsafe {
                 (
                     MatRef::from_raw(
@@ -272,8 +283,8 @@ impl GpuCommunicator {
         Ok(())
     }
 
-    /// `all [size · m, C]`: rows from `r · m` on are those of rank `r`, which brings `own [n, C]`; zeros behind them, in
-    /// integers -1.
+    /// `all [size · m, C]`: rows from `r · m` on are `own [n, C]` of rank `r`, padded to `m` rows with 0, or
+    /// with -1 for integers.
     pub fn all_gather_rows(
         &self,
         s: &DeviceStream,
@@ -287,20 +298,21 @@ impl GpuCommunicator {
         let row_bytes = own.cols() * dtype.bytes();
         let (count, kind) = (most * own.cols(), data_type(NAME, dtype)?);
         let to = all.as_mut_ptr();
-        // SAFETY: this rank's rows of `all`.
+        // SAFETY: the rows of this rank in `all`.
         let place = unsafe { to.add(self.rank * most * row_bytes) };
         let blank = if matches!(dtype, DType::I32 | DType::I64) { 0xff } else { 0 };
         let (brought, missing) = (own.rows() * row_bytes, (most - own.rows()) * row_bytes);
         self.copy(s, place, own.as_ptr(), brought)?;
-        // SAFETY: the rows behind those that were brought.
+        // SAFETY: the padding rows of this rank in `all`.
         self.fill(s, unsafe { place.add(brought) }, blank, missing)?;
         self.enqueue(NAME, s, |comm, stream| {
-            // SAFETY: what is sent lies where the library expects it of a rank that gathers in place.
+            // SAFETY: the input is at `rank · count` of the output, as the library requires for an in-place
+            // all-gather.
             unsafe { (self.rccl.all_gather)(place.cast(), to.cast(), count, kind, comm, stream) }
         })
     }
 
-    /// `own [n, C] = Σ x` over the ranks of the first `n` of this rank's rows of `x [size · m, C]`.
+    /// `own [n, C]` = the first `n` of this rank's `m` rows of `Σ x` over the ranks; `x [size · m, C]`.
     pub fn reduce_scatter(
         &self,
         s: &DeviceStream,
@@ -317,7 +329,7 @@ impl GpuCommunicator {
         let to = if whole { own.as_mut_ptr() } else { self.device.scratch(s, most * row_bytes)? };
         self.enqueue(NAME, s, |comm, stream| {
             let from = x.as_ptr().cast_mut().cast();
-            // SAFETY: as many elements of each rank to read, and room for those of one.
+            // SAFETY: `from` has `count` elements per rank, and `to` has room for `count` elements.
             unsafe {
                 (self.rccl.reduce_scatter)(from, to.cast(), count, kind, REDUCE_SUM, comm, stream)
             }
@@ -326,8 +338,9 @@ impl GpuCommunicator {
         self.copy(s, own.as_mut_ptr(), to, wanted)
     }
 
-    /// Rows to ranks: the first `to[0]` of `x` to rank 0, and so on; `y` begins with what comes, `from[r]` rows of rank
-    /// `r`. All ranks know these numbers of each other.
+    /// Sends the first `to[0]` rows of `x` to rank 0, the next `to[1]` rows to rank 1, and so on; `y` starts
+    /// with the received rows in rank order, `from[r]` rows of rank `r`. The counts are consistent on all
+    /// ranks.
     pub fn all_to_all(
         &self,
         s: &DeviceStream,
@@ -346,7 +359,8 @@ impl GpuCommunicator {
         }
         let (mut source, mut target) = (x.as_ptr(), y.as_mut_ptr());
         self.enqueue(NAME, s, |comm, stream| {
-            // SAFETY: rows inside both matrices, as was checked; the group begins and ends on this thread.
+            // SAFETY: the row ranges are inside both matrices, as checked above; the group call starts and
+            // ends on this thread.
             unsafe {
                 let mut code = (self.rccl.group_start)();
                 for rank in 0..self.size {
@@ -370,7 +384,7 @@ impl GpuCommunicator {
         })
     }
 
-    /// `x` becomes what rank `from` brings.
+    /// Copies `x` of rank `from` to all ranks.
     pub fn broadcast(
         &self,
         s: &DeviceStream,
@@ -382,17 +396,17 @@ impl GpuCommunicator {
         let (count, kind) = (x.rows() * x.cols(), data_type(NAME, x.dtype())?);
         let at = x.as_mut_ptr().cast();
         self.enqueue(NAME, s, |comm, stream| {
-            // SAFETY: so many elements in a row, which only this call uses.
+            // SAFETY: `at` is `count` contiguous elements, used by this call alone.
             unsafe { (self.rccl.broadcast)(at, at, count, kind, from as c_int, comm, stream) }
         })
     }
 
-    /// Waits for all launches on `s`.
+    /// Waits for all launches on stream `s`.
     pub fn synchronize(&self, s: &DeviceStream) -> Result<(), DeviceError> {
         Ok(self.device.runtime().synchronize(s)?)
     }
 
-    /// Makes a call in the order of `s`, and waits until the library has launched it.
+    /// Enqueues a library call on stream `s` and waits until the library has launched it.
     fn enqueue(
         &self,
         name: &'static str,
@@ -424,7 +438,8 @@ impl GpuCommunicator {
 
     fn poll(&self, call: &'static str) -> Result<bool, GpuError> {
         let (handle, mut code) = (self.live_handle()?, status::SUCCESS);
-        // SAFETY: a communicator that `abort` does not free while `calling` is held for less than `ABORT_WAIT`; a place to write to.
+        // SAFETY: `abort` frees the communicator only if `calling` has been locked for longer than
+        // `ABORT_WAIT`; `code` is valid for writes.
         let asked = unsafe { (self.rccl.comm_get_async_error)(handle, &raw mut code) };
         check(&self.rccl, asked, call, None)?;
         match code {
@@ -442,7 +457,7 @@ impl GpuCommunicator {
         if handle.is_null() { Err(GpuError::CommunicatorAborted) } else { Ok(handle) }
     }
 
-    /// The address of indices i32, `count` of them.
+    /// Returns the device address of at least `count` i32 indices 0, 1, 2, ….
     fn index(&self, count: usize) -> Result<*const u8, DeviceError> {
         let mut all = self.indices.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = all.iter().find(|found| found.bytes() >= count * 4) {
@@ -457,7 +472,7 @@ impl GpuCommunicator {
         Ok(address)
     }
 
-    /// Copies memory of the device in the order of `s`.
+    /// Copies device memory in the order of stream `s`.
     fn copy(
         &self,
         s: &DeviceStream,
@@ -471,13 +486,13 @@ impl GpuCommunicator {
         }
         runtime.enter()?;
         let copy = runtime.driver.copy_on_device;
-        // SAFETY: the callers above name ranges of matrices that they were lent, or of scratch of that size.
+        // SAFETY: callers pass ranges of borrowed matrices, or of scratch memory of sufficient size.
         let code = unsafe { copy(to.cast(), from.cast_mut().cast(), bytes, runtime.stream(s)?) };
         runtime.check(code, "copy on device")?;
         runtime.launched(s, "copy")
     }
 
-    /// Fills memory of the device in the order of `s`.
+    /// Fills device memory in the order of stream `s`.
     fn fill(
         &self,
         s: &DeviceStream,
@@ -490,7 +505,7 @@ impl GpuCommunicator {
             return Ok(());
         }
         runtime.enter()?;
-        // SAFETY: as for `copy`.
+        // SAFETY: callers pass ranges of borrowed matrices.
         let code = unsafe { (runtime.driver.fill)(to.cast(), byte, bytes, runtime.stream(s)?) };
         runtime.check(code, "fill")?;
         runtime.launched(s, "fill")
@@ -499,7 +514,7 @@ impl GpuCommunicator {
 
 impl Drop for GpuCommunicator {
     fn drop(&mut self) {
-        // Leaving in good order would wait for the others, who may be gone.
+        // An orderly shutdown would wait for the other ranks, which may have exited.
         self.abort();
     }
 }
@@ -510,7 +525,7 @@ impl std::fmt::Debug for GpuCommunicator {
     }
 }
 
-/// What a call inside a group answers: that it will be done is as good as done.
+/// Result of a call inside a group call, where "in progress" counts as success.
 fn pending(code: NcclResult) -> NcclResult {
     if code == status::IN_PROGRESS { status::SUCCESS } else { code }
 }
@@ -525,19 +540,19 @@ fn check(
         return Ok(());
     }
     let text = |at: *const std::ffi::c_char| {
-        // SAFETY: null, or a text of the library that stays until its next error.
+        // SAFETY: null, or a text of the library that is valid until its next error.
         (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
     };
-    // SAFETY: takes any code.
+    // SAFETY: the function accepts any code.
     let name = text(unsafe { (rccl.get_error_string)(code) }).unwrap_or_default();
-    // SAFETY: a communicator, as in `poll`, or none.
+    // SAFETY: a live communicator, as in `poll`, or null.
     let last = text(unsafe { (rccl.get_last_error)(handle.unwrap_or(std::ptr::null_mut())) });
     let what = [Some(name), last].into_iter().flatten().filter(|text| !text.is_empty());
     let what = what.collect::<Vec<_>>().join(": ");
     Err(GpuError::Collective { call, status: code, what })
 }
 
-/// Refuses rows with gaps between them.
+/// Rejects matrices with gaps between their rows.
 fn check_contiguous(kernel: &'static str, x: MatRef<'_>) -> Result<(), DeviceError> {
     if x.rows() <= 1 || x.stride() == x.cols() {
         return Ok(());

@@ -1,8 +1,8 @@
-//! A rank of a group whose ranks are GPUs: it meets the others in shared memory, and everything after that goes
-//! through a communicator, in the order of a stream. Small sums go through memory that the GPUs share, where they reach
-//! each other's.
+//! Group of ranks that are GPUs. Ranks find each other through shared memory; later calls go through a
+//! communicator in stream order. Small all-reduces use the one-shot kernel through peer memory if all GPUs
+//! have peer access.
 //!
-//! Calls return when the device has been told. What it has come past shows later, see [`LaunchCheckpoint`].
+//! Calls return after the launch. A [`LaunchCheckpoint`] confirms completion on the device.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -20,44 +20,44 @@ use crate::peer_memory::{PeerMemory, PeerMemoryHandle, PeerRankId};
 use crate::shared_memory_group::SharedMemoryGroup;
 use crate::{CollectiveBackend, CollectiveCall, CollectiveError, CollectiveOp, RowCounts};
 
-/// Bytes that all others bring to a rank, up to which a matrix is summed in one shot: larger ones are the library's. At
-/// the largest that was measured, 1 MiB between two H200, it takes 9.6 µs where NCCL takes 15.4.
+/// Largest one-shot all-reduce, in bytes received from all peers together; larger matrices use the library.
+/// At the largest size measured, 1 MiB between two H200, it takes 9.6 µs and NCCL 15.4 µs.
 const ONE_SHOT_MAX_BYTES: usize = 1 << 20;
-/// How long ranks that have met may take to reach each other's devices.
+/// Timeout for the communicator of ranks that have joined the shared memory group.
 const JOIN_TIMEOUT: Duration = Duration::from_mins(2);
-/// How often they are asked.
+/// Poll interval while ranks join the communicator.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Memory of all ranks with its addresses for kernels of this device.
+/// Peer memory of all ranks and its addresses for kernels of this device.
 #[derive(Debug)]
 struct PeerGroup {
-    /// Keeps kernels waiting for peers: dropping the last reference aborts all waits.
+    /// Kept alive so that kernels can wait for peers: dropping the last reference aborts all waits.
     memory: Arc<PeerMemory>,
     view: PeerView,
 }
 
-/// One rank. Dropping it leaves the group, which ends it for the others.
+/// One rank of a group of GPUs. Dropping it leaves the group, which then fails on all other ranks.
 #[derive(Debug)]
 pub struct DeviceGroup {
-    /// Before what it watches.
+    /// First field, so that the watchdog thread ends before the communicator is dropped.
     watchdog: GroupWatchdog,
     gpu: Arc<GpuBackend>,
     communicator: Arc<GpuCommunicator>,
-    /// Memory of all ranks; `None` if a rank has no access to the memory of another rank.
+    /// Peer memory of all ranks; `None` if one-shot all-reduces are disabled or a rank has no peer access.
     peers: Option<PeerGroup>,
-    /// Why `peers` is `None`.
+    /// Reason why a rank has no peer access.
     peer_access_error: Option<CollectiveError>,
     shared_group: SharedMemoryGroup,
-    /// What is being recorded instead of done.
+    /// Calls of the capture in progress; `None` outside of a capture.
     captured_calls: RefCell<Option<Vec<CollectiveCall>>>,
-    /// A word that ranks bring to a barrier.
+    /// One-element matrix that a barrier all-reduces.
     barrier_buffer: RefCell<Buffer>,
 }
 
 impl DeviceGroup {
-    /// Joins the others of `shared`, each with a device of its own.
+    /// Joins the ranks of `shared`, each with a device of its own.
     ///
-    /// Errors: there is no library for it, a rank is gone, or they do not reach each other.
+    /// Errors: no collective library, a rank has failed, or the devices cannot connect.
     pub fn join(
         shared: SharedMemoryGroup,
         device: &Arc<GpuBackend>,
@@ -66,7 +66,8 @@ impl DeviceGroup {
         Self::join_with_one_shot_limit(shared, device, ONE_SHOT_MAX_BYTES / others)
     }
 
-    /// The same with sums in one shot of up to so many bytes, 0 for none. All ranks say the same.
+    /// Joins the ranks of `shared` with one-shot all-reduces of up to `one_shot_bytes` bytes per matrix; 0
+    /// disables them. All ranks pass the same limit.
     pub fn join_with_one_shot_limit(
         shared: SharedMemoryGroup,
         device: &Arc<GpuBackend>,
@@ -111,25 +112,25 @@ impl DeviceGroup {
         })
     }
 
-    /// Whether a matrix of this shape is summed through memory that the GPUs share; if not, by the library.
+    /// Whether an all-reduce of this shape uses the one-shot kernel instead of the library.
     #[must_use]
     pub fn uses_one_shot_all_reduce(&self, rows: usize, cols: usize, dtype: DType) -> bool {
         self.one_shot_peers(rows, cols, dtype).is_some()
     }
 
-    /// The memory through which a matrix of this shape is summed, if any.
+    /// Peer memory for a one-shot all-reduce of this shape; `None` if the all-reduce uses the library.
     fn one_shot_peers(&self, rows: usize, cols: usize, dtype: DType) -> Option<&PeerView> {
         let fits = |peers: &&PeerView| OneShotAllReduce::fits(&self.gpu, peers, rows, cols, dtype);
         self.peers.as_ref().map(|peers| &peers.view).filter(fits)
     }
 
-    /// Why all sums are the library's, if the GPUs do not reach each other's memory.
+    /// Reason why a rank has no peer access, so that all all-reduces use the library.
     #[must_use]
     pub fn peer_access_error(&self) -> Option<&CollectiveError> {
         self.peer_access_error.as_ref()
     }
 
-    /// Launches a call, with a note of it where others can read it.
+    /// Launches a call and writes its record to shared memory, or to the capture in progress.
     fn launch_call(
         &self,
         operation: CollectiveOp,
@@ -151,7 +152,8 @@ impl DeviceGroup {
         launch(&self.communicator).map_err(|error| self.fail_with(error))
     }
 
-    /// A rank that is gone says more than what the device makes of it.
+    /// Fails the group, except after a shape or dtype error. The failure of a rank takes precedence over the
+    /// device error that it causes.
     fn fail_with(&self, error: DeviceError) -> CollectiveError {
         let refused = matches!(error, DeviceError::Shape { .. } | DeviceError::Unsupported { .. });
         if refused {
@@ -164,7 +166,7 @@ impl DeviceGroup {
     }
 }
 
-/// The memory of all ranks, if each of them reaches that of all others, or why not.
+/// Opens the peer memory of all ranks. The inner error is that of a rank without peer access.
 fn exchange_peer_memory(
     shared: &SharedMemoryGroup,
     device: &Arc<GpuBackend>,
@@ -192,7 +194,7 @@ fn exchange_peer_memory(
     })
 }
 
-/// Waits until all ranks have joined.
+/// Waits until all ranks have joined the communicator.
 fn wait_until_ready(
     communicator: &GpuCommunicator,
     health: &GroupHealth,
@@ -281,7 +283,7 @@ impl CollectiveBackend for DeviceGroup {
         self.launch_call(CollectiveOp::ReduceScatter, what, |ranks| ranks.reduce_scatter(s, x, own))
     }
 
-    /// Where the ranks met: nothing of it goes through their devices.
+    /// Exchanges the counts through shared memory on the host; the devices take no part.
     fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError> {
         if self.communicator.is_capturing() {
             return Err(CollectiveError::NotCapturable { collective: "exchange_counts" });
@@ -317,7 +319,7 @@ impl CollectiveBackend for DeviceGroup {
         self.launch_call(CollectiveOp::Broadcast(from), what, |ranks| ranks.broadcast(s, x, from))
     }
 
-    /// In a recording it holds up the device alone.
+    /// Blocks the host as well, except in a captured graph, where only the device waits.
     fn barrier(&self, s: &DeviceStream) -> Result<(), CollectiveError> {
         let mut token = self.barrier_buffer.borrow_mut();
         let token = token.mat_mut(DType::F32, 1, 1)?;

@@ -1,4 +1,4 @@
-//! Why a collective failed.
+//! Errors of collectives.
 
 use std::path::PathBuf;
 
@@ -6,100 +6,102 @@ use device::{DType, DeviceError};
 
 use crate::CollectiveCall;
 
-/// A collective that did not complete. All but `Shape` and `Dtype` mean that the group is of no further use.
+/// Error of a collective. The group has failed, except after `Shape`, `NotCapturable`, `RankTaken`, a
+/// `Device` error of shape or dtype, and `Dtype` (unless a shared-memory group reports it for a gather,
+/// all-to-all or broadcast).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
-    /// A matrix does not divide among the ranks.
+    /// A matrix dimension does not divide among the ranks.
     #[error("{collective}: {what} is {got}, which {size} ranks do not make up")]
     Shape {
-        /// The collective that refused.
+        /// Collective that rejected the matrix.
         collective: &'static str,
-        /// The size in question.
+        /// Name of the dimension.
         what: &'static str,
-        /// Its value.
+        /// Value of the dimension.
         got: usize,
-        /// Ranks of the group.
+        /// Number of ranks of the group.
         size: usize,
     },
-    /// Elements that this collective does not take.
+    /// Element type that the collective does not support.
     #[error("{collective} does not take {dtype:?}")]
     Dtype {
-        /// The collective that refused.
+        /// Collective that rejected the matrix.
         collective: &'static str,
-        /// Their type.
+        /// Element type of the matrix.
         dtype: DType,
     },
-    /// A rank is gone: its process has ended, or it has failed and said so.
+    /// A rank has failed: its process has exited, or it has reported a failure.
     #[error("rank {rank} left the group")]
     RankFailed {
-        /// The rank.
+        /// Failed rank.
         rank: usize,
     },
-    /// A rank is there but does not come.
+    /// A rank is alive but has not reached a collective within the timeout.
     #[error("rank {rank} has not come to {call} within {seconds} s")]
     RankTimeout {
-        /// The rank.
+        /// Rank that timed out.
         rank: usize,
-        /// What it was waited for in.
+        /// Call of the waiting rank.
         call: CollectiveCall,
-        /// Time waited.
+        /// Timeout in seconds.
         seconds: u64,
     },
-    /// Two ranks do different things: a bug.
+    /// Two ranks call different collectives: a bug.
     #[error("rank {rank} calls {theirs}, this one {ours}")]
     Mismatch {
-        /// The other rank.
+        /// Other rank.
         rank: usize,
-        /// What it does.
+        /// Call of the other rank.
         theirs: CollectiveCall,
-        /// What this rank does.
+        /// Call of this rank.
         ours: CollectiveCall,
     },
-    /// Ranks that have met do not reach each other's devices.
+    /// The devices of the ranks have not connected within the timeout.
     #[error("the devices of the ranks have not reached each other within {seconds} s")]
     DevicesUnreachable {
-        /// Time waited.
+        /// Timeout in seconds.
         seconds: u64,
     },
-    /// A rank has no way to the memory of the others' devices.
+    /// A rank has no peer access to the memory of the other devices.
     #[error("rank {rank} does not reach the memory of the other devices")]
     NoPeerAccess {
-        /// The rank.
+        /// Rank without peer access.
         rank: usize,
     },
-    /// A collective whose sizes only the host knows cannot be part of a recording.
+    /// A collective with sizes known only on the host cannot be captured into a graph.
     #[error("{collective} cannot be recorded")]
     NotCapturable {
-        /// The collective that refused.
+        /// Collective that was rejected.
         collective: &'static str,
     },
-    /// The device failed, or the way between devices.
+    /// The device, or the connection between devices, has failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Nobody could be set to look after the ranks.
+    /// The watchdog thread of the ranks could not be started.
     #[error("no thread that looks after the ranks: {error}")]
     WatchdogStart {
-        /// What the system said.
+        /// Error of the operating system.
         error: String,
     },
     /// The thread that watches the ranks has panicked, so that failures of ranks would not be detected.
     #[error("the watchdog thread of the ranks has panicked")]
     WatchdogPanicked,
-    /// Whoever made the group has given it up.
+    /// The creator of the group has aborted it.
     #[error("the group was given up")]
     Aborted,
-    /// The memory in which ranks meet cannot be used.
+    /// The shared memory of the rendezvous cannot be used.
     #[error("{path}: {error}")]
     SharedMemory {
-        /// Where it lies.
+        /// Path of the shared memory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         error: String,
     },
-    /// The place is somebody else's, or was.
+    /// The rank has been joined before, now or earlier, by this or another process.
     #[error("rank {rank} of this group has joined before")]
     RankTaken {
-        /// The rank.
+        /// Rank that was taken.
         rank: usize,
     },
 }

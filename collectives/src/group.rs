@@ -1,4 +1,4 @@
-//! A parallel axis as one rank sees it.
+//! Parallel axis, as one rank of it calls it.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -7,26 +7,26 @@ use device::{DType, DeviceStream, MatMut, MatRef};
 
 use crate::{CollectiveCall, CollectiveError, CollectiveOp, LaunchCheckpoint, RowCounts};
 
-/// How the ranks of one axis combine their matrices. All operations work in the order of `s`; every rank
-/// calls the same ones in the same order with matrices of the same shape.
+/// Transport of the collectives of one parallel axis. All operations run in the order of stream `s`; every
+/// rank calls the same operations in the same order with matrices of the same shape.
 pub trait CollectiveBackend: Send {
-    /// This rank, below `size`.
+    /// Index of this rank, below `size`.
     fn rank(&self) -> usize;
 
-    /// Ranks of the group.
+    /// Number of ranks of the group.
     fn size(&self) -> usize;
 
-    /// `x = Σ x` over the ranks, in an order that is the same for all, so that all hold the same bits: that of ranks, except where a GPU's library
-    /// adds.
+    /// Computes `x = Σ x` over the ranks. All ranks add in the same order and get the same bits: in rank
+    /// order, except where a GPU's library adds.
     fn all_reduce(&self, s: &DeviceStream, x: MatMut<'_>) -> Result<(), CollectiveError>;
 
-    /// Whether `all_reduce_norm` exists for matrices of this shape: the same answer on all ranks.
+    /// Whether `all_reduce_norm` supports matrices of this shape; the result is the same on all ranks.
     fn fuses_all_reduce_norm(&self, _rows: usize, _cols: usize, _dtype: DType) -> bool {
         false
     }
 
-    /// `x += Σ delta` over the ranks, then `y = rms_norm(x)`, in one launch with the results of two: `to` is `y` and
-    /// `x [T, H]`, `delta [T, H]`, `norm` a weight `[H]` and ε.
+    /// Computes `x += Σ delta` over the ranks, then `y = rms_norm(x)`, in one launch with the same bits as
+    /// two launches. `to` is `y` and `x`, both `[T, H]`; `delta [T, H]`; `norm` is a weight `[H]` and ε.
     fn all_reduce_norm(
         &self,
         _: &DeviceStream,
@@ -37,8 +37,8 @@ pub trait CollectiveBackend: Send {
         Err(CollectiveError::Dtype { collective: "all_reduce_norm", dtype: delta.dtype() })
     }
 
-    /// `all [n, C]` = what the ranks bring, `own [n, c]`, side by side: columns from `r · c` on are those of
-    /// rank `r`. What reaches beyond `C` is padding and left out.
+    /// `all [n, C]` = columns of `own [n, c]` of all ranks: columns from `r · c` on are those of rank `r`.
+    /// Columns beyond `C` are padding and dropped.
     fn all_gather(
         &self,
         s: &DeviceStream,
@@ -46,8 +46,8 @@ pub trait CollectiveBackend: Send {
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError>;
 
-    /// `all [size · m, C]`: rows from `r · m` on are those of rank `r`, which brings `own [n, C]`, up to `m` of them.
-    /// Behind what it brings lie zeros; in integers -1, the index of nothing.
+    /// `all [size · m, C]`: rows from `r · m` on are `own [n, C]` of rank `r`, with `n` up to `m`. The rows
+    /// after them are filled with 0; in integers with -1, the null index.
     fn all_gather_rows(
         &self,
         s: &DeviceStream,
@@ -55,8 +55,8 @@ pub trait CollectiveBackend: Send {
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError>;
 
-    /// `own [n, C] = Σ x` over the ranks, in their order, of the first `n` of those rows of `x [size · m, C]` that are
-    /// this rank's: the `m` from `rank · m` on.
+    /// `own [n, C]` = the first `n` of this rank's rows of `Σ x` over the ranks, added in rank order; this
+    /// rank's rows of `x [size · m, C]` are the `m` rows from `rank · m` on.
     fn reduce_scatter(
         &self,
         s: &DeviceStream,
@@ -64,12 +64,13 @@ pub trait CollectiveBackend: Send {
         own: MatMut<'_>,
     ) -> Result<(), CollectiveError>;
 
-    /// Tells all ranks that this one has `to[r]` rows for rank `r`, and learns the same of all others. The host waits for them, so this is
-    /// never part of a recording.
+    /// Sends the number of rows `to[r]` that this rank has for each rank `r`, and returns the counts of all
+    /// ranks. The host waits for the counts, so this call cannot be captured.
     fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError>;
 
-    /// Sends the rows of `x` to the ranks, as many to each as `counts` says, those for rank 0 first. `y` begins with what has come, in the
-    /// order of ranks. All ranks bring the same counts, so this is never part of a recording.
+    /// Sends the rows of `x` to the ranks, in rank order, with the number of rows per rank in `counts`. `y`
+    /// starts with the received rows, in rank order. All ranks pass the same counts, so this call cannot be
+    /// captured.
     fn all_to_all(
         &self,
         s: &DeviceStream,
@@ -78,7 +79,7 @@ pub trait CollectiveBackend: Send {
         counts: &RowCounts,
     ) -> Result<(), CollectiveError>;
 
-    /// `x` becomes what rank `from` brings.
+    /// Copies `x` of rank `from` to all ranks.
     fn broadcast(
         &self,
         s: &DeviceStream,
@@ -86,102 +87,103 @@ pub trait CollectiveBackend: Send {
         from: usize,
     ) -> Result<(), CollectiveError>;
 
-    /// Returns once every rank has called it.
+    /// Returns after every rank has called it.
     fn barrier(&self, s: &DeviceStream) -> Result<(), CollectiveError>;
 
-    /// Calls from now on are recorded with the launches of a stream. What works before it returns cannot be.
+    /// Starts to record calls that are captured into a graph. A call that completes before it returns cannot
+    /// be captured.
     fn begin_capture(&self) {}
 
-    /// The calls since then.
+    /// Returns the calls recorded since `begin_capture`.
     fn end_capture(&self) -> Vec<CollectiveCall> {
         Vec::new()
     }
 
-    /// A recording with these calls was launched.
+    /// Reports the replay of a graph that contains these calls.
     fn on_replayed(&self, _calls: &[CollectiveCall]) -> Result<(), CollectiveError> {
         Ok(())
     }
 
-    /// What has been launched so far, where calls return before they are done.
+    /// Checkpoint of all calls launched so far; `None` if calls complete before they return.
     fn launch_checkpoint(&self) -> Option<LaunchCheckpoint> {
         None
     }
 }
 
-/// One axis: TP, EP or DP. A group of one has no transport and does nothing.
+/// Group of one parallel axis: TP, EP or DP. A group of one rank has no transport and does nothing.
 pub struct ParallelGroup {
     backend: Option<Box<dyn CollectiveBackend>>,
-    /// One entry for each operation called since they were taken.
+    /// Time of each operation since the last [`ParallelGroup::take_times`].
     times: RefCell<Vec<CollectiveTime>>,
 }
 
-/// What the calls of one operation took, the wait for the other ranks included.
+/// Host time of the calls of one operation, including waits for other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CollectiveTime {
-    /// What was called.
+    /// Operation.
     pub op: CollectiveOp,
-    /// How long all calls took until they returned.
+    /// Total time until the calls returned.
     pub time: Duration,
 }
 
 impl ParallelGroup {
-    /// The group of a rank without peers.
+    /// Creates the group of a rank without peers.
     #[must_use]
     pub fn single() -> Self {
         Self { backend: None, times: RefCell::default() }
     }
 
-    /// A group whose ranks meet through `peers`.
+    /// Creates a group with the transport `peers`.
     #[must_use]
     pub fn new(peers: Box<dyn CollectiveBackend>) -> Self {
         Self { backend: (peers.size() > 1).then_some(peers), times: RefCell::default() }
     }
 
-    /// This rank.
+    /// Index of this rank.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.backend.as_ref().map_or(0, |peers| peers.rank())
     }
 
-    /// Ranks of the group, at least 1.
+    /// Number of ranks of the group, at least 1.
     #[must_use]
     pub fn size(&self) -> usize {
         self.backend.as_ref().map_or(1, |peers| peers.size())
     }
 
-    /// Calls from now on are recorded with the launches of a stream.
+    /// Starts to record calls that are captured into a graph.
     pub fn begin_capture(&self) {
         if let Some(peers) = &self.backend {
             peers.begin_capture();
         }
     }
 
-    /// The calls since then, for [`ParallelGroup::replayed`].
+    /// Returns the calls recorded since `begin_capture`, for [`ParallelGroup::on_replayed`].
     #[must_use]
     pub fn end_capture(&self) -> Vec<CollectiveCall> {
         self.backend.as_ref().map_or_else(Vec::new, |peers| peers.end_capture())
     }
 
-    /// A recording with these calls was launched.
+    /// Reports the replay of a graph that contains these calls.
     ///
     /// Errors: the group has failed.
     pub fn on_replayed(&self, calls: &[CollectiveCall]) -> Result<(), CollectiveError> {
         self.backend.as_ref().map_or(Ok(()), |peers| peers.on_replayed(calls))
     }
 
-    /// What has been launched so far, on devices that work behind calls.
+    /// Checkpoint of all calls launched so far, on devices with asynchronous launches.
     #[must_use]
     pub fn launch_checkpoint(&self) -> Option<LaunchCheckpoint> {
         self.backend.as_ref().and_then(|peers| peers.launch_checkpoint())
     }
 
-    /// What calls have taken since this was asked last. On a device that works behind calls it is the time to
-    /// hand them over.
+    /// Returns the time of calls since the last `take_times`. On a device with asynchronous launches it is
+    /// the launch time.
     pub fn take_times(&self) -> Vec<CollectiveTime> {
         self.times.take()
     }
 
-    /// Makes a call, and notes how long it takes.
+    /// Runs a call and adds its duration to `times`.
     fn timed<T>(
         &self,
         peers: &dyn CollectiveBackend,
@@ -199,22 +201,23 @@ impl ParallelGroup {
         result
     }
 
-    /// `x = Σ x` over the ranks.
+    /// Computes `x = Σ x` over the ranks.
     pub fn all_reduce(&self, s: &DeviceStream, x: MatMut<'_>) -> Result<(), CollectiveError> {
         let Some(peers) = self.backend.as_deref() else { return Ok(()) };
         self.timed(peers, CollectiveOp::AllReduce, |peers| peers.all_reduce(s, x))
     }
 
-    /// Whether a sum over the ranks, the sum with the residual stream and its norm are one call: `all_reduce_norm`.
+    /// Whether all-reduce, addition to the residual stream and norm are one call: `all_reduce_norm`.
     #[must_use]
     pub fn fuses_all_reduce_norm(&self, rows: usize, cols: usize, dtype: DType) -> bool {
         self.backend.as_ref().is_some_and(|peers| peers.fuses_all_reduce_norm(rows, cols, dtype))
     }
 
-    /// `x += Σ delta` over the ranks, then `y = rms_norm(x)`; see [`CollectiveBackend::all_reduce_norm`]. Asked for where
-    /// [`ParallelGroup::fuses_all_reduce_norm`] says so.
+    /// Computes `x += Σ delta` over the ranks, then `y = rms_norm(x)`; see
+    /// [`CollectiveBackend::all_reduce_norm`]. Only for shapes that [`ParallelGroup::fuses_all_reduce_norm`]
+    /// supports.
     ///
-    /// Errors: `CollectiveError::Dtype` where it does not.
+    /// Errors: `CollectiveError::Dtype` for other shapes.
     pub fn all_reduce_norm(
         &self,
         s: &DeviceStream,
@@ -231,10 +234,11 @@ impl ParallelGroup {
         })
     }
 
-    /// `all` = what the ranks bring, side by side; see [`CollectiveBackend::all_gather`]. A rank without peers has it all in
-    /// `own`, and `all` is left alone.
+    /// Gathers the columns of all ranks into `all`; see [`CollectiveBackend::all_gather`]. Without peers,
+    /// `own` has all columns and `all` is not written.
     ///
-    /// Errors: `CollectiveError::Shape` if `all` has other rows, or more columns than the ranks bring.
+    /// Errors: `CollectiveError::Shape` if `all` has another number of rows, or more columns than all ranks
+    /// together.
     pub fn all_gather(
         &self,
         s: &DeviceStream,
@@ -254,10 +258,11 @@ impl ParallelGroup {
         self.timed(peers, CollectiveOp::AllGather, |peers| peers.all_gather(s, own, all))
     }
 
-    /// The rows of all ranks, one below the other; see [`CollectiveBackend::all_gather_rows`]. A rank without peers has them
-    /// all in `own`, and `all` is left alone.
+    /// Gathers the rows of all ranks into `all`; see [`CollectiveBackend::all_gather_rows`]. Without peers,
+    /// `own` has all rows and `all` is not written.
     ///
-    /// Errors: `CollectiveError::Shape` if `all` has not as many rows for each rank, or fewer than this one brings.
+    /// Errors: `CollectiveError::Shape` if the rows of `all` do not divide among the ranks, or are too few
+    /// for `own`.
     pub fn all_gather_rows(
         &self,
         s: &DeviceStream,
@@ -269,10 +274,11 @@ impl ParallelGroup {
         self.timed(peers, CollectiveOp::AllGatherRows, |peers| peers.all_gather_rows(s, own, all))
     }
 
-    /// This rank's rows of `Σ x` over the ranks; see [`CollectiveBackend::reduce_scatter`]. A rank without peers has them all
-    /// in `x`, and `own` is left alone.
+    /// Computes this rank's rows of `Σ x` over the ranks; see [`CollectiveBackend::reduce_scatter`]. Without
+    /// peers, `x` has all rows and `own` is not written.
     ///
-    /// Errors: `CollectiveError::Shape` if `x` has not as many rows for each rank, or fewer than this one wants.
+    /// Errors: `CollectiveError::Shape` if the rows of `x` do not divide among the ranks, or are too few for
+    /// `own`.
     pub fn reduce_scatter(
         &self,
         s: &DeviceStream,
@@ -284,9 +290,10 @@ impl ParallelGroup {
         self.timed(peers, CollectiveOp::ReduceScatter, |peers| peers.reduce_scatter(s, x, own))
     }
 
-    /// What every rank has for every other one; see [`CollectiveBackend::exchange_counts`].
+    /// Exchanges the number of rows that each rank has for each rank; see
+    /// [`CollectiveBackend::exchange_counts`].
     ///
-    /// Errors: `CollectiveError::Shape` if `to` has not a number for each rank.
+    /// Errors: `CollectiveError::Shape` if `to` does not have one count per rank.
     pub fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError> {
         let size = self.size();
         if to.len() != size {
@@ -299,10 +306,11 @@ impl ParallelGroup {
         self.timed(peers, CollectiveOp::ExchangeCounts, |peers| peers.exchange_counts(to))
     }
 
-    /// Rows to ranks, and theirs to this one; see [`CollectiveBackend::all_to_all`]. A rank without peers keeps its rows in
-    /// `x`, and `y` is left alone.
+    /// Exchanges rows between all ranks; see [`CollectiveBackend::all_to_all`]. Without peers, `x` has all
+    /// rows and `y` is not written.
     ///
-    /// Errors: `CollectiveError::Shape` if this rank's counts do not add up to the rows of `x`, or `y` is too small.
+    /// Errors: `CollectiveError::Shape` if this rank's counts do not add up to the rows of `x`, or `y` is too
+    /// small.
     pub fn all_to_all(
         &self,
         s: &DeviceStream,
@@ -329,7 +337,7 @@ impl ParallelGroup {
         self.timed(peers, CollectiveOp::AllToAll, |peers| peers.all_to_all(s, x, y, counts))
     }
 
-    /// `x` becomes what rank `from` brings.
+    /// Copies `x` of rank `from` to all ranks.
     pub fn broadcast(
         &self,
         s: &DeviceStream,
@@ -340,14 +348,15 @@ impl ParallelGroup {
         self.timed(peers, CollectiveOp::Broadcast(from), |peers| peers.broadcast(s, x, from))
     }
 
-    /// Returns once every rank has called it.
+    /// Returns after every rank has called it.
     pub fn barrier(&self, s: &DeviceStream) -> Result<(), CollectiveError> {
         let Some(peers) = self.backend.as_deref() else { return Ok(()) };
         self.timed(peers, CollectiveOp::Barrier, |peers| peers.barrier(s))
     }
 }
 
-/// Whether `all` has room for as many rows of each rank, and this one's fit into its part.
+/// Checks that the rows of `all` divide among the ranks, and that those of `own` fit into the part of one
+/// rank.
 fn check_rows(
     collective: &'static str,
     size: usize,
@@ -374,10 +383,10 @@ impl std::fmt::Debug for ParallelGroup {
 mod tests {
     use super::*;
 
-    /// What a call of one operation takes at least.
+    /// Minimum duration of a call of `all_reduce`.
     const SLOW: Duration = Duration::from_millis(2);
 
-    /// Says it has peers and marks what it was called with.
+    /// Backend with peers that writes a different value for each operation.
     struct MarkerBackend {
         size: usize,
     }

@@ -1,7 +1,7 @@
-//! Whether the ranks of a group on devices still live, and how far what this one launched has come.
+//! Health of the ranks of a device group, and completion of the calls that this rank launched.
 //!
-//! Launches return before they are done. A rank that is gone would leave the device of every other one waiting in a
-//! collective for good, so a thread looks after them, and ends what is under way.
+//! Launches return before they complete. After the failure of a rank, the devices of all other ranks would
+//! wait in a collective forever, so a watchdog thread monitors the ranks and aborts operations in flight.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -19,29 +19,29 @@ use crate::peer_waiter::{abort_group, check_not_aborted, process_has_exited};
 use crate::shared_layout::{CALL_HISTORY_LEN, GroupLayout, RankFlag};
 use crate::{CallState, CollectiveCall, CollectiveError};
 
-/// How often the ranks are looked after.
+/// Interval of the watchdog's checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What is known of the group of a rank, for all threads of its process.
+/// Health of the group of a rank, shared by all threads of its process.
 #[derive(Debug)]
 pub(crate) struct GroupHealth {
     memory: Arc<SharedMemory>,
     layout: GroupLayout,
     rank: usize,
     failure: Mutex<Option<CollectiveError>>,
-    /// Calls that the device is known to have come past.
+    /// Sequence number of the last call that the device is known to have completed.
     done_calls: AtomicU32,
 }
 
-/// What a rank had launched in its group at some moment.
+/// Calls that a rank had launched in its group at some point in time.
 #[derive(Debug)]
 pub struct LaunchCheckpoint {
     health: Arc<GroupHealth>,
-    /// The newest call.
+    /// Sequence number of the newest call.
     sequence: u32,
 }
 
-/// The thread that looks after the ranks; it ends with this value.
+/// Watchdog thread of the ranks; it ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct GroupWatchdog {
     pub(crate) health: Arc<GroupHealth>,
@@ -60,8 +60,8 @@ impl GroupHealth {
         }
     }
 
-    /// Why the group is of no further use, if it is: to this rank, or to one that has given it up, whose device may since
-    /// have shown this one's what means nothing.
+    /// Errors: the group has failed on this rank, or a peer has aborted it. The device of an aborted peer may
+    /// since have sent undefined data to this device.
     pub(crate) fn check(&self) -> Result<(), CollectiveError> {
         match &*self.failure.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error.clone()),
@@ -69,13 +69,13 @@ impl GroupHealth {
         }
     }
 
-    /// The first reason stays.
+    /// Stores a failure and returns the stored one; the first failure is kept.
     pub(crate) fn fail(&self, error: CollectiveError) -> CollectiveError {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.get_or_insert(error).clone()
     }
 
-    /// Errors: a rank is gone, or somebody has given the group up.
+    /// Errors: a rank has failed, or the group was aborted.
     pub(crate) fn check_peers(&self) -> Result<(), CollectiveError> {
         let words = self.memory.words();
         check_not_aborted(words, &self.layout)?;
@@ -88,10 +88,10 @@ impl GroupHealth {
         Ok(())
     }
 
-    /// The device has come past all calls up to this one.
+    /// Marks all calls up to `sequence` as completed by the device.
     fn mark_done_up_to(&self, sequence: u32) {
         let done = self.done_calls.swap(sequence, SeqCst);
-        // Numbers of calls start over; steps are finished in their order.
+        // Sequence numbers wrap around; steps complete in order.
         let new = sequence.wrapping_sub(done).min(CALL_HISTORY_LEN as u32);
         for back in (0..new).rev() {
             let sequence = sequence.wrapping_sub(back);
@@ -108,9 +108,9 @@ impl LaunchCheckpoint {
         Self { health: Arc::clone(health), sequence }
     }
 
-    /// To be called once the device has come past it, and before anything that it computed is believed.
+    /// Must be called after the device has completed the calls, and before any of their results is used.
     ///
-    /// Errors: the group has failed; what came is worthless.
+    /// Errors: the group has failed; the results are undefined.
     pub fn finish(&self) -> Result<(), CollectiveError> {
         self.health.check()?;
         self.health.mark_done_up_to(self.sequence);
@@ -119,7 +119,7 @@ impl LaunchCheckpoint {
 }
 
 impl GroupWatchdog {
-    /// Looks after the ranks from now on, and ends what `communicator` and `peers` wait for when one of them is gone.
+    /// Starts to monitor the ranks; aborts all waits of `communicator` and `peers` after a rank has failed.
     pub(crate) fn start(
         health: &Arc<GroupHealth>,
         communicator: &Arc<GpuCommunicator>,
@@ -163,7 +163,7 @@ impl Drop for GroupWatchdog {
         self.stopped.store(true, SeqCst);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // One that panicked has said so.
+            // A panic of the thread has been reported by the panic hook.
             let _ = thread.join();
         }
     }
@@ -184,7 +184,7 @@ mod tests {
         let health: Vec<_> = groups.iter().map(|group| Arc::new(group.health())).collect();
         let launched = LaunchCheckpoint::new(&health[0], 0);
         launched.finish().unwrap();
-        // Rank 1 finds that rank 2 is gone; rank 0 has not looked yet.
+        // Rank 1 detects the failure of rank 2; rank 0 has not checked yet.
         abort_group(health[1].memory.words(), &health[1].layout, 1, &lost);
         assert_eq!(launched.finish(), Err(lost.clone()));
         assert_eq!(health[0].check_peers(), Err(lost));

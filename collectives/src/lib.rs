@@ -1,9 +1,9 @@
 //! Groups of ranks and their collectives.
 //!
-//! A model sees one [`ParallelGroup`] per parallel axis and calls it unconditionally: in a group of one
-//! everything is a no-op. How bytes travel between ranks is a [`CollectiveBackend`], chosen when the group is
-//! made: on CPUs of one host through the memory of a [`SharedMemoryRendezvous`], on GPUs through their library, or through memory that they reach in each other.
-//! Nothing here knows what the numbers mean.
+//! A model has one [`ParallelGroup`] per parallel axis and calls it unconditionally: in a group of one rank
+//! every collective is a no-op. The transport is a [`CollectiveBackend`], selected when the group is created:
+//! the shared memory of a [`SharedMemoryRendezvous`] for CPUs of one host; RCCL or NCCL, or peer memory, for
+//! GPUs. This crate does not interpret the data.
 
 mod collective_call;
 mod communicator;

@@ -1,8 +1,9 @@
-//! Memory that the GPUs of one host write to and read together. What they make in it is `one_shot_all_reduce`'s.
+//! Peer memory: memory that the GPUs of one host read and write together. The kernels of
+//! `one_shot_all_reduce` use it.
 //!
-//! Each rank offers memory, all tell each other of their offers, and each reaches the memory of the others: that of other
-//! processes by handles, that of its own by the addresses themselves. What is offered is never taken back, because a
-//! kernel of another rank may be writing to it; it goes with the process.
+//! Each rank allocates memory, all ranks exchange handles, and each rank opens the memory of its peers: by
+//! IPC handle for other processes, by address within a process. The memory is never freed before the process
+//! exits, because a kernel of another rank may still write to it.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -13,18 +14,19 @@ use device::gpu::{GpuDevice, GpuError, GpuRuntime, MemoryKind, PeerView, memory}
 use device::{Buffer, DeviceDriver, DeviceError, DeviceStream, check_at_most, check_size};
 use hip_runtime_sys::{DriverPtr, IpcHandle, code, flag};
 
-/// Most ranks that the kernels are made for.
+/// Maximum number of ranks that the kernels support.
 const MAX_RANKS: usize = 8;
-/// Bytes that a matrix grows to whole ones of: eight elements.
+/// Size of eight f32 elements in bytes; the size of the largest matrix is rounded up to a multiple.
 const GRAIN: usize = 8 * size_of::<f32>();
-/// Driver allocations below it may share one with others, and then a handle opens more than was offered.
+/// Alignment of allocation sizes in bytes. The driver may place smaller allocations into one block, and their
+/// handle would open the whole block.
 const HANDLE_ALIGNMENT: usize = 2 << 20;
 
-/// What a rank tells the others of its memory.
+/// Handle of the memory of one rank, sent to its peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerMemoryHandle {
     process: u32,
-    /// In that process.
+    /// Address in that process.
     address: u64,
     context: u64,
     handle: IpcHandle,
@@ -39,31 +41,31 @@ pub struct PeerRankId {
     pub ranks: usize,
 }
 
-/// This rank's memory and, once they are reached, that of the others.
+/// Memory of this rank and, after [`PeerMemory::open_peers`], of its peers.
 pub struct PeerMemory {
     device: Arc<GpuDevice>,
     rank: usize,
-    /// Of all ranks, as this GPU reaches them; null for other ranks before [`PeerMemory::open_peers`].
+    /// Addresses of the memory of all ranks on this GPU; null for peers before [`PeerMemory::open_peers`].
     memory: Vec<DriverPtr>,
-    /// Bytes of the largest matrix.
+    /// Size of the largest matrix, in bytes.
     limit_bytes: usize,
-    /// Launches so far; a kernel may be counting in it for as long as the process lives.
+    /// Launch counters. Never freed, because a kernel may update them until the process exits.
     count: ManuallyDrop<Buffer>,
-    /// A word of host memory: not 0, nobody waits any more.
+    /// Abort flag, a word of host memory: kernels stop waiting once it is not 0. Never freed.
     aborted: ManuallyDrop<Buffer>,
     handle: IpcHandle,
 }
 
-// SAFETY: the addresses are used by kernels alone; the one word that the host writes is atomic.
+// SAFETY: only kernels use the addresses; the host writes only the abort flag, atomically.
 unsafe impl Send for PeerMemory {}
-// SAFETY: as above.
+// SAFETY: only kernels use the addresses; the host writes only the abort flag, atomically.
 unsafe impl Sync for PeerMemory {}
 
 impl PeerMemoryHandle {
-    /// Words of an offer.
+    /// Number of 32-bit words of a handle.
     pub const WORDS: usize = 21;
 
-    /// The offer as words, to be told.
+    /// Encodes the handle as words, to be sent to other ranks.
     #[must_use]
     pub fn words(&self) -> [i32; Self::WORDS] {
         let mut words = [0; Self::WORDS];
@@ -77,7 +79,7 @@ impl PeerMemoryHandle {
         words
     }
 
-    /// The offer of which somebody told.
+    /// Decodes a handle received from another rank.
     #[must_use]
     pub fn of_words(words: &[i32; Self::WORDS]) -> Self {
         let long = |at: usize| u64::from(words[at + 1] as u32) << 32 | u64::from(words[at] as u32);
@@ -92,7 +94,7 @@ impl PeerMemoryHandle {
 impl PeerMemory {
     /// Allocates the memory of one rank for all-reduces of up to `limit_bytes` per matrix.
     ///
-    /// Errors: more ranks than kernels support; a driver without shared memory.
+    /// Errors: more ranks than the kernels support; a driver without shareable memory.
     pub fn allocate(
         device: &Arc<GpuDevice>,
         PeerRankId { rank, ranks: size }: PeerRankId,
@@ -102,7 +104,7 @@ impl PeerMemory {
         let runtime = device.runtime();
         let limit_bytes = limit_bytes.next_multiple_of(GRAIN);
         let own = alloc_shared(runtime, 2 * size * PeerView::area_bytes(limit_bytes))?;
-        // SAFETY: memory of the device that nobody has been told of.
+        // SAFETY: device memory; its address has not been published.
         let handle = handle_of(runtime, own)
             .inspect_err(|_| unsafe { runtime.free(MemoryKind::Device, own) })?;
         let mut memory = vec![std::ptr::null_mut(); size];
@@ -118,7 +120,7 @@ impl PeerMemory {
         })
     }
 
-    /// What the other ranks are to be told.
+    /// Handle of this rank's memory, to be sent to the other ranks.
     #[must_use]
     pub fn handle(&self) -> PeerMemoryHandle {
         PeerMemoryHandle {
@@ -129,16 +131,16 @@ impl PeerMemory {
         }
     }
 
-    /// Numbers the launches to come as if so many had been: for tests of what comes behind the last number. All ranks
-    /// say the same, and none has launched anything that is not done.
+    /// Sets the launch counter to `launches`, for tests of its wrap-around. All ranks must pass the same
+    /// number, with no launch in flight on any rank.
     pub fn count_from(&mut self, launches: u32) -> Result<(), DeviceError> {
         self.device.upload(&mut self.count, 0, &launches.to_le_bytes())
     }
 
-    /// Opens the memory of all ranks. `offers` are the handles in rank order. Returns the addresses for kernels of this
-    /// device.
+    /// Opens the memory of all ranks. `offers` are the handles in rank order. Returns the addresses for
+    /// kernels of this device.
     ///
-    /// Errors: number of handles; a rank without shared memory; no peer access between the devices.
+    /// Errors: wrong number of handles; a rank without peer memory; no peer access between the devices.
     pub fn open_peers(&mut self, offers: &[PeerMemoryHandle]) -> Result<PeerView, DeviceError> {
         check_size("one_shot_all_reduce", "offers", offers.len(), self.memory.len())?;
         let runtime = self.device.runtime();
@@ -155,39 +157,41 @@ impl PeerMemory {
             };
         }
         let (count, aborted) = (self.count.as_ptr(), self.aborted.as_ptr());
-        // SAFETY: the addresses of all ranks are set above. Memory of ranks is never freed, and neither buffer is dropped.
+        // SAFETY: the addresses of all ranks are set above. The memory of ranks is never freed, and neither
+        // buffer is dropped.
         Ok(unsafe {
             PeerView::new(self.rank, self.memory.clone(), self.limit_bytes, count, aborted)
         })
     }
 
-    /// Memory of a device of this process.
+    /// Enables access to the memory of another device of this process.
     fn open_peer_context(&self, context: DriverPtr) -> Result<(), GpuError> {
         let runtime = self.device.runtime();
         let none = GpuError::PeerAccessUnsupported { what: "access to devices of one process" };
         let enable = runtime.driver.peer_enable.ok_or(none)?;
-        // SAFETY: a context that its owner keeps for as long as the process lives.
+        // SAFETY: the owner keeps the context until the process exits.
         match unsafe { enable(context, 0) } {
             code::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
             code => runtime.check(code, "access to another device"),
         }
     }
 
-    /// Memory of another process.
+    /// Opens the memory of another process.
     fn open(&self, handle: IpcHandle) -> Result<DriverPtr, GpuError> {
         let runtime = self.device.runtime();
         let none = GpuError::PeerAccessUnsupported { what: "opening memory of other processes" };
         let open = runtime.driver.ipc_open.ok_or(none)?;
         let mut memory = std::ptr::null_mut();
-        // SAFETY: a place to write to, and a handle that its owner keeps good for as long as its process lives.
+        // SAFETY: `memory` is valid for writes, and the owner keeps the handle valid until its process exits.
         let code = unsafe { open(&raw mut memory, handle, flag::IPC_ENABLE_PEER_ACCESS) };
         runtime.check(code, "opening memory of another rank")?;
         Ok(memory)
     }
 
-    /// Ends all waiting on this device, now and from now on: what comes out means nothing. Any thread may call it.
+    /// Aborts all current and later waits on this device; results of aborted work are undefined. Callable
+    /// from any thread.
     pub fn abort(&self) {
-        // SAFETY: a word of host memory that is never freed, and that the host writes atomically alone.
+        // SAFETY: a word of host memory that is never freed, and that the host accesses only atomically.
         let over = unsafe { AtomicU32::from_ptr(self.aborted.as_ptr().cast_mut().cast()) };
         over.store(1, Ordering::SeqCst);
     }
@@ -205,12 +209,12 @@ impl std::fmt::Debug for PeerMemory {
     }
 }
 
-/// Memory, zero, that other devices may write to while a kernel of this one reads it.
+/// Allocates zeroed device memory that other devices may write while a kernel of this device reads it.
 fn alloc_shared(runtime: &GpuRuntime, bytes: usize) -> Result<DriverPtr, GpuError> {
     runtime.not_capturing("offering memory to ranks")?;
     runtime.enter()?;
     let (bytes, mut memory) = (bytes.next_multiple_of(HANDLE_ALIGNMENT), std::ptr::null_mut());
-    // SAFETY: a place to write to.
+    // SAFETY: `memory` is valid for writes.
     let code = unsafe {
         match runtime.driver.alloc_with {
             Some(alloc_with) => alloc_with(&raw mut memory, bytes, flag::MALLOC_UNCACHED),
@@ -219,19 +223,19 @@ fn alloc_shared(runtime: &GpuRuntime, bytes: usize) -> Result<DriverPtr, GpuErro
     };
     runtime.check(code, "alloc of memory for ranks")?;
     let s = DeviceStream::default();
-    // SAFETY: memory of this size, which nobody knows yet.
+    // SAFETY: `memory` has `bytes` bytes, and its address has not been published.
     let code = unsafe { (runtime.driver.fill)(memory, 0, bytes, runtime.stream(&s)?) };
     runtime.check(code, "fill")?;
     runtime.synchronize(&s)?;
     Ok(memory)
 }
 
-/// By what other processes open an allocation.
+/// Returns the IPC handle with which other processes open an allocation.
 fn handle_of(runtime: &GpuRuntime, memory: DriverPtr) -> Result<IpcHandle, GpuError> {
     let none = GpuError::PeerAccessUnsupported { what: "handles of memory" };
     let ipc_handle = runtime.driver.ipc_handle.ok_or(none)?;
     let mut handle = IpcHandle([0; 64]);
-    // SAFETY: a place to write to, and the address of an allocation.
+    // SAFETY: `handle` is valid for writes, and `memory` is the address of an allocation.
     runtime.check(unsafe { ipc_handle(&raw mut handle, memory) }, "handle of memory")?;
     Ok(handle)
 }

@@ -1,6 +1,8 @@
-//! Waiting for a rank: a moment awake, then asleep, with an eye on whether it still lives.
+//! Waits for a peer rank: polls briefly, then sleeps and checks periodically that the peer's process is
+//! alive.
 //!
-//! Ranks and their threads may outnumber the cores, and then the one that is waited for needs this one.
+//! Ranks and their threads may outnumber the cores, in which case the peer needs the core of the waiting
+//! rank.
 
 use crate::rendezvous::ABORTED_BY_CREATOR;
 use crate::shared_layout::{GroupLayout, RankFlag};
@@ -16,31 +18,31 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-/// Looks before sleeping, where every rank has a core: about 20 µs, what falling asleep and waking up cost.
+/// Number of polls before sleep if every rank has a core: about 20 µs, the cost of a futex sleep and wake-up.
 const SPINS: u32 = 1_000;
-/// How long a sleeper goes without looking whether the other still lives.
+/// Longest sleep between two checks that the peer's process is alive.
 const SLEEP_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-/// Longest wait in the first round, to which ranks come as they have loaded: the time that a start may take.
+/// Timeout of the first round, which ranks reach after loading weights: the time that a start may take.
 const FIRST_ROUND_TIMEOUT: Duration = Duration::from_mins(10);
-/// Longest wait later on. Whoever watches the steps ends the group sooner; this ends it if nobody does.
+/// Timeout of later rounds: a fallback, because the monitoring of steps ends the group sooner.
 const ROUND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// How one rank waits.
+/// Wait policy of one rank.
 #[derive(Debug)]
 pub(crate) struct PeerWaiter {
     spins: u32,
 }
 
 impl PeerWaiter {
-    /// For one of `size` ranks.
+    /// Creates the policy of a rank in a group of `size` ranks.
     pub(crate) fn new(size: usize) -> Self {
         let cores = available_parallelism().map_or(1, usize::from);
         Self { spins: if cores >= size { SPINS } else { 0 } }
     }
 
-    /// Returns once rank `peer` has come to `round`.
+    /// Returns after rank `peer` has reached `round`.
     ///
-    /// Errors: it is gone, it does not come, or somebody has given up.
+    /// Errors: the peer has failed or timed out, or the group was aborted.
     pub(crate) fn wait_for_round(
         &self,
         words: &[AtomicU32],
@@ -63,14 +65,14 @@ impl PeerWaiter {
         result
     }
 
-    /// Wakes those who wait for the rank that owns this flag.
+    /// Wakes the threads that wait for the rank of this flag.
     pub(crate) fn wake_waiters(posted: &AtomicU32) {
-        // It cannot fail on a word that is mapped.
+        // A wake on a mapped word cannot fail.
         let _ = futex::wake(posted, futex::Flags::empty(), i32::MAX as u32);
     }
 }
 
-/// Ends the group for all on behalf of `rank`: the first reason stays.
+/// Aborts the group for all ranks on behalf of `rank`; the first cause is kept.
 pub(crate) fn abort_group(
     words: &[AtomicU32],
     place: &GroupLayout,
@@ -87,7 +89,7 @@ pub(crate) fn abort_group(
     }
 }
 
-/// Errors: somebody has given the group up.
+/// Errors: the group was aborted.
 pub(crate) fn check_not_aborted(
     words: &[AtomicU32],
     place: &GroupLayout,
@@ -122,7 +124,7 @@ fn sleep_until_round(
             let seconds = patience.as_secs();
             return Err(CollectiveError::RankTimeout { rank: peer, call: *call, seconds });
         }
-        // A word that has changed meanwhile and a signal are no errors: the next look tells.
+        // A changed word (EAGAIN) and a signal (EINTR) are not errors: the loop checks again.
         let napped = futex::wait(posted, futex::Flags::empty(), seen, Some(&SLEEP_INTERVAL));
         let process = words[place.rank_flag(peer, RankFlag::ProcessId)].load(SeqCst);
         if napped == Err(Errno::TIMEDOUT)
@@ -134,12 +136,12 @@ fn sleep_until_round(
     }
 }
 
-/// Whether a rank that has come to `posted` rounds has come to this one; both start again at 0 some day.
+/// Whether a rank that has posted `posted` rounds has reached `round`; both counters wrap around.
 fn has_reached_round(posted: u32, round: u32) -> bool {
     posted.wrapping_sub(round) as i32 >= 0
 }
 
-/// Whether a process is gone, waited for by its parent or not. One that has not joined yet is 0.
+/// Whether a process has exited, reaped by its parent or not. `process` is 0 before the rank has joined.
 pub(crate) fn process_has_exited(process: u32) -> bool {
     let Some(pid) = Pid::from_raw(process as i32) else { return false };
     match pidfd_open(pid, PidfdFlags::empty()) {

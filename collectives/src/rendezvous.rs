@@ -1,4 +1,4 @@
-//! The memory in which the ranks of a world meet: made by whoever starts them, mapped by each of them.
+//! Shared memory for the rendezvous of a world's ranks: created by their launcher, mapped by each rank.
 
 use std::fs::File;
 use std::io;
@@ -14,13 +14,13 @@ use crate::peer_waiter::PeerWaiter;
 use crate::shared_layout::{CALL_HISTORY_LEN, GroupLayout, HEADER_WORDS, RankFlag, group_layouts};
 use crate::{CollectiveCall, CollectiveError, SharedMemoryGroup};
 
-/// First words of the file: what it is, and which layout it has.
+/// First word of the file; the second word is the layout version, the third the number of words.
 const MAGIC: u32 = u32::from_le_bytes(*b"HDRN");
 const LAYOUT_VERSION: u32 = 2;
-/// The mark of a group that its maker has given up; ranks leave that of the rank that failed, plus one.
+/// Abort flag of a group that its creator has aborted; ranks store the index of the failed rank plus one.
 pub(crate) const ABORTED_BY_CREATOR: u32 = u32::MAX;
 
-/// The groups of one generation of a world. The memory goes when the last one who maps it is gone.
+/// Groups of one generation of a world. The memory is freed after the last process has unmapped it.
 #[derive(Debug)]
 pub struct SharedMemoryRendezvous {
     file: File,
@@ -30,7 +30,7 @@ pub struct SharedMemoryRendezvous {
 }
 
 impl SharedMemoryRendezvous {
-    /// Memory for groups of these sizes, in which nobody has come yet.
+    /// Creates memory for groups of these sizes, with no rank joined.
     pub fn create(sizes: &[usize]) -> Result<Self, CollectiveError> {
         let places = group_layouts(sizes);
         let words = places.last().map_or(HEADER_WORDS, |place| place.words().end);
@@ -50,7 +50,7 @@ impl SharedMemoryRendezvous {
         Ok(Self { file, path, memory: Arc::new(memory), layouts: places })
     }
 
-    /// Maps what another process has created for groups of the same sizes.
+    /// Maps memory that another process has created for groups of the same sizes.
     pub fn open(path: &Path, sizes: &[usize]) -> Result<Self, CollectiveError> {
         let places = group_layouts(sizes);
         let words = places.last().map_or(HEADER_WORDS, |place| place.words().end);
@@ -68,23 +68,23 @@ impl SharedMemoryRendezvous {
         Ok(Self { file, path: path.to_owned(), memory: Arc::new(memory), layouts: places })
     }
 
-    /// Where other processes of this host find it, for as long as this value lives.
+    /// Path under which other processes of this host can open the memory, valid until this value is dropped.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Takes a place in a group. Each is taken once: a new generation of ranks meets in memory of its own.
+    /// Joins a group as rank `rank`. Each rank can be joined once: a new generation of ranks has a new
+    /// memory.
     ///
-    /// # Panics
-    /// If there is no such group, or no such rank in it.
+    /// # Panics If `group` or `rank` is out of range.
     pub fn join(&self, group: usize, rank: usize) -> Result<SharedMemoryGroup, CollectiveError> {
         let place = self.layouts[group];
         assert!(rank < place.size, "rank {rank} of {}", place.size);
         SharedMemoryGroup::join(Arc::clone(&self.memory), place, rank)
     }
 
-    /// Makes every rank that waits in a group fail, now and from now on.
+    /// Makes all current and later waits of all ranks fail.
     pub fn abort(&self) {
         let words = self.memory.words();
         for place in &self.layouts {
@@ -96,7 +96,8 @@ impl SharedMemoryRendezvous {
         }
     }
 
-    /// The last calls of a rank, oldest first; the newest may be under way. Safe to ask whatever the rank does.
+    /// Returns the most recent calls of a rank, oldest first; the newest may be in flight. Callable at any
+    /// time.
     #[must_use]
     pub fn call_history(&self, group: usize, rank: usize) -> Vec<CollectiveCall> {
         let (words, place) = (self.memory.words(), &self.layouts[group]);
@@ -107,7 +108,7 @@ impl SharedMemoryRendezvous {
             .collect()
     }
 
-    /// Bytes of the memory; it takes as many as have been written to.
+    /// Size of the memory in bytes; physical memory is allocated only for the parts that have been written.
     pub fn size_bytes(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }

@@ -1,4 +1,5 @@
-//! Collectives of ranks that each hold rows of their own: what [`SharedMemoryGroup`] does for experts spread over replicas.
+//! Collectives of [`SharedMemoryGroup`] for ranks that each have rows of their own, as in expert parallel
+//! across replicas.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,7 +12,7 @@ use crate::shared_layout::SLOT_WORDS;
 use crate::shared_memory_group::{SharedMemoryGroup, write_chunk};
 use crate::{CollectiveCall, CollectiveError, RowCounts};
 
-/// Words of a slot that hold a matrix where the last one says how many rows it has.
+/// Number of words of a slot for matrix data if the last word is the number of rows.
 const SLOT_WORDS_WITH_COUNT: usize = SLOT_WORDS - 1;
 
 impl SharedMemoryGroup {
@@ -76,7 +77,7 @@ impl SharedMemoryGroup {
         Ok(())
     }
 
-    /// Tells all how many rows this rank has for each of them, and learns the same of the others.
+    /// Sends the number of rows that this rank has for each rank, and returns the counts of all ranks.
     pub(crate) fn exchange_row_counts(
         &self,
         call: &CollectiveCall,

@@ -1,53 +1,54 @@
-//! How many rows each rank of a group has for each other one.
+//! Number of rows that each rank of a group has for each rank.
 
 use std::ops::Range;
 
-/// Rows that every rank has for every rank, itself included: the same value on all ranks.
+/// Number of rows that every rank has for every rank, itself included; equal on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowCounts {
-    /// Of rank `r` for rank `q` at `r · size + q`.
+    /// Number of rows of rank `r` for rank `q`, at `r · size + q`.
     rows: Vec<usize>,
     size: usize,
 }
 
 impl RowCounts {
-    /// Of `size` ranks: `rows` has what rank 0 has for each of them, then what rank 1 has.
+    /// Creates the counts of `size` ranks; `rows` has the counts of rank 0 for each rank first, then those of
+    /// rank 1.
     pub(crate) fn new(rows: Vec<usize>, size: usize) -> Self {
         debug_assert_eq!(rows.len(), size * size);
         Self { rows, size }
     }
 
-    /// Ranks.
+    /// Number of ranks.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// What rank `from` has for each rank.
+    /// Number of rows that rank `from` has for each rank.
     #[must_use]
     pub fn rows_from(&self, from: usize) -> &[usize] {
         &self.rows[from * self.size..(from + 1) * self.size]
     }
 
-    /// Rows that rank `from` sends in all.
+    /// Total number of rows that rank `from` sends, including rows for itself.
     #[must_use]
     pub fn sent_by(&self, from: usize) -> usize {
         self.rows_from(from).iter().sum()
     }
 
-    /// Rows that rank `to` gets in all.
+    /// Total number of rows that rank `to` receives, including rows from itself.
     #[must_use]
     pub fn received_by(&self, to: usize) -> usize {
         (0..self.size).map(|from| self.rows_from(from)[to]).sum()
     }
 
-    /// Rows that go from one rank to another one.
+    /// Number of rows that are sent from one rank to another rank.
     #[must_use]
     pub fn crossing_rows(&self) -> usize {
         (0..self.size).map(|rank| self.sent_by(rank) - self.rows_from(rank)[rank]).sum()
     }
 
-    /// The way back: each rank returns what it got to where it came from.
+    /// Counts of the return exchange, in which each rank sends received rows back to their source.
     #[must_use]
     pub fn reversed(&self) -> Self {
         let size = self.size;
@@ -55,7 +56,8 @@ impl RowCounts {
         Self { rows: (0..size * size).map(back).collect(), size }
     }
 
-    /// The rows from one rank to another: where they lie in what is sent, and where they begin in what comes.
+    /// Rows from rank `from` to rank `to`: their range among the sent rows, and their offset among the
+    /// received rows.
     pub(crate) fn send_range_and_offset(&self, from: usize, to: usize) -> (Range<usize>, usize) {
         let start: usize = self.rows_from(from)[..to].iter().sum();
         let before = (0..from).map(|rank| self.rows_from(rank)[to]).sum();

@@ -1,39 +1,39 @@
-//! Elements in shared words.
+//! Matrix elements in words of shared memory.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use device::{DType, DeviceElement, MatMut, bf16, f16};
 
-/// An element that can be brought to a group. Words are read and written one by one; what orders them is the
-/// flag that their writer raises behind them.
+/// Element type that shared memory groups transfer. Words are read and written one by one; the flag that the
+/// writer sets afterwards orders them.
 pub(crate) trait SharedElement: DeviceElement {
-    /// Elements of a word.
+    /// Number of elements per 32-bit word.
     const PER_WORD: usize;
-    /// What lies where nobody brought anything.
+    /// Value of padding rows.
     const PADDING: Self;
 
-    /// Words of a row of `cols` elements.
+    /// Number of words of a row of `cols` elements.
     fn words(cols: usize) -> usize {
         cols.div_ceil(Self::PER_WORD)
     }
 
-    /// A row to words.
+    /// Writes a row to words.
     fn write_words(row: &[Self], words: &[AtomicU32]);
 
-    /// Words to a row.
+    /// Reads a row from words.
     fn read_words(words: &[AtomicU32], row: &mut [Self]);
 }
 
-/// A lane that can be summed.
+/// Element type that can be summed.
 pub(crate) trait ReducibleElement: SharedElement {
-    /// `sum += row`
+    /// Computes `sum += row`.
     fn add_row(sum: &mut [f32], row: &[Self]);
 
-    /// `sum += words`
+    /// Computes `sum += words`.
     fn add_words(sum: &mut [f32], words: &[AtomicU32]);
 
-    /// The sum, rounded once.
+    /// Rounds the sum once and stores it.
     fn store(sum: &[f32], row: &mut [Self]);
 }
 
@@ -79,7 +79,7 @@ impl ReducibleElement for f32 {
     }
 }
 
-/// Types of two bytes, two of which lie in a word, the first in its lower half.
+/// 16-bit types: a word contains two elements, the first in its lower half.
 macro_rules! halves {
     ($($half:ty),*) => {$(
         impl SharedElement for $half {
@@ -125,24 +125,24 @@ macro_rules! halves {
 }
 halves!(bf16, f16);
 
-/// The part of a matrix that fits into a slot.
+/// Part of a matrix that fits into a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MatrixChunk {
-    /// Rows.
+    /// Row range.
     pub(crate) rows: std::ops::Range<usize>,
-    /// Columns.
+    /// Column range.
     pub(crate) cols: std::ops::Range<usize>,
 }
 
 impl MatrixChunk {
-    /// The same without rows from `rows` on.
+    /// Returns the chunk without the rows from `rows` on.
     pub(crate) fn truncate_rows(&self, rows: usize) -> Self {
         let (start, end) = (self.rows.start.min(rows), self.rows.end.min(rows));
         Self { rows: start..end, cols: self.cols.clone() }
     }
 }
 
-/// Cuts a matrix into pieces of up to `slot` words: rows as long as one fits, else parts of rows.
+/// Splits a matrix into chunks of up to `slot` words: whole rows if a row fits, otherwise parts of rows.
 pub(crate) fn split_into_chunks<T: SharedElement>(
     rows: usize,
     cols: usize,
@@ -163,7 +163,7 @@ pub(crate) fn split_into_chunks<T: SharedElement>(
     (0..rows).step_by(rows_each).flat_map(within).collect()
 }
 
-/// Part of a row.
+/// Returns the columns of `piece` in a row.
 pub(crate) fn row_of_chunk<'a, T: SharedElement>(
     x: &'a mut MatMut<'_>,
     row: usize,
@@ -172,7 +172,7 @@ pub(crate) fn row_of_chunk<'a, T: SharedElement>(
     &mut x.row_mut::<T>(row)[piece.cols.clone()]
 }
 
-/// What is refused, by type.
+/// Whether a reduction supports the element type.
 pub(crate) fn is_reducible(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
 }

@@ -1,55 +1,56 @@
-//! Where everything lies in the memory of the groups of a world, in words of four bytes.
+//! Layout of the shared memory of a world's groups, in 4-byte words.
 //!
-//! ```text
-//! head | group 0: abort | rank 0: flags, call of each slot, ring of calls, 2 slots | rank 1: .. | group 1: ..
-//! ```
+//! `` `text header | group 0: abort | rank 0: flags, call of each slot, ring of calls, 2 slots | rank 1: .. |
+//! group 1: ..
+//! `` `
 //!
-//! A rank brings something to a round by filling one of its two slots, and the rounds take turns: who
-//! writes to a slot again has seen everybody come to the round between, and so past reading it.
+//! A rank writes its data for a round to one of its two slots, alternating between rounds. A rank that writes
+//! a slot again has seen all ranks reach the round in between, so all ranks have finished reading the slot.
 
 use crate::collective_call::CALL_WORDS;
 use std::ops::Range;
 
-/// Bytes of a slot: larger matrices are brought piece by piece. Small enough for a second-level cache.
+/// Size of a slot in bytes; larger matrices are split into chunks. Small enough for an L2 cache.
 pub const SLOT_BYTES: usize = 256 << 10;
-/// Calls of each rank that are remembered.
+/// Number of calls in the call history of each rank.
 pub const CALL_HISTORY_LEN: usize = 1024;
 
-/// Words of a slot.
+/// Number of words of a slot.
 pub(crate) const SLOT_WORDS: usize = SLOT_BYTES / 4;
-/// Words of the head of a file.
+/// Number of words of the file header.
 pub(crate) const HEADER_WORDS: usize = CACHE_LINE_WORDS;
 
-/// Words of a cache line: what one rank writes and another waits for shares none with anything else.
+/// Number of words of a cache line. A word that one rank writes and another rank polls has a cache line of
+/// its own.
 const CACHE_LINE_WORDS: usize = 16;
 const FLAG_CACHE_LINES: usize = 4;
 const RANK_WORDS: usize =
     (FLAG_CACHE_LINES + 2) * CACHE_LINE_WORDS + CALL_HISTORY_LEN * CALL_WORDS + 2 * SLOT_WORDS;
 
-/// What a rank says of itself.
+/// State that a rank publishes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RankFlag {
-    /// Rounds that it has come to.
+    /// Number of rounds that the rank has reached.
     RoundsPosted,
-    /// Threads that sleep until it comes to another one.
+    /// Number of threads that sleep until the rank reaches another round.
     SleepingThreads,
-    /// Calls that it has begun.
+    /// Number of calls that the rank has begun.
     CallsBegun,
-    /// Its process; 0 = it has not joined.
+    /// Process id; 0 before the rank has joined.
     ProcessId,
-    /// Not 0: it is gone.
+    /// Not 0 after the rank has left.
     HasLeft,
 }
 
-/// The place of one group in the memory of a world.
+/// Location of one group in the memory of a world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GroupLayout {
     first: usize,
-    /// Ranks.
+    /// Number of ranks.
     pub(crate) size: usize,
 }
 
-/// Places of groups of these sizes, one behind the other.
+/// Locations of consecutive groups of these sizes.
 pub(crate) fn group_layouts(sizes: &[usize]) -> Vec<GroupLayout> {
     let mut first = HEADER_WORDS;
     let place = |&size: &usize| {
@@ -61,17 +62,17 @@ pub(crate) fn group_layouts(sizes: &[usize]) -> Vec<GroupLayout> {
 }
 
 impl GroupLayout {
-    /// All words of the group.
+    /// Range of all words of the group.
     pub(crate) fn words(&self) -> Range<usize> {
         self.first..self.first + CACHE_LINE_WORDS + self.size * RANK_WORDS
     }
 
-    /// Not 0: the group is of no further use.
+    /// Index of the abort flag; the group has failed once the flag is not 0.
     pub(crate) fn abort_flag(&self) -> usize {
         self.first
     }
 
-    /// A flag of a rank.
+    /// Index of a flag of a rank.
     pub(crate) fn rank_flag(&self, rank: usize, flag: RankFlag) -> usize {
         let at = match flag {
             RankFlag::RoundsPosted => 0,
@@ -83,13 +84,13 @@ impl GroupLayout {
         self.rank_offset(rank) + at
     }
 
-    /// The call that a rank's slot belongs to, and the number of the piece behind it.
+    /// Header of a rank's slot: the call that the slot belongs to, then the index of the chunk.
     pub(crate) fn slot_header(&self, rank: usize, slot: usize) -> Range<usize> {
         let at = self.rank_offset(rank) + (FLAG_CACHE_LINES + slot) * CACHE_LINE_WORDS;
         at..at + CALL_WORDS + 1
     }
 
-    /// Where a rank remembers its call number `sequence`.
+    /// Record of call `sequence` in the call history of a rank.
     pub(crate) fn call_record(&self, rank: usize, sequence: u32) -> Range<usize> {
         let at = self.rank_offset(rank)
             + (FLAG_CACHE_LINES + 2) * CACHE_LINE_WORDS
@@ -97,7 +98,7 @@ impl GroupLayout {
         at..at + CALL_WORDS
     }
 
-    /// A slot of a rank.
+    /// Data of a rank's slot.
     pub(crate) fn slot(&self, rank: usize, slot: usize) -> Range<usize> {
         let end = self.rank_offset(rank) + RANK_WORDS - (1 - slot) * SLOT_WORDS;
         end - SLOT_WORDS..end

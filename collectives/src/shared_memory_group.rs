@@ -1,7 +1,7 @@
-//! A rank of a group whose processes share memory.
+//! Group of ranks in processes that share memory.
 //!
-//! Everybody brings a piece to a round, waits until all have, and computes the whole result from all slots in
-//! the order of ranks: the ranks of a CPU are few, and none has to be waited for a second time.
+//! In each round every rank writes a chunk to its slot, waits until all ranks have done so, and computes the
+//! whole result from all slots in rank order: a CPU has few ranks, and one wait per round suffices.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -21,14 +21,14 @@ use crate::{
     CallState, CollectiveBackend, CollectiveCall, CollectiveError, CollectiveOp, RowCounts,
 };
 
-/// One rank. Dropping it leaves the group, which ends it for the others.
+/// One rank of a shared memory group. Dropping it leaves the group, which then fails on all other ranks.
 #[derive(Debug)]
 pub struct SharedMemoryGroup {
     memory: Arc<SharedMemory>,
     pub(crate) layout: GroupLayout,
     pub(crate) rank: usize,
     peer_waiter: PeerWaiter,
-    /// Rounds come to, and calls begun.
+    /// Number of rounds reached.
     rounds: Cell<u32>,
     calls: Cell<u32>,
     pub(crate) sum_buffer: RefCell<Vec<f32>>,
@@ -64,7 +64,7 @@ impl SharedMemoryGroup {
         &self.words()[self.layout.rank_flag(rank, flag)]
     }
 
-    /// Runs a call, with a note of how it went where others can read it.
+    /// Runs a call and keeps its record in shared memory up to date.
     fn run_call(
         &self,
         operation: CollectiveOp,
@@ -82,7 +82,7 @@ impl SharedMemoryGroup {
         result
     }
 
-    /// Notes that a call begins, where others can read it, and gives it its number.
+    /// Assigns a sequence number to a new call and writes its record to shared memory.
     pub(crate) fn record_call(&self, call: CollectiveCall) -> CollectiveCall {
         let sequence = self.calls.get().wrapping_add(1);
         self.calls.set(sequence);
@@ -92,23 +92,24 @@ impl SharedMemoryGroup {
         call
     }
 
-    /// The number of the newest call.
+    /// Sequence number of the newest call.
     pub(crate) fn last_call(&self) -> u32 {
         self.calls.get()
     }
 
-    /// What others need to look after this group.
+    /// Health of this group, for the watchdog.
     pub(crate) fn health(&self) -> GroupHealth {
         GroupHealth::new(Arc::clone(&self.memory), self.layout, self.rank)
     }
 
-    /// Ends the group for all.
+    /// Aborts the group for all ranks and returns the error.
     pub(crate) fn fail(&self, error: CollectiveError) -> CollectiveError {
         self.abort_group(&error);
         error
     }
 
-    /// One round: brings a piece, waits for those of all others, and returns the slots they lie in.
+    /// Runs one round: writes a chunk, waits for the chunks of all peers, and returns the index of their
+    /// slot.
     pub(crate) fn round(
         &self,
         call: &CollectiveCall,
@@ -122,8 +123,8 @@ impl SharedMemoryGroup {
         let about = self.slot_header(self.rank, slot);
         call.write(about);
         about[CALL_WORDS].store(piece, Relaxed);
-        // Behind all that was written; and sequentially consistent, like the sleeper's count: one of the two sees the
-        // other's store.
+        // After all other writes. Sequentially consistent, as is the count of sleeping threads: at least one
+        // of the two sides sees the other's store.
         self.flag(self.rank, RankFlag::RoundsPosted).store(round, SeqCst);
         if self.flag(self.rank, RankFlag::SleepingThreads).load(SeqCst) > 0 {
             PeerWaiter::wake_waiters(self.flag(self.rank, RankFlag::RoundsPosted));
@@ -147,7 +148,7 @@ impl SharedMemoryGroup {
         &self.words()[self.layout.slot_header(rank, slot)]
     }
 
-    /// Brings `x` piece by piece; `finish` is told the slots of each.
+    /// Sends `x` chunk by chunk; calls `finish` with the slot index of each chunk.
     fn post_chunks<T: SharedElement>(
         &self,
         call: &CollectiveCall,
@@ -236,7 +237,7 @@ impl SharedMemoryGroup {
         })
     }
 
-    /// Tells the others that nobody needs to wait any more, and whose fault it is.
+    /// Ends all waits of the group and publishes the rank that caused the failure.
     fn abort_group(&self, error: &CollectiveError) {
         abort_group(self.words(), &self.layout, self.rank, error);
     }
@@ -325,7 +326,8 @@ impl CollectiveBackend for SharedMemoryGroup {
         Ok(counts.expect("a call that succeeds has counted"))
     }
 
-    /// The call says how many rows go to other ranks in all: who knows of other counts is found out.
+    /// The call has the total number of rows sent to other ranks, so that ranks with different counts are
+    /// detected.
     fn all_to_all(
         &self,
         _: &DeviceStream,
@@ -375,7 +377,7 @@ impl Drop for SharedMemoryGroup {
     }
 }
 
-/// Part of a matrix to words.
+/// Writes a chunk of a matrix to words.
 pub(crate) fn write_chunk<T: SharedElement>(
     x: MatRef<'_>,
     piece: &MatrixChunk,

@@ -1,5 +1,5 @@
-//! Groups over shared memory: the same bits on every rank, in pieces and in any order of calls; and an end for
-//! everybody when a rank is gone, stuck or does something else.
+//! Shared memory groups: identical bits on every rank, for any chunking and order of calls; and an error on
+//! every rank after a rank has failed, timed out or called another collective.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::disallowed_methods, reason = "a variable tells the child where to meet")]
@@ -19,7 +19,7 @@ use proptest::prelude::*;
 
 const S: DeviceStream = DeviceStream(0);
 
-/// Runs `work` as every rank of a group, each in a thread, and returns what each found.
+/// Runs `work` on every rank of a group, each in a thread, and returns the results.
 fn ranks<T: Send>(size: usize, work: impl Fn(SharedMemoryGroup) -> T + Sync) -> Vec<T> {
     let meeting = SharedMemoryRendezvous::create(&[size]).unwrap();
     let work = &work;
@@ -33,7 +33,7 @@ fn ranks<T: Send>(size: usize, work: impl Fn(SharedMemoryGroup) -> T + Sync) -> 
     })
 }
 
-/// What rank `rank` brings, of magnitudes whose sum depends on its order.
+/// Input of rank `rank`, with magnitudes for which sums depend on the order of additions.
 fn value(rank: usize, i: usize) -> f32 {
     let bits = (rank * 7919 + i * 104_729 + 12_345) % 1000;
     (bits as f32 - 500.0) * 10f32.powi((i + rank) as i32 % 7 - 3)
@@ -43,7 +43,7 @@ fn values(rank: usize, count: usize) -> Vec<f32> {
     (0..count).map(|i| value(rank, i)).collect()
 }
 
-/// The sum of all ranks in their order.
+/// Sums over all ranks, in rank order.
 fn expected_sums(size: usize, count: usize) -> Vec<f32> {
     (0..count).map(|i| (0..size).fold(0.0, |sum, rank| sum + value(rank, i))).collect()
 }
@@ -58,7 +58,7 @@ fn run_all_reduce(
     Ok(x)
 }
 
-/// A type of two bytes.
+/// 16-bit floating-point element type.
 trait HalfTestElement: DeviceElement + PartialEq + std::fmt::Debug {
     fn of(x: f32) -> Self;
     fn value(self) -> f32;
@@ -96,7 +96,7 @@ fn run_half_all_reduce<T: HalfTestElement>(
     x
 }
 
-/// The first `total` columns of all ranks side by side.
+/// First `total` columns of the concatenated columns of all ranks.
 fn run_all_gather(group: &SharedMemoryGroup, rows: usize, cols: usize, total: usize) -> Vec<f32> {
     let own = values(group.rank(), rows * cols);
     let mut all = vec![f32::NAN; rows * total];
@@ -105,7 +105,7 @@ fn run_all_gather(group: &SharedMemoryGroup, rows: usize, cols: usize, total: us
     all
 }
 
-/// Words, whatever their bits: a rank tells in one row what it found.
+/// Gathers one row of arbitrary 32-bit words per rank.
 fn gather_words(group: &SharedMemoryGroup, count: usize) -> Vec<i32> {
     let own: Vec<i32> = (0..count).map(|i| test_word(group.rank(), i)).collect();
     let mut all = vec![0; count * group.size()];
@@ -114,7 +114,7 @@ fn gather_words(group: &SharedMemoryGroup, count: usize) -> Vec<i32> {
     all
 }
 
-/// Of all magnitudes: among them are what floats of the same bits would call NaN.
+/// Words of all magnitudes, including bit patterns that are NaN as f32.
 fn test_word(rank: usize, i: usize) -> i32 {
     (i as u32).wrapping_mul(2_654_435_761).rotate_left(rank as u32) as i32
 }
@@ -131,12 +131,12 @@ fn run_broadcast(group: &SharedMemoryGroup, rows: usize, cols: usize, from: usiz
     x
 }
 
-/// Rows that a rank has of its own.
+/// Number of rows that a rank contributes.
 fn rows_of_rank(rank: usize, most: usize) -> usize {
     most.saturating_sub(rank * 3 % 5)
 }
 
-/// The rows of all ranks, which have different numbers of them, below each other.
+/// Gathers the rows of all ranks, which contribute different numbers of rows.
 fn gather_rows(group: &SharedMemoryGroup, most: usize, cols: usize) -> Vec<f32> {
     let rows = rows_of_rank(group.rank(), most);
     let own = values(group.rank(), rows * cols);
@@ -154,7 +154,7 @@ fn expected_gathered_rows(size: usize, most: usize, cols: usize, blank: f32) -> 
     (0..size).flat_map(of).collect()
 }
 
-/// Indices: behind those that a rank brings lies -1.
+/// Gathers rows of indices, padded with -1.
 fn gather_indices(group: &SharedMemoryGroup, most: usize, cols: usize) -> Vec<i32> {
     let rows = rows_of_rank(group.rank(), most);
     let own: Vec<i32> = (0..rows * cols).map(|i| value(group.rank(), i) as i32).collect();
@@ -164,7 +164,7 @@ fn gather_indices(group: &SharedMemoryGroup, most: usize, cols: usize) -> Vec<i3
     all
 }
 
-/// The sum of this rank's rows.
+/// Returns this rank's rows of the sum.
 fn run_reduce_scatter(group: &SharedMemoryGroup, most: usize, cols: usize) -> Vec<f32> {
     let rows = rows_of_rank(group.rank(), most);
     let x = values(group.rank(), group.size() * most * cols);
@@ -186,7 +186,7 @@ fn run_half_reduce_scatter<T: HalfTestElement>(
     own
 }
 
-/// Rows that rank `from` sends to rank `to`: none to some, and more than one piece to others.
+/// Number of rows that rank `from` sends to rank `to`: 0 for some pairs, more than one chunk for others.
 fn rows_sent(from: usize, to: usize, most: usize) -> usize {
     (from * 2 + to * 5) % 3 * most
 }
@@ -202,7 +202,7 @@ fn run_all_to_all(group: &SharedMemoryGroup, most: usize, cols: usize) -> (Vec<u
     let counts = group.exchange_counts(&to).unwrap();
     group.all_to_all(&S, x, MatMut::of(&mut y, room, cols).unwrap(), &counts).unwrap();
     y.truncate(counts.received_by(group.rank()) * cols);
-    // And back.
+    // Return exchange.
     let (came, mut back) = (counts.received_by(group.rank()), vec![f32::NAN; rows * cols]);
     let (y_mat, to) =
         (MatRef::of(&y, came, cols).unwrap(), MatMut::of(&mut back, rows, cols).unwrap());
@@ -226,7 +226,7 @@ fn expected_all_to_all(
     (came, (0..size).flat_map(from).collect())
 }
 
-/// Runs the collectives of ranks with rows of their own and compares them with what they should give.
+/// Runs the collectives of ranks with rows of their own and checks the results.
 fn check_rows(group: &SharedMemoryGroup, most: usize, cols: usize) {
     let (size, rank, each) = (group.size(), group.rank(), most * cols);
     assert_eq!(gather_rows(group, most, cols), expected_gathered_rows(size, most, cols, 0.0));
@@ -238,7 +238,8 @@ fn check_rows(group: &SharedMemoryGroup, most: usize, cols: usize) {
     assert_eq!(run_all_to_all(group, most, cols), expected_all_to_all(size, rank, most, cols));
 }
 
-/// Runs the collectives on elements of two bytes: sums are f32 in the order of ranks, rounded once; others copy.
+/// Runs the collectives on 16-bit elements: sums are added in f32 in rank order and rounded once; all others
+/// copy.
 fn check_halves<T: HalfTestElement>(group: &SharedMemoryGroup, rows: usize, cols: usize) {
     let (size, rank, count) = (group.size(), group.rank(), rows * cols);
     let sum = |i| T::of((0..size).fold(0.0, |sum, rank| sum + T::of(value(rank, i)).value()));
@@ -261,7 +262,7 @@ fn check_halves<T: HalfTestElement>(group: &SharedMemoryGroup, rows: usize, cols
             assert_eq!(part, &stacked[rank * count + r * cols..][..cols], "{what}");
         }
     }
-    // Every rank sends all rows to the next one.
+    // Every rank sends all rows to the next rank.
     let to: Vec<usize> =
         (0..size).map(|to| if to == (rank + 1) % size { rows } else { 0 }).collect();
     let counts = group.exchange_counts(&to).unwrap();
@@ -274,7 +275,7 @@ fn check_halves<T: HalfTestElement>(group: &SharedMemoryGroup, rows: usize, cols
     assert_eq!(shared, stacked[(size - 1) * count..], "{what}");
 }
 
-/// Runs all collectives on matrices of one shape and compares them with what they should give.
+/// Runs all collectives on matrices of one shape and checks the results.
 fn check_all(group: &SharedMemoryGroup, rows: usize, cols: usize) {
     let (size, count) = (group.size(), rows * cols);
     assert_eq!(
@@ -284,7 +285,7 @@ fn check_all(group: &SharedMemoryGroup, rows: usize, cols: usize) {
     );
     check_halves::<bf16>(group, rows, cols);
     check_halves::<f16>(group, rows, cols);
-    // Up to a row of padding.
+    // All columns, and the columns of the last rank as padding except for one.
     for total in [size * cols, (size - 1) * cols + 1] {
         assert_eq!(
             run_all_gather(group, rows, cols, total),
@@ -319,7 +320,7 @@ proptest! {
 
 #[test]
 fn matrices_larger_than_a_slot_are_chunked() {
-    // A slot holds 65,536 words: rows of more than that, many rows, and none at all.
+    // A slot has 65,536 words: longer rows, many rows, and no rows.
     for (rows, cols) in [(2, 70_001), (300, 1_000), (1, 65_536), (0, 8)] {
         ranks(2, |group| {
             let sum = run_all_reduce(&group, rows, cols).unwrap();
@@ -349,7 +350,7 @@ fn all_gather_cost() {
     }
 }
 
-/// Rank 0 has rows for rank 1, and nobody has any for rank 0.
+/// Sends rows from rank 0 to rank 1 only.
 fn one_way_all_to_all(
     group: &SharedMemoryGroup,
     dtype_cols: usize,
@@ -374,7 +375,7 @@ fn empty_senders_take_part_and_mismatches_are_detected() {
         error,
         "rank 1 calls #2 all_to_all of 2 x 4 F32, this one #2 all_to_all of 2 x 3 F32"
     );
-    // One goes on with the rows, the other still counts.
+    // Rank 0 sends rows while rank 1 exchanges counts again.
     let found = ranks(2, |group| {
         if group.rank() == 0 {
             return one_way_all_to_all(&group, 3);
@@ -387,13 +388,14 @@ fn empty_senders_take_part_and_mismatches_are_detected() {
     assert_eq!(error, format!("rank 1 calls #2 exchange_counts of 1 x 2 I32, {ours}"));
 }
 
-/// A rank that has said what it will send, and is gone before it does: nobody waits for good.
+/// Rank 1 leaves between the exchange of counts and the all-to-all: the other ranks fail instead of waiting
+/// forever.
 #[test]
 fn rank_leaving_before_all_to_all_fails_the_group() {
     let found = ranks(3, |group| {
         let counts = group.exchange_counts(&[1, 1, 1])?;
         if group.rank() == 1 {
-            return Ok(()); // Dropped, and with it the place in the group.
+            return Ok(()); // Drops the group, and so leaves it.
         }
         let (x, mut y) = (values(group.rank(), 3), [0.0_f32; 3]);
         group.all_to_all(
@@ -478,7 +480,7 @@ fn killed_process_fails_the_group() {
     }
     let (killed, at) = channel();
     thread::scope(|scope| {
-        // Nobody waits for the child before the group has noticed: it stays behind as a zombie.
+        // The child is reaped only after the group has detected the exit, so it remains a zombie until then.
         scope.spawn(|| {
             thread::sleep(Duration::from_millis(20));
             child.kill().unwrap();
@@ -496,7 +498,7 @@ fn killed_process_fails_the_group() {
     child.wait().unwrap();
 }
 
-/// Sums until it is killed.
+/// Runs all-reduces until the process is killed.
 #[test]
 #[ignore = "a process of killed_process_fails_the_group"]
 fn killed_process_child() {

@@ -1,5 +1,5 @@
-//! The symbol table of the library in which the ranks of several GPUs combine what they have: AMD's RCCL, which
-//! exports the names of NVIDIA's NCCL with the same arguments. SharedLibrary at run time; nothing is needed to build.
+//! Symbol table of the collective library: AMD's RCCL, or NVIDIA's NCCL, which exports the same names with
+//! the same arguments. The library is opened at run time; the build needs neither headers nor libraries.
 //!
 //! Handles and device addresses are [`DriverPtr`]; result codes are [`NcclResult`], see [`status`].
 
@@ -7,28 +7,28 @@ use hip_runtime_sys::{DriverPtr, LibraryOpenError, LibrarySearch, SharedLibrary}
 use std::ffi::{c_char, c_int};
 use std::path::PathBuf;
 
-/// What a call returns.
+/// Result code of a library call.
 pub type NcclResult = c_int;
 
-/// Results that mean something to a caller.
+/// Result codes that callers distinguish.
 pub mod status {
     use crate::NcclResult;
 
-    /// Done.
+    /// Success.
     pub const SUCCESS: NcclResult = 0;
-    /// Another rank, or the way to it, has failed.
+    /// Another rank, or the connection to it, has failed.
     pub const REMOTE_ERROR: NcclResult = 6;
-    /// A communicator that does not block has not finished: ask it again.
+    /// A non-blocking communicator has not completed the operation; poll again.
     pub const IN_PROGRESS: NcclResult = 7;
 }
 
-/// Element types, numbered equally by both.
+/// Element types; RCCL and NCCL use the same numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum NcclDataType {
-    /// 32 bits.
+    /// 32-bit integer.
     I32 = 2,
-    /// 64 bits.
+    /// 64-bit integer.
     I64 = 4,
     /// IEEE binary16.
     F16 = 6,
@@ -38,16 +38,16 @@ pub enum NcclDataType {
     BF16 = 9,
 }
 
-/// The reduction that adds.
+/// Sum reduction.
 pub const REDUCE_SUM: c_int = 0;
 
-/// By what the ranks of a communicator find each other: made by one of them, told to all.
+/// Unique id of a communicator: created by one rank, distributed to all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct NcclUniqueId(pub [u8; 128]);
 
-/// How a communicator is made: the first fields of `ncclConfig_t`, which says itself how many there are. All others
-/// have the library's defaults.
+/// Configuration of a communicator: the first fields of `ncclConfig_t`, whose `size` field gives their number
+/// of bytes. All later fields have the library's defaults.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct NcclConfig {
@@ -58,7 +58,7 @@ pub struct NcclConfig {
 }
 
 impl NcclConfig {
-    /// Calls return before they are done; `comm_get_async_error` says when.
+    /// Returns a configuration for calls that return before they complete; poll `comm_get_async_error`.
     #[must_use]
     pub const fn non_blocking() -> Self {
         Self {
@@ -70,26 +70,27 @@ impl NcclConfig {
     }
 }
 
-/// 2.14.0, the first version with communicators that do not block.
+/// Version 2.14.0, the first with non-blocking communicators.
 pub const VERSION_MIN: c_int = 21_400;
 
 macro_rules! table {
     ($( $(#[$doc:meta])* $field:ident: $name:literal ($($arg:ty),* $(,)?) -> $ret:ty; )*) => {
-        /// The functions.
+        /// Functions of the collective library.
         #[derive(Debug)]
         pub struct RcclLibrary {
-            /// The name under which the library was found.
+            /// Path under which the library was found.
             pub library: PathBuf,
             $( $(#[$doc])* pub $field: unsafe extern "C" fn($($arg),*) -> $ret, )*
         }
 
         impl RcclLibrary {
-            /// Opens the first library of `search` that can be opened; it stays open for good.
+            /// Opens the first library of `search` that can be opened; it is never closed.
             ///
-            /// Errors: there is none, or it lacks a function; the message names what was tried.
+            /// Errors: no library can be opened, or it lacks a function; the message names the paths tried.
             pub fn open(search: &LibrarySearch) -> Result<Self, LibraryOpenError> {
                 let opened = SharedLibrary::open(search)?;
-                // SAFETY: the types are those of the vendors' headers at register level, compared entry by entry.
+                // SAFETY: the signatures match the vendors' headers in the calling convention; each was
+                // compared.
                 unsafe {
                     Ok(Self {
                         $( $field: opened.symbol($name)?, )*
@@ -104,23 +105,24 @@ macro_rules! table {
 table! {
     /// `(version out)`: 10,000 · major + 100 · minor + patch.
     get_version: "ncclGetVersion" (*mut c_int) -> NcclResult;
-    /// `(status)`: a static text.
+    /// `(status)`: static text.
     get_error_string: "ncclGetErrorString" (NcclResult) -> *const c_char;
-    /// `(communicator or null)`: the last error in words, until the next one.
+    /// `(communicator or null)`: text of the last error, valid until the next error.
     get_last_error: "ncclGetLastError" (DriverPtr) -> *const c_char;
     /// `(id out)`.
     get_unique_id: "ncclGetUniqueId" (*mut NcclUniqueId) -> NcclResult;
-    /// `(communicator out, ranks, id, rank, config)`: of the device that is current.
+    /// `(communicator out, ranks, id, rank, config)`: for the current device.
     comm_init_rank_config: "ncclCommInitRankConfig" (
         *mut DriverPtr, c_int, NcclUniqueId, c_int, *const NcclConfig,
     ) -> NcclResult;
     /// `(communicator, status out)`.
     comm_get_async_error: "ncclCommGetAsyncError" (DriverPtr, *mut NcclResult) -> NcclResult;
-    /// `(communicator)`: ends what is under way, waits for nobody, and frees it.
+    /// `(communicator)`: aborts operations in flight without waiting for other ranks, and frees the
+    /// communicator.
     comm_abort: "ncclCommAbort" (DriverPtr) -> NcclResult;
-    /// `(communicator)`: waits for what is under way, with all ranks.
+    /// `(communicator)`: waits for operations in flight, together with all ranks.
     comm_finalize: "ncclCommFinalize" (DriverPtr) -> NcclResult;
-    /// `(communicator)`: frees it.
+    /// `(communicator)`: frees the communicator.
     comm_destroy: "ncclCommDestroy" (DriverPtr) -> NcclResult;
     /// `(from, to, elements, type, reduction, communicator, stream)`.
     all_reduce: "ncclAllReduce" (DriverPtr, DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
@@ -134,9 +136,9 @@ table! {
     send: "ncclSend" (DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
     /// `(to, elements, type, from rank, communicator, stream)`.
     recv: "ncclRecv" (DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
-    /// `()`: calls of this thread from now on begin together.
+    /// `()`: starts a group call; later calls of this thread are launched together.
     group_start: "ncclGroupStart" () -> NcclResult;
-    /// `()`: they begin.
+    /// `()`: ends the group call and launches its calls.
     group_end: "ncclGroupEnd" () -> NcclResult;
 }
 
@@ -166,7 +168,7 @@ mod tests {
         assert_eq!(size_of::<NcclUniqueId>(), 128);
     }
 
-    /// Where a library is installed, which needs no GPU to be asked this.
+    /// Skips libraries that are not installed; needs no GPU.
     #[test]
     fn installed_library_reports_version_and_unique_ids() {
         for api in [GpuApi::Hip, GpuApi::Cuda] {
@@ -174,10 +176,10 @@ mod tests {
                 continue;
             };
             let (mut version, mut id) = (0, NcclUniqueId([0; 128]));
-            // SAFETY: a place to write to.
+            // SAFETY: `version` is valid for writes.
             assert_eq!(unsafe { (rccl.get_version)(&raw mut version) }, status::SUCCESS);
             assert!(version >= VERSION_MIN, "{version}");
-            // SAFETY: a place to write to.
+            // SAFETY: `id` is valid for writes.
             assert_eq!(unsafe { (rccl.get_unique_id)(&raw mut id) }, status::SUCCESS);
             assert_ne!(id, NcclUniqueId([0; 128]));
         }

@@ -1,4 +1,4 @@
-//! What sums over ranks take, in one shot and by the library.
+//! Benchmarks of all-reduces, one-shot and through the library.
 
 use std::time::Instant;
 
@@ -8,7 +8,8 @@ use kernels::AddRmsNorm;
 
 use super::{DeviceRank, S, ranks_with_one_shot_limit};
 
-/// Microseconds of one of `CHAIN` launches, one by one and replayed. Launches before it have made everything ready.
+/// Microseconds per launch in a chain of `CHAIN` launches, eager and replayed from a captured graph. Warm-up
+/// launches come first.
 fn time(rank: &DeviceRank, mut launch: impl FnMut()) -> [f64; 2] {
     const CHAIN: usize = 20;
     let each = |since: Instant| since.elapsed().as_secs_f64() * 1e6 / CHAIN as f64;
@@ -35,11 +36,11 @@ fn time(rank: &DeviceRank, mut launch: impl FnMut()) -> [f64; 2] {
     [launched, replays[replays.len() / 2]]
 }
 
-/// Bytes of matrices that are summed in one shot to find out from where on it is no longer worth it.
+/// Largest one-shot all-reduce measured, in bytes, to find the size at which the library is faster.
 const MEASURED_BYTES: usize = 1 << 20;
 
-/// Sums of 2 KiB to 64 MiB, launch by launch and replayed: microseconds of one, and bytes over that time; in one shot
-/// and by the library.
+/// All-reduces of 2 KiB to 64 MiB, eager and replayed, one-shot and through the library: microseconds per
+/// launch, and GB/s.
 #[test]
 #[ignore = "measures two GPUs: `just ranks-speed`"]
 fn all_reduce_speed() {
@@ -72,8 +73,8 @@ fn all_reduce_speed() {
     }
 }
 
-/// A sum over ranks with the residual sum and the norm behind it, rows of 4,096 in bf16: microseconds in a recording, by
-/// the library and a norm, in one shot and a norm, and all in one launch.
+/// All-reduce, addition to the residual stream and norm, rows of 4,096 bf16 elements, in a captured graph:
+/// microseconds for library plus norm, one-shot plus norm, and the fused kernel.
 #[test]
 #[ignore = "measures two GPUs: `just ranks-speed`"]
 fn all_reduce_norm_speed() {

@@ -1,8 +1,10 @@
-//! Groups whose ranks are GPUs: two emulated ones, each a copy of the emulator's library, or the first two of a machine:
+//! Groups of ranks that are GPUs: two emulated GPUs, each with its own copy of the emulator library, or the
+//! first two GPUs of a machine:
 //!
 //! `HADRON_GPU=cuda cargo test --release -p collectives --test devices -- --include-ignored --nocapture --test-threads 1`
 //!
-//! (or `rocm`; `HADRON_GPU_FOLDERS` names folders of libraries that the loader does not find). The ignored ones measure.
+//! (or `rocm`; `HADRON_GPU_FOLDERS` names library folders that the loader does not search). Ignored tests are
+//! benchmarks.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::print_stdout, reason = "figures are shown, not judged")]
@@ -28,10 +30,10 @@ use device::{Buffer, DType, DeviceDriver, DeviceElement, DeviceStream, bf16};
 use kernels::gpu::GpuBackend;
 
 const S: DeviceStream = DeviceStream(0);
-/// Longer than anything here may take.
+/// Longer than any wait in these tests takes.
 const TEST_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// The GPU of a rank. Emulated worlds have names, because tests run side by side.
+/// Returns the GPU of a rank. Emulated worlds have names, because tests run concurrently.
 fn device(world: &str, rank: usize) -> GpuConfig {
     let folders = std::env::var("HADRON_GPU_FOLDERS").unwrap_or_default();
     let folders = std::env::split_paths(&folders).collect();
@@ -59,11 +61,12 @@ fn device(world: &str, rank: usize) -> GpuConfig {
     }
 }
 
-/// One rank, and its device. Ranks of one test go together, or one would find the other gone behind a last barrier.
+/// One rank and its device. The ranks of a test are dropped together, so that none detects an exited peer
+/// after a last barrier.
 struct DeviceRank {
     group: DeviceGroup,
     device: Arc<GpuBackend>,
-    /// Ranks that have not come to their end, this one among them.
+    /// Number of ranks that have not finished, including this one.
     active_ranks: Arc<AtomicIsize>,
 }
 
@@ -80,12 +83,12 @@ impl Drop for DeviceRank {
     }
 }
 
-/// Runs `work` as both ranks of a group, each in a thread, and returns what each found.
+/// Runs `work` on both ranks of a group, each in a thread, and returns their results.
 fn ranks<T: Send>(world: &str, work: impl Fn(DeviceRank) -> T + Sync) -> Vec<T> {
     ranks_of(world, 2, DeviceGroup::join, work)
 }
 
-/// The same of two ranks whose sums of up to so many bytes are made in one shot, and only these.
+/// Runs `work` on two ranks with one-shot all-reduces of up to `one_shot_bytes` bytes; 0 disables them.
 fn ranks_with_one_shot_limit<T: Send>(
     world: &str,
     one_shot_bytes: usize,
@@ -99,7 +102,7 @@ fn ranks_with_one_shot_limit<T: Send>(
     })
 }
 
-/// The same of `size` ranks that join as they are told.
+/// Runs `work` on `size` ranks that join with `join`.
 fn ranks_of<T: Send>(
     world: &str,
     size: usize,
@@ -124,7 +127,7 @@ fn ranks_of<T: Send>(
     })
 }
 
-/// Elements that are tested, and their bytes.
+/// Element type under test, with conversions from and to bytes.
 trait CollectiveTestElement: DeviceElement + PartialEq + std::fmt::Debug {
     fn of(value: i32) -> Self;
     fn bytes(self) -> Vec<u8>;
@@ -156,7 +159,7 @@ fn upload(device: &GpuBackend, bytes: &[u8]) -> Buffer {
     buffer
 }
 
-/// What is there once all that was launched is done.
+/// Downloads `count` elements after all launches have completed.
 fn read<T: CollectiveTestElement>(device: &GpuBackend, buffer: &Buffer, count: usize) -> Vec<T> {
     let mut bytes = vec![0; count * T::DTYPE.bytes()];
     device.download(&S, buffer, 0, &mut bytes).unwrap();
@@ -178,7 +181,7 @@ impl DeviceRank {
         read(&self.device, buffer, count)
     }
 
-    /// Runs `work`; then once more, recorded, and replays that. `work` must not build upon its results.
+    /// Runs `work` eagerly, then captured in a graph and replayed. `work` must not depend on its own results.
     fn run_eager_and_replayed(&self, mut work: impl FnMut()) {
         work();
         self.device.synchronize(&S).unwrap();
@@ -188,11 +191,11 @@ impl DeviceRank {
         let graph = self.device.end_capture(&S).unwrap();
         self.group.on_replayed(&self.group.end_capture()).unwrap();
         self.device.replay(&S, &graph).unwrap();
-        self.group.barrier(&S).unwrap(); // Recordings end before the group.
+        self.group.barrier(&S).unwrap(); // Ends the use of the graph before the group ends.
     }
 }
 
-/// What rank `rank` brings; small, so that sums are whole numbers in every type.
+/// Input of rank `rank`; small integers, so that sums are exact in every type.
 fn value(rank: usize, row: usize, col: usize) -> i32 {
     ((rank * 31 + row * 7 + col * 3) % 23) as i32 - 11
 }
@@ -201,7 +204,7 @@ fn check_sums<T: CollectiveTestElement>(world: &str, rows: usize, cols: usize) {
     ranks(world, |rank| {
         let own = rank.group.rank();
         let mut x = rank.matrix::<T>(rows, cols, |r, c| value(own, r, c));
-        // The sum of two sums of two: recorded launches run on what the first have left.
+        // The eager all-reduce doubles its result in the replay: the replay's input is the eager output.
         rank.run_eager_and_replayed(|| {
             rank.group.all_reduce(&S, x.mat_mut(T::DTYPE, rows, cols).unwrap()).unwrap();
         });
@@ -210,7 +213,7 @@ fn check_sums<T: CollectiveTestElement>(world: &str, rows: usize, cols: usize) {
         let expected: Vec<T> = (0..rows * cols).map(|i| T::of(2 * sum(i))).collect();
         assert_eq!(found, expected);
 
-        // Each rank has room for `most` rows and wants one less.
+        // Each rank has `most` rows of the input and takes one less.
         let most = rows.div_ceil(2);
         let mut own_sums = rank.matrix::<T>(most, cols, |_, _| 99);
         let x = rank.matrix::<T>(2 * most, cols, |r, c| value(own, r, c));
@@ -231,7 +234,7 @@ fn check_sums<T: CollectiveTestElement>(world: &str, rows: usize, cols: usize) {
 fn all_reduce_matches_eager_and_replayed() {
     check_sums::<f32>("sums", 5, 33);
     check_sums::<bf16>("sums", 5, 33);
-    check_sums::<f32>("sums", 3, 40_000); // More than an emulated rank brings at a time.
+    check_sums::<f32>("sums", 3, 40_000); // More than an emulated rank sends in one chunk.
 }
 
 fn check_gathers<T: CollectiveTestElement>(world: &str, rows: usize, cols: usize, total: usize) {
@@ -281,7 +284,8 @@ fn all_gather_concatenates_columns_or_rows() {
     check_gathers::<i32>("gathers", 4, 3, 6);
 }
 
-/// A rank that neither sends nor gets anything makes no call, and others do not wait for it.
+/// A rank that neither sends nor receives rows makes no library call, and the other rank does not wait for
+/// it.
 #[test]
 fn all_to_all_handles_one_sided_and_chunked_rows() {
     ranks("few", |rank| {
@@ -338,7 +342,8 @@ fn all_to_all_delivers_rows_and_rejects_capture() {
     });
 }
 
-/// The device of a rank would wait for good: what is under way ends, and nothing of it is believed.
+/// Without an abort, the device of the remaining rank would wait forever: operations in flight end, and their
+/// results are rejected.
 #[test]
 fn leaving_rank_fails_the_device_group() {
     check_rank_leaves("leaves", 64 << 10);
@@ -355,7 +360,7 @@ fn check_rank_leaves(world: &str, one_shot_bytes: usize) {
         assert_eq!(before.finish(), Ok(()));
         past.wait();
         if rank.group.rank() == 1 {
-            rank.active_ranks.store(1, SeqCst); // Waits for nobody.
+            rank.active_ranks.store(1, SeqCst); // Skips the wait for the other rank.
             return None;
         }
         let launched = rank.group.all_reduce(&S, x.mat_mut(DType::F32, 2, 8).unwrap());

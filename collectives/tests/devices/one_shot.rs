@@ -1,4 +1,4 @@
-//! Sums in one shot, through memory that the GPUs share: their bits, between threads and between processes.
+//! One-shot all-reduces through peer memory: exact bits, between threads and between processes.
 
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
@@ -13,13 +13,13 @@ use kernels::{AddRmsNorm, OneShotAllReduce};
 
 use super::{CollectiveTestElement, DeviceRank, S, device, ranks, ranks_of, read, upload};
 
-/// What rank `rank` brings to sums whose bits depend on their order.
+/// Input of rank `rank`, for which the bits of a sum depend on the order of additions.
 fn fraction(rank: usize, i: usize) -> f32 {
     let hash = (i as u32 ^ (rank as u32) << 20).wrapping_mul(0x9e37_79b1);
     (hash ^ hash >> 15).wrapping_mul(0x85eb_ca77) as f32 / 2_f32.powi(31) - 1.0
 }
 
-/// An element and what it counts.
+/// Floating-point element type with conversions from and to f32.
 trait FloatTestElement: CollectiveTestElement {
     fn round(x: f32) -> Self;
     fn number(self) -> f32;
@@ -51,7 +51,7 @@ impl DeviceRank {
         fractions::<T>(&self.device, rank, count)
     }
 
-    /// Sums once, then as often as `replays` says out of a recording, fresh values each time.
+    /// Runs one eager all-reduce, then `replays` replays of a captured graph, each on a fresh input.
     fn check_one_shot<T: FloatTestElement>(&self, rows: usize, cols: usize, replays: usize) {
         let (own, size, count) = (self.group.rank(), self.group.size(), rows * cols);
         assert!(
@@ -102,7 +102,7 @@ fn one_shot_all_reduce_sums_in_rank_order() {
     }
 }
 
-/// The sum over ranks, the sum with the stream and the norm are one launch with the bits of the two.
+/// Checks that the fused all-reduce, residual addition and norm has the same bits as two launches.
 fn check_fused_norm<T: FloatTestElement>(rank: &DeviceRank, rows: usize, cols: usize) {
     let (own, count) = (rank.group.rank(), rows * cols);
     assert!(rank.group.fuses_all_reduce_norm(rows, cols, T::DTYPE));
@@ -157,7 +157,7 @@ fn processes_access_each_others_peer_memory() {
     assert!(child.wait().unwrap().success());
 }
 
-/// The other rank.
+/// Second process of `processes_access_each_others_peer_memory`.
 #[test]
 #[ignore = "a process of processes_access_each_others_peer_memory"]
 fn peer_memory_child_process() {
@@ -171,10 +171,10 @@ fn run_one_of_two_processes(meeting: &SharedMemoryRendezvous, rank: usize) {
     let rank = DeviceRank { group, device, active_ranks: Arc::default() };
     rank.check_one_shot::<bf16>(2, 1000, 4);
     check_fused_norm::<bf16>(&rank, 2, 128);
-    let _ = rank.group.barrier(&S); // The other one may be gone as soon as it is past it.
+    let _ = rank.group.barrier(&S); // The other process may exit as soon as it has passed the barrier.
 }
 
-/// A rank without a group.
+/// Rank with peer memory but without a group.
 struct PeerRank<'a> {
     rank: usize,
     device: &'a GpuBackend,
@@ -182,7 +182,8 @@ struct PeerRank<'a> {
     view: PeerView,
 }
 
-/// Runs two ranks without a group, each in a thread. `work` must not panic, because the peer would wait for it.
+/// Runs two ranks without a group, each in a thread. `work` must not panic, because the peer would wait for
+/// it.
 fn run_two_peers<T: Send>(world: &str, work: impl Fn(PeerRank<'_>) -> T + Sync) -> [T; 2] {
     let (offers, met) = (Mutex::new([None; 2]), Barrier::new(2));
     thread::scope(|scope| {
@@ -218,7 +219,8 @@ impl PeerRank<'_> {
     }
 }
 
-/// Launch numbers continue with 2 after the largest one, and words of an earlier launch 2 are not accepted as new.
+/// The launch counter continues with 2 after its largest value, and words of an earlier launch 2 are not
+/// accepted as new.
 #[test]
 fn launch_numbers_wrap_around() {
     const LARGE: usize = 4000;
