@@ -1,8 +1,8 @@
-//! Where a model's files are: a local folder, or a repository of the hub fetched into its cache.
+//! Model files: a local folder, or a repository of the hub that is downloaded into the cache.
 //!
-//! Only the files that serving reads are fetched, into the cache layout every Hugging Face tool
-//! shares. A broken download resumes where it stopped; a file of the wrong length is thrown away.
-//! Names offered by the hub are taken only if they are plain file names we asked for.
+//! Only the files that serving reads are downloaded, into the cache layout that all Hugging Face tools share.
+//! An interrupted download is resumed; a file of the wrong length is deleted. File names from the hub are
+//! accepted only if they are plain names of requested files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use hf_hub::{Cache, Repo, RepoType};
 use crate::config::ProcessEnvironment;
 use crate::progress::{ProgressReporter, ProgressUnit};
 
-/// How often a broken transfer is taken up again before giving up.
+/// Maximum number of attempts of a transfer.
 const ATTEMPTS: u32 = 5;
 
-/// Files that describe a model, fetched where the repository has them.
+/// Configuration files, downloaded if the repository has them.
 const CONFIG_FILES: &[&str] = &["config.json", "generation_config.json"];
 
-/// Files that turn text into ids, fetched where the repository has them.
+/// Tokenizer files, downloaded if the repository has them.
 const TEXT_FILES: &[&str] = &[
     "tokenizer.json",
     "tokenizer_config.json",
@@ -32,18 +32,18 @@ const TEXT_FILES: &[&str] = &[
 const INDEX_FILE: &str = "model.safetensors.index.json";
 const SINGLE_WEIGHTS_FILE: &str = "model.safetensors";
 
-/// Which of a repository's files are wanted.
+/// Subset of a repository's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HubFileSet {
-    /// Everything serving reads.
+    /// All files that serving reads.
     Everything,
-    /// Everything but the weights (they are synthesised).
+    /// All files that serving reads except the weights, which are synthesised.
     WithoutWeights,
-    /// The tokenizer's files alone.
+    /// Tokenizer files only.
     Tokenizer,
-    /// What computes, of a model that speaks by another one's tokenizer.
+    /// Weights and configuration, for a draft model that uses the tokenizer of the target model.
     Weights,
-    /// The description of that.
+    /// Configuration only.
     Config,
 }
 
@@ -57,79 +57,79 @@ impl HubFileSet {
     }
 }
 
-/// Why a model's files cannot be had.
+/// Error of the resolution of a model's files.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// It looks like a path, and nothing is there.
+    /// The name is a path that does not exist.
     #[error("{0}: no such model folder")]
     FolderMissing(String),
-    /// Neither an existing folder nor `name` or `owner/name`.
+    /// The name is neither an existing folder nor `name` or `owner/name`.
     #[error("{0}: neither a model folder nor a hub id such as owner/name")]
     InvalidId(String),
-    /// The hub does not know the repository or the revision.
+    /// The hub has no such repository or revision.
     #[error("{id}: the hub at {endpoint} has no such model or revision ({revision})")]
     NotFound {
-        /// The hub id.
+        /// Hub id.
         id: String,
-        /// The revision asked for.
+        /// Requested revision.
         revision: String,
-        /// The hub.
+        /// URL of the hub.
         endpoint: String,
     },
-    /// The hub wants a token, or another one.
+    /// The hub requires a token, or rejects the given one.
     #[error("{id}: access denied (status {status}); set HF_TOKEN to a token that may read it")]
     Denied {
-        /// The hub id.
+        /// Hub id.
         id: String,
-        /// The HTTP status.
+        /// HTTP status.
         status: u16,
     },
-    /// A file that serving needs is not in the repository.
+    /// The repository does not have a file that serving needs.
     #[error("{id}: the repository has no {file}")]
     FileMissing {
-        /// The hub id.
+        /// Hub id.
         id: String,
-        /// The file.
+        /// File name.
         file: String,
     },
-    /// A file could not be transferred.
+    /// A transfer failed.
     #[error("{id}: {file}: {reason}")]
     Transfer {
-        /// The hub id.
+        /// Hub id.
         id: String,
-        /// The file, or what was asked.
+        /// File name, or the request that failed.
         file: String,
-        /// The last failure.
+        /// Cause of the last failed attempt.
         reason: String,
     },
-    /// Offline, and the cache is not enough.
+    /// Offline mode is set, and the cache is incomplete.
     #[error("{id}: not in the cache at {cache}, and HF_HUB_OFFLINE forbids asking the hub")]
     Offline {
-        /// The hub id.
+        /// Hub id.
         id: String,
-        /// The cache folder.
+        /// Cache folder.
         cache: String,
     },
-    /// There is no place for downloads.
+    /// No cache folder is configured.
     #[error("no cache folder: set HF_HOME or --download-dir")]
     CacheFolderUnknown,
 }
 
-/// How the hub is reached.
+/// Access to the hub.
 #[derive(Debug, Clone)]
 pub struct HubOptions {
-    /// Root of the cache.
+    /// Root folder of the cache.
     pub cache: PathBuf,
     /// Base URL of the hub.
     pub endpoint: String,
-    /// The token to send.
+    /// Access token.
     pub token: Option<String>,
-    /// Ask nobody.
+    /// Whether requests to the hub are disabled.
     pub offline: bool,
 }
 
 impl HubOptions {
-    /// From the environment; `download_dir` takes the cache's place.
+    /// Reads the options from the environment; `download_dir` overrides the cache folder.
     pub fn new(
         environment: &ProcessEnvironment,
         download_dir: Option<&Path>,
@@ -145,7 +145,7 @@ impl HubOptions {
     }
 }
 
-/// The folder that holds the files of `model`, a path or a hub id. Blocks while it downloads.
+/// Returns the folder with the files of `model`, which is a path or a hub id. Blocks during downloads.
 pub fn resolve(
     model: &str,
     revision: Option<&str>,
@@ -170,7 +170,7 @@ pub fn resolve(
     HubRepository::new(model, revision, HubOptions::new(environment, download_dir)?)?.fetch(wanted)
 }
 
-/// One repository of the hub, at one revision.
+/// Repository of the hub at one revision.
 struct HubRepository {
     id: String,
     revision: String,
@@ -186,7 +186,7 @@ impl HubRepository {
             .with_endpoint(options.endpoint.trim_end_matches('/').to_owned())
             .with_token(options.token.clone())
             .with_progress(false)
-            .with_retries(0) // Its retries append to a resumed file from the wrong place.
+            .with_retries(0) // The client's retries append to a resumed file at the wrong offset.
             .build();
         let revision = revision.unwrap_or("main").to_owned();
         let api = api.map_err(|error| HubError::Transfer {
@@ -208,7 +208,7 @@ impl HubRepository {
         let info =
             self.with_retries("file list", || self.api.repo(self.repo(&self.revision)).info())?;
         let offered: BTreeSet<String> = info.siblings.into_iter().map(|s| s.rfilename).collect();
-        // One commit for all files, whatever happens to the branch meanwhile.
+        // All files come from one commit, even if the branch changes meanwhile.
         let pinned = self.api.repo(self.repo(&info.sha));
         let mut files = self.small_files(wanted, &offered)?;
         if wanted.has_weights() {
@@ -242,7 +242,7 @@ impl HubRepository {
         Ok(names.into_iter().filter(|n| offered.contains(*n)).map(str::to_owned).collect())
     }
 
-    /// The shards the index names, or the single file; other tensor files are not read.
+    /// Returns the shards in the index, or the single weights file; other tensor files are not read.
     fn weight_files(
         &self,
         repo: &ApiRepo,
@@ -264,7 +264,7 @@ impl HubRepository {
         }
     }
 
-    /// Fetches one file, or the rest of it; a complete one in the cache is taken as it is.
+    /// Downloads one file or resumes its download. A complete file in the cache is used as it is.
     fn download(&self, repo: &ApiRepo, file: &str) -> Result<PathBuf, HubError> {
         self.with_retries(file, || {
             let metadata = self.api.metadata(&repo.url(file))?;
@@ -277,7 +277,7 @@ impl HubRepository {
                 return Ok(pointer);
             }
             let part = blob.with_extension("part");
-            // A finished part cannot be resumed, the range would be empty; a longer one is wrong.
+            // A complete part cannot be resumed, because the range would be empty; a longer part is corrupt.
             if part.metadata().is_ok_and(|m| m.len() >= size) {
                 std::fs::remove_file(&part)?;
             }
@@ -285,14 +285,14 @@ impl HubRepository {
             if complete(&path) {
                 return Ok(path);
             }
-            // The server ignored the range: what was appended is not the rest of the file.
+            // The server ignored the range, so the appended bytes are not the rest of the file.
             std::fs::remove_file(&path)?;
             std::fs::remove_file(&blob)?;
             Err(ApiError::InvalidResume)
         })
     }
 
-    /// Runs `work` until it succeeds, fails for good, or has failed too often.
+    /// Runs `work` until it succeeds, fails permanently, or has failed `ATTEMPTS` times.
     fn with_retries<T>(
         &self,
         what: &str,
@@ -326,7 +326,7 @@ impl HubRepository {
         }
     }
 
-    /// What an earlier download left, if it is complete.
+    /// Returns the folder of an earlier download, if it is complete.
     fn cached(&self, wanted: HubFileSet) -> Result<PathBuf, HubError> {
         let here = self.cache.repo(self.repo(&self.revision));
         let folder = |file: &str| here.get(file).and_then(|path| Some(path.parent()?.to_owned()));
@@ -363,7 +363,7 @@ impl HubRepository {
     }
 }
 
-/// The HTTP status of a failure, if the server answered.
+/// Returns the HTTP status of an error, if the server responded.
 fn status(error: &ApiError) -> Option<u16> {
     match error {
         ApiError::RequestError(error) => match **error {
@@ -374,7 +374,7 @@ fn status(error: &ApiError) -> Option<u16> {
     }
 }
 
-/// File names in a safetensors index, refused unless they are plain.
+/// Returns the file names in a safetensors index. Rejects names that are not plain file names.
 fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     #[derive(serde::Deserialize)]
     struct SafetensorsIndex {
@@ -388,7 +388,7 @@ fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     }
 }
 
-/// Shows one transfer.
+/// Progress display of one transfer.
 struct TransferProgress {
     bar: Option<ProgressReporter>,
     done: u64,

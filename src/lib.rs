@@ -1,4 +1,4 @@
-//! The `hadron` binary as a library, so that integration tests can reach its parts.
+//! Library part of the `hadron` binary, for integration tests.
 
 pub mod bench;
 pub mod client;

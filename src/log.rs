@@ -1,7 +1,7 @@
-//! Where lines of the log go: stderr, for as long as somebody takes them.
+//! Log output on stderr.
 //!
-//! A reader that has stopped, a full disk or a closed pipe costs lines, which are counted, and never the thread that
-//! has something to say: it may be the one that decides steps.
+//! A blocked reader, a full disk or a closed pipe drops log lines, which are counted, and never blocks the
+//! logging thread: it may be the scheduler thread.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{self, OpenOptions};
@@ -10,12 +10,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// What a pipe that is said to be writable takes without waiting (POSIX, `PIPE_BUF`).
+/// Bytes that a writable pipe accepts without blocking (POSIX, `PIPE_BUF`).
 const PIECE_BYTES: usize = 4_096;
-/// How long a reader that has kept up so far is waited for.
+/// Timeout for a reader in milliseconds, unless it has blocked the previous line.
 const READER_WAIT_MS: i64 = 20;
 
-/// The log's end of stderr; clones share it.
+/// Log writer on stderr; clones share its state.
 #[derive(Debug, Clone, Default)]
 pub struct LogWriter {
     state: Arc<Mutex<LogWriterState>>,
@@ -23,16 +23,16 @@ pub struct LogWriter {
 
 #[derive(Debug, Default)]
 struct LogWriterState {
-    /// Lines that nobody took, since the last word about it.
+    /// Number of lines dropped since the last report of drops.
     dropped_lines: u64,
-    /// Whether the last line was lost: then nobody waits for the reader.
+    /// Whether the last line was dropped: then the next write does not wait for the reader.
     last_line_dropped: bool,
-    /// Whether the last line stopped before its end.
+    /// Whether the last line was written only in part.
     last_line_truncated: bool,
 }
 
 impl LogWriterState {
-    /// Writes one line or loses it. Returns how many were lost before, if it could be written.
+    /// Writes or drops one line. Returns the number of lines dropped before it, if it was written.
     fn write_or_drop(&mut self, line: &[u8], stderr: &mut StderrLock<'_>) -> u64 {
         let end: &[u8] = if self.last_line_truncated { b"\n" } else { b"" };
         let mut begun = false;
@@ -51,7 +51,7 @@ impl LogWriterState {
         0
     }
 
-    /// Whether a piece can be written, or written in vain, without waiting.
+    /// Whether a write would not block: it succeeds or fails immediately.
     fn has_room(&self, stderr: &StderrLock<'_>) -> bool {
         let patience_ms = if self.last_line_dropped { 0 } else { READER_WAIT_MS };
         let patience = Timespec { tv_sec: 0, tv_nsec: patience_ms * 1_000_000 };
@@ -61,18 +61,18 @@ impl LogWriterState {
 }
 
 impl LogWriter {
-    /// Writes a line that is no event.
+    /// Writes a plain line, without the format of log events.
     pub fn write_plain_line(&mut self, line: &str) {
-        // It is written or lost, never refused.
+        // The line is written or dropped; the write never fails.
         let _ = self.write(format!("{line}\n").as_bytes());
     }
 }
 
 impl Write for LogWriter {
-    /// Takes a whole line, always.
+    /// Writes or drops a whole line; never returns an error.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // Held while it is looked and written: nobody else takes the room in between.
+        // Hold the stderr lock from the poll to the write, so that no other thread fills the pipe in between.
         let lost = state.write_or_drop(line, &mut io::stderr().lock());
         drop(state);
         if lost > 0 {
@@ -86,11 +86,11 @@ impl Write for LogWriter {
     }
 }
 
-/// Other crates of the server: a filter that names `hadron` covers them too.
+/// Crates of the server that a filter for `hadron` also covers.
 const FRONT_CRATES: [&str; 5] = ["grammar", "text", "metrics", "engine", "server"];
 
-/// A filter in which `hadron=LEVEL` covers the crates of the server, and `hadron::CRATE=LEVEL` the crate. Directives of
-/// the filter itself come last, so they win.
+/// Expands a log filter: `hadron=LEVEL` covers all crates of the server, and `hadron::CRATE=LEVEL` covers
+/// one. Directives of the original filter come last, so they take precedence.
 pub fn cover_front_crates(filter: &str) -> String {
     let mut directives = Vec::new();
     for directive in filter.split(',') {
@@ -112,26 +112,26 @@ pub fn cover_front_crates(filter: &str) -> String {
     directives.join(",")
 }
 
-/// What stderr is a link to, for every process.
+/// Link to the file of stderr, valid in every process.
 const STDERR_LINK: &str = "/proc/self/fd/2";
 
-/// The file that stderr is, where it was redirected into one.
+/// Log file that stderr is redirected to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFile {
     path: PathBuf,
 }
 
 impl LogFile {
-    /// The file; `None` where stderr is a terminal, a pipe or a socket, which have nothing to rotate.
+    /// Returns the log file; `None` if stderr is a terminal, a pipe or a socket, which cannot be rotated.
     pub fn of_stderr() -> Option<Self> {
         let is_file = fs::metadata(STDERR_LINK).is_ok_and(|stderr| stderr.is_file());
         let path = fs::read_link(STDERR_LINK).ok().filter(|_| is_file)?;
         Some(Self { path })
     }
 
-    /// Opens the file by its name again and makes it stderr: the former one may have been moved away.
+    /// Opens the file by its name and redirects stderr to it: log rotation may have moved the old file.
     ///
-    /// Errors: it cannot be opened; stderr is what it was.
+    /// Errors: the file cannot be opened; stderr is unchanged.
     pub fn reopen(&self) -> io::Result<()> {
         let file = OpenOptions::new().append(true).create(true).open(&self.path)?;
         Ok(rustix::stdio::dup2_stderr(file)?)

@@ -1,4 +1,4 @@
-//! Entry point: parses the command line and runs one role.
+//! Entry point: parses the command line and runs one subcommand.
 
 use hadron::config::{self, CliCommand, CliInvocation, CommandLineError, LogFormat};
 use hadron::log::{LogWriter, cover_front_crates};
@@ -7,14 +7,15 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// Rows, results and events of every step are allocated on one thread and freed on another.
+/// Rows, results and events of every step are allocated on one thread and freed on another; mimalloc is fast
+/// at this.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// What the log holds without `RUST_LOG`.
+/// Default log filter, without `RUST_LOG`.
 const LOG_FILTER: &str = "info";
 
-/// From here on events are lines on stderr.
+/// Installs the log subscriber, which writes to stderr.
 fn start_log(format: LogFormat, filter: &str) {
     let log = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(cover_front_crates(filter)))
@@ -23,16 +24,16 @@ fn start_log(format: LogFormat, filter: &str) {
         LogFormat::Human => log.with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => {
             log.json().flatten_event(true).init();
-            // In the standard library's form it would be the one line that no collector can read.
+            // The standard library's panic message would be the only line that is not JSON.
             std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "a thread panicked")));
         }
     }
 }
 
-/// The last word of a process that could not do what it was told to.
+/// Reports the error that ends the process.
 fn report_error(format: LogFormat, error: &anyhow::Error) {
     match format {
-        // A closed stderr leaves the exit code.
+        // If stderr is closed, only the exit code reports the error.
         LogFormat::Human => LogWriter::default().write_plain_line(&format!("hadron: {error:#}")),
         LogFormat::Json => tracing::error!(cause = format!("{error:#}"), "hadron failed"),
     }
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
         Ok(invocation) => invocation,
         Err(error) => {
             let code = error.exit_code();
-            // Help is an answer, everything else a complaint.
+            // Help goes to stdout, errors go to stderr.
             let _ = match &error {
                 CommandLineError::Help(text) => write!(std::io::stdout(), "{text}"),
                 CommandLineError::Usage(text) => writeln!(std::io::stderr(), "{text}"),

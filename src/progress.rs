@@ -1,4 +1,4 @@
-//! Progress of long work, on stderr: a bar on a terminal, now and then a line of the log anywhere else.
+//! Progress of long operations on stderr: a progress bar on a terminal, else periodic log lines.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::Mutex;
@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Between two plain lines.
+/// Interval of log lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What is counted.
+/// Unit of progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgressUnit {
     /// Bytes, shown in MiB and GiB.
     Bytes,
-    /// Things, shown as a number.
+    /// Items, shown as a number.
     Items,
 }
 
-/// One piece of long work. Dropping it without `finish` leaves its last state on screen.
+/// Progress of one operation. Dropping it without `finish` leaves its last state on screen.
 #[derive(Debug)]
 pub struct ProgressReporter {
     label: String,
@@ -41,7 +41,7 @@ struct ProgressLog {
 }
 
 impl ProgressReporter {
-    /// Work named `label` of `total` units; 0 = not known yet.
+    /// Starts the display of an operation with `total` units; 0 = not known yet.
     pub fn new(label: &str, total: u64, unit: ProgressUnit) -> Self {
         let sink = if std::io::stderr().is_terminal() {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
@@ -61,7 +61,7 @@ impl ProgressReporter {
         Self { label: label.to_owned(), unit, sink }
     }
 
-    /// `done` of `total` units are finished.
+    /// Sets the number of finished units and the total.
     pub fn set(&self, done: u64, total: u64) {
         match &self.sink {
             ProgressSink::Bar(bar) => {
@@ -80,7 +80,7 @@ impl ProgressReporter {
         }
     }
 
-    /// So many more units are finished.
+    /// Adds finished units.
     pub fn add(&self, units: u64) {
         match &self.sink {
             ProgressSink::Bar(bar) => bar.inc(units),
@@ -94,13 +94,13 @@ impl ProgressReporter {
         }
     }
 
-    /// The work is over: the bar goes, a line says how long it took.
+    /// Ends the display: removes the bar and prints the duration.
     pub fn finish(self) {
         match &self.sink {
             ProgressSink::Bar(bar) => {
                 let (done, elapsed) = (bar.position(), bar.elapsed());
                 bar.finish_and_clear();
-                // A closed stderr is no reason to stop working.
+                // A closed stderr must not stop the operation.
                 let _ignored = writeln!(std::io::stderr(), "{}", self.end(done, elapsed));
             }
             ProgressSink::Lines(lines) => {

@@ -1,4 +1,4 @@
-//! `hadron synth`: a checkpoint of deterministic random weights for any supported config.json.
+//! `hadron synth`: writes a checkpoint of deterministic random weights for any supported config.json.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use models::synth::{SynthDType, SynthOptions, write};
 use crate::config::{DtypeArg, SynthArgs};
 use crate::progress::{ProgressReporter, ProgressUnit};
 
-/// Writes the checkpoint and says how to serve it.
+/// Writes the checkpoint and prints the command that serves it.
 pub fn run(args: &SynthArgs) -> Result<ExitCode> {
     let config =
         if args.config.is_dir() { args.config.join("config.json") } else { args.config.clone() };

@@ -1,4 +1,4 @@
-//! `hadron bench compare`: two result files side by side.
+//! `hadron bench compare`: compares two result files.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::report;
 use crate::config::CompareArgs;
 
-/// Figures of a level and whether more is better, as paths into it.
+/// Compared metrics, as JSON pointers into a level, and whether higher is better.
 const COMPARED_METRICS: &[(&str, bool)] = &[
     ("/output_tok_s", true),
     ("/total_tok_s", true),
@@ -24,10 +24,10 @@ const COMPARED_METRICS: &[(&str, bool)] = &[
     ("/time_us/p50", false),
 ];
 
-/// What tells levels apart.
+/// Keys that identify a level.
 const LEVEL_KEYS: &[&str] = &["concurrency", "running", "op", "tokens"];
 
-/// Prints every figure both files have.
+/// Prints every metric that both files contain.
 pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
     let (before, after) = (read(&args.before)?, read(&args.after)?);
     if before["kind"] != after["kind"] {
@@ -58,7 +58,7 @@ struct MetricComparison {
     metric: &'static str,
     before: f64,
     after: f64,
-    /// Negative where it got better.
+    /// Regression in percent; negative for an improvement.
     worse_percent: f64,
 }
 
@@ -75,7 +75,7 @@ impl MetricComparison {
     }
 }
 
-/// Figures both levels have; a figure that was 0 cannot be compared.
+/// Compares the metrics that both levels contain. A metric that was 0 before is skipped.
 fn compare_level(before: &Value, after: &Value) -> Vec<MetricComparison> {
     let pair = |&(figure, more_is_better): &(&'static str, bool)| {
         let value = |level: &Value| level.pointer(figure).and_then(Value::as_f64);

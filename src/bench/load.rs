@@ -1,5 +1,5 @@
-//! `hadron bench serve`: a load on any OpenAI server, closed (so many at a time) or open (so many
-//! a second, at random).
+//! `hadron bench serve`: load generator for OpenAI-compatible servers. The load is closed (a fixed number of
+//! concurrent requests) or open (Poisson arrivals at a request rate).
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::client::{ClientError, OpenAiClient};
 use crate::config::{LoadArgs, ProcessEnvironment};
 use crate::progress::{ProgressReporter, ProgressUnit};
 
-/// The stream that arrival times are drawn from.
+/// Random stream of the arrival times.
 const ARRIVAL_STREAM: u64 = u64::MAX - 1;
 
-/// Measures every level of `args` in turn.
+/// Measures every concurrency level of `args` in turn.
 pub(super) fn run(args: &LoadArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     if args.concurrency.contains(&0) {
         bail!("--concurrency: at least 1");
@@ -65,7 +65,7 @@ async fn measure(args: &LoadArgs, environment: &ProcessEnvironment) -> Result<Ex
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// When each request is sent, counted from the start: a Poisson process.
+/// Send time of each request relative to the start: a Poisson process.
 fn arrival_times(seed: u64, rate: f64, count: usize) -> Vec<Duration> {
     let mut random = SplitMix64::new(seed, ARRIVAL_STREAM);
     let mut at = 0.0;
@@ -77,7 +77,7 @@ fn arrival_times(seed: u64, rate: f64, count: usize) -> Vec<Duration> {
     (0..count).map(draw).collect()
 }
 
-/// One level.
+/// Load generator of one concurrency level.
 struct LoadGenerator<'a> {
     client: &'a Arc<OpenAiClient>,
     path: &'static str,
@@ -85,7 +85,7 @@ struct LoadGenerator<'a> {
 }
 
 impl LoadGenerator<'_> {
-    /// Sends every body and waits for all answers.
+    /// Sends every request body and waits for all responses.
     async fn run(
         &self,
         bodies: Vec<Bytes>,
@@ -116,7 +116,7 @@ impl LoadGenerator<'_> {
             let seat = Arc::clone(&seats).acquire_owned().await;
             let (client, path) = (Arc::clone(self.client), self.path);
             running.spawn(async move {
-                let _seat = seat; // Held until the answer is complete.
+                let _seat = seat; // Dropped when the response is complete.
                 send_request(&client, path, body).await
             });
             while let Some(answer) = running.try_join_next() {
@@ -131,7 +131,7 @@ impl LoadGenerator<'_> {
     }
 }
 
-/// The parts of an event that are read.
+/// Fields of a stream event that are read.
 #[derive(Deserialize)]
 struct StreamedChunk {
     #[serde(default)]
@@ -166,7 +166,7 @@ struct PromptTokensDetails {
 }
 
 impl StreamedChoice {
-    /// Whether this is only the announcement of a chat answer.
+    /// Whether this is the first chunk of a chat response, which has a role and no content.
     fn is_role_chunk(&self) -> bool {
         self.finish_reason.is_none()
             && self.delta.as_ref().is_some_and(|delta| {
@@ -175,7 +175,7 @@ impl StreamedChoice {
     }
 }
 
-/// Sends one request and times its events.
+/// Sends one request and records the arrival times of its events.
 async fn send_request(
     client: &OpenAiClient,
     path: &str,

@@ -1,4 +1,5 @@
-//! `hadron bench`: loads a server, times the scheduler and single ops, compares results, reads traces.
+//! `hadron bench`: generates load on a server, measures the scheduler and single ops, compares results, reads
+//! traces.
 
 mod compare;
 mod load;

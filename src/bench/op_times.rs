@@ -1,4 +1,4 @@
-//! `hadron bench ops`: the ops of a model's layers, one by one, on one device.
+//! `hadron bench ops`: measures each op of a model's layers on one device.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ use crate::config::{DeviceArg, DtypeArg, OpsArgs, ProcessEnvironment};
 use crate::hub::{self, HubFileSet};
 use crate::launcher::device_detection;
 
-/// Shapes that are timed if no model is named.
+/// Model whose shapes are measured if none is named.
 const DEFAULT_NAME: &str = "Qwen3-0.6B";
 const DEFAULT_CONFIG: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"],
     "vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
@@ -25,7 +25,7 @@ const DEFAULT_CONFIG: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3
     "rms_norm_eps": 1e-6, "rope_theta": 1000000, "max_position_embeddings": 40960,
     "tie_word_embeddings": true, "attention_bias": false, "torch_dtype": "bfloat16"}"#;
 
-/// One op at one number of tokens.
+/// Measurement of one op at one number of tokens.
 #[derive(Debug, Serialize)]
 struct OpLevel {
     op: &'static str,
@@ -33,9 +33,9 @@ struct OpLevel {
     shape: String,
     bytes: u64,
     flops: u64,
-    /// Of the median time.
+    /// Memory bandwidth at the median time.
     gb_per_s: f64,
-    /// Of the median time.
+    /// Throughput at the median time.
     gflop_per_s: f64,
     time_us: LatencySummary,
     fastest_us: f64,
@@ -92,7 +92,7 @@ fn check(args: &OpsArgs) -> Result<()> {
     }
 }
 
-/// The configuration whose shapes are timed.
+/// Model configuration whose shapes are measured.
 fn model(args: &OpsArgs, environment: &ProcessEnvironment) -> Result<ModelConfig> {
     let Some(name) = &args.model else {
         return Ok(ModelConfig::from_json(Path::new("config.json"), DEFAULT_CONFIG)?);
@@ -142,7 +142,7 @@ impl OpLevel {
     fn of(timing: OpTiming) -> Self {
         let OpTiming { op, tokens, shape, bytes, flops, seconds } = timing;
         let fastest_us = seconds.iter().copied().fold(f64::INFINITY, f64::min) * 1e6;
-        // `LatencySummary` counts in thousandths of its input: thousandfold seconds give microseconds.
+        // `LatencySummary` multiplies its input by 1,000. Seconds times 1,000 give microseconds.
         let time_us = LatencySummary::of(seconds.into_iter().map(|s| s * 1e3).collect());
         let per_s = |count: u64| count as f64 / time_us.p50 / 1e3;
         let (gb_per_s, gflop_per_s) = (per_s(bytes), per_s(flops));

@@ -1,4 +1,4 @@
-//! Request bodies of a load, built before the clock starts.
+//! Request bodies of a load, generated before the measurement starts.
 
 use std::path::Path;
 
@@ -11,16 +11,16 @@ use super::rng::SplitMix64;
 use crate::config::{LoadArgs, LoadEndpoint, PromptKind};
 use text::Tokenizer;
 
-/// Below this, vocabularies keep special tokens and single bytes.
+/// Smallest random token id; vocabularies keep special tokens and single bytes below it.
 const RANDOM_ID_MIN: u32 = 100;
 
-/// Vocabulary of a server that says nothing about it: less than any tokenizer in use has.
+/// Vocabulary size if the server reports none; smaller than that of any tokenizer in use.
 const VOCAB_SIZE_FALLBACK: u32 = 500;
 
-/// The stream that all requests of all levels share their prefix from.
+/// Random stream of the prefix that all requests of all levels share.
 const SHARED_PREFIX_STREAM: u64 = u64::MAX;
 
-/// Makes the prompts of one load.
+/// Generator of the prompts of one load.
 pub(super) struct PromptGenerator<'a> {
     args: &'a LoadArgs,
     model: String,
@@ -31,7 +31,8 @@ pub(super) struct PromptGenerator<'a> {
 }
 
 impl<'a> PromptGenerator<'a> {
-    /// `card` is the server's model card; a local folder in it tells the vocabulary.
+    /// Creates a generator. `card` is the server's model card; if it names a local folder, the vocabulary
+    /// size is read from there.
     pub(super) fn new(args: &'a LoadArgs, model: String, card: &Value) -> Result<Self> {
         if args.endpoint == LoadEndpoint::Chat && args.prompts == PromptKind::Ids {
             bail!("--endpoint chat takes text: add --prompts text");
@@ -56,7 +57,7 @@ impl<'a> PromptGenerator<'a> {
         Ok(Self { args, model, tokenizer, low, high, shared })
     }
 
-    /// The path requests go to.
+    /// Returns the path of the endpoint.
     pub(super) fn path(&self) -> &'static str {
         match self.args.endpoint {
             LoadEndpoint::Completions => "/v1/completions",
@@ -64,7 +65,7 @@ impl<'a> PromptGenerator<'a> {
         }
     }
 
-    /// The body of request `index` at one level of concurrency.
+    /// Returns the body of request `index` at a concurrency level.
     pub(super) fn body(&self, level: usize, index: usize) -> Bytes {
         let mut random = SplitMix64::new(self.args.seed, (level as u64) << 32 | index as u64);
         let mut ids = self.shared.clone();
@@ -90,14 +91,14 @@ impl<'a> PromptGenerator<'a> {
         body.to_string().into()
     }
 
-    /// Text of about as many tokens as `ids`; exactly as many where decoding and encoding agree.
+    /// Returns a text of about as many tokens as `ids`; exactly as many if decoding and encoding are inverse.
     fn text(&self, ids: &[Token]) -> String {
         let Some(tokenizer) = &self.tokenizer else {
             let words: Vec<String> = ids.iter().map(|id| format!("w{id}")).collect();
             return words.join(" ");
         };
         let mut text = tokenizer.decode(ids, true);
-        // Broken characters and new merges change the length: settle it in a few rounds.
+        // Incomplete characters and new merges change the number of tokens; a few rounds correct it.
         for round in 0..8 {
             let Ok(mut encoded) = tokenizer.encode(&text, false) else { break };
             if encoded.len() == ids.len() {
@@ -112,7 +113,7 @@ impl<'a> PromptGenerator<'a> {
     }
 }
 
-/// `vocab_size` of the model folder that the card names, if it is on this machine.
+/// Returns `vocab_size` of the model folder in the card, if the folder exists on this machine.
 fn vocab_size(card: &Value) -> Option<u32> {
     let path = Path::new(card["root"].as_str()?).join("config.json");
     let config: Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;

@@ -1,4 +1,4 @@
-//! Tables on stdout and results in files.
+//! Result tables on stdout and result files.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Prints rows under their headings, each column as wide as its widest cell, numbers to the right.
+/// Prints a table with right-aligned columns, each as wide as its widest cell.
 pub(super) fn print_table(headings: &[&str], rows: &[Vec<String>]) -> Result<()> {
     let mut widths: Vec<usize> = headings.iter().map(|h| h.chars().count()).collect();
     for row in rows {
@@ -27,7 +27,8 @@ pub(super) fn print_table(headings: &[&str], rows: &[Vec<String>]) -> Result<()>
     Ok(())
 }
 
-/// A result file: what was measured, with which settings, by which build.
+/// Returns the content of a result file: the kind of benchmark, its settings, the version of the build, and
+/// the levels.
 pub(super) fn result<T: Serialize>(kind: &str, settings: &Value, levels: &[T]) -> Value {
     json!({
         "kind": kind,
@@ -37,7 +38,7 @@ pub(super) fn result<T: Serialize>(kind: &str, settings: &Value, levels: &[T]) -
     })
 }
 
-/// Writes a result file, if one was asked for.
+/// Writes a result file if `path` is given.
 pub(super) fn write(path: Option<&Path>, result: &Value) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let text = serde_json::to_string_pretty(result)? + "\n";

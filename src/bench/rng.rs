@@ -1,14 +1,14 @@
-//! Seeded random numbers (SplitMix64; Steele, Lea and Flood, 2014), so that a load can be repeated.
+//! Seeded random numbers (SplitMix64; Steele, Lea and Flood, 2014), so that a load is reproducible.
 
-/// One stream of numbers.
+/// Random number generator of one stream.
 #[derive(Debug, Clone)]
 pub(super) struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// The stream of `seed` and `stream`.
+    /// Creates the generator of a seed and a stream.
     pub(super) fn new(seed: u64, stream: u64) -> Self {
         let mut this = Self(seed ^ stream.wrapping_mul(0xd6e8_feb8_6659_fd93));
-        this.next(); // Neighbouring seeds part ways.
+        this.next(); // Decorrelates neighbouring seeds.
         this
     }
 
@@ -20,13 +20,13 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// Uniform in `[low, high)`.
+    /// Returns a uniform number in `[low, high)`.
     pub(super) fn uniform(&mut self, low: u32, high: u32) -> u32 {
         let width = u64::from(high.saturating_sub(low).max(1));
         low + ((u128::from(self.next()) * u128::from(width)) >> 64) as u32
     }
 
-    /// Exponentially distributed with mean 1: the gaps of a Poisson process of rate 1.
+    /// Returns an exponentially distributed number with mean 1: the gap of a Poisson process of rate 1.
     pub(super) fn exponential(&mut self) -> f64 {
         let uniform = (self.next() >> 11) as f64 / (1_u64 << 53) as f64; // [0, 1)
         -(1.0 - uniform).ln()

@@ -1,29 +1,29 @@
-//! What one streamed request showed, and what many of them say together.
+//! Samples of streamed requests, and their summary per level.
 //!
-//! Definitions: TTFT, from sending to the first event with a choice; E2E, to the last of them;
-//! TPOT, `(last - first) / (tokens - 1)`; ITL, gaps between events; output rate, all output tokens
-//! over the time from the first request sent to the last event. A percentile p of n sorted values
-//! is the one at `floor(p * n)`, at most the last.
+//! Definitions: TTFT is the time from sending a request to its first event with a choice, and E2E the time to
+//! its last such event; TPOT is `(last - first) / (tokens - 1)`; ITL is the gap between events; the output
+//! rate is the number of all output tokens over the time from the first request sent to the last event. A
+//! percentile p of n sorted values is the value at index `floor(p * n)`, at most the last.
 
 use std::time::Instant;
 
 use serde::Serialize;
 
-/// One request that ended well.
+/// Sample of one successful request.
 #[derive(Debug)]
 pub(super) struct RequestSample {
     pub(super) sent: Instant,
     pub(super) first: Instant,
     pub(super) last: Instant,
-    /// As usage reports them; without usage the events.
+    /// Output tokens from the usage field; without usage, the number of events.
     pub(super) output_tokens: u64,
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
-    /// Seconds between events.
+    /// Times between events in seconds.
     pub(super) gaps: Vec<f32>,
 }
 
-/// Milliseconds.
+/// Summary of latencies in milliseconds.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct LatencySummary {
     pub(super) mean: f64,
@@ -33,7 +33,7 @@ pub(super) struct LatencySummary {
     pub(super) max: f64,
 }
 
-/// All requests of one level.
+/// Results of one concurrency level.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct LoadLevelReport {
     pub(super) concurrency: usize,
@@ -55,7 +55,7 @@ pub(super) struct LoadLevelReport {
 }
 
 impl LatencySummary {
-    /// Of values in seconds, in any order; all zero if there are none.
+    /// Summarises values in seconds, in any order; all zero if there are none.
     pub(super) fn of(mut seconds: Vec<f64>) -> Self {
         seconds.sort_unstable_by(f64::total_cmp);
         let n = seconds.len();
@@ -72,7 +72,7 @@ impl LatencySummary {
 }
 
 impl LoadLevelReport {
-    /// Sums up one level.
+    /// Summarises one level.
     pub(super) fn of(
         concurrency: usize,
         request_rate: Option<f64>,
@@ -88,7 +88,7 @@ impl LoadLevelReport {
         let duration_s = begin.zip(end).map_or(0.0, |(begin, end)| seconds(begin, end));
         let per_s = |count: u64| if duration_s > 0.0 { count as f64 / duration_s } else { 0.0 };
         let (prompt_tokens, output_tokens) = (sum(&|s| s.prompt_tokens), sum(&|s| s.output_tokens));
-        // A single token has no time per further token.
+        // TPOT is undefined for a single token.
         let several = samples.iter().filter(|s| s.output_tokens > 1);
         let tpot = several.map(|s| seconds(s.first, s.last) / (s.output_tokens - 1) as f64);
         Self {

@@ -1,5 +1,6 @@
-//! `hadron bench step`: plan, commit and apply of steps in which every request decodes, on a device
-//! that answers at once. Timed is what `Scheduler::tick` takes; making the answer is not.
+//! `hadron bench step`: measures plan, commit and apply of steps in which every request decodes, with a
+//! simulated device that returns outputs immediately. The time of `Scheduler::tick` is measured; building the
+//! output is not.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -19,10 +20,10 @@ use super::report;
 use super::samples::LatencySummary;
 use crate::config::StepArgs;
 
-/// Ids of prompts and answers lie below this.
+/// Vocabulary size of prompts and outputs.
 const VOCAB_SIZE: u32 = 32_000;
 
-/// Steps before the clock counts.
+/// Number of steps before the measurement.
 const WARMUP_STEPS: u32 = 20;
 
 #[derive(Debug, Serialize)]
@@ -80,7 +81,7 @@ fn measure(args: &StepArgs, running: u32) -> Result<StepLevelReport> {
     }
     let total: f64 = seconds.iter().sum();
     let steps = seconds.len();
-    // `LatencySummary` counts in thousandths of its input: thousandfold seconds give microseconds.
+    // `LatencySummary` multiplies its input by 1,000. Seconds times 1,000 give microseconds.
     let step_us = LatencySummary::of(seconds.into_iter().map(|s| s * 1e3).collect());
     Ok(StepLevelReport {
         running,
@@ -91,7 +92,7 @@ fn measure(args: &StepArgs, running: u32) -> Result<StepLevelReport> {
     })
 }
 
-/// An engine whose device answers at once.
+/// Scheduler with a simulated device that returns outputs immediately.
 struct SchedulerStepBench {
     engine: Scheduler,
     inbox: Vec<SchedulerEvent>,
@@ -101,7 +102,7 @@ struct SchedulerStepBench {
 
 impl SchedulerStepBench {
     fn new(args: &StepArgs, running: u32) -> Result<Self> {
-        // Decodes, prefill and a margin; every request outlives the measurement.
+        // Decode steps, prefill steps and a margin, so that every request runs longer than the measurement.
         let prefill_steps = running * args.input_len.div_ceil(512) + 8;
         let max_tokens = args.steps + WARMUP_STEPS + prefill_steps;
         let length = args.input_len + max_tokens;
@@ -118,7 +119,7 @@ impl SchedulerStepBench {
         let engine =
             Scheduler::new(SchedulerConfig::new(limits, KvConfig::new(spec, blocks, [1, 2])))?;
         let submit = |index: u32| {
-            // Prompts differ from the first token on: no block is shared.
+            // Prompts differ at the first token, so no block is shared.
             let token = |at: u32| (index.wrapping_mul(7919) + at.wrapping_mul(31)) % VOCAB_SIZE;
             SchedulerEvent::Submit(Box::new(RequestSubmission {
                 id: RequestId(u64::from(index) + 1),
@@ -139,7 +140,8 @@ impl SchedulerStepBench {
         Ok(Self { engine, inbox, effects: Vec::new(), now_ms: 0 })
     }
 
-    /// One step: its rows if all of them decode, else 0, and the seconds its tick took.
+    /// Runs one step. Returns the number of its rows if all of them decode, else 0, and the duration of its
+    /// tick in seconds.
     fn step(&mut self) -> Result<(usize, f64)> {
         self.now_ms += 1;
         let start = Instant::now();
@@ -158,7 +160,7 @@ impl SchedulerStepBench {
     }
 }
 
-/// One token for every row that samples.
+/// Returns a step output with one token for every row that samples.
 fn simulated_output(batch: &Batch) -> StepOutput {
     let row = |row: &protocol::BatchRow| RowOutput {
         sampled_tokens: row.samples.then_some(row.start % VOCAB_SIZE).into_iter().collect(),

@@ -1,8 +1,9 @@
-//! What a trace of `--profile` says in numbers: time of steps, gaps between them, and where a step's time went.
+//! `hadron bench trace`: summarises a trace of `--profile`: step times, gaps between steps, and step time per
+//! kernel family.
 //!
-//! Steps that were marked launch by launch are slower than others: they give the parts of a step, the others its
-//! time and the gaps. A gap counts if the step after it goes on with a request of an earlier one: before a
-//! step of new requests only, the device waited for clients.
+//! Steps with timestamps per kernel launch are slower than other steps: they contribute the time per kernel
+//! family, and the other steps contribute step times and gaps. A gap counts if the step after it continues a
+//! running request: before a step of new requests only, the device waited for clients.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -36,7 +37,7 @@ pub(super) fn run(args: &TraceArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One line of the file.
+/// Event of a trace file, one per line.
 #[derive(Deserialize)]
 struct ChromeTraceEvent<'a> {
     #[serde(borrow, default)]
@@ -49,7 +50,7 @@ struct ChromeTraceEvent<'a> {
     args: TraceEventArgs<'a>,
 }
 
-/// What an event says about itself.
+/// Arguments of a trace event.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct TraceEventArgs<'a> {
@@ -63,14 +64,14 @@ struct TraceEventArgs<'a> {
     family: Cow<'a, str>,
 }
 
-/// Steps that are comparable.
+/// Class of comparable steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum StepClass {
-    /// Recordings of so many rows.
+    /// Replays of the captured graph with this number of rows.
     Replay(u32),
-    /// Launched, one token a row, of up to so many rows.
+    /// Eager decode steps of one token per row, with up to this number of rows.
     Decode(u32),
-    /// Launched, of up to so many tokens.
+    /// Eager steps with prefill, with up to this number of tokens.
     Mixed(u32),
 }
 
@@ -94,31 +95,31 @@ impl fmt::Display for StepClass {
     }
 }
 
-/// Sums over the steps of a kind. Times are microseconds.
+/// Totals over the steps of a class. Times are in microseconds.
 #[derive(Debug, Default)]
 struct StepClassTotals {
-    /// Not marked.
+    /// Number of steps without launch timestamps.
     steps: u32,
     rows: u64,
     tokens: u64,
     us: f64,
     gaps: u32,
     gap_us: f64,
-    /// Of the steps behind a gap that counts.
+    /// Total time of the steps after counted gaps.
     gap_steps_us: f64,
     timed_steps: KernelFamilyTotals,
 }
 
-/// Sums over the marked steps of a kind.
+/// Totals over the steps with launch timestamps.
 #[derive(Debug, Default)]
 struct KernelFamilyTotals {
     steps: u32,
     us: f64,
-    /// Launches and time by family.
+    /// Number of launches and time in microseconds per kernel family.
     families: BTreeMap<String, (u32, f64)>,
 }
 
-/// A step that may be followed by a gap.
+/// Step before a possible gap.
 #[derive(Debug, Clone, Copy)]
 struct PreviousStep {
     step: u64,
@@ -133,7 +134,7 @@ fn read(path: &Path) -> Result<BTreeMap<StepClass, StepClassTotals>> {
         let line = line?;
         let text = line.trim_end().trim_end_matches(',');
         if !text.starts_with("{\"name\"") {
-            continue; // The frame around the events.
+            continue; // Start or end of the JSON document.
         }
         let event: ChromeTraceEvent<'_> =
             serde_json::from_str(text).with_context(|| format!("line {n}"))?;
@@ -197,7 +198,8 @@ impl KernelFamilyTotals {
         family.1 += event.dur;
     }
 
-    /// The largest part first, then what no part accounts for.
+    /// Returns a row per kernel family in descending order of time, then a row for the remaining time and the
+    /// total.
     fn rows(&self) -> Vec<Vec<String>> {
         let steps = f64::from(self.steps.max(1));
         let row = |name: &str, launches: Option<u32>, us: f64| {
@@ -209,7 +211,7 @@ impl KernelFamilyTotals {
         let mut parts: Vec<_> = self.families.iter().collect();
         parts.sort_by(|(_, a), (_, b)| b.1.total_cmp(&a.1));
         let known: f64 = parts.iter().map(|(_, (_, us))| us).sum();
-        let between = (self.us - known).max(0.0); // Marks are rounded.
+        let between = (self.us - known).max(0.0); // Timestamps are rounded.
         let rest = [row("between them", None, between), row("all", None, self.us)];
         let parts = parts.iter().map(|(name, (n, us))| row(name, Some(*n), *us));
         parts.chain(rest).collect()
@@ -220,7 +222,7 @@ impl KernelFamilyTotals {
 mod tests {
     use super::*;
 
-    /// A step at `ts` for `dur`: `args` are its facts.
+    /// Returns a step event at `ts` with duration `dur` and arguments `args`.
     fn step(ts: u32, dur: u32, args: &str) -> String {
         format!(
             r#"{{"name":"step","cat":"step","ph":"X","ts":{ts}.000,"dur":{dur}.500,"args":{{{args}}}}}"#
@@ -232,14 +234,14 @@ mod tests {
         let one = r#""rows":1,"fresh":0,"tokens":1,"graph":1"#;
         let lines = [
             step(0, 99, r#""step":1,"rows":1,"fresh":1,"tokens":8,"graph":null"#),
-            step(200, 49, &format!(r#""step":2,{one}"#)), // 100.5 behind the former.
+            step(200, 49, &format!(r#""step":2,{one}"#)), // 100.5 after the previous step.
             step(260, 49, &format!(r#""step":3,{one}"#)), // 10.5
             step(320, 149, &format!(r#""step":4,{one},"marked":true"#)),
             r#"{"name":"gemm","cat":"kernel","ts":320.000,"dur":100.000,"args":{"family":"products"}}"#.to_owned(),
             r#"{"name":"silu","cat":"kernel","ts":420.000,"dur":20.000,"args":{"family":"elementwise"}}"#.to_owned(),
-            step(500, 49, &format!(r#""step":5,{one}"#)), // Behind a marked one.
-            step(560, 49, &format!(r#""step":7,{one}"#)), // One is missing.
-            step(900, 49, r#""step":8,"rows":1,"fresh":1,"tokens":1,"graph":1"#), // New.
+            step(500, 49, &format!(r#""step":5,{one}"#)), // After a step with launch timestamps.
+            step(560, 49, &format!(r#""step":7,{one}"#)), // Step 6 is missing.
+            step(900, 49, r#""step":8,"rows":1,"fresh":1,"tokens":1,"graph":1"#), // New requests only.
         ];
         let path = std::env::temp_dir().join(format!("hadron-trace-{}.json", std::process::id()));
         std::fs::write(&path, format!("{{\"traceEvents\":[\n{}\n]}}\n", lines.join(",\n")))

@@ -1,4 +1,4 @@
-//! Idle connections, and bounded concurrency over a list of requests.
+//! Pool of idle connections, and bounded concurrency over a list of requests.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -7,7 +7,7 @@ use futures::{StreamExt as _, stream};
 
 use crate::progress::ProgressReporter;
 
-/// Connections waiting for their next request; the one used last is taken first.
+/// Idle connections; the most recently used one is taken first.
 #[derive(Debug)]
 pub struct IdleConnections<T>(Mutex<Vec<T>>);
 
@@ -18,12 +18,12 @@ impl<T> Default for IdleConnections<T> {
 }
 
 impl<T> IdleConnections<T> {
-    /// Takes one, if any.
+    /// Takes a connection, if there is one.
     pub(super) fn take(&self) -> Option<T> {
         self.0.lock().ok()?.pop()
     }
 
-    /// Gives one back.
+    /// Returns a connection to the pool.
     pub(super) fn put(&self, connection: T) {
         if let Ok(mut idle) = self.0.lock() {
             idle.push(connection);
@@ -31,7 +31,7 @@ impl<T> IdleConnections<T> {
     }
 }
 
-/// Runs `work` over all items, at most `concurrency` at a time; results in the items' order.
+/// Runs `work` for all items, at most `concurrency` at a time. Returns the results in the order of the items.
 pub async fn run_limited<I, T, F>(
     items: Vec<I>,
     concurrency: usize,

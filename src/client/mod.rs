@@ -1,5 +1,5 @@
-//! A client of OpenAI servers, ours or others', for `bench` and `eval`: HTTP/1.1 with kept-alive
-//! connections, JSON replies and event streams. Plain TCP only.
+//! Client for OpenAI-compatible servers, used by `bench` and `eval`: HTTP/1.1 with keep-alive connections,
+//! JSON replies and server-sent events. Supports plain TCP only.
 
 mod connection_pool;
 mod sse;
@@ -23,40 +23,40 @@ pub use sse::{SseEvent, SseEventStream};
 
 use crate::config::{ClientArgs, ProcessEnvironment};
 
-/// A reply that is not a stream may have so many bytes.
+/// Maximum bytes of a reply that is not a stream.
 const REPLY_BYTES_MAX: usize = 256 << 20;
 
-/// Why a request has no answer.
+/// Error of a request.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ClientError {
-    /// The URL is not one this client can use.
+    /// The URL is invalid or not supported.
     #[error("{0}: {1}")]
     Url(String, &'static str),
-    /// No connection, or it broke.
+    /// The connection failed.
     #[error("{0}")]
     Connection(String),
-    /// The server refused.
+    /// The server returned an error status.
     #[error("status {status}: {message}")]
     Status {
-        /// The HTTP status.
+        /// HTTP status.
         status: u16,
-        /// The error's message, or the first of the body.
+        /// Error message, or the start of the body.
         message: String,
     },
-    /// Nothing came for this long.
+    /// No data arrived for this duration.
     #[error("no progress for {0:?}")]
     Timeout(Duration),
-    /// The answer is not what the API promises.
+    /// The response does not conform to the API.
     #[error("unexpected reply: {0}")]
     Reply(String),
 }
 
-/// One server.
+/// Client of one server.
 #[derive(Debug)]
 pub struct OpenAiClient {
     /// `host:port`.
     authority: String,
-    /// Path in front of `/v1`, usually empty.
+    /// Path before `/v1`, usually empty.
     prefix: String,
     authorization: Option<String>,
     timeout: Duration,
@@ -64,7 +64,7 @@ pub struct OpenAiClient {
 }
 
 impl OpenAiClient {
-    /// A client of `base_url` with the key and deadline of `args`.
+    /// Creates a client for `base_url` with the API key and timeout of `args`.
     pub fn new(
         base_url: &str,
         args: &ClientArgs,
@@ -91,7 +91,7 @@ impl OpenAiClient {
         })
     }
 
-    /// The model to ask for: `named`, or the first one served.
+    /// Returns the model to request: `named`, or the first served model.
     pub async fn model(&self, named: Option<&str>) -> Result<String, ClientError> {
         if let Some(name) = named {
             return Ok(name.to_owned());
@@ -101,24 +101,24 @@ impl OpenAiClient {
         id.ok_or_else(|| ClientError::Reply("/v1/models names no model".to_owned()))
     }
 
-    /// The first entry of `/v1/models`.
+    /// Returns the first entry of `/v1/models`.
     pub async fn first_model_card(&self) -> Result<Value, ClientError> {
         let request = self.request(Method::GET, "/v1/models", Bytes::new())?;
         let mut models = self.reply(request).await?;
         Ok(models["data"][0].take())
     }
 
-    /// Reads a JSON document.
+    /// Sends a GET request and returns the JSON reply.
     pub async fn get(&self, path: &str) -> Result<Value, ClientError> {
         self.reply(self.request(Method::GET, path, Bytes::new())?).await
     }
 
-    /// Sends a JSON body and reads the JSON reply.
+    /// Sends a POST request with a JSON body and returns the JSON reply.
     pub async fn post(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
         self.reply(self.request(Method::POST, path, body.to_string().into())?).await
     }
 
-    /// Sends a JSON body and returns the events of the reply as they come.
+    /// Sends a POST request with a JSON body and returns the stream of server-sent events.
     pub async fn post_stream(
         &self,
         path: &str,
@@ -191,7 +191,7 @@ impl OpenAiClient {
         }
     }
 
-    /// Sends on an idle connection, or on a new one if there is none or it has gone stale.
+    /// Sends a request on an idle connection, or on a new one if none is idle or the idle one is stale.
     async fn send(
         &self,
         request: Request<Full<Bytes>>,
@@ -199,7 +199,7 @@ impl OpenAiClient {
         while let Some(mut connection) = self.idle.take() {
             if connection.ready().await.is_ok() {
                 match self.exchange(&mut connection, request.clone()).await {
-                    // The server closed it as we wrote; nothing was answered.
+                    // The server closed the connection before it sent a response.
                     Err(ClientError::Connection(_)) => break,
                     answer => return Ok((answer?, connection)),
                 }
@@ -228,7 +228,7 @@ impl OpenAiClient {
         stream.set_nodelay(true).map_err(|e| failed(&e))?;
         let shaken = http1::handshake(TokioIo::new(stream)).await;
         let (sender, connection) = shaken.map_err(|e| failed(&e))?;
-        // Ends with the connection; its error reaches whoever waits on the sender.
+        // The task ends with the connection; the sender reports its error.
         tokio::spawn(async move {
             let _reported = connection.await;
         });

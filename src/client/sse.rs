@@ -1,4 +1,4 @@
-//! Server-sent events of one reply, with the time each arrived.
+//! Server-sent events of one reply, with their arrival times.
 
 use std::time::{Duration, Instant};
 
@@ -9,19 +9,19 @@ use hyper::client::conn::http1::SendRequest;
 
 use super::{ClientError, IdleConnections};
 
-/// An event may have so many bytes.
+/// Maximum bytes of an event.
 const SSE_EVENT_BYTES_MAX: usize = 16 << 20;
 
-/// One `data:` line.
+/// Content of one `data:` line.
 #[derive(Debug)]
 pub struct SseEvent<'a> {
-    /// When its last byte was read.
+    /// Arrival time of its last byte.
     pub at: Instant,
-    /// What it says.
+    /// Content without `data:`.
     pub data: &'a [u8],
 }
 
-/// The events of one reply. Its connection is used again once the reply has ended.
+/// Stream of the events of one reply. The connection is reused after the end of the reply.
 #[derive(Debug)]
 pub struct SseEventStream<'a> {
     body: Incoming,
@@ -29,7 +29,7 @@ pub struct SseEventStream<'a> {
     idle: &'a IdleConnections<SendRequest<Full<Bytes>>>,
     timeout: Duration,
     buffer: Vec<u8>,
-    /// `buffer[..read]` is done with; no line end in `buffer[read..searched]`.
+    /// `buffer[..read]` is consumed; `buffer[read..searched]` contains no line end.
     read: usize,
     searched: usize,
     arrived: Instant,
@@ -54,7 +54,7 @@ impl<'a> SseEventStream<'a> {
         }
     }
 
-    /// The next event; `None` after the end of the reply. Comments are skipped.
+    /// Returns the next event; `None` after the end of the reply. Comments are skipped.
     pub async fn next(&mut self) -> Result<Option<SseEvent<'_>>, ClientError> {
         loop {
             while let Some((from, to)) = self.line() {
@@ -71,7 +71,7 @@ impl<'a> SseEventStream<'a> {
         }
     }
 
-    /// The next whole line, without its end.
+    /// Returns the range of the next complete line in the buffer, without its line end.
     fn line(&mut self) -> Option<(usize, usize)> {
         let end = self.buffer[self.searched..].iter().position(|&b| b == b'\n');
         let Some(end) = end.map(|at| self.searched + at) else {
@@ -84,7 +84,7 @@ impl<'a> SseEventStream<'a> {
         Some((from, to))
     }
 
-    /// Reads more; false at the end of the reply.
+    /// Reads more of the body. Returns false at the end of the reply.
     async fn fill(&mut self) -> Result<bool, ClientError> {
         self.buffer.drain(..self.read);
         self.searched -= self.read;

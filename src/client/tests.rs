@@ -1,4 +1,4 @@
-//! Replies cut at every byte, refusals, stale connections.
+//! Tests of replies split at every byte, error responses and stale connections.
 
 use std::io::{BufReader, Read as _, Write as _};
 use std::net::TcpListener;
@@ -17,8 +17,9 @@ struct ClientTestArgs {
     client: ClientArgs,
 }
 
-/// Answers every request of every connection with `parts`, written one by one; `stale` closes
-/// each connection after its first reply without saying so.
+/// Starts a server that replies to every request with `parts`, written one by one. With `stale`, it closes
+/// each connection after the first reply without a `Connection: close` header. Returns its URL and its
+/// connection counter.
 fn server(parts: Vec<Vec<u8>>, stale: bool) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/v1/", listener.local_addr().unwrap());
@@ -46,7 +47,7 @@ fn server(parts: Vec<Vec<u8>>, stale: bool) -> (String, Arc<AtomicUsize>) {
     (url, connections)
 }
 
-/// Reads one head; the length of the body.
+/// Reads the head of one request and returns the length of its body.
 fn request(reader: &mut impl std::io::BufRead) -> Option<usize> {
     let mut length = 0;
     for line in std::io::BufRead::lines(&mut *reader).map_while(Result::ok) {

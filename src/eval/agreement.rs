@@ -1,4 +1,4 @@
-//! How far two scorings of the same tokens agree.
+//! Agreement between two scorings of the same tokens.
 
 use super::logprobs::ScoredTokens;
 use anyhow::{Context as _, Result, ensure};
@@ -6,22 +6,22 @@ use protocol::Token;
 use serde_json::Value;
 use std::path::Path;
 
-/// Differences over all tokens.
+/// Log-probability differences over all tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct LogprobAgreement {
-    /// Tokens compared.
+    /// Number of compared tokens.
     pub(super) tokens: usize,
-    /// Sum and largest of `|difference of log-probabilities|`.
+    /// Sum of `|difference of log-probabilities|`.
     delta_sum: f64,
     pub(super) delta_max: f64,
-    /// Positions at which both have the same most likely id.
+    /// Number of positions with equal most likely token ids.
     top_equal: usize,
 }
 
 impl LogprobAgreement {
-    /// Adds a line.
+    /// Adds the differences of a line.
     ///
-    /// Errors: the lines are not of the same tokens.
+    /// Errors: the two lines have different tokens.
     pub(super) fn add(&mut self, line: &ScoredTokens, reference: &ScoredTokens) -> Result<()> {
         ensure!(line.tokens == reference.tokens, "the reference is of other tokens");
         for (ours, theirs) in line.logprobs.iter().zip(&reference.logprobs) {
@@ -34,18 +34,18 @@ impl LogprobAgreement {
         Ok(())
     }
 
-    /// Mean of `|difference of log-probabilities|`.
+    /// Returns the mean of `|difference of log-probabilities|`.
     pub(super) fn delta_mean(&self) -> f64 {
         self.delta_sum / self.tokens.max(1) as f64
     }
 
-    /// Share of positions with the same most likely id.
+    /// Returns the share of positions with equal most likely token ids.
     pub(super) fn top_share(&self) -> f64 {
         self.top_equal as f64 / self.tokens.max(1) as f64
     }
 }
 
-/// The lines an earlier run wrote.
+/// Reads the output file of an earlier run.
 pub(super) fn read(path: &Path) -> Result<Vec<ScoredTokens>> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let lines = text.lines().enumerate().map(|(index, line)| {

@@ -1,4 +1,4 @@
-//! `hadron eval equal`: two servers, or two configurations of one, must answer alike.
+//! `hadron eval equal`: checks that two servers, or two configurations of one server, return equal outputs.
 
 use std::io::Write as _;
 
@@ -10,17 +10,17 @@ use crate::client::{OpenAiClient, run_limited};
 use crate::config::{EqualArgs, ProcessEnvironment};
 use crate::progress::{ProgressReporter, ProgressUnit};
 
-/// Differences shown on the terminal.
+/// Maximum number of differences that are printed.
 const SHOWN_MAX: usize = 5;
 
-/// What one server said: text, and token ids if it reports them.
+/// Output of one server: text, and token ids if the server reports them.
 #[derive(Debug, PartialEq)]
 struct ServerOutput {
     text: String,
     ids: Option<Vec<u64>>,
 }
 
-/// Asks both servers everything; false if an answer differs.
+/// Sends all prompts to both servers. Returns false if an output differs.
 pub(super) async fn run(args: &EqualArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let questions = read(&args.data, args.limit)?;
     let one = OpenAiClient::new(&args.client.base_url, &args.client, environment)?;
@@ -68,7 +68,7 @@ fn parse_output(reply: &Value) -> Result<ServerOutput> {
     Ok(ServerOutput { text: text_of(reply)?.to_owned(), ids })
 }
 
-/// Where two answers part, in words.
+/// Describes the first difference between two outputs.
 fn difference(a: &ServerOutput, b: &ServerOutput) -> Option<String> {
     if let (Some(a), Some(b)) = (&a.ids, &b.ids) {
         if a == b {

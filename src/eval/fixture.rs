@@ -1,5 +1,6 @@
-//! Golden fixtures (`tests/data/golden`): a tiny checkpoint's config and seed, token ids, and the
-//! logits Hugging Face computed for them. The container is safetensors; only two tensors are read.
+//! Golden fixtures (`tests/data/golden`): configuration and seed of a tiny checkpoint, token ids, and the
+//! logits that Hugging Face transformers computed for them. The container is safetensors; only two tensors
+//! are read.
 
 use std::path::Path;
 
@@ -8,18 +9,18 @@ use protocol::Token;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// What a fixture holds for a teacher-forced check.
+/// Data of a fixture for a teacher-forced comparison.
 #[derive(Debug)]
 pub(super) struct EvalFixture {
     /// `config.json` of the checkpoint.
     pub(super) config: String,
-    /// Seed of its synthetic weights.
+    /// Seed of the synthetic weights.
     pub(super) seed: u64,
-    /// `[T]`
+    /// Token ids, `[T]`.
     pub(super) tokens: Vec<Token>,
-    /// `[T, V]`, row-major; row t predicts token t + 1.
+    /// Logits, `[T, V]`, row-major; row t predicts token t + 1.
     pub(super) logits: Vec<f32>,
-    /// V
+    /// Vocabulary size, V.
     pub(super) vocab_size: usize,
 }
 
@@ -38,7 +39,7 @@ struct SafetensorsEntry {
 }
 
 impl EvalFixture {
-    /// Reads one file.
+    /// Reads a fixture file.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
         Self::parse(&bytes).with_context(|| path.display().to_string())
@@ -64,7 +65,7 @@ impl EvalFixture {
         Ok(Self { config: golden.config, seed: golden.seed, tokens, logits, vocab_size })
     }
 
-    /// Log-probabilities of the token behind position `at`, all ids.
+    /// Returns the log-probabilities of all ids for the token after position `at`.
     pub(super) fn logprobs(&self, at: usize) -> Vec<f64> {
         let row = &self.logits[at * self.vocab_size..][..self.vocab_size];
         let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -73,7 +74,7 @@ impl EvalFixture {
     }
 }
 
-/// Shape and 4-byte elements of one tensor.
+/// Returns shape and 4-byte elements of one tensor.
 fn tensor<'a>(
     header: &Map<String, Value>,
     data: &'a [u8],

@@ -1,8 +1,8 @@
-//! `hadron eval golden`: teacher-forced comparison of a server with a fixture's logits.
+//! `hadron eval golden`: teacher-forced comparison of a server with the logits of a fixture.
 //!
-//! The server scores the fixture's token ids (`prompt_logprobs`). Compared are log-probabilities of
-//! the reference's 64 most likely ids at every position, as far as the server reports them, and
-//! the regret: what the reference loses by taking the server's most likely id.
+//! The server scores the fixture's token ids (`prompt_logprobs`). At every position, the log-probabilities of
+//! the reference's 64 most likely ids are compared, as far as the server reports them. The regret is also
+//! computed: the log-probability that the reference loses by taking the server's most likely id.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -15,10 +15,10 @@ use super::fixture::EvalFixture;
 use crate::client::{ClientError, OpenAiClient};
 use crate::config::{GoldenArgs, ProcessEnvironment};
 
-/// Ids compared at a position.
+/// Number of ids compared per position.
 const TOP_K: usize = 64;
 
-/// Writes the checkpoint a fixture belongs to, and says how to serve it.
+/// Writes the checkpoint of a fixture and prints the command that serves it.
 pub(super) fn write_model(fixture: &Path, dir: &Path) -> Result<bool> {
     let fixture = EvalFixture::read(fixture)?;
     std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
@@ -32,7 +32,7 @@ pub(super) fn write_model(fixture: &Path, dir: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// Compares; false if a bound is passed.
+/// Runs the comparison. Returns false if a bound is exceeded.
 pub(super) async fn run(args: &GoldenArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let fixture = EvalFixture::read(&args.fixture)?;
     let client = OpenAiClient::new(&args.client.base_url, &args.client, environment)?;
@@ -64,7 +64,7 @@ pub(super) async fn run(args: &GoldenArgs, environment: &ProcessEnvironment) -> 
         && found.regret <= args.regret_max)
 }
 
-/// What a server reports at a position: id, log-probability, rank.
+/// Parses the entries that a server reports for a position: token id, log-probability, rank.
 fn entries(position: &Value) -> Result<Vec<(usize, f64, u64)>> {
     let listed = position.as_object().context("a position without entries")?;
     let entry = |(id, entry): (&String, &Value)| {
@@ -73,7 +73,7 @@ fn entries(position: &Value) -> Result<Vec<(usize, f64, u64)>> {
     listed.iter().map(entry).collect::<Option<_>>().context("a malformed prompt_logprobs entry")
 }
 
-/// Differences so far.
+/// Accumulated differences.
 #[derive(Debug, Default)]
 struct LogprobDifferences {
     differences: Vec<f64>,
@@ -83,7 +83,7 @@ struct LogprobDifferences {
 }
 
 impl LogprobDifferences {
-    /// One position: the reference's log-probabilities of all ids, and the server's entries.
+    /// Adds a position: log-probabilities of all ids from the reference, and the entries of the server.
     fn add(&mut self, reference: &[f64], served: &[(usize, f64, u64)]) {
         let mut order: Vec<usize> = (0..reference.len()).collect();
         order.sort_by(|&a, &b| reference[b].total_cmp(&reference[a]));
@@ -140,7 +140,7 @@ mod tests {
         found.add(&reference, &[(2, 0.2_f64.ln(), 1)]);
         assert_eq!(found.top1_mismatches, 1);
         assert!((found.regret - 2.5_f64.ln()).abs() < 1e-9);
-        // Nothing compared is no pass.
+        // The check fails if nothing was compared.
         assert!(LogprobDifferences::default().p99().is_infinite());
     }
 }

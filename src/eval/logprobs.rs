@@ -1,5 +1,5 @@
-//! `hadron eval logprobs`: the log-probability of given token ids, through echo and logprobs, and how far it
-//! agrees with an earlier run.
+//! `hadron eval logprobs`: log-probabilities of given token ids, through `echo` and `logprobs`, and their
+//! agreement with an earlier run.
 
 use std::io::Write as _;
 
@@ -13,19 +13,19 @@ use crate::client::{OpenAiClient, run_limited};
 use crate::config::{LogprobsArgs, ProcessEnvironment};
 use crate::progress::{ProgressReporter, ProgressUnit};
 
-/// A line of tokens, and what a server says of it.
+/// Line of tokens with the scores of a server.
 #[derive(Debug, Clone)]
 pub(super) struct ScoredTokens {
-    /// The ids.
+    /// Token ids.
     pub(super) tokens: Vec<Token>,
-    /// The most likely id in place of each token but the first.
+    /// Most likely id at the position of each token but the first.
     pub(super) top: Vec<Token>,
-    /// Log-probability of each token but the first, given those before it.
+    /// Log-probability of each token but the first, given the tokens before it.
     pub(super) logprobs: Vec<f64>,
 }
 
 impl ScoredTokens {
-    /// As the output file holds it.
+    /// Returns the line of the output file.
     pub(super) fn json(&self, index: usize) -> Value {
         json!({
             "index": index,
@@ -37,8 +37,8 @@ impl ScoredTokens {
     }
 }
 
-/// Scores every line and writes one JSON object for each; false if it disagrees with the reference by more
-/// than is allowed.
+/// Scores every line and writes one JSON object per line. Returns false if the result disagrees with the
+/// reference by more than is allowed.
 pub(super) async fn run(args: &LogprobsArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let lines = read_ids(&args.data)?;
     ensure!(!lines.is_empty(), "{}: no lines", args.data.display());
@@ -127,7 +127,7 @@ async fn scored(client: &OpenAiClient, model: &str, tokens: Vec<Token>) -> Resul
     let listed = &reply["choices"][0]["logprobs"];
     let entries = |name: &str| -> Result<Vec<Value>> {
         let entries = listed[name].as_array().with_context(|| format!("no {name} in the reply"))?;
-        // A server that cannot score without generating appends tokens of its own.
+        // Servers that cannot score without generating append generated tokens.
         Ok(entries.iter().take(tokens.len()).skip(1).cloned().collect())
     };
     let logprobs: Option<Vec<f64>> = entries("token_logprobs")?.iter().map(Value::as_f64).collect();
@@ -140,7 +140,8 @@ async fn scored(client: &OpenAiClient, model: &str, tokens: Vec<Token>) -> Resul
     Ok(ScoredTokens { tokens, top, logprobs })
 }
 
-/// The id with the largest log-probability of a position's list; the token itself may be listed beside it.
+/// Returns the id with the largest log-probability in the list of a position. The list may also contain the
+/// scored token.
 fn most_likely(listed: &Value) -> Option<Token> {
     let entries = listed.as_object()?.iter();
     let by_logprob = |(_, a): &(_, &Value), (_, b): &(_, &Value)| {

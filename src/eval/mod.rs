@@ -1,5 +1,5 @@
-//! `hadron eval`: is what a server answers right? Always through the HTTP API, so any server can
-//! be asked.
+//! `hadron eval`: correctness checks of a server's outputs. All checks use the HTTP API and so work with any
+//! server.
 
 mod agreement;
 mod equal;
@@ -16,7 +16,7 @@ use anyhow::Result;
 
 use crate::config::{EvalCommand, ProcessEnvironment};
 
-/// Runs one check. A check that fails is exit code 1, not an error.
+/// Runs one check. A failed check is exit code 1, not an error.
 pub fn run(command: EvalCommand, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let passed = match command {
         EvalCommand::Tasks(args) => block_on(tasks::run(&args, environment)),

@@ -1,4 +1,4 @@
-//! Files of questions and of token ids, one JSON value a line.
+//! Files of questions and files of token ids, one JSON value per line.
 
 use std::path::Path;
 
@@ -7,19 +7,19 @@ use protocol::Token;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// One line of a question file.
+/// Question: one line of a question file.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct EvalQuestion {
     #[serde(default)]
     pub(super) id: Value,
-    /// What sort of question, to count apart.
+    /// Category of the question; scores are reported per category.
     #[serde(default = "any_kind")]
     pub(super) kind: String,
-    /// A conversation; else `prompt`.
+    /// Messages of a chat request; else `prompt` is used.
     messages: Option<Value>,
     /// Text or token ids to complete.
     prompt: Option<Value>,
-    /// The right answer, where there is one.
+    /// Expected answer, if there is one.
     pub(super) answer: Option<String>,
 }
 
@@ -28,7 +28,7 @@ fn any_kind() -> String {
 }
 
 impl EvalQuestion {
-    /// The path and the body that ask it, greedily.
+    /// Returns path and body of a request with greedy sampling.
     pub(super) fn request(&self, model: &str, max_tokens: u32) -> (&'static str, Value) {
         let mut body = json!({"model": model, "max_tokens": max_tokens, "temperature": 0.0});
         if let Some(messages) = &self.messages {
@@ -41,17 +41,17 @@ impl EvalQuestion {
     }
 }
 
-/// The text of the first choice, chat or completion.
+/// Returns the text of the first choice of a chat or completion reply.
 pub(super) fn text_of(reply: &Value) -> Result<&str> {
     let choice = &reply["choices"][0];
     let text = choice["message"]["content"].as_str().or_else(|| choice["text"].as_str());
     text.with_context(|| format!("a reply without text: {reply}"))
 }
 
-/// The demo model's held-out questions.
+/// Held-out questions of the demo model.
 const DEMO: &str = include_str!("../../tests/data/demo/questions.jsonl");
 
-/// Reads a file of questions, at most `limit` of them; without a file those of the demo model.
+/// Reads at most `limit` questions from a file; without a file, those of the demo model.
 pub(super) fn read_or_demo(path: Option<&Path>, limit: Option<usize>) -> Result<Vec<EvalQuestion>> {
     match path {
         Some(path) => read(path, limit),
@@ -59,7 +59,7 @@ pub(super) fn read_or_demo(path: Option<&Path>, limit: Option<usize>) -> Result<
     }
 }
 
-/// Reads a file of questions, at most `limit` of them.
+/// Reads at most `limit` questions from a file.
 pub(super) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<EvalQuestion>> {
     questions(path, &text(path)?, limit)
 }
@@ -68,7 +68,7 @@ fn questions(path: &Path, text: &str, limit: Option<usize>) -> Result<Vec<EvalQu
     let questions =
         lines(path, text)?.into_iter().take(limit.unwrap_or(usize::MAX)).map(|(number, line)| {
             let named = || format!("{} line {number}", path.display());
-            // A bare list of ids is a prompt too.
+            // A list of ids is a prompt as well.
             let line = if line.is_array() { json!({ "prompt": line }) } else { line };
             let question: EvalQuestion = serde_json::from_value(line).with_context(named)?;
             if question.messages.is_none() && question.prompt.is_none() {
@@ -101,7 +101,7 @@ fn text(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).with_context(|| path.display().to_string())
 }
 
-/// The lines that are not blank, with their numbers.
+/// Parses the lines that are not blank. Returns them with their line numbers.
 fn lines(path: &Path, text: &str) -> Result<Vec<(usize, Value)>> {
     let numbered = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let parsed = numbered.map(|(index, line)| {

@@ -1,4 +1,5 @@
-//! `hadron eval tasks`: questions with one right answer, asked greedily; exact matches are counted.
+//! `hadron eval tasks`: sends questions with one correct answer, with greedy sampling, and counts exact
+//! matches.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -11,10 +12,10 @@ use crate::client::{OpenAiClient, run_limited};
 use crate::config::{ProcessEnvironment, TasksArgs};
 use crate::progress::{ProgressReporter, ProgressUnit};
 
-/// Wrong answers shown on the terminal.
+/// Maximum number of wrong answers that are printed.
 const SHOWN_MAX: usize = 3;
 
-/// What came of one question.
+/// Result of one question.
 struct EvalAnswer {
     question: EvalQuestion,
     output: String,
@@ -22,7 +23,7 @@ struct EvalAnswer {
     reply: Value,
 }
 
-/// Asks all questions and prints the score; false if it is below the minimum.
+/// Sends all questions and prints the score. Returns false if the score is below the minimum.
 pub(super) async fn run(args: &TasksArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let questions = read_or_demo(args.data.as_deref(), args.limit)?;
     if let Some(question) = questions.iter().find(|q| q.answer.is_none()) {
@@ -53,7 +54,7 @@ fn named(question: &EvalQuestion) -> String {
     format!("question {}", question.id)
 }
 
-/// Right and all answers, per kind.
+/// Returns the numbers of correct answers and of all answers per category.
 fn by_kind(answers: &[EvalAnswer]) -> BTreeMap<&str, (usize, usize)> {
     let mut kinds = BTreeMap::new();
     for answer in answers {
@@ -68,7 +69,7 @@ fn share(right: usize, all: usize) -> f64 {
     right as f64 / all.max(1) as f64
 }
 
-/// Prints the score of each kind and returns that of all.
+/// Prints the score of each category and returns the total score.
 fn print(answers: &[EvalAnswer]) -> Result<f64> {
     let mut out = std::io::stdout().lock();
     for answer in answers.iter().filter(|answer| !answer.right).take(SHOWN_MAX) {

@@ -1,4 +1,4 @@
-//! `hadron events check`: listens for a while and verifies what the format promises.
+//! `hadron events check`: subscribes for a while and verifies the guarantees of the event format.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -12,12 +12,12 @@ use super::subscriber::{EventSubscriber, RawKvEventBatch, SubscriptionEvent};
 use crate::config::{CheckArgs, ProcessEnvironment};
 use metrics::kv_events::{DecodedKvEvent, KvEventViolation, SubscriberBlocks, decode};
 
-/// Faults that are written out; all are counted.
+/// Maximum number of violations that are printed; all are counted.
 const VIOLATIONS_SHOWN: usize = 20;
-/// Live batches kept to be compared with their replay.
+/// Maximum number of live batches kept for the comparison with their replay.
 const LIVE_BATCHES_COMPARED_MAX: usize = 10_000;
 
-/// Listens, compares, reports. Exit code 1 if something is wrong.
+/// Subscribes, compares and prints a report. The exit code is 1 if a violation was found.
 pub(super) fn run(args: &CheckArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let addresses = source::resolve(&args.subscribe, environment)?;
     let mut subscribe = args.subscribe.clone();
@@ -41,7 +41,7 @@ pub(super) fn run(args: &CheckArgs, environment: &ProcessEnvironment) -> Result<
     Ok(if record.violations_total == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What was seen.
+/// State of the check.
 #[derive(Default)]
 struct StreamCheck {
     batches: u64,
@@ -57,7 +57,7 @@ struct StreamCheck {
     restarts: u64,
     compared: u64,
     blocks: SubscriberBlocks,
-    /// The latest live batches.
+    /// Latest live batches, by sequence number.
     live: BTreeMap<u64, Vec<u8>>,
     violations: Vec<String>,
     violations_total: u64,
@@ -127,7 +127,8 @@ impl StreamCheck {
         }
     }
 
-    /// A replay must bring the bytes that were sent live, and everything from 0 on the set as it is.
+    /// Checks that a replay returns the bytes that were sent live, and that a replay from 0 reproduces the
+    /// set of blocks.
     fn compare(&mut self, subscriber: &EventSubscriber) -> Result<()> {
         if let Some(&first) = self.live.keys().next() {
             for batch in subscriber.replay(first)? {
@@ -147,7 +148,7 @@ impl StreamCheck {
             }
         }
         let set = |resident: &SubscriberBlocks| resident.hashes().cloned().collect::<BTreeSet<_>>();
-        // What was published after the last batch seen explains a difference.
+        // Batches published after the last received one explain a difference.
         if last == Some(self.last) && self.blocks.is_complete() && set(&anew) != set(&self.blocks) {
             let (own, other) = (self.blocks.len(), anew.len());
             self.add_violation(format!(

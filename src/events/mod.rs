@@ -1,4 +1,4 @@
-//! `hadron events`: a subscriber of KV events for people: prints them, verifies them, writes them down.
+//! `hadron events`: command-line subscriber of KV events that prints, verifies or stores them.
 
 mod check;
 mod dump;

@@ -1,4 +1,4 @@
-//! Where a publisher is: as the command line says, or as the server says.
+//! Addresses of a publisher, from the command line or from the server.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use anyhow::{Context as _, Result, bail};
 use crate::client::OpenAiClient;
 use crate::config::{ClientArgs, DurationArg, ProcessEnvironment, SubscribeArgs};
 
-/// Time for the server to answer.
+/// Timeout of the request to the server.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Addresses to connect to.
+/// Addresses of the publisher.
 pub(super) struct PublisherEndpoints {
     pub(super) publish: String,
     pub(super) replay: Option<String>,
 }
 
-/// Resolves what the arguments leave open.
+/// Resolves the addresses, through the server if the arguments name no endpoint.
 pub(super) fn resolve(
     args: &SubscribeArgs,
     environment: &ProcessEnvironment,
@@ -39,7 +39,7 @@ pub(super) fn resolve(
         bail!("{}: replica {} publishes no KV events (--kv-events-config)", args.url, args.dp_rank);
     };
     let address = |name: &str| source[name].as_str().map(reachable);
-    // vLLM does not say who connects to whom; its publishers listen.
+    // vLLM reports no `bind` field; its publishers bind.
     let listens = source["bind"] != false;
     let Some(publish) = address("endpoint").filter(|_| listens) else {
         bail!("{}: its publisher connects to {}; listen there", args.url, source["endpoint"]);
@@ -50,7 +50,7 @@ pub(super) fn resolve(
     })
 }
 
-/// A wildcard is no address to connect to.
+/// Replaces a wildcard address with the loopback address.
 fn reachable(endpoint: &str) -> String {
     endpoint.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace("tcp://[::]:", "tcp://[::1]:")
 }

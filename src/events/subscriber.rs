@@ -1,4 +1,4 @@
-//! Receives batches in order and fills gaps by replay.
+//! Subscriber that receives batches in order and fills gaps by replay.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,46 +10,47 @@ use super::source::PublisherEndpoints;
 use crate::config::SubscribeArgs;
 use metrics::kv_events::{BatchArrival, SequenceNumberTracker};
 
-/// Longest wait for the next message of a replay.
+/// Timeout for the next message of a replay.
 const REPLAY_WAIT_MS: i32 = 10_000;
-/// Batches that may wait here before the publisher drops some.
+/// Maximum number of batches in the receive queue, beyond which the publisher drops batches.
 const RECEIVE_BATCHES_MAX: i32 = 1_000_000;
 
-/// A batch, undecoded.
+/// Undecoded batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RawKvEventBatch {
     pub(super) topic: Vec<u8>,
     pub(super) seq: u64,
     pub(super) payload: Vec<u8>,
-    /// It came by request.
+    /// Whether the batch comes from a replay.
     pub(super) replayed: bool,
 }
 
-/// What a subscriber hears.
+/// Event of a subscription.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SubscriptionEvent {
     Batch(RawKvEventBatch),
-    /// Batches did not come; those that a replay brought follow.
+    /// Batches are missing from the live stream; replayed ones follow.
     Gap {
         from: u64,
         to: u64,
         replayed: u64,
     },
-    /// The numbers went back.
+    /// The sequence numbers restarted.
     Restart {
         seq: u64,
     },
-    /// A message that is no batch.
+    /// The message is not a valid batch.
     Malformed(String),
 }
 
-/// One subscription.
+/// Subscription to one publisher.
 pub(super) struct EventSubscriber {
     context: Context,
     live: Socket,
     replay: Option<String>,
     follower: SequenceNumberTracker,
-    /// The last number that came by replay: live ones up to here are repetitions, until one beyond it has come.
+    /// Last replayed sequence number. Live batches up to it are duplicates, until a live batch after it
+    /// arrives.
     replayed_to: Option<u64>,
     pending: VecDeque<SubscriptionEvent>,
     left: Option<u64>,
@@ -57,7 +58,7 @@ pub(super) struct EventSubscriber {
 }
 
 impl EventSubscriber {
-    /// Subscribes; with `--from` the replay comes first.
+    /// Subscribes. With `--from`, the replay comes first.
     pub(super) fn open(
         args: &SubscribeArgs,
         addresses: &PublisherEndpoints,
@@ -87,7 +88,7 @@ impl EventSubscriber {
         Ok(subscriber)
     }
 
-    /// What comes next; `None` at the end of `--batches` or of the time.
+    /// Returns the next event; `None` after `--batches` batches or at the deadline.
     pub(super) fn next(&mut self) -> Result<Option<SubscriptionEvent>> {
         while self.pending.is_empty() {
             if self.left == Some(0) {
@@ -133,7 +134,7 @@ impl EventSubscriber {
                 self.follower = SequenceNumberTracker::at(0);
                 self.fill(0)?;
                 if self.follower.check(batch.seq) == BatchArrival::Duplicate {
-                    return Ok(()); // The replay brought it, too.
+                    return Ok(()); // The replay contained it.
                 }
             }
             BatchArrival::Gap { from } => {
@@ -147,7 +148,7 @@ impl EventSubscriber {
                 self.pending[at] =
                     SubscriptionEvent::Gap { from, to: batch.seq - 1, replayed: brought };
                 if self.follower.check(batch.seq) == BatchArrival::Duplicate {
-                    return Ok(()); // The replay brought it, too.
+                    return Ok(()); // The replay contained it.
                 }
             }
         }
@@ -156,7 +157,8 @@ impl EventSubscriber {
         Ok(())
     }
 
-    /// Asks for everything from a number on; how many batches came. None without a replay endpoint.
+    /// Requests a replay from a sequence number. Returns the number of received batches; 0 without a replay
+    /// endpoint.
     fn fill(&mut self, from: u64) -> Result<u64> {
         let batches = self.replay(from)?;
         let brought = batches.len() as u64;
@@ -168,7 +170,7 @@ impl EventSubscriber {
         Ok(brought)
     }
 
-    /// The publisher's answer to a replay request.
+    /// Returns the batches of a replay from a sequence number.
     pub(super) fn replay(&self, from: u64) -> Result<Vec<RawKvEventBatch>> {
         let Some(endpoint) = &self.replay else { return Ok(Vec::new()) };
         let dealer = connect(&self.context, zmq::DEALER, endpoint)?;
@@ -191,7 +193,7 @@ impl EventSubscriber {
         }
     }
 
-    /// Whether gaps can be filled.
+    /// Whether the publisher has a replay endpoint, so that gaps can be filled.
     pub(super) fn replays(&self) -> bool {
         self.replay.is_some()
     }
@@ -213,7 +215,7 @@ fn connect(context: &Context, kind: zmq::SocketType, endpoint: &str) -> Result<S
     })
 }
 
-/// Three frames as a batch, or what is wrong with them.
+/// Parses a batch of three frames, or returns an error message.
 fn batch(frames: Vec<Vec<u8>>, replayed: bool) -> Result<RawKvEventBatch, String> {
     let count = frames.len();
     let [topic, seq, payload] =

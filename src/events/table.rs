@@ -1,12 +1,12 @@
-//! Events as rows for a terminal.
+//! Formatting of events as table rows.
 
 use metrics::kv_events::{DecodedKvEvent, ExternalBlockHash};
 
-/// Names of the columns.
+/// Header of the table.
 pub(super) const HEADER: &str = "TIME (UTC)    SEQUENCE          RANK  EVENT    BLOCKS  TOKENS  \
                                  MEDIUM   FIRST HASH        PARENT";
 
-/// One event.
+/// Formats one event.
 pub(super) fn row(seq: u64, ts: f64, rank: Option<u32>, event: &DecodedKvEvent) -> String {
     let rank = rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string());
     let head = format!("{:<12}  {seq:<16}  {rank:>4}", time_of_day(ts));
@@ -43,7 +43,7 @@ fn shown(keys: &[Option<Vec<serde_json::Value>>]) -> String {
     serde_json::to_string(&keys.iter().flatten().flatten().collect::<Vec<_>>()).unwrap_or_default()
 }
 
-/// `HH:MM:SS.mmm` of a unix time.
+/// Formats a unix time as `HH:MM:SS.mmm`.
 fn time_of_day(ts: f64) -> String {
     let ms = (ts * 1e3) as u64 % 86_400_000;
     let (s, ms) = (ms / 1000, ms % 1000);

@@ -1,4 +1,4 @@
-//! `hadron events tail`: prints events as they come.
+//! `hadron events tail`: prints events as they arrive.
 
 use std::io::{BufWriter, Write};
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use super::{source, table};
 use crate::config::{ProcessEnvironment, TailArgs};
 use metrics::kv_events::decode;
 
-/// Prints until told to stop, or until nobody reads what is printed.
+/// Prints until the requested number of batches or duration is reached, or stdout is closed.
 pub(super) fn run(args: &TailArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let addresses = source::resolve(&args.subscribe, environment)?;
     let duration = args.duration.map(|duration| duration.0);
@@ -24,7 +24,7 @@ pub(super) fn run(args: &TailArgs, environment: &ProcessEnvironment) -> Result<E
     while let Some(news) = subscriber.next()? {
         let text = if args.json { json_lines(&news) } else { rows(&news) };
         if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-            break; // A closed pipe: `| head` has seen enough.
+            break; // Closed pipe, such as `| head`.
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -46,7 +46,7 @@ fn rows(news: &SubscriptionEvent) -> String {
 
 fn batch_rows(batch: &RawKvEventBatch) -> String {
     match decode(&batch.payload) {
-        Ok(payload) if payload.events.is_empty() => String::new(), // A beat.
+        Ok(payload) if payload.events.is_empty() => String::new(), // Heartbeat.
         Ok(payload) => {
             let row =
                 |event| table::row(batch.seq, payload.ts, payload.data_parallel_rank, event) + "\n";

@@ -1,4 +1,4 @@
-//! The hub, played by a few lines on loopback: ranges, broken transfers, refusals.
+//! Tests with a mock hub on loopback: ranges, interrupted transfers, error responses.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -9,16 +9,16 @@ use super::*;
 
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What the hub serves, and what it saw.
+/// Files of the mock hub, its behaviour, and a record of its requests.
 #[derive(Default)]
 struct MockHubState {
     files: BTreeMap<String, Vec<u8>>,
-    /// Transfers of a file that end after so many bytes of the body, in order.
+    /// Numbers of body bytes after which successive transfers of a file are cut.
     cuts: BTreeMap<String, Vec<usize>>,
-    /// Answer every request with this status.
+    /// Status of all responses, if set.
     status: Option<u16>,
     ignore_ranges: bool,
-    /// `file@first byte` of each body sent.
+    /// `file@offset` of each body sent.
     sent: Vec<String>,
     tokens: Vec<String>,
 }
@@ -56,7 +56,7 @@ impl MockHub {
             if let Some(range) = line.strip_prefix("range: bytes=") {
                 start = Some(range.trim_end_matches("-0").trim_end_matches('-').parse().ok()?);
                 if range.trim_end().ends_with("-0") {
-                    start = Some(usize::MAX); // Only the length is asked for.
+                    start = Some(usize::MAX); // Request for the length only.
                 }
             }
             if let Some(token) = line.strip_prefix("authorization: ") {
@@ -173,7 +173,7 @@ fn only_files_needed_for_serving_are_fetched() {
     assert_eq!(names, ["config.json", "model.safetensors", "tokenizer.json"]);
     assert!(mock.state.lock().unwrap().tokens.iter().all(|token| token == "bearer secret"));
 
-    // Again: nothing is sent twice, and offline the same folder is found.
+    // A second resolution sends no file again, and offline mode finds the same folder.
     let sent = mock.state.lock().unwrap().sent.len();
     assert_eq!(mock.fetch(dir.path(), None).unwrap(), folder);
     assert_eq!(mock.state.lock().unwrap().sent.len(), sent);
@@ -216,7 +216,7 @@ fn partial_download_of_a_killed_process_is_resumed() {
     assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
     assert!(mock.state.lock().unwrap().sent.contains(&"model.safetensors@40000".to_owned()));
 
-    // Killed between the last byte and the rename.
+    // The process was killed between the last byte and the rename.
     let other = tempfile::tempdir().unwrap();
     let blobs = other.path().join("models--owner--name/blobs");
     std::fs::create_dir_all(&blobs).unwrap();

@@ -1,4 +1,4 @@
-//! What the children of a server have in common: the binary they are, and the link that is their standard input.
+//! Common parts of the server's child processes: the binary, and the link on standard input.
 
 use anyhow::{Context, Result};
 use protocol::link::LinkSocket;
@@ -7,18 +7,20 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 
-/// The running binary, even if the file has been replaced since: both ends are the same build.
+/// Path of the running binary. It is valid even if the file was replaced since, so both processes run the
+/// same build.
 pub(super) const OWN_BINARY: &str = "/proc/self/exe";
 
-/// Binds this process to the thread that started it: it dies with that. Returns the link to it.
+/// Binds the lifetime of this process to the thread that started it, and returns the link to the server.
 ///
-/// Errors: standard input is no socket: nobody but a server starts `hadron ROLE`.
+/// Errors: standard input is not a socket: `hadron ROLE` was not started by a server.
 pub(super) fn link_to_server(role: &str) -> Result<LinkSocket> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot bind to the server")?;
     link_on_stdin().with_context(|| format!("hadron {role} is started by hadron serve"))
 }
 
-/// The socket that is standard input, which becomes empty: children of this process must not hold it.
+/// Returns the socket on standard input and replaces standard input with `/dev/null`, so that children of
+/// this process do not inherit the socket.
 fn link_on_stdin() -> io::Result<LinkSocket> {
     let stream = LinkSocket::from_fd(io::stdin().as_fd().try_clone_to_owned()?)?;
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;

@@ -1,4 +1,4 @@
-//! The demo checkpoint, carried inside the binary so that `hadron serve` works anywhere.
+//! Demo checkpoint, embedded in the binary so that `hadron serve` works without a model.
 
 use std::fs::{self, DirBuilder};
 use std::hash::{BuildHasher, RandomState};
@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// Name it is served under.
+/// Served name of the demo model.
 pub const NAME: &str = "hadron-demo";
 
 macro_rules! file {
@@ -23,7 +23,7 @@ const FILES: &[(&str, &[u8])] = &[
     file!("tokenizer_config.json"),
 ];
 
-/// The demo model could not be written to the folder for temporary files.
+/// Error: the demo model could not be written to the folder for temporary files.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot unpack the demo model into {} ({bytes} bytes): {source}; {}",
@@ -31,15 +31,15 @@ const FILES: &[(&str, &[u8])] = &[
     advice(source.kind())
 )]
 pub struct UnpackError {
-    /// The folder or file that could not be written.
+    /// Folder or file that could not be written.
     pub path: PathBuf,
     /// Bytes of all files of the demo model.
     pub bytes: usize,
-    /// The reason the system gave.
+    /// Error of the system.
     pub source: io::Error,
 }
 
-/// What an operator can do about a folder that cannot be written.
+/// Advice for an operator about a folder that cannot be written.
 fn advice(kind: io::ErrorKind) -> &'static str {
     match kind {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -52,21 +52,21 @@ fn advice(kind: io::ErrorKind) -> &'static str {
     }
 }
 
-/// The demo model unpacked into a private folder that goes away with this value.
+/// Demo model, unpacked into a private folder that is removed on drop.
 #[derive(Debug)]
 pub struct UnpackedDemo {
     dir: PathBuf,
 }
 
 impl UnpackedDemo {
-    /// Writes the files into a fresh folder of the system's temporary one.
+    /// Writes the files into a new folder in the system's temporary folder.
     ///
-    /// Errors: the folder cannot be made or is full; nothing of it is left then.
+    /// Errors: the folder cannot be created or the disk is full; partial files are removed.
     pub fn new() -> Result<Self, UnpackError> {
         Self::in_parent(&std::env::temp_dir())
     }
 
-    /// Writes the files into a fresh folder of `parent`.
+    /// Writes the files into a new folder in `parent`.
     fn in_parent(parent: &Path) -> Result<Self, UnpackError> {
         let failed = |path: &Path, source| UnpackError {
             path: path.to_owned(),
@@ -85,7 +85,7 @@ impl UnpackedDemo {
         Ok(unpacked)
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -93,7 +93,8 @@ impl UnpackedDemo {
 
 impl Drop for UnpackedDemo {
     fn drop(&mut self) {
-        // Files that are mapped stay readable; what cannot be removed the system will clear.
+        // Mapped files stay readable. A folder that cannot be removed is left to the system's cleanup of
+        // temporary files.
         let _ = fs::remove_dir_all(&self.dir);
     }
 }

@@ -1,8 +1,8 @@
-//! `hadron executor`: the other side, an executor in a process of its own.
+//! `hadron executor`: the process of one executor.
 //!
-//! The link is its standard input. It computes on one thread; another writes, gives a sign of life every
-//! second and a third watches for the end of the link. It never decides to stop by itself: the server
-//! says so, or is gone.
+//! Standard input is the link to the server. One thread runs steps, a second sends messages and a heartbeat
+//! every second, and a third detects the end of the link. The process never stops on its own: the server
+//! sends `Shutdown` or closes the link.
 
 use crate::config::ExecutorArgs;
 use crate::launcher::child_process::link_to_server;
@@ -29,31 +29,31 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep_until};
 
-/// The server sends settings as soon as the process is there.
+/// Timeout for the settings, which the server sends as soon as the process runs.
 const SETTINGS_WAIT: Duration = Duration::from_secs(30);
-/// Longest silence towards the server.
+/// Interval of heartbeats to the server.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// A step may take this long to notice that the server is gone.
+/// Grace period for a running step after the link to the server has closed.
 const STEP_GRACE_PERIOD: Duration = Duration::from_millis(1_500);
-/// Messages that may wait for the writer.
+/// Capacity of the writer's queue in messages.
 const OUTBOX_MESSAGES: usize = 8;
 
-/// Why this process ends.
+/// Reason why this process ends.
 enum ChildExit {
-    /// The executor stopped: told to, or failed.
+    /// The executor stopped after `Shutdown` or after a failure.
     Stopped(ExitCode),
-    /// The server closed the link, or is gone.
+    /// The server closed the link or ended.
     LinkClosed,
 }
 
-/// Becomes the executor that the server asks for. Returns the process's exit code.
+/// Runs an executor with the settings that the server sends. Returns the process's exit code.
 pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
     let stream = link_to_server("executor")?;
     tracing::debug!(rank = args.rank, epoch = args.epoch, "executor process");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (endings, ended) = unbounded_channel();
     runtime.block_on(async {
-        // Signals that a terminal or a supervisor sends to the whole family are the server's to answer.
+        // Terminals and supervisors send signals to the whole process group; the server handles them.
         let signals = [
             signal(SignalKind::interrupt())?,
             signal(SignalKind::terminate())?,
@@ -68,7 +68,7 @@ pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
 
 /// Reads the settings and starts the threads.
 ///
-/// `told` becomes true once the server has said `Shutdown`.
+/// `told` becomes true when the server has sent `Shutdown`.
 fn start(
     stream: LinkSocket,
     epoch: Epoch,
@@ -85,7 +85,7 @@ fn start(
     let closed = endings.clone();
     thread::Builder::new().name("link-watch".to_owned()).spawn(move || {
         wait_for_hangup(&watched);
-        let _ = closed.send(ChildExit::LinkClosed); // The process may be ending already.
+        let _ = closed.send(ChildExit::LinkClosed); // The receiver may have been dropped at the end of the process.
     })?;
     let (to_server, outbox) = sync_channel(OUTBOX_MESSAGES);
     let out = thread::Builder::new().name("link-out".to_owned()).spawn(move || {
@@ -112,7 +112,7 @@ fn start(
     Ok(())
 }
 
-/// What the settings mean, with the folder read by this process.
+/// Reads the model folder and returns the configuration of the executor.
 fn config(settings: ExecutorSettings) -> Result<ExecutorConfig> {
     let overrides = settings.config_overrides.as_deref().map(serde_json::from_str).transpose();
     let overrides: Option<Map<String, Value>> =
@@ -124,7 +124,7 @@ fn config(settings: ExecutorSettings) -> Result<ExecutorConfig> {
     Ok(ExecutorConfig { settings, model, draft, manifest })
 }
 
-/// Returns once nobody is at the other end.
+/// Returns when the peer has closed the link.
 fn wait_for_hangup(link: &LinkSocket) {
     loop {
         let mut watched = [PollFd::new(link, PollFlags::RDHUP)];
@@ -135,7 +135,7 @@ fn wait_for_hangup(link: &LinkSocket) {
     }
 }
 
-/// Waits for the end of the executor, or gives it a moment once the server is gone.
+/// Waits for the end of the executor. After the link has closed, waits for at most `STEP_GRACE_PERIOD`.
 async fn wait_for_exit(
     mut ended: UnboundedReceiver<ChildExit>,
     [mut interrupt, mut terminate, mut quit]: [tokio::signal::unix::Signal; 3],
@@ -168,7 +168,7 @@ async fn wait_for_exit(
     }
 }
 
-/// A direction of the link, and whether the message that matters went along.
+/// One direction of the link, with a flag that is set when a certain message passes.
 struct ObservedLink<L> {
     link: L,
     observed: Arc<AtomicBool>,

@@ -1,11 +1,11 @@
-//! The program of an executor's process: this binary, whose log passes through the server's.
+//! Program of an executor process: this binary, with a log that is written through the server.
 
 use super::child_process::OWN_BINARY;
 use crate::config::{LogFormat, SECRET_VARIABLE};
 use crate::log::LogWriter;
 use engine::ExecutorProgram;
 
-/// What a server starts.
+/// Returns the program of executor processes.
 pub(super) fn program(log: LogFormat) -> ExecutorProgram {
     ExecutorProgram {
         path: OWN_BINARY,

@@ -1,4 +1,4 @@
-//! `hadron grammar-worker`: a process that tries grammars for the server that started it.
+//! `hadron grammar-worker`: a process that runs dry runs of grammars for the server that started it.
 
 use super::child_process::{OWN_BINARY, link_to_server};
 use super::signals::HarmlessSignals;
@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 const ROLE: &str = "grammar-worker";
 
-/// What a server starts.
+/// Returns the program of grammar worker processes.
 pub fn program(log: LogFormat) -> WorkerProgram {
     let args = [ROLE, "--log-format", log.name()];
     WorkerProgram {
@@ -21,11 +21,11 @@ pub fn program(log: LogFormat) -> WorkerProgram {
     }
 }
 
-/// Tries grammars until the server is gone.
+/// Runs dry runs of grammars until the server closes the link.
 pub fn run() -> Result<ExitCode> {
     let link = link_to_server(ROLE)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // Signals that a terminal or a supervisor sends to the whole family are the server's to answer.
+    // Terminals and supervisors send signals to the whole process group; the server handles them.
     let inside = runtime.enter();
     let _ignored = [
         signal(SignalKind::interrupt())?,

@@ -1,4 +1,4 @@
-//! The sockets of a server: the one for clients, and the operators' own if they ask for it.
+//! Listeners of a server: one for clients, and optionally one for operators.
 
 use crate::config::ServeArgs;
 use anyhow::{Context, Result, anyhow};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-/// Opens the clients' socket and answers on it from now on.
+/// Opens the listener for clients and starts to accept connections.
 pub fn open_public(
     args: &ServeArgs,
     runtime: &Runtime,
@@ -36,7 +36,7 @@ pub fn open_public(
     Ok(address)
 }
 
-/// Opens the operators' socket, if there is to be one.
+/// Opens the listener for operators, if it is configured.
 pub fn open_admin(
     args: &ServeArgs,
     runtime: &Runtime,
@@ -63,7 +63,7 @@ pub fn open_admin(
     Ok(())
 }
 
-/// Opens a socket, on which `accept` answers from now on.
+/// Opens a listener and runs `accept` on it.
 fn open<F: Future<Output = ()> + Send + 'static>(
     address: SocketAddr,
     runtime: &Runtime,

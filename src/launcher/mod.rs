@@ -1,4 +1,4 @@
-//! Starts and stops a server: model, executors, engine, sockets, signals.
+//! Start and shutdown of a server: model files, executors, engine, listeners, signals.
 
 mod child_process;
 pub mod demo_model;

@@ -1,4 +1,4 @@
-//! The model as files: where they are, what they say, and the text parts read from them.
+//! Files of a model: their location, the configuration, and the tokenizer and chat template read from them.
 
 use super::{demo_model, settings};
 use crate::config::{DtypeArg, LoadFormatArg, ModelArgs, ProcessEnvironment, ServeArgs};
@@ -12,46 +12,46 @@ use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 use text::{ChatTemplate, Tokenizer};
 
-/// A model folder whose configuration has been read.
+/// Model folder with its configuration.
 pub struct ModelFiles {
-    /// As the user named it.
+    /// Name given by the user.
     pub name: String,
-    /// The folder.
+    /// Model folder.
     pub dir: PathBuf,
     /// Folder of the tokenizer.
     pub text_dir: PathBuf,
-    /// What the model computes.
+    /// Model configuration.
     pub config: ModelConfig,
-    /// Where the weights come from.
+    /// Format of the weights.
     pub source: models::WeightsFormat,
-    /// Digest of the folders: an executor that computes another one reads other files.
+    /// Digest of the folders. An executor with a different digest reads different files.
     pub manifest: u64,
-    /// The model that drafts for it, if one does: its folder, and what it computes.
+    /// Folder and configuration of the draft model, if there is one.
     pub draft: Option<(PathBuf, ModelConfig)>,
-    /// Longest prompt plus output: asked for, else the model's.
+    /// Maximum length of prompt plus output: the requested value, else the model's.
     pub max_model_len: u32,
-    /// Removes an unpacked demo.
+    /// Removes the unpacked demo model on drop.
     _unpacked: Option<demo_model::UnpackedDemo>,
 }
 
-/// Digest of a model's folder, and of that of the model that drafts for it.
+/// Returns the digest of a model folder and of its draft model's folder.
 ///
-/// Errors: as `models::manifest`.
+/// Errors: those of `models::manifest`.
 pub fn manifest(dir: &Path, draft: Option<&Path>, source: models::WeightsFormat) -> Result<u64> {
     let draft = draft.map(|dir| models::manifest(dir, source)).transpose()?;
     Ok(models::manifest(dir, source)? ^ draft.map_or(0, |digest| digest.rotate_left(1)))
 }
 
-/// What turns text into ids and back.
+/// Tokenizer and chat template of a model.
 pub struct TextAssets {
-    /// Of the model.
+    /// Tokenizer.
     pub tokenizer: Tokenizer,
-    /// If the model has one.
+    /// Chat template, if the model has one.
     pub template: Option<ChatTemplate>,
 }
 
 impl ModelFiles {
-    /// Finds the files, fetching or unpacking them where needed, and reads `config.json`.
+    /// Locates the files, downloads or unpacks them if necessary, and reads `config.json`.
     pub fn resolve(args: &ServeArgs, environment: &ProcessEnvironment) -> Result<Self> {
         let model = &args.model;
         let fetch = |name: &str, wanted| {
@@ -105,7 +105,7 @@ impl ModelFiles {
         Ok(TextAssets { tokenizer, template })
     }
 
-    /// Names the API answers to; at least one.
+    /// Returns the served model names; at least one.
     pub fn served_names(&self, args: &ServeArgs) -> Vec<String> {
         match args.model.served_model_name.as_slice() {
             [] => vec![self.name.clone()],
@@ -113,7 +113,8 @@ impl ModelFiles {
         }
     }
 
-    /// What is computed in where `asked` is: `auto` is what the checkpoint names, bfloat16 if it names nothing.
+    /// Returns the compute dtype for `asked`: `auto` is the dtype of the checkpoint, or bfloat16 if the
+    /// checkpoint has none.
     pub fn dtype(&self, asked: DtypeArg) -> executor::ModelDtype {
         match (asked, self.config.dtype) {
             (DtypeArg::Float32, _) | (DtypeArg::Auto, Some(CheckpointDType::F32)) => {
@@ -126,8 +127,8 @@ impl ModelFiles {
         }
     }
 
-    /// `hadron-<version>-<model hash8>`, the same for the same version, configuration and weights: the file, what replaces
-    /// parts of it, where weights come from, the type computed in, and the digests of the weights as executors have loaded them.
+    /// Returns `hadron-<version>-<model hash8>`. The hash covers `config.json`, its overrides, the weights
+    /// format, the compute dtype, and the digests of the weights as loaded by the executors.
     pub fn fingerprint(&self, model: &ModelArgs, weights: &WeightsBaseline) -> Result<String> {
         let path = self.dir.join("config.json");
         let config = fs::read(&path).with_context(|| path.display().to_string())?;
@@ -141,7 +142,7 @@ impl ModelFiles {
     }
 }
 
-/// Longest prompt plus output: what was asked for, else what the model was made for.
+/// Returns the maximum length of prompt plus output: the requested value, else the model's.
 fn max_model_len(asked: Option<u32>, config: &ModelConfig) -> Result<u32> {
     let longest = u32::try_from(config.context_max()).unwrap_or(u32::MAX);
     if longest < 2 {

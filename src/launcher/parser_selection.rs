@@ -1,11 +1,11 @@
-//! Which syntax a model's outputs are read by: what was named, else what its template or its
-//! architecture suggests.
+//! Selection of the reasoning and tool-call parsers of a model: by flag, else by its chat template or
+//! architecture.
 
 use crate::config::ReplyArgs;
 use models::ModelArchitecture;
 use text::{ChatTemplate, OutputParsers, ReasoningFamily, Tokenizer, ToolCallSyntax};
 
-/// The parsers of a model.
+/// Selects the parsers of a model.
 pub(super) fn select_parsers(
     args: &ReplyArgs,
     architecture: ModelArchitecture,
@@ -22,13 +22,13 @@ pub(super) fn select_parsers(
         name => parser_by_name(ReasoningFamily::NAMES, name),
     };
     tracing::info!(?calls, ?reasoning, "parsers of outputs");
-    // The switch is in templates of models that think unless it is off.
+    // Templates with this switch belong to models that reason unless it is off.
     let mut parsers = OutputParsers::new(calls, reasoning, tokenizer);
     parsers.opens_reasoning = mentions("enable_thinking");
     parsers
 }
 
-/// The command line has refused unknown names; what is left is `none`.
+/// Returns a parser by name. The command line has rejected unknown names, so a missing name is `none`.
 fn parser_by_name<T: Copy>(names: &[(&str, T)], name: &str) -> Option<T> {
     names.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
 }
@@ -37,7 +37,7 @@ fn tool_call_syntax(
     architecture: ModelArchitecture,
     mentions: impl Fn(&str) -> bool,
 ) -> ToolCallSyntax {
-    // Fine-tuned models keep an architecture and bring a template of their own.
+    // Fine-tuned models keep the architecture of their base model and bring their own template.
     if mentions("<｜tool▁calls▁begin｜>") {
         return if mentions("```json") {
             ToolCallSyntax::DeepSeekV3
@@ -71,7 +71,7 @@ fn reasoning_family(
     match architecture {
         ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe => Some(ReasoningFamily::Qwen3),
         _ if !mentions("</think>") => None,
-        // V3.1 thinks when asked to; R1 and what was distilled from it always do.
+        // DeepSeek V3.1 reasons on request; R1 and models distilled from it always reason.
         _ if mentions("thinking") => Some(ReasoningFamily::DeepSeekV3),
         _ => Some(ReasoningFamily::DeepSeekR1),
     }

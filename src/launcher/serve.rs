@@ -1,8 +1,9 @@
-//! `hadron serve`: one model. Its executors are one thread of this process, or a process each, here and on other nodes.
+//! `hadron serve`: serves one model. The executors are one thread of this process, or one process each, on
+//! this and other nodes.
 //!
-//! Order: the socket opens first (probes tell the truth from then on, a port in use ends it at
-//! once), then the model's files, then text and executors, then the engine. Whatever fails before
-//! ready ends the process with exit code 1 and its cause.
+//! Start order: first the listener (from then on probes report the state, and a port in use ends the process
+//! immediately), then the model files, then text assets and executors, then the engine. An error before the
+//! server is ready ends the process with exit code 1 and the cause.
 
 use super::model_files::{ModelFiles, TextAssets};
 use super::shutdown::ServerFrontend;
@@ -38,12 +39,12 @@ use std::time::Instant;
 use text::RequestTemplates;
 use tokio::runtime::{Builder, Runtime};
 
-/// Threads that serve sockets; the executor computes on the rest.
+/// Number of HTTP threads; the executor computes on the other cores.
 const HTTP_THREADS: usize = 2;
-/// The engine counts its executors' generations from here.
+/// First epoch of the executors.
 const FIRST_EPOCH: Epoch = Epoch(1);
 
-/// Serves until told to stop. Returns the process's exit code.
+/// Serves until a shutdown signal. Returns the process's exit code.
 pub fn run(args: &ServeArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(HTTP_THREADS)
@@ -55,7 +56,7 @@ pub fn run(args: &ServeArgs, environment: &ProcessEnvironment) -> Result<ExitCod
         Some(cluster) if cluster.node > 0 => worker_node::run(args, environment, cluster, &runtime),
         _ => serve(args, environment, &runtime),
     };
-    runtime.shutdown_background(); // Whatever still runs there ends with the process.
+    runtime.shutdown_background(); // Remaining tasks end with the process.
     code
 }
 
@@ -127,7 +128,7 @@ fn serve(
     if let Ok(serving) = app.serving() {
         log_ready(args.log.log_format, serving, address);
     }
-    // An executor in a thread has no second start, and needs no unpacked demo any more.
+    // An executor thread is never restarted, so it needs no unpacked demo model any more.
     let files = settings::uses_executor_processes(args).then_some(files);
     let front = ServerFrontend { app: &app, connections: &connections, runtime: runtime.handle() };
     let supervised = SupervisorState::new(world, notices, sender, metrics);
@@ -137,7 +138,7 @@ fn serve(
     Ok(code)
 }
 
-/// Lets the other nodes in, as far as they belong here.
+/// Accepts the other nodes of the cluster, if they meet the requirements.
 fn admit_nodes(door: NodeListener, args: &ServeArgs, files: &ModelFiles) -> Result<RemoteNodes> {
     let cluster = args.nodes.cluster().context("a node that serves alone")?.clone();
     let (parallel, manifest) = (settings::parallel(args), files.manifest);
@@ -147,7 +148,7 @@ fn admit_nodes(door: NodeListener, args: &ServeArgs, files: &ModelFiles) -> Resu
     Ok(RemoteNodes { cluster, registry })
 }
 
-/// Starts the publishers of KV events.
+/// Starts the KV-event publishers.
 fn start_kv_events(
     bound: Vec<BoundPublisher>,
     up: &StartupReport,
@@ -161,7 +162,7 @@ fn start_kv_events(
     Ok(started.context("cannot start a thread for KV events")?.into_iter().unzip())
 }
 
-/// Opens the sockets of the publishers of KV events, one per replica, if there shall be any.
+/// Opens the sockets of the KV-event publishers, one per replica, if KV events are enabled.
 fn bind_kv_events(
     args: &ServeArgs,
     files: &ModelFiles,
@@ -175,16 +176,16 @@ fn bind_kv_events(
         pod: environment.pod_name.clone().unwrap_or_default(),
         model: files.served_names(args).into_iter().next().unwrap_or_default(),
         rank,
-        epoch: 0, // Chosen with the socket.
+        epoch: 0, // Set when the socket is opened.
     };
     (0..args.parallel.data_parallel_size)
         .map(|rank| BoundPublisher::open(&config, words(rank)).context("--kv-events-config"))
         .collect()
 }
 
-/// A model that is up.
+/// Model with running executors.
 struct StartedModel {
-    /// As given, with `--device auto` resolved.
+    /// Arguments with `--device auto` resolved.
     args: ServeArgs,
     world: ExecutorWorld,
     links: Vec<ExecutorLink>,
@@ -192,8 +193,8 @@ struct StartedModel {
     text: TextAssets,
 }
 
-/// Starts the executors and reads the model's text files meanwhile. A GPU that was merely found, and cannot
-/// be used, gives way to the CPU, unless there should be several. `None` = told to stop.
+/// Starts the executors and meanwhile reads the model's text files. With `--device auto` and one executor, a
+/// detected GPU that is unusable is replaced by the CPU. `None` = a shutdown signal arrived.
 fn start(
     mut args: ServeArgs,
     files: &ModelFiles,
@@ -227,7 +228,7 @@ fn start(
     }
 }
 
-/// What handlers need to serve the model.
+/// Builds the context that request handlers need to serve the model.
 fn serving(
     args: &ServeArgs,
     files: &ModelFiles,
@@ -281,7 +282,7 @@ fn serving(
     })
 }
 
-/// The figures of this server.
+/// Creates the metrics of this server.
 fn metrics(
     args: &ServeArgs,
     files: &ModelFiles,
@@ -304,7 +305,7 @@ fn metrics(
     Ok(metrics)
 }
 
-/// Starts the executors that the arguments ask for.
+/// Starts the executors of the arguments.
 fn start_executors(
     args: &ServeArgs,
     files: &ModelFiles,
@@ -322,14 +323,14 @@ fn start_executors(
     Ok((world, links))
 }
 
-/// Waits until the executors are ready and shows how far they are.
+/// Waits until the executors are ready and shows their progress.
 fn wait_until_ready(
     world: &mut ExecutorWorld,
     links: &mut Vec<ExecutorLink>,
     notices: &Receiver<SupervisorEvent>,
 ) -> Result<StartupReport, StartError> {
     let mut shown: Option<(StartupPhase, ProgressReporter)> = None;
-    // Nothing else can be noticed before there is an engine.
+    // Before the engine runs, signals are the only events.
     let stop = || match notices.try_recv() {
         Ok(SupervisorEvent::Signal(number)) => Some(number),
         _ => None,
@@ -361,7 +362,8 @@ fn new_progress(phase: StartupPhase, total: u64) -> ProgressReporter {
     }
 }
 
-/// The scheduler, and the longest request it takes: what was asked for, or what the cache holds.
+/// Creates the scheduler. Returns it with the maximum request length: the requested value, or what fits the
+/// KV cache.
 fn engine(args: &ServeArgs, files: &ModelFiles, up: &StartupReport) -> Result<(Scheduler, u32)> {
     if let Some(rate) = settings::synthetic_acceptance(args) {
         tracing::warn!(
@@ -383,7 +385,7 @@ fn engine(args: &ServeArgs, files: &ModelFiles, up: &StartupReport) -> Result<(S
         let mut config = SchedulerConfig::new(limits, kv.clone());
         config.replicas = replicas;
         config.lockstep = settings::parallel(args).lockstep();
-        // Where no step is recorded a chunk makes nobody else's slower.
+        // Without captured graphs, prefill chunks do not slow down other steps.
         config.prefill_gate = !up.ready.capture_sizes.is_empty();
         config.capture_sizes.clone_from(&up.ready.capture_sizes);
         config.routing = settings::routing(args.parallel.dp_load_balance);
@@ -408,7 +410,7 @@ fn engine(args: &ServeArgs, files: &ModelFiles, up: &StartupReport) -> Result<(S
     }
 }
 
-/// Says that all is well: to people with what to type next, to collectors of logs as an event.
+/// Reports that the server is ready: as text with an example request, or as a log event in JSON format.
 fn log_ready(format: LogFormat, serving: &ServingContext, address: SocketAddr) {
     match format {
         LogFormat::Human => LogWriter::default().write_plain_line(&ready_message(serving, address)),

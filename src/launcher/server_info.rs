@@ -1,4 +1,4 @@
-//! What `/server_info` says: flags as they were read, and what became of those left to the server.
+//! Content of `/server_info`: the flags, and the values chosen by the server.
 
 use super::settings::synthetic_acceptance;
 use crate::config::ServeArgs;
@@ -8,7 +8,7 @@ use scheduler::SchedulerLimits;
 use serde_json::{Value, json};
 use server::ServingContext;
 
-/// The configuration in force, without secrets.
+/// Returns the effective configuration, without secrets.
 pub fn server_info(
     args: &ServeArgs,
     settings: &ExecutorSettings,

@@ -1,4 +1,4 @@
-//! From the command line to the plain structs of their users.
+//! Conversion of command-line arguments into the configuration structs of other crates.
 
 use super::model_files::ModelFiles;
 use crate::config::{
@@ -23,16 +23,16 @@ use server::openai::{FieldBounds, SamplingDefaults};
 use server::{ApiKeys, CorsConfig, RequestTracer, ServerOptions};
 use std::fs;
 
-/// Descriptors kept for everything but connections.
+/// File descriptors reserved for other uses than connections.
 const DESCRIPTORS_RESERVED: u32 = 256;
-/// Connections where the system does not say how many descriptors there are.
+/// Maximum number of connections if the descriptor limit is unknown.
 const CONNECTIONS_DEFAULT: u32 = 768;
 const BODY_BYTES_MIN: usize = 8 << 20;
 const BODY_BYTES_MAX: usize = 64 << 20;
 
-/// How replies are made, and for whom.
+/// Returns the server options.
 ///
-/// Errors: keys that cannot be read.
+/// Errors: API keys cannot be read; invalid CORS options; the trace file cannot be opened.
 pub fn options(args: &ServeArgs) -> Result<ServerOptions> {
     let (reply, access) = (&args.reply, &args.access);
     let clients = access.client_keys()?;
@@ -74,18 +74,18 @@ pub fn options(args: &ServeArgs) -> Result<ServerOptions> {
     })
 }
 
-/// Where lines about finished requests go; `None` = nowhere.
+/// Opens the trace of finished requests; `None` = disabled.
 ///
-/// Errors: the file cannot be written.
+/// Errors: the file cannot be opened for writing.
 fn tracer(log: &LogArgs) -> Result<Option<RequestTracer>> {
     let Some(path) = &log.trace_requests else { return Ok(None) };
     let tracer = RequestTracer::open(path, log.trace_prompts);
     tracer.map(Some).with_context(|| format!("--trace-requests {}", path.display()))
 }
 
-/// What pages of other sites may do; `None` = nothing.
+/// Returns the CORS configuration; `None` = requests of other origins are not allowed.
 ///
-/// Errors: a name that no HTTP header may hold.
+/// Errors: a name that is invalid in an HTTP header.
 fn cors(access: &AccessArgs) -> Result<Option<CorsConfig>> {
     let Some(origins) = &access.allowed_origins else { return Ok(None) };
     let list =
@@ -102,17 +102,17 @@ fn cors(access: &AccessArgs) -> Result<Option<CorsConfig>> {
     Ok(Some(cors))
 }
 
-/// Largest body for a model of this length.
+/// Returns the maximum bytes of a request body for a model of this length.
 pub fn body_bytes_max(max_model_len: u32) -> usize {
     (32 * max_model_len as usize).clamp(BODY_BYTES_MIN, BODY_BYTES_MAX)
 }
 
-/// Longest prompt that a chat template may write for a model of this length, in bytes.
+/// Returns the maximum bytes of a prompt that a chat template may render for a model of this length.
 pub fn prompt_bytes_max(max_model_len: u32) -> usize {
     4 * body_bytes_max(max_model_len)
 }
 
-/// Caps over all requests in flight.
+/// Returns the limits on all requests in flight.
 pub fn admission(engine: &EngineArgs, replicas: u16) -> AdmissionLimits {
     AdmissionLimits {
         requests: u64::from(engine.requests_in_flight_max(replicas)),
@@ -121,7 +121,7 @@ pub fn admission(engine: &EngineArgs, replicas: u16) -> AdmissionLimits {
     }
 }
 
-/// What the figures are called.
+/// Returns the configuration of the metrics.
 pub fn metrics(args: &ServeArgs, model_name: String, max_model_len: u32) -> MetricsConfig {
     MetricsConfig {
         replicas: args.parallel.data_parallel_size,
@@ -139,7 +139,7 @@ pub fn metrics(args: &ServeArgs, model_name: String, max_model_len: u32) -> Metr
     }
 }
 
-/// Share of drafts that stand by chance, where a benchmark asks for that.
+/// Returns the synthetic acceptance rate of draft tokens, if a benchmark sets one.
 pub fn synthetic_acceptance(args: &ServeArgs) -> Option<f64> {
     match args.speculation.speculation()?.acceptance {
         DraftAcceptance::Exact => None,
@@ -147,7 +147,8 @@ pub fn synthetic_acceptance(args: &ServeArgs) -> Option<f64> {
     }
 }
 
-/// Experts of each layer, of which the executors say how many tokens they get; none for a model without any.
+/// Returns the number of experts per layer, for which executors report token counts; empty for a model
+/// without experts.
 pub fn expert_counts_by_layer(model: &models::ModelConfig) -> Vec<u16> {
     if model.moe.is_none() {
         return Vec::new();
@@ -156,7 +157,7 @@ pub fn expert_counts_by_layer(model: &models::ModelConfig) -> Vec<u16> {
     (0..model.layers).map(experts).collect()
 }
 
-/// Bounds of a replica's steps, and of the queue of all of them.
+/// Returns the limits of a replica's steps and of the queue of all replicas.
 pub fn limits(
     engine: &EngineArgs,
     replicas: u16,
@@ -164,7 +165,8 @@ pub fn limits(
     vocab_size: u32,
 ) -> SchedulerLimits {
     let tokens_per_step = engine.tokens_per_step();
-    // Decodes alone must not fill a step. Only who asked for another budget hears of it.
+    // Decode rows alone must not fill a step. With an explicit token budget, the scheduler reports the
+    // conflict instead.
     let seats = match engine.max_num_batched_tokens {
         None => engine.max_num_seqs.min(tokens_per_step - 1),
         Some(_) => engine.max_num_seqs,
@@ -173,16 +175,16 @@ pub fn limits(
         tokens_per_step,
         max_num_seqs: seats,
         tokens_per_chunk: engine.tokens_per_chunk(),
-        // Admission counts running requests too, so the queue itself never refuses.
+        // Admission control counts running requests as well, so the queue itself never rejects a request.
         max_waiting_requests: engine.requests_in_flight_max(replicas),
         mixed_batches: engine.mixed,
-        // A GPU shall never wait for the host; on the CPU both are the same cores.
+        // A GPU should never wait for the host; on the CPU both use the same cores.
         steps_in_flight: if device(engine.device) == DeviceKind::Cpu { 1 } else { 2 },
         ..SchedulerLimits::cpu(max_model_len, vocab_size)
     }
 }
 
-/// The same where rows have drafts.
+/// Adds draft tokens to the limits.
 pub fn limits_with_draft_tokens(
     limits: SchedulerLimits,
     speculation: Option<SpeculativeConfig>,
@@ -191,7 +193,7 @@ pub fn limits_with_draft_tokens(
         return limits;
     };
     match drafter {
-        // Guesses are made of what the host has seen: a step waits for the one before it.
+        // The n-gram proposer reads tokens on the host, so a step waits for the output of the step before it.
         SpeculativeMethod::Ngram { .. } => SchedulerLimits {
             draft_tokens: drafts,
             needs_token_history: true,
@@ -204,7 +206,7 @@ pub fn limits_with_draft_tokens(
     }
 }
 
-/// How submits find a replica.
+/// Returns the routing policy of requests to replicas.
 pub fn routing(placement: LoadBalancePolicy) -> RoutingPolicy {
     match placement {
         LoadBalancePolicy::LeastRequests => RoutingPolicy::LeastRequests,
@@ -214,9 +216,9 @@ pub fn routing(placement: LoadBalancePolicy) -> RoutingPolicy {
     }
 }
 
-/// Ranges of request fields.
+/// Returns the ranges of request fields.
 ///
-/// `logprobs_max`: as the executor was told.
+/// `logprobs_max`: limit in the settings of the executor.
 pub fn field_bounds(
     args: &ServeArgs,
     max_model_len: u32,
@@ -232,7 +234,7 @@ pub fn field_bounds(
     }
 }
 
-/// Sampling values where a request is silent.
+/// Returns the sampling parameters of requests that set none.
 pub fn sampling_defaults(reply: &ReplyArgs, generation: &GenerationConfig) -> SamplingDefaults {
     let neutral = SamplingDefaults::default();
     if !reply.uses_generation_config() {
@@ -248,7 +250,7 @@ pub fn sampling_defaults(reply: &ReplyArgs, generation: &GenerationConfig) -> Sa
     }
 }
 
-/// Connections this process may hold.
+/// Returns the maximum number of connections of this process.
 pub fn connections_max() -> u32 {
     let text = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("Max open files"));
@@ -257,7 +259,7 @@ pub fn connections_max() -> u32 {
     most.clamp(16, 1 << 20)
 }
 
-/// Where the weights come from.
+/// Returns the format of the weights.
 pub fn load_format(args: &ServeArgs) -> models::WeightsFormat {
     match args.model.load_format {
         LoadFormatArg::Auto | LoadFormatArg::Safetensors => models::WeightsFormat::Safetensors,
@@ -265,7 +267,7 @@ pub fn load_format(args: &ServeArgs) -> models::WeightsFormat {
     }
 }
 
-/// What to compute on, once `auto` has been resolved.
+/// Returns the device kind, once `auto` has been resolved.
 pub fn device(kind: DeviceArg) -> DeviceKind {
     match kind {
         DeviceArg::Auto | DeviceArg::Cpu => DeviceKind::Cpu,
@@ -274,22 +276,22 @@ pub fn device(kind: DeviceArg) -> DeviceKind {
     }
 }
 
-/// Whether executors are processes of their own. Those of GPUs always are, because a driver may take the process
-/// along, and so are several: each can be lost alone.
+/// Whether executors are separate processes. GPU executors always are, because a driver failure may end the
+/// process, and so are several executors, so that each can fail separately.
 pub fn uses_executor_processes(args: &ServeArgs) -> bool {
     let forced = device(args.engine.device) != DeviceKind::Cpu || parallel(args).world_size() > 1;
     forced || args.engine.executor == ExecutorPlacementArg::Process
 }
 
-/// How the ranks share the work.
+/// Returns the parallel configuration.
 pub fn parallel(args: &ServeArgs) -> ParallelConfig {
     let (tp_size, dp_size) = (args.parallel.tensor_parallel_size, args.parallel.data_parallel_size);
-    // One rank holds all experts whole either way.
+    // A single rank holds all experts in either case.
     let experts = args.parallel.enable_expert_parallel && (tp_size > 1 || dp_size > 1);
     ParallelConfig { tp_size, dp_size, expert_parallel: experts }
 }
 
-/// Refuses ranks that cannot serve the model together, with the numbers.
+/// Rejects parallel configurations that cannot serve the model, with the numbers.
 pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
     let (model, draft) = (&files.config, files.draft.as_ref().map(|(_, config)| config));
     let parallel = parallel(args);
@@ -328,21 +330,21 @@ pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
     checked.map_err(|error| anyhow!("{}: {error}", args.speculation.flag_in_error()))
 }
 
-/// Executors of each node.
+/// Returns the number of executors per node.
 fn host_ranks(args: &ServeArgs) -> u16 {
     parallel(args).world_size() / args.nodes.cluster().map_or(1, |cluster| cluster.nodes)
 }
 
-/// The file of `--expert-placement`, in the words of SGLang's `--init-expert-location`.
+/// Content of the `--expert-placement` file, in the format of SGLang's `--init-expert-location`.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ExpertPlacementFile {
     physical_to_logical_map: Vec<Vec<serde_json::Number>>,
 }
 
-/// Where experts lie, if a file says so.
+/// Reads the expert placement, if a file is given.
 ///
-/// Errors: it cannot be read.
+/// Errors: the file cannot be read or parsed.
 fn placement(args: &ServeArgs) -> Result<Option<ExpertPlacement>> {
     let Some(file) = &args.parallel.expert_placement else { return Ok(None) };
     let named = || format!("--expert-placement {}", file.display());
@@ -362,15 +364,16 @@ fn placement(args: &ServeArgs) -> Result<Option<ExpertPlacement>> {
     Ok(Some(ExpertPlacement { layers: layers.with_context(named)? }))
 }
 
-/// Threads of each CPU rank, and of what a GPU rank prepares: ranks of one machine share its cores.
+/// Returns the number of threads per CPU rank, and of host threads per GPU rank: ranks of one machine share
+/// its cores.
 fn threads(args: &ServeArgs) -> Option<u32> {
     let ranks = usize::from(host_ranks(args));
     let shared = (ranks > 1).then(|| (executor::physical_cores() / ranks).max(1));
     args.engine.threads.or(shared).map(|threads| threads as u32)
 }
 
-/// Refuses a KV cache in a type that the model turns out not to be computed in, which the command line could not know
-/// before the checkpoint was read.
+/// Rejects a KV cache dtype that differs from the model's dtype, which is known only after the checkpoint was
+/// read.
 fn check_cache(args: &ServeArgs, dtype: executor::ModelDtype) -> Result<()> {
     let cache = args.engine.kv_cache_dtype;
     if cache == KvCacheDtypeArg::Bf16 && dtype != executor::ModelDtype::Bfloat16 {
@@ -379,10 +382,10 @@ fn check_cache(args: &ServeArgs, dtype: executor::ModelDtype) -> Result<()> {
     Ok(())
 }
 
-/// What the executor is told.
+/// Returns the configuration of the executor.
 ///
-/// Errors: a KV cache in another type than the model's; more likeliest ids than a GPU lists; a replaced `config.json` that
-/// has no text form.
+/// Errors: the KV cache dtype differs from the model's; `--max-logprobs` exceeds the GPU limit; config
+/// overrides that cannot be serialised.
 pub fn executor(
     args: &ServeArgs,
     files: &ModelFiles,
@@ -416,7 +419,7 @@ pub fn executor(
         threads: threads(args),
         block_tokens: engine.block_size,
         max_model_len: files.max_model_len,
-        // A length that nobody asked for is the model's; the scheduler lowers it to what fits.
+        // Without `--max-model-len` the length is the model's, and the scheduler reduces it to what fits.
         kv_tokens_min: args.model.max_model_len.tokens().unwrap_or(engine.block_size),
         max_num_seqs: engine.max_num_seqs,
         tokens_per_step: engine.tokens_per_step(),
@@ -430,7 +433,7 @@ pub fn executor(
         speculative: args.speculation.speculation(),
         max_logprobs: logprobs_max(device, args.reply.max_logprobs, files.config.vocab as u32)?,
         profile_dir: engine.profile.clone(),
-        epoch: Epoch(1), // The first generation of the engine's executor groups.
+        epoch: Epoch(1), // First epoch of the engine's executor groups.
         rank: Rank(0),
         parallel: parallel(args),
         ranks_on_host: host_ranks(args),
@@ -442,7 +445,7 @@ pub fn executor(
     Ok(ExecutorConfig { settings, model: files.config.clone(), draft, manifest: files.manifest })
 }
 
-/// Decode steps that a GPU records.
+/// Returns the graph-capture settings of decode steps.
 fn graph_capture(engine: &EngineArgs) -> GraphCapture {
     let sizes = &engine.cudagraph_capture_sizes;
     match (engine.enforce_eager, sizes.is_empty()) {
@@ -452,7 +455,7 @@ fn graph_capture(engine: &EngineArgs) -> GraphCapture {
     }
 }
 
-/// The GPU of each rank, where they are named.
+/// Returns the GPU index of each rank, if given.
 fn gpu_indices(args: &ServeArgs) -> Result<Vec<u32>> {
     let (ids, ranks) = (&args.engine.device_ids, usize::from(parallel(args).world_size()));
     match (ids.len(), device(args.engine.device)) {
@@ -466,7 +469,8 @@ fn gpu_indices(args: &ServeArgs) -> Result<Vec<u32>> {
     Ok(ids.clone())
 }
 
-/// Most log-probabilities that a request may ask for; `asked` −1 = as many as there are.
+/// Returns the maximum number of log-probabilities that a request may ask for; `asked` −1 = as many as
+/// possible.
 fn logprobs_max(device: DeviceKind, asked: i64, vocab: u32) -> Result<u32> {
     let most = match device {
         DeviceKind::Cpu => vocab,

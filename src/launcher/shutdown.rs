@@ -1,4 +1,4 @@
-//! The end of a server: drain, second signal, failed engine.
+//! Shutdown of a server: drain, second signal, failed engine.
 
 use engine::{EngineHost, ServiceEnd, SupervisorEvent, SupervisorState, supervise};
 use scheduler::{AbortCause, FinishReason, StepStats};
@@ -9,34 +9,34 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
-/// How often a drain looks whether it is done.
+/// Poll interval of a drain.
 const POLL: Duration = Duration::from_millis(10);
-/// Time for the last bytes of streams that were ended.
+/// Timeout for flushing streams that were ended.
 const FLUSH: Duration = Duration::from_millis(1_500);
-/// Time for the last lines of `--trace-requests`, and for what is left of it after a drain that took all of its time: a disk that
-/// takes longer keeps no server alive.
+/// Timeout for flushing `--trace-requests`, and its minimum after a drain that used its whole timeout: a slow
+/// disk must not keep the server alive.
 const TRACE_WAIT: Duration = Duration::from_secs(5);
 const TRACE_WAIT_MIN: Duration = Duration::from_millis(200);
-/// Time for the executor's last step, and for what is left of it after such a drain.
+/// Timeout for the executor's last step, and its minimum after a drain that used its whole timeout.
 const EXECUTOR_WAIT: Duration = Duration::from_secs(5);
 const EXECUTOR_WAIT_MIN: Duration = Duration::from_millis(300);
 /// Exit code after a failure at run time.
 pub const EXIT_CODE_FATAL: u8 = 3;
 
-/// What faces clients.
+/// HTTP side of a server.
 pub struct ServerFrontend<'a> {
-    /// Handlers and health.
+    /// State of the request handlers, and health.
     pub app: &'a AppState,
-    /// Open sockets.
+    /// Open connections.
     pub connections: &'a ConnectionLimiter,
-    /// Where they live.
+    /// Runtime of the connections.
     pub runtime: &'a Handle,
 }
 
 impl ServerFrontend<'_> {
-    /// Serves until told to stop, or until nothing can be served any more. Returns the process's exit code.
+    /// Serves until a shutdown signal or a fatal failure. Returns the process's exit code.
     ///
-    /// `timeout`: how long streams may run on after a signal.
+    /// `timeout`: time that running streams get after a signal.
     pub fn serve(
         &self,
         host: EngineHost,
@@ -45,7 +45,7 @@ impl ServerFrontend<'_> {
     ) -> ExitCode {
         match supervise(&self.app.health, &host, &mut supervised) {
             ServiceEnd::Signal(number) => {
-                // Where nobody computes, streams have nothing to wait for.
+                // Without executors, streams cannot make progress.
                 let timeout = if supervised.serves() { timeout } else { Duration::ZERO };
                 self.drain(number, timeout, host, supervised)
             }
@@ -53,7 +53,7 @@ impl ServerFrontend<'_> {
         }
     }
 
-    /// Lets streams run out, ends the rest after `timeout`, stops the engine and its executor.
+    /// Waits for running streams, aborts the rest after `timeout`, and stops the engine and its executors.
     fn drain(
         &self,
         signal: i32,
@@ -70,7 +70,8 @@ impl ServerFrontend<'_> {
             match supervised.events.recv_timeout(POLL) {
                 Ok(SupervisorEvent::Signal(number)) => return second_signal_exit_code(number),
                 Ok(SupervisorEvent::EngineFailed(text)) => return self.fail(&text),
-                // Nobody starts them again: what no other replica takes over cannot go on.
+                // Executors are not restarted during a drain. Requests that no other replica takes over
+                // cannot continue.
                 Ok(SupervisorEvent::ExecutorsFailed { replica, cause, .. }) => {
                     let replica_lost = replica.0;
                     tracing::error!(replica_lost, cause, "executors were lost during the drain");
@@ -79,7 +80,7 @@ impl ServerFrontend<'_> {
                         break;
                     }
                 }
-                // Executors that come up now are too late to be of use.
+                // Executors that start during a drain are not used.
                 Ok(SupervisorEvent::StartFinished { .. })
                 | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
             }
@@ -97,13 +98,13 @@ impl ServerFrontend<'_> {
         self.write_trace(deadline);
         log_totals(&host.client.replica_stats());
         host.stop();
-        // A drain that took its whole time leaves the executor little.
+        // A drain that used its whole timeout leaves the executor the minimum.
         let left = deadline.saturating_duration_since(Instant::now());
         supervised.shut_down(left.clamp(EXECUTOR_WAIT_MIN, EXECUTOR_WAIT));
         ExitCode::SUCCESS
     }
 
-    /// Every request has been ended already; their last bytes get a moment.
+    /// Ends the server after a fatal failure. All requests have been aborted; their last bytes are flushed.
     fn fail(&self, text: &str) -> ExitCode {
         tracing::error!(text, "fatal");
         self.close();
@@ -111,7 +112,7 @@ impl ServerFrontend<'_> {
         ExitCode::from(EXIT_CODE_FATAL)
     }
 
-    /// Writes the lines of requests that have ended, until `deadline` or a little longer.
+    /// Writes the trace lines of finished requests, until `deadline` or a little longer.
     fn write_trace(&self, deadline: Instant) {
         let left = deadline.saturating_duration_since(Instant::now());
         let Some(tracer) = &self.app.options.tracer else { return };
@@ -120,14 +121,14 @@ impl ServerFrontend<'_> {
         }
     }
 
-    /// Closes the connections; whether all took their last bytes in time.
+    /// Closes the connections. Returns whether all were flushed in time.
     fn close(&self) -> bool {
         let closing = async { tokio::time::timeout(FLUSH, self.connections.close()).await };
         self.runtime.block_on(closing).is_ok()
     }
 }
 
-/// What was done over the life of the process, in one line.
+/// Logs the totals over the lifetime of the process.
 fn log_totals(replicas: &[StepStats]) {
     let sum = |of: fn(&StepStats) -> u64| replicas.iter().map(of).sum::<u64>();
     tracing::info!(
@@ -140,7 +141,7 @@ fn log_totals(replicas: &[StepStats]) {
     );
 }
 
-/// The exit code after a second signal.
+/// Returns the exit code after a second signal.
 pub(super) fn second_signal_exit_code(number: i32) -> ExitCode {
     tracing::warn!(signal = number, "second signal: stopping at once");
     ExitCode::from(128_u8.saturating_add(number as u8))

@@ -1,11 +1,12 @@
-//! What signals do: some end the server in good order, some reopen log files, none ends it in the middle of a step.
+//! Signal handling: some signals shut the server down gracefully, some reopen log files; no signal interrupts
+//! a step.
 
 use crate::log::LogFile;
 use rustix::process::Signal as UnixSignal;
 use std::io;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Forwards the numbers of SIGTERM, SIGINT and SIGQUIT for as long as `tell` says that somebody listens. Call it
+/// Forwards the numbers of SIGTERM, SIGINT and SIGQUIT to `tell` until it returns false. Must be called
 /// inside a runtime.
 pub fn forward(tell: impl Fn(i32) -> bool + Send + 'static) -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
@@ -26,29 +27,30 @@ pub fn forward(tell: impl Fn(i32) -> bool + Send + 'static) -> io::Result<()> {
     Ok(())
 }
 
-/// Signals that would end a process and must not: SIGHUP and SIGUSR1, which reopen log files, and SIGUSR2.
+/// Signals that would end a process by default and must not: SIGHUP and SIGUSR1, which reopen log files, and
+/// SIGUSR2.
 #[derive(Debug)]
 pub struct HarmlessSignals {
     hangup: Signal,
     user_1: Signal,
     user_2: Signal,
-    /// A file at its size limit is an error of the write, not the end of the process.
+    /// SIGXFSZ: a file at its size limit must be a write error and not end the process.
     _file_size: Signal,
 }
 
-/// One of them has come.
+/// Action of a harmless signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HarmlessSignal {
-    /// Log files are to be opened again.
+    /// Reopen log files.
     Reopen,
-    /// Nothing is to be done.
+    /// No action.
     Ignored(i32),
 }
 
 impl HarmlessSignals {
-    /// From here on they end nothing. Call it inside a runtime.
+    /// Installs the handlers. Must be called inside a runtime.
     ///
-    /// Errors: the system gives no descriptor for them.
+    /// Errors: a handler cannot be installed.
     pub fn catch() -> io::Result<Self> {
         Ok(Self {
             hangup: signal(SignalKind::hangup())?,
@@ -58,7 +60,7 @@ impl HarmlessSignals {
         })
     }
 
-    /// The next one.
+    /// Waits for the next signal.
     async fn next(&mut self) -> HarmlessSignal {
         tokio::select! {
             _ = self.hangup.recv() => HarmlessSignal::Reopen,
@@ -70,10 +72,10 @@ impl HarmlessSignals {
     }
 }
 
-/// Answers signals that must not end the server: reopens the log and has `reopen` do the same for other files.
-/// Executors write their log through the server. Call it inside a runtime, before anything else is started.
+/// Handles harmless signals: reopens the log and calls `reopen` for other files. Executors write their log
+/// through the server. Must be called inside a runtime, before other threads and processes are started.
 ///
-/// Errors: the system gives no descriptor for signals.
+/// Errors: a handler cannot be installed.
 pub fn handle_harmless_signals(reopen: impl Fn() + Send + 'static) -> io::Result<()> {
     let mut signals = HarmlessSignals::catch()?;
     let log = LogFile::of_stderr();
@@ -93,7 +95,7 @@ pub fn handle_harmless_signals(reopen: impl Fn() + Send + 'static) -> io::Result
     Ok(())
 }
 
-/// Opens the log's file again, if it is one, and says so there.
+/// Reopens the log file, if stderr is a file, and logs the result.
 fn reopen_log(log: Option<&LogFile>) {
     match log.map(LogFile::reopen) {
         Some(Err(error)) => {

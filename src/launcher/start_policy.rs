@@ -1,4 +1,4 @@
-//! From the command line to how executors are started, and started again.
+//! Conversion of command-line arguments into the start and restart policy of executors.
 
 use super::settings;
 use crate::config::ServeArgs;
@@ -6,14 +6,14 @@ use engine::{RestartPolicy, StartPolicy, StartTimeouts};
 use protocol::DeviceKind;
 use std::time::Duration;
 
-/// Until an executor has said who it is.
+/// Timeout for the hello message of an executor.
 const HELLO_WAIT: Duration = Duration::from_secs(30);
-/// Without progress of a start on a GPU.
+/// Timeout for progress during a start on a GPU.
 const STALL_WAIT: Duration = Duration::from_mins(1);
-/// How long a failure of executors in service counts.
+/// Time window in which failures of serving executors are counted.
 const SERVICE_WINDOW: Duration = Duration::from_mins(10);
 
-/// How executors are started, and when those that fail are started again. `jitter_seed` varies the pauses.
+/// Returns the start and restart policy of executors. `jitter_seed` varies the back-off.
 pub(super) fn start_policy(args: &ServeArgs, jitter_seed: u64) -> StartPolicy {
     let engine = &args.engine;
     let restarts = RestartPolicy {
@@ -26,7 +26,8 @@ pub(super) fn start_policy(args: &ServeArgs, jitter_seed: u64) -> StartPolicy {
     StartPolicy { timeouts: start_timeouts(args), restarts, jitter_seed }
 }
 
-/// How long a start may take. One pass of a large model may take a CPU minutes.
+/// Returns the timeouts of a start. On a CPU there is no progress timeout, because one forward pass of a
+/// large model may take minutes.
 fn start_timeouts(args: &ServeArgs) -> StartTimeouts {
     let on_cpu = settings::device(args.engine.device) == DeviceKind::Cpu;
     StartTimeouts {

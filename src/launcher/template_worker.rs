@@ -1,4 +1,5 @@
-//! `hadron template-worker`: a process that renders the template of one request for the server that started it.
+//! `hadron template-worker`: a process that renders the chat template of one request for the server that
+//! started it.
 
 use super::child_process::{OWN_BINARY, link_to_server};
 use crate::config::SECRET_VARIABLE;
@@ -9,7 +10,7 @@ use text::serve_templates;
 
 const ROLE: &str = "template-worker";
 
-/// What a server starts.
+/// Returns the program of template worker processes.
 pub fn program() -> WorkerProgram {
     WorkerProgram {
         path: OWN_BINARY.into(),

@@ -1,4 +1,4 @@
-//! `hadron serve` on a node other than 0: reads the model, joins node 0 and serves it.
+//! `hadron serve` on nodes other than node 0: reads the model, joins node 0 and runs its executors.
 
 use super::model_files::ModelFiles;
 use super::shutdown::{EXIT_CODE_FATAL, second_signal_exit_code};
@@ -11,7 +11,8 @@ use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use tokio::runtime::Runtime;
 
-/// Runs this node's part until node 0 tells it to leave, or is gone. Returns the process's exit code.
+/// Runs this node until node 0 ends its membership or the connection is lost. Returns the process's exit
+/// code.
 pub fn run(
     args: &ServeArgs,
     environment: &ProcessEnvironment,
@@ -46,7 +47,7 @@ pub fn run(
         startup_timeout: args.engine.startup_timeout.0,
     };
     let Some(mut node) = WorkerNode::join(setup, sender, &notices)? else {
-        return Ok(ExitCode::SUCCESS); // Told to stop.
+        return Ok(ExitCode::SUCCESS); // A shutdown signal arrived.
     };
     Ok(match node.serve(&notices, args.http.shutdown_timeout.0) {
         WorkerNodeExit::Left => ExitCode::SUCCESS,
