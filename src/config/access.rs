@@ -1,4 +1,4 @@
-//! Flags that say who is let in: keys, operators, browsers of other sites.
+//! Access flags: API keys, the admin listener, and CORS.
 
 use std::path::{Path, PathBuf};
 
@@ -6,10 +6,10 @@ use clap::Args;
 
 use super::{CommandLineError, ProcessEnvironment, rejected};
 
-/// Flags whose values are secrets: never shown.
+/// Flags with secret values, which are never shown.
 pub(super) const SECRET_FLAGS: &[&str] = &["api-key", "admin-key"];
 
-/// Whom the server lets in.
+/// Access control of the server.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Access")]
 pub struct AccessArgs {
@@ -44,11 +44,11 @@ pub struct AccessArgs {
     pub allow_credentials: bool,
 }
 
-/// A list out of one word of the command line.
+/// List of strings from one argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StringListArg(pub Vec<String>);
 
-/// `["a", "b"]`, or a bare word as a list of one.
+/// Parses `["a", "b"]`, or a bare word as a list with one element.
 fn json_strings(text: &str) -> Result<StringListArg, String> {
     if !text.trim_start().starts_with('[') {
         return Ok(StringListArg(vec![text.to_owned()]));
@@ -59,9 +59,9 @@ fn json_strings(text: &str) -> Result<StringListArg, String> {
 }
 
 impl AccessArgs {
-    /// Keys of clients: those given, and those of the file.
+    /// Returns the client keys from flags and from the key file.
     ///
-    /// Errors: the file cannot be read, or holds no key.
+    /// Errors: the file cannot be read or contains no key; a client key equals an admin key.
     pub fn client_keys(&self) -> Result<Vec<String>, CommandLineError> {
         let mut keys = self.api_key.clone();
         if let Some(path) = &self.api_key_file {
@@ -73,7 +73,7 @@ impl AccessArgs {
         Ok(keys)
     }
 
-    /// Takes the environment's key if none is given, and refuses what cannot be meant.
+    /// Uses the key of the environment if no key is given, and rejects invalid combinations.
     pub(super) fn check(
         &mut self,
         environment: &ProcessEnvironment,
@@ -81,7 +81,7 @@ impl AccessArgs {
         if self.api_key.is_empty() && self.api_key_file.is_none() {
             self.api_key.extend(environment.api_key.clone());
         }
-        // As they are read out of a header.
+        // Trim keys as the header parser does.
         for key in self.api_key.iter_mut().chain(&mut self.admin_key) {
             *key = key.trim().to_owned();
         }

@@ -1,8 +1,8 @@
-//! Rewrites a command line into the one spelling clap knows.
+//! Rewrites a command line into the spelling that clap expects.
 //!
-//! `--max_num_seqs` becomes `--max-num-seqs`, `--no-X` becomes `--X=false` for a boolean, `-tp 2`
-//! becomes `--tensor-parallel-size 2`, the flags of other engines are dropped or refused, and the
-//! flags of `--config FILE.toml` are put in front of those typed, unless typed too.
+//! `--max_num_seqs` becomes `--max-num-seqs`, `--no-X` becomes `--X=false` for a boolean, `-tp 2` becomes
+//! `--tensor-parallel-size 2`, flags of other engines are removed or rejected, and the flags of `--config
+//! FILE.toml` are inserted before those on the command line, unless they are on the command line as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -13,15 +13,15 @@ use clap::Command;
 use super::compat_flags::{INERT_FLAGS, is_no_op_value, unsupported_reason};
 use super::{CommandLineError, file, rejected};
 
-/// A command line ready for clap.
+/// Rewritten command line for clap.
 pub(super) struct RewrittenArgv {
     pub(super) argv: Vec<String>,
     pub(super) notes: Vec<String>,
-    /// Whether names of the model were typed in the form that takes all words that follow.
+    /// Whether `--served-model-name` was given in the form that takes all arguments after it.
     pub(super) served_names_variadic: bool,
 }
 
-/// Short names of several letters, which clap does not know.
+/// Short names with several letters, which clap does not support.
 const REWRITES: &[(&str, &str)] = &[
     ("-tp", "--tensor-parallel-size"),
     ("-dp", "--data-parallel-size"),
@@ -49,13 +49,13 @@ const REWRITES: &[(&str, &str)] = &[
     ("-O", "--optimization-level"),
 ];
 
-/// Switches that set a value of another flag: what they say on, and off.
+/// Switches that set another flag: the switch, and its replacements if it is on and if it is off.
 const SWITCH_REWRITES: &[(&str, &str, &str)] = &[
     ("disable-radix-cache", "--enable-prefix-caching=false", "--enable-prefix-caching=true"),
     ("load-dummy", "--load-format=synth", "--load-format=auto"),
 ];
 
-/// Rewrites `argv`, whose first word is the program.
+/// Rewrites `argv`; its first word is the program.
 pub(super) fn normalise(
     command: &Command,
     argv: Vec<OsString>,
@@ -64,11 +64,12 @@ pub(super) fn normalise(
     let mut argv = argv.map_err(|word| {
         CommandLineError::Usage(format!("error: {} is not valid UTF-8\n", word.to_string_lossy()))
     })?;
-    // The same line on every node: what differs, variables say.
+    // `launch` is equivalent to `serve`: all nodes may use one command line, and environment variables
+    // differ.
     if let Some(word) = argv.get_mut(1).filter(|word| *word == "launch") {
         "serve".clone_into(word);
     }
-    // Flags of other engines and files belong to `serve` alone.
+    // Only `serve` accepts flags of other engines and configuration files.
     if argv.get(1).map(String::as_str) != Some("serve") {
         let argv = argv.into_iter().map(|word| canonical_spelling(&word)).collect();
         return Ok(RewrittenArgv { argv, notes: Vec::new(), served_names_variadic: false });
@@ -92,9 +93,9 @@ pub(super) fn normalise(
     Ok(RewrittenArgv { argv: words, notes, served_names_variadic: names_swallow })
 }
 
-/// What may be said, by spelling.
+/// Flags of `serve` by spelling.
 struct FlagTable {
-    /// Long names and aliases to the flag's first name.
+    /// Maps long names and aliases to the long name of the flag.
     names: BTreeMap<String, String>,
     booleans: BTreeSet<String>,
 }
@@ -116,7 +117,7 @@ impl FlagTable {
         Self { names, booleans }
     }
 
-    /// Our spelling of `words`; what is inert goes to `notes`.
+    /// Rewrites `words`. Adds a note for each flag without effect.
     fn rewrite(
         &self,
         words: &[String],
@@ -163,7 +164,7 @@ impl FlagTable {
                 }
                 return rejected(format!("--{name} is not supported: {because}"));
             }
-            // What is not there may be switched off.
+            // An unsupported feature may be switched off.
             if let Some(because) = unsupported_reason(bare) {
                 notes.push(format!("--{name} changes nothing: {because}"));
                 continue;
@@ -173,7 +174,7 @@ impl FlagTable {
         Ok(out)
     }
 
-    /// `--no-X` as `--X=false`, for a boolean X.
+    /// Rewrites `--no-X` as `--X=false` for a boolean X.
     fn rewrite_negation(&self, word: &str) -> String {
         let known = word.strip_prefix("--no-").and_then(|name| self.names.get(name));
         match known.filter(|name| self.booleans.contains(*name)) {
@@ -182,14 +183,15 @@ impl FlagTable {
         }
     }
 
-    /// The flag a word names, by its first name.
+    /// Returns the long name of the flag in a word.
     fn flag_name(&self, word: &str) -> Option<&str> {
         let name = word.strip_prefix("--")?;
         let name = name.split_once('=').map_or(name, |(name, _)| name);
         self.names.get(name).map(String::as_str)
     }
 
-    /// Words of a file, less the flags that are typed as well. Each word is `--name=value`.
+    /// Removes the flags that are also on the command line from the words of a file. Each word is
+    /// `--name=value`.
     fn without_overridden(
         &self,
         listed: Vec<String>,
@@ -214,7 +216,7 @@ impl FlagTable {
     }
 }
 
-/// Kebab case for the name, the value left alone; then the rewrites.
+/// Converts the name to kebab case, keeps the value, and applies the rewrites.
 fn canonical_spelling(word: &str) -> String {
     let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
     let name = if name.starts_with("--") { name.replace('_', "-") } else { name.to_owned() };
@@ -233,7 +235,7 @@ fn canonical_spelling(word: &str) -> String {
     }
 }
 
-/// What a switch of `SWITCH_REWRITES` says.
+/// Returns the replacement of a switch of `SWITCH_REWRITES`.
 fn switch_rewrite(name: &str, value: Option<&str>) -> Option<&'static str> {
     let name = name.strip_prefix("--")?;
     let bare = name.strip_prefix("no-").unwrap_or(name);
@@ -245,7 +247,7 @@ fn switch_rewrite(name: &str, value: Option<&str>) -> Option<&'static str> {
     }
 }
 
-/// The last value given to a flag.
+/// Returns the last value of a flag.
 fn value_of(words: &[String], name: &str) -> Option<String> {
     let mut found = None;
     for (index, word) in words.iter().enumerate() {

@@ -9,7 +9,7 @@ use protocol::DeviceLibraries;
 use super::engine::{DEVICE_LIBRARIES_SYNTAX, parse_device_libraries};
 use super::{ClientArgs, DeviceArg, DtypeArg};
 
-/// What to measure.
+/// Benchmark to run.
 #[derive(Debug, Clone, Subcommand)]
 pub enum BenchCommand {
     /// Load on any OpenAI server: latencies, throughput
@@ -27,7 +27,7 @@ pub enum BenchCommand {
 /// `hadron bench serve`.
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
-    /// The server.
+    /// Server options.
     #[command(flatten)]
     pub client: ClientArgs,
     /// Which API to use
@@ -77,7 +77,7 @@ pub struct LoadArgs {
     pub output: Option<PathBuf>,
 }
 
-/// Which API a load goes through.
+/// API endpoint of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadEndpoint {
     /// /v1/completions
@@ -86,7 +86,7 @@ pub enum LoadEndpoint {
     Chat,
 }
 
-/// What prompts are made of.
+/// Content of prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PromptKind {
     /// Token ids

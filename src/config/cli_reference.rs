@@ -1,4 +1,4 @@
-//! `docs/cli.md`, written from the flag table so that it cannot disagree with it.
+//! Generator of `docs/cli.md` from the flag table, so that the page matches the flags.
 
 use std::fmt::Write as _;
 
@@ -7,12 +7,12 @@ use clap::{Arg, Command, CommandFactory as _};
 use super::CliArgs;
 use super::compat_flags::{INERT_FLAGS, NO_OP_VALUES, UNSUPPORTED_FLAGS};
 
-/// Where the committed copy lives, from the repository's root.
+/// Returns the path of the committed page, relative to the repository root.
 pub fn reference_path() -> &'static str {
     "docs/cli.md"
 }
 
-/// The page.
+/// Returns the content of the page.
 pub fn reference() -> String {
     let mut out = String::from(
         "# Command line\n\nTL;DR: `hadron serve MODEL` serves a folder or a hub id on \

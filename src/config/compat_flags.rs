@@ -1,20 +1,20 @@
-//! Flags of vLLM, SGLang and ATOM that are not ours: those that change nothing here, and those
-//! that cannot be honoured and say why. Names in kebab case, without dashes in front.
+//! Flags of vLLM, SGLang and ATOM that are not supported: flags without effect, and flags that are rejected
+//! with a reason. Names are in kebab case without leading dashes.
 
-/// A flag that is accepted, changes nothing, and is mentioned in the log.
+/// Flag that is accepted without effect and noted in the log.
 pub(super) struct InertFlag {
     pub(super) name: &'static str,
-    /// What may follow it.
+    /// Values of the flag.
     value: InertFlagValue,
-    /// Why it changes nothing.
+    /// Reason why the flag has no effect.
     pub(super) reason: &'static str,
 }
 
-/// What may follow an inert flag.
+/// Values of an inert flag.
 enum InertFlagValue {
     Nothing,
     Anything,
-    /// All else would change something.
+    /// Values without effect; other values are rejected.
     OneOf(&'static [&'static str]),
 }
 
@@ -27,7 +27,7 @@ impl InertFlag {
         !matches!(self.value, InertFlagValue::Nothing)
     }
 
-    /// Whether it changes nothing with this value, too.
+    /// Whether the flag has no effect with this value.
     pub(super) fn is_inert_with(&self, value: &str) -> bool {
         match self.value {
             InertFlagValue::Nothing | InertFlagValue::Anything => true,
@@ -36,7 +36,7 @@ impl InertFlag {
     }
 }
 
-/// Accepted for compatibility.
+/// Flags accepted for compatibility.
 pub(super) const INERT_FLAGS: &[InertFlag] = &[
     inert_flag(
         "trust-remote-code",
@@ -83,11 +83,11 @@ pub(super) const INERT_FLAGS: &[InertFlag] = &[
     ),
 ];
 
-/// Flags that would change behaviour which this release does not have.
+/// Flags of a feature that this release does not have.
 pub(super) struct UnsupportedFlags {
-    /// Why none of them can be honoured.
+    /// Reason why the flags are rejected.
     pub(super) reason: &'static str,
-    /// With spaces between.
+    /// Names, separated by spaces.
     names: &'static str,
 }
 
@@ -97,14 +97,14 @@ impl UnsupportedFlags {
     }
 }
 
-/// Why a flag is refused, if it is.
+/// Returns the reason why a flag is rejected, if it is.
 pub(super) fn unsupported_reason(name: &str) -> Option<&'static str> {
     let refused =
         UNSUPPORTED_FLAGS.iter().find(|refused| refused.names().any(|refused| refused == name));
     refused.map(|refused| refused.reason)
 }
 
-/// Values with which refused flags ask for what is so anyway: manifests often spell out what is the default.
+/// Values of unsupported flags that request the built-in behaviour: manifests often spell out defaults.
 pub(super) const NO_OP_VALUES: &[(&str, &[&str])] = &[
     ("pipeline-parallel-size", &["1"]),
     ("decode-context-parallel-size", &["1"]),
@@ -132,7 +132,7 @@ pub(super) const NO_OP_VALUES: &[(&str, &[&str])] = &[
     ("performance-mode", &["balanced"]),
 ];
 
-/// Whether a flag that is refused with other values asks for what is so anyway.
+/// Whether a value of an unsupported flag requests the built-in behaviour.
 pub(super) fn is_no_op_value(name: &str, value: &str) -> bool {
     NO_OP_VALUES.iter().any(|(flag, values)| *flag == name && values.contains(&value))
 }
@@ -141,7 +141,7 @@ const fn unsupported(because: &'static str, names: &'static str) -> UnsupportedF
     UnsupportedFlags { reason: because, names }
 }
 
-/// Refused, each with its reason.
+/// Unsupported flags with the reason of their rejection.
 pub(super) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
     unsupported(
         "weights are served as the checkpoint stores them",

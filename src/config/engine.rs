@@ -1,4 +1,4 @@
-//! Flags of the scheduler, the KV cache and the executor.
+//! Flags of the scheduler, the KV cache and the executors.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use protocol::DeviceLibraries;
 use super::units::{ByteSize, DurationArg, tokens};
 use super::{CommandLineError, DtypeArg, rejected};
 
-/// How the model is computed and scheduled.
+/// Execution and scheduling of the model.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
@@ -118,7 +118,7 @@ pub struct EngineArgs {
     pub seed: u64,
 }
 
-/// How many executors, and how they share the work.
+/// Number of executors and their parallelism.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Parallelism")]
 pub struct ParallelArgs {
@@ -155,7 +155,7 @@ pub struct ParallelArgs {
     pub dp_load_balance: LoadBalancePolicy,
 }
 
-/// A backend.
+/// Device backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DeviceArg {
     /// The best this build and this machine have
@@ -169,7 +169,7 @@ pub enum DeviceArg {
     Cuda,
 }
 
-/// Type of the KV cache.
+/// Data type of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum KvCacheDtypeArg {
     /// As the activations
@@ -183,7 +183,7 @@ pub enum KvCacheDtypeArg {
 }
 
 impl KvCacheDtypeArg {
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -193,7 +193,7 @@ impl KvCacheDtypeArg {
     }
 }
 
-/// What a server that is full answers.
+/// HTTP status of requests that are rejected under overload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OverloadStatus {
     /// Too Many Requests
@@ -204,7 +204,7 @@ pub enum OverloadStatus {
     ServiceUnavailable,
 }
 
-/// Order of service.
+/// Scheduling policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SchedulingPolicyArg {
     /// First come, first served
@@ -213,7 +213,7 @@ pub enum SchedulingPolicyArg {
     Priority,
 }
 
-/// How a request finds its replica.
+/// Load-balancing policy between replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadBalancePolicy {
     /// Fewest requests
@@ -229,7 +229,7 @@ pub enum LoadBalancePolicy {
     RoundRobin,
 }
 
-/// Where the executor runs.
+/// Placement of the executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ExecutorPlacementArg {
     /// A thread of the server
@@ -238,11 +238,11 @@ pub enum ExecutorPlacementArg {
     Process,
 }
 
-/// How device libraries are named.
+/// Syntax of `--device-libraries`.
 pub(super) const DEVICE_LIBRARIES_SYNTAX: &str = "DRIVER[,COMPILER[,BLAS[,WAVE[,COLLECTIVES]]]]";
 
-/// [`DEVICE_LIBRARIES_SYNTAX`]; an empty place means that there is none, `WAVE` that the libraries
-/// emulate a GPU with waves of so many lanes.
+/// Parses [`DEVICE_LIBRARIES_SYNTAX`]. An empty item means that the library is absent; `WAVE` is the warp
+/// size of libraries that emulate a GPU.
 pub(super) fn parse_device_libraries(text: &str) -> Result<DeviceLibraries, String> {
     let places: Vec<&str> = text.split(',').collect();
     let place = |at: usize| places.get(at).copied().filter(|place| !place.is_empty());
@@ -263,17 +263,17 @@ pub(super) fn parse_device_libraries(text: &str) -> Result<DeviceLibraries, Stri
     }
 }
 
-/// Tokens of one step on the CPU: long enough for efficient GEMMs, short enough for decodes.
+/// Tokens of one step on the CPU: enough for efficient GEMMs, few enough for the latency of decode rows.
 const CPU_TOKENS_PER_STEP: u32 = 512;
 /// Tokens of one step on a GPU.
 const GPU_TOKENS_PER_STEP: u32 = 8192;
 
-/// Why there is no cache in bfloat16 of a model computed in another type.
+/// Error message: a bfloat16 KV cache for a model with another dtype.
 pub(crate) const BF16_KV_CACHE_MISMATCH: &str = "--kv-cache-dtype bf16: a KV cache \
      that is not fp8 has the activations' type, which is another here; say --dtype bfloat16";
 
 impl EngineArgs {
-    /// Tokens of one step, `--max-num-batched-tokens` or the device's default.
+    /// Returns the tokens of one step: `--max-num-batched-tokens`, or the device's default.
     pub fn tokens_per_step(&self) -> u32 {
         self.max_num_batched_tokens.unwrap_or(match self.device {
             DeviceArg::Auto | DeviceArg::Cpu => CPU_TOKENS_PER_STEP,
@@ -281,24 +281,24 @@ impl EngineArgs {
         })
     }
 
-    /// Longest prefill chunk; `None` = the step's budget.
+    /// Returns the maximum tokens of a prefill chunk; `None` = the tokens of the step.
     pub fn tokens_per_chunk(&self) -> Option<u32> {
         (self.long_prefill_token_threshold > 0).then_some(self.long_prefill_token_threshold)
     }
 
-    /// Requests waiting or running before new ones are refused.
+    /// Returns the number of waiting and running requests beyond which new ones are rejected.
     pub fn requests_in_flight_max(&self, replicas: u16) -> u32 {
         let default = u32::from(replicas) * (self.max_num_seqs + 1024);
         self.max_num_queued_reqs.unwrap_or(default)
     }
 
-    /// Bytes of the KV cache on a machine with so many bytes free.
+    /// Returns the bytes of the KV cache on a machine with `free_bytes` bytes of free memory.
     pub fn kv_bytes(&self, free_bytes: u64) -> u64 {
         let default = (4_u64 << 30).min(free_bytes / 4);
         self.kv_cache_memory_bytes.map_or(default, |size| size.0)
     }
 
-    /// Refuses what this release cannot honour.
+    /// Rejects invalid values.
     pub(super) fn check(&self, dtype: DtypeArg) -> Result<(), CommandLineError> {
         let other = matches!(dtype, DtypeArg::Float32 | DtypeArg::Float16);
         if self.kv_cache_dtype == KvCacheDtypeArg::Bf16 && other {
@@ -360,19 +360,19 @@ impl EngineArgs {
     }
 }
 
-/// Executors that fail at once must not be started in a loop.
+/// Minimum back-off, so that executors that fail immediately are not restarted in a busy loop.
 const RESTART_BACKOFF_MIN: Duration = Duration::from_millis(10);
 
-/// Most executors of one machine.
+/// Maximum number of executors per machine.
 const LOCAL_RANKS_MAX: u32 = 256;
 
 impl ParallelArgs {
-    /// Executors in all.
+    /// Returns the total number of executors.
     fn world_size(&self) -> u32 {
         u32::from(self.tensor_parallel_size) * u32::from(self.data_parallel_size)
     }
 
-    /// Resolves `--ep-size`, and refuses what this release cannot honour.
+    /// Resolves `--ep-size` and `--enable-dp-attention`, and rejects invalid values.
     pub(super) fn resolve(&mut self) -> Result<(), CommandLineError> {
         let (tp, dp, world) =
             (self.tensor_parallel_size, self.data_parallel_size, self.world_size());
@@ -414,7 +414,7 @@ impl ParallelArgs {
     }
 
     fn check_expert_placement(&mut self, world: u32) -> Result<(), CommandLineError> {
-        // SGLang's word for experts in their own order.
+        // SGLang's name of the placement in order.
         self.expert_placement.take_if(|file| file.as_os_str() == "trivial");
         if self.expert_placement.is_some() && !(self.enable_expert_parallel && world > 1) {
             return rejected(

@@ -1,4 +1,4 @@
-//! The environment variables that are read, and where: here, once.
+//! Environment variables of the process. They are read here only, once.
 
 use std::path::PathBuf;
 
@@ -6,35 +6,34 @@ use engine::nodes::ClusterSecret;
 
 use super::cluster::{ClusterVariables, SECRET_VARIABLE};
 
-/// What the environment says.
+/// Values of the environment variables.
 #[derive(Debug, Clone, Default)]
 pub struct ProcessEnvironment {
-    /// Root of the hub's cache: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`.
+    /// Root of the hub cache: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`.
     pub hub_cache: Option<PathBuf>,
-    /// `HF_ENDPOINT`, in place of `https://huggingface.co`.
+    /// `HF_ENDPOINT`: URL of the hub, instead of `https://huggingface.co`.
     pub hub_endpoint: Option<String>,
-    /// `HF_TOKEN`, else the file `HF_HOME/token`.
+    /// `HF_TOKEN`, else the content of `HF_HOME/token`: access token of the hub.
     pub hub_token: Option<String>,
-    /// `HF_HUB_OFFLINE`: use what the cache holds and ask nobody.
+    /// `HF_HUB_OFFLINE`: use cached files only, without requests to the hub.
     pub hub_offline: bool,
-    /// Where compiled kernels are kept: `XDG_CACHE_HOME/hadron`, else `~/.cache/hadron`.
+    /// Cache folder of compiled kernels: `XDG_CACHE_HOME/hadron`, else `~/.cache/hadron`.
     pub kernel_cache: Option<PathBuf>,
-    /// `RUST_LOG`: filter of the log.
+    /// `RUST_LOG`: log filter.
     pub log: Option<String>,
-    /// `HADRON_API_KEY`, else `VLLM_API_KEY`: the key of clients and, without `--api-key`, of the
-    /// server.
+    /// `HADRON_API_KEY`, else `VLLM_API_KEY`: API key of clients and, without `--api-key`, of the server.
     pub api_key: Option<String>,
-    /// `POD_NAME`, else the name of the machine: `{pod}` in topics.
+    /// `POD_NAME`, else the host name: `{pod}` in topics.
     pub pod_name: Option<String>,
-    /// `HADRON_CLUSTER_SECRET`: what the nodes of a server know in common.
+    /// `HADRON_CLUSTER_SECRET`: secret that the nodes of a server share.
     pub cluster_secret: Option<ClusterSecret>,
-    /// What Slurm, MPI, torchrun and LeaderWorkerSet say of the nodes they start.
+    /// Variables of Slurm, MPI, torchrun and LeaderWorkerSet about the nodes that they start.
     pub cluster: ClusterVariables,
 }
 
 impl ProcessEnvironment {
-    /// Reads the process's environment.
-    #[allow(clippy::disallowed_methods)] // The one place where the environment is read.
+    /// Reads the environment of the process.
+    #[allow(clippy::disallowed_methods)] // The only place where the environment is read.
     pub fn from_process() -> Self {
         let text = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let cache = text("XDG_CACHE_HOME").map(PathBuf::from);
@@ -62,7 +61,7 @@ impl ProcessEnvironment {
     }
 }
 
-/// The name of this machine; in a container that of the pod.
+/// Returns the host name; in a container that of the pod.
 fn host_name() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())

@@ -1,4 +1,4 @@
-//! Flags of `hadron eval`, and those every HTTP client of ours shares.
+//! Flags of `hadron eval`, and those shared by all HTTP clients of the binary.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::units::DurationArg;
 
-/// A server to talk to.
+/// Server to connect to.
 #[derive(Debug, Clone, Args)]
 pub struct ClientArgs {
     /// The server, without /v1
@@ -23,7 +23,7 @@ pub struct ClientArgs {
     pub timeout: DurationArg,
 }
 
-/// What to check.
+/// Check to run.
 #[derive(Debug, Clone, Subcommand)]
 pub enum EvalCommand {
     /// Ask questions with one right answer and count the exact matches
@@ -39,7 +39,7 @@ pub enum EvalCommand {
 /// `hadron eval tasks`.
 #[derive(Debug, Clone, Args)]
 pub struct TasksArgs {
-    /// The server.
+    /// Server options.
     #[command(flatten)]
     pub client: ClientArgs,
     /// Questions, one JSON object a line: id, kind, messages or prompt, answer [default: the 500 of the
@@ -66,7 +66,7 @@ pub struct TasksArgs {
 /// `hadron eval logprobs`.
 #[derive(Debug, Clone, Args)]
 pub struct LogprobsArgs {
-    /// The server.
+    /// Server options.
     #[command(flatten)]
     pub client: ClientArgs,
     /// Lines of token ids: a JSON array each, or an object with `tokens`
@@ -92,7 +92,7 @@ pub struct LogprobsArgs {
 /// `hadron eval equal`.
 #[derive(Debug, Clone, Args)]
 pub struct EqualArgs {
-    /// The server.
+    /// Server options.
     #[command(flatten)]
     pub client: ClientArgs,
     /// The other server
@@ -118,7 +118,7 @@ pub struct EqualArgs {
 /// `hadron eval golden`.
 #[derive(Debug, Clone, Args)]
 pub struct GoldenArgs {
-    /// The server.
+    /// Server options.
     #[command(flatten)]
     pub client: ClientArgs,
     /// The reference, of tests/data/golden: token ids and logits computed elsewhere

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::units::DurationArg;
 
-/// What to do with KV events, ours or those of another engine that speaks vLLM's format.
+/// Command for KV events of this server, or of another engine with vLLM's format.
 #[derive(Debug, Clone, Subcommand)]
 pub enum EventsCommand {
     /// Print events as they come
@@ -17,7 +17,7 @@ pub enum EventsCommand {
     Dump(DumpArgs),
 }
 
-/// Whose events.
+/// Publisher to subscribe to.
 #[derive(Debug, Clone, Args)]
 pub struct SubscribeArgs {
     /// The publisher, e.g. tcp://127.0.0.1:5557 [default: as the server at --url says]
@@ -48,7 +48,7 @@ pub struct SubscribeArgs {
 /// `hadron events tail`.
 #[derive(Debug, Clone, Args)]
 pub struct TailArgs {
-    /// Whose events.
+    /// Subscription options.
     #[command(flatten)]
     pub subscribe: SubscribeArgs,
     /// Stop after this long
@@ -62,7 +62,7 @@ pub struct TailArgs {
 /// `hadron events check`.
 #[derive(Debug, Clone, Args)]
 pub struct CheckArgs {
-    /// Whose events.
+    /// Subscription options.
     #[command(flatten)]
     pub subscribe: SubscribeArgs,
     /// Listen for this long
@@ -76,7 +76,7 @@ pub struct CheckArgs {
 /// `hadron events dump`.
 #[derive(Debug, Clone, Args)]
 pub struct DumpArgs {
-    /// Whose events.
+    /// Subscription options.
     #[command(flatten)]
     pub subscribe: SubscribeArgs,
     /// Stop after this long

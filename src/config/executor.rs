@@ -1,10 +1,10 @@
-//! Flags of `hadron executor`, which `hadron serve` starts; nobody types them.
+//! Flags of `hadron executor`, an internal command that `hadron serve` starts.
 
 use clap::Args;
 
 use super::LogFormat;
 
-/// `hadron executor`: the link is standard input, everything else comes through it.
+/// `hadron executor`. Standard input is the link to the server, which sends all other settings.
 #[derive(Debug, Clone, Args)]
 pub struct ExecutorArgs {
     /// Rank in the world

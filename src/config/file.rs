@@ -1,4 +1,4 @@
-//! `--config FILE.toml`: the flags of `serve` under their own names.
+//! `--config FILE.toml`: file with the flags of `serve` by name.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use toml::{Table, Value};
 
 use super::{CommandLineError, rejected};
 
-/// The file as words of a command line, each `--name=value`.
+/// Converts the file into command-line words, each `--name=value`.
 pub(super) fn argv_of_file(path: &Path) -> Result<Vec<String>, CommandLineError> {
     let named = |error: &dyn std::fmt::Display| {
         CommandLineError::Rejected(format!("{}: {error}", path.display()))
@@ -33,7 +33,7 @@ fn argv_of_flag(name: &str, value: &Value, path: &Path) -> Result<String, Comman
         Value::Integer(number) => number.to_string(),
         Value::Float(number) => number.to_string(),
         Value::Boolean(on) => on.to_string(),
-        // A flag that takes JSON may be written as a table.
+        // A flag with a JSON value may be written as a table.
         Value::Table(_) => match serde_json::to_string(value) {
             Ok(json) => json,
             Err(error) => return rejected(format!("{}: {name}: {error}", path.display())),

@@ -1,4 +1,4 @@
-//! The flags of `serve` with their values, as the server tells them to those who ask.
+//! Values of the flags of `serve`, for `/server_info`.
 
 use clap::{ArgMatches, CommandFactory as _};
 use serde_json::{Map, Value};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::CliArgs;
 use super::access::SECRET_FLAGS;
 
-/// Every flag of `serve` by name, with the value given or its default; keys are only said to be there.
+/// Returns every flag of `serve` with its value, given or default; for keys, only their number.
 pub(super) fn serve_flag_values(matches: &ArgMatches) -> Map<String, Value> {
     let Some(given) = matches.subcommand_matches("serve") else { return Map::new() };
     let command = CliArgs::command();
@@ -26,7 +26,7 @@ pub(super) fn serve_flag_values(matches: &ArgMatches) -> Map<String, Value> {
     shown.collect()
 }
 
-/// A number or a boolean as such, anything else as text.
+/// Converts a word into a JSON number or boolean, else into a string.
 fn value(word: &str) -> Value {
     match word.parse::<i64>() {
         Ok(number) => Value::from(number),

@@ -1,10 +1,10 @@
-//! Flags of `hadron grammar-worker`, which `hadron serve` starts; nobody types them.
+//! Flags of `hadron grammar-worker`, an internal command that `hadron serve` starts.
 
 use clap::Args;
 
 use super::LogFormat;
 
-/// `hadron grammar-worker`: vocabulary and grammars come through standard input.
+/// `hadron grammar-worker`. Receives the vocabulary and grammars through standard input.
 #[derive(Debug, Clone, Args)]
 pub struct GrammarWorkerArgs {
     /// Form of the log's lines

@@ -7,7 +7,7 @@ use super::units::{DurationArg, json_object};
 use super::{CommandLineError, rejected};
 use text::{ReasoningFamily, ToolCallSyntax};
 
-/// Where the server listens, and how long it waits.
+/// Listen address and timeouts of the server.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub struct HttpArgs {
@@ -25,7 +25,7 @@ pub struct HttpArgs {
     pub shutdown_timeout: DurationArg,
 }
 
-/// What replies look like.
+/// Format of replies.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Replies")]
 pub struct ReplyArgs {
@@ -79,7 +79,7 @@ pub struct ReplyArgs {
     pub owned_by: String,
 }
 
-/// Fields that show reasoning.
+/// Reply fields that contain reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReasoningFieldArg {
     /// Both of the following
@@ -91,7 +91,7 @@ pub enum ReasoningFieldArg {
     ReasoningContent,
 }
 
-/// Refuses a parser that is not there, and lists those that are.
+/// Rejects an unknown parser and lists the known ones.
 fn check_parser_name(flag: &str, name: &str, names: &[&str]) -> Result<(), CommandLineError> {
     if matches!(name, "auto" | "none") || names.contains(&name) {
         return Ok(());
@@ -105,7 +105,7 @@ impl ReplyArgs {
         self.generation_config == "auto"
     }
 
-    /// Refuses what this release cannot honour.
+    /// Rejects invalid values.
     pub(super) fn check(&self) -> Result<(), CommandLineError> {
         if !matches!(self.generation_config.as_str(), "auto" | "none" | "vllm") {
             return rejected(format!(

@@ -1,4 +1,4 @@
-//! `--kv-events-config JSON`: vLLM's keys first, then ours.
+//! `--kv-events-config JSON`: vLLM's keys first, then Hadron's.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use serde::Deserialize;
 
 use super::{CommandLineError, rejected};
 
-/// Most batches that a ring or a queue may hold.
+/// Maximum number of batches in the replay buffer or in the queue.
 const BATCHES_MAX: usize = 1_000_000;
-/// Longest time between two beats: a day.
+/// Maximum interval of heartbeats in seconds: one day.
 const IDLE_HEARTBEAT_MAX_S: f64 = 86_400.0;
 
-/// Whether and how changes of the prefix index are published.
+/// Publication of changes of the prefix index.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "KV events")]
 pub struct KvEventsArgs {
@@ -27,13 +27,13 @@ pub struct KvEventsArgs {
 }
 
 impl KvEventsArgs {
-    /// What to publish; `None` = nothing.
+    /// Returns the configuration of the publisher; `None` = events are disabled.
     pub fn enabled(&self) -> Option<KvEventsConfig> {
         let object = self.kv_events_config.clone().filter(KvEventsObject::is_enabled)?;
         Some(object.into_config(self.kv_events_format))
     }
 
-    /// Refuses a format without events to write in it.
+    /// Rejects a format if events are disabled.
     pub(super) fn check(&self) -> Result<(), CommandLineError> {
         if self.kv_events_format.is_some() && self.enabled().is_none() {
             return rejected(
@@ -45,7 +45,7 @@ impl KvEventsArgs {
     }
 }
 
-/// The object behind `--kv-events-config`, as it is written.
+/// Value of `--kv-events-config`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct KvEventsObject {
@@ -65,7 +65,7 @@ struct KvEventsObject {
     token_ids: bool,
 }
 
-/// What carries events.
+/// Transport of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 enum PublisherKind {
     #[serde(rename = "zmq")]
@@ -97,7 +97,7 @@ impl From<BindModeText> for BindMode {
     }
 }
 
-/// Encoding of an event.
+/// Encoding of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 enum KvEventFormatArg {
@@ -116,7 +116,7 @@ impl From<KvEventFormatArg> for KvEventFormat {
     }
 }
 
-/// Number of a publisher's first batch.
+/// First sequence number of a publisher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum SequenceStartText {
@@ -159,7 +159,7 @@ impl KvEventsObject {
         self.enable_kv_cache_events && self.publisher == Some(PublisherKind::Zmq)
     }
 
-    /// What is published, encoded in the format of the object unless a flag names another one.
+    /// Converts the object into a configuration. `format` overrides the format of the object.
     fn into_config(self, format: Option<KvEventFormatArg>) -> KvEventsConfig {
         KvEventsConfig {
             endpoint: self.endpoint,
@@ -198,9 +198,9 @@ impl KvEventsObject {
     }
 }
 
-/// Reads the object; unknown keys are named.
+/// Parses the object. The error names unknown keys.
 fn config(text: &str) -> Result<KvEventsObject, String> {
-    let object = super::units::json_object(text)?; // A list would fill the keys in order.
+    let object = super::units::json_object(text)?; // A list would be accepted as the values of the keys in order.
     let config = serde_json::from_value(object.into());
     let config: KvEventsObject = config.map_err(|error| error.to_string())?;
     config.check()?;

@@ -1,4 +1,4 @@
-//! Flags of the log, and of the trace of requests.
+//! Flags of the log and of the request trace.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 
 use super::{CommandLineError, rejected};
 
-/// What is written down.
+/// Log output.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Logs")]
 pub struct LogArgs {
@@ -22,7 +22,7 @@ pub struct LogArgs {
     pub trace_prompts: bool,
 }
 
-/// Form of a log line.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// For eyes
@@ -32,7 +32,7 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// As the command line says it.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Human => "human",
@@ -42,7 +42,7 @@ impl LogFormat {
 }
 
 impl LogArgs {
-    /// Refuses a switch without the file it belongs to.
+    /// Rejects `--trace-prompts` without a trace file.
     pub(super) fn check(&self) -> Result<(), CommandLineError> {
         if self.trace_prompts && self.trace_requests.is_none() {
             return rejected("--trace-prompts: needs --trace-requests FILE");

@@ -6,10 +6,10 @@ use scheduler::SampleRate;
 
 use metrics::CustomBuckets;
 
-/// Share of the blocks that are measured, as in vLLM.
+/// Default share of blocks whose lifetime is measured, as in vLLM.
 const KV_CACHE_METRICS_SAMPLE_DEFAULT: f64 = 0.01;
 
-/// What is measured, and how finely.
+/// Metrics options.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Metrics")]
 pub struct MetricsArgs {
@@ -30,7 +30,7 @@ pub struct MetricsArgs {
 }
 
 impl MetricsArgs {
-    /// Share of the blocks whose stays are measured, if any are.
+    /// Returns the share of blocks whose lifetime is measured, if enabled.
     pub fn block_lifetime_sample_rate(&self) -> Option<SampleRate> {
         let measured = self.kv_cache_metrics.unwrap_or(self.kv_cache_metrics_sample.is_some());
         SampleRate::new(self.kv_cache_metrics_sample.unwrap_or(KV_CACHE_METRICS_SAMPLE_DEFAULT))

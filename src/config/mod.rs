@@ -1,8 +1,8 @@
-//! The command line, the configuration file and the environment, read once into typed structs.
+//! Command line, configuration file and environment, parsed once into typed structs.
 //!
-//! The clap structs of this folder are the one flag table: parsing, help and `docs/cli.md` all come
-//! from them. Order of precedence: flag, `--config FILE.toml`, environment, default. No other
-//! file reads the environment.
+//! The clap structs of this folder are the only flag table: parsing, help and `docs/cli.md` are derived from
+//! them. Order of precedence: flag, `--config FILE.toml`, environment, default. No other file reads the
+//! environment.
 
 mod access;
 mod argv;
@@ -58,7 +58,7 @@ pub use model::{DtypeArg, LoadFormatArg, ModelArgs};
 pub use speculation::SpeculationArgs;
 pub use units::{ByteSize, DurationArg, MaxModelLenArg};
 
-/// What one invocation of the binary does.
+/// Command line of one invocation of the binary.
 #[derive(Debug, Parser)]
 #[command(
     name = "hadron",
@@ -73,7 +73,7 @@ struct CliArgs {
     command: CliCommand,
 }
 
-/// The subcommands. Each is one function `run(args) -> anyhow::Result<ExitCode>` elsewhere.
+/// Subcommands. Each is implemented as a function `run(args) -> anyhow::Result<ExitCode>` in another module.
 #[derive(Debug, Subcommand)]
 pub enum CliCommand {
     /// Serve a model, on this machine or together with others
@@ -103,37 +103,37 @@ pub enum CliCommand {
 /// `hadron serve`.
 #[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
-    /// What to serve.
+    /// Model options.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// How to compute it.
+    /// Engine options.
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// What to guess ahead.
+    /// Speculative decoding.
     #[command(flatten)]
     pub speculation: SpeculationArgs,
-    /// Over how many devices.
+    /// Parallelism.
     #[command(flatten)]
     pub parallel: ParallelArgs,
-    /// Over how many machines.
+    /// Nodes.
     #[command(flatten)]
     pub nodes: NodeArgs,
-    /// Where to listen.
+    /// HTTP server.
     #[command(flatten)]
     pub http: HttpArgs,
-    /// Whom to let in.
+    /// Access control.
     #[command(flatten)]
     pub access: AccessArgs,
-    /// How to answer.
+    /// Replies.
     #[command(flatten)]
     pub reply: ReplyArgs,
-    /// What to measure.
+    /// Metrics.
     #[command(flatten)]
     pub metrics: MetricsArgs,
-    /// Who hears what is cached.
+    /// KV events.
     #[command(flatten)]
     pub kv_events: KvEventsArgs,
-    /// What to write down.
+    /// Log and request trace.
     #[command(flatten)]
     pub log: LogArgs,
     /// Read flags from a TOML file; those on the command line win
@@ -159,33 +159,33 @@ pub struct SynthArgs {
     pub dtype: DtypeArg,
 }
 
-/// A parsed command line, with what the log should say about it.
+/// Parsed command line, with notes for the log.
 #[derive(Debug)]
 pub struct CliInvocation {
-    /// What to do.
+    /// Subcommand.
     pub command: CliCommand,
-    /// What the environment adds.
+    /// Values of the environment variables.
     pub environment: ProcessEnvironment,
-    /// One line each: flags accepted for compatibility that change nothing.
+    /// Notes about flags that were accepted for compatibility without effect, one line each.
     pub notes: Vec<String>,
 }
 
-/// Why there is nothing to run.
+/// Error of the command line.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandLineError {
-    /// Help or version was asked for: print to stdout and exit 0.
+    /// Help or version was requested: print to stdout, exit code 0.
     #[error("{0}")]
     Help(String),
-    /// The command line is not one of ours: exit 2.
+    /// The command line does not parse: exit code 2.
     #[error("{0}")]
     Usage(String),
-    /// Understood, but it cannot be honoured: exit 1.
+    /// The command line is valid but cannot be honoured: exit code 1.
     #[error("{0}")]
     Rejected(String),
 }
 
 impl CommandLineError {
-    /// The exit code of the process.
+    /// Returns the exit code of the process.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Help(_) => 0,
@@ -195,12 +195,12 @@ impl CommandLineError {
     }
 }
 
-/// Reads the process's own command line and environment.
+/// Parses the command line and environment of this process.
 pub fn from_process() -> Result<CliInvocation, CommandLineError> {
     parse(std::env::args_os().collect(), ProcessEnvironment::from_process())
 }
 
-/// Reads a command line whose first word is the program.
+/// Parses a command line; its first word is the program.
 pub fn parse(
     argv: Vec<OsString>,
     environment: ProcessEnvironment,

@@ -1,4 +1,4 @@
-//! Flags that say which model is served and how it is read.
+//! Flags that select the model and its files.
 
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::units::{MaxModelLenArg, json_object};
 use super::{CommandLineError, rejected};
 
-/// Which model, read how.
+/// Model and its loading options.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
@@ -48,7 +48,7 @@ pub struct ModelArgs {
     pub download_dir: Option<std::path::PathBuf>,
 }
 
-/// Type of weights and activations.
+/// Data type of weights and activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DtypeArg {
     /// As config.json says
@@ -64,7 +64,7 @@ pub enum DtypeArg {
     Float32,
 }
 
-/// Where weights come from.
+/// Format of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadFormatArg {
     /// Safetensors files
@@ -77,8 +77,8 @@ pub enum LoadFormatArg {
 }
 
 impl ModelArgs {
-    /// Merges the two spellings of MODEL and refuses what cannot be honoured. `names_swallow`: names were typed in
-    /// the form that takes all words that follow.
+    /// Merges MODEL with `--model` and rejects invalid values. `names_swallow`: `--served-model-name` was
+    /// given in the form that takes all arguments after it.
     pub(super) fn resolve(&mut self, names_swallow: bool) -> Result<(), CommandLineError> {
         if let Some(flag) = self.model_flag.take() {
             match &self.model {
@@ -99,8 +99,8 @@ impl ModelArgs {
         Ok(())
     }
 
-    /// `--served-model-name` takes what follows it: a MODEL behind it would be a name, and the demo be
-    /// served under it.
+    /// Rejects a command line in which `--served-model-name` may have consumed MODEL: the demo model would be
+    /// served under that name.
     fn check_served_names(&self) -> Result<(), CommandLineError> {
         let names = &self.served_model_name;
         let swallowed = match names.as_slice() {

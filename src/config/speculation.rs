@@ -1,4 +1,4 @@
-//! Drafts: `--speculative-config JSON` with vLLM's keys, or the same by two flags.
+//! Speculative decoding: `--speculative-config JSON` with vLLM's keys, or two equivalent flags.
 
 use clap::Args;
 use executor::MTP_DRAFTS_MAX;
@@ -7,25 +7,25 @@ use serde::Deserialize;
 
 use super::{CommandLineError, rejected};
 
-/// Who guesses.
+/// Names of the speculative methods (proposers).
 const NGRAM: &str = "ngram";
 const MTP: &str = "mtp";
 const DRAFT_MODEL: &str = "draft_model";
 const EAGLE3: &str = "eagle3";
-/// Drafts are verified: what is said is the same as without.
+/// Draft tokens are verified: the output equals that without drafts.
 const STRICT: &str = "strict";
-/// Chance decides which drafts stand, for benchmarks.
+/// Draft tokens are accepted at random, for benchmarks.
 const SYNTHETIC: &str = "synthetic";
-/// Most drafts of a row that is looked up.
+/// Maximum draft tokens per row of the n-gram proposer.
 const NGRAM_DRAFT_TOKENS_MAX: u8 = 16;
-/// Most tokens that are compared.
+/// Maximum n-gram length of the prompt lookup.
 const PROMPT_LOOKUP_LIMIT: u8 = 64;
-/// Tokens that are compared where nobody says how many.
+/// Default n-gram length of the prompt lookup.
 const PROMPT_LOOKUP_DEFAULT: u8 = 5;
-/// Drafts where nobody says how many.
+/// Default number of draft tokens per row.
 const DRAFT_TOKENS_DEFAULT: u8 = 1;
 
-/// Whether and how tokens are guessed ahead.
+/// Speculative decoding options.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Speculation")]
 pub struct SpeculationArgs {
@@ -43,7 +43,7 @@ pub struct SpeculationArgs {
 }
 
 impl SpeculationArgs {
-    /// What executors and the scheduler are told; `None` = nothing is guessed.
+    /// Returns the speculative configuration; `None` = disabled.
     pub fn speculation(&self) -> Option<SpeculativeConfig> {
         if let Some(config) = &self.speculative_config {
             return Some(config.speculation());
@@ -60,12 +60,12 @@ impl SpeculationArgs {
         (self.spec_method != "none").then(|| config.speculation())
     }
 
-    /// The model that drafts, by folder or name, if one does.
+    /// Returns the draft model, a folder or a hub id, if there is one.
     pub fn draft_model(&self) -> Option<&str> {
         self.speculative_config.as_ref()?.model.as_deref()
     }
 
-    /// The flag that asks for it, as refusals name it.
+    /// Returns the flag that enables speculation, for error messages.
     pub fn flag_in_error(&self) -> String {
         match self.speculative_config {
             Some(_) => "--speculative-config".to_owned(),
@@ -73,7 +73,7 @@ impl SpeculationArgs {
         }
     }
 
-    /// Refuses what nobody here can guess by, and what two flags say differently.
+    /// Rejects unsupported methods and conflicting flags.
     pub(super) fn check(&self) -> Result<(), CommandLineError> {
         let named = self.spec_method != "none";
         if self.speculative_config.is_some() && (named || self.spec_tokens.is_some()) {
@@ -104,7 +104,7 @@ impl SpeculationArgs {
     }
 }
 
-/// The object behind `--speculative-config`.
+/// Value of `--speculative-config`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SpeculativeConfigJson {
@@ -133,7 +133,7 @@ impl SpeculativeConfigJson {
         }
     }
 
-    /// A rate asks for a benchmark's chance.
+    /// Returns the acceptance mode: synthetic if a rate is given, else exact.
     fn acceptance(&self) -> DraftAcceptance {
         let per_mille = |rate: f64| (rate * 1000.0).round() as u16;
         self.synthetic_acceptance_rate.map_or(DraftAcceptance::Exact, |rate| {
@@ -141,7 +141,7 @@ impl SpeculativeConfigJson {
         })
     }
 
-    /// Refuses a rate without the method that it belongs to, and the other way round.
+    /// Rejects a synthetic acceptance rate without its method, and the method without a rate.
     fn check_acceptance(&self) -> Result<(), String> {
         match (self.rejection_sample_method.as_deref(), self.synthetic_acceptance_rate) {
             (None | Some(STRICT), None) => Ok(()),
@@ -161,7 +161,7 @@ impl SpeculativeConfigJson {
         }
     }
 
-    /// Tokens that are compared, at least and at most. As in vLLM: one of the two is both.
+    /// Returns minimum and maximum n-gram length. As in vLLM, a single bound sets both.
     fn prompt_lookup_range(&self) -> (u8, u8) {
         let max =
             self.prompt_lookup_max.or(self.prompt_lookup_min).unwrap_or(PROMPT_LOOKUP_DEFAULT);
@@ -203,17 +203,17 @@ fn check_method(method: &str) -> Result<(), String> {
     Err(format!("{method}: this release speculates by {NGRAM}, {MTP}, {DRAFT_MODEL} and {EAGLE3}"))
 }
 
-/// Whether it drafts by a checkpoint that somebody must name.
+/// Whether the method needs a draft checkpoint.
 fn needs_draft_checkpoint(method: &str) -> bool {
     [DRAFT_MODEL, EAGLE3].contains(&method)
 }
 
-/// Most drafts of a row.
+/// Returns the maximum number of draft tokens per row.
 fn draft_tokens_max(method: &str) -> u8 {
     if [MTP, EAGLE3].contains(&method) { MTP_DRAFTS_MAX } else { NGRAM_DRAFT_TOKENS_MAX }
 }
 
-/// Reads the object; unknown keys are named.
+/// Parses the object. The error names unknown keys.
 fn config(text: &str) -> Result<SpeculativeConfigJson, String> {
     let object = super::units::json_object(text)?;
     let config: SpeculativeConfigJson =

@@ -1,4 +1,4 @@
-//! The flag table as users of three engines type it.
+//! Tests of the flag table with the spellings of three engines.
 
 use std::ffi::OsString;
 
@@ -97,7 +97,7 @@ fn short_names_and_switches_of_other_engines_are_read() {
     assert_eq!(error("serve M --disable-radix-cache=perhaps").0, 2);
 }
 
-/// The list is of another project's release: see its first line.
+/// The list comes from a release of vLLM, named in its first line.
 #[test]
 fn every_vllm_flag_is_supported_or_explained() {
     let command = CliArgs::command();
@@ -429,7 +429,7 @@ fn nodes_have_the_spellings_of_other_engines() {
     assert!(args.http.port == 9 && args.nodes.cluster().is_none(), "launch is serve");
 }
 
-/// Write the page with `UPDATE_EXPECT=1 cargo test`.
+/// Update the page with `UPDATE_EXPECT=1 cargo test`.
 #[test]
 fn the_reference_page_is_current() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(reference_path());

@@ -1,10 +1,11 @@
-//! Values with a unit: `30`, `30s` or `500ms`; `4GiB`, `512MB` or bytes; `32k` tokens.
+//! Values with units: durations (`30`, `30s`, `500ms`), sizes in bytes (`4GiB`, `512MB`), token counts
+//! (`32k`).
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A duration; a bare number counts seconds.
+/// Duration; a number without unit is in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DurationArg(pub Duration);
 
@@ -30,7 +31,7 @@ impl fmt::Display for DurationArg {
     }
 }
 
-/// A number of bytes.
+/// Number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);
 
@@ -67,7 +68,7 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// A count of tokens: `32768`, `32k` (thousands) or `32K` (1,024s), as vLLM reads them.
+/// Parses a number of tokens: `32768`, `32k` (thousands) or `32K` (multiples of 1,024), as in vLLM.
 pub(super) fn tokens(text: &str) -> Result<u32, String> {
     let scale = |number: &str, by: f64| number.parse::<f64>().ok().map(|n| n * by);
     let value = match text.chars().last() {
@@ -81,12 +82,12 @@ pub(super) fn tokens(text: &str) -> Result<u32, String> {
     whole.map(|v| v as u32).ok_or_else(|| "not a count such as 4096 or 32k".to_owned())
 }
 
-/// A count of tokens, or `auto`, for which vLLM also takes -1.
+/// Number of tokens, or `auto`, for which vLLM also accepts -1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaxModelLenArg {
-    /// The most there can be
+    /// Maximum possible length.
     Auto,
-    /// So many tokens
+    /// Number of tokens.
     Tokens(u32),
 }
 
@@ -102,7 +103,7 @@ impl FromStr for MaxModelLenArg {
 }
 
 impl MaxModelLenArg {
-    /// The count, if one was given.
+    /// Returns the number of tokens, if one was given.
     pub fn tokens(self) -> Option<u32> {
         match self {
             Self::Auto => None,
@@ -111,7 +112,7 @@ impl MaxModelLenArg {
     }
 }
 
-/// A JSON object.
+/// Parses a JSON object.
 pub(super) fn json_object(
     text: &str,
 ) -> Result<serde_json::Map<String, serde_json::Value>, String> {

@@ -1,11 +1,11 @@
-//! What those who start a server on several nodes tell it by environment variables.
+//! Environment variables that cluster launchers set for servers on several nodes.
 
 use std::collections::BTreeMap;
 
 use super::slurm_hostlist;
 use crate::config::{CommandLineError, rejected};
 
-/// Every variable that is read.
+/// Names of all variables that are read.
 const NAMES: &[&str] = &[
     "LWS_GROUP_SIZE",
     "LWS_WORKER_INDEX",
@@ -34,28 +34,28 @@ const NAMES: &[&str] = &[
     "TORCHELASTIC_USE_AGENT_STORE",
 ];
 
-/// Those variables that are set.
+/// Values of the variables that are set.
 #[derive(Debug, Clone, Default)]
 pub struct ClusterVariables(BTreeMap<&'static str, String>);
 
-/// A number, and the variable that says it.
+/// Name and value of a numeric variable.
 pub(super) type EnvNumber = (&'static str, u16);
 
-/// What was found, of whichever system.
+/// Node layout from the variables of a launcher.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NodeLayout {
-    /// Nodes.
+    /// Number of nodes.
     pub(super) nodes: Option<EnvNumber>,
-    /// Which one this is.
+    /// Index of this node.
     pub(super) node: Option<EnvNumber>,
-    /// Where node 0 is.
+    /// Host of node 0.
     pub(super) host: Option<String>,
-    /// Where node 0 listens.
+    /// Port of node 0.
     pub(super) port: Option<u16>,
 }
 
 impl ClusterVariables {
-    /// Takes those that `text` knows.
+    /// Reads the variables through `text`.
     pub fn read(text: impl Fn(&str) -> Option<String>) -> Self {
         Self(NAMES.iter().filter_map(|name| Some((*name, text(name)?))).collect())
     }
@@ -64,7 +64,7 @@ impl ClusterVariables {
         self.0.get(name).map(String::as_str)
     }
 
-    /// The first of these variables that is set, as a number.
+    /// Returns the first of these variables that is set, as a number.
     fn number(&self, names: &[&'static str]) -> Result<Option<EnvNumber>, CommandLineError> {
         let Some((name, text)) = names.iter().find_map(|name| Some((*name, self.text(name)?)))
         else {
@@ -76,7 +76,7 @@ impl ClusterVariables {
         }
     }
 
-    /// What the first system says that has set its variables.
+    /// Returns the layout of the first launcher whose variables are set.
     pub(super) fn node_layout(&self) -> Result<NodeLayout, CommandLineError> {
         let systems = [Self::lws, Self::slurm, Self::mpi, Self::torchrun];
         for system in systems {
@@ -90,7 +90,7 @@ impl ClusterVariables {
         })
     }
 
-    /// Kubernetes' LeaderWorkerSet: a group of pods, the leader first.
+    /// Kubernetes LeaderWorkerSet: a group of pods; the leader has index 0.
     fn lws(&self) -> Result<Option<NodeLayout>, CommandLineError> {
         let Some(nodes) = self.number(&["LWS_GROUP_SIZE"])? else { return Ok(None) };
         let host = self.text("LWS_LEADER_ADDRESS").map(str::to_owned);
@@ -98,7 +98,7 @@ impl ClusterVariables {
         Ok(Some(NodeLayout { nodes: Some(nodes), node, host, port: None }))
     }
 
-    /// A job step of Slurm, else its job.
+    /// Slurm: the job step, else the job.
     fn slurm(&self) -> Result<Option<NodeLayout>, CommandLineError> {
         let Some(nodes) = self.number(&["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])? else {
             return Ok(None);
@@ -126,7 +126,7 @@ impl ClusterVariables {
         Ok(Some(NodeLayout { nodes: Some(nodes), node, host, port: None }))
     }
 
-    /// Open MPI, and what else speaks PMI. None says where the first process is.
+    /// Open MPI and other launchers with PMI. None of them reports the host of the first process.
     fn mpi(&self) -> Result<Option<NodeLayout>, CommandLineError> {
         let nodes = self.number(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])?;
         let node = self.number(&["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"])?;
@@ -145,7 +145,7 @@ impl ClusterVariables {
         Ok(Some(NodeLayout { nodes, node, host, port: None }))
     }
 
-    /// torchrun, and operators that set what it sets.
+    /// torchrun, and Kubernetes operators that set the variables of torchrun.
     fn torchrun(&self) -> Result<Option<NodeLayout>, CommandLineError> {
         let world = self.number(&["WORLD_SIZE"])?;
         let (grouped, here) = (self.number(&["GROUP_RANK"])?, self.number(&["LOCAL_WORLD_SIZE"])?);
@@ -165,7 +165,7 @@ impl ClusterVariables {
                 "torchrun --nproc-per-node 1",
             )?;
         }
-        // torchrun itself may listen there.
+        // torchrun itself may listen on `MASTER_PORT`.
         let taken = self.text("TORCHELASTIC_USE_AGENT_STORE") == Some("True");
         let port = self.number(&["MASTER_PORT"])?.map(|(_, port)| port);
         let port = port.and_then(|port| port.checked_add(u16::from(taken)));
@@ -174,7 +174,7 @@ impl ClusterVariables {
     }
 }
 
-/// Refuses several servers on one node of several.
+/// Rejects several servers per node on more than one node.
 fn check_one_server_per_node(
     nodes: EnvNumber,
     too_many: Option<EnvNumber>,
@@ -304,7 +304,7 @@ mod tests {
             let error = node_layout(variables).unwrap_err();
             assert!(error.contains(reason), "{variables:?}: {error}");
         }
-        // On one node they are none of this server's business.
+        // On one node, the number of tasks is irrelevant.
         let one =
             [("WORLD_SIZE", "1"), ("RANK", "0"), ("SLURM_NNODES", "1"), ("SLURM_NTASKS", "8")];
         assert_eq!(node_layout(&one).unwrap().nodes, Some(("SLURM_NNODES", 1)));

@@ -1,6 +1,7 @@
-//! Flags of servers on several nodes: how many, which one this is, where they meet, what they all know.
+//! Flags of servers on several nodes: number of nodes, index of this node, rendezvous address, cluster
+//! secret.
 //!
-//! What no flag says, the variables of the cluster say (`launcher_env.rs`).
+//! Missing flags are taken from the environment variables of the launcher (`launcher_env.rs`).
 
 mod launcher_env;
 mod secret;
@@ -18,11 +19,11 @@ use secret::{check_secret, read_secret};
 
 use super::{CommandLineError, ParallelArgs, ProcessEnvironment, rejected};
 
-/// Where node 0 is, and listens, if nobody says.
+/// Default address and port of node 0.
 const MASTER_ADDR_DEFAULT: &str = "127.0.0.1";
 const MASTER_PORT_DEFAULT: u16 = 29_500;
 
-/// On how many nodes.
+/// Node layout of a server.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Nodes")]
 pub struct NodeArgs {
@@ -54,20 +55,20 @@ pub struct NodeArgs {
     /// A file with the secret that all nodes know, and nobody else
     #[arg(long, value_name = "FILE")]
     cluster_secret_file: Option<PathBuf>,
-    /// What all of that comes to; `None` = this node alone.
+    /// Resolved cluster configuration; `None` = a single node.
     #[arg(skip)]
     cluster: Option<ClusterConfig>,
 }
 
 impl NodeArgs {
-    /// The cluster; `None` = this node serves alone.
+    /// Returns the cluster configuration; `None` = a single node.
     pub fn cluster(&self) -> Option<&ClusterConfig> {
         self.cluster.as_ref()
     }
 
-    /// What all nodes know.
+    /// Returns the cluster secret.
     ///
-    /// Errors: there is none, it cannot be read, or it is too short.
+    /// Errors: there is no secret, it cannot be read, or it is too short.
     pub fn secret(
         &self,
         environment: &ProcessEnvironment,
@@ -75,18 +76,18 @@ impl NodeArgs {
         match (&self.cluster_secret_file, &environment.cluster_secret) {
             (Some(path), _) => read_secret(path),
             (None, Some(secret)) => check_secret(secret.clone(), SECRET_VARIABLE),
-            (None, None) => rejected("nodes need a common secret"), // `settle` has said so already.
+            (None, None) => rejected("nodes need a common secret"), // `resolve` has rejected this case.
         }
     }
 
-    /// Brings flags and variables together, and refuses what cannot be meant.
+    /// Combines flags and environment variables, and rejects invalid combinations.
     pub(super) fn resolve(
         &mut self,
         parallel: &ParallelArgs,
         environment: &ProcessEnvironment,
     ) -> Result<(), CommandLineError> {
         self.resolve_data_parallel_layout(parallel.data_parallel_size)?;
-        // Whoever wants to serve alone may, wherever he is.
+        // `--nnodes 1` overrides the variables of a launcher.
         let place = match self.nnodes {
             Some(1) => launcher_env::NodeLayout::default(),
             _ => environment.cluster.node_layout()?,
@@ -121,7 +122,7 @@ impl NodeArgs {
         Ok(())
     }
 
-    /// Nodes and the place of this one, as vLLM's words for replicas say them.
+    /// Derives number of nodes and index of this node from vLLM's data-parallel flags.
     fn resolve_data_parallel_layout(&mut self, replicas: u16) -> Result<(), CommandLineError> {
         let Some(local) = self.data_parallel_size_local else {
             return match self.data_parallel_start_rank {
@@ -150,7 +151,7 @@ impl NodeArgs {
         Ok(())
     }
 
-    /// What only several nodes can mean.
+    /// Returns a flag that is valid for several nodes only, if one is given.
     fn multi_node_flag(&self) -> Option<&'static str> {
         let flags = [
             ("--master-addr", self.master_addr.is_some()),
@@ -161,7 +162,7 @@ impl NodeArgs {
         flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
     }
 
-    /// `told` = somebody has said that there is one node alone.
+    /// Checks the flags of a single node. `told`: a flag or variable states the number of nodes.
     fn check_single_node(&self, nodes: u16, told: bool) -> Result<(), CommandLineError> {
         if let Some(flag) = self.multi_node_flag().filter(|_| !told) {
             return rejected(format!(
@@ -178,7 +179,7 @@ impl NodeArgs {
         }
     }
 
-    /// Where node 0 listens.
+    /// Returns host and port of node 0.
     fn address(
         &self,
         host: Option<String>,
@@ -203,9 +204,9 @@ impl NodeArgs {
     }
 }
 
-/// What a flag and a variable say together.
+/// Combines a flag with a variable.
 ///
-/// Errors: each says something else.
+/// Errors: their values differ.
 fn reconcile(
     flag: &str,
     given: Option<u16>,
@@ -219,7 +220,7 @@ fn reconcile(
     }
 }
 
-/// Refuses replicas that do not lie on one node each.
+/// Rejects replica counts that cannot be distributed evenly over the nodes.
 fn check_replica_placement(
     nodes: u16,
     parallel: &ParallelArgs,

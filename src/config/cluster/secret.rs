@@ -1,4 +1,4 @@
-//! The secret that the nodes of a cluster share, as a file or a variable holds it.
+//! Cluster secret, shared by all nodes, from a file or an environment variable.
 
 use std::path::Path;
 
@@ -6,12 +6,14 @@ use engine::nodes::ClusterSecret;
 
 use crate::config::{CommandLineError, rejected};
 
-/// The variable that holds it where no file does. Children have no use for it.
+/// Environment variable of the secret, used without a file. It is removed from the environment of child
+/// processes.
 pub(crate) const CLUSTER_SECRET_VARIABLE: &str = "HADRON_CLUSTER_SECRET";
-/// What can be guessed is no secret: whoever hears a handshake may try as many as he likes.
+/// Minimum bytes of a secret. An eavesdropper on a handshake can test any number of candidate secrets
+/// offline.
 const SECRET_BYTES_MIN: usize = 16;
 
-/// Reads a file.
+/// Reads the secret from a file.
 pub(super) fn read_secret(path: &Path) -> Result<ClusterSecret, CommandLineError> {
     let place = format!("--cluster-secret-file {}", path.display());
     match std::fs::read_to_string(path) {
@@ -20,7 +22,7 @@ pub(super) fn read_secret(path: &Path) -> Result<ClusterSecret, CommandLineError
     }
 }
 
-/// The secret, if it is long enough.
+/// Returns the secret if it is long enough.
 pub(super) fn check_secret(
     secret: ClusterSecret,
     place: &str,

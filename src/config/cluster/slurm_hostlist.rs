@@ -1,11 +1,11 @@
-//! Slurm's lists of hosts: `gpu[001-003,7],login`.
+//! Parser of Slurm host lists: `gpu[001-003,7],login`.
 
-/// Longest list: what more would say is a mistake.
+/// Maximum number of hosts of a list.
 const HOSTS_MAX: usize = 65_536;
 
-/// The hosts of a list, in its order.
+/// Returns the hosts of a list, in its order.
 ///
-/// Errors: what is wrong with it.
+/// Errors: a message about the malformed list.
 pub(super) fn hosts(list: &str) -> Result<Vec<String>, String> {
     let mut all = Vec::new();
     for item in items(list)? {
@@ -17,7 +17,7 @@ pub(super) fn hosts(list: &str) -> Result<Vec<String>, String> {
     Ok(all)
 }
 
-/// The parts between commas that stand in no brackets.
+/// Splits a list at the commas outside brackets.
 fn items(list: &str) -> Result<Vec<&str>, String> {
     let (mut items, mut start, mut inside) = (Vec::new(), 0, false);
     for (at, byte) in list.bytes().enumerate() {
@@ -40,7 +40,7 @@ fn items(list: &str) -> Result<Vec<&str>, String> {
     Ok(items.into_iter().map(str::trim).filter(|item| !item.is_empty()).collect())
 }
 
-/// Adds the hosts of one item whose beginning, up to here, is `prefix`.
+/// Expands one item and adds its hosts, each with `prefix`, to `all`.
 fn expand(item: &str, prefix: &str, all: &mut Vec<String>) -> Result<(), String> {
     let Some((before, rest)) = item.split_once('[') else {
         if all.len() >= HOSTS_MAX {
@@ -62,7 +62,7 @@ fn expand(item: &str, prefix: &str, all: &mut Vec<String>) -> Result<(), String>
             return Err(format!("{range:?} is no range of numbers"));
         }
         for value in from..=to {
-            // As many digits as the first number of the range.
+            // Zero-pad to the width of the first number of the range.
             let name = format!("{prefix}{before}{value:0width$}", width = first.len());
             expand(behind, &name, all)?;
         }
