@@ -1,9 +1,9 @@
 //! DeepSeek-V2, V3 and R1 (`DeepseekV2ForCausalLM`, `DeepseekV3ForCausalLM`), after transformers `modeling_deepseek_v2.py` and
 //! `modeling_deepseek_v3.py`.
 //!
-//! Latent attention; the first layers have a dense MLP, all others experts, some of them shared by all tokens. V2 routes by
-//! softmax, V3 by sigmoid with a correction of the choice; both may choose groups of experts first. Behind its last layer V3 has one
-//! that predicts a token more. Goldens: `tests/data/golden/deepseek_v*`. Shapes: T tokens, H hidden.
+//! Multi-head latent attention (MLA); the first layers have a dense MLP, all others have experts, including
+//! shared experts. V2 routes by softmax, V3 by sigmoid with a correction bias; both may use group-limited
+//! routing. V3 has an MTP module. Goldens: `tests/data/golden/deepseek_v*`. Shapes: T tokens, H hidden.
 
 use crate::config::MlaConfig;
 use crate::layers::{
@@ -13,10 +13,10 @@ use crate::layers::{
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
-/// The model.
+/// DeepSeek model.
 pub(crate) type DeepseekModel = DecoderModel<DeepseekLayer>;
 
-/// One layer.
+/// Decoder layer.
 #[derive(Debug)]
 pub(crate) struct DeepseekLayer {
     attn_norm: RmsNormLayer,
@@ -26,7 +26,7 @@ pub(crate) struct DeepseekLayer {
 }
 
 impl DecoderLayer for DeepseekLayer {
-    /// `x += attn(norm(x)); x += mlp(norm(x))`
+    /// Computes `x += attn(norm(x)); x += mlp(norm(x))`.
     fn forward(
         &self,
         f: &ForwardContext<'_>,

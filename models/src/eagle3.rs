@@ -1,8 +1,9 @@
-//! One layer that drafts for another model (EAGLE-3, arXiv 2503.01840; `LlamaForCausalLMEagle3`).
+//! EAGLE-3 draft model of one layer (arXiv 2503.01840; `LlamaForCausalLMEagle3`).
 //!
-//! It begins with what enters three layers of that model, joined to one state a token, and goes on with its own stream; it has a
-//! vocabulary of its own, whose ids are some of the model's. As a draft layer it keeps keys and values of each position `p`, made
-//! of token `p` and of the state before it. Shapes: T tokens, H hidden, R rows.
+//! The first draft pass starts from the inputs of three layers of the target model, projected to one hidden
+//! state per token; later passes start from the previous pass. The draft vocabulary is a subset of the target
+//! vocabulary. As in an MTP module, keys and values at position `p` are made of token `p` and the hidden
+//! state of the token before it. Shapes: T tokens, H hidden, R rows.
 
 use crate::config::Eagle3Config;
 use crate::layers::{
@@ -14,51 +15,51 @@ use crate::{ForwardContext, ForwardError, Model, ModelConfig, ModelLoadError, We
 use ops::{PackedLinear, Tensor, VocabShard};
 use std::cell::RefCell;
 
-/// The layer, and what is around it.
+/// EAGLE-3 draft model.
 #[derive(Debug)]
 pub struct Eagle3Model {
-    /// What enters these layers of the model is joined; of as many channels as the model has.
+    /// Layers whose inputs are the auxiliary hidden states; their hidden size is that of the target model.
     aux_layers: [usize; 3],
     aux_norms: Vec<RmsNormLayer>,
-    /// The columns of `fc` that meet each of them.
+    /// Columns of `fc` for each auxiliary hidden state.
     fc: Vec<PackedLinear>,
-    /// Else the model's.
+    /// Embedding; `None` = that of the target model.
     embed: Option<VocabParallelEmbedding>,
     embedding_norm: RmsNormLayer,
     hidden_norm: RmsNormLayer,
-    /// The columns that meet the embedding, and those that meet the state.
+    /// Columns for the embedding, then columns for the hidden state.
     qkv: Vec<PackedLinear>,
     heads: GqaHeads,
     mlp_norm: RmsNormLayer,
     mlp: GatedMlp,
     norm: RmsNormLayer,
     lm_head: LmHead,
-    /// Its ids whose logits this rank makes.
+    /// Shard of the draft vocabulary on this rank.
     vocab_shard: VocabShard,
-    /// What the model calls each of its ids, i32 `[1, V]`, if not by the same numbers.
+    /// Target id of each draft id, i32 `[1, V]`; `None` if both ids are equal.
     draft_to_target: Option<Tensor>,
     shape: Eagle3Config,
 }
 
-/// What a pass makes of each row.
+/// Output of a draft pass, per row.
 #[derive(Debug)]
 pub struct DraftPassOutput {
-    /// For the head, `[R, H]`.
+    /// Input of the LM head, `[R, H]`.
     pub hidden: Tensor,
-    /// The state before the next token, where it is another, `[R, H]`.
+    /// Hidden state for the next draft pass, `[R, H]`; `None` = `hidden`.
     pub next_hidden: Option<Tensor>,
 }
 
-/// Joins what enters three layers of a model while it is computed.
+/// Collects and projects the auxiliary hidden states during a forward pass of the target model.
 #[derive(Debug)]
 pub struct AuxHiddenStates<'a> {
     eagle: &'a Eagle3Model,
-    /// Of those that have been passed.
+    /// Sum of the projections collected so far.
     combined: RefCell<Option<Tensor>>,
 }
 
 impl Eagle3Model {
-    /// Takes its weights by name; it drafts for the model `target`.
+    /// Loads the draft model of the target model `target`; weights are taken by name.
     pub(crate) fn load(
         (config, target): (&ModelConfig, &ModelConfig),
         w: &Weights<'_>,
@@ -93,13 +94,14 @@ impl Eagle3Model {
         })
     }
 
-    /// Watches a forward pass of the model.
+    /// Returns a collector for one forward pass of the target model.
     #[must_use]
     pub fn aux_hidden_states(&self) -> AuxHiddenStates<'_> {
         AuxHiddenStates { eagle: self, combined: RefCell::default() }
     }
 
-    /// Token ids `[R]`, none at position 0, and the states before them, `[R, H]`, to what the head makes drafts of.
+    /// Computes a draft pass from token ids `[R]`, none at position 0, and the hidden states `before [R, H]`
+    /// of the tokens before them.
     pub fn draft(
         &self,
         f: &ForwardContext<'_>,
@@ -116,7 +118,8 @@ impl Eagle3Model {
         Ok(DraftPassOutput { hidden, next_hidden: carried })
     }
 
-    /// Of the same keeps what later drafts attend to, and computes no more. What it is given at position 0 is never seen.
+    /// Writes keys and values of these tokens for later draft passes, and computes no more. The keys and
+    /// values at position 0 are never read.
     pub fn write_kv_only(
         &self,
         f: &ForwardContext<'_>,
@@ -128,12 +131,12 @@ impl Eagle3Model {
         self.heads.write_kv(f, &qkv).map(drop)
     }
 
-    /// Logits of its own ids, f32 `[n, V]`, of `hidden [n, H]`: every rank gets those of all.
+    /// Logits of the whole draft vocabulary, f32 `[n, V]`, from `hidden [n, H]`, on every rank.
     pub fn logits(&self, f: &ForwardContext<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError> {
         self.lm_head.full_logits(f, hidden)
     }
 
-    /// Of these logits those of this rank's part of its ids.
+    /// Logits of this rank's shard of the draft vocabulary.
     pub fn shard_logits(
         &self,
         f: &ForwardContext<'_>,
@@ -142,19 +145,19 @@ impl Eagle3Model {
         self.lm_head.shard_logits(f, hidden)
     }
 
-    /// That part.
+    /// Shard of the draft vocabulary on this rank.
     #[must_use]
     pub fn vocab_shard(&self) -> &VocabShard {
         &self.vocab_shard
     }
 
-    /// What the model calls each of its ids, i32 `[1, V]`; `None` = the same.
+    /// Target id of each draft id, i32 `[1, V]`; `None` if both ids are equal.
     #[must_use]
     pub fn draft_to_target(&self) -> Option<&Tensor> {
         self.draft_to_target.as_ref()
     }
 
-    /// Normed embeddings `[R, H]`.
+    /// Normed token embeddings, `[R, H]`.
     fn embed_tokens(
         &self,
         f: &ForwardContext<'_>,
@@ -167,7 +170,7 @@ impl Eagle3Model {
         Ok(f.ops.rms_norm(&embedding, &self.embedding_norm.weight, self.embedding_norm.eps)?)
     }
 
-    /// Queries, keys and values `[R, (N + 2 K) D]` of both.
+    /// Queries, keys and values `[R, (N + 2 K) D]` from embedding and hidden state.
     fn project_states(
         &self,
         f: &ForwardContext<'_>,
@@ -180,18 +183,18 @@ impl Eagle3Model {
 }
 
 impl AuxHiddenStates<'_> {
-    /// The states of all tokens, `[T, H]`, once the model has been computed.
+    /// Projected states of all tokens, `[T, H]`, after the forward pass.
     #[must_use]
     pub fn states(self) -> Option<Tensor> {
         self.combined.into_inner()
     }
 
-    /// Whether what enters layer `layer` is wanted.
+    /// Whether the input of layer `layer` is collected.
     pub(crate) fn wants_layer(&self, layer: usize) -> bool {
         self.eagle.aux_layers.contains(&layer)
     }
 
-    /// Takes in what enters such a layer, `x [T, H of the model]`.
+    /// Adds the projection of the input `x [T, H of the target model]` of layer `layer`.
     pub(crate) fn collect(
         &self,
         f: &ForwardContext<'_>,

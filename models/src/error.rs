@@ -1,193 +1,193 @@
-//! Why a model cannot be loaded. Every variant names what the user has to look at.
+//! Errors of model loading. Every variant names the file, tensor or setting to check.
 
 use crate::ModelConfigError;
 use crate::sharding::UnevenSplit;
 use std::path::PathBuf;
 
-/// A checkpoint that cannot be served.
+/// Checkpoint that cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelLoadError {
-    /// The configuration is wrong.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ModelConfigError),
     /// A file cannot be read.
     #[error("{path}: {error}")]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         error: std::io::Error,
     },
-    /// There is nothing to load.
+    /// The folder has no safetensors weights.
     #[error("{dir}: no model.safetensors and no model.safetensors.index.json{hint}")]
     NoWeights {
-        /// The folder.
+        /// Path of the folder.
         dir: PathBuf,
-        /// What is there instead.
+        /// Other weights that were found.
         hint: &'static str,
     },
-    /// A weight file whose bytes contradict themselves.
+    /// A weight file is inconsistent.
     #[error("{path}: {fault}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong in it.
+        /// Fault in the file.
         fault: FileFault,
     },
-    /// A tensor that contradicts its file, the index or the configuration.
+    /// A tensor contradicts its file, the index or the configuration.
     #[error("{path}: tensor `{tensor}`: {fault}")]
     Tensor {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// Fault of the tensor.
         fault: TensorFault,
     },
-    /// Stored tensors nobody reads, or weights nobody stores.
+    /// Stored tensors are unused, or weights are missing.
     #[error("{dir}: weights do not match the configuration: {}", coverage(missing, left_over))]
     Coverage {
-        /// The folder.
+        /// Path of the folder.
         dir: PathBuf,
-        /// Weights that the configuration asks for.
+        /// Weights that the configuration requires.
         missing: Vec<String>,
-        /// Tensors that no weight consumes.
+        /// Stored tensors that no weight uses.
         left_over: Vec<String>,
     },
-    /// Experts cannot lie where they should.
+    /// The expert placement is invalid.
     #[error(transparent)]
     Placement(#[from] crate::PlacementError),
-    /// There is no model in it.
+    /// The checkpoint is a draft model, which cannot be served alone.
     #[error("{dir}: LlamaForCausalLMEagle3 drafts for another model and says nothing itself")]
     DraftModelOnly {
-        /// The folder.
+        /// Path of the folder.
         dir: PathBuf,
     },
-    /// A weight that does not split evenly.
+    /// A weight does not split evenly over the ranks.
     #[error("tensor `{tensor}`: {error}")]
     Split {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// The numbers.
+        /// Count and numbers of ranks.
         error: UnevenSplit,
     },
-    /// A model asked for a weight that its table does not have, or left one unread.
+    /// A model reads a weight that the weight table does not have, or leaves one unread: a bug.
     #[error("weight `{tensor}` {what}: the model and its table disagree")]
     Table {
-        /// The weight.
+        /// Name of the weight.
         tensor: String,
-        /// How they disagree.
+        /// Kind of the disagreement.
         what: &'static str,
     },
-    /// The device refused.
+    /// The device rejected an operation.
     #[error("weight `{tensor}`: {error}")]
     Device {
-        /// The weight being placed.
+        /// Weight that was being loaded.
         tensor: String,
-        /// What it said.
+        /// Error of the device.
         error: ops::OpError,
     },
 }
 
-/// What can be wrong with a safetensors file, or an index, as a whole.
+/// Fault of a whole safetensors file or index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FileFault {
-    /// Not even a header length.
+    /// The file is shorter than a header length.
     #[error("{bytes} bytes are too short for a safetensors file")]
     Short {
-        /// Size of the file.
+        /// Size of the file in bytes.
         bytes: usize,
     },
-    /// The header would reach beyond the file or the limit.
+    /// The header exceeds the file or the limit of the format.
     #[error("the header is said to have {stated} bytes, but at most {limit} can be")]
     HeaderLength {
-        /// What the file says.
+        /// Header length that the file states, in bytes.
         stated: u64,
-        /// What the file's size and the format allow.
+        /// Largest length that the size of the file and the format allow, in bytes.
         limit: u64,
     },
-    /// The header is not the JSON it should be.
+    /// The header is not valid JSON of the format.
     #[error("the header is broken: {detail}")]
     Header {
-        /// Where parsing stopped.
+        /// Position and reason of the parse error.
         detail: String,
     },
-    /// Bytes behind the last tensor, or missing ones.
+    /// The data is longer or shorter than its tensors.
     #[error("tensors end at byte {end} of the data, but there are {bytes}")]
     End {
-        /// Where the last tensor ends.
+        /// End of the last tensor, as an offset in the data.
         end: u64,
-        /// Bytes behind the header.
+        /// Size of the data after the header, in bytes.
         bytes: u64,
     },
-    /// The index is not the JSON it should be.
+    /// The index is not valid JSON of the format.
     #[error("the index is broken: {detail}")]
     Index {
-        /// What is wrong.
+        /// Position and reason of the parse error.
         detail: String,
     },
-    /// A file name in the index that could leave the folder.
+    /// A file name in the index is not a plain name inside the folder.
     #[error("`{name}` is not the name of a file in this folder")]
     Outside {
-        /// The name.
+        /// File name.
         name: String,
     },
 }
 
-/// What can be wrong with one tensor.
+/// Fault of one tensor.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TensorFault {
-    /// A dtype that is no dtype of the format.
+    /// The dtype is not a dtype of the format.
     #[error("dtype `{0}` is unknown")]
     UnknownDType(String),
-    /// A dtype that weights cannot have here.
+    /// The dtype is not supported for weights.
     #[error("dtype {0} is not supported for weights; F32, BF16 and F16 are")]
     WrongDType(&'static str),
-    /// Offsets that run backwards or beyond the data.
+    /// Offsets are in the wrong order or beyond the data.
     #[error("bytes [{start}, {end}) do not lie in the {bytes} bytes of data")]
     Offsets {
-        /// First byte.
+        /// Offset of the first byte.
         start: u64,
-        /// Byte behind the last.
+        /// Offset after the last byte.
         end: u64,
-        /// Bytes of data.
+        /// Size of the data in bytes.
         bytes: u64,
     },
-    /// Offsets that leave a hole or reach into the tensor before.
+    /// Offsets leave a gap after the previous tensor, or overlap it.
     #[error("starts at byte {start} of the data, but the tensor before it ends at {expected}")]
     Gap {
-        /// First byte.
+        /// Offset of the first byte.
         start: u64,
-        /// Where it must start.
+        /// Expected offset of the first byte.
         expected: u64,
     },
-    /// A shape whose size is not that of the bytes.
+    /// The size of the shape differs from the number of bytes.
     #[error("shape {shape:?} of {dtype} does not have {bytes} bytes")]
     Size {
         /// Stated shape.
         shape: Vec<u64>,
         /// Stated dtype.
         dtype: &'static str,
-        /// Bytes between the offsets.
+        /// Number of bytes between the offsets.
         bytes: u64,
     },
-    /// A draft that stands for no id of the vocabulary.
+    /// The target id of a draft id is outside of the vocabulary.
     #[error("{draft} {offset:+} is none of {ids} ids")]
     Offset {
-        /// Its number.
+        /// Draft id.
         draft: usize,
-        /// What is added to it.
+        /// Offset from draft id to target id.
         offset: i64,
-        /// Ids of the vocabulary.
+        /// Size of the target vocabulary.
         ids: usize,
     },
-    /// A type of what is no weight.
+    /// The dtype is not supported for offsets from draft ids to target ids.
     #[error("dtype {0} is not supported for offsets of ids; I64 is")]
     OffsetDType(&'static str),
-    /// A factor that values cannot be divided by.
+    /// The scale is not a finite number above 0.
     #[error("{0} is no scale: a finite number above 0 is")]
     Scale(String),
-    /// A shape that the configuration rules out.
+    /// The shape differs from that of the configuration.
     #[error("shape {found:?}, but the configuration says {expected:?}")]
     Shape {
         /// Stored shape.
@@ -195,30 +195,30 @@ pub enum TensorFault {
         /// Shape from the configuration.
         expected: Vec<u64>,
     },
-    /// A name that is stored twice.
+    /// The name is stored in two files.
     #[error("is also stored in {other}")]
     Duplicate {
-        /// The other file.
+        /// Path of the other file.
         other: String,
     },
-    /// The index names a tensor that its file does not hold.
+    /// The index contains a tensor that its file does not contain.
     #[error("is in the index but not in the file")]
     NotInFile,
-    /// A file holds a tensor that the index does not place there.
+    /// A file contains a tensor that the index does not assign to it.
     #[error("is in the file, but the index {0}")]
     NotInIndex(String),
-    /// Both the separate and the fused form are stored.
+    /// Experts are stored both separately and fused.
     #[error("holds what `{0}` stores again")]
     StoredTwice(String),
-    /// What draft layers store again, and is not the same.
+    /// The copy of a weight in an MTP module differs from the original.
     #[error("differs from `{0}`, which it has to repeat")]
     Copy(&'static str),
-    /// A tied head that is not the embedding.
+    /// The stored LM head differs from the embedding that it is tied to.
     #[error("differs from the embedding, but tie_word_embeddings is true")]
     TiedHead,
 }
 
-/// Both lists, cut to what a terminal can show.
+/// Formats both lists, truncated to fit a terminal.
 fn coverage(missing: &[String], left_over: &[String]) -> String {
     const SHOWN: usize = 16;
     let list = |title: &str, names: &[String]| {

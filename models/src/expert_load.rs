@@ -1,25 +1,25 @@
-//! How many tokens each expert gets, counted where routers choose.
+//! Expert load: number of tokens per expert, counted by the routers.
 
 use crate::ModelConfig;
 use ops::{ExpertLoadCounters, ExpertLoadDownload, LayerLoadCounter, OpError, Ops, Tensor};
 
-/// Tokens by layer and expert since they were last taken. They lie on the device.
+/// Number of tokens by layer and expert since the last `take`, in device memory.
 #[derive(Debug)]
 pub struct ExpertLoad(ExpertLoadCounters);
 
 impl ExpertLoad {
-    /// For the experts of a model; `None` = it has none.
+    /// Creates counters for the experts of a model; `None` if it has none.
     pub fn new(ops: &Ops, config: &ModelConfig) -> Result<Option<Self>, OpError> {
         let Some(moe) = &config.moe else { return Ok(None) };
         Ok(Some(Self(ExpertLoadCounters::new(ops, config.layers, moe.experts)?)))
     }
 
-    /// Begins to bring the numbers to the host, and counts anew: see [`ExpertLoadCounters::take`].
+    /// Starts a copy of the counts to the host and resets them: see [`ExpertLoadCounters::take`].
     pub fn take(&self, ops: &Ops) -> Result<Option<ExpertLoadDownload>, OpError> {
         self.0.take(ops)
     }
 
-    /// Where the router of a layer counts; tokens without a slot, i64 `[T]`, are padding.
+    /// Counter for the router of a layer. Tokens with a KV slot of −1 in `slots`, i64 `[T]`, are padding.
     pub(crate) fn layer_counter<'a>(
         &'a self,
         layer: usize,

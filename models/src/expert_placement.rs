@@ -1,92 +1,94 @@
-//! Where experts lie, if an operator says so: places of each layer, in equal runs by rank, and hot experts in several.
+//! Expert placement (EPLB map) from the operator: the physical experts of each layer, in equal consecutive
+//! ranges per rank. Hot experts may have several copies.
 //!
-//! A token goes to one of an expert's copies by its own position in its request. So the same request takes the same
-//! copies in any batch and any chunks, and copies share the load evenly.
+//! The position of a token in its request selects the copy of an expert. The choice is independent of batch
+//! and chunking, and copies share the load evenly.
 //!
-//! A row behind those of the model's layers is its draft layer's; without one that layer's experts lie each once, in order.
+//! Rows after those of the model's layers are for MTP modules; without such a row, each expert of an MTP
+//! module has one copy, in order.
 
 use crate::ModelConfig;
 use crate::sharding::ParallelRank;
 use protocol::ExpertPlacement;
 use std::ops::Range;
 
-/// A placement that does not fit the model or its ranks.
+/// Error of a placement that does not fit the model or its ranks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// Experts are not spread, so they lie on every rank.
+    /// There is no expert parallelism: every rank has a part of all experts.
     #[error("a placement of experts needs several ranks that hold experts whole")]
     NotExpertParallel,
-    /// It is for another model.
+    /// The placement has the wrong number of layers.
     #[error("the placement has {got} layers, the model {expected}{}", drafting(*draft_layers))]
     Layers {
-        /// Its layers.
+        /// Number of layers of the placement.
         got: usize,
-        /// Those of the model.
+        /// Number of layers of the model.
         expected: usize,
-        /// Those that draft for it, which may have places, too.
+        /// Number of MTP modules, which may have rows as well.
         draft_layers: usize,
     },
-    /// A draft layer's experts, which the file says nothing of, cannot be dealt out.
+    /// The experts of an MTP module without a row cannot be split evenly over the ranks.
     #[error(
         "the placement has no row for the draft layer, whose {experts} experts cannot be split over {ranks} ranks"
     )]
     MtpExperts {
-        /// Its experts.
+        /// Number of experts of the MTP module.
         experts: usize,
-        /// Ranks.
+        /// Number of ranks.
         ranks: usize,
     },
-    /// Ranks would hold different numbers of experts.
+    /// Ranks would have different numbers of physical experts.
     #[error("layer {layer}: {physical_experts} places cannot be split over {ranks} ranks")]
     Uneven {
-        /// The layer.
+        /// Index of the layer.
         layer: usize,
-        /// Its places.
+        /// Number of physical experts of the layer.
         physical_experts: usize,
-        /// Ranks.
+        /// Number of ranks.
         ranks: usize,
     },
-    /// There is no such expert.
+    /// The model has no such expert.
     #[error(
         "layer {layer}: place {physical_expert} is for expert {expert}, the model has {experts}"
     )]
     Unknown {
-        /// The layer.
+        /// Index of the layer.
         layer: usize,
-        /// The place, from 0.
+        /// Index of the physical expert, from 0.
         physical_expert: usize,
-        /// Its expert.
+        /// Logical expert assigned to it.
         expert: usize,
-        /// Experts of the layer.
+        /// Number of experts of the layer.
         experts: usize,
     },
-    /// Tokens would have nowhere to go.
+    /// An expert has no physical expert, so that its tokens could not be routed.
     #[error("layer {layer}: expert {expert} has no place")]
     Missing {
-        /// The layer.
+        /// Index of the layer.
         layer: usize,
-        /// The expert.
+        /// Logical expert.
         expert: usize,
     },
-    /// A second copy beside the first helps nobody.
+    /// An expert has two copies on one rank, which is of no use.
     #[error("layer {layer}: expert {expert} has two places on rank {rank}")]
     DuplicateCopy {
-        /// The layer.
+        /// Index of the layer.
         layer: usize,
-        /// The expert.
+        /// Logical expert.
         expert: usize,
-        /// The rank.
+        /// Rank with both copies.
         rank: usize,
     },
 }
 
-/// What a refusal says of so many draft layers.
+/// Part of an error message about MTP modules.
 fn drafting(layers: usize) -> String {
     if layers == 0 { String::new() } else { format!(", and {layers} that may draft") }
 }
 
-/// Checks that every expert of every layer has a place, and each rank as many as the others. Rows of dense layers are
-/// passed over.
+/// Checks that every expert of every layer has a physical expert, and that all ranks have equally many. Rows
+/// of dense layers are ignored.
 pub fn check_placement(
     placement: &ExpertPlacement,
     config: &ModelConfig,
@@ -122,7 +124,7 @@ fn check_layer(
         return Err(PlacementError::Uneven { layer, physical_experts: places.len(), ranks });
     }
     let each = places.len() / ranks;
-    let mut on = vec![None; experts]; // The last rank that an expert was found on.
+    let mut on = vec![None; experts]; // Last rank on which each expert was found.
     for (place, &expert) in places.iter().enumerate() {
         let (expert, rank) = (usize::from(expert), place / each);
         let Some(on) = on.get_mut(expert) else {
@@ -138,28 +140,29 @@ fn check_layer(
     }
 }
 
-/// The experts of one layer as they lie.
+/// Placement of one layer: logical expert of each physical expert.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LayerPlacement<'a>(&'a [u16]);
 
 impl<'a> LayerPlacement<'a> {
-    /// Of layer `layer` by a placement that has been checked, if it says anything of that layer.
+    /// Returns the row of layer `layer` of a placement that has been checked, if there is one.
     pub(crate) fn of_layer(placement: Option<&'a ExpertPlacement>, layer: usize) -> Option<Self> {
         placement?.layers.get(layer).map(|places| Self(places))
     }
 
-    /// The places of a rank.
+    /// Range of the physical experts of a rank.
     pub(crate) fn of_rank(self, rank: ParallelRank) -> Range<usize> {
         let each = self.0.len() / rank.size;
         rank.rank * each..(rank.rank + 1) * each
     }
 
-    /// The experts that lie there, place by place.
+    /// Logical experts of these physical experts.
     pub(crate) fn experts(self, places: Range<usize>) -> Vec<usize> {
         self.0[places].iter().map(|&expert| usize::from(expert)).collect()
     }
 
-    /// For each of `experts` how many places it has, then these, ascending, padded to equal lengths.
+    /// Table with one row per logical expert: number of copies, then the physical experts, ascending, padded
+    /// with -1 to equal length. Returns the table and its number of columns.
     pub(crate) fn table(self, experts: usize) -> (Vec<i32>, usize) {
         let mut places = vec![Vec::new(); experts];
         for (place, &expert) in (0_i32..).zip(self.0) {
@@ -181,7 +184,7 @@ mod tests {
     use crate::weight_table::tests::tiny;
 
     fn check(layers: Vec<Vec<u16>>, ranks: usize) -> String {
-        // 2 layers, the first of them dense, of 4 experts.
+        // 2 layers, the first of them dense, with 4 experts.
         let config = tiny("Qwen3MoeForCausalLM");
         let placement = ExpertPlacement { layers };
         check_placement(&placement, &config, ranks).map_or_else(|e| e.to_string(), |()| "ok".into())
@@ -235,7 +238,7 @@ mod tests {
         };
         assert_eq!(check(&config, layers + 2, 2), refusal(layers + 2));
         assert_eq!(check(&config, layers - 1, 2), refusal(layers - 1));
-        // Only a layer that drafts needs its experts dealt out.
+        // The experts must divide among the ranks only if the MTP module is loaded.
         let ranks = usize::from(2 * experts);
         assert_eq!(check(&config, layers, ranks), Ok(()));
         config.load_mtp = true;

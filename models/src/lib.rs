@@ -1,7 +1,7 @@
-//! One file per architecture, composed of parallel-aware layers; plus the files they are read from.
+//! Models: one file per architecture, composed of parallel layers; configurations, and loading of weights.
 //!
-//! A model knows formulas. It never knows a request, who owns a block, or a vendor's device.
-//! [`ModelConfig`] says what is computed, [`load_model`] fetches the weights, [`Model`] computes.
+//! A model consists of formulas; it is independent of requests, of the owner of KV blocks and of GPU vendors.
+//! [`ModelConfig`] defines the arithmetic, [`load_model`] loads the weights, [`Model`] computes.
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -1,6 +1,6 @@
 //! Llama 2, 3 and 3.x (`LlamaForCausalLM`), after transformers `modeling_llama.py`.
 //!
-//! Rope is default, linear, llama3 or yarn; biases and tied heads as the configuration says.
+//! RoPE scaling is default, linear, llama3 or yarn; biases and tied heads follow the configuration.
 //! Goldens: `tests/data/golden/llama-*`. Shapes: T tokens, H hidden.
 
 use crate::layers::{
@@ -10,10 +10,10 @@ use crate::layers::{
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
-/// The model.
+/// Llama model.
 pub(crate) type LlamaModel = DecoderModel<LlamaLayer>;
 
-/// One layer.
+/// Decoder layer.
 #[derive(Debug)]
 pub(crate) struct LlamaLayer {
     attn_norm: RmsNormLayer,
@@ -23,7 +23,7 @@ pub(crate) struct LlamaLayer {
 }
 
 impl DecoderLayer for LlamaLayer {
-    /// `x += attn(norm(x)); x += mlp(norm(x))`
+    /// Computes `x += attn(norm(x)); x += mlp(norm(x))`.
     fn forward(
         &self,
         f: &ForwardContext<'_>,

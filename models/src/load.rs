@@ -1,4 +1,4 @@
-//! From a model folder to a model.
+//! Loading of a model from a folder.
 
 use crate::config::ModelArchitecture;
 use crate::deepseek::DeepseekModel;
@@ -15,37 +15,37 @@ use ops::{DType, Ops};
 use protocol::{ExpertPlacement, WeightsDigest};
 use std::path::Path;
 
-/// Where weights come from.
+/// Source of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightsFormat {
-    /// The folder's safetensors files.
+    /// Safetensors files of the folder.
     Safetensors,
-    /// The hash that synthetic checkpoints are written with; the folder needs no weights.
+    /// Hash function of synthetic checkpoints; the folder needs no weights.
     Synth {
-        /// Changes every value.
+        /// Seed of all values.
         seed: u64,
     },
 }
 
-/// How to load.
+/// Options of model loading.
 pub struct ModelLoadOptions<'a> {
-    /// Holds the weights; its dtype is the model's.
+    /// Ops of the device on which weights are stored; their dtype is the dtype of the model.
     pub ops: &'a Ops,
-    /// Which part of the model this is: what its forward passes find in their groups.
+    /// Position of this rank on the parallel axes, consistent with the groups of its forward passes.
     pub ranks: ParallelRanks,
-    /// Where experts lie; `None` = each once, in order.
+    /// Expert placement; `None` = one copy of each expert, in order.
     pub placement: Option<&'a ExpertPlacement>,
-    /// Where weights come from.
+    /// Source of the weights.
     pub format: WeightsFormat,
-    /// Type of the KV cache: the model's, or fp8.
+    /// Dtype of the KV cache: the model's dtype, or fp8.
     pub kv_dtype: DType,
-    /// Longest context that will be asked for: positions of the rotation tables.
+    /// Longest context that requests can use: number of positions of the RoPE tables.
     pub max_positions: usize,
-    /// Threads that make synthetic values and digests.
+    /// Number of threads for synthetic values and digests.
     pub threads: usize,
-    /// Told how many bytes of how many are loaded.
+    /// Called with the number of bytes loaded so far and in total.
     pub progress: &'a mut dyn FnMut(u64, u64),
-    /// Gets the digests of the bytes that are read added.
+    /// Digest to which the digests of all loaded bytes are added.
     pub digest: &'a mut WeightsDigest,
 }
 
@@ -59,7 +59,7 @@ impl std::fmt::Debug for ModelLoadOptions<'_> {
     }
 }
 
-/// Loads a rank's part of the model of a folder whose `config` has been read.
+/// Loads a rank's part of a model from a folder with an already parsed `config`.
 ///
 /// All names, shapes, dtypes and sizes are checked before the first weight is read.
 pub fn load_model(
@@ -92,7 +92,7 @@ pub fn load_model(
     Ok(loaded)
 }
 
-/// The same of a checkpoint that drafts for the model `target`.
+/// Loads a rank's part of the EAGLE-3 draft model of the target model `target`.
 pub fn load_eagle3(
     dir: &Path,
     (config, target): (&ModelConfig, &ModelConfig),
@@ -106,7 +106,7 @@ pub fn load_eagle3(
     Ok(eagle)
 }
 
-/// The weights of a folder, checked.
+/// Opens and checks the weights of a folder.
 fn weights<'a>(
     dir: &Path,
     config: &'a ModelConfig,

@@ -1,4 +1,4 @@
-//! A digest of what a model folder holds, by which two processes see that they mean the same model.
+//! Digest of a model folder, with which processes check that they serve the same model.
 
 use crate::weights::weight_files;
 use crate::{ModelLoadError, WeightsFormat};
@@ -8,19 +8,20 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Bytes at the head of a weight file that are read whole: the tensors' names, types, shapes and places. A longer header
-/// counts as far as this.
+/// Number of leading bytes of a weight file that are hashed completely: names, dtypes, shapes and offsets of
+/// the tensors. A longer header is hashed up to this size.
 const HEADER_BYTES: u64 = 16 << 20;
-/// Samples of the bytes of a weight file, spread evenly over it.
+/// Number of samples of a weight file, spread evenly over it.
 const SAMPLES: u64 = 32;
-/// Bytes of each sample.
+/// Size of a sample in bytes.
 const SAMPLE_BYTES: u64 = 256;
 
-/// Digest of `config.json` and, where the weights are files, of the name, size, header and samples of each.
+/// Digest of `config.json` and, if the weights are files, of the name, size, header and samples of each file.
 ///
-/// Reads some kilobytes of each file, so it is made before anything is loaded: another checkpoint, or a copy that is
-/// not complete, has another digest, but a few bytes that differ may escape it. The digest of all bytes that are loaded is
-/// [`protocol::WeightsDigest`]. It guards against mistakes (two mounts, a download still running), not against forgery.
+/// Reads a few kilobytes of each file before weights are loaded. Another checkpoint or an incomplete copy has
+/// another digest, but a difference of a few bytes may go undetected. [`protocol::WeightsDigest`] covers all
+/// bytes that are loaded. The digest guards against mistakes (two mounts, an unfinished download), not
+/// against forgery.
 ///
 /// Errors: a file cannot be read, or there are no weights.
 pub fn manifest(dir: &Path, format: WeightsFormat) -> Result<u64, ModelLoadError> {
@@ -41,9 +42,11 @@ pub fn manifest(dir: &Path, format: WeightsFormat) -> Result<u64, ModelLoadError
     Ok(digest)
 }
 
-/// Digest of size, header and samples of a file, under `seed`. What the file holds is judged by those that load it.
+/// Digest of size, header and samples of a file, seeded with `seed`. The content is validated when it is
+/// loaded.
 fn file_digest(path: &Path, seed: u64) -> io::Result<u64> {
-    // Not mapped: a file that is cut short meanwhile is an error here, and would be the end of the process there.
+    // Not mapped: a file that is truncated meanwhile is an error here; with a mapping it would kill the
+    // process.
     let file = File::open(path)?;
     let size = file.metadata()?.len();
     let mut digest = digest_bytes(&size.to_le_bytes(), seed);
@@ -115,7 +118,7 @@ mod tests {
         assert_ne!(digest(&mut |bytes| bytes[40_000..].fill(1)), first, "other weights");
         assert_ne!(digest(&mut |bytes| *bytes.last_mut().unwrap() = 1), first, "the last byte");
         assert_ne!(digest(&mut |bytes| bytes.truncate(1 << 19)), first, "cut short");
-        // Sizes and headers that are no sense are not judged here.
+        // Sizes and headers are not validated by the digest.
         let stated = |length: u64| {
             move |bytes: &mut Vec<u8>| bytes[0..8].copy_from_slice(&length.to_le_bytes())
         };

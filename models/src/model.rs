@@ -1,4 +1,4 @@
-//! What a model is to those who run it: a forward pass over a batch, and the logits of some rows.
+//! Interface of models: forward pass over a batch, and logits of some rows.
 
 use crate::config::MlaConfig;
 use crate::sharding::{ParallelRanks, UnevenSplit};
@@ -11,43 +11,45 @@ use ops::{
 use protocol::{KvGroup, KvKind, KvSpec};
 use std::fmt;
 
-/// Everything a forward pass may see. No globals, no environment, no request.
+/// Inputs of a forward pass. A forward pass uses no globals, no environment and no request.
 #[derive(Clone, Copy)]
 pub struct ForwardContext<'a> {
-    /// Maths on this rank's device.
+    /// Ops on this rank's device.
     pub ops: &'a Ops,
-    /// Ranks that share every layer.
+    /// Tensor-parallel group: ranks that share every layer.
     pub tp: &'a ParallelGroup,
-    /// Ranks of other replicas that share experts with this one: they hold the same part of everything else and
-    /// have tokens of their own.
+    /// Data-parallel group: ranks of other replicas that share experts with this rank; apart from experts
+    /// they have the same part of the model, and tokens of their own.
     pub dp: &'a ParallelGroup,
-    /// Rows that any rank of `dp` has room for where they bring their tokens together: those of none are more.
+    /// Maximum number of rows per rank of `dp` in an expert exchange; no rank has more tokens.
     pub dp_rows: usize,
-    /// How tokens come to experts of other ranks of `dp`.
+    /// Exchange of tokens with experts on other ranks of `dp`.
     pub expert_exchange: ExpertExchange,
-    /// This rank's KV bytes.
+    /// KV cache of this rank.
     pub kv: &'a KvPool,
-    /// Positions, slots, lengths and block tables of the step.
+    /// Positions, KV slots, lengths and block tables of the step.
     pub batch: &'a BatchView,
-    /// Tokens whose hidden states anyone asks for, i32 `[n]`: the last layer computes no others behind its attention. `None` = all.
+    /// Indices of the tokens with requested hidden states, i32 `[n]`: the last layer drops all other tokens
+    /// after its attention. `None` = all tokens.
     pub logits_indices: Option<&'a Tensor>,
-    /// Who drafts from what enters some layers, if someone does.
+    /// Collector of auxiliary hidden states for an EAGLE-3 proposer, if any.
     pub aux_hidden_states: Option<&'a AuxHiddenStates<'a>>,
-    /// Where the choices of routers are counted, if they are.
+    /// Counters of the tokens routed to each expert, if any.
     pub expert_load: Option<&'a ExpertLoad>,
-    /// Who watches, if anyone.
+    /// Probe of intermediate results, if any.
     pub probe: Option<&'a dyn ForwardProbe>,
 }
 
-/// How tokens come to experts of other ranks, and back what these make of them. All ranks say the same of a step.
+/// Exchange of tokens with experts on other ranks. All ranks use the same exchange in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertExchange {
-    /// Each rank gets the tokens of all, and the sums of its own are scattered to it. No size depends on what routers choose, so it can be
-    /// recorded.
+    /// All-gather of the tokens, reduce-scatter of the results. Sizes are independent of routing, so the
+    /// exchange can be captured into a graph.
     AllGather,
-    /// Each rank gets the tokens that go to its experts. The host learns their numbers on the way.
+    /// All-to-all: each rank receives the tokens that are routed to its experts. The host exchanges the
+    /// counts first.
     AllToAll,
-    /// The one that moves fewer bytes if a router chooses all experts alike.
+    /// The exchange that moves fewer bytes for uniform routing.
     Auto,
 }
 
@@ -58,37 +60,38 @@ impl fmt::Debug for ForwardContext<'_> {
     }
 }
 
-/// Watches a forward pass from inside, for comparison with a reference. Results never depend on it.
+/// Observes intermediate results of a forward pass, for comparison with a reference. Outputs never depend on
+/// it.
 pub trait ForwardProbe {
-    /// The residual stream `[T, H]` after layer `layer`.
+    /// Called with the residual stream `[T, H]` after layer `layer`.
     fn hidden(&self, ops: &Ops, layer: usize, x: &Tensor) -> Result<(), OpError>;
 
-    /// The experts that layer `layer` chose.
+    /// Called with the experts that the router of layer `layer` selected.
     fn routes(&self, ops: &Ops, layer: usize, routing: &ExpertRouting) -> Result<(), OpError>;
 }
 
-/// Why a forward pass failed.
+/// Error of a forward pass.
 #[derive(Debug, thiserror::Error)]
 pub enum ForwardError {
-    /// This rank's device, or a bug in a model.
+    /// This rank's device failed, or a model has a bug.
     #[error(transparent)]
     Op(#[from] OpError),
-    /// Another rank.
+    /// A collective failed.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
-    /// Draft tokens were asked for, but no MTP module was loaded.
+    /// Draft tokens were requested, but no MTP module was loaded.
     #[error("no MTP module was loaded")]
     NoMtpModule,
-    /// A pass of a draft model that begins with hidden states was given none.
+    /// A draft pass that needs hidden states got none.
     #[error("a draft pass needs hidden states of the target model")]
     NoHiddenStates,
 }
 
-/// A model, and what drafts for it out of the same checkpoint.
+/// Model with the MTP module of the same checkpoint.
 pub struct LoadedModel {
-    /// The model.
+    /// Target model.
     pub model: Box<dyn Model>,
-    /// Its MTP module, if the configuration asks for it.
+    /// MTP module, if the configuration enables it.
     pub mtp: Option<Box<dyn MtpModel>>,
 }
 
@@ -98,10 +101,10 @@ impl fmt::Debug for LoadedModel {
     }
 }
 
-/// An MTP (NextN) module: drafts the token after the next one. Logits are made by the model's head.
+/// MTP (NextN) module: predicts the token after the next one. The model's LM head computes the logits.
 pub trait MtpModel: Send {
-    /// Token ids `[T]`, none at position 0, and the hidden states `before [T, H]` of the tokens before them, to the hidden states
-    /// `[T, H]` after the module. Their logits are those of the tokens that follow.
+    /// Computes hidden states `[T, H]` from token ids `[T]`, none at position 0, and the hidden states
+    /// `before [T, H]` of the tokens before them. The results give the logits of the tokens that follow.
     fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -109,8 +112,8 @@ pub trait MtpModel: Send {
         before: &Tensor,
     ) -> Result<Tensor, ForwardError>;
 
-    /// Writes keys and values of these tokens for later draft tokens, and computes no more. What is written for position 0 is
-    /// never read.
+    /// Writes keys and values of these tokens for later draft tokens, and computes no more. The keys and
+    /// values at position 0 are never read.
     fn write_kv_only(
         &self,
         f: &ForwardContext<'_>,
@@ -119,26 +122,28 @@ pub trait MtpModel: Send {
     ) -> Result<(), ForwardError>;
 }
 
-/// One architecture with its weights.
+/// Architecture with its weights.
 pub trait Model: Send {
-    /// Token ids `[T]` to the hidden states `[n, H]` after the final norm: of the `n` tokens asked for, or of all.
+    /// Computes the hidden states `[n, H]` after the final norm from token ids `[T]`: of the `n` tokens of
+    /// [`ForwardContext::logits_indices`], or of all tokens.
     fn forward(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
 
-    /// Token ids `[T]` to the embeddings `[T, H]` that the first layer begins with.
+    /// Embeds token ids `[T]`: `[T, H]`, the input of the first layer.
     fn embed(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
 
-    /// Logits, f32 `[n, V]`, of `hidden [n, H]`: every rank gets those of all.
+    /// Logits of the whole vocabulary, f32 `[n, V]`, from `hidden [n, H]`, on every rank.
     fn logits(&self, f: &ForwardContext<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError>;
 
-    /// Of these logits those of this rank's part of the vocabulary, as `ParallelRanks::vocab_shard` describes it.
+    /// Logits of this rank's shard of the vocabulary, as described by `ParallelRanks::vocab_shard`.
     fn shard_logits(&self, f: &ForwardContext<'_>, hidden: &Tensor)
     -> Result<Tensor, ForwardError>;
 }
 
-/// What the scheduler must know about this model's KV cache, of elements in `dtype`, on one of `ranks`.
+/// KV cache of this model for the scheduler, with elements in `dtype`, on one rank of `ranks`.
 ///
-/// Every supported layer keeps the keys and values of every position, or what they are made of: one group. A model that drafts
-/// also needs the hidden state at the end of each block, which is counted here and lies outside the pool.
+/// Every supported layer caches keys and values of every position, or their compressed form: one group. A
+/// model with a proposer also needs the hidden state at each block boundary, which is counted here and stored
+/// outside of the pool.
 pub fn kv_spec(
     config: &ModelConfig,
     dtype: DType,
@@ -158,7 +163,7 @@ pub fn kv_spec(
     Ok(KvSpec { block_tokens, groups })
 }
 
-/// The pool of such a cache, of so many blocks of so many tokens each, `order` being the device's.
+/// Layout of the KV pool, with `blocks` blocks of `block_tokens` tokens; `order` depends on the device.
 pub fn kv_layout(
     config: &ModelConfig,
     dtype: DType,

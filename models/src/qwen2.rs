@@ -1,10 +1,11 @@
-//! Qwen2 and Qwen2.5, also distilled (`Qwen2ForCausalLM`), after transformers `modeling_qwen2.py`.
+//! Qwen2 and Qwen2.5, including distilled models (`Qwen2ForCausalLM`), after transformers
+//! `modeling_qwen2.py`.
 //!
-//! Llama with biases on the query, key and value projections, and on nothing else.
+//! Llama with biases on the query, key and value projections only.
 //! Goldens: `tests/data/golden/qwen2-*`.
 
 use crate::layers::DecoderModel;
 use crate::llama;
 
-/// The model.
+/// Qwen2 model.
 pub(crate) type Qwen2Model = DecoderModel<llama::LlamaLayer>;

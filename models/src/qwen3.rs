@@ -1,6 +1,6 @@
 //! Qwen3 dense (`Qwen3ForCausalLM`), after transformers `modeling_qwen3.py`.
 //!
-//! Queries and keys are normalised per head before the rotation; the head size is a field of its own.
+//! Queries and keys have an RMS norm per head before RoPE; `head_dim` is independent of the hidden size.
 //! Goldens: `tests/data/golden/qwen3-*`. Shapes: T tokens, H hidden.
 
 use crate::layers::{
@@ -10,10 +10,10 @@ use crate::layers::{
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
-/// The model.
+/// Qwen3 model.
 pub(crate) type Qwen3Model = DecoderModel<Qwen3Layer>;
 
-/// One layer.
+/// Decoder layer.
 #[derive(Debug)]
 pub(crate) struct Qwen3Layer {
     attn_norm: RmsNormLayer,
@@ -23,7 +23,7 @@ pub(crate) struct Qwen3Layer {
 }
 
 impl DecoderLayer for Qwen3Layer {
-    /// `x += attn(norm(x)); x += mlp(norm(x))`
+    /// Computes `x += attn(norm(x)); x += mlp(norm(x))`.
     fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -51,7 +51,7 @@ impl DecoderLayer for Qwen3Layer {
     }
 }
 
-/// Qwen3 attention, dense and with experts: queries and keys are normalised.
+/// Loads the attention of Qwen3, dense and MoE, with QK norm.
 pub(crate) fn attention(
     config: &ModelConfig,
     w: &Weights<'_>,

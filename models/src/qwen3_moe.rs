@@ -1,7 +1,7 @@
-//! Qwen3 with experts (`Qwen3MoeForCausalLM`), after transformers `modeling_qwen3_moe.py`.
+//! Qwen3 MoE (`Qwen3MoeForCausalLM`), after transformers `modeling_qwen3_moe.py`.
 //!
-//! Qwen3 whose MLP is a mixture of experts in the layers that the configuration names; the router's
-//! sums and softmax are f32 in every dtype. Goldens: `tests/data/golden/qwen3_moe-*`.
+//! Qwen3 with experts instead of a dense MLP in the layers that the configuration selects; the router's
+//! GEMM and softmax are f32 for every dtype. Goldens: `tests/data/golden/qwen3_moe-*`.
 //! Shapes: T tokens, H hidden.
 
 use crate::layers::{
@@ -11,10 +11,10 @@ use crate::layers::{
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights, qwen3};
 use ops::Tensor;
 
-/// The model.
+/// Qwen3 MoE model.
 pub(crate) type Qwen3MoeModel = DecoderModel<Qwen3MoeLayer>;
 
-/// One layer.
+/// Decoder layer.
 #[derive(Debug)]
 pub(crate) struct Qwen3MoeLayer {
     attn_norm: RmsNormLayer,
@@ -24,7 +24,7 @@ pub(crate) struct Qwen3MoeLayer {
 }
 
 impl DecoderLayer for Qwen3MoeLayer {
-    /// `x += attn(norm(x)); x += mlp(norm(x))`
+    /// Computes `x += attn(norm(x)); x += mlp(norm(x))`.
     fn forward(
         &self,
         f: &ForwardContext<'_>,

@@ -1,31 +1,32 @@
-//! Checkpoints that draft for another model (EAGLE-3, arXiv 2503.01840), in the fields that vLLM and SGLang read.
+//! Configuration of EAGLE-3 draft models (arXiv 2503.01840), with the fields that vLLM and SGLang read.
 
 use super::json_fields::JsonFields;
 use super::parse_config::{LAYER_LIMIT, VOCAB_LIMIT, WIDTH_LIMIT};
 use super::{ModelArchitecture, ModelConfigError};
 
-/// What such a checkpoint computes beside a Llama layer.
+/// Settings of an EAGLE-3 draft model in addition to those of its Llama layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Eagle3Config {
-    /// Channels of the hidden states of the model it drafts for.
+    /// Hidden size of the target model.
     pub target_hidden: usize,
-    /// Ids it can say; `ModelConfig::vocab` has those it hears.
+    /// Size of the draft vocabulary; `ModelConfig::vocab` is the size of the target vocabulary.
     pub vocab: usize,
-    /// The layers of the model whose inputs it begins with, ascending; `None` = by the model's depth. The one behind the
-    /// last layer is what the final norm sees.
+    /// Layers of the target model whose inputs are the auxiliary hidden states, ascending; `None` = derived
+    /// from the number of layers. The number of layers itself stands for the input of the final norm.
     pub aux_layers: Option<[usize; 3]>,
-    /// Whether each of these inputs has a norm of its own.
+    /// Whether each auxiliary hidden state has a norm of its own (`fc_norm`).
     pub aux_norms: bool,
-    /// Whether the residual stream begins with the normed state.
+    /// Whether the residual stream starts with the normed hidden state.
     pub normed_residual: bool,
-    /// Whether the next draft begins with what the head sees, and not with the stream before the final norm.
+    /// Whether the next draft pass starts from the normed output instead of the residual stream before the
+    /// final norm.
     pub carries_normed_state: bool,
 }
 
 const LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
 
 impl Eagle3Config {
-    /// Of a checkpoint of this architecture whose layer has `hidden` channels.
+    /// Reads the settings of a draft model with hidden size `hidden`; `None` for other architectures.
     pub(super) fn read(
         fields: &JsonFields,
         architecture: ModelArchitecture,
@@ -53,7 +54,8 @@ impl Eagle3Config {
         }))
     }
 
-    /// The layers whose inputs it begins with, in a model of so many: the third, the middle one, and the third last.
+    /// Layers whose inputs are the auxiliary hidden states, in a target model of `layers` layers. Default:
+    /// layer 2, the middle layer, and the third layer from the end.
     #[must_use]
     pub fn aux_layers_for(&self, layers: usize) -> [usize; 3] {
         let mut inputs = [2, layers / 2, layers.saturating_sub(3)];
@@ -62,7 +64,7 @@ impl Eagle3Config {
     }
 }
 
-/// Variants that nobody here computes.
+/// Rejects unsupported variants.
 fn refuse_field(fields: &JsonFields) -> Result<(), ModelConfigError> {
     const MANY: &str = "drafts are made by one layer";
     if fields.size("num_hidden_layers", LAYER_LIMIT)? != 1 {
@@ -97,7 +99,8 @@ fn refuse_field(fields: &JsonFields) -> Result<(), ModelConfigError> {
     Ok(())
 }
 
-/// At the top a layer stands for what enters it, as vLLM counts; in `eagle_config` for what leaves it, as SGLang does.
+/// Reads the layer ids: at the top level an id stands for the layer's input, as in vLLM; in `eagle_config`
+/// for the layer's output, as in SGLang.
 fn layers(fields: &JsonFields) -> Result<Option<[usize; 3]>, ModelConfigError> {
     let nested = fields.object("eagle_config")?;
     let (fields, behind) = match (fields.value(LAYERS), &nested) {
@@ -112,7 +115,7 @@ fn layers(fields: &JsonFields) -> Result<Option<[usize; 3]>, ModelConfigError> {
         .map(|ids| ids.into_iter().map(|id| id as usize + behind).collect::<Vec<_>>())
         .and_then(|ids| ids.try_into().ok())
         .ok_or_else(wrong)?;
-    // States are joined in the order in which the model makes them.
+    // The target model produces the states in ascending order of layers.
     ids.sort_unstable();
     if ids[0] == ids[1] || ids[1] == ids[2] { Err(wrong()) } else { Ok(Some(ids)) }
 }

@@ -1,86 +1,86 @@
-//! What can be wrong with a `config.json`. Every variant names the file and the field.
+//! Errors of `config.json`. Every variant names the file and the field.
 
 use std::path::PathBuf;
 
-/// A configuration that cannot be served.
+/// Configuration that cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelConfigError {
     /// The file cannot be read.
     #[error("{path}: {error}")]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         error: std::io::Error,
     },
-    /// The file is larger than any configuration.
+    /// The file exceeds the size limit.
     #[error("{path}: {bytes} bytes, more than the limit of {limit}")]
     TooLarge {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file in bytes.
         bytes: u64,
-        /// The largest accepted size.
+        /// Size limit in bytes.
         limit: u64,
     },
     /// The file is not a JSON object.
     #[error("{path}: not a JSON object: {detail}")]
     Json {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where parsing stopped.
+        /// Position and reason of the parse error.
         detail: String,
     },
-    /// A field without which the model is not defined.
+    /// A required field is missing.
     #[error("{path}: field `{field}` is missing")]
     Missing {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The field.
+        /// Name of the field.
         field: String,
     },
-    /// A field of the wrong type or range.
+    /// A field has the wrong type or is out of range.
     #[error("{path}: field `{field}`: expected {expected}, found {found}")]
     WrongType {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The field.
+        /// Name of the field.
         field: String,
-        /// What would be right.
+        /// Expected value.
         expected: String,
-        /// The JSON that is there.
+        /// JSON that was found.
         found: String,
     },
-    /// An architecture nobody here implements.
+    /// The architecture is not supported.
     #[error("{path}: field `architectures`: `{found}` is not supported; supported are {supported}")]
     Architecture {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The architecture asked for.
+        /// Architecture that was found.
         found: String,
-        /// Those there are.
+        /// Supported architectures.
         supported: String,
     },
-    /// A feature nobody here implements; ignoring it would give wrong text.
+    /// A feature is not supported; without it the output would be wrong.
     #[error("{path}: field `{field}`: {found} is not supported: {why}")]
     Unsupported {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The field.
+        /// Name of the field.
         field: String,
-        /// The JSON that is there.
+        /// JSON that was found.
         found: String,
-        /// What is supported instead.
+        /// Reason, or what is supported instead.
         why: String,
     },
-    /// Two fields that cannot both be true.
+    /// Two fields contradict each other.
     #[error("{path}: field `{field}`: {detail}")]
     Contradiction {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The field that is probably wrong.
+        /// Field that is probably wrong.
         field: String,
-        /// The numbers.
+        /// Values that contradict each other.
         detail: String,
     },
 }

@@ -1,23 +1,23 @@
-//! `generation_config.json`: end tokens and the sampling defaults that a checkpoint recommends.
+//! `generation_config.json`: EOS tokens and recommended sampling defaults of a checkpoint.
 
 use super::ModelConfigError;
 use super::json_fields::JsonFields;
 use std::path::Path;
 
-/// What a checkpoint says about generation; every field is optional, and so is the file.
+/// Generation settings of a checkpoint; the file and all of its fields are optional.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GenerationConfig {
-    /// Tokens that end a text; empty if the file does not say.
+    /// EOS tokens; empty if the file has none.
     pub eos: Vec<u32>,
-    /// First token of a text.
+    /// BOS token.
     pub bos: Option<u32>,
-    /// Recommended temperature; zero when the file says not to sample.
+    /// Recommended temperature. `do_sample` is not read.
     pub temperature: Option<f32>,
-    /// Recommended nucleus.
+    /// Recommended top-p.
     pub top_p: Option<f32>,
-    /// Recommended number of candidates.
+    /// Recommended top-k.
     pub top_k: Option<u32>,
-    /// Recommended floor relative to the likeliest token.
+    /// Recommended min-p.
     pub min_p: Option<f32>,
     /// Recommended repetition penalty.
     pub repetition_penalty: Option<f32>,

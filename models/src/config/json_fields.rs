@@ -1,16 +1,16 @@
-//! Typed reading of a JSON object: a value is right, absent, or an error naming file and field.
+//! Typed access to JSON objects: a value is valid, absent, or an error that names file and field.
 //!
-//! An explicit `null` counts as absent, as published files use it so.
+//! An explicit `null` counts as absent, as in published files.
 
 use super::ModelConfigError;
 use serde_json::{Map, Value};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// No published `config.json` comes near it; a hostile one would.
+/// Size limit of a file in bytes, far above any published `config.json`.
 const FILE_LIMIT_BYTES: u64 = 16 << 20;
 
-/// A JSON object with the file it came from and the field it sits in.
+/// JSON object with its file and its path inside the file.
 #[derive(Debug, Clone)]
 pub(crate) struct JsonFields {
     path: PathBuf,
@@ -35,13 +35,13 @@ impl JsonFields {
         Ok(Self { path: path.to_owned(), prefix: String::new(), map })
     }
 
-    /// The same file with some members added or replaced.
+    /// Returns the object with some members added or replaced.
     pub(crate) fn with(mut self, members: &Map<String, Value>) -> Self {
         self.map.extend(members.clone());
         self
     }
 
-    /// An empty object, for a file that may be absent.
+    /// Creates an empty object, for a file that may be absent.
     pub(crate) fn absent(path: &Path) -> Self {
         Self { path: path.to_owned(), prefix: String::new(), map: Map::new() }
     }
@@ -50,7 +50,7 @@ impl JsonFields {
         self.map.get(field).filter(|v| !v.is_null())
     }
 
-    /// Names of all fields that are there.
+    /// Names of all fields that are present.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.map.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
     }
@@ -66,7 +66,7 @@ impl JsonFields {
         }
     }
 
-    /// A whole number in `1..=limit`.
+    /// Reads an integer in `1..=limit`.
     pub(crate) fn size(&self, field: &str, limit: u64) -> Result<usize, ModelConfigError> {
         self.size_or_none(field, limit)?.ok_or_else(|| self.missing(field))
     }
@@ -83,7 +83,7 @@ impl JsonFields {
         }
     }
 
-    /// A finite number above zero.
+    /// Reads a finite number above zero.
     pub(crate) fn positive(&self, field: &str) -> Result<f64, ModelConfigError> {
         self.positive_or_none(field)?.ok_or_else(|| self.missing(field))
     }
@@ -96,7 +96,7 @@ impl JsonFields {
         }
     }
 
-    /// A finite number.
+    /// Reads a finite number.
     pub(crate) fn number_or_none(&self, field: &str) -> Result<Option<f64>, ModelConfigError> {
         let Some(value) = self.value(field) else { return Ok(None) };
         match value.as_f64() {
@@ -121,7 +121,7 @@ impl JsonFields {
         }
     }
 
-    /// A token id or a list of them.
+    /// Reads a token id or a list of token ids.
     pub(crate) fn tokens(&self, field: &str) -> Result<Vec<u32>, ModelConfigError> {
         let Some(value) = self.value(field) else { return Ok(Vec::new()) };
         let wrong = || self.wrong(field, "a token id or a list of token ids", value);
@@ -152,7 +152,7 @@ impl JsonFields {
         }
     }
 
-    /// The error for a value that is understood but not implemented.
+    /// Creates the error for a valid value that is not supported.
     pub(crate) fn unsupported(&self, field: &str, why: &str) -> ModelConfigError {
         let found = self.map.get(field).map_or_else(|| "its absence".to_owned(), excerpt);
         let (path, field) = (self.path.clone(), self.full(field));
@@ -176,7 +176,7 @@ impl JsonFields {
     }
 }
 
-/// The JSON itself, cut to a length that fits an error line.
+/// JSON text, truncated to fit an error line.
 fn excerpt(value: &Value) -> String {
     const LIMIT_CHARS: usize = 80;
     let text = value.to_string();

@@ -1,10 +1,10 @@
-//! Sizes of latent attention.
+//! Dimensions of multi-head latent attention (MLA).
 
 use super::json_fields::JsonFields;
 use super::parse_config::WIDTH_LIMIT;
 use super::{MlaConfig, ModelArchitecture, ModelConfigError};
 
-/// Of the DeepSeek families; `None` elsewhere.
+/// Reads the MLA dimensions of the DeepSeek families; `None` for other architectures.
 pub(super) fn mla(
     fields: &JsonFields,
     architecture: ModelArchitecture,
@@ -23,7 +23,7 @@ pub(super) fn mla(
         qk_rope_head_dim: size("qk_rope_head_dim")?,
         v_head_dim: size("v_head_dim")?,
     };
-    // Pairs of channels turn, and bf16 products take inputs in pairs.
+    // RoPE rotates pairs of channels, and bf16 dot products take inputs in pairs.
     for (field, got) in [
         ("kv_lora_rank", latent.kv_lora_rank),
         ("qk_nope_head_dim", latent.qk_nope_head_dim),

@@ -1,6 +1,6 @@
-//! A model's `config.json` as typed values, in the words of this project.
+//! A model's `config.json` as typed values.
 //!
-//! Whatever changes the arithmetic is either read here or refused here, naming file and field: a
+//! Each field that changes the arithmetic is either supported or rejected with file and field name: a
 //! feature that is silently ignored would give fluent, wrong text.
 
 #[cfg(test)]
@@ -28,32 +28,32 @@ use serde_json::{Map, Value};
 use std::fmt;
 use std::path::Path;
 
-/// Everything that defines the arithmetic of a model.
+/// Settings that define the arithmetic of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// Which model file computes it.
+    /// Architecture, which selects the model file.
     pub architecture: ModelArchitecture,
-    /// Token ids: rows of the embedding.
+    /// Vocabulary size: number of rows of the embedding.
     pub vocab: usize,
-    /// Width of the residual stream.
+    /// Hidden size: width of the residual stream.
     pub hidden: usize,
-    /// Decoder layers.
+    /// Number of decoder layers.
     pub layers: usize,
-    /// Query heads over all ranks.
+    /// Number of query heads, over all ranks.
     pub heads: usize,
-    /// Key and value heads over all ranks; of latent attention as many as query heads.
+    /// Number of KV heads, over all ranks; for MLA equal to the number of query heads.
     pub kv_heads: usize,
-    /// Channels of a head's queries and keys.
+    /// Number of channels of the query and key of a head.
     pub head_dim: usize,
     /// Width of a dense MLP.
     pub intermediate: usize,
-    /// Added to the mean square in every norm.
+    /// Epsilon of every RMS norm.
     pub rms_eps: f32,
-    /// Rotary embedding.
+    /// Rotary embedding (RoPE).
     pub rope: RopeConfig,
-    /// Longest context the model was made for.
+    /// Longest context that the model was trained for (`max_position_embeddings`).
     pub max_positions: usize,
-    /// Whether the head is the embedding.
+    /// Whether LM head and embedding share their weights.
     pub tied: bool,
     /// Whether the query, key and value projections have biases.
     pub qkv_bias: bool,
@@ -61,65 +61,65 @@ pub struct ModelConfig {
     pub out_bias: bool,
     /// Whether the projections of a dense MLP have biases.
     pub mlp_bias: bool,
-    /// Sizes of latent attention, if the layers have it.
+    /// MLA dimensions, if the layers use MLA.
     pub mla: Option<MlaConfig>,
-    /// Layers behind the last one that predict further tokens.
+    /// Number of MTP (NextN) modules in the checkpoint.
     pub mtp_layers: usize,
-    /// Whether these are read. No file says so: it is up to who loads the model.
+    /// Whether MTP modules are loaded. Not a field of the file: set by the caller that loads the model.
     pub load_mtp: bool,
-    /// Of a checkpoint that drafts for another model.
+    /// Settings of an EAGLE-3 draft model.
     pub eagle: Option<Eagle3Config>,
-    /// Experts, if some layers have them.
+    /// Settings of the MoE layers, if the model has experts.
     pub moe: Option<MoeConfig>,
-    /// How linear layers are quantised, if they are.
+    /// Quantisation of linear layers.
     pub quantization: Option<QuantizationConfig>,
-    /// The dtype the checkpoint was made in.
+    /// Data type that the checkpoint declares.
     pub dtype: Option<CheckpointDType>,
-    /// First token of a text, if the model wants one.
+    /// BOS token, if the model uses one.
     pub bos: Option<u32>,
-    /// Tokens that end a text; `generation_config.json` overrides `config.json`.
+    /// EOS tokens; `generation_config.json` overrides `config.json`.
     pub eos: Vec<u32>,
     /// Sampling defaults of the checkpoint.
     pub generation: GenerationConfig,
 }
 
-/// Sizes of latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+/// Dimensions of multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434, section 2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MlaConfig {
-    /// Channels of the latent from which queries are made, if they are.
+    /// Number of channels of the compressed query; `None` if queries are not compressed.
     pub q_lora_rank: Option<usize>,
-    /// Channels of the latent from which keys and values are made.
+    /// Number of channels of the compressed KV.
     pub kv_lora_rank: usize,
-    /// Channels of a head's key that do not turn.
+    /// Number of channels of a head's key without RoPE.
     pub qk_nope_head_dim: usize,
-    /// Channels of the key that turn with the position; the same in all heads.
+    /// Number of channels of the key with RoPE; shared by all heads.
     pub qk_rope_head_dim: usize,
-    /// Channels of a head's value.
+    /// Number of channels of a head's value.
     pub v_head_dim: usize,
 }
 
-/// Settings of the layers with experts.
+/// Settings of the MoE layers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeConfig {
-    /// Experts per layer.
+    /// Number of routed experts per layer.
     pub experts: usize,
-    /// Experts per token.
+    /// Number of routed experts per token.
     pub top_k: usize,
     /// Width of one expert.
     pub intermediate: usize,
-    /// Width of all shared experts of a layer together, each as wide as another; 0 = none.
+    /// Total width of the shared experts of a layer, each as wide as a routed expert; 0 = none.
     pub shared_intermediate: usize,
-    /// What the router makes of its logits.
+    /// Scoring function of the router.
     pub score: RouterScore,
-    /// Whether something is added to the scores for the choice alone.
+    /// Whether a bias is added to the scores for the selection of experts only (`e_score_correction_bias`).
     pub has_correction_bias: bool,
-    /// Groups of experts that are chosen first.
+    /// Groups of experts that are selected before the experts (group-limited routing).
     pub expert_groups: Option<ExpertGroups>,
     /// Whether the weights of a token's experts are scaled to sum to 1.
     pub norm_topk_prob: bool,
-    /// What these weights are multiplied by.
+    /// Factor of the expert weights (`routed_scaling_factor`).
     pub scale: f32,
-    /// Layer `i` has experts iff `(i + 1) % sparse_step = 0` and it is not in `dense_layers`.
+    /// Layer `i` has experts if `(i + 1) % sparse_step = 0` and it is not in `dense_layers`.
     pub sparse_step: usize,
     /// Layers with a dense MLP, ascending.
     pub dense_layers: Vec<usize>,
@@ -142,11 +142,11 @@ pub enum ModelArchitecture {
     DeepseekV2,
     /// `DeepseekV3ForCausalLM`
     DeepseekV3,
-    /// `LlamaForCausalLMEagle3`, which drafts for another model
+    /// `LlamaForCausalLMEagle3`, a draft model
     LlamaEagle3,
 }
 
-/// A dtype that a checkpoint may declare.
+/// Data type that a checkpoint may declare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointDType {
     /// `float32`
@@ -163,7 +163,7 @@ impl ModelConfig {
         Self::from_dir_with(dir, &Map::new())
     }
 
-    /// As `from_dir`, with some members of `config.json` added or replaced.
+    /// Reads a model folder as `from_dir` does, with some members of `config.json` added or replaced.
     pub fn from_dir_with(
         dir: &Path,
         overrides: &Map<String, Value>,
@@ -173,7 +173,7 @@ impl ModelConfig {
         parse_config::config(&fields.with(overrides), generation)
     }
 
-    /// Reads a lone `config.json` under any name.
+    /// Reads a single configuration file of any name, without `generation_config.json`.
     pub fn from_file(path: &Path) -> Result<Self, ModelConfigError> {
         parse_config::config(&json_fields::JsonFields::read(path)?, GenerationConfig::default())
     }
@@ -184,30 +184,30 @@ impl ModelConfig {
         parse_config::config(&fields, GenerationConfig::default())
     }
 
-    /// Whether queries and keys are normalised per head.
+    /// Whether queries and keys have an RMS norm per head.
     #[must_use]
     pub fn qk_norm(&self) -> bool {
         matches!(self.architecture, ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe)
     }
 
-    /// Channels of a head that turn with the position.
+    /// Number of channels of a head that RoPE rotates.
     #[must_use]
     pub fn rotary(&self) -> usize {
         self.mla.map_or(self.head_dim, |latent| latent.qk_rope_head_dim)
     }
 
-    /// Channels of a head's values.
+    /// Number of channels of a head's value.
     #[must_use]
     pub fn value_dim(&self) -> usize {
         self.mla.map_or(self.head_dim, |latent| latent.v_head_dim)
     }
 
-    /// Longest context the rotary embedding was made for, in tokens: `max_positions`, but where a
-    /// scaling stretches a shorter range, that range times its factor.
+    /// Longest context of the rotary embedding, in tokens: `max_positions`, or, if RoPE scaling extends a
+    /// shorter range beyond it, the length of that range times the factor.
     #[must_use]
     pub fn context_max(&self) -> usize {
         let stretched = match self.rope.scaling {
-            // Files of llama3 scaling state the stretched length.
+            // Files with llama3 scaling state the extended length.
             RopeScaling::Default | RopeScaling::Llama3 { .. } => 0.0,
             RopeScaling::Linear { factor } => self.max_positions as f64 * factor,
             RopeScaling::Yarn { factor, original_positions, .. } => original_positions * factor,
@@ -215,7 +215,7 @@ impl ModelConfig {
         self.max_positions.max(stretched as usize)
     }
 
-    /// The experts of layer `i`, unless its MLP is dense.
+    /// MoE settings of layer `i`; `None` if its MLP is dense.
     #[must_use]
     pub fn moe_at(&self, i: usize) -> Option<&MoeConfig> {
         let moe = self.moe.as_ref()?;
@@ -223,19 +223,20 @@ impl ModelConfig {
         sparse.then_some(moe)
     }
 
-    /// Layers that keep something of each token.
+    /// Number of layers with a KV cache, including loaded MTP modules.
     #[must_use]
     pub fn kv_layers(&self) -> usize {
         self.layers + if self.load_mtp { self.mtp_layers } else { 0 }
     }
 
-    /// Channels of the hidden state at the end of a block: who drafts behind it begins with that.
+    /// Number of channels of the block-boundary hidden state, from which a proposer continues; 0 without a
+    /// proposer.
     #[must_use]
     pub fn boundary_state_channels(&self) -> usize {
         if self.load_mtp || self.eagle.is_some() { self.hidden } else { 0 }
     }
 
-    /// Layers with experts.
+    /// Number of layers with experts.
     #[must_use]
     pub fn sparse_layers(&self) -> usize {
         (0..self.layers).filter(|&i| self.moe_at(i).is_some()).count()
@@ -243,7 +244,7 @@ impl ModelConfig {
 }
 
 impl MoeConfig {
-    /// Experts of a layer that every token goes to.
+    /// Number of shared experts per layer.
     #[must_use]
     pub fn shared(&self) -> usize {
         self.shared_intermediate / self.intermediate
@@ -251,7 +252,7 @@ impl MoeConfig {
 }
 
 impl ModelArchitecture {
-    /// All of them.
+    /// All supported architectures.
     pub const ALL: [Self; 8] = [
         Self::Llama,
         Self::Mistral,
@@ -263,7 +264,7 @@ impl ModelArchitecture {
         Self::LlamaEagle3,
     ];
 
-    /// The name in `config.json`.
+    /// Name in `config.json`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

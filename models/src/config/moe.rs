@@ -1,4 +1,4 @@
-//! Experts and their routers.
+//! Settings of experts and routers.
 
 use super::json_fields::JsonFields;
 use super::parse_config::{LAYER_LIMIT, WIDTH_LIMIT};
@@ -7,7 +7,7 @@ use ops::{ExpertGroups, GroupScore, RouterScore};
 
 const EXPERT_LIMIT: u64 = 1 << 14;
 
-/// Of the families with experts; `None` elsewhere.
+/// Reads the MoE settings; `None` for architectures without experts.
 pub(super) fn moe(
     fields: &JsonFields,
     architecture: ModelArchitecture,
@@ -44,7 +44,7 @@ fn qwen3(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigErr
     })
 }
 
-/// Experts of a token, at most as many as there are to choose from.
+/// Reads the number of experts per token, which is at most `experts`.
 fn experts_per_token(fields: &JsonFields, experts: usize) -> Result<usize, ModelConfigError> {
     let top_k = fields.size("num_experts_per_tok", EXPERT_LIMIT)?;
     if top_k > experts {
@@ -54,7 +54,8 @@ fn experts_per_token(fields: &JsonFields, experts: usize) -> Result<usize, Model
     Ok(top_k)
 }
 
-/// transformers `modeling_deepseek_v2.py` and `modeling_deepseek_v3.py`: the first layers are dense, all others have experts.
+/// Reads the settings of DeepSeek, after transformers `modeling_deepseek_v2.py` and
+/// `modeling_deepseek_v3.py`: the first layers are dense, all others have experts.
 fn deepseek(
     fields: &JsonFields,
     architecture: ModelArchitecture,
@@ -103,7 +104,7 @@ fn deepseek(
     })
 }
 
-/// Groups of experts, if a choice among them leaves any out.
+/// Reads the groups of experts; `None` if routing is not limited to some of the groups.
 fn groups(
     fields: &JsonFields,
     v3: bool,

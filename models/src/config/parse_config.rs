@@ -1,7 +1,7 @@
-//! From JSON fields to [`ModelConfig`], one architecture's differences at a time.
+//! Conversion of JSON fields to [`ModelConfig`], with the differences between architectures.
 //!
-//! Limits on sizes are far above every published model; they keep products of a few fields inside
-//! u64 whatever a hostile file says.
+//! Size limits are far above every published model; they keep products of a few fields inside
+//! u64 for any input.
 
 use super::json_fields::JsonFields;
 use super::mla::mla;
@@ -17,7 +17,7 @@ pub(super) const VOCAB_LIMIT: u64 = 1 << 24;
 pub(super) const LAYER_LIMIT: u64 = 1 << 12;
 const POSITION_LIMIT: u64 = 1 << 24;
 
-/// Channels of a head that the layout of the KV pool keeps together.
+/// Granularity of the number of channels per head in the layout of the KV pool.
 const HEAD_UNIT: usize = 16;
 
 pub(super) fn config(
@@ -93,7 +93,7 @@ fn architecture(fields: &JsonFields) -> Result<ModelArchitecture, ModelConfigErr
     })
 }
 
-/// Fields that change the arithmetic in ways nobody here computes.
+/// Rejects unsupported fields that change the arithmetic.
 fn refuse_unsupported(
     fields: &JsonFields,
     architecture: ModelArchitecture,
@@ -118,7 +118,7 @@ fn refuse_unsupported(
     Ok(())
 }
 
-/// Sliding windows: a window counts as active exactly where transformers would apply it.
+/// Rejects sliding windows. A window is active exactly where transformers applies it.
 fn refuse_windows(
     fields: &JsonFields,
     architecture: ModelArchitecture,
@@ -156,7 +156,7 @@ fn refuse_windows(
     Ok(())
 }
 
-/// Query heads, KV heads, channels per head.
+/// Reads the number of query heads, of KV heads, and of channels per head.
 fn heads(fields: &JsonFields, hidden: usize) -> Result<(usize, usize, usize), ModelConfigError> {
     let heads = fields.size("num_attention_heads", WIDTH_LIMIT)?;
     let kv_heads = fields.size_or_none("num_key_value_heads", WIDTH_LIMIT)?.unwrap_or(heads);
@@ -178,7 +178,7 @@ fn heads(fields: &JsonFields, hidden: usize) -> Result<(usize, usize, usize), Mo
     Ok((heads, kv_heads, head_dim))
 }
 
-/// The same of latent attention: every head has a key and a value of its own.
+/// Reads the number of heads and of channels per head for MLA, where every query head has a key and a value.
 fn mla_heads(
     fields: &JsonFields,
     latent: &MlaConfig,
@@ -193,7 +193,7 @@ fn mla_heads(
     Ok((heads, heads, latent.qk_nope_head_dim + latent.qk_rope_head_dim))
 }
 
-/// Layers that predict further tokens.
+/// Reads the number of MTP modules.
 fn mtp_layers(
     fields: &JsonFields,
     architecture: ModelArchitecture,
@@ -209,7 +209,8 @@ fn mtp_layers(
     }
 }
 
-/// `dtype` (new) or `torch_dtype` (old); weights are cast, so this is a default and no promise.
+/// Reads `dtype` (new) or `torch_dtype` (old). It is a default: weights are cast to the dtype of the
+/// computation.
 fn dtype(fields: &JsonFields) -> Result<Option<CheckpointDType>, ModelConfigError> {
     let field = if fields.value("dtype").is_some() { "dtype" } else { "torch_dtype" };
     match fields.text(field)? {

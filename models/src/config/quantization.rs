@@ -1,26 +1,26 @@
-//! How a checkpoint's linear layers are quantised: `quantization_config`, in the dialects of two families of
-//! files. What is stored decides which layers are; the configuration says with which scales.
+//! Quantisation of linear layers: `quantization_config` of two families of checkpoints. The stored dtype
+//! decides whether a layer is quantised; the configuration defines the scales.
 
 use super::ModelConfigError;
 use super::json_fields::JsonFields;
 use regex::Regex;
 
-/// Rows and columns that share a scale in block-quantised files.
+/// Number of rows and columns per scale in block-quantised checkpoints.
 const BLOCK: usize = 128;
 
-/// fp8 e4m3 weights with scales; inputs are quantised as they come.
+/// FP8 e4m3 weights with scales; activations are quantised dynamically.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuantizationConfig {
-    /// Which weights share a scale.
+    /// Weights per scale.
     pub scales: ScaleGrid,
-    /// What a scale's name adds to the name of its layer.
+    /// Suffix that turns the name of a weight into the name of its scales.
     pub suffix: &'static str,
-    /// Modules that are not quantised, as the file lists them.
+    /// Modules that are not quantised, as listed in the file.
     pub ignored: Vec<IgnoredModule>,
 }
 
-/// Modules that are not quantised: by name, or, as `re:` says, by a pattern that the name begins with (what
-/// Python calls a match).
+/// Module that is not quantised: a name, or, after `re:`, a regular expression that must match the beginning
+/// of the name (as Python's `re.match`).
 #[derive(Debug, Clone)]
 pub struct IgnoredModule {
     entry: String,
@@ -28,15 +28,15 @@ pub struct IgnoredModule {
 }
 
 impl IgnoredModule {
-    /// Reads an entry of such a list.
+    /// Parses an entry of the list.
     ///
-    /// Errors: the pattern is none, or looks around, which is not computed here.
+    /// Errors: the regular expression is invalid or uses look-around, which is not supported.
     pub fn new(entry: &str) -> Result<Self, regex::Error> {
         let pattern = entry.strip_prefix("re:").map(|p| Regex::new(&format!("^(?:{p})")));
         Ok(Self { entry: entry.to_owned(), pattern: pattern.transpose()? })
     }
 
-    /// Whether it names the module `name`, what is around it, or what ends as it does.
+    /// Whether the entry is the module `name`, a parent of it, or a suffix of it.
     fn names(&self, name: &str) -> bool {
         match &self.pattern {
             Some(pattern) => pattern.is_match(name),
@@ -57,17 +57,17 @@ impl PartialEq for IgnoredModule {
 
 impl Eq for IgnoredModule {}
 
-/// Which weights of a linear layer share a scale.
+/// Weights of a linear layer that share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScaleGrid {
-    /// Blocks of 128 × 128; an input has a scale for every 128 channels of a token.
+    /// Blocks of 128 × 128 weights; activations have a scale per token and 128 channels.
     Blocks,
-    /// One output; an input has a scale for a token.
+    /// One output channel; activations have a scale per token.
     Channels,
 }
 
 impl ScaleGrid {
-    /// Outputs and inputs that share a scale in a layer of so many inputs.
+    /// Number of outputs and of inputs per scale, in a layer of `inputs` inputs.
     #[must_use]
     pub fn each(self, inputs: usize) -> [usize; 2] {
         match self {
@@ -78,7 +78,7 @@ impl ScaleGrid {
 }
 
 impl QuantizationConfig {
-    /// Reads `quantization_config`, or refuses what is not computed here.
+    /// Reads `quantization_config`; rejects unsupported formats.
     pub(super) fn read(fields: &JsonFields) -> Result<Option<Self>, ModelConfigError> {
         if fields.value("compression_config").is_some() {
             return Err(fields.unsupported("compression_config", "only quantization_config is"));
@@ -92,7 +92,7 @@ impl QuantizationConfig {
         }
     }
 
-    /// Whether the layer `name` (a module, without `.weight`) is to stay as it is.
+    /// Whether the layer `name` (a module, without `.weight`) is excluded from quantisation.
     #[must_use]
     pub fn ignores(&self, name: &str) -> bool {
         self.ignored.iter().any(|ignored| ignored.names(name))
@@ -167,7 +167,7 @@ fn compressed_tensors(object: &JsonFields) -> Result<QuantizationConfig, ModelCo
     Ok(QuantizationConfig { scales, suffix: "_scale", ignored: list(object, "ignore")? })
 }
 
-/// A text that, if it is there, must be one of those.
+/// Rejects a text field that is present with a value other than `texts`.
 fn expect(fields: &JsonFields, field: &str, texts: &[&str]) -> Result<(), ModelConfigError> {
     match fields.text(field)? {
         Some(text) if !texts.contains(&text) => {

@@ -1,61 +1,61 @@
-//! Rotary embedding settings, from `rope_parameters` (new) or `rope_theta` + `rope_scaling` (old).
+//! RoPE settings, from `rope_parameters` (new) or `rope_theta` + `rope_scaling` (old).
 //!
-//! Both forms are read as a map, so a type written as `type` or as `rope_type` is never lost.
-//! Refused: dynamic and longrope, partial rotation, and one set of parameters per layer type.
+//! Both forms are read as a map, so the type may be written as `type` or as `rope_type`.
+//! Rejected: dynamic and longrope scaling, partial rotation, and parameters per layer type.
 
 use super::ModelConfigError;
 use super::json_fields::JsonFields;
 
-/// How positions rotate queries and keys.
+/// Rotary embedding of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeConfig {
-    /// Base of the wavelengths.
+    /// Base of the frequencies.
     pub theta: f64,
-    /// What is done to reach contexts longer than those of the first training.
+    /// Scaling to contexts longer than those of the original training.
     pub scaling: RopeScaling,
 }
 
 /// Changes to the rotation frequencies `f`, with wavelength `w = 2π / f`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RopeScaling {
-    /// None.
+    /// No scaling.
     Default,
-    /// `f / factor`.
+    /// All frequencies are `f / factor`.
     Linear {
         /// Divisor of every frequency.
         factor: f64,
     },
-    /// Long waves are divided, short ones kept, those between are blended.
+    /// Long wavelengths are scaled, short ones are unchanged, and those between are interpolated.
     Llama3 {
-        /// Divisor of the long waves.
+        /// Divisor of the frequencies of long wavelengths.
         factor: f64,
-        /// Waves longer than `original / low` are long.
+        /// Wavelengths above `original_positions / low_freq_factor` are long.
         low_freq_factor: f64,
-        /// Waves shorter than `original / high` are short.
+        /// Wavelengths below `original_positions / high_freq_factor` are short.
         high_freq_factor: f64,
-        /// Context length of the first training.
+        /// Context length of the original training.
         original_positions: f64,
     },
-    /// A ramp over channels from kept to divided, and a factor on cosine and sine.
+    /// A ramp over channels from unchanged to scaled frequencies, and a factor on cosine and sine.
     Yarn {
-        /// Divisor of the slow channels.
+        /// Divisor of low frequencies.
         factor: f64,
-        /// Rotations over the original context above which a channel is kept.
+        /// Number of rotations over the original context above which a channel is unchanged.
         beta_fast: f64,
-        /// Rotations below which a channel is divided.
+        /// Number of rotations over the original context below which a channel is scaled.
         beta_slow: f64,
-        /// Context length of the first training.
+        /// Context length of the original training.
         original_positions: f64,
         /// Factor on cosine and sine.
         attention_factor: f64,
-        /// Factor that latent attention multiplies its scores by, twice.
+        /// Factor from `mscale_all_dim`; MLA multiplies its softmax scale by the square.
         all_dim_gain: f64,
         /// Whether the ends of the ramp are rounded to whole channels.
         truncate: bool,
     },
 }
 
-/// The value transformers assumes when a file gives none.
+/// Default base, as in transformers.
 const DEFAULT_THETA: f64 = 10_000.0;
 
 impl RopeConfig {
@@ -146,7 +146,7 @@ fn refuse_partial(fields: &JsonFields) -> Result<(), ModelConfigError> {
     }
 }
 
-/// `original_max_position_embeddings`, which some files keep outside the map.
+/// Reads `original_max_position_embeddings`, which some files have outside of the map.
 fn original_positions(
     fields: &JsonFields,
     map: &JsonFields,

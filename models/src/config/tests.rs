@@ -1,4 +1,4 @@
-//! Configurations as published, and every way to break one.
+//! Tests with published configurations, and with invalid variants of them.
 #![allow(clippy::needless_pass_by_value)] // Tables of values read better without borrows.
 
 use super::*;
@@ -77,7 +77,7 @@ fn context_max_follows_rope_scaling() {
     let longest =
         |scaling| parse(&with(qwen3(), json!({"rope_scaling": scaling}))).unwrap().context_max();
     assert_eq!(longest(Value::Null), 40_960);
-    // As Qwen3's card tells users to write it: the file's own length is not changed.
+    // As in Qwen3's model card: `max_position_embeddings` is not changed.
     let yarn =
         json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
     assert_eq!(longest(yarn), 131_072);

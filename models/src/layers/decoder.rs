@@ -1,4 +1,4 @@
-//! What all decoders share: embedding, layers, final norm, head.
+//! Common parts of all decoders: embedding, layers, final norm, LM head.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
 };
 use ops::Tensor;
 
-/// A stack of layers of one architecture.
+/// Decoder with layers of one architecture.
 #[derive(Debug)]
 pub(crate) struct DecoderModel<L> {
     embed: Arc<VocabParallelEmbedding>,
@@ -19,9 +19,9 @@ pub(crate) struct DecoderModel<L> {
     lm_head: LmHead,
 }
 
-/// One layer: what an architecture file defines.
+/// Decoder layer, as defined by an architecture file.
 pub(crate) trait DecoderLayer: Sized {
-    /// Layer `i`, whose weights are under `w`.
+    /// Loads layer `i` with the weights under `w`.
     fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -29,7 +29,8 @@ pub(crate) trait DecoderLayer: Sized {
         i: usize,
     ) -> Result<Self, ModelLoadError>;
 
-    /// Updates the residual stream `[T, H]`. With `asked`, i32 `[n]`, it is of those tokens alone behind the layer's attention.
+    /// Updates the residual stream `[T, H]`. After attention, the stream contains only the tokens `asked`,
+    /// i32 `[n]`, if given.
     fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -37,7 +38,7 @@ pub(crate) trait DecoderLayer: Sized {
         asked: Option<&Tensor>,
     ) -> Result<(), ForwardError>;
 
-    /// Keeps of the stream `[T, H]` what later tokens attend to; behind this it is of no meaning.
+    /// Writes the KV of the stream `[T, H]` for later tokens; the stream is undefined afterwards.
     fn write_kv_only(
         &self,
         f: &ForwardContext<'_>,

@@ -1,29 +1,29 @@
-//! Token embedding and head, split over `f.tp` by rows of the vocabulary, and one matrix if tied.
+//! Token embedding and LM head, split over `f.tp` by rows of the vocabulary; one matrix if tied.
 
 use crate::weight_table::{EMBEDDING, HEAD};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::{DType, EmbeddingTable, PackedLinear, Tensor};
 
-/// Token ids to rows of a table; a rank gives zeros for ids it does not hold.
+/// Vocab-parallel embedding: a rank gives zeros for ids outside of its shard.
 #[derive(Debug)]
 pub(crate) struct VocabParallelEmbedding(EmbeddingTable);
 
-/// Hidden states to logits.
+/// Vocab-parallel LM head.
 #[derive(Debug)]
 pub(crate) struct LmHead {
-    /// This rank's rows of the vocabulary, and the zero rows that fill its share.
+    /// Vocabulary rows of this rank, followed by zero rows as padding.
     head: PackedLinear,
     vocab: usize,
 }
 
 impl VocabParallelEmbedding {
-    /// The matrix `name` of `vocab` rows.
+    /// Loads the matrix `name` of `vocab` rows.
     pub(crate) fn load(w: &Weights<'_>, name: &str, vocab: usize) -> Result<Self, ModelLoadError> {
         let (rows, _) = w.ranks().vocab(vocab);
         Ok(Self(EmbeddingTable::from_rows(w.vocab_rows(name)?, rows.start)))
     }
 
-    /// `[T]` to `[T, H]`.
+    /// Embeds token ids `[T]` to `[T, H]`.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -36,7 +36,7 @@ impl VocabParallelEmbedding {
 }
 
 impl LmHead {
-    /// Embedding and head. A tied matrix is held once, packed as the head wants it.
+    /// Loads embedding and LM head. Tied weights are stored once, packed for the head.
     pub(crate) fn load_with_embedding(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -51,12 +51,12 @@ impl LmHead {
         Ok((embedding, Self::load(w, HEAD, config.vocab)?))
     }
 
-    /// The matrix `name` of `vocab` rows.
+    /// Loads the matrix `name` of `vocab` rows.
     pub(crate) fn load(w: &Weights<'_>, name: &str, vocab: usize) -> Result<Self, ModelLoadError> {
         Ok(Self { head: w.vocab_linear(name)?, vocab })
     }
 
-    /// `hidden [n, H]` to the logits f32 `[n, V of this rank]`. On the last ranks columns of padding follow, see
+    /// Logits f32 `[n, V of this rank]` of `hidden [n, H]`. On the last ranks, columns of padding follow; see
     /// `ParallelRanks::vocab_shard`.
     pub(crate) fn shard_logits(
         &self,
@@ -66,8 +66,8 @@ impl LmHead {
         Ok(f.ops.linear_f32(hidden, &self.head)?)
     }
 
-    /// The logits f32 `[n, V]`, the same on all ranks. Those of padding are left out, so no id without a meaning can
-    /// win.
+    /// Logits f32 `[n, V]`, equal on all ranks. Columns of padding are dropped, so that no invalid id can be
+    /// sampled.
     pub(crate) fn full_logits(
         &self,
         f: &ForwardContext<'_>,

@@ -1,16 +1,19 @@
-//! How tokens come to experts that lie whole on other ranks of `f.dp`, and back what these make of them.
+//! Expert parallel across `f.dp`: exchange of tokens with the ranks of their experts, and return of the
+//! results.
 
 use crate::{ExpertExchange, ForwardContext, ForwardError};
 use ops::{DType, ExpertParallelLayout, ExpertRouting, PackedExperts, Tensor};
 
-/// Share of the ranks that a token goes to, up to which tokens are sent to these alone. With a share of 1 both ways move the same bytes;
-/// sorting tokens and telling counts is worth it from an eighth less on.
+/// Largest share of ranks per token for which the all-to-all is used. At a share of 1 both exchanges move
+/// equally many bytes; the all-to-all also sorts tokens and exchanges counts, which pays off from 7/8 on.
 const ALL_TO_ALL_MAX_SHARE: f64 = 7.0 / 8.0;
 
-/// `Σ weight_e · expert_e(h)` over a token's experts on all ranks of `f.dp`, each of which holds some: `h`, result `[T, H]`.
+/// `Σ weight_e · expert_e(h)` over a token's experts on all ranks of `f.dp`, each of which has some experts:
+/// `h`, result `[T, H]`.
 ///
-/// Both ways add in f32 in the order of ranks, from zero on: the same bits, but for what a GPU's library adds in an order of its own, and in bf16
-/// on a GPU for the kernels of other numbers of rows.
+/// Both exchanges add in f32 in rank order, starting with zero, and give the same bits, with two exceptions:
+/// a GPU's collective library adds in an order of its own, and in bf16 on a GPU the kernel depends on the
+/// number of rows.
 pub(super) fn expert_parallel_mlp(
     f: &ForwardContext<'_>,
     h: &Tensor,
@@ -24,7 +27,7 @@ pub(super) fn expert_parallel_mlp(
     }
 }
 
-/// Whether tokens are sent to the ranks that hold their experts. Of what all ranks know alone: they do the same.
+/// Whether the all-to-all is used. The result depends on values that are equal on all ranks only.
 fn uses_all_to_all(f: &ForwardContext<'_>, top_k: usize, each: usize) -> bool {
     match f.expert_exchange {
         ExpertExchange::AllGather => false,
@@ -35,14 +38,15 @@ fn uses_all_to_all(f: &ForwardContext<'_>, top_k: usize, each: usize) -> bool {
     }
 }
 
-/// The share of tokens that choose one of `each` experts, if they choose `top_k` of `all` without preference.
+/// Expected share of tokens that are routed to at least one of `each` experts, for uniform routing to `top_k`
+/// of `all` experts.
 fn share(top_k: usize, each: usize, all: usize) -> f64 {
     let misses = |i: usize| (all - each).saturating_sub(i) as f64 / (all - i).max(1) as f64;
     1.0 - (0..top_k.min(all)).map(misses).product::<f64>()
 }
 
-/// Each rank computes its own experts on everybody's rows, and every row's sum goes back to where it came from. Rows that nobody brings choose no
-/// expert, which costs nothing.
+/// Gathers the rows of all ranks, computes this rank's experts on them, and reduce-scatters the results.
+/// Padding rows have no experts and cost nothing.
 fn all_gather_experts(
     f: &ForwardContext<'_>,
     h: &Tensor,
@@ -62,8 +66,8 @@ fn all_gather_experts(
     Ok(y)
 }
 
-/// Each rank gets the rows that choose an expert of its own, once each, computes those, and returns what they make of a row to where it came from.
-/// Memory is that of `gather`, whatever routers choose.
+/// Sends each row once to every rank that has one of its experts, computes the received rows, and returns the
+/// results. Memory use is that of `all_gather_experts`, independent of routing.
 fn all_to_all_experts(
     f: &ForwardContext<'_>,
     h: &Tensor,

@@ -1,10 +1,10 @@
-//! What a layer of a family with experts has after its attention.
+//! Feed-forward part of a layer, in model families with experts.
 
 use super::{GatedMlp, MoeMlp, ResidualStream, RmsNormLayer};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
-/// `x += mlp(norm(x))`, by the layer's number.
+/// `x += mlp(norm(x))` with a dense MLP or experts, by layer.
 #[derive(Debug)]
 pub(crate) enum FeedForward {
     Dense(GatedMlp),
@@ -12,7 +12,7 @@ pub(crate) enum FeedForward {
 }
 
 impl FeedForward {
-    /// Of layer `i`.
+    /// Loads the feed-forward part of layer `i`.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -24,7 +24,7 @@ impl FeedForward {
         })
     }
 
-    /// The stream is of the tokens `asked`, i32 `[T]`, or of all.
+    /// Updates the stream, which contains the tokens `asked`, i32 `[T]`, or all tokens.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,

@@ -1,4 +1,4 @@
-//! Causal attention over the paged KV cache.
+//! Causal grouped-query attention (GQA) over the paged KV cache.
 
 use super::{
     ColumnParallelLinear, ResidualStream, RmsNormLayer, RotaryEmbedding, RowParallelLinear,
@@ -6,34 +6,34 @@ use super::{
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::{AttentionShape, DType, QkRopeWeights, Tensor};
 
-/// `x += o(softmax(rope(norm q) · rope(norm k)ᵀ / √D) · v)` of the normed stream; `norm` is that of queries
-/// and keys, if the model has one.
+/// `x += o(softmax(rope(norm q) · rope(norm k)ᵀ / √D) · v)` of the normed stream; the inner `norm` is the QK
+/// norm, if the model has one.
 #[derive(Debug)]
 pub(crate) struct GqaAttention {
     qkv: ColumnParallelLinear,
     heads: GqaHeads,
 }
 
-/// Attention behind its projections `[T, (N + 2 K) D]`.
+/// Attention after the QKV projection `[T, (N + 2 K) D]`.
 #[derive(Debug)]
 pub(crate) struct GqaHeads {
     norm: Option<QkNorm>,
     rope: RotaryEmbedding,
     shape: AttentionShape,
-    /// What stored keys and values are divided by. The scores are multiplied by the one again, the output
-    /// projection holds the other.
+    /// Divisors of stored keys and values. The softmax scale includes the divisor of keys, the output
+    /// projection that of values.
     kv_scales: [f32; 2],
     out: RowParallelLinear,
 }
 
-/// What queries, keys and values are made by, in the order in which they lie.
+/// QKV projections, in the order in which they are stacked.
 pub(crate) const PROJECTIONS: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
 
-/// Names under which files store the factors of quantised keys and values.
+/// Names under which checkpoints store the scales of a quantised KV cache.
 const CACHE_SCALES: [[&str; 3]; 2] =
     [["k_proj.k_scale", "attn.k_scale", "k_scale"], ["v_proj.v_scale", "attn.v_scale", "v_scale"]];
 
-/// Norms of queries and keys, per head.
+/// RMS norms of queries and keys, per head.
 #[derive(Debug)]
 pub(crate) struct QkNorm {
     q: Tensor, // [D]
@@ -48,7 +48,7 @@ impl QkNorm {
 }
 
 impl GqaAttention {
-    /// `layer` is the layer of the KV pool.
+    /// Loads the attention of a layer; `layer` is the index in the KV pool.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -60,7 +60,7 @@ impl GqaAttention {
         Ok(Self { qkv, heads: GqaHeads::load(config, w, norm, rope, layer)? })
     }
 
-    /// With `asked`, i32 `[n]`, the stream is of those tokens alone from here on.
+    /// Updates the stream; afterwards it contains only the tokens `asked`, i32 `[n]`, if given.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -80,7 +80,7 @@ impl GqaAttention {
 }
 
 impl GqaHeads {
-    /// `layer` is the layer of the KV pool.
+    /// Loads norm, RoPE, shape and output projection; `layer` is the index in the KV pool.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -107,7 +107,7 @@ impl GqaHeads {
         })
     }
 
-    /// Attention of a layer that has nothing of a request's first token, which nobody sees and where nobody asks.
+    /// Attention of a draft model, which has no KV at position 0: attention starts at position 1.
     pub(crate) fn forward_skipping_first(
         &self,
         f: &ForwardContext<'_>,
@@ -119,7 +119,7 @@ impl GqaHeads {
         self.out.add_to(f, x, &o) // [T, H]; all-reduced over f.tp
     }
 
-    /// Keeps keys and values for later tokens, and returns the queries `[T, N D]`.
+    /// Writes keys and values to the KV cache and returns the queries `[T, N D]`.
     pub(crate) fn write_kv(
         &self,
         f: &ForwardContext<'_>,

@@ -4,16 +4,16 @@ use super::{ResidualStream, RmsNormLayer};
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
 use ops::{GatedActivation, PackedLinear, Tensor};
 
-/// `W x + b` where each rank holds some of the outputs; nothing is exchanged.
+/// Column-parallel linear layer `W x + b`: each rank has a part of the outputs; no communication.
 #[derive(Debug)]
 pub(crate) struct ColumnParallelLinear(PackedLinear);
 
-/// `W x + b` where each rank holds some of the inputs; the products are summed over ranks.
+/// Row-parallel linear layer `W x + b`: each rank has a part of the inputs; the products are all-reduced.
 #[derive(Debug)]
 pub(crate) struct RowParallelLinear(PackedLinear);
 
 impl ColumnParallelLinear {
-    /// The projections `names`, stacked: one product instead of several.
+    /// Loads the projections `names`, stacked into one GEMM.
     pub(crate) fn load(
         w: &Weights<'_>,
         names: &[&str],
@@ -22,7 +22,7 @@ impl ColumnParallelLinear {
         Ok(Self(w.linear(names, bias)?))
     }
 
-    /// `norm(x) Wᵀ + b`: the stream `[T, inputs]` to `[T, outputs of this rank]`.
+    /// `norm(x) Wᵀ + b`: from the stream `[T, inputs]` to `[T, outputs of this rank]`.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -32,7 +32,8 @@ impl ColumnParallelLinear {
         x.normed_linear(f, norm, &self.0)
     }
 
-    /// `silu(gate) · up` of the same, gate rows first, as the input of `down`: `[T, outputs of this rank / 2]`.
+    /// `silu(gate) · up` of `norm(x) Wᵀ + b`, gate rows first, as the input of `down`: see
+    /// [`GatedActivation`].
     pub(crate) fn forward_gated(
         &self,
         f: &ForwardContext<'_>,
@@ -49,7 +50,7 @@ impl RowParallelLinear {
         Self::load_scaled(w, name, bias, 1.0)
     }
 
-    /// `factor W x + b`
+    /// Loads a layer that computes `factor W x + b`.
     pub(crate) fn load_scaled(
         w: &Weights<'_>,
         name: &str,
@@ -59,7 +60,7 @@ impl RowParallelLinear {
         Ok(Self(w.linear_scaled(name, bias, factor)?))
     }
 
-    /// `x += W h + b`: `h [T, inputs of this rank]`, the stream `[T, outputs]` is the same on all ranks.
+    /// `x += W h + b`: `h [T, inputs of this rank]`; the stream `[T, outputs]` is equal on all ranks.
     pub(crate) fn add_to(
         &self,
         f: &ForwardContext<'_>,
@@ -69,7 +70,7 @@ impl RowParallelLinear {
         x.add_linear(f, h, &self.0)
     }
 
-    /// `x += W (silu(gate) · up) + b`: `h [T, inputs of this rank]`.
+    /// `x += W (silu(gate) · up) + b` with the activation `h` of this rank.
     pub(crate) fn add_gated_to(
         &self,
         f: &ForwardContext<'_>,

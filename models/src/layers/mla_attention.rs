@@ -1,12 +1,15 @@
-//! Causal attention over one latent row per token (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+//! Causal multi-head latent attention (MLA) over compressed KV, one row per token (DeepSeek-V2, arXiv
+//! 2405.04434, section 2.1).
 
 use super::{ResidualStream, RmsNormLayer, RotaryEmbedding, RowParallelLinear};
 use crate::config::{MlaConfig, RopeScaling};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::{AttentionShape, MlaWeights, PackedLinear, PackedMlaHeads, Tensor};
 
-/// `x += o(softmax(q · kᵀ · scale) · v)` of the normed stream `h`. Every token keeps `[norm(c) | rope(k_pe)]` of `[c | k_pe] = kv_a h`;
-/// a head's key is `[W_k c | k_pe]`, its value `W_v c`. Ranks share the row and split the heads.
+/// `x += o(softmax(q · kᵀ · scale) · v)` of the normed stream `h`. The cache row of a token is
+/// `[norm(c) | rope(k_pe)]`, with `[c | k_pe] = kv_a h`; the key of a head is `[W_UK c | k_pe]`, its value
+/// `W_UV c`. All TP ranks have the same rows; heads are split over the ranks. `N` heads, `M`
+/// qk_nope_head_dim, `P` qk_rope_head_dim, `C` kv_lora_rank, `V` v_head_dim.
 #[derive(Debug)]
 pub(crate) struct MlaAttentionLayer {
     query: QueryProjection,
@@ -15,22 +18,22 @@ pub(crate) struct MlaAttentionLayer {
     heads: PackedMlaHeads,
     rope: RotaryEmbedding,
     shape: AttentionShape,
-    /// First position that is seen.
+    /// First position that is attended to.
     first: usize,
     out: RowParallelLinear,
 }
 
-/// Where queries come from.
+/// Query projection.
 #[derive(Debug)]
 enum QueryProjection {
-    /// `W h`
+    /// Computes `W h`.
     Direct(PackedLinear),
-    /// `W_b norm(W_a h)`
+    /// Computes `W_b norm(W_a h)`.
     LowRank { q_a_proj: PackedLinear, q_a_norm: RmsNormLayer, q_b_proj: PackedLinear },
 }
 
 impl MlaAttentionLayer {
-    /// `layer` is the layer of the KV pool.
+    /// Loads the attention of a layer; `layer` is the index in the KV pool.
     pub(crate) fn load(
         config: &ModelConfig,
         latent: &MlaConfig,
@@ -55,13 +58,13 @@ impl MlaAttentionLayer {
             heads: w.mla_heads("kv_b_proj", (latent.qk_nope_head_dim, latent.v_head_dim))?,
             rope: rope.clone(),
             shape: AttentionShape { heads, layer, scale: softmax_scale(config) },
-            // A draft layer has nothing of the first token: no hidden state comes before it.
+            // An MTP module has no KV at position 0, because no hidden state precedes the first token.
             first: usize::from(layer >= config.layers),
             out: RowParallelLinear::load(w, "o_proj", false)?,
         })
     }
 
-    /// With `asked`, i32 `[n]`, the stream is of those tokens alone from here on.
+    /// Updates the stream; afterwards it contains only the tokens `asked`, i32 `[n]`, if given.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -87,7 +90,7 @@ impl MlaAttentionLayer {
         self.out.add_to(f, x, &o) // [T or n, H]; all-reduced over f.tp
     }
 
-    /// Keeps what later tokens attend to.
+    /// Writes the compressed KV to the cache for later tokens.
     pub(crate) fn write_kv_only(
         &self,
         f: &ForwardContext<'_>,
@@ -109,8 +112,8 @@ impl MlaAttentionLayer {
     }
 }
 
-/// `(M + P)^-½`, times the square of what yarn says of all channels (transformers 5.23 `modeling_deepseek_v3.py`,
-/// `yarn_apply_mscale`).
+/// `(M + P)^-½`, times the square of YaRN's factor from `mscale_all_dim` (transformers 5.23
+/// `modeling_deepseek_v3.py`, `yarn_apply_mscale`).
 fn softmax_scale(config: &ModelConfig) -> f32 {
     let gain = match config.rope.scaling {
         RopeScaling::Yarn { all_dim_gain, .. } => all_dim_gain,

@@ -1,4 +1,4 @@
-//! The dense MLP of every supported family.
+//! Dense MLP of all supported families.
 
 use super::{ColumnParallelLinear, ResidualStream, RmsNormLayer, RowParallelLinear};
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
@@ -23,7 +23,7 @@ impl GatedMlp {
         x: &mut ResidualStream,
         norm: &RmsNormLayer,
     ) -> Result<(), ForwardError> {
-        let h = self.gate_up.forward_gated(f, x, norm, &self.down)?; // [T, I]
+        let h = self.gate_up.forward_gated(f, x, norm, &self.down)?; // [T, I] or [T, 2 I], see `GatedActivation`
         self.down.add_gated_to(f, x, &h) // [T, H]; all-reduced over f.tp
     }
 }

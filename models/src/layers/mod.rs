@@ -1,8 +1,8 @@
-//! Pieces that models are composed of. A piece knows its weights, its formula and its reduction over
-//! ranks; what it may see besides is in `&Forward`, its first argument.
+//! Layers that models are composed of. A layer has its weights, its formula and its collectives; all other
+//! inputs are in `&ForwardContext`, its first argument.
 //!
-//! Legend: T tokens, H hidden, D head size, N and K query and KV heads on this rank, I width of an MLP
-//! on this rank, V vocabulary, E experts, n rows asked for.
+//! Legend: T tokens, H hidden, D head size, N and K query and KV heads on this rank, I width of an MLP on
+//! this rank, V vocabulary, E experts, n rows with requested logits.
 
 mod decoder;
 mod embedding;

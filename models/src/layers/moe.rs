@@ -1,4 +1,4 @@
-//! A mixture of experts behind a router.
+//! Mixture of experts (MoE) with a router.
 
 use super::expert_exchange::expert_parallel_mlp;
 use super::{ResidualStream, RmsNormLayer};
@@ -8,23 +8,26 @@ use ops::{
     Ops, PackedExperts, PackedLinear, RouterRule, SecondaryStream, SharedExpertPlan, Tensor,
 };
 
-/// `x += Σ weight_e · expert_e(h) + shared(h)` over the `top_k` experts that the router's rule chooses by `router h`, `h = norm(x)`.
+/// `x += Σ weight_e · expert_e(h) + shared(h)` over the `top_k` experts that the router selects from
+/// `router h`, with `h = norm(x)`.
 ///
-/// Each rank holds a part of all experts, or some of them whole. Tokens are the same on all ranks of `f.tp`, so a
-/// sum over them completes what each has computed; ranks of `f.dp` first get each other's.
+/// Each rank has a part of all experts (tensor parallel), or some whole experts (expert parallel). All ranks
+/// of `f.tp` have the same tokens, so an all-reduce over `f.tp` completes the sum; ranks of `f.dp` exchange
+/// tokens first.
 ///
-/// Experts that all tokens share are such experts behind the others, of weight 1, in a rank that holds a part of all. Where experts are spread or
-/// placed they are an MLP of the token's own rank, which sends nobody a row for them.
+/// In tensor parallel, shared experts may be fused: they follow the routed experts, with weight 1. With
+/// expert parallel or an expert placement, shared experts are an MLP on the rank of the token, so that no
+/// rows are sent for them.
 #[derive(Debug)]
 pub(crate) struct MoeMlp {
     router: PackedLinear,
     rule: RouterRule,
     experts: PackedExperts,
-    /// What every token goes to, by itself.
+    /// Shared experts as separate MLPs.
     shared: Vec<SharedExpert>,
     top_k: usize,
     layer: usize,
-    /// Where copies of experts lie, if an operator has placed them.
+    /// Table of the copies of each expert, if there is an expert placement.
     placement: Option<Tensor>,
 }
 
@@ -51,7 +54,7 @@ impl MoeMlp {
         })
     }
 
-    /// The stream is of the tokens `asked`, i32 `[T]`, or of all.
+    /// Updates the stream, which contains the tokens `asked`, i32 `[T]`, or all tokens.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -90,7 +93,8 @@ impl MoeMlp {
         f.ops.plan_shared_experts(tokens, &self.experts, gate_up, f.dp.size() > 1)
     }
 
-    /// What the experts that tokens choose, and `shared` behind them, make of rows `h [T, H]` with the router's `logits [T, E]`.
+    /// Output of the routed experts, and of `shared` fused shared experts, for rows `h [T, H]` with router
+    /// logits `[T, E]`.
     fn routed_experts(
         &self,
         f: &ForwardContext<'_>,
@@ -98,7 +102,7 @@ impl MoeMlp {
         shared: usize,
         asked: Option<&Tensor>,
     ) -> Result<Tensor, ForwardError> {
-        // Steps that are asked about some tokens alone have no padding.
+        // Steps with logits for a part of the tokens have no padding.
         let slots = asked.is_none().then_some(&f.batch.slots);
         let counting = f.expert_load.map(|load| load.layer_counter(self.layer, slots));
         let of_token = (self.top_k, shared);
@@ -123,7 +127,7 @@ fn router_rule(config: &MoeConfig, w: &Weights<'_>) -> Result<RouterRule, ModelL
     Ok(RouterRule { score, bias, groups, normalise, scale })
 }
 
-/// What every token goes to: an expert, or several as one MLP. Each rank of `f.tp` holds a part of it.
+/// Shared expert, or several shared experts as one MLP, split over `f.tp`.
 #[derive(Debug)]
 struct SharedExpert {
     gate_up: PackedLinear,
@@ -136,13 +140,13 @@ impl SharedExpert {
         Ok(Self { gate_up, down: w.linear(&["down_proj"], false)? })
     }
 
-    /// Those that lie behind the experts that tokens choose.
+    /// Returns the shared experts that are fused after the routed experts.
     fn from_fused(experts: &PackedExperts) -> Vec<Self> {
         let linears = experts.shared_linears().unwrap_or_default();
         linears.into_iter().map(|[gate_up, down]| Self { gate_up, down }).collect()
     }
 
-    /// This rank's part of the sum: `h`, result `[T, H]`.
+    /// This rank's partial sum: `h`, result `[T, H]`.
     fn forward(&self, ops: &Ops, h: &Tensor) -> Result<Tensor, ForwardError> {
         let inner = ops.linear_silu_mul(h, &self.gate_up)?; // [T, I]
         Ok(ops.linear(&inner, &self.down)?)

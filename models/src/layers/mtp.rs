@@ -1,5 +1,5 @@
-//! Multi-token prediction (MTP, NextN): a layer after the last one that drafts one more token (DeepSeek-V3, arXiv
-//! 2412.19437, section 2.2).
+//! Multi-token prediction (MTP, NextN): a layer after the last one that predicts one more token (DeepSeek-V3,
+//! arXiv 2412.19437, section 2.2).
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use super::{DecoderLayer, ResidualStream, RmsNormLayer, RotaryEmbedding, VocabPa
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, MtpModel, Weights};
 use ops::{PackedLinear, Tensor};
 
-/// `norm(layer(W [norm_e(e); norm_h(h)]))` of a token's embedding `e` and the hidden state `h` of the token before it, both
-/// `[T, H]`. The head makes of it the logits of the token behind.
+/// `norm(layer(W [norm_e(e); norm_h(h)]))` of a token's embedding `e` and the hidden state `h` of the token
+/// before it, both `[T, H]`. The LM head turns the result into the logits of the next token.
 #[derive(Debug)]
 pub(crate) struct MtpModule<L> {
     embed: Arc<VocabParallelEmbedding>,
     embedding_norm: RmsNormLayer,
     hidden_norm: RmsNormLayer,
-    /// The columns of `W` that meet the embedding, and those that meet the hidden state.
+    /// Columns of `W` for the embedding, then columns for the hidden state.
     eh_proj: Vec<PackedLinear>,
     layer: L,
     norm: RmsNormLayer,
 }
 
 impl<L: DecoderLayer> MtpModule<L> {
-    /// Layer `i`, whose weights are under `w`.
+    /// Loads the module as layer `i`, with the weights under `w`.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,

@@ -1,4 +1,4 @@
-//! Root-mean-square norm with a weight.
+//! RMS norm with a weight.
 
 use crate::{ModelLoadError, Weights};
 use ops::{NormWeight, Tensor};

@@ -1,22 +1,22 @@
-//! The residual stream of a decoder: sums are left pending until the next norm, which adds and
-//! normalises in one pass; where the ranks have a way for it, their sum is part of that pass.
+//! Residual stream of a decoder. A delta stays pending until the next norm, which adds and normalises in one
+//! kernel; if the group supports it, the kernel includes the all-reduce.
 
 use super::RmsNormLayer;
 use crate::{ForwardContext, ForwardError};
 use ops::{GatedActivation, PackedLinear, Tensor};
 
-/// `x + pending`, `[T, H]`.
+/// Residual stream `x + pending`, `[T, H]`.
 #[derive(Debug)]
 pub(crate) struct ResidualStream {
     x: Tensor,
     pending: Option<PendingDelta>,
 }
 
-/// What is still to be added.
+/// Delta that has not been added yet.
 #[derive(Debug)]
 struct PendingDelta {
     delta: Tensor,
-    /// It is this rank's part alone: the sum over `f.tp` is to come.
+    /// Whether the delta is this rank's partial sum, to be all-reduced over `f.tp`.
     partial: bool,
 }
 
@@ -25,7 +25,7 @@ impl ResidualStream {
         Self { x, pending: None }
     }
 
-    /// `norm(x)`, leaving `x` as the stream.
+    /// Returns `norm(x)` after adding the pending delta to the stream.
     pub(crate) fn normed(
         &mut self,
         f: &ForwardContext<'_>,
@@ -44,7 +44,7 @@ impl ResidualStream {
         Ok(y)
     }
 
-    /// `norm(x) Wᵀ + bias`, leaving `x` as the stream.
+    /// Returns `norm(x) Wᵀ + bias` after adding the pending delta to the stream.
     pub(crate) fn normed_linear(
         &mut self,
         f: &ForwardContext<'_>,
@@ -63,7 +63,8 @@ impl ResidualStream {
         })
     }
 
-    /// `silu(gate) · up` of `norm(x) Wᵀ + bias`, gate rows first, as the input of `down`, leaving `x` as the stream.
+    /// Returns `silu(gate) · up` of `norm(x) Wᵀ + bias`, gate rows first, as the input of `down`, after
+    /// adding the pending delta to the stream.
     pub(crate) fn normed_gated(
         &mut self,
         f: &ForwardContext<'_>,
@@ -83,7 +84,7 @@ impl ResidualStream {
         })
     }
 
-    /// `x += h Wᵀ + bias`, summed over the ranks of `f.tp`.
+    /// Computes `x += h Wᵀ + bias`, summed over the ranks of `f.tp`.
     pub(crate) fn add_linear(
         &mut self,
         f: &ForwardContext<'_>,
@@ -98,7 +99,7 @@ impl ResidualStream {
         delta.map_or(Ok(()), |delta| self.add_partial(f, delta))
     }
 
-    /// `x += (silu(gate) · up) Wᵀ + bias`, summed over the ranks of `f.tp`.
+    /// Computes `x += (silu(gate) · up) Wᵀ + bias`, summed over the ranks of `f.tp`.
     pub(crate) fn add_gated_linear(
         &mut self,
         f: &ForwardContext<'_>,
@@ -113,8 +114,8 @@ impl ResidualStream {
         delta.map_or(Ok(()), |delta| self.add_partial(f, delta))
     }
 
-    /// `x += delta`, summed over the ranks of `f.tp`; every delta is followed by a norm before the next. Whoever
-    /// watches the stream sees whole sums.
+    /// Computes `x += delta`, summed over the ranks of `f.tp`; a norm must follow before the next delta. With
+    /// a probe, the sum is completed at once.
     pub(crate) fn add_partial(
         &mut self,
         f: &ForwardContext<'_>,
@@ -130,7 +131,7 @@ impl ResidualStream {
         Ok(())
     }
 
-    /// Forgets all rows but `rows`, i32 `[n]`: `[n, H]`.
+    /// Keeps only the rows `rows`, i32 `[n]`: `[n, H]`.
     pub(crate) fn retain_rows(
         &mut self,
         f: &ForwardContext<'_>,
@@ -141,7 +142,7 @@ impl ResidualStream {
         Ok(())
     }
 
-    /// Shows what enters layer `layer` to who drafts from it.
+    /// Passes the input of layer `layer` to the collector of auxiliary hidden states.
     pub(crate) fn collect_aux_state(
         &mut self,
         f: &ForwardContext<'_>,
@@ -159,13 +160,13 @@ impl ResidualStream {
         taps.collect(f, layer, &f.ops.add(&self.x, delta)?)
     }
 
-    /// The stream `[T, H]` as a norm left it.
+    /// Returns the stream `[T, H]`. A norm must have been the last operation.
     pub(crate) fn into_stream(self) -> Tensor {
         debug_assert!(self.pending.is_none(), "a norm adds what is pending");
         self.x
     }
 
-    /// Shows the stream after layer `layer` to whoever watches.
+    /// Passes the stream after layer `layer` to the probe.
     pub(crate) fn probe_layer(
         &self,
         f: &ForwardContext<'_>,

@@ -1,6 +1,6 @@
-//! Rotary embedding: frequencies from the configuration, tables of cosines and sines by position.
+//! Rotary embedding (RoPE): frequencies from the configuration, and tables of cosines and sines by position.
 //!
-//! All in f32, as transformers does it, so that angles far into a context agree to the last bits.
+//! Computed in f32, as in transformers, so that angles at large positions agree to the last bits.
 
 use crate::config::{RopeConfig, RopeScaling};
 use crate::{ModelConfig, ModelLoadError, Weights};
@@ -8,14 +8,14 @@ use ops::RopeTable;
 use std::f64::consts::TAU;
 use std::sync::Arc;
 
-/// Rotation by position, shared by all layers.
+/// RoPE tables, shared by all layers.
 #[derive(Debug, Clone)]
 pub(crate) struct RotaryEmbedding {
     pub(crate) table: Arc<RopeTable>,
 }
 
 impl RotaryEmbedding {
-    /// Tables for positions below `positions`.
+    /// Creates the tables for all positions that a request can reach.
     pub(crate) fn load(config: &ModelConfig, w: &Weights<'_>) -> Result<Self, ModelLoadError> {
         let half = config.rotary() / 2;
         let frequencies = frequencies(&config.rope, config.rotary());
@@ -34,7 +34,7 @@ impl RotaryEmbedding {
     }
 }
 
-/// Radians per position of each channel pair.
+/// Frequency of each channel pair, in radians per position.
 fn frequencies(rope: &RopeConfig, rotary: usize) -> Vec<f32> {
     let channels = (0..rotary).step_by(2);
     let plain = channels.map(|i| 1.0 / (rope.theta as f32).powf(i as f32 / rotary as f32));
@@ -66,7 +66,7 @@ fn frequencies(rope: &RopeConfig, rotary: usize) -> Vec<f32> {
     }
 }
 
-/// Long waves are divided, short ones kept, those between blended.
+/// Scales long wavelengths, keeps short ones, and interpolates between them.
 fn llama3(f: f32, factor: f32, low: f32, high: f32, original: f32) -> f32 {
     let wave = TAU as f32 / f;
     if wave < original / high {
@@ -101,7 +101,7 @@ mod tests {
             high_freq_factor: 4.0,
             original_positions: 128.0,
         });
-        // Waves of 6, 63, 628 and 6283 positions against limits of 32 and 128.
+        // Wavelengths of 6, 63, 628 and 6283 positions; the limits are 32 and 128.
         assert_eq!((llama[0], llama[2], llama[3]), (plain[0], plain[2] / 8.0, plain[3] / 8.0));
         assert!(plain[1] / 8.0 < llama[1] && llama[1] < plain[1]);
     }
